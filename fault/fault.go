@@ -1,0 +1,108 @@
+// Package fault describes bad input so that its author can mend it: what was
+// found, where, what was expected, and which edit would help.
+package fault
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Position is a place in a text file. Lines and columns count from 1; columns
+// count bytes, as compilers do. A zero line means the file as a whole.
+type Position struct {
+	File         string
+	Line, Column int
+}
+
+// At turns a byte offset into a position. An offset past the end of text is
+// the position just after its last byte.
+func At(file string, text []byte, offset int64) Position {
+	if offset > int64(len(text)) {
+		offset = int64(len(text))
+	}
+	before := string(text[:max(offset, 0)])
+	return Position{
+		File:   file,
+		Line:   1 + strings.Count(before, "\n"),
+		Column: len(before) - strings.LastIndexByte(before, '\n'),
+	}
+}
+
+func (p Position) String() string {
+	switch {
+	case p.File == "":
+		return ""
+	case p.Line == 0:
+		return p.File
+	default:
+		return fmt.Sprintf("%s:%d:%d", p.File, p.Line, p.Column)
+	}
+}
+
+// Input is bad input. The command line reports it with exit code 2.
+type Input struct {
+	Where Position // zero where the input is not a file (a flag, say)
+	What  string   // what was found and what was expected
+	Mend  string   // an edit that would mend it; may be empty
+	Err   error    // the cause; may be nil
+}
+
+// Error is one line "where: what: cause", and a hint line when there is one.
+func (e *Input) Error() string {
+	var b strings.Builder
+	if where := e.Where.String(); where != "" {
+		b.WriteString(where + ": ")
+	}
+	b.WriteString(e.What)
+	if e.Err != nil {
+		if e.What != "" {
+			b.WriteString(": ")
+		}
+		b.WriteString(e.Err.Error())
+	}
+	if e.Mend != "" {
+		b.WriteString("\n  hint: " + e.Mend)
+	}
+	return b.String()
+}
+
+func (e *Input) Unwrap() error { return e.Err }
+
+// Nearest is the candidate closest to name by edit distance, or "" when none
+// is close enough to be a likely slip of the pen.
+func Nearest(name string, candidates []string) string {
+	best, distance := "", 1+len(name)/3
+	for _, c := range candidates {
+		if d := editDistance(strings.ToLower(name), strings.ToLower(c), distance+1); d <= distance && (best == "" || d < distance) {
+			best, distance = c, d
+		}
+	}
+	return best
+}
+
+// editDistance is Levenshtein's distance; anything above limit may be
+// reported as limit.
+func editDistance(a, b string, limit int) int {
+	if abs(len(a)-len(b)) > limit {
+		return limit
+	}
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			substitute := diagonal
+			if a[i] != b[j] {
+				substitute++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(substitute, row[j]+1, diagonal+1)
+		}
+	}
+	return row[len(b)]
+}
+
+func abs(x int) int { return max(x, -x) }

@@ -1,0 +1,76 @@
+package ledger
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Bytes is a size or a difference of sizes. JSON carries it as an integer;
+// text shows it in binary units.
+type Bytes int64
+
+// Binary units.
+const (
+	KiB Bytes = 1 << 10
+	MiB Bytes = 1 << 20
+	GiB Bytes = 1 << 30
+	TiB Bytes = 1 << 40
+)
+
+// String shows at least three significant digits: "512 B", "12.0 KiB",
+// "6.44 GiB", "1.28 TiB".
+func (b Bytes) String() string {
+	magnitude := uint64(b)
+	if b < 0 {
+		magnitude = -magnitude
+	}
+	sign := ""
+	if b < 0 {
+		sign = "-"
+	}
+	if magnitude < 1024 {
+		return fmt.Sprintf("%s%d B", sign, magnitude)
+	}
+	value, unit := float64(magnitude)/1024, 0
+	// 1023.5 and up would print as "1024": it belongs to the next unit.
+	for value >= 1023.5 && unit < len(units)-1 {
+		value, unit = value/1024, unit+1
+	}
+	digits := 0
+	switch {
+	case value < 9.995:
+		digits = 2
+	case value < 99.95:
+		digits = 1
+	}
+	return sign + strconv.FormatFloat(value, 'f', digits, 64) + " " + units[unit]
+}
+
+// Exact is the size with every digit, in groups of three: "6,916,458,752 B".
+func (b Bytes) Exact() string { return Count(int64(b)) + " B" }
+
+// Signed is String with a sign in front of every number but zero.
+func (b Bytes) Signed() string {
+	if b > 0 {
+		return "+" + b.String()
+	}
+	return b.String()
+}
+
+var units = [...]string{"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
+
+// Count writes an integer in groups of three digits: "494,032,768".
+func Count(n int64) string {
+	s := strconv.FormatInt(n, 10)
+	sign := ""
+	if s[0] == '-' {
+		sign, s = "-", s[1:]
+	}
+	groups := []string{}
+	for len(s) > 3 {
+		groups = append([]string{s[len(s)-3:]}, groups...)
+		s = s[:len(s)-3]
+	}
+	return sign + strings.Join(append([]string{s}, groups...), ",")
+}
