@@ -1,0 +1,62 @@
+# Everything here needs Go, make and git, and installs the rest itself.
+
+GO ?= go
+BINARY := bin/plimsoll
+TOOL := $(GO) tool -modfile=tools.mod
+export CGO_ENABLED ?= 0
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: build ## Rehearse the optimizer of Qwen2.5-0.5B on this host
+	$(BINARY) rehearse --model qwen2.5-0.5b
+
+.PHONY: build
+build: ## Build bin/plimsoll
+	$(GO) build -trimpath -o $(BINARY) ./cmd/plimsoll
+
+.PHONY: test
+test: ## Run all tests
+	$(GO) test ./...
+	$(GO) test -tags purego ./optim/... ./engine/...
+
+.PHONY: race
+race: ## Run the tests under the race detector (needs a C compiler)
+	CGO_ENABLED=1 $(GO) test -race -short ./...
+
+.PHONY: lint
+lint: ## Check format, vet, staticcheck and generated files
+	@test -z "$$(gofmt -l .)" || { gofmt -d .; exit 1; }
+	$(GO) vet ./...
+	GOARCH=arm64 $(GO) vet ./...
+	$(GO) vet -tags purego ./...
+	$(TOOL) staticcheck ./...
+	$(GO) -C optim/kernel/_asm vet ./...
+	$(GO) mod tidy -diff
+	$(GO) mod verify
+
+.PHONY: generate
+generate: ## Write the assembly kernels again
+	$(GO) generate ./...
+
+.PHONY: bench
+bench: ## Run the kernel benchmarks
+	$(GO) test -run '^$$' -bench . ./optim/kernel
+
+FUZZTIME ?= 20s
+.PHONY: fuzz
+fuzz: ## Run every fuzz target for FUZZTIME (20s)
+	@for package in $$($(GO) list ./...); do \
+		for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz'); do \
+			echo "$$package $$target"; \
+			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$package || exit 1; \
+		done; \
+	done
+
+.PHONY: clean
+clean: ## Remove what was built
+	rm -rf bin

@@ -1,0 +1,143 @@
+// Package arena holds optimizer state in host memory of exactly the size it
+// needs. An arena is a named memfd: /proc/PID/smaps shows it by name, so that
+// it can be accounted for to the byte, and its file descriptor can be passed to
+// another process, so that no byte need be held twice.
+package arena
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"plimsoll/ledger"
+)
+
+// Pages is the kind of pages an arena asks for.
+type Pages uint8
+
+const (
+	// BasePages are the system's ordinary pages.
+	BasePages Pages = iota
+	// TransparentHugePages are ordinary pages that the kernel was asked to
+	// join into huge ones. They are granted where there is room.
+	TransparentHugePages
+	// HugetlbPages come from the host's reserved pool of 2 MiB pages. There
+	// must be enough of them: a missing page is a fatal signal on first touch.
+	HugetlbPages
+)
+
+func (p Pages) String() string {
+	return [...]string{"base pages", "transparent huge pages", "hugetlb pages"}[p]
+}
+
+// HugetlbSize is the size of a page of the hugetlb pool in use.
+const HugetlbSize = 2 * ledger.MiB
+
+// Size is the size of a page.
+func (p Pages) Size() ledger.Bytes {
+	if p == HugetlbPages {
+		return HugetlbSize
+	}
+	return ledger.Bytes(os.Getpagesize())
+}
+
+// Round is size rounded up to whole pages: what an arena of that size maps.
+func (p Pages) Round(size ledger.Bytes) ledger.Bytes {
+	page := p.Size()
+	return (size + page - 1) / page * page
+}
+
+// NamePrefix begins the name of every arena, so that its mappings can be found.
+const NamePrefix = "plimsoll/"
+
+// Arena is one mapping. Its memory is outside of the Go heap: slices of it must
+// not be used after Close.
+type Arena struct {
+	name  string
+	size  ledger.Bytes
+	file  *os.File
+	whole []byte
+}
+
+// New maps an arena of size bytes, untouched: a page belongs to the NUMA node
+// of the thread that first writes to it.
+func New(name string, size ledger.Bytes, pages Pages) (*Arena, error) {
+	if size <= 0 {
+		return nil, fmt.Errorf("arena %s: %d bytes", name, size)
+	}
+	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
+	if pages == HugetlbPages {
+		flags |= unix.MFD_HUGETLB | unix.MFD_HUGE_2MB
+	}
+	descriptor, err := unix.MemfdCreate(NamePrefix+name, flags)
+	if err != nil {
+		return nil, fmt.Errorf("arena %s: memfd_create: %w", name, err)
+	}
+	a := &Arena{name: name, size: size, file: os.NewFile(uintptr(descriptor), NamePrefix+name)}
+	if err := a.open(pages); err != nil {
+		return nil, errors.Join(fmt.Errorf("arena %s of %v: %w", name, size, err), a.Close())
+	}
+	return a, nil
+}
+
+func (a *Arena) open(pages Pages) error {
+	mapped := int64(pages.Round(a.size))
+	if err := a.file.Truncate(mapped); err != nil {
+		return fmt.Errorf("ftruncate: %w", err)
+	}
+	// The size is part of what clients rely on.
+	if _, err := unix.FcntlInt(a.file.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
+		return fmt.Errorf("sealing: %w", err)
+	}
+	whole, err := unix.Mmap(int(a.file.Fd()), 0, int(mapped), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("mmap: %w", err)
+	}
+	a.whole = whole
+	if pages == TransparentHugePages {
+		if err := unix.Madvise(whole, unix.MADV_HUGEPAGE); err != nil {
+			return fmt.Errorf("madvise(MADV_HUGEPAGE): %w", err)
+		}
+	}
+	return nil
+}
+
+// Name is the arena's name as it stands in /proc/PID/smaps after
+// "/memfd:plimsoll/".
+func (a *Arena) Name() string { return a.name }
+
+// Size is the number of bytes that were asked for.
+func (a *Arena) Size() ledger.Bytes { return a.size }
+
+// Mapped is the number of bytes that are mapped: whole pages.
+func (a *Arena) Mapped() ledger.Bytes { return ledger.Bytes(len(a.whole)) }
+
+// Bytes is the arena's memory, without the rest of the last page.
+func (a *Arena) Bytes() []byte { return a.whole[:a.size:a.size] }
+
+// Whole is the arena's memory to the end of the last page.
+func (a *Arena) Whole() []byte { return a.whole }
+
+// File is the memfd, to be passed to another process.
+func (a *Arena) File() *os.File { return a.file }
+
+// Close unmaps the arena and closes its file. The memory is given back when no
+// other process holds it.
+func (a *Arena) Close() error {
+	var err error
+	if a.whole != nil {
+		err = unix.Munmap(a.whole)
+		a.whole = nil
+	}
+	return errors.Join(err, a.file.Close())
+}
+
+// View is the arena as elements of type T. T must be a type without pointers.
+func View[T uint16 | float32 | float64](a *Arena) []T {
+	var t T
+	b := a.Bytes()
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(t)))
+}

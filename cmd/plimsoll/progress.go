@@ -1,0 +1,62 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"golang.org/x/term"
+
+	"plimsoll/rehearse"
+)
+
+// newProgress draws a bar on a terminal, and writes a line at the start and the
+// end of an activity anywhere else.
+func newProgress(terminal *os.File, stderr io.Writer) rehearse.Progress {
+	if stderr == terminal && term.IsTerminal(int(terminal.Fd())) {
+		return &bar{out: stderr}
+	}
+	return &lines{out: stderr}
+}
+
+type bar struct {
+	out io.Writer
+	bar *progressbar.ProgressBar
+}
+
+func (b *bar) Begin(activity string, parts int64) {
+	b.bar = progressbar.NewOptions64(parts,
+		progressbar.OptionSetWriter(b.out),
+		progressbar.OptionSetDescription(activity),
+		progressbar.OptionSetWidth(30),
+		progressbar.OptionShowBytes(parts > 1<<20),
+		progressbar.OptionUseIECUnits(true),
+		progressbar.OptionShowCount(),
+		progressbar.OptionThrottle(100*time.Millisecond),
+		progressbar.OptionClearOnFinish(),
+		progressbar.OptionSetRenderBlankState(true),
+	)
+}
+
+// A bar that cannot be drawn is no reason to stop.
+func (b *bar) Advance(parts int64) { _ = b.bar.Add64(parts) }
+func (b *bar) End()                { _ = b.bar.Finish() }
+
+type lines struct {
+	out      io.Writer
+	activity string
+	began    time.Time
+}
+
+func (l *lines) Begin(activity string, _ int64) {
+	l.activity, l.began = activity, time.Now()
+	fmt.Fprintf(l.out, "%s ...\n", activity)
+}
+
+func (l *lines) Advance(int64) {}
+
+func (l *lines) End() {
+	fmt.Fprintf(l.out, "%s: %.1f s\n", l.activity, time.Since(l.began).Seconds())
+}

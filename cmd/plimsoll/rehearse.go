@@ -1,0 +1,110 @@
+package main
+
+import (
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"plimsoll/host"
+	"plimsoll/model"
+	"plimsoll/rehearse"
+	"plimsoll/report"
+)
+
+func rehearseCommand() *cobra.Command {
+	var request rehearse.Request
+	var clip float64
+	var asJSON bool
+	command := &cobra.Command{
+		Use:   "rehearse --model NAME|PATH",
+		Short: "Run a real optimizer step on this host, without GPU or weights",
+		Long: `Rehearse holds the optimizer state of a model in this host's memory, at full
+size, and runs real optimizer steps over it with synthetic gradients. It shows
+whether the state fits, how many bytes a parameter it takes, how long a step
+takes, on which cores, and how near that is to what this memory can do.
+
+With --steps 0 nothing is allocated and only the plan is shown.`,
+		Example: `  plimsoll rehearse --model qwen2.5-0.5b
+  plimsoll rehearse --model path/to/config.json --deepspeed ds_config.json --ranks 2
+  plimsoll rehearse --model llama-3-70b --world-size 8 --steps 0 --json`,
+		Args: noArguments,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if c.Flags().Changed("clip") {
+				request.Clip = &clip
+			}
+			return runRehearsal(c, request, asJSON)
+		},
+	}
+	flags := command.Flags()
+	flags.SortFlags = false
+	flags.StringVar(&request.Model, "model", "", "catalog name, config.json or a folder with one, *.safetensors or its index")
+	flags.StringVar(&request.DeepSpeed, "deepspeed", "", "DeepSpeed configuration `file`")
+	flags.IntVar(&request.Ranks, "ranks", 1, "ranks on this host")
+	flags.IntVar(&request.WorldSize, "world-size", 0, "ranks of the whole job, of which --ranks run here (default: --ranks)")
+	flags.IntVar(&request.Steps, "steps", 10, "optimizer steps; 0 plans and allocates nothing")
+	flags.StringVar(&request.State, "state", "", "state `format`: split or fp32 (default: split for bf16, else fp32)")
+	flags.StringVar(&request.GradientType, "grad-dtype", "", "gradient `type`: bf16, fp16 or fp32 (default: that of the training)")
+	flags.Float64Var(&clip, "clip", 1, "clip gradients to this global norm, 0 for not at all (default: the recipe's, or 1)")
+	flags.IntVar(&request.Workers, "workers", 0, "workers of each rank (default: one for each of its cores)")
+	flags.BoolVar(&asJSON, "json", false, "print one JSON document")
+	flags.Lookup("clip").DefValue = ""
+	for flag, values := range map[string][]string{"state": {"split", "fp32"}, "grad-dtype": {"bf16", "fp16", "fp32"}} {
+		mustRegister(command, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+	}
+	mustRegister(command, "model", func(_ *cobra.Command, _ []string, start string) ([]string, cobra.ShellCompDirective) {
+		var names []string
+		for _, name := range model.Catalog() {
+			if strings.HasPrefix(name, start) {
+				names = append(names, name)
+			}
+		}
+		return names, cobra.ShellCompDirectiveDefault // files, too
+	})
+	return command
+}
+
+// mustRegister fails only when the flag does not exist.
+func mustRegister(c *cobra.Command, flag string, complete cobra.CompletionFunc) {
+	if err := c.RegisterFlagCompletionFunc(flag, complete); err != nil {
+		panic(err)
+	}
+}
+
+func runRehearsal(c *cobra.Command, request rehearse.Request, asJSON bool) error {
+	job, err := request.Resolve()
+	if err != nil {
+		return err
+	}
+	here, err := host.Local()
+	if err != nil {
+		return err
+	}
+	plan, err := rehearse.NewPlan(job, here)
+	if err != nil {
+		return err
+	}
+	verdict := plan.Verdict()
+	var measurement *rehearse.Measurement
+	if verdict.Fits && job.Steps > 0 {
+		progress := newProgress(os.Stderr, c.ErrOrStderr())
+		if measurement, err = plan.Run(c.Context(), progress); err != nil {
+			return err
+		}
+	}
+	document := report.NewRehearsal(c.Root().Version, plan, verdict, measurement)
+	write := document.WriteText
+	if asJSON {
+		write = document.WriteJSON
+	}
+	if err := write(c.OutOrStdout()); err != nil {
+		return err
+	}
+	switch {
+	case !verdict.Fits && job.Steps > 0:
+		return outcome(exitDoesNotFit)
+	case !document.WithinTolerance():
+		return outcome(exitDiffers)
+	}
+	return nil
+}

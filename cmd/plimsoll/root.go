@@ -1,0 +1,104 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+
+	"plimsoll/fault"
+)
+
+// Exit codes.
+const (
+	exitDone       = 0
+	exitInternal   = 1
+	exitInput      = 2 // bad usage or input
+	exitDoesNotFit = 3
+	exitDiffers    = 4 // measured differs from planned beyond the tolerance
+	exitInterrupt  = 130
+)
+
+// outcome ends a command that has already said all there is to say with an
+// exit code.
+type outcome int
+
+func (o outcome) Error() string { return fmt.Sprintf("exit code %d", int(o)) }
+
+// run is the whole program.
+func run(ctx context.Context, arguments []string, stdout, stderr io.Writer) int {
+	root := rootCommand()
+	root.SetArgs(arguments)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	code := exitCode(ctx, err)
+	var said outcome
+	if err != nil && !errors.As(err, &said) {
+		fmt.Fprintf(stderr, "plimsoll: %v\n", err)
+	}
+	return code
+}
+
+func exitCode(ctx context.Context, err error) int {
+	var input *fault.Input
+	var said outcome
+	switch {
+	case err == nil:
+		return exitDone
+	case errors.As(err, &said):
+		return int(said)
+	case ctx.Err() != nil:
+		return exitInterrupt
+	case errors.As(err, &input):
+		return exitInput
+	}
+	return exitInternal
+}
+
+func rootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "plimsoll",
+		Short:         "What offloaded optimizer state takes, byte by byte",
+		Long:          "Plimsoll says before a training run whether it fits, carries the optimizer state\non the host in the fewest bytes, and afterwards shows where every byte went.",
+		Version:       version(),
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args:          noArguments,
+		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return &fault.Input{Err: err, Mend: "see " + c.CommandPath() + " --help"}
+	})
+	root.AddCommand(rehearseCommand())
+	return root
+}
+
+// noArguments refuses arguments, and names the nearest command.
+func noArguments(c *cobra.Command, arguments []string) error {
+	if len(arguments) == 0 {
+		return nil
+	}
+	e := &fault.Input{What: fmt.Sprintf("%s takes no argument %q", c.CommandPath(), arguments[0]), Mend: "see " + c.CommandPath() + " --help"}
+	var names []string
+	for _, sub := range c.Commands() {
+		names = append(names, sub.Name())
+	}
+	if nearest := fault.Nearest(arguments[0], names); nearest != "" {
+		e.Mend = "did you mean " + c.CommandPath() + " " + nearest + "?"
+	}
+	return e
+}
+
+// version is the module's version where the binary was installed as one, and
+// the commit otherwise.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	return info.Main.Version
+}

@@ -1,0 +1,95 @@
+// Package engine runs optimizer steps over state in host memory: the norm of
+// all gradients, then unscale, clip, update and 16-bit output in one pass.
+//
+// The result is the same to the bit for any number of workers, any chunk size
+// and any binding: an update of an element does not depend on how the work is
+// split, and the norm adds up blocks of a fixed size in a fixed order. A step
+// allocates nothing.
+package engine
+
+import (
+	"math"
+	"time"
+
+	"plimsoll/optim"
+)
+
+// Engine is the optimizer of all ranks on this host.
+type Engine struct {
+	shards    []*Shard
+	optimizer optim.Adam
+	clip      float64
+	steps     int64
+}
+
+// New is an engine over the shards of all ranks, in rank order. A clip of 0
+// means that gradients are not clipped.
+func New(shards []*Shard, optimizer optim.Adam, clip float64) *Engine {
+	return &Engine{shards: shards, optimizer: optimizer, clip: clip}
+}
+
+// Result is what a step found and did.
+type Result struct {
+	// GradientNorm is the L2 norm of the unscaled gradients of all ranks.
+	GradientNorm float64
+	// NormTime and UpdateTime are what the two passes took.
+	NormTime, UpdateTime time.Duration
+	// Skipped says that a gradient was infinite or NaN. Such a step leaves
+	// every state and the step counter as they were.
+	Skipped bool
+}
+
+// Step updates all shards from the gradients in their arenas, which were
+// computed from a loss that was multiplied by lossScale.
+func (e *Engine) Step(lossScale float64) Result {
+	begin := time.Now()
+	norm := e.gradientNorm() / lossScale
+	result := Result{GradientNorm: norm, NormTime: time.Since(begin)}
+	if math.IsInf(norm, 0) || math.IsNaN(norm) {
+		result.Skipped = true
+		return result
+	}
+	begin = time.Now()
+	e.steps++
+	step := e.optimizer.Step(e.steps, optim.GradientScale(norm, lossScale, e.clip))
+	for _, s := range e.shards {
+		s.adam.Set(step)
+		s.start(s.config.Chunk, true, s.updateUnit)
+	}
+	e.wait()
+	result.UpdateTime = time.Since(begin)
+	return result
+}
+
+// gradientNorm is the norm of the gradients of all ranks as they lie in the
+// arenas.
+func (e *Engine) gradientNorm() float64 {
+	for _, s := range e.shards {
+		s.start(normBlock, true, s.normUnit)
+	}
+	e.wait()
+	sum := 0.0
+	for _, s := range e.shards {
+		sum += s.sumSquares()
+	}
+	return math.Sqrt(sum)
+}
+
+// Traffic moves the bytes that the update of a step moves, without its
+// arithmetic. State is left as it is, but for parameter copies that are only
+// written: see kernel.Set.Traffic.
+func (e *Engine) Traffic() {
+	for _, s := range e.shards {
+		s.start(s.config.Chunk, true, s.trafficUnit)
+	}
+	e.wait()
+}
+
+// Steps is the number of steps that were not skipped.
+func (e *Engine) Steps() int64 { return e.steps }
+
+func (e *Engine) wait() {
+	for _, s := range e.shards {
+		s.wait()
+	}
+}

@@ -1,0 +1,133 @@
+// Package kernel updates optimizer state in one pass over memory: unscale,
+// clip, update and 16-bit output happen in registers.
+//
+// There is a plain Go reference and, generated from _asm, vector kernels for
+// AVX2 (with FMA and F16C) and AVX-512. They give the same bits: each operation
+// below is one IEEE 754 binary32 operation, rounded to nearest even, in the
+// order in which it is written; fma is fused; and a denormal operand or result
+// counts as a zero of its sign. Denormals carry nothing that training needs,
+// cost a vector unit ten times the time of a normal number, and the momentum
+// of a row that is never used again would turn into them and stay there. Which
+// NaN comes out of an invalid operation is not specified.
+//
+// # Adam and AdamW
+//
+// For every element, with the constants of [Adam]:
+//
+//	g = gradient · gradientScale
+//	g = fma(l2Penalty, p, g)
+//	m = fma(oneMinusBeta1, g, beta1·m)
+//	v = fma(oneMinusBeta2, g·g, beta2·v)
+//	d = fma(√v, inverseRootBias2, epsilon)
+//	p = fma(decay, p, p)
+//	p = fma(stepSize, m/d, p)
+//
+// which is the order of DeepSpeed's CPU Adam (csrc/adam/cpu_adam_impl.cpp) with
+// gradient scaling in front, and the arithmetic of torch.optim.AdamW and, with
+// l2Penalty in place of decay, torch.optim.Adam.
+package kernel
+
+import (
+	"fmt"
+	"os"
+	"strings"
+)
+
+// EnvironmentVariable forces a choice of kernels: "generic", "avx2" or
+// "avx512".
+const EnvironmentVariable = "PLIMSOLL_KERNEL"
+
+// Set is a set of kernels for one instruction set.
+type Set uint8
+
+// The sets, from the slowest to the fastest.
+const (
+	Generic Set = iota
+	AVX2
+	AVX512
+)
+
+var setNames = [...]string{Generic: "generic", AVX2: "avx2", AVX512: "avx512"}
+
+func (s Set) String() string { return setNames[s] }
+
+// Available lists the sets that this processor and this build can run.
+func Available() []Set {
+	sets := []Set{Generic}
+	for _, s := range []Set{AVX2, AVX512} {
+		if supported(s) {
+			sets = append(sets, s)
+		}
+	}
+	return sets
+}
+
+// Select is the fastest set, or the one that the environment variable
+// PLIMSOLL_KERNEL names. It never falls back from a set that was asked for.
+func Select() (Set, error) {
+	available := Available()
+	name, forced := os.LookupEnv(EnvironmentVariable)
+	if !forced || name == "" {
+		return available[len(available)-1], nil
+	}
+	for i, known := range setNames {
+		if name != known {
+			continue
+		}
+		if !supported(Set(i)) {
+			return Generic, fmt.Errorf("%s=%s: this processor or build does not have it; it has %v", EnvironmentVariable, name, available)
+		}
+		return Set(i), nil
+	}
+	return Generic, fmt.Errorf("%s=%s: expected one of %s", EnvironmentVariable, name, strings.Join(setNames[:], ", "))
+}
+
+// vectorGroup is the number of elements that a turn of a vector kernel handles.
+// What is left over goes to the reference.
+const vectorGroup = 16
+
+// Adam updates a chunk. Every stream of the chunk must have the same length.
+func (s Set) Adam(f Format, a *Adam, c Chunk) {
+	n := c.check(f)
+	if whole := n - n%vectorGroup; s != Generic && whole > 0 {
+		s.adam(whole, f, a, &c)
+		c = c.From(f, whole)
+	}
+	adamReference(f, a, c)
+}
+
+// Traffic moves the bytes that Adam moves, stream by stream, without its
+// arithmetic: the limit that memory sets to it. It leaves every stream as it
+// was, except that a parameter copy which is only written (fp32 state) holds
+// zeros afterwards, until the next update writes it.
+func (s Set) Traffic(f Format, c Chunk) {
+	n := c.check(f)
+	if whole := n - n%vectorGroup; s != Generic && whole > 0 {
+		s.traffic(whole, f, &c)
+		c = c.From(f, whole)
+	}
+	trafficReference(f, c)
+}
+
+// SumSquares is the sum of the squares of a gradient, before scaling, in
+// float64. Element i is added to lane i modulo 16, in order, and the lanes are
+// added up pairwise, so the result depends on the values alone. It is infinite
+// or NaN exactly when an element is.
+func (s Set) SumSquares(g Gradient) float64 {
+	var lanes [16]float64
+	n := g.Len()
+	whole := 0
+	if s != Generic {
+		whole = n - n%vectorGroup
+		if whole > 0 {
+			s.sumSquares(whole, g, &lanes)
+		}
+	}
+	sumSquaresReference(g.From(whole), &lanes)
+	for width := len(lanes) / 2; width > 0; width /= 2 {
+		for i := range width {
+			lanes[i] += lanes[i+width]
+		}
+	}
+	return lanes[0]
+}

@@ -1,0 +1,433 @@
+package rehearse
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+
+	"k8s.io/utils/cpuset"
+
+	"plimsoll/arena"
+	"plimsoll/binding"
+	"plimsoll/dtype"
+	"plimsoll/engine"
+	"plimsoll/fault"
+	"plimsoll/host"
+	"plimsoll/ledger"
+	"plimsoll/model"
+	"plimsoll/optim"
+	"plimsoll/optim/kernel"
+	"plimsoll/partition"
+	"plimsoll/recipe"
+)
+
+// Request is a rehearsal as a user asks for it. Empty and nil fields take their
+// value from the recipe, or the default.
+type Request struct {
+	Model        string // what model.Load takes
+	DeepSpeed    string // path of a DeepSpeed configuration
+	Ranks        int    // on this host
+	WorldSize    int    // of the whole job; 0 is Ranks
+	Steps        int
+	State        string   // "split" or "fp32"
+	GradientType string   // "bf16", "fp16" or "fp32"
+	Clip         *float64 // 0 for none
+	Workers      int      // of each rank; 0 is one for each of its cores
+}
+
+// Job is a rehearsal in which everything is decided but where it runs.
+type Job struct {
+	Model     *model.Model
+	Recipe    *recipe.DeepSpeed // nil when none was given
+	Format    kernel.Format
+	Optimizer optim.Adam
+	Clip      float64
+	LossScale float64
+	Ranks     int
+	WorldSize int
+	Workers   int
+	Steps     int
+	Kernel    kernel.Set
+	// Notes say what was assumed, and where the job differs from the recipe.
+	Notes []string
+}
+
+// Resolve reads the files of the request and decides what it leaves open. Every
+// error is about the request.
+func (r Request) Resolve() (*Job, error) {
+	j := &Job{Ranks: r.Ranks, WorldSize: r.WorldSize, Workers: r.Workers, Steps: r.Steps, Optimizer: optim.DefaultAdamW(), Clip: 1, LossScale: 1}
+	if j.WorldSize == 0 {
+		j.WorldSize = j.Ranks
+	}
+	if err := r.checkNumbers(j.WorldSize); err != nil {
+		return nil, err
+	}
+	set, err := kernel.Select()
+	if err != nil {
+		return nil, &fault.Input{Err: err}
+	}
+	j.Kernel = set
+	if r.Model == "" {
+		return nil, &fault.Input{What: "no model was named", Mend: "--model takes a catalog name such as qwen2.5-0.5b, a config.json, or safetensors files"}
+	}
+	if j.Model, err = model.Load(r.Model); err != nil {
+		return nil, err
+	}
+	precision := dtype.BF16
+	if r.DeepSpeed != "" {
+		if precision, err = j.applyRecipe(r.DeepSpeed); err != nil {
+			return nil, err
+		}
+	}
+	if r.Clip != nil {
+		j.Clip = *r.Clip
+	}
+	j.Format, err = chooseFormat(precision, r.State, r.GradientType)
+	return j, err
+}
+
+func (r Request) checkNumbers(worldSize int) error {
+	for _, number := range []struct {
+		flag         string
+		value, least int
+	}{
+		{"--ranks", r.Ranks, 1},
+		{"--world-size", worldSize, r.Ranks},
+		{"--steps", r.Steps, 0},
+		{"--workers", r.Workers, 0},
+	} {
+		if number.value < number.least {
+			return &fault.Input{What: fmt.Sprintf("%s is %d: expected at least %d", number.flag, number.value, number.least)}
+		}
+	}
+	if r.Clip != nil && !(*r.Clip >= 0) {
+		return &fault.Input{What: fmt.Sprintf("--clip is %g: expected a norm of 0 or more", *r.Clip), Mend: "--clip 0 turns clipping off"}
+	}
+	return nil
+}
+
+// applyRecipe takes over what a DeepSpeed configuration says, and returns its
+// precision.
+func (j *Job) applyRecipe(path string) (dtype.Type, error) {
+	d, err := recipe.LoadDeepSpeed(path)
+	if err != nil {
+		return dtype.Invalid, err
+	}
+	j.Recipe = d
+	for _, note := range d.Notes {
+		j.Notes = append(j.Notes, note.String())
+	}
+	note := func(format string, arguments ...any) {
+		j.Notes = append(j.Notes, path+": "+fmt.Sprintf(format, arguments...))
+	}
+	if d.Batch.Train == 0 && d.Batch.Micro == 0 {
+		note("no batch size is given as a number, so the batch equation is not checked")
+	} else if _, err := d.ResolveBatch(j.WorldSize); err != nil {
+		return dtype.Invalid, err
+	}
+	if d.ZeROStage == 0 {
+		note("ZeRO stage 0 gives every rank the whole optimizer state; rehearsed with the state split among the ranks, as stage 1 does")
+	}
+	if d.OffloadOptimizer.Device != "cpu" {
+		note("the optimizer is not offloaded to the host (zero_optimization.offload_optimizer.device is %q); rehearsed as if it were", d.OffloadOptimizer.Device)
+	}
+	if o := d.Optimizer; o != nil {
+		if o.Type != "AdamW" && o.Type != "Adam" {
+			return dtype.Invalid, &fault.Input{
+				Where: fault.Position{File: path},
+				What:  fmt.Sprintf("optimizer.type is %q, and the engine has AdamW and Adam", o.Type),
+				Mend:  "the bytes of an optimizer with two moments are those of AdamW: set optimizer.type to AdamW to rehearse it",
+			}
+		}
+		j.Optimizer = optim.Adam{
+			LearningRate: o.LR, Beta1: o.Beta1, Beta2: o.Beta2, Epsilon: o.Epsilon, WeightDecay: o.WeightDecay,
+			L2: !o.AdamW, Uncorrected: !o.BiasCorrection,
+		}
+		if err := j.Optimizer.Validate(); err != nil {
+			return dtype.Invalid, &fault.Input{Where: fault.Position{File: path}, What: "optimizer.params", Err: err}
+		}
+	}
+	j.Clip = d.GradientClipping
+	switch d.Precision {
+	case dtype.Invalid:
+		note("the precision is left to the trainer; rehearsed in bf16")
+		return dtype.BF16, nil
+	case dtype.F16:
+		j.LossScale = d.LossScale.Static
+		if j.LossScale == 0 {
+			j.LossScale = math.Exp2(float64(d.LossScale.InitialPower))
+		}
+	}
+	return d.Precision, nil
+}
+
+// chooseFormat decides the types of all streams. The precision of the training
+// decides the parameters; gradients and state follow unless they are given.
+func chooseFormat(precision dtype.Type, state, gradient string) (kernel.Format, error) {
+	f := kernel.Format{State: kernel.Split, Parameter: precision, Gradient: precision}
+	if precision != dtype.BF16 {
+		f.State = kernel.FP32
+	}
+	switch state {
+	case "":
+	case kernel.Split.String():
+		f.State = kernel.Split
+	case kernel.FP32.String():
+		f.State = kernel.FP32
+	default:
+		return f, &fault.Input{What: fmt.Sprintf("--state is %q: expected split or fp32", state)}
+	}
+	if gradient != "" {
+		t, err := dtype.Parse(gradient)
+		if err != nil || t != dtype.BF16 && t != dtype.F16 && t != dtype.F32 {
+			return f, &fault.Input{What: fmt.Sprintf("--grad-dtype is %q: expected bf16, fp16 or fp32", gradient)}
+		}
+		f.Gradient = t
+	}
+	if err := f.Validate(); err != nil {
+		return f, &fault.Input{Err: err, Mend: "--state fp32"}
+	}
+	return f, nil
+}
+
+// Plan is a job on a host: what will be mapped, and which workers will use it.
+// Nothing has been allocated.
+type Plan struct {
+	*Job
+	Host    *host.Host
+	Binding *binding.Plan
+	Pages   arena.Pages
+	Shards  []engine.ShardConfig
+	Ledger  ledger.Ledger
+	// Held is the number of elements on this host, padding included, and
+	// Parameters the number of the model's own parameters among them.
+	Held, Parameters int64
+}
+
+// Components of the ledger beside the arenas.
+const (
+	ComponentRounding   = "page_rounding"
+	ComponentPageTables = "page_tables"
+	ComponentProcess    = "process"
+)
+
+// processBytes is what the program itself takes: about 12 MiB resident on
+// Linux on x86-64, of which most is its own text, and room for the runtime.
+const processBytes = 24 * ledger.MiB
+
+// NewPlan places a job on a host.
+func NewPlan(j *Job, h *host.Host) (*Plan, error) {
+	p := &Plan{Job: j, Host: h}
+	parts, err := partition.ZeRO(j.Model.Elements(), j.WorldSize)
+	if err != nil {
+		return nil, err
+	}
+	if p.Binding, err = binding.Split(h, binding.Request{Ranks: j.Ranks}); err != nil {
+		return nil, err
+	}
+	for i, part := range parts[:j.Ranks] {
+		cpus, err := p.workerCPUs(i)
+		if err != nil {
+			return nil, err
+		}
+		p.Binding.Ranks[i].OptimizerCPUs = cpuset.New(cpus...)
+		p.Shards = append(p.Shards, engine.ShardConfig{Rank: i, Elements: part.Held(), Format: j.Format, Kernel: j.Kernel, CPUs: cpus})
+		p.Held += part.Held()
+		p.Parameters += part.Count
+	}
+	p.choosePages()
+	p.writeLedger()
+	return p, nil
+}
+
+// workerCPUs are the CPUs of a rank's workers.
+func (p *Plan) workerCPUs(rank int) ([]int, error) {
+	cpus := p.Binding.Ranks[rank].OptimizerCPUs.List()
+	if p.Workers > len(cpus) {
+		return nil, &fault.Input{
+			What: fmt.Sprintf("--workers is %d, and rank %d has %d cores for them: CPUs %s", p.Workers, rank, len(cpus), p.Binding.Ranks[rank].OptimizerCPUs),
+			Mend: "leave --workers out for one worker on each core, or use fewer ranks",
+		}
+	}
+	if p.Workers > 0 {
+		cpus = cpus[:p.Workers]
+	}
+	return cpus, nil
+}
+
+// choosePages takes huge pages when the host grants them: the hugetlb pool must
+// have room for every arena, and shared memory is joined into huge pages only
+// where the administrator allows it.
+func (p *Plan) choosePages() {
+	var whole ledger.Bytes
+	for _, shard := range p.Shards {
+		for _, a := range shard.Arenas() {
+			whole += arena.HugetlbPages.Round(a.Size)
+		}
+	}
+	switch {
+	case p.hugetlbFree() >= whole:
+		p.Pages = arena.HugetlbPages
+	case slices.Contains([]string{"always", "within_size", "advise", "force"}, p.Host.HugePages.Shared):
+		p.Pages = arena.TransparentHugePages
+	}
+	for i := range p.Shards {
+		p.Shards[i].Pages = p.Pages
+	}
+}
+
+func (p *Plan) hugetlbFree() ledger.Bytes {
+	for _, pool := range p.Host.HugePages.Pools {
+		if pool.Size == arena.HugetlbSize {
+			return ledger.Bytes(pool.Free) * pool.Size
+		}
+	}
+	return 0
+}
+
+func (p *Plan) writeLedger() {
+	var mapped ledger.Bytes
+	for _, shard := range p.Shards {
+		var rounding ledger.Bytes
+		for _, a := range shard.Arenas() {
+			p.Ledger = append(p.Ledger, p.entry(shard.Rank, a.Component, a.Size, a.Why))
+			rounding += p.Pages.Round(a.Size) - a.Size
+			mapped += p.Pages.Round(a.Size)
+		}
+		p.Ledger = append(p.Ledger, p.entry(shard.Rank, ComponentRounding, rounding, fmt.Sprintf("%d arenas end in whole pages of %v (%v)", len(shard.Arenas()), p.Pages.Size(), p.Pages)))
+	}
+	// One entry of 8 bytes maps a page. Until the kernel joins ordinary pages
+	// into huge ones, and where it does not, they are mapped one by one.
+	p.Ledger = append(p.Ledger,
+		p.entry(ledger.WholeNode, ComponentPageTables, 8*(mapped/p.Pages.Size()), fmt.Sprintf("8 B for each page of %v", p.Pages.Size())),
+		p.entry(ledger.WholeNode, ComponentProcess, processBytes, "this program: text, Go runtime, stacks"))
+}
+
+func (p *Plan) entry(rank int, component string, size ledger.Bytes, why string) ledger.Entry {
+	return ledger.Entry{Device: ledger.Host, Rank: rank, Phase: ledger.Step, Component: component, Planned: size, Why: why}
+}
+
+// StateBytes is what the arenas hold, without rounding: the bytes that a
+// parameter costs.
+func (p *Plan) StateBytes() ledger.Bytes {
+	return ledger.Bytes(p.Held * p.Format.ResidentBytes())
+}
+
+// Verdict holds a plan against what the host can still give.
+type Verdict struct {
+	Fits      bool         `json:"fits"`
+	Needed    ledger.Bytes `json:"needed_bytes"`
+	Available ledger.Bytes `json:"available_bytes"`
+	LimitedBy string       `json:"limited_by"`
+	Missing   ledger.Bytes `json:"missing_bytes"`
+	WouldFit  []string     `json:"would_fit"` // changes, each of which would be enough
+}
+
+// Verdict says whether the plan fits, and if not, what would.
+func (p *Plan) Verdict() Verdict {
+	available, counter := p.Host.Memory.Headroom()
+	if p.Pages == arena.HugetlbPages {
+		available += p.hugetlbFree() // which other memory is not taken from
+	}
+	v := Verdict{Needed: p.Ledger.Planned(nil), Available: available, LimitedBy: counter, WouldFit: []string{}}
+	v.Fits = counter == "" || v.Needed <= available
+	if !v.Fits {
+		v.Missing = v.Needed - available
+		v.WouldFit = p.wouldFit(available)
+	}
+	return v
+}
+
+// wouldFit looks for a smaller format, for more hosts, and for a smaller model.
+func (p *Plan) wouldFit(available ledger.Bytes) []string {
+	found := []string{}
+	need := func(j Job) (ledger.Bytes, bool) {
+		other, err := NewPlan(&j, p.Host)
+		if err != nil {
+			return 0, false
+		}
+		return other.Ledger.Planned(nil), true
+	}
+	fits := func(j Job) bool {
+		bytes, ok := need(j)
+		return ok && bytes <= available
+	}
+
+	if smallest := (kernel.Format{State: kernel.Split, Parameter: dtype.BF16, Gradient: dtype.BF16}); p.Format.Parameter == dtype.BF16 && p.Format != smallest {
+		j := *p.Job
+		j.Format = smallest
+		if bytes, ok := need(j); ok && bytes <= available {
+			found = append(found, fmt.Sprintf("--state split --grad-dtype bf16: %d bytes a parameter instead of %d, %v in all", smallest.ResidentBytes(), p.Format.ResidentBytes(), bytes))
+		}
+	}
+	if hosts, ok := p.hostsNeeded(fits); ok {
+		found = append(found, fmt.Sprintf("--world-size %d: the job spread over %d hosts like this one, %s on each", hosts*p.Ranks, hosts, plural(p.Ranks, "rank")))
+	}
+	if name, m := p.largestModel(fits); name != "" {
+		found = append(found, fmt.Sprintf("--model %s: %s parameters, the largest of the catalog that fits here like this", name, ledger.Count(m.Elements())))
+	}
+	return found
+}
+
+// hostsNeeded is the smallest number of equal hosts that the job fits on.
+func (p *Plan) hostsNeeded(fits func(Job) bool) (int, bool) {
+	const most = 4096
+	on := func(hosts int) bool {
+		j := *p.Job
+		j.WorldSize = hosts * j.Ranks
+		return fits(j)
+	}
+	hosts := max(2, p.WorldSize/p.Ranks+1)
+	for ; !on(hosts); hosts *= 2 {
+		if hosts > most {
+			return 0, false
+		}
+	}
+	// The smallest lies in (hosts/2, hosts].
+	least := hosts/2 + 1
+	for least < hosts {
+		if middle := (least + hosts) / 2; on(middle) {
+			hosts = middle
+		} else {
+			least = middle + 1
+		}
+	}
+	return hosts, true
+}
+
+func (p *Plan) largestModel(fits func(Job) bool) (string, *model.Model) {
+	name, largest := "", (*model.Model)(nil)
+	for _, candidate := range model.Catalog() {
+		m, err := model.Load(candidate)
+		if err != nil || largest != nil && m.Elements() <= largest.Elements() {
+			continue
+		}
+		j := *p.Job
+		j.Model = m
+		if m.Elements() < p.Model.Elements() && fits(j) {
+			name, largest = candidate, m
+		}
+	}
+	return name, largest
+}
+
+// plural is "1 rank", "2 ranks".
+func plural(n int, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return strconv.Itoa(n) + " " + noun
+}
+
+// Chunk is the number of elements that a worker takes at a time.
+func (p *Plan) Chunk() int { return engine.DefaultChunk }
+
+// WorkerCount is the number of workers of all ranks.
+func (p *Plan) WorkerCount() int {
+	workers := 0
+	for _, shard := range p.Shards {
+		workers += len(shard.CPUs)
+	}
+	return workers
+}

@@ -1,0 +1,185 @@
+// Package rehearse runs real optimizer steps over real bytes on this host, with
+// synthetic weights and gradients: what a training job will hold in host
+// memory, how long a step will take, and how near that is to what the host's
+// memory can do. No GPU, no weights and no network are needed.
+package rehearse
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"plimsoll/arena"
+	"plimsoll/engine"
+	"plimsoll/ledger"
+	"plimsoll/optim/kernel"
+	"plimsoll/probe"
+)
+
+// Tolerance is how far measured bytes a parameter may be from planned ones.
+const Tolerance = 0.005
+
+// Step is one measured optimizer step.
+type Step struct {
+	Seconds       float64 `json:"seconds"`
+	NormSeconds   float64 `json:"norm_seconds"`
+	UpdateSeconds float64 `json:"update_seconds"`
+	// TrafficSeconds is what moving the bytes of the update took right after
+	// it, without arithmetic.
+	TrafficSeconds float64 `json:"traffic_seconds"`
+	GradientNorm   float64 `json:"gradient_norm"`
+	Skipped        bool    `json:"skipped"` // on overflow
+}
+
+// Measurement is what a rehearsal found.
+type Measurement struct {
+	// Ledger is the plan's, with what was measured after the last step.
+	Ledger ledger.Ledger
+	Steps  []Step
+	// StateBytes is what the named arenas hold, to the end of their last
+	// pages.
+	StateBytes ledger.Bytes
+	// Steady and Peak are of the whole process, after the last step.
+	Steady, Peak ledger.Bytes
+	// Growth is what the process held more after the last step than after the
+	// first.
+	Growth ledger.Bytes
+	// Huge is the part of the arenas that is on huge pages.
+	Huge ledger.Bytes
+	// InitializeSeconds is the time to touch every page first.
+	InitializeSeconds float64
+}
+
+// Progress hears what a rehearsal is doing.
+type Progress interface {
+	// Begin starts an activity of a number of parts.
+	Begin(activity string, parts int64)
+	// Advance says that parts are done. It may be called from many threads.
+	Advance(parts int64)
+	// End ends the activity.
+	End()
+}
+
+// Run maps the arenas, touches them and makes the steps. The plan must fit.
+// Everything is given back before it returns.
+func (p *Plan) Run(ctx context.Context, progress Progress) (m *Measurement, err error) {
+	var shards []*engine.Shard
+	defer func() {
+		for _, s := range shards {
+			err = errors.Join(err, s.Close())
+		}
+	}()
+	for _, config := range p.Shards {
+		s, err := engine.NewShard(config)
+		if err != nil {
+			return nil, err
+		}
+		shards = append(shards, s)
+	}
+	m = &Measurement{}
+	begin := time.Now()
+	progress.Begin("touching memory", int64(p.StateBytes()))
+	each(shards, func(s *engine.Shard, first int64, c kernel.Chunk) {
+		if ctx.Err() == nil {
+			initialize(s.Config(), first, c)
+			progress.Advance(int64(len(c.ExpAvg)) * p.Format.ResidentBytes())
+		}
+	})
+	progress.End()
+	m.InitializeSeconds = time.Since(begin).Seconds()
+
+	after := make([]probe.Memory, 0, 2)
+	e := engine.New(shards, p.Optimizer, p.Clip)
+	progress.Begin("optimizer steps", int64(p.Steps))
+	defer progress.End()
+	for i := range p.Steps {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		each(shards, func(s *engine.Shard, first int64, c kernel.Chunk) { backward(s.Config(), i, first, c.Gradient) })
+		m.Steps = append(m.Steps, oneStep(e, p.LossScale))
+		progress.Advance(1)
+		if i == 0 || i == p.Steps-1 {
+			memory, err := probe.Process(os.DirFS("/"), "self")
+			if err != nil {
+				return nil, err
+			}
+			after = append(after, memory)
+		}
+	}
+	return m, p.account(m, after[0], after[len(after)-1])
+}
+
+// each walks all shards, one after the other, each with its own workers.
+func each(shards []*engine.Shard, body func(s *engine.Shard, first int64, c kernel.Chunk)) {
+	for _, s := range shards {
+		s.Each(func(first int64, c kernel.Chunk) { body(s, first, c) })
+	}
+}
+
+func oneStep(e *engine.Engine, lossScale float64) Step {
+	begin := time.Now()
+	result := e.Step(lossScale)
+	whole := time.Since(begin)
+	begin = time.Now()
+	e.Traffic()
+	return Step{
+		Seconds: whole.Seconds(), NormSeconds: result.NormTime.Seconds(), UpdateSeconds: result.UpdateTime.Seconds(),
+		TrafficSeconds: time.Since(begin).Seconds(), GradientNorm: result.GradientNorm, Skipped: result.Skipped,
+	}
+}
+
+// account fills in what was measured. An arena fills its last page from the
+// front, so what is resident beyond its size is rounding.
+func (p *Plan) account(m *Measurement, first, last probe.Memory) error {
+	isArena := func(name string) bool { return strings.HasPrefix(name, arenaPrefix) }
+	everything := func(string) bool { return true }
+	m.StateBytes = last.Proportional(isArena)
+	m.Steady = last.Proportional(everything)
+	m.Peak = max(last.Peak, m.Steady)
+	m.Growth = m.Steady - first.Proportional(everything)
+	for name, mapping := range last.Mappings {
+		if isArena(name) {
+			m.Huge += mapping.Huge
+		}
+	}
+	m.Ledger = slices.Clone(p.Ledger)
+	rounding := map[int]ledger.Bytes{}
+	sizes := map[int]map[string]engine.ArenaPlan{}
+	for _, shard := range p.Shards {
+		sizes[shard.Rank] = map[string]engine.ArenaPlan{}
+		for _, a := range shard.Arenas() {
+			sizes[shard.Rank][a.Component] = a
+		}
+	}
+	for i := range m.Ledger {
+		entry := &m.Ledger[i]
+		var measured ledger.Bytes
+		switch entry.Component {
+		case ComponentRounding:
+			measured = rounding[entry.Rank] // its arenas came before it
+		case ComponentPageTables:
+			measured = last.PageTables
+		case ComponentProcess:
+			measured = m.Steady - m.StateBytes
+		default:
+			name := arenaPrefix + sizes[entry.Rank][entry.Component].Name
+			mapping, ok := last.Mappings[name]
+			if !ok {
+				return fmt.Errorf("/proc/self/smaps: %w: no mapping is named %s", fs.ErrNotExist, name)
+			}
+			measured = min(mapping.Proportional, entry.Planned)
+			rounding[entry.Rank] += mapping.Proportional - measured
+		}
+		entry.Measured = &measured
+	}
+	return nil
+}
+
+// arenaPrefix is how the kernel names a mapping of an arena.
+const arenaPrefix = "/memfd:" + arena.NamePrefix

@@ -1,0 +1,334 @@
+// Package report writes results: text for people, JSON for programs.
+package report
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+
+	"plimsoll/binding"
+	"plimsoll/ledger"
+	"plimsoll/rehearse"
+)
+
+// Rehearsal is the document of a rehearsal, and what its table is made from.
+type Rehearsal struct {
+	Schema  string           `json:"schema"` // plimsoll.rehearsal/1
+	Version string           `json:"version"`
+	Verdict rehearse.Verdict `json:"verdict"`
+	Model   RehearsedModel   `json:"model"`
+	Job     RehearsedJob     `json:"job"`
+	Host    RehearsedHost    `json:"host"`
+	Binding *binding.Plan    `json:"binding"`
+
+	BytesPerParameter BytesPerParameter `json:"bytes_per_parameter"`
+
+	Steps             []rehearse.Step `json:"steps"`
+	StepSecondsMedian float64         `json:"step_seconds_median"` // after the first step, which warms up
+	StepSecondsMin    float64         `json:"step_seconds_min"`
+	StepSecondsMax    float64         `json:"step_seconds_max"`
+
+	// TrafficBytesPerParameter is what the update moves, reads and writes
+	// added up; the norm reads the gradients once more.
+	TrafficBytesPerParameter     int64           `json:"traffic_bytes_per_parameter"`
+	NormTrafficBytesPerParameter int64           `json:"norm_traffic_bytes_per_parameter"`
+	MemoryBandwidth              MemoryBandwidth `json:"memory_bandwidth"`
+
+	GrowthAfterFirstStep ledger.Bytes `json:"growth_after_first_step_bytes"`
+	ProcessSteady        ledger.Bytes `json:"process_steady_bytes"`
+	ProcessPeak          ledger.Bytes `json:"process_peak_bytes"`
+	HugePageBytes        ledger.Bytes `json:"huge_page_bytes"`
+	InitializeSeconds    float64      `json:"initialize_seconds"`
+
+	Ledger ledger.Ledger `json:"ledger"`
+	Notes  []string      `json:"notes"`
+}
+
+// RehearsedModel says what was rehearsed.
+type RehearsedModel struct {
+	Name         string `json:"name"`
+	Architecture string `json:"architecture"`
+	Source       string `json:"source"`
+	Parameters   int64  `json:"parameters"`
+}
+
+// RehearsedJob says how it would be trained.
+type RehearsedJob struct {
+	Recipe              string  `json:"recipe"` // a file; empty without one
+	State               string  `json:"state"`
+	ParameterType       string  `json:"parameter_dtype"`
+	GradientType        string  `json:"gradient_dtype"`
+	Optimizer           string  `json:"optimizer"`
+	GradientClipping    float64 `json:"gradient_clipping"`
+	LossScale           float64 `json:"loss_scale"`
+	Ranks               int     `json:"ranks"`
+	WorldSize           int     `json:"world_size"`
+	ParametersOnHost    int64   `json:"parameters_on_host"`
+	PaddingElements     int64   `json:"padding_elements"`
+	Kernel              string  `json:"kernel"`
+	ChunkElements       int     `json:"chunk_elements"`
+	StateBytesPlanned   int64   `json:"state_bytes_planned"`
+	ArenaPages          string  `json:"arena_pages"`
+	WorkersOnHost       int     `json:"workers_on_host"`
+	RehearsedStepsCount int     `json:"rehearsed_steps"`
+}
+
+// RehearsedHost says where.
+type RehearsedHost struct {
+	CPU             string       `json:"cpu"`
+	Kernel          string       `json:"kernel"`
+	UsableCPUs      string       `json:"usable_cpus"`
+	UsableCores     int          `json:"usable_cores"`
+	NUMANodes       int          `json:"numa_nodes"`
+	MemoryTotal     ledger.Bytes `json:"memory_total_bytes"`
+	MemoryAvailable ledger.Bytes `json:"memory_available_bytes"`
+}
+
+// BytesPerParameter compares the state arenas with their plan. The measured
+// side counts their last pages whole.
+type BytesPerParameter struct {
+	Planned  float64  `json:"planned"`
+	Measured *float64 `json:"measured"` // null when nothing was measured
+}
+
+// MemoryBandwidth compares the update with the host's memory, measured in the
+// same run with the same streams. Bytes are those of the update.
+type MemoryBandwidth struct {
+	Limit    float64 `json:"limit_bytes_per_second"`
+	Update   float64 `json:"update_bytes_per_second"`
+	Fraction float64 `json:"fraction"` // median over the steps of traffic time / update time
+	// WholeStepFraction counts the norm in: the time that all bytes of a step
+	// take at the limit, over the step's time.
+	WholeStepFraction float64 `json:"whole_step_fraction"`
+}
+
+// RehearsalSchema is the schema of the JSON document.
+const RehearsalSchema = "plimsoll.rehearsal/1"
+
+// NewRehearsal draws up the document. The measurement is nil when there is only
+// a plan.
+func NewRehearsal(version string, p *rehearse.Plan, v rehearse.Verdict, m *rehearse.Measurement) *Rehearsal {
+	r := &Rehearsal{
+		Schema: RehearsalSchema, Version: version, Verdict: v, Binding: p.Binding,
+		Model: RehearsedModel{p.Model.Name, p.Model.Architecture, p.Model.Source, p.Model.Elements()},
+		Job: RehearsedJob{
+			State: p.Format.State.String(), ParameterType: p.Format.Parameter.String(), GradientType: p.Format.Gradient.String(),
+			Optimizer: p.Optimizer.String(), GradientClipping: p.Clip, LossScale: p.LossScale,
+			Ranks: p.Ranks, WorldSize: p.WorldSize, ParametersOnHost: p.Parameters, PaddingElements: p.Held - p.Parameters,
+			Kernel: p.Kernel.String(), ChunkElements: p.Chunk(), StateBytesPlanned: int64(p.StateBytes()),
+			ArenaPages: p.Pages.String(), WorkersOnHost: p.WorkerCount(), RehearsedStepsCount: p.Steps,
+		},
+		Host: RehearsedHost{
+			CPU: p.Host.Name, Kernel: p.Host.Kernel, UsableCPUs: p.Host.CPUs.String(), UsableCores: len(p.Host.UsableCores()),
+			NUMANodes: len(p.Host.Nodes), MemoryTotal: p.Host.Memory.Total, MemoryAvailable: p.Host.Memory.Available,
+		},
+		BytesPerParameter:            BytesPerParameter{Planned: float64(p.StateBytes()) / float64(p.Parameters)},
+		TrafficBytesPerParameter:     p.Format.TrafficBytes(),
+		NormTrafficBytesPerParameter: p.Format.Gradient.Size(),
+		Steps:                        []rehearse.Step{},
+		Ledger:                       p.Ledger,
+		Notes:                        append([]string{}, p.Notes...),
+	}
+	if p.Recipe != nil {
+		r.Job.Recipe = p.Recipe.File
+	}
+	if m != nil {
+		r.measured(p, m)
+	}
+	return r
+}
+
+func (r *Rehearsal) measured(p *rehearse.Plan, m *rehearse.Measurement) {
+	perParameter := float64(m.StateBytes) / float64(p.Parameters)
+	r.BytesPerParameter.Measured = &perParameter
+	r.Ledger, r.Steps = m.Ledger, m.Steps
+	r.GrowthAfterFirstStep, r.ProcessSteady, r.ProcessPeak = m.Growth, m.Steady, m.Peak
+	r.HugePageBytes, r.InitializeSeconds = m.Huge, m.InitializeSeconds
+
+	warm := m.Steps
+	if len(warm) > 1 {
+		warm = warm[1:]
+	}
+	of := func(value func(rehearse.Step) float64) []float64 {
+		var values []float64
+		for _, s := range warm {
+			if !s.Skipped {
+				values = append(values, value(s))
+			}
+		}
+		slices.Sort(values)
+		return values
+	}
+	seconds := of(func(s rehearse.Step) float64 { return s.Seconds })
+	if len(seconds) == 0 {
+		return
+	}
+	r.StepSecondsMedian, r.StepSecondsMin, r.StepSecondsMax = median(seconds), seconds[0], seconds[len(seconds)-1]
+	updateBytes := float64(p.Format.TrafficBytes() * p.Held)
+	stepBytes := updateBytes + float64(p.Format.Gradient.Size()*p.Held)
+	limit := median(of(func(s rehearse.Step) float64 { return s.TrafficSeconds }))
+	r.MemoryBandwidth = MemoryBandwidth{
+		Limit:    updateBytes / limit,
+		Update:   updateBytes / median(of(func(s rehearse.Step) float64 { return s.UpdateSeconds })),
+		Fraction: median(of(func(s rehearse.Step) float64 { return s.TrafficSeconds / s.UpdateSeconds })),
+	}
+	r.MemoryBandwidth.WholeStepFraction = stepBytes / r.MemoryBandwidth.Limit / r.StepSecondsMedian
+}
+
+func median(sorted []float64) float64 {
+	n := len(sorted)
+	if n%2 == 1 {
+		return sorted[n/2]
+	}
+	return (sorted[n/2-1] + sorted[n/2]) / 2
+}
+
+// WithinTolerance says whether measured bytes a parameter are those planned.
+func (r *Rehearsal) WithinTolerance() bool {
+	b := r.BytesPerParameter
+	return b.Measured == nil || math.Abs(*b.Measured-b.Planned) <= rehearse.Tolerance*b.Planned
+}
+
+// WriteJSON writes the document.
+func (r *Rehearsal) WriteJSON(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(r)
+}
+
+// WriteText writes what a person reads.
+func (r *Rehearsal) WriteText(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s  %s parameters (%s)\n", r.Model.Name, ledger.Count(r.Model.Parameters), r.Model.Architecture)
+	fmt.Fprintf(&b, "%s, state %s, %s parameters, %s gradients%s\n", r.Job.Optimizer, r.Job.State, r.Job.ParameterType, r.Job.GradientType, r.clipping())
+	fmt.Fprintf(&b, "%s, %d usable cores (CPUs %s), %v of %v available\n\n", r.Host.CPU, r.Host.UsableCores, r.Host.UsableCPUs, r.Host.MemoryAvailable, r.Host.MemoryTotal)
+	b.WriteString(r.ledgerTable())
+	b.WriteString("\n\n")
+	for _, line := range r.facts() {
+		fmt.Fprintf(&b, "%-22s %s\n", line[0], line[1])
+	}
+	for _, note := range r.Notes {
+		fmt.Fprintf(&b, "%-22s %s\n", "note", note)
+	}
+	b.WriteString("\n" + r.VerdictLine() + "\n")
+	for _, change := range r.Verdict.WouldFit {
+		b.WriteString("  would fit: " + change + "\n")
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (r *Rehearsal) clipping() string {
+	if r.Job.GradientClipping == 0 {
+		return ", no clipping"
+	}
+	return fmt.Sprintf(", clipped to norm %g", r.Job.GradientClipping)
+}
+
+// ledgerTable shows one line for a component, all ranks added up.
+func (r *Rehearsal) ledgerTable() string {
+	t := table.NewWriter()
+	t.SetStyle(table.StyleLight)
+	t.Style().Format = table.FormatOptions{} // as written
+	t.Style().Options.SeparateRows = false
+	t.SetColumnConfigs([]table.ColumnConfig{
+		{Number: 2, Align: text.AlignRight, AlignFooter: text.AlignRight, AlignHeader: text.AlignRight},
+		{Number: 3, Align: text.AlignRight, AlignFooter: text.AlignRight, AlignHeader: text.AlignRight},
+		{Number: 4, Align: text.AlignRight, AlignFooter: text.AlignRight, AlignHeader: text.AlignRight},
+		{Number: 5, Align: text.AlignRight, AlignFooter: text.AlignRight, AlignHeader: text.AlignRight},
+	})
+	t.AppendHeader(table.Row{"host memory", "planned", "measured", "difference", "B/parameter"})
+	row := func(name string, keep func(ledger.Entry) bool) table.Row {
+		planned := r.Ledger.Planned(keep)
+		measured, difference := "", ""
+		if r.BytesPerParameter.Measured != nil {
+			bytes := r.Ledger.Measured(keep)
+			measured, difference = bytes.String(), (bytes - planned).Signed()
+		}
+		return table.Row{name, planned.String(), measured, difference, fmt.Sprintf("%.3f", float64(planned)/float64(r.Job.ParametersOnHost))}
+	}
+	var components []string
+	for _, e := range r.Ledger {
+		if !slices.Contains(components, e.Component) {
+			components = append(components, e.Component)
+		}
+	}
+	for _, component := range components {
+		t.AppendRow(row(component, func(e ledger.Entry) bool { return e.Component == component }))
+	}
+	t.AppendFooter(row("total", nil))
+	return t.Render()
+}
+
+// facts are the lines below the table.
+func (r *Rehearsal) facts() [][2]string {
+	facts := [][2]string{{"bytes a parameter", r.perParameter()}}
+	if r.Job.WorldSize > r.Job.Ranks || r.Job.Ranks > 1 {
+		facts = append(facts, [2]string{"ranks", fmt.Sprintf("%d here of %d, %s of %s parameters on this host", r.Job.Ranks, r.Job.WorldSize, ledger.Count(r.Job.ParametersOnHost), ledger.Count(r.Model.Parameters))})
+	}
+	if len(r.Steps) > 0 {
+		b := r.MemoryBandwidth
+		facts = append(facts,
+			[2]string{"optimizer step", fmt.Sprintf("%s median, %s to %s over %d steps", seconds(r.StepSecondsMedian), seconds(r.StepSecondsMin), seconds(r.StepSecondsMax), len(r.Steps))},
+			[2]string{"update", fmt.Sprintf("%.1f GB/s, %.0f %% of the %.1f GB/s that this memory moves in the same %d B/parameter", b.Update/1e9, 100*b.Fraction, b.Limit/1e9, r.TrafficBytesPerParameter)},
+			[2]string{"process", fmt.Sprintf("%v steady, %v peak, %v since the first step", r.ProcessSteady, r.ProcessPeak, signedOrNone(r.GrowthAfterFirstStep))})
+	}
+	for _, rank := range r.Binding.Ranks {
+		where := "workers on CPUs " + rank.OptimizerCPUs.String()
+		if rank.Shared {
+			where += ", shared with other ranks"
+		}
+		facts = append(facts, [2]string{fmt.Sprintf("rank %d", rank.Rank), where})
+	}
+	pages := r.Job.ArenaPages
+	if r.HugePageBytes > 0 {
+		pages += fmt.Sprintf(", %v of them huge", r.HugePageBytes)
+	}
+	return append(facts, [2]string{"kernel, pages", r.Job.Kernel + ", " + pages})
+}
+
+func signedOrNone(b ledger.Bytes) string {
+	if b == 0 {
+		return "no growth"
+	}
+	return b.Signed()
+}
+
+func (r *Rehearsal) perParameter() string {
+	if r.BytesPerParameter.Measured == nil {
+		return fmt.Sprintf("%.3f planned", r.BytesPerParameter.Planned)
+	}
+	return fmt.Sprintf("%.3f planned, %.3f measured", r.BytesPerParameter.Planned, *r.BytesPerParameter.Measured)
+}
+
+// seconds shows three significant digits.
+func seconds(s float64) string {
+	switch {
+	case s < 1e-3:
+		return fmt.Sprintf("%.3g us", 1e6*s)
+	case s < 1:
+		return fmt.Sprintf("%.3g ms", 1e3*s)
+	}
+	return fmt.Sprintf("%.3g s", s)
+}
+
+// VerdictLine is the last word.
+func (r *Rehearsal) VerdictLine() string {
+	v := r.Verdict
+	switch {
+	case !v.Fits:
+		return fmt.Sprintf("DOES NOT FIT: needs %v, %v is left (%s), %v is missing", v.Needed, v.Available, v.LimitedBy, v.Missing)
+	case r.BytesPerParameter.Measured == nil:
+		return fmt.Sprintf("FITS: needs %v of the %v that are left (%s)", v.Needed, v.Available, v.LimitedBy)
+	case !r.WithinTolerance():
+		return fmt.Sprintf("DIFFERS FROM THE PLAN: %s bytes a parameter, more than %.1f %% apart", r.perParameter(), 100*rehearse.Tolerance)
+	}
+	return fmt.Sprintf("FITS: %.2f bytes a parameter as planned, a step takes %s at %.0f %% of memory bandwidth", *r.BytesPerParameter.Measured, seconds(r.StepSecondsMedian), 100*r.MemoryBandwidth.Fraction)
+}

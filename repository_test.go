@@ -1,0 +1,171 @@
+// Package plimsoll holds the rules of the repository, as tests.
+package plimsoll
+
+import (
+	"encoding/json"
+	"errors"
+	"go/parser"
+	"go/token"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// pkg is what "go list" says of a package.
+type pkg struct {
+	ImportPath, Dir               string
+	GoFiles, TestGoFiles, Imports []string
+}
+
+func packages(t *testing.T) []pkg {
+	command := exec.Command("go", "list", "-json", "./...")
+	command.Stderr = os.Stderr
+	out, err := command.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []pkg
+	for decoder := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p pkg
+		if err := decoder.Decode(&p); errors.Is(err, io.EOF) {
+			return all
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+}
+
+func read(t *testing.T, name string) string {
+	text, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func TestEveryPackageIsDocumented(t *testing.T) {
+	for _, p := range packages(t) {
+		documented := false
+		for _, file := range slices.Concat(p.GoFiles, p.TestGoFiles) {
+			parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, file), nil, parser.PackageClauseOnly|parser.ParseComments)
+			if err != nil {
+				t.Fatal(err)
+			}
+			documented = documented || parsed.Doc != nil
+		}
+		if !documented {
+			t.Errorf("%s has no package comment", p.ImportPath)
+		}
+	}
+}
+
+// TestImportsPointDownwards holds the imports against the list of packages in
+// docs/architecture.md.
+func TestImportsPointDownwards(t *testing.T) {
+	_, list, found := strings.Cut(read(t, "docs/architecture.md"), "```packages\n")
+	list, _, closed := strings.Cut(list, "```")
+	if !found || !closed {
+		t.Fatal("docs/architecture.md has no list of packages")
+	}
+	level := map[string]int{}
+	for i, line := range strings.Split(strings.TrimSpace(list), "\n") {
+		level["plimsoll/"+strings.Fields(line)[0]] = i
+	}
+	for _, p := range packages(t) {
+		if p.ImportPath == "plimsoll" {
+			continue
+		}
+		own, listed := level[p.ImportPath]
+		if !listed {
+			t.Errorf("%s is not in docs/architecture.md", p.ImportPath)
+			continue
+		}
+		for _, imported := range p.Imports {
+			if !strings.HasPrefix(imported, "plimsoll/") {
+				continue
+			}
+			if below, open := level[imported]; open && below < own {
+				t.Errorf("%s imports %s, which stands above it in docs/architecture.md", p.ImportPath, imported)
+			}
+		}
+	}
+	for name := range level {
+		if _, err := os.Stat(strings.TrimPrefix(name, "plimsoll/")); err != nil {
+			t.Errorf("docs/architecture.md lists %s, which does not exist", name)
+		}
+	}
+}
+
+// tracked lists the files of the repository. In an export without git there is
+// nothing to check.
+func tracked(t *testing.T) []string {
+	out, err := exec.Command("git", "ls-files", "--cached", "--others", "--exclude-standard").Output()
+	if err != nil {
+		t.Skip("not a git checkout: ", err)
+	}
+	return strings.Fields(string(out))
+}
+
+func TestNoFileNamesAMachine(t *testing.T) {
+	// Put together here, so that this file does not match.
+	machine := regexp.MustCompile(`(^|[\s"'=(` + "`" + `])/(` + strings.Join([]string{"home", "root", "work", "Users", "mnt"}, "|") + `)/[\w.]`)
+	for _, name := range tracked(t) {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			continue // deleted and not yet committed
+		}
+		for number, line := range strings.Split(string(text), "\n") {
+			if machine.MatchString(line) {
+				t.Errorf("%s:%d names a path of one machine: %s", name, number+1, strings.TrimSpace(line))
+			}
+		}
+	}
+}
+
+func TestGoModReplacesNothing(t *testing.T) {
+	for _, name := range []string{"go.mod", "tools.mod", "optim/kernel/_asm/go.mod"} {
+		if regexp.MustCompile(`(?m)^replace`).MatchString(read(t, name)) {
+			t.Errorf("%s has a replace directive", name)
+		}
+	}
+}
+
+// TestReadmeCommandsExist holds the two commands of the README against the
+// Makefile.
+func TestReadmeCommandsExist(t *testing.T) {
+	readme, makefile, ci := read(t, "README.md"), read(t, "Makefile"), read(t, ".ci/run")
+	for _, target := range []string{"demo", "test"} {
+		if !strings.Contains(readme, "make "+target) || !regexp.MustCompile(`(?m)^`+target+`:`).MatchString(makefile) {
+			t.Errorf("make %s is not in both README.md and Makefile", target)
+		}
+	}
+	if !strings.Contains(ci, "make test") {
+		t.Error(".ci/run does not call make test")
+	}
+}
+
+// TestGeneratedKernels proves that the checked-in assembly is what the
+// generator writes.
+func TestGeneratedKernels(t *testing.T) {
+	dir := t.TempDir()
+	assembly, stubs := filepath.Join(dir, "kernel_amd64.s"), filepath.Join(dir, "kernel_amd64.go")
+	command := exec.Command("go", "run", "-C", "optim/kernel/_asm", ".", "-out", assembly, "-stubs", stubs, "-pkg", "kernel")
+	if out, err := command.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, generated := range []string{assembly, stubs} {
+		checkedIn := filepath.Join("optim", "kernel", filepath.Base(generated))
+		// The first line holds the command with its paths.
+		_, want, _ := strings.Cut(read(t, generated), "\n")
+		_, got, _ := strings.Cut(read(t, checkedIn), "\n")
+		if got != want {
+			t.Errorf("%s is not what the generator writes: run make generate", checkedIn)
+		}
+	}
+}
