@@ -189,10 +189,17 @@ func median(sorted []float64) float64 {
 	return (sorted[n/2-1] + sorted[n/2]) / 2
 }
 
-// WithinTolerance says whether measured bytes a parameter are those planned.
+// WithinTolerance says whether the arenas hold what was planned for them, page
+// rounding included.
 func (r *Rehearsal) WithinTolerance() bool {
-	b := r.BytesPerParameter
-	return b.Measured == nil || math.Abs(*b.Measured-b.Planned) <= rehearse.Tolerance*b.Planned
+	if r.BytesPerParameter.Measured == nil {
+		return true
+	}
+	isArena := func(e ledger.Entry) bool {
+		return e.Component != rehearse.ComponentPageTables && e.Component != rehearse.ComponentProcess
+	}
+	planned := r.Ledger.Planned(isArena)
+	return math.Abs(float64(r.Ledger.Measured(isArena)-planned)) <= rehearse.Tolerance*float64(planned)
 }
 
 // WriteJSON writes the document.
@@ -282,6 +289,9 @@ func (r *Rehearsal) facts() [][2]string {
 	}
 	for _, rank := range r.Binding.Ranks {
 		where := "workers on CPUs " + rank.OptimizerCPUs.String()
+		if rank.OptimizerCPUs.Size() == 1 {
+			where = "one worker, on CPU " + rank.OptimizerCPUs.String()
+		}
 		if rank.Shared {
 			where += ", shared with other ranks"
 		}
@@ -328,7 +338,7 @@ func (r *Rehearsal) VerdictLine() string {
 	case r.BytesPerParameter.Measured == nil:
 		return fmt.Sprintf("FITS: needs %v of the %v that are left (%s)", v.Needed, v.Available, v.LimitedBy)
 	case !r.WithinTolerance():
-		return fmt.Sprintf("DIFFERS FROM THE PLAN: %s bytes a parameter, more than %.1f %% apart", r.perParameter(), 100*rehearse.Tolerance)
+		return fmt.Sprintf("DIFFERS FROM THE PLAN by more than %.1f %%: %s bytes a parameter", 100*rehearse.Tolerance, r.perParameter())
 	}
 	return fmt.Sprintf("FITS: %.2f bytes a parameter as planned, a step takes %s at %.0f %% of memory bandwidth", *r.BytesPerParameter.Measured, seconds(r.StepSecondsMedian), 100*r.MemoryBandwidth.Fraction)
 }

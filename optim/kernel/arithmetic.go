@@ -56,14 +56,22 @@ func sqrt(a float32) float32 { return float32(math.Sqrt(float64(a))) }
 // float64, and rounding the sum to 53 bits before rounding it to 24 goes wrong
 // only where the first result lies halfway between two binary32 numbers.
 func fma(a, b, c float32) float32 {
-	product := float64(float64(a) * float64(b))
-	sum := float64(product + float64(c))
-	x := float32(sum)
-	const halfway, discarded = 1 << 28, 1<<29 - 1
-	if math.Float64bits(sum)&discarded == halfway || suspect(x) {
-		return round(roundToOdd(product, float64(c)))
+	sum := float64(float64(a)*float64(b)) + float64(c)
+	if halfway(sum) {
+		return fmaRepaired(a, b, c)
 	}
-	return x
+	return float32(sum)
+}
+
+// halfway says that a float64 lies halfway between two binary32 numbers, or
+// that it is so small that it may have to be a zero.
+func halfway(x float64) bool {
+	bits := math.Float64bits(x)
+	return bits&(1<<29-1) == 1<<28 || bits<<1 <= 0x3810_0000_0000_0000<<1
+}
+
+func fmaRepaired(a, b, c float32) float32 {
+	return round(roundToOdd(float64(float64(a)*float64(b)), float64(c)))
 }
 
 // roundToOdd is a sum in which an inexact result whose last bit is even has

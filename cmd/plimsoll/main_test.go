@@ -1,0 +1,55 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+// TestMain makes the program available to the scripts as "plimsoll".
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){
+		"plimsoll": func() { os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) },
+	})
+}
+
+// TestScripts runs the real program. Besides testscript's own commands, a
+// script may use
+//
+//	exits CODE COMMAND...   run a command that must end with an exit code
+//	json FILE               check that FILE holds one JSON document
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir: filepath.Join("testdata", "script"),
+		Cmds: map[string]func(ts *testscript.TestScript, negated bool, arguments []string){
+			"exits": exits,
+			"json": func(ts *testscript.TestScript, _ bool, arguments []string) {
+				var document map[string]any
+				ts.Check(json.Unmarshal([]byte(ts.ReadFile(arguments[0])), &document))
+			},
+		},
+	})
+}
+
+func exits(ts *testscript.TestScript, _ bool, arguments []string) {
+	want, err := strconv.Atoi(arguments[0])
+	ts.Check(err)
+	got := 0
+	if err := ts.Exec(arguments[1], arguments[2:]...); err != nil {
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) {
+			ts.Fatalf("%v", err)
+		}
+		got = exit.ExitCode()
+	}
+	if got != want {
+		ts.Fatalf("exit code %d, want %d\n%s", got, want, ts.ReadFile("stderr"))
+	}
+}

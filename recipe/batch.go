@@ -1,0 +1,109 @@
+package recipe
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+	"strings"
+
+	"plimsoll/fault"
+)
+
+// The three keys of the batch equation
+// train = micro x accumulation x ranks.
+const (
+	trainKey        = "train_batch_size"
+	microKey        = "train_micro_batch_size_per_gpu"
+	accumulationKey = "gradient_accumulation_steps"
+)
+
+// Batch counts samples. A zero is a number that the file leaves open.
+type Batch struct {
+	Train        int // samples of all ranks between two optimizer steps
+	Micro        int // samples that one rank handles at a time
+	Accumulation int // micro batches of one rank between two optimizer steps
+}
+
+// factor is a count and what it counts.
+type factor struct {
+	count int
+	what  string
+}
+
+// ResolveBatch completes the batch equation as DeepSpeed does, for worldSize
+// data-parallel ranks.
+func (d *DeepSpeed) ResolveBatch(worldSize int) (Batch, error) {
+	if worldSize < 1 {
+		return Batch{}, &fault.Input{What: fmt.Sprintf("there are %d data-parallel ranks, expected at least 1", worldSize)}
+	}
+	if d.elasticity != (fault.Position{}) {
+		return Batch{}, &fault.Input{Where: d.elasticity, What: "elasticity is enabled: DeepSpeed chooses the batch when the job starts",
+			Mend: `switch elasticity off and give "` + microKey + `"`}
+	}
+	b := d.Batch
+	if b.Train == 0 && b.Micro == 0 {
+		return Batch{}, &fault.Input{Where: fault.Position{File: d.File}, What: fmt.Sprintf("neither %s nor %s is given as a number", trainKey, microKey),
+			Mend: `add "` + microKey + `": 1, or the number that the trainer's arguments set`}
+	}
+
+	var given []factor
+	if b.Micro > 0 {
+		given = append(given, d.given(microKey, b.Micro))
+	}
+	if b.Accumulation > 0 {
+		given = append(given, d.given(accumulationKey, b.Accumulation))
+	}
+	given = append(given, factor{worldSize, fmt.Sprintf("%d ranks", worldSize)})
+	product, ok := multiply(given)
+	if !ok {
+		return Batch{}, &fault.Input{Where: d.batchKeys[microKey], What: describe(given) + " is more than a computer can count"}
+	}
+
+	complete := b.Micro > 0 && b.Accumulation > 0
+	switch {
+	case b.Train == 0:
+		b.Train, b.Accumulation = product, max(b.Accumulation, 1)
+	case complete && b.Train != product:
+		return Batch{}, d.contradiction(fmt.Sprintf("but %s is %d", describe(given), product),
+			fmt.Sprintf("set it to %d, or remove one of the three keys and let it be derived", product))
+	case complete:
+	case b.Train%product != 0:
+		return Batch{}, d.contradiction(fmt.Sprintf("expected a multiple of %d: %s", product, describe(given)),
+			fmt.Sprintf("set it to %d", max(product, b.Train/product*product)))
+	case b.Micro > 0:
+		b.Accumulation = b.Train / product
+	default:
+		b.Micro, b.Accumulation = b.Train/product, max(b.Accumulation, 1)
+	}
+	return b, nil
+}
+
+func (d *DeepSpeed) contradiction(what, mend string) error {
+	return &fault.Input{Where: d.batchKeys[trainKey], What: fmt.Sprintf("%s is %d, %s", trainKey, d.Batch.Train, what), Mend: mend}
+}
+
+// given is a number that the file gives, with its place.
+func (d *DeepSpeed) given(key string, count int) factor {
+	return factor{count, fmt.Sprintf("%s %d (line %d)", key, count, d.batchKeys[key].Line)}
+}
+
+func describe(factors []factor) string {
+	parts := make([]string, len(factors))
+	for i, f := range factors {
+		parts[i] = f.what
+	}
+	return strings.Join(parts, " x ")
+}
+
+// multiply is the product of positive counts, if an int holds it.
+func multiply(factors []factor) (int, bool) {
+	product := uint64(1)
+	for _, f := range factors {
+		high, low := bits.Mul64(product, uint64(f.count))
+		if high != 0 || low > math.MaxInt {
+			return 0, false
+		}
+		product = low
+	}
+	return int(product), true
+}

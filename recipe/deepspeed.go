@@ -1,0 +1,309 @@
+// Package recipe reads how a model is trained: the precision, the optimizer,
+// what is sharded and what is offloaded. It reads strictly, because a key that
+// is silently ignored is a plan for another training run than the one that
+// will be started.
+package recipe
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"slices"
+	"strings"
+
+	"plimsoll/dtype"
+	"plimsoll/fault"
+)
+
+// DeepSpeed is what a DeepSpeed configuration says, with the defaults of
+// DeepSpeed 0.19.6 where it says nothing or "auto". A note tells where an
+// earlier version has another default that matters.
+type DeepSpeed struct {
+	File string
+
+	ZeROStage         int
+	Sizes             Sizes
+	OverlapReduction  bool // overlap_comm: a second reduce bucket
+	OffloadOptimizer  Offload
+	OffloadParameters Offload
+	ZenFlow           *ZenFlow // nil when the file has none
+
+	// Precision is BF16, F16 or F32. It is Invalid where the file leaves it
+	// to the trainer's arguments ("auto").
+	Precision dtype.Type
+	// LowPrecisionMaster keeps master weights and gradients in Precision
+	// (fp16_master_weights_and_grads, bf16_master_weights_and_grads), and
+	// LowPrecisionState the optimizer's moments, too.
+	LowPrecisionMaster bool
+	LowPrecisionState  bool
+	LossScale          LossScale // of F16; zero for the others
+
+	Optimizer        *Optimizer // nil when the file has none
+	GradientClipping float64    // the largest norm; 0 = off
+	// GradientAccumulationDType is Invalid when the file has none: then it is
+	// the type of the gradients.
+	GradientAccumulationDType  dtype.Type
+	Batch                      Batch
+	CheckpointActivationsOnCPU bool // activation_checkpointing.cpu_checkpointing
+
+	// Auto lists the keys that are "auto", as dotted paths, sorted.
+	Auto []string
+	// Notes tell what DeepSpeed accepts, but ignores or calls deprecated.
+	Notes []Note
+
+	batchKeys  map[string]fault.Position
+	elasticity fault.Position // zero when it is off
+}
+
+// Offload says where state is kept while the GPU computes something else.
+type Offload struct {
+	Device    string // "none", "cpu" or "nvme"
+	PinMemory bool
+	// Ratio is the share of the optimizer that runs on the CPU (ZeRO-3 only).
+	Ratio float64
+	// SuperOffload is DeepSpeed's way for Grace Hopper (ZeRO-3 only).
+	SuperOffload bool
+}
+
+// Sizes are the numbers of elements that give ZeRO's buffers their sizes.
+type Sizes struct {
+	ReduceBucket, AllgatherBucket int64
+	SubGroup                      int64
+	PrefetchBucket                int64
+	PersistentParameter           int64 // parameters up to this size stay whole
+	PersistentModel               int64 // but not more than this in all
+	LiveParameters, ReuseDistance int64
+}
+
+// LossScale is how losses are scaled so that fp16 gradients do not vanish.
+type LossScale struct {
+	Static                float64 // 0 means dynamic, as below
+	InitialPower          int     // the first scale is 2 to this power
+	Window                int     // it doubles after so many steps without overflow
+	Hysteresis            int     // it halves after so many overflows
+	Minimum               int
+	ConsecutiveHysteresis bool
+}
+
+// ZenFlow is the part of the ZenFlow section that sets sizes.
+type ZenFlow struct {
+	TopKRatio      float64 // the share of gradient columns that stays on the GPU
+	UpdateInterval int     // 0 means "auto"
+	OverlapStep    bool
+	Offload        bool
+}
+
+// Note is something that the author of a file should know.
+type Note struct {
+	Where fault.Position
+	What  string
+}
+
+func (n Note) String() string { return n.Where.String() + ": " + n.What }
+
+// largest is far above any real configuration file, and keeps a wrong file
+// name (weights, a log) from being read as one.
+const largest = 1 << 20
+
+// LoadDeepSpeed reads the file at path.
+func LoadDeepSpeed(path string) (*DeepSpeed, error) {
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, &fault.Input{Where: fault.Position{File: path}, What: "there is no such file", Mend: "give the path of the DeepSpeed JSON configuration"}
+	}
+	if err != nil {
+		return nil, &fault.Input{Where: fault.Position{File: path}, Err: err}
+	}
+	if !info.Mode().IsRegular() || info.Size() > largest {
+		return nil, &fault.Input{Where: fault.Position{File: path}, What: fmt.Sprintf("expected a DeepSpeed JSON configuration: a regular file of at most %d bytes", largest)}
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, &fault.Input{Where: fault.Position{File: path}, Err: err}
+	}
+	return ParseDeepSpeed(path, text)
+}
+
+// ParseDeepSpeed reads the text of a file; its name is for messages. Every
+// error is a *fault.Input.
+func ParseDeepSpeed(file string, text []byte) (*DeepSpeed, error) {
+	document, err := parseDocument(file, text)
+	if err != nil {
+		return nil, err
+	}
+	c := &checking{document: document}
+	if document.root.kind != '{' {
+		return nil, c.bad(document.root.at, fmt.Sprintf("the file holds %s, expected an object", document.root), "")
+	}
+	if err := c.check(deepSpeedSchema, "", document.root); err != nil {
+		return nil, err
+	}
+	optimizer, err := c.optimizer()
+	if err != nil {
+		return nil, err
+	}
+	if err := c.scheduler(); err != nil {
+		return nil, err
+	}
+	d := &DeepSpeed{File: file, Optimizer: optimizer}
+	c.fill(d)
+	if err := c.conflicts(d); err != nil {
+		return nil, err
+	}
+	slices.Sort(c.auto)
+	d.Auto, d.Notes = c.auto, c.notes
+	return d, nil
+}
+
+// The getters take the first of the dotted paths that has a value.
+
+func (c *checking) integer(otherwise int64, paths ...string) int64 {
+	for _, path := range paths {
+		if v := c.root.find(path); v != nil {
+			return v.integer
+		}
+	}
+	return otherwise
+}
+
+func (c *checking) number(otherwise float64, path string) float64 {
+	if v := c.root.find(path); v != nil {
+		return v.number
+	}
+	return otherwise
+}
+
+func (c *checking) truth(otherwise bool, path string) bool {
+	if v := c.root.find(path); v != nil {
+		return v.truth
+	}
+	return otherwise
+}
+
+func (c *checking) word(otherwise, path string) string {
+	if v := c.root.find(path); v != nil {
+		return v.text
+	}
+	return otherwise
+}
+
+// isAuto says that the key is there and left to the trainer.
+func (c *checking) isAuto(path string) bool { return slices.Contains(c.auto, path) }
+
+// elements is the element type at path, or Invalid.
+func (c *checking) elements(path string) dtype.Type {
+	t, _ := dtype.Parse(c.word("", path)) // the schema lists names that parse
+	return t
+}
+
+func (c *checking) fill(d *DeepSpeed) {
+	const zero = "zero_optimization."
+	d.ZeROStage = int(c.integer(0, zero+"stage"))
+	d.Sizes = Sizes{
+		ReduceBucket:        c.integer(5e8, zero+"reduce_bucket_size"),
+		AllgatherBucket:     c.integer(5e8, zero+"allgather_bucket_size"),
+		SubGroup:            c.integer(1e9, zero+"sub_group_size"),
+		PrefetchBucket:      c.integer(5e7, zero+"stage3_prefetch_bucket_size", zero+"prefetch_bucket_size"),
+		PersistentParameter: c.integer(1e5, zero+"stage3_param_persistence_threshold", zero+"param_persistence_threshold"),
+		PersistentModel:     c.integer(math.MaxInt64, zero+"stage3_model_persistence_threshold", zero+"model_persistence_threshold"),
+		LiveParameters:      c.integer(1e9, zero+"stage3_max_live_parameters", zero+"max_live_parameters"),
+		ReuseDistance:       c.integer(1e9, zero+"stage3_max_reuse_distance", zero+"max_reuse_distance"),
+	}
+	d.OffloadOptimizer = c.offload(zero+"offload_optimizer", zero+"cpu_offload")
+	d.OffloadParameters = c.offload(zero+"offload_param", zero+"cpu_offload_param")
+	if whole := c.root.find("zero_optimization"); whole != nil && whole.kind != '{' && whole.truth {
+		// The oldest form: "zero_optimization": true.
+		d.ZeROStage = 1
+		d.Sizes.AllgatherBucket = c.integer(5e8, "allgather_size")
+	}
+	d.OverlapReduction = c.truth(d.ZeROStage == 3, zero+"overlap_comm")
+	if c.root.find(zero+"zenflow") != nil {
+		d.ZenFlow = &ZenFlow{
+			TopKRatio:      c.number(0.1, zero+"zenflow.topk_ratio"),
+			UpdateInterval: int(c.integer(0, zero+"zenflow.update_interval")),
+			OverlapStep:    c.truth(false, zero+"zenflow.overlap_step"),
+			Offload:        c.truth(false, zero+"zenflow.offload"),
+		}
+	}
+
+	bf16 := c.bf16()
+	switch {
+	case c.truth(false, bf16+".enabled"):
+		d.Precision = dtype.BF16
+	case c.truth(false, "fp16.enabled"):
+		d.Precision = dtype.F16
+	case !c.isAuto(bf16+".enabled") && !c.isAuto("fp16.enabled"):
+		d.Precision = dtype.F32
+	}
+	d.LowPrecisionMaster = c.truth(false, bf16+".bf16_master_weights_and_grads") || c.truth(false, "fp16.fp16_master_weights_and_grads")
+	d.LowPrecisionState = c.truth(false, bf16+".bf16_optimizer_states")
+	if d.Precision == dtype.F16 {
+		d.LossScale = LossScale{
+			Static:                c.number(0, "fp16.loss_scale"),
+			InitialPower:          int(c.integer(16, "fp16.initial_scale_power")),
+			Window:                int(c.integer(1000, "fp16.loss_scale_window")),
+			Hysteresis:            int(c.integer(2, "fp16.hysteresis")),
+			Minimum:               int(c.integer(1, "fp16.min_loss_scale")),
+			ConsecutiveHysteresis: c.truth(false, "fp16.consecutive_hysteresis"),
+		}
+	}
+
+	d.GradientClipping = c.number(1, "gradient_clipping")
+	d.GradientAccumulationDType = c.elements("data_types.grad_accum_dtype")
+	d.CheckpointActivationsOnCPU = c.truth(false, "activation_checkpointing.cpu_checkpointing")
+	d.Batch = Batch{
+		Train:        int(c.integer(0, trainKey)),
+		Micro:        int(c.integer(0, microKey)),
+		Accumulation: int(c.integer(0, accumulationKey)),
+	}
+	d.batchKeys = map[string]fault.Position{}
+	for _, key := range []string{trainKey, microKey, accumulationKey} {
+		if c.root.find(key) != nil {
+			d.batchKeys[key] = c.place(key)
+		}
+	}
+	if c.truth(false, "elasticity.enabled") {
+		d.elasticity = c.place("elasticity")
+	}
+}
+
+// bf16 is the name of the section that DeepSpeed takes for bfloat16: the old
+// name counts only where the new one is missing.
+func (c *checking) bf16() string {
+	if c.root.member("bf16") == nil {
+		return "bfloat16"
+	}
+	return "bf16"
+}
+
+// offload reads a section, or the truth value that was its place once.
+func (c *checking) offload(section, deprecated string) Offload {
+	device := "none"
+	if c.truth(false, deprecated) {
+		device = "cpu"
+	}
+	return Offload{
+		Device:       c.word(device, section+".device"),
+		PinMemory:    c.truth(true, section+".pin_memory"),
+		Ratio:        c.number(1, section+".ratio"),
+		SuperOffload: c.truth(false, section+".super_offload"),
+	}
+}
+
+// place is the position of the key at a dotted path, or the whole file.
+func (c *checking) place(path string) fault.Position {
+	v, at := c.root, int64(-1)
+	for name := range strings.SplitSeq(path, ".") {
+		m := v.member(name)
+		if m == nil {
+			break
+		}
+		v, at = m.value, m.at
+	}
+	if at < 0 {
+		return fault.Position{File: c.file}
+	}
+	return c.position(at)
+}

@@ -1,0 +1,348 @@
+package recipe
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"plimsoll/fault"
+)
+
+// rule says which values a key takes. The zero rule takes any value.
+type rule struct {
+	form form
+
+	keys map[string]rule // of an object: the known keys
+	open bool            // of an object: other keys are welcome, too
+	each *rule           // of a list: its elements
+
+	words    []string // of a text: the only ones; none means any
+	anyCase  bool     // the words may be written in any case
+	low      float64  // of a number, both included
+	high     float64
+	below    bool // high itself is excluded
+	length   int  // of a list; 0 means any
+	optional bool // null means absent
+	auto     bool // "auto" means: Hugging Face's integration, or the default, decides
+
+	// lax follows pydantic, which DeepSpeed reads parts of the file with:
+	// numbers and truth values may be written as strings, truth values as 0
+	// and 1.
+	lax bool
+
+	// also is a second form that the key takes.
+	also *rule
+
+	// note is what to tell about a key that is accepted, but deprecated or
+	// without effect.
+	note string
+}
+
+type form int
+
+const (
+	anyForm form = iota
+	objectForm
+	listForm
+	integerForm
+	numberForm
+	booleanForm
+	textForm
+)
+
+// The rules that the schema is made of.
+func isInteger() rule { return rule{form: integerForm, low: math.Inf(-1), high: math.Inf(1)} }
+func isNumber() rule  { return rule{form: numberForm, low: math.Inf(-1), high: math.Inf(1)} }
+func isBoolean() rule { return rule{form: booleanForm} }
+
+func isText(words ...string) rule        { return rule{form: textForm, words: words} }
+func isList(each rule) rule              { return rule{form: listForm, each: &each} }
+func isObject(keys map[string]rule) rule { return rule{form: objectForm, keys: keys} }
+
+// isFree is an object that DeepSpeed hands on as it is.
+func isFree() rule { return isObject(nil).andOthers() }
+
+// isModel is an object that DeepSpeed reads with a pydantic model: conversions
+// are lax, and "auto" means the default for every key.
+func isModel(keys map[string]rule) rule {
+	relaxed := make(map[string]rule, len(keys))
+	for name, key := range keys {
+		key.lax, key.auto = true, true
+		relaxed[name] = key
+	}
+	return isObject(relaxed)
+}
+
+func (r rule) from(low float64) rule   { r.low = low; return r }
+func (r rule) to(high float64) rule    { r.high = high; return r }
+func (r rule) under(high float64) rule { r.high, r.below = high, true; return r }
+func (r rule) orNull() rule            { r.optional = true; return r }
+func (r rule) orAuto() rule            { r.auto = true; return r }
+func (r rule) inAnyCase() rule         { r.anyCase = true; return r }
+func (r rule) andOthers() rule         { r.open = true; return r }
+func (r rule) noting(note string) rule { r.note = note; return r }
+func (r rule) ofLength(n int) rule     { r.length = n; return r }
+func (r rule) or(other rule) rule      { r.also = &other; return r }
+
+// String is what the rule expects, for messages.
+func (r rule) String() string {
+	expected := ""
+	switch r.form {
+	case objectForm:
+		expected = "an object"
+	case listForm:
+		if expected = "a list"; r.length > 0 {
+			expected = fmt.Sprintf("a list of %d", r.length)
+		}
+	case integerForm:
+		expected = "a whole number" + r.limits()
+	case numberForm:
+		expected = "a number" + r.limits()
+	case booleanForm:
+		expected = "true or false"
+	case textForm:
+		if expected = "a string"; len(r.words) > 0 {
+			expected = quoted(r.words)
+		}
+	}
+	if r.also != nil {
+		expected += " or " + r.also.String()
+	}
+	if r.auto {
+		expected += ` or "auto"`
+	}
+	if r.optional {
+		expected += " or null"
+	}
+	return expected
+}
+
+func (r rule) limits() string {
+	low, high := strconv.FormatFloat(r.low, 'g', -1, 64), strconv.FormatFloat(r.high, 'g', -1, 64)
+	switch {
+	case r.below:
+		return " from " + low + " to below " + high
+	case math.IsInf(r.low, -1) && math.IsInf(r.high, 1):
+		return ""
+	case math.IsInf(r.high, 1):
+		return " of at least " + low
+	default:
+		return " from " + low + " to " + high
+	}
+}
+
+// quoted is `one of "a", "b", "c"`, or `"a"` alone.
+func quoted(words []string) string {
+	if len(words) == 1 {
+		return strconv.Quote(words[0])
+	}
+	var b strings.Builder
+	for i, word := range words {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(strconv.Quote(word))
+	}
+	return "one of " + b.String()
+}
+
+// checking is one walk through a document.
+type checking struct {
+	*document
+	notes []Note
+	auto  []string // paths of the keys that are "auto"
+}
+
+// check compares v, which is found at the dotted path, with the rule, and
+// converts it.
+func (c *checking) check(r rule, path string, v *value) error {
+	switch {
+	case r.optional && v.kind == 'n':
+		v.absent = true
+		return nil
+	case r.auto && v.kind == '"' && v.text == "auto":
+		v.absent = true
+		c.auto = append(c.auto, path)
+		return nil
+	}
+	for form := &r; form != nil; form = form.also {
+		if form.takes(v) {
+			return c.inside(*form, path, v)
+		}
+	}
+	return &fault.Input{
+		Where: c.position(v.at),
+		What:  fmt.Sprintf("%s is %s, expected %s", path, v, r),
+		Mend:  r.slip(v),
+	}
+}
+
+// takes converts v to the form of the rule, if it can be.
+func (r rule) takes(v *value) bool {
+	switch r.form {
+	case anyForm:
+		return true
+	case objectForm:
+		return v.kind == '{'
+	case listForm:
+		return v.kind == '[' && (r.length == 0 || len(v.elements) == r.length)
+	case booleanForm:
+		return r.takesBoolean(v)
+	case integerForm, numberForm:
+		if v.kind != '0' && !(r.lax && v.kind == '"') {
+			return false
+		}
+		whole, ok := v.parseNumber()
+		return ok && (whole || r.form == numberForm) &&
+			v.number >= r.low && v.number <= r.high && !(r.below && v.number == r.high)
+	default:
+		return v.kind == '"' && (len(r.words) == 0 || slices.ContainsFunc(r.words, func(word string) bool {
+			return word == v.text || r.anyCase && strings.EqualFold(word, v.text)
+		}))
+	}
+}
+
+func (r rule) takesBoolean(v *value) bool {
+	if v.kind == 't' || v.kind == 'f' {
+		v.truth = v.kind == 't'
+		return true
+	}
+	if !r.lax || v.kind != '0' && v.kind != '"' {
+		return false
+	}
+	switch strings.ToLower(v.text) {
+	case "1", "true", "t", "yes", "y", "on":
+		v.truth = true
+	case "0", "false", "f", "no", "n", "off":
+	default:
+		return false
+	}
+	return true
+}
+
+// parseNumber reads the digits of v. A number is whole however it is written
+// (5e8), but a string is not with an exponent in it: pydantic says so.
+func (v *value) parseNumber() (whole, ok bool) {
+	var err error
+	v.number, err = strconv.ParseFloat(v.text, 64)
+	if err != nil || math.IsInf(v.number, 0) || math.IsNaN(v.number) || strings.ContainsAny(v.text, "xX") {
+		return false, false // no JSON number, but a string may say so
+	}
+	if v.integer, err = strconv.ParseInt(v.text, 10, 64); err == nil {
+		return true, true
+	}
+	if v.kind == '"' && strings.ContainsAny(v.text, "eE") || math.Abs(v.number) >= 1<<63 {
+		return false, true
+	}
+	v.integer = int64(v.number)
+	return v.number == math.Trunc(v.number), true
+}
+
+// slip is advice for a common slip of the pen, or "".
+func (r rule) slip(v *value) string {
+	bare := value{kind: '0', text: v.text}
+	if v.text == "true" || v.text == "false" {
+		bare.kind = 't'
+	}
+	switch {
+	case v.kind != '"' || r.form == textForm || r.form == objectForm || r.form == listForm:
+		return ""
+	case v.text == "auto":
+		return `nothing fills in "auto" for this key: give a value, or leave the key out`
+	case r.takes(&bare):
+		return "write " + v.text + " without the quotes"
+	}
+	return ""
+}
+
+// String is what was found, for messages.
+func (v *value) String() string {
+	switch v.kind {
+	case 'n':
+		return "null"
+	case 't', 'f', '0':
+		return v.text
+	case '"':
+		if len(v.text) > 40 {
+			return strconv.Quote(v.text[:40]) + "..."
+		}
+		return strconv.Quote(v.text)
+	case '{':
+		return "an object"
+	default:
+		return fmt.Sprintf("a list of %d", len(v.elements))
+	}
+}
+
+// inside checks the members of an object and the elements of a list.
+func (c *checking) inside(r rule, path string, v *value) error {
+	if r.form == listForm {
+		for i, element := range v.elements {
+			if err := c.check(*r.each, fmt.Sprintf("%s[%d]", path, i), element); err != nil {
+				return err
+			}
+		}
+	}
+	for _, m := range v.members {
+		below := m.name
+		if path != "" {
+			below = path + "." + m.name
+		}
+		key, known := r.keys[m.name]
+		switch {
+		case known:
+		case r.form != objectForm || r.open:
+			continue
+		case path == "" && strings.HasPrefix(m.name, "_"):
+			continue // a comment in plain JSON, which DeepSpeed lets pass here
+		default:
+			return &fault.Input{Where: c.position(m.at), What: fmt.Sprintf("DeepSpeed knows no key %q%s", m.name, within(path)), Mend: advice(r, m.name)}
+		}
+		if key.note != "" {
+			c.notes = append(c.notes, Note{c.position(m.at), below + " " + key.note})
+		}
+		if err := c.check(key, below, m.value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// within is " in path", for messages.
+func within(path string) string {
+	if path == "" {
+		return " at the top level"
+	}
+	return " in " + path
+}
+
+// advice names the key that was probably meant: one of this object that is
+// spelled nearly alike, or the same one where it belongs.
+func advice(r rule, name string) string {
+	if places := whereabouts(deepSpeedSchema, "", name); len(places) == 1 {
+		return fmt.Sprintf("%q belongs%s", name, within(places[0]))
+	}
+	if near := fault.Nearest(name, slices.Sorted(maps.Keys(r.keys))); near != "" {
+		return fmt.Sprintf("did you mean %q?", near)
+	}
+	return ""
+}
+
+// whereabouts are the paths of the objects in r that have a key called name.
+func whereabouts(r rule, path, name string) []string {
+	var places []string
+	for _, key := range slices.Sorted(maps.Keys(r.keys)) {
+		if key == name {
+			places = append(places, path)
+		}
+		below := key
+		if path != "" {
+			below = path + "." + key
+		}
+		places = append(places, whereabouts(r.keys[key], below, name)...)
+	}
+	return places
+}
