@@ -213,16 +213,16 @@ func (r *Rehearsal) WriteJSON(w io.Writer) error {
 // WriteText writes what a person reads.
 func (r *Rehearsal) WriteText(w io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s  %s parameters (%s)\n", r.Model.Name, ledger.Count(r.Model.Parameters), r.Model.Architecture)
-	fmt.Fprintf(&b, "%s, state %s, %s parameters, %s gradients%s\n", r.Job.Optimizer, r.Job.State, r.Job.ParameterType, r.Job.GradientType, r.clipping())
-	fmt.Fprintf(&b, "%s, %d usable cores (CPUs %s), %v of %v available\n\n", r.Host.CPU, r.Host.UsableCores, r.Host.UsableCPUs, r.Host.MemoryAvailable, r.Host.MemoryTotal)
-	b.WriteString(r.ledgerTable())
-	b.WriteString("\n\n")
-	for _, line := range r.facts() {
-		fmt.Fprintf(&b, "%-22s %s\n", line[0], line[1])
+	line := func(name, value string) { fmt.Fprintf(&b, "%-18s %s\n", name, value) }
+	line("model", fmt.Sprintf("%s, %s parameters (%s)", r.Model.Name, ledger.Count(r.Model.Parameters), r.Model.Architecture))
+	line("training", fmt.Sprintf("%s, %s parameters, %s gradients%s", r.Job.Optimizer, r.Job.ParameterType, r.Job.GradientType, r.clipping()))
+	line("host", fmt.Sprintf("%s, %d usable cores (CPUs %s), %v of %v available", r.Host.CPU, r.Host.UsableCores, r.Host.UsableCPUs, r.Host.MemoryAvailable, r.Host.MemoryTotal))
+	b.WriteString("\n" + r.ledgerTable() + "\n\n")
+	for _, fact := range r.facts() {
+		line(fact[0], fact[1])
 	}
 	for _, note := range r.Notes {
-		fmt.Fprintf(&b, "%-22s %s\n", "note", note)
+		line("note", note)
 	}
 	b.WriteString("\n" + r.VerdictLine() + "\n")
 	for _, change := range r.Verdict.WouldFit {
@@ -276,7 +276,7 @@ func (r *Rehearsal) ledgerTable() string {
 
 // facts are the lines below the table.
 func (r *Rehearsal) facts() [][2]string {
-	facts := [][2]string{{"bytes a parameter", r.perParameter()}}
+	facts := [][2]string{{"bytes a parameter", r.perParameter() + ", state " + r.Job.State}}
 	if r.Job.WorldSize > r.Job.Ranks || r.Job.Ranks > 1 {
 		facts = append(facts, [2]string{"ranks", fmt.Sprintf("%d here of %d, %s of %s parameters on this host", r.Job.Ranks, r.Job.WorldSize, ledger.Count(r.Job.ParametersOnHost), ledger.Count(r.Model.Parameters))})
 	}
@@ -301,7 +301,7 @@ func (r *Rehearsal) facts() [][2]string {
 	if r.HugePageBytes > 0 {
 		pages += fmt.Sprintf(", %v of them huge", r.HugePageBytes)
 	}
-	return append(facts, [2]string{"kernel, pages", r.Job.Kernel + ", " + pages})
+	return append(facts, [2]string{"kernels, pages", r.Job.Kernel + ", " + pages})
 }
 
 func signedOrNone(b ledger.Bytes) string {

@@ -1,0 +1,75 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// documentedExit lists the documented commands that are meant to fail.
+var documentedExit = map[string]int{
+	"plimsoll rehearse --model llama-3.1-405b": exitDoesNotFit,
+}
+
+// TestDocumentedCommands runs every "$ plimsoll" command of README.md and docs.
+// Where the output is shown, too, every line of it must still begin as a line
+// of the real output does: numbers differ from host to host, names do not.
+func TestDocumentedCommands(t *testing.T) {
+	root := filepath.Join("..", "..")
+	documents, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(root)
+	commands := 0
+	for _, document := range append(documents, filepath.Join(root, "README.md")) {
+		document, _ = filepath.Rel(root, document)
+		text, err := os.ReadFile(document)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, block := range regexp.MustCompile("(?s)```console\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
+			for _, part := range strings.Split(block[1], "$ ")[1:] {
+				command, output, _ := strings.Cut(part, "\n")
+				commands++
+				t.Run(document+": "+command, func(t *testing.T) { checkCommand(t, command, output) })
+			}
+		}
+	}
+	if commands == 0 {
+		t.Error("no documented command was found")
+	}
+}
+
+func checkCommand(t *testing.T, command, output string) {
+	arguments := strings.Fields(command)
+	if arguments[0] != "plimsoll" {
+		t.Fatalf("%s: expected a plimsoll command", command)
+	}
+	if testing.Short() && strings.Contains(command, "qwen2.5-0.5b") {
+		t.Skip("takes 7 GB and half a minute")
+	}
+	var stdout, stderr bytes.Buffer
+	code := run(context.Background(), arguments[1:], &stdout, &stderr)
+	if want := documentedExit[command]; code != want {
+		t.Fatalf("exit code %d, want %d\n%s%s", code, want, &stdout, &stderr)
+	}
+	real := map[string]bool{}
+	for line := range strings.Lines(stdout.String()) {
+		real[firstWord(line)] = true
+	}
+	for line := range strings.Lines(output) {
+		if word := firstWord(line); !real[word] {
+			t.Errorf("no line of the output begins with %q any more; the document shows\n%s", word, line)
+		}
+	}
+}
+
+// firstWord leaves out the lines of tables, and what is no word.
+func firstWord(line string) string {
+	return regexp.MustCompile(`[A-Za-z_]+`).FindString(line)
+}
