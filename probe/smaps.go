@@ -162,7 +162,7 @@ func parseKilobytes(text string) (size ledger.Bytes, isSize bool, err error) {
 		return 0, false, nil
 	}
 	n, err := strconv.ParseInt(strings.TrimSpace(number), 10, 64)
-	if err == nil && (n < 0 || n > 1<<52) {
+	if err == nil && (n < 0 || n > 1<<40) {
 		err = fmt.Errorf("%d kB is out of range", n)
 	}
 	return ledger.Bytes(n) * ledger.KiB, true, err

@@ -1,0 +1,46 @@
+package fault
+
+import (
+	"errors"
+	"io/fs"
+	"testing"
+)
+
+func TestPosition(t *testing.T) {
+	text := []byte("one\ntwo\n")
+	for offset, want := range map[int64]string{-1: "f:1:1", 0: "f:1:1", 3: "f:1:4", 4: "f:2:1", 6: "f:2:3", 8: "f:3:1", 99: "f:3:1"} {
+		if got := At("f", text, offset).String(); got != want {
+			t.Errorf("offset %d is %s, want %s", offset, got, want)
+		}
+	}
+}
+
+func TestMessage(t *testing.T) {
+	for _, test := range []struct {
+		fault Input
+		want  string
+	}{
+		{Input{What: "too many ranks"}, "too many ranks"},
+		{Input{Where: Position{File: "a.json"}, Err: fs.ErrNotExist}, "a.json: file does not exist"},
+		{Input{Where: Position{"a.json", 2, 7}, What: "stage is 4", Mend: "use 0 to 3", Err: errors.New("cause")}, "a.json:2:7: stage is 4: cause\n  hint: use 0 to 3"},
+	} {
+		if got := test.fault.Error(); got != test.want {
+			t.Errorf("got %q, want %q", got, test.want)
+		}
+	}
+	if !errors.Is(&Input{Err: fs.ErrNotExist}, fs.ErrNotExist) {
+		t.Error("the cause is not reached")
+	}
+}
+
+func TestNearest(t *testing.T) {
+	known := []string{"offload_optimizer", "offload_param", "stage", "llama-3-8b"}
+	for name, want := range map[string]string{
+		"offload_optimiser": "offload_optimizer", "Stage": "stage", "sage": "stage", "llama3-8b": "llama-3-8b",
+		"batch": "", "": "", "x": "",
+	} {
+		if got := Nearest(name, known); got != want {
+			t.Errorf("nearest to %q is %q, want %q", name, got, want)
+		}
+	}
+}

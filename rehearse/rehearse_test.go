@@ -1,0 +1,221 @@
+package rehearse
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"strings"
+	"testing"
+
+	"plimsoll/dtype"
+	"plimsoll/engine"
+	"plimsoll/host"
+	"plimsoll/ledger"
+	"plimsoll/model"
+	"plimsoll/optim/kernel"
+	"plimsoll/probe"
+)
+
+// silent is progress that nobody watches.
+type silent struct{}
+
+func (silent) Begin(string, int64) {}
+func (silent) Advance(int64)       {}
+func (silent) End()                {}
+
+// small is a model of a few parameters more than one norm block.
+func small(elements int64) *model.Model {
+	return &model.Model{Name: "small", Architecture: "Test", Parameters: []model.Parameter{{Name: "w", Shape: []int64{elements}, DType: dtype.BF16, Block: -1}}}
+}
+
+// hostWith is this host with a given amount of memory available.
+func hostWith(t *testing.T, available ledger.Bytes) *host.Host {
+	h, err := host.Local()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Memory = host.Memory{Total: 2 * available, Available: available}
+	h.HugePages.Pools = nil
+	return h
+}
+
+func resolve(t *testing.T, r Request) *Job {
+	if r.Model == "" {
+		r.Model = "gpt2"
+	}
+	j, err := r.Resolve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return j
+}
+
+func TestPlannedBytes(t *testing.T) {
+	for _, test := range []struct {
+		state, gradient string
+		want            float64
+	}{
+		{"", "", 14}, {"split", "fp32", 16}, {"fp32", "fp32", 18}, {"fp32", "bf16", 16},
+	} {
+		for _, ranks := range []int{1, 2, 3} {
+			j := resolve(t, Request{Model: "qwen2.5-0.5b", Ranks: ranks, State: test.state, GradientType: test.gradient})
+			p, err := NewPlan(j, hostWith(t, 64*ledger.GiB))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := float64(p.StateBytes()) / float64(p.Parameters); math.Abs(got-test.want) > 1e-6 {
+				t.Errorf("state %q, gradients %q, %d ranks: %v bytes a parameter, want %v", test.state, test.gradient, ranks, got, test.want)
+			}
+			if p.Parameters != 494_032_768 {
+				t.Errorf("%d ranks hold %d parameters", ranks, p.Parameters)
+			}
+		}
+	}
+}
+
+// TestWhatDoesNotFitSaysWhatWould checks each suggestion by planning it.
+func TestWhatDoesNotFitSaysWhatWould(t *testing.T) {
+	h := hostWith(t, 100*ledger.GiB)
+	p, err := NewPlan(resolve(t, Request{Model: "llama-3-8b", Ranks: 2, State: "fp32", GradientType: "fp32"}), h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := p.Verdict()
+	if v.Fits || v.Missing != v.Needed-v.Available || v.LimitedBy != "MemAvailable" || len(v.WouldFit) != 2 {
+		t.Fatalf("%+v", v)
+	}
+	for _, change := range v.WouldFit {
+		request := Request{Model: "llama-3-8b", Ranks: 2, State: "fp32", GradientType: "fp32"}
+		less := request
+		var n int
+		var name string
+		switch flag, rest, _ := strings.Cut(change, " "); flag {
+		case "--world-size":
+			fmt.Sscan(rest, &n)
+			request.WorldSize, less.WorldSize = n, n-2
+		case "--model":
+			fmt.Sscan(rest, &name)
+			request.Model = strings.TrimSuffix(name, ":")
+		default:
+			t.Fatalf("unexpected suggestion %q", change)
+		}
+		changed, err := NewPlan(resolve(t, request), h)
+		if err != nil || !changed.Verdict().Fits {
+			t.Errorf("%q was suggested and does not fit: %v", change, err)
+		}
+		if less.WorldSize > 0 {
+			changed, err := NewPlan(resolve(t, less), h)
+			if err != nil || changed.Verdict().Fits {
+				t.Errorf("%q was suggested, and 2 ranks fewer would do: %v", change, err)
+			}
+		}
+	}
+
+	// With a little more memory the smaller format is enough.
+	h = hostWith(t, 110*ledger.GiB)
+	p.Host = h
+	if v := p.Verdict(); v.Fits || !strings.HasPrefix(v.WouldFit[0], "--state split --grad-dtype bf16") {
+		t.Errorf("%+v", v)
+	}
+}
+
+func TestLimitsOfCgroupsCount(t *testing.T) {
+	h := hostWith(t, 100*ledger.GiB)
+	h.Memory.Limits = []host.Limit{{Name: "cgroup /job memory.max", Limit: 2 * ledger.GiB, Used: ledger.GiB}}
+	p, err := NewPlan(resolve(t, Request{Ranks: 1}), h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v := p.Verdict(); v.Fits || v.Available != ledger.GiB || v.LimitedBy != "cgroup /job memory.max" {
+		t.Errorf("%+v", v)
+	}
+}
+
+// TestMeasuredIsPlanned rehearses for real, and leaves nothing behind.
+func TestMeasuredIsPlanned(t *testing.T) {
+	for _, request := range []Request{
+		{Ranks: 1, Steps: 3},
+		{Ranks: 2, Steps: 3, State: "fp32", GradientType: "fp32"},
+		{Ranks: 2, WorldSize: 5, Steps: 1, GradientType: "fp16"},
+	} {
+		j := resolve(t, request)
+		j.Model = small(1_000_003)
+		p, err := NewPlan(j, hostWith(t, ledger.GiB))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := p.Run(context.Background(), silent{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(m.Steps) != request.Steps || len(m.Ledger) != len(p.Ledger) {
+			t.Fatalf("%d steps, %d entries", len(m.Steps), len(m.Ledger))
+		}
+		for i, e := range m.Ledger {
+			if e.Measured == nil {
+				t.Fatalf("%s of rank %d was not measured", e.Component, e.Rank)
+			}
+			if exact := e.Component != ComponentPageTables && e.Component != ComponentProcess; exact && *e.Measured != p.Ledger[i].Planned {
+				t.Errorf("%s of rank %d: %d bytes planned, %d measured", e.Component, e.Rank, e.Planned, *e.Measured)
+			}
+		}
+		for i, s := range m.Steps {
+			if s.Skipped || !(s.GradientNorm > 0) || s.Seconds < s.NormSeconds+s.UpdateSeconds || s.TrafficSeconds <= 0 {
+				t.Errorf("step %d: %+v", i, s)
+			}
+		}
+		memory, err := probe.Process(os.DirFS("/"), "self")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name := range memory.Mappings {
+			if strings.HasPrefix(name, arenaPrefix) {
+				t.Errorf("%s is still mapped", name)
+			}
+		}
+	}
+}
+
+func TestInterruptedRehearsalEnds(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	stop := errors.New("stop")
+	cancel(stop)
+	j := resolve(t, Request{Ranks: 1, Steps: 3})
+	j.Model = small(1000)
+	p, err := NewPlan(j, hostWith(t, ledger.GiB))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Run(ctx, silent{}); !errors.Is(err, stop) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestSyntheticGradients are finite, of the stated size, different in each
+// step, and independent of how a shard is cut into chunks.
+func TestSyntheticGradients(t *testing.T) {
+	for _, typ := range []dtype.Type{dtype.BF16, dtype.F16, dtype.F32} {
+		const n = 1003
+		size := int(typ.Size())
+		whole, parts := make([]byte, n*size), make([]byte, n*size)
+		backward(engine.ShardConfig{}, 1, 0, kernel.Gradient{Type: typ, Data: whole})
+		for _, cut := range [][2]int{{0, 400}, {400, n}} { // 400: whole words
+			backward(engine.ShardConfig{}, 1, int64(cut[0]), kernel.Gradient{Type: typ, Data: parts[cut[0]*size : cut[1]*size]})
+		}
+		if !bytes.Equal(whole, parts) {
+			t.Errorf("%v: gradients depend on the chunks", typ)
+		}
+		backward(engine.ShardConfig{}, 2, 0, kernel.Gradient{Type: typ, Data: parts})
+		if bytes.Equal(whole, parts) {
+			t.Errorf("%v: two steps have the same gradients", typ)
+		}
+		// The root mean square of numbers of that range lies within it.
+		rms := math.Sqrt(kernel.Generic.SumSquares(kernel.Gradient{Type: typ, Data: whole}) / n)
+		if !(rms > 0x1p-11 && rms < 0x1p-7) {
+			t.Errorf("%v: root mean square %g", typ, rms)
+		}
+	}
+}
