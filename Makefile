@@ -28,6 +28,12 @@ test: ## Run all tests
 race: ## Run the tests under the race detector (needs a C compiler)
 	CGO_ENABLED=1 $(GO) test -race -short ./...
 
+.PHONY: test-avx512
+test-avx512: ## Run the kernel tests with AVX-512, emulated where need be (Debian, root)
+	@if grep -qw avx512vl /proc/cpuinfo; then \
+		PLIMSOLL_KERNEL=avx512 $(GO) test -count=1 ./optim/kernel ./engine; \
+	else optim/kernel/_emulate/run; fi
+
 .PHONY: lint
 lint: ## Check format, vet, staticcheck and generated files
 	@test -z "$$(gofmt -l .)" || { gofmt -d .; exit 1; }

@@ -4,6 +4,7 @@ import (
 	"os"
 	"strings"
 
+	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
 	"plimsoll/host"
@@ -24,7 +25,10 @@ size, and runs real optimizer steps over it with synthetic gradients. It shows
 whether the state fits, how many bytes a parameter it takes, how long a step
 takes, on which cores, and how near that is to what this memory can do.
 
-With --steps 0 nothing is allocated and only the plan is shown.`,
+With --steps 0 nothing is allocated and only the plan is shown.
+
+The catalog of models:
+` + wrapped(model.Catalog()),
 		Example: `  plimsoll rehearse --model qwen2.5-0.5b
   plimsoll rehearse --model path/to/config.json --deepspeed ds_config.json --ranks 2
   plimsoll rehearse --model llama-3-70b --world-size 8 --steps 0 --json`,
@@ -62,6 +66,12 @@ With --steps 0 nothing is allocated and only the plan is shown.`,
 		return names, cobra.ShellCompDirectiveDefault // files, too
 	})
 	return command
+}
+
+// wrapped lists names on lines of up to 78 characters.
+func wrapped(names []string) string {
+	lines := text.WrapSoft(strings.Join(names, " "), 76)
+	return "  " + strings.ReplaceAll(lines, "\n", "\n  ")
 }
 
 // mustRegister fails only when the flag does not exist.

@@ -14,6 +14,9 @@ import (
 
 // TestSplitIsLosslessForEveryPattern covers all 2^32 masters.
 func TestSplitIsLosslessForEveryPattern(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds of every core")
+	}
 	var wrong atomic.Int64
 	var workers sync.WaitGroup
 	parts := uint64(runtime.NumCPU())

@@ -1,0 +1,35 @@
+package model
+
+// architecture describes the modules of a class of Hugging Face transformers.
+// Where its modules differ from release to release (version 5 fuses the
+// experts of a layer, say), the names and shapes are those of the checkpoints
+// that the authors published.
+type architecture struct {
+	name      string
+	modelType string // model_type in config.json; on its own it means the first in the table
+	describe  func(s scope)
+}
+
+var architectures = []architecture{
+	{"BertForPreTraining", "bert", func(s scope) { bert(s, "bert", true, true) }},
+	{"BertForMaskedLM", "bert", func(s scope) { bert(s, "bert", true, false) }},
+	{"BertModel", "bert", func(s scope) { bert(s, "", false, true) }},
+	{"BloomForCausalLM", "bloom", bloom},
+	{"DeepseekV2ForCausalLM", "deepseek_v2", decoder(false, deepseekV2Block)},
+	{"DeepseekV3ForCausalLM", "deepseek_v3", decoder(false, deepseekV3Block)},
+	{"FalconForCausalLM", "falcon", falcon},
+	{"Gemma2ForCausalLM", "gemma2", decoder(true, gemma2Block)},
+	{"GemmaForCausalLM", "gemma", decoder(true, gemmaBlock)},
+	{"GPT2LMHeadModel", "gpt2", gpt2},
+	{"GPTNeoXForCausalLM", "gpt_neox", gptNeoX},
+	{"LlamaForCausalLM", "llama", decoder(false, llamaBlock)},
+	{"MistralForCausalLM", "mistral", decoder(false, mistralBlock)},
+	{"MixtralForCausalLM", "mixtral", decoder(false, mixtralBlock)},
+	{"OPTForCausalLM", "opt", opt},
+	{"Phi3ForCausalLM", "phi3", decoder(false, phi3Block)},
+	{"Qwen2ForCausalLM", "qwen2", decoder(false, qwen2Block)},
+	{"Qwen3ForCausalLM", "qwen3", decoder(false, qwen3Block)},
+	{"Qwen3MoeForCausalLM", "qwen3_moe", decoder(false, qwen3MoeBlock)},
+	{"Qwen3NextForCausalLM", "qwen3_next", decoder(false, qwen3NextBlock)},
+	{"T5ForConditionalGeneration", "t5", t5},
+}

@@ -1,0 +1,34 @@
+package model
+
+import (
+	"embed"
+	"slices"
+	"strings"
+)
+
+// The catalog holds the sizes that the authors of each model published, as the
+// fields of its config.json that the parameters depend on.
+//
+//go:embed catalog/*.json
+var catalog embed.FS
+
+// Catalog is the sorted names of the models that are known without a file.
+// bert-large is the model that is pre-trained (BertForPreTraining): the
+// encoder with the heads for masked words and for the next sentence.
+func Catalog() []string {
+	entries, err := catalog.ReadDir("catalog")
+	if err != nil {
+		panic(err) // the folder is compiled in
+	}
+	names := []string{}
+	for _, entry := range entries {
+		names = append(names, strings.TrimSuffix(entry.Name(), ".json"))
+	}
+	slices.Sort(names)
+	return names
+}
+
+func catalogConfig(name string) ([]byte, bool) {
+	text, err := catalog.ReadFile("catalog/" + name + ".json")
+	return text, err == nil
+}

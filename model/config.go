@@ -1,0 +1,240 @@
+package model
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"plimsoll/dtype"
+	"plimsoll/fault"
+)
+
+// config is a config.json. Its methods read one field each. The first fault is
+// kept, and reading goes on with a harmless value, so that the description of
+// an architecture reads like the architecture.
+//
+// A size that makes the model must be there, even where a class of
+// transformers has a default, because that default is the size of another
+// model. What may be absent has the default of the class.
+type config struct {
+	document
+	fields map[string]value
+	err    error // the first fault
+}
+
+// maxSize bounds every size: vocabularies are below a million, and a product
+// of two sizes must not overflow.
+const maxSize = 1 << 24
+
+func (c *config) fail(at int64, mend, format string, arguments ...any) {
+	if c.err == nil {
+		c.err = c.document.fault(at, fmt.Sprintf(format, arguments...), mend)
+	}
+}
+
+// find is the first of the names that is there. A null counts as absent.
+func (c *config) find(names ...string) (value, bool) {
+	for _, name := range names {
+		if v, ok := c.fields[name]; ok && v.raw.Kind() != 'n' {
+			return v, true
+		}
+	}
+	return value{}, false
+}
+
+func (c *config) isNull(name string) bool {
+	v, ok := c.fields[name]
+	return ok && v.raw.Kind() == 'n'
+}
+
+// size is a positive integer that must be there. Further names are other
+// spellings of the field.
+func (c *config) size(names ...string) int64 {
+	if _, ok := c.find(names...); !ok {
+		mend := fmt.Sprintf("add %q with the size of the model", names[0])
+		if near := fault.Nearest(names[0], slices.Sorted(maps.Keys(c.fields))); near != "" {
+			mend = fmt.Sprintf("the file says %q: did you mean %q?", near, names[0])
+		}
+		c.fail(0, mend, "%s is missing", strings.Join(names, " or "))
+		return 1
+	}
+	return c.sizeOr(0, names...)
+}
+
+// sizeOr is a positive integer, or the fallback where it is absent.
+func (c *config) sizeOr(fallback int64, names ...string) int64 {
+	return c.integer(1, fallback, names...)
+}
+
+// countOr is an integer that may be zero, or the fallback where it is absent.
+func (c *config) countOr(fallback int64, names ...string) int64 {
+	return c.integer(0, fallback, names...)
+}
+
+func (c *config) integer(least, fallback int64, names ...string) int64 {
+	v, ok := c.find(names...)
+	if !ok {
+		return fallback
+	}
+	n, err := strconv.ParseInt(string(v.raw), 10, 64)
+	if err != nil || n < least || n > maxSize {
+		c.fail(v.at, "", "%s is %s: an integer from %d to %d was expected", v.name, v.shown(), least, maxSize)
+		return 1
+	}
+	return n
+}
+
+func (c *config) flagOr(fallback bool, name string) bool {
+	v, ok := c.find(name)
+	if !ok {
+		return fallback
+	}
+	switch v.raw.Kind() {
+	case 't':
+		return true
+	case 'f':
+		return false
+	default:
+		c.fail(v.at, "", "%s is %s: true or false was expected", name, v.shown())
+		return fallback
+	}
+}
+
+func (c *config) textOr(fallback, name string) string {
+	v, ok := c.find(name)
+	if !ok {
+		return fallback
+	}
+	text, ok := v.text()
+	if !ok {
+		c.fail(v.at, "", "%s is %s: a string was expected", name, v.shown())
+		return fallback
+	}
+	return text
+}
+
+// list is the elements of an array; an absent one has none.
+func (c *config) list(name string) []value {
+	v, ok := c.find(name)
+	if !ok {
+		return nil
+	}
+	list, err := c.elements(v)
+	if err != nil && c.err == nil {
+		c.err = err
+	}
+	return list
+}
+
+// refuse faults a feature that changes the parameters and is not described
+// here: a wrong list would be worse than none.
+func (c *config) refuse(name string) {
+	if c.flagOr(false, name) {
+		c.fail(c.fields[name].at, headersInstead, "%s is not supported", name)
+	}
+}
+
+// divide is whole/parts for two fields that must divide without remainder.
+func (c *config) divide(whole int64, wholeName string, parts int64, partsName string) int64 {
+	if whole%parts != 0 {
+		v, _ := c.find(wholeName, partsName)
+		c.fail(v.at, "", "%s is %d, which is not a multiple of %s, which is %d", wholeName, whole, partsName, parts)
+		return 1
+	}
+	return whole / parts
+}
+
+// dtype is the type that the weights are published in; transformers takes
+// float32 where the file does not say.
+func (c *config) dtype() dtype.Type {
+	v, ok := c.find("dtype", "torch_dtype")
+	if !ok {
+		return dtype.F32
+	}
+	name, _ := v.text()
+	switch t, _ := dtype.Parse(name); t {
+	case dtype.F16, dtype.BF16, dtype.F32, dtype.F64:
+		return t
+	default:
+		c.fail(v.at, "", `%s is %s: "float32", "bfloat16" or "float16" was expected`, v.name, v.shown())
+		return dtype.F32
+	}
+}
+
+const headersInstead = "name the model's safetensors file or its model.safetensors.index.json instead: their headers are read, whatever the architecture"
+
+// unknownArchitecture is told from other faults because a folder may hold the
+// headers that know better.
+type unknownArchitecture struct {
+	name string
+	fault.Input
+}
+
+func (u *unknownArchitecture) Unwrap() error { return &u.Input }
+
+// architecture is architectures[0], or what model_type stands for.
+func (c *config) architecture() (architecture, error) {
+	if list := c.list("architectures"); len(list) > 0 {
+		name, ok := list[0].text()
+		if !ok {
+			return architecture{}, c.document.fault(list[0].at, "architectures: the name of a class was expected, and "+list[0].shown()+" is here", "")
+		}
+		names := []string{}
+		for _, a := range architectures {
+			if a.name == name {
+				return a, nil
+			}
+			names = append(names, a.name)
+		}
+		return architecture{}, c.unknown(list[0].at, "architecture", name, names)
+	}
+	modelType := c.textOr("", "model_type")
+	if c.err != nil {
+		return architecture{}, c.err
+	}
+	if modelType == "" {
+		return architecture{}, c.document.fault(0, "neither architectures nor model_type is there", "name the config.json that lies beside the weights of a model")
+	}
+	types := []string{}
+	for _, a := range architectures {
+		if a.modelType == modelType {
+			return a, nil
+		}
+		types = append(types, a.modelType)
+	}
+	return architecture{}, c.unknown(c.fields["model_type"].at, "model_type", modelType, types)
+}
+
+func (c *config) unknown(at int64, kind, name string, known []string) error {
+	mend := headersInstead
+	if near := fault.Nearest(name, known); near != "" {
+		mend = fmt.Sprintf("did you mean %q? Otherwise %s", near, mend)
+	}
+	what := fmt.Sprintf("unknown %s %q (known: %s)", kind, name, strings.Join(known, ", "))
+	return &unknownArchitecture{name, *c.document.fault(at, what, mend)}
+}
+
+func fromConfig(doc document, name, source string) (*Model, error) {
+	members, err := doc.members(doc.whole())
+	if err != nil {
+		return nil, err
+	}
+	c := &config{document: doc, fields: map[string]value{}}
+	for _, v := range members {
+		c.fields[v.name] = v
+	}
+	a, err := c.architecture()
+	if err != nil {
+		return nil, err
+	}
+	t := c.dtype()
+	root := scope{construction: &construction{config: c, dtype: t}}
+	a.describe(root)
+	if c.err != nil {
+		return nil, c.err
+	}
+	numberBlocks(root.parameters)
+	return &Model{Name: name, Architecture: a.name, Source: source, Parameters: root.parameters}, nil
+}

@@ -1,0 +1,168 @@
+package model
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"plimsoll/dtype"
+)
+
+const small = `{
+  "model_type": "llama",
+  "vocab_size": 100,
+  "hidden_size": 12,
+  "intermediate_size": 20,
+  "num_hidden_layers": 2,
+  "num_attention_heads": 3
+}
+`
+
+func TestConfigFaults(t *testing.T) {
+	edit := func(old, new string) string {
+		edited := strings.Replace(small, old, new, 1)
+		if edited == small {
+			t.Fatalf("%s is not in the text", old)
+		}
+		return edited
+	}
+	for _, test := range []struct{ text, what, mend string }{
+		{edit(`"vocab_size": 100,`, ``), "c.json:1:1: vocab_size is missing", `add "vocab_size"`},
+		{edit(`hidden_size`, `hiden_size`), "c.json:1:1: hidden_size is missing", `the file says "hiden_size"`},
+		{edit(`100`, `"100"`), `c.json:3:17: vocab_size is "100": an integer from 1`, ""},
+		{edit(`100`, `1e2`), "c.json:3:17: vocab_size is 1e2", ""},
+		{edit(`100`, `0`), "c.json:3:17: vocab_size is 0", ""},
+		{edit(`100`, `-1`), "c.json:3:17: vocab_size is -1", ""},
+		{edit(`100`, `9223372036854775808`), "c.json:3:17: vocab_size is 9223372036854775808", ""},
+		{edit(`100`, `null`), "vocab_size is missing", ""},
+		{edit(`heads": 3`, `heads": 5`), "c.json:4:18: hidden_size is 12, which is not a multiple of num_attention_heads, which is 5", ""},
+		{edit(`heads": 3`, `heads": 3, "num_key_value_heads": 2`), "num_attention_heads is 3, which is not a multiple of num_key_value_heads", ""},
+		{edit(`heads": 3`, `heads": 3, "attention_bias": "no"`), `attention_bias is "no": true or false was expected`, ""},
+		{edit(`heads": 3`, `heads": 3, "torch_dtype": "int8"`), `torch_dtype is "int8": "float32"`, ""},
+		{edit(`heads": 3`, `heads": 3, "hidden_size": 4`), "c.json:7:29: not valid JSON: duplicate", ""},
+		{edit(`layers": 2`, `layers": 16777216`), "the sizes make more than", ""},
+		{edit(`"llama"`, `"lama"`), `c.json:2:17: unknown model_type "lama" (known: bert`, `did you mean "llama"? Otherwise name the model's safetensors`},
+		{edit(`"llama"`, `7`), "c.json:2:17: model_type is 7: a string was expected", ""},
+		{edit(`"model_type"`, `"architectures": ["LlamaForCausalLm"], "model_type"`), `c.json:2:21: unknown architecture "LlamaForCausalLm"`, `did you mean "LlamaForCausalLM"?`},
+		{edit(`"model_type"`, `"architectures": "LlamaForCausalLM", "model_type"`), "c.json:2:20: architectures: an array was expected, and a string is here", ""},
+		{edit(`"model_type"`, `"architectures": [{}], "model_type"`), "architectures: the name of a class was expected", ""},
+		{edit(`"model_type": "llama",`, ``), "neither architectures nor model_type", ""},
+		{edit(`"llama"`, `"gpt2", "add_cross_attention": true`), "add_cross_attention is not supported", "safetensors"},
+		{edit("}\n", ""), "not valid JSON: the text ends too early", ""},
+		{edit(`100,`, `100`), "c.json:4:3: not valid JSON", ""},
+		{edit("}\n", "} {}"), "c.json:8:2: not valid JSON: there is more text after the value", ""},
+		{"", "c.json:1:1: not valid JSON: the text ends too early", ""},
+		{"\n [1]", "c.json:2:2: an object was expected, and an array is here", ""},
+		{"version https://git-lfs.github.com/spec/v1", "not valid JSON", ""},
+	} {
+		_, err := fromConfig(document{"c.json", []byte(test.text)}, "c", "c.json")
+		checkFault(t, test.text, err, test.what, test.mend)
+	}
+}
+
+func TestLayerFaults(t *testing.T) {
+	text, _ := catalogConfig("qwen3-next-80b-a3b")
+	for fields, what := range map[string]string{
+		`"layer_types": ["full_attention"]`:    "layer_types has 1 elements",
+		`"layer_types": ["sliding_attention"]`: `"full_attention" or "linear_attention" was expected, and "sliding_attention" is here`,
+		`"layer_types": 4`:                     "layer_types: an array was expected, and a number is here",
+		`"mlp_only_layers": ["1"]`:             `mlp_only_layers: the number of a layer was expected, and "1" is here`,
+	} {
+		edited := strings.Replace(string(text), `"mlp_only_layers": []`, fields, 1)
+		_, err := fromConfig(document{"c.json", []byte(edited)}, "c", "c.json")
+		checkFault(t, fields, err, what, "")
+	}
+}
+
+func TestModelTypeAlone(t *testing.T) {
+	m, err := fromConfig(document{"c.json", []byte(small)}, "c", "c.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.Architecture != "LlamaForCausalLM" {
+		t.Errorf("the architecture is %s", m.Architecture)
+	}
+}
+
+func TestConfigDType(t *testing.T) {
+	for field, want := range map[string]dtype.Type{
+		`"dtype": "bfloat16",`:            dtype.BF16,
+		`"torch_dtype": "float16",`:       dtype.F16,
+		`"torch_dtype": "torch.float",`:   dtype.F32,
+		`"dtype": null,`:                  dtype.F32,
+		``:                                dtype.F32,
+		`"quantization_config": {"a":1},`: dtype.F32,
+	} {
+		m, err := fromConfig(document{"c.json", []byte(strings.Replace(small, "{", "{"+field, 1))}, "c", "c.json")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := m.Parameters[0].DType; got != want {
+			t.Errorf("%s gives %s, want %s", field, got, want)
+		}
+	}
+}
+
+// T5 1.1 and Flan-T5 have a head of their own: the published Flan-T5 base has
+// 247,577,856 parameters.
+func TestUntiedT5(t *testing.T) {
+	text := `{"architectures": ["T5ForConditionalGeneration"], "vocab_size": 32128, "d_model": 768, "d_kv": 64, "d_ff": 2048,
+		"num_layers": 12, "num_heads": 12, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": false}`
+	m, err := fromConfig(document{"c.json", []byte(text)}, "c", "c.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.Elements() != 247_577_856 {
+		t.Errorf("got %d", m.Elements())
+	}
+	_, err = fromConfig(document{"c.json", []byte(strings.Replace(text, "gated-gelu", "gelu-gated", 1))}, "c", "c.json")
+	checkFault(t, "t5", err, `feed_forward_proj is "gelu-gated"`, "")
+}
+
+func FuzzConfig(f *testing.F) {
+	f.Add([]byte(small))
+	paths, err := filepath.Glob("testdata/variants/*.json")
+	if err != nil || len(paths) == 0 {
+		f.Fatalf("no seeds: %v", err)
+	}
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		m, err := fromConfig(document{"c.json", text}, "c", "c.json")
+		if err != nil {
+			checkFault(t, "config", err, "", "")
+			return
+		}
+		checkModel(t, m)
+	})
+}
+
+// checkModel checks what holds for every model.
+func checkModel(t *testing.T, m *Model) {
+	t.Helper()
+	shapes := map[string][]int64{}
+	for _, p := range m.Parameters {
+		if _, ok := shapes[p.Name]; ok {
+			t.Fatalf("%s is there twice", p.Name)
+		}
+		shapes[p.Name] = p.Shape
+		if p.DType == dtype.Invalid || p.Block < -1 || p.Elements() < 0 {
+			t.Fatalf("%+v", p)
+		}
+	}
+	for _, p := range m.Parameters {
+		if p.TiedTo != "" && !slices.Equal(shapes[p.TiedTo], p.Shape) {
+			t.Fatalf("%s %v is tied to %s %v", p.Name, p.Shape, p.TiedTo, shapes[p.TiedTo])
+		}
+	}
+	if total := m.Elements(); total < 0 || total > maxElements {
+		t.Fatalf("%d elements", total)
+	}
+}

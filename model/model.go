@@ -1,0 +1,266 @@
+// Package model says what is trained: the named parameters of a model with
+// their shapes, and nothing of their values. The list comes from the built-in
+// catalog, from a Hugging Face config.json, or from the headers of safetensors
+// files, so that a plan needs neither Python nor the weights.
+package model
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"plimsoll/dtype"
+	"plimsoll/fault"
+)
+
+// Parameter is one named tensor of a model.
+type Parameter struct {
+	Name  string     `json:"name"`
+	Shape []int64    `json:"shape"`
+	DType dtype.Type `json:"dtype"`
+	// Block is the index of the transformer block that the parameter belongs
+	// to, and -1 outside of the blocks.
+	Block int `json:"block"`
+	// TiedTo names the parameter whose storage this one shares; it is empty
+	// for a parameter of its own.
+	TiedTo string `json:"tied_to,omitempty"`
+}
+
+// Elements is the number of elements.
+func (p Parameter) Elements() int64 {
+	product := int64(1)
+	for _, size := range p.Shape {
+		product *= size
+	}
+	return product
+}
+
+// Model is the list of the parameters of a model.
+type Model struct {
+	Name string `json:"name"`
+	// Architecture is the class in transformers, as in architectures[0] of a
+	// config.json; it is empty where only safetensors headers were read.
+	Architecture string `json:"architecture,omitempty"`
+	// Source is where the list comes from: "catalog" or a path.
+	Source string `json:"source"`
+	// Parameters are in the order of the modules in transformers (that of the
+	// experts aside), or, from headers, in the order of the names.
+	Parameters []Parameter `json:"parameters"`
+}
+
+// Elements is the number of elements of all parameters; tied ones count once.
+func (m *Model) Elements() int64 {
+	var sum int64
+	for _, p := range m.Parameters {
+		if p.TiedTo == "" {
+			sum += p.Elements()
+		}
+	}
+	return sum
+}
+
+const (
+	configName = "config.json"
+	indexName  = "model.safetensors.index.json"
+	singleName = "model.safetensors"
+)
+
+// Load lists the parameters of a model. The argument is a name of the catalog,
+// a config.json, a folder that holds one, a *.safetensors file or a
+// model.safetensors.index.json. A name of the catalog goes before a folder of
+// the same name; "./gpt2" means the folder. Headers list what the files hold:
+// a tied parameter that was not saved is not in the list.
+func Load(nameOrPath string) (*Model, error) {
+	if text, ok := catalogConfig(nameOrPath); ok {
+		return fromConfig(document{nameOrPath + ".json", text}, nameOrPath, "catalog")
+	}
+	info, err := os.Stat(nameOrPath)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, unknownName(nameOrPath)
+	case err != nil:
+		return nil, unreadable(nameOrPath, err)
+	case info.IsDir():
+		return loadFolder(nameOrPath)
+	case strings.HasSuffix(nameOrPath, ".safetensors"):
+		return loadSafetensors(nameOrPath, parentName(nameOrPath))
+	case strings.HasSuffix(nameOrPath, ".index.json"):
+		return loadIndex(nameOrPath, parentName(nameOrPath))
+	default:
+		return loadConfig(nameOrPath, parentName(nameOrPath))
+	}
+}
+
+// loadFolder prefers config.json, which knows about tied parameters. The
+// headers of the weights speak for an architecture that is not known here.
+func loadFolder(folder string) (*Model, error) {
+	name := folderName(folder)
+	var unknown *unknownArchitecture
+	config := filepath.Join(folder, configName)
+	if exists(config) {
+		m, err := loadConfig(config, name)
+		if !errors.As(err, &unknown) {
+			return m, err
+		}
+	}
+	load := loadIndex
+	weights := filepath.Join(folder, indexName)
+	if !exists(weights) {
+		load, weights = loadSafetensors, filepath.Join(folder, singleName)
+	}
+	switch {
+	case !exists(weights) && unknown != nil:
+		return nil, unknown
+	case !exists(weights):
+		return nil, &fault.Input{
+			Where: fault.Position{File: folder},
+			What:  fmt.Sprintf("the folder holds no %s, %s or %s", configName, indexName, singleName),
+			Mend:  "name the folder that the model was downloaded to, or a model of the catalog",
+		}
+	}
+	m, err := load(weights, name)
+	if err == nil && unknown != nil {
+		m.Architecture = unknown.name
+	}
+	return m, err
+}
+
+func loadConfig(path, name string) (*Model, error) {
+	doc, err := readDocument(path)
+	if err != nil {
+		return nil, err
+	}
+	return fromConfig(doc, name, path)
+}
+
+func unknownName(name string) error {
+	mend := "'plimsoll rehearse --help' lists the catalog; a config.json, a *.safetensors file or a folder that holds one will do as well"
+	if near := fault.Nearest(strings.ToLower(filepath.Base(name)), Catalog()); near != "" {
+		mend = fmt.Sprintf("did you mean %q? %s", near, mend)
+	}
+	return &fault.Input{
+		What: fmt.Sprintf("unknown model %q: there is no file or folder of that name, and none in the catalog", name),
+		Mend: mend,
+	}
+}
+
+func unreadable(path string, err error) error {
+	var detail *fs.PathError
+	if errors.As(err, &detail) {
+		err = detail.Err
+	}
+	return &fault.Input{Where: fault.Position{File: path}, What: "cannot be read", Err: err}
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+func parentName(path string) string { return folderName(filepath.Dir(path)) }
+
+func folderName(folder string) string {
+	if absolute, err := filepath.Abs(folder); err == nil {
+		folder = absolute
+	}
+	return filepath.Base(folder)
+}
+
+// maxDocument is far above any config.json or index: the index of a model of
+// 75,000 tensors has 8 MB.
+const maxDocument = 100_000_000
+
+func readDocument(path string) (document, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return document{}, unreadable(path, err)
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, maxDocument+1))
+	if err != nil {
+		return document{}, unreadable(path, err)
+	}
+	if len(text) > maxDocument {
+		return document{}, &fault.Input{
+			Where: fault.Position{File: path},
+			What:  fmt.Sprintf("more than %d bytes of JSON: this is not a model's description", maxDocument),
+		}
+	}
+	return document{path, text}, nil
+}
+
+// The largest model that is taken seriously: 1,000 times the largest known in
+// elements, and 7 times in tensors (Qwen3-Next has 74,391). Sums and products
+// of bytes stay far inside an int64 below it.
+const (
+	maxElements   = int64(1) << 50
+	maxParameters = 1 << 19
+)
+
+// product multiplies a shape; false if there are more than maxElements.
+func product(shape []int64) (int64, bool) {
+	if slices.Contains(shape, 0) {
+		return 0, true
+	}
+	count := int64(1)
+	for _, size := range shape {
+		if size > maxElements/count {
+			return 0, false
+		}
+		count *= size
+	}
+	return count, true
+}
+
+// numberBlocks sets Block from the names. A block is an element of the first
+// list on the path, such as "model.layers.17". A model with several such
+// lists, an encoder and a decoder say, has them numbered one after the other.
+func numberBlocks(parameters []Parameter) {
+	lists := []string{}
+	sizes := map[string]int{}
+	for _, p := range parameters {
+		if list, index := blockOf(p.Name); index >= 0 {
+			if _, ok := sizes[list]; !ok {
+				lists = append(lists, list)
+			}
+			sizes[list] = max(sizes[list], index+1)
+		}
+	}
+	first := map[string]int{}
+	blocks := 0
+	for _, list := range lists {
+		first[list] = blocks
+		blocks += sizes[list]
+	}
+	for i := range parameters {
+		list, index := blockOf(parameters[i].Name)
+		parameters[i].Block = index
+		if index >= 0 {
+			parameters[i].Block += first[list]
+		}
+	}
+}
+
+// blockOf splits "model.layers.17.mlp.up_proj.weight" into "model.layers" and
+// 17. The index is -1 without a list on the path.
+func blockOf(name string) (list string, index int) {
+	start := 0
+	for component := range strings.SplitSeq(name, ".") {
+		if n, ok := listIndex(component); ok {
+			return name[:start], n
+		}
+		start += len(component) + 1
+	}
+	return "", -1
+}
+
+func listIndex(component string) (int, bool) {
+	n, err := strconv.ParseUint(component, 10, 32)
+	return int(n), err == nil && n < maxParameters
+}

@@ -1,0 +1,220 @@
+package model
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"plimsoll/dtype"
+	"plimsoll/fault"
+)
+
+// parameters.golden is what Hugging Face transformers says, name by name: see
+// testdata/parameters.py. The names are those of published checkpoints
+// throughout, so every model is compared whole.
+//
+//	python3 testdata/parameters.py catalog/*.json testdata/variants/*.json > testdata/parameters.golden
+func TestAgainstTransformers(t *testing.T) {
+	golden, err := os.ReadFile("testdata/parameters.golden")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{}
+	for line := range strings.Lines(string(golden)) {
+		name, facts, _ := strings.Cut(strings.TrimSpace(line), " ")
+		want[name] = facts
+	}
+	delete(want, "#")
+	paths := map[string]string{}
+	for _, name := range Catalog() {
+		paths[name] = name
+	}
+	variants, err := filepath.Glob("testdata/variants/*.json")
+	if err != nil || len(variants) == 0 {
+		t.Fatalf("no variants: %v", err)
+	}
+	for _, path := range variants {
+		paths[strings.TrimSuffix(filepath.Base(path), ".json")] = path
+	}
+	for name, path := range paths {
+		m, err := Load(path)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if got := facts(m); got != want[name] {
+			t.Errorf("%s:\n got %s\nwant %s", name, got, want[name])
+		}
+		delete(want, name)
+	}
+	if len(want) > 0 {
+		t.Errorf("in the golden file and nowhere else: %v", want)
+	}
+}
+
+// facts is a line of parameters.golden without the name.
+func facts(m *Model) string {
+	lines := []string{}
+	for _, p := range m.Parameters {
+		line := p.Name + " " + strings.ReplaceAll(strings.Trim(fmt.Sprint(p.Shape), "[]"), " ", "x")
+		if p.TiedTo != "" {
+			line += " = " + p.TiedTo
+		}
+		lines = append(lines, line+"\n")
+	}
+	if strings.Contains(strings.Join(lines, ""), ".experts.") {
+		slices.Sort(lines)
+	}
+	return fmt.Sprintf("%d %d %x", m.Elements(), len(m.Parameters), sha256.Sum256([]byte(strings.Join(lines, ""))))
+}
+
+// Counts as the authors and the model pages of the Hugging Face hub give them,
+// so that the catalog's sizes do not rest on the file that they are written in.
+func TestPublishedCounts(t *testing.T) {
+	for name, want := range map[string]int64{
+		"qwen2.5-0.5b":   494_032_768,
+		"qwen2.5-3b":     3_085_938_688,
+		"qwen2.5-72b":    72_706_203_648,
+		"qwen3-30b-a3b":  30_532_122_624,
+		"llama-2-7b":     6_738_415_616,
+		"llama-2-13b":    13_015_864_320,
+		"llama-2-70b":    68_976_648_192,
+		"llama-3-8b":     8_030_261_248,
+		"llama-3-70b":    70_553_706_496,
+		"llama-3.1-405b": 405_853_388_800,
+		"llama-3.2-1b":   1_235_814_400,
+		"llama-3.2-3b":   3_212_749_824,
+		"mistral-7b":     7_241_732_096,
+		"mixtral-8x7b":   46_702_792_704,
+		"falcon-7b":      6_921_720_704,
+		"gpt2":           124_439_808,
+		"gpt2-xl":        1_557_611_200,
+		"gpt-neox-20b":   20_554_567_680,
+		"bloom-7b1":      7_069_016_064,
+		"gemma-2-2b":     2_614_341_888,
+		"gemma-2-9b":     9_241_705_984,
+		"phi-3-mini":     3_821_079_552,
+		"t5-11b":         11_307_321_344,
+		"bert-large":     336_226_108,
+		// Without the module for further tokens and without the 58 x 256
+		// biases that balance the experts, which no gradient trains.
+		"deepseek-v3": 671_026_419_200 - 58*256,
+	} {
+		m, err := Load(name)
+		if err != nil {
+			t.Error(err)
+		} else if m.Elements() != want {
+			t.Errorf("%s has %d parameters, want %d", name, m.Elements(), want)
+		}
+	}
+}
+
+func TestLoadCatalog(t *testing.T) {
+	m, err := Load("gpt2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.Name != "gpt2" || m.Architecture != "GPT2LMHeadModel" || m.Source != "catalog" {
+		t.Errorf("got %s, %s, %s", m.Name, m.Architecture, m.Source)
+	}
+	got := []Parameter{m.Parameters[0], m.Parameters[4], m.Parameters[len(m.Parameters)-1]}
+	want := []Parameter{
+		{"transformer.wte.weight", []int64{50257, 768}, dtype.F32, -1, ""},
+		{"transformer.h.0.attn.c_attn.weight", []int64{768, 2304}, dtype.F32, 0, ""},
+		{"lm_head.weight", []int64{50257, 768}, dtype.F32, -1, "transformer.wte.weight"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestBlocks(t *testing.T) {
+	for name, want := range map[string]int{"gpt2": 12, "qwen3-30b-a3b": 48, "t5-3b": 48, "bert-large": 24} {
+		m, err := Load(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		elements := map[int]int64{}
+		for _, p := range m.Parameters {
+			elements[p.Block] += p.Elements()
+		}
+		for block := range want {
+			if elements[block] == 0 {
+				t.Errorf("%s: block %d has no parameters", name, block)
+			}
+		}
+		if len(elements) != want+1 {
+			t.Errorf("%s has %d blocks, want %d", name, len(elements)-1, want)
+		}
+	}
+}
+
+func TestBlockOf(t *testing.T) {
+	for name, want := range map[string]int{
+		"model.layers.17.mlp.experts.3.w1.weight": 17,
+		"lm_head.weight":                     -1,
+		"layers.07.weight":                   7,
+		"layers.-1.weight":                   -1,
+		"layers.99999999999999999999.weight": -1,
+		"":                                   -1,
+		"3":                                  3,
+	} {
+		if _, got := blockOf(name); got != want {
+			t.Errorf("%q is of block %d, want %d", name, got, want)
+		}
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		index := rapid.IntRange(0, maxParameters-1).Draw(t, "index")
+		list := rapid.StringMatching(`[a-z_]+(\.[a-z_]+)?`).Draw(t, "list")
+		gotList, got := blockOf(fmt.Sprintf("%s.%d.weight", list, index))
+		if got != index || strings.TrimSuffix(gotList, ".") != list {
+			t.Fatalf("got %q, %d", gotList, got)
+		}
+	})
+}
+
+func TestLoadFaults(t *testing.T) {
+	empty := t.TempDir()
+	foreign := t.TempDir()
+	write(t, filepath.Join(foreign, configName), `{"architectures": ["RwkvForCausalLM"]}`)
+	for _, test := range []struct{ path, what, mend string }{
+		{"qwen2.5-0.6b", `unknown model "qwen2.5-0.6b"`, `did you mean "qwen2.5-0.5b"? 'plimsoll rehearse --help' lists the catalog`},
+		{"Qwen/Qwen2.5-0.5B", `unknown model "Qwen/Qwen2.5-0.5B"`, `did you mean "qwen2.5-0.5b"?`},
+		{filepath.Join(empty, configName), "unknown model", "'plimsoll rehearse --help' lists the catalog"},
+		{"", `unknown model ""`, "lists the catalog"},
+		{empty, "the folder holds no config.json", "name the folder"},
+		{foreign, `unknown architecture "RwkvForCausalLM"`, "safetensors"},
+		{"gpt2\x00", "cannot be read", ""},
+	} {
+		_, err := Load(test.path)
+		checkFault(t, test.path, err, test.what, test.mend)
+	}
+}
+
+// checkFault checks that err is bad input that says what and how to mend it.
+func checkFault(t *testing.T, name string, err error, what, mend string) {
+	t.Helper()
+	var input *fault.Input
+	if !errors.As(err, &input) {
+		t.Errorf("%s: got %v, want a fault.Input", name, err)
+		return
+	}
+	if !strings.Contains(err.Error(), what) || !strings.Contains(input.Mend, mend) {
+		t.Errorf("%s: got\n%s\nwant %q and the hint %q", name, err, what, mend)
+	}
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

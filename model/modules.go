@@ -1,0 +1,84 @@
+package model
+
+import (
+	"strconv"
+
+	"plimsoll/dtype"
+)
+
+// construction collects the parameters of a model that its architecture
+// describes.
+type construction struct {
+	*config
+	dtype      dtype.Type
+	parameters []Parameter
+	total      int64 // elements of the parameters so far
+}
+
+// scope is one module of the model, such as "model.layers.3.mlp". Its methods
+// add what torch.nn's modules of the same names add, in their order.
+type scope struct {
+	*construction
+	path string
+}
+
+// in is a module inside this one.
+func (s scope) in(name string) scope { return scope{s.construction, s.path + name + "."} }
+
+// add adds a tensor; the first fault ends the list.
+func (s scope) add(name, tiedTo string, shape ...int64) {
+	if s.err != nil {
+		return
+	}
+	count, ok := product(shape)
+	if tiedTo != "" {
+		count = 0
+	}
+	if !ok || s.total+count > maxElements || len(s.parameters) == maxParameters {
+		s.fail(0, "", "the sizes make more than %d parameters or %d tensors", maxElements, maxParameters)
+		return
+	}
+	s.total += count
+	s.parameters = append(s.parameters, Parameter{Name: s.path + name, Shape: shape, DType: s.dtype, TiedTo: tiedTo})
+}
+
+func (s scope) tensor(name string, shape ...int64) { s.add(name, "", shape...) }
+
+func (s scope) embedding(name string, rows, width int64) { s.tensor(name+".weight", rows, width) }
+
+func (s scope) linear(name string, in, out int64, bias bool) {
+	s.tensor(name+".weight", out, in)
+	if bias {
+		s.tensor(name+".bias", out)
+	}
+}
+
+// norm is an RMS norm: a weight and no bias.
+func (s scope) norm(name string, width int64) { s.tensor(name+".weight", width) }
+
+func (s scope) layerNorm(name string, width int64) {
+	s.tensor(name+".weight", width)
+	s.tensor(name+".bias", width)
+}
+
+// head is the projection to the vocabulary. It shares the storage of an
+// embedding if the model ties its word embeddings.
+func (s scope) head(name string, in, vocabulary int64, tied bool, embedding string) {
+	if !s.flagOr(tied, "tie_word_embeddings") {
+		embedding = ""
+	}
+	s.add(name+".weight", embedding, vocabulary, in)
+}
+
+// repeat is a list of modules that are described alike.
+func (s scope) repeat(name string, count int64, describe func(s scope, index int64)) {
+	list := s.in(name)
+	for index := range count {
+		if s.err != nil {
+			return
+		}
+		describe(list.in(decimal(index)), index)
+	}
+}
+
+func decimal(n int64) string { return strconv.FormatInt(n, 10) }

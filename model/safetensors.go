@@ -1,0 +1,316 @@
+package model
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"plimsoll/dtype"
+	"plimsoll/fault"
+)
+
+// A safetensors file is the length of its header (8 bytes, little-endian), the
+// header (JSON: name -> dtype, shape, data_offsets), and the data. The checks
+// are those of the reference implementation
+// (https://github.com/huggingface/safetensors, safetensors/src/tensor.rs).
+
+// maxHeader is the reference implementation's limit.
+const maxHeader = 100_000_000
+
+// tensor is an entry of a header; at is its place in the header.
+type tensor struct {
+	name       string
+	dtype      dtype.Type
+	shape      []int64
+	begin, end int64
+	at         int64
+}
+
+func loadSafetensors(path, name string) (*Model, error) {
+	if part := partName.FindStringSubmatch(filepath.Base(path)); part != nil && part[1] != "00001" {
+		return nil, &fault.Input{
+			Where: fault.Position{File: path},
+			What:  "this file is one of several that hold the model together",
+			Mend:  "name the folder, or the " + indexName + " beside it",
+		}
+	}
+	doc, tensors, err := readHeader(path)
+	if err != nil {
+		return nil, err
+	}
+	return fromTensors([]shard{{doc, tensors}}, name, path)
+}
+
+// partName is how transformers names a part of a model; the group is the
+// number of parts.
+var partName = regexp.MustCompile(`-\d{5}-of-(\d{5})\.safetensors$`)
+
+// readHeader reads the header of a file and none of its data.
+func readHeader(path string) (document, []tensor, error) {
+	fail := func(format string, arguments ...any) (document, []tensor, error) {
+		return document{}, nil, &fault.Input{
+			Where: fault.Position{File: path},
+			What:  fmt.Sprintf(format, arguments...),
+			Mend:  "download the file again",
+		}
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return document{}, nil, unreadable(path, err)
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return document{}, nil, unreadable(path, err)
+	}
+	var prefix [8]byte
+	if _, err := io.ReadFull(file, prefix[:]); err != nil {
+		return fail("not a safetensors file: it has %d bytes, and the length of the header takes 8", info.Size())
+	}
+	length := binary.LittleEndian.Uint64(prefix[:])
+	if length > maxHeader {
+		return fail("not a safetensors file: the header would have %d bytes, and at most %d are allowed", length, maxHeader)
+	}
+	data := info.Size() - 8 - int64(length)
+	if data < 0 {
+		return fail("the header has %d bytes, and the file ends after %d of them", length, info.Size()-8)
+	}
+	doc := document{path, make([]byte, length)}
+	if _, err := io.ReadFull(file, doc.text); err != nil {
+		return document{}, nil, unreadable(path, err)
+	}
+	tensors, err := parseHeader(doc, data)
+	return doc, tensors, err
+}
+
+// parseHeader reads the tensors of a header, in the order of the data, which
+// they must fill without gap or overlap. Positions count within the header.
+func parseHeader(doc document, data int64) ([]tensor, error) {
+	members, err := doc.members(doc.whole())
+	if err != nil {
+		return nil, err
+	}
+	tensors := []tensor{}
+	for _, member := range members {
+		if member.name == "__metadata__" {
+			continue
+		}
+		t, err := parseTensor(doc, member)
+		if err != nil {
+			return nil, err
+		}
+		tensors = append(tensors, t)
+	}
+	slices.SortFunc(tensors, func(a, b tensor) int {
+		return cmp.Or(cmp.Compare(a.begin, b.begin), cmp.Compare(a.end, b.end))
+	})
+	var filled int64
+	for _, t := range tensors {
+		if t.begin != filled {
+			return nil, doc.fault(t.at, fmt.Sprintf("tensor %q starts at byte %d of the data, and the tensor before it ends at %d", t.name, t.begin, filled), "")
+		}
+		filled = t.end
+	}
+	if filled != data {
+		return nil, doc.fault(0, fmt.Sprintf("the tensors take %d bytes, and the file has %d after its header", filled, data), "download the file again")
+	}
+	return tensors, nil
+}
+
+func parseTensor(doc document, member value) (tensor, error) {
+	t := tensor{name: member.name, at: member.at}
+	fields, err := doc.members(member)
+	if err != nil {
+		return t, err
+	}
+	fail := func(at int64, format string, arguments ...any) (tensor, error) {
+		return t, doc.fault(at, fmt.Sprintf("tensor %q: ", t.name)+fmt.Sprintf(format, arguments...), "")
+	}
+	var offsets []int64
+	for _, field := range fields {
+		switch field.name {
+		case "dtype":
+			name, _ := field.text()
+			if t.dtype, err = dtype.Parse(name); err != nil {
+				return fail(field.at, "unknown element type %s", field.shown())
+			}
+		case "shape":
+			t.shape, err = sizes(doc, field)
+		case "data_offsets":
+			offsets, err = sizes(doc, field)
+		}
+		if err != nil {
+			return t, err
+		}
+	}
+	if t.dtype == dtype.Invalid || t.shape == nil || len(offsets) != 2 || offsets[0] > offsets[1] {
+		return fail(t.at, "a dtype, a shape and two ascending data_offsets were expected")
+	}
+	t.begin, t.end = offsets[0], offsets[1]
+	count, ok := product(t.shape)
+	if !ok {
+		return fail(t.at, "the shape %v has more than %d elements", t.shape, maxElements)
+	}
+	if count*t.dtype.Size() != t.end-t.begin {
+		return fail(t.at, "the shape %v of %s takes %d bytes, and the data has %d", t.shape, t.dtype, count*t.dtype.Size(), t.end-t.begin)
+	}
+	return t, nil
+}
+
+// sizes is an array of integers that are not negative; it is never nil.
+func sizes(doc document, v value) ([]int64, error) {
+	list, err := doc.elements(v)
+	if err != nil {
+		return nil, err
+	}
+	numbers := make([]int64, len(list))
+	for i, element := range list {
+		n, err := strconv.ParseInt(string(element.raw), 10, 64)
+		if err != nil || n < 0 {
+			return nil, doc.fault(element.at, fmt.Sprintf("%s: %s is not a size", v.name, element.shown()), "")
+		}
+		numbers[i] = n
+	}
+	return numbers, nil
+}
+
+// shard is a header with what the model takes from it.
+type shard struct {
+	document
+	tensors []tensor
+}
+
+func loadIndex(path, name string) (*Model, error) {
+	doc, err := readDocument(path)
+	if err != nil {
+		return nil, err
+	}
+	files, names, err := parseIndex(doc)
+	if err != nil {
+		return nil, err
+	}
+	shards := []shard{}
+	for _, file := range files {
+		header, tensors, err := readHeader(filepath.Join(filepath.Dir(path), file))
+		if err != nil {
+			return nil, err
+		}
+		found := map[string]bool{}
+		for _, t := range tensors {
+			found[t.name] = true
+		}
+		wanted := map[string]bool{}
+		for _, v := range names[file] {
+			if !found[v.name] {
+				return nil, doc.fault(v.at, fmt.Sprintf("tensor %q is not in %s", v.name, file), "download the index and its files again: they are not of one version")
+			}
+			wanted[v.name] = true
+		}
+		// The index decides which file a tensor comes from.
+		tensors = slices.DeleteFunc(tensors, func(t tensor) bool { return !wanted[t.name] })
+		shards = append(shards, shard{header, tensors})
+	}
+	return fromTensors(shards, name, path)
+}
+
+// parseIndex is the sorted files of weight_map, and the members that each of
+// them is to hold.
+func parseIndex(doc document) (files []string, names map[string][]value, err error) {
+	members, err := doc.members(doc.whole())
+	if err != nil {
+		return nil, nil, err
+	}
+	at := slices.IndexFunc(members, func(v value) bool { return v.name == "weight_map" })
+	if at < 0 {
+		return nil, nil, doc.fault(0, "weight_map is missing", "name a "+indexName)
+	}
+	entries, err := doc.members(members[at])
+	if err != nil {
+		return nil, nil, err
+	}
+	names = map[string][]value{}
+	for _, entry := range entries {
+		file, ok := entry.text()
+		if !ok || file == "" || filepath.Base(file) != file || !strings.HasSuffix(file, ".safetensors") {
+			return nil, nil, doc.fault(entry.at, fmt.Sprintf("tensor %q: the name of a safetensors file beside the index was expected, and %s is here", entry.name, entry.shown()), "")
+		}
+		if _, ok := names[file]; !ok {
+			files = append(files, file)
+		}
+		names[file] = append(names[file], entry)
+	}
+	slices.Sort(files)
+	return files, names, nil
+}
+
+// buffers are tensors of checkpoints that no gradient trains: positions and
+// masks that old versions of transformers saved, DeepSeek-V3's balance of the
+// experts, and the scales of fp8 weights.
+var buffers = regexp.MustCompile(`(^|\.)(position_ids|masked_bias|inv_freq|e_score_correction_bias|\w+_scale_inv)$`)
+
+// isBuffer is true for a tensor that is no parameter. Quantized weights are
+// neither: they are packed, so that their shapes say nothing of the model.
+func isBuffer(t tensor) (bool, error) {
+	switch {
+	case buffers.MatchString(t.name), isMask(t):
+		return true, nil
+	}
+	switch t.dtype {
+	case dtype.Bool, dtype.I64, dtype.U64:
+		return true, nil
+	case dtype.U8, dtype.I8, dtype.U16, dtype.I16, dtype.U32, dtype.I32:
+		return false, fmt.Errorf("tensor %q holds %s: quantized weights do not say what is trained", t.name, t.dtype)
+	}
+	return false, nil
+}
+
+// isMask knows the causal mask of GPT-2 and its relatives, "h.0.attn.bias".
+func isMask(t tensor) bool {
+	return strings.HasSuffix(t.name, ".bias") && len(t.shape) == 4 && t.shape[0] == 1 && t.shape[1] == 1 && t.shape[2] == t.shape[3]
+}
+
+func fromTensors(shards []shard, name, source string) (*Model, error) {
+	m := &Model{Name: name, Source: source}
+	var total int64
+	for _, s := range shards {
+		for _, t := range s.tensors {
+			buffer, err := isBuffer(t)
+			if err != nil {
+				return nil, s.fault(t.at, err.Error(), "name the config.json or the weights of the model before quantization")
+			}
+			if buffer {
+				continue
+			}
+			p := Parameter{Name: t.name, Shape: t.shape, DType: t.dtype}
+			m.Parameters = append(m.Parameters, p)
+			if total += p.Elements(); total > maxElements || len(m.Parameters) > maxParameters {
+				return nil, s.fault(t.at, fmt.Sprintf("more than %d parameters or %d tensors", maxElements, maxParameters), "")
+			}
+		}
+	}
+	if len(m.Parameters) == 0 {
+		return nil, &fault.Input{Where: fault.Position{File: source}, What: "no parameters are in here"}
+	}
+	slices.SortFunc(m.Parameters, func(a, b Parameter) int { return compareNames(a.Name, b.Name) })
+	numberBlocks(m.Parameters)
+	return m, nil
+}
+
+// compareNames orders layers.9 before layers.10.
+func compareNames(a, b string) int {
+	return slices.CompareFunc(strings.Split(a, "."), strings.Split(b, "."), func(a, b string) int {
+		i, first := listIndex(a)
+		j, second := listIndex(b)
+		if first && second {
+			return cmp.Or(cmp.Compare(i, j), cmp.Compare(a, b))
+		}
+		return cmp.Compare(a, b)
+	})
+}
