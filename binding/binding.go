@@ -1,0 +1,247 @@
+// Package binding gives each rank of a node, and each role within a rank, CPUs
+// of its own.
+//
+// Trainer threads and optimizer workers that share a physical core take turns
+// on its arithmetic units, and a worker far from its memory waits for it; both
+// cost more than any tuning of the step brings in. So the unit here is the
+// physical core, never a CPU id, and only cores that the process may use are
+// handed out. In order of weight:
+//
+//  1. only usable CPUs;
+//  2. every rank has a core, and no core has two ranks while there are enough;
+//  3. cores of one speed are shared out evenly, to within one core;
+//  4. a rank's cores are near its GPU;
+//  5. NUMA nodes and caches are cut as rarely as can be;
+//  6. the same host and request always give the same plan.
+package binding
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/go-json-experiment/json"
+	"k8s.io/utils/cpuset"
+
+	"plimsoll/fault"
+	"plimsoll/host"
+)
+
+// Request is what a job wants of this node.
+type Request struct {
+	Ranks int // processes on this node
+	// TrainerCores are kept for the trainer. The zero value is none: all cores
+	// are the optimizer's.
+	TrainerCores TrainerShare
+	// GPUs are PCI addresses, one for each rank, "" for a rank without; nil
+	// where no rank has a GPU.
+	GPUs []string
+}
+
+// TrainerShare is a number of cores of each rank, or a fraction of them; not
+// both.
+type TrainerShare struct {
+	Cores    int
+	Fraction float64
+}
+
+// Plan says which CPUs each rank uses for what.
+type Plan struct {
+	Ranks []Rank `json:"ranks"`
+}
+
+// The memory policies of a rank.
+const (
+	// PolicyDefault leaves placement to the kernel: there is nothing to choose.
+	PolicyDefault = "default"
+	// PolicyPreferred places what a worker updates on that one of NUMANodes
+	// which is nearest to it, and elsewhere only when that node is full.
+	PolicyPreferred = "preferred"
+)
+
+// Rank is the part of one rank.
+type Rank struct {
+	Rank int
+	// TrainerCPUs are the affinity mask of the trainer process: every usable
+	// hardware thread of its cores.
+	TrainerCPUs cpuset.CPUSet
+	// OptimizerCPUs are one hardware thread of each core of the optimizer, for
+	// one pinned worker each. The other threads of these cores stay idle.
+	OptimizerCPUs cpuset.CPUSet
+	// OMPNumThreads is for the trainer, one thread for each of its cores; 0
+	// where there is no trainer.
+	OMPNumThreads int
+	// NUMANodes are where the memory of the optimizer belongs.
+	NUMANodes    []int
+	MemoryPolicy string
+	// Shared says that a core is used by another rank or by both roles,
+	// because there are too few.
+	Shared  bool
+	Reasons []string // why it is so, a sentence each
+}
+
+type rankJSON struct {
+	Rank          int      `json:"rank"`
+	TrainerCPUs   string   `json:"trainer_cpus"`
+	OptimizerCPUs string   `json:"optimizer_cpus"`
+	OMPNumThreads int      `json:"omp_num_threads"`
+	NUMANodes     []int    `json:"numa_nodes"`
+	MemoryPolicy  string   `json:"memory_policy"`
+	Shared        bool     `json:"shared"`
+	Reasons       []string `json:"reasons"`
+}
+
+// MarshalJSON writes CPUs as the kernel does: "0-3,8".
+func (r Rank) MarshalJSON() ([]byte, error) {
+	return json.Marshal(rankJSON{
+		r.Rank, r.TrainerCPUs.String(), r.OptimizerCPUs.String(),
+		r.OMPNumThreads, r.NUMANodes, r.MemoryPolicy, r.Shared, r.Reasons,
+	})
+}
+
+// UnmarshalJSON reads what MarshalJSON wrote.
+func (r *Rank) UnmarshalJSON(data []byte) error {
+	var from rankJSON
+	if err := json.Unmarshal(data, &from); err != nil {
+		return err
+	}
+	trainer, err := host.ParseList(from.TrainerCPUs)
+	if err != nil {
+		return err
+	}
+	optimizer, err := host.ParseList(from.OptimizerCPUs)
+	if err != nil {
+		return err
+	}
+	*r = Rank{
+		from.Rank, trainer, optimizer,
+		from.OMPNumThreads, from.NUMANodes, from.MemoryPolicy, from.Shared, from.Reasons,
+	}
+	return nil
+}
+
+// Split divides what this process may use of the host.
+func Split(h *host.Host, request Request) (*Plan, error) {
+	if err := request.check(); err != nil {
+		return nil, err
+	}
+	gpus, err := findGPUs(h, request.Ranks, request.GPUs)
+	if err != nil {
+		return nil, err
+	}
+	near := make([]cpuset.CPUSet, request.Ranks)
+	for rank, gpu := range gpus {
+		if gpu != nil {
+			near[rank] = gpu.CPUs.Intersection(h.CPUs)
+		}
+	}
+	cores := inOrder(h)
+	parts, sharers := divide(cores, near)
+	plan := &Plan{}
+	for rank := range request.Ranks {
+		r := roles{
+			host: h, share: request.TrainerCores, near: near[rank], threads: threads(h.Quota, request.Ranks, rank),
+			cores: make([]*core, len(parts[rank])),
+		}
+		for i, position := range parts[rank] {
+			r.cores[i] = cores[position]
+		}
+		part := r.assign()
+		part.Rank = rank
+		reasons := []string{fmt.Sprintf("%s of %d usable", count(len(r.cores), "core"), len(cores))}
+		if gpus[rank] != nil {
+			reasons = append(reasons, r.nearReason(gpus[rank]))
+		}
+		if sharers[rank] > 1 {
+			part.Shared = true
+			reasons = append(reasons, fmt.Sprintf("%s for %s: %d ranks share core %s",
+				count(len(cores), "usable core"), count(request.Ranks, "rank"), sharers[rank], r.cores[0].Usable))
+		}
+		part.Reasons = append(reasons, part.Reasons...)
+		plan.Ranks = append(plan.Ranks, part)
+	}
+	return plan, nil
+}
+
+// threads is how many threads of a rank can run at a time under a quota for
+// all ranks.
+func threads(quota float64, ranks, rank int) int {
+	if quota <= 0 || quota > math.MaxInt32 {
+		return math.MaxInt32
+	}
+	all := int(quota)
+	each := all / ranks
+	if rank < all%ranks {
+		each++
+	}
+	return max(1, each)
+}
+
+func (r Request) check() error {
+	bad := func(mend, format string, values ...any) error {
+		return &fault.Input{What: fmt.Sprintf(format, values...), Mend: mend}
+	}
+	share := r.TrainerCores
+	switch {
+	case r.Ranks < 1:
+		return bad("give the number of processes on this node, at least 1", "%d ranks cannot be bound", r.Ranks)
+	case share.Cores < 0:
+		return bad("give 0 for no trainer", "%d cores for the trainer is less than none", share.Cores)
+	case !(share.Fraction >= 0 && share.Fraction < 1): // NaN too
+		return bad("give a fraction such as 0.5", "the trainer's fraction %v is not at least 0 and below 1", share.Fraction)
+	case share.Cores > 0 && share.Fraction > 0:
+		return bad("give one of the two", "the trainer's share is given twice: %d cores and the fraction %v", share.Cores, share.Fraction)
+	case len(r.GPUs) > 0 && len(r.GPUs) != r.Ranks:
+		return bad("give one GPU for each rank, in the order of the ranks", "%s for %s", count(len(r.GPUs), "GPU"), count(r.Ranks, "rank"))
+	}
+	return nil
+}
+
+// findGPUs gives a device, or nil, for every rank.
+func findGPUs(h *host.Host, ranks int, addresses []string) ([]*host.Device, error) {
+	known := []string{}
+	for _, gpu := range h.GPUs {
+		known = append(known, gpu.Address)
+	}
+	found := make([]*host.Device, ranks)
+	for rank, address := range addresses {
+		if address == "" {
+			continue
+		}
+		i := slices.Index(known, normal(address))
+		if i < 0 {
+			mend := "this host has the GPUs " + strings.Join(known, ", ")
+			if nearest := fault.Nearest(normal(address), known); nearest != "" {
+				mend = fmt.Sprintf("did you mean %s?", nearest)
+			} else if len(known) == 0 {
+				mend = "this host has no GPU; leave the addresses out"
+			}
+			return nil, &fault.Input{What: fmt.Sprintf("no GPU has the PCI address %q of rank %d", address, rank), Mend: mend}
+		}
+		found[rank] = &h.GPUs[i]
+	}
+	return found, nil
+}
+
+// normal is a PCI address as sysfs writes it. Tools leave out a domain of
+// zeros (lspci) or write it with eight digits (nvidia-smi).
+func normal(address string) string {
+	address = strings.ToLower(address)
+	if strings.Count(address, ":") == 1 {
+		address = "0000:" + address
+	}
+	domain, rest, _ := strings.Cut(address, ":")
+	if n, err := strconv.ParseUint(domain, 16, 32); err == nil {
+		return fmt.Sprintf("%04x:%s", n, rest)
+	}
+	return address
+}
+
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}

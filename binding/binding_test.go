@@ -1,0 +1,281 @@
+package binding_test
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/utils/cpuset"
+	"pgregory.net/rapid"
+
+	"plimsoll/binding"
+	"plimsoll/fault"
+	"plimsoll/host"
+	"plimsoll/host/hosttest"
+)
+
+var sameCPUs = cmp.Comparer(cpuset.CPUSet.Equals)
+
+// TestCorpus checks what must hold for every machine, restriction and request.
+func TestCorpus(t *testing.T) {
+	machines := hosttest.Corpus(t)
+	known := knownPlans()
+	all := []hosttest.Machine{}
+	for _, m := range machines {
+		all = append(all, m.Machine)
+	}
+	for _, s := range hosttest.Scenarios(t, machines) {
+		all = append(all, s.Machine)
+	}
+	for _, m := range all {
+		h := m.Discover(t)
+		plans := known[m.Name]
+		if plans != nil {
+			delete(known, m.Name)
+			plan, err := binding.Split(h, binding.Request{Ranks: len(plans), GPUs: gpusOf(h, len(plans))})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, rank := range plan.Ranks {
+				if rank.OptimizerCPUs.String() != plans[i] {
+					t.Errorf("%s rank %d: got %s, want %s", m.Name, i, rank.OptimizerCPUs, plans[i])
+				}
+			}
+		}
+		for _, ranks := range []int{1, 2, 3, 4, 8, 16} {
+			for _, share := range []binding.TrainerShare{{}, {Cores: 2}, {Fraction: 0.5}, {Fraction: 0.75}} {
+				for _, gpus := range [][]string{nil, gpusOf(h, ranks)} {
+					request := binding.Request{Ranks: ranks, TrainerCores: share, GPUs: gpus}
+					if problem := check(h, request); problem != "" {
+						t.Errorf("%s %+v: %s", m.Name, request, problem)
+					}
+				}
+			}
+		}
+	}
+	if len(known) > 0 {
+		t.Errorf("not in the corpus: %v", known)
+	}
+}
+
+// knownPlans are plans for machines of the corpus with one rank for each GPU.
+func knownPlans() map[string][]string {
+	return map[string][]string{
+		// Each part of a GPU belongs to one cache; their order is not that of the caches.
+		"tioga-mi250x": {"48-55", "56-63", "16-23", "24-31", "0-7", "8-15", "32-39", "40-47"},
+		// The GPUs are on nodes 3, 1, 7 and 5; the nodes between them are shared out.
+		"jureca-dc-gpu-nps4": {"32-63", "0-31", "96-127", "64-95"},
+		"dual-l4-node":       {"0-15", "16-31"},
+	}
+}
+
+// gpusOf gives the ranks the host's GPUs in turn.
+func gpusOf(h *host.Host, ranks int) []string {
+	if len(h.GPUs) == 0 {
+		return nil
+	}
+	gpus := []string{}
+	for rank := range ranks {
+		gpus = append(gpus, h.GPUs[rank%len(h.GPUs)].Address)
+	}
+	return gpus
+}
+
+// TestGrids checks the same on machines of any regular shape, cut down to any
+// affinity mask and quota.
+func TestGrids(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		small := func(name string, low, high int) int { return rapid.IntRange(low, high).Draw(t, name) }
+		m := hosttest.Grid(small("sockets", 1, 4), small("cores", 1, 9), small("threads", 1, 4))
+		affinity := rapid.SliceOfN(rapid.SampledFrom(m.Affinity.List()), 1, m.Affinity.Size()).Draw(t, "affinity")
+		h, err := host.Discover(m.Files, cpuset.New(affinity...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.Quota = rapid.SampledFrom([]float64{0, 0, 0.5, 3.5, 16}).Draw(t, "quota")
+		for _, node := range h.Nodes { // some GPUs, on some of the nodes
+			for i := range small("gpus", 0, 3) {
+				h.GPUs = append(h.GPUs, host.Device{Address: fmt.Sprintf("0000:%02x:%02x.0", node.ID, i), CPUs: node.CPUs})
+			}
+		}
+		ranks := small("ranks", 1, 20)
+		request := binding.Request{Ranks: ranks, GPUs: gpusOf(h, ranks)}
+		switch small("trainer", 0, 2) {
+		case 1:
+			request.TrainerCores.Cores = small("trainer cores", 1, 12)
+		case 2:
+			request.TrainerCores.Fraction = rapid.Float64Range(0.01, 0.99).Draw(t, "fraction")
+		}
+		if problem := check(h, request); problem != "" {
+			t.Fatalf("%+v: %s", request, problem)
+		}
+	})
+}
+
+// TestPlans are plans known to be right.
+func TestPlans(t *testing.T) {
+	type request = binding.Request
+	tests := []struct {
+		name    string
+		machine []string
+		request request
+		trainer []string
+		workers []string
+		reason  string // part of one of the first rank's
+	}{
+		{"a socket each", []string{"two-socket"}, request{Ranks: 2}, nil, []string{"0-2", "3-5"}, "3 cores of 6 usable"},
+		{"GPUs decide", []string{"two-socket"},
+			request{Ranks: 2, GPUs: []string{"0000:b1:00.0", "0000:17:00.0"}}, nil, []string{"3-5", "0-2"}, "3 of them near GPU 0000:b1:00.0"},
+		{"both ranks on one GPU", []string{"two-socket"},
+			request{Ranks: 2, GPUs: []string{"0000:17:00.0", "0000:17:00.0"}}, nil, []string{"0-1,3", "2,4-5"}, "2 of them near"},
+		{"roles", []string{"two-socket"}, request{Ranks: 2, TrainerCores: binding.TrainerShare{Cores: 1}},
+			[]string{"0,6", "3,9"}, []string{"1-2", "4-5"}, ""},
+		{"half of each socket", []string{"two-socket"}, request{Ranks: 1, TrainerCores: binding.TrainerShare{Fraction: 0.34}},
+			[]string{"0,3,6,9"}, []string{"1-2,4-5"}, ""},
+		{"too much for the trainer", []string{"two-socket"}, request{Ranks: 2, TrainerCores: binding.TrainerShare{Cores: 9}},
+			[]string{"0-1,6-7", "3-4,9-10"}, []string{"2", "5"}, "9 cores wanted for the trainer, 2 given"},
+		{"Slurm, half cores and a quota of 2.5", []string{"two-socket", "slurm"}, request{Ranks: 2},
+			nil, []string{"1", "4"}, "a CPU quota of 2.5 (cgroup /slurm/job_7 cpu.cfs_quota_us) keeps 1 core busy"},
+		{"a quota spreads workers over the sockets", []string{"two-socket", "container"}, request{Ranks: 1},
+			nil, []string{"0-1,3"}, "keeps 3 cores busy"},
+		{"more ranks than cores", []string{"virtual-machine"}, request{Ranks: 3},
+			nil, []string{"0", "1", "0"}, "2 usable cores for 3 ranks: 2 ranks share core 0"},
+		{"one core for two roles", []string{"virtual-machine"}, request{Ranks: 2, TrainerCores: binding.TrainerShare{Fraction: 0.5}},
+			[]string{"0", "1"}, []string{"0", "1"}, "trainer and optimizer share it"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			names := []string{}
+			for _, name := range test.machine {
+				names = append(names, "../host/testdata/"+name+".txtar")
+			}
+			h := hosttest.ReadText(t, names...).Discover(t)
+			if problem := check(h, test.request); problem != "" {
+				t.Error(problem)
+			}
+			plan, err := binding.Split(h, test.request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var trainer, workers []string
+			for _, rank := range plan.Ranks {
+				if !rank.TrainerCPUs.IsEmpty() {
+					trainer = append(trainer, rank.TrainerCPUs.String())
+				}
+				workers = append(workers, rank.OptimizerCPUs.String())
+			}
+			if diff := cmp.Diff(test.trainer, trainer); diff != "" {
+				t.Errorf("trainer: %s", diff)
+			}
+			if diff := cmp.Diff(test.workers, workers); diff != "" {
+				t.Errorf("optimizer: %s", diff)
+			}
+			if reasons := strings.Join(plan.Ranks[0].Reasons, "\n"); !strings.Contains(reasons, test.reason) {
+				t.Errorf("reasons %q do not say %q", reasons, test.reason)
+			}
+		})
+	}
+}
+
+func TestMemoryNodes(t *testing.T) {
+	for _, test := range []struct {
+		machine []string
+		nodes   []int
+		policy  string
+	}{
+		{[]string{"two-socket"}, []int{0}, binding.PolicyPreferred},
+		{[]string{"two-socket", "container"}, []int{1}, binding.PolicyPreferred}, // node 0 is not allowed
+		{[]string{"virtual-machine"}, []int{0}, binding.PolicyDefault},
+	} {
+		names := []string{}
+		for _, name := range test.machine {
+			names = append(names, "../host/testdata/"+name+".txtar")
+		}
+		plan, err := binding.Split(hosttest.ReadText(t, names...).Discover(t), binding.Request{Ranks: 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		rank := plan.Ranks[0]
+		if diff := cmp.Diff(test.nodes, rank.NUMANodes); diff != "" || rank.MemoryPolicy != test.policy {
+			t.Errorf("%v: policy %s, nodes %s", test.machine, rank.MemoryPolicy, diff)
+		}
+	}
+}
+
+func TestBadRequests(t *testing.T) {
+	h := hosttest.ReadText(t, "../host/testdata/two-socket.txtar").Discover(t)
+	for _, test := range []struct {
+		request binding.Request
+		want    string
+	}{
+		{binding.Request{}, "0 ranks"},
+		{binding.Request{Ranks: 1, TrainerCores: binding.TrainerShare{Cores: -1}}, "-1 cores"},
+		{binding.Request{Ranks: 1, TrainerCores: binding.TrainerShare{Fraction: 1}}, "fraction 1"},
+		{binding.Request{Ranks: 1, TrainerCores: binding.TrainerShare{Fraction: math.NaN()}}, "fraction NaN"},
+		{binding.Request{Ranks: 1, TrainerCores: binding.TrainerShare{Cores: 1, Fraction: 0.5}}, "twice"},
+		{binding.Request{Ranks: 2, GPUs: []string{"0000:17:00.0"}}, "1 GPU for 2 ranks"},
+		{binding.Request{Ranks: 1, GPUs: []string{"0000:17:00.1"}}, "did you mean 0000:17:00.0?"},
+		{binding.Request{Ranks: 1, GPUs: []string{"mlx5_0"}}, "this host has the GPUs 0000:17:00.0, 0000:b1:00.0"},
+	} {
+		_, err := binding.Split(h, test.request)
+		input, ok := err.(*fault.Input)
+		if !ok || !strings.Contains(input.Error(), test.want) || input.Mend == "" {
+			t.Errorf("%+v: error %v, want %q and a hint", test.request, err, test.want)
+		}
+	}
+}
+
+// TestLarge bounds discovery and binding of 2,048 CPUs. The bound is generous;
+// the benchmark has the number.
+func TestLarge(t *testing.T) {
+	m := hosttest.Grid(32, 32, 2)
+	start := time.Now()
+	plan, err := binding.Split(m.Discover(t), binding.Request{Ranks: 16, TrainerCores: binding.TrainerShare{Fraction: 0.5}})
+	if took := time.Since(start); err != nil || took > time.Second {
+		t.Fatalf("took %v, error %v", took, err)
+	}
+	if last := plan.Ranks[15]; last.OptimizerCPUs.Size() != 32 {
+		t.Errorf("the last rank has the workers %s", last.OptimizerCPUs)
+	}
+}
+
+func BenchmarkDiscoverAndSplit2048(b *testing.B) {
+	m := hosttest.Grid(32, 32, 2)
+	for b.Loop() {
+		if _, err := binding.Split(m.Discover(b), binding.Request{Ranks: 16, TrainerCores: binding.TrainerShare{Fraction: 0.5}}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// Tools write PCI addresses in several ways.
+func TestAddresses(t *testing.T) {
+	h := hosttest.ReadText(t, "../host/testdata/two-socket.txtar").Discover(t)
+	for _, address := range []string{"0000:b1:00.0", "B1:00.0", "00000000:B1:00.0"} {
+		plan, err := binding.Split(h, binding.Request{Ranks: 2, GPUs: []string{address, ""}})
+		if err != nil || plan.Ranks[0].OptimizerCPUs.String() != "3-5" {
+			t.Errorf("%s: %+v, %v", address, plan, err)
+		}
+	}
+}
+
+// A GPU near a part of what another is near to comes first.
+func TestNestedNeighbours(t *testing.T) {
+	h := hosttest.Grid(2, 8, 1).Discover(t)
+	h.GPUs = []host.Device{
+		{Address: "0000:01:00.0", CPUs: h.Nodes[0].CPUs},
+		{Address: "0000:02:00.0", CPUs: cpuset.New(0, 1, 2, 3)},
+	}
+	plan, err := binding.Split(h, binding.Request{Ranks: 2, GPUs: gpusOf(h, 2)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []string{"4-7,12-15", "0-3,8-11"} {
+		if got := plan.Ranks[i].OptimizerCPUs.String(); got != want {
+			t.Errorf("rank %d: got %s, want %s", i, got, want)
+		}
+	}
+}

@@ -1,0 +1,289 @@
+package binding
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+
+	"k8s.io/utils/cpuset"
+
+	"plimsoll/host"
+)
+
+// core is a usable core and the groups it shares with others.
+type core struct {
+	host.Core
+	first int // its lowest usable CPU
+	// groups are numbered within each of the levels package, NUMA node and
+	// cache; -1 is no group.
+	groups [3]int
+}
+
+// together is what two ranks lose by being in one group: of a package, a node,
+// a cache. A cut between two cores costs the sum over the groups they share.
+var together = [3]int{1, 2, 4}
+
+// inOrder lists the usable cores so that cores close to each other in the
+// machine are close in the list. Which level lies within which differs: a node
+// may hold many caches or, with sub-NUMA clustering, a cache span several
+// nodes. The level with the fewest groups is the outermost.
+func inOrder(h *host.Host) []*core {
+	cores := []*core{}
+	nodes := map[string]int{}
+	for _, c := range h.UsableCores() {
+		// Cores that the same set of nodes lists are one group, so that nodes
+		// with overlapping maps count as one.
+		key := fmt.Sprint(c.Nodes)
+		if _, ok := nodes[key]; !ok {
+			nodes[key] = len(nodes)
+		}
+		node := nodes[key]
+		if len(c.Nodes) == 0 {
+			node = -1
+		}
+		cores = append(cores, &core{Core: c, first: c.Usable.List()[0], groups: [3]int{c.Package, node, c.Cache}})
+	}
+	levels := []int{0, 1, 2}
+	sizes := [3]int{}
+	for level := range levels {
+		distinct := map[int]bool{}
+		for _, c := range cores {
+			distinct[c.groups[level]] = true
+		}
+		sizes[level] = len(distinct)
+	}
+	slices.SortStableFunc(levels, func(a, b int) int { return cmp.Compare(sizes[a], sizes[b]) })
+	slices.SortFunc(cores, func(a, b *core) int {
+		for _, level := range levels {
+			if order := cmp.Compare(a.groups[level], b.groups[level]); order != 0 {
+				return order
+			}
+		}
+		return cmp.Compare(a.first, b.first)
+	})
+	return cores
+}
+
+// divide gives each rank positions in the list of cores, and says how many
+// ranks use them.
+func divide(cores []*core, near []cpuset.CPUSet) (parts [][]int, sharers []int) {
+	if len(cores) < len(near) {
+		return share(cores, near)
+	}
+	d := divider{cores: cores, near: near, parts: make([][]int, len(near))}
+	for kind := range 1 + slices.MaxFunc(cores, func(a, b *core) int { return a.Kind - b.Kind }).Kind {
+		pool := []int{}
+		for position, c := range cores {
+			if c.Kind == kind {
+				pool = append(pool, position)
+			}
+		}
+		d.pool(pool)
+	}
+	sharers = make([]int, len(near))
+	for rank := range d.parts {
+		slices.Sort(d.parts[rank])
+		sharers[rank] = 1
+	}
+	return d.parts, sharers
+}
+
+// share is for fewer cores than ranks: one core each, the least loaded, of
+// those a near one, the fastest first.
+func share(cores []*core, near []cpuset.CPUSet) (parts [][]int, sharers []int) {
+	load := make([]int, len(cores))
+	for _, cpus := range near {
+		far := func(position int) int {
+			if cpus.Contains(cores[position].first) {
+				return 0
+			}
+			return 1
+		}
+		best := 0
+		for i, c := range cores {
+			if cmp.Or(cmp.Compare(load[i], load[best]), cmp.Compare(far(i), far(best)), cmp.Compare(c.Kind, cores[best].Kind)) < 0 {
+				best = i
+			}
+		}
+		load[best]++
+		parts = append(parts, []int{best})
+	}
+	for _, part := range parts {
+		sharers = append(sharers, load[part[0]])
+	}
+	return parts, sharers
+}
+
+// divider shares out one pool of equal cores after the other.
+type divider struct {
+	cores []*core
+	near  []cpuset.CPUSet
+	parts [][]int
+
+	// Of the pool at hand: what each rank is still owed, which ranks may get
+	// one core more, and how many such cores there are.
+	owed  []int
+	may   []bool
+	extra int
+}
+
+// pool divides equal cores: first those near a GPU among the ranks of the GPUs
+// they are near to, then the rest.
+func (d *divider) pool(pool []int) {
+	d.owe(len(pool))
+	for _, owners := range d.neighbours() {
+		nearby := func(position int) bool { return d.near[owners[0]].Contains(d.cores[position].first) }
+		local := slices.DeleteFunc(slices.Clone(pool), func(position int) bool { return !nearby(position) })
+		taken := d.hand(local, owners)
+		pool = slices.DeleteFunc(pool, func(position int) bool { return slices.Contains(taken, position) })
+	}
+	all := []int{}
+	for rank := range d.parts {
+		all = append(all, rank)
+	}
+	// Ranks that have cores already go on from there.
+	slices.SortStableFunc(all, func(a, b int) int { return cmp.Compare(d.anchor(a), d.anchor(b)) })
+	d.hand(pool, all)
+}
+
+// owe sets even shares. What does not divide goes to ranks that got less of
+// the pools before.
+func (d *divider) owe(cores int) {
+	ranks := len(d.parts)
+	d.owed, d.may, d.extra = make([]int, ranks), make([]bool, ranks), cores%ranks
+	fewest := math.MaxInt
+	for _, part := range d.parts {
+		fewest = min(fewest, len(part))
+	}
+	poor := 0
+	for rank, part := range d.parts {
+		d.owed[rank] = cores / ranks
+		d.may[rank] = len(part) == fewest
+		if d.may[rank] {
+			poor++
+		}
+	}
+	if poor < d.extra {
+		for rank := range d.may {
+			if d.may[rank] {
+				d.owed[rank]++
+			}
+			d.may[rank] = !d.may[rank]
+		}
+		d.extra -= poor
+	}
+}
+
+// neighbours are the ranks by the CPUs near their GPUs, the smallest sets
+// first: what is near a cache is near its node too.
+func (d *divider) neighbours() [][]int {
+	groups := [][]int{}
+	for rank, cpus := range d.near {
+		if cpus.IsEmpty() {
+			continue
+		}
+		i := slices.IndexFunc(groups, func(ranks []int) bool { return d.near[ranks[0]].Equals(cpus) })
+		if i < 0 {
+			groups = append(groups, nil)
+			i = len(groups) - 1
+		}
+		groups[i] = append(groups[i], rank)
+	}
+	slices.SortStableFunc(groups, func(a, b []int) int {
+		return cmp.Compare(d.near[a[0]].Size(), d.near[b[0]].Size())
+	})
+	return groups
+}
+
+// anchor is the first position that a rank has.
+func (d *divider) anchor(rank int) int {
+	if len(d.parts[rank]) == 0 {
+		return len(d.cores)
+	}
+	return slices.Min(d.parts[rank])
+}
+
+// hand gives as many of the positions to the ranks as they may have, in even
+// parts that follow each other, and returns those given.
+func (d *divider) hand(positions, ranks []int) []int {
+	owed, may := 0, 0
+	for _, rank := range ranks {
+		owed += d.owed[rank]
+		if d.may[rank] {
+			may++
+		}
+	}
+	given := positions[:min(len(positions), owed+min(may, d.extra))]
+	sizes, grow := make([]int, len(ranks)), make([]bool, len(ranks))
+	for i, rank := range ranks {
+		if len(given) >= owed {
+			sizes[i], grow[i] = d.owed[rank], d.may[rank]
+		} else { // too few: what there is, evenly; debts differ by one at most
+			sizes[i] = len(given) / len(ranks)
+			grow[i] = d.owed[rank] > sizes[i]
+		}
+	}
+	start := 0
+	for i, size := range d.cut(given, sizes, grow) {
+		rank := ranks[i]
+		d.parts[rank] = append(d.parts[rank], given[start:start+size]...)
+		start += size
+		if size > d.owed[rank] {
+			d.may[rank] = false
+			d.extra--
+		}
+		d.owed[rank] = max(0, d.owed[rank]-size)
+	}
+	return given
+}
+
+// cut chooses which of the parts that may grow do grow by one, so that the
+// parts fill the positions and the cuts between them cost the least.
+func (d *divider) cut(positions, sizes []int, grow []bool) []int {
+	extra := len(positions)
+	for _, size := range sizes {
+		extra -= size
+	}
+	// best[used] is the least cost of the parts so far with that many grown.
+	best := make([]int, extra+1)
+	for used := range best {
+		best[used] = math.MaxInt32
+	}
+	best[0] = 0
+	grown := make([][]bool, len(sizes)) // by part and used
+	start := 0
+	for i, size := range sizes {
+		next := make([]int, extra+1)
+		grown[i] = make([]bool, extra+1)
+		start += size
+		for used := range next {
+			next[used] = best[used]
+			if used > 0 && grow[i] && best[used-1] < best[used] {
+				next[used], grown[i][used] = best[used-1], true
+			}
+			if end := start + used; next[used] < math.MaxInt32 && end > 0 && end < len(positions) {
+				next[used] += d.cost(positions[end-1], positions[end])
+			}
+		}
+		best = next
+	}
+	result := slices.Clone(sizes)
+	for i, used := len(sizes)-1, extra; i >= 0; i-- {
+		if grown[i][used] {
+			result[i]++
+			used--
+		}
+	}
+	return result
+}
+
+func (d *divider) cost(a, b int) int {
+	cost := 0
+	for level, group := range d.cores[a].groups {
+		if group >= 0 && group == d.cores[b].groups[level] {
+			cost += together[level]
+		}
+	}
+	return cost
+}

@@ -1,0 +1,67 @@
+package host
+
+import (
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/utils/cpuset"
+)
+
+// nvidiaDirectory is where the driver of NVIDIA lists its GPUs by PCI address.
+const nvidiaDirectory = "proc/driver/nvidia/gpus"
+
+// Device is a PCI function.
+type Device struct {
+	Address string // domain:bus:device.function
+	Vendor  string // "10de"
+	Product string // "26b5"
+	Node    int    // NUMA node; -1 where the firmware gives none
+	// CPUs are the online CPUs nearest to the device, which may be fewer than
+	// those of its node; empty where nothing is known.
+	CPUs cpuset.CPUSet
+	// Names are what the kernel calls the device: "eth0", "mlx5_0".
+	Names []string
+}
+
+// gpuVendors make GPUs that compute: NVIDIA, AMD, Intel. Display controllers
+// of others sit on the boards of servers to show a console.
+var gpuVendors = []string{"10de", "1002", "8086"}
+
+func (t tree) devices(h *Host) (gpus, nics []Device) {
+	const directory = "sys/bus/pci/devices"
+	driven := t.names(nvidiaDirectory)
+	for _, address := range t.names(directory) {
+		file := func(name string) string { return path.Join(directory, address, name) }
+		hex := func(name string) string { return strings.TrimPrefix(t.text(file(name)), "0x") }
+		class, vendor := hex("class"), hex("vendor")
+		isGPU := strings.HasPrefix(class, "03") && slices.Contains(gpuVendors, vendor) ||
+			strings.HasPrefix(class, "12") || // processing accelerators
+			slices.Contains(driven, address)
+		isNIC := strings.HasPrefix(class, "0200") || strings.HasPrefix(class, "0207") // Ethernet, InfiniBand
+		if !isGPU && !isNIC {
+			continue
+		}
+		device := Device{
+			Address: address,
+			Vendor:  vendor,
+			Product: hex("device"),
+			Node:    -1,
+			CPUs:    t.cpus(h.Online, file("local_cpulist"), file("local_cpus")),
+			Names:   append(t.names(file("net")), t.names(file("infiniband"))...),
+		}
+		if node, err := strconv.Atoi(t.text(file("numa_node"))); err == nil && h.Node(node) != nil {
+			device.Node = node
+			if device.CPUs.IsEmpty() {
+				device.CPUs = h.Node(node).CPUs
+			}
+		}
+		if isGPU {
+			gpus = append(gpus, device)
+		} else {
+			nics = append(nics, device)
+		}
+	}
+	return gpus, nics
+}

@@ -1,0 +1,257 @@
+// Package host says what this process may use of the machine it runs on: CPUs,
+// cores, caches, NUMA nodes, memory, GPUs, and the limits laid on all of them.
+//
+// What a machine has and what a process may use of it differ inside every
+// container and batch job, so each fact is read where the kernel enforces it:
+// the affinity mask, the cgroups up to the root, the allowed memory nodes. Ids
+// are names, never indexes: they may be sparse, repeat or start anywhere, and
+// siblings are only what the kernel's masks say they are.
+package host
+
+import (
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/utils/cpuset"
+
+	"plimsoll/fault"
+	"plimsoll/ledger"
+)
+
+// Host is what one process may use. Slices have a fixed order, so that two
+// discoveries of the same machine are equal.
+type Host struct {
+	Name   string // CPU model; empty where the kernel does not say
+	Kernel string // release
+
+	CPUs   cpuset.CPUSet // usable: the affinity mask, of it what is online
+	Online cpuset.CPUSet
+	// Cpuset is the CPU list of the nearest cgroup that has one: the pool that
+	// a batch system cut the masks of this job's processes from. Online where
+	// there is no cpuset.
+	Cpuset cpuset.CPUSet
+	// Isolated and NoHZFull CPUs were set apart by the administrator. They are
+	// usable only if the affinity mask holds them.
+	Isolated, NoHZFull cpuset.CPUSet
+
+	Packages []Package
+	Caches   []Cache    // last-level cache groups
+	Kinds    []CoreKind // fastest first; one on an ordinary machine
+	Cores    []Core     // all online cores, by lowest CPU
+	Nodes    []NUMANode // by id; empty on a machine without NUMA support
+
+	// Quota is CPU time as a number of CPUs, the tightest of all cgroups up to
+	// the root; 0 is none. QuotaFrom names the counter that says so.
+	Quota     float64
+	QuotaFrom string
+
+	Memory    Memory
+	HugePages HugePages
+
+	GPUs []Device
+	NICs []Device
+}
+
+// Package is a processor package: a socket, or what a hypervisor shows as one.
+type Package struct {
+	ID   int // physical_package_id, a name; -1 where the firmware gives none
+	CPUs cpuset.CPUSet
+}
+
+// Cache is a group of CPUs that share their last level of cache: L3, or L2
+// where there is no L3.
+type Cache struct {
+	Level int
+	Size  ledger.Bytes // 0 where the kernel does not say
+	CPUs  cpuset.CPUSet
+}
+
+// CoreKind is a class of cores of about equal speed.
+type CoreKind struct {
+	Name     string  // what told the kinds apart; empty when there is only one
+	Capacity float64 // relative to the fastest kind, which is 1
+	CPUs     cpuset.CPUSet
+}
+
+// Core is a physical core.
+type Core struct {
+	Siblings cpuset.CPUSet // its online hardware threads
+	Usable   cpuset.CPUSet // those of them that this process may use; may be empty
+	Package  int           // index into Host.Packages
+	Cache    int           // index into Host.Caches, -1 for none
+	Kind     int           // index into Host.Kinds
+	// Nodes are the ids of the NUMA nodes that list the core: none where no
+	// node does, several where faulty firmware gives nodes overlapping maps.
+	Nodes []int
+}
+
+// Whole says whether this process may use every hardware thread of the core.
+func (c Core) Whole() bool { return c.Usable.Size() == c.Siblings.Size() }
+
+// first is the lowest hardware thread, which stands for the core in sysfs.
+func (c Core) first() int { return slices.Min(c.Siblings.UnsortedList()) }
+
+// UsableCores are the cores with at least one usable hardware thread.
+func (h *Host) UsableCores() []Core {
+	cores := []Core{}
+	for _, core := range h.Cores {
+		if !core.Usable.IsEmpty() {
+			cores = append(cores, core)
+		}
+	}
+	return cores
+}
+
+// Discover reads the host from a file system whose root holds proc and sys, so
+// that a recorded machine can stand for a real one. The affinity is what
+// sched_getaffinity returned: no file says the same (the list in
+// /proc/self/status may name CPUs that are not online).
+//
+// A file that is missing or unreadable leaves its fact unknown; it never stops
+// the discovery. The only error is that no usable CPU is left.
+func Discover(root fs.FS, affinity cpuset.CPUSet) (*Host, error) {
+	t := tree{root}
+	groups := t.controlGroups()
+	h := &Host{
+		Name:      t.modelName(),
+		Kernel:    t.text("proc/sys/kernel/osrelease"),
+		Online:    t.online(),
+		HugePages: t.hugePages(),
+	}
+	if h.Online.IsEmpty() {
+		h.Online = affinity // no sysfs: the mask holds online CPUs only
+	}
+	h.CPUs = h.Online.Intersection(affinity)
+	if h.CPUs.IsEmpty() {
+		return nil, &fault.Input{
+			What: fmt.Sprintf("no usable CPU: the affinity mask is %q and the online CPUs are %q", affinity, h.Online),
+			Mend: "give the process at least one online CPU (taskset, cpuset.cpus, srun --cpu-bind)",
+		}
+	}
+	h.Isolated = t.cpus(h.Online, "sys/devices/system/cpu/isolated")
+	h.NoHZFull = t.cpus(h.Online, "sys/devices/system/cpu/nohz_full")
+	h.Cpuset = groups.cpuset("cpus").Intersection(h.Online)
+	if h.Cpuset.IsEmpty() {
+		h.Cpuset = h.Online
+	}
+	h.Packages = t.packages(h.Online)
+	h.Caches = t.caches(h.Online)
+	h.Nodes = t.nodes(h.Online, groups)
+	h.Cores = t.cores(h)
+	h.Kinds = t.kinds(h)
+	h.Quota, h.QuotaFrom = groups.quota()
+	h.Memory = t.memory(h.Nodes, groups)
+	h.GPUs, h.NICs = t.devices(h)
+	return h, nil
+}
+
+// tree reads the small files of proc and sys. Each of its methods gives the
+// zero value for a file that is missing or makes no sense.
+type tree struct{ root fs.FS }
+
+// text drops white space at the ends, and the zero byte that some kernels leave
+// after a list.
+func (t tree) text(name string) string {
+	data, err := fs.ReadFile(t.root, name)
+	if err != nil {
+		return ""
+	}
+	return strings.Trim(string(data), " \t\n\x00")
+}
+
+// head is the first 16 KiB: /proc/cpuinfo of a large machine has megabytes,
+// and the kernel makes them up as they are read.
+func (t tree) head(name string) string {
+	file, err := t.root.Open(name)
+	if err != nil {
+		return ""
+	}
+	defer file.Close()
+	data, _ := io.ReadAll(io.LimitReader(file, 16<<10)) // a part is as good
+	return string(data)
+}
+
+func (t tree) number(name string) (int64, bool) {
+	n, err := strconv.ParseInt(t.text(name), 10, 64)
+	return n, err == nil
+}
+
+// maskFiles hold masks; other files of CPUs hold lists.
+var maskFiles = map[string]bool{
+	"core_cpus": true, "thread_siblings": true, "package_cpus": true, "core_siblings": true,
+	"shared_cpu_map": true, "cpumap": true, "local_cpus": true,
+}
+
+// cpus reads the first of the named files that holds CPUs, and drops what is
+// not online.
+func (t tree) cpus(online cpuset.CPUSet, names ...string) cpuset.CPUSet {
+	for _, name := range names {
+		parse := ParseList
+		if maskFiles[path.Base(name)] {
+			parse = parseMask
+		}
+		if set, err := parse(t.text(name)); err == nil && !set.IsEmpty() {
+			return set.Intersection(online)
+		}
+	}
+	return cpuset.New()
+}
+
+// names are the entries of a directory, sorted.
+func (t tree) names(directory string) []string {
+	entries, err := fs.ReadDir(t.root, directory)
+	if err != nil {
+		return nil
+	}
+	names := []string{}
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	return names
+}
+
+// numbered lists the entries of a directory that are the prefix and a number,
+// by number.
+func (t tree) numbered(directory, prefix string) []int {
+	ids := []int{}
+	for _, name := range t.names(directory) {
+		if digits, ok := strings.CutPrefix(name, prefix); ok {
+			if id, err := strconv.ParseUint(digits, 10, 16); err == nil {
+				ids = append(ids, int(id))
+			}
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// modelName is the first line of /proc/cpuinfo that names the processor.
+// Arm kernels give only numbers, so there it is implementer and part.
+func (t tree) modelName() string {
+	fields := map[string]string{}
+	for line := range strings.Lines(t.head("proc/cpuinfo")) {
+		key, value, _ := strings.Cut(line, ":")
+		key = strings.ToLower(strings.TrimSpace(key))
+		if _, seen := fields[key]; !seen {
+			fields[key] = strings.Join(strings.Fields(value), " ")
+		}
+	}
+	for _, key := range []string{"model name", "cpu model", "cpu"} {
+		if fields[key] != "" {
+			return fields[key]
+		}
+	}
+	if fields["cpu part"] != "" {
+		return "implementer " + fields["cpu implementer"] + " part " + fields["cpu part"]
+	}
+	return ""
+}
+
+func cpuFile(cpu int, name string) string {
+	return path.Join("sys/devices/system/cpu", "cpu"+strconv.Itoa(cpu), name)
+}

@@ -1,0 +1,41 @@
+package host
+
+import (
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/utils/cpuset"
+)
+
+// Local is the host that this process runs on.
+func Local() (*Host, error) {
+	affinity, err := Affinity(os.Getpid())
+	if err != nil {
+		return nil, err
+	}
+	return Discover(os.DirFS("/"), affinity)
+}
+
+// Affinity is the mask of a thread; the id of a process names its main thread.
+// The kernel refuses a buffer shorter than its own masks, so the buffer grows
+// until it fits: the usual 1024 bits are too few for some machines.
+func Affinity(thread int) (cpuset.CPUSet, error) {
+	for bits := 1024; ; bits *= 2 {
+		mask := unix.NewCPUSet(bits)
+		err := unix.SchedGetaffinityDynamic(thread, mask)
+		if err == unix.EINVAL && bits <= maxID {
+			continue
+		}
+		if err != nil {
+			return cpuset.New(), fmt.Errorf("read the affinity of thread %d: %w", thread, err)
+		}
+		cpus := []int{}
+		for cpu := range bits {
+			if mask.IsSet(cpu) {
+				cpus = append(cpus, cpu)
+			}
+		}
+		return cpuset.New(cpus...), nil
+	}
+}

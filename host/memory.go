@@ -1,0 +1,130 @@
+package host
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/utils/cpuset"
+
+	"plimsoll/ledger"
+)
+
+// Memory is what can still be allocated.
+type Memory struct {
+	Total     ledger.Bytes // MemTotal; 0 for not known
+	Available ledger.Bytes // MemAvailable
+	Limits    []Limit
+}
+
+// Limit is a bound on this process and others with it: each cgroup limit up
+// the tree, the commit limit where the kernel does not overcommit, and the
+// memory of the allowed NUMA nodes where they are not all nodes.
+//
+// Used leaves out file cache that the kernel drops when memory gets short
+// (inactive_file), as the working set of Kubernetes does: it would not be in
+// the way of an allocation.
+type Limit struct {
+	Name  string // "cgroup /a/b memory.max"
+	Limit ledger.Bytes
+	Used  ledger.Bytes
+}
+
+// Headroom is how many bytes may still be allocated, and the name of the
+// counter that says so. An empty name means that nothing is known.
+func (m Memory) Headroom() (ledger.Bytes, string) {
+	room, name := m.Available, ""
+	if m.Total > 0 {
+		name = "MemAvailable"
+	}
+	for _, limit := range m.Limits {
+		if left := max(0, limit.Limit-limit.Used); name == "" || left < room {
+			room, name = left, limit.Name
+		}
+	}
+	return room, name
+}
+
+func (t tree) memory(nodes []NUMANode, groups controlGroups) Memory {
+	info := parseFields(t.text("proc/meminfo"))
+	available, ok := info["MemAvailable"]
+	if !ok { // before Linux 3.14
+		available = min(info["MemTotal"], info["MemFree"]+info["Inactive(file)"])
+	}
+	m := Memory{
+		Total:     ledger.Bytes(info["MemTotal"]),
+		Available: ledger.Bytes(available),
+		Limits:    groups.memoryLimits(),
+	}
+	if mode := t.text("proc/sys/vm/overcommit_memory"); mode == "2" {
+		m.Limits = append(m.Limits, Limit{
+			Name:  "CommitLimit (vm.overcommit_memory is 2)",
+			Limit: ledger.Bytes(info["CommitLimit"]),
+			Used:  ledger.Bytes(info["Committed_AS"]),
+		})
+	}
+	if limit, ok := nodeLimit(nodes); ok {
+		m.Limits = append(m.Limits, limit)
+	}
+	return m
+}
+
+// nodeLimit is the memory of the nodes that may be used, where that is less
+// than all: MemAvailable counts forbidden nodes and the memory of GPUs too.
+func nodeLimit(nodes []NUMANode) (Limit, bool) {
+	limit, ids, some := Limit{}, []int{}, false
+	for _, node := range nodes {
+		switch {
+		case node.MemTotal == 0:
+		case node.Allowed && node.hasMemory():
+			ids = append(ids, node.ID)
+			limit.Limit += node.MemTotal
+			limit.Used += max(0, node.MemTotal-node.MemFree-node.reclaimable)
+		default:
+			some = true
+		}
+	}
+	limit.Name = fmt.Sprintf("memory of NUMA nodes %s", cpuset.New(ids...))
+	return limit, some && len(ids) > 0
+}
+
+// HugePages says which ways to large pages are open.
+type HugePages struct {
+	Pools       []HugePagePool // by size
+	Transparent string         // "always", "madvise" or "never"; empty where the kernel has none
+	Shared      string         // the same for shared memory (shmem_enabled)
+}
+
+// HugePagePool is a pool of hugetlb pages of one size.
+type HugePagePool struct {
+	Size        ledger.Bytes
+	Total, Free int64 // pages
+}
+
+func (t tree) hugePages() HugePages {
+	const directory = "sys/kernel/mm/"
+	return HugePages{
+		Pools:       t.hugePagePools(directory + "hugepages"),
+		Transparent: selected(t.text(directory + "transparent_hugepage/enabled")),
+		Shared:      selected(t.text(directory + "transparent_hugepage/shmem_enabled")),
+	}
+}
+
+func (t tree) hugePagePools(directory string) []HugePagePool {
+	pools := []HugePagePool{}
+	for _, name := range t.names(directory) {
+		digits, ok := strings.CutPrefix(name, "hugepages-")
+		size, err := strconv.ParseUint(strings.TrimSuffix(digits, "kB"), 10, 32)
+		if !ok || err != nil {
+			continue
+		}
+		pool := HugePagePool{Size: ledger.Bytes(size) * ledger.KiB}
+		pool.Total, _ = t.number(path.Join(directory, name, "nr_hugepages"))
+		pool.Free, _ = t.number(path.Join(directory, name, "free_hugepages"))
+		pools = append(pools, pool)
+	}
+	slices.SortFunc(pools, func(a, b HugePagePool) int { return int(a.Size - b.Size) })
+	return pools
+}
