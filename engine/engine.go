@@ -8,6 +8,7 @@
 package engine
 
 import (
+	"fmt"
 	"math"
 	"time"
 
@@ -16,16 +17,43 @@ import (
 
 // Engine is the optimizer of all ranks on this host.
 type Engine struct {
-	shards    []*Shard
-	optimizer optim.Adam
-	clip      float64
-	steps     int64
+	shards     []*Shard
+	optimizers []optim.Optimizer // of each parameter group
+	clip       float64
+	steps      int64
 }
 
-// New is an engine over the shards of all ranks, in rank order. A clip of 0
-// means that gradients are not clipped.
-func New(shards []*Shard, optimizer optim.Adam, clip float64) *Engine {
-	return &Engine{shards: shards, optimizer: optimizer, clip: clip}
+// New is an engine over the shards of all ranks, in rank order, with an
+// optimizer for each of their parameter groups. A clip of 0 means that
+// gradients are not clipped.
+func New(shards []*Shard, optimizers []optim.Optimizer, clip float64) (*Engine, error) {
+	e := &Engine{shards: shards, clip: clip, optimizers: make([]optim.Optimizer, len(optimizers))}
+	for _, s := range shards {
+		if len(s.groups) != len(optimizers) {
+			return nil, fmt.Errorf("rank %d has %d parameter groups, and there are %d optimizers", s.config.Rank, len(s.groups), len(optimizers))
+		}
+	}
+	for i, o := range optimizers {
+		if err := e.SetOptimizer(i, o); err != nil {
+			return nil, err
+		}
+	}
+	return e, nil
+}
+
+// SetOptimizer changes the hyperparameters of a parameter group from the next
+// step on.
+func (e *Engine) SetOptimizer(group int, o optim.Optimizer) error {
+	if err := o.Validate(); err != nil {
+		return fmt.Errorf("parameter group %d: %v: %w", group, o, err)
+	}
+	for _, s := range e.shards {
+		if algorithm := s.config.Format.Algorithm; o.Algorithm() != algorithm {
+			return fmt.Errorf("parameter group %d: the state is that of %v, and the optimizer is %v", group, algorithm, o)
+		}
+	}
+	e.optimizers[group] = o
+	return nil
 }
 
 // Result is what a step found and did.
@@ -51,9 +79,11 @@ func (e *Engine) Step(lossScale float64) Result {
 	}
 	begin = time.Now()
 	e.steps++
-	step := e.optimizer.Step(e.steps, optim.GradientScale(norm, lossScale, e.clip))
+	scale := optim.GradientScale(norm, lossScale, e.clip)
 	for _, s := range e.shards {
-		s.adam.Set(step)
+		for i, o := range e.optimizers {
+			o.Constants(&s.groups[i].constants, e.steps, scale)
+		}
 		s.start(s.config.Chunk, true, s.updateUnit)
 	}
 	e.wait()
@@ -71,6 +101,7 @@ func (e *Engine) gradientNorm() float64 {
 	sum := 0.0
 	for _, s := range e.shards {
 		sum += s.sumSquares()
+		clear(s.summed)
 	}
 	return math.Sqrt(sum)
 }

@@ -38,7 +38,7 @@ func cpus(t testing.TB, n int) []int {
 	return list
 }
 
-var split = kernel.Format{State: kernel.Split, Parameter: dtype.BF16, Gradient: dtype.BF16}
+var split = kernel.Format{Parameter: dtype.BF16, Gradient: dtype.BF16}
 
 // newShards splits a model among ranks and fills it with values that depend on
 // the place in the whole model alone.
@@ -59,7 +59,7 @@ func newShards(t testing.TB, elements int64, ranks, workers, chunk int, format k
 			}
 		})
 		s.Each(func(first int64, c kernel.Chunk) {
-			for i := range c.ExpAvg {
+			for i := range c.Len() {
 				w := float32(math.Sin(float64(part.First+first+int64(i)))) * 0.1
 				if format.State == kernel.FP32 {
 					c.Master[i] = w
@@ -79,27 +79,16 @@ func setGradients(shards []*Shard, step int) {
 	offset := int64(0)
 	for _, s := range shards {
 		s.Each(func(first int64, c kernel.Chunk) {
-			for i := range c.ExpAvg {
+			for i := range c.Len() {
 				place := offset + first + int64(i)
 				g := float32(math.Cos(float64(place)*float64(step+1))) * 0.01
 				if place >= testElements {
 					g = 0 // padding
 				}
-				putGradient(c.Gradient, i, g)
+				c.Gradient.Put(i, g)
 			}
 		})
 		offset += s.config.Elements
-	}
-}
-
-func putGradient(g kernel.Gradient, i int, x float32) {
-	switch g.Type {
-	case dtype.BF16:
-		binary.LittleEndian.PutUint16(g.Data[2*i:], kernel.Float32ToBF16(x))
-	case dtype.F16:
-		binary.LittleEndian.PutUint16(g.Data[2*i:], kernel.Float32ToFP16(x))
-	default:
-		binary.LittleEndian.PutUint32(g.Data[4*i:], math.Float32bits(x))
 	}
 }
 
@@ -119,8 +108,9 @@ func fingerprint(shards []*Shard, elements int64) string {
 				w = kernel.Merge(s.whole.Parameter[i], s.whole.Low[i])
 			}
 			binary.LittleEndian.PutUint32(row[0:], math.Float32bits(w))
-			binary.LittleEndian.PutUint32(row[4:], math.Float32bits(s.whole.ExpAvg[i]))
-			binary.LittleEndian.PutUint32(row[8:], math.Float32bits(s.whole.ExpAvgSq[i]))
+			for m := range s.config.Format.Algorithm.Moments() {
+				binary.LittleEndian.PutUint32(row[4+4*m:], math.Float32bits(s.whole.Moments[m].At(i)))
+			}
 			h.Write(row[:])
 		}
 	}
@@ -129,9 +119,17 @@ func fingerprint(shards []*Shard, elements int64) string {
 
 const testElements = 3*normBlock + 12345
 
+func newEngine(t testing.TB, shards []*Shard, clip float64) *Engine {
+	e, err := New(shards, []optim.Optimizer{optim.DefaultAdamW()}, clip)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
 func trajectory(t *testing.T, ranks, workers, chunk int, format kernel.Format, set kernel.Set, steps int) string {
 	shards := newShards(t, testElements, ranks, workers, chunk, format, set)
-	e := New(shards, optim.DefaultAdamW(), 0.5)
+	e := newEngine(t, shards, 0.5)
 	for step := range steps {
 		setGradients(shards, step)
 		if r := e.Step(1); r.Skipped || r.GradientNorm < 0.5 {
@@ -188,7 +186,7 @@ func TestRanksShareOneNorm(t *testing.T) {
 	for _, ranks := range []int{1, 3} {
 		shards := newShards(t, testElements, ranks, 2, 0, split, kernel.Available()[0])
 		setGradients(shards, 1)
-		norms[ranks] = New(shards, optim.DefaultAdamW(), 1).Step(1).GradientNorm
+		norms[ranks] = newEngine(t, shards, 1).Step(1).GradientNorm
 	}
 	if d := math.Abs(norms[1]-norms[3]) / norms[1]; d > 1e-12 {
 		t.Errorf("the norm over 1 rank is %v, over 3 ranks %v", norms[1], norms[3])
@@ -200,11 +198,11 @@ func TestRanksShareOneNorm(t *testing.T) {
 func TestOverflowTouchesNothing(t *testing.T) {
 	for _, bad := range []float64{math.Inf(1), math.Inf(-1), math.NaN()} {
 		shards := newShards(t, testElements, 2, 1, 0, split, kernel.Available()[len(kernel.Available())-1])
-		e := New(shards, optim.DefaultAdamW(), 1)
+		e := newEngine(t, shards, 1)
 		setGradients(shards, 0)
 		e.Step(1)
 		before := fingerprint(shards, testElements)
-		putGradient(shards[1].chunk(777, 1).Gradient, 0, float32(bad))
+		shards[1].chunk(777, 1).Gradient.Put(0, float32(bad))
 		if r := e.Step(1); !r.Skipped {
 			t.Errorf("a gradient of %g was taken: %+v", bad, r)
 		}
@@ -225,11 +223,11 @@ func TestLossScaleIsDividedOut(t *testing.T) {
 		format := kernel.Format{State: kernel.FP32, Parameter: dtype.F16, Gradient: dtype.F16}
 		shards := newShards(t, testElements, 1, 2, 0, format, kernel.Available()[len(kernel.Available())-1])
 		shards[0].Each(func(first int64, c kernel.Chunk) {
-			for i := range c.ExpAvg {
-				putGradient(c.Gradient, i, scale*float32(1+(first+int64(i))%64)/64)
+			for i := range c.Len() {
+				c.Gradient.Put(i, scale*float32(1+(first+int64(i))%64)/64)
 			}
 		})
-		New(shards, optim.DefaultAdamW(), 1).Step(float64(scale))
+		newEngine(t, shards, 1).Step(float64(scale))
 		prints = append(prints, fingerprint(shards, testElements))
 	}
 	if prints[0] != prints[1] {
@@ -237,9 +235,90 @@ func TestLossScaleIsDividedOut(t *testing.T) {
 	}
 }
 
+// TestGroupsHaveTheirOwnHyperparameters updates two groups whose border is in
+// the middle of a chunk, and changes a learning rate between steps.
+func TestGroupsHaveTheirOwnHyperparameters(t *testing.T) {
+	const border = DefaultChunk + 777
+	run := func(groups []int64, optimizers [][]optim.Optimizer) *Shard {
+		s, err := NewShard(ShardConfig{Elements: testElements, Groups: groups, Format: split, Kernel: kernel.Available()[0], CPUs: cpus(t, 2)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.Close() })
+		e, err := New([]*Shard{s}, optimizers[0], 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for step, now := range optimizers {
+			for i, o := range now {
+				if err := e.SetOptimizer(i, o); err != nil {
+					t.Fatal(err)
+				}
+			}
+			setGradients([]*Shard{s}, step)
+			e.Step(1)
+		}
+		return s
+	}
+	with := func(rate float64) optim.Optimizer { a := optim.DefaultAdamW(); a.LearningRate = rate; return a }
+	both := run([]int64{border, testElements - border}, [][]optim.Optimizer{{with(1e-3), with(1e-4)}, {with(2e-3), with(3e-4)}})
+	for _, part := range []struct {
+		rates      [2]float64
+		first, end int
+	}{{[2]float64{1e-3, 2e-3}, 0, border}, {[2]float64{1e-4, 3e-4}, border, testElements}} {
+		one := run(nil, [][]optim.Optimizer{{with(part.rates[0])}, {with(part.rates[1])}})
+		for i := part.first; i < part.end; i++ {
+			if both.whole.Parameter[i] != one.whole.Parameter[i] || both.whole.Low[i] != one.whole.Low[i] {
+				t.Fatalf("element %d is not what learning rates %v give", i, part.rates)
+			}
+		}
+	}
+}
+
+func TestWrongOptimizersAreRefused(t *testing.T) {
+	shards := newShards(t, 1000, 1, 1, 0, split, kernel.Generic)
+	for name, optimizers := range map[string][]optim.Optimizer{
+		"too many":  {optim.DefaultAdamW(), optim.DefaultAdamW()},
+		"none":      {},
+		"other":     {optim.DefaultLion()},
+		"not valid": {optim.Adam{LearningRate: -1}},
+	} {
+		if _, err := New(shards, optimizers, 0); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+// TestGradientsThatArriveEarly gives the same norm as those that are all there
+// at the step, whatever the ranges; and a second step does not use old sums.
+func TestGradientsThatArriveEarly(t *testing.T) {
+	shards := newShards(t, testElements, 1, 2, 0, split, kernel.Available()[0])
+	e := newEngine(t, shards, 1)
+	var want [2]float64
+	for step := range want {
+		setGradients(shards, step)
+		want[step] = e.Step(1).GradientNorm
+	}
+	for _, ranges := range [][][2]int64{
+		{{0, testElements}},
+		{{0, 100}, {100, normBlock}, {2 * normBlock, testElements - 2*normBlock}},
+		{{testElements - 5, 5}, {1, testElements - 1}},
+	} {
+		for step := range want {
+			setGradients(shards, step)
+			for _, r := range ranges {
+				shards[0].GradientsArrived(r[0], r[1])
+			}
+			if got := e.Step(1).GradientNorm; got != want[step] {
+				t.Errorf("ranges %v: norm %v, want %v", ranges, got, want[step])
+			}
+		}
+	}
+}
+
 func TestTrafficLeavesTheState(t *testing.T) {
 	shards := newShards(t, testElements, 2, 2, 0, split, kernel.Available()[len(kernel.Available())-1])
-	e := New(shards, optim.DefaultAdamW(), 1)
+	e := newEngine(t, shards, 1)
 	before := fingerprint(shards, testElements)
 	e.Traffic()
 	if fingerprint(shards, testElements) != before {
@@ -249,7 +328,7 @@ func TestTrafficLeavesTheState(t *testing.T) {
 
 func TestStepAllocatesNothing(t *testing.T) {
 	shards := newShards(t, testElements, 2, 2, 0, split, kernel.Available()[len(kernel.Available())-1])
-	e := New(shards, optim.DefaultAdamW(), 1)
+	e := newEngine(t, shards, 1)
 	setGradients(shards, 0)
 	if n := testing.AllocsPerRun(20, func() { e.Step(1) }); n != 0 {
 		t.Errorf("%v heap allocations a step", n)
@@ -261,12 +340,12 @@ func TestStepAllocatesNothing(t *testing.T) {
 func TestArenasAreTheList(t *testing.T) {
 	format := kernel.Format{State: kernel.FP32, Parameter: dtype.F16, Gradient: dtype.F32}
 	shards := newShards(t, testElements, 2, 2, 0, format, kernel.Available()[0])
-	New(shards, optim.DefaultAdamW(), 1).gradientNorm()
+	newEngine(t, shards, 1).gradientNorm()
 	for _, s := range shards {
 		s.Each(func(_ int64, c kernel.Chunk) {
 			clear(c.Parameter)
-			clear(c.ExpAvg)
-			clear(c.ExpAvgSq)
+			clear(c.Moments[0].Data)
+			clear(c.Moments[1].Data)
 			clear(c.Gradient.Data)
 		})
 	}
@@ -297,13 +376,16 @@ func TestArenasAreTheList(t *testing.T) {
 func TestNonsenseIsRefused(t *testing.T) {
 	good := ShardConfig{Elements: 100, Format: split, CPUs: cpus(t, 1)}
 	for name, spoil := range map[string]func(*ShardConfig){
-		"no elements":    func(c *ShardConfig) { c.Elements = 0 },
-		"no CPUs":        func(c *ShardConfig) { c.CPUs = nil },
-		"negative chunk": func(c *ShardConfig) { c.Chunk = -1 },
-		"no such CPU":    func(c *ShardConfig) { c.CPUs = []int{8000} },
-		"fp16 split":     func(c *ShardConfig) { c.Format.Parameter = dtype.F16 },
-		"int8 gradient":  func(c *ShardConfig) { c.Format.Gradient = dtype.I8 },
-		"too large":      func(c *ShardConfig) { c.Elements = 1 << 58 },
+		"no elements":        func(c *ShardConfig) { c.Elements = 0 },
+		"no CPUs":            func(c *ShardConfig) { c.CPUs = nil },
+		"negative chunk":     func(c *ShardConfig) { c.Chunk = -1 },
+		"no such CPU":        func(c *ShardConfig) { c.CPUs = []int{8000} },
+		"fp16 split":         func(c *ShardConfig) { c.Format.Parameter = dtype.F16 },
+		"int8 gradient":      func(c *ShardConfig) { c.Format.Gradient = dtype.I8 },
+		"groups of too few":  func(c *ShardConfig) { c.Groups = []int64{50, 49} },
+		"groups of too many": func(c *ShardConfig) { c.Groups = []int64{101} },
+		"negative group":     func(c *ShardConfig) { c.Groups = []int64{-1, 101} },
+		"too large":          func(c *ShardConfig) { c.Elements = 1 << 58 },
 	} {
 		c := good
 		spoil(&c)

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"plimsoll/arena"
+	"plimsoll/dtype"
 	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
 )
@@ -24,11 +25,14 @@ const normBlock = 64 << 10
 type ShardConfig struct {
 	Rank     int
 	Elements int64 // of the rank's part of the flat parameters
-	Format   kernel.Format
-	Kernel   kernel.Set
-	Pages    arena.Pages
-	CPUs     []int // one worker on each
-	Chunk    int   // elements; 0 is DefaultChunk
+	// Groups are the elements of each parameter group in the rank's part, in
+	// order. They add up to Elements; nil is one group.
+	Groups []int64
+	Format kernel.Format
+	Kernel kernel.Set
+	Pages  arena.Pages
+	CPUs   []int // one worker on each
+	Chunk  int   // elements; 0 is DefaultChunk
 }
 
 // ArenaPlan is an arena before it is mapped.
@@ -37,7 +41,13 @@ type ArenaPlan struct {
 	Component string // in the ledger
 	Size      ledger.Bytes
 	Why       string
+
+	role     kernel.Role
+	elements dtype.Type
 }
+
+// normRole is the role of the sums of squares, which no kernel walks.
+const normRole = kernel.Role(255)
 
 // ComponentNorm is the ledger's name of the sums of squares.
 const ComponentNorm = "gradient_norm_sums"
@@ -49,13 +59,16 @@ func (c ShardConfig) Arenas() []ArenaPlan {
 	for _, s := range c.Format.Streams() {
 		plans = append(plans, ArenaPlan{
 			Component: s.Component,
-			Size:      ledger.Bytes(s.Size * c.Elements),
-			Why:       fmt.Sprintf("%d B x %s parameters: %s", s.Size, ledger.Count(c.Elements), s.Why),
+			role:      s.Role,
+			elements:  s.Type,
+			Size:      ledger.Bytes(s.Type.Size() * c.Elements),
+			Why:       fmt.Sprintf("%d B x %s parameters: %s", s.Type.Size(), ledger.Count(c.Elements), s.Why),
 		})
 	}
 	blocks := c.normBlocks()
 	plans = append(plans, ArenaPlan{
 		Component: ComponentNorm,
+		role:      normRole,
 		Size:      ledger.Bytes(8 * blocks),
 		Why:       fmt.Sprintf("8 B x %s blocks of %s gradients: float64 sums of squares, so that the norm is the same for any number of workers", ledger.Count(blocks), ledger.Count(normBlock)),
 	})
@@ -74,18 +87,29 @@ func (c ShardConfig) validate() error {
 	if c.Chunk < 0 {
 		return fmt.Errorf("rank %d: chunks of %d parameters", c.Rank, c.Chunk)
 	}
+	sum := int64(0)
+	for i, elements := range c.Groups {
+		if elements < 0 || elements > c.Elements-sum {
+			return fmt.Errorf("rank %d: group %d has %d parameters, and %d are left", c.Rank, i, elements, c.Elements-sum)
+		}
+		sum += elements
+	}
+	if c.Groups != nil && sum != c.Elements {
+		return fmt.Errorf("rank %d: the groups have %d parameters of %d", c.Rank, sum, c.Elements)
+	}
 	return c.Format.Validate()
 }
 
 // Shard is one rank's part of the optimizer state, and the workers that update
 // it.
 type Shard struct {
-	config ShardConfig
-	group  *Group
-	arenas []*arena.Arena
-	whole  kernel.Chunk // all of every stream
-	sums   []float64    // of squares, one a norm block
-	adam   kernel.Adam
+	config  ShardConfig
+	workers *Workers
+	arenas  []*arena.Arena
+	whole   kernel.Chunk // all of every stream
+	sums    []float64    // of squares, one a norm block
+	summed  []bool       // norm blocks whose gradients arrived and were added up before the step
+	groups  []group
 
 	// The pass that is under way.
 	unit    int
@@ -95,6 +119,13 @@ type Shard struct {
 	// Bound once: a step allocates nothing.
 	walk                              func(worker int)
 	updateUnit, normUnit, trafficUnit func(first, count int)
+}
+
+// group is the part of a parameter group in the shard, and what its update
+// needs in the step that is under way.
+type group struct {
+	first, end int
+	constants  kernel.Constants
 }
 
 // cursor hands out the units of work of one worker's own range. Each is on a
@@ -113,12 +144,18 @@ func NewShard(c ShardConfig) (*Shard, error) {
 	if c.Chunk == 0 {
 		c.Chunk = DefaultChunk
 	}
-	s := &Shard{config: c, cursors: make([]cursor, len(c.CPUs))}
-	s.walk = s.walkUnits
-	s.updateUnit = func(first, count int) { c.Kernel.Adam(c.Format, &s.adam, s.chunk(first, count)) }
-	s.normUnit = func(first, count int) {
-		s.sums[first/normBlock] = c.Kernel.SumSquares(s.chunk(first, count).Gradient)
+	if c.Groups == nil {
+		c.Groups = []int64{c.Elements}
 	}
+	s := &Shard{config: c, cursors: make([]cursor, len(c.CPUs))}
+	end := 0
+	for _, elements := range c.Groups {
+		s.groups = append(s.groups, group{first: end, end: end + int(elements)})
+		end += int(elements)
+	}
+	s.walk = s.walkUnits
+	s.updateUnit = s.updateElements
+	s.normUnit = s.sumBlock
 	s.trafficUnit = func(first, count int) { c.Kernel.Traffic(c.Format, s.chunk(first, count)) }
 	if err := s.open(); err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -127,32 +164,32 @@ func NewShard(c ShardConfig) (*Shard, error) {
 }
 
 func (s *Shard) open() error {
-	s.whole.Gradient.Type = s.config.Format.Gradient
 	for _, plan := range s.config.Arenas() {
 		a, err := arena.New(plan.Name, plan.Size, s.config.Pages)
 		if err != nil {
 			return err
 		}
 		s.arenas = append(s.arenas, a)
-		switch plan.Component {
-		case kernel.ComponentParameter:
+		switch plan.role {
+		case kernel.ParameterRole:
 			s.whole.Parameter = arena.View[uint16](a)
-		case kernel.ComponentLow:
+		case kernel.LowRole:
 			s.whole.Low = arena.View[uint16](a)
-		case kernel.ComponentMaster:
+		case kernel.MasterRole:
 			s.whole.Master = arena.View[float32](a)
-		case kernel.ComponentExpAvg:
-			s.whole.ExpAvg = arena.View[float32](a)
-		case kernel.ComponentExpAvgSq:
-			s.whole.ExpAvgSq = arena.View[float32](a)
-		case kernel.ComponentGradient:
-			s.whole.Gradient.Data = a.Bytes()
-		case ComponentNorm:
+		case kernel.FirstMomentRole:
+			s.whole.Moments[0] = kernel.Array{Type: plan.elements, Data: a.Bytes()}
+		case kernel.SecondMomentRole:
+			s.whole.Moments[1] = kernel.Array{Type: plan.elements, Data: a.Bytes()}
+		case kernel.GradientRole:
+			s.whole.Gradient = kernel.Array{Type: plan.elements, Data: a.Bytes()}
+		case normRole:
 			s.sums = arena.View[float64](a)
 		}
 	}
-	group, err := NewGroup(s.config.CPUs)
-	s.group = group
+	s.summed = make([]bool, len(s.sums))
+	var err error
+	s.workers, err = NewWorkers(s.config.CPUs)
 	return err
 }
 
@@ -161,53 +198,77 @@ func (s *Shard) Config() ShardConfig { return s.config }
 
 // Close ends the workers and gives the memory back.
 func (s *Shard) Close() error {
-	if s.group != nil {
-		s.group.Close()
+	if s.workers != nil {
+		s.workers.Close()
 	}
 	var err error
 	for _, a := range s.arenas {
 		err = errors.Join(err, a.Close())
 	}
-	s.arenas, s.whole, s.sums = nil, kernel.Chunk{}, nil
+	s.arenas, s.whole, s.sums = nil, kernel.Chunk{}, nil // unmapped
 	return err
 }
 
 // chunk is a stretch of every stream.
-func (s *Shard) chunk(first, count int) kernel.Chunk {
-	end, size := first+count, int(s.config.Format.Gradient.Size())
-	return kernel.Chunk{
-		Parameter: part(s.whole.Parameter, first, end),
-		Low:       part(s.whole.Low, first, end),
-		Master:    part(s.whole.Master, first, end),
-		ExpAvg:    s.whole.ExpAvg[first:end],
-		ExpAvgSq:  s.whole.ExpAvgSq[first:end],
-		Gradient:  kernel.Gradient{Type: s.config.Format.Gradient, Data: s.whole.Gradient.Data[first*size : end*size]},
+func (s *Shard) chunk(first, count int) kernel.Chunk { return s.whole.Slice(first, first+count) }
+
+// updateElements updates a stretch that may belong to several groups.
+func (s *Shard) updateElements(first, count int) {
+	for i := range s.groups {
+		g := &s.groups[i]
+		if from, end := max(first, g.first), min(first+count, g.end); from < end {
+			s.config.Kernel.Update(s.config.Format, &g.constants, s.whole.Slice(from, end))
+		}
 	}
 }
 
-// part is a stretch of a stream that the format may not have.
-func part[T any](stream []T, first, end int) []T {
-	if stream == nil {
-		return nil
+// sumBlock adds up the squares of a norm block, unless that was done when its
+// gradients arrived.
+func (s *Shard) sumBlock(first, count int) {
+	if block := first / normBlock; !s.summed[block] {
+		s.sums[block] = s.config.Kernel.SumSquares(s.chunk(first, count).Gradient)
 	}
-	return stream[first:end]
+}
+
+// GradientsArrived says that the gradients of a stretch of the shard are final
+// until the next step. The norm blocks that lie wholly within it are added up
+// now, so that the step need not. It returns when they are.
+func (s *Shard) GradientsArrived(first, count int64) {
+	from := (first + normBlock - 1) / normBlock
+	end := (first + count) / normBlock
+	if first+count == s.config.Elements {
+		end = s.config.normBlocks()
+	}
+	if from >= end {
+		return
+	}
+	s.startUnits(normBlock, from, end, true, s.normUnit)
+	s.wait()
+	for block := from; block < end; block++ {
+		s.summed[block] = true
+	}
 }
 
 // start begins a pass over the shard in units of some number of elements. A
 // worker walks its own range, a contiguous part of the shard, and then, if it
 // may, helps the others with theirs.
 func (s *Shard) start(unit int, steal bool, body func(first, count int)) {
+	s.startUnits(unit, 0, (s.config.Elements+int64(unit)-1)/int64(unit), steal, body)
+}
+
+// startUnits begins a pass over some of the units.
+func (s *Shard) startUnits(unit int, from, end int64, steal bool, body func(first, count int)) {
 	s.unit, s.steal, s.body = unit, steal, body
-	units, workers := (s.config.Elements+int64(unit)-1)/int64(unit), int64(s.group.Workers())
+	units, workers := end-from, int64(s.workers.Count())
 	for w := range workers {
-		s.cursors[w].next.Store(w * units / workers)
-		s.cursors[w].end = (w + 1) * units / workers
+		s.cursors[w].next.Store(from + w*units/workers)
+		s.cursors[w].end = from + (w+1)*units/workers
 	}
-	s.group.Start(s.walk)
+	s.workers.Start(s.walk)
 }
 
 // wait returns when the pass is done.
-func (s *Shard) wait() { s.group.Wait() }
+func (s *Shard) wait() { s.workers.Wait() }
 
 func (s *Shard) walkUnits(worker int) {
 	for i := range s.cursors {

@@ -3,11 +3,24 @@
 package optim
 
 import (
+	"errors"
 	"fmt"
 	"math"
 
 	"plimsoll/optim/kernel"
 )
+
+// Optimizer is an update rule with its hyperparameters. They may change from
+// step to step; the rule may not.
+type Optimizer interface {
+	Algorithm() kernel.Algorithm
+	// Validate refuses what PyTorch refuses.
+	Validate() error
+	// Constants sets what the kernels need for a step; steps count from 1.
+	Constants(c *kernel.Constants, step int64, gradientScale float64)
+	// String is the optimizer as one would write it in Python.
+	String() string
+}
 
 // Adam is torch.optim.AdamW or, with L2, torch.optim.Adam.
 type Adam struct {
@@ -27,24 +40,23 @@ func DefaultAdamW() Adam {
 	return Adam{LearningRate: 1e-3, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, WeightDecay: 1e-2}
 }
 
-// Validate refuses what torch.optim refuses.
+// Algorithm implements [Optimizer].
+func (Adam) Algorithm() kernel.Algorithm { return kernel.Adam }
+
+// Validate implements [Optimizer].
 func (a Adam) Validate() error {
-	switch {
-	case !(a.LearningRate >= 0) || math.IsInf(a.LearningRate, 0):
-		return fmt.Errorf("learning rate %g: expected a number of 0 or more", a.LearningRate)
-	case !(a.Beta1 >= 0 && a.Beta1 < 1):
-		return fmt.Errorf("beta1 is %g: expected 0 <= beta1 < 1", a.Beta1)
-	case !(a.Beta2 >= 0 && a.Beta2 < 1):
-		return fmt.Errorf("beta2 is %g: expected 0 <= beta2 < 1", a.Beta2)
-	case !(a.Epsilon >= 0) || math.IsInf(a.Epsilon, 0):
-		return fmt.Errorf("epsilon %g: expected a number of 0 or more", a.Epsilon)
-	case !(a.WeightDecay >= 0) || math.IsInf(a.WeightDecay, 0):
-		return fmt.Errorf("weight decay %g: expected a number of 0 or more", a.WeightDecay)
-	}
-	return nil
+	return errors.Join(atLeastZero("learning rate", a.LearningRate), fraction("beta1", a.Beta1), fraction("beta2", a.Beta2),
+		atLeastZero("epsilon", a.Epsilon), atLeastZero("weight decay", a.WeightDecay))
 }
 
-// String is the optimizer as one would write it in Python.
+// Constants implements [Optimizer].
+func (a Adam) Constants(c *kernel.Constants, step int64, gradientScale float64) {
+	kernel.AdamStep{
+		LearningRate: a.LearningRate, Beta1: a.Beta1, Beta2: a.Beta2, Epsilon: a.Epsilon, WeightDecay: a.WeightDecay,
+		L2: a.L2, Uncorrected: a.Uncorrected, Step: step, GradientScale: gradientScale,
+	}.Constants(c)
+}
+
 func (a Adam) String() string {
 	name := "AdamW"
 	if a.L2 {
@@ -53,12 +65,113 @@ func (a Adam) String() string {
 	return fmt.Sprintf("%s(lr=%g, betas=(%g, %g), eps=%g, weight_decay=%g)", name, a.LearningRate, a.Beta1, a.Beta2, a.Epsilon, a.WeightDecay)
 }
 
-// Step is what the kernels need for one step; steps count from 1.
-func (a Adam) Step(step int64, gradientScale float64) kernel.AdamStep {
-	return kernel.AdamStep{
-		LearningRate: a.LearningRate, Beta1: a.Beta1, Beta2: a.Beta2, Epsilon: a.Epsilon, WeightDecay: a.WeightDecay,
-		L2: a.L2, Uncorrected: a.Uncorrected, Step: step, GradientScale: gradientScale,
+// Lion is the optimizer of X. Chen et al., "Symbolic Discovery of Optimization
+// Algorithms" (arXiv 2302.06675), with decoupled weight decay.
+type Lion struct {
+	LearningRate float64
+	Beta1, Beta2 float64
+	WeightDecay  float64
+}
+
+// DefaultLion are the defaults of the paper.
+func DefaultLion() Lion { return Lion{LearningRate: 1e-4, Beta1: 0.9, Beta2: 0.99} }
+
+// Algorithm implements [Optimizer].
+func (Lion) Algorithm() kernel.Algorithm { return kernel.Lion }
+
+// Validate implements [Optimizer].
+func (l Lion) Validate() error {
+	return errors.Join(atLeastZero("learning rate", l.LearningRate), fraction("beta1", l.Beta1), fraction("beta2", l.Beta2),
+		atLeastZero("weight decay", l.WeightDecay))
+}
+
+// Constants implements [Optimizer].
+func (l Lion) Constants(c *kernel.Constants, _ int64, gradientScale float64) {
+	kernel.LionStep{LearningRate: l.LearningRate, Beta1: l.Beta1, Beta2: l.Beta2, WeightDecay: l.WeightDecay, GradientScale: gradientScale}.Constants(c)
+}
+
+func (l Lion) String() string {
+	return fmt.Sprintf("Lion(lr=%g, betas=(%g, %g), weight_decay=%g)", l.LearningRate, l.Beta1, l.Beta2, l.WeightDecay)
+}
+
+// Adagrad is torch.optim.Adagrad. An initial accumulator value is the caller's
+// to store in the state.
+type Adagrad struct {
+	LearningRate      float64
+	LearningRateDecay float64
+	Epsilon           float64
+	WeightDecay       float64
+}
+
+// DefaultAdagrad are the defaults of torch.optim.Adagrad.
+func DefaultAdagrad() Adagrad { return Adagrad{LearningRate: 1e-2, Epsilon: 1e-10} }
+
+// Algorithm implements [Optimizer].
+func (Adagrad) Algorithm() kernel.Algorithm { return kernel.Adagrad }
+
+// Validate implements [Optimizer].
+func (a Adagrad) Validate() error {
+	return errors.Join(atLeastZero("learning rate", a.LearningRate), atLeastZero("learning rate decay", a.LearningRateDecay),
+		atLeastZero("epsilon", a.Epsilon), atLeastZero("weight decay", a.WeightDecay))
+}
+
+// Constants implements [Optimizer].
+func (a Adagrad) Constants(c *kernel.Constants, step int64, gradientScale float64) {
+	kernel.AdagradStep{
+		LearningRate: a.LearningRate, LearningRateDecay: a.LearningRateDecay, Epsilon: a.Epsilon, WeightDecay: a.WeightDecay,
+		Step: step, GradientScale: gradientScale,
+	}.Constants(c)
+}
+
+func (a Adagrad) String() string {
+	return fmt.Sprintf("Adagrad(lr=%g, lr_decay=%g, eps=%g, weight_decay=%g)", a.LearningRate, a.LearningRateDecay, a.Epsilon, a.WeightDecay)
+}
+
+// SGD is torch.optim.SGD with momentum.
+type SGD struct {
+	LearningRate float64
+	Momentum     float64
+	Dampening    float64
+	Nesterov     bool
+	WeightDecay  float64
+}
+
+// Algorithm implements [Optimizer].
+func (SGD) Algorithm() kernel.Algorithm { return kernel.SGD }
+
+// Validate implements [Optimizer].
+func (s SGD) Validate() error {
+	var err error
+	if s.Nesterov && (s.Momentum <= 0 || s.Dampening != 0) {
+		err = fmt.Errorf("Nesterov's momentum needs a momentum above 0 (it is %g) and no dampening (it is %g)", s.Momentum, s.Dampening)
 	}
+	return errors.Join(atLeastZero("learning rate", s.LearningRate), atLeastZero("momentum", s.Momentum), atLeastZero("weight decay", s.WeightDecay), err)
+}
+
+// Constants implements [Optimizer].
+func (s SGD) Constants(c *kernel.Constants, step int64, gradientScale float64) {
+	kernel.SGDStep{
+		LearningRate: s.LearningRate, Momentum: s.Momentum, Dampening: s.Dampening, Nesterov: s.Nesterov, WeightDecay: s.WeightDecay,
+		Step: step, GradientScale: gradientScale,
+	}.Constants(c)
+}
+
+func (s SGD) String() string {
+	return fmt.Sprintf("SGD(lr=%g, momentum=%g, dampening=%g, nesterov=%t, weight_decay=%g)", s.LearningRate, s.Momentum, s.Dampening, s.Nesterov, s.WeightDecay)
+}
+
+func atLeastZero(name string, x float64) error {
+	if !(x >= 0) || math.IsInf(x, 0) {
+		return fmt.Errorf("%s is %g: expected a number of 0 or more", name, x)
+	}
+	return nil
+}
+
+func fraction(name string, x float64) error {
+	if !(x >= 0 && x < 1) {
+		return fmt.Errorf("%s is %g: expected a number of 0 or more, below 1", name, x)
+	}
+	return nil
 }
 
 // GradientScale is the factor that unscales gradients and clips them to a

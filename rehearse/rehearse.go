@@ -17,6 +17,7 @@ import (
 	"plimsoll/arena"
 	"plimsoll/engine"
 	"plimsoll/ledger"
+	"plimsoll/optim"
 	"plimsoll/optim/kernel"
 	"plimsoll/probe"
 )
@@ -87,14 +88,17 @@ func (p *Plan) Run(ctx context.Context, progress Progress) (m *Measurement, err 
 	each(shards, func(s *engine.Shard, first int64, c kernel.Chunk) {
 		if ctx.Err() == nil {
 			initialize(s.Config(), first, c)
-			progress.Advance(int64(len(c.ExpAvg)) * p.Format.ResidentBytes())
+			progress.Advance(int64(c.Len()) * p.Format.ResidentBytes())
 		}
 	})
 	progress.End()
 	m.InitializeSeconds = time.Since(begin).Seconds()
 
 	after := make([]probe.Memory, 0, 2)
-	e := engine.New(shards, p.Optimizer, p.Clip)
+	e, err := engine.New(shards, []optim.Optimizer{p.Optimizer}, p.Clip)
+	if err != nil {
+		return nil, err
+	}
 	progress.Begin("optimizer steps", int64(p.Steps))
 	defer progress.End()
 	for i := range p.Steps {

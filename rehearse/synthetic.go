@@ -43,7 +43,7 @@ var gradientPattern = map[dtype.Type]pattern{
 // zeros for the rest.
 func initialize(c engine.ShardConfig, first int64, chunk kernel.Chunk) {
 	seed := mix(uint64(c.Rank) + 1)
-	for i := range chunk.ExpAvg {
+	for i := range chunk.Len() {
 		w := math.Float32frombits(uint32(mix(seed+golden*uint64(first+int64(i))))&weightBits | weightExponent)
 		if chunk.Low != nil {
 			chunk.Parameter[i], chunk.Low[i] = kernel.Separate(w)
@@ -54,13 +54,14 @@ func initialize(c engine.ShardConfig, first int64, chunk kernel.Chunk) {
 	if chunk.Low == nil {
 		clear(chunk.Parameter)
 	}
-	clear(chunk.ExpAvg)
-	clear(chunk.ExpAvgSq)
+	for _, moment := range chunk.Moments {
+		clear(moment.Data)
+	}
 	clear(chunk.Gradient.Data)
 }
 
 // backward writes the gradients of a step.
-func backward(c engine.ShardConfig, step int, first int64, g kernel.Gradient) {
+func backward(c engine.ShardConfig, step int, first int64, g kernel.Array) {
 	seed := mix(uint64(c.Rank)<<32 + uint64(step) + 0x5eed)
 	bits := gradientPattern[g.Type]
 	place := uint64(first * g.Type.Size())

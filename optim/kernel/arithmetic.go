@@ -42,6 +42,13 @@ func mul(a, b float32) float32 {
 	return round(float64(a) * float64(b))
 }
 
+func add(a, b float32) float32 {
+	if x := float32(a + b); !suspect(x) {
+		return x
+	}
+	return round(float64(a) + float64(b))
+}
+
 func div(a, b float32) float32 {
 	if x := float32(a / b); !suspect(x) {
 		return x

@@ -8,24 +8,33 @@ import (
 	"plimsoll/dtype"
 )
 
-// BenchmarkAdam measures an update and the pure traffic of the same streams, in
-// cache and in memory.
-func BenchmarkAdam(b *testing.B) {
-	var a Adam
-	a.Set(steps(rand.New(rand.NewPCG(1, 1)))[0])
-	for _, f := range []Format{{Split, dtype.BF16, dtype.BF16}, {FP32, dtype.BF16, dtype.F32}} {
+// BenchmarkUpdate measures an update and the pure traffic of the same streams,
+// in cache and in memory.
+func BenchmarkUpdate(b *testing.B) {
+	for _, f := range []Format{
+		{Adam, Split, MomentsFP32, dtype.BF16, dtype.BF16},
+		{Adam, Split, MomentsBF16, dtype.BF16, dtype.BF16},
+		{Adam, FP32, MomentsFP32, dtype.BF16, dtype.F32},
+	} {
+		constants := steps(f.Algorithm)[0]
 		for _, n := range []int{16 << 10, 16 << 20} {
 			c := newChunk(b, f, n, 0)
-			fill(rand.New(rand.NewPCG(1, 1)), f, c, false)
+			fill(rand.New(rand.NewPCG(1, 1)), f, c.Slice(0, 16<<10), false)
+			for filled := 16 << 10; filled < n; filled *= 2 {
+				copyChunk(c.Slice(filled, 2*filled), c.Slice(0, filled))
+			}
 			for _, set := range Available() {
-				for name, run := range map[string]func(Chunk){
-					"update":  func(c Chunk) { set.Adam(f, &a, c) },
-					"traffic": func(c Chunk) { set.Traffic(f, c) },
+				for _, pass := range []struct {
+					name string
+					run  func(Chunk)
+				}{
+					{"update", func(c Chunk) { set.Update(f, &constants, c) }},
+					{"traffic", func(c Chunk) { set.Traffic(f, c) }},
 				} {
-					b.Run(fmt.Sprintf("n=%dKi/state=%v/impl=%v/%s", n>>10, f.State, set, name), func(b *testing.B) {
+					b.Run(fmt.Sprintf("n=%dKi/state=%v/moments=%v/impl=%v/pass=%s", n>>10, f.State, f.Moments, set, pass.name), func(b *testing.B) {
 						b.SetBytes(f.TrafficBytes() * int64(n))
 						for b.Loop() {
-							run(c)
+							pass.run(c)
 						}
 						b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(n), "ns/parameter")
 					})

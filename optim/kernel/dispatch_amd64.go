@@ -6,9 +6,10 @@ import (
 	"golang.org/x/sys/cpu"
 
 	"plimsoll/dtype"
+	"plimsoll/optim/kernel/abi"
 )
 
-//go:generate go run -C _asm . -out ../kernel_amd64.s -stubs ../kernel_amd64.go -pkg kernel
+//go:generate go run -C _asm . -out ../kernel_amd64.s -dispatch ../kernel_amd64.go
 
 func supported(s Set) bool {
 	x := &cpu.X86
@@ -23,62 +24,63 @@ func supported(s Set) bool {
 	return true
 }
 
-// The numbers of types in _asm/main.go.
-func gradientKind(t dtype.Type) int {
-	switch t {
-	case dtype.BF16:
-		return 0
-	case dtype.F16:
-		return 1
-	}
-	return 2
+// kernelKey and trafficKey name a kernel.
+type kernelKey struct {
+	set       Set
+	algorithm abi.Algorithm
+	state     abi.State
+	moments   abi.MomentType
 }
 
-func copyKind(t dtype.Type) int {
-	switch t {
-	case dtype.BF16:
-		return 0
-	case dtype.F16:
-		return 1
-	}
-	return 2
+type trafficKey struct {
+	set     Set
+	state   abi.State
+	moments abi.MomentType
+	count   int // of moments
 }
 
-// adam updates the first n elements, a multiple of 16.
-func (s Set) adam(n int, f Format, a *Adam, c *Chunk) {
-	kind := gradientKind(f.Gradient)
-	param, m, v, g := pointer(c.Parameter), pointer(c.ExpAvg), pointer(c.ExpAvgSq), pointer(c.Gradient.Data)
-	switch {
-	case s == AVX512 && f.State == Split:
-		adamSplitAVX512(n, &a.table, kind, param, pointer(c.Low), m, v, g)
-	case s == AVX512:
-		adamFP32AVX512(n, &a.table, kind, copyKind(f.Parameter), param, pointer(c.Master), m, v, g)
-	case f.State == Split:
-		adamSplitAVX2(n, &a.table, kind, param, pointer(c.Low), m, v, g)
-	default:
-		adamFP32AVX2(n, &a.table, kind, copyKind(f.Parameter), param, pointer(c.Master), m, v, g)
+// kind is the number of an element type.
+func kind(t dtype.Type) int {
+	switch t {
+	case dtype.BF16:
+		return abi.BF16
+	case dtype.F16:
+		return abi.FP16
 	}
+	return abi.Wide
+}
+
+// arguments are those of the first n elements of a chunk, a multiple of a
+// group.
+func arguments(n int, f Format, c *Chunk) abi.Arguments {
+	return abi.Arguments{
+		Elements:     n,
+		GradientKind: kind(f.Gradient),
+		CopyKind:     kind(f.Parameter),
+		Parameter:    pointer(c.Parameter),
+		Low:          pointer(c.Low),
+		Master:       pointer(c.Master),
+		Moment1:      pointer(c.Moments[0].Data),
+		Moment2:      pointer(c.Moments[1].Data),
+		Gradient:     pointer(c.Gradient.Data),
+	}
+}
+
+func (s Set) update(n int, f Format, constants *Constants, c *Chunk) {
+	a := arguments(n, f, c)
+	a.Table = &constants.table
+	update(kernelKey{s, f.Algorithm, f.State, f.Moments}, &a)
 }
 
 func (s Set) traffic(n int, f Format, c *Chunk) {
-	size := int(f.Gradient.Size())
-	param, m, v, g := pointer(c.Parameter), pointer(c.ExpAvg), pointer(c.ExpAvgSq), pointer(c.Gradient.Data)
-	switch {
-	case s == AVX512 && f.State == Split:
-		trafficSplitAVX512(n, size, param, pointer(c.Low), m, v, g)
-	case s == AVX512:
-		trafficFP32AVX512(n, size, param, pointer(c.Master), m, v, g)
-	case f.State == Split:
-		trafficSplitAVX2(n, size, param, pointer(c.Low), m, v, g)
-	default:
-		trafficFP32AVX2(n, size, param, pointer(c.Master), m, v, g)
-	}
+	a := arguments(n, f, c)
+	traffic(trafficKey{s, f.State, f.Moments, f.Algorithm.Moments()}, &a)
 }
 
-func (s Set) sumSquares(n int, g Gradient, lanes *[16]float64) {
+func (s Set) sumSquares(n int, g Array, lanes *[16]float64) {
 	if s == AVX512 {
-		sumSquaresAVX512(n, gradientKind(g.Type), pointer(g.Data), lanes)
+		sumSquaresAVX512(n, kind(g.Type), pointer(g.Data), lanes)
 		return
 	}
-	sumSquaresAVX2(n, gradientKind(g.Type), pointer(g.Data), lanes)
+	sumSquaresAVX2(n, kind(g.Type), pointer(g.Data), lanes)
 }

@@ -2,12 +2,10 @@
 
 package kernel
 
+// There is only the reference, which is never reached through these.
+
 func supported(s Set) bool { return s == Generic }
 
-func (s Set) adam(int, Format, *Adam, *Chunk) {
-	panic("kernel: " + s.String() + " is not in this build")
-}
-func (s Set) traffic(int, Format, *Chunk) { panic("kernel: " + s.String() + " is not in this build") }
-func (s Set) sumSquares(int, Gradient, *[16]float64) {
-	panic("kernel: " + s.String() + " is not in this build")
-}
+func (s Set) update(int, Format, *Constants, *Chunk) { panic("kernel: no " + s.String()) }
+func (s Set) traffic(int, Format, *Chunk)            { panic("kernel: no " + s.String()) }
+func (s Set) sumSquares(int, Array, *[16]float64)    { panic("kernel: no " + s.String()) }

@@ -5,40 +5,56 @@ import (
 	"unsafe"
 
 	"plimsoll/dtype"
+	"plimsoll/optim/kernel/abi"
 )
 
-// State is how the fp32 master weights and the moments are held.
-type State uint8
+// Algorithm is an optimizer's update rule.
+type Algorithm = abi.Algorithm
 
+// The algorithms.
 const (
-	// Split holds the master in two 16-bit streams: the bf16 parameter that
-	// the trainer uses, rounded half away from zero, and the low 16 bits.
-	// Together they are the fp32 master, bit for bit.
-	Split State = iota
-	// FP32 holds the whole master, and a 16-bit copy of it for the trainer.
-	// With fp32 parameters the trainer uses the master itself.
-	FP32
+	Adam    = abi.Adam
+	Lion    = abi.Lion
+	Adagrad = abi.Adagrad
+	SGD     = abi.SGD
 )
 
-func (s State) String() string {
-	if s == FP32 {
-		return "fp32"
-	}
-	return "split"
-}
+// State is how the fp32 master weights are held.
+type State = abi.State
 
-// Format fixes the type of every stream.
+// The states.
+const (
+	Split = abi.Split
+	FP32  = abi.FP32
+)
+
+// MomentType is how moments are held.
+type MomentType = abi.MomentType
+
+// The types of moments.
+const (
+	MomentsFP32 = abi.MomentsFP32
+	MomentsBF16 = abi.MomentsBF16
+)
+
+// Format fixes the algorithm and the type of every stream.
 type Format struct {
+	Algorithm Algorithm
 	State     State
+	Moments   MomentType
 	Parameter dtype.Type // of the trainer's parameters: BF16, or F16 or F32 with FP32 state
 	Gradient  dtype.Type // BF16, F16 or F32
+}
+
+func (f Format) String() string {
+	return fmt.Sprintf("%v/state=%v/moments=%v/parameter=%v/gradient=%v", f.Algorithm, f.State, f.Moments, f.Parameter, f.Gradient)
 }
 
 // Validate says whether there are kernels for the format.
 func (f Format) Validate() error {
 	switch {
-	case f.State != Split && f.State != FP32:
-		return fmt.Errorf("state %d is not known", f.State)
+	case f.Algorithm >= abi.Algorithms || f.State >= abi.States || f.Moments >= abi.MomentTypes:
+		return fmt.Errorf("algorithm %d, state %d or moments %d are not known", f.Algorithm, f.State, f.Moments)
 	case f.State == Split && f.Parameter != dtype.BF16:
 		return fmt.Errorf("split state keeps bf16 parameters, because they are the upper half of an fp32 number; %v parameters need fp32 state", f.Parameter)
 	case f.Parameter != dtype.BF16 && f.Parameter != dtype.F16 && f.Parameter != dtype.F32:
@@ -49,56 +65,79 @@ func (f Format) Validate() error {
 	return nil
 }
 
+// Role is what a stream is for.
+type Role uint8
+
+// The roles of streams.
+const (
+	ParameterRole Role = iota
+	LowRole
+	MasterRole
+	FirstMomentRole
+	SecondMomentRole
+	GradientRole
+)
+
 // Stream is one of the arrays that an update walks.
 type Stream struct {
-	Component   string // the name in ledgers, such as "exp_avg"
-	Size        int64  // bytes of an element
-	Read, Write bool   // by an update
+	Role        Role
+	Component   string     // the name in ledgers, such as "exp_avg"
+	Type        dtype.Type // of its elements
+	Read, Write bool       // by an update
 	Why         string
 }
 
-// Component names of the streams.
+// Names of components.
 const (
 	ComponentParameter = "parameters"
 	ComponentMaster    = "master_weights"
 	ComponentLow       = "master_weights_low"
-	ComponentExpAvg    = "exp_avg"
-	ComponentExpAvgSq  = "exp_avg_sq"
 	ComponentGradient  = "gradients"
 )
 
+// moments names the moments of each algorithm as PyTorch does.
+var moments = [abi.Algorithms][]struct{ component, why string }{
+	Adam:    {{"exp_avg", "first moment of Adam"}, {"exp_avg_sq", "second moment of Adam"}},
+	Lion:    {{"exp_avg", "momentum of Lion"}},
+	Adagrad: {{"sum", "sum of squared gradients of Adagrad"}},
+	SGD:     {{"momentum_buffer", "momentum of SGD"}},
+}
+
 // Streams lists the arrays of the format, all with one element a parameter.
 func (f Format) Streams() []Stream {
-	param := Stream{ComponentParameter, 2, true, true, "bf16, the upper half of the master weights, which the trainer reads"}
-	master := Stream{ComponentLow, 2, true, true, "the low 16 bits of the fp32 master weights"}
-	if f.State == FP32 {
-		param = Stream{ComponentParameter, 2, false, true, f.Parameter.String() + " copy of the master weights, which the trainer reads"}
-		master = Stream{ComponentMaster, 4, true, true, "fp32 master weights"}
+	var streams []Stream
+	if f.State == Split {
+		streams = []Stream{
+			{ParameterRole, ComponentParameter, dtype.BF16, true, true, "bf16, the upper half of the master weights, which the trainer reads"},
+			{LowRole, ComponentLow, dtype.U16, true, true, "the low 16 bits of the fp32 master weights"},
+		}
+	} else {
+		if f.hasParameter() {
+			streams = []Stream{{ParameterRole, ComponentParameter, f.Parameter, false, true, f.Parameter.String() + " copy of the master weights, which the trainer reads"}}
+		}
+		streams = append(streams, Stream{MasterRole, ComponentMaster, dtype.F32, true, true, "fp32 master weights"})
 	}
-	if f.Parameter == dtype.F32 {
-		master.Why = "fp32 weights, which the trainer reads"
+	for i, m := range moments[f.Algorithm] {
+		streams = append(streams, Stream{FirstMomentRole + Role(i), m.component, f.momentType(), true, true, f.momentType().String() + " " + m.why})
 	}
-	streams := []Stream{
-		param,
-		master,
-		{ComponentExpAvg, 4, true, true, "fp32 first moment of Adam"},
-		{ComponentExpAvgSq, 4, true, true, "fp32 second moment of Adam"},
-		{ComponentGradient, f.Gradient.Size(), true, false, f.Gradient.String() + " gradients as the trainer leaves them"},
-	}
-	if !f.hasParameter() {
-		streams = streams[1:]
-	}
-	return streams
+	return append(streams, Stream{GradientRole, ComponentGradient, f.Gradient, true, false, f.Gradient.String() + " gradients as the trainer leaves them"})
 }
 
 // hasParameter says whether there is a stream of parameters beside the master.
 func (f Format) hasParameter() bool { return f.Parameter != dtype.F32 }
 
+func (f Format) momentType() dtype.Type {
+	if f.Moments == MomentsBF16 {
+		return dtype.BF16
+	}
+	return dtype.F32
+}
+
 // ResidentBytes is the number of bytes that all streams hold for a parameter.
 func (f Format) ResidentBytes() int64 {
 	var sum int64
 	for _, s := range f.Streams() {
-		sum += s.Size
+		sum += s.Type.Size()
 	}
 	return sum
 }
@@ -109,67 +148,83 @@ func (f Format) TrafficBytes() int64 {
 	var sum int64
 	for _, s := range f.Streams() {
 		if s.Read {
-			sum += s.Size
+			sum += s.Type.Size()
 		}
 		if s.Write {
-			sum += s.Size
+			sum += s.Type.Size()
 		}
 	}
 	return sum
 }
 
-// Chunk is a stretch of every stream. Low belongs to Split state and Master to
-// FP32 state; the other is empty. So is Parameter when parameters are fp32.
+// Chunk is a stretch of every stream. What a format does not have is empty.
 type Chunk struct {
-	Parameter        []uint16
-	Low              []uint16
-	Master           []float32
-	ExpAvg, ExpAvgSq []float32
-	Gradient         Gradient
+	Parameter []uint16
+	Low       []uint16
+	Master    []float32
+	Moments   [2]Array
+	Gradient  Array
 }
 
-// Gradient is a stretch of gradients of some type.
-type Gradient struct {
+// Array is a stretch of numbers of some type.
+type Array struct {
 	Type dtype.Type // BF16, F16 or F32
 	Data []byte
 }
 
 // Len is the number of elements.
-func (g Gradient) Len() int { return len(g.Data) / int(g.Type.Size()) }
-
-// From is the gradient without its first n elements.
-func (g Gradient) From(n int) Gradient {
-	return Gradient{g.Type, g.Data[n*int(g.Type.Size()):]}
+func (a Array) Len() int {
+	if len(a.Data) == 0 {
+		return 0
+	}
+	return len(a.Data) / int(a.Type.Size())
 }
 
-// From is the chunk without its first n elements.
-func (c Chunk) From(f Format, n int) Chunk {
-	rest := Chunk{ExpAvg: c.ExpAvg[n:], ExpAvgSq: c.ExpAvgSq[n:], Gradient: c.Gradient.From(n)}
-	if f.hasParameter() {
-		rest.Parameter = c.Parameter[n:]
+// Slice is elements first to end of the array, which may be empty as a whole.
+func (a Array) Slice(first, end int) Array {
+	if a.Data == nil {
+		return a
 	}
-	if f.State == FP32 {
-		rest.Master = c.Master[n:]
-	} else {
-		rest.Low = c.Low[n:]
-	}
-	return rest
+	size := int(a.Type.Size())
+	return Array{a.Type, a.Data[first*size : end*size]}
 }
 
-// check panics when the streams differ in length, before any assembly could
-// walk past the end of one, and returns the length.
+// Len is the number of elements of each stream.
+func (c Chunk) Len() int { return c.Gradient.Len() }
+
+// Slice is elements first to end of every stream.
+func (c Chunk) Slice(first, end int) Chunk {
+	return Chunk{
+		Parameter: part(c.Parameter, first, end),
+		Low:       part(c.Low, first, end),
+		Master:    part(c.Master, first, end),
+		Moments:   [2]Array{c.Moments[0].Slice(first, end), c.Moments[1].Slice(first, end)},
+		Gradient:  c.Gradient.Slice(first, end),
+	}
+}
+
+// part is a stretch of a stream that the format may not have.
+func part[T any](stream []T, first, end int) []T {
+	if stream == nil {
+		return nil
+	}
+	return stream[first:end]
+}
+
+// check panics when the streams differ in length or are not those of the
+// format, before any assembly could walk past the end of one, and returns the
+// length.
 func (c *Chunk) check(f Format) int {
-	n := len(c.ExpAvg)
-	master, param := len(c.Low), n
-	if f.State == FP32 {
-		master = len(c.Master)
+	n := c.Len()
+	has := func(length int, present bool) bool { return present && length == n || !present && length == 0 }
+	ok := has(len(c.Parameter), f.hasParameter()) && has(len(c.Low), f.State == Split) && has(len(c.Master), f.State == FP32) &&
+		(n == 0 || c.Gradient.Type == f.Gradient)
+	for i, m := range c.Moments {
+		present := i < f.Algorithm.Moments()
+		ok = ok && has(m.Len(), present) && (!present || n == 0 || m.Type == f.momentType())
 	}
-	if !f.hasParameter() {
-		param = 0
-	}
-	if master != n || len(c.Parameter) != param || len(c.ExpAvgSq) != n ||
-		c.Gradient.Type != f.Gradient || len(c.Gradient.Data) != n*int(f.Gradient.Size()) {
-		panic("kernel: the streams of a chunk differ in length or type")
+	if !ok {
+		panic("kernel: the streams of a chunk differ in length, or are not those of " + f.String())
 	}
 	return n
 }

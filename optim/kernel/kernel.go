@@ -10,27 +10,61 @@
 // of a row that is never used again would turn into them and stay there. Which
 // NaN comes out of an invalid operation is not specified.
 //
-// # Adam and AdamW
-//
-// For every element, with the constants of [Adam]:
+// Every algorithm begins, for each element, with
 //
 //	g = gradient · gradientScale
 //	g = fma(l2Penalty, p, g)
+//
+// # Adam and AdamW
+//
 //	m = fma(oneMinusBeta1, g, beta1·m)
 //	v = fma(oneMinusBeta2, g·g, beta2·v)
 //	d = fma(√v, inverseRootBias2, epsilon)
 //	p = fma(decay, p, p)
 //	p = fma(stepSize, m/d, p)
 //
-// which is the order of DeepSpeed's CPU Adam (csrc/adam/cpu_adam_impl.cpp) with
-// gradient scaling in front, and the arithmetic of torch.optim.AdamW and, with
-// l2Penalty in place of decay, torch.optim.Adam.
+// is the order of DeepSpeed's CPU Adam (csrc/adam/cpu_adam_impl.cpp), and the
+// arithmetic of torch.optim.AdamW and, with l2Penalty in place of decay,
+// torch.optim.Adam.
+//
+// # Lion
+//
+//	u = fma(oneMinusBeta1, g, beta1·m)
+//	m = fma(oneMinusBeta2, g, beta2·m)
+//	p = fma(decay, p, p)
+//	p = p + stepSize·sign(u), with sign(0) = 0
+//
+// is algorithm 2 of X. Chen et al., "Symbolic Discovery of Optimization
+// Algorithms" (arXiv 2302.06675). (DeepSpeed's AVX Lion takes the sign with a
+// wrong mask, csrc/includes/cpu_lion.h, and agrees with nobody.)
+//
+// # Adagrad
+//
+//	s = fma(g, g, s)
+//	p = fma(stepSize, g/(√s + epsilon), p)
+//
+// is torch.optim.Adagrad.
+//
+// # SGD with momentum
+//
+//	b = fma(oneMinusBeta1, g, beta1·b)
+//	u = fma(momentumShare, b, gradientShare·g)
+//	p = fma(decay, p, p)
+//	p = fma(stepSize, u, p)
+//
+// is torch.optim.SGD, where beta1 is the momentum and oneMinusBeta1 is 1 minus
+// the dampening; u is b or, for Nesterov's momentum, g + momentum·b.
+//
+// A moment that is held in bf16 is rounded to nearest even when it is stored;
+// the update of the parameter uses it before.
 package kernel
 
 import (
 	"fmt"
 	"os"
 	"strings"
+
+	"plimsoll/optim/kernel/abi"
 )
 
 // EnvironmentVariable forces a choice of kernels: "generic", "avx2" or
@@ -82,29 +116,25 @@ func Select() (Set, error) {
 	return Generic, fmt.Errorf("%s=%s: expected one of %s", EnvironmentVariable, name, strings.Join(setNames[:], ", "))
 }
 
-// vectorGroup is the number of elements that a turn of a vector kernel handles.
-// What is left over goes to the reference.
-const vectorGroup = 16
-
-// Adam updates a chunk. Every stream of the chunk must have the same length.
-func (s Set) Adam(f Format, a *Adam, c Chunk) {
+// Update updates a chunk. Every stream of the chunk must have the same length.
+func (s Set) Update(f Format, constants *Constants, c Chunk) {
 	n := c.check(f)
-	if whole := n - n%vectorGroup; s != Generic && whole > 0 {
-		s.adam(whole, f, a, &c)
-		c = c.From(f, whole)
+	if whole := n - n%abi.Group; s != Generic && whole > 0 {
+		s.update(whole, f, constants, &c)
+		c = c.Slice(whole, n)
 	}
-	adamReference(f, a, c)
+	updateReference(f, constants, c)
 }
 
-// Traffic moves the bytes that Adam moves, stream by stream, without its
+// Traffic moves the bytes that Update moves, stream by stream, without its
 // arithmetic: the limit that memory sets to it. It leaves every stream as it
 // was, except that a parameter copy which is only written (fp32 state) holds
 // zeros afterwards, until the next update writes it.
 func (s Set) Traffic(f Format, c Chunk) {
 	n := c.check(f)
-	if whole := n - n%vectorGroup; s != Generic && whole > 0 {
+	if whole := n - n%abi.Group; s != Generic && whole > 0 {
 		s.traffic(whole, f, &c)
-		c = c.From(f, whole)
+		c = c.Slice(whole, n)
 	}
 	trafficReference(f, c)
 }
@@ -113,17 +143,17 @@ func (s Set) Traffic(f Format, c Chunk) {
 // float64. Element i is added to lane i modulo 16, in order, and the lanes are
 // added up pairwise, so the result depends on the values alone. It is infinite
 // or NaN exactly when an element is.
-func (s Set) SumSquares(g Gradient) float64 {
+func (s Set) SumSquares(g Array) float64 {
 	var lanes [16]float64
 	n := g.Len()
 	whole := 0
 	if s != Generic {
-		whole = n - n%vectorGroup
+		whole = n - n%abi.Group
 		if whole > 0 {
 			s.sumSquares(whole, g, &lanes)
 		}
 	}
-	sumSquaresReference(g.From(whole), &lanes)
+	sumSquaresReference(g.Slice(whole, n), &lanes)
 	for width := len(lanes) / 2; width > 0; width /= 2 {
 		for i := range width {
 			lanes[i] += lanes[i+width]

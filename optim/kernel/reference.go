@@ -6,55 +6,119 @@ import (
 	"runtime"
 
 	"plimsoll/dtype"
+	"plimsoll/optim/kernel/abi"
 )
 
-// at is element i as an fp32 number.
-func (g Gradient) at(i int) float32 {
-	switch g.Type {
+// At is element i as an fp32 number.
+func (a Array) At(i int) float32 {
+	switch a.Type {
 	case dtype.BF16:
-		return BF16ToFloat32(binary.LittleEndian.Uint16(g.Data[2*i:]))
+		return BF16ToFloat32(binary.LittleEndian.Uint16(a.Data[2*i:]))
 	case dtype.F16:
-		return FP16ToFloat32(binary.LittleEndian.Uint16(g.Data[2*i:]))
+		return FP16ToFloat32(binary.LittleEndian.Uint16(a.Data[2*i:]))
 	default:
-		return math.Float32frombits(binary.LittleEndian.Uint32(g.Data[4*i:]))
+		return math.Float32frombits(binary.LittleEndian.Uint32(a.Data[4*i:]))
 	}
 }
 
-// adamReference is the specification of the Adam kernels.
-func adamReference(f Format, a *Adam, c Chunk) {
-	constant := func(row int) float32 { return flush(a.table[row][0]) }
-	scale, penalty := constant(gradientScale), constant(l2Penalty)
-	b1, c1, b2, c2 := constant(beta1), constant(oneMinusBeta1), constant(beta2), constant(oneMinusBeta2)
-	rootBias, eps := constant(inverseRootBias2), constant(epsilon)
-	shrink, step := constant(decay), constant(stepSize)
-	for i := range c.ExpAvg {
-		var p float32
-		if f.State == FP32 {
-			p = c.Master[i]
-		} else {
-			p = Merge(c.Parameter[i], c.Low[i])
-		}
-		p = flush(p)
-		g := mul(flush(c.Gradient.at(i)), scale)
-		g = fma(penalty, p, g)
-		m := fma(c1, g, mul(b1, flush(c.ExpAvg[i])))
-		v := fma(c2, mul(g, g), mul(b2, flush(c.ExpAvgSq[i])))
-		d := fma(sqrt(v), rootBias, eps)
-		p = fma(shrink, p, p)
-		p = fma(step, div(m, d), p)
-
-		c.ExpAvg[i], c.ExpAvgSq[i] = m, v
-		switch {
-		case f.State == Split:
-			c.Parameter[i], c.Low[i] = Separate(p)
-		case f.Parameter == dtype.F32:
-			c.Master[i] = p
-		case f.Parameter == dtype.F16:
-			c.Master[i], c.Parameter[i] = p, Float32ToFP16(p)
-		default:
-			c.Master[i], c.Parameter[i] = p, Float32ToBF16(p)
-		}
+// Put rounds x to the array's type, to nearest even, and stores it as element
+// i.
+func (a Array) Put(i int, x float32) {
+	switch a.Type {
+	case dtype.BF16:
+		binary.LittleEndian.PutUint16(a.Data[2*i:], Float32ToBF16(x))
+	case dtype.F16:
+		binary.LittleEndian.PutUint16(a.Data[2*i:], Float32ToFP16(x))
+	default:
+		binary.LittleEndian.PutUint32(a.Data[4*i:], math.Float32bits(x))
 	}
+}
+
+// master is master weight i of a chunk.
+func (c Chunk) master(f Format, i int) float32 {
+	if f.State == FP32 {
+		return c.Master[i]
+	}
+	return Merge(c.Parameter[i], c.Low[i])
+}
+
+// setMaster stores master weight i and what the trainer reads of it.
+func (c Chunk) setMaster(f Format, i int, p float32) {
+	if f.State == Split {
+		c.Parameter[i], c.Low[i] = Separate(p)
+		return
+	}
+	c.Master[i] = p
+	switch f.Parameter {
+	case dtype.BF16:
+		c.Parameter[i] = Float32ToBF16(p)
+	case dtype.F16:
+		c.Parameter[i] = Float32ToFP16(p)
+	}
+}
+
+// updateReference is the specification of the update kernels.
+func updateReference(f Format, constants *Constants, c Chunk) {
+	var k scalars
+	for row := range k {
+		k[row] = flush(constants.table[row][0])
+	}
+	for i := range c.Len() {
+		p := flush(c.master(f, i))
+		g := mul(flush(c.Gradient.At(i)), k[abi.GradientScale])
+		g = fma(k[abi.L2Penalty], p, g)
+		first := flush(c.Moments[0].At(i))
+		switch f.Algorithm {
+		case Adam:
+			var second float32
+			p, first, second = k.adam(p, g, first, flush(c.Moments[1].At(i)))
+			c.Moments[1].Put(i, second)
+		case Lion:
+			p, first = k.lion(p, g, first)
+		case Adagrad:
+			p, first = k.adagrad(p, g, first)
+		case SGD:
+			p, first = k.sgd(p, g, first)
+		}
+		c.Moments[0].Put(i, first)
+		c.setMaster(f, i, p)
+	}
+}
+
+// scalars are the constants of a step, once each.
+type scalars [abi.Rows]float32
+
+func (k *scalars) adam(p, g, m, v float32) (newP, newM, newV float32) {
+	m = fma(k[abi.OneMinusBeta1], g, mul(k[abi.Beta1], m))
+	v = fma(k[abi.OneMinusBeta2], mul(g, g), mul(k[abi.Beta2], v))
+	d := fma(sqrt(v), k[abi.InverseRootBias2], k[abi.Epsilon])
+	p = fma(k[abi.Decay], p, p)
+	return fma(k[abi.StepSize], div(m, d), p), m, v
+}
+
+func (k *scalars) lion(p, g, m float32) (newP, newM float32) {
+	u := fma(k[abi.OneMinusBeta1], g, mul(k[abi.Beta1], m))
+	m = fma(k[abi.OneMinusBeta2], g, mul(k[abi.Beta2], m))
+	p = fma(k[abi.Decay], p, p)
+	switch {
+	case u > 0:
+		u = k[abi.StepSize]
+	case u < 0:
+		u = -k[abi.StepSize]
+	} // a zero or NaN stays
+	return add(p, u), m
+}
+
+func (k *scalars) adagrad(p, g, sum float32) (newP, newSum float32) {
+	sum = fma(g, g, sum)
+	return fma(k[abi.StepSize], div(g, add(sqrt(sum), k[abi.Epsilon])), p), sum
+}
+
+func (k *scalars) sgd(p, g, b float32) (newP, newB float32) {
+	b = fma(k[abi.OneMinusBeta1], g, mul(k[abi.Beta1], b))
+	u := fma(k[abi.MomentumShare], b, mul(k[abi.GradientShare], g))
+	p = fma(k[abi.Decay], p, p)
+	return fma(k[abi.StepSize], u, p), b
 }
 
 // zero is or-ed into streams that are to be moved and not changed. The compiler
@@ -62,6 +126,11 @@ func adamReference(f Format, a *Adam, c Chunk) {
 var zero uint32
 
 func trafficReference(f Format, c Chunk) {
+	touch8 := func(s []byte) {
+		for i := range s {
+			s[i] |= byte(zero)
+		}
+	}
 	touch16 := func(s []uint16) {
 		for i := range s {
 			s[i] |= uint16(zero)
@@ -79,8 +148,9 @@ func trafficReference(f Format, c Chunk) {
 		clear(c.Parameter)
 		touch32(c.Master)
 	}
-	touch32(c.ExpAvg)
-	touch32(c.ExpAvgSq)
+	for _, m := range c.Moments {
+		touch8(m.Data)
+	}
 	var all byte
 	for _, b := range c.Gradient.Data {
 		all |= b
@@ -88,9 +158,9 @@ func trafficReference(f Format, c Chunk) {
 	runtime.KeepAlive(all)
 }
 
-func sumSquaresReference(g Gradient, lanes *[16]float64) {
+func sumSquaresReference(g Array, lanes *[16]float64) {
 	for i := range g.Len() {
-		x := float64(flush(g.at(i)))
+		x := float64(flush(g.At(i)))
 		lanes[i%16] += float64(x * x)
 	}
 }

@@ -61,7 +61,7 @@ func TestTrajectoryStaysNearFloat64(t *testing.T) {
 	const n, count = 500, 100
 	for _, set := range Available() {
 		for _, state := range []State{Split, FP32} {
-			f := Format{state, dtype.BF16, dtype.F32}
+			f := Format{Adam, state, MomentsFP32, dtype.BF16, dtype.F32}
 			r := rand.New(rand.NewPCG(4, 4))
 			c := newChunk(t, f, n, 0)
 			reference := make([]exactAdam, n)
@@ -69,11 +69,7 @@ func TestTrajectoryStaysNearFloat64(t *testing.T) {
 				// Parameters of the size that trained weights have.
 				p := float32(math.Copysign(0.02+0.02*r.Float64(), r.NormFloat64()))
 				reference[i].p = float64(p)
-				if state == FP32 {
-					c.Master[i] = p
-				} else {
-					c.Parameter[i], c.Low[i] = Separate(p)
-				}
+				c.setMaster(f, i, p)
 			}
 			worst := 0.0
 			for step := int64(1); step <= count; step++ {
@@ -83,16 +79,11 @@ func TestTrajectoryStaysNearFloat64(t *testing.T) {
 					gradient[i] = float32(0.01 * r.NormFloat64())
 					reference[i].step(s, float64(gradient[i]))
 				}
-				var a Adam
-				a.Set(s)
-				set.Adam(f, &a, c)
+				var constants Constants
+				s.Constants(&constants)
+				set.Update(f, &constants, c)
 				for i, x := range reference {
-					p := float64(0)
-					if state == FP32 {
-						p = float64(c.Master[i])
-					} else {
-						p = float64(Merge(c.Parameter[i], c.Low[i]))
-					}
+					p := float64(c.master(f, i))
 					drift := math.Abs(p - x.p)
 					if drift > x.pError {
 						t.Fatalf("%v %v step %d element %d: %g is %g away from float64's %g, the bound is %g", set, f, step, i, p, drift, x.p, x.pError)

@@ -8,4 +8,7 @@ require (
 	golang.org/x/mod v0.42.0 // indirect
 	golang.org/x/sync v0.24.0 // indirect
 	golang.org/x/tools v0.52.0 // indirect
+	plimsoll v0.0.0
 )
+
+replace plimsoll => ../../..

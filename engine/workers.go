@@ -9,32 +9,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Group is a group of workers: OS threads, each bound to one CPU for life.
-type Group struct {
+// Workers are OS threads, each bound to one CPU for life.
+type Workers struct {
 	tasks   []chan func(worker int)
 	running sync.WaitGroup
 	ended   sync.WaitGroup
 }
 
-// NewGroup starts a worker on each of the CPUs and returns when each is where
+// NewWorkers starts a worker on each of the CPUs and returns when each is where
 // it should be.
-func NewGroup(cpus []int) (*Group, error) {
+func NewWorkers(cpus []int) (*Workers, error) {
 	if len(cpus) == 0 {
-		return nil, errors.New("a worker group needs at least one CPU")
+		return nil, errors.New("workers need at least one CPU")
 	}
-	g := &Group{}
+	w := &Workers{}
 	bound := make(chan error, len(cpus))
 	for worker, cpu := range cpus {
 		tasks := make(chan func(int), 1)
-		g.tasks = append(g.tasks, tasks)
-		g.ended.Go(func() {
+		w.tasks = append(w.tasks, tasks)
+		w.ended.Go(func() {
 			// The thread is never unlocked, so that it ends with the goroutine
 			// and no other goroutine inherits its binding.
 			runtime.LockOSThread()
 			bound <- bindThread(cpu)
 			for task := range tasks {
 				task(worker)
-				g.running.Done()
+				w.running.Done()
 			}
 		})
 	}
@@ -43,10 +43,10 @@ func NewGroup(cpus []int) (*Group, error) {
 		err = errors.Join(err, <-bound)
 	}
 	if err != nil {
-		g.Close()
+		w.Close()
 		return nil, err
 	}
-	return g, nil
+	return w, nil
 }
 
 // bindThread binds the calling thread to one CPU and reads the binding back.
@@ -66,24 +66,24 @@ func bindThread(cpu int) error {
 	return nil
 }
 
-// Workers is the number of workers.
-func (g *Group) Workers() int { return len(g.tasks) }
+// Count is the number of workers.
+func (w *Workers) Count() int { return len(w.tasks) }
 
 // Start hands a task to every worker and returns at once.
-func (g *Group) Start(task func(worker int)) {
-	g.running.Add(len(g.tasks))
-	for _, tasks := range g.tasks {
+func (w *Workers) Start(task func(worker int)) {
+	w.running.Add(len(w.tasks))
+	for _, tasks := range w.tasks {
 		tasks <- task
 	}
 }
 
 // Wait returns when every worker has finished what Start gave it.
-func (g *Group) Wait() { g.running.Wait() }
+func (w *Workers) Wait() { w.running.Wait() }
 
 // Close ends the workers.
-func (g *Group) Close() {
-	for _, tasks := range g.tasks {
+func (w *Workers) Close() {
+	for _, tasks := range w.tasks {
 		close(tasks)
 	}
-	g.ended.Wait()
+	w.ended.Wait()
 }

@@ -1,0 +1,143 @@
+package main
+
+import (
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+
+	"plimsoll/optim/kernel/abi"
+)
+
+// traffic writes the limit that an update is measured against: the same
+// streams in the same order with the same prefetch, and one integer
+// instruction where the update has its arithmetic. A nil parameter copy is left
+// out.
+func (s instructionSet) traffic(state abi.State, moments abi.MomentType, count int) {
+	TEXT(trafficName(state, moments, count, s), 4, "func(a *Arguments)")
+	parameter, gradient, kind := stream{argument("Parameter"), 2}, argument("Gradient"), argument("GradientKind")
+	var inPlace []stream
+	if state == abi.Split {
+		inPlace = []stream{parameter, {argument("Low"), 2}}
+	} else {
+		inPlace = []stream{{argument("Master"), 4}}
+	}
+	for _, field := range []string{"Moment1", "Moment2"}[:count] {
+		inPlace = append(inPlace, stream{argument(field), int(moments.Size())})
+	}
+	halves, words := stream{gradient, 2}, stream{gradient, 4}
+	zero, sink, x := s.vector(), s.vector(), s.vector()
+	s.clear(zero)
+	s.clear(sink)
+	loop(argument("Elements"), func(index reg.Register) {
+		for _, st := range inPlace {
+			PREFETCHT0(st.at(index, prefetchAhead))
+			s.touch(st, index, zero, x)
+		}
+		CMPQ(kind, U8(abi.Wide))
+		JE(LabelRef("wide"))
+		PREFETCHT0(halves.at(index, prefetchAhead))
+		VPOR(halves.at(index, 0), sink.AsY(), sink.AsY())
+		JMP(LabelRef("read"))
+		Label("wide")
+		PREFETCHT0(words.at(index, prefetchAhead))
+		for offset := 0; offset < abi.Group; offset += s.lanes {
+			s.or(words.at(index, offset), sink, sink)
+		}
+		Label("read")
+		if state == abi.FP32 {
+			TESTQ(parameter.base, parameter.base)
+			JEQ(LabelRef("written"))
+			TESTQ(U32(31), parameter.base)
+			JNE(LabelRef("unaligned"))
+			VMOVNTDQ(zero.AsY(), parameter.at(index, 0))
+			JMP(LabelRef("written"))
+			Label("unaligned")
+			VMOVDQU(zero.AsY(), parameter.at(index, 0))
+			Label("written")
+		}
+	})
+	if state == abi.FP32 {
+		SFENCE()
+	}
+	VZEROUPPER()
+	RET()
+}
+
+// touch reads a group of a stream, changes nothing, and writes it. A group is
+// 32 bytes of a 16-bit stream and 64 of a 32-bit one: of the former, a 512-bit
+// register takes up half.
+func (s instructionSet) touch(st stream, index reg.Register, zero, x reg.VecVirtual) {
+	switch {
+	case s.lanes == 16 && st.size == 2:
+		VMOVDQU(st.at(index, 0), x.AsY())
+		VPOR(zero.AsY(), x.AsY(), x.AsY())
+		VMOVDQU(x.AsY(), st.at(index, 0))
+	case s.lanes == 16:
+		VMOVDQU32(st.at(index, 0), x)
+		s.or(zero, x, x)
+		VMOVDQU32(x, st.at(index, 0))
+	default:
+		for offset := 0; offset < abi.Group; offset += 4 * s.lanes / st.size {
+			VMOVDQU(st.at(index, offset), x)
+			s.or(zero, x, x)
+			VMOVDQU(x, st.at(index, offset))
+		}
+	}
+}
+
+func (s instructionSet) or(a, b, to Op) {
+	if s.lanes == 16 {
+		VPORD(a, b, to)
+		return
+	}
+	VPOR(a, b, to)
+}
+
+func (s instructionSet) clear(x reg.VecVirtual) {
+	if s.lanes == 16 {
+		VPXORD(x, x, x)
+		return
+	}
+	VPXOR(x, x, x)
+}
+
+// sumSquares writes the sum of the squares of gradients in float64, in 16
+// lanes: lane j adds up the elements whose index is j modulo 16, in order. The
+// square of an fp32 number is exact in float64, so a fused multiply-add rounds
+// just as a multiplication and an addition do.
+func (s instructionSet) sumSquares() {
+	TEXT("sumSquares"+s.name, 4, "func(n int, gradientKind int, gradient *byte, lanes *[16]float64)")
+	restore := flushDenormals()
+	kind, gradient := Load(Param("gradientKind"), GP64()), Load(Param("gradient"), GP64())
+	lanes := Load(Param("lanes"), GP64())
+	doubles := s.lanes / 2
+	var sums []reg.VecVirtual
+	at := func(i int) Mem { return Mem{Base: lanes, Disp: 8 * doubles * i} }
+	for i := range abi.Group / doubles {
+		sum := s.vector()
+		VMOVUPD(at(i), sum)
+		sums = append(sums, sum)
+	}
+	loop(Load(Param("n"), GP64()), func(index reg.Register) {
+		for i, g := range s.loadGradients(kind, gradient, index) {
+			lower, upper := s.vector(), s.vector()
+			if s.lanes == 16 {
+				VCVTPS2PD(g.AsY(), lower)
+				VEXTRACTF64X4(U8(1), g, upper.AsY())
+				VCVTPS2PD(upper.AsY(), upper)
+			} else {
+				VCVTPS2PD(g.AsX(), lower)
+				VEXTRACTF128(U8(1), g, upper.AsX())
+				VCVTPS2PD(upper.AsX(), upper)
+			}
+			VFMADD231PD(lower, lower, sums[2*i])
+			VFMADD231PD(upper, upper, sums[2*i+1])
+		}
+	})
+	for i, sum := range sums {
+		VMOVUPD(sum, at(i))
+	}
+	restore()
+	VZEROUPPER()
+	RET()
+}

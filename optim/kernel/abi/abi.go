@@ -1,0 +1,103 @@
+// Package abi is what the assembly kernels and their callers agree on. The
+// generator of the kernels imports it, too.
+package abi
+
+// Algorithm is an optimizer's update rule.
+type Algorithm uint8
+
+// The algorithms.
+const (
+	Adam Algorithm = iota
+	Lion
+	Adagrad
+	SGD
+	Algorithms // their number
+)
+
+func (a Algorithm) String() string { return [...]string{"Adam", "Lion", "Adagrad", "SGD"}[a] }
+
+// Moments is the number of moments that the algorithm keeps.
+func (a Algorithm) Moments() int {
+	if a == Adam {
+		return 2
+	}
+	return 1
+}
+
+// State is how the fp32 master weights are held.
+type State uint8
+
+const (
+	// Split holds the master in two 16-bit streams: the bf16 parameter that
+	// the trainer uses, rounded half away from zero, and the low 16 bits.
+	// Together they are the fp32 master, bit for bit.
+	Split State = iota
+	// FP32 holds the whole master, and a 16-bit copy of it for the trainer.
+	// With fp32 parameters the trainer uses the master itself.
+	FP32
+	States // their number
+)
+
+func (s State) String() string { return [...]string{"split", "fp32"}[s] }
+
+// MomentType is how moments are held.
+type MomentType uint8
+
+const (
+	// MomentsFP32 are exact.
+	MomentsFP32 MomentType = iota
+	// MomentsBF16 are rounded to nearest even after they were used.
+	MomentsBF16
+	MomentTypes // their number
+)
+
+func (m MomentType) String() string { return [...]string{"fp32", "bf16"}[m] }
+
+// Size is the number of bytes of an element of a moment.
+func (m MomentType) Size() int64 { return [...]int64{4, 2}[m] }
+
+// Kinds of elements, of gradients and of the parameter copy.
+const (
+	BF16 = iota
+	FP16
+	Wide // fp32 gradients; no parameter copy
+)
+
+// Group is the number of elements that one turn of a vector kernel handles.
+const Group = 16
+
+// Rows of the table of constants.
+const (
+	GradientScale = iota
+	L2Penalty
+	Beta1
+	OneMinusBeta1
+	Beta2
+	OneMinusBeta2
+	InverseRootBias2
+	Epsilon
+	Decay
+	StepSize
+	MomentumShare // of the direction of SGD
+	GradientShare
+	Rows // their number
+)
+
+// Table holds the constants of a step, each repeated for every lane of the
+// widest vector, so that kernels can use them as operands in memory.
+type Table [Rows][Group]float32
+
+// Arguments are those of every update and traffic kernel. Streams that a kernel
+// does not use are nil.
+type Arguments struct {
+	Elements     int // a multiple of Group
+	Table        *Table
+	GradientKind int
+	CopyKind     int
+	Parameter    *uint16
+	Low          *uint16
+	Master       *float32
+	Moment1      *byte
+	Moment2      *byte
+	Gradient     *byte
+}

@@ -1,0 +1,103 @@
+package optim
+
+import (
+	"errors"
+	"fmt"
+	"math"
+)
+
+// LossScaler chooses the factor that losses are multiplied by, so that fp16
+// gradients neither vanish nor overflow. Its rules and names are DeepSpeed's
+// (runtime/fp16/loss_scaler.py, DynamicLossScaler).
+type LossScaler struct {
+	// Static is a factor that never changes; 0 for a dynamic one.
+	Static float64
+	// InitialScalePower: the first factor is 2 to this power.
+	InitialScalePower int
+	// Window is the number of steps without overflow after which the factor
+	// doubles.
+	Window int64
+	// Hysteresis is the number of overflows that it takes to halve it.
+	Hysteresis int
+	// ConsecutiveHysteresis refills the hysteresis after each step without
+	// overflow, and not only when the factor doubles.
+	ConsecutiveHysteresis bool
+	// Minimum is where the factor stops. An overflow there is an error.
+	Minimum float64
+
+	scale        float64
+	patience     int   // overflows left before the factor is halved
+	steps        int64 // seen
+	lastOverflow int64 // the step of it
+}
+
+// DefaultLossScaler has DeepSpeed's defaults.
+func DefaultLossScaler() LossScaler {
+	return LossScaler{InitialScalePower: 16, Window: 1000, Hysteresis: 2, Minimum: 1}
+}
+
+// ErrMinimumScale says that gradients overflow even with the smallest factor:
+// the training has diverged.
+var ErrMinimumScale = errors.New("gradients overflow at the minimum loss scale")
+
+// Validate refuses knobs that make no sense.
+func (l *LossScaler) Validate() error {
+	switch {
+	case !(l.Static >= 0) || math.IsInf(l.Static, 0):
+		return fmt.Errorf("loss scale is %g: expected a positive number, or 0 for a dynamic one", l.Static)
+	case l.Static > 0:
+		return nil
+	case l.InitialScalePower < 0 || l.InitialScalePower > 126:
+		return fmt.Errorf("initial scale power is %d: expected 0 to 126", l.InitialScalePower)
+	case l.Window < 1:
+		return fmt.Errorf("loss scale window is %d: expected at least 1 step", l.Window)
+	case l.Hysteresis < 1:
+		return fmt.Errorf("hysteresis is %d: expected at least 1", l.Hysteresis)
+	case !(l.Minimum > 0) || math.IsInf(l.Minimum, 0):
+		return fmt.Errorf("minimum loss scale is %g: expected a positive number", l.Minimum)
+	}
+	return nil
+}
+
+// Scale is the factor for the next loss.
+func (l *LossScaler) Scale() float64 {
+	switch {
+	case l.Static > 0:
+		return l.Static
+	case l.scale == 0: // nothing was seen yet
+		return math.Exp2(float64(l.InitialScalePower))
+	}
+	return l.scale
+}
+
+// Update takes note of a step, and says with an error that an overflow came at
+// the minimum.
+func (l *LossScaler) Update(overflow bool) error {
+	if l.Static > 0 {
+		return nil
+	}
+	if l.scale == 0 {
+		l.scale, l.patience, l.lastOverflow = l.Scale(), l.Hysteresis, -1
+	}
+	defer func() { l.steps++ }()
+	if overflow {
+		l.lastOverflow = l.steps
+		if l.patience > 1 {
+			l.patience--
+			return nil
+		}
+		if l.scale <= l.Minimum {
+			return fmt.Errorf("%w, %g", ErrMinimumScale, l.Minimum)
+		}
+		l.scale = max(l.scale/2, l.Minimum)
+		return nil
+	}
+	if l.ConsecutiveHysteresis {
+		l.patience = l.Hysteresis
+	}
+	if stable := l.steps - l.lastOverflow - 1; stable > 0 && stable%l.Window == 0 {
+		l.patience = l.Hysteresis
+		l.scale *= 2
+	}
+	return nil
+}
