@@ -239,7 +239,10 @@ func NewPlan(j *Job, h *host.Host) (*Plan, error) {
 		p.Held += part.Held()
 		p.Parameters += part.Count
 	}
-	p.choosePages()
+	p.Pages = ChoosePages(h, p.Shards)
+	for i := range p.Shards {
+		p.Shards[i].Pages = p.Pages
+	}
 	p.writeLedger()
 	return p, nil
 }
@@ -259,29 +262,27 @@ func (p *Plan) workerCPUs(rank int) ([]int, error) {
 	return cpus, nil
 }
 
-// choosePages takes huge pages when the host grants them: the hugetlb pool must
+// ChoosePages takes huge pages when the host grants them: the hugetlb pool must
 // have room for every arena, and shared memory is joined into huge pages only
 // where the administrator allows it.
-func (p *Plan) choosePages() {
+func ChoosePages(h *host.Host, shards []engine.ShardConfig) arena.Pages {
 	var whole ledger.Bytes
-	for _, shard := range p.Shards {
+	for _, shard := range shards {
 		for _, a := range shard.Arenas() {
 			whole += arena.HugetlbPages.Round(a.Size)
 		}
 	}
 	switch {
-	case p.hugetlbFree() >= whole:
-		p.Pages = arena.HugetlbPages
-	case slices.Contains([]string{"always", "within_size", "advise", "force"}, p.Host.HugePages.Shared):
-		p.Pages = arena.TransparentHugePages
+	case hugetlbFree(h) >= whole:
+		return arena.HugetlbPages
+	case slices.Contains([]string{"always", "within_size", "advise", "force"}, h.HugePages.Shared):
+		return arena.TransparentHugePages
 	}
-	for i := range p.Shards {
-		p.Shards[i].Pages = p.Pages
-	}
+	return arena.BasePages
 }
 
-func (p *Plan) hugetlbFree() ledger.Bytes {
-	for _, pool := range p.Host.HugePages.Pools {
+func hugetlbFree(h *host.Host) ledger.Bytes {
+	for _, pool := range h.HugePages.Pools {
 		if pool.Size == arena.HugetlbSize {
 			return ledger.Bytes(pool.Free) * pool.Size
 		}
@@ -331,7 +332,7 @@ type Verdict struct {
 func (p *Plan) Verdict() Verdict {
 	available, counter := p.Host.Memory.Headroom()
 	if p.Pages == arena.HugetlbPages {
-		available += p.hugetlbFree() // which other memory is not taken from
+		available += hugetlbFree(p.Host) // which other memory is not taken from
 	}
 	v := Verdict{Needed: p.Ledger.Planned(nil), Available: available, LimitedBy: counter, WouldFit: []string{}}
 	v.Fits = counter == "" || v.Needed <= available

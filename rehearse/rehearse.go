@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
 	"plimsoll/probe"
+	"plimsoll/synthetic"
 )
 
 // Tolerance is how far measured bytes a parameter may be from planned ones.
@@ -87,7 +89,7 @@ func (p *Plan) Run(ctx context.Context, progress Progress) (m *Measurement, err 
 	progress.Begin("touching memory", int64(p.StateBytes()))
 	each(shards, func(s *engine.Shard, first int64, c kernel.Chunk) {
 		if ctx.Err() == nil {
-			initialize(s.Config(), first, c)
+			synthetic.State(s.Config().Rank, first, c)
 			progress.Advance(int64(c.Len()) * p.Format.ResidentBytes())
 		}
 	})
@@ -105,11 +107,11 @@ func (p *Plan) Run(ctx context.Context, progress Progress) (m *Measurement, err 
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		each(shards, func(s *engine.Shard, first int64, c kernel.Chunk) { backward(s.Config(), i, first, c.Gradient) })
+		each(shards, func(s *engine.Shard, first int64, c kernel.Chunk) { synthetic.Gradients(s.Config().Rank, i, first, c.Gradient) })
 		m.Steps = append(m.Steps, oneStep(e, p.LossScale))
 		progress.Advance(1)
 		if i == 0 || i == p.Steps-1 {
-			memory, err := probe.Process(os.DirFS("/"), "self")
+			memory, err := measure()
 			if err != nil {
 				return nil, err
 			}
@@ -117,6 +119,13 @@ func (p *Plan) Run(ctx context.Context, progress Progress) (m *Measurement, err 
 		}
 	}
 	return m, p.account(m, after[0], after[len(after)-1])
+}
+
+// measure reads this process's memory without the garbage that reading it, and
+// showing progress, have left on the Go heap.
+func measure() (probe.Memory, error) {
+	debug.FreeOSMemory()
+	return probe.Process(os.DirFS("/"), "self")
 }
 
 // each walks all shards, one after the other, each with its own workers.

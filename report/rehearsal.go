@@ -104,7 +104,7 @@ type MemoryBandwidth struct {
 	Update   float64 `json:"update_bytes_per_second"`
 	Fraction float64 `json:"fraction"` // median over the steps of traffic time / update time
 	// WholeStepFraction counts the norm in: the time that all bytes of a step
-	// take at the limit, over the step's time.
+	// take at the limit, over the step's time, again the median.
 	WholeStepFraction float64 `json:"whole_step_fraction"`
 }
 
@@ -171,14 +171,15 @@ func (r *Rehearsal) measured(p *rehearse.Plan, m *rehearse.Measurement) {
 	}
 	r.StepSecondsMedian, r.StepSecondsMin, r.StepSecondsMax = median(seconds), seconds[0], seconds[len(seconds)-1]
 	updateBytes := float64(p.Format.TrafficBytes() * p.Held)
-	stepBytes := updateBytes + float64(p.Format.Gradient.Size()*p.Held)
+	withNorm := 1 + float64(p.Format.Gradient.Size())/float64(p.Format.TrafficBytes())
 	limit := median(of(func(s rehearse.Step) float64 { return s.TrafficSeconds }))
 	r.MemoryBandwidth = MemoryBandwidth{
 		Limit:    updateBytes / limit,
 		Update:   updateBytes / median(of(func(s rehearse.Step) float64 { return s.UpdateSeconds })),
 		Fraction: median(of(func(s rehearse.Step) float64 { return s.TrafficSeconds / s.UpdateSeconds })),
+
+		WholeStepFraction: median(of(func(s rehearse.Step) float64 { return withNorm * s.TrafficSeconds / s.Seconds })),
 	}
-	r.MemoryBandwidth.WholeStepFraction = stepBytes / r.MemoryBandwidth.Limit / r.StepSecondsMedian
 }
 
 func median(sorted []float64) float64 {
