@@ -55,8 +55,8 @@
 // is torch.optim.SGD, where beta1 is the momentum and oneMinusBeta1 is 1 minus
 // the dampening; u is b or, for Nesterov's momentum, g + momentum·b.
 //
-// A moment that is held in bf16 is rounded to nearest even when it is stored;
-// the update of the parameter uses it before.
+// A moment that is held in bf16 is rounded half away from zero when it is
+// stored; the update of the parameter uses it before.
 package kernel
 
 import (

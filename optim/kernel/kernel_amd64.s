@@ -46,10 +46,12 @@ next:
 	JE         gradientFP16
 	JA         gradientFP32
 	PREFETCHT0 1024(DX)(R10*2)
-	VPMOVZXWD  (DX)(R10*2), Y6
-	VPSLLD     $0x10, Y6, Y6
-	VPMOVZXWD  16(DX)(R10*2), Y7
-	VPSLLD     $0x10, Y7, Y7
+	VPERMQ     $0xd8, (DX)(R10*2), Y8
+	VPXOR      Y7, Y7, Y7
+	VPUNPCKLWD Y8, Y7, Y6
+	VPUNPCKHWD Y8, Y7, Y7
+	VMOVAPS    Y6, Y6
+	VMOVAPS    Y7, Y7
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -64,67 +66,57 @@ gradientFP32:
 	VMOVUPS    32(DX)(R10*4), Y7
 
 gradientLoaded:
-	VPMOVZXWD    (BX)(R10*2), Y8
-	VPMOVSXWD    (SI)(R10*2), Y9
-	VPSLLD       $0x10, Y8, Y8
-	VPADDD       Y9, Y8, Y8
-	VMULPS       (AX), Y6, Y6
-	VFMADD231PS  64(AX), Y8, Y6
-	VMOVUPS      (DI)(R10*4), Y9
-	VMOVUPS      (R8)(R10*4), Y10
-	VMULPS       Y0, Y9, Y9
-	VFMADD231PS  Y1, Y6, Y9
-	VMOVUPS      Y9, (DI)(R10*4)
-	VMULPS       Y2, Y10, Y10
-	VMULPS       Y6, Y6, Y6
-	VFMADD231PS  Y3, Y6, Y10
-	VMOVUPS      Y10, (R8)(R10*4)
-	VSQRTPS      Y10, Y10
-	VFMADD213PS  448(AX), Y4, Y10
-	VDIVPS       Y10, Y9, Y9
-	VMOVUPS      512(AX), Y6
-	VFMADD213PS  Y8, Y8, Y6
-	VFMADD231PS  Y5, Y9, Y6
-	VPADDD       pattern00008000<>+0(SB), Y6, Y8
-	VPSRLD       $0x10, Y8, Y8
-	VEXTRACTI128 $0x01, Y8, X9
-	VPACKUSDW    X9, X8, X9
-	VMOVDQU      X9, (BX)(R10*2)
-	VPAND        pattern0000ffff<>+0(SB), Y6, Y6
-	VEXTRACTI128 $0x01, Y6, X9
-	VPACKUSDW    X9, X6, X9
-	VMOVDQU      X9, (SI)(R10*2)
-	VPMOVZXWD    16(BX)(R10*2), Y6
-	VPMOVSXWD    16(SI)(R10*2), Y8
-	VPSLLD       $0x10, Y6, Y6
-	VPADDD       Y8, Y6, Y6
-	VMULPS       (AX), Y7, Y7
-	VFMADD231PS  64(AX), Y6, Y7
-	VMOVUPS      32(DI)(R10*4), Y8
-	VMOVUPS      32(R8)(R10*4), Y9
-	VMULPS       Y0, Y8, Y8
-	VFMADD231PS  Y1, Y7, Y8
-	VMOVUPS      Y8, 32(DI)(R10*4)
-	VMULPS       Y2, Y9, Y9
-	VMULPS       Y7, Y7, Y7
-	VFMADD231PS  Y3, Y7, Y9
-	VMOVUPS      Y9, 32(R8)(R10*4)
-	VSQRTPS      Y9, Y9
-	VFMADD213PS  448(AX), Y4, Y9
-	VDIVPS       Y9, Y8, Y8
-	VMOVUPS      512(AX), Y7
-	VFMADD213PS  Y6, Y6, Y7
-	VFMADD231PS  Y5, Y8, Y7
-	VPADDD       pattern00008000<>+0(SB), Y7, Y6
-	VPSRLD       $0x10, Y6, Y6
-	VEXTRACTI128 $0x01, Y6, X8
-	VPACKUSDW    X8, X6, X8
-	VMOVDQU      X8, 16(BX)(R10*2)
-	VPAND        pattern0000ffff<>+0(SB), Y7, Y7
-	VEXTRACTI128 $0x01, Y7, X8
-	VPACKUSDW    X8, X7, X8
-	VMOVDQU      X8, 16(SI)(R10*2)
-	ADDQ         $0x10, R10
+	VPERMQ      $0xd8, (BX)(R10*2), Y9
+	VPERMQ      $0xd8, (SI)(R10*2), Y10
+	VPSRAW      $0x0f, Y10, Y8
+	VPADDW      Y8, Y9, Y9
+	VPUNPCKLWD  Y9, Y10, Y8
+	VPUNPCKHWD  Y9, Y10, Y9
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVUPS     (DI)(R10*4), Y10
+	VMOVUPS     32(DI)(R10*4), Y11
+	VMULPS      Y0, Y10, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VMULPS      Y0, Y11, Y11
+	VFMADD231PS Y1, Y7, Y11
+	VMOVUPS     Y10, (DI)(R10*4)
+	VMOVUPS     Y11, 32(DI)(R10*4)
+	VMOVUPS     (R8)(R10*4), Y12
+	VMOVUPS     32(R8)(R10*4), Y13
+	VMULPS      Y2, Y12, Y12
+	VMULPS      Y6, Y6, Y6
+	VFMADD231PS Y3, Y6, Y12
+	VMULPS      Y2, Y13, Y13
+	VMULPS      Y7, Y7, Y7
+	VFMADD231PS Y3, Y7, Y13
+	VMOVUPS     Y12, (R8)(R10*4)
+	VMOVUPS     Y13, 32(R8)(R10*4)
+	VSQRTPS     Y12, Y12
+	VFMADD213PS 448(AX), Y4, Y12
+	VDIVPS      Y12, Y10, Y10
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y5, Y10, Y8
+	VSQRTPS     Y13, Y13
+	VFMADD213PS 448(AX), Y4, Y13
+	VDIVPS      Y13, Y11, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y5, Y11, Y9
+	VPADDD      pattern00008000<>+0(SB), Y8, Y6
+	VPSRLD      $0x10, Y6, Y6
+	VPADDD      pattern00008000<>+0(SB), Y9, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPACKUSDW   Y7, Y6, Y6
+	VPERMQ      $0xd8, Y6, Y6
+	VMOVDQU     Y6, (BX)(R10*2)
+	VPAND       pattern0000ffff<>+0(SB), Y8, Y8
+	VPAND       pattern0000ffff<>+0(SB), Y9, Y9
+	VPACKUSDW   Y9, Y8, Y6
+	VPERMQ      $0xd8, Y6, Y6
+	VMOVDQU     Y6, (SI)(R10*2)
+	ADDQ        $0x10, R10
 
 check:
 	CMPQ    R10, R9
@@ -207,10 +199,12 @@ next:
 	JE         gradientFP16
 	JA         gradientFP32
 	PREFETCHT0 1024(DX)(R9*2)
-	VPMOVZXWD  (DX)(R9*2), Y5
-	VPSLLD     $0x10, Y5, Y5
-	VPMOVZXWD  16(DX)(R9*2), Y6
-	VPSLLD     $0x10, Y6, Y6
+	VPERMQ     $0xd8, (DX)(R9*2), Y7
+	VPXOR      Y6, Y6, Y6
+	VPUNPCKLWD Y7, Y6, Y5
+	VPUNPCKHWD Y7, Y6, Y6
+	VMOVAPS    Y5, Y5
+	VMOVAPS    Y6, Y6
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -225,69 +219,59 @@ gradientFP32:
 	VMOVUPS    32(DX)(R9*4), Y6
 
 gradientLoaded:
-	VPMOVZXWD    (BX)(R9*2), Y7
-	VPMOVSXWD    (SI)(R9*2), Y8
-	VPSLLD       $0x10, Y7, Y7
-	VPADDD       Y8, Y7, Y7
-	VMULPS       (AX), Y5, Y5
-	VFMADD231PS  64(AX), Y7, Y5
-	VMOVUPS      (DI)(R9*4), Y8
-	VMULPS       Y0, Y8, Y9
-	VFMADD231PS  Y1, Y5, Y9
-	VMULPS       Y2, Y8, Y8
-	VFMADD231PS  Y3, Y5, Y8
-	VMOVUPS      Y8, (DI)(R9*4)
-	VMOVUPS      512(AX), Y5
-	VFMADD213PS  Y7, Y7, Y5
-	VXORPS       Y8, Y8, Y8
-	VANDPS       pattern80000000<>+0(SB), Y9, Y7
-	VXORPS       Y4, Y7, Y7
-	VCMPPS       $0x00, Y8, Y9, Y8
-	VANDNPS      Y7, Y8, Y7
-	VCMPPS       $0x03, Y9, Y9, Y8
-	VORPS        Y8, Y7, Y7
-	VADDPS       Y7, Y5, Y5
-	VPADDD       pattern00008000<>+0(SB), Y5, Y7
-	VPSRLD       $0x10, Y7, Y7
-	VEXTRACTI128 $0x01, Y7, X8
-	VPACKUSDW    X8, X7, X8
-	VMOVDQU      X8, (BX)(R9*2)
-	VPAND        pattern0000ffff<>+0(SB), Y5, Y5
-	VEXTRACTI128 $0x01, Y5, X8
-	VPACKUSDW    X8, X5, X8
-	VMOVDQU      X8, (SI)(R9*2)
-	VPMOVZXWD    16(BX)(R9*2), Y5
-	VPMOVSXWD    16(SI)(R9*2), Y7
-	VPSLLD       $0x10, Y5, Y5
-	VPADDD       Y7, Y5, Y5
-	VMULPS       (AX), Y6, Y6
-	VFMADD231PS  64(AX), Y5, Y6
-	VMOVUPS      32(DI)(R9*4), Y7
-	VMULPS       Y0, Y7, Y8
-	VFMADD231PS  Y1, Y6, Y8
-	VMULPS       Y2, Y7, Y7
-	VFMADD231PS  Y3, Y6, Y7
-	VMOVUPS      Y7, 32(DI)(R9*4)
-	VMOVUPS      512(AX), Y6
-	VFMADD213PS  Y5, Y5, Y6
-	VXORPS       Y7, Y7, Y7
-	VANDPS       pattern80000000<>+0(SB), Y8, Y5
-	VXORPS       Y4, Y5, Y5
-	VCMPPS       $0x00, Y7, Y8, Y7
-	VANDNPS      Y5, Y7, Y5
-	VCMPPS       $0x03, Y8, Y8, Y7
-	VORPS        Y7, Y5, Y5
-	VADDPS       Y5, Y6, Y6
-	VPADDD       pattern00008000<>+0(SB), Y6, Y5
-	VPSRLD       $0x10, Y5, Y5
-	VEXTRACTI128 $0x01, Y5, X7
-	VPACKUSDW    X7, X5, X7
-	VMOVDQU      X7, 16(BX)(R9*2)
-	VPAND        pattern0000ffff<>+0(SB), Y6, Y6
-	VEXTRACTI128 $0x01, Y6, X7
-	VPACKUSDW    X7, X6, X7
-	VMOVDQU      X7, 16(SI)(R9*2)
-	ADDQ         $0x10, R9
+	VPERMQ      $0xd8, (BX)(R9*2), Y8
+	VPERMQ      $0xd8, (SI)(R9*2), Y9
+	VPSRAW      $0x0f, Y9, Y7
+	VPADDW      Y7, Y8, Y8
+	VPUNPCKLWD  Y8, Y9, Y7
+	VPUNPCKHWD  Y8, Y9, Y8
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMOVUPS     (DI)(R9*4), Y9
+	VMOVUPS     32(DI)(R9*4), Y10
+	VMULPS      Y0, Y9, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VORPS       Y13, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y2, Y9, Y9
+	VFMADD231PS Y3, Y5, Y9
+	VMULPS      Y0, Y10, Y5
+	VFMADD231PS Y1, Y6, Y5
+	VFMADD231PS 512(AX), Y8, Y8
+	VPXOR       Y12, Y12, Y12
+	VANDPS      pattern80000000<>+0(SB), Y5, Y11
+	VXORPS      Y4, Y11, Y11
+	VCMPPS      $0x00, Y12, Y5, Y12
+	VANDNPS     Y11, Y12, Y11
+	VCMPPS      $0x03, Y5, Y5, Y12
+	VORPS       Y12, Y11, Y11
+	VADDPS      Y11, Y8, Y8
+	VMULPS      Y2, Y10, Y10
+	VFMADD231PS Y3, Y6, Y10
+	VMOVUPS     Y9, (DI)(R9*4)
+	VMOVUPS     Y10, 32(DI)(R9*4)
+	VPADDD      pattern00008000<>+0(SB), Y7, Y5
+	VPSRLD      $0x10, Y5, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y6
+	VPSRLD      $0x10, Y6, Y6
+	VPACKUSDW   Y6, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     Y5, (BX)(R9*2)
+	VPAND       pattern0000ffff<>+0(SB), Y7, Y7
+	VPAND       pattern0000ffff<>+0(SB), Y8, Y8
+	VPACKUSDW   Y8, Y7, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     Y5, (SI)(R9*2)
+	ADDQ        $0x10, R9
 
 check:
 	CMPQ    R9, R8
@@ -349,10 +333,12 @@ next:
 	JE         gradientFP16
 	JA         gradientFP32
 	PREFETCHT0 1024(DX)(R9*2)
-	VPMOVZXWD  (DX)(R9*2), Y2
-	VPSLLD     $0x10, Y2, Y2
-	VPMOVZXWD  16(DX)(R9*2), Y3
-	VPSLLD     $0x10, Y3, Y3
+	VPERMQ     $0xd8, (DX)(R9*2), Y4
+	VPXOR      Y3, Y3, Y3
+	VPUNPCKLWD Y4, Y3, Y2
+	VPUNPCKHWD Y4, Y3, Y3
+	VMOVAPS    Y2, Y2
+	VMOVAPS    Y3, Y3
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -367,51 +353,43 @@ gradientFP32:
 	VMOVUPS    32(DX)(R9*4), Y3
 
 gradientLoaded:
-	VPMOVZXWD    (BX)(R9*2), Y4
-	VPMOVSXWD    (SI)(R9*2), Y5
-	VPSLLD       $0x10, Y4, Y4
-	VPADDD       Y5, Y4, Y4
-	VMULPS       (AX), Y2, Y2
-	VFMADD231PS  64(AX), Y4, Y2
-	VMOVUPS      (DI)(R9*4), Y5
-	VFMADD231PS  Y2, Y2, Y5
-	VMOVUPS      Y5, (DI)(R9*4)
-	VSQRTPS      Y5, Y5
-	VADDPS       Y0, Y5, Y5
-	VDIVPS       Y5, Y2, Y2
-	VFMADD231PS  Y1, Y2, Y4
-	VPADDD       pattern00008000<>+0(SB), Y4, Y2
-	VPSRLD       $0x10, Y2, Y2
-	VEXTRACTI128 $0x01, Y2, X5
-	VPACKUSDW    X5, X2, X5
-	VMOVDQU      X5, (BX)(R9*2)
-	VPAND        pattern0000ffff<>+0(SB), Y4, Y4
-	VEXTRACTI128 $0x01, Y4, X5
-	VPACKUSDW    X5, X4, X5
-	VMOVDQU      X5, (SI)(R9*2)
-	VPMOVZXWD    16(BX)(R9*2), Y2
-	VPMOVSXWD    16(SI)(R9*2), Y4
-	VPSLLD       $0x10, Y2, Y2
-	VPADDD       Y4, Y2, Y2
-	VMULPS       (AX), Y3, Y3
-	VFMADD231PS  64(AX), Y2, Y3
-	VMOVUPS      32(DI)(R9*4), Y4
-	VFMADD231PS  Y3, Y3, Y4
-	VMOVUPS      Y4, 32(DI)(R9*4)
-	VSQRTPS      Y4, Y4
-	VADDPS       Y0, Y4, Y4
-	VDIVPS       Y4, Y3, Y3
-	VFMADD231PS  Y1, Y3, Y2
-	VPADDD       pattern00008000<>+0(SB), Y2, Y3
-	VPSRLD       $0x10, Y3, Y3
-	VEXTRACTI128 $0x01, Y3, X4
-	VPACKUSDW    X4, X3, X4
-	VMOVDQU      X4, 16(BX)(R9*2)
-	VPAND        pattern0000ffff<>+0(SB), Y2, Y2
-	VEXTRACTI128 $0x01, Y2, X4
-	VPACKUSDW    X4, X2, X4
-	VMOVDQU      X4, 16(SI)(R9*2)
-	ADDQ         $0x10, R9
+	VPERMQ      $0xd8, (BX)(R9*2), Y5
+	VPERMQ      $0xd8, (SI)(R9*2), Y6
+	VPSRAW      $0x0f, Y6, Y4
+	VPADDW      Y4, Y5, Y5
+	VPUNPCKLWD  Y5, Y6, Y4
+	VPUNPCKHWD  Y5, Y6, Y5
+	VMULPS      (AX), Y2, Y2
+	VFMADD231PS 64(AX), Y4, Y2
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVUPS     (DI)(R9*4), Y6
+	VMOVUPS     32(DI)(R9*4), Y7
+	VFMADD231PS Y2, Y2, Y6
+	VFMADD231PS Y3, Y3, Y7
+	VMOVUPS     Y6, (DI)(R9*4)
+	VMOVUPS     Y7, 32(DI)(R9*4)
+	VSQRTPS     Y6, Y6
+	VADDPS      Y0, Y6, Y6
+	VDIVPS      Y6, Y2, Y2
+	VFMADD231PS Y1, Y2, Y4
+	VSQRTPS     Y7, Y7
+	VADDPS      Y0, Y7, Y7
+	VDIVPS      Y7, Y3, Y3
+	VFMADD231PS Y1, Y3, Y5
+	VPADDD      pattern00008000<>+0(SB), Y4, Y2
+	VPSRLD      $0x10, Y2, Y2
+	VPADDD      pattern00008000<>+0(SB), Y5, Y3
+	VPSRLD      $0x10, Y3, Y3
+	VPACKUSDW   Y3, Y2, Y2
+	VPERMQ      $0xd8, Y2, Y2
+	VMOVDQU     Y2, (BX)(R9*2)
+	VPAND       pattern0000ffff<>+0(SB), Y4, Y4
+	VPAND       pattern0000ffff<>+0(SB), Y5, Y5
+	VPACKUSDW   Y5, Y4, Y2
+	VPERMQ      $0xd8, Y2, Y2
+	VMOVDQU     Y2, (SI)(R9*2)
+	ADDQ        $0x10, R9
 
 check:
 	CMPQ    R9, R8
@@ -458,10 +436,12 @@ next:
 	JE         gradientFP16
 	JA         gradientFP32
 	PREFETCHT0 1024(DX)(R9*2)
-	VPMOVZXWD  (DX)(R9*2), Y5
-	VPSLLD     $0x10, Y5, Y5
-	VPMOVZXWD  16(DX)(R9*2), Y6
-	VPSLLD     $0x10, Y6, Y6
+	VPERMQ     $0xd8, (DX)(R9*2), Y7
+	VPXOR      Y6, Y6, Y6
+	VPUNPCKLWD Y7, Y6, Y5
+	VPUNPCKHWD Y7, Y6, Y6
+	VMOVAPS    Y5, Y5
+	VMOVAPS    Y6, Y6
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -476,55 +456,45 @@ gradientFP32:
 	VMOVUPS    32(DX)(R9*4), Y6
 
 gradientLoaded:
-	VPMOVZXWD    (BX)(R9*2), Y7
-	VPMOVSXWD    (SI)(R9*2), Y8
-	VPSLLD       $0x10, Y7, Y7
-	VPADDD       Y8, Y7, Y7
-	VMULPS       (AX), Y5, Y5
-	VFMADD231PS  64(AX), Y7, Y5
-	VMOVUPS      (DI)(R9*4), Y8
-	VMULPS       Y0, Y8, Y8
-	VFMADD231PS  Y1, Y5, Y8
-	VMOVUPS      Y8, (DI)(R9*4)
-	VMULPS       Y3, Y5, Y5
-	VFMADD231PS  Y2, Y8, Y5
-	VMOVUPS      512(AX), Y8
-	VFMADD213PS  Y7, Y7, Y8
-	VFMADD231PS  Y4, Y5, Y8
-	VPADDD       pattern00008000<>+0(SB), Y8, Y5
-	VPSRLD       $0x10, Y5, Y5
-	VEXTRACTI128 $0x01, Y5, X7
-	VPACKUSDW    X7, X5, X7
-	VMOVDQU      X7, (BX)(R9*2)
-	VPAND        pattern0000ffff<>+0(SB), Y8, Y8
-	VEXTRACTI128 $0x01, Y8, X7
-	VPACKUSDW    X7, X8, X7
-	VMOVDQU      X7, (SI)(R9*2)
-	VPMOVZXWD    16(BX)(R9*2), Y5
-	VPMOVSXWD    16(SI)(R9*2), Y7
-	VPSLLD       $0x10, Y5, Y5
-	VPADDD       Y7, Y5, Y5
-	VMULPS       (AX), Y6, Y6
-	VFMADD231PS  64(AX), Y5, Y6
-	VMOVUPS      32(DI)(R9*4), Y7
-	VMULPS       Y0, Y7, Y7
-	VFMADD231PS  Y1, Y6, Y7
-	VMOVUPS      Y7, 32(DI)(R9*4)
-	VMULPS       Y3, Y6, Y6
-	VFMADD231PS  Y2, Y7, Y6
-	VMOVUPS      512(AX), Y7
-	VFMADD213PS  Y5, Y5, Y7
-	VFMADD231PS  Y4, Y6, Y7
-	VPADDD       pattern00008000<>+0(SB), Y7, Y5
-	VPSRLD       $0x10, Y5, Y5
-	VEXTRACTI128 $0x01, Y5, X6
-	VPACKUSDW    X6, X5, X6
-	VMOVDQU      X6, 16(BX)(R9*2)
-	VPAND        pattern0000ffff<>+0(SB), Y7, Y7
-	VEXTRACTI128 $0x01, Y7, X6
-	VPACKUSDW    X6, X7, X6
-	VMOVDQU      X6, 16(SI)(R9*2)
-	ADDQ         $0x10, R9
+	VPERMQ      $0xd8, (BX)(R9*2), Y8
+	VPERMQ      $0xd8, (SI)(R9*2), Y9
+	VPSRAW      $0x0f, Y9, Y7
+	VPADDW      Y7, Y8, Y8
+	VPUNPCKLWD  Y8, Y9, Y7
+	VPUNPCKHWD  Y8, Y9, Y8
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMOVUPS     (DI)(R9*4), Y9
+	VMOVUPS     32(DI)(R9*4), Y10
+	VMULPS      Y0, Y9, Y9
+	VFMADD231PS Y1, Y5, Y9
+	VMULPS      Y0, Y10, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VMOVUPS     Y9, (DI)(R9*4)
+	VMOVUPS     Y10, 32(DI)(R9*4)
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y9, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y4, Y6, Y8
+	VPADDD      pattern00008000<>+0(SB), Y7, Y5
+	VPSRLD      $0x10, Y5, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y6
+	VPSRLD      $0x10, Y6, Y6
+	VPACKUSDW   Y6, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     Y5, (BX)(R9*2)
+	VPAND       pattern0000ffff<>+0(SB), Y7, Y7
+	VPAND       pattern0000ffff<>+0(SB), Y8, Y8
+	VPACKUSDW   Y8, Y7, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     Y5, (SI)(R9*2)
+	ADDQ        $0x10, R9
 
 check:
 	CMPQ    R9, R8
@@ -696,10 +666,12 @@ next:
 	JE         gradientFP16
 	JA         gradientFP32
 	PREFETCHT0 1024(DX)(R10*2)
-	VPMOVZXWD  (DX)(R10*2), Y6
-	VPSLLD     $0x10, Y6, Y6
-	VPMOVZXWD  16(DX)(R10*2), Y7
-	VPSLLD     $0x10, Y7, Y7
+	VPERMQ     $0xd8, (DX)(R10*2), Y8
+	VPXOR      Y7, Y7, Y7
+	VPUNPCKLWD Y8, Y7, Y6
+	VPUNPCKHWD Y8, Y7, Y7
+	VMOVAPS    Y6, Y6
+	VMOVAPS    Y7, Y7
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -714,107 +686,71 @@ gradientFP32:
 	VMOVUPS    32(DX)(R10*4), Y7
 
 gradientLoaded:
-	VPMOVZXWD    (BX)(R10*2), Y8
-	VPMOVSXWD    (SI)(R10*2), Y9
-	VPSLLD       $0x10, Y8, Y8
-	VPADDD       Y9, Y8, Y8
-	VMULPS       (AX), Y6, Y6
-	VFMADD231PS  64(AX), Y8, Y6
-	VPMOVZXWD    (DI)(R10*2), Y9
-	VPSLLD       $0x10, Y9, Y9
-	VPMOVZXWD    (R8)(R10*2), Y10
-	VPSLLD       $0x10, Y10, Y10
-	VMULPS       Y0, Y9, Y9
-	VFMADD231PS  Y1, Y6, Y9
-	VPSRLD       $0x10, Y9, Y12
-	VPAND        pattern00000001<>+0(SB), Y12, Y12
-	VPADDD       pattern00007fff<>+0(SB), Y12, Y12
-	VPADDD       Y9, Y12, Y12
-	VPSRLD       $0x10, Y12, Y12
-	VCMPPS       $0x03, Y9, Y9, Y11
-	VBLENDVPS    Y11, pattern00007fc0<>+0(SB), Y12, Y12
-	VEXTRACTI128 $0x01, Y12, X11
-	VPACKUSDW    X11, X12, X11
-	VMOVDQU      X11, (DI)(R10*2)
-	VMULPS       Y2, Y10, Y10
-	VMULPS       Y6, Y6, Y6
-	VFMADD231PS  Y3, Y6, Y10
-	VPSRLD       $0x10, Y10, Y11
-	VPAND        pattern00000001<>+0(SB), Y11, Y11
-	VPADDD       pattern00007fff<>+0(SB), Y11, Y11
-	VPADDD       Y10, Y11, Y11
-	VPSRLD       $0x10, Y11, Y11
-	VCMPPS       $0x03, Y10, Y10, Y6
-	VBLENDVPS    Y6, pattern00007fc0<>+0(SB), Y11, Y11
-	VEXTRACTI128 $0x01, Y11, X6
-	VPACKUSDW    X6, X11, X6
-	VMOVDQU      X6, (R8)(R10*2)
-	VSQRTPS      Y10, Y10
-	VFMADD213PS  448(AX), Y4, Y10
-	VDIVPS       Y10, Y9, Y9
-	VMOVUPS      512(AX), Y6
-	VFMADD213PS  Y8, Y8, Y6
-	VFMADD231PS  Y5, Y9, Y6
-	VPADDD       pattern00008000<>+0(SB), Y6, Y8
-	VPSRLD       $0x10, Y8, Y8
-	VEXTRACTI128 $0x01, Y8, X9
-	VPACKUSDW    X9, X8, X9
-	VMOVDQU      X9, (BX)(R10*2)
-	VPAND        pattern0000ffff<>+0(SB), Y6, Y6
-	VEXTRACTI128 $0x01, Y6, X9
-	VPACKUSDW    X9, X6, X9
-	VMOVDQU      X9, (SI)(R10*2)
-	VPMOVZXWD    16(BX)(R10*2), Y6
-	VPMOVSXWD    16(SI)(R10*2), Y8
-	VPSLLD       $0x10, Y6, Y6
-	VPADDD       Y8, Y6, Y6
-	VMULPS       (AX), Y7, Y7
-	VFMADD231PS  64(AX), Y6, Y7
-	VPMOVZXWD    16(DI)(R10*2), Y8
-	VPSLLD       $0x10, Y8, Y8
-	VPMOVZXWD    16(R8)(R10*2), Y9
-	VPSLLD       $0x10, Y9, Y9
-	VMULPS       Y0, Y8, Y8
-	VFMADD231PS  Y1, Y7, Y8
-	VPSRLD       $0x10, Y8, Y11
-	VPAND        pattern00000001<>+0(SB), Y11, Y11
-	VPADDD       pattern00007fff<>+0(SB), Y11, Y11
-	VPADDD       Y8, Y11, Y11
-	VPSRLD       $0x10, Y11, Y11
-	VCMPPS       $0x03, Y8, Y8, Y10
-	VBLENDVPS    Y10, pattern00007fc0<>+0(SB), Y11, Y11
-	VEXTRACTI128 $0x01, Y11, X10
-	VPACKUSDW    X10, X11, X10
-	VMOVDQU      X10, 16(DI)(R10*2)
-	VMULPS       Y2, Y9, Y9
-	VMULPS       Y7, Y7, Y7
-	VFMADD231PS  Y3, Y7, Y9
-	VPSRLD       $0x10, Y9, Y10
-	VPAND        pattern00000001<>+0(SB), Y10, Y10
-	VPADDD       pattern00007fff<>+0(SB), Y10, Y10
-	VPADDD       Y9, Y10, Y10
-	VPSRLD       $0x10, Y10, Y10
-	VCMPPS       $0x03, Y9, Y9, Y7
-	VBLENDVPS    Y7, pattern00007fc0<>+0(SB), Y10, Y10
-	VEXTRACTI128 $0x01, Y10, X7
-	VPACKUSDW    X7, X10, X7
-	VMOVDQU      X7, 16(R8)(R10*2)
-	VSQRTPS      Y9, Y9
-	VFMADD213PS  448(AX), Y4, Y9
-	VDIVPS       Y9, Y8, Y8
-	VMOVUPS      512(AX), Y7
-	VFMADD213PS  Y6, Y6, Y7
-	VFMADD231PS  Y5, Y8, Y7
-	VPADDD       pattern00008000<>+0(SB), Y7, Y6
-	VPSRLD       $0x10, Y6, Y6
-	VEXTRACTI128 $0x01, Y6, X8
-	VPACKUSDW    X8, X6, X8
-	VMOVDQU      X8, 16(BX)(R10*2)
-	VPAND        pattern0000ffff<>+0(SB), Y7, Y7
-	VEXTRACTI128 $0x01, Y7, X8
-	VPACKUSDW    X8, X7, X8
-	VMOVDQU      X8, 16(SI)(R10*2)
-	ADDQ         $0x10, R10
+	VPERMQ      $0xd8, (BX)(R10*2), Y9
+	VPERMQ      $0xd8, (SI)(R10*2), Y10
+	VPSRAW      $0x0f, Y10, Y8
+	VPADDW      Y8, Y9, Y9
+	VPUNPCKLWD  Y9, Y10, Y8
+	VPUNPCKHWD  Y9, Y10, Y9
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VPERMQ      $0xd8, (DI)(R10*2), Y12
+	VPXOR       Y11, Y11, Y11
+	VPUNPCKLWD  Y12, Y11, Y10
+	VPUNPCKHWD  Y12, Y11, Y11
+	VMULPS      Y0, Y10, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VMULPS      Y0, Y11, Y11
+	VFMADD231PS Y1, Y7, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y12, Y12
+	VPADDD      pattern00008000<>+0(SB), Y11, Y13
+	VPSRLD      $0x10, Y13, Y13
+	VPACKUSDW   Y13, Y12, Y12
+	VPERMQ      $0xd8, Y12, Y12
+	VMOVDQU     Y12, (DI)(R10*2)
+	VPERMQ      $0xd8, (R8)(R10*2), Y14
+	VPXOR       Y13, Y13, Y13
+	VPUNPCKLWD  Y14, Y13, Y12
+	VPUNPCKHWD  Y14, Y13, Y13
+	VMULPS      Y2, Y12, Y12
+	VMULPS      Y6, Y6, Y6
+	VFMADD231PS Y3, Y6, Y12
+	VMULPS      Y2, Y13, Y13
+	VMULPS      Y7, Y7, Y7
+	VFMADD231PS Y3, Y7, Y13
+	VPADDD      pattern00008000<>+0(SB), Y12, Y6
+	VPSRLD      $0x10, Y6, Y6
+	VPADDD      pattern00008000<>+0(SB), Y13, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPACKUSDW   Y7, Y6, Y6
+	VPERMQ      $0xd8, Y6, Y6
+	VMOVDQU     Y6, (R8)(R10*2)
+	VSQRTPS     Y12, Y12
+	VFMADD213PS 448(AX), Y4, Y12
+	VDIVPS      Y12, Y10, Y10
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y5, Y10, Y8
+	VSQRTPS     Y13, Y13
+	VFMADD213PS 448(AX), Y4, Y13
+	VDIVPS      Y13, Y11, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y5, Y11, Y9
+	VPADDD      pattern00008000<>+0(SB), Y8, Y6
+	VPSRLD      $0x10, Y6, Y6
+	VPADDD      pattern00008000<>+0(SB), Y9, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPACKUSDW   Y7, Y6, Y6
+	VPERMQ      $0xd8, Y6, Y6
+	VMOVDQU     Y6, (BX)(R10*2)
+	VPAND       pattern0000ffff<>+0(SB), Y8, Y8
+	VPAND       pattern0000ffff<>+0(SB), Y9, Y9
+	VPACKUSDW   Y9, Y8, Y6
+	VPERMQ      $0xd8, Y6, Y6
+	VMOVDQU     Y6, (SI)(R10*2)
+	ADDQ        $0x10, R10
 
 check:
 	CMPQ    R10, R9
@@ -822,60 +758,6 @@ check:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
-
-DATA pattern00000001<>+0(SB)/4, $0x00000001
-DATA pattern00000001<>+4(SB)/4, $0x00000001
-DATA pattern00000001<>+8(SB)/4, $0x00000001
-DATA pattern00000001<>+12(SB)/4, $0x00000001
-DATA pattern00000001<>+16(SB)/4, $0x00000001
-DATA pattern00000001<>+20(SB)/4, $0x00000001
-DATA pattern00000001<>+24(SB)/4, $0x00000001
-DATA pattern00000001<>+28(SB)/4, $0x00000001
-DATA pattern00000001<>+32(SB)/4, $0x00000001
-DATA pattern00000001<>+36(SB)/4, $0x00000001
-DATA pattern00000001<>+40(SB)/4, $0x00000001
-DATA pattern00000001<>+44(SB)/4, $0x00000001
-DATA pattern00000001<>+48(SB)/4, $0x00000001
-DATA pattern00000001<>+52(SB)/4, $0x00000001
-DATA pattern00000001<>+56(SB)/4, $0x00000001
-DATA pattern00000001<>+60(SB)/4, $0x00000001
-GLOBL pattern00000001<>(SB), RODATA|NOPTR, $64
-
-DATA pattern00007fff<>+0(SB)/4, $0x00007fff
-DATA pattern00007fff<>+4(SB)/4, $0x00007fff
-DATA pattern00007fff<>+8(SB)/4, $0x00007fff
-DATA pattern00007fff<>+12(SB)/4, $0x00007fff
-DATA pattern00007fff<>+16(SB)/4, $0x00007fff
-DATA pattern00007fff<>+20(SB)/4, $0x00007fff
-DATA pattern00007fff<>+24(SB)/4, $0x00007fff
-DATA pattern00007fff<>+28(SB)/4, $0x00007fff
-DATA pattern00007fff<>+32(SB)/4, $0x00007fff
-DATA pattern00007fff<>+36(SB)/4, $0x00007fff
-DATA pattern00007fff<>+40(SB)/4, $0x00007fff
-DATA pattern00007fff<>+44(SB)/4, $0x00007fff
-DATA pattern00007fff<>+48(SB)/4, $0x00007fff
-DATA pattern00007fff<>+52(SB)/4, $0x00007fff
-DATA pattern00007fff<>+56(SB)/4, $0x00007fff
-DATA pattern00007fff<>+60(SB)/4, $0x00007fff
-GLOBL pattern00007fff<>(SB), RODATA|NOPTR, $64
-
-DATA pattern00007fc0<>+0(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+4(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+8(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+12(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+16(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+20(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+24(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+28(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+32(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+36(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+40(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+44(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+48(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+52(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+56(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+60(SB)/4, $0x00007fc0
-GLOBL pattern00007fc0<>(SB), RODATA|NOPTR, $64
 
 // func lionSplitBF16AVX2(a *Arguments)
 // Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
@@ -915,10 +797,12 @@ next:
 	JE         gradientFP16
 	JA         gradientFP32
 	PREFETCHT0 1024(DX)(R9*2)
-	VPMOVZXWD  (DX)(R9*2), Y5
-	VPSLLD     $0x10, Y5, Y5
-	VPMOVZXWD  16(DX)(R9*2), Y6
-	VPSLLD     $0x10, Y6, Y6
+	VPERMQ     $0xd8, (DX)(R9*2), Y7
+	VPXOR      Y6, Y6, Y6
+	VPUNPCKLWD Y7, Y6, Y5
+	VPUNPCKHWD Y7, Y6, Y6
+	VMOVAPS    Y5, Y5
+	VMOVAPS    Y6, Y6
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -933,89 +817,66 @@ gradientFP32:
 	VMOVUPS    32(DX)(R9*4), Y6
 
 gradientLoaded:
-	VPMOVZXWD    (BX)(R9*2), Y7
-	VPMOVSXWD    (SI)(R9*2), Y8
-	VPSLLD       $0x10, Y7, Y7
-	VPADDD       Y8, Y7, Y7
-	VMULPS       (AX), Y5, Y5
-	VFMADD231PS  64(AX), Y7, Y5
-	VPMOVZXWD    (DI)(R9*2), Y8
-	VPSLLD       $0x10, Y8, Y8
-	VMULPS       Y0, Y8, Y9
-	VFMADD231PS  Y1, Y5, Y9
-	VMULPS       Y2, Y8, Y8
-	VFMADD231PS  Y3, Y5, Y8
-	VPSRLD       $0x10, Y8, Y5
-	VPAND        pattern00000001<>+0(SB), Y5, Y5
-	VPADDD       pattern00007fff<>+0(SB), Y5, Y5
-	VPADDD       Y8, Y5, Y5
-	VPSRLD       $0x10, Y5, Y5
-	VCMPPS       $0x03, Y8, Y8, Y8
-	VBLENDVPS    Y8, pattern00007fc0<>+0(SB), Y5, Y5
-	VEXTRACTI128 $0x01, Y5, X8
-	VPACKUSDW    X8, X5, X8
-	VMOVDQU      X8, (DI)(R9*2)
-	VMOVUPS      512(AX), Y5
-	VFMADD213PS  Y7, Y7, Y5
-	VXORPS       Y8, Y8, Y8
-	VANDPS       pattern80000000<>+0(SB), Y9, Y7
-	VXORPS       Y4, Y7, Y7
-	VCMPPS       $0x00, Y8, Y9, Y8
-	VANDNPS      Y7, Y8, Y7
-	VCMPPS       $0x03, Y9, Y9, Y8
-	VORPS        Y8, Y7, Y7
-	VADDPS       Y7, Y5, Y5
-	VPADDD       pattern00008000<>+0(SB), Y5, Y7
-	VPSRLD       $0x10, Y7, Y7
-	VEXTRACTI128 $0x01, Y7, X8
-	VPACKUSDW    X8, X7, X8
-	VMOVDQU      X8, (BX)(R9*2)
-	VPAND        pattern0000ffff<>+0(SB), Y5, Y5
-	VEXTRACTI128 $0x01, Y5, X8
-	VPACKUSDW    X8, X5, X8
-	VMOVDQU      X8, (SI)(R9*2)
-	VPMOVZXWD    16(BX)(R9*2), Y5
-	VPMOVSXWD    16(SI)(R9*2), Y7
-	VPSLLD       $0x10, Y5, Y5
-	VPADDD       Y7, Y5, Y5
-	VMULPS       (AX), Y6, Y6
-	VFMADD231PS  64(AX), Y5, Y6
-	VPMOVZXWD    16(DI)(R9*2), Y7
-	VPSLLD       $0x10, Y7, Y7
-	VMULPS       Y0, Y7, Y8
-	VFMADD231PS  Y1, Y6, Y8
-	VMULPS       Y2, Y7, Y7
-	VFMADD231PS  Y3, Y6, Y7
-	VPSRLD       $0x10, Y7, Y6
-	VPAND        pattern00000001<>+0(SB), Y6, Y6
-	VPADDD       pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD       Y7, Y6, Y6
-	VPSRLD       $0x10, Y6, Y6
-	VCMPPS       $0x03, Y7, Y7, Y7
-	VBLENDVPS    Y7, pattern00007fc0<>+0(SB), Y6, Y6
-	VEXTRACTI128 $0x01, Y6, X7
-	VPACKUSDW    X7, X6, X7
-	VMOVDQU      X7, 16(DI)(R9*2)
-	VMOVUPS      512(AX), Y6
-	VFMADD213PS  Y5, Y5, Y6
-	VXORPS       Y7, Y7, Y7
-	VANDPS       pattern80000000<>+0(SB), Y8, Y5
-	VXORPS       Y4, Y5, Y5
-	VCMPPS       $0x00, Y7, Y8, Y7
-	VANDNPS      Y5, Y7, Y5
-	VCMPPS       $0x03, Y8, Y8, Y7
-	VORPS        Y7, Y5, Y5
-	VADDPS       Y5, Y6, Y6
-	VPADDD       pattern00008000<>+0(SB), Y6, Y5
-	VPSRLD       $0x10, Y5, Y5
-	VEXTRACTI128 $0x01, Y5, X7
-	VPACKUSDW    X7, X5, X7
-	VMOVDQU      X7, 16(BX)(R9*2)
-	VPAND        pattern0000ffff<>+0(SB), Y6, Y6
-	VEXTRACTI128 $0x01, Y6, X7
-	VPACKUSDW    X7, X6, X7
-	VMOVDQU      X7, 16(SI)(R9*2)
-	ADDQ         $0x10, R9
+	VPERMQ      $0xd8, (BX)(R9*2), Y8
+	VPERMQ      $0xd8, (SI)(R9*2), Y9
+	VPSRAW      $0x0f, Y9, Y7
+	VPADDW      Y7, Y8, Y8
+	VPUNPCKLWD  Y8, Y9, Y7
+	VPUNPCKHWD  Y8, Y9, Y8
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VPERMQ      $0xd8, (DI)(R9*2), Y11
+	VPXOR       Y10, Y10, Y10
+	VPUNPCKLWD  Y11, Y10, Y9
+	VPUNPCKHWD  Y11, Y10, Y10
+	VMULPS      Y0, Y9, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VORPS       Y13, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y2, Y9, Y9
+	VFMADD231PS Y3, Y5, Y9
+	VMULPS      Y0, Y10, Y5
+	VFMADD231PS Y1, Y6, Y5
+	VFMADD231PS 512(AX), Y8, Y8
+	VPXOR       Y12, Y12, Y12
+	VANDPS      pattern80000000<>+0(SB), Y5, Y11
+	VXORPS      Y4, Y11, Y11
+	VCMPPS      $0x00, Y12, Y5, Y12
+	VANDNPS     Y11, Y12, Y11
+	VCMPPS      $0x03, Y5, Y5, Y12
+	VORPS       Y12, Y11, Y11
+	VADDPS      Y11, Y8, Y8
+	VMULPS      Y2, Y10, Y10
+	VFMADD231PS Y3, Y6, Y10
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPSRLD      $0x10, Y5, Y5
+	VPADDD      pattern00008000<>+0(SB), Y10, Y6
+	VPSRLD      $0x10, Y6, Y6
+	VPACKUSDW   Y6, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     Y5, (DI)(R9*2)
+	VPADDD      pattern00008000<>+0(SB), Y7, Y5
+	VPSRLD      $0x10, Y5, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y6
+	VPSRLD      $0x10, Y6, Y6
+	VPACKUSDW   Y6, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     Y5, (BX)(R9*2)
+	VPAND       pattern0000ffff<>+0(SB), Y7, Y7
+	VPAND       pattern0000ffff<>+0(SB), Y8, Y8
+	VPACKUSDW   Y8, Y7, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     Y5, (SI)(R9*2)
+	ADDQ        $0x10, R9
 
 check:
 	CMPQ    R9, R8
@@ -1059,10 +920,12 @@ next:
 	JE         gradientFP16
 	JA         gradientFP32
 	PREFETCHT0 1024(DX)(R9*2)
-	VPMOVZXWD  (DX)(R9*2), Y2
-	VPSLLD     $0x10, Y2, Y2
-	VPMOVZXWD  16(DX)(R9*2), Y3
-	VPSLLD     $0x10, Y3, Y3
+	VPERMQ     $0xd8, (DX)(R9*2), Y4
+	VPXOR      Y3, Y3, Y3
+	VPUNPCKLWD Y4, Y3, Y2
+	VPUNPCKHWD Y4, Y3, Y3
+	VMOVAPS    Y2, Y2
+	VMOVAPS    Y3, Y3
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -1077,71 +940,50 @@ gradientFP32:
 	VMOVUPS    32(DX)(R9*4), Y3
 
 gradientLoaded:
-	VPMOVZXWD    (BX)(R9*2), Y4
-	VPMOVSXWD    (SI)(R9*2), Y5
-	VPSLLD       $0x10, Y4, Y4
-	VPADDD       Y5, Y4, Y4
-	VMULPS       (AX), Y2, Y2
-	VFMADD231PS  64(AX), Y4, Y2
-	VPMOVZXWD    (DI)(R9*2), Y5
-	VPSLLD       $0x10, Y5, Y5
-	VFMADD231PS  Y2, Y2, Y5
-	VPSRLD       $0x10, Y5, Y7
-	VPAND        pattern00000001<>+0(SB), Y7, Y7
-	VPADDD       pattern00007fff<>+0(SB), Y7, Y7
-	VPADDD       Y5, Y7, Y7
-	VPSRLD       $0x10, Y7, Y7
-	VCMPPS       $0x03, Y5, Y5, Y6
-	VBLENDVPS    Y6, pattern00007fc0<>+0(SB), Y7, Y7
-	VEXTRACTI128 $0x01, Y7, X6
-	VPACKUSDW    X6, X7, X6
-	VMOVDQU      X6, (DI)(R9*2)
-	VSQRTPS      Y5, Y5
-	VADDPS       Y0, Y5, Y5
-	VDIVPS       Y5, Y2, Y2
-	VFMADD231PS  Y1, Y2, Y4
-	VPADDD       pattern00008000<>+0(SB), Y4, Y2
-	VPSRLD       $0x10, Y2, Y2
-	VEXTRACTI128 $0x01, Y2, X5
-	VPACKUSDW    X5, X2, X5
-	VMOVDQU      X5, (BX)(R9*2)
-	VPAND        pattern0000ffff<>+0(SB), Y4, Y4
-	VEXTRACTI128 $0x01, Y4, X5
-	VPACKUSDW    X5, X4, X5
-	VMOVDQU      X5, (SI)(R9*2)
-	VPMOVZXWD    16(BX)(R9*2), Y2
-	VPMOVSXWD    16(SI)(R9*2), Y4
-	VPSLLD       $0x10, Y2, Y2
-	VPADDD       Y4, Y2, Y2
-	VMULPS       (AX), Y3, Y3
-	VFMADD231PS  64(AX), Y2, Y3
-	VPMOVZXWD    16(DI)(R9*2), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VFMADD231PS  Y3, Y3, Y4
-	VPSRLD       $0x10, Y4, Y6
-	VPAND        pattern00000001<>+0(SB), Y6, Y6
-	VPADDD       pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD       Y4, Y6, Y6
-	VPSRLD       $0x10, Y6, Y6
-	VCMPPS       $0x03, Y4, Y4, Y5
-	VBLENDVPS    Y5, pattern00007fc0<>+0(SB), Y6, Y6
-	VEXTRACTI128 $0x01, Y6, X5
-	VPACKUSDW    X5, X6, X5
-	VMOVDQU      X5, 16(DI)(R9*2)
-	VSQRTPS      Y4, Y4
-	VADDPS       Y0, Y4, Y4
-	VDIVPS       Y4, Y3, Y3
-	VFMADD231PS  Y1, Y3, Y2
-	VPADDD       pattern00008000<>+0(SB), Y2, Y3
-	VPSRLD       $0x10, Y3, Y3
-	VEXTRACTI128 $0x01, Y3, X4
-	VPACKUSDW    X4, X3, X4
-	VMOVDQU      X4, 16(BX)(R9*2)
-	VPAND        pattern0000ffff<>+0(SB), Y2, Y2
-	VEXTRACTI128 $0x01, Y2, X4
-	VPACKUSDW    X4, X2, X4
-	VMOVDQU      X4, 16(SI)(R9*2)
-	ADDQ         $0x10, R9
+	VPERMQ      $0xd8, (BX)(R9*2), Y5
+	VPERMQ      $0xd8, (SI)(R9*2), Y6
+	VPSRAW      $0x0f, Y6, Y4
+	VPADDW      Y4, Y5, Y5
+	VPUNPCKLWD  Y5, Y6, Y4
+	VPUNPCKHWD  Y5, Y6, Y5
+	VMULPS      (AX), Y2, Y2
+	VFMADD231PS 64(AX), Y4, Y2
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VPERMQ      $0xd8, (DI)(R9*2), Y8
+	VPXOR       Y7, Y7, Y7
+	VPUNPCKLWD  Y8, Y7, Y6
+	VPUNPCKHWD  Y8, Y7, Y7
+	VFMADD231PS Y2, Y2, Y6
+	VFMADD231PS Y3, Y3, Y7
+	VPADDD      pattern00008000<>+0(SB), Y6, Y8
+	VPSRLD      $0x10, Y8, Y8
+	VPADDD      pattern00008000<>+0(SB), Y7, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPACKUSDW   Y9, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VMOVDQU     Y8, (DI)(R9*2)
+	VSQRTPS     Y6, Y6
+	VADDPS      Y0, Y6, Y6
+	VDIVPS      Y6, Y2, Y2
+	VFMADD231PS Y1, Y2, Y4
+	VSQRTPS     Y7, Y7
+	VADDPS      Y0, Y7, Y7
+	VDIVPS      Y7, Y3, Y3
+	VFMADD231PS Y1, Y3, Y5
+	VPADDD      pattern00008000<>+0(SB), Y4, Y2
+	VPSRLD      $0x10, Y2, Y2
+	VPADDD      pattern00008000<>+0(SB), Y5, Y3
+	VPSRLD      $0x10, Y3, Y3
+	VPACKUSDW   Y3, Y2, Y2
+	VPERMQ      $0xd8, Y2, Y2
+	VMOVDQU     Y2, (BX)(R9*2)
+	VPAND       pattern0000ffff<>+0(SB), Y4, Y4
+	VPAND       pattern0000ffff<>+0(SB), Y5, Y5
+	VPACKUSDW   Y5, Y4, Y2
+	VPERMQ      $0xd8, Y2, Y2
+	VMOVDQU     Y2, (SI)(R9*2)
+	ADDQ        $0x10, R9
 
 check:
 	CMPQ    R9, R8
@@ -1188,10 +1030,12 @@ next:
 	JE         gradientFP16
 	JA         gradientFP32
 	PREFETCHT0 1024(DX)(R9*2)
-	VPMOVZXWD  (DX)(R9*2), Y5
-	VPSLLD     $0x10, Y5, Y5
-	VPMOVZXWD  16(DX)(R9*2), Y6
-	VPSLLD     $0x10, Y6, Y6
+	VPERMQ     $0xd8, (DX)(R9*2), Y7
+	VPXOR      Y6, Y6, Y6
+	VPUNPCKLWD Y7, Y6, Y5
+	VPUNPCKHWD Y7, Y6, Y6
+	VMOVAPS    Y5, Y5
+	VMOVAPS    Y6, Y6
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -1206,75 +1050,52 @@ gradientFP32:
 	VMOVUPS    32(DX)(R9*4), Y6
 
 gradientLoaded:
-	VPMOVZXWD    (BX)(R9*2), Y7
-	VPMOVSXWD    (SI)(R9*2), Y8
-	VPSLLD       $0x10, Y7, Y7
-	VPADDD       Y8, Y7, Y7
-	VMULPS       (AX), Y5, Y5
-	VFMADD231PS  64(AX), Y7, Y5
-	VPMOVZXWD    (DI)(R9*2), Y8
-	VPSLLD       $0x10, Y8, Y8
-	VMULPS       Y0, Y8, Y8
-	VFMADD231PS  Y1, Y5, Y8
-	VPSRLD       $0x10, Y8, Y10
-	VPAND        pattern00000001<>+0(SB), Y10, Y10
-	VPADDD       pattern00007fff<>+0(SB), Y10, Y10
-	VPADDD       Y8, Y10, Y10
-	VPSRLD       $0x10, Y10, Y10
-	VCMPPS       $0x03, Y8, Y8, Y9
-	VBLENDVPS    Y9, pattern00007fc0<>+0(SB), Y10, Y10
-	VEXTRACTI128 $0x01, Y10, X9
-	VPACKUSDW    X9, X10, X9
-	VMOVDQU      X9, (DI)(R9*2)
-	VMULPS       Y3, Y5, Y5
-	VFMADD231PS  Y2, Y8, Y5
-	VMOVUPS      512(AX), Y8
-	VFMADD213PS  Y7, Y7, Y8
-	VFMADD231PS  Y4, Y5, Y8
-	VPADDD       pattern00008000<>+0(SB), Y8, Y5
-	VPSRLD       $0x10, Y5, Y5
-	VEXTRACTI128 $0x01, Y5, X7
-	VPACKUSDW    X7, X5, X7
-	VMOVDQU      X7, (BX)(R9*2)
-	VPAND        pattern0000ffff<>+0(SB), Y8, Y8
-	VEXTRACTI128 $0x01, Y8, X7
-	VPACKUSDW    X7, X8, X7
-	VMOVDQU      X7, (SI)(R9*2)
-	VPMOVZXWD    16(BX)(R9*2), Y5
-	VPMOVSXWD    16(SI)(R9*2), Y7
-	VPSLLD       $0x10, Y5, Y5
-	VPADDD       Y7, Y5, Y5
-	VMULPS       (AX), Y6, Y6
-	VFMADD231PS  64(AX), Y5, Y6
-	VPMOVZXWD    16(DI)(R9*2), Y7
-	VPSLLD       $0x10, Y7, Y7
-	VMULPS       Y0, Y7, Y7
-	VFMADD231PS  Y1, Y6, Y7
-	VPSRLD       $0x10, Y7, Y9
-	VPAND        pattern00000001<>+0(SB), Y9, Y9
-	VPADDD       pattern00007fff<>+0(SB), Y9, Y9
-	VPADDD       Y7, Y9, Y9
-	VPSRLD       $0x10, Y9, Y9
-	VCMPPS       $0x03, Y7, Y7, Y8
-	VBLENDVPS    Y8, pattern00007fc0<>+0(SB), Y9, Y9
-	VEXTRACTI128 $0x01, Y9, X8
-	VPACKUSDW    X8, X9, X8
-	VMOVDQU      X8, 16(DI)(R9*2)
-	VMULPS       Y3, Y6, Y6
-	VFMADD231PS  Y2, Y7, Y6
-	VMOVUPS      512(AX), Y7
-	VFMADD213PS  Y5, Y5, Y7
-	VFMADD231PS  Y4, Y6, Y7
-	VPADDD       pattern00008000<>+0(SB), Y7, Y5
-	VPSRLD       $0x10, Y5, Y5
-	VEXTRACTI128 $0x01, Y5, X6
-	VPACKUSDW    X6, X5, X6
-	VMOVDQU      X6, 16(BX)(R9*2)
-	VPAND        pattern0000ffff<>+0(SB), Y7, Y7
-	VEXTRACTI128 $0x01, Y7, X6
-	VPACKUSDW    X6, X7, X6
-	VMOVDQU      X6, 16(SI)(R9*2)
-	ADDQ         $0x10, R9
+	VPERMQ      $0xd8, (BX)(R9*2), Y8
+	VPERMQ      $0xd8, (SI)(R9*2), Y9
+	VPSRAW      $0x0f, Y9, Y7
+	VPADDW      Y7, Y8, Y8
+	VPUNPCKLWD  Y8, Y9, Y7
+	VPUNPCKHWD  Y8, Y9, Y8
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VPERMQ      $0xd8, (DI)(R9*2), Y11
+	VPXOR       Y10, Y10, Y10
+	VPUNPCKLWD  Y11, Y10, Y9
+	VPUNPCKHWD  Y11, Y10, Y10
+	VMULPS      Y0, Y9, Y9
+	VFMADD231PS Y1, Y5, Y9
+	VMULPS      Y0, Y10, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VPADDD      pattern00008000<>+0(SB), Y9, Y11
+	VPSRLD      $0x10, Y11, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y12, Y12
+	VPACKUSDW   Y12, Y11, Y11
+	VPERMQ      $0xd8, Y11, Y11
+	VMOVDQU     Y11, (DI)(R9*2)
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y9, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y4, Y6, Y8
+	VPADDD      pattern00008000<>+0(SB), Y7, Y5
+	VPSRLD      $0x10, Y5, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y6
+	VPSRLD      $0x10, Y6, Y6
+	VPACKUSDW   Y6, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     Y5, (BX)(R9*2)
+	VPAND       pattern0000ffff<>+0(SB), Y7, Y7
+	VPAND       pattern0000ffff<>+0(SB), Y8, Y8
+	VPACKUSDW   Y8, Y7, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     Y5, (SI)(R9*2)
+	ADDQ        $0x10, R9
 
 check:
 	CMPQ    R9, R8
@@ -1438,10 +1259,12 @@ next:
 	JE         gradientFP16
 	JA         gradientFP32
 	PREFETCHT0 1024(DX)(R11*2)
-	VPMOVZXWD  (DX)(R11*2), Y6
-	VPSLLD     $0x10, Y6, Y6
-	VPMOVZXWD  16(DX)(R11*2), Y7
-	VPSLLD     $0x10, Y7, Y7
+	VPERMQ     $0xd8, (DX)(R11*2), Y8
+	VPXOR      Y7, Y7, Y7
+	VPUNPCKLWD Y8, Y7, Y6
+	VPUNPCKHWD Y8, Y7, Y7
+	VMOVAPS    Y6, Y6
+	VMOVAPS    Y7, Y7
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -1456,98 +1279,79 @@ gradientFP32:
 	VMOVUPS    32(DX)(R11*4), Y7
 
 gradientLoaded:
-	VMOVUPS      (BX)(R11*4), Y8
-	VMULPS       (AX), Y6, Y6
-	VFMADD231PS  64(AX), Y8, Y6
-	VMOVUPS      (R8)(R11*4), Y9
-	VMOVUPS      (R9)(R11*4), Y10
-	VMULPS       Y0, Y9, Y9
-	VFMADD231PS  Y1, Y6, Y9
-	VMOVUPS      Y9, (R8)(R11*4)
-	VMULPS       Y2, Y10, Y10
-	VMULPS       Y6, Y6, Y6
-	VFMADD231PS  Y3, Y6, Y10
-	VMOVUPS      Y10, (R9)(R11*4)
-	VSQRTPS      Y10, Y10
-	VFMADD213PS  448(AX), Y4, Y10
-	VDIVPS       Y10, Y9, Y9
-	VMOVUPS      512(AX), Y6
-	VFMADD213PS  Y8, Y8, Y6
-	VFMADD231PS  Y5, Y9, Y6
-	VMOVUPS      Y6, (BX)(R11*4)
-	CMPQ         DI, $0x01
-	JE           copyFP160
-	JA           copyStored0
-	VPSRLD       $0x10, Y6, Y8
-	VPAND        pattern00000001<>+0(SB), Y8, Y8
-	VPADDD       pattern00007fff<>+0(SB), Y8, Y8
-	VPADDD       Y6, Y8, Y8
-	VPSRLD       $0x10, Y8, Y8
-	VCMPPS       $0x03, Y6, Y6, Y6
-	VBLENDVPS    Y6, pattern00007fc0<>+0(SB), Y8, Y8
-	VEXTRACTI128 $0x01, Y8, X6
-	VPACKUSDW    X6, X8, X6
-	JMP          copyRounded0
+	VMOVUPS     (BX)(R11*4), Y8
+	VMOVUPS     32(BX)(R11*4), Y9
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVUPS     (R8)(R11*4), Y10
+	VMOVUPS     32(R8)(R11*4), Y11
+	VMULPS      Y0, Y10, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VMULPS      Y0, Y11, Y11
+	VFMADD231PS Y1, Y7, Y11
+	VMOVUPS     Y10, (R8)(R11*4)
+	VMOVUPS     Y11, 32(R8)(R11*4)
+	VMOVUPS     (R9)(R11*4), Y12
+	VMOVUPS     32(R9)(R11*4), Y13
+	VMULPS      Y2, Y12, Y12
+	VMULPS      Y6, Y6, Y6
+	VFMADD231PS Y3, Y6, Y12
+	VMULPS      Y2, Y13, Y13
+	VMULPS      Y7, Y7, Y7
+	VFMADD231PS Y3, Y7, Y13
+	VMOVUPS     Y12, (R9)(R11*4)
+	VMOVUPS     Y13, 32(R9)(R11*4)
+	VSQRTPS     Y12, Y12
+	VFMADD213PS 448(AX), Y4, Y12
+	VDIVPS      Y12, Y10, Y10
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y5, Y10, Y8
+	VSQRTPS     Y13, Y13
+	VFMADD213PS 448(AX), Y4, Y13
+	VDIVPS      Y13, Y11, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y5, Y11, Y9
+	VMOVUPS     Y8, (BX)(R11*4)
+	VMOVUPS     Y9, 32(BX)(R11*4)
+	CMPQ        DI, $0x01
+	JE          copyFP16
+	JA          copyStored
+	VPSRLD      $0x10, Y8, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y8, Y6, Y6
+	VPSRLD      $0x10, Y6, Y6
+	VCMPPS      $0x03, Y8, Y8, Y7
+	VBLENDVPS   Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y9, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y9, Y7, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VCMPPS      $0x03, Y9, Y9, Y8
+	VBLENDVPS   Y8, pattern00007fc0<>+0(SB), Y7, Y7
+	VPACKUSDW   Y7, Y6, Y6
+	VPERMQ      $0xd8, Y6, Y6
+	VMOVDQA     Y6, Y14
+	JMP         copyRounded
 
-copyFP160:
-	VCVTPS2PH $0x00, Y6, X6
+copyFP16:
+	VCVTPS2PH   $0x00, Y8, X14
+	VCVTPS2PH   $0x00, Y9, X6
+	VINSERTI128 $0x01, X6, Y14, Y14
 
-copyRounded0:
-	TESTQ    $0x0000000f, SI
-	JNE      copyUnaligned0
-	VMOVNTDQ X6, (SI)(R11*2)
-	JMP      copyStored0
+copyRounded:
+	TESTQ    $0x0000001f, SI
+	JNE      copyUnaligned
+	VMOVNTDQ Y14, (SI)(R11*2)
+	JMP      copyStored
 
-copyUnaligned0:
-	VMOVDQU X6, (SI)(R11*2)
+copyUnaligned:
+	VMOVDQU Y14, (SI)(R11*2)
 
-copyStored0:
-	VMOVUPS      32(BX)(R11*4), Y6
-	VMULPS       (AX), Y7, Y7
-	VFMADD231PS  64(AX), Y6, Y7
-	VMOVUPS      32(R8)(R11*4), Y8
-	VMOVUPS      32(R9)(R11*4), Y9
-	VMULPS       Y0, Y8, Y8
-	VFMADD231PS  Y1, Y7, Y8
-	VMOVUPS      Y8, 32(R8)(R11*4)
-	VMULPS       Y2, Y9, Y9
-	VMULPS       Y7, Y7, Y7
-	VFMADD231PS  Y3, Y7, Y9
-	VMOVUPS      Y9, 32(R9)(R11*4)
-	VSQRTPS      Y9, Y9
-	VFMADD213PS  448(AX), Y4, Y9
-	VDIVPS       Y9, Y8, Y8
-	VMOVUPS      512(AX), Y7
-	VFMADD213PS  Y6, Y6, Y7
-	VFMADD231PS  Y5, Y8, Y7
-	VMOVUPS      Y7, 32(BX)(R11*4)
-	CMPQ         DI, $0x01
-	JE           copyFP168
-	JA           copyStored8
-	VPSRLD       $0x10, Y7, Y6
-	VPAND        pattern00000001<>+0(SB), Y6, Y6
-	VPADDD       pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD       Y7, Y6, Y6
-	VPSRLD       $0x10, Y6, Y6
-	VCMPPS       $0x03, Y7, Y7, Y7
-	VBLENDVPS    Y7, pattern00007fc0<>+0(SB), Y6, Y6
-	VEXTRACTI128 $0x01, Y6, X7
-	VPACKUSDW    X7, X6, X7
-	JMP          copyRounded8
-
-copyFP168:
-	VCVTPS2PH $0x00, Y7, X7
-
-copyRounded8:
-	TESTQ    $0x0000000f, SI
-	JNE      copyUnaligned8
-	VMOVNTDQ X7, 16(SI)(R11*2)
-	JMP      copyStored8
-
-copyUnaligned8:
-	VMOVDQU X7, 16(SI)(R11*2)
-
-copyStored8:
+copyStored:
 	ADDQ $0x10, R11
 
 check:
@@ -1557,6 +1361,60 @@ check:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
+
+DATA pattern00000001<>+0(SB)/4, $0x00000001
+DATA pattern00000001<>+4(SB)/4, $0x00000001
+DATA pattern00000001<>+8(SB)/4, $0x00000001
+DATA pattern00000001<>+12(SB)/4, $0x00000001
+DATA pattern00000001<>+16(SB)/4, $0x00000001
+DATA pattern00000001<>+20(SB)/4, $0x00000001
+DATA pattern00000001<>+24(SB)/4, $0x00000001
+DATA pattern00000001<>+28(SB)/4, $0x00000001
+DATA pattern00000001<>+32(SB)/4, $0x00000001
+DATA pattern00000001<>+36(SB)/4, $0x00000001
+DATA pattern00000001<>+40(SB)/4, $0x00000001
+DATA pattern00000001<>+44(SB)/4, $0x00000001
+DATA pattern00000001<>+48(SB)/4, $0x00000001
+DATA pattern00000001<>+52(SB)/4, $0x00000001
+DATA pattern00000001<>+56(SB)/4, $0x00000001
+DATA pattern00000001<>+60(SB)/4, $0x00000001
+GLOBL pattern00000001<>(SB), RODATA|NOPTR, $64
+
+DATA pattern00007fff<>+0(SB)/4, $0x00007fff
+DATA pattern00007fff<>+4(SB)/4, $0x00007fff
+DATA pattern00007fff<>+8(SB)/4, $0x00007fff
+DATA pattern00007fff<>+12(SB)/4, $0x00007fff
+DATA pattern00007fff<>+16(SB)/4, $0x00007fff
+DATA pattern00007fff<>+20(SB)/4, $0x00007fff
+DATA pattern00007fff<>+24(SB)/4, $0x00007fff
+DATA pattern00007fff<>+28(SB)/4, $0x00007fff
+DATA pattern00007fff<>+32(SB)/4, $0x00007fff
+DATA pattern00007fff<>+36(SB)/4, $0x00007fff
+DATA pattern00007fff<>+40(SB)/4, $0x00007fff
+DATA pattern00007fff<>+44(SB)/4, $0x00007fff
+DATA pattern00007fff<>+48(SB)/4, $0x00007fff
+DATA pattern00007fff<>+52(SB)/4, $0x00007fff
+DATA pattern00007fff<>+56(SB)/4, $0x00007fff
+DATA pattern00007fff<>+60(SB)/4, $0x00007fff
+GLOBL pattern00007fff<>(SB), RODATA|NOPTR, $64
+
+DATA pattern00007fc0<>+0(SB)/4, $0x00007fc0
+DATA pattern00007fc0<>+4(SB)/4, $0x00007fc0
+DATA pattern00007fc0<>+8(SB)/4, $0x00007fc0
+DATA pattern00007fc0<>+12(SB)/4, $0x00007fc0
+DATA pattern00007fc0<>+16(SB)/4, $0x00007fc0
+DATA pattern00007fc0<>+20(SB)/4, $0x00007fc0
+DATA pattern00007fc0<>+24(SB)/4, $0x00007fc0
+DATA pattern00007fc0<>+28(SB)/4, $0x00007fc0
+DATA pattern00007fc0<>+32(SB)/4, $0x00007fc0
+DATA pattern00007fc0<>+36(SB)/4, $0x00007fc0
+DATA pattern00007fc0<>+40(SB)/4, $0x00007fc0
+DATA pattern00007fc0<>+44(SB)/4, $0x00007fc0
+DATA pattern00007fc0<>+48(SB)/4, $0x00007fc0
+DATA pattern00007fc0<>+52(SB)/4, $0x00007fc0
+DATA pattern00007fc0<>+56(SB)/4, $0x00007fc0
+DATA pattern00007fc0<>+60(SB)/4, $0x00007fc0
+GLOBL pattern00007fc0<>(SB), RODATA|NOPTR, $64
 
 // func lionFP32FP32AVX2(a *Arguments)
 // Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
@@ -1597,10 +1455,12 @@ next:
 	JE         gradientFP16
 	JA         gradientFP32
 	PREFETCHT0 1024(DX)(R10*2)
-	VPMOVZXWD  (DX)(R10*2), Y5
-	VPSLLD     $0x10, Y5, Y5
-	VPMOVZXWD  16(DX)(R10*2), Y6
-	VPSLLD     $0x10, Y6, Y6
+	VPERMQ     $0xd8, (DX)(R10*2), Y7
+	VPXOR      Y6, Y6, Y6
+	VPUNPCKLWD Y7, Y6, Y5
+	VPUNPCKHWD Y7, Y6, Y6
+	VMOVAPS    Y5, Y5
+	VMOVAPS    Y6, Y6
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -1615,100 +1475,81 @@ gradientFP32:
 	VMOVUPS    32(DX)(R10*4), Y6
 
 gradientLoaded:
-	VMOVUPS      (BX)(R10*4), Y7
-	VMULPS       (AX), Y5, Y5
-	VFMADD231PS  64(AX), Y7, Y5
-	VMOVUPS      (R8)(R10*4), Y8
-	VMULPS       Y0, Y8, Y9
-	VFMADD231PS  Y1, Y5, Y9
-	VMULPS       Y2, Y8, Y8
-	VFMADD231PS  Y3, Y5, Y8
-	VMOVUPS      Y8, (R8)(R10*4)
-	VMOVUPS      512(AX), Y5
-	VFMADD213PS  Y7, Y7, Y5
-	VXORPS       Y8, Y8, Y8
-	VANDPS       pattern80000000<>+0(SB), Y9, Y7
-	VXORPS       Y4, Y7, Y7
-	VCMPPS       $0x00, Y8, Y9, Y8
-	VANDNPS      Y7, Y8, Y7
-	VCMPPS       $0x03, Y9, Y9, Y8
-	VORPS        Y8, Y7, Y7
-	VADDPS       Y7, Y5, Y5
-	VMOVUPS      Y5, (BX)(R10*4)
-	CMPQ         DI, $0x01
-	JE           copyFP160
-	JA           copyStored0
-	VPSRLD       $0x10, Y5, Y7
-	VPAND        pattern00000001<>+0(SB), Y7, Y7
-	VPADDD       pattern00007fff<>+0(SB), Y7, Y7
-	VPADDD       Y5, Y7, Y7
-	VPSRLD       $0x10, Y7, Y7
-	VCMPPS       $0x03, Y5, Y5, Y5
-	VBLENDVPS    Y5, pattern00007fc0<>+0(SB), Y7, Y7
-	VEXTRACTI128 $0x01, Y7, X5
-	VPACKUSDW    X5, X7, X5
-	JMP          copyRounded0
+	VMOVUPS     (BX)(R10*4), Y7
+	VMOVUPS     32(BX)(R10*4), Y8
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMOVUPS     (R8)(R10*4), Y9
+	VMOVUPS     32(R8)(R10*4), Y10
+	VMULPS      Y0, Y9, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VORPS       Y13, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y2, Y9, Y9
+	VFMADD231PS Y3, Y5, Y9
+	VMULPS      Y0, Y10, Y5
+	VFMADD231PS Y1, Y6, Y5
+	VFMADD231PS 512(AX), Y8, Y8
+	VPXOR       Y12, Y12, Y12
+	VANDPS      pattern80000000<>+0(SB), Y5, Y11
+	VXORPS      Y4, Y11, Y11
+	VCMPPS      $0x00, Y12, Y5, Y12
+	VANDNPS     Y11, Y12, Y11
+	VCMPPS      $0x03, Y5, Y5, Y12
+	VORPS       Y12, Y11, Y11
+	VADDPS      Y11, Y8, Y8
+	VMULPS      Y2, Y10, Y10
+	VFMADD231PS Y3, Y6, Y10
+	VMOVUPS     Y9, (R8)(R10*4)
+	VMOVUPS     Y10, 32(R8)(R10*4)
+	VMOVUPS     Y7, (BX)(R10*4)
+	VMOVUPS     Y8, 32(BX)(R10*4)
+	CMPQ        DI, $0x01
+	JE          copyFP16
+	JA          copyStored
+	VPSRLD      $0x10, Y7, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y7, Y5, Y5
+	VPSRLD      $0x10, Y5, Y5
+	VCMPPS      $0x03, Y7, Y7, Y6
+	VBLENDVPS   Y6, pattern00007fc0<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y8, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y8, Y6, Y6
+	VPSRLD      $0x10, Y6, Y6
+	VCMPPS      $0x03, Y8, Y8, Y7
+	VBLENDVPS   Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VPACKUSDW   Y6, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQA     Y5, Y14
+	JMP         copyRounded
 
-copyFP160:
-	VCVTPS2PH $0x00, Y5, X5
+copyFP16:
+	VCVTPS2PH   $0x00, Y7, X14
+	VCVTPS2PH   $0x00, Y8, X5
+	VINSERTI128 $0x01, X5, Y14, Y14
 
-copyRounded0:
-	TESTQ    $0x0000000f, SI
-	JNE      copyUnaligned0
-	VMOVNTDQ X5, (SI)(R10*2)
-	JMP      copyStored0
+copyRounded:
+	TESTQ    $0x0000001f, SI
+	JNE      copyUnaligned
+	VMOVNTDQ Y14, (SI)(R10*2)
+	JMP      copyStored
 
-copyUnaligned0:
-	VMOVDQU X5, (SI)(R10*2)
+copyUnaligned:
+	VMOVDQU Y14, (SI)(R10*2)
 
-copyStored0:
-	VMOVUPS      32(BX)(R10*4), Y5
-	VMULPS       (AX), Y6, Y6
-	VFMADD231PS  64(AX), Y5, Y6
-	VMOVUPS      32(R8)(R10*4), Y7
-	VMULPS       Y0, Y7, Y8
-	VFMADD231PS  Y1, Y6, Y8
-	VMULPS       Y2, Y7, Y7
-	VFMADD231PS  Y3, Y6, Y7
-	VMOVUPS      Y7, 32(R8)(R10*4)
-	VMOVUPS      512(AX), Y6
-	VFMADD213PS  Y5, Y5, Y6
-	VXORPS       Y7, Y7, Y7
-	VANDPS       pattern80000000<>+0(SB), Y8, Y5
-	VXORPS       Y4, Y5, Y5
-	VCMPPS       $0x00, Y7, Y8, Y7
-	VANDNPS      Y5, Y7, Y5
-	VCMPPS       $0x03, Y8, Y8, Y7
-	VORPS        Y7, Y5, Y5
-	VADDPS       Y5, Y6, Y6
-	VMOVUPS      Y6, 32(BX)(R10*4)
-	CMPQ         DI, $0x01
-	JE           copyFP168
-	JA           copyStored8
-	VPSRLD       $0x10, Y6, Y5
-	VPAND        pattern00000001<>+0(SB), Y5, Y5
-	VPADDD       pattern00007fff<>+0(SB), Y5, Y5
-	VPADDD       Y6, Y5, Y5
-	VPSRLD       $0x10, Y5, Y5
-	VCMPPS       $0x03, Y6, Y6, Y6
-	VBLENDVPS    Y6, pattern00007fc0<>+0(SB), Y5, Y5
-	VEXTRACTI128 $0x01, Y5, X6
-	VPACKUSDW    X6, X5, X6
-	JMP          copyRounded8
-
-copyFP168:
-	VCVTPS2PH $0x00, Y6, X6
-
-copyRounded8:
-	TESTQ    $0x0000000f, SI
-	JNE      copyUnaligned8
-	VMOVNTDQ X6, 16(SI)(R10*2)
-	JMP      copyStored8
-
-copyUnaligned8:
-	VMOVDQU X6, 16(SI)(R10*2)
-
-copyStored8:
+copyStored:
 	ADDQ $0x10, R10
 
 check:
@@ -1755,10 +1596,12 @@ next:
 	JE         gradientFP16
 	JA         gradientFP32
 	PREFETCHT0 1024(DX)(R10*2)
-	VPMOVZXWD  (DX)(R10*2), Y2
-	VPSLLD     $0x10, Y2, Y2
-	VPMOVZXWD  16(DX)(R10*2), Y3
-	VPSLLD     $0x10, Y3, Y3
+	VPERMQ     $0xd8, (DX)(R10*2), Y4
+	VPXOR      Y3, Y3, Y3
+	VPUNPCKLWD Y4, Y3, Y2
+	VPUNPCKHWD Y4, Y3, Y3
+	VMOVAPS    Y2, Y2
+	VMOVAPS    Y3, Y3
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -1773,82 +1616,65 @@ gradientFP32:
 	VMOVUPS    32(DX)(R10*4), Y3
 
 gradientLoaded:
-	VMOVUPS      (BX)(R10*4), Y4
-	VMULPS       (AX), Y2, Y2
-	VFMADD231PS  64(AX), Y4, Y2
-	VMOVUPS      (R8)(R10*4), Y5
-	VFMADD231PS  Y2, Y2, Y5
-	VMOVUPS      Y5, (R8)(R10*4)
-	VSQRTPS      Y5, Y5
-	VADDPS       Y0, Y5, Y5
-	VDIVPS       Y5, Y2, Y2
-	VFMADD231PS  Y1, Y2, Y4
-	VMOVUPS      Y4, (BX)(R10*4)
-	CMPQ         DI, $0x01
-	JE           copyFP160
-	JA           copyStored0
-	VPSRLD       $0x10, Y4, Y2
-	VPAND        pattern00000001<>+0(SB), Y2, Y2
-	VPADDD       pattern00007fff<>+0(SB), Y2, Y2
-	VPADDD       Y4, Y2, Y2
-	VPSRLD       $0x10, Y2, Y2
-	VCMPPS       $0x03, Y4, Y4, Y4
-	VBLENDVPS    Y4, pattern00007fc0<>+0(SB), Y2, Y2
-	VEXTRACTI128 $0x01, Y2, X4
-	VPACKUSDW    X4, X2, X4
-	JMP          copyRounded0
+	VMOVUPS     (BX)(R10*4), Y4
+	VMOVUPS     32(BX)(R10*4), Y5
+	VMULPS      (AX), Y2, Y2
+	VFMADD231PS 64(AX), Y4, Y2
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVUPS     (R8)(R10*4), Y6
+	VMOVUPS     32(R8)(R10*4), Y7
+	VFMADD231PS Y2, Y2, Y6
+	VFMADD231PS Y3, Y3, Y7
+	VMOVUPS     Y6, (R8)(R10*4)
+	VMOVUPS     Y7, 32(R8)(R10*4)
+	VSQRTPS     Y6, Y6
+	VADDPS      Y0, Y6, Y6
+	VDIVPS      Y6, Y2, Y2
+	VFMADD231PS Y1, Y2, Y4
+	VSQRTPS     Y7, Y7
+	VADDPS      Y0, Y7, Y7
+	VDIVPS      Y7, Y3, Y3
+	VFMADD231PS Y1, Y3, Y5
+	VMOVUPS     Y4, (BX)(R10*4)
+	VMOVUPS     Y5, 32(BX)(R10*4)
+	CMPQ        DI, $0x01
+	JE          copyFP16
+	JA          copyStored
+	VPSRLD      $0x10, Y4, Y2
+	VPAND       pattern00000001<>+0(SB), Y2, Y2
+	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD      Y4, Y2, Y2
+	VPSRLD      $0x10, Y2, Y2
+	VCMPPS      $0x03, Y4, Y4, Y3
+	VBLENDVPS   Y3, pattern00007fc0<>+0(SB), Y2, Y2
+	VPSRLD      $0x10, Y5, Y3
+	VPAND       pattern00000001<>+0(SB), Y3, Y3
+	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD      Y5, Y3, Y3
+	VPSRLD      $0x10, Y3, Y3
+	VCMPPS      $0x03, Y5, Y5, Y4
+	VBLENDVPS   Y4, pattern00007fc0<>+0(SB), Y3, Y3
+	VPACKUSDW   Y3, Y2, Y2
+	VPERMQ      $0xd8, Y2, Y2
+	VMOVDQA     Y2, Y8
+	JMP         copyRounded
 
-copyFP160:
-	VCVTPS2PH $0x00, Y4, X4
+copyFP16:
+	VCVTPS2PH   $0x00, Y4, X8
+	VCVTPS2PH   $0x00, Y5, X2
+	VINSERTI128 $0x01, X2, Y8, Y8
 
-copyRounded0:
-	TESTQ    $0x0000000f, SI
-	JNE      copyUnaligned0
-	VMOVNTDQ X4, (SI)(R10*2)
-	JMP      copyStored0
+copyRounded:
+	TESTQ    $0x0000001f, SI
+	JNE      copyUnaligned
+	VMOVNTDQ Y8, (SI)(R10*2)
+	JMP      copyStored
 
-copyUnaligned0:
-	VMOVDQU X4, (SI)(R10*2)
+copyUnaligned:
+	VMOVDQU Y8, (SI)(R10*2)
 
-copyStored0:
-	VMOVUPS      32(BX)(R10*4), Y2
-	VMULPS       (AX), Y3, Y3
-	VFMADD231PS  64(AX), Y2, Y3
-	VMOVUPS      32(R8)(R10*4), Y4
-	VFMADD231PS  Y3, Y3, Y4
-	VMOVUPS      Y4, 32(R8)(R10*4)
-	VSQRTPS      Y4, Y4
-	VADDPS       Y0, Y4, Y4
-	VDIVPS       Y4, Y3, Y3
-	VFMADD231PS  Y1, Y3, Y2
-	VMOVUPS      Y2, 32(BX)(R10*4)
-	CMPQ         DI, $0x01
-	JE           copyFP168
-	JA           copyStored8
-	VPSRLD       $0x10, Y2, Y3
-	VPAND        pattern00000001<>+0(SB), Y3, Y3
-	VPADDD       pattern00007fff<>+0(SB), Y3, Y3
-	VPADDD       Y2, Y3, Y3
-	VPSRLD       $0x10, Y3, Y3
-	VCMPPS       $0x03, Y2, Y2, Y2
-	VBLENDVPS    Y2, pattern00007fc0<>+0(SB), Y3, Y3
-	VEXTRACTI128 $0x01, Y3, X2
-	VPACKUSDW    X2, X3, X2
-	JMP          copyRounded8
-
-copyFP168:
-	VCVTPS2PH $0x00, Y2, X2
-
-copyRounded8:
-	TESTQ    $0x0000000f, SI
-	JNE      copyUnaligned8
-	VMOVNTDQ X2, 16(SI)(R10*2)
-	JMP      copyStored8
-
-copyUnaligned8:
-	VMOVDQU X2, 16(SI)(R10*2)
-
-copyStored8:
+copyStored:
 	ADDQ $0x10, R10
 
 check:
@@ -1898,10 +1724,12 @@ next:
 	JE         gradientFP16
 	JA         gradientFP32
 	PREFETCHT0 1024(DX)(R10*2)
-	VPMOVZXWD  (DX)(R10*2), Y5
-	VPSLLD     $0x10, Y5, Y5
-	VPMOVZXWD  16(DX)(R10*2), Y6
-	VPSLLD     $0x10, Y6, Y6
+	VPERMQ     $0xd8, (DX)(R10*2), Y7
+	VPXOR      Y6, Y6, Y6
+	VPUNPCKLWD Y7, Y6, Y5
+	VPUNPCKHWD Y7, Y6, Y6
+	VMOVAPS    Y5, Y5
+	VMOVAPS    Y6, Y6
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -1916,86 +1744,67 @@ gradientFP32:
 	VMOVUPS    32(DX)(R10*4), Y6
 
 gradientLoaded:
-	VMOVUPS      (BX)(R10*4), Y7
-	VMULPS       (AX), Y5, Y5
-	VFMADD231PS  64(AX), Y7, Y5
-	VMOVUPS      (R8)(R10*4), Y8
-	VMULPS       Y0, Y8, Y8
-	VFMADD231PS  Y1, Y5, Y8
-	VMOVUPS      Y8, (R8)(R10*4)
-	VMULPS       Y3, Y5, Y5
-	VFMADD231PS  Y2, Y8, Y5
-	VMOVUPS      512(AX), Y8
-	VFMADD213PS  Y7, Y7, Y8
-	VFMADD231PS  Y4, Y5, Y8
-	VMOVUPS      Y8, (BX)(R10*4)
-	CMPQ         DI, $0x01
-	JE           copyFP160
-	JA           copyStored0
-	VPSRLD       $0x10, Y8, Y5
-	VPAND        pattern00000001<>+0(SB), Y5, Y5
-	VPADDD       pattern00007fff<>+0(SB), Y5, Y5
-	VPADDD       Y8, Y5, Y5
-	VPSRLD       $0x10, Y5, Y5
-	VCMPPS       $0x03, Y8, Y8, Y7
-	VBLENDVPS    Y7, pattern00007fc0<>+0(SB), Y5, Y5
-	VEXTRACTI128 $0x01, Y5, X7
-	VPACKUSDW    X7, X5, X7
-	JMP          copyRounded0
+	VMOVUPS     (BX)(R10*4), Y7
+	VMOVUPS     32(BX)(R10*4), Y8
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMOVUPS     (R8)(R10*4), Y9
+	VMOVUPS     32(R8)(R10*4), Y10
+	VMULPS      Y0, Y9, Y9
+	VFMADD231PS Y1, Y5, Y9
+	VMULPS      Y0, Y10, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VMOVUPS     Y9, (R8)(R10*4)
+	VMOVUPS     Y10, 32(R8)(R10*4)
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y9, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y4, Y6, Y8
+	VMOVUPS     Y7, (BX)(R10*4)
+	VMOVUPS     Y8, 32(BX)(R10*4)
+	CMPQ        DI, $0x01
+	JE          copyFP16
+	JA          copyStored
+	VPSRLD      $0x10, Y7, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y7, Y5, Y5
+	VPSRLD      $0x10, Y5, Y5
+	VCMPPS      $0x03, Y7, Y7, Y6
+	VBLENDVPS   Y6, pattern00007fc0<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y8, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y8, Y6, Y6
+	VPSRLD      $0x10, Y6, Y6
+	VCMPPS      $0x03, Y8, Y8, Y7
+	VBLENDVPS   Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VPACKUSDW   Y6, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQA     Y5, Y11
+	JMP         copyRounded
 
-copyFP160:
-	VCVTPS2PH $0x00, Y8, X7
+copyFP16:
+	VCVTPS2PH   $0x00, Y7, X11
+	VCVTPS2PH   $0x00, Y8, X5
+	VINSERTI128 $0x01, X5, Y11, Y11
 
-copyRounded0:
-	TESTQ    $0x0000000f, SI
-	JNE      copyUnaligned0
-	VMOVNTDQ X7, (SI)(R10*2)
-	JMP      copyStored0
+copyRounded:
+	TESTQ    $0x0000001f, SI
+	JNE      copyUnaligned
+	VMOVNTDQ Y11, (SI)(R10*2)
+	JMP      copyStored
 
-copyUnaligned0:
-	VMOVDQU X7, (SI)(R10*2)
+copyUnaligned:
+	VMOVDQU Y11, (SI)(R10*2)
 
-copyStored0:
-	VMOVUPS      32(BX)(R10*4), Y5
-	VMULPS       (AX), Y6, Y6
-	VFMADD231PS  64(AX), Y5, Y6
-	VMOVUPS      32(R8)(R10*4), Y7
-	VMULPS       Y0, Y7, Y7
-	VFMADD231PS  Y1, Y6, Y7
-	VMOVUPS      Y7, 32(R8)(R10*4)
-	VMULPS       Y3, Y6, Y6
-	VFMADD231PS  Y2, Y7, Y6
-	VMOVUPS      512(AX), Y7
-	VFMADD213PS  Y5, Y5, Y7
-	VFMADD231PS  Y4, Y6, Y7
-	VMOVUPS      Y7, 32(BX)(R10*4)
-	CMPQ         DI, $0x01
-	JE           copyFP168
-	JA           copyStored8
-	VPSRLD       $0x10, Y7, Y5
-	VPAND        pattern00000001<>+0(SB), Y5, Y5
-	VPADDD       pattern00007fff<>+0(SB), Y5, Y5
-	VPADDD       Y7, Y5, Y5
-	VPSRLD       $0x10, Y5, Y5
-	VCMPPS       $0x03, Y7, Y7, Y6
-	VBLENDVPS    Y6, pattern00007fc0<>+0(SB), Y5, Y5
-	VEXTRACTI128 $0x01, Y5, X6
-	VPACKUSDW    X6, X5, X6
-	JMP          copyRounded8
-
-copyFP168:
-	VCVTPS2PH $0x00, Y7, X6
-
-copyRounded8:
-	TESTQ    $0x0000000f, SI
-	JNE      copyUnaligned8
-	VMOVNTDQ X6, 16(SI)(R10*2)
-	JMP      copyStored8
-
-copyUnaligned8:
-	VMOVDQU X6, 16(SI)(R10*2)
-
-copyStored8:
+copyStored:
 	ADDQ $0x10, R10
 
 check:
@@ -2192,10 +2001,12 @@ next:
 	JE         gradientFP16
 	JA         gradientFP32
 	PREFETCHT0 1024(DX)(R11*2)
-	VPMOVZXWD  (DX)(R11*2), Y6
-	VPSLLD     $0x10, Y6, Y6
-	VPMOVZXWD  16(DX)(R11*2), Y7
-	VPSLLD     $0x10, Y7, Y7
+	VPERMQ     $0xd8, (DX)(R11*2), Y8
+	VPXOR      Y7, Y7, Y7
+	VPUNPCKLWD Y8, Y7, Y6
+	VPUNPCKHWD Y8, Y7, Y7
+	VMOVAPS    Y6, Y6
+	VMOVAPS    Y7, Y7
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -2210,138 +2021,93 @@ gradientFP32:
 	VMOVUPS    32(DX)(R11*4), Y7
 
 gradientLoaded:
-	VMOVUPS      (BX)(R11*4), Y8
-	VMULPS       (AX), Y6, Y6
-	VFMADD231PS  64(AX), Y8, Y6
-	VPMOVZXWD    (R8)(R11*2), Y9
-	VPSLLD       $0x10, Y9, Y9
-	VPMOVZXWD    (R9)(R11*2), Y10
-	VPSLLD       $0x10, Y10, Y10
-	VMULPS       Y0, Y9, Y9
-	VFMADD231PS  Y1, Y6, Y9
-	VPSRLD       $0x10, Y9, Y12
-	VPAND        pattern00000001<>+0(SB), Y12, Y12
-	VPADDD       pattern00007fff<>+0(SB), Y12, Y12
-	VPADDD       Y9, Y12, Y12
-	VPSRLD       $0x10, Y12, Y12
-	VCMPPS       $0x03, Y9, Y9, Y11
-	VBLENDVPS    Y11, pattern00007fc0<>+0(SB), Y12, Y12
-	VEXTRACTI128 $0x01, Y12, X11
-	VPACKUSDW    X11, X12, X11
-	VMOVDQU      X11, (R8)(R11*2)
-	VMULPS       Y2, Y10, Y10
-	VMULPS       Y6, Y6, Y6
-	VFMADD231PS  Y3, Y6, Y10
-	VPSRLD       $0x10, Y10, Y11
-	VPAND        pattern00000001<>+0(SB), Y11, Y11
-	VPADDD       pattern00007fff<>+0(SB), Y11, Y11
-	VPADDD       Y10, Y11, Y11
-	VPSRLD       $0x10, Y11, Y11
-	VCMPPS       $0x03, Y10, Y10, Y6
-	VBLENDVPS    Y6, pattern00007fc0<>+0(SB), Y11, Y11
-	VEXTRACTI128 $0x01, Y11, X6
-	VPACKUSDW    X6, X11, X6
-	VMOVDQU      X6, (R9)(R11*2)
-	VSQRTPS      Y10, Y10
-	VFMADD213PS  448(AX), Y4, Y10
-	VDIVPS       Y10, Y9, Y9
-	VMOVUPS      512(AX), Y6
-	VFMADD213PS  Y8, Y8, Y6
-	VFMADD231PS  Y5, Y9, Y6
-	VMOVUPS      Y6, (BX)(R11*4)
-	CMPQ         DI, $0x01
-	JE           copyFP160
-	JA           copyStored0
-	VPSRLD       $0x10, Y6, Y8
-	VPAND        pattern00000001<>+0(SB), Y8, Y8
-	VPADDD       pattern00007fff<>+0(SB), Y8, Y8
-	VPADDD       Y6, Y8, Y8
-	VPSRLD       $0x10, Y8, Y8
-	VCMPPS       $0x03, Y6, Y6, Y6
-	VBLENDVPS    Y6, pattern00007fc0<>+0(SB), Y8, Y8
-	VEXTRACTI128 $0x01, Y8, X6
-	VPACKUSDW    X6, X8, X6
-	JMP          copyRounded0
+	VMOVUPS     (BX)(R11*4), Y8
+	VMOVUPS     32(BX)(R11*4), Y9
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VPERMQ      $0xd8, (R8)(R11*2), Y12
+	VPXOR       Y11, Y11, Y11
+	VPUNPCKLWD  Y12, Y11, Y10
+	VPUNPCKHWD  Y12, Y11, Y11
+	VMULPS      Y0, Y10, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VMULPS      Y0, Y11, Y11
+	VFMADD231PS Y1, Y7, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y12, Y12
+	VPADDD      pattern00008000<>+0(SB), Y11, Y13
+	VPSRLD      $0x10, Y13, Y13
+	VPACKUSDW   Y13, Y12, Y12
+	VPERMQ      $0xd8, Y12, Y12
+	VMOVDQU     Y12, (R8)(R11*2)
+	VPERMQ      $0xd8, (R9)(R11*2), Y15
+	VPXOR       Y13, Y13, Y13
+	VPUNPCKLWD  Y15, Y13, Y12
+	VPUNPCKHWD  Y15, Y13, Y13
+	VMULPS      Y2, Y12, Y12
+	VMULPS      Y6, Y6, Y6
+	VFMADD231PS Y3, Y6, Y12
+	VMULPS      Y2, Y13, Y13
+	VMULPS      Y7, Y7, Y7
+	VFMADD231PS Y3, Y7, Y13
+	VPADDD      pattern00008000<>+0(SB), Y12, Y6
+	VPSRLD      $0x10, Y6, Y6
+	VPADDD      pattern00008000<>+0(SB), Y13, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPACKUSDW   Y7, Y6, Y6
+	VPERMQ      $0xd8, Y6, Y6
+	VMOVDQU     Y6, (R9)(R11*2)
+	VSQRTPS     Y12, Y12
+	VFMADD213PS 448(AX), Y4, Y12
+	VDIVPS      Y12, Y10, Y10
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y5, Y10, Y8
+	VSQRTPS     Y13, Y13
+	VFMADD213PS 448(AX), Y4, Y13
+	VDIVPS      Y13, Y11, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y5, Y11, Y9
+	VMOVUPS     Y8, (BX)(R11*4)
+	VMOVUPS     Y9, 32(BX)(R11*4)
+	CMPQ        DI, $0x01
+	JE          copyFP16
+	JA          copyStored
+	VPSRLD      $0x10, Y8, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y8, Y6, Y6
+	VPSRLD      $0x10, Y6, Y6
+	VCMPPS      $0x03, Y8, Y8, Y7
+	VBLENDVPS   Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y9, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y9, Y7, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VCMPPS      $0x03, Y9, Y9, Y8
+	VBLENDVPS   Y8, pattern00007fc0<>+0(SB), Y7, Y7
+	VPACKUSDW   Y7, Y6, Y6
+	VPERMQ      $0xd8, Y6, Y6
+	VMOVDQA     Y6, Y14
+	JMP         copyRounded
 
-copyFP160:
-	VCVTPS2PH $0x00, Y6, X6
+copyFP16:
+	VCVTPS2PH   $0x00, Y8, X14
+	VCVTPS2PH   $0x00, Y9, X6
+	VINSERTI128 $0x01, X6, Y14, Y14
 
-copyRounded0:
-	TESTQ    $0x0000000f, SI
-	JNE      copyUnaligned0
-	VMOVNTDQ X6, (SI)(R11*2)
-	JMP      copyStored0
+copyRounded:
+	TESTQ    $0x0000001f, SI
+	JNE      copyUnaligned
+	VMOVNTDQ Y14, (SI)(R11*2)
+	JMP      copyStored
 
-copyUnaligned0:
-	VMOVDQU X6, (SI)(R11*2)
+copyUnaligned:
+	VMOVDQU Y14, (SI)(R11*2)
 
-copyStored0:
-	VMOVUPS      32(BX)(R11*4), Y6
-	VMULPS       (AX), Y7, Y7
-	VFMADD231PS  64(AX), Y6, Y7
-	VPMOVZXWD    16(R8)(R11*2), Y8
-	VPSLLD       $0x10, Y8, Y8
-	VPMOVZXWD    16(R9)(R11*2), Y9
-	VPSLLD       $0x10, Y9, Y9
-	VMULPS       Y0, Y8, Y8
-	VFMADD231PS  Y1, Y7, Y8
-	VPSRLD       $0x10, Y8, Y11
-	VPAND        pattern00000001<>+0(SB), Y11, Y11
-	VPADDD       pattern00007fff<>+0(SB), Y11, Y11
-	VPADDD       Y8, Y11, Y11
-	VPSRLD       $0x10, Y11, Y11
-	VCMPPS       $0x03, Y8, Y8, Y10
-	VBLENDVPS    Y10, pattern00007fc0<>+0(SB), Y11, Y11
-	VEXTRACTI128 $0x01, Y11, X10
-	VPACKUSDW    X10, X11, X10
-	VMOVDQU      X10, 16(R8)(R11*2)
-	VMULPS       Y2, Y9, Y9
-	VMULPS       Y7, Y7, Y7
-	VFMADD231PS  Y3, Y7, Y9
-	VPSRLD       $0x10, Y9, Y10
-	VPAND        pattern00000001<>+0(SB), Y10, Y10
-	VPADDD       pattern00007fff<>+0(SB), Y10, Y10
-	VPADDD       Y9, Y10, Y10
-	VPSRLD       $0x10, Y10, Y10
-	VCMPPS       $0x03, Y9, Y9, Y7
-	VBLENDVPS    Y7, pattern00007fc0<>+0(SB), Y10, Y10
-	VEXTRACTI128 $0x01, Y10, X7
-	VPACKUSDW    X7, X10, X7
-	VMOVDQU      X7, 16(R9)(R11*2)
-	VSQRTPS      Y9, Y9
-	VFMADD213PS  448(AX), Y4, Y9
-	VDIVPS       Y9, Y8, Y8
-	VMOVUPS      512(AX), Y7
-	VFMADD213PS  Y6, Y6, Y7
-	VFMADD231PS  Y5, Y8, Y7
-	VMOVUPS      Y7, 32(BX)(R11*4)
-	CMPQ         DI, $0x01
-	JE           copyFP168
-	JA           copyStored8
-	VPSRLD       $0x10, Y7, Y6
-	VPAND        pattern00000001<>+0(SB), Y6, Y6
-	VPADDD       pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD       Y7, Y6, Y6
-	VPSRLD       $0x10, Y6, Y6
-	VCMPPS       $0x03, Y7, Y7, Y7
-	VBLENDVPS    Y7, pattern00007fc0<>+0(SB), Y6, Y6
-	VEXTRACTI128 $0x01, Y6, X7
-	VPACKUSDW    X7, X6, X7
-	JMP          copyRounded8
-
-copyFP168:
-	VCVTPS2PH $0x00, Y7, X7
-
-copyRounded8:
-	TESTQ    $0x0000000f, SI
-	JNE      copyUnaligned8
-	VMOVNTDQ X7, 16(SI)(R11*2)
-	JMP      copyStored8
-
-copyUnaligned8:
-	VMOVDQU X7, 16(SI)(R11*2)
-
-copyStored8:
+copyStored:
 	ADDQ $0x10, R11
 
 check:
@@ -2391,10 +2157,12 @@ next:
 	JE         gradientFP16
 	JA         gradientFP32
 	PREFETCHT0 1024(DX)(R10*2)
-	VPMOVZXWD  (DX)(R10*2), Y5
-	VPSLLD     $0x10, Y5, Y5
-	VPMOVZXWD  16(DX)(R10*2), Y6
-	VPSLLD     $0x10, Y6, Y6
+	VPERMQ     $0xd8, (DX)(R10*2), Y7
+	VPXOR      Y6, Y6, Y6
+	VPUNPCKLWD Y7, Y6, Y5
+	VPUNPCKHWD Y7, Y6, Y6
+	VMOVAPS    Y5, Y5
+	VMOVAPS    Y6, Y6
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -2409,120 +2177,88 @@ gradientFP32:
 	VMOVUPS    32(DX)(R10*4), Y6
 
 gradientLoaded:
-	VMOVUPS      (BX)(R10*4), Y7
-	VMULPS       (AX), Y5, Y5
-	VFMADD231PS  64(AX), Y7, Y5
-	VPMOVZXWD    (R8)(R10*2), Y8
-	VPSLLD       $0x10, Y8, Y8
-	VMULPS       Y0, Y8, Y9
-	VFMADD231PS  Y1, Y5, Y9
-	VMULPS       Y2, Y8, Y8
-	VFMADD231PS  Y3, Y5, Y8
-	VPSRLD       $0x10, Y8, Y5
-	VPAND        pattern00000001<>+0(SB), Y5, Y5
-	VPADDD       pattern00007fff<>+0(SB), Y5, Y5
-	VPADDD       Y8, Y5, Y5
-	VPSRLD       $0x10, Y5, Y5
-	VCMPPS       $0x03, Y8, Y8, Y8
-	VBLENDVPS    Y8, pattern00007fc0<>+0(SB), Y5, Y5
-	VEXTRACTI128 $0x01, Y5, X8
-	VPACKUSDW    X8, X5, X8
-	VMOVDQU      X8, (R8)(R10*2)
-	VMOVUPS      512(AX), Y5
-	VFMADD213PS  Y7, Y7, Y5
-	VXORPS       Y8, Y8, Y8
-	VANDPS       pattern80000000<>+0(SB), Y9, Y7
-	VXORPS       Y4, Y7, Y7
-	VCMPPS       $0x00, Y8, Y9, Y8
-	VANDNPS      Y7, Y8, Y7
-	VCMPPS       $0x03, Y9, Y9, Y8
-	VORPS        Y8, Y7, Y7
-	VADDPS       Y7, Y5, Y5
-	VMOVUPS      Y5, (BX)(R10*4)
-	CMPQ         DI, $0x01
-	JE           copyFP160
-	JA           copyStored0
-	VPSRLD       $0x10, Y5, Y7
-	VPAND        pattern00000001<>+0(SB), Y7, Y7
-	VPADDD       pattern00007fff<>+0(SB), Y7, Y7
-	VPADDD       Y5, Y7, Y7
-	VPSRLD       $0x10, Y7, Y7
-	VCMPPS       $0x03, Y5, Y5, Y5
-	VBLENDVPS    Y5, pattern00007fc0<>+0(SB), Y7, Y7
-	VEXTRACTI128 $0x01, Y7, X5
-	VPACKUSDW    X5, X7, X5
-	JMP          copyRounded0
+	VMOVUPS     (BX)(R10*4), Y7
+	VMOVUPS     32(BX)(R10*4), Y8
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VPERMQ      $0xd8, (R8)(R10*2), Y11
+	VPXOR       Y10, Y10, Y10
+	VPUNPCKLWD  Y11, Y10, Y9
+	VPUNPCKHWD  Y11, Y10, Y10
+	VMULPS      Y0, Y9, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VORPS       Y13, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y2, Y9, Y9
+	VFMADD231PS Y3, Y5, Y9
+	VMULPS      Y0, Y10, Y5
+	VFMADD231PS Y1, Y6, Y5
+	VFMADD231PS 512(AX), Y8, Y8
+	VPXOR       Y12, Y12, Y12
+	VANDPS      pattern80000000<>+0(SB), Y5, Y11
+	VXORPS      Y4, Y11, Y11
+	VCMPPS      $0x00, Y12, Y5, Y12
+	VANDNPS     Y11, Y12, Y11
+	VCMPPS      $0x03, Y5, Y5, Y12
+	VORPS       Y12, Y11, Y11
+	VADDPS      Y11, Y8, Y8
+	VMULPS      Y2, Y10, Y10
+	VFMADD231PS Y3, Y6, Y10
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPSRLD      $0x10, Y5, Y5
+	VPADDD      pattern00008000<>+0(SB), Y10, Y6
+	VPSRLD      $0x10, Y6, Y6
+	VPACKUSDW   Y6, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     Y5, (R8)(R10*2)
+	VMOVUPS     Y7, (BX)(R10*4)
+	VMOVUPS     Y8, 32(BX)(R10*4)
+	CMPQ        DI, $0x01
+	JE          copyFP16
+	JA          copyStored
+	VPSRLD      $0x10, Y7, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y7, Y5, Y5
+	VPSRLD      $0x10, Y5, Y5
+	VCMPPS      $0x03, Y7, Y7, Y6
+	VBLENDVPS   Y6, pattern00007fc0<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y8, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y8, Y6, Y6
+	VPSRLD      $0x10, Y6, Y6
+	VCMPPS      $0x03, Y8, Y8, Y7
+	VBLENDVPS   Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VPACKUSDW   Y6, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQA     Y5, Y14
+	JMP         copyRounded
 
-copyFP160:
-	VCVTPS2PH $0x00, Y5, X5
+copyFP16:
+	VCVTPS2PH   $0x00, Y7, X14
+	VCVTPS2PH   $0x00, Y8, X5
+	VINSERTI128 $0x01, X5, Y14, Y14
 
-copyRounded0:
-	TESTQ    $0x0000000f, SI
-	JNE      copyUnaligned0
-	VMOVNTDQ X5, (SI)(R10*2)
-	JMP      copyStored0
+copyRounded:
+	TESTQ    $0x0000001f, SI
+	JNE      copyUnaligned
+	VMOVNTDQ Y14, (SI)(R10*2)
+	JMP      copyStored
 
-copyUnaligned0:
-	VMOVDQU X5, (SI)(R10*2)
+copyUnaligned:
+	VMOVDQU Y14, (SI)(R10*2)
 
-copyStored0:
-	VMOVUPS      32(BX)(R10*4), Y5
-	VMULPS       (AX), Y6, Y6
-	VFMADD231PS  64(AX), Y5, Y6
-	VPMOVZXWD    16(R8)(R10*2), Y7
-	VPSLLD       $0x10, Y7, Y7
-	VMULPS       Y0, Y7, Y8
-	VFMADD231PS  Y1, Y6, Y8
-	VMULPS       Y2, Y7, Y7
-	VFMADD231PS  Y3, Y6, Y7
-	VPSRLD       $0x10, Y7, Y6
-	VPAND        pattern00000001<>+0(SB), Y6, Y6
-	VPADDD       pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD       Y7, Y6, Y6
-	VPSRLD       $0x10, Y6, Y6
-	VCMPPS       $0x03, Y7, Y7, Y7
-	VBLENDVPS    Y7, pattern00007fc0<>+0(SB), Y6, Y6
-	VEXTRACTI128 $0x01, Y6, X7
-	VPACKUSDW    X7, X6, X7
-	VMOVDQU      X7, 16(R8)(R10*2)
-	VMOVUPS      512(AX), Y6
-	VFMADD213PS  Y5, Y5, Y6
-	VXORPS       Y7, Y7, Y7
-	VANDPS       pattern80000000<>+0(SB), Y8, Y5
-	VXORPS       Y4, Y5, Y5
-	VCMPPS       $0x00, Y7, Y8, Y7
-	VANDNPS      Y5, Y7, Y5
-	VCMPPS       $0x03, Y8, Y8, Y7
-	VORPS        Y7, Y5, Y5
-	VADDPS       Y5, Y6, Y6
-	VMOVUPS      Y6, 32(BX)(R10*4)
-	CMPQ         DI, $0x01
-	JE           copyFP168
-	JA           copyStored8
-	VPSRLD       $0x10, Y6, Y5
-	VPAND        pattern00000001<>+0(SB), Y5, Y5
-	VPADDD       pattern00007fff<>+0(SB), Y5, Y5
-	VPADDD       Y6, Y5, Y5
-	VPSRLD       $0x10, Y5, Y5
-	VCMPPS       $0x03, Y6, Y6, Y6
-	VBLENDVPS    Y6, pattern00007fc0<>+0(SB), Y5, Y5
-	VEXTRACTI128 $0x01, Y5, X6
-	VPACKUSDW    X6, X5, X6
-	JMP          copyRounded8
-
-copyFP168:
-	VCVTPS2PH $0x00, Y6, X6
-
-copyRounded8:
-	TESTQ    $0x0000000f, SI
-	JNE      copyUnaligned8
-	VMOVNTDQ X6, 16(SI)(R10*2)
-	JMP      copyStored8
-
-copyUnaligned8:
-	VMOVDQU X6, 16(SI)(R10*2)
-
-copyStored8:
+copyStored:
 	ADDQ $0x10, R10
 
 check:
@@ -2569,10 +2305,12 @@ next:
 	JE         gradientFP16
 	JA         gradientFP32
 	PREFETCHT0 1024(DX)(R10*2)
-	VPMOVZXWD  (DX)(R10*2), Y2
-	VPSLLD     $0x10, Y2, Y2
-	VPMOVZXWD  16(DX)(R10*2), Y3
-	VPSLLD     $0x10, Y3, Y3
+	VPERMQ     $0xd8, (DX)(R10*2), Y4
+	VPXOR      Y3, Y3, Y3
+	VPUNPCKLWD Y4, Y3, Y2
+	VPUNPCKHWD Y4, Y3, Y3
+	VMOVAPS    Y2, Y2
+	VMOVAPS    Y3, Y3
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -2587,102 +2325,72 @@ gradientFP32:
 	VMOVUPS    32(DX)(R10*4), Y3
 
 gradientLoaded:
-	VMOVUPS      (BX)(R10*4), Y4
-	VMULPS       (AX), Y2, Y2
-	VFMADD231PS  64(AX), Y4, Y2
-	VPMOVZXWD    (R8)(R10*2), Y5
-	VPSLLD       $0x10, Y5, Y5
-	VFMADD231PS  Y2, Y2, Y5
-	VPSRLD       $0x10, Y5, Y7
-	VPAND        pattern00000001<>+0(SB), Y7, Y7
-	VPADDD       pattern00007fff<>+0(SB), Y7, Y7
-	VPADDD       Y5, Y7, Y7
-	VPSRLD       $0x10, Y7, Y7
-	VCMPPS       $0x03, Y5, Y5, Y6
-	VBLENDVPS    Y6, pattern00007fc0<>+0(SB), Y7, Y7
-	VEXTRACTI128 $0x01, Y7, X6
-	VPACKUSDW    X6, X7, X6
-	VMOVDQU      X6, (R8)(R10*2)
-	VSQRTPS      Y5, Y5
-	VADDPS       Y0, Y5, Y5
-	VDIVPS       Y5, Y2, Y2
-	VFMADD231PS  Y1, Y2, Y4
-	VMOVUPS      Y4, (BX)(R10*4)
-	CMPQ         DI, $0x01
-	JE           copyFP160
-	JA           copyStored0
-	VPSRLD       $0x10, Y4, Y2
-	VPAND        pattern00000001<>+0(SB), Y2, Y2
-	VPADDD       pattern00007fff<>+0(SB), Y2, Y2
-	VPADDD       Y4, Y2, Y2
-	VPSRLD       $0x10, Y2, Y2
-	VCMPPS       $0x03, Y4, Y4, Y4
-	VBLENDVPS    Y4, pattern00007fc0<>+0(SB), Y2, Y2
-	VEXTRACTI128 $0x01, Y2, X4
-	VPACKUSDW    X4, X2, X4
-	JMP          copyRounded0
+	VMOVUPS     (BX)(R10*4), Y4
+	VMOVUPS     32(BX)(R10*4), Y5
+	VMULPS      (AX), Y2, Y2
+	VFMADD231PS 64(AX), Y4, Y2
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VPERMQ      $0xd8, (R8)(R10*2), Y8
+	VPXOR       Y7, Y7, Y7
+	VPUNPCKLWD  Y8, Y7, Y6
+	VPUNPCKHWD  Y8, Y7, Y7
+	VFMADD231PS Y2, Y2, Y6
+	VFMADD231PS Y3, Y3, Y7
+	VPADDD      pattern00008000<>+0(SB), Y6, Y8
+	VPSRLD      $0x10, Y8, Y8
+	VPADDD      pattern00008000<>+0(SB), Y7, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPACKUSDW   Y9, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VMOVDQU     Y8, (R8)(R10*2)
+	VSQRTPS     Y6, Y6
+	VADDPS      Y0, Y6, Y6
+	VDIVPS      Y6, Y2, Y2
+	VFMADD231PS Y1, Y2, Y4
+	VSQRTPS     Y7, Y7
+	VADDPS      Y0, Y7, Y7
+	VDIVPS      Y7, Y3, Y3
+	VFMADD231PS Y1, Y3, Y5
+	VMOVUPS     Y4, (BX)(R10*4)
+	VMOVUPS     Y5, 32(BX)(R10*4)
+	CMPQ        DI, $0x01
+	JE          copyFP16
+	JA          copyStored
+	VPSRLD      $0x10, Y4, Y2
+	VPAND       pattern00000001<>+0(SB), Y2, Y2
+	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD      Y4, Y2, Y2
+	VPSRLD      $0x10, Y2, Y2
+	VCMPPS      $0x03, Y4, Y4, Y3
+	VBLENDVPS   Y3, pattern00007fc0<>+0(SB), Y2, Y2
+	VPSRLD      $0x10, Y5, Y3
+	VPAND       pattern00000001<>+0(SB), Y3, Y3
+	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD      Y5, Y3, Y3
+	VPSRLD      $0x10, Y3, Y3
+	VCMPPS      $0x03, Y5, Y5, Y4
+	VBLENDVPS   Y4, pattern00007fc0<>+0(SB), Y3, Y3
+	VPACKUSDW   Y3, Y2, Y2
+	VPERMQ      $0xd8, Y2, Y2
+	VMOVDQA     Y2, Y10
+	JMP         copyRounded
 
-copyFP160:
-	VCVTPS2PH $0x00, Y4, X4
+copyFP16:
+	VCVTPS2PH   $0x00, Y4, X10
+	VCVTPS2PH   $0x00, Y5, X2
+	VINSERTI128 $0x01, X2, Y10, Y10
 
-copyRounded0:
-	TESTQ    $0x0000000f, SI
-	JNE      copyUnaligned0
-	VMOVNTDQ X4, (SI)(R10*2)
-	JMP      copyStored0
+copyRounded:
+	TESTQ    $0x0000001f, SI
+	JNE      copyUnaligned
+	VMOVNTDQ Y10, (SI)(R10*2)
+	JMP      copyStored
 
-copyUnaligned0:
-	VMOVDQU X4, (SI)(R10*2)
+copyUnaligned:
+	VMOVDQU Y10, (SI)(R10*2)
 
-copyStored0:
-	VMOVUPS      32(BX)(R10*4), Y2
-	VMULPS       (AX), Y3, Y3
-	VFMADD231PS  64(AX), Y2, Y3
-	VPMOVZXWD    16(R8)(R10*2), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VFMADD231PS  Y3, Y3, Y4
-	VPSRLD       $0x10, Y4, Y6
-	VPAND        pattern00000001<>+0(SB), Y6, Y6
-	VPADDD       pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD       Y4, Y6, Y6
-	VPSRLD       $0x10, Y6, Y6
-	VCMPPS       $0x03, Y4, Y4, Y5
-	VBLENDVPS    Y5, pattern00007fc0<>+0(SB), Y6, Y6
-	VEXTRACTI128 $0x01, Y6, X5
-	VPACKUSDW    X5, X6, X5
-	VMOVDQU      X5, 16(R8)(R10*2)
-	VSQRTPS      Y4, Y4
-	VADDPS       Y0, Y4, Y4
-	VDIVPS       Y4, Y3, Y3
-	VFMADD231PS  Y1, Y3, Y2
-	VMOVUPS      Y2, 32(BX)(R10*4)
-	CMPQ         DI, $0x01
-	JE           copyFP168
-	JA           copyStored8
-	VPSRLD       $0x10, Y2, Y3
-	VPAND        pattern00000001<>+0(SB), Y3, Y3
-	VPADDD       pattern00007fff<>+0(SB), Y3, Y3
-	VPADDD       Y2, Y3, Y3
-	VPSRLD       $0x10, Y3, Y3
-	VCMPPS       $0x03, Y2, Y2, Y2
-	VBLENDVPS    Y2, pattern00007fc0<>+0(SB), Y3, Y3
-	VEXTRACTI128 $0x01, Y3, X2
-	VPACKUSDW    X2, X3, X2
-	JMP          copyRounded8
-
-copyFP168:
-	VCVTPS2PH $0x00, Y2, X2
-
-copyRounded8:
-	TESTQ    $0x0000000f, SI
-	JNE      copyUnaligned8
-	VMOVNTDQ X2, 16(SI)(R10*2)
-	JMP      copyStored8
-
-copyUnaligned8:
-	VMOVDQU X2, 16(SI)(R10*2)
-
-copyStored8:
+copyStored:
 	ADDQ $0x10, R10
 
 check:
@@ -2732,10 +2440,12 @@ next:
 	JE         gradientFP16
 	JA         gradientFP32
 	PREFETCHT0 1024(DX)(R10*2)
-	VPMOVZXWD  (DX)(R10*2), Y5
-	VPSLLD     $0x10, Y5, Y5
-	VPMOVZXWD  16(DX)(R10*2), Y6
-	VPSLLD     $0x10, Y6, Y6
+	VPERMQ     $0xd8, (DX)(R10*2), Y7
+	VPXOR      Y6, Y6, Y6
+	VPUNPCKLWD Y7, Y6, Y5
+	VPUNPCKHWD Y7, Y6, Y6
+	VMOVAPS    Y5, Y5
+	VMOVAPS    Y6, Y6
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -2750,106 +2460,74 @@ gradientFP32:
 	VMOVUPS    32(DX)(R10*4), Y6
 
 gradientLoaded:
-	VMOVUPS      (BX)(R10*4), Y7
-	VMULPS       (AX), Y5, Y5
-	VFMADD231PS  64(AX), Y7, Y5
-	VPMOVZXWD    (R8)(R10*2), Y8
-	VPSLLD       $0x10, Y8, Y8
-	VMULPS       Y0, Y8, Y8
-	VFMADD231PS  Y1, Y5, Y8
-	VPSRLD       $0x10, Y8, Y10
-	VPAND        pattern00000001<>+0(SB), Y10, Y10
-	VPADDD       pattern00007fff<>+0(SB), Y10, Y10
-	VPADDD       Y8, Y10, Y10
-	VPSRLD       $0x10, Y10, Y10
-	VCMPPS       $0x03, Y8, Y8, Y9
-	VBLENDVPS    Y9, pattern00007fc0<>+0(SB), Y10, Y10
-	VEXTRACTI128 $0x01, Y10, X9
-	VPACKUSDW    X9, X10, X9
-	VMOVDQU      X9, (R8)(R10*2)
-	VMULPS       Y3, Y5, Y5
-	VFMADD231PS  Y2, Y8, Y5
-	VMOVUPS      512(AX), Y8
-	VFMADD213PS  Y7, Y7, Y8
-	VFMADD231PS  Y4, Y5, Y8
-	VMOVUPS      Y8, (BX)(R10*4)
-	CMPQ         DI, $0x01
-	JE           copyFP160
-	JA           copyStored0
-	VPSRLD       $0x10, Y8, Y5
-	VPAND        pattern00000001<>+0(SB), Y5, Y5
-	VPADDD       pattern00007fff<>+0(SB), Y5, Y5
-	VPADDD       Y8, Y5, Y5
-	VPSRLD       $0x10, Y5, Y5
-	VCMPPS       $0x03, Y8, Y8, Y7
-	VBLENDVPS    Y7, pattern00007fc0<>+0(SB), Y5, Y5
-	VEXTRACTI128 $0x01, Y5, X7
-	VPACKUSDW    X7, X5, X7
-	JMP          copyRounded0
+	VMOVUPS     (BX)(R10*4), Y7
+	VMOVUPS     32(BX)(R10*4), Y8
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VPERMQ      $0xd8, (R8)(R10*2), Y11
+	VPXOR       Y10, Y10, Y10
+	VPUNPCKLWD  Y11, Y10, Y9
+	VPUNPCKHWD  Y11, Y10, Y10
+	VMULPS      Y0, Y9, Y9
+	VFMADD231PS Y1, Y5, Y9
+	VMULPS      Y0, Y10, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VPADDD      pattern00008000<>+0(SB), Y9, Y11
+	VPSRLD      $0x10, Y11, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y12, Y12
+	VPACKUSDW   Y12, Y11, Y11
+	VPERMQ      $0xd8, Y11, Y11
+	VMOVDQU     Y11, (R8)(R10*2)
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y9, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y4, Y6, Y8
+	VMOVUPS     Y7, (BX)(R10*4)
+	VMOVUPS     Y8, 32(BX)(R10*4)
+	CMPQ        DI, $0x01
+	JE          copyFP16
+	JA          copyStored
+	VPSRLD      $0x10, Y7, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y7, Y5, Y5
+	VPSRLD      $0x10, Y5, Y5
+	VCMPPS      $0x03, Y7, Y7, Y6
+	VBLENDVPS   Y6, pattern00007fc0<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y8, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y8, Y6, Y6
+	VPSRLD      $0x10, Y6, Y6
+	VCMPPS      $0x03, Y8, Y8, Y7
+	VBLENDVPS   Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VPACKUSDW   Y6, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQA     Y5, Y13
+	JMP         copyRounded
 
-copyFP160:
-	VCVTPS2PH $0x00, Y8, X7
+copyFP16:
+	VCVTPS2PH   $0x00, Y7, X13
+	VCVTPS2PH   $0x00, Y8, X5
+	VINSERTI128 $0x01, X5, Y13, Y13
 
-copyRounded0:
-	TESTQ    $0x0000000f, SI
-	JNE      copyUnaligned0
-	VMOVNTDQ X7, (SI)(R10*2)
-	JMP      copyStored0
+copyRounded:
+	TESTQ    $0x0000001f, SI
+	JNE      copyUnaligned
+	VMOVNTDQ Y13, (SI)(R10*2)
+	JMP      copyStored
 
-copyUnaligned0:
-	VMOVDQU X7, (SI)(R10*2)
+copyUnaligned:
+	VMOVDQU Y13, (SI)(R10*2)
 
-copyStored0:
-	VMOVUPS      32(BX)(R10*4), Y5
-	VMULPS       (AX), Y6, Y6
-	VFMADD231PS  64(AX), Y5, Y6
-	VPMOVZXWD    16(R8)(R10*2), Y7
-	VPSLLD       $0x10, Y7, Y7
-	VMULPS       Y0, Y7, Y7
-	VFMADD231PS  Y1, Y6, Y7
-	VPSRLD       $0x10, Y7, Y9
-	VPAND        pattern00000001<>+0(SB), Y9, Y9
-	VPADDD       pattern00007fff<>+0(SB), Y9, Y9
-	VPADDD       Y7, Y9, Y9
-	VPSRLD       $0x10, Y9, Y9
-	VCMPPS       $0x03, Y7, Y7, Y8
-	VBLENDVPS    Y8, pattern00007fc0<>+0(SB), Y9, Y9
-	VEXTRACTI128 $0x01, Y9, X8
-	VPACKUSDW    X8, X9, X8
-	VMOVDQU      X8, 16(R8)(R10*2)
-	VMULPS       Y3, Y6, Y6
-	VFMADD231PS  Y2, Y7, Y6
-	VMOVUPS      512(AX), Y7
-	VFMADD213PS  Y5, Y5, Y7
-	VFMADD231PS  Y4, Y6, Y7
-	VMOVUPS      Y7, 32(BX)(R10*4)
-	CMPQ         DI, $0x01
-	JE           copyFP168
-	JA           copyStored8
-	VPSRLD       $0x10, Y7, Y5
-	VPAND        pattern00000001<>+0(SB), Y5, Y5
-	VPADDD       pattern00007fff<>+0(SB), Y5, Y5
-	VPADDD       Y7, Y5, Y5
-	VPSRLD       $0x10, Y5, Y5
-	VCMPPS       $0x03, Y7, Y7, Y6
-	VBLENDVPS    Y6, pattern00007fc0<>+0(SB), Y5, Y5
-	VEXTRACTI128 $0x01, Y5, X6
-	VPACKUSDW    X6, X5, X6
-	JMP          copyRounded8
-
-copyFP168:
-	VCVTPS2PH $0x00, Y7, X6
-
-copyRounded8:
-	TESTQ    $0x0000000f, SI
-	JNE      copyUnaligned8
-	VMOVNTDQ X6, 16(SI)(R10*2)
-	JMP      copyStored8
-
-copyUnaligned8:
-	VMOVDQU X6, 16(SI)(R10*2)
-
-copyStored8:
+copyStored:
 	ADDQ $0x10, R10
 
 check:
@@ -3018,10 +2696,12 @@ next:
 	JE         gradientFP16
 	JA         gradientFP32
 	PREFETCHT0 1024(CX)(SI*2)
-	VPMOVZXWD  (CX)(SI*2), Y4
-	VPSLLD     $0x10, Y4, Y4
-	VPMOVZXWD  16(CX)(SI*2), Y5
-	VPSLLD     $0x10, Y5, Y5
+	VPERMQ     $0xd8, (CX)(SI*2), Y6
+	VPXOR      Y5, Y5, Y5
+	VPUNPCKLWD Y6, Y5, Y4
+	VPUNPCKHWD Y6, Y5, Y5
+	VMOVAPS    Y4, Y4
+	VMOVAPS    Y5, Y5
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -3103,6 +2783,7 @@ next:
 	PREFETCHT0 1024(DX)(R10*2)
 	VPMOVZXWD  (DX)(R10*2), Z6
 	VPSLLD     $0x10, Z6, Z6
+	VMOVAPS    Z6, Z6
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -3122,10 +2803,10 @@ gradientLoaded:
 	VMULPS      (AX), Z6, Z6
 	VFMADD231PS 64(AX), Z7, Z6
 	VMOVUPS     (DI)(R10*4), Z8
-	VMOVUPS     (R8)(R10*4), Z9
 	VMULPS      Z0, Z8, Z8
 	VFMADD231PS Z1, Z6, Z8
 	VMOVUPS     Z8, (DI)(R10*4)
+	VMOVUPS     (R8)(R10*4), Z9
 	VMULPS      Z2, Z9, Z9
 	VMULPS      Z6, Z6, Z6
 	VFMADD231PS Z3, Z6, Z9
@@ -3133,15 +2814,14 @@ gradientLoaded:
 	VSQRTPS     Z9, Z9
 	VFMADD213PS 448(AX), Z4, Z9
 	VDIVPS      Z9, Z8, Z8
-	VMOVUPS     512(AX), Z6
-	VFMADD213PS Z7, Z7, Z6
-	VFMADD231PS Z5, Z8, Z6
-	VPADDD      pattern00008000<>+0(SB), Z6, Z7
-	VPSRLD      $0x10, Z7, Z7
-	VPMOVDW     Z7, Y7
-	VMOVDQU     Y7, (BX)(R10*2)
-	VPMOVDW     Z6, Y7
-	VMOVDQU     Y7, (SI)(R10*2)
+	VFMADD231PS 512(AX), Z7, Z7
+	VFMADD231PS Z5, Z8, Z7
+	VPADDD      pattern00008000<>+0(SB), Z7, Z6
+	VPSRLD      $0x10, Z6, Z6
+	VPMOVDW     Z6, Y6
+	VMOVDQU     Y6, (BX)(R10*2)
+	VPMOVDW     Z7, Y6
+	VMOVDQU     Y6, (SI)(R10*2)
 	ADDQ        $0x10, R10
 
 check:
@@ -3191,6 +2871,7 @@ next:
 	PREFETCHT0 1024(DX)(R9*2)
 	VPMOVZXWD  (DX)(R9*2), Z5
 	VPSLLD     $0x10, Z5, Z5
+	VMOVAPS    Z5, Z5
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -3210,28 +2891,26 @@ gradientLoaded:
 	VMULPS      (AX), Z5, Z5
 	VFMADD231PS 64(AX), Z6, Z5
 	VMOVUPS     (DI)(R9*4), Z7
-	VMULPS      Z0, Z7, Z10
-	VFMADD231PS Z1, Z5, Z10
+	VMULPS      Z0, Z7, Z9
+	VFMADD231PS Z1, Z5, Z9
+	VFMADD231PS 512(AX), Z6, Z6
+	VPXORD      Z8, Z8, Z8
+	VANDPS      pattern80000000<>+0(SB), Z9, Z10
+	VXORPS      Z4, Z10, Z10
+	VCMPPS      $0x00, Z8, Z9, K1
+	VCMPPS      $0x03, Z9, Z9, K2
+	VMOVDQA32   Z8, K1, Z10
+	VMOVDQA32   Z9, K2, Z10
+	VADDPS      Z10, Z6, Z6
 	VMULPS      Z2, Z7, Z7
 	VFMADD231PS Z3, Z5, Z7
 	VMOVUPS     Z7, (DI)(R9*4)
-	VMOVUPS     512(AX), Z5
-	VFMADD213PS Z6, Z6, Z5
-	VPXORD      Z8, Z8, Z8
-	VCMPPS      $0x00, Z8, Z10, K1
-	VCMPPS      $0x03, Z10, Z10, K2
-	VANDPS      pattern80000000<>+0(SB), Z10, Z8
-	VXORPS      Z4, Z8, Z8
-	VPXORD      Z9, Z9, Z9
-	VMOVDQA32   Z9, K1, Z8
-	VMOVDQA32   Z10, K2, Z8
-	VADDPS      Z8, Z5, Z5
-	VPADDD      pattern00008000<>+0(SB), Z5, Z6
-	VPSRLD      $0x10, Z6, Z6
-	VPMOVDW     Z6, Y6
-	VMOVDQU     Y6, (BX)(R9*2)
-	VPMOVDW     Z5, Y6
-	VMOVDQU     Y6, (SI)(R9*2)
+	VPADDD      pattern00008000<>+0(SB), Z6, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQU     Y5, (BX)(R9*2)
+	VPMOVDW     Z6, Y5
+	VMOVDQU     Y5, (SI)(R9*2)
 	ADDQ        $0x10, R9
 
 check:
@@ -3278,6 +2957,7 @@ next:
 	PREFETCHT0 1024(DX)(R9*2)
 	VPMOVZXWD  (DX)(R9*2), Z2
 	VPSLLD     $0x10, Z2, Z2
+	VMOVAPS    Z2, Z2
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -3358,6 +3038,7 @@ next:
 	PREFETCHT0 1024(DX)(R9*2)
 	VPMOVZXWD  (DX)(R9*2), Z5
 	VPSLLD     $0x10, Z5, Z5
+	VMOVAPS    Z5, Z5
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -3382,14 +3063,13 @@ gradientLoaded:
 	VMOVUPS     Z7, (DI)(R9*4)
 	VMULPS      Z3, Z5, Z5
 	VFMADD231PS Z2, Z7, Z5
-	VMOVUPS     512(AX), Z7
-	VFMADD213PS Z6, Z6, Z7
-	VFMADD231PS Z4, Z5, Z7
-	VPADDD      pattern00008000<>+0(SB), Z7, Z5
+	VFMADD231PS 512(AX), Z6, Z6
+	VFMADD231PS Z4, Z5, Z6
+	VPADDD      pattern00008000<>+0(SB), Z6, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQU     Y5, (BX)(R9*2)
-	VPMOVDW     Z7, Y5
+	VPMOVDW     Z6, Y5
 	VMOVDQU     Y5, (SI)(R9*2)
 	ADDQ        $0x10, R9
 
@@ -3554,6 +3234,7 @@ next:
 	PREFETCHT0 1024(DX)(R10*2)
 	VPMOVZXWD  (DX)(R10*2), Z6
 	VPSLLD     $0x10, Z6, Z6
+	VMOVAPS    Z6, Z6
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -3574,43 +3255,32 @@ gradientLoaded:
 	VFMADD231PS 64(AX), Z7, Z6
 	VPMOVZXWD   (DI)(R10*2), Z8
 	VPSLLD      $0x10, Z8, Z8
-	VPMOVZXWD   (R8)(R10*2), Z9
-	VPSLLD      $0x10, Z9, Z9
 	VMULPS      Z0, Z8, Z8
 	VFMADD231PS Z1, Z6, Z8
-	VPSRLD      $0x10, Z8, Z10
-	VPANDD      pattern00000001<>+0(SB), Z10, Z10
-	VPADDD      pattern00007fff<>+0(SB), Z10, Z10
-	VPADDD      Z8, Z10, Z10
-	VPSRLD      $0x10, Z10, Z10
-	VCMPPS      $0x03, Z8, Z8, K1
-	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z10
-	VPMOVDW     Z10, Y10
-	VMOVDQU     Y10, (DI)(R10*2)
+	VPADDD      pattern00008000<>+0(SB), Z8, Z9
+	VPSRLD      $0x10, Z9, Z9
+	VPMOVDW     Z9, Y9
+	VMOVDQU     Y9, (DI)(R10*2)
+	VPMOVZXWD   (R8)(R10*2), Z9
+	VPSLLD      $0x10, Z9, Z9
 	VMULPS      Z2, Z9, Z9
 	VMULPS      Z6, Z6, Z6
 	VFMADD231PS Z3, Z6, Z9
-	VPSRLD      $0x10, Z9, Z6
-	VPANDD      pattern00000001<>+0(SB), Z6, Z6
-	VPADDD      pattern00007fff<>+0(SB), Z6, Z6
-	VPADDD      Z9, Z6, Z6
+	VPADDD      pattern00008000<>+0(SB), Z9, Z6
 	VPSRLD      $0x10, Z6, Z6
-	VCMPPS      $0x03, Z9, Z9, K1
-	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z6
 	VPMOVDW     Z6, Y6
 	VMOVDQU     Y6, (R8)(R10*2)
 	VSQRTPS     Z9, Z9
 	VFMADD213PS 448(AX), Z4, Z9
 	VDIVPS      Z9, Z8, Z8
-	VMOVUPS     512(AX), Z6
-	VFMADD213PS Z7, Z7, Z6
-	VFMADD231PS Z5, Z8, Z6
-	VPADDD      pattern00008000<>+0(SB), Z6, Z7
-	VPSRLD      $0x10, Z7, Z7
-	VPMOVDW     Z7, Y7
-	VMOVDQU     Y7, (BX)(R10*2)
-	VPMOVDW     Z6, Y7
-	VMOVDQU     Y7, (SI)(R10*2)
+	VFMADD231PS 512(AX), Z7, Z7
+	VFMADD231PS Z5, Z8, Z7
+	VPADDD      pattern00008000<>+0(SB), Z7, Z6
+	VPSRLD      $0x10, Z6, Z6
+	VPMOVDW     Z6, Y6
+	VMOVDQU     Y6, (BX)(R10*2)
+	VPMOVDW     Z7, Y6
+	VMOVDQU     Y6, (SI)(R10*2)
 	ADDQ        $0x10, R10
 
 check:
@@ -3660,6 +3330,7 @@ next:
 	PREFETCHT0 1024(DX)(R9*2)
 	VPMOVZXWD  (DX)(R9*2), Z5
 	VPSLLD     $0x10, Z5, Z5
+	VMOVAPS    Z5, Z5
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -3680,36 +3351,29 @@ gradientLoaded:
 	VFMADD231PS 64(AX), Z6, Z5
 	VPMOVZXWD   (DI)(R9*2), Z7
 	VPSLLD      $0x10, Z7, Z7
-	VMULPS      Z0, Z7, Z10
-	VFMADD231PS Z1, Z5, Z10
+	VMULPS      Z0, Z7, Z9
+	VFMADD231PS Z1, Z5, Z9
+	VFMADD231PS 512(AX), Z6, Z6
+	VPXORD      Z8, Z8, Z8
+	VANDPS      pattern80000000<>+0(SB), Z9, Z10
+	VXORPS      Z4, Z10, Z10
+	VCMPPS      $0x00, Z8, Z9, K1
+	VCMPPS      $0x03, Z9, Z9, K2
+	VMOVDQA32   Z8, K1, Z10
+	VMOVDQA32   Z9, K2, Z10
+	VADDPS      Z10, Z6, Z6
 	VMULPS      Z2, Z7, Z7
 	VFMADD231PS Z3, Z5, Z7
-	VPSRLD      $0x10, Z7, Z5
-	VPANDD      pattern00000001<>+0(SB), Z5, Z5
-	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
-	VPADDD      Z7, Z5, Z5
+	VPADDD      pattern00008000<>+0(SB), Z7, Z5
 	VPSRLD      $0x10, Z5, Z5
-	VCMPPS      $0x03, Z7, Z7, K1
-	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQU     Y5, (DI)(R9*2)
-	VMOVUPS     512(AX), Z5
-	VFMADD213PS Z6, Z6, Z5
-	VPXORD      Z8, Z8, Z8
-	VCMPPS      $0x00, Z8, Z10, K1
-	VCMPPS      $0x03, Z10, Z10, K2
-	VANDPS      pattern80000000<>+0(SB), Z10, Z8
-	VXORPS      Z4, Z8, Z8
-	VPXORD      Z9, Z9, Z9
-	VMOVDQA32   Z9, K1, Z8
-	VMOVDQA32   Z10, K2, Z8
-	VADDPS      Z8, Z5, Z5
-	VPADDD      pattern00008000<>+0(SB), Z5, Z6
-	VPSRLD      $0x10, Z6, Z6
-	VPMOVDW     Z6, Y6
-	VMOVDQU     Y6, (BX)(R9*2)
-	VPMOVDW     Z5, Y6
-	VMOVDQU     Y6, (SI)(R9*2)
+	VPADDD      pattern00008000<>+0(SB), Z6, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQU     Y5, (BX)(R9*2)
+	VPMOVDW     Z6, Y5
+	VMOVDQU     Y5, (SI)(R9*2)
 	ADDQ        $0x10, R9
 
 check:
@@ -3756,6 +3420,7 @@ next:
 	PREFETCHT0 1024(DX)(R9*2)
 	VPMOVZXWD  (DX)(R9*2), Z2
 	VPSLLD     $0x10, Z2, Z2
+	VMOVAPS    Z2, Z2
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -3777,13 +3442,8 @@ gradientLoaded:
 	VPMOVZXWD   (DI)(R9*2), Z4
 	VPSLLD      $0x10, Z4, Z4
 	VFMADD231PS Z2, Z2, Z4
-	VPSRLD      $0x10, Z4, Z5
-	VPANDD      pattern00000001<>+0(SB), Z5, Z5
-	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
-	VPADDD      Z4, Z5, Z5
+	VPADDD      pattern00008000<>+0(SB), Z4, Z5
 	VPSRLD      $0x10, Z5, Z5
-	VCMPPS      $0x03, Z4, Z4, K1
-	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQU     Y5, (DI)(R9*2)
 	VSQRTPS     Z4, Z4
@@ -3845,6 +3505,7 @@ next:
 	PREFETCHT0 1024(DX)(R9*2)
 	VPMOVZXWD  (DX)(R9*2), Z5
 	VPSLLD     $0x10, Z5, Z5
+	VMOVAPS    Z5, Z5
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -3867,25 +3528,19 @@ gradientLoaded:
 	VPSLLD      $0x10, Z7, Z7
 	VMULPS      Z0, Z7, Z7
 	VFMADD231PS Z1, Z5, Z7
-	VPSRLD      $0x10, Z7, Z8
-	VPANDD      pattern00000001<>+0(SB), Z8, Z8
-	VPADDD      pattern00007fff<>+0(SB), Z8, Z8
-	VPADDD      Z7, Z8, Z8
+	VPADDD      pattern00008000<>+0(SB), Z7, Z8
 	VPSRLD      $0x10, Z8, Z8
-	VCMPPS      $0x03, Z7, Z7, K1
-	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z8
 	VPMOVDW     Z8, Y8
 	VMOVDQU     Y8, (DI)(R9*2)
 	VMULPS      Z3, Z5, Z5
 	VFMADD231PS Z2, Z7, Z5
-	VMOVUPS     512(AX), Z7
-	VFMADD213PS Z6, Z6, Z7
-	VFMADD231PS Z4, Z5, Z7
-	VPADDD      pattern00008000<>+0(SB), Z7, Z5
+	VFMADD231PS 512(AX), Z6, Z6
+	VFMADD231PS Z4, Z5, Z6
+	VPADDD      pattern00008000<>+0(SB), Z6, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQU     Y5, (BX)(R9*2)
-	VPMOVDW     Z7, Y5
+	VPMOVDW     Z6, Y5
 	VMOVDQU     Y5, (SI)(R9*2)
 	ADDQ        $0x10, R9
 
@@ -4051,6 +3706,7 @@ next:
 	PREFETCHT0 1024(DX)(R11*2)
 	VPMOVZXWD  (DX)(R11*2), Z6
 	VPSLLD     $0x10, Z6, Z6
+	VMOVAPS    Z6, Z6
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -4067,10 +3723,10 @@ gradientLoaded:
 	VMULPS      (AX), Z6, Z6
 	VFMADD231PS 64(AX), Z7, Z6
 	VMOVUPS     (R8)(R11*4), Z8
-	VMOVUPS     (R9)(R11*4), Z9
 	VMULPS      Z0, Z8, Z8
 	VFMADD231PS Z1, Z6, Z8
 	VMOVUPS     Z8, (R8)(R11*4)
+	VMOVUPS     (R9)(R11*4), Z9
 	VMULPS      Z2, Z9, Z9
 	VMULPS      Z6, Z6, Z6
 	VFMADD231PS Z3, Z6, Z9
@@ -4078,36 +3734,36 @@ gradientLoaded:
 	VSQRTPS     Z9, Z9
 	VFMADD213PS 448(AX), Z4, Z9
 	VDIVPS      Z9, Z8, Z8
-	VMOVUPS     512(AX), Z6
-	VFMADD213PS Z7, Z7, Z6
-	VFMADD231PS Z5, Z8, Z6
-	VMOVUPS     Z6, (BX)(R11*4)
+	VFMADD231PS 512(AX), Z7, Z7
+	VFMADD231PS Z5, Z8, Z7
+	VMOVUPS     Z7, (BX)(R11*4)
 	CMPQ        DI, $0x01
-	JE          copyFP160
-	JA          copyStored0
-	VPSRLD      $0x10, Z6, Z7
-	VPANDD      pattern00000001<>+0(SB), Z7, Z7
-	VPADDD      pattern00007fff<>+0(SB), Z7, Z7
-	VPADDD      Z6, Z7, Z7
-	VPSRLD      $0x10, Z7, Z7
-	VCMPPS      $0x03, Z6, Z6, K1
-	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z7
-	VPMOVDW     Z7, Y6
-	JMP         copyRounded0
+	JE          copyFP16
+	JA          copyStored
+	VPSRLD      $0x10, Z7, Z6
+	VPANDD      pattern00000001<>+0(SB), Z6, Z6
+	VPADDD      pattern00007fff<>+0(SB), Z6, Z6
+	VPADDD      Z7, Z6, Z6
+	VPSRLD      $0x10, Z6, Z6
+	VCMPPS      $0x03, Z7, Z7, K1
+	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z6
+	VPMOVDW     Z6, Y6
+	VMOVDQA     Y6, Y6
+	JMP         copyRounded
 
-copyFP160:
-	VCVTPS2PH $0x00, Z6, Y6
+copyFP16:
+	VCVTPS2PH $0x00, Z7, Y6
 
-copyRounded0:
+copyRounded:
 	TESTQ    $0x0000001f, SI
-	JNE      copyUnaligned0
+	JNE      copyUnaligned
 	VMOVNTDQ Y6, (SI)(R11*2)
-	JMP      copyStored0
+	JMP      copyStored
 
-copyUnaligned0:
+copyUnaligned:
 	VMOVDQU Y6, (SI)(R11*2)
 
-copyStored0:
+copyStored:
 	ADDQ $0x10, R11
 
 check:
@@ -4159,6 +3815,7 @@ next:
 	PREFETCHT0 1024(DX)(R10*2)
 	VPMOVZXWD  (DX)(R10*2), Z5
 	VPSLLD     $0x10, Z5, Z5
+	VMOVAPS    Z5, Z5
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -4177,47 +3834,46 @@ gradientLoaded:
 	VMOVUPS     (R8)(R10*4), Z7
 	VMULPS      Z0, Z7, Z8
 	VFMADD231PS Z1, Z5, Z8
+	VFMADD231PS 512(AX), Z6, Z6
+	VPXORD      Z10, Z10, Z10
+	VANDPS      pattern80000000<>+0(SB), Z8, Z9
+	VXORPS      Z4, Z9, Z9
+	VCMPPS      $0x00, Z10, Z8, K1
+	VCMPPS      $0x03, Z8, Z8, K2
+	VMOVDQA32   Z10, K1, Z9
+	VMOVDQA32   Z8, K2, Z9
+	VADDPS      Z9, Z6, Z6
 	VMULPS      Z2, Z7, Z7
 	VFMADD231PS Z3, Z5, Z7
 	VMOVUPS     Z7, (R8)(R10*4)
-	VMOVUPS     512(AX), Z5
-	VFMADD213PS Z6, Z6, Z5
-	VPXORD      Z9, Z9, Z9
-	VCMPPS      $0x00, Z9, Z8, K1
-	VCMPPS      $0x03, Z8, Z8, K2
-	VANDPS      pattern80000000<>+0(SB), Z8, Z9
-	VXORPS      Z4, Z9, Z9
-	VPXORD      Z10, Z10, Z10
-	VMOVDQA32   Z10, K1, Z9
-	VMOVDQA32   Z8, K2, Z9
-	VADDPS      Z9, Z5, Z5
-	VMOVUPS     Z5, (BX)(R10*4)
+	VMOVUPS     Z6, (BX)(R10*4)
 	CMPQ        DI, $0x01
-	JE          copyFP160
-	JA          copyStored0
-	VPSRLD      $0x10, Z5, Z6
-	VPANDD      pattern00000001<>+0(SB), Z6, Z6
-	VPADDD      pattern00007fff<>+0(SB), Z6, Z6
-	VPADDD      Z5, Z6, Z6
-	VPSRLD      $0x10, Z6, Z6
-	VCMPPS      $0x03, Z5, Z5, K1
-	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z6
-	VPMOVDW     Z6, Y5
-	JMP         copyRounded0
+	JE          copyFP16
+	JA          copyStored
+	VPSRLD      $0x10, Z6, Z5
+	VPANDD      pattern00000001<>+0(SB), Z5, Z5
+	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VCMPPS      $0x03, Z6, Z6, K1
+	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQA     Y5, Y5
+	JMP         copyRounded
 
-copyFP160:
-	VCVTPS2PH $0x00, Z5, Y5
+copyFP16:
+	VCVTPS2PH $0x00, Z6, Y5
 
-copyRounded0:
+copyRounded:
 	TESTQ    $0x0000001f, SI
-	JNE      copyUnaligned0
+	JNE      copyUnaligned
 	VMOVNTDQ Y5, (SI)(R10*2)
-	JMP      copyStored0
+	JMP      copyStored
 
-copyUnaligned0:
+copyUnaligned:
 	VMOVDQU Y5, (SI)(R10*2)
 
-copyStored0:
+copyStored:
 	ADDQ $0x10, R10
 
 check:
@@ -4266,6 +3922,7 @@ next:
 	PREFETCHT0 1024(DX)(R10*2)
 	VPMOVZXWD  (DX)(R10*2), Z2
 	VPSLLD     $0x10, Z2, Z2
+	VMOVAPS    Z2, Z2
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -4290,8 +3947,8 @@ gradientLoaded:
 	VFMADD231PS Z1, Z2, Z3
 	VMOVUPS     Z3, (BX)(R10*4)
 	CMPQ        DI, $0x01
-	JE          copyFP160
-	JA          copyStored0
+	JE          copyFP16
+	JA          copyStored
 	VPSRLD      $0x10, Z3, Z2
 	VPANDD      pattern00000001<>+0(SB), Z2, Z2
 	VPADDD      pattern00007fff<>+0(SB), Z2, Z2
@@ -4300,21 +3957,22 @@ gradientLoaded:
 	VCMPPS      $0x03, Z3, Z3, K1
 	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z2
 	VPMOVDW     Z2, Y2
-	JMP         copyRounded0
+	VMOVDQA     Y2, Y2
+	JMP         copyRounded
 
-copyFP160:
+copyFP16:
 	VCVTPS2PH $0x00, Z3, Y2
 
-copyRounded0:
+copyRounded:
 	TESTQ    $0x0000001f, SI
-	JNE      copyUnaligned0
+	JNE      copyUnaligned
 	VMOVNTDQ Y2, (SI)(R10*2)
-	JMP      copyStored0
+	JMP      copyStored
 
-copyUnaligned0:
+copyUnaligned:
 	VMOVDQU Y2, (SI)(R10*2)
 
-copyStored0:
+copyStored:
 	ADDQ $0x10, R10
 
 check:
@@ -4366,6 +4024,7 @@ next:
 	PREFETCHT0 1024(DX)(R10*2)
 	VPMOVZXWD  (DX)(R10*2), Z5
 	VPSLLD     $0x10, Z5, Z5
+	VMOVAPS    Z5, Z5
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -4387,36 +4046,36 @@ gradientLoaded:
 	VMOVUPS     Z7, (R8)(R10*4)
 	VMULPS      Z3, Z5, Z5
 	VFMADD231PS Z2, Z7, Z5
-	VMOVUPS     512(AX), Z7
-	VFMADD213PS Z6, Z6, Z7
-	VFMADD231PS Z4, Z5, Z7
-	VMOVUPS     Z7, (BX)(R10*4)
+	VFMADD231PS 512(AX), Z6, Z6
+	VFMADD231PS Z4, Z5, Z6
+	VMOVUPS     Z6, (BX)(R10*4)
 	CMPQ        DI, $0x01
-	JE          copyFP160
-	JA          copyStored0
-	VPSRLD      $0x10, Z7, Z5
+	JE          copyFP16
+	JA          copyStored
+	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
-	VPADDD      Z7, Z5, Z5
+	VPADDD      Z6, Z5, Z5
 	VPSRLD      $0x10, Z5, Z5
-	VCMPPS      $0x03, Z7, Z7, K1
+	VCMPPS      $0x03, Z6, Z6, K1
 	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z5
 	VPMOVDW     Z5, Y5
-	JMP         copyRounded0
+	VMOVDQA     Y5, Y5
+	JMP         copyRounded
 
-copyFP160:
-	VCVTPS2PH $0x00, Z7, Y5
+copyFP16:
+	VCVTPS2PH $0x00, Z6, Y5
 
-copyRounded0:
+copyRounded:
 	TESTQ    $0x0000001f, SI
-	JNE      copyUnaligned0
+	JNE      copyUnaligned
 	VMOVNTDQ Y5, (SI)(R10*2)
-	JMP      copyStored0
+	JMP      copyStored
 
-copyUnaligned0:
+copyUnaligned:
 	VMOVDQU Y5, (SI)(R10*2)
 
-copyStored0:
+copyStored:
 	ADDQ $0x10, R10
 
 check:
@@ -4598,6 +4257,7 @@ next:
 	PREFETCHT0 1024(DX)(R11*2)
 	VPMOVZXWD  (DX)(R11*2), Z6
 	VPSLLD     $0x10, Z6, Z6
+	VMOVAPS    Z6, Z6
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -4615,64 +4275,54 @@ gradientLoaded:
 	VFMADD231PS 64(AX), Z7, Z6
 	VPMOVZXWD   (R8)(R11*2), Z8
 	VPSLLD      $0x10, Z8, Z8
-	VPMOVZXWD   (R9)(R11*2), Z9
-	VPSLLD      $0x10, Z9, Z9
 	VMULPS      Z0, Z8, Z8
 	VFMADD231PS Z1, Z6, Z8
-	VPSRLD      $0x10, Z8, Z10
-	VPANDD      pattern00000001<>+0(SB), Z10, Z10
-	VPADDD      pattern00007fff<>+0(SB), Z10, Z10
-	VPADDD      Z8, Z10, Z10
-	VPSRLD      $0x10, Z10, Z10
-	VCMPPS      $0x03, Z8, Z8, K1
-	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z10
-	VPMOVDW     Z10, Y10
-	VMOVDQU     Y10, (R8)(R11*2)
+	VPADDD      pattern00008000<>+0(SB), Z8, Z9
+	VPSRLD      $0x10, Z9, Z9
+	VPMOVDW     Z9, Y9
+	VMOVDQU     Y9, (R8)(R11*2)
+	VPMOVZXWD   (R9)(R11*2), Z9
+	VPSLLD      $0x10, Z9, Z9
 	VMULPS      Z2, Z9, Z9
 	VMULPS      Z6, Z6, Z6
 	VFMADD231PS Z3, Z6, Z9
-	VPSRLD      $0x10, Z9, Z6
-	VPANDD      pattern00000001<>+0(SB), Z6, Z6
-	VPADDD      pattern00007fff<>+0(SB), Z6, Z6
-	VPADDD      Z9, Z6, Z6
+	VPADDD      pattern00008000<>+0(SB), Z9, Z6
 	VPSRLD      $0x10, Z6, Z6
-	VCMPPS      $0x03, Z9, Z9, K1
-	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z6
 	VPMOVDW     Z6, Y6
 	VMOVDQU     Y6, (R9)(R11*2)
 	VSQRTPS     Z9, Z9
 	VFMADD213PS 448(AX), Z4, Z9
 	VDIVPS      Z9, Z8, Z8
-	VMOVUPS     512(AX), Z6
-	VFMADD213PS Z7, Z7, Z6
-	VFMADD231PS Z5, Z8, Z6
-	VMOVUPS     Z6, (BX)(R11*4)
+	VFMADD231PS 512(AX), Z7, Z7
+	VFMADD231PS Z5, Z8, Z7
+	VMOVUPS     Z7, (BX)(R11*4)
 	CMPQ        DI, $0x01
-	JE          copyFP160
-	JA          copyStored0
-	VPSRLD      $0x10, Z6, Z7
-	VPANDD      pattern00000001<>+0(SB), Z7, Z7
-	VPADDD      pattern00007fff<>+0(SB), Z7, Z7
-	VPADDD      Z6, Z7, Z7
-	VPSRLD      $0x10, Z7, Z7
-	VCMPPS      $0x03, Z6, Z6, K1
-	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z7
-	VPMOVDW     Z7, Y6
-	JMP         copyRounded0
+	JE          copyFP16
+	JA          copyStored
+	VPSRLD      $0x10, Z7, Z6
+	VPANDD      pattern00000001<>+0(SB), Z6, Z6
+	VPADDD      pattern00007fff<>+0(SB), Z6, Z6
+	VPADDD      Z7, Z6, Z6
+	VPSRLD      $0x10, Z6, Z6
+	VCMPPS      $0x03, Z7, Z7, K1
+	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z6
+	VPMOVDW     Z6, Y6
+	VMOVDQA     Y6, Y6
+	JMP         copyRounded
 
-copyFP160:
-	VCVTPS2PH $0x00, Z6, Y6
+copyFP16:
+	VCVTPS2PH $0x00, Z7, Y6
 
-copyRounded0:
+copyRounded:
 	TESTQ    $0x0000001f, SI
-	JNE      copyUnaligned0
+	JNE      copyUnaligned
 	VMOVNTDQ Y6, (SI)(R11*2)
-	JMP      copyStored0
+	JMP      copyStored
 
-copyUnaligned0:
+copyUnaligned:
 	VMOVDQU Y6, (SI)(R11*2)
 
-copyStored0:
+copyStored:
 	ADDQ $0x10, R11
 
 check:
@@ -4724,6 +4374,7 @@ next:
 	PREFETCHT0 1024(DX)(R10*2)
 	VPMOVZXWD  (DX)(R10*2), Z5
 	VPSLLD     $0x10, Z5, Z5
+	VMOVAPS    Z5, Z5
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -4743,55 +4394,49 @@ gradientLoaded:
 	VPSLLD      $0x10, Z7, Z7
 	VMULPS      Z0, Z7, Z8
 	VFMADD231PS Z1, Z5, Z8
-	VMULPS      Z2, Z7, Z7
-	VFMADD231PS Z3, Z5, Z7
-	VPSRLD      $0x10, Z7, Z5
-	VPANDD      pattern00000001<>+0(SB), Z5, Z5
-	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
-	VPADDD      Z7, Z5, Z5
-	VPSRLD      $0x10, Z5, Z5
-	VCMPPS      $0x03, Z7, Z7, K1
-	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z5
-	VPMOVDW     Z5, Y5
-	VMOVDQU     Y5, (R8)(R10*2)
-	VMOVUPS     512(AX), Z5
-	VFMADD213PS Z6, Z6, Z5
-	VPXORD      Z9, Z9, Z9
-	VCMPPS      $0x00, Z9, Z8, K1
-	VCMPPS      $0x03, Z8, Z8, K2
+	VFMADD231PS 512(AX), Z6, Z6
+	VPXORD      Z10, Z10, Z10
 	VANDPS      pattern80000000<>+0(SB), Z8, Z9
 	VXORPS      Z4, Z9, Z9
-	VPXORD      Z10, Z10, Z10
+	VCMPPS      $0x00, Z10, Z8, K1
+	VCMPPS      $0x03, Z8, Z8, K2
 	VMOVDQA32   Z10, K1, Z9
 	VMOVDQA32   Z8, K2, Z9
-	VADDPS      Z9, Z5, Z5
-	VMOVUPS     Z5, (BX)(R10*4)
+	VADDPS      Z9, Z6, Z6
+	VMULPS      Z2, Z7, Z7
+	VFMADD231PS Z3, Z5, Z7
+	VPADDD      pattern00008000<>+0(SB), Z7, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQU     Y5, (R8)(R10*2)
+	VMOVUPS     Z6, (BX)(R10*4)
 	CMPQ        DI, $0x01
-	JE          copyFP160
-	JA          copyStored0
-	VPSRLD      $0x10, Z5, Z6
-	VPANDD      pattern00000001<>+0(SB), Z6, Z6
-	VPADDD      pattern00007fff<>+0(SB), Z6, Z6
-	VPADDD      Z5, Z6, Z6
-	VPSRLD      $0x10, Z6, Z6
-	VCMPPS      $0x03, Z5, Z5, K1
-	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z6
-	VPMOVDW     Z6, Y5
-	JMP         copyRounded0
+	JE          copyFP16
+	JA          copyStored
+	VPSRLD      $0x10, Z6, Z5
+	VPANDD      pattern00000001<>+0(SB), Z5, Z5
+	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VCMPPS      $0x03, Z6, Z6, K1
+	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQA     Y5, Y5
+	JMP         copyRounded
 
-copyFP160:
-	VCVTPS2PH $0x00, Z5, Y5
+copyFP16:
+	VCVTPS2PH $0x00, Z6, Y5
 
-copyRounded0:
+copyRounded:
 	TESTQ    $0x0000001f, SI
-	JNE      copyUnaligned0
+	JNE      copyUnaligned
 	VMOVNTDQ Y5, (SI)(R10*2)
-	JMP      copyStored0
+	JMP      copyStored
 
-copyUnaligned0:
+copyUnaligned:
 	VMOVDQU Y5, (SI)(R10*2)
 
-copyStored0:
+copyStored:
 	ADDQ $0x10, R10
 
 check:
@@ -4840,6 +4485,7 @@ next:
 	PREFETCHT0 1024(DX)(R10*2)
 	VPMOVZXWD  (DX)(R10*2), Z2
 	VPSLLD     $0x10, Z2, Z2
+	VMOVAPS    Z2, Z2
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -4858,13 +4504,8 @@ gradientLoaded:
 	VPMOVZXWD   (R8)(R10*2), Z4
 	VPSLLD      $0x10, Z4, Z4
 	VFMADD231PS Z2, Z2, Z4
-	VPSRLD      $0x10, Z4, Z5
-	VPANDD      pattern00000001<>+0(SB), Z5, Z5
-	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
-	VPADDD      Z4, Z5, Z5
+	VPADDD      pattern00008000<>+0(SB), Z4, Z5
 	VPSRLD      $0x10, Z5, Z5
-	VCMPPS      $0x03, Z4, Z4, K1
-	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQU     Y5, (R8)(R10*2)
 	VSQRTPS     Z4, Z4
@@ -4873,8 +4514,8 @@ gradientLoaded:
 	VFMADD231PS Z1, Z2, Z3
 	VMOVUPS     Z3, (BX)(R10*4)
 	CMPQ        DI, $0x01
-	JE          copyFP160
-	JA          copyStored0
+	JE          copyFP16
+	JA          copyStored
 	VPSRLD      $0x10, Z3, Z2
 	VPANDD      pattern00000001<>+0(SB), Z2, Z2
 	VPADDD      pattern00007fff<>+0(SB), Z2, Z2
@@ -4883,21 +4524,22 @@ gradientLoaded:
 	VCMPPS      $0x03, Z3, Z3, K1
 	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z2
 	VPMOVDW     Z2, Y2
-	JMP         copyRounded0
+	VMOVDQA     Y2, Y2
+	JMP         copyRounded
 
-copyFP160:
+copyFP16:
 	VCVTPS2PH $0x00, Z3, Y2
 
-copyRounded0:
+copyRounded:
 	TESTQ    $0x0000001f, SI
-	JNE      copyUnaligned0
+	JNE      copyUnaligned
 	VMOVNTDQ Y2, (SI)(R10*2)
-	JMP      copyStored0
+	JMP      copyStored
 
-copyUnaligned0:
+copyUnaligned:
 	VMOVDQU Y2, (SI)(R10*2)
 
-copyStored0:
+copyStored:
 	ADDQ $0x10, R10
 
 check:
@@ -4949,6 +4591,7 @@ next:
 	PREFETCHT0 1024(DX)(R10*2)
 	VPMOVZXWD  (DX)(R10*2), Z5
 	VPSLLD     $0x10, Z5, Z5
+	VMOVAPS    Z5, Z5
 	JMP        gradientLoaded
 
 gradientFP16:
@@ -4968,47 +4611,42 @@ gradientLoaded:
 	VPSLLD      $0x10, Z7, Z7
 	VMULPS      Z0, Z7, Z7
 	VFMADD231PS Z1, Z5, Z7
-	VPSRLD      $0x10, Z7, Z8
-	VPANDD      pattern00000001<>+0(SB), Z8, Z8
-	VPADDD      pattern00007fff<>+0(SB), Z8, Z8
-	VPADDD      Z7, Z8, Z8
+	VPADDD      pattern00008000<>+0(SB), Z7, Z8
 	VPSRLD      $0x10, Z8, Z8
-	VCMPPS      $0x03, Z7, Z7, K1
-	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z8
 	VPMOVDW     Z8, Y8
 	VMOVDQU     Y8, (R8)(R10*2)
 	VMULPS      Z3, Z5, Z5
 	VFMADD231PS Z2, Z7, Z5
-	VMOVUPS     512(AX), Z7
-	VFMADD213PS Z6, Z6, Z7
-	VFMADD231PS Z4, Z5, Z7
-	VMOVUPS     Z7, (BX)(R10*4)
+	VFMADD231PS 512(AX), Z6, Z6
+	VFMADD231PS Z4, Z5, Z6
+	VMOVUPS     Z6, (BX)(R10*4)
 	CMPQ        DI, $0x01
-	JE          copyFP160
-	JA          copyStored0
-	VPSRLD      $0x10, Z7, Z5
+	JE          copyFP16
+	JA          copyStored
+	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
-	VPADDD      Z7, Z5, Z5
+	VPADDD      Z6, Z5, Z5
 	VPSRLD      $0x10, Z5, Z5
-	VCMPPS      $0x03, Z7, Z7, K1
+	VCMPPS      $0x03, Z6, Z6, K1
 	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z5
 	VPMOVDW     Z5, Y5
-	JMP         copyRounded0
+	VMOVDQA     Y5, Y5
+	JMP         copyRounded
 
-copyFP160:
-	VCVTPS2PH $0x00, Z7, Y5
+copyFP16:
+	VCVTPS2PH $0x00, Z6, Y5
 
-copyRounded0:
+copyRounded:
 	TESTQ    $0x0000001f, SI
-	JNE      copyUnaligned0
+	JNE      copyUnaligned
 	VMOVNTDQ Y5, (SI)(R10*2)
-	JMP      copyStored0
+	JMP      copyStored
 
-copyUnaligned0:
+copyUnaligned:
 	VMOVDQU Y5, (SI)(R10*2)
 
-copyStored0:
+copyStored:
 	ADDQ $0x10, R10
 
 check:
@@ -5169,6 +4807,7 @@ next:
 	PREFETCHT0 1024(CX)(SI*2)
 	VPMOVZXWD  (CX)(SI*2), Z2
 	VPSLLD     $0x10, Z2, Z2
+	VMOVAPS    Z2, Z2
 	JMP        gradientLoaded
 
 gradientFP16:

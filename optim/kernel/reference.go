@@ -72,7 +72,7 @@ func updateReference(f Format, constants *Constants, c Chunk) {
 		case Adam:
 			var second float32
 			p, first, second = k.adam(p, g, first, flush(c.Moments[1].At(i)))
-			c.Moments[1].Put(i, second)
+			c.Moments[1].putMoment(i, second)
 		case Lion:
 			p, first = k.lion(p, g, first)
 		case Adagrad:
@@ -80,9 +80,21 @@ func updateReference(f Format, constants *Constants, c Chunk) {
 		case SGD:
 			p, first = k.sgd(p, g, first)
 		}
-		c.Moments[0].Put(i, first)
+		c.Moments[0].putMoment(i, first)
 		c.setMaster(f, i, p)
 	}
+}
+
+// putMoment stores element i of a moment. In bf16, it is rounded as the
+// parameters of split state are, half away from zero: that takes a third of
+// the instructions of rounding to even, and ties are rare.
+func (a Array) putMoment(i int, x float32) {
+	if a.Type == dtype.BF16 {
+		upper, _ := Separate(x)
+		binary.LittleEndian.PutUint16(a.Data[2*i:], upper)
+		return
+	}
+	a.Put(i, x)
 }
 
 // scalars are the constants of a step, once each.

@@ -129,14 +129,6 @@ func (s instructionSet) vector() reg.VecVirtual {
 	return YMM()
 }
 
-// half is a register of half the width, for 16-bit elements.
-func (s instructionSet) half() reg.VecVirtual {
-	if s.lanes == 16 {
-		return YMM()
-	}
-	return XMM()
-}
-
 // stream is an array that a kernel walks: a base address and the bytes of an
 // element.
 type stream struct {

@@ -14,12 +14,23 @@ import (
 // elements.
 const prefetchAhead = 512
 
-// array is a stream of numbers that a kernel reads as fp32, and writes back.
+// vectors hold one group of numbers: one 512-bit register or two 256-bit ones.
+type vectors []reg.VecVirtual
+
+func (s instructionSet) vectors() vectors {
+	var v vectors
+	for range abi.Group / s.lanes {
+		v = append(v, s.vector())
+	}
+	return v
+}
+
+// array is a stream of numbers that a kernel reads as fp32, and writes back, a
+// group at a time.
 type array interface {
 	prefetch(index reg.Register)
-	load(index reg.Register, offset int) reg.VecVirtual
-	// store may change the register.
-	store(x reg.VecVirtual, index reg.Register, offset int)
+	load(index reg.Register) vectors
+	store(x vectors, index reg.Register)
 	// finish is emitted after the loop.
 	finish()
 }
@@ -48,15 +59,9 @@ type fp32Moment struct {
 
 func (m fp32Moment) prefetch(index reg.Register) { PREFETCHT0(m.at(index, prefetchAhead)) }
 
-func (m fp32Moment) load(index reg.Register, offset int) reg.VecVirtual {
-	x := m.vector()
-	VMOVUPS(m.at(index, offset), x)
-	return x
-}
+func (m fp32Moment) load(index reg.Register) vectors { return m.loadWide(m.stream, index) }
 
-func (m fp32Moment) store(x reg.VecVirtual, index reg.Register, offset int) {
-	VMOVUPS(x, m.at(index, offset))
-}
+func (m fp32Moment) store(x vectors, index reg.Register) { m.storeWide(x, m.stream, index) }
 
 func (fp32Moment) finish() {}
 
@@ -67,17 +72,10 @@ type bf16Moment struct {
 
 func (m bf16Moment) prefetch(index reg.Register) { PREFETCHT0(m.at(index, prefetchAhead)) }
 
-func (m bf16Moment) load(index reg.Register, offset int) reg.VecVirtual {
-	x := m.vector()
-	VPMOVZXWD(m.at(index, offset), x)
-	VPSLLD(U8(16), x, x)
-	return x
-}
+func (m bf16Moment) load(index reg.Register) vectors { return m.loadUpperHalves(m.at(index, 0)) }
 
-func (m bf16Moment) store(x reg.VecVirtual, index reg.Register, offset int) {
-	packed := m.half()
-	m.packLowHalves(m.roundToBF16(x), packed)
-	VMOVDQU(packed, m.at(index, offset))
+func (m bf16Moment) store(x vectors, index reg.Register) {
+	VMOVDQU(m.packLowHalves(m.upperHalves(x)), m.at(index, 0))
 }
 
 func (bf16Moment) finish() {}
@@ -94,27 +92,37 @@ func (m splitMaster) prefetch(index reg.Register) {
 	PREFETCHT0(m.low.at(index, prefetchAhead))
 }
 
-// load undoes the rounding: (upper << 16) + signed low.
-func (m splitMaster) load(index reg.Register, offset int) reg.VecVirtual {
-	p, t := m.vector(), m.vector()
-	VPMOVZXWD(m.parameter.at(index, offset), p)
-	VPMOVSXWD(m.low.at(index, offset), t)
-	VPSLLD(U8(16), p, p)
-	VPADDD(t, p, p)
+// load undoes the rounding: (upper << 16) + signed low. In 16-bit arithmetic,
+// the upper half is one less where the low half is negative.
+func (m splitMaster) load(index reg.Register) vectors {
+	p := m.vectors()
+	if m.lanes == 16 {
+		t := m.vector()
+		VPMOVZXWD(m.parameter.at(index, 0), p[0])
+		VPMOVSXWD(m.low.at(index, 0), t)
+		VPSLLD(U8(16), p[0], p[0])
+		VPADDD(t, p[0], p[0])
+		return p
+	}
+	upper, low, negative := m.vector(), m.vector(), m.vector()
+	VPERMQ(U8(inQuarters), m.parameter.at(index, 0), upper)
+	VPERMQ(U8(inQuarters), m.low.at(index, 0), low)
+	VPSRAW(U8(15), low, negative)
+	VPADDW(negative, upper, upper)
+	VPUNPCKLWD(upper, low, p[0])
+	VPUNPCKHWD(upper, low, p[1])
 	return p
 }
 
-func (m splitMaster) store(p reg.VecVirtual, index reg.Register, offset int) {
-	upper, packed := m.vector(), m.half()
-	VPADDD(integer(0x8000), p, upper)
-	VPSRLD(U8(16), upper, upper)
-	m.packLowHalves(upper, packed)
-	VMOVDQU(packed, m.parameter.at(index, offset))
+// store changes the registers.
+func (m splitMaster) store(p vectors, index reg.Register) {
+	VMOVDQU(m.packLowHalves(m.upperHalves(p)), m.parameter.at(index, 0))
 	if m.lanes != 16 {
-		VPAND(integer(0xffff), p, p)
+		for i := range p {
+			VPAND(integer(0xffff), p[i], p[i])
+		}
 	}
-	m.packLowHalves(p, packed)
-	VMOVDQU(packed, m.low.at(index, offset))
+	VMOVDQU(m.packLowHalves(p), m.low.at(index, 0))
 }
 
 func (splitMaster) finish() {}
@@ -130,54 +138,52 @@ type fp32Master struct {
 
 func (m fp32Master) prefetch(index reg.Register) { PREFETCHT0(m.weights.at(index, prefetchAhead)) }
 
-func (m fp32Master) load(index reg.Register, offset int) reg.VecVirtual {
-	p := m.vector()
-	VMOVUPS(m.weights.at(index, offset), p)
-	return p
-}
+func (m fp32Master) load(index reg.Register) vectors { return m.loadWide(m.weights, index) }
 
-func (m fp32Master) store(p reg.VecVirtual, index reg.Register, offset int) {
-	label := func(name string) string { return fmt.Sprintf("%s%d", name, offset) }
-	VMOVUPS(p, m.weights.at(index, offset))
-	packed := m.half()
+func (m fp32Master) store(p vectors, index reg.Register) {
+	m.storeWide(p, m.weights, index)
+	packed := YMM()
 	CMPQ(m.copyKind, U8(abi.FP16))
-	JE(LabelRef(label("copyFP16")))
-	JA(LabelRef(label("copyStored")))
-	m.packLowHalves(m.roundToBF16(p), packed)
-	JMP(LabelRef(label("copyRounded")))
-	Label(label("copyFP16"))
-	VCVTPS2PH(U8(0), p, packed)
-	Label(label("copyRounded"))
+	JE(LabelRef("copyFP16"))
+	JA(LabelRef("copyStored"))
+	VMOVDQA(m.packLowHalves(m.roundToBF16(p)), packed)
+	JMP(LabelRef("copyRounded"))
+	Label("copyFP16")
+	if m.lanes == 16 {
+		VCVTPS2PH(U8(0), p[0], packed)
+	} else {
+		upper := XMM()
+		VCVTPS2PH(U8(0), p[0], packed.AsX())
+		VCVTPS2PH(U8(0), p[1], upper)
+		VINSERTI128(U8(1), upper, packed, packed)
+	}
+	Label("copyRounded")
 
-	TESTQ(U32(uint32(2*m.lanes-1)), m.parameter.base)
-	JNE(LabelRef(label("copyUnaligned")))
-	VMOVNTDQ(packed, m.parameter.at(index, offset))
-	JMP(LabelRef(label("copyStored")))
-	Label(label("copyUnaligned"))
-	VMOVDQU(packed, m.parameter.at(index, offset))
-	Label(label("copyStored"))
+	TESTQ(U32(31), m.parameter.base)
+	JNE(LabelRef("copyUnaligned"))
+	VMOVNTDQ(packed, m.parameter.at(index, 0))
+	JMP(LabelRef("copyStored"))
+	Label("copyUnaligned")
+	VMOVDQU(packed, m.parameter.at(index, 0))
+	Label("copyStored")
 }
 
 // finish orders the stores past the caches before whatever the caller does
 // next.
 func (fp32Master) finish() { SFENCE() }
 
-// loadGradients fills one register for each vector of the group, whatever type
-// the gradients have. The branch is the same in every turn, so it costs
-// nothing beside the memory that the loop waits for.
-func (s instructionSet) loadGradients(kind, base, index reg.Register) []reg.VecVirtual {
-	var g []reg.VecVirtual
-	for range abi.Group / s.lanes {
-		g = append(g, s.vector())
-	}
+// loadGradients loads a group, whatever type the gradients have. The branch is
+// the same in every turn, so it costs nothing beside the memory that the loop
+// waits for.
+func (s instructionSet) loadGradients(kind, base, index reg.Register) vectors {
+	g := s.vectors()
 	halves, words := stream{base, 2}, stream{base, 4}
 	CMPQ(kind, U8(abi.FP16))
 	JE(LabelRef("gradientFP16"))
 	JA(LabelRef("gradientFP32"))
 	PREFETCHT0(halves.at(index, prefetchAhead))
-	for i := range g {
-		VPMOVZXWD(halves.at(index, i*s.lanes), g[i])
-		VPSLLD(U8(16), g[i], g[i])
+	for i, x := range s.loadUpperHalves(halves.at(index, 0)) {
+		VMOVAPS(x, g[i])
 	}
 	JMP(LabelRef("gradientLoaded"))
 	Label("gradientFP16")
@@ -195,39 +201,90 @@ func (s instructionSet) loadGradients(kind, base, index reg.Register) []reg.VecV
 	return g
 }
 
+func (s instructionSet) loadWide(from stream, index reg.Register) vectors {
+	x := s.vectors()
+	for i := range x {
+		VMOVUPS(from.at(index, i*s.lanes), x[i])
+	}
+	return x
+}
+
+func (s instructionSet) storeWide(x vectors, to stream, index reg.Register) {
+	for i := range x {
+		VMOVUPS(x[i], to.at(index, i*s.lanes))
+	}
+}
+
+// inQuarters swaps the middle quarters of a 256-bit register. Instructions that
+// interleave or pack work within 128 bits; with the middle quarters swapped
+// before the one, or after the other, the elements are in order.
+const inQuarters = 0b11_01_10_00
+
+// loadUpperHalves loads a group of 16-bit numbers as the upper halves of 32-bit
+// ones: bf16 as fp32.
+func (s instructionSet) loadUpperHalves(from Mem) vectors {
+	x := s.vectors()
+	if s.lanes == 16 {
+		VPMOVZXWD(from, x[0])
+		VPSLLD(U8(16), x[0], x[0])
+		return x
+	}
+	zero, halves := s.vector(), s.vector()
+	VPERMQ(U8(inQuarters), from, halves)
+	VPXOR(zero, zero, zero)
+	VPUNPCKLWD(halves, zero, x[0])
+	VPUNPCKHWD(halves, zero, x[1])
+	return x
+}
+
 // packLowHalves packs the low 16 bits of every lane. For AVX2 the lanes must be
 // below 2^16 already.
-func (s instructionSet) packLowHalves(x, packed reg.VecVirtual) {
+func (s instructionSet) packLowHalves(x vectors) reg.VecVirtual {
+	packed := YMM()
 	if s.lanes == 16 {
-		VPMOVDW(x, packed)
-		return
+		VPMOVDW(x[0], packed)
+		return packed
 	}
-	VEXTRACTI128(U8(1), x, packed)
-	VPACKUSDW(packed, x.AsX(), packed)
+	VPACKUSDW(x[1], x[0], packed)
+	VPERMQ(U8(inQuarters), packed, packed)
+	return packed
+}
+
+// upperHalves rounds to bf16 half away from zero, in integer arithmetic. The
+// result is in the low half of each lane.
+func (s instructionSet) upperHalves(x vectors) vectors {
+	upper := s.vectors()
+	for i := range x {
+		VPADDD(integer(0x8000), x[i], upper[i])
+		VPSRLD(U8(16), upper[i], upper[i])
+	}
+	return upper
 }
 
 // roundToBF16 rounds to nearest even in integer arithmetic; a NaN becomes
 // 0x7fc0. The result is in the low half of each lane.
-func (s instructionSet) roundToBF16(x reg.VecVirtual) reg.VecVirtual {
+func (s instructionSet) roundToBF16(x vectors) vectors {
 	const unordered = 3
-	t := s.vector()
-	VPSRLD(U8(16), x, t)
-	if s.lanes == 16 {
-		VPANDD(integer(1), t, t)
-	} else {
-		VPAND(integer(1), t, t)
+	rounded := s.vectors()
+	for i, t := range rounded {
+		VPSRLD(U8(16), x[i], t)
+		if s.lanes == 16 {
+			VPANDD(integer(1), t, t)
+		} else {
+			VPAND(integer(1), t, t)
+		}
+		VPADDD(integer(0x7fff), t, t)
+		VPADDD(x[i], t, t)
+		VPSRLD(U8(16), t, t)
+		if s.lanes == 16 {
+			nan := K()
+			VCMPPS(U8(unordered), x[i], x[i], nan)
+			VMOVDQA32(integer(0x7fc0), nan, t)
+		} else {
+			nan := s.vector()
+			VCMPPS(U8(unordered), x[i], x[i], nan)
+			VBLENDVPS(nan, integer(0x7fc0), t, t)
+		}
 	}
-	VPADDD(integer(0x7fff), t, t)
-	VPADDD(x, t, t)
-	VPSRLD(U8(16), t, t)
-	if s.lanes == 16 {
-		nan := K()
-		VCMPPS(U8(unordered), x, x, nan)
-		VMOVDQA32(integer(0x7fc0), nan, t)
-	} else {
-		nan := s.vector()
-		VCMPPS(U8(unordered), x, x, nan)
-		VBLENDVPS(nan, integer(0x7fc0), t, t)
-	}
-	return t
+	return rounded
 }

@@ -15,10 +15,11 @@ type registers map[int]reg.VecVirtual
 // algorithm writes the arithmetic of an update.
 type algorithm struct {
 	resident []int // constants that are kept in registers
-	// update changes master weight p with scaled gradient g, and the moments.
+	// update changes master weights p and the moments with scaled gradients g.
 	// The arithmetic is that of the function of the same name in
-	// reference.go, operation by operation. It returns the new weight.
-	update func(s instructionSet, c func(row int) Op, p, g reg.VecVirtual, moments []reg.VecVirtual, keep func(number int)) reg.VecVirtual
+	// reference.go, operation by operation. Moments are loaded late and
+	// stored early, because registers are few.
+	update func(s instructionSet, c func(row int) Op, p, g vectors, load func(number int) vectors, store func(number int, x vectors))
 }
 
 var algorithms = [abi.Algorithms]algorithm{
@@ -65,20 +66,16 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 		for _, array := range arrays {
 			array.prefetch(index)
 		}
-		for i, g := range s.loadGradients(kind, gradient, index) {
-			at := i * s.lanes
-			p := arrays[0].load(index, at)
-			VMULPS(constant(abi.GradientScale), g, g)
-			VFMADD231PS(constant(abi.L2Penalty), p, g)
-			var m []reg.VecVirtual
-			for _, array := range arrays[1:] {
-				m = append(m, array.load(index, at))
-			}
-			// The sooner a moment is stored, the sooner its register is free.
-			keep := func(number int) { arrays[1+number].store(m[number], index, at) }
-			p = algorithms[a].update(s, constant, p, g, m, keep)
-			arrays[0].store(p, index, at)
+		g := s.loadGradients(kind, gradient, index)
+		p := arrays[0].load(index)
+		for i := range g {
+			VMULPS(constant(abi.GradientScale), g[i], g[i])
+			VFMADD231PS(constant(abi.L2Penalty), p[i], g[i])
 		}
+		load := func(number int) vectors { return arrays[1+number].load(index) }
+		store := func(number int, x vectors) { arrays[1+number].store(x, index) }
+		algorithms[a].update(s, constant, p, g, load, store)
+		arrays[0].store(p, index)
 	})
 	for _, array := range arrays {
 		array.finish()
@@ -88,61 +85,63 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 	RET()
 }
 
-func (s instructionSet) adam(c func(int) Op, p, g reg.VecVirtual, moments []reg.VecVirtual, keep func(int)) reg.VecVirtual {
-	m, v := moments[0], moments[1]
-	VMULPS(c(abi.Beta1), m, m)
-	VFMADD231PS(c(abi.OneMinusBeta1), g, m)
-	keep(0)
+func (s instructionSet) adam(c func(int) Op, p, g vectors, load func(int) vectors, store func(int, vectors)) {
+	m := load(0)
+	for i := range m {
+		VMULPS(c(abi.Beta1), m[i], m[i])
+		VFMADD231PS(c(abi.OneMinusBeta1), g[i], m[i])
+	}
+	store(0, m)
 
-	VMULPS(c(abi.Beta2), v, v)
-	VMULPS(g, g, g)
-	VFMADD231PS(c(abi.OneMinusBeta2), g, v)
-	keep(1)
+	v := load(1)
+	for i := range v {
+		VMULPS(c(abi.Beta2), v[i], v[i])
+		VMULPS(g[i], g[i], g[i])
+		VFMADD231PS(c(abi.OneMinusBeta2), g[i], v[i])
+	}
+	store(1, v)
 
-	VSQRTPS(v, v)
-	VFMADD213PS(c(abi.Epsilon), c(abi.InverseRootBias2), v)
-	VDIVPS(v, m, m)
-	p = s.decayed(c, p)
-	VFMADD231PS(c(abi.StepSize), m, p)
-	return p
+	for i := range p {
+		VSQRTPS(v[i], v[i])
+		VFMADD213PS(c(abi.Epsilon), c(abi.InverseRootBias2), v[i])
+		VDIVPS(v[i], m[i], m[i])
+		VFMADD231PS(c(abi.Decay), p[i], p[i])
+		VFMADD231PS(c(abi.StepSize), m[i], p[i])
+	}
 }
 
-func (s instructionSet) lion(c func(int) Op, p, g reg.VecVirtual, moments []reg.VecVirtual, keep func(int)) reg.VecVirtual {
-	m, direction := moments[0], s.vector()
-	VMULPS(c(abi.Beta1), m, direction)
-	VFMADD231PS(c(abi.OneMinusBeta1), g, direction)
+func (s instructionSet) lion(c func(int) Op, p, g vectors, load func(int) vectors, store func(int, vectors)) {
+	m := load(0)
+	for i := range m {
+		direction := s.vector()
+		VMULPS(c(abi.Beta1), m[i], direction)
+		VFMADD231PS(c(abi.OneMinusBeta1), g[i], direction)
+		VFMADD231PS(c(abi.Decay), p[i], p[i])
+		VADDPS(s.signed(c(abi.StepSize), direction), p[i], p[i])
 
-	VMULPS(c(abi.Beta2), m, m)
-	VFMADD231PS(c(abi.OneMinusBeta2), g, m)
-	keep(0)
-
-	p = s.decayed(c, p)
-	VADDPS(s.signed(c(abi.StepSize), direction), p, p)
-	return p
+		VMULPS(c(abi.Beta2), m[i], m[i])
+		VFMADD231PS(c(abi.OneMinusBeta2), g[i], m[i])
+	}
+	store(0, m)
 }
 
 // signed is x with the sign of direction flipped in: 0 where direction is 0,
 // and NaN where it is NaN.
 func (s instructionSet) signed(x Op, direction reg.VecVirtual) reg.VecVirtual {
 	const equal, unordered = 0, 3
-	result := s.vector()
+	result, zero := s.vector(), s.vector()
+	s.clear(zero)
+	VANDPS(integer(0x80000000), direction, result)
+	VXORPS(x, result, result)
 	if s.lanes == 16 {
 		none, nan := K(), K()
-		VPXORD(result, result, result)
-		VCMPPS(U8(equal), result, direction, none)
+		VCMPPS(U8(equal), zero, direction, none)
 		VCMPPS(U8(unordered), direction, direction, nan)
-		VANDPS(integer(0x80000000), direction, result)
-		VXORPS(x, result, result)
-		zero := s.vector()
-		VPXORD(zero, zero, zero)
 		VMOVDQA32(zero, none, result)
 		VMOVDQA32(direction, nan, result)
 		return result
 	}
-	zero, mask := s.vector(), s.vector()
-	VXORPS(zero, zero, zero)
-	VANDPS(integer(0x80000000), direction, result)
-	VXORPS(x, result, result)
+	mask := s.vector()
 	VCMPPS(U8(equal), zero, direction, mask)
 	VANDNPS(result, mask, result)
 	VCMPPS(U8(unordered), direction, direction, mask)
@@ -150,35 +149,31 @@ func (s instructionSet) signed(x Op, direction reg.VecVirtual) reg.VecVirtual {
 	return result
 }
 
-func (s instructionSet) adagrad(c func(int) Op, p, g reg.VecVirtual, moments []reg.VecVirtual, keep func(int)) reg.VecVirtual {
-	sum := moments[0]
-	VFMADD231PS(g, g, sum)
-	keep(0)
-
-	VSQRTPS(sum, sum)
-	VADDPS(c(abi.Epsilon), sum, sum)
-	VDIVPS(sum, g, g)
-	VFMADD231PS(c(abi.StepSize), g, p)
-	return p
+func (s instructionSet) adagrad(c func(int) Op, p, g vectors, load func(int) vectors, store func(int, vectors)) {
+	sum := load(0)
+	for i := range sum {
+		VFMADD231PS(g[i], g[i], sum[i])
+	}
+	store(0, sum)
+	for i := range p {
+		VSQRTPS(sum[i], sum[i])
+		VADDPS(c(abi.Epsilon), sum[i], sum[i])
+		VDIVPS(sum[i], g[i], g[i])
+		VFMADD231PS(c(abi.StepSize), g[i], p[i])
+	}
 }
 
-func (s instructionSet) sgd(c func(int) Op, p, g reg.VecVirtual, moments []reg.VecVirtual, keep func(int)) reg.VecVirtual {
-	m := moments[0]
-	VMULPS(c(abi.Beta1), m, m)
-	VFMADD231PS(c(abi.OneMinusBeta1), g, m)
-	keep(0)
-
-	VMULPS(c(abi.GradientShare), g, g)
-	VFMADD231PS(c(abi.MomentumShare), m, g)
-	p = s.decayed(c, p)
-	VFMADD231PS(c(abi.StepSize), g, p)
-	return p
-}
-
-// decayed is fma(decay, p, p).
-func (s instructionSet) decayed(c func(int) Op, p reg.VecVirtual) reg.VecVirtual {
-	result := s.vector()
-	VMOVUPS(c(abi.Decay), result)
-	VFMADD213PS(p, p, result)
-	return result
+func (s instructionSet) sgd(c func(int) Op, p, g vectors, load func(int) vectors, store func(int, vectors)) {
+	m := load(0)
+	for i := range m {
+		VMULPS(c(abi.Beta1), m[i], m[i])
+		VFMADD231PS(c(abi.OneMinusBeta1), g[i], m[i])
+	}
+	store(0, m)
+	for i := range p {
+		VMULPS(c(abi.GradientShare), g[i], g[i])
+		VFMADD231PS(c(abi.MomentumShare), m[i], g[i])
+		VFMADD231PS(c(abi.Decay), p[i], p[i])
+		VFMADD231PS(c(abi.StepSize), g[i], p[i])
+	}
 }

@@ -46,7 +46,7 @@ type MomentType uint8
 const (
 	// MomentsFP32 are exact.
 	MomentsFP32 MomentType = iota
-	// MomentsBF16 are rounded to nearest even after they were used.
+	// MomentsBF16 are rounded half away from zero after they were used.
 	MomentsBF16
 	MomentTypes // their number
 )
