@@ -3,6 +3,7 @@ package engine
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -311,6 +312,78 @@ func TestGradientsThatArriveEarly(t *testing.T) {
 			}
 			if got := e.Step(1).GradientNorm; got != want[step] {
 				t.Errorf("ranges %v: norm %v, want %v", ranges, got, want[step])
+			}
+		}
+	}
+}
+
+// TestAccumulatedGradients adds two bf16 gradients, in ranges that cut chunks,
+// to fp32 sums, and takes the step that their sum takes.
+func TestAccumulatedGradients(t *testing.T) {
+	format := kernel.Format{Parameter: dtype.BF16, Gradient: dtype.F32}
+	var prints []string
+	for _, accumulated := range []bool{false, true} {
+		s := newShards(t, testElements, 1, 2, 0, format, kernel.Available()[len(kernel.Available())-1])[0]
+		gradient := kernel.Array{Type: dtype.BF16, Data: make([]byte, 2*testElements)}
+		for i := range testElements {
+			gradient.Put(i, float32(i%200-100)/64)
+		}
+		if accumulated {
+			s.whole.Gradient.Put(5, 77) // from an earlier step
+			s.ClearGradients()
+			for range 2 {
+				for from := 0; from < testElements; from += 100_001 {
+					s.Accumulate(int64(from), gradient.Slice(from, min(from+100_001, testElements)))
+				}
+			}
+		} else {
+			for i := range testElements {
+				s.whole.Gradient.Put(i, 2*gradient.At(i))
+			}
+		}
+		newEngine(t, []*Shard{s}, 1).Step(1)
+		prints = append(prints, fingerprint([]*Shard{s}, testElements))
+	}
+	if prints[0] != prints[1] {
+		t.Error("accumulated gradients give another step than their sum")
+	}
+}
+
+// TestMoreElementsThan31BitsCount updates the end of a shard of more than 2^31
+// elements. Only the pages at its end are ever touched.
+func TestMoreElementsThan31BitsCount(t *testing.T) {
+	const elements, tail = 1<<31 + 3*DefaultChunk + 77, 2*DefaultChunk + 77
+	for _, format := range []kernel.Format{split, {State: kernel.FP32, Parameter: dtype.BF16, Gradient: dtype.F32}} {
+		set := kernel.Available()[len(kernel.Available())-1]
+		large, err := NewShard(ShardConfig{Elements: elements, Format: format, Kernel: set, CPUs: cpus(t, 2)})
+		if errors.Is(err, unix.ENOMEM) {
+			t.Skip("the kernel does not map so much: ", err)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer large.Close()
+		small, err := NewShard(ShardConfig{Elements: tail, Format: format, Kernel: set, CPUs: cpus(t, 1)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer small.Close()
+		for s, first := range map[*Shard]int{large: elements - tail, small: 0} {
+			end := s.chunk(first, tail)
+			for i := range tail {
+				end.Gradient.Put(i, float32(i%1000-500)*1e-5)
+			}
+			optim.DefaultAdamW().Constants(&s.groups[0].constants, 1, 1)
+			units := (int64(s.config.Elements) + DefaultChunk - 1) / DefaultChunk
+			s.startUnits(DefaultChunk, units-tail/DefaultChunk-1, units, true, s.updateUnit)
+			s.wait()
+			s.GradientsArrived(int64(first), tail)
+		}
+		offset := elements - tail
+		for i := range tail {
+			a, b := large.chunk(offset+i, 1), small.chunk(i, 1)
+			if a.Parameter[0] != b.Parameter[0] || a.Moments[0].At(0) != b.Moments[0].At(0) || a.Moments[1].At(0) != b.Moments[1].At(0) {
+				t.Fatalf("%v: element %d differs from that of a small shard", format, offset+i)
 			}
 		}
 	}

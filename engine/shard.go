@@ -249,6 +249,26 @@ func (s *Shard) GradientsArrived(first, count int64) {
 	}
 }
 
+// Accumulate adds a gradient, of any type, to the gradients from element first
+// on, for trainers that run several backward passes before a step.
+func (s *Shard) Accumulate(first int64, gradient kernel.Array) {
+	end, unit := first+int64(gradient.Len()), int64(s.config.Chunk)
+	if first < 0 || end > s.config.Elements {
+		panic(fmt.Sprintf("engine: gradients %d to %d of a shard of %d", first, end, s.config.Elements))
+	}
+	s.startUnits(s.config.Chunk, first/unit, (end+unit-1)/unit, true, func(start, count int) {
+		from, to := max(start, int(first)), min(start+count, int(end))
+		s.config.Kernel.Accumulate(s.whole.Gradient.Slice(from, to), gradient.Slice(from-int(first), to-int(first)))
+	})
+	s.wait()
+}
+
+// ClearGradients sets all gradients to 0, so that others can be accumulated.
+func (s *Shard) ClearGradients() {
+	s.start(s.config.Chunk, true, func(first, count int) { clear(s.whole.Gradient.Slice(first, first+count).Data) })
+	s.wait()
+}
+
 // start begins a pass over the shard in units of some number of elements. A
 // worker walks its own range, a contiguous part of the shard, and then, if it
 // may, helps the others with theirs.

@@ -84,3 +84,11 @@ func (s Set) sumSquares(n int, g Array, lanes *[16]float64) {
 	}
 	sumSquaresAVX2(n, kind(g.Type), pointer(g.Data), lanes)
 }
+
+func (s Set) accumulate(n int, sum, gradient Array) {
+	if s == AVX512 {
+		accumulateAVX512(n, kind(sum.Type), pointer(sum.Data), kind(gradient.Type), pointer(gradient.Data))
+		return
+	}
+	accumulateAVX2(n, kind(sum.Type), pointer(sum.Data), kind(gradient.Type), pointer(gradient.Data))
+}

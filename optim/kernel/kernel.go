@@ -8,7 +8,9 @@
 // counts as a zero of its sign. Denormals carry nothing that training needs,
 // cost a vector unit ten times the time of a normal number, and the momentum
 // of a row that is never used again would turn into them and stay there. Which
-// NaN comes out of an invalid operation is not specified.
+// NaN comes out of an invalid operation is not specified. (A NaN whose fraction
+// is all ones loses its meaning when it is rounded to bf16 half away from zero.
+// Arithmetic does not make such NaN, and steps with NaN gradients are skipped.)
 //
 // Every algorithm begins, for each element, with
 //
@@ -160,4 +162,24 @@ func (s Set) SumSquares(g Array) float64 {
 		}
 	}
 	return lanes[0]
+}
+
+// Accumulate adds a gradient to a sum of the same length, of which the type may
+// be another. An addition is one binary32 operation; its result is rounded to
+// the type of the sum, to nearest even.
+func (s Set) Accumulate(sum, gradient Array) {
+	n := sum.Len()
+	if gradient.Len() != n {
+		panic("kernel: a gradient and the sum that it is added to differ in length")
+	}
+	whole := 0
+	if s != Generic {
+		whole = n - n%abi.Group
+		if whole > 0 {
+			s.accumulate(whole, sum, gradient)
+		}
+	}
+	for i := whole; i < n; i++ {
+		sum.Put(i, add(flush(sum.At(i)), flush(gradient.At(i))))
+	}
 }

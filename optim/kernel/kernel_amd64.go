@@ -82,6 +82,9 @@ func trafficFP322xBF16AVX2(a *abi.Arguments)
 func sumSquaresAVX2(n int, gradientKind int, gradient *byte, lanes *[16]float64)
 
 //go:noescape
+func accumulateAVX2(n int, sumKind int, sum *byte, kind int, gradient *byte)
+
+//go:noescape
 func adamSplitFP32AVX512(a *abi.Arguments)
 
 //go:noescape
@@ -155,6 +158,9 @@ func trafficFP322xBF16AVX512(a *abi.Arguments)
 
 //go:noescape
 func sumSquaresAVX512(n int, gradientKind int, gradient *byte, lanes *[16]float64)
+
+//go:noescape
+func accumulateAVX512(n int, sumKind int, sum *byte, kind int, gradient *byte)
 
 // update calls the kernel of an algorithm for how master and moments are held.
 func update(key kernelKey, a *abi.Arguments) {

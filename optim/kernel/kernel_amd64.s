@@ -240,7 +240,7 @@ gradientLoaded:
 	VCMPPS      $0x00, Y13, Y11, Y13
 	VANDNPS     Y12, Y13, Y12
 	VCMPPS      $0x03, Y11, Y11, Y13
-	VORPS       Y13, Y12, Y12
+	VBLENDVPS   Y13, Y11, Y12, Y12
 	VADDPS      Y12, Y7, Y7
 	VMULPS      Y2, Y9, Y9
 	VFMADD231PS Y3, Y5, Y9
@@ -253,7 +253,7 @@ gradientLoaded:
 	VCMPPS      $0x00, Y12, Y5, Y12
 	VANDNPS     Y11, Y12, Y11
 	VCMPPS      $0x03, Y5, Y5, Y12
-	VORPS       Y12, Y11, Y11
+	VBLENDVPS   Y12, Y5, Y11, Y11
 	VADDPS      Y11, Y8, Y8
 	VMULPS      Y2, Y10, Y10
 	VFMADD231PS Y3, Y6, Y10
@@ -840,7 +840,7 @@ gradientLoaded:
 	VCMPPS      $0x00, Y13, Y11, Y13
 	VANDNPS     Y12, Y13, Y12
 	VCMPPS      $0x03, Y11, Y11, Y13
-	VORPS       Y13, Y12, Y12
+	VBLENDVPS   Y13, Y11, Y12, Y12
 	VADDPS      Y12, Y7, Y7
 	VMULPS      Y2, Y9, Y9
 	VFMADD231PS Y3, Y5, Y9
@@ -853,7 +853,7 @@ gradientLoaded:
 	VCMPPS      $0x00, Y12, Y5, Y12
 	VANDNPS     Y11, Y12, Y11
 	VCMPPS      $0x03, Y5, Y5, Y12
-	VORPS       Y12, Y11, Y11
+	VBLENDVPS   Y12, Y5, Y11, Y11
 	VADDPS      Y11, Y8, Y8
 	VMULPS      Y2, Y10, Y10
 	VFMADD231PS Y3, Y6, Y10
@@ -1492,7 +1492,7 @@ gradientLoaded:
 	VCMPPS      $0x00, Y13, Y11, Y13
 	VANDNPS     Y12, Y13, Y12
 	VCMPPS      $0x03, Y11, Y11, Y13
-	VORPS       Y13, Y12, Y12
+	VBLENDVPS   Y13, Y11, Y12, Y12
 	VADDPS      Y12, Y7, Y7
 	VMULPS      Y2, Y9, Y9
 	VFMADD231PS Y3, Y5, Y9
@@ -1505,7 +1505,7 @@ gradientLoaded:
 	VCMPPS      $0x00, Y12, Y5, Y12
 	VANDNPS     Y11, Y12, Y11
 	VCMPPS      $0x03, Y5, Y5, Y12
-	VORPS       Y12, Y11, Y11
+	VBLENDVPS   Y12, Y5, Y11, Y11
 	VADDPS      Y11, Y8, Y8
 	VMULPS      Y2, Y10, Y10
 	VFMADD231PS Y3, Y6, Y10
@@ -2196,7 +2196,7 @@ gradientLoaded:
 	VCMPPS      $0x00, Y13, Y11, Y13
 	VANDNPS     Y12, Y13, Y12
 	VCMPPS      $0x03, Y11, Y11, Y13
-	VORPS       Y13, Y12, Y12
+	VBLENDVPS   Y13, Y11, Y12, Y12
 	VADDPS      Y12, Y7, Y7
 	VMULPS      Y2, Y9, Y9
 	VFMADD231PS Y3, Y5, Y9
@@ -2209,7 +2209,7 @@ gradientLoaded:
 	VCMPPS      $0x00, Y12, Y5, Y12
 	VANDNPS     Y11, Y12, Y11
 	VCMPPS      $0x03, Y5, Y5, Y12
-	VORPS       Y12, Y11, Y11
+	VBLENDVPS   Y12, Y5, Y11, Y11
 	VADDPS      Y11, Y8, Y8
 	VMULPS      Y2, Y10, Y10
 	VFMADD231PS Y3, Y6, Y10
@@ -2735,6 +2735,116 @@ check:
 	VMOVUPD Y1, 32(DX)
 	VMOVUPD Y2, 64(DX)
 	VMOVUPD Y3, 96(DX)
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func accumulateAVX2(n int, sumKind int, sum *byte, kind int, gradient *byte)
+// Requires: AVX, AVX2, F16C, MMX+, SSE
+TEXT ·accumulateAVX2(SB), NOSPLIT, $8-40
+	STMXCSR (SP)
+	MOVL    (SP), AX
+	ORL     $0x00008040, AX
+	MOVL    AX, 4(SP)
+	LDMXCSR 4(SP)
+	MOVQ    sumKind+8(FP), AX
+	MOVQ    kind+24(FP), CX
+	MOVQ    sum+16(FP), DX
+	MOVQ    gradient+32(FP), BX
+	MOVQ    n+0(FP), SI
+	XORQ    DI, DI
+	JMP     check
+
+next:
+	CMPQ       AX, $0x01
+	JE         sumFP16
+	JA         sumFP32
+	PREFETCHT0 1024(DX)(DI*2)
+	VPERMQ     $0xd8, (DX)(DI*2), Y2
+	VPXOR      Y1, Y1, Y1
+	VPUNPCKLWD Y2, Y1, Y0
+	VPUNPCKHWD Y2, Y1, Y1
+	VMOVAPS    Y0, Y0
+	VMOVAPS    Y1, Y1
+	JMP        sumLoaded
+
+sumFP16:
+	PREFETCHT0 1024(DX)(DI*2)
+	VCVTPH2PS  (DX)(DI*2), Y0
+	VCVTPH2PS  16(DX)(DI*2), Y1
+	JMP        sumLoaded
+
+sumFP32:
+	PREFETCHT0 2048(DX)(DI*4)
+	VMOVUPS    (DX)(DI*4), Y0
+	VMOVUPS    32(DX)(DI*4), Y1
+
+sumLoaded:
+	CMPQ       CX, $0x01
+	JE         gradientFP16
+	JA         gradientFP32
+	PREFETCHT0 1024(BX)(DI*2)
+	VPERMQ     $0xd8, (BX)(DI*2), Y5
+	VPXOR      Y3, Y3, Y3
+	VPUNPCKLWD Y5, Y3, Y2
+	VPUNPCKHWD Y5, Y3, Y3
+	VMOVAPS    Y2, Y2
+	VMOVAPS    Y3, Y3
+	JMP        gradientLoaded
+
+gradientFP16:
+	PREFETCHT0 1024(BX)(DI*2)
+	VCVTPH2PS  (BX)(DI*2), Y2
+	VCVTPH2PS  16(BX)(DI*2), Y3
+	JMP        gradientLoaded
+
+gradientFP32:
+	PREFETCHT0 2048(BX)(DI*4)
+	VMOVUPS    (BX)(DI*4), Y2
+	VMOVUPS    32(BX)(DI*4), Y3
+
+gradientLoaded:
+	VADDPS    Y2, Y0, Y0
+	VADDPS    Y3, Y1, Y1
+	CMPQ      AX, $0x01
+	JE        storeFP16
+	JA        storeFP32
+	VPSRLD    $0x10, Y0, Y2
+	VPAND     pattern00000001<>+0(SB), Y2, Y2
+	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD    Y0, Y2, Y2
+	VPSRLD    $0x10, Y2, Y2
+	VCMPPS    $0x03, Y0, Y0, Y0
+	VBLENDVPS Y0, pattern00007fc0<>+0(SB), Y2, Y2
+	VPSRLD    $0x10, Y1, Y0
+	VPAND     pattern00000001<>+0(SB), Y0, Y0
+	VPADDD    pattern00007fff<>+0(SB), Y0, Y0
+	VPADDD    Y1, Y0, Y0
+	VPSRLD    $0x10, Y0, Y0
+	VCMPPS    $0x03, Y1, Y1, Y1
+	VBLENDVPS Y1, pattern00007fc0<>+0(SB), Y0, Y0
+	VPACKUSDW Y0, Y2, Y0
+	VPERMQ    $0xd8, Y0, Y0
+	VMOVDQU   Y0, (DX)(DI*2)
+	JMP       stored
+
+storeFP16:
+	VCVTPS2PH   $0x00, Y0, X4
+	VCVTPS2PH   $0x00, Y1, X0
+	VINSERTI128 $0x01, X0, Y4, Y4
+	VMOVDQU     Y4, (DX)(DI*2)
+	JMP         stored
+
+storeFP32:
+	VMOVUPS Y0, (DX)(DI*4)
+	VMOVUPS Y1, 32(DX)(DI*4)
+
+stored:
+	ADDQ $0x10, DI
+
+check:
+	CMPQ    DI, SI
+	JB      next
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -4832,6 +4942,94 @@ check:
 	JB      next
 	VMOVUPD Z0, (DX)
 	VMOVUPD Z1, 64(DX)
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func accumulateAVX512(n int, sumKind int, sum *byte, kind int, gradient *byte)
+// Requires: AVX, AVX512F, MMX+, SSE
+TEXT ·accumulateAVX512(SB), NOSPLIT, $8-40
+	STMXCSR (SP)
+	MOVL    (SP), AX
+	ORL     $0x00008040, AX
+	MOVL    AX, 4(SP)
+	LDMXCSR 4(SP)
+	MOVQ    sumKind+8(FP), AX
+	MOVQ    kind+24(FP), CX
+	MOVQ    sum+16(FP), DX
+	MOVQ    gradient+32(FP), BX
+	MOVQ    n+0(FP), SI
+	XORQ    DI, DI
+	JMP     check
+
+next:
+	CMPQ       AX, $0x01
+	JE         sumFP16
+	JA         sumFP32
+	PREFETCHT0 1024(DX)(DI*2)
+	VPMOVZXWD  (DX)(DI*2), Z0
+	VPSLLD     $0x10, Z0, Z0
+	VMOVAPS    Z0, Z0
+	JMP        sumLoaded
+
+sumFP16:
+	PREFETCHT0 1024(DX)(DI*2)
+	VCVTPH2PS  (DX)(DI*2), Z0
+	JMP        sumLoaded
+
+sumFP32:
+	PREFETCHT0 2048(DX)(DI*4)
+	VMOVUPS    (DX)(DI*4), Z0
+
+sumLoaded:
+	CMPQ       CX, $0x01
+	JE         gradientFP16
+	JA         gradientFP32
+	PREFETCHT0 1024(BX)(DI*2)
+	VPMOVZXWD  (BX)(DI*2), Z1
+	VPSLLD     $0x10, Z1, Z1
+	VMOVAPS    Z1, Z1
+	JMP        gradientLoaded
+
+gradientFP16:
+	PREFETCHT0 1024(BX)(DI*2)
+	VCVTPH2PS  (BX)(DI*2), Z1
+	JMP        gradientLoaded
+
+gradientFP32:
+	PREFETCHT0 2048(BX)(DI*4)
+	VMOVUPS    (BX)(DI*4), Z1
+
+gradientLoaded:
+	VADDPS    Z1, Z0, Z0
+	CMPQ      AX, $0x01
+	JE        storeFP16
+	JA        storeFP32
+	VPSRLD    $0x10, Z0, Z1
+	VPANDD    pattern00000001<>+0(SB), Z1, Z1
+	VPADDD    pattern00007fff<>+0(SB), Z1, Z1
+	VPADDD    Z0, Z1, Z1
+	VPSRLD    $0x10, Z1, Z1
+	VCMPPS    $0x03, Z0, Z0, K1
+	VMOVDQA32 pattern00007fc0<>+0(SB), K1, Z1
+	VPMOVDW   Z1, Y0
+	VMOVDQU   Y0, (DX)(DI*2)
+	JMP       stored
+
+storeFP16:
+	VCVTPS2PH $0x00, Z0, Y0
+	VMOVDQU   Y0, (DX)(DI*2)
+	JMP       stored
+
+storeFP32:
+	VMOVUPS Z0, (DX)(DI*4)
+
+stored:
+	ADDQ $0x10, DI
+
+check:
+	CMPQ    DI, SI
+	JB      next
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET

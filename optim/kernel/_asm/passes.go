@@ -101,6 +101,37 @@ func (s instructionSet) clear(x reg.VecVirtual) {
 	VPXOR(x, x, x)
 }
 
+// accumulate writes the addition of gradients to an accumulator of any type.
+func (s instructionSet) accumulate() {
+	TEXT("accumulate"+s.name, 4, "func(n int, sumKind int, sum *byte, kind int, gradient *byte)")
+	restore := flushDenormals()
+	sumKind, kind := Load(Param("sumKind"), GP64()), Load(Param("kind"), GP64())
+	base, gradient := Load(Param("sum"), GP64()), Load(Param("gradient"), GP64())
+	halves, words := stream{base, 2}, stream{base, 4}
+	loop(Load(Param("n"), GP64()), func(index reg.Register) {
+		sum := s.loadAny("sum", sumKind, base, index)
+		for i, g := range s.loadAny("gradient", kind, gradient, index) {
+			VADDPS(g, sum[i], sum[i])
+		}
+		packed := YMM()
+		CMPQ(sumKind, U8(abi.FP16))
+		JE(LabelRef("storeFP16"))
+		JA(LabelRef("storeFP32"))
+		VMOVDQU(s.packLowHalves(s.roundToBF16(sum)), halves.at(index, 0))
+		JMP(LabelRef("stored"))
+		Label("storeFP16")
+		s.roundToFP16(sum, packed)
+		VMOVDQU(packed, halves.at(index, 0))
+		JMP(LabelRef("stored"))
+		Label("storeFP32")
+		s.storeWide(sum, words, index)
+		Label("stored")
+	})
+	restore()
+	VZEROUPPER()
+	RET()
+}
+
 // sumSquares writes the sum of the squares of gradients in float64, in 16
 // lanes: lane j adds up the elements whose index is j modulo 16, in order. The
 // square of an fp32 number is exact in float64, so a fused multiply-add rounds
@@ -119,7 +150,7 @@ func (s instructionSet) sumSquares() {
 		sums = append(sums, sum)
 	}
 	loop(Load(Param("n"), GP64()), func(index reg.Register) {
-		for i, g := range s.loadGradients(kind, gradient, index) {
+		for i, g := range s.loadAny("gradient", kind, gradient, index) {
 			lower, upper := s.vector(), s.vector()
 			if s.lanes == 16 {
 				VCVTPS2PD(g.AsY(), lower)

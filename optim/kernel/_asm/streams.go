@@ -149,14 +149,7 @@ func (m fp32Master) store(p vectors, index reg.Register) {
 	VMOVDQA(m.packLowHalves(m.roundToBF16(p)), packed)
 	JMP(LabelRef("copyRounded"))
 	Label("copyFP16")
-	if m.lanes == 16 {
-		VCVTPS2PH(U8(0), p[0], packed)
-	} else {
-		upper := XMM()
-		VCVTPS2PH(U8(0), p[0], packed.AsX())
-		VCVTPS2PH(U8(0), p[1], upper)
-		VINSERTI128(U8(1), upper, packed, packed)
-	}
+	m.roundToFP16(p, packed)
 	Label("copyRounded")
 
 	TESTQ(U32(31), m.parameter.base)
@@ -172,33 +165,33 @@ func (m fp32Master) store(p vectors, index reg.Register) {
 // next.
 func (fp32Master) finish() { SFENCE() }
 
-// loadGradients loads a group, whatever type the gradients have. The branch is
-// the same in every turn, so it costs nothing beside the memory that the loop
-// waits for.
-func (s instructionSet) loadGradients(kind, base, index reg.Register) vectors {
-	g := s.vectors()
+// loadAny loads a group of numbers whose type is known only at run time. The
+// branch is the same in every turn, so it costs nothing beside the memory that
+// the loop waits for. The name tells its labels from those of other loads.
+func (s instructionSet) loadAny(name string, kind, base, index reg.Register) vectors {
+	x := s.vectors()
 	halves, words := stream{base, 2}, stream{base, 4}
 	CMPQ(kind, U8(abi.FP16))
-	JE(LabelRef("gradientFP16"))
-	JA(LabelRef("gradientFP32"))
+	JE(LabelRef(name + "FP16"))
+	JA(LabelRef(name + "FP32"))
 	PREFETCHT0(halves.at(index, prefetchAhead))
-	for i, x := range s.loadUpperHalves(halves.at(index, 0)) {
-		VMOVAPS(x, g[i])
+	for i, upper := range s.loadUpperHalves(halves.at(index, 0)) {
+		VMOVAPS(upper, x[i])
 	}
-	JMP(LabelRef("gradientLoaded"))
-	Label("gradientFP16")
+	JMP(LabelRef(name + "Loaded"))
+	Label(name + "FP16")
 	PREFETCHT0(halves.at(index, prefetchAhead))
-	for i := range g {
-		VCVTPH2PS(halves.at(index, i*s.lanes), g[i])
+	for i := range x {
+		VCVTPH2PS(halves.at(index, i*s.lanes), x[i])
 	}
-	JMP(LabelRef("gradientLoaded"))
-	Label("gradientFP32")
+	JMP(LabelRef(name + "Loaded"))
+	Label(name + "FP32")
 	PREFETCHT0(words.at(index, prefetchAhead))
-	for i := range g {
-		VMOVUPS(words.at(index, i*s.lanes), g[i])
+	for i := range x {
+		VMOVUPS(words.at(index, i*s.lanes), x[i])
 	}
-	Label("gradientLoaded")
-	return g
+	Label(name + "Loaded")
+	return x
 }
 
 func (s instructionSet) loadWide(from stream, index reg.Register) vectors {
@@ -248,6 +241,19 @@ func (s instructionSet) packLowHalves(x vectors) reg.VecVirtual {
 	VPACKUSDW(x[1], x[0], packed)
 	VPERMQ(U8(inQuarters), packed, packed)
 	return packed
+}
+
+// roundToFP16 rounds to nearest even.
+func (s instructionSet) roundToFP16(x vectors, packed reg.VecVirtual) {
+	const toNearest = 0
+	if s.lanes == 16 {
+		VCVTPS2PH(U8(toNearest), x[0], packed)
+		return
+	}
+	upper := XMM()
+	VCVTPS2PH(U8(toNearest), x[0], packed.AsX())
+	VCVTPS2PH(U8(toNearest), x[1], upper)
+	VINSERTI128(U8(1), upper, packed, packed)
 }
 
 // upperHalves rounds to bf16 half away from zero, in integer arithmetic. The

@@ -66,7 +66,7 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 		for _, array := range arrays {
 			array.prefetch(index)
 		}
-		g := s.loadGradients(kind, gradient, index)
+		g := s.loadAny("gradient", kind, gradient, index)
 		p := arrays[0].load(index)
 		for i := range g {
 			VMULPS(constant(abi.GradientScale), g[i], g[i])
@@ -145,7 +145,7 @@ func (s instructionSet) signed(x Op, direction reg.VecVirtual) reg.VecVirtual {
 	VCMPPS(U8(equal), zero, direction, mask)
 	VANDNPS(result, mask, result)
 	VCMPPS(U8(unordered), direction, direction, mask)
-	VORPS(mask, result, result)
+	VBLENDVPS(mask, direction, result, result)
 	return result
 }
 
