@@ -34,6 +34,11 @@ test-avx512: ## Run the kernel tests with AVX-512, emulated where need be (Debia
 		PLIMSOLL_KERNEL=avx512 $(GO) test -count=1 ./optim/kernel ./engine; \
 	else optim/kernel/_emulate/run; fi
 
+.PHONY: test-arm64
+test-arm64: ## Run the kernel tests for arm64, emulated (needs qemu-user; installs it on Debian as root)
+	@command -v qemu-aarch64 >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends qemu-user; }
+	GOARCH=arm64 $(GO) test -count=1 -short -exec qemu-aarch64 ./optim/kernel
+
 .PHONY: lint
 lint: ## Check format, vet, staticcheck and generated files
 	@test -z "$$(gofmt -l .)" || { gofmt -d .; exit 1; }
