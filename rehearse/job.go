@@ -31,6 +31,7 @@ type Request struct {
 	WorldSize    int    // of the whole job; 0 is Ranks
 	Steps        int
 	State        string   // "split" or "fp32"
+	Moments      string   // "fp32" or "bf16"
 	GradientType string   // "bf16", "fp16" or "fp32"
 	Clip         *float64 // 0 for none
 	Workers      int      // of each rank; 0 is one for each of its cores
@@ -41,7 +42,7 @@ type Job struct {
 	Model     *model.Model
 	Recipe    *recipe.DeepSpeed // nil when none was given
 	Format    kernel.Format
-	Optimizer optim.Adam
+	Optimizer optim.Optimizer
 	Clip      float64
 	LossScale float64
 	Ranks     int
@@ -83,7 +84,7 @@ func (r Request) Resolve() (*Job, error) {
 	if r.Clip != nil {
 		j.Clip = *r.Clip
 	}
-	j.Format, err = chooseFormat(precision, r.State, r.GradientType)
+	j.Format, err = r.chooseFormat(j.Optimizer.Algorithm(), precision)
 	return j, err
 }
 
@@ -132,20 +133,9 @@ func (j *Job) applyRecipe(path string) (dtype.Type, error) {
 	if d.OffloadOptimizer.Device != "cpu" {
 		note("the optimizer is not offloaded to the host (zero_optimization.offload_optimizer.device is %q); rehearsed as if it were", d.OffloadOptimizer.Device)
 	}
-	if o := d.Optimizer; o != nil {
-		if o.Type != "AdamW" && o.Type != "Adam" {
-			return dtype.Invalid, &fault.Input{
-				Where: fault.Position{File: path},
-				What:  fmt.Sprintf("optimizer.type is %q, and the engine has AdamW and Adam", o.Type),
-				Mend:  "the bytes of an optimizer with two moments are those of AdamW: set optimizer.type to AdamW to rehearse it",
-			}
-		}
-		j.Optimizer = optim.Adam{
-			LearningRate: o.LR, Beta1: o.Beta1, Beta2: o.Beta2, Epsilon: o.Epsilon, WeightDecay: o.WeightDecay,
-			L2: !o.AdamW, Uncorrected: !o.BiasCorrection,
-		}
-		if err := j.Optimizer.Validate(); err != nil {
-			return dtype.Invalid, &fault.Input{Where: fault.Position{File: path}, What: "optimizer.params", Err: err}
+	if d.Optimizer != nil {
+		if j.Optimizer, err = optimizerOf(path, d.Optimizer); err != nil {
+			return dtype.Invalid, err
 		}
 	}
 	j.Clip = d.GradientClipping
@@ -162,26 +152,59 @@ func (j *Job) applyRecipe(path string) (dtype.Type, error) {
 	return d.Precision, nil
 }
 
+// optimizerOf is the engine's counterpart of a recipe's optimizer.
+func optimizerOf(path string, o *recipe.Optimizer) (optim.Optimizer, error) {
+	var found optim.Optimizer
+	switch o.Type {
+	case "AdamW", "Adam":
+		found = optim.Adam{
+			LearningRate: o.LR, Beta1: o.Beta1, Beta2: o.Beta2, Epsilon: o.Epsilon, WeightDecay: o.WeightDecay,
+			L2: !o.AdamW, Uncorrected: !o.BiasCorrection,
+		}
+	case "Lion":
+		found = optim.Lion{LearningRate: o.LR, Beta1: o.Beta1, Beta2: o.Beta2, WeightDecay: o.WeightDecay}
+	case "Adagrad":
+		found = optim.Adagrad{LearningRate: o.LR, Epsilon: o.Epsilon, WeightDecay: o.WeightDecay}
+	default:
+		return nil, &fault.Input{
+			Where: fault.Position{File: path},
+			What:  fmt.Sprintf("optimizer.type is %q, and the engine has AdamW, Adam, Lion and Adagrad", o.Type),
+			Mend:  "the bytes of an optimizer with two moments are those of AdamW: set optimizer.type to AdamW to rehearse it",
+		}
+	}
+	if err := found.Validate(); err != nil {
+		return nil, &fault.Input{Where: fault.Position{File: path}, What: "optimizer.params", Err: err}
+	}
+	return found, nil
+}
+
 // chooseFormat decides the types of all streams. The precision of the training
 // decides the parameters; gradients and state follow unless they are given.
-func chooseFormat(precision dtype.Type, state, gradient string) (kernel.Format, error) {
-	f := kernel.Format{State: kernel.Split, Parameter: precision, Gradient: precision}
+func (r Request) chooseFormat(algorithm kernel.Algorithm, precision dtype.Type) (kernel.Format, error) {
+	f := kernel.Format{Algorithm: algorithm, State: kernel.Split, Parameter: precision, Gradient: precision}
 	if precision != dtype.BF16 {
 		f.State = kernel.FP32
 	}
-	switch state {
+	switch r.State {
 	case "":
 	case kernel.Split.String():
 		f.State = kernel.Split
 	case kernel.FP32.String():
 		f.State = kernel.FP32
 	default:
-		return f, &fault.Input{What: fmt.Sprintf("--state is %q: expected split or fp32", state)}
+		return f, &fault.Input{What: fmt.Sprintf("--state is %q: expected split or fp32", r.State)}
 	}
-	if gradient != "" {
-		t, err := dtype.Parse(gradient)
+	switch r.Moments {
+	case "", kernel.MomentsFP32.String():
+	case kernel.MomentsBF16.String():
+		f.Moments = kernel.MomentsBF16
+	default:
+		return f, &fault.Input{What: fmt.Sprintf("--moments is %q: expected fp32 or bf16", r.Moments)}
+	}
+	if r.GradientType != "" {
+		t, err := dtype.Parse(r.GradientType)
 		if err != nil || t != dtype.BF16 && t != dtype.F16 && t != dtype.F32 {
-			return f, &fault.Input{What: fmt.Sprintf("--grad-dtype is %q: expected bf16, fp16 or fp32", gradient)}
+			return f, &fault.Input{What: fmt.Sprintf("--grad-dtype is %q: expected bf16, fp16 or fp32", r.GradientType)}
 		}
 		f.Gradient = t
 	}
@@ -358,11 +381,22 @@ func (p *Plan) wouldFit(available ledger.Bytes) []string {
 		return ok && bytes <= available
 	}
 
-	if smallest := (kernel.Format{State: kernel.Split, Parameter: dtype.BF16, Gradient: dtype.BF16}); p.Format.Parameter == dtype.BF16 && p.Format != smallest {
+	// The lossless format first, then the one that rounds moments.
+	for _, smaller := range []struct {
+		flags   string
+		moments kernel.MomentType
+	}{
+		{"--state split --grad-dtype bf16", p.Format.Moments},
+		{"--state split --grad-dtype bf16 --moments bf16", kernel.MomentsBF16},
+	} {
 		j := *p.Job
-		j.Format = smallest
+		j.Format.State, j.Format.Gradient, j.Format.Moments = kernel.Split, dtype.BF16, smaller.moments
+		if j.Format.ResidentBytes() >= p.Format.ResidentBytes() || j.Format.Validate() != nil {
+			continue
+		}
 		if bytes, ok := need(j); ok && bytes <= available {
-			found = append(found, fmt.Sprintf("--state split --grad-dtype bf16: %d bytes a parameter instead of %d, %v in all", smallest.ResidentBytes(), p.Format.ResidentBytes(), bytes))
+			found = append(found, fmt.Sprintf("%s: %d bytes a parameter instead of %d, %v in all", smaller.flags, j.Format.ResidentBytes(), p.Format.ResidentBytes(), bytes))
+			break
 		}
 	}
 	if hosts, ok := p.hostsNeeded(fits); ok {

@@ -1,7 +1,6 @@
 package rehearse
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,11 +10,9 @@ import (
 	"testing"
 
 	"plimsoll/dtype"
-	"plimsoll/engine"
 	"plimsoll/host"
 	"plimsoll/ledger"
 	"plimsoll/model"
-	"plimsoll/optim/kernel"
 	"plimsoll/probe"
 )
 
@@ -84,7 +81,7 @@ func TestWhatDoesNotFitSaysWhatWould(t *testing.T) {
 		t.Fatal(err)
 	}
 	v := p.Verdict()
-	if v.Fits || v.Missing != v.Needed-v.Available || v.LimitedBy != "MemAvailable" || len(v.WouldFit) != 2 {
+	if v.Fits || v.Missing != v.Needed-v.Available || v.LimitedBy != "MemAvailable" || len(v.WouldFit) != 3 {
 		t.Fatalf("%+v", v)
 	}
 	for _, change := range v.WouldFit {
@@ -96,6 +93,11 @@ func TestWhatDoesNotFitSaysWhatWould(t *testing.T) {
 		case "--world-size":
 			fmt.Sscan(rest, &n)
 			request.WorldSize, less.WorldSize = n, n-2
+		case "--state":
+			if !strings.HasPrefix(change, "--state split --grad-dtype bf16 --moments bf16:") {
+				t.Fatalf("unexpected suggestion %q", change)
+			}
+			request.State, request.GradientType, request.Moments = "split", "bf16", "bf16"
 		case "--model":
 			fmt.Sscan(rest, &name)
 			request.Model = strings.TrimSuffix(name, ":")
@@ -117,7 +119,7 @@ func TestWhatDoesNotFitSaysWhatWould(t *testing.T) {
 	// With a little more memory the smaller format is enough.
 	h = hostWith(t, 110*ledger.GiB)
 	p.Host = h
-	if v := p.Verdict(); v.Fits || !strings.HasPrefix(v.WouldFit[0], "--state split --grad-dtype bf16") {
+	if v := p.Verdict(); v.Fits || !strings.HasPrefix(v.WouldFit[0], "--state split --grad-dtype bf16:") {
 		t.Errorf("%+v", v)
 	}
 }

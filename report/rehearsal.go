@@ -13,6 +13,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/text"
 
 	"plimsoll/binding"
+	"plimsoll/host"
 	"plimsoll/ledger"
 	"plimsoll/rehearse"
 )
@@ -62,6 +63,7 @@ type RehearsedModel struct {
 type RehearsedJob struct {
 	Recipe              string  `json:"recipe"` // a file; empty without one
 	State               string  `json:"state"`
+	Moments             string  `json:"moments"`
 	ParameterType       string  `json:"parameter_dtype"`
 	GradientType        string  `json:"gradient_dtype"`
 	Optimizer           string  `json:"optimizer"`
@@ -88,6 +90,17 @@ type RehearsedHost struct {
 	NUMANodes       int          `json:"numa_nodes"`
 	MemoryTotal     ledger.Bytes `json:"memory_total_bytes"`
 	MemoryAvailable ledger.Bytes `json:"memory_available_bytes"`
+}
+
+func newHost(h *host.Host) RehearsedHost {
+	return RehearsedHost{
+		CPU: h.Name, Kernel: h.Kernel, UsableCPUs: h.CPUs.String(), UsableCores: len(h.UsableCores()),
+		NUMANodes: len(h.Nodes), MemoryTotal: h.Memory.Total, MemoryAvailable: h.Memory.Available,
+	}
+}
+
+func (h RehearsedHost) String() string {
+	return fmt.Sprintf("%s, %d usable cores (CPUs %s), %v of %v available", h.CPU, h.UsableCores, h.UsableCPUs, h.MemoryAvailable, h.MemoryTotal)
 }
 
 // BytesPerParameter compares the state arenas with their plan. The measured
@@ -118,16 +131,13 @@ func NewRehearsal(version string, p *rehearse.Plan, v rehearse.Verdict, m *rehea
 		Schema: RehearsalSchema, Version: version, Verdict: v, Binding: p.Binding,
 		Model: RehearsedModel{p.Model.Name, p.Model.Architecture, p.Model.Source, p.Model.Elements()},
 		Job: RehearsedJob{
-			State: p.Format.State.String(), ParameterType: p.Format.Parameter.String(), GradientType: p.Format.Gradient.String(),
+			State: p.Format.State.String(), Moments: p.Format.Moments.String(), ParameterType: p.Format.Parameter.String(), GradientType: p.Format.Gradient.String(),
 			Optimizer: p.Optimizer.String(), GradientClipping: p.Clip, LossScale: p.LossScale,
 			Ranks: p.Ranks, WorldSize: p.WorldSize, ParametersOnHost: p.Parameters, PaddingElements: p.Held - p.Parameters,
 			Kernel: p.Kernel.String(), ChunkElements: p.Chunk(), StateBytesPlanned: int64(p.StateBytes()),
 			ArenaPages: p.Pages.String(), WorkersOnHost: p.WorkerCount(), RehearsedStepsCount: p.Steps,
 		},
-		Host: RehearsedHost{
-			CPU: p.Host.Name, Kernel: p.Host.Kernel, UsableCPUs: p.Host.CPUs.String(), UsableCores: len(p.Host.UsableCores()),
-			NUMANodes: len(p.Host.Nodes), MemoryTotal: p.Host.Memory.Total, MemoryAvailable: p.Host.Memory.Available,
-		},
+		Host:                         newHost(p.Host),
 		BytesPerParameter:            BytesPerParameter{Planned: float64(p.StateBytes()) / float64(p.Parameters)},
 		TrafficBytesPerParameter:     p.Format.TrafficBytes(),
 		NormTrafficBytesPerParameter: p.Format.Gradient.Size(),
@@ -217,7 +227,7 @@ func (r *Rehearsal) WriteText(w io.Writer) error {
 	line := func(name, value string) { fmt.Fprintf(&b, "%-18s %s\n", name, value) }
 	line("model", fmt.Sprintf("%s, %s parameters (%s)", r.Model.Name, ledger.Count(r.Model.Parameters), r.Model.Architecture))
 	line("training", fmt.Sprintf("%s, %s parameters, %s gradients%s", r.Job.Optimizer, r.Job.ParameterType, r.Job.GradientType, r.clipping()))
-	line("host", fmt.Sprintf("%s, %d usable cores (CPUs %s), %v of %v available", r.Host.CPU, r.Host.UsableCores, r.Host.UsableCPUs, r.Host.MemoryAvailable, r.Host.MemoryTotal))
+	line("host", r.Host.String())
 	b.WriteString("\n" + r.ledgerTable() + "\n\n")
 	for _, fact := range r.facts() {
 		line(fact[0], fact[1])
@@ -277,7 +287,7 @@ func (r *Rehearsal) ledgerTable() string {
 
 // facts are the lines below the table.
 func (r *Rehearsal) facts() [][2]string {
-	facts := [][2]string{{"bytes a parameter", r.perParameter() + ", state " + r.Job.State}}
+	facts := [][2]string{{"bytes a parameter", fmt.Sprintf("%s, state %s, moments %s", r.perParameter(), r.Job.State, r.Job.Moments)}}
 	if r.Job.WorldSize > r.Job.Ranks || r.Job.Ranks > 1 {
 		facts = append(facts, [2]string{"ranks", fmt.Sprintf("%d here of %d, %s of %s parameters on this host", r.Job.Ranks, r.Job.WorldSize, ledger.Count(r.Job.ParametersOnHost), ledger.Count(r.Model.Parameters))})
 	}

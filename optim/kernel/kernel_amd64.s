@@ -3856,7 +3856,7 @@ gradientLoaded:
 	VPADDD      Z7, Z6, Z6
 	VPSRLD      $0x10, Z6, Z6
 	VCMPPS      $0x03, Z7, Z7, K1
-	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z6
+	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z6
 	VPMOVDW     Z6, Y6
 	VMOVDQA     Y6, Y6
 	JMP         copyRounded
@@ -3966,7 +3966,7 @@ gradientLoaded:
 	VPADDD      Z6, Z5, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VCMPPS      $0x03, Z6, Z6, K1
-	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z5
+	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
 	JMP         copyRounded
@@ -4065,7 +4065,7 @@ gradientLoaded:
 	VPADDD      Z3, Z2, Z2
 	VPSRLD      $0x10, Z2, Z2
 	VCMPPS      $0x03, Z3, Z3, K1
-	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z2
+	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z2
 	VPMOVDW     Z2, Y2
 	VMOVDQA     Y2, Y2
 	JMP         copyRounded
@@ -4168,7 +4168,7 @@ gradientLoaded:
 	VPADDD      Z6, Z5, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VCMPPS      $0x03, Z6, Z6, K1
-	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z5
+	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
 	JMP         copyRounded
@@ -4415,7 +4415,7 @@ gradientLoaded:
 	VPADDD      Z7, Z6, Z6
 	VPSRLD      $0x10, Z6, Z6
 	VCMPPS      $0x03, Z7, Z7, K1
-	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z6
+	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z6
 	VPMOVDW     Z6, Y6
 	VMOVDQA     Y6, Y6
 	JMP         copyRounded
@@ -4529,7 +4529,7 @@ gradientLoaded:
 	VPADDD      Z6, Z5, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VCMPPS      $0x03, Z6, Z6, K1
-	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z5
+	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
 	JMP         copyRounded
@@ -4632,7 +4632,7 @@ gradientLoaded:
 	VPADDD      Z3, Z2, Z2
 	VPSRLD      $0x10, Z2, Z2
 	VCMPPS      $0x03, Z3, Z3, K1
-	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z2
+	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z2
 	VPMOVDW     Z2, Y2
 	VMOVDQA     Y2, Y2
 	JMP         copyRounded
@@ -4739,7 +4739,7 @@ gradientLoaded:
 	VPADDD      Z6, Z5, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VCMPPS      $0x03, Z6, Z6, K1
-	VMOVDQA32   pattern00007fc0<>+0(SB), K1, Z5
+	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
 	JMP         copyRounded
@@ -5011,7 +5011,7 @@ gradientLoaded:
 	VPADDD    Z0, Z1, Z1
 	VPSRLD    $0x10, Z1, Z1
 	VCMPPS    $0x03, Z0, Z0, K1
-	VMOVDQA32 pattern00007fc0<>+0(SB), K1, Z1
+	VMOVDQU32 pattern00007fc0<>+0(SB), K1, Z1
 	VPMOVDW   Z1, Y0
 	VMOVDQU   Y0, (DX)(DI*2)
 	JMP       stored

@@ -285,7 +285,7 @@ func (s instructionSet) roundToBF16(x vectors) vectors {
 		if s.lanes == 16 {
 			nan := K()
 			VCMPPS(U8(unordered), x[i], x[i], nan)
-			VMOVDQA32(integer(0x7fc0), nan, t)
+			VMOVDQU32(integer(0x7fc0), nan, t)
 		} else {
 			nan := s.vector()
 			VCMPPS(U8(unordered), x[i], x[i], nan)
