@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
+	"strings"
 
 	"plimsoll/optim/kernel"
 )
@@ -62,7 +64,7 @@ func (a Adam) String() string {
 	if a.L2 {
 		name = "Adam"
 	}
-	return fmt.Sprintf("%s(lr=%g, betas=(%g, %g), eps=%g, weight_decay=%g)", name, a.LearningRate, a.Beta1, a.Beta2, a.Epsilon, a.WeightDecay)
+	return fmt.Sprintf("%s(lr=%v, betas=(%v, %v), eps=%v, weight_decay=%v)", name, number(a.LearningRate), number(a.Beta1), number(a.Beta2), number(a.Epsilon), number(a.WeightDecay))
 }
 
 // Lion is the optimizer of X. Chen et al., "Symbolic Discovery of Optimization
@@ -91,7 +93,7 @@ func (l Lion) Constants(c *kernel.Constants, _ int64, gradientScale float64) {
 }
 
 func (l Lion) String() string {
-	return fmt.Sprintf("Lion(lr=%g, betas=(%g, %g), weight_decay=%g)", l.LearningRate, l.Beta1, l.Beta2, l.WeightDecay)
+	return fmt.Sprintf("Lion(lr=%v, betas=(%v, %v), weight_decay=%v)", number(l.LearningRate), number(l.Beta1), number(l.Beta2), number(l.WeightDecay))
 }
 
 // Adagrad is torch.optim.Adagrad. An initial accumulator value is the caller's
@@ -124,7 +126,7 @@ func (a Adagrad) Constants(c *kernel.Constants, step int64, gradientScale float6
 }
 
 func (a Adagrad) String() string {
-	return fmt.Sprintf("Adagrad(lr=%g, lr_decay=%g, eps=%g, weight_decay=%g)", a.LearningRate, a.LearningRateDecay, a.Epsilon, a.WeightDecay)
+	return fmt.Sprintf("Adagrad(lr=%v, lr_decay=%v, eps=%v, weight_decay=%v)", number(a.LearningRate), number(a.LearningRateDecay), number(a.Epsilon), number(a.WeightDecay))
 }
 
 // SGD is torch.optim.SGD with momentum.
@@ -143,7 +145,7 @@ func (SGD) Algorithm() kernel.Algorithm { return kernel.SGD }
 func (s SGD) Validate() error {
 	var err error
 	if s.Nesterov && (s.Momentum <= 0 || s.Dampening != 0) {
-		err = fmt.Errorf("Nesterov's momentum needs a momentum above 0 (it is %g) and no dampening (it is %g)", s.Momentum, s.Dampening)
+		err = fmt.Errorf("the momentum of Nesterov needs a momentum above 0 (it is %g) and no dampening (it is %g)", s.Momentum, s.Dampening)
 	}
 	return errors.Join(atLeastZero("learning rate", s.LearningRate), atLeastZero("momentum", s.Momentum), atLeastZero("weight decay", s.WeightDecay), err)
 }
@@ -157,7 +159,23 @@ func (s SGD) Constants(c *kernel.Constants, step int64, gradientScale float64) {
 }
 
 func (s SGD) String() string {
-	return fmt.Sprintf("SGD(lr=%g, momentum=%g, dampening=%g, nesterov=%t, weight_decay=%g)", s.LearningRate, s.Momentum, s.Dampening, s.Nesterov, s.WeightDecay)
+	nesterov := "False"
+	if s.Nesterov {
+		nesterov = "True"
+	}
+	return fmt.Sprintf("SGD(lr=%v, momentum=%v, dampening=%v, nesterov=%s, weight_decay=%v)", number(s.LearningRate), number(s.Momentum), number(s.Dampening), nesterov, number(s.WeightDecay))
+}
+
+// number is written so that Python reads a float: PyTorch refuses integers in
+// some places.
+type number float64
+
+func (n number) String() string {
+	text := strconv.FormatFloat(float64(n), 'g', -1, 64)
+	if !strings.ContainsAny(text, ".eIN") {
+		text += ".0"
+	}
+	return text
 }
 
 func atLeastZero(name string, x float64) error {

@@ -121,7 +121,7 @@ func (s SGDStep) Constants(c *Constants) {
 		abi.MomentumShare: 1,
 		abi.StepSize:      -s.LearningRate,
 	}
-	if s.Step == 1 {
+	if s.Step == 1 || s.Momentum == 0 {
 		rows[abi.OneMinusBeta1] = 1
 	}
 	if s.Nesterov {
