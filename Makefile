@@ -24,6 +24,16 @@ test: ## Run all tests
 	$(GO) test ./...
 	$(GO) test -tags purego ./optim/... ./engine/...
 
+PYTHON_ENVIRONMENT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/plimsoll/venv
+
+.PHONY: python
+python: $(PYTHON_ENVIRONMENT)/installed ## Install PyTorch for the tests that compare with it (several GB)
+
+$(PYTHON_ENVIRONMENT)/installed:
+	python3 -m venv $(PYTHON_ENVIRONMENT)
+	$(PYTHON_ENVIRONMENT)/bin/python -m pip install --quiet torch numpy transformers
+	touch $@
+
 .PHONY: race
 race: ## Run the tests under the race detector (needs a C compiler)
 	CGO_ENABLED=1 $(GO) test -race -short ./...

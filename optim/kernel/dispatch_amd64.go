@@ -68,7 +68,7 @@ func arguments(n int, f Format, c *Chunk) abi.Arguments {
 
 func (s Set) update(n int, f Format, constants *Constants, c *Chunk) {
 	a := arguments(n, f, c)
-	a.Table = &constants.table
+	a.Table, a.Dither = &constants.table, constants.ditherOf(c.First)
 	update(kernelKey{s, f.Algorithm, f.State, f.Moments}, &a)
 }
 

@@ -159,6 +159,9 @@ func (f Format) TrafficBytes() int64 {
 
 // Chunk is a stretch of every stream. What a format does not have is empty.
 type Chunk struct {
+	// First is the place of the first element in its shard, on which nothing
+	// depends but the dither of moments that are rounded stochastically.
+	First     int64
 	Parameter []uint16
 	Low       []uint16
 	Master    []float32
@@ -195,6 +198,7 @@ func (c Chunk) Len() int { return c.Gradient.Len() }
 // Slice is elements first to end of every stream.
 func (c Chunk) Slice(first, end int) Chunk {
 	return Chunk{
+		First:     c.First + int64(first),
 		Parameter: part(c.Parameter, first, end),
 		Low:       part(c.Low, first, end),
 		Master:    part(c.Master, first, end),

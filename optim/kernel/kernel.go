@@ -57,8 +57,16 @@
 // is torch.optim.SGD, where beta1 is the momentum and oneMinusBeta1 is 1 minus
 // the dampening; u is b or, for Nesterov's momentum, g + momentum·b.
 //
-// A moment that is held in bf16 is rounded half away from zero when it is
-// stored; the update of the parameter uses it before.
+// # Moments in bf16
+//
+// A moment that is held in bf16 is rounded when it is stored; the update of the
+// parameter uses it before. exp_avg, Lion's momentum and SGD's are rounded half
+// away from zero. exp_avg_sq of Adam and the sum of Adagrad change by so little
+// in a step that they would stay where they are forever: with beta2 = 0.999,
+// exp_avg_sq loses a thousandth in a step, and half a unit in the last place is
+// two thousandths or more. They are rounded stochastically, with a random
+// number that is a function of the step and of the element's place in its
+// shard, so that the bits still do not depend on who computes them.
 package kernel
 
 import (

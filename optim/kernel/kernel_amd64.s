@@ -17,15 +17,15 @@ TEXT ·adamSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    32(BX), BX
+	MOVQ    40(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    64(R8), R8
+	MOVQ    72(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -174,13 +174,13 @@ TEXT ·lionSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    32(BX), BX
+	MOVQ    40(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -311,13 +311,13 @@ TEXT ·adagradSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    32(BX), BX
+	MOVQ    40(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	VMOVUPS 448(AX), Y0
 	VMOVUPS 576(AX), Y1
 	MOVQ    a+0(FP), R8
@@ -411,13 +411,13 @@ TEXT ·sgdSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    32(BX), BX
+	MOVQ    40(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 640(AX), Y2
@@ -507,15 +507,15 @@ check:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit1xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  32(AX), AX
+	MOVQ  40(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  72(CX), CX
+	MOVQ  80(CX), CX
 	MOVQ  a+0(FP), DX
 	MOVQ  16(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  40(BX), BX
+	MOVQ  48(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  56(SI), SI
+	MOVQ  64(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -563,17 +563,17 @@ check:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit2xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  32(AX), AX
+	MOVQ  40(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  72(CX), CX
+	MOVQ  80(CX), CX
 	MOVQ  a+0(FP), DX
 	MOVQ  16(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  40(BX), BX
+	MOVQ  48(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  56(SI), SI
+	MOVQ  64(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  64(DI), DI
+	MOVQ  72(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -637,36 +637,38 @@ TEXT ·adamSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    32(BX), BX
+	MOVQ    40(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    64(R8), R8
+	MOVQ    72(R8), R8
+	MOVQ    a+0(FP), R9
+	MOVL    32(R9), R9
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
 	VMOVUPS 320(AX), Y3
 	VMOVUPS 384(AX), Y4
 	VMOVUPS 576(AX), Y5
-	MOVQ    a+0(FP), R9
-	MOVQ    (R9), R9
-	XORQ    R10, R10
+	MOVQ    a+0(FP), R10
+	MOVQ    (R10), R10
+	XORQ    R11, R11
 	JMP     check
 
 next:
-	PREFETCHT0 1024(BX)(R10*2)
-	PREFETCHT0 1024(SI)(R10*2)
-	PREFETCHT0 1024(DI)(R10*2)
-	PREFETCHT0 1024(R8)(R10*2)
+	PREFETCHT0 1024(BX)(R11*2)
+	PREFETCHT0 1024(SI)(R11*2)
+	PREFETCHT0 1024(DI)(R11*2)
+	PREFETCHT0 1024(R8)(R11*2)
 	CMPQ       CX, $0x01
 	JE         gradientFP16
 	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R10*2)
-	VPERMQ     $0xd8, (DX)(R10*2), Y8
+	PREFETCHT0 1024(DX)(R11*2)
+	VPERMQ     $0xd8, (DX)(R11*2), Y8
 	VPXOR      Y7, Y7, Y7
 	VPUNPCKLWD Y8, Y7, Y6
 	VPUNPCKHWD Y8, Y7, Y7
@@ -675,89 +677,138 @@ next:
 	JMP        gradientLoaded
 
 gradientFP16:
-	PREFETCHT0 1024(DX)(R10*2)
-	VCVTPH2PS  (DX)(R10*2), Y6
-	VCVTPH2PS  16(DX)(R10*2), Y7
+	PREFETCHT0 1024(DX)(R11*2)
+	VCVTPH2PS  (DX)(R11*2), Y6
+	VCVTPH2PS  16(DX)(R11*2), Y7
 	JMP        gradientLoaded
 
 gradientFP32:
-	PREFETCHT0 2048(DX)(R10*4)
-	VMOVUPS    (DX)(R10*4), Y6
-	VMOVUPS    32(DX)(R10*4), Y7
+	PREFETCHT0 2048(DX)(R11*4)
+	VMOVUPS    (DX)(R11*4), Y6
+	VMOVUPS    32(DX)(R11*4), Y7
 
 gradientLoaded:
-	VPERMQ      $0xd8, (BX)(R10*2), Y9
-	VPERMQ      $0xd8, (SI)(R10*2), Y10
-	VPSRAW      $0x0f, Y10, Y8
-	VPADDW      Y8, Y9, Y9
-	VPUNPCKLWD  Y9, Y10, Y8
-	VPUNPCKHWD  Y9, Y10, Y9
-	VMULPS      (AX), Y6, Y6
-	VFMADD231PS 64(AX), Y8, Y6
-	VMULPS      (AX), Y7, Y7
-	VFMADD231PS 64(AX), Y9, Y7
-	VPERMQ      $0xd8, (DI)(R10*2), Y12
-	VPXOR       Y11, Y11, Y11
-	VPUNPCKLWD  Y12, Y11, Y10
-	VPUNPCKHWD  Y12, Y11, Y11
-	VMULPS      Y0, Y10, Y10
-	VFMADD231PS Y1, Y6, Y10
-	VMULPS      Y0, Y11, Y11
-	VFMADD231PS Y1, Y7, Y11
-	VPADDD      pattern00008000<>+0(SB), Y10, Y12
-	VPSRLD      $0x10, Y12, Y12
-	VPADDD      pattern00008000<>+0(SB), Y11, Y13
-	VPSRLD      $0x10, Y13, Y13
-	VPACKUSDW   Y13, Y12, Y12
-	VPERMQ      $0xd8, Y12, Y12
-	VMOVDQU     Y12, (DI)(R10*2)
-	VPERMQ      $0xd8, (R8)(R10*2), Y14
-	VPXOR       Y13, Y13, Y13
-	VPUNPCKLWD  Y14, Y13, Y12
-	VPUNPCKHWD  Y14, Y13, Y13
-	VMULPS      Y2, Y12, Y12
-	VMULPS      Y6, Y6, Y6
-	VFMADD231PS Y3, Y6, Y12
-	VMULPS      Y2, Y13, Y13
-	VMULPS      Y7, Y7, Y7
-	VFMADD231PS Y3, Y7, Y13
-	VPADDD      pattern00008000<>+0(SB), Y12, Y6
-	VPSRLD      $0x10, Y6, Y6
-	VPADDD      pattern00008000<>+0(SB), Y13, Y7
-	VPSRLD      $0x10, Y7, Y7
-	VPACKUSDW   Y7, Y6, Y6
-	VPERMQ      $0xd8, Y6, Y6
-	VMOVDQU     Y6, (R8)(R10*2)
-	VSQRTPS     Y12, Y12
-	VFMADD213PS 448(AX), Y4, Y12
-	VDIVPS      Y12, Y10, Y10
-	VFMADD231PS 512(AX), Y8, Y8
-	VFMADD231PS Y5, Y10, Y8
-	VSQRTPS     Y13, Y13
-	VFMADD213PS 448(AX), Y4, Y13
-	VDIVPS      Y13, Y11, Y11
-	VFMADD231PS 512(AX), Y9, Y9
-	VFMADD231PS Y5, Y11, Y9
-	VPADDD      pattern00008000<>+0(SB), Y8, Y6
-	VPSRLD      $0x10, Y6, Y6
-	VPADDD      pattern00008000<>+0(SB), Y9, Y7
-	VPSRLD      $0x10, Y7, Y7
-	VPACKUSDW   Y7, Y6, Y6
-	VPERMQ      $0xd8, Y6, Y6
-	VMOVDQU     Y6, (BX)(R10*2)
-	VPAND       pattern0000ffff<>+0(SB), Y8, Y8
-	VPAND       pattern0000ffff<>+0(SB), Y9, Y9
-	VPACKUSDW   Y9, Y8, Y6
-	VPERMQ      $0xd8, Y6, Y6
-	VMOVDQU     Y6, (SI)(R10*2)
-	ADDQ        $0x10, R10
+	VPERMQ       $0xd8, (BX)(R11*2), Y9
+	VPERMQ       $0xd8, (SI)(R11*2), Y10
+	VPSRAW       $0x0f, Y10, Y8
+	VPADDW       Y8, Y9, Y9
+	VPUNPCKLWD   Y9, Y10, Y8
+	VPUNPCKHWD   Y9, Y10, Y9
+	VMULPS       (AX), Y6, Y6
+	VFMADD231PS  64(AX), Y8, Y6
+	VMULPS       (AX), Y7, Y7
+	VFMADD231PS  64(AX), Y9, Y7
+	VPERMQ       $0xd8, (DI)(R11*2), Y12
+	VPXOR        Y11, Y11, Y11
+	VPUNPCKLWD   Y12, Y11, Y10
+	VPUNPCKHWD   Y12, Y11, Y11
+	VMULPS       Y0, Y10, Y10
+	VFMADD231PS  Y1, Y6, Y10
+	VMULPS       Y0, Y11, Y11
+	VFMADD231PS  Y1, Y7, Y11
+	VPADDD       pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD       $0x10, Y12, Y12
+	VPADDD       pattern00008000<>+0(SB), Y11, Y13
+	VPSRLD       $0x10, Y13, Y13
+	VPACKUSDW    Y13, Y12, Y12
+	VPERMQ       $0xd8, Y12, Y12
+	VMOVDQU      Y12, (DI)(R11*2)
+	VPERMQ       $0xd8, (R8)(R11*2), Y14
+	VPXOR        Y13, Y13, Y13
+	VPUNPCKLWD   Y14, Y13, Y12
+	VPUNPCKHWD   Y14, Y13, Y13
+	VMULPS       Y2, Y12, Y12
+	VMULPS       Y6, Y6, Y6
+	VFMADD231PS  Y3, Y6, Y12
+	VMULPS       Y2, Y13, Y13
+	VMULPS       Y7, Y7, Y7
+	VFMADD231PS  Y3, Y7, Y13
+	VMOVD        R9, X6
+	VPBROADCASTD X6, Y6
+	VPADDD       ditherOfLanes<>+0(SB), Y6, Y7
+	VPSRLD       $0x10, Y7, Y14
+	VPXOR        Y14, Y7, Y7
+	VPMULLD      pattern85ebca6b<>+0(SB), Y7, Y7
+	VPSRLD       $0x10, Y7, Y7
+	VPADDD       Y12, Y7, Y7
+	VPSRLD       $0x10, Y7, Y7
+	VPADDD       ditherOfLanes<>+32(SB), Y6, Y6
+	VPSRLD       $0x10, Y6, Y14
+	VPXOR        Y14, Y6, Y6
+	VPMULLD      pattern85ebca6b<>+0(SB), Y6, Y6
+	VPSRLD       $0x10, Y6, Y6
+	VPADDD       Y13, Y6, Y6
+	VPSRLD       $0x10, Y6, Y6
+	VPACKUSDW    Y6, Y7, Y6
+	VPERMQ       $0xd8, Y6, Y6
+	VMOVDQU      Y6, (R8)(R11*2)
+	ADDL         $-478700656, R9
+	VSQRTPS      Y12, Y12
+	VFMADD213PS  448(AX), Y4, Y12
+	VDIVPS       Y12, Y10, Y10
+	VFMADD231PS  512(AX), Y8, Y8
+	VFMADD231PS  Y5, Y10, Y8
+	VSQRTPS      Y13, Y13
+	VFMADD213PS  448(AX), Y4, Y13
+	VDIVPS       Y13, Y11, Y11
+	VFMADD231PS  512(AX), Y9, Y9
+	VFMADD231PS  Y5, Y11, Y9
+	VPADDD       pattern00008000<>+0(SB), Y8, Y6
+	VPSRLD       $0x10, Y6, Y6
+	VPADDD       pattern00008000<>+0(SB), Y9, Y7
+	VPSRLD       $0x10, Y7, Y7
+	VPACKUSDW    Y7, Y6, Y6
+	VPERMQ       $0xd8, Y6, Y6
+	VMOVDQU      Y6, (BX)(R11*2)
+	VPAND        pattern0000ffff<>+0(SB), Y8, Y8
+	VPAND        pattern0000ffff<>+0(SB), Y9, Y9
+	VPACKUSDW    Y9, Y8, Y6
+	VPERMQ       $0xd8, Y6, Y6
+	VMOVDQU      Y6, (SI)(R11*2)
+	ADDQ         $0x10, R11
 
 check:
-	CMPQ    R10, R9
+	CMPQ    R11, R10
 	JB      next
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
+
+DATA ditherOfLanes<>+0(SB)/4, $0x00000000
+DATA ditherOfLanes<>+4(SB)/4, $0x9e3779b9
+DATA ditherOfLanes<>+8(SB)/4, $0x3c6ef372
+DATA ditherOfLanes<>+12(SB)/4, $0xdaa66d2b
+DATA ditherOfLanes<>+16(SB)/4, $0x78dde6e4
+DATA ditherOfLanes<>+20(SB)/4, $0x1715609d
+DATA ditherOfLanes<>+24(SB)/4, $0xb54cda56
+DATA ditherOfLanes<>+28(SB)/4, $0x5384540f
+DATA ditherOfLanes<>+32(SB)/4, $0xf1bbcdc8
+DATA ditherOfLanes<>+36(SB)/4, $0x8ff34781
+DATA ditherOfLanes<>+40(SB)/4, $0x2e2ac13a
+DATA ditherOfLanes<>+44(SB)/4, $0xcc623af3
+DATA ditherOfLanes<>+48(SB)/4, $0x6a99b4ac
+DATA ditherOfLanes<>+52(SB)/4, $0x08d12e65
+DATA ditherOfLanes<>+56(SB)/4, $0xa708a81e
+DATA ditherOfLanes<>+60(SB)/4, $0x454021d7
+GLOBL ditherOfLanes<>(SB), RODATA|NOPTR, $64
+
+DATA pattern85ebca6b<>+0(SB)/4, $0x85ebca6b
+DATA pattern85ebca6b<>+4(SB)/4, $0x85ebca6b
+DATA pattern85ebca6b<>+8(SB)/4, $0x85ebca6b
+DATA pattern85ebca6b<>+12(SB)/4, $0x85ebca6b
+DATA pattern85ebca6b<>+16(SB)/4, $0x85ebca6b
+DATA pattern85ebca6b<>+20(SB)/4, $0x85ebca6b
+DATA pattern85ebca6b<>+24(SB)/4, $0x85ebca6b
+DATA pattern85ebca6b<>+28(SB)/4, $0x85ebca6b
+DATA pattern85ebca6b<>+32(SB)/4, $0x85ebca6b
+DATA pattern85ebca6b<>+36(SB)/4, $0x85ebca6b
+DATA pattern85ebca6b<>+40(SB)/4, $0x85ebca6b
+DATA pattern85ebca6b<>+44(SB)/4, $0x85ebca6b
+DATA pattern85ebca6b<>+48(SB)/4, $0x85ebca6b
+DATA pattern85ebca6b<>+52(SB)/4, $0x85ebca6b
+DATA pattern85ebca6b<>+56(SB)/4, $0x85ebca6b
+DATA pattern85ebca6b<>+60(SB)/4, $0x85ebca6b
+GLOBL pattern85ebca6b<>(SB), RODATA|NOPTR, $64
 
 // func lionSplitBF16AVX2(a *Arguments)
 // Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
@@ -772,13 +823,13 @@ TEXT ·lionSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    32(BX), BX
+	MOVQ    40(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -898,29 +949,31 @@ TEXT ·adagradSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    32(BX), BX
+	MOVQ    40(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
+	MOVQ    a+0(FP), R8
+	MOVL    32(R8), R8
 	VMOVUPS 448(AX), Y0
 	VMOVUPS 576(AX), Y1
-	MOVQ    a+0(FP), R8
-	MOVQ    (R8), R8
-	XORQ    R9, R9
+	MOVQ    a+0(FP), R9
+	MOVQ    (R9), R9
+	XORQ    R10, R10
 	JMP     check
 
 next:
-	PREFETCHT0 1024(BX)(R9*2)
-	PREFETCHT0 1024(SI)(R9*2)
-	PREFETCHT0 1024(DI)(R9*2)
+	PREFETCHT0 1024(BX)(R10*2)
+	PREFETCHT0 1024(SI)(R10*2)
+	PREFETCHT0 1024(DI)(R10*2)
 	CMPQ       CX, $0x01
 	JE         gradientFP16
 	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R9*2)
-	VPERMQ     $0xd8, (DX)(R9*2), Y4
+	PREFETCHT0 1024(DX)(R10*2)
+	VPERMQ     $0xd8, (DX)(R10*2), Y4
 	VPXOR      Y3, Y3, Y3
 	VPUNPCKLWD Y4, Y3, Y2
 	VPUNPCKHWD Y4, Y3, Y3
@@ -929,64 +982,77 @@ next:
 	JMP        gradientLoaded
 
 gradientFP16:
-	PREFETCHT0 1024(DX)(R9*2)
-	VCVTPH2PS  (DX)(R9*2), Y2
-	VCVTPH2PS  16(DX)(R9*2), Y3
+	PREFETCHT0 1024(DX)(R10*2)
+	VCVTPH2PS  (DX)(R10*2), Y2
+	VCVTPH2PS  16(DX)(R10*2), Y3
 	JMP        gradientLoaded
 
 gradientFP32:
-	PREFETCHT0 2048(DX)(R9*4)
-	VMOVUPS    (DX)(R9*4), Y2
-	VMOVUPS    32(DX)(R9*4), Y3
+	PREFETCHT0 2048(DX)(R10*4)
+	VMOVUPS    (DX)(R10*4), Y2
+	VMOVUPS    32(DX)(R10*4), Y3
 
 gradientLoaded:
-	VPERMQ      $0xd8, (BX)(R9*2), Y5
-	VPERMQ      $0xd8, (SI)(R9*2), Y6
-	VPSRAW      $0x0f, Y6, Y4
-	VPADDW      Y4, Y5, Y5
-	VPUNPCKLWD  Y5, Y6, Y4
-	VPUNPCKHWD  Y5, Y6, Y5
-	VMULPS      (AX), Y2, Y2
-	VFMADD231PS 64(AX), Y4, Y2
-	VMULPS      (AX), Y3, Y3
-	VFMADD231PS 64(AX), Y5, Y3
-	VPERMQ      $0xd8, (DI)(R9*2), Y8
-	VPXOR       Y7, Y7, Y7
-	VPUNPCKLWD  Y8, Y7, Y6
-	VPUNPCKHWD  Y8, Y7, Y7
-	VFMADD231PS Y2, Y2, Y6
-	VFMADD231PS Y3, Y3, Y7
-	VPADDD      pattern00008000<>+0(SB), Y6, Y8
-	VPSRLD      $0x10, Y8, Y8
-	VPADDD      pattern00008000<>+0(SB), Y7, Y9
-	VPSRLD      $0x10, Y9, Y9
-	VPACKUSDW   Y9, Y8, Y8
-	VPERMQ      $0xd8, Y8, Y8
-	VMOVDQU     Y8, (DI)(R9*2)
-	VSQRTPS     Y6, Y6
-	VADDPS      Y0, Y6, Y6
-	VDIVPS      Y6, Y2, Y2
-	VFMADD231PS Y1, Y2, Y4
-	VSQRTPS     Y7, Y7
-	VADDPS      Y0, Y7, Y7
-	VDIVPS      Y7, Y3, Y3
-	VFMADD231PS Y1, Y3, Y5
-	VPADDD      pattern00008000<>+0(SB), Y4, Y2
-	VPSRLD      $0x10, Y2, Y2
-	VPADDD      pattern00008000<>+0(SB), Y5, Y3
-	VPSRLD      $0x10, Y3, Y3
-	VPACKUSDW   Y3, Y2, Y2
-	VPERMQ      $0xd8, Y2, Y2
-	VMOVDQU     Y2, (BX)(R9*2)
-	VPAND       pattern0000ffff<>+0(SB), Y4, Y4
-	VPAND       pattern0000ffff<>+0(SB), Y5, Y5
-	VPACKUSDW   Y5, Y4, Y2
-	VPERMQ      $0xd8, Y2, Y2
-	VMOVDQU     Y2, (SI)(R9*2)
-	ADDQ        $0x10, R9
+	VPERMQ       $0xd8, (BX)(R10*2), Y5
+	VPERMQ       $0xd8, (SI)(R10*2), Y6
+	VPSRAW       $0x0f, Y6, Y4
+	VPADDW       Y4, Y5, Y5
+	VPUNPCKLWD   Y5, Y6, Y4
+	VPUNPCKHWD   Y5, Y6, Y5
+	VMULPS       (AX), Y2, Y2
+	VFMADD231PS  64(AX), Y4, Y2
+	VMULPS       (AX), Y3, Y3
+	VFMADD231PS  64(AX), Y5, Y3
+	VPERMQ       $0xd8, (DI)(R10*2), Y8
+	VPXOR        Y7, Y7, Y7
+	VPUNPCKLWD   Y8, Y7, Y6
+	VPUNPCKHWD   Y8, Y7, Y7
+	VFMADD231PS  Y2, Y2, Y6
+	VFMADD231PS  Y3, Y3, Y7
+	VMOVD        R8, X8
+	VPBROADCASTD X8, Y8
+	VPADDD       ditherOfLanes<>+0(SB), Y8, Y9
+	VPSRLD       $0x10, Y9, Y10
+	VPXOR        Y10, Y9, Y9
+	VPMULLD      pattern85ebca6b<>+0(SB), Y9, Y9
+	VPSRLD       $0x10, Y9, Y9
+	VPADDD       Y6, Y9, Y9
+	VPSRLD       $0x10, Y9, Y9
+	VPADDD       ditherOfLanes<>+32(SB), Y8, Y8
+	VPSRLD       $0x10, Y8, Y10
+	VPXOR        Y10, Y8, Y8
+	VPMULLD      pattern85ebca6b<>+0(SB), Y8, Y8
+	VPSRLD       $0x10, Y8, Y8
+	VPADDD       Y7, Y8, Y8
+	VPSRLD       $0x10, Y8, Y8
+	VPACKUSDW    Y8, Y9, Y8
+	VPERMQ       $0xd8, Y8, Y8
+	VMOVDQU      Y8, (DI)(R10*2)
+	ADDL         $-478700656, R8
+	VSQRTPS      Y6, Y6
+	VADDPS       Y0, Y6, Y6
+	VDIVPS       Y6, Y2, Y2
+	VFMADD231PS  Y1, Y2, Y4
+	VSQRTPS      Y7, Y7
+	VADDPS       Y0, Y7, Y7
+	VDIVPS       Y7, Y3, Y3
+	VFMADD231PS  Y1, Y3, Y5
+	VPADDD       pattern00008000<>+0(SB), Y4, Y2
+	VPSRLD       $0x10, Y2, Y2
+	VPADDD       pattern00008000<>+0(SB), Y5, Y3
+	VPSRLD       $0x10, Y3, Y3
+	VPACKUSDW    Y3, Y2, Y2
+	VPERMQ       $0xd8, Y2, Y2
+	VMOVDQU      Y2, (BX)(R10*2)
+	VPAND        pattern0000ffff<>+0(SB), Y4, Y4
+	VPAND        pattern0000ffff<>+0(SB), Y5, Y5
+	VPACKUSDW    Y5, Y4, Y2
+	VPERMQ       $0xd8, Y2, Y2
+	VMOVDQU      Y2, (SI)(R10*2)
+	ADDQ         $0x10, R10
 
 check:
-	CMPQ    R9, R8
+	CMPQ    R10, R9
 	JB      next
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1005,13 +1071,13 @@ TEXT ·sgdSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    32(BX), BX
+	MOVQ    40(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 640(AX), Y2
@@ -1108,15 +1174,15 @@ check:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit1xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  32(AX), AX
+	MOVQ  40(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  72(CX), CX
+	MOVQ  80(CX), CX
 	MOVQ  a+0(FP), DX
 	MOVQ  16(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  40(BX), BX
+	MOVQ  48(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  56(SI), SI
+	MOVQ  64(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -1161,17 +1227,17 @@ check:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit2xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  32(AX), AX
+	MOVQ  40(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  72(CX), CX
+	MOVQ  80(CX), CX
 	MOVQ  a+0(FP), DX
 	MOVQ  16(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  40(BX), BX
+	MOVQ  48(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  56(SI), SI
+	MOVQ  64(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  64(DI), DI
+	MOVQ  72(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -1229,17 +1295,17 @@ TEXT ·adamFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    56(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    32(SI), SI
+	MOVQ    40(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    24(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    56(R8), R8
+	MOVQ    64(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    64(R9), R9
+	MOVQ    72(R9), R9
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -1429,15 +1495,15 @@ TEXT ·lionFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    56(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    32(SI), SI
+	MOVQ    40(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    24(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    56(R8), R8
+	MOVQ    64(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -1573,15 +1639,15 @@ TEXT ·adagradFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    56(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    32(SI), SI
+	MOVQ    40(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    24(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    56(R8), R8
+	MOVQ    64(R8), R8
 	VMOVUPS 448(AX), Y0
 	VMOVUPS 576(AX), Y1
 	MOVQ    a+0(FP), R9
@@ -1698,15 +1764,15 @@ TEXT ·sgdFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    56(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    32(SI), SI
+	MOVQ    40(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    24(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    56(R8), R8
+	MOVQ    64(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 640(AX), Y2
@@ -1819,15 +1885,15 @@ check:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP321xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  32(AX), AX
+	MOVQ  40(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  72(CX), CX
+	MOVQ  80(CX), CX
 	MOVQ  a+0(FP), DX
 	MOVQ  16(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  48(BX), BX
+	MOVQ  56(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  56(SI), SI
+	MOVQ  64(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -1886,17 +1952,17 @@ check:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP322xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  32(AX), AX
+	MOVQ  40(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  72(CX), CX
+	MOVQ  80(CX), CX
 	MOVQ  a+0(FP), DX
 	MOVQ  16(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  48(BX), BX
+	MOVQ  56(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  56(SI), SI
+	MOVQ  64(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  64(DI), DI
+	MOVQ  72(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -1971,37 +2037,39 @@ TEXT ·adamFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    56(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    32(SI), SI
+	MOVQ    40(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    24(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    56(R8), R8
+	MOVQ    64(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    64(R9), R9
+	MOVQ    72(R9), R9
+	MOVQ    a+0(FP), R10
+	MOVL    32(R10), R10
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
 	VMOVUPS 320(AX), Y3
 	VMOVUPS 384(AX), Y4
 	VMOVUPS 576(AX), Y5
-	MOVQ    a+0(FP), R10
-	MOVQ    (R10), R10
-	XORQ    R11, R11
+	MOVQ    a+0(FP), R11
+	MOVQ    (R11), R11
+	XORQ    R12, R12
 	JMP     check
 
 next:
-	PREFETCHT0 2048(BX)(R11*4)
-	PREFETCHT0 1024(R8)(R11*2)
-	PREFETCHT0 1024(R9)(R11*2)
+	PREFETCHT0 2048(BX)(R12*4)
+	PREFETCHT0 1024(R8)(R12*2)
+	PREFETCHT0 1024(R9)(R12*2)
 	CMPQ       CX, $0x01
 	JE         gradientFP16
 	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R11*2)
-	VPERMQ     $0xd8, (DX)(R11*2), Y8
+	PREFETCHT0 1024(DX)(R12*2)
+	VPERMQ     $0xd8, (DX)(R12*2), Y8
 	VPXOR      Y7, Y7, Y7
 	VPUNPCKLWD Y8, Y7, Y6
 	VPUNPCKHWD Y8, Y7, Y7
@@ -2010,88 +2078,101 @@ next:
 	JMP        gradientLoaded
 
 gradientFP16:
-	PREFETCHT0 1024(DX)(R11*2)
-	VCVTPH2PS  (DX)(R11*2), Y6
-	VCVTPH2PS  16(DX)(R11*2), Y7
+	PREFETCHT0 1024(DX)(R12*2)
+	VCVTPH2PS  (DX)(R12*2), Y6
+	VCVTPH2PS  16(DX)(R12*2), Y7
 	JMP        gradientLoaded
 
 gradientFP32:
-	PREFETCHT0 2048(DX)(R11*4)
-	VMOVUPS    (DX)(R11*4), Y6
-	VMOVUPS    32(DX)(R11*4), Y7
+	PREFETCHT0 2048(DX)(R12*4)
+	VMOVUPS    (DX)(R12*4), Y6
+	VMOVUPS    32(DX)(R12*4), Y7
 
 gradientLoaded:
-	VMOVUPS     (BX)(R11*4), Y8
-	VMOVUPS     32(BX)(R11*4), Y9
-	VMULPS      (AX), Y6, Y6
-	VFMADD231PS 64(AX), Y8, Y6
-	VMULPS      (AX), Y7, Y7
-	VFMADD231PS 64(AX), Y9, Y7
-	VPERMQ      $0xd8, (R8)(R11*2), Y12
-	VPXOR       Y11, Y11, Y11
-	VPUNPCKLWD  Y12, Y11, Y10
-	VPUNPCKHWD  Y12, Y11, Y11
-	VMULPS      Y0, Y10, Y10
-	VFMADD231PS Y1, Y6, Y10
-	VMULPS      Y0, Y11, Y11
-	VFMADD231PS Y1, Y7, Y11
-	VPADDD      pattern00008000<>+0(SB), Y10, Y12
-	VPSRLD      $0x10, Y12, Y12
-	VPADDD      pattern00008000<>+0(SB), Y11, Y13
-	VPSRLD      $0x10, Y13, Y13
-	VPACKUSDW   Y13, Y12, Y12
-	VPERMQ      $0xd8, Y12, Y12
-	VMOVDQU     Y12, (R8)(R11*2)
-	VPERMQ      $0xd8, (R9)(R11*2), Y15
-	VPXOR       Y13, Y13, Y13
-	VPUNPCKLWD  Y15, Y13, Y12
-	VPUNPCKHWD  Y15, Y13, Y13
-	VMULPS      Y2, Y12, Y12
-	VMULPS      Y6, Y6, Y6
-	VFMADD231PS Y3, Y6, Y12
-	VMULPS      Y2, Y13, Y13
-	VMULPS      Y7, Y7, Y7
-	VFMADD231PS Y3, Y7, Y13
-	VPADDD      pattern00008000<>+0(SB), Y12, Y6
-	VPSRLD      $0x10, Y6, Y6
-	VPADDD      pattern00008000<>+0(SB), Y13, Y7
-	VPSRLD      $0x10, Y7, Y7
-	VPACKUSDW   Y7, Y6, Y6
-	VPERMQ      $0xd8, Y6, Y6
-	VMOVDQU     Y6, (R9)(R11*2)
-	VSQRTPS     Y12, Y12
-	VFMADD213PS 448(AX), Y4, Y12
-	VDIVPS      Y12, Y10, Y10
-	VFMADD231PS 512(AX), Y8, Y8
-	VFMADD231PS Y5, Y10, Y8
-	VSQRTPS     Y13, Y13
-	VFMADD213PS 448(AX), Y4, Y13
-	VDIVPS      Y13, Y11, Y11
-	VFMADD231PS 512(AX), Y9, Y9
-	VFMADD231PS Y5, Y11, Y9
-	VMOVUPS     Y8, (BX)(R11*4)
-	VMOVUPS     Y9, 32(BX)(R11*4)
-	CMPQ        DI, $0x01
-	JE          copyFP16
-	JA          copyStored
-	VPSRLD      $0x10, Y8, Y6
-	VPAND       pattern00000001<>+0(SB), Y6, Y6
-	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD      Y8, Y6, Y6
-	VPSRLD      $0x10, Y6, Y6
-	VCMPPS      $0x03, Y8, Y8, Y7
-	VBLENDVPS   Y7, pattern00007fc0<>+0(SB), Y6, Y6
-	VPSRLD      $0x10, Y9, Y7
-	VPAND       pattern00000001<>+0(SB), Y7, Y7
-	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
-	VPADDD      Y9, Y7, Y7
-	VPSRLD      $0x10, Y7, Y7
-	VCMPPS      $0x03, Y9, Y9, Y8
-	VBLENDVPS   Y8, pattern00007fc0<>+0(SB), Y7, Y7
-	VPACKUSDW   Y7, Y6, Y6
-	VPERMQ      $0xd8, Y6, Y6
-	VMOVDQA     Y6, Y14
-	JMP         copyRounded
+	VMOVUPS      (BX)(R12*4), Y8
+	VMOVUPS      32(BX)(R12*4), Y9
+	VMULPS       (AX), Y6, Y6
+	VFMADD231PS  64(AX), Y8, Y6
+	VMULPS       (AX), Y7, Y7
+	VFMADD231PS  64(AX), Y9, Y7
+	VPERMQ       $0xd8, (R8)(R12*2), Y12
+	VPXOR        Y11, Y11, Y11
+	VPUNPCKLWD   Y12, Y11, Y10
+	VPUNPCKHWD   Y12, Y11, Y11
+	VMULPS       Y0, Y10, Y10
+	VFMADD231PS  Y1, Y6, Y10
+	VMULPS       Y0, Y11, Y11
+	VFMADD231PS  Y1, Y7, Y11
+	VPADDD       pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD       $0x10, Y12, Y12
+	VPADDD       pattern00008000<>+0(SB), Y11, Y13
+	VPSRLD       $0x10, Y13, Y13
+	VPACKUSDW    Y13, Y12, Y12
+	VPERMQ       $0xd8, Y12, Y12
+	VMOVDQU      Y12, (R8)(R12*2)
+	VPERMQ       $0xd8, (R9)(R12*2), Y15
+	VPXOR        Y13, Y13, Y13
+	VPUNPCKLWD   Y15, Y13, Y12
+	VPUNPCKHWD   Y15, Y13, Y13
+	VMULPS       Y2, Y12, Y12
+	VMULPS       Y6, Y6, Y6
+	VFMADD231PS  Y3, Y6, Y12
+	VMULPS       Y2, Y13, Y13
+	VMULPS       Y7, Y7, Y7
+	VFMADD231PS  Y3, Y7, Y13
+	VMOVD        R10, X6
+	VPBROADCASTD X6, Y6
+	VPADDD       ditherOfLanes<>+0(SB), Y6, Y7
+	VPSRLD       $0x10, Y7, Y15
+	VPXOR        Y15, Y7, Y7
+	VPMULLD      pattern85ebca6b<>+0(SB), Y7, Y7
+	VPSRLD       $0x10, Y7, Y7
+	VPADDD       Y12, Y7, Y7
+	VPSRLD       $0x10, Y7, Y7
+	VPADDD       ditherOfLanes<>+32(SB), Y6, Y6
+	VPSRLD       $0x10, Y6, Y15
+	VPXOR        Y15, Y6, Y6
+	VPMULLD      pattern85ebca6b<>+0(SB), Y6, Y6
+	VPSRLD       $0x10, Y6, Y6
+	VPADDD       Y13, Y6, Y6
+	VPSRLD       $0x10, Y6, Y6
+	VPACKUSDW    Y6, Y7, Y6
+	VPERMQ       $0xd8, Y6, Y6
+	VMOVDQU      Y6, (R9)(R12*2)
+	ADDL         $-478700656, R10
+	VSQRTPS      Y12, Y12
+	VFMADD213PS  448(AX), Y4, Y12
+	VDIVPS       Y12, Y10, Y10
+	VFMADD231PS  512(AX), Y8, Y8
+	VFMADD231PS  Y5, Y10, Y8
+	VSQRTPS      Y13, Y13
+	VFMADD213PS  448(AX), Y4, Y13
+	VDIVPS       Y13, Y11, Y11
+	VFMADD231PS  512(AX), Y9, Y9
+	VFMADD231PS  Y5, Y11, Y9
+	VMOVUPS      Y8, (BX)(R12*4)
+	VMOVUPS      Y9, 32(BX)(R12*4)
+	CMPQ         DI, $0x01
+	JE           copyFP16
+	JA           copyStored
+	VPSRLD       $0x10, Y8, Y6
+	VPAND        pattern00000001<>+0(SB), Y6, Y6
+	VPADDD       pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD       Y8, Y6, Y6
+	VPSRLD       $0x10, Y6, Y6
+	VCMPPS       $0x03, Y8, Y8, Y7
+	VBLENDVPS    Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VPSRLD       $0x10, Y9, Y7
+	VPAND        pattern00000001<>+0(SB), Y7, Y7
+	VPADDD       pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD       Y9, Y7, Y7
+	VPSRLD       $0x10, Y7, Y7
+	VCMPPS       $0x03, Y9, Y9, Y8
+	VBLENDVPS    Y8, pattern00007fc0<>+0(SB), Y7, Y7
+	VPACKUSDW    Y7, Y6, Y6
+	VPERMQ       $0xd8, Y6, Y6
+	VMOVDQA      Y6, Y14
+	JMP          copyRounded
 
 copyFP16:
 	VCVTPS2PH   $0x00, Y8, X14
@@ -2101,17 +2182,17 @@ copyFP16:
 copyRounded:
 	TESTQ    $0x0000001f, SI
 	JNE      copyUnaligned
-	VMOVNTDQ Y14, (SI)(R11*2)
+	VMOVNTDQ Y14, (SI)(R12*2)
 	JMP      copyStored
 
 copyUnaligned:
-	VMOVDQU Y14, (SI)(R11*2)
+	VMOVDQU Y14, (SI)(R12*2)
 
 copyStored:
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
 check:
-	CMPQ    R11, R10
+	CMPQ    R12, R11
 	JB      next
 	SFENCE
 	LDMXCSR (SP)
@@ -2131,15 +2212,15 @@ TEXT ·lionFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    56(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    32(SI), SI
+	MOVQ    40(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    24(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    56(R8), R8
+	MOVQ    64(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -2282,30 +2363,32 @@ TEXT ·adagradFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    56(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    32(SI), SI
+	MOVQ    40(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    24(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    56(R8), R8
+	MOVQ    64(R8), R8
+	MOVQ    a+0(FP), R9
+	MOVL    32(R9), R9
 	VMOVUPS 448(AX), Y0
 	VMOVUPS 576(AX), Y1
-	MOVQ    a+0(FP), R9
-	MOVQ    (R9), R9
-	XORQ    R10, R10
+	MOVQ    a+0(FP), R10
+	MOVQ    (R10), R10
+	XORQ    R11, R11
 	JMP     check
 
 next:
-	PREFETCHT0 2048(BX)(R10*4)
-	PREFETCHT0 1024(R8)(R10*2)
+	PREFETCHT0 2048(BX)(R11*4)
+	PREFETCHT0 1024(R8)(R11*2)
 	CMPQ       CX, $0x01
 	JE         gradientFP16
 	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R10*2)
-	VPERMQ     $0xd8, (DX)(R10*2), Y4
+	PREFETCHT0 1024(DX)(R11*2)
+	VPERMQ     $0xd8, (DX)(R11*2), Y4
 	VPXOR      Y3, Y3, Y3
 	VPUNPCKLWD Y4, Y3, Y2
 	VPUNPCKHWD Y4, Y3, Y3
@@ -2314,87 +2397,100 @@ next:
 	JMP        gradientLoaded
 
 gradientFP16:
-	PREFETCHT0 1024(DX)(R10*2)
-	VCVTPH2PS  (DX)(R10*2), Y2
-	VCVTPH2PS  16(DX)(R10*2), Y3
+	PREFETCHT0 1024(DX)(R11*2)
+	VCVTPH2PS  (DX)(R11*2), Y2
+	VCVTPH2PS  16(DX)(R11*2), Y3
 	JMP        gradientLoaded
 
 gradientFP32:
-	PREFETCHT0 2048(DX)(R10*4)
-	VMOVUPS    (DX)(R10*4), Y2
-	VMOVUPS    32(DX)(R10*4), Y3
+	PREFETCHT0 2048(DX)(R11*4)
+	VMOVUPS    (DX)(R11*4), Y2
+	VMOVUPS    32(DX)(R11*4), Y3
 
 gradientLoaded:
-	VMOVUPS     (BX)(R10*4), Y4
-	VMOVUPS     32(BX)(R10*4), Y5
-	VMULPS      (AX), Y2, Y2
-	VFMADD231PS 64(AX), Y4, Y2
-	VMULPS      (AX), Y3, Y3
-	VFMADD231PS 64(AX), Y5, Y3
-	VPERMQ      $0xd8, (R8)(R10*2), Y8
-	VPXOR       Y7, Y7, Y7
-	VPUNPCKLWD  Y8, Y7, Y6
-	VPUNPCKHWD  Y8, Y7, Y7
-	VFMADD231PS Y2, Y2, Y6
-	VFMADD231PS Y3, Y3, Y7
-	VPADDD      pattern00008000<>+0(SB), Y6, Y8
-	VPSRLD      $0x10, Y8, Y8
-	VPADDD      pattern00008000<>+0(SB), Y7, Y9
-	VPSRLD      $0x10, Y9, Y9
-	VPACKUSDW   Y9, Y8, Y8
-	VPERMQ      $0xd8, Y8, Y8
-	VMOVDQU     Y8, (R8)(R10*2)
-	VSQRTPS     Y6, Y6
-	VADDPS      Y0, Y6, Y6
-	VDIVPS      Y6, Y2, Y2
-	VFMADD231PS Y1, Y2, Y4
-	VSQRTPS     Y7, Y7
-	VADDPS      Y0, Y7, Y7
-	VDIVPS      Y7, Y3, Y3
-	VFMADD231PS Y1, Y3, Y5
-	VMOVUPS     Y4, (BX)(R10*4)
-	VMOVUPS     Y5, 32(BX)(R10*4)
-	CMPQ        DI, $0x01
-	JE          copyFP16
-	JA          copyStored
-	VPSRLD      $0x10, Y4, Y2
-	VPAND       pattern00000001<>+0(SB), Y2, Y2
-	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
-	VPADDD      Y4, Y2, Y2
-	VPSRLD      $0x10, Y2, Y2
-	VCMPPS      $0x03, Y4, Y4, Y3
-	VBLENDVPS   Y3, pattern00007fc0<>+0(SB), Y2, Y2
-	VPSRLD      $0x10, Y5, Y3
-	VPAND       pattern00000001<>+0(SB), Y3, Y3
-	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
-	VPADDD      Y5, Y3, Y3
-	VPSRLD      $0x10, Y3, Y3
-	VCMPPS      $0x03, Y5, Y5, Y4
-	VBLENDVPS   Y4, pattern00007fc0<>+0(SB), Y3, Y3
-	VPACKUSDW   Y3, Y2, Y2
-	VPERMQ      $0xd8, Y2, Y2
-	VMOVDQA     Y2, Y10
-	JMP         copyRounded
+	VMOVUPS      (BX)(R11*4), Y4
+	VMOVUPS      32(BX)(R11*4), Y5
+	VMULPS       (AX), Y2, Y2
+	VFMADD231PS  64(AX), Y4, Y2
+	VMULPS       (AX), Y3, Y3
+	VFMADD231PS  64(AX), Y5, Y3
+	VPERMQ       $0xd8, (R8)(R11*2), Y8
+	VPXOR        Y7, Y7, Y7
+	VPUNPCKLWD   Y8, Y7, Y6
+	VPUNPCKHWD   Y8, Y7, Y7
+	VFMADD231PS  Y2, Y2, Y6
+	VFMADD231PS  Y3, Y3, Y7
+	VMOVD        R9, X8
+	VPBROADCASTD X8, Y8
+	VPADDD       ditherOfLanes<>+0(SB), Y8, Y9
+	VPSRLD       $0x10, Y9, Y10
+	VPXOR        Y10, Y9, Y9
+	VPMULLD      pattern85ebca6b<>+0(SB), Y9, Y9
+	VPSRLD       $0x10, Y9, Y9
+	VPADDD       Y6, Y9, Y9
+	VPSRLD       $0x10, Y9, Y9
+	VPADDD       ditherOfLanes<>+32(SB), Y8, Y8
+	VPSRLD       $0x10, Y8, Y10
+	VPXOR        Y10, Y8, Y8
+	VPMULLD      pattern85ebca6b<>+0(SB), Y8, Y8
+	VPSRLD       $0x10, Y8, Y8
+	VPADDD       Y7, Y8, Y8
+	VPSRLD       $0x10, Y8, Y8
+	VPACKUSDW    Y8, Y9, Y8
+	VPERMQ       $0xd8, Y8, Y8
+	VMOVDQU      Y8, (R8)(R11*2)
+	ADDL         $-478700656, R9
+	VSQRTPS      Y6, Y6
+	VADDPS       Y0, Y6, Y6
+	VDIVPS       Y6, Y2, Y2
+	VFMADD231PS  Y1, Y2, Y4
+	VSQRTPS      Y7, Y7
+	VADDPS       Y0, Y7, Y7
+	VDIVPS       Y7, Y3, Y3
+	VFMADD231PS  Y1, Y3, Y5
+	VMOVUPS      Y4, (BX)(R11*4)
+	VMOVUPS      Y5, 32(BX)(R11*4)
+	CMPQ         DI, $0x01
+	JE           copyFP16
+	JA           copyStored
+	VPSRLD       $0x10, Y4, Y2
+	VPAND        pattern00000001<>+0(SB), Y2, Y2
+	VPADDD       pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD       Y4, Y2, Y2
+	VPSRLD       $0x10, Y2, Y2
+	VCMPPS       $0x03, Y4, Y4, Y3
+	VBLENDVPS    Y3, pattern00007fc0<>+0(SB), Y2, Y2
+	VPSRLD       $0x10, Y5, Y3
+	VPAND        pattern00000001<>+0(SB), Y3, Y3
+	VPADDD       pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD       Y5, Y3, Y3
+	VPSRLD       $0x10, Y3, Y3
+	VCMPPS       $0x03, Y5, Y5, Y4
+	VBLENDVPS    Y4, pattern00007fc0<>+0(SB), Y3, Y3
+	VPACKUSDW    Y3, Y2, Y2
+	VPERMQ       $0xd8, Y2, Y2
+	VMOVDQA      Y2, Y11
+	JMP          copyRounded
 
 copyFP16:
-	VCVTPS2PH   $0x00, Y4, X10
+	VCVTPS2PH   $0x00, Y4, X11
 	VCVTPS2PH   $0x00, Y5, X2
-	VINSERTI128 $0x01, X2, Y10, Y10
+	VINSERTI128 $0x01, X2, Y11, Y11
 
 copyRounded:
 	TESTQ    $0x0000001f, SI
 	JNE      copyUnaligned
-	VMOVNTDQ Y10, (SI)(R10*2)
+	VMOVNTDQ Y11, (SI)(R11*2)
 	JMP      copyStored
 
 copyUnaligned:
-	VMOVDQU Y10, (SI)(R10*2)
+	VMOVDQU Y11, (SI)(R11*2)
 
 copyStored:
-	ADDQ $0x10, R10
+	ADDQ $0x10, R11
 
 check:
-	CMPQ    R10, R9
+	CMPQ    R11, R10
 	JB      next
 	SFENCE
 	LDMXCSR (SP)
@@ -2414,15 +2510,15 @@ TEXT ·sgdFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    56(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    32(SI), SI
+	MOVQ    40(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    24(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    56(R8), R8
+	MOVQ    64(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 640(AX), Y2
@@ -2542,15 +2638,15 @@ check:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP321xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  32(AX), AX
+	MOVQ  40(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  72(CX), CX
+	MOVQ  80(CX), CX
 	MOVQ  a+0(FP), DX
 	MOVQ  16(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  48(BX), BX
+	MOVQ  56(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  56(SI), SI
+	MOVQ  64(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -2606,17 +2702,17 @@ check:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP322xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  32(AX), AX
+	MOVQ  40(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  72(CX), CX
+	MOVQ  80(CX), CX
 	MOVQ  a+0(FP), DX
 	MOVQ  16(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  48(BX), BX
+	MOVQ  56(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  56(SI), SI
+	MOVQ  64(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  64(DI), DI
+	MOVQ  72(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -2862,15 +2958,15 @@ TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    32(BX), BX
+	MOVQ    40(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    64(R8), R8
+	MOVQ    72(R8), R8
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 256(AX), Z2
@@ -2954,13 +3050,13 @@ TEXT ·lionSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    32(BX), BX
+	MOVQ    40(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 256(AX), Z2
@@ -3043,13 +3139,13 @@ TEXT ·adagradSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    32(BX), BX
+	MOVQ    40(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	VMOVUPS 448(AX), Z0
 	VMOVUPS 576(AX), Z1
 	MOVQ    a+0(FP), R8
@@ -3121,13 +3217,13 @@ TEXT ·sgdSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    32(BX), BX
+	MOVQ    40(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 640(AX), Z2
@@ -3194,15 +3290,15 @@ check:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit1xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   32(AX), AX
+	MOVQ   40(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   72(CX), CX
+	MOVQ   80(CX), CX
 	MOVQ   a+0(FP), DX
 	MOVQ   16(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   40(BX), BX
+	MOVQ   48(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   56(SI), SI
+	MOVQ   64(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
@@ -3246,17 +3342,17 @@ check:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit2xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   32(AX), AX
+	MOVQ   40(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   72(CX), CX
+	MOVQ   80(CX), CX
 	MOVQ   a+0(FP), DX
 	MOVQ   16(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   40(BX), BX
+	MOVQ   48(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   56(SI), SI
+	MOVQ   64(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   64(DI), DI
+	MOVQ   72(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
@@ -3313,88 +3409,98 @@ TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    32(BX), BX
+	MOVQ    40(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    64(R8), R8
+	MOVQ    72(R8), R8
+	MOVQ    a+0(FP), R9
+	MOVL    32(R9), R9
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 256(AX), Z2
 	VMOVUPS 320(AX), Z3
 	VMOVUPS 384(AX), Z4
 	VMOVUPS 576(AX), Z5
-	MOVQ    a+0(FP), R9
-	MOVQ    (R9), R9
-	XORQ    R10, R10
+	MOVQ    a+0(FP), R10
+	MOVQ    (R10), R10
+	XORQ    R11, R11
 	JMP     check
 
 next:
-	PREFETCHT0 1024(BX)(R10*2)
-	PREFETCHT0 1024(SI)(R10*2)
-	PREFETCHT0 1024(DI)(R10*2)
-	PREFETCHT0 1024(R8)(R10*2)
+	PREFETCHT0 1024(BX)(R11*2)
+	PREFETCHT0 1024(SI)(R11*2)
+	PREFETCHT0 1024(DI)(R11*2)
+	PREFETCHT0 1024(R8)(R11*2)
 	CMPQ       CX, $0x01
 	JE         gradientFP16
 	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R10*2)
-	VPMOVZXWD  (DX)(R10*2), Z6
+	PREFETCHT0 1024(DX)(R11*2)
+	VPMOVZXWD  (DX)(R11*2), Z6
 	VPSLLD     $0x10, Z6, Z6
 	VMOVAPS    Z6, Z6
 	JMP        gradientLoaded
 
 gradientFP16:
-	PREFETCHT0 1024(DX)(R10*2)
-	VCVTPH2PS  (DX)(R10*2), Z6
+	PREFETCHT0 1024(DX)(R11*2)
+	VCVTPH2PS  (DX)(R11*2), Z6
 	JMP        gradientLoaded
 
 gradientFP32:
-	PREFETCHT0 2048(DX)(R10*4)
-	VMOVUPS    (DX)(R10*4), Z6
+	PREFETCHT0 2048(DX)(R11*4)
+	VMOVUPS    (DX)(R11*4), Z6
 
 gradientLoaded:
-	VPMOVZXWD   (BX)(R10*2), Z7
-	VPMOVSXWD   (SI)(R10*2), Z8
-	VPSLLD      $0x10, Z7, Z7
-	VPADDD      Z8, Z7, Z7
-	VMULPS      (AX), Z6, Z6
-	VFMADD231PS 64(AX), Z7, Z6
-	VPMOVZXWD   (DI)(R10*2), Z8
-	VPSLLD      $0x10, Z8, Z8
-	VMULPS      Z0, Z8, Z8
-	VFMADD231PS Z1, Z6, Z8
-	VPADDD      pattern00008000<>+0(SB), Z8, Z9
-	VPSRLD      $0x10, Z9, Z9
-	VPMOVDW     Z9, Y9
-	VMOVDQU     Y9, (DI)(R10*2)
-	VPMOVZXWD   (R8)(R10*2), Z9
-	VPSLLD      $0x10, Z9, Z9
-	VMULPS      Z2, Z9, Z9
-	VMULPS      Z6, Z6, Z6
-	VFMADD231PS Z3, Z6, Z9
-	VPADDD      pattern00008000<>+0(SB), Z9, Z6
-	VPSRLD      $0x10, Z6, Z6
-	VPMOVDW     Z6, Y6
-	VMOVDQU     Y6, (R8)(R10*2)
-	VSQRTPS     Z9, Z9
-	VFMADD213PS 448(AX), Z4, Z9
-	VDIVPS      Z9, Z8, Z8
-	VFMADD231PS 512(AX), Z7, Z7
-	VFMADD231PS Z5, Z8, Z7
-	VPADDD      pattern00008000<>+0(SB), Z7, Z6
-	VPSRLD      $0x10, Z6, Z6
-	VPMOVDW     Z6, Y6
-	VMOVDQU     Y6, (BX)(R10*2)
-	VPMOVDW     Z7, Y6
-	VMOVDQU     Y6, (SI)(R10*2)
-	ADDQ        $0x10, R10
+	VPMOVZXWD    (BX)(R11*2), Z7
+	VPMOVSXWD    (SI)(R11*2), Z8
+	VPSLLD       $0x10, Z7, Z7
+	VPADDD       Z8, Z7, Z7
+	VMULPS       (AX), Z6, Z6
+	VFMADD231PS  64(AX), Z7, Z6
+	VPMOVZXWD    (DI)(R11*2), Z8
+	VPSLLD       $0x10, Z8, Z8
+	VMULPS       Z0, Z8, Z8
+	VFMADD231PS  Z1, Z6, Z8
+	VPADDD       pattern00008000<>+0(SB), Z8, Z9
+	VPSRLD       $0x10, Z9, Z9
+	VPMOVDW      Z9, Y9
+	VMOVDQU      Y9, (DI)(R11*2)
+	VPMOVZXWD    (R8)(R11*2), Z9
+	VPSLLD       $0x10, Z9, Z9
+	VMULPS       Z2, Z9, Z9
+	VMULPS       Z6, Z6, Z6
+	VFMADD231PS  Z3, Z6, Z9
+	VMOVD        R9, X6
+	VPBROADCASTD X6, Z6
+	VPADDD       ditherOfLanes<>+0(SB), Z6, Z6
+	VPSRLD       $0x10, Z6, Z10
+	VPXORD       Z10, Z6, Z6
+	VPMULLD      pattern85ebca6b<>+0(SB), Z6, Z6
+	VPSRLD       $0x10, Z6, Z6
+	VPADDD       Z9, Z6, Z6
+	VPSRLD       $0x10, Z6, Z6
+	VPMOVDW      Z6, Y6
+	VMOVDQU      Y6, (R8)(R11*2)
+	ADDL         $-478700656, R9
+	VSQRTPS      Z9, Z9
+	VFMADD213PS  448(AX), Z4, Z9
+	VDIVPS       Z9, Z8, Z8
+	VFMADD231PS  512(AX), Z7, Z7
+	VFMADD231PS  Z5, Z8, Z7
+	VPADDD       pattern00008000<>+0(SB), Z7, Z6
+	VPSRLD       $0x10, Z6, Z6
+	VPMOVDW      Z6, Y6
+	VMOVDQU      Y6, (BX)(R11*2)
+	VPMOVDW      Z7, Y6
+	VMOVDQU      Y6, (SI)(R11*2)
+	ADDQ         $0x10, R11
 
 check:
-	CMPQ    R10, R9
+	CMPQ    R11, R10
 	JB      next
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -3413,13 +3519,13 @@ TEXT ·lionSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    32(BX), BX
+	MOVQ    40(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 256(AX), Z2
@@ -3506,70 +3612,80 @@ TEXT ·adagradSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    32(BX), BX
+	MOVQ    40(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
+	MOVQ    a+0(FP), R8
+	MOVL    32(R8), R8
 	VMOVUPS 448(AX), Z0
 	VMOVUPS 576(AX), Z1
-	MOVQ    a+0(FP), R8
-	MOVQ    (R8), R8
-	XORQ    R9, R9
+	MOVQ    a+0(FP), R9
+	MOVQ    (R9), R9
+	XORQ    R10, R10
 	JMP     check
 
 next:
-	PREFETCHT0 1024(BX)(R9*2)
-	PREFETCHT0 1024(SI)(R9*2)
-	PREFETCHT0 1024(DI)(R9*2)
+	PREFETCHT0 1024(BX)(R10*2)
+	PREFETCHT0 1024(SI)(R10*2)
+	PREFETCHT0 1024(DI)(R10*2)
 	CMPQ       CX, $0x01
 	JE         gradientFP16
 	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R9*2)
-	VPMOVZXWD  (DX)(R9*2), Z2
+	PREFETCHT0 1024(DX)(R10*2)
+	VPMOVZXWD  (DX)(R10*2), Z2
 	VPSLLD     $0x10, Z2, Z2
 	VMOVAPS    Z2, Z2
 	JMP        gradientLoaded
 
 gradientFP16:
-	PREFETCHT0 1024(DX)(R9*2)
-	VCVTPH2PS  (DX)(R9*2), Z2
+	PREFETCHT0 1024(DX)(R10*2)
+	VCVTPH2PS  (DX)(R10*2), Z2
 	JMP        gradientLoaded
 
 gradientFP32:
-	PREFETCHT0 2048(DX)(R9*4)
-	VMOVUPS    (DX)(R9*4), Z2
+	PREFETCHT0 2048(DX)(R10*4)
+	VMOVUPS    (DX)(R10*4), Z2
 
 gradientLoaded:
-	VPMOVZXWD   (BX)(R9*2), Z3
-	VPMOVSXWD   (SI)(R9*2), Z4
-	VPSLLD      $0x10, Z3, Z3
-	VPADDD      Z4, Z3, Z3
-	VMULPS      (AX), Z2, Z2
-	VFMADD231PS 64(AX), Z3, Z2
-	VPMOVZXWD   (DI)(R9*2), Z4
-	VPSLLD      $0x10, Z4, Z4
-	VFMADD231PS Z2, Z2, Z4
-	VPADDD      pattern00008000<>+0(SB), Z4, Z5
-	VPSRLD      $0x10, Z5, Z5
-	VPMOVDW     Z5, Y5
-	VMOVDQU     Y5, (DI)(R9*2)
-	VSQRTPS     Z4, Z4
-	VADDPS      Z0, Z4, Z4
-	VDIVPS      Z4, Z2, Z2
-	VFMADD231PS Z1, Z2, Z3
-	VPADDD      pattern00008000<>+0(SB), Z3, Z2
-	VPSRLD      $0x10, Z2, Z2
-	VPMOVDW     Z2, Y2
-	VMOVDQU     Y2, (BX)(R9*2)
-	VPMOVDW     Z3, Y2
-	VMOVDQU     Y2, (SI)(R9*2)
-	ADDQ        $0x10, R9
+	VPMOVZXWD    (BX)(R10*2), Z3
+	VPMOVSXWD    (SI)(R10*2), Z4
+	VPSLLD       $0x10, Z3, Z3
+	VPADDD       Z4, Z3, Z3
+	VMULPS       (AX), Z2, Z2
+	VFMADD231PS  64(AX), Z3, Z2
+	VPMOVZXWD    (DI)(R10*2), Z4
+	VPSLLD       $0x10, Z4, Z4
+	VFMADD231PS  Z2, Z2, Z4
+	VMOVD        R8, X5
+	VPBROADCASTD X5, Z5
+	VPADDD       ditherOfLanes<>+0(SB), Z5, Z5
+	VPSRLD       $0x10, Z5, Z6
+	VPXORD       Z6, Z5, Z5
+	VPMULLD      pattern85ebca6b<>+0(SB), Z5, Z5
+	VPSRLD       $0x10, Z5, Z5
+	VPADDD       Z4, Z5, Z5
+	VPSRLD       $0x10, Z5, Z5
+	VPMOVDW      Z5, Y5
+	VMOVDQU      Y5, (DI)(R10*2)
+	ADDL         $-478700656, R8
+	VSQRTPS      Z4, Z4
+	VADDPS       Z0, Z4, Z4
+	VDIVPS       Z4, Z2, Z2
+	VFMADD231PS  Z1, Z2, Z3
+	VPADDD       pattern00008000<>+0(SB), Z3, Z2
+	VPSRLD       $0x10, Z2, Z2
+	VPMOVDW      Z2, Y2
+	VMOVDQU      Y2, (BX)(R10*2)
+	VPMOVDW      Z3, Y2
+	VMOVDQU      Y2, (SI)(R10*2)
+	ADDQ         $0x10, R10
 
 check:
-	CMPQ    R9, R8
+	CMPQ    R10, R9
 	JB      next
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -3588,13 +3704,13 @@ TEXT ·sgdSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    32(BX), BX
+	MOVQ    40(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 640(AX), Z2
@@ -3665,15 +3781,15 @@ check:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit1xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   32(AX), AX
+	MOVQ   40(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   72(CX), CX
+	MOVQ   80(CX), CX
 	MOVQ   a+0(FP), DX
 	MOVQ   16(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   40(BX), BX
+	MOVQ   48(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   56(SI), SI
+	MOVQ   64(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
@@ -3717,17 +3833,17 @@ check:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit2xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   32(AX), AX
+	MOVQ   40(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   72(CX), CX
+	MOVQ   80(CX), CX
 	MOVQ   a+0(FP), DX
 	MOVQ   16(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   40(BX), BX
+	MOVQ   48(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   56(SI), SI
+	MOVQ   64(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   64(DI), DI
+	MOVQ   72(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
@@ -3784,17 +3900,17 @@ TEXT ·adamFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    56(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    32(SI), SI
+	MOVQ    40(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    24(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    56(R8), R8
+	MOVQ    64(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    64(R9), R9
+	MOVQ    72(R9), R9
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 256(AX), Z2
@@ -3897,15 +4013,15 @@ TEXT ·lionFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    56(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    32(SI), SI
+	MOVQ    40(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    24(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    56(R8), R8
+	MOVQ    64(R8), R8
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 256(AX), Z2
@@ -4007,15 +4123,15 @@ TEXT ·adagradFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    56(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    32(SI), SI
+	MOVQ    40(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    24(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    56(R8), R8
+	MOVQ    64(R8), R8
 	VMOVUPS 448(AX), Z0
 	VMOVUPS 576(AX), Z1
 	MOVQ    a+0(FP), R9
@@ -4106,15 +4222,15 @@ TEXT ·sgdFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    56(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    32(SI), SI
+	MOVQ    40(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    24(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    56(R8), R8
+	MOVQ    64(R8), R8
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 640(AX), Z2
@@ -4200,15 +4316,15 @@ check:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP321xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   32(AX), AX
+	MOVQ   40(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   72(CX), CX
+	MOVQ   80(CX), CX
 	MOVQ   a+0(FP), DX
 	MOVQ   16(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   48(BX), BX
+	MOVQ   56(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   56(SI), SI
+	MOVQ   64(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
@@ -4260,17 +4376,17 @@ check:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP322xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   32(AX), AX
+	MOVQ   40(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   72(CX), CX
+	MOVQ   80(CX), CX
 	MOVQ   a+0(FP), DX
 	MOVQ   16(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   48(BX), BX
+	MOVQ   56(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   56(SI), SI
+	MOVQ   64(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   64(DI), DI
+	MOVQ   72(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
@@ -4335,90 +4451,100 @@ TEXT ·adamFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    56(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    32(SI), SI
+	MOVQ    40(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    24(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    56(R8), R8
+	MOVQ    64(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    64(R9), R9
+	MOVQ    72(R9), R9
+	MOVQ    a+0(FP), R10
+	MOVL    32(R10), R10
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 256(AX), Z2
 	VMOVUPS 320(AX), Z3
 	VMOVUPS 384(AX), Z4
 	VMOVUPS 576(AX), Z5
-	MOVQ    a+0(FP), R10
-	MOVQ    (R10), R10
-	XORQ    R11, R11
+	MOVQ    a+0(FP), R11
+	MOVQ    (R11), R11
+	XORQ    R12, R12
 	JMP     check
 
 next:
-	PREFETCHT0 2048(BX)(R11*4)
-	PREFETCHT0 1024(R8)(R11*2)
-	PREFETCHT0 1024(R9)(R11*2)
+	PREFETCHT0 2048(BX)(R12*4)
+	PREFETCHT0 1024(R8)(R12*2)
+	PREFETCHT0 1024(R9)(R12*2)
 	CMPQ       CX, $0x01
 	JE         gradientFP16
 	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R11*2)
-	VPMOVZXWD  (DX)(R11*2), Z6
+	PREFETCHT0 1024(DX)(R12*2)
+	VPMOVZXWD  (DX)(R12*2), Z6
 	VPSLLD     $0x10, Z6, Z6
 	VMOVAPS    Z6, Z6
 	JMP        gradientLoaded
 
 gradientFP16:
-	PREFETCHT0 1024(DX)(R11*2)
-	VCVTPH2PS  (DX)(R11*2), Z6
+	PREFETCHT0 1024(DX)(R12*2)
+	VCVTPH2PS  (DX)(R12*2), Z6
 	JMP        gradientLoaded
 
 gradientFP32:
-	PREFETCHT0 2048(DX)(R11*4)
-	VMOVUPS    (DX)(R11*4), Z6
+	PREFETCHT0 2048(DX)(R12*4)
+	VMOVUPS    (DX)(R12*4), Z6
 
 gradientLoaded:
-	VMOVUPS     (BX)(R11*4), Z7
-	VMULPS      (AX), Z6, Z6
-	VFMADD231PS 64(AX), Z7, Z6
-	VPMOVZXWD   (R8)(R11*2), Z8
-	VPSLLD      $0x10, Z8, Z8
-	VMULPS      Z0, Z8, Z8
-	VFMADD231PS Z1, Z6, Z8
-	VPADDD      pattern00008000<>+0(SB), Z8, Z9
-	VPSRLD      $0x10, Z9, Z9
-	VPMOVDW     Z9, Y9
-	VMOVDQU     Y9, (R8)(R11*2)
-	VPMOVZXWD   (R9)(R11*2), Z9
-	VPSLLD      $0x10, Z9, Z9
-	VMULPS      Z2, Z9, Z9
-	VMULPS      Z6, Z6, Z6
-	VFMADD231PS Z3, Z6, Z9
-	VPADDD      pattern00008000<>+0(SB), Z9, Z6
-	VPSRLD      $0x10, Z6, Z6
-	VPMOVDW     Z6, Y6
-	VMOVDQU     Y6, (R9)(R11*2)
-	VSQRTPS     Z9, Z9
-	VFMADD213PS 448(AX), Z4, Z9
-	VDIVPS      Z9, Z8, Z8
-	VFMADD231PS 512(AX), Z7, Z7
-	VFMADD231PS Z5, Z8, Z7
-	VMOVUPS     Z7, (BX)(R11*4)
-	CMPQ        DI, $0x01
-	JE          copyFP16
-	JA          copyStored
-	VPSRLD      $0x10, Z7, Z6
-	VPANDD      pattern00000001<>+0(SB), Z6, Z6
-	VPADDD      pattern00007fff<>+0(SB), Z6, Z6
-	VPADDD      Z7, Z6, Z6
-	VPSRLD      $0x10, Z6, Z6
-	VCMPPS      $0x03, Z7, Z7, K1
-	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z6
-	VPMOVDW     Z6, Y6
-	VMOVDQA     Y6, Y6
-	JMP         copyRounded
+	VMOVUPS      (BX)(R12*4), Z7
+	VMULPS       (AX), Z6, Z6
+	VFMADD231PS  64(AX), Z7, Z6
+	VPMOVZXWD    (R8)(R12*2), Z8
+	VPSLLD       $0x10, Z8, Z8
+	VMULPS       Z0, Z8, Z8
+	VFMADD231PS  Z1, Z6, Z8
+	VPADDD       pattern00008000<>+0(SB), Z8, Z9
+	VPSRLD       $0x10, Z9, Z9
+	VPMOVDW      Z9, Y9
+	VMOVDQU      Y9, (R8)(R12*2)
+	VPMOVZXWD    (R9)(R12*2), Z9
+	VPSLLD       $0x10, Z9, Z9
+	VMULPS       Z2, Z9, Z9
+	VMULPS       Z6, Z6, Z6
+	VFMADD231PS  Z3, Z6, Z9
+	VMOVD        R10, X6
+	VPBROADCASTD X6, Z6
+	VPADDD       ditherOfLanes<>+0(SB), Z6, Z6
+	VPSRLD       $0x10, Z6, Z10
+	VPXORD       Z10, Z6, Z6
+	VPMULLD      pattern85ebca6b<>+0(SB), Z6, Z6
+	VPSRLD       $0x10, Z6, Z6
+	VPADDD       Z9, Z6, Z6
+	VPSRLD       $0x10, Z6, Z6
+	VPMOVDW      Z6, Y6
+	VMOVDQU      Y6, (R9)(R12*2)
+	ADDL         $-478700656, R10
+	VSQRTPS      Z9, Z9
+	VFMADD213PS  448(AX), Z4, Z9
+	VDIVPS       Z9, Z8, Z8
+	VFMADD231PS  512(AX), Z7, Z7
+	VFMADD231PS  Z5, Z8, Z7
+	VMOVUPS      Z7, (BX)(R12*4)
+	CMPQ         DI, $0x01
+	JE           copyFP16
+	JA           copyStored
+	VPSRLD       $0x10, Z7, Z6
+	VPANDD       pattern00000001<>+0(SB), Z6, Z6
+	VPADDD       pattern00007fff<>+0(SB), Z6, Z6
+	VPADDD       Z7, Z6, Z6
+	VPSRLD       $0x10, Z6, Z6
+	VCMPPS       $0x03, Z7, Z7, K1
+	VMOVDQU32    pattern00007fc0<>+0(SB), K1, Z6
+	VPMOVDW      Z6, Y6
+	VMOVDQA      Y6, Y6
+	JMP          copyRounded
 
 copyFP16:
 	VCVTPS2PH $0x00, Z7, Y6
@@ -4426,17 +4552,17 @@ copyFP16:
 copyRounded:
 	TESTQ    $0x0000001f, SI
 	JNE      copyUnaligned
-	VMOVNTDQ Y6, (SI)(R11*2)
+	VMOVNTDQ Y6, (SI)(R12*2)
 	JMP      copyStored
 
 copyUnaligned:
-	VMOVDQU Y6, (SI)(R11*2)
+	VMOVDQU Y6, (SI)(R12*2)
 
 copyStored:
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
 check:
-	CMPQ    R11, R10
+	CMPQ    R12, R11
 	JB      next
 	SFENCE
 	LDMXCSR (SP)
@@ -4456,15 +4582,15 @@ TEXT ·lionFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    56(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    32(SI), SI
+	MOVQ    40(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    24(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    56(R8), R8
+	MOVQ    64(R8), R8
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 256(AX), Z2
@@ -4570,72 +4696,82 @@ TEXT ·adagradFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    56(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    32(SI), SI
+	MOVQ    40(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    24(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    56(R8), R8
+	MOVQ    64(R8), R8
+	MOVQ    a+0(FP), R9
+	MOVL    32(R9), R9
 	VMOVUPS 448(AX), Z0
 	VMOVUPS 576(AX), Z1
-	MOVQ    a+0(FP), R9
-	MOVQ    (R9), R9
-	XORQ    R10, R10
+	MOVQ    a+0(FP), R10
+	MOVQ    (R10), R10
+	XORQ    R11, R11
 	JMP     check
 
 next:
-	PREFETCHT0 2048(BX)(R10*4)
-	PREFETCHT0 1024(R8)(R10*2)
+	PREFETCHT0 2048(BX)(R11*4)
+	PREFETCHT0 1024(R8)(R11*2)
 	CMPQ       CX, $0x01
 	JE         gradientFP16
 	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R10*2)
-	VPMOVZXWD  (DX)(R10*2), Z2
+	PREFETCHT0 1024(DX)(R11*2)
+	VPMOVZXWD  (DX)(R11*2), Z2
 	VPSLLD     $0x10, Z2, Z2
 	VMOVAPS    Z2, Z2
 	JMP        gradientLoaded
 
 gradientFP16:
-	PREFETCHT0 1024(DX)(R10*2)
-	VCVTPH2PS  (DX)(R10*2), Z2
+	PREFETCHT0 1024(DX)(R11*2)
+	VCVTPH2PS  (DX)(R11*2), Z2
 	JMP        gradientLoaded
 
 gradientFP32:
-	PREFETCHT0 2048(DX)(R10*4)
-	VMOVUPS    (DX)(R10*4), Z2
+	PREFETCHT0 2048(DX)(R11*4)
+	VMOVUPS    (DX)(R11*4), Z2
 
 gradientLoaded:
-	VMOVUPS     (BX)(R10*4), Z3
-	VMULPS      (AX), Z2, Z2
-	VFMADD231PS 64(AX), Z3, Z2
-	VPMOVZXWD   (R8)(R10*2), Z4
-	VPSLLD      $0x10, Z4, Z4
-	VFMADD231PS Z2, Z2, Z4
-	VPADDD      pattern00008000<>+0(SB), Z4, Z5
-	VPSRLD      $0x10, Z5, Z5
-	VPMOVDW     Z5, Y5
-	VMOVDQU     Y5, (R8)(R10*2)
-	VSQRTPS     Z4, Z4
-	VADDPS      Z0, Z4, Z4
-	VDIVPS      Z4, Z2, Z2
-	VFMADD231PS Z1, Z2, Z3
-	VMOVUPS     Z3, (BX)(R10*4)
-	CMPQ        DI, $0x01
-	JE          copyFP16
-	JA          copyStored
-	VPSRLD      $0x10, Z3, Z2
-	VPANDD      pattern00000001<>+0(SB), Z2, Z2
-	VPADDD      pattern00007fff<>+0(SB), Z2, Z2
-	VPADDD      Z3, Z2, Z2
-	VPSRLD      $0x10, Z2, Z2
-	VCMPPS      $0x03, Z3, Z3, K1
-	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z2
-	VPMOVDW     Z2, Y2
-	VMOVDQA     Y2, Y2
-	JMP         copyRounded
+	VMOVUPS      (BX)(R11*4), Z3
+	VMULPS       (AX), Z2, Z2
+	VFMADD231PS  64(AX), Z3, Z2
+	VPMOVZXWD    (R8)(R11*2), Z4
+	VPSLLD       $0x10, Z4, Z4
+	VFMADD231PS  Z2, Z2, Z4
+	VMOVD        R9, X5
+	VPBROADCASTD X5, Z5
+	VPADDD       ditherOfLanes<>+0(SB), Z5, Z5
+	VPSRLD       $0x10, Z5, Z6
+	VPXORD       Z6, Z5, Z5
+	VPMULLD      pattern85ebca6b<>+0(SB), Z5, Z5
+	VPSRLD       $0x10, Z5, Z5
+	VPADDD       Z4, Z5, Z5
+	VPSRLD       $0x10, Z5, Z5
+	VPMOVDW      Z5, Y5
+	VMOVDQU      Y5, (R8)(R11*2)
+	ADDL         $-478700656, R9
+	VSQRTPS      Z4, Z4
+	VADDPS       Z0, Z4, Z4
+	VDIVPS       Z4, Z2, Z2
+	VFMADD231PS  Z1, Z2, Z3
+	VMOVUPS      Z3, (BX)(R11*4)
+	CMPQ         DI, $0x01
+	JE           copyFP16
+	JA           copyStored
+	VPSRLD       $0x10, Z3, Z2
+	VPANDD       pattern00000001<>+0(SB), Z2, Z2
+	VPADDD       pattern00007fff<>+0(SB), Z2, Z2
+	VPADDD       Z3, Z2, Z2
+	VPSRLD       $0x10, Z2, Z2
+	VCMPPS       $0x03, Z3, Z3, K1
+	VMOVDQU32    pattern00007fc0<>+0(SB), K1, Z2
+	VPMOVDW      Z2, Y2
+	VMOVDQA      Y2, Y2
+	JMP          copyRounded
 
 copyFP16:
 	VCVTPS2PH $0x00, Z3, Y2
@@ -4643,17 +4779,17 @@ copyFP16:
 copyRounded:
 	TESTQ    $0x0000001f, SI
 	JNE      copyUnaligned
-	VMOVNTDQ Y2, (SI)(R10*2)
+	VMOVNTDQ Y2, (SI)(R11*2)
 	JMP      copyStored
 
 copyUnaligned:
-	VMOVDQU Y2, (SI)(R10*2)
+	VMOVDQU Y2, (SI)(R11*2)
 
 copyStored:
-	ADDQ $0x10, R10
+	ADDQ $0x10, R11
 
 check:
-	CMPQ    R10, R9
+	CMPQ    R11, R10
 	JB      next
 	SFENCE
 	LDMXCSR (SP)
@@ -4673,15 +4809,15 @@ TEXT ·sgdFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    16(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    72(DX), DX
+	MOVQ    80(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    56(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    32(SI), SI
+	MOVQ    40(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    24(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    56(R8), R8
+	MOVQ    64(R8), R8
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 640(AX), Z2
@@ -4771,15 +4907,15 @@ check:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP321xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   32(AX), AX
+	MOVQ   40(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   72(CX), CX
+	MOVQ   80(CX), CX
 	MOVQ   a+0(FP), DX
 	MOVQ   16(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   48(BX), BX
+	MOVQ   56(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   56(SI), SI
+	MOVQ   64(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
@@ -4831,17 +4967,17 @@ check:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP322xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   32(AX), AX
+	MOVQ   40(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   72(CX), CX
+	MOVQ   80(CX), CX
 	MOVQ   a+0(FP), DX
 	MOVQ   16(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   48(BX), BX
+	MOVQ   56(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   56(SI), SI
+	MOVQ   64(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   64(DI), DI
+	MOVQ   72(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8

@@ -67,27 +67,30 @@ func updateReference(f Format, constants *Constants, c Chunk) {
 		p := flush(c.master(f, i))
 		g := mul(flush(c.Gradient.At(i)), k[abi.GradientScale])
 		g = fma(k[abi.L2Penalty], p, g)
-		first := flush(c.Moments[0].At(i))
+		first, dither := flush(c.Moments[0].At(i)), constants.ditherOf(c.First+int64(i))
 		switch f.Algorithm {
 		case Adam:
 			var second float32
 			p, first, second = k.adam(p, g, first, flush(c.Moments[1].At(i)))
-			c.Moments[1].putMoment(i, second)
+			c.Moments[0].putMoment(i, first)
+			c.Moments[1].putSlowMoment(i, second, dither)
 		case Lion:
 			p, first = k.lion(p, g, first)
+			c.Moments[0].putMoment(i, first)
 		case Adagrad:
 			p, first = k.adagrad(p, g, first)
+			c.Moments[0].putSlowMoment(i, first, dither)
 		case SGD:
 			p, first = k.sgd(p, g, first)
+			c.Moments[0].putMoment(i, first)
 		}
-		c.Moments[0].putMoment(i, first)
 		c.setMaster(f, i, p)
 	}
 }
 
-// putMoment stores element i of a moment. In bf16, it is rounded as the
-// parameters of split state are, half away from zero: that takes a third of
-// the instructions of rounding to even, and ties are rare.
+// putMoment stores element i of a moment. In bf16, it is rounded half away from
+// zero, as the parameters of split state are: that takes a third of the
+// instructions of rounding to even, and ties are rare.
 func (a Array) putMoment(i int, x float32) {
 	if a.Type == dtype.BF16 {
 		upper, _ := Separate(x)
@@ -95,6 +98,22 @@ func (a Array) putMoment(i int, x float32) {
 		return
 	}
 	a.Put(i, x)
+}
+
+// putSlowMoment stores element i of a moment that hardly changes. In bf16, it
+// is rounded up with the probability of the part that is cut off.
+func (a Array) putSlowMoment(i int, x float32, dither uint32) {
+	if a.Type == dtype.BF16 {
+		random := (dither ^ dither>>16) * abi.DitherFactor >> 16
+		binary.LittleEndian.PutUint16(a.Data[2*i:], uint16((math.Float32bits(x)+random)>>16))
+		return
+	}
+	a.Put(i, x)
+}
+
+// ditherOf is the dither of an element of a shard.
+func (c *Constants) ditherOf(element int64) uint32 {
+	return c.dither + uint32(element)*abi.DitherStep
 }
 
 // scalars are the constants of a step, once each.

@@ -9,9 +9,20 @@ import (
 // Constants are what an update needs of one step's hyperparameters. They are
 // rounded to fp32 only after everything that depends on several of them has
 // been computed in float64. Setting them allocates nothing.
-type Constants struct{ table abi.Table }
+type Constants struct {
+	table abi.Table
+	// dither is that of element 0, for stochastic rounding.
+	dither uint32
+}
 
-func (c *Constants) set(rows [abi.Rows]float64) {
+// set takes the rows of the table, and the step that dithers depend on.
+func (c *Constants) set(step int64, rows [abi.Rows]float64) {
+	// The output function of SplitMix64 (G. Steele, D. Lea and C. Flood, "Fast
+	// splittable pseudorandom number generators", OOPSLA 2014).
+	x := uint64(step) * 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	c.dither = uint32((x ^ x>>31) >> 32)
 	for row, value := range rows {
 		for lane := range c.table[row] {
 			c.table[row][lane] = float32(value)
@@ -43,7 +54,7 @@ func (s AdamStep) Constants(c *Constants) {
 	if s.L2 {
 		penalty, decoupled = s.WeightDecay, 0
 	}
-	c.set([abi.Rows]float64{
+	c.set(s.Step, [abi.Rows]float64{
 		abi.GradientScale:    s.GradientScale,
 		abi.L2Penalty:        penalty,
 		abi.Beta1:            s.Beta1,
@@ -67,7 +78,7 @@ type LionStep struct {
 
 // Constants sets the constants of the step.
 func (s LionStep) Constants(c *Constants) {
-	c.set([abi.Rows]float64{
+	c.set(0, [abi.Rows]float64{
 		abi.GradientScale: s.GradientScale,
 		abi.Beta1:         s.Beta1,
 		abi.OneMinusBeta1: 1 - s.Beta1,
@@ -91,7 +102,7 @@ type AdagradStep struct {
 
 // Constants sets the constants of the step.
 func (s AdagradStep) Constants(c *Constants) {
-	c.set([abi.Rows]float64{
+	c.set(s.Step, [abi.Rows]float64{
 		abi.GradientScale: s.GradientScale,
 		abi.L2Penalty:     s.WeightDecay,
 		abi.Epsilon:       s.Epsilon,
@@ -127,5 +138,5 @@ func (s SGDStep) Constants(c *Constants) {
 	if s.Nesterov {
 		rows[abi.MomentumShare], rows[abi.GradientShare] = s.Momentum, 1
 	}
-	c.set(rows)
+	c.set(s.Step, rows)
 }

@@ -148,6 +148,9 @@ func argument(field string) reg.Register {
 	return Load(Dereference(Param("a")).Field(field), GP64())
 }
 
+// readOnlyWithoutPointers are the assembler's flags RODATA and NOPTR.
+const readOnlyWithoutPointers = 8 | 16
+
 // integers are the 32-bit patterns that kernels use, 16 of each.
 var integers = map[uint32]Mem{}
 
@@ -155,7 +158,6 @@ func integer(pattern uint32) Mem {
 	if m, ok := integers[pattern]; ok {
 		return m
 	}
-	const readOnlyWithoutPointers = 8 | 16
 	m := GLOBL(fmt.Sprintf("pattern%08x", pattern), readOnlyWithoutPointers)
 	for i := range abi.Group {
 		DATA(4*i, U32(pattern))

@@ -93,13 +93,15 @@ func (s instructionSet) or(a, b, to Op) {
 	VPOR(a, b, to)
 }
 
-func (s instructionSet) clear(x reg.VecVirtual) {
+func (s instructionSet) xor(a, b, to Op) {
 	if s.lanes == 16 {
-		VPXORD(x, x, x)
+		VPXORD(a, b, to)
 		return
 	}
-	VPXOR(x, x, x)
+	VPXOR(a, b, to)
 }
+
+func (s instructionSet) clear(x reg.VecVirtual) { s.xor(x, x, x) }
 
 // accumulate writes the addition of gradients to an accumulator of any type.
 func (s instructionSet) accumulate() {

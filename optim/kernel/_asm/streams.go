@@ -80,6 +80,50 @@ func (m bf16Moment) store(x vectors, index reg.Register) {
 
 func (bf16Moment) finish() {}
 
+// ditheredMoment is a bf16 moment that is rounded stochastically: up with the
+// probability of the part that is cut off.
+type ditheredMoment struct {
+	bf16Moment
+	dither reg.Register // of the first element of the group
+}
+
+func (m ditheredMoment) store(x vectors, index reg.Register) {
+	first := m.vector()
+	VMOVD(m.dither, first.AsX())
+	VPBROADCASTD(first.AsX(), first)
+	rounded := m.vectors()
+	for i, t := range rounded {
+		high := m.vector()
+		VPADDD(ditherOfLanes(4*i*m.lanes), first, t)
+		VPSRLD(U8(16), t, high)
+		m.xor(high, t, t)
+		VPMULLD(integer(abi.DitherFactor), t, t)
+		VPSRLD(U8(16), t, t)
+		VPADDD(x[i], t, t)
+		VPSRLD(U8(16), t, t)
+	}
+	VMOVDQU(m.packLowHalves(rounded), m.at(index, 0))
+	ADDL(I32(groupDither), m.dither)
+}
+
+// groupDither is the dither of a group of elements over that of the one before,
+// as a signed number.
+const groupDither = abi.Group*abi.DitherStep&0xffffffff - 1<<32*(abi.Group*abi.DitherStep>>31&1)
+
+var ditherTable Mem
+
+// ditherOfLanes is the dither of each lane of a group over that of its first
+// element, from a byte offset on.
+func ditherOfLanes(offset int) Mem {
+	if ditherTable.Symbol.Name == "" {
+		ditherTable = GLOBL("ditherOfLanes", readOnlyWithoutPointers)
+		for i := range abi.Group {
+			DATA(4*i, U32(uint32(i*abi.DitherStep)))
+		}
+	}
+	return ditherTable.Offset(offset)
+}
+
 // splitMaster holds the upper half, a bf16 parameter rounded half away from
 // zero, and the low 16 bits in two streams.
 type splitMaster struct {

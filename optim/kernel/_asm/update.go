@@ -48,7 +48,11 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 	table, kind, gradient := argument("Table"), argument("GradientKind"), argument("Gradient")
 	arrays := []array{s.master(state)}
 	for number := range a.Moments() {
-		arrays = append(arrays, s.moment(number+1, moments))
+		moment := s.moment(number+1, moments)
+		if rounded, ok := moment.(bf16Moment); ok && number == a.SlowMoment() {
+			moment = ditheredMoment{rounded, Load(Dereference(Param("a")).Field("Dither"), GP32())}
+		}
+		arrays = append(arrays, moment)
 	}
 	row := func(i int) Mem { return Mem{Base: table, Disp: 4 * abi.Group * i} }
 	kept := registers{}

@@ -24,6 +24,19 @@ func (a Algorithm) Moments() int {
 	return 1
 }
 
+// SlowMoment is the moment that changes by less than a bf16 number can show in
+// a step, such as exp_avg_sq, of which a step takes away a thousandth. Rounded
+// to nearest it would never move. It is -1 where there is none.
+func (a Algorithm) SlowMoment() int {
+	switch a {
+	case Adam:
+		return 1
+	case Adagrad:
+		return 0
+	}
+	return -1
+}
+
 // State is how the fp32 master weights are held.
 type State uint8
 
@@ -46,7 +59,8 @@ type MomentType uint8
 const (
 	// MomentsFP32 are exact.
 	MomentsFP32 MomentType = iota
-	// MomentsBF16 are rounded half away from zero after they were used.
+	// MomentsBF16 are rounded after they were used: the slow moment
+	// stochastically, the other half away from zero.
 	MomentsBF16
 	MomentTypes // their number
 )
@@ -87,6 +101,19 @@ const (
 // widest vector, so that kernels can use them as operands in memory.
 type Table [Rows][Group]float32
 
+// The random number of an element is a hash of its dither d: with
+//
+//	x = (d xor d>>16) · DitherFactor
+//
+// modulo 2^32, it is the upper half of x. The dither of an element is that of
+// the element before it plus DitherStep. (Without the hash, the roundings of
+// the whole shard have a common part: its average was off by 1 % for thousands
+// of steps.)
+const (
+	DitherStep   = 0x9e3779b9
+	DitherFactor = 0x85ebca6b
+)
+
 // Arguments are those of every update and traffic kernel. Streams that a kernel
 // does not use are nil.
 type Arguments struct {
@@ -94,6 +121,7 @@ type Arguments struct {
 	Table        *Table
 	GradientKind int
 	CopyKind     int
+	Dither       uint32 // of the first element
 	Parameter    *uint16
 	Low          *uint16
 	Master       *float32

@@ -1,0 +1,61 @@
+package kernel
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"plimsoll/dtype"
+)
+
+// TestSlowMomentsMove holds exp_avg_sq in bf16 against fp32, with gradients
+// that shrink tenfold on the way. Rounded to nearest it would stay at its first
+// size, and steps would be ten times too small. On the average over elements it
+// must be right. Each element is off by the noise of stochastic rounding: with
+// beta2 = 0.999 and units in the last place of 1/256 to 1/128, its variance
+// settles between 1/512 and 1/256.
+func TestSlowMomentsMove(t *testing.T) {
+	const n, steps = 4096, 6000
+	formats := []Format{
+		{Adam, Split, MomentsBF16, dtype.BF16, dtype.F32},
+		{Adam, Split, MomentsFP32, dtype.BF16, dtype.F32},
+	}
+	set := Available()[len(Available())-1]
+	var chunks []Chunk
+	for _, f := range formats {
+		c := newChunk(t, f, n, 0)
+		c.First = 0
+		chunks = append(chunks, c)
+	}
+	r := rand.New(rand.NewPCG(8, 8))
+	for step := int64(1); step <= steps; step++ {
+		scale := 1e-2
+		if step > 1500 {
+			scale = 1e-3
+		}
+		for i := range n {
+			g := float32(scale * (2*r.Float64() - 1))
+			for _, c := range chunks {
+				c.Gradient.Put(i, g)
+			}
+		}
+		var constants Constants
+		AdamStep{LearningRate: 1e-4, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, Step: step, GradientScale: 1}.Constants(&constants)
+		for i, c := range chunks {
+			set.Update(formats[i], &constants, c)
+		}
+		if step != 1500 && step != 3000 && step != steps {
+			continue
+		}
+		mean, worst := 0.0, 0.0
+		for i := range n {
+			off := float64(chunks[0].Moments[1].At(i))/float64(chunks[1].Moments[1].At(i)) - 1
+			mean += off / n
+			worst = max(worst, math.Abs(off))
+		}
+		t.Logf("step %d: exp_avg_sq in bf16 is %+.3f %% off on the average, %.1f %% at worst", step, 100*mean, 100*worst)
+		if math.Abs(mean) > 0.005 || worst > 0.4 {
+			t.Errorf("step %d: exp_avg_sq in bf16 is %+.3f %% off on the average, %.1f %% at worst", step, 100*mean, 100*worst)
+		}
+	}
+}
