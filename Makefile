@@ -68,6 +68,10 @@ generate: ## Write the assembly kernels again
 bench: ## Run the kernel benchmarks
 	$(GO) test -run '^$$' -bench . ./optim/kernel
 
+.PHONY: bench-compare
+bench-compare: ## Compare the kernels with those of commit REF
+	scripts/bench-compare $(REF)
+
 FUZZTIME ?= 20s
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (20s)

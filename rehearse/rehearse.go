@@ -107,7 +107,9 @@ func (p *Plan) Run(ctx context.Context, progress Progress) (m *Measurement, err 
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		each(shards, func(s *engine.Shard, first int64, c kernel.Chunk) { synthetic.Gradients(s.Config().Rank, i, first, c.Gradient) })
+		each(shards, func(s *engine.Shard, first int64, c kernel.Chunk) {
+			synthetic.Gradients(s.Config().Rank, i, first, c.Gradient)
+		})
 		m.Steps = append(m.Steps, oneStep(e, p.LossScale))
 		progress.Advance(1)
 		if i == 0 || i == p.Steps-1 {

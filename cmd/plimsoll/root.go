@@ -73,6 +73,7 @@ func rootCommand() *cobra.Command {
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return &fault.Input{Err: err, Mend: "see " + c.CommandPath() + " --help"}
 	})
+	root.AddCommand(benchCommand())
 	root.AddCommand(rehearseCommand())
 	return root
 }

@@ -1,0 +1,207 @@
+// Package bench measures how near an update comes to what memory allows. The
+// speed of memory differs from host to host and from minute to minute, so no
+// time is judged alone: rounds of the update alternate with rounds that move
+// the same bytes without arithmetic, over the same arenas by the same workers,
+// and what counts is the median of the ratios. Rounds in which other processes
+// used the CPUs are thrown away.
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"plimsoll/engine"
+	"plimsoll/optim"
+	"plimsoll/optim/kernel"
+	"plimsoll/rehearse"
+	"plimsoll/synthetic"
+)
+
+// Result is what was measured of a case.
+type Result struct {
+	Case
+	// Repeats is the number of passes that a sample is the mean of.
+	Repeats int
+	Samples []Sample
+	Rounds  Rounds
+	// Checked is nil where no check was asked for, and Torch where there was no
+	// peer.
+	Checked *Checks
+	Torch   *Torch
+}
+
+// Sample is one round: the mean seconds of a pass of each kind.
+type Sample struct {
+	Traffic float64 `json:"traffic_seconds"`
+	Update  float64 `json:"update_seconds"`
+	// Norm and Step are zero in the cache of a core, where there is only the
+	// update.
+	Norm float64 `json:"norm_seconds"`
+	Step float64 `json:"step_seconds"`
+	// Arrived is a step whose norm was added up when the gradients arrived;
+	// zero where that was not asked for.
+	Arrived float64 `json:"arrived_step_seconds"`
+	// Peer are steps of the peer, by name.
+	Peer map[string]float64 `json:"peer_seconds,omitempty"`
+}
+
+// Run measures all cases, one after the other. Everything is given back before
+// it returns.
+func (p *Plan) Run(ctx context.Context, progress rehearse.Progress) ([]Result, error) {
+	var results []Result
+	for _, c := range p.Cases {
+		result, err := p.measure(ctx, c, progress)
+		if err != nil {
+			return nil, fmt.Errorf("%v: %w", c, err)
+		}
+		results = append(results, *result)
+	}
+	return results, nil
+}
+
+func (p *Plan) measure(ctx context.Context, c Case, progress rehearse.Progress) (result *Result, err error) {
+	progress.Begin(c.String(), int64(p.Rounds))
+	defer progress.End()
+	shard, err := engine.NewShard(c.Shard)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, shard.Close()) }()
+	shard.Each(func(first int64, chunk kernel.Chunk) {
+		if ctx.Err() == nil {
+			synthetic.State(0, first, chunk)
+			synthetic.Gradients(0, 1, first, chunk.Gradient)
+		}
+	})
+	result = &Result{Case: c}
+	w := watch{cpus: p.Host.CPUs}
+	var peer *peer
+	if c.Peer {
+		if peer, err = startPeer(ctx, p.Python, c); err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, peer.Close()) }()
+		w.child = peer.command.Process.Pid
+	}
+	s, err := newSubject(c, shard, p.Norm)
+	if err != nil {
+		return nil, err
+	}
+	result.Repeats = calibrate(s)
+	if peer != nil {
+		if _, err := peer.round(); err != nil { // warms up, too
+			return nil, err
+		}
+	}
+	result.Samples, result.Rounds, err = rounds(ctx, w, p.Rounds, func() (sample Sample, err error) {
+		sample = s.round(result.Repeats)
+		if peer != nil {
+			sample.Peer, err = peer.round()
+		}
+		return sample, err
+	}, progress)
+	if err != nil {
+		return nil, err
+	}
+	if peer != nil {
+		result.Torch = &peer.torch
+	}
+	if c.Checks {
+		result.Checked, err = p.check(ctx, w, s.(*steps), 1+result.Repeats/8)
+	}
+	return result, err
+}
+
+// subject is what is measured, round by round.
+type subject interface {
+	// round makes each pass as often as told and returns the mean times.
+	round(repeats int) Sample
+}
+
+// leastSample is how long the passes of a sample take together: long beside the
+// clock tick of 10 ms in which the kernel counts other processes.
+const leastSample = 100 * time.Millisecond
+
+// calibrate warms up, and finds how many passes make a sample.
+func calibrate(s subject) int {
+	s.round(1)
+	for repeats := 1.0; ; {
+		missing := leastSample.Seconds() / (repeats * s.round(int(repeats)).Update)
+		if missing <= 4 { // near enough to tell
+			return int(math.Ceil(repeats * max(missing, 1/repeats)))
+		}
+		repeats *= math.Ceil(min(missing/2, 64))
+	}
+}
+
+func newSubject(c Case, shard *engine.Shard, norm bool) (subject, error) {
+	if c.InCore {
+		k := &chunks{config: c.Shard, shard: shard}
+		c.Optimizer.Constants(&k.constants, 1000, 1)
+		return k, nil
+	}
+	e, err := engine.New([]*engine.Shard{shard}, []optim.Optimizer{c.Optimizer}, 1)
+	return &steps{c.Shard, shard, e, norm}, err
+}
+
+// chunks are the kernels alone. Each worker walks its one chunk again and
+// again, because handing the work out would take longer than the work.
+type chunks struct {
+	config    engine.ShardConfig
+	shard     *engine.Shard
+	constants kernel.Constants
+}
+
+func (k *chunks) round(repeats int) Sample {
+	pass := func(body func(c kernel.Chunk)) float64 {
+		begin := time.Now()
+		k.shard.Each(func(_ int64, c kernel.Chunk) {
+			for range repeats {
+				body(c)
+			}
+		})
+		return time.Since(begin).Seconds() / float64(repeats)
+	}
+	return Sample{
+		Traffic: pass(func(c kernel.Chunk) { k.config.Kernel.Traffic(k.config.Format, c) }),
+		Update:  pass(func(c kernel.Chunk) { k.config.Kernel.Update(k.config.Format, &k.constants, c) }),
+	}
+}
+
+// steps are steps of the engine.
+type steps struct {
+	config engine.ShardConfig
+	shard  *engine.Shard
+	engine *engine.Engine
+	norm   bool
+}
+
+func (s *steps) round(repeats int) Sample {
+	var sample Sample
+	mean := 1 / float64(repeats)
+	for range repeats {
+		begin := time.Now()
+		s.engine.Traffic()
+		sample.Traffic += mean * time.Since(begin).Seconds()
+	}
+	for range repeats {
+		begin := time.Now()
+		result := s.engine.Step(1)
+		sample.Step += mean * time.Since(begin).Seconds()
+		sample.Norm += mean * result.NormTime.Seconds()
+		sample.Update += mean * result.UpdateTime.Seconds()
+	}
+	for range repeats {
+		if !s.norm {
+			break
+		}
+		s.shard.GradientsArrived(0, s.config.Elements)
+		begin := time.Now()
+		s.engine.Step(1)
+		sample.Arrived += mean * time.Since(begin).Seconds()
+	}
+	return sample
+}

@@ -1,0 +1,155 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"plimsoll/host"
+	"plimsoll/ledger"
+	"plimsoll/optim/kernel"
+	"plimsoll/optim/optimtest"
+)
+
+// silent is progress that nobody watches.
+type silent struct{}
+
+func (silent) Begin(string, int64) {}
+func (silent) Advance(int64)       {}
+func (silent) End()                {}
+
+// hostWith is this host with a given amount of memory available.
+func hostWith(t *testing.T, available ledger.Bytes) *host.Host {
+	h, err := host.Local()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Memory = host.Memory{Total: 2 * available, Available: available}
+	h.HugePages.Pools = nil
+	return h
+}
+
+// usual is what the command asks for without flags.
+func usual() Request {
+	return Request{Optimizer: "adamw", State: "split", Moments: "fp32", GradientType: "bf16", Rounds: 1}
+}
+
+func planOf(t *testing.T, r Request, available ledger.Bytes) *Plan {
+	p, err := NewPlan(r, hostWith(t, available))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func TestRun(t *testing.T) {
+	r := usual()
+	r.State, r.Moments, r.Norm, r.Checks = All, "bf16", true, true
+	r.Parameters, r.Workers = []string{"1001", "200001"}, []int{1}
+	p := planOf(t, r, ledger.GiB)
+	results, err := p.Run(context.Background(), silent{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(results) != 4 {
+		t.Fatalf("%d results", len(results))
+	}
+	for _, result := range results {
+		if len(result.Samples) != r.Rounds || result.Rounds.Contended > r.Rounds || result.Rounds.ThrownAway > r.Rounds {
+			t.Errorf("%v: %d samples, %+v", result.Case, len(result.Samples), result.Rounds)
+		}
+		for _, s := range result.Samples {
+			whole := s.Norm > 0 && s.Step >= s.Norm+s.Update && s.Arrived > 0
+			if none := s.Norm == 0 && s.Step == 0 && s.Arrived == 0; s.Traffic <= 0 || s.Update <= 0 || result.InCore && !none || !result.InCore && !whole {
+				t.Errorf("%v: %+v", result.Case, s)
+			}
+			if took := s.Update * float64(result.Repeats); took < leastSample.Seconds()/10 {
+				t.Errorf("%v: the updates of a sample take %g s", result.Case, took)
+			}
+		}
+		if (result.Checked != nil) != result.Checks {
+			t.Errorf("%v: checks %+v", result.Case, result.Checked)
+		}
+	}
+	checked := results[1].Checked
+	if checked == nil {
+		t.Fatal("nothing was checked")
+	}
+	if checked.Collections == 0 || checked.LongestStop <= 0 || checked.LongestIdleStop <= 0 || checked.Denormal.Min <= 0 {
+		t.Errorf("%+v", checked)
+	}
+}
+
+// TestDenormalMoments proves that the numbers that the check calls denormal are.
+func TestDenormalMoments(t *testing.T) {
+	for _, bits := range []uint32{denormalBits, denormalBits &^ 0xffff} { // fp32, and what bf16 keeps
+		if bits == 0 || bits&0x7f80_0000 != 0 {
+			t.Errorf("%#x is no denormal number", bits)
+		}
+	}
+}
+
+func TestInterruptedBenchmarkEnds(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	stop := errors.New("stop")
+	cancel(stop)
+	r := usual()
+	r.Parameters = []string{"1000"}
+	if _, err := planOf(t, r, ledger.GiB).Run(ctx, silent{}); !errors.Is(err, stop) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestPeer(t *testing.T) {
+	t.Setenv(PythonVariable, optimtest.Python(t))
+	r := usual()
+	r.Parameters, r.Workers, r.Peer = []string{"8Mi"}, []int{1}, PeerTorch
+	results, err := planOf(t, r, 4*ledger.GiB).Run(context.Background(), silent{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	torch := results[0].Torch
+	if torch == nil || torch.Version == "" {
+		t.Fatalf("%+v", results[0])
+	}
+	for _, name := range []string{"single", "foreach", "fused", "sequence"} {
+		if seconds := results[0].Samples[0].Peer[name]; seconds <= 0 {
+			t.Errorf("%s took %g s", name, seconds)
+		}
+	}
+	for _, v := range torch.Variants {
+		most := peerExtraBytes * 8 * ledger.MiB
+		if least := 2 * 8 * ledger.MiB; v.Name == "foreach" && v.Extra < least || v.Extra > most {
+			t.Errorf("%s took %v beside its tensors", v.Name, v.Extra)
+		}
+	}
+}
+
+// TestPeerThatFails has its last words in the error.
+func TestPeerThatFails(t *testing.T) {
+	python := filepath.Join(t.TempDir(), "python")
+	if err := os.WriteFile(python, []byte("#!/bin/sh\necho first >&2; echo no such tensor >&2; exit 3\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	p := planOf(t, usual(), ledger.GiB)
+	_, err := startPeer(context.Background(), python, p.Cases[0])
+	if err == nil || !errors.As(err, new(interface{ ExitCode() int })) {
+		t.Fatalf("got %v", err)
+	}
+	if want := "exit status 3: no such tensor"; !contains(err, want) {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
+// TestKernelIsTheOneThatWasForced keeps a benchmark from measuring another
+// kernel than the one that was asked for.
+func TestKernelIsTheOneThatWasForced(t *testing.T) {
+	t.Setenv(kernel.EnvironmentVariable, "generic")
+	for _, c := range planOf(t, usual(), 64*ledger.GiB).Cases {
+		if c.Shard.Kernel != kernel.Generic {
+			t.Errorf("%v uses %v", c, c.Shard.Kernel)
+		}
+	}
+}

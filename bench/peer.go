@@ -1,0 +1,177 @@
+package bench
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"plimsoll/fault"
+	"plimsoll/ledger"
+)
+
+// PeerTorch is the peer that there is, and peerOptimizer what it measures.
+const (
+	PeerTorch     = "torch"
+	peerOptimizer = "adamw"
+)
+
+// PythonVariable names a Python interpreter that has torch. It goes before any
+// other.
+const PythonVariable = "PLIMSOLL_PYTHON"
+
+//go:embed peer.py
+var peerScript string
+
+// Torch is what PyTorch says of itself, and what its steps took.
+type Torch struct {
+	Version  string         `json:"version"`
+	Variants []TorchVariant `json:"variants"`
+}
+
+// TorchVariant is a way to make the step of AdamW.
+type TorchVariant struct {
+	Name string `json:"name"` // in Sample.Peer
+	// WholeStep says that it includes the norm of the gradients and the bf16
+	// copy, as our whole step does; otherwise it is the update alone.
+	WholeStep bool `json:"whole_step"`
+	// Extra is the most that the process ever held beside its tensors.
+	Extra ledger.Bytes `json:"extra_bytes"`
+}
+
+func (r Request) checkPeer(names []string) error {
+	switch {
+	case r.Peer == "":
+		return nil
+	case r.Peer != PeerTorch:
+		return &fault.Input{What: fmt.Sprintf("--peer is %q: expected %s", r.Peer, PeerTorch)}
+	case !slices.Contains(names, peerOptimizer):
+		return &fault.Input{What: fmt.Sprintf("--peer %s measures AdamW, and --optimizer is %s", r.Peer, r.Optimizer), Mend: "--optimizer " + peerOptimizer}
+	}
+	return nil
+}
+
+// What a peer holds for a parameter: parameter, gradient and two moments in
+// fp32, a bf16 copy, and temporaries of up to three fp32 tensors.
+const (
+	peerTensorBytes = 18
+	peerExtraBytes  = 12
+	torchBytes      = 800 * ledger.MiB // of the library and its threads
+)
+
+func (c Case) peerBytes() ledger.Bytes {
+	if !c.Peer {
+		return 0
+	}
+	return torchBytes + ledger.Bytes(c.Shard.Elements*(peerTensorBytes+peerExtraBytes))
+}
+
+// findPython is the interpreter that the environment names, else the project's
+// own, else python3; the first that has torch.
+func findPython() (string, error) {
+	tried := []string{os.Getenv(PythonVariable)}
+	if tried[0] == "" {
+		tried = []string{"python3"}
+		if cache, err := os.UserCacheDir(); err == nil {
+			tried = []string{filepath.Join(cache, "plimsoll", "venv", "bin", "python"), "python3"}
+		}
+	}
+	for _, python := range tried {
+		// Looking for torch takes no time; importing it takes seconds.
+		if exec.Command(python, "-c", "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)").Run() == nil {
+			return python, nil
+		}
+	}
+	return "", &fault.Input{
+		What: "--peer torch: there is no Python with torch: tried " + strings.Join(tried, ", "),
+		Mend: "python3 -m pip install torch, or set " + PythonVariable + " to an interpreter that has it",
+	}
+}
+
+// peer is a Python process that makes one step for each line that it reads.
+type peer struct {
+	command *exec.Cmd
+	stdin   io.WriteCloser
+	answers *bufio.Reader
+	stderr  bytes.Buffer
+	torch   Torch
+}
+
+func startPeer(ctx context.Context, python string, c Case) (*peer, error) {
+	request, err := json.Marshal(map[string]any{"elements": c.Shard.Elements, "cpus": c.Shard.CPUs})
+	if err != nil {
+		return nil, err
+	}
+	p := &peer{command: exec.CommandContext(ctx, python, "-c", peerScript, string(request))}
+	p.command.Stderr = &p.stderr
+	if p.stdin, err = p.command.StdinPipe(); err != nil {
+		return nil, err
+	}
+	stdout, err := p.command.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	p.answers = bufio.NewReader(stdout)
+	if err := p.command.Start(); err != nil {
+		return nil, err
+	}
+	if err := p.read(&p.torch); err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+	return p, nil
+}
+
+// round makes one step of each variant.
+func (p *peer) round() (map[string]float64, error) {
+	seconds := map[string]float64{}
+	for i := range p.torch.Variants {
+		v := &p.torch.Variants[i]
+		if _, err := io.WriteString(p.stdin, v.Name+"\n"); err != nil {
+			return nil, fmt.Errorf("%s: %w", PeerTorch, err)
+		}
+		var answer struct {
+			Seconds float64      `json:"seconds"`
+			Extra   ledger.Bytes `json:"extra_bytes"`
+		}
+		if err := p.read(&answer); err != nil {
+			return nil, err
+		}
+		seconds[v.Name] = answer.Seconds
+		v.Extra = max(v.Extra, answer.Extra)
+	}
+	// The threads of OpenMP spin for some milliseconds before they sleep.
+	time.Sleep(20 * time.Millisecond)
+	return seconds, nil
+}
+
+// read reads one line of JSON.
+func (p *peer) read(into any) error {
+	line, err := p.answers.ReadBytes('\n')
+	if err == nil {
+		err = json.Unmarshal(line, into)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", PeerTorch, err)
+	}
+	return nil
+}
+
+// Close ends the process, which it does when its input ends.
+func (p *peer) Close() error {
+	err := p.stdin.Close()
+	if failed := p.command.Wait(); failed != nil {
+		lines := strings.Split(strings.TrimSpace(p.stderr.String()), "\n")
+		err = errors.Join(err, fmt.Errorf("%s: %w: %s", PeerTorch, failed, lines[len(lines)-1]))
+	}
+	return err
+}

@@ -1,0 +1,351 @@
+package bench
+
+import (
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"plimsoll/arena"
+	"plimsoll/binding"
+	"plimsoll/dtype"
+	"plimsoll/engine"
+	"plimsoll/fault"
+	"plimsoll/host"
+	"plimsoll/ledger"
+	"plimsoll/optim"
+	"plimsoll/optim/kernel"
+	"plimsoll/rehearse"
+)
+
+// Request is a benchmark as a user asks for it.
+type Request struct {
+	Optimizer    string   // a name of Optimizers, or "all"
+	State        string   // "split", "fp32" or "all"
+	Moments      string   // "fp32", "bf16" or "all"
+	GradientType string   // "bf16", "fp16" or "fp32"
+	Parameters   []string // sizes such as "16Mi"; none is a range from a core's cache to memory
+	Workers      []int    // none is one, and one for each usable core
+	Rounds       int
+	Norm         bool
+	Checks       bool
+	Peer         string // "torch", or none
+}
+
+// All asks for every value that there is.
+const All = "all"
+
+// optimizers are the update rules by their names in PyTorch, in small letters.
+var optimizers = []struct {
+	name string
+	rule optim.Optimizer
+}{
+	{"adamw", optim.DefaultAdamW()},
+	{"adam", optim.Adam{LearningRate: 1e-3, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, L2: true}},
+	{"lion", optim.DefaultLion()},
+	{"adagrad", optim.DefaultAdagrad()},
+	{"sgd", optim.SGD{LearningRate: 1e-3, Momentum: 0.9}},
+}
+
+// Optimizers are the names of optimizers that can be measured.
+func Optimizers() []string {
+	var names []string
+	for _, o := range optimizers {
+		names = append(names, o.name)
+	}
+	return names
+}
+
+// Case is one thing to measure: a format, a size and a number of workers.
+type Case struct {
+	Name      string // of the optimizer
+	Optimizer optim.Optimizer
+	Shard     engine.ShardConfig
+	// InCore says that every worker holds so little that it stays in the cache
+	// of its core.
+	InCore bool
+	// Place is the nearest memory that holds all streams: "L2", "L3" or "DRAM".
+	Place  string
+	Peer   bool // measure PyTorch beside it
+	Checks bool // look for stops of the world and slow numbers, too
+	// Needed is what the case takes of the host's memory.
+	Needed ledger.Bytes
+}
+
+func (c Case) String() string {
+	workers := "1 worker"
+	if n := len(c.Shard.CPUs); n > 1 {
+		workers = fmt.Sprintf("%d workers", n)
+	}
+	return fmt.Sprintf("%s, state %v, moments %v, %s parameters, %s", c.Name, c.Shard.Format.State, c.Shard.Format.Moments, Count(c.Shard.Elements), workers)
+}
+
+// Plan is a benchmark in which everything is decided.
+type Plan struct {
+	Host   *host.Host
+	Kernel kernel.Set
+	Rounds int
+	Norm   bool
+	Python string // of the peer; empty without one
+	Cases  []Case
+}
+
+// DoesNotFit is a case that the host has no memory for.
+type DoesNotFit struct {
+	Case              Case
+	Needed, Available ledger.Bytes
+	LimitedBy         string
+}
+
+func (e *DoesNotFit) Error() string {
+	return fmt.Sprintf("DOES NOT FIT: %v needs %v, %v is left (%s)\n  hint: give smaller sizes with --parameters", e.Case, e.Needed, e.Available, e.LimitedBy)
+}
+
+// NewPlan decides what is measured where. Every error is about the request, or
+// is a DoesNotFit.
+func NewPlan(r Request, h *host.Host) (*Plan, error) {
+	if r.Rounds < 1 {
+		return nil, &fault.Input{What: fmt.Sprintf("--rounds is %d: expected at least 1", r.Rounds)}
+	}
+	p := &Plan{Host: h, Rounds: r.Rounds, Norm: r.Norm}
+	var err error
+	if p.Kernel, err = kernel.Select(); err != nil {
+		return nil, &fault.Input{Err: err}
+	}
+	names, formats, err := r.formats()
+	if err != nil {
+		return nil, err
+	}
+	sizes, err := r.sizes()
+	if err != nil {
+		return nil, err
+	}
+	workers, err := r.workers(h)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.checkPeer(names); err != nil {
+		return nil, err
+	}
+	for i, f := range formats {
+		for _, cpus := range workers {
+			of := sizes
+			if of == nil {
+				of = defaultSizes(len(cpus))
+			}
+			for _, size := range of {
+				c := newCase(names[i], f, size, cpus, p.Kernel, h)
+				c.Peer = r.Peer != "" && c.Name == peerOptimizer && !c.InCore
+				c.Needed += c.peerBytes()
+				if err := p.fits(c); err == nil {
+					p.Cases = append(p.Cases, c)
+				} else if sizes != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	if r.Checks {
+		p.chooseChecked()
+	}
+	if r.Peer != "" {
+		p.Python, err = findPython()
+	}
+	return p, err
+}
+
+// formats are the names of optimizers, and the formats to measure them with.
+func (r Request) formats() (names []string, formats []kernel.Format, err error) {
+	chosen, err := choose("--optimizer", r.Optimizer, Optimizers())
+	if err != nil {
+		return nil, nil, err
+	}
+	states, err := choose("--state", r.State, []string{kernel.Split.String(), kernel.FP32.String()})
+	if err != nil {
+		return nil, nil, err
+	}
+	moments, err := choose("--moments", r.Moments, []string{kernel.MomentsFP32.String(), kernel.MomentsBF16.String()})
+	if err != nil {
+		return nil, nil, err
+	}
+	gradient, err := dtype.Parse(r.GradientType)
+	if err != nil || gradient != dtype.BF16 && gradient != dtype.F16 && gradient != dtype.F32 {
+		return nil, nil, &fault.Input{What: fmt.Sprintf("--grad-dtype is %q: expected bf16, fp16 or fp32", r.GradientType)}
+	}
+	for _, o := range optimizers {
+		if !slices.Contains(chosen, o.name) {
+			continue
+		}
+		for _, state := range []kernel.State{kernel.Split, kernel.FP32} {
+			for _, moment := range []kernel.MomentType{kernel.MomentsFP32, kernel.MomentsBF16} {
+				if slices.Contains(states, state.String()) && slices.Contains(moments, moment.String()) {
+					names = append(names, o.name)
+					formats = append(formats, kernel.Format{Algorithm: o.rule.Algorithm(), State: state, Moments: moment, Parameter: dtype.BF16, Gradient: gradient})
+				}
+			}
+		}
+	}
+	return names, formats, nil
+}
+
+// choose is the one value that was asked for, or all.
+func choose(flag, value string, known []string) ([]string, error) {
+	if value == All {
+		return known, nil
+	}
+	if slices.Contains(known, value) {
+		return []string{value}, nil
+	}
+	e := &fault.Input{What: fmt.Sprintf("%s is %q: expected %s or %s", flag, value, strings.Join(known, ", "), All)}
+	if nearest := fault.Nearest(value, known); nearest != "" {
+		e.Mend = "did you mean " + nearest + "?"
+	}
+	return nil, e
+}
+
+func (r Request) sizes() ([]int64, error) {
+	var sizes []int64
+	for _, text := range r.Parameters {
+		size, err := ParseCount(text)
+		if err != nil {
+			return nil, &fault.Input{What: "--parameters", Err: err, Mend: "for example --parameters 16Mi,256Mi"}
+		}
+		sizes = append(sizes, size)
+	}
+	return sizes, nil
+}
+
+var units = []string{"", "Ki", "Mi", "Gi"}
+
+// mostParameters keeps the sum of all bytes of a format far from overflow.
+const mostParameters = 1 << 50
+
+// ParseCount reads a number of parameters: digits, and Ki, Mi or Gi for 2^10,
+// 2^20 or 2^30.
+func ParseCount(text string) (int64, error) {
+	parts := regexp.MustCompile(`^([0-9]+)([KMG]i)?$`).FindStringSubmatch(text)
+	if parts == nil {
+		return 0, fmt.Errorf("%q is no number of parameters: expected digits, and perhaps Ki, Mi or Gi", text)
+	}
+	unit := int64(1) << (10 * slices.Index(units, parts[2]))
+	n, err := strconv.ParseInt(parts[1], 10, 64)
+	if err != nil || n < 1 || n > mostParameters/unit {
+		return 0, fmt.Errorf("%q parameters: expected 1 to %s", text, Count(mostParameters))
+	}
+	return n * unit, nil
+}
+
+// Count writes a number of parameters as ParseCount reads it.
+func Count(n int64) string {
+	i := 0
+	for ; i < len(units)-1 && n != 0 && n%1024 == 0; i++ {
+		n /= 1024
+	}
+	return strconv.FormatInt(n, 10) + units[i]
+}
+
+// workers are the CPUs for each number of workers.
+func (r Request) workers(h *host.Host) ([][]int, error) {
+	plan, err := binding.Split(h, binding.Request{Ranks: 1})
+	if err != nil {
+		return nil, err
+	}
+	cpus := plan.Ranks[0].OptimizerCPUs.List()
+	counts := r.Workers
+	if len(counts) == 0 {
+		counts = slices.Compact([]int{1, len(cpus)})
+	}
+	var workers [][]int
+	for _, count := range counts {
+		if count < 1 || count > len(cpus) {
+			return nil, &fault.Input{
+				What: fmt.Sprintf("--workers is %d: expected 1 to %d, one for each usable core (CPUs %s)", count, len(cpus), plan.Ranks[0].OptimizerCPUs),
+				Mend: "leave --workers out for one worker, and for one on each core",
+			}
+		}
+		workers = append(workers, cpus[:count])
+	}
+	return workers, nil
+}
+
+// corePart is the number of parameters whose streams, 18 bytes each at most,
+// fit the L2 cache of a core: 512 KiB or more on every server processor since
+// 2017.
+const corePart = 16 << 10
+
+// defaultSizes go from the cache of a core to memory, far beyond the caches
+// that all cores share.
+func defaultSizes(workers int) []int64 {
+	return []int64{int64(workers) * corePart, 16 << 20, 256 << 20}
+}
+
+func newCase(name string, f kernel.Format, size int64, cpus []int, set kernel.Set, h *host.Host) Case {
+	c := Case{
+		Name: name, InCore: size <= int64(len(cpus))*corePart,
+		Shard: engine.ShardConfig{Elements: size, Format: f, Kernel: set, CPUs: cpus},
+	}
+	for _, o := range optimizers {
+		if o.name == name {
+			c.Optimizer = o.rule
+		}
+	}
+	if c.InCore {
+		// One chunk for each worker, whole groups of the kernels.
+		part := (size + int64(len(cpus)) - 1) / int64(len(cpus))
+		c.Shard.Chunk = int((part + 15) / 16 * 16)
+	}
+	c.Shard.Pages = rehearse.ChoosePages(h, []engine.ShardConfig{c.Shard})
+	c.Place = place(h, c)
+	if c.Shard.Pages != arena.HugetlbPages { // those are there for arenas only
+		for _, a := range c.Shard.Arenas() {
+			mapped := c.Shard.Pages.Round(a.Size)
+			c.Needed += mapped + 8*(mapped/c.Shard.Pages.Size()) // and page tables
+		}
+	}
+	return c
+}
+
+// place finds the nearest memory that holds all streams of a case.
+func place(h *host.Host, c Case) string {
+	if c.InCore {
+		return "L2"
+	}
+	var size ledger.Bytes
+	for _, cache := range h.Caches {
+		if slices.ContainsFunc(c.Shard.CPUs, cache.CPUs.Contains) {
+			size += cache.Size
+			if ledger.Bytes(c.Shard.Elements*c.Shard.Format.ResidentBytes()) <= size {
+				return fmt.Sprintf("L%d", cache.Level)
+			}
+		}
+	}
+	return "DRAM"
+}
+
+func (p *Plan) fits(c Case) error {
+	available, counter := p.Host.Memory.Headroom()
+	if counter == "" {
+		available = math.MaxInt64 // not known
+	}
+	if c.Needed > available {
+		return &DoesNotFit{Case: c, Needed: c.Needed, Available: available, LimitedBy: counter}
+	}
+	return nil
+}
+
+// chooseChecked has the largest size of the first format checked, with all
+// workers: there the chunks take longest.
+func (p *Plan) chooseChecked() {
+	best := -1
+	for i, c := range p.Cases {
+		if c.Name == p.Cases[0].Name && c.Shard.Format == p.Cases[0].Shard.Format && !c.InCore &&
+			(best < 0 || c.Shard.Elements >= p.Cases[best].Shard.Elements) {
+			best = i
+		}
+	}
+	if best >= 0 {
+		p.Cases[best].Checks = true
+	}
+}

@@ -1,0 +1,172 @@
+package bench
+
+import (
+	"errors"
+	"math"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"plimsoll/fault"
+	"plimsoll/ledger"
+	"plimsoll/optim/kernel"
+)
+
+func contains(err error, text string) bool { return err != nil && strings.Contains(err.Error(), text) }
+
+func TestPlanTakesEveryCombination(t *testing.T) {
+	r := usual()
+	r.Optimizer, r.State, r.Moments = All, All, All
+	r.Parameters, r.Workers = []string{"1Mi", "2Mi"}, []int{1}
+	p := planOf(t, r, ledger.GiB)
+	seen := map[string]bool{}
+	for _, c := range p.Cases {
+		seen[c.String()] = true
+		if err := c.Shard.Format.Validate(); err != nil {
+			t.Error(err)
+		}
+		if err := c.Optimizer.Validate(); err != nil || c.Optimizer.Algorithm() != c.Shard.Format.Algorithm {
+			t.Errorf("%v: %v, %v", c, c.Optimizer, err)
+		}
+	}
+	if want := 5 * 2 * 2 * 2; len(seen) != want || len(p.Cases) != want {
+		t.Errorf("%d cases, %d of them different; want %d", len(p.Cases), len(seen), want)
+	}
+}
+
+func TestDefaultSizesFollowMemory(t *testing.T) {
+	for available, want := range map[ledger.Bytes]string{
+		16 * ledger.GiB:  "16Ki 16Mi 256Mi",
+		ledger.GiB:       "16Ki 16Mi",
+		100 * ledger.MiB: "16Ki",
+	} {
+		r := usual()
+		r.Workers = []int{1}
+		var sizes []string
+		for _, c := range planOf(t, r, available).Cases {
+			sizes = append(sizes, Count(c.Shard.Elements))
+		}
+		if got := strings.Join(sizes, " "); got != want {
+			t.Errorf("%v: %s, want %s", available, got, want)
+		}
+	}
+}
+
+// TestWhatWasAskedForIsNotLeftOut: a size that does not fit is no reason to
+// measure another.
+func TestWhatWasAskedForIsNotLeftOut(t *testing.T) {
+	r := usual()
+	r.Parameters = []string{"1Mi", "1Gi"}
+	_, err := NewPlan(r, hostWith(t, ledger.GiB))
+	var e *DoesNotFit
+	if !errors.As(err, &e) || e.Case.Shard.Elements != 1<<30 || e.Available != ledger.GiB || e.Needed < 14*ledger.GiB || e.LimitedBy != "MemAvailable" {
+		t.Errorf("got %v", err)
+	}
+	// PyTorch needs more than twice of what the engine does.
+	r.Parameters = []string{"48Mi"}
+	planOf(t, r, ledger.GiB)
+	t.Setenv(PythonVariable, "no-such-python")
+	r.Peer = PeerTorch
+	if _, err := NewPlan(r, hostWith(t, ledger.GiB)); !errors.As(err, &e) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestOneCoreCaseHoldsOneChunkForEachWorker: or a worker would walk two chunks,
+// and not find the first in its cache again.
+func TestOneCoreCaseHoldsOneChunkForEachWorker(t *testing.T) {
+	h := hostWith(t, ledger.GiB)
+	rapid.Check(t, func(t *rapid.T) {
+		cpus := make([]int, rapid.IntRange(1, 300).Draw(t, "workers"))
+		size := rapid.Int64Range(1, 2*corePart*int64(len(cpus))).Draw(t, "size")
+		c := newCase("adamw", kernel.Format{Parameter: 1, Gradient: 1}, size, cpus, kernel.Generic, h)
+		if c.InCore != (size <= corePart*int64(len(cpus))) {
+			t.Fatalf("%d parameters for %d workers: in core %v", size, len(cpus), c.InCore)
+		}
+		if c.InCore && (c.Shard.Chunk > corePart || int64(c.Shard.Chunk)*int64(len(cpus)) < size || c.Place != "L2") {
+			t.Fatalf("%d parameters for %d workers: chunks of %d in %s", size, len(cpus), c.Shard.Chunk, c.Place)
+		}
+	})
+}
+
+func TestChecksAreOfTheLargestCase(t *testing.T) {
+	r := usual()
+	r.State, r.Checks = All, true
+	r.Parameters = []string{"1Ki", "3Mi", "2Mi"}
+	checked := 0
+	for _, c := range planOf(t, r, ledger.GiB).Cases {
+		if !c.Checks {
+			continue
+		}
+		checked++
+		if c.Shard.Elements != 3<<20 || c.Shard.Format.State != kernel.Split {
+			t.Errorf("%v is checked", c)
+		}
+	}
+	if checked != 1 {
+		t.Errorf("%d cases are checked", checked)
+	}
+	r.Parameters = []string{"1Ki"} // one chunk: there is nothing to check
+	for _, c := range planOf(t, r, ledger.GiB).Cases {
+		if c.Checks {
+			t.Errorf("%v is checked", c)
+		}
+	}
+}
+
+func TestBadRequests(t *testing.T) {
+	for want, change := range map[string]func(*testing.T, *Request){
+		"--rounds is 0":            func(_ *testing.T, r *Request) { r.Rounds = 0 },
+		"did you mean adamw?":      func(_ *testing.T, r *Request) { r.Optimizer = "adamv" },
+		`--state is "int4"`:        func(_ *testing.T, r *Request) { r.State = "int4" },
+		`--moments is "fp8"`:       func(_ *testing.T, r *Request) { r.Moments = "fp8" },
+		`--grad-dtype is "u16"`:    func(_ *testing.T, r *Request) { r.GradientType = "u16" },
+		`"16M" is no number`:       func(_ *testing.T, r *Request) { r.Parameters = []string{"1Mi", "16M"} },
+		"--workers is 0":           func(_ *testing.T, r *Request) { r.Workers = []int{1, 0} },
+		"--workers is 99999":       func(_ *testing.T, r *Request) { r.Workers = []int{99999} },
+		`--peer is "jax"`:          func(_ *testing.T, r *Request) { r.Peer = "jax" },
+		"--optimizer is lion":      func(_ *testing.T, r *Request) { r.Peer, r.Optimizer = PeerTorch, "lion" },
+		"python3 -m pip install":   func(t *testing.T, r *Request) { r.Peer = PeerTorch; t.Setenv(PythonVariable, "false") },
+		kernel.EnvironmentVariable: func(t *testing.T, _ *Request) { t.Setenv(kernel.EnvironmentVariable, "fast") },
+	} {
+		t.Run(want, func(t *testing.T) {
+			r := usual()
+			change(t, &r)
+			_, err := NewPlan(r, hostWith(t, ledger.GiB))
+			if !errors.As(err, new(*fault.Input)) || !contains(err, want) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+func TestParseCount(t *testing.T) {
+	for text, want := range map[string]int64{"1": 1, "1024": 1024, "64Ki": 64 << 10, "16Mi": 16 << 20, "3Gi": 3 << 30, "1048576Gi": mostParameters} {
+		if got, err := ParseCount(text); err != nil || got != want {
+			t.Errorf("%s is %d, %v; want %d", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "0", "-1", "1K", "1Ti", "1.5Mi", "Mi", " 1", "1 Mi", "1048577Gi", "99999999999999999999", "0x10"} {
+		if got, err := ParseCount(text); err == nil {
+			t.Errorf("%q is %d", text, got)
+		}
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.Int64Range(1, mostParameters).Draw(t, "n")
+		if got, err := ParseCount(Count(n)); err != nil || got != n {
+			t.Fatalf("%d is written %s and read %d, %v", n, Count(n), got, err)
+		}
+	})
+}
+
+func FuzzParseCount(f *testing.F) {
+	f.Add("16Mi")
+	f.Add("9223372036854775807Gi")
+	f.Fuzz(func(t *testing.T, text string) {
+		n, err := ParseCount(text)
+		if err == nil && (n < 1 || n > math.MaxInt64>>8) {
+			t.Errorf("%q is %d", text, n)
+		}
+	})
+}

@@ -1,0 +1,182 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"math/rand"
+	"os"
+	"os/exec"
+	"slices"
+	"testing"
+	"time"
+
+	"k8s.io/utils/cpuset"
+	"pgregory.net/rapid"
+
+	"plimsoll/host"
+)
+
+// TestDisturbedRoundsAreThrownAway has other processes use the CPUs.
+func TestDisturbedRoundsAreThrownAway(t *testing.T) {
+	h, err := host.Local()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var others []int
+	for range h.CPUs.Size() {
+		other := exec.Command("sh", "-c", "while :; do :; done")
+		if err := other.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			_ = other.Process.Kill()
+			_ = other.Wait()
+		}()
+		others = append(others, other.Process.Pid)
+	}
+	used := func() (sum time.Duration) {
+		for _, other := range others {
+			text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", other))
+			if err != nil {
+				t.Fatal(err)
+			}
+			one, err := parseProcess(string(text))
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum += one
+		}
+		return sum
+	}
+	made := 0
+	kept, r, err := rounds(context.Background(), watch{cpus: h.CPUs}, 2, func() (int, error) {
+		// Until they have really run for as long as all CPUs in 200 ms.
+		for begin := used(); used()-begin < time.Duration(len(others))*200*time.Millisecond; {
+			time.Sleep(20 * time.Millisecond)
+		}
+		made++
+		return made, nil
+	}, silent{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := (Rounds{ThrownAway: 2, Contended: 2}); r != want || !slices.Equal(kept, []int{3, 4}) {
+		t.Errorf("%+v, kept %v", r, kept)
+	}
+}
+
+func TestContended(t *testing.T) {
+	for _, test := range []struct {
+		whole, busy, own time.Duration
+		cpus             int
+		want             bool
+	}{
+		{time.Second, time.Second, time.Second, 1, false},
+		{time.Second, 1040 * time.Millisecond, time.Second, 1, false},
+		{time.Second, 1050 * time.Millisecond, time.Second, 1, true},
+		{time.Second, 50 * time.Millisecond, 0, 2, false},
+		{time.Second, 90 * time.Millisecond, 0, 2, true},
+		{200 * time.Millisecond, 430 * time.Millisecond, 400 * time.Millisecond, 2, false},
+		{200 * time.Millisecond, 440 * time.Millisecond, 400 * time.Millisecond, 2, true},
+		{200 * time.Millisecond, 300 * time.Millisecond, 400 * time.Millisecond, 2, false}, // counted late
+	} {
+		start := reading{at: time.Unix(1, 0), busy: time.Hour, own: time.Minute}
+		end := reading{at: start.at.Add(test.whole), busy: start.busy + test.busy, own: start.own + test.own}
+		if got := contended(start, end, test.cpus); got != test.want {
+			t.Errorf("%+v: %v", test, got)
+		}
+	}
+}
+
+const procStat = `cpu  100 0 100 900 0 0 0 0 0 0
+cpu0 10 1 20 300 7 2 3 4 5 6
+cpu1 100 0 0 300 0 0 0
+cpu10 1000 0 0 0 0 0 0 0 0 0
+intr 5 0 0
+`
+
+func TestParseBusy(t *testing.T) {
+	for cpus, want := range map[string]int{"0": 40, "0-1": 140, "1,10": 1100} {
+		set, err := cpuset.Parse(cpus)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := parseBusy(procStat, set); err != nil || got != time.Duration(want)*tick {
+			t.Errorf("CPUs %s: %v, %v; want %d ticks", cpus, got, err, want)
+		}
+	}
+	for text, cpus := range map[string]cpuset.CPUSet{procStat: cpuset.New(0, 2), "": cpuset.New(0), "cpu0 1 x 2": cpuset.New(0)} {
+		if got, err := parseBusy(text, cpus); err == nil {
+			t.Errorf("%q, CPUs %v: %v", text, cpus, got)
+		}
+	}
+}
+
+func TestParseProcess(t *testing.T) {
+	text := "12 (python) 3.1 (x)) S 1 2 3 4 5 6 7 8 9 10 70 30 0 0 20 0\n"
+	if got, err := parseProcess(text); err != nil || got != time.Second {
+		t.Errorf("%v, %v", got, err)
+	}
+	for _, text := range []string{"", "12 (python) S 1", "12 (p) S 1 2 3 4 5 6 7 8 9 10 a 30"} {
+		if got, err := parseProcess(text); err == nil {
+			t.Errorf("%q: %v", text, got)
+		}
+	}
+}
+
+func FuzzParseBusy(f *testing.F) {
+	f.Add(procStat)
+	f.Fuzz(func(t *testing.T, text string) { _, _ = parseBusy(text, cpuset.New(0, 1)) })
+}
+
+func FuzzParseProcess(f *testing.F) {
+	f.Add("12 (python) S 1 2 3 4 5 6 7 8 9 10 70 30 0 0 20 0\n")
+	f.Fuzz(func(t *testing.T, text string) { _, _ = parseProcess(text) })
+}
+
+func TestOver(t *testing.T) {
+	itself := func(x float64) float64 { return x }
+	for _, test := range []struct {
+		values []float64
+		want   Spread
+	}{
+		{[]float64{3}, Spread{3, 3, 3}},
+		{[]float64{4, 1}, Spread{2.5, 1, 4}},
+		{[]float64{9, 1, 2}, Spread{2, 1, 9}},
+		{[]float64{8, 1, 2, 4}, Spread{3, 1, 8}},
+	} {
+		if got := Over(test.values, itself); got != test.want {
+			t.Errorf("%v: %+v, want %+v", test.values, got, test.want)
+		}
+	}
+	// The median has as many values on one side as on the other, in any order.
+	rapid.Check(t, func(t *rapid.T) {
+		values := rapid.SliceOfN(rapid.Float64Range(0, 1e6), 1, 50).Draw(t, "values")
+		got := Over(values, itself)
+		below, above := 0, 0
+		for _, x := range values {
+			if x < got.Median {
+				below++
+			}
+			if x > got.Median {
+				above++
+			}
+		}
+		if below > len(values)/2 || above > len(values)/2 || got.Min != slices.Min(values) || got.Max != slices.Max(values) {
+			t.Fatalf("%v: %+v", values, got)
+		}
+		rand.Shuffle(len(values), func(i, j int) { values[i], values[j] = values[j], values[i] })
+		if again := Over(values, itself); again != got {
+			t.Fatalf("%v: %+v, then %+v", values, got, again)
+		}
+	})
+}
+
+// TestCollectingSeesCollections proves that the histogram that the check reads
+// is the one in which collections end up.
+func TestCollectingSeesCollections(t *testing.T) {
+	collections, longest := collecting(func() { time.Sleep(50 * time.Millisecond) })
+	if collections == 0 || longest <= 0 || longest > time.Second {
+		t.Errorf("%d collections of up to %v", collections, longest)
+	}
+}

@@ -1,0 +1,288 @@
+package report
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+
+	"plimsoll/bench"
+)
+
+// BenchmarkSchema is the schema of the JSON document.
+const BenchmarkSchema = "plimsoll.benchmark/1"
+
+// Benchmark is the document of a benchmark, and what its tables are made from.
+type Benchmark struct {
+	Schema  string          `json:"schema"` // plimsoll.benchmark/1
+	Version string          `json:"version"`
+	Host    RehearsedHost   `json:"host"`
+	Kernel  string          `json:"kernel"`
+	Rounds  int             `json:"rounds"`
+	Cases   []BenchmarkCase `json:"cases"`
+}
+
+// BenchmarkCase is one format, size and number of workers.
+type BenchmarkCase struct {
+	Optimizer      string `json:"optimizer"`
+	State          string `json:"state"`
+	Moments        string `json:"moments"`
+	ParameterType  string `json:"parameter_dtype"`
+	GradientType   string `json:"gradient_dtype"`
+	Parameters     int64  `json:"parameters"`
+	Workers        int    `json:"workers"`
+	CPUs           []int  `json:"cpus"`
+	Pages          string `json:"pages"`
+	Place          string `json:"place"` // the nearest memory that holds all streams
+	ResidentBytes  int64  `json:"resident_bytes_per_parameter"`
+	TrafficBytes   int64  `json:"traffic_bytes_per_parameter"` // reads and writes of an update
+	PassesOfSample int    `json:"passes_per_sample"`
+
+	// Fraction is traffic time over update time in each round: how near the
+	// update comes to what memory allows.
+	Fraction bench.Spread `json:"fraction_of_limit"`
+	Limit    bench.Spread `json:"limit_bytes_per_second"`
+	Update   bench.Spread `json:"update_bytes_per_second"`
+	Time     bench.Spread `json:"update_seconds_per_parameter"`
+
+	Step   *BenchmarkStep  `json:"step,omitempty"` // not in the cache of a core
+	Peer   *BenchmarkPeer  `json:"peer,omitempty"`
+	Checks *BenchmarkCheck `json:"checks,omitempty"`
+
+	Disturbed bench.Rounds   `json:"disturbed_rounds"`
+	Samples   []bench.Sample `json:"samples"`
+}
+
+// BenchmarkStep is what the norm of the gradients adds to the update.
+type BenchmarkStep struct {
+	Time bench.Spread `json:"seconds_per_parameter"` // norm and update
+	// Exposed is the norm in a pass of its own, and Hidden what is left of it
+	// when gradients are added up as they arrive, both in units of the update.
+	Exposed bench.Spread  `json:"norm_exposed"`
+	Hidden  *bench.Spread `json:"norm_hidden,omitempty"`
+}
+
+// BenchmarkPeer compares with another implementation in the same run.
+type BenchmarkPeer struct {
+	Name     string                 `json:"name"`
+	Version  string                 `json:"version"`
+	Variants []BenchmarkPeerVariant `json:"variants"`
+}
+
+// BenchmarkPeerVariant is one way of the peer.
+type BenchmarkPeerVariant struct {
+	Name      string       `json:"name"`
+	WholeStep bool         `json:"whole_step"` // held against our whole step, otherwise against our update
+	Time      bench.Spread `json:"seconds_per_parameter"`
+	Ratio     bench.Spread `json:"time_over_ours"` // in each round
+	Extra     float64      `json:"peak_extra_bytes_per_parameter"`
+}
+
+// BenchmarkCheck is what the checks found.
+type BenchmarkCheck struct {
+	Collections          int          `json:"forced_collections"`
+	LongestStop          float64      `json:"longest_stop_seconds"`
+	LongestIdleStop      float64      `json:"longest_stop_without_steps_seconds"`
+	StopAdded            float64      `json:"stop_added_seconds"`
+	MostStopAdded        float64      `json:"stop_added_seconds_target"`
+	DenormalSlowdown     bench.Spread `json:"denormal_slowdown"`
+	MostDenormalSlowdown float64      `json:"denormal_slowdown_target"`
+	Disturbed            bench.Rounds `json:"disturbed_rounds"`
+	WithinTargets        bool         `json:"within_targets"`
+}
+
+// NewBenchmark draws up the document.
+func NewBenchmark(version string, p *bench.Plan, results []bench.Result) *Benchmark {
+	b := &Benchmark{
+		Schema: BenchmarkSchema, Version: version, Kernel: p.Kernel.String(), Rounds: p.Rounds, Host: newHost(p.Host),
+	}
+	for _, r := range results {
+		b.Cases = append(b.Cases, newBenchmarkCase(r, p.Norm))
+	}
+	return b
+}
+
+func newBenchmarkCase(r bench.Result, hidden bool) BenchmarkCase {
+	f, n := r.Shard.Format, float64(r.Shard.Elements)
+	over := func(quantity func(bench.Sample) float64) bench.Spread { return bench.Over(r.Samples, quantity) }
+	bytes := float64(f.TrafficBytes()) * n
+	c := BenchmarkCase{
+		Optimizer: r.Name, State: f.State.String(), Moments: f.Moments.String(), ParameterType: f.Parameter.String(), GradientType: f.Gradient.String(),
+		Parameters: r.Shard.Elements, Workers: len(r.Shard.CPUs), CPUs: r.Shard.CPUs, Pages: r.Shard.Pages.String(), Place: r.Place,
+		ResidentBytes: f.ResidentBytes(), TrafficBytes: f.TrafficBytes(), PassesOfSample: r.Repeats,
+		Fraction:  over(func(s bench.Sample) float64 { return s.Traffic / s.Update }),
+		Limit:     over(func(s bench.Sample) float64 { return bytes / s.Traffic }),
+		Update:    over(func(s bench.Sample) float64 { return bytes / s.Update }),
+		Time:      over(func(s bench.Sample) float64 { return s.Update / n }),
+		Disturbed: r.Rounds, Samples: r.Samples,
+	}
+	if !r.InCore {
+		c.Step = &BenchmarkStep{
+			Time:    over(func(s bench.Sample) float64 { return s.Step / n }),
+			Exposed: over(func(s bench.Sample) float64 { return s.Norm / s.Update }),
+		}
+		if hidden {
+			left := over(func(s bench.Sample) float64 { return s.Arrived/s.Update - 1 })
+			c.Step.Hidden = &left
+		}
+	}
+	if r.Torch != nil {
+		c.Peer = newBenchmarkPeer(r)
+	}
+	if k := r.Checked; k != nil {
+		c.Checks = &BenchmarkCheck{
+			Collections: k.Collections, LongestStop: k.LongestStop.Seconds(), LongestIdleStop: k.LongestIdleStop.Seconds(),
+			StopAdded: k.StopAdded().Seconds(), MostStopAdded: bench.MostStopAdded.Seconds(),
+			DenormalSlowdown: k.Denormal, MostDenormalSlowdown: bench.MostDenormalSlowdown, Disturbed: k.Rounds,
+			WithinTargets: k.StopAdded() <= bench.MostStopAdded && k.Denormal.Median <= bench.MostDenormalSlowdown,
+		}
+	}
+	return c
+}
+
+func newBenchmarkPeer(r bench.Result) *BenchmarkPeer {
+	n := float64(r.Shard.Elements)
+	p := &BenchmarkPeer{Name: bench.PeerTorch, Version: r.Torch.Version}
+	for _, v := range r.Torch.Variants {
+		p.Variants = append(p.Variants, BenchmarkPeerVariant{
+			Name: v.Name, WholeStep: v.WholeStep, Extra: float64(v.Extra) / n,
+			Time: bench.Over(r.Samples, func(s bench.Sample) float64 { return s.Peer[v.Name] / n }),
+			Ratio: bench.Over(r.Samples, func(s bench.Sample) float64 {
+				if v.WholeStep {
+					return s.Peer[v.Name] / s.Step
+				}
+				return s.Peer[v.Name] / s.Update
+			}),
+		})
+	}
+	return p
+}
+
+// WriteJSON writes the document.
+func (b *Benchmark) WriteJSON(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(b)
+}
+
+// WriteText writes what a person reads.
+func (b *Benchmark) WriteText(w io.Writer) error {
+	var out strings.Builder
+	line := func(name, format string, values ...any) {
+		fmt.Fprintf(&out, "%-18s %s\n", name, fmt.Sprintf(format, values...))
+	}
+	line("host", "%s", b.Host)
+	line("kernels, pages", "%s, %s", b.Kernel, b.pages())
+	line("rounds", "%s", b.rounds())
+	out.WriteString("\n" + b.updateTable() + "\n")
+	for _, t := range []string{b.normTable(), b.peerTable()} {
+		if t != "" {
+			out.WriteString("\n" + t + "\n")
+		}
+	}
+	out.WriteString("\n")
+	for _, c := range b.Cases {
+		if k := c.Checks; k != nil {
+			line("stop of the world", "%s at most while steps run, %s without, in %d forced collections (target: %s more)",
+				seconds(k.LongestStop), seconds(k.LongestIdleStop), k.Collections, seconds(k.MostStopAdded))
+			line("denormal numbers", "an update takes %.2f (%.2f..%.2f) times as long (target: %g)",
+				k.DenormalSlowdown.Median, k.DenormalSlowdown.Min, k.DenormalSlowdown.Max, k.MostDenormalSlowdown)
+		}
+	}
+	_, err := io.WriteString(w, strings.TrimRight(out.String(), "\n")+"\n")
+	return err
+}
+
+func (b *Benchmark) pages() string {
+	var kinds []string
+	for _, c := range b.Cases {
+		if !strings.Contains(strings.Join(kinds, ", "), c.Pages) {
+			kinds = append(kinds, c.Pages)
+		}
+	}
+	return strings.Join(kinds, ", ")
+}
+
+func (b *Benchmark) rounds() string {
+	var sum bench.Rounds
+	for _, c := range b.Cases {
+		sum.ThrownAway += c.Disturbed.ThrownAway
+		sum.Contended += c.Disturbed.Contended
+	}
+	kept := fmt.Sprintf("%d for each line; %d were repeated because others used these CPUs", b.Rounds, sum.ThrownAway)
+	if sum.Contended > 0 {
+		kept += fmt.Sprintf(", and %d of %d that were kept are disturbed, too", sum.Contended, b.Rounds*len(b.Cases))
+	}
+	return kept
+}
+
+// newTable is a table whose columns after the first few are numbers.
+func newTable(names int, header ...any) table.Writer {
+	t := table.NewWriter()
+	t.SetStyle(table.StyleLight)
+	t.Style().Format = table.FormatOptions{} // as written
+	var columns []table.ColumnConfig
+	for i := names; i < len(header); i++ {
+		columns = append(columns, table.ColumnConfig{Number: i + 1, Align: text.AlignRight, AlignHeader: text.AlignRight})
+	}
+	t.SetColumnConfigs(columns)
+	t.AppendHeader(header)
+	return t
+}
+
+// caseNames are the first columns of every table.
+var caseNames = table.Row{"optimizer", "state", "moments", "parameters", "workers"}
+
+func (c BenchmarkCase) names() table.Row {
+	return table.Row{c.Optimizer, c.State, c.Moments, bench.Count(c.Parameters), c.Workers}
+}
+
+func (b *Benchmark) updateTable() string {
+	t := newTable(3, append(caseNames, "in", "B/parameter", "limit GB/s", "update GB/s", "ns/parameter", "of the limit")...)
+	for _, c := range b.Cases {
+		t.AppendRow(append(c.names(), c.Place, c.TrafficBytes, fmt.Sprintf("%.1f", c.Limit.Median/1e9), fmt.Sprintf("%.1f", c.Update.Median/1e9),
+			fmt.Sprintf("%.3f", 1e9*c.Time.Median), fmt.Sprintf("%.0f %% (%.0f..%.0f)", 100*c.Fraction.Median, 100*c.Fraction.Min, 100*c.Fraction.Max)))
+	}
+	return t.Render()
+}
+
+// normTable is empty when nobody asked for it.
+func (b *Benchmark) normTable() string {
+	t := newTable(3, append(caseNames, "norm exposed", "norm hidden", "whole step ns/parameter")...)
+	for _, c := range b.Cases {
+		if c.Step != nil && c.Step.Hidden != nil {
+			t.AppendRow(append(c.names(), percent(c.Step.Exposed.Median), percent(c.Step.Hidden.Median), fmt.Sprintf("%.3f", 1e9*c.Step.Time.Median)))
+		}
+	}
+	if t.Length() == 0 {
+		return ""
+	}
+	return t.Render() + "\nexposed: a pass of its own; hidden: added up as gradients arrive; both in addition to the update"
+}
+
+// peerTable is empty without a peer.
+func (b *Benchmark) peerTable() string {
+	t := newTable(3, append(caseNames, "peer", "ns/parameter", "time / ours", "extra B/parameter")...)
+	version := ""
+	for _, c := range b.Cases {
+		if c.Peer == nil {
+			continue
+		}
+		version = c.Peer.Name + " " + c.Peer.Version
+		for _, v := range c.Peer.Variants {
+			t.AppendRow(append(c.names(), v.Name, fmt.Sprintf("%.3f", 1e9*v.Time.Median), fmt.Sprintf("%.2f (%.2f..%.2f)", v.Ratio.Median, v.Ratio.Min, v.Ratio.Max),
+				fmt.Sprintf("%.1f", v.Extra)))
+		}
+	}
+	if version == "" {
+		return ""
+	}
+	return t.Render() + "\n" + version + ", AdamW in fp32, against our update; " +
+		"sequence: norm, unscale, update and bf16 copy, as DeepSpeed does them, against our whole step"
+}
+
+func percent(x float64) string { return fmt.Sprintf("%.0f %%", 100*x) }

@@ -1,0 +1,79 @@
+// Package synthetic makes up weights and gradients that look like those of a
+// model, so that a step can be run and timed without one. A number is a
+// function of its place (rank, step, element), not of the worker that writes
+// it.
+package synthetic
+
+import (
+	"encoding/binary"
+	"math"
+
+	"plimsoll/dtype"
+	"plimsoll/optim/kernel"
+)
+
+// mix is the output function of SplitMix64 (G. Steele, D. Lea and C. Flood,
+// "Fast splittable pseudorandom number generators", OOPSLA 2014).
+func mix(x uint64) uint64 {
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+const golden = 0x9e3779b97f4a7c15
+
+// A synthetic number has a random sign, a random fraction and two random bits
+// of exponent. The rest of its exponent is fixed, and puts its magnitude between
+// 2^-11 and 2^-7, as those of weights and gradients are. So a few bits of each
+// element of a random word are replaced, for as many elements as it holds.
+type pattern struct{ random, fixed uint64 }
+
+const (
+	weightBits     = 0x81ff_ffff
+	weightExponent = 116 << 23
+)
+
+var gradientPattern = map[dtype.Type]pattern{
+	dtype.BF16: {0x81ff_81ff_81ff_81ff, 116 << 7 * 0x0001_0001_0001_0001},
+	dtype.F16:  {0x8fff_8fff_8fff_8fff, 4 << 10 * 0x0001_0001_0001_0001},
+	dtype.F32:  {weightBits * 0x0000_0001_0000_0001, weightExponent * 0x0000_0001_0000_0001},
+}
+
+// State writes every byte of a chunk that begins at element first of a rank's
+// shard: weights, and zeros for the rest.
+func State(rank int, first int64, chunk kernel.Chunk) {
+	seed := mix(uint64(rank) + 1)
+	for i := range chunk.Len() {
+		w := math.Float32frombits(uint32(mix(seed+golden*uint64(first+int64(i))))&weightBits | weightExponent)
+		if chunk.Low != nil {
+			chunk.Parameter[i], chunk.Low[i] = kernel.Separate(w)
+		} else {
+			chunk.Master[i] = w
+		}
+	}
+	if chunk.Low == nil {
+		clear(chunk.Parameter)
+	}
+	for _, moment := range chunk.Moments {
+		clear(moment.Data)
+	}
+	clear(chunk.Gradient.Data)
+}
+
+// Gradients writes the gradients of a step from element first of a rank's shard
+// on.
+func Gradients(rank, step int, first int64, g kernel.Array) {
+	seed := mix(uint64(rank)<<32 + uint64(step) + 0x5eed)
+	bits := gradientPattern[g.Type]
+	place := uint64(first * g.Type.Size())
+	word := func(i int) uint64 { return mix(seed+golden*(place+uint64(i)))&bits.random | bits.fixed }
+	i := 0
+	for ; i+8 <= len(g.Data); i += 8 {
+		binary.LittleEndian.PutUint64(g.Data[i:], word(i))
+	}
+	if i < len(g.Data) {
+		var last [8]byte
+		binary.LittleEndian.PutUint64(last[:], word(i))
+		copy(g.Data[i:], last[:])
+	}
+}
