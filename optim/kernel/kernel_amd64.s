@@ -34,132 +34,276 @@ TEXT ·adamSplitFP32AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y5
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
-	XORQ    R10, R10
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp162
+	JA      fp323
+	XORQ    CX, CX
+	JMP     check6
 
-next:
-	PREFETCHT0 1024(BX)(R10*2)
-	PREFETCHT0 1024(SI)(R10*2)
-	PREFETCHT0 2048(DI)(R10*4)
-	PREFETCHT0 2048(R8)(R10*4)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R10*2)
-	VPERMQ     $0xd8, (DX)(R10*2), Y8
-	VPXOR      Y7, Y7, Y7
-	VPUNPCKLWD Y8, Y7, Y6
-	VPUNPCKHWD Y8, Y7, Y7
-	VMOVAPS    Y6, Y6
-	VMOVAPS    Y7, Y7
-	JMP        gradientLoaded
+next5:
+	PREFETCHT0     1024(BX)(CX*2)
+	PREFETCHT0     1024(SI)(CX*2)
+	PREFETCHT0     2048(DI)(CX*4)
+	PREFETCHT0     2048(R8)(CX*4)
+	PREFETCHT0     1024(DX)(CX*2)
+	VBROADCASTI128 (DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 16(DX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 (BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VBROADCASTI128 16(BX)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VPMOVSXWD      (SI)(CX*2), Y10
+	VPADDD         Y10, Y8, Y8
+	VPMOVSXWD      16(SI)(CX*2), Y10
+	VPADDD         Y10, Y9, Y9
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VMULPS         (DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMULPS         32(DI)(CX*4), Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VMOVUPS        Y10, (DI)(CX*4)
+	VMOVUPS        Y11, 32(DI)(CX*4)
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y7, Y7, Y7
+	VMULPS         (R8)(CX*4), Y2, Y12
+	VFMADD231PS    Y3, Y6, Y12
+	VMULPS         32(R8)(CX*4), Y2, Y6
+	VFMADD231PS    Y3, Y7, Y6
+	VMOVUPS        Y12, (R8)(CX*4)
+	VMOVUPS        Y6, 32(R8)(CX*4)
+	VSQRTPS        Y12, Y12
+	VFMADD213PS    448(AX), Y4, Y12
+	VDIVPS         Y12, Y10, Y10
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y5, Y10, Y8
+	VSQRTPS        Y6, Y6
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y11, Y11
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y5, Y11, Y9
+	VPERM2I128     $0x20, Y9, Y8, Y6
+	VPERM2I128     $0x31, Y9, Y8, Y7
+	VPSHUFB        separated<>+0(SB), Y6, Y6
+	VPSHUFB        separated<>+0(SB), Y7, Y7
+	VPUNPCKLQDQ    Y7, Y6, Y8
+	VPUNPCKHQDQ    Y7, Y6, Y7
+	VMOVDQU        Y8, (SI)(CX*2)
+	VPSRLW         $0x0f, Y8, Y8
+	VPADDW         Y8, Y7, Y7
+	VMOVDQU        Y7, (BX)(CX*2)
+	ADDQ           $0x10, CX
 
-gradientFP16:
-	PREFETCHT0 1024(DX)(R10*2)
-	VCVTPH2PS  (DX)(R10*2), Y6
-	VCVTPH2PS  16(DX)(R10*2), Y7
-	JMP        gradientLoaded
+check6:
+	CMPQ CX, R9
+	JB   next5
+	JMP  done4
 
-gradientFP32:
-	PREFETCHT0 2048(DX)(R10*4)
-	VMOVUPS    (DX)(R10*4), Y6
-	VMOVUPS    32(DX)(R10*4), Y7
+fp162:
+	XORQ CX, CX
+	JMP  check8
 
-gradientLoaded:
-	VPERMQ      $0xd8, (BX)(R10*2), Y9
-	VPERMQ      $0xd8, (SI)(R10*2), Y10
-	VPSRAW      $0x0f, Y10, Y8
-	VPADDW      Y8, Y9, Y9
-	VPUNPCKLWD  Y9, Y10, Y8
-	VPUNPCKHWD  Y9, Y10, Y9
-	VMULPS      (AX), Y6, Y6
-	VFMADD231PS 64(AX), Y8, Y6
-	VMULPS      (AX), Y7, Y7
-	VFMADD231PS 64(AX), Y9, Y7
-	VMOVUPS     (DI)(R10*4), Y10
-	VMOVUPS     32(DI)(R10*4), Y11
-	VMULPS      Y0, Y10, Y10
-	VFMADD231PS Y1, Y6, Y10
-	VMULPS      Y0, Y11, Y11
-	VFMADD231PS Y1, Y7, Y11
-	VMOVUPS     Y10, (DI)(R10*4)
-	VMOVUPS     Y11, 32(DI)(R10*4)
-	VMOVUPS     (R8)(R10*4), Y12
-	VMOVUPS     32(R8)(R10*4), Y13
-	VMULPS      Y2, Y12, Y12
-	VMULPS      Y6, Y6, Y6
-	VFMADD231PS Y3, Y6, Y12
-	VMULPS      Y2, Y13, Y13
-	VMULPS      Y7, Y7, Y7
-	VFMADD231PS Y3, Y7, Y13
-	VMOVUPS     Y12, (R8)(R10*4)
-	VMOVUPS     Y13, 32(R8)(R10*4)
-	VSQRTPS     Y12, Y12
-	VFMADD213PS 448(AX), Y4, Y12
-	VDIVPS      Y12, Y10, Y10
-	VFMADD231PS 512(AX), Y8, Y8
-	VFMADD231PS Y5, Y10, Y8
-	VSQRTPS     Y13, Y13
-	VFMADD213PS 448(AX), Y4, Y13
-	VDIVPS      Y13, Y11, Y11
-	VFMADD231PS 512(AX), Y9, Y9
-	VFMADD231PS Y5, Y11, Y9
-	VPADDD      pattern00008000<>+0(SB), Y8, Y6
-	VPSRLD      $0x10, Y6, Y6
-	VPADDD      pattern00008000<>+0(SB), Y9, Y7
-	VPSRLD      $0x10, Y7, Y7
-	VPACKUSDW   Y7, Y6, Y6
-	VPERMQ      $0xd8, Y6, Y6
-	VMOVDQU     Y6, (BX)(R10*2)
-	VPAND       pattern0000ffff<>+0(SB), Y8, Y8
-	VPAND       pattern0000ffff<>+0(SB), Y9, Y9
-	VPACKUSDW   Y9, Y8, Y6
-	VPERMQ      $0xd8, Y6, Y6
-	VMOVDQU     Y6, (SI)(R10*2)
-	ADDQ        $0x10, R10
+next7:
+	PREFETCHT0     1024(BX)(CX*2)
+	PREFETCHT0     1024(SI)(CX*2)
+	PREFETCHT0     2048(DI)(CX*4)
+	PREFETCHT0     2048(R8)(CX*4)
+	PREFETCHT0     1024(DX)(CX*2)
+	VCVTPH2PS      (DX)(CX*2), Y6
+	VCVTPH2PS      16(DX)(CX*2), Y7
+	VBROADCASTI128 (BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VBROADCASTI128 16(BX)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VPMOVSXWD      (SI)(CX*2), Y10
+	VPADDD         Y10, Y8, Y8
+	VPMOVSXWD      16(SI)(CX*2), Y10
+	VPADDD         Y10, Y9, Y9
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VMULPS         (DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMULPS         32(DI)(CX*4), Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VMOVUPS        Y10, (DI)(CX*4)
+	VMOVUPS        Y11, 32(DI)(CX*4)
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y7, Y7, Y7
+	VMULPS         (R8)(CX*4), Y2, Y12
+	VFMADD231PS    Y3, Y6, Y12
+	VMULPS         32(R8)(CX*4), Y2, Y6
+	VFMADD231PS    Y3, Y7, Y6
+	VMOVUPS        Y12, (R8)(CX*4)
+	VMOVUPS        Y6, 32(R8)(CX*4)
+	VSQRTPS        Y12, Y12
+	VFMADD213PS    448(AX), Y4, Y12
+	VDIVPS         Y12, Y10, Y10
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y5, Y10, Y8
+	VSQRTPS        Y6, Y6
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y11, Y11
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y5, Y11, Y9
+	VPERM2I128     $0x20, Y9, Y8, Y6
+	VPERM2I128     $0x31, Y9, Y8, Y7
+	VPSHUFB        separated<>+0(SB), Y6, Y6
+	VPSHUFB        separated<>+0(SB), Y7, Y7
+	VPUNPCKLQDQ    Y7, Y6, Y8
+	VPUNPCKHQDQ    Y7, Y6, Y7
+	VMOVDQU        Y8, (SI)(CX*2)
+	VPSRLW         $0x0f, Y8, Y8
+	VPADDW         Y8, Y7, Y7
+	VMOVDQU        Y7, (BX)(CX*2)
+	ADDQ           $0x10, CX
 
-check:
-	CMPQ    R10, R9
-	JB      next
+check8:
+	CMPQ CX, R9
+	JB   next7
+	JMP  done4
+
+fp323:
+	XORQ CX, CX
+	JMP  check10
+
+next9:
+	PREFETCHT0     1024(BX)(CX*2)
+	PREFETCHT0     1024(SI)(CX*2)
+	PREFETCHT0     2048(DI)(CX*4)
+	PREFETCHT0     2048(R8)(CX*4)
+	PREFETCHT0     2048(DX)(CX*4)
+	VMOVUPS        (DX)(CX*4), Y6
+	VMOVUPS        32(DX)(CX*4), Y7
+	VBROADCASTI128 (BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VBROADCASTI128 16(BX)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VPMOVSXWD      (SI)(CX*2), Y10
+	VPADDD         Y10, Y8, Y8
+	VPMOVSXWD      16(SI)(CX*2), Y10
+	VPADDD         Y10, Y9, Y9
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VMULPS         (DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMULPS         32(DI)(CX*4), Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VMOVUPS        Y10, (DI)(CX*4)
+	VMOVUPS        Y11, 32(DI)(CX*4)
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y7, Y7, Y7
+	VMULPS         (R8)(CX*4), Y2, Y12
+	VFMADD231PS    Y3, Y6, Y12
+	VMULPS         32(R8)(CX*4), Y2, Y6
+	VFMADD231PS    Y3, Y7, Y6
+	VMOVUPS        Y12, (R8)(CX*4)
+	VMOVUPS        Y6, 32(R8)(CX*4)
+	VSQRTPS        Y12, Y12
+	VFMADD213PS    448(AX), Y4, Y12
+	VDIVPS         Y12, Y10, Y10
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y5, Y10, Y8
+	VSQRTPS        Y6, Y6
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y11, Y11
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y5, Y11, Y9
+	VPERM2I128     $0x20, Y9, Y8, Y6
+	VPERM2I128     $0x31, Y9, Y8, Y7
+	VPSHUFB        separated<>+0(SB), Y6, Y6
+	VPSHUFB        separated<>+0(SB), Y7, Y7
+	VPUNPCKLQDQ    Y7, Y6, Y8
+	VPUNPCKHQDQ    Y7, Y6, Y7
+	VMOVDQU        Y8, (SI)(CX*2)
+	VPSRLW         $0x0f, Y8, Y8
+	VPADDW         Y8, Y7, Y7
+	VMOVDQU        Y7, (BX)(CX*2)
+	ADDQ           $0x10, CX
+
+check10:
+	CMPQ CX, R9
+	JB   next9
+
+done4:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
-DATA pattern00008000<>+0(SB)/4, $0x00008000
-DATA pattern00008000<>+4(SB)/4, $0x00008000
-DATA pattern00008000<>+8(SB)/4, $0x00008000
-DATA pattern00008000<>+12(SB)/4, $0x00008000
-DATA pattern00008000<>+16(SB)/4, $0x00008000
-DATA pattern00008000<>+20(SB)/4, $0x00008000
-DATA pattern00008000<>+24(SB)/4, $0x00008000
-DATA pattern00008000<>+28(SB)/4, $0x00008000
-DATA pattern00008000<>+32(SB)/4, $0x00008000
-DATA pattern00008000<>+36(SB)/4, $0x00008000
-DATA pattern00008000<>+40(SB)/4, $0x00008000
-DATA pattern00008000<>+44(SB)/4, $0x00008000
-DATA pattern00008000<>+48(SB)/4, $0x00008000
-DATA pattern00008000<>+52(SB)/4, $0x00008000
-DATA pattern00008000<>+56(SB)/4, $0x00008000
-DATA pattern00008000<>+60(SB)/4, $0x00008000
-GLOBL pattern00008000<>(SB), RODATA|NOPTR, $64
+DATA spread<>+0(SB)/1, $0x80
+DATA spread<>+1(SB)/1, $0x80
+DATA spread<>+2(SB)/1, $0x00
+DATA spread<>+3(SB)/1, $0x01
+DATA spread<>+4(SB)/1, $0x80
+DATA spread<>+5(SB)/1, $0x80
+DATA spread<>+6(SB)/1, $0x02
+DATA spread<>+7(SB)/1, $0x03
+DATA spread<>+8(SB)/1, $0x80
+DATA spread<>+9(SB)/1, $0x80
+DATA spread<>+10(SB)/1, $0x04
+DATA spread<>+11(SB)/1, $0x05
+DATA spread<>+12(SB)/1, $0x80
+DATA spread<>+13(SB)/1, $0x80
+DATA spread<>+14(SB)/1, $0x06
+DATA spread<>+15(SB)/1, $0x07
+DATA spread<>+16(SB)/1, $0x80
+DATA spread<>+17(SB)/1, $0x80
+DATA spread<>+18(SB)/1, $0x08
+DATA spread<>+19(SB)/1, $0x09
+DATA spread<>+20(SB)/1, $0x80
+DATA spread<>+21(SB)/1, $0x80
+DATA spread<>+22(SB)/1, $0x0a
+DATA spread<>+23(SB)/1, $0x0b
+DATA spread<>+24(SB)/1, $0x80
+DATA spread<>+25(SB)/1, $0x80
+DATA spread<>+26(SB)/1, $0x0c
+DATA spread<>+27(SB)/1, $0x0d
+DATA spread<>+28(SB)/1, $0x80
+DATA spread<>+29(SB)/1, $0x80
+DATA spread<>+30(SB)/1, $0x0e
+DATA spread<>+31(SB)/1, $0x0f
+GLOBL spread<>(SB), RODATA|NOPTR, $32
 
-DATA pattern0000ffff<>+0(SB)/4, $0x0000ffff
-DATA pattern0000ffff<>+4(SB)/4, $0x0000ffff
-DATA pattern0000ffff<>+8(SB)/4, $0x0000ffff
-DATA pattern0000ffff<>+12(SB)/4, $0x0000ffff
-DATA pattern0000ffff<>+16(SB)/4, $0x0000ffff
-DATA pattern0000ffff<>+20(SB)/4, $0x0000ffff
-DATA pattern0000ffff<>+24(SB)/4, $0x0000ffff
-DATA pattern0000ffff<>+28(SB)/4, $0x0000ffff
-DATA pattern0000ffff<>+32(SB)/4, $0x0000ffff
-DATA pattern0000ffff<>+36(SB)/4, $0x0000ffff
-DATA pattern0000ffff<>+40(SB)/4, $0x0000ffff
-DATA pattern0000ffff<>+44(SB)/4, $0x0000ffff
-DATA pattern0000ffff<>+48(SB)/4, $0x0000ffff
-DATA pattern0000ffff<>+52(SB)/4, $0x0000ffff
-DATA pattern0000ffff<>+56(SB)/4, $0x0000ffff
-DATA pattern0000ffff<>+60(SB)/4, $0x0000ffff
-GLOBL pattern0000ffff<>(SB), RODATA|NOPTR, $64
+DATA separated<>+0(SB)/1, $0x00
+DATA separated<>+1(SB)/1, $0x01
+DATA separated<>+2(SB)/1, $0x04
+DATA separated<>+3(SB)/1, $0x05
+DATA separated<>+4(SB)/1, $0x08
+DATA separated<>+5(SB)/1, $0x09
+DATA separated<>+6(SB)/1, $0x0c
+DATA separated<>+7(SB)/1, $0x0d
+DATA separated<>+8(SB)/1, $0x02
+DATA separated<>+9(SB)/1, $0x03
+DATA separated<>+10(SB)/1, $0x06
+DATA separated<>+11(SB)/1, $0x07
+DATA separated<>+12(SB)/1, $0x0a
+DATA separated<>+13(SB)/1, $0x0b
+DATA separated<>+14(SB)/1, $0x0e
+DATA separated<>+15(SB)/1, $0x0f
+DATA separated<>+16(SB)/1, $0x00
+DATA separated<>+17(SB)/1, $0x01
+DATA separated<>+18(SB)/1, $0x04
+DATA separated<>+19(SB)/1, $0x05
+DATA separated<>+20(SB)/1, $0x08
+DATA separated<>+21(SB)/1, $0x09
+DATA separated<>+22(SB)/1, $0x0c
+DATA separated<>+23(SB)/1, $0x0d
+DATA separated<>+24(SB)/1, $0x02
+DATA separated<>+25(SB)/1, $0x03
+DATA separated<>+26(SB)/1, $0x06
+DATA separated<>+27(SB)/1, $0x07
+DATA separated<>+28(SB)/1, $0x0a
+DATA separated<>+29(SB)/1, $0x0b
+DATA separated<>+30(SB)/1, $0x0e
+DATA separated<>+31(SB)/1, $0x0f
+GLOBL separated<>(SB), RODATA|NOPTR, $32
 
 // func lionSplitFP32AVX2(a *Arguments)
 // Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
@@ -188,94 +332,214 @@ TEXT ·lionSplitFP32AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R8
 	MOVQ    (R8), R8
-	XORQ    R9, R9
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp1612
+	JA      fp3213
+	XORQ    CX, CX
+	JMP     check16
 
-next:
-	PREFETCHT0 1024(BX)(R9*2)
-	PREFETCHT0 1024(SI)(R9*2)
-	PREFETCHT0 2048(DI)(R9*4)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R9*2)
-	VPERMQ     $0xd8, (DX)(R9*2), Y7
-	VPXOR      Y6, Y6, Y6
-	VPUNPCKLWD Y7, Y6, Y5
-	VPUNPCKHWD Y7, Y6, Y6
-	VMOVAPS    Y5, Y5
-	VMOVAPS    Y6, Y6
-	JMP        gradientLoaded
+next15:
+	PREFETCHT0     1024(BX)(CX*2)
+	PREFETCHT0     1024(SI)(CX*2)
+	PREFETCHT0     2048(DI)(CX*4)
+	PREFETCHT0     1024(DX)(CX*2)
+	VBROADCASTI128 (DX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VBROADCASTI128 16(DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 (BX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXWD      (SI)(CX*2), Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXWD      16(SI)(CX*2), Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y7, Y7
+	VMULPS         32(DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y6, Y9
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y8, Y8
+	VMULPS         (DI)(CX*4), Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y5, 32(DI)(CX*4)
+	VPERM2I128     $0x20, Y8, Y7, Y5
+	VPERM2I128     $0x31, Y8, Y7, Y6
+	VPSHUFB        separated<>+0(SB), Y5, Y5
+	VPSHUFB        separated<>+0(SB), Y6, Y6
+	VPUNPCKLQDQ    Y6, Y5, Y7
+	VPUNPCKHQDQ    Y6, Y5, Y6
+	VMOVDQU        Y7, (SI)(CX*2)
+	VPSRLW         $0x0f, Y7, Y7
+	VPADDW         Y7, Y6, Y6
+	VMOVDQU        Y6, (BX)(CX*2)
+	ADDQ           $0x10, CX
 
-gradientFP16:
-	PREFETCHT0 1024(DX)(R9*2)
-	VCVTPH2PS  (DX)(R9*2), Y5
-	VCVTPH2PS  16(DX)(R9*2), Y6
-	JMP        gradientLoaded
+check16:
+	CMPQ CX, R8
+	JB   next15
+	JMP  done14
 
-gradientFP32:
-	PREFETCHT0 2048(DX)(R9*4)
-	VMOVUPS    (DX)(R9*4), Y5
-	VMOVUPS    32(DX)(R9*4), Y6
+fp1612:
+	XORQ CX, CX
+	JMP  check18
 
-gradientLoaded:
-	VPERMQ      $0xd8, (BX)(R9*2), Y8
-	VPERMQ      $0xd8, (SI)(R9*2), Y9
-	VPSRAW      $0x0f, Y9, Y7
-	VPADDW      Y7, Y8, Y8
-	VPUNPCKLWD  Y8, Y9, Y7
-	VPUNPCKHWD  Y8, Y9, Y8
-	VMULPS      (AX), Y5, Y5
-	VFMADD231PS 64(AX), Y7, Y5
-	VMULPS      (AX), Y6, Y6
-	VFMADD231PS 64(AX), Y8, Y6
-	VMOVUPS     (DI)(R9*4), Y9
-	VMOVUPS     32(DI)(R9*4), Y10
-	VMULPS      Y0, Y9, Y11
-	VFMADD231PS Y1, Y5, Y11
-	VFMADD231PS 512(AX), Y7, Y7
-	VPXOR       Y13, Y13, Y13
-	VANDPS      pattern80000000<>+0(SB), Y11, Y12
-	VXORPS      Y4, Y12, Y12
-	VCMPPS      $0x00, Y13, Y11, Y13
-	VANDNPS     Y12, Y13, Y12
-	VCMPPS      $0x03, Y11, Y11, Y13
-	VBLENDVPS   Y13, Y11, Y12, Y12
-	VADDPS      Y12, Y7, Y7
-	VMULPS      Y2, Y9, Y9
-	VFMADD231PS Y3, Y5, Y9
-	VMULPS      Y0, Y10, Y5
-	VFMADD231PS Y1, Y6, Y5
-	VFMADD231PS 512(AX), Y8, Y8
-	VPXOR       Y12, Y12, Y12
-	VANDPS      pattern80000000<>+0(SB), Y5, Y11
-	VXORPS      Y4, Y11, Y11
-	VCMPPS      $0x00, Y12, Y5, Y12
-	VANDNPS     Y11, Y12, Y11
-	VCMPPS      $0x03, Y5, Y5, Y12
-	VBLENDVPS   Y12, Y5, Y11, Y11
-	VADDPS      Y11, Y8, Y8
-	VMULPS      Y2, Y10, Y10
-	VFMADD231PS Y3, Y6, Y10
-	VMOVUPS     Y9, (DI)(R9*4)
-	VMOVUPS     Y10, 32(DI)(R9*4)
-	VPADDD      pattern00008000<>+0(SB), Y7, Y5
-	VPSRLD      $0x10, Y5, Y5
-	VPADDD      pattern00008000<>+0(SB), Y8, Y6
-	VPSRLD      $0x10, Y6, Y6
-	VPACKUSDW   Y6, Y5, Y5
-	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQU     Y5, (BX)(R9*2)
-	VPAND       pattern0000ffff<>+0(SB), Y7, Y7
-	VPAND       pattern0000ffff<>+0(SB), Y8, Y8
-	VPACKUSDW   Y8, Y7, Y5
-	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQU     Y5, (SI)(R9*2)
-	ADDQ        $0x10, R9
+next17:
+	PREFETCHT0     1024(BX)(CX*2)
+	PREFETCHT0     1024(SI)(CX*2)
+	PREFETCHT0     2048(DI)(CX*4)
+	PREFETCHT0     1024(DX)(CX*2)
+	VCVTPH2PS      (DX)(CX*2), Y5
+	VCVTPH2PS      16(DX)(CX*2), Y6
+	VBROADCASTI128 (BX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXWD      (SI)(CX*2), Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXWD      16(SI)(CX*2), Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y7, Y7
+	VMULPS         32(DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y6, Y9
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y8, Y8
+	VMULPS         (DI)(CX*4), Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y5, 32(DI)(CX*4)
+	VPERM2I128     $0x20, Y8, Y7, Y5
+	VPERM2I128     $0x31, Y8, Y7, Y6
+	VPSHUFB        separated<>+0(SB), Y5, Y5
+	VPSHUFB        separated<>+0(SB), Y6, Y6
+	VPUNPCKLQDQ    Y6, Y5, Y7
+	VPUNPCKHQDQ    Y6, Y5, Y6
+	VMOVDQU        Y7, (SI)(CX*2)
+	VPSRLW         $0x0f, Y7, Y7
+	VPADDW         Y7, Y6, Y6
+	VMOVDQU        Y6, (BX)(CX*2)
+	ADDQ           $0x10, CX
 
-check:
-	CMPQ    R9, R8
-	JB      next
+check18:
+	CMPQ CX, R8
+	JB   next17
+	JMP  done14
+
+fp3213:
+	XORQ CX, CX
+	JMP  check20
+
+next19:
+	PREFETCHT0     1024(BX)(CX*2)
+	PREFETCHT0     1024(SI)(CX*2)
+	PREFETCHT0     2048(DI)(CX*4)
+	PREFETCHT0     2048(DX)(CX*4)
+	VMOVUPS        (DX)(CX*4), Y5
+	VMOVUPS        32(DX)(CX*4), Y6
+	VBROADCASTI128 (BX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXWD      (SI)(CX*2), Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXWD      16(SI)(CX*2), Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y7, Y7
+	VMULPS         32(DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y6, Y9
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y8, Y8
+	VMULPS         (DI)(CX*4), Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y5, 32(DI)(CX*4)
+	VPERM2I128     $0x20, Y8, Y7, Y5
+	VPERM2I128     $0x31, Y8, Y7, Y6
+	VPSHUFB        separated<>+0(SB), Y5, Y5
+	VPSHUFB        separated<>+0(SB), Y6, Y6
+	VPUNPCKLQDQ    Y6, Y5, Y7
+	VPUNPCKHQDQ    Y6, Y5, Y6
+	VMOVDQU        Y7, (SI)(CX*2)
+	VPSRLW         $0x0f, Y7, Y7
+	VPADDW         Y7, Y6, Y6
+	VMOVDQU        Y6, (BX)(CX*2)
+	ADDQ           $0x10, CX
+
+check20:
+	CMPQ CX, R8
+	JB   next19
+
+done14:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -322,78 +586,172 @@ TEXT ·adagradSplitFP32AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y1
 	MOVQ    a+0(FP), R8
 	MOVQ    (R8), R8
-	XORQ    R9, R9
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp1622
+	JA      fp3223
+	XORQ    CX, CX
+	JMP     check26
 
-next:
-	PREFETCHT0 1024(BX)(R9*2)
-	PREFETCHT0 1024(SI)(R9*2)
-	PREFETCHT0 2048(DI)(R9*4)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R9*2)
-	VPERMQ     $0xd8, (DX)(R9*2), Y4
-	VPXOR      Y3, Y3, Y3
-	VPUNPCKLWD Y4, Y3, Y2
-	VPUNPCKHWD Y4, Y3, Y3
-	VMOVAPS    Y2, Y2
-	VMOVAPS    Y3, Y3
-	JMP        gradientLoaded
+next25:
+	PREFETCHT0     1024(BX)(CX*2)
+	PREFETCHT0     1024(SI)(CX*2)
+	PREFETCHT0     2048(DI)(CX*4)
+	PREFETCHT0     1024(DX)(CX*2)
+	VBROADCASTI128 (DX)(CX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 16(DX)(CX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VBROADCASTI128 (BX)(CX*2), Y4
+	VPSHUFB        spread<>+0(SB), Y4, Y4
+	VBROADCASTI128 16(BX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VPMOVSXWD      (SI)(CX*2), Y6
+	VPADDD         Y6, Y4, Y4
+	VPMOVSXWD      16(SI)(CX*2), Y6
+	VPADDD         Y6, Y5, Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VMOVUPS        (DI)(CX*4), Y6
+	VMOVUPS        32(DI)(CX*4), Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVUPS        Y6, (DI)(CX*4)
+	VMOVUPS        Y7, 32(DI)(CX*4)
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VPERM2I128     $0x20, Y5, Y4, Y2
+	VPERM2I128     $0x31, Y5, Y4, Y3
+	VPSHUFB        separated<>+0(SB), Y2, Y2
+	VPSHUFB        separated<>+0(SB), Y3, Y3
+	VPUNPCKLQDQ    Y3, Y2, Y4
+	VPUNPCKHQDQ    Y3, Y2, Y3
+	VMOVDQU        Y4, (SI)(CX*2)
+	VPSRLW         $0x0f, Y4, Y4
+	VPADDW         Y4, Y3, Y3
+	VMOVDQU        Y3, (BX)(CX*2)
+	ADDQ           $0x10, CX
 
-gradientFP16:
-	PREFETCHT0 1024(DX)(R9*2)
-	VCVTPH2PS  (DX)(R9*2), Y2
-	VCVTPH2PS  16(DX)(R9*2), Y3
-	JMP        gradientLoaded
+check26:
+	CMPQ CX, R8
+	JB   next25
+	JMP  done24
 
-gradientFP32:
-	PREFETCHT0 2048(DX)(R9*4)
-	VMOVUPS    (DX)(R9*4), Y2
-	VMOVUPS    32(DX)(R9*4), Y3
+fp1622:
+	XORQ CX, CX
+	JMP  check28
 
-gradientLoaded:
-	VPERMQ      $0xd8, (BX)(R9*2), Y5
-	VPERMQ      $0xd8, (SI)(R9*2), Y6
-	VPSRAW      $0x0f, Y6, Y4
-	VPADDW      Y4, Y5, Y5
-	VPUNPCKLWD  Y5, Y6, Y4
-	VPUNPCKHWD  Y5, Y6, Y5
-	VMULPS      (AX), Y2, Y2
-	VFMADD231PS 64(AX), Y4, Y2
-	VMULPS      (AX), Y3, Y3
-	VFMADD231PS 64(AX), Y5, Y3
-	VMOVUPS     (DI)(R9*4), Y6
-	VMOVUPS     32(DI)(R9*4), Y7
-	VFMADD231PS Y2, Y2, Y6
-	VFMADD231PS Y3, Y3, Y7
-	VMOVUPS     Y6, (DI)(R9*4)
-	VMOVUPS     Y7, 32(DI)(R9*4)
-	VSQRTPS     Y6, Y6
-	VADDPS      Y0, Y6, Y6
-	VDIVPS      Y6, Y2, Y2
-	VFMADD231PS Y1, Y2, Y4
-	VSQRTPS     Y7, Y7
-	VADDPS      Y0, Y7, Y7
-	VDIVPS      Y7, Y3, Y3
-	VFMADD231PS Y1, Y3, Y5
-	VPADDD      pattern00008000<>+0(SB), Y4, Y2
-	VPSRLD      $0x10, Y2, Y2
-	VPADDD      pattern00008000<>+0(SB), Y5, Y3
-	VPSRLD      $0x10, Y3, Y3
-	VPACKUSDW   Y3, Y2, Y2
-	VPERMQ      $0xd8, Y2, Y2
-	VMOVDQU     Y2, (BX)(R9*2)
-	VPAND       pattern0000ffff<>+0(SB), Y4, Y4
-	VPAND       pattern0000ffff<>+0(SB), Y5, Y5
-	VPACKUSDW   Y5, Y4, Y2
-	VPERMQ      $0xd8, Y2, Y2
-	VMOVDQU     Y2, (SI)(R9*2)
-	ADDQ        $0x10, R9
+next27:
+	PREFETCHT0     1024(BX)(CX*2)
+	PREFETCHT0     1024(SI)(CX*2)
+	PREFETCHT0     2048(DI)(CX*4)
+	PREFETCHT0     1024(DX)(CX*2)
+	VCVTPH2PS      (DX)(CX*2), Y2
+	VCVTPH2PS      16(DX)(CX*2), Y3
+	VBROADCASTI128 (BX)(CX*2), Y4
+	VPSHUFB        spread<>+0(SB), Y4, Y4
+	VBROADCASTI128 16(BX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VPMOVSXWD      (SI)(CX*2), Y6
+	VPADDD         Y6, Y4, Y4
+	VPMOVSXWD      16(SI)(CX*2), Y6
+	VPADDD         Y6, Y5, Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VMOVUPS        (DI)(CX*4), Y6
+	VMOVUPS        32(DI)(CX*4), Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVUPS        Y6, (DI)(CX*4)
+	VMOVUPS        Y7, 32(DI)(CX*4)
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VPERM2I128     $0x20, Y5, Y4, Y2
+	VPERM2I128     $0x31, Y5, Y4, Y3
+	VPSHUFB        separated<>+0(SB), Y2, Y2
+	VPSHUFB        separated<>+0(SB), Y3, Y3
+	VPUNPCKLQDQ    Y3, Y2, Y4
+	VPUNPCKHQDQ    Y3, Y2, Y3
+	VMOVDQU        Y4, (SI)(CX*2)
+	VPSRLW         $0x0f, Y4, Y4
+	VPADDW         Y4, Y3, Y3
+	VMOVDQU        Y3, (BX)(CX*2)
+	ADDQ           $0x10, CX
 
-check:
-	CMPQ    R9, R8
-	JB      next
+check28:
+	CMPQ CX, R8
+	JB   next27
+	JMP  done24
+
+fp3223:
+	XORQ CX, CX
+	JMP  check30
+
+next29:
+	PREFETCHT0     1024(BX)(CX*2)
+	PREFETCHT0     1024(SI)(CX*2)
+	PREFETCHT0     2048(DI)(CX*4)
+	PREFETCHT0     2048(DX)(CX*4)
+	VMOVUPS        (DX)(CX*4), Y2
+	VMOVUPS        32(DX)(CX*4), Y3
+	VBROADCASTI128 (BX)(CX*2), Y4
+	VPSHUFB        spread<>+0(SB), Y4, Y4
+	VBROADCASTI128 16(BX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VPMOVSXWD      (SI)(CX*2), Y6
+	VPADDD         Y6, Y4, Y4
+	VPMOVSXWD      16(SI)(CX*2), Y6
+	VPADDD         Y6, Y5, Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VMOVUPS        (DI)(CX*4), Y6
+	VMOVUPS        32(DI)(CX*4), Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVUPS        Y6, (DI)(CX*4)
+	VMOVUPS        Y7, 32(DI)(CX*4)
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VPERM2I128     $0x20, Y5, Y4, Y2
+	VPERM2I128     $0x31, Y5, Y4, Y3
+	VPSHUFB        separated<>+0(SB), Y2, Y2
+	VPSHUFB        separated<>+0(SB), Y3, Y3
+	VPUNPCKLQDQ    Y3, Y2, Y4
+	VPUNPCKHQDQ    Y3, Y2, Y3
+	VMOVDQU        Y4, (SI)(CX*2)
+	VPSRLW         $0x0f, Y4, Y4
+	VPADDW         Y4, Y3, Y3
+	VMOVDQU        Y3, (BX)(CX*2)
+	ADDQ           $0x10, CX
+
+check30:
+	CMPQ CX, R8
+	JB   next29
+
+done24:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -425,80 +783,172 @@ TEXT ·sgdSplitFP32AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R8
 	MOVQ    (R8), R8
-	XORQ    R9, R9
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp1632
+	JA      fp3233
+	XORQ    CX, CX
+	JMP     check36
 
-next:
-	PREFETCHT0 1024(BX)(R9*2)
-	PREFETCHT0 1024(SI)(R9*2)
-	PREFETCHT0 2048(DI)(R9*4)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R9*2)
-	VPERMQ     $0xd8, (DX)(R9*2), Y7
-	VPXOR      Y6, Y6, Y6
-	VPUNPCKLWD Y7, Y6, Y5
-	VPUNPCKHWD Y7, Y6, Y6
-	VMOVAPS    Y5, Y5
-	VMOVAPS    Y6, Y6
-	JMP        gradientLoaded
+next35:
+	PREFETCHT0     1024(BX)(CX*2)
+	PREFETCHT0     1024(SI)(CX*2)
+	PREFETCHT0     2048(DI)(CX*4)
+	PREFETCHT0     1024(DX)(CX*2)
+	VBROADCASTI128 (DX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VBROADCASTI128 16(DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 (BX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXWD      (SI)(CX*2), Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXWD      16(SI)(CX*2), Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y10, 32(DI)(CX*4)
+	VMULPS         Y3, Y5, Y5
+	VFMADD231PS    Y2, Y9, Y5
+	VFMADD231PS    512(AX), Y7, Y7
+	VFMADD231PS    Y4, Y5, Y7
+	VMULPS         Y3, Y6, Y6
+	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y4, Y6, Y8
+	VPERM2I128     $0x20, Y8, Y7, Y5
+	VPERM2I128     $0x31, Y8, Y7, Y6
+	VPSHUFB        separated<>+0(SB), Y5, Y5
+	VPSHUFB        separated<>+0(SB), Y6, Y6
+	VPUNPCKLQDQ    Y6, Y5, Y7
+	VPUNPCKHQDQ    Y6, Y5, Y6
+	VMOVDQU        Y7, (SI)(CX*2)
+	VPSRLW         $0x0f, Y7, Y7
+	VPADDW         Y7, Y6, Y6
+	VMOVDQU        Y6, (BX)(CX*2)
+	ADDQ           $0x10, CX
 
-gradientFP16:
-	PREFETCHT0 1024(DX)(R9*2)
-	VCVTPH2PS  (DX)(R9*2), Y5
-	VCVTPH2PS  16(DX)(R9*2), Y6
-	JMP        gradientLoaded
+check36:
+	CMPQ CX, R8
+	JB   next35
+	JMP  done34
 
-gradientFP32:
-	PREFETCHT0 2048(DX)(R9*4)
-	VMOVUPS    (DX)(R9*4), Y5
-	VMOVUPS    32(DX)(R9*4), Y6
+fp1632:
+	XORQ CX, CX
+	JMP  check38
 
-gradientLoaded:
-	VPERMQ      $0xd8, (BX)(R9*2), Y8
-	VPERMQ      $0xd8, (SI)(R9*2), Y9
-	VPSRAW      $0x0f, Y9, Y7
-	VPADDW      Y7, Y8, Y8
-	VPUNPCKLWD  Y8, Y9, Y7
-	VPUNPCKHWD  Y8, Y9, Y8
-	VMULPS      (AX), Y5, Y5
-	VFMADD231PS 64(AX), Y7, Y5
-	VMULPS      (AX), Y6, Y6
-	VFMADD231PS 64(AX), Y8, Y6
-	VMOVUPS     (DI)(R9*4), Y9
-	VMOVUPS     32(DI)(R9*4), Y10
-	VMULPS      Y0, Y9, Y9
-	VFMADD231PS Y1, Y5, Y9
-	VMULPS      Y0, Y10, Y10
-	VFMADD231PS Y1, Y6, Y10
-	VMOVUPS     Y9, (DI)(R9*4)
-	VMOVUPS     Y10, 32(DI)(R9*4)
-	VMULPS      Y3, Y5, Y5
-	VFMADD231PS Y2, Y9, Y5
-	VFMADD231PS 512(AX), Y7, Y7
-	VFMADD231PS Y4, Y5, Y7
-	VMULPS      Y3, Y6, Y6
-	VFMADD231PS Y2, Y10, Y6
-	VFMADD231PS 512(AX), Y8, Y8
-	VFMADD231PS Y4, Y6, Y8
-	VPADDD      pattern00008000<>+0(SB), Y7, Y5
-	VPSRLD      $0x10, Y5, Y5
-	VPADDD      pattern00008000<>+0(SB), Y8, Y6
-	VPSRLD      $0x10, Y6, Y6
-	VPACKUSDW   Y6, Y5, Y5
-	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQU     Y5, (BX)(R9*2)
-	VPAND       pattern0000ffff<>+0(SB), Y7, Y7
-	VPAND       pattern0000ffff<>+0(SB), Y8, Y8
-	VPACKUSDW   Y8, Y7, Y5
-	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQU     Y5, (SI)(R9*2)
-	ADDQ        $0x10, R9
+next37:
+	PREFETCHT0     1024(BX)(CX*2)
+	PREFETCHT0     1024(SI)(CX*2)
+	PREFETCHT0     2048(DI)(CX*4)
+	PREFETCHT0     1024(DX)(CX*2)
+	VCVTPH2PS      (DX)(CX*2), Y5
+	VCVTPH2PS      16(DX)(CX*2), Y6
+	VBROADCASTI128 (BX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXWD      (SI)(CX*2), Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXWD      16(SI)(CX*2), Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y10, 32(DI)(CX*4)
+	VMULPS         Y3, Y5, Y5
+	VFMADD231PS    Y2, Y9, Y5
+	VFMADD231PS    512(AX), Y7, Y7
+	VFMADD231PS    Y4, Y5, Y7
+	VMULPS         Y3, Y6, Y6
+	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y4, Y6, Y8
+	VPERM2I128     $0x20, Y8, Y7, Y5
+	VPERM2I128     $0x31, Y8, Y7, Y6
+	VPSHUFB        separated<>+0(SB), Y5, Y5
+	VPSHUFB        separated<>+0(SB), Y6, Y6
+	VPUNPCKLQDQ    Y6, Y5, Y7
+	VPUNPCKHQDQ    Y6, Y5, Y6
+	VMOVDQU        Y7, (SI)(CX*2)
+	VPSRLW         $0x0f, Y7, Y7
+	VPADDW         Y7, Y6, Y6
+	VMOVDQU        Y6, (BX)(CX*2)
+	ADDQ           $0x10, CX
 
-check:
-	CMPQ    R9, R8
-	JB      next
+check38:
+	CMPQ CX, R8
+	JB   next37
+	JMP  done34
+
+fp3233:
+	XORQ CX, CX
+	JMP  check40
+
+next39:
+	PREFETCHT0     1024(BX)(CX*2)
+	PREFETCHT0     1024(SI)(CX*2)
+	PREFETCHT0     2048(DI)(CX*4)
+	PREFETCHT0     2048(DX)(CX*4)
+	VMOVUPS        (DX)(CX*4), Y5
+	VMOVUPS        32(DX)(CX*4), Y6
+	VBROADCASTI128 (BX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXWD      (SI)(CX*2), Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXWD      16(SI)(CX*2), Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y10, 32(DI)(CX*4)
+	VMULPS         Y3, Y5, Y5
+	VFMADD231PS    Y2, Y9, Y5
+	VFMADD231PS    512(AX), Y7, Y7
+	VFMADD231PS    Y4, Y5, Y7
+	VMULPS         Y3, Y6, Y6
+	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y4, Y6, Y8
+	VPERM2I128     $0x20, Y8, Y7, Y5
+	VPERM2I128     $0x31, Y8, Y7, Y6
+	VPSHUFB        separated<>+0(SB), Y5, Y5
+	VPSHUFB        separated<>+0(SB), Y6, Y6
+	VPUNPCKLQDQ    Y6, Y5, Y7
+	VPUNPCKHQDQ    Y6, Y5, Y6
+	VMOVDQU        Y7, (SI)(CX*2)
+	VPSRLW         $0x0f, Y7, Y7
+	VPADDW         Y7, Y6, Y6
+	VMOVDQU        Y6, (BX)(CX*2)
+	ADDQ           $0x10, CX
+
+check40:
+	CMPQ CX, R8
+	JB   next39
+
+done34:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -520,42 +970,96 @@ TEXT ·trafficSplit1xFP32AVX2(SB), NOSPLIT, $0-8
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
 	MOVQ  (DI), DI
-	XORQ  R8, R8
-	JMP   check
+	CMPQ  DX, $0x01
+	JE    fp1642
+	JA    fp3243
+	XORQ  DX, DX
+	JMP   check46
 
-next:
-	PREFETCHT0 1024(AX)(R8*2)
-	VMOVDQU    (AX)(R8*2), Y2
+next45:
+	PREFETCHT0 1024(AX)(DX*2)
+	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(R8*2)
-	PREFETCHT0 1024(BX)(R8*2)
-	VMOVDQU    (BX)(R8*2), Y2
+	VMOVDQU    Y2, (AX)(DX*2)
+	PREFETCHT0 1024(BX)(DX*2)
+	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(R8*2)
-	PREFETCHT0 2048(SI)(R8*4)
-	VMOVDQU    (SI)(R8*4), Y2
+	VMOVDQU    Y2, (BX)(DX*2)
+	PREFETCHT0 2048(SI)(DX*4)
+	VMOVDQU    (SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(R8*4)
-	VMOVDQU    32(SI)(R8*4), Y2
+	VMOVDQU    Y2, (SI)(DX*4)
+	VMOVDQU    32(SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(SI)(R8*4)
-	CMPQ       DX, $0x02
-	JE         wide
-	PREFETCHT0 1024(CX)(R8*2)
-	VPOR       (CX)(R8*2), Y1, Y1
-	JMP        read
+	VMOVDQU    Y2, 32(SI)(DX*4)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	ADDQ       $0x10, DX
 
-wide:
-	PREFETCHT0 2048(CX)(R8*4)
-	VPOR       (CX)(R8*4), Y1, Y1
-	VPOR       32(CX)(R8*4), Y1, Y1
+check46:
+	CMPQ DX, DI
+	JB   next45
+	JMP  done44
 
-read:
-	ADDQ $0x10, R8
+fp1642:
+	XORQ DX, DX
+	JMP  check48
 
-check:
-	CMPQ R8, DI
-	JB   next
+next47:
+	PREFETCHT0 1024(AX)(DX*2)
+	VMOVDQU    (AX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (AX)(DX*2)
+	PREFETCHT0 1024(BX)(DX*2)
+	VMOVDQU    (BX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (BX)(DX*2)
+	PREFETCHT0 2048(SI)(DX*4)
+	VMOVDQU    (SI)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (SI)(DX*4)
+	VMOVDQU    32(SI)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, 32(SI)(DX*4)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	ADDQ       $0x10, DX
+
+check48:
+	CMPQ DX, DI
+	JB   next47
+	JMP  done44
+
+fp3243:
+	XORQ DX, DX
+	JMP  check50
+
+next49:
+	PREFETCHT0 1024(AX)(DX*2)
+	VMOVDQU    (AX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (AX)(DX*2)
+	PREFETCHT0 1024(BX)(DX*2)
+	VMOVDQU    (BX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (BX)(DX*2)
+	PREFETCHT0 2048(SI)(DX*4)
+	VMOVDQU    (SI)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (SI)(DX*4)
+	VMOVDQU    32(SI)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, 32(SI)(DX*4)
+	PREFETCHT0 2048(CX)(DX*4)
+	VPOR       (CX)(DX*4), Y1, Y1
+	VPOR       32(CX)(DX*4), Y1, Y1
+	ADDQ       $0x10, DX
+
+check50:
+	CMPQ DX, DI
+	JB   next49
+
+done44:
 	VZEROUPPER
 	RET
 
@@ -578,49 +1082,117 @@ TEXT ·trafficSplit2xFP32AVX2(SB), NOSPLIT, $0-8
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
 	MOVQ  (R8), R8
-	XORQ  R9, R9
-	JMP   check
+	CMPQ  DX, $0x01
+	JE    fp1652
+	JA    fp3253
+	XORQ  DX, DX
+	JMP   check56
 
-next:
-	PREFETCHT0 1024(AX)(R9*2)
-	VMOVDQU    (AX)(R9*2), Y2
+next55:
+	PREFETCHT0 1024(AX)(DX*2)
+	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(R9*2)
-	PREFETCHT0 1024(BX)(R9*2)
-	VMOVDQU    (BX)(R9*2), Y2
+	VMOVDQU    Y2, (AX)(DX*2)
+	PREFETCHT0 1024(BX)(DX*2)
+	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(R9*2)
-	PREFETCHT0 2048(SI)(R9*4)
-	VMOVDQU    (SI)(R9*4), Y2
+	VMOVDQU    Y2, (BX)(DX*2)
+	PREFETCHT0 2048(SI)(DX*4)
+	VMOVDQU    (SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(R9*4)
-	VMOVDQU    32(SI)(R9*4), Y2
+	VMOVDQU    Y2, (SI)(DX*4)
+	VMOVDQU    32(SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(SI)(R9*4)
-	PREFETCHT0 2048(DI)(R9*4)
-	VMOVDQU    (DI)(R9*4), Y2
+	VMOVDQU    Y2, 32(SI)(DX*4)
+	PREFETCHT0 2048(DI)(DX*4)
+	VMOVDQU    (DI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (DI)(R9*4)
-	VMOVDQU    32(DI)(R9*4), Y2
+	VMOVDQU    Y2, (DI)(DX*4)
+	VMOVDQU    32(DI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(DI)(R9*4)
-	CMPQ       DX, $0x02
-	JE         wide
-	PREFETCHT0 1024(CX)(R9*2)
-	VPOR       (CX)(R9*2), Y1, Y1
-	JMP        read
+	VMOVDQU    Y2, 32(DI)(DX*4)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	ADDQ       $0x10, DX
 
-wide:
-	PREFETCHT0 2048(CX)(R9*4)
-	VPOR       (CX)(R9*4), Y1, Y1
-	VPOR       32(CX)(R9*4), Y1, Y1
+check56:
+	CMPQ DX, R8
+	JB   next55
+	JMP  done54
 
-read:
-	ADDQ $0x10, R9
+fp1652:
+	XORQ DX, DX
+	JMP  check58
 
-check:
-	CMPQ R9, R8
-	JB   next
+next57:
+	PREFETCHT0 1024(AX)(DX*2)
+	VMOVDQU    (AX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (AX)(DX*2)
+	PREFETCHT0 1024(BX)(DX*2)
+	VMOVDQU    (BX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (BX)(DX*2)
+	PREFETCHT0 2048(SI)(DX*4)
+	VMOVDQU    (SI)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (SI)(DX*4)
+	VMOVDQU    32(SI)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, 32(SI)(DX*4)
+	PREFETCHT0 2048(DI)(DX*4)
+	VMOVDQU    (DI)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (DI)(DX*4)
+	VMOVDQU    32(DI)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, 32(DI)(DX*4)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	ADDQ       $0x10, DX
+
+check58:
+	CMPQ DX, R8
+	JB   next57
+	JMP  done54
+
+fp3253:
+	XORQ DX, DX
+	JMP  check60
+
+next59:
+	PREFETCHT0 1024(AX)(DX*2)
+	VMOVDQU    (AX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (AX)(DX*2)
+	PREFETCHT0 1024(BX)(DX*2)
+	VMOVDQU    (BX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (BX)(DX*2)
+	PREFETCHT0 2048(SI)(DX*4)
+	VMOVDQU    (SI)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (SI)(DX*4)
+	VMOVDQU    32(SI)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, 32(SI)(DX*4)
+	PREFETCHT0 2048(DI)(DX*4)
+	VMOVDQU    (DI)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (DI)(DX*4)
+	VMOVDQU    32(DI)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, 32(DI)(DX*4)
+	PREFETCHT0 2048(CX)(DX*4)
+	VPOR       (CX)(DX*4), Y1, Y1
+	VPOR       32(CX)(DX*4), Y1, Y1
+	ADDQ       $0x10, DX
+
+check60:
+	CMPQ DX, R8
+	JB   next59
+
+done54:
 	VZEROUPPER
 	RET
 
@@ -656,123 +1228,319 @@ TEXT ·adamSplitBF16AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y5
 	MOVQ    a+0(FP), R10
 	MOVQ    (R10), R10
-	XORQ    R11, R11
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp1662
+	JA      fp3263
+	XORQ    CX, CX
+	JMP     check66
 
-next:
-	PREFETCHT0 1024(BX)(R11*2)
-	PREFETCHT0 1024(SI)(R11*2)
-	PREFETCHT0 1024(DI)(R11*2)
-	PREFETCHT0 1024(R8)(R11*2)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R11*2)
-	VPERMQ     $0xd8, (DX)(R11*2), Y8
-	VPXOR      Y7, Y7, Y7
-	VPUNPCKLWD Y8, Y7, Y6
-	VPUNPCKHWD Y8, Y7, Y7
-	VMOVAPS    Y6, Y6
-	VMOVAPS    Y7, Y7
-	JMP        gradientLoaded
+next65:
+	PREFETCHT0     1024(BX)(CX*2)
+	PREFETCHT0     1024(SI)(CX*2)
+	PREFETCHT0     1024(DI)(CX*2)
+	PREFETCHT0     1024(R8)(CX*2)
+	PREFETCHT0     1024(DX)(CX*2)
+	VBROADCASTI128 (DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 16(DX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 (BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VBROADCASTI128 16(BX)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VPMOVSXWD      (SI)(CX*2), Y10
+	VPADDD         Y10, Y8, Y8
+	VPMOVSXWD      16(SI)(CX*2), Y10
+	VPADDD         Y10, Y9, Y9
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VBROADCASTI128 (DI)(CX*2), Y10
+	VPSHUFB        spread<>+0(SB), Y10, Y10
+	VBROADCASTI128 16(DI)(CX*2), Y11
+	VPSHUFB        spread<>+0(SB), Y11, Y11
+	VMULPS         Y10, Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMULPS         Y11, Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VPADDD         pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD         $0x10, Y12, Y12
+	VPADDD         pattern00008000<>+0(SB), Y11, Y13
+	VPSRLD         $0x10, Y13, Y13
+	VPACKUSDW      Y13, Y12, Y12
+	VPERMQ         $0xd8, Y12, Y12
+	VMOVDQU        Y12, (DI)(CX*2)
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y7, Y7, Y7
+	VBROADCASTI128 (R8)(CX*2), Y12
+	VPSHUFB        spread<>+0(SB), Y12, Y12
+	VBROADCASTI128 16(R8)(CX*2), Y13
+	VPSHUFB        spread<>+0(SB), Y13, Y13
+	VMULPS         Y12, Y2, Y12
+	VFMADD231PS    Y3, Y6, Y12
+	VMULPS         Y13, Y2, Y6
+	VFMADD231PS    Y3, Y7, Y6
+	VMOVD          R9, X7
+	VPBROADCASTD   X7, Y7
+	VPADDD         ditherOfLanes<>+0(SB), Y7, Y13
+	VPSRLD         $0x10, Y13, Y14
+	VPXOR          Y14, Y13, Y13
+	VPMULLD        pattern85ebca6b<>+0(SB), Y13, Y13
+	VPSRLD         $0x10, Y13, Y13
+	VPADDD         Y12, Y13, Y13
+	VPSRLD         $0x10, Y13, Y13
+	VPADDD         ditherOfLanes<>+32(SB), Y7, Y7
+	VPSRLD         $0x10, Y7, Y14
+	VPXOR          Y14, Y7, Y7
+	VPMULLD        pattern85ebca6b<>+0(SB), Y7, Y7
+	VPSRLD         $0x10, Y7, Y7
+	VPADDD         Y6, Y7, Y7
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y13, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VMOVDQU        Y7, (R8)(CX*2)
+	ADDL           $-478700656, R9
+	VSQRTPS        Y12, Y12
+	VFMADD213PS    448(AX), Y4, Y12
+	VDIVPS         Y12, Y10, Y10
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y5, Y10, Y8
+	VSQRTPS        Y6, Y6
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y11, Y11
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y5, Y11, Y9
+	VPERM2I128     $0x20, Y9, Y8, Y6
+	VPERM2I128     $0x31, Y9, Y8, Y7
+	VPSHUFB        separated<>+0(SB), Y6, Y6
+	VPSHUFB        separated<>+0(SB), Y7, Y7
+	VPUNPCKLQDQ    Y7, Y6, Y8
+	VPUNPCKHQDQ    Y7, Y6, Y7
+	VMOVDQU        Y8, (SI)(CX*2)
+	VPSRLW         $0x0f, Y8, Y8
+	VPADDW         Y8, Y7, Y7
+	VMOVDQU        Y7, (BX)(CX*2)
+	ADDQ           $0x10, CX
 
-gradientFP16:
-	PREFETCHT0 1024(DX)(R11*2)
-	VCVTPH2PS  (DX)(R11*2), Y6
-	VCVTPH2PS  16(DX)(R11*2), Y7
-	JMP        gradientLoaded
+check66:
+	CMPQ CX, R10
+	JB   next65
+	JMP  done64
 
-gradientFP32:
-	PREFETCHT0 2048(DX)(R11*4)
-	VMOVUPS    (DX)(R11*4), Y6
-	VMOVUPS    32(DX)(R11*4), Y7
+fp1662:
+	XORQ CX, CX
+	JMP  check68
 
-gradientLoaded:
-	VPERMQ       $0xd8, (BX)(R11*2), Y9
-	VPERMQ       $0xd8, (SI)(R11*2), Y10
-	VPSRAW       $0x0f, Y10, Y8
-	VPADDW       Y8, Y9, Y9
-	VPUNPCKLWD   Y9, Y10, Y8
-	VPUNPCKHWD   Y9, Y10, Y9
-	VMULPS       (AX), Y6, Y6
-	VFMADD231PS  64(AX), Y8, Y6
-	VMULPS       (AX), Y7, Y7
-	VFMADD231PS  64(AX), Y9, Y7
-	VPERMQ       $0xd8, (DI)(R11*2), Y12
-	VPXOR        Y11, Y11, Y11
-	VPUNPCKLWD   Y12, Y11, Y10
-	VPUNPCKHWD   Y12, Y11, Y11
-	VMULPS       Y0, Y10, Y10
-	VFMADD231PS  Y1, Y6, Y10
-	VMULPS       Y0, Y11, Y11
-	VFMADD231PS  Y1, Y7, Y11
-	VPADDD       pattern00008000<>+0(SB), Y10, Y12
-	VPSRLD       $0x10, Y12, Y12
-	VPADDD       pattern00008000<>+0(SB), Y11, Y13
-	VPSRLD       $0x10, Y13, Y13
-	VPACKUSDW    Y13, Y12, Y12
-	VPERMQ       $0xd8, Y12, Y12
-	VMOVDQU      Y12, (DI)(R11*2)
-	VPERMQ       $0xd8, (R8)(R11*2), Y14
-	VPXOR        Y13, Y13, Y13
-	VPUNPCKLWD   Y14, Y13, Y12
-	VPUNPCKHWD   Y14, Y13, Y13
-	VMULPS       Y2, Y12, Y12
-	VMULPS       Y6, Y6, Y6
-	VFMADD231PS  Y3, Y6, Y12
-	VMULPS       Y2, Y13, Y13
-	VMULPS       Y7, Y7, Y7
-	VFMADD231PS  Y3, Y7, Y13
-	VMOVD        R9, X6
-	VPBROADCASTD X6, Y6
-	VPADDD       ditherOfLanes<>+0(SB), Y6, Y7
-	VPSRLD       $0x10, Y7, Y14
-	VPXOR        Y14, Y7, Y7
-	VPMULLD      pattern85ebca6b<>+0(SB), Y7, Y7
-	VPSRLD       $0x10, Y7, Y7
-	VPADDD       Y12, Y7, Y7
-	VPSRLD       $0x10, Y7, Y7
-	VPADDD       ditherOfLanes<>+32(SB), Y6, Y6
-	VPSRLD       $0x10, Y6, Y14
-	VPXOR        Y14, Y6, Y6
-	VPMULLD      pattern85ebca6b<>+0(SB), Y6, Y6
-	VPSRLD       $0x10, Y6, Y6
-	VPADDD       Y13, Y6, Y6
-	VPSRLD       $0x10, Y6, Y6
-	VPACKUSDW    Y6, Y7, Y6
-	VPERMQ       $0xd8, Y6, Y6
-	VMOVDQU      Y6, (R8)(R11*2)
-	ADDL         $-478700656, R9
-	VSQRTPS      Y12, Y12
-	VFMADD213PS  448(AX), Y4, Y12
-	VDIVPS       Y12, Y10, Y10
-	VFMADD231PS  512(AX), Y8, Y8
-	VFMADD231PS  Y5, Y10, Y8
-	VSQRTPS      Y13, Y13
-	VFMADD213PS  448(AX), Y4, Y13
-	VDIVPS       Y13, Y11, Y11
-	VFMADD231PS  512(AX), Y9, Y9
-	VFMADD231PS  Y5, Y11, Y9
-	VPADDD       pattern00008000<>+0(SB), Y8, Y6
-	VPSRLD       $0x10, Y6, Y6
-	VPADDD       pattern00008000<>+0(SB), Y9, Y7
-	VPSRLD       $0x10, Y7, Y7
-	VPACKUSDW    Y7, Y6, Y6
-	VPERMQ       $0xd8, Y6, Y6
-	VMOVDQU      Y6, (BX)(R11*2)
-	VPAND        pattern0000ffff<>+0(SB), Y8, Y8
-	VPAND        pattern0000ffff<>+0(SB), Y9, Y9
-	VPACKUSDW    Y9, Y8, Y6
-	VPERMQ       $0xd8, Y6, Y6
-	VMOVDQU      Y6, (SI)(R11*2)
-	ADDQ         $0x10, R11
+next67:
+	PREFETCHT0     1024(BX)(CX*2)
+	PREFETCHT0     1024(SI)(CX*2)
+	PREFETCHT0     1024(DI)(CX*2)
+	PREFETCHT0     1024(R8)(CX*2)
+	PREFETCHT0     1024(DX)(CX*2)
+	VCVTPH2PS      (DX)(CX*2), Y6
+	VCVTPH2PS      16(DX)(CX*2), Y7
+	VBROADCASTI128 (BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VBROADCASTI128 16(BX)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VPMOVSXWD      (SI)(CX*2), Y10
+	VPADDD         Y10, Y8, Y8
+	VPMOVSXWD      16(SI)(CX*2), Y10
+	VPADDD         Y10, Y9, Y9
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VBROADCASTI128 (DI)(CX*2), Y10
+	VPSHUFB        spread<>+0(SB), Y10, Y10
+	VBROADCASTI128 16(DI)(CX*2), Y11
+	VPSHUFB        spread<>+0(SB), Y11, Y11
+	VMULPS         Y10, Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMULPS         Y11, Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VPADDD         pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD         $0x10, Y12, Y12
+	VPADDD         pattern00008000<>+0(SB), Y11, Y13
+	VPSRLD         $0x10, Y13, Y13
+	VPACKUSDW      Y13, Y12, Y12
+	VPERMQ         $0xd8, Y12, Y12
+	VMOVDQU        Y12, (DI)(CX*2)
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y7, Y7, Y7
+	VBROADCASTI128 (R8)(CX*2), Y12
+	VPSHUFB        spread<>+0(SB), Y12, Y12
+	VBROADCASTI128 16(R8)(CX*2), Y13
+	VPSHUFB        spread<>+0(SB), Y13, Y13
+	VMULPS         Y12, Y2, Y12
+	VFMADD231PS    Y3, Y6, Y12
+	VMULPS         Y13, Y2, Y6
+	VFMADD231PS    Y3, Y7, Y6
+	VMOVD          R9, X7
+	VPBROADCASTD   X7, Y7
+	VPADDD         ditherOfLanes<>+0(SB), Y7, Y13
+	VPSRLD         $0x10, Y13, Y14
+	VPXOR          Y14, Y13, Y13
+	VPMULLD        pattern85ebca6b<>+0(SB), Y13, Y13
+	VPSRLD         $0x10, Y13, Y13
+	VPADDD         Y12, Y13, Y13
+	VPSRLD         $0x10, Y13, Y13
+	VPADDD         ditherOfLanes<>+32(SB), Y7, Y7
+	VPSRLD         $0x10, Y7, Y14
+	VPXOR          Y14, Y7, Y7
+	VPMULLD        pattern85ebca6b<>+0(SB), Y7, Y7
+	VPSRLD         $0x10, Y7, Y7
+	VPADDD         Y6, Y7, Y7
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y13, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VMOVDQU        Y7, (R8)(CX*2)
+	ADDL           $-478700656, R9
+	VSQRTPS        Y12, Y12
+	VFMADD213PS    448(AX), Y4, Y12
+	VDIVPS         Y12, Y10, Y10
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y5, Y10, Y8
+	VSQRTPS        Y6, Y6
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y11, Y11
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y5, Y11, Y9
+	VPERM2I128     $0x20, Y9, Y8, Y6
+	VPERM2I128     $0x31, Y9, Y8, Y7
+	VPSHUFB        separated<>+0(SB), Y6, Y6
+	VPSHUFB        separated<>+0(SB), Y7, Y7
+	VPUNPCKLQDQ    Y7, Y6, Y8
+	VPUNPCKHQDQ    Y7, Y6, Y7
+	VMOVDQU        Y8, (SI)(CX*2)
+	VPSRLW         $0x0f, Y8, Y8
+	VPADDW         Y8, Y7, Y7
+	VMOVDQU        Y7, (BX)(CX*2)
+	ADDQ           $0x10, CX
 
-check:
-	CMPQ    R11, R10
-	JB      next
+check68:
+	CMPQ CX, R10
+	JB   next67
+	JMP  done64
+
+fp3263:
+	XORQ CX, CX
+	JMP  check70
+
+next69:
+	PREFETCHT0     1024(BX)(CX*2)
+	PREFETCHT0     1024(SI)(CX*2)
+	PREFETCHT0     1024(DI)(CX*2)
+	PREFETCHT0     1024(R8)(CX*2)
+	PREFETCHT0     2048(DX)(CX*4)
+	VMOVUPS        (DX)(CX*4), Y6
+	VMOVUPS        32(DX)(CX*4), Y7
+	VBROADCASTI128 (BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VBROADCASTI128 16(BX)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VPMOVSXWD      (SI)(CX*2), Y10
+	VPADDD         Y10, Y8, Y8
+	VPMOVSXWD      16(SI)(CX*2), Y10
+	VPADDD         Y10, Y9, Y9
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VBROADCASTI128 (DI)(CX*2), Y10
+	VPSHUFB        spread<>+0(SB), Y10, Y10
+	VBROADCASTI128 16(DI)(CX*2), Y11
+	VPSHUFB        spread<>+0(SB), Y11, Y11
+	VMULPS         Y10, Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMULPS         Y11, Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VPADDD         pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD         $0x10, Y12, Y12
+	VPADDD         pattern00008000<>+0(SB), Y11, Y13
+	VPSRLD         $0x10, Y13, Y13
+	VPACKUSDW      Y13, Y12, Y12
+	VPERMQ         $0xd8, Y12, Y12
+	VMOVDQU        Y12, (DI)(CX*2)
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y7, Y7, Y7
+	VBROADCASTI128 (R8)(CX*2), Y12
+	VPSHUFB        spread<>+0(SB), Y12, Y12
+	VBROADCASTI128 16(R8)(CX*2), Y13
+	VPSHUFB        spread<>+0(SB), Y13, Y13
+	VMULPS         Y12, Y2, Y12
+	VFMADD231PS    Y3, Y6, Y12
+	VMULPS         Y13, Y2, Y6
+	VFMADD231PS    Y3, Y7, Y6
+	VMOVD          R9, X7
+	VPBROADCASTD   X7, Y7
+	VPADDD         ditherOfLanes<>+0(SB), Y7, Y13
+	VPSRLD         $0x10, Y13, Y14
+	VPXOR          Y14, Y13, Y13
+	VPMULLD        pattern85ebca6b<>+0(SB), Y13, Y13
+	VPSRLD         $0x10, Y13, Y13
+	VPADDD         Y12, Y13, Y13
+	VPSRLD         $0x10, Y13, Y13
+	VPADDD         ditherOfLanes<>+32(SB), Y7, Y7
+	VPSRLD         $0x10, Y7, Y14
+	VPXOR          Y14, Y7, Y7
+	VPMULLD        pattern85ebca6b<>+0(SB), Y7, Y7
+	VPSRLD         $0x10, Y7, Y7
+	VPADDD         Y6, Y7, Y7
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y13, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VMOVDQU        Y7, (R8)(CX*2)
+	ADDL           $-478700656, R9
+	VSQRTPS        Y12, Y12
+	VFMADD213PS    448(AX), Y4, Y12
+	VDIVPS         Y12, Y10, Y10
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y5, Y10, Y8
+	VSQRTPS        Y6, Y6
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y11, Y11
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y5, Y11, Y9
+	VPERM2I128     $0x20, Y9, Y8, Y6
+	VPERM2I128     $0x31, Y9, Y8, Y7
+	VPSHUFB        separated<>+0(SB), Y6, Y6
+	VPSHUFB        separated<>+0(SB), Y7, Y7
+	VPUNPCKLQDQ    Y7, Y6, Y8
+	VPUNPCKHQDQ    Y7, Y6, Y7
+	VMOVDQU        Y8, (SI)(CX*2)
+	VPSRLW         $0x0f, Y8, Y8
+	VPADDW         Y8, Y7, Y7
+	VMOVDQU        Y7, (BX)(CX*2)
+	ADDQ           $0x10, CX
+
+check70:
+	CMPQ CX, R10
+	JB   next69
+
+done64:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
+
+DATA pattern00008000<>+0(SB)/4, $0x00008000
+DATA pattern00008000<>+4(SB)/4, $0x00008000
+DATA pattern00008000<>+8(SB)/4, $0x00008000
+DATA pattern00008000<>+12(SB)/4, $0x00008000
+DATA pattern00008000<>+16(SB)/4, $0x00008000
+DATA pattern00008000<>+20(SB)/4, $0x00008000
+DATA pattern00008000<>+24(SB)/4, $0x00008000
+DATA pattern00008000<>+28(SB)/4, $0x00008000
+DATA pattern00008000<>+32(SB)/4, $0x00008000
+DATA pattern00008000<>+36(SB)/4, $0x00008000
+DATA pattern00008000<>+40(SB)/4, $0x00008000
+DATA pattern00008000<>+44(SB)/4, $0x00008000
+DATA pattern00008000<>+48(SB)/4, $0x00008000
+DATA pattern00008000<>+52(SB)/4, $0x00008000
+DATA pattern00008000<>+56(SB)/4, $0x00008000
+DATA pattern00008000<>+60(SB)/4, $0x00008000
+GLOBL pattern00008000<>(SB), RODATA|NOPTR, $64
 
 DATA ditherOfLanes<>+0(SB)/4, $0x00000000
 DATA ditherOfLanes<>+4(SB)/4, $0x9e3779b9
@@ -837,101 +1605,241 @@ TEXT ·lionSplitBF16AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R8
 	MOVQ    (R8), R8
-	XORQ    R9, R9
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp1672
+	JA      fp3273
+	XORQ    CX, CX
+	JMP     check76
 
-next:
-	PREFETCHT0 1024(BX)(R9*2)
-	PREFETCHT0 1024(SI)(R9*2)
-	PREFETCHT0 1024(DI)(R9*2)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R9*2)
-	VPERMQ     $0xd8, (DX)(R9*2), Y7
-	VPXOR      Y6, Y6, Y6
-	VPUNPCKLWD Y7, Y6, Y5
-	VPUNPCKHWD Y7, Y6, Y6
-	VMOVAPS    Y5, Y5
-	VMOVAPS    Y6, Y6
-	JMP        gradientLoaded
+next75:
+	PREFETCHT0     1024(BX)(CX*2)
+	PREFETCHT0     1024(SI)(CX*2)
+	PREFETCHT0     1024(DI)(CX*2)
+	PREFETCHT0     1024(DX)(CX*2)
+	VBROADCASTI128 (DX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VBROADCASTI128 16(DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 (BX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXWD      (SI)(CX*2), Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXWD      16(SI)(CX*2), Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VBROADCASTI128 (DI)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VBROADCASTI128 16(DI)(CX*2), Y10
+	VPSHUFB        spread<>+0(SB), Y10, Y10
+	VMULPS         Y9, Y0, Y11
+	VFMADD231PS    Y1, Y5, Y11
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y13, Y13, Y13
+	VANDPS         pattern80000000<>+0(SB), Y11, Y12
+	VXORPS         Y4, Y12, Y12
+	VCMPPS         $0x00, Y13, Y11, Y13
+	VANDNPS        Y12, Y13, Y12
+	VCMPPS         $0x03, Y11, Y11, Y13
+	VBLENDVPS      Y13, Y11, Y12, Y12
+	VADDPS         Y12, Y7, Y7
+	VMULPS         Y10, Y0, Y11
+	VFMADD231PS    Y1, Y6, Y11
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y13, Y13, Y13
+	VANDPS         pattern80000000<>+0(SB), Y11, Y12
+	VXORPS         Y4, Y12, Y12
+	VCMPPS         $0x00, Y13, Y11, Y13
+	VANDNPS        Y12, Y13, Y12
+	VCMPPS         $0x03, Y11, Y11, Y13
+	VBLENDVPS      Y13, Y11, Y12, Y12
+	VADDPS         Y12, Y8, Y8
+	VMULPS         Y9, Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         Y10, Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y9, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPADDD         pattern00008000<>+0(SB), Y5, Y5
+	VPSRLD         $0x10, Y5, Y5
+	VPACKUSDW      Y5, Y6, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        Y5, (DI)(CX*2)
+	VPERM2I128     $0x20, Y8, Y7, Y5
+	VPERM2I128     $0x31, Y8, Y7, Y6
+	VPSHUFB        separated<>+0(SB), Y5, Y5
+	VPSHUFB        separated<>+0(SB), Y6, Y6
+	VPUNPCKLQDQ    Y6, Y5, Y7
+	VPUNPCKHQDQ    Y6, Y5, Y6
+	VMOVDQU        Y7, (SI)(CX*2)
+	VPSRLW         $0x0f, Y7, Y7
+	VPADDW         Y7, Y6, Y6
+	VMOVDQU        Y6, (BX)(CX*2)
+	ADDQ           $0x10, CX
 
-gradientFP16:
-	PREFETCHT0 1024(DX)(R9*2)
-	VCVTPH2PS  (DX)(R9*2), Y5
-	VCVTPH2PS  16(DX)(R9*2), Y6
-	JMP        gradientLoaded
+check76:
+	CMPQ CX, R8
+	JB   next75
+	JMP  done74
 
-gradientFP32:
-	PREFETCHT0 2048(DX)(R9*4)
-	VMOVUPS    (DX)(R9*4), Y5
-	VMOVUPS    32(DX)(R9*4), Y6
+fp1672:
+	XORQ CX, CX
+	JMP  check78
 
-gradientLoaded:
-	VPERMQ      $0xd8, (BX)(R9*2), Y8
-	VPERMQ      $0xd8, (SI)(R9*2), Y9
-	VPSRAW      $0x0f, Y9, Y7
-	VPADDW      Y7, Y8, Y8
-	VPUNPCKLWD  Y8, Y9, Y7
-	VPUNPCKHWD  Y8, Y9, Y8
-	VMULPS      (AX), Y5, Y5
-	VFMADD231PS 64(AX), Y7, Y5
-	VMULPS      (AX), Y6, Y6
-	VFMADD231PS 64(AX), Y8, Y6
-	VPERMQ      $0xd8, (DI)(R9*2), Y11
-	VPXOR       Y10, Y10, Y10
-	VPUNPCKLWD  Y11, Y10, Y9
-	VPUNPCKHWD  Y11, Y10, Y10
-	VMULPS      Y0, Y9, Y11
-	VFMADD231PS Y1, Y5, Y11
-	VFMADD231PS 512(AX), Y7, Y7
-	VPXOR       Y13, Y13, Y13
-	VANDPS      pattern80000000<>+0(SB), Y11, Y12
-	VXORPS      Y4, Y12, Y12
-	VCMPPS      $0x00, Y13, Y11, Y13
-	VANDNPS     Y12, Y13, Y12
-	VCMPPS      $0x03, Y11, Y11, Y13
-	VBLENDVPS   Y13, Y11, Y12, Y12
-	VADDPS      Y12, Y7, Y7
-	VMULPS      Y2, Y9, Y9
-	VFMADD231PS Y3, Y5, Y9
-	VMULPS      Y0, Y10, Y5
-	VFMADD231PS Y1, Y6, Y5
-	VFMADD231PS 512(AX), Y8, Y8
-	VPXOR       Y12, Y12, Y12
-	VANDPS      pattern80000000<>+0(SB), Y5, Y11
-	VXORPS      Y4, Y11, Y11
-	VCMPPS      $0x00, Y12, Y5, Y12
-	VANDNPS     Y11, Y12, Y11
-	VCMPPS      $0x03, Y5, Y5, Y12
-	VBLENDVPS   Y12, Y5, Y11, Y11
-	VADDPS      Y11, Y8, Y8
-	VMULPS      Y2, Y10, Y10
-	VFMADD231PS Y3, Y6, Y10
-	VPADDD      pattern00008000<>+0(SB), Y9, Y5
-	VPSRLD      $0x10, Y5, Y5
-	VPADDD      pattern00008000<>+0(SB), Y10, Y6
-	VPSRLD      $0x10, Y6, Y6
-	VPACKUSDW   Y6, Y5, Y5
-	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQU     Y5, (DI)(R9*2)
-	VPADDD      pattern00008000<>+0(SB), Y7, Y5
-	VPSRLD      $0x10, Y5, Y5
-	VPADDD      pattern00008000<>+0(SB), Y8, Y6
-	VPSRLD      $0x10, Y6, Y6
-	VPACKUSDW   Y6, Y5, Y5
-	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQU     Y5, (BX)(R9*2)
-	VPAND       pattern0000ffff<>+0(SB), Y7, Y7
-	VPAND       pattern0000ffff<>+0(SB), Y8, Y8
-	VPACKUSDW   Y8, Y7, Y5
-	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQU     Y5, (SI)(R9*2)
-	ADDQ        $0x10, R9
+next77:
+	PREFETCHT0     1024(BX)(CX*2)
+	PREFETCHT0     1024(SI)(CX*2)
+	PREFETCHT0     1024(DI)(CX*2)
+	PREFETCHT0     1024(DX)(CX*2)
+	VCVTPH2PS      (DX)(CX*2), Y5
+	VCVTPH2PS      16(DX)(CX*2), Y6
+	VBROADCASTI128 (BX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXWD      (SI)(CX*2), Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXWD      16(SI)(CX*2), Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VBROADCASTI128 (DI)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VBROADCASTI128 16(DI)(CX*2), Y10
+	VPSHUFB        spread<>+0(SB), Y10, Y10
+	VMULPS         Y9, Y0, Y11
+	VFMADD231PS    Y1, Y5, Y11
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y13, Y13, Y13
+	VANDPS         pattern80000000<>+0(SB), Y11, Y12
+	VXORPS         Y4, Y12, Y12
+	VCMPPS         $0x00, Y13, Y11, Y13
+	VANDNPS        Y12, Y13, Y12
+	VCMPPS         $0x03, Y11, Y11, Y13
+	VBLENDVPS      Y13, Y11, Y12, Y12
+	VADDPS         Y12, Y7, Y7
+	VMULPS         Y10, Y0, Y11
+	VFMADD231PS    Y1, Y6, Y11
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y13, Y13, Y13
+	VANDPS         pattern80000000<>+0(SB), Y11, Y12
+	VXORPS         Y4, Y12, Y12
+	VCMPPS         $0x00, Y13, Y11, Y13
+	VANDNPS        Y12, Y13, Y12
+	VCMPPS         $0x03, Y11, Y11, Y13
+	VBLENDVPS      Y13, Y11, Y12, Y12
+	VADDPS         Y12, Y8, Y8
+	VMULPS         Y9, Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         Y10, Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y9, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPADDD         pattern00008000<>+0(SB), Y5, Y5
+	VPSRLD         $0x10, Y5, Y5
+	VPACKUSDW      Y5, Y6, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        Y5, (DI)(CX*2)
+	VPERM2I128     $0x20, Y8, Y7, Y5
+	VPERM2I128     $0x31, Y8, Y7, Y6
+	VPSHUFB        separated<>+0(SB), Y5, Y5
+	VPSHUFB        separated<>+0(SB), Y6, Y6
+	VPUNPCKLQDQ    Y6, Y5, Y7
+	VPUNPCKHQDQ    Y6, Y5, Y6
+	VMOVDQU        Y7, (SI)(CX*2)
+	VPSRLW         $0x0f, Y7, Y7
+	VPADDW         Y7, Y6, Y6
+	VMOVDQU        Y6, (BX)(CX*2)
+	ADDQ           $0x10, CX
 
-check:
-	CMPQ    R9, R8
-	JB      next
+check78:
+	CMPQ CX, R8
+	JB   next77
+	JMP  done74
+
+fp3273:
+	XORQ CX, CX
+	JMP  check80
+
+next79:
+	PREFETCHT0     1024(BX)(CX*2)
+	PREFETCHT0     1024(SI)(CX*2)
+	PREFETCHT0     1024(DI)(CX*2)
+	PREFETCHT0     2048(DX)(CX*4)
+	VMOVUPS        (DX)(CX*4), Y5
+	VMOVUPS        32(DX)(CX*4), Y6
+	VBROADCASTI128 (BX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXWD      (SI)(CX*2), Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXWD      16(SI)(CX*2), Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VBROADCASTI128 (DI)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VBROADCASTI128 16(DI)(CX*2), Y10
+	VPSHUFB        spread<>+0(SB), Y10, Y10
+	VMULPS         Y9, Y0, Y11
+	VFMADD231PS    Y1, Y5, Y11
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y13, Y13, Y13
+	VANDPS         pattern80000000<>+0(SB), Y11, Y12
+	VXORPS         Y4, Y12, Y12
+	VCMPPS         $0x00, Y13, Y11, Y13
+	VANDNPS        Y12, Y13, Y12
+	VCMPPS         $0x03, Y11, Y11, Y13
+	VBLENDVPS      Y13, Y11, Y12, Y12
+	VADDPS         Y12, Y7, Y7
+	VMULPS         Y10, Y0, Y11
+	VFMADD231PS    Y1, Y6, Y11
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y13, Y13, Y13
+	VANDPS         pattern80000000<>+0(SB), Y11, Y12
+	VXORPS         Y4, Y12, Y12
+	VCMPPS         $0x00, Y13, Y11, Y13
+	VANDNPS        Y12, Y13, Y12
+	VCMPPS         $0x03, Y11, Y11, Y13
+	VBLENDVPS      Y13, Y11, Y12, Y12
+	VADDPS         Y12, Y8, Y8
+	VMULPS         Y9, Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         Y10, Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y9, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPADDD         pattern00008000<>+0(SB), Y5, Y5
+	VPSRLD         $0x10, Y5, Y5
+	VPACKUSDW      Y5, Y6, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        Y5, (DI)(CX*2)
+	VPERM2I128     $0x20, Y8, Y7, Y5
+	VPERM2I128     $0x31, Y8, Y7, Y6
+	VPSHUFB        separated<>+0(SB), Y5, Y5
+	VPSHUFB        separated<>+0(SB), Y6, Y6
+	VPUNPCKLQDQ    Y6, Y5, Y7
+	VPUNPCKHQDQ    Y6, Y5, Y6
+	VMOVDQU        Y7, (SI)(CX*2)
+	VPSRLW         $0x0f, Y7, Y7
+	VPADDW         Y7, Y6, Y6
+	VMOVDQU        Y6, (BX)(CX*2)
+	ADDQ           $0x10, CX
+
+check80:
+	CMPQ CX, R8
+	JB   next79
+
+done74:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -962,98 +1870,232 @@ TEXT ·adagradSplitBF16AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y1
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
-	XORQ    R10, R10
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp1682
+	JA      fp3283
+	XORQ    CX, CX
+	JMP     check86
 
-next:
-	PREFETCHT0 1024(BX)(R10*2)
-	PREFETCHT0 1024(SI)(R10*2)
-	PREFETCHT0 1024(DI)(R10*2)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R10*2)
-	VPERMQ     $0xd8, (DX)(R10*2), Y4
-	VPXOR      Y3, Y3, Y3
-	VPUNPCKLWD Y4, Y3, Y2
-	VPUNPCKHWD Y4, Y3, Y3
-	VMOVAPS    Y2, Y2
-	VMOVAPS    Y3, Y3
-	JMP        gradientLoaded
+next85:
+	PREFETCHT0     1024(BX)(CX*2)
+	PREFETCHT0     1024(SI)(CX*2)
+	PREFETCHT0     1024(DI)(CX*2)
+	PREFETCHT0     1024(DX)(CX*2)
+	VBROADCASTI128 (DX)(CX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 16(DX)(CX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VBROADCASTI128 (BX)(CX*2), Y4
+	VPSHUFB        spread<>+0(SB), Y4, Y4
+	VBROADCASTI128 16(BX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VPMOVSXWD      (SI)(CX*2), Y6
+	VPADDD         Y6, Y4, Y4
+	VPMOVSXWD      16(SI)(CX*2), Y6
+	VPADDD         Y6, Y5, Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VBROADCASTI128 (DI)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 16(DI)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVD          R8, X8
+	VPBROADCASTD   X8, Y8
+	VPADDD         ditherOfLanes<>+0(SB), Y8, Y9
+	VPSRLD         $0x10, Y9, Y10
+	VPXOR          Y10, Y9, Y9
+	VPMULLD        pattern85ebca6b<>+0(SB), Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPADDD         Y6, Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPADDD         ditherOfLanes<>+32(SB), Y8, Y8
+	VPSRLD         $0x10, Y8, Y10
+	VPXOR          Y10, Y8, Y8
+	VPMULLD        pattern85ebca6b<>+0(SB), Y8, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPADDD         Y7, Y8, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPACKUSDW      Y8, Y9, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VMOVDQU        Y8, (DI)(CX*2)
+	ADDL           $-478700656, R8
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VPERM2I128     $0x20, Y5, Y4, Y2
+	VPERM2I128     $0x31, Y5, Y4, Y3
+	VPSHUFB        separated<>+0(SB), Y2, Y2
+	VPSHUFB        separated<>+0(SB), Y3, Y3
+	VPUNPCKLQDQ    Y3, Y2, Y4
+	VPUNPCKHQDQ    Y3, Y2, Y3
+	VMOVDQU        Y4, (SI)(CX*2)
+	VPSRLW         $0x0f, Y4, Y4
+	VPADDW         Y4, Y3, Y3
+	VMOVDQU        Y3, (BX)(CX*2)
+	ADDQ           $0x10, CX
 
-gradientFP16:
-	PREFETCHT0 1024(DX)(R10*2)
-	VCVTPH2PS  (DX)(R10*2), Y2
-	VCVTPH2PS  16(DX)(R10*2), Y3
-	JMP        gradientLoaded
+check86:
+	CMPQ CX, R9
+	JB   next85
+	JMP  done84
 
-gradientFP32:
-	PREFETCHT0 2048(DX)(R10*4)
-	VMOVUPS    (DX)(R10*4), Y2
-	VMOVUPS    32(DX)(R10*4), Y3
+fp1682:
+	XORQ CX, CX
+	JMP  check88
 
-gradientLoaded:
-	VPERMQ       $0xd8, (BX)(R10*2), Y5
-	VPERMQ       $0xd8, (SI)(R10*2), Y6
-	VPSRAW       $0x0f, Y6, Y4
-	VPADDW       Y4, Y5, Y5
-	VPUNPCKLWD   Y5, Y6, Y4
-	VPUNPCKHWD   Y5, Y6, Y5
-	VMULPS       (AX), Y2, Y2
-	VFMADD231PS  64(AX), Y4, Y2
-	VMULPS       (AX), Y3, Y3
-	VFMADD231PS  64(AX), Y5, Y3
-	VPERMQ       $0xd8, (DI)(R10*2), Y8
-	VPXOR        Y7, Y7, Y7
-	VPUNPCKLWD   Y8, Y7, Y6
-	VPUNPCKHWD   Y8, Y7, Y7
-	VFMADD231PS  Y2, Y2, Y6
-	VFMADD231PS  Y3, Y3, Y7
-	VMOVD        R8, X8
-	VPBROADCASTD X8, Y8
-	VPADDD       ditherOfLanes<>+0(SB), Y8, Y9
-	VPSRLD       $0x10, Y9, Y10
-	VPXOR        Y10, Y9, Y9
-	VPMULLD      pattern85ebca6b<>+0(SB), Y9, Y9
-	VPSRLD       $0x10, Y9, Y9
-	VPADDD       Y6, Y9, Y9
-	VPSRLD       $0x10, Y9, Y9
-	VPADDD       ditherOfLanes<>+32(SB), Y8, Y8
-	VPSRLD       $0x10, Y8, Y10
-	VPXOR        Y10, Y8, Y8
-	VPMULLD      pattern85ebca6b<>+0(SB), Y8, Y8
-	VPSRLD       $0x10, Y8, Y8
-	VPADDD       Y7, Y8, Y8
-	VPSRLD       $0x10, Y8, Y8
-	VPACKUSDW    Y8, Y9, Y8
-	VPERMQ       $0xd8, Y8, Y8
-	VMOVDQU      Y8, (DI)(R10*2)
-	ADDL         $-478700656, R8
-	VSQRTPS      Y6, Y6
-	VADDPS       Y0, Y6, Y6
-	VDIVPS       Y6, Y2, Y2
-	VFMADD231PS  Y1, Y2, Y4
-	VSQRTPS      Y7, Y7
-	VADDPS       Y0, Y7, Y7
-	VDIVPS       Y7, Y3, Y3
-	VFMADD231PS  Y1, Y3, Y5
-	VPADDD       pattern00008000<>+0(SB), Y4, Y2
-	VPSRLD       $0x10, Y2, Y2
-	VPADDD       pattern00008000<>+0(SB), Y5, Y3
-	VPSRLD       $0x10, Y3, Y3
-	VPACKUSDW    Y3, Y2, Y2
-	VPERMQ       $0xd8, Y2, Y2
-	VMOVDQU      Y2, (BX)(R10*2)
-	VPAND        pattern0000ffff<>+0(SB), Y4, Y4
-	VPAND        pattern0000ffff<>+0(SB), Y5, Y5
-	VPACKUSDW    Y5, Y4, Y2
-	VPERMQ       $0xd8, Y2, Y2
-	VMOVDQU      Y2, (SI)(R10*2)
-	ADDQ         $0x10, R10
+next87:
+	PREFETCHT0     1024(BX)(CX*2)
+	PREFETCHT0     1024(SI)(CX*2)
+	PREFETCHT0     1024(DI)(CX*2)
+	PREFETCHT0     1024(DX)(CX*2)
+	VCVTPH2PS      (DX)(CX*2), Y2
+	VCVTPH2PS      16(DX)(CX*2), Y3
+	VBROADCASTI128 (BX)(CX*2), Y4
+	VPSHUFB        spread<>+0(SB), Y4, Y4
+	VBROADCASTI128 16(BX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VPMOVSXWD      (SI)(CX*2), Y6
+	VPADDD         Y6, Y4, Y4
+	VPMOVSXWD      16(SI)(CX*2), Y6
+	VPADDD         Y6, Y5, Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VBROADCASTI128 (DI)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 16(DI)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVD          R8, X8
+	VPBROADCASTD   X8, Y8
+	VPADDD         ditherOfLanes<>+0(SB), Y8, Y9
+	VPSRLD         $0x10, Y9, Y10
+	VPXOR          Y10, Y9, Y9
+	VPMULLD        pattern85ebca6b<>+0(SB), Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPADDD         Y6, Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPADDD         ditherOfLanes<>+32(SB), Y8, Y8
+	VPSRLD         $0x10, Y8, Y10
+	VPXOR          Y10, Y8, Y8
+	VPMULLD        pattern85ebca6b<>+0(SB), Y8, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPADDD         Y7, Y8, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPACKUSDW      Y8, Y9, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VMOVDQU        Y8, (DI)(CX*2)
+	ADDL           $-478700656, R8
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VPERM2I128     $0x20, Y5, Y4, Y2
+	VPERM2I128     $0x31, Y5, Y4, Y3
+	VPSHUFB        separated<>+0(SB), Y2, Y2
+	VPSHUFB        separated<>+0(SB), Y3, Y3
+	VPUNPCKLQDQ    Y3, Y2, Y4
+	VPUNPCKHQDQ    Y3, Y2, Y3
+	VMOVDQU        Y4, (SI)(CX*2)
+	VPSRLW         $0x0f, Y4, Y4
+	VPADDW         Y4, Y3, Y3
+	VMOVDQU        Y3, (BX)(CX*2)
+	ADDQ           $0x10, CX
 
-check:
-	CMPQ    R10, R9
-	JB      next
+check88:
+	CMPQ CX, R9
+	JB   next87
+	JMP  done84
+
+fp3283:
+	XORQ CX, CX
+	JMP  check90
+
+next89:
+	PREFETCHT0     1024(BX)(CX*2)
+	PREFETCHT0     1024(SI)(CX*2)
+	PREFETCHT0     1024(DI)(CX*2)
+	PREFETCHT0     2048(DX)(CX*4)
+	VMOVUPS        (DX)(CX*4), Y2
+	VMOVUPS        32(DX)(CX*4), Y3
+	VBROADCASTI128 (BX)(CX*2), Y4
+	VPSHUFB        spread<>+0(SB), Y4, Y4
+	VBROADCASTI128 16(BX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VPMOVSXWD      (SI)(CX*2), Y6
+	VPADDD         Y6, Y4, Y4
+	VPMOVSXWD      16(SI)(CX*2), Y6
+	VPADDD         Y6, Y5, Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VBROADCASTI128 (DI)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 16(DI)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVD          R8, X8
+	VPBROADCASTD   X8, Y8
+	VPADDD         ditherOfLanes<>+0(SB), Y8, Y9
+	VPSRLD         $0x10, Y9, Y10
+	VPXOR          Y10, Y9, Y9
+	VPMULLD        pattern85ebca6b<>+0(SB), Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPADDD         Y6, Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPADDD         ditherOfLanes<>+32(SB), Y8, Y8
+	VPSRLD         $0x10, Y8, Y10
+	VPXOR          Y10, Y8, Y8
+	VPMULLD        pattern85ebca6b<>+0(SB), Y8, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPADDD         Y7, Y8, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPACKUSDW      Y8, Y9, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VMOVDQU        Y8, (DI)(CX*2)
+	ADDL           $-478700656, R8
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VPERM2I128     $0x20, Y5, Y4, Y2
+	VPERM2I128     $0x31, Y5, Y4, Y3
+	VPSHUFB        separated<>+0(SB), Y2, Y2
+	VPSHUFB        separated<>+0(SB), Y3, Y3
+	VPUNPCKLQDQ    Y3, Y2, Y4
+	VPUNPCKHQDQ    Y3, Y2, Y3
+	VMOVDQU        Y4, (SI)(CX*2)
+	VPSRLW         $0x0f, Y4, Y4
+	VPADDW         Y4, Y3, Y3
+	VMOVDQU        Y3, (BX)(CX*2)
+	ADDQ           $0x10, CX
+
+check90:
+	CMPQ CX, R9
+	JB   next89
+
+done84:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1085,87 +2127,199 @@ TEXT ·sgdSplitBF16AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R8
 	MOVQ    (R8), R8
-	XORQ    R9, R9
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp1692
+	JA      fp3293
+	XORQ    CX, CX
+	JMP     check96
 
-next:
-	PREFETCHT0 1024(BX)(R9*2)
-	PREFETCHT0 1024(SI)(R9*2)
-	PREFETCHT0 1024(DI)(R9*2)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R9*2)
-	VPERMQ     $0xd8, (DX)(R9*2), Y7
-	VPXOR      Y6, Y6, Y6
-	VPUNPCKLWD Y7, Y6, Y5
-	VPUNPCKHWD Y7, Y6, Y6
-	VMOVAPS    Y5, Y5
-	VMOVAPS    Y6, Y6
-	JMP        gradientLoaded
+next95:
+	PREFETCHT0     1024(BX)(CX*2)
+	PREFETCHT0     1024(SI)(CX*2)
+	PREFETCHT0     1024(DI)(CX*2)
+	PREFETCHT0     1024(DX)(CX*2)
+	VBROADCASTI128 (DX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VBROADCASTI128 16(DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 (BX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXWD      (SI)(CX*2), Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXWD      16(SI)(CX*2), Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VBROADCASTI128 (DI)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VBROADCASTI128 16(DI)(CX*2), Y10
+	VPSHUFB        spread<>+0(SB), Y10, Y10
+	VMULPS         Y9, Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VMULPS         Y10, Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VPADDD         pattern00008000<>+0(SB), Y9, Y11
+	VPSRLD         $0x10, Y11, Y11
+	VPADDD         pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD         $0x10, Y12, Y12
+	VPACKUSDW      Y12, Y11, Y11
+	VPERMQ         $0xd8, Y11, Y11
+	VMOVDQU        Y11, (DI)(CX*2)
+	VMULPS         Y3, Y5, Y5
+	VFMADD231PS    Y2, Y9, Y5
+	VFMADD231PS    512(AX), Y7, Y7
+	VFMADD231PS    Y4, Y5, Y7
+	VMULPS         Y3, Y6, Y6
+	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y4, Y6, Y8
+	VPERM2I128     $0x20, Y8, Y7, Y5
+	VPERM2I128     $0x31, Y8, Y7, Y6
+	VPSHUFB        separated<>+0(SB), Y5, Y5
+	VPSHUFB        separated<>+0(SB), Y6, Y6
+	VPUNPCKLQDQ    Y6, Y5, Y7
+	VPUNPCKHQDQ    Y6, Y5, Y6
+	VMOVDQU        Y7, (SI)(CX*2)
+	VPSRLW         $0x0f, Y7, Y7
+	VPADDW         Y7, Y6, Y6
+	VMOVDQU        Y6, (BX)(CX*2)
+	ADDQ           $0x10, CX
 
-gradientFP16:
-	PREFETCHT0 1024(DX)(R9*2)
-	VCVTPH2PS  (DX)(R9*2), Y5
-	VCVTPH2PS  16(DX)(R9*2), Y6
-	JMP        gradientLoaded
+check96:
+	CMPQ CX, R8
+	JB   next95
+	JMP  done94
 
-gradientFP32:
-	PREFETCHT0 2048(DX)(R9*4)
-	VMOVUPS    (DX)(R9*4), Y5
-	VMOVUPS    32(DX)(R9*4), Y6
+fp1692:
+	XORQ CX, CX
+	JMP  check98
 
-gradientLoaded:
-	VPERMQ      $0xd8, (BX)(R9*2), Y8
-	VPERMQ      $0xd8, (SI)(R9*2), Y9
-	VPSRAW      $0x0f, Y9, Y7
-	VPADDW      Y7, Y8, Y8
-	VPUNPCKLWD  Y8, Y9, Y7
-	VPUNPCKHWD  Y8, Y9, Y8
-	VMULPS      (AX), Y5, Y5
-	VFMADD231PS 64(AX), Y7, Y5
-	VMULPS      (AX), Y6, Y6
-	VFMADD231PS 64(AX), Y8, Y6
-	VPERMQ      $0xd8, (DI)(R9*2), Y11
-	VPXOR       Y10, Y10, Y10
-	VPUNPCKLWD  Y11, Y10, Y9
-	VPUNPCKHWD  Y11, Y10, Y10
-	VMULPS      Y0, Y9, Y9
-	VFMADD231PS Y1, Y5, Y9
-	VMULPS      Y0, Y10, Y10
-	VFMADD231PS Y1, Y6, Y10
-	VPADDD      pattern00008000<>+0(SB), Y9, Y11
-	VPSRLD      $0x10, Y11, Y11
-	VPADDD      pattern00008000<>+0(SB), Y10, Y12
-	VPSRLD      $0x10, Y12, Y12
-	VPACKUSDW   Y12, Y11, Y11
-	VPERMQ      $0xd8, Y11, Y11
-	VMOVDQU     Y11, (DI)(R9*2)
-	VMULPS      Y3, Y5, Y5
-	VFMADD231PS Y2, Y9, Y5
-	VFMADD231PS 512(AX), Y7, Y7
-	VFMADD231PS Y4, Y5, Y7
-	VMULPS      Y3, Y6, Y6
-	VFMADD231PS Y2, Y10, Y6
-	VFMADD231PS 512(AX), Y8, Y8
-	VFMADD231PS Y4, Y6, Y8
-	VPADDD      pattern00008000<>+0(SB), Y7, Y5
-	VPSRLD      $0x10, Y5, Y5
-	VPADDD      pattern00008000<>+0(SB), Y8, Y6
-	VPSRLD      $0x10, Y6, Y6
-	VPACKUSDW   Y6, Y5, Y5
-	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQU     Y5, (BX)(R9*2)
-	VPAND       pattern0000ffff<>+0(SB), Y7, Y7
-	VPAND       pattern0000ffff<>+0(SB), Y8, Y8
-	VPACKUSDW   Y8, Y7, Y5
-	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQU     Y5, (SI)(R9*2)
-	ADDQ        $0x10, R9
+next97:
+	PREFETCHT0     1024(BX)(CX*2)
+	PREFETCHT0     1024(SI)(CX*2)
+	PREFETCHT0     1024(DI)(CX*2)
+	PREFETCHT0     1024(DX)(CX*2)
+	VCVTPH2PS      (DX)(CX*2), Y5
+	VCVTPH2PS      16(DX)(CX*2), Y6
+	VBROADCASTI128 (BX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXWD      (SI)(CX*2), Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXWD      16(SI)(CX*2), Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VBROADCASTI128 (DI)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VBROADCASTI128 16(DI)(CX*2), Y10
+	VPSHUFB        spread<>+0(SB), Y10, Y10
+	VMULPS         Y9, Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VMULPS         Y10, Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VPADDD         pattern00008000<>+0(SB), Y9, Y11
+	VPSRLD         $0x10, Y11, Y11
+	VPADDD         pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD         $0x10, Y12, Y12
+	VPACKUSDW      Y12, Y11, Y11
+	VPERMQ         $0xd8, Y11, Y11
+	VMOVDQU        Y11, (DI)(CX*2)
+	VMULPS         Y3, Y5, Y5
+	VFMADD231PS    Y2, Y9, Y5
+	VFMADD231PS    512(AX), Y7, Y7
+	VFMADD231PS    Y4, Y5, Y7
+	VMULPS         Y3, Y6, Y6
+	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y4, Y6, Y8
+	VPERM2I128     $0x20, Y8, Y7, Y5
+	VPERM2I128     $0x31, Y8, Y7, Y6
+	VPSHUFB        separated<>+0(SB), Y5, Y5
+	VPSHUFB        separated<>+0(SB), Y6, Y6
+	VPUNPCKLQDQ    Y6, Y5, Y7
+	VPUNPCKHQDQ    Y6, Y5, Y6
+	VMOVDQU        Y7, (SI)(CX*2)
+	VPSRLW         $0x0f, Y7, Y7
+	VPADDW         Y7, Y6, Y6
+	VMOVDQU        Y6, (BX)(CX*2)
+	ADDQ           $0x10, CX
 
-check:
-	CMPQ    R9, R8
-	JB      next
+check98:
+	CMPQ CX, R8
+	JB   next97
+	JMP  done94
+
+fp3293:
+	XORQ CX, CX
+	JMP  check100
+
+next99:
+	PREFETCHT0     1024(BX)(CX*2)
+	PREFETCHT0     1024(SI)(CX*2)
+	PREFETCHT0     1024(DI)(CX*2)
+	PREFETCHT0     2048(DX)(CX*4)
+	VMOVUPS        (DX)(CX*4), Y5
+	VMOVUPS        32(DX)(CX*4), Y6
+	VBROADCASTI128 (BX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXWD      (SI)(CX*2), Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXWD      16(SI)(CX*2), Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VBROADCASTI128 (DI)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VBROADCASTI128 16(DI)(CX*2), Y10
+	VPSHUFB        spread<>+0(SB), Y10, Y10
+	VMULPS         Y9, Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VMULPS         Y10, Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VPADDD         pattern00008000<>+0(SB), Y9, Y11
+	VPSRLD         $0x10, Y11, Y11
+	VPADDD         pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD         $0x10, Y12, Y12
+	VPACKUSDW      Y12, Y11, Y11
+	VPERMQ         $0xd8, Y11, Y11
+	VMOVDQU        Y11, (DI)(CX*2)
+	VMULPS         Y3, Y5, Y5
+	VFMADD231PS    Y2, Y9, Y5
+	VFMADD231PS    512(AX), Y7, Y7
+	VFMADD231PS    Y4, Y5, Y7
+	VMULPS         Y3, Y6, Y6
+	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y4, Y6, Y8
+	VPERM2I128     $0x20, Y8, Y7, Y5
+	VPERM2I128     $0x31, Y8, Y7, Y6
+	VPSHUFB        separated<>+0(SB), Y5, Y5
+	VPSHUFB        separated<>+0(SB), Y6, Y6
+	VPUNPCKLQDQ    Y6, Y5, Y7
+	VPUNPCKHQDQ    Y6, Y5, Y6
+	VMOVDQU        Y7, (SI)(CX*2)
+	VPSRLW         $0x0f, Y7, Y7
+	VPADDW         Y7, Y6, Y6
+	VMOVDQU        Y6, (BX)(CX*2)
+	ADDQ           $0x10, CX
+
+check100:
+	CMPQ CX, R8
+	JB   next99
+
+done94:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1187,39 +2341,87 @@ TEXT ·trafficSplit1xBF16AVX2(SB), NOSPLIT, $0-8
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
 	MOVQ  (DI), DI
-	XORQ  R8, R8
-	JMP   check
+	CMPQ  DX, $0x01
+	JE    fp16102
+	JA    fp32103
+	XORQ  DX, DX
+	JMP   check106
 
-next:
-	PREFETCHT0 1024(AX)(R8*2)
-	VMOVDQU    (AX)(R8*2), Y2
+next105:
+	PREFETCHT0 1024(AX)(DX*2)
+	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(R8*2)
-	PREFETCHT0 1024(BX)(R8*2)
-	VMOVDQU    (BX)(R8*2), Y2
+	VMOVDQU    Y2, (AX)(DX*2)
+	PREFETCHT0 1024(BX)(DX*2)
+	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(R8*2)
-	PREFETCHT0 1024(SI)(R8*2)
-	VMOVDQU    (SI)(R8*2), Y2
+	VMOVDQU    Y2, (BX)(DX*2)
+	PREFETCHT0 1024(SI)(DX*2)
+	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(R8*2)
-	CMPQ       DX, $0x02
-	JE         wide
-	PREFETCHT0 1024(CX)(R8*2)
-	VPOR       (CX)(R8*2), Y1, Y1
-	JMP        read
+	VMOVDQU    Y2, (SI)(DX*2)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	ADDQ       $0x10, DX
 
-wide:
-	PREFETCHT0 2048(CX)(R8*4)
-	VPOR       (CX)(R8*4), Y1, Y1
-	VPOR       32(CX)(R8*4), Y1, Y1
+check106:
+	CMPQ DX, DI
+	JB   next105
+	JMP  done104
 
-read:
-	ADDQ $0x10, R8
+fp16102:
+	XORQ DX, DX
+	JMP  check108
 
-check:
-	CMPQ R8, DI
-	JB   next
+next107:
+	PREFETCHT0 1024(AX)(DX*2)
+	VMOVDQU    (AX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (AX)(DX*2)
+	PREFETCHT0 1024(BX)(DX*2)
+	VMOVDQU    (BX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (BX)(DX*2)
+	PREFETCHT0 1024(SI)(DX*2)
+	VMOVDQU    (SI)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (SI)(DX*2)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	ADDQ       $0x10, DX
+
+check108:
+	CMPQ DX, DI
+	JB   next107
+	JMP  done104
+
+fp32103:
+	XORQ DX, DX
+	JMP  check110
+
+next109:
+	PREFETCHT0 1024(AX)(DX*2)
+	VMOVDQU    (AX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (AX)(DX*2)
+	PREFETCHT0 1024(BX)(DX*2)
+	VMOVDQU    (BX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (BX)(DX*2)
+	PREFETCHT0 1024(SI)(DX*2)
+	VMOVDQU    (SI)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (SI)(DX*2)
+	PREFETCHT0 2048(CX)(DX*4)
+	VPOR       (CX)(DX*4), Y1, Y1
+	VPOR       32(CX)(DX*4), Y1, Y1
+	ADDQ       $0x10, DX
+
+check110:
+	CMPQ DX, DI
+	JB   next109
+
+done104:
 	VZEROUPPER
 	RET
 
@@ -1242,43 +2444,99 @@ TEXT ·trafficSplit2xBF16AVX2(SB), NOSPLIT, $0-8
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
 	MOVQ  (R8), R8
-	XORQ  R9, R9
-	JMP   check
+	CMPQ  DX, $0x01
+	JE    fp16112
+	JA    fp32113
+	XORQ  DX, DX
+	JMP   check116
 
-next:
-	PREFETCHT0 1024(AX)(R9*2)
-	VMOVDQU    (AX)(R9*2), Y2
+next115:
+	PREFETCHT0 1024(AX)(DX*2)
+	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(R9*2)
-	PREFETCHT0 1024(BX)(R9*2)
-	VMOVDQU    (BX)(R9*2), Y2
+	VMOVDQU    Y2, (AX)(DX*2)
+	PREFETCHT0 1024(BX)(DX*2)
+	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(R9*2)
-	PREFETCHT0 1024(SI)(R9*2)
-	VMOVDQU    (SI)(R9*2), Y2
+	VMOVDQU    Y2, (BX)(DX*2)
+	PREFETCHT0 1024(SI)(DX*2)
+	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(R9*2)
-	PREFETCHT0 1024(DI)(R9*2)
-	VMOVDQU    (DI)(R9*2), Y2
+	VMOVDQU    Y2, (SI)(DX*2)
+	PREFETCHT0 1024(DI)(DX*2)
+	VMOVDQU    (DI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (DI)(R9*2)
-	CMPQ       DX, $0x02
-	JE         wide
-	PREFETCHT0 1024(CX)(R9*2)
-	VPOR       (CX)(R9*2), Y1, Y1
-	JMP        read
+	VMOVDQU    Y2, (DI)(DX*2)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	ADDQ       $0x10, DX
 
-wide:
-	PREFETCHT0 2048(CX)(R9*4)
-	VPOR       (CX)(R9*4), Y1, Y1
-	VPOR       32(CX)(R9*4), Y1, Y1
+check116:
+	CMPQ DX, R8
+	JB   next115
+	JMP  done114
 
-read:
-	ADDQ $0x10, R9
+fp16112:
+	XORQ DX, DX
+	JMP  check118
 
-check:
-	CMPQ R9, R8
-	JB   next
+next117:
+	PREFETCHT0 1024(AX)(DX*2)
+	VMOVDQU    (AX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (AX)(DX*2)
+	PREFETCHT0 1024(BX)(DX*2)
+	VMOVDQU    (BX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (BX)(DX*2)
+	PREFETCHT0 1024(SI)(DX*2)
+	VMOVDQU    (SI)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (SI)(DX*2)
+	PREFETCHT0 1024(DI)(DX*2)
+	VMOVDQU    (DI)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (DI)(DX*2)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	ADDQ       $0x10, DX
+
+check118:
+	CMPQ DX, R8
+	JB   next117
+	JMP  done114
+
+fp32113:
+	XORQ DX, DX
+	JMP  check120
+
+next119:
+	PREFETCHT0 1024(AX)(DX*2)
+	VMOVDQU    (AX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (AX)(DX*2)
+	PREFETCHT0 1024(BX)(DX*2)
+	VMOVDQU    (BX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (BX)(DX*2)
+	PREFETCHT0 1024(SI)(DX*2)
+	VMOVDQU    (SI)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (SI)(DX*2)
+	PREFETCHT0 1024(DI)(DX*2)
+	VMOVDQU    (DI)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (DI)(DX*2)
+	PREFETCHT0 2048(CX)(DX*4)
+	VPOR       (CX)(DX*4), Y1, Y1
+	VPOR       32(CX)(DX*4), Y1, Y1
+	ADDQ       $0x10, DX
+
+check120:
+	CMPQ DX, R8
+	JB   next119
+
+done114:
 	VZEROUPPER
 	RET
 
@@ -1314,76 +2572,148 @@ TEXT ·adamFP32FP32AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y5
 	MOVQ    a+0(FP), R10
 	MOVQ    (R10), R10
-	XORQ    R11, R11
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp16122
+	JA      fp32123
+	XORQ    CX, CX
+	JMP     check126
 
-next:
-	PREFETCHT0 2048(BX)(R11*4)
-	PREFETCHT0 2048(R8)(R11*4)
-	PREFETCHT0 2048(R9)(R11*4)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R11*2)
-	VPERMQ     $0xd8, (DX)(R11*2), Y8
-	VPXOR      Y7, Y7, Y7
-	VPUNPCKLWD Y8, Y7, Y6
-	VPUNPCKHWD Y8, Y7, Y7
-	VMOVAPS    Y6, Y6
-	VMOVAPS    Y7, Y7
-	JMP        gradientLoaded
+next125:
+	PREFETCHT0     2048(BX)(CX*4)
+	PREFETCHT0     2048(R8)(CX*4)
+	PREFETCHT0     2048(R9)(CX*4)
+	PREFETCHT0     1024(DX)(CX*2)
+	VBROADCASTI128 (DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 16(DX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VMOVUPS        (BX)(CX*4), Y8
+	VMOVUPS        32(BX)(CX*4), Y9
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VMULPS         (R8)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMULPS         32(R8)(CX*4), Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VMOVUPS        Y10, (R8)(CX*4)
+	VMOVUPS        Y11, 32(R8)(CX*4)
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y7, Y7, Y7
+	VMULPS         (R9)(CX*4), Y2, Y12
+	VFMADD231PS    Y3, Y6, Y12
+	VMULPS         32(R9)(CX*4), Y2, Y6
+	VFMADD231PS    Y3, Y7, Y6
+	VMOVUPS        Y12, (R9)(CX*4)
+	VMOVUPS        Y6, 32(R9)(CX*4)
+	VSQRTPS        Y12, Y12
+	VFMADD213PS    448(AX), Y4, Y12
+	VDIVPS         Y12, Y10, Y10
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y5, Y10, Y8
+	VSQRTPS        Y6, Y6
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y11, Y11
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y5, Y11, Y9
+	VMOVUPS        Y8, (BX)(CX*4)
+	VMOVUPS        Y9, 32(BX)(CX*4)
+	CMPQ           DI, $0x01
+	JE             fp16130
+	JA             fp32131
+	VPSRLD         $0x10, Y8, Y6
+	VPAND          pattern00000001<>+0(SB), Y6, Y6
+	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD         Y8, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VCMPPS         $0x03, Y8, Y8, Y7
+	VBLENDVPS      Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VPSRLD         $0x10, Y9, Y7
+	VPAND          pattern00000001<>+0(SB), Y7, Y7
+	VPADDD         pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD         Y9, Y7, Y7
+	VPSRLD         $0x10, Y7, Y7
+	VCMPPS         $0x03, Y9, Y9, Y8
+	VBLENDVPS      Y8, pattern00007fc0<>+0(SB), Y7, Y7
+	VPACKUSDW      Y7, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VMOVDQA        Y6, Y6
+	JMP            done132
 
-gradientFP16:
-	PREFETCHT0 1024(DX)(R11*2)
-	VCVTPH2PS  (DX)(R11*2), Y6
-	VCVTPH2PS  16(DX)(R11*2), Y7
-	JMP        gradientLoaded
+fp16130:
+	VCVTPS2PH   $0x00, Y8, X13
+	VCVTPS2PH   $0x00, Y9, X6
+	VINSERTI128 $0x01, X6, Y13, Y13
+	VMOVDQA     Y13, Y6
+	JMP         done132
 
-gradientFP32:
-	PREFETCHT0 2048(DX)(R11*4)
-	VMOVUPS    (DX)(R11*4), Y6
-	VMOVUPS    32(DX)(R11*4), Y7
+fp32131:
+	JMP stored128
 
-gradientLoaded:
-	VMOVUPS     (BX)(R11*4), Y8
-	VMOVUPS     32(BX)(R11*4), Y9
+done132:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned127
+	VMOVNTDQ Y6, (SI)(CX*2)
+	JMP      stored128
+
+unaligned127:
+	VMOVDQU Y6, (SI)(CX*2)
+
+stored128:
+	ADDQ $0x10, CX
+
+check126:
+	CMPQ CX, R10
+	JB   next125
+	JMP  done124
+
+fp16122:
+	XORQ CX, CX
+	JMP  check134
+
+next133:
+	PREFETCHT0  2048(BX)(CX*4)
+	PREFETCHT0  2048(R8)(CX*4)
+	PREFETCHT0  2048(R9)(CX*4)
+	PREFETCHT0  1024(DX)(CX*2)
+	VCVTPH2PS   (DX)(CX*2), Y6
+	VCVTPH2PS   16(DX)(CX*2), Y7
+	VMOVUPS     (BX)(CX*4), Y8
+	VMOVUPS     32(BX)(CX*4), Y9
 	VMULPS      (AX), Y6, Y6
 	VFMADD231PS 64(AX), Y8, Y6
 	VMULPS      (AX), Y7, Y7
 	VFMADD231PS 64(AX), Y9, Y7
-	VMOVUPS     (R8)(R11*4), Y10
-	VMOVUPS     32(R8)(R11*4), Y11
-	VMULPS      Y0, Y10, Y10
+	VMULPS      (R8)(CX*4), Y0, Y10
 	VFMADD231PS Y1, Y6, Y10
-	VMULPS      Y0, Y11, Y11
+	VMULPS      32(R8)(CX*4), Y0, Y11
 	VFMADD231PS Y1, Y7, Y11
-	VMOVUPS     Y10, (R8)(R11*4)
-	VMOVUPS     Y11, 32(R8)(R11*4)
-	VMOVUPS     (R9)(R11*4), Y12
-	VMOVUPS     32(R9)(R11*4), Y13
-	VMULPS      Y2, Y12, Y12
+	VMOVUPS     Y10, (R8)(CX*4)
+	VMOVUPS     Y11, 32(R8)(CX*4)
 	VMULPS      Y6, Y6, Y6
-	VFMADD231PS Y3, Y6, Y12
-	VMULPS      Y2, Y13, Y13
 	VMULPS      Y7, Y7, Y7
-	VFMADD231PS Y3, Y7, Y13
-	VMOVUPS     Y12, (R9)(R11*4)
-	VMOVUPS     Y13, 32(R9)(R11*4)
+	VMULPS      (R9)(CX*4), Y2, Y12
+	VFMADD231PS Y3, Y6, Y12
+	VMULPS      32(R9)(CX*4), Y2, Y6
+	VFMADD231PS Y3, Y7, Y6
+	VMOVUPS     Y12, (R9)(CX*4)
+	VMOVUPS     Y6, 32(R9)(CX*4)
 	VSQRTPS     Y12, Y12
 	VFMADD213PS 448(AX), Y4, Y12
 	VDIVPS      Y12, Y10, Y10
 	VFMADD231PS 512(AX), Y8, Y8
 	VFMADD231PS Y5, Y10, Y8
-	VSQRTPS     Y13, Y13
-	VFMADD213PS 448(AX), Y4, Y13
-	VDIVPS      Y13, Y11, Y11
+	VSQRTPS     Y6, Y6
+	VFMADD213PS 448(AX), Y4, Y6
+	VDIVPS      Y6, Y11, Y11
 	VFMADD231PS 512(AX), Y9, Y9
 	VFMADD231PS Y5, Y11, Y9
-	VMOVUPS     Y8, (BX)(R11*4)
-	VMOVUPS     Y9, 32(BX)(R11*4)
+	VMOVUPS     Y8, (BX)(CX*4)
+	VMOVUPS     Y9, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          copyFP16
-	JA          copyStored
+	JE          fp16138
+	JA          fp32139
 	VPSRLD      $0x10, Y8, Y6
 	VPAND       pattern00000001<>+0(SB), Y6, Y6
 	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
@@ -1400,29 +2730,128 @@ gradientLoaded:
 	VBLENDVPS   Y8, pattern00007fc0<>+0(SB), Y7, Y7
 	VPACKUSDW   Y7, Y6, Y6
 	VPERMQ      $0xd8, Y6, Y6
-	VMOVDQA     Y6, Y14
-	JMP         copyRounded
+	VMOVDQA     Y6, Y6
+	JMP         done140
 
-copyFP16:
-	VCVTPS2PH   $0x00, Y8, X14
+fp16138:
+	VCVTPS2PH   $0x00, Y8, X13
 	VCVTPS2PH   $0x00, Y9, X6
-	VINSERTI128 $0x01, X6, Y14, Y14
+	VINSERTI128 $0x01, X6, Y13, Y13
+	VMOVDQA     Y13, Y6
+	JMP         done140
 
-copyRounded:
+fp32139:
+	JMP stored136
+
+done140:
 	TESTQ    $0x0000001f, SI
-	JNE      copyUnaligned
-	VMOVNTDQ Y14, (SI)(R11*2)
-	JMP      copyStored
+	JNE      unaligned135
+	VMOVNTDQ Y6, (SI)(CX*2)
+	JMP      stored136
 
-copyUnaligned:
-	VMOVDQU Y14, (SI)(R11*2)
+unaligned135:
+	VMOVDQU Y6, (SI)(CX*2)
 
-copyStored:
-	ADDQ $0x10, R11
+stored136:
+	ADDQ $0x10, CX
 
-check:
-	CMPQ    R11, R10
-	JB      next
+check134:
+	CMPQ CX, R10
+	JB   next133
+	JMP  done124
+
+fp32123:
+	XORQ CX, CX
+	JMP  check142
+
+next141:
+	PREFETCHT0  2048(BX)(CX*4)
+	PREFETCHT0  2048(R8)(CX*4)
+	PREFETCHT0  2048(R9)(CX*4)
+	PREFETCHT0  2048(DX)(CX*4)
+	VMOVUPS     (DX)(CX*4), Y6
+	VMOVUPS     32(DX)(CX*4), Y7
+	VMOVUPS     (BX)(CX*4), Y8
+	VMOVUPS     32(BX)(CX*4), Y9
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMULPS      (R8)(CX*4), Y0, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VMULPS      32(R8)(CX*4), Y0, Y11
+	VFMADD231PS Y1, Y7, Y11
+	VMOVUPS     Y10, (R8)(CX*4)
+	VMOVUPS     Y11, 32(R8)(CX*4)
+	VMULPS      Y6, Y6, Y6
+	VMULPS      Y7, Y7, Y7
+	VMULPS      (R9)(CX*4), Y2, Y12
+	VFMADD231PS Y3, Y6, Y12
+	VMULPS      32(R9)(CX*4), Y2, Y6
+	VFMADD231PS Y3, Y7, Y6
+	VMOVUPS     Y12, (R9)(CX*4)
+	VMOVUPS     Y6, 32(R9)(CX*4)
+	VSQRTPS     Y12, Y12
+	VFMADD213PS 448(AX), Y4, Y12
+	VDIVPS      Y12, Y10, Y10
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y5, Y10, Y8
+	VSQRTPS     Y6, Y6
+	VFMADD213PS 448(AX), Y4, Y6
+	VDIVPS      Y6, Y11, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y5, Y11, Y9
+	VMOVUPS     Y8, (BX)(CX*4)
+	VMOVUPS     Y9, 32(BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16146
+	JA          fp32147
+	VPSRLD      $0x10, Y8, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y8, Y6, Y6
+	VPSRLD      $0x10, Y6, Y6
+	VCMPPS      $0x03, Y8, Y8, Y7
+	VBLENDVPS   Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y9, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y9, Y7, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VCMPPS      $0x03, Y9, Y9, Y8
+	VBLENDVPS   Y8, pattern00007fc0<>+0(SB), Y7, Y7
+	VPACKUSDW   Y7, Y6, Y6
+	VPERMQ      $0xd8, Y6, Y6
+	VMOVDQA     Y6, Y6
+	JMP         done148
+
+fp16146:
+	VCVTPS2PH   $0x00, Y8, X13
+	VCVTPS2PH   $0x00, Y9, X6
+	VINSERTI128 $0x01, X6, Y13, Y13
+	VMOVDQA     Y13, Y6
+	JMP         done148
+
+fp32147:
+	JMP stored144
+
+done148:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned143
+	VMOVNTDQ Y6, (SI)(CX*2)
+	JMP      stored144
+
+unaligned143:
+	VMOVDQU Y6, (SI)(CX*2)
+
+stored144:
+	ADDQ $0x10, CX
+
+check142:
+	CMPQ CX, R10
+	JB   next141
+
+done124:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1511,77 +2940,154 @@ TEXT ·lionFP32FP32AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
-	XORQ    R10, R10
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp16150
+	JA      fp32151
+	XORQ    CX, CX
+	JMP     check154
 
-next:
-	PREFETCHT0 2048(BX)(R10*4)
-	PREFETCHT0 2048(R8)(R10*4)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R10*2)
-	VPERMQ     $0xd8, (DX)(R10*2), Y7
-	VPXOR      Y6, Y6, Y6
-	VPUNPCKLWD Y7, Y6, Y5
-	VPUNPCKHWD Y7, Y6, Y6
-	VMOVAPS    Y5, Y5
-	VMOVAPS    Y6, Y6
-	JMP        gradientLoaded
+next153:
+	PREFETCHT0     2048(BX)(CX*4)
+	PREFETCHT0     2048(R8)(CX*4)
+	PREFETCHT0     1024(DX)(CX*2)
+	VBROADCASTI128 (DX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VBROADCASTI128 16(DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VMOVUPS        (BX)(CX*4), Y7
+	VMOVUPS        32(BX)(CX*4), Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (R8)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y7, Y7
+	VMULPS         32(R8)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y6, Y9
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y8, Y8
+	VMULPS         (R8)(CX*4), Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         32(R8)(CX*4), Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VMOVUPS        Y9, (R8)(CX*4)
+	VMOVUPS        Y5, 32(R8)(CX*4)
+	VMOVUPS        Y7, (BX)(CX*4)
+	VMOVUPS        Y8, 32(BX)(CX*4)
+	CMPQ           DI, $0x01
+	JE             fp16158
+	JA             fp32159
+	VPSRLD         $0x10, Y7, Y5
+	VPAND          pattern00000001<>+0(SB), Y5, Y5
+	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD         Y7, Y5, Y5
+	VPSRLD         $0x10, Y5, Y5
+	VCMPPS         $0x03, Y7, Y7, Y6
+	VBLENDVPS      Y6, pattern00007fc0<>+0(SB), Y5, Y5
+	VPSRLD         $0x10, Y8, Y6
+	VPAND          pattern00000001<>+0(SB), Y6, Y6
+	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD         Y8, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VCMPPS         $0x03, Y8, Y8, Y7
+	VBLENDVPS      Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VPACKUSDW      Y6, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQA        Y5, Y5
+	JMP            done160
 
-gradientFP16:
-	PREFETCHT0 1024(DX)(R10*2)
-	VCVTPH2PS  (DX)(R10*2), Y5
-	VCVTPH2PS  16(DX)(R10*2), Y6
-	JMP        gradientLoaded
+fp16158:
+	VCVTPS2PH   $0x00, Y7, X12
+	VCVTPS2PH   $0x00, Y8, X5
+	VINSERTI128 $0x01, X5, Y12, Y12
+	VMOVDQA     Y12, Y5
+	JMP         done160
 
-gradientFP32:
-	PREFETCHT0 2048(DX)(R10*4)
-	VMOVUPS    (DX)(R10*4), Y5
-	VMOVUPS    32(DX)(R10*4), Y6
+fp32159:
+	JMP stored156
 
-gradientLoaded:
-	VMOVUPS     (BX)(R10*4), Y7
-	VMOVUPS     32(BX)(R10*4), Y8
+done160:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned155
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored156
+
+unaligned155:
+	VMOVDQU Y5, (SI)(CX*2)
+
+stored156:
+	ADDQ $0x10, CX
+
+check154:
+	CMPQ CX, R9
+	JB   next153
+	JMP  done152
+
+fp16150:
+	XORQ CX, CX
+	JMP  check162
+
+next161:
+	PREFETCHT0  2048(BX)(CX*4)
+	PREFETCHT0  2048(R8)(CX*4)
+	PREFETCHT0  1024(DX)(CX*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VMOVUPS     (BX)(CX*4), Y7
+	VMOVUPS     32(BX)(CX*4), Y8
 	VMULPS      (AX), Y5, Y5
 	VFMADD231PS 64(AX), Y7, Y5
 	VMULPS      (AX), Y6, Y6
 	VFMADD231PS 64(AX), Y8, Y6
-	VMOVUPS     (R8)(R10*4), Y9
-	VMOVUPS     32(R8)(R10*4), Y10
-	VMULPS      Y0, Y9, Y11
-	VFMADD231PS Y1, Y5, Y11
+	VMULPS      (R8)(CX*4), Y0, Y9
+	VFMADD231PS Y1, Y5, Y9
 	VFMADD231PS 512(AX), Y7, Y7
-	VPXOR       Y13, Y13, Y13
-	VANDPS      pattern80000000<>+0(SB), Y11, Y12
-	VXORPS      Y4, Y12, Y12
-	VCMPPS      $0x00, Y13, Y11, Y13
-	VANDNPS     Y12, Y13, Y12
-	VCMPPS      $0x03, Y11, Y11, Y13
-	VBLENDVPS   Y13, Y11, Y12, Y12
-	VADDPS      Y12, Y7, Y7
-	VMULPS      Y2, Y9, Y9
-	VFMADD231PS Y3, Y5, Y9
-	VMULPS      Y0, Y10, Y5
-	VFMADD231PS Y1, Y6, Y5
+	VPXOR       Y11, Y11, Y11
+	VANDPS      pattern80000000<>+0(SB), Y9, Y10
+	VXORPS      Y4, Y10, Y10
+	VCMPPS      $0x00, Y11, Y9, Y11
+	VANDNPS     Y10, Y11, Y10
+	VCMPPS      $0x03, Y9, Y9, Y11
+	VBLENDVPS   Y11, Y9, Y10, Y10
+	VADDPS      Y10, Y7, Y7
+	VMULPS      32(R8)(CX*4), Y0, Y9
+	VFMADD231PS Y1, Y6, Y9
 	VFMADD231PS 512(AX), Y8, Y8
-	VPXOR       Y12, Y12, Y12
-	VANDPS      pattern80000000<>+0(SB), Y5, Y11
-	VXORPS      Y4, Y11, Y11
-	VCMPPS      $0x00, Y12, Y5, Y12
-	VANDNPS     Y11, Y12, Y11
-	VCMPPS      $0x03, Y5, Y5, Y12
-	VBLENDVPS   Y12, Y5, Y11, Y11
-	VADDPS      Y11, Y8, Y8
-	VMULPS      Y2, Y10, Y10
-	VFMADD231PS Y3, Y6, Y10
-	VMOVUPS     Y9, (R8)(R10*4)
-	VMOVUPS     Y10, 32(R8)(R10*4)
-	VMOVUPS     Y7, (BX)(R10*4)
-	VMOVUPS     Y8, 32(BX)(R10*4)
+	VPXOR       Y11, Y11, Y11
+	VANDPS      pattern80000000<>+0(SB), Y9, Y10
+	VXORPS      Y4, Y10, Y10
+	VCMPPS      $0x00, Y11, Y9, Y11
+	VANDNPS     Y10, Y11, Y10
+	VCMPPS      $0x03, Y9, Y9, Y11
+	VBLENDVPS   Y11, Y9, Y10, Y10
+	VADDPS      Y10, Y8, Y8
+	VMULPS      (R8)(CX*4), Y2, Y9
+	VFMADD231PS Y3, Y5, Y9
+	VMULPS      32(R8)(CX*4), Y2, Y5
+	VFMADD231PS Y3, Y6, Y5
+	VMOVUPS     Y9, (R8)(CX*4)
+	VMOVUPS     Y5, 32(R8)(CX*4)
+	VMOVUPS     Y7, (BX)(CX*4)
+	VMOVUPS     Y8, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          copyFP16
-	JA          copyStored
+	JE          fp16166
+	JA          fp32167
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -1598,29 +3104,131 @@ gradientLoaded:
 	VBLENDVPS   Y7, pattern00007fc0<>+0(SB), Y6, Y6
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQA     Y5, Y14
-	JMP         copyRounded
+	VMOVDQA     Y5, Y5
+	JMP         done168
 
-copyFP16:
-	VCVTPS2PH   $0x00, Y7, X14
+fp16166:
+	VCVTPS2PH   $0x00, Y7, X12
 	VCVTPS2PH   $0x00, Y8, X5
-	VINSERTI128 $0x01, X5, Y14, Y14
+	VINSERTI128 $0x01, X5, Y12, Y12
+	VMOVDQA     Y12, Y5
+	JMP         done168
 
-copyRounded:
+fp32167:
+	JMP stored164
+
+done168:
 	TESTQ    $0x0000001f, SI
-	JNE      copyUnaligned
-	VMOVNTDQ Y14, (SI)(R10*2)
-	JMP      copyStored
+	JNE      unaligned163
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored164
 
-copyUnaligned:
-	VMOVDQU Y14, (SI)(R10*2)
+unaligned163:
+	VMOVDQU Y5, (SI)(CX*2)
 
-copyStored:
-	ADDQ $0x10, R10
+stored164:
+	ADDQ $0x10, CX
 
-check:
-	CMPQ    R10, R9
-	JB      next
+check162:
+	CMPQ CX, R9
+	JB   next161
+	JMP  done152
+
+fp32151:
+	XORQ CX, CX
+	JMP  check170
+
+next169:
+	PREFETCHT0  2048(BX)(CX*4)
+	PREFETCHT0  2048(R8)(CX*4)
+	PREFETCHT0  2048(DX)(CX*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VMOVUPS     (BX)(CX*4), Y7
+	VMOVUPS     32(BX)(CX*4), Y8
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (R8)(CX*4), Y0, Y9
+	VFMADD231PS Y1, Y5, Y9
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y11, Y11, Y11
+	VANDPS      pattern80000000<>+0(SB), Y9, Y10
+	VXORPS      Y4, Y10, Y10
+	VCMPPS      $0x00, Y11, Y9, Y11
+	VANDNPS     Y10, Y11, Y10
+	VCMPPS      $0x03, Y9, Y9, Y11
+	VBLENDVPS   Y11, Y9, Y10, Y10
+	VADDPS      Y10, Y7, Y7
+	VMULPS      32(R8)(CX*4), Y0, Y9
+	VFMADD231PS Y1, Y6, Y9
+	VFMADD231PS 512(AX), Y8, Y8
+	VPXOR       Y11, Y11, Y11
+	VANDPS      pattern80000000<>+0(SB), Y9, Y10
+	VXORPS      Y4, Y10, Y10
+	VCMPPS      $0x00, Y11, Y9, Y11
+	VANDNPS     Y10, Y11, Y10
+	VCMPPS      $0x03, Y9, Y9, Y11
+	VBLENDVPS   Y11, Y9, Y10, Y10
+	VADDPS      Y10, Y8, Y8
+	VMULPS      (R8)(CX*4), Y2, Y9
+	VFMADD231PS Y3, Y5, Y9
+	VMULPS      32(R8)(CX*4), Y2, Y5
+	VFMADD231PS Y3, Y6, Y5
+	VMOVUPS     Y9, (R8)(CX*4)
+	VMOVUPS     Y5, 32(R8)(CX*4)
+	VMOVUPS     Y7, (BX)(CX*4)
+	VMOVUPS     Y8, 32(BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16174
+	JA          fp32175
+	VPSRLD      $0x10, Y7, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y7, Y5, Y5
+	VPSRLD      $0x10, Y5, Y5
+	VCMPPS      $0x03, Y7, Y7, Y6
+	VBLENDVPS   Y6, pattern00007fc0<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y8, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y8, Y6, Y6
+	VPSRLD      $0x10, Y6, Y6
+	VCMPPS      $0x03, Y8, Y8, Y7
+	VBLENDVPS   Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VPACKUSDW   Y6, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQA     Y5, Y5
+	JMP         done176
+
+fp16174:
+	VCVTPS2PH   $0x00, Y7, X12
+	VCVTPS2PH   $0x00, Y8, X5
+	VINSERTI128 $0x01, X5, Y12, Y12
+	VMOVDQA     Y12, Y5
+	JMP         done176
+
+fp32175:
+	JMP stored172
+
+done176:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned171
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored172
+
+unaligned171:
+	VMOVDQU Y5, (SI)(CX*2)
+
+stored172:
+	ADDQ $0x10, CX
+
+check170:
+	CMPQ CX, R9
+	JB   next169
+
+done152:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1652,48 +3260,113 @@ TEXT ·adagradFP32FP32AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y1
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
-	XORQ    R10, R10
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp16178
+	JA      fp32179
+	XORQ    CX, CX
+	JMP     check182
 
-next:
-	PREFETCHT0 2048(BX)(R10*4)
-	PREFETCHT0 2048(R8)(R10*4)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R10*2)
-	VPERMQ     $0xd8, (DX)(R10*2), Y4
-	VPXOR      Y3, Y3, Y3
-	VPUNPCKLWD Y4, Y3, Y2
-	VPUNPCKHWD Y4, Y3, Y3
-	VMOVAPS    Y2, Y2
-	VMOVAPS    Y3, Y3
-	JMP        gradientLoaded
+next181:
+	PREFETCHT0     2048(BX)(CX*4)
+	PREFETCHT0     2048(R8)(CX*4)
+	PREFETCHT0     1024(DX)(CX*2)
+	VBROADCASTI128 (DX)(CX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 16(DX)(CX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VMOVUPS        (BX)(CX*4), Y4
+	VMOVUPS        32(BX)(CX*4), Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VMOVUPS        (R8)(CX*4), Y6
+	VMOVUPS        32(R8)(CX*4), Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVUPS        Y6, (R8)(CX*4)
+	VMOVUPS        Y7, 32(R8)(CX*4)
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VMOVUPS        Y4, (BX)(CX*4)
+	VMOVUPS        Y5, 32(BX)(CX*4)
+	CMPQ           DI, $0x01
+	JE             fp16186
+	JA             fp32187
+	VPSRLD         $0x10, Y4, Y2
+	VPAND          pattern00000001<>+0(SB), Y2, Y2
+	VPADDD         pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD         Y4, Y2, Y2
+	VPSRLD         $0x10, Y2, Y2
+	VCMPPS         $0x03, Y4, Y4, Y3
+	VBLENDVPS      Y3, pattern00007fc0<>+0(SB), Y2, Y2
+	VPSRLD         $0x10, Y5, Y3
+	VPAND          pattern00000001<>+0(SB), Y3, Y3
+	VPADDD         pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD         Y5, Y3, Y3
+	VPSRLD         $0x10, Y3, Y3
+	VCMPPS         $0x03, Y5, Y5, Y4
+	VBLENDVPS      Y4, pattern00007fc0<>+0(SB), Y3, Y3
+	VPACKUSDW      Y3, Y2, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VMOVDQA        Y2, Y2
+	JMP            done188
 
-gradientFP16:
-	PREFETCHT0 1024(DX)(R10*2)
-	VCVTPH2PS  (DX)(R10*2), Y2
-	VCVTPH2PS  16(DX)(R10*2), Y3
-	JMP        gradientLoaded
+fp16186:
+	VCVTPS2PH   $0x00, Y4, X8
+	VCVTPS2PH   $0x00, Y5, X2
+	VINSERTI128 $0x01, X2, Y8, Y8
+	VMOVDQA     Y8, Y2
+	JMP         done188
 
-gradientFP32:
-	PREFETCHT0 2048(DX)(R10*4)
-	VMOVUPS    (DX)(R10*4), Y2
-	VMOVUPS    32(DX)(R10*4), Y3
+fp32187:
+	JMP stored184
 
-gradientLoaded:
-	VMOVUPS     (BX)(R10*4), Y4
-	VMOVUPS     32(BX)(R10*4), Y5
+done188:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned183
+	VMOVNTDQ Y2, (SI)(CX*2)
+	JMP      stored184
+
+unaligned183:
+	VMOVDQU Y2, (SI)(CX*2)
+
+stored184:
+	ADDQ $0x10, CX
+
+check182:
+	CMPQ CX, R9
+	JB   next181
+	JMP  done180
+
+fp16178:
+	XORQ CX, CX
+	JMP  check190
+
+next189:
+	PREFETCHT0  2048(BX)(CX*4)
+	PREFETCHT0  2048(R8)(CX*4)
+	PREFETCHT0  1024(DX)(CX*2)
+	VCVTPH2PS   (DX)(CX*2), Y2
+	VCVTPH2PS   16(DX)(CX*2), Y3
+	VMOVUPS     (BX)(CX*4), Y4
+	VMOVUPS     32(BX)(CX*4), Y5
 	VMULPS      (AX), Y2, Y2
 	VFMADD231PS 64(AX), Y4, Y2
 	VMULPS      (AX), Y3, Y3
 	VFMADD231PS 64(AX), Y5, Y3
-	VMOVUPS     (R8)(R10*4), Y6
-	VMOVUPS     32(R8)(R10*4), Y7
+	VMOVUPS     (R8)(CX*4), Y6
+	VMOVUPS     32(R8)(CX*4), Y7
 	VFMADD231PS Y2, Y2, Y6
 	VFMADD231PS Y3, Y3, Y7
-	VMOVUPS     Y6, (R8)(R10*4)
-	VMOVUPS     Y7, 32(R8)(R10*4)
+	VMOVUPS     Y6, (R8)(CX*4)
+	VMOVUPS     Y7, 32(R8)(CX*4)
 	VSQRTPS     Y6, Y6
 	VADDPS      Y0, Y6, Y6
 	VDIVPS      Y6, Y2, Y2
@@ -1702,11 +3375,11 @@ gradientLoaded:
 	VADDPS      Y0, Y7, Y7
 	VDIVPS      Y7, Y3, Y3
 	VFMADD231PS Y1, Y3, Y5
-	VMOVUPS     Y4, (BX)(R10*4)
-	VMOVUPS     Y5, 32(BX)(R10*4)
+	VMOVUPS     Y4, (BX)(CX*4)
+	VMOVUPS     Y5, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          copyFP16
-	JA          copyStored
+	JE          fp16194
+	JA          fp32195
 	VPSRLD      $0x10, Y4, Y2
 	VPAND       pattern00000001<>+0(SB), Y2, Y2
 	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
@@ -1723,29 +3396,117 @@ gradientLoaded:
 	VBLENDVPS   Y4, pattern00007fc0<>+0(SB), Y3, Y3
 	VPACKUSDW   Y3, Y2, Y2
 	VPERMQ      $0xd8, Y2, Y2
-	VMOVDQA     Y2, Y8
-	JMP         copyRounded
+	VMOVDQA     Y2, Y2
+	JMP         done196
 
-copyFP16:
+fp16194:
 	VCVTPS2PH   $0x00, Y4, X8
 	VCVTPS2PH   $0x00, Y5, X2
 	VINSERTI128 $0x01, X2, Y8, Y8
+	VMOVDQA     Y8, Y2
+	JMP         done196
 
-copyRounded:
+fp32195:
+	JMP stored192
+
+done196:
 	TESTQ    $0x0000001f, SI
-	JNE      copyUnaligned
-	VMOVNTDQ Y8, (SI)(R10*2)
-	JMP      copyStored
+	JNE      unaligned191
+	VMOVNTDQ Y2, (SI)(CX*2)
+	JMP      stored192
 
-copyUnaligned:
-	VMOVDQU Y8, (SI)(R10*2)
+unaligned191:
+	VMOVDQU Y2, (SI)(CX*2)
 
-copyStored:
-	ADDQ $0x10, R10
+stored192:
+	ADDQ $0x10, CX
 
-check:
-	CMPQ    R10, R9
-	JB      next
+check190:
+	CMPQ CX, R9
+	JB   next189
+	JMP  done180
+
+fp32179:
+	XORQ CX, CX
+	JMP  check198
+
+next197:
+	PREFETCHT0  2048(BX)(CX*4)
+	PREFETCHT0  2048(R8)(CX*4)
+	PREFETCHT0  2048(DX)(CX*4)
+	VMOVUPS     (DX)(CX*4), Y2
+	VMOVUPS     32(DX)(CX*4), Y3
+	VMOVUPS     (BX)(CX*4), Y4
+	VMOVUPS     32(BX)(CX*4), Y5
+	VMULPS      (AX), Y2, Y2
+	VFMADD231PS 64(AX), Y4, Y2
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVUPS     (R8)(CX*4), Y6
+	VMOVUPS     32(R8)(CX*4), Y7
+	VFMADD231PS Y2, Y2, Y6
+	VFMADD231PS Y3, Y3, Y7
+	VMOVUPS     Y6, (R8)(CX*4)
+	VMOVUPS     Y7, 32(R8)(CX*4)
+	VSQRTPS     Y6, Y6
+	VADDPS      Y0, Y6, Y6
+	VDIVPS      Y6, Y2, Y2
+	VFMADD231PS Y1, Y2, Y4
+	VSQRTPS     Y7, Y7
+	VADDPS      Y0, Y7, Y7
+	VDIVPS      Y7, Y3, Y3
+	VFMADD231PS Y1, Y3, Y5
+	VMOVUPS     Y4, (BX)(CX*4)
+	VMOVUPS     Y5, 32(BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16202
+	JA          fp32203
+	VPSRLD      $0x10, Y4, Y2
+	VPAND       pattern00000001<>+0(SB), Y2, Y2
+	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD      Y4, Y2, Y2
+	VPSRLD      $0x10, Y2, Y2
+	VCMPPS      $0x03, Y4, Y4, Y3
+	VBLENDVPS   Y3, pattern00007fc0<>+0(SB), Y2, Y2
+	VPSRLD      $0x10, Y5, Y3
+	VPAND       pattern00000001<>+0(SB), Y3, Y3
+	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD      Y5, Y3, Y3
+	VPSRLD      $0x10, Y3, Y3
+	VCMPPS      $0x03, Y5, Y5, Y4
+	VBLENDVPS   Y4, pattern00007fc0<>+0(SB), Y3, Y3
+	VPACKUSDW   Y3, Y2, Y2
+	VPERMQ      $0xd8, Y2, Y2
+	VMOVDQA     Y2, Y2
+	JMP         done204
+
+fp16202:
+	VCVTPS2PH   $0x00, Y4, X8
+	VCVTPS2PH   $0x00, Y5, X2
+	VINSERTI128 $0x01, X2, Y8, Y8
+	VMOVDQA     Y8, Y2
+	JMP         done204
+
+fp32203:
+	JMP stored200
+
+done204:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned199
+	VMOVNTDQ Y2, (SI)(CX*2)
+	JMP      stored200
+
+unaligned199:
+	VMOVDQU Y2, (SI)(CX*2)
+
+stored200:
+	ADDQ $0x10, CX
+
+check198:
+	CMPQ CX, R9
+	JB   next197
+
+done180:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1780,50 +3541,113 @@ TEXT ·sgdFP32FP32AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
-	XORQ    R10, R10
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp16206
+	JA      fp32207
+	XORQ    CX, CX
+	JMP     check210
 
-next:
-	PREFETCHT0 2048(BX)(R10*4)
-	PREFETCHT0 2048(R8)(R10*4)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R10*2)
-	VPERMQ     $0xd8, (DX)(R10*2), Y7
-	VPXOR      Y6, Y6, Y6
-	VPUNPCKLWD Y7, Y6, Y5
-	VPUNPCKHWD Y7, Y6, Y6
-	VMOVAPS    Y5, Y5
-	VMOVAPS    Y6, Y6
-	JMP        gradientLoaded
+next209:
+	PREFETCHT0     2048(BX)(CX*4)
+	PREFETCHT0     2048(R8)(CX*4)
+	PREFETCHT0     1024(DX)(CX*2)
+	VBROADCASTI128 (DX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VBROADCASTI128 16(DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VMOVUPS        (BX)(CX*4), Y7
+	VMOVUPS        32(BX)(CX*4), Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (R8)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VMULPS         32(R8)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMOVUPS        Y9, (R8)(CX*4)
+	VMOVUPS        Y10, 32(R8)(CX*4)
+	VMULPS         Y3, Y5, Y5
+	VFMADD231PS    Y2, Y9, Y5
+	VFMADD231PS    512(AX), Y7, Y7
+	VFMADD231PS    Y4, Y5, Y7
+	VMULPS         Y3, Y6, Y6
+	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y4, Y6, Y8
+	VMOVUPS        Y7, (BX)(CX*4)
+	VMOVUPS        Y8, 32(BX)(CX*4)
+	CMPQ           DI, $0x01
+	JE             fp16214
+	JA             fp32215
+	VPSRLD         $0x10, Y7, Y5
+	VPAND          pattern00000001<>+0(SB), Y5, Y5
+	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD         Y7, Y5, Y5
+	VPSRLD         $0x10, Y5, Y5
+	VCMPPS         $0x03, Y7, Y7, Y6
+	VBLENDVPS      Y6, pattern00007fc0<>+0(SB), Y5, Y5
+	VPSRLD         $0x10, Y8, Y6
+	VPAND          pattern00000001<>+0(SB), Y6, Y6
+	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD         Y8, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VCMPPS         $0x03, Y8, Y8, Y7
+	VBLENDVPS      Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VPACKUSDW      Y6, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQA        Y5, Y5
+	JMP            done216
 
-gradientFP16:
-	PREFETCHT0 1024(DX)(R10*2)
-	VCVTPH2PS  (DX)(R10*2), Y5
-	VCVTPH2PS  16(DX)(R10*2), Y6
-	JMP        gradientLoaded
+fp16214:
+	VCVTPS2PH   $0x00, Y7, X11
+	VCVTPS2PH   $0x00, Y8, X5
+	VINSERTI128 $0x01, X5, Y11, Y11
+	VMOVDQA     Y11, Y5
+	JMP         done216
 
-gradientFP32:
-	PREFETCHT0 2048(DX)(R10*4)
-	VMOVUPS    (DX)(R10*4), Y5
-	VMOVUPS    32(DX)(R10*4), Y6
+fp32215:
+	JMP stored212
 
-gradientLoaded:
-	VMOVUPS     (BX)(R10*4), Y7
-	VMOVUPS     32(BX)(R10*4), Y8
+done216:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned211
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored212
+
+unaligned211:
+	VMOVDQU Y5, (SI)(CX*2)
+
+stored212:
+	ADDQ $0x10, CX
+
+check210:
+	CMPQ CX, R9
+	JB   next209
+	JMP  done208
+
+fp16206:
+	XORQ CX, CX
+	JMP  check218
+
+next217:
+	PREFETCHT0  2048(BX)(CX*4)
+	PREFETCHT0  2048(R8)(CX*4)
+	PREFETCHT0  1024(DX)(CX*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VMOVUPS     (BX)(CX*4), Y7
+	VMOVUPS     32(BX)(CX*4), Y8
 	VMULPS      (AX), Y5, Y5
 	VFMADD231PS 64(AX), Y7, Y5
 	VMULPS      (AX), Y6, Y6
 	VFMADD231PS 64(AX), Y8, Y6
-	VMOVUPS     (R8)(R10*4), Y9
-	VMOVUPS     32(R8)(R10*4), Y10
-	VMULPS      Y0, Y9, Y9
+	VMULPS      (R8)(CX*4), Y0, Y9
 	VFMADD231PS Y1, Y5, Y9
-	VMULPS      Y0, Y10, Y10
+	VMULPS      32(R8)(CX*4), Y0, Y10
 	VFMADD231PS Y1, Y6, Y10
-	VMOVUPS     Y9, (R8)(R10*4)
-	VMOVUPS     Y10, 32(R8)(R10*4)
+	VMOVUPS     Y9, (R8)(CX*4)
+	VMOVUPS     Y10, 32(R8)(CX*4)
 	VMULPS      Y3, Y5, Y5
 	VFMADD231PS Y2, Y9, Y5
 	VFMADD231PS 512(AX), Y7, Y7
@@ -1832,11 +3656,11 @@ gradientLoaded:
 	VFMADD231PS Y2, Y10, Y6
 	VFMADD231PS 512(AX), Y8, Y8
 	VFMADD231PS Y4, Y6, Y8
-	VMOVUPS     Y7, (BX)(R10*4)
-	VMOVUPS     Y8, 32(BX)(R10*4)
+	VMOVUPS     Y7, (BX)(CX*4)
+	VMOVUPS     Y8, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          copyFP16
-	JA          copyStored
+	JE          fp16222
+	JA          fp32223
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -1853,29 +3677,117 @@ gradientLoaded:
 	VBLENDVPS   Y7, pattern00007fc0<>+0(SB), Y6, Y6
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQA     Y5, Y11
-	JMP         copyRounded
+	VMOVDQA     Y5, Y5
+	JMP         done224
 
-copyFP16:
+fp16222:
 	VCVTPS2PH   $0x00, Y7, X11
 	VCVTPS2PH   $0x00, Y8, X5
 	VINSERTI128 $0x01, X5, Y11, Y11
+	VMOVDQA     Y11, Y5
+	JMP         done224
 
-copyRounded:
+fp32223:
+	JMP stored220
+
+done224:
 	TESTQ    $0x0000001f, SI
-	JNE      copyUnaligned
-	VMOVNTDQ Y11, (SI)(R10*2)
-	JMP      copyStored
+	JNE      unaligned219
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored220
 
-copyUnaligned:
-	VMOVDQU Y11, (SI)(R10*2)
+unaligned219:
+	VMOVDQU Y5, (SI)(CX*2)
 
-copyStored:
-	ADDQ $0x10, R10
+stored220:
+	ADDQ $0x10, CX
 
-check:
-	CMPQ    R10, R9
-	JB      next
+check218:
+	CMPQ CX, R9
+	JB   next217
+	JMP  done208
+
+fp32207:
+	XORQ CX, CX
+	JMP  check226
+
+next225:
+	PREFETCHT0  2048(BX)(CX*4)
+	PREFETCHT0  2048(R8)(CX*4)
+	PREFETCHT0  2048(DX)(CX*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VMOVUPS     (BX)(CX*4), Y7
+	VMOVUPS     32(BX)(CX*4), Y8
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (R8)(CX*4), Y0, Y9
+	VFMADD231PS Y1, Y5, Y9
+	VMULPS      32(R8)(CX*4), Y0, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VMOVUPS     Y9, (R8)(CX*4)
+	VMOVUPS     Y10, 32(R8)(CX*4)
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y9, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y4, Y6, Y8
+	VMOVUPS     Y7, (BX)(CX*4)
+	VMOVUPS     Y8, 32(BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16230
+	JA          fp32231
+	VPSRLD      $0x10, Y7, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y7, Y5, Y5
+	VPSRLD      $0x10, Y5, Y5
+	VCMPPS      $0x03, Y7, Y7, Y6
+	VBLENDVPS   Y6, pattern00007fc0<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y8, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y8, Y6, Y6
+	VPSRLD      $0x10, Y6, Y6
+	VCMPPS      $0x03, Y8, Y8, Y7
+	VBLENDVPS   Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VPACKUSDW   Y6, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQA     Y5, Y5
+	JMP         done232
+
+fp16230:
+	VCVTPS2PH   $0x00, Y7, X11
+	VCVTPS2PH   $0x00, Y8, X5
+	VINSERTI128 $0x01, X5, Y11, Y11
+	VMOVDQA     Y11, Y5
+	JMP         done232
+
+fp32231:
+	JMP stored228
+
+done232:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned227
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored228
+
+unaligned227:
+	VMOVDQU Y5, (SI)(CX*2)
+
+stored228:
+	ADDQ $0x10, CX
+
+check226:
+	CMPQ CX, R9
+	JB   next225
+
+done208:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1898,52 +3810,126 @@ TEXT ·trafficFP321xFP32AVX2(SB), NOSPLIT, $0-8
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
 	MOVQ  (DI), DI
-	XORQ  R8, R8
-	JMP   check
+	CMPQ  DX, $0x01
+	JE    fp16234
+	JA    fp32235
+	XORQ  DX, DX
+	JMP   check238
 
-next:
-	PREFETCHT0 2048(BX)(R8*4)
-	VMOVDQU    (BX)(R8*4), Y2
+next237:
+	PREFETCHT0 2048(BX)(DX*4)
+	VMOVDQU    (BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(R8*4)
-	VMOVDQU    32(BX)(R8*4), Y2
+	VMOVDQU    Y2, (BX)(DX*4)
+	VMOVDQU    32(BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(BX)(R8*4)
-	PREFETCHT0 2048(SI)(R8*4)
-	VMOVDQU    (SI)(R8*4), Y2
+	VMOVDQU    Y2, 32(BX)(DX*4)
+	PREFETCHT0 2048(SI)(DX*4)
+	VMOVDQU    (SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(R8*4)
-	VMOVDQU    32(SI)(R8*4), Y2
+	VMOVDQU    Y2, (SI)(DX*4)
+	VMOVDQU    32(SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(SI)(R8*4)
-	CMPQ       DX, $0x02
-	JE         wide
-	PREFETCHT0 1024(CX)(R8*2)
-	VPOR       (CX)(R8*2), Y1, Y1
-	JMP        read
+	VMOVDQU    Y2, 32(SI)(DX*4)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	TESTQ      AX, AX
+	JEQ        written239
+	TESTQ      $0x0000001f, AX
+	JNE        unaligned240
+	VMOVNTDQ   Y0, (AX)(DX*2)
+	JMP        written239
 
-wide:
-	PREFETCHT0 2048(CX)(R8*4)
-	VPOR       (CX)(R8*4), Y1, Y1
-	VPOR       32(CX)(R8*4), Y1, Y1
+unaligned240:
+	VMOVDQU Y0, (AX)(DX*2)
 
-read:
-	TESTQ    AX, AX
-	JEQ      written
-	TESTQ    $0x0000001f, AX
-	JNE      unaligned
-	VMOVNTDQ Y0, (AX)(R8*2)
-	JMP      written
+written239:
+	ADDQ $0x10, DX
 
-unaligned:
-	VMOVDQU Y0, (AX)(R8*2)
+check238:
+	CMPQ DX, DI
+	JB   next237
+	JMP  done236
 
-written:
-	ADDQ $0x10, R8
+fp16234:
+	XORQ DX, DX
+	JMP  check242
 
-check:
-	CMPQ R8, DI
-	JB   next
+next241:
+	PREFETCHT0 2048(BX)(DX*4)
+	VMOVDQU    (BX)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (BX)(DX*4)
+	VMOVDQU    32(BX)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, 32(BX)(DX*4)
+	PREFETCHT0 2048(SI)(DX*4)
+	VMOVDQU    (SI)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (SI)(DX*4)
+	VMOVDQU    32(SI)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, 32(SI)(DX*4)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	TESTQ      AX, AX
+	JEQ        written243
+	TESTQ      $0x0000001f, AX
+	JNE        unaligned244
+	VMOVNTDQ   Y0, (AX)(DX*2)
+	JMP        written243
+
+unaligned244:
+	VMOVDQU Y0, (AX)(DX*2)
+
+written243:
+	ADDQ $0x10, DX
+
+check242:
+	CMPQ DX, DI
+	JB   next241
+	JMP  done236
+
+fp32235:
+	XORQ DX, DX
+	JMP  check246
+
+next245:
+	PREFETCHT0 2048(BX)(DX*4)
+	VMOVDQU    (BX)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (BX)(DX*4)
+	VMOVDQU    32(BX)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, 32(BX)(DX*4)
+	PREFETCHT0 2048(SI)(DX*4)
+	VMOVDQU    (SI)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (SI)(DX*4)
+	VMOVDQU    32(SI)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, 32(SI)(DX*4)
+	PREFETCHT0 2048(CX)(DX*4)
+	VPOR       (CX)(DX*4), Y1, Y1
+	VPOR       32(CX)(DX*4), Y1, Y1
+	TESTQ      AX, AX
+	JEQ        written247
+	TESTQ      $0x0000001f, AX
+	JNE        unaligned248
+	VMOVNTDQ   Y0, (AX)(DX*2)
+	JMP        written247
+
+unaligned248:
+	VMOVDQU Y0, (AX)(DX*2)
+
+written247:
+	ADDQ $0x10, DX
+
+check246:
+	CMPQ DX, DI
+	JB   next245
+
+done236:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -1967,59 +3953,147 @@ TEXT ·trafficFP322xFP32AVX2(SB), NOSPLIT, $0-8
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
 	MOVQ  (R8), R8
-	XORQ  R9, R9
-	JMP   check
+	CMPQ  DX, $0x01
+	JE    fp16250
+	JA    fp32251
+	XORQ  DX, DX
+	JMP   check254
 
-next:
-	PREFETCHT0 2048(BX)(R9*4)
-	VMOVDQU    (BX)(R9*4), Y2
+next253:
+	PREFETCHT0 2048(BX)(DX*4)
+	VMOVDQU    (BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(R9*4)
-	VMOVDQU    32(BX)(R9*4), Y2
+	VMOVDQU    Y2, (BX)(DX*4)
+	VMOVDQU    32(BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(BX)(R9*4)
-	PREFETCHT0 2048(SI)(R9*4)
-	VMOVDQU    (SI)(R9*4), Y2
+	VMOVDQU    Y2, 32(BX)(DX*4)
+	PREFETCHT0 2048(SI)(DX*4)
+	VMOVDQU    (SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(R9*4)
-	VMOVDQU    32(SI)(R9*4), Y2
+	VMOVDQU    Y2, (SI)(DX*4)
+	VMOVDQU    32(SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(SI)(R9*4)
-	PREFETCHT0 2048(DI)(R9*4)
-	VMOVDQU    (DI)(R9*4), Y2
+	VMOVDQU    Y2, 32(SI)(DX*4)
+	PREFETCHT0 2048(DI)(DX*4)
+	VMOVDQU    (DI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (DI)(R9*4)
-	VMOVDQU    32(DI)(R9*4), Y2
+	VMOVDQU    Y2, (DI)(DX*4)
+	VMOVDQU    32(DI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(DI)(R9*4)
-	CMPQ       DX, $0x02
-	JE         wide
-	PREFETCHT0 1024(CX)(R9*2)
-	VPOR       (CX)(R9*2), Y1, Y1
-	JMP        read
+	VMOVDQU    Y2, 32(DI)(DX*4)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	TESTQ      AX, AX
+	JEQ        written255
+	TESTQ      $0x0000001f, AX
+	JNE        unaligned256
+	VMOVNTDQ   Y0, (AX)(DX*2)
+	JMP        written255
 
-wide:
-	PREFETCHT0 2048(CX)(R9*4)
-	VPOR       (CX)(R9*4), Y1, Y1
-	VPOR       32(CX)(R9*4), Y1, Y1
+unaligned256:
+	VMOVDQU Y0, (AX)(DX*2)
 
-read:
-	TESTQ    AX, AX
-	JEQ      written
-	TESTQ    $0x0000001f, AX
-	JNE      unaligned
-	VMOVNTDQ Y0, (AX)(R9*2)
-	JMP      written
+written255:
+	ADDQ $0x10, DX
 
-unaligned:
-	VMOVDQU Y0, (AX)(R9*2)
+check254:
+	CMPQ DX, R8
+	JB   next253
+	JMP  done252
 
-written:
-	ADDQ $0x10, R9
+fp16250:
+	XORQ DX, DX
+	JMP  check258
 
-check:
-	CMPQ R9, R8
-	JB   next
+next257:
+	PREFETCHT0 2048(BX)(DX*4)
+	VMOVDQU    (BX)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (BX)(DX*4)
+	VMOVDQU    32(BX)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, 32(BX)(DX*4)
+	PREFETCHT0 2048(SI)(DX*4)
+	VMOVDQU    (SI)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (SI)(DX*4)
+	VMOVDQU    32(SI)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, 32(SI)(DX*4)
+	PREFETCHT0 2048(DI)(DX*4)
+	VMOVDQU    (DI)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (DI)(DX*4)
+	VMOVDQU    32(DI)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, 32(DI)(DX*4)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	TESTQ      AX, AX
+	JEQ        written259
+	TESTQ      $0x0000001f, AX
+	JNE        unaligned260
+	VMOVNTDQ   Y0, (AX)(DX*2)
+	JMP        written259
+
+unaligned260:
+	VMOVDQU Y0, (AX)(DX*2)
+
+written259:
+	ADDQ $0x10, DX
+
+check258:
+	CMPQ DX, R8
+	JB   next257
+	JMP  done252
+
+fp32251:
+	XORQ DX, DX
+	JMP  check262
+
+next261:
+	PREFETCHT0 2048(BX)(DX*4)
+	VMOVDQU    (BX)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (BX)(DX*4)
+	VMOVDQU    32(BX)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, 32(BX)(DX*4)
+	PREFETCHT0 2048(SI)(DX*4)
+	VMOVDQU    (SI)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (SI)(DX*4)
+	VMOVDQU    32(SI)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, 32(SI)(DX*4)
+	PREFETCHT0 2048(DI)(DX*4)
+	VMOVDQU    (DI)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (DI)(DX*4)
+	VMOVDQU    32(DI)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, 32(DI)(DX*4)
+	PREFETCHT0 2048(CX)(DX*4)
+	VPOR       (CX)(DX*4), Y1, Y1
+	VPOR       32(CX)(DX*4), Y1, Y1
+	TESTQ      AX, AX
+	JEQ        written263
+	TESTQ      $0x0000001f, AX
+	JNE        unaligned264
+	VMOVNTDQ   Y0, (AX)(DX*2)
+	JMP        written263
+
+unaligned264:
+	VMOVDQU Y0, (AX)(DX*2)
+
+written263:
+	ADDQ $0x10, DX
+
+check262:
+	CMPQ DX, R8
+	JB   next261
+
+done252:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -2058,142 +4132,379 @@ TEXT ·adamFP32BF16AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y5
 	MOVQ    a+0(FP), R11
 	MOVQ    (R11), R11
-	XORQ    R12, R12
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp16266
+	JA      fp32267
+	XORQ    CX, CX
+	JMP     check270
 
-next:
-	PREFETCHT0 2048(BX)(R12*4)
-	PREFETCHT0 1024(R8)(R12*2)
-	PREFETCHT0 1024(R9)(R12*2)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R12*2)
-	VPERMQ     $0xd8, (DX)(R12*2), Y8
-	VPXOR      Y7, Y7, Y7
-	VPUNPCKLWD Y8, Y7, Y6
-	VPUNPCKHWD Y8, Y7, Y7
-	VMOVAPS    Y6, Y6
-	VMOVAPS    Y7, Y7
-	JMP        gradientLoaded
+next269:
+	PREFETCHT0     2048(BX)(CX*4)
+	PREFETCHT0     1024(R8)(CX*2)
+	PREFETCHT0     1024(R9)(CX*2)
+	PREFETCHT0     1024(DX)(CX*2)
+	VBROADCASTI128 (DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 16(DX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VMOVUPS        (BX)(CX*4), Y8
+	VMOVUPS        32(BX)(CX*4), Y9
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VBROADCASTI128 (R8)(CX*2), Y10
+	VPSHUFB        spread<>+0(SB), Y10, Y10
+	VBROADCASTI128 16(R8)(CX*2), Y11
+	VPSHUFB        spread<>+0(SB), Y11, Y11
+	VMULPS         Y10, Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMULPS         Y11, Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VPADDD         pattern00008000<>+0(SB), Y10, Y13
+	VPSRLD         $0x10, Y13, Y13
+	VPADDD         pattern00008000<>+0(SB), Y11, Y14
+	VPSRLD         $0x10, Y14, Y14
+	VPACKUSDW      Y14, Y13, Y13
+	VPERMQ         $0xd8, Y13, Y13
+	VMOVDQU        Y13, (R8)(CX*2)
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y7, Y7, Y7
+	VBROADCASTI128 (R9)(CX*2), Y13
+	VPSHUFB        spread<>+0(SB), Y13, Y13
+	VBROADCASTI128 16(R9)(CX*2), Y14
+	VPSHUFB        spread<>+0(SB), Y14, Y14
+	VMULPS         Y13, Y2, Y13
+	VFMADD231PS    Y3, Y6, Y13
+	VMULPS         Y14, Y2, Y6
+	VFMADD231PS    Y3, Y7, Y6
+	VMOVD          R10, X7
+	VPBROADCASTD   X7, Y7
+	VPADDD         ditherOfLanes<>+0(SB), Y7, Y14
+	VPSRLD         $0x10, Y14, Y15
+	VPXOR          Y15, Y14, Y14
+	VPMULLD        pattern85ebca6b<>+0(SB), Y14, Y14
+	VPSRLD         $0x10, Y14, Y14
+	VPADDD         Y13, Y14, Y14
+	VPSRLD         $0x10, Y14, Y14
+	VPADDD         ditherOfLanes<>+32(SB), Y7, Y7
+	VPSRLD         $0x10, Y7, Y15
+	VPXOR          Y15, Y7, Y7
+	VPMULLD        pattern85ebca6b<>+0(SB), Y7, Y7
+	VPSRLD         $0x10, Y7, Y7
+	VPADDD         Y6, Y7, Y7
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y14, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VMOVDQU        Y7, (R9)(CX*2)
+	ADDL           $-478700656, R10
+	VSQRTPS        Y13, Y13
+	VFMADD213PS    448(AX), Y4, Y13
+	VDIVPS         Y13, Y10, Y10
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y5, Y10, Y8
+	VSQRTPS        Y6, Y6
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y11, Y11
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y5, Y11, Y9
+	VMOVUPS        Y8, (BX)(CX*4)
+	VMOVUPS        Y9, 32(BX)(CX*4)
+	CMPQ           DI, $0x01
+	JE             fp16274
+	JA             fp32275
+	VPSRLD         $0x10, Y8, Y6
+	VPAND          pattern00000001<>+0(SB), Y6, Y6
+	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD         Y8, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VCMPPS         $0x03, Y8, Y8, Y7
+	VBLENDVPS      Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VPSRLD         $0x10, Y9, Y7
+	VPAND          pattern00000001<>+0(SB), Y7, Y7
+	VPADDD         pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD         Y9, Y7, Y7
+	VPSRLD         $0x10, Y7, Y7
+	VCMPPS         $0x03, Y9, Y9, Y8
+	VBLENDVPS      Y8, pattern00007fc0<>+0(SB), Y7, Y7
+	VPACKUSDW      Y7, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VMOVDQA        Y6, Y6
+	JMP            done276
 
-gradientFP16:
-	PREFETCHT0 1024(DX)(R12*2)
-	VCVTPH2PS  (DX)(R12*2), Y6
-	VCVTPH2PS  16(DX)(R12*2), Y7
-	JMP        gradientLoaded
-
-gradientFP32:
-	PREFETCHT0 2048(DX)(R12*4)
-	VMOVUPS    (DX)(R12*4), Y6
-	VMOVUPS    32(DX)(R12*4), Y7
-
-gradientLoaded:
-	VMOVUPS      (BX)(R12*4), Y8
-	VMOVUPS      32(BX)(R12*4), Y9
-	VMULPS       (AX), Y6, Y6
-	VFMADD231PS  64(AX), Y8, Y6
-	VMULPS       (AX), Y7, Y7
-	VFMADD231PS  64(AX), Y9, Y7
-	VPERMQ       $0xd8, (R8)(R12*2), Y12
-	VPXOR        Y11, Y11, Y11
-	VPUNPCKLWD   Y12, Y11, Y10
-	VPUNPCKHWD   Y12, Y11, Y11
-	VMULPS       Y0, Y10, Y10
-	VFMADD231PS  Y1, Y6, Y10
-	VMULPS       Y0, Y11, Y11
-	VFMADD231PS  Y1, Y7, Y11
-	VPADDD       pattern00008000<>+0(SB), Y10, Y12
-	VPSRLD       $0x10, Y12, Y12
-	VPADDD       pattern00008000<>+0(SB), Y11, Y13
-	VPSRLD       $0x10, Y13, Y13
-	VPACKUSDW    Y13, Y12, Y12
-	VPERMQ       $0xd8, Y12, Y12
-	VMOVDQU      Y12, (R8)(R12*2)
-	VPERMQ       $0xd8, (R9)(R12*2), Y15
-	VPXOR        Y13, Y13, Y13
-	VPUNPCKLWD   Y15, Y13, Y12
-	VPUNPCKHWD   Y15, Y13, Y13
-	VMULPS       Y2, Y12, Y12
-	VMULPS       Y6, Y6, Y6
-	VFMADD231PS  Y3, Y6, Y12
-	VMULPS       Y2, Y13, Y13
-	VMULPS       Y7, Y7, Y7
-	VFMADD231PS  Y3, Y7, Y13
-	VMOVD        R10, X6
-	VPBROADCASTD X6, Y6
-	VPADDD       ditherOfLanes<>+0(SB), Y6, Y7
-	VPSRLD       $0x10, Y7, Y15
-	VPXOR        Y15, Y7, Y7
-	VPMULLD      pattern85ebca6b<>+0(SB), Y7, Y7
-	VPSRLD       $0x10, Y7, Y7
-	VPADDD       Y12, Y7, Y7
-	VPSRLD       $0x10, Y7, Y7
-	VPADDD       ditherOfLanes<>+32(SB), Y6, Y6
-	VPSRLD       $0x10, Y6, Y15
-	VPXOR        Y15, Y6, Y6
-	VPMULLD      pattern85ebca6b<>+0(SB), Y6, Y6
-	VPSRLD       $0x10, Y6, Y6
-	VPADDD       Y13, Y6, Y6
-	VPSRLD       $0x10, Y6, Y6
-	VPACKUSDW    Y6, Y7, Y6
-	VPERMQ       $0xd8, Y6, Y6
-	VMOVDQU      Y6, (R9)(R12*2)
-	ADDL         $-478700656, R10
-	VSQRTPS      Y12, Y12
-	VFMADD213PS  448(AX), Y4, Y12
-	VDIVPS       Y12, Y10, Y10
-	VFMADD231PS  512(AX), Y8, Y8
-	VFMADD231PS  Y5, Y10, Y8
-	VSQRTPS      Y13, Y13
-	VFMADD213PS  448(AX), Y4, Y13
-	VDIVPS       Y13, Y11, Y11
-	VFMADD231PS  512(AX), Y9, Y9
-	VFMADD231PS  Y5, Y11, Y9
-	VMOVUPS      Y8, (BX)(R12*4)
-	VMOVUPS      Y9, 32(BX)(R12*4)
-	CMPQ         DI, $0x01
-	JE           copyFP16
-	JA           copyStored
-	VPSRLD       $0x10, Y8, Y6
-	VPAND        pattern00000001<>+0(SB), Y6, Y6
-	VPADDD       pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD       Y8, Y6, Y6
-	VPSRLD       $0x10, Y6, Y6
-	VCMPPS       $0x03, Y8, Y8, Y7
-	VBLENDVPS    Y7, pattern00007fc0<>+0(SB), Y6, Y6
-	VPSRLD       $0x10, Y9, Y7
-	VPAND        pattern00000001<>+0(SB), Y7, Y7
-	VPADDD       pattern00007fff<>+0(SB), Y7, Y7
-	VPADDD       Y9, Y7, Y7
-	VPSRLD       $0x10, Y7, Y7
-	VCMPPS       $0x03, Y9, Y9, Y8
-	VBLENDVPS    Y8, pattern00007fc0<>+0(SB), Y7, Y7
-	VPACKUSDW    Y7, Y6, Y6
-	VPERMQ       $0xd8, Y6, Y6
-	VMOVDQA      Y6, Y14
-	JMP          copyRounded
-
-copyFP16:
-	VCVTPS2PH   $0x00, Y8, X14
+fp16274:
+	VCVTPS2PH   $0x00, Y8, X12
 	VCVTPS2PH   $0x00, Y9, X6
-	VINSERTI128 $0x01, X6, Y14, Y14
+	VINSERTI128 $0x01, X6, Y12, Y12
+	VMOVDQA     Y12, Y6
+	JMP         done276
 
-copyRounded:
+fp32275:
+	JMP stored272
+
+done276:
 	TESTQ    $0x0000001f, SI
-	JNE      copyUnaligned
-	VMOVNTDQ Y14, (SI)(R12*2)
-	JMP      copyStored
+	JNE      unaligned271
+	VMOVNTDQ Y6, (SI)(CX*2)
+	JMP      stored272
 
-copyUnaligned:
-	VMOVDQU Y14, (SI)(R12*2)
+unaligned271:
+	VMOVDQU Y6, (SI)(CX*2)
 
-copyStored:
-	ADDQ $0x10, R12
+stored272:
+	ADDQ $0x10, CX
 
-check:
-	CMPQ    R12, R11
-	JB      next
+check270:
+	CMPQ CX, R11
+	JB   next269
+	JMP  done268
+
+fp16266:
+	XORQ CX, CX
+	JMP  check278
+
+next277:
+	PREFETCHT0     2048(BX)(CX*4)
+	PREFETCHT0     1024(R8)(CX*2)
+	PREFETCHT0     1024(R9)(CX*2)
+	PREFETCHT0     1024(DX)(CX*2)
+	VCVTPH2PS      (DX)(CX*2), Y6
+	VCVTPH2PS      16(DX)(CX*2), Y7
+	VMOVUPS        (BX)(CX*4), Y8
+	VMOVUPS        32(BX)(CX*4), Y9
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VBROADCASTI128 (R8)(CX*2), Y10
+	VPSHUFB        spread<>+0(SB), Y10, Y10
+	VBROADCASTI128 16(R8)(CX*2), Y11
+	VPSHUFB        spread<>+0(SB), Y11, Y11
+	VMULPS         Y10, Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMULPS         Y11, Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VPADDD         pattern00008000<>+0(SB), Y10, Y13
+	VPSRLD         $0x10, Y13, Y13
+	VPADDD         pattern00008000<>+0(SB), Y11, Y14
+	VPSRLD         $0x10, Y14, Y14
+	VPACKUSDW      Y14, Y13, Y13
+	VPERMQ         $0xd8, Y13, Y13
+	VMOVDQU        Y13, (R8)(CX*2)
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y7, Y7, Y7
+	VBROADCASTI128 (R9)(CX*2), Y13
+	VPSHUFB        spread<>+0(SB), Y13, Y13
+	VBROADCASTI128 16(R9)(CX*2), Y14
+	VPSHUFB        spread<>+0(SB), Y14, Y14
+	VMULPS         Y13, Y2, Y13
+	VFMADD231PS    Y3, Y6, Y13
+	VMULPS         Y14, Y2, Y6
+	VFMADD231PS    Y3, Y7, Y6
+	VMOVD          R10, X7
+	VPBROADCASTD   X7, Y7
+	VPADDD         ditherOfLanes<>+0(SB), Y7, Y14
+	VPSRLD         $0x10, Y14, Y15
+	VPXOR          Y15, Y14, Y14
+	VPMULLD        pattern85ebca6b<>+0(SB), Y14, Y14
+	VPSRLD         $0x10, Y14, Y14
+	VPADDD         Y13, Y14, Y14
+	VPSRLD         $0x10, Y14, Y14
+	VPADDD         ditherOfLanes<>+32(SB), Y7, Y7
+	VPSRLD         $0x10, Y7, Y15
+	VPXOR          Y15, Y7, Y7
+	VPMULLD        pattern85ebca6b<>+0(SB), Y7, Y7
+	VPSRLD         $0x10, Y7, Y7
+	VPADDD         Y6, Y7, Y7
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y14, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VMOVDQU        Y7, (R9)(CX*2)
+	ADDL           $-478700656, R10
+	VSQRTPS        Y13, Y13
+	VFMADD213PS    448(AX), Y4, Y13
+	VDIVPS         Y13, Y10, Y10
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y5, Y10, Y8
+	VSQRTPS        Y6, Y6
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y11, Y11
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y5, Y11, Y9
+	VMOVUPS        Y8, (BX)(CX*4)
+	VMOVUPS        Y9, 32(BX)(CX*4)
+	CMPQ           DI, $0x01
+	JE             fp16282
+	JA             fp32283
+	VPSRLD         $0x10, Y8, Y6
+	VPAND          pattern00000001<>+0(SB), Y6, Y6
+	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD         Y8, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VCMPPS         $0x03, Y8, Y8, Y7
+	VBLENDVPS      Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VPSRLD         $0x10, Y9, Y7
+	VPAND          pattern00000001<>+0(SB), Y7, Y7
+	VPADDD         pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD         Y9, Y7, Y7
+	VPSRLD         $0x10, Y7, Y7
+	VCMPPS         $0x03, Y9, Y9, Y8
+	VBLENDVPS      Y8, pattern00007fc0<>+0(SB), Y7, Y7
+	VPACKUSDW      Y7, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VMOVDQA        Y6, Y6
+	JMP            done284
+
+fp16282:
+	VCVTPS2PH   $0x00, Y8, X12
+	VCVTPS2PH   $0x00, Y9, X6
+	VINSERTI128 $0x01, X6, Y12, Y12
+	VMOVDQA     Y12, Y6
+	JMP         done284
+
+fp32283:
+	JMP stored280
+
+done284:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned279
+	VMOVNTDQ Y6, (SI)(CX*2)
+	JMP      stored280
+
+unaligned279:
+	VMOVDQU Y6, (SI)(CX*2)
+
+stored280:
+	ADDQ $0x10, CX
+
+check278:
+	CMPQ CX, R11
+	JB   next277
+	JMP  done268
+
+fp32267:
+	XORQ CX, CX
+	JMP  check286
+
+next285:
+	PREFETCHT0     2048(BX)(CX*4)
+	PREFETCHT0     1024(R8)(CX*2)
+	PREFETCHT0     1024(R9)(CX*2)
+	PREFETCHT0     2048(DX)(CX*4)
+	VMOVUPS        (DX)(CX*4), Y6
+	VMOVUPS        32(DX)(CX*4), Y7
+	VMOVUPS        (BX)(CX*4), Y8
+	VMOVUPS        32(BX)(CX*4), Y9
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VBROADCASTI128 (R8)(CX*2), Y10
+	VPSHUFB        spread<>+0(SB), Y10, Y10
+	VBROADCASTI128 16(R8)(CX*2), Y11
+	VPSHUFB        spread<>+0(SB), Y11, Y11
+	VMULPS         Y10, Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMULPS         Y11, Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VPADDD         pattern00008000<>+0(SB), Y10, Y13
+	VPSRLD         $0x10, Y13, Y13
+	VPADDD         pattern00008000<>+0(SB), Y11, Y14
+	VPSRLD         $0x10, Y14, Y14
+	VPACKUSDW      Y14, Y13, Y13
+	VPERMQ         $0xd8, Y13, Y13
+	VMOVDQU        Y13, (R8)(CX*2)
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y7, Y7, Y7
+	VBROADCASTI128 (R9)(CX*2), Y13
+	VPSHUFB        spread<>+0(SB), Y13, Y13
+	VBROADCASTI128 16(R9)(CX*2), Y14
+	VPSHUFB        spread<>+0(SB), Y14, Y14
+	VMULPS         Y13, Y2, Y13
+	VFMADD231PS    Y3, Y6, Y13
+	VMULPS         Y14, Y2, Y6
+	VFMADD231PS    Y3, Y7, Y6
+	VMOVD          R10, X7
+	VPBROADCASTD   X7, Y7
+	VPADDD         ditherOfLanes<>+0(SB), Y7, Y14
+	VPSRLD         $0x10, Y14, Y15
+	VPXOR          Y15, Y14, Y14
+	VPMULLD        pattern85ebca6b<>+0(SB), Y14, Y14
+	VPSRLD         $0x10, Y14, Y14
+	VPADDD         Y13, Y14, Y14
+	VPSRLD         $0x10, Y14, Y14
+	VPADDD         ditherOfLanes<>+32(SB), Y7, Y7
+	VPSRLD         $0x10, Y7, Y15
+	VPXOR          Y15, Y7, Y7
+	VPMULLD        pattern85ebca6b<>+0(SB), Y7, Y7
+	VPSRLD         $0x10, Y7, Y7
+	VPADDD         Y6, Y7, Y7
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y14, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VMOVDQU        Y7, (R9)(CX*2)
+	ADDL           $-478700656, R10
+	VSQRTPS        Y13, Y13
+	VFMADD213PS    448(AX), Y4, Y13
+	VDIVPS         Y13, Y10, Y10
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y5, Y10, Y8
+	VSQRTPS        Y6, Y6
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y11, Y11
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y5, Y11, Y9
+	VMOVUPS        Y8, (BX)(CX*4)
+	VMOVUPS        Y9, 32(BX)(CX*4)
+	CMPQ           DI, $0x01
+	JE             fp16290
+	JA             fp32291
+	VPSRLD         $0x10, Y8, Y6
+	VPAND          pattern00000001<>+0(SB), Y6, Y6
+	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD         Y8, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VCMPPS         $0x03, Y8, Y8, Y7
+	VBLENDVPS      Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VPSRLD         $0x10, Y9, Y7
+	VPAND          pattern00000001<>+0(SB), Y7, Y7
+	VPADDD         pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD         Y9, Y7, Y7
+	VPSRLD         $0x10, Y7, Y7
+	VCMPPS         $0x03, Y9, Y9, Y8
+	VBLENDVPS      Y8, pattern00007fc0<>+0(SB), Y7, Y7
+	VPACKUSDW      Y7, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VMOVDQA        Y6, Y6
+	JMP            done292
+
+fp16290:
+	VCVTPS2PH   $0x00, Y8, X12
+	VCVTPS2PH   $0x00, Y9, X6
+	VINSERTI128 $0x01, X6, Y12, Y12
+	VMOVDQA     Y12, Y6
+	JMP         done292
+
+fp32291:
+	JMP stored288
+
+done292:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned287
+	VMOVNTDQ Y6, (SI)(CX*2)
+	JMP      stored288
+
+unaligned287:
+	VMOVDQU Y6, (SI)(CX*2)
+
+stored288:
+	ADDQ $0x10, CX
+
+check286:
+	CMPQ CX, R11
+	JB   next285
+
+done268:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -2228,123 +4539,322 @@ TEXT ·lionFP32BF16AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
-	XORQ    R10, R10
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp16294
+	JA      fp32295
+	XORQ    CX, CX
+	JMP     check298
 
-next:
-	PREFETCHT0 2048(BX)(R10*4)
-	PREFETCHT0 1024(R8)(R10*2)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R10*2)
-	VPERMQ     $0xd8, (DX)(R10*2), Y7
-	VPXOR      Y6, Y6, Y6
-	VPUNPCKLWD Y7, Y6, Y5
-	VPUNPCKHWD Y7, Y6, Y6
-	VMOVAPS    Y5, Y5
-	VMOVAPS    Y6, Y6
-	JMP        gradientLoaded
+next297:
+	PREFETCHT0     2048(BX)(CX*4)
+	PREFETCHT0     1024(R8)(CX*2)
+	PREFETCHT0     1024(DX)(CX*2)
+	VBROADCASTI128 (DX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VBROADCASTI128 16(DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VMOVUPS        (BX)(CX*4), Y7
+	VMOVUPS        32(BX)(CX*4), Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VBROADCASTI128 (R8)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VBROADCASTI128 16(R8)(CX*2), Y10
+	VPSHUFB        spread<>+0(SB), Y10, Y10
+	VMULPS         Y9, Y0, Y11
+	VFMADD231PS    Y1, Y5, Y11
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y13, Y13, Y13
+	VANDPS         pattern80000000<>+0(SB), Y11, Y12
+	VXORPS         Y4, Y12, Y12
+	VCMPPS         $0x00, Y13, Y11, Y13
+	VANDNPS        Y12, Y13, Y12
+	VCMPPS         $0x03, Y11, Y11, Y13
+	VBLENDVPS      Y13, Y11, Y12, Y12
+	VADDPS         Y12, Y7, Y7
+	VMULPS         Y10, Y0, Y11
+	VFMADD231PS    Y1, Y6, Y11
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y13, Y13, Y13
+	VANDPS         pattern80000000<>+0(SB), Y11, Y12
+	VXORPS         Y4, Y12, Y12
+	VCMPPS         $0x00, Y13, Y11, Y13
+	VANDNPS        Y12, Y13, Y12
+	VCMPPS         $0x03, Y11, Y11, Y13
+	VBLENDVPS      Y13, Y11, Y12, Y12
+	VADDPS         Y12, Y8, Y8
+	VMULPS         Y9, Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         Y10, Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y9, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPADDD         pattern00008000<>+0(SB), Y5, Y5
+	VPSRLD         $0x10, Y5, Y5
+	VPACKUSDW      Y5, Y6, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        Y5, (R8)(CX*2)
+	VMOVUPS        Y7, (BX)(CX*4)
+	VMOVUPS        Y8, 32(BX)(CX*4)
+	CMPQ           DI, $0x01
+	JE             fp16302
+	JA             fp32303
+	VPSRLD         $0x10, Y7, Y5
+	VPAND          pattern00000001<>+0(SB), Y5, Y5
+	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD         Y7, Y5, Y5
+	VPSRLD         $0x10, Y5, Y5
+	VCMPPS         $0x03, Y7, Y7, Y6
+	VBLENDVPS      Y6, pattern00007fc0<>+0(SB), Y5, Y5
+	VPSRLD         $0x10, Y8, Y6
+	VPAND          pattern00000001<>+0(SB), Y6, Y6
+	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD         Y8, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VCMPPS         $0x03, Y8, Y8, Y7
+	VBLENDVPS      Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VPACKUSDW      Y6, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQA        Y5, Y5
+	JMP            done304
 
-gradientFP16:
-	PREFETCHT0 1024(DX)(R10*2)
-	VCVTPH2PS  (DX)(R10*2), Y5
-	VCVTPH2PS  16(DX)(R10*2), Y6
-	JMP        gradientLoaded
-
-gradientFP32:
-	PREFETCHT0 2048(DX)(R10*4)
-	VMOVUPS    (DX)(R10*4), Y5
-	VMOVUPS    32(DX)(R10*4), Y6
-
-gradientLoaded:
-	VMOVUPS     (BX)(R10*4), Y7
-	VMOVUPS     32(BX)(R10*4), Y8
-	VMULPS      (AX), Y5, Y5
-	VFMADD231PS 64(AX), Y7, Y5
-	VMULPS      (AX), Y6, Y6
-	VFMADD231PS 64(AX), Y8, Y6
-	VPERMQ      $0xd8, (R8)(R10*2), Y11
-	VPXOR       Y10, Y10, Y10
-	VPUNPCKLWD  Y11, Y10, Y9
-	VPUNPCKHWD  Y11, Y10, Y10
-	VMULPS      Y0, Y9, Y11
-	VFMADD231PS Y1, Y5, Y11
-	VFMADD231PS 512(AX), Y7, Y7
-	VPXOR       Y13, Y13, Y13
-	VANDPS      pattern80000000<>+0(SB), Y11, Y12
-	VXORPS      Y4, Y12, Y12
-	VCMPPS      $0x00, Y13, Y11, Y13
-	VANDNPS     Y12, Y13, Y12
-	VCMPPS      $0x03, Y11, Y11, Y13
-	VBLENDVPS   Y13, Y11, Y12, Y12
-	VADDPS      Y12, Y7, Y7
-	VMULPS      Y2, Y9, Y9
-	VFMADD231PS Y3, Y5, Y9
-	VMULPS      Y0, Y10, Y5
-	VFMADD231PS Y1, Y6, Y5
-	VFMADD231PS 512(AX), Y8, Y8
-	VPXOR       Y12, Y12, Y12
-	VANDPS      pattern80000000<>+0(SB), Y5, Y11
-	VXORPS      Y4, Y11, Y11
-	VCMPPS      $0x00, Y12, Y5, Y12
-	VANDNPS     Y11, Y12, Y11
-	VCMPPS      $0x03, Y5, Y5, Y12
-	VBLENDVPS   Y12, Y5, Y11, Y11
-	VADDPS      Y11, Y8, Y8
-	VMULPS      Y2, Y10, Y10
-	VFMADD231PS Y3, Y6, Y10
-	VPADDD      pattern00008000<>+0(SB), Y9, Y5
-	VPSRLD      $0x10, Y5, Y5
-	VPADDD      pattern00008000<>+0(SB), Y10, Y6
-	VPSRLD      $0x10, Y6, Y6
-	VPACKUSDW   Y6, Y5, Y5
-	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQU     Y5, (R8)(R10*2)
-	VMOVUPS     Y7, (BX)(R10*4)
-	VMOVUPS     Y8, 32(BX)(R10*4)
-	CMPQ        DI, $0x01
-	JE          copyFP16
-	JA          copyStored
-	VPSRLD      $0x10, Y7, Y5
-	VPAND       pattern00000001<>+0(SB), Y5, Y5
-	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
-	VPADDD      Y7, Y5, Y5
-	VPSRLD      $0x10, Y5, Y5
-	VCMPPS      $0x03, Y7, Y7, Y6
-	VBLENDVPS   Y6, pattern00007fc0<>+0(SB), Y5, Y5
-	VPSRLD      $0x10, Y8, Y6
-	VPAND       pattern00000001<>+0(SB), Y6, Y6
-	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD      Y8, Y6, Y6
-	VPSRLD      $0x10, Y6, Y6
-	VCMPPS      $0x03, Y8, Y8, Y7
-	VBLENDVPS   Y7, pattern00007fc0<>+0(SB), Y6, Y6
-	VPACKUSDW   Y6, Y5, Y5
-	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQA     Y5, Y14
-	JMP         copyRounded
-
-copyFP16:
+fp16302:
 	VCVTPS2PH   $0x00, Y7, X14
 	VCVTPS2PH   $0x00, Y8, X5
 	VINSERTI128 $0x01, X5, Y14, Y14
+	VMOVDQA     Y14, Y5
+	JMP         done304
 
-copyRounded:
+fp32303:
+	JMP stored300
+
+done304:
 	TESTQ    $0x0000001f, SI
-	JNE      copyUnaligned
-	VMOVNTDQ Y14, (SI)(R10*2)
-	JMP      copyStored
+	JNE      unaligned299
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored300
 
-copyUnaligned:
-	VMOVDQU Y14, (SI)(R10*2)
+unaligned299:
+	VMOVDQU Y5, (SI)(CX*2)
 
-copyStored:
-	ADDQ $0x10, R10
+stored300:
+	ADDQ $0x10, CX
 
-check:
-	CMPQ    R10, R9
-	JB      next
+check298:
+	CMPQ CX, R9
+	JB   next297
+	JMP  done296
+
+fp16294:
+	XORQ CX, CX
+	JMP  check306
+
+next305:
+	PREFETCHT0     2048(BX)(CX*4)
+	PREFETCHT0     1024(R8)(CX*2)
+	PREFETCHT0     1024(DX)(CX*2)
+	VCVTPH2PS      (DX)(CX*2), Y5
+	VCVTPH2PS      16(DX)(CX*2), Y6
+	VMOVUPS        (BX)(CX*4), Y7
+	VMOVUPS        32(BX)(CX*4), Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VBROADCASTI128 (R8)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VBROADCASTI128 16(R8)(CX*2), Y10
+	VPSHUFB        spread<>+0(SB), Y10, Y10
+	VMULPS         Y9, Y0, Y11
+	VFMADD231PS    Y1, Y5, Y11
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y13, Y13, Y13
+	VANDPS         pattern80000000<>+0(SB), Y11, Y12
+	VXORPS         Y4, Y12, Y12
+	VCMPPS         $0x00, Y13, Y11, Y13
+	VANDNPS        Y12, Y13, Y12
+	VCMPPS         $0x03, Y11, Y11, Y13
+	VBLENDVPS      Y13, Y11, Y12, Y12
+	VADDPS         Y12, Y7, Y7
+	VMULPS         Y10, Y0, Y11
+	VFMADD231PS    Y1, Y6, Y11
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y13, Y13, Y13
+	VANDPS         pattern80000000<>+0(SB), Y11, Y12
+	VXORPS         Y4, Y12, Y12
+	VCMPPS         $0x00, Y13, Y11, Y13
+	VANDNPS        Y12, Y13, Y12
+	VCMPPS         $0x03, Y11, Y11, Y13
+	VBLENDVPS      Y13, Y11, Y12, Y12
+	VADDPS         Y12, Y8, Y8
+	VMULPS         Y9, Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         Y10, Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y9, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPADDD         pattern00008000<>+0(SB), Y5, Y5
+	VPSRLD         $0x10, Y5, Y5
+	VPACKUSDW      Y5, Y6, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        Y5, (R8)(CX*2)
+	VMOVUPS        Y7, (BX)(CX*4)
+	VMOVUPS        Y8, 32(BX)(CX*4)
+	CMPQ           DI, $0x01
+	JE             fp16310
+	JA             fp32311
+	VPSRLD         $0x10, Y7, Y5
+	VPAND          pattern00000001<>+0(SB), Y5, Y5
+	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD         Y7, Y5, Y5
+	VPSRLD         $0x10, Y5, Y5
+	VCMPPS         $0x03, Y7, Y7, Y6
+	VBLENDVPS      Y6, pattern00007fc0<>+0(SB), Y5, Y5
+	VPSRLD         $0x10, Y8, Y6
+	VPAND          pattern00000001<>+0(SB), Y6, Y6
+	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD         Y8, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VCMPPS         $0x03, Y8, Y8, Y7
+	VBLENDVPS      Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VPACKUSDW      Y6, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQA        Y5, Y5
+	JMP            done312
+
+fp16310:
+	VCVTPS2PH   $0x00, Y7, X14
+	VCVTPS2PH   $0x00, Y8, X5
+	VINSERTI128 $0x01, X5, Y14, Y14
+	VMOVDQA     Y14, Y5
+	JMP         done312
+
+fp32311:
+	JMP stored308
+
+done312:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned307
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored308
+
+unaligned307:
+	VMOVDQU Y5, (SI)(CX*2)
+
+stored308:
+	ADDQ $0x10, CX
+
+check306:
+	CMPQ CX, R9
+	JB   next305
+	JMP  done296
+
+fp32295:
+	XORQ CX, CX
+	JMP  check314
+
+next313:
+	PREFETCHT0     2048(BX)(CX*4)
+	PREFETCHT0     1024(R8)(CX*2)
+	PREFETCHT0     2048(DX)(CX*4)
+	VMOVUPS        (DX)(CX*4), Y5
+	VMOVUPS        32(DX)(CX*4), Y6
+	VMOVUPS        (BX)(CX*4), Y7
+	VMOVUPS        32(BX)(CX*4), Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VBROADCASTI128 (R8)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VBROADCASTI128 16(R8)(CX*2), Y10
+	VPSHUFB        spread<>+0(SB), Y10, Y10
+	VMULPS         Y9, Y0, Y11
+	VFMADD231PS    Y1, Y5, Y11
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y13, Y13, Y13
+	VANDPS         pattern80000000<>+0(SB), Y11, Y12
+	VXORPS         Y4, Y12, Y12
+	VCMPPS         $0x00, Y13, Y11, Y13
+	VANDNPS        Y12, Y13, Y12
+	VCMPPS         $0x03, Y11, Y11, Y13
+	VBLENDVPS      Y13, Y11, Y12, Y12
+	VADDPS         Y12, Y7, Y7
+	VMULPS         Y10, Y0, Y11
+	VFMADD231PS    Y1, Y6, Y11
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y13, Y13, Y13
+	VANDPS         pattern80000000<>+0(SB), Y11, Y12
+	VXORPS         Y4, Y12, Y12
+	VCMPPS         $0x00, Y13, Y11, Y13
+	VANDNPS        Y12, Y13, Y12
+	VCMPPS         $0x03, Y11, Y11, Y13
+	VBLENDVPS      Y13, Y11, Y12, Y12
+	VADDPS         Y12, Y8, Y8
+	VMULPS         Y9, Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         Y10, Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y9, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPADDD         pattern00008000<>+0(SB), Y5, Y5
+	VPSRLD         $0x10, Y5, Y5
+	VPACKUSDW      Y5, Y6, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        Y5, (R8)(CX*2)
+	VMOVUPS        Y7, (BX)(CX*4)
+	VMOVUPS        Y8, 32(BX)(CX*4)
+	CMPQ           DI, $0x01
+	JE             fp16318
+	JA             fp32319
+	VPSRLD         $0x10, Y7, Y5
+	VPAND          pattern00000001<>+0(SB), Y5, Y5
+	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD         Y7, Y5, Y5
+	VPSRLD         $0x10, Y5, Y5
+	VCMPPS         $0x03, Y7, Y7, Y6
+	VBLENDVPS      Y6, pattern00007fc0<>+0(SB), Y5, Y5
+	VPSRLD         $0x10, Y8, Y6
+	VPAND          pattern00000001<>+0(SB), Y6, Y6
+	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD         Y8, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VCMPPS         $0x03, Y8, Y8, Y7
+	VBLENDVPS      Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VPACKUSDW      Y6, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQA        Y5, Y5
+	JMP            done320
+
+fp16318:
+	VCVTPS2PH   $0x00, Y7, X14
+	VCVTPS2PH   $0x00, Y8, X5
+	VINSERTI128 $0x01, X5, Y14, Y14
+	VMOVDQA     Y14, Y5
+	JMP         done320
+
+fp32319:
+	JMP stored316
+
+done320:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned315
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored316
+
+unaligned315:
+	VMOVDQU Y5, (SI)(CX*2)
+
+stored316:
+	ADDQ $0x10, CX
+
+check314:
+	CMPQ CX, R9
+	JB   next313
+
+done296:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -2378,120 +4888,313 @@ TEXT ·adagradFP32BF16AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y1
 	MOVQ    a+0(FP), R10
 	MOVQ    (R10), R10
-	XORQ    R11, R11
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp16322
+	JA      fp32323
+	XORQ    CX, CX
+	JMP     check326
 
-next:
-	PREFETCHT0 2048(BX)(R11*4)
-	PREFETCHT0 1024(R8)(R11*2)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R11*2)
-	VPERMQ     $0xd8, (DX)(R11*2), Y4
-	VPXOR      Y3, Y3, Y3
-	VPUNPCKLWD Y4, Y3, Y2
-	VPUNPCKHWD Y4, Y3, Y3
-	VMOVAPS    Y2, Y2
-	VMOVAPS    Y3, Y3
-	JMP        gradientLoaded
+next325:
+	PREFETCHT0     2048(BX)(CX*4)
+	PREFETCHT0     1024(R8)(CX*2)
+	PREFETCHT0     1024(DX)(CX*2)
+	VBROADCASTI128 (DX)(CX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 16(DX)(CX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VMOVUPS        (BX)(CX*4), Y4
+	VMOVUPS        32(BX)(CX*4), Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VBROADCASTI128 (R8)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 16(R8)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVD          R9, X8
+	VPBROADCASTD   X8, Y8
+	VPADDD         ditherOfLanes<>+0(SB), Y8, Y9
+	VPSRLD         $0x10, Y9, Y10
+	VPXOR          Y10, Y9, Y9
+	VPMULLD        pattern85ebca6b<>+0(SB), Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPADDD         Y6, Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPADDD         ditherOfLanes<>+32(SB), Y8, Y8
+	VPSRLD         $0x10, Y8, Y10
+	VPXOR          Y10, Y8, Y8
+	VPMULLD        pattern85ebca6b<>+0(SB), Y8, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPADDD         Y7, Y8, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPACKUSDW      Y8, Y9, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VMOVDQU        Y8, (R8)(CX*2)
+	ADDL           $-478700656, R9
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VMOVUPS        Y4, (BX)(CX*4)
+	VMOVUPS        Y5, 32(BX)(CX*4)
+	CMPQ           DI, $0x01
+	JE             fp16330
+	JA             fp32331
+	VPSRLD         $0x10, Y4, Y2
+	VPAND          pattern00000001<>+0(SB), Y2, Y2
+	VPADDD         pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD         Y4, Y2, Y2
+	VPSRLD         $0x10, Y2, Y2
+	VCMPPS         $0x03, Y4, Y4, Y3
+	VBLENDVPS      Y3, pattern00007fc0<>+0(SB), Y2, Y2
+	VPSRLD         $0x10, Y5, Y3
+	VPAND          pattern00000001<>+0(SB), Y3, Y3
+	VPADDD         pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD         Y5, Y3, Y3
+	VPSRLD         $0x10, Y3, Y3
+	VCMPPS         $0x03, Y5, Y5, Y4
+	VBLENDVPS      Y4, pattern00007fc0<>+0(SB), Y3, Y3
+	VPACKUSDW      Y3, Y2, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VMOVDQA        Y2, Y2
+	JMP            done332
 
-gradientFP16:
-	PREFETCHT0 1024(DX)(R11*2)
-	VCVTPH2PS  (DX)(R11*2), Y2
-	VCVTPH2PS  16(DX)(R11*2), Y3
-	JMP        gradientLoaded
-
-gradientFP32:
-	PREFETCHT0 2048(DX)(R11*4)
-	VMOVUPS    (DX)(R11*4), Y2
-	VMOVUPS    32(DX)(R11*4), Y3
-
-gradientLoaded:
-	VMOVUPS      (BX)(R11*4), Y4
-	VMOVUPS      32(BX)(R11*4), Y5
-	VMULPS       (AX), Y2, Y2
-	VFMADD231PS  64(AX), Y4, Y2
-	VMULPS       (AX), Y3, Y3
-	VFMADD231PS  64(AX), Y5, Y3
-	VPERMQ       $0xd8, (R8)(R11*2), Y8
-	VPXOR        Y7, Y7, Y7
-	VPUNPCKLWD   Y8, Y7, Y6
-	VPUNPCKHWD   Y8, Y7, Y7
-	VFMADD231PS  Y2, Y2, Y6
-	VFMADD231PS  Y3, Y3, Y7
-	VMOVD        R9, X8
-	VPBROADCASTD X8, Y8
-	VPADDD       ditherOfLanes<>+0(SB), Y8, Y9
-	VPSRLD       $0x10, Y9, Y10
-	VPXOR        Y10, Y9, Y9
-	VPMULLD      pattern85ebca6b<>+0(SB), Y9, Y9
-	VPSRLD       $0x10, Y9, Y9
-	VPADDD       Y6, Y9, Y9
-	VPSRLD       $0x10, Y9, Y9
-	VPADDD       ditherOfLanes<>+32(SB), Y8, Y8
-	VPSRLD       $0x10, Y8, Y10
-	VPXOR        Y10, Y8, Y8
-	VPMULLD      pattern85ebca6b<>+0(SB), Y8, Y8
-	VPSRLD       $0x10, Y8, Y8
-	VPADDD       Y7, Y8, Y8
-	VPSRLD       $0x10, Y8, Y8
-	VPACKUSDW    Y8, Y9, Y8
-	VPERMQ       $0xd8, Y8, Y8
-	VMOVDQU      Y8, (R8)(R11*2)
-	ADDL         $-478700656, R9
-	VSQRTPS      Y6, Y6
-	VADDPS       Y0, Y6, Y6
-	VDIVPS       Y6, Y2, Y2
-	VFMADD231PS  Y1, Y2, Y4
-	VSQRTPS      Y7, Y7
-	VADDPS       Y0, Y7, Y7
-	VDIVPS       Y7, Y3, Y3
-	VFMADD231PS  Y1, Y3, Y5
-	VMOVUPS      Y4, (BX)(R11*4)
-	VMOVUPS      Y5, 32(BX)(R11*4)
-	CMPQ         DI, $0x01
-	JE           copyFP16
-	JA           copyStored
-	VPSRLD       $0x10, Y4, Y2
-	VPAND        pattern00000001<>+0(SB), Y2, Y2
-	VPADDD       pattern00007fff<>+0(SB), Y2, Y2
-	VPADDD       Y4, Y2, Y2
-	VPSRLD       $0x10, Y2, Y2
-	VCMPPS       $0x03, Y4, Y4, Y3
-	VBLENDVPS    Y3, pattern00007fc0<>+0(SB), Y2, Y2
-	VPSRLD       $0x10, Y5, Y3
-	VPAND        pattern00000001<>+0(SB), Y3, Y3
-	VPADDD       pattern00007fff<>+0(SB), Y3, Y3
-	VPADDD       Y5, Y3, Y3
-	VPSRLD       $0x10, Y3, Y3
-	VCMPPS       $0x03, Y5, Y5, Y4
-	VBLENDVPS    Y4, pattern00007fc0<>+0(SB), Y3, Y3
-	VPACKUSDW    Y3, Y2, Y2
-	VPERMQ       $0xd8, Y2, Y2
-	VMOVDQA      Y2, Y11
-	JMP          copyRounded
-
-copyFP16:
+fp16330:
 	VCVTPS2PH   $0x00, Y4, X11
 	VCVTPS2PH   $0x00, Y5, X2
 	VINSERTI128 $0x01, X2, Y11, Y11
+	VMOVDQA     Y11, Y2
+	JMP         done332
 
-copyRounded:
+fp32331:
+	JMP stored328
+
+done332:
 	TESTQ    $0x0000001f, SI
-	JNE      copyUnaligned
-	VMOVNTDQ Y11, (SI)(R11*2)
-	JMP      copyStored
+	JNE      unaligned327
+	VMOVNTDQ Y2, (SI)(CX*2)
+	JMP      stored328
 
-copyUnaligned:
-	VMOVDQU Y11, (SI)(R11*2)
+unaligned327:
+	VMOVDQU Y2, (SI)(CX*2)
 
-copyStored:
-	ADDQ $0x10, R11
+stored328:
+	ADDQ $0x10, CX
 
-check:
-	CMPQ    R11, R10
-	JB      next
+check326:
+	CMPQ CX, R10
+	JB   next325
+	JMP  done324
+
+fp16322:
+	XORQ CX, CX
+	JMP  check334
+
+next333:
+	PREFETCHT0     2048(BX)(CX*4)
+	PREFETCHT0     1024(R8)(CX*2)
+	PREFETCHT0     1024(DX)(CX*2)
+	VCVTPH2PS      (DX)(CX*2), Y2
+	VCVTPH2PS      16(DX)(CX*2), Y3
+	VMOVUPS        (BX)(CX*4), Y4
+	VMOVUPS        32(BX)(CX*4), Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VBROADCASTI128 (R8)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 16(R8)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVD          R9, X8
+	VPBROADCASTD   X8, Y8
+	VPADDD         ditherOfLanes<>+0(SB), Y8, Y9
+	VPSRLD         $0x10, Y9, Y10
+	VPXOR          Y10, Y9, Y9
+	VPMULLD        pattern85ebca6b<>+0(SB), Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPADDD         Y6, Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPADDD         ditherOfLanes<>+32(SB), Y8, Y8
+	VPSRLD         $0x10, Y8, Y10
+	VPXOR          Y10, Y8, Y8
+	VPMULLD        pattern85ebca6b<>+0(SB), Y8, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPADDD         Y7, Y8, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPACKUSDW      Y8, Y9, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VMOVDQU        Y8, (R8)(CX*2)
+	ADDL           $-478700656, R9
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VMOVUPS        Y4, (BX)(CX*4)
+	VMOVUPS        Y5, 32(BX)(CX*4)
+	CMPQ           DI, $0x01
+	JE             fp16338
+	JA             fp32339
+	VPSRLD         $0x10, Y4, Y2
+	VPAND          pattern00000001<>+0(SB), Y2, Y2
+	VPADDD         pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD         Y4, Y2, Y2
+	VPSRLD         $0x10, Y2, Y2
+	VCMPPS         $0x03, Y4, Y4, Y3
+	VBLENDVPS      Y3, pattern00007fc0<>+0(SB), Y2, Y2
+	VPSRLD         $0x10, Y5, Y3
+	VPAND          pattern00000001<>+0(SB), Y3, Y3
+	VPADDD         pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD         Y5, Y3, Y3
+	VPSRLD         $0x10, Y3, Y3
+	VCMPPS         $0x03, Y5, Y5, Y4
+	VBLENDVPS      Y4, pattern00007fc0<>+0(SB), Y3, Y3
+	VPACKUSDW      Y3, Y2, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VMOVDQA        Y2, Y2
+	JMP            done340
+
+fp16338:
+	VCVTPS2PH   $0x00, Y4, X11
+	VCVTPS2PH   $0x00, Y5, X2
+	VINSERTI128 $0x01, X2, Y11, Y11
+	VMOVDQA     Y11, Y2
+	JMP         done340
+
+fp32339:
+	JMP stored336
+
+done340:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned335
+	VMOVNTDQ Y2, (SI)(CX*2)
+	JMP      stored336
+
+unaligned335:
+	VMOVDQU Y2, (SI)(CX*2)
+
+stored336:
+	ADDQ $0x10, CX
+
+check334:
+	CMPQ CX, R10
+	JB   next333
+	JMP  done324
+
+fp32323:
+	XORQ CX, CX
+	JMP  check342
+
+next341:
+	PREFETCHT0     2048(BX)(CX*4)
+	PREFETCHT0     1024(R8)(CX*2)
+	PREFETCHT0     2048(DX)(CX*4)
+	VMOVUPS        (DX)(CX*4), Y2
+	VMOVUPS        32(DX)(CX*4), Y3
+	VMOVUPS        (BX)(CX*4), Y4
+	VMOVUPS        32(BX)(CX*4), Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VBROADCASTI128 (R8)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 16(R8)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVD          R9, X8
+	VPBROADCASTD   X8, Y8
+	VPADDD         ditherOfLanes<>+0(SB), Y8, Y9
+	VPSRLD         $0x10, Y9, Y10
+	VPXOR          Y10, Y9, Y9
+	VPMULLD        pattern85ebca6b<>+0(SB), Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPADDD         Y6, Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPADDD         ditherOfLanes<>+32(SB), Y8, Y8
+	VPSRLD         $0x10, Y8, Y10
+	VPXOR          Y10, Y8, Y8
+	VPMULLD        pattern85ebca6b<>+0(SB), Y8, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPADDD         Y7, Y8, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPACKUSDW      Y8, Y9, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VMOVDQU        Y8, (R8)(CX*2)
+	ADDL           $-478700656, R9
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VMOVUPS        Y4, (BX)(CX*4)
+	VMOVUPS        Y5, 32(BX)(CX*4)
+	CMPQ           DI, $0x01
+	JE             fp16346
+	JA             fp32347
+	VPSRLD         $0x10, Y4, Y2
+	VPAND          pattern00000001<>+0(SB), Y2, Y2
+	VPADDD         pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD         Y4, Y2, Y2
+	VPSRLD         $0x10, Y2, Y2
+	VCMPPS         $0x03, Y4, Y4, Y3
+	VBLENDVPS      Y3, pattern00007fc0<>+0(SB), Y2, Y2
+	VPSRLD         $0x10, Y5, Y3
+	VPAND          pattern00000001<>+0(SB), Y3, Y3
+	VPADDD         pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD         Y5, Y3, Y3
+	VPSRLD         $0x10, Y3, Y3
+	VCMPPS         $0x03, Y5, Y5, Y4
+	VBLENDVPS      Y4, pattern00007fc0<>+0(SB), Y3, Y3
+	VPACKUSDW      Y3, Y2, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VMOVDQA        Y2, Y2
+	JMP            done348
+
+fp16346:
+	VCVTPS2PH   $0x00, Y4, X11
+	VCVTPS2PH   $0x00, Y5, X2
+	VINSERTI128 $0x01, X2, Y11, Y11
+	VMOVDQA     Y11, Y2
+	JMP         done348
+
+fp32347:
+	JMP stored344
+
+done348:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned343
+	VMOVNTDQ Y2, (SI)(CX*2)
+	JMP      stored344
+
+unaligned343:
+	VMOVDQU Y2, (SI)(CX*2)
+
+stored344:
+	ADDQ $0x10, CX
+
+check342:
+	CMPQ CX, R10
+	JB   next341
+
+done324:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -2526,109 +5229,280 @@ TEXT ·sgdFP32BF16AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
-	XORQ    R10, R10
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp16350
+	JA      fp32351
+	XORQ    CX, CX
+	JMP     check354
 
-next:
-	PREFETCHT0 2048(BX)(R10*4)
-	PREFETCHT0 1024(R8)(R10*2)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R10*2)
-	VPERMQ     $0xd8, (DX)(R10*2), Y7
-	VPXOR      Y6, Y6, Y6
-	VPUNPCKLWD Y7, Y6, Y5
-	VPUNPCKHWD Y7, Y6, Y6
-	VMOVAPS    Y5, Y5
-	VMOVAPS    Y6, Y6
-	JMP        gradientLoaded
+next353:
+	PREFETCHT0     2048(BX)(CX*4)
+	PREFETCHT0     1024(R8)(CX*2)
+	PREFETCHT0     1024(DX)(CX*2)
+	VBROADCASTI128 (DX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VBROADCASTI128 16(DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VMOVUPS        (BX)(CX*4), Y7
+	VMOVUPS        32(BX)(CX*4), Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VBROADCASTI128 (R8)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VBROADCASTI128 16(R8)(CX*2), Y10
+	VPSHUFB        spread<>+0(SB), Y10, Y10
+	VMULPS         Y9, Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VMULPS         Y10, Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VPADDD         pattern00008000<>+0(SB), Y9, Y12
+	VPSRLD         $0x10, Y12, Y12
+	VPADDD         pattern00008000<>+0(SB), Y10, Y13
+	VPSRLD         $0x10, Y13, Y13
+	VPACKUSDW      Y13, Y12, Y12
+	VPERMQ         $0xd8, Y12, Y12
+	VMOVDQU        Y12, (R8)(CX*2)
+	VMULPS         Y3, Y5, Y5
+	VFMADD231PS    Y2, Y9, Y5
+	VFMADD231PS    512(AX), Y7, Y7
+	VFMADD231PS    Y4, Y5, Y7
+	VMULPS         Y3, Y6, Y6
+	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y4, Y6, Y8
+	VMOVUPS        Y7, (BX)(CX*4)
+	VMOVUPS        Y8, 32(BX)(CX*4)
+	CMPQ           DI, $0x01
+	JE             fp16358
+	JA             fp32359
+	VPSRLD         $0x10, Y7, Y5
+	VPAND          pattern00000001<>+0(SB), Y5, Y5
+	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD         Y7, Y5, Y5
+	VPSRLD         $0x10, Y5, Y5
+	VCMPPS         $0x03, Y7, Y7, Y6
+	VBLENDVPS      Y6, pattern00007fc0<>+0(SB), Y5, Y5
+	VPSRLD         $0x10, Y8, Y6
+	VPAND          pattern00000001<>+0(SB), Y6, Y6
+	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD         Y8, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VCMPPS         $0x03, Y8, Y8, Y7
+	VBLENDVPS      Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VPACKUSDW      Y6, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQA        Y5, Y5
+	JMP            done360
 
-gradientFP16:
-	PREFETCHT0 1024(DX)(R10*2)
-	VCVTPH2PS  (DX)(R10*2), Y5
-	VCVTPH2PS  16(DX)(R10*2), Y6
-	JMP        gradientLoaded
-
-gradientFP32:
-	PREFETCHT0 2048(DX)(R10*4)
-	VMOVUPS    (DX)(R10*4), Y5
-	VMOVUPS    32(DX)(R10*4), Y6
-
-gradientLoaded:
-	VMOVUPS     (BX)(R10*4), Y7
-	VMOVUPS     32(BX)(R10*4), Y8
-	VMULPS      (AX), Y5, Y5
-	VFMADD231PS 64(AX), Y7, Y5
-	VMULPS      (AX), Y6, Y6
-	VFMADD231PS 64(AX), Y8, Y6
-	VPERMQ      $0xd8, (R8)(R10*2), Y11
-	VPXOR       Y10, Y10, Y10
-	VPUNPCKLWD  Y11, Y10, Y9
-	VPUNPCKHWD  Y11, Y10, Y10
-	VMULPS      Y0, Y9, Y9
-	VFMADD231PS Y1, Y5, Y9
-	VMULPS      Y0, Y10, Y10
-	VFMADD231PS Y1, Y6, Y10
-	VPADDD      pattern00008000<>+0(SB), Y9, Y11
-	VPSRLD      $0x10, Y11, Y11
-	VPADDD      pattern00008000<>+0(SB), Y10, Y12
-	VPSRLD      $0x10, Y12, Y12
-	VPACKUSDW   Y12, Y11, Y11
-	VPERMQ      $0xd8, Y11, Y11
-	VMOVDQU     Y11, (R8)(R10*2)
-	VMULPS      Y3, Y5, Y5
-	VFMADD231PS Y2, Y9, Y5
-	VFMADD231PS 512(AX), Y7, Y7
-	VFMADD231PS Y4, Y5, Y7
-	VMULPS      Y3, Y6, Y6
-	VFMADD231PS Y2, Y10, Y6
-	VFMADD231PS 512(AX), Y8, Y8
-	VFMADD231PS Y4, Y6, Y8
-	VMOVUPS     Y7, (BX)(R10*4)
-	VMOVUPS     Y8, 32(BX)(R10*4)
-	CMPQ        DI, $0x01
-	JE          copyFP16
-	JA          copyStored
-	VPSRLD      $0x10, Y7, Y5
-	VPAND       pattern00000001<>+0(SB), Y5, Y5
-	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
-	VPADDD      Y7, Y5, Y5
-	VPSRLD      $0x10, Y5, Y5
-	VCMPPS      $0x03, Y7, Y7, Y6
-	VBLENDVPS   Y6, pattern00007fc0<>+0(SB), Y5, Y5
-	VPSRLD      $0x10, Y8, Y6
-	VPAND       pattern00000001<>+0(SB), Y6, Y6
-	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD      Y8, Y6, Y6
-	VPSRLD      $0x10, Y6, Y6
-	VCMPPS      $0x03, Y8, Y8, Y7
-	VBLENDVPS   Y7, pattern00007fc0<>+0(SB), Y6, Y6
-	VPACKUSDW   Y6, Y5, Y5
-	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQA     Y5, Y13
-	JMP         copyRounded
-
-copyFP16:
-	VCVTPS2PH   $0x00, Y7, X13
+fp16358:
+	VCVTPS2PH   $0x00, Y7, X11
 	VCVTPS2PH   $0x00, Y8, X5
-	VINSERTI128 $0x01, X5, Y13, Y13
+	VINSERTI128 $0x01, X5, Y11, Y11
+	VMOVDQA     Y11, Y5
+	JMP         done360
 
-copyRounded:
+fp32359:
+	JMP stored356
+
+done360:
 	TESTQ    $0x0000001f, SI
-	JNE      copyUnaligned
-	VMOVNTDQ Y13, (SI)(R10*2)
-	JMP      copyStored
+	JNE      unaligned355
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored356
 
-copyUnaligned:
-	VMOVDQU Y13, (SI)(R10*2)
+unaligned355:
+	VMOVDQU Y5, (SI)(CX*2)
 
-copyStored:
-	ADDQ $0x10, R10
+stored356:
+	ADDQ $0x10, CX
 
-check:
-	CMPQ    R10, R9
-	JB      next
+check354:
+	CMPQ CX, R9
+	JB   next353
+	JMP  done352
+
+fp16350:
+	XORQ CX, CX
+	JMP  check362
+
+next361:
+	PREFETCHT0     2048(BX)(CX*4)
+	PREFETCHT0     1024(R8)(CX*2)
+	PREFETCHT0     1024(DX)(CX*2)
+	VCVTPH2PS      (DX)(CX*2), Y5
+	VCVTPH2PS      16(DX)(CX*2), Y6
+	VMOVUPS        (BX)(CX*4), Y7
+	VMOVUPS        32(BX)(CX*4), Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VBROADCASTI128 (R8)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VBROADCASTI128 16(R8)(CX*2), Y10
+	VPSHUFB        spread<>+0(SB), Y10, Y10
+	VMULPS         Y9, Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VMULPS         Y10, Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VPADDD         pattern00008000<>+0(SB), Y9, Y12
+	VPSRLD         $0x10, Y12, Y12
+	VPADDD         pattern00008000<>+0(SB), Y10, Y13
+	VPSRLD         $0x10, Y13, Y13
+	VPACKUSDW      Y13, Y12, Y12
+	VPERMQ         $0xd8, Y12, Y12
+	VMOVDQU        Y12, (R8)(CX*2)
+	VMULPS         Y3, Y5, Y5
+	VFMADD231PS    Y2, Y9, Y5
+	VFMADD231PS    512(AX), Y7, Y7
+	VFMADD231PS    Y4, Y5, Y7
+	VMULPS         Y3, Y6, Y6
+	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y4, Y6, Y8
+	VMOVUPS        Y7, (BX)(CX*4)
+	VMOVUPS        Y8, 32(BX)(CX*4)
+	CMPQ           DI, $0x01
+	JE             fp16366
+	JA             fp32367
+	VPSRLD         $0x10, Y7, Y5
+	VPAND          pattern00000001<>+0(SB), Y5, Y5
+	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD         Y7, Y5, Y5
+	VPSRLD         $0x10, Y5, Y5
+	VCMPPS         $0x03, Y7, Y7, Y6
+	VBLENDVPS      Y6, pattern00007fc0<>+0(SB), Y5, Y5
+	VPSRLD         $0x10, Y8, Y6
+	VPAND          pattern00000001<>+0(SB), Y6, Y6
+	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD         Y8, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VCMPPS         $0x03, Y8, Y8, Y7
+	VBLENDVPS      Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VPACKUSDW      Y6, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQA        Y5, Y5
+	JMP            done368
+
+fp16366:
+	VCVTPS2PH   $0x00, Y7, X11
+	VCVTPS2PH   $0x00, Y8, X5
+	VINSERTI128 $0x01, X5, Y11, Y11
+	VMOVDQA     Y11, Y5
+	JMP         done368
+
+fp32367:
+	JMP stored364
+
+done368:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned363
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored364
+
+unaligned363:
+	VMOVDQU Y5, (SI)(CX*2)
+
+stored364:
+	ADDQ $0x10, CX
+
+check362:
+	CMPQ CX, R9
+	JB   next361
+	JMP  done352
+
+fp32351:
+	XORQ CX, CX
+	JMP  check370
+
+next369:
+	PREFETCHT0     2048(BX)(CX*4)
+	PREFETCHT0     1024(R8)(CX*2)
+	PREFETCHT0     2048(DX)(CX*4)
+	VMOVUPS        (DX)(CX*4), Y5
+	VMOVUPS        32(DX)(CX*4), Y6
+	VMOVUPS        (BX)(CX*4), Y7
+	VMOVUPS        32(BX)(CX*4), Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VBROADCASTI128 (R8)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VBROADCASTI128 16(R8)(CX*2), Y10
+	VPSHUFB        spread<>+0(SB), Y10, Y10
+	VMULPS         Y9, Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VMULPS         Y10, Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VPADDD         pattern00008000<>+0(SB), Y9, Y12
+	VPSRLD         $0x10, Y12, Y12
+	VPADDD         pattern00008000<>+0(SB), Y10, Y13
+	VPSRLD         $0x10, Y13, Y13
+	VPACKUSDW      Y13, Y12, Y12
+	VPERMQ         $0xd8, Y12, Y12
+	VMOVDQU        Y12, (R8)(CX*2)
+	VMULPS         Y3, Y5, Y5
+	VFMADD231PS    Y2, Y9, Y5
+	VFMADD231PS    512(AX), Y7, Y7
+	VFMADD231PS    Y4, Y5, Y7
+	VMULPS         Y3, Y6, Y6
+	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y4, Y6, Y8
+	VMOVUPS        Y7, (BX)(CX*4)
+	VMOVUPS        Y8, 32(BX)(CX*4)
+	CMPQ           DI, $0x01
+	JE             fp16374
+	JA             fp32375
+	VPSRLD         $0x10, Y7, Y5
+	VPAND          pattern00000001<>+0(SB), Y5, Y5
+	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD         Y7, Y5, Y5
+	VPSRLD         $0x10, Y5, Y5
+	VCMPPS         $0x03, Y7, Y7, Y6
+	VBLENDVPS      Y6, pattern00007fc0<>+0(SB), Y5, Y5
+	VPSRLD         $0x10, Y8, Y6
+	VPAND          pattern00000001<>+0(SB), Y6, Y6
+	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD         Y8, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VCMPPS         $0x03, Y8, Y8, Y7
+	VBLENDVPS      Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VPACKUSDW      Y6, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQA        Y5, Y5
+	JMP            done376
+
+fp16374:
+	VCVTPS2PH   $0x00, Y7, X11
+	VCVTPS2PH   $0x00, Y8, X5
+	VINSERTI128 $0x01, X5, Y11, Y11
+	VMOVDQA     Y11, Y5
+	JMP         done376
+
+fp32375:
+	JMP stored372
+
+done376:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned371
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored372
+
+unaligned371:
+	VMOVDQU Y5, (SI)(CX*2)
+
+stored372:
+	ADDQ $0x10, CX
+
+check370:
+	CMPQ CX, R9
+	JB   next369
+
+done352:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -2651,49 +5525,117 @@ TEXT ·trafficFP321xBF16AVX2(SB), NOSPLIT, $0-8
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
 	MOVQ  (DI), DI
-	XORQ  R8, R8
-	JMP   check
+	CMPQ  DX, $0x01
+	JE    fp16378
+	JA    fp32379
+	XORQ  DX, DX
+	JMP   check382
 
-next:
-	PREFETCHT0 2048(BX)(R8*4)
-	VMOVDQU    (BX)(R8*4), Y2
+next381:
+	PREFETCHT0 2048(BX)(DX*4)
+	VMOVDQU    (BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(R8*4)
-	VMOVDQU    32(BX)(R8*4), Y2
+	VMOVDQU    Y2, (BX)(DX*4)
+	VMOVDQU    32(BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(BX)(R8*4)
-	PREFETCHT0 1024(SI)(R8*2)
-	VMOVDQU    (SI)(R8*2), Y2
+	VMOVDQU    Y2, 32(BX)(DX*4)
+	PREFETCHT0 1024(SI)(DX*2)
+	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(R8*2)
-	CMPQ       DX, $0x02
-	JE         wide
-	PREFETCHT0 1024(CX)(R8*2)
-	VPOR       (CX)(R8*2), Y1, Y1
-	JMP        read
+	VMOVDQU    Y2, (SI)(DX*2)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	TESTQ      AX, AX
+	JEQ        written383
+	TESTQ      $0x0000001f, AX
+	JNE        unaligned384
+	VMOVNTDQ   Y0, (AX)(DX*2)
+	JMP        written383
 
-wide:
-	PREFETCHT0 2048(CX)(R8*4)
-	VPOR       (CX)(R8*4), Y1, Y1
-	VPOR       32(CX)(R8*4), Y1, Y1
+unaligned384:
+	VMOVDQU Y0, (AX)(DX*2)
 
-read:
-	TESTQ    AX, AX
-	JEQ      written
-	TESTQ    $0x0000001f, AX
-	JNE      unaligned
-	VMOVNTDQ Y0, (AX)(R8*2)
-	JMP      written
+written383:
+	ADDQ $0x10, DX
 
-unaligned:
-	VMOVDQU Y0, (AX)(R8*2)
+check382:
+	CMPQ DX, DI
+	JB   next381
+	JMP  done380
 
-written:
-	ADDQ $0x10, R8
+fp16378:
+	XORQ DX, DX
+	JMP  check386
 
-check:
-	CMPQ R8, DI
-	JB   next
+next385:
+	PREFETCHT0 2048(BX)(DX*4)
+	VMOVDQU    (BX)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (BX)(DX*4)
+	VMOVDQU    32(BX)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, 32(BX)(DX*4)
+	PREFETCHT0 1024(SI)(DX*2)
+	VMOVDQU    (SI)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (SI)(DX*2)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	TESTQ      AX, AX
+	JEQ        written387
+	TESTQ      $0x0000001f, AX
+	JNE        unaligned388
+	VMOVNTDQ   Y0, (AX)(DX*2)
+	JMP        written387
+
+unaligned388:
+	VMOVDQU Y0, (AX)(DX*2)
+
+written387:
+	ADDQ $0x10, DX
+
+check386:
+	CMPQ DX, DI
+	JB   next385
+	JMP  done380
+
+fp32379:
+	XORQ DX, DX
+	JMP  check390
+
+next389:
+	PREFETCHT0 2048(BX)(DX*4)
+	VMOVDQU    (BX)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (BX)(DX*4)
+	VMOVDQU    32(BX)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, 32(BX)(DX*4)
+	PREFETCHT0 1024(SI)(DX*2)
+	VMOVDQU    (SI)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (SI)(DX*2)
+	PREFETCHT0 2048(CX)(DX*4)
+	VPOR       (CX)(DX*4), Y1, Y1
+	VPOR       32(CX)(DX*4), Y1, Y1
+	TESTQ      AX, AX
+	JEQ        written391
+	TESTQ      $0x0000001f, AX
+	JNE        unaligned392
+	VMOVNTDQ   Y0, (AX)(DX*2)
+	JMP        written391
+
+unaligned392:
+	VMOVDQU Y0, (AX)(DX*2)
+
+written391:
+	ADDQ $0x10, DX
+
+check390:
+	CMPQ DX, DI
+	JB   next389
+
+done380:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -2717,53 +5659,129 @@ TEXT ·trafficFP322xBF16AVX2(SB), NOSPLIT, $0-8
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
 	MOVQ  (R8), R8
-	XORQ  R9, R9
-	JMP   check
+	CMPQ  DX, $0x01
+	JE    fp16394
+	JA    fp32395
+	XORQ  DX, DX
+	JMP   check398
 
-next:
-	PREFETCHT0 2048(BX)(R9*4)
-	VMOVDQU    (BX)(R9*4), Y2
+next397:
+	PREFETCHT0 2048(BX)(DX*4)
+	VMOVDQU    (BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(R9*4)
-	VMOVDQU    32(BX)(R9*4), Y2
+	VMOVDQU    Y2, (BX)(DX*4)
+	VMOVDQU    32(BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(BX)(R9*4)
-	PREFETCHT0 1024(SI)(R9*2)
-	VMOVDQU    (SI)(R9*2), Y2
+	VMOVDQU    Y2, 32(BX)(DX*4)
+	PREFETCHT0 1024(SI)(DX*2)
+	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(R9*2)
-	PREFETCHT0 1024(DI)(R9*2)
-	VMOVDQU    (DI)(R9*2), Y2
+	VMOVDQU    Y2, (SI)(DX*2)
+	PREFETCHT0 1024(DI)(DX*2)
+	VMOVDQU    (DI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (DI)(R9*2)
-	CMPQ       DX, $0x02
-	JE         wide
-	PREFETCHT0 1024(CX)(R9*2)
-	VPOR       (CX)(R9*2), Y1, Y1
-	JMP        read
+	VMOVDQU    Y2, (DI)(DX*2)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	TESTQ      AX, AX
+	JEQ        written399
+	TESTQ      $0x0000001f, AX
+	JNE        unaligned400
+	VMOVNTDQ   Y0, (AX)(DX*2)
+	JMP        written399
 
-wide:
-	PREFETCHT0 2048(CX)(R9*4)
-	VPOR       (CX)(R9*4), Y1, Y1
-	VPOR       32(CX)(R9*4), Y1, Y1
+unaligned400:
+	VMOVDQU Y0, (AX)(DX*2)
 
-read:
-	TESTQ    AX, AX
-	JEQ      written
-	TESTQ    $0x0000001f, AX
-	JNE      unaligned
-	VMOVNTDQ Y0, (AX)(R9*2)
-	JMP      written
+written399:
+	ADDQ $0x10, DX
 
-unaligned:
-	VMOVDQU Y0, (AX)(R9*2)
+check398:
+	CMPQ DX, R8
+	JB   next397
+	JMP  done396
 
-written:
-	ADDQ $0x10, R9
+fp16394:
+	XORQ DX, DX
+	JMP  check402
 
-check:
-	CMPQ R9, R8
-	JB   next
+next401:
+	PREFETCHT0 2048(BX)(DX*4)
+	VMOVDQU    (BX)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (BX)(DX*4)
+	VMOVDQU    32(BX)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, 32(BX)(DX*4)
+	PREFETCHT0 1024(SI)(DX*2)
+	VMOVDQU    (SI)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (SI)(DX*2)
+	PREFETCHT0 1024(DI)(DX*2)
+	VMOVDQU    (DI)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (DI)(DX*2)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	TESTQ      AX, AX
+	JEQ        written403
+	TESTQ      $0x0000001f, AX
+	JNE        unaligned404
+	VMOVNTDQ   Y0, (AX)(DX*2)
+	JMP        written403
+
+unaligned404:
+	VMOVDQU Y0, (AX)(DX*2)
+
+written403:
+	ADDQ $0x10, DX
+
+check402:
+	CMPQ DX, R8
+	JB   next401
+	JMP  done396
+
+fp32395:
+	XORQ DX, DX
+	JMP  check406
+
+next405:
+	PREFETCHT0 2048(BX)(DX*4)
+	VMOVDQU    (BX)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (BX)(DX*4)
+	VMOVDQU    32(BX)(DX*4), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, 32(BX)(DX*4)
+	PREFETCHT0 1024(SI)(DX*2)
+	VMOVDQU    (SI)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (SI)(DX*2)
+	PREFETCHT0 1024(DI)(DX*2)
+	VMOVDQU    (DI)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (DI)(DX*2)
+	PREFETCHT0 2048(CX)(DX*4)
+	VPOR       (CX)(DX*4), Y1, Y1
+	VPOR       32(CX)(DX*4), Y1, Y1
+	TESTQ      AX, AX
+	JEQ        written407
+	TESTQ      $0x0000001f, AX
+	JNE        unaligned408
+	VMOVNTDQ   Y0, (AX)(DX*2)
+	JMP        written407
+
+unaligned408:
+	VMOVDQU Y0, (AX)(DX*2)
+
+written407:
+	ADDQ $0x10, DX
+
+check406:
+	CMPQ DX, R8
+	JB   next405
+
+done396:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -2784,34 +5802,43 @@ TEXT ·sumSquaresAVX2(SB), NOSPLIT, $8-32
 	VMOVUPD 64(DX), Y2
 	VMOVUPD 96(DX), Y3
 	MOVQ    n+0(FP), BX
-	XORQ    SI, SI
-	JMP     check
+	CMPQ    AX, $0x01
+	JE      fp16410
+	JA      fp32411
+	XORQ    AX, AX
+	JMP     check414
 
-next:
-	CMPQ       AX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(CX)(SI*2)
-	VPERMQ     $0xd8, (CX)(SI*2), Y6
-	VPXOR      Y5, Y5, Y5
-	VPUNPCKLWD Y6, Y5, Y4
-	VPUNPCKHWD Y6, Y5, Y5
-	VMOVAPS    Y4, Y4
-	VMOVAPS    Y5, Y5
-	JMP        gradientLoaded
+next413:
+	PREFETCHT0     4096(CX)(AX*2)
+	VBROADCASTI128 (CX)(AX*2), Y4
+	VPSHUFB        spread<>+0(SB), Y4, Y4
+	VBROADCASTI128 16(CX)(AX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VCVTPS2PD      X4, Y6
+	VEXTRACTF128   $0x01, Y4, X4
+	VCVTPS2PD      X4, Y4
+	VFMADD231PD    Y6, Y6, Y0
+	VFMADD231PD    Y4, Y4, Y1
+	VCVTPS2PD      X5, Y4
+	VEXTRACTF128   $0x01, Y5, X5
+	VCVTPS2PD      X5, Y5
+	VFMADD231PD    Y4, Y4, Y2
+	VFMADD231PD    Y5, Y5, Y3
+	ADDQ           $0x10, AX
 
-gradientFP16:
-	PREFETCHT0 1024(CX)(SI*2)
-	VCVTPH2PS  (CX)(SI*2), Y4
-	VCVTPH2PS  16(CX)(SI*2), Y5
-	JMP        gradientLoaded
+check414:
+	CMPQ AX, BX
+	JB   next413
+	JMP  done412
 
-gradientFP32:
-	PREFETCHT0 2048(CX)(SI*4)
-	VMOVUPS    (CX)(SI*4), Y4
-	VMOVUPS    32(CX)(SI*4), Y5
+fp16410:
+	XORQ AX, AX
+	JMP  check416
 
-gradientLoaded:
+next415:
+	PREFETCHT0   4096(CX)(AX*2)
+	VCVTPH2PS    (CX)(AX*2), Y4
+	VCVTPH2PS    16(CX)(AX*2), Y5
 	VCVTPS2PD    X4, Y6
 	VEXTRACTF128 $0x01, Y4, X4
 	VCVTPS2PD    X4, Y4
@@ -2822,11 +5849,38 @@ gradientLoaded:
 	VCVTPS2PD    X5, Y5
 	VFMADD231PD  Y4, Y4, Y2
 	VFMADD231PD  Y5, Y5, Y3
-	ADDQ         $0x10, SI
+	ADDQ         $0x10, AX
 
-check:
-	CMPQ    SI, BX
-	JB      next
+check416:
+	CMPQ AX, BX
+	JB   next415
+	JMP  done412
+
+fp32411:
+	XORQ AX, AX
+	JMP  check418
+
+next417:
+	PREFETCHT0   8192(CX)(AX*4)
+	VMOVUPS      (CX)(AX*4), Y4
+	VMOVUPS      32(CX)(AX*4), Y5
+	VCVTPS2PD    X4, Y6
+	VEXTRACTF128 $0x01, Y4, X4
+	VCVTPS2PD    X4, Y4
+	VFMADD231PD  Y6, Y6, Y0
+	VFMADD231PD  Y4, Y4, Y1
+	VCVTPS2PD    X5, Y4
+	VEXTRACTF128 $0x01, Y5, X5
+	VCVTPS2PD    X5, Y5
+	VFMADD231PD  Y4, Y4, Y2
+	VFMADD231PD  Y5, Y5, Y3
+	ADDQ         $0x10, AX
+
+check418:
+	CMPQ AX, BX
+	JB   next417
+
+done412:
 	VMOVUPD Y0, (DX)
 	VMOVUPD Y1, 32(DX)
 	VMOVUPD Y2, 64(DX)
@@ -2848,99 +5902,283 @@ TEXT ·accumulateAVX2(SB), NOSPLIT, $8-40
 	MOVQ    sum+16(FP), DX
 	MOVQ    gradient+32(FP), BX
 	MOVQ    n+0(FP), SI
-	XORQ    DI, DI
-	JMP     check
+	CMPQ    AX, $0x01
+	JE      fp16420
+	JA      fp32421
+	CMPQ    CX, $0x01
+	JE      fp16424
+	JA      fp32425
+	XORQ    AX, AX
+	JMP     check428
 
-next:
-	CMPQ       AX, $0x01
-	JE         sumFP16
-	JA         sumFP32
-	PREFETCHT0 1024(DX)(DI*2)
-	VPERMQ     $0xd8, (DX)(DI*2), Y2
-	VPXOR      Y1, Y1, Y1
-	VPUNPCKLWD Y2, Y1, Y0
-	VPUNPCKHWD Y2, Y1, Y1
-	VMOVAPS    Y0, Y0
-	VMOVAPS    Y1, Y1
-	JMP        sumLoaded
+next427:
+	PREFETCHT0     1024(DX)(AX*2)
+	PREFETCHT0     1024(BX)(AX*2)
+	VBROADCASTI128 (DX)(AX*2), Y0
+	VPSHUFB        spread<>+0(SB), Y0, Y0
+	VBROADCASTI128 16(DX)(AX*2), Y1
+	VPSHUFB        spread<>+0(SB), Y1, Y1
+	VBROADCASTI128 (BX)(AX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 16(BX)(AX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VADDPS         Y2, Y0, Y0
+	VADDPS         Y3, Y1, Y1
+	VPSRLD         $0x10, Y0, Y2
+	VPAND          pattern00000001<>+0(SB), Y2, Y2
+	VPADDD         pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD         Y0, Y2, Y2
+	VPSRLD         $0x10, Y2, Y2
+	VCMPPS         $0x03, Y0, Y0, Y0
+	VBLENDVPS      Y0, pattern00007fc0<>+0(SB), Y2, Y2
+	VPSRLD         $0x10, Y1, Y0
+	VPAND          pattern00000001<>+0(SB), Y0, Y0
+	VPADDD         pattern00007fff<>+0(SB), Y0, Y0
+	VPADDD         Y1, Y0, Y0
+	VPSRLD         $0x10, Y0, Y0
+	VCMPPS         $0x03, Y1, Y1, Y1
+	VBLENDVPS      Y1, pattern00007fc0<>+0(SB), Y0, Y0
+	VPACKUSDW      Y0, Y2, Y0
+	VPERMQ         $0xd8, Y0, Y0
+	VMOVDQU        Y0, (DX)(AX*2)
+	ADDQ           $0x10, AX
 
-sumFP16:
-	PREFETCHT0 1024(DX)(DI*2)
-	VCVTPH2PS  (DX)(DI*2), Y0
-	VCVTPH2PS  16(DX)(DI*2), Y1
-	JMP        sumLoaded
+check428:
+	CMPQ AX, SI
+	JB   next427
+	JMP  done426
 
-sumFP32:
-	PREFETCHT0 2048(DX)(DI*4)
-	VMOVUPS    (DX)(DI*4), Y0
-	VMOVUPS    32(DX)(DI*4), Y1
+fp16424:
+	XORQ AX, AX
+	JMP  check430
 
-sumLoaded:
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(BX)(DI*2)
-	VPERMQ     $0xd8, (BX)(DI*2), Y5
-	VPXOR      Y3, Y3, Y3
-	VPUNPCKLWD Y5, Y3, Y2
-	VPUNPCKHWD Y5, Y3, Y3
-	VMOVAPS    Y2, Y2
-	VMOVAPS    Y3, Y3
-	JMP        gradientLoaded
+next429:
+	PREFETCHT0     1024(DX)(AX*2)
+	PREFETCHT0     1024(BX)(AX*2)
+	VBROADCASTI128 (DX)(AX*2), Y0
+	VPSHUFB        spread<>+0(SB), Y0, Y0
+	VBROADCASTI128 16(DX)(AX*2), Y1
+	VPSHUFB        spread<>+0(SB), Y1, Y1
+	VCVTPH2PS      (BX)(AX*2), Y2
+	VCVTPH2PS      16(BX)(AX*2), Y3
+	VADDPS         Y2, Y0, Y0
+	VADDPS         Y3, Y1, Y1
+	VPSRLD         $0x10, Y0, Y2
+	VPAND          pattern00000001<>+0(SB), Y2, Y2
+	VPADDD         pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD         Y0, Y2, Y2
+	VPSRLD         $0x10, Y2, Y2
+	VCMPPS         $0x03, Y0, Y0, Y0
+	VBLENDVPS      Y0, pattern00007fc0<>+0(SB), Y2, Y2
+	VPSRLD         $0x10, Y1, Y0
+	VPAND          pattern00000001<>+0(SB), Y0, Y0
+	VPADDD         pattern00007fff<>+0(SB), Y0, Y0
+	VPADDD         Y1, Y0, Y0
+	VPSRLD         $0x10, Y0, Y0
+	VCMPPS         $0x03, Y1, Y1, Y1
+	VBLENDVPS      Y1, pattern00007fc0<>+0(SB), Y0, Y0
+	VPACKUSDW      Y0, Y2, Y0
+	VPERMQ         $0xd8, Y0, Y0
+	VMOVDQU        Y0, (DX)(AX*2)
+	ADDQ           $0x10, AX
 
-gradientFP16:
-	PREFETCHT0 1024(BX)(DI*2)
-	VCVTPH2PS  (BX)(DI*2), Y2
-	VCVTPH2PS  16(BX)(DI*2), Y3
-	JMP        gradientLoaded
+check430:
+	CMPQ AX, SI
+	JB   next429
+	JMP  done426
 
-gradientFP32:
-	PREFETCHT0 2048(BX)(DI*4)
-	VMOVUPS    (BX)(DI*4), Y2
-	VMOVUPS    32(BX)(DI*4), Y3
+fp32425:
+	XORQ AX, AX
+	JMP  check432
 
-gradientLoaded:
-	VADDPS    Y2, Y0, Y0
-	VADDPS    Y3, Y1, Y1
-	CMPQ      AX, $0x01
-	JE        storeFP16
-	JA        storeFP32
-	VPSRLD    $0x10, Y0, Y2
-	VPAND     pattern00000001<>+0(SB), Y2, Y2
-	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
-	VPADDD    Y0, Y2, Y2
-	VPSRLD    $0x10, Y2, Y2
-	VCMPPS    $0x03, Y0, Y0, Y0
-	VBLENDVPS Y0, pattern00007fc0<>+0(SB), Y2, Y2
-	VPSRLD    $0x10, Y1, Y0
-	VPAND     pattern00000001<>+0(SB), Y0, Y0
-	VPADDD    pattern00007fff<>+0(SB), Y0, Y0
-	VPADDD    Y1, Y0, Y0
-	VPSRLD    $0x10, Y0, Y0
-	VCMPPS    $0x03, Y1, Y1, Y1
-	VBLENDVPS Y1, pattern00007fc0<>+0(SB), Y0, Y0
-	VPACKUSDW Y0, Y2, Y0
-	VPERMQ    $0xd8, Y0, Y0
-	VMOVDQU   Y0, (DX)(DI*2)
-	JMP       stored
+next431:
+	PREFETCHT0     1024(DX)(AX*2)
+	PREFETCHT0     2048(BX)(AX*4)
+	VBROADCASTI128 (DX)(AX*2), Y0
+	VPSHUFB        spread<>+0(SB), Y0, Y0
+	VBROADCASTI128 16(DX)(AX*2), Y1
+	VPSHUFB        spread<>+0(SB), Y1, Y1
+	VMOVUPS        (BX)(AX*4), Y2
+	VMOVUPS        32(BX)(AX*4), Y3
+	VADDPS         Y2, Y0, Y0
+	VADDPS         Y3, Y1, Y1
+	VPSRLD         $0x10, Y0, Y2
+	VPAND          pattern00000001<>+0(SB), Y2, Y2
+	VPADDD         pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD         Y0, Y2, Y2
+	VPSRLD         $0x10, Y2, Y2
+	VCMPPS         $0x03, Y0, Y0, Y0
+	VBLENDVPS      Y0, pattern00007fc0<>+0(SB), Y2, Y2
+	VPSRLD         $0x10, Y1, Y0
+	VPAND          pattern00000001<>+0(SB), Y0, Y0
+	VPADDD         pattern00007fff<>+0(SB), Y0, Y0
+	VPADDD         Y1, Y0, Y0
+	VPSRLD         $0x10, Y0, Y0
+	VCMPPS         $0x03, Y1, Y1, Y1
+	VBLENDVPS      Y1, pattern00007fc0<>+0(SB), Y0, Y0
+	VPACKUSDW      Y0, Y2, Y0
+	VPERMQ         $0xd8, Y0, Y0
+	VMOVDQU        Y0, (DX)(AX*2)
+	ADDQ           $0x10, AX
 
-storeFP16:
+check432:
+	CMPQ AX, SI
+	JB   next431
+
+done426:
+	JMP done422
+
+fp16420:
+	CMPQ CX, $0x01
+	JE   fp16434
+	JA   fp32435
+	XORQ AX, AX
+	JMP  check438
+
+next437:
+	PREFETCHT0     1024(DX)(AX*2)
+	PREFETCHT0     1024(BX)(AX*2)
+	VCVTPH2PS      (DX)(AX*2), Y0
+	VCVTPH2PS      16(DX)(AX*2), Y1
+	VBROADCASTI128 (BX)(AX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 16(BX)(AX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VADDPS         Y2, Y0, Y0
+	VADDPS         Y3, Y1, Y1
+	VCVTPS2PH      $0x00, Y0, X4
+	VCVTPS2PH      $0x00, Y1, X0
+	VINSERTI128    $0x01, X0, Y4, Y4
+	VMOVDQU        Y4, (DX)(AX*2)
+	ADDQ           $0x10, AX
+
+check438:
+	CMPQ AX, SI
+	JB   next437
+	JMP  done436
+
+fp16434:
+	XORQ AX, AX
+	JMP  check440
+
+next439:
+	PREFETCHT0  1024(DX)(AX*2)
+	PREFETCHT0  1024(BX)(AX*2)
+	VCVTPH2PS   (DX)(AX*2), Y0
+	VCVTPH2PS   16(DX)(AX*2), Y1
+	VCVTPH2PS   (BX)(AX*2), Y2
+	VCVTPH2PS   16(BX)(AX*2), Y3
+	VADDPS      Y2, Y0, Y0
+	VADDPS      Y3, Y1, Y1
 	VCVTPS2PH   $0x00, Y0, X4
 	VCVTPS2PH   $0x00, Y1, X0
 	VINSERTI128 $0x01, X0, Y4, Y4
-	VMOVDQU     Y4, (DX)(DI*2)
-	JMP         stored
+	VMOVDQU     Y4, (DX)(AX*2)
+	ADDQ        $0x10, AX
 
-storeFP32:
-	VMOVUPS Y0, (DX)(DI*4)
-	VMOVUPS Y1, 32(DX)(DI*4)
+check440:
+	CMPQ AX, SI
+	JB   next439
+	JMP  done436
 
-stored:
-	ADDQ $0x10, DI
+fp32435:
+	XORQ AX, AX
+	JMP  check442
 
-check:
-	CMPQ    DI, SI
-	JB      next
+next441:
+	PREFETCHT0  1024(DX)(AX*2)
+	PREFETCHT0  2048(BX)(AX*4)
+	VCVTPH2PS   (DX)(AX*2), Y0
+	VCVTPH2PS   16(DX)(AX*2), Y1
+	VMOVUPS     (BX)(AX*4), Y2
+	VMOVUPS     32(BX)(AX*4), Y3
+	VADDPS      Y2, Y0, Y0
+	VADDPS      Y3, Y1, Y1
+	VCVTPS2PH   $0x00, Y0, X4
+	VCVTPS2PH   $0x00, Y1, X0
+	VINSERTI128 $0x01, X0, Y4, Y4
+	VMOVDQU     Y4, (DX)(AX*2)
+	ADDQ        $0x10, AX
+
+check442:
+	CMPQ AX, SI
+	JB   next441
+
+done436:
+	JMP done422
+
+fp32421:
+	CMPQ CX, $0x01
+	JE   fp16444
+	JA   fp32445
+	XORQ AX, AX
+	JMP  check448
+
+next447:
+	PREFETCHT0     2048(DX)(AX*4)
+	PREFETCHT0     1024(BX)(AX*2)
+	VMOVUPS        (DX)(AX*4), Y0
+	VMOVUPS        32(DX)(AX*4), Y1
+	VBROADCASTI128 (BX)(AX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 16(BX)(AX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VADDPS         Y2, Y0, Y0
+	VADDPS         Y3, Y1, Y1
+	VMOVUPS        Y0, (DX)(AX*4)
+	VMOVUPS        Y1, 32(DX)(AX*4)
+	ADDQ           $0x10, AX
+
+check448:
+	CMPQ AX, SI
+	JB   next447
+	JMP  done446
+
+fp16444:
+	XORQ AX, AX
+	JMP  check450
+
+next449:
+	PREFETCHT0 2048(DX)(AX*4)
+	PREFETCHT0 1024(BX)(AX*2)
+	VMOVUPS    (DX)(AX*4), Y0
+	VMOVUPS    32(DX)(AX*4), Y1
+	VCVTPH2PS  (BX)(AX*2), Y2
+	VCVTPH2PS  16(BX)(AX*2), Y3
+	VADDPS     Y2, Y0, Y0
+	VADDPS     Y3, Y1, Y1
+	VMOVUPS    Y0, (DX)(AX*4)
+	VMOVUPS    Y1, 32(DX)(AX*4)
+	ADDQ       $0x10, AX
+
+check450:
+	CMPQ AX, SI
+	JB   next449
+	JMP  done446
+
+fp32445:
+	XORQ AX, AX
+	JMP  check452
+
+next451:
+	PREFETCHT0 2048(DX)(AX*4)
+	PREFETCHT0 2048(BX)(AX*4)
+	VMOVUPS    (DX)(AX*4), Y0
+	VMOVUPS    32(DX)(AX*4), Y1
+	VMOVUPS    (BX)(AX*4), Y2
+	VMOVUPS    32(BX)(AX*4), Y3
+	VADDPS     Y2, Y0, Y0
+	VADDPS     Y3, Y1, Y1
+	VMOVUPS    Y0, (DX)(AX*4)
+	VMOVUPS    Y1, 32(DX)(AX*4)
+	ADDQ       $0x10, AX
+
+check452:
+	CMPQ AX, SI
+	JB   next451
+
+done446:
+done422:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -2975,48 +6213,33 @@ TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z5
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
-	XORQ    R10, R10
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp16454
+	JA      fp32455
+	XORQ    CX, CX
+	JMP     check458
 
-next:
-	PREFETCHT0 1024(BX)(R10*2)
-	PREFETCHT0 1024(SI)(R10*2)
-	PREFETCHT0 2048(DI)(R10*4)
-	PREFETCHT0 2048(R8)(R10*4)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R10*2)
-	VPMOVZXWD  (DX)(R10*2), Z6
-	VPSLLD     $0x10, Z6, Z6
-	VMOVAPS    Z6, Z6
-	JMP        gradientLoaded
-
-gradientFP16:
-	PREFETCHT0 1024(DX)(R10*2)
-	VCVTPH2PS  (DX)(R10*2), Z6
-	JMP        gradientLoaded
-
-gradientFP32:
-	PREFETCHT0 2048(DX)(R10*4)
-	VMOVUPS    (DX)(R10*4), Z6
-
-gradientLoaded:
-	VPMOVZXWD   (BX)(R10*2), Z7
-	VPMOVSXWD   (SI)(R10*2), Z8
+next457:
+	PREFETCHT0  1024(BX)(CX*2)
+	PREFETCHT0  1024(SI)(CX*2)
+	PREFETCHT0  2048(DI)(CX*4)
+	PREFETCHT0  2048(R8)(CX*4)
+	PREFETCHT0  1024(DX)(CX*2)
+	VPMOVZXWD   (DX)(CX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVZXWD   (BX)(CX*2), Z7
 	VPSLLD      $0x10, Z7, Z7
+	VPMOVSXWD   (SI)(CX*2), Z8
 	VPADDD      Z8, Z7, Z7
 	VMULPS      (AX), Z6, Z6
 	VFMADD231PS 64(AX), Z7, Z6
-	VMOVUPS     (DI)(R10*4), Z8
-	VMULPS      Z0, Z8, Z8
+	VMULPS      (DI)(CX*4), Z0, Z8
 	VFMADD231PS Z1, Z6, Z8
-	VMOVUPS     Z8, (DI)(R10*4)
-	VMOVUPS     (R8)(R10*4), Z9
-	VMULPS      Z2, Z9, Z9
+	VMOVUPS     Z8, (DI)(CX*4)
 	VMULPS      Z6, Z6, Z6
+	VMULPS      (R8)(CX*4), Z2, Z9
 	VFMADD231PS Z3, Z6, Z9
-	VMOVUPS     Z9, (R8)(R10*4)
+	VMOVUPS     Z9, (R8)(CX*4)
 	VSQRTPS     Z9, Z9
 	VFMADD213PS 448(AX), Z4, Z9
 	VDIVPS      Z9, Z8, Z8
@@ -3025,14 +6248,100 @@ gradientLoaded:
 	VPADDD      pattern00008000<>+0(SB), Z7, Z6
 	VPSRLD      $0x10, Z6, Z6
 	VPMOVDW     Z6, Y6
-	VMOVDQU     Y6, (BX)(R10*2)
+	VMOVDQU     Y6, (BX)(CX*2)
 	VPMOVDW     Z7, Y6
-	VMOVDQU     Y6, (SI)(R10*2)
-	ADDQ        $0x10, R10
+	VMOVDQU     Y6, (SI)(CX*2)
+	ADDQ        $0x10, CX
 
-check:
-	CMPQ    R10, R9
-	JB      next
+check458:
+	CMPQ CX, R9
+	JB   next457
+	JMP  done456
+
+fp16454:
+	XORQ CX, CX
+	JMP  check460
+
+next459:
+	PREFETCHT0  1024(BX)(CX*2)
+	PREFETCHT0  1024(SI)(CX*2)
+	PREFETCHT0  2048(DI)(CX*4)
+	PREFETCHT0  2048(R8)(CX*4)
+	PREFETCHT0  1024(DX)(CX*2)
+	VCVTPH2PS   (DX)(CX*2), Z6
+	VPMOVZXWD   (BX)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VPMOVSXWD   (SI)(CX*2), Z8
+	VPADDD      Z8, Z7, Z7
+	VMULPS      (AX), Z6, Z6
+	VFMADD231PS 64(AX), Z7, Z6
+	VMULPS      (DI)(CX*4), Z0, Z8
+	VFMADD231PS Z1, Z6, Z8
+	VMOVUPS     Z8, (DI)(CX*4)
+	VMULPS      Z6, Z6, Z6
+	VMULPS      (R8)(CX*4), Z2, Z9
+	VFMADD231PS Z3, Z6, Z9
+	VMOVUPS     Z9, (R8)(CX*4)
+	VSQRTPS     Z9, Z9
+	VFMADD213PS 448(AX), Z4, Z9
+	VDIVPS      Z9, Z8, Z8
+	VFMADD231PS 512(AX), Z7, Z7
+	VFMADD231PS Z5, Z8, Z7
+	VPADDD      pattern00008000<>+0(SB), Z7, Z6
+	VPSRLD      $0x10, Z6, Z6
+	VPMOVDW     Z6, Y6
+	VMOVDQU     Y6, (BX)(CX*2)
+	VPMOVDW     Z7, Y6
+	VMOVDQU     Y6, (SI)(CX*2)
+	ADDQ        $0x10, CX
+
+check460:
+	CMPQ CX, R9
+	JB   next459
+	JMP  done456
+
+fp32455:
+	XORQ CX, CX
+	JMP  check462
+
+next461:
+	PREFETCHT0  1024(BX)(CX*2)
+	PREFETCHT0  1024(SI)(CX*2)
+	PREFETCHT0  2048(DI)(CX*4)
+	PREFETCHT0  2048(R8)(CX*4)
+	PREFETCHT0  2048(DX)(CX*4)
+	VMOVUPS     (DX)(CX*4), Z6
+	VPMOVZXWD   (BX)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VPMOVSXWD   (SI)(CX*2), Z8
+	VPADDD      Z8, Z7, Z7
+	VMULPS      (AX), Z6, Z6
+	VFMADD231PS 64(AX), Z7, Z6
+	VMULPS      (DI)(CX*4), Z0, Z8
+	VFMADD231PS Z1, Z6, Z8
+	VMOVUPS     Z8, (DI)(CX*4)
+	VMULPS      Z6, Z6, Z6
+	VMULPS      (R8)(CX*4), Z2, Z9
+	VFMADD231PS Z3, Z6, Z9
+	VMOVUPS     Z9, (R8)(CX*4)
+	VSQRTPS     Z9, Z9
+	VFMADD213PS 448(AX), Z4, Z9
+	VDIVPS      Z9, Z8, Z8
+	VFMADD231PS 512(AX), Z7, Z7
+	VFMADD231PS Z5, Z8, Z7
+	VPADDD      pattern00008000<>+0(SB), Z7, Z6
+	VPSRLD      $0x10, Z6, Z6
+	VPMOVDW     Z6, Y6
+	VMOVDQU     Y6, (BX)(CX*2)
+	VPMOVDW     Z7, Y6
+	VMOVDQU     Y6, (SI)(CX*2)
+	ADDQ        $0x10, CX
+
+check462:
+	CMPQ CX, R9
+	JB   next461
+
+done456:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -3064,64 +6373,138 @@ TEXT ·lionSplitFP32AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z4
 	MOVQ    a+0(FP), R8
 	MOVQ    (R8), R8
-	XORQ    R9, R9
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp16464
+	JA      fp32465
+	XORQ    CX, CX
+	JMP     check468
 
-next:
-	PREFETCHT0 1024(BX)(R9*2)
-	PREFETCHT0 1024(SI)(R9*2)
-	PREFETCHT0 2048(DI)(R9*4)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R9*2)
-	VPMOVZXWD  (DX)(R9*2), Z5
-	VPSLLD     $0x10, Z5, Z5
-	VMOVAPS    Z5, Z5
-	JMP        gradientLoaded
-
-gradientFP16:
-	PREFETCHT0 1024(DX)(R9*2)
-	VCVTPH2PS  (DX)(R9*2), Z5
-	JMP        gradientLoaded
-
-gradientFP32:
-	PREFETCHT0 2048(DX)(R9*4)
-	VMOVUPS    (DX)(R9*4), Z5
-
-gradientLoaded:
-	VPMOVZXWD   (BX)(R9*2), Z6
-	VPMOVSXWD   (SI)(R9*2), Z7
+next467:
+	PREFETCHT0  1024(BX)(CX*2)
+	PREFETCHT0  1024(SI)(CX*2)
+	PREFETCHT0  2048(DI)(CX*4)
+	PREFETCHT0  1024(DX)(CX*2)
+	VPMOVZXWD   (DX)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
+	VPMOVZXWD   (BX)(CX*2), Z6
 	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(CX*2), Z7
 	VPADDD      Z7, Z6, Z6
 	VMULPS      (AX), Z5, Z5
 	VFMADD231PS 64(AX), Z6, Z5
-	VMOVUPS     (DI)(R9*4), Z7
-	VMULPS      Z0, Z7, Z9
-	VFMADD231PS Z1, Z5, Z9
+	VMULPS      (DI)(CX*4), Z0, Z7
+	VFMADD231PS Z1, Z5, Z7
 	VFMADD231PS 512(AX), Z6, Z6
 	VPXORD      Z8, Z8, Z8
-	VANDPS      pattern80000000<>+0(SB), Z9, Z10
-	VXORPS      Z4, Z10, Z10
-	VCMPPS      $0x00, Z8, Z9, K1
-	VCMPPS      $0x03, Z9, Z9, K2
-	VMOVDQA32   Z8, K1, Z10
-	VMOVDQA32   Z9, K2, Z10
-	VADDPS      Z10, Z6, Z6
-	VMULPS      Z2, Z7, Z7
+	VANDPS      pattern80000000<>+0(SB), Z7, Z9
+	VXORPS      Z4, Z9, Z9
+	VCMPPS      $0x00, Z8, Z7, K1
+	VCMPPS      $0x03, Z7, Z7, K2
+	VMOVDQA32   Z8, K1, Z9
+	VMOVDQA32   Z7, K2, Z9
+	VADDPS      Z9, Z6, Z6
+	VMULPS      (DI)(CX*4), Z2, Z7
 	VFMADD231PS Z3, Z5, Z7
-	VMOVUPS     Z7, (DI)(R9*4)
+	VMOVUPS     Z7, (DI)(CX*4)
 	VPADDD      pattern00008000<>+0(SB), Z6, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
-	VMOVDQU     Y5, (BX)(R9*2)
+	VMOVDQU     Y5, (BX)(CX*2)
 	VPMOVDW     Z6, Y5
-	VMOVDQU     Y5, (SI)(R9*2)
-	ADDQ        $0x10, R9
+	VMOVDQU     Y5, (SI)(CX*2)
+	ADDQ        $0x10, CX
 
-check:
-	CMPQ    R9, R8
-	JB      next
+check468:
+	CMPQ CX, R8
+	JB   next467
+	JMP  done466
+
+fp16464:
+	XORQ CX, CX
+	JMP  check470
+
+next469:
+	PREFETCHT0  1024(BX)(CX*2)
+	PREFETCHT0  1024(SI)(CX*2)
+	PREFETCHT0  2048(DI)(CX*4)
+	PREFETCHT0  1024(DX)(CX*2)
+	VCVTPH2PS   (DX)(CX*2), Z5
+	VPMOVZXWD   (BX)(CX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(CX*2), Z7
+	VPADDD      Z7, Z6, Z6
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z6, Z5
+	VMULPS      (DI)(CX*4), Z0, Z7
+	VFMADD231PS Z1, Z5, Z7
+	VFMADD231PS 512(AX), Z6, Z6
+	VPXORD      Z8, Z8, Z8
+	VANDPS      pattern80000000<>+0(SB), Z7, Z9
+	VXORPS      Z4, Z9, Z9
+	VCMPPS      $0x00, Z8, Z7, K1
+	VCMPPS      $0x03, Z7, Z7, K2
+	VMOVDQA32   Z8, K1, Z9
+	VMOVDQA32   Z7, K2, Z9
+	VADDPS      Z9, Z6, Z6
+	VMULPS      (DI)(CX*4), Z2, Z7
+	VFMADD231PS Z3, Z5, Z7
+	VMOVUPS     Z7, (DI)(CX*4)
+	VPADDD      pattern00008000<>+0(SB), Z6, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQU     Y5, (BX)(CX*2)
+	VPMOVDW     Z6, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	ADDQ        $0x10, CX
+
+check470:
+	CMPQ CX, R8
+	JB   next469
+	JMP  done466
+
+fp32465:
+	XORQ CX, CX
+	JMP  check472
+
+next471:
+	PREFETCHT0  1024(BX)(CX*2)
+	PREFETCHT0  1024(SI)(CX*2)
+	PREFETCHT0  2048(DI)(CX*4)
+	PREFETCHT0  2048(DX)(CX*4)
+	VMOVUPS     (DX)(CX*4), Z5
+	VPMOVZXWD   (BX)(CX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(CX*2), Z7
+	VPADDD      Z7, Z6, Z6
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z6, Z5
+	VMULPS      (DI)(CX*4), Z0, Z7
+	VFMADD231PS Z1, Z5, Z7
+	VFMADD231PS 512(AX), Z6, Z6
+	VPXORD      Z8, Z8, Z8
+	VANDPS      pattern80000000<>+0(SB), Z7, Z9
+	VXORPS      Z4, Z9, Z9
+	VCMPPS      $0x00, Z8, Z7, K1
+	VCMPPS      $0x03, Z7, Z7, K2
+	VMOVDQA32   Z8, K1, Z9
+	VMOVDQA32   Z7, K2, Z9
+	VADDPS      Z9, Z6, Z6
+	VMULPS      (DI)(CX*4), Z2, Z7
+	VFMADD231PS Z3, Z5, Z7
+	VMOVUPS     Z7, (DI)(CX*4)
+	VPADDD      pattern00008000<>+0(SB), Z6, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQU     Y5, (BX)(CX*2)
+	VPMOVDW     Z6, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	ADDQ        $0x10, CX
+
+check472:
+	CMPQ CX, R8
+	JB   next471
+
+done466:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -3150,41 +6533,28 @@ TEXT ·adagradSplitFP32AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z1
 	MOVQ    a+0(FP), R8
 	MOVQ    (R8), R8
-	XORQ    R9, R9
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp16474
+	JA      fp32475
+	XORQ    CX, CX
+	JMP     check478
 
-next:
-	PREFETCHT0 1024(BX)(R9*2)
-	PREFETCHT0 1024(SI)(R9*2)
-	PREFETCHT0 2048(DI)(R9*4)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R9*2)
-	VPMOVZXWD  (DX)(R9*2), Z2
-	VPSLLD     $0x10, Z2, Z2
-	VMOVAPS    Z2, Z2
-	JMP        gradientLoaded
-
-gradientFP16:
-	PREFETCHT0 1024(DX)(R9*2)
-	VCVTPH2PS  (DX)(R9*2), Z2
-	JMP        gradientLoaded
-
-gradientFP32:
-	PREFETCHT0 2048(DX)(R9*4)
-	VMOVUPS    (DX)(R9*4), Z2
-
-gradientLoaded:
-	VPMOVZXWD   (BX)(R9*2), Z3
-	VPMOVSXWD   (SI)(R9*2), Z4
+next477:
+	PREFETCHT0  1024(BX)(CX*2)
+	PREFETCHT0  1024(SI)(CX*2)
+	PREFETCHT0  2048(DI)(CX*4)
+	PREFETCHT0  1024(DX)(CX*2)
+	VPMOVZXWD   (DX)(CX*2), Z2
+	VPSLLD      $0x10, Z2, Z2
+	VPMOVZXWD   (BX)(CX*2), Z3
 	VPSLLD      $0x10, Z3, Z3
+	VPMOVSXWD   (SI)(CX*2), Z4
 	VPADDD      Z4, Z3, Z3
 	VMULPS      (AX), Z2, Z2
 	VFMADD231PS 64(AX), Z3, Z2
-	VMOVUPS     (DI)(R9*4), Z4
+	VMOVUPS     (DI)(CX*4), Z4
 	VFMADD231PS Z2, Z2, Z4
-	VMOVUPS     Z4, (DI)(R9*4)
+	VMOVUPS     Z4, (DI)(CX*4)
 	VSQRTPS     Z4, Z4
 	VADDPS      Z0, Z4, Z4
 	VDIVPS      Z4, Z2, Z2
@@ -3192,14 +6562,88 @@ gradientLoaded:
 	VPADDD      pattern00008000<>+0(SB), Z3, Z2
 	VPSRLD      $0x10, Z2, Z2
 	VPMOVDW     Z2, Y2
-	VMOVDQU     Y2, (BX)(R9*2)
+	VMOVDQU     Y2, (BX)(CX*2)
 	VPMOVDW     Z3, Y2
-	VMOVDQU     Y2, (SI)(R9*2)
-	ADDQ        $0x10, R9
+	VMOVDQU     Y2, (SI)(CX*2)
+	ADDQ        $0x10, CX
 
-check:
-	CMPQ    R9, R8
-	JB      next
+check478:
+	CMPQ CX, R8
+	JB   next477
+	JMP  done476
+
+fp16474:
+	XORQ CX, CX
+	JMP  check480
+
+next479:
+	PREFETCHT0  1024(BX)(CX*2)
+	PREFETCHT0  1024(SI)(CX*2)
+	PREFETCHT0  2048(DI)(CX*4)
+	PREFETCHT0  1024(DX)(CX*2)
+	VCVTPH2PS   (DX)(CX*2), Z2
+	VPMOVZXWD   (BX)(CX*2), Z3
+	VPSLLD      $0x10, Z3, Z3
+	VPMOVSXWD   (SI)(CX*2), Z4
+	VPADDD      Z4, Z3, Z3
+	VMULPS      (AX), Z2, Z2
+	VFMADD231PS 64(AX), Z3, Z2
+	VMOVUPS     (DI)(CX*4), Z4
+	VFMADD231PS Z2, Z2, Z4
+	VMOVUPS     Z4, (DI)(CX*4)
+	VSQRTPS     Z4, Z4
+	VADDPS      Z0, Z4, Z4
+	VDIVPS      Z4, Z2, Z2
+	VFMADD231PS Z1, Z2, Z3
+	VPADDD      pattern00008000<>+0(SB), Z3, Z2
+	VPSRLD      $0x10, Z2, Z2
+	VPMOVDW     Z2, Y2
+	VMOVDQU     Y2, (BX)(CX*2)
+	VPMOVDW     Z3, Y2
+	VMOVDQU     Y2, (SI)(CX*2)
+	ADDQ        $0x10, CX
+
+check480:
+	CMPQ CX, R8
+	JB   next479
+	JMP  done476
+
+fp32475:
+	XORQ CX, CX
+	JMP  check482
+
+next481:
+	PREFETCHT0  1024(BX)(CX*2)
+	PREFETCHT0  1024(SI)(CX*2)
+	PREFETCHT0  2048(DI)(CX*4)
+	PREFETCHT0  2048(DX)(CX*4)
+	VMOVUPS     (DX)(CX*4), Z2
+	VPMOVZXWD   (BX)(CX*2), Z3
+	VPSLLD      $0x10, Z3, Z3
+	VPMOVSXWD   (SI)(CX*2), Z4
+	VPADDD      Z4, Z3, Z3
+	VMULPS      (AX), Z2, Z2
+	VFMADD231PS 64(AX), Z3, Z2
+	VMOVUPS     (DI)(CX*4), Z4
+	VFMADD231PS Z2, Z2, Z4
+	VMOVUPS     Z4, (DI)(CX*4)
+	VSQRTPS     Z4, Z4
+	VADDPS      Z0, Z4, Z4
+	VDIVPS      Z4, Z2, Z2
+	VFMADD231PS Z1, Z2, Z3
+	VPADDD      pattern00008000<>+0(SB), Z3, Z2
+	VPSRLD      $0x10, Z2, Z2
+	VPMOVDW     Z2, Y2
+	VMOVDQU     Y2, (BX)(CX*2)
+	VPMOVDW     Z3, Y2
+	VMOVDQU     Y2, (SI)(CX*2)
+	ADDQ        $0x10, CX
+
+check482:
+	CMPQ CX, R8
+	JB   next481
+
+done476:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -3231,42 +6675,28 @@ TEXT ·sgdSplitFP32AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z4
 	MOVQ    a+0(FP), R8
 	MOVQ    (R8), R8
-	XORQ    R9, R9
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp16484
+	JA      fp32485
+	XORQ    CX, CX
+	JMP     check488
 
-next:
-	PREFETCHT0 1024(BX)(R9*2)
-	PREFETCHT0 1024(SI)(R9*2)
-	PREFETCHT0 2048(DI)(R9*4)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R9*2)
-	VPMOVZXWD  (DX)(R9*2), Z5
-	VPSLLD     $0x10, Z5, Z5
-	VMOVAPS    Z5, Z5
-	JMP        gradientLoaded
-
-gradientFP16:
-	PREFETCHT0 1024(DX)(R9*2)
-	VCVTPH2PS  (DX)(R9*2), Z5
-	JMP        gradientLoaded
-
-gradientFP32:
-	PREFETCHT0 2048(DX)(R9*4)
-	VMOVUPS    (DX)(R9*4), Z5
-
-gradientLoaded:
-	VPMOVZXWD   (BX)(R9*2), Z6
-	VPMOVSXWD   (SI)(R9*2), Z7
+next487:
+	PREFETCHT0  1024(BX)(CX*2)
+	PREFETCHT0  1024(SI)(CX*2)
+	PREFETCHT0  2048(DI)(CX*4)
+	PREFETCHT0  1024(DX)(CX*2)
+	VPMOVZXWD   (DX)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
+	VPMOVZXWD   (BX)(CX*2), Z6
 	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(CX*2), Z7
 	VPADDD      Z7, Z6, Z6
 	VMULPS      (AX), Z5, Z5
 	VFMADD231PS 64(AX), Z6, Z5
-	VMOVUPS     (DI)(R9*4), Z7
-	VMULPS      Z0, Z7, Z7
+	VMULPS      (DI)(CX*4), Z0, Z7
 	VFMADD231PS Z1, Z5, Z7
-	VMOVUPS     Z7, (DI)(R9*4)
+	VMOVUPS     Z7, (DI)(CX*4)
 	VMULPS      Z3, Z5, Z5
 	VFMADD231PS Z2, Z7, Z5
 	VFMADD231PS 512(AX), Z6, Z6
@@ -3274,14 +6704,88 @@ gradientLoaded:
 	VPADDD      pattern00008000<>+0(SB), Z6, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
-	VMOVDQU     Y5, (BX)(R9*2)
+	VMOVDQU     Y5, (BX)(CX*2)
 	VPMOVDW     Z6, Y5
-	VMOVDQU     Y5, (SI)(R9*2)
-	ADDQ        $0x10, R9
+	VMOVDQU     Y5, (SI)(CX*2)
+	ADDQ        $0x10, CX
 
-check:
-	CMPQ    R9, R8
-	JB      next
+check488:
+	CMPQ CX, R8
+	JB   next487
+	JMP  done486
+
+fp16484:
+	XORQ CX, CX
+	JMP  check490
+
+next489:
+	PREFETCHT0  1024(BX)(CX*2)
+	PREFETCHT0  1024(SI)(CX*2)
+	PREFETCHT0  2048(DI)(CX*4)
+	PREFETCHT0  1024(DX)(CX*2)
+	VCVTPH2PS   (DX)(CX*2), Z5
+	VPMOVZXWD   (BX)(CX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(CX*2), Z7
+	VPADDD      Z7, Z6, Z6
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z6, Z5
+	VMULPS      (DI)(CX*4), Z0, Z7
+	VFMADD231PS Z1, Z5, Z7
+	VMOVUPS     Z7, (DI)(CX*4)
+	VMULPS      Z3, Z5, Z5
+	VFMADD231PS Z2, Z7, Z5
+	VFMADD231PS 512(AX), Z6, Z6
+	VFMADD231PS Z4, Z5, Z6
+	VPADDD      pattern00008000<>+0(SB), Z6, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQU     Y5, (BX)(CX*2)
+	VPMOVDW     Z6, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	ADDQ        $0x10, CX
+
+check490:
+	CMPQ CX, R8
+	JB   next489
+	JMP  done486
+
+fp32485:
+	XORQ CX, CX
+	JMP  check492
+
+next491:
+	PREFETCHT0  1024(BX)(CX*2)
+	PREFETCHT0  1024(SI)(CX*2)
+	PREFETCHT0  2048(DI)(CX*4)
+	PREFETCHT0  2048(DX)(CX*4)
+	VMOVUPS     (DX)(CX*4), Z5
+	VPMOVZXWD   (BX)(CX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(CX*2), Z7
+	VPADDD      Z7, Z6, Z6
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z6, Z5
+	VMULPS      (DI)(CX*4), Z0, Z7
+	VFMADD231PS Z1, Z5, Z7
+	VMOVUPS     Z7, (DI)(CX*4)
+	VMULPS      Z3, Z5, Z5
+	VFMADD231PS Z2, Z7, Z5
+	VFMADD231PS 512(AX), Z6, Z6
+	VFMADD231PS Z4, Z5, Z6
+	VPADDD      pattern00008000<>+0(SB), Z6, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQU     Y5, (BX)(CX*2)
+	VPMOVDW     Z6, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	ADDQ        $0x10, CX
+
+check492:
+	CMPQ CX, R8
+	JB   next491
+
+done486:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -3303,38 +6807,86 @@ TEXT ·trafficSplit1xFP32AVX512(SB), NOSPLIT, $0-8
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
 	MOVQ   (DI), DI
-	XORQ   R8, R8
-	JMP    check
+	CMPQ   DX, $0x01
+	JE     fp16494
+	JA     fp32495
+	XORQ   DX, DX
+	JMP    check498
 
-next:
-	PREFETCHT0 1024(AX)(R8*2)
-	VMOVDQU    (AX)(R8*2), Y2
+next497:
+	PREFETCHT0 1024(AX)(DX*2)
+	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(R8*2)
-	PREFETCHT0 1024(BX)(R8*2)
-	VMOVDQU    (BX)(R8*2), Y2
+	VMOVDQU    Y2, (AX)(DX*2)
+	PREFETCHT0 1024(BX)(DX*2)
+	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(R8*2)
-	PREFETCHT0 2048(SI)(R8*4)
-	VMOVDQU32  (SI)(R8*4), Z2
+	VMOVDQU    Y2, (BX)(DX*2)
+	PREFETCHT0 2048(SI)(DX*4)
+	VMOVDQU32  (SI)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (SI)(R8*4)
-	CMPQ       DX, $0x02
-	JE         wide
-	PREFETCHT0 1024(CX)(R8*2)
-	VPOR       (CX)(R8*2), Y1, Y1
-	JMP        read
+	VMOVDQU32  Z2, (SI)(DX*4)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	ADDQ       $0x10, DX
 
-wide:
-	PREFETCHT0 2048(CX)(R8*4)
-	VPORD      (CX)(R8*4), Z1, Z1
+check498:
+	CMPQ DX, DI
+	JB   next497
+	JMP  done496
 
-read:
-	ADDQ $0x10, R8
+fp16494:
+	XORQ DX, DX
+	JMP  check500
 
-check:
-	CMPQ R8, DI
-	JB   next
+next499:
+	PREFETCHT0 1024(AX)(DX*2)
+	VMOVDQU    (AX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (AX)(DX*2)
+	PREFETCHT0 1024(BX)(DX*2)
+	VMOVDQU    (BX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (BX)(DX*2)
+	PREFETCHT0 2048(SI)(DX*4)
+	VMOVDQU32  (SI)(DX*4), Z2
+	VPORD      Z0, Z2, Z2
+	VMOVDQU32  Z2, (SI)(DX*4)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	ADDQ       $0x10, DX
+
+check500:
+	CMPQ DX, DI
+	JB   next499
+	JMP  done496
+
+fp32495:
+	XORQ DX, DX
+	JMP  check502
+
+next501:
+	PREFETCHT0 1024(AX)(DX*2)
+	VMOVDQU    (AX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (AX)(DX*2)
+	PREFETCHT0 1024(BX)(DX*2)
+	VMOVDQU    (BX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (BX)(DX*2)
+	PREFETCHT0 2048(SI)(DX*4)
+	VMOVDQU32  (SI)(DX*4), Z2
+	VPORD      Z0, Z2, Z2
+	VMOVDQU32  Z2, (SI)(DX*4)
+	PREFETCHT0 2048(CX)(DX*4)
+	VPORD      (CX)(DX*4), Z1, Z1
+	ADDQ       $0x10, DX
+
+check502:
+	CMPQ DX, DI
+	JB   next501
+
+done496:
 	VZEROUPPER
 	RET
 
@@ -3357,42 +6909,98 @@ TEXT ·trafficSplit2xFP32AVX512(SB), NOSPLIT, $0-8
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
 	MOVQ   (R8), R8
-	XORQ   R9, R9
-	JMP    check
+	CMPQ   DX, $0x01
+	JE     fp16504
+	JA     fp32505
+	XORQ   DX, DX
+	JMP    check508
 
-next:
-	PREFETCHT0 1024(AX)(R9*2)
-	VMOVDQU    (AX)(R9*2), Y2
+next507:
+	PREFETCHT0 1024(AX)(DX*2)
+	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(R9*2)
-	PREFETCHT0 1024(BX)(R9*2)
-	VMOVDQU    (BX)(R9*2), Y2
+	VMOVDQU    Y2, (AX)(DX*2)
+	PREFETCHT0 1024(BX)(DX*2)
+	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(R9*2)
-	PREFETCHT0 2048(SI)(R9*4)
-	VMOVDQU32  (SI)(R9*4), Z2
+	VMOVDQU    Y2, (BX)(DX*2)
+	PREFETCHT0 2048(SI)(DX*4)
+	VMOVDQU32  (SI)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (SI)(R9*4)
-	PREFETCHT0 2048(DI)(R9*4)
-	VMOVDQU32  (DI)(R9*4), Z2
+	VMOVDQU32  Z2, (SI)(DX*4)
+	PREFETCHT0 2048(DI)(DX*4)
+	VMOVDQU32  (DI)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (DI)(R9*4)
-	CMPQ       DX, $0x02
-	JE         wide
-	PREFETCHT0 1024(CX)(R9*2)
-	VPOR       (CX)(R9*2), Y1, Y1
-	JMP        read
+	VMOVDQU32  Z2, (DI)(DX*4)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	ADDQ       $0x10, DX
 
-wide:
-	PREFETCHT0 2048(CX)(R9*4)
-	VPORD      (CX)(R9*4), Z1, Z1
+check508:
+	CMPQ DX, R8
+	JB   next507
+	JMP  done506
 
-read:
-	ADDQ $0x10, R9
+fp16504:
+	XORQ DX, DX
+	JMP  check510
 
-check:
-	CMPQ R9, R8
-	JB   next
+next509:
+	PREFETCHT0 1024(AX)(DX*2)
+	VMOVDQU    (AX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (AX)(DX*2)
+	PREFETCHT0 1024(BX)(DX*2)
+	VMOVDQU    (BX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (BX)(DX*2)
+	PREFETCHT0 2048(SI)(DX*4)
+	VMOVDQU32  (SI)(DX*4), Z2
+	VPORD      Z0, Z2, Z2
+	VMOVDQU32  Z2, (SI)(DX*4)
+	PREFETCHT0 2048(DI)(DX*4)
+	VMOVDQU32  (DI)(DX*4), Z2
+	VPORD      Z0, Z2, Z2
+	VMOVDQU32  Z2, (DI)(DX*4)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	ADDQ       $0x10, DX
+
+check510:
+	CMPQ DX, R8
+	JB   next509
+	JMP  done506
+
+fp32505:
+	XORQ DX, DX
+	JMP  check512
+
+next511:
+	PREFETCHT0 1024(AX)(DX*2)
+	VMOVDQU    (AX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (AX)(DX*2)
+	PREFETCHT0 1024(BX)(DX*2)
+	VMOVDQU    (BX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (BX)(DX*2)
+	PREFETCHT0 2048(SI)(DX*4)
+	VMOVDQU32  (SI)(DX*4), Z2
+	VPORD      Z0, Z2, Z2
+	VMOVDQU32  Z2, (SI)(DX*4)
+	PREFETCHT0 2048(DI)(DX*4)
+	VMOVDQU32  (DI)(DX*4), Z2
+	VPORD      Z0, Z2, Z2
+	VMOVDQU32  Z2, (DI)(DX*4)
+	PREFETCHT0 2048(CX)(DX*4)
+	VPORD      (CX)(DX*4), Z1, Z1
+	ADDQ       $0x10, DX
+
+check512:
+	CMPQ DX, R8
+	JB   next511
+
+done506:
 	VZEROUPPER
 	RET
 
@@ -3428,51 +7036,38 @@ TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z5
 	MOVQ    a+0(FP), R10
 	MOVQ    (R10), R10
-	XORQ    R11, R11
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp16514
+	JA      fp32515
+	XORQ    CX, CX
+	JMP     check518
 
-next:
-	PREFETCHT0 1024(BX)(R11*2)
-	PREFETCHT0 1024(SI)(R11*2)
-	PREFETCHT0 1024(DI)(R11*2)
-	PREFETCHT0 1024(R8)(R11*2)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R11*2)
-	VPMOVZXWD  (DX)(R11*2), Z6
-	VPSLLD     $0x10, Z6, Z6
-	VMOVAPS    Z6, Z6
-	JMP        gradientLoaded
-
-gradientFP16:
-	PREFETCHT0 1024(DX)(R11*2)
-	VCVTPH2PS  (DX)(R11*2), Z6
-	JMP        gradientLoaded
-
-gradientFP32:
-	PREFETCHT0 2048(DX)(R11*4)
-	VMOVUPS    (DX)(R11*4), Z6
-
-gradientLoaded:
-	VPMOVZXWD    (BX)(R11*2), Z7
-	VPMOVSXWD    (SI)(R11*2), Z8
+next517:
+	PREFETCHT0   1024(BX)(CX*2)
+	PREFETCHT0   1024(SI)(CX*2)
+	PREFETCHT0   1024(DI)(CX*2)
+	PREFETCHT0   1024(R8)(CX*2)
+	PREFETCHT0   1024(DX)(CX*2)
+	VPMOVZXWD    (DX)(CX*2), Z6
+	VPSLLD       $0x10, Z6, Z6
+	VPMOVZXWD    (BX)(CX*2), Z7
 	VPSLLD       $0x10, Z7, Z7
+	VPMOVSXWD    (SI)(CX*2), Z8
 	VPADDD       Z8, Z7, Z7
 	VMULPS       (AX), Z6, Z6
 	VFMADD231PS  64(AX), Z7, Z6
-	VPMOVZXWD    (DI)(R11*2), Z8
+	VPMOVZXWD    (DI)(CX*2), Z8
 	VPSLLD       $0x10, Z8, Z8
-	VMULPS       Z0, Z8, Z8
+	VMULPS       Z8, Z0, Z8
 	VFMADD231PS  Z1, Z6, Z8
 	VPADDD       pattern00008000<>+0(SB), Z8, Z9
 	VPSRLD       $0x10, Z9, Z9
 	VPMOVDW      Z9, Y9
-	VMOVDQU      Y9, (DI)(R11*2)
-	VPMOVZXWD    (R8)(R11*2), Z9
-	VPSLLD       $0x10, Z9, Z9
-	VMULPS       Z2, Z9, Z9
+	VMOVDQU      Y9, (DI)(CX*2)
 	VMULPS       Z6, Z6, Z6
+	VPMOVZXWD    (R8)(CX*2), Z9
+	VPSLLD       $0x10, Z9, Z9
+	VMULPS       Z9, Z2, Z9
 	VFMADD231PS  Z3, Z6, Z9
 	VMOVD        R9, X6
 	VPBROADCASTD X6, Z6
@@ -3484,7 +7079,7 @@ gradientLoaded:
 	VPADDD       Z9, Z6, Z6
 	VPSRLD       $0x10, Z6, Z6
 	VPMOVDW      Z6, Y6
-	VMOVDQU      Y6, (R8)(R11*2)
+	VMOVDQU      Y6, (R8)(CX*2)
 	ADDL         $-478700656, R9
 	VSQRTPS      Z9, Z9
 	VFMADD213PS  448(AX), Z4, Z9
@@ -3494,14 +7089,136 @@ gradientLoaded:
 	VPADDD       pattern00008000<>+0(SB), Z7, Z6
 	VPSRLD       $0x10, Z6, Z6
 	VPMOVDW      Z6, Y6
-	VMOVDQU      Y6, (BX)(R11*2)
+	VMOVDQU      Y6, (BX)(CX*2)
 	VPMOVDW      Z7, Y6
-	VMOVDQU      Y6, (SI)(R11*2)
-	ADDQ         $0x10, R11
+	VMOVDQU      Y6, (SI)(CX*2)
+	ADDQ         $0x10, CX
 
-check:
-	CMPQ    R11, R10
-	JB      next
+check518:
+	CMPQ CX, R10
+	JB   next517
+	JMP  done516
+
+fp16514:
+	XORQ CX, CX
+	JMP  check520
+
+next519:
+	PREFETCHT0   1024(BX)(CX*2)
+	PREFETCHT0   1024(SI)(CX*2)
+	PREFETCHT0   1024(DI)(CX*2)
+	PREFETCHT0   1024(R8)(CX*2)
+	PREFETCHT0   1024(DX)(CX*2)
+	VCVTPH2PS    (DX)(CX*2), Z6
+	VPMOVZXWD    (BX)(CX*2), Z7
+	VPSLLD       $0x10, Z7, Z7
+	VPMOVSXWD    (SI)(CX*2), Z8
+	VPADDD       Z8, Z7, Z7
+	VMULPS       (AX), Z6, Z6
+	VFMADD231PS  64(AX), Z7, Z6
+	VPMOVZXWD    (DI)(CX*2), Z8
+	VPSLLD       $0x10, Z8, Z8
+	VMULPS       Z8, Z0, Z8
+	VFMADD231PS  Z1, Z6, Z8
+	VPADDD       pattern00008000<>+0(SB), Z8, Z9
+	VPSRLD       $0x10, Z9, Z9
+	VPMOVDW      Z9, Y9
+	VMOVDQU      Y9, (DI)(CX*2)
+	VMULPS       Z6, Z6, Z6
+	VPMOVZXWD    (R8)(CX*2), Z9
+	VPSLLD       $0x10, Z9, Z9
+	VMULPS       Z9, Z2, Z9
+	VFMADD231PS  Z3, Z6, Z9
+	VMOVD        R9, X6
+	VPBROADCASTD X6, Z6
+	VPADDD       ditherOfLanes<>+0(SB), Z6, Z6
+	VPSRLD       $0x10, Z6, Z10
+	VPXORD       Z10, Z6, Z6
+	VPMULLD      pattern85ebca6b<>+0(SB), Z6, Z6
+	VPSRLD       $0x10, Z6, Z6
+	VPADDD       Z9, Z6, Z6
+	VPSRLD       $0x10, Z6, Z6
+	VPMOVDW      Z6, Y6
+	VMOVDQU      Y6, (R8)(CX*2)
+	ADDL         $-478700656, R9
+	VSQRTPS      Z9, Z9
+	VFMADD213PS  448(AX), Z4, Z9
+	VDIVPS       Z9, Z8, Z8
+	VFMADD231PS  512(AX), Z7, Z7
+	VFMADD231PS  Z5, Z8, Z7
+	VPADDD       pattern00008000<>+0(SB), Z7, Z6
+	VPSRLD       $0x10, Z6, Z6
+	VPMOVDW      Z6, Y6
+	VMOVDQU      Y6, (BX)(CX*2)
+	VPMOVDW      Z7, Y6
+	VMOVDQU      Y6, (SI)(CX*2)
+	ADDQ         $0x10, CX
+
+check520:
+	CMPQ CX, R10
+	JB   next519
+	JMP  done516
+
+fp32515:
+	XORQ CX, CX
+	JMP  check522
+
+next521:
+	PREFETCHT0   1024(BX)(CX*2)
+	PREFETCHT0   1024(SI)(CX*2)
+	PREFETCHT0   1024(DI)(CX*2)
+	PREFETCHT0   1024(R8)(CX*2)
+	PREFETCHT0   2048(DX)(CX*4)
+	VMOVUPS      (DX)(CX*4), Z6
+	VPMOVZXWD    (BX)(CX*2), Z7
+	VPSLLD       $0x10, Z7, Z7
+	VPMOVSXWD    (SI)(CX*2), Z8
+	VPADDD       Z8, Z7, Z7
+	VMULPS       (AX), Z6, Z6
+	VFMADD231PS  64(AX), Z7, Z6
+	VPMOVZXWD    (DI)(CX*2), Z8
+	VPSLLD       $0x10, Z8, Z8
+	VMULPS       Z8, Z0, Z8
+	VFMADD231PS  Z1, Z6, Z8
+	VPADDD       pattern00008000<>+0(SB), Z8, Z9
+	VPSRLD       $0x10, Z9, Z9
+	VPMOVDW      Z9, Y9
+	VMOVDQU      Y9, (DI)(CX*2)
+	VMULPS       Z6, Z6, Z6
+	VPMOVZXWD    (R8)(CX*2), Z9
+	VPSLLD       $0x10, Z9, Z9
+	VMULPS       Z9, Z2, Z9
+	VFMADD231PS  Z3, Z6, Z9
+	VMOVD        R9, X6
+	VPBROADCASTD X6, Z6
+	VPADDD       ditherOfLanes<>+0(SB), Z6, Z6
+	VPSRLD       $0x10, Z6, Z10
+	VPXORD       Z10, Z6, Z6
+	VPMULLD      pattern85ebca6b<>+0(SB), Z6, Z6
+	VPSRLD       $0x10, Z6, Z6
+	VPADDD       Z9, Z6, Z6
+	VPSRLD       $0x10, Z6, Z6
+	VPMOVDW      Z6, Y6
+	VMOVDQU      Y6, (R8)(CX*2)
+	ADDL         $-478700656, R9
+	VSQRTPS      Z9, Z9
+	VFMADD213PS  448(AX), Z4, Z9
+	VDIVPS       Z9, Z8, Z8
+	VFMADD231PS  512(AX), Z7, Z7
+	VFMADD231PS  Z5, Z8, Z7
+	VPADDD       pattern00008000<>+0(SB), Z7, Z6
+	VPSRLD       $0x10, Z6, Z6
+	VPMOVDW      Z6, Y6
+	VMOVDQU      Y6, (BX)(CX*2)
+	VPMOVDW      Z7, Y6
+	VMOVDQU      Y6, (SI)(CX*2)
+	ADDQ         $0x10, CX
+
+check522:
+	CMPQ CX, R10
+	JB   next521
+
+done516:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -3533,41 +7250,28 @@ TEXT ·lionSplitBF16AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z4
 	MOVQ    a+0(FP), R8
 	MOVQ    (R8), R8
-	XORQ    R9, R9
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp16524
+	JA      fp32525
+	XORQ    CX, CX
+	JMP     check528
 
-next:
-	PREFETCHT0 1024(BX)(R9*2)
-	PREFETCHT0 1024(SI)(R9*2)
-	PREFETCHT0 1024(DI)(R9*2)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R9*2)
-	VPMOVZXWD  (DX)(R9*2), Z5
-	VPSLLD     $0x10, Z5, Z5
-	VMOVAPS    Z5, Z5
-	JMP        gradientLoaded
-
-gradientFP16:
-	PREFETCHT0 1024(DX)(R9*2)
-	VCVTPH2PS  (DX)(R9*2), Z5
-	JMP        gradientLoaded
-
-gradientFP32:
-	PREFETCHT0 2048(DX)(R9*4)
-	VMOVUPS    (DX)(R9*4), Z5
-
-gradientLoaded:
-	VPMOVZXWD   (BX)(R9*2), Z6
-	VPMOVSXWD   (SI)(R9*2), Z7
+next527:
+	PREFETCHT0  1024(BX)(CX*2)
+	PREFETCHT0  1024(SI)(CX*2)
+	PREFETCHT0  1024(DI)(CX*2)
+	PREFETCHT0  1024(DX)(CX*2)
+	VPMOVZXWD   (DX)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
+	VPMOVZXWD   (BX)(CX*2), Z6
 	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(CX*2), Z7
 	VPADDD      Z7, Z6, Z6
 	VMULPS      (AX), Z5, Z5
 	VFMADD231PS 64(AX), Z6, Z5
-	VPMOVZXWD   (DI)(R9*2), Z7
+	VPMOVZXWD   (DI)(CX*2), Z7
 	VPSLLD      $0x10, Z7, Z7
-	VMULPS      Z0, Z7, Z9
+	VMULPS      Z7, Z0, Z9
 	VFMADD231PS Z1, Z5, Z9
 	VFMADD231PS 512(AX), Z6, Z6
 	VPXORD      Z8, Z8, Z8
@@ -3578,23 +7282,121 @@ gradientLoaded:
 	VMOVDQA32   Z8, K1, Z10
 	VMOVDQA32   Z9, K2, Z10
 	VADDPS      Z10, Z6, Z6
-	VMULPS      Z2, Z7, Z7
+	VMULPS      Z7, Z2, Z7
 	VFMADD231PS Z3, Z5, Z7
 	VPADDD      pattern00008000<>+0(SB), Z7, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
-	VMOVDQU     Y5, (DI)(R9*2)
+	VMOVDQU     Y5, (DI)(CX*2)
 	VPADDD      pattern00008000<>+0(SB), Z6, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
-	VMOVDQU     Y5, (BX)(R9*2)
+	VMOVDQU     Y5, (BX)(CX*2)
 	VPMOVDW     Z6, Y5
-	VMOVDQU     Y5, (SI)(R9*2)
-	ADDQ        $0x10, R9
+	VMOVDQU     Y5, (SI)(CX*2)
+	ADDQ        $0x10, CX
 
-check:
-	CMPQ    R9, R8
-	JB      next
+check528:
+	CMPQ CX, R8
+	JB   next527
+	JMP  done526
+
+fp16524:
+	XORQ CX, CX
+	JMP  check530
+
+next529:
+	PREFETCHT0  1024(BX)(CX*2)
+	PREFETCHT0  1024(SI)(CX*2)
+	PREFETCHT0  1024(DI)(CX*2)
+	PREFETCHT0  1024(DX)(CX*2)
+	VCVTPH2PS   (DX)(CX*2), Z5
+	VPMOVZXWD   (BX)(CX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(CX*2), Z7
+	VPADDD      Z7, Z6, Z6
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z6, Z5
+	VPMOVZXWD   (DI)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VMULPS      Z7, Z0, Z9
+	VFMADD231PS Z1, Z5, Z9
+	VFMADD231PS 512(AX), Z6, Z6
+	VPXORD      Z8, Z8, Z8
+	VANDPS      pattern80000000<>+0(SB), Z9, Z10
+	VXORPS      Z4, Z10, Z10
+	VCMPPS      $0x00, Z8, Z9, K1
+	VCMPPS      $0x03, Z9, Z9, K2
+	VMOVDQA32   Z8, K1, Z10
+	VMOVDQA32   Z9, K2, Z10
+	VADDPS      Z10, Z6, Z6
+	VMULPS      Z7, Z2, Z7
+	VFMADD231PS Z3, Z5, Z7
+	VPADDD      pattern00008000<>+0(SB), Z7, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQU     Y5, (DI)(CX*2)
+	VPADDD      pattern00008000<>+0(SB), Z6, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQU     Y5, (BX)(CX*2)
+	VPMOVDW     Z6, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	ADDQ        $0x10, CX
+
+check530:
+	CMPQ CX, R8
+	JB   next529
+	JMP  done526
+
+fp32525:
+	XORQ CX, CX
+	JMP  check532
+
+next531:
+	PREFETCHT0  1024(BX)(CX*2)
+	PREFETCHT0  1024(SI)(CX*2)
+	PREFETCHT0  1024(DI)(CX*2)
+	PREFETCHT0  2048(DX)(CX*4)
+	VMOVUPS     (DX)(CX*4), Z5
+	VPMOVZXWD   (BX)(CX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(CX*2), Z7
+	VPADDD      Z7, Z6, Z6
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z6, Z5
+	VPMOVZXWD   (DI)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VMULPS      Z7, Z0, Z9
+	VFMADD231PS Z1, Z5, Z9
+	VFMADD231PS 512(AX), Z6, Z6
+	VPXORD      Z8, Z8, Z8
+	VANDPS      pattern80000000<>+0(SB), Z9, Z10
+	VXORPS      Z4, Z10, Z10
+	VCMPPS      $0x00, Z8, Z9, K1
+	VCMPPS      $0x03, Z9, Z9, K2
+	VMOVDQA32   Z8, K1, Z10
+	VMOVDQA32   Z9, K2, Z10
+	VADDPS      Z10, Z6, Z6
+	VMULPS      Z7, Z2, Z7
+	VFMADD231PS Z3, Z5, Z7
+	VPADDD      pattern00008000<>+0(SB), Z7, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQU     Y5, (DI)(CX*2)
+	VPADDD      pattern00008000<>+0(SB), Z6, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQU     Y5, (BX)(CX*2)
+	VPMOVDW     Z6, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	ADDQ        $0x10, CX
+
+check532:
+	CMPQ CX, R8
+	JB   next531
+
+done526:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -3625,39 +7427,26 @@ TEXT ·adagradSplitBF16AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z1
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
-	XORQ    R10, R10
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp16534
+	JA      fp32535
+	XORQ    CX, CX
+	JMP     check538
 
-next:
-	PREFETCHT0 1024(BX)(R10*2)
-	PREFETCHT0 1024(SI)(R10*2)
-	PREFETCHT0 1024(DI)(R10*2)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R10*2)
-	VPMOVZXWD  (DX)(R10*2), Z2
-	VPSLLD     $0x10, Z2, Z2
-	VMOVAPS    Z2, Z2
-	JMP        gradientLoaded
-
-gradientFP16:
-	PREFETCHT0 1024(DX)(R10*2)
-	VCVTPH2PS  (DX)(R10*2), Z2
-	JMP        gradientLoaded
-
-gradientFP32:
-	PREFETCHT0 2048(DX)(R10*4)
-	VMOVUPS    (DX)(R10*4), Z2
-
-gradientLoaded:
-	VPMOVZXWD    (BX)(R10*2), Z3
-	VPMOVSXWD    (SI)(R10*2), Z4
+next537:
+	PREFETCHT0   1024(BX)(CX*2)
+	PREFETCHT0   1024(SI)(CX*2)
+	PREFETCHT0   1024(DI)(CX*2)
+	PREFETCHT0   1024(DX)(CX*2)
+	VPMOVZXWD    (DX)(CX*2), Z2
+	VPSLLD       $0x10, Z2, Z2
+	VPMOVZXWD    (BX)(CX*2), Z3
 	VPSLLD       $0x10, Z3, Z3
+	VPMOVSXWD    (SI)(CX*2), Z4
 	VPADDD       Z4, Z3, Z3
 	VMULPS       (AX), Z2, Z2
 	VFMADD231PS  64(AX), Z3, Z2
-	VPMOVZXWD    (DI)(R10*2), Z4
+	VPMOVZXWD    (DI)(CX*2), Z4
 	VPSLLD       $0x10, Z4, Z4
 	VFMADD231PS  Z2, Z2, Z4
 	VMOVD        R8, X5
@@ -3670,7 +7459,7 @@ gradientLoaded:
 	VPADDD       Z4, Z5, Z5
 	VPSRLD       $0x10, Z5, Z5
 	VPMOVDW      Z5, Y5
-	VMOVDQU      Y5, (DI)(R10*2)
+	VMOVDQU      Y5, (DI)(CX*2)
 	ADDL         $-478700656, R8
 	VSQRTPS      Z4, Z4
 	VADDPS       Z0, Z4, Z4
@@ -3679,14 +7468,112 @@ gradientLoaded:
 	VPADDD       pattern00008000<>+0(SB), Z3, Z2
 	VPSRLD       $0x10, Z2, Z2
 	VPMOVDW      Z2, Y2
-	VMOVDQU      Y2, (BX)(R10*2)
+	VMOVDQU      Y2, (BX)(CX*2)
 	VPMOVDW      Z3, Y2
-	VMOVDQU      Y2, (SI)(R10*2)
-	ADDQ         $0x10, R10
+	VMOVDQU      Y2, (SI)(CX*2)
+	ADDQ         $0x10, CX
 
-check:
-	CMPQ    R10, R9
-	JB      next
+check538:
+	CMPQ CX, R9
+	JB   next537
+	JMP  done536
+
+fp16534:
+	XORQ CX, CX
+	JMP  check540
+
+next539:
+	PREFETCHT0   1024(BX)(CX*2)
+	PREFETCHT0   1024(SI)(CX*2)
+	PREFETCHT0   1024(DI)(CX*2)
+	PREFETCHT0   1024(DX)(CX*2)
+	VCVTPH2PS    (DX)(CX*2), Z2
+	VPMOVZXWD    (BX)(CX*2), Z3
+	VPSLLD       $0x10, Z3, Z3
+	VPMOVSXWD    (SI)(CX*2), Z4
+	VPADDD       Z4, Z3, Z3
+	VMULPS       (AX), Z2, Z2
+	VFMADD231PS  64(AX), Z3, Z2
+	VPMOVZXWD    (DI)(CX*2), Z4
+	VPSLLD       $0x10, Z4, Z4
+	VFMADD231PS  Z2, Z2, Z4
+	VMOVD        R8, X5
+	VPBROADCASTD X5, Z5
+	VPADDD       ditherOfLanes<>+0(SB), Z5, Z5
+	VPSRLD       $0x10, Z5, Z6
+	VPXORD       Z6, Z5, Z5
+	VPMULLD      pattern85ebca6b<>+0(SB), Z5, Z5
+	VPSRLD       $0x10, Z5, Z5
+	VPADDD       Z4, Z5, Z5
+	VPSRLD       $0x10, Z5, Z5
+	VPMOVDW      Z5, Y5
+	VMOVDQU      Y5, (DI)(CX*2)
+	ADDL         $-478700656, R8
+	VSQRTPS      Z4, Z4
+	VADDPS       Z0, Z4, Z4
+	VDIVPS       Z4, Z2, Z2
+	VFMADD231PS  Z1, Z2, Z3
+	VPADDD       pattern00008000<>+0(SB), Z3, Z2
+	VPSRLD       $0x10, Z2, Z2
+	VPMOVDW      Z2, Y2
+	VMOVDQU      Y2, (BX)(CX*2)
+	VPMOVDW      Z3, Y2
+	VMOVDQU      Y2, (SI)(CX*2)
+	ADDQ         $0x10, CX
+
+check540:
+	CMPQ CX, R9
+	JB   next539
+	JMP  done536
+
+fp32535:
+	XORQ CX, CX
+	JMP  check542
+
+next541:
+	PREFETCHT0   1024(BX)(CX*2)
+	PREFETCHT0   1024(SI)(CX*2)
+	PREFETCHT0   1024(DI)(CX*2)
+	PREFETCHT0   2048(DX)(CX*4)
+	VMOVUPS      (DX)(CX*4), Z2
+	VPMOVZXWD    (BX)(CX*2), Z3
+	VPSLLD       $0x10, Z3, Z3
+	VPMOVSXWD    (SI)(CX*2), Z4
+	VPADDD       Z4, Z3, Z3
+	VMULPS       (AX), Z2, Z2
+	VFMADD231PS  64(AX), Z3, Z2
+	VPMOVZXWD    (DI)(CX*2), Z4
+	VPSLLD       $0x10, Z4, Z4
+	VFMADD231PS  Z2, Z2, Z4
+	VMOVD        R8, X5
+	VPBROADCASTD X5, Z5
+	VPADDD       ditherOfLanes<>+0(SB), Z5, Z5
+	VPSRLD       $0x10, Z5, Z6
+	VPXORD       Z6, Z5, Z5
+	VPMULLD      pattern85ebca6b<>+0(SB), Z5, Z5
+	VPSRLD       $0x10, Z5, Z5
+	VPADDD       Z4, Z5, Z5
+	VPSRLD       $0x10, Z5, Z5
+	VPMOVDW      Z5, Y5
+	VMOVDQU      Y5, (DI)(CX*2)
+	ADDL         $-478700656, R8
+	VSQRTPS      Z4, Z4
+	VADDPS       Z0, Z4, Z4
+	VDIVPS       Z4, Z2, Z2
+	VFMADD231PS  Z1, Z2, Z3
+	VPADDD       pattern00008000<>+0(SB), Z3, Z2
+	VPSRLD       $0x10, Z2, Z2
+	VPMOVDW      Z2, Y2
+	VMOVDQU      Y2, (BX)(CX*2)
+	VPMOVDW      Z3, Y2
+	VMOVDQU      Y2, (SI)(CX*2)
+	ADDQ         $0x10, CX
+
+check542:
+	CMPQ CX, R9
+	JB   next541
+
+done536:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -3718,46 +7605,33 @@ TEXT ·sgdSplitBF16AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z4
 	MOVQ    a+0(FP), R8
 	MOVQ    (R8), R8
-	XORQ    R9, R9
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp16544
+	JA      fp32545
+	XORQ    CX, CX
+	JMP     check548
 
-next:
-	PREFETCHT0 1024(BX)(R9*2)
-	PREFETCHT0 1024(SI)(R9*2)
-	PREFETCHT0 1024(DI)(R9*2)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R9*2)
-	VPMOVZXWD  (DX)(R9*2), Z5
-	VPSLLD     $0x10, Z5, Z5
-	VMOVAPS    Z5, Z5
-	JMP        gradientLoaded
-
-gradientFP16:
-	PREFETCHT0 1024(DX)(R9*2)
-	VCVTPH2PS  (DX)(R9*2), Z5
-	JMP        gradientLoaded
-
-gradientFP32:
-	PREFETCHT0 2048(DX)(R9*4)
-	VMOVUPS    (DX)(R9*4), Z5
-
-gradientLoaded:
-	VPMOVZXWD   (BX)(R9*2), Z6
-	VPMOVSXWD   (SI)(R9*2), Z7
+next547:
+	PREFETCHT0  1024(BX)(CX*2)
+	PREFETCHT0  1024(SI)(CX*2)
+	PREFETCHT0  1024(DI)(CX*2)
+	PREFETCHT0  1024(DX)(CX*2)
+	VPMOVZXWD   (DX)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
+	VPMOVZXWD   (BX)(CX*2), Z6
 	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(CX*2), Z7
 	VPADDD      Z7, Z6, Z6
 	VMULPS      (AX), Z5, Z5
 	VFMADD231PS 64(AX), Z6, Z5
-	VPMOVZXWD   (DI)(R9*2), Z7
+	VPMOVZXWD   (DI)(CX*2), Z7
 	VPSLLD      $0x10, Z7, Z7
-	VMULPS      Z0, Z7, Z7
+	VMULPS      Z7, Z0, Z7
 	VFMADD231PS Z1, Z5, Z7
 	VPADDD      pattern00008000<>+0(SB), Z7, Z8
 	VPSRLD      $0x10, Z8, Z8
 	VPMOVDW     Z8, Y8
-	VMOVDQU     Y8, (DI)(R9*2)
+	VMOVDQU     Y8, (DI)(CX*2)
 	VMULPS      Z3, Z5, Z5
 	VFMADD231PS Z2, Z7, Z5
 	VFMADD231PS 512(AX), Z6, Z6
@@ -3765,14 +7639,98 @@ gradientLoaded:
 	VPADDD      pattern00008000<>+0(SB), Z6, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
-	VMOVDQU     Y5, (BX)(R9*2)
+	VMOVDQU     Y5, (BX)(CX*2)
 	VPMOVDW     Z6, Y5
-	VMOVDQU     Y5, (SI)(R9*2)
-	ADDQ        $0x10, R9
+	VMOVDQU     Y5, (SI)(CX*2)
+	ADDQ        $0x10, CX
 
-check:
-	CMPQ    R9, R8
-	JB      next
+check548:
+	CMPQ CX, R8
+	JB   next547
+	JMP  done546
+
+fp16544:
+	XORQ CX, CX
+	JMP  check550
+
+next549:
+	PREFETCHT0  1024(BX)(CX*2)
+	PREFETCHT0  1024(SI)(CX*2)
+	PREFETCHT0  1024(DI)(CX*2)
+	PREFETCHT0  1024(DX)(CX*2)
+	VCVTPH2PS   (DX)(CX*2), Z5
+	VPMOVZXWD   (BX)(CX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(CX*2), Z7
+	VPADDD      Z7, Z6, Z6
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z6, Z5
+	VPMOVZXWD   (DI)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VMULPS      Z7, Z0, Z7
+	VFMADD231PS Z1, Z5, Z7
+	VPADDD      pattern00008000<>+0(SB), Z7, Z8
+	VPSRLD      $0x10, Z8, Z8
+	VPMOVDW     Z8, Y8
+	VMOVDQU     Y8, (DI)(CX*2)
+	VMULPS      Z3, Z5, Z5
+	VFMADD231PS Z2, Z7, Z5
+	VFMADD231PS 512(AX), Z6, Z6
+	VFMADD231PS Z4, Z5, Z6
+	VPADDD      pattern00008000<>+0(SB), Z6, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQU     Y5, (BX)(CX*2)
+	VPMOVDW     Z6, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	ADDQ        $0x10, CX
+
+check550:
+	CMPQ CX, R8
+	JB   next549
+	JMP  done546
+
+fp32545:
+	XORQ CX, CX
+	JMP  check552
+
+next551:
+	PREFETCHT0  1024(BX)(CX*2)
+	PREFETCHT0  1024(SI)(CX*2)
+	PREFETCHT0  1024(DI)(CX*2)
+	PREFETCHT0  2048(DX)(CX*4)
+	VMOVUPS     (DX)(CX*4), Z5
+	VPMOVZXWD   (BX)(CX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(CX*2), Z7
+	VPADDD      Z7, Z6, Z6
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z6, Z5
+	VPMOVZXWD   (DI)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VMULPS      Z7, Z0, Z7
+	VFMADD231PS Z1, Z5, Z7
+	VPADDD      pattern00008000<>+0(SB), Z7, Z8
+	VPSRLD      $0x10, Z8, Z8
+	VPMOVDW     Z8, Y8
+	VMOVDQU     Y8, (DI)(CX*2)
+	VMULPS      Z3, Z5, Z5
+	VFMADD231PS Z2, Z7, Z5
+	VFMADD231PS 512(AX), Z6, Z6
+	VFMADD231PS Z4, Z5, Z6
+	VPADDD      pattern00008000<>+0(SB), Z6, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQU     Y5, (BX)(CX*2)
+	VPMOVDW     Z6, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	ADDQ        $0x10, CX
+
+check552:
+	CMPQ CX, R8
+	JB   next551
+
+done546:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -3794,38 +7752,86 @@ TEXT ·trafficSplit1xBF16AVX512(SB), NOSPLIT, $0-8
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
 	MOVQ   (DI), DI
-	XORQ   R8, R8
-	JMP    check
+	CMPQ   DX, $0x01
+	JE     fp16554
+	JA     fp32555
+	XORQ   DX, DX
+	JMP    check558
 
-next:
-	PREFETCHT0 1024(AX)(R8*2)
-	VMOVDQU    (AX)(R8*2), Y2
+next557:
+	PREFETCHT0 1024(AX)(DX*2)
+	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(R8*2)
-	PREFETCHT0 1024(BX)(R8*2)
-	VMOVDQU    (BX)(R8*2), Y2
+	VMOVDQU    Y2, (AX)(DX*2)
+	PREFETCHT0 1024(BX)(DX*2)
+	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(R8*2)
-	PREFETCHT0 1024(SI)(R8*2)
-	VMOVDQU    (SI)(R8*2), Y2
+	VMOVDQU    Y2, (BX)(DX*2)
+	PREFETCHT0 1024(SI)(DX*2)
+	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(R8*2)
-	CMPQ       DX, $0x02
-	JE         wide
-	PREFETCHT0 1024(CX)(R8*2)
-	VPOR       (CX)(R8*2), Y1, Y1
-	JMP        read
+	VMOVDQU    Y2, (SI)(DX*2)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	ADDQ       $0x10, DX
 
-wide:
-	PREFETCHT0 2048(CX)(R8*4)
-	VPORD      (CX)(R8*4), Z1, Z1
+check558:
+	CMPQ DX, DI
+	JB   next557
+	JMP  done556
 
-read:
-	ADDQ $0x10, R8
+fp16554:
+	XORQ DX, DX
+	JMP  check560
 
-check:
-	CMPQ R8, DI
-	JB   next
+next559:
+	PREFETCHT0 1024(AX)(DX*2)
+	VMOVDQU    (AX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (AX)(DX*2)
+	PREFETCHT0 1024(BX)(DX*2)
+	VMOVDQU    (BX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (BX)(DX*2)
+	PREFETCHT0 1024(SI)(DX*2)
+	VMOVDQU    (SI)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (SI)(DX*2)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	ADDQ       $0x10, DX
+
+check560:
+	CMPQ DX, DI
+	JB   next559
+	JMP  done556
+
+fp32555:
+	XORQ DX, DX
+	JMP  check562
+
+next561:
+	PREFETCHT0 1024(AX)(DX*2)
+	VMOVDQU    (AX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (AX)(DX*2)
+	PREFETCHT0 1024(BX)(DX*2)
+	VMOVDQU    (BX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (BX)(DX*2)
+	PREFETCHT0 1024(SI)(DX*2)
+	VMOVDQU    (SI)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (SI)(DX*2)
+	PREFETCHT0 2048(CX)(DX*4)
+	VPORD      (CX)(DX*4), Z1, Z1
+	ADDQ       $0x10, DX
+
+check562:
+	CMPQ DX, DI
+	JB   next561
+
+done556:
 	VZEROUPPER
 	RET
 
@@ -3848,42 +7854,98 @@ TEXT ·trafficSplit2xBF16AVX512(SB), NOSPLIT, $0-8
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
 	MOVQ   (R8), R8
-	XORQ   R9, R9
-	JMP    check
+	CMPQ   DX, $0x01
+	JE     fp16564
+	JA     fp32565
+	XORQ   DX, DX
+	JMP    check568
 
-next:
-	PREFETCHT0 1024(AX)(R9*2)
-	VMOVDQU    (AX)(R9*2), Y2
+next567:
+	PREFETCHT0 1024(AX)(DX*2)
+	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(R9*2)
-	PREFETCHT0 1024(BX)(R9*2)
-	VMOVDQU    (BX)(R9*2), Y2
+	VMOVDQU    Y2, (AX)(DX*2)
+	PREFETCHT0 1024(BX)(DX*2)
+	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(R9*2)
-	PREFETCHT0 1024(SI)(R9*2)
-	VMOVDQU    (SI)(R9*2), Y2
+	VMOVDQU    Y2, (BX)(DX*2)
+	PREFETCHT0 1024(SI)(DX*2)
+	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(R9*2)
-	PREFETCHT0 1024(DI)(R9*2)
-	VMOVDQU    (DI)(R9*2), Y2
+	VMOVDQU    Y2, (SI)(DX*2)
+	PREFETCHT0 1024(DI)(DX*2)
+	VMOVDQU    (DI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (DI)(R9*2)
-	CMPQ       DX, $0x02
-	JE         wide
-	PREFETCHT0 1024(CX)(R9*2)
-	VPOR       (CX)(R9*2), Y1, Y1
-	JMP        read
+	VMOVDQU    Y2, (DI)(DX*2)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	ADDQ       $0x10, DX
 
-wide:
-	PREFETCHT0 2048(CX)(R9*4)
-	VPORD      (CX)(R9*4), Z1, Z1
+check568:
+	CMPQ DX, R8
+	JB   next567
+	JMP  done566
 
-read:
-	ADDQ $0x10, R9
+fp16564:
+	XORQ DX, DX
+	JMP  check570
 
-check:
-	CMPQ R9, R8
-	JB   next
+next569:
+	PREFETCHT0 1024(AX)(DX*2)
+	VMOVDQU    (AX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (AX)(DX*2)
+	PREFETCHT0 1024(BX)(DX*2)
+	VMOVDQU    (BX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (BX)(DX*2)
+	PREFETCHT0 1024(SI)(DX*2)
+	VMOVDQU    (SI)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (SI)(DX*2)
+	PREFETCHT0 1024(DI)(DX*2)
+	VMOVDQU    (DI)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (DI)(DX*2)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	ADDQ       $0x10, DX
+
+check570:
+	CMPQ DX, R8
+	JB   next569
+	JMP  done566
+
+fp32565:
+	XORQ DX, DX
+	JMP  check572
+
+next571:
+	PREFETCHT0 1024(AX)(DX*2)
+	VMOVDQU    (AX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (AX)(DX*2)
+	PREFETCHT0 1024(BX)(DX*2)
+	VMOVDQU    (BX)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (BX)(DX*2)
+	PREFETCHT0 1024(SI)(DX*2)
+	VMOVDQU    (SI)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (SI)(DX*2)
+	PREFETCHT0 1024(DI)(DX*2)
+	VMOVDQU    (DI)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (DI)(DX*2)
+	PREFETCHT0 2048(CX)(DX*4)
+	VPORD      (CX)(DX*4), Z1, Z1
+	ADDQ       $0x10, DX
+
+check572:
+	CMPQ DX, R8
+	JB   next571
+
+done566:
 	VZEROUPPER
 	RET
 
@@ -3919,53 +7981,38 @@ TEXT ·adamFP32FP32AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z5
 	MOVQ    a+0(FP), R10
 	MOVQ    (R10), R10
-	XORQ    R11, R11
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp16574
+	JA      fp32575
+	XORQ    CX, CX
+	JMP     check578
 
-next:
-	PREFETCHT0 2048(BX)(R11*4)
-	PREFETCHT0 2048(R8)(R11*4)
-	PREFETCHT0 2048(R9)(R11*4)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R11*2)
-	VPMOVZXWD  (DX)(R11*2), Z6
-	VPSLLD     $0x10, Z6, Z6
-	VMOVAPS    Z6, Z6
-	JMP        gradientLoaded
-
-gradientFP16:
-	PREFETCHT0 1024(DX)(R11*2)
-	VCVTPH2PS  (DX)(R11*2), Z6
-	JMP        gradientLoaded
-
-gradientFP32:
-	PREFETCHT0 2048(DX)(R11*4)
-	VMOVUPS    (DX)(R11*4), Z6
-
-gradientLoaded:
-	VMOVUPS     (BX)(R11*4), Z7
+next577:
+	PREFETCHT0  2048(BX)(CX*4)
+	PREFETCHT0  2048(R8)(CX*4)
+	PREFETCHT0  2048(R9)(CX*4)
+	PREFETCHT0  1024(DX)(CX*2)
+	VPMOVZXWD   (DX)(CX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VMOVUPS     (BX)(CX*4), Z7
 	VMULPS      (AX), Z6, Z6
 	VFMADD231PS 64(AX), Z7, Z6
-	VMOVUPS     (R8)(R11*4), Z8
-	VMULPS      Z0, Z8, Z8
+	VMULPS      (R8)(CX*4), Z0, Z8
 	VFMADD231PS Z1, Z6, Z8
-	VMOVUPS     Z8, (R8)(R11*4)
-	VMOVUPS     (R9)(R11*4), Z9
-	VMULPS      Z2, Z9, Z9
+	VMOVUPS     Z8, (R8)(CX*4)
 	VMULPS      Z6, Z6, Z6
+	VMULPS      (R9)(CX*4), Z2, Z9
 	VFMADD231PS Z3, Z6, Z9
-	VMOVUPS     Z9, (R9)(R11*4)
+	VMOVUPS     Z9, (R9)(CX*4)
 	VSQRTPS     Z9, Z9
 	VFMADD213PS 448(AX), Z4, Z9
 	VDIVPS      Z9, Z8, Z8
 	VFMADD231PS 512(AX), Z7, Z7
 	VFMADD231PS Z5, Z8, Z7
-	VMOVUPS     Z7, (BX)(R11*4)
+	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          copyFP16
-	JA          copyStored
+	JE          fp16582
+	JA          fp32583
 	VPSRLD      $0x10, Z7, Z6
 	VPANDD      pattern00000001<>+0(SB), Z6, Z6
 	VPADDD      pattern00007fff<>+0(SB), Z6, Z6
@@ -3975,26 +8022,163 @@ gradientLoaded:
 	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z6
 	VPMOVDW     Z6, Y6
 	VMOVDQA     Y6, Y6
-	JMP         copyRounded
+	JMP         done584
 
-copyFP16:
+fp16582:
 	VCVTPS2PH $0x00, Z7, Y6
+	VMOVDQA   Y6, Y6
+	JMP       done584
 
-copyRounded:
+fp32583:
+	JMP stored580
+
+done584:
 	TESTQ    $0x0000001f, SI
-	JNE      copyUnaligned
-	VMOVNTDQ Y6, (SI)(R11*2)
-	JMP      copyStored
+	JNE      unaligned579
+	VMOVNTDQ Y6, (SI)(CX*2)
+	JMP      stored580
 
-copyUnaligned:
-	VMOVDQU Y6, (SI)(R11*2)
+unaligned579:
+	VMOVDQU Y6, (SI)(CX*2)
 
-copyStored:
-	ADDQ $0x10, R11
+stored580:
+	ADDQ $0x10, CX
 
-check:
-	CMPQ    R11, R10
-	JB      next
+check578:
+	CMPQ CX, R10
+	JB   next577
+	JMP  done576
+
+fp16574:
+	XORQ CX, CX
+	JMP  check586
+
+next585:
+	PREFETCHT0  2048(BX)(CX*4)
+	PREFETCHT0  2048(R8)(CX*4)
+	PREFETCHT0  2048(R9)(CX*4)
+	PREFETCHT0  1024(DX)(CX*2)
+	VCVTPH2PS   (DX)(CX*2), Z6
+	VMOVUPS     (BX)(CX*4), Z7
+	VMULPS      (AX), Z6, Z6
+	VFMADD231PS 64(AX), Z7, Z6
+	VMULPS      (R8)(CX*4), Z0, Z8
+	VFMADD231PS Z1, Z6, Z8
+	VMOVUPS     Z8, (R8)(CX*4)
+	VMULPS      Z6, Z6, Z6
+	VMULPS      (R9)(CX*4), Z2, Z9
+	VFMADD231PS Z3, Z6, Z9
+	VMOVUPS     Z9, (R9)(CX*4)
+	VSQRTPS     Z9, Z9
+	VFMADD213PS 448(AX), Z4, Z9
+	VDIVPS      Z9, Z8, Z8
+	VFMADD231PS 512(AX), Z7, Z7
+	VFMADD231PS Z5, Z8, Z7
+	VMOVUPS     Z7, (BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16590
+	JA          fp32591
+	VPSRLD      $0x10, Z7, Z6
+	VPANDD      pattern00000001<>+0(SB), Z6, Z6
+	VPADDD      pattern00007fff<>+0(SB), Z6, Z6
+	VPADDD      Z7, Z6, Z6
+	VPSRLD      $0x10, Z6, Z6
+	VCMPPS      $0x03, Z7, Z7, K1
+	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z6
+	VPMOVDW     Z6, Y6
+	VMOVDQA     Y6, Y6
+	JMP         done592
+
+fp16590:
+	VCVTPS2PH $0x00, Z7, Y6
+	VMOVDQA   Y6, Y6
+	JMP       done592
+
+fp32591:
+	JMP stored588
+
+done592:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned587
+	VMOVNTDQ Y6, (SI)(CX*2)
+	JMP      stored588
+
+unaligned587:
+	VMOVDQU Y6, (SI)(CX*2)
+
+stored588:
+	ADDQ $0x10, CX
+
+check586:
+	CMPQ CX, R10
+	JB   next585
+	JMP  done576
+
+fp32575:
+	XORQ CX, CX
+	JMP  check594
+
+next593:
+	PREFETCHT0  2048(BX)(CX*4)
+	PREFETCHT0  2048(R8)(CX*4)
+	PREFETCHT0  2048(R9)(CX*4)
+	PREFETCHT0  2048(DX)(CX*4)
+	VMOVUPS     (DX)(CX*4), Z6
+	VMOVUPS     (BX)(CX*4), Z7
+	VMULPS      (AX), Z6, Z6
+	VFMADD231PS 64(AX), Z7, Z6
+	VMULPS      (R8)(CX*4), Z0, Z8
+	VFMADD231PS Z1, Z6, Z8
+	VMOVUPS     Z8, (R8)(CX*4)
+	VMULPS      Z6, Z6, Z6
+	VMULPS      (R9)(CX*4), Z2, Z9
+	VFMADD231PS Z3, Z6, Z9
+	VMOVUPS     Z9, (R9)(CX*4)
+	VSQRTPS     Z9, Z9
+	VFMADD213PS 448(AX), Z4, Z9
+	VDIVPS      Z9, Z8, Z8
+	VFMADD231PS 512(AX), Z7, Z7
+	VFMADD231PS Z5, Z8, Z7
+	VMOVUPS     Z7, (BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16598
+	JA          fp32599
+	VPSRLD      $0x10, Z7, Z6
+	VPANDD      pattern00000001<>+0(SB), Z6, Z6
+	VPADDD      pattern00007fff<>+0(SB), Z6, Z6
+	VPADDD      Z7, Z6, Z6
+	VPSRLD      $0x10, Z6, Z6
+	VCMPPS      $0x03, Z7, Z7, K1
+	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z6
+	VPMOVDW     Z6, Y6
+	VMOVDQA     Y6, Y6
+	JMP         done600
+
+fp16598:
+	VCVTPS2PH $0x00, Z7, Y6
+	VMOVDQA   Y6, Y6
+	JMP       done600
+
+fp32599:
+	JMP stored596
+
+done600:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned595
+	VMOVNTDQ Y6, (SI)(CX*2)
+	JMP      stored596
+
+unaligned595:
+	VMOVDQU Y6, (SI)(CX*2)
+
+stored596:
+	ADDQ $0x10, CX
+
+check594:
+	CMPQ CX, R10
+	JB   next593
+
+done576:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -4029,53 +8213,39 @@ TEXT ·lionFP32FP32AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z4
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
-	XORQ    R10, R10
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp16602
+	JA      fp32603
+	XORQ    CX, CX
+	JMP     check606
 
-next:
-	PREFETCHT0 2048(BX)(R10*4)
-	PREFETCHT0 2048(R8)(R10*4)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R10*2)
-	VPMOVZXWD  (DX)(R10*2), Z5
-	VPSLLD     $0x10, Z5, Z5
-	VMOVAPS    Z5, Z5
-	JMP        gradientLoaded
-
-gradientFP16:
-	PREFETCHT0 1024(DX)(R10*2)
-	VCVTPH2PS  (DX)(R10*2), Z5
-	JMP        gradientLoaded
-
-gradientFP32:
-	PREFETCHT0 2048(DX)(R10*4)
-	VMOVUPS    (DX)(R10*4), Z5
-
-gradientLoaded:
-	VMOVUPS     (BX)(R10*4), Z6
+next605:
+	PREFETCHT0  2048(BX)(CX*4)
+	PREFETCHT0  2048(R8)(CX*4)
+	PREFETCHT0  1024(DX)(CX*2)
+	VPMOVZXWD   (DX)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
+	VMOVUPS     (BX)(CX*4), Z6
 	VMULPS      (AX), Z5, Z5
 	VFMADD231PS 64(AX), Z6, Z5
-	VMOVUPS     (R8)(R10*4), Z7
-	VMULPS      Z0, Z7, Z8
-	VFMADD231PS Z1, Z5, Z8
+	VMULPS      (R8)(CX*4), Z0, Z7
+	VFMADD231PS Z1, Z5, Z7
 	VFMADD231PS 512(AX), Z6, Z6
-	VPXORD      Z10, Z10, Z10
-	VANDPS      pattern80000000<>+0(SB), Z8, Z9
-	VXORPS      Z4, Z9, Z9
-	VCMPPS      $0x00, Z10, Z8, K1
-	VCMPPS      $0x03, Z8, Z8, K2
-	VMOVDQA32   Z10, K1, Z9
-	VMOVDQA32   Z8, K2, Z9
-	VADDPS      Z9, Z6, Z6
-	VMULPS      Z2, Z7, Z7
+	VPXORD      Z9, Z9, Z9
+	VANDPS      pattern80000000<>+0(SB), Z7, Z8
+	VXORPS      Z4, Z8, Z8
+	VCMPPS      $0x00, Z9, Z7, K1
+	VCMPPS      $0x03, Z7, Z7, K2
+	VMOVDQA32   Z9, K1, Z8
+	VMOVDQA32   Z7, K2, Z8
+	VADDPS      Z8, Z6, Z6
+	VMULPS      (R8)(CX*4), Z2, Z7
 	VFMADD231PS Z3, Z5, Z7
-	VMOVUPS     Z7, (R8)(R10*4)
-	VMOVUPS     Z6, (BX)(R10*4)
+	VMOVUPS     Z7, (R8)(CX*4)
+	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          copyFP16
-	JA          copyStored
+	JE          fp16610
+	JA          fp32611
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -4085,26 +8255,165 @@ gradientLoaded:
 	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         copyRounded
+	JMP         done612
 
-copyFP16:
+fp16610:
 	VCVTPS2PH $0x00, Z6, Y5
+	VMOVDQA   Y5, Y5
+	JMP       done612
 
-copyRounded:
+fp32611:
+	JMP stored608
+
+done612:
 	TESTQ    $0x0000001f, SI
-	JNE      copyUnaligned
-	VMOVNTDQ Y5, (SI)(R10*2)
-	JMP      copyStored
+	JNE      unaligned607
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored608
 
-copyUnaligned:
-	VMOVDQU Y5, (SI)(R10*2)
+unaligned607:
+	VMOVDQU Y5, (SI)(CX*2)
 
-copyStored:
-	ADDQ $0x10, R10
+stored608:
+	ADDQ $0x10, CX
 
-check:
-	CMPQ    R10, R9
-	JB      next
+check606:
+	CMPQ CX, R9
+	JB   next605
+	JMP  done604
+
+fp16602:
+	XORQ CX, CX
+	JMP  check614
+
+next613:
+	PREFETCHT0  2048(BX)(CX*4)
+	PREFETCHT0  2048(R8)(CX*4)
+	PREFETCHT0  1024(DX)(CX*2)
+	VCVTPH2PS   (DX)(CX*2), Z5
+	VMOVUPS     (BX)(CX*4), Z6
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z6, Z5
+	VMULPS      (R8)(CX*4), Z0, Z7
+	VFMADD231PS Z1, Z5, Z7
+	VFMADD231PS 512(AX), Z6, Z6
+	VPXORD      Z9, Z9, Z9
+	VANDPS      pattern80000000<>+0(SB), Z7, Z8
+	VXORPS      Z4, Z8, Z8
+	VCMPPS      $0x00, Z9, Z7, K1
+	VCMPPS      $0x03, Z7, Z7, K2
+	VMOVDQA32   Z9, K1, Z8
+	VMOVDQA32   Z7, K2, Z8
+	VADDPS      Z8, Z6, Z6
+	VMULPS      (R8)(CX*4), Z2, Z7
+	VFMADD231PS Z3, Z5, Z7
+	VMOVUPS     Z7, (R8)(CX*4)
+	VMOVUPS     Z6, (BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16618
+	JA          fp32619
+	VPSRLD      $0x10, Z6, Z5
+	VPANDD      pattern00000001<>+0(SB), Z5, Z5
+	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VCMPPS      $0x03, Z6, Z6, K1
+	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQA     Y5, Y5
+	JMP         done620
+
+fp16618:
+	VCVTPS2PH $0x00, Z6, Y5
+	VMOVDQA   Y5, Y5
+	JMP       done620
+
+fp32619:
+	JMP stored616
+
+done620:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned615
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored616
+
+unaligned615:
+	VMOVDQU Y5, (SI)(CX*2)
+
+stored616:
+	ADDQ $0x10, CX
+
+check614:
+	CMPQ CX, R9
+	JB   next613
+	JMP  done604
+
+fp32603:
+	XORQ CX, CX
+	JMP  check622
+
+next621:
+	PREFETCHT0  2048(BX)(CX*4)
+	PREFETCHT0  2048(R8)(CX*4)
+	PREFETCHT0  2048(DX)(CX*4)
+	VMOVUPS     (DX)(CX*4), Z5
+	VMOVUPS     (BX)(CX*4), Z6
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z6, Z5
+	VMULPS      (R8)(CX*4), Z0, Z7
+	VFMADD231PS Z1, Z5, Z7
+	VFMADD231PS 512(AX), Z6, Z6
+	VPXORD      Z9, Z9, Z9
+	VANDPS      pattern80000000<>+0(SB), Z7, Z8
+	VXORPS      Z4, Z8, Z8
+	VCMPPS      $0x00, Z9, Z7, K1
+	VCMPPS      $0x03, Z7, Z7, K2
+	VMOVDQA32   Z9, K1, Z8
+	VMOVDQA32   Z7, K2, Z8
+	VADDPS      Z8, Z6, Z6
+	VMULPS      (R8)(CX*4), Z2, Z7
+	VFMADD231PS Z3, Z5, Z7
+	VMOVUPS     Z7, (R8)(CX*4)
+	VMOVUPS     Z6, (BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16626
+	JA          fp32627
+	VPSRLD      $0x10, Z6, Z5
+	VPANDD      pattern00000001<>+0(SB), Z5, Z5
+	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VCMPPS      $0x03, Z6, Z6, K1
+	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQA     Y5, Y5
+	JMP         done628
+
+fp16626:
+	VCVTPS2PH $0x00, Z6, Y5
+	VMOVDQA   Y5, Y5
+	JMP       done628
+
+fp32627:
+	JMP stored624
+
+done628:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned623
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored624
+
+unaligned623:
+	VMOVDQU Y5, (SI)(CX*2)
+
+stored624:
+	ADDQ $0x10, CX
+
+check622:
+	CMPQ CX, R9
+	JB   next621
+
+done604:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -4136,45 +8445,32 @@ TEXT ·adagradFP32FP32AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z1
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
-	XORQ    R10, R10
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp16630
+	JA      fp32631
+	XORQ    CX, CX
+	JMP     check634
 
-next:
-	PREFETCHT0 2048(BX)(R10*4)
-	PREFETCHT0 2048(R8)(R10*4)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R10*2)
-	VPMOVZXWD  (DX)(R10*2), Z2
-	VPSLLD     $0x10, Z2, Z2
-	VMOVAPS    Z2, Z2
-	JMP        gradientLoaded
-
-gradientFP16:
-	PREFETCHT0 1024(DX)(R10*2)
-	VCVTPH2PS  (DX)(R10*2), Z2
-	JMP        gradientLoaded
-
-gradientFP32:
-	PREFETCHT0 2048(DX)(R10*4)
-	VMOVUPS    (DX)(R10*4), Z2
-
-gradientLoaded:
-	VMOVUPS     (BX)(R10*4), Z3
+next633:
+	PREFETCHT0  2048(BX)(CX*4)
+	PREFETCHT0  2048(R8)(CX*4)
+	PREFETCHT0  1024(DX)(CX*2)
+	VPMOVZXWD   (DX)(CX*2), Z2
+	VPSLLD      $0x10, Z2, Z2
+	VMOVUPS     (BX)(CX*4), Z3
 	VMULPS      (AX), Z2, Z2
 	VFMADD231PS 64(AX), Z3, Z2
-	VMOVUPS     (R8)(R10*4), Z4
+	VMOVUPS     (R8)(CX*4), Z4
 	VFMADD231PS Z2, Z2, Z4
-	VMOVUPS     Z4, (R8)(R10*4)
+	VMOVUPS     Z4, (R8)(CX*4)
 	VSQRTPS     Z4, Z4
 	VADDPS      Z0, Z4, Z4
 	VDIVPS      Z4, Z2, Z2
 	VFMADD231PS Z1, Z2, Z3
-	VMOVUPS     Z3, (BX)(R10*4)
+	VMOVUPS     Z3, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          copyFP16
-	JA          copyStored
+	JE          fp16638
+	JA          fp32639
 	VPSRLD      $0x10, Z3, Z2
 	VPANDD      pattern00000001<>+0(SB), Z2, Z2
 	VPADDD      pattern00007fff<>+0(SB), Z2, Z2
@@ -4184,26 +8480,151 @@ gradientLoaded:
 	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z2
 	VPMOVDW     Z2, Y2
 	VMOVDQA     Y2, Y2
-	JMP         copyRounded
+	JMP         done640
 
-copyFP16:
+fp16638:
 	VCVTPS2PH $0x00, Z3, Y2
+	VMOVDQA   Y2, Y2
+	JMP       done640
 
-copyRounded:
+fp32639:
+	JMP stored636
+
+done640:
 	TESTQ    $0x0000001f, SI
-	JNE      copyUnaligned
-	VMOVNTDQ Y2, (SI)(R10*2)
-	JMP      copyStored
+	JNE      unaligned635
+	VMOVNTDQ Y2, (SI)(CX*2)
+	JMP      stored636
 
-copyUnaligned:
-	VMOVDQU Y2, (SI)(R10*2)
+unaligned635:
+	VMOVDQU Y2, (SI)(CX*2)
 
-copyStored:
-	ADDQ $0x10, R10
+stored636:
+	ADDQ $0x10, CX
 
-check:
-	CMPQ    R10, R9
-	JB      next
+check634:
+	CMPQ CX, R9
+	JB   next633
+	JMP  done632
+
+fp16630:
+	XORQ CX, CX
+	JMP  check642
+
+next641:
+	PREFETCHT0  2048(BX)(CX*4)
+	PREFETCHT0  2048(R8)(CX*4)
+	PREFETCHT0  1024(DX)(CX*2)
+	VCVTPH2PS   (DX)(CX*2), Z2
+	VMOVUPS     (BX)(CX*4), Z3
+	VMULPS      (AX), Z2, Z2
+	VFMADD231PS 64(AX), Z3, Z2
+	VMOVUPS     (R8)(CX*4), Z4
+	VFMADD231PS Z2, Z2, Z4
+	VMOVUPS     Z4, (R8)(CX*4)
+	VSQRTPS     Z4, Z4
+	VADDPS      Z0, Z4, Z4
+	VDIVPS      Z4, Z2, Z2
+	VFMADD231PS Z1, Z2, Z3
+	VMOVUPS     Z3, (BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16646
+	JA          fp32647
+	VPSRLD      $0x10, Z3, Z2
+	VPANDD      pattern00000001<>+0(SB), Z2, Z2
+	VPADDD      pattern00007fff<>+0(SB), Z2, Z2
+	VPADDD      Z3, Z2, Z2
+	VPSRLD      $0x10, Z2, Z2
+	VCMPPS      $0x03, Z3, Z3, K1
+	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z2
+	VPMOVDW     Z2, Y2
+	VMOVDQA     Y2, Y2
+	JMP         done648
+
+fp16646:
+	VCVTPS2PH $0x00, Z3, Y2
+	VMOVDQA   Y2, Y2
+	JMP       done648
+
+fp32647:
+	JMP stored644
+
+done648:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned643
+	VMOVNTDQ Y2, (SI)(CX*2)
+	JMP      stored644
+
+unaligned643:
+	VMOVDQU Y2, (SI)(CX*2)
+
+stored644:
+	ADDQ $0x10, CX
+
+check642:
+	CMPQ CX, R9
+	JB   next641
+	JMP  done632
+
+fp32631:
+	XORQ CX, CX
+	JMP  check650
+
+next649:
+	PREFETCHT0  2048(BX)(CX*4)
+	PREFETCHT0  2048(R8)(CX*4)
+	PREFETCHT0  2048(DX)(CX*4)
+	VMOVUPS     (DX)(CX*4), Z2
+	VMOVUPS     (BX)(CX*4), Z3
+	VMULPS      (AX), Z2, Z2
+	VFMADD231PS 64(AX), Z3, Z2
+	VMOVUPS     (R8)(CX*4), Z4
+	VFMADD231PS Z2, Z2, Z4
+	VMOVUPS     Z4, (R8)(CX*4)
+	VSQRTPS     Z4, Z4
+	VADDPS      Z0, Z4, Z4
+	VDIVPS      Z4, Z2, Z2
+	VFMADD231PS Z1, Z2, Z3
+	VMOVUPS     Z3, (BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16654
+	JA          fp32655
+	VPSRLD      $0x10, Z3, Z2
+	VPANDD      pattern00000001<>+0(SB), Z2, Z2
+	VPADDD      pattern00007fff<>+0(SB), Z2, Z2
+	VPADDD      Z3, Z2, Z2
+	VPSRLD      $0x10, Z2, Z2
+	VCMPPS      $0x03, Z3, Z3, K1
+	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z2
+	VPMOVDW     Z2, Y2
+	VMOVDQA     Y2, Y2
+	JMP         done656
+
+fp16654:
+	VCVTPS2PH $0x00, Z3, Y2
+	VMOVDQA   Y2, Y2
+	JMP       done656
+
+fp32655:
+	JMP stored652
+
+done656:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned651
+	VMOVNTDQ Y2, (SI)(CX*2)
+	JMP      stored652
+
+unaligned651:
+	VMOVDQU Y2, (SI)(CX*2)
+
+stored652:
+	ADDQ $0x10, CX
+
+check650:
+	CMPQ CX, R9
+	JB   next649
+
+done632:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -4238,46 +8659,32 @@ TEXT ·sgdFP32FP32AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z4
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
-	XORQ    R10, R10
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp16658
+	JA      fp32659
+	XORQ    CX, CX
+	JMP     check662
 
-next:
-	PREFETCHT0 2048(BX)(R10*4)
-	PREFETCHT0 2048(R8)(R10*4)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R10*2)
-	VPMOVZXWD  (DX)(R10*2), Z5
-	VPSLLD     $0x10, Z5, Z5
-	VMOVAPS    Z5, Z5
-	JMP        gradientLoaded
-
-gradientFP16:
-	PREFETCHT0 1024(DX)(R10*2)
-	VCVTPH2PS  (DX)(R10*2), Z5
-	JMP        gradientLoaded
-
-gradientFP32:
-	PREFETCHT0 2048(DX)(R10*4)
-	VMOVUPS    (DX)(R10*4), Z5
-
-gradientLoaded:
-	VMOVUPS     (BX)(R10*4), Z6
+next661:
+	PREFETCHT0  2048(BX)(CX*4)
+	PREFETCHT0  2048(R8)(CX*4)
+	PREFETCHT0  1024(DX)(CX*2)
+	VPMOVZXWD   (DX)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
+	VMOVUPS     (BX)(CX*4), Z6
 	VMULPS      (AX), Z5, Z5
 	VFMADD231PS 64(AX), Z6, Z5
-	VMOVUPS     (R8)(R10*4), Z7
-	VMULPS      Z0, Z7, Z7
+	VMULPS      (R8)(CX*4), Z0, Z7
 	VFMADD231PS Z1, Z5, Z7
-	VMOVUPS     Z7, (R8)(R10*4)
+	VMOVUPS     Z7, (R8)(CX*4)
 	VMULPS      Z3, Z5, Z5
 	VFMADD231PS Z2, Z7, Z5
 	VFMADD231PS 512(AX), Z6, Z6
 	VFMADD231PS Z4, Z5, Z6
-	VMOVUPS     Z6, (BX)(R10*4)
+	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          copyFP16
-	JA          copyStored
+	JE          fp16666
+	JA          fp32667
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -4287,26 +8694,151 @@ gradientLoaded:
 	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         copyRounded
+	JMP         done668
 
-copyFP16:
+fp16666:
 	VCVTPS2PH $0x00, Z6, Y5
+	VMOVDQA   Y5, Y5
+	JMP       done668
 
-copyRounded:
+fp32667:
+	JMP stored664
+
+done668:
 	TESTQ    $0x0000001f, SI
-	JNE      copyUnaligned
-	VMOVNTDQ Y5, (SI)(R10*2)
-	JMP      copyStored
+	JNE      unaligned663
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored664
 
-copyUnaligned:
-	VMOVDQU Y5, (SI)(R10*2)
+unaligned663:
+	VMOVDQU Y5, (SI)(CX*2)
 
-copyStored:
-	ADDQ $0x10, R10
+stored664:
+	ADDQ $0x10, CX
 
-check:
-	CMPQ    R10, R9
-	JB      next
+check662:
+	CMPQ CX, R9
+	JB   next661
+	JMP  done660
+
+fp16658:
+	XORQ CX, CX
+	JMP  check670
+
+next669:
+	PREFETCHT0  2048(BX)(CX*4)
+	PREFETCHT0  2048(R8)(CX*4)
+	PREFETCHT0  1024(DX)(CX*2)
+	VCVTPH2PS   (DX)(CX*2), Z5
+	VMOVUPS     (BX)(CX*4), Z6
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z6, Z5
+	VMULPS      (R8)(CX*4), Z0, Z7
+	VFMADD231PS Z1, Z5, Z7
+	VMOVUPS     Z7, (R8)(CX*4)
+	VMULPS      Z3, Z5, Z5
+	VFMADD231PS Z2, Z7, Z5
+	VFMADD231PS 512(AX), Z6, Z6
+	VFMADD231PS Z4, Z5, Z6
+	VMOVUPS     Z6, (BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16674
+	JA          fp32675
+	VPSRLD      $0x10, Z6, Z5
+	VPANDD      pattern00000001<>+0(SB), Z5, Z5
+	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VCMPPS      $0x03, Z6, Z6, K1
+	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQA     Y5, Y5
+	JMP         done676
+
+fp16674:
+	VCVTPS2PH $0x00, Z6, Y5
+	VMOVDQA   Y5, Y5
+	JMP       done676
+
+fp32675:
+	JMP stored672
+
+done676:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned671
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored672
+
+unaligned671:
+	VMOVDQU Y5, (SI)(CX*2)
+
+stored672:
+	ADDQ $0x10, CX
+
+check670:
+	CMPQ CX, R9
+	JB   next669
+	JMP  done660
+
+fp32659:
+	XORQ CX, CX
+	JMP  check678
+
+next677:
+	PREFETCHT0  2048(BX)(CX*4)
+	PREFETCHT0  2048(R8)(CX*4)
+	PREFETCHT0  2048(DX)(CX*4)
+	VMOVUPS     (DX)(CX*4), Z5
+	VMOVUPS     (BX)(CX*4), Z6
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z6, Z5
+	VMULPS      (R8)(CX*4), Z0, Z7
+	VFMADD231PS Z1, Z5, Z7
+	VMOVUPS     Z7, (R8)(CX*4)
+	VMULPS      Z3, Z5, Z5
+	VFMADD231PS Z2, Z7, Z5
+	VFMADD231PS 512(AX), Z6, Z6
+	VFMADD231PS Z4, Z5, Z6
+	VMOVUPS     Z6, (BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16682
+	JA          fp32683
+	VPSRLD      $0x10, Z6, Z5
+	VPANDD      pattern00000001<>+0(SB), Z5, Z5
+	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VCMPPS      $0x03, Z6, Z6, K1
+	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQA     Y5, Y5
+	JMP         done684
+
+fp16682:
+	VCVTPS2PH $0x00, Z6, Y5
+	VMOVDQA   Y5, Y5
+	JMP       done684
+
+fp32683:
+	JMP stored680
+
+done684:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned679
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored680
+
+unaligned679:
+	VMOVDQU Y5, (SI)(CX*2)
+
+stored680:
+	ADDQ $0x10, CX
+
+check678:
+	CMPQ CX, R9
+	JB   next677
+
+done660:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -4329,45 +8861,107 @@ TEXT ·trafficFP321xFP32AVX512(SB), NOSPLIT, $0-8
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
 	MOVQ   (DI), DI
-	XORQ   R8, R8
-	JMP    check
+	CMPQ   DX, $0x01
+	JE     fp16686
+	JA     fp32687
+	XORQ   DX, DX
+	JMP    check690
 
-next:
-	PREFETCHT0 2048(BX)(R8*4)
-	VMOVDQU32  (BX)(R8*4), Z2
+next689:
+	PREFETCHT0 2048(BX)(DX*4)
+	VMOVDQU32  (BX)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (BX)(R8*4)
-	PREFETCHT0 2048(SI)(R8*4)
-	VMOVDQU32  (SI)(R8*4), Z2
+	VMOVDQU32  Z2, (BX)(DX*4)
+	PREFETCHT0 2048(SI)(DX*4)
+	VMOVDQU32  (SI)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (SI)(R8*4)
-	CMPQ       DX, $0x02
-	JE         wide
-	PREFETCHT0 1024(CX)(R8*2)
-	VPOR       (CX)(R8*2), Y1, Y1
-	JMP        read
+	VMOVDQU32  Z2, (SI)(DX*4)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	TESTQ      AX, AX
+	JEQ        written691
+	TESTQ      $0x0000001f, AX
+	JNE        unaligned692
+	VMOVNTDQ   Y0, (AX)(DX*2)
+	JMP        written691
 
-wide:
-	PREFETCHT0 2048(CX)(R8*4)
-	VPORD      (CX)(R8*4), Z1, Z1
+unaligned692:
+	VMOVDQU Y0, (AX)(DX*2)
 
-read:
-	TESTQ    AX, AX
-	JEQ      written
-	TESTQ    $0x0000001f, AX
-	JNE      unaligned
-	VMOVNTDQ Y0, (AX)(R8*2)
-	JMP      written
+written691:
+	ADDQ $0x10, DX
 
-unaligned:
-	VMOVDQU Y0, (AX)(R8*2)
+check690:
+	CMPQ DX, DI
+	JB   next689
+	JMP  done688
 
-written:
-	ADDQ $0x10, R8
+fp16686:
+	XORQ DX, DX
+	JMP  check694
 
-check:
-	CMPQ R8, DI
-	JB   next
+next693:
+	PREFETCHT0 2048(BX)(DX*4)
+	VMOVDQU32  (BX)(DX*4), Z2
+	VPORD      Z0, Z2, Z2
+	VMOVDQU32  Z2, (BX)(DX*4)
+	PREFETCHT0 2048(SI)(DX*4)
+	VMOVDQU32  (SI)(DX*4), Z2
+	VPORD      Z0, Z2, Z2
+	VMOVDQU32  Z2, (SI)(DX*4)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	TESTQ      AX, AX
+	JEQ        written695
+	TESTQ      $0x0000001f, AX
+	JNE        unaligned696
+	VMOVNTDQ   Y0, (AX)(DX*2)
+	JMP        written695
+
+unaligned696:
+	VMOVDQU Y0, (AX)(DX*2)
+
+written695:
+	ADDQ $0x10, DX
+
+check694:
+	CMPQ DX, DI
+	JB   next693
+	JMP  done688
+
+fp32687:
+	XORQ DX, DX
+	JMP  check698
+
+next697:
+	PREFETCHT0 2048(BX)(DX*4)
+	VMOVDQU32  (BX)(DX*4), Z2
+	VPORD      Z0, Z2, Z2
+	VMOVDQU32  Z2, (BX)(DX*4)
+	PREFETCHT0 2048(SI)(DX*4)
+	VMOVDQU32  (SI)(DX*4), Z2
+	VPORD      Z0, Z2, Z2
+	VMOVDQU32  Z2, (SI)(DX*4)
+	PREFETCHT0 2048(CX)(DX*4)
+	VPORD      (CX)(DX*4), Z1, Z1
+	TESTQ      AX, AX
+	JEQ        written699
+	TESTQ      $0x0000001f, AX
+	JNE        unaligned700
+	VMOVNTDQ   Y0, (AX)(DX*2)
+	JMP        written699
+
+unaligned700:
+	VMOVDQU Y0, (AX)(DX*2)
+
+written699:
+	ADDQ $0x10, DX
+
+check698:
+	CMPQ DX, DI
+	JB   next697
+
+done688:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -4391,49 +8985,119 @@ TEXT ·trafficFP322xFP32AVX512(SB), NOSPLIT, $0-8
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
 	MOVQ   (R8), R8
-	XORQ   R9, R9
-	JMP    check
+	CMPQ   DX, $0x01
+	JE     fp16702
+	JA     fp32703
+	XORQ   DX, DX
+	JMP    check706
 
-next:
-	PREFETCHT0 2048(BX)(R9*4)
-	VMOVDQU32  (BX)(R9*4), Z2
+next705:
+	PREFETCHT0 2048(BX)(DX*4)
+	VMOVDQU32  (BX)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (BX)(R9*4)
-	PREFETCHT0 2048(SI)(R9*4)
-	VMOVDQU32  (SI)(R9*4), Z2
+	VMOVDQU32  Z2, (BX)(DX*4)
+	PREFETCHT0 2048(SI)(DX*4)
+	VMOVDQU32  (SI)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (SI)(R9*4)
-	PREFETCHT0 2048(DI)(R9*4)
-	VMOVDQU32  (DI)(R9*4), Z2
+	VMOVDQU32  Z2, (SI)(DX*4)
+	PREFETCHT0 2048(DI)(DX*4)
+	VMOVDQU32  (DI)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (DI)(R9*4)
-	CMPQ       DX, $0x02
-	JE         wide
-	PREFETCHT0 1024(CX)(R9*2)
-	VPOR       (CX)(R9*2), Y1, Y1
-	JMP        read
+	VMOVDQU32  Z2, (DI)(DX*4)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	TESTQ      AX, AX
+	JEQ        written707
+	TESTQ      $0x0000001f, AX
+	JNE        unaligned708
+	VMOVNTDQ   Y0, (AX)(DX*2)
+	JMP        written707
 
-wide:
-	PREFETCHT0 2048(CX)(R9*4)
-	VPORD      (CX)(R9*4), Z1, Z1
+unaligned708:
+	VMOVDQU Y0, (AX)(DX*2)
 
-read:
-	TESTQ    AX, AX
-	JEQ      written
-	TESTQ    $0x0000001f, AX
-	JNE      unaligned
-	VMOVNTDQ Y0, (AX)(R9*2)
-	JMP      written
+written707:
+	ADDQ $0x10, DX
 
-unaligned:
-	VMOVDQU Y0, (AX)(R9*2)
+check706:
+	CMPQ DX, R8
+	JB   next705
+	JMP  done704
 
-written:
-	ADDQ $0x10, R9
+fp16702:
+	XORQ DX, DX
+	JMP  check710
 
-check:
-	CMPQ R9, R8
-	JB   next
+next709:
+	PREFETCHT0 2048(BX)(DX*4)
+	VMOVDQU32  (BX)(DX*4), Z2
+	VPORD      Z0, Z2, Z2
+	VMOVDQU32  Z2, (BX)(DX*4)
+	PREFETCHT0 2048(SI)(DX*4)
+	VMOVDQU32  (SI)(DX*4), Z2
+	VPORD      Z0, Z2, Z2
+	VMOVDQU32  Z2, (SI)(DX*4)
+	PREFETCHT0 2048(DI)(DX*4)
+	VMOVDQU32  (DI)(DX*4), Z2
+	VPORD      Z0, Z2, Z2
+	VMOVDQU32  Z2, (DI)(DX*4)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	TESTQ      AX, AX
+	JEQ        written711
+	TESTQ      $0x0000001f, AX
+	JNE        unaligned712
+	VMOVNTDQ   Y0, (AX)(DX*2)
+	JMP        written711
+
+unaligned712:
+	VMOVDQU Y0, (AX)(DX*2)
+
+written711:
+	ADDQ $0x10, DX
+
+check710:
+	CMPQ DX, R8
+	JB   next709
+	JMP  done704
+
+fp32703:
+	XORQ DX, DX
+	JMP  check714
+
+next713:
+	PREFETCHT0 2048(BX)(DX*4)
+	VMOVDQU32  (BX)(DX*4), Z2
+	VPORD      Z0, Z2, Z2
+	VMOVDQU32  Z2, (BX)(DX*4)
+	PREFETCHT0 2048(SI)(DX*4)
+	VMOVDQU32  (SI)(DX*4), Z2
+	VPORD      Z0, Z2, Z2
+	VMOVDQU32  Z2, (SI)(DX*4)
+	PREFETCHT0 2048(DI)(DX*4)
+	VMOVDQU32  (DI)(DX*4), Z2
+	VPORD      Z0, Z2, Z2
+	VMOVDQU32  Z2, (DI)(DX*4)
+	PREFETCHT0 2048(CX)(DX*4)
+	VPORD      (CX)(DX*4), Z1, Z1
+	TESTQ      AX, AX
+	JEQ        written715
+	TESTQ      $0x0000001f, AX
+	JNE        unaligned716
+	VMOVNTDQ   Y0, (AX)(DX*2)
+	JMP        written715
+
+unaligned716:
+	VMOVDQU Y0, (AX)(DX*2)
+
+written715:
+	ADDQ $0x10, DX
+
+check714:
+	CMPQ DX, R8
+	JB   next713
+
+done704:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -4472,47 +9136,34 @@ TEXT ·adamFP32BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z5
 	MOVQ    a+0(FP), R11
 	MOVQ    (R11), R11
-	XORQ    R12, R12
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp16718
+	JA      fp32719
+	XORQ    CX, CX
+	JMP     check722
 
-next:
-	PREFETCHT0 2048(BX)(R12*4)
-	PREFETCHT0 1024(R8)(R12*2)
-	PREFETCHT0 1024(R9)(R12*2)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R12*2)
-	VPMOVZXWD  (DX)(R12*2), Z6
-	VPSLLD     $0x10, Z6, Z6
-	VMOVAPS    Z6, Z6
-	JMP        gradientLoaded
-
-gradientFP16:
-	PREFETCHT0 1024(DX)(R12*2)
-	VCVTPH2PS  (DX)(R12*2), Z6
-	JMP        gradientLoaded
-
-gradientFP32:
-	PREFETCHT0 2048(DX)(R12*4)
-	VMOVUPS    (DX)(R12*4), Z6
-
-gradientLoaded:
-	VMOVUPS      (BX)(R12*4), Z7
+next721:
+	PREFETCHT0   2048(BX)(CX*4)
+	PREFETCHT0   1024(R8)(CX*2)
+	PREFETCHT0   1024(R9)(CX*2)
+	PREFETCHT0   1024(DX)(CX*2)
+	VPMOVZXWD    (DX)(CX*2), Z6
+	VPSLLD       $0x10, Z6, Z6
+	VMOVUPS      (BX)(CX*4), Z7
 	VMULPS       (AX), Z6, Z6
 	VFMADD231PS  64(AX), Z7, Z6
-	VPMOVZXWD    (R8)(R12*2), Z8
+	VPMOVZXWD    (R8)(CX*2), Z8
 	VPSLLD       $0x10, Z8, Z8
-	VMULPS       Z0, Z8, Z8
+	VMULPS       Z8, Z0, Z8
 	VFMADD231PS  Z1, Z6, Z8
 	VPADDD       pattern00008000<>+0(SB), Z8, Z9
 	VPSRLD       $0x10, Z9, Z9
 	VPMOVDW      Z9, Y9
-	VMOVDQU      Y9, (R8)(R12*2)
-	VPMOVZXWD    (R9)(R12*2), Z9
-	VPSLLD       $0x10, Z9, Z9
-	VMULPS       Z2, Z9, Z9
+	VMOVDQU      Y9, (R8)(CX*2)
 	VMULPS       Z6, Z6, Z6
+	VPMOVZXWD    (R9)(CX*2), Z9
+	VPSLLD       $0x10, Z9, Z9
+	VMULPS       Z9, Z2, Z9
 	VFMADD231PS  Z3, Z6, Z9
 	VMOVD        R10, X6
 	VPBROADCASTD X6, Z6
@@ -4524,17 +9175,17 @@ gradientLoaded:
 	VPADDD       Z9, Z6, Z6
 	VPSRLD       $0x10, Z6, Z6
 	VPMOVDW      Z6, Y6
-	VMOVDQU      Y6, (R9)(R12*2)
+	VMOVDQU      Y6, (R9)(CX*2)
 	ADDL         $-478700656, R10
 	VSQRTPS      Z9, Z9
 	VFMADD213PS  448(AX), Z4, Z9
 	VDIVPS       Z9, Z8, Z8
 	VFMADD231PS  512(AX), Z7, Z7
 	VFMADD231PS  Z5, Z8, Z7
-	VMOVUPS      Z7, (BX)(R12*4)
+	VMOVUPS      Z7, (BX)(CX*4)
 	CMPQ         DI, $0x01
-	JE           copyFP16
-	JA           copyStored
+	JE           fp16726
+	JA           fp32727
 	VPSRLD       $0x10, Z7, Z6
 	VPANDD       pattern00000001<>+0(SB), Z6, Z6
 	VPADDD       pattern00007fff<>+0(SB), Z6, Z6
@@ -4544,26 +9195,199 @@ gradientLoaded:
 	VMOVDQU32    pattern00007fc0<>+0(SB), K1, Z6
 	VPMOVDW      Z6, Y6
 	VMOVDQA      Y6, Y6
-	JMP          copyRounded
+	JMP          done728
 
-copyFP16:
+fp16726:
 	VCVTPS2PH $0x00, Z7, Y6
+	VMOVDQA   Y6, Y6
+	JMP       done728
 
-copyRounded:
+fp32727:
+	JMP stored724
+
+done728:
 	TESTQ    $0x0000001f, SI
-	JNE      copyUnaligned
-	VMOVNTDQ Y6, (SI)(R12*2)
-	JMP      copyStored
+	JNE      unaligned723
+	VMOVNTDQ Y6, (SI)(CX*2)
+	JMP      stored724
 
-copyUnaligned:
-	VMOVDQU Y6, (SI)(R12*2)
+unaligned723:
+	VMOVDQU Y6, (SI)(CX*2)
 
-copyStored:
-	ADDQ $0x10, R12
+stored724:
+	ADDQ $0x10, CX
 
-check:
-	CMPQ    R12, R11
-	JB      next
+check722:
+	CMPQ CX, R11
+	JB   next721
+	JMP  done720
+
+fp16718:
+	XORQ CX, CX
+	JMP  check730
+
+next729:
+	PREFETCHT0   2048(BX)(CX*4)
+	PREFETCHT0   1024(R8)(CX*2)
+	PREFETCHT0   1024(R9)(CX*2)
+	PREFETCHT0   1024(DX)(CX*2)
+	VCVTPH2PS    (DX)(CX*2), Z6
+	VMOVUPS      (BX)(CX*4), Z7
+	VMULPS       (AX), Z6, Z6
+	VFMADD231PS  64(AX), Z7, Z6
+	VPMOVZXWD    (R8)(CX*2), Z8
+	VPSLLD       $0x10, Z8, Z8
+	VMULPS       Z8, Z0, Z8
+	VFMADD231PS  Z1, Z6, Z8
+	VPADDD       pattern00008000<>+0(SB), Z8, Z9
+	VPSRLD       $0x10, Z9, Z9
+	VPMOVDW      Z9, Y9
+	VMOVDQU      Y9, (R8)(CX*2)
+	VMULPS       Z6, Z6, Z6
+	VPMOVZXWD    (R9)(CX*2), Z9
+	VPSLLD       $0x10, Z9, Z9
+	VMULPS       Z9, Z2, Z9
+	VFMADD231PS  Z3, Z6, Z9
+	VMOVD        R10, X6
+	VPBROADCASTD X6, Z6
+	VPADDD       ditherOfLanes<>+0(SB), Z6, Z6
+	VPSRLD       $0x10, Z6, Z10
+	VPXORD       Z10, Z6, Z6
+	VPMULLD      pattern85ebca6b<>+0(SB), Z6, Z6
+	VPSRLD       $0x10, Z6, Z6
+	VPADDD       Z9, Z6, Z6
+	VPSRLD       $0x10, Z6, Z6
+	VPMOVDW      Z6, Y6
+	VMOVDQU      Y6, (R9)(CX*2)
+	ADDL         $-478700656, R10
+	VSQRTPS      Z9, Z9
+	VFMADD213PS  448(AX), Z4, Z9
+	VDIVPS       Z9, Z8, Z8
+	VFMADD231PS  512(AX), Z7, Z7
+	VFMADD231PS  Z5, Z8, Z7
+	VMOVUPS      Z7, (BX)(CX*4)
+	CMPQ         DI, $0x01
+	JE           fp16734
+	JA           fp32735
+	VPSRLD       $0x10, Z7, Z6
+	VPANDD       pattern00000001<>+0(SB), Z6, Z6
+	VPADDD       pattern00007fff<>+0(SB), Z6, Z6
+	VPADDD       Z7, Z6, Z6
+	VPSRLD       $0x10, Z6, Z6
+	VCMPPS       $0x03, Z7, Z7, K1
+	VMOVDQU32    pattern00007fc0<>+0(SB), K1, Z6
+	VPMOVDW      Z6, Y6
+	VMOVDQA      Y6, Y6
+	JMP          done736
+
+fp16734:
+	VCVTPS2PH $0x00, Z7, Y6
+	VMOVDQA   Y6, Y6
+	JMP       done736
+
+fp32735:
+	JMP stored732
+
+done736:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned731
+	VMOVNTDQ Y6, (SI)(CX*2)
+	JMP      stored732
+
+unaligned731:
+	VMOVDQU Y6, (SI)(CX*2)
+
+stored732:
+	ADDQ $0x10, CX
+
+check730:
+	CMPQ CX, R11
+	JB   next729
+	JMP  done720
+
+fp32719:
+	XORQ CX, CX
+	JMP  check738
+
+next737:
+	PREFETCHT0   2048(BX)(CX*4)
+	PREFETCHT0   1024(R8)(CX*2)
+	PREFETCHT0   1024(R9)(CX*2)
+	PREFETCHT0   2048(DX)(CX*4)
+	VMOVUPS      (DX)(CX*4), Z6
+	VMOVUPS      (BX)(CX*4), Z7
+	VMULPS       (AX), Z6, Z6
+	VFMADD231PS  64(AX), Z7, Z6
+	VPMOVZXWD    (R8)(CX*2), Z8
+	VPSLLD       $0x10, Z8, Z8
+	VMULPS       Z8, Z0, Z8
+	VFMADD231PS  Z1, Z6, Z8
+	VPADDD       pattern00008000<>+0(SB), Z8, Z9
+	VPSRLD       $0x10, Z9, Z9
+	VPMOVDW      Z9, Y9
+	VMOVDQU      Y9, (R8)(CX*2)
+	VMULPS       Z6, Z6, Z6
+	VPMOVZXWD    (R9)(CX*2), Z9
+	VPSLLD       $0x10, Z9, Z9
+	VMULPS       Z9, Z2, Z9
+	VFMADD231PS  Z3, Z6, Z9
+	VMOVD        R10, X6
+	VPBROADCASTD X6, Z6
+	VPADDD       ditherOfLanes<>+0(SB), Z6, Z6
+	VPSRLD       $0x10, Z6, Z10
+	VPXORD       Z10, Z6, Z6
+	VPMULLD      pattern85ebca6b<>+0(SB), Z6, Z6
+	VPSRLD       $0x10, Z6, Z6
+	VPADDD       Z9, Z6, Z6
+	VPSRLD       $0x10, Z6, Z6
+	VPMOVDW      Z6, Y6
+	VMOVDQU      Y6, (R9)(CX*2)
+	ADDL         $-478700656, R10
+	VSQRTPS      Z9, Z9
+	VFMADD213PS  448(AX), Z4, Z9
+	VDIVPS       Z9, Z8, Z8
+	VFMADD231PS  512(AX), Z7, Z7
+	VFMADD231PS  Z5, Z8, Z7
+	VMOVUPS      Z7, (BX)(CX*4)
+	CMPQ         DI, $0x01
+	JE           fp16742
+	JA           fp32743
+	VPSRLD       $0x10, Z7, Z6
+	VPANDD       pattern00000001<>+0(SB), Z6, Z6
+	VPADDD       pattern00007fff<>+0(SB), Z6, Z6
+	VPADDD       Z7, Z6, Z6
+	VPSRLD       $0x10, Z6, Z6
+	VCMPPS       $0x03, Z7, Z7, K1
+	VMOVDQU32    pattern00007fc0<>+0(SB), K1, Z6
+	VPMOVDW      Z6, Y6
+	VMOVDQA      Y6, Y6
+	JMP          done744
+
+fp16742:
+	VCVTPS2PH $0x00, Z7, Y6
+	VMOVDQA   Y6, Y6
+	JMP       done744
+
+fp32743:
+	JMP stored740
+
+done744:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned739
+	VMOVNTDQ Y6, (SI)(CX*2)
+	JMP      stored740
+
+unaligned739:
+	VMOVDQU Y6, (SI)(CX*2)
+
+stored740:
+	ADDQ $0x10, CX
+
+check738:
+	CMPQ CX, R11
+	JB   next737
+
+done720:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -4598,37 +9422,24 @@ TEXT ·lionFP32BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z4
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
-	XORQ    R10, R10
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp16746
+	JA      fp32747
+	XORQ    CX, CX
+	JMP     check750
 
-next:
-	PREFETCHT0 2048(BX)(R10*4)
-	PREFETCHT0 1024(R8)(R10*2)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R10*2)
-	VPMOVZXWD  (DX)(R10*2), Z5
-	VPSLLD     $0x10, Z5, Z5
-	VMOVAPS    Z5, Z5
-	JMP        gradientLoaded
-
-gradientFP16:
-	PREFETCHT0 1024(DX)(R10*2)
-	VCVTPH2PS  (DX)(R10*2), Z5
-	JMP        gradientLoaded
-
-gradientFP32:
-	PREFETCHT0 2048(DX)(R10*4)
-	VMOVUPS    (DX)(R10*4), Z5
-
-gradientLoaded:
-	VMOVUPS     (BX)(R10*4), Z6
+next749:
+	PREFETCHT0  2048(BX)(CX*4)
+	PREFETCHT0  1024(R8)(CX*2)
+	PREFETCHT0  1024(DX)(CX*2)
+	VPMOVZXWD   (DX)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
+	VMOVUPS     (BX)(CX*4), Z6
 	VMULPS      (AX), Z5, Z5
 	VFMADD231PS 64(AX), Z6, Z5
-	VPMOVZXWD   (R8)(R10*2), Z7
+	VPMOVZXWD   (R8)(CX*2), Z7
 	VPSLLD      $0x10, Z7, Z7
-	VMULPS      Z0, Z7, Z8
+	VMULPS      Z7, Z0, Z8
 	VFMADD231PS Z1, Z5, Z8
 	VFMADD231PS 512(AX), Z6, Z6
 	VPXORD      Z10, Z10, Z10
@@ -4639,16 +9450,16 @@ gradientLoaded:
 	VMOVDQA32   Z10, K1, Z9
 	VMOVDQA32   Z8, K2, Z9
 	VADDPS      Z9, Z6, Z6
-	VMULPS      Z2, Z7, Z7
+	VMULPS      Z7, Z2, Z7
 	VFMADD231PS Z3, Z5, Z7
 	VPADDD      pattern00008000<>+0(SB), Z7, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
-	VMOVDQU     Y5, (R8)(R10*2)
-	VMOVUPS     Z6, (BX)(R10*4)
+	VMOVDQU     Y5, (R8)(CX*2)
+	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          copyFP16
-	JA          copyStored
+	JE          fp16754
+	JA          fp32755
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -4658,26 +9469,175 @@ gradientLoaded:
 	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         copyRounded
+	JMP         done756
 
-copyFP16:
+fp16754:
 	VCVTPS2PH $0x00, Z6, Y5
+	VMOVDQA   Y5, Y5
+	JMP       done756
 
-copyRounded:
+fp32755:
+	JMP stored752
+
+done756:
 	TESTQ    $0x0000001f, SI
-	JNE      copyUnaligned
-	VMOVNTDQ Y5, (SI)(R10*2)
-	JMP      copyStored
+	JNE      unaligned751
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored752
 
-copyUnaligned:
-	VMOVDQU Y5, (SI)(R10*2)
+unaligned751:
+	VMOVDQU Y5, (SI)(CX*2)
 
-copyStored:
-	ADDQ $0x10, R10
+stored752:
+	ADDQ $0x10, CX
 
-check:
-	CMPQ    R10, R9
-	JB      next
+check750:
+	CMPQ CX, R9
+	JB   next749
+	JMP  done748
+
+fp16746:
+	XORQ CX, CX
+	JMP  check758
+
+next757:
+	PREFETCHT0  2048(BX)(CX*4)
+	PREFETCHT0  1024(R8)(CX*2)
+	PREFETCHT0  1024(DX)(CX*2)
+	VCVTPH2PS   (DX)(CX*2), Z5
+	VMOVUPS     (BX)(CX*4), Z6
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z6, Z5
+	VPMOVZXWD   (R8)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VMULPS      Z7, Z0, Z8
+	VFMADD231PS Z1, Z5, Z8
+	VFMADD231PS 512(AX), Z6, Z6
+	VPXORD      Z10, Z10, Z10
+	VANDPS      pattern80000000<>+0(SB), Z8, Z9
+	VXORPS      Z4, Z9, Z9
+	VCMPPS      $0x00, Z10, Z8, K1
+	VCMPPS      $0x03, Z8, Z8, K2
+	VMOVDQA32   Z10, K1, Z9
+	VMOVDQA32   Z8, K2, Z9
+	VADDPS      Z9, Z6, Z6
+	VMULPS      Z7, Z2, Z7
+	VFMADD231PS Z3, Z5, Z7
+	VPADDD      pattern00008000<>+0(SB), Z7, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQU     Y5, (R8)(CX*2)
+	VMOVUPS     Z6, (BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16762
+	JA          fp32763
+	VPSRLD      $0x10, Z6, Z5
+	VPANDD      pattern00000001<>+0(SB), Z5, Z5
+	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VCMPPS      $0x03, Z6, Z6, K1
+	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQA     Y5, Y5
+	JMP         done764
+
+fp16762:
+	VCVTPS2PH $0x00, Z6, Y5
+	VMOVDQA   Y5, Y5
+	JMP       done764
+
+fp32763:
+	JMP stored760
+
+done764:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned759
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored760
+
+unaligned759:
+	VMOVDQU Y5, (SI)(CX*2)
+
+stored760:
+	ADDQ $0x10, CX
+
+check758:
+	CMPQ CX, R9
+	JB   next757
+	JMP  done748
+
+fp32747:
+	XORQ CX, CX
+	JMP  check766
+
+next765:
+	PREFETCHT0  2048(BX)(CX*4)
+	PREFETCHT0  1024(R8)(CX*2)
+	PREFETCHT0  2048(DX)(CX*4)
+	VMOVUPS     (DX)(CX*4), Z5
+	VMOVUPS     (BX)(CX*4), Z6
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z6, Z5
+	VPMOVZXWD   (R8)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VMULPS      Z7, Z0, Z8
+	VFMADD231PS Z1, Z5, Z8
+	VFMADD231PS 512(AX), Z6, Z6
+	VPXORD      Z10, Z10, Z10
+	VANDPS      pattern80000000<>+0(SB), Z8, Z9
+	VXORPS      Z4, Z9, Z9
+	VCMPPS      $0x00, Z10, Z8, K1
+	VCMPPS      $0x03, Z8, Z8, K2
+	VMOVDQA32   Z10, K1, Z9
+	VMOVDQA32   Z8, K2, Z9
+	VADDPS      Z9, Z6, Z6
+	VMULPS      Z7, Z2, Z7
+	VFMADD231PS Z3, Z5, Z7
+	VPADDD      pattern00008000<>+0(SB), Z7, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQU     Y5, (R8)(CX*2)
+	VMOVUPS     Z6, (BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16770
+	JA          fp32771
+	VPSRLD      $0x10, Z6, Z5
+	VPANDD      pattern00000001<>+0(SB), Z5, Z5
+	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VCMPPS      $0x03, Z6, Z6, K1
+	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQA     Y5, Y5
+	JMP         done772
+
+fp16770:
+	VCVTPS2PH $0x00, Z6, Y5
+	VMOVDQA   Y5, Y5
+	JMP       done772
+
+fp32771:
+	JMP stored768
+
+done772:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned767
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored768
+
+unaligned767:
+	VMOVDQU Y5, (SI)(CX*2)
+
+stored768:
+	ADDQ $0x10, CX
+
+check766:
+	CMPQ CX, R9
+	JB   next765
+
+done748:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -4711,35 +9671,22 @@ TEXT ·adagradFP32BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z1
 	MOVQ    a+0(FP), R10
 	MOVQ    (R10), R10
-	XORQ    R11, R11
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp16774
+	JA      fp32775
+	XORQ    CX, CX
+	JMP     check778
 
-next:
-	PREFETCHT0 2048(BX)(R11*4)
-	PREFETCHT0 1024(R8)(R11*2)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R11*2)
-	VPMOVZXWD  (DX)(R11*2), Z2
-	VPSLLD     $0x10, Z2, Z2
-	VMOVAPS    Z2, Z2
-	JMP        gradientLoaded
-
-gradientFP16:
-	PREFETCHT0 1024(DX)(R11*2)
-	VCVTPH2PS  (DX)(R11*2), Z2
-	JMP        gradientLoaded
-
-gradientFP32:
-	PREFETCHT0 2048(DX)(R11*4)
-	VMOVUPS    (DX)(R11*4), Z2
-
-gradientLoaded:
-	VMOVUPS      (BX)(R11*4), Z3
+next777:
+	PREFETCHT0   2048(BX)(CX*4)
+	PREFETCHT0   1024(R8)(CX*2)
+	PREFETCHT0   1024(DX)(CX*2)
+	VPMOVZXWD    (DX)(CX*2), Z2
+	VPSLLD       $0x10, Z2, Z2
+	VMOVUPS      (BX)(CX*4), Z3
 	VMULPS       (AX), Z2, Z2
 	VFMADD231PS  64(AX), Z3, Z2
-	VPMOVZXWD    (R8)(R11*2), Z4
+	VPMOVZXWD    (R8)(CX*2), Z4
 	VPSLLD       $0x10, Z4, Z4
 	VFMADD231PS  Z2, Z2, Z4
 	VMOVD        R9, X5
@@ -4752,16 +9699,16 @@ gradientLoaded:
 	VPADDD       Z4, Z5, Z5
 	VPSRLD       $0x10, Z5, Z5
 	VPMOVDW      Z5, Y5
-	VMOVDQU      Y5, (R8)(R11*2)
+	VMOVDQU      Y5, (R8)(CX*2)
 	ADDL         $-478700656, R9
 	VSQRTPS      Z4, Z4
 	VADDPS       Z0, Z4, Z4
 	VDIVPS       Z4, Z2, Z2
 	VFMADD231PS  Z1, Z2, Z3
-	VMOVUPS      Z3, (BX)(R11*4)
+	VMOVUPS      Z3, (BX)(CX*4)
 	CMPQ         DI, $0x01
-	JE           copyFP16
-	JA           copyStored
+	JE           fp16782
+	JA           fp32783
 	VPSRLD       $0x10, Z3, Z2
 	VPANDD       pattern00000001<>+0(SB), Z2, Z2
 	VPADDD       pattern00007fff<>+0(SB), Z2, Z2
@@ -4771,26 +9718,175 @@ gradientLoaded:
 	VMOVDQU32    pattern00007fc0<>+0(SB), K1, Z2
 	VPMOVDW      Z2, Y2
 	VMOVDQA      Y2, Y2
-	JMP          copyRounded
+	JMP          done784
 
-copyFP16:
+fp16782:
 	VCVTPS2PH $0x00, Z3, Y2
+	VMOVDQA   Y2, Y2
+	JMP       done784
 
-copyRounded:
+fp32783:
+	JMP stored780
+
+done784:
 	TESTQ    $0x0000001f, SI
-	JNE      copyUnaligned
-	VMOVNTDQ Y2, (SI)(R11*2)
-	JMP      copyStored
+	JNE      unaligned779
+	VMOVNTDQ Y2, (SI)(CX*2)
+	JMP      stored780
 
-copyUnaligned:
-	VMOVDQU Y2, (SI)(R11*2)
+unaligned779:
+	VMOVDQU Y2, (SI)(CX*2)
 
-copyStored:
-	ADDQ $0x10, R11
+stored780:
+	ADDQ $0x10, CX
 
-check:
-	CMPQ    R11, R10
-	JB      next
+check778:
+	CMPQ CX, R10
+	JB   next777
+	JMP  done776
+
+fp16774:
+	XORQ CX, CX
+	JMP  check786
+
+next785:
+	PREFETCHT0   2048(BX)(CX*4)
+	PREFETCHT0   1024(R8)(CX*2)
+	PREFETCHT0   1024(DX)(CX*2)
+	VCVTPH2PS    (DX)(CX*2), Z2
+	VMOVUPS      (BX)(CX*4), Z3
+	VMULPS       (AX), Z2, Z2
+	VFMADD231PS  64(AX), Z3, Z2
+	VPMOVZXWD    (R8)(CX*2), Z4
+	VPSLLD       $0x10, Z4, Z4
+	VFMADD231PS  Z2, Z2, Z4
+	VMOVD        R9, X5
+	VPBROADCASTD X5, Z5
+	VPADDD       ditherOfLanes<>+0(SB), Z5, Z5
+	VPSRLD       $0x10, Z5, Z6
+	VPXORD       Z6, Z5, Z5
+	VPMULLD      pattern85ebca6b<>+0(SB), Z5, Z5
+	VPSRLD       $0x10, Z5, Z5
+	VPADDD       Z4, Z5, Z5
+	VPSRLD       $0x10, Z5, Z5
+	VPMOVDW      Z5, Y5
+	VMOVDQU      Y5, (R8)(CX*2)
+	ADDL         $-478700656, R9
+	VSQRTPS      Z4, Z4
+	VADDPS       Z0, Z4, Z4
+	VDIVPS       Z4, Z2, Z2
+	VFMADD231PS  Z1, Z2, Z3
+	VMOVUPS      Z3, (BX)(CX*4)
+	CMPQ         DI, $0x01
+	JE           fp16790
+	JA           fp32791
+	VPSRLD       $0x10, Z3, Z2
+	VPANDD       pattern00000001<>+0(SB), Z2, Z2
+	VPADDD       pattern00007fff<>+0(SB), Z2, Z2
+	VPADDD       Z3, Z2, Z2
+	VPSRLD       $0x10, Z2, Z2
+	VCMPPS       $0x03, Z3, Z3, K1
+	VMOVDQU32    pattern00007fc0<>+0(SB), K1, Z2
+	VPMOVDW      Z2, Y2
+	VMOVDQA      Y2, Y2
+	JMP          done792
+
+fp16790:
+	VCVTPS2PH $0x00, Z3, Y2
+	VMOVDQA   Y2, Y2
+	JMP       done792
+
+fp32791:
+	JMP stored788
+
+done792:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned787
+	VMOVNTDQ Y2, (SI)(CX*2)
+	JMP      stored788
+
+unaligned787:
+	VMOVDQU Y2, (SI)(CX*2)
+
+stored788:
+	ADDQ $0x10, CX
+
+check786:
+	CMPQ CX, R10
+	JB   next785
+	JMP  done776
+
+fp32775:
+	XORQ CX, CX
+	JMP  check794
+
+next793:
+	PREFETCHT0   2048(BX)(CX*4)
+	PREFETCHT0   1024(R8)(CX*2)
+	PREFETCHT0   2048(DX)(CX*4)
+	VMOVUPS      (DX)(CX*4), Z2
+	VMOVUPS      (BX)(CX*4), Z3
+	VMULPS       (AX), Z2, Z2
+	VFMADD231PS  64(AX), Z3, Z2
+	VPMOVZXWD    (R8)(CX*2), Z4
+	VPSLLD       $0x10, Z4, Z4
+	VFMADD231PS  Z2, Z2, Z4
+	VMOVD        R9, X5
+	VPBROADCASTD X5, Z5
+	VPADDD       ditherOfLanes<>+0(SB), Z5, Z5
+	VPSRLD       $0x10, Z5, Z6
+	VPXORD       Z6, Z5, Z5
+	VPMULLD      pattern85ebca6b<>+0(SB), Z5, Z5
+	VPSRLD       $0x10, Z5, Z5
+	VPADDD       Z4, Z5, Z5
+	VPSRLD       $0x10, Z5, Z5
+	VPMOVDW      Z5, Y5
+	VMOVDQU      Y5, (R8)(CX*2)
+	ADDL         $-478700656, R9
+	VSQRTPS      Z4, Z4
+	VADDPS       Z0, Z4, Z4
+	VDIVPS       Z4, Z2, Z2
+	VFMADD231PS  Z1, Z2, Z3
+	VMOVUPS      Z3, (BX)(CX*4)
+	CMPQ         DI, $0x01
+	JE           fp16798
+	JA           fp32799
+	VPSRLD       $0x10, Z3, Z2
+	VPANDD       pattern00000001<>+0(SB), Z2, Z2
+	VPADDD       pattern00007fff<>+0(SB), Z2, Z2
+	VPADDD       Z3, Z2, Z2
+	VPSRLD       $0x10, Z2, Z2
+	VCMPPS       $0x03, Z3, Z3, K1
+	VMOVDQU32    pattern00007fc0<>+0(SB), K1, Z2
+	VPMOVDW      Z2, Y2
+	VMOVDQA      Y2, Y2
+	JMP          done800
+
+fp16798:
+	VCVTPS2PH $0x00, Z3, Y2
+	VMOVDQA   Y2, Y2
+	JMP       done800
+
+fp32799:
+	JMP stored796
+
+done800:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned795
+	VMOVNTDQ Y2, (SI)(CX*2)
+	JMP      stored796
+
+unaligned795:
+	VMOVDQU Y2, (SI)(CX*2)
+
+stored796:
+	ADDQ $0x10, CX
+
+check794:
+	CMPQ CX, R10
+	JB   next793
+
+done776:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -4825,50 +9921,37 @@ TEXT ·sgdFP32BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z4
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
-	XORQ    R10, R10
-	JMP     check
+	CMPQ    CX, $0x01
+	JE      fp16802
+	JA      fp32803
+	XORQ    CX, CX
+	JMP     check806
 
-next:
-	PREFETCHT0 2048(BX)(R10*4)
-	PREFETCHT0 1024(R8)(R10*2)
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(DX)(R10*2)
-	VPMOVZXWD  (DX)(R10*2), Z5
-	VPSLLD     $0x10, Z5, Z5
-	VMOVAPS    Z5, Z5
-	JMP        gradientLoaded
-
-gradientFP16:
-	PREFETCHT0 1024(DX)(R10*2)
-	VCVTPH2PS  (DX)(R10*2), Z5
-	JMP        gradientLoaded
-
-gradientFP32:
-	PREFETCHT0 2048(DX)(R10*4)
-	VMOVUPS    (DX)(R10*4), Z5
-
-gradientLoaded:
-	VMOVUPS     (BX)(R10*4), Z6
+next805:
+	PREFETCHT0  2048(BX)(CX*4)
+	PREFETCHT0  1024(R8)(CX*2)
+	PREFETCHT0  1024(DX)(CX*2)
+	VPMOVZXWD   (DX)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
+	VMOVUPS     (BX)(CX*4), Z6
 	VMULPS      (AX), Z5, Z5
 	VFMADD231PS 64(AX), Z6, Z5
-	VPMOVZXWD   (R8)(R10*2), Z7
+	VPMOVZXWD   (R8)(CX*2), Z7
 	VPSLLD      $0x10, Z7, Z7
-	VMULPS      Z0, Z7, Z7
+	VMULPS      Z7, Z0, Z7
 	VFMADD231PS Z1, Z5, Z7
 	VPADDD      pattern00008000<>+0(SB), Z7, Z8
 	VPSRLD      $0x10, Z8, Z8
 	VPMOVDW     Z8, Y8
-	VMOVDQU     Y8, (R8)(R10*2)
+	VMOVDQU     Y8, (R8)(CX*2)
 	VMULPS      Z3, Z5, Z5
 	VFMADD231PS Z2, Z7, Z5
 	VFMADD231PS 512(AX), Z6, Z6
 	VFMADD231PS Z4, Z5, Z6
-	VMOVUPS     Z6, (BX)(R10*4)
+	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          copyFP16
-	JA          copyStored
+	JE          fp16810
+	JA          fp32811
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -4878,26 +9961,161 @@ gradientLoaded:
 	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         copyRounded
+	JMP         done812
 
-copyFP16:
+fp16810:
 	VCVTPS2PH $0x00, Z6, Y5
+	VMOVDQA   Y5, Y5
+	JMP       done812
 
-copyRounded:
+fp32811:
+	JMP stored808
+
+done812:
 	TESTQ    $0x0000001f, SI
-	JNE      copyUnaligned
-	VMOVNTDQ Y5, (SI)(R10*2)
-	JMP      copyStored
+	JNE      unaligned807
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored808
 
-copyUnaligned:
-	VMOVDQU Y5, (SI)(R10*2)
+unaligned807:
+	VMOVDQU Y5, (SI)(CX*2)
 
-copyStored:
-	ADDQ $0x10, R10
+stored808:
+	ADDQ $0x10, CX
 
-check:
-	CMPQ    R10, R9
-	JB      next
+check806:
+	CMPQ CX, R9
+	JB   next805
+	JMP  done804
+
+fp16802:
+	XORQ CX, CX
+	JMP  check814
+
+next813:
+	PREFETCHT0  2048(BX)(CX*4)
+	PREFETCHT0  1024(R8)(CX*2)
+	PREFETCHT0  1024(DX)(CX*2)
+	VCVTPH2PS   (DX)(CX*2), Z5
+	VMOVUPS     (BX)(CX*4), Z6
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z6, Z5
+	VPMOVZXWD   (R8)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VMULPS      Z7, Z0, Z7
+	VFMADD231PS Z1, Z5, Z7
+	VPADDD      pattern00008000<>+0(SB), Z7, Z8
+	VPSRLD      $0x10, Z8, Z8
+	VPMOVDW     Z8, Y8
+	VMOVDQU     Y8, (R8)(CX*2)
+	VMULPS      Z3, Z5, Z5
+	VFMADD231PS Z2, Z7, Z5
+	VFMADD231PS 512(AX), Z6, Z6
+	VFMADD231PS Z4, Z5, Z6
+	VMOVUPS     Z6, (BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16818
+	JA          fp32819
+	VPSRLD      $0x10, Z6, Z5
+	VPANDD      pattern00000001<>+0(SB), Z5, Z5
+	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VCMPPS      $0x03, Z6, Z6, K1
+	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQA     Y5, Y5
+	JMP         done820
+
+fp16818:
+	VCVTPS2PH $0x00, Z6, Y5
+	VMOVDQA   Y5, Y5
+	JMP       done820
+
+fp32819:
+	JMP stored816
+
+done820:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned815
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored816
+
+unaligned815:
+	VMOVDQU Y5, (SI)(CX*2)
+
+stored816:
+	ADDQ $0x10, CX
+
+check814:
+	CMPQ CX, R9
+	JB   next813
+	JMP  done804
+
+fp32803:
+	XORQ CX, CX
+	JMP  check822
+
+next821:
+	PREFETCHT0  2048(BX)(CX*4)
+	PREFETCHT0  1024(R8)(CX*2)
+	PREFETCHT0  2048(DX)(CX*4)
+	VMOVUPS     (DX)(CX*4), Z5
+	VMOVUPS     (BX)(CX*4), Z6
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z6, Z5
+	VPMOVZXWD   (R8)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VMULPS      Z7, Z0, Z7
+	VFMADD231PS Z1, Z5, Z7
+	VPADDD      pattern00008000<>+0(SB), Z7, Z8
+	VPSRLD      $0x10, Z8, Z8
+	VPMOVDW     Z8, Y8
+	VMOVDQU     Y8, (R8)(CX*2)
+	VMULPS      Z3, Z5, Z5
+	VFMADD231PS Z2, Z7, Z5
+	VFMADD231PS 512(AX), Z6, Z6
+	VFMADD231PS Z4, Z5, Z6
+	VMOVUPS     Z6, (BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16826
+	JA          fp32827
+	VPSRLD      $0x10, Z6, Z5
+	VPANDD      pattern00000001<>+0(SB), Z5, Z5
+	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VCMPPS      $0x03, Z6, Z6, K1
+	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQA     Y5, Y5
+	JMP         done828
+
+fp16826:
+	VCVTPS2PH $0x00, Z6, Y5
+	VMOVDQA   Y5, Y5
+	JMP       done828
+
+fp32827:
+	JMP stored824
+
+done828:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned823
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored824
+
+unaligned823:
+	VMOVDQU Y5, (SI)(CX*2)
+
+stored824:
+	ADDQ $0x10, CX
+
+check822:
+	CMPQ CX, R9
+	JB   next821
+
+done804:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -4920,45 +10138,107 @@ TEXT ·trafficFP321xBF16AVX512(SB), NOSPLIT, $0-8
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
 	MOVQ   (DI), DI
-	XORQ   R8, R8
-	JMP    check
+	CMPQ   DX, $0x01
+	JE     fp16830
+	JA     fp32831
+	XORQ   DX, DX
+	JMP    check834
 
-next:
-	PREFETCHT0 2048(BX)(R8*4)
-	VMOVDQU32  (BX)(R8*4), Z2
+next833:
+	PREFETCHT0 2048(BX)(DX*4)
+	VMOVDQU32  (BX)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (BX)(R8*4)
-	PREFETCHT0 1024(SI)(R8*2)
-	VMOVDQU    (SI)(R8*2), Y2
+	VMOVDQU32  Z2, (BX)(DX*4)
+	PREFETCHT0 1024(SI)(DX*2)
+	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(R8*2)
-	CMPQ       DX, $0x02
-	JE         wide
-	PREFETCHT0 1024(CX)(R8*2)
-	VPOR       (CX)(R8*2), Y1, Y1
-	JMP        read
+	VMOVDQU    Y2, (SI)(DX*2)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	TESTQ      AX, AX
+	JEQ        written835
+	TESTQ      $0x0000001f, AX
+	JNE        unaligned836
+	VMOVNTDQ   Y0, (AX)(DX*2)
+	JMP        written835
 
-wide:
-	PREFETCHT0 2048(CX)(R8*4)
-	VPORD      (CX)(R8*4), Z1, Z1
+unaligned836:
+	VMOVDQU Y0, (AX)(DX*2)
 
-read:
-	TESTQ    AX, AX
-	JEQ      written
-	TESTQ    $0x0000001f, AX
-	JNE      unaligned
-	VMOVNTDQ Y0, (AX)(R8*2)
-	JMP      written
+written835:
+	ADDQ $0x10, DX
 
-unaligned:
-	VMOVDQU Y0, (AX)(R8*2)
+check834:
+	CMPQ DX, DI
+	JB   next833
+	JMP  done832
 
-written:
-	ADDQ $0x10, R8
+fp16830:
+	XORQ DX, DX
+	JMP  check838
 
-check:
-	CMPQ R8, DI
-	JB   next
+next837:
+	PREFETCHT0 2048(BX)(DX*4)
+	VMOVDQU32  (BX)(DX*4), Z2
+	VPORD      Z0, Z2, Z2
+	VMOVDQU32  Z2, (BX)(DX*4)
+	PREFETCHT0 1024(SI)(DX*2)
+	VMOVDQU    (SI)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (SI)(DX*2)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	TESTQ      AX, AX
+	JEQ        written839
+	TESTQ      $0x0000001f, AX
+	JNE        unaligned840
+	VMOVNTDQ   Y0, (AX)(DX*2)
+	JMP        written839
+
+unaligned840:
+	VMOVDQU Y0, (AX)(DX*2)
+
+written839:
+	ADDQ $0x10, DX
+
+check838:
+	CMPQ DX, DI
+	JB   next837
+	JMP  done832
+
+fp32831:
+	XORQ DX, DX
+	JMP  check842
+
+next841:
+	PREFETCHT0 2048(BX)(DX*4)
+	VMOVDQU32  (BX)(DX*4), Z2
+	VPORD      Z0, Z2, Z2
+	VMOVDQU32  Z2, (BX)(DX*4)
+	PREFETCHT0 1024(SI)(DX*2)
+	VMOVDQU    (SI)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (SI)(DX*2)
+	PREFETCHT0 2048(CX)(DX*4)
+	VPORD      (CX)(DX*4), Z1, Z1
+	TESTQ      AX, AX
+	JEQ        written843
+	TESTQ      $0x0000001f, AX
+	JNE        unaligned844
+	VMOVNTDQ   Y0, (AX)(DX*2)
+	JMP        written843
+
+unaligned844:
+	VMOVDQU Y0, (AX)(DX*2)
+
+written843:
+	ADDQ $0x10, DX
+
+check842:
+	CMPQ DX, DI
+	JB   next841
+
+done832:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -4982,49 +10262,119 @@ TEXT ·trafficFP322xBF16AVX512(SB), NOSPLIT, $0-8
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
 	MOVQ   (R8), R8
-	XORQ   R9, R9
-	JMP    check
+	CMPQ   DX, $0x01
+	JE     fp16846
+	JA     fp32847
+	XORQ   DX, DX
+	JMP    check850
 
-next:
-	PREFETCHT0 2048(BX)(R9*4)
-	VMOVDQU32  (BX)(R9*4), Z2
+next849:
+	PREFETCHT0 2048(BX)(DX*4)
+	VMOVDQU32  (BX)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (BX)(R9*4)
-	PREFETCHT0 1024(SI)(R9*2)
-	VMOVDQU    (SI)(R9*2), Y2
+	VMOVDQU32  Z2, (BX)(DX*4)
+	PREFETCHT0 1024(SI)(DX*2)
+	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(R9*2)
-	PREFETCHT0 1024(DI)(R9*2)
-	VMOVDQU    (DI)(R9*2), Y2
+	VMOVDQU    Y2, (SI)(DX*2)
+	PREFETCHT0 1024(DI)(DX*2)
+	VMOVDQU    (DI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (DI)(R9*2)
-	CMPQ       DX, $0x02
-	JE         wide
-	PREFETCHT0 1024(CX)(R9*2)
-	VPOR       (CX)(R9*2), Y1, Y1
-	JMP        read
+	VMOVDQU    Y2, (DI)(DX*2)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	TESTQ      AX, AX
+	JEQ        written851
+	TESTQ      $0x0000001f, AX
+	JNE        unaligned852
+	VMOVNTDQ   Y0, (AX)(DX*2)
+	JMP        written851
 
-wide:
-	PREFETCHT0 2048(CX)(R9*4)
-	VPORD      (CX)(R9*4), Z1, Z1
+unaligned852:
+	VMOVDQU Y0, (AX)(DX*2)
 
-read:
-	TESTQ    AX, AX
-	JEQ      written
-	TESTQ    $0x0000001f, AX
-	JNE      unaligned
-	VMOVNTDQ Y0, (AX)(R9*2)
-	JMP      written
+written851:
+	ADDQ $0x10, DX
 
-unaligned:
-	VMOVDQU Y0, (AX)(R9*2)
+check850:
+	CMPQ DX, R8
+	JB   next849
+	JMP  done848
 
-written:
-	ADDQ $0x10, R9
+fp16846:
+	XORQ DX, DX
+	JMP  check854
 
-check:
-	CMPQ R9, R8
-	JB   next
+next853:
+	PREFETCHT0 2048(BX)(DX*4)
+	VMOVDQU32  (BX)(DX*4), Z2
+	VPORD      Z0, Z2, Z2
+	VMOVDQU32  Z2, (BX)(DX*4)
+	PREFETCHT0 1024(SI)(DX*2)
+	VMOVDQU    (SI)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (SI)(DX*2)
+	PREFETCHT0 1024(DI)(DX*2)
+	VMOVDQU    (DI)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (DI)(DX*2)
+	PREFETCHT0 1024(CX)(DX*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	TESTQ      AX, AX
+	JEQ        written855
+	TESTQ      $0x0000001f, AX
+	JNE        unaligned856
+	VMOVNTDQ   Y0, (AX)(DX*2)
+	JMP        written855
+
+unaligned856:
+	VMOVDQU Y0, (AX)(DX*2)
+
+written855:
+	ADDQ $0x10, DX
+
+check854:
+	CMPQ DX, R8
+	JB   next853
+	JMP  done848
+
+fp32847:
+	XORQ DX, DX
+	JMP  check858
+
+next857:
+	PREFETCHT0 2048(BX)(DX*4)
+	VMOVDQU32  (BX)(DX*4), Z2
+	VPORD      Z0, Z2, Z2
+	VMOVDQU32  Z2, (BX)(DX*4)
+	PREFETCHT0 1024(SI)(DX*2)
+	VMOVDQU    (SI)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (SI)(DX*2)
+	PREFETCHT0 1024(DI)(DX*2)
+	VMOVDQU    (DI)(DX*2), Y2
+	VPOR       Y0, Y2, Y2
+	VMOVDQU    Y2, (DI)(DX*2)
+	PREFETCHT0 2048(CX)(DX*4)
+	VPORD      (CX)(DX*4), Z1, Z1
+	TESTQ      AX, AX
+	JEQ        written859
+	TESTQ      $0x0000001f, AX
+	JNE        unaligned860
+	VMOVNTDQ   Y0, (AX)(DX*2)
+	JMP        written859
+
+unaligned860:
+	VMOVDQU Y0, (AX)(DX*2)
+
+written859:
+	ADDQ $0x10, DX
+
+check858:
+	CMPQ DX, R8
+	JB   next857
+
+done848:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -5043,39 +10393,66 @@ TEXT ·sumSquaresAVX512(SB), NOSPLIT, $8-32
 	VMOVUPD (DX), Z0
 	VMOVUPD 64(DX), Z1
 	MOVQ    n+0(FP), BX
-	XORQ    SI, SI
-	JMP     check
+	CMPQ    AX, $0x01
+	JE      fp16862
+	JA      fp32863
+	XORQ    AX, AX
+	JMP     check866
 
-next:
-	CMPQ       AX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(CX)(SI*2)
-	VPMOVZXWD  (CX)(SI*2), Z2
-	VPSLLD     $0x10, Z2, Z2
-	VMOVAPS    Z2, Z2
-	JMP        gradientLoaded
-
-gradientFP16:
-	PREFETCHT0 1024(CX)(SI*2)
-	VCVTPH2PS  (CX)(SI*2), Z2
-	JMP        gradientLoaded
-
-gradientFP32:
-	PREFETCHT0 2048(CX)(SI*4)
-	VMOVUPS    (CX)(SI*4), Z2
-
-gradientLoaded:
+next865:
+	PREFETCHT0    4096(CX)(AX*2)
+	VPMOVZXWD     (CX)(AX*2), Z2
+	VPSLLD        $0x10, Z2, Z2
 	VCVTPS2PD     Y2, Z3
 	VEXTRACTF64X4 $0x01, Z2, Y2
 	VCVTPS2PD     Y2, Z2
 	VFMADD231PD   Z3, Z3, Z0
 	VFMADD231PD   Z2, Z2, Z1
-	ADDQ          $0x10, SI
+	ADDQ          $0x10, AX
 
-check:
-	CMPQ    SI, BX
-	JB      next
+check866:
+	CMPQ AX, BX
+	JB   next865
+	JMP  done864
+
+fp16862:
+	XORQ AX, AX
+	JMP  check868
+
+next867:
+	PREFETCHT0    4096(CX)(AX*2)
+	VCVTPH2PS     (CX)(AX*2), Z2
+	VCVTPS2PD     Y2, Z3
+	VEXTRACTF64X4 $0x01, Z2, Y2
+	VCVTPS2PD     Y2, Z2
+	VFMADD231PD   Z3, Z3, Z0
+	VFMADD231PD   Z2, Z2, Z1
+	ADDQ          $0x10, AX
+
+check868:
+	CMPQ AX, BX
+	JB   next867
+	JMP  done864
+
+fp32863:
+	XORQ AX, AX
+	JMP  check870
+
+next869:
+	PREFETCHT0    8192(CX)(AX*4)
+	VMOVUPS       (CX)(AX*4), Z2
+	VCVTPS2PD     Y2, Z3
+	VEXTRACTF64X4 $0x01, Z2, Y2
+	VCVTPS2PD     Y2, Z2
+	VFMADD231PD   Z3, Z3, Z0
+	VFMADD231PD   Z2, Z2, Z1
+	ADDQ          $0x10, AX
+
+check870:
+	CMPQ AX, BX
+	JB   next869
+
+done864:
 	VMOVUPD Z0, (DX)
 	VMOVUPD Z1, 64(DX)
 	LDMXCSR (SP)
@@ -5095,77 +10472,217 @@ TEXT ·accumulateAVX512(SB), NOSPLIT, $8-40
 	MOVQ    sum+16(FP), DX
 	MOVQ    gradient+32(FP), BX
 	MOVQ    n+0(FP), SI
-	XORQ    DI, DI
-	JMP     check
+	CMPQ    AX, $0x01
+	JE      fp16872
+	JA      fp32873
+	CMPQ    CX, $0x01
+	JE      fp16876
+	JA      fp32877
+	XORQ    AX, AX
+	JMP     check880
 
-next:
-	CMPQ       AX, $0x01
-	JE         sumFP16
-	JA         sumFP32
-	PREFETCHT0 1024(DX)(DI*2)
-	VPMOVZXWD  (DX)(DI*2), Z0
+next879:
+	PREFETCHT0 1024(DX)(AX*2)
+	PREFETCHT0 1024(BX)(AX*2)
+	VPMOVZXWD  (DX)(AX*2), Z0
 	VPSLLD     $0x10, Z0, Z0
-	VMOVAPS    Z0, Z0
-	JMP        sumLoaded
-
-sumFP16:
-	PREFETCHT0 1024(DX)(DI*2)
-	VCVTPH2PS  (DX)(DI*2), Z0
-	JMP        sumLoaded
-
-sumFP32:
-	PREFETCHT0 2048(DX)(DI*4)
-	VMOVUPS    (DX)(DI*4), Z0
-
-sumLoaded:
-	CMPQ       CX, $0x01
-	JE         gradientFP16
-	JA         gradientFP32
-	PREFETCHT0 1024(BX)(DI*2)
-	VPMOVZXWD  (BX)(DI*2), Z1
+	VPMOVZXWD  (BX)(AX*2), Z1
 	VPSLLD     $0x10, Z1, Z1
-	VMOVAPS    Z1, Z1
-	JMP        gradientLoaded
+	VADDPS     Z1, Z0, Z0
+	VPSRLD     $0x10, Z0, Z1
+	VPANDD     pattern00000001<>+0(SB), Z1, Z1
+	VPADDD     pattern00007fff<>+0(SB), Z1, Z1
+	VPADDD     Z0, Z1, Z1
+	VPSRLD     $0x10, Z1, Z1
+	VCMPPS     $0x03, Z0, Z0, K1
+	VMOVDQU32  pattern00007fc0<>+0(SB), K1, Z1
+	VPMOVDW    Z1, Y0
+	VMOVDQU    Y0, (DX)(AX*2)
+	ADDQ       $0x10, AX
 
-gradientFP16:
-	PREFETCHT0 1024(BX)(DI*2)
-	VCVTPH2PS  (BX)(DI*2), Z1
-	JMP        gradientLoaded
+check880:
+	CMPQ AX, SI
+	JB   next879
+	JMP  done878
 
-gradientFP32:
-	PREFETCHT0 2048(BX)(DI*4)
-	VMOVUPS    (BX)(DI*4), Z1
+fp16876:
+	XORQ AX, AX
+	JMP  check882
 
-gradientLoaded:
-	VADDPS    Z1, Z0, Z0
-	CMPQ      AX, $0x01
-	JE        storeFP16
-	JA        storeFP32
-	VPSRLD    $0x10, Z0, Z1
-	VPANDD    pattern00000001<>+0(SB), Z1, Z1
-	VPADDD    pattern00007fff<>+0(SB), Z1, Z1
-	VPADDD    Z0, Z1, Z1
-	VPSRLD    $0x10, Z1, Z1
-	VCMPPS    $0x03, Z0, Z0, K1
-	VMOVDQU32 pattern00007fc0<>+0(SB), K1, Z1
-	VPMOVDW   Z1, Y0
-	VMOVDQU   Y0, (DX)(DI*2)
-	JMP       stored
+next881:
+	PREFETCHT0 1024(DX)(AX*2)
+	PREFETCHT0 1024(BX)(AX*2)
+	VPMOVZXWD  (DX)(AX*2), Z0
+	VPSLLD     $0x10, Z0, Z0
+	VCVTPH2PS  (BX)(AX*2), Z1
+	VADDPS     Z1, Z0, Z0
+	VPSRLD     $0x10, Z0, Z1
+	VPANDD     pattern00000001<>+0(SB), Z1, Z1
+	VPADDD     pattern00007fff<>+0(SB), Z1, Z1
+	VPADDD     Z0, Z1, Z1
+	VPSRLD     $0x10, Z1, Z1
+	VCMPPS     $0x03, Z0, Z0, K1
+	VMOVDQU32  pattern00007fc0<>+0(SB), K1, Z1
+	VPMOVDW    Z1, Y0
+	VMOVDQU    Y0, (DX)(AX*2)
+	ADDQ       $0x10, AX
 
-storeFP16:
-	VCVTPS2PH $0x00, Z0, Y0
-	VMOVDQU   Y0, (DX)(DI*2)
-	JMP       stored
+check882:
+	CMPQ AX, SI
+	JB   next881
+	JMP  done878
 
-storeFP32:
-	VMOVUPS Z0, (DX)(DI*4)
+fp32877:
+	XORQ AX, AX
+	JMP  check884
 
-stored:
-	ADDQ $0x10, DI
+next883:
+	PREFETCHT0 1024(DX)(AX*2)
+	PREFETCHT0 2048(BX)(AX*4)
+	VPMOVZXWD  (DX)(AX*2), Z0
+	VPSLLD     $0x10, Z0, Z0
+	VMOVUPS    (BX)(AX*4), Z1
+	VADDPS     Z1, Z0, Z0
+	VPSRLD     $0x10, Z0, Z1
+	VPANDD     pattern00000001<>+0(SB), Z1, Z1
+	VPADDD     pattern00007fff<>+0(SB), Z1, Z1
+	VPADDD     Z0, Z1, Z1
+	VPSRLD     $0x10, Z1, Z1
+	VCMPPS     $0x03, Z0, Z0, K1
+	VMOVDQU32  pattern00007fc0<>+0(SB), K1, Z1
+	VPMOVDW    Z1, Y0
+	VMOVDQU    Y0, (DX)(AX*2)
+	ADDQ       $0x10, AX
 
-check:
-	CMPQ    DI, SI
-	JB      next
+check884:
+	CMPQ AX, SI
+	JB   next883
+
+done878:
+	JMP done874
+
+fp16872:
+	CMPQ CX, $0x01
+	JE   fp16886
+	JA   fp32887
+	XORQ AX, AX
+	JMP  check890
+
+next889:
+	PREFETCHT0 1024(DX)(AX*2)
+	PREFETCHT0 1024(BX)(AX*2)
+	VCVTPH2PS  (DX)(AX*2), Z0
+	VPMOVZXWD  (BX)(AX*2), Z1
+	VPSLLD     $0x10, Z1, Z1
+	VADDPS     Z1, Z0, Z0
+	VCVTPS2PH  $0x00, Z0, Y0
+	VMOVDQU    Y0, (DX)(AX*2)
+	ADDQ       $0x10, AX
+
+check890:
+	CMPQ AX, SI
+	JB   next889
+	JMP  done888
+
+fp16886:
+	XORQ AX, AX
+	JMP  check892
+
+next891:
+	PREFETCHT0 1024(DX)(AX*2)
+	PREFETCHT0 1024(BX)(AX*2)
+	VCVTPH2PS  (DX)(AX*2), Z0
+	VCVTPH2PS  (BX)(AX*2), Z1
+	VADDPS     Z1, Z0, Z0
+	VCVTPS2PH  $0x00, Z0, Y0
+	VMOVDQU    Y0, (DX)(AX*2)
+	ADDQ       $0x10, AX
+
+check892:
+	CMPQ AX, SI
+	JB   next891
+	JMP  done888
+
+fp32887:
+	XORQ AX, AX
+	JMP  check894
+
+next893:
+	PREFETCHT0 1024(DX)(AX*2)
+	PREFETCHT0 2048(BX)(AX*4)
+	VCVTPH2PS  (DX)(AX*2), Z0
+	VMOVUPS    (BX)(AX*4), Z1
+	VADDPS     Z1, Z0, Z0
+	VCVTPS2PH  $0x00, Z0, Y0
+	VMOVDQU    Y0, (DX)(AX*2)
+	ADDQ       $0x10, AX
+
+check894:
+	CMPQ AX, SI
+	JB   next893
+
+done888:
+	JMP done874
+
+fp32873:
+	CMPQ CX, $0x01
+	JE   fp16896
+	JA   fp32897
+	XORQ AX, AX
+	JMP  check900
+
+next899:
+	PREFETCHT0 2048(DX)(AX*4)
+	PREFETCHT0 1024(BX)(AX*2)
+	VMOVUPS    (DX)(AX*4), Z0
+	VPMOVZXWD  (BX)(AX*2), Z1
+	VPSLLD     $0x10, Z1, Z1
+	VADDPS     Z1, Z0, Z0
+	VMOVUPS    Z0, (DX)(AX*4)
+	ADDQ       $0x10, AX
+
+check900:
+	CMPQ AX, SI
+	JB   next899
+	JMP  done898
+
+fp16896:
+	XORQ AX, AX
+	JMP  check902
+
+next901:
+	PREFETCHT0 2048(DX)(AX*4)
+	PREFETCHT0 1024(BX)(AX*2)
+	VMOVUPS    (DX)(AX*4), Z0
+	VCVTPH2PS  (BX)(AX*2), Z1
+	VADDPS     Z1, Z0, Z0
+	VMOVUPS    Z0, (DX)(AX*4)
+	ADDQ       $0x10, AX
+
+check902:
+	CMPQ AX, SI
+	JB   next901
+	JMP  done898
+
+fp32897:
+	XORQ AX, AX
+	JMP  check904
+
+next903:
+	PREFETCHT0 2048(DX)(AX*4)
+	PREFETCHT0 2048(BX)(AX*4)
+	VMOVUPS    (DX)(AX*4), Z0
+	VMOVUPS    (BX)(AX*4), Z1
+	VADDPS     Z1, Z0, Z0
+	VMOVUPS    Z0, (DX)(AX*4)
+	ADDQ       $0x10, AX
+
+check904:
+	CMPQ AX, SI
+	JB   next903
+
+done898:
+done874:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET

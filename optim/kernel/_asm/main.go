@@ -182,15 +182,46 @@ func flushDenormals() (restore func()) {
 	return func() { LDMXCSR(saved) }
 }
 
+// label is a label that no other is equal to.
+func label(name string) string {
+	labels++
+	return fmt.Sprint(name, labels)
+}
+
+var labels int
+
+// eachKind emits code for each kind that elements may have, and the branch to
+// the one that is wanted.
+func eachKind(kind reg.Register, code func(kind int)) {
+	bf16, fp16, wide, done := label("bf16"), label("fp16"), label("fp32"), label("done")
+	CMPQ(kind, U8(abi.FP16))
+	JE(LabelRef(fp16))
+	JA(LabelRef(wide))
+	for kind, name := range []string{abi.BF16: bf16, abi.FP16: fp16, abi.Wide: wide} {
+		Label(name)
+		code(kind)
+		JMP(LabelRef(done))
+	}
+	Label(done)
+}
+
 // loop emits a loop over n elements in groups; n is a multiple of a group.
 func loop(n reg.Register, body func(index reg.Register)) {
+	next, check := label("next"), label("check")
 	index := GP64()
 	XORQ(index, index)
-	JMP(LabelRef("check"))
-	Label("next")
+	JMP(LabelRef(check))
+	Label(next)
 	body(index)
 	ADDQ(U8(abi.Group), index)
-	Label("check")
+	Label(check)
 	CMPQ(index, n)
-	JB(LabelRef("next"))
+	JB(LabelRef(next))
+}
+
+// loopOfKind emits a loop for each kind.
+func loopOfKind(kind, n reg.Register, body func(kind int, index reg.Register)) {
+	eachKind(kind, func(kind int) {
+		loop(n, func(index reg.Register) { body(kind, index) })
+	})
 }

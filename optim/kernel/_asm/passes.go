@@ -28,32 +28,31 @@ func (s instructionSet) traffic(state abi.State, moments abi.MomentType, count i
 	zero, sink, x := s.vector(), s.vector(), s.vector()
 	s.clear(zero)
 	s.clear(sink)
-	loop(argument("Elements"), func(index reg.Register) {
+	loopOfKind(kind, argument("Elements"), func(kind int, index reg.Register) {
 		for _, st := range inPlace {
 			PREFETCHT0(st.at(index, prefetchAhead))
 			s.touch(st, index, zero, x)
 		}
-		CMPQ(kind, U8(abi.Wide))
-		JE(LabelRef("wide"))
-		PREFETCHT0(halves.at(index, prefetchAhead))
-		VPOR(halves.at(index, 0), sink.AsY(), sink.AsY())
-		JMP(LabelRef("read"))
-		Label("wide")
-		PREFETCHT0(words.at(index, prefetchAhead))
-		for offset := 0; offset < abi.Group; offset += s.lanes {
-			s.or(words.at(index, offset), sink, sink)
+		if kind == abi.Wide {
+			PREFETCHT0(words.at(index, prefetchAhead))
+			for _, word := range s.wide(words, index) {
+				s.or(word, sink, sink)
+			}
+		} else {
+			PREFETCHT0(halves.at(index, prefetchAhead))
+			VPOR(halves.at(index, 0), sink.AsY(), sink.AsY())
 		}
-		Label("read")
 		if state == abi.FP32 {
+			written, unaligned := label("written"), label("unaligned")
 			TESTQ(parameter.base, parameter.base)
-			JEQ(LabelRef("written"))
+			JEQ(LabelRef(written))
 			TESTQ(U32(31), parameter.base)
-			JNE(LabelRef("unaligned"))
+			JNE(LabelRef(unaligned))
 			VMOVNTDQ(zero.AsY(), parameter.at(index, 0))
-			JMP(LabelRef("written"))
-			Label("unaligned")
+			JMP(LabelRef(written))
+			Label(unaligned)
 			VMOVDQU(zero.AsY(), parameter.at(index, 0))
-			Label("written")
+			Label(written)
 		}
 	})
 	if state == abi.FP32 {
@@ -110,24 +109,24 @@ func (s instructionSet) accumulate() {
 	sumKind, kind := Load(Param("sumKind"), GP64()), Load(Param("kind"), GP64())
 	base, gradient := Load(Param("sum"), GP64()), Load(Param("gradient"), GP64())
 	halves, words := stream{base, 2}, stream{base, 4}
-	loop(Load(Param("n"), GP64()), func(index reg.Register) {
-		sum := s.loadAny("sum", sumKind, base, index)
-		for i, g := range s.loadAny("gradient", kind, gradient, index) {
-			VADDPS(g, sum[i], sum[i])
-		}
-		packed := YMM()
-		CMPQ(sumKind, U8(abi.FP16))
-		JE(LabelRef("storeFP16"))
-		JA(LabelRef("storeFP32"))
-		VMOVDQU(s.packLowHalves(s.roundToBF16(sum)), halves.at(index, 0))
-		JMP(LabelRef("stored"))
-		Label("storeFP16")
-		s.roundToFP16(sum, packed)
-		VMOVDQU(packed, halves.at(index, 0))
-		JMP(LabelRef("stored"))
-		Label("storeFP32")
-		s.storeWide(sum, words, index)
-		Label("stored")
+	n := Load(Param("n"), GP64())
+	eachKind(sumKind, func(sumKind int) {
+		loopOfKind(kind, n, func(kind int, index reg.Register) {
+			s.prefetchKind(sumKind, base, index, prefetchAhead)
+			s.prefetchKind(kind, gradient, index, prefetchAhead)
+			sum := s.loadKind(sumKind, base, index)
+			for i, g := range s.loadKind(kind, gradient, index) {
+				VADDPS(g, sum[i], sum[i])
+			}
+			switch sumKind {
+			case abi.BF16:
+				VMOVDQU(s.packLowHalves(s.roundToBF16(sum)), halves.at(index, 0))
+			case abi.FP16:
+				VMOVDQU(s.roundToFP16(sum), halves.at(index, 0))
+			default:
+				s.storeWide(sum, words, index)
+			}
+		})
 	})
 	restore()
 	VZEROUPPER()
@@ -151,8 +150,9 @@ func (s instructionSet) sumSquares() {
 		VMOVUPD(at(i), sum)
 		sums = append(sums, sum)
 	}
-	loop(Load(Param("n"), GP64()), func(index reg.Register) {
-		for i, g := range s.loadAny("gradient", kind, gradient, index) {
+	loopOfKind(kind, Load(Param("n"), GP64()), func(kind int, index reg.Register) {
+		s.prefetchKind(kind, gradient, index, prefetchAlone)
+		for i, g := range s.loadKind(kind, gradient, index) {
 			lower, upper := s.vector(), s.vector()
 			if s.lanes == 16 {
 				VCVTPS2PD(g.AsY(), lower)

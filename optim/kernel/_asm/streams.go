@@ -14,6 +14,10 @@ import (
 // elements.
 const prefetchAhead = 512
 
+// prefetchAlone is the same for a pass over a single stream: as many bytes have
+// to be under way.
+const prefetchAlone = 2048
+
 // vectors hold one group of numbers: one 512-bit register or two 256-bit ones.
 type vectors []reg.VecVirtual
 
@@ -25,11 +29,37 @@ func (s instructionSet) vectors() vectors {
 	return v
 }
 
+// operands are a group of numbers in registers, or in memory as instructions
+// can read it.
+type operands []Op
+
+func (v vectors) operands() operands {
+	var o operands
+	for _, x := range v {
+		o = append(o, x)
+	}
+	return o
+}
+
+// registers loads what is not in a register yet.
+func (s instructionSet) registers(o operands) vectors {
+	var v vectors
+	for _, x := range o {
+		r, ok := x.(reg.VecVirtual)
+		if !ok {
+			r = s.vector()
+			VMOVUPS(x, r)
+		}
+		v = append(v, r)
+	}
+	return v
+}
+
 // array is a stream of numbers that a kernel reads as fp32, and writes back, a
 // group at a time.
 type array interface {
 	prefetch(index reg.Register)
-	load(index reg.Register) vectors
+	load(index reg.Register) operands
 	store(x vectors, index reg.Register)
 	// finish is emitted after the loop.
 	finish()
@@ -59,7 +89,7 @@ type fp32Moment struct {
 
 func (m fp32Moment) prefetch(index reg.Register) { PREFETCHT0(m.at(index, prefetchAhead)) }
 
-func (m fp32Moment) load(index reg.Register) vectors { return m.loadWide(m.stream, index) }
+func (m fp32Moment) load(index reg.Register) operands { return m.wide(m.stream, index) }
 
 func (m fp32Moment) store(x vectors, index reg.Register) { m.storeWide(x, m.stream, index) }
 
@@ -72,7 +102,9 @@ type bf16Moment struct {
 
 func (m bf16Moment) prefetch(index reg.Register) { PREFETCHT0(m.at(index, prefetchAhead)) }
 
-func (m bf16Moment) load(index reg.Register) vectors { return m.loadUpperHalves(m.at(index, 0)) }
+func (m bf16Moment) load(index reg.Register) operands {
+	return m.loadUpperHalves(m.at(index, 0)).operands()
+}
 
 func (m bf16Moment) store(x vectors, index reg.Register) {
 	VMOVDQU(m.packLowHalves(m.upperHalves(x)), m.at(index, 0))
@@ -136,37 +168,36 @@ func (m splitMaster) prefetch(index reg.Register) {
 	PREFETCHT0(m.low.at(index, prefetchAhead))
 }
 
-// load undoes the rounding: (upper << 16) + signed low. In 16-bit arithmetic,
-// the upper half is one less where the low half is negative.
-func (m splitMaster) load(index reg.Register) vectors {
-	p := m.vectors()
-	if m.lanes == 16 {
-		t := m.vector()
-		VPMOVZXWD(m.parameter.at(index, 0), p[0])
-		VPMOVSXWD(m.low.at(index, 0), t)
-		VPSLLD(U8(16), p[0], p[0])
-		VPADDD(t, p[0], p[0])
-		return p
+// load undoes the rounding: (upper << 16) + signed low.
+func (m splitMaster) load(index reg.Register) operands {
+	p := m.loadUpperHalves(m.parameter.at(index, 0))
+	for i := range p {
+		low := m.vector()
+		VPMOVSXWD(m.low.at(index, i*m.lanes), low)
+		VPADDD(low, p[i], p[i])
 	}
-	upper, low, negative := m.vector(), m.vector(), m.vector()
-	VPERMQ(U8(inQuarters), m.parameter.at(index, 0), upper)
-	VPERMQ(U8(inQuarters), m.low.at(index, 0), low)
-	VPSRAW(U8(15), low, negative)
-	VPADDW(negative, upper, upper)
-	VPUNPCKLWD(upper, low, p[0])
-	VPUNPCKHWD(upper, low, p[1])
-	return p
+	return p.operands()
 }
 
-// store changes the registers.
 func (m splitMaster) store(p vectors, index reg.Register) {
-	VMOVDQU(m.packLowHalves(m.upperHalves(p)), m.parameter.at(index, 0))
-	if m.lanes != 16 {
-		for i := range p {
-			VPAND(integer(0xffff), p[i], p[i])
-		}
+	if m.lanes == 16 {
+		VMOVDQU(m.packLowHalves(m.upperHalves(p)), m.parameter.at(index, 0))
+		VMOVDQU(m.packLowHalves(p), m.low.at(index, 0))
+		return
 	}
-	VMOVDQU(m.packLowHalves(p), m.low.at(index, 0))
+	// Both outputs come from one pair of shuffles. In 16-bit arithmetic, half
+	// away from zero is one more where the low half is 2^15 or above.
+	lower, upper, low := m.vector(), m.vector(), m.vector()
+	VPERM2I128(U8(lowerHalves), p[1], p[0], lower)
+	VPERM2I128(U8(upperHalves), p[1], p[0], upper)
+	VPSHUFB(separated(), lower, lower)
+	VPSHUFB(separated(), upper, upper)
+	VPUNPCKLQDQ(upper, lower, low)
+	VPUNPCKHQDQ(upper, lower, upper)
+	VMOVDQU(low, m.low.at(index, 0))
+	VPSRLW(U8(15), low, low)
+	VPADDW(low, upper, upper)
+	VMOVDQU(upper, m.parameter.at(index, 0))
 }
 
 func (splitMaster) finish() {}
@@ -182,68 +213,67 @@ type fp32Master struct {
 
 func (m fp32Master) prefetch(index reg.Register) { PREFETCHT0(m.weights.at(index, prefetchAhead)) }
 
-func (m fp32Master) load(index reg.Register) vectors { return m.loadWide(m.weights, index) }
+func (m fp32Master) load(index reg.Register) operands { return m.wide(m.weights, index) }
 
 func (m fp32Master) store(p vectors, index reg.Register) {
 	m.storeWide(p, m.weights, index)
+	unaligned, stored := label("unaligned"), label("stored")
 	packed := YMM()
-	CMPQ(m.copyKind, U8(abi.FP16))
-	JE(LabelRef("copyFP16"))
-	JA(LabelRef("copyStored"))
-	VMOVDQA(m.packLowHalves(m.roundToBF16(p)), packed)
-	JMP(LabelRef("copyRounded"))
-	Label("copyFP16")
-	m.roundToFP16(p, packed)
-	Label("copyRounded")
-
+	eachKind(m.copyKind, func(kind int) {
+		switch kind {
+		case abi.BF16:
+			VMOVDQA(m.packLowHalves(m.roundToBF16(p)), packed)
+		case abi.FP16:
+			VMOVDQA(m.roundToFP16(p), packed)
+		default:
+			JMP(LabelRef(stored))
+		}
+	})
 	TESTQ(U32(31), m.parameter.base)
-	JNE(LabelRef("copyUnaligned"))
+	JNE(LabelRef(unaligned))
 	VMOVNTDQ(packed, m.parameter.at(index, 0))
-	JMP(LabelRef("copyStored"))
-	Label("copyUnaligned")
+	JMP(LabelRef(stored))
+	Label(unaligned)
 	VMOVDQU(packed, m.parameter.at(index, 0))
-	Label("copyStored")
+	Label(stored)
 }
 
 // finish orders the stores past the caches before whatever the caller does
 // next.
 func (fp32Master) finish() { SFENCE() }
 
-// loadAny loads a group of numbers whose type is known only at run time. The
-// branch is the same in every turn, so it costs nothing beside the memory that
-// the loop waits for. The name tells its labels from those of other loads.
-func (s instructionSet) loadAny(name string, kind, base, index reg.Register) vectors {
-	x := s.vectors()
-	halves, words := stream{base, 2}, stream{base, 4}
-	CMPQ(kind, U8(abi.FP16))
-	JE(LabelRef(name + "FP16"))
-	JA(LabelRef(name + "FP32"))
-	PREFETCHT0(halves.at(index, prefetchAhead))
-	for i, upper := range s.loadUpperHalves(halves.at(index, 0)) {
-		VMOVAPS(upper, x[i])
+// prefetchKind prefetches numbers of a kind.
+func (s instructionSet) prefetchKind(kind int, base, index reg.Register, ahead int) {
+	size := 2
+	if kind == abi.Wide {
+		size = 4
 	}
-	JMP(LabelRef(name + "Loaded"))
-	Label(name + "FP16")
-	PREFETCHT0(halves.at(index, prefetchAhead))
-	for i := range x {
-		VCVTPH2PS(halves.at(index, i*s.lanes), x[i])
-	}
-	JMP(LabelRef(name + "Loaded"))
-	Label(name + "FP32")
-	PREFETCHT0(words.at(index, prefetchAhead))
-	for i := range x {
-		VMOVUPS(words.at(index, i*s.lanes), x[i])
-	}
-	Label(name + "Loaded")
-	return x
+	PREFETCHT0(stream{base, size}.at(index, ahead))
 }
 
-func (s instructionSet) loadWide(from stream, index reg.Register) vectors {
-	x := s.vectors()
-	for i := range x {
-		VMOVUPS(from.at(index, i*s.lanes), x[i])
+// loadKind loads a group of numbers of a kind.
+func (s instructionSet) loadKind(kind int, base, index reg.Register) vectors {
+	halves, words := stream{base, 2}, stream{base, 4}
+	switch kind {
+	case abi.BF16:
+		return s.loadUpperHalves(halves.at(index, 0))
+	case abi.FP16:
+		x := s.vectors()
+		for i := range x {
+			VCVTPH2PS(halves.at(index, i*s.lanes), x[i])
+		}
+		return x
 	}
-	return x
+	return s.registers(s.wide(words, index))
+}
+
+// wide is a group of fp32 numbers where they lie in memory.
+func (s instructionSet) wide(from stream, index reg.Register) operands {
+	var o operands
+	for i := range abi.Group / s.lanes {
+		o = append(o, from.at(index, i*s.lanes))
+	}
+	return o
 }
 
 func (s instructionSet) storeWide(x vectors, to stream, index reg.Register) {
@@ -251,11 +281,6 @@ func (s instructionSet) storeWide(x vectors, to stream, index reg.Register) {
 		VMOVUPS(x[i], to.at(index, i*s.lanes))
 	}
 }
-
-// inQuarters swaps the middle quarters of a 256-bit register. Instructions that
-// interleave or pack work within 128 bits; with the middle quarters swapped
-// before the one, or after the other, the elements are in order.
-const inQuarters = 0b11_01_10_00
 
 // loadUpperHalves loads a group of 16-bit numbers as the upper halves of 32-bit
 // ones: bf16 as fp32.
@@ -266,12 +291,52 @@ func (s instructionSet) loadUpperHalves(from Mem) vectors {
 		VPSLLD(U8(16), x[0], x[0])
 		return x
 	}
-	zero, halves := s.vector(), s.vector()
-	VPERMQ(U8(inQuarters), from, halves)
-	VPXOR(zero, zero, zero)
-	VPUNPCKLWD(halves, zero, x[0])
-	VPUNPCKHWD(halves, zero, x[1])
+	for i := range x {
+		VBROADCASTI128(from.Offset(2*i*s.lanes), x[i])
+		VPSHUFB(spread(), x[i], x[i])
+	}
 	return x
+}
+
+// Shuffles of AVX2 work within 128 bits, apart from those that move quarters or
+// halves of a register.
+const (
+	inQuarters  = 0b11_01_10_00 // swaps the middle quarters
+	lowerHalves = 0x20          // of two registers
+	upperHalves = 0x31
+)
+
+const zeroed = 0x80 // in a shuffle of bytes
+
+// spread is the shuffle of bytes that makes eight 16-bit numbers, present in
+// both halves of a register, the upper halves of 32-bit ones.
+func spread() Mem {
+	var order []byte
+	for i := range byte(8) {
+		order = append(order, zeroed, zeroed, 2*i, 2*i+1)
+	}
+	return shuffle("spread", order)
+}
+
+// separated is the shuffle of bytes that puts the lower halves of 32-bit numbers
+// first and their upper halves behind them.
+func separated() Mem {
+	order := []byte{0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15}
+	return shuffle("separated", append(order, order...))
+}
+
+var shuffles = map[string]Mem{}
+
+func shuffle(name string, order []byte) Mem {
+	m, ok := shuffles[name]
+	if !ok {
+		m = GLOBL(name, readOnlyWithoutPointers)
+		for i, from := range order {
+			DATA(i, U8(from))
+		}
+		shuffles[name] = m
+	}
+	return m
 }
 
 // packLowHalves packs the low 16 bits of every lane. For AVX2 the lanes must be
@@ -288,16 +353,18 @@ func (s instructionSet) packLowHalves(x vectors) reg.VecVirtual {
 }
 
 // roundToFP16 rounds to nearest even.
-func (s instructionSet) roundToFP16(x vectors, packed reg.VecVirtual) {
+func (s instructionSet) roundToFP16(x vectors) reg.VecVirtual {
 	const toNearest = 0
+	packed := YMM()
 	if s.lanes == 16 {
 		VCVTPS2PH(U8(toNearest), x[0], packed)
-		return
+		return packed
 	}
 	upper := XMM()
 	VCVTPS2PH(U8(toNearest), x[0], packed.AsX())
 	VCVTPS2PH(U8(toNearest), x[1], upper)
 	VINSERTI128(U8(1), upper, packed, packed)
+	return packed
 }
 
 // upperHalves rounds to bf16 half away from zero, in integer arithmetic. The

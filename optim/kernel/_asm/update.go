@@ -19,7 +19,7 @@ type algorithm struct {
 	// The arithmetic is that of the function of the same name in
 	// reference.go, operation by operation. Moments are loaded late and
 	// stored early, because registers are few.
-	update func(s instructionSet, c func(row int) Op, p, g vectors, load func(number int) vectors, store func(number int, x vectors))
+	update func(s instructionSet, c func(row int) Op, p, g vectors, load func(number int) operands, store func(number int, x vectors))
 }
 
 var algorithms = [abi.Algorithms]algorithm{
@@ -66,17 +66,18 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 		}
 		return row(i)
 	}
-	loop(argument("Elements"), func(index reg.Register) {
+	loopOfKind(kind, argument("Elements"), func(kind int, index reg.Register) {
 		for _, array := range arrays {
 			array.prefetch(index)
 		}
-		g := s.loadAny("gradient", kind, gradient, index)
-		p := arrays[0].load(index)
+		s.prefetchKind(kind, gradient, index, prefetchAhead)
+		g := s.loadKind(kind, gradient, index)
+		p := s.registers(arrays[0].load(index))
 		for i := range g {
 			VMULPS(constant(abi.GradientScale), g[i], g[i])
 			VFMADD231PS(constant(abi.L2Penalty), p[i], g[i])
 		}
-		load := func(number int) vectors { return arrays[1+number].load(index) }
+		load := func(number int) operands { return arrays[1+number].load(index) }
 		store := func(number int, x vectors) { arrays[1+number].store(x, index) }
 		algorithms[a].update(s, constant, p, g, load, store)
 		arrays[0].store(p, index)
@@ -89,20 +90,13 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 	RET()
 }
 
-func (s instructionSet) adam(c func(int) Op, p, g vectors, load func(int) vectors, store func(int, vectors)) {
-	m := load(0)
-	for i := range m {
-		VMULPS(c(abi.Beta1), m[i], m[i])
-		VFMADD231PS(c(abi.OneMinusBeta1), g[i], m[i])
-	}
+func (s instructionSet) adam(c func(int) Op, p, g vectors, load func(int) operands, store func(int, vectors)) {
+	m := s.average(c(abi.Beta1), load(0), c(abi.OneMinusBeta1), g)
 	store(0, m)
-
-	v := load(1)
-	for i := range v {
-		VMULPS(c(abi.Beta2), v[i], v[i])
+	for i := range g {
 		VMULPS(g[i], g[i], g[i])
-		VFMADD231PS(c(abi.OneMinusBeta2), g[i], v[i])
 	}
+	v := s.average(c(abi.Beta2), load(1), c(abi.OneMinusBeta2), g)
 	store(1, v)
 
 	for i := range p {
@@ -114,19 +108,26 @@ func (s instructionSet) adam(c func(int) Op, p, g vectors, load func(int) vector
 	}
 }
 
-func (s instructionSet) lion(c func(int) Op, p, g vectors, load func(int) vectors, store func(int, vectors)) {
+// average is a·x + b·y.
+func (s instructionSet) average(a Op, x operands, b Op, y vectors) vectors {
+	sum := s.vectors()
+	for i := range sum {
+		VMULPS(x[i], a, sum[i])
+		VFMADD231PS(b, y[i], sum[i])
+	}
+	return sum
+}
+
+func (s instructionSet) lion(c func(int) Op, p, g vectors, load func(int) operands, store func(int, vectors)) {
 	m := load(0)
 	for i := range m {
 		direction := s.vector()
-		VMULPS(c(abi.Beta1), m[i], direction)
+		VMULPS(m[i], c(abi.Beta1), direction)
 		VFMADD231PS(c(abi.OneMinusBeta1), g[i], direction)
 		VFMADD231PS(c(abi.Decay), p[i], p[i])
 		VADDPS(s.signed(c(abi.StepSize), direction), p[i], p[i])
-
-		VMULPS(c(abi.Beta2), m[i], m[i])
-		VFMADD231PS(c(abi.OneMinusBeta2), g[i], m[i])
 	}
-	store(0, m)
+	store(0, s.average(c(abi.Beta2), m, c(abi.OneMinusBeta2), g))
 }
 
 // signed is x with the sign of direction flipped in: 0 where direction is 0,
@@ -153,8 +154,8 @@ func (s instructionSet) signed(x Op, direction reg.VecVirtual) reg.VecVirtual {
 	return result
 }
 
-func (s instructionSet) adagrad(c func(int) Op, p, g vectors, load func(int) vectors, store func(int, vectors)) {
-	sum := load(0)
+func (s instructionSet) adagrad(c func(int) Op, p, g vectors, load func(int) operands, store func(int, vectors)) {
+	sum := s.registers(load(0))
 	for i := range sum {
 		VFMADD231PS(g[i], g[i], sum[i])
 	}
@@ -167,12 +168,8 @@ func (s instructionSet) adagrad(c func(int) Op, p, g vectors, load func(int) vec
 	}
 }
 
-func (s instructionSet) sgd(c func(int) Op, p, g vectors, load func(int) vectors, store func(int, vectors)) {
-	m := load(0)
-	for i := range m {
-		VMULPS(c(abi.Beta1), m[i], m[i])
-		VFMADD231PS(c(abi.OneMinusBeta1), g[i], m[i])
-	}
+func (s instructionSet) sgd(c func(int) Op, p, g vectors, load func(int) operands, store func(int, vectors)) {
+	m := s.average(c(abi.Beta1), load(0), c(abi.OneMinusBeta1), g)
 	store(0, m)
 	for i := range p {
 		VMULPS(c(abi.GradientShare), g[i], g[i])
