@@ -4,6 +4,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -28,6 +29,34 @@ func TestArenaIsExact(t *testing.T) {
 		}
 		if err := a.Close(); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// TestArenasDifferInCachePlace holds arenas of the same power of two against
+// each other: no two may be at the same place in any cache.
+func TestArenasDifferInCachePlace(t *testing.T) {
+	for _, pages := range []Pages{BasePages, TransparentHugePages} {
+		seen := map[uintptr]bool{}
+		for range 8 {
+			a, err := New("stagger", 64<<20, pages)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer a.Close()
+			start := uintptr(unsafe.Pointer(unsafe.SliceData(a.Bytes())))
+			// The hash of the address by which AMD's processors tell lines apart.
+			place := start >> 12 & 0xff
+			for bit := range 8 {
+				place ^= start >> (27 - bit) & 1 << bit
+			}
+			if seen[place] {
+				t.Errorf("%v: two arenas have the place %#x", pages, place)
+			}
+			seen[place] = true
+			if pages == TransparentHugePages && start%uintptr(HugetlbSize) != 0 {
+				t.Errorf("%#x is no place for a huge page", start)
+			}
 		}
 	}
 }
