@@ -55,6 +55,7 @@ func kind(t dtype.Type) int {
 func arguments(n int, f Format, c *Chunk) abi.Arguments {
 	return abi.Arguments{
 		Elements:     n,
+		Prefetching:  prefetching(n, c.Gradient, abi.PrefetchAhead),
 		GradientKind: kind(f.Gradient),
 		CopyKind:     kind(f.Parameter),
 		Parameter:    pointer(c.Parameter),
@@ -64,6 +65,13 @@ func arguments(n int, f Format, c *Chunk) abi.Arguments {
 		Moment2:      pointer(c.Moments[1].Data),
 		Gradient:     pointer(c.Gradient.Data),
 	}
+}
+
+// prefetching is for how many of the first n elements a stream goes on that far.
+// The capacity of a stretch tells where the whole stream ends.
+func prefetching(n int, stream Array, ahead int) int {
+	last := cap(stream.Data)/int(stream.Type.Size()) - ahead
+	return max(0, min(n, last-last%abi.Group))
 }
 
 func (s Set) update(n int, f Format, constants *Constants, c *Chunk) {
@@ -78,17 +86,19 @@ func (s Set) traffic(n int, f Format, c *Chunk) {
 }
 
 func (s Set) sumSquares(n int, g Array, lanes *[16]float64) {
+	reach := prefetching(n, g, abi.PrefetchAlone)
 	if s == AVX512 {
-		sumSquaresAVX512(n, kind(g.Type), pointer(g.Data), lanes)
+		sumSquaresAVX512(n, reach, kind(g.Type), pointer(g.Data), lanes)
 		return
 	}
-	sumSquaresAVX2(n, kind(g.Type), pointer(g.Data), lanes)
+	sumSquaresAVX2(n, reach, kind(g.Type), pointer(g.Data), lanes)
 }
 
 func (s Set) accumulate(n int, sum, gradient Array) {
+	reach := min(prefetching(n, sum, abi.PrefetchAhead), prefetching(n, gradient, abi.PrefetchAhead))
 	if s == AVX512 {
-		accumulateAVX512(n, kind(sum.Type), pointer(sum.Data), kind(gradient.Type), pointer(gradient.Data))
+		accumulateAVX512(n, reach, kind(sum.Type), pointer(sum.Data), kind(gradient.Type), pointer(gradient.Data))
 		return
 	}
-	accumulateAVX2(n, kind(sum.Type), pointer(sum.Data), kind(gradient.Type), pointer(gradient.Data))
+	accumulateAVX2(n, reach, kind(sum.Type), pointer(sum.Data), kind(gradient.Type), pointer(gradient.Data))
 }

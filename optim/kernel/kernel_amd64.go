@@ -79,10 +79,10 @@ func trafficFP321xBF16AVX2(a *abi.Arguments)
 func trafficFP322xBF16AVX2(a *abi.Arguments)
 
 //go:noescape
-func sumSquaresAVX2(n int, gradientKind int, gradient *byte, lanes *[16]float64)
+func sumSquaresAVX2(n int, prefetching int, gradientKind int, gradient *byte, lanes *[16]float64)
 
 //go:noescape
-func accumulateAVX2(n int, sumKind int, sum *byte, kind int, gradient *byte)
+func accumulateAVX2(n int, prefetching int, sumKind int, sum *byte, kind int, gradient *byte)
 
 //go:noescape
 func adamSplitFP32AVX512(a *abi.Arguments)
@@ -157,10 +157,10 @@ func trafficFP321xBF16AVX512(a *abi.Arguments)
 func trafficFP322xBF16AVX512(a *abi.Arguments)
 
 //go:noescape
-func sumSquaresAVX512(n int, gradientKind int, gradient *byte, lanes *[16]float64)
+func sumSquaresAVX512(n int, prefetching int, gradientKind int, gradient *byte, lanes *[16]float64)
 
 //go:noescape
-func accumulateAVX512(n int, sumKind int, sum *byte, kind int, gradient *byte)
+func accumulateAVX512(n int, prefetching int, sumKind int, sum *byte, kind int, gradient *byte)
 
 // update calls the kernel of an algorithm for how master and moments are held.
 func update(key kernelKey, a *abi.Arguments) {

@@ -13,19 +13,19 @@ TEXT ·adamSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    40(BX), BX
+	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
+	MOVQ    56(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    64(DI), DI
+	MOVQ    72(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    72(R8), R8
+	MOVQ    80(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -34,18 +34,21 @@ TEXT ·adamSplitFP32AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y5
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
 	CMPQ    CX, $0x01
 	JE      fp162
 	JA      fp323
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R11
 	JMP     check6
 
 next5:
-	PREFETCHT0     1024(BX)(CX*2)
-	PREFETCHT0     1024(SI)(CX*2)
-	PREFETCHT0     2048(DI)(CX*4)
-	PREFETCHT0     2048(R8)(CX*4)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	PREFETCHT0     (R8)(R11*4)
+	PREFETCHT0     (DX)(R11*2)
 	VBROADCASTI128 (DX)(CX*2), Y6
 	VPSHUFB        spread<>+0(SB), Y6, Y6
 	VBROADCASTI128 16(DX)(CX*2), Y7
@@ -97,22 +100,28 @@ next5:
 	VPADDW         Y8, Y7, Y7
 	VMOVDQU        Y7, (BX)(CX*2)
 	ADDQ           $0x10, CX
+	ADDQ           $0x10, R11
 
 check6:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next5
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next5
 	JMP  done4
 
 fp162:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check8
 
 next7:
-	PREFETCHT0     1024(BX)(CX*2)
-	PREFETCHT0     1024(SI)(CX*2)
-	PREFETCHT0     2048(DI)(CX*4)
-	PREFETCHT0     2048(R8)(CX*4)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	PREFETCHT0     (R8)(R11*4)
+	PREFETCHT0     (DX)(R11*2)
 	VCVTPH2PS      (DX)(CX*2), Y6
 	VCVTPH2PS      16(DX)(CX*2), Y7
 	VBROADCASTI128 (BX)(CX*2), Y8
@@ -162,22 +171,28 @@ next7:
 	VPADDW         Y8, Y7, Y7
 	VMOVDQU        Y7, (BX)(CX*2)
 	ADDQ           $0x10, CX
+	ADDQ           $0x10, R11
 
 check8:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next7
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next7
 	JMP  done4
 
 fp323:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check10
 
 next9:
-	PREFETCHT0     1024(BX)(CX*2)
-	PREFETCHT0     1024(SI)(CX*2)
-	PREFETCHT0     2048(DI)(CX*4)
-	PREFETCHT0     2048(R8)(CX*4)
-	PREFETCHT0     2048(DX)(CX*4)
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	PREFETCHT0     (R8)(R11*4)
+	PREFETCHT0     (DX)(R11*4)
 	VMOVUPS        (DX)(CX*4), Y6
 	VMOVUPS        32(DX)(CX*4), Y7
 	VBROADCASTI128 (BX)(CX*2), Y8
@@ -227,9 +242,14 @@ next9:
 	VPADDW         Y8, Y7, Y7
 	VMOVDQU        Y7, (BX)(CX*2)
 	ADDQ           $0x10, CX
+	ADDQ           $0x10, R11
 
 check10:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next9
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next9
 
 done4:
@@ -314,17 +334,17 @@ TEXT ·lionSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    40(BX), BX
+	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
+	MOVQ    56(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    64(DI), DI
+	MOVQ    72(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -332,17 +352,20 @@ TEXT ·lionSplitFP32AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R8
 	MOVQ    (R8), R8
+	MOVQ    a+0(FP), R9
+	MOVQ    8(R9), R9
 	CMPQ    CX, $0x01
 	JE      fp1612
 	JA      fp3213
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R10
 	JMP     check16
 
 next15:
-	PREFETCHT0     1024(BX)(CX*2)
-	PREFETCHT0     1024(SI)(CX*2)
-	PREFETCHT0     2048(DI)(CX*4)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R10*2)
+	PREFETCHT0     (SI)(R10*2)
+	PREFETCHT0     (DI)(R10*4)
+	PREFETCHT0     (DX)(R10*2)
 	VBROADCASTI128 (DX)(CX*2), Y5
 	VPSHUFB        spread<>+0(SB), Y5, Y5
 	VBROADCASTI128 16(DX)(CX*2), Y6
@@ -398,21 +421,27 @@ next15:
 	VPADDW         Y7, Y6, Y6
 	VMOVDQU        Y6, (BX)(CX*2)
 	ADDQ           $0x10, CX
+	ADDQ           $0x10, R10
 
 check16:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next15
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next15
 	JMP  done14
 
 fp1612:
 	XORQ CX, CX
+	MOVQ $0x00000200, R10
 	JMP  check18
 
 next17:
-	PREFETCHT0     1024(BX)(CX*2)
-	PREFETCHT0     1024(SI)(CX*2)
-	PREFETCHT0     2048(DI)(CX*4)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R10*2)
+	PREFETCHT0     (SI)(R10*2)
+	PREFETCHT0     (DI)(R10*4)
+	PREFETCHT0     (DX)(R10*2)
 	VCVTPH2PS      (DX)(CX*2), Y5
 	VCVTPH2PS      16(DX)(CX*2), Y6
 	VBROADCASTI128 (BX)(CX*2), Y7
@@ -466,21 +495,27 @@ next17:
 	VPADDW         Y7, Y6, Y6
 	VMOVDQU        Y6, (BX)(CX*2)
 	ADDQ           $0x10, CX
+	ADDQ           $0x10, R10
 
 check18:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next17
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next17
 	JMP  done14
 
 fp3213:
 	XORQ CX, CX
+	MOVQ $0x00000200, R10
 	JMP  check20
 
 next19:
-	PREFETCHT0     1024(BX)(CX*2)
-	PREFETCHT0     1024(SI)(CX*2)
-	PREFETCHT0     2048(DI)(CX*4)
-	PREFETCHT0     2048(DX)(CX*4)
+	PREFETCHT0     (BX)(R10*2)
+	PREFETCHT0     (SI)(R10*2)
+	PREFETCHT0     (DI)(R10*4)
+	PREFETCHT0     (DX)(R10*4)
 	VMOVUPS        (DX)(CX*4), Y5
 	VMOVUPS        32(DX)(CX*4), Y6
 	VBROADCASTI128 (BX)(CX*2), Y7
@@ -534,9 +569,14 @@ next19:
 	VPADDW         Y7, Y6, Y6
 	VMOVDQU        Y6, (BX)(CX*2)
 	ADDQ           $0x10, CX
+	ADDQ           $0x10, R10
 
 check20:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next19
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next19
 
 done14:
@@ -571,32 +611,35 @@ TEXT ·adagradSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    40(BX), BX
+	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
+	MOVQ    56(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    64(DI), DI
+	MOVQ    72(DI), DI
 	VMOVUPS 448(AX), Y0
 	VMOVUPS 576(AX), Y1
 	MOVQ    a+0(FP), R8
 	MOVQ    (R8), R8
+	MOVQ    a+0(FP), R9
+	MOVQ    8(R9), R9
 	CMPQ    CX, $0x01
 	JE      fp1622
 	JA      fp3223
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R10
 	JMP     check26
 
 next25:
-	PREFETCHT0     1024(BX)(CX*2)
-	PREFETCHT0     1024(SI)(CX*2)
-	PREFETCHT0     2048(DI)(CX*4)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R10*2)
+	PREFETCHT0     (SI)(R10*2)
+	PREFETCHT0     (DI)(R10*4)
+	PREFETCHT0     (DX)(R10*2)
 	VBROADCASTI128 (DX)(CX*2), Y2
 	VPSHUFB        spread<>+0(SB), Y2, Y2
 	VBROADCASTI128 16(DX)(CX*2), Y3
@@ -638,21 +681,27 @@ next25:
 	VPADDW         Y4, Y3, Y3
 	VMOVDQU        Y3, (BX)(CX*2)
 	ADDQ           $0x10, CX
+	ADDQ           $0x10, R10
 
 check26:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next25
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next25
 	JMP  done24
 
 fp1622:
 	XORQ CX, CX
+	MOVQ $0x00000200, R10
 	JMP  check28
 
 next27:
-	PREFETCHT0     1024(BX)(CX*2)
-	PREFETCHT0     1024(SI)(CX*2)
-	PREFETCHT0     2048(DI)(CX*4)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R10*2)
+	PREFETCHT0     (SI)(R10*2)
+	PREFETCHT0     (DI)(R10*4)
+	PREFETCHT0     (DX)(R10*2)
 	VCVTPH2PS      (DX)(CX*2), Y2
 	VCVTPH2PS      16(DX)(CX*2), Y3
 	VBROADCASTI128 (BX)(CX*2), Y4
@@ -692,21 +741,27 @@ next27:
 	VPADDW         Y4, Y3, Y3
 	VMOVDQU        Y3, (BX)(CX*2)
 	ADDQ           $0x10, CX
+	ADDQ           $0x10, R10
 
 check28:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next27
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next27
 	JMP  done24
 
 fp3223:
 	XORQ CX, CX
+	MOVQ $0x00000200, R10
 	JMP  check30
 
 next29:
-	PREFETCHT0     1024(BX)(CX*2)
-	PREFETCHT0     1024(SI)(CX*2)
-	PREFETCHT0     2048(DI)(CX*4)
-	PREFETCHT0     2048(DX)(CX*4)
+	PREFETCHT0     (BX)(R10*2)
+	PREFETCHT0     (SI)(R10*2)
+	PREFETCHT0     (DI)(R10*4)
+	PREFETCHT0     (DX)(R10*4)
 	VMOVUPS        (DX)(CX*4), Y2
 	VMOVUPS        32(DX)(CX*4), Y3
 	VBROADCASTI128 (BX)(CX*2), Y4
@@ -746,9 +801,14 @@ next29:
 	VPADDW         Y4, Y3, Y3
 	VMOVDQU        Y3, (BX)(CX*2)
 	ADDQ           $0x10, CX
+	ADDQ           $0x10, R10
 
 check30:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next29
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next29
 
 done24:
@@ -765,17 +825,17 @@ TEXT ·sgdSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    40(BX), BX
+	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
+	MOVQ    56(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    64(DI), DI
+	MOVQ    72(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 640(AX), Y2
@@ -783,17 +843,20 @@ TEXT ·sgdSplitFP32AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R8
 	MOVQ    (R8), R8
+	MOVQ    a+0(FP), R9
+	MOVQ    8(R9), R9
 	CMPQ    CX, $0x01
 	JE      fp1632
 	JA      fp3233
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R10
 	JMP     check36
 
 next35:
-	PREFETCHT0     1024(BX)(CX*2)
-	PREFETCHT0     1024(SI)(CX*2)
-	PREFETCHT0     2048(DI)(CX*4)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R10*2)
+	PREFETCHT0     (SI)(R10*2)
+	PREFETCHT0     (DI)(R10*4)
+	PREFETCHT0     (DX)(R10*2)
 	VBROADCASTI128 (DX)(CX*2), Y5
 	VPSHUFB        spread<>+0(SB), Y5, Y5
 	VBROADCASTI128 16(DX)(CX*2), Y6
@@ -835,21 +898,27 @@ next35:
 	VPADDW         Y7, Y6, Y6
 	VMOVDQU        Y6, (BX)(CX*2)
 	ADDQ           $0x10, CX
+	ADDQ           $0x10, R10
 
 check36:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next35
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next35
 	JMP  done34
 
 fp1632:
 	XORQ CX, CX
+	MOVQ $0x00000200, R10
 	JMP  check38
 
 next37:
-	PREFETCHT0     1024(BX)(CX*2)
-	PREFETCHT0     1024(SI)(CX*2)
-	PREFETCHT0     2048(DI)(CX*4)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R10*2)
+	PREFETCHT0     (SI)(R10*2)
+	PREFETCHT0     (DI)(R10*4)
+	PREFETCHT0     (DX)(R10*2)
 	VCVTPH2PS      (DX)(CX*2), Y5
 	VCVTPH2PS      16(DX)(CX*2), Y6
 	VBROADCASTI128 (BX)(CX*2), Y7
@@ -889,21 +958,27 @@ next37:
 	VPADDW         Y7, Y6, Y6
 	VMOVDQU        Y6, (BX)(CX*2)
 	ADDQ           $0x10, CX
+	ADDQ           $0x10, R10
 
 check38:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next37
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next37
 	JMP  done34
 
 fp3233:
 	XORQ CX, CX
+	MOVQ $0x00000200, R10
 	JMP  check40
 
 next39:
-	PREFETCHT0     1024(BX)(CX*2)
-	PREFETCHT0     1024(SI)(CX*2)
-	PREFETCHT0     2048(DI)(CX*4)
-	PREFETCHT0     2048(DX)(CX*4)
+	PREFETCHT0     (BX)(R10*2)
+	PREFETCHT0     (SI)(R10*2)
+	PREFETCHT0     (DI)(R10*4)
+	PREFETCHT0     (DX)(R10*4)
 	VMOVUPS        (DX)(CX*4), Y5
 	VMOVUPS        32(DX)(CX*4), Y6
 	VBROADCASTI128 (BX)(CX*2), Y7
@@ -943,9 +1018,14 @@ next39:
 	VPADDW         Y7, Y6, Y6
 	VMOVDQU        Y6, (BX)(CX*2)
 	ADDQ           $0x10, CX
+	ADDQ           $0x10, R10
 
 check40:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next39
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next39
 
 done34:
@@ -957,106 +1037,126 @@ done34:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit1xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  40(AX), AX
+	MOVQ  48(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  80(CX), CX
+	MOVQ  88(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  16(DX), DX
+	MOVQ  24(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  48(BX), BX
+	MOVQ  56(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  64(SI), SI
+	MOVQ  72(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
 	MOVQ  (DI), DI
+	MOVQ  a+0(FP), R8
+	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
 	JE    fp1642
 	JA    fp3243
 	XORQ  DX, DX
+	MOVQ  $0x00000200, R9
 	JMP   check46
 
 next45:
-	PREFETCHT0 1024(AX)(DX*2)
+	PREFETCHT0 (AX)(R9*2)
 	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (AX)(DX*2)
-	PREFETCHT0 1024(BX)(DX*2)
+	PREFETCHT0 (BX)(R9*2)
 	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*2)
-	PREFETCHT0 2048(SI)(DX*4)
+	PREFETCHT0 (SI)(R9*4)
 	VMOVDQU    (SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*4)
 	VMOVDQU    32(SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(SI)(DX*4)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	ADDQ       $0x10, DX
+	ADDQ       $0x10, R9
 
 check46:
-	CMPQ DX, DI
+	CMPQ DX, R8
+	JB   next45
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
 	JB   next45
 	JMP  done44
 
 fp1642:
 	XORQ DX, DX
+	MOVQ $0x00000200, R9
 	JMP  check48
 
 next47:
-	PREFETCHT0 1024(AX)(DX*2)
+	PREFETCHT0 (AX)(R9*2)
 	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (AX)(DX*2)
-	PREFETCHT0 1024(BX)(DX*2)
+	PREFETCHT0 (BX)(R9*2)
 	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*2)
-	PREFETCHT0 2048(SI)(DX*4)
+	PREFETCHT0 (SI)(R9*4)
 	VMOVDQU    (SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*4)
 	VMOVDQU    32(SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(SI)(DX*4)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	ADDQ       $0x10, DX
+	ADDQ       $0x10, R9
 
 check48:
-	CMPQ DX, DI
+	CMPQ DX, R8
+	JB   next47
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
 	JB   next47
 	JMP  done44
 
 fp3243:
 	XORQ DX, DX
+	MOVQ $0x00000200, R9
 	JMP  check50
 
 next49:
-	PREFETCHT0 1024(AX)(DX*2)
+	PREFETCHT0 (AX)(R9*2)
 	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (AX)(DX*2)
-	PREFETCHT0 1024(BX)(DX*2)
+	PREFETCHT0 (BX)(R9*2)
 	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*2)
-	PREFETCHT0 2048(SI)(DX*4)
+	PREFETCHT0 (SI)(R9*4)
 	VMOVDQU    (SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*4)
 	VMOVDQU    32(SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(SI)(DX*4)
-	PREFETCHT0 2048(CX)(DX*4)
+	PREFETCHT0 (CX)(R9*4)
 	VPOR       (CX)(DX*4), Y1, Y1
 	VPOR       32(CX)(DX*4), Y1, Y1
 	ADDQ       $0x10, DX
+	ADDQ       $0x10, R9
 
 check50:
-	CMPQ DX, DI
+	CMPQ DX, R8
+	JB   next49
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
 	JB   next49
 
 done44:
@@ -1067,129 +1167,149 @@ done44:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit2xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  40(AX), AX
+	MOVQ  48(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  80(CX), CX
+	MOVQ  88(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  16(DX), DX
+	MOVQ  24(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  48(BX), BX
+	MOVQ  56(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  64(SI), SI
+	MOVQ  72(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  72(DI), DI
+	MOVQ  80(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
 	MOVQ  (R8), R8
+	MOVQ  a+0(FP), R9
+	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
 	JE    fp1652
 	JA    fp3253
 	XORQ  DX, DX
+	MOVQ  $0x00000200, R10
 	JMP   check56
 
 next55:
-	PREFETCHT0 1024(AX)(DX*2)
+	PREFETCHT0 (AX)(R10*2)
 	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (AX)(DX*2)
-	PREFETCHT0 1024(BX)(DX*2)
+	PREFETCHT0 (BX)(R10*2)
 	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*2)
-	PREFETCHT0 2048(SI)(DX*4)
+	PREFETCHT0 (SI)(R10*4)
 	VMOVDQU    (SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*4)
 	VMOVDQU    32(SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(SI)(DX*4)
-	PREFETCHT0 2048(DI)(DX*4)
+	PREFETCHT0 (DI)(R10*4)
 	VMOVDQU    (DI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (DI)(DX*4)
 	VMOVDQU    32(DI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(DI)(DX*4)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	ADDQ       $0x10, DX
+	ADDQ       $0x10, R10
 
 check56:
-	CMPQ DX, R8
+	CMPQ DX, R9
+	JB   next55
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next55
 	JMP  done54
 
 fp1652:
 	XORQ DX, DX
+	MOVQ $0x00000200, R10
 	JMP  check58
 
 next57:
-	PREFETCHT0 1024(AX)(DX*2)
+	PREFETCHT0 (AX)(R10*2)
 	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (AX)(DX*2)
-	PREFETCHT0 1024(BX)(DX*2)
+	PREFETCHT0 (BX)(R10*2)
 	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*2)
-	PREFETCHT0 2048(SI)(DX*4)
+	PREFETCHT0 (SI)(R10*4)
 	VMOVDQU    (SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*4)
 	VMOVDQU    32(SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(SI)(DX*4)
-	PREFETCHT0 2048(DI)(DX*4)
+	PREFETCHT0 (DI)(R10*4)
 	VMOVDQU    (DI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (DI)(DX*4)
 	VMOVDQU    32(DI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(DI)(DX*4)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	ADDQ       $0x10, DX
+	ADDQ       $0x10, R10
 
 check58:
-	CMPQ DX, R8
+	CMPQ DX, R9
+	JB   next57
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next57
 	JMP  done54
 
 fp3253:
 	XORQ DX, DX
+	MOVQ $0x00000200, R10
 	JMP  check60
 
 next59:
-	PREFETCHT0 1024(AX)(DX*2)
+	PREFETCHT0 (AX)(R10*2)
 	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (AX)(DX*2)
-	PREFETCHT0 1024(BX)(DX*2)
+	PREFETCHT0 (BX)(R10*2)
 	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*2)
-	PREFETCHT0 2048(SI)(DX*4)
+	PREFETCHT0 (SI)(R10*4)
 	VMOVDQU    (SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*4)
 	VMOVDQU    32(SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(SI)(DX*4)
-	PREFETCHT0 2048(DI)(DX*4)
+	PREFETCHT0 (DI)(R10*4)
 	VMOVDQU    (DI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (DI)(DX*4)
 	VMOVDQU    32(DI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(DI)(DX*4)
-	PREFETCHT0 2048(CX)(DX*4)
+	PREFETCHT0 (CX)(R10*4)
 	VPOR       (CX)(DX*4), Y1, Y1
 	VPOR       32(CX)(DX*4), Y1, Y1
 	ADDQ       $0x10, DX
+	ADDQ       $0x10, R10
 
 check60:
-	CMPQ DX, R8
+	CMPQ DX, R9
+	JB   next59
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next59
 
 done54:
@@ -1205,21 +1325,21 @@ TEXT ·adamSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    40(BX), BX
+	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
+	MOVQ    56(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    64(DI), DI
+	MOVQ    72(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    72(R8), R8
+	MOVQ    80(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVL    32(R9), R9
+	MOVL    40(R9), R9
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -1228,18 +1348,21 @@ TEXT ·adamSplitBF16AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y5
 	MOVQ    a+0(FP), R10
 	MOVQ    (R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    8(R11), R11
 	CMPQ    CX, $0x01
 	JE      fp1662
 	JA      fp3263
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R12
 	JMP     check66
 
 next65:
-	PREFETCHT0     1024(BX)(CX*2)
-	PREFETCHT0     1024(SI)(CX*2)
-	PREFETCHT0     1024(DI)(CX*2)
-	PREFETCHT0     1024(R8)(CX*2)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R12*2)
+	PREFETCHT0     (SI)(R12*2)
+	PREFETCHT0     (DI)(R12*2)
+	PREFETCHT0     (R8)(R12*2)
+	PREFETCHT0     (DX)(R12*2)
 	VBROADCASTI128 (DX)(CX*2), Y6
 	VPSHUFB        spread<>+0(SB), Y6, Y6
 	VBROADCASTI128 16(DX)(CX*2), Y7
@@ -1322,22 +1445,28 @@ next65:
 	VPADDW         Y8, Y7, Y7
 	VMOVDQU        Y7, (BX)(CX*2)
 	ADDQ           $0x10, CX
+	ADDQ           $0x10, R12
 
 check66:
-	CMPQ CX, R10
+	CMPQ CX, R11
+	JB   next65
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
 	JB   next65
 	JMP  done64
 
 fp1662:
 	XORQ CX, CX
+	MOVQ $0x00000200, R12
 	JMP  check68
 
 next67:
-	PREFETCHT0     1024(BX)(CX*2)
-	PREFETCHT0     1024(SI)(CX*2)
-	PREFETCHT0     1024(DI)(CX*2)
-	PREFETCHT0     1024(R8)(CX*2)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R12*2)
+	PREFETCHT0     (SI)(R12*2)
+	PREFETCHT0     (DI)(R12*2)
+	PREFETCHT0     (R8)(R12*2)
+	PREFETCHT0     (DX)(R12*2)
 	VCVTPH2PS      (DX)(CX*2), Y6
 	VCVTPH2PS      16(DX)(CX*2), Y7
 	VBROADCASTI128 (BX)(CX*2), Y8
@@ -1418,22 +1547,28 @@ next67:
 	VPADDW         Y8, Y7, Y7
 	VMOVDQU        Y7, (BX)(CX*2)
 	ADDQ           $0x10, CX
+	ADDQ           $0x10, R12
 
 check68:
-	CMPQ CX, R10
+	CMPQ CX, R11
+	JB   next67
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
 	JB   next67
 	JMP  done64
 
 fp3263:
 	XORQ CX, CX
+	MOVQ $0x00000200, R12
 	JMP  check70
 
 next69:
-	PREFETCHT0     1024(BX)(CX*2)
-	PREFETCHT0     1024(SI)(CX*2)
-	PREFETCHT0     1024(DI)(CX*2)
-	PREFETCHT0     1024(R8)(CX*2)
-	PREFETCHT0     2048(DX)(CX*4)
+	PREFETCHT0     (BX)(R12*2)
+	PREFETCHT0     (SI)(R12*2)
+	PREFETCHT0     (DI)(R12*2)
+	PREFETCHT0     (R8)(R12*2)
+	PREFETCHT0     (DX)(R12*4)
 	VMOVUPS        (DX)(CX*4), Y6
 	VMOVUPS        32(DX)(CX*4), Y7
 	VBROADCASTI128 (BX)(CX*2), Y8
@@ -1514,9 +1649,14 @@ next69:
 	VPADDW         Y8, Y7, Y7
 	VMOVDQU        Y7, (BX)(CX*2)
 	ADDQ           $0x10, CX
+	ADDQ           $0x10, R12
 
 check70:
-	CMPQ CX, R10
+	CMPQ CX, R11
+	JB   next69
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
 	JB   next69
 
 done64:
@@ -1587,17 +1727,17 @@ TEXT ·lionSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    40(BX), BX
+	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
+	MOVQ    56(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    64(DI), DI
+	MOVQ    72(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -1605,17 +1745,20 @@ TEXT ·lionSplitBF16AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R8
 	MOVQ    (R8), R8
+	MOVQ    a+0(FP), R9
+	MOVQ    8(R9), R9
 	CMPQ    CX, $0x01
 	JE      fp1672
 	JA      fp3273
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R10
 	JMP     check76
 
 next75:
-	PREFETCHT0     1024(BX)(CX*2)
-	PREFETCHT0     1024(SI)(CX*2)
-	PREFETCHT0     1024(DI)(CX*2)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R10*2)
+	PREFETCHT0     (SI)(R10*2)
+	PREFETCHT0     (DI)(R10*2)
+	PREFETCHT0     (DX)(R10*2)
 	VBROADCASTI128 (DX)(CX*2), Y5
 	VPSHUFB        spread<>+0(SB), Y5, Y5
 	VBROADCASTI128 16(DX)(CX*2), Y6
@@ -1680,21 +1823,27 @@ next75:
 	VPADDW         Y7, Y6, Y6
 	VMOVDQU        Y6, (BX)(CX*2)
 	ADDQ           $0x10, CX
+	ADDQ           $0x10, R10
 
 check76:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next75
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next75
 	JMP  done74
 
 fp1672:
 	XORQ CX, CX
+	MOVQ $0x00000200, R10
 	JMP  check78
 
 next77:
-	PREFETCHT0     1024(BX)(CX*2)
-	PREFETCHT0     1024(SI)(CX*2)
-	PREFETCHT0     1024(DI)(CX*2)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R10*2)
+	PREFETCHT0     (SI)(R10*2)
+	PREFETCHT0     (DI)(R10*2)
+	PREFETCHT0     (DX)(R10*2)
 	VCVTPH2PS      (DX)(CX*2), Y5
 	VCVTPH2PS      16(DX)(CX*2), Y6
 	VBROADCASTI128 (BX)(CX*2), Y7
@@ -1757,21 +1906,27 @@ next77:
 	VPADDW         Y7, Y6, Y6
 	VMOVDQU        Y6, (BX)(CX*2)
 	ADDQ           $0x10, CX
+	ADDQ           $0x10, R10
 
 check78:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next77
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next77
 	JMP  done74
 
 fp3273:
 	XORQ CX, CX
+	MOVQ $0x00000200, R10
 	JMP  check80
 
 next79:
-	PREFETCHT0     1024(BX)(CX*2)
-	PREFETCHT0     1024(SI)(CX*2)
-	PREFETCHT0     1024(DI)(CX*2)
-	PREFETCHT0     2048(DX)(CX*4)
+	PREFETCHT0     (BX)(R10*2)
+	PREFETCHT0     (SI)(R10*2)
+	PREFETCHT0     (DI)(R10*2)
+	PREFETCHT0     (DX)(R10*4)
 	VMOVUPS        (DX)(CX*4), Y5
 	VMOVUPS        32(DX)(CX*4), Y6
 	VBROADCASTI128 (BX)(CX*2), Y7
@@ -1834,9 +1989,14 @@ next79:
 	VPADDW         Y7, Y6, Y6
 	VMOVDQU        Y6, (BX)(CX*2)
 	ADDQ           $0x10, CX
+	ADDQ           $0x10, R10
 
 check80:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next79
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next79
 
 done74:
@@ -1853,34 +2013,37 @@ TEXT ·adagradSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    40(BX), BX
+	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
+	MOVQ    56(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    64(DI), DI
+	MOVQ    72(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVL    32(R8), R8
+	MOVL    40(R8), R8
 	VMOVUPS 448(AX), Y0
 	VMOVUPS 576(AX), Y1
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
 	CMPQ    CX, $0x01
 	JE      fp1682
 	JA      fp3283
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R11
 	JMP     check86
 
 next85:
-	PREFETCHT0     1024(BX)(CX*2)
-	PREFETCHT0     1024(SI)(CX*2)
-	PREFETCHT0     1024(DI)(CX*2)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*2)
+	PREFETCHT0     (DX)(R11*2)
 	VBROADCASTI128 (DX)(CX*2), Y2
 	VPSHUFB        spread<>+0(SB), Y2, Y2
 	VBROADCASTI128 16(DX)(CX*2), Y3
@@ -1942,21 +2105,27 @@ next85:
 	VPADDW         Y4, Y3, Y3
 	VMOVDQU        Y3, (BX)(CX*2)
 	ADDQ           $0x10, CX
+	ADDQ           $0x10, R11
 
 check86:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next85
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next85
 	JMP  done84
 
 fp1682:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check88
 
 next87:
-	PREFETCHT0     1024(BX)(CX*2)
-	PREFETCHT0     1024(SI)(CX*2)
-	PREFETCHT0     1024(DI)(CX*2)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*2)
+	PREFETCHT0     (DX)(R11*2)
 	VCVTPH2PS      (DX)(CX*2), Y2
 	VCVTPH2PS      16(DX)(CX*2), Y3
 	VBROADCASTI128 (BX)(CX*2), Y4
@@ -2016,21 +2185,27 @@ next87:
 	VPADDW         Y4, Y3, Y3
 	VMOVDQU        Y3, (BX)(CX*2)
 	ADDQ           $0x10, CX
+	ADDQ           $0x10, R11
 
 check88:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next87
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next87
 	JMP  done84
 
 fp3283:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check90
 
 next89:
-	PREFETCHT0     1024(BX)(CX*2)
-	PREFETCHT0     1024(SI)(CX*2)
-	PREFETCHT0     1024(DI)(CX*2)
-	PREFETCHT0     2048(DX)(CX*4)
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*2)
+	PREFETCHT0     (DX)(R11*4)
 	VMOVUPS        (DX)(CX*4), Y2
 	VMOVUPS        32(DX)(CX*4), Y3
 	VBROADCASTI128 (BX)(CX*2), Y4
@@ -2090,9 +2265,14 @@ next89:
 	VPADDW         Y4, Y3, Y3
 	VMOVDQU        Y3, (BX)(CX*2)
 	ADDQ           $0x10, CX
+	ADDQ           $0x10, R11
 
 check90:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next89
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next89
 
 done84:
@@ -2109,17 +2289,17 @@ TEXT ·sgdSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    40(BX), BX
+	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
+	MOVQ    56(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    64(DI), DI
+	MOVQ    72(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 640(AX), Y2
@@ -2127,17 +2307,20 @@ TEXT ·sgdSplitBF16AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R8
 	MOVQ    (R8), R8
+	MOVQ    a+0(FP), R9
+	MOVQ    8(R9), R9
 	CMPQ    CX, $0x01
 	JE      fp1692
 	JA      fp3293
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R10
 	JMP     check96
 
 next95:
-	PREFETCHT0     1024(BX)(CX*2)
-	PREFETCHT0     1024(SI)(CX*2)
-	PREFETCHT0     1024(DI)(CX*2)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R10*2)
+	PREFETCHT0     (SI)(R10*2)
+	PREFETCHT0     (DI)(R10*2)
+	PREFETCHT0     (DX)(R10*2)
 	VBROADCASTI128 (DX)(CX*2), Y5
 	VPSHUFB        spread<>+0(SB), Y5, Y5
 	VBROADCASTI128 16(DX)(CX*2), Y6
@@ -2188,21 +2371,27 @@ next95:
 	VPADDW         Y7, Y6, Y6
 	VMOVDQU        Y6, (BX)(CX*2)
 	ADDQ           $0x10, CX
+	ADDQ           $0x10, R10
 
 check96:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next95
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next95
 	JMP  done94
 
 fp1692:
 	XORQ CX, CX
+	MOVQ $0x00000200, R10
 	JMP  check98
 
 next97:
-	PREFETCHT0     1024(BX)(CX*2)
-	PREFETCHT0     1024(SI)(CX*2)
-	PREFETCHT0     1024(DI)(CX*2)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R10*2)
+	PREFETCHT0     (SI)(R10*2)
+	PREFETCHT0     (DI)(R10*2)
+	PREFETCHT0     (DX)(R10*2)
 	VCVTPH2PS      (DX)(CX*2), Y5
 	VCVTPH2PS      16(DX)(CX*2), Y6
 	VBROADCASTI128 (BX)(CX*2), Y7
@@ -2251,21 +2440,27 @@ next97:
 	VPADDW         Y7, Y6, Y6
 	VMOVDQU        Y6, (BX)(CX*2)
 	ADDQ           $0x10, CX
+	ADDQ           $0x10, R10
 
 check98:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next97
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next97
 	JMP  done94
 
 fp3293:
 	XORQ CX, CX
+	MOVQ $0x00000200, R10
 	JMP  check100
 
 next99:
-	PREFETCHT0     1024(BX)(CX*2)
-	PREFETCHT0     1024(SI)(CX*2)
-	PREFETCHT0     1024(DI)(CX*2)
-	PREFETCHT0     2048(DX)(CX*4)
+	PREFETCHT0     (BX)(R10*2)
+	PREFETCHT0     (SI)(R10*2)
+	PREFETCHT0     (DI)(R10*2)
+	PREFETCHT0     (DX)(R10*4)
 	VMOVUPS        (DX)(CX*4), Y5
 	VMOVUPS        32(DX)(CX*4), Y6
 	VBROADCASTI128 (BX)(CX*2), Y7
@@ -2314,9 +2509,14 @@ next99:
 	VPADDW         Y7, Y6, Y6
 	VMOVDQU        Y6, (BX)(CX*2)
 	ADDQ           $0x10, CX
+	ADDQ           $0x10, R10
 
 check100:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next99
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next99
 
 done94:
@@ -2328,97 +2528,117 @@ done94:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit1xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  40(AX), AX
+	MOVQ  48(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  80(CX), CX
+	MOVQ  88(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  16(DX), DX
+	MOVQ  24(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  48(BX), BX
+	MOVQ  56(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  64(SI), SI
+	MOVQ  72(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
 	MOVQ  (DI), DI
+	MOVQ  a+0(FP), R8
+	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
 	JE    fp16102
 	JA    fp32103
 	XORQ  DX, DX
+	MOVQ  $0x00000200, R9
 	JMP   check106
 
 next105:
-	PREFETCHT0 1024(AX)(DX*2)
+	PREFETCHT0 (AX)(R9*2)
 	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (AX)(DX*2)
-	PREFETCHT0 1024(BX)(DX*2)
+	PREFETCHT0 (BX)(R9*2)
 	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*2)
-	PREFETCHT0 1024(SI)(DX*2)
+	PREFETCHT0 (SI)(R9*2)
 	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*2)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	ADDQ       $0x10, DX
+	ADDQ       $0x10, R9
 
 check106:
-	CMPQ DX, DI
+	CMPQ DX, R8
+	JB   next105
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
 	JB   next105
 	JMP  done104
 
 fp16102:
 	XORQ DX, DX
+	MOVQ $0x00000200, R9
 	JMP  check108
 
 next107:
-	PREFETCHT0 1024(AX)(DX*2)
+	PREFETCHT0 (AX)(R9*2)
 	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (AX)(DX*2)
-	PREFETCHT0 1024(BX)(DX*2)
+	PREFETCHT0 (BX)(R9*2)
 	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*2)
-	PREFETCHT0 1024(SI)(DX*2)
+	PREFETCHT0 (SI)(R9*2)
 	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*2)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	ADDQ       $0x10, DX
+	ADDQ       $0x10, R9
 
 check108:
-	CMPQ DX, DI
+	CMPQ DX, R8
+	JB   next107
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
 	JB   next107
 	JMP  done104
 
 fp32103:
 	XORQ DX, DX
+	MOVQ $0x00000200, R9
 	JMP  check110
 
 next109:
-	PREFETCHT0 1024(AX)(DX*2)
+	PREFETCHT0 (AX)(R9*2)
 	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (AX)(DX*2)
-	PREFETCHT0 1024(BX)(DX*2)
+	PREFETCHT0 (BX)(R9*2)
 	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*2)
-	PREFETCHT0 1024(SI)(DX*2)
+	PREFETCHT0 (SI)(R9*2)
 	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*2)
-	PREFETCHT0 2048(CX)(DX*4)
+	PREFETCHT0 (CX)(R9*4)
 	VPOR       (CX)(DX*4), Y1, Y1
 	VPOR       32(CX)(DX*4), Y1, Y1
 	ADDQ       $0x10, DX
+	ADDQ       $0x10, R9
 
 check110:
-	CMPQ DX, DI
+	CMPQ DX, R8
+	JB   next109
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
 	JB   next109
 
 done104:
@@ -2429,111 +2649,131 @@ done104:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit2xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  40(AX), AX
+	MOVQ  48(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  80(CX), CX
+	MOVQ  88(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  16(DX), DX
+	MOVQ  24(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  48(BX), BX
+	MOVQ  56(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  64(SI), SI
+	MOVQ  72(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  72(DI), DI
+	MOVQ  80(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
 	MOVQ  (R8), R8
+	MOVQ  a+0(FP), R9
+	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
 	JE    fp16112
 	JA    fp32113
 	XORQ  DX, DX
+	MOVQ  $0x00000200, R10
 	JMP   check116
 
 next115:
-	PREFETCHT0 1024(AX)(DX*2)
+	PREFETCHT0 (AX)(R10*2)
 	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (AX)(DX*2)
-	PREFETCHT0 1024(BX)(DX*2)
+	PREFETCHT0 (BX)(R10*2)
 	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*2)
-	PREFETCHT0 1024(SI)(DX*2)
+	PREFETCHT0 (SI)(R10*2)
 	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*2)
-	PREFETCHT0 1024(DI)(DX*2)
+	PREFETCHT0 (DI)(R10*2)
 	VMOVDQU    (DI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (DI)(DX*2)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	ADDQ       $0x10, DX
+	ADDQ       $0x10, R10
 
 check116:
-	CMPQ DX, R8
+	CMPQ DX, R9
+	JB   next115
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next115
 	JMP  done114
 
 fp16112:
 	XORQ DX, DX
+	MOVQ $0x00000200, R10
 	JMP  check118
 
 next117:
-	PREFETCHT0 1024(AX)(DX*2)
+	PREFETCHT0 (AX)(R10*2)
 	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (AX)(DX*2)
-	PREFETCHT0 1024(BX)(DX*2)
+	PREFETCHT0 (BX)(R10*2)
 	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*2)
-	PREFETCHT0 1024(SI)(DX*2)
+	PREFETCHT0 (SI)(R10*2)
 	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*2)
-	PREFETCHT0 1024(DI)(DX*2)
+	PREFETCHT0 (DI)(R10*2)
 	VMOVDQU    (DI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (DI)(DX*2)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	ADDQ       $0x10, DX
+	ADDQ       $0x10, R10
 
 check118:
-	CMPQ DX, R8
+	CMPQ DX, R9
+	JB   next117
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next117
 	JMP  done114
 
 fp32113:
 	XORQ DX, DX
+	MOVQ $0x00000200, R10
 	JMP  check120
 
 next119:
-	PREFETCHT0 1024(AX)(DX*2)
+	PREFETCHT0 (AX)(R10*2)
 	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (AX)(DX*2)
-	PREFETCHT0 1024(BX)(DX*2)
+	PREFETCHT0 (BX)(R10*2)
 	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*2)
-	PREFETCHT0 1024(SI)(DX*2)
+	PREFETCHT0 (SI)(R10*2)
 	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*2)
-	PREFETCHT0 1024(DI)(DX*2)
+	PREFETCHT0 (DI)(R10*2)
 	VMOVDQU    (DI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (DI)(DX*2)
-	PREFETCHT0 2048(CX)(DX*4)
+	PREFETCHT0 (CX)(R10*4)
 	VPOR       (CX)(DX*4), Y1, Y1
 	VPOR       32(CX)(DX*4), Y1, Y1
 	ADDQ       $0x10, DX
+	ADDQ       $0x10, R10
 
 check120:
-	CMPQ DX, R8
+	CMPQ DX, R9
+	JB   next119
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next119
 
 done114:
@@ -2549,21 +2789,21 @@ TEXT ·adamFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    56(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    24(DI), DI
+	MOVQ    32(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    64(R8), R8
+	MOVQ    72(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    72(R9), R9
+	MOVQ    80(R9), R9
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -2572,17 +2812,20 @@ TEXT ·adamFP32FP32AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y5
 	MOVQ    a+0(FP), R10
 	MOVQ    (R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    8(R11), R11
 	CMPQ    CX, $0x01
 	JE      fp16122
 	JA      fp32123
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R12
 	JMP     check126
 
 next125:
-	PREFETCHT0     2048(BX)(CX*4)
-	PREFETCHT0     2048(R8)(CX*4)
-	PREFETCHT0     2048(R9)(CX*4)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	PREFETCHT0     (R9)(R12*4)
+	PREFETCHT0     (DX)(R12*2)
 	VBROADCASTI128 (DX)(CX*2), Y6
 	VPSHUFB        spread<>+0(SB), Y6, Y6
 	VBROADCASTI128 16(DX)(CX*2), Y7
@@ -2662,21 +2905,27 @@ unaligned127:
 
 stored128:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R12
 
 check126:
-	CMPQ CX, R10
+	CMPQ CX, R11
+	JB   next125
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
 	JB   next125
 	JMP  done124
 
 fp16122:
 	XORQ CX, CX
+	MOVQ $0x00000200, R12
 	JMP  check134
 
 next133:
-	PREFETCHT0  2048(BX)(CX*4)
-	PREFETCHT0  2048(R8)(CX*4)
-	PREFETCHT0  2048(R9)(CX*4)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (R9)(R12*4)
+	PREFETCHT0  (DX)(R12*2)
 	VCVTPH2PS   (DX)(CX*2), Y6
 	VCVTPH2PS   16(DX)(CX*2), Y7
 	VMOVUPS     (BX)(CX*4), Y8
@@ -2754,21 +3003,27 @@ unaligned135:
 
 stored136:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R12
 
 check134:
-	CMPQ CX, R10
+	CMPQ CX, R11
+	JB   next133
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
 	JB   next133
 	JMP  done124
 
 fp32123:
 	XORQ CX, CX
+	MOVQ $0x00000200, R12
 	JMP  check142
 
 next141:
-	PREFETCHT0  2048(BX)(CX*4)
-	PREFETCHT0  2048(R8)(CX*4)
-	PREFETCHT0  2048(R9)(CX*4)
-	PREFETCHT0  2048(DX)(CX*4)
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (R9)(R12*4)
+	PREFETCHT0  (DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Y6
 	VMOVUPS     32(DX)(CX*4), Y7
 	VMOVUPS     (BX)(CX*4), Y8
@@ -2846,9 +3101,14 @@ unaligned143:
 
 stored144:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R12
 
 check142:
-	CMPQ CX, R10
+	CMPQ CX, R11
+	JB   next141
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
 	JB   next141
 
 done124:
@@ -2920,19 +3180,19 @@ TEXT ·lionFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    56(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    24(DI), DI
+	MOVQ    32(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    64(R8), R8
+	MOVQ    72(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -2940,16 +3200,19 @@ TEXT ·lionFP32FP32AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
 	CMPQ    CX, $0x01
 	JE      fp16150
 	JA      fp32151
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R11
 	JMP     check154
 
 next153:
-	PREFETCHT0     2048(BX)(CX*4)
-	PREFETCHT0     2048(R8)(CX*4)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R11*4)
+	PREFETCHT0     (R8)(R11*4)
+	PREFETCHT0     (DX)(R11*2)
 	VBROADCASTI128 (DX)(CX*2), Y5
 	VPSHUFB        spread<>+0(SB), Y5, Y5
 	VBROADCASTI128 16(DX)(CX*2), Y6
@@ -3033,20 +3296,26 @@ unaligned155:
 
 stored156:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check154:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next153
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next153
 	JMP  done152
 
 fp16150:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check162
 
 next161:
-	PREFETCHT0  2048(BX)(CX*4)
-	PREFETCHT0  2048(R8)(CX*4)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	PREFETCHT0  (DX)(R11*2)
 	VCVTPH2PS   (DX)(CX*2), Y5
 	VCVTPH2PS   16(DX)(CX*2), Y6
 	VMOVUPS     (BX)(CX*4), Y7
@@ -3128,20 +3397,26 @@ unaligned163:
 
 stored164:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check162:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next161
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next161
 	JMP  done152
 
 fp32151:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check170
 
 next169:
-	PREFETCHT0  2048(BX)(CX*4)
-	PREFETCHT0  2048(R8)(CX*4)
-	PREFETCHT0  2048(DX)(CX*4)
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	PREFETCHT0  (DX)(R11*4)
 	VMOVUPS     (DX)(CX*4), Y5
 	VMOVUPS     32(DX)(CX*4), Y6
 	VMOVUPS     (BX)(CX*4), Y7
@@ -3223,9 +3498,14 @@ unaligned171:
 
 stored172:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check170:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next169
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next169
 
 done152:
@@ -3243,33 +3523,36 @@ TEXT ·adagradFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    56(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    24(DI), DI
+	MOVQ    32(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    64(R8), R8
+	MOVQ    72(R8), R8
 	VMOVUPS 448(AX), Y0
 	VMOVUPS 576(AX), Y1
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
 	CMPQ    CX, $0x01
 	JE      fp16178
 	JA      fp32179
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R11
 	JMP     check182
 
 next181:
-	PREFETCHT0     2048(BX)(CX*4)
-	PREFETCHT0     2048(R8)(CX*4)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R11*4)
+	PREFETCHT0     (R8)(R11*4)
+	PREFETCHT0     (DX)(R11*2)
 	VBROADCASTI128 (DX)(CX*2), Y2
 	VPSHUFB        spread<>+0(SB), Y2, Y2
 	VBROADCASTI128 16(DX)(CX*2), Y3
@@ -3339,20 +3622,26 @@ unaligned183:
 
 stored184:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check182:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next181
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next181
 	JMP  done180
 
 fp16178:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check190
 
 next189:
-	PREFETCHT0  2048(BX)(CX*4)
-	PREFETCHT0  2048(R8)(CX*4)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	PREFETCHT0  (DX)(R11*2)
 	VCVTPH2PS   (DX)(CX*2), Y2
 	VCVTPH2PS   16(DX)(CX*2), Y3
 	VMOVUPS     (BX)(CX*4), Y4
@@ -3420,20 +3709,26 @@ unaligned191:
 
 stored192:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check190:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next189
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next189
 	JMP  done180
 
 fp32179:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check198
 
 next197:
-	PREFETCHT0  2048(BX)(CX*4)
-	PREFETCHT0  2048(R8)(CX*4)
-	PREFETCHT0  2048(DX)(CX*4)
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	PREFETCHT0  (DX)(R11*4)
 	VMOVUPS     (DX)(CX*4), Y2
 	VMOVUPS     32(DX)(CX*4), Y3
 	VMOVUPS     (BX)(CX*4), Y4
@@ -3501,9 +3796,14 @@ unaligned199:
 
 stored200:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check198:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next197
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next197
 
 done180:
@@ -3521,19 +3821,19 @@ TEXT ·sgdFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    56(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    24(DI), DI
+	MOVQ    32(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    64(R8), R8
+	MOVQ    72(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 640(AX), Y2
@@ -3541,16 +3841,19 @@ TEXT ·sgdFP32FP32AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
 	CMPQ    CX, $0x01
 	JE      fp16206
 	JA      fp32207
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R11
 	JMP     check210
 
 next209:
-	PREFETCHT0     2048(BX)(CX*4)
-	PREFETCHT0     2048(R8)(CX*4)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R11*4)
+	PREFETCHT0     (R8)(R11*4)
+	PREFETCHT0     (DX)(R11*2)
 	VBROADCASTI128 (DX)(CX*2), Y5
 	VPSHUFB        spread<>+0(SB), Y5, Y5
 	VBROADCASTI128 16(DX)(CX*2), Y6
@@ -3620,20 +3923,26 @@ unaligned211:
 
 stored212:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check210:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next209
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next209
 	JMP  done208
 
 fp16206:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check218
 
 next217:
-	PREFETCHT0  2048(BX)(CX*4)
-	PREFETCHT0  2048(R8)(CX*4)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	PREFETCHT0  (DX)(R11*2)
 	VCVTPH2PS   (DX)(CX*2), Y5
 	VCVTPH2PS   16(DX)(CX*2), Y6
 	VMOVUPS     (BX)(CX*4), Y7
@@ -3701,20 +4010,26 @@ unaligned219:
 
 stored220:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check218:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next217
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next217
 	JMP  done208
 
 fp32207:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check226
 
 next225:
-	PREFETCHT0  2048(BX)(CX*4)
-	PREFETCHT0  2048(R8)(CX*4)
-	PREFETCHT0  2048(DX)(CX*4)
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	PREFETCHT0  (DX)(R11*4)
 	VMOVUPS     (DX)(CX*4), Y5
 	VMOVUPS     32(DX)(CX*4), Y6
 	VMOVUPS     (BX)(CX*4), Y7
@@ -3782,9 +4097,14 @@ unaligned227:
 
 stored228:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check226:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next225
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next225
 
 done208:
@@ -3797,41 +4117,44 @@ done208:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP321xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  40(AX), AX
+	MOVQ  48(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  80(CX), CX
+	MOVQ  88(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  16(DX), DX
+	MOVQ  24(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  56(BX), BX
+	MOVQ  64(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  64(SI), SI
+	MOVQ  72(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
 	MOVQ  (DI), DI
+	MOVQ  a+0(FP), R8
+	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
 	JE    fp16234
 	JA    fp32235
 	XORQ  DX, DX
+	MOVQ  $0x00000200, R9
 	JMP   check238
 
 next237:
-	PREFETCHT0 2048(BX)(DX*4)
+	PREFETCHT0 (BX)(R9*4)
 	VMOVDQU    (BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*4)
 	VMOVDQU    32(BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(BX)(DX*4)
-	PREFETCHT0 2048(SI)(DX*4)
+	PREFETCHT0 (SI)(R9*4)
 	VMOVDQU    (SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*4)
 	VMOVDQU    32(SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(SI)(DX*4)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	TESTQ      AX, AX
 	JEQ        written239
@@ -3845,32 +4168,38 @@ unaligned240:
 
 written239:
 	ADDQ $0x10, DX
+	ADDQ $0x10, R9
 
 check238:
-	CMPQ DX, DI
+	CMPQ DX, R8
+	JB   next237
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
 	JB   next237
 	JMP  done236
 
 fp16234:
 	XORQ DX, DX
+	MOVQ $0x00000200, R9
 	JMP  check242
 
 next241:
-	PREFETCHT0 2048(BX)(DX*4)
+	PREFETCHT0 (BX)(R9*4)
 	VMOVDQU    (BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*4)
 	VMOVDQU    32(BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(BX)(DX*4)
-	PREFETCHT0 2048(SI)(DX*4)
+	PREFETCHT0 (SI)(R9*4)
 	VMOVDQU    (SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*4)
 	VMOVDQU    32(SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(SI)(DX*4)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	TESTQ      AX, AX
 	JEQ        written243
@@ -3884,32 +4213,38 @@ unaligned244:
 
 written243:
 	ADDQ $0x10, DX
+	ADDQ $0x10, R9
 
 check242:
-	CMPQ DX, DI
+	CMPQ DX, R8
+	JB   next241
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
 	JB   next241
 	JMP  done236
 
 fp32235:
 	XORQ DX, DX
+	MOVQ $0x00000200, R9
 	JMP  check246
 
 next245:
-	PREFETCHT0 2048(BX)(DX*4)
+	PREFETCHT0 (BX)(R9*4)
 	VMOVDQU    (BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*4)
 	VMOVDQU    32(BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(BX)(DX*4)
-	PREFETCHT0 2048(SI)(DX*4)
+	PREFETCHT0 (SI)(R9*4)
 	VMOVDQU    (SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*4)
 	VMOVDQU    32(SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(SI)(DX*4)
-	PREFETCHT0 2048(CX)(DX*4)
+	PREFETCHT0 (CX)(R9*4)
 	VPOR       (CX)(DX*4), Y1, Y1
 	VPOR       32(CX)(DX*4), Y1, Y1
 	TESTQ      AX, AX
@@ -3924,9 +4259,14 @@ unaligned248:
 
 written247:
 	ADDQ $0x10, DX
+	ADDQ $0x10, R9
 
 check246:
-	CMPQ DX, DI
+	CMPQ DX, R8
+	JB   next245
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
 	JB   next245
 
 done236:
@@ -3938,50 +4278,53 @@ done236:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP322xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  40(AX), AX
+	MOVQ  48(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  80(CX), CX
+	MOVQ  88(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  16(DX), DX
+	MOVQ  24(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  56(BX), BX
+	MOVQ  64(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  64(SI), SI
+	MOVQ  72(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  72(DI), DI
+	MOVQ  80(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
 	MOVQ  (R8), R8
+	MOVQ  a+0(FP), R9
+	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
 	JE    fp16250
 	JA    fp32251
 	XORQ  DX, DX
+	MOVQ  $0x00000200, R10
 	JMP   check254
 
 next253:
-	PREFETCHT0 2048(BX)(DX*4)
+	PREFETCHT0 (BX)(R10*4)
 	VMOVDQU    (BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*4)
 	VMOVDQU    32(BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(BX)(DX*4)
-	PREFETCHT0 2048(SI)(DX*4)
+	PREFETCHT0 (SI)(R10*4)
 	VMOVDQU    (SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*4)
 	VMOVDQU    32(SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(SI)(DX*4)
-	PREFETCHT0 2048(DI)(DX*4)
+	PREFETCHT0 (DI)(R10*4)
 	VMOVDQU    (DI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (DI)(DX*4)
 	VMOVDQU    32(DI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(DI)(DX*4)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	TESTQ      AX, AX
 	JEQ        written255
@@ -3995,39 +4338,45 @@ unaligned256:
 
 written255:
 	ADDQ $0x10, DX
+	ADDQ $0x10, R10
 
 check254:
-	CMPQ DX, R8
+	CMPQ DX, R9
+	JB   next253
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next253
 	JMP  done252
 
 fp16250:
 	XORQ DX, DX
+	MOVQ $0x00000200, R10
 	JMP  check258
 
 next257:
-	PREFETCHT0 2048(BX)(DX*4)
+	PREFETCHT0 (BX)(R10*4)
 	VMOVDQU    (BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*4)
 	VMOVDQU    32(BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(BX)(DX*4)
-	PREFETCHT0 2048(SI)(DX*4)
+	PREFETCHT0 (SI)(R10*4)
 	VMOVDQU    (SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*4)
 	VMOVDQU    32(SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(SI)(DX*4)
-	PREFETCHT0 2048(DI)(DX*4)
+	PREFETCHT0 (DI)(R10*4)
 	VMOVDQU    (DI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (DI)(DX*4)
 	VMOVDQU    32(DI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(DI)(DX*4)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	TESTQ      AX, AX
 	JEQ        written259
@@ -4041,39 +4390,45 @@ unaligned260:
 
 written259:
 	ADDQ $0x10, DX
+	ADDQ $0x10, R10
 
 check258:
-	CMPQ DX, R8
+	CMPQ DX, R9
+	JB   next257
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next257
 	JMP  done252
 
 fp32251:
 	XORQ DX, DX
+	MOVQ $0x00000200, R10
 	JMP  check262
 
 next261:
-	PREFETCHT0 2048(BX)(DX*4)
+	PREFETCHT0 (BX)(R10*4)
 	VMOVDQU    (BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*4)
 	VMOVDQU    32(BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(BX)(DX*4)
-	PREFETCHT0 2048(SI)(DX*4)
+	PREFETCHT0 (SI)(R10*4)
 	VMOVDQU    (SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*4)
 	VMOVDQU    32(SI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(SI)(DX*4)
-	PREFETCHT0 2048(DI)(DX*4)
+	PREFETCHT0 (DI)(R10*4)
 	VMOVDQU    (DI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (DI)(DX*4)
 	VMOVDQU    32(DI)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(DI)(DX*4)
-	PREFETCHT0 2048(CX)(DX*4)
+	PREFETCHT0 (CX)(R10*4)
 	VPOR       (CX)(DX*4), Y1, Y1
 	VPOR       32(CX)(DX*4), Y1, Y1
 	TESTQ      AX, AX
@@ -4088,9 +4443,14 @@ unaligned264:
 
 written263:
 	ADDQ $0x10, DX
+	ADDQ $0x10, R10
 
 check262:
-	CMPQ DX, R8
+	CMPQ DX, R9
+	JB   next261
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next261
 
 done252:
@@ -4107,23 +4467,23 @@ TEXT ·adamFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    56(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    24(DI), DI
+	MOVQ    32(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    64(R8), R8
+	MOVQ    72(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    72(R9), R9
+	MOVQ    80(R9), R9
 	MOVQ    a+0(FP), R10
-	MOVL    32(R10), R10
+	MOVL    40(R10), R10
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -4132,17 +4492,20 @@ TEXT ·adamFP32BF16AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y5
 	MOVQ    a+0(FP), R11
 	MOVQ    (R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    8(R12), R12
 	CMPQ    CX, $0x01
 	JE      fp16266
 	JA      fp32267
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R13
 	JMP     check270
 
 next269:
-	PREFETCHT0     2048(BX)(CX*4)
-	PREFETCHT0     1024(R8)(CX*2)
-	PREFETCHT0     1024(R9)(CX*2)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R13*4)
+	PREFETCHT0     (R8)(R13*2)
+	PREFETCHT0     (R9)(R13*2)
+	PREFETCHT0     (DX)(R13*2)
 	VBROADCASTI128 (DX)(CX*2), Y6
 	VPSHUFB        spread<>+0(SB), Y6, Y6
 	VBROADCASTI128 16(DX)(CX*2), Y7
@@ -4253,21 +4616,27 @@ unaligned271:
 
 stored272:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R13
 
 check270:
-	CMPQ CX, R11
+	CMPQ CX, R12
+	JB   next269
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
 	JB   next269
 	JMP  done268
 
 fp16266:
 	XORQ CX, CX
+	MOVQ $0x00000200, R13
 	JMP  check278
 
 next277:
-	PREFETCHT0     2048(BX)(CX*4)
-	PREFETCHT0     1024(R8)(CX*2)
-	PREFETCHT0     1024(R9)(CX*2)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R13*4)
+	PREFETCHT0     (R8)(R13*2)
+	PREFETCHT0     (R9)(R13*2)
+	PREFETCHT0     (DX)(R13*2)
 	VCVTPH2PS      (DX)(CX*2), Y6
 	VCVTPH2PS      16(DX)(CX*2), Y7
 	VMOVUPS        (BX)(CX*4), Y8
@@ -4376,21 +4745,27 @@ unaligned279:
 
 stored280:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R13
 
 check278:
-	CMPQ CX, R11
+	CMPQ CX, R12
+	JB   next277
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
 	JB   next277
 	JMP  done268
 
 fp32267:
 	XORQ CX, CX
+	MOVQ $0x00000200, R13
 	JMP  check286
 
 next285:
-	PREFETCHT0     2048(BX)(CX*4)
-	PREFETCHT0     1024(R8)(CX*2)
-	PREFETCHT0     1024(R9)(CX*2)
-	PREFETCHT0     2048(DX)(CX*4)
+	PREFETCHT0     (BX)(R13*4)
+	PREFETCHT0     (R8)(R13*2)
+	PREFETCHT0     (R9)(R13*2)
+	PREFETCHT0     (DX)(R13*4)
 	VMOVUPS        (DX)(CX*4), Y6
 	VMOVUPS        32(DX)(CX*4), Y7
 	VMOVUPS        (BX)(CX*4), Y8
@@ -4499,9 +4874,14 @@ unaligned287:
 
 stored288:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R13
 
 check286:
-	CMPQ CX, R11
+	CMPQ CX, R12
+	JB   next285
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
 	JB   next285
 
 done268:
@@ -4519,19 +4899,19 @@ TEXT ·lionFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    56(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    24(DI), DI
+	MOVQ    32(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    64(R8), R8
+	MOVQ    72(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -4539,16 +4919,19 @@ TEXT ·lionFP32BF16AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
 	CMPQ    CX, $0x01
 	JE      fp16294
 	JA      fp32295
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R11
 	JMP     check298
 
 next297:
-	PREFETCHT0     2048(BX)(CX*4)
-	PREFETCHT0     1024(R8)(CX*2)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R11*4)
+	PREFETCHT0     (R8)(R11*2)
+	PREFETCHT0     (DX)(R11*2)
 	VBROADCASTI128 (DX)(CX*2), Y5
 	VPSHUFB        spread<>+0(SB), Y5, Y5
 	VBROADCASTI128 16(DX)(CX*2), Y6
@@ -4641,20 +5024,26 @@ unaligned299:
 
 stored300:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check298:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next297
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next297
 	JMP  done296
 
 fp16294:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check306
 
 next305:
-	PREFETCHT0     2048(BX)(CX*4)
-	PREFETCHT0     1024(R8)(CX*2)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R11*4)
+	PREFETCHT0     (R8)(R11*2)
+	PREFETCHT0     (DX)(R11*2)
 	VCVTPH2PS      (DX)(CX*2), Y5
 	VCVTPH2PS      16(DX)(CX*2), Y6
 	VMOVUPS        (BX)(CX*4), Y7
@@ -4745,20 +5134,26 @@ unaligned307:
 
 stored308:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check306:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next305
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next305
 	JMP  done296
 
 fp32295:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check314
 
 next313:
-	PREFETCHT0     2048(BX)(CX*4)
-	PREFETCHT0     1024(R8)(CX*2)
-	PREFETCHT0     2048(DX)(CX*4)
+	PREFETCHT0     (BX)(R11*4)
+	PREFETCHT0     (R8)(R11*2)
+	PREFETCHT0     (DX)(R11*4)
 	VMOVUPS        (DX)(CX*4), Y5
 	VMOVUPS        32(DX)(CX*4), Y6
 	VMOVUPS        (BX)(CX*4), Y7
@@ -4849,9 +5244,14 @@ unaligned315:
 
 stored316:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check314:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next313
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next313
 
 done296:
@@ -4869,35 +5269,38 @@ TEXT ·adagradFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    56(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    24(DI), DI
+	MOVQ    32(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    64(R8), R8
+	MOVQ    72(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVL    32(R9), R9
+	MOVL    40(R9), R9
 	VMOVUPS 448(AX), Y0
 	VMOVUPS 576(AX), Y1
 	MOVQ    a+0(FP), R10
 	MOVQ    (R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    8(R11), R11
 	CMPQ    CX, $0x01
 	JE      fp16322
 	JA      fp32323
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R12
 	JMP     check326
 
 next325:
-	PREFETCHT0     2048(BX)(CX*4)
-	PREFETCHT0     1024(R8)(CX*2)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R12*4)
+	PREFETCHT0     (R8)(R12*2)
+	PREFETCHT0     (DX)(R12*2)
 	VBROADCASTI128 (DX)(CX*2), Y2
 	VPSHUFB        spread<>+0(SB), Y2, Y2
 	VBROADCASTI128 16(DX)(CX*2), Y3
@@ -4987,20 +5390,26 @@ unaligned327:
 
 stored328:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R12
 
 check326:
-	CMPQ CX, R10
+	CMPQ CX, R11
+	JB   next325
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
 	JB   next325
 	JMP  done324
 
 fp16322:
 	XORQ CX, CX
+	MOVQ $0x00000200, R12
 	JMP  check334
 
 next333:
-	PREFETCHT0     2048(BX)(CX*4)
-	PREFETCHT0     1024(R8)(CX*2)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R12*4)
+	PREFETCHT0     (R8)(R12*2)
+	PREFETCHT0     (DX)(R12*2)
 	VCVTPH2PS      (DX)(CX*2), Y2
 	VCVTPH2PS      16(DX)(CX*2), Y3
 	VMOVUPS        (BX)(CX*4), Y4
@@ -5088,20 +5497,26 @@ unaligned335:
 
 stored336:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R12
 
 check334:
-	CMPQ CX, R10
+	CMPQ CX, R11
+	JB   next333
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
 	JB   next333
 	JMP  done324
 
 fp32323:
 	XORQ CX, CX
+	MOVQ $0x00000200, R12
 	JMP  check342
 
 next341:
-	PREFETCHT0     2048(BX)(CX*4)
-	PREFETCHT0     1024(R8)(CX*2)
-	PREFETCHT0     2048(DX)(CX*4)
+	PREFETCHT0     (BX)(R12*4)
+	PREFETCHT0     (R8)(R12*2)
+	PREFETCHT0     (DX)(R12*4)
 	VMOVUPS        (DX)(CX*4), Y2
 	VMOVUPS        32(DX)(CX*4), Y3
 	VMOVUPS        (BX)(CX*4), Y4
@@ -5189,9 +5604,14 @@ unaligned343:
 
 stored344:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R12
 
 check342:
-	CMPQ CX, R10
+	CMPQ CX, R11
+	JB   next341
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
 	JB   next341
 
 done324:
@@ -5209,19 +5629,19 @@ TEXT ·sgdFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    56(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    24(DI), DI
+	MOVQ    32(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    64(R8), R8
+	MOVQ    72(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 640(AX), Y2
@@ -5229,16 +5649,19 @@ TEXT ·sgdFP32BF16AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
 	CMPQ    CX, $0x01
 	JE      fp16350
 	JA      fp32351
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R11
 	JMP     check354
 
 next353:
-	PREFETCHT0     2048(BX)(CX*4)
-	PREFETCHT0     1024(R8)(CX*2)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R11*4)
+	PREFETCHT0     (R8)(R11*2)
+	PREFETCHT0     (DX)(R11*2)
 	VBROADCASTI128 (DX)(CX*2), Y5
 	VPSHUFB        spread<>+0(SB), Y5, Y5
 	VBROADCASTI128 16(DX)(CX*2), Y6
@@ -5317,20 +5740,26 @@ unaligned355:
 
 stored356:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check354:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next353
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next353
 	JMP  done352
 
 fp16350:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check362
 
 next361:
-	PREFETCHT0     2048(BX)(CX*4)
-	PREFETCHT0     1024(R8)(CX*2)
-	PREFETCHT0     1024(DX)(CX*2)
+	PREFETCHT0     (BX)(R11*4)
+	PREFETCHT0     (R8)(R11*2)
+	PREFETCHT0     (DX)(R11*2)
 	VCVTPH2PS      (DX)(CX*2), Y5
 	VCVTPH2PS      16(DX)(CX*2), Y6
 	VMOVUPS        (BX)(CX*4), Y7
@@ -5407,20 +5836,26 @@ unaligned363:
 
 stored364:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check362:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next361
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next361
 	JMP  done352
 
 fp32351:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check370
 
 next369:
-	PREFETCHT0     2048(BX)(CX*4)
-	PREFETCHT0     1024(R8)(CX*2)
-	PREFETCHT0     2048(DX)(CX*4)
+	PREFETCHT0     (BX)(R11*4)
+	PREFETCHT0     (R8)(R11*2)
+	PREFETCHT0     (DX)(R11*4)
 	VMOVUPS        (DX)(CX*4), Y5
 	VMOVUPS        32(DX)(CX*4), Y6
 	VMOVUPS        (BX)(CX*4), Y7
@@ -5497,9 +5932,14 @@ unaligned371:
 
 stored372:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check370:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next369
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next369
 
 done352:
@@ -5512,38 +5952,41 @@ done352:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP321xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  40(AX), AX
+	MOVQ  48(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  80(CX), CX
+	MOVQ  88(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  16(DX), DX
+	MOVQ  24(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  56(BX), BX
+	MOVQ  64(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  64(SI), SI
+	MOVQ  72(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
 	MOVQ  (DI), DI
+	MOVQ  a+0(FP), R8
+	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
 	JE    fp16378
 	JA    fp32379
 	XORQ  DX, DX
+	MOVQ  $0x00000200, R9
 	JMP   check382
 
 next381:
-	PREFETCHT0 2048(BX)(DX*4)
+	PREFETCHT0 (BX)(R9*4)
 	VMOVDQU    (BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*4)
 	VMOVDQU    32(BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(BX)(DX*4)
-	PREFETCHT0 1024(SI)(DX*2)
+	PREFETCHT0 (SI)(R9*2)
 	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*2)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	TESTQ      AX, AX
 	JEQ        written383
@@ -5557,29 +6000,35 @@ unaligned384:
 
 written383:
 	ADDQ $0x10, DX
+	ADDQ $0x10, R9
 
 check382:
-	CMPQ DX, DI
+	CMPQ DX, R8
+	JB   next381
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
 	JB   next381
 	JMP  done380
 
 fp16378:
 	XORQ DX, DX
+	MOVQ $0x00000200, R9
 	JMP  check386
 
 next385:
-	PREFETCHT0 2048(BX)(DX*4)
+	PREFETCHT0 (BX)(R9*4)
 	VMOVDQU    (BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*4)
 	VMOVDQU    32(BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(BX)(DX*4)
-	PREFETCHT0 1024(SI)(DX*2)
+	PREFETCHT0 (SI)(R9*2)
 	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*2)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	TESTQ      AX, AX
 	JEQ        written387
@@ -5593,29 +6042,35 @@ unaligned388:
 
 written387:
 	ADDQ $0x10, DX
+	ADDQ $0x10, R9
 
 check386:
-	CMPQ DX, DI
+	CMPQ DX, R8
+	JB   next385
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
 	JB   next385
 	JMP  done380
 
 fp32379:
 	XORQ DX, DX
+	MOVQ $0x00000200, R9
 	JMP  check390
 
 next389:
-	PREFETCHT0 2048(BX)(DX*4)
+	PREFETCHT0 (BX)(R9*4)
 	VMOVDQU    (BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*4)
 	VMOVDQU    32(BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(BX)(DX*4)
-	PREFETCHT0 1024(SI)(DX*2)
+	PREFETCHT0 (SI)(R9*2)
 	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*2)
-	PREFETCHT0 2048(CX)(DX*4)
+	PREFETCHT0 (CX)(R9*4)
 	VPOR       (CX)(DX*4), Y1, Y1
 	VPOR       32(CX)(DX*4), Y1, Y1
 	TESTQ      AX, AX
@@ -5630,9 +6085,14 @@ unaligned392:
 
 written391:
 	ADDQ $0x10, DX
+	ADDQ $0x10, R9
 
 check390:
-	CMPQ DX, DI
+	CMPQ DX, R8
+	JB   next389
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
 	JB   next389
 
 done380:
@@ -5644,44 +6104,47 @@ done380:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP322xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  40(AX), AX
+	MOVQ  48(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  80(CX), CX
+	MOVQ  88(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  16(DX), DX
+	MOVQ  24(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  56(BX), BX
+	MOVQ  64(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  64(SI), SI
+	MOVQ  72(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  72(DI), DI
+	MOVQ  80(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
 	MOVQ  (R8), R8
+	MOVQ  a+0(FP), R9
+	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
 	JE    fp16394
 	JA    fp32395
 	XORQ  DX, DX
+	MOVQ  $0x00000200, R10
 	JMP   check398
 
 next397:
-	PREFETCHT0 2048(BX)(DX*4)
+	PREFETCHT0 (BX)(R10*4)
 	VMOVDQU    (BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*4)
 	VMOVDQU    32(BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(BX)(DX*4)
-	PREFETCHT0 1024(SI)(DX*2)
+	PREFETCHT0 (SI)(R10*2)
 	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*2)
-	PREFETCHT0 1024(DI)(DX*2)
+	PREFETCHT0 (DI)(R10*2)
 	VMOVDQU    (DI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (DI)(DX*2)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	TESTQ      AX, AX
 	JEQ        written399
@@ -5695,33 +6158,39 @@ unaligned400:
 
 written399:
 	ADDQ $0x10, DX
+	ADDQ $0x10, R10
 
 check398:
-	CMPQ DX, R8
+	CMPQ DX, R9
+	JB   next397
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next397
 	JMP  done396
 
 fp16394:
 	XORQ DX, DX
+	MOVQ $0x00000200, R10
 	JMP  check402
 
 next401:
-	PREFETCHT0 2048(BX)(DX*4)
+	PREFETCHT0 (BX)(R10*4)
 	VMOVDQU    (BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*4)
 	VMOVDQU    32(BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(BX)(DX*4)
-	PREFETCHT0 1024(SI)(DX*2)
+	PREFETCHT0 (SI)(R10*2)
 	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*2)
-	PREFETCHT0 1024(DI)(DX*2)
+	PREFETCHT0 (DI)(R10*2)
 	VMOVDQU    (DI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (DI)(DX*2)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	TESTQ      AX, AX
 	JEQ        written403
@@ -5735,33 +6204,39 @@ unaligned404:
 
 written403:
 	ADDQ $0x10, DX
+	ADDQ $0x10, R10
 
 check402:
-	CMPQ DX, R8
+	CMPQ DX, R9
+	JB   next401
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next401
 	JMP  done396
 
 fp32395:
 	XORQ DX, DX
+	MOVQ $0x00000200, R10
 	JMP  check406
 
 next405:
-	PREFETCHT0 2048(BX)(DX*4)
+	PREFETCHT0 (BX)(R10*4)
 	VMOVDQU    (BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*4)
 	VMOVDQU    32(BX)(DX*4), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, 32(BX)(DX*4)
-	PREFETCHT0 1024(SI)(DX*2)
+	PREFETCHT0 (SI)(R10*2)
 	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*2)
-	PREFETCHT0 1024(DI)(DX*2)
+	PREFETCHT0 (DI)(R10*2)
 	VMOVDQU    (DI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (DI)(DX*2)
-	PREFETCHT0 2048(CX)(DX*4)
+	PREFETCHT0 (CX)(R10*4)
 	VPOR       (CX)(DX*4), Y1, Y1
 	VPOR       32(CX)(DX*4), Y1, Y1
 	TESTQ      AX, AX
@@ -5776,9 +6251,14 @@ unaligned408:
 
 written407:
 	ADDQ $0x10, DX
+	ADDQ $0x10, R10
 
 check406:
-	CMPQ DX, R8
+	CMPQ DX, R9
+	JB   next405
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next405
 
 done396:
@@ -5786,30 +6266,32 @@ done396:
 	VZEROUPPER
 	RET
 
-// func sumSquaresAVX2(n int, gradientKind int, gradient *byte, lanes *[16]float64)
+// func sumSquaresAVX2(n int, prefetching int, gradientKind int, gradient *byte, lanes *[16]float64)
 // Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
-TEXT ·sumSquaresAVX2(SB), NOSPLIT, $8-32
+TEXT ·sumSquaresAVX2(SB), NOSPLIT, $8-40
 	STMXCSR (SP)
 	MOVL    (SP), AX
 	ORL     $0x00008040, AX
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
-	MOVQ    gradientKind+8(FP), AX
-	MOVQ    gradient+16(FP), CX
-	MOVQ    lanes+24(FP), DX
+	MOVQ    gradientKind+16(FP), AX
+	MOVQ    gradient+24(FP), CX
+	MOVQ    lanes+32(FP), DX
+	MOVQ    n+0(FP), BX
+	MOVQ    prefetching+8(FP), SI
 	VMOVUPD (DX), Y0
 	VMOVUPD 32(DX), Y1
 	VMOVUPD 64(DX), Y2
 	VMOVUPD 96(DX), Y3
-	MOVQ    n+0(FP), BX
 	CMPQ    AX, $0x01
 	JE      fp16410
 	JA      fp32411
 	XORQ    AX, AX
+	MOVQ    $0x00000800, DI
 	JMP     check414
 
 next413:
-	PREFETCHT0     4096(CX)(AX*2)
+	PREFETCHT0     (CX)(DI*2)
 	VBROADCASTI128 (CX)(AX*2), Y4
 	VPSHUFB        spread<>+0(SB), Y4, Y4
 	VBROADCASTI128 16(CX)(AX*2), Y5
@@ -5825,18 +6307,24 @@ next413:
 	VFMADD231PD    Y4, Y4, Y2
 	VFMADD231PD    Y5, Y5, Y3
 	ADDQ           $0x10, AX
+	ADDQ           $0x10, DI
 
 check414:
-	CMPQ AX, BX
+	CMPQ AX, SI
+	JB   next413
+	MOVQ AX, DI
+	CMPQ SI, BX
+	MOVQ BX, SI
 	JB   next413
 	JMP  done412
 
 fp16410:
 	XORQ AX, AX
+	MOVQ $0x00000800, DI
 	JMP  check416
 
 next415:
-	PREFETCHT0   4096(CX)(AX*2)
+	PREFETCHT0   (CX)(DI*2)
 	VCVTPH2PS    (CX)(AX*2), Y4
 	VCVTPH2PS    16(CX)(AX*2), Y5
 	VCVTPS2PD    X4, Y6
@@ -5850,18 +6338,24 @@ next415:
 	VFMADD231PD  Y4, Y4, Y2
 	VFMADD231PD  Y5, Y5, Y3
 	ADDQ         $0x10, AX
+	ADDQ         $0x10, DI
 
 check416:
-	CMPQ AX, BX
+	CMPQ AX, SI
+	JB   next415
+	MOVQ AX, DI
+	CMPQ SI, BX
+	MOVQ BX, SI
 	JB   next415
 	JMP  done412
 
 fp32411:
 	XORQ AX, AX
+	MOVQ $0x00000800, DI
 	JMP  check418
 
 next417:
-	PREFETCHT0   8192(CX)(AX*4)
+	PREFETCHT0   (CX)(DI*4)
 	VMOVUPS      (CX)(AX*4), Y4
 	VMOVUPS      32(CX)(AX*4), Y5
 	VCVTPS2PD    X4, Y6
@@ -5875,9 +6369,14 @@ next417:
 	VFMADD231PD  Y4, Y4, Y2
 	VFMADD231PD  Y5, Y5, Y3
 	ADDQ         $0x10, AX
+	ADDQ         $0x10, DI
 
 check418:
-	CMPQ AX, BX
+	CMPQ AX, SI
+	JB   next417
+	MOVQ AX, DI
+	CMPQ SI, BX
+	MOVQ BX, SI
 	JB   next417
 
 done412:
@@ -5889,19 +6388,20 @@ done412:
 	VZEROUPPER
 	RET
 
-// func accumulateAVX2(n int, sumKind int, sum *byte, kind int, gradient *byte)
+// func accumulateAVX2(n int, prefetching int, sumKind int, sum *byte, kind int, gradient *byte)
 // Requires: AVX, AVX2, F16C, MMX+, SSE
-TEXT ·accumulateAVX2(SB), NOSPLIT, $8-40
+TEXT ·accumulateAVX2(SB), NOSPLIT, $8-48
 	STMXCSR (SP)
 	MOVL    (SP), AX
 	ORL     $0x00008040, AX
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
-	MOVQ    sumKind+8(FP), AX
-	MOVQ    kind+24(FP), CX
-	MOVQ    sum+16(FP), DX
-	MOVQ    gradient+32(FP), BX
+	MOVQ    sumKind+16(FP), AX
+	MOVQ    kind+32(FP), CX
+	MOVQ    sum+24(FP), DX
+	MOVQ    gradient+40(FP), BX
 	MOVQ    n+0(FP), SI
+	MOVQ    prefetching+8(FP), DI
 	CMPQ    AX, $0x01
 	JE      fp16420
 	JA      fp32421
@@ -5909,11 +6409,12 @@ TEXT ·accumulateAVX2(SB), NOSPLIT, $8-40
 	JE      fp16424
 	JA      fp32425
 	XORQ    AX, AX
+	MOVQ    $0x00000200, CX
 	JMP     check428
 
 next427:
-	PREFETCHT0     1024(DX)(AX*2)
-	PREFETCHT0     1024(BX)(AX*2)
+	PREFETCHT0     (DX)(CX*2)
+	PREFETCHT0     (BX)(CX*2)
 	VBROADCASTI128 (DX)(AX*2), Y0
 	VPSHUFB        spread<>+0(SB), Y0, Y0
 	VBROADCASTI128 16(DX)(AX*2), Y1
@@ -5942,19 +6443,25 @@ next427:
 	VPERMQ         $0xd8, Y0, Y0
 	VMOVDQU        Y0, (DX)(AX*2)
 	ADDQ           $0x10, AX
+	ADDQ           $0x10, CX
 
 check428:
-	CMPQ AX, SI
+	CMPQ AX, DI
+	JB   next427
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
 	JB   next427
 	JMP  done426
 
 fp16424:
 	XORQ AX, AX
+	MOVQ $0x00000200, CX
 	JMP  check430
 
 next429:
-	PREFETCHT0     1024(DX)(AX*2)
-	PREFETCHT0     1024(BX)(AX*2)
+	PREFETCHT0     (DX)(CX*2)
+	PREFETCHT0     (BX)(CX*2)
 	VBROADCASTI128 (DX)(AX*2), Y0
 	VPSHUFB        spread<>+0(SB), Y0, Y0
 	VBROADCASTI128 16(DX)(AX*2), Y1
@@ -5981,19 +6488,25 @@ next429:
 	VPERMQ         $0xd8, Y0, Y0
 	VMOVDQU        Y0, (DX)(AX*2)
 	ADDQ           $0x10, AX
+	ADDQ           $0x10, CX
 
 check430:
-	CMPQ AX, SI
+	CMPQ AX, DI
+	JB   next429
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
 	JB   next429
 	JMP  done426
 
 fp32425:
 	XORQ AX, AX
+	MOVQ $0x00000200, CX
 	JMP  check432
 
 next431:
-	PREFETCHT0     1024(DX)(AX*2)
-	PREFETCHT0     2048(BX)(AX*4)
+	PREFETCHT0     (DX)(CX*2)
+	PREFETCHT0     (BX)(CX*4)
 	VBROADCASTI128 (DX)(AX*2), Y0
 	VPSHUFB        spread<>+0(SB), Y0, Y0
 	VBROADCASTI128 16(DX)(AX*2), Y1
@@ -6020,9 +6533,14 @@ next431:
 	VPERMQ         $0xd8, Y0, Y0
 	VMOVDQU        Y0, (DX)(AX*2)
 	ADDQ           $0x10, AX
+	ADDQ           $0x10, CX
 
 check432:
-	CMPQ AX, SI
+	CMPQ AX, DI
+	JB   next431
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
 	JB   next431
 
 done426:
@@ -6033,11 +6551,12 @@ fp16420:
 	JE   fp16434
 	JA   fp32435
 	XORQ AX, AX
+	MOVQ $0x00000200, CX
 	JMP  check438
 
 next437:
-	PREFETCHT0     1024(DX)(AX*2)
-	PREFETCHT0     1024(BX)(AX*2)
+	PREFETCHT0     (DX)(CX*2)
+	PREFETCHT0     (BX)(CX*2)
 	VCVTPH2PS      (DX)(AX*2), Y0
 	VCVTPH2PS      16(DX)(AX*2), Y1
 	VBROADCASTI128 (BX)(AX*2), Y2
@@ -6051,19 +6570,25 @@ next437:
 	VINSERTI128    $0x01, X0, Y4, Y4
 	VMOVDQU        Y4, (DX)(AX*2)
 	ADDQ           $0x10, AX
+	ADDQ           $0x10, CX
 
 check438:
-	CMPQ AX, SI
+	CMPQ AX, DI
+	JB   next437
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
 	JB   next437
 	JMP  done436
 
 fp16434:
 	XORQ AX, AX
+	MOVQ $0x00000200, CX
 	JMP  check440
 
 next439:
-	PREFETCHT0  1024(DX)(AX*2)
-	PREFETCHT0  1024(BX)(AX*2)
+	PREFETCHT0  (DX)(CX*2)
+	PREFETCHT0  (BX)(CX*2)
 	VCVTPH2PS   (DX)(AX*2), Y0
 	VCVTPH2PS   16(DX)(AX*2), Y1
 	VCVTPH2PS   (BX)(AX*2), Y2
@@ -6075,19 +6600,25 @@ next439:
 	VINSERTI128 $0x01, X0, Y4, Y4
 	VMOVDQU     Y4, (DX)(AX*2)
 	ADDQ        $0x10, AX
+	ADDQ        $0x10, CX
 
 check440:
-	CMPQ AX, SI
+	CMPQ AX, DI
+	JB   next439
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
 	JB   next439
 	JMP  done436
 
 fp32435:
 	XORQ AX, AX
+	MOVQ $0x00000200, CX
 	JMP  check442
 
 next441:
-	PREFETCHT0  1024(DX)(AX*2)
-	PREFETCHT0  2048(BX)(AX*4)
+	PREFETCHT0  (DX)(CX*2)
+	PREFETCHT0  (BX)(CX*4)
 	VCVTPH2PS   (DX)(AX*2), Y0
 	VCVTPH2PS   16(DX)(AX*2), Y1
 	VMOVUPS     (BX)(AX*4), Y2
@@ -6099,9 +6630,14 @@ next441:
 	VINSERTI128 $0x01, X0, Y4, Y4
 	VMOVDQU     Y4, (DX)(AX*2)
 	ADDQ        $0x10, AX
+	ADDQ        $0x10, CX
 
 check442:
-	CMPQ AX, SI
+	CMPQ AX, DI
+	JB   next441
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
 	JB   next441
 
 done436:
@@ -6112,11 +6648,12 @@ fp32421:
 	JE   fp16444
 	JA   fp32445
 	XORQ AX, AX
+	MOVQ $0x00000200, CX
 	JMP  check448
 
 next447:
-	PREFETCHT0     2048(DX)(AX*4)
-	PREFETCHT0     1024(BX)(AX*2)
+	PREFETCHT0     (DX)(CX*4)
+	PREFETCHT0     (BX)(CX*2)
 	VMOVUPS        (DX)(AX*4), Y0
 	VMOVUPS        32(DX)(AX*4), Y1
 	VBROADCASTI128 (BX)(AX*2), Y2
@@ -6128,19 +6665,25 @@ next447:
 	VMOVUPS        Y0, (DX)(AX*4)
 	VMOVUPS        Y1, 32(DX)(AX*4)
 	ADDQ           $0x10, AX
+	ADDQ           $0x10, CX
 
 check448:
-	CMPQ AX, SI
+	CMPQ AX, DI
+	JB   next447
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
 	JB   next447
 	JMP  done446
 
 fp16444:
 	XORQ AX, AX
+	MOVQ $0x00000200, CX
 	JMP  check450
 
 next449:
-	PREFETCHT0 2048(DX)(AX*4)
-	PREFETCHT0 1024(BX)(AX*2)
+	PREFETCHT0 (DX)(CX*4)
+	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Y0
 	VMOVUPS    32(DX)(AX*4), Y1
 	VCVTPH2PS  (BX)(AX*2), Y2
@@ -6150,19 +6693,25 @@ next449:
 	VMOVUPS    Y0, (DX)(AX*4)
 	VMOVUPS    Y1, 32(DX)(AX*4)
 	ADDQ       $0x10, AX
+	ADDQ       $0x10, CX
 
 check450:
-	CMPQ AX, SI
+	CMPQ AX, DI
+	JB   next449
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
 	JB   next449
 	JMP  done446
 
 fp32445:
 	XORQ AX, AX
+	MOVQ $0x00000200, CX
 	JMP  check452
 
 next451:
-	PREFETCHT0 2048(DX)(AX*4)
-	PREFETCHT0 2048(BX)(AX*4)
+	PREFETCHT0 (DX)(CX*4)
+	PREFETCHT0 (BX)(CX*4)
 	VMOVUPS    (DX)(AX*4), Y0
 	VMOVUPS    32(DX)(AX*4), Y1
 	VMOVUPS    (BX)(AX*4), Y2
@@ -6172,9 +6721,14 @@ next451:
 	VMOVUPS    Y0, (DX)(AX*4)
 	VMOVUPS    Y1, 32(DX)(AX*4)
 	ADDQ       $0x10, AX
+	ADDQ       $0x10, CX
 
 check452:
-	CMPQ AX, SI
+	CMPQ AX, DI
+	JB   next451
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
 	JB   next451
 
 done446:
@@ -6192,19 +6746,19 @@ TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    40(BX), BX
+	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
+	MOVQ    56(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    64(DI), DI
+	MOVQ    72(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    72(R8), R8
+	MOVQ    80(R8), R8
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 256(AX), Z2
@@ -6213,18 +6767,21 @@ TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z5
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
 	CMPQ    CX, $0x01
 	JE      fp16454
 	JA      fp32455
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R11
 	JMP     check458
 
 next457:
-	PREFETCHT0  1024(BX)(CX*2)
-	PREFETCHT0  1024(SI)(CX*2)
-	PREFETCHT0  2048(DI)(CX*4)
-	PREFETCHT0  2048(R8)(CX*4)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	PREFETCHT0  (DX)(R11*2)
 	VPMOVZXWD   (DX)(CX*2), Z6
 	VPSLLD      $0x10, Z6, Z6
 	VPMOVZXWD   (BX)(CX*2), Z7
@@ -6252,22 +6809,28 @@ next457:
 	VPMOVDW     Z7, Y6
 	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
 
 check458:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next457
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next457
 	JMP  done456
 
 fp16454:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check460
 
 next459:
-	PREFETCHT0  1024(BX)(CX*2)
-	PREFETCHT0  1024(SI)(CX*2)
-	PREFETCHT0  2048(DI)(CX*4)
-	PREFETCHT0  2048(R8)(CX*4)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	PREFETCHT0  (DX)(R11*2)
 	VCVTPH2PS   (DX)(CX*2), Z6
 	VPMOVZXWD   (BX)(CX*2), Z7
 	VPSLLD      $0x10, Z7, Z7
@@ -6294,22 +6857,28 @@ next459:
 	VPMOVDW     Z7, Y6
 	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
 
 check460:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next459
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next459
 	JMP  done456
 
 fp32455:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check462
 
 next461:
-	PREFETCHT0  1024(BX)(CX*2)
-	PREFETCHT0  1024(SI)(CX*2)
-	PREFETCHT0  2048(DI)(CX*4)
-	PREFETCHT0  2048(R8)(CX*4)
-	PREFETCHT0  2048(DX)(CX*4)
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	PREFETCHT0  (DX)(R11*4)
 	VMOVUPS     (DX)(CX*4), Z6
 	VPMOVZXWD   (BX)(CX*2), Z7
 	VPSLLD      $0x10, Z7, Z7
@@ -6336,9 +6905,14 @@ next461:
 	VPMOVDW     Z7, Y6
 	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
 
 check462:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next461
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next461
 
 done456:
@@ -6355,17 +6929,17 @@ TEXT ·lionSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    40(BX), BX
+	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
+	MOVQ    56(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    64(DI), DI
+	MOVQ    72(DI), DI
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 256(AX), Z2
@@ -6373,17 +6947,20 @@ TEXT ·lionSplitFP32AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z4
 	MOVQ    a+0(FP), R8
 	MOVQ    (R8), R8
+	MOVQ    a+0(FP), R9
+	MOVQ    8(R9), R9
 	CMPQ    CX, $0x01
 	JE      fp16464
 	JA      fp32465
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R10
 	JMP     check468
 
 next467:
-	PREFETCHT0  1024(BX)(CX*2)
-	PREFETCHT0  1024(SI)(CX*2)
-	PREFETCHT0  2048(DI)(CX*4)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R10*2)
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (DI)(R10*4)
+	PREFETCHT0  (DX)(R10*2)
 	VPMOVZXWD   (DX)(CX*2), Z5
 	VPSLLD      $0x10, Z5, Z5
 	VPMOVZXWD   (BX)(CX*2), Z6
@@ -6413,21 +6990,27 @@ next467:
 	VPMOVDW     Z6, Y5
 	VMOVDQU     Y5, (SI)(CX*2)
 	ADDQ        $0x10, CX
+	ADDQ        $0x10, R10
 
 check468:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next467
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next467
 	JMP  done466
 
 fp16464:
 	XORQ CX, CX
+	MOVQ $0x00000200, R10
 	JMP  check470
 
 next469:
-	PREFETCHT0  1024(BX)(CX*2)
-	PREFETCHT0  1024(SI)(CX*2)
-	PREFETCHT0  2048(DI)(CX*4)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R10*2)
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (DI)(R10*4)
+	PREFETCHT0  (DX)(R10*2)
 	VCVTPH2PS   (DX)(CX*2), Z5
 	VPMOVZXWD   (BX)(CX*2), Z6
 	VPSLLD      $0x10, Z6, Z6
@@ -6456,21 +7039,27 @@ next469:
 	VPMOVDW     Z6, Y5
 	VMOVDQU     Y5, (SI)(CX*2)
 	ADDQ        $0x10, CX
+	ADDQ        $0x10, R10
 
 check470:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next469
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next469
 	JMP  done466
 
 fp32465:
 	XORQ CX, CX
+	MOVQ $0x00000200, R10
 	JMP  check472
 
 next471:
-	PREFETCHT0  1024(BX)(CX*2)
-	PREFETCHT0  1024(SI)(CX*2)
-	PREFETCHT0  2048(DI)(CX*4)
-	PREFETCHT0  2048(DX)(CX*4)
+	PREFETCHT0  (BX)(R10*2)
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (DI)(R10*4)
+	PREFETCHT0  (DX)(R10*4)
 	VMOVUPS     (DX)(CX*4), Z5
 	VPMOVZXWD   (BX)(CX*2), Z6
 	VPSLLD      $0x10, Z6, Z6
@@ -6499,9 +7088,14 @@ next471:
 	VPMOVDW     Z6, Y5
 	VMOVDQU     Y5, (SI)(CX*2)
 	ADDQ        $0x10, CX
+	ADDQ        $0x10, R10
 
 check472:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next471
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next471
 
 done466:
@@ -6518,32 +7112,35 @@ TEXT ·adagradSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    40(BX), BX
+	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
+	MOVQ    56(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    64(DI), DI
+	MOVQ    72(DI), DI
 	VMOVUPS 448(AX), Z0
 	VMOVUPS 576(AX), Z1
 	MOVQ    a+0(FP), R8
 	MOVQ    (R8), R8
+	MOVQ    a+0(FP), R9
+	MOVQ    8(R9), R9
 	CMPQ    CX, $0x01
 	JE      fp16474
 	JA      fp32475
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R10
 	JMP     check478
 
 next477:
-	PREFETCHT0  1024(BX)(CX*2)
-	PREFETCHT0  1024(SI)(CX*2)
-	PREFETCHT0  2048(DI)(CX*4)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R10*2)
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (DI)(R10*4)
+	PREFETCHT0  (DX)(R10*2)
 	VPMOVZXWD   (DX)(CX*2), Z2
 	VPSLLD      $0x10, Z2, Z2
 	VPMOVZXWD   (BX)(CX*2), Z3
@@ -6566,21 +7163,27 @@ next477:
 	VPMOVDW     Z3, Y2
 	VMOVDQU     Y2, (SI)(CX*2)
 	ADDQ        $0x10, CX
+	ADDQ        $0x10, R10
 
 check478:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next477
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next477
 	JMP  done476
 
 fp16474:
 	XORQ CX, CX
+	MOVQ $0x00000200, R10
 	JMP  check480
 
 next479:
-	PREFETCHT0  1024(BX)(CX*2)
-	PREFETCHT0  1024(SI)(CX*2)
-	PREFETCHT0  2048(DI)(CX*4)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R10*2)
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (DI)(R10*4)
+	PREFETCHT0  (DX)(R10*2)
 	VCVTPH2PS   (DX)(CX*2), Z2
 	VPMOVZXWD   (BX)(CX*2), Z3
 	VPSLLD      $0x10, Z3, Z3
@@ -6602,21 +7205,27 @@ next479:
 	VPMOVDW     Z3, Y2
 	VMOVDQU     Y2, (SI)(CX*2)
 	ADDQ        $0x10, CX
+	ADDQ        $0x10, R10
 
 check480:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next479
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next479
 	JMP  done476
 
 fp32475:
 	XORQ CX, CX
+	MOVQ $0x00000200, R10
 	JMP  check482
 
 next481:
-	PREFETCHT0  1024(BX)(CX*2)
-	PREFETCHT0  1024(SI)(CX*2)
-	PREFETCHT0  2048(DI)(CX*4)
-	PREFETCHT0  2048(DX)(CX*4)
+	PREFETCHT0  (BX)(R10*2)
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (DI)(R10*4)
+	PREFETCHT0  (DX)(R10*4)
 	VMOVUPS     (DX)(CX*4), Z2
 	VPMOVZXWD   (BX)(CX*2), Z3
 	VPSLLD      $0x10, Z3, Z3
@@ -6638,9 +7247,14 @@ next481:
 	VPMOVDW     Z3, Y2
 	VMOVDQU     Y2, (SI)(CX*2)
 	ADDQ        $0x10, CX
+	ADDQ        $0x10, R10
 
 check482:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next481
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next481
 
 done476:
@@ -6657,17 +7271,17 @@ TEXT ·sgdSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    40(BX), BX
+	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
+	MOVQ    56(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    64(DI), DI
+	MOVQ    72(DI), DI
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 640(AX), Z2
@@ -6675,17 +7289,20 @@ TEXT ·sgdSplitFP32AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z4
 	MOVQ    a+0(FP), R8
 	MOVQ    (R8), R8
+	MOVQ    a+0(FP), R9
+	MOVQ    8(R9), R9
 	CMPQ    CX, $0x01
 	JE      fp16484
 	JA      fp32485
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R10
 	JMP     check488
 
 next487:
-	PREFETCHT0  1024(BX)(CX*2)
-	PREFETCHT0  1024(SI)(CX*2)
-	PREFETCHT0  2048(DI)(CX*4)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R10*2)
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (DI)(R10*4)
+	PREFETCHT0  (DX)(R10*2)
 	VPMOVZXWD   (DX)(CX*2), Z5
 	VPSLLD      $0x10, Z5, Z5
 	VPMOVZXWD   (BX)(CX*2), Z6
@@ -6708,21 +7325,27 @@ next487:
 	VPMOVDW     Z6, Y5
 	VMOVDQU     Y5, (SI)(CX*2)
 	ADDQ        $0x10, CX
+	ADDQ        $0x10, R10
 
 check488:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next487
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next487
 	JMP  done486
 
 fp16484:
 	XORQ CX, CX
+	MOVQ $0x00000200, R10
 	JMP  check490
 
 next489:
-	PREFETCHT0  1024(BX)(CX*2)
-	PREFETCHT0  1024(SI)(CX*2)
-	PREFETCHT0  2048(DI)(CX*4)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R10*2)
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (DI)(R10*4)
+	PREFETCHT0  (DX)(R10*2)
 	VCVTPH2PS   (DX)(CX*2), Z5
 	VPMOVZXWD   (BX)(CX*2), Z6
 	VPSLLD      $0x10, Z6, Z6
@@ -6744,21 +7367,27 @@ next489:
 	VPMOVDW     Z6, Y5
 	VMOVDQU     Y5, (SI)(CX*2)
 	ADDQ        $0x10, CX
+	ADDQ        $0x10, R10
 
 check490:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next489
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next489
 	JMP  done486
 
 fp32485:
 	XORQ CX, CX
+	MOVQ $0x00000200, R10
 	JMP  check492
 
 next491:
-	PREFETCHT0  1024(BX)(CX*2)
-	PREFETCHT0  1024(SI)(CX*2)
-	PREFETCHT0  2048(DI)(CX*4)
-	PREFETCHT0  2048(DX)(CX*4)
+	PREFETCHT0  (BX)(R10*2)
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (DI)(R10*4)
+	PREFETCHT0  (DX)(R10*4)
 	VMOVUPS     (DX)(CX*4), Z5
 	VPMOVZXWD   (BX)(CX*2), Z6
 	VPSLLD      $0x10, Z6, Z6
@@ -6780,9 +7409,14 @@ next491:
 	VPMOVDW     Z6, Y5
 	VMOVDQU     Y5, (SI)(CX*2)
 	ADDQ        $0x10, CX
+	ADDQ        $0x10, R10
 
 check492:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next491
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next491
 
 done486:
@@ -6794,96 +7428,116 @@ done486:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit1xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   40(AX), AX
+	MOVQ   48(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   80(CX), CX
+	MOVQ   88(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   16(DX), DX
+	MOVQ   24(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   48(BX), BX
+	MOVQ   56(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   64(SI), SI
+	MOVQ   72(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
 	MOVQ   (DI), DI
+	MOVQ   a+0(FP), R8
+	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
 	JE     fp16494
 	JA     fp32495
 	XORQ   DX, DX
+	MOVQ   $0x00000200, R9
 	JMP    check498
 
 next497:
-	PREFETCHT0 1024(AX)(DX*2)
+	PREFETCHT0 (AX)(R9*2)
 	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (AX)(DX*2)
-	PREFETCHT0 1024(BX)(DX*2)
+	PREFETCHT0 (BX)(R9*2)
 	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*2)
-	PREFETCHT0 2048(SI)(DX*4)
+	PREFETCHT0 (SI)(R9*4)
 	VMOVDQU32  (SI)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (SI)(DX*4)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	ADDQ       $0x10, DX
+	ADDQ       $0x10, R9
 
 check498:
-	CMPQ DX, DI
+	CMPQ DX, R8
+	JB   next497
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
 	JB   next497
 	JMP  done496
 
 fp16494:
 	XORQ DX, DX
+	MOVQ $0x00000200, R9
 	JMP  check500
 
 next499:
-	PREFETCHT0 1024(AX)(DX*2)
+	PREFETCHT0 (AX)(R9*2)
 	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (AX)(DX*2)
-	PREFETCHT0 1024(BX)(DX*2)
+	PREFETCHT0 (BX)(R9*2)
 	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*2)
-	PREFETCHT0 2048(SI)(DX*4)
+	PREFETCHT0 (SI)(R9*4)
 	VMOVDQU32  (SI)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (SI)(DX*4)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	ADDQ       $0x10, DX
+	ADDQ       $0x10, R9
 
 check500:
-	CMPQ DX, DI
+	CMPQ DX, R8
+	JB   next499
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
 	JB   next499
 	JMP  done496
 
 fp32495:
 	XORQ DX, DX
+	MOVQ $0x00000200, R9
 	JMP  check502
 
 next501:
-	PREFETCHT0 1024(AX)(DX*2)
+	PREFETCHT0 (AX)(R9*2)
 	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (AX)(DX*2)
-	PREFETCHT0 1024(BX)(DX*2)
+	PREFETCHT0 (BX)(R9*2)
 	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*2)
-	PREFETCHT0 2048(SI)(DX*4)
+	PREFETCHT0 (SI)(R9*4)
 	VMOVDQU32  (SI)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (SI)(DX*4)
-	PREFETCHT0 2048(CX)(DX*4)
+	PREFETCHT0 (CX)(R9*4)
 	VPORD      (CX)(DX*4), Z1, Z1
 	ADDQ       $0x10, DX
+	ADDQ       $0x10, R9
 
 check502:
-	CMPQ DX, DI
+	CMPQ DX, R8
+	JB   next501
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
 	JB   next501
 
 done496:
@@ -6894,110 +7548,130 @@ done496:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit2xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   40(AX), AX
+	MOVQ   48(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   80(CX), CX
+	MOVQ   88(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   16(DX), DX
+	MOVQ   24(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   48(BX), BX
+	MOVQ   56(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   64(SI), SI
+	MOVQ   72(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   72(DI), DI
+	MOVQ   80(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
 	MOVQ   (R8), R8
+	MOVQ   a+0(FP), R9
+	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
 	JE     fp16504
 	JA     fp32505
 	XORQ   DX, DX
+	MOVQ   $0x00000200, R10
 	JMP    check508
 
 next507:
-	PREFETCHT0 1024(AX)(DX*2)
+	PREFETCHT0 (AX)(R10*2)
 	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (AX)(DX*2)
-	PREFETCHT0 1024(BX)(DX*2)
+	PREFETCHT0 (BX)(R10*2)
 	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*2)
-	PREFETCHT0 2048(SI)(DX*4)
+	PREFETCHT0 (SI)(R10*4)
 	VMOVDQU32  (SI)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (SI)(DX*4)
-	PREFETCHT0 2048(DI)(DX*4)
+	PREFETCHT0 (DI)(R10*4)
 	VMOVDQU32  (DI)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (DI)(DX*4)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	ADDQ       $0x10, DX
+	ADDQ       $0x10, R10
 
 check508:
-	CMPQ DX, R8
+	CMPQ DX, R9
+	JB   next507
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next507
 	JMP  done506
 
 fp16504:
 	XORQ DX, DX
+	MOVQ $0x00000200, R10
 	JMP  check510
 
 next509:
-	PREFETCHT0 1024(AX)(DX*2)
+	PREFETCHT0 (AX)(R10*2)
 	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (AX)(DX*2)
-	PREFETCHT0 1024(BX)(DX*2)
+	PREFETCHT0 (BX)(R10*2)
 	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*2)
-	PREFETCHT0 2048(SI)(DX*4)
+	PREFETCHT0 (SI)(R10*4)
 	VMOVDQU32  (SI)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (SI)(DX*4)
-	PREFETCHT0 2048(DI)(DX*4)
+	PREFETCHT0 (DI)(R10*4)
 	VMOVDQU32  (DI)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (DI)(DX*4)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	ADDQ       $0x10, DX
+	ADDQ       $0x10, R10
 
 check510:
-	CMPQ DX, R8
+	CMPQ DX, R9
+	JB   next509
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next509
 	JMP  done506
 
 fp32505:
 	XORQ DX, DX
+	MOVQ $0x00000200, R10
 	JMP  check512
 
 next511:
-	PREFETCHT0 1024(AX)(DX*2)
+	PREFETCHT0 (AX)(R10*2)
 	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (AX)(DX*2)
-	PREFETCHT0 1024(BX)(DX*2)
+	PREFETCHT0 (BX)(R10*2)
 	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*2)
-	PREFETCHT0 2048(SI)(DX*4)
+	PREFETCHT0 (SI)(R10*4)
 	VMOVDQU32  (SI)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (SI)(DX*4)
-	PREFETCHT0 2048(DI)(DX*4)
+	PREFETCHT0 (DI)(R10*4)
 	VMOVDQU32  (DI)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (DI)(DX*4)
-	PREFETCHT0 2048(CX)(DX*4)
+	PREFETCHT0 (CX)(R10*4)
 	VPORD      (CX)(DX*4), Z1, Z1
 	ADDQ       $0x10, DX
+	ADDQ       $0x10, R10
 
 check512:
-	CMPQ DX, R8
+	CMPQ DX, R9
+	JB   next511
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next511
 
 done506:
@@ -7013,21 +7687,21 @@ TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    40(BX), BX
+	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
+	MOVQ    56(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    64(DI), DI
+	MOVQ    72(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    72(R8), R8
+	MOVQ    80(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVL    32(R9), R9
+	MOVL    40(R9), R9
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 256(AX), Z2
@@ -7036,18 +7710,21 @@ TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z5
 	MOVQ    a+0(FP), R10
 	MOVQ    (R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    8(R11), R11
 	CMPQ    CX, $0x01
 	JE      fp16514
 	JA      fp32515
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R12
 	JMP     check518
 
 next517:
-	PREFETCHT0   1024(BX)(CX*2)
-	PREFETCHT0   1024(SI)(CX*2)
-	PREFETCHT0   1024(DI)(CX*2)
-	PREFETCHT0   1024(R8)(CX*2)
-	PREFETCHT0   1024(DX)(CX*2)
+	PREFETCHT0   (BX)(R12*2)
+	PREFETCHT0   (SI)(R12*2)
+	PREFETCHT0   (DI)(R12*2)
+	PREFETCHT0   (R8)(R12*2)
+	PREFETCHT0   (DX)(R12*2)
 	VPMOVZXWD    (DX)(CX*2), Z6
 	VPSLLD       $0x10, Z6, Z6
 	VPMOVZXWD    (BX)(CX*2), Z7
@@ -7093,22 +7770,28 @@ next517:
 	VPMOVDW      Z7, Y6
 	VMOVDQU      Y6, (SI)(CX*2)
 	ADDQ         $0x10, CX
+	ADDQ         $0x10, R12
 
 check518:
-	CMPQ CX, R10
+	CMPQ CX, R11
+	JB   next517
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
 	JB   next517
 	JMP  done516
 
 fp16514:
 	XORQ CX, CX
+	MOVQ $0x00000200, R12
 	JMP  check520
 
 next519:
-	PREFETCHT0   1024(BX)(CX*2)
-	PREFETCHT0   1024(SI)(CX*2)
-	PREFETCHT0   1024(DI)(CX*2)
-	PREFETCHT0   1024(R8)(CX*2)
-	PREFETCHT0   1024(DX)(CX*2)
+	PREFETCHT0   (BX)(R12*2)
+	PREFETCHT0   (SI)(R12*2)
+	PREFETCHT0   (DI)(R12*2)
+	PREFETCHT0   (R8)(R12*2)
+	PREFETCHT0   (DX)(R12*2)
 	VCVTPH2PS    (DX)(CX*2), Z6
 	VPMOVZXWD    (BX)(CX*2), Z7
 	VPSLLD       $0x10, Z7, Z7
@@ -7153,22 +7836,28 @@ next519:
 	VPMOVDW      Z7, Y6
 	VMOVDQU      Y6, (SI)(CX*2)
 	ADDQ         $0x10, CX
+	ADDQ         $0x10, R12
 
 check520:
-	CMPQ CX, R10
+	CMPQ CX, R11
+	JB   next519
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
 	JB   next519
 	JMP  done516
 
 fp32515:
 	XORQ CX, CX
+	MOVQ $0x00000200, R12
 	JMP  check522
 
 next521:
-	PREFETCHT0   1024(BX)(CX*2)
-	PREFETCHT0   1024(SI)(CX*2)
-	PREFETCHT0   1024(DI)(CX*2)
-	PREFETCHT0   1024(R8)(CX*2)
-	PREFETCHT0   2048(DX)(CX*4)
+	PREFETCHT0   (BX)(R12*2)
+	PREFETCHT0   (SI)(R12*2)
+	PREFETCHT0   (DI)(R12*2)
+	PREFETCHT0   (R8)(R12*2)
+	PREFETCHT0   (DX)(R12*4)
 	VMOVUPS      (DX)(CX*4), Z6
 	VPMOVZXWD    (BX)(CX*2), Z7
 	VPSLLD       $0x10, Z7, Z7
@@ -7213,9 +7902,14 @@ next521:
 	VPMOVDW      Z7, Y6
 	VMOVDQU      Y6, (SI)(CX*2)
 	ADDQ         $0x10, CX
+	ADDQ         $0x10, R12
 
 check522:
-	CMPQ CX, R10
+	CMPQ CX, R11
+	JB   next521
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
 	JB   next521
 
 done516:
@@ -7232,17 +7926,17 @@ TEXT ·lionSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    40(BX), BX
+	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
+	MOVQ    56(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    64(DI), DI
+	MOVQ    72(DI), DI
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 256(AX), Z2
@@ -7250,17 +7944,20 @@ TEXT ·lionSplitBF16AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z4
 	MOVQ    a+0(FP), R8
 	MOVQ    (R8), R8
+	MOVQ    a+0(FP), R9
+	MOVQ    8(R9), R9
 	CMPQ    CX, $0x01
 	JE      fp16524
 	JA      fp32525
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R10
 	JMP     check528
 
 next527:
-	PREFETCHT0  1024(BX)(CX*2)
-	PREFETCHT0  1024(SI)(CX*2)
-	PREFETCHT0  1024(DI)(CX*2)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R10*2)
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (DI)(R10*2)
+	PREFETCHT0  (DX)(R10*2)
 	VPMOVZXWD   (DX)(CX*2), Z5
 	VPSLLD      $0x10, Z5, Z5
 	VPMOVZXWD   (BX)(CX*2), Z6
@@ -7295,21 +7992,27 @@ next527:
 	VPMOVDW     Z6, Y5
 	VMOVDQU     Y5, (SI)(CX*2)
 	ADDQ        $0x10, CX
+	ADDQ        $0x10, R10
 
 check528:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next527
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next527
 	JMP  done526
 
 fp16524:
 	XORQ CX, CX
+	MOVQ $0x00000200, R10
 	JMP  check530
 
 next529:
-	PREFETCHT0  1024(BX)(CX*2)
-	PREFETCHT0  1024(SI)(CX*2)
-	PREFETCHT0  1024(DI)(CX*2)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R10*2)
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (DI)(R10*2)
+	PREFETCHT0  (DX)(R10*2)
 	VCVTPH2PS   (DX)(CX*2), Z5
 	VPMOVZXWD   (BX)(CX*2), Z6
 	VPSLLD      $0x10, Z6, Z6
@@ -7343,21 +8046,27 @@ next529:
 	VPMOVDW     Z6, Y5
 	VMOVDQU     Y5, (SI)(CX*2)
 	ADDQ        $0x10, CX
+	ADDQ        $0x10, R10
 
 check530:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next529
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next529
 	JMP  done526
 
 fp32525:
 	XORQ CX, CX
+	MOVQ $0x00000200, R10
 	JMP  check532
 
 next531:
-	PREFETCHT0  1024(BX)(CX*2)
-	PREFETCHT0  1024(SI)(CX*2)
-	PREFETCHT0  1024(DI)(CX*2)
-	PREFETCHT0  2048(DX)(CX*4)
+	PREFETCHT0  (BX)(R10*2)
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (DI)(R10*2)
+	PREFETCHT0  (DX)(R10*4)
 	VMOVUPS     (DX)(CX*4), Z5
 	VPMOVZXWD   (BX)(CX*2), Z6
 	VPSLLD      $0x10, Z6, Z6
@@ -7391,9 +8100,14 @@ next531:
 	VPMOVDW     Z6, Y5
 	VMOVDQU     Y5, (SI)(CX*2)
 	ADDQ        $0x10, CX
+	ADDQ        $0x10, R10
 
 check532:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next531
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next531
 
 done526:
@@ -7410,34 +8124,37 @@ TEXT ·adagradSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    40(BX), BX
+	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
+	MOVQ    56(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    64(DI), DI
+	MOVQ    72(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVL    32(R8), R8
+	MOVL    40(R8), R8
 	VMOVUPS 448(AX), Z0
 	VMOVUPS 576(AX), Z1
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
 	CMPQ    CX, $0x01
 	JE      fp16534
 	JA      fp32535
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R11
 	JMP     check538
 
 next537:
-	PREFETCHT0   1024(BX)(CX*2)
-	PREFETCHT0   1024(SI)(CX*2)
-	PREFETCHT0   1024(DI)(CX*2)
-	PREFETCHT0   1024(DX)(CX*2)
+	PREFETCHT0   (BX)(R11*2)
+	PREFETCHT0   (SI)(R11*2)
+	PREFETCHT0   (DI)(R11*2)
+	PREFETCHT0   (DX)(R11*2)
 	VPMOVZXWD    (DX)(CX*2), Z2
 	VPSLLD       $0x10, Z2, Z2
 	VPMOVZXWD    (BX)(CX*2), Z3
@@ -7472,21 +8189,27 @@ next537:
 	VPMOVDW      Z3, Y2
 	VMOVDQU      Y2, (SI)(CX*2)
 	ADDQ         $0x10, CX
+	ADDQ         $0x10, R11
 
 check538:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next537
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next537
 	JMP  done536
 
 fp16534:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check540
 
 next539:
-	PREFETCHT0   1024(BX)(CX*2)
-	PREFETCHT0   1024(SI)(CX*2)
-	PREFETCHT0   1024(DI)(CX*2)
-	PREFETCHT0   1024(DX)(CX*2)
+	PREFETCHT0   (BX)(R11*2)
+	PREFETCHT0   (SI)(R11*2)
+	PREFETCHT0   (DI)(R11*2)
+	PREFETCHT0   (DX)(R11*2)
 	VCVTPH2PS    (DX)(CX*2), Z2
 	VPMOVZXWD    (BX)(CX*2), Z3
 	VPSLLD       $0x10, Z3, Z3
@@ -7520,21 +8243,27 @@ next539:
 	VPMOVDW      Z3, Y2
 	VMOVDQU      Y2, (SI)(CX*2)
 	ADDQ         $0x10, CX
+	ADDQ         $0x10, R11
 
 check540:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next539
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next539
 	JMP  done536
 
 fp32535:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check542
 
 next541:
-	PREFETCHT0   1024(BX)(CX*2)
-	PREFETCHT0   1024(SI)(CX*2)
-	PREFETCHT0   1024(DI)(CX*2)
-	PREFETCHT0   2048(DX)(CX*4)
+	PREFETCHT0   (BX)(R11*2)
+	PREFETCHT0   (SI)(R11*2)
+	PREFETCHT0   (DI)(R11*2)
+	PREFETCHT0   (DX)(R11*4)
 	VMOVUPS      (DX)(CX*4), Z2
 	VPMOVZXWD    (BX)(CX*2), Z3
 	VPSLLD       $0x10, Z3, Z3
@@ -7568,9 +8297,14 @@ next541:
 	VPMOVDW      Z3, Y2
 	VMOVDQU      Y2, (SI)(CX*2)
 	ADDQ         $0x10, CX
+	ADDQ         $0x10, R11
 
 check542:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next541
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next541
 
 done536:
@@ -7587,17 +8321,17 @@ TEXT ·sgdSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    40(BX), BX
+	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
+	MOVQ    56(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    64(DI), DI
+	MOVQ    72(DI), DI
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 640(AX), Z2
@@ -7605,17 +8339,20 @@ TEXT ·sgdSplitBF16AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z4
 	MOVQ    a+0(FP), R8
 	MOVQ    (R8), R8
+	MOVQ    a+0(FP), R9
+	MOVQ    8(R9), R9
 	CMPQ    CX, $0x01
 	JE      fp16544
 	JA      fp32545
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R10
 	JMP     check548
 
 next547:
-	PREFETCHT0  1024(BX)(CX*2)
-	PREFETCHT0  1024(SI)(CX*2)
-	PREFETCHT0  1024(DI)(CX*2)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R10*2)
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (DI)(R10*2)
+	PREFETCHT0  (DX)(R10*2)
 	VPMOVZXWD   (DX)(CX*2), Z5
 	VPSLLD      $0x10, Z5, Z5
 	VPMOVZXWD   (BX)(CX*2), Z6
@@ -7643,21 +8380,27 @@ next547:
 	VPMOVDW     Z6, Y5
 	VMOVDQU     Y5, (SI)(CX*2)
 	ADDQ        $0x10, CX
+	ADDQ        $0x10, R10
 
 check548:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next547
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next547
 	JMP  done546
 
 fp16544:
 	XORQ CX, CX
+	MOVQ $0x00000200, R10
 	JMP  check550
 
 next549:
-	PREFETCHT0  1024(BX)(CX*2)
-	PREFETCHT0  1024(SI)(CX*2)
-	PREFETCHT0  1024(DI)(CX*2)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R10*2)
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (DI)(R10*2)
+	PREFETCHT0  (DX)(R10*2)
 	VCVTPH2PS   (DX)(CX*2), Z5
 	VPMOVZXWD   (BX)(CX*2), Z6
 	VPSLLD      $0x10, Z6, Z6
@@ -7684,21 +8427,27 @@ next549:
 	VPMOVDW     Z6, Y5
 	VMOVDQU     Y5, (SI)(CX*2)
 	ADDQ        $0x10, CX
+	ADDQ        $0x10, R10
 
 check550:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next549
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next549
 	JMP  done546
 
 fp32545:
 	XORQ CX, CX
+	MOVQ $0x00000200, R10
 	JMP  check552
 
 next551:
-	PREFETCHT0  1024(BX)(CX*2)
-	PREFETCHT0  1024(SI)(CX*2)
-	PREFETCHT0  1024(DI)(CX*2)
-	PREFETCHT0  2048(DX)(CX*4)
+	PREFETCHT0  (BX)(R10*2)
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (DI)(R10*2)
+	PREFETCHT0  (DX)(R10*4)
 	VMOVUPS     (DX)(CX*4), Z5
 	VPMOVZXWD   (BX)(CX*2), Z6
 	VPSLLD      $0x10, Z6, Z6
@@ -7725,9 +8474,14 @@ next551:
 	VPMOVDW     Z6, Y5
 	VMOVDQU     Y5, (SI)(CX*2)
 	ADDQ        $0x10, CX
+	ADDQ        $0x10, R10
 
 check552:
-	CMPQ CX, R8
+	CMPQ CX, R9
+	JB   next551
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next551
 
 done546:
@@ -7739,96 +8493,116 @@ done546:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit1xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   40(AX), AX
+	MOVQ   48(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   80(CX), CX
+	MOVQ   88(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   16(DX), DX
+	MOVQ   24(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   48(BX), BX
+	MOVQ   56(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   64(SI), SI
+	MOVQ   72(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
 	MOVQ   (DI), DI
+	MOVQ   a+0(FP), R8
+	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
 	JE     fp16554
 	JA     fp32555
 	XORQ   DX, DX
+	MOVQ   $0x00000200, R9
 	JMP    check558
 
 next557:
-	PREFETCHT0 1024(AX)(DX*2)
+	PREFETCHT0 (AX)(R9*2)
 	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (AX)(DX*2)
-	PREFETCHT0 1024(BX)(DX*2)
+	PREFETCHT0 (BX)(R9*2)
 	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*2)
-	PREFETCHT0 1024(SI)(DX*2)
+	PREFETCHT0 (SI)(R9*2)
 	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*2)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	ADDQ       $0x10, DX
+	ADDQ       $0x10, R9
 
 check558:
-	CMPQ DX, DI
+	CMPQ DX, R8
+	JB   next557
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
 	JB   next557
 	JMP  done556
 
 fp16554:
 	XORQ DX, DX
+	MOVQ $0x00000200, R9
 	JMP  check560
 
 next559:
-	PREFETCHT0 1024(AX)(DX*2)
+	PREFETCHT0 (AX)(R9*2)
 	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (AX)(DX*2)
-	PREFETCHT0 1024(BX)(DX*2)
+	PREFETCHT0 (BX)(R9*2)
 	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*2)
-	PREFETCHT0 1024(SI)(DX*2)
+	PREFETCHT0 (SI)(R9*2)
 	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*2)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	ADDQ       $0x10, DX
+	ADDQ       $0x10, R9
 
 check560:
-	CMPQ DX, DI
+	CMPQ DX, R8
+	JB   next559
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
 	JB   next559
 	JMP  done556
 
 fp32555:
 	XORQ DX, DX
+	MOVQ $0x00000200, R9
 	JMP  check562
 
 next561:
-	PREFETCHT0 1024(AX)(DX*2)
+	PREFETCHT0 (AX)(R9*2)
 	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (AX)(DX*2)
-	PREFETCHT0 1024(BX)(DX*2)
+	PREFETCHT0 (BX)(R9*2)
 	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*2)
-	PREFETCHT0 1024(SI)(DX*2)
+	PREFETCHT0 (SI)(R9*2)
 	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*2)
-	PREFETCHT0 2048(CX)(DX*4)
+	PREFETCHT0 (CX)(R9*4)
 	VPORD      (CX)(DX*4), Z1, Z1
 	ADDQ       $0x10, DX
+	ADDQ       $0x10, R9
 
 check562:
-	CMPQ DX, DI
+	CMPQ DX, R8
+	JB   next561
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
 	JB   next561
 
 done556:
@@ -7839,110 +8613,130 @@ done556:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit2xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   40(AX), AX
+	MOVQ   48(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   80(CX), CX
+	MOVQ   88(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   16(DX), DX
+	MOVQ   24(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   48(BX), BX
+	MOVQ   56(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   64(SI), SI
+	MOVQ   72(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   72(DI), DI
+	MOVQ   80(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
 	MOVQ   (R8), R8
+	MOVQ   a+0(FP), R9
+	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
 	JE     fp16564
 	JA     fp32565
 	XORQ   DX, DX
+	MOVQ   $0x00000200, R10
 	JMP    check568
 
 next567:
-	PREFETCHT0 1024(AX)(DX*2)
+	PREFETCHT0 (AX)(R10*2)
 	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (AX)(DX*2)
-	PREFETCHT0 1024(BX)(DX*2)
+	PREFETCHT0 (BX)(R10*2)
 	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*2)
-	PREFETCHT0 1024(SI)(DX*2)
+	PREFETCHT0 (SI)(R10*2)
 	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*2)
-	PREFETCHT0 1024(DI)(DX*2)
+	PREFETCHT0 (DI)(R10*2)
 	VMOVDQU    (DI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (DI)(DX*2)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	ADDQ       $0x10, DX
+	ADDQ       $0x10, R10
 
 check568:
-	CMPQ DX, R8
+	CMPQ DX, R9
+	JB   next567
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next567
 	JMP  done566
 
 fp16564:
 	XORQ DX, DX
+	MOVQ $0x00000200, R10
 	JMP  check570
 
 next569:
-	PREFETCHT0 1024(AX)(DX*2)
+	PREFETCHT0 (AX)(R10*2)
 	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (AX)(DX*2)
-	PREFETCHT0 1024(BX)(DX*2)
+	PREFETCHT0 (BX)(R10*2)
 	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*2)
-	PREFETCHT0 1024(SI)(DX*2)
+	PREFETCHT0 (SI)(R10*2)
 	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*2)
-	PREFETCHT0 1024(DI)(DX*2)
+	PREFETCHT0 (DI)(R10*2)
 	VMOVDQU    (DI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (DI)(DX*2)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	ADDQ       $0x10, DX
+	ADDQ       $0x10, R10
 
 check570:
-	CMPQ DX, R8
+	CMPQ DX, R9
+	JB   next569
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next569
 	JMP  done566
 
 fp32565:
 	XORQ DX, DX
+	MOVQ $0x00000200, R10
 	JMP  check572
 
 next571:
-	PREFETCHT0 1024(AX)(DX*2)
+	PREFETCHT0 (AX)(R10*2)
 	VMOVDQU    (AX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (AX)(DX*2)
-	PREFETCHT0 1024(BX)(DX*2)
+	PREFETCHT0 (BX)(R10*2)
 	VMOVDQU    (BX)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (BX)(DX*2)
-	PREFETCHT0 1024(SI)(DX*2)
+	PREFETCHT0 (SI)(R10*2)
 	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*2)
-	PREFETCHT0 1024(DI)(DX*2)
+	PREFETCHT0 (DI)(R10*2)
 	VMOVDQU    (DI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (DI)(DX*2)
-	PREFETCHT0 2048(CX)(DX*4)
+	PREFETCHT0 (CX)(R10*4)
 	VPORD      (CX)(DX*4), Z1, Z1
 	ADDQ       $0x10, DX
+	ADDQ       $0x10, R10
 
 check572:
-	CMPQ DX, R8
+	CMPQ DX, R9
+	JB   next571
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next571
 
 done566:
@@ -7958,21 +8752,21 @@ TEXT ·adamFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    56(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    24(DI), DI
+	MOVQ    32(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    64(R8), R8
+	MOVQ    72(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    72(R9), R9
+	MOVQ    80(R9), R9
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 256(AX), Z2
@@ -7981,17 +8775,20 @@ TEXT ·adamFP32FP32AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z5
 	MOVQ    a+0(FP), R10
 	MOVQ    (R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    8(R11), R11
 	CMPQ    CX, $0x01
 	JE      fp16574
 	JA      fp32575
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R12
 	JMP     check578
 
 next577:
-	PREFETCHT0  2048(BX)(CX*4)
-	PREFETCHT0  2048(R8)(CX*4)
-	PREFETCHT0  2048(R9)(CX*4)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (R9)(R12*4)
+	PREFETCHT0  (DX)(R12*2)
 	VPMOVZXWD   (DX)(CX*2), Z6
 	VPSLLD      $0x10, Z6, Z6
 	VMOVUPS     (BX)(CX*4), Z7
@@ -8043,21 +8840,27 @@ unaligned579:
 
 stored580:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R12
 
 check578:
-	CMPQ CX, R10
+	CMPQ CX, R11
+	JB   next577
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
 	JB   next577
 	JMP  done576
 
 fp16574:
 	XORQ CX, CX
+	MOVQ $0x00000200, R12
 	JMP  check586
 
 next585:
-	PREFETCHT0  2048(BX)(CX*4)
-	PREFETCHT0  2048(R8)(CX*4)
-	PREFETCHT0  2048(R9)(CX*4)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (R9)(R12*4)
+	PREFETCHT0  (DX)(R12*2)
 	VCVTPH2PS   (DX)(CX*2), Z6
 	VMOVUPS     (BX)(CX*4), Z7
 	VMULPS      (AX), Z6, Z6
@@ -8108,21 +8911,27 @@ unaligned587:
 
 stored588:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R12
 
 check586:
-	CMPQ CX, R10
+	CMPQ CX, R11
+	JB   next585
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
 	JB   next585
 	JMP  done576
 
 fp32575:
 	XORQ CX, CX
+	MOVQ $0x00000200, R12
 	JMP  check594
 
 next593:
-	PREFETCHT0  2048(BX)(CX*4)
-	PREFETCHT0  2048(R8)(CX*4)
-	PREFETCHT0  2048(R9)(CX*4)
-	PREFETCHT0  2048(DX)(CX*4)
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (R9)(R12*4)
+	PREFETCHT0  (DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Z6
 	VMOVUPS     (BX)(CX*4), Z7
 	VMULPS      (AX), Z6, Z6
@@ -8173,9 +8982,14 @@ unaligned595:
 
 stored596:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R12
 
 check594:
-	CMPQ CX, R10
+	CMPQ CX, R11
+	JB   next593
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
 	JB   next593
 
 done576:
@@ -8193,19 +9007,19 @@ TEXT ·lionFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    56(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    24(DI), DI
+	MOVQ    32(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    64(R8), R8
+	MOVQ    72(R8), R8
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 256(AX), Z2
@@ -8213,16 +9027,19 @@ TEXT ·lionFP32FP32AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z4
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
 	CMPQ    CX, $0x01
 	JE      fp16602
 	JA      fp32603
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R11
 	JMP     check606
 
 next605:
-	PREFETCHT0  2048(BX)(CX*4)
-	PREFETCHT0  2048(R8)(CX*4)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	PREFETCHT0  (DX)(R11*2)
 	VPMOVZXWD   (DX)(CX*2), Z5
 	VPSLLD      $0x10, Z5, Z5
 	VMOVUPS     (BX)(CX*4), Z6
@@ -8276,20 +9093,26 @@ unaligned607:
 
 stored608:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check606:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next605
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next605
 	JMP  done604
 
 fp16602:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check614
 
 next613:
-	PREFETCHT0  2048(BX)(CX*4)
-	PREFETCHT0  2048(R8)(CX*4)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	PREFETCHT0  (DX)(R11*2)
 	VCVTPH2PS   (DX)(CX*2), Z5
 	VMOVUPS     (BX)(CX*4), Z6
 	VMULPS      (AX), Z5, Z5
@@ -8342,20 +9165,26 @@ unaligned615:
 
 stored616:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check614:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next613
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next613
 	JMP  done604
 
 fp32603:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check622
 
 next621:
-	PREFETCHT0  2048(BX)(CX*4)
-	PREFETCHT0  2048(R8)(CX*4)
-	PREFETCHT0  2048(DX)(CX*4)
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	PREFETCHT0  (DX)(R11*4)
 	VMOVUPS     (DX)(CX*4), Z5
 	VMOVUPS     (BX)(CX*4), Z6
 	VMULPS      (AX), Z5, Z5
@@ -8408,9 +9237,14 @@ unaligned623:
 
 stored624:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check622:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next621
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next621
 
 done604:
@@ -8428,33 +9262,36 @@ TEXT ·adagradFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    56(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    24(DI), DI
+	MOVQ    32(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    64(R8), R8
+	MOVQ    72(R8), R8
 	VMOVUPS 448(AX), Z0
 	VMOVUPS 576(AX), Z1
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
 	CMPQ    CX, $0x01
 	JE      fp16630
 	JA      fp32631
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R11
 	JMP     check634
 
 next633:
-	PREFETCHT0  2048(BX)(CX*4)
-	PREFETCHT0  2048(R8)(CX*4)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	PREFETCHT0  (DX)(R11*2)
 	VPMOVZXWD   (DX)(CX*2), Z2
 	VPSLLD      $0x10, Z2, Z2
 	VMOVUPS     (BX)(CX*4), Z3
@@ -8501,20 +9338,26 @@ unaligned635:
 
 stored636:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check634:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next633
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next633
 	JMP  done632
 
 fp16630:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check642
 
 next641:
-	PREFETCHT0  2048(BX)(CX*4)
-	PREFETCHT0  2048(R8)(CX*4)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	PREFETCHT0  (DX)(R11*2)
 	VCVTPH2PS   (DX)(CX*2), Z2
 	VMOVUPS     (BX)(CX*4), Z3
 	VMULPS      (AX), Z2, Z2
@@ -8560,20 +9403,26 @@ unaligned643:
 
 stored644:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check642:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next641
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next641
 	JMP  done632
 
 fp32631:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check650
 
 next649:
-	PREFETCHT0  2048(BX)(CX*4)
-	PREFETCHT0  2048(R8)(CX*4)
-	PREFETCHT0  2048(DX)(CX*4)
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	PREFETCHT0  (DX)(R11*4)
 	VMOVUPS     (DX)(CX*4), Z2
 	VMOVUPS     (BX)(CX*4), Z3
 	VMULPS      (AX), Z2, Z2
@@ -8619,9 +9468,14 @@ unaligned651:
 
 stored652:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check650:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next649
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next649
 
 done632:
@@ -8639,19 +9493,19 @@ TEXT ·sgdFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    56(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    24(DI), DI
+	MOVQ    32(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    64(R8), R8
+	MOVQ    72(R8), R8
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 640(AX), Z2
@@ -8659,16 +9513,19 @@ TEXT ·sgdFP32FP32AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z4
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
 	CMPQ    CX, $0x01
 	JE      fp16658
 	JA      fp32659
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R11
 	JMP     check662
 
 next661:
-	PREFETCHT0  2048(BX)(CX*4)
-	PREFETCHT0  2048(R8)(CX*4)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	PREFETCHT0  (DX)(R11*2)
 	VPMOVZXWD   (DX)(CX*2), Z5
 	VPSLLD      $0x10, Z5, Z5
 	VMOVUPS     (BX)(CX*4), Z6
@@ -8715,20 +9572,26 @@ unaligned663:
 
 stored664:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check662:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next661
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next661
 	JMP  done660
 
 fp16658:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check670
 
 next669:
-	PREFETCHT0  2048(BX)(CX*4)
-	PREFETCHT0  2048(R8)(CX*4)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	PREFETCHT0  (DX)(R11*2)
 	VCVTPH2PS   (DX)(CX*2), Z5
 	VMOVUPS     (BX)(CX*4), Z6
 	VMULPS      (AX), Z5, Z5
@@ -8774,20 +9637,26 @@ unaligned671:
 
 stored672:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check670:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next669
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next669
 	JMP  done660
 
 fp32659:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check678
 
 next677:
-	PREFETCHT0  2048(BX)(CX*4)
-	PREFETCHT0  2048(R8)(CX*4)
-	PREFETCHT0  2048(DX)(CX*4)
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	PREFETCHT0  (DX)(R11*4)
 	VMOVUPS     (DX)(CX*4), Z5
 	VMOVUPS     (BX)(CX*4), Z6
 	VMULPS      (AX), Z5, Z5
@@ -8833,9 +9702,14 @@ unaligned679:
 
 stored680:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check678:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next677
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next677
 
 done660:
@@ -8848,35 +9722,38 @@ done660:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP321xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   40(AX), AX
+	MOVQ   48(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   80(CX), CX
+	MOVQ   88(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   16(DX), DX
+	MOVQ   24(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   56(BX), BX
+	MOVQ   64(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   64(SI), SI
+	MOVQ   72(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
 	MOVQ   (DI), DI
+	MOVQ   a+0(FP), R8
+	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
 	JE     fp16686
 	JA     fp32687
 	XORQ   DX, DX
+	MOVQ   $0x00000200, R9
 	JMP    check690
 
 next689:
-	PREFETCHT0 2048(BX)(DX*4)
+	PREFETCHT0 (BX)(R9*4)
 	VMOVDQU32  (BX)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (BX)(DX*4)
-	PREFETCHT0 2048(SI)(DX*4)
+	PREFETCHT0 (SI)(R9*4)
 	VMOVDQU32  (SI)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (SI)(DX*4)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	TESTQ      AX, AX
 	JEQ        written691
@@ -8890,26 +9767,32 @@ unaligned692:
 
 written691:
 	ADDQ $0x10, DX
+	ADDQ $0x10, R9
 
 check690:
-	CMPQ DX, DI
+	CMPQ DX, R8
+	JB   next689
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
 	JB   next689
 	JMP  done688
 
 fp16686:
 	XORQ DX, DX
+	MOVQ $0x00000200, R9
 	JMP  check694
 
 next693:
-	PREFETCHT0 2048(BX)(DX*4)
+	PREFETCHT0 (BX)(R9*4)
 	VMOVDQU32  (BX)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (BX)(DX*4)
-	PREFETCHT0 2048(SI)(DX*4)
+	PREFETCHT0 (SI)(R9*4)
 	VMOVDQU32  (SI)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (SI)(DX*4)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	TESTQ      AX, AX
 	JEQ        written695
@@ -8923,26 +9806,32 @@ unaligned696:
 
 written695:
 	ADDQ $0x10, DX
+	ADDQ $0x10, R9
 
 check694:
-	CMPQ DX, DI
+	CMPQ DX, R8
+	JB   next693
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
 	JB   next693
 	JMP  done688
 
 fp32687:
 	XORQ DX, DX
+	MOVQ $0x00000200, R9
 	JMP  check698
 
 next697:
-	PREFETCHT0 2048(BX)(DX*4)
+	PREFETCHT0 (BX)(R9*4)
 	VMOVDQU32  (BX)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (BX)(DX*4)
-	PREFETCHT0 2048(SI)(DX*4)
+	PREFETCHT0 (SI)(R9*4)
 	VMOVDQU32  (SI)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (SI)(DX*4)
-	PREFETCHT0 2048(CX)(DX*4)
+	PREFETCHT0 (CX)(R9*4)
 	VPORD      (CX)(DX*4), Z1, Z1
 	TESTQ      AX, AX
 	JEQ        written699
@@ -8956,9 +9845,14 @@ unaligned700:
 
 written699:
 	ADDQ $0x10, DX
+	ADDQ $0x10, R9
 
 check698:
-	CMPQ DX, DI
+	CMPQ DX, R8
+	JB   next697
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
 	JB   next697
 
 done688:
@@ -8970,41 +9864,44 @@ done688:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP322xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   40(AX), AX
+	MOVQ   48(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   80(CX), CX
+	MOVQ   88(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   16(DX), DX
+	MOVQ   24(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   56(BX), BX
+	MOVQ   64(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   64(SI), SI
+	MOVQ   72(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   72(DI), DI
+	MOVQ   80(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
 	MOVQ   (R8), R8
+	MOVQ   a+0(FP), R9
+	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
 	JE     fp16702
 	JA     fp32703
 	XORQ   DX, DX
+	MOVQ   $0x00000200, R10
 	JMP    check706
 
 next705:
-	PREFETCHT0 2048(BX)(DX*4)
+	PREFETCHT0 (BX)(R10*4)
 	VMOVDQU32  (BX)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (BX)(DX*4)
-	PREFETCHT0 2048(SI)(DX*4)
+	PREFETCHT0 (SI)(R10*4)
 	VMOVDQU32  (SI)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (SI)(DX*4)
-	PREFETCHT0 2048(DI)(DX*4)
+	PREFETCHT0 (DI)(R10*4)
 	VMOVDQU32  (DI)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (DI)(DX*4)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	TESTQ      AX, AX
 	JEQ        written707
@@ -9018,30 +9915,36 @@ unaligned708:
 
 written707:
 	ADDQ $0x10, DX
+	ADDQ $0x10, R10
 
 check706:
-	CMPQ DX, R8
+	CMPQ DX, R9
+	JB   next705
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next705
 	JMP  done704
 
 fp16702:
 	XORQ DX, DX
+	MOVQ $0x00000200, R10
 	JMP  check710
 
 next709:
-	PREFETCHT0 2048(BX)(DX*4)
+	PREFETCHT0 (BX)(R10*4)
 	VMOVDQU32  (BX)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (BX)(DX*4)
-	PREFETCHT0 2048(SI)(DX*4)
+	PREFETCHT0 (SI)(R10*4)
 	VMOVDQU32  (SI)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (SI)(DX*4)
-	PREFETCHT0 2048(DI)(DX*4)
+	PREFETCHT0 (DI)(R10*4)
 	VMOVDQU32  (DI)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (DI)(DX*4)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	TESTQ      AX, AX
 	JEQ        written711
@@ -9055,30 +9958,36 @@ unaligned712:
 
 written711:
 	ADDQ $0x10, DX
+	ADDQ $0x10, R10
 
 check710:
-	CMPQ DX, R8
+	CMPQ DX, R9
+	JB   next709
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next709
 	JMP  done704
 
 fp32703:
 	XORQ DX, DX
+	MOVQ $0x00000200, R10
 	JMP  check714
 
 next713:
-	PREFETCHT0 2048(BX)(DX*4)
+	PREFETCHT0 (BX)(R10*4)
 	VMOVDQU32  (BX)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (BX)(DX*4)
-	PREFETCHT0 2048(SI)(DX*4)
+	PREFETCHT0 (SI)(R10*4)
 	VMOVDQU32  (SI)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (SI)(DX*4)
-	PREFETCHT0 2048(DI)(DX*4)
+	PREFETCHT0 (DI)(R10*4)
 	VMOVDQU32  (DI)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (DI)(DX*4)
-	PREFETCHT0 2048(CX)(DX*4)
+	PREFETCHT0 (CX)(R10*4)
 	VPORD      (CX)(DX*4), Z1, Z1
 	TESTQ      AX, AX
 	JEQ        written715
@@ -9092,9 +10001,14 @@ unaligned716:
 
 written715:
 	ADDQ $0x10, DX
+	ADDQ $0x10, R10
 
 check714:
-	CMPQ DX, R8
+	CMPQ DX, R9
+	JB   next713
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next713
 
 done704:
@@ -9111,23 +10025,23 @@ TEXT ·adamFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    56(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    24(DI), DI
+	MOVQ    32(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    64(R8), R8
+	MOVQ    72(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    72(R9), R9
+	MOVQ    80(R9), R9
 	MOVQ    a+0(FP), R10
-	MOVL    32(R10), R10
+	MOVL    40(R10), R10
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 256(AX), Z2
@@ -9136,17 +10050,20 @@ TEXT ·adamFP32BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z5
 	MOVQ    a+0(FP), R11
 	MOVQ    (R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    8(R12), R12
 	CMPQ    CX, $0x01
 	JE      fp16718
 	JA      fp32719
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R13
 	JMP     check722
 
 next721:
-	PREFETCHT0   2048(BX)(CX*4)
-	PREFETCHT0   1024(R8)(CX*2)
-	PREFETCHT0   1024(R9)(CX*2)
-	PREFETCHT0   1024(DX)(CX*2)
+	PREFETCHT0   (BX)(R13*4)
+	PREFETCHT0   (R8)(R13*2)
+	PREFETCHT0   (R9)(R13*2)
+	PREFETCHT0   (DX)(R13*2)
 	VPMOVZXWD    (DX)(CX*2), Z6
 	VPSLLD       $0x10, Z6, Z6
 	VMOVUPS      (BX)(CX*4), Z7
@@ -9216,21 +10133,27 @@ unaligned723:
 
 stored724:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R13
 
 check722:
-	CMPQ CX, R11
+	CMPQ CX, R12
+	JB   next721
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
 	JB   next721
 	JMP  done720
 
 fp16718:
 	XORQ CX, CX
+	MOVQ $0x00000200, R13
 	JMP  check730
 
 next729:
-	PREFETCHT0   2048(BX)(CX*4)
-	PREFETCHT0   1024(R8)(CX*2)
-	PREFETCHT0   1024(R9)(CX*2)
-	PREFETCHT0   1024(DX)(CX*2)
+	PREFETCHT0   (BX)(R13*4)
+	PREFETCHT0   (R8)(R13*2)
+	PREFETCHT0   (R9)(R13*2)
+	PREFETCHT0   (DX)(R13*2)
 	VCVTPH2PS    (DX)(CX*2), Z6
 	VMOVUPS      (BX)(CX*4), Z7
 	VMULPS       (AX), Z6, Z6
@@ -9299,21 +10222,27 @@ unaligned731:
 
 stored732:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R13
 
 check730:
-	CMPQ CX, R11
+	CMPQ CX, R12
+	JB   next729
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
 	JB   next729
 	JMP  done720
 
 fp32719:
 	XORQ CX, CX
+	MOVQ $0x00000200, R13
 	JMP  check738
 
 next737:
-	PREFETCHT0   2048(BX)(CX*4)
-	PREFETCHT0   1024(R8)(CX*2)
-	PREFETCHT0   1024(R9)(CX*2)
-	PREFETCHT0   2048(DX)(CX*4)
+	PREFETCHT0   (BX)(R13*4)
+	PREFETCHT0   (R8)(R13*2)
+	PREFETCHT0   (R9)(R13*2)
+	PREFETCHT0   (DX)(R13*4)
 	VMOVUPS      (DX)(CX*4), Z6
 	VMOVUPS      (BX)(CX*4), Z7
 	VMULPS       (AX), Z6, Z6
@@ -9382,9 +10311,14 @@ unaligned739:
 
 stored740:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R13
 
 check738:
-	CMPQ CX, R11
+	CMPQ CX, R12
+	JB   next737
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
 	JB   next737
 
 done720:
@@ -9402,19 +10336,19 @@ TEXT ·lionFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    56(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    24(DI), DI
+	MOVQ    32(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    64(R8), R8
+	MOVQ    72(R8), R8
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 256(AX), Z2
@@ -9422,16 +10356,19 @@ TEXT ·lionFP32BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z4
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
 	CMPQ    CX, $0x01
 	JE      fp16746
 	JA      fp32747
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R11
 	JMP     check750
 
 next749:
-	PREFETCHT0  2048(BX)(CX*4)
-	PREFETCHT0  1024(R8)(CX*2)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
 	VPMOVZXWD   (DX)(CX*2), Z5
 	VPSLLD      $0x10, Z5, Z5
 	VMOVUPS     (BX)(CX*4), Z6
@@ -9490,20 +10427,26 @@ unaligned751:
 
 stored752:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check750:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next749
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next749
 	JMP  done748
 
 fp16746:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check758
 
 next757:
-	PREFETCHT0  2048(BX)(CX*4)
-	PREFETCHT0  1024(R8)(CX*2)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
 	VCVTPH2PS   (DX)(CX*2), Z5
 	VMOVUPS     (BX)(CX*4), Z6
 	VMULPS      (AX), Z5, Z5
@@ -9561,20 +10504,26 @@ unaligned759:
 
 stored760:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check758:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next757
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next757
 	JMP  done748
 
 fp32747:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check766
 
 next765:
-	PREFETCHT0  2048(BX)(CX*4)
-	PREFETCHT0  1024(R8)(CX*2)
-	PREFETCHT0  2048(DX)(CX*4)
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*4)
 	VMOVUPS     (DX)(CX*4), Z5
 	VMOVUPS     (BX)(CX*4), Z6
 	VMULPS      (AX), Z5, Z5
@@ -9632,9 +10581,14 @@ unaligned767:
 
 stored768:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check766:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next765
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next765
 
 done748:
@@ -9652,35 +10606,38 @@ TEXT ·adagradFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    56(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    24(DI), DI
+	MOVQ    32(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    64(R8), R8
+	MOVQ    72(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVL    32(R9), R9
+	MOVL    40(R9), R9
 	VMOVUPS 448(AX), Z0
 	VMOVUPS 576(AX), Z1
 	MOVQ    a+0(FP), R10
 	MOVQ    (R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    8(R11), R11
 	CMPQ    CX, $0x01
 	JE      fp16774
 	JA      fp32775
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R12
 	JMP     check778
 
 next777:
-	PREFETCHT0   2048(BX)(CX*4)
-	PREFETCHT0   1024(R8)(CX*2)
-	PREFETCHT0   1024(DX)(CX*2)
+	PREFETCHT0   (BX)(R12*4)
+	PREFETCHT0   (R8)(R12*2)
+	PREFETCHT0   (DX)(R12*2)
 	VPMOVZXWD    (DX)(CX*2), Z2
 	VPSLLD       $0x10, Z2, Z2
 	VMOVUPS      (BX)(CX*4), Z3
@@ -9739,20 +10696,26 @@ unaligned779:
 
 stored780:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R12
 
 check778:
-	CMPQ CX, R10
+	CMPQ CX, R11
+	JB   next777
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
 	JB   next777
 	JMP  done776
 
 fp16774:
 	XORQ CX, CX
+	MOVQ $0x00000200, R12
 	JMP  check786
 
 next785:
-	PREFETCHT0   2048(BX)(CX*4)
-	PREFETCHT0   1024(R8)(CX*2)
-	PREFETCHT0   1024(DX)(CX*2)
+	PREFETCHT0   (BX)(R12*4)
+	PREFETCHT0   (R8)(R12*2)
+	PREFETCHT0   (DX)(R12*2)
 	VCVTPH2PS    (DX)(CX*2), Z2
 	VMOVUPS      (BX)(CX*4), Z3
 	VMULPS       (AX), Z2, Z2
@@ -9810,20 +10773,26 @@ unaligned787:
 
 stored788:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R12
 
 check786:
-	CMPQ CX, R10
+	CMPQ CX, R11
+	JB   next785
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
 	JB   next785
 	JMP  done776
 
 fp32775:
 	XORQ CX, CX
+	MOVQ $0x00000200, R12
 	JMP  check794
 
 next793:
-	PREFETCHT0   2048(BX)(CX*4)
-	PREFETCHT0   1024(R8)(CX*2)
-	PREFETCHT0   2048(DX)(CX*4)
+	PREFETCHT0   (BX)(R12*4)
+	PREFETCHT0   (R8)(R12*2)
+	PREFETCHT0   (DX)(R12*4)
 	VMOVUPS      (DX)(CX*4), Z2
 	VMOVUPS      (BX)(CX*4), Z3
 	VMULPS       (AX), Z2, Z2
@@ -9881,9 +10850,14 @@ unaligned795:
 
 stored796:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R12
 
 check794:
-	CMPQ CX, R10
+	CMPQ CX, R11
+	JB   next793
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
 	JB   next793
 
 done776:
@@ -9901,19 +10875,19 @@ TEXT ·sgdFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    8(AX), AX
+	MOVQ    16(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    16(CX), CX
+	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    80(DX), DX
+	MOVQ    88(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    56(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    40(SI), SI
+	MOVQ    48(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    24(DI), DI
+	MOVQ    32(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    64(R8), R8
+	MOVQ    72(R8), R8
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 640(AX), Z2
@@ -9921,16 +10895,19 @@ TEXT ·sgdFP32BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 576(AX), Z4
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
 	CMPQ    CX, $0x01
 	JE      fp16802
 	JA      fp32803
 	XORQ    CX, CX
+	MOVQ    $0x00000200, R11
 	JMP     check806
 
 next805:
-	PREFETCHT0  2048(BX)(CX*4)
-	PREFETCHT0  1024(R8)(CX*2)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
 	VPMOVZXWD   (DX)(CX*2), Z5
 	VPSLLD      $0x10, Z5, Z5
 	VMOVUPS     (BX)(CX*4), Z6
@@ -9982,20 +10959,26 @@ unaligned807:
 
 stored808:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check806:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next805
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next805
 	JMP  done804
 
 fp16802:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check814
 
 next813:
-	PREFETCHT0  2048(BX)(CX*4)
-	PREFETCHT0  1024(R8)(CX*2)
-	PREFETCHT0  1024(DX)(CX*2)
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
 	VCVTPH2PS   (DX)(CX*2), Z5
 	VMOVUPS     (BX)(CX*4), Z6
 	VMULPS      (AX), Z5, Z5
@@ -10046,20 +11029,26 @@ unaligned815:
 
 stored816:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check814:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next813
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next813
 	JMP  done804
 
 fp32803:
 	XORQ CX, CX
+	MOVQ $0x00000200, R11
 	JMP  check822
 
 next821:
-	PREFETCHT0  2048(BX)(CX*4)
-	PREFETCHT0  1024(R8)(CX*2)
-	PREFETCHT0  2048(DX)(CX*4)
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*4)
 	VMOVUPS     (DX)(CX*4), Z5
 	VMOVUPS     (BX)(CX*4), Z6
 	VMULPS      (AX), Z5, Z5
@@ -10110,9 +11099,14 @@ unaligned823:
 
 stored824:
 	ADDQ $0x10, CX
+	ADDQ $0x10, R11
 
 check822:
-	CMPQ CX, R9
+	CMPQ CX, R10
+	JB   next821
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next821
 
 done804:
@@ -10125,35 +11119,38 @@ done804:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP321xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   40(AX), AX
+	MOVQ   48(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   80(CX), CX
+	MOVQ   88(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   16(DX), DX
+	MOVQ   24(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   56(BX), BX
+	MOVQ   64(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   64(SI), SI
+	MOVQ   72(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
 	MOVQ   (DI), DI
+	MOVQ   a+0(FP), R8
+	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
 	JE     fp16830
 	JA     fp32831
 	XORQ   DX, DX
+	MOVQ   $0x00000200, R9
 	JMP    check834
 
 next833:
-	PREFETCHT0 2048(BX)(DX*4)
+	PREFETCHT0 (BX)(R9*4)
 	VMOVDQU32  (BX)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (BX)(DX*4)
-	PREFETCHT0 1024(SI)(DX*2)
+	PREFETCHT0 (SI)(R9*2)
 	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*2)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	TESTQ      AX, AX
 	JEQ        written835
@@ -10167,26 +11164,32 @@ unaligned836:
 
 written835:
 	ADDQ $0x10, DX
+	ADDQ $0x10, R9
 
 check834:
-	CMPQ DX, DI
+	CMPQ DX, R8
+	JB   next833
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
 	JB   next833
 	JMP  done832
 
 fp16830:
 	XORQ DX, DX
+	MOVQ $0x00000200, R9
 	JMP  check838
 
 next837:
-	PREFETCHT0 2048(BX)(DX*4)
+	PREFETCHT0 (BX)(R9*4)
 	VMOVDQU32  (BX)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (BX)(DX*4)
-	PREFETCHT0 1024(SI)(DX*2)
+	PREFETCHT0 (SI)(R9*2)
 	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*2)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	TESTQ      AX, AX
 	JEQ        written839
@@ -10200,26 +11203,32 @@ unaligned840:
 
 written839:
 	ADDQ $0x10, DX
+	ADDQ $0x10, R9
 
 check838:
-	CMPQ DX, DI
+	CMPQ DX, R8
+	JB   next837
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
 	JB   next837
 	JMP  done832
 
 fp32831:
 	XORQ DX, DX
+	MOVQ $0x00000200, R9
 	JMP  check842
 
 next841:
-	PREFETCHT0 2048(BX)(DX*4)
+	PREFETCHT0 (BX)(R9*4)
 	VMOVDQU32  (BX)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (BX)(DX*4)
-	PREFETCHT0 1024(SI)(DX*2)
+	PREFETCHT0 (SI)(R9*2)
 	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*2)
-	PREFETCHT0 2048(CX)(DX*4)
+	PREFETCHT0 (CX)(R9*4)
 	VPORD      (CX)(DX*4), Z1, Z1
 	TESTQ      AX, AX
 	JEQ        written843
@@ -10233,9 +11242,14 @@ unaligned844:
 
 written843:
 	ADDQ $0x10, DX
+	ADDQ $0x10, R9
 
 check842:
-	CMPQ DX, DI
+	CMPQ DX, R8
+	JB   next841
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
 	JB   next841
 
 done832:
@@ -10247,41 +11261,44 @@ done832:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP322xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   40(AX), AX
+	MOVQ   48(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   80(CX), CX
+	MOVQ   88(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   16(DX), DX
+	MOVQ   24(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   56(BX), BX
+	MOVQ   64(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   64(SI), SI
+	MOVQ   72(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   72(DI), DI
+	MOVQ   80(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
 	MOVQ   (R8), R8
+	MOVQ   a+0(FP), R9
+	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
 	JE     fp16846
 	JA     fp32847
 	XORQ   DX, DX
+	MOVQ   $0x00000200, R10
 	JMP    check850
 
 next849:
-	PREFETCHT0 2048(BX)(DX*4)
+	PREFETCHT0 (BX)(R10*4)
 	VMOVDQU32  (BX)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (BX)(DX*4)
-	PREFETCHT0 1024(SI)(DX*2)
+	PREFETCHT0 (SI)(R10*2)
 	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*2)
-	PREFETCHT0 1024(DI)(DX*2)
+	PREFETCHT0 (DI)(R10*2)
 	VMOVDQU    (DI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (DI)(DX*2)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	TESTQ      AX, AX
 	JEQ        written851
@@ -10295,30 +11312,36 @@ unaligned852:
 
 written851:
 	ADDQ $0x10, DX
+	ADDQ $0x10, R10
 
 check850:
-	CMPQ DX, R8
+	CMPQ DX, R9
+	JB   next849
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next849
 	JMP  done848
 
 fp16846:
 	XORQ DX, DX
+	MOVQ $0x00000200, R10
 	JMP  check854
 
 next853:
-	PREFETCHT0 2048(BX)(DX*4)
+	PREFETCHT0 (BX)(R10*4)
 	VMOVDQU32  (BX)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (BX)(DX*4)
-	PREFETCHT0 1024(SI)(DX*2)
+	PREFETCHT0 (SI)(R10*2)
 	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*2)
-	PREFETCHT0 1024(DI)(DX*2)
+	PREFETCHT0 (DI)(R10*2)
 	VMOVDQU    (DI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (DI)(DX*2)
-	PREFETCHT0 1024(CX)(DX*2)
+	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
 	TESTQ      AX, AX
 	JEQ        written855
@@ -10332,30 +11355,36 @@ unaligned856:
 
 written855:
 	ADDQ $0x10, DX
+	ADDQ $0x10, R10
 
 check854:
-	CMPQ DX, R8
+	CMPQ DX, R9
+	JB   next853
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next853
 	JMP  done848
 
 fp32847:
 	XORQ DX, DX
+	MOVQ $0x00000200, R10
 	JMP  check858
 
 next857:
-	PREFETCHT0 2048(BX)(DX*4)
+	PREFETCHT0 (BX)(R10*4)
 	VMOVDQU32  (BX)(DX*4), Z2
 	VPORD      Z0, Z2, Z2
 	VMOVDQU32  Z2, (BX)(DX*4)
-	PREFETCHT0 1024(SI)(DX*2)
+	PREFETCHT0 (SI)(R10*2)
 	VMOVDQU    (SI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (SI)(DX*2)
-	PREFETCHT0 1024(DI)(DX*2)
+	PREFETCHT0 (DI)(R10*2)
 	VMOVDQU    (DI)(DX*2), Y2
 	VPOR       Y0, Y2, Y2
 	VMOVDQU    Y2, (DI)(DX*2)
-	PREFETCHT0 2048(CX)(DX*4)
+	PREFETCHT0 (CX)(R10*4)
 	VPORD      (CX)(DX*4), Z1, Z1
 	TESTQ      AX, AX
 	JEQ        written859
@@ -10369,9 +11398,14 @@ unaligned860:
 
 written859:
 	ADDQ $0x10, DX
+	ADDQ $0x10, R10
 
 check858:
-	CMPQ DX, R8
+	CMPQ DX, R9
+	JB   next857
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next857
 
 done848:
@@ -10379,28 +11413,30 @@ done848:
 	VZEROUPPER
 	RET
 
-// func sumSquaresAVX512(n int, gradientKind int, gradient *byte, lanes *[16]float64)
+// func sumSquaresAVX512(n int, prefetching int, gradientKind int, gradient *byte, lanes *[16]float64)
 // Requires: AVX, AVX512F, MMX+, SSE
-TEXT ·sumSquaresAVX512(SB), NOSPLIT, $8-32
+TEXT ·sumSquaresAVX512(SB), NOSPLIT, $8-40
 	STMXCSR (SP)
 	MOVL    (SP), AX
 	ORL     $0x00008040, AX
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
-	MOVQ    gradientKind+8(FP), AX
-	MOVQ    gradient+16(FP), CX
-	MOVQ    lanes+24(FP), DX
+	MOVQ    gradientKind+16(FP), AX
+	MOVQ    gradient+24(FP), CX
+	MOVQ    lanes+32(FP), DX
+	MOVQ    n+0(FP), BX
+	MOVQ    prefetching+8(FP), SI
 	VMOVUPD (DX), Z0
 	VMOVUPD 64(DX), Z1
-	MOVQ    n+0(FP), BX
 	CMPQ    AX, $0x01
 	JE      fp16862
 	JA      fp32863
 	XORQ    AX, AX
+	MOVQ    $0x00000800, DI
 	JMP     check866
 
 next865:
-	PREFETCHT0    4096(CX)(AX*2)
+	PREFETCHT0    (CX)(DI*2)
 	VPMOVZXWD     (CX)(AX*2), Z2
 	VPSLLD        $0x10, Z2, Z2
 	VCVTPS2PD     Y2, Z3
@@ -10409,18 +11445,24 @@ next865:
 	VFMADD231PD   Z3, Z3, Z0
 	VFMADD231PD   Z2, Z2, Z1
 	ADDQ          $0x10, AX
+	ADDQ          $0x10, DI
 
 check866:
-	CMPQ AX, BX
+	CMPQ AX, SI
+	JB   next865
+	MOVQ AX, DI
+	CMPQ SI, BX
+	MOVQ BX, SI
 	JB   next865
 	JMP  done864
 
 fp16862:
 	XORQ AX, AX
+	MOVQ $0x00000800, DI
 	JMP  check868
 
 next867:
-	PREFETCHT0    4096(CX)(AX*2)
+	PREFETCHT0    (CX)(DI*2)
 	VCVTPH2PS     (CX)(AX*2), Z2
 	VCVTPS2PD     Y2, Z3
 	VEXTRACTF64X4 $0x01, Z2, Y2
@@ -10428,18 +11470,24 @@ next867:
 	VFMADD231PD   Z3, Z3, Z0
 	VFMADD231PD   Z2, Z2, Z1
 	ADDQ          $0x10, AX
+	ADDQ          $0x10, DI
 
 check868:
-	CMPQ AX, BX
+	CMPQ AX, SI
+	JB   next867
+	MOVQ AX, DI
+	CMPQ SI, BX
+	MOVQ BX, SI
 	JB   next867
 	JMP  done864
 
 fp32863:
 	XORQ AX, AX
+	MOVQ $0x00000800, DI
 	JMP  check870
 
 next869:
-	PREFETCHT0    8192(CX)(AX*4)
+	PREFETCHT0    (CX)(DI*4)
 	VMOVUPS       (CX)(AX*4), Z2
 	VCVTPS2PD     Y2, Z3
 	VEXTRACTF64X4 $0x01, Z2, Y2
@@ -10447,9 +11495,14 @@ next869:
 	VFMADD231PD   Z3, Z3, Z0
 	VFMADD231PD   Z2, Z2, Z1
 	ADDQ          $0x10, AX
+	ADDQ          $0x10, DI
 
 check870:
-	CMPQ AX, BX
+	CMPQ AX, SI
+	JB   next869
+	MOVQ AX, DI
+	CMPQ SI, BX
+	MOVQ BX, SI
 	JB   next869
 
 done864:
@@ -10459,19 +11512,20 @@ done864:
 	VZEROUPPER
 	RET
 
-// func accumulateAVX512(n int, sumKind int, sum *byte, kind int, gradient *byte)
+// func accumulateAVX512(n int, prefetching int, sumKind int, sum *byte, kind int, gradient *byte)
 // Requires: AVX, AVX512F, MMX+, SSE
-TEXT ·accumulateAVX512(SB), NOSPLIT, $8-40
+TEXT ·accumulateAVX512(SB), NOSPLIT, $8-48
 	STMXCSR (SP)
 	MOVL    (SP), AX
 	ORL     $0x00008040, AX
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
-	MOVQ    sumKind+8(FP), AX
-	MOVQ    kind+24(FP), CX
-	MOVQ    sum+16(FP), DX
-	MOVQ    gradient+32(FP), BX
+	MOVQ    sumKind+16(FP), AX
+	MOVQ    kind+32(FP), CX
+	MOVQ    sum+24(FP), DX
+	MOVQ    gradient+40(FP), BX
 	MOVQ    n+0(FP), SI
+	MOVQ    prefetching+8(FP), DI
 	CMPQ    AX, $0x01
 	JE      fp16872
 	JA      fp32873
@@ -10479,11 +11533,12 @@ TEXT ·accumulateAVX512(SB), NOSPLIT, $8-40
 	JE      fp16876
 	JA      fp32877
 	XORQ    AX, AX
+	MOVQ    $0x00000200, CX
 	JMP     check880
 
 next879:
-	PREFETCHT0 1024(DX)(AX*2)
-	PREFETCHT0 1024(BX)(AX*2)
+	PREFETCHT0 (DX)(CX*2)
+	PREFETCHT0 (BX)(CX*2)
 	VPMOVZXWD  (DX)(AX*2), Z0
 	VPSLLD     $0x10, Z0, Z0
 	VPMOVZXWD  (BX)(AX*2), Z1
@@ -10499,19 +11554,25 @@ next879:
 	VPMOVDW    Z1, Y0
 	VMOVDQU    Y0, (DX)(AX*2)
 	ADDQ       $0x10, AX
+	ADDQ       $0x10, CX
 
 check880:
-	CMPQ AX, SI
+	CMPQ AX, DI
+	JB   next879
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
 	JB   next879
 	JMP  done878
 
 fp16876:
 	XORQ AX, AX
+	MOVQ $0x00000200, CX
 	JMP  check882
 
 next881:
-	PREFETCHT0 1024(DX)(AX*2)
-	PREFETCHT0 1024(BX)(AX*2)
+	PREFETCHT0 (DX)(CX*2)
+	PREFETCHT0 (BX)(CX*2)
 	VPMOVZXWD  (DX)(AX*2), Z0
 	VPSLLD     $0x10, Z0, Z0
 	VCVTPH2PS  (BX)(AX*2), Z1
@@ -10526,19 +11587,25 @@ next881:
 	VPMOVDW    Z1, Y0
 	VMOVDQU    Y0, (DX)(AX*2)
 	ADDQ       $0x10, AX
+	ADDQ       $0x10, CX
 
 check882:
-	CMPQ AX, SI
+	CMPQ AX, DI
+	JB   next881
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
 	JB   next881
 	JMP  done878
 
 fp32877:
 	XORQ AX, AX
+	MOVQ $0x00000200, CX
 	JMP  check884
 
 next883:
-	PREFETCHT0 1024(DX)(AX*2)
-	PREFETCHT0 2048(BX)(AX*4)
+	PREFETCHT0 (DX)(CX*2)
+	PREFETCHT0 (BX)(CX*4)
 	VPMOVZXWD  (DX)(AX*2), Z0
 	VPSLLD     $0x10, Z0, Z0
 	VMOVUPS    (BX)(AX*4), Z1
@@ -10553,9 +11620,14 @@ next883:
 	VPMOVDW    Z1, Y0
 	VMOVDQU    Y0, (DX)(AX*2)
 	ADDQ       $0x10, AX
+	ADDQ       $0x10, CX
 
 check884:
-	CMPQ AX, SI
+	CMPQ AX, DI
+	JB   next883
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
 	JB   next883
 
 done878:
@@ -10566,11 +11638,12 @@ fp16872:
 	JE   fp16886
 	JA   fp32887
 	XORQ AX, AX
+	MOVQ $0x00000200, CX
 	JMP  check890
 
 next889:
-	PREFETCHT0 1024(DX)(AX*2)
-	PREFETCHT0 1024(BX)(AX*2)
+	PREFETCHT0 (DX)(CX*2)
+	PREFETCHT0 (BX)(CX*2)
 	VCVTPH2PS  (DX)(AX*2), Z0
 	VPMOVZXWD  (BX)(AX*2), Z1
 	VPSLLD     $0x10, Z1, Z1
@@ -10578,47 +11651,64 @@ next889:
 	VCVTPS2PH  $0x00, Z0, Y0
 	VMOVDQU    Y0, (DX)(AX*2)
 	ADDQ       $0x10, AX
+	ADDQ       $0x10, CX
 
 check890:
-	CMPQ AX, SI
+	CMPQ AX, DI
+	JB   next889
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
 	JB   next889
 	JMP  done888
 
 fp16886:
 	XORQ AX, AX
+	MOVQ $0x00000200, CX
 	JMP  check892
 
 next891:
-	PREFETCHT0 1024(DX)(AX*2)
-	PREFETCHT0 1024(BX)(AX*2)
+	PREFETCHT0 (DX)(CX*2)
+	PREFETCHT0 (BX)(CX*2)
 	VCVTPH2PS  (DX)(AX*2), Z0
 	VCVTPH2PS  (BX)(AX*2), Z1
 	VADDPS     Z1, Z0, Z0
 	VCVTPS2PH  $0x00, Z0, Y0
 	VMOVDQU    Y0, (DX)(AX*2)
 	ADDQ       $0x10, AX
+	ADDQ       $0x10, CX
 
 check892:
-	CMPQ AX, SI
+	CMPQ AX, DI
+	JB   next891
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
 	JB   next891
 	JMP  done888
 
 fp32887:
 	XORQ AX, AX
+	MOVQ $0x00000200, CX
 	JMP  check894
 
 next893:
-	PREFETCHT0 1024(DX)(AX*2)
-	PREFETCHT0 2048(BX)(AX*4)
+	PREFETCHT0 (DX)(CX*2)
+	PREFETCHT0 (BX)(CX*4)
 	VCVTPH2PS  (DX)(AX*2), Z0
 	VMOVUPS    (BX)(AX*4), Z1
 	VADDPS     Z1, Z0, Z0
 	VCVTPS2PH  $0x00, Z0, Y0
 	VMOVDQU    Y0, (DX)(AX*2)
 	ADDQ       $0x10, AX
+	ADDQ       $0x10, CX
 
 check894:
-	CMPQ AX, SI
+	CMPQ AX, DI
+	JB   next893
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
 	JB   next893
 
 done888:
@@ -10629,56 +11719,74 @@ fp32873:
 	JE   fp16896
 	JA   fp32897
 	XORQ AX, AX
+	MOVQ $0x00000200, CX
 	JMP  check900
 
 next899:
-	PREFETCHT0 2048(DX)(AX*4)
-	PREFETCHT0 1024(BX)(AX*2)
+	PREFETCHT0 (DX)(CX*4)
+	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Z0
 	VPMOVZXWD  (BX)(AX*2), Z1
 	VPSLLD     $0x10, Z1, Z1
 	VADDPS     Z1, Z0, Z0
 	VMOVUPS    Z0, (DX)(AX*4)
 	ADDQ       $0x10, AX
+	ADDQ       $0x10, CX
 
 check900:
-	CMPQ AX, SI
+	CMPQ AX, DI
+	JB   next899
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
 	JB   next899
 	JMP  done898
 
 fp16896:
 	XORQ AX, AX
+	MOVQ $0x00000200, CX
 	JMP  check902
 
 next901:
-	PREFETCHT0 2048(DX)(AX*4)
-	PREFETCHT0 1024(BX)(AX*2)
+	PREFETCHT0 (DX)(CX*4)
+	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Z0
 	VCVTPH2PS  (BX)(AX*2), Z1
 	VADDPS     Z1, Z0, Z0
 	VMOVUPS    Z0, (DX)(AX*4)
 	ADDQ       $0x10, AX
+	ADDQ       $0x10, CX
 
 check902:
-	CMPQ AX, SI
+	CMPQ AX, DI
+	JB   next901
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
 	JB   next901
 	JMP  done898
 
 fp32897:
 	XORQ AX, AX
+	MOVQ $0x00000200, CX
 	JMP  check904
 
 next903:
-	PREFETCHT0 2048(DX)(AX*4)
-	PREFETCHT0 2048(BX)(AX*4)
+	PREFETCHT0 (DX)(CX*4)
+	PREFETCHT0 (BX)(CX*4)
 	VMOVUPS    (DX)(AX*4), Z0
 	VMOVUPS    (BX)(AX*4), Z1
 	VADDPS     Z1, Z0, Z0
 	VMOVUPS    Z0, (DX)(AX*4)
 	ADDQ       $0x10, AX
+	ADDQ       $0x10, CX
 
 check904:
-	CMPQ AX, SI
+	CMPQ AX, DI
+	JB   next903
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
 	JB   next903
 
 done898:

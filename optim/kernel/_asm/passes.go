@@ -28,18 +28,18 @@ func (s instructionSet) traffic(state abi.State, moments abi.MomentType, count i
 	zero, sink, x := s.vector(), s.vector(), s.vector()
 	s.clear(zero)
 	s.clear(sink)
-	loopOfKind(kind, argument("Elements"), func(kind int, index reg.Register) {
+	loopOfKind(kind, length{argument("Elements"), argument("Prefetching")}, abi.PrefetchAhead, func(kind int, index, ahead reg.Register) {
 		for _, st := range inPlace {
-			PREFETCHT0(st.at(index, prefetchAhead))
+			PREFETCHT0(st.at(ahead, 0))
 			s.touch(st, index, zero, x)
 		}
 		if kind == abi.Wide {
-			PREFETCHT0(words.at(index, prefetchAhead))
+			PREFETCHT0(words.at(ahead, 0))
 			for _, word := range s.wide(words, index) {
 				s.or(word, sink, sink)
 			}
 		} else {
-			PREFETCHT0(halves.at(index, prefetchAhead))
+			PREFETCHT0(halves.at(ahead, 0))
 			VPOR(halves.at(index, 0), sink.AsY(), sink.AsY())
 		}
 		if state == abi.FP32 {
@@ -104,16 +104,16 @@ func (s instructionSet) clear(x reg.VecVirtual) { s.xor(x, x, x) }
 
 // accumulate writes the addition of gradients to an accumulator of any type.
 func (s instructionSet) accumulate() {
-	TEXT("accumulate"+s.name, 4, "func(n int, sumKind int, sum *byte, kind int, gradient *byte)")
+	TEXT("accumulate"+s.name, 4, "func(n int, prefetching int, sumKind int, sum *byte, kind int, gradient *byte)")
 	restore := flushDenormals()
 	sumKind, kind := Load(Param("sumKind"), GP64()), Load(Param("kind"), GP64())
 	base, gradient := Load(Param("sum"), GP64()), Load(Param("gradient"), GP64())
 	halves, words := stream{base, 2}, stream{base, 4}
-	n := Load(Param("n"), GP64())
+	n := length{Load(Param("n"), GP64()), Load(Param("prefetching"), GP64())}
 	eachKind(sumKind, func(sumKind int) {
-		loopOfKind(kind, n, func(kind int, index reg.Register) {
-			s.prefetchKind(sumKind, base, index, prefetchAhead)
-			s.prefetchKind(kind, gradient, index, prefetchAhead)
+		loopOfKind(kind, n, abi.PrefetchAhead, func(kind int, index, ahead reg.Register) {
+			prefetchKind(sumKind, base, ahead)
+			prefetchKind(kind, gradient, ahead)
 			sum := s.loadKind(sumKind, base, index)
 			for i, g := range s.loadKind(kind, gradient, index) {
 				VADDPS(g, sum[i], sum[i])
@@ -138,10 +138,11 @@ func (s instructionSet) accumulate() {
 // square of an fp32 number is exact in float64, so a fused multiply-add rounds
 // just as a multiplication and an addition do.
 func (s instructionSet) sumSquares() {
-	TEXT("sumSquares"+s.name, 4, "func(n int, gradientKind int, gradient *byte, lanes *[16]float64)")
+	TEXT("sumSquares"+s.name, 4, "func(n int, prefetching int, gradientKind int, gradient *byte, lanes *[16]float64)")
 	restore := flushDenormals()
 	kind, gradient := Load(Param("gradientKind"), GP64()), Load(Param("gradient"), GP64())
 	lanes := Load(Param("lanes"), GP64())
+	n := length{Load(Param("n"), GP64()), Load(Param("prefetching"), GP64())}
 	doubles := s.lanes / 2
 	var sums []reg.VecVirtual
 	at := func(i int) Mem { return Mem{Base: lanes, Disp: 8 * doubles * i} }
@@ -150,8 +151,8 @@ func (s instructionSet) sumSquares() {
 		VMOVUPD(at(i), sum)
 		sums = append(sums, sum)
 	}
-	loopOfKind(kind, Load(Param("n"), GP64()), func(kind int, index reg.Register) {
-		s.prefetchKind(kind, gradient, index, prefetchAlone)
+	loopOfKind(kind, n, abi.PrefetchAlone, func(kind int, index, ahead reg.Register) {
+		prefetchKind(kind, gradient, ahead)
 		for i, g := range s.loadKind(kind, gradient, index) {
 			lower, upper := s.vector(), s.vector()
 			if s.lanes == 16 {

@@ -10,14 +10,6 @@ import (
 	"plimsoll/optim/kernel/abi"
 )
 
-// prefetchAhead is how far ahead of the loop streams are prefetched, in
-// elements.
-const prefetchAhead = 512
-
-// prefetchAlone is the same for a pass over a single stream: as many bytes have
-// to be under way.
-const prefetchAlone = 2048
-
 // vectors hold one group of numbers: one 512-bit register or two 256-bit ones.
 type vectors []reg.VecVirtual
 
@@ -58,7 +50,7 @@ func (s instructionSet) registers(o operands) vectors {
 // array is a stream of numbers that a kernel reads as fp32, and writes back, a
 // group at a time.
 type array interface {
-	prefetch(index reg.Register)
+	prefetch(ahead reg.Register)
 	load(index reg.Register) operands
 	store(x vectors, index reg.Register)
 	// finish is emitted after the loop.
@@ -87,7 +79,7 @@ type fp32Moment struct {
 	stream
 }
 
-func (m fp32Moment) prefetch(index reg.Register) { PREFETCHT0(m.at(index, prefetchAhead)) }
+func (m fp32Moment) prefetch(ahead reg.Register) { PREFETCHT0(m.at(ahead, 0)) }
 
 func (m fp32Moment) load(index reg.Register) operands { return m.wide(m.stream, index) }
 
@@ -100,7 +92,7 @@ type bf16Moment struct {
 	stream
 }
 
-func (m bf16Moment) prefetch(index reg.Register) { PREFETCHT0(m.at(index, prefetchAhead)) }
+func (m bf16Moment) prefetch(ahead reg.Register) { PREFETCHT0(m.at(ahead, 0)) }
 
 func (m bf16Moment) load(index reg.Register) operands {
 	return m.loadUpperHalves(m.at(index, 0)).operands()
@@ -163,9 +155,9 @@ type splitMaster struct {
 	parameter, low stream
 }
 
-func (m splitMaster) prefetch(index reg.Register) {
-	PREFETCHT0(m.parameter.at(index, prefetchAhead))
-	PREFETCHT0(m.low.at(index, prefetchAhead))
+func (m splitMaster) prefetch(ahead reg.Register) {
+	PREFETCHT0(m.parameter.at(ahead, 0))
+	PREFETCHT0(m.low.at(ahead, 0))
 }
 
 // load undoes the rounding: (upper << 16) + signed low.
@@ -211,7 +203,7 @@ type fp32Master struct {
 	copyKind           reg.Register
 }
 
-func (m fp32Master) prefetch(index reg.Register) { PREFETCHT0(m.weights.at(index, prefetchAhead)) }
+func (m fp32Master) prefetch(ahead reg.Register) { PREFETCHT0(m.weights.at(ahead, 0)) }
 
 func (m fp32Master) load(index reg.Register) operands { return m.wide(m.weights, index) }
 
@@ -243,12 +235,12 @@ func (m fp32Master) store(p vectors, index reg.Register) {
 func (fp32Master) finish() { SFENCE() }
 
 // prefetchKind prefetches numbers of a kind.
-func (s instructionSet) prefetchKind(kind int, base, index reg.Register, ahead int) {
+func prefetchKind(kind int, base, ahead reg.Register) {
 	size := 2
 	if kind == abi.Wide {
 		size = 4
 	}
-	PREFETCHT0(stream{base, size}.at(index, ahead))
+	PREFETCHT0(stream{base, size}.at(ahead, 0))
 }
 
 // loadKind loads a group of numbers of a kind.

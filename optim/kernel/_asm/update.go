@@ -66,11 +66,11 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 		}
 		return row(i)
 	}
-	loopOfKind(kind, argument("Elements"), func(kind int, index reg.Register) {
+	loopOfKind(kind, length{argument("Elements"), argument("Prefetching")}, abi.PrefetchAhead, func(kind int, index, ahead reg.Register) {
 		for _, array := range arrays {
-			array.prefetch(index)
+			array.prefetch(ahead)
 		}
-		s.prefetchKind(kind, gradient, index, prefetchAhead)
+		prefetchKind(kind, gradient, ahead)
 		g := s.loadKind(kind, gradient, index)
 		p := s.registers(arrays[0].load(index))
 		for i := range g {

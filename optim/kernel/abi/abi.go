@@ -80,6 +80,14 @@ const (
 // Group is the number of elements that one turn of a vector kernel handles.
 const Group = 16
 
+// PrefetchAhead is how far ahead of the loop kernels prefetch, in elements, and
+// PrefetchAlone the same for a pass over a single stream: as many bytes have to
+// be under way.
+const (
+	PrefetchAhead = 512
+	PrefetchAlone = 2048
+)
+
 // Rows of the table of constants.
 const (
 	GradientScale = iota
@@ -117,7 +125,11 @@ const (
 // Arguments are those of every update and traffic kernel. Streams that a kernel
 // does not use are nil.
 type Arguments struct {
-	Elements     int // a multiple of Group
+	Elements int // a multiple of Group
+	// Prefetching is for how many of these elements the streams go on at least
+	// PrefetchAhead elements further; a multiple of Group. Prefetching an
+	// address without memory is harmless but slow.
+	Prefetching  int
 	Table        *Table
 	GradientKind int
 	CopyKind     int
