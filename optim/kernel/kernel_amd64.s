@@ -1319,368 +1319,330 @@ done54:
 // func adamSplitBF16AVX2(a *Arguments)
 // Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
 TEXT ·adamSplitBF16AVX2(SB), NOSPLIT, $8-8
-	STMXCSR (SP)
-	MOVL    (SP), AX
-	ORL     $0x00008040, AX
-	MOVL    AX, 4(SP)
-	LDMXCSR 4(SP)
-	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
-	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
-	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
-	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
-	MOVQ    a+0(FP), SI
-	MOVQ    56(SI), SI
-	MOVQ    a+0(FP), DI
-	MOVQ    72(DI), DI
-	MOVQ    a+0(FP), R8
-	MOVQ    80(R8), R8
-	MOVQ    a+0(FP), R9
-	MOVL    40(R9), R9
-	VMOVUPS 128(AX), Y0
-	VMOVUPS 192(AX), Y1
-	VMOVUPS 256(AX), Y2
-	VMOVUPS 320(AX), Y3
-	VMOVUPS 384(AX), Y4
-	VMOVUPS 576(AX), Y5
-	MOVQ    a+0(FP), R10
-	MOVQ    (R10), R10
-	MOVQ    a+0(FP), R11
-	MOVQ    8(R11), R11
-	CMPQ    CX, $0x01
-	JE      fp1662
-	JA      fp3263
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R12
-	JMP     check66
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	MOVQ         a+0(FP), AX
+	MOVQ         16(AX), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         24(CX), CX
+	MOVQ         a+0(FP), DX
+	MOVQ         88(DX), DX
+	MOVQ         a+0(FP), BX
+	MOVQ         48(BX), BX
+	MOVQ         a+0(FP), SI
+	MOVQ         56(SI), SI
+	MOVQ         a+0(FP), DI
+	MOVQ         72(DI), DI
+	MOVQ         a+0(FP), R8
+	MOVQ         80(R8), R8
+	MOVQ         a+0(FP), R9
+	VPBROADCASTD 40(R9), Y0
+	VPADDD       ditherOfLanes<>+0(SB), Y0, Y0
+	VMOVUPS      128(AX), Y1
+	VMOVUPS      192(AX), Y2
+	VMOVUPS      256(AX), Y3
+	VMOVUPS      320(AX), Y4
+	VMOVUPS      384(AX), Y5
+	VMOVUPS      576(AX), Y6
+	MOVQ         a+0(FP), R9
+	MOVQ         (R9), R9
+	MOVQ         a+0(FP), R10
+	MOVQ         8(R10), R10
+	CMPQ         CX, $0x01
+	JE           fp1662
+	JA           fp3263
+	XORQ         CX, CX
+	MOVQ         $0x00000200, R11
+	JMP          check66
 
 next65:
-	PREFETCHT0     (BX)(R12*2)
-	PREFETCHT0     (SI)(R12*2)
-	PREFETCHT0     (DI)(R12*2)
-	PREFETCHT0     (R8)(R12*2)
-	PREFETCHT0     (DX)(R12*2)
-	VBROADCASTI128 (DX)(CX*2), Y6
-	VPSHUFB        spread<>+0(SB), Y6, Y6
-	VBROADCASTI128 16(DX)(CX*2), Y7
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*2)
+	PREFETCHT0     (R8)(R11*2)
+	PREFETCHT0     (DX)(R11*2)
+	VBROADCASTI128 (DX)(CX*2), Y7
 	VPSHUFB        spread<>+0(SB), Y7, Y7
-	VBROADCASTI128 (BX)(CX*2), Y8
+	VBROADCASTI128 16(DX)(CX*2), Y8
 	VPSHUFB        spread<>+0(SB), Y8, Y8
-	VBROADCASTI128 16(BX)(CX*2), Y9
+	VBROADCASTI128 (BX)(CX*2), Y9
 	VPSHUFB        spread<>+0(SB), Y9, Y9
-	VPMOVSXWD      (SI)(CX*2), Y10
-	VPADDD         Y10, Y8, Y8
-	VPMOVSXWD      16(SI)(CX*2), Y10
-	VPADDD         Y10, Y9, Y9
-	VMULPS         (AX), Y6, Y6
-	VFMADD231PS    64(AX), Y8, Y6
+	VBROADCASTI128 16(BX)(CX*2), Y10
+	VPSHUFB        spread<>+0(SB), Y10, Y10
+	VPMOVSXWD      (SI)(CX*2), Y11
+	VPADDD         Y11, Y9, Y9
+	VPMOVSXWD      16(SI)(CX*2), Y11
+	VPADDD         Y11, Y10, Y10
 	VMULPS         (AX), Y7, Y7
 	VFMADD231PS    64(AX), Y9, Y7
-	VBROADCASTI128 (DI)(CX*2), Y10
-	VPSHUFB        spread<>+0(SB), Y10, Y10
-	VBROADCASTI128 16(DI)(CX*2), Y11
+	VMULPS         (AX), Y8, Y8
+	VFMADD231PS    64(AX), Y10, Y8
+	VBROADCASTI128 (DI)(CX*2), Y11
 	VPSHUFB        spread<>+0(SB), Y11, Y11
-	VMULPS         Y10, Y0, Y10
-	VFMADD231PS    Y1, Y6, Y10
-	VMULPS         Y11, Y0, Y11
-	VFMADD231PS    Y1, Y7, Y11
-	VPADDD         pattern00008000<>+0(SB), Y10, Y12
-	VPSRLD         $0x10, Y12, Y12
+	VBROADCASTI128 16(DI)(CX*2), Y12
+	VPSHUFB        spread<>+0(SB), Y12, Y12
+	VMULPS         Y11, Y1, Y11
+	VFMADD231PS    Y2, Y7, Y11
+	VMULPS         Y12, Y1, Y12
+	VFMADD231PS    Y2, Y8, Y12
 	VPADDD         pattern00008000<>+0(SB), Y11, Y13
 	VPSRLD         $0x10, Y13, Y13
-	VPACKUSDW      Y13, Y12, Y12
-	VPERMQ         $0xd8, Y12, Y12
-	VMOVDQU        Y12, (DI)(CX*2)
-	VMULPS         Y6, Y6, Y6
+	VPADDD         pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD         $0x10, Y14, Y14
+	VPACKUSDW      Y14, Y13, Y13
+	VPERMQ         $0xd8, Y13, Y13
+	VMOVDQU        Y13, (DI)(CX*2)
 	VMULPS         Y7, Y7, Y7
-	VBROADCASTI128 (R8)(CX*2), Y12
-	VPSHUFB        spread<>+0(SB), Y12, Y12
-	VBROADCASTI128 16(R8)(CX*2), Y13
+	VMULPS         Y8, Y8, Y8
+	VBROADCASTI128 (R8)(CX*2), Y13
 	VPSHUFB        spread<>+0(SB), Y13, Y13
-	VMULPS         Y12, Y2, Y12
-	VFMADD231PS    Y3, Y6, Y12
-	VMULPS         Y13, Y2, Y6
-	VFMADD231PS    Y3, Y7, Y6
-	VMOVD          R9, X7
-	VPBROADCASTD   X7, Y7
-	VPADDD         ditherOfLanes<>+0(SB), Y7, Y13
-	VPSRLD         $0x10, Y13, Y14
-	VPXOR          Y14, Y13, Y13
-	VPMULLD        pattern85ebca6b<>+0(SB), Y13, Y13
-	VPSRLD         $0x10, Y13, Y13
-	VPADDD         Y12, Y13, Y13
-	VPSRLD         $0x10, Y13, Y13
-	VPADDD         ditherOfLanes<>+32(SB), Y7, Y7
-	VPSRLD         $0x10, Y7, Y14
-	VPXOR          Y14, Y7, Y7
-	VPMULLD        pattern85ebca6b<>+0(SB), Y7, Y7
-	VPSRLD         $0x10, Y7, Y7
-	VPADDD         Y6, Y7, Y7
-	VPSRLD         $0x10, Y7, Y7
-	VPACKUSDW      Y7, Y13, Y7
-	VPERMQ         $0xd8, Y7, Y7
-	VMOVDQU        Y7, (R8)(CX*2)
-	ADDL           $-478700656, R9
-	VSQRTPS        Y12, Y12
-	VFMADD213PS    448(AX), Y4, Y12
-	VDIVPS         Y12, Y10, Y10
-	VFMADD231PS    512(AX), Y8, Y8
-	VFMADD231PS    Y5, Y10, Y8
-	VSQRTPS        Y6, Y6
-	VFMADD213PS    448(AX), Y4, Y6
-	VDIVPS         Y6, Y11, Y11
+	VBROADCASTI128 16(R8)(CX*2), Y14
+	VPSHUFB        spread<>+0(SB), Y14, Y14
+	VMULPS         Y13, Y3, Y13
+	VFMADD231PS    Y4, Y7, Y13
+	VMULPS         Y14, Y3, Y7
+	VFMADD231PS    Y4, Y8, Y7
+	VPMULLD        Y0, Y0, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPADDD         Y13, Y8, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPADDD         patternf1bbcdc8<>+0(SB), Y0, Y14
+	VPMULLD        Y14, Y14, Y14
+	VPSRLD         $0x10, Y14, Y14
+	VPADDD         Y7, Y14, Y14
+	VPSRLD         $0x10, Y14, Y14
+	VPACKUSDW      Y14, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VMOVDQU        Y8, (R8)(CX*2)
+	VPADDD         patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS        Y13, Y13
+	VFMADD213PS    448(AX), Y5, Y13
+	VDIVPS         Y13, Y11, Y11
 	VFMADD231PS    512(AX), Y9, Y9
-	VFMADD231PS    Y5, Y11, Y9
-	VPERM2I128     $0x20, Y9, Y8, Y6
-	VPERM2I128     $0x31, Y9, Y8, Y7
-	VPSHUFB        separated<>+0(SB), Y6, Y6
+	VFMADD231PS    Y6, Y11, Y9
+	VSQRTPS        Y7, Y7
+	VFMADD213PS    448(AX), Y5, Y7
+	VDIVPS         Y7, Y12, Y12
+	VFMADD231PS    512(AX), Y10, Y10
+	VFMADD231PS    Y6, Y12, Y10
+	VPERM2I128     $0x20, Y10, Y9, Y7
+	VPERM2I128     $0x31, Y10, Y9, Y8
 	VPSHUFB        separated<>+0(SB), Y7, Y7
-	VPUNPCKLQDQ    Y7, Y6, Y8
-	VPUNPCKHQDQ    Y7, Y6, Y7
-	VMOVDQU        Y8, (SI)(CX*2)
-	VPSRLW         $0x0f, Y8, Y8
-	VPADDW         Y8, Y7, Y7
-	VMOVDQU        Y7, (BX)(CX*2)
+	VPSHUFB        separated<>+0(SB), Y8, Y8
+	VPUNPCKLQDQ    Y8, Y7, Y9
+	VPUNPCKHQDQ    Y8, Y7, Y8
+	VMOVDQU        Y9, (SI)(CX*2)
+	VPSRLW         $0x0f, Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VMOVDQU        Y8, (BX)(CX*2)
 	ADDQ           $0x10, CX
-	ADDQ           $0x10, R12
+	ADDQ           $0x10, R11
 
 check66:
-	CMPQ CX, R11
+	CMPQ CX, R10
 	JB   next65
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next65
 	JMP  done64
 
 fp1662:
 	XORQ CX, CX
-	MOVQ $0x00000200, R12
+	MOVQ $0x00000200, R11
 	JMP  check68
 
 next67:
-	PREFETCHT0     (BX)(R12*2)
-	PREFETCHT0     (SI)(R12*2)
-	PREFETCHT0     (DI)(R12*2)
-	PREFETCHT0     (R8)(R12*2)
-	PREFETCHT0     (DX)(R12*2)
-	VCVTPH2PS      (DX)(CX*2), Y6
-	VCVTPH2PS      16(DX)(CX*2), Y7
-	VBROADCASTI128 (BX)(CX*2), Y8
-	VPSHUFB        spread<>+0(SB), Y8, Y8
-	VBROADCASTI128 16(BX)(CX*2), Y9
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*2)
+	PREFETCHT0     (R8)(R11*2)
+	PREFETCHT0     (DX)(R11*2)
+	VCVTPH2PS      (DX)(CX*2), Y7
+	VCVTPH2PS      16(DX)(CX*2), Y8
+	VBROADCASTI128 (BX)(CX*2), Y9
 	VPSHUFB        spread<>+0(SB), Y9, Y9
-	VPMOVSXWD      (SI)(CX*2), Y10
-	VPADDD         Y10, Y8, Y8
-	VPMOVSXWD      16(SI)(CX*2), Y10
-	VPADDD         Y10, Y9, Y9
-	VMULPS         (AX), Y6, Y6
-	VFMADD231PS    64(AX), Y8, Y6
+	VBROADCASTI128 16(BX)(CX*2), Y10
+	VPSHUFB        spread<>+0(SB), Y10, Y10
+	VPMOVSXWD      (SI)(CX*2), Y11
+	VPADDD         Y11, Y9, Y9
+	VPMOVSXWD      16(SI)(CX*2), Y11
+	VPADDD         Y11, Y10, Y10
 	VMULPS         (AX), Y7, Y7
 	VFMADD231PS    64(AX), Y9, Y7
-	VBROADCASTI128 (DI)(CX*2), Y10
-	VPSHUFB        spread<>+0(SB), Y10, Y10
-	VBROADCASTI128 16(DI)(CX*2), Y11
+	VMULPS         (AX), Y8, Y8
+	VFMADD231PS    64(AX), Y10, Y8
+	VBROADCASTI128 (DI)(CX*2), Y11
 	VPSHUFB        spread<>+0(SB), Y11, Y11
-	VMULPS         Y10, Y0, Y10
-	VFMADD231PS    Y1, Y6, Y10
-	VMULPS         Y11, Y0, Y11
-	VFMADD231PS    Y1, Y7, Y11
-	VPADDD         pattern00008000<>+0(SB), Y10, Y12
-	VPSRLD         $0x10, Y12, Y12
+	VBROADCASTI128 16(DI)(CX*2), Y12
+	VPSHUFB        spread<>+0(SB), Y12, Y12
+	VMULPS         Y11, Y1, Y11
+	VFMADD231PS    Y2, Y7, Y11
+	VMULPS         Y12, Y1, Y12
+	VFMADD231PS    Y2, Y8, Y12
 	VPADDD         pattern00008000<>+0(SB), Y11, Y13
 	VPSRLD         $0x10, Y13, Y13
-	VPACKUSDW      Y13, Y12, Y12
-	VPERMQ         $0xd8, Y12, Y12
-	VMOVDQU        Y12, (DI)(CX*2)
-	VMULPS         Y6, Y6, Y6
+	VPADDD         pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD         $0x10, Y14, Y14
+	VPACKUSDW      Y14, Y13, Y13
+	VPERMQ         $0xd8, Y13, Y13
+	VMOVDQU        Y13, (DI)(CX*2)
 	VMULPS         Y7, Y7, Y7
-	VBROADCASTI128 (R8)(CX*2), Y12
-	VPSHUFB        spread<>+0(SB), Y12, Y12
-	VBROADCASTI128 16(R8)(CX*2), Y13
+	VMULPS         Y8, Y8, Y8
+	VBROADCASTI128 (R8)(CX*2), Y13
 	VPSHUFB        spread<>+0(SB), Y13, Y13
-	VMULPS         Y12, Y2, Y12
-	VFMADD231PS    Y3, Y6, Y12
-	VMULPS         Y13, Y2, Y6
-	VFMADD231PS    Y3, Y7, Y6
-	VMOVD          R9, X7
-	VPBROADCASTD   X7, Y7
-	VPADDD         ditherOfLanes<>+0(SB), Y7, Y13
-	VPSRLD         $0x10, Y13, Y14
-	VPXOR          Y14, Y13, Y13
-	VPMULLD        pattern85ebca6b<>+0(SB), Y13, Y13
-	VPSRLD         $0x10, Y13, Y13
-	VPADDD         Y12, Y13, Y13
-	VPSRLD         $0x10, Y13, Y13
-	VPADDD         ditherOfLanes<>+32(SB), Y7, Y7
-	VPSRLD         $0x10, Y7, Y14
-	VPXOR          Y14, Y7, Y7
-	VPMULLD        pattern85ebca6b<>+0(SB), Y7, Y7
-	VPSRLD         $0x10, Y7, Y7
-	VPADDD         Y6, Y7, Y7
-	VPSRLD         $0x10, Y7, Y7
-	VPACKUSDW      Y7, Y13, Y7
-	VPERMQ         $0xd8, Y7, Y7
-	VMOVDQU        Y7, (R8)(CX*2)
-	ADDL           $-478700656, R9
-	VSQRTPS        Y12, Y12
-	VFMADD213PS    448(AX), Y4, Y12
-	VDIVPS         Y12, Y10, Y10
-	VFMADD231PS    512(AX), Y8, Y8
-	VFMADD231PS    Y5, Y10, Y8
-	VSQRTPS        Y6, Y6
-	VFMADD213PS    448(AX), Y4, Y6
-	VDIVPS         Y6, Y11, Y11
+	VBROADCASTI128 16(R8)(CX*2), Y14
+	VPSHUFB        spread<>+0(SB), Y14, Y14
+	VMULPS         Y13, Y3, Y13
+	VFMADD231PS    Y4, Y7, Y13
+	VMULPS         Y14, Y3, Y7
+	VFMADD231PS    Y4, Y8, Y7
+	VPMULLD        Y0, Y0, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPADDD         Y13, Y8, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPADDD         patternf1bbcdc8<>+0(SB), Y0, Y14
+	VPMULLD        Y14, Y14, Y14
+	VPSRLD         $0x10, Y14, Y14
+	VPADDD         Y7, Y14, Y14
+	VPSRLD         $0x10, Y14, Y14
+	VPACKUSDW      Y14, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VMOVDQU        Y8, (R8)(CX*2)
+	VPADDD         patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS        Y13, Y13
+	VFMADD213PS    448(AX), Y5, Y13
+	VDIVPS         Y13, Y11, Y11
 	VFMADD231PS    512(AX), Y9, Y9
-	VFMADD231PS    Y5, Y11, Y9
-	VPERM2I128     $0x20, Y9, Y8, Y6
-	VPERM2I128     $0x31, Y9, Y8, Y7
-	VPSHUFB        separated<>+0(SB), Y6, Y6
+	VFMADD231PS    Y6, Y11, Y9
+	VSQRTPS        Y7, Y7
+	VFMADD213PS    448(AX), Y5, Y7
+	VDIVPS         Y7, Y12, Y12
+	VFMADD231PS    512(AX), Y10, Y10
+	VFMADD231PS    Y6, Y12, Y10
+	VPERM2I128     $0x20, Y10, Y9, Y7
+	VPERM2I128     $0x31, Y10, Y9, Y8
 	VPSHUFB        separated<>+0(SB), Y7, Y7
-	VPUNPCKLQDQ    Y7, Y6, Y8
-	VPUNPCKHQDQ    Y7, Y6, Y7
-	VMOVDQU        Y8, (SI)(CX*2)
-	VPSRLW         $0x0f, Y8, Y8
-	VPADDW         Y8, Y7, Y7
-	VMOVDQU        Y7, (BX)(CX*2)
+	VPSHUFB        separated<>+0(SB), Y8, Y8
+	VPUNPCKLQDQ    Y8, Y7, Y9
+	VPUNPCKHQDQ    Y8, Y7, Y8
+	VMOVDQU        Y9, (SI)(CX*2)
+	VPSRLW         $0x0f, Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VMOVDQU        Y8, (BX)(CX*2)
 	ADDQ           $0x10, CX
-	ADDQ           $0x10, R12
+	ADDQ           $0x10, R11
 
 check68:
-	CMPQ CX, R11
+	CMPQ CX, R10
 	JB   next67
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next67
 	JMP  done64
 
 fp3263:
 	XORQ CX, CX
-	MOVQ $0x00000200, R12
+	MOVQ $0x00000200, R11
 	JMP  check70
 
 next69:
-	PREFETCHT0     (BX)(R12*2)
-	PREFETCHT0     (SI)(R12*2)
-	PREFETCHT0     (DI)(R12*2)
-	PREFETCHT0     (R8)(R12*2)
-	PREFETCHT0     (DX)(R12*4)
-	VMOVUPS        (DX)(CX*4), Y6
-	VMOVUPS        32(DX)(CX*4), Y7
-	VBROADCASTI128 (BX)(CX*2), Y8
-	VPSHUFB        spread<>+0(SB), Y8, Y8
-	VBROADCASTI128 16(BX)(CX*2), Y9
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*2)
+	PREFETCHT0     (R8)(R11*2)
+	PREFETCHT0     (DX)(R11*4)
+	VMOVUPS        (DX)(CX*4), Y7
+	VMOVUPS        32(DX)(CX*4), Y8
+	VBROADCASTI128 (BX)(CX*2), Y9
 	VPSHUFB        spread<>+0(SB), Y9, Y9
-	VPMOVSXWD      (SI)(CX*2), Y10
-	VPADDD         Y10, Y8, Y8
-	VPMOVSXWD      16(SI)(CX*2), Y10
-	VPADDD         Y10, Y9, Y9
-	VMULPS         (AX), Y6, Y6
-	VFMADD231PS    64(AX), Y8, Y6
+	VBROADCASTI128 16(BX)(CX*2), Y10
+	VPSHUFB        spread<>+0(SB), Y10, Y10
+	VPMOVSXWD      (SI)(CX*2), Y11
+	VPADDD         Y11, Y9, Y9
+	VPMOVSXWD      16(SI)(CX*2), Y11
+	VPADDD         Y11, Y10, Y10
 	VMULPS         (AX), Y7, Y7
 	VFMADD231PS    64(AX), Y9, Y7
-	VBROADCASTI128 (DI)(CX*2), Y10
-	VPSHUFB        spread<>+0(SB), Y10, Y10
-	VBROADCASTI128 16(DI)(CX*2), Y11
+	VMULPS         (AX), Y8, Y8
+	VFMADD231PS    64(AX), Y10, Y8
+	VBROADCASTI128 (DI)(CX*2), Y11
 	VPSHUFB        spread<>+0(SB), Y11, Y11
-	VMULPS         Y10, Y0, Y10
-	VFMADD231PS    Y1, Y6, Y10
-	VMULPS         Y11, Y0, Y11
-	VFMADD231PS    Y1, Y7, Y11
-	VPADDD         pattern00008000<>+0(SB), Y10, Y12
-	VPSRLD         $0x10, Y12, Y12
+	VBROADCASTI128 16(DI)(CX*2), Y12
+	VPSHUFB        spread<>+0(SB), Y12, Y12
+	VMULPS         Y11, Y1, Y11
+	VFMADD231PS    Y2, Y7, Y11
+	VMULPS         Y12, Y1, Y12
+	VFMADD231PS    Y2, Y8, Y12
 	VPADDD         pattern00008000<>+0(SB), Y11, Y13
 	VPSRLD         $0x10, Y13, Y13
-	VPACKUSDW      Y13, Y12, Y12
-	VPERMQ         $0xd8, Y12, Y12
-	VMOVDQU        Y12, (DI)(CX*2)
-	VMULPS         Y6, Y6, Y6
+	VPADDD         pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD         $0x10, Y14, Y14
+	VPACKUSDW      Y14, Y13, Y13
+	VPERMQ         $0xd8, Y13, Y13
+	VMOVDQU        Y13, (DI)(CX*2)
 	VMULPS         Y7, Y7, Y7
-	VBROADCASTI128 (R8)(CX*2), Y12
-	VPSHUFB        spread<>+0(SB), Y12, Y12
-	VBROADCASTI128 16(R8)(CX*2), Y13
+	VMULPS         Y8, Y8, Y8
+	VBROADCASTI128 (R8)(CX*2), Y13
 	VPSHUFB        spread<>+0(SB), Y13, Y13
-	VMULPS         Y12, Y2, Y12
-	VFMADD231PS    Y3, Y6, Y12
-	VMULPS         Y13, Y2, Y6
-	VFMADD231PS    Y3, Y7, Y6
-	VMOVD          R9, X7
-	VPBROADCASTD   X7, Y7
-	VPADDD         ditherOfLanes<>+0(SB), Y7, Y13
-	VPSRLD         $0x10, Y13, Y14
-	VPXOR          Y14, Y13, Y13
-	VPMULLD        pattern85ebca6b<>+0(SB), Y13, Y13
-	VPSRLD         $0x10, Y13, Y13
-	VPADDD         Y12, Y13, Y13
-	VPSRLD         $0x10, Y13, Y13
-	VPADDD         ditherOfLanes<>+32(SB), Y7, Y7
-	VPSRLD         $0x10, Y7, Y14
-	VPXOR          Y14, Y7, Y7
-	VPMULLD        pattern85ebca6b<>+0(SB), Y7, Y7
-	VPSRLD         $0x10, Y7, Y7
-	VPADDD         Y6, Y7, Y7
-	VPSRLD         $0x10, Y7, Y7
-	VPACKUSDW      Y7, Y13, Y7
-	VPERMQ         $0xd8, Y7, Y7
-	VMOVDQU        Y7, (R8)(CX*2)
-	ADDL           $-478700656, R9
-	VSQRTPS        Y12, Y12
-	VFMADD213PS    448(AX), Y4, Y12
-	VDIVPS         Y12, Y10, Y10
-	VFMADD231PS    512(AX), Y8, Y8
-	VFMADD231PS    Y5, Y10, Y8
-	VSQRTPS        Y6, Y6
-	VFMADD213PS    448(AX), Y4, Y6
-	VDIVPS         Y6, Y11, Y11
+	VBROADCASTI128 16(R8)(CX*2), Y14
+	VPSHUFB        spread<>+0(SB), Y14, Y14
+	VMULPS         Y13, Y3, Y13
+	VFMADD231PS    Y4, Y7, Y13
+	VMULPS         Y14, Y3, Y7
+	VFMADD231PS    Y4, Y8, Y7
+	VPMULLD        Y0, Y0, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPADDD         Y13, Y8, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPADDD         patternf1bbcdc8<>+0(SB), Y0, Y14
+	VPMULLD        Y14, Y14, Y14
+	VPSRLD         $0x10, Y14, Y14
+	VPADDD         Y7, Y14, Y14
+	VPSRLD         $0x10, Y14, Y14
+	VPACKUSDW      Y14, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VMOVDQU        Y8, (R8)(CX*2)
+	VPADDD         patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS        Y13, Y13
+	VFMADD213PS    448(AX), Y5, Y13
+	VDIVPS         Y13, Y11, Y11
 	VFMADD231PS    512(AX), Y9, Y9
-	VFMADD231PS    Y5, Y11, Y9
-	VPERM2I128     $0x20, Y9, Y8, Y6
-	VPERM2I128     $0x31, Y9, Y8, Y7
-	VPSHUFB        separated<>+0(SB), Y6, Y6
+	VFMADD231PS    Y6, Y11, Y9
+	VSQRTPS        Y7, Y7
+	VFMADD213PS    448(AX), Y5, Y7
+	VDIVPS         Y7, Y12, Y12
+	VFMADD231PS    512(AX), Y10, Y10
+	VFMADD231PS    Y6, Y12, Y10
+	VPERM2I128     $0x20, Y10, Y9, Y7
+	VPERM2I128     $0x31, Y10, Y9, Y8
 	VPSHUFB        separated<>+0(SB), Y7, Y7
-	VPUNPCKLQDQ    Y7, Y6, Y8
-	VPUNPCKHQDQ    Y7, Y6, Y7
-	VMOVDQU        Y8, (SI)(CX*2)
-	VPSRLW         $0x0f, Y8, Y8
-	VPADDW         Y8, Y7, Y7
-	VMOVDQU        Y7, (BX)(CX*2)
+	VPSHUFB        separated<>+0(SB), Y8, Y8
+	VPUNPCKLQDQ    Y8, Y7, Y9
+	VPUNPCKHQDQ    Y8, Y7, Y8
+	VMOVDQU        Y9, (SI)(CX*2)
+	VPSRLW         $0x0f, Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VMOVDQU        Y8, (BX)(CX*2)
 	ADDQ           $0x10, CX
-	ADDQ           $0x10, R12
+	ADDQ           $0x10, R11
 
 check70:
-	CMPQ CX, R11
+	CMPQ CX, R10
 	JB   next69
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next69
 
 done64:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
-
-DATA pattern00008000<>+0(SB)/4, $0x00008000
-DATA pattern00008000<>+4(SB)/4, $0x00008000
-DATA pattern00008000<>+8(SB)/4, $0x00008000
-DATA pattern00008000<>+12(SB)/4, $0x00008000
-DATA pattern00008000<>+16(SB)/4, $0x00008000
-DATA pattern00008000<>+20(SB)/4, $0x00008000
-DATA pattern00008000<>+24(SB)/4, $0x00008000
-DATA pattern00008000<>+28(SB)/4, $0x00008000
-DATA pattern00008000<>+32(SB)/4, $0x00008000
-DATA pattern00008000<>+36(SB)/4, $0x00008000
-DATA pattern00008000<>+40(SB)/4, $0x00008000
-DATA pattern00008000<>+44(SB)/4, $0x00008000
-DATA pattern00008000<>+48(SB)/4, $0x00008000
-DATA pattern00008000<>+52(SB)/4, $0x00008000
-DATA pattern00008000<>+56(SB)/4, $0x00008000
-DATA pattern00008000<>+60(SB)/4, $0x00008000
-GLOBL pattern00008000<>(SB), RODATA|NOPTR, $64
 
 DATA ditherOfLanes<>+0(SB)/4, $0x00000000
 DATA ditherOfLanes<>+4(SB)/4, $0x9e3779b9
@@ -1700,23 +1662,59 @@ DATA ditherOfLanes<>+56(SB)/4, $0xa708a81e
 DATA ditherOfLanes<>+60(SB)/4, $0x454021d7
 GLOBL ditherOfLanes<>(SB), RODATA|NOPTR, $64
 
-DATA pattern85ebca6b<>+0(SB)/4, $0x85ebca6b
-DATA pattern85ebca6b<>+4(SB)/4, $0x85ebca6b
-DATA pattern85ebca6b<>+8(SB)/4, $0x85ebca6b
-DATA pattern85ebca6b<>+12(SB)/4, $0x85ebca6b
-DATA pattern85ebca6b<>+16(SB)/4, $0x85ebca6b
-DATA pattern85ebca6b<>+20(SB)/4, $0x85ebca6b
-DATA pattern85ebca6b<>+24(SB)/4, $0x85ebca6b
-DATA pattern85ebca6b<>+28(SB)/4, $0x85ebca6b
-DATA pattern85ebca6b<>+32(SB)/4, $0x85ebca6b
-DATA pattern85ebca6b<>+36(SB)/4, $0x85ebca6b
-DATA pattern85ebca6b<>+40(SB)/4, $0x85ebca6b
-DATA pattern85ebca6b<>+44(SB)/4, $0x85ebca6b
-DATA pattern85ebca6b<>+48(SB)/4, $0x85ebca6b
-DATA pattern85ebca6b<>+52(SB)/4, $0x85ebca6b
-DATA pattern85ebca6b<>+56(SB)/4, $0x85ebca6b
-DATA pattern85ebca6b<>+60(SB)/4, $0x85ebca6b
-GLOBL pattern85ebca6b<>(SB), RODATA|NOPTR, $64
+DATA pattern00008000<>+0(SB)/4, $0x00008000
+DATA pattern00008000<>+4(SB)/4, $0x00008000
+DATA pattern00008000<>+8(SB)/4, $0x00008000
+DATA pattern00008000<>+12(SB)/4, $0x00008000
+DATA pattern00008000<>+16(SB)/4, $0x00008000
+DATA pattern00008000<>+20(SB)/4, $0x00008000
+DATA pattern00008000<>+24(SB)/4, $0x00008000
+DATA pattern00008000<>+28(SB)/4, $0x00008000
+DATA pattern00008000<>+32(SB)/4, $0x00008000
+DATA pattern00008000<>+36(SB)/4, $0x00008000
+DATA pattern00008000<>+40(SB)/4, $0x00008000
+DATA pattern00008000<>+44(SB)/4, $0x00008000
+DATA pattern00008000<>+48(SB)/4, $0x00008000
+DATA pattern00008000<>+52(SB)/4, $0x00008000
+DATA pattern00008000<>+56(SB)/4, $0x00008000
+DATA pattern00008000<>+60(SB)/4, $0x00008000
+GLOBL pattern00008000<>(SB), RODATA|NOPTR, $64
+
+DATA patternf1bbcdc8<>+0(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+4(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+8(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+12(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+16(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+20(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+24(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+28(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+32(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+36(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+40(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+44(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+48(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+52(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+56(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+60(SB)/4, $0xf1bbcdc8
+GLOBL patternf1bbcdc8<>(SB), RODATA|NOPTR, $64
+
+DATA patterne3779b90<>+0(SB)/4, $0xe3779b90
+DATA patterne3779b90<>+4(SB)/4, $0xe3779b90
+DATA patterne3779b90<>+8(SB)/4, $0xe3779b90
+DATA patterne3779b90<>+12(SB)/4, $0xe3779b90
+DATA patterne3779b90<>+16(SB)/4, $0xe3779b90
+DATA patterne3779b90<>+20(SB)/4, $0xe3779b90
+DATA patterne3779b90<>+24(SB)/4, $0xe3779b90
+DATA patterne3779b90<>+28(SB)/4, $0xe3779b90
+DATA patterne3779b90<>+32(SB)/4, $0xe3779b90
+DATA patterne3779b90<>+36(SB)/4, $0xe3779b90
+DATA patterne3779b90<>+40(SB)/4, $0xe3779b90
+DATA patterne3779b90<>+44(SB)/4, $0xe3779b90
+DATA patterne3779b90<>+48(SB)/4, $0xe3779b90
+DATA patterne3779b90<>+52(SB)/4, $0xe3779b90
+DATA patterne3779b90<>+56(SB)/4, $0xe3779b90
+DATA patterne3779b90<>+60(SB)/4, $0xe3779b90
+GLOBL patterne3779b90<>(SB), RODATA|NOPTR, $64
 
 // func lionSplitBF16AVX2(a *Arguments)
 // Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
@@ -2007,272 +2005,252 @@ done74:
 // func adagradSplitBF16AVX2(a *Arguments)
 // Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
 TEXT ·adagradSplitBF16AVX2(SB), NOSPLIT, $8-8
-	STMXCSR (SP)
-	MOVL    (SP), AX
-	ORL     $0x00008040, AX
-	MOVL    AX, 4(SP)
-	LDMXCSR 4(SP)
-	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
-	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
-	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
-	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
-	MOVQ    a+0(FP), SI
-	MOVQ    56(SI), SI
-	MOVQ    a+0(FP), DI
-	MOVQ    72(DI), DI
-	MOVQ    a+0(FP), R8
-	MOVL    40(R8), R8
-	VMOVUPS 448(AX), Y0
-	VMOVUPS 576(AX), Y1
-	MOVQ    a+0(FP), R9
-	MOVQ    (R9), R9
-	MOVQ    a+0(FP), R10
-	MOVQ    8(R10), R10
-	CMPQ    CX, $0x01
-	JE      fp1682
-	JA      fp3283
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R11
-	JMP     check86
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	MOVQ         a+0(FP), AX
+	MOVQ         16(AX), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         24(CX), CX
+	MOVQ         a+0(FP), DX
+	MOVQ         88(DX), DX
+	MOVQ         a+0(FP), BX
+	MOVQ         48(BX), BX
+	MOVQ         a+0(FP), SI
+	MOVQ         56(SI), SI
+	MOVQ         a+0(FP), DI
+	MOVQ         72(DI), DI
+	MOVQ         a+0(FP), R8
+	VPBROADCASTD 40(R8), Y0
+	VPADDD       ditherOfLanes<>+0(SB), Y0, Y0
+	VMOVUPS      448(AX), Y1
+	VMOVUPS      576(AX), Y2
+	MOVQ         a+0(FP), R8
+	MOVQ         (R8), R8
+	MOVQ         a+0(FP), R9
+	MOVQ         8(R9), R9
+	CMPQ         CX, $0x01
+	JE           fp1682
+	JA           fp3283
+	XORQ         CX, CX
+	MOVQ         $0x00000200, R10
+	JMP          check86
 
 next85:
-	PREFETCHT0     (BX)(R11*2)
-	PREFETCHT0     (SI)(R11*2)
-	PREFETCHT0     (DI)(R11*2)
-	PREFETCHT0     (DX)(R11*2)
-	VBROADCASTI128 (DX)(CX*2), Y2
-	VPSHUFB        spread<>+0(SB), Y2, Y2
-	VBROADCASTI128 16(DX)(CX*2), Y3
+	PREFETCHT0     (BX)(R10*2)
+	PREFETCHT0     (SI)(R10*2)
+	PREFETCHT0     (DI)(R10*2)
+	PREFETCHT0     (DX)(R10*2)
+	VBROADCASTI128 (DX)(CX*2), Y3
 	VPSHUFB        spread<>+0(SB), Y3, Y3
-	VBROADCASTI128 (BX)(CX*2), Y4
+	VBROADCASTI128 16(DX)(CX*2), Y4
 	VPSHUFB        spread<>+0(SB), Y4, Y4
-	VBROADCASTI128 16(BX)(CX*2), Y5
+	VBROADCASTI128 (BX)(CX*2), Y5
 	VPSHUFB        spread<>+0(SB), Y5, Y5
-	VPMOVSXWD      (SI)(CX*2), Y6
-	VPADDD         Y6, Y4, Y4
-	VPMOVSXWD      16(SI)(CX*2), Y6
-	VPADDD         Y6, Y5, Y5
-	VMULPS         (AX), Y2, Y2
-	VFMADD231PS    64(AX), Y4, Y2
+	VBROADCASTI128 16(BX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VPMOVSXWD      (SI)(CX*2), Y7
+	VPADDD         Y7, Y5, Y5
+	VPMOVSXWD      16(SI)(CX*2), Y7
+	VPADDD         Y7, Y6, Y6
 	VMULPS         (AX), Y3, Y3
 	VFMADD231PS    64(AX), Y5, Y3
-	VBROADCASTI128 (DI)(CX*2), Y6
-	VPSHUFB        spread<>+0(SB), Y6, Y6
-	VBROADCASTI128 16(DI)(CX*2), Y7
+	VMULPS         (AX), Y4, Y4
+	VFMADD231PS    64(AX), Y6, Y4
+	VBROADCASTI128 (DI)(CX*2), Y7
 	VPSHUFB        spread<>+0(SB), Y7, Y7
-	VFMADD231PS    Y2, Y2, Y6
+	VBROADCASTI128 16(DI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
 	VFMADD231PS    Y3, Y3, Y7
-	VMOVD          R8, X8
-	VPBROADCASTD   X8, Y8
-	VPADDD         ditherOfLanes<>+0(SB), Y8, Y9
-	VPSRLD         $0x10, Y9, Y10
-	VPXOR          Y10, Y9, Y9
-	VPMULLD        pattern85ebca6b<>+0(SB), Y9, Y9
+	VFMADD231PS    Y4, Y4, Y8
+	VPMULLD        Y0, Y0, Y9
 	VPSRLD         $0x10, Y9, Y9
-	VPADDD         Y6, Y9, Y9
+	VPADDD         Y7, Y9, Y9
 	VPSRLD         $0x10, Y9, Y9
-	VPADDD         ditherOfLanes<>+32(SB), Y8, Y8
-	VPSRLD         $0x10, Y8, Y10
-	VPXOR          Y10, Y8, Y8
-	VPMULLD        pattern85ebca6b<>+0(SB), Y8, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPADDD         Y7, Y8, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPACKUSDW      Y8, Y9, Y8
-	VPERMQ         $0xd8, Y8, Y8
-	VMOVDQU        Y8, (DI)(CX*2)
-	ADDL           $-478700656, R8
-	VSQRTPS        Y6, Y6
-	VADDPS         Y0, Y6, Y6
-	VDIVPS         Y6, Y2, Y2
-	VFMADD231PS    Y1, Y2, Y4
+	VPADDD         patternf1bbcdc8<>+0(SB), Y0, Y10
+	VPMULLD        Y10, Y10, Y10
+	VPSRLD         $0x10, Y10, Y10
+	VPADDD         Y8, Y10, Y10
+	VPSRLD         $0x10, Y10, Y10
+	VPACKUSDW      Y10, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VMOVDQU        Y9, (DI)(CX*2)
+	VPADDD         patterne3779b90<>+0(SB), Y0, Y0
 	VSQRTPS        Y7, Y7
-	VADDPS         Y0, Y7, Y7
+	VADDPS         Y1, Y7, Y7
 	VDIVPS         Y7, Y3, Y3
-	VFMADD231PS    Y1, Y3, Y5
-	VPERM2I128     $0x20, Y5, Y4, Y2
-	VPERM2I128     $0x31, Y5, Y4, Y3
-	VPSHUFB        separated<>+0(SB), Y2, Y2
+	VFMADD231PS    Y2, Y3, Y5
+	VSQRTPS        Y8, Y8
+	VADDPS         Y1, Y8, Y8
+	VDIVPS         Y8, Y4, Y4
+	VFMADD231PS    Y2, Y4, Y6
+	VPERM2I128     $0x20, Y6, Y5, Y3
+	VPERM2I128     $0x31, Y6, Y5, Y4
 	VPSHUFB        separated<>+0(SB), Y3, Y3
-	VPUNPCKLQDQ    Y3, Y2, Y4
-	VPUNPCKHQDQ    Y3, Y2, Y3
-	VMOVDQU        Y4, (SI)(CX*2)
-	VPSRLW         $0x0f, Y4, Y4
-	VPADDW         Y4, Y3, Y3
-	VMOVDQU        Y3, (BX)(CX*2)
+	VPSHUFB        separated<>+0(SB), Y4, Y4
+	VPUNPCKLQDQ    Y4, Y3, Y5
+	VPUNPCKHQDQ    Y4, Y3, Y4
+	VMOVDQU        Y5, (SI)(CX*2)
+	VPSRLW         $0x0f, Y5, Y5
+	VPADDW         Y5, Y4, Y4
+	VMOVDQU        Y4, (BX)(CX*2)
 	ADDQ           $0x10, CX
-	ADDQ           $0x10, R11
+	ADDQ           $0x10, R10
 
 check86:
-	CMPQ CX, R10
+	CMPQ CX, R9
 	JB   next85
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next85
 	JMP  done84
 
 fp1682:
 	XORQ CX, CX
-	MOVQ $0x00000200, R11
+	MOVQ $0x00000200, R10
 	JMP  check88
 
 next87:
-	PREFETCHT0     (BX)(R11*2)
-	PREFETCHT0     (SI)(R11*2)
-	PREFETCHT0     (DI)(R11*2)
-	PREFETCHT0     (DX)(R11*2)
-	VCVTPH2PS      (DX)(CX*2), Y2
-	VCVTPH2PS      16(DX)(CX*2), Y3
-	VBROADCASTI128 (BX)(CX*2), Y4
-	VPSHUFB        spread<>+0(SB), Y4, Y4
-	VBROADCASTI128 16(BX)(CX*2), Y5
+	PREFETCHT0     (BX)(R10*2)
+	PREFETCHT0     (SI)(R10*2)
+	PREFETCHT0     (DI)(R10*2)
+	PREFETCHT0     (DX)(R10*2)
+	VCVTPH2PS      (DX)(CX*2), Y3
+	VCVTPH2PS      16(DX)(CX*2), Y4
+	VBROADCASTI128 (BX)(CX*2), Y5
 	VPSHUFB        spread<>+0(SB), Y5, Y5
-	VPMOVSXWD      (SI)(CX*2), Y6
-	VPADDD         Y6, Y4, Y4
-	VPMOVSXWD      16(SI)(CX*2), Y6
-	VPADDD         Y6, Y5, Y5
-	VMULPS         (AX), Y2, Y2
-	VFMADD231PS    64(AX), Y4, Y2
+	VBROADCASTI128 16(BX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VPMOVSXWD      (SI)(CX*2), Y7
+	VPADDD         Y7, Y5, Y5
+	VPMOVSXWD      16(SI)(CX*2), Y7
+	VPADDD         Y7, Y6, Y6
 	VMULPS         (AX), Y3, Y3
 	VFMADD231PS    64(AX), Y5, Y3
-	VBROADCASTI128 (DI)(CX*2), Y6
-	VPSHUFB        spread<>+0(SB), Y6, Y6
-	VBROADCASTI128 16(DI)(CX*2), Y7
+	VMULPS         (AX), Y4, Y4
+	VFMADD231PS    64(AX), Y6, Y4
+	VBROADCASTI128 (DI)(CX*2), Y7
 	VPSHUFB        spread<>+0(SB), Y7, Y7
-	VFMADD231PS    Y2, Y2, Y6
+	VBROADCASTI128 16(DI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
 	VFMADD231PS    Y3, Y3, Y7
-	VMOVD          R8, X8
-	VPBROADCASTD   X8, Y8
-	VPADDD         ditherOfLanes<>+0(SB), Y8, Y9
-	VPSRLD         $0x10, Y9, Y10
-	VPXOR          Y10, Y9, Y9
-	VPMULLD        pattern85ebca6b<>+0(SB), Y9, Y9
+	VFMADD231PS    Y4, Y4, Y8
+	VPMULLD        Y0, Y0, Y9
 	VPSRLD         $0x10, Y9, Y9
-	VPADDD         Y6, Y9, Y9
+	VPADDD         Y7, Y9, Y9
 	VPSRLD         $0x10, Y9, Y9
-	VPADDD         ditherOfLanes<>+32(SB), Y8, Y8
-	VPSRLD         $0x10, Y8, Y10
-	VPXOR          Y10, Y8, Y8
-	VPMULLD        pattern85ebca6b<>+0(SB), Y8, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPADDD         Y7, Y8, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPACKUSDW      Y8, Y9, Y8
-	VPERMQ         $0xd8, Y8, Y8
-	VMOVDQU        Y8, (DI)(CX*2)
-	ADDL           $-478700656, R8
-	VSQRTPS        Y6, Y6
-	VADDPS         Y0, Y6, Y6
-	VDIVPS         Y6, Y2, Y2
-	VFMADD231PS    Y1, Y2, Y4
+	VPADDD         patternf1bbcdc8<>+0(SB), Y0, Y10
+	VPMULLD        Y10, Y10, Y10
+	VPSRLD         $0x10, Y10, Y10
+	VPADDD         Y8, Y10, Y10
+	VPSRLD         $0x10, Y10, Y10
+	VPACKUSDW      Y10, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VMOVDQU        Y9, (DI)(CX*2)
+	VPADDD         patterne3779b90<>+0(SB), Y0, Y0
 	VSQRTPS        Y7, Y7
-	VADDPS         Y0, Y7, Y7
+	VADDPS         Y1, Y7, Y7
 	VDIVPS         Y7, Y3, Y3
-	VFMADD231PS    Y1, Y3, Y5
-	VPERM2I128     $0x20, Y5, Y4, Y2
-	VPERM2I128     $0x31, Y5, Y4, Y3
-	VPSHUFB        separated<>+0(SB), Y2, Y2
+	VFMADD231PS    Y2, Y3, Y5
+	VSQRTPS        Y8, Y8
+	VADDPS         Y1, Y8, Y8
+	VDIVPS         Y8, Y4, Y4
+	VFMADD231PS    Y2, Y4, Y6
+	VPERM2I128     $0x20, Y6, Y5, Y3
+	VPERM2I128     $0x31, Y6, Y5, Y4
 	VPSHUFB        separated<>+0(SB), Y3, Y3
-	VPUNPCKLQDQ    Y3, Y2, Y4
-	VPUNPCKHQDQ    Y3, Y2, Y3
-	VMOVDQU        Y4, (SI)(CX*2)
-	VPSRLW         $0x0f, Y4, Y4
-	VPADDW         Y4, Y3, Y3
-	VMOVDQU        Y3, (BX)(CX*2)
+	VPSHUFB        separated<>+0(SB), Y4, Y4
+	VPUNPCKLQDQ    Y4, Y3, Y5
+	VPUNPCKHQDQ    Y4, Y3, Y4
+	VMOVDQU        Y5, (SI)(CX*2)
+	VPSRLW         $0x0f, Y5, Y5
+	VPADDW         Y5, Y4, Y4
+	VMOVDQU        Y4, (BX)(CX*2)
 	ADDQ           $0x10, CX
-	ADDQ           $0x10, R11
+	ADDQ           $0x10, R10
 
 check88:
-	CMPQ CX, R10
+	CMPQ CX, R9
 	JB   next87
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next87
 	JMP  done84
 
 fp3283:
 	XORQ CX, CX
-	MOVQ $0x00000200, R11
+	MOVQ $0x00000200, R10
 	JMP  check90
 
 next89:
-	PREFETCHT0     (BX)(R11*2)
-	PREFETCHT0     (SI)(R11*2)
-	PREFETCHT0     (DI)(R11*2)
-	PREFETCHT0     (DX)(R11*4)
-	VMOVUPS        (DX)(CX*4), Y2
-	VMOVUPS        32(DX)(CX*4), Y3
-	VBROADCASTI128 (BX)(CX*2), Y4
-	VPSHUFB        spread<>+0(SB), Y4, Y4
-	VBROADCASTI128 16(BX)(CX*2), Y5
+	PREFETCHT0     (BX)(R10*2)
+	PREFETCHT0     (SI)(R10*2)
+	PREFETCHT0     (DI)(R10*2)
+	PREFETCHT0     (DX)(R10*4)
+	VMOVUPS        (DX)(CX*4), Y3
+	VMOVUPS        32(DX)(CX*4), Y4
+	VBROADCASTI128 (BX)(CX*2), Y5
 	VPSHUFB        spread<>+0(SB), Y5, Y5
-	VPMOVSXWD      (SI)(CX*2), Y6
-	VPADDD         Y6, Y4, Y4
-	VPMOVSXWD      16(SI)(CX*2), Y6
-	VPADDD         Y6, Y5, Y5
-	VMULPS         (AX), Y2, Y2
-	VFMADD231PS    64(AX), Y4, Y2
+	VBROADCASTI128 16(BX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VPMOVSXWD      (SI)(CX*2), Y7
+	VPADDD         Y7, Y5, Y5
+	VPMOVSXWD      16(SI)(CX*2), Y7
+	VPADDD         Y7, Y6, Y6
 	VMULPS         (AX), Y3, Y3
 	VFMADD231PS    64(AX), Y5, Y3
-	VBROADCASTI128 (DI)(CX*2), Y6
-	VPSHUFB        spread<>+0(SB), Y6, Y6
-	VBROADCASTI128 16(DI)(CX*2), Y7
+	VMULPS         (AX), Y4, Y4
+	VFMADD231PS    64(AX), Y6, Y4
+	VBROADCASTI128 (DI)(CX*2), Y7
 	VPSHUFB        spread<>+0(SB), Y7, Y7
-	VFMADD231PS    Y2, Y2, Y6
+	VBROADCASTI128 16(DI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
 	VFMADD231PS    Y3, Y3, Y7
-	VMOVD          R8, X8
-	VPBROADCASTD   X8, Y8
-	VPADDD         ditherOfLanes<>+0(SB), Y8, Y9
-	VPSRLD         $0x10, Y9, Y10
-	VPXOR          Y10, Y9, Y9
-	VPMULLD        pattern85ebca6b<>+0(SB), Y9, Y9
+	VFMADD231PS    Y4, Y4, Y8
+	VPMULLD        Y0, Y0, Y9
 	VPSRLD         $0x10, Y9, Y9
-	VPADDD         Y6, Y9, Y9
+	VPADDD         Y7, Y9, Y9
 	VPSRLD         $0x10, Y9, Y9
-	VPADDD         ditherOfLanes<>+32(SB), Y8, Y8
-	VPSRLD         $0x10, Y8, Y10
-	VPXOR          Y10, Y8, Y8
-	VPMULLD        pattern85ebca6b<>+0(SB), Y8, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPADDD         Y7, Y8, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPACKUSDW      Y8, Y9, Y8
-	VPERMQ         $0xd8, Y8, Y8
-	VMOVDQU        Y8, (DI)(CX*2)
-	ADDL           $-478700656, R8
-	VSQRTPS        Y6, Y6
-	VADDPS         Y0, Y6, Y6
-	VDIVPS         Y6, Y2, Y2
-	VFMADD231PS    Y1, Y2, Y4
+	VPADDD         patternf1bbcdc8<>+0(SB), Y0, Y10
+	VPMULLD        Y10, Y10, Y10
+	VPSRLD         $0x10, Y10, Y10
+	VPADDD         Y8, Y10, Y10
+	VPSRLD         $0x10, Y10, Y10
+	VPACKUSDW      Y10, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VMOVDQU        Y9, (DI)(CX*2)
+	VPADDD         patterne3779b90<>+0(SB), Y0, Y0
 	VSQRTPS        Y7, Y7
-	VADDPS         Y0, Y7, Y7
+	VADDPS         Y1, Y7, Y7
 	VDIVPS         Y7, Y3, Y3
-	VFMADD231PS    Y1, Y3, Y5
-	VPERM2I128     $0x20, Y5, Y4, Y2
-	VPERM2I128     $0x31, Y5, Y4, Y3
-	VPSHUFB        separated<>+0(SB), Y2, Y2
+	VFMADD231PS    Y2, Y3, Y5
+	VSQRTPS        Y8, Y8
+	VADDPS         Y1, Y8, Y8
+	VDIVPS         Y8, Y4, Y4
+	VFMADD231PS    Y2, Y4, Y6
+	VPERM2I128     $0x20, Y6, Y5, Y3
+	VPERM2I128     $0x31, Y6, Y5, Y4
 	VPSHUFB        separated<>+0(SB), Y3, Y3
-	VPUNPCKLQDQ    Y3, Y2, Y4
-	VPUNPCKHQDQ    Y3, Y2, Y3
-	VMOVDQU        Y4, (SI)(CX*2)
-	VPSRLW         $0x0f, Y4, Y4
-	VPADDW         Y4, Y3, Y3
-	VMOVDQU        Y3, (BX)(CX*2)
+	VPSHUFB        separated<>+0(SB), Y4, Y4
+	VPUNPCKLQDQ    Y4, Y3, Y5
+	VPUNPCKHQDQ    Y4, Y3, Y4
+	VMOVDQU        Y5, (SI)(CX*2)
+	VPSRLW         $0x0f, Y5, Y5
+	VPADDW         Y5, Y4, Y4
+	VMOVDQU        Y4, (BX)(CX*2)
 	ADDQ           $0x10, CX
-	ADDQ           $0x10, R11
+	ADDQ           $0x10, R10
 
 check90:
-	CMPQ CX, R10
+	CMPQ CX, R9
 	JB   next89
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next89
 
 done84:
@@ -4461,128 +4439,115 @@ done252:
 // func adamFP32BF16AVX2(a *Arguments)
 // Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
 TEXT ·adamFP32BF16AVX2(SB), NOSPLIT, $8-8
-	STMXCSR (SP)
-	MOVL    (SP), AX
-	ORL     $0x00008040, AX
-	MOVL    AX, 4(SP)
-	LDMXCSR 4(SP)
-	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
-	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
-	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
-	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
-	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
-	MOVQ    a+0(FP), DI
-	MOVQ    32(DI), DI
-	MOVQ    a+0(FP), R8
-	MOVQ    72(R8), R8
-	MOVQ    a+0(FP), R9
-	MOVQ    80(R9), R9
-	MOVQ    a+0(FP), R10
-	MOVL    40(R10), R10
-	VMOVUPS 128(AX), Y0
-	VMOVUPS 192(AX), Y1
-	VMOVUPS 256(AX), Y2
-	VMOVUPS 320(AX), Y3
-	VMOVUPS 384(AX), Y4
-	VMOVUPS 576(AX), Y5
-	MOVQ    a+0(FP), R11
-	MOVQ    (R11), R11
-	MOVQ    a+0(FP), R12
-	MOVQ    8(R12), R12
-	CMPQ    CX, $0x01
-	JE      fp16266
-	JA      fp32267
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R13
-	JMP     check270
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	MOVQ         a+0(FP), AX
+	MOVQ         16(AX), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         24(CX), CX
+	MOVQ         a+0(FP), DX
+	MOVQ         88(DX), DX
+	MOVQ         a+0(FP), BX
+	MOVQ         64(BX), BX
+	MOVQ         a+0(FP), SI
+	MOVQ         48(SI), SI
+	MOVQ         a+0(FP), DI
+	MOVQ         32(DI), DI
+	MOVQ         a+0(FP), R8
+	MOVQ         72(R8), R8
+	MOVQ         a+0(FP), R9
+	MOVQ         80(R9), R9
+	MOVQ         a+0(FP), R10
+	VPBROADCASTD 40(R10), Y0
+	VPADDD       ditherOfLanes<>+0(SB), Y0, Y0
+	VMOVUPS      128(AX), Y1
+	VMOVUPS      192(AX), Y2
+	VMOVUPS      256(AX), Y3
+	VMOVUPS      320(AX), Y4
+	VMOVUPS      384(AX), Y5
+	VMOVUPS      576(AX), Y6
+	MOVQ         a+0(FP), R10
+	MOVQ         (R10), R10
+	MOVQ         a+0(FP), R11
+	MOVQ         8(R11), R11
+	CMPQ         CX, $0x01
+	JE           fp16266
+	JA           fp32267
+	XORQ         CX, CX
+	MOVQ         $0x00000200, R12
+	JMP          check270
 
 next269:
-	PREFETCHT0     (BX)(R13*4)
-	PREFETCHT0     (R8)(R13*2)
-	PREFETCHT0     (R9)(R13*2)
-	PREFETCHT0     (DX)(R13*2)
-	VBROADCASTI128 (DX)(CX*2), Y6
-	VPSHUFB        spread<>+0(SB), Y6, Y6
-	VBROADCASTI128 16(DX)(CX*2), Y7
+	PREFETCHT0     (BX)(R12*4)
+	PREFETCHT0     (R8)(R12*2)
+	PREFETCHT0     (R9)(R12*2)
+	PREFETCHT0     (DX)(R12*2)
+	VBROADCASTI128 (DX)(CX*2), Y7
 	VPSHUFB        spread<>+0(SB), Y7, Y7
-	VMOVUPS        (BX)(CX*4), Y8
-	VMOVUPS        32(BX)(CX*4), Y9
-	VMULPS         (AX), Y6, Y6
-	VFMADD231PS    64(AX), Y8, Y6
+	VBROADCASTI128 16(DX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VMOVUPS        (BX)(CX*4), Y9
+	VMOVUPS        32(BX)(CX*4), Y10
 	VMULPS         (AX), Y7, Y7
 	VFMADD231PS    64(AX), Y9, Y7
-	VBROADCASTI128 (R8)(CX*2), Y10
-	VPSHUFB        spread<>+0(SB), Y10, Y10
-	VBROADCASTI128 16(R8)(CX*2), Y11
+	VMULPS         (AX), Y8, Y8
+	VFMADD231PS    64(AX), Y10, Y8
+	VBROADCASTI128 (R8)(CX*2), Y11
 	VPSHUFB        spread<>+0(SB), Y11, Y11
-	VMULPS         Y10, Y0, Y10
-	VFMADD231PS    Y1, Y6, Y10
-	VMULPS         Y11, Y0, Y11
-	VFMADD231PS    Y1, Y7, Y11
-	VPADDD         pattern00008000<>+0(SB), Y10, Y13
-	VPSRLD         $0x10, Y13, Y13
+	VBROADCASTI128 16(R8)(CX*2), Y12
+	VPSHUFB        spread<>+0(SB), Y12, Y12
+	VMULPS         Y11, Y1, Y11
+	VFMADD231PS    Y2, Y7, Y11
+	VMULPS         Y12, Y1, Y12
+	VFMADD231PS    Y2, Y8, Y12
 	VPADDD         pattern00008000<>+0(SB), Y11, Y14
 	VPSRLD         $0x10, Y14, Y14
-	VPACKUSDW      Y14, Y13, Y13
-	VPERMQ         $0xd8, Y13, Y13
-	VMOVDQU        Y13, (R8)(CX*2)
-	VMULPS         Y6, Y6, Y6
+	VPADDD         pattern00008000<>+0(SB), Y12, Y15
+	VPSRLD         $0x10, Y15, Y15
+	VPACKUSDW      Y15, Y14, Y14
+	VPERMQ         $0xd8, Y14, Y14
+	VMOVDQU        Y14, (R8)(CX*2)
 	VMULPS         Y7, Y7, Y7
-	VBROADCASTI128 (R9)(CX*2), Y13
-	VPSHUFB        spread<>+0(SB), Y13, Y13
-	VBROADCASTI128 16(R9)(CX*2), Y14
+	VMULPS         Y8, Y8, Y8
+	VBROADCASTI128 (R9)(CX*2), Y14
 	VPSHUFB        spread<>+0(SB), Y14, Y14
-	VMULPS         Y13, Y2, Y13
-	VFMADD231PS    Y3, Y6, Y13
-	VMULPS         Y14, Y2, Y6
-	VFMADD231PS    Y3, Y7, Y6
-	VMOVD          R10, X7
-	VPBROADCASTD   X7, Y7
-	VPADDD         ditherOfLanes<>+0(SB), Y7, Y14
-	VPSRLD         $0x10, Y14, Y15
-	VPXOR          Y15, Y14, Y14
-	VPMULLD        pattern85ebca6b<>+0(SB), Y14, Y14
-	VPSRLD         $0x10, Y14, Y14
-	VPADDD         Y13, Y14, Y14
-	VPSRLD         $0x10, Y14, Y14
-	VPADDD         ditherOfLanes<>+32(SB), Y7, Y7
-	VPSRLD         $0x10, Y7, Y15
-	VPXOR          Y15, Y7, Y7
-	VPMULLD        pattern85ebca6b<>+0(SB), Y7, Y7
-	VPSRLD         $0x10, Y7, Y7
-	VPADDD         Y6, Y7, Y7
-	VPSRLD         $0x10, Y7, Y7
-	VPACKUSDW      Y7, Y14, Y7
-	VPERMQ         $0xd8, Y7, Y7
-	VMOVDQU        Y7, (R9)(CX*2)
-	ADDL           $-478700656, R10
-	VSQRTPS        Y13, Y13
-	VFMADD213PS    448(AX), Y4, Y13
-	VDIVPS         Y13, Y10, Y10
-	VFMADD231PS    512(AX), Y8, Y8
-	VFMADD231PS    Y5, Y10, Y8
-	VSQRTPS        Y6, Y6
-	VFMADD213PS    448(AX), Y4, Y6
-	VDIVPS         Y6, Y11, Y11
+	VBROADCASTI128 16(R9)(CX*2), Y15
+	VPSHUFB        spread<>+0(SB), Y15, Y15
+	VMULPS         Y14, Y3, Y14
+	VFMADD231PS    Y4, Y7, Y14
+	VMULPS         Y15, Y3, Y7
+	VFMADD231PS    Y4, Y8, Y7
+	VPMULLD        Y0, Y0, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPADDD         Y14, Y8, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPADDD         patternf1bbcdc8<>+0(SB), Y0, Y15
+	VPMULLD        Y15, Y15, Y15
+	VPSRLD         $0x10, Y15, Y15
+	VPADDD         Y7, Y15, Y15
+	VPSRLD         $0x10, Y15, Y15
+	VPACKUSDW      Y15, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VMOVDQU        Y8, (R9)(CX*2)
+	VPADDD         patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS        Y14, Y14
+	VFMADD213PS    448(AX), Y5, Y14
+	VDIVPS         Y14, Y11, Y11
 	VFMADD231PS    512(AX), Y9, Y9
-	VFMADD231PS    Y5, Y11, Y9
-	VMOVUPS        Y8, (BX)(CX*4)
-	VMOVUPS        Y9, 32(BX)(CX*4)
+	VFMADD231PS    Y6, Y11, Y9
+	VSQRTPS        Y7, Y7
+	VFMADD213PS    448(AX), Y5, Y7
+	VDIVPS         Y7, Y12, Y12
+	VFMADD231PS    512(AX), Y10, Y10
+	VFMADD231PS    Y6, Y12, Y10
+	VMOVUPS        Y9, (BX)(CX*4)
+	VMOVUPS        Y10, 32(BX)(CX*4)
 	CMPQ           DI, $0x01
 	JE             fp16274
 	JA             fp32275
-	VPSRLD         $0x10, Y8, Y6
-	VPAND          pattern00000001<>+0(SB), Y6, Y6
-	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD         Y8, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VCMPPS         $0x03, Y8, Y8, Y7
-	VBLENDVPS      Y7, pattern00007fc0<>+0(SB), Y6, Y6
 	VPSRLD         $0x10, Y9, Y7
 	VPAND          pattern00000001<>+0(SB), Y7, Y7
 	VPADDD         pattern00007fff<>+0(SB), Y7, Y7
@@ -4590,16 +4555,23 @@ next269:
 	VPSRLD         $0x10, Y7, Y7
 	VCMPPS         $0x03, Y9, Y9, Y8
 	VBLENDVPS      Y8, pattern00007fc0<>+0(SB), Y7, Y7
-	VPACKUSDW      Y7, Y6, Y6
-	VPERMQ         $0xd8, Y6, Y6
-	VMOVDQA        Y6, Y6
+	VPSRLD         $0x10, Y10, Y8
+	VPAND          pattern00000001<>+0(SB), Y8, Y8
+	VPADDD         pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD         Y10, Y8, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VCMPPS         $0x03, Y10, Y10, Y9
+	VBLENDVPS      Y9, pattern00007fc0<>+0(SB), Y8, Y8
+	VPACKUSDW      Y8, Y7, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VMOVDQA        Y7, Y7
 	JMP            done276
 
 fp16274:
-	VCVTPS2PH   $0x00, Y8, X12
-	VCVTPS2PH   $0x00, Y9, X6
-	VINSERTI128 $0x01, X6, Y12, Y12
-	VMOVDQA     Y12, Y6
+	VCVTPS2PH   $0x00, Y9, X13
+	VCVTPS2PH   $0x00, Y10, X7
+	VINSERTI128 $0x01, X7, Y13, Y13
+	VMOVDQA     Y13, Y7
 	JMP         done276
 
 fp32275:
@@ -4608,110 +4580,96 @@ fp32275:
 done276:
 	TESTQ    $0x0000001f, SI
 	JNE      unaligned271
-	VMOVNTDQ Y6, (SI)(CX*2)
+	VMOVNTDQ Y7, (SI)(CX*2)
 	JMP      stored272
 
 unaligned271:
-	VMOVDQU Y6, (SI)(CX*2)
+	VMOVDQU Y7, (SI)(CX*2)
 
 stored272:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R13
+	ADDQ $0x10, R12
 
 check270:
-	CMPQ CX, R12
+	CMPQ CX, R11
 	JB   next269
-	MOVQ CX, R13
-	CMPQ R12, R11
-	MOVQ R11, R12
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
 	JB   next269
 	JMP  done268
 
 fp16266:
 	XORQ CX, CX
-	MOVQ $0x00000200, R13
+	MOVQ $0x00000200, R12
 	JMP  check278
 
 next277:
-	PREFETCHT0     (BX)(R13*4)
-	PREFETCHT0     (R8)(R13*2)
-	PREFETCHT0     (R9)(R13*2)
-	PREFETCHT0     (DX)(R13*2)
-	VCVTPH2PS      (DX)(CX*2), Y6
-	VCVTPH2PS      16(DX)(CX*2), Y7
-	VMOVUPS        (BX)(CX*4), Y8
-	VMOVUPS        32(BX)(CX*4), Y9
-	VMULPS         (AX), Y6, Y6
-	VFMADD231PS    64(AX), Y8, Y6
+	PREFETCHT0     (BX)(R12*4)
+	PREFETCHT0     (R8)(R12*2)
+	PREFETCHT0     (R9)(R12*2)
+	PREFETCHT0     (DX)(R12*2)
+	VCVTPH2PS      (DX)(CX*2), Y7
+	VCVTPH2PS      16(DX)(CX*2), Y8
+	VMOVUPS        (BX)(CX*4), Y9
+	VMOVUPS        32(BX)(CX*4), Y10
 	VMULPS         (AX), Y7, Y7
 	VFMADD231PS    64(AX), Y9, Y7
-	VBROADCASTI128 (R8)(CX*2), Y10
-	VPSHUFB        spread<>+0(SB), Y10, Y10
-	VBROADCASTI128 16(R8)(CX*2), Y11
+	VMULPS         (AX), Y8, Y8
+	VFMADD231PS    64(AX), Y10, Y8
+	VBROADCASTI128 (R8)(CX*2), Y11
 	VPSHUFB        spread<>+0(SB), Y11, Y11
-	VMULPS         Y10, Y0, Y10
-	VFMADD231PS    Y1, Y6, Y10
-	VMULPS         Y11, Y0, Y11
-	VFMADD231PS    Y1, Y7, Y11
-	VPADDD         pattern00008000<>+0(SB), Y10, Y13
-	VPSRLD         $0x10, Y13, Y13
+	VBROADCASTI128 16(R8)(CX*2), Y12
+	VPSHUFB        spread<>+0(SB), Y12, Y12
+	VMULPS         Y11, Y1, Y11
+	VFMADD231PS    Y2, Y7, Y11
+	VMULPS         Y12, Y1, Y12
+	VFMADD231PS    Y2, Y8, Y12
 	VPADDD         pattern00008000<>+0(SB), Y11, Y14
 	VPSRLD         $0x10, Y14, Y14
-	VPACKUSDW      Y14, Y13, Y13
-	VPERMQ         $0xd8, Y13, Y13
-	VMOVDQU        Y13, (R8)(CX*2)
-	VMULPS         Y6, Y6, Y6
+	VPADDD         pattern00008000<>+0(SB), Y12, Y15
+	VPSRLD         $0x10, Y15, Y15
+	VPACKUSDW      Y15, Y14, Y14
+	VPERMQ         $0xd8, Y14, Y14
+	VMOVDQU        Y14, (R8)(CX*2)
 	VMULPS         Y7, Y7, Y7
-	VBROADCASTI128 (R9)(CX*2), Y13
-	VPSHUFB        spread<>+0(SB), Y13, Y13
-	VBROADCASTI128 16(R9)(CX*2), Y14
+	VMULPS         Y8, Y8, Y8
+	VBROADCASTI128 (R9)(CX*2), Y14
 	VPSHUFB        spread<>+0(SB), Y14, Y14
-	VMULPS         Y13, Y2, Y13
-	VFMADD231PS    Y3, Y6, Y13
-	VMULPS         Y14, Y2, Y6
-	VFMADD231PS    Y3, Y7, Y6
-	VMOVD          R10, X7
-	VPBROADCASTD   X7, Y7
-	VPADDD         ditherOfLanes<>+0(SB), Y7, Y14
-	VPSRLD         $0x10, Y14, Y15
-	VPXOR          Y15, Y14, Y14
-	VPMULLD        pattern85ebca6b<>+0(SB), Y14, Y14
-	VPSRLD         $0x10, Y14, Y14
-	VPADDD         Y13, Y14, Y14
-	VPSRLD         $0x10, Y14, Y14
-	VPADDD         ditherOfLanes<>+32(SB), Y7, Y7
-	VPSRLD         $0x10, Y7, Y15
-	VPXOR          Y15, Y7, Y7
-	VPMULLD        pattern85ebca6b<>+0(SB), Y7, Y7
-	VPSRLD         $0x10, Y7, Y7
-	VPADDD         Y6, Y7, Y7
-	VPSRLD         $0x10, Y7, Y7
-	VPACKUSDW      Y7, Y14, Y7
-	VPERMQ         $0xd8, Y7, Y7
-	VMOVDQU        Y7, (R9)(CX*2)
-	ADDL           $-478700656, R10
-	VSQRTPS        Y13, Y13
-	VFMADD213PS    448(AX), Y4, Y13
-	VDIVPS         Y13, Y10, Y10
-	VFMADD231PS    512(AX), Y8, Y8
-	VFMADD231PS    Y5, Y10, Y8
-	VSQRTPS        Y6, Y6
-	VFMADD213PS    448(AX), Y4, Y6
-	VDIVPS         Y6, Y11, Y11
+	VBROADCASTI128 16(R9)(CX*2), Y15
+	VPSHUFB        spread<>+0(SB), Y15, Y15
+	VMULPS         Y14, Y3, Y14
+	VFMADD231PS    Y4, Y7, Y14
+	VMULPS         Y15, Y3, Y7
+	VFMADD231PS    Y4, Y8, Y7
+	VPMULLD        Y0, Y0, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPADDD         Y14, Y8, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPADDD         patternf1bbcdc8<>+0(SB), Y0, Y15
+	VPMULLD        Y15, Y15, Y15
+	VPSRLD         $0x10, Y15, Y15
+	VPADDD         Y7, Y15, Y15
+	VPSRLD         $0x10, Y15, Y15
+	VPACKUSDW      Y15, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VMOVDQU        Y8, (R9)(CX*2)
+	VPADDD         patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS        Y14, Y14
+	VFMADD213PS    448(AX), Y5, Y14
+	VDIVPS         Y14, Y11, Y11
 	VFMADD231PS    512(AX), Y9, Y9
-	VFMADD231PS    Y5, Y11, Y9
-	VMOVUPS        Y8, (BX)(CX*4)
-	VMOVUPS        Y9, 32(BX)(CX*4)
+	VFMADD231PS    Y6, Y11, Y9
+	VSQRTPS        Y7, Y7
+	VFMADD213PS    448(AX), Y5, Y7
+	VDIVPS         Y7, Y12, Y12
+	VFMADD231PS    512(AX), Y10, Y10
+	VFMADD231PS    Y6, Y12, Y10
+	VMOVUPS        Y9, (BX)(CX*4)
+	VMOVUPS        Y10, 32(BX)(CX*4)
 	CMPQ           DI, $0x01
 	JE             fp16282
 	JA             fp32283
-	VPSRLD         $0x10, Y8, Y6
-	VPAND          pattern00000001<>+0(SB), Y6, Y6
-	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD         Y8, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VCMPPS         $0x03, Y8, Y8, Y7
-	VBLENDVPS      Y7, pattern00007fc0<>+0(SB), Y6, Y6
 	VPSRLD         $0x10, Y9, Y7
 	VPAND          pattern00000001<>+0(SB), Y7, Y7
 	VPADDD         pattern00007fff<>+0(SB), Y7, Y7
@@ -4719,16 +4677,23 @@ next277:
 	VPSRLD         $0x10, Y7, Y7
 	VCMPPS         $0x03, Y9, Y9, Y8
 	VBLENDVPS      Y8, pattern00007fc0<>+0(SB), Y7, Y7
-	VPACKUSDW      Y7, Y6, Y6
-	VPERMQ         $0xd8, Y6, Y6
-	VMOVDQA        Y6, Y6
+	VPSRLD         $0x10, Y10, Y8
+	VPAND          pattern00000001<>+0(SB), Y8, Y8
+	VPADDD         pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD         Y10, Y8, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VCMPPS         $0x03, Y10, Y10, Y9
+	VBLENDVPS      Y9, pattern00007fc0<>+0(SB), Y8, Y8
+	VPACKUSDW      Y8, Y7, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VMOVDQA        Y7, Y7
 	JMP            done284
 
 fp16282:
-	VCVTPS2PH   $0x00, Y8, X12
-	VCVTPS2PH   $0x00, Y9, X6
-	VINSERTI128 $0x01, X6, Y12, Y12
-	VMOVDQA     Y12, Y6
+	VCVTPS2PH   $0x00, Y9, X13
+	VCVTPS2PH   $0x00, Y10, X7
+	VINSERTI128 $0x01, X7, Y13, Y13
+	VMOVDQA     Y13, Y7
 	JMP         done284
 
 fp32283:
@@ -4737,110 +4702,96 @@ fp32283:
 done284:
 	TESTQ    $0x0000001f, SI
 	JNE      unaligned279
-	VMOVNTDQ Y6, (SI)(CX*2)
+	VMOVNTDQ Y7, (SI)(CX*2)
 	JMP      stored280
 
 unaligned279:
-	VMOVDQU Y6, (SI)(CX*2)
+	VMOVDQU Y7, (SI)(CX*2)
 
 stored280:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R13
+	ADDQ $0x10, R12
 
 check278:
-	CMPQ CX, R12
+	CMPQ CX, R11
 	JB   next277
-	MOVQ CX, R13
-	CMPQ R12, R11
-	MOVQ R11, R12
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
 	JB   next277
 	JMP  done268
 
 fp32267:
 	XORQ CX, CX
-	MOVQ $0x00000200, R13
+	MOVQ $0x00000200, R12
 	JMP  check286
 
 next285:
-	PREFETCHT0     (BX)(R13*4)
-	PREFETCHT0     (R8)(R13*2)
-	PREFETCHT0     (R9)(R13*2)
-	PREFETCHT0     (DX)(R13*4)
-	VMOVUPS        (DX)(CX*4), Y6
-	VMOVUPS        32(DX)(CX*4), Y7
-	VMOVUPS        (BX)(CX*4), Y8
-	VMOVUPS        32(BX)(CX*4), Y9
-	VMULPS         (AX), Y6, Y6
-	VFMADD231PS    64(AX), Y8, Y6
+	PREFETCHT0     (BX)(R12*4)
+	PREFETCHT0     (R8)(R12*2)
+	PREFETCHT0     (R9)(R12*2)
+	PREFETCHT0     (DX)(R12*4)
+	VMOVUPS        (DX)(CX*4), Y7
+	VMOVUPS        32(DX)(CX*4), Y8
+	VMOVUPS        (BX)(CX*4), Y9
+	VMOVUPS        32(BX)(CX*4), Y10
 	VMULPS         (AX), Y7, Y7
 	VFMADD231PS    64(AX), Y9, Y7
-	VBROADCASTI128 (R8)(CX*2), Y10
-	VPSHUFB        spread<>+0(SB), Y10, Y10
-	VBROADCASTI128 16(R8)(CX*2), Y11
+	VMULPS         (AX), Y8, Y8
+	VFMADD231PS    64(AX), Y10, Y8
+	VBROADCASTI128 (R8)(CX*2), Y11
 	VPSHUFB        spread<>+0(SB), Y11, Y11
-	VMULPS         Y10, Y0, Y10
-	VFMADD231PS    Y1, Y6, Y10
-	VMULPS         Y11, Y0, Y11
-	VFMADD231PS    Y1, Y7, Y11
-	VPADDD         pattern00008000<>+0(SB), Y10, Y13
-	VPSRLD         $0x10, Y13, Y13
+	VBROADCASTI128 16(R8)(CX*2), Y12
+	VPSHUFB        spread<>+0(SB), Y12, Y12
+	VMULPS         Y11, Y1, Y11
+	VFMADD231PS    Y2, Y7, Y11
+	VMULPS         Y12, Y1, Y12
+	VFMADD231PS    Y2, Y8, Y12
 	VPADDD         pattern00008000<>+0(SB), Y11, Y14
 	VPSRLD         $0x10, Y14, Y14
-	VPACKUSDW      Y14, Y13, Y13
-	VPERMQ         $0xd8, Y13, Y13
-	VMOVDQU        Y13, (R8)(CX*2)
-	VMULPS         Y6, Y6, Y6
+	VPADDD         pattern00008000<>+0(SB), Y12, Y15
+	VPSRLD         $0x10, Y15, Y15
+	VPACKUSDW      Y15, Y14, Y14
+	VPERMQ         $0xd8, Y14, Y14
+	VMOVDQU        Y14, (R8)(CX*2)
 	VMULPS         Y7, Y7, Y7
-	VBROADCASTI128 (R9)(CX*2), Y13
-	VPSHUFB        spread<>+0(SB), Y13, Y13
-	VBROADCASTI128 16(R9)(CX*2), Y14
+	VMULPS         Y8, Y8, Y8
+	VBROADCASTI128 (R9)(CX*2), Y14
 	VPSHUFB        spread<>+0(SB), Y14, Y14
-	VMULPS         Y13, Y2, Y13
-	VFMADD231PS    Y3, Y6, Y13
-	VMULPS         Y14, Y2, Y6
-	VFMADD231PS    Y3, Y7, Y6
-	VMOVD          R10, X7
-	VPBROADCASTD   X7, Y7
-	VPADDD         ditherOfLanes<>+0(SB), Y7, Y14
-	VPSRLD         $0x10, Y14, Y15
-	VPXOR          Y15, Y14, Y14
-	VPMULLD        pattern85ebca6b<>+0(SB), Y14, Y14
-	VPSRLD         $0x10, Y14, Y14
-	VPADDD         Y13, Y14, Y14
-	VPSRLD         $0x10, Y14, Y14
-	VPADDD         ditherOfLanes<>+32(SB), Y7, Y7
-	VPSRLD         $0x10, Y7, Y15
-	VPXOR          Y15, Y7, Y7
-	VPMULLD        pattern85ebca6b<>+0(SB), Y7, Y7
-	VPSRLD         $0x10, Y7, Y7
-	VPADDD         Y6, Y7, Y7
-	VPSRLD         $0x10, Y7, Y7
-	VPACKUSDW      Y7, Y14, Y7
-	VPERMQ         $0xd8, Y7, Y7
-	VMOVDQU        Y7, (R9)(CX*2)
-	ADDL           $-478700656, R10
-	VSQRTPS        Y13, Y13
-	VFMADD213PS    448(AX), Y4, Y13
-	VDIVPS         Y13, Y10, Y10
-	VFMADD231PS    512(AX), Y8, Y8
-	VFMADD231PS    Y5, Y10, Y8
-	VSQRTPS        Y6, Y6
-	VFMADD213PS    448(AX), Y4, Y6
-	VDIVPS         Y6, Y11, Y11
+	VBROADCASTI128 16(R9)(CX*2), Y15
+	VPSHUFB        spread<>+0(SB), Y15, Y15
+	VMULPS         Y14, Y3, Y14
+	VFMADD231PS    Y4, Y7, Y14
+	VMULPS         Y15, Y3, Y7
+	VFMADD231PS    Y4, Y8, Y7
+	VPMULLD        Y0, Y0, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPADDD         Y14, Y8, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPADDD         patternf1bbcdc8<>+0(SB), Y0, Y15
+	VPMULLD        Y15, Y15, Y15
+	VPSRLD         $0x10, Y15, Y15
+	VPADDD         Y7, Y15, Y15
+	VPSRLD         $0x10, Y15, Y15
+	VPACKUSDW      Y15, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VMOVDQU        Y8, (R9)(CX*2)
+	VPADDD         patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS        Y14, Y14
+	VFMADD213PS    448(AX), Y5, Y14
+	VDIVPS         Y14, Y11, Y11
 	VFMADD231PS    512(AX), Y9, Y9
-	VFMADD231PS    Y5, Y11, Y9
-	VMOVUPS        Y8, (BX)(CX*4)
-	VMOVUPS        Y9, 32(BX)(CX*4)
+	VFMADD231PS    Y6, Y11, Y9
+	VSQRTPS        Y7, Y7
+	VFMADD213PS    448(AX), Y5, Y7
+	VDIVPS         Y7, Y12, Y12
+	VFMADD231PS    512(AX), Y10, Y10
+	VFMADD231PS    Y6, Y12, Y10
+	VMOVUPS        Y9, (BX)(CX*4)
+	VMOVUPS        Y10, 32(BX)(CX*4)
 	CMPQ           DI, $0x01
 	JE             fp16290
 	JA             fp32291
-	VPSRLD         $0x10, Y8, Y6
-	VPAND          pattern00000001<>+0(SB), Y6, Y6
-	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD         Y8, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VCMPPS         $0x03, Y8, Y8, Y7
-	VBLENDVPS      Y7, pattern00007fc0<>+0(SB), Y6, Y6
 	VPSRLD         $0x10, Y9, Y7
 	VPAND          pattern00000001<>+0(SB), Y7, Y7
 	VPADDD         pattern00007fff<>+0(SB), Y7, Y7
@@ -4848,16 +4799,23 @@ next285:
 	VPSRLD         $0x10, Y7, Y7
 	VCMPPS         $0x03, Y9, Y9, Y8
 	VBLENDVPS      Y8, pattern00007fc0<>+0(SB), Y7, Y7
-	VPACKUSDW      Y7, Y6, Y6
-	VPERMQ         $0xd8, Y6, Y6
-	VMOVDQA        Y6, Y6
+	VPSRLD         $0x10, Y10, Y8
+	VPAND          pattern00000001<>+0(SB), Y8, Y8
+	VPADDD         pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD         Y10, Y8, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VCMPPS         $0x03, Y10, Y10, Y9
+	VBLENDVPS      Y9, pattern00007fc0<>+0(SB), Y8, Y8
+	VPACKUSDW      Y8, Y7, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VMOVDQA        Y7, Y7
 	JMP            done292
 
 fp16290:
-	VCVTPS2PH   $0x00, Y8, X12
-	VCVTPS2PH   $0x00, Y9, X6
-	VINSERTI128 $0x01, X6, Y12, Y12
-	VMOVDQA     Y12, Y6
+	VCVTPS2PH   $0x00, Y9, X13
+	VCVTPS2PH   $0x00, Y10, X7
+	VINSERTI128 $0x01, X7, Y13, Y13
+	VMOVDQA     Y13, Y7
 	JMP         done292
 
 fp32291:
@@ -4866,22 +4824,22 @@ fp32291:
 done292:
 	TESTQ    $0x0000001f, SI
 	JNE      unaligned287
-	VMOVNTDQ Y6, (SI)(CX*2)
+	VMOVNTDQ Y7, (SI)(CX*2)
 	JMP      stored288
 
 unaligned287:
-	VMOVDQU Y6, (SI)(CX*2)
+	VMOVDQU Y7, (SI)(CX*2)
 
 stored288:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R13
+	ADDQ $0x10, R12
 
 check286:
-	CMPQ CX, R12
+	CMPQ CX, R11
 	JB   next285
-	MOVQ CX, R13
-	CMPQ R12, R11
-	MOVQ R11, R12
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
 	JB   next285
 
 done268:
@@ -5263,100 +5221,87 @@ done296:
 // func adagradFP32BF16AVX2(a *Arguments)
 // Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
 TEXT ·adagradFP32BF16AVX2(SB), NOSPLIT, $8-8
-	STMXCSR (SP)
-	MOVL    (SP), AX
-	ORL     $0x00008040, AX
-	MOVL    AX, 4(SP)
-	LDMXCSR 4(SP)
-	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
-	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
-	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
-	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
-	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
-	MOVQ    a+0(FP), DI
-	MOVQ    32(DI), DI
-	MOVQ    a+0(FP), R8
-	MOVQ    72(R8), R8
-	MOVQ    a+0(FP), R9
-	MOVL    40(R9), R9
-	VMOVUPS 448(AX), Y0
-	VMOVUPS 576(AX), Y1
-	MOVQ    a+0(FP), R10
-	MOVQ    (R10), R10
-	MOVQ    a+0(FP), R11
-	MOVQ    8(R11), R11
-	CMPQ    CX, $0x01
-	JE      fp16322
-	JA      fp32323
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R12
-	JMP     check326
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	MOVQ         a+0(FP), AX
+	MOVQ         16(AX), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         24(CX), CX
+	MOVQ         a+0(FP), DX
+	MOVQ         88(DX), DX
+	MOVQ         a+0(FP), BX
+	MOVQ         64(BX), BX
+	MOVQ         a+0(FP), SI
+	MOVQ         48(SI), SI
+	MOVQ         a+0(FP), DI
+	MOVQ         32(DI), DI
+	MOVQ         a+0(FP), R8
+	MOVQ         72(R8), R8
+	MOVQ         a+0(FP), R9
+	VPBROADCASTD 40(R9), Y0
+	VPADDD       ditherOfLanes<>+0(SB), Y0, Y0
+	VMOVUPS      448(AX), Y1
+	VMOVUPS      576(AX), Y2
+	MOVQ         a+0(FP), R9
+	MOVQ         (R9), R9
+	MOVQ         a+0(FP), R10
+	MOVQ         8(R10), R10
+	CMPQ         CX, $0x01
+	JE           fp16322
+	JA           fp32323
+	XORQ         CX, CX
+	MOVQ         $0x00000200, R11
+	JMP          check326
 
 next325:
-	PREFETCHT0     (BX)(R12*4)
-	PREFETCHT0     (R8)(R12*2)
-	PREFETCHT0     (DX)(R12*2)
-	VBROADCASTI128 (DX)(CX*2), Y2
-	VPSHUFB        spread<>+0(SB), Y2, Y2
-	VBROADCASTI128 16(DX)(CX*2), Y3
+	PREFETCHT0     (BX)(R11*4)
+	PREFETCHT0     (R8)(R11*2)
+	PREFETCHT0     (DX)(R11*2)
+	VBROADCASTI128 (DX)(CX*2), Y3
 	VPSHUFB        spread<>+0(SB), Y3, Y3
-	VMOVUPS        (BX)(CX*4), Y4
-	VMOVUPS        32(BX)(CX*4), Y5
-	VMULPS         (AX), Y2, Y2
-	VFMADD231PS    64(AX), Y4, Y2
+	VBROADCASTI128 16(DX)(CX*2), Y4
+	VPSHUFB        spread<>+0(SB), Y4, Y4
+	VMOVUPS        (BX)(CX*4), Y5
+	VMOVUPS        32(BX)(CX*4), Y6
 	VMULPS         (AX), Y3, Y3
 	VFMADD231PS    64(AX), Y5, Y3
-	VBROADCASTI128 (R8)(CX*2), Y6
-	VPSHUFB        spread<>+0(SB), Y6, Y6
-	VBROADCASTI128 16(R8)(CX*2), Y7
+	VMULPS         (AX), Y4, Y4
+	VFMADD231PS    64(AX), Y6, Y4
+	VBROADCASTI128 (R8)(CX*2), Y7
 	VPSHUFB        spread<>+0(SB), Y7, Y7
-	VFMADD231PS    Y2, Y2, Y6
+	VBROADCASTI128 16(R8)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
 	VFMADD231PS    Y3, Y3, Y7
-	VMOVD          R9, X8
-	VPBROADCASTD   X8, Y8
-	VPADDD         ditherOfLanes<>+0(SB), Y8, Y9
-	VPSRLD         $0x10, Y9, Y10
-	VPXOR          Y10, Y9, Y9
-	VPMULLD        pattern85ebca6b<>+0(SB), Y9, Y9
+	VFMADD231PS    Y4, Y4, Y8
+	VPMULLD        Y0, Y0, Y9
 	VPSRLD         $0x10, Y9, Y9
-	VPADDD         Y6, Y9, Y9
+	VPADDD         Y7, Y9, Y9
 	VPSRLD         $0x10, Y9, Y9
-	VPADDD         ditherOfLanes<>+32(SB), Y8, Y8
-	VPSRLD         $0x10, Y8, Y10
-	VPXOR          Y10, Y8, Y8
-	VPMULLD        pattern85ebca6b<>+0(SB), Y8, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPADDD         Y7, Y8, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPACKUSDW      Y8, Y9, Y8
-	VPERMQ         $0xd8, Y8, Y8
-	VMOVDQU        Y8, (R8)(CX*2)
-	ADDL           $-478700656, R9
-	VSQRTPS        Y6, Y6
-	VADDPS         Y0, Y6, Y6
-	VDIVPS         Y6, Y2, Y2
-	VFMADD231PS    Y1, Y2, Y4
+	VPADDD         patternf1bbcdc8<>+0(SB), Y0, Y10
+	VPMULLD        Y10, Y10, Y10
+	VPSRLD         $0x10, Y10, Y10
+	VPADDD         Y8, Y10, Y10
+	VPSRLD         $0x10, Y10, Y10
+	VPACKUSDW      Y10, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VMOVDQU        Y9, (R8)(CX*2)
+	VPADDD         patterne3779b90<>+0(SB), Y0, Y0
 	VSQRTPS        Y7, Y7
-	VADDPS         Y0, Y7, Y7
+	VADDPS         Y1, Y7, Y7
 	VDIVPS         Y7, Y3, Y3
-	VFMADD231PS    Y1, Y3, Y5
-	VMOVUPS        Y4, (BX)(CX*4)
-	VMOVUPS        Y5, 32(BX)(CX*4)
+	VFMADD231PS    Y2, Y3, Y5
+	VSQRTPS        Y8, Y8
+	VADDPS         Y1, Y8, Y8
+	VDIVPS         Y8, Y4, Y4
+	VFMADD231PS    Y2, Y4, Y6
+	VMOVUPS        Y5, (BX)(CX*4)
+	VMOVUPS        Y6, 32(BX)(CX*4)
 	CMPQ           DI, $0x01
 	JE             fp16330
 	JA             fp32331
-	VPSRLD         $0x10, Y4, Y2
-	VPAND          pattern00000001<>+0(SB), Y2, Y2
-	VPADDD         pattern00007fff<>+0(SB), Y2, Y2
-	VPADDD         Y4, Y2, Y2
-	VPSRLD         $0x10, Y2, Y2
-	VCMPPS         $0x03, Y4, Y4, Y3
-	VBLENDVPS      Y3, pattern00007fc0<>+0(SB), Y2, Y2
 	VPSRLD         $0x10, Y5, Y3
 	VPAND          pattern00000001<>+0(SB), Y3, Y3
 	VPADDD         pattern00007fff<>+0(SB), Y3, Y3
@@ -5364,16 +5309,23 @@ next325:
 	VPSRLD         $0x10, Y3, Y3
 	VCMPPS         $0x03, Y5, Y5, Y4
 	VBLENDVPS      Y4, pattern00007fc0<>+0(SB), Y3, Y3
-	VPACKUSDW      Y3, Y2, Y2
-	VPERMQ         $0xd8, Y2, Y2
-	VMOVDQA        Y2, Y2
+	VPSRLD         $0x10, Y6, Y4
+	VPAND          pattern00000001<>+0(SB), Y4, Y4
+	VPADDD         pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD         Y6, Y4, Y4
+	VPSRLD         $0x10, Y4, Y4
+	VCMPPS         $0x03, Y6, Y6, Y5
+	VBLENDVPS      Y5, pattern00007fc0<>+0(SB), Y4, Y4
+	VPACKUSDW      Y4, Y3, Y3
+	VPERMQ         $0xd8, Y3, Y3
+	VMOVDQA        Y3, Y3
 	JMP            done332
 
 fp16330:
-	VCVTPS2PH   $0x00, Y4, X11
-	VCVTPS2PH   $0x00, Y5, X2
-	VINSERTI128 $0x01, X2, Y11, Y11
-	VMOVDQA     Y11, Y2
+	VCVTPS2PH   $0x00, Y5, X11
+	VCVTPS2PH   $0x00, Y6, X3
+	VINSERTI128 $0x01, X3, Y11, Y11
+	VMOVDQA     Y11, Y3
 	JMP         done332
 
 fp32331:
@@ -5382,88 +5334,74 @@ fp32331:
 done332:
 	TESTQ    $0x0000001f, SI
 	JNE      unaligned327
-	VMOVNTDQ Y2, (SI)(CX*2)
+	VMOVNTDQ Y3, (SI)(CX*2)
 	JMP      stored328
 
 unaligned327:
-	VMOVDQU Y2, (SI)(CX*2)
+	VMOVDQU Y3, (SI)(CX*2)
 
 stored328:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x10, R11
 
 check326:
-	CMPQ CX, R11
+	CMPQ CX, R10
 	JB   next325
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next325
 	JMP  done324
 
 fp16322:
 	XORQ CX, CX
-	MOVQ $0x00000200, R12
+	MOVQ $0x00000200, R11
 	JMP  check334
 
 next333:
-	PREFETCHT0     (BX)(R12*4)
-	PREFETCHT0     (R8)(R12*2)
-	PREFETCHT0     (DX)(R12*2)
-	VCVTPH2PS      (DX)(CX*2), Y2
-	VCVTPH2PS      16(DX)(CX*2), Y3
-	VMOVUPS        (BX)(CX*4), Y4
-	VMOVUPS        32(BX)(CX*4), Y5
-	VMULPS         (AX), Y2, Y2
-	VFMADD231PS    64(AX), Y4, Y2
+	PREFETCHT0     (BX)(R11*4)
+	PREFETCHT0     (R8)(R11*2)
+	PREFETCHT0     (DX)(R11*2)
+	VCVTPH2PS      (DX)(CX*2), Y3
+	VCVTPH2PS      16(DX)(CX*2), Y4
+	VMOVUPS        (BX)(CX*4), Y5
+	VMOVUPS        32(BX)(CX*4), Y6
 	VMULPS         (AX), Y3, Y3
 	VFMADD231PS    64(AX), Y5, Y3
-	VBROADCASTI128 (R8)(CX*2), Y6
-	VPSHUFB        spread<>+0(SB), Y6, Y6
-	VBROADCASTI128 16(R8)(CX*2), Y7
+	VMULPS         (AX), Y4, Y4
+	VFMADD231PS    64(AX), Y6, Y4
+	VBROADCASTI128 (R8)(CX*2), Y7
 	VPSHUFB        spread<>+0(SB), Y7, Y7
-	VFMADD231PS    Y2, Y2, Y6
+	VBROADCASTI128 16(R8)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
 	VFMADD231PS    Y3, Y3, Y7
-	VMOVD          R9, X8
-	VPBROADCASTD   X8, Y8
-	VPADDD         ditherOfLanes<>+0(SB), Y8, Y9
-	VPSRLD         $0x10, Y9, Y10
-	VPXOR          Y10, Y9, Y9
-	VPMULLD        pattern85ebca6b<>+0(SB), Y9, Y9
+	VFMADD231PS    Y4, Y4, Y8
+	VPMULLD        Y0, Y0, Y9
 	VPSRLD         $0x10, Y9, Y9
-	VPADDD         Y6, Y9, Y9
+	VPADDD         Y7, Y9, Y9
 	VPSRLD         $0x10, Y9, Y9
-	VPADDD         ditherOfLanes<>+32(SB), Y8, Y8
-	VPSRLD         $0x10, Y8, Y10
-	VPXOR          Y10, Y8, Y8
-	VPMULLD        pattern85ebca6b<>+0(SB), Y8, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPADDD         Y7, Y8, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPACKUSDW      Y8, Y9, Y8
-	VPERMQ         $0xd8, Y8, Y8
-	VMOVDQU        Y8, (R8)(CX*2)
-	ADDL           $-478700656, R9
-	VSQRTPS        Y6, Y6
-	VADDPS         Y0, Y6, Y6
-	VDIVPS         Y6, Y2, Y2
-	VFMADD231PS    Y1, Y2, Y4
+	VPADDD         patternf1bbcdc8<>+0(SB), Y0, Y10
+	VPMULLD        Y10, Y10, Y10
+	VPSRLD         $0x10, Y10, Y10
+	VPADDD         Y8, Y10, Y10
+	VPSRLD         $0x10, Y10, Y10
+	VPACKUSDW      Y10, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VMOVDQU        Y9, (R8)(CX*2)
+	VPADDD         patterne3779b90<>+0(SB), Y0, Y0
 	VSQRTPS        Y7, Y7
-	VADDPS         Y0, Y7, Y7
+	VADDPS         Y1, Y7, Y7
 	VDIVPS         Y7, Y3, Y3
-	VFMADD231PS    Y1, Y3, Y5
-	VMOVUPS        Y4, (BX)(CX*4)
-	VMOVUPS        Y5, 32(BX)(CX*4)
+	VFMADD231PS    Y2, Y3, Y5
+	VSQRTPS        Y8, Y8
+	VADDPS         Y1, Y8, Y8
+	VDIVPS         Y8, Y4, Y4
+	VFMADD231PS    Y2, Y4, Y6
+	VMOVUPS        Y5, (BX)(CX*4)
+	VMOVUPS        Y6, 32(BX)(CX*4)
 	CMPQ           DI, $0x01
 	JE             fp16338
 	JA             fp32339
-	VPSRLD         $0x10, Y4, Y2
-	VPAND          pattern00000001<>+0(SB), Y2, Y2
-	VPADDD         pattern00007fff<>+0(SB), Y2, Y2
-	VPADDD         Y4, Y2, Y2
-	VPSRLD         $0x10, Y2, Y2
-	VCMPPS         $0x03, Y4, Y4, Y3
-	VBLENDVPS      Y3, pattern00007fc0<>+0(SB), Y2, Y2
 	VPSRLD         $0x10, Y5, Y3
 	VPAND          pattern00000001<>+0(SB), Y3, Y3
 	VPADDD         pattern00007fff<>+0(SB), Y3, Y3
@@ -5471,16 +5409,23 @@ next333:
 	VPSRLD         $0x10, Y3, Y3
 	VCMPPS         $0x03, Y5, Y5, Y4
 	VBLENDVPS      Y4, pattern00007fc0<>+0(SB), Y3, Y3
-	VPACKUSDW      Y3, Y2, Y2
-	VPERMQ         $0xd8, Y2, Y2
-	VMOVDQA        Y2, Y2
+	VPSRLD         $0x10, Y6, Y4
+	VPAND          pattern00000001<>+0(SB), Y4, Y4
+	VPADDD         pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD         Y6, Y4, Y4
+	VPSRLD         $0x10, Y4, Y4
+	VCMPPS         $0x03, Y6, Y6, Y5
+	VBLENDVPS      Y5, pattern00007fc0<>+0(SB), Y4, Y4
+	VPACKUSDW      Y4, Y3, Y3
+	VPERMQ         $0xd8, Y3, Y3
+	VMOVDQA        Y3, Y3
 	JMP            done340
 
 fp16338:
-	VCVTPS2PH   $0x00, Y4, X11
-	VCVTPS2PH   $0x00, Y5, X2
-	VINSERTI128 $0x01, X2, Y11, Y11
-	VMOVDQA     Y11, Y2
+	VCVTPS2PH   $0x00, Y5, X11
+	VCVTPS2PH   $0x00, Y6, X3
+	VINSERTI128 $0x01, X3, Y11, Y11
+	VMOVDQA     Y11, Y3
 	JMP         done340
 
 fp32339:
@@ -5489,88 +5434,74 @@ fp32339:
 done340:
 	TESTQ    $0x0000001f, SI
 	JNE      unaligned335
-	VMOVNTDQ Y2, (SI)(CX*2)
+	VMOVNTDQ Y3, (SI)(CX*2)
 	JMP      stored336
 
 unaligned335:
-	VMOVDQU Y2, (SI)(CX*2)
+	VMOVDQU Y3, (SI)(CX*2)
 
 stored336:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x10, R11
 
 check334:
-	CMPQ CX, R11
+	CMPQ CX, R10
 	JB   next333
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next333
 	JMP  done324
 
 fp32323:
 	XORQ CX, CX
-	MOVQ $0x00000200, R12
+	MOVQ $0x00000200, R11
 	JMP  check342
 
 next341:
-	PREFETCHT0     (BX)(R12*4)
-	PREFETCHT0     (R8)(R12*2)
-	PREFETCHT0     (DX)(R12*4)
-	VMOVUPS        (DX)(CX*4), Y2
-	VMOVUPS        32(DX)(CX*4), Y3
-	VMOVUPS        (BX)(CX*4), Y4
-	VMOVUPS        32(BX)(CX*4), Y5
-	VMULPS         (AX), Y2, Y2
-	VFMADD231PS    64(AX), Y4, Y2
+	PREFETCHT0     (BX)(R11*4)
+	PREFETCHT0     (R8)(R11*2)
+	PREFETCHT0     (DX)(R11*4)
+	VMOVUPS        (DX)(CX*4), Y3
+	VMOVUPS        32(DX)(CX*4), Y4
+	VMOVUPS        (BX)(CX*4), Y5
+	VMOVUPS        32(BX)(CX*4), Y6
 	VMULPS         (AX), Y3, Y3
 	VFMADD231PS    64(AX), Y5, Y3
-	VBROADCASTI128 (R8)(CX*2), Y6
-	VPSHUFB        spread<>+0(SB), Y6, Y6
-	VBROADCASTI128 16(R8)(CX*2), Y7
+	VMULPS         (AX), Y4, Y4
+	VFMADD231PS    64(AX), Y6, Y4
+	VBROADCASTI128 (R8)(CX*2), Y7
 	VPSHUFB        spread<>+0(SB), Y7, Y7
-	VFMADD231PS    Y2, Y2, Y6
+	VBROADCASTI128 16(R8)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
 	VFMADD231PS    Y3, Y3, Y7
-	VMOVD          R9, X8
-	VPBROADCASTD   X8, Y8
-	VPADDD         ditherOfLanes<>+0(SB), Y8, Y9
-	VPSRLD         $0x10, Y9, Y10
-	VPXOR          Y10, Y9, Y9
-	VPMULLD        pattern85ebca6b<>+0(SB), Y9, Y9
+	VFMADD231PS    Y4, Y4, Y8
+	VPMULLD        Y0, Y0, Y9
 	VPSRLD         $0x10, Y9, Y9
-	VPADDD         Y6, Y9, Y9
+	VPADDD         Y7, Y9, Y9
 	VPSRLD         $0x10, Y9, Y9
-	VPADDD         ditherOfLanes<>+32(SB), Y8, Y8
-	VPSRLD         $0x10, Y8, Y10
-	VPXOR          Y10, Y8, Y8
-	VPMULLD        pattern85ebca6b<>+0(SB), Y8, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPADDD         Y7, Y8, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPACKUSDW      Y8, Y9, Y8
-	VPERMQ         $0xd8, Y8, Y8
-	VMOVDQU        Y8, (R8)(CX*2)
-	ADDL           $-478700656, R9
-	VSQRTPS        Y6, Y6
-	VADDPS         Y0, Y6, Y6
-	VDIVPS         Y6, Y2, Y2
-	VFMADD231PS    Y1, Y2, Y4
+	VPADDD         patternf1bbcdc8<>+0(SB), Y0, Y10
+	VPMULLD        Y10, Y10, Y10
+	VPSRLD         $0x10, Y10, Y10
+	VPADDD         Y8, Y10, Y10
+	VPSRLD         $0x10, Y10, Y10
+	VPACKUSDW      Y10, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VMOVDQU        Y9, (R8)(CX*2)
+	VPADDD         patterne3779b90<>+0(SB), Y0, Y0
 	VSQRTPS        Y7, Y7
-	VADDPS         Y0, Y7, Y7
+	VADDPS         Y1, Y7, Y7
 	VDIVPS         Y7, Y3, Y3
-	VFMADD231PS    Y1, Y3, Y5
-	VMOVUPS        Y4, (BX)(CX*4)
-	VMOVUPS        Y5, 32(BX)(CX*4)
+	VFMADD231PS    Y2, Y3, Y5
+	VSQRTPS        Y8, Y8
+	VADDPS         Y1, Y8, Y8
+	VDIVPS         Y8, Y4, Y4
+	VFMADD231PS    Y2, Y4, Y6
+	VMOVUPS        Y5, (BX)(CX*4)
+	VMOVUPS        Y6, 32(BX)(CX*4)
 	CMPQ           DI, $0x01
 	JE             fp16346
 	JA             fp32347
-	VPSRLD         $0x10, Y4, Y2
-	VPAND          pattern00000001<>+0(SB), Y2, Y2
-	VPADDD         pattern00007fff<>+0(SB), Y2, Y2
-	VPADDD         Y4, Y2, Y2
-	VPSRLD         $0x10, Y2, Y2
-	VCMPPS         $0x03, Y4, Y4, Y3
-	VBLENDVPS      Y3, pattern00007fc0<>+0(SB), Y2, Y2
 	VPSRLD         $0x10, Y5, Y3
 	VPAND          pattern00000001<>+0(SB), Y3, Y3
 	VPADDD         pattern00007fff<>+0(SB), Y3, Y3
@@ -5578,16 +5509,23 @@ next341:
 	VPSRLD         $0x10, Y3, Y3
 	VCMPPS         $0x03, Y5, Y5, Y4
 	VBLENDVPS      Y4, pattern00007fc0<>+0(SB), Y3, Y3
-	VPACKUSDW      Y3, Y2, Y2
-	VPERMQ         $0xd8, Y2, Y2
-	VMOVDQA        Y2, Y2
+	VPSRLD         $0x10, Y6, Y4
+	VPAND          pattern00000001<>+0(SB), Y4, Y4
+	VPADDD         pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD         Y6, Y4, Y4
+	VPSRLD         $0x10, Y4, Y4
+	VCMPPS         $0x03, Y6, Y6, Y5
+	VBLENDVPS      Y5, pattern00007fc0<>+0(SB), Y4, Y4
+	VPACKUSDW      Y4, Y3, Y3
+	VPERMQ         $0xd8, Y3, Y3
+	VMOVDQA        Y3, Y3
 	JMP            done348
 
 fp16346:
-	VCVTPS2PH   $0x00, Y4, X11
-	VCVTPS2PH   $0x00, Y5, X2
-	VINSERTI128 $0x01, X2, Y11, Y11
-	VMOVDQA     Y11, Y2
+	VCVTPS2PH   $0x00, Y5, X11
+	VCVTPS2PH   $0x00, Y6, X3
+	VINSERTI128 $0x01, X3, Y11, Y11
+	VMOVDQA     Y11, Y3
 	JMP         done348
 
 fp32347:
@@ -5596,22 +5534,22 @@ fp32347:
 done348:
 	TESTQ    $0x0000001f, SI
 	JNE      unaligned343
-	VMOVNTDQ Y2, (SI)(CX*2)
+	VMOVNTDQ Y3, (SI)(CX*2)
 	JMP      stored344
 
 unaligned343:
-	VMOVDQU Y2, (SI)(CX*2)
+	VMOVDQU Y3, (SI)(CX*2)
 
 stored344:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x10, R11
 
 check342:
-	CMPQ CX, R11
+	CMPQ CX, R10
 	JB   next341
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next341
 
 done324:
@@ -7681,235 +7619,221 @@ done506:
 // func adamSplitBF16AVX512(a *Arguments)
 // Requires: AVX, AVX512F, MMX+, SSE
 TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
-	STMXCSR (SP)
-	MOVL    (SP), AX
-	ORL     $0x00008040, AX
-	MOVL    AX, 4(SP)
-	LDMXCSR 4(SP)
-	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
-	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
-	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
-	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
-	MOVQ    a+0(FP), SI
-	MOVQ    56(SI), SI
-	MOVQ    a+0(FP), DI
-	MOVQ    72(DI), DI
-	MOVQ    a+0(FP), R8
-	MOVQ    80(R8), R8
-	MOVQ    a+0(FP), R9
-	MOVL    40(R9), R9
-	VMOVUPS 128(AX), Z0
-	VMOVUPS 192(AX), Z1
-	VMOVUPS 256(AX), Z2
-	VMOVUPS 320(AX), Z3
-	VMOVUPS 384(AX), Z4
-	VMOVUPS 576(AX), Z5
-	MOVQ    a+0(FP), R10
-	MOVQ    (R10), R10
-	MOVQ    a+0(FP), R11
-	MOVQ    8(R11), R11
-	CMPQ    CX, $0x01
-	JE      fp16514
-	JA      fp32515
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R12
-	JMP     check518
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	MOVQ         a+0(FP), AX
+	MOVQ         16(AX), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         24(CX), CX
+	MOVQ         a+0(FP), DX
+	MOVQ         88(DX), DX
+	MOVQ         a+0(FP), BX
+	MOVQ         48(BX), BX
+	MOVQ         a+0(FP), SI
+	MOVQ         56(SI), SI
+	MOVQ         a+0(FP), DI
+	MOVQ         72(DI), DI
+	MOVQ         a+0(FP), R8
+	MOVQ         80(R8), R8
+	MOVQ         a+0(FP), R9
+	VPBROADCASTD 40(R9), Z0
+	VPADDD       ditherOfLanes<>+0(SB), Z0, Z0
+	VMOVUPS      128(AX), Z1
+	VMOVUPS      192(AX), Z2
+	VMOVUPS      256(AX), Z3
+	VMOVUPS      320(AX), Z4
+	VMOVUPS      384(AX), Z5
+	VMOVUPS      576(AX), Z6
+	MOVQ         a+0(FP), R9
+	MOVQ         (R9), R9
+	MOVQ         a+0(FP), R10
+	MOVQ         8(R10), R10
+	CMPQ         CX, $0x01
+	JE           fp16514
+	JA           fp32515
+	XORQ         CX, CX
+	MOVQ         $0x00000200, R11
+	JMP          check518
 
 next517:
-	PREFETCHT0   (BX)(R12*2)
-	PREFETCHT0   (SI)(R12*2)
-	PREFETCHT0   (DI)(R12*2)
-	PREFETCHT0   (R8)(R12*2)
-	PREFETCHT0   (DX)(R12*2)
-	VPMOVZXWD    (DX)(CX*2), Z6
-	VPSLLD       $0x10, Z6, Z6
-	VPMOVZXWD    (BX)(CX*2), Z7
-	VPSLLD       $0x10, Z7, Z7
-	VPMOVSXWD    (SI)(CX*2), Z8
-	VPADDD       Z8, Z7, Z7
-	VMULPS       (AX), Z6, Z6
-	VFMADD231PS  64(AX), Z7, Z6
-	VPMOVZXWD    (DI)(CX*2), Z8
-	VPSLLD       $0x10, Z8, Z8
-	VMULPS       Z8, Z0, Z8
-	VFMADD231PS  Z1, Z6, Z8
-	VPADDD       pattern00008000<>+0(SB), Z8, Z9
-	VPSRLD       $0x10, Z9, Z9
-	VPMOVDW      Z9, Y9
-	VMOVDQU      Y9, (DI)(CX*2)
-	VMULPS       Z6, Z6, Z6
-	VPMOVZXWD    (R8)(CX*2), Z9
-	VPSLLD       $0x10, Z9, Z9
-	VMULPS       Z9, Z2, Z9
-	VFMADD231PS  Z3, Z6, Z9
-	VMOVD        R9, X6
-	VPBROADCASTD X6, Z6
-	VPADDD       ditherOfLanes<>+0(SB), Z6, Z6
-	VPSRLD       $0x10, Z6, Z10
-	VPXORD       Z10, Z6, Z6
-	VPMULLD      pattern85ebca6b<>+0(SB), Z6, Z6
-	VPSRLD       $0x10, Z6, Z6
-	VPADDD       Z9, Z6, Z6
-	VPSRLD       $0x10, Z6, Z6
-	VPMOVDW      Z6, Y6
-	VMOVDQU      Y6, (R8)(CX*2)
-	ADDL         $-478700656, R9
-	VSQRTPS      Z9, Z9
-	VFMADD213PS  448(AX), Z4, Z9
-	VDIVPS       Z9, Z8, Z8
-	VFMADD231PS  512(AX), Z7, Z7
-	VFMADD231PS  Z5, Z8, Z7
-	VPADDD       pattern00008000<>+0(SB), Z7, Z6
-	VPSRLD       $0x10, Z6, Z6
-	VPMOVDW      Z6, Y6
-	VMOVDQU      Y6, (BX)(CX*2)
-	VPMOVDW      Z7, Y6
-	VMOVDQU      Y6, (SI)(CX*2)
-	ADDQ         $0x10, CX
-	ADDQ         $0x10, R12
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VPMOVZXWD   (DX)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VPMOVZXWD   (BX)(CX*2), Z8
+	VPSLLD      $0x10, Z8, Z8
+	VPMOVSXWD   (SI)(CX*2), Z9
+	VPADDD      Z9, Z8, Z8
+	VMULPS      (AX), Z7, Z7
+	VFMADD231PS 64(AX), Z8, Z7
+	VPMOVZXWD   (DI)(CX*2), Z9
+	VPSLLD      $0x10, Z9, Z9
+	VMULPS      Z9, Z1, Z9
+	VFMADD231PS Z2, Z7, Z9
+	VPADDD      pattern00008000<>+0(SB), Z9, Z10
+	VPSRLD      $0x10, Z10, Z10
+	VPMOVDW     Z10, Y10
+	VMOVDQU     Y10, (DI)(CX*2)
+	VMULPS      Z7, Z7, Z7
+	VPMOVZXWD   (R8)(CX*2), Z10
+	VPSLLD      $0x10, Z10, Z10
+	VMULPS      Z10, Z3, Z10
+	VFMADD231PS Z4, Z7, Z10
+	VPMULLD     Z0, Z0, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPADDD      Z10, Z7, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPMOVDW     Z7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Z0, Z0
+	VSQRTPS     Z10, Z10
+	VFMADD213PS 448(AX), Z5, Z10
+	VDIVPS      Z10, Z9, Z9
+	VFMADD231PS 512(AX), Z8, Z8
+	VFMADD231PS Z6, Z9, Z8
+	VPADDD      pattern00008000<>+0(SB), Z8, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPMOVDW     Z7, Y7
+	VMOVDQU     Y7, (BX)(CX*2)
+	VPMOVDW     Z8, Y7
+	VMOVDQU     Y7, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
 
 check518:
-	CMPQ CX, R11
+	CMPQ CX, R10
 	JB   next517
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next517
 	JMP  done516
 
 fp16514:
 	XORQ CX, CX
-	MOVQ $0x00000200, R12
+	MOVQ $0x00000200, R11
 	JMP  check520
 
 next519:
-	PREFETCHT0   (BX)(R12*2)
-	PREFETCHT0   (SI)(R12*2)
-	PREFETCHT0   (DI)(R12*2)
-	PREFETCHT0   (R8)(R12*2)
-	PREFETCHT0   (DX)(R12*2)
-	VCVTPH2PS    (DX)(CX*2), Z6
-	VPMOVZXWD    (BX)(CX*2), Z7
-	VPSLLD       $0x10, Z7, Z7
-	VPMOVSXWD    (SI)(CX*2), Z8
-	VPADDD       Z8, Z7, Z7
-	VMULPS       (AX), Z6, Z6
-	VFMADD231PS  64(AX), Z7, Z6
-	VPMOVZXWD    (DI)(CX*2), Z8
-	VPSLLD       $0x10, Z8, Z8
-	VMULPS       Z8, Z0, Z8
-	VFMADD231PS  Z1, Z6, Z8
-	VPADDD       pattern00008000<>+0(SB), Z8, Z9
-	VPSRLD       $0x10, Z9, Z9
-	VPMOVDW      Z9, Y9
-	VMOVDQU      Y9, (DI)(CX*2)
-	VMULPS       Z6, Z6, Z6
-	VPMOVZXWD    (R8)(CX*2), Z9
-	VPSLLD       $0x10, Z9, Z9
-	VMULPS       Z9, Z2, Z9
-	VFMADD231PS  Z3, Z6, Z9
-	VMOVD        R9, X6
-	VPBROADCASTD X6, Z6
-	VPADDD       ditherOfLanes<>+0(SB), Z6, Z6
-	VPSRLD       $0x10, Z6, Z10
-	VPXORD       Z10, Z6, Z6
-	VPMULLD      pattern85ebca6b<>+0(SB), Z6, Z6
-	VPSRLD       $0x10, Z6, Z6
-	VPADDD       Z9, Z6, Z6
-	VPSRLD       $0x10, Z6, Z6
-	VPMOVDW      Z6, Y6
-	VMOVDQU      Y6, (R8)(CX*2)
-	ADDL         $-478700656, R9
-	VSQRTPS      Z9, Z9
-	VFMADD213PS  448(AX), Z4, Z9
-	VDIVPS       Z9, Z8, Z8
-	VFMADD231PS  512(AX), Z7, Z7
-	VFMADD231PS  Z5, Z8, Z7
-	VPADDD       pattern00008000<>+0(SB), Z7, Z6
-	VPSRLD       $0x10, Z6, Z6
-	VPMOVDW      Z6, Y6
-	VMOVDQU      Y6, (BX)(CX*2)
-	VPMOVDW      Z7, Y6
-	VMOVDQU      Y6, (SI)(CX*2)
-	ADDQ         $0x10, CX
-	ADDQ         $0x10, R12
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Z7
+	VPMOVZXWD   (BX)(CX*2), Z8
+	VPSLLD      $0x10, Z8, Z8
+	VPMOVSXWD   (SI)(CX*2), Z9
+	VPADDD      Z9, Z8, Z8
+	VMULPS      (AX), Z7, Z7
+	VFMADD231PS 64(AX), Z8, Z7
+	VPMOVZXWD   (DI)(CX*2), Z9
+	VPSLLD      $0x10, Z9, Z9
+	VMULPS      Z9, Z1, Z9
+	VFMADD231PS Z2, Z7, Z9
+	VPADDD      pattern00008000<>+0(SB), Z9, Z10
+	VPSRLD      $0x10, Z10, Z10
+	VPMOVDW     Z10, Y10
+	VMOVDQU     Y10, (DI)(CX*2)
+	VMULPS      Z7, Z7, Z7
+	VPMOVZXWD   (R8)(CX*2), Z10
+	VPSLLD      $0x10, Z10, Z10
+	VMULPS      Z10, Z3, Z10
+	VFMADD231PS Z4, Z7, Z10
+	VPMULLD     Z0, Z0, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPADDD      Z10, Z7, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPMOVDW     Z7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Z0, Z0
+	VSQRTPS     Z10, Z10
+	VFMADD213PS 448(AX), Z5, Z10
+	VDIVPS      Z10, Z9, Z9
+	VFMADD231PS 512(AX), Z8, Z8
+	VFMADD231PS Z6, Z9, Z8
+	VPADDD      pattern00008000<>+0(SB), Z8, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPMOVDW     Z7, Y7
+	VMOVDQU     Y7, (BX)(CX*2)
+	VPMOVDW     Z8, Y7
+	VMOVDQU     Y7, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
 
 check520:
-	CMPQ CX, R11
+	CMPQ CX, R10
 	JB   next519
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next519
 	JMP  done516
 
 fp32515:
 	XORQ CX, CX
-	MOVQ $0x00000200, R12
+	MOVQ $0x00000200, R11
 	JMP  check522
 
 next521:
-	PREFETCHT0   (BX)(R12*2)
-	PREFETCHT0   (SI)(R12*2)
-	PREFETCHT0   (DI)(R12*2)
-	PREFETCHT0   (R8)(R12*2)
-	PREFETCHT0   (DX)(R12*4)
-	VMOVUPS      (DX)(CX*4), Z6
-	VPMOVZXWD    (BX)(CX*2), Z7
-	VPSLLD       $0x10, Z7, Z7
-	VPMOVSXWD    (SI)(CX*2), Z8
-	VPADDD       Z8, Z7, Z7
-	VMULPS       (AX), Z6, Z6
-	VFMADD231PS  64(AX), Z7, Z6
-	VPMOVZXWD    (DI)(CX*2), Z8
-	VPSLLD       $0x10, Z8, Z8
-	VMULPS       Z8, Z0, Z8
-	VFMADD231PS  Z1, Z6, Z8
-	VPADDD       pattern00008000<>+0(SB), Z8, Z9
-	VPSRLD       $0x10, Z9, Z9
-	VPMOVDW      Z9, Y9
-	VMOVDQU      Y9, (DI)(CX*2)
-	VMULPS       Z6, Z6, Z6
-	VPMOVZXWD    (R8)(CX*2), Z9
-	VPSLLD       $0x10, Z9, Z9
-	VMULPS       Z9, Z2, Z9
-	VFMADD231PS  Z3, Z6, Z9
-	VMOVD        R9, X6
-	VPBROADCASTD X6, Z6
-	VPADDD       ditherOfLanes<>+0(SB), Z6, Z6
-	VPSRLD       $0x10, Z6, Z10
-	VPXORD       Z10, Z6, Z6
-	VPMULLD      pattern85ebca6b<>+0(SB), Z6, Z6
-	VPSRLD       $0x10, Z6, Z6
-	VPADDD       Z9, Z6, Z6
-	VPSRLD       $0x10, Z6, Z6
-	VPMOVDW      Z6, Y6
-	VMOVDQU      Y6, (R8)(CX*2)
-	ADDL         $-478700656, R9
-	VSQRTPS      Z9, Z9
-	VFMADD213PS  448(AX), Z4, Z9
-	VDIVPS       Z9, Z8, Z8
-	VFMADD231PS  512(AX), Z7, Z7
-	VFMADD231PS  Z5, Z8, Z7
-	VPADDD       pattern00008000<>+0(SB), Z7, Z6
-	VPSRLD       $0x10, Z6, Z6
-	VPMOVDW      Z6, Y6
-	VMOVDQU      Y6, (BX)(CX*2)
-	VPMOVDW      Z7, Y6
-	VMOVDQU      Y6, (SI)(CX*2)
-	ADDQ         $0x10, CX
-	ADDQ         $0x10, R12
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Z7
+	VPMOVZXWD   (BX)(CX*2), Z8
+	VPSLLD      $0x10, Z8, Z8
+	VPMOVSXWD   (SI)(CX*2), Z9
+	VPADDD      Z9, Z8, Z8
+	VMULPS      (AX), Z7, Z7
+	VFMADD231PS 64(AX), Z8, Z7
+	VPMOVZXWD   (DI)(CX*2), Z9
+	VPSLLD      $0x10, Z9, Z9
+	VMULPS      Z9, Z1, Z9
+	VFMADD231PS Z2, Z7, Z9
+	VPADDD      pattern00008000<>+0(SB), Z9, Z10
+	VPSRLD      $0x10, Z10, Z10
+	VPMOVDW     Z10, Y10
+	VMOVDQU     Y10, (DI)(CX*2)
+	VMULPS      Z7, Z7, Z7
+	VPMOVZXWD   (R8)(CX*2), Z10
+	VPSLLD      $0x10, Z10, Z10
+	VMULPS      Z10, Z3, Z10
+	VFMADD231PS Z4, Z7, Z10
+	VPMULLD     Z0, Z0, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPADDD      Z10, Z7, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPMOVDW     Z7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Z0, Z0
+	VSQRTPS     Z10, Z10
+	VFMADD213PS 448(AX), Z5, Z10
+	VDIVPS      Z10, Z9, Z9
+	VFMADD231PS 512(AX), Z8, Z8
+	VFMADD231PS Z6, Z9, Z8
+	VPADDD      pattern00008000<>+0(SB), Z8, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPMOVDW     Z7, Y7
+	VMOVDQU     Y7, (BX)(CX*2)
+	VPMOVDW     Z8, Y7
+	VMOVDQU     Y7, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
 
 check522:
-	CMPQ CX, R11
+	CMPQ CX, R10
 	JB   next521
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next521
 
 done516:
@@ -8118,193 +8042,179 @@ done526:
 // func adagradSplitBF16AVX512(a *Arguments)
 // Requires: AVX, AVX512F, MMX+, SSE
 TEXT ·adagradSplitBF16AVX512(SB), NOSPLIT, $8-8
-	STMXCSR (SP)
-	MOVL    (SP), AX
-	ORL     $0x00008040, AX
-	MOVL    AX, 4(SP)
-	LDMXCSR 4(SP)
-	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
-	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
-	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
-	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
-	MOVQ    a+0(FP), SI
-	MOVQ    56(SI), SI
-	MOVQ    a+0(FP), DI
-	MOVQ    72(DI), DI
-	MOVQ    a+0(FP), R8
-	MOVL    40(R8), R8
-	VMOVUPS 448(AX), Z0
-	VMOVUPS 576(AX), Z1
-	MOVQ    a+0(FP), R9
-	MOVQ    (R9), R9
-	MOVQ    a+0(FP), R10
-	MOVQ    8(R10), R10
-	CMPQ    CX, $0x01
-	JE      fp16534
-	JA      fp32535
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R11
-	JMP     check538
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	MOVQ         a+0(FP), AX
+	MOVQ         16(AX), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         24(CX), CX
+	MOVQ         a+0(FP), DX
+	MOVQ         88(DX), DX
+	MOVQ         a+0(FP), BX
+	MOVQ         48(BX), BX
+	MOVQ         a+0(FP), SI
+	MOVQ         56(SI), SI
+	MOVQ         a+0(FP), DI
+	MOVQ         72(DI), DI
+	MOVQ         a+0(FP), R8
+	VPBROADCASTD 40(R8), Z0
+	VPADDD       ditherOfLanes<>+0(SB), Z0, Z0
+	VMOVUPS      448(AX), Z1
+	VMOVUPS      576(AX), Z2
+	MOVQ         a+0(FP), R8
+	MOVQ         (R8), R8
+	MOVQ         a+0(FP), R9
+	MOVQ         8(R9), R9
+	CMPQ         CX, $0x01
+	JE           fp16534
+	JA           fp32535
+	XORQ         CX, CX
+	MOVQ         $0x00000200, R10
+	JMP          check538
 
 next537:
-	PREFETCHT0   (BX)(R11*2)
-	PREFETCHT0   (SI)(R11*2)
-	PREFETCHT0   (DI)(R11*2)
-	PREFETCHT0   (DX)(R11*2)
-	VPMOVZXWD    (DX)(CX*2), Z2
-	VPSLLD       $0x10, Z2, Z2
-	VPMOVZXWD    (BX)(CX*2), Z3
-	VPSLLD       $0x10, Z3, Z3
-	VPMOVSXWD    (SI)(CX*2), Z4
-	VPADDD       Z4, Z3, Z3
-	VMULPS       (AX), Z2, Z2
-	VFMADD231PS  64(AX), Z3, Z2
-	VPMOVZXWD    (DI)(CX*2), Z4
-	VPSLLD       $0x10, Z4, Z4
-	VFMADD231PS  Z2, Z2, Z4
-	VMOVD        R8, X5
-	VPBROADCASTD X5, Z5
-	VPADDD       ditherOfLanes<>+0(SB), Z5, Z5
-	VPSRLD       $0x10, Z5, Z6
-	VPXORD       Z6, Z5, Z5
-	VPMULLD      pattern85ebca6b<>+0(SB), Z5, Z5
-	VPSRLD       $0x10, Z5, Z5
-	VPADDD       Z4, Z5, Z5
-	VPSRLD       $0x10, Z5, Z5
-	VPMOVDW      Z5, Y5
-	VMOVDQU      Y5, (DI)(CX*2)
-	ADDL         $-478700656, R8
-	VSQRTPS      Z4, Z4
-	VADDPS       Z0, Z4, Z4
-	VDIVPS       Z4, Z2, Z2
-	VFMADD231PS  Z1, Z2, Z3
-	VPADDD       pattern00008000<>+0(SB), Z3, Z2
-	VPSRLD       $0x10, Z2, Z2
-	VPMOVDW      Z2, Y2
-	VMOVDQU      Y2, (BX)(CX*2)
-	VPMOVDW      Z3, Y2
-	VMOVDQU      Y2, (SI)(CX*2)
-	ADDQ         $0x10, CX
-	ADDQ         $0x10, R11
+	PREFETCHT0  (BX)(R10*2)
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (DI)(R10*2)
+	PREFETCHT0  (DX)(R10*2)
+	VPMOVZXWD   (DX)(CX*2), Z3
+	VPSLLD      $0x10, Z3, Z3
+	VPMOVZXWD   (BX)(CX*2), Z4
+	VPSLLD      $0x10, Z4, Z4
+	VPMOVSXWD   (SI)(CX*2), Z5
+	VPADDD      Z5, Z4, Z4
+	VMULPS      (AX), Z3, Z3
+	VFMADD231PS 64(AX), Z4, Z3
+	VPMOVZXWD   (DI)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
+	VFMADD231PS Z3, Z3, Z5
+	VPMULLD     Z0, Z0, Z6
+	VPSRLD      $0x10, Z6, Z6
+	VPADDD      Z5, Z6, Z6
+	VPSRLD      $0x10, Z6, Z6
+	VPMOVDW     Z6, Y6
+	VMOVDQU     Y6, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Z0, Z0
+	VSQRTPS     Z5, Z5
+	VADDPS      Z1, Z5, Z5
+	VDIVPS      Z5, Z3, Z3
+	VFMADD231PS Z2, Z3, Z4
+	VPADDD      pattern00008000<>+0(SB), Z4, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, Y3
+	VMOVDQU     Y3, (BX)(CX*2)
+	VPMOVDW     Z4, Y3
+	VMOVDQU     Y3, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R10
 
 check538:
-	CMPQ CX, R10
+	CMPQ CX, R9
 	JB   next537
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next537
 	JMP  done536
 
 fp16534:
 	XORQ CX, CX
-	MOVQ $0x00000200, R11
+	MOVQ $0x00000200, R10
 	JMP  check540
 
 next539:
-	PREFETCHT0   (BX)(R11*2)
-	PREFETCHT0   (SI)(R11*2)
-	PREFETCHT0   (DI)(R11*2)
-	PREFETCHT0   (DX)(R11*2)
-	VCVTPH2PS    (DX)(CX*2), Z2
-	VPMOVZXWD    (BX)(CX*2), Z3
-	VPSLLD       $0x10, Z3, Z3
-	VPMOVSXWD    (SI)(CX*2), Z4
-	VPADDD       Z4, Z3, Z3
-	VMULPS       (AX), Z2, Z2
-	VFMADD231PS  64(AX), Z3, Z2
-	VPMOVZXWD    (DI)(CX*2), Z4
-	VPSLLD       $0x10, Z4, Z4
-	VFMADD231PS  Z2, Z2, Z4
-	VMOVD        R8, X5
-	VPBROADCASTD X5, Z5
-	VPADDD       ditherOfLanes<>+0(SB), Z5, Z5
-	VPSRLD       $0x10, Z5, Z6
-	VPXORD       Z6, Z5, Z5
-	VPMULLD      pattern85ebca6b<>+0(SB), Z5, Z5
-	VPSRLD       $0x10, Z5, Z5
-	VPADDD       Z4, Z5, Z5
-	VPSRLD       $0x10, Z5, Z5
-	VPMOVDW      Z5, Y5
-	VMOVDQU      Y5, (DI)(CX*2)
-	ADDL         $-478700656, R8
-	VSQRTPS      Z4, Z4
-	VADDPS       Z0, Z4, Z4
-	VDIVPS       Z4, Z2, Z2
-	VFMADD231PS  Z1, Z2, Z3
-	VPADDD       pattern00008000<>+0(SB), Z3, Z2
-	VPSRLD       $0x10, Z2, Z2
-	VPMOVDW      Z2, Y2
-	VMOVDQU      Y2, (BX)(CX*2)
-	VPMOVDW      Z3, Y2
-	VMOVDQU      Y2, (SI)(CX*2)
-	ADDQ         $0x10, CX
-	ADDQ         $0x10, R11
+	PREFETCHT0  (BX)(R10*2)
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (DI)(R10*2)
+	PREFETCHT0  (DX)(R10*2)
+	VCVTPH2PS   (DX)(CX*2), Z3
+	VPMOVZXWD   (BX)(CX*2), Z4
+	VPSLLD      $0x10, Z4, Z4
+	VPMOVSXWD   (SI)(CX*2), Z5
+	VPADDD      Z5, Z4, Z4
+	VMULPS      (AX), Z3, Z3
+	VFMADD231PS 64(AX), Z4, Z3
+	VPMOVZXWD   (DI)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
+	VFMADD231PS Z3, Z3, Z5
+	VPMULLD     Z0, Z0, Z6
+	VPSRLD      $0x10, Z6, Z6
+	VPADDD      Z5, Z6, Z6
+	VPSRLD      $0x10, Z6, Z6
+	VPMOVDW     Z6, Y6
+	VMOVDQU     Y6, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Z0, Z0
+	VSQRTPS     Z5, Z5
+	VADDPS      Z1, Z5, Z5
+	VDIVPS      Z5, Z3, Z3
+	VFMADD231PS Z2, Z3, Z4
+	VPADDD      pattern00008000<>+0(SB), Z4, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, Y3
+	VMOVDQU     Y3, (BX)(CX*2)
+	VPMOVDW     Z4, Y3
+	VMOVDQU     Y3, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R10
 
 check540:
-	CMPQ CX, R10
+	CMPQ CX, R9
 	JB   next539
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next539
 	JMP  done536
 
 fp32535:
 	XORQ CX, CX
-	MOVQ $0x00000200, R11
+	MOVQ $0x00000200, R10
 	JMP  check542
 
 next541:
-	PREFETCHT0   (BX)(R11*2)
-	PREFETCHT0   (SI)(R11*2)
-	PREFETCHT0   (DI)(R11*2)
-	PREFETCHT0   (DX)(R11*4)
-	VMOVUPS      (DX)(CX*4), Z2
-	VPMOVZXWD    (BX)(CX*2), Z3
-	VPSLLD       $0x10, Z3, Z3
-	VPMOVSXWD    (SI)(CX*2), Z4
-	VPADDD       Z4, Z3, Z3
-	VMULPS       (AX), Z2, Z2
-	VFMADD231PS  64(AX), Z3, Z2
-	VPMOVZXWD    (DI)(CX*2), Z4
-	VPSLLD       $0x10, Z4, Z4
-	VFMADD231PS  Z2, Z2, Z4
-	VMOVD        R8, X5
-	VPBROADCASTD X5, Z5
-	VPADDD       ditherOfLanes<>+0(SB), Z5, Z5
-	VPSRLD       $0x10, Z5, Z6
-	VPXORD       Z6, Z5, Z5
-	VPMULLD      pattern85ebca6b<>+0(SB), Z5, Z5
-	VPSRLD       $0x10, Z5, Z5
-	VPADDD       Z4, Z5, Z5
-	VPSRLD       $0x10, Z5, Z5
-	VPMOVDW      Z5, Y5
-	VMOVDQU      Y5, (DI)(CX*2)
-	ADDL         $-478700656, R8
-	VSQRTPS      Z4, Z4
-	VADDPS       Z0, Z4, Z4
-	VDIVPS       Z4, Z2, Z2
-	VFMADD231PS  Z1, Z2, Z3
-	VPADDD       pattern00008000<>+0(SB), Z3, Z2
-	VPSRLD       $0x10, Z2, Z2
-	VPMOVDW      Z2, Y2
-	VMOVDQU      Y2, (BX)(CX*2)
-	VPMOVDW      Z3, Y2
-	VMOVDQU      Y2, (SI)(CX*2)
-	ADDQ         $0x10, CX
-	ADDQ         $0x10, R11
+	PREFETCHT0  (BX)(R10*2)
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (DI)(R10*2)
+	PREFETCHT0  (DX)(R10*4)
+	VMOVUPS     (DX)(CX*4), Z3
+	VPMOVZXWD   (BX)(CX*2), Z4
+	VPSLLD      $0x10, Z4, Z4
+	VPMOVSXWD   (SI)(CX*2), Z5
+	VPADDD      Z5, Z4, Z4
+	VMULPS      (AX), Z3, Z3
+	VFMADD231PS 64(AX), Z4, Z3
+	VPMOVZXWD   (DI)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
+	VFMADD231PS Z3, Z3, Z5
+	VPMULLD     Z0, Z0, Z6
+	VPSRLD      $0x10, Z6, Z6
+	VPADDD      Z5, Z6, Z6
+	VPSRLD      $0x10, Z6, Z6
+	VPMOVDW     Z6, Y6
+	VMOVDQU     Y6, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Z0, Z0
+	VSQRTPS     Z5, Z5
+	VADDPS      Z1, Z5, Z5
+	VDIVPS      Z5, Z3, Z3
+	VFMADD231PS Z2, Z3, Z4
+	VPADDD      pattern00008000<>+0(SB), Z4, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, Y3
+	VMOVDQU     Y3, (BX)(CX*2)
+	VPMOVDW     Z4, Y3
+	VMOVDQU     Y3, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R10
 
 check542:
-	CMPQ CX, R10
+	CMPQ CX, R9
 	JB   next541
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
 	JB   next541
 
 done536:
@@ -10019,104 +9929,100 @@ done704:
 // func adamFP32BF16AVX512(a *Arguments)
 // Requires: AVX, AVX512F, MMX+, SSE
 TEXT ·adamFP32BF16AVX512(SB), NOSPLIT, $8-8
-	STMXCSR (SP)
-	MOVL    (SP), AX
-	ORL     $0x00008040, AX
-	MOVL    AX, 4(SP)
-	LDMXCSR 4(SP)
-	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
-	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
-	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
-	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
-	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
-	MOVQ    a+0(FP), DI
-	MOVQ    32(DI), DI
-	MOVQ    a+0(FP), R8
-	MOVQ    72(R8), R8
-	MOVQ    a+0(FP), R9
-	MOVQ    80(R9), R9
-	MOVQ    a+0(FP), R10
-	MOVL    40(R10), R10
-	VMOVUPS 128(AX), Z0
-	VMOVUPS 192(AX), Z1
-	VMOVUPS 256(AX), Z2
-	VMOVUPS 320(AX), Z3
-	VMOVUPS 384(AX), Z4
-	VMOVUPS 576(AX), Z5
-	MOVQ    a+0(FP), R11
-	MOVQ    (R11), R11
-	MOVQ    a+0(FP), R12
-	MOVQ    8(R12), R12
-	CMPQ    CX, $0x01
-	JE      fp16718
-	JA      fp32719
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R13
-	JMP     check722
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	MOVQ         a+0(FP), AX
+	MOVQ         16(AX), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         24(CX), CX
+	MOVQ         a+0(FP), DX
+	MOVQ         88(DX), DX
+	MOVQ         a+0(FP), BX
+	MOVQ         64(BX), BX
+	MOVQ         a+0(FP), SI
+	MOVQ         48(SI), SI
+	MOVQ         a+0(FP), DI
+	MOVQ         32(DI), DI
+	MOVQ         a+0(FP), R8
+	MOVQ         72(R8), R8
+	MOVQ         a+0(FP), R9
+	MOVQ         80(R9), R9
+	MOVQ         a+0(FP), R10
+	VPBROADCASTD 40(R10), Z0
+	VPADDD       ditherOfLanes<>+0(SB), Z0, Z0
+	VMOVUPS      128(AX), Z1
+	VMOVUPS      192(AX), Z2
+	VMOVUPS      256(AX), Z3
+	VMOVUPS      320(AX), Z4
+	VMOVUPS      384(AX), Z5
+	VMOVUPS      576(AX), Z6
+	MOVQ         a+0(FP), R10
+	MOVQ         (R10), R10
+	MOVQ         a+0(FP), R11
+	MOVQ         8(R11), R11
+	CMPQ         CX, $0x01
+	JE           fp16718
+	JA           fp32719
+	XORQ         CX, CX
+	MOVQ         $0x00000200, R12
+	JMP          check722
 
 next721:
-	PREFETCHT0   (BX)(R13*4)
-	PREFETCHT0   (R8)(R13*2)
-	PREFETCHT0   (R9)(R13*2)
-	PREFETCHT0   (DX)(R13*2)
-	VPMOVZXWD    (DX)(CX*2), Z6
-	VPSLLD       $0x10, Z6, Z6
-	VMOVUPS      (BX)(CX*4), Z7
-	VMULPS       (AX), Z6, Z6
-	VFMADD231PS  64(AX), Z7, Z6
-	VPMOVZXWD    (R8)(CX*2), Z8
-	VPSLLD       $0x10, Z8, Z8
-	VMULPS       Z8, Z0, Z8
-	VFMADD231PS  Z1, Z6, Z8
-	VPADDD       pattern00008000<>+0(SB), Z8, Z9
-	VPSRLD       $0x10, Z9, Z9
-	VPMOVDW      Z9, Y9
-	VMOVDQU      Y9, (R8)(CX*2)
-	VMULPS       Z6, Z6, Z6
-	VPMOVZXWD    (R9)(CX*2), Z9
-	VPSLLD       $0x10, Z9, Z9
-	VMULPS       Z9, Z2, Z9
-	VFMADD231PS  Z3, Z6, Z9
-	VMOVD        R10, X6
-	VPBROADCASTD X6, Z6
-	VPADDD       ditherOfLanes<>+0(SB), Z6, Z6
-	VPSRLD       $0x10, Z6, Z10
-	VPXORD       Z10, Z6, Z6
-	VPMULLD      pattern85ebca6b<>+0(SB), Z6, Z6
-	VPSRLD       $0x10, Z6, Z6
-	VPADDD       Z9, Z6, Z6
-	VPSRLD       $0x10, Z6, Z6
-	VPMOVDW      Z6, Y6
-	VMOVDQU      Y6, (R9)(CX*2)
-	ADDL         $-478700656, R10
-	VSQRTPS      Z9, Z9
-	VFMADD213PS  448(AX), Z4, Z9
-	VDIVPS       Z9, Z8, Z8
-	VFMADD231PS  512(AX), Z7, Z7
-	VFMADD231PS  Z5, Z8, Z7
-	VMOVUPS      Z7, (BX)(CX*4)
-	CMPQ         DI, $0x01
-	JE           fp16726
-	JA           fp32727
-	VPSRLD       $0x10, Z7, Z6
-	VPANDD       pattern00000001<>+0(SB), Z6, Z6
-	VPADDD       pattern00007fff<>+0(SB), Z6, Z6
-	VPADDD       Z7, Z6, Z6
-	VPSRLD       $0x10, Z6, Z6
-	VCMPPS       $0x03, Z7, Z7, K1
-	VMOVDQU32    pattern00007fc0<>+0(SB), K1, Z6
-	VPMOVDW      Z6, Y6
-	VMOVDQA      Y6, Y6
-	JMP          done728
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (R9)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
+	VPMOVZXWD   (DX)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VMOVUPS     (BX)(CX*4), Z8
+	VMULPS      (AX), Z7, Z7
+	VFMADD231PS 64(AX), Z8, Z7
+	VPMOVZXWD   (R8)(CX*2), Z9
+	VPSLLD      $0x10, Z9, Z9
+	VMULPS      Z9, Z1, Z9
+	VFMADD231PS Z2, Z7, Z9
+	VPADDD      pattern00008000<>+0(SB), Z9, Z10
+	VPSRLD      $0x10, Z10, Z10
+	VPMOVDW     Z10, Y10
+	VMOVDQU     Y10, (R8)(CX*2)
+	VMULPS      Z7, Z7, Z7
+	VPMOVZXWD   (R9)(CX*2), Z10
+	VPSLLD      $0x10, Z10, Z10
+	VMULPS      Z10, Z3, Z10
+	VFMADD231PS Z4, Z7, Z10
+	VPMULLD     Z0, Z0, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPADDD      Z10, Z7, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPMOVDW     Z7, Y7
+	VMOVDQU     Y7, (R9)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Z0, Z0
+	VSQRTPS     Z10, Z10
+	VFMADD213PS 448(AX), Z5, Z10
+	VDIVPS      Z10, Z9, Z9
+	VFMADD231PS 512(AX), Z8, Z8
+	VFMADD231PS Z6, Z9, Z8
+	VMOVUPS     Z8, (BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16726
+	JA          fp32727
+	VPSRLD      $0x10, Z8, Z7
+	VPANDD      pattern00000001<>+0(SB), Z7, Z7
+	VPADDD      pattern00007fff<>+0(SB), Z7, Z7
+	VPADDD      Z8, Z7, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VCMPPS      $0x03, Z8, Z8, K1
+	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z7
+	VPMOVDW     Z7, Y7
+	VMOVDQA     Y7, Y7
+	JMP         done728
 
 fp16726:
-	VCVTPS2PH $0x00, Z7, Y6
-	VMOVDQA   Y6, Y6
+	VCVTPS2PH $0x00, Z8, Y7
+	VMOVDQA   Y7, Y7
 	JMP       done728
 
 fp32727:
@@ -10125,87 +10031,82 @@ fp32727:
 done728:
 	TESTQ    $0x0000001f, SI
 	JNE      unaligned723
-	VMOVNTDQ Y6, (SI)(CX*2)
+	VMOVNTDQ Y7, (SI)(CX*2)
 	JMP      stored724
 
 unaligned723:
-	VMOVDQU Y6, (SI)(CX*2)
+	VMOVDQU Y7, (SI)(CX*2)
 
 stored724:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R13
+	ADDQ $0x10, R12
 
 check722:
-	CMPQ CX, R12
+	CMPQ CX, R11
 	JB   next721
-	MOVQ CX, R13
-	CMPQ R12, R11
-	MOVQ R11, R12
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
 	JB   next721
 	JMP  done720
 
 fp16718:
 	XORQ CX, CX
-	MOVQ $0x00000200, R13
+	MOVQ $0x00000200, R12
 	JMP  check730
 
 next729:
-	PREFETCHT0   (BX)(R13*4)
-	PREFETCHT0   (R8)(R13*2)
-	PREFETCHT0   (R9)(R13*2)
-	PREFETCHT0   (DX)(R13*2)
-	VCVTPH2PS    (DX)(CX*2), Z6
-	VMOVUPS      (BX)(CX*4), Z7
-	VMULPS       (AX), Z6, Z6
-	VFMADD231PS  64(AX), Z7, Z6
-	VPMOVZXWD    (R8)(CX*2), Z8
-	VPSLLD       $0x10, Z8, Z8
-	VMULPS       Z8, Z0, Z8
-	VFMADD231PS  Z1, Z6, Z8
-	VPADDD       pattern00008000<>+0(SB), Z8, Z9
-	VPSRLD       $0x10, Z9, Z9
-	VPMOVDW      Z9, Y9
-	VMOVDQU      Y9, (R8)(CX*2)
-	VMULPS       Z6, Z6, Z6
-	VPMOVZXWD    (R9)(CX*2), Z9
-	VPSLLD       $0x10, Z9, Z9
-	VMULPS       Z9, Z2, Z9
-	VFMADD231PS  Z3, Z6, Z9
-	VMOVD        R10, X6
-	VPBROADCASTD X6, Z6
-	VPADDD       ditherOfLanes<>+0(SB), Z6, Z6
-	VPSRLD       $0x10, Z6, Z10
-	VPXORD       Z10, Z6, Z6
-	VPMULLD      pattern85ebca6b<>+0(SB), Z6, Z6
-	VPSRLD       $0x10, Z6, Z6
-	VPADDD       Z9, Z6, Z6
-	VPSRLD       $0x10, Z6, Z6
-	VPMOVDW      Z6, Y6
-	VMOVDQU      Y6, (R9)(CX*2)
-	ADDL         $-478700656, R10
-	VSQRTPS      Z9, Z9
-	VFMADD213PS  448(AX), Z4, Z9
-	VDIVPS       Z9, Z8, Z8
-	VFMADD231PS  512(AX), Z7, Z7
-	VFMADD231PS  Z5, Z8, Z7
-	VMOVUPS      Z7, (BX)(CX*4)
-	CMPQ         DI, $0x01
-	JE           fp16734
-	JA           fp32735
-	VPSRLD       $0x10, Z7, Z6
-	VPANDD       pattern00000001<>+0(SB), Z6, Z6
-	VPADDD       pattern00007fff<>+0(SB), Z6, Z6
-	VPADDD       Z7, Z6, Z6
-	VPSRLD       $0x10, Z6, Z6
-	VCMPPS       $0x03, Z7, Z7, K1
-	VMOVDQU32    pattern00007fc0<>+0(SB), K1, Z6
-	VPMOVDW      Z6, Y6
-	VMOVDQA      Y6, Y6
-	JMP          done736
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (R9)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Z7
+	VMOVUPS     (BX)(CX*4), Z8
+	VMULPS      (AX), Z7, Z7
+	VFMADD231PS 64(AX), Z8, Z7
+	VPMOVZXWD   (R8)(CX*2), Z9
+	VPSLLD      $0x10, Z9, Z9
+	VMULPS      Z9, Z1, Z9
+	VFMADD231PS Z2, Z7, Z9
+	VPADDD      pattern00008000<>+0(SB), Z9, Z10
+	VPSRLD      $0x10, Z10, Z10
+	VPMOVDW     Z10, Y10
+	VMOVDQU     Y10, (R8)(CX*2)
+	VMULPS      Z7, Z7, Z7
+	VPMOVZXWD   (R9)(CX*2), Z10
+	VPSLLD      $0x10, Z10, Z10
+	VMULPS      Z10, Z3, Z10
+	VFMADD231PS Z4, Z7, Z10
+	VPMULLD     Z0, Z0, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPADDD      Z10, Z7, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPMOVDW     Z7, Y7
+	VMOVDQU     Y7, (R9)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Z0, Z0
+	VSQRTPS     Z10, Z10
+	VFMADD213PS 448(AX), Z5, Z10
+	VDIVPS      Z10, Z9, Z9
+	VFMADD231PS 512(AX), Z8, Z8
+	VFMADD231PS Z6, Z9, Z8
+	VMOVUPS     Z8, (BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16734
+	JA          fp32735
+	VPSRLD      $0x10, Z8, Z7
+	VPANDD      pattern00000001<>+0(SB), Z7, Z7
+	VPADDD      pattern00007fff<>+0(SB), Z7, Z7
+	VPADDD      Z8, Z7, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VCMPPS      $0x03, Z8, Z8, K1
+	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z7
+	VPMOVDW     Z7, Y7
+	VMOVDQA     Y7, Y7
+	JMP         done736
 
 fp16734:
-	VCVTPS2PH $0x00, Z7, Y6
-	VMOVDQA   Y6, Y6
+	VCVTPS2PH $0x00, Z8, Y7
+	VMOVDQA   Y7, Y7
 	JMP       done736
 
 fp32735:
@@ -10214,87 +10115,82 @@ fp32735:
 done736:
 	TESTQ    $0x0000001f, SI
 	JNE      unaligned731
-	VMOVNTDQ Y6, (SI)(CX*2)
+	VMOVNTDQ Y7, (SI)(CX*2)
 	JMP      stored732
 
 unaligned731:
-	VMOVDQU Y6, (SI)(CX*2)
+	VMOVDQU Y7, (SI)(CX*2)
 
 stored732:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R13
+	ADDQ $0x10, R12
 
 check730:
-	CMPQ CX, R12
+	CMPQ CX, R11
 	JB   next729
-	MOVQ CX, R13
-	CMPQ R12, R11
-	MOVQ R11, R12
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
 	JB   next729
 	JMP  done720
 
 fp32719:
 	XORQ CX, CX
-	MOVQ $0x00000200, R13
+	MOVQ $0x00000200, R12
 	JMP  check738
 
 next737:
-	PREFETCHT0   (BX)(R13*4)
-	PREFETCHT0   (R8)(R13*2)
-	PREFETCHT0   (R9)(R13*2)
-	PREFETCHT0   (DX)(R13*4)
-	VMOVUPS      (DX)(CX*4), Z6
-	VMOVUPS      (BX)(CX*4), Z7
-	VMULPS       (AX), Z6, Z6
-	VFMADD231PS  64(AX), Z7, Z6
-	VPMOVZXWD    (R8)(CX*2), Z8
-	VPSLLD       $0x10, Z8, Z8
-	VMULPS       Z8, Z0, Z8
-	VFMADD231PS  Z1, Z6, Z8
-	VPADDD       pattern00008000<>+0(SB), Z8, Z9
-	VPSRLD       $0x10, Z9, Z9
-	VPMOVDW      Z9, Y9
-	VMOVDQU      Y9, (R8)(CX*2)
-	VMULPS       Z6, Z6, Z6
-	VPMOVZXWD    (R9)(CX*2), Z9
-	VPSLLD       $0x10, Z9, Z9
-	VMULPS       Z9, Z2, Z9
-	VFMADD231PS  Z3, Z6, Z9
-	VMOVD        R10, X6
-	VPBROADCASTD X6, Z6
-	VPADDD       ditherOfLanes<>+0(SB), Z6, Z6
-	VPSRLD       $0x10, Z6, Z10
-	VPXORD       Z10, Z6, Z6
-	VPMULLD      pattern85ebca6b<>+0(SB), Z6, Z6
-	VPSRLD       $0x10, Z6, Z6
-	VPADDD       Z9, Z6, Z6
-	VPSRLD       $0x10, Z6, Z6
-	VPMOVDW      Z6, Y6
-	VMOVDQU      Y6, (R9)(CX*2)
-	ADDL         $-478700656, R10
-	VSQRTPS      Z9, Z9
-	VFMADD213PS  448(AX), Z4, Z9
-	VDIVPS       Z9, Z8, Z8
-	VFMADD231PS  512(AX), Z7, Z7
-	VFMADD231PS  Z5, Z8, Z7
-	VMOVUPS      Z7, (BX)(CX*4)
-	CMPQ         DI, $0x01
-	JE           fp16742
-	JA           fp32743
-	VPSRLD       $0x10, Z7, Z6
-	VPANDD       pattern00000001<>+0(SB), Z6, Z6
-	VPADDD       pattern00007fff<>+0(SB), Z6, Z6
-	VPADDD       Z7, Z6, Z6
-	VPSRLD       $0x10, Z6, Z6
-	VCMPPS       $0x03, Z7, Z7, K1
-	VMOVDQU32    pattern00007fc0<>+0(SB), K1, Z6
-	VPMOVDW      Z6, Y6
-	VMOVDQA      Y6, Y6
-	JMP          done744
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (R9)(R12*2)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Z7
+	VMOVUPS     (BX)(CX*4), Z8
+	VMULPS      (AX), Z7, Z7
+	VFMADD231PS 64(AX), Z8, Z7
+	VPMOVZXWD   (R8)(CX*2), Z9
+	VPSLLD      $0x10, Z9, Z9
+	VMULPS      Z9, Z1, Z9
+	VFMADD231PS Z2, Z7, Z9
+	VPADDD      pattern00008000<>+0(SB), Z9, Z10
+	VPSRLD      $0x10, Z10, Z10
+	VPMOVDW     Z10, Y10
+	VMOVDQU     Y10, (R8)(CX*2)
+	VMULPS      Z7, Z7, Z7
+	VPMOVZXWD   (R9)(CX*2), Z10
+	VPSLLD      $0x10, Z10, Z10
+	VMULPS      Z10, Z3, Z10
+	VFMADD231PS Z4, Z7, Z10
+	VPMULLD     Z0, Z0, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPADDD      Z10, Z7, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPMOVDW     Z7, Y7
+	VMOVDQU     Y7, (R9)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Z0, Z0
+	VSQRTPS     Z10, Z10
+	VFMADD213PS 448(AX), Z5, Z10
+	VDIVPS      Z10, Z9, Z9
+	VFMADD231PS 512(AX), Z8, Z8
+	VFMADD231PS Z6, Z9, Z8
+	VMOVUPS     Z8, (BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16742
+	JA          fp32743
+	VPSRLD      $0x10, Z8, Z7
+	VPANDD      pattern00000001<>+0(SB), Z7, Z7
+	VPADDD      pattern00007fff<>+0(SB), Z7, Z7
+	VPADDD      Z8, Z7, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VCMPPS      $0x03, Z8, Z8, K1
+	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z7
+	VPMOVDW     Z7, Y7
+	VMOVDQA     Y7, Y7
+	JMP         done744
 
 fp16742:
-	VCVTPS2PH $0x00, Z7, Y6
-	VMOVDQA   Y6, Y6
+	VCVTPS2PH $0x00, Z8, Y7
+	VMOVDQA   Y7, Y7
 	JMP       done744
 
 fp32743:
@@ -10303,22 +10199,22 @@ fp32743:
 done744:
 	TESTQ    $0x0000001f, SI
 	JNE      unaligned739
-	VMOVNTDQ Y6, (SI)(CX*2)
+	VMOVNTDQ Y7, (SI)(CX*2)
 	JMP      stored740
 
 unaligned739:
-	VMOVDQU Y6, (SI)(CX*2)
+	VMOVDQU Y7, (SI)(CX*2)
 
 stored740:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R13
+	ADDQ $0x10, R12
 
 check738:
-	CMPQ CX, R12
+	CMPQ CX, R11
 	JB   next737
-	MOVQ CX, R13
-	CMPQ R12, R11
-	MOVQ R11, R12
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
 	JB   next737
 
 done720:
@@ -10600,86 +10496,82 @@ done748:
 // func adagradFP32BF16AVX512(a *Arguments)
 // Requires: AVX, AVX512F, MMX+, SSE
 TEXT ·adagradFP32BF16AVX512(SB), NOSPLIT, $8-8
-	STMXCSR (SP)
-	MOVL    (SP), AX
-	ORL     $0x00008040, AX
-	MOVL    AX, 4(SP)
-	LDMXCSR 4(SP)
-	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
-	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
-	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
-	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
-	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
-	MOVQ    a+0(FP), DI
-	MOVQ    32(DI), DI
-	MOVQ    a+0(FP), R8
-	MOVQ    72(R8), R8
-	MOVQ    a+0(FP), R9
-	MOVL    40(R9), R9
-	VMOVUPS 448(AX), Z0
-	VMOVUPS 576(AX), Z1
-	MOVQ    a+0(FP), R10
-	MOVQ    (R10), R10
-	MOVQ    a+0(FP), R11
-	MOVQ    8(R11), R11
-	CMPQ    CX, $0x01
-	JE      fp16774
-	JA      fp32775
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R12
-	JMP     check778
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	MOVQ         a+0(FP), AX
+	MOVQ         16(AX), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         24(CX), CX
+	MOVQ         a+0(FP), DX
+	MOVQ         88(DX), DX
+	MOVQ         a+0(FP), BX
+	MOVQ         64(BX), BX
+	MOVQ         a+0(FP), SI
+	MOVQ         48(SI), SI
+	MOVQ         a+0(FP), DI
+	MOVQ         32(DI), DI
+	MOVQ         a+0(FP), R8
+	MOVQ         72(R8), R8
+	MOVQ         a+0(FP), R9
+	VPBROADCASTD 40(R9), Z0
+	VPADDD       ditherOfLanes<>+0(SB), Z0, Z0
+	VMOVUPS      448(AX), Z1
+	VMOVUPS      576(AX), Z2
+	MOVQ         a+0(FP), R9
+	MOVQ         (R9), R9
+	MOVQ         a+0(FP), R10
+	MOVQ         8(R10), R10
+	CMPQ         CX, $0x01
+	JE           fp16774
+	JA           fp32775
+	XORQ         CX, CX
+	MOVQ         $0x00000200, R11
+	JMP          check778
 
 next777:
-	PREFETCHT0   (BX)(R12*4)
-	PREFETCHT0   (R8)(R12*2)
-	PREFETCHT0   (DX)(R12*2)
-	VPMOVZXWD    (DX)(CX*2), Z2
-	VPSLLD       $0x10, Z2, Z2
-	VMOVUPS      (BX)(CX*4), Z3
-	VMULPS       (AX), Z2, Z2
-	VFMADD231PS  64(AX), Z3, Z2
-	VPMOVZXWD    (R8)(CX*2), Z4
-	VPSLLD       $0x10, Z4, Z4
-	VFMADD231PS  Z2, Z2, Z4
-	VMOVD        R9, X5
-	VPBROADCASTD X5, Z5
-	VPADDD       ditherOfLanes<>+0(SB), Z5, Z5
-	VPSRLD       $0x10, Z5, Z6
-	VPXORD       Z6, Z5, Z5
-	VPMULLD      pattern85ebca6b<>+0(SB), Z5, Z5
-	VPSRLD       $0x10, Z5, Z5
-	VPADDD       Z4, Z5, Z5
-	VPSRLD       $0x10, Z5, Z5
-	VPMOVDW      Z5, Y5
-	VMOVDQU      Y5, (R8)(CX*2)
-	ADDL         $-478700656, R9
-	VSQRTPS      Z4, Z4
-	VADDPS       Z0, Z4, Z4
-	VDIVPS       Z4, Z2, Z2
-	VFMADD231PS  Z1, Z2, Z3
-	VMOVUPS      Z3, (BX)(CX*4)
-	CMPQ         DI, $0x01
-	JE           fp16782
-	JA           fp32783
-	VPSRLD       $0x10, Z3, Z2
-	VPANDD       pattern00000001<>+0(SB), Z2, Z2
-	VPADDD       pattern00007fff<>+0(SB), Z2, Z2
-	VPADDD       Z3, Z2, Z2
-	VPSRLD       $0x10, Z2, Z2
-	VCMPPS       $0x03, Z3, Z3, K1
-	VMOVDQU32    pattern00007fc0<>+0(SB), K1, Z2
-	VPMOVDW      Z2, Y2
-	VMOVDQA      Y2, Y2
-	JMP          done784
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VPMOVZXWD   (DX)(CX*2), Z3
+	VPSLLD      $0x10, Z3, Z3
+	VMOVUPS     (BX)(CX*4), Z4
+	VMULPS      (AX), Z3, Z3
+	VFMADD231PS 64(AX), Z4, Z3
+	VPMOVZXWD   (R8)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
+	VFMADD231PS Z3, Z3, Z5
+	VPMULLD     Z0, Z0, Z6
+	VPSRLD      $0x10, Z6, Z6
+	VPADDD      Z5, Z6, Z6
+	VPSRLD      $0x10, Z6, Z6
+	VPMOVDW     Z6, Y6
+	VMOVDQU     Y6, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Z0, Z0
+	VSQRTPS     Z5, Z5
+	VADDPS      Z1, Z5, Z5
+	VDIVPS      Z5, Z3, Z3
+	VFMADD231PS Z2, Z3, Z4
+	VMOVUPS     Z4, (BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16782
+	JA          fp32783
+	VPSRLD      $0x10, Z4, Z3
+	VPANDD      pattern00000001<>+0(SB), Z3, Z3
+	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
+	VPADDD      Z4, Z3, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VCMPPS      $0x03, Z4, Z4, K1
+	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z3
+	VPMOVDW     Z3, Y3
+	VMOVDQA     Y3, Y3
+	JMP         done784
 
 fp16782:
-	VCVTPS2PH $0x00, Z3, Y2
-	VMOVDQA   Y2, Y2
+	VCVTPS2PH $0x00, Z4, Y3
+	VMOVDQA   Y3, Y3
 	JMP       done784
 
 fp32783:
@@ -10688,75 +10580,70 @@ fp32783:
 done784:
 	TESTQ    $0x0000001f, SI
 	JNE      unaligned779
-	VMOVNTDQ Y2, (SI)(CX*2)
+	VMOVNTDQ Y3, (SI)(CX*2)
 	JMP      stored780
 
 unaligned779:
-	VMOVDQU Y2, (SI)(CX*2)
+	VMOVDQU Y3, (SI)(CX*2)
 
 stored780:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x10, R11
 
 check778:
-	CMPQ CX, R11
+	CMPQ CX, R10
 	JB   next777
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next777
 	JMP  done776
 
 fp16774:
 	XORQ CX, CX
-	MOVQ $0x00000200, R12
+	MOVQ $0x00000200, R11
 	JMP  check786
 
 next785:
-	PREFETCHT0   (BX)(R12*4)
-	PREFETCHT0   (R8)(R12*2)
-	PREFETCHT0   (DX)(R12*2)
-	VCVTPH2PS    (DX)(CX*2), Z2
-	VMOVUPS      (BX)(CX*4), Z3
-	VMULPS       (AX), Z2, Z2
-	VFMADD231PS  64(AX), Z3, Z2
-	VPMOVZXWD    (R8)(CX*2), Z4
-	VPSLLD       $0x10, Z4, Z4
-	VFMADD231PS  Z2, Z2, Z4
-	VMOVD        R9, X5
-	VPBROADCASTD X5, Z5
-	VPADDD       ditherOfLanes<>+0(SB), Z5, Z5
-	VPSRLD       $0x10, Z5, Z6
-	VPXORD       Z6, Z5, Z5
-	VPMULLD      pattern85ebca6b<>+0(SB), Z5, Z5
-	VPSRLD       $0x10, Z5, Z5
-	VPADDD       Z4, Z5, Z5
-	VPSRLD       $0x10, Z5, Z5
-	VPMOVDW      Z5, Y5
-	VMOVDQU      Y5, (R8)(CX*2)
-	ADDL         $-478700656, R9
-	VSQRTPS      Z4, Z4
-	VADDPS       Z0, Z4, Z4
-	VDIVPS       Z4, Z2, Z2
-	VFMADD231PS  Z1, Z2, Z3
-	VMOVUPS      Z3, (BX)(CX*4)
-	CMPQ         DI, $0x01
-	JE           fp16790
-	JA           fp32791
-	VPSRLD       $0x10, Z3, Z2
-	VPANDD       pattern00000001<>+0(SB), Z2, Z2
-	VPADDD       pattern00007fff<>+0(SB), Z2, Z2
-	VPADDD       Z3, Z2, Z2
-	VPSRLD       $0x10, Z2, Z2
-	VCMPPS       $0x03, Z3, Z3, K1
-	VMOVDQU32    pattern00007fc0<>+0(SB), K1, Z2
-	VPMOVDW      Z2, Y2
-	VMOVDQA      Y2, Y2
-	JMP          done792
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Z3
+	VMOVUPS     (BX)(CX*4), Z4
+	VMULPS      (AX), Z3, Z3
+	VFMADD231PS 64(AX), Z4, Z3
+	VPMOVZXWD   (R8)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
+	VFMADD231PS Z3, Z3, Z5
+	VPMULLD     Z0, Z0, Z6
+	VPSRLD      $0x10, Z6, Z6
+	VPADDD      Z5, Z6, Z6
+	VPSRLD      $0x10, Z6, Z6
+	VPMOVDW     Z6, Y6
+	VMOVDQU     Y6, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Z0, Z0
+	VSQRTPS     Z5, Z5
+	VADDPS      Z1, Z5, Z5
+	VDIVPS      Z5, Z3, Z3
+	VFMADD231PS Z2, Z3, Z4
+	VMOVUPS     Z4, (BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16790
+	JA          fp32791
+	VPSRLD      $0x10, Z4, Z3
+	VPANDD      pattern00000001<>+0(SB), Z3, Z3
+	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
+	VPADDD      Z4, Z3, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VCMPPS      $0x03, Z4, Z4, K1
+	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z3
+	VPMOVDW     Z3, Y3
+	VMOVDQA     Y3, Y3
+	JMP         done792
 
 fp16790:
-	VCVTPS2PH $0x00, Z3, Y2
-	VMOVDQA   Y2, Y2
+	VCVTPS2PH $0x00, Z4, Y3
+	VMOVDQA   Y3, Y3
 	JMP       done792
 
 fp32791:
@@ -10765,75 +10652,70 @@ fp32791:
 done792:
 	TESTQ    $0x0000001f, SI
 	JNE      unaligned787
-	VMOVNTDQ Y2, (SI)(CX*2)
+	VMOVNTDQ Y3, (SI)(CX*2)
 	JMP      stored788
 
 unaligned787:
-	VMOVDQU Y2, (SI)(CX*2)
+	VMOVDQU Y3, (SI)(CX*2)
 
 stored788:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x10, R11
 
 check786:
-	CMPQ CX, R11
+	CMPQ CX, R10
 	JB   next785
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next785
 	JMP  done776
 
 fp32775:
 	XORQ CX, CX
-	MOVQ $0x00000200, R12
+	MOVQ $0x00000200, R11
 	JMP  check794
 
 next793:
-	PREFETCHT0   (BX)(R12*4)
-	PREFETCHT0   (R8)(R12*2)
-	PREFETCHT0   (DX)(R12*4)
-	VMOVUPS      (DX)(CX*4), Z2
-	VMOVUPS      (BX)(CX*4), Z3
-	VMULPS       (AX), Z2, Z2
-	VFMADD231PS  64(AX), Z3, Z2
-	VPMOVZXWD    (R8)(CX*2), Z4
-	VPSLLD       $0x10, Z4, Z4
-	VFMADD231PS  Z2, Z2, Z4
-	VMOVD        R9, X5
-	VPBROADCASTD X5, Z5
-	VPADDD       ditherOfLanes<>+0(SB), Z5, Z5
-	VPSRLD       $0x10, Z5, Z6
-	VPXORD       Z6, Z5, Z5
-	VPMULLD      pattern85ebca6b<>+0(SB), Z5, Z5
-	VPSRLD       $0x10, Z5, Z5
-	VPADDD       Z4, Z5, Z5
-	VPSRLD       $0x10, Z5, Z5
-	VPMOVDW      Z5, Y5
-	VMOVDQU      Y5, (R8)(CX*2)
-	ADDL         $-478700656, R9
-	VSQRTPS      Z4, Z4
-	VADDPS       Z0, Z4, Z4
-	VDIVPS       Z4, Z2, Z2
-	VFMADD231PS  Z1, Z2, Z3
-	VMOVUPS      Z3, (BX)(CX*4)
-	CMPQ         DI, $0x01
-	JE           fp16798
-	JA           fp32799
-	VPSRLD       $0x10, Z3, Z2
-	VPANDD       pattern00000001<>+0(SB), Z2, Z2
-	VPADDD       pattern00007fff<>+0(SB), Z2, Z2
-	VPADDD       Z3, Z2, Z2
-	VPSRLD       $0x10, Z2, Z2
-	VCMPPS       $0x03, Z3, Z3, K1
-	VMOVDQU32    pattern00007fc0<>+0(SB), K1, Z2
-	VPMOVDW      Z2, Y2
-	VMOVDQA      Y2, Y2
-	JMP          done800
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Z3
+	VMOVUPS     (BX)(CX*4), Z4
+	VMULPS      (AX), Z3, Z3
+	VFMADD231PS 64(AX), Z4, Z3
+	VPMOVZXWD   (R8)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
+	VFMADD231PS Z3, Z3, Z5
+	VPMULLD     Z0, Z0, Z6
+	VPSRLD      $0x10, Z6, Z6
+	VPADDD      Z5, Z6, Z6
+	VPSRLD      $0x10, Z6, Z6
+	VPMOVDW     Z6, Y6
+	VMOVDQU     Y6, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Z0, Z0
+	VSQRTPS     Z5, Z5
+	VADDPS      Z1, Z5, Z5
+	VDIVPS      Z5, Z3, Z3
+	VFMADD231PS Z2, Z3, Z4
+	VMOVUPS     Z4, (BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16798
+	JA          fp32799
+	VPSRLD      $0x10, Z4, Z3
+	VPANDD      pattern00000001<>+0(SB), Z3, Z3
+	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
+	VPADDD      Z4, Z3, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VCMPPS      $0x03, Z4, Z4, K1
+	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z3
+	VPMOVDW     Z3, Y3
+	VMOVDQA     Y3, Y3
+	JMP         done800
 
 fp16798:
-	VCVTPS2PH $0x00, Z3, Y2
-	VMOVDQA   Y2, Y2
+	VCVTPS2PH $0x00, Z4, Y3
+	VMOVDQA   Y3, Y3
 	JMP       done800
 
 fp32799:
@@ -10842,22 +10724,22 @@ fp32799:
 done800:
 	TESTQ    $0x0000001f, SI
 	JNE      unaligned795
-	VMOVNTDQ Y2, (SI)(CX*2)
+	VMOVNTDQ Y3, (SI)(CX*2)
 	JMP      stored796
 
 unaligned795:
-	VMOVDQU Y2, (SI)(CX*2)
+	VMOVDQU Y3, (SI)(CX*2)
 
 stored796:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x10, R11
 
 check794:
-	CMPQ CX, R11
+	CMPQ CX, R10
 	JB   next793
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
 	JB   next793
 
 done776:

@@ -104,7 +104,7 @@ func (a Array) putMoment(i int, x float32) {
 // is rounded up with the probability of the part that is cut off.
 func (a Array) putSlowMoment(i int, x float32, dither uint32) {
 	if a.Type == dtype.BF16 {
-		random := (dither ^ dither>>16) * abi.DitherFactor >> 16
+		random := dither * dither >> 16
 		binary.LittleEndian.PutUint16(a.Data[2*i:], uint16((math.Float32bits(x)+random)>>16))
 		return
 	}

@@ -108,44 +108,49 @@ func (bf16Moment) finish() {}
 // probability of the part that is cut off.
 type ditheredMoment struct {
 	bf16Moment
-	dither reg.Register // of the first element of the group
+	dither reg.VecVirtual // of the first lanes of the group
+}
+
+// dithers loads the dither of the first element and spreads it.
+func (m bf16Moment) dithers() ditheredMoment {
+	dither := m.vector()
+	first, err := Dereference(Param("a")).Field("Dither").Resolve()
+	if err != nil {
+		panic(err)
+	}
+	VPBROADCASTD(first.Addr, dither)
+	VPADDD(ditherOfLanes(), dither, dither)
+	return ditheredMoment{m, dither}
 }
 
 func (m ditheredMoment) store(x vectors, index reg.Register) {
-	first := m.vector()
-	VMOVD(m.dither, first.AsX())
-	VPBROADCASTD(first.AsX(), first)
 	rounded := m.vectors()
 	for i, t := range rounded {
-		high := m.vector()
-		VPADDD(ditherOfLanes(4*i*m.lanes), first, t)
-		VPSRLD(U8(16), t, high)
-		m.xor(high, t, t)
-		VPMULLD(integer(abi.DitherFactor), t, t)
+		d := m.dither
+		if i > 0 {
+			VPADDD(integer(uint32(i*m.lanes*abi.DitherStep&0xffffffff)), m.dither, t)
+			d = t
+		}
+		VPMULLD(d, d, t)
 		VPSRLD(U8(16), t, t)
 		VPADDD(x[i], t, t)
 		VPSRLD(U8(16), t, t)
 	}
 	VMOVDQU(m.packLowHalves(rounded), m.at(index, 0))
-	ADDL(I32(groupDither), m.dither)
+	VPADDD(integer(abi.Group*abi.DitherStep&0xffffffff), m.dither, m.dither)
 }
-
-// groupDither is the dither of a group of elements over that of the one before,
-// as a signed number.
-const groupDither = abi.Group*abi.DitherStep&0xffffffff - 1<<32*(abi.Group*abi.DitherStep>>31&1)
 
 var ditherTable Mem
 
-// ditherOfLanes is the dither of each lane of a group over that of its first
-// element, from a byte offset on.
-func ditherOfLanes(offset int) Mem {
+// ditherOfLanes is the dither of each lane over that of the first.
+func ditherOfLanes() Mem {
 	if ditherTable.Symbol.Name == "" {
 		ditherTable = GLOBL("ditherOfLanes", readOnlyWithoutPointers)
 		for i := range abi.Group {
 			DATA(4*i, U32(uint32(i*abi.DitherStep)))
 		}
 	}
-	return ditherTable.Offset(offset)
+	return ditherTable
 }
 
 // splitMaster holds the upper half, a bf16 parameter rounded half away from

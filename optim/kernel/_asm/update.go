@@ -50,7 +50,7 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 	for number := range a.Moments() {
 		moment := s.moment(number+1, moments)
 		if rounded, ok := moment.(bf16Moment); ok && number == a.SlowMoment() {
-			moment = ditheredMoment{rounded, Load(Dereference(Param("a")).Field("Dither"), GP32())}
+			moment = rounded.dithers()
 		}
 		arrays = append(arrays, moment)
 	}
