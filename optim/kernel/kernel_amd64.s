@@ -69,14 +69,14 @@ next5:
 	VFMADD231PS    Y1, Y6, Y10
 	VMULPS         32(DI)(CX*4), Y0, Y11
 	VFMADD231PS    Y1, Y7, Y11
-	VMOVUPS        Y10, (DI)(CX*4)
-	VMOVUPS        Y11, 32(DI)(CX*4)
 	VMULPS         Y6, Y6, Y6
 	VMULPS         Y7, Y7, Y7
 	VMULPS         (R8)(CX*4), Y2, Y12
 	VFMADD231PS    Y3, Y6, Y12
 	VMULPS         32(R8)(CX*4), Y2, Y6
 	VFMADD231PS    Y3, Y7, Y6
+	VMOVUPS        Y10, (DI)(CX*4)
+	VMOVUPS        Y11, 32(DI)(CX*4)
 	VMOVUPS        Y12, (R8)(CX*4)
 	VMOVUPS        Y6, 32(R8)(CX*4)
 	VSQRTPS        Y12, Y12
@@ -140,14 +140,14 @@ next7:
 	VFMADD231PS    Y1, Y6, Y10
 	VMULPS         32(DI)(CX*4), Y0, Y11
 	VFMADD231PS    Y1, Y7, Y11
-	VMOVUPS        Y10, (DI)(CX*4)
-	VMOVUPS        Y11, 32(DI)(CX*4)
 	VMULPS         Y6, Y6, Y6
 	VMULPS         Y7, Y7, Y7
 	VMULPS         (R8)(CX*4), Y2, Y12
 	VFMADD231PS    Y3, Y6, Y12
 	VMULPS         32(R8)(CX*4), Y2, Y6
 	VFMADD231PS    Y3, Y7, Y6
+	VMOVUPS        Y10, (DI)(CX*4)
+	VMOVUPS        Y11, 32(DI)(CX*4)
 	VMOVUPS        Y12, (R8)(CX*4)
 	VMOVUPS        Y6, 32(R8)(CX*4)
 	VSQRTPS        Y12, Y12
@@ -211,14 +211,14 @@ next9:
 	VFMADD231PS    Y1, Y6, Y10
 	VMULPS         32(DI)(CX*4), Y0, Y11
 	VFMADD231PS    Y1, Y7, Y11
-	VMOVUPS        Y10, (DI)(CX*4)
-	VMOVUPS        Y11, 32(DI)(CX*4)
 	VMULPS         Y6, Y6, Y6
 	VMULPS         Y7, Y7, Y7
 	VMULPS         (R8)(CX*4), Y2, Y12
 	VFMADD231PS    Y3, Y6, Y12
 	VMULPS         32(R8)(CX*4), Y2, Y6
 	VFMADD231PS    Y3, Y7, Y6
+	VMOVUPS        Y10, (DI)(CX*4)
+	VMOVUPS        Y11, 32(DI)(CX*4)
 	VMOVUPS        Y12, (R8)(CX*4)
 	VMOVUPS        Y6, 32(R8)(CX*4)
 	VSQRTPS        Y12, Y12
@@ -1061,22 +1061,18 @@ TEXT ·trafficSplit1xFP32AVX2(SB), NOSPLIT, $0-8
 
 next45:
 	PREFETCHT0 (AX)(R9*2)
-	VMOVDQU    (AX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(DX*2)
+	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
-	VMOVDQU    (BX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*2)
+	VPOR       (BX)(DX*2), Y0, Y3
 	PREFETCHT0 (SI)(R9*4)
-	VMOVDQU    (SI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*4)
-	VMOVDQU    32(SI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(SI)(DX*4)
+	VPOR       (SI)(DX*4), Y0, Y4
+	VPOR       32(SI)(DX*4), Y0, Y5
 	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    Y4, (SI)(DX*4)
+	VMOVDQU    Y5, 32(SI)(DX*4)
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
@@ -1096,22 +1092,18 @@ fp1642:
 
 next47:
 	PREFETCHT0 (AX)(R9*2)
-	VMOVDQU    (AX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(DX*2)
+	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
-	VMOVDQU    (BX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*2)
+	VPOR       (BX)(DX*2), Y0, Y3
 	PREFETCHT0 (SI)(R9*4)
-	VMOVDQU    (SI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*4)
-	VMOVDQU    32(SI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(SI)(DX*4)
+	VPOR       (SI)(DX*4), Y0, Y4
+	VPOR       32(SI)(DX*4), Y0, Y5
 	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    Y4, (SI)(DX*4)
+	VMOVDQU    Y5, 32(SI)(DX*4)
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
@@ -1131,23 +1123,19 @@ fp3243:
 
 next49:
 	PREFETCHT0 (AX)(R9*2)
-	VMOVDQU    (AX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(DX*2)
+	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
-	VMOVDQU    (BX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*2)
+	VPOR       (BX)(DX*2), Y0, Y3
 	PREFETCHT0 (SI)(R9*4)
-	VMOVDQU    (SI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*4)
-	VMOVDQU    32(SI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(SI)(DX*4)
+	VPOR       (SI)(DX*4), Y0, Y4
+	VPOR       32(SI)(DX*4), Y0, Y5
 	PREFETCHT0 (CX)(R9*4)
 	VPOR       (CX)(DX*4), Y1, Y1
 	VPOR       32(CX)(DX*4), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    Y4, (SI)(DX*4)
+	VMOVDQU    Y5, 32(SI)(DX*4)
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
@@ -1193,29 +1181,23 @@ TEXT ·trafficSplit2xFP32AVX2(SB), NOSPLIT, $0-8
 
 next55:
 	PREFETCHT0 (AX)(R10*2)
-	VMOVDQU    (AX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(DX*2)
+	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
-	VMOVDQU    (BX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*2)
+	VPOR       (BX)(DX*2), Y0, Y3
 	PREFETCHT0 (SI)(R10*4)
-	VMOVDQU    (SI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*4)
-	VMOVDQU    32(SI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(SI)(DX*4)
+	VPOR       (SI)(DX*4), Y0, Y4
+	VPOR       32(SI)(DX*4), Y0, Y5
 	PREFETCHT0 (DI)(R10*4)
-	VMOVDQU    (DI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (DI)(DX*4)
-	VMOVDQU    32(DI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(DI)(DX*4)
+	VPOR       (DI)(DX*4), Y0, Y6
+	VPOR       32(DI)(DX*4), Y0, Y7
 	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    Y4, (SI)(DX*4)
+	VMOVDQU    Y5, 32(SI)(DX*4)
+	VMOVDQU    Y6, (DI)(DX*4)
+	VMOVDQU    Y7, 32(DI)(DX*4)
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
@@ -1235,29 +1217,23 @@ fp1652:
 
 next57:
 	PREFETCHT0 (AX)(R10*2)
-	VMOVDQU    (AX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(DX*2)
+	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
-	VMOVDQU    (BX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*2)
+	VPOR       (BX)(DX*2), Y0, Y3
 	PREFETCHT0 (SI)(R10*4)
-	VMOVDQU    (SI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*4)
-	VMOVDQU    32(SI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(SI)(DX*4)
+	VPOR       (SI)(DX*4), Y0, Y4
+	VPOR       32(SI)(DX*4), Y0, Y5
 	PREFETCHT0 (DI)(R10*4)
-	VMOVDQU    (DI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (DI)(DX*4)
-	VMOVDQU    32(DI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(DI)(DX*4)
+	VPOR       (DI)(DX*4), Y0, Y6
+	VPOR       32(DI)(DX*4), Y0, Y7
 	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    Y4, (SI)(DX*4)
+	VMOVDQU    Y5, 32(SI)(DX*4)
+	VMOVDQU    Y6, (DI)(DX*4)
+	VMOVDQU    Y7, 32(DI)(DX*4)
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
@@ -1277,30 +1253,24 @@ fp3253:
 
 next59:
 	PREFETCHT0 (AX)(R10*2)
-	VMOVDQU    (AX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(DX*2)
+	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
-	VMOVDQU    (BX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*2)
+	VPOR       (BX)(DX*2), Y0, Y3
 	PREFETCHT0 (SI)(R10*4)
-	VMOVDQU    (SI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*4)
-	VMOVDQU    32(SI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(SI)(DX*4)
+	VPOR       (SI)(DX*4), Y0, Y4
+	VPOR       32(SI)(DX*4), Y0, Y5
 	PREFETCHT0 (DI)(R10*4)
-	VMOVDQU    (DI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (DI)(DX*4)
-	VMOVDQU    32(DI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(DI)(DX*4)
+	VPOR       (DI)(DX*4), Y0, Y6
+	VPOR       32(DI)(DX*4), Y0, Y7
 	PREFETCHT0 (CX)(R10*4)
 	VPOR       (CX)(DX*4), Y1, Y1
 	VPOR       32(CX)(DX*4), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    Y4, (SI)(DX*4)
+	VMOVDQU    Y5, 32(SI)(DX*4)
+	VMOVDQU    Y6, (DI)(DX*4)
+	VMOVDQU    Y7, 32(DI)(DX*4)
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
@@ -1388,13 +1358,6 @@ next65:
 	VFMADD231PS    Y2, Y7, Y11
 	VMULPS         Y12, Y1, Y12
 	VFMADD231PS    Y2, Y8, Y12
-	VPADDD         pattern00008000<>+0(SB), Y11, Y13
-	VPSRLD         $0x10, Y13, Y13
-	VPADDD         pattern00008000<>+0(SB), Y12, Y14
-	VPSRLD         $0x10, Y14, Y14
-	VPACKUSDW      Y14, Y13, Y13
-	VPERMQ         $0xd8, Y13, Y13
-	VMOVDQU        Y13, (DI)(CX*2)
 	VMULPS         Y7, Y7, Y7
 	VMULPS         Y8, Y8, Y8
 	VBROADCASTI128 (R8)(CX*2), Y13
@@ -1405,6 +1368,13 @@ next65:
 	VFMADD231PS    Y4, Y7, Y13
 	VMULPS         Y14, Y3, Y7
 	VFMADD231PS    Y4, Y8, Y7
+	VPADDD         pattern00008000<>+0(SB), Y11, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPADDD         pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD         $0x10, Y14, Y14
+	VPACKUSDW      Y14, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VMOVDQU        Y8, (DI)(CX*2)
 	VPMULLD        Y0, Y0, Y8
 	VPSRLD         $0x10, Y8, Y8
 	VPADDD         Y13, Y8, Y8
@@ -1483,13 +1453,6 @@ next67:
 	VFMADD231PS    Y2, Y7, Y11
 	VMULPS         Y12, Y1, Y12
 	VFMADD231PS    Y2, Y8, Y12
-	VPADDD         pattern00008000<>+0(SB), Y11, Y13
-	VPSRLD         $0x10, Y13, Y13
-	VPADDD         pattern00008000<>+0(SB), Y12, Y14
-	VPSRLD         $0x10, Y14, Y14
-	VPACKUSDW      Y14, Y13, Y13
-	VPERMQ         $0xd8, Y13, Y13
-	VMOVDQU        Y13, (DI)(CX*2)
 	VMULPS         Y7, Y7, Y7
 	VMULPS         Y8, Y8, Y8
 	VBROADCASTI128 (R8)(CX*2), Y13
@@ -1500,6 +1463,13 @@ next67:
 	VFMADD231PS    Y4, Y7, Y13
 	VMULPS         Y14, Y3, Y7
 	VFMADD231PS    Y4, Y8, Y7
+	VPADDD         pattern00008000<>+0(SB), Y11, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPADDD         pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD         $0x10, Y14, Y14
+	VPACKUSDW      Y14, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VMOVDQU        Y8, (DI)(CX*2)
 	VPMULLD        Y0, Y0, Y8
 	VPSRLD         $0x10, Y8, Y8
 	VPADDD         Y13, Y8, Y8
@@ -1578,13 +1548,6 @@ next69:
 	VFMADD231PS    Y2, Y7, Y11
 	VMULPS         Y12, Y1, Y12
 	VFMADD231PS    Y2, Y8, Y12
-	VPADDD         pattern00008000<>+0(SB), Y11, Y13
-	VPSRLD         $0x10, Y13, Y13
-	VPADDD         pattern00008000<>+0(SB), Y12, Y14
-	VPSRLD         $0x10, Y14, Y14
-	VPACKUSDW      Y14, Y13, Y13
-	VPERMQ         $0xd8, Y13, Y13
-	VMOVDQU        Y13, (DI)(CX*2)
 	VMULPS         Y7, Y7, Y7
 	VMULPS         Y8, Y8, Y8
 	VBROADCASTI128 (R8)(CX*2), Y13
@@ -1595,6 +1558,13 @@ next69:
 	VFMADD231PS    Y4, Y7, Y13
 	VMULPS         Y14, Y3, Y7
 	VFMADD231PS    Y4, Y8, Y7
+	VPADDD         pattern00008000<>+0(SB), Y11, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPADDD         pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD         $0x10, Y14, Y14
+	VPACKUSDW      Y14, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VMOVDQU        Y8, (DI)(CX*2)
 	VPMULLD        Y0, Y0, Y8
 	VPSRLD         $0x10, Y8, Y8
 	VPADDD         Y13, Y8, Y8
@@ -2530,19 +2500,16 @@ TEXT ·trafficSplit1xBF16AVX2(SB), NOSPLIT, $0-8
 
 next105:
 	PREFETCHT0 (AX)(R9*2)
-	VMOVDQU    (AX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(DX*2)
+	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
-	VMOVDQU    (BX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*2)
+	VPOR       (BX)(DX*2), Y0, Y3
 	PREFETCHT0 (SI)(R9*2)
-	VMOVDQU    (SI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*2)
+	VPOR       (SI)(DX*2), Y0, Y4
 	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    Y4, (SI)(DX*2)
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
@@ -2562,19 +2529,16 @@ fp16102:
 
 next107:
 	PREFETCHT0 (AX)(R9*2)
-	VMOVDQU    (AX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(DX*2)
+	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
-	VMOVDQU    (BX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*2)
+	VPOR       (BX)(DX*2), Y0, Y3
 	PREFETCHT0 (SI)(R9*2)
-	VMOVDQU    (SI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*2)
+	VPOR       (SI)(DX*2), Y0, Y4
 	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    Y4, (SI)(DX*2)
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
@@ -2594,20 +2558,17 @@ fp32103:
 
 next109:
 	PREFETCHT0 (AX)(R9*2)
-	VMOVDQU    (AX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(DX*2)
+	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
-	VMOVDQU    (BX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*2)
+	VPOR       (BX)(DX*2), Y0, Y3
 	PREFETCHT0 (SI)(R9*2)
-	VMOVDQU    (SI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*2)
+	VPOR       (SI)(DX*2), Y0, Y4
 	PREFETCHT0 (CX)(R9*4)
 	VPOR       (CX)(DX*4), Y1, Y1
 	VPOR       32(CX)(DX*4), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    Y4, (SI)(DX*2)
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
@@ -2653,23 +2614,19 @@ TEXT ·trafficSplit2xBF16AVX2(SB), NOSPLIT, $0-8
 
 next115:
 	PREFETCHT0 (AX)(R10*2)
-	VMOVDQU    (AX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(DX*2)
+	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
-	VMOVDQU    (BX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*2)
+	VPOR       (BX)(DX*2), Y0, Y3
 	PREFETCHT0 (SI)(R10*2)
-	VMOVDQU    (SI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*2)
+	VPOR       (SI)(DX*2), Y0, Y4
 	PREFETCHT0 (DI)(R10*2)
-	VMOVDQU    (DI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (DI)(DX*2)
+	VPOR       (DI)(DX*2), Y0, Y5
 	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    Y4, (SI)(DX*2)
+	VMOVDQU    Y5, (DI)(DX*2)
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
@@ -2689,23 +2646,19 @@ fp16112:
 
 next117:
 	PREFETCHT0 (AX)(R10*2)
-	VMOVDQU    (AX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(DX*2)
+	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
-	VMOVDQU    (BX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*2)
+	VPOR       (BX)(DX*2), Y0, Y3
 	PREFETCHT0 (SI)(R10*2)
-	VMOVDQU    (SI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*2)
+	VPOR       (SI)(DX*2), Y0, Y4
 	PREFETCHT0 (DI)(R10*2)
-	VMOVDQU    (DI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (DI)(DX*2)
+	VPOR       (DI)(DX*2), Y0, Y5
 	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    Y4, (SI)(DX*2)
+	VMOVDQU    Y5, (DI)(DX*2)
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
@@ -2725,24 +2678,20 @@ fp32113:
 
 next119:
 	PREFETCHT0 (AX)(R10*2)
-	VMOVDQU    (AX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(DX*2)
+	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
-	VMOVDQU    (BX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*2)
+	VPOR       (BX)(DX*2), Y0, Y3
 	PREFETCHT0 (SI)(R10*2)
-	VMOVDQU    (SI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*2)
+	VPOR       (SI)(DX*2), Y0, Y4
 	PREFETCHT0 (DI)(R10*2)
-	VMOVDQU    (DI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (DI)(DX*2)
+	VPOR       (DI)(DX*2), Y0, Y5
 	PREFETCHT0 (CX)(R10*4)
 	VPOR       (CX)(DX*4), Y1, Y1
 	VPOR       32(CX)(DX*4), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    Y4, (SI)(DX*2)
+	VMOVDQU    Y5, (DI)(DX*2)
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
@@ -2818,14 +2767,14 @@ next125:
 	VFMADD231PS    Y1, Y6, Y10
 	VMULPS         32(R8)(CX*4), Y0, Y11
 	VFMADD231PS    Y1, Y7, Y11
-	VMOVUPS        Y10, (R8)(CX*4)
-	VMOVUPS        Y11, 32(R8)(CX*4)
 	VMULPS         Y6, Y6, Y6
 	VMULPS         Y7, Y7, Y7
 	VMULPS         (R9)(CX*4), Y2, Y12
 	VFMADD231PS    Y3, Y6, Y12
 	VMULPS         32(R9)(CX*4), Y2, Y6
 	VFMADD231PS    Y3, Y7, Y6
+	VMOVUPS        Y10, (R8)(CX*4)
+	VMOVUPS        Y11, 32(R8)(CX*4)
 	VMOVUPS        Y12, (R9)(CX*4)
 	VMOVUPS        Y6, 32(R9)(CX*4)
 	VSQRTPS        Y12, Y12
@@ -2916,14 +2865,14 @@ next133:
 	VFMADD231PS Y1, Y6, Y10
 	VMULPS      32(R8)(CX*4), Y0, Y11
 	VFMADD231PS Y1, Y7, Y11
-	VMOVUPS     Y10, (R8)(CX*4)
-	VMOVUPS     Y11, 32(R8)(CX*4)
 	VMULPS      Y6, Y6, Y6
 	VMULPS      Y7, Y7, Y7
 	VMULPS      (R9)(CX*4), Y2, Y12
 	VFMADD231PS Y3, Y6, Y12
 	VMULPS      32(R9)(CX*4), Y2, Y6
 	VFMADD231PS Y3, Y7, Y6
+	VMOVUPS     Y10, (R8)(CX*4)
+	VMOVUPS     Y11, 32(R8)(CX*4)
 	VMOVUPS     Y12, (R9)(CX*4)
 	VMOVUPS     Y6, 32(R9)(CX*4)
 	VSQRTPS     Y12, Y12
@@ -3014,14 +2963,14 @@ next141:
 	VFMADD231PS Y1, Y6, Y10
 	VMULPS      32(R8)(CX*4), Y0, Y11
 	VFMADD231PS Y1, Y7, Y11
-	VMOVUPS     Y10, (R8)(CX*4)
-	VMOVUPS     Y11, 32(R8)(CX*4)
 	VMULPS      Y6, Y6, Y6
 	VMULPS      Y7, Y7, Y7
 	VMULPS      (R9)(CX*4), Y2, Y12
 	VFMADD231PS Y3, Y6, Y12
 	VMULPS      32(R9)(CX*4), Y2, Y6
 	VFMADD231PS Y3, Y7, Y6
+	VMOVUPS     Y10, (R8)(CX*4)
+	VMOVUPS     Y11, 32(R8)(CX*4)
 	VMOVUPS     Y12, (R9)(CX*4)
 	VMOVUPS     Y6, 32(R9)(CX*4)
 	VSQRTPS     Y12, Y12
@@ -4119,21 +4068,17 @@ TEXT ·trafficFP321xFP32AVX2(SB), NOSPLIT, $0-8
 
 next237:
 	PREFETCHT0 (BX)(R9*4)
-	VMOVDQU    (BX)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*4)
-	VMOVDQU    32(BX)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(BX)(DX*4)
+	VPOR       (BX)(DX*4), Y0, Y2
+	VPOR       32(BX)(DX*4), Y0, Y3
 	PREFETCHT0 (SI)(R9*4)
-	VMOVDQU    (SI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*4)
-	VMOVDQU    32(SI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(SI)(DX*4)
+	VPOR       (SI)(DX*4), Y0, Y4
+	VPOR       32(SI)(DX*4), Y0, Y5
 	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (BX)(DX*4)
+	VMOVDQU    Y3, 32(BX)(DX*4)
+	VMOVDQU    Y4, (SI)(DX*4)
+	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
 	JEQ        written239
 	TESTQ      $0x0000001f, AX
@@ -4164,21 +4109,17 @@ fp16234:
 
 next241:
 	PREFETCHT0 (BX)(R9*4)
-	VMOVDQU    (BX)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*4)
-	VMOVDQU    32(BX)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(BX)(DX*4)
+	VPOR       (BX)(DX*4), Y0, Y2
+	VPOR       32(BX)(DX*4), Y0, Y3
 	PREFETCHT0 (SI)(R9*4)
-	VMOVDQU    (SI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*4)
-	VMOVDQU    32(SI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(SI)(DX*4)
+	VPOR       (SI)(DX*4), Y0, Y4
+	VPOR       32(SI)(DX*4), Y0, Y5
 	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (BX)(DX*4)
+	VMOVDQU    Y3, 32(BX)(DX*4)
+	VMOVDQU    Y4, (SI)(DX*4)
+	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
 	JEQ        written243
 	TESTQ      $0x0000001f, AX
@@ -4209,22 +4150,18 @@ fp32235:
 
 next245:
 	PREFETCHT0 (BX)(R9*4)
-	VMOVDQU    (BX)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*4)
-	VMOVDQU    32(BX)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(BX)(DX*4)
+	VPOR       (BX)(DX*4), Y0, Y2
+	VPOR       32(BX)(DX*4), Y0, Y3
 	PREFETCHT0 (SI)(R9*4)
-	VMOVDQU    (SI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*4)
-	VMOVDQU    32(SI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(SI)(DX*4)
+	VPOR       (SI)(DX*4), Y0, Y4
+	VPOR       32(SI)(DX*4), Y0, Y5
 	PREFETCHT0 (CX)(R9*4)
 	VPOR       (CX)(DX*4), Y1, Y1
 	VPOR       32(CX)(DX*4), Y1, Y1
+	VMOVDQU    Y2, (BX)(DX*4)
+	VMOVDQU    Y3, 32(BX)(DX*4)
+	VMOVDQU    Y4, (SI)(DX*4)
+	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
 	JEQ        written247
 	TESTQ      $0x0000001f, AX
@@ -4282,28 +4219,22 @@ TEXT ·trafficFP322xFP32AVX2(SB), NOSPLIT, $0-8
 
 next253:
 	PREFETCHT0 (BX)(R10*4)
-	VMOVDQU    (BX)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*4)
-	VMOVDQU    32(BX)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(BX)(DX*4)
+	VPOR       (BX)(DX*4), Y0, Y2
+	VPOR       32(BX)(DX*4), Y0, Y3
 	PREFETCHT0 (SI)(R10*4)
-	VMOVDQU    (SI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*4)
-	VMOVDQU    32(SI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(SI)(DX*4)
+	VPOR       (SI)(DX*4), Y0, Y4
+	VPOR       32(SI)(DX*4), Y0, Y5
 	PREFETCHT0 (DI)(R10*4)
-	VMOVDQU    (DI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (DI)(DX*4)
-	VMOVDQU    32(DI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(DI)(DX*4)
+	VPOR       (DI)(DX*4), Y0, Y6
+	VPOR       32(DI)(DX*4), Y0, Y7
 	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (BX)(DX*4)
+	VMOVDQU    Y3, 32(BX)(DX*4)
+	VMOVDQU    Y4, (SI)(DX*4)
+	VMOVDQU    Y5, 32(SI)(DX*4)
+	VMOVDQU    Y6, (DI)(DX*4)
+	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
 	JEQ        written255
 	TESTQ      $0x0000001f, AX
@@ -4334,28 +4265,22 @@ fp16250:
 
 next257:
 	PREFETCHT0 (BX)(R10*4)
-	VMOVDQU    (BX)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*4)
-	VMOVDQU    32(BX)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(BX)(DX*4)
+	VPOR       (BX)(DX*4), Y0, Y2
+	VPOR       32(BX)(DX*4), Y0, Y3
 	PREFETCHT0 (SI)(R10*4)
-	VMOVDQU    (SI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*4)
-	VMOVDQU    32(SI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(SI)(DX*4)
+	VPOR       (SI)(DX*4), Y0, Y4
+	VPOR       32(SI)(DX*4), Y0, Y5
 	PREFETCHT0 (DI)(R10*4)
-	VMOVDQU    (DI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (DI)(DX*4)
-	VMOVDQU    32(DI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(DI)(DX*4)
+	VPOR       (DI)(DX*4), Y0, Y6
+	VPOR       32(DI)(DX*4), Y0, Y7
 	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (BX)(DX*4)
+	VMOVDQU    Y3, 32(BX)(DX*4)
+	VMOVDQU    Y4, (SI)(DX*4)
+	VMOVDQU    Y5, 32(SI)(DX*4)
+	VMOVDQU    Y6, (DI)(DX*4)
+	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
 	JEQ        written259
 	TESTQ      $0x0000001f, AX
@@ -4386,29 +4311,23 @@ fp32251:
 
 next261:
 	PREFETCHT0 (BX)(R10*4)
-	VMOVDQU    (BX)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*4)
-	VMOVDQU    32(BX)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(BX)(DX*4)
+	VPOR       (BX)(DX*4), Y0, Y2
+	VPOR       32(BX)(DX*4), Y0, Y3
 	PREFETCHT0 (SI)(R10*4)
-	VMOVDQU    (SI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*4)
-	VMOVDQU    32(SI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(SI)(DX*4)
+	VPOR       (SI)(DX*4), Y0, Y4
+	VPOR       32(SI)(DX*4), Y0, Y5
 	PREFETCHT0 (DI)(R10*4)
-	VMOVDQU    (DI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (DI)(DX*4)
-	VMOVDQU    32(DI)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(DI)(DX*4)
+	VPOR       (DI)(DX*4), Y0, Y6
+	VPOR       32(DI)(DX*4), Y0, Y7
 	PREFETCHT0 (CX)(R10*4)
 	VPOR       (CX)(DX*4), Y1, Y1
 	VPOR       32(CX)(DX*4), Y1, Y1
+	VMOVDQU    Y2, (BX)(DX*4)
+	VMOVDQU    Y3, 32(BX)(DX*4)
+	VMOVDQU    Y4, (SI)(DX*4)
+	VMOVDQU    Y5, 32(SI)(DX*4)
+	VMOVDQU    Y6, (DI)(DX*4)
+	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
 	JEQ        written263
 	TESTQ      $0x0000001f, AX
@@ -4503,13 +4422,6 @@ next269:
 	VFMADD231PS    Y2, Y7, Y11
 	VMULPS         Y12, Y1, Y12
 	VFMADD231PS    Y2, Y8, Y12
-	VPADDD         pattern00008000<>+0(SB), Y11, Y14
-	VPSRLD         $0x10, Y14, Y14
-	VPADDD         pattern00008000<>+0(SB), Y12, Y15
-	VPSRLD         $0x10, Y15, Y15
-	VPACKUSDW      Y15, Y14, Y14
-	VPERMQ         $0xd8, Y14, Y14
-	VMOVDQU        Y14, (R8)(CX*2)
 	VMULPS         Y7, Y7, Y7
 	VMULPS         Y8, Y8, Y8
 	VBROADCASTI128 (R9)(CX*2), Y14
@@ -4520,6 +4432,13 @@ next269:
 	VFMADD231PS    Y4, Y7, Y14
 	VMULPS         Y15, Y3, Y7
 	VFMADD231PS    Y4, Y8, Y7
+	VPADDD         pattern00008000<>+0(SB), Y11, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPADDD         pattern00008000<>+0(SB), Y12, Y15
+	VPSRLD         $0x10, Y15, Y15
+	VPACKUSDW      Y15, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VMOVDQU        Y8, (R8)(CX*2)
 	VPMULLD        Y0, Y0, Y8
 	VPSRLD         $0x10, Y8, Y8
 	VPADDD         Y14, Y8, Y8
@@ -4625,13 +4544,6 @@ next277:
 	VFMADD231PS    Y2, Y7, Y11
 	VMULPS         Y12, Y1, Y12
 	VFMADD231PS    Y2, Y8, Y12
-	VPADDD         pattern00008000<>+0(SB), Y11, Y14
-	VPSRLD         $0x10, Y14, Y14
-	VPADDD         pattern00008000<>+0(SB), Y12, Y15
-	VPSRLD         $0x10, Y15, Y15
-	VPACKUSDW      Y15, Y14, Y14
-	VPERMQ         $0xd8, Y14, Y14
-	VMOVDQU        Y14, (R8)(CX*2)
 	VMULPS         Y7, Y7, Y7
 	VMULPS         Y8, Y8, Y8
 	VBROADCASTI128 (R9)(CX*2), Y14
@@ -4642,6 +4554,13 @@ next277:
 	VFMADD231PS    Y4, Y7, Y14
 	VMULPS         Y15, Y3, Y7
 	VFMADD231PS    Y4, Y8, Y7
+	VPADDD         pattern00008000<>+0(SB), Y11, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPADDD         pattern00008000<>+0(SB), Y12, Y15
+	VPSRLD         $0x10, Y15, Y15
+	VPACKUSDW      Y15, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VMOVDQU        Y8, (R8)(CX*2)
 	VPMULLD        Y0, Y0, Y8
 	VPSRLD         $0x10, Y8, Y8
 	VPADDD         Y14, Y8, Y8
@@ -4747,13 +4666,6 @@ next285:
 	VFMADD231PS    Y2, Y7, Y11
 	VMULPS         Y12, Y1, Y12
 	VFMADD231PS    Y2, Y8, Y12
-	VPADDD         pattern00008000<>+0(SB), Y11, Y14
-	VPSRLD         $0x10, Y14, Y14
-	VPADDD         pattern00008000<>+0(SB), Y12, Y15
-	VPSRLD         $0x10, Y15, Y15
-	VPACKUSDW      Y15, Y14, Y14
-	VPERMQ         $0xd8, Y14, Y14
-	VMOVDQU        Y14, (R8)(CX*2)
 	VMULPS         Y7, Y7, Y7
 	VMULPS         Y8, Y8, Y8
 	VBROADCASTI128 (R9)(CX*2), Y14
@@ -4764,6 +4676,13 @@ next285:
 	VFMADD231PS    Y4, Y7, Y14
 	VMULPS         Y15, Y3, Y7
 	VFMADD231PS    Y4, Y8, Y7
+	VPADDD         pattern00008000<>+0(SB), Y11, Y8
+	VPSRLD         $0x10, Y8, Y8
+	VPADDD         pattern00008000<>+0(SB), Y12, Y15
+	VPSRLD         $0x10, Y15, Y15
+	VPACKUSDW      Y15, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VMOVDQU        Y8, (R8)(CX*2)
 	VPMULLD        Y0, Y0, Y8
 	VPSRLD         $0x10, Y8, Y8
 	VPADDD         Y14, Y8, Y8
@@ -5914,18 +5833,15 @@ TEXT ·trafficFP321xBF16AVX2(SB), NOSPLIT, $0-8
 
 next381:
 	PREFETCHT0 (BX)(R9*4)
-	VMOVDQU    (BX)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*4)
-	VMOVDQU    32(BX)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(BX)(DX*4)
+	VPOR       (BX)(DX*4), Y0, Y2
+	VPOR       32(BX)(DX*4), Y0, Y3
 	PREFETCHT0 (SI)(R9*2)
-	VMOVDQU    (SI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*2)
+	VPOR       (SI)(DX*2), Y0, Y4
 	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (BX)(DX*4)
+	VMOVDQU    Y3, 32(BX)(DX*4)
+	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
 	JEQ        written383
 	TESTQ      $0x0000001f, AX
@@ -5956,18 +5872,15 @@ fp16378:
 
 next385:
 	PREFETCHT0 (BX)(R9*4)
-	VMOVDQU    (BX)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*4)
-	VMOVDQU    32(BX)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(BX)(DX*4)
+	VPOR       (BX)(DX*4), Y0, Y2
+	VPOR       32(BX)(DX*4), Y0, Y3
 	PREFETCHT0 (SI)(R9*2)
-	VMOVDQU    (SI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*2)
+	VPOR       (SI)(DX*2), Y0, Y4
 	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (BX)(DX*4)
+	VMOVDQU    Y3, 32(BX)(DX*4)
+	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
 	JEQ        written387
 	TESTQ      $0x0000001f, AX
@@ -5998,19 +5911,16 @@ fp32379:
 
 next389:
 	PREFETCHT0 (BX)(R9*4)
-	VMOVDQU    (BX)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*4)
-	VMOVDQU    32(BX)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(BX)(DX*4)
+	VPOR       (BX)(DX*4), Y0, Y2
+	VPOR       32(BX)(DX*4), Y0, Y3
 	PREFETCHT0 (SI)(R9*2)
-	VMOVDQU    (SI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*2)
+	VPOR       (SI)(DX*2), Y0, Y4
 	PREFETCHT0 (CX)(R9*4)
 	VPOR       (CX)(DX*4), Y1, Y1
 	VPOR       32(CX)(DX*4), Y1, Y1
+	VMOVDQU    Y2, (BX)(DX*4)
+	VMOVDQU    Y3, 32(BX)(DX*4)
+	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
 	JEQ        written391
 	TESTQ      $0x0000001f, AX
@@ -6068,22 +5978,18 @@ TEXT ·trafficFP322xBF16AVX2(SB), NOSPLIT, $0-8
 
 next397:
 	PREFETCHT0 (BX)(R10*4)
-	VMOVDQU    (BX)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*4)
-	VMOVDQU    32(BX)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(BX)(DX*4)
+	VPOR       (BX)(DX*4), Y0, Y2
+	VPOR       32(BX)(DX*4), Y0, Y3
 	PREFETCHT0 (SI)(R10*2)
-	VMOVDQU    (SI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*2)
+	VPOR       (SI)(DX*2), Y0, Y4
 	PREFETCHT0 (DI)(R10*2)
-	VMOVDQU    (DI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (DI)(DX*2)
+	VPOR       (DI)(DX*2), Y0, Y5
 	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (BX)(DX*4)
+	VMOVDQU    Y3, 32(BX)(DX*4)
+	VMOVDQU    Y4, (SI)(DX*2)
+	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
 	JEQ        written399
 	TESTQ      $0x0000001f, AX
@@ -6114,22 +6020,18 @@ fp16394:
 
 next401:
 	PREFETCHT0 (BX)(R10*4)
-	VMOVDQU    (BX)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*4)
-	VMOVDQU    32(BX)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(BX)(DX*4)
+	VPOR       (BX)(DX*4), Y0, Y2
+	VPOR       32(BX)(DX*4), Y0, Y3
 	PREFETCHT0 (SI)(R10*2)
-	VMOVDQU    (SI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*2)
+	VPOR       (SI)(DX*2), Y0, Y4
 	PREFETCHT0 (DI)(R10*2)
-	VMOVDQU    (DI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (DI)(DX*2)
+	VPOR       (DI)(DX*2), Y0, Y5
 	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (BX)(DX*4)
+	VMOVDQU    Y3, 32(BX)(DX*4)
+	VMOVDQU    Y4, (SI)(DX*2)
+	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
 	JEQ        written403
 	TESTQ      $0x0000001f, AX
@@ -6160,23 +6062,19 @@ fp32395:
 
 next405:
 	PREFETCHT0 (BX)(R10*4)
-	VMOVDQU    (BX)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*4)
-	VMOVDQU    32(BX)(DX*4), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, 32(BX)(DX*4)
+	VPOR       (BX)(DX*4), Y0, Y2
+	VPOR       32(BX)(DX*4), Y0, Y3
 	PREFETCHT0 (SI)(R10*2)
-	VMOVDQU    (SI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*2)
+	VPOR       (SI)(DX*2), Y0, Y4
 	PREFETCHT0 (DI)(R10*2)
-	VMOVDQU    (DI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (DI)(DX*2)
+	VPOR       (DI)(DX*2), Y0, Y5
 	PREFETCHT0 (CX)(R10*4)
 	VPOR       (CX)(DX*4), Y1, Y1
 	VPOR       32(CX)(DX*4), Y1, Y1
+	VMOVDQU    Y2, (BX)(DX*4)
+	VMOVDQU    Y3, 32(BX)(DX*4)
+	VMOVDQU    Y4, (SI)(DX*2)
+	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
 	JEQ        written407
 	TESTQ      $0x0000001f, AX
@@ -6730,10 +6628,10 @@ next457:
 	VFMADD231PS 64(AX), Z7, Z6
 	VMULPS      (DI)(CX*4), Z0, Z8
 	VFMADD231PS Z1, Z6, Z8
-	VMOVUPS     Z8, (DI)(CX*4)
 	VMULPS      Z6, Z6, Z6
 	VMULPS      (R8)(CX*4), Z2, Z9
 	VFMADD231PS Z3, Z6, Z9
+	VMOVUPS     Z8, (DI)(CX*4)
 	VMOVUPS     Z9, (R8)(CX*4)
 	VSQRTPS     Z9, Z9
 	VFMADD213PS 448(AX), Z4, Z9
@@ -6778,10 +6676,10 @@ next459:
 	VFMADD231PS 64(AX), Z7, Z6
 	VMULPS      (DI)(CX*4), Z0, Z8
 	VFMADD231PS Z1, Z6, Z8
-	VMOVUPS     Z8, (DI)(CX*4)
 	VMULPS      Z6, Z6, Z6
 	VMULPS      (R8)(CX*4), Z2, Z9
 	VFMADD231PS Z3, Z6, Z9
+	VMOVUPS     Z8, (DI)(CX*4)
 	VMOVUPS     Z9, (R8)(CX*4)
 	VSQRTPS     Z9, Z9
 	VFMADD213PS 448(AX), Z4, Z9
@@ -6826,10 +6724,10 @@ next461:
 	VFMADD231PS 64(AX), Z7, Z6
 	VMULPS      (DI)(CX*4), Z0, Z8
 	VFMADD231PS Z1, Z6, Z8
-	VMOVUPS     Z8, (DI)(CX*4)
 	VMULPS      Z6, Z6, Z6
 	VMULPS      (R8)(CX*4), Z2, Z9
 	VFMADD231PS Z3, Z6, Z9
+	VMOVUPS     Z8, (DI)(CX*4)
 	VMOVUPS     Z9, (R8)(CX*4)
 	VSQRTPS     Z9, Z9
 	VFMADD213PS 448(AX), Z4, Z9
@@ -7390,19 +7288,16 @@ TEXT ·trafficSplit1xFP32AVX512(SB), NOSPLIT, $0-8
 
 next497:
 	PREFETCHT0 (AX)(R9*2)
-	VMOVDQU    (AX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(DX*2)
+	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
-	VMOVDQU    (BX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*2)
+	VPOR       (BX)(DX*2), Y0, Y3
 	PREFETCHT0 (SI)(R9*4)
-	VMOVDQU32  (SI)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (SI)(DX*4)
+	VPORD      (SI)(DX*4), Z0, Z4
 	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU32  Z4, (SI)(DX*4)
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
@@ -7422,19 +7317,16 @@ fp16494:
 
 next499:
 	PREFETCHT0 (AX)(R9*2)
-	VMOVDQU    (AX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(DX*2)
+	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
-	VMOVDQU    (BX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*2)
+	VPOR       (BX)(DX*2), Y0, Y3
 	PREFETCHT0 (SI)(R9*4)
-	VMOVDQU32  (SI)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (SI)(DX*4)
+	VPORD      (SI)(DX*4), Z0, Z4
 	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU32  Z4, (SI)(DX*4)
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
@@ -7454,19 +7346,16 @@ fp32495:
 
 next501:
 	PREFETCHT0 (AX)(R9*2)
-	VMOVDQU    (AX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(DX*2)
+	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
-	VMOVDQU    (BX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*2)
+	VPOR       (BX)(DX*2), Y0, Y3
 	PREFETCHT0 (SI)(R9*4)
-	VMOVDQU32  (SI)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (SI)(DX*4)
+	VPORD      (SI)(DX*4), Z0, Z4
 	PREFETCHT0 (CX)(R9*4)
 	VPORD      (CX)(DX*4), Z1, Z1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU32  Z4, (SI)(DX*4)
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
@@ -7512,23 +7401,19 @@ TEXT ·trafficSplit2xFP32AVX512(SB), NOSPLIT, $0-8
 
 next507:
 	PREFETCHT0 (AX)(R10*2)
-	VMOVDQU    (AX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(DX*2)
+	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
-	VMOVDQU    (BX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*2)
+	VPOR       (BX)(DX*2), Y0, Y3
 	PREFETCHT0 (SI)(R10*4)
-	VMOVDQU32  (SI)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (SI)(DX*4)
+	VPORD      (SI)(DX*4), Z0, Z4
 	PREFETCHT0 (DI)(R10*4)
-	VMOVDQU32  (DI)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (DI)(DX*4)
+	VPORD      (DI)(DX*4), Z0, Z5
 	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU32  Z4, (SI)(DX*4)
+	VMOVDQU32  Z5, (DI)(DX*4)
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
@@ -7548,23 +7433,19 @@ fp16504:
 
 next509:
 	PREFETCHT0 (AX)(R10*2)
-	VMOVDQU    (AX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(DX*2)
+	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
-	VMOVDQU    (BX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*2)
+	VPOR       (BX)(DX*2), Y0, Y3
 	PREFETCHT0 (SI)(R10*4)
-	VMOVDQU32  (SI)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (SI)(DX*4)
+	VPORD      (SI)(DX*4), Z0, Z4
 	PREFETCHT0 (DI)(R10*4)
-	VMOVDQU32  (DI)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (DI)(DX*4)
+	VPORD      (DI)(DX*4), Z0, Z5
 	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU32  Z4, (SI)(DX*4)
+	VMOVDQU32  Z5, (DI)(DX*4)
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
@@ -7584,23 +7465,19 @@ fp32505:
 
 next511:
 	PREFETCHT0 (AX)(R10*2)
-	VMOVDQU    (AX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(DX*2)
+	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
-	VMOVDQU    (BX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*2)
+	VPOR       (BX)(DX*2), Y0, Y3
 	PREFETCHT0 (SI)(R10*4)
-	VMOVDQU32  (SI)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (SI)(DX*4)
+	VPORD      (SI)(DX*4), Z0, Z4
 	PREFETCHT0 (DI)(R10*4)
-	VMOVDQU32  (DI)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (DI)(DX*4)
+	VPORD      (DI)(DX*4), Z0, Z5
 	PREFETCHT0 (CX)(R10*4)
 	VPORD      (CX)(DX*4), Z1, Z1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU32  Z4, (SI)(DX*4)
+	VMOVDQU32  Z5, (DI)(DX*4)
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
@@ -7676,15 +7553,15 @@ next517:
 	VPSLLD      $0x10, Z9, Z9
 	VMULPS      Z9, Z1, Z9
 	VFMADD231PS Z2, Z7, Z9
-	VPADDD      pattern00008000<>+0(SB), Z9, Z10
-	VPSRLD      $0x10, Z10, Z10
-	VPMOVDW     Z10, Y10
-	VMOVDQU     Y10, (DI)(CX*2)
 	VMULPS      Z7, Z7, Z7
 	VPMOVZXWD   (R8)(CX*2), Z10
 	VPSLLD      $0x10, Z10, Z10
 	VMULPS      Z10, Z3, Z10
 	VFMADD231PS Z4, Z7, Z10
+	VPADDD      pattern00008000<>+0(SB), Z9, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPMOVDW     Z7, Y7
+	VMOVDQU     Y7, (DI)(CX*2)
 	VPMULLD     Z0, Z0, Z7
 	VPSRLD      $0x10, Z7, Z7
 	VPADDD      Z10, Z7, Z7
@@ -7737,15 +7614,15 @@ next519:
 	VPSLLD      $0x10, Z9, Z9
 	VMULPS      Z9, Z1, Z9
 	VFMADD231PS Z2, Z7, Z9
-	VPADDD      pattern00008000<>+0(SB), Z9, Z10
-	VPSRLD      $0x10, Z10, Z10
-	VPMOVDW     Z10, Y10
-	VMOVDQU     Y10, (DI)(CX*2)
 	VMULPS      Z7, Z7, Z7
 	VPMOVZXWD   (R8)(CX*2), Z10
 	VPSLLD      $0x10, Z10, Z10
 	VMULPS      Z10, Z3, Z10
 	VFMADD231PS Z4, Z7, Z10
+	VPADDD      pattern00008000<>+0(SB), Z9, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPMOVDW     Z7, Y7
+	VMOVDQU     Y7, (DI)(CX*2)
 	VPMULLD     Z0, Z0, Z7
 	VPSRLD      $0x10, Z7, Z7
 	VPADDD      Z10, Z7, Z7
@@ -7798,15 +7675,15 @@ next521:
 	VPSLLD      $0x10, Z9, Z9
 	VMULPS      Z9, Z1, Z9
 	VFMADD231PS Z2, Z7, Z9
-	VPADDD      pattern00008000<>+0(SB), Z9, Z10
-	VPSRLD      $0x10, Z10, Z10
-	VPMOVDW     Z10, Y10
-	VMOVDQU     Y10, (DI)(CX*2)
 	VMULPS      Z7, Z7, Z7
 	VPMOVZXWD   (R8)(CX*2), Z10
 	VPSLLD      $0x10, Z10, Z10
 	VMULPS      Z10, Z3, Z10
 	VFMADD231PS Z4, Z7, Z10
+	VPADDD      pattern00008000<>+0(SB), Z9, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPMOVDW     Z7, Y7
+	VMOVDQU     Y7, (DI)(CX*2)
 	VPMULLD     Z0, Z0, Z7
 	VPSRLD      $0x10, Z7, Z7
 	VPADDD      Z10, Z7, Z7
@@ -8427,19 +8304,16 @@ TEXT ·trafficSplit1xBF16AVX512(SB), NOSPLIT, $0-8
 
 next557:
 	PREFETCHT0 (AX)(R9*2)
-	VMOVDQU    (AX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(DX*2)
+	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
-	VMOVDQU    (BX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*2)
+	VPOR       (BX)(DX*2), Y0, Y3
 	PREFETCHT0 (SI)(R9*2)
-	VMOVDQU    (SI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*2)
+	VPOR       (SI)(DX*2), Y0, Y4
 	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    Y4, (SI)(DX*2)
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
@@ -8459,19 +8333,16 @@ fp16554:
 
 next559:
 	PREFETCHT0 (AX)(R9*2)
-	VMOVDQU    (AX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(DX*2)
+	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
-	VMOVDQU    (BX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*2)
+	VPOR       (BX)(DX*2), Y0, Y3
 	PREFETCHT0 (SI)(R9*2)
-	VMOVDQU    (SI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*2)
+	VPOR       (SI)(DX*2), Y0, Y4
 	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    Y4, (SI)(DX*2)
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
@@ -8491,19 +8362,16 @@ fp32555:
 
 next561:
 	PREFETCHT0 (AX)(R9*2)
-	VMOVDQU    (AX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(DX*2)
+	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
-	VMOVDQU    (BX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*2)
+	VPOR       (BX)(DX*2), Y0, Y3
 	PREFETCHT0 (SI)(R9*2)
-	VMOVDQU    (SI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*2)
+	VPOR       (SI)(DX*2), Y0, Y4
 	PREFETCHT0 (CX)(R9*4)
 	VPORD      (CX)(DX*4), Z1, Z1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    Y4, (SI)(DX*2)
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
@@ -8549,23 +8417,19 @@ TEXT ·trafficSplit2xBF16AVX512(SB), NOSPLIT, $0-8
 
 next567:
 	PREFETCHT0 (AX)(R10*2)
-	VMOVDQU    (AX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(DX*2)
+	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
-	VMOVDQU    (BX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*2)
+	VPOR       (BX)(DX*2), Y0, Y3
 	PREFETCHT0 (SI)(R10*2)
-	VMOVDQU    (SI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*2)
+	VPOR       (SI)(DX*2), Y0, Y4
 	PREFETCHT0 (DI)(R10*2)
-	VMOVDQU    (DI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (DI)(DX*2)
+	VPOR       (DI)(DX*2), Y0, Y5
 	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    Y4, (SI)(DX*2)
+	VMOVDQU    Y5, (DI)(DX*2)
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
@@ -8585,23 +8449,19 @@ fp16564:
 
 next569:
 	PREFETCHT0 (AX)(R10*2)
-	VMOVDQU    (AX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(DX*2)
+	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
-	VMOVDQU    (BX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*2)
+	VPOR       (BX)(DX*2), Y0, Y3
 	PREFETCHT0 (SI)(R10*2)
-	VMOVDQU    (SI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*2)
+	VPOR       (SI)(DX*2), Y0, Y4
 	PREFETCHT0 (DI)(R10*2)
-	VMOVDQU    (DI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (DI)(DX*2)
+	VPOR       (DI)(DX*2), Y0, Y5
 	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    Y4, (SI)(DX*2)
+	VMOVDQU    Y5, (DI)(DX*2)
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
@@ -8621,23 +8481,19 @@ fp32565:
 
 next571:
 	PREFETCHT0 (AX)(R10*2)
-	VMOVDQU    (AX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (AX)(DX*2)
+	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
-	VMOVDQU    (BX)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (BX)(DX*2)
+	VPOR       (BX)(DX*2), Y0, Y3
 	PREFETCHT0 (SI)(R10*2)
-	VMOVDQU    (SI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*2)
+	VPOR       (SI)(DX*2), Y0, Y4
 	PREFETCHT0 (DI)(R10*2)
-	VMOVDQU    (DI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (DI)(DX*2)
+	VPOR       (DI)(DX*2), Y0, Y5
 	PREFETCHT0 (CX)(R10*4)
 	VPORD      (CX)(DX*4), Z1, Z1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    Y4, (SI)(DX*2)
+	VMOVDQU    Y5, (DI)(DX*2)
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
@@ -8706,10 +8562,10 @@ next577:
 	VFMADD231PS 64(AX), Z7, Z6
 	VMULPS      (R8)(CX*4), Z0, Z8
 	VFMADD231PS Z1, Z6, Z8
-	VMOVUPS     Z8, (R8)(CX*4)
 	VMULPS      Z6, Z6, Z6
 	VMULPS      (R9)(CX*4), Z2, Z9
 	VFMADD231PS Z3, Z6, Z9
+	VMOVUPS     Z8, (R8)(CX*4)
 	VMOVUPS     Z9, (R9)(CX*4)
 	VSQRTPS     Z9, Z9
 	VFMADD213PS 448(AX), Z4, Z9
@@ -8777,10 +8633,10 @@ next585:
 	VFMADD231PS 64(AX), Z7, Z6
 	VMULPS      (R8)(CX*4), Z0, Z8
 	VFMADD231PS Z1, Z6, Z8
-	VMOVUPS     Z8, (R8)(CX*4)
 	VMULPS      Z6, Z6, Z6
 	VMULPS      (R9)(CX*4), Z2, Z9
 	VFMADD231PS Z3, Z6, Z9
+	VMOVUPS     Z8, (R8)(CX*4)
 	VMOVUPS     Z9, (R9)(CX*4)
 	VSQRTPS     Z9, Z9
 	VFMADD213PS 448(AX), Z4, Z9
@@ -8848,10 +8704,10 @@ next593:
 	VFMADD231PS 64(AX), Z7, Z6
 	VMULPS      (R8)(CX*4), Z0, Z8
 	VFMADD231PS Z1, Z6, Z8
-	VMOVUPS     Z8, (R8)(CX*4)
 	VMULPS      Z6, Z6, Z6
 	VMULPS      (R9)(CX*4), Z2, Z9
 	VFMADD231PS Z3, Z6, Z9
+	VMOVUPS     Z8, (R8)(CX*4)
 	VMOVUPS     Z9, (R9)(CX*4)
 	VSQRTPS     Z9, Z9
 	VFMADD213PS 448(AX), Z4, Z9
@@ -9656,15 +9512,13 @@ TEXT ·trafficFP321xFP32AVX512(SB), NOSPLIT, $0-8
 
 next689:
 	PREFETCHT0 (BX)(R9*4)
-	VMOVDQU32  (BX)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (BX)(DX*4)
+	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
-	VMOVDQU32  (SI)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (SI)(DX*4)
+	VPORD      (SI)(DX*4), Z0, Z3
 	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU32  Z2, (BX)(DX*4)
+	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
 	JEQ        written691
 	TESTQ      $0x0000001f, AX
@@ -9695,15 +9549,13 @@ fp16686:
 
 next693:
 	PREFETCHT0 (BX)(R9*4)
-	VMOVDQU32  (BX)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (BX)(DX*4)
+	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
-	VMOVDQU32  (SI)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (SI)(DX*4)
+	VPORD      (SI)(DX*4), Z0, Z3
 	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU32  Z2, (BX)(DX*4)
+	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
 	JEQ        written695
 	TESTQ      $0x0000001f, AX
@@ -9734,15 +9586,13 @@ fp32687:
 
 next697:
 	PREFETCHT0 (BX)(R9*4)
-	VMOVDQU32  (BX)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (BX)(DX*4)
+	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
-	VMOVDQU32  (SI)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (SI)(DX*4)
+	VPORD      (SI)(DX*4), Z0, Z3
 	PREFETCHT0 (CX)(R9*4)
 	VPORD      (CX)(DX*4), Z1, Z1
+	VMOVDQU32  Z2, (BX)(DX*4)
+	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
 	JEQ        written699
 	TESTQ      $0x0000001f, AX
@@ -9800,19 +9650,16 @@ TEXT ·trafficFP322xFP32AVX512(SB), NOSPLIT, $0-8
 
 next705:
 	PREFETCHT0 (BX)(R10*4)
-	VMOVDQU32  (BX)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (BX)(DX*4)
+	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
-	VMOVDQU32  (SI)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (SI)(DX*4)
+	VPORD      (SI)(DX*4), Z0, Z3
 	PREFETCHT0 (DI)(R10*4)
-	VMOVDQU32  (DI)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (DI)(DX*4)
+	VPORD      (DI)(DX*4), Z0, Z4
 	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU32  Z2, (BX)(DX*4)
+	VMOVDQU32  Z3, (SI)(DX*4)
+	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
 	JEQ        written707
 	TESTQ      $0x0000001f, AX
@@ -9843,19 +9690,16 @@ fp16702:
 
 next709:
 	PREFETCHT0 (BX)(R10*4)
-	VMOVDQU32  (BX)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (BX)(DX*4)
+	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
-	VMOVDQU32  (SI)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (SI)(DX*4)
+	VPORD      (SI)(DX*4), Z0, Z3
 	PREFETCHT0 (DI)(R10*4)
-	VMOVDQU32  (DI)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (DI)(DX*4)
+	VPORD      (DI)(DX*4), Z0, Z4
 	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU32  Z2, (BX)(DX*4)
+	VMOVDQU32  Z3, (SI)(DX*4)
+	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
 	JEQ        written711
 	TESTQ      $0x0000001f, AX
@@ -9886,19 +9730,16 @@ fp32703:
 
 next713:
 	PREFETCHT0 (BX)(R10*4)
-	VMOVDQU32  (BX)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (BX)(DX*4)
+	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
-	VMOVDQU32  (SI)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (SI)(DX*4)
+	VPORD      (SI)(DX*4), Z0, Z3
 	PREFETCHT0 (DI)(R10*4)
-	VMOVDQU32  (DI)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (DI)(DX*4)
+	VPORD      (DI)(DX*4), Z0, Z4
 	PREFETCHT0 (CX)(R10*4)
 	VPORD      (CX)(DX*4), Z1, Z1
+	VMOVDQU32  Z2, (BX)(DX*4)
+	VMOVDQU32  Z3, (SI)(DX*4)
+	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
 	JEQ        written715
 	TESTQ      $0x0000001f, AX
@@ -9984,15 +9825,15 @@ next721:
 	VPSLLD      $0x10, Z9, Z9
 	VMULPS      Z9, Z1, Z9
 	VFMADD231PS Z2, Z7, Z9
-	VPADDD      pattern00008000<>+0(SB), Z9, Z10
-	VPSRLD      $0x10, Z10, Z10
-	VPMOVDW     Z10, Y10
-	VMOVDQU     Y10, (R8)(CX*2)
 	VMULPS      Z7, Z7, Z7
 	VPMOVZXWD   (R9)(CX*2), Z10
 	VPSLLD      $0x10, Z10, Z10
 	VMULPS      Z10, Z3, Z10
 	VFMADD231PS Z4, Z7, Z10
+	VPADDD      pattern00008000<>+0(SB), Z9, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPMOVDW     Z7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
 	VPMULLD     Z0, Z0, Z7
 	VPSRLD      $0x10, Z7, Z7
 	VPADDD      Z10, Z7, Z7
@@ -10068,15 +9909,15 @@ next729:
 	VPSLLD      $0x10, Z9, Z9
 	VMULPS      Z9, Z1, Z9
 	VFMADD231PS Z2, Z7, Z9
-	VPADDD      pattern00008000<>+0(SB), Z9, Z10
-	VPSRLD      $0x10, Z10, Z10
-	VPMOVDW     Z10, Y10
-	VMOVDQU     Y10, (R8)(CX*2)
 	VMULPS      Z7, Z7, Z7
 	VPMOVZXWD   (R9)(CX*2), Z10
 	VPSLLD      $0x10, Z10, Z10
 	VMULPS      Z10, Z3, Z10
 	VFMADD231PS Z4, Z7, Z10
+	VPADDD      pattern00008000<>+0(SB), Z9, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPMOVDW     Z7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
 	VPMULLD     Z0, Z0, Z7
 	VPSRLD      $0x10, Z7, Z7
 	VPADDD      Z10, Z7, Z7
@@ -10152,15 +9993,15 @@ next737:
 	VPSLLD      $0x10, Z9, Z9
 	VMULPS      Z9, Z1, Z9
 	VFMADD231PS Z2, Z7, Z9
-	VPADDD      pattern00008000<>+0(SB), Z9, Z10
-	VPSRLD      $0x10, Z10, Z10
-	VPMOVDW     Z10, Y10
-	VMOVDQU     Y10, (R8)(CX*2)
 	VMULPS      Z7, Z7, Z7
 	VPMOVZXWD   (R9)(CX*2), Z10
 	VPSLLD      $0x10, Z10, Z10
 	VMULPS      Z10, Z3, Z10
 	VFMADD231PS Z4, Z7, Z10
+	VPADDD      pattern00008000<>+0(SB), Z9, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPMOVDW     Z7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
 	VPMULLD     Z0, Z0, Z7
 	VPSRLD      $0x10, Z7, Z7
 	VPADDD      Z10, Z7, Z7
@@ -11025,15 +10866,13 @@ TEXT ·trafficFP321xBF16AVX512(SB), NOSPLIT, $0-8
 
 next833:
 	PREFETCHT0 (BX)(R9*4)
-	VMOVDQU32  (BX)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (BX)(DX*4)
+	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
-	VMOVDQU    (SI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*2)
+	VPOR       (SI)(DX*2), Y0, Y3
 	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU32  Z2, (BX)(DX*4)
+	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
 	JEQ        written835
 	TESTQ      $0x0000001f, AX
@@ -11064,15 +10903,13 @@ fp16830:
 
 next837:
 	PREFETCHT0 (BX)(R9*4)
-	VMOVDQU32  (BX)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (BX)(DX*4)
+	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
-	VMOVDQU    (SI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*2)
+	VPOR       (SI)(DX*2), Y0, Y3
 	PREFETCHT0 (CX)(R9*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU32  Z2, (BX)(DX*4)
+	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
 	JEQ        written839
 	TESTQ      $0x0000001f, AX
@@ -11103,15 +10940,13 @@ fp32831:
 
 next841:
 	PREFETCHT0 (BX)(R9*4)
-	VMOVDQU32  (BX)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (BX)(DX*4)
+	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
-	VMOVDQU    (SI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*2)
+	VPOR       (SI)(DX*2), Y0, Y3
 	PREFETCHT0 (CX)(R9*4)
 	VPORD      (CX)(DX*4), Z1, Z1
+	VMOVDQU32  Z2, (BX)(DX*4)
+	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
 	JEQ        written843
 	TESTQ      $0x0000001f, AX
@@ -11169,19 +11004,16 @@ TEXT ·trafficFP322xBF16AVX512(SB), NOSPLIT, $0-8
 
 next849:
 	PREFETCHT0 (BX)(R10*4)
-	VMOVDQU32  (BX)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (BX)(DX*4)
+	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
-	VMOVDQU    (SI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*2)
+	VPOR       (SI)(DX*2), Y0, Y3
 	PREFETCHT0 (DI)(R10*2)
-	VMOVDQU    (DI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (DI)(DX*2)
+	VPOR       (DI)(DX*2), Y0, Y4
 	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU32  Z2, (BX)(DX*4)
+	VMOVDQU    Y3, (SI)(DX*2)
+	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
 	JEQ        written851
 	TESTQ      $0x0000001f, AX
@@ -11212,19 +11044,16 @@ fp16846:
 
 next853:
 	PREFETCHT0 (BX)(R10*4)
-	VMOVDQU32  (BX)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (BX)(DX*4)
+	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
-	VMOVDQU    (SI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*2)
+	VPOR       (SI)(DX*2), Y0, Y3
 	PREFETCHT0 (DI)(R10*2)
-	VMOVDQU    (DI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (DI)(DX*2)
+	VPOR       (DI)(DX*2), Y0, Y4
 	PREFETCHT0 (CX)(R10*2)
 	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU32  Z2, (BX)(DX*4)
+	VMOVDQU    Y3, (SI)(DX*2)
+	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
 	JEQ        written855
 	TESTQ      $0x0000001f, AX
@@ -11255,19 +11084,16 @@ fp32847:
 
 next857:
 	PREFETCHT0 (BX)(R10*4)
-	VMOVDQU32  (BX)(DX*4), Z2
-	VPORD      Z0, Z2, Z2
-	VMOVDQU32  Z2, (BX)(DX*4)
+	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
-	VMOVDQU    (SI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (SI)(DX*2)
+	VPOR       (SI)(DX*2), Y0, Y3
 	PREFETCHT0 (DI)(R10*2)
-	VMOVDQU    (DI)(DX*2), Y2
-	VPOR       Y0, Y2, Y2
-	VMOVDQU    Y2, (DI)(DX*2)
+	VPOR       (DI)(DX*2), Y0, Y4
 	PREFETCHT0 (CX)(R10*4)
 	VPORD      (CX)(DX*4), Z1, Z1
+	VMOVDQU32  Z2, (BX)(DX*4)
+	VMOVDQU    Y3, (SI)(DX*2)
+	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
 	JEQ        written859
 	TESTQ      $0x0000001f, AX

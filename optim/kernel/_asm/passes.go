@@ -25,13 +25,14 @@ func (s instructionSet) traffic(state abi.State, moments abi.MomentType, count i
 		inPlace = append(inPlace, stream{argument(field), int(moments.Size())})
 	}
 	halves, words := stream{gradient, 2}, stream{gradient, 4}
-	zero, sink, x := s.vector(), s.vector(), s.vector()
+	zero, sink := s.vector(), s.vector()
 	s.clear(zero)
 	s.clear(sink)
 	loopOfKind(kind, length{argument("Elements"), argument("Prefetching")}, abi.PrefetchAhead, func(kind int, index, ahead reg.Register) {
+		var writes []func()
 		for _, st := range inPlace {
 			PREFETCHT0(st.at(ahead, 0))
-			s.touch(st, index, zero, x)
+			writes = append(writes, s.touch(st, index, zero)...)
 		}
 		if kind == abi.Wide {
 			PREFETCHT0(words.at(ahead, 0))
@@ -41,6 +42,9 @@ func (s instructionSet) traffic(state abi.State, moments abi.MomentType, count i
 		} else {
 			PREFETCHT0(halves.at(ahead, 0))
 			VPOR(halves.at(index, 0), sink.AsY(), sink.AsY())
+		}
+		for _, write := range writes {
+			write()
 		}
 		if state == abi.FP32 {
 			written, unaligned := label("written"), label("unaligned")
@@ -62,26 +66,22 @@ func (s instructionSet) traffic(state abi.State, moments abi.MomentType, count i
 	RET()
 }
 
-// touch reads a group of a stream, changes nothing, and writes it. A group is
-// 32 bytes of a 16-bit stream and 64 of a 32-bit one: of the former, a 512-bit
-// register takes up half.
-func (s instructionSet) touch(st stream, index reg.Register, zero, x reg.VecVirtual) {
-	switch {
-	case s.lanes == 16 && st.size == 2:
-		VMOVDQU(st.at(index, 0), x.AsY())
-		VPOR(zero.AsY(), x.AsY(), x.AsY())
-		VMOVDQU(x.AsY(), st.at(index, 0))
-	case s.lanes == 16:
-		VMOVDQU32(st.at(index, 0), x)
-		s.or(zero, x, x)
-		VMOVDQU32(x, st.at(index, 0))
-	default:
-		for offset := 0; offset < abi.Group; offset += 4 * s.lanes / st.size {
-			VMOVDQU(st.at(index, offset), x)
-			s.or(zero, x, x)
-			VMOVDQU(x, st.at(index, offset))
-		}
+// touch reads a group of a stream, changes nothing, and returns what writes it:
+// kernels write after all reads, see adam. A group is 32 bytes of a 16-bit
+// stream and 64 of a 32-bit one: of the former, a 512-bit register takes up
+// half.
+func (s instructionSet) touch(st stream, index reg.Register, zero reg.VecVirtual) (writes []func()) {
+	if s.lanes == 16 && st.size == 4 {
+		x := s.vector()
+		VPORD(st.at(index, 0), zero, x)
+		return []func(){func() { VMOVDQU32(x, st.at(index, 0)) }}
 	}
+	for offset := 0; offset < abi.Group; offset += 32 / st.size {
+		x := YMM()
+		VPOR(st.at(index, offset), zero.AsY(), x)
+		writes = append(writes, func() { VMOVDQU(x, st.at(index, offset)) })
+	}
+	return writes
 }
 
 func (s instructionSet) or(a, b, to Op) {

@@ -90,13 +90,16 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 	RET()
 }
 
+// adam reads everything before it writes anything: a processor takes a read for
+// one of an earlier write, and lets it wait, when the lower 12 bits of their
+// addresses are the same, and arrays begin at the beginning of a page.
 func (s instructionSet) adam(c func(int) Op, p, g vectors, load func(int) operands, store func(int, vectors)) {
 	m := s.average(c(abi.Beta1), load(0), c(abi.OneMinusBeta1), g)
-	store(0, m)
 	for i := range g {
 		VMULPS(g[i], g[i], g[i])
 	}
 	v := s.average(c(abi.Beta2), load(1), c(abi.OneMinusBeta2), g)
+	store(0, m)
 	store(1, v)
 
 	for i := range p {
