@@ -90,15 +90,15 @@ next5:
 	VFMADD231PS    512(AX), Y9, Y9
 	VFMADD231PS    Y5, Y11, Y9
 	VPERM2I128     $0x20, Y9, Y8, Y6
-	VPERM2I128     $0x31, Y9, Y8, Y7
+	VPERM2I128     $0x31, Y9, Y8, Y8
 	VPSHUFB        separated<>+0(SB), Y6, Y6
-	VPSHUFB        separated<>+0(SB), Y7, Y7
-	VPUNPCKLQDQ    Y7, Y6, Y8
-	VPUNPCKHQDQ    Y7, Y6, Y7
-	VMOVDQU        Y8, (SI)(CX*2)
-	VPSRLW         $0x0f, Y8, Y8
-	VPADDW         Y8, Y7, Y7
-	VMOVDQU        Y7, (BX)(CX*2)
+	VPSHUFB        separated<>+0(SB), Y8, Y8
+	VPUNPCKLQDQ    Y8, Y6, Y7
+	VPUNPCKHQDQ    Y8, Y6, Y6
+	VPSRLW         $0x0f, Y7, Y8
+	VPADDW         Y8, Y6, Y6
+	VMOVDQU        Y6, (BX)(CX*2)
+	VMOVDQU        Y7, (SI)(CX*2)
 	ADDQ           $0x10, CX
 	ADDQ           $0x10, R11
 
@@ -161,15 +161,15 @@ next7:
 	VFMADD231PS    512(AX), Y9, Y9
 	VFMADD231PS    Y5, Y11, Y9
 	VPERM2I128     $0x20, Y9, Y8, Y6
-	VPERM2I128     $0x31, Y9, Y8, Y7
+	VPERM2I128     $0x31, Y9, Y8, Y8
 	VPSHUFB        separated<>+0(SB), Y6, Y6
-	VPSHUFB        separated<>+0(SB), Y7, Y7
-	VPUNPCKLQDQ    Y7, Y6, Y8
-	VPUNPCKHQDQ    Y7, Y6, Y7
-	VMOVDQU        Y8, (SI)(CX*2)
-	VPSRLW         $0x0f, Y8, Y8
-	VPADDW         Y8, Y7, Y7
-	VMOVDQU        Y7, (BX)(CX*2)
+	VPSHUFB        separated<>+0(SB), Y8, Y8
+	VPUNPCKLQDQ    Y8, Y6, Y7
+	VPUNPCKHQDQ    Y8, Y6, Y6
+	VPSRLW         $0x0f, Y7, Y8
+	VPADDW         Y8, Y6, Y6
+	VMOVDQU        Y6, (BX)(CX*2)
+	VMOVDQU        Y7, (SI)(CX*2)
 	ADDQ           $0x10, CX
 	ADDQ           $0x10, R11
 
@@ -232,15 +232,15 @@ next9:
 	VFMADD231PS    512(AX), Y9, Y9
 	VFMADD231PS    Y5, Y11, Y9
 	VPERM2I128     $0x20, Y9, Y8, Y6
-	VPERM2I128     $0x31, Y9, Y8, Y7
+	VPERM2I128     $0x31, Y9, Y8, Y8
 	VPSHUFB        separated<>+0(SB), Y6, Y6
-	VPSHUFB        separated<>+0(SB), Y7, Y7
-	VPUNPCKLQDQ    Y7, Y6, Y8
-	VPUNPCKHQDQ    Y7, Y6, Y7
-	VMOVDQU        Y8, (SI)(CX*2)
-	VPSRLW         $0x0f, Y8, Y8
-	VPADDW         Y8, Y7, Y7
-	VMOVDQU        Y7, (BX)(CX*2)
+	VPSHUFB        separated<>+0(SB), Y8, Y8
+	VPUNPCKLQDQ    Y8, Y6, Y7
+	VPUNPCKHQDQ    Y8, Y6, Y6
+	VPSRLW         $0x0f, Y7, Y8
+	VPADDW         Y8, Y6, Y6
+	VMOVDQU        Y6, (BX)(CX*2)
+	VMOVDQU        Y7, (SI)(CX*2)
 	ADDQ           $0x10, CX
 	ADDQ           $0x10, R11
 
@@ -257,72 +257,24 @@ done4:
 	VZEROUPPER
 	RET
 
-DATA spread<>+0(SB)/1, $0x80
-DATA spread<>+1(SB)/1, $0x80
-DATA spread<>+2(SB)/1, $0x00
-DATA spread<>+3(SB)/1, $0x01
-DATA spread<>+4(SB)/1, $0x80
-DATA spread<>+5(SB)/1, $0x80
-DATA spread<>+6(SB)/1, $0x02
-DATA spread<>+7(SB)/1, $0x03
-DATA spread<>+8(SB)/1, $0x80
-DATA spread<>+9(SB)/1, $0x80
-DATA spread<>+10(SB)/1, $0x04
-DATA spread<>+11(SB)/1, $0x05
-DATA spread<>+12(SB)/1, $0x80
-DATA spread<>+13(SB)/1, $0x80
-DATA spread<>+14(SB)/1, $0x06
-DATA spread<>+15(SB)/1, $0x07
-DATA spread<>+16(SB)/1, $0x80
-DATA spread<>+17(SB)/1, $0x80
-DATA spread<>+18(SB)/1, $0x08
-DATA spread<>+19(SB)/1, $0x09
-DATA spread<>+20(SB)/1, $0x80
-DATA spread<>+21(SB)/1, $0x80
-DATA spread<>+22(SB)/1, $0x0a
-DATA spread<>+23(SB)/1, $0x0b
-DATA spread<>+24(SB)/1, $0x80
-DATA spread<>+25(SB)/1, $0x80
-DATA spread<>+26(SB)/1, $0x0c
-DATA spread<>+27(SB)/1, $0x0d
-DATA spread<>+28(SB)/1, $0x80
-DATA spread<>+29(SB)/1, $0x80
-DATA spread<>+30(SB)/1, $0x0e
-DATA spread<>+31(SB)/1, $0x0f
+DATA spread<>+0(SB)/4, $0x01008080
+DATA spread<>+4(SB)/4, $0x03028080
+DATA spread<>+8(SB)/4, $0x05048080
+DATA spread<>+12(SB)/4, $0x07068080
+DATA spread<>+16(SB)/4, $0x09088080
+DATA spread<>+20(SB)/4, $0x0b0a8080
+DATA spread<>+24(SB)/4, $0x0d0c8080
+DATA spread<>+28(SB)/4, $0x0f0e8080
 GLOBL spread<>(SB), RODATA|NOPTR, $32
 
-DATA separated<>+0(SB)/1, $0x00
-DATA separated<>+1(SB)/1, $0x01
-DATA separated<>+2(SB)/1, $0x04
-DATA separated<>+3(SB)/1, $0x05
-DATA separated<>+4(SB)/1, $0x08
-DATA separated<>+5(SB)/1, $0x09
-DATA separated<>+6(SB)/1, $0x0c
-DATA separated<>+7(SB)/1, $0x0d
-DATA separated<>+8(SB)/1, $0x02
-DATA separated<>+9(SB)/1, $0x03
-DATA separated<>+10(SB)/1, $0x06
-DATA separated<>+11(SB)/1, $0x07
-DATA separated<>+12(SB)/1, $0x0a
-DATA separated<>+13(SB)/1, $0x0b
-DATA separated<>+14(SB)/1, $0x0e
-DATA separated<>+15(SB)/1, $0x0f
-DATA separated<>+16(SB)/1, $0x00
-DATA separated<>+17(SB)/1, $0x01
-DATA separated<>+18(SB)/1, $0x04
-DATA separated<>+19(SB)/1, $0x05
-DATA separated<>+20(SB)/1, $0x08
-DATA separated<>+21(SB)/1, $0x09
-DATA separated<>+22(SB)/1, $0x0c
-DATA separated<>+23(SB)/1, $0x0d
-DATA separated<>+24(SB)/1, $0x02
-DATA separated<>+25(SB)/1, $0x03
-DATA separated<>+26(SB)/1, $0x06
-DATA separated<>+27(SB)/1, $0x07
-DATA separated<>+28(SB)/1, $0x0a
-DATA separated<>+29(SB)/1, $0x0b
-DATA separated<>+30(SB)/1, $0x0e
-DATA separated<>+31(SB)/1, $0x0f
+DATA separated<>+0(SB)/4, $0x05040100
+DATA separated<>+4(SB)/4, $0x0d0c0908
+DATA separated<>+8(SB)/4, $0x07060302
+DATA separated<>+12(SB)/4, $0x0f0e0b0a
+DATA separated<>+16(SB)/4, $0x05040100
+DATA separated<>+20(SB)/4, $0x0d0c0908
+DATA separated<>+24(SB)/4, $0x07060302
+DATA separated<>+28(SB)/4, $0x0f0e0b0a
 GLOBL separated<>(SB), RODATA|NOPTR, $32
 
 // func lionSplitFP32AVX2(a *Arguments)
@@ -411,15 +363,15 @@ next15:
 	VMOVUPS        Y9, (DI)(CX*4)
 	VMOVUPS        Y5, 32(DI)(CX*4)
 	VPERM2I128     $0x20, Y8, Y7, Y5
-	VPERM2I128     $0x31, Y8, Y7, Y6
+	VPERM2I128     $0x31, Y8, Y7, Y7
 	VPSHUFB        separated<>+0(SB), Y5, Y5
-	VPSHUFB        separated<>+0(SB), Y6, Y6
-	VPUNPCKLQDQ    Y6, Y5, Y7
-	VPUNPCKHQDQ    Y6, Y5, Y6
-	VMOVDQU        Y7, (SI)(CX*2)
-	VPSRLW         $0x0f, Y7, Y7
-	VPADDW         Y7, Y6, Y6
-	VMOVDQU        Y6, (BX)(CX*2)
+	VPSHUFB        separated<>+0(SB), Y7, Y7
+	VPUNPCKLQDQ    Y7, Y5, Y6
+	VPUNPCKHQDQ    Y7, Y5, Y5
+	VPSRLW         $0x0f, Y6, Y7
+	VPADDW         Y7, Y5, Y5
+	VMOVDQU        Y5, (BX)(CX*2)
+	VMOVDQU        Y6, (SI)(CX*2)
 	ADDQ           $0x10, CX
 	ADDQ           $0x10, R10
 
@@ -485,15 +437,15 @@ next17:
 	VMOVUPS        Y9, (DI)(CX*4)
 	VMOVUPS        Y5, 32(DI)(CX*4)
 	VPERM2I128     $0x20, Y8, Y7, Y5
-	VPERM2I128     $0x31, Y8, Y7, Y6
+	VPERM2I128     $0x31, Y8, Y7, Y7
 	VPSHUFB        separated<>+0(SB), Y5, Y5
-	VPSHUFB        separated<>+0(SB), Y6, Y6
-	VPUNPCKLQDQ    Y6, Y5, Y7
-	VPUNPCKHQDQ    Y6, Y5, Y6
-	VMOVDQU        Y7, (SI)(CX*2)
-	VPSRLW         $0x0f, Y7, Y7
-	VPADDW         Y7, Y6, Y6
-	VMOVDQU        Y6, (BX)(CX*2)
+	VPSHUFB        separated<>+0(SB), Y7, Y7
+	VPUNPCKLQDQ    Y7, Y5, Y6
+	VPUNPCKHQDQ    Y7, Y5, Y5
+	VPSRLW         $0x0f, Y6, Y7
+	VPADDW         Y7, Y5, Y5
+	VMOVDQU        Y5, (BX)(CX*2)
+	VMOVDQU        Y6, (SI)(CX*2)
 	ADDQ           $0x10, CX
 	ADDQ           $0x10, R10
 
@@ -559,15 +511,15 @@ next19:
 	VMOVUPS        Y9, (DI)(CX*4)
 	VMOVUPS        Y5, 32(DI)(CX*4)
 	VPERM2I128     $0x20, Y8, Y7, Y5
-	VPERM2I128     $0x31, Y8, Y7, Y6
+	VPERM2I128     $0x31, Y8, Y7, Y7
 	VPSHUFB        separated<>+0(SB), Y5, Y5
-	VPSHUFB        separated<>+0(SB), Y6, Y6
-	VPUNPCKLQDQ    Y6, Y5, Y7
-	VPUNPCKHQDQ    Y6, Y5, Y6
-	VMOVDQU        Y7, (SI)(CX*2)
-	VPSRLW         $0x0f, Y7, Y7
-	VPADDW         Y7, Y6, Y6
-	VMOVDQU        Y6, (BX)(CX*2)
+	VPSHUFB        separated<>+0(SB), Y7, Y7
+	VPUNPCKLQDQ    Y7, Y5, Y6
+	VPUNPCKHQDQ    Y7, Y5, Y5
+	VPSRLW         $0x0f, Y6, Y7
+	VPADDW         Y7, Y5, Y5
+	VMOVDQU        Y5, (BX)(CX*2)
+	VMOVDQU        Y6, (SI)(CX*2)
 	ADDQ           $0x10, CX
 	ADDQ           $0x10, R10
 
@@ -671,15 +623,15 @@ next25:
 	VDIVPS         Y7, Y3, Y3
 	VFMADD231PS    Y1, Y3, Y5
 	VPERM2I128     $0x20, Y5, Y4, Y2
-	VPERM2I128     $0x31, Y5, Y4, Y3
+	VPERM2I128     $0x31, Y5, Y4, Y4
 	VPSHUFB        separated<>+0(SB), Y2, Y2
-	VPSHUFB        separated<>+0(SB), Y3, Y3
-	VPUNPCKLQDQ    Y3, Y2, Y4
-	VPUNPCKHQDQ    Y3, Y2, Y3
-	VMOVDQU        Y4, (SI)(CX*2)
-	VPSRLW         $0x0f, Y4, Y4
-	VPADDW         Y4, Y3, Y3
-	VMOVDQU        Y3, (BX)(CX*2)
+	VPSHUFB        separated<>+0(SB), Y4, Y4
+	VPUNPCKLQDQ    Y4, Y2, Y3
+	VPUNPCKHQDQ    Y4, Y2, Y2
+	VPSRLW         $0x0f, Y3, Y4
+	VPADDW         Y4, Y2, Y2
+	VMOVDQU        Y2, (BX)(CX*2)
+	VMOVDQU        Y3, (SI)(CX*2)
 	ADDQ           $0x10, CX
 	ADDQ           $0x10, R10
 
@@ -731,15 +683,15 @@ next27:
 	VDIVPS         Y7, Y3, Y3
 	VFMADD231PS    Y1, Y3, Y5
 	VPERM2I128     $0x20, Y5, Y4, Y2
-	VPERM2I128     $0x31, Y5, Y4, Y3
+	VPERM2I128     $0x31, Y5, Y4, Y4
 	VPSHUFB        separated<>+0(SB), Y2, Y2
-	VPSHUFB        separated<>+0(SB), Y3, Y3
-	VPUNPCKLQDQ    Y3, Y2, Y4
-	VPUNPCKHQDQ    Y3, Y2, Y3
-	VMOVDQU        Y4, (SI)(CX*2)
-	VPSRLW         $0x0f, Y4, Y4
-	VPADDW         Y4, Y3, Y3
-	VMOVDQU        Y3, (BX)(CX*2)
+	VPSHUFB        separated<>+0(SB), Y4, Y4
+	VPUNPCKLQDQ    Y4, Y2, Y3
+	VPUNPCKHQDQ    Y4, Y2, Y2
+	VPSRLW         $0x0f, Y3, Y4
+	VPADDW         Y4, Y2, Y2
+	VMOVDQU        Y2, (BX)(CX*2)
+	VMOVDQU        Y3, (SI)(CX*2)
 	ADDQ           $0x10, CX
 	ADDQ           $0x10, R10
 
@@ -791,15 +743,15 @@ next29:
 	VDIVPS         Y7, Y3, Y3
 	VFMADD231PS    Y1, Y3, Y5
 	VPERM2I128     $0x20, Y5, Y4, Y2
-	VPERM2I128     $0x31, Y5, Y4, Y3
+	VPERM2I128     $0x31, Y5, Y4, Y4
 	VPSHUFB        separated<>+0(SB), Y2, Y2
-	VPSHUFB        separated<>+0(SB), Y3, Y3
-	VPUNPCKLQDQ    Y3, Y2, Y4
-	VPUNPCKHQDQ    Y3, Y2, Y3
-	VMOVDQU        Y4, (SI)(CX*2)
-	VPSRLW         $0x0f, Y4, Y4
-	VPADDW         Y4, Y3, Y3
-	VMOVDQU        Y3, (BX)(CX*2)
+	VPSHUFB        separated<>+0(SB), Y4, Y4
+	VPUNPCKLQDQ    Y4, Y2, Y3
+	VPUNPCKHQDQ    Y4, Y2, Y2
+	VPSRLW         $0x0f, Y3, Y4
+	VPADDW         Y4, Y2, Y2
+	VMOVDQU        Y2, (BX)(CX*2)
+	VMOVDQU        Y3, (SI)(CX*2)
 	ADDQ           $0x10, CX
 	ADDQ           $0x10, R10
 
@@ -888,15 +840,15 @@ next35:
 	VFMADD231PS    512(AX), Y8, Y8
 	VFMADD231PS    Y4, Y6, Y8
 	VPERM2I128     $0x20, Y8, Y7, Y5
-	VPERM2I128     $0x31, Y8, Y7, Y6
+	VPERM2I128     $0x31, Y8, Y7, Y7
 	VPSHUFB        separated<>+0(SB), Y5, Y5
-	VPSHUFB        separated<>+0(SB), Y6, Y6
-	VPUNPCKLQDQ    Y6, Y5, Y7
-	VPUNPCKHQDQ    Y6, Y5, Y6
-	VMOVDQU        Y7, (SI)(CX*2)
-	VPSRLW         $0x0f, Y7, Y7
-	VPADDW         Y7, Y6, Y6
-	VMOVDQU        Y6, (BX)(CX*2)
+	VPSHUFB        separated<>+0(SB), Y7, Y7
+	VPUNPCKLQDQ    Y7, Y5, Y6
+	VPUNPCKHQDQ    Y7, Y5, Y5
+	VPSRLW         $0x0f, Y6, Y7
+	VPADDW         Y7, Y5, Y5
+	VMOVDQU        Y5, (BX)(CX*2)
+	VMOVDQU        Y6, (SI)(CX*2)
 	ADDQ           $0x10, CX
 	ADDQ           $0x10, R10
 
@@ -948,15 +900,15 @@ next37:
 	VFMADD231PS    512(AX), Y8, Y8
 	VFMADD231PS    Y4, Y6, Y8
 	VPERM2I128     $0x20, Y8, Y7, Y5
-	VPERM2I128     $0x31, Y8, Y7, Y6
+	VPERM2I128     $0x31, Y8, Y7, Y7
 	VPSHUFB        separated<>+0(SB), Y5, Y5
-	VPSHUFB        separated<>+0(SB), Y6, Y6
-	VPUNPCKLQDQ    Y6, Y5, Y7
-	VPUNPCKHQDQ    Y6, Y5, Y6
-	VMOVDQU        Y7, (SI)(CX*2)
-	VPSRLW         $0x0f, Y7, Y7
-	VPADDW         Y7, Y6, Y6
-	VMOVDQU        Y6, (BX)(CX*2)
+	VPSHUFB        separated<>+0(SB), Y7, Y7
+	VPUNPCKLQDQ    Y7, Y5, Y6
+	VPUNPCKHQDQ    Y7, Y5, Y5
+	VPSRLW         $0x0f, Y6, Y7
+	VPADDW         Y7, Y5, Y5
+	VMOVDQU        Y5, (BX)(CX*2)
+	VMOVDQU        Y6, (SI)(CX*2)
 	ADDQ           $0x10, CX
 	ADDQ           $0x10, R10
 
@@ -1008,15 +960,15 @@ next39:
 	VFMADD231PS    512(AX), Y8, Y8
 	VFMADD231PS    Y4, Y6, Y8
 	VPERM2I128     $0x20, Y8, Y7, Y5
-	VPERM2I128     $0x31, Y8, Y7, Y6
+	VPERM2I128     $0x31, Y8, Y7, Y7
 	VPSHUFB        separated<>+0(SB), Y5, Y5
-	VPSHUFB        separated<>+0(SB), Y6, Y6
-	VPUNPCKLQDQ    Y6, Y5, Y7
-	VPUNPCKHQDQ    Y6, Y5, Y6
-	VMOVDQU        Y7, (SI)(CX*2)
-	VPSRLW         $0x0f, Y7, Y7
-	VPADDW         Y7, Y6, Y6
-	VMOVDQU        Y6, (BX)(CX*2)
+	VPSHUFB        separated<>+0(SB), Y7, Y7
+	VPUNPCKLQDQ    Y7, Y5, Y6
+	VPUNPCKHQDQ    Y7, Y5, Y5
+	VPSRLW         $0x0f, Y6, Y7
+	VPADDW         Y7, Y5, Y5
+	VMOVDQU        Y5, (BX)(CX*2)
+	VMOVDQU        Y6, (SI)(CX*2)
 	ADDQ           $0x10, CX
 	ADDQ           $0x10, R10
 
@@ -1310,7 +1262,7 @@ TEXT ·adamSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ         80(R8), R8
 	MOVQ         a+0(FP), R9
 	VPBROADCASTD 40(R9), Y0
-	VPADDD       ditherOfLanes<>+0(SB), Y0, Y0
+	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVUPS      128(AX), Y1
 	VMOVUPS      192(AX), Y2
 	VMOVUPS      256(AX), Y3
@@ -1329,87 +1281,77 @@ TEXT ·adamSplitBF16AVX2(SB), NOSPLIT, $8-8
 	JMP          check66
 
 next65:
-	PREFETCHT0     (BX)(R11*2)
-	PREFETCHT0     (SI)(R11*2)
-	PREFETCHT0     (DI)(R11*2)
-	PREFETCHT0     (R8)(R11*2)
-	PREFETCHT0     (DX)(R11*2)
-	VBROADCASTI128 (DX)(CX*2), Y7
-	VPSHUFB        spread<>+0(SB), Y7, Y7
-	VBROADCASTI128 16(DX)(CX*2), Y8
-	VPSHUFB        spread<>+0(SB), Y8, Y8
-	VBROADCASTI128 (BX)(CX*2), Y9
-	VPSHUFB        spread<>+0(SB), Y9, Y9
-	VBROADCASTI128 16(BX)(CX*2), Y10
-	VPSHUFB        spread<>+0(SB), Y10, Y10
-	VPMOVSXWD      (SI)(CX*2), Y11
-	VPADDD         Y11, Y9, Y9
-	VPMOVSXWD      16(SI)(CX*2), Y11
-	VPADDD         Y11, Y10, Y10
-	VMULPS         (AX), Y7, Y7
-	VFMADD231PS    64(AX), Y9, Y7
-	VMULPS         (AX), Y8, Y8
-	VFMADD231PS    64(AX), Y10, Y8
-	VBROADCASTI128 (DI)(CX*2), Y11
-	VPSHUFB        spread<>+0(SB), Y11, Y11
-	VBROADCASTI128 16(DI)(CX*2), Y12
-	VPSHUFB        spread<>+0(SB), Y12, Y12
-	VMULPS         Y11, Y1, Y11
-	VFMADD231PS    Y2, Y7, Y11
-	VMULPS         Y12, Y1, Y12
-	VFMADD231PS    Y2, Y8, Y12
-	VMULPS         Y7, Y7, Y7
-	VMULPS         Y8, Y8, Y8
-	VBROADCASTI128 (R8)(CX*2), Y13
-	VPSHUFB        spread<>+0(SB), Y13, Y13
-	VBROADCASTI128 16(R8)(CX*2), Y14
-	VPSHUFB        spread<>+0(SB), Y14, Y14
-	VMULPS         Y13, Y3, Y13
-	VFMADD231PS    Y4, Y7, Y13
-	VMULPS         Y14, Y3, Y7
-	VFMADD231PS    Y4, Y8, Y7
-	VPADDD         pattern00008000<>+0(SB), Y11, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPADDD         pattern00008000<>+0(SB), Y12, Y14
-	VPSRLD         $0x10, Y14, Y14
-	VPACKUSDW      Y14, Y8, Y8
-	VPERMQ         $0xd8, Y8, Y8
-	VMOVDQU        Y8, (DI)(CX*2)
-	VPMULLD        Y0, Y0, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPADDD         Y13, Y8, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPADDD         patternf1bbcdc8<>+0(SB), Y0, Y14
-	VPMULLD        Y14, Y14, Y14
-	VPSRLD         $0x10, Y14, Y14
-	VPADDD         Y7, Y14, Y14
-	VPSRLD         $0x10, Y14, Y14
-	VPACKUSDW      Y14, Y8, Y8
-	VPERMQ         $0xd8, Y8, Y8
-	VMOVDQU        Y8, (R8)(CX*2)
-	VPADDD         patterne3779b90<>+0(SB), Y0, Y0
-	VSQRTPS        Y13, Y13
-	VFMADD213PS    448(AX), Y5, Y13
-	VDIVPS         Y13, Y11, Y11
-	VFMADD231PS    512(AX), Y9, Y9
-	VFMADD231PS    Y6, Y11, Y9
-	VSQRTPS        Y7, Y7
-	VFMADD213PS    448(AX), Y5, Y7
-	VDIVPS         Y7, Y12, Y12
-	VFMADD231PS    512(AX), Y10, Y10
-	VFMADD231PS    Y6, Y12, Y10
-	VPERM2I128     $0x20, Y10, Y9, Y7
-	VPERM2I128     $0x31, Y10, Y9, Y8
-	VPSHUFB        separated<>+0(SB), Y7, Y7
-	VPSHUFB        separated<>+0(SB), Y8, Y8
-	VPUNPCKLQDQ    Y8, Y7, Y9
-	VPUNPCKHQDQ    Y8, Y7, Y8
-	VMOVDQU        Y9, (SI)(CX*2)
-	VPSRLW         $0x0f, Y9, Y9
-	VPADDW         Y9, Y8, Y8
-	VMOVDQU        Y8, (BX)(CX*2)
-	ADDQ           $0x10, CX
-	ADDQ           $0x10, R11
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VMOVDQU     (SI)(CX*2), Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (BX)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y11, Y7
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y9, Y8
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y7, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y8, Y12
+	VMULPS      Y7, Y7, Y7
+	VMULPS      Y8, Y8, Y8
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y7, Y13
+	VMULPS      Y14, Y3, Y7
+	VFMADD231PS Y4, Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y8
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y8
+	VPSRLD      $0x10, Y8, Y8
+	VPADDD      Y13, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y7, Y14, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VSQRTPS     Y7, Y7
+	VFMADD213PS 448(AX), Y5, Y7
+	VDIVPS      Y7, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VPADDD      pattern00008000<>+0(SB), Y11, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VPSLLD      $0x10, Y9, Y8
+	VPBLENDW    $0x55, Y11, Y8, Y8
+	VMOVDQU     Y7, (BX)(CX*2)
+	VMOVDQU     Y8, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
 
 check66:
 	CMPQ CX, R10
@@ -1426,85 +1368,80 @@ fp1662:
 	JMP  check68
 
 next67:
-	PREFETCHT0     (BX)(R11*2)
-	PREFETCHT0     (SI)(R11*2)
-	PREFETCHT0     (DI)(R11*2)
-	PREFETCHT0     (R8)(R11*2)
-	PREFETCHT0     (DX)(R11*2)
-	VCVTPH2PS      (DX)(CX*2), Y7
-	VCVTPH2PS      16(DX)(CX*2), Y8
-	VBROADCASTI128 (BX)(CX*2), Y9
-	VPSHUFB        spread<>+0(SB), Y9, Y9
-	VBROADCASTI128 16(BX)(CX*2), Y10
-	VPSHUFB        spread<>+0(SB), Y10, Y10
-	VPMOVSXWD      (SI)(CX*2), Y11
-	VPADDD         Y11, Y9, Y9
-	VPMOVSXWD      16(SI)(CX*2), Y11
-	VPADDD         Y11, Y10, Y10
-	VMULPS         (AX), Y7, Y7
-	VFMADD231PS    64(AX), Y9, Y7
-	VMULPS         (AX), Y8, Y8
-	VFMADD231PS    64(AX), Y10, Y8
-	VBROADCASTI128 (DI)(CX*2), Y11
-	VPSHUFB        spread<>+0(SB), Y11, Y11
-	VBROADCASTI128 16(DI)(CX*2), Y12
-	VPSHUFB        spread<>+0(SB), Y12, Y12
-	VMULPS         Y11, Y1, Y11
-	VFMADD231PS    Y2, Y7, Y11
-	VMULPS         Y12, Y1, Y12
-	VFMADD231PS    Y2, Y8, Y12
-	VMULPS         Y7, Y7, Y7
-	VMULPS         Y8, Y8, Y8
-	VBROADCASTI128 (R8)(CX*2), Y13
-	VPSHUFB        spread<>+0(SB), Y13, Y13
-	VBROADCASTI128 16(R8)(CX*2), Y14
-	VPSHUFB        spread<>+0(SB), Y14, Y14
-	VMULPS         Y13, Y3, Y13
-	VFMADD231PS    Y4, Y7, Y13
-	VMULPS         Y14, Y3, Y7
-	VFMADD231PS    Y4, Y8, Y7
-	VPADDD         pattern00008000<>+0(SB), Y11, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPADDD         pattern00008000<>+0(SB), Y12, Y14
-	VPSRLD         $0x10, Y14, Y14
-	VPACKUSDW      Y14, Y8, Y8
-	VPERMQ         $0xd8, Y8, Y8
-	VMOVDQU        Y8, (DI)(CX*2)
-	VPMULLD        Y0, Y0, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPADDD         Y13, Y8, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPADDD         patternf1bbcdc8<>+0(SB), Y0, Y14
-	VPMULLD        Y14, Y14, Y14
-	VPSRLD         $0x10, Y14, Y14
-	VPADDD         Y7, Y14, Y14
-	VPSRLD         $0x10, Y14, Y14
-	VPACKUSDW      Y14, Y8, Y8
-	VPERMQ         $0xd8, Y8, Y8
-	VMOVDQU        Y8, (R8)(CX*2)
-	VPADDD         patterne3779b90<>+0(SB), Y0, Y0
-	VSQRTPS        Y13, Y13
-	VFMADD213PS    448(AX), Y5, Y13
-	VDIVPS         Y13, Y11, Y11
-	VFMADD231PS    512(AX), Y9, Y9
-	VFMADD231PS    Y6, Y11, Y9
-	VSQRTPS        Y7, Y7
-	VFMADD213PS    448(AX), Y5, Y7
-	VDIVPS         Y7, Y12, Y12
-	VFMADD231PS    512(AX), Y10, Y10
-	VFMADD231PS    Y6, Y12, Y10
-	VPERM2I128     $0x20, Y10, Y9, Y7
-	VPERM2I128     $0x31, Y10, Y9, Y8
-	VPSHUFB        separated<>+0(SB), Y7, Y7
-	VPSHUFB        separated<>+0(SB), Y8, Y8
-	VPUNPCKLQDQ    Y8, Y7, Y9
-	VPUNPCKHQDQ    Y8, Y7, Y8
-	VMOVDQU        Y9, (SI)(CX*2)
-	VPSRLW         $0x0f, Y9, Y9
-	VPADDW         Y9, Y8, Y8
-	VMOVDQU        Y8, (BX)(CX*2)
-	ADDQ           $0x10, CX
-	ADDQ           $0x10, R11
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y7
+	VCVTPH2PS   16(DX)(CX*2), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMOVDQU     (SI)(CX*2), Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (BX)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y11, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y8, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y10, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      Y13, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VPADDD      pattern00008000<>+0(SB), Y11, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VPSLLD      $0x10, Y9, Y8
+	VPBLENDW    $0x55, Y11, Y8, Y8
+	VMOVDQU     Y7, (BX)(CX*2)
+	VMOVDQU     Y8, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
 
 check68:
 	CMPQ CX, R10
@@ -1521,85 +1458,80 @@ fp3263:
 	JMP  check70
 
 next69:
-	PREFETCHT0     (BX)(R11*2)
-	PREFETCHT0     (SI)(R11*2)
-	PREFETCHT0     (DI)(R11*2)
-	PREFETCHT0     (R8)(R11*2)
-	PREFETCHT0     (DX)(R11*4)
-	VMOVUPS        (DX)(CX*4), Y7
-	VMOVUPS        32(DX)(CX*4), Y8
-	VBROADCASTI128 (BX)(CX*2), Y9
-	VPSHUFB        spread<>+0(SB), Y9, Y9
-	VBROADCASTI128 16(BX)(CX*2), Y10
-	VPSHUFB        spread<>+0(SB), Y10, Y10
-	VPMOVSXWD      (SI)(CX*2), Y11
-	VPADDD         Y11, Y9, Y9
-	VPMOVSXWD      16(SI)(CX*2), Y11
-	VPADDD         Y11, Y10, Y10
-	VMULPS         (AX), Y7, Y7
-	VFMADD231PS    64(AX), Y9, Y7
-	VMULPS         (AX), Y8, Y8
-	VFMADD231PS    64(AX), Y10, Y8
-	VBROADCASTI128 (DI)(CX*2), Y11
-	VPSHUFB        spread<>+0(SB), Y11, Y11
-	VBROADCASTI128 16(DI)(CX*2), Y12
-	VPSHUFB        spread<>+0(SB), Y12, Y12
-	VMULPS         Y11, Y1, Y11
-	VFMADD231PS    Y2, Y7, Y11
-	VMULPS         Y12, Y1, Y12
-	VFMADD231PS    Y2, Y8, Y12
-	VMULPS         Y7, Y7, Y7
-	VMULPS         Y8, Y8, Y8
-	VBROADCASTI128 (R8)(CX*2), Y13
-	VPSHUFB        spread<>+0(SB), Y13, Y13
-	VBROADCASTI128 16(R8)(CX*2), Y14
-	VPSHUFB        spread<>+0(SB), Y14, Y14
-	VMULPS         Y13, Y3, Y13
-	VFMADD231PS    Y4, Y7, Y13
-	VMULPS         Y14, Y3, Y7
-	VFMADD231PS    Y4, Y8, Y7
-	VPADDD         pattern00008000<>+0(SB), Y11, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPADDD         pattern00008000<>+0(SB), Y12, Y14
-	VPSRLD         $0x10, Y14, Y14
-	VPACKUSDW      Y14, Y8, Y8
-	VPERMQ         $0xd8, Y8, Y8
-	VMOVDQU        Y8, (DI)(CX*2)
-	VPMULLD        Y0, Y0, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPADDD         Y13, Y8, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPADDD         patternf1bbcdc8<>+0(SB), Y0, Y14
-	VPMULLD        Y14, Y14, Y14
-	VPSRLD         $0x10, Y14, Y14
-	VPADDD         Y7, Y14, Y14
-	VPSRLD         $0x10, Y14, Y14
-	VPACKUSDW      Y14, Y8, Y8
-	VPERMQ         $0xd8, Y8, Y8
-	VMOVDQU        Y8, (R8)(CX*2)
-	VPADDD         patterne3779b90<>+0(SB), Y0, Y0
-	VSQRTPS        Y13, Y13
-	VFMADD213PS    448(AX), Y5, Y13
-	VDIVPS         Y13, Y11, Y11
-	VFMADD231PS    512(AX), Y9, Y9
-	VFMADD231PS    Y6, Y11, Y9
-	VSQRTPS        Y7, Y7
-	VFMADD213PS    448(AX), Y5, Y7
-	VDIVPS         Y7, Y12, Y12
-	VFMADD231PS    512(AX), Y10, Y10
-	VFMADD231PS    Y6, Y12, Y10
-	VPERM2I128     $0x20, Y10, Y9, Y7
-	VPERM2I128     $0x31, Y10, Y9, Y8
-	VPSHUFB        separated<>+0(SB), Y7, Y7
-	VPSHUFB        separated<>+0(SB), Y8, Y8
-	VPUNPCKLQDQ    Y8, Y7, Y9
-	VPUNPCKHQDQ    Y8, Y7, Y8
-	VMOVDQU        Y9, (SI)(CX*2)
-	VPSRLW         $0x0f, Y9, Y9
-	VPADDW         Y9, Y8, Y8
-	VMOVDQU        Y8, (BX)(CX*2)
-	ADDQ           $0x10, CX
-	ADDQ           $0x10, R11
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y7
+	VMOVUPS     32(DX)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMOVDQU     (SI)(CX*2), Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (BX)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y11, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y8, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y10, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      Y13, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VPADDD      pattern00008000<>+0(SB), Y11, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VPSLLD      $0x10, Y9, Y8
+	VPBLENDW    $0x55, Y11, Y8, Y8
+	VMOVDQU     Y7, (BX)(CX*2)
+	VMOVDQU     Y8, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
 
 check70:
 	CMPQ CX, R10
@@ -1614,23 +1546,33 @@ done64:
 	VZEROUPPER
 	RET
 
-DATA ditherOfLanes<>+0(SB)/4, $0x00000000
-DATA ditherOfLanes<>+4(SB)/4, $0x9e3779b9
-DATA ditherOfLanes<>+8(SB)/4, $0x3c6ef372
-DATA ditherOfLanes<>+12(SB)/4, $0xdaa66d2b
-DATA ditherOfLanes<>+16(SB)/4, $0x78dde6e4
-DATA ditherOfLanes<>+20(SB)/4, $0x1715609d
-DATA ditherOfLanes<>+24(SB)/4, $0xb54cda56
-DATA ditherOfLanes<>+28(SB)/4, $0x5384540f
-DATA ditherOfLanes<>+32(SB)/4, $0xf1bbcdc8
-DATA ditherOfLanes<>+36(SB)/4, $0x8ff34781
-DATA ditherOfLanes<>+40(SB)/4, $0x2e2ac13a
-DATA ditherOfLanes<>+44(SB)/4, $0xcc623af3
-DATA ditherOfLanes<>+48(SB)/4, $0x6a99b4ac
-DATA ditherOfLanes<>+52(SB)/4, $0x08d12e65
-DATA ditherOfLanes<>+56(SB)/4, $0xa708a81e
-DATA ditherOfLanes<>+60(SB)/4, $0x454021d7
-GLOBL ditherOfLanes<>(SB), RODATA|NOPTR, $64
+DATA ditherOfLanesAVX2<>+0(SB)/4, $0x00000000
+DATA ditherOfLanesAVX2<>+4(SB)/4, $0x3c6ef372
+DATA ditherOfLanesAVX2<>+8(SB)/4, $0x78dde6e4
+DATA ditherOfLanesAVX2<>+12(SB)/4, $0xb54cda56
+DATA ditherOfLanesAVX2<>+16(SB)/4, $0xf1bbcdc8
+DATA ditherOfLanesAVX2<>+20(SB)/4, $0x2e2ac13a
+DATA ditherOfLanesAVX2<>+24(SB)/4, $0x6a99b4ac
+DATA ditherOfLanesAVX2<>+28(SB)/4, $0xa708a81e
+GLOBL ditherOfLanesAVX2<>(SB), RODATA|NOPTR, $32
+
+DATA patternffff0000<>+0(SB)/4, $0xffff0000
+DATA patternffff0000<>+4(SB)/4, $0xffff0000
+DATA patternffff0000<>+8(SB)/4, $0xffff0000
+DATA patternffff0000<>+12(SB)/4, $0xffff0000
+DATA patternffff0000<>+16(SB)/4, $0xffff0000
+DATA patternffff0000<>+20(SB)/4, $0xffff0000
+DATA patternffff0000<>+24(SB)/4, $0xffff0000
+DATA patternffff0000<>+28(SB)/4, $0xffff0000
+DATA patternffff0000<>+32(SB)/4, $0xffff0000
+DATA patternffff0000<>+36(SB)/4, $0xffff0000
+DATA patternffff0000<>+40(SB)/4, $0xffff0000
+DATA patternffff0000<>+44(SB)/4, $0xffff0000
+DATA patternffff0000<>+48(SB)/4, $0xffff0000
+DATA patternffff0000<>+52(SB)/4, $0xffff0000
+DATA patternffff0000<>+56(SB)/4, $0xffff0000
+DATA patternffff0000<>+60(SB)/4, $0xffff0000
+GLOBL patternffff0000<>(SB), RODATA|NOPTR, $64
 
 DATA pattern00008000<>+0(SB)/4, $0x00008000
 DATA pattern00008000<>+4(SB)/4, $0x00008000
@@ -1650,23 +1592,23 @@ DATA pattern00008000<>+56(SB)/4, $0x00008000
 DATA pattern00008000<>+60(SB)/4, $0x00008000
 GLOBL pattern00008000<>(SB), RODATA|NOPTR, $64
 
-DATA patternf1bbcdc8<>+0(SB)/4, $0xf1bbcdc8
-DATA patternf1bbcdc8<>+4(SB)/4, $0xf1bbcdc8
-DATA patternf1bbcdc8<>+8(SB)/4, $0xf1bbcdc8
-DATA patternf1bbcdc8<>+12(SB)/4, $0xf1bbcdc8
-DATA patternf1bbcdc8<>+16(SB)/4, $0xf1bbcdc8
-DATA patternf1bbcdc8<>+20(SB)/4, $0xf1bbcdc8
-DATA patternf1bbcdc8<>+24(SB)/4, $0xf1bbcdc8
-DATA patternf1bbcdc8<>+28(SB)/4, $0xf1bbcdc8
-DATA patternf1bbcdc8<>+32(SB)/4, $0xf1bbcdc8
-DATA patternf1bbcdc8<>+36(SB)/4, $0xf1bbcdc8
-DATA patternf1bbcdc8<>+40(SB)/4, $0xf1bbcdc8
-DATA patternf1bbcdc8<>+44(SB)/4, $0xf1bbcdc8
-DATA patternf1bbcdc8<>+48(SB)/4, $0xf1bbcdc8
-DATA patternf1bbcdc8<>+52(SB)/4, $0xf1bbcdc8
-DATA patternf1bbcdc8<>+56(SB)/4, $0xf1bbcdc8
-DATA patternf1bbcdc8<>+60(SB)/4, $0xf1bbcdc8
-GLOBL patternf1bbcdc8<>(SB), RODATA|NOPTR, $64
+DATA pattern9e3779b9<>+0(SB)/4, $0x9e3779b9
+DATA pattern9e3779b9<>+4(SB)/4, $0x9e3779b9
+DATA pattern9e3779b9<>+8(SB)/4, $0x9e3779b9
+DATA pattern9e3779b9<>+12(SB)/4, $0x9e3779b9
+DATA pattern9e3779b9<>+16(SB)/4, $0x9e3779b9
+DATA pattern9e3779b9<>+20(SB)/4, $0x9e3779b9
+DATA pattern9e3779b9<>+24(SB)/4, $0x9e3779b9
+DATA pattern9e3779b9<>+28(SB)/4, $0x9e3779b9
+DATA pattern9e3779b9<>+32(SB)/4, $0x9e3779b9
+DATA pattern9e3779b9<>+36(SB)/4, $0x9e3779b9
+DATA pattern9e3779b9<>+40(SB)/4, $0x9e3779b9
+DATA pattern9e3779b9<>+44(SB)/4, $0x9e3779b9
+DATA pattern9e3779b9<>+48(SB)/4, $0x9e3779b9
+DATA pattern9e3779b9<>+52(SB)/4, $0x9e3779b9
+DATA pattern9e3779b9<>+56(SB)/4, $0x9e3779b9
+DATA pattern9e3779b9<>+60(SB)/4, $0x9e3779b9
+GLOBL pattern9e3779b9<>(SB), RODATA|NOPTR, $64
 
 DATA patterne3779b90<>+0(SB)/4, $0xe3779b90
 DATA patterne3779b90<>+4(SB)/4, $0xe3779b90
@@ -1723,75 +1665,68 @@ TEXT ·lionSplitBF16AVX2(SB), NOSPLIT, $8-8
 	JMP     check76
 
 next75:
-	PREFETCHT0     (BX)(R10*2)
-	PREFETCHT0     (SI)(R10*2)
-	PREFETCHT0     (DI)(R10*2)
-	PREFETCHT0     (DX)(R10*2)
-	VBROADCASTI128 (DX)(CX*2), Y5
-	VPSHUFB        spread<>+0(SB), Y5, Y5
-	VBROADCASTI128 16(DX)(CX*2), Y6
-	VPSHUFB        spread<>+0(SB), Y6, Y6
-	VBROADCASTI128 (BX)(CX*2), Y7
-	VPSHUFB        spread<>+0(SB), Y7, Y7
-	VBROADCASTI128 16(BX)(CX*2), Y8
-	VPSHUFB        spread<>+0(SB), Y8, Y8
-	VPMOVSXWD      (SI)(CX*2), Y9
-	VPADDD         Y9, Y7, Y7
-	VPMOVSXWD      16(SI)(CX*2), Y9
-	VPADDD         Y9, Y8, Y8
-	VMULPS         (AX), Y5, Y5
-	VFMADD231PS    64(AX), Y7, Y5
-	VMULPS         (AX), Y6, Y6
-	VFMADD231PS    64(AX), Y8, Y6
-	VBROADCASTI128 (DI)(CX*2), Y9
-	VPSHUFB        spread<>+0(SB), Y9, Y9
-	VBROADCASTI128 16(DI)(CX*2), Y10
-	VPSHUFB        spread<>+0(SB), Y10, Y10
-	VMULPS         Y9, Y0, Y11
-	VFMADD231PS    Y1, Y5, Y11
-	VFMADD231PS    512(AX), Y7, Y7
-	VPXOR          Y13, Y13, Y13
-	VANDPS         pattern80000000<>+0(SB), Y11, Y12
-	VXORPS         Y4, Y12, Y12
-	VCMPPS         $0x00, Y13, Y11, Y13
-	VANDNPS        Y12, Y13, Y12
-	VCMPPS         $0x03, Y11, Y11, Y13
-	VBLENDVPS      Y13, Y11, Y12, Y12
-	VADDPS         Y12, Y7, Y7
-	VMULPS         Y10, Y0, Y11
-	VFMADD231PS    Y1, Y6, Y11
-	VFMADD231PS    512(AX), Y8, Y8
-	VPXOR          Y13, Y13, Y13
-	VANDPS         pattern80000000<>+0(SB), Y11, Y12
-	VXORPS         Y4, Y12, Y12
-	VCMPPS         $0x00, Y13, Y11, Y13
-	VANDNPS        Y12, Y13, Y12
-	VCMPPS         $0x03, Y11, Y11, Y13
-	VBLENDVPS      Y13, Y11, Y12, Y12
-	VADDPS         Y12, Y8, Y8
-	VMULPS         Y9, Y2, Y9
-	VFMADD231PS    Y3, Y5, Y9
-	VMULPS         Y10, Y2, Y5
-	VFMADD231PS    Y3, Y6, Y5
-	VPADDD         pattern00008000<>+0(SB), Y9, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VPADDD         pattern00008000<>+0(SB), Y5, Y5
-	VPSRLD         $0x10, Y5, Y5
-	VPACKUSDW      Y5, Y6, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        Y5, (DI)(CX*2)
-	VPERM2I128     $0x20, Y8, Y7, Y5
-	VPERM2I128     $0x31, Y8, Y7, Y6
-	VPSHUFB        separated<>+0(SB), Y5, Y5
-	VPSHUFB        separated<>+0(SB), Y6, Y6
-	VPUNPCKLQDQ    Y6, Y5, Y7
-	VPUNPCKHQDQ    Y6, Y5, Y6
-	VMOVDQU        Y7, (SI)(CX*2)
-	VPSRLW         $0x0f, Y7, Y7
-	VPADDW         Y7, Y6, Y6
-	VMOVDQU        Y6, (BX)(CX*2)
-	ADDQ           $0x10, CX
-	ADDQ           $0x10, R10
+	PREFETCHT0  (BX)(R10*2)
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (DI)(R10*2)
+	PREFETCHT0  (DX)(R10*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y9, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y5, Y8
+	VMULPS      Y10, Y2, Y5
+	VFMADD231PS Y3, Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y6
+	VPADDD      pattern00008000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
+	VPBLENDW    $0xaa, Y5, Y6, Y5
+	VMOVDQU     Y5, (DI)(CX*2)
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R10
 
 check76:
 	CMPQ CX, R9
@@ -1808,73 +1743,71 @@ fp1672:
 	JMP  check78
 
 next77:
-	PREFETCHT0     (BX)(R10*2)
-	PREFETCHT0     (SI)(R10*2)
-	PREFETCHT0     (DI)(R10*2)
-	PREFETCHT0     (DX)(R10*2)
-	VCVTPH2PS      (DX)(CX*2), Y5
-	VCVTPH2PS      16(DX)(CX*2), Y6
-	VBROADCASTI128 (BX)(CX*2), Y7
-	VPSHUFB        spread<>+0(SB), Y7, Y7
-	VBROADCASTI128 16(BX)(CX*2), Y8
-	VPSHUFB        spread<>+0(SB), Y8, Y8
-	VPMOVSXWD      (SI)(CX*2), Y9
-	VPADDD         Y9, Y7, Y7
-	VPMOVSXWD      16(SI)(CX*2), Y9
-	VPADDD         Y9, Y8, Y8
-	VMULPS         (AX), Y5, Y5
-	VFMADD231PS    64(AX), Y7, Y5
-	VMULPS         (AX), Y6, Y6
-	VFMADD231PS    64(AX), Y8, Y6
-	VBROADCASTI128 (DI)(CX*2), Y9
-	VPSHUFB        spread<>+0(SB), Y9, Y9
-	VBROADCASTI128 16(DI)(CX*2), Y10
-	VPSHUFB        spread<>+0(SB), Y10, Y10
-	VMULPS         Y9, Y0, Y11
-	VFMADD231PS    Y1, Y5, Y11
-	VFMADD231PS    512(AX), Y7, Y7
-	VPXOR          Y13, Y13, Y13
-	VANDPS         pattern80000000<>+0(SB), Y11, Y12
-	VXORPS         Y4, Y12, Y12
-	VCMPPS         $0x00, Y13, Y11, Y13
-	VANDNPS        Y12, Y13, Y12
-	VCMPPS         $0x03, Y11, Y11, Y13
-	VBLENDVPS      Y13, Y11, Y12, Y12
-	VADDPS         Y12, Y7, Y7
-	VMULPS         Y10, Y0, Y11
-	VFMADD231PS    Y1, Y6, Y11
-	VFMADD231PS    512(AX), Y8, Y8
-	VPXOR          Y13, Y13, Y13
-	VANDPS         pattern80000000<>+0(SB), Y11, Y12
-	VXORPS         Y4, Y12, Y12
-	VCMPPS         $0x00, Y13, Y11, Y13
-	VANDNPS        Y12, Y13, Y12
-	VCMPPS         $0x03, Y11, Y11, Y13
-	VBLENDVPS      Y13, Y11, Y12, Y12
-	VADDPS         Y12, Y8, Y8
-	VMULPS         Y9, Y2, Y9
-	VFMADD231PS    Y3, Y5, Y9
-	VMULPS         Y10, Y2, Y5
-	VFMADD231PS    Y3, Y6, Y5
-	VPADDD         pattern00008000<>+0(SB), Y9, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VPADDD         pattern00008000<>+0(SB), Y5, Y5
-	VPSRLD         $0x10, Y5, Y5
-	VPACKUSDW      Y5, Y6, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        Y5, (DI)(CX*2)
-	VPERM2I128     $0x20, Y8, Y7, Y5
-	VPERM2I128     $0x31, Y8, Y7, Y6
-	VPSHUFB        separated<>+0(SB), Y5, Y5
-	VPSHUFB        separated<>+0(SB), Y6, Y6
-	VPUNPCKLQDQ    Y6, Y5, Y7
-	VPUNPCKHQDQ    Y6, Y5, Y6
-	VMOVDQU        Y7, (SI)(CX*2)
-	VPSRLW         $0x0f, Y7, Y7
-	VPADDW         Y7, Y6, Y6
-	VMOVDQU        Y6, (BX)(CX*2)
-	ADDQ           $0x10, CX
-	ADDQ           $0x10, R10
+	PREFETCHT0  (BX)(R10*2)
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (DI)(R10*2)
+	PREFETCHT0  (DX)(R10*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y6, Y8
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y8, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (DI)(CX*2)
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R10
 
 check78:
 	CMPQ CX, R9
@@ -1891,73 +1824,71 @@ fp3273:
 	JMP  check80
 
 next79:
-	PREFETCHT0     (BX)(R10*2)
-	PREFETCHT0     (SI)(R10*2)
-	PREFETCHT0     (DI)(R10*2)
-	PREFETCHT0     (DX)(R10*4)
-	VMOVUPS        (DX)(CX*4), Y5
-	VMOVUPS        32(DX)(CX*4), Y6
-	VBROADCASTI128 (BX)(CX*2), Y7
-	VPSHUFB        spread<>+0(SB), Y7, Y7
-	VBROADCASTI128 16(BX)(CX*2), Y8
-	VPSHUFB        spread<>+0(SB), Y8, Y8
-	VPMOVSXWD      (SI)(CX*2), Y9
-	VPADDD         Y9, Y7, Y7
-	VPMOVSXWD      16(SI)(CX*2), Y9
-	VPADDD         Y9, Y8, Y8
-	VMULPS         (AX), Y5, Y5
-	VFMADD231PS    64(AX), Y7, Y5
-	VMULPS         (AX), Y6, Y6
-	VFMADD231PS    64(AX), Y8, Y6
-	VBROADCASTI128 (DI)(CX*2), Y9
-	VPSHUFB        spread<>+0(SB), Y9, Y9
-	VBROADCASTI128 16(DI)(CX*2), Y10
-	VPSHUFB        spread<>+0(SB), Y10, Y10
-	VMULPS         Y9, Y0, Y11
-	VFMADD231PS    Y1, Y5, Y11
-	VFMADD231PS    512(AX), Y7, Y7
-	VPXOR          Y13, Y13, Y13
-	VANDPS         pattern80000000<>+0(SB), Y11, Y12
-	VXORPS         Y4, Y12, Y12
-	VCMPPS         $0x00, Y13, Y11, Y13
-	VANDNPS        Y12, Y13, Y12
-	VCMPPS         $0x03, Y11, Y11, Y13
-	VBLENDVPS      Y13, Y11, Y12, Y12
-	VADDPS         Y12, Y7, Y7
-	VMULPS         Y10, Y0, Y11
-	VFMADD231PS    Y1, Y6, Y11
-	VFMADD231PS    512(AX), Y8, Y8
-	VPXOR          Y13, Y13, Y13
-	VANDPS         pattern80000000<>+0(SB), Y11, Y12
-	VXORPS         Y4, Y12, Y12
-	VCMPPS         $0x00, Y13, Y11, Y13
-	VANDNPS        Y12, Y13, Y12
-	VCMPPS         $0x03, Y11, Y11, Y13
-	VBLENDVPS      Y13, Y11, Y12, Y12
-	VADDPS         Y12, Y8, Y8
-	VMULPS         Y9, Y2, Y9
-	VFMADD231PS    Y3, Y5, Y9
-	VMULPS         Y10, Y2, Y5
-	VFMADD231PS    Y3, Y6, Y5
-	VPADDD         pattern00008000<>+0(SB), Y9, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VPADDD         pattern00008000<>+0(SB), Y5, Y5
-	VPSRLD         $0x10, Y5, Y5
-	VPACKUSDW      Y5, Y6, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        Y5, (DI)(CX*2)
-	VPERM2I128     $0x20, Y8, Y7, Y5
-	VPERM2I128     $0x31, Y8, Y7, Y6
-	VPSHUFB        separated<>+0(SB), Y5, Y5
-	VPSHUFB        separated<>+0(SB), Y6, Y6
-	VPUNPCKLQDQ    Y6, Y5, Y7
-	VPUNPCKHQDQ    Y6, Y5, Y6
-	VMOVDQU        Y7, (SI)(CX*2)
-	VPSRLW         $0x0f, Y7, Y7
-	VPADDW         Y7, Y6, Y6
-	VMOVDQU        Y6, (BX)(CX*2)
-	ADDQ           $0x10, CX
-	ADDQ           $0x10, R10
+	PREFETCHT0  (BX)(R10*2)
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (DI)(R10*2)
+	PREFETCHT0  (DX)(R10*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y6, Y8
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y8, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (DI)(CX*2)
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R10
 
 check80:
 	CMPQ CX, R9
@@ -1994,7 +1925,7 @@ TEXT ·adagradSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ         72(DI), DI
 	MOVQ         a+0(FP), R8
 	VPBROADCASTD 40(R8), Y0
-	VPADDD       ditherOfLanes<>+0(SB), Y0, Y0
+	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVUPS      448(AX), Y1
 	VMOVUPS      576(AX), Y2
 	MOVQ         a+0(FP), R8
@@ -2009,65 +1940,58 @@ TEXT ·adagradSplitBF16AVX2(SB), NOSPLIT, $8-8
 	JMP          check86
 
 next85:
-	PREFETCHT0     (BX)(R10*2)
-	PREFETCHT0     (SI)(R10*2)
-	PREFETCHT0     (DI)(R10*2)
-	PREFETCHT0     (DX)(R10*2)
-	VBROADCASTI128 (DX)(CX*2), Y3
-	VPSHUFB        spread<>+0(SB), Y3, Y3
-	VBROADCASTI128 16(DX)(CX*2), Y4
-	VPSHUFB        spread<>+0(SB), Y4, Y4
-	VBROADCASTI128 (BX)(CX*2), Y5
-	VPSHUFB        spread<>+0(SB), Y5, Y5
-	VBROADCASTI128 16(BX)(CX*2), Y6
-	VPSHUFB        spread<>+0(SB), Y6, Y6
-	VPMOVSXWD      (SI)(CX*2), Y7
-	VPADDD         Y7, Y5, Y5
-	VPMOVSXWD      16(SI)(CX*2), Y7
-	VPADDD         Y7, Y6, Y6
-	VMULPS         (AX), Y3, Y3
-	VFMADD231PS    64(AX), Y5, Y3
-	VMULPS         (AX), Y4, Y4
-	VFMADD231PS    64(AX), Y6, Y4
-	VBROADCASTI128 (DI)(CX*2), Y7
-	VPSHUFB        spread<>+0(SB), Y7, Y7
-	VBROADCASTI128 16(DI)(CX*2), Y8
-	VPSHUFB        spread<>+0(SB), Y8, Y8
-	VFMADD231PS    Y3, Y3, Y7
-	VFMADD231PS    Y4, Y4, Y8
-	VPMULLD        Y0, Y0, Y9
-	VPSRLD         $0x10, Y9, Y9
-	VPADDD         Y7, Y9, Y9
-	VPSRLD         $0x10, Y9, Y9
-	VPADDD         patternf1bbcdc8<>+0(SB), Y0, Y10
-	VPMULLD        Y10, Y10, Y10
-	VPSRLD         $0x10, Y10, Y10
-	VPADDD         Y8, Y10, Y10
-	VPSRLD         $0x10, Y10, Y10
-	VPACKUSDW      Y10, Y9, Y9
-	VPERMQ         $0xd8, Y9, Y9
-	VMOVDQU        Y9, (DI)(CX*2)
-	VPADDD         patterne3779b90<>+0(SB), Y0, Y0
-	VSQRTPS        Y7, Y7
-	VADDPS         Y1, Y7, Y7
-	VDIVPS         Y7, Y3, Y3
-	VFMADD231PS    Y2, Y3, Y5
-	VSQRTPS        Y8, Y8
-	VADDPS         Y1, Y8, Y8
-	VDIVPS         Y8, Y4, Y4
-	VFMADD231PS    Y2, Y4, Y6
-	VPERM2I128     $0x20, Y6, Y5, Y3
-	VPERM2I128     $0x31, Y6, Y5, Y4
-	VPSHUFB        separated<>+0(SB), Y3, Y3
-	VPSHUFB        separated<>+0(SB), Y4, Y4
-	VPUNPCKLQDQ    Y4, Y3, Y5
-	VPUNPCKHQDQ    Y4, Y3, Y4
-	VMOVDQU        Y5, (SI)(CX*2)
-	VPSRLW         $0x0f, Y5, Y5
-	VPADDW         Y5, Y4, Y4
-	VMOVDQU        Y4, (BX)(CX*2)
-	ADDQ           $0x10, CX
-	ADDQ           $0x10, R10
+	PREFETCHT0  (BX)(R10*2)
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (DI)(R10*2)
+	PREFETCHT0  (DX)(R10*2)
+	VMOVDQU     (DX)(CX*2), Y4
+	VPSLLD      $0x10, Y4, Y3
+	VPAND       patternffff0000<>+0(SB), Y4, Y4
+	VMOVDQU     (SI)(CX*2), Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (BX)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y7, Y3
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y5, Y4
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y3, Y3, Y6
+	VFMADD231PS Y4, Y4, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      Y6, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y3, Y3
+	VFMADD231PS Y2, Y3, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y4, Y4
+	VFMADD231PS Y2, Y4, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y3
+	VPADDD      pattern00008000<>+0(SB), Y5, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VPSLLD      $0x10, Y5, Y4
+	VPBLENDW    $0x55, Y7, Y4, Y4
+	VMOVDQU     Y3, (BX)(CX*2)
+	VMOVDQU     Y4, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R10
 
 check86:
 	CMPQ CX, R9
@@ -2084,63 +2008,61 @@ fp1682:
 	JMP  check88
 
 next87:
-	PREFETCHT0     (BX)(R10*2)
-	PREFETCHT0     (SI)(R10*2)
-	PREFETCHT0     (DI)(R10*2)
-	PREFETCHT0     (DX)(R10*2)
-	VCVTPH2PS      (DX)(CX*2), Y3
-	VCVTPH2PS      16(DX)(CX*2), Y4
-	VBROADCASTI128 (BX)(CX*2), Y5
-	VPSHUFB        spread<>+0(SB), Y5, Y5
-	VBROADCASTI128 16(BX)(CX*2), Y6
-	VPSHUFB        spread<>+0(SB), Y6, Y6
-	VPMOVSXWD      (SI)(CX*2), Y7
-	VPADDD         Y7, Y5, Y5
-	VPMOVSXWD      16(SI)(CX*2), Y7
-	VPADDD         Y7, Y6, Y6
-	VMULPS         (AX), Y3, Y3
-	VFMADD231PS    64(AX), Y5, Y3
-	VMULPS         (AX), Y4, Y4
-	VFMADD231PS    64(AX), Y6, Y4
-	VBROADCASTI128 (DI)(CX*2), Y7
-	VPSHUFB        spread<>+0(SB), Y7, Y7
-	VBROADCASTI128 16(DI)(CX*2), Y8
-	VPSHUFB        spread<>+0(SB), Y8, Y8
-	VFMADD231PS    Y3, Y3, Y7
-	VFMADD231PS    Y4, Y4, Y8
-	VPMULLD        Y0, Y0, Y9
-	VPSRLD         $0x10, Y9, Y9
-	VPADDD         Y7, Y9, Y9
-	VPSRLD         $0x10, Y9, Y9
-	VPADDD         patternf1bbcdc8<>+0(SB), Y0, Y10
-	VPMULLD        Y10, Y10, Y10
-	VPSRLD         $0x10, Y10, Y10
-	VPADDD         Y8, Y10, Y10
-	VPSRLD         $0x10, Y10, Y10
-	VPACKUSDW      Y10, Y9, Y9
-	VPERMQ         $0xd8, Y9, Y9
-	VMOVDQU        Y9, (DI)(CX*2)
-	VPADDD         patterne3779b90<>+0(SB), Y0, Y0
-	VSQRTPS        Y7, Y7
-	VADDPS         Y1, Y7, Y7
-	VDIVPS         Y7, Y3, Y3
-	VFMADD231PS    Y2, Y3, Y5
-	VSQRTPS        Y8, Y8
-	VADDPS         Y1, Y8, Y8
-	VDIVPS         Y8, Y4, Y4
-	VFMADD231PS    Y2, Y4, Y6
-	VPERM2I128     $0x20, Y6, Y5, Y3
-	VPERM2I128     $0x31, Y6, Y5, Y4
-	VPSHUFB        separated<>+0(SB), Y3, Y3
-	VPSHUFB        separated<>+0(SB), Y4, Y4
-	VPUNPCKLQDQ    Y4, Y3, Y5
-	VPUNPCKHQDQ    Y4, Y3, Y4
-	VMOVDQU        Y5, (SI)(CX*2)
-	VPSRLW         $0x0f, Y5, Y5
-	VPADDW         Y5, Y4, Y4
-	VMOVDQU        Y4, (BX)(CX*2)
-	ADDQ           $0x10, CX
-	ADDQ           $0x10, R10
+	PREFETCHT0  (BX)(R10*2)
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (DI)(R10*2)
+	PREFETCHT0  (DX)(R10*2)
+	VCVTPH2PS   (DX)(CX*2), Y3
+	VCVTPH2PS   16(DX)(CX*2), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VMOVDQU     (SI)(CX*2), Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (BX)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y7, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y6
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      Y6, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y4, Y4
+	VFMADD231PS Y2, Y4, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y3
+	VPADDD      pattern00008000<>+0(SB), Y5, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VPSLLD      $0x10, Y5, Y4
+	VPBLENDW    $0x55, Y7, Y4, Y4
+	VMOVDQU     Y3, (BX)(CX*2)
+	VMOVDQU     Y4, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R10
 
 check88:
 	CMPQ CX, R9
@@ -2157,63 +2079,61 @@ fp3283:
 	JMP  check90
 
 next89:
-	PREFETCHT0     (BX)(R10*2)
-	PREFETCHT0     (SI)(R10*2)
-	PREFETCHT0     (DI)(R10*2)
-	PREFETCHT0     (DX)(R10*4)
-	VMOVUPS        (DX)(CX*4), Y3
-	VMOVUPS        32(DX)(CX*4), Y4
-	VBROADCASTI128 (BX)(CX*2), Y5
-	VPSHUFB        spread<>+0(SB), Y5, Y5
-	VBROADCASTI128 16(BX)(CX*2), Y6
-	VPSHUFB        spread<>+0(SB), Y6, Y6
-	VPMOVSXWD      (SI)(CX*2), Y7
-	VPADDD         Y7, Y5, Y5
-	VPMOVSXWD      16(SI)(CX*2), Y7
-	VPADDD         Y7, Y6, Y6
-	VMULPS         (AX), Y3, Y3
-	VFMADD231PS    64(AX), Y5, Y3
-	VMULPS         (AX), Y4, Y4
-	VFMADD231PS    64(AX), Y6, Y4
-	VBROADCASTI128 (DI)(CX*2), Y7
-	VPSHUFB        spread<>+0(SB), Y7, Y7
-	VBROADCASTI128 16(DI)(CX*2), Y8
-	VPSHUFB        spread<>+0(SB), Y8, Y8
-	VFMADD231PS    Y3, Y3, Y7
-	VFMADD231PS    Y4, Y4, Y8
-	VPMULLD        Y0, Y0, Y9
-	VPSRLD         $0x10, Y9, Y9
-	VPADDD         Y7, Y9, Y9
-	VPSRLD         $0x10, Y9, Y9
-	VPADDD         patternf1bbcdc8<>+0(SB), Y0, Y10
-	VPMULLD        Y10, Y10, Y10
-	VPSRLD         $0x10, Y10, Y10
-	VPADDD         Y8, Y10, Y10
-	VPSRLD         $0x10, Y10, Y10
-	VPACKUSDW      Y10, Y9, Y9
-	VPERMQ         $0xd8, Y9, Y9
-	VMOVDQU        Y9, (DI)(CX*2)
-	VPADDD         patterne3779b90<>+0(SB), Y0, Y0
-	VSQRTPS        Y7, Y7
-	VADDPS         Y1, Y7, Y7
-	VDIVPS         Y7, Y3, Y3
-	VFMADD231PS    Y2, Y3, Y5
-	VSQRTPS        Y8, Y8
-	VADDPS         Y1, Y8, Y8
-	VDIVPS         Y8, Y4, Y4
-	VFMADD231PS    Y2, Y4, Y6
-	VPERM2I128     $0x20, Y6, Y5, Y3
-	VPERM2I128     $0x31, Y6, Y5, Y4
-	VPSHUFB        separated<>+0(SB), Y3, Y3
-	VPSHUFB        separated<>+0(SB), Y4, Y4
-	VPUNPCKLQDQ    Y4, Y3, Y5
-	VPUNPCKHQDQ    Y4, Y3, Y4
-	VMOVDQU        Y5, (SI)(CX*2)
-	VPSRLW         $0x0f, Y5, Y5
-	VPADDW         Y5, Y4, Y4
-	VMOVDQU        Y4, (BX)(CX*2)
-	ADDQ           $0x10, CX
-	ADDQ           $0x10, R10
+	PREFETCHT0  (BX)(R10*2)
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (DI)(R10*2)
+	PREFETCHT0  (DX)(R10*4)
+	VMOVUPS     (DX)(CX*4), Y3
+	VMOVUPS     32(DX)(CX*4), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VMOVDQU     (SI)(CX*2), Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (BX)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y7, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y6
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      Y6, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y4, Y4
+	VFMADD231PS Y2, Y4, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y3
+	VPADDD      pattern00008000<>+0(SB), Y5, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VPSLLD      $0x10, Y5, Y4
+	VPBLENDW    $0x55, Y7, Y4, Y4
+	VMOVDQU     Y3, (BX)(CX*2)
+	VMOVDQU     Y4, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R10
 
 check90:
 	CMPQ CX, R9
@@ -2265,61 +2185,54 @@ TEXT ·sgdSplitBF16AVX2(SB), NOSPLIT, $8-8
 	JMP     check96
 
 next95:
-	PREFETCHT0     (BX)(R10*2)
-	PREFETCHT0     (SI)(R10*2)
-	PREFETCHT0     (DI)(R10*2)
-	PREFETCHT0     (DX)(R10*2)
-	VBROADCASTI128 (DX)(CX*2), Y5
-	VPSHUFB        spread<>+0(SB), Y5, Y5
-	VBROADCASTI128 16(DX)(CX*2), Y6
-	VPSHUFB        spread<>+0(SB), Y6, Y6
-	VBROADCASTI128 (BX)(CX*2), Y7
-	VPSHUFB        spread<>+0(SB), Y7, Y7
-	VBROADCASTI128 16(BX)(CX*2), Y8
-	VPSHUFB        spread<>+0(SB), Y8, Y8
-	VPMOVSXWD      (SI)(CX*2), Y9
-	VPADDD         Y9, Y7, Y7
-	VPMOVSXWD      16(SI)(CX*2), Y9
-	VPADDD         Y9, Y8, Y8
-	VMULPS         (AX), Y5, Y5
-	VFMADD231PS    64(AX), Y7, Y5
-	VMULPS         (AX), Y6, Y6
-	VFMADD231PS    64(AX), Y8, Y6
-	VBROADCASTI128 (DI)(CX*2), Y9
-	VPSHUFB        spread<>+0(SB), Y9, Y9
-	VBROADCASTI128 16(DI)(CX*2), Y10
-	VPSHUFB        spread<>+0(SB), Y10, Y10
-	VMULPS         Y9, Y0, Y9
-	VFMADD231PS    Y1, Y5, Y9
-	VMULPS         Y10, Y0, Y10
-	VFMADD231PS    Y1, Y6, Y10
-	VPADDD         pattern00008000<>+0(SB), Y9, Y11
-	VPSRLD         $0x10, Y11, Y11
-	VPADDD         pattern00008000<>+0(SB), Y10, Y12
-	VPSRLD         $0x10, Y12, Y12
-	VPACKUSDW      Y12, Y11, Y11
-	VPERMQ         $0xd8, Y11, Y11
-	VMOVDQU        Y11, (DI)(CX*2)
-	VMULPS         Y3, Y5, Y5
-	VFMADD231PS    Y2, Y9, Y5
-	VFMADD231PS    512(AX), Y7, Y7
-	VFMADD231PS    Y4, Y5, Y7
-	VMULPS         Y3, Y6, Y6
-	VFMADD231PS    Y2, Y10, Y6
-	VFMADD231PS    512(AX), Y8, Y8
-	VFMADD231PS    Y4, Y6, Y8
-	VPERM2I128     $0x20, Y8, Y7, Y5
-	VPERM2I128     $0x31, Y8, Y7, Y6
-	VPSHUFB        separated<>+0(SB), Y5, Y5
-	VPSHUFB        separated<>+0(SB), Y6, Y6
-	VPUNPCKLQDQ    Y6, Y5, Y7
-	VPUNPCKHQDQ    Y6, Y5, Y6
-	VMOVDQU        Y7, (SI)(CX*2)
-	VPSRLW         $0x0f, Y7, Y7
-	VPADDW         Y7, Y6, Y6
-	VMOVDQU        Y6, (BX)(CX*2)
-	ADDQ           $0x10, CX
-	ADDQ           $0x10, R10
+	PREFETCHT0  (BX)(R10*2)
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (DI)(R10*2)
+	PREFETCHT0  (DX)(R10*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y9, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y5, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y8, Y5
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y5, Y9
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y6, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R10
 
 check96:
 	CMPQ CX, R9
@@ -2336,59 +2249,57 @@ fp1692:
 	JMP  check98
 
 next97:
-	PREFETCHT0     (BX)(R10*2)
-	PREFETCHT0     (SI)(R10*2)
-	PREFETCHT0     (DI)(R10*2)
-	PREFETCHT0     (DX)(R10*2)
-	VCVTPH2PS      (DX)(CX*2), Y5
-	VCVTPH2PS      16(DX)(CX*2), Y6
-	VBROADCASTI128 (BX)(CX*2), Y7
-	VPSHUFB        spread<>+0(SB), Y7, Y7
-	VBROADCASTI128 16(BX)(CX*2), Y8
-	VPSHUFB        spread<>+0(SB), Y8, Y8
-	VPMOVSXWD      (SI)(CX*2), Y9
-	VPADDD         Y9, Y7, Y7
-	VPMOVSXWD      16(SI)(CX*2), Y9
-	VPADDD         Y9, Y8, Y8
-	VMULPS         (AX), Y5, Y5
-	VFMADD231PS    64(AX), Y7, Y5
-	VMULPS         (AX), Y6, Y6
-	VFMADD231PS    64(AX), Y8, Y6
-	VBROADCASTI128 (DI)(CX*2), Y9
-	VPSHUFB        spread<>+0(SB), Y9, Y9
-	VBROADCASTI128 16(DI)(CX*2), Y10
-	VPSHUFB        spread<>+0(SB), Y10, Y10
-	VMULPS         Y9, Y0, Y9
-	VFMADD231PS    Y1, Y5, Y9
-	VMULPS         Y10, Y0, Y10
-	VFMADD231PS    Y1, Y6, Y10
-	VPADDD         pattern00008000<>+0(SB), Y9, Y11
-	VPSRLD         $0x10, Y11, Y11
-	VPADDD         pattern00008000<>+0(SB), Y10, Y12
-	VPSRLD         $0x10, Y12, Y12
-	VPACKUSDW      Y12, Y11, Y11
-	VPERMQ         $0xd8, Y11, Y11
-	VMOVDQU        Y11, (DI)(CX*2)
-	VMULPS         Y3, Y5, Y5
-	VFMADD231PS    Y2, Y9, Y5
-	VFMADD231PS    512(AX), Y7, Y7
-	VFMADD231PS    Y4, Y5, Y7
-	VMULPS         Y3, Y6, Y6
-	VFMADD231PS    Y2, Y10, Y6
-	VFMADD231PS    512(AX), Y8, Y8
-	VFMADD231PS    Y4, Y6, Y8
-	VPERM2I128     $0x20, Y8, Y7, Y5
-	VPERM2I128     $0x31, Y8, Y7, Y6
-	VPSHUFB        separated<>+0(SB), Y5, Y5
-	VPSHUFB        separated<>+0(SB), Y6, Y6
-	VPUNPCKLQDQ    Y6, Y5, Y7
-	VPUNPCKHQDQ    Y6, Y5, Y6
-	VMOVDQU        Y7, (SI)(CX*2)
-	VPSRLW         $0x0f, Y7, Y7
-	VPADDW         Y7, Y6, Y6
-	VMOVDQU        Y6, (BX)(CX*2)
-	ADDQ           $0x10, CX
-	ADDQ           $0x10, R10
+	PREFETCHT0  (BX)(R10*2)
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (DI)(R10*2)
+	PREFETCHT0  (DX)(R10*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y6, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y8, Y6
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y6, Y9
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R10
 
 check98:
 	CMPQ CX, R9
@@ -2405,59 +2316,57 @@ fp3293:
 	JMP  check100
 
 next99:
-	PREFETCHT0     (BX)(R10*2)
-	PREFETCHT0     (SI)(R10*2)
-	PREFETCHT0     (DI)(R10*2)
-	PREFETCHT0     (DX)(R10*4)
-	VMOVUPS        (DX)(CX*4), Y5
-	VMOVUPS        32(DX)(CX*4), Y6
-	VBROADCASTI128 (BX)(CX*2), Y7
-	VPSHUFB        spread<>+0(SB), Y7, Y7
-	VBROADCASTI128 16(BX)(CX*2), Y8
-	VPSHUFB        spread<>+0(SB), Y8, Y8
-	VPMOVSXWD      (SI)(CX*2), Y9
-	VPADDD         Y9, Y7, Y7
-	VPMOVSXWD      16(SI)(CX*2), Y9
-	VPADDD         Y9, Y8, Y8
-	VMULPS         (AX), Y5, Y5
-	VFMADD231PS    64(AX), Y7, Y5
-	VMULPS         (AX), Y6, Y6
-	VFMADD231PS    64(AX), Y8, Y6
-	VBROADCASTI128 (DI)(CX*2), Y9
-	VPSHUFB        spread<>+0(SB), Y9, Y9
-	VBROADCASTI128 16(DI)(CX*2), Y10
-	VPSHUFB        spread<>+0(SB), Y10, Y10
-	VMULPS         Y9, Y0, Y9
-	VFMADD231PS    Y1, Y5, Y9
-	VMULPS         Y10, Y0, Y10
-	VFMADD231PS    Y1, Y6, Y10
-	VPADDD         pattern00008000<>+0(SB), Y9, Y11
-	VPSRLD         $0x10, Y11, Y11
-	VPADDD         pattern00008000<>+0(SB), Y10, Y12
-	VPSRLD         $0x10, Y12, Y12
-	VPACKUSDW      Y12, Y11, Y11
-	VPERMQ         $0xd8, Y11, Y11
-	VMOVDQU        Y11, (DI)(CX*2)
-	VMULPS         Y3, Y5, Y5
-	VFMADD231PS    Y2, Y9, Y5
-	VFMADD231PS    512(AX), Y7, Y7
-	VFMADD231PS    Y4, Y5, Y7
-	VMULPS         Y3, Y6, Y6
-	VFMADD231PS    Y2, Y10, Y6
-	VFMADD231PS    512(AX), Y8, Y8
-	VFMADD231PS    Y4, Y6, Y8
-	VPERM2I128     $0x20, Y8, Y7, Y5
-	VPERM2I128     $0x31, Y8, Y7, Y6
-	VPSHUFB        separated<>+0(SB), Y5, Y5
-	VPSHUFB        separated<>+0(SB), Y6, Y6
-	VPUNPCKLQDQ    Y6, Y5, Y7
-	VPUNPCKHQDQ    Y6, Y5, Y6
-	VMOVDQU        Y7, (SI)(CX*2)
-	VPSRLW         $0x0f, Y7, Y7
-	VPADDW         Y7, Y6, Y6
-	VMOVDQU        Y6, (BX)(CX*2)
-	ADDQ           $0x10, CX
-	ADDQ           $0x10, R10
+	PREFETCHT0  (BX)(R10*2)
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (DI)(R10*2)
+	PREFETCHT0  (DX)(R10*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y6, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y8, Y6
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y6, Y9
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R10
 
 check100:
 	CMPQ CX, R9
@@ -2796,16 +2705,16 @@ next125:
 	VPAND          pattern00000001<>+0(SB), Y6, Y6
 	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
 	VPADDD         Y8, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
 	VCMPPS         $0x03, Y8, Y8, Y7
-	VBLENDVPS      Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD         $0x10, Y9, Y7
 	VPAND          pattern00000001<>+0(SB), Y7, Y7
 	VPADDD         pattern00007fff<>+0(SB), Y7, Y7
 	VPADDD         Y9, Y7, Y7
-	VPSRLD         $0x10, Y7, Y7
 	VCMPPS         $0x03, Y9, Y9, Y8
-	VBLENDVPS      Y8, pattern00007fc0<>+0(SB), Y7, Y7
+	VBLENDVPS      Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y7, Y7
 	VPACKUSDW      Y7, Y6, Y6
 	VPERMQ         $0xd8, Y6, Y6
 	VMOVDQA        Y6, Y6
@@ -2894,16 +2803,16 @@ next133:
 	VPAND       pattern00000001<>+0(SB), Y6, Y6
 	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
 	VPADDD      Y8, Y6, Y6
-	VPSRLD      $0x10, Y6, Y6
 	VCMPPS      $0x03, Y8, Y8, Y7
-	VBLENDVPS   Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y9, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
 	VPADDD      Y9, Y7, Y7
-	VPSRLD      $0x10, Y7, Y7
 	VCMPPS      $0x03, Y9, Y9, Y8
-	VBLENDVPS   Y8, pattern00007fc0<>+0(SB), Y7, Y7
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y6, Y6
+	VPSRLD      $0x10, Y7, Y7
 	VPACKUSDW   Y7, Y6, Y6
 	VPERMQ      $0xd8, Y6, Y6
 	VMOVDQA     Y6, Y6
@@ -2992,16 +2901,16 @@ next141:
 	VPAND       pattern00000001<>+0(SB), Y6, Y6
 	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
 	VPADDD      Y8, Y6, Y6
-	VPSRLD      $0x10, Y6, Y6
 	VCMPPS      $0x03, Y8, Y8, Y7
-	VBLENDVPS   Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y9, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
 	VPADDD      Y9, Y7, Y7
-	VPSRLD      $0x10, Y7, Y7
 	VCMPPS      $0x03, Y9, Y9, Y8
-	VBLENDVPS   Y8, pattern00007fc0<>+0(SB), Y7, Y7
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y6, Y6
+	VPSRLD      $0x10, Y7, Y7
 	VPACKUSDW   Y7, Y6, Y6
 	VPERMQ      $0xd8, Y6, Y6
 	VMOVDQA     Y6, Y6
@@ -3080,23 +2989,23 @@ DATA pattern00007fff<>+56(SB)/4, $0x00007fff
 DATA pattern00007fff<>+60(SB)/4, $0x00007fff
 GLOBL pattern00007fff<>(SB), RODATA|NOPTR, $64
 
-DATA pattern00007fc0<>+0(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+4(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+8(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+12(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+16(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+20(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+24(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+28(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+32(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+36(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+40(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+44(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+48(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+52(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+56(SB)/4, $0x00007fc0
-DATA pattern00007fc0<>+60(SB)/4, $0x00007fc0
-GLOBL pattern00007fc0<>(SB), RODATA|NOPTR, $64
+DATA pattern7fc00000<>+0(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+4(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+8(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+12(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+16(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+20(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+24(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+28(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+32(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+36(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+40(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+44(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+48(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+52(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+56(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+60(SB)/4, $0x7fc00000
+GLOBL pattern7fc00000<>(SB), RODATA|NOPTR, $64
 
 // func lionFP32FP32AVX2(a *Arguments)
 // Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
@@ -3187,16 +3096,16 @@ next153:
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
 	VPADDD         Y7, Y5, Y5
-	VPSRLD         $0x10, Y5, Y5
 	VCMPPS         $0x03, Y7, Y7, Y6
-	VBLENDVPS      Y6, pattern00007fc0<>+0(SB), Y5, Y5
+	VBLENDVPS      Y6, pattern7fc00000<>+0(SB), Y5, Y5
 	VPSRLD         $0x10, Y8, Y6
 	VPAND          pattern00000001<>+0(SB), Y6, Y6
 	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
 	VPADDD         Y8, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
 	VCMPPS         $0x03, Y8, Y8, Y7
-	VBLENDVPS      Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD         $0x10, Y5, Y5
+	VPSRLD         $0x10, Y6, Y6
 	VPACKUSDW      Y6, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVDQA        Y5, Y5
@@ -3288,16 +3197,16 @@ next161:
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
 	VPADDD      Y7, Y5, Y5
-	VPSRLD      $0x10, Y5, Y5
 	VCMPPS      $0x03, Y7, Y7, Y6
-	VBLENDVPS   Y6, pattern00007fc0<>+0(SB), Y5, Y5
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
 	VPSRLD      $0x10, Y8, Y6
 	VPAND       pattern00000001<>+0(SB), Y6, Y6
 	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
 	VPADDD      Y8, Y6, Y6
-	VPSRLD      $0x10, Y6, Y6
 	VCMPPS      $0x03, Y8, Y8, Y7
-	VBLENDVPS   Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQA     Y5, Y5
@@ -3389,16 +3298,16 @@ next169:
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
 	VPADDD      Y7, Y5, Y5
-	VPSRLD      $0x10, Y5, Y5
 	VCMPPS      $0x03, Y7, Y7, Y6
-	VBLENDVPS   Y6, pattern00007fc0<>+0(SB), Y5, Y5
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
 	VPSRLD      $0x10, Y8, Y6
 	VPAND       pattern00000001<>+0(SB), Y6, Y6
 	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
 	VPADDD      Y8, Y6, Y6
-	VPSRLD      $0x10, Y6, Y6
 	VCMPPS      $0x03, Y8, Y8, Y7
-	VBLENDVPS   Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQA     Y5, Y5
@@ -3513,16 +3422,16 @@ next181:
 	VPAND          pattern00000001<>+0(SB), Y2, Y2
 	VPADDD         pattern00007fff<>+0(SB), Y2, Y2
 	VPADDD         Y4, Y2, Y2
-	VPSRLD         $0x10, Y2, Y2
 	VCMPPS         $0x03, Y4, Y4, Y3
-	VBLENDVPS      Y3, pattern00007fc0<>+0(SB), Y2, Y2
+	VBLENDVPS      Y3, pattern7fc00000<>+0(SB), Y2, Y2
 	VPSRLD         $0x10, Y5, Y3
 	VPAND          pattern00000001<>+0(SB), Y3, Y3
 	VPADDD         pattern00007fff<>+0(SB), Y3, Y3
 	VPADDD         Y5, Y3, Y3
-	VPSRLD         $0x10, Y3, Y3
 	VCMPPS         $0x03, Y5, Y5, Y4
-	VBLENDVPS      Y4, pattern00007fc0<>+0(SB), Y3, Y3
+	VBLENDVPS      Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD         $0x10, Y2, Y2
+	VPSRLD         $0x10, Y3, Y3
 	VPACKUSDW      Y3, Y2, Y2
 	VPERMQ         $0xd8, Y2, Y2
 	VMOVDQA        Y2, Y2
@@ -3600,16 +3509,16 @@ next189:
 	VPAND       pattern00000001<>+0(SB), Y2, Y2
 	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
 	VPADDD      Y4, Y2, Y2
-	VPSRLD      $0x10, Y2, Y2
 	VCMPPS      $0x03, Y4, Y4, Y3
-	VBLENDVPS   Y3, pattern00007fc0<>+0(SB), Y2, Y2
+	VBLENDVPS   Y3, pattern7fc00000<>+0(SB), Y2, Y2
 	VPSRLD      $0x10, Y5, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
 	VPADDD      Y5, Y3, Y3
-	VPSRLD      $0x10, Y3, Y3
 	VCMPPS      $0x03, Y5, Y5, Y4
-	VBLENDVPS   Y4, pattern00007fc0<>+0(SB), Y3, Y3
+	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD      $0x10, Y2, Y2
+	VPSRLD      $0x10, Y3, Y3
 	VPACKUSDW   Y3, Y2, Y2
 	VPERMQ      $0xd8, Y2, Y2
 	VMOVDQA     Y2, Y2
@@ -3687,16 +3596,16 @@ next197:
 	VPAND       pattern00000001<>+0(SB), Y2, Y2
 	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
 	VPADDD      Y4, Y2, Y2
-	VPSRLD      $0x10, Y2, Y2
 	VCMPPS      $0x03, Y4, Y4, Y3
-	VBLENDVPS   Y3, pattern00007fc0<>+0(SB), Y2, Y2
+	VBLENDVPS   Y3, pattern7fc00000<>+0(SB), Y2, Y2
 	VPSRLD      $0x10, Y5, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
 	VPADDD      Y5, Y3, Y3
-	VPSRLD      $0x10, Y3, Y3
 	VCMPPS      $0x03, Y5, Y5, Y4
-	VBLENDVPS   Y4, pattern00007fc0<>+0(SB), Y3, Y3
+	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD      $0x10, Y2, Y2
+	VPSRLD      $0x10, Y3, Y3
 	VPACKUSDW   Y3, Y2, Y2
 	VPERMQ      $0xd8, Y2, Y2
 	VMOVDQA     Y2, Y2
@@ -3814,16 +3723,16 @@ next209:
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
 	VPADDD         Y7, Y5, Y5
-	VPSRLD         $0x10, Y5, Y5
 	VCMPPS         $0x03, Y7, Y7, Y6
-	VBLENDVPS      Y6, pattern00007fc0<>+0(SB), Y5, Y5
+	VBLENDVPS      Y6, pattern7fc00000<>+0(SB), Y5, Y5
 	VPSRLD         $0x10, Y8, Y6
 	VPAND          pattern00000001<>+0(SB), Y6, Y6
 	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
 	VPADDD         Y8, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
 	VCMPPS         $0x03, Y8, Y8, Y7
-	VBLENDVPS      Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD         $0x10, Y5, Y5
+	VPSRLD         $0x10, Y6, Y6
 	VPACKUSDW      Y6, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVDQA        Y5, Y5
@@ -3901,16 +3810,16 @@ next217:
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
 	VPADDD      Y7, Y5, Y5
-	VPSRLD      $0x10, Y5, Y5
 	VCMPPS      $0x03, Y7, Y7, Y6
-	VBLENDVPS   Y6, pattern00007fc0<>+0(SB), Y5, Y5
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
 	VPSRLD      $0x10, Y8, Y6
 	VPAND       pattern00000001<>+0(SB), Y6, Y6
 	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
 	VPADDD      Y8, Y6, Y6
-	VPSRLD      $0x10, Y6, Y6
 	VCMPPS      $0x03, Y8, Y8, Y7
-	VBLENDVPS   Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQA     Y5, Y5
@@ -3988,16 +3897,16 @@ next225:
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
 	VPADDD      Y7, Y5, Y5
-	VPSRLD      $0x10, Y5, Y5
 	VCMPPS      $0x03, Y7, Y7, Y6
-	VBLENDVPS   Y6, pattern00007fc0<>+0(SB), Y5, Y5
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
 	VPSRLD      $0x10, Y8, Y6
 	VPAND       pattern00000001<>+0(SB), Y6, Y6
 	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
 	VPADDD      Y8, Y6, Y6
-	VPSRLD      $0x10, Y6, Y6
 	VCMPPS      $0x03, Y8, Y8, Y7
-	VBLENDVPS   Y7, pattern00007fc0<>+0(SB), Y6, Y6
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQA     Y5, Y5
@@ -4381,7 +4290,7 @@ TEXT ·adamFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ         80(R9), R9
 	MOVQ         a+0(FP), R10
 	VPBROADCASTD 40(R10), Y0
-	VPADDD       ditherOfLanes<>+0(SB), Y0, Y0
+	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVUPS      128(AX), Y1
 	VMOVUPS      192(AX), Y2
 	VMOVUPS      256(AX), Y3
@@ -4400,97 +4309,100 @@ TEXT ·adamFP32BF16AVX2(SB), NOSPLIT, $8-8
 	JMP          check270
 
 next269:
-	PREFETCHT0     (BX)(R12*4)
-	PREFETCHT0     (R8)(R12*2)
-	PREFETCHT0     (R9)(R12*2)
-	PREFETCHT0     (DX)(R12*2)
-	VBROADCASTI128 (DX)(CX*2), Y7
-	VPSHUFB        spread<>+0(SB), Y7, Y7
-	VBROADCASTI128 16(DX)(CX*2), Y8
-	VPSHUFB        spread<>+0(SB), Y8, Y8
-	VMOVUPS        (BX)(CX*4), Y9
-	VMOVUPS        32(BX)(CX*4), Y10
-	VMULPS         (AX), Y7, Y7
-	VFMADD231PS    64(AX), Y9, Y7
-	VMULPS         (AX), Y8, Y8
-	VFMADD231PS    64(AX), Y10, Y8
-	VBROADCASTI128 (R8)(CX*2), Y11
-	VPSHUFB        spread<>+0(SB), Y11, Y11
-	VBROADCASTI128 16(R8)(CX*2), Y12
-	VPSHUFB        spread<>+0(SB), Y12, Y12
-	VMULPS         Y11, Y1, Y11
-	VFMADD231PS    Y2, Y7, Y11
-	VMULPS         Y12, Y1, Y12
-	VFMADD231PS    Y2, Y8, Y12
-	VMULPS         Y7, Y7, Y7
-	VMULPS         Y8, Y8, Y8
-	VBROADCASTI128 (R9)(CX*2), Y14
-	VPSHUFB        spread<>+0(SB), Y14, Y14
-	VBROADCASTI128 16(R9)(CX*2), Y15
-	VPSHUFB        spread<>+0(SB), Y15, Y15
-	VMULPS         Y14, Y3, Y14
-	VFMADD231PS    Y4, Y7, Y14
-	VMULPS         Y15, Y3, Y7
-	VFMADD231PS    Y4, Y8, Y7
-	VPADDD         pattern00008000<>+0(SB), Y11, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPADDD         pattern00008000<>+0(SB), Y12, Y15
-	VPSRLD         $0x10, Y15, Y15
-	VPACKUSDW      Y15, Y8, Y8
-	VPERMQ         $0xd8, Y8, Y8
-	VMOVDQU        Y8, (R8)(CX*2)
-	VPMULLD        Y0, Y0, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPADDD         Y14, Y8, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPADDD         patternf1bbcdc8<>+0(SB), Y0, Y15
-	VPMULLD        Y15, Y15, Y15
-	VPSRLD         $0x10, Y15, Y15
-	VPADDD         Y7, Y15, Y15
-	VPSRLD         $0x10, Y15, Y15
-	VPACKUSDW      Y15, Y8, Y8
-	VPERMQ         $0xd8, Y8, Y8
-	VMOVDQU        Y8, (R9)(CX*2)
-	VPADDD         patterne3779b90<>+0(SB), Y0, Y0
-	VSQRTPS        Y14, Y14
-	VFMADD213PS    448(AX), Y5, Y14
-	VDIVPS         Y14, Y11, Y11
-	VFMADD231PS    512(AX), Y9, Y9
-	VFMADD231PS    Y6, Y11, Y9
-	VSQRTPS        Y7, Y7
-	VFMADD213PS    448(AX), Y5, Y7
-	VDIVPS         Y7, Y12, Y12
-	VFMADD231PS    512(AX), Y10, Y10
-	VFMADD231PS    Y6, Y12, Y10
-	VMOVUPS        Y9, (BX)(CX*4)
-	VMOVUPS        Y10, 32(BX)(CX*4)
-	CMPQ           DI, $0x01
-	JE             fp16274
-	JA             fp32275
-	VPSRLD         $0x10, Y9, Y7
-	VPAND          pattern00000001<>+0(SB), Y7, Y7
-	VPADDD         pattern00007fff<>+0(SB), Y7, Y7
-	VPADDD         Y9, Y7, Y7
-	VPSRLD         $0x10, Y7, Y7
-	VCMPPS         $0x03, Y9, Y9, Y8
-	VBLENDVPS      Y8, pattern00007fc0<>+0(SB), Y7, Y7
-	VPSRLD         $0x10, Y10, Y8
-	VPAND          pattern00000001<>+0(SB), Y8, Y8
-	VPADDD         pattern00007fff<>+0(SB), Y8, Y8
-	VPADDD         Y10, Y8, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VCMPPS         $0x03, Y10, Y10, Y9
-	VBLENDVPS      Y9, pattern00007fc0<>+0(SB), Y8, Y8
-	VPACKUSDW      Y8, Y7, Y7
-	VPERMQ         $0xd8, Y7, Y7
-	VMOVDQA        Y7, Y7
-	JMP            done276
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (R9)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU     (DX)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VMOVUPS     (BX)(CX*4), Y9
+	VMOVUPS     32(BX)(CX*4), Y10
+	VPERM2F128  $0x20, Y10, Y9, Y11
+	VPERM2F128  $0x31, Y10, Y9, Y9
+	VSHUFPS     $0x88, Y9, Y11, Y10
+	VSHUFPS     $0xdd, Y9, Y11, Y9
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y10, Y7
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y9, Y8
+	VMOVDQU     (R8)(CX*2), Y13
+	VPSLLD      $0x10, Y13, Y11
+	VPAND       patternffff0000<>+0(SB), Y13, Y13
+	VMULPS      Y11, Y1, Y11
+	VFMADD231PS Y2, Y7, Y11
+	VMULPS      Y13, Y1, Y13
+	VFMADD231PS Y2, Y8, Y13
+	VMULPS      Y7, Y7, Y7
+	VMULPS      Y8, Y8, Y8
+	VMOVDQU     (R9)(CX*2), Y15
+	VPSLLD      $0x10, Y15, Y14
+	VPAND       patternffff0000<>+0(SB), Y15, Y15
+	VMULPS      Y14, Y3, Y14
+	VFMADD231PS Y4, Y7, Y14
+	VMULPS      Y15, Y3, Y7
+	VFMADD231PS Y4, Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y11, Y8
+	VPADDD      pattern00008000<>+0(SB), Y13, Y15
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y15, Y8, Y8
+	VMOVDQU     Y8, (R8)(CX*2)
+	VPMULLD     Y0, Y0, Y8
+	VPSRLD      $0x10, Y8, Y8
+	VPADDD      Y14, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y15
+	VPMULLD     Y15, Y15, Y15
+	VPSRLD      $0x10, Y15, Y15
+	VPADDD      Y7, Y15, Y15
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y15, Y8, Y8
+	VMOVDQU     Y8, (R9)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y14, Y14
+	VFMADD213PS 448(AX), Y5, Y14
+	VDIVPS      Y14, Y11, Y11
+	VFMADD231PS 512(AX), Y10, Y10
+	VFMADD231PS Y6, Y11, Y10
+	VSQRTPS     Y7, Y7
+	VFMADD213PS 448(AX), Y5, Y7
+	VDIVPS      Y7, Y13, Y13
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y13, Y9
+	VUNPCKLPS   Y9, Y10, Y7
+	VUNPCKHPS   Y9, Y10, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y11
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VMOVUPS     Y11, (BX)(CX*4)
+	VMOVUPS     Y7, 32(BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16274
+	JA          fp32275
+	VPSRLD      $0x10, Y10, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y10, Y7, Y7
+	VCMPPS      $0x03, Y10, Y10, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y9, Y8
+	VPAND       pattern00000001<>+0(SB), Y8, Y8
+	VPADDD      pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD      Y9, Y8, Y8
+	VCMPPS      $0x03, Y9, Y9, Y9
+	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMOVDQA     Y7, Y7
+	JMP         done276
 
 fp16274:
-	VCVTPS2PH   $0x00, Y9, X13
-	VCVTPS2PH   $0x00, Y10, X7
-	VINSERTI128 $0x01, X7, Y13, Y13
-	VMOVDQA     Y13, Y7
+	VUNPCKLPS   Y9, Y10, Y7
+	VUNPCKHPS   Y9, Y10, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VCVTPS2PH   $0x00, Y9, X12
+	VCVTPS2PH   $0x00, Y7, X7
+	VINSERTI128 $0x01, X7, Y12, Y12
+	VMOVDQA     Y12, Y7
 	JMP         done276
 
 fp32275:
@@ -4524,95 +4436,103 @@ fp16266:
 	JMP  check278
 
 next277:
-	PREFETCHT0     (BX)(R12*4)
-	PREFETCHT0     (R8)(R12*2)
-	PREFETCHT0     (R9)(R12*2)
-	PREFETCHT0     (DX)(R12*2)
-	VCVTPH2PS      (DX)(CX*2), Y7
-	VCVTPH2PS      16(DX)(CX*2), Y8
-	VMOVUPS        (BX)(CX*4), Y9
-	VMOVUPS        32(BX)(CX*4), Y10
-	VMULPS         (AX), Y7, Y7
-	VFMADD231PS    64(AX), Y9, Y7
-	VMULPS         (AX), Y8, Y8
-	VFMADD231PS    64(AX), Y10, Y8
-	VBROADCASTI128 (R8)(CX*2), Y11
-	VPSHUFB        spread<>+0(SB), Y11, Y11
-	VBROADCASTI128 16(R8)(CX*2), Y12
-	VPSHUFB        spread<>+0(SB), Y12, Y12
-	VMULPS         Y11, Y1, Y11
-	VFMADD231PS    Y2, Y7, Y11
-	VMULPS         Y12, Y1, Y12
-	VFMADD231PS    Y2, Y8, Y12
-	VMULPS         Y7, Y7, Y7
-	VMULPS         Y8, Y8, Y8
-	VBROADCASTI128 (R9)(CX*2), Y14
-	VPSHUFB        spread<>+0(SB), Y14, Y14
-	VBROADCASTI128 16(R9)(CX*2), Y15
-	VPSHUFB        spread<>+0(SB), Y15, Y15
-	VMULPS         Y14, Y3, Y14
-	VFMADD231PS    Y4, Y7, Y14
-	VMULPS         Y15, Y3, Y7
-	VFMADD231PS    Y4, Y8, Y7
-	VPADDD         pattern00008000<>+0(SB), Y11, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPADDD         pattern00008000<>+0(SB), Y12, Y15
-	VPSRLD         $0x10, Y15, Y15
-	VPACKUSDW      Y15, Y8, Y8
-	VPERMQ         $0xd8, Y8, Y8
-	VMOVDQU        Y8, (R8)(CX*2)
-	VPMULLD        Y0, Y0, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPADDD         Y14, Y8, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPADDD         patternf1bbcdc8<>+0(SB), Y0, Y15
-	VPMULLD        Y15, Y15, Y15
-	VPSRLD         $0x10, Y15, Y15
-	VPADDD         Y7, Y15, Y15
-	VPSRLD         $0x10, Y15, Y15
-	VPACKUSDW      Y15, Y8, Y8
-	VPERMQ         $0xd8, Y8, Y8
-	VMOVDQU        Y8, (R9)(CX*2)
-	VPADDD         patterne3779b90<>+0(SB), Y0, Y0
-	VSQRTPS        Y14, Y14
-	VFMADD213PS    448(AX), Y5, Y14
-	VDIVPS         Y14, Y11, Y11
-	VFMADD231PS    512(AX), Y9, Y9
-	VFMADD231PS    Y6, Y11, Y9
-	VSQRTPS        Y7, Y7
-	VFMADD213PS    448(AX), Y5, Y7
-	VDIVPS         Y7, Y12, Y12
-	VFMADD231PS    512(AX), Y10, Y10
-	VFMADD231PS    Y6, Y12, Y10
-	VMOVUPS        Y9, (BX)(CX*4)
-	VMOVUPS        Y10, 32(BX)(CX*4)
-	CMPQ           DI, $0x01
-	JE             fp16282
-	JA             fp32283
-	VPSRLD         $0x10, Y9, Y7
-	VPAND          pattern00000001<>+0(SB), Y7, Y7
-	VPADDD         pattern00007fff<>+0(SB), Y7, Y7
-	VPADDD         Y9, Y7, Y7
-	VPSRLD         $0x10, Y7, Y7
-	VCMPPS         $0x03, Y9, Y9, Y8
-	VBLENDVPS      Y8, pattern00007fc0<>+0(SB), Y7, Y7
-	VPSRLD         $0x10, Y10, Y8
-	VPAND          pattern00000001<>+0(SB), Y8, Y8
-	VPADDD         pattern00007fff<>+0(SB), Y8, Y8
-	VPADDD         Y10, Y8, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VCMPPS         $0x03, Y10, Y10, Y9
-	VBLENDVPS      Y9, pattern00007fc0<>+0(SB), Y8, Y8
-	VPACKUSDW      Y8, Y7, Y7
-	VPERMQ         $0xd8, Y7, Y7
-	VMOVDQA        Y7, Y7
-	JMP            done284
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (R9)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y7
+	VCVTPH2PS   16(DX)(CX*2), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMOVUPS     (BX)(CX*4), Y9
+	VMOVUPS     32(BX)(CX*4), Y11
+	VPERM2F128  $0x20, Y11, Y9, Y12
+	VPERM2F128  $0x31, Y11, Y9, Y9
+	VSHUFPS     $0x88, Y9, Y12, Y11
+	VSHUFPS     $0xdd, Y9, Y12, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y11, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (R8)(CX*2), Y13
+	VPSLLD      $0x10, Y13, Y12
+	VPAND       patternffff0000<>+0(SB), Y13, Y13
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y8, Y12
+	VMULPS      Y13, Y1, Y13
+	VFMADD231PS Y2, Y7, Y13
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R9)(CX*2), Y15
+	VPSLLD      $0x10, Y15, Y14
+	VPAND       patternffff0000<>+0(SB), Y15, Y15
+	VMULPS      Y14, Y3, Y14
+	VFMADD231PS Y4, Y8, Y14
+	VMULPS      Y15, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y12, Y7
+	VPADDD      pattern00008000<>+0(SB), Y13, Y15
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y15, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      Y14, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y15
+	VPMULLD     Y15, Y15, Y15
+	VPSRLD      $0x10, Y15, Y15
+	VPADDD      Y8, Y15, Y15
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y15, Y7, Y7
+	VMOVDQU     Y7, (R9)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y14, Y14
+	VFMADD213PS 448(AX), Y5, Y14
+	VDIVPS      Y14, Y12, Y12
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y12, Y11
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y13, Y13
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y13, Y9
+	VUNPCKLPS   Y9, Y11, Y7
+	VUNPCKHPS   Y9, Y11, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y12
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VMOVUPS     Y12, (BX)(CX*4)
+	VMOVUPS     Y7, 32(BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16282
+	JA          fp32283
+	VPSRLD      $0x10, Y11, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y11, Y7, Y7
+	VCMPPS      $0x03, Y11, Y11, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y9, Y8
+	VPAND       pattern00000001<>+0(SB), Y8, Y8
+	VPADDD      pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD      Y9, Y8, Y8
+	VCMPPS      $0x03, Y9, Y9, Y9
+	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMOVDQA     Y7, Y7
+	JMP         done284
 
 fp16282:
-	VCVTPS2PH   $0x00, Y9, X13
-	VCVTPS2PH   $0x00, Y10, X7
-	VINSERTI128 $0x01, X7, Y13, Y13
-	VMOVDQA     Y13, Y7
+	VUNPCKLPS   Y9, Y11, Y7
+	VUNPCKHPS   Y9, Y11, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VCVTPS2PH   $0x00, Y9, X10
+	VCVTPS2PH   $0x00, Y7, X7
+	VINSERTI128 $0x01, X7, Y10, Y10
+	VMOVDQA     Y10, Y7
 	JMP         done284
 
 fp32283:
@@ -4646,95 +4566,103 @@ fp32267:
 	JMP  check286
 
 next285:
-	PREFETCHT0     (BX)(R12*4)
-	PREFETCHT0     (R8)(R12*2)
-	PREFETCHT0     (R9)(R12*2)
-	PREFETCHT0     (DX)(R12*4)
-	VMOVUPS        (DX)(CX*4), Y7
-	VMOVUPS        32(DX)(CX*4), Y8
-	VMOVUPS        (BX)(CX*4), Y9
-	VMOVUPS        32(BX)(CX*4), Y10
-	VMULPS         (AX), Y7, Y7
-	VFMADD231PS    64(AX), Y9, Y7
-	VMULPS         (AX), Y8, Y8
-	VFMADD231PS    64(AX), Y10, Y8
-	VBROADCASTI128 (R8)(CX*2), Y11
-	VPSHUFB        spread<>+0(SB), Y11, Y11
-	VBROADCASTI128 16(R8)(CX*2), Y12
-	VPSHUFB        spread<>+0(SB), Y12, Y12
-	VMULPS         Y11, Y1, Y11
-	VFMADD231PS    Y2, Y7, Y11
-	VMULPS         Y12, Y1, Y12
-	VFMADD231PS    Y2, Y8, Y12
-	VMULPS         Y7, Y7, Y7
-	VMULPS         Y8, Y8, Y8
-	VBROADCASTI128 (R9)(CX*2), Y14
-	VPSHUFB        spread<>+0(SB), Y14, Y14
-	VBROADCASTI128 16(R9)(CX*2), Y15
-	VPSHUFB        spread<>+0(SB), Y15, Y15
-	VMULPS         Y14, Y3, Y14
-	VFMADD231PS    Y4, Y7, Y14
-	VMULPS         Y15, Y3, Y7
-	VFMADD231PS    Y4, Y8, Y7
-	VPADDD         pattern00008000<>+0(SB), Y11, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPADDD         pattern00008000<>+0(SB), Y12, Y15
-	VPSRLD         $0x10, Y15, Y15
-	VPACKUSDW      Y15, Y8, Y8
-	VPERMQ         $0xd8, Y8, Y8
-	VMOVDQU        Y8, (R8)(CX*2)
-	VPMULLD        Y0, Y0, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPADDD         Y14, Y8, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VPADDD         patternf1bbcdc8<>+0(SB), Y0, Y15
-	VPMULLD        Y15, Y15, Y15
-	VPSRLD         $0x10, Y15, Y15
-	VPADDD         Y7, Y15, Y15
-	VPSRLD         $0x10, Y15, Y15
-	VPACKUSDW      Y15, Y8, Y8
-	VPERMQ         $0xd8, Y8, Y8
-	VMOVDQU        Y8, (R9)(CX*2)
-	VPADDD         patterne3779b90<>+0(SB), Y0, Y0
-	VSQRTPS        Y14, Y14
-	VFMADD213PS    448(AX), Y5, Y14
-	VDIVPS         Y14, Y11, Y11
-	VFMADD231PS    512(AX), Y9, Y9
-	VFMADD231PS    Y6, Y11, Y9
-	VSQRTPS        Y7, Y7
-	VFMADD213PS    448(AX), Y5, Y7
-	VDIVPS         Y7, Y12, Y12
-	VFMADD231PS    512(AX), Y10, Y10
-	VFMADD231PS    Y6, Y12, Y10
-	VMOVUPS        Y9, (BX)(CX*4)
-	VMOVUPS        Y10, 32(BX)(CX*4)
-	CMPQ           DI, $0x01
-	JE             fp16290
-	JA             fp32291
-	VPSRLD         $0x10, Y9, Y7
-	VPAND          pattern00000001<>+0(SB), Y7, Y7
-	VPADDD         pattern00007fff<>+0(SB), Y7, Y7
-	VPADDD         Y9, Y7, Y7
-	VPSRLD         $0x10, Y7, Y7
-	VCMPPS         $0x03, Y9, Y9, Y8
-	VBLENDVPS      Y8, pattern00007fc0<>+0(SB), Y7, Y7
-	VPSRLD         $0x10, Y10, Y8
-	VPAND          pattern00000001<>+0(SB), Y8, Y8
-	VPADDD         pattern00007fff<>+0(SB), Y8, Y8
-	VPADDD         Y10, Y8, Y8
-	VPSRLD         $0x10, Y8, Y8
-	VCMPPS         $0x03, Y10, Y10, Y9
-	VBLENDVPS      Y9, pattern00007fc0<>+0(SB), Y8, Y8
-	VPACKUSDW      Y8, Y7, Y7
-	VPERMQ         $0xd8, Y7, Y7
-	VMOVDQA        Y7, Y7
-	JMP            done292
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (R9)(R12*2)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y7
+	VMOVUPS     32(DX)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMOVUPS     (BX)(CX*4), Y9
+	VMOVUPS     32(BX)(CX*4), Y11
+	VPERM2F128  $0x20, Y11, Y9, Y12
+	VPERM2F128  $0x31, Y11, Y9, Y9
+	VSHUFPS     $0x88, Y9, Y12, Y11
+	VSHUFPS     $0xdd, Y9, Y12, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y11, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (R8)(CX*2), Y13
+	VPSLLD      $0x10, Y13, Y12
+	VPAND       patternffff0000<>+0(SB), Y13, Y13
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y8, Y12
+	VMULPS      Y13, Y1, Y13
+	VFMADD231PS Y2, Y7, Y13
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R9)(CX*2), Y15
+	VPSLLD      $0x10, Y15, Y14
+	VPAND       patternffff0000<>+0(SB), Y15, Y15
+	VMULPS      Y14, Y3, Y14
+	VFMADD231PS Y4, Y8, Y14
+	VMULPS      Y15, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y12, Y7
+	VPADDD      pattern00008000<>+0(SB), Y13, Y15
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y15, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      Y14, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y15
+	VPMULLD     Y15, Y15, Y15
+	VPSRLD      $0x10, Y15, Y15
+	VPADDD      Y8, Y15, Y15
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y15, Y7, Y7
+	VMOVDQU     Y7, (R9)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y14, Y14
+	VFMADD213PS 448(AX), Y5, Y14
+	VDIVPS      Y14, Y12, Y12
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y12, Y11
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y13, Y13
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y13, Y9
+	VUNPCKLPS   Y9, Y11, Y7
+	VUNPCKHPS   Y9, Y11, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y12
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VMOVUPS     Y12, (BX)(CX*4)
+	VMOVUPS     Y7, 32(BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16290
+	JA          fp32291
+	VPSRLD      $0x10, Y11, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y11, Y7, Y7
+	VCMPPS      $0x03, Y11, Y11, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y9, Y8
+	VPAND       pattern00000001<>+0(SB), Y8, Y8
+	VPADDD      pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD      Y9, Y8, Y8
+	VCMPPS      $0x03, Y9, Y9, Y9
+	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMOVDQA     Y7, Y7
+	JMP         done292
 
 fp16290:
-	VCVTPS2PH   $0x00, Y9, X13
-	VCVTPS2PH   $0x00, Y10, X7
-	VINSERTI128 $0x01, X7, Y13, Y13
-	VMOVDQA     Y13, Y7
+	VUNPCKLPS   Y9, Y11, Y7
+	VUNPCKHPS   Y9, Y11, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VCVTPS2PH   $0x00, Y9, X10
+	VCVTPS2PH   $0x00, Y7, X7
+	VINSERTI128 $0x01, X7, Y10, Y10
+	VMOVDQA     Y10, Y7
 	JMP         done292
 
 fp32291:
@@ -4806,85 +4734,91 @@ TEXT ·lionFP32BF16AVX2(SB), NOSPLIT, $8-8
 	JMP     check298
 
 next297:
-	PREFETCHT0     (BX)(R11*4)
-	PREFETCHT0     (R8)(R11*2)
-	PREFETCHT0     (DX)(R11*2)
-	VBROADCASTI128 (DX)(CX*2), Y5
-	VPSHUFB        spread<>+0(SB), Y5, Y5
-	VBROADCASTI128 16(DX)(CX*2), Y6
-	VPSHUFB        spread<>+0(SB), Y6, Y6
-	VMOVUPS        (BX)(CX*4), Y7
-	VMOVUPS        32(BX)(CX*4), Y8
-	VMULPS         (AX), Y5, Y5
-	VFMADD231PS    64(AX), Y7, Y5
-	VMULPS         (AX), Y6, Y6
-	VFMADD231PS    64(AX), Y8, Y6
-	VBROADCASTI128 (R8)(CX*2), Y9
-	VPSHUFB        spread<>+0(SB), Y9, Y9
-	VBROADCASTI128 16(R8)(CX*2), Y10
-	VPSHUFB        spread<>+0(SB), Y10, Y10
-	VMULPS         Y9, Y0, Y11
-	VFMADD231PS    Y1, Y5, Y11
-	VFMADD231PS    512(AX), Y7, Y7
-	VPXOR          Y13, Y13, Y13
-	VANDPS         pattern80000000<>+0(SB), Y11, Y12
-	VXORPS         Y4, Y12, Y12
-	VCMPPS         $0x00, Y13, Y11, Y13
-	VANDNPS        Y12, Y13, Y12
-	VCMPPS         $0x03, Y11, Y11, Y13
-	VBLENDVPS      Y13, Y11, Y12, Y12
-	VADDPS         Y12, Y7, Y7
-	VMULPS         Y10, Y0, Y11
-	VFMADD231PS    Y1, Y6, Y11
-	VFMADD231PS    512(AX), Y8, Y8
-	VPXOR          Y13, Y13, Y13
-	VANDPS         pattern80000000<>+0(SB), Y11, Y12
-	VXORPS         Y4, Y12, Y12
-	VCMPPS         $0x00, Y13, Y11, Y13
-	VANDNPS        Y12, Y13, Y12
-	VCMPPS         $0x03, Y11, Y11, Y13
-	VBLENDVPS      Y13, Y11, Y12, Y12
-	VADDPS         Y12, Y8, Y8
-	VMULPS         Y9, Y2, Y9
-	VFMADD231PS    Y3, Y5, Y9
-	VMULPS         Y10, Y2, Y5
-	VFMADD231PS    Y3, Y6, Y5
-	VPADDD         pattern00008000<>+0(SB), Y9, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VPADDD         pattern00008000<>+0(SB), Y5, Y5
-	VPSRLD         $0x10, Y5, Y5
-	VPACKUSDW      Y5, Y6, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        Y5, (R8)(CX*2)
-	VMOVUPS        Y7, (BX)(CX*4)
-	VMOVUPS        Y8, 32(BX)(CX*4)
-	CMPQ           DI, $0x01
-	JE             fp16302
-	JA             fp32303
-	VPSRLD         $0x10, Y7, Y5
-	VPAND          pattern00000001<>+0(SB), Y5, Y5
-	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
-	VPADDD         Y7, Y5, Y5
-	VPSRLD         $0x10, Y5, Y5
-	VCMPPS         $0x03, Y7, Y7, Y6
-	VBLENDVPS      Y6, pattern00007fc0<>+0(SB), Y5, Y5
-	VPSRLD         $0x10, Y8, Y6
-	VPAND          pattern00000001<>+0(SB), Y6, Y6
-	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD         Y8, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VCMPPS         $0x03, Y8, Y8, Y7
-	VBLENDVPS      Y7, pattern00007fc0<>+0(SB), Y6, Y6
-	VPACKUSDW      Y6, Y5, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQA        Y5, Y5
-	JMP            done304
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VMOVUPS     (BX)(CX*4), Y7
+	VMOVUPS     32(BX)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y8, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (R8)(CX*2), Y11
+	VPSLLD      $0x10, Y11, Y9
+	VPAND       patternffff0000<>+0(SB), Y11, Y11
+	VMULPS      Y9, Y0, Y12
+	VFMADD231PS Y1, Y5, Y12
+	VFMADD231PS 512(AX), Y8, Y8
+	VPXOR       Y14, Y14, Y14
+	VANDPS      pattern80000000<>+0(SB), Y12, Y13
+	VXORPS      Y4, Y13, Y13
+	VCMPPS      $0x00, Y14, Y12, Y14
+	VANDNPS     Y13, Y14, Y13
+	VCMPPS      $0x03, Y12, Y12, Y14
+	VBLENDVPS   Y14, Y12, Y13, Y13
+	VADDPS      Y13, Y8, Y8
+	VMULPS      Y11, Y0, Y12
+	VFMADD231PS Y1, Y6, Y12
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y14, Y14, Y14
+	VANDPS      pattern80000000<>+0(SB), Y12, Y13
+	VXORPS      Y4, Y13, Y13
+	VCMPPS      $0x00, Y14, Y12, Y14
+	VANDNPS     Y13, Y14, Y13
+	VCMPPS      $0x03, Y12, Y12, Y14
+	VBLENDVPS   Y14, Y12, Y13, Y13
+	VADDPS      Y13, Y7, Y7
+	VMULPS      Y9, Y2, Y9
+	VFMADD231PS Y3, Y5, Y9
+	VMULPS      Y11, Y2, Y5
+	VFMADD231PS Y3, Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y9, Y6
+	VPADDD      pattern00008000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
+	VPBLENDW    $0xaa, Y5, Y6, Y5
+	VMOVDQU     Y5, (R8)(CX*2)
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y9
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y9, (BX)(CX*4)
+	VMOVUPS     Y5, 32(BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16302
+	JA          fp32303
+	VPSRLD      $0x10, Y8, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y8, Y5, Y5
+	VCMPPS      $0x03, Y8, Y8, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQA     Y5, Y5
+	JMP         done304
 
 fp16302:
-	VCVTPS2PH   $0x00, Y7, X14
-	VCVTPS2PH   $0x00, Y8, X5
-	VINSERTI128 $0x01, X5, Y14, Y14
-	VMOVDQA     Y14, Y5
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VCVTPS2PH   $0x00, Y7, X10
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y10, Y10
+	VMOVDQA     Y10, Y5
 	JMP         done304
 
 fp32303:
@@ -4918,83 +4852,94 @@ fp16294:
 	JMP  check306
 
 next305:
-	PREFETCHT0     (BX)(R11*4)
-	PREFETCHT0     (R8)(R11*2)
-	PREFETCHT0     (DX)(R11*2)
-	VCVTPH2PS      (DX)(CX*2), Y5
-	VCVTPH2PS      16(DX)(CX*2), Y6
-	VMOVUPS        (BX)(CX*4), Y7
-	VMOVUPS        32(BX)(CX*4), Y8
-	VMULPS         (AX), Y5, Y5
-	VFMADD231PS    64(AX), Y7, Y5
-	VMULPS         (AX), Y6, Y6
-	VFMADD231PS    64(AX), Y8, Y6
-	VBROADCASTI128 (R8)(CX*2), Y9
-	VPSHUFB        spread<>+0(SB), Y9, Y9
-	VBROADCASTI128 16(R8)(CX*2), Y10
-	VPSHUFB        spread<>+0(SB), Y10, Y10
-	VMULPS         Y9, Y0, Y11
-	VFMADD231PS    Y1, Y5, Y11
-	VFMADD231PS    512(AX), Y7, Y7
-	VPXOR          Y13, Y13, Y13
-	VANDPS         pattern80000000<>+0(SB), Y11, Y12
-	VXORPS         Y4, Y12, Y12
-	VCMPPS         $0x00, Y13, Y11, Y13
-	VANDNPS        Y12, Y13, Y12
-	VCMPPS         $0x03, Y11, Y11, Y13
-	VBLENDVPS      Y13, Y11, Y12, Y12
-	VADDPS         Y12, Y7, Y7
-	VMULPS         Y10, Y0, Y11
-	VFMADD231PS    Y1, Y6, Y11
-	VFMADD231PS    512(AX), Y8, Y8
-	VPXOR          Y13, Y13, Y13
-	VANDPS         pattern80000000<>+0(SB), Y11, Y12
-	VXORPS         Y4, Y12, Y12
-	VCMPPS         $0x00, Y13, Y11, Y13
-	VANDNPS        Y12, Y13, Y12
-	VCMPPS         $0x03, Y11, Y11, Y13
-	VBLENDVPS      Y13, Y11, Y12, Y12
-	VADDPS         Y12, Y8, Y8
-	VMULPS         Y9, Y2, Y9
-	VFMADD231PS    Y3, Y5, Y9
-	VMULPS         Y10, Y2, Y5
-	VFMADD231PS    Y3, Y6, Y5
-	VPADDD         pattern00008000<>+0(SB), Y9, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VPADDD         pattern00008000<>+0(SB), Y5, Y5
-	VPSRLD         $0x10, Y5, Y5
-	VPACKUSDW      Y5, Y6, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        Y5, (R8)(CX*2)
-	VMOVUPS        Y7, (BX)(CX*4)
-	VMOVUPS        Y8, 32(BX)(CX*4)
-	CMPQ           DI, $0x01
-	JE             fp16310
-	JA             fp32311
-	VPSRLD         $0x10, Y7, Y5
-	VPAND          pattern00000001<>+0(SB), Y5, Y5
-	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
-	VPADDD         Y7, Y5, Y5
-	VPSRLD         $0x10, Y5, Y5
-	VCMPPS         $0x03, Y7, Y7, Y6
-	VBLENDVPS      Y6, pattern00007fc0<>+0(SB), Y5, Y5
-	VPSRLD         $0x10, Y8, Y6
-	VPAND          pattern00000001<>+0(SB), Y6, Y6
-	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD         Y8, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VCMPPS         $0x03, Y8, Y8, Y7
-	VBLENDVPS      Y7, pattern00007fc0<>+0(SB), Y6, Y6
-	VPACKUSDW      Y6, Y5, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQA        Y5, Y5
-	JMP            done312
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVUPS     (BX)(CX*4), Y7
+	VMOVUPS     32(BX)(CX*4), Y9
+	VPERM2F128  $0x20, Y9, Y7, Y10
+	VPERM2F128  $0x31, Y9, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y10, Y9
+	VSHUFPS     $0xdd, Y7, Y10, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (R8)(CX*2), Y11
+	VPSLLD      $0x10, Y11, Y10
+	VPAND       patternffff0000<>+0(SB), Y11, Y11
+	VMULPS      Y10, Y0, Y12
+	VFMADD231PS Y1, Y6, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y14, Y14, Y14
+	VANDPS      pattern80000000<>+0(SB), Y12, Y13
+	VXORPS      Y4, Y13, Y13
+	VCMPPS      $0x00, Y14, Y12, Y14
+	VANDNPS     Y13, Y14, Y13
+	VCMPPS      $0x03, Y12, Y12, Y14
+	VBLENDVPS   Y14, Y12, Y13, Y13
+	VADDPS      Y13, Y9, Y9
+	VMULPS      Y11, Y0, Y12
+	VFMADD231PS Y1, Y5, Y12
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y14, Y14, Y14
+	VANDPS      pattern80000000<>+0(SB), Y12, Y13
+	VXORPS      Y4, Y13, Y13
+	VCMPPS      $0x00, Y14, Y12, Y14
+	VANDNPS     Y13, Y14, Y13
+	VCMPPS      $0x03, Y12, Y12, Y14
+	VBLENDVPS   Y14, Y12, Y13, Y13
+	VADDPS      Y13, Y7, Y7
+	VMULPS      Y10, Y2, Y10
+	VFMADD231PS Y3, Y6, Y10
+	VMULPS      Y11, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y10, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (R8)(CX*2)
+	VUNPCKLPS   Y7, Y9, Y5
+	VUNPCKHPS   Y7, Y9, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y10
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y10, (BX)(CX*4)
+	VMOVUPS     Y5, 32(BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16310
+	JA          fp32311
+	VPSRLD      $0x10, Y9, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y9, Y5, Y5
+	VCMPPS      $0x03, Y9, Y9, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQA     Y5, Y5
+	JMP         done312
 
 fp16310:
-	VCVTPS2PH   $0x00, Y7, X14
-	VCVTPS2PH   $0x00, Y8, X5
-	VINSERTI128 $0x01, X5, Y14, Y14
-	VMOVDQA     Y14, Y5
+	VUNPCKLPS   Y7, Y9, Y5
+	VUNPCKHPS   Y7, Y9, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VCVTPS2PH   $0x00, Y7, X8
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y8, Y8
+	VMOVDQA     Y8, Y5
 	JMP         done312
 
 fp32311:
@@ -5028,83 +4973,94 @@ fp32295:
 	JMP  check314
 
 next313:
-	PREFETCHT0     (BX)(R11*4)
-	PREFETCHT0     (R8)(R11*2)
-	PREFETCHT0     (DX)(R11*4)
-	VMOVUPS        (DX)(CX*4), Y5
-	VMOVUPS        32(DX)(CX*4), Y6
-	VMOVUPS        (BX)(CX*4), Y7
-	VMOVUPS        32(BX)(CX*4), Y8
-	VMULPS         (AX), Y5, Y5
-	VFMADD231PS    64(AX), Y7, Y5
-	VMULPS         (AX), Y6, Y6
-	VFMADD231PS    64(AX), Y8, Y6
-	VBROADCASTI128 (R8)(CX*2), Y9
-	VPSHUFB        spread<>+0(SB), Y9, Y9
-	VBROADCASTI128 16(R8)(CX*2), Y10
-	VPSHUFB        spread<>+0(SB), Y10, Y10
-	VMULPS         Y9, Y0, Y11
-	VFMADD231PS    Y1, Y5, Y11
-	VFMADD231PS    512(AX), Y7, Y7
-	VPXOR          Y13, Y13, Y13
-	VANDPS         pattern80000000<>+0(SB), Y11, Y12
-	VXORPS         Y4, Y12, Y12
-	VCMPPS         $0x00, Y13, Y11, Y13
-	VANDNPS        Y12, Y13, Y12
-	VCMPPS         $0x03, Y11, Y11, Y13
-	VBLENDVPS      Y13, Y11, Y12, Y12
-	VADDPS         Y12, Y7, Y7
-	VMULPS         Y10, Y0, Y11
-	VFMADD231PS    Y1, Y6, Y11
-	VFMADD231PS    512(AX), Y8, Y8
-	VPXOR          Y13, Y13, Y13
-	VANDPS         pattern80000000<>+0(SB), Y11, Y12
-	VXORPS         Y4, Y12, Y12
-	VCMPPS         $0x00, Y13, Y11, Y13
-	VANDNPS        Y12, Y13, Y12
-	VCMPPS         $0x03, Y11, Y11, Y13
-	VBLENDVPS      Y13, Y11, Y12, Y12
-	VADDPS         Y12, Y8, Y8
-	VMULPS         Y9, Y2, Y9
-	VFMADD231PS    Y3, Y5, Y9
-	VMULPS         Y10, Y2, Y5
-	VFMADD231PS    Y3, Y6, Y5
-	VPADDD         pattern00008000<>+0(SB), Y9, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VPADDD         pattern00008000<>+0(SB), Y5, Y5
-	VPSRLD         $0x10, Y5, Y5
-	VPACKUSDW      Y5, Y6, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        Y5, (R8)(CX*2)
-	VMOVUPS        Y7, (BX)(CX*4)
-	VMOVUPS        Y8, 32(BX)(CX*4)
-	CMPQ           DI, $0x01
-	JE             fp16318
-	JA             fp32319
-	VPSRLD         $0x10, Y7, Y5
-	VPAND          pattern00000001<>+0(SB), Y5, Y5
-	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
-	VPADDD         Y7, Y5, Y5
-	VPSRLD         $0x10, Y5, Y5
-	VCMPPS         $0x03, Y7, Y7, Y6
-	VBLENDVPS      Y6, pattern00007fc0<>+0(SB), Y5, Y5
-	VPSRLD         $0x10, Y8, Y6
-	VPAND          pattern00000001<>+0(SB), Y6, Y6
-	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD         Y8, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VCMPPS         $0x03, Y8, Y8, Y7
-	VBLENDVPS      Y7, pattern00007fc0<>+0(SB), Y6, Y6
-	VPACKUSDW      Y6, Y5, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQA        Y5, Y5
-	JMP            done320
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVUPS     (BX)(CX*4), Y7
+	VMOVUPS     32(BX)(CX*4), Y9
+	VPERM2F128  $0x20, Y9, Y7, Y10
+	VPERM2F128  $0x31, Y9, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y10, Y9
+	VSHUFPS     $0xdd, Y7, Y10, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (R8)(CX*2), Y11
+	VPSLLD      $0x10, Y11, Y10
+	VPAND       patternffff0000<>+0(SB), Y11, Y11
+	VMULPS      Y10, Y0, Y12
+	VFMADD231PS Y1, Y6, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y14, Y14, Y14
+	VANDPS      pattern80000000<>+0(SB), Y12, Y13
+	VXORPS      Y4, Y13, Y13
+	VCMPPS      $0x00, Y14, Y12, Y14
+	VANDNPS     Y13, Y14, Y13
+	VCMPPS      $0x03, Y12, Y12, Y14
+	VBLENDVPS   Y14, Y12, Y13, Y13
+	VADDPS      Y13, Y9, Y9
+	VMULPS      Y11, Y0, Y12
+	VFMADD231PS Y1, Y5, Y12
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y14, Y14, Y14
+	VANDPS      pattern80000000<>+0(SB), Y12, Y13
+	VXORPS      Y4, Y13, Y13
+	VCMPPS      $0x00, Y14, Y12, Y14
+	VANDNPS     Y13, Y14, Y13
+	VCMPPS      $0x03, Y12, Y12, Y14
+	VBLENDVPS   Y14, Y12, Y13, Y13
+	VADDPS      Y13, Y7, Y7
+	VMULPS      Y10, Y2, Y10
+	VFMADD231PS Y3, Y6, Y10
+	VMULPS      Y11, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y10, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (R8)(CX*2)
+	VUNPCKLPS   Y7, Y9, Y5
+	VUNPCKHPS   Y7, Y9, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y10
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y10, (BX)(CX*4)
+	VMOVUPS     Y5, 32(BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16318
+	JA          fp32319
+	VPSRLD      $0x10, Y9, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y9, Y5, Y5
+	VCMPPS      $0x03, Y9, Y9, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQA     Y5, Y5
+	JMP         done320
 
 fp16318:
-	VCVTPS2PH   $0x00, Y7, X14
-	VCVTPS2PH   $0x00, Y8, X5
-	VINSERTI128 $0x01, X5, Y14, Y14
-	VMOVDQA     Y14, Y5
+	VUNPCKLPS   Y7, Y9, Y5
+	VUNPCKHPS   Y7, Y9, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VCVTPS2PH   $0x00, Y7, X8
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y8, Y8
+	VMOVDQA     Y8, Y5
 	JMP         done320
 
 fp32319:
@@ -5161,7 +5117,7 @@ TEXT ·adagradFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ         72(R8), R8
 	MOVQ         a+0(FP), R9
 	VPBROADCASTD 40(R9), Y0
-	VPADDD       ditherOfLanes<>+0(SB), Y0, Y0
+	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVUPS      448(AX), Y1
 	VMOVUPS      576(AX), Y2
 	MOVQ         a+0(FP), R9
@@ -5176,75 +5132,81 @@ TEXT ·adagradFP32BF16AVX2(SB), NOSPLIT, $8-8
 	JMP          check326
 
 next325:
-	PREFETCHT0     (BX)(R11*4)
-	PREFETCHT0     (R8)(R11*2)
-	PREFETCHT0     (DX)(R11*2)
-	VBROADCASTI128 (DX)(CX*2), Y3
-	VPSHUFB        spread<>+0(SB), Y3, Y3
-	VBROADCASTI128 16(DX)(CX*2), Y4
-	VPSHUFB        spread<>+0(SB), Y4, Y4
-	VMOVUPS        (BX)(CX*4), Y5
-	VMOVUPS        32(BX)(CX*4), Y6
-	VMULPS         (AX), Y3, Y3
-	VFMADD231PS    64(AX), Y5, Y3
-	VMULPS         (AX), Y4, Y4
-	VFMADD231PS    64(AX), Y6, Y4
-	VBROADCASTI128 (R8)(CX*2), Y7
-	VPSHUFB        spread<>+0(SB), Y7, Y7
-	VBROADCASTI128 16(R8)(CX*2), Y8
-	VPSHUFB        spread<>+0(SB), Y8, Y8
-	VFMADD231PS    Y3, Y3, Y7
-	VFMADD231PS    Y4, Y4, Y8
-	VPMULLD        Y0, Y0, Y9
-	VPSRLD         $0x10, Y9, Y9
-	VPADDD         Y7, Y9, Y9
-	VPSRLD         $0x10, Y9, Y9
-	VPADDD         patternf1bbcdc8<>+0(SB), Y0, Y10
-	VPMULLD        Y10, Y10, Y10
-	VPSRLD         $0x10, Y10, Y10
-	VPADDD         Y8, Y10, Y10
-	VPSRLD         $0x10, Y10, Y10
-	VPACKUSDW      Y10, Y9, Y9
-	VPERMQ         $0xd8, Y9, Y9
-	VMOVDQU        Y9, (R8)(CX*2)
-	VPADDD         patterne3779b90<>+0(SB), Y0, Y0
-	VSQRTPS        Y7, Y7
-	VADDPS         Y1, Y7, Y7
-	VDIVPS         Y7, Y3, Y3
-	VFMADD231PS    Y2, Y3, Y5
-	VSQRTPS        Y8, Y8
-	VADDPS         Y1, Y8, Y8
-	VDIVPS         Y8, Y4, Y4
-	VFMADD231PS    Y2, Y4, Y6
-	VMOVUPS        Y5, (BX)(CX*4)
-	VMOVUPS        Y6, 32(BX)(CX*4)
-	CMPQ           DI, $0x01
-	JE             fp16330
-	JA             fp32331
-	VPSRLD         $0x10, Y5, Y3
-	VPAND          pattern00000001<>+0(SB), Y3, Y3
-	VPADDD         pattern00007fff<>+0(SB), Y3, Y3
-	VPADDD         Y5, Y3, Y3
-	VPSRLD         $0x10, Y3, Y3
-	VCMPPS         $0x03, Y5, Y5, Y4
-	VBLENDVPS      Y4, pattern00007fc0<>+0(SB), Y3, Y3
-	VPSRLD         $0x10, Y6, Y4
-	VPAND          pattern00000001<>+0(SB), Y4, Y4
-	VPADDD         pattern00007fff<>+0(SB), Y4, Y4
-	VPADDD         Y6, Y4, Y4
-	VPSRLD         $0x10, Y4, Y4
-	VCMPPS         $0x03, Y6, Y6, Y5
-	VBLENDVPS      Y5, pattern00007fc0<>+0(SB), Y4, Y4
-	VPACKUSDW      Y4, Y3, Y3
-	VPERMQ         $0xd8, Y3, Y3
-	VMOVDQA        Y3, Y3
-	JMP            done332
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y4
+	VPSLLD      $0x10, Y4, Y3
+	VPAND       patternffff0000<>+0(SB), Y4, Y4
+	VMOVUPS     (BX)(CX*4), Y5
+	VMOVUPS     32(BX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y6, Y3
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y5, Y4
+	VMOVDQU     (R8)(CX*2), Y9
+	VPSLLD      $0x10, Y9, Y7
+	VPAND       patternffff0000<>+0(SB), Y9, Y9
+	VFMADD231PS Y3, Y3, Y7
+	VFMADD231PS Y4, Y4, Y9
+	VPMULLD     Y0, Y0, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y7, Y10, Y10
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y11
+	VPMULLD     Y11, Y11, Y11
+	VPSRLD      $0x10, Y11, Y11
+	VPADDD      Y9, Y11, Y11
+	VPSRLD      $0x10, Y10, Y10
+	VPBLENDW    $0xaa, Y11, Y10, Y10
+	VMOVDQU     Y10, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y7, Y7
+	VADDPS      Y1, Y7, Y7
+	VDIVPS      Y7, Y3, Y3
+	VFMADD231PS Y2, Y3, Y6
+	VSQRTPS     Y9, Y9
+	VADDPS      Y1, Y9, Y9
+	VDIVPS      Y9, Y4, Y4
+	VFMADD231PS Y2, Y4, Y5
+	VUNPCKLPS   Y5, Y6, Y3
+	VUNPCKHPS   Y5, Y6, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y7
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VMOVUPS     Y7, (BX)(CX*4)
+	VMOVUPS     Y3, 32(BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16330
+	JA          fp32331
+	VPSRLD      $0x10, Y6, Y3
+	VPAND       pattern00000001<>+0(SB), Y3, Y3
+	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD      Y6, Y3, Y3
+	VCMPPS      $0x03, Y6, Y6, Y4
+	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD      $0x10, Y5, Y4
+	VPAND       pattern00000001<>+0(SB), Y4, Y4
+	VPADDD      pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD      Y5, Y4, Y4
+	VCMPPS      $0x03, Y5, Y5, Y5
+	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VMOVDQA     Y3, Y3
+	JMP         done332
 
 fp16330:
-	VCVTPS2PH   $0x00, Y5, X11
-	VCVTPS2PH   $0x00, Y6, X3
-	VINSERTI128 $0x01, X3, Y11, Y11
-	VMOVDQA     Y11, Y3
+	VUNPCKLPS   Y5, Y6, Y3
+	VUNPCKHPS   Y5, Y6, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VCVTPS2PH   $0x00, Y5, X8
+	VCVTPS2PH   $0x00, Y3, X3
+	VINSERTI128 $0x01, X3, Y8, Y8
+	VMOVDQA     Y8, Y3
 	JMP         done332
 
 fp32331:
@@ -5278,73 +5240,84 @@ fp16322:
 	JMP  check334
 
 next333:
-	PREFETCHT0     (BX)(R11*4)
-	PREFETCHT0     (R8)(R11*2)
-	PREFETCHT0     (DX)(R11*2)
-	VCVTPH2PS      (DX)(CX*2), Y3
-	VCVTPH2PS      16(DX)(CX*2), Y4
-	VMOVUPS        (BX)(CX*4), Y5
-	VMOVUPS        32(BX)(CX*4), Y6
-	VMULPS         (AX), Y3, Y3
-	VFMADD231PS    64(AX), Y5, Y3
-	VMULPS         (AX), Y4, Y4
-	VFMADD231PS    64(AX), Y6, Y4
-	VBROADCASTI128 (R8)(CX*2), Y7
-	VPSHUFB        spread<>+0(SB), Y7, Y7
-	VBROADCASTI128 16(R8)(CX*2), Y8
-	VPSHUFB        spread<>+0(SB), Y8, Y8
-	VFMADD231PS    Y3, Y3, Y7
-	VFMADD231PS    Y4, Y4, Y8
-	VPMULLD        Y0, Y0, Y9
-	VPSRLD         $0x10, Y9, Y9
-	VPADDD         Y7, Y9, Y9
-	VPSRLD         $0x10, Y9, Y9
-	VPADDD         patternf1bbcdc8<>+0(SB), Y0, Y10
-	VPMULLD        Y10, Y10, Y10
-	VPSRLD         $0x10, Y10, Y10
-	VPADDD         Y8, Y10, Y10
-	VPSRLD         $0x10, Y10, Y10
-	VPACKUSDW      Y10, Y9, Y9
-	VPERMQ         $0xd8, Y9, Y9
-	VMOVDQU        Y9, (R8)(CX*2)
-	VPADDD         patterne3779b90<>+0(SB), Y0, Y0
-	VSQRTPS        Y7, Y7
-	VADDPS         Y1, Y7, Y7
-	VDIVPS         Y7, Y3, Y3
-	VFMADD231PS    Y2, Y3, Y5
-	VSQRTPS        Y8, Y8
-	VADDPS         Y1, Y8, Y8
-	VDIVPS         Y8, Y4, Y4
-	VFMADD231PS    Y2, Y4, Y6
-	VMOVUPS        Y5, (BX)(CX*4)
-	VMOVUPS        Y6, 32(BX)(CX*4)
-	CMPQ           DI, $0x01
-	JE             fp16338
-	JA             fp32339
-	VPSRLD         $0x10, Y5, Y3
-	VPAND          pattern00000001<>+0(SB), Y3, Y3
-	VPADDD         pattern00007fff<>+0(SB), Y3, Y3
-	VPADDD         Y5, Y3, Y3
-	VPSRLD         $0x10, Y3, Y3
-	VCMPPS         $0x03, Y5, Y5, Y4
-	VBLENDVPS      Y4, pattern00007fc0<>+0(SB), Y3, Y3
-	VPSRLD         $0x10, Y6, Y4
-	VPAND          pattern00000001<>+0(SB), Y4, Y4
-	VPADDD         pattern00007fff<>+0(SB), Y4, Y4
-	VPADDD         Y6, Y4, Y4
-	VPSRLD         $0x10, Y4, Y4
-	VCMPPS         $0x03, Y6, Y6, Y5
-	VBLENDVPS      Y5, pattern00007fc0<>+0(SB), Y4, Y4
-	VPACKUSDW      Y4, Y3, Y3
-	VPERMQ         $0xd8, Y3, Y3
-	VMOVDQA        Y3, Y3
-	JMP            done340
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y3
+	VCVTPH2PS   16(DX)(CX*2), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VMOVUPS     (BX)(CX*4), Y5
+	VMOVUPS     32(BX)(CX*4), Y7
+	VPERM2F128  $0x20, Y7, Y5, Y8
+	VPERM2F128  $0x31, Y7, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y8, Y7
+	VSHUFPS     $0xdd, Y5, Y8, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y7, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (R8)(CX*2), Y9
+	VPSLLD      $0x10, Y9, Y8
+	VPAND       patternffff0000<>+0(SB), Y9, Y9
+	VFMADD231PS Y4, Y4, Y8
+	VFMADD231PS Y3, Y3, Y9
+	VPMULLD     Y0, Y0, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y8, Y10, Y10
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y11
+	VPMULLD     Y11, Y11, Y11
+	VPSRLD      $0x10, Y11, Y11
+	VPADDD      Y9, Y11, Y11
+	VPSRLD      $0x10, Y10, Y10
+	VPBLENDW    $0xaa, Y11, Y10, Y10
+	VMOVDQU     Y10, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y4, Y4
+	VFMADD231PS Y2, Y4, Y7
+	VSQRTPS     Y9, Y9
+	VADDPS      Y1, Y9, Y9
+	VDIVPS      Y9, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VUNPCKLPS   Y5, Y7, Y3
+	VUNPCKHPS   Y5, Y7, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y8
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VMOVUPS     Y8, (BX)(CX*4)
+	VMOVUPS     Y3, 32(BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16338
+	JA          fp32339
+	VPSRLD      $0x10, Y7, Y3
+	VPAND       pattern00000001<>+0(SB), Y3, Y3
+	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD      Y7, Y3, Y3
+	VCMPPS      $0x03, Y7, Y7, Y4
+	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD      $0x10, Y5, Y4
+	VPAND       pattern00000001<>+0(SB), Y4, Y4
+	VPADDD      pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD      Y5, Y4, Y4
+	VCMPPS      $0x03, Y5, Y5, Y5
+	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VMOVDQA     Y3, Y3
+	JMP         done340
 
 fp16338:
-	VCVTPS2PH   $0x00, Y5, X11
-	VCVTPS2PH   $0x00, Y6, X3
-	VINSERTI128 $0x01, X3, Y11, Y11
-	VMOVDQA     Y11, Y3
+	VUNPCKLPS   Y5, Y7, Y3
+	VUNPCKHPS   Y5, Y7, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VCVTPS2PH   $0x00, Y5, X6
+	VCVTPS2PH   $0x00, Y3, X3
+	VINSERTI128 $0x01, X3, Y6, Y6
+	VMOVDQA     Y6, Y3
 	JMP         done340
 
 fp32339:
@@ -5378,73 +5351,84 @@ fp32323:
 	JMP  check342
 
 next341:
-	PREFETCHT0     (BX)(R11*4)
-	PREFETCHT0     (R8)(R11*2)
-	PREFETCHT0     (DX)(R11*4)
-	VMOVUPS        (DX)(CX*4), Y3
-	VMOVUPS        32(DX)(CX*4), Y4
-	VMOVUPS        (BX)(CX*4), Y5
-	VMOVUPS        32(BX)(CX*4), Y6
-	VMULPS         (AX), Y3, Y3
-	VFMADD231PS    64(AX), Y5, Y3
-	VMULPS         (AX), Y4, Y4
-	VFMADD231PS    64(AX), Y6, Y4
-	VBROADCASTI128 (R8)(CX*2), Y7
-	VPSHUFB        spread<>+0(SB), Y7, Y7
-	VBROADCASTI128 16(R8)(CX*2), Y8
-	VPSHUFB        spread<>+0(SB), Y8, Y8
-	VFMADD231PS    Y3, Y3, Y7
-	VFMADD231PS    Y4, Y4, Y8
-	VPMULLD        Y0, Y0, Y9
-	VPSRLD         $0x10, Y9, Y9
-	VPADDD         Y7, Y9, Y9
-	VPSRLD         $0x10, Y9, Y9
-	VPADDD         patternf1bbcdc8<>+0(SB), Y0, Y10
-	VPMULLD        Y10, Y10, Y10
-	VPSRLD         $0x10, Y10, Y10
-	VPADDD         Y8, Y10, Y10
-	VPSRLD         $0x10, Y10, Y10
-	VPACKUSDW      Y10, Y9, Y9
-	VPERMQ         $0xd8, Y9, Y9
-	VMOVDQU        Y9, (R8)(CX*2)
-	VPADDD         patterne3779b90<>+0(SB), Y0, Y0
-	VSQRTPS        Y7, Y7
-	VADDPS         Y1, Y7, Y7
-	VDIVPS         Y7, Y3, Y3
-	VFMADD231PS    Y2, Y3, Y5
-	VSQRTPS        Y8, Y8
-	VADDPS         Y1, Y8, Y8
-	VDIVPS         Y8, Y4, Y4
-	VFMADD231PS    Y2, Y4, Y6
-	VMOVUPS        Y5, (BX)(CX*4)
-	VMOVUPS        Y6, 32(BX)(CX*4)
-	CMPQ           DI, $0x01
-	JE             fp16346
-	JA             fp32347
-	VPSRLD         $0x10, Y5, Y3
-	VPAND          pattern00000001<>+0(SB), Y3, Y3
-	VPADDD         pattern00007fff<>+0(SB), Y3, Y3
-	VPADDD         Y5, Y3, Y3
-	VPSRLD         $0x10, Y3, Y3
-	VCMPPS         $0x03, Y5, Y5, Y4
-	VBLENDVPS      Y4, pattern00007fc0<>+0(SB), Y3, Y3
-	VPSRLD         $0x10, Y6, Y4
-	VPAND          pattern00000001<>+0(SB), Y4, Y4
-	VPADDD         pattern00007fff<>+0(SB), Y4, Y4
-	VPADDD         Y6, Y4, Y4
-	VPSRLD         $0x10, Y4, Y4
-	VCMPPS         $0x03, Y6, Y6, Y5
-	VBLENDVPS      Y5, pattern00007fc0<>+0(SB), Y4, Y4
-	VPACKUSDW      Y4, Y3, Y3
-	VPERMQ         $0xd8, Y3, Y3
-	VMOVDQA        Y3, Y3
-	JMP            done348
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y3
+	VMOVUPS     32(DX)(CX*4), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VMOVUPS     (BX)(CX*4), Y5
+	VMOVUPS     32(BX)(CX*4), Y7
+	VPERM2F128  $0x20, Y7, Y5, Y8
+	VPERM2F128  $0x31, Y7, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y8, Y7
+	VSHUFPS     $0xdd, Y5, Y8, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y7, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (R8)(CX*2), Y9
+	VPSLLD      $0x10, Y9, Y8
+	VPAND       patternffff0000<>+0(SB), Y9, Y9
+	VFMADD231PS Y4, Y4, Y8
+	VFMADD231PS Y3, Y3, Y9
+	VPMULLD     Y0, Y0, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y8, Y10, Y10
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y11
+	VPMULLD     Y11, Y11, Y11
+	VPSRLD      $0x10, Y11, Y11
+	VPADDD      Y9, Y11, Y11
+	VPSRLD      $0x10, Y10, Y10
+	VPBLENDW    $0xaa, Y11, Y10, Y10
+	VMOVDQU     Y10, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y4, Y4
+	VFMADD231PS Y2, Y4, Y7
+	VSQRTPS     Y9, Y9
+	VADDPS      Y1, Y9, Y9
+	VDIVPS      Y9, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VUNPCKLPS   Y5, Y7, Y3
+	VUNPCKHPS   Y5, Y7, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y8
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VMOVUPS     Y8, (BX)(CX*4)
+	VMOVUPS     Y3, 32(BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16346
+	JA          fp32347
+	VPSRLD      $0x10, Y7, Y3
+	VPAND       pattern00000001<>+0(SB), Y3, Y3
+	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD      Y7, Y3, Y3
+	VCMPPS      $0x03, Y7, Y7, Y4
+	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD      $0x10, Y5, Y4
+	VPAND       pattern00000001<>+0(SB), Y4, Y4
+	VPADDD      pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD      Y5, Y4, Y4
+	VCMPPS      $0x03, Y5, Y5, Y5
+	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VMOVDQA     Y3, Y3
+	JMP         done348
 
 fp16346:
-	VCVTPS2PH   $0x00, Y5, X11
-	VCVTPS2PH   $0x00, Y6, X3
-	VINSERTI128 $0x01, X3, Y11, Y11
-	VMOVDQA     Y11, Y3
+	VUNPCKLPS   Y5, Y7, Y3
+	VUNPCKHPS   Y5, Y7, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VCVTPS2PH   $0x00, Y5, X6
+	VCVTPS2PH   $0x00, Y3, X3
+	VINSERTI128 $0x01, X3, Y6, Y6
+	VMOVDQA     Y6, Y3
 	JMP         done348
 
 fp32347:
@@ -5516,71 +5500,77 @@ TEXT ·sgdFP32BF16AVX2(SB), NOSPLIT, $8-8
 	JMP     check354
 
 next353:
-	PREFETCHT0     (BX)(R11*4)
-	PREFETCHT0     (R8)(R11*2)
-	PREFETCHT0     (DX)(R11*2)
-	VBROADCASTI128 (DX)(CX*2), Y5
-	VPSHUFB        spread<>+0(SB), Y5, Y5
-	VBROADCASTI128 16(DX)(CX*2), Y6
-	VPSHUFB        spread<>+0(SB), Y6, Y6
-	VMOVUPS        (BX)(CX*4), Y7
-	VMOVUPS        32(BX)(CX*4), Y8
-	VMULPS         (AX), Y5, Y5
-	VFMADD231PS    64(AX), Y7, Y5
-	VMULPS         (AX), Y6, Y6
-	VFMADD231PS    64(AX), Y8, Y6
-	VBROADCASTI128 (R8)(CX*2), Y9
-	VPSHUFB        spread<>+0(SB), Y9, Y9
-	VBROADCASTI128 16(R8)(CX*2), Y10
-	VPSHUFB        spread<>+0(SB), Y10, Y10
-	VMULPS         Y9, Y0, Y9
-	VFMADD231PS    Y1, Y5, Y9
-	VMULPS         Y10, Y0, Y10
-	VFMADD231PS    Y1, Y6, Y10
-	VPADDD         pattern00008000<>+0(SB), Y9, Y12
-	VPSRLD         $0x10, Y12, Y12
-	VPADDD         pattern00008000<>+0(SB), Y10, Y13
-	VPSRLD         $0x10, Y13, Y13
-	VPACKUSDW      Y13, Y12, Y12
-	VPERMQ         $0xd8, Y12, Y12
-	VMOVDQU        Y12, (R8)(CX*2)
-	VMULPS         Y3, Y5, Y5
-	VFMADD231PS    Y2, Y9, Y5
-	VFMADD231PS    512(AX), Y7, Y7
-	VFMADD231PS    Y4, Y5, Y7
-	VMULPS         Y3, Y6, Y6
-	VFMADD231PS    Y2, Y10, Y6
-	VFMADD231PS    512(AX), Y8, Y8
-	VFMADD231PS    Y4, Y6, Y8
-	VMOVUPS        Y7, (BX)(CX*4)
-	VMOVUPS        Y8, 32(BX)(CX*4)
-	CMPQ           DI, $0x01
-	JE             fp16358
-	JA             fp32359
-	VPSRLD         $0x10, Y7, Y5
-	VPAND          pattern00000001<>+0(SB), Y5, Y5
-	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
-	VPADDD         Y7, Y5, Y5
-	VPSRLD         $0x10, Y5, Y5
-	VCMPPS         $0x03, Y7, Y7, Y6
-	VBLENDVPS      Y6, pattern00007fc0<>+0(SB), Y5, Y5
-	VPSRLD         $0x10, Y8, Y6
-	VPAND          pattern00000001<>+0(SB), Y6, Y6
-	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD         Y8, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VCMPPS         $0x03, Y8, Y8, Y7
-	VBLENDVPS      Y7, pattern00007fc0<>+0(SB), Y6, Y6
-	VPACKUSDW      Y6, Y5, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQA        Y5, Y5
-	JMP            done360
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VMOVUPS     (BX)(CX*4), Y7
+	VMOVUPS     32(BX)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y8, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (R8)(CX*2), Y11
+	VPSLLD      $0x10, Y11, Y9
+	VPAND       patternffff0000<>+0(SB), Y11, Y11
+	VMULPS      Y9, Y0, Y9
+	VFMADD231PS Y1, Y5, Y9
+	VMULPS      Y11, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VPADDD      pattern00008000<>+0(SB), Y9, Y12
+	VPADDD      pattern00008000<>+0(SB), Y11, Y13
+	VPSRLD      $0x10, Y12, Y12
+	VPBLENDW    $0xaa, Y13, Y12, Y12
+	VMOVDQU     Y12, (R8)(CX*2)
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y9, Y5
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y4, Y5, Y8
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y11, Y6
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y6, Y7
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y9
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y9, (BX)(CX*4)
+	VMOVUPS     Y5, 32(BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16358
+	JA          fp32359
+	VPSRLD      $0x10, Y8, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y8, Y5, Y5
+	VCMPPS      $0x03, Y8, Y8, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQA     Y5, Y5
+	JMP         done360
 
 fp16358:
-	VCVTPS2PH   $0x00, Y7, X11
-	VCVTPS2PH   $0x00, Y8, X5
-	VINSERTI128 $0x01, X5, Y11, Y11
-	VMOVDQA     Y11, Y5
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VCVTPS2PH   $0x00, Y7, X10
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y10, Y10
+	VMOVDQA     Y10, Y5
 	JMP         done360
 
 fp32359:
@@ -5614,69 +5604,80 @@ fp16350:
 	JMP  check362
 
 next361:
-	PREFETCHT0     (BX)(R11*4)
-	PREFETCHT0     (R8)(R11*2)
-	PREFETCHT0     (DX)(R11*2)
-	VCVTPH2PS      (DX)(CX*2), Y5
-	VCVTPH2PS      16(DX)(CX*2), Y6
-	VMOVUPS        (BX)(CX*4), Y7
-	VMOVUPS        32(BX)(CX*4), Y8
-	VMULPS         (AX), Y5, Y5
-	VFMADD231PS    64(AX), Y7, Y5
-	VMULPS         (AX), Y6, Y6
-	VFMADD231PS    64(AX), Y8, Y6
-	VBROADCASTI128 (R8)(CX*2), Y9
-	VPSHUFB        spread<>+0(SB), Y9, Y9
-	VBROADCASTI128 16(R8)(CX*2), Y10
-	VPSHUFB        spread<>+0(SB), Y10, Y10
-	VMULPS         Y9, Y0, Y9
-	VFMADD231PS    Y1, Y5, Y9
-	VMULPS         Y10, Y0, Y10
-	VFMADD231PS    Y1, Y6, Y10
-	VPADDD         pattern00008000<>+0(SB), Y9, Y12
-	VPSRLD         $0x10, Y12, Y12
-	VPADDD         pattern00008000<>+0(SB), Y10, Y13
-	VPSRLD         $0x10, Y13, Y13
-	VPACKUSDW      Y13, Y12, Y12
-	VPERMQ         $0xd8, Y12, Y12
-	VMOVDQU        Y12, (R8)(CX*2)
-	VMULPS         Y3, Y5, Y5
-	VFMADD231PS    Y2, Y9, Y5
-	VFMADD231PS    512(AX), Y7, Y7
-	VFMADD231PS    Y4, Y5, Y7
-	VMULPS         Y3, Y6, Y6
-	VFMADD231PS    Y2, Y10, Y6
-	VFMADD231PS    512(AX), Y8, Y8
-	VFMADD231PS    Y4, Y6, Y8
-	VMOVUPS        Y7, (BX)(CX*4)
-	VMOVUPS        Y8, 32(BX)(CX*4)
-	CMPQ           DI, $0x01
-	JE             fp16366
-	JA             fp32367
-	VPSRLD         $0x10, Y7, Y5
-	VPAND          pattern00000001<>+0(SB), Y5, Y5
-	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
-	VPADDD         Y7, Y5, Y5
-	VPSRLD         $0x10, Y5, Y5
-	VCMPPS         $0x03, Y7, Y7, Y6
-	VBLENDVPS      Y6, pattern00007fc0<>+0(SB), Y5, Y5
-	VPSRLD         $0x10, Y8, Y6
-	VPAND          pattern00000001<>+0(SB), Y6, Y6
-	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD         Y8, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VCMPPS         $0x03, Y8, Y8, Y7
-	VBLENDVPS      Y7, pattern00007fc0<>+0(SB), Y6, Y6
-	VPACKUSDW      Y6, Y5, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQA        Y5, Y5
-	JMP            done368
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVUPS     (BX)(CX*4), Y7
+	VMOVUPS     32(BX)(CX*4), Y9
+	VPERM2F128  $0x20, Y9, Y7, Y10
+	VPERM2F128  $0x31, Y9, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y10, Y9
+	VSHUFPS     $0xdd, Y7, Y10, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (R8)(CX*2), Y11
+	VPSLLD      $0x10, Y11, Y10
+	VPAND       patternffff0000<>+0(SB), Y11, Y11
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VMULPS      Y11, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPADDD      pattern00008000<>+0(SB), Y11, Y13
+	VPSRLD      $0x10, Y12, Y12
+	VPBLENDW    $0xaa, Y13, Y12, Y12
+	VMOVDQU     Y12, (R8)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y6, Y9
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y11, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VUNPCKLPS   Y7, Y9, Y5
+	VUNPCKHPS   Y7, Y9, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y10
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y10, (BX)(CX*4)
+	VMOVUPS     Y5, 32(BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16366
+	JA          fp32367
+	VPSRLD      $0x10, Y9, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y9, Y5, Y5
+	VCMPPS      $0x03, Y9, Y9, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQA     Y5, Y5
+	JMP         done368
 
 fp16366:
-	VCVTPS2PH   $0x00, Y7, X11
-	VCVTPS2PH   $0x00, Y8, X5
-	VINSERTI128 $0x01, X5, Y11, Y11
-	VMOVDQA     Y11, Y5
+	VUNPCKLPS   Y7, Y9, Y5
+	VUNPCKHPS   Y7, Y9, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VCVTPS2PH   $0x00, Y7, X8
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y8, Y8
+	VMOVDQA     Y8, Y5
 	JMP         done368
 
 fp32367:
@@ -5710,69 +5711,80 @@ fp32351:
 	JMP  check370
 
 next369:
-	PREFETCHT0     (BX)(R11*4)
-	PREFETCHT0     (R8)(R11*2)
-	PREFETCHT0     (DX)(R11*4)
-	VMOVUPS        (DX)(CX*4), Y5
-	VMOVUPS        32(DX)(CX*4), Y6
-	VMOVUPS        (BX)(CX*4), Y7
-	VMOVUPS        32(BX)(CX*4), Y8
-	VMULPS         (AX), Y5, Y5
-	VFMADD231PS    64(AX), Y7, Y5
-	VMULPS         (AX), Y6, Y6
-	VFMADD231PS    64(AX), Y8, Y6
-	VBROADCASTI128 (R8)(CX*2), Y9
-	VPSHUFB        spread<>+0(SB), Y9, Y9
-	VBROADCASTI128 16(R8)(CX*2), Y10
-	VPSHUFB        spread<>+0(SB), Y10, Y10
-	VMULPS         Y9, Y0, Y9
-	VFMADD231PS    Y1, Y5, Y9
-	VMULPS         Y10, Y0, Y10
-	VFMADD231PS    Y1, Y6, Y10
-	VPADDD         pattern00008000<>+0(SB), Y9, Y12
-	VPSRLD         $0x10, Y12, Y12
-	VPADDD         pattern00008000<>+0(SB), Y10, Y13
-	VPSRLD         $0x10, Y13, Y13
-	VPACKUSDW      Y13, Y12, Y12
-	VPERMQ         $0xd8, Y12, Y12
-	VMOVDQU        Y12, (R8)(CX*2)
-	VMULPS         Y3, Y5, Y5
-	VFMADD231PS    Y2, Y9, Y5
-	VFMADD231PS    512(AX), Y7, Y7
-	VFMADD231PS    Y4, Y5, Y7
-	VMULPS         Y3, Y6, Y6
-	VFMADD231PS    Y2, Y10, Y6
-	VFMADD231PS    512(AX), Y8, Y8
-	VFMADD231PS    Y4, Y6, Y8
-	VMOVUPS        Y7, (BX)(CX*4)
-	VMOVUPS        Y8, 32(BX)(CX*4)
-	CMPQ           DI, $0x01
-	JE             fp16374
-	JA             fp32375
-	VPSRLD         $0x10, Y7, Y5
-	VPAND          pattern00000001<>+0(SB), Y5, Y5
-	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
-	VPADDD         Y7, Y5, Y5
-	VPSRLD         $0x10, Y5, Y5
-	VCMPPS         $0x03, Y7, Y7, Y6
-	VBLENDVPS      Y6, pattern00007fc0<>+0(SB), Y5, Y5
-	VPSRLD         $0x10, Y8, Y6
-	VPAND          pattern00000001<>+0(SB), Y6, Y6
-	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD         Y8, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VCMPPS         $0x03, Y8, Y8, Y7
-	VBLENDVPS      Y7, pattern00007fc0<>+0(SB), Y6, Y6
-	VPACKUSDW      Y6, Y5, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQA        Y5, Y5
-	JMP            done376
+	PREFETCHT0  (BX)(R11*4)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVUPS     (BX)(CX*4), Y7
+	VMOVUPS     32(BX)(CX*4), Y9
+	VPERM2F128  $0x20, Y9, Y7, Y10
+	VPERM2F128  $0x31, Y9, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y10, Y9
+	VSHUFPS     $0xdd, Y7, Y10, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (R8)(CX*2), Y11
+	VPSLLD      $0x10, Y11, Y10
+	VPAND       patternffff0000<>+0(SB), Y11, Y11
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VMULPS      Y11, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPADDD      pattern00008000<>+0(SB), Y11, Y13
+	VPSRLD      $0x10, Y12, Y12
+	VPBLENDW    $0xaa, Y13, Y12, Y12
+	VMOVDQU     Y12, (R8)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y6, Y9
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y11, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VUNPCKLPS   Y7, Y9, Y5
+	VUNPCKHPS   Y7, Y9, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y10
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y10, (BX)(CX*4)
+	VMOVUPS     Y5, 32(BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16374
+	JA          fp32375
+	VPSRLD      $0x10, Y9, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y9, Y5, Y5
+	VCMPPS      $0x03, Y9, Y9, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQA     Y5, Y5
+	JMP         done376
 
 fp16374:
-	VCVTPS2PH   $0x00, Y7, X11
-	VCVTPS2PH   $0x00, Y8, X5
-	VINSERTI128 $0x01, X5, Y11, Y11
-	VMOVDQA     Y11, Y5
+	VUNPCKLPS   Y7, Y9, Y5
+	VUNPCKHPS   Y7, Y9, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VCVTPS2PH   $0x00, Y7, X8
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y8, Y8
+	VMOVDQA     Y8, Y5
 	JMP         done376
 
 fp32375:
@@ -6265,16 +6277,16 @@ next427:
 	VPAND          pattern00000001<>+0(SB), Y2, Y2
 	VPADDD         pattern00007fff<>+0(SB), Y2, Y2
 	VPADDD         Y0, Y2, Y2
-	VPSRLD         $0x10, Y2, Y2
 	VCMPPS         $0x03, Y0, Y0, Y0
-	VBLENDVPS      Y0, pattern00007fc0<>+0(SB), Y2, Y2
+	VBLENDVPS      Y0, pattern7fc00000<>+0(SB), Y2, Y2
 	VPSRLD         $0x10, Y1, Y0
 	VPAND          pattern00000001<>+0(SB), Y0, Y0
 	VPADDD         pattern00007fff<>+0(SB), Y0, Y0
 	VPADDD         Y1, Y0, Y0
-	VPSRLD         $0x10, Y0, Y0
 	VCMPPS         $0x03, Y1, Y1, Y1
-	VBLENDVPS      Y1, pattern00007fc0<>+0(SB), Y0, Y0
+	VBLENDVPS      Y1, pattern7fc00000<>+0(SB), Y0, Y0
+	VPSRLD         $0x10, Y2, Y2
+	VPSRLD         $0x10, Y0, Y0
 	VPACKUSDW      Y0, Y2, Y0
 	VPERMQ         $0xd8, Y0, Y0
 	VMOVDQU        Y0, (DX)(AX*2)
@@ -6310,16 +6322,16 @@ next429:
 	VPAND          pattern00000001<>+0(SB), Y2, Y2
 	VPADDD         pattern00007fff<>+0(SB), Y2, Y2
 	VPADDD         Y0, Y2, Y2
-	VPSRLD         $0x10, Y2, Y2
 	VCMPPS         $0x03, Y0, Y0, Y0
-	VBLENDVPS      Y0, pattern00007fc0<>+0(SB), Y2, Y2
+	VBLENDVPS      Y0, pattern7fc00000<>+0(SB), Y2, Y2
 	VPSRLD         $0x10, Y1, Y0
 	VPAND          pattern00000001<>+0(SB), Y0, Y0
 	VPADDD         pattern00007fff<>+0(SB), Y0, Y0
 	VPADDD         Y1, Y0, Y0
-	VPSRLD         $0x10, Y0, Y0
 	VCMPPS         $0x03, Y1, Y1, Y1
-	VBLENDVPS      Y1, pattern00007fc0<>+0(SB), Y0, Y0
+	VBLENDVPS      Y1, pattern7fc00000<>+0(SB), Y0, Y0
+	VPSRLD         $0x10, Y2, Y2
+	VPSRLD         $0x10, Y0, Y0
 	VPACKUSDW      Y0, Y2, Y0
 	VPERMQ         $0xd8, Y0, Y0
 	VMOVDQU        Y0, (DX)(AX*2)
@@ -6355,16 +6367,16 @@ next431:
 	VPAND          pattern00000001<>+0(SB), Y2, Y2
 	VPADDD         pattern00007fff<>+0(SB), Y2, Y2
 	VPADDD         Y0, Y2, Y2
-	VPSRLD         $0x10, Y2, Y2
 	VCMPPS         $0x03, Y0, Y0, Y0
-	VBLENDVPS      Y0, pattern00007fc0<>+0(SB), Y2, Y2
+	VBLENDVPS      Y0, pattern7fc00000<>+0(SB), Y2, Y2
 	VPSRLD         $0x10, Y1, Y0
 	VPAND          pattern00000001<>+0(SB), Y0, Y0
 	VPADDD         pattern00007fff<>+0(SB), Y0, Y0
 	VPADDD         Y1, Y0, Y0
-	VPSRLD         $0x10, Y0, Y0
 	VCMPPS         $0x03, Y1, Y1, Y1
-	VBLENDVPS      Y1, pattern00007fc0<>+0(SB), Y0, Y0
+	VBLENDVPS      Y1, pattern7fc00000<>+0(SB), Y0, Y0
+	VPSRLD         $0x10, Y2, Y2
+	VPSRLD         $0x10, Y0, Y0
 	VPACKUSDW      Y0, Y2, Y0
 	VPERMQ         $0xd8, Y0, Y0
 	VMOVDQU        Y0, (DX)(AX*2)
@@ -6641,9 +6653,9 @@ next457:
 	VPADDD      pattern00008000<>+0(SB), Z7, Z6
 	VPSRLD      $0x10, Z6, Z6
 	VPMOVDW     Z6, Y6
+	VPMOVDW     Z7, Y7
 	VMOVDQU     Y6, (BX)(CX*2)
-	VPMOVDW     Z7, Y6
-	VMOVDQU     Y6, (SI)(CX*2)
+	VMOVDQU     Y7, (SI)(CX*2)
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
@@ -6689,9 +6701,9 @@ next459:
 	VPADDD      pattern00008000<>+0(SB), Z7, Z6
 	VPSRLD      $0x10, Z6, Z6
 	VPMOVDW     Z6, Y6
+	VPMOVDW     Z7, Y7
 	VMOVDQU     Y6, (BX)(CX*2)
-	VPMOVDW     Z7, Y6
-	VMOVDQU     Y6, (SI)(CX*2)
+	VMOVDQU     Y7, (SI)(CX*2)
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
@@ -6737,9 +6749,9 @@ next461:
 	VPADDD      pattern00008000<>+0(SB), Z7, Z6
 	VPSRLD      $0x10, Z6, Z6
 	VPMOVDW     Z6, Y6
+	VPMOVDW     Z7, Y7
 	VMOVDQU     Y6, (BX)(CX*2)
-	VPMOVDW     Z7, Y6
-	VMOVDQU     Y6, (SI)(CX*2)
+	VMOVDQU     Y7, (SI)(CX*2)
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
@@ -6822,9 +6834,9 @@ next467:
 	VPADDD      pattern00008000<>+0(SB), Z6, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
+	VPMOVDW     Z6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
-	VPMOVDW     Z6, Y5
-	VMOVDQU     Y5, (SI)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
@@ -6871,9 +6883,9 @@ next469:
 	VPADDD      pattern00008000<>+0(SB), Z6, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
+	VPMOVDW     Z6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
-	VPMOVDW     Z6, Y5
-	VMOVDQU     Y5, (SI)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
@@ -6920,9 +6932,9 @@ next471:
 	VPADDD      pattern00008000<>+0(SB), Z6, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
+	VPMOVDW     Z6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
-	VPMOVDW     Z6, Y5
-	VMOVDQU     Y5, (SI)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
@@ -6995,9 +7007,9 @@ next477:
 	VPADDD      pattern00008000<>+0(SB), Z3, Z2
 	VPSRLD      $0x10, Z2, Z2
 	VPMOVDW     Z2, Y2
+	VPMOVDW     Z3, Y3
 	VMOVDQU     Y2, (BX)(CX*2)
-	VPMOVDW     Z3, Y2
-	VMOVDQU     Y2, (SI)(CX*2)
+	VMOVDQU     Y3, (SI)(CX*2)
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
@@ -7037,9 +7049,9 @@ next479:
 	VPADDD      pattern00008000<>+0(SB), Z3, Z2
 	VPSRLD      $0x10, Z2, Z2
 	VPMOVDW     Z2, Y2
+	VPMOVDW     Z3, Y3
 	VMOVDQU     Y2, (BX)(CX*2)
-	VPMOVDW     Z3, Y2
-	VMOVDQU     Y2, (SI)(CX*2)
+	VMOVDQU     Y3, (SI)(CX*2)
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
@@ -7079,9 +7091,9 @@ next481:
 	VPADDD      pattern00008000<>+0(SB), Z3, Z2
 	VPSRLD      $0x10, Z2, Z2
 	VPMOVDW     Z2, Y2
+	VPMOVDW     Z3, Y3
 	VMOVDQU     Y2, (BX)(CX*2)
-	VPMOVDW     Z3, Y2
-	VMOVDQU     Y2, (SI)(CX*2)
+	VMOVDQU     Y3, (SI)(CX*2)
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
@@ -7157,9 +7169,9 @@ next487:
 	VPADDD      pattern00008000<>+0(SB), Z6, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
+	VPMOVDW     Z6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
-	VPMOVDW     Z6, Y5
-	VMOVDQU     Y5, (SI)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
@@ -7199,9 +7211,9 @@ next489:
 	VPADDD      pattern00008000<>+0(SB), Z6, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
+	VPMOVDW     Z6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
-	VPMOVDW     Z6, Y5
-	VMOVDQU     Y5, (SI)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
@@ -7241,9 +7253,9 @@ next491:
 	VPADDD      pattern00008000<>+0(SB), Z6, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
+	VPMOVDW     Z6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
-	VPMOVDW     Z6, Y5
-	VMOVDQU     Y5, (SI)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
@@ -7517,7 +7529,7 @@ TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         80(R8), R8
 	MOVQ         a+0(FP), R9
 	VPBROADCASTD 40(R9), Z0
-	VPADDD       ditherOfLanes<>+0(SB), Z0, Z0
+	VPADDD       ditherOfLanesAVX512<>+0(SB), Z0, Z0
 	VMOVUPS      128(AX), Z1
 	VMOVUPS      192(AX), Z2
 	VMOVUPS      256(AX), Z3
@@ -7577,9 +7589,9 @@ next517:
 	VPADDD      pattern00008000<>+0(SB), Z8, Z7
 	VPSRLD      $0x10, Z7, Z7
 	VPMOVDW     Z7, Y7
+	VPMOVDW     Z8, Y8
 	VMOVDQU     Y7, (BX)(CX*2)
-	VPMOVDW     Z8, Y7
-	VMOVDQU     Y7, (SI)(CX*2)
+	VMOVDQU     Y8, (SI)(CX*2)
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
@@ -7638,9 +7650,9 @@ next519:
 	VPADDD      pattern00008000<>+0(SB), Z8, Z7
 	VPSRLD      $0x10, Z7, Z7
 	VPMOVDW     Z7, Y7
+	VPMOVDW     Z8, Y8
 	VMOVDQU     Y7, (BX)(CX*2)
-	VPMOVDW     Z8, Y7
-	VMOVDQU     Y7, (SI)(CX*2)
+	VMOVDQU     Y8, (SI)(CX*2)
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
@@ -7699,9 +7711,9 @@ next521:
 	VPADDD      pattern00008000<>+0(SB), Z8, Z7
 	VPSRLD      $0x10, Z7, Z7
 	VPMOVDW     Z7, Y7
+	VPMOVDW     Z8, Y8
 	VMOVDQU     Y7, (BX)(CX*2)
-	VPMOVDW     Z8, Y7
-	VMOVDQU     Y7, (SI)(CX*2)
+	VMOVDQU     Y8, (SI)(CX*2)
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
@@ -7717,6 +7729,24 @@ done516:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
+
+DATA ditherOfLanesAVX512<>+0(SB)/4, $0x00000000
+DATA ditherOfLanesAVX512<>+4(SB)/4, $0x9e3779b9
+DATA ditherOfLanesAVX512<>+8(SB)/4, $0x3c6ef372
+DATA ditherOfLanesAVX512<>+12(SB)/4, $0xdaa66d2b
+DATA ditherOfLanesAVX512<>+16(SB)/4, $0x78dde6e4
+DATA ditherOfLanesAVX512<>+20(SB)/4, $0x1715609d
+DATA ditherOfLanesAVX512<>+24(SB)/4, $0xb54cda56
+DATA ditherOfLanesAVX512<>+28(SB)/4, $0x5384540f
+DATA ditherOfLanesAVX512<>+32(SB)/4, $0xf1bbcdc8
+DATA ditherOfLanesAVX512<>+36(SB)/4, $0x8ff34781
+DATA ditherOfLanesAVX512<>+40(SB)/4, $0x2e2ac13a
+DATA ditherOfLanesAVX512<>+44(SB)/4, $0xcc623af3
+DATA ditherOfLanesAVX512<>+48(SB)/4, $0x6a99b4ac
+DATA ditherOfLanesAVX512<>+52(SB)/4, $0x08d12e65
+DATA ditherOfLanesAVX512<>+56(SB)/4, $0xa708a81e
+DATA ditherOfLanesAVX512<>+60(SB)/4, $0x454021d7
+GLOBL ditherOfLanesAVX512<>(SB), RODATA|NOPTR, $64
 
 // func lionSplitBF16AVX512(a *Arguments)
 // Requires: AVX, AVX512DQ, AVX512F, MMX+, SSE
@@ -7789,9 +7819,9 @@ next527:
 	VPADDD      pattern00008000<>+0(SB), Z6, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
+	VPMOVDW     Z6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
-	VPMOVDW     Z6, Y5
-	VMOVDQU     Y5, (SI)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
@@ -7843,9 +7873,9 @@ next529:
 	VPADDD      pattern00008000<>+0(SB), Z6, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
+	VPMOVDW     Z6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
-	VPMOVDW     Z6, Y5
-	VMOVDQU     Y5, (SI)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
@@ -7897,9 +7927,9 @@ next531:
 	VPADDD      pattern00008000<>+0(SB), Z6, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
+	VPMOVDW     Z6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
-	VPMOVDW     Z6, Y5
-	VMOVDQU     Y5, (SI)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
@@ -7938,7 +7968,7 @@ TEXT ·adagradSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         72(DI), DI
 	MOVQ         a+0(FP), R8
 	VPBROADCASTD 40(R8), Z0
-	VPADDD       ditherOfLanes<>+0(SB), Z0, Z0
+	VPADDD       ditherOfLanesAVX512<>+0(SB), Z0, Z0
 	VMOVUPS      448(AX), Z1
 	VMOVUPS      576(AX), Z2
 	MOVQ         a+0(FP), R8
@@ -7982,9 +8012,9 @@ next537:
 	VPADDD      pattern00008000<>+0(SB), Z4, Z3
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
+	VPMOVDW     Z4, Y4
 	VMOVDQU     Y3, (BX)(CX*2)
-	VPMOVDW     Z4, Y3
-	VMOVDQU     Y3, (SI)(CX*2)
+	VMOVDQU     Y4, (SI)(CX*2)
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
@@ -8031,9 +8061,9 @@ next539:
 	VPADDD      pattern00008000<>+0(SB), Z4, Z3
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
+	VPMOVDW     Z4, Y4
 	VMOVDQU     Y3, (BX)(CX*2)
-	VPMOVDW     Z4, Y3
-	VMOVDQU     Y3, (SI)(CX*2)
+	VMOVDQU     Y4, (SI)(CX*2)
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
@@ -8080,9 +8110,9 @@ next541:
 	VPADDD      pattern00008000<>+0(SB), Z4, Z3
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
+	VPMOVDW     Z4, Y4
 	VMOVDQU     Y3, (BX)(CX*2)
-	VPMOVDW     Z4, Y3
-	VMOVDQU     Y3, (SI)(CX*2)
+	VMOVDQU     Y4, (SI)(CX*2)
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
@@ -8163,9 +8193,9 @@ next547:
 	VPADDD      pattern00008000<>+0(SB), Z6, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
+	VPMOVDW     Z6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
-	VPMOVDW     Z6, Y5
-	VMOVDQU     Y5, (SI)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
@@ -8210,9 +8240,9 @@ next549:
 	VPADDD      pattern00008000<>+0(SB), Z6, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
+	VPMOVDW     Z6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
-	VPMOVDW     Z6, Y5
-	VMOVDQU     Y5, (SI)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
@@ -8257,9 +8287,9 @@ next551:
 	VPADDD      pattern00008000<>+0(SB), Z6, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
+	VPMOVDW     Z6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
-	VPMOVDW     Z6, Y5
-	VMOVDQU     Y5, (SI)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
@@ -8580,9 +8610,9 @@ next577:
 	VPANDD      pattern00000001<>+0(SB), Z6, Z6
 	VPADDD      pattern00007fff<>+0(SB), Z6, Z6
 	VPADDD      Z7, Z6, Z6
-	VPSRLD      $0x10, Z6, Z6
 	VCMPPS      $0x03, Z7, Z7, K1
-	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z6
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z6
+	VPSRLD      $0x10, Z6, Z6
 	VPMOVDW     Z6, Y6
 	VMOVDQA     Y6, Y6
 	JMP         done584
@@ -8651,9 +8681,9 @@ next585:
 	VPANDD      pattern00000001<>+0(SB), Z6, Z6
 	VPADDD      pattern00007fff<>+0(SB), Z6, Z6
 	VPADDD      Z7, Z6, Z6
-	VPSRLD      $0x10, Z6, Z6
 	VCMPPS      $0x03, Z7, Z7, K1
-	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z6
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z6
+	VPSRLD      $0x10, Z6, Z6
 	VPMOVDW     Z6, Y6
 	VMOVDQA     Y6, Y6
 	JMP         done592
@@ -8722,9 +8752,9 @@ next593:
 	VPANDD      pattern00000001<>+0(SB), Z6, Z6
 	VPADDD      pattern00007fff<>+0(SB), Z6, Z6
 	VPADDD      Z7, Z6, Z6
-	VPSRLD      $0x10, Z6, Z6
 	VCMPPS      $0x03, Z7, Z7, K1
-	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z6
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z6
+	VPSRLD      $0x10, Z6, Z6
 	VPMOVDW     Z6, Y6
 	VMOVDQA     Y6, Y6
 	JMP         done600
@@ -8833,9 +8863,9 @@ next605:
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
 	VPADDD      Z6, Z5, Z5
-	VPSRLD      $0x10, Z5, Z5
 	VCMPPS      $0x03, Z6, Z6, K1
-	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
+	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
 	JMP         done612
@@ -8905,9 +8935,9 @@ next613:
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
 	VPADDD      Z6, Z5, Z5
-	VPSRLD      $0x10, Z5, Z5
 	VCMPPS      $0x03, Z6, Z6, K1
-	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
+	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
 	JMP         done620
@@ -8977,9 +9007,9 @@ next621:
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
 	VPADDD      Z6, Z5, Z5
-	VPSRLD      $0x10, Z5, Z5
 	VCMPPS      $0x03, Z6, Z6, K1
-	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
+	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
 	JMP         done628
@@ -9078,9 +9108,9 @@ next633:
 	VPANDD      pattern00000001<>+0(SB), Z2, Z2
 	VPADDD      pattern00007fff<>+0(SB), Z2, Z2
 	VPADDD      Z3, Z2, Z2
-	VPSRLD      $0x10, Z2, Z2
 	VCMPPS      $0x03, Z3, Z3, K1
-	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z2
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z2
+	VPSRLD      $0x10, Z2, Z2
 	VPMOVDW     Z2, Y2
 	VMOVDQA     Y2, Y2
 	JMP         done640
@@ -9143,9 +9173,9 @@ next641:
 	VPANDD      pattern00000001<>+0(SB), Z2, Z2
 	VPADDD      pattern00007fff<>+0(SB), Z2, Z2
 	VPADDD      Z3, Z2, Z2
-	VPSRLD      $0x10, Z2, Z2
 	VCMPPS      $0x03, Z3, Z3, K1
-	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z2
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z2
+	VPSRLD      $0x10, Z2, Z2
 	VPMOVDW     Z2, Y2
 	VMOVDQA     Y2, Y2
 	JMP         done648
@@ -9208,9 +9238,9 @@ next649:
 	VPANDD      pattern00000001<>+0(SB), Z2, Z2
 	VPADDD      pattern00007fff<>+0(SB), Z2, Z2
 	VPADDD      Z3, Z2, Z2
-	VPSRLD      $0x10, Z2, Z2
 	VCMPPS      $0x03, Z3, Z3, K1
-	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z2
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z2
+	VPSRLD      $0x10, Z2, Z2
 	VPMOVDW     Z2, Y2
 	VMOVDQA     Y2, Y2
 	JMP         done656
@@ -9312,9 +9342,9 @@ next661:
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
 	VPADDD      Z6, Z5, Z5
-	VPSRLD      $0x10, Z5, Z5
 	VCMPPS      $0x03, Z6, Z6, K1
-	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
+	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
 	JMP         done668
@@ -9377,9 +9407,9 @@ next669:
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
 	VPADDD      Z6, Z5, Z5
-	VPSRLD      $0x10, Z5, Z5
 	VCMPPS      $0x03, Z6, Z6, K1
-	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
+	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
 	JMP         done676
@@ -9442,9 +9472,9 @@ next677:
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
 	VPADDD      Z6, Z5, Z5
-	VPSRLD      $0x10, Z5, Z5
 	VCMPPS      $0x03, Z6, Z6, K1
-	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
+	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
 	JMP         done684
@@ -9793,7 +9823,7 @@ TEXT ·adamFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         80(R9), R9
 	MOVQ         a+0(FP), R10
 	VPBROADCASTD 40(R10), Z0
-	VPADDD       ditherOfLanes<>+0(SB), Z0, Z0
+	VPADDD       ditherOfLanesAVX512<>+0(SB), Z0, Z0
 	VMOVUPS      128(AX), Z1
 	VMOVUPS      192(AX), Z2
 	VMOVUPS      256(AX), Z3
@@ -9854,9 +9884,9 @@ next721:
 	VPANDD      pattern00000001<>+0(SB), Z7, Z7
 	VPADDD      pattern00007fff<>+0(SB), Z7, Z7
 	VPADDD      Z8, Z7, Z7
-	VPSRLD      $0x10, Z7, Z7
 	VCMPPS      $0x03, Z8, Z8, K1
-	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z7
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z7
+	VPSRLD      $0x10, Z7, Z7
 	VPMOVDW     Z7, Y7
 	VMOVDQA     Y7, Y7
 	JMP         done728
@@ -9938,9 +9968,9 @@ next729:
 	VPANDD      pattern00000001<>+0(SB), Z7, Z7
 	VPADDD      pattern00007fff<>+0(SB), Z7, Z7
 	VPADDD      Z8, Z7, Z7
-	VPSRLD      $0x10, Z7, Z7
 	VCMPPS      $0x03, Z8, Z8, K1
-	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z7
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z7
+	VPSRLD      $0x10, Z7, Z7
 	VPMOVDW     Z7, Y7
 	VMOVDQA     Y7, Y7
 	JMP         done736
@@ -10022,9 +10052,9 @@ next737:
 	VPANDD      pattern00000001<>+0(SB), Z7, Z7
 	VPADDD      pattern00007fff<>+0(SB), Z7, Z7
 	VPADDD      Z8, Z7, Z7
-	VPSRLD      $0x10, Z7, Z7
 	VCMPPS      $0x03, Z8, Z8, K1
-	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z7
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z7
+	VPSRLD      $0x10, Z7, Z7
 	VPMOVDW     Z7, Y7
 	VMOVDQA     Y7, Y7
 	JMP         done744
@@ -10138,9 +10168,9 @@ next749:
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
 	VPADDD      Z6, Z5, Z5
-	VPSRLD      $0x10, Z5, Z5
 	VCMPPS      $0x03, Z6, Z6, K1
-	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
+	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
 	JMP         done756
@@ -10215,9 +10245,9 @@ next757:
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
 	VPADDD      Z6, Z5, Z5
-	VPSRLD      $0x10, Z5, Z5
 	VCMPPS      $0x03, Z6, Z6, K1
-	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
+	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
 	JMP         done764
@@ -10292,9 +10322,9 @@ next765:
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
 	VPADDD      Z6, Z5, Z5
-	VPSRLD      $0x10, Z5, Z5
 	VCMPPS      $0x03, Z6, Z6, K1
-	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
+	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
 	JMP         done772
@@ -10358,7 +10388,7 @@ TEXT ·adagradFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         72(R8), R8
 	MOVQ         a+0(FP), R9
 	VPBROADCASTD 40(R9), Z0
-	VPADDD       ditherOfLanes<>+0(SB), Z0, Z0
+	VPADDD       ditherOfLanesAVX512<>+0(SB), Z0, Z0
 	VMOVUPS      448(AX), Z1
 	VMOVUPS      576(AX), Z2
 	MOVQ         a+0(FP), R9
@@ -10403,9 +10433,9 @@ next777:
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
 	VPADDD      Z4, Z3, Z3
-	VPSRLD      $0x10, Z3, Z3
 	VCMPPS      $0x03, Z4, Z4, K1
-	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z3
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z3
+	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
 	JMP         done784
@@ -10475,9 +10505,9 @@ next785:
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
 	VPADDD      Z4, Z3, Z3
-	VPSRLD      $0x10, Z3, Z3
 	VCMPPS      $0x03, Z4, Z4, K1
-	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z3
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z3
+	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
 	JMP         done792
@@ -10547,9 +10577,9 @@ next793:
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
 	VPADDD      Z4, Z3, Z3
-	VPSRLD      $0x10, Z3, Z3
 	VCMPPS      $0x03, Z4, Z4, K1
-	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z3
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z3
+	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
 	JMP         done800
@@ -10656,9 +10686,9 @@ next805:
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
 	VPADDD      Z6, Z5, Z5
-	VPSRLD      $0x10, Z5, Z5
 	VCMPPS      $0x03, Z6, Z6, K1
-	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
+	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
 	JMP         done812
@@ -10726,9 +10756,9 @@ next813:
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
 	VPADDD      Z6, Z5, Z5
-	VPSRLD      $0x10, Z5, Z5
 	VCMPPS      $0x03, Z6, Z6, K1
-	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
+	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
 	JMP         done820
@@ -10796,9 +10826,9 @@ next821:
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
 	VPADDD      Z6, Z5, Z5
-	VPSRLD      $0x10, Z5, Z5
 	VCMPPS      $0x03, Z6, Z6, K1
-	VMOVDQU32   pattern00007fc0<>+0(SB), K1, Z5
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
+	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
 	JMP         done828
@@ -11256,9 +11286,9 @@ next879:
 	VPANDD     pattern00000001<>+0(SB), Z1, Z1
 	VPADDD     pattern00007fff<>+0(SB), Z1, Z1
 	VPADDD     Z0, Z1, Z1
-	VPSRLD     $0x10, Z1, Z1
 	VCMPPS     $0x03, Z0, Z0, K1
-	VMOVDQU32  pattern00007fc0<>+0(SB), K1, Z1
+	VMOVDQU32  pattern7fc00000<>+0(SB), K1, Z1
+	VPSRLD     $0x10, Z1, Z1
 	VPMOVDW    Z1, Y0
 	VMOVDQU    Y0, (DX)(AX*2)
 	ADDQ       $0x10, AX
@@ -11289,9 +11319,9 @@ next881:
 	VPANDD     pattern00000001<>+0(SB), Z1, Z1
 	VPADDD     pattern00007fff<>+0(SB), Z1, Z1
 	VPADDD     Z0, Z1, Z1
-	VPSRLD     $0x10, Z1, Z1
 	VCMPPS     $0x03, Z0, Z0, K1
-	VMOVDQU32  pattern00007fc0<>+0(SB), K1, Z1
+	VMOVDQU32  pattern7fc00000<>+0(SB), K1, Z1
+	VPSRLD     $0x10, Z1, Z1
 	VPMOVDW    Z1, Y0
 	VMOVDQU    Y0, (DX)(AX*2)
 	ADDQ       $0x10, AX
@@ -11322,9 +11352,9 @@ next883:
 	VPANDD     pattern00000001<>+0(SB), Z1, Z1
 	VPADDD     pattern00007fff<>+0(SB), Z1, Z1
 	VPADDD     Z0, Z1, Z1
-	VPSRLD     $0x10, Z1, Z1
 	VCMPPS     $0x03, Z0, Z0, K1
-	VMOVDQU32  pattern00007fc0<>+0(SB), K1, Z1
+	VMOVDQU32  pattern7fc00000<>+0(SB), K1, Z1
+	VPSRLD     $0x10, Z1, Z1
 	VPMOVDW    Z1, Y0
 	VMOVDQU    Y0, (DX)(AX*2)
 	ADDQ       $0x10, AX

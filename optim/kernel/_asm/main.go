@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"slices"
 	"strings"
 
 	. "github.com/mmcloughlin/avo/build"
@@ -120,9 +121,20 @@ func traffic(key trafficKey, a *abi.Arguments) {
 type instructionSet struct {
 	name  string
 	lanes int
+	// A group of 16 numbers takes one register of 512 bits or two of 256. Of
+	// the two, the first holds the even elements where this is set, and the
+	// second the odd ones: 16-bit streams come apart and together in fewer
+	// instructions that way, and 32-bit ones in more.
+	interleaved bool
 }
 
-var instructionSets = []instructionSet{{"AVX2", 8}, {"AVX512", 16}}
+var instructionSets = []instructionSet{{name: "AVX2", lanes: 8}, {name: "AVX512", lanes: 16}}
+
+// forMoments orders elements for the streams of a kernel.
+func (s instructionSet) forMoments(t abi.MomentType) instructionSet {
+	s.interleaved = s.lanes == 8 && t != abi.MomentsFP32
+	return s
+}
 
 func (s instructionSet) vector() reg.VecVirtual {
 	if s.lanes == 16 {
@@ -151,19 +163,24 @@ func argument(field string) reg.Register {
 // readOnlyWithoutPointers are the assembler's flags RODATA and NOPTR.
 const readOnlyWithoutPointers = 8 | 16
 
-// integers are the 32-bit patterns that kernels use, 16 of each.
-var integers = map[uint32]Mem{}
+// tables are constants in memory, by name.
+var tables = map[string]Mem{}
 
-func integer(pattern uint32) Mem {
-	if m, ok := integers[pattern]; ok {
-		return m
+func table(name string, words []uint32) Mem {
+	m, ok := tables[name]
+	if !ok {
+		m = GLOBL(name, readOnlyWithoutPointers)
+		for i, word := range words {
+			DATA(4*i, U32(word))
+		}
+		tables[name] = m
 	}
-	m := GLOBL(fmt.Sprintf("pattern%08x", pattern), readOnlyWithoutPointers)
-	for i := range abi.Group {
-		DATA(4*i, U32(pattern))
-	}
-	integers[pattern] = m
 	return m
+}
+
+// integer is a 32-bit pattern for every lane.
+func integer(pattern uint32) Mem {
+	return table(fmt.Sprintf("pattern%08x", pattern), slices.Repeat([]uint32{pattern}, abi.Group))
 }
 
 // flushDenormals sets flush-to-zero and denormals-are-zero for the rest of the

@@ -120,7 +120,7 @@ func (s instructionSet) accumulate() {
 			}
 			switch sumKind {
 			case abi.BF16:
-				VMOVDQU(s.packLowHalves(s.roundToBF16(sum)), halves.at(index, 0))
+				VMOVDQU(s.packUpperHalves(s.roundToBF16(sum)), halves.at(index, 0))
 			case abi.FP16:
 				VMOVDQU(s.roundToFP16(sum), halves.at(index, 0))
 			default:

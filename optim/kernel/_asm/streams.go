@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/binary"
 	"fmt"
 
 	. "github.com/mmcloughlin/avo/build"
@@ -99,7 +100,7 @@ func (m bf16Moment) load(index reg.Register) operands {
 }
 
 func (m bf16Moment) store(x vectors, index reg.Register) {
-	VMOVDQU(m.packLowHalves(m.upperHalves(x)), m.at(index, 0))
+	VMOVDQU(m.packUpperHalves(m.halfAway(x)), m.at(index, 0))
 }
 
 func (bf16Moment) finish() {}
@@ -119,7 +120,7 @@ func (m bf16Moment) dithers() ditheredMoment {
 		panic(err)
 	}
 	VPBROADCASTD(first.Addr, dither)
-	VPADDD(ditherOfLanes(), dither, dither)
+	VPADDD(m.ditherOfLanes(), dither, dither)
 	return ditheredMoment{m, dither}
 }
 
@@ -128,29 +129,37 @@ func (m ditheredMoment) store(x vectors, index reg.Register) {
 	for i, t := range rounded {
 		d := m.dither
 		if i > 0 {
-			VPADDD(integer(uint32(i*m.lanes*abi.DitherStep&0xffffffff)), m.dither, t)
+			VPADDD(integer(m.ditherOf(m.elementOf(i, 0))), m.dither, t)
 			d = t
 		}
 		VPMULLD(d, d, t)
 		VPSRLD(U8(16), t, t)
 		VPADDD(x[i], t, t)
-		VPSRLD(U8(16), t, t)
 	}
-	VMOVDQU(m.packLowHalves(rounded), m.at(index, 0))
-	VPADDD(integer(abi.Group*abi.DitherStep&0xffffffff), m.dither, m.dither)
+	VMOVDQU(m.packUpperHalves(rounded), m.at(index, 0))
+	VPADDD(integer(m.ditherOf(abi.Group)), m.dither, m.dither)
 }
 
-var ditherTable Mem
+// ditherOf is the dither of an element over that of element 0.
+func (instructionSet) ditherOf(element int) uint32 {
+	return uint32(element * abi.DitherStep & 0xffffffff)
+}
+
+// elementOf is the element of a group in a lane of vector i.
+func (s instructionSet) elementOf(i, lane int) int {
+	if s.interleaved {
+		return 2*lane + i
+	}
+	return i*s.lanes + lane
+}
 
 // ditherOfLanes is the dither of each lane over that of the first.
-func ditherOfLanes() Mem {
-	if ditherTable.Symbol.Name == "" {
-		ditherTable = GLOBL("ditherOfLanes", readOnlyWithoutPointers)
-		for i := range abi.Group {
-			DATA(4*i, U32(uint32(i*abi.DitherStep)))
-		}
+func (s instructionSet) ditherOfLanes() Mem {
+	var dithers []uint32
+	for lane := range s.lanes {
+		dithers = append(dithers, s.ditherOf(s.elementOf(0, lane)))
 	}
-	return ditherTable
+	return table("ditherOfLanes"+s.name, dithers)
 }
 
 // splitMaster holds the upper half, a bf16 parameter rounded half away from
@@ -167,6 +176,19 @@ func (m splitMaster) prefetch(ahead reg.Register) {
 
 // load undoes the rounding: (upper << 16) + signed low.
 func (m splitMaster) load(index reg.Register) operands {
+	if m.interleaved {
+		// In 16-bit arithmetic, the upper half is one less where the low half
+		// is negative.
+		low, upper, p := m.vector(), m.vector(), m.vectors()
+		VMOVDQU(m.low.at(index, 0), low)
+		VPSRAW(U8(15), low, upper)
+		VPADDW(m.parameter.at(index, 0), upper, upper)
+		VPSLLD(U8(16), upper, p[0])
+		VPBLENDW(U8(evenWords), low, p[0], p[0])
+		VPSRLD(U8(16), low, p[1])
+		VPBLENDW(U8(oddWords), upper, p[1], p[1])
+		return p.operands()
+	}
 	p := m.loadUpperHalves(m.parameter.at(index, 0))
 	for i := range p {
 		low := m.vector()
@@ -177,24 +199,30 @@ func (m splitMaster) load(index reg.Register) operands {
 }
 
 func (m splitMaster) store(p vectors, index reg.Register) {
-	if m.lanes == 16 {
-		VMOVDQU(m.packLowHalves(m.upperHalves(p)), m.parameter.at(index, 0))
-		VMOVDQU(m.packLowHalves(p), m.low.at(index, 0))
-		return
+	upper, low := YMM(), YMM()
+	switch {
+	case m.lanes == 16:
+		upper = m.packUpperHalves(m.halfAway(p))
+		VPMOVDW(p[0], low)
+	case m.interleaved:
+		upper = m.packUpperHalves(m.halfAway(p))
+		VPSLLD(U8(16), p[1], low)
+		VPBLENDW(U8(evenWords), p[0], low, low)
+	default:
+		// Both outputs come from one pair of shuffles. In 16-bit arithmetic,
+		// half away from zero is one more where the low half is negative.
+		first, last, negative := m.vector(), m.vector(), m.vector()
+		VPERM2I128(U8(lowerHalves), p[1], p[0], first)
+		VPERM2I128(U8(upperHalves), p[1], p[0], last)
+		VPSHUFB(separated(), first, first)
+		VPSHUFB(separated(), last, last)
+		VPUNPCKLQDQ(last, first, low)
+		VPUNPCKHQDQ(last, first, upper)
+		VPSRLW(U8(15), low, negative)
+		VPADDW(negative, upper, upper)
 	}
-	// Both outputs come from one pair of shuffles. In 16-bit arithmetic, half
-	// away from zero is one more where the low half is 2^15 or above.
-	lower, upper, low := m.vector(), m.vector(), m.vector()
-	VPERM2I128(U8(lowerHalves), p[1], p[0], lower)
-	VPERM2I128(U8(upperHalves), p[1], p[0], upper)
-	VPSHUFB(separated(), lower, lower)
-	VPSHUFB(separated(), upper, upper)
-	VPUNPCKLQDQ(upper, lower, low)
-	VPUNPCKHQDQ(upper, lower, upper)
-	VMOVDQU(low, m.low.at(index, 0))
-	VPSRLW(U8(15), low, low)
-	VPADDW(low, upper, upper)
 	VMOVDQU(upper, m.parameter.at(index, 0))
+	VMOVDQU(low, m.low.at(index, 0))
 }
 
 func (splitMaster) finish() {}
@@ -219,7 +247,7 @@ func (m fp32Master) store(p vectors, index reg.Register) {
 	eachKind(m.copyKind, func(kind int) {
 		switch kind {
 		case abi.BF16:
-			VMOVDQA(m.packLowHalves(m.roundToBF16(p)), packed)
+			VMOVDQA(m.packUpperHalves(m.roundToBF16(p)), packed)
 		case abi.FP16:
 			VMOVDQA(m.roundToFP16(p), packed)
 		default:
@@ -259,40 +287,28 @@ func (s instructionSet) loadKind(kind int, base, index reg.Register) vectors {
 		for i := range x {
 			VCVTPH2PS(halves.at(index, i*s.lanes), x[i])
 		}
-		return x
+		return s.ordered(x)
 	}
 	return s.registers(s.wide(words, index))
 }
 
-// wide is a group of fp32 numbers where they lie in memory.
+// wide is a group of fp32 numbers, where they lie in memory if they are in
+// order there.
 func (s instructionSet) wide(from stream, index reg.Register) operands {
 	var o operands
 	for i := range abi.Group / s.lanes {
 		o = append(o, from.at(index, i*s.lanes))
 	}
+	if s.interleaved {
+		return s.ordered(s.registers(o)).operands()
+	}
 	return o
 }
 
 func (s instructionSet) storeWide(x vectors, to stream, index reg.Register) {
-	for i := range x {
-		VMOVUPS(x[i], to.at(index, i*s.lanes))
+	for i, part := range s.consecutive(x) {
+		VMOVUPS(part, to.at(index, i*s.lanes))
 	}
-}
-
-// loadUpperHalves loads a group of 16-bit numbers as the upper halves of 32-bit
-// ones: bf16 as fp32.
-func (s instructionSet) loadUpperHalves(from Mem) vectors {
-	x := s.vectors()
-	if s.lanes == 16 {
-		VPMOVZXWD(from, x[0])
-		VPSLLD(U8(16), x[0], x[0])
-		return x
-	}
-	for i := range x {
-		VBROADCASTI128(from.Offset(2*i*s.lanes), x[i])
-		VPSHUFB(spread(), x[i], x[i])
-	}
-	return x
 }
 
 // Shuffles of AVX2 work within 128 bits, apart from those that move quarters or
@@ -301,7 +317,75 @@ const (
 	inQuarters  = 0b11_01_10_00 // swaps the middle quarters
 	lowerHalves = 0x20          // of two registers
 	upperHalves = 0x31
+	evens       = 0b10_00_10_00 // of two registers, 32-bit numbers
+	odds        = 0b11_01_11_01
+	evenWords   = 0x55 // 16-bit numbers
+	oddWords    = 0xaa
 )
+
+// ordered brings consecutive numbers into the order of the kernel.
+func (s instructionSet) ordered(x vectors) vectors {
+	if !s.interleaved {
+		return x
+	}
+	first, last, y := s.vector(), s.vector(), s.vectors()
+	VPERM2F128(U8(lowerHalves), x[1], x[0], first)
+	VPERM2F128(U8(upperHalves), x[1], x[0], last)
+	VSHUFPS(U8(evens), last, first, y[0])
+	VSHUFPS(U8(odds), last, first, y[1])
+	return y
+}
+
+// consecutive undoes ordered.
+func (s instructionSet) consecutive(x vectors) vectors {
+	if !s.interleaved {
+		return x
+	}
+	first, last, y := s.vector(), s.vector(), s.vectors()
+	VUNPCKLPS(x[1], x[0], first)
+	VUNPCKHPS(x[1], x[0], last)
+	VPERM2F128(U8(lowerHalves), last, first, y[0])
+	VPERM2F128(U8(upperHalves), last, first, y[1])
+	return y
+}
+
+// loadUpperHalves loads a group of 16-bit numbers as the upper halves of 32-bit
+// ones: bf16 as fp32.
+func (s instructionSet) loadUpperHalves(from Mem) vectors {
+	x := s.vectors()
+	switch {
+	case s.lanes == 16:
+		VPMOVZXWD(from, x[0])
+		VPSLLD(U8(16), x[0], x[0])
+	case s.interleaved:
+		VMOVDQU(from, x[1])
+		VPSLLD(U8(16), x[1], x[0])
+		VPAND(integer(0xffff0000), x[1], x[1])
+	default:
+		for i := range x {
+			VBROADCASTI128(from.Offset(2*i*s.lanes), x[i])
+			VPSHUFB(spread(), x[i], x[i])
+		}
+	}
+	return x
+}
+
+// packUpperHalves packs the upper 16 bits of every lane, and may change x.
+func (s instructionSet) packUpperHalves(x vectors) reg.VecVirtual {
+	packed := YMM()
+	VPSRLD(U8(16), x[0], x[0])
+	switch {
+	case s.lanes == 16:
+		VPMOVDW(x[0], packed)
+	case s.interleaved:
+		VPBLENDW(U8(oddWords), x[1], x[0], packed)
+	default:
+		VPSRLD(U8(16), x[1], x[1])
+		VPACKUSDW(x[1], x[0], packed)
+		VPERMQ(U8(inQuarters), packed, packed)
+	}
+	return packed
+}
 
 const zeroed = 0x80 // in a shuffle of bytes
 
@@ -322,36 +406,18 @@ func separated() Mem {
 	return shuffle("separated", append(order, order...))
 }
 
-var shuffles = map[string]Mem{}
-
 func shuffle(name string, order []byte) Mem {
-	m, ok := shuffles[name]
-	if !ok {
-		m = GLOBL(name, readOnlyWithoutPointers)
-		for i, from := range order {
-			DATA(i, U8(from))
-		}
-		shuffles[name] = m
+	var words []uint32
+	for i := 0; i < len(order); i += 4 {
+		words = append(words, binary.LittleEndian.Uint32(order[i:]))
 	}
-	return m
-}
-
-// packLowHalves packs the low 16 bits of every lane. For AVX2 the lanes must be
-// below 2^16 already.
-func (s instructionSet) packLowHalves(x vectors) reg.VecVirtual {
-	packed := YMM()
-	if s.lanes == 16 {
-		VPMOVDW(x[0], packed)
-		return packed
-	}
-	VPACKUSDW(x[1], x[0], packed)
-	VPERMQ(U8(inQuarters), packed, packed)
-	return packed
+	return table(name, words)
 }
 
 // roundToFP16 rounds to nearest even.
 func (s instructionSet) roundToFP16(x vectors) reg.VecVirtual {
 	const toNearest = 0
+	x = s.consecutive(x)
 	packed := YMM()
 	if s.lanes == 16 {
 		VCVTPS2PH(U8(toNearest), x[0], packed)
@@ -364,19 +430,18 @@ func (s instructionSet) roundToFP16(x vectors) reg.VecVirtual {
 	return packed
 }
 
-// upperHalves rounds to bf16 half away from zero, in integer arithmetic. The
-// result is in the low half of each lane.
-func (s instructionSet) upperHalves(x vectors) vectors {
-	upper := s.vectors()
+// halfAway rounds to bf16 half away from zero, in integer arithmetic. The
+// result is in the upper half of each lane.
+func (s instructionSet) halfAway(x vectors) vectors {
+	rounded := s.vectors()
 	for i := range x {
-		VPADDD(integer(0x8000), x[i], upper[i])
-		VPSRLD(U8(16), upper[i], upper[i])
+		VPADDD(integer(0x8000), x[i], rounded[i])
 	}
-	return upper
+	return rounded
 }
 
 // roundToBF16 rounds to nearest even in integer arithmetic; a NaN becomes
-// 0x7fc0. The result is in the low half of each lane.
+// 0x7fc0. The result is in the upper half of each lane.
 func (s instructionSet) roundToBF16(x vectors) vectors {
 	const unordered = 3
 	rounded := s.vectors()
@@ -389,15 +454,14 @@ func (s instructionSet) roundToBF16(x vectors) vectors {
 		}
 		VPADDD(integer(0x7fff), t, t)
 		VPADDD(x[i], t, t)
-		VPSRLD(U8(16), t, t)
 		if s.lanes == 16 {
 			nan := K()
 			VCMPPS(U8(unordered), x[i], x[i], nan)
-			VMOVDQU32(integer(0x7fc0), nan, t)
+			VMOVDQU32(integer(0x7fc00000), nan, t)
 		} else {
 			nan := s.vector()
 			VCMPPS(U8(unordered), x[i], x[i], nan)
-			VBLENDVPS(nan, integer(0x7fc0), t, t)
+			VBLENDVPS(nan, integer(0x7fc00000), t, t)
 		}
 	}
 	return rounded

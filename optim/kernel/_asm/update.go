@@ -44,6 +44,7 @@ var algorithms = [abi.Algorithms]algorithm{
 // update writes one update kernel.
 func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.MomentType) {
 	TEXT(updateName(a, state, moments, s), 4, "func(a *Arguments)")
+	s = s.forMoments(moments)
 	restore := flushDenormals()
 	table, kind, gradient := argument("Table"), argument("GradientKind"), argument("Gradient")
 	arrays := []array{s.master(state)}
