@@ -9,6 +9,7 @@
 //
 //  1. only usable CPUs;
 //  2. every rank has a core, and no core has two ranks while there are enough;
+//     where a launcher gave the ranks masks, each stays inside its own;
 //  3. cores of one speed are shared out evenly, to within one core;
 //  4. a rank's cores are near its GPU;
 //  5. NUMA nodes and caches are cut as rarely as can be;
@@ -29,6 +30,9 @@ import (
 	"plimsoll/host"
 )
 
+// maxRanks bounds what is certainly a slip of the hand.
+const maxRanks = 1 << 16
+
 // Request is what a job wants of this node.
 type Request struct {
 	Ranks int // processes on this node
@@ -38,6 +42,9 @@ type Request struct {
 	// GPUs are PCI addresses, one for each rank, "" for a rank without; nil
 	// where no rank has a GPU.
 	GPUs []string
+	// Peers are the affinity masks that a launcher gave the ranks, in their
+	// order; nil where every rank may use what this process may.
+	Peers []cpuset.CPUSet
 }
 
 // TrainerShare is a number of cores of each rank, or a fraction of them; not
@@ -122,7 +129,8 @@ func (r *Rank) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// Split divides what this process may use of the host.
+// Split divides what the ranks may use of the host: what this process may, or
+// what the masks of the peers allow each.
 func Split(h *host.Host, request Request) (*Plan, error) {
 	if err := request.check(); err != nil {
 		return nil, err
@@ -131,22 +139,23 @@ func Split(h *host.Host, request Request) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	h, masks, err := request.masks(h)
+	if err != nil {
+		return nil, err
+	}
 	near := make([]cpuset.CPUSet, request.Ranks)
 	for rank, gpu := range gpus {
 		if gpu != nil {
-			near[rank] = gpu.CPUs.Intersection(h.CPUs)
+			near[rank] = gpu.CPUs.Intersection(masks[rank])
 		}
 	}
 	cores := inOrder(h)
-	parts, sharers := divide(cores, near)
+	d := divide(cores, masks, near)
 	plan := &Plan{}
-	for rank := range request.Ranks {
-		r := roles{
-			host: h, share: request.TrainerCores, near: near[rank], threads: threads(h.Quota, request.Ranks, rank),
-			cores: make([]*core, len(parts[rank])),
-		}
-		for i, position := range parts[rank] {
-			r.cores[i] = cores[position]
+	for rank, positions := range d.parts {
+		r := roles{host: h, share: request.TrainerCores, near: near[rank], threads: threads(h.Quota, request.Ranks, rank)}
+		for _, position := range positions {
+			r.cores = append(r.cores, cores[position].within(masks[rank]))
 		}
 		part := r.assign()
 		part.Rank = rank
@@ -154,10 +163,11 @@ func Split(h *host.Host, request Request) (*Plan, error) {
 		if gpus[rank] != nil {
 			reasons = append(reasons, r.nearReason(gpus[rank]))
 		}
-		if sharers[rank] > 1 {
+		reasons = append(reasons, d.peerReasons(rank)...)
+		if sharers := len(d.users[positions[0]]); sharers > 1 {
 			part.Shared = true
 			reasons = append(reasons, fmt.Sprintf("%s for %s: %d ranks share core %s",
-				count(len(cores), "usable core"), count(request.Ranks, "rank"), sharers[rank], r.cores[0].Usable))
+				count(len(cores), "usable core"), count(request.Ranks, "rank"), sharers, cores[positions[0]].Usable))
 		}
 		part.Reasons = append(reasons, part.Reasons...)
 		plan.Ranks = append(plan.Ranks, part)
@@ -185,8 +195,8 @@ func (r Request) check() error {
 	}
 	share := r.TrainerCores
 	switch {
-	case r.Ranks < 1:
-		return bad("give the number of processes on this node, at least 1", "%d ranks cannot be bound", r.Ranks)
+	case r.Ranks < 1 || r.Ranks > maxRanks:
+		return bad(fmt.Sprintf("give the number of processes on this node, 1 to %d", maxRanks), "%d ranks cannot be bound", r.Ranks)
 	case share.Cores < 0:
 		return bad("give 0 for no trainer", "%d cores for the trainer is less than none", share.Cores)
 	case !(share.Fraction >= 0 && share.Fraction < 1): // NaN too
@@ -195,6 +205,8 @@ func (r Request) check() error {
 		return bad("give one of the two", "the trainer's share is given twice: %d cores and the fraction %v", share.Cores, share.Fraction)
 	case len(r.GPUs) > 0 && len(r.GPUs) != r.Ranks:
 		return bad("give one GPU for each rank, in the order of the ranks", "%s for %s", count(len(r.GPUs), "GPU"), count(r.Ranks, "rank"))
+	case len(r.Peers) > 0 && len(r.Peers) != r.Ranks:
+		return bad("give one mask for each rank, in the order of the ranks", "%s for %s", count(len(r.Peers), "affinity mask"), count(r.Ranks, "rank"))
 	}
 	return nil
 }

@@ -217,6 +217,9 @@ func TestBadRequests(t *testing.T) {
 		{binding.Request{Ranks: 1, TrainerCores: binding.TrainerShare{Fraction: math.NaN()}}, "fraction NaN"},
 		{binding.Request{Ranks: 1, TrainerCores: binding.TrainerShare{Cores: 1, Fraction: 0.5}}, "twice"},
 		{binding.Request{Ranks: 2, GPUs: []string{"0000:17:00.0"}}, "1 GPU for 2 ranks"},
+		{binding.Request{Ranks: 1 << 30}, "1073741824 ranks"},
+		{binding.Request{Ranks: 2, Peers: []cpuset.CPUSet{cpuset.New(0)}}, "1 affinity mask for 2 ranks"},
+		{binding.Request{Ranks: 2, Peers: []cpuset.CPUSet{cpuset.New(0), cpuset.New(64)}}, "mask \"64\" of rank 1 is online"},
 		{binding.Request{Ranks: 1, GPUs: []string{"0000:17:00.1"}}, "did you mean 0000:17:00.0?"},
 		{binding.Request{Ranks: 1, GPUs: []string{"mlx5_0"}}, "this host has the GPUs 0000:17:00.0, 0000:b1:00.0"},
 	} {

@@ -24,6 +24,18 @@ func check(h *host.Host, request binding.Request) string {
 	if len(plan.Ranks) != request.Ranks {
 		return fmt.Sprintf("%d ranks", len(plan.Ranks))
 	}
+	own := slices.Repeat([]cpuset.CPUSet{h.CPUs}, request.Ranks)
+	same := true
+	if request.Peers != nil { // what each rank may use, of what all of them may
+		own = request.Peers
+		all := cpuset.New()
+		for _, mask := range own {
+			all, same = all.Union(mask), same && mask.Equals(own[0])
+		}
+		if h, err = h.WithAffinity(all); err != nil {
+			return err.Error()
+		}
+	}
 	coreOf := map[int]int{}
 	usable := 0
 	for i, core := range h.Cores {
@@ -42,6 +54,7 @@ func check(h *host.Host, request binding.Request) string {
 		return cores
 	}
 	wantsTrainer := request.TrainerCores != binding.TrainerShare{}
+	sharers := ranksOf(h, plan)
 	owner := map[int]int{}
 	byKind := map[int][]int{} // kind to cores of each rank
 	totals := []int{}
@@ -51,7 +64,7 @@ func check(h *host.Host, request binding.Request) string {
 		if rank.Rank != i {
 			return fmt.Sprintf("rank %d in place %d", rank.Rank, i)
 		}
-		if !rank.TrainerCPUs.Union(rank.OptimizerCPUs).IsSubsetOf(h.CPUs) {
+		if !rank.TrainerCPUs.Union(rank.OptimizerCPUs).IsSubsetOf(own[i].Intersection(h.CPUs)) {
 			return fmt.Sprintf("rank %d has CPUs that are not usable", i)
 		}
 		if len(optimizer) == 0 || wantsTrainer != (len(trainer) > 0) {
@@ -67,13 +80,13 @@ func check(h *host.Host, request binding.Request) string {
 			if optimizer[core] && !rank.Shared {
 				return fmt.Sprintf("rank %d: trainer and optimizer share a core", i)
 			}
-			if !h.Cores[core].Usable.IsSubsetOf(rank.TrainerCPUs) {
+			if !h.Cores[core].Usable.Intersection(own[i]).IsSubsetOf(rank.TrainerCPUs) {
 				return fmt.Sprintf("rank %d: half a core for the trainer", i)
 			}
 		}
 		maps.Copy(optimizer, trainer)
 		for core := range optimizer {
-			if other, taken := owner[core]; taken && (usable >= request.Ranks || !rank.Shared) {
+			if other, taken := owner[core]; taken && (same && usable >= request.Ranks || !rank.Shared) {
 				return fmt.Sprintf("ranks %d and %d share a core", other, i)
 			}
 			owner[core] = i
@@ -85,7 +98,7 @@ func check(h *host.Host, request binding.Request) string {
 		}
 		totals = append(totals, len(optimizer))
 		used += len(optimizer)
-		if rank.Shared != (usable < request.Ranks && shares(plan, i)) && !(wantsTrainer && len(optimizer) == 1) {
+		if rank.Shared != (sharers[i] > 1) && !(wantsTrainer && len(optimizer) == 1) {
 			return fmt.Sprintf("rank %d: shared is %v", i, rank.Shared)
 		}
 		for _, id := range rank.NUMANodes {
@@ -101,6 +114,9 @@ func check(h *host.Host, request binding.Request) string {
 		if err != nil || back.UnmarshalJSON(data) != nil || !cmp.Equal(rank, back, sameCPUs) {
 			return fmt.Sprintf("rank %d does not survive JSON: %s", i, data)
 		}
+	}
+	if !same { // how even they can be depends on the masks
+		return ""
 	}
 	if problem := checkPlaces(h, request, plan); problem != "" && usable >= request.Ranks && h.Quota == 0 {
 		return problem
@@ -185,14 +201,23 @@ func checkPlaces(h *host.Host, request binding.Request, plan *binding.Plan) stri
 	return ""
 }
 
-// shares says whether another rank has a CPU of this one.
-func shares(plan *binding.Plan, rank int) bool {
-	for i, other := range plan.Ranks {
-		if i != rank && !other.OptimizerCPUs.Intersection(plan.Ranks[rank].OptimizerCPUs).IsEmpty() {
-			return true
+// ranksOf says for each rank how many ranks its cores have.
+func ranksOf(h *host.Host, plan *binding.Plan) []int {
+	most := make([]int, len(plan.Ranks))
+	for _, core := range h.UsableCores() {
+		ranks := []int{}
+		for i, rank := range plan.Ranks {
+			if slices.ContainsFunc(core.Usable.UnsortedList(), func(cpu int) bool {
+				return rank.TrainerCPUs.Contains(cpu) || rank.OptimizerCPUs.Contains(cpu)
+			}) {
+				ranks = append(ranks, i)
+			}
+		}
+		for _, i := range ranks {
+			most[i] = max(most[i], len(ranks))
 		}
 	}
-	return false
+	return most
 }
 
 func spread(counts []int) int { return slices.Max(counts) - slices.Min(counts) }

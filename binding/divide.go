@@ -14,7 +14,8 @@ import (
 // core is a usable core and the groups it shares with others.
 type core struct {
 	host.Core
-	first int // its lowest usable CPU
+	first int  // its lowest usable CPU
+	whole bool // all its hardware threads are usable
 	// groups are numbered within each of the levels package, NUMA node and
 	// cache; -1 is no group.
 	groups [3]int
@@ -42,7 +43,7 @@ func inOrder(h *host.Host) []*core {
 		if len(c.Nodes) == 0 {
 			node = -1
 		}
-		cores = append(cores, &core{Core: c, first: c.Usable.List()[0], groups: [3]int{c.Package, node, c.Cache}})
+		cores = append(cores, &core{Core: c, first: lowest(c.Usable), whole: c.Whole(), groups: [3]int{c.Package, node, c.Cache}})
 	}
 	levels := []int{0, 1, 2}
 	sizes := [3]int{}
@@ -65,61 +66,81 @@ func inOrder(h *host.Host) []*core {
 	return cores
 }
 
-// divide gives each rank positions in the list of cores, and says how many
-// ranks use them.
-func divide(cores []*core, near []cpuset.CPUSet) (parts [][]int, sharers []int) {
-	if len(cores) < len(near) {
-		return share(cores, near)
+func lowest(cpus cpuset.CPUSet) int { return slices.Min(cpus.UnsortedList()) }
+
+// within is the core as a rank with that mask sees it.
+func (c core) within(mask cpuset.CPUSet) *core {
+	if own := c.Usable.Intersection(mask); own.Size() < c.Usable.Size() {
+		c.Usable, c.first = own, lowest(own)
 	}
-	d := divider{cores: cores, near: near, parts: make([][]int, len(near))}
-	for kind := range 1 + slices.MaxFunc(cores, func(a, b *core) int { return a.Kind - b.Kind }).Kind {
-		pool := []int{}
-		for position, c := range cores {
-			if c.Kind == kind {
-				pool = append(pool, position)
-			}
-		}
-		d.pool(pool)
-	}
-	sharers = make([]int, len(near))
-	for rank := range d.parts {
-		slices.Sort(d.parts[rank])
-		sharers[rank] = 1
-	}
-	return d.parts, sharers
+	return &c
 }
 
-// share is for fewer cores than ranks: one core each, the least loaded, of
-// those a near one, the fastest first.
-func share(cores []*core, near []cpuset.CPUSet) (parts [][]int, sharers []int) {
-	load := make([]int, len(cores))
-	for _, cpus := range near {
-		far := func(position int) int {
-			if cpus.Contains(cores[position].first) {
-				return 0
-			}
-			return 1
-		}
-		best := 0
-		for i, c := range cores {
-			if cmp.Or(cmp.Compare(load[i], load[best]), cmp.Compare(far(i), far(best)), cmp.Compare(c.Kind, cores[best].Kind)) < 0 {
-				best = i
-			}
-		}
-		load[best]++
-		parts = append(parts, []int{best})
+// divide gives each rank cores that its mask touches.
+func divide(cores []*core, masks, near []cpuset.CPUSet) *divider {
+	d := &divider{
+		cores: cores, masks: masks, near: near,
+		parts: make([][]int, len(masks)), owed: make([]int, len(masks)), may: make([]bool, len(masks)),
+		users: make([][]int, len(cores)),
 	}
-	for _, part := range parts {
-		sharers = append(sharers, load[part[0]])
+	d.same = !slices.ContainsFunc(masks, func(mask cpuset.CPUSet) bool { return !mask.Equals(masks[0]) })
+	pools := d.pools()
+	switch {
+	case !d.same:
+		for i, shares := range balance(pools, len(masks)) {
+			d.owed = shares
+			d.divide(pools[i])
+		}
+	case len(cores) >= len(masks):
+		for _, p := range pools {
+			d.owe(len(p.cores))
+			d.divide(p)
+		}
 	}
-	return parts, sharers
+	for rank, part := range d.parts {
+		slices.Sort(part)
+		for _, position := range part {
+			d.users[position] = append(d.users[position], rank)
+		}
+	}
+	for rank, part := range d.parts {
+		if len(part) == 0 {
+			d.join(rank)
+		}
+	}
+	return d
+}
+
+// join is for a rank that there was no core left for: of the cores that it may
+// use the least loaded, of those a near one, the fastest first.
+func (d *divider) join(rank int) {
+	far := func(position int) int {
+		if d.near[rank].Contains(d.cores[position].first) {
+			return 0
+		}
+		return 1
+	}
+	best := -1
+	for i, c := range d.cores {
+		if !d.mayUse(rank, c) {
+			continue
+		}
+		if best < 0 || cmp.Or(cmp.Compare(len(d.users[i]), len(d.users[best])), cmp.Compare(far(i), far(best)), cmp.Compare(c.Kind, d.cores[best].Kind)) < 0 {
+			best = i
+		}
+	}
+	d.users[best] = append(d.users[best], rank)
+	d.parts[rank] = []int{best}
 }
 
 // divider shares out one pool of equal cores after the other.
 type divider struct {
 	cores []*core
-	near  []cpuset.CPUSet
-	parts [][]int
+	masks []cpuset.CPUSet // what each rank may use
+	same  bool            // for every rank
+	near  []cpuset.CPUSet // what of it is near the rank's GPU
+	parts [][]int         // of each rank: positions in the list of cores
+	users [][]int         // of each core: its ranks
 
 	// Of the pool at hand: what each rank is still owed, which ranks may get
 	// one core more, and how many such cores there are.
@@ -128,23 +149,20 @@ type divider struct {
 	extra int
 }
 
-// pool divides equal cores: first those near a GPU among the ranks of the GPUs
-// they are near to, then the rest.
-func (d *divider) pool(pool []int) {
-	d.owe(len(pool))
-	for _, owners := range d.neighbours() {
+// divide shares out one pool: first the cores near a GPU among the ranks of
+// the GPUs that they are near to, then the rest.
+func (d *divider) divide(p pool) {
+	rest := p.cores
+	for _, owners := range d.neighbours(p.ranks) {
 		nearby := func(position int) bool { return d.near[owners[0]].Contains(d.cores[position].first) }
-		local := slices.DeleteFunc(slices.Clone(pool), func(position int) bool { return !nearby(position) })
+		local := slices.DeleteFunc(slices.Clone(rest), func(position int) bool { return !nearby(position) })
 		taken := d.hand(local, owners)
-		pool = slices.DeleteFunc(pool, func(position int) bool { return slices.Contains(taken, position) })
-	}
-	all := []int{}
-	for rank := range d.parts {
-		all = append(all, rank)
+		rest = slices.DeleteFunc(slices.Clone(rest), func(position int) bool { return slices.Contains(taken, position) })
 	}
 	// Ranks that have cores already go on from there.
-	slices.SortStableFunc(all, func(a, b int) int { return cmp.Compare(d.anchor(a), d.anchor(b)) })
-	d.hand(pool, all)
+	ranks := slices.Clone(p.ranks)
+	slices.SortStableFunc(ranks, func(a, b int) int { return cmp.Compare(d.anchor(a), d.anchor(b)) })
+	d.hand(rest, ranks)
 }
 
 // owe sets even shares. What does not divide goes to ranks that got less of
@@ -177,9 +195,10 @@ func (d *divider) owe(cores int) {
 
 // neighbours are the ranks by the CPUs near their GPUs, the smallest sets
 // first: what is near a cache is near its node too.
-func (d *divider) neighbours() [][]int {
+func (d *divider) neighbours(ranks []int) [][]int {
 	groups := [][]int{}
-	for rank, cpus := range d.near {
+	for _, rank := range ranks {
+		cpus := d.near[rank]
 		if cpus.IsEmpty() {
 			continue
 		}
@@ -216,12 +235,14 @@ func (d *divider) hand(positions, ranks []int) []int {
 	}
 	given := positions[:min(len(positions), owed+min(may, d.extra))]
 	sizes, grow := make([]int, len(ranks)), make([]bool, len(ranks))
+	level := math.MaxInt
+	if len(given) < owed {
+		level = d.level(len(given), ranks)
+	}
 	for i, rank := range ranks {
-		if len(given) >= owed {
-			sizes[i], grow[i] = d.owed[rank], d.may[rank]
-		} else { // too few: what there is, evenly; debts differ by one at most
-			sizes[i] = len(given) / len(ranks)
-			grow[i] = d.owed[rank] > sizes[i]
+		sizes[i], grow[i] = d.owed[rank], d.may[rank]
+		if level < math.MaxInt { // too few: what there is, evenly
+			sizes[i], grow[i] = min(d.owed[rank], level), d.owed[rank] > level
 		}
 	}
 	start := 0
@@ -236,6 +257,20 @@ func (d *divider) hand(positions, ranks []int) []int {
 		d.owed[rank] = max(0, d.owed[rank]-size)
 	}
 	return given
+}
+
+// level is the highest number of cores, of which each rank can have as many as
+// that or as it is owed.
+func (d *divider) level(cores int, ranks []int) int {
+	for level := 0; ; level++ {
+		left := cores
+		for _, rank := range ranks {
+			left -= min(d.owed[rank], level+1)
+		}
+		if left < 0 {
+			return level
+		}
+	}
 }
 
 // cut chooses which of the parts that may grow do grow by one, so that the

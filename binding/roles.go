@@ -55,7 +55,7 @@ func (r roles) assign() Rank {
 	}
 	halves := 0
 	for _, c := range append(slices.Clone(trainer), optimizer...) {
-		if !c.Whole() {
+		if !c.whole {
 			halves++
 		}
 	}

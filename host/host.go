@@ -126,12 +126,8 @@ func Discover(root fs.FS, affinity cpuset.CPUSet) (*Host, error) {
 	if h.Online.IsEmpty() {
 		h.Online = affinity // no sysfs: the mask holds online CPUs only
 	}
-	h.CPUs = h.Online.Intersection(affinity)
-	if h.CPUs.IsEmpty() {
-		return nil, &fault.Input{
-			What: fmt.Sprintf("no usable CPU: the affinity mask is %q and the online CPUs are %q", affinity, h.Online),
-			Mend: "give the process at least one online CPU (taskset, cpuset.cpus, srun --cpu-bind)",
-		}
+	if h.Online.IsEmpty() {
+		return h.WithAffinity(affinity) // which fails
 	}
 	h.Isolated = t.cpus(h.Online, "sys/devices/system/cpu/isolated")
 	h.NoHZFull = t.cpus(h.Online, "sys/devices/system/cpu/nohz_full")
@@ -147,7 +143,24 @@ func Discover(root fs.FS, affinity cpuset.CPUSet) (*Host, error) {
 	h.Quota, h.QuotaFrom = groups.quota()
 	h.Memory = t.memory(h.Nodes, groups)
 	h.GPUs, h.NICs = t.devices(h)
-	return h, nil
+	return h.WithAffinity(affinity)
+}
+
+// WithAffinity is the same host for a process with another affinity mask.
+func (h *Host) WithAffinity(mask cpuset.CPUSet) (*Host, error) {
+	other := *h
+	other.CPUs = h.Online.Intersection(mask)
+	if other.CPUs.IsEmpty() {
+		return nil, &fault.Input{
+			What: fmt.Sprintf("no usable CPU: the affinity mask is %q and the online CPUs are %q", mask, h.Online),
+			Mend: "give the process at least one online CPU (taskset, cpuset.cpus, srun --cpu-bind)",
+		}
+	}
+	other.Cores = slices.Clone(h.Cores)
+	for i, core := range other.Cores {
+		other.Cores[i].Usable = core.Siblings.Intersection(other.CPUs)
+	}
+	return &other, nil
 }
 
 // tree reads the small files of proc and sys. Each of its methods gives the

@@ -125,7 +125,6 @@ func (t tree) cores(h *Host) []Core {
 	}, func(first int, group cpuset.CPUSet) {
 		cores = append(cores, Core{
 			Siblings: group,
-			Usable:   group.Intersection(h.CPUs),
 			Package:  packageOf[first],
 			Cache:    cacheOf[first] - 1,
 			Nodes:    nodesOf[first],

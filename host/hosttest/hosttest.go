@@ -116,18 +116,27 @@ func ReadText(t testing.TB, names ...string) Machine {
 // Linux does on most servers, it numbers the first thread of every core before
 // the second of any.
 func Grid(sockets, cores, threads int) Machine {
+	return grid(sockets, cores, threads, func(core, thread int) int { return core + thread*sockets*cores })
+}
+
+// AdjacentGrid is the same machine numbered core by core, as POWER, many Arm
+// servers and QEMU do.
+func AdjacentGrid(sockets, cores, threads int) Machine {
+	return grid(sockets, cores, threads, func(core, thread int) int { return core*threads + thread })
+}
+
+func grid(sockets, cores, threads int, id func(core, thread int) int) Machine {
 	files := NewFiles(nil)
 	set := func(format string, values ...any) {
 		name, text, _ := strings.Cut(fmt.Sprintf(format, values...), "=")
 		files.Set("sys/devices/system/"+name, []byte(text+"\n"))
 	}
-	all := sockets * cores
 	for socket := range sockets {
 		cpus := []int{}
 		for core := socket * cores; core < (socket+1)*cores; core++ {
 			siblings := []int{}
 			for thread := range threads {
-				siblings = append(siblings, core+thread*all)
+				siblings = append(siblings, id(core, thread))
 			}
 			cpus = append(cpus, siblings...)
 			for _, cpu := range siblings {
@@ -148,7 +157,7 @@ func Grid(sockets, cores, threads int) Machine {
 			set("cpu/cpu%d/cache/index3/shared_cpu_list=%s", cpu, list)
 		}
 	}
-	online := fmt.Sprintf("0-%d", all*threads-1)
+	online := fmt.Sprintf("0-%d", sockets*cores*threads-1)
 	set("cpu/online=%s", online)
 	affinity, err := host.ParseList(online)
 	if err != nil {

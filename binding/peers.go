@@ -1,0 +1,169 @@
+package binding
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"k8s.io/utils/cpuset"
+
+	"plimsoll/fault"
+	"plimsoll/host"
+)
+
+// masks says what each rank may use, and gives the host as all of them
+// together see it.
+//
+// Batch systems hand out CPUs, not cores: the masks of two ranks may overlap
+// or hold different threads of one core.
+func (r Request) masks(h *host.Host) (*host.Host, []cpuset.CPUSet, error) {
+	if len(r.Peers) == 0 {
+		return h, slices.Repeat([]cpuset.CPUSet{h.CPUs}, r.Ranks), nil
+	}
+	masks, all := []cpuset.CPUSet{}, cpuset.New()
+	for rank, peer := range r.Peers {
+		mask := peer.Intersection(h.Online)
+		if mask.IsEmpty() {
+			return nil, nil, &fault.Input{
+				What: fmt.Sprintf("no CPU of the mask %q of rank %d is online; those are %q", peer, rank, h.Online),
+				Mend: "give every rank at least one online CPU",
+			}
+		}
+		masks, all = append(masks, mask), all.Union(mask)
+	}
+	pool, err := h.WithAffinity(all)
+	return pool, masks, err
+}
+
+// pool is a number of cores of one kind that the same ranks may use.
+type pool struct {
+	kind         int
+	ranks, cores []int
+}
+
+// pools divides the cores into pools: those of few ranks first, so that the
+// others can be weighed against them, and the fastest kind first.
+func (d *divider) pools() []pool {
+	everyone := []int{}
+	for rank := range d.masks {
+		everyone = append(everyone, rank)
+	}
+	pools, known := []pool{}, map[string]int{}
+	for position, c := range d.cores {
+		ranks, key := everyone, fmt.Sprint(c.Kind)
+		if !d.same {
+			ranks = slices.DeleteFunc(slices.Clone(everyone), func(rank int) bool { return !d.mayUse(rank, c) })
+			key = fmt.Sprint(c.Kind, ranks)
+		}
+		i, ok := known[key]
+		if !ok {
+			i = len(pools)
+			known[key], pools = i, append(pools, pool{kind: c.Kind, ranks: ranks})
+		}
+		pools[i].cores = append(pools[i].cores, position)
+	}
+	slices.SortStableFunc(pools, func(a, b pool) int {
+		return cmp.Or(cmp.Compare(len(a.ranks), len(b.ranks)), cmp.Compare(a.kind, b.kind))
+	})
+	return pools
+}
+
+func (d *divider) mayUse(rank int, c *core) bool {
+	return !c.Usable.Intersection(d.masks[rank]).IsEmpty()
+}
+
+// balance says how many cores of each pool each rank gets, so that the totals
+// of the ranks are as even as the pools allow: no rank has fewer than it must.
+// It starts with a good guess and lets ranks pass cores on until none can be
+// relieved (an optimal semi-matching: Harvey, Ladner, Lovász, Tamir,
+// "Semi-matchings for bipartite graphs and load balancing", 2003).
+func balance(pools []pool, ranks int) (shares [][]int) {
+	total := make([]int, ranks)
+	for i, p := range pools {
+		shares = append(shares, make([]int, ranks))
+		for range p.cores {
+			poorest := slices.MinFunc(p.ranks, func(a, b int) int { return cmp.Compare(total[a], total[b]) })
+			shares[i][poorest]++
+			total[poorest]++
+		}
+	}
+	for rank := 0; rank < ranks; rank++ {
+		if relieve(rank, pools, shares, total) {
+			rank = -1 // begin again: another may now have a way
+		}
+	}
+	return shares
+}
+
+// relieve takes one core from the rank for another that has at least two
+// fewer. There may be ranks between them, each of which gets a core and gives
+// one from another pool.
+func relieve(rank int, pools []pool, shares [][]int, total []int) bool {
+	type giver struct{ rank, pool int }
+	from := map[int]giver{rank: {}}
+	for queue := []int{rank}; len(queue) > 0; queue = queue[1:] {
+		at := queue[0]
+		if total[at]+2 <= total[rank] {
+			total[at]++
+			total[rank]--
+			for at != rank {
+				g := from[at]
+				shares[g.pool][at]++
+				shares[g.pool][g.rank]--
+				at = g.rank
+			}
+			return true
+		}
+		for i, p := range pools {
+			if shares[i][at] == 0 {
+				continue
+			}
+			for _, next := range p.ranks {
+				if _, seen := from[next]; !seen {
+					from[next] = giver{at, i}
+					queue = append(queue, next)
+				}
+			}
+		}
+	}
+	return false
+}
+
+// peerReasons says what became of the mask of a rank.
+func (d *divider) peerReasons(rank int) []string {
+	if d.same {
+		return nil
+	}
+	reasons := []string{fmt.Sprintf("inside its own affinity mask, %s", d.masks[rank])}
+	var kept, lost, others []int
+	for i, c := range d.cores {
+		if !d.mayUse(rank, c) {
+			continue
+		}
+		contested := false
+		for other := range d.masks {
+			if other != rank && d.mayUse(other, c) {
+				contested = true
+				others = append(others, other)
+			}
+		}
+		switch cpus := c.Usable.UnsortedList(); {
+		case !contested:
+		case slices.Contains(d.users[i], rank):
+			kept = append(kept, cpus...)
+		default:
+			lost = append(lost, cpus...)
+		}
+	}
+	who := "rank"
+	if cpuset.New(others...).Size() > 1 {
+		who = "ranks"
+	}
+	if len(kept) > 0 {
+		reasons = append(reasons, fmt.Sprintf("the mask of %s %s reaches into the cores %s too; they are this rank's alone", who, cpuset.New(others...), cpuset.New(kept...)))
+	}
+	if len(lost) > 0 {
+		reasons = append(reasons, fmt.Sprintf("its mask reaches into the cores %s, which are left to %s %s: no core has two ranks", cpuset.New(lost...), who, cpuset.New(others...)))
+	}
+	return reasons
+}
