@@ -16,14 +16,22 @@ type core struct {
 	host.Core
 	first int  // its lowest usable CPU
 	whole bool // all its hardware threads are usable
-	// groups are numbered within each of the levels package, NUMA node and
-	// cache; -1 is no group.
-	groups [3]int
+	// groups are numbered within each of the levels; -1 is no group.
+	groups [levels]int
 }
 
-// together is what two ranks lose by being in one group: of a package, a node,
-// a cache. A cut between two cores costs the sum over the groups they share.
-var together = [3]int{1, 2, 4}
+// The levels at which cores form groups.
+const (
+	ofPackage = iota
+	ofDie
+	ofNode
+	ofCache
+	levels
+)
+
+// together is what two ranks lose by being in one group. A cut between two
+// cores costs the sum over the groups they share.
+var together = [levels]int{ofPackage: 1, ofDie: 1, ofNode: 2, ofCache: 4}
 
 // inOrder lists the usable cores so that cores close to each other in the
 // machine are close in the list. Which level lies within which differs: a node
@@ -43,22 +51,22 @@ func inOrder(h *host.Host) []*core {
 		if len(c.Nodes) == 0 {
 			node = -1
 		}
-		cores = append(cores, &core{Core: c, first: lowest(c.Usable), whole: c.Whole(), groups: [3]int{c.Package, node, c.Cache}})
+		cores = append(cores, &core{Core: c, first: lowest(c.Usable), whole: c.Whole(), groups: [levels]int{c.Package, c.Die, node, c.Cache}})
 	}
-	levels := []int{0, 1, 2}
-	sizes := [3]int{}
+	sizes, order := [levels]int{}, []int{}
 	for level := range levels {
+		order = append(order, level)
 		distinct := map[int]bool{}
 		for _, c := range cores {
 			distinct[c.groups[level]] = true
 		}
 		sizes[level] = len(distinct)
 	}
-	slices.SortStableFunc(levels, func(a, b int) int { return cmp.Compare(sizes[a], sizes[b]) })
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(sizes[a], sizes[b]) })
 	slices.SortFunc(cores, func(a, b *core) int {
-		for _, level := range levels {
-			if order := cmp.Compare(a.groups[level], b.groups[level]); order != 0 {
-				return order
+		for _, level := range order {
+			if result := cmp.Compare(a.groups[level], b.groups[level]); result != 0 {
+				return result
 			}
 		}
 		return cmp.Compare(a.first, b.first)

@@ -24,8 +24,8 @@ func TestCutIsCheapest(t *testing.T) {
 		length += extra
 		d, positions := divider{}, []int{}
 		for i := range length {
-			d.cores = append(d.cores, &core{groups: [3]int{
-				i / rapid.IntRange(1, 8).Draw(t, "package"), i / rapid.IntRange(1, 4).Draw(t, "node"), i / 3,
+			d.cores = append(d.cores, &core{groups: [levels]int{
+				i / rapid.IntRange(1, 8).Draw(t, "package"), i / rapid.IntRange(1, 6).Draw(t, "die"), i / rapid.IntRange(1, 4).Draw(t, "node"), i / 3,
 			}})
 			positions = append(positions, i)
 		}

@@ -104,7 +104,7 @@ func (r roles) pools() [][]*core {
 	type key struct{ far, kind, node int }
 	byKey := map[key][]*core{}
 	for _, c := range r.cores {
-		k := key{far: 1, kind: c.Kind, node: c.groups[1]}
+		k := key{far: 1, kind: c.Kind, node: c.groups[ofNode]}
 		if r.near.Contains(c.first) {
 			k.far = 0
 		}
@@ -130,7 +130,7 @@ func (r roles) spread(cores []*core, number int) []*core {
 	turn := map[*core]int{}
 	seen := map[[3]int]int{}
 	for _, c := range cores {
-		group := [3]int{c.groups[1], c.groups[2], c.Kind}
+		group := [3]int{c.groups[ofNode], c.groups[ofCache], c.Kind}
 		turn[c] = seen[group]
 		seen[group]++
 	}

@@ -82,18 +82,18 @@ func (g controlGroups) levels(controller string) []level {
 }
 
 // cpuset is the CPU list ("cpus") or node list ("mems") of the nearest cgroup
-// that has one that is not empty. In version 2 only the effective list holds
+// that has one that is not empty, and the name of the cgroup. In version 2 only the effective list holds
 // what comes from above; in version 1 a list is never wider than its parent's.
-func (g controlGroups) cpuset(which string) cpuset.CPUSet {
+func (g controlGroups) cpuset(which string) (cpuset.CPUSet, string) {
 	names := []string{"cpuset." + which + ".effective", "cpuset." + which, which}
 	for _, l := range g.levels("cpuset") {
 		for _, name := range names {
 			if set, err := ParseList(g.text(path.Join(l.directory, name))); err == nil && !set.IsEmpty() {
-				return set
+				return set, l.name
 			}
 		}
 	}
-	return cpuset.New()
+	return cpuset.New(), ""
 }
 
 // quota is the tightest CPU quota of all levels and its name: a cgroup never

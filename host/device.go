@@ -14,15 +14,15 @@ const nvidiaDirectory = "proc/driver/nvidia/gpus"
 
 // Device is a PCI function.
 type Device struct {
-	Address string // domain:bus:device.function
-	Vendor  string // "10de"
-	Product string // "26b5"
-	Node    int    // NUMA node; -1 where the firmware gives none
+	Address string `json:"address"`   // domain:bus:device.function
+	Vendor  string `json:"vendor"`    // "10de"
+	Product string `json:"product"`   // "26b5"
+	Node    int    `json:"numa_node"` // -1 where the firmware gives none
 	// CPUs are the online CPUs nearest to the device, which may be fewer than
 	// those of its node; empty where nothing is known.
-	CPUs cpuset.CPUSet
+	CPUs cpuset.CPUSet `json:"cpus"`
 	// Names are what the kernel calls the device: "eth0", "mlx5_0".
-	Names []string
+	Names []string `json:"names"`
 }
 
 // gpuVendors make GPUs that compute: NVIDIA, AMD, Intel. Display controllers

@@ -26,68 +26,79 @@ import (
 // Host is what one process may use. Slices have a fixed order, so that two
 // discoveries of the same machine are equal.
 type Host struct {
-	Name   string // CPU model; empty where the kernel does not say
-	Kernel string // release
+	Name   string `json:"cpu"`    // CPU model; empty where the kernel does not say
+	Kernel string `json:"kernel"` // release
 
-	CPUs   cpuset.CPUSet // usable: the affinity mask, of it what is online
-	Online cpuset.CPUSet
+	CPUs    cpuset.CPUSet `json:"usable_cpus"` // the affinity mask, of it what is online
+	Online  cpuset.CPUSet `json:"online_cpus"`
+	Offline cpuset.CPUSet `json:"offline_cpus"` // present but switched off
 	// Cpuset is the CPU list of the nearest cgroup that has one: the pool that
 	// a batch system cut the masks of this job's processes from. Online where
-	// there is no cpuset.
-	Cpuset cpuset.CPUSet
+	// there is no cpuset. CpusetFrom names the cgroup.
+	Cpuset     cpuset.CPUSet `json:"cpuset_cpus"`
+	CpusetFrom string        `json:"cpuset_from"`
 	// Isolated and NoHZFull CPUs were set apart by the administrator. They are
 	// usable only if the affinity mask holds them.
-	Isolated, NoHZFull cpuset.CPUSet
+	Isolated cpuset.CPUSet `json:"isolated_cpus"`
+	NoHZFull cpuset.CPUSet `json:"nohz_full_cpus"`
 
-	Packages []Package
-	Caches   []Cache    // last-level cache groups
-	Kinds    []CoreKind // fastest first; one on an ordinary machine
-	Cores    []Core     // all online cores, by lowest CPU
-	Nodes    []NUMANode // by id; empty on a machine without NUMA support
+	Packages []Package  `json:"packages"`
+	Dies     []Die      `json:"dies"`       // empty unless packages have several
+	Caches   []Cache    `json:"caches"`     // last-level cache groups
+	Kinds    []CoreKind `json:"core_kinds"` // fastest first; one on an ordinary machine
+	Cores    []Core     `json:"cores"`      // all online cores, by lowest CPU
+	Nodes    []NUMANode `json:"numa_nodes"` // by id; empty on a machine without NUMA support
 
 	// Quota is CPU time as a number of CPUs, the tightest of all cgroups up to
 	// the root; 0 is none. QuotaFrom names the counter that says so.
-	Quota     float64
-	QuotaFrom string
+	Quota     float64 `json:"quota_cpus"`
+	QuotaFrom string  `json:"quota_from"`
 
-	Memory    Memory
-	HugePages HugePages
+	Memory    Memory    `json:"memory"`
+	HugePages HugePages `json:"huge_pages"`
 
-	GPUs []Device
-	NICs []Device
+	GPUs []Device `json:"gpus"`
+	NICs []Device `json:"nics"`
 }
 
 // Package is a processor package: a socket, or what a hypervisor shows as one.
 type Package struct {
-	ID   int // physical_package_id, a name; -1 where the firmware gives none
-	CPUs cpuset.CPUSet
+	ID   int           `json:"id"` // physical_package_id, a name; -1 where the firmware gives none
+	CPUs cpuset.CPUSet `json:"cpus"`
+}
+
+// Die is a part of a package that has several.
+type Die struct {
+	ID   int           `json:"id"` // within its package
+	CPUs cpuset.CPUSet `json:"cpus"`
 }
 
 // Cache is a group of CPUs that share their last level of cache: L3, or L2
 // where there is no L3.
 type Cache struct {
-	Level int
-	Size  ledger.Bytes // 0 where the kernel does not say
-	CPUs  cpuset.CPUSet
+	Level int           `json:"level"`
+	Size  ledger.Bytes  `json:"size_bytes"` // 0 where the kernel does not say
+	CPUs  cpuset.CPUSet `json:"cpus"`
 }
 
 // CoreKind is a class of cores of about equal speed.
 type CoreKind struct {
-	Name     string  // what told the kinds apart; empty when there is only one
-	Capacity float64 // relative to the fastest kind, which is 1
-	CPUs     cpuset.CPUSet
+	Name     string        `json:"name"`     // what told the kinds apart; empty when there is only one
+	Capacity float64       `json:"capacity"` // relative to the fastest kind, which is 1
+	CPUs     cpuset.CPUSet `json:"cpus"`
 }
 
 // Core is a physical core.
 type Core struct {
-	Siblings cpuset.CPUSet // its online hardware threads
-	Usable   cpuset.CPUSet // those of them that this process may use; may be empty
-	Package  int           // index into Host.Packages
-	Cache    int           // index into Host.Caches, -1 for none
-	Kind     int           // index into Host.Kinds
+	Siblings cpuset.CPUSet `json:"cpus"`        // its online hardware threads
+	Usable   cpuset.CPUSet `json:"usable_cpus"` // those of them that this process may use; may be empty
+	Package  int           `json:"package"`     // index into Host.Packages
+	Die      int           `json:"die"`         // index into Host.Dies, -1 for none
+	Cache    int           `json:"cache"`       // index into Host.Caches, -1 for none
+	Kind     int           `json:"kind"`        // index into Host.Kinds
 	// Nodes are the ids of the NUMA nodes that list the core: none where no
 	// node does, several where faulty firmware gives nodes overlapping maps.
-	Nodes []int
+	Nodes []int `json:"numa_nodes"`
 }
 
 // Whole says whether this process may use every hardware thread of the core.
@@ -105,6 +116,31 @@ func (h *Host) UsableCores() []Core {
 		}
 	}
 	return cores
+}
+
+// Exclusion is why this process may not use some CPUs.
+type Exclusion struct {
+	CPUs   cpuset.CPUSet `json:"cpus"`
+	Reason string        `json:"reason"`
+}
+
+// Excluded lists the CPUs of the machine that are not usable. Each has the
+// first reason that holds: that it is off, then what the cgroup says, then the
+// rest.
+func (h *Host) Excluded() []Exclusion {
+	excluded := []Exclusion{}
+	left := h.Online.Difference(h.CPUs)
+	exclude := func(cpus cpuset.CPUSet, reason string) {
+		if !cpus.IsEmpty() {
+			excluded = append(excluded, Exclusion{cpus, reason})
+			left = left.Difference(cpus)
+		}
+	}
+	exclude(h.Offline, "offline")
+	exclude(left.Difference(h.Cpuset), "not in the cpuset of "+h.CpusetFrom)
+	exclude(left.Intersection(h.Isolated), "isolated by the administrator (isolcpus)")
+	exclude(left, "not in the affinity mask")
+	return excluded
 }
 
 // Discover reads the host from a file system whose root holds proc and sys, so
@@ -131,11 +167,15 @@ func Discover(root fs.FS, affinity cpuset.CPUSet) (*Host, error) {
 	}
 	h.Isolated = t.cpus(h.Online, "sys/devices/system/cpu/isolated")
 	h.NoHZFull = t.cpus(h.Online, "sys/devices/system/cpu/nohz_full")
-	h.Cpuset = groups.cpuset("cpus").Intersection(h.Online)
-	if h.Cpuset.IsEmpty() {
-		h.Cpuset = h.Online
+	h.Cpuset, h.CpusetFrom = groups.cpuset("cpus")
+	if h.Cpuset = h.Cpuset.Intersection(h.Online); h.Cpuset.IsEmpty() {
+		h.Cpuset, h.CpusetFrom = h.Online, ""
+	}
+	if present, err := ParseList(t.text("sys/devices/system/cpu/present")); err == nil {
+		h.Offline = present.Difference(h.Online)
 	}
 	h.Packages = t.packages(h.Online)
+	h.Dies = t.dies(h.Online, len(h.Packages))
 	h.Caches = t.caches(h.Online)
 	h.Nodes = t.nodes(h.Online, groups)
 	h.Cores = t.cores(h)
@@ -196,7 +236,7 @@ func (t tree) number(name string) (int64, bool) {
 
 // maskFiles hold masks; other files of CPUs hold lists.
 var maskFiles = map[string]bool{
-	"core_cpus": true, "thread_siblings": true, "package_cpus": true, "core_siblings": true,
+	"core_cpus": true, "thread_siblings": true, "package_cpus": true, "core_siblings": true, "die_cpus": true,
 	"shared_cpu_map": true, "cpumap": true, "local_cpus": true,
 }
 

@@ -2,7 +2,6 @@ package host
 
 import (
 	"fmt"
-	"os"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/cpuset"
@@ -10,11 +9,11 @@ import (
 
 // Local is the host that this process runs on.
 func Local() (*Host, error) {
-	affinity, err := Affinity(os.Getpid())
+	root, affinity, err := Root("")
 	if err != nil {
 		return nil, err
 	}
-	return Discover(os.DirFS("/"), affinity)
+	return Discover(root, affinity)
 }
 
 // Affinity is the mask of a thread; the id of a process names its main thread.

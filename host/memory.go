@@ -14,9 +14,9 @@ import (
 
 // Memory is what can still be allocated.
 type Memory struct {
-	Total     ledger.Bytes // MemTotal; 0 for not known
-	Available ledger.Bytes // MemAvailable
-	Limits    []Limit
+	Total     ledger.Bytes `json:"total_bytes"`     // MemTotal; 0 for not known
+	Available ledger.Bytes `json:"available_bytes"` // MemAvailable
+	Limits    []Limit      `json:"limits"`
 }
 
 // Limit is a bound on this process and others with it: each cgroup limit up
@@ -27,9 +27,9 @@ type Memory struct {
 // (inactive_file), as the working set of Kubernetes does: it would not be in
 // the way of an allocation.
 type Limit struct {
-	Name  string // "cgroup /a/b memory.max"
-	Limit ledger.Bytes
-	Used  ledger.Bytes
+	Name  string       `json:"name"` // "cgroup /a/b memory.max"
+	Limit ledger.Bytes `json:"limit_bytes"`
+	Used  ledger.Bytes `json:"used_bytes"`
 }
 
 // Headroom is how many bytes may still be allocated, and the name of the
@@ -92,15 +92,16 @@ func nodeLimit(nodes []NUMANode) (Limit, bool) {
 
 // HugePages says which ways to large pages are open.
 type HugePages struct {
-	Pools       []HugePagePool // by size
-	Transparent string         // "always", "madvise" or "never"; empty where the kernel has none
-	Shared      string         // the same for shared memory (shmem_enabled)
+	Pools       []HugePagePool `json:"pools"`         // by size
+	Transparent string         `json:"transparent"`   // "always", "madvise" or "never"; empty where the kernel has none
+	Shared      string         `json:"shared_memory"` // the same for shared memory (shmem_enabled)
 }
 
 // HugePagePool is a pool of hugetlb pages of one size.
 type HugePagePool struct {
-	Size        ledger.Bytes
-	Total, Free int64 // pages
+	Size  ledger.Bytes `json:"page_bytes"`
+	Total int64        `json:"total_pages"`
+	Free  int64        `json:"free_pages"`
 }
 
 func (t tree) hugePages() HugePages {

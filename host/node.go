@@ -25,16 +25,16 @@ const (
 
 // NUMANode is a memory controller, some CPUs, or both.
 type NUMANode struct {
-	ID        int // a name: ids may be sparse
-	Class     NodeClass
-	CPUs      cpuset.CPUSet // online; not all of them need be usable
-	MemTotal  ledger.Bytes
-	MemFree   ledger.Bytes
-	Allowed   bool  // memory of this process may be placed here
-	Distances []int // to each of Host.Nodes; nil where the firmware gives none
+	ID        int           `json:"id"` // a name: ids may be sparse
+	Class     NodeClass     `json:"class"`
+	CPUs      cpuset.CPUSet `json:"cpus"` // online; not all of them need be usable
+	MemTotal  ledger.Bytes  `json:"memory_total_bytes"`
+	MemFree   ledger.Bytes  `json:"memory_free_bytes"`
+	Allowed   bool          `json:"memory_allowed"` // memory of this process may be placed here
+	Distances []int         `json:"distances"`      // to each of Host.Nodes; nil where the firmware gives none
 	// Near are the ids of the nodes with CPUs that reach this memory fastest.
-	Near      []int
-	HugePages []HugePagePool
+	Near      []int          `json:"near"`
+	HugePages []HugePagePool `json:"huge_pages"`
 
 	reclaimable ledger.Bytes
 }
@@ -126,14 +126,22 @@ func (t tree) nodes(online cpuset.CPUSet, groups controlGroups) []NUMANode {
 // memoryAllowed is the set of nodes that memory may come from; empty for not
 // known.
 func (t tree) memoryAllowed(groups controlGroups) cpuset.CPUSet {
+	if set := t.statusList("Mems_allowed_list"); !set.IsEmpty() {
+		return set
+	}
+	mems, _ := groups.cpuset("mems")
+	return mems
+}
+
+// statusList is a list of /proc/self/status; empty where there is none.
+func (t tree) statusList(key string) cpuset.CPUSet {
 	for line := range strings.Lines(t.text("proc/self/status")) {
-		if list, ok := strings.CutPrefix(line, "Mems_allowed_list:"); ok {
-			if set, err := ParseList(list); err == nil {
-				return set
-			}
+		if list, ok := strings.CutPrefix(line, key+":"); ok {
+			set, _ := ParseList(list)
+			return set
 		}
 	}
-	return groups.cpuset("mems")
+	return cpuset.New()
 }
 
 // gpuMemoryNodes asks the driver of NVIDIA which nodes are the memory of a

@@ -69,6 +69,24 @@ func (t tree) packages(online cpuset.CPUSet) []Package {
 	return packages
 }
 
+// dies are worth telling only where some package has several.
+func (t tree) dies(online cpuset.CPUSet, packages int) []Die {
+	dies := []Die{}
+	partition(online, func(cpu int) cpuset.CPUSet {
+		return t.cpus(online, cpuFile(cpu, "topology/die_cpus_list"), cpuFile(cpu, "topology/die_cpus"))
+	}, func(first int, group cpuset.CPUSet) {
+		id, ok := t.number(cpuFile(first, "topology/die_id"))
+		if !ok {
+			id = -1
+		}
+		dies = append(dies, Die{ID: int(id), CPUs: group})
+	})
+	if len(dies) <= packages {
+		return nil
+	}
+	return dies
+}
+
 // caches takes the highest level of each CPU that holds data. Level 1 is
 // always a core's own and tells nothing.
 func (t tree) caches(online cpuset.CPUSet) []Cache {
@@ -99,10 +117,15 @@ func (t tree) caches(online cpuset.CPUSet) []Cache {
 // cores groups CPUs by the masks of their siblings and places each core in the
 // packages, caches and nodes found before.
 func (t tree) cores(h *Host) []Core {
-	packageOf, cacheOf, nodesOf := map[int]int{}, map[int]int{}, map[int][]int{}
+	packageOf, dieOf, cacheOf, nodesOf := map[int]int{}, map[int]int{}, map[int]int{}, map[int][]int{}
 	for i, p := range h.Packages {
 		for _, cpu := range p.CPUs.UnsortedList() {
 			packageOf[cpu] = i
+		}
+	}
+	for i, die := range h.Dies {
+		for _, cpu := range die.CPUs.UnsortedList() {
+			dieOf[cpu] = i + 1
 		}
 	}
 	for i, cache := range h.Caches {
@@ -126,6 +149,7 @@ func (t tree) cores(h *Host) []Core {
 		cores = append(cores, Core{
 			Siblings: group,
 			Package:  packageOf[first],
+			Die:      dieOf[first] - 1,
 			Cache:    cacheOf[first] - 1,
 			Nodes:    nodesOf[first],
 		})
