@@ -45,28 +45,14 @@ type Request struct {
 	// Peers are the affinity masks that a launcher gave the ranks, in their
 	// order; nil where every rank may use what this process may.
 	Peers []cpuset.CPUSet
-}
-
-// TrainerShare is a number of cores of each rank, or a fraction of them; not
-// both.
-type TrainerShare struct {
-	Cores    int
-	Fraction float64
+	// MemoryPolicy is one of the policies below; empty chooses.
+	MemoryPolicy string
 }
 
 // Plan says which CPUs each rank uses for what.
 type Plan struct {
 	Ranks []Rank `json:"ranks"`
 }
-
-// The memory policies of a rank.
-const (
-	// PolicyDefault leaves placement to the kernel: there is nothing to choose.
-	PolicyDefault = "default"
-	// PolicyPreferred places what a worker updates on that one of NUMANodes
-	// which is nearest to it, and elsewhere only when that node is full.
-	PolicyPreferred = "preferred"
-)
 
 // Rank is the part of one rank.
 type Rank struct {
@@ -80,7 +66,8 @@ type Rank struct {
 	// OMPNumThreads is for the trainer, one thread for each of its cores; 0
 	// where there is no trainer.
 	OMPNumThreads int
-	// NUMANodes are where the memory of the optimizer belongs.
+	// NUMANodes are where the memory of the rank belongs, and MemoryPolicy is
+	// how the rank's process asks for it.
 	NUMANodes    []int
 	MemoryPolicy string
 	// Shared says that a core is used by another rank or by both roles,
@@ -153,7 +140,7 @@ func Split(h *host.Host, request Request) (*Plan, error) {
 	d := divide(cores, masks, near)
 	plan := &Plan{}
 	for rank, positions := range d.parts {
-		r := roles{host: h, share: request.TrainerCores, near: near[rank], threads: threads(h.Quota, request.Ranks, rank)}
+		r := roles{host: h, share: request.TrainerCores, policy: request.MemoryPolicy, near: near[rank], threads: threads(h.Quota, request.Ranks, rank)}
 		for _, position := range positions {
 			r.cores = append(r.cores, cores[position].within(masks[rank]))
 		}
@@ -193,22 +180,17 @@ func (r Request) check() error {
 	bad := func(mend, format string, values ...any) error {
 		return &fault.Input{What: fmt.Sprintf(format, values...), Mend: mend}
 	}
-	share := r.TrainerCores
 	switch {
 	case r.Ranks < 1 || r.Ranks > maxRanks:
 		return bad(fmt.Sprintf("give the number of processes on this node, 1 to %d", maxRanks), "%d ranks cannot be bound", r.Ranks)
-	case share.Cores < 0:
-		return bad("give 0 for no trainer", "%d cores for the trainer is less than none", share.Cores)
-	case !(share.Fraction >= 0 && share.Fraction < 1): // NaN too
-		return bad("give a fraction such as 0.5", "the trainer's fraction %v is not at least 0 and below 1", share.Fraction)
-	case share.Cores > 0 && share.Fraction > 0:
-		return bad("give one of the two", "the trainer's share is given twice: %d cores and the fraction %v", share.Cores, share.Fraction)
 	case len(r.GPUs) > 0 && len(r.GPUs) != r.Ranks:
 		return bad("give one GPU for each rank, in the order of the ranks", "%s for %s", count(len(r.GPUs), "GPU"), count(r.Ranks, "rank"))
 	case len(r.Peers) > 0 && len(r.Peers) != r.Ranks:
 		return bad("give one mask for each rank, in the order of the ranks", "%s for %s", count(len(r.Peers), "affinity mask"), count(r.Ranks, "rank"))
+	case r.MemoryPolicy != "" && !slices.Contains(MemoryPolicies, r.MemoryPolicy):
+		return bad("give one of "+strings.Join(MemoryPolicies, ", "), "%q is no memory policy", r.MemoryPolicy)
 	}
-	return nil
+	return r.TrainerCores.check()
 }
 
 // findGPUs gives a device, or nil, for every rank.

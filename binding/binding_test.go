@@ -180,31 +180,6 @@ func TestPlans(t *testing.T) {
 	}
 }
 
-func TestMemoryNodes(t *testing.T) {
-	for _, test := range []struct {
-		machine []string
-		nodes   []int
-		policy  string
-	}{
-		{[]string{"two-socket"}, []int{0}, binding.PolicyPreferred},
-		{[]string{"two-socket", "container"}, []int{1}, binding.PolicyPreferred}, // node 0 is not allowed
-		{[]string{"virtual-machine"}, []int{0}, binding.PolicyDefault},
-	} {
-		names := []string{}
-		for _, name := range test.machine {
-			names = append(names, "../host/testdata/"+name+".txtar")
-		}
-		plan, err := binding.Split(hosttest.ReadText(t, names...).Discover(t), binding.Request{Ranks: 2})
-		if err != nil {
-			t.Fatal(err)
-		}
-		rank := plan.Ranks[0]
-		if diff := cmp.Diff(test.nodes, rank.NUMANodes); diff != "" || rank.MemoryPolicy != test.policy {
-			t.Errorf("%v: policy %s, nodes %s", test.machine, rank.MemoryPolicy, diff)
-		}
-	}
-}
-
 func TestBadRequests(t *testing.T) {
 	h := hosttest.ReadText(t, "../host/testdata/two-socket.txtar").Discover(t)
 	for _, test := range []struct {
@@ -217,6 +192,7 @@ func TestBadRequests(t *testing.T) {
 		{binding.Request{Ranks: 1, TrainerCores: binding.TrainerShare{Fraction: math.NaN()}}, "fraction NaN"},
 		{binding.Request{Ranks: 1, TrainerCores: binding.TrainerShare{Cores: 1, Fraction: 0.5}}, "twice"},
 		{binding.Request{Ranks: 2, GPUs: []string{"0000:17:00.0"}}, "1 GPU for 2 ranks"},
+		{binding.Request{Ranks: 1, MemoryPolicy: "local"}, `"local" is no memory policy`},
 		{binding.Request{Ranks: 1 << 30}, "1073741824 ranks"},
 		{binding.Request{Ranks: 2, Peers: []cpuset.CPUSet{cpuset.New(0)}}, "1 affinity mask for 2 ranks"},
 		{binding.Request{Ranks: 2, Peers: []cpuset.CPUSet{cpuset.New(0), cpuset.New(64)}}, "mask \"64\" of rank 1 is online"},

@@ -16,6 +16,7 @@ type roles struct {
 	host    *host.Host
 	cores   []*core // in the order of the machine
 	share   TrainerShare
+	policy  string        // as requested
 	near    cpuset.CPUSet // the CPUs near the rank's GPU
 	threads int           // how many may run at a time
 }
@@ -71,10 +72,9 @@ func (r roles) assign() Rank {
 	}
 	part.TrainerCPUs, part.OptimizerCPUs = cpuset.New(trainerCPUs...), cpuset.New(optimizerCPUs...)
 	part.NUMANodes = r.memoryNodes(optimizer)
-	part.MemoryPolicy = PolicyDefault
-	if len(r.host.Nodes) > 1 && len(part.NUMANodes) > 0 {
-		part.MemoryPolicy = PolicyPreferred
-	}
+	policy, why := r.memoryPolicy(part.NUMANodes)
+	part.MemoryPolicy = policy
+	reason("%s", why)
 	return part
 }
 
@@ -139,52 +139,6 @@ func (r roles) spread(cores []*core, number int) []*core {
 		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(turn[a], turn[b]))
 	})
 	return cores[:min(number, len(cores))]
-}
-
-// memoryNodes are the nodes nearest to the cores that have memory for this
-// process.
-func (r roles) memoryNodes(cores []*core) []int {
-	usable := r.host.MemoryNodes()
-	chosen := map[int]bool{}
-	for _, c := range cores {
-		for _, id := range nearestNodes(r.host, c.Nodes, usable) {
-			chosen[id] = true
-		}
-	}
-	nodes := []int{}
-	for _, id := range usable {
-		if chosen[id] {
-			nodes = append(nodes, id)
-		}
-	}
-	return nodes
-}
-
-// nearestNodes are those of the usable nodes that are nearest to any of the
-// given ones; all where the distances are not known.
-func nearestNodes(h *host.Host, from, usable []int) []int {
-	best, nodes := math.MaxInt, usable
-	for _, id := range from {
-		for i, node := range h.Nodes {
-			if !slices.Contains(usable, node.ID) {
-				continue
-			}
-			distance := math.MaxInt
-			if distances := h.Node(id).Distances; distances != nil {
-				distance = distances[i]
-			}
-			if node.ID == id {
-				distance = 0
-			}
-			if distance < best {
-				best, nodes = distance, nil
-			}
-			if distance == best && best < math.MaxInt {
-				nodes = append(nodes, node.ID)
-			}
-		}
-	}
-	return nodes
 }
 
 func (r roles) nearReason(gpu *host.Device) string {

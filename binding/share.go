@@ -1,0 +1,66 @@
+package binding
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"plimsoll/fault"
+)
+
+// TrainerShare is a number of cores of each rank, or a fraction of them; not
+// both. It is a flag's value: "2", "0.25", "0" for none.
+type TrainerShare struct {
+	Cores    int
+	Fraction float64
+}
+
+// DefaultTrainerShare is half of the cores: the best of the shares measured in
+// DeepSpeed issue 7478, and what its ZenFlow takes.
+var DefaultTrainerShare = TrainerShare{Fraction: 0.5}
+
+const shareMend = "give a number of cores such as 2, or a fraction of them such as 0.25"
+
+// Set reads what String writes. A number with a point is a fraction.
+func (s *TrainerShare) Set(text string) error {
+	share := TrainerShare{}
+	var err error
+	if strings.ContainsAny(text, ".eE") {
+		share.Fraction, err = strconv.ParseFloat(text, 64)
+	} else {
+		share.Cores, err = strconv.Atoi(text)
+	}
+	if err != nil {
+		return &fault.Input{What: fmt.Sprintf("%q is not a share of the cores", text), Mend: shareMend}
+	}
+	if err := share.check(); err != nil {
+		return err
+	}
+	*s = share
+	return nil
+}
+
+func (s TrainerShare) String() string {
+	if s.Fraction == 0 {
+		return strconv.Itoa(s.Cores)
+	}
+	return strconv.FormatFloat(s.Fraction, 'g', -1, 64)
+}
+
+// Type is the name of the type in a help text.
+func (*TrainerShare) Type() string { return "share" }
+
+func (s TrainerShare) check() error {
+	bad := func(format string, values ...any) error {
+		return &fault.Input{What: fmt.Sprintf(format, values...), Mend: shareMend}
+	}
+	switch {
+	case s.Cores < 0:
+		return bad("%d cores for the trainer is less than none", s.Cores)
+	case !(s.Fraction >= 0 && s.Fraction < 1): // NaN too
+		return bad("the trainer's fraction %v is not at least 0 and below 1", s.Fraction)
+	case s.Cores > 0 && s.Fraction > 0:
+		return bad("the trainer's share is given twice: %d cores and the fraction %v", s.Cores, s.Fraction)
+	}
+	return nil
+}

@@ -1,0 +1,37 @@
+package binding_test
+
+import (
+	"testing"
+
+	"plimsoll/binding"
+	"plimsoll/fault"
+)
+
+func TestTrainerShare(t *testing.T) {
+	for text, want := range map[string]binding.TrainerShare{
+		"0": {}, "2": {Cores: 2}, "0.25": {Fraction: 0.25}, "5e-1": binding.DefaultTrainerShare,
+	} {
+		var share binding.TrainerShare
+		if err := share.Set(text); err != nil || share != want {
+			t.Errorf("%s: %+v, %v", text, share, err)
+		}
+	}
+}
+
+func FuzzTrainerShare(f *testing.F) {
+	for _, text := range []string{"2", "0.25", "-1", "1.0", "NaN", "1e-3", "", "99999999999999999999"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		var share, again binding.TrainerShare
+		if err := share.Set(text); err != nil {
+			if input, ok := err.(*fault.Input); !ok || input.Mend == "" {
+				t.Errorf("%q: error %v has no hint", text, err)
+			}
+			return
+		}
+		if err := again.Set(share.String()); err != nil || again != share {
+			t.Errorf("%q: %v is read back as %v, %v", text, share, again, err)
+		}
+	})
+}
