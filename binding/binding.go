@@ -193,6 +193,20 @@ func (r Request) check() error {
 	return r.TrainerCores.check()
 }
 
+// GPUsInOrder are the host's GPUs for Request.GPUs where there is one for each
+// rank: launchers give them out in the order of the bus. Otherwise only the
+// user knows, and it is nil.
+func GPUsInOrder(h *host.Host, ranks int) []string {
+	if len(h.GPUs) != ranks {
+		return nil
+	}
+	gpus := []string{}
+	for _, gpu := range h.GPUs {
+		gpus = append(gpus, gpu.Address)
+	}
+	return gpus
+}
+
 // findGPUs gives a device, or nil, for every rank.
 func findGPUs(h *host.Host, ranks int, addresses []string) ([]*host.Device, error) {
 	known := []string{}

@@ -74,7 +74,9 @@ func rootCommand() *cobra.Command {
 		return &fault.Input{Err: err, Mend: "see " + c.CommandPath() + " --help"}
 	})
 	root.AddCommand(benchCommand())
+	root.AddCommand(bindingCommand())
 	root.AddCommand(rehearseCommand())
+	root.AddCommand(topologyCommand())
 	return root
 }
 

@@ -1,0 +1,82 @@
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"plimsoll/host"
+	"plimsoll/report"
+)
+
+func topologyCommand() *cobra.Command {
+	var fsroot, record string
+	var asJSON bool
+	command := &cobra.Command{
+		Use:   "topology",
+		Short: "Show what this process may use of the machine, and why not more",
+		Long: `Topology draws the machine as a tree: packages, dies, NUMA nodes, caches, cores,
+GPUs, network adapters; and says what of it this process may use, and what
+forbids the rest: affinity mask, cpuset, CPU quota, memory limits.
+
+--record writes what it has read to a text file, for a bug report: no names of
+hosts and no serial numbers. --fsroot reads such a file, or a directory that
+holds proc and sys of another machine.`,
+		Example: `  plimsoll topology
+  plimsoll topology --json
+  plimsoll topology --record machine.txtar
+  plimsoll topology --fsroot machine.txtar`,
+		Args: noArguments,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if record != "" {
+				return recordTopology(c, fsroot, record)
+			}
+			h, err := hostAt(fsroot)
+			if err != nil {
+				return err
+			}
+			document := report.NewTopology(c.Root().Version, h)
+			if asJSON {
+				return document.WriteJSON(c.OutOrStdout())
+			}
+			return document.WriteText(c.OutOrStdout())
+		},
+	}
+	flags := command.Flags()
+	flags.SortFlags = false
+	fsrootFlag(command, &fsroot)
+	flags.StringVar(&record, "record", "", "write the machine to this `file` instead of showing it")
+	flags.BoolVar(&asJSON, "json", false, "print one JSON document")
+	command.MarkFlagsMutuallyExclusive("record", "json")
+	return command
+}
+
+func fsrootFlag(c *cobra.Command, fsroot *string) {
+	c.Flags().StringVar(fsroot, "fsroot", "", "read another machine: a `directory` with proc and sys, or a file of topology --record")
+}
+
+// hostAt is this host, or the recorded one of that name.
+func hostAt(fsroot string) (*host.Host, error) {
+	root, affinity, err := host.Root(fsroot)
+	if err != nil {
+		return nil, err
+	}
+	return host.Discover(root, affinity)
+}
+
+func recordTopology(c *cobra.Command, fsroot, file string) error {
+	root, affinity, err := host.Root(fsroot)
+	if err != nil {
+		return err
+	}
+	data, err := host.Record(root, affinity)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(file, data, 0o644); err != nil {
+		return err
+	}
+	fmt.Fprintf(c.ErrOrStderr(), "plimsoll: %s describes this machine in %d bytes; read it before you give it away\n", file, len(data))
+	return nil
+}

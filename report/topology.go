@@ -1,0 +1,180 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	"github.com/jedib0t/go-pretty/v6/list"
+	"k8s.io/utils/cpuset"
+
+	"plimsoll/host"
+	"plimsoll/ledger"
+)
+
+// TopologySchema is the schema of the JSON document.
+const TopologySchema = "plimsoll.topology/1"
+
+// Topology is the document of what a process may use of its host.
+type Topology struct {
+	Schema  string `json:"schema"`
+	Version string `json:"version"`
+	*host.Host
+
+	UsableCores int              `json:"usable_cores"`
+	Excluded    []host.Exclusion `json:"excluded"`
+	MemoryNodes []int            `json:"memory_nodes"` // where memory is placed
+	Headroom    ledger.Bytes     `json:"headroom_bytes"`
+	LimitedBy   string           `json:"headroom_from"`
+}
+
+// NewTopology draws up the document.
+func NewTopology(version string, h *host.Host) *Topology {
+	t := &Topology{
+		Schema: TopologySchema, Version: version, Host: h,
+		UsableCores: len(h.UsableCores()), Excluded: h.Excluded(), MemoryNodes: h.MemoryNodes(),
+	}
+	t.Headroom, t.LimitedBy = h.Memory.Headroom()
+	return t
+}
+
+// WriteJSON writes the document. CPUs are lists as the kernel writes them.
+func (t *Topology) WriteJSON(w io.Writer) error {
+	lists := json.MarshalFunc(func(cpus cpuset.CPUSet) ([]byte, error) { return json.Marshal(cpus.String()) })
+	if err := json.MarshalWrite(w, t, json.WithMarshalers(lists), jsontext.WithIndent("  ")); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, "\n")
+	return err
+}
+
+// WriteText writes what a person reads: the limits, then the machine as a tree.
+func (t *Topology) WriteText(w io.Writer) error {
+	var b strings.Builder
+	line := func(name, format string, values ...any) {
+		fmt.Fprintf(&b, "%-18s %s\n", name, fmt.Sprintf(format, values...))
+	}
+	line("host", "%s", title(t.Host))
+	line("usable CPUs", "%s: %s", t.CPUs, coresText(t.Cores))
+	for _, e := range t.Excluded {
+		line("not usable", "%s: %s", e.CPUs, e.Reason)
+	}
+	if forbidden := forbiddenMemory(t.Nodes); !forbidden.IsEmpty() {
+		line("not usable", "memory of NUMA nodes %s: not among the allowed memory nodes (cpuset.mems)", forbidden)
+	}
+	if t.Quota > 0 {
+		line("quota", "%.4g CPUs (%s)", t.Quota, t.QuotaFrom)
+	}
+	if t.LimitedBy != "" {
+		line("memory", "%v, %v of it available; %v may still be allocated (%s)", t.Memory.Total, t.Memory.Available, t.Headroom, t.LimitedBy)
+	}
+	for _, limit := range t.Memory.Limits {
+		line("limit", "%v, %v of it used (%s)", limit.Limit, limit.Used, limit.Name)
+	}
+	if pages := hugePagesText(t.HugePages); pages != "" {
+		line("huge pages", "%s", pages)
+	}
+	writer := list.NewWriter()
+	writer.SetStyle(list.StyleConnectedLight)
+	for _, branch := range machineTree(t.Host) {
+		branch.write(writer)
+	}
+	b.WriteString("\n" + writer.Render() + "\n")
+	if distances := distanceText(t.Nodes); distances != "" {
+		b.WriteString("\n" + distances)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func forbiddenMemory(nodes []host.NUMANode) cpuset.CPUSet {
+	ids := []int{}
+	for _, node := range nodes {
+		if !node.Allowed && node.MemTotal > 0 && node.Class != host.NodeGPU {
+			ids = append(ids, node.ID)
+		}
+	}
+	return cpuset.New(ids...)
+}
+
+func title(h *host.Host) string {
+	name := h.Name
+	if name == "" {
+		name = "unknown processor"
+	}
+	if h.Kernel != "" {
+		name += ", Linux " + h.Kernel
+	}
+	return name
+}
+
+// coresText counts the usable cores and says how many are not whole.
+func coresText(cores []host.Core) string {
+	usable, halves := 0, 0
+	for _, c := range cores {
+		if c.Usable.IsEmpty() {
+			continue
+		}
+		usable++
+		if !c.Whole() {
+			halves++
+		}
+	}
+	text := counted(usable, "core")
+	if halves > 0 {
+		text += fmt.Sprintf(", %d of them in part", halves)
+	}
+	return text
+}
+
+func counted(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+func hugePagesText(pages host.HugePages) string {
+	parts := []string{}
+	for _, pool := range pages.Pools {
+		parts = append(parts, fmt.Sprintf("%v: %d of %d free", pool.Size, pool.Free, pool.Total))
+	}
+	if pages.Transparent != "" {
+		parts = append(parts, "transparent "+pages.Transparent)
+	}
+	if pages.Shared != "" {
+		parts = append(parts, "for shared memory "+pages.Shared)
+	}
+	return strings.Join(parts, "; ")
+}
+
+// distanceText is the matrix of distances, or of a large one the values.
+func distanceText(nodes []host.NUMANode) string {
+	if len(nodes) < 2 || nodes[0].Distances == nil {
+		return ""
+	}
+	const readable = 8
+	if len(nodes) > readable {
+		values := []int{}
+		for _, node := range nodes {
+			values = append(values, node.Distances...)
+		}
+		return fmt.Sprintf("%-18s %s, between %d nodes\n", "distances", strings.Trim(strings.ReplaceAll(fmt.Sprint(cpuset.New(values...).List()), " ", ", "), "[]"), len(nodes))
+	}
+	var b strings.Builder
+	b.WriteString("distances         ")
+	for _, node := range nodes {
+		fmt.Fprintf(&b, " %4d", node.ID)
+	}
+	b.WriteString("\n")
+	for _, node := range nodes {
+		fmt.Fprintf(&b, "%18s", fmt.Sprintf("node %d", node.ID))
+		for _, distance := range node.Distances {
+			fmt.Fprintf(&b, " %4d", distance)
+		}
+		b.WriteString("\n")
+	}
+	return b.String()
+}
