@@ -68,6 +68,10 @@ generate: ## Write the assembly kernels again
 bench: ## Run the kernel benchmarks
 	$(GO) test -run '^$$' -bench . ./optim/kernel
 
+.PHONY: scoreboard
+scoreboard: ## Hold the binding against the rules of other programs, on the corpus of machines
+	$(GO) test -count=1 -v -run '^TestScoreboard$$' ./binding -args -scoreboard
+
 .PHONY: bench-compare
 bench-compare: ## Compare the kernels with those of commit REF
 	scripts/bench-compare $(REF)

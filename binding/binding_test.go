@@ -3,6 +3,7 @@ package binding_test
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -115,6 +116,69 @@ func TestGrids(t *testing.T) {
 	})
 }
 
+// TestAnyMachine checks the same on machines of no regular shape: caches within
+// nodes or nodes within caches, cores of one or two threads and of one or two
+// kinds, sparse ids in any order.
+func TestAnyMachine(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		small := func(name string, low, high int) int { return rapid.IntRange(low, high).Draw(t, name) }
+		ids := rapid.Permutation(slices.Collect(func(yield func(int) bool) {
+			for id := range 512 {
+				if !yield(2 * id) {
+					return
+				}
+			}
+		})).Draw(t, "ids")
+		cachesInNodes, kinds, mixed := rapid.Bool().Draw(t, "caches in nodes"), small("kinds", 1, 2), rapid.Bool().Draw(t, "mixed")
+		cores, outer, inner := []hosttest.Core{}, 0, 0
+		for socket := range small("packages", 1, 3) {
+			for range small("outer groups", 1, 3) {
+				outer++
+				for range small("inner groups", 1, 3) {
+					inner++
+					threads := small("threads", 1, 2)
+					for range small("cores", 1, 5) {
+						core := hosttest.Core{Package: 7 * socket, Node: 3 * outer, Cache: inner, Capacity: 1024}
+						if !cachesInNodes {
+							core.Node, core.Cache = 3*inner, outer
+						}
+						if kinds == 2 {
+							core.Capacity = rapid.SampledFrom([]int{1024, 512}).Draw(t, "capacity")
+						}
+						if mixed {
+							threads = small("threads", 1, 2)
+						}
+						core.CPUs, ids = ids[:threads], ids[threads:]
+						cores = append(cores, core)
+					}
+				}
+			}
+		}
+		m := hosttest.Build("any", cores)
+		mask := m.Affinity
+		if rapid.Bool().Draw(t, "restricted") {
+			mask = cpuset.New(rapid.SliceOfN(rapid.SampledFrom(m.Affinity.List()), 1, m.Affinity.Size()).Draw(t, "affinity")...)
+		}
+		h, err := host.Discover(m.Files, mask)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, node := range h.Nodes {
+			if rapid.Bool().Draw(t, "GPU") {
+				h.GPUs = append(h.GPUs, host.Device{Address: fmt.Sprintf("0000:%02x:00.0", node.ID), CPUs: node.CPUs})
+			}
+		}
+		ranks := small("ranks", 1, 20)
+		request := binding.Request{Ranks: ranks, TrainerCores: binding.DefaultTrainerShare}
+		if rapid.Bool().Draw(t, "with GPUs") {
+			request.GPUs = gpusOf(h, ranks)
+		}
+		if problem := check(h, request); problem != "" {
+			t.Fatalf("%+v: %s", request, problem)
+		}
+	})
+}
+
 // TestPlans are plans known to be right.
 func TestPlans(t *testing.T) {
 	type request = binding.Request
@@ -207,17 +271,24 @@ func TestBadRequests(t *testing.T) {
 	}
 }
 
-// TestLarge bounds discovery and binding of 2,048 CPUs. The bound is generous;
-// the benchmark has the number.
+// TestLarge bounds discovery and binding of 2,048 CPUs: the best of some
+// attempts, since other programs run as well.
 func TestLarge(t *testing.T) {
-	m := hosttest.Grid(32, 32, 2)
-	start := time.Now()
-	plan, err := binding.Split(m.Discover(t), binding.Request{Ranks: 16, TrainerCores: binding.TrainerShare{Fraction: 0.5}})
-	if took := time.Since(start); err != nil || took > time.Second {
-		t.Fatalf("took %v, error %v", took, err)
+	if testing.Short() {
+		t.Skip("measures time")
 	}
-	if last := plan.Ranks[15]; last.OptimizerCPUs.Size() != 32 {
-		t.Errorf("the last rank has the workers %s", last.OptimizerCPUs)
+	m := hosttest.Grid(32, 32, 2)
+	best := time.Hour
+	for range 10 {
+		start := time.Now()
+		plan, err := binding.Split(m.Discover(t), binding.Request{Ranks: 16, TrainerCores: binding.DefaultTrainerShare})
+		best = min(best, time.Since(start))
+		if err != nil || plan.Ranks[15].OptimizerCPUs.Size() != 32 {
+			t.Fatalf("plan %v, error %v", plan, err)
+		}
+	}
+	if best > 50*time.Millisecond {
+		t.Errorf("took %v", best)
 	}
 }
 

@@ -5,9 +5,11 @@ package hosttest
 import (
 	"fmt"
 	"io/fs"
+	"maps"
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -112,6 +114,62 @@ func ReadText(t testing.TB, names ...string) Machine {
 	return Machine{filepath.Base(names[len(names)-1]), files, parse(t, string(affinity))}
 }
 
+// Core is a physical core of a machine to make.
+type Core struct {
+	CPUs                 []int
+	Package, Node, Cache int
+	Capacity             int // cpu_capacity; 0 for no such file
+}
+
+// Build makes a machine of cores.
+func Build(name string, cores []Core) Machine {
+	files := NewFiles(nil)
+	set := func(name, text string) { files.Set("sys/devices/system/"+name, []byte(text+"\n")) }
+	online := []int{}
+	packages, nodes, caches := map[int][]int{}, map[int][]int{}, map[int][]int{}
+	for _, core := range cores {
+		online = append(online, core.CPUs...)
+		packages[core.Package] = append(packages[core.Package], core.CPUs...)
+		nodes[core.Node] = append(nodes[core.Node], core.CPUs...)
+		caches[core.Cache] = append(caches[core.Cache], core.CPUs...)
+	}
+	lists := func(groups map[int][]int) map[int]string {
+		lists := map[int]string{}
+		for id, cpus := range groups {
+			lists[id] = cpuset.New(cpus...).String()
+		}
+		return lists
+	}
+	packageLists, cacheLists := lists(packages), lists(caches)
+	for _, core := range cores {
+		siblings := cpuset.New(core.CPUs...).String()
+		for _, cpu := range core.CPUs {
+			directory := "cpu/cpu" + strconv.Itoa(cpu) + "/"
+			set(directory+"topology/core_cpus_list", siblings)
+			set(directory+"topology/physical_package_id", strconv.Itoa(core.Package))
+			set(directory+"topology/package_cpus_list", packageLists[core.Package])
+			set(directory+"cache/index3/level", "3")
+			set(directory+"cache/index3/type", "Unified")
+			set(directory+"cache/index3/shared_cpu_list", cacheLists[core.Cache])
+			if core.Capacity > 0 {
+				set(directory+"cpu_capacity", strconv.Itoa(core.Capacity))
+			}
+		}
+	}
+	ids := slices.Sorted(maps.Keys(nodes))
+	for i, list := range lists(nodes) {
+		directory := "node/node" + strconv.Itoa(i) + "/"
+		distances := slices.Repeat([]string{"20"}, len(ids))
+		distances[slices.Index(ids, i)] = "10"
+		set(directory+"cpulist", list)
+		set(directory+"distance", strings.Join(distances, " "))
+		set(directory+"meminfo", fmt.Sprintf("Node %d MemTotal: 67108864 kB", i))
+	}
+	affinity := cpuset.New(online...)
+	set("cpu/online", affinity.String())
+	return Machine{name, files, affinity}
+}
+
 // Grid makes a machine of equal sockets, each a NUMA node with one cache. As
 // Linux does on most servers, it numbers the first thread of every core before
 // the second of any.
@@ -126,44 +184,16 @@ func AdjacentGrid(sockets, cores, threads int) Machine {
 }
 
 func grid(sockets, cores, threads int, id func(core, thread int) int) Machine {
-	files := NewFiles(nil)
-	set := func(format string, values ...any) {
-		name, text, _ := strings.Cut(fmt.Sprintf(format, values...), "=")
-		files.Set("sys/devices/system/"+name, []byte(text+"\n"))
-	}
-	for socket := range sockets {
-		cpus := []int{}
-		for core := socket * cores; core < (socket+1)*cores; core++ {
-			siblings := []int{}
-			for thread := range threads {
-				siblings = append(siblings, id(core, thread))
-			}
-			cpus = append(cpus, siblings...)
-			for _, cpu := range siblings {
-				set("cpu/cpu%d/topology/core_cpus_list=%v", cpu, cpuset.New(siblings...))
-			}
+	all := []Core{}
+	for core := range sockets * cores {
+		socket := core / cores
+		made := Core{Package: socket, Node: socket, Cache: socket}
+		for thread := range threads {
+			made.CPUs = append(made.CPUs, id(core, thread))
 		}
-		list := cpuset.New(cpus...).String()
-		distances := slices.Repeat([]string{"20"}, sockets)
-		distances[socket] = "10"
-		set("node/node%d/cpulist=%s", socket, list)
-		set("node/node%d/distance=%s", socket, strings.Join(distances, " "))
-		set("node/node%d/meminfo=Node %d MemTotal: 67108864 kB", socket, socket)
-		for _, cpu := range cpus {
-			set("cpu/cpu%d/topology/physical_package_id=%d", cpu, socket)
-			set("cpu/cpu%d/topology/package_cpus_list=%s", cpu, list)
-			set("cpu/cpu%d/cache/index3/level=3", cpu)
-			set("cpu/cpu%d/cache/index3/type=Unified", cpu)
-			set("cpu/cpu%d/cache/index3/shared_cpu_list=%s", cpu, list)
-		}
+		all = append(all, made)
 	}
-	online := fmt.Sprintf("0-%d", sockets*cores*threads-1)
-	set("cpu/online=%s", online)
-	affinity, err := host.ParseList(online)
-	if err != nil {
-		panic(err) // more CPUs than any kernel has
-	}
-	return Machine{fmt.Sprintf("%d sockets, %d cores, %d threads", sockets, cores, threads), files, affinity}
+	return Build(fmt.Sprintf("%d sockets, %d cores, %d threads", sockets, cores, threads), all)
 }
 
 func parse(t testing.TB, list string) cpuset.CPUSet {
