@@ -151,6 +151,7 @@ func Split(h *host.Host, request Request) (*Plan, error) {
 			reasons = append(reasons, r.nearReason(gpus[rank]))
 		}
 		reasons = append(reasons, d.peerReasons(rank)...)
+		reasons = append(reasons, d.groupReasons(rank, h)...)
 		if sharers := len(d.users[positions[0]]); sharers > 1 {
 			part.Shared = true
 			reasons = append(reasons, fmt.Sprintf("%s for %s: %d ranks share core %s",

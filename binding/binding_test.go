@@ -116,6 +116,37 @@ func TestGrids(t *testing.T) {
 	})
 }
 
+// TestReportedMasks are the two masks of DeepSpeed issue 7478, with which ZeRO
+// offload could not be bound: two ranks each, and one rank for each mask.
+func TestReportedMasks(t *testing.T) {
+	masks := cpus(t, "0,4-11,21-26,30-46", "64,97-127")
+	for _, m := range []hosttest.Machine{hosttest.Grid(2, 64, 1), hosttest.Grid(2, 64, 2), hosttest.AdjacentGrid(2, 32, 2)} {
+		for _, peers := range [][]cpuset.CPUSet{{masks[0], masks[0]}, {masks[1], masks[1]}, masks} {
+			request := binding.Request{Ranks: 2, Peers: peers, TrainerCores: binding.DefaultTrainerShare}
+			h := m.Discover(t)
+			if problem := check(h, request); problem != "" {
+				t.Errorf("%s, %v: %s", m.Name, peers, problem)
+			}
+			plan, err := binding.Split(h, request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			total, all := 0, cpuset.New()
+			for _, rank := range plan.Ranks {
+				for _, role := range []cpuset.CPUSet{rank.TrainerCPUs, rank.OptimizerCPUs} {
+					if role.IsEmpty() || rank.Shared {
+						t.Errorf("%s, %v: rank %+v", m.Name, peers, rank)
+					}
+					total, all = total+role.Size(), all.Union(role)
+				}
+			}
+			if all.Size() != total {
+				t.Errorf("%s, %v: a CPU has two roles: %+v", m.Name, peers, plan)
+			}
+		}
+	}
+}
+
 // TestAnyMachine checks the same on machines of no regular shape: caches within
 // nodes or nodes within caches, cores of one or two threads and of one or two
 // kinds, sparse ids in any order.

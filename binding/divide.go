@@ -321,6 +321,36 @@ func (d *divider) cut(positions, sizes []int, grow []bool) []int {
 	return result
 }
 
+// groupReasons says of what kinds the cores of a rank are and with whom it
+// shares caches.
+func (d *divider) groupReasons(rank int, h *host.Host) []string {
+	reasons := []string{}
+	slower := 0
+	own, others := map[int]bool{-1: false}, []int{}
+	for _, position := range d.parts[rank] {
+		if d.cores[position].Kind > 0 {
+			slower++
+		}
+		own[d.cores[position].Cache] = true
+	}
+	if slower > 0 {
+		reasons = append(reasons, fmt.Sprintf("%d of them slower than the fastest of this host", slower))
+	}
+	if len(d.parts) == 1 || len(h.Caches) == 0 {
+		return reasons
+	}
+	for position, users := range d.users {
+		if own[d.cores[position].Cache] {
+			others = append(others, users...)
+		}
+	}
+	others = slices.DeleteFunc(others, func(other int) bool { return other == rank })
+	if len(others) == 0 {
+		return append(reasons, "shares no cache with another rank")
+	}
+	return append(reasons, "shares a cache with "+ranksCalled(others))
+}
+
 func (d *divider) cost(a, b int) int {
 	cost := 0
 	for level, group := range d.cores[a].groups {

@@ -135,7 +135,7 @@ func (d *divider) peerReasons(rank int) []string {
 		return nil
 	}
 	reasons := []string{fmt.Sprintf("inside its own affinity mask, %s", d.masks[rank])}
-	var kept, lost, others []int
+	var kept, lost, others, keepers []int
 	for i, c := range d.cores {
 		if !d.mayUse(rank, c) {
 			continue
@@ -144,7 +144,9 @@ func (d *divider) peerReasons(rank int) []string {
 		for other := range d.masks {
 			if other != rank && d.mayUse(other, c) {
 				contested = true
-				others = append(others, other)
+				if slices.Contains(d.users[i], rank) {
+					others = append(others, other)
+				}
 			}
 		}
 		switch cpus := c.Usable.UnsortedList(); {
@@ -152,18 +154,21 @@ func (d *divider) peerReasons(rank int) []string {
 		case slices.Contains(d.users[i], rank):
 			kept = append(kept, cpus...)
 		default:
-			lost = append(lost, cpus...)
+			lost, keepers = append(lost, cpus...), append(keepers, d.users[i]...)
 		}
 	}
-	who := "rank"
-	if cpuset.New(others...).Size() > 1 {
-		who = "ranks"
-	}
 	if len(kept) > 0 {
-		reasons = append(reasons, fmt.Sprintf("the mask of %s %s reaches into the cores %s too; they are this rank's alone", who, cpuset.New(others...), cpuset.New(kept...)))
+		reasons = append(reasons, fmt.Sprintf("CPUs %s: cores also in the mask of %s; this rank keeps them", cpuset.New(kept...), ranksCalled(others)))
 	}
 	if len(lost) > 0 {
-		reasons = append(reasons, fmt.Sprintf("its mask reaches into the cores %s, which are left to %s %s: no core has two ranks", cpuset.New(lost...), who, cpuset.New(others...)))
+		reasons = append(reasons, fmt.Sprintf("CPUs %s: cores also in its mask, which %s keeps, for no core has two ranks", cpuset.New(lost...), ranksCalled(keepers)))
 	}
 	return reasons
+}
+
+func ranksCalled(ids []int) string {
+	if set := cpuset.New(ids...); set.Size() > 1 {
+		return "ranks " + set.String()
+	}
+	return fmt.Sprint("rank ", ids[0])
 }

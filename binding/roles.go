@@ -53,6 +53,7 @@ func (r roles) assign() Rank {
 		rest := slices.DeleteFunc(slices.Clone(r.cores), func(c *core) bool { return slices.Contains(trainer, c) })
 		optimizer = r.spread(rest, budget-number)
 		part.OMPNumThreads = number
+		reason("%s for the trainer (%s asked for), %s for the optimizer", count(number, "core"), r.share, count(len(optimizer), "core"))
 	}
 	halves := 0
 	for _, c := range append(slices.Clone(trainer), optimizer...) {

@@ -85,12 +85,11 @@ func allow(h **host.Host, request *binding.Request, lists []string) (notes []str
 		}
 		masks = append(masks, mask)
 	}
-	switch len(masks) {
-	case 0:
-	case 1:
-		*h, err = (*h).WithAffinity(masks[0])
-	default:
+	if len(masks) > 1 {
 		request.Peers = masks
+	}
+	if len(masks) > 0 {
+		*h, err = (*h).WithAffinity(masks[0].Union(masks[1:]...))
 	}
 	return notes, err
 }

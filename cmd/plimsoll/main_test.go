@@ -25,9 +25,15 @@ func TestMain(m *testing.M) {
 //
 //	exits CODE COMMAND...   run a command that must end with an exit code
 //	json FILE               check that FILE holds one JSON document
+//	$HOSTS                  the directory of recorded machines
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: filepath.Join("testdata", "script"),
+		Setup: func(e *testscript.Env) error {
+			hosts, err := filepath.Abs(filepath.Join("..", "..", "host", "testdata"))
+			e.Setenv("HOSTS", hosts)
+			return err
+		},
 		Cmds: map[string]func(ts *testscript.TestScript, negated bool, arguments []string){
 			"exits": exits,
 			"json": func(ts *testscript.TestScript, _ bool, arguments []string) {

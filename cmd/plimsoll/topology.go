@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"plimsoll/fault"
 	"plimsoll/host"
 	"plimsoll/report"
 )
@@ -29,6 +30,9 @@ holds proc and sys of another machine.`,
   plimsoll topology --fsroot machine.txtar`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if record != "" && asJSON {
+				return &fault.Input{What: "--record and --json are both given", Mend: "give one of the two"}
+			}
 			if record != "" {
 				return recordTopology(c, fsroot, record)
 			}
@@ -48,7 +52,6 @@ holds proc and sys of another machine.`,
 	fsrootFlag(command, &fsroot)
 	flags.StringVar(&record, "record", "", "write the machine to this `file` instead of showing it")
 	flags.BoolVar(&asJSON, "json", false, "print one JSON document")
-	command.MarkFlagsMutuallyExclusive("record", "json")
 	return command
 }
 
