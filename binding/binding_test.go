@@ -223,9 +223,9 @@ func TestPlans(t *testing.T) {
 	}{
 		{"a socket each", []string{"two-socket"}, request{Ranks: 2}, nil, []string{"0-2", "3-5"}, "3 cores of 6 usable"},
 		{"GPUs decide", []string{"two-socket"},
-			request{Ranks: 2, GPUs: []string{"0000:b1:00.0", "0000:17:00.0"}}, nil, []string{"3-5", "0-2"}, "3 of them near GPU 0000:b1:00.0"},
+			request{Ranks: 2, GPUs: []string{"0000:b1:00.0", "0000:17:00.0"}}, nil, []string{"3-5", "0-2"}, "3 of its cores near GPU 0000:b1:00.0"},
 		{"both ranks on one GPU", []string{"two-socket"},
-			request{Ranks: 2, GPUs: []string{"0000:17:00.0", "0000:17:00.0"}}, nil, []string{"0-1,3", "2,4-5"}, "2 of them near"},
+			request{Ranks: 2, GPUs: []string{"0000:17:00.0", "0000:17:00.0"}}, nil, []string{"0-1,3", "2,4-5"}, "2 of its cores near"},
 		{"roles", []string{"two-socket"}, request{Ranks: 2, TrainerCores: binding.TrainerShare{Cores: 1}},
 			[]string{"0,6", "3,9"}, []string{"1-2", "4-5"}, ""},
 		{"half of each socket", []string{"two-socket"}, request{Ranks: 1, TrainerCores: binding.TrainerShare{Fraction: 0.34}},

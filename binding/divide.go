@@ -334,7 +334,7 @@ func (d *divider) groupReasons(rank int, h *host.Host) []string {
 		own[d.cores[position].Cache] = true
 	}
 	if slower > 0 {
-		reasons = append(reasons, fmt.Sprintf("%d of them slower than the fastest of this host", slower))
+		reasons = append(reasons, fmt.Sprintf("%d of its cores slower than the fastest of this host", slower))
 	}
 	if len(d.parts) == 1 || len(h.Caches) == 0 {
 		return reasons

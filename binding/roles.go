@@ -155,6 +155,6 @@ func (r roles) nearReason(gpu *host.Device) string {
 	case r.near.IsEmpty():
 		return fmt.Sprintf("none of the CPUs near GPU %s (%s) is usable", gpu.Address, gpu.CPUs)
 	default:
-		return fmt.Sprintf("%d of them near GPU %s", near, gpu.Address)
+		return fmt.Sprintf("%d of its cores near GPU %s", near, gpu.Address)
 	}
 }
