@@ -233,7 +233,7 @@ func TestPlans(t *testing.T) {
 		{"too much for the trainer", []string{"two-socket"}, request{Ranks: 2, TrainerCores: binding.TrainerShare{Cores: 9}},
 			[]string{"0-1,6-7", "3-4,9-10"}, []string{"2", "5"}, "9 cores wanted for the trainer, 2 given"},
 		{"Slurm, half cores and a quota of 2.5", []string{"two-socket", "slurm"}, request{Ranks: 2},
-			nil, []string{"1", "4"}, "a CPU quota of 2.5 (cgroup /slurm/job_7 cpu.cfs_quota_us) keeps 1 core busy"},
+			nil, []string{"3", "4"}, "a CPU quota of 2.5 (cgroup /slurm/job_7 cpu.cfs_quota_us) keeps 1 core busy"},
 		{"a quota spreads workers over the sockets", []string{"two-socket", "container"}, request{Ranks: 1},
 			nil, []string{"0-1,3"}, "keeps 3 cores busy"},
 		{"more ranks than cores", []string{"virtual-machine"}, request{Ranks: 3},

@@ -35,10 +35,12 @@ func (r Request) masks(h *host.Host) (*host.Host, []cpuset.CPUSet, error) {
 	return pool, masks, err
 }
 
-// pool is a number of cores of one kind that the same ranks may use.
+// pool is a number of cores of one kind that the same ranks may use. Some of
+// these may have only a part of the hardware threads of each.
 type pool struct {
 	kind         int
 	ranks, cores []int
+	inPart       []int
 }
 
 // pools divides the cores into pools: those of few ranks first, so that the
@@ -50,15 +52,16 @@ func (d *divider) pools() []pool {
 	}
 	pools, known := []pool{}, map[string]int{}
 	for position, c := range d.cores {
-		ranks, key := everyone, fmt.Sprint(c.Kind)
+		ranks, inPart, key := everyone, []int(nil), fmt.Sprint(c.Kind)
 		if !d.same {
 			ranks = slices.DeleteFunc(slices.Clone(everyone), func(rank int) bool { return !d.mayUse(rank, c) })
-			key = fmt.Sprint(c.Kind, ranks)
+			inPart = slices.DeleteFunc(slices.Clone(ranks), func(rank int) bool { return c.Usable.IsSubsetOf(d.masks[rank]) })
+			key = fmt.Sprint(c.Kind, ranks, inPart)
 		}
 		i, ok := known[key]
 		if !ok {
 			i = len(pools)
-			known[key], pools = i, append(pools, pool{kind: c.Kind, ranks: ranks})
+			known[key], pools = i, append(pools, pool{kind: c.Kind, ranks: ranks, inPart: inPart})
 		}
 		pools[i].cores = append(pools[i].cores, position)
 	}
@@ -92,7 +95,42 @@ func balance(pools []pool, ranks int) (shares [][]int) {
 			rank = -1 // begin again: another may now have a way
 		}
 	}
+	for rank := range ranks {
+		wholeFor(rank, pools, shares)
+	}
 	return shares
+}
+
+// wholeFor exchanges a core that the rank has a part of for a whole one, if it
+// has none and another rank has two. The totals stay.
+func wholeFor(rank int, pools []pool, shares [][]int) {
+	whole := func(rank int) (n int) {
+		for i, p := range pools {
+			if !slices.Contains(p.inPart, rank) {
+				n += shares[i][rank]
+			}
+		}
+		return n
+	}
+	if whole(rank) > 0 {
+		return
+	}
+	for give, part := range pools {
+		for take, p := range pools {
+			if shares[give][rank] == 0 || !slices.Contains(p.ranks, rank) || slices.Contains(p.inPart, rank) {
+				continue
+			}
+			for _, other := range p.ranks {
+				if shares[take][other] > 0 && slices.Contains(part.ranks, other) && whole(other) > 1 {
+					shares[give][rank]--
+					shares[give][other]++
+					shares[take][other]--
+					shares[take][rank]++
+					return
+				}
+			}
+		}
+	}
 }
 
 // relieve takes one core from the rank for another that has at least two

@@ -51,6 +51,7 @@ func TestPeers(t *testing.T) {
 		{"one way for each", []string{"0,2", "0", "2,4"}, []string{"2", "0", "4"}, ""},
 		{"overlap", []string{"0-11", "4-15"}, []string{"0-7", "8-15"}, "CPUs 4-7: cores also in its mask, which rank 0 keeps"},
 		{"one core for both", []string{"0", "1"}, []string{"0", "1"}, "2 ranks share core 0-1"},
+		{"a whole core for each", []string{"0,2-5", "1-3"}, []string{"0,4-5", "2-3"}, ""},
 		{"a third in between", []string{"0-1", "2-3", "1-2"}, []string{"0-1", "2-3", "1"}, ""},
 	}
 	for _, test := range tests {

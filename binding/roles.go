@@ -125,8 +125,16 @@ func (r roles) pools() [][]*core {
 	return pools
 }
 
-// spread chooses the cores of a few workers: the fastest first, one of each
-// cache and node before a second of any.
+func inPart(c *core) int {
+	if c.whole {
+		return 0
+	}
+	return 1
+}
+
+// spread chooses the cores of a few workers: the fastest first, whole ones
+// before those of which another process may use a part, one of each cache and
+// node before a second of any.
 func (r roles) spread(cores []*core, number int) []*core {
 	turn := map[*core]int{}
 	seen := map[[3]int]int{}
@@ -137,7 +145,7 @@ func (r roles) spread(cores []*core, number int) []*core {
 	}
 	cores = slices.Clone(cores)
 	slices.SortStableFunc(cores, func(a, b *core) int {
-		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(turn[a], turn[b]))
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(inPart(a), inPart(b)), cmp.Compare(turn[a], turn[b]))
 	})
 	return cores[:min(number, len(cores))]
 }
