@@ -1,0 +1,81 @@
+package report_test
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"plimsoll/host/hosttest"
+	"plimsoll/report"
+)
+
+func topologyText(t *testing.T, m hosttest.Machine) string {
+	t.Helper()
+	var out bytes.Buffer
+	if err := report.NewTopology("test", m.Discover(t)).WriteText(&out); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+// TestTopologyIsReadable: whatever the machine, its tree fits on a screen and
+// names every GPU.
+func TestTopologyIsReadable(t *testing.T) {
+	machines := hosttest.Corpus(t)
+	all := []hosttest.Machine{}
+	for _, m := range machines {
+		all = append(all, m.Machine)
+	}
+	for _, s := range hosttest.Scenarios(t, machines) {
+		all = append(all, s.Machine)
+	}
+	for _, m := range all {
+		text := topologyText(t, m)
+		if lines := strings.Count(text, "\n"); lines > 50 {
+			t.Errorf("%s takes %d lines", m.Name, lines)
+		}
+		h := m.Discover(t)
+		for _, gpu := range h.GPUs {
+			if !strings.Contains(text, gpu.Address) {
+				t.Errorf("%s does not name GPU %s", m.Name, gpu.Address)
+			}
+		}
+		if usable := "usable CPUs        " + h.CPUs.String() + ":"; !strings.Contains(text, usable) {
+			t.Errorf("%s does not say %q", m.Name, usable)
+		}
+	}
+}
+
+// TestTopologyTree shows how much is told of equal neighbours.
+func TestTopologyTree(t *testing.T) {
+	caches := []hosttest.Core{} // two sockets of three caches of two cores
+	for core := range 12 {
+		caches = append(caches, hosttest.Core{CPUs: []int{core}, Package: core / 6, Node: core / 6, Cache: core / 2})
+	}
+	for _, test := range []struct {
+		machine hosttest.Machine
+		want    string
+	}{
+		{hosttest.Grid(2, 4, 1), `
+┌─ package 0, NUMA node 0 (64.0 GiB), L3: 4 cores, CPUs 0-3
+└─ package 1, NUMA node 1 (64.0 GiB), L3: 4 cores, CPUs 4-7
+`},
+		{hosttest.Grid(32, 2, 2), `
+── 32 alike: packages 0-31, NUMA nodes 0-31 (64.0 GiB), L3: each 2 cores of 2 threads, CPUs 0-127
+`},
+		{hosttest.Build("caches", caches), `
+┌─ package 0, NUMA node 0 (64.0 GiB), 3 × L3: 6 cores, CPUs 0-5
+└─ package 1, NUMA node 1 (64.0 GiB), 3 × L3: 6 cores, CPUs 6-11
+`},
+	} {
+		if text := topologyText(t, test.machine); !strings.Contains(text, test.want) {
+			t.Errorf("%s: got\n%s\nwant%s", test.machine.Name, text, test.want)
+		}
+	}
+	part := hosttest.Grid(2, 2, 2)
+	part.Affinity = part.Affinity.Difference(hosttest.Grid(1, 3, 1).Affinity) // 0-2
+	want := "package 0, NUMA node 0 (64.0 GiB), L3: 2 cores of 2 threads, CPUs 0-1,4-5, usable 4-5 (2 cores, 2 of them in part)"
+	if text := topologyText(t, part); !strings.Contains(text, want) || !strings.Contains(text, "not usable         0-2: not in the affinity mask") {
+		t.Errorf("got\n%s\nwant %s", text, want)
+	}
+}
