@@ -23,7 +23,7 @@ import (
 func Root(name string) (fs.FS, cpuset.CPUSet, error) {
 	if name == "" {
 		affinity, err := Affinity(os.Getpid())
-		return os.DirFS("/"), affinity, err
+		return directory{os.DirFS("/"), "/"}, affinity, err
 	}
 	bad := func(err error) error {
 		var failed *fs.PathError
@@ -36,7 +36,7 @@ func Root(name string) (fs.FS, cpuset.CPUSet, error) {
 	if err != nil {
 		return nil, cpuset.New(), bad(err)
 	}
-	root := os.DirFS(name)
+	root := fs.FS(directory{os.DirFS(name), name})
 	if !info.IsDir() {
 		archive, err := txtar.ParseFile(name)
 		if err != nil {

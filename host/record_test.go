@@ -1,10 +1,13 @@
 package host_test
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/utils/cpuset"
@@ -135,5 +138,29 @@ func TestRootDirectory(t *testing.T) {
 		if err != nil || affinity.String() != step.want {
 			t.Errorf("with %s: %s, %v, want %s", step.name, affinity, err, step.want)
 		}
+	}
+}
+
+// TestRootReads compares with what else reads a directory.
+func TestRootReads(t *testing.T) {
+	directory := t.TempDir()
+	for name, size := range map[string]int{"affinity": 0, "small": 511, "full": 512, "large": 100_000} {
+		text := "1" + strings.Repeat("x", size)
+		if name == "affinity" {
+			text = "1"
+		}
+		if err := os.WriteFile(filepath.Join(directory, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	root, _, err := host.Root(directory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := fstest.TestFS(root, "affinity", "small", "full", "large"); err != nil {
+		t.Error(err)
+	}
+	if _, err := fs.ReadFile(root, "missing"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("missing: %v", err)
 	}
 }
