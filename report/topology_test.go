@@ -72,6 +72,22 @@ func TestTopologyTree(t *testing.T) {
 			t.Errorf("%s: got\n%s\nwant%s", test.machine.Name, text, test.want)
 		}
 	}
+	// Near to all CPUs, as virtual machines tell it, and near to none.
+	devices := hosttest.Grid(2, 2, 1)
+	for address, near := range map[string]string{"0000:01:00.0": "0-3", "0000:02:00.0": "", "0000:03:00.0": "2-3"} {
+		for name, text := range map[string]string{"class": "0x030200", "vendor": "0x10de", "device": "0x2330", "local_cpulist": near} {
+			devices.Files.Set("sys/bus/pci/devices/"+address+"/"+name, []byte(text+"\n"))
+		}
+	}
+	if text, want := topologyText(t, devices), `
+├─ package 1, NUMA node 1 (64.0 GiB), L3: 2 cores, CPUs 2-3
+│  └─ GPU 0000:03:00.0 (10de:2330)
+└─ attached to no CPUs in particular
+   ├─ GPU 0000:01:00.0 (10de:2330)
+   └─ GPU 0000:02:00.0 (10de:2330)
+`; !strings.Contains(text, want) {
+		t.Errorf("got\n%s\nwant%s", text, want)
+	}
 	part := hosttest.Grid(2, 2, 2)
 	part.Affinity = part.Affinity.Difference(hosttest.Grid(1, 3, 1).Affinity) // 0-2
 	want := "package 0, NUMA node 0 (64.0 GiB), L3: 2 cores of 2 threads, CPUs 0-1,4-5, usable 4-5 (2 cores, 2 of them in part)"

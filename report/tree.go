@@ -44,7 +44,7 @@ func machineTree(h *host.Host) []*branch {
 	root.collapse()
 	branches := []*branch{root}
 	if len(root.labels) == 0 {
-		branches = root.children
+		branches, lost = root.children, append(root.devices, lost...)
 	}
 	branches = append(branches, memoryBranches(h)...)
 	if len(lost) > 0 {
