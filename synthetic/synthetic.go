@@ -57,6 +57,7 @@ func State(rank int, first int64, chunk kernel.Chunk) {
 	for _, moment := range chunk.Moments {
 		clear(moment.Data)
 	}
+	clear(chunk.Headers)
 	clear(chunk.Gradient.Data)
 }
 

@@ -14,6 +14,7 @@ func BenchmarkUpdate(b *testing.B) {
 	for _, f := range []Format{
 		{Adam, Split, MomentsFP32, dtype.BF16, dtype.BF16},
 		{Adam, Split, MomentsBF16, dtype.BF16, dtype.BF16},
+		{Adam, Split, MomentsInt8, dtype.BF16, dtype.BF16},
 		{Adam, FP32, MomentsFP32, dtype.BF16, dtype.F32},
 	} {
 		constants := steps(f.Algorithm)[0]
@@ -32,7 +33,7 @@ func BenchmarkUpdate(b *testing.B) {
 					{"traffic", func(c Chunk) { set.Traffic(f, c) }},
 				} {
 					b.Run(fmt.Sprintf("n=%dKi/state=%v/moments=%v/impl=%v/pass=%s", n>>10, f.State, f.Moments, set, pass.name), func(b *testing.B) {
-						b.SetBytes(f.TrafficBytes() * int64(n))
+						b.SetBytes(f.TrafficBytes(int64(n)))
 						for b.Loop() {
 							pass.run(c)
 						}

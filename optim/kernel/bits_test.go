@@ -62,14 +62,15 @@ func trajectoryHash(t *testing.T, set Set, f Format) string {
 		return math.Float32frombits(bits)
 	}
 	c := newChunk(t, f, n, 0)
+	var moments [2][n]float32
 	for i := range n {
 		c.setMaster(f, i, number(100, 128))
-		c.Moments[0].Put(i, number(0, 120))
+		moments[0][i] = number(0, 120)
 		if f.Algorithm != Lion && f.Algorithm != SGD {
-			last := c.Moments[f.Algorithm.Moments()-1]
-			last.Put(i, float32(math.Abs(float64(number(0, 110)))))
+			moments[f.Algorithm.Moments()-1][i] = float32(math.Abs(float64(number(0, 110))))
 		}
 	}
+	c.putMoments(moments[0][:], moments[1][:])
 	constants := steps(f.Algorithm)[:3] // the usual ones, which make few NaN
 	for step := range 12 {
 		for i := range n {
@@ -98,8 +99,8 @@ func trajectoryHash(t *testing.T, set Set, f Format) string {
 	}
 	for i := range n {
 		word(c.master(f, i))
-		for _, m := range c.Moments[:f.Algorithm.Moments()] {
-			word(m.At(i))
+		for m := range f.Algorithm.Moments() {
+			word(c.Moment(m, i))
 		}
 		if f.hasParameter() && c.master(f, i) == c.master(f, i) {
 			h.Write(binary.LittleEndian.AppendUint16(nil, c.Parameter[i]))

@@ -63,6 +63,7 @@ func arguments(n int, f Format, c *Chunk) abi.Arguments {
 		Master:       pointer(c.Master),
 		Moment1:      pointer(c.Moments[0].Data),
 		Moment2:      pointer(c.Moments[1].Data),
+		Headers:      pointer(c.Headers),
 		Gradient:     pointer(c.Gradient.Data),
 	}
 }
@@ -77,6 +78,9 @@ func prefetching(n int, stream Array, ahead int) int {
 func (s Set) update(n int, f Format, constants *Constants, c *Chunk) {
 	a := arguments(n, f, c)
 	a.Table, a.Dither = &constants.table, constants.ditherOf(c.First)
+	if f.Moments == MomentsInt8 {
+		a.Dither, a.Block = constants.stride, uint32(c.First/Block)
+	}
 	update(kernelKey{s, f.Algorithm, f.State, f.Moments}, &a)
 }
 

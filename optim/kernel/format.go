@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"fmt"
+	"slices"
 	"unsafe"
 
 	"plimsoll/dtype"
@@ -35,7 +36,26 @@ type MomentType = abi.MomentType
 const (
 	MomentsFP32 = abi.MomentsFP32
 	MomentsBF16 = abi.MomentsBF16
+	MomentsInt8 = abi.MomentsInt8
 )
+
+// MomentNames are the names of the types of moments.
+func MomentNames() []string {
+	var names []string
+	for m := range abi.MomentTypes {
+		names = append(names, m.String())
+	}
+	return names
+}
+
+// ParseMoments is the type of moments of that name.
+func ParseMoments(name string) (m MomentType, ok bool) {
+	i := slices.Index(MomentNames(), name)
+	return MomentType(max(i, 0)), i >= 0
+}
+
+// Block is the number of elements that share a header where moments are int8.
+const Block = abi.Block
 
 // Format fixes the algorithm and the type of every stream.
 type Format struct {
@@ -55,6 +75,8 @@ func (f Format) Validate() error {
 	switch {
 	case f.Algorithm >= abi.Algorithms || f.State >= abi.States || f.Moments >= abi.MomentTypes:
 		return fmt.Errorf("algorithm %d, state %d or moments %d are not known", f.Algorithm, f.State, f.Moments)
+	case !f.Moments.Suits(f.Algorithm):
+		return fmt.Errorf("%v moments are made for Adam, whose first moment is small where its second is; %v has none such", f.Moments, f.Algorithm)
 	case f.State == Split && f.Parameter != dtype.BF16:
 		return fmt.Errorf("split state keeps bf16 parameters, because they are the upper half of an fp32 number; %v parameters need fp32 state", f.Parameter)
 	case f.Parameter != dtype.BF16 && f.Parameter != dtype.F16 && f.Parameter != dtype.F32:
@@ -75,6 +97,7 @@ const (
 	MasterRole
 	FirstMomentRole
 	SecondMomentRole
+	HeaderRole
 	GradientRole
 )
 
@@ -85,13 +108,24 @@ type Stream struct {
 	Type        dtype.Type // of its elements
 	Read, Write bool       // by an update
 	Why         string
+	Shared      int64 // by how many parameters an element is; all others have one each
 }
+
+// Elements is the number of elements of the stream for a number of parameters.
+func (s Stream) Elements(parameters int64) int64 {
+	each := max(s.Shared, 1)
+	return parameters/each + (parameters%each+each-1)/each
+}
+
+// Bytes is the size of the stream for a number of parameters.
+func (s Stream) Bytes(parameters int64) int64 { return s.Type.Size() * s.Elements(parameters) }
 
 // Names of components.
 const (
 	ComponentParameter = "parameters"
 	ComponentMaster    = "master_weights"
 	ComponentLow       = "master_weights_low"
+	ComponentHeaders   = "moment_headers"
 	ComponentGradient  = "gradients"
 )
 
@@ -103,55 +137,72 @@ var moments = [abi.Algorithms][]struct{ component, why string }{
 	SGD:     {{"momentum_buffer", "momentum of SGD"}},
 }
 
-// Streams lists the arrays of the format, all with one element a parameter.
+// Streams lists the arrays of the format.
 func (f Format) Streams() []Stream {
 	var streams []Stream
 	if f.State == Split {
 		streams = []Stream{
-			{ParameterRole, ComponentParameter, dtype.BF16, true, true, "bf16, the upper half of the master weights, which the trainer reads"},
-			{LowRole, ComponentLow, dtype.U16, true, true, "the low 16 bits of the fp32 master weights"},
+			{Role: ParameterRole, Component: ComponentParameter, Type: dtype.BF16, Read: true, Write: true, Why: "bf16, the upper half of the master weights, which the trainer reads"},
+			{Role: LowRole, Component: ComponentLow, Type: dtype.U16, Read: true, Write: true, Why: "the low 16 bits of the fp32 master weights"},
 		}
 	} else {
 		if f.hasParameter() {
-			streams = []Stream{{ParameterRole, ComponentParameter, f.Parameter, false, true, f.Parameter.String() + " copy of the master weights, which the trainer reads"}}
+			streams = []Stream{{Role: ParameterRole, Component: ComponentParameter, Type: f.Parameter, Write: true, Why: f.Parameter.String() + " copy of the master weights, which the trainer reads"}}
 		}
-		streams = append(streams, Stream{MasterRole, ComponentMaster, dtype.F32, true, true, "fp32 master weights"})
+		streams = append(streams, Stream{Role: MasterRole, Component: ComponentMaster, Type: dtype.F32, Read: true, Write: true, Why: "fp32 master weights"})
 	}
+	streams = append(streams, f.MomentStreams()...)
+	return append(streams, Stream{Role: GradientRole, Component: ComponentGradient, Type: f.Gradient, Read: true, Why: f.Gradient.String() + " gradients as the trainer leaves them"})
+}
+
+// MomentStreams lists the arrays of the moments.
+func (f Format) MomentStreams() []Stream {
+	var streams []Stream
 	for i, m := range moments[f.Algorithm] {
-		streams = append(streams, Stream{FirstMomentRole + Role(i), m.component, f.momentType(), true, true, f.momentType().String() + " " + m.why})
+		streams = append(streams, Stream{Role: FirstMomentRole + Role(i), Component: m.component, Type: f.momentType(), Read: true, Write: true, Why: f.Moments.String() + " " + m.why})
 	}
-	return append(streams, Stream{GradientRole, ComponentGradient, f.Gradient, true, false, f.Gradient.String() + " gradients as the trainer leaves them"})
+	if f.Moments == MomentsInt8 {
+		streams = append(streams, Stream{Role: HeaderRole, Component: ComponentHeaders, Type: dtype.U16, Read: true, Write: true, Shared: Block, Why: fmt.Sprintf("scales of the moments, one for %d parameters", Block)})
+	}
+	return streams
 }
 
 // hasParameter says whether there is a stream of parameters beside the master.
 func (f Format) hasParameter() bool { return f.Parameter != dtype.F32 }
 
 func (f Format) momentType() dtype.Type {
-	if f.Moments == MomentsBF16 {
-		return dtype.BF16
-	}
-	return dtype.F32
+	return [...]dtype.Type{dtype.F32, dtype.BF16, dtype.U8}[f.Moments]
 }
 
-// ResidentBytes is the number of bytes that all streams hold for a parameter.
-func (f Format) ResidentBytes() int64 {
+// granule is the number of parameters of which vector kernels take whole
+// multiples.
+func (f Format) granule() int {
+	if f.Moments == MomentsInt8 {
+		return Block
+	}
+	return abi.Group
+}
+
+// ResidentBytes is the number of bytes that all streams hold for a number of
+// parameters.
+func (f Format) ResidentBytes(parameters int64) int64 {
 	var sum int64
 	for _, s := range f.Streams() {
-		sum += s.Type.Size()
+		sum += s.Bytes(parameters)
 	}
 	return sum
 }
 
-// TrafficBytes is the number of bytes that an update moves for a parameter,
-// reads and writes added up.
-func (f Format) TrafficBytes() int64 {
+// TrafficBytes is the number of bytes that an update of a number of parameters
+// moves, reads and writes added up.
+func (f Format) TrafficBytes(parameters int64) int64 {
 	var sum int64
 	for _, s := range f.Streams() {
 		if s.Read {
-			sum += s.Type.Size()
+			sum += s.Bytes(parameters)
 		}
 		if s.Write {
-			sum += s.Type.Size()
+			sum += s.Bytes(parameters)
 		}
 	}
 	return sum
@@ -160,18 +211,20 @@ func (f Format) TrafficBytes() int64 {
 // Chunk is a stretch of every stream. What a format does not have is empty.
 type Chunk struct {
 	// First is the place of the first element in its shard, on which nothing
-	// depends but the dither of moments that are rounded stochastically.
+	// depends but the dither of moments that are rounded stochastically. Where
+	// moments are int8, it is the beginning of a block.
 	First     int64
 	Parameter []uint16
 	Low       []uint16
 	Master    []float32
 	Moments   [2]Array
+	Headers   []uint16 // of the blocks of int8 moments, of which the last may be short
 	Gradient  Array
 }
 
 // Array is a stretch of numbers of some type.
 type Array struct {
-	Type dtype.Type // BF16, F16 or F32
+	Type dtype.Type // BF16, F16 or F32; U8 for int8 moments
 	Data []byte
 }
 
@@ -195,7 +248,8 @@ func (a Array) Slice(first, end int) Array {
 // Len is the number of elements of each stream.
 func (c Chunk) Len() int { return c.Gradient.Len() }
 
-// Slice is elements first to end of every stream.
+// Slice is elements first to end of every stream. Blocks of int8 moments must
+// stay whole, or be cut off at the chunk's end.
 func (c Chunk) Slice(first, end int) Chunk {
 	return Chunk{
 		First:     c.First + int64(first),
@@ -203,6 +257,7 @@ func (c Chunk) Slice(first, end int) Chunk {
 		Low:       part(c.Low, first, end),
 		Master:    part(c.Master, first, end),
 		Moments:   [2]Array{c.Moments[0].Slice(first, end), c.Moments[1].Slice(first, end)},
+		Headers:   part(c.Headers, first/Block, (end+Block-1)/Block),
 		Gradient:  c.Gradient.Slice(first, end),
 	}
 }
@@ -227,7 +282,12 @@ func (c *Chunk) check(f Format) int {
 		present := i < f.Algorithm.Moments()
 		ok = ok && has(m.Len(), present) && (!present || n == 0 || m.Type == f.momentType())
 	}
-	if !ok {
+	blocks := 0
+	if f.Moments == MomentsInt8 {
+		blocks = (n + Block - 1) / Block
+		ok = ok && c.First%Block == 0
+	}
+	if !ok || len(c.Headers) != blocks {
 		panic("kernel: the streams of a chunk differ in length, or are not those of " + f.String())
 	}
 	return n

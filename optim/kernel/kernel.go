@@ -67,6 +67,46 @@
 // two thousandths or more. They are rounded stochastically, with a random
 // number that is a function of the step and of the element's place in its
 // shard, so that the bits still do not depend on who computes them.
+//
+// # Moments in int8
+//
+// Both moments of Adam take a byte each. Held are s = √v, as a float of 8 bits
+// without a sign whose exponent counts from the floor of its block, and m, with
+// a sign, in units of R, the power of two just below the s of its own element.
+// A block is [Block] consecutive elements, and the last of a chunk may be
+// short; its header is floor, the biased exponent of the lowest octave of s,
+// and shift, 23 minus the digits of s after the leading one. In a block of zeros
+// everything is 0. (The study that the code comes from is in
+// docs/experiments/eight-bit.)
+//
+// From codes k of s and q of m, with base = floor << 23, in operations on 32-bit
+// integers modulo 2^32 and on binary32 numbers:
+//
+//	s = float(k << shift + base)    and 0 where k = 0
+//	R = float(bits(s) & 0x7f800000)
+//	m = (float((q & 127) << 19 + bits(1/16)) - 1/16) · R, with the sign q >> 7
+//	v = s · s
+//
+// After the update s is √v, or 2^63 if that is larger or NaN. With the least
+// positive and the largest bits(s) of the block,
+//
+//	for digits = 6, 5, 4, 3:
+//	    shift = 23 - digits
+//	    top   = (largest + (1 << shift) - 1) >> 23
+//	    floor = max(top + 1 - (1 << (8 - digits)), 64)
+//	    stop when digits = 3 or least >= floor << 23 + 1 << shift
+//
+// and for element i of block b of the shard in step t, where scramble is the
+// finalizer of MurmurHash3 and signed compares as a signed number,
+//
+//	h = scramble(b) + t · 0xc13c8f09 + i · 0x9e3779b1
+//	k = (max(signed(bits(s) - base), 1 << shift) + h >> (32 - shift)) >> shift
+//	R = (k << shift + base) & 0x7f800000
+//	x = |m| · float(254 << 23 - R) + 1/16, fused or not
+//	q = min((bits(x) - bits(1/16) + h & 0x7ffff) >> 19, 127) | sign(m) << 7
+//
+// and k and q are 0 where s is 0. The sign of a NaN, and so that of the q that
+// it becomes, is not specified.
 package kernel
 
 import (
@@ -129,7 +169,7 @@ func Select() (Set, error) {
 // Update updates a chunk. Every stream of the chunk must have the same length.
 func (s Set) Update(f Format, constants *Constants, c Chunk) {
 	n := c.check(f)
-	if whole := n - n%abi.Group; s != Generic && whole > 0 {
+	if whole := n - n%f.granule(); s != Generic && whole > 0 {
 		s.update(whole, f, constants, &c)
 		c = c.Slice(whole, n)
 	}
@@ -142,7 +182,7 @@ func (s Set) Update(f Format, constants *Constants, c Chunk) {
 // zeros afterwards, until the next update writes it.
 func (s Set) Traffic(f Format, c Chunk) {
 	n := c.check(f)
-	if whole := n - n%abi.Group; s != Generic && whole > 0 {
+	if whole := n - n%f.granule(); s != Generic && whole > 0 {
 		s.traffic(whole, f, &c)
 		c = c.Slice(whole, n)
 	}

@@ -43,6 +43,12 @@ func trafficSplit1xBF16AVX2(a *abi.Arguments)
 func trafficSplit2xBF16AVX2(a *abi.Arguments)
 
 //go:noescape
+func adamSplitINT8AVX2(a *abi.Arguments)
+
+//go:noescape
+func trafficSplit2xINT8AVX2(a *abi.Arguments)
+
+//go:noescape
 func adamFP32FP32AVX2(a *abi.Arguments)
 
 //go:noescape
@@ -77,6 +83,12 @@ func trafficFP321xBF16AVX2(a *abi.Arguments)
 
 //go:noescape
 func trafficFP322xBF16AVX2(a *abi.Arguments)
+
+//go:noescape
+func adamFP32INT8AVX2(a *abi.Arguments)
+
+//go:noescape
+func trafficFP322xINT8AVX2(a *abi.Arguments)
 
 //go:noescape
 func sumSquaresAVX2(n int, prefetching int, gradientKind int, gradient *byte, lanes *[16]float64)
@@ -121,6 +133,12 @@ func trafficSplit1xBF16AVX512(a *abi.Arguments)
 func trafficSplit2xBF16AVX512(a *abi.Arguments)
 
 //go:noescape
+func adamSplitINT8AVX512(a *abi.Arguments)
+
+//go:noescape
+func trafficSplit2xINT8AVX512(a *abi.Arguments)
+
+//go:noescape
 func adamFP32FP32AVX512(a *abi.Arguments)
 
 //go:noescape
@@ -157,6 +175,12 @@ func trafficFP321xBF16AVX512(a *abi.Arguments)
 func trafficFP322xBF16AVX512(a *abi.Arguments)
 
 //go:noescape
+func adamFP32INT8AVX512(a *abi.Arguments)
+
+//go:noescape
+func trafficFP322xINT8AVX512(a *abi.Arguments)
+
+//go:noescape
 func sumSquaresAVX512(n int, prefetching int, gradientKind int, gradient *byte, lanes *[16]float64)
 
 //go:noescape
@@ -181,6 +205,8 @@ func update(key kernelKey, a *abi.Arguments) {
 		adagradSplitBF16AVX2(a)
 	case kernelKey{AVX2, 3, 0, 1}:
 		sgdSplitBF16AVX2(a)
+	case kernelKey{AVX2, 0, 0, 2}:
+		adamSplitINT8AVX2(a)
 	case kernelKey{AVX2, 0, 1, 0}:
 		adamFP32FP32AVX2(a)
 	case kernelKey{AVX2, 1, 1, 0}:
@@ -197,6 +223,8 @@ func update(key kernelKey, a *abi.Arguments) {
 		adagradFP32BF16AVX2(a)
 	case kernelKey{AVX2, 3, 1, 1}:
 		sgdFP32BF16AVX2(a)
+	case kernelKey{AVX2, 0, 1, 2}:
+		adamFP32INT8AVX2(a)
 	case kernelKey{AVX512, 0, 0, 0}:
 		adamSplitFP32AVX512(a)
 	case kernelKey{AVX512, 1, 0, 0}:
@@ -213,6 +241,8 @@ func update(key kernelKey, a *abi.Arguments) {
 		adagradSplitBF16AVX512(a)
 	case kernelKey{AVX512, 3, 0, 1}:
 		sgdSplitBF16AVX512(a)
+	case kernelKey{AVX512, 0, 0, 2}:
+		adamSplitINT8AVX512(a)
 	case kernelKey{AVX512, 0, 1, 0}:
 		adamFP32FP32AVX512(a)
 	case kernelKey{AVX512, 1, 1, 0}:
@@ -229,6 +259,8 @@ func update(key kernelKey, a *abi.Arguments) {
 		adagradFP32BF16AVX512(a)
 	case kernelKey{AVX512, 3, 1, 1}:
 		sgdFP32BF16AVX512(a)
+	case kernelKey{AVX512, 0, 1, 2}:
+		adamFP32INT8AVX512(a)
 	default:
 		panic("kernel: no such update")
 	}
@@ -245,6 +277,8 @@ func traffic(key trafficKey, a *abi.Arguments) {
 		trafficSplit1xBF16AVX2(a)
 	case trafficKey{AVX2, 0, 1, 2}:
 		trafficSplit2xBF16AVX2(a)
+	case trafficKey{AVX2, 0, 2, 2}:
+		trafficSplit2xINT8AVX2(a)
 	case trafficKey{AVX2, 1, 0, 1}:
 		trafficFP321xFP32AVX2(a)
 	case trafficKey{AVX2, 1, 0, 2}:
@@ -253,6 +287,8 @@ func traffic(key trafficKey, a *abi.Arguments) {
 		trafficFP321xBF16AVX2(a)
 	case trafficKey{AVX2, 1, 1, 2}:
 		trafficFP322xBF16AVX2(a)
+	case trafficKey{AVX2, 1, 2, 2}:
+		trafficFP322xINT8AVX2(a)
 	case trafficKey{AVX512, 0, 0, 1}:
 		trafficSplit1xFP32AVX512(a)
 	case trafficKey{AVX512, 0, 0, 2}:
@@ -261,6 +297,8 @@ func traffic(key trafficKey, a *abi.Arguments) {
 		trafficSplit1xBF16AVX512(a)
 	case trafficKey{AVX512, 0, 1, 2}:
 		trafficSplit2xBF16AVX512(a)
+	case trafficKey{AVX512, 0, 2, 2}:
+		trafficSplit2xINT8AVX512(a)
 	case trafficKey{AVX512, 1, 0, 1}:
 		trafficFP321xFP32AVX512(a)
 	case trafficKey{AVX512, 1, 0, 2}:
@@ -269,6 +307,8 @@ func traffic(key trafficKey, a *abi.Arguments) {
 		trafficFP321xBF16AVX512(a)
 	case trafficKey{AVX512, 1, 1, 2}:
 		trafficFP322xBF16AVX512(a)
+	case trafficKey{AVX512, 1, 2, 2}:
+		trafficFP322xINT8AVX512(a)
 	default:
 		panic("kernel: no such traffic")
 	}

@@ -17,7 +17,7 @@ TEXT ·adamSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    96(DX), DX
 	MOVQ    a+0(FP), BX
 	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
@@ -80,11 +80,11 @@ next5:
 	VMOVUPS        Y12, (R8)(CX*4)
 	VMOVUPS        Y6, 32(R8)(CX*4)
 	VSQRTPS        Y12, Y12
+	VSQRTPS        Y6, Y6
 	VFMADD213PS    448(AX), Y4, Y12
 	VDIVPS         Y12, Y10, Y10
 	VFMADD231PS    512(AX), Y8, Y8
 	VFMADD231PS    Y5, Y10, Y8
-	VSQRTPS        Y6, Y6
 	VFMADD213PS    448(AX), Y4, Y6
 	VDIVPS         Y6, Y11, Y11
 	VFMADD231PS    512(AX), Y9, Y9
@@ -151,11 +151,11 @@ next7:
 	VMOVUPS        Y12, (R8)(CX*4)
 	VMOVUPS        Y6, 32(R8)(CX*4)
 	VSQRTPS        Y12, Y12
+	VSQRTPS        Y6, Y6
 	VFMADD213PS    448(AX), Y4, Y12
 	VDIVPS         Y12, Y10, Y10
 	VFMADD231PS    512(AX), Y8, Y8
 	VFMADD231PS    Y5, Y10, Y8
-	VSQRTPS        Y6, Y6
 	VFMADD213PS    448(AX), Y4, Y6
 	VDIVPS         Y6, Y11, Y11
 	VFMADD231PS    512(AX), Y9, Y9
@@ -222,11 +222,11 @@ next9:
 	VMOVUPS        Y12, (R8)(CX*4)
 	VMOVUPS        Y6, 32(R8)(CX*4)
 	VSQRTPS        Y12, Y12
+	VSQRTPS        Y6, Y6
 	VFMADD213PS    448(AX), Y4, Y12
 	VDIVPS         Y12, Y10, Y10
 	VFMADD231PS    512(AX), Y8, Y8
 	VFMADD231PS    Y5, Y10, Y8
-	VSQRTPS        Y6, Y6
 	VFMADD213PS    448(AX), Y4, Y6
 	VDIVPS         Y6, Y11, Y11
 	VFMADD231PS    512(AX), Y9, Y9
@@ -290,7 +290,7 @@ TEXT ·lionSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    96(DX), DX
 	MOVQ    a+0(FP), BX
 	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
@@ -567,7 +567,7 @@ TEXT ·adagradSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    96(DX), DX
 	MOVQ    a+0(FP), BX
 	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
@@ -781,7 +781,7 @@ TEXT ·sgdSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    96(DX), DX
 	MOVQ    a+0(FP), BX
 	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
@@ -991,7 +991,7 @@ TEXT ·trafficSplit1xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
 	MOVQ  48(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  88(CX), CX
+	MOVQ  96(CX), CX
 	MOVQ  a+0(FP), DX
 	MOVQ  24(DX), DX
 	MOVQ  a+0(FP), BX
@@ -1109,7 +1109,7 @@ TEXT ·trafficSplit2xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
 	MOVQ  48(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  88(CX), CX
+	MOVQ  96(CX), CX
 	MOVQ  a+0(FP), DX
 	MOVQ  24(DX), DX
 	MOVQ  a+0(FP), BX
@@ -1251,7 +1251,7 @@ TEXT ·adamSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), CX
 	MOVQ         24(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         88(DX), DX
+	MOVQ         96(DX), DX
 	MOVQ         a+0(FP), BX
 	MOVQ         48(BX), BX
 	MOVQ         a+0(FP), SI
@@ -1333,11 +1333,11 @@ next65:
 	VMOVDQU     Y8, (R8)(CX*2)
 	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
 	VSQRTPS     Y13, Y13
+	VSQRTPS     Y7, Y7
 	VFMADD213PS 448(AX), Y5, Y13
 	VDIVPS      Y13, Y10, Y10
 	VFMADD231PS 512(AX), Y11, Y11
 	VFMADD231PS Y6, Y10, Y11
-	VSQRTPS     Y7, Y7
 	VFMADD213PS 448(AX), Y5, Y7
 	VDIVPS      Y7, Y12, Y12
 	VFMADD231PS 512(AX), Y9, Y9
@@ -1423,11 +1423,11 @@ next67:
 	VMOVDQU     Y7, (R8)(CX*2)
 	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
 	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
 	VFMADD213PS 448(AX), Y5, Y13
 	VDIVPS      Y13, Y10, Y10
 	VFMADD231PS 512(AX), Y11, Y11
 	VFMADD231PS Y6, Y10, Y11
-	VSQRTPS     Y8, Y8
 	VFMADD213PS 448(AX), Y5, Y8
 	VDIVPS      Y8, Y12, Y12
 	VFMADD231PS 512(AX), Y9, Y9
@@ -1513,11 +1513,11 @@ next69:
 	VMOVDQU     Y7, (R8)(CX*2)
 	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
 	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
 	VFMADD213PS 448(AX), Y5, Y13
 	VDIVPS      Y13, Y10, Y10
 	VFMADD231PS 512(AX), Y11, Y11
 	VFMADD231PS Y6, Y10, Y11
-	VSQRTPS     Y8, Y8
 	VFMADD213PS 448(AX), Y5, Y8
 	VDIVPS      Y8, Y12, Y12
 	VFMADD231PS 512(AX), Y9, Y9
@@ -1641,7 +1641,7 @@ TEXT ·lionSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    96(DX), DX
 	MOVQ    a+0(FP), BX
 	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
@@ -1916,7 +1916,7 @@ TEXT ·adagradSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), CX
 	MOVQ         24(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         88(DX), DX
+	MOVQ         96(DX), DX
 	MOVQ         a+0(FP), BX
 	MOVQ         48(BX), BX
 	MOVQ         a+0(FP), SI
@@ -2161,7 +2161,7 @@ TEXT ·sgdSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    96(DX), DX
 	MOVQ    a+0(FP), BX
 	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
@@ -2387,7 +2387,7 @@ TEXT ·trafficSplit1xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
 	MOVQ  48(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  88(CX), CX
+	MOVQ  96(CX), CX
 	MOVQ  a+0(FP), DX
 	MOVQ  24(DX), DX
 	MOVQ  a+0(FP), BX
@@ -2499,7 +2499,7 @@ TEXT ·trafficSplit2xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
 	MOVQ  48(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  88(CX), CX
+	MOVQ  96(CX), CX
 	MOVQ  a+0(FP), DX
 	MOVQ  24(DX), DX
 	MOVQ  a+0(FP), BX
@@ -2616,6 +2616,1892 @@ done114:
 	VZEROUPPER
 	RET
 
+// func adamSplitINT8AVX2(a *Arguments)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+, SSE
+TEXT ·adamSplitINT8AVX2(SB), $5192-8
+	STMXCSR (SP)
+	MOVL    (SP), AX
+	ORL     $0x00008040, AX
+	MOVL    AX, 4(SP)
+	LDMXCSR 4(SP)
+	LEAQ    8(SP), DX
+	ADDQ    $0x3f, DX
+	ANDQ    $-64, DX
+	MOVQ    a+0(FP), AX
+	MOVQ    16(AX), AX
+	VMOVUPS (AX), Y1
+	VMOVUPS Y1, 4096(DX)
+	VMOVUPS 32(AX), Y1
+	VMOVUPS Y1, 4128(DX)
+	VMOVUPS 64(AX), Y1
+	VMOVUPS Y1, 4160(DX)
+	VMOVUPS 96(AX), Y1
+	VMOVUPS Y1, 4192(DX)
+	VMOVUPS 128(AX), Y1
+	VMOVUPS Y1, 4224(DX)
+	VMOVUPS 160(AX), Y1
+	VMOVUPS Y1, 4256(DX)
+	VMOVUPS 192(AX), Y1
+	VMOVUPS Y1, 4288(DX)
+	VMOVUPS 224(AX), Y1
+	VMOVUPS Y1, 4320(DX)
+	VMOVUPS 256(AX), Y1
+	VMOVUPS Y1, 4352(DX)
+	VMOVUPS 288(AX), Y1
+	VMOVUPS Y1, 4384(DX)
+	VMOVUPS 320(AX), Y1
+	VMOVUPS Y1, 4416(DX)
+	VMOVUPS 352(AX), Y1
+	VMOVUPS Y1, 4448(DX)
+	VMOVUPS 384(AX), Y1
+	VMOVUPS Y1, 4480(DX)
+	VMOVUPS 416(AX), Y1
+	VMOVUPS Y1, 4512(DX)
+	VMOVUPS 448(AX), Y1
+	VMOVUPS Y1, 4544(DX)
+	VMOVUPS 480(AX), Y1
+	VMOVUPS Y1, 4576(DX)
+	VMOVUPS 512(AX), Y1
+	VMOVUPS Y1, 4608(DX)
+	VMOVUPS 544(AX), Y1
+	VMOVUPS Y1, 4640(DX)
+	VMOVUPS 576(AX), Y1
+	VMOVUPS Y1, 4672(DX)
+	VMOVUPS 608(AX), Y1
+	VMOVUPS Y1, 4704(DX)
+	VMOVUPS 640(AX), Y1
+	VMOVUPS Y1, 4736(DX)
+	VMOVUPS 672(AX), Y1
+	VMOVUPS Y1, 4768(DX)
+	VMOVUPS 704(AX), Y1
+	VMOVUPS Y1, 4800(DX)
+	VMOVUPS 736(AX), Y1
+	VMOVUPS Y1, 4832(DX)
+	VMOVUPS pattern7f800000<>+0(SB), Y3
+	VMOVUPS pattern80000000<>+0(SB), Y4
+	MOVQ    a+0(FP), AX
+	MOVQ    24(AX), CX
+	MOVQ    a+0(FP), AX
+	MOVQ    48(AX), BX
+	MOVQ    a+0(FP), AX
+	MOVQ    56(AX), SI
+	MOVQ    a+0(FP), AX
+	MOVQ    96(AX), DI
+	MOVQ    a+0(FP), AX
+	MOVQ    72(AX), R8
+	MOVQ    a+0(FP), AX
+	MOVQ    80(AX), R9
+	XORQ    AX, AX
+	CMPQ    CX, $0x01
+	JE      fp16122
+	JA      fp32123
+
+block125:
+	MOVQ         a+0(FP), CX
+	MOVQ         88(CX), R10
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R10)(CX*1), CX
+	MOVBLZX      CL, R10
+	SHLL         $0x17, R10
+	VMOVD        R10, X1
+	VPBROADCASTD X1, Y1
+	VMOVDQA      Y1, 4864(DX)
+	SHRL         $0x08, CX
+	SUBL         $0x10, CX
+	VMOVD        CX, X1
+	VMOVDQA      X1, 5056(DX)
+	VPXOR        Y2, Y2, Y2
+	VPCMPEQD     Y1, Y1, Y1
+
+turn126:
+	LEAQ           512(AX), CX
+	MOVQ           a+0(FP), R10
+	MOVQ           8(R10), R10
+	CMPQ           AX, R10
+	CMOVQCC        AX, CX
+	PREFETCHT0     (R8)(CX*1)
+	PREFETCHT0     (R9)(CX*1)
+	MOVQ           AX, R10
+	ANDQ           $0x000001ff, R10
+	PREFETCHT0     (BX)(CX*2)
+	PREFETCHT0     (SI)(CX*2)
+	PREFETCHT0     (DI)(CX*2)
+	VBROADCASTI128 (R9)(AX*1), Y6
+	VPSHUFB        bytes0to2<>+0(SB), Y6, Y5
+	VPSHUFB        bytes1to2<>+0(SB), Y6, Y6
+	VMOVDQA        4864(DX), Y7
+	VPSLLD         5056(DX), Y5, Y5
+	VPSIGND        Y5, Y7, Y8
+	VPADDD         Y8, Y5, Y5
+	VPSLLD         5056(DX), Y6, Y6
+	VPSIGND        Y6, Y7, Y7
+	VPADDD         Y7, Y6, Y6
+	VBROADCASTI128 (R8)(AX*1), Y8
+	VPSHUFB        bytes0to3<>+0(SB), Y8, Y7
+	VPSHUFB        bytes1to3<>+0(SB), Y8, Y8
+	VPAND          Y3, Y5, Y10
+	VPADDD         patternfe000000<>+0(SB), Y10, Y10
+	VPSRLD         $0x05, Y7, Y9
+	VPAND          pattern03f80000<>+0(SB), Y9, Y9
+	VPADDD         Y10, Y9, Y9
+	VSUBPS         Y10, Y9, Y9
+	VPAND          Y4, Y7, Y7
+	VPOR           Y7, Y9, Y9
+	VPAND          Y3, Y6, Y10
+	VPADDD         patternfe000000<>+0(SB), Y10, Y10
+	VPSRLD         $0x05, Y8, Y7
+	VPAND          pattern03f80000<>+0(SB), Y7, Y7
+	VPADDD         Y10, Y7, Y7
+	VSUBPS         Y10, Y7, Y7
+	VPAND          Y4, Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VMOVDQU        (DI)(AX*2), Y10
+	VPSLLD         $0x10, Y10, Y8
+	VPAND          patternffff0000<>+0(SB), Y10, Y10
+	VMOVDQU        (SI)(AX*2), Y11
+	VPSRAW         $0x0f, Y11, Y12
+	VPADDW         (BX)(AX*2), Y12, Y12
+	VPSLLD         $0x10, Y12, Y13
+	VPBLENDW       $0x55, Y11, Y13, Y13
+	VPSRLD         $0x10, Y11, Y11
+	VPBLENDW       $0xaa, Y12, Y11, Y11
+	VMULPS         4096(DX), Y8, Y8
+	VFMADD231PS    4160(DX), Y13, Y8
+	VMULPS         4096(DX), Y10, Y10
+	VFMADD231PS    4160(DX), Y11, Y10
+	VMOVUPS        4224(DX), Y12
+	VMULPS         Y9, Y12, Y9
+	VFMADD231PS    4288(DX), Y8, Y9
+	VMULPS         Y7, Y12, Y7
+	VFMADD231PS    4288(DX), Y10, Y7
+	VMULPS         Y8, Y8, Y8
+	VMULPS         Y10, Y10, Y10
+	VMOVUPS        4352(DX), Y12
+	VMULPS         Y5, Y5, Y5
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y5, Y12, Y5
+	VFMADD231PS    4416(DX), Y8, Y5
+	VMULPS         Y6, Y12, Y6
+	VFMADD231PS    4416(DX), Y10, Y6
+	VMOVUPS        Y9, (DX)(R10*4)
+	VMOVUPS        Y7, 32(DX)(R10*4)
+	VSQRTPS        Y5, Y5
+	VSQRTPS        Y6, Y6
+	VPMINUD        pattern5f000000<>+0(SB), Y5, Y8
+	VMOVUPS        Y8, 2048(DX)(R10*4)
+	VPMAXUD        Y8, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y8, Y8
+	VPMINUD        Y8, Y1, Y1
+	VPMINUD        pattern5f000000<>+0(SB), Y6, Y8
+	VMOVUPS        Y8, 2080(DX)(R10*4)
+	VPMAXUD        Y8, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y8, Y8
+	VPMINUD        Y8, Y1, Y1
+	VMOVUPS        4480(DX), Y8
+	VFMADD213PS    4544(DX), Y8, Y5
+	VDIVPS         Y5, Y9, Y9
+	VFMADD231PS    4608(DX), Y13, Y13
+	VFMADD231PS    4672(DX), Y9, Y13
+	VFMADD213PS    4544(DX), Y8, Y6
+	VDIVPS         Y6, Y7, Y7
+	VFMADD231PS    4608(DX), Y11, Y11
+	VFMADD231PS    4672(DX), Y7, Y11
+	VPADDD         pattern00008000<>+0(SB), Y13, Y5
+	VPADDD         pattern00008000<>+0(SB), Y11, Y6
+	VPSRLD         $0x10, Y5, Y5
+	VPBLENDW       $0xaa, Y6, Y5, Y5
+	VPSLLD         $0x10, Y11, Y6
+	VPBLENDW       $0x55, Y13, Y6, Y6
+	VMOVDQU        Y5, (BX)(AX*2)
+	VMOVDQU        Y6, (SI)(AX*2)
+	ADDQ           $0x10, AX
+	ADDQ           $0x10, CX
+	PREFETCHT0     (BX)(CX*2)
+	PREFETCHT0     (SI)(CX*2)
+	PREFETCHT0     (DI)(CX*2)
+	VBROADCASTI128 (R9)(AX*1), Y6
+	VPSHUFB        bytes0to2<>+0(SB), Y6, Y5
+	VPSHUFB        bytes1to2<>+0(SB), Y6, Y6
+	VMOVDQA        4864(DX), Y7
+	VPSLLD         5056(DX), Y5, Y5
+	VPSIGND        Y5, Y7, Y8
+	VPADDD         Y8, Y5, Y5
+	VPSLLD         5056(DX), Y6, Y6
+	VPSIGND        Y6, Y7, Y7
+	VPADDD         Y7, Y6, Y6
+	VBROADCASTI128 (R8)(AX*1), Y8
+	VPSHUFB        bytes0to3<>+0(SB), Y8, Y7
+	VPSHUFB        bytes1to3<>+0(SB), Y8, Y8
+	VPAND          Y3, Y5, Y10
+	VPADDD         patternfe000000<>+0(SB), Y10, Y10
+	VPSRLD         $0x05, Y7, Y9
+	VPAND          pattern03f80000<>+0(SB), Y9, Y9
+	VPADDD         Y10, Y9, Y9
+	VSUBPS         Y10, Y9, Y9
+	VPAND          Y4, Y7, Y7
+	VPOR           Y7, Y9, Y9
+	VPAND          Y3, Y6, Y10
+	VPADDD         patternfe000000<>+0(SB), Y10, Y10
+	VPSRLD         $0x05, Y8, Y7
+	VPAND          pattern03f80000<>+0(SB), Y7, Y7
+	VPADDD         Y10, Y7, Y7
+	VSUBPS         Y10, Y7, Y7
+	VPAND          Y4, Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VMOVDQU        (DI)(AX*2), Y10
+	VPSLLD         $0x10, Y10, Y8
+	VPAND          patternffff0000<>+0(SB), Y10, Y10
+	VMOVDQU        (SI)(AX*2), Y11
+	VPSRAW         $0x0f, Y11, Y12
+	VPADDW         (BX)(AX*2), Y12, Y12
+	VPSLLD         $0x10, Y12, Y13
+	VPBLENDW       $0x55, Y11, Y13, Y13
+	VPSRLD         $0x10, Y11, Y11
+	VPBLENDW       $0xaa, Y12, Y11, Y11
+	VMULPS         4096(DX), Y8, Y8
+	VFMADD231PS    4160(DX), Y13, Y8
+	VMULPS         4096(DX), Y10, Y10
+	VFMADD231PS    4160(DX), Y11, Y10
+	VMOVUPS        4224(DX), Y12
+	VMULPS         Y9, Y12, Y9
+	VFMADD231PS    4288(DX), Y8, Y9
+	VMULPS         Y7, Y12, Y7
+	VFMADD231PS    4288(DX), Y10, Y7
+	VMULPS         Y8, Y8, Y8
+	VMULPS         Y10, Y10, Y10
+	VMOVUPS        4352(DX), Y12
+	VMULPS         Y5, Y5, Y5
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y5, Y12, Y5
+	VFMADD231PS    4416(DX), Y8, Y5
+	VMULPS         Y6, Y12, Y6
+	VFMADD231PS    4416(DX), Y10, Y6
+	VMOVUPS        Y9, 64(DX)(R10*4)
+	VMOVUPS        Y7, 96(DX)(R10*4)
+	VSQRTPS        Y5, Y5
+	VSQRTPS        Y6, Y6
+	VPMINUD        pattern5f000000<>+0(SB), Y5, Y8
+	VMOVUPS        Y8, 2112(DX)(R10*4)
+	VPMAXUD        Y8, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y8, Y8
+	VPMINUD        Y8, Y1, Y1
+	VPMINUD        pattern5f000000<>+0(SB), Y6, Y8
+	VMOVUPS        Y8, 2144(DX)(R10*4)
+	VPMAXUD        Y8, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y8, Y8
+	VPMINUD        Y8, Y1, Y1
+	VMOVUPS        4480(DX), Y8
+	VFMADD213PS    4544(DX), Y8, Y5
+	VDIVPS         Y5, Y9, Y9
+	VFMADD231PS    4608(DX), Y13, Y13
+	VFMADD231PS    4672(DX), Y9, Y13
+	VFMADD213PS    4544(DX), Y8, Y6
+	VDIVPS         Y6, Y7, Y7
+	VFMADD231PS    4608(DX), Y11, Y11
+	VFMADD231PS    4672(DX), Y7, Y11
+	VPADDD         pattern00008000<>+0(SB), Y13, Y5
+	VPADDD         pattern00008000<>+0(SB), Y11, Y6
+	VPSRLD         $0x10, Y5, Y5
+	VPBLENDW       $0xaa, Y6, Y5, Y5
+	VPSLLD         $0x10, Y11, Y6
+	VPBLENDW       $0x55, Y13, Y6, Y6
+	VMOVDQU        Y5, (BX)(AX*2)
+	VMOVDQU        Y6, (SI)(AX*2)
+	ADDQ           $0x10, AX
+	ADDQ           $0x10, CX
+	CMPQ           AX, $0x00000100
+	JBE            encoded127
+	XORQ           $0x00000100, R10
+	VMOVDQA        4928(DX), Y5
+	VPMAXSD        2048(DX)(R10*4), Y5, Y6
+	VPSRLD         5104(DX), Y0, Y9
+	VPADDD         Y9, Y6, Y6
+	VPSIGND        2048(DX)(R10*4), Y6, Y6
+	VPANDN         Y3, Y6, Y9
+	VMOVUPS        (DX)(R10*4), Y8
+	VPANDN         Y8, Y4, Y7
+	VFMADD213PS    pattern3e000000<>+0(SB), Y9, Y7
+	VPAND          pattern0007ffff<>+0(SB), Y0, Y9
+	VPADDD         Y9, Y7, Y7
+	VPADDD         pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD        2080(DX)(R10*4), Y5, Y9
+	VPSRLD         5104(DX), Y0, Y11
+	VPADDD         Y11, Y9, Y9
+	VPSIGND        2080(DX)(R10*4), Y9, Y9
+	VPANDN         Y3, Y9, Y11
+	VMOVUPS        32(DX)(R10*4), Y10
+	VPANDN         Y10, Y4, Y10
+	VFMADD213PS    pattern3e000000<>+0(SB), Y11, Y10
+	VPAND          pattern0007ffff<>+0(SB), Y0, Y11
+	VPADDD         Y11, Y10, Y10
+	VPADDD         pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD         5072(DX), Y6, Y6
+	VPSRLD         5088(DX), Y9, Y9
+	VPBLENDW       $0xaa, Y9, Y6, Y6
+	VPSUBW         4992(DX), Y6, Y6
+	VPSRLD         $0x13, Y7, Y7
+	VPSRLD         $0x03, Y10, Y10
+	VPBLENDW       $0xaa, Y10, Y7, Y7
+	VPSUBW         pattern07c007c0<>+0(SB), Y7, Y7
+	VPMINUW        pattern007f007f<>+0(SB), Y7, Y7
+	VPSRLD         $0x10, Y8, Y8
+	VPBLENDW       $0xaa, 32(DX)(R10*4), Y8, Y8
+	VPMAXSD        2112(DX)(R10*4), Y5, Y9
+	VPSRLD         5104(DX), Y0, Y12
+	VPADDD         Y12, Y9, Y9
+	VPSIGND        2112(DX)(R10*4), Y9, Y9
+	VPANDN         Y3, Y9, Y12
+	VMOVUPS        64(DX)(R10*4), Y11
+	VPANDN         Y11, Y4, Y10
+	VFMADD213PS    pattern3e000000<>+0(SB), Y12, Y10
+	VPAND          pattern0007ffff<>+0(SB), Y0, Y12
+	VPADDD         Y12, Y10, Y10
+	VPADDD         pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD        2144(DX)(R10*4), Y5, Y5
+	VPSRLD         5104(DX), Y0, Y13
+	VPADDD         Y13, Y5, Y5
+	VPSIGND        2144(DX)(R10*4), Y5, Y5
+	VPANDN         Y3, Y5, Y13
+	VMOVUPS        96(DX)(R10*4), Y12
+	VPANDN         Y12, Y4, Y12
+	VFMADD213PS    pattern3e000000<>+0(SB), Y13, Y12
+	VPAND          pattern0007ffff<>+0(SB), Y0, Y13
+	VPADDD         Y13, Y12, Y12
+	VPADDD         pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD         5072(DX), Y9, Y9
+	VPSRLD         5088(DX), Y5, Y5
+	VPBLENDW       $0xaa, Y5, Y9, Y9
+	VPSUBW         4992(DX), Y9, Y9
+	VPSRLD         $0x13, Y10, Y10
+	VPSRLD         $0x03, Y12, Y12
+	VPBLENDW       $0xaa, Y12, Y10, Y10
+	VPSUBW         pattern07c007c0<>+0(SB), Y10, Y10
+	VPMINUW        pattern007f007f<>+0(SB), Y10, Y10
+	VPSRLD         $0x10, Y11, Y11
+	VPBLENDW       $0xaa, 96(DX)(R10*4), Y11, Y11
+	VPACKUSWB      Y9, Y6, Y6
+	VPACKUSWB      Y10, Y7, Y7
+	VPACKSSWB      Y11, Y8, Y8
+	VPAND          pattern80808080<>+0(SB), Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VPXOR          Y5, Y5, Y5
+	VPCMPEQB       Y5, Y6, Y5
+	VPANDN         Y7, Y5, Y7
+	VPERMQ         $0xd8, Y6, Y6
+	VPERMQ         $0xd8, Y7, Y7
+	VMOVDQU        Y6, -288(R9)(AX*1)
+	VMOVDQU        Y7, -288(R8)(AX*1)
+
+encoded127:
+	TESTQ        $0x000000ff, AX
+	JNE          turn126
+	VEXTRACTI128 $0x01, Y1, X0
+	VPMINUD      X0, X1, X1
+	VPSHUFD      $0x4e, X1, X0
+	VPMINUD      X0, X1, X1
+	VPSHUFD      $0xb1, X1, X0
+	VPMINUD      X0, X1, X1
+	VMOVD        X1, CX
+	VEXTRACTI128 $0x01, Y2, X0
+	VPMAXUD      X0, X2, X2
+	VPSHUFD      $0x4e, X2, X0
+	VPMAXUD      X0, X2, X2
+	VPSHUFD      $0xb1, X2, X0
+	VPMAXUD      X0, X2, X2
+	VMOVD        X2, R12
+	INCL         CX
+	MOVL         R12, R14
+	ADDL         $0x000fffff, R14
+	SHRL         $0x17, R14
+	SUBL         $0x0000001f, R14
+	CMPL         R14, $0x40
+	MOVL         $0x00000040, R11
+	CMOVLLT      R11, R14
+	MOVL         R14, R10
+	MOVL         $0x00000014, R13
+	MOVL         R12, R14
+	ADDL         $0x0007ffff, R14
+	SHRL         $0x17, R14
+	SUBL         $0x0000000f, R14
+	CMPL         R14, $0x40
+	MOVL         $0x00000040, R11
+	CMOVLLT      R11, R14
+	MOVL         R14, R11
+	SHLL         $0x17, R11
+	ADDL         $0x00080000, R11
+	CMPL         CX, R11
+	MOVL         $0x00000013, R11
+	CMOVLCC      R14, R10
+	CMOVLCC      R11, R13
+	MOVL         R12, R14
+	ADDL         $0x0003ffff, R14
+	SHRL         $0x17, R14
+	SUBL         $0x00000007, R14
+	CMPL         R14, $0x40
+	MOVL         $0x00000040, R11
+	CMOVLLT      R11, R14
+	MOVL         R14, R11
+	SHLL         $0x17, R11
+	ADDL         $0x00040000, R11
+	CMPL         CX, R11
+	MOVL         $0x00000012, R11
+	CMOVLCC      R14, R10
+	CMOVLCC      R11, R13
+	MOVL         R12, R14
+	ADDL         $0x0001ffff, R14
+	SHRL         $0x17, R14
+	SUBL         $0x00000003, R14
+	CMPL         R14, $0x40
+	MOVL         $0x00000040, R11
+	CMOVLLT      R11, R14
+	MOVL         R14, R11
+	SHLL         $0x17, R11
+	ADDL         $0x00020000, R11
+	CMPL         CX, R11
+	MOVL         $0x00000011, R11
+	CMOVLCC      R14, R10
+	CMOVLCC      R11, R13
+	MOVL         R13, CX
+	SHLL         $0x08, CX
+	ORL          R10, CX
+	XORL         R11, R11
+	TESTL        R12, R12
+	CMOVLEQ      R11, CX
+	MOVQ         a+0(FP), R11
+	MOVQ         88(R11), R12
+	MOVQ         AX, R11
+	SHRQ         $0x07, R11
+	MOVW         CX, -2(R12)(R11*1)
+	VMOVD        R13, X0
+	VMOVDQA      X0, 5072(DX)
+	MOVL         $0x00000020, R11
+	SUBL         R13, R11
+	VMOVD        R11, X0
+	VMOVDQA      X0, 5104(DX)
+	MOVL         R13, R11
+	SUBL         $0x10, R11
+	VMOVD        R11, X0
+	VMOVDQA      X0, 5088(DX)
+	MOVL         R13, CX
+	SHLL         $0x17, R10
+	MOVL         $0x00000001, R11
+	SHLL         CL, R11
+	ADDL         R10, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Y0
+	VMOVDQA      Y0, 4928(DX)
+	SHRL         CL, R10
+	IMUL3L       $0x00010001, R10, R10
+	VMOVD        R10, X0
+	VPBROADCASTD X0, Y0
+	VMOVDQA      Y0, 4992(DX)
+	MOVQ         AX, R10
+	SUBQ         $0x00000100, R10
+	SHRQ         $0x08, R10
+	MOVQ         a+0(FP), CX
+	MOVL         44(CX), CX
+	ADDL         R10, CX
+	MOVL         CX, R10
+	SHRL         $0x10, R10
+	XORL         R10, CX
+	IMUL3L       $0x85ebca6b, CX, CX
+	MOVL         CX, R10
+	SHRL         $0x0d, R10
+	XORL         R10, CX
+	IMUL3L       $0xc2b2ae35, CX, CX
+	MOVL         CX, R10
+	SHRL         $0x10, R10
+	XORL         R10, CX
+	MOVQ         a+0(FP), R10
+	MOVL         40(R10), R10
+	ADDL         R10, CX
+	VMOVD        CX, X0
+	VPBROADCASTD X0, Y0
+	VPADDD       blockDitherAVX2<>+0(SB), Y0, Y0
+	MOVQ         a+0(FP), CX
+	MOVQ         (CX), CX
+	CMPQ         AX, CX
+	JB           block125
+	JMP          done124
+
+fp16122:
+block128:
+	MOVQ         a+0(FP), CX
+	MOVQ         88(CX), R10
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R10)(CX*1), CX
+	MOVBLZX      CL, R10
+	SHLL         $0x17, R10
+	VMOVD        R10, X1
+	VPBROADCASTD X1, Y1
+	VMOVDQA      Y1, 4864(DX)
+	SHRL         $0x08, CX
+	SUBL         $0x10, CX
+	VMOVD        CX, X1
+	VMOVDQA      X1, 5056(DX)
+	VPXOR        Y2, Y2, Y2
+	VPCMPEQD     Y1, Y1, Y1
+
+turn129:
+	LEAQ           512(AX), CX
+	MOVQ           a+0(FP), R10
+	MOVQ           8(R10), R10
+	CMPQ           AX, R10
+	CMOVQCC        AX, CX
+	PREFETCHT0     (R8)(CX*1)
+	PREFETCHT0     (R9)(CX*1)
+	MOVQ           AX, R10
+	ANDQ           $0x000001ff, R10
+	PREFETCHT0     (BX)(CX*2)
+	PREFETCHT0     (SI)(CX*2)
+	PREFETCHT0     (DI)(CX*2)
+	VBROADCASTI128 (R9)(AX*1), Y6
+	VPSHUFB        bytes0to2<>+0(SB), Y6, Y5
+	VPSHUFB        bytes1to2<>+0(SB), Y6, Y6
+	VMOVDQA        4864(DX), Y7
+	VPSLLD         5056(DX), Y5, Y5
+	VPSIGND        Y5, Y7, Y8
+	VPADDD         Y8, Y5, Y5
+	VPSLLD         5056(DX), Y6, Y6
+	VPSIGND        Y6, Y7, Y7
+	VPADDD         Y7, Y6, Y6
+	VBROADCASTI128 (R8)(AX*1), Y8
+	VPSHUFB        bytes0to3<>+0(SB), Y8, Y7
+	VPSHUFB        bytes1to3<>+0(SB), Y8, Y8
+	VPAND          Y3, Y5, Y10
+	VPADDD         patternfe000000<>+0(SB), Y10, Y10
+	VPSRLD         $0x05, Y7, Y9
+	VPAND          pattern03f80000<>+0(SB), Y9, Y9
+	VPADDD         Y10, Y9, Y9
+	VSUBPS         Y10, Y9, Y9
+	VPAND          Y4, Y7, Y7
+	VPOR           Y7, Y9, Y9
+	VPAND          Y3, Y6, Y10
+	VPADDD         patternfe000000<>+0(SB), Y10, Y10
+	VPSRLD         $0x05, Y8, Y7
+	VPAND          pattern03f80000<>+0(SB), Y7, Y7
+	VPADDD         Y10, Y7, Y7
+	VSUBPS         Y10, Y7, Y7
+	VPAND          Y4, Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VCVTPH2PS      (DI)(AX*2), Y8
+	VCVTPH2PS      16(DI)(AX*2), Y10
+	VPERM2F128     $0x20, Y10, Y8, Y11
+	VPERM2F128     $0x31, Y10, Y8, Y8
+	VSHUFPS        $0x88, Y8, Y11, Y10
+	VSHUFPS        $0xdd, Y8, Y11, Y8
+	VMOVDQU        (SI)(AX*2), Y11
+	VPSRAW         $0x0f, Y11, Y12
+	VPADDW         (BX)(AX*2), Y12, Y12
+	VPSLLD         $0x10, Y12, Y13
+	VPBLENDW       $0x55, Y11, Y13, Y13
+	VPSRLD         $0x10, Y11, Y11
+	VPBLENDW       $0xaa, Y12, Y11, Y11
+	VMULPS         4096(DX), Y10, Y10
+	VFMADD231PS    4160(DX), Y13, Y10
+	VMULPS         4096(DX), Y8, Y8
+	VFMADD231PS    4160(DX), Y11, Y8
+	VMOVUPS        4224(DX), Y12
+	VMULPS         Y9, Y12, Y9
+	VFMADD231PS    4288(DX), Y10, Y9
+	VMULPS         Y7, Y12, Y7
+	VFMADD231PS    4288(DX), Y8, Y7
+	VMULPS         Y10, Y10, Y10
+	VMULPS         Y8, Y8, Y8
+	VMOVUPS        4352(DX), Y12
+	VMULPS         Y5, Y5, Y5
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y5, Y12, Y5
+	VFMADD231PS    4416(DX), Y10, Y5
+	VMULPS         Y6, Y12, Y6
+	VFMADD231PS    4416(DX), Y8, Y6
+	VMOVUPS        Y9, (DX)(R10*4)
+	VMOVUPS        Y7, 32(DX)(R10*4)
+	VSQRTPS        Y5, Y5
+	VSQRTPS        Y6, Y6
+	VPMINUD        pattern5f000000<>+0(SB), Y5, Y8
+	VMOVUPS        Y8, 2048(DX)(R10*4)
+	VPMAXUD        Y8, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y8, Y8
+	VPMINUD        Y8, Y1, Y1
+	VPMINUD        pattern5f000000<>+0(SB), Y6, Y8
+	VMOVUPS        Y8, 2080(DX)(R10*4)
+	VPMAXUD        Y8, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y8, Y8
+	VPMINUD        Y8, Y1, Y1
+	VMOVUPS        4480(DX), Y8
+	VFMADD213PS    4544(DX), Y8, Y5
+	VDIVPS         Y5, Y9, Y9
+	VFMADD231PS    4608(DX), Y13, Y13
+	VFMADD231PS    4672(DX), Y9, Y13
+	VFMADD213PS    4544(DX), Y8, Y6
+	VDIVPS         Y6, Y7, Y7
+	VFMADD231PS    4608(DX), Y11, Y11
+	VFMADD231PS    4672(DX), Y7, Y11
+	VPADDD         pattern00008000<>+0(SB), Y13, Y5
+	VPADDD         pattern00008000<>+0(SB), Y11, Y6
+	VPSRLD         $0x10, Y5, Y5
+	VPBLENDW       $0xaa, Y6, Y5, Y5
+	VPSLLD         $0x10, Y11, Y6
+	VPBLENDW       $0x55, Y13, Y6, Y6
+	VMOVDQU        Y5, (BX)(AX*2)
+	VMOVDQU        Y6, (SI)(AX*2)
+	ADDQ           $0x10, AX
+	ADDQ           $0x10, CX
+	PREFETCHT0     (BX)(CX*2)
+	PREFETCHT0     (SI)(CX*2)
+	PREFETCHT0     (DI)(CX*2)
+	VBROADCASTI128 (R9)(AX*1), Y6
+	VPSHUFB        bytes0to2<>+0(SB), Y6, Y5
+	VPSHUFB        bytes1to2<>+0(SB), Y6, Y6
+	VMOVDQA        4864(DX), Y7
+	VPSLLD         5056(DX), Y5, Y5
+	VPSIGND        Y5, Y7, Y8
+	VPADDD         Y8, Y5, Y5
+	VPSLLD         5056(DX), Y6, Y6
+	VPSIGND        Y6, Y7, Y7
+	VPADDD         Y7, Y6, Y6
+	VBROADCASTI128 (R8)(AX*1), Y8
+	VPSHUFB        bytes0to3<>+0(SB), Y8, Y7
+	VPSHUFB        bytes1to3<>+0(SB), Y8, Y8
+	VPAND          Y3, Y5, Y10
+	VPADDD         patternfe000000<>+0(SB), Y10, Y10
+	VPSRLD         $0x05, Y7, Y9
+	VPAND          pattern03f80000<>+0(SB), Y9, Y9
+	VPADDD         Y10, Y9, Y9
+	VSUBPS         Y10, Y9, Y9
+	VPAND          Y4, Y7, Y7
+	VPOR           Y7, Y9, Y9
+	VPAND          Y3, Y6, Y10
+	VPADDD         patternfe000000<>+0(SB), Y10, Y10
+	VPSRLD         $0x05, Y8, Y7
+	VPAND          pattern03f80000<>+0(SB), Y7, Y7
+	VPADDD         Y10, Y7, Y7
+	VSUBPS         Y10, Y7, Y7
+	VPAND          Y4, Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VCVTPH2PS      (DI)(AX*2), Y8
+	VCVTPH2PS      16(DI)(AX*2), Y10
+	VPERM2F128     $0x20, Y10, Y8, Y11
+	VPERM2F128     $0x31, Y10, Y8, Y8
+	VSHUFPS        $0x88, Y8, Y11, Y10
+	VSHUFPS        $0xdd, Y8, Y11, Y8
+	VMOVDQU        (SI)(AX*2), Y11
+	VPSRAW         $0x0f, Y11, Y12
+	VPADDW         (BX)(AX*2), Y12, Y12
+	VPSLLD         $0x10, Y12, Y13
+	VPBLENDW       $0x55, Y11, Y13, Y13
+	VPSRLD         $0x10, Y11, Y11
+	VPBLENDW       $0xaa, Y12, Y11, Y11
+	VMULPS         4096(DX), Y10, Y10
+	VFMADD231PS    4160(DX), Y13, Y10
+	VMULPS         4096(DX), Y8, Y8
+	VFMADD231PS    4160(DX), Y11, Y8
+	VMOVUPS        4224(DX), Y12
+	VMULPS         Y9, Y12, Y9
+	VFMADD231PS    4288(DX), Y10, Y9
+	VMULPS         Y7, Y12, Y7
+	VFMADD231PS    4288(DX), Y8, Y7
+	VMULPS         Y10, Y10, Y10
+	VMULPS         Y8, Y8, Y8
+	VMOVUPS        4352(DX), Y12
+	VMULPS         Y5, Y5, Y5
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y5, Y12, Y5
+	VFMADD231PS    4416(DX), Y10, Y5
+	VMULPS         Y6, Y12, Y6
+	VFMADD231PS    4416(DX), Y8, Y6
+	VMOVUPS        Y9, 64(DX)(R10*4)
+	VMOVUPS        Y7, 96(DX)(R10*4)
+	VSQRTPS        Y5, Y5
+	VSQRTPS        Y6, Y6
+	VPMINUD        pattern5f000000<>+0(SB), Y5, Y8
+	VMOVUPS        Y8, 2112(DX)(R10*4)
+	VPMAXUD        Y8, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y8, Y8
+	VPMINUD        Y8, Y1, Y1
+	VPMINUD        pattern5f000000<>+0(SB), Y6, Y8
+	VMOVUPS        Y8, 2144(DX)(R10*4)
+	VPMAXUD        Y8, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y8, Y8
+	VPMINUD        Y8, Y1, Y1
+	VMOVUPS        4480(DX), Y8
+	VFMADD213PS    4544(DX), Y8, Y5
+	VDIVPS         Y5, Y9, Y9
+	VFMADD231PS    4608(DX), Y13, Y13
+	VFMADD231PS    4672(DX), Y9, Y13
+	VFMADD213PS    4544(DX), Y8, Y6
+	VDIVPS         Y6, Y7, Y7
+	VFMADD231PS    4608(DX), Y11, Y11
+	VFMADD231PS    4672(DX), Y7, Y11
+	VPADDD         pattern00008000<>+0(SB), Y13, Y5
+	VPADDD         pattern00008000<>+0(SB), Y11, Y6
+	VPSRLD         $0x10, Y5, Y5
+	VPBLENDW       $0xaa, Y6, Y5, Y5
+	VPSLLD         $0x10, Y11, Y6
+	VPBLENDW       $0x55, Y13, Y6, Y6
+	VMOVDQU        Y5, (BX)(AX*2)
+	VMOVDQU        Y6, (SI)(AX*2)
+	ADDQ           $0x10, AX
+	ADDQ           $0x10, CX
+	CMPQ           AX, $0x00000100
+	JBE            encoded130
+	XORQ           $0x00000100, R10
+	VMOVDQA        4928(DX), Y5
+	VPMAXSD        2048(DX)(R10*4), Y5, Y6
+	VPSRLD         5104(DX), Y0, Y9
+	VPADDD         Y9, Y6, Y6
+	VPSIGND        2048(DX)(R10*4), Y6, Y6
+	VPANDN         Y3, Y6, Y9
+	VMOVUPS        (DX)(R10*4), Y8
+	VPANDN         Y8, Y4, Y7
+	VFMADD213PS    pattern3e000000<>+0(SB), Y9, Y7
+	VPAND          pattern0007ffff<>+0(SB), Y0, Y9
+	VPADDD         Y9, Y7, Y7
+	VPADDD         pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD        2080(DX)(R10*4), Y5, Y9
+	VPSRLD         5104(DX), Y0, Y11
+	VPADDD         Y11, Y9, Y9
+	VPSIGND        2080(DX)(R10*4), Y9, Y9
+	VPANDN         Y3, Y9, Y11
+	VMOVUPS        32(DX)(R10*4), Y10
+	VPANDN         Y10, Y4, Y10
+	VFMADD213PS    pattern3e000000<>+0(SB), Y11, Y10
+	VPAND          pattern0007ffff<>+0(SB), Y0, Y11
+	VPADDD         Y11, Y10, Y10
+	VPADDD         pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD         5072(DX), Y6, Y6
+	VPSRLD         5088(DX), Y9, Y9
+	VPBLENDW       $0xaa, Y9, Y6, Y6
+	VPSUBW         4992(DX), Y6, Y6
+	VPSRLD         $0x13, Y7, Y7
+	VPSRLD         $0x03, Y10, Y10
+	VPBLENDW       $0xaa, Y10, Y7, Y7
+	VPSUBW         pattern07c007c0<>+0(SB), Y7, Y7
+	VPMINUW        pattern007f007f<>+0(SB), Y7, Y7
+	VPSRLD         $0x10, Y8, Y8
+	VPBLENDW       $0xaa, 32(DX)(R10*4), Y8, Y8
+	VPMAXSD        2112(DX)(R10*4), Y5, Y9
+	VPSRLD         5104(DX), Y0, Y12
+	VPADDD         Y12, Y9, Y9
+	VPSIGND        2112(DX)(R10*4), Y9, Y9
+	VPANDN         Y3, Y9, Y12
+	VMOVUPS        64(DX)(R10*4), Y11
+	VPANDN         Y11, Y4, Y10
+	VFMADD213PS    pattern3e000000<>+0(SB), Y12, Y10
+	VPAND          pattern0007ffff<>+0(SB), Y0, Y12
+	VPADDD         Y12, Y10, Y10
+	VPADDD         pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD        2144(DX)(R10*4), Y5, Y5
+	VPSRLD         5104(DX), Y0, Y13
+	VPADDD         Y13, Y5, Y5
+	VPSIGND        2144(DX)(R10*4), Y5, Y5
+	VPANDN         Y3, Y5, Y13
+	VMOVUPS        96(DX)(R10*4), Y12
+	VPANDN         Y12, Y4, Y12
+	VFMADD213PS    pattern3e000000<>+0(SB), Y13, Y12
+	VPAND          pattern0007ffff<>+0(SB), Y0, Y13
+	VPADDD         Y13, Y12, Y12
+	VPADDD         pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD         5072(DX), Y9, Y9
+	VPSRLD         5088(DX), Y5, Y5
+	VPBLENDW       $0xaa, Y5, Y9, Y9
+	VPSUBW         4992(DX), Y9, Y9
+	VPSRLD         $0x13, Y10, Y10
+	VPSRLD         $0x03, Y12, Y12
+	VPBLENDW       $0xaa, Y12, Y10, Y10
+	VPSUBW         pattern07c007c0<>+0(SB), Y10, Y10
+	VPMINUW        pattern007f007f<>+0(SB), Y10, Y10
+	VPSRLD         $0x10, Y11, Y11
+	VPBLENDW       $0xaa, 96(DX)(R10*4), Y11, Y11
+	VPACKUSWB      Y9, Y6, Y6
+	VPACKUSWB      Y10, Y7, Y7
+	VPACKSSWB      Y11, Y8, Y8
+	VPAND          pattern80808080<>+0(SB), Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VPXOR          Y5, Y5, Y5
+	VPCMPEQB       Y5, Y6, Y5
+	VPANDN         Y7, Y5, Y7
+	VPERMQ         $0xd8, Y6, Y6
+	VPERMQ         $0xd8, Y7, Y7
+	VMOVDQU        Y6, -288(R9)(AX*1)
+	VMOVDQU        Y7, -288(R8)(AX*1)
+
+encoded130:
+	TESTQ        $0x000000ff, AX
+	JNE          turn129
+	VEXTRACTI128 $0x01, Y1, X0
+	VPMINUD      X0, X1, X1
+	VPSHUFD      $0x4e, X1, X0
+	VPMINUD      X0, X1, X1
+	VPSHUFD      $0xb1, X1, X0
+	VPMINUD      X0, X1, X1
+	VMOVD        X1, CX
+	VEXTRACTI128 $0x01, Y2, X0
+	VPMAXUD      X0, X2, X2
+	VPSHUFD      $0x4e, X2, X0
+	VPMAXUD      X0, X2, X2
+	VPSHUFD      $0xb1, X2, X0
+	VPMAXUD      X0, X2, X2
+	VMOVD        X2, R12
+	INCL         CX
+	MOVL         R12, R14
+	ADDL         $0x000fffff, R14
+	SHRL         $0x17, R14
+	SUBL         $0x0000001f, R14
+	CMPL         R14, $0x40
+	MOVL         $0x00000040, R11
+	CMOVLLT      R11, R14
+	MOVL         R14, R10
+	MOVL         $0x00000014, R13
+	MOVL         R12, R14
+	ADDL         $0x0007ffff, R14
+	SHRL         $0x17, R14
+	SUBL         $0x0000000f, R14
+	CMPL         R14, $0x40
+	MOVL         $0x00000040, R11
+	CMOVLLT      R11, R14
+	MOVL         R14, R11
+	SHLL         $0x17, R11
+	ADDL         $0x00080000, R11
+	CMPL         CX, R11
+	MOVL         $0x00000013, R11
+	CMOVLCC      R14, R10
+	CMOVLCC      R11, R13
+	MOVL         R12, R14
+	ADDL         $0x0003ffff, R14
+	SHRL         $0x17, R14
+	SUBL         $0x00000007, R14
+	CMPL         R14, $0x40
+	MOVL         $0x00000040, R11
+	CMOVLLT      R11, R14
+	MOVL         R14, R11
+	SHLL         $0x17, R11
+	ADDL         $0x00040000, R11
+	CMPL         CX, R11
+	MOVL         $0x00000012, R11
+	CMOVLCC      R14, R10
+	CMOVLCC      R11, R13
+	MOVL         R12, R14
+	ADDL         $0x0001ffff, R14
+	SHRL         $0x17, R14
+	SUBL         $0x00000003, R14
+	CMPL         R14, $0x40
+	MOVL         $0x00000040, R11
+	CMOVLLT      R11, R14
+	MOVL         R14, R11
+	SHLL         $0x17, R11
+	ADDL         $0x00020000, R11
+	CMPL         CX, R11
+	MOVL         $0x00000011, R11
+	CMOVLCC      R14, R10
+	CMOVLCC      R11, R13
+	MOVL         R13, CX
+	SHLL         $0x08, CX
+	ORL          R10, CX
+	XORL         R11, R11
+	TESTL        R12, R12
+	CMOVLEQ      R11, CX
+	MOVQ         a+0(FP), R11
+	MOVQ         88(R11), R12
+	MOVQ         AX, R11
+	SHRQ         $0x07, R11
+	MOVW         CX, -2(R12)(R11*1)
+	VMOVD        R13, X0
+	VMOVDQA      X0, 5072(DX)
+	MOVL         $0x00000020, R11
+	SUBL         R13, R11
+	VMOVD        R11, X0
+	VMOVDQA      X0, 5104(DX)
+	MOVL         R13, R11
+	SUBL         $0x10, R11
+	VMOVD        R11, X0
+	VMOVDQA      X0, 5088(DX)
+	MOVL         R13, CX
+	SHLL         $0x17, R10
+	MOVL         $0x00000001, R11
+	SHLL         CL, R11
+	ADDL         R10, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Y0
+	VMOVDQA      Y0, 4928(DX)
+	SHRL         CL, R10
+	IMUL3L       $0x00010001, R10, R10
+	VMOVD        R10, X0
+	VPBROADCASTD X0, Y0
+	VMOVDQA      Y0, 4992(DX)
+	MOVQ         AX, R10
+	SUBQ         $0x00000100, R10
+	SHRQ         $0x08, R10
+	MOVQ         a+0(FP), CX
+	MOVL         44(CX), CX
+	ADDL         R10, CX
+	MOVL         CX, R10
+	SHRL         $0x10, R10
+	XORL         R10, CX
+	IMUL3L       $0x85ebca6b, CX, CX
+	MOVL         CX, R10
+	SHRL         $0x0d, R10
+	XORL         R10, CX
+	IMUL3L       $0xc2b2ae35, CX, CX
+	MOVL         CX, R10
+	SHRL         $0x10, R10
+	XORL         R10, CX
+	MOVQ         a+0(FP), R10
+	MOVL         40(R10), R10
+	ADDL         R10, CX
+	VMOVD        CX, X0
+	VPBROADCASTD X0, Y0
+	VPADDD       blockDitherAVX2<>+0(SB), Y0, Y0
+	MOVQ         a+0(FP), CX
+	MOVQ         (CX), CX
+	CMPQ         AX, CX
+	JB           block128
+	JMP          done124
+
+fp32123:
+block131:
+	MOVQ         a+0(FP), CX
+	MOVQ         88(CX), R10
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R10)(CX*1), CX
+	MOVBLZX      CL, R10
+	SHLL         $0x17, R10
+	VMOVD        R10, X1
+	VPBROADCASTD X1, Y1
+	VMOVDQA      Y1, 4864(DX)
+	SHRL         $0x08, CX
+	SUBL         $0x10, CX
+	VMOVD        CX, X1
+	VMOVDQA      X1, 5056(DX)
+	VPXOR        Y2, Y2, Y2
+	VPCMPEQD     Y1, Y1, Y1
+
+turn132:
+	LEAQ           512(AX), CX
+	MOVQ           a+0(FP), R10
+	MOVQ           8(R10), R10
+	CMPQ           AX, R10
+	CMOVQCC        AX, CX
+	PREFETCHT0     (R8)(CX*1)
+	PREFETCHT0     (R9)(CX*1)
+	MOVQ           AX, R10
+	ANDQ           $0x000001ff, R10
+	PREFETCHT0     (BX)(CX*2)
+	PREFETCHT0     (SI)(CX*2)
+	PREFETCHT0     (DI)(CX*4)
+	VBROADCASTI128 (R9)(AX*1), Y6
+	VPSHUFB        bytes0to2<>+0(SB), Y6, Y5
+	VPSHUFB        bytes1to2<>+0(SB), Y6, Y6
+	VMOVDQA        4864(DX), Y7
+	VPSLLD         5056(DX), Y5, Y5
+	VPSIGND        Y5, Y7, Y8
+	VPADDD         Y8, Y5, Y5
+	VPSLLD         5056(DX), Y6, Y6
+	VPSIGND        Y6, Y7, Y7
+	VPADDD         Y7, Y6, Y6
+	VBROADCASTI128 (R8)(AX*1), Y8
+	VPSHUFB        bytes0to3<>+0(SB), Y8, Y7
+	VPSHUFB        bytes1to3<>+0(SB), Y8, Y8
+	VPAND          Y3, Y5, Y10
+	VPADDD         patternfe000000<>+0(SB), Y10, Y10
+	VPSRLD         $0x05, Y7, Y9
+	VPAND          pattern03f80000<>+0(SB), Y9, Y9
+	VPADDD         Y10, Y9, Y9
+	VSUBPS         Y10, Y9, Y9
+	VPAND          Y4, Y7, Y7
+	VPOR           Y7, Y9, Y9
+	VPAND          Y3, Y6, Y10
+	VPADDD         patternfe000000<>+0(SB), Y10, Y10
+	VPSRLD         $0x05, Y8, Y7
+	VPAND          pattern03f80000<>+0(SB), Y7, Y7
+	VPADDD         Y10, Y7, Y7
+	VSUBPS         Y10, Y7, Y7
+	VPAND          Y4, Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VMOVUPS        (DI)(AX*4), Y8
+	VMOVUPS        32(DI)(AX*4), Y10
+	VPERM2F128     $0x20, Y10, Y8, Y11
+	VPERM2F128     $0x31, Y10, Y8, Y8
+	VSHUFPS        $0x88, Y8, Y11, Y10
+	VSHUFPS        $0xdd, Y8, Y11, Y8
+	VMOVDQU        (SI)(AX*2), Y11
+	VPSRAW         $0x0f, Y11, Y12
+	VPADDW         (BX)(AX*2), Y12, Y12
+	VPSLLD         $0x10, Y12, Y13
+	VPBLENDW       $0x55, Y11, Y13, Y13
+	VPSRLD         $0x10, Y11, Y11
+	VPBLENDW       $0xaa, Y12, Y11, Y11
+	VMULPS         4096(DX), Y10, Y10
+	VFMADD231PS    4160(DX), Y13, Y10
+	VMULPS         4096(DX), Y8, Y8
+	VFMADD231PS    4160(DX), Y11, Y8
+	VMOVUPS        4224(DX), Y12
+	VMULPS         Y9, Y12, Y9
+	VFMADD231PS    4288(DX), Y10, Y9
+	VMULPS         Y7, Y12, Y7
+	VFMADD231PS    4288(DX), Y8, Y7
+	VMULPS         Y10, Y10, Y10
+	VMULPS         Y8, Y8, Y8
+	VMOVUPS        4352(DX), Y12
+	VMULPS         Y5, Y5, Y5
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y5, Y12, Y5
+	VFMADD231PS    4416(DX), Y10, Y5
+	VMULPS         Y6, Y12, Y6
+	VFMADD231PS    4416(DX), Y8, Y6
+	VMOVUPS        Y9, (DX)(R10*4)
+	VMOVUPS        Y7, 32(DX)(R10*4)
+	VSQRTPS        Y5, Y5
+	VSQRTPS        Y6, Y6
+	VPMINUD        pattern5f000000<>+0(SB), Y5, Y8
+	VMOVUPS        Y8, 2048(DX)(R10*4)
+	VPMAXUD        Y8, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y8, Y8
+	VPMINUD        Y8, Y1, Y1
+	VPMINUD        pattern5f000000<>+0(SB), Y6, Y8
+	VMOVUPS        Y8, 2080(DX)(R10*4)
+	VPMAXUD        Y8, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y8, Y8
+	VPMINUD        Y8, Y1, Y1
+	VMOVUPS        4480(DX), Y8
+	VFMADD213PS    4544(DX), Y8, Y5
+	VDIVPS         Y5, Y9, Y9
+	VFMADD231PS    4608(DX), Y13, Y13
+	VFMADD231PS    4672(DX), Y9, Y13
+	VFMADD213PS    4544(DX), Y8, Y6
+	VDIVPS         Y6, Y7, Y7
+	VFMADD231PS    4608(DX), Y11, Y11
+	VFMADD231PS    4672(DX), Y7, Y11
+	VPADDD         pattern00008000<>+0(SB), Y13, Y5
+	VPADDD         pattern00008000<>+0(SB), Y11, Y6
+	VPSRLD         $0x10, Y5, Y5
+	VPBLENDW       $0xaa, Y6, Y5, Y5
+	VPSLLD         $0x10, Y11, Y6
+	VPBLENDW       $0x55, Y13, Y6, Y6
+	VMOVDQU        Y5, (BX)(AX*2)
+	VMOVDQU        Y6, (SI)(AX*2)
+	ADDQ           $0x10, AX
+	ADDQ           $0x10, CX
+	PREFETCHT0     (BX)(CX*2)
+	PREFETCHT0     (SI)(CX*2)
+	PREFETCHT0     (DI)(CX*4)
+	VBROADCASTI128 (R9)(AX*1), Y6
+	VPSHUFB        bytes0to2<>+0(SB), Y6, Y5
+	VPSHUFB        bytes1to2<>+0(SB), Y6, Y6
+	VMOVDQA        4864(DX), Y7
+	VPSLLD         5056(DX), Y5, Y5
+	VPSIGND        Y5, Y7, Y8
+	VPADDD         Y8, Y5, Y5
+	VPSLLD         5056(DX), Y6, Y6
+	VPSIGND        Y6, Y7, Y7
+	VPADDD         Y7, Y6, Y6
+	VBROADCASTI128 (R8)(AX*1), Y8
+	VPSHUFB        bytes0to3<>+0(SB), Y8, Y7
+	VPSHUFB        bytes1to3<>+0(SB), Y8, Y8
+	VPAND          Y3, Y5, Y10
+	VPADDD         patternfe000000<>+0(SB), Y10, Y10
+	VPSRLD         $0x05, Y7, Y9
+	VPAND          pattern03f80000<>+0(SB), Y9, Y9
+	VPADDD         Y10, Y9, Y9
+	VSUBPS         Y10, Y9, Y9
+	VPAND          Y4, Y7, Y7
+	VPOR           Y7, Y9, Y9
+	VPAND          Y3, Y6, Y10
+	VPADDD         patternfe000000<>+0(SB), Y10, Y10
+	VPSRLD         $0x05, Y8, Y7
+	VPAND          pattern03f80000<>+0(SB), Y7, Y7
+	VPADDD         Y10, Y7, Y7
+	VSUBPS         Y10, Y7, Y7
+	VPAND          Y4, Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VMOVUPS        (DI)(AX*4), Y8
+	VMOVUPS        32(DI)(AX*4), Y10
+	VPERM2F128     $0x20, Y10, Y8, Y11
+	VPERM2F128     $0x31, Y10, Y8, Y8
+	VSHUFPS        $0x88, Y8, Y11, Y10
+	VSHUFPS        $0xdd, Y8, Y11, Y8
+	VMOVDQU        (SI)(AX*2), Y11
+	VPSRAW         $0x0f, Y11, Y12
+	VPADDW         (BX)(AX*2), Y12, Y12
+	VPSLLD         $0x10, Y12, Y13
+	VPBLENDW       $0x55, Y11, Y13, Y13
+	VPSRLD         $0x10, Y11, Y11
+	VPBLENDW       $0xaa, Y12, Y11, Y11
+	VMULPS         4096(DX), Y10, Y10
+	VFMADD231PS    4160(DX), Y13, Y10
+	VMULPS         4096(DX), Y8, Y8
+	VFMADD231PS    4160(DX), Y11, Y8
+	VMOVUPS        4224(DX), Y12
+	VMULPS         Y9, Y12, Y9
+	VFMADD231PS    4288(DX), Y10, Y9
+	VMULPS         Y7, Y12, Y7
+	VFMADD231PS    4288(DX), Y8, Y7
+	VMULPS         Y10, Y10, Y10
+	VMULPS         Y8, Y8, Y8
+	VMOVUPS        4352(DX), Y12
+	VMULPS         Y5, Y5, Y5
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y5, Y12, Y5
+	VFMADD231PS    4416(DX), Y10, Y5
+	VMULPS         Y6, Y12, Y6
+	VFMADD231PS    4416(DX), Y8, Y6
+	VMOVUPS        Y9, 64(DX)(R10*4)
+	VMOVUPS        Y7, 96(DX)(R10*4)
+	VSQRTPS        Y5, Y5
+	VSQRTPS        Y6, Y6
+	VPMINUD        pattern5f000000<>+0(SB), Y5, Y8
+	VMOVUPS        Y8, 2112(DX)(R10*4)
+	VPMAXUD        Y8, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y8, Y8
+	VPMINUD        Y8, Y1, Y1
+	VPMINUD        pattern5f000000<>+0(SB), Y6, Y8
+	VMOVUPS        Y8, 2144(DX)(R10*4)
+	VPMAXUD        Y8, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y8, Y8
+	VPMINUD        Y8, Y1, Y1
+	VMOVUPS        4480(DX), Y8
+	VFMADD213PS    4544(DX), Y8, Y5
+	VDIVPS         Y5, Y9, Y9
+	VFMADD231PS    4608(DX), Y13, Y13
+	VFMADD231PS    4672(DX), Y9, Y13
+	VFMADD213PS    4544(DX), Y8, Y6
+	VDIVPS         Y6, Y7, Y7
+	VFMADD231PS    4608(DX), Y11, Y11
+	VFMADD231PS    4672(DX), Y7, Y11
+	VPADDD         pattern00008000<>+0(SB), Y13, Y5
+	VPADDD         pattern00008000<>+0(SB), Y11, Y6
+	VPSRLD         $0x10, Y5, Y5
+	VPBLENDW       $0xaa, Y6, Y5, Y5
+	VPSLLD         $0x10, Y11, Y6
+	VPBLENDW       $0x55, Y13, Y6, Y6
+	VMOVDQU        Y5, (BX)(AX*2)
+	VMOVDQU        Y6, (SI)(AX*2)
+	ADDQ           $0x10, AX
+	ADDQ           $0x10, CX
+	CMPQ           AX, $0x00000100
+	JBE            encoded133
+	XORQ           $0x00000100, R10
+	VMOVDQA        4928(DX), Y5
+	VPMAXSD        2048(DX)(R10*4), Y5, Y6
+	VPSRLD         5104(DX), Y0, Y9
+	VPADDD         Y9, Y6, Y6
+	VPSIGND        2048(DX)(R10*4), Y6, Y6
+	VPANDN         Y3, Y6, Y9
+	VMOVUPS        (DX)(R10*4), Y8
+	VPANDN         Y8, Y4, Y7
+	VFMADD213PS    pattern3e000000<>+0(SB), Y9, Y7
+	VPAND          pattern0007ffff<>+0(SB), Y0, Y9
+	VPADDD         Y9, Y7, Y7
+	VPADDD         pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD        2080(DX)(R10*4), Y5, Y9
+	VPSRLD         5104(DX), Y0, Y11
+	VPADDD         Y11, Y9, Y9
+	VPSIGND        2080(DX)(R10*4), Y9, Y9
+	VPANDN         Y3, Y9, Y11
+	VMOVUPS        32(DX)(R10*4), Y10
+	VPANDN         Y10, Y4, Y10
+	VFMADD213PS    pattern3e000000<>+0(SB), Y11, Y10
+	VPAND          pattern0007ffff<>+0(SB), Y0, Y11
+	VPADDD         Y11, Y10, Y10
+	VPADDD         pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD         5072(DX), Y6, Y6
+	VPSRLD         5088(DX), Y9, Y9
+	VPBLENDW       $0xaa, Y9, Y6, Y6
+	VPSUBW         4992(DX), Y6, Y6
+	VPSRLD         $0x13, Y7, Y7
+	VPSRLD         $0x03, Y10, Y10
+	VPBLENDW       $0xaa, Y10, Y7, Y7
+	VPSUBW         pattern07c007c0<>+0(SB), Y7, Y7
+	VPMINUW        pattern007f007f<>+0(SB), Y7, Y7
+	VPSRLD         $0x10, Y8, Y8
+	VPBLENDW       $0xaa, 32(DX)(R10*4), Y8, Y8
+	VPMAXSD        2112(DX)(R10*4), Y5, Y9
+	VPSRLD         5104(DX), Y0, Y12
+	VPADDD         Y12, Y9, Y9
+	VPSIGND        2112(DX)(R10*4), Y9, Y9
+	VPANDN         Y3, Y9, Y12
+	VMOVUPS        64(DX)(R10*4), Y11
+	VPANDN         Y11, Y4, Y10
+	VFMADD213PS    pattern3e000000<>+0(SB), Y12, Y10
+	VPAND          pattern0007ffff<>+0(SB), Y0, Y12
+	VPADDD         Y12, Y10, Y10
+	VPADDD         pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD        2144(DX)(R10*4), Y5, Y5
+	VPSRLD         5104(DX), Y0, Y13
+	VPADDD         Y13, Y5, Y5
+	VPSIGND        2144(DX)(R10*4), Y5, Y5
+	VPANDN         Y3, Y5, Y13
+	VMOVUPS        96(DX)(R10*4), Y12
+	VPANDN         Y12, Y4, Y12
+	VFMADD213PS    pattern3e000000<>+0(SB), Y13, Y12
+	VPAND          pattern0007ffff<>+0(SB), Y0, Y13
+	VPADDD         Y13, Y12, Y12
+	VPADDD         pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD         5072(DX), Y9, Y9
+	VPSRLD         5088(DX), Y5, Y5
+	VPBLENDW       $0xaa, Y5, Y9, Y9
+	VPSUBW         4992(DX), Y9, Y9
+	VPSRLD         $0x13, Y10, Y10
+	VPSRLD         $0x03, Y12, Y12
+	VPBLENDW       $0xaa, Y12, Y10, Y10
+	VPSUBW         pattern07c007c0<>+0(SB), Y10, Y10
+	VPMINUW        pattern007f007f<>+0(SB), Y10, Y10
+	VPSRLD         $0x10, Y11, Y11
+	VPBLENDW       $0xaa, 96(DX)(R10*4), Y11, Y11
+	VPACKUSWB      Y9, Y6, Y6
+	VPACKUSWB      Y10, Y7, Y7
+	VPACKSSWB      Y11, Y8, Y8
+	VPAND          pattern80808080<>+0(SB), Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VPXOR          Y5, Y5, Y5
+	VPCMPEQB       Y5, Y6, Y5
+	VPANDN         Y7, Y5, Y7
+	VPERMQ         $0xd8, Y6, Y6
+	VPERMQ         $0xd8, Y7, Y7
+	VMOVDQU        Y6, -288(R9)(AX*1)
+	VMOVDQU        Y7, -288(R8)(AX*1)
+
+encoded133:
+	TESTQ        $0x000000ff, AX
+	JNE          turn132
+	VEXTRACTI128 $0x01, Y1, X0
+	VPMINUD      X0, X1, X1
+	VPSHUFD      $0x4e, X1, X0
+	VPMINUD      X0, X1, X1
+	VPSHUFD      $0xb1, X1, X0
+	VPMINUD      X0, X1, X1
+	VMOVD        X1, CX
+	VEXTRACTI128 $0x01, Y2, X0
+	VPMAXUD      X0, X2, X2
+	VPSHUFD      $0x4e, X2, X0
+	VPMAXUD      X0, X2, X2
+	VPSHUFD      $0xb1, X2, X0
+	VPMAXUD      X0, X2, X2
+	VMOVD        X2, R12
+	INCL         CX
+	MOVL         R12, R14
+	ADDL         $0x000fffff, R14
+	SHRL         $0x17, R14
+	SUBL         $0x0000001f, R14
+	CMPL         R14, $0x40
+	MOVL         $0x00000040, R11
+	CMOVLLT      R11, R14
+	MOVL         R14, R10
+	MOVL         $0x00000014, R13
+	MOVL         R12, R14
+	ADDL         $0x0007ffff, R14
+	SHRL         $0x17, R14
+	SUBL         $0x0000000f, R14
+	CMPL         R14, $0x40
+	MOVL         $0x00000040, R11
+	CMOVLLT      R11, R14
+	MOVL         R14, R11
+	SHLL         $0x17, R11
+	ADDL         $0x00080000, R11
+	CMPL         CX, R11
+	MOVL         $0x00000013, R11
+	CMOVLCC      R14, R10
+	CMOVLCC      R11, R13
+	MOVL         R12, R14
+	ADDL         $0x0003ffff, R14
+	SHRL         $0x17, R14
+	SUBL         $0x00000007, R14
+	CMPL         R14, $0x40
+	MOVL         $0x00000040, R11
+	CMOVLLT      R11, R14
+	MOVL         R14, R11
+	SHLL         $0x17, R11
+	ADDL         $0x00040000, R11
+	CMPL         CX, R11
+	MOVL         $0x00000012, R11
+	CMOVLCC      R14, R10
+	CMOVLCC      R11, R13
+	MOVL         R12, R14
+	ADDL         $0x0001ffff, R14
+	SHRL         $0x17, R14
+	SUBL         $0x00000003, R14
+	CMPL         R14, $0x40
+	MOVL         $0x00000040, R11
+	CMOVLLT      R11, R14
+	MOVL         R14, R11
+	SHLL         $0x17, R11
+	ADDL         $0x00020000, R11
+	CMPL         CX, R11
+	MOVL         $0x00000011, R11
+	CMOVLCC      R14, R10
+	CMOVLCC      R11, R13
+	MOVL         R13, CX
+	SHLL         $0x08, CX
+	ORL          R10, CX
+	XORL         R11, R11
+	TESTL        R12, R12
+	CMOVLEQ      R11, CX
+	MOVQ         a+0(FP), R11
+	MOVQ         88(R11), R12
+	MOVQ         AX, R11
+	SHRQ         $0x07, R11
+	MOVW         CX, -2(R12)(R11*1)
+	VMOVD        R13, X0
+	VMOVDQA      X0, 5072(DX)
+	MOVL         $0x00000020, R11
+	SUBL         R13, R11
+	VMOVD        R11, X0
+	VMOVDQA      X0, 5104(DX)
+	MOVL         R13, R11
+	SUBL         $0x10, R11
+	VMOVD        R11, X0
+	VMOVDQA      X0, 5088(DX)
+	MOVL         R13, CX
+	SHLL         $0x17, R10
+	MOVL         $0x00000001, R11
+	SHLL         CL, R11
+	ADDL         R10, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Y0
+	VMOVDQA      Y0, 4928(DX)
+	SHRL         CL, R10
+	IMUL3L       $0x00010001, R10, R10
+	VMOVD        R10, X0
+	VPBROADCASTD X0, Y0
+	VMOVDQA      Y0, 4992(DX)
+	MOVQ         AX, R10
+	SUBQ         $0x00000100, R10
+	SHRQ         $0x08, R10
+	MOVQ         a+0(FP), CX
+	MOVL         44(CX), CX
+	ADDL         R10, CX
+	MOVL         CX, R10
+	SHRL         $0x10, R10
+	XORL         R10, CX
+	IMUL3L       $0x85ebca6b, CX, CX
+	MOVL         CX, R10
+	SHRL         $0x0d, R10
+	XORL         R10, CX
+	IMUL3L       $0xc2b2ae35, CX, CX
+	MOVL         CX, R10
+	SHRL         $0x10, R10
+	XORL         R10, CX
+	MOVQ         a+0(FP), R10
+	MOVL         40(R10), R10
+	ADDL         R10, CX
+	VMOVD        CX, X0
+	VPBROADCASTD X0, Y0
+	VPADDD       blockDitherAVX2<>+0(SB), Y0, Y0
+	MOVQ         a+0(FP), CX
+	MOVQ         (CX), CX
+	CMPQ         AX, CX
+	JB           block131
+
+done124:
+last134:
+	MOVQ        AX, CX
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
+	VMOVDQA     4928(DX), Y1
+	VPMAXSD     2048(DX)(CX*4), Y1, Y2
+	VPSRLD      5104(DX), Y0, Y7
+	VPADDD      Y7, Y2, Y2
+	VPSIGND     2048(DX)(CX*4), Y2, Y2
+	VPANDN      Y3, Y2, Y7
+	VMOVUPS     (DX)(CX*4), Y6
+	VPANDN      Y6, Y4, Y5
+	VFMADD213PS pattern3e000000<>+0(SB), Y7, Y5
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y7
+	VPADDD      Y7, Y5, Y5
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2080(DX)(CX*4), Y1, Y7
+	VPSRLD      5104(DX), Y0, Y9
+	VPADDD      Y9, Y7, Y7
+	VPSIGND     2080(DX)(CX*4), Y7, Y7
+	VPANDN      Y3, Y7, Y9
+	VMOVUPS     32(DX)(CX*4), Y8
+	VPANDN      Y8, Y4, Y8
+	VFMADD213PS pattern3e000000<>+0(SB), Y9, Y8
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y9
+	VPADDD      Y9, Y8, Y8
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y2, Y2
+	VPSRLD      5088(DX), Y7, Y7
+	VPBLENDW    $0xaa, Y7, Y2, Y2
+	VPSUBW      4992(DX), Y2, Y2
+	VPSRLD      $0x13, Y5, Y5
+	VPSRLD      $0x03, Y8, Y8
+	VPBLENDW    $0xaa, Y8, Y5, Y5
+	VPSUBW      pattern07c007c0<>+0(SB), Y5, Y5
+	VPMINUW     pattern007f007f<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
+	VPBLENDW    $0xaa, 32(DX)(CX*4), Y6, Y6
+	VPMAXSD     2112(DX)(CX*4), Y1, Y7
+	VPSRLD      5104(DX), Y0, Y10
+	VPADDD      Y10, Y7, Y7
+	VPSIGND     2112(DX)(CX*4), Y7, Y7
+	VPANDN      Y3, Y7, Y10
+	VMOVUPS     64(DX)(CX*4), Y9
+	VPANDN      Y9, Y4, Y8
+	VFMADD213PS pattern3e000000<>+0(SB), Y10, Y8
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y10
+	VPADDD      Y10, Y8, Y8
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2144(DX)(CX*4), Y1, Y1
+	VPSRLD      5104(DX), Y0, Y11
+	VPADDD      Y11, Y1, Y1
+	VPSIGND     2144(DX)(CX*4), Y1, Y1
+	VPANDN      Y3, Y1, Y11
+	VMOVUPS     96(DX)(CX*4), Y10
+	VPANDN      Y10, Y4, Y10
+	VFMADD213PS pattern3e000000<>+0(SB), Y11, Y10
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y11
+	VPADDD      Y11, Y10, Y10
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y7, Y7
+	VPSRLD      5088(DX), Y1, Y1
+	VPBLENDW    $0xaa, Y1, Y7, Y7
+	VPSUBW      4992(DX), Y7, Y7
+	VPSRLD      $0x13, Y8, Y8
+	VPSRLD      $0x03, Y10, Y10
+	VPBLENDW    $0xaa, Y10, Y8, Y8
+	VPSUBW      pattern07c007c0<>+0(SB), Y8, Y8
+	VPMINUW     pattern007f007f<>+0(SB), Y8, Y8
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, 96(DX)(CX*4), Y9, Y9
+	VPACKUSWB   Y7, Y2, Y2
+	VPACKUSWB   Y8, Y5, Y5
+	VPACKSSWB   Y9, Y6, Y6
+	VPAND       pattern80808080<>+0(SB), Y6, Y6
+	VPOR        Y6, Y5, Y5
+	VPXOR       Y1, Y1, Y1
+	VPCMPEQB    Y1, Y2, Y1
+	VPANDN      Y5, Y1, Y5
+	VPERMQ      $0xd8, Y2, Y2
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     Y2, -288(R9)(AX*1)
+	VMOVDQU     Y5, -288(R8)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         last134
+	LDMXCSR     (SP)
+	VZEROUPPER
+	RET
+
+DATA pattern7f800000<>+0(SB)/4, $0x7f800000
+DATA pattern7f800000<>+4(SB)/4, $0x7f800000
+DATA pattern7f800000<>+8(SB)/4, $0x7f800000
+DATA pattern7f800000<>+12(SB)/4, $0x7f800000
+DATA pattern7f800000<>+16(SB)/4, $0x7f800000
+DATA pattern7f800000<>+20(SB)/4, $0x7f800000
+DATA pattern7f800000<>+24(SB)/4, $0x7f800000
+DATA pattern7f800000<>+28(SB)/4, $0x7f800000
+DATA pattern7f800000<>+32(SB)/4, $0x7f800000
+DATA pattern7f800000<>+36(SB)/4, $0x7f800000
+DATA pattern7f800000<>+40(SB)/4, $0x7f800000
+DATA pattern7f800000<>+44(SB)/4, $0x7f800000
+DATA pattern7f800000<>+48(SB)/4, $0x7f800000
+DATA pattern7f800000<>+52(SB)/4, $0x7f800000
+DATA pattern7f800000<>+56(SB)/4, $0x7f800000
+DATA pattern7f800000<>+60(SB)/4, $0x7f800000
+GLOBL pattern7f800000<>(SB), RODATA|NOPTR, $64
+
+DATA bytes0to2<>+0(SB)/4, $0x80008080
+DATA bytes0to2<>+4(SB)/4, $0x80028080
+DATA bytes0to2<>+8(SB)/4, $0x80048080
+DATA bytes0to2<>+12(SB)/4, $0x80068080
+DATA bytes0to2<>+16(SB)/4, $0x80088080
+DATA bytes0to2<>+20(SB)/4, $0x800a8080
+DATA bytes0to2<>+24(SB)/4, $0x800c8080
+DATA bytes0to2<>+28(SB)/4, $0x800e8080
+GLOBL bytes0to2<>(SB), RODATA|NOPTR, $32
+
+DATA bytes1to2<>+0(SB)/4, $0x80018080
+DATA bytes1to2<>+4(SB)/4, $0x80038080
+DATA bytes1to2<>+8(SB)/4, $0x80058080
+DATA bytes1to2<>+12(SB)/4, $0x80078080
+DATA bytes1to2<>+16(SB)/4, $0x80098080
+DATA bytes1to2<>+20(SB)/4, $0x800b8080
+DATA bytes1to2<>+24(SB)/4, $0x800d8080
+DATA bytes1to2<>+28(SB)/4, $0x800f8080
+GLOBL bytes1to2<>(SB), RODATA|NOPTR, $32
+
+DATA bytes0to3<>+0(SB)/4, $0x00808080
+DATA bytes0to3<>+4(SB)/4, $0x02808080
+DATA bytes0to3<>+8(SB)/4, $0x04808080
+DATA bytes0to3<>+12(SB)/4, $0x06808080
+DATA bytes0to3<>+16(SB)/4, $0x08808080
+DATA bytes0to3<>+20(SB)/4, $0x0a808080
+DATA bytes0to3<>+24(SB)/4, $0x0c808080
+DATA bytes0to3<>+28(SB)/4, $0x0e808080
+GLOBL bytes0to3<>(SB), RODATA|NOPTR, $32
+
+DATA bytes1to3<>+0(SB)/4, $0x01808080
+DATA bytes1to3<>+4(SB)/4, $0x03808080
+DATA bytes1to3<>+8(SB)/4, $0x05808080
+DATA bytes1to3<>+12(SB)/4, $0x07808080
+DATA bytes1to3<>+16(SB)/4, $0x09808080
+DATA bytes1to3<>+20(SB)/4, $0x0b808080
+DATA bytes1to3<>+24(SB)/4, $0x0d808080
+DATA bytes1to3<>+28(SB)/4, $0x0f808080
+GLOBL bytes1to3<>(SB), RODATA|NOPTR, $32
+
+DATA patternfe000000<>+0(SB)/4, $0xfe000000
+DATA patternfe000000<>+4(SB)/4, $0xfe000000
+DATA patternfe000000<>+8(SB)/4, $0xfe000000
+DATA patternfe000000<>+12(SB)/4, $0xfe000000
+DATA patternfe000000<>+16(SB)/4, $0xfe000000
+DATA patternfe000000<>+20(SB)/4, $0xfe000000
+DATA patternfe000000<>+24(SB)/4, $0xfe000000
+DATA patternfe000000<>+28(SB)/4, $0xfe000000
+DATA patternfe000000<>+32(SB)/4, $0xfe000000
+DATA patternfe000000<>+36(SB)/4, $0xfe000000
+DATA patternfe000000<>+40(SB)/4, $0xfe000000
+DATA patternfe000000<>+44(SB)/4, $0xfe000000
+DATA patternfe000000<>+48(SB)/4, $0xfe000000
+DATA patternfe000000<>+52(SB)/4, $0xfe000000
+DATA patternfe000000<>+56(SB)/4, $0xfe000000
+DATA patternfe000000<>+60(SB)/4, $0xfe000000
+GLOBL patternfe000000<>(SB), RODATA|NOPTR, $64
+
+DATA pattern03f80000<>+0(SB)/4, $0x03f80000
+DATA pattern03f80000<>+4(SB)/4, $0x03f80000
+DATA pattern03f80000<>+8(SB)/4, $0x03f80000
+DATA pattern03f80000<>+12(SB)/4, $0x03f80000
+DATA pattern03f80000<>+16(SB)/4, $0x03f80000
+DATA pattern03f80000<>+20(SB)/4, $0x03f80000
+DATA pattern03f80000<>+24(SB)/4, $0x03f80000
+DATA pattern03f80000<>+28(SB)/4, $0x03f80000
+DATA pattern03f80000<>+32(SB)/4, $0x03f80000
+DATA pattern03f80000<>+36(SB)/4, $0x03f80000
+DATA pattern03f80000<>+40(SB)/4, $0x03f80000
+DATA pattern03f80000<>+44(SB)/4, $0x03f80000
+DATA pattern03f80000<>+48(SB)/4, $0x03f80000
+DATA pattern03f80000<>+52(SB)/4, $0x03f80000
+DATA pattern03f80000<>+56(SB)/4, $0x03f80000
+DATA pattern03f80000<>+60(SB)/4, $0x03f80000
+GLOBL pattern03f80000<>(SB), RODATA|NOPTR, $64
+
+DATA pattern5f000000<>+0(SB)/4, $0x5f000000
+DATA pattern5f000000<>+4(SB)/4, $0x5f000000
+DATA pattern5f000000<>+8(SB)/4, $0x5f000000
+DATA pattern5f000000<>+12(SB)/4, $0x5f000000
+DATA pattern5f000000<>+16(SB)/4, $0x5f000000
+DATA pattern5f000000<>+20(SB)/4, $0x5f000000
+DATA pattern5f000000<>+24(SB)/4, $0x5f000000
+DATA pattern5f000000<>+28(SB)/4, $0x5f000000
+DATA pattern5f000000<>+32(SB)/4, $0x5f000000
+DATA pattern5f000000<>+36(SB)/4, $0x5f000000
+DATA pattern5f000000<>+40(SB)/4, $0x5f000000
+DATA pattern5f000000<>+44(SB)/4, $0x5f000000
+DATA pattern5f000000<>+48(SB)/4, $0x5f000000
+DATA pattern5f000000<>+52(SB)/4, $0x5f000000
+DATA pattern5f000000<>+56(SB)/4, $0x5f000000
+DATA pattern5f000000<>+60(SB)/4, $0x5f000000
+GLOBL pattern5f000000<>(SB), RODATA|NOPTR, $64
+
+DATA patternffffffff<>+0(SB)/4, $0xffffffff
+DATA patternffffffff<>+4(SB)/4, $0xffffffff
+DATA patternffffffff<>+8(SB)/4, $0xffffffff
+DATA patternffffffff<>+12(SB)/4, $0xffffffff
+DATA patternffffffff<>+16(SB)/4, $0xffffffff
+DATA patternffffffff<>+20(SB)/4, $0xffffffff
+DATA patternffffffff<>+24(SB)/4, $0xffffffff
+DATA patternffffffff<>+28(SB)/4, $0xffffffff
+DATA patternffffffff<>+32(SB)/4, $0xffffffff
+DATA patternffffffff<>+36(SB)/4, $0xffffffff
+DATA patternffffffff<>+40(SB)/4, $0xffffffff
+DATA patternffffffff<>+44(SB)/4, $0xffffffff
+DATA patternffffffff<>+48(SB)/4, $0xffffffff
+DATA patternffffffff<>+52(SB)/4, $0xffffffff
+DATA patternffffffff<>+56(SB)/4, $0xffffffff
+DATA patternffffffff<>+60(SB)/4, $0xffffffff
+GLOBL patternffffffff<>(SB), RODATA|NOPTR, $64
+
+DATA pattern3e000000<>+0(SB)/4, $0x3e000000
+DATA pattern3e000000<>+4(SB)/4, $0x3e000000
+DATA pattern3e000000<>+8(SB)/4, $0x3e000000
+DATA pattern3e000000<>+12(SB)/4, $0x3e000000
+DATA pattern3e000000<>+16(SB)/4, $0x3e000000
+DATA pattern3e000000<>+20(SB)/4, $0x3e000000
+DATA pattern3e000000<>+24(SB)/4, $0x3e000000
+DATA pattern3e000000<>+28(SB)/4, $0x3e000000
+DATA pattern3e000000<>+32(SB)/4, $0x3e000000
+DATA pattern3e000000<>+36(SB)/4, $0x3e000000
+DATA pattern3e000000<>+40(SB)/4, $0x3e000000
+DATA pattern3e000000<>+44(SB)/4, $0x3e000000
+DATA pattern3e000000<>+48(SB)/4, $0x3e000000
+DATA pattern3e000000<>+52(SB)/4, $0x3e000000
+DATA pattern3e000000<>+56(SB)/4, $0x3e000000
+DATA pattern3e000000<>+60(SB)/4, $0x3e000000
+GLOBL pattern3e000000<>(SB), RODATA|NOPTR, $64
+
+DATA pattern0007ffff<>+0(SB)/4, $0x0007ffff
+DATA pattern0007ffff<>+4(SB)/4, $0x0007ffff
+DATA pattern0007ffff<>+8(SB)/4, $0x0007ffff
+DATA pattern0007ffff<>+12(SB)/4, $0x0007ffff
+DATA pattern0007ffff<>+16(SB)/4, $0x0007ffff
+DATA pattern0007ffff<>+20(SB)/4, $0x0007ffff
+DATA pattern0007ffff<>+24(SB)/4, $0x0007ffff
+DATA pattern0007ffff<>+28(SB)/4, $0x0007ffff
+DATA pattern0007ffff<>+32(SB)/4, $0x0007ffff
+DATA pattern0007ffff<>+36(SB)/4, $0x0007ffff
+DATA pattern0007ffff<>+40(SB)/4, $0x0007ffff
+DATA pattern0007ffff<>+44(SB)/4, $0x0007ffff
+DATA pattern0007ffff<>+48(SB)/4, $0x0007ffff
+DATA pattern0007ffff<>+52(SB)/4, $0x0007ffff
+DATA pattern0007ffff<>+56(SB)/4, $0x0007ffff
+DATA pattern0007ffff<>+60(SB)/4, $0x0007ffff
+GLOBL pattern0007ffff<>(SB), RODATA|NOPTR, $64
+
+DATA pattern9e3779b1<>+0(SB)/4, $0x9e3779b1
+DATA pattern9e3779b1<>+4(SB)/4, $0x9e3779b1
+DATA pattern9e3779b1<>+8(SB)/4, $0x9e3779b1
+DATA pattern9e3779b1<>+12(SB)/4, $0x9e3779b1
+DATA pattern9e3779b1<>+16(SB)/4, $0x9e3779b1
+DATA pattern9e3779b1<>+20(SB)/4, $0x9e3779b1
+DATA pattern9e3779b1<>+24(SB)/4, $0x9e3779b1
+DATA pattern9e3779b1<>+28(SB)/4, $0x9e3779b1
+DATA pattern9e3779b1<>+32(SB)/4, $0x9e3779b1
+DATA pattern9e3779b1<>+36(SB)/4, $0x9e3779b1
+DATA pattern9e3779b1<>+40(SB)/4, $0x9e3779b1
+DATA pattern9e3779b1<>+44(SB)/4, $0x9e3779b1
+DATA pattern9e3779b1<>+48(SB)/4, $0x9e3779b1
+DATA pattern9e3779b1<>+52(SB)/4, $0x9e3779b1
+DATA pattern9e3779b1<>+56(SB)/4, $0x9e3779b1
+DATA pattern9e3779b1<>+60(SB)/4, $0x9e3779b1
+GLOBL pattern9e3779b1<>(SB), RODATA|NOPTR, $64
+
+DATA pattern4540215f<>+0(SB)/4, $0x4540215f
+DATA pattern4540215f<>+4(SB)/4, $0x4540215f
+DATA pattern4540215f<>+8(SB)/4, $0x4540215f
+DATA pattern4540215f<>+12(SB)/4, $0x4540215f
+DATA pattern4540215f<>+16(SB)/4, $0x4540215f
+DATA pattern4540215f<>+20(SB)/4, $0x4540215f
+DATA pattern4540215f<>+24(SB)/4, $0x4540215f
+DATA pattern4540215f<>+28(SB)/4, $0x4540215f
+DATA pattern4540215f<>+32(SB)/4, $0x4540215f
+DATA pattern4540215f<>+36(SB)/4, $0x4540215f
+DATA pattern4540215f<>+40(SB)/4, $0x4540215f
+DATA pattern4540215f<>+44(SB)/4, $0x4540215f
+DATA pattern4540215f<>+48(SB)/4, $0x4540215f
+DATA pattern4540215f<>+52(SB)/4, $0x4540215f
+DATA pattern4540215f<>+56(SB)/4, $0x4540215f
+DATA pattern4540215f<>+60(SB)/4, $0x4540215f
+GLOBL pattern4540215f<>(SB), RODATA|NOPTR, $64
+
+DATA pattern07c007c0<>+0(SB)/4, $0x07c007c0
+DATA pattern07c007c0<>+4(SB)/4, $0x07c007c0
+DATA pattern07c007c0<>+8(SB)/4, $0x07c007c0
+DATA pattern07c007c0<>+12(SB)/4, $0x07c007c0
+DATA pattern07c007c0<>+16(SB)/4, $0x07c007c0
+DATA pattern07c007c0<>+20(SB)/4, $0x07c007c0
+DATA pattern07c007c0<>+24(SB)/4, $0x07c007c0
+DATA pattern07c007c0<>+28(SB)/4, $0x07c007c0
+DATA pattern07c007c0<>+32(SB)/4, $0x07c007c0
+DATA pattern07c007c0<>+36(SB)/4, $0x07c007c0
+DATA pattern07c007c0<>+40(SB)/4, $0x07c007c0
+DATA pattern07c007c0<>+44(SB)/4, $0x07c007c0
+DATA pattern07c007c0<>+48(SB)/4, $0x07c007c0
+DATA pattern07c007c0<>+52(SB)/4, $0x07c007c0
+DATA pattern07c007c0<>+56(SB)/4, $0x07c007c0
+DATA pattern07c007c0<>+60(SB)/4, $0x07c007c0
+GLOBL pattern07c007c0<>(SB), RODATA|NOPTR, $64
+
+DATA pattern007f007f<>+0(SB)/4, $0x007f007f
+DATA pattern007f007f<>+4(SB)/4, $0x007f007f
+DATA pattern007f007f<>+8(SB)/4, $0x007f007f
+DATA pattern007f007f<>+12(SB)/4, $0x007f007f
+DATA pattern007f007f<>+16(SB)/4, $0x007f007f
+DATA pattern007f007f<>+20(SB)/4, $0x007f007f
+DATA pattern007f007f<>+24(SB)/4, $0x007f007f
+DATA pattern007f007f<>+28(SB)/4, $0x007f007f
+DATA pattern007f007f<>+32(SB)/4, $0x007f007f
+DATA pattern007f007f<>+36(SB)/4, $0x007f007f
+DATA pattern007f007f<>+40(SB)/4, $0x007f007f
+DATA pattern007f007f<>+44(SB)/4, $0x007f007f
+DATA pattern007f007f<>+48(SB)/4, $0x007f007f
+DATA pattern007f007f<>+52(SB)/4, $0x007f007f
+DATA pattern007f007f<>+56(SB)/4, $0x007f007f
+DATA pattern007f007f<>+60(SB)/4, $0x007f007f
+GLOBL pattern007f007f<>(SB), RODATA|NOPTR, $64
+
+DATA pattern80808080<>+0(SB)/4, $0x80808080
+DATA pattern80808080<>+4(SB)/4, $0x80808080
+DATA pattern80808080<>+8(SB)/4, $0x80808080
+DATA pattern80808080<>+12(SB)/4, $0x80808080
+DATA pattern80808080<>+16(SB)/4, $0x80808080
+DATA pattern80808080<>+20(SB)/4, $0x80808080
+DATA pattern80808080<>+24(SB)/4, $0x80808080
+DATA pattern80808080<>+28(SB)/4, $0x80808080
+DATA pattern80808080<>+32(SB)/4, $0x80808080
+DATA pattern80808080<>+36(SB)/4, $0x80808080
+DATA pattern80808080<>+40(SB)/4, $0x80808080
+DATA pattern80808080<>+44(SB)/4, $0x80808080
+DATA pattern80808080<>+48(SB)/4, $0x80808080
+DATA pattern80808080<>+52(SB)/4, $0x80808080
+DATA pattern80808080<>+56(SB)/4, $0x80808080
+DATA pattern80808080<>+60(SB)/4, $0x80808080
+GLOBL pattern80808080<>(SB), RODATA|NOPTR, $64
+
+DATA blockDitherAVX2<>+0(SB)/4, $0x00000000
+DATA blockDitherAVX2<>+4(SB)/4, $0x3c6ef362
+DATA blockDitherAVX2<>+8(SB)/4, $0x78dde6c4
+DATA blockDitherAVX2<>+12(SB)/4, $0xb54cda26
+DATA blockDitherAVX2<>+16(SB)/4, $0xf1bbcd88
+DATA blockDitherAVX2<>+20(SB)/4, $0x2e2ac0ea
+DATA blockDitherAVX2<>+24(SB)/4, $0x6a99b44c
+DATA blockDitherAVX2<>+28(SB)/4, $0xa708a7ae
+GLOBL blockDitherAVX2<>(SB), RODATA|NOPTR, $32
+
+// func trafficSplit2xINT8AVX2(a *Arguments)
+// Requires: AVX, AVX2, MMX+
+TEXT ·trafficSplit2xINT8AVX2(SB), NOSPLIT, $0-8
+	MOVQ  a+0(FP), AX
+	MOVQ  48(AX), AX
+	MOVQ  a+0(FP), CX
+	MOVQ  96(CX), CX
+	MOVQ  a+0(FP), DX
+	MOVQ  24(DX), DX
+	MOVQ  a+0(FP), BX
+	MOVQ  56(BX), BX
+	MOVQ  a+0(FP), SI
+	MOVQ  72(SI), SI
+	MOVQ  a+0(FP), DI
+	MOVQ  80(DI), DI
+	MOVQ  a+0(FP), R8
+	MOVQ  88(R8), R8
+	VPXOR Y0, Y0, Y0
+	VPXOR Y1, Y1, Y1
+	MOVQ  a+0(FP), R9
+	MOVQ  (R9), R9
+	MOVQ  a+0(FP), R10
+	MOVQ  8(R10), R10
+	CMPQ  DX, $0x01
+	JE    fp16136
+	JA    fp32137
+	XORQ  DX, DX
+	MOVQ  $0x00000200, R11
+	JMP   check140
+
+next139:
+	PREFETCHT0 (AX)(R11*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R11*2)
+	VPOR       (BX)(DX*2), Y0, Y3
+	PREFETCHT0 (SI)(R11*1)
+	VPOR       (SI)(DX*1), X0, X4
+	PREFETCHT0 (DI)(R11*1)
+	VPOR       (DI)(DX*1), X0, X5
+	PREFETCHT0 (CX)(R11*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    X4, (SI)(DX*1)
+	VMOVDQU    X5, (DI)(DX*1)
+	TESTQ      $0x000000ff, DX
+	JNE        within141
+	MOVQ       DX, R12
+	SHRQ       $0x07, R12
+	MOVWLZX    (R8)(R12*1), R13
+	MOVW       R13, (R8)(R12*1)
+
+within141:
+	ADDQ $0x10, DX
+	ADDQ $0x10, R11
+
+check140:
+	CMPQ DX, R10
+	JB   next139
+	MOVQ DX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next139
+	JMP  done138
+
+fp16136:
+	XORQ DX, DX
+	MOVQ $0x00000200, R11
+	JMP  check143
+
+next142:
+	PREFETCHT0 (AX)(R11*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R11*2)
+	VPOR       (BX)(DX*2), Y0, Y3
+	PREFETCHT0 (SI)(R11*1)
+	VPOR       (SI)(DX*1), X0, X4
+	PREFETCHT0 (DI)(R11*1)
+	VPOR       (DI)(DX*1), X0, X5
+	PREFETCHT0 (CX)(R11*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    X4, (SI)(DX*1)
+	VMOVDQU    X5, (DI)(DX*1)
+	TESTQ      $0x000000ff, DX
+	JNE        within144
+	MOVQ       DX, R12
+	SHRQ       $0x07, R12
+	MOVWLZX    (R8)(R12*1), R13
+	MOVW       R13, (R8)(R12*1)
+
+within144:
+	ADDQ $0x10, DX
+	ADDQ $0x10, R11
+
+check143:
+	CMPQ DX, R10
+	JB   next142
+	MOVQ DX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next142
+	JMP  done138
+
+fp32137:
+	XORQ DX, DX
+	MOVQ $0x00000200, R11
+	JMP  check146
+
+next145:
+	PREFETCHT0 (AX)(R11*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R11*2)
+	VPOR       (BX)(DX*2), Y0, Y3
+	PREFETCHT0 (SI)(R11*1)
+	VPOR       (SI)(DX*1), X0, X4
+	PREFETCHT0 (DI)(R11*1)
+	VPOR       (DI)(DX*1), X0, X5
+	PREFETCHT0 (CX)(R11*4)
+	VPOR       (CX)(DX*4), Y1, Y1
+	VPOR       32(CX)(DX*4), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    X4, (SI)(DX*1)
+	VMOVDQU    X5, (DI)(DX*1)
+	TESTQ      $0x000000ff, DX
+	JNE        within147
+	MOVQ       DX, R12
+	SHRQ       $0x07, R12
+	MOVWLZX    (R8)(R12*1), R13
+	MOVW       R13, (R8)(R12*1)
+
+within147:
+	ADDQ $0x10, DX
+	ADDQ $0x10, R11
+
+check146:
+	CMPQ DX, R10
+	JB   next145
+	MOVQ DX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next145
+
+done138:
+	VZEROUPPER
+	RET
+
 // func adamFP32FP32AVX2(a *Arguments)
 // Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
 TEXT ·adamFP32FP32AVX2(SB), NOSPLIT, $8-8
@@ -2629,7 +4515,7 @@ TEXT ·adamFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    96(DX), DX
 	MOVQ    a+0(FP), BX
 	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
@@ -2651,13 +4537,13 @@ TEXT ·adamFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R11
 	MOVQ    8(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp16122
-	JA      fp32123
+	JE      fp16149
+	JA      fp32150
 	XORQ    CX, CX
 	MOVQ    $0x00000200, R12
-	JMP     check126
+	JMP     check153
 
-next125:
+next152:
 	PREFETCHT0     (BX)(R12*4)
 	PREFETCHT0     (R8)(R12*4)
 	PREFETCHT0     (R9)(R12*4)
@@ -2687,11 +4573,11 @@ next125:
 	VMOVUPS        Y12, (R9)(CX*4)
 	VMOVUPS        Y6, 32(R9)(CX*4)
 	VSQRTPS        Y12, Y12
+	VSQRTPS        Y6, Y6
 	VFMADD213PS    448(AX), Y4, Y12
 	VDIVPS         Y12, Y10, Y10
 	VFMADD231PS    512(AX), Y8, Y8
 	VFMADD231PS    Y5, Y10, Y8
-	VSQRTPS        Y6, Y6
 	VFMADD213PS    448(AX), Y4, Y6
 	VDIVPS         Y6, Y11, Y11
 	VFMADD231PS    512(AX), Y9, Y9
@@ -2699,8 +4585,8 @@ next125:
 	VMOVUPS        Y8, (BX)(CX*4)
 	VMOVUPS        Y9, 32(BX)(CX*4)
 	CMPQ           DI, $0x01
-	JE             fp16130
-	JA             fp32131
+	JE             fp16157
+	JA             fp32158
 	VPSRLD         $0x10, Y8, Y6
 	VPAND          pattern00000001<>+0(SB), Y6, Y6
 	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
@@ -2718,46 +4604,46 @@ next125:
 	VPACKUSDW      Y7, Y6, Y6
 	VPERMQ         $0xd8, Y6, Y6
 	VMOVDQA        Y6, Y6
-	JMP            done132
+	JMP            done159
 
-fp16130:
+fp16157:
 	VCVTPS2PH   $0x00, Y8, X13
 	VCVTPS2PH   $0x00, Y9, X6
 	VINSERTI128 $0x01, X6, Y13, Y13
 	VMOVDQA     Y13, Y6
-	JMP         done132
+	JMP         done159
 
-fp32131:
-	JMP stored128
+fp32158:
+	JMP stored155
 
-done132:
+done159:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned127
+	JNE      unaligned154
 	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored128
+	JMP      stored155
 
-unaligned127:
+unaligned154:
 	VMOVDQU Y6, (SI)(CX*2)
 
-stored128:
+stored155:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check126:
+check153:
 	CMPQ CX, R11
-	JB   next125
+	JB   next152
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next125
-	JMP  done124
+	JB   next152
+	JMP  done151
 
-fp16122:
+fp16149:
 	XORQ CX, CX
 	MOVQ $0x00000200, R12
-	JMP  check134
+	JMP  check161
 
-next133:
+next160:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -2785,11 +4671,11 @@ next133:
 	VMOVUPS     Y12, (R9)(CX*4)
 	VMOVUPS     Y6, 32(R9)(CX*4)
 	VSQRTPS     Y12, Y12
+	VSQRTPS     Y6, Y6
 	VFMADD213PS 448(AX), Y4, Y12
 	VDIVPS      Y12, Y10, Y10
 	VFMADD231PS 512(AX), Y8, Y8
 	VFMADD231PS Y5, Y10, Y8
-	VSQRTPS     Y6, Y6
 	VFMADD213PS 448(AX), Y4, Y6
 	VDIVPS      Y6, Y11, Y11
 	VFMADD231PS 512(AX), Y9, Y9
@@ -2797,8 +4683,8 @@ next133:
 	VMOVUPS     Y8, (BX)(CX*4)
 	VMOVUPS     Y9, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16138
-	JA          fp32139
+	JE          fp16165
+	JA          fp32166
 	VPSRLD      $0x10, Y8, Y6
 	VPAND       pattern00000001<>+0(SB), Y6, Y6
 	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
@@ -2816,46 +4702,46 @@ next133:
 	VPACKUSDW   Y7, Y6, Y6
 	VPERMQ      $0xd8, Y6, Y6
 	VMOVDQA     Y6, Y6
-	JMP         done140
+	JMP         done167
 
-fp16138:
+fp16165:
 	VCVTPS2PH   $0x00, Y8, X13
 	VCVTPS2PH   $0x00, Y9, X6
 	VINSERTI128 $0x01, X6, Y13, Y13
 	VMOVDQA     Y13, Y6
-	JMP         done140
+	JMP         done167
 
-fp32139:
-	JMP stored136
+fp32166:
+	JMP stored163
 
-done140:
+done167:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned135
+	JNE      unaligned162
 	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored136
+	JMP      stored163
 
-unaligned135:
+unaligned162:
 	VMOVDQU Y6, (SI)(CX*2)
 
-stored136:
+stored163:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check134:
+check161:
 	CMPQ CX, R11
-	JB   next133
+	JB   next160
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next133
-	JMP  done124
+	JB   next160
+	JMP  done151
 
-fp32123:
+fp32150:
 	XORQ CX, CX
 	MOVQ $0x00000200, R12
-	JMP  check142
+	JMP  check169
 
-next141:
+next168:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -2883,11 +4769,11 @@ next141:
 	VMOVUPS     Y12, (R9)(CX*4)
 	VMOVUPS     Y6, 32(R9)(CX*4)
 	VSQRTPS     Y12, Y12
+	VSQRTPS     Y6, Y6
 	VFMADD213PS 448(AX), Y4, Y12
 	VDIVPS      Y12, Y10, Y10
 	VFMADD231PS 512(AX), Y8, Y8
 	VFMADD231PS Y5, Y10, Y8
-	VSQRTPS     Y6, Y6
 	VFMADD213PS 448(AX), Y4, Y6
 	VDIVPS      Y6, Y11, Y11
 	VFMADD231PS 512(AX), Y9, Y9
@@ -2895,8 +4781,8 @@ next141:
 	VMOVUPS     Y8, (BX)(CX*4)
 	VMOVUPS     Y9, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16146
-	JA          fp32147
+	JE          fp16173
+	JA          fp32174
 	VPSRLD      $0x10, Y8, Y6
 	VPAND       pattern00000001<>+0(SB), Y6, Y6
 	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
@@ -2914,40 +4800,40 @@ next141:
 	VPACKUSDW   Y7, Y6, Y6
 	VPERMQ      $0xd8, Y6, Y6
 	VMOVDQA     Y6, Y6
-	JMP         done148
+	JMP         done175
 
-fp16146:
+fp16173:
 	VCVTPS2PH   $0x00, Y8, X13
 	VCVTPS2PH   $0x00, Y9, X6
 	VINSERTI128 $0x01, X6, Y13, Y13
 	VMOVDQA     Y13, Y6
-	JMP         done148
+	JMP         done175
 
-fp32147:
-	JMP stored144
+fp32174:
+	JMP stored171
 
-done148:
+done175:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned143
+	JNE      unaligned170
 	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored144
+	JMP      stored171
 
-unaligned143:
+unaligned170:
 	VMOVDQU Y6, (SI)(CX*2)
 
-stored144:
+stored171:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check142:
+check169:
 	CMPQ CX, R11
-	JB   next141
+	JB   next168
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next141
+	JB   next168
 
-done124:
+done151:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -3020,7 +4906,7 @@ TEXT ·lionFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    96(DX), DX
 	MOVQ    a+0(FP), BX
 	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
@@ -3039,13 +4925,13 @@ TEXT ·lionFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R10
 	MOVQ    8(R10), R10
 	CMPQ    CX, $0x01
-	JE      fp16150
-	JA      fp32151
+	JE      fp16177
+	JA      fp32178
 	XORQ    CX, CX
 	MOVQ    $0x00000200, R11
-	JMP     check154
+	JMP     check181
 
-next153:
+next180:
 	PREFETCHT0     (BX)(R11*4)
 	PREFETCHT0     (R8)(R11*4)
 	PREFETCHT0     (DX)(R11*2)
@@ -3090,8 +4976,8 @@ next153:
 	VMOVUPS        Y7, (BX)(CX*4)
 	VMOVUPS        Y8, 32(BX)(CX*4)
 	CMPQ           DI, $0x01
-	JE             fp16158
-	JA             fp32159
+	JE             fp16185
+	JA             fp32186
 	VPSRLD         $0x10, Y7, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -3109,46 +4995,46 @@ next153:
 	VPACKUSDW      Y6, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVDQA        Y5, Y5
-	JMP            done160
+	JMP            done187
 
-fp16158:
+fp16185:
 	VCVTPS2PH   $0x00, Y7, X12
 	VCVTPS2PH   $0x00, Y8, X5
 	VINSERTI128 $0x01, X5, Y12, Y12
 	VMOVDQA     Y12, Y5
-	JMP         done160
+	JMP         done187
 
-fp32159:
-	JMP stored156
+fp32186:
+	JMP stored183
 
-done160:
+done187:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned155
+	JNE      unaligned182
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored156
+	JMP      stored183
 
-unaligned155:
+unaligned182:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored156:
+stored183:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check154:
+check181:
 	CMPQ CX, R10
-	JB   next153
+	JB   next180
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next153
-	JMP  done152
+	JB   next180
+	JMP  done179
 
-fp16150:
+fp16177:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check162
+	JMP  check189
 
-next161:
+next188:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -3191,8 +5077,8 @@ next161:
 	VMOVUPS     Y7, (BX)(CX*4)
 	VMOVUPS     Y8, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16166
-	JA          fp32167
+	JE          fp16193
+	JA          fp32194
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -3210,46 +5096,46 @@ next161:
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done168
+	JMP         done195
 
-fp16166:
+fp16193:
 	VCVTPS2PH   $0x00, Y7, X12
 	VCVTPS2PH   $0x00, Y8, X5
 	VINSERTI128 $0x01, X5, Y12, Y12
 	VMOVDQA     Y12, Y5
-	JMP         done168
+	JMP         done195
 
-fp32167:
-	JMP stored164
+fp32194:
+	JMP stored191
 
-done168:
+done195:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned163
+	JNE      unaligned190
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored164
+	JMP      stored191
 
-unaligned163:
+unaligned190:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored164:
+stored191:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check162:
+check189:
 	CMPQ CX, R10
-	JB   next161
+	JB   next188
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next161
-	JMP  done152
+	JB   next188
+	JMP  done179
 
-fp32151:
+fp32178:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check170
+	JMP  check197
 
-next169:
+next196:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -3292,8 +5178,8 @@ next169:
 	VMOVUPS     Y7, (BX)(CX*4)
 	VMOVUPS     Y8, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16174
-	JA          fp32175
+	JE          fp16201
+	JA          fp32202
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -3311,40 +5197,40 @@ next169:
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done176
+	JMP         done203
 
-fp16174:
+fp16201:
 	VCVTPS2PH   $0x00, Y7, X12
 	VCVTPS2PH   $0x00, Y8, X5
 	VINSERTI128 $0x01, X5, Y12, Y12
 	VMOVDQA     Y12, Y5
-	JMP         done176
+	JMP         done203
 
-fp32175:
-	JMP stored172
+fp32202:
+	JMP stored199
 
-done176:
+done203:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned171
+	JNE      unaligned198
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored172
+	JMP      stored199
 
-unaligned171:
+unaligned198:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored172:
+stored199:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check170:
+check197:
 	CMPQ CX, R10
-	JB   next169
+	JB   next196
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next169
+	JB   next196
 
-done152:
+done179:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -3363,7 +5249,7 @@ TEXT ·adagradFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    96(DX), DX
 	MOVQ    a+0(FP), BX
 	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
@@ -3379,13 +5265,13 @@ TEXT ·adagradFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R10
 	MOVQ    8(R10), R10
 	CMPQ    CX, $0x01
-	JE      fp16178
-	JA      fp32179
+	JE      fp16205
+	JA      fp32206
 	XORQ    CX, CX
 	MOVQ    $0x00000200, R11
-	JMP     check182
+	JMP     check209
 
-next181:
+next208:
 	PREFETCHT0     (BX)(R11*4)
 	PREFETCHT0     (R8)(R11*4)
 	PREFETCHT0     (DX)(R11*2)
@@ -3416,8 +5302,8 @@ next181:
 	VMOVUPS        Y4, (BX)(CX*4)
 	VMOVUPS        Y5, 32(BX)(CX*4)
 	CMPQ           DI, $0x01
-	JE             fp16186
-	JA             fp32187
+	JE             fp16213
+	JA             fp32214
 	VPSRLD         $0x10, Y4, Y2
 	VPAND          pattern00000001<>+0(SB), Y2, Y2
 	VPADDD         pattern00007fff<>+0(SB), Y2, Y2
@@ -3435,46 +5321,46 @@ next181:
 	VPACKUSDW      Y3, Y2, Y2
 	VPERMQ         $0xd8, Y2, Y2
 	VMOVDQA        Y2, Y2
-	JMP            done188
+	JMP            done215
 
-fp16186:
+fp16213:
 	VCVTPS2PH   $0x00, Y4, X8
 	VCVTPS2PH   $0x00, Y5, X2
 	VINSERTI128 $0x01, X2, Y8, Y8
 	VMOVDQA     Y8, Y2
-	JMP         done188
+	JMP         done215
 
-fp32187:
-	JMP stored184
+fp32214:
+	JMP stored211
 
-done188:
+done215:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned183
+	JNE      unaligned210
 	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored184
+	JMP      stored211
 
-unaligned183:
+unaligned210:
 	VMOVDQU Y2, (SI)(CX*2)
 
-stored184:
+stored211:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check182:
+check209:
 	CMPQ CX, R10
-	JB   next181
+	JB   next208
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next181
-	JMP  done180
+	JB   next208
+	JMP  done207
 
-fp16178:
+fp16205:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check190
+	JMP  check217
 
-next189:
+next216:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -3503,8 +5389,8 @@ next189:
 	VMOVUPS     Y4, (BX)(CX*4)
 	VMOVUPS     Y5, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16194
-	JA          fp32195
+	JE          fp16221
+	JA          fp32222
 	VPSRLD      $0x10, Y4, Y2
 	VPAND       pattern00000001<>+0(SB), Y2, Y2
 	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
@@ -3522,46 +5408,46 @@ next189:
 	VPACKUSDW   Y3, Y2, Y2
 	VPERMQ      $0xd8, Y2, Y2
 	VMOVDQA     Y2, Y2
-	JMP         done196
+	JMP         done223
 
-fp16194:
+fp16221:
 	VCVTPS2PH   $0x00, Y4, X8
 	VCVTPS2PH   $0x00, Y5, X2
 	VINSERTI128 $0x01, X2, Y8, Y8
 	VMOVDQA     Y8, Y2
-	JMP         done196
+	JMP         done223
 
-fp32195:
-	JMP stored192
+fp32222:
+	JMP stored219
 
-done196:
+done223:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned191
+	JNE      unaligned218
 	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored192
+	JMP      stored219
 
-unaligned191:
+unaligned218:
 	VMOVDQU Y2, (SI)(CX*2)
 
-stored192:
+stored219:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check190:
+check217:
 	CMPQ CX, R10
-	JB   next189
+	JB   next216
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next189
-	JMP  done180
+	JB   next216
+	JMP  done207
 
-fp32179:
+fp32206:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check198
+	JMP  check225
 
-next197:
+next224:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -3590,8 +5476,8 @@ next197:
 	VMOVUPS     Y4, (BX)(CX*4)
 	VMOVUPS     Y5, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16202
-	JA          fp32203
+	JE          fp16229
+	JA          fp32230
 	VPSRLD      $0x10, Y4, Y2
 	VPAND       pattern00000001<>+0(SB), Y2, Y2
 	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
@@ -3609,40 +5495,40 @@ next197:
 	VPACKUSDW   Y3, Y2, Y2
 	VPERMQ      $0xd8, Y2, Y2
 	VMOVDQA     Y2, Y2
-	JMP         done204
+	JMP         done231
 
-fp16202:
+fp16229:
 	VCVTPS2PH   $0x00, Y4, X8
 	VCVTPS2PH   $0x00, Y5, X2
 	VINSERTI128 $0x01, X2, Y8, Y8
 	VMOVDQA     Y8, Y2
-	JMP         done204
+	JMP         done231
 
-fp32203:
-	JMP stored200
+fp32230:
+	JMP stored227
 
-done204:
+done231:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned199
+	JNE      unaligned226
 	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored200
+	JMP      stored227
 
-unaligned199:
+unaligned226:
 	VMOVDQU Y2, (SI)(CX*2)
 
-stored200:
+stored227:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check198:
+check225:
 	CMPQ CX, R10
-	JB   next197
+	JB   next224
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next197
+	JB   next224
 
-done180:
+done207:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -3661,7 +5547,7 @@ TEXT ·sgdFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    96(DX), DX
 	MOVQ    a+0(FP), BX
 	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
@@ -3680,13 +5566,13 @@ TEXT ·sgdFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R10
 	MOVQ    8(R10), R10
 	CMPQ    CX, $0x01
-	JE      fp16206
-	JA      fp32207
+	JE      fp16233
+	JA      fp32234
 	XORQ    CX, CX
 	MOVQ    $0x00000200, R11
-	JMP     check210
+	JMP     check237
 
-next209:
+next236:
 	PREFETCHT0     (BX)(R11*4)
 	PREFETCHT0     (R8)(R11*4)
 	PREFETCHT0     (DX)(R11*2)
@@ -3717,8 +5603,8 @@ next209:
 	VMOVUPS        Y7, (BX)(CX*4)
 	VMOVUPS        Y8, 32(BX)(CX*4)
 	CMPQ           DI, $0x01
-	JE             fp16214
-	JA             fp32215
+	JE             fp16241
+	JA             fp32242
 	VPSRLD         $0x10, Y7, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -3736,46 +5622,46 @@ next209:
 	VPACKUSDW      Y6, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVDQA        Y5, Y5
-	JMP            done216
+	JMP            done243
 
-fp16214:
+fp16241:
 	VCVTPS2PH   $0x00, Y7, X11
 	VCVTPS2PH   $0x00, Y8, X5
 	VINSERTI128 $0x01, X5, Y11, Y11
 	VMOVDQA     Y11, Y5
-	JMP         done216
+	JMP         done243
 
-fp32215:
-	JMP stored212
+fp32242:
+	JMP stored239
 
-done216:
+done243:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned211
+	JNE      unaligned238
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored212
+	JMP      stored239
 
-unaligned211:
+unaligned238:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored212:
+stored239:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check210:
+check237:
 	CMPQ CX, R10
-	JB   next209
+	JB   next236
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next209
-	JMP  done208
+	JB   next236
+	JMP  done235
 
-fp16206:
+fp16233:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check218
+	JMP  check245
 
-next217:
+next244:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -3804,8 +5690,8 @@ next217:
 	VMOVUPS     Y7, (BX)(CX*4)
 	VMOVUPS     Y8, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16222
-	JA          fp32223
+	JE          fp16249
+	JA          fp32250
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -3823,46 +5709,46 @@ next217:
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done224
+	JMP         done251
 
-fp16222:
+fp16249:
 	VCVTPS2PH   $0x00, Y7, X11
 	VCVTPS2PH   $0x00, Y8, X5
 	VINSERTI128 $0x01, X5, Y11, Y11
 	VMOVDQA     Y11, Y5
-	JMP         done224
+	JMP         done251
 
-fp32223:
-	JMP stored220
+fp32250:
+	JMP stored247
 
-done224:
+done251:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned219
+	JNE      unaligned246
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored220
+	JMP      stored247
 
-unaligned219:
+unaligned246:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored220:
+stored247:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check218:
+check245:
 	CMPQ CX, R10
-	JB   next217
+	JB   next244
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next217
-	JMP  done208
+	JB   next244
+	JMP  done235
 
-fp32207:
+fp32234:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check226
+	JMP  check253
 
-next225:
+next252:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -3891,8 +5777,8 @@ next225:
 	VMOVUPS     Y7, (BX)(CX*4)
 	VMOVUPS     Y8, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16230
-	JA          fp32231
+	JE          fp16257
+	JA          fp32258
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -3910,40 +5796,40 @@ next225:
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done232
+	JMP         done259
 
-fp16230:
+fp16257:
 	VCVTPS2PH   $0x00, Y7, X11
 	VCVTPS2PH   $0x00, Y8, X5
 	VINSERTI128 $0x01, X5, Y11, Y11
 	VMOVDQA     Y11, Y5
-	JMP         done232
+	JMP         done259
 
-fp32231:
-	JMP stored228
+fp32258:
+	JMP stored255
 
-done232:
+done259:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned227
+	JNE      unaligned254
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored228
+	JMP      stored255
 
-unaligned227:
+unaligned254:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored228:
+stored255:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check226:
+check253:
 	CMPQ CX, R10
-	JB   next225
+	JB   next252
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next225
+	JB   next252
 
-done208:
+done235:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -3955,7 +5841,7 @@ TEXT ·trafficFP321xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
 	MOVQ  48(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  88(CX), CX
+	MOVQ  96(CX), CX
 	MOVQ  a+0(FP), DX
 	MOVQ  24(DX), DX
 	MOVQ  a+0(FP), BX
@@ -3969,13 +5855,13 @@ TEXT ·trafficFP321xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16234
-	JA    fp32235
+	JE    fp16261
+	JA    fp32262
 	XORQ  DX, DX
 	MOVQ  $0x00000200, R9
-	JMP   check238
+	JMP   check265
 
-next237:
+next264:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -3989,34 +5875,34 @@ next237:
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written239
+	JEQ        written266
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned240
+	JNE        unaligned267
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written239
+	JMP        written266
 
-unaligned240:
+unaligned267:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written239:
+written266:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check238:
+check265:
 	CMPQ DX, R8
-	JB   next237
+	JB   next264
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next237
-	JMP  done236
+	JB   next264
+	JMP  done263
 
-fp16234:
+fp16261:
 	XORQ DX, DX
 	MOVQ $0x00000200, R9
-	JMP  check242
+	JMP  check269
 
-next241:
+next268:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -4030,34 +5916,34 @@ next241:
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written243
+	JEQ        written270
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned244
+	JNE        unaligned271
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written243
+	JMP        written270
 
-unaligned244:
+unaligned271:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written243:
+written270:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check242:
+check269:
 	CMPQ DX, R8
-	JB   next241
+	JB   next268
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next241
-	JMP  done236
+	JB   next268
+	JMP  done263
 
-fp32235:
+fp32262:
 	XORQ DX, DX
 	MOVQ $0x00000200, R9
-	JMP  check246
+	JMP  check273
 
-next245:
+next272:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -4072,28 +5958,28 @@ next245:
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written247
+	JEQ        written274
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned248
+	JNE        unaligned275
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written247
+	JMP        written274
 
-unaligned248:
+unaligned275:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written247:
+written274:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check246:
+check273:
 	CMPQ DX, R8
-	JB   next245
+	JB   next272
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next245
+	JB   next272
 
-done236:
+done263:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -4104,7 +5990,7 @@ TEXT ·trafficFP322xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
 	MOVQ  48(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  88(CX), CX
+	MOVQ  96(CX), CX
 	MOVQ  a+0(FP), DX
 	MOVQ  24(DX), DX
 	MOVQ  a+0(FP), BX
@@ -4120,13 +6006,13 @@ TEXT ·trafficFP322xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp16250
-	JA    fp32251
+	JE    fp16277
+	JA    fp32278
 	XORQ  DX, DX
 	MOVQ  $0x00000200, R10
-	JMP   check254
+	JMP   check281
 
-next253:
+next280:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -4145,34 +6031,34 @@ next253:
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written255
+	JEQ        written282
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned256
+	JNE        unaligned283
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written255
+	JMP        written282
 
-unaligned256:
+unaligned283:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written255:
+written282:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check254:
+check281:
 	CMPQ DX, R9
-	JB   next253
+	JB   next280
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next253
-	JMP  done252
+	JB   next280
+	JMP  done279
 
-fp16250:
+fp16277:
 	XORQ DX, DX
 	MOVQ $0x00000200, R10
-	JMP  check258
+	JMP  check285
 
-next257:
+next284:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -4191,34 +6077,34 @@ next257:
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written259
+	JEQ        written286
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned260
+	JNE        unaligned287
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written259
+	JMP        written286
 
-unaligned260:
+unaligned287:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written259:
+written286:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check258:
+check285:
 	CMPQ DX, R9
-	JB   next257
+	JB   next284
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next257
-	JMP  done252
+	JB   next284
+	JMP  done279
 
-fp32251:
+fp32278:
 	XORQ DX, DX
 	MOVQ $0x00000200, R10
-	JMP  check262
+	JMP  check289
 
-next261:
+next288:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -4238,28 +6124,28 @@ next261:
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written263
+	JEQ        written290
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned264
+	JNE        unaligned291
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written263
+	JMP        written290
 
-unaligned264:
+unaligned291:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written263:
+written290:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check262:
+check289:
 	CMPQ DX, R9
-	JB   next261
+	JB   next288
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next261
+	JB   next288
 
-done252:
+done279:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -4277,7 +6163,7 @@ TEXT ·adamFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), CX
 	MOVQ         24(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         88(DX), DX
+	MOVQ         96(DX), DX
 	MOVQ         a+0(FP), BX
 	MOVQ         64(BX), BX
 	MOVQ         a+0(FP), SI
@@ -4302,13 +6188,13 @@ TEXT ·adamFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         8(R11), R11
 	CMPQ         CX, $0x01
-	JE           fp16266
-	JA           fp32267
+	JE           fp16293
+	JA           fp32294
 	XORQ         CX, CX
 	MOVQ         $0x00000200, R12
-	JMP          check270
+	JMP          check297
 
-next269:
+next296:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (R9)(R12*2)
@@ -4359,11 +6245,11 @@ next269:
 	VMOVDQU     Y8, (R9)(CX*2)
 	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
 	VSQRTPS     Y14, Y14
+	VSQRTPS     Y7, Y7
 	VFMADD213PS 448(AX), Y5, Y14
 	VDIVPS      Y14, Y11, Y11
 	VFMADD231PS 512(AX), Y10, Y10
 	VFMADD231PS Y6, Y11, Y10
-	VSQRTPS     Y7, Y7
 	VFMADD213PS 448(AX), Y5, Y7
 	VDIVPS      Y7, Y13, Y13
 	VFMADD231PS 512(AX), Y9, Y9
@@ -4375,8 +6261,8 @@ next269:
 	VMOVUPS     Y11, (BX)(CX*4)
 	VMOVUPS     Y7, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16274
-	JA          fp32275
+	JE          fp16301
+	JA          fp32302
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -4392,9 +6278,9 @@ next269:
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VMOVDQA     Y7, Y7
-	JMP         done276
+	JMP         done303
 
-fp16274:
+fp16301:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -4403,39 +6289,39 @@ fp16274:
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y12, Y12
 	VMOVDQA     Y12, Y7
-	JMP         done276
+	JMP         done303
 
-fp32275:
-	JMP stored272
+fp32302:
+	JMP stored299
 
-done276:
+done303:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned271
+	JNE      unaligned298
 	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored272
+	JMP      stored299
 
-unaligned271:
+unaligned298:
 	VMOVDQU Y7, (SI)(CX*2)
 
-stored272:
+stored299:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check270:
+check297:
 	CMPQ CX, R11
-	JB   next269
+	JB   next296
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next269
-	JMP  done268
+	JB   next296
+	JMP  done295
 
-fp16266:
+fp16293:
 	XORQ CX, CX
 	MOVQ $0x00000200, R12
-	JMP  check278
+	JMP  check305
 
-next277:
+next304:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (R9)(R12*2)
@@ -4489,11 +6375,11 @@ next277:
 	VMOVDQU     Y7, (R9)(CX*2)
 	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
 	VSQRTPS     Y14, Y14
+	VSQRTPS     Y8, Y8
 	VFMADD213PS 448(AX), Y5, Y14
 	VDIVPS      Y14, Y12, Y12
 	VFMADD231PS 512(AX), Y11, Y11
 	VFMADD231PS Y6, Y12, Y11
-	VSQRTPS     Y8, Y8
 	VFMADD213PS 448(AX), Y5, Y8
 	VDIVPS      Y8, Y13, Y13
 	VFMADD231PS 512(AX), Y9, Y9
@@ -4505,8 +6391,8 @@ next277:
 	VMOVUPS     Y12, (BX)(CX*4)
 	VMOVUPS     Y7, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16282
-	JA          fp32283
+	JE          fp16309
+	JA          fp32310
 	VPSRLD      $0x10, Y11, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -4522,9 +6408,9 @@ next277:
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VMOVDQA     Y7, Y7
-	JMP         done284
+	JMP         done311
 
-fp16282:
+fp16309:
 	VUNPCKLPS   Y9, Y11, Y7
 	VUNPCKHPS   Y9, Y11, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -4533,39 +6419,39 @@ fp16282:
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y10, Y10
 	VMOVDQA     Y10, Y7
-	JMP         done284
+	JMP         done311
 
-fp32283:
-	JMP stored280
+fp32310:
+	JMP stored307
 
-done284:
+done311:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned279
+	JNE      unaligned306
 	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored280
+	JMP      stored307
 
-unaligned279:
+unaligned306:
 	VMOVDQU Y7, (SI)(CX*2)
 
-stored280:
+stored307:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check278:
+check305:
 	CMPQ CX, R11
-	JB   next277
+	JB   next304
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next277
-	JMP  done268
+	JB   next304
+	JMP  done295
 
-fp32267:
+fp32294:
 	XORQ CX, CX
 	MOVQ $0x00000200, R12
-	JMP  check286
+	JMP  check313
 
-next285:
+next312:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (R9)(R12*2)
@@ -4619,11 +6505,11 @@ next285:
 	VMOVDQU     Y7, (R9)(CX*2)
 	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
 	VSQRTPS     Y14, Y14
+	VSQRTPS     Y8, Y8
 	VFMADD213PS 448(AX), Y5, Y14
 	VDIVPS      Y14, Y12, Y12
 	VFMADD231PS 512(AX), Y11, Y11
 	VFMADD231PS Y6, Y12, Y11
-	VSQRTPS     Y8, Y8
 	VFMADD213PS 448(AX), Y5, Y8
 	VDIVPS      Y8, Y13, Y13
 	VFMADD231PS 512(AX), Y9, Y9
@@ -4635,8 +6521,8 @@ next285:
 	VMOVUPS     Y12, (BX)(CX*4)
 	VMOVUPS     Y7, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16290
-	JA          fp32291
+	JE          fp16317
+	JA          fp32318
 	VPSRLD      $0x10, Y11, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -4652,9 +6538,9 @@ next285:
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VMOVDQA     Y7, Y7
-	JMP         done292
+	JMP         done319
 
-fp16290:
+fp16317:
 	VUNPCKLPS   Y9, Y11, Y7
 	VUNPCKHPS   Y9, Y11, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -4663,33 +6549,33 @@ fp16290:
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y10, Y10
 	VMOVDQA     Y10, Y7
-	JMP         done292
+	JMP         done319
 
-fp32291:
-	JMP stored288
+fp32318:
+	JMP stored315
 
-done292:
+done319:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned287
+	JNE      unaligned314
 	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored288
+	JMP      stored315
 
-unaligned287:
+unaligned314:
 	VMOVDQU Y7, (SI)(CX*2)
 
-stored288:
+stored315:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check286:
+check313:
 	CMPQ CX, R11
-	JB   next285
+	JB   next312
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next285
+	JB   next312
 
-done268:
+done295:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -4708,7 +6594,7 @@ TEXT ·lionFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    96(DX), DX
 	MOVQ    a+0(FP), BX
 	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
@@ -4727,13 +6613,13 @@ TEXT ·lionFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R10
 	MOVQ    8(R10), R10
 	CMPQ    CX, $0x01
-	JE      fp16294
-	JA      fp32295
+	JE      fp16321
+	JA      fp32322
 	XORQ    CX, CX
 	MOVQ    $0x00000200, R11
-	JMP     check298
+	JMP     check325
 
-next297:
+next324:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*2)
@@ -4791,8 +6677,8 @@ next297:
 	VMOVUPS     Y9, (BX)(CX*4)
 	VMOVUPS     Y5, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16302
-	JA          fp32303
+	JE          fp16329
+	JA          fp32330
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -4808,9 +6694,9 @@ next297:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done304
+	JMP         done331
 
-fp16302:
+fp16329:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -4819,39 +6705,39 @@ fp16302:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y10, Y10
 	VMOVDQA     Y10, Y5
-	JMP         done304
+	JMP         done331
 
-fp32303:
-	JMP stored300
+fp32330:
+	JMP stored327
 
-done304:
+done331:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned299
+	JNE      unaligned326
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored300
+	JMP      stored327
 
-unaligned299:
+unaligned326:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored300:
+stored327:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check298:
+check325:
 	CMPQ CX, R10
-	JB   next297
+	JB   next324
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next297
-	JMP  done296
+	JB   next324
+	JMP  done323
 
-fp16294:
+fp16321:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check306
+	JMP  check333
 
-next305:
+next332:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*2)
@@ -4912,8 +6798,8 @@ next305:
 	VMOVUPS     Y10, (BX)(CX*4)
 	VMOVUPS     Y5, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16310
-	JA          fp32311
+	JE          fp16337
+	JA          fp32338
 	VPSRLD      $0x10, Y9, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -4929,9 +6815,9 @@ next305:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done312
+	JMP         done339
 
-fp16310:
+fp16337:
 	VUNPCKLPS   Y7, Y9, Y5
 	VUNPCKHPS   Y7, Y9, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -4940,39 +6826,39 @@ fp16310:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y8, Y8
 	VMOVDQA     Y8, Y5
-	JMP         done312
+	JMP         done339
 
-fp32311:
-	JMP stored308
+fp32338:
+	JMP stored335
 
-done312:
+done339:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned307
+	JNE      unaligned334
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored308
+	JMP      stored335
 
-unaligned307:
+unaligned334:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored308:
+stored335:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check306:
+check333:
 	CMPQ CX, R10
-	JB   next305
+	JB   next332
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next305
-	JMP  done296
+	JB   next332
+	JMP  done323
 
-fp32295:
+fp32322:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check314
+	JMP  check341
 
-next313:
+next340:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*4)
@@ -5033,8 +6919,8 @@ next313:
 	VMOVUPS     Y10, (BX)(CX*4)
 	VMOVUPS     Y5, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16318
-	JA          fp32319
+	JE          fp16345
+	JA          fp32346
 	VPSRLD      $0x10, Y9, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -5050,9 +6936,9 @@ next313:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done320
+	JMP         done347
 
-fp16318:
+fp16345:
 	VUNPCKLPS   Y7, Y9, Y5
 	VUNPCKHPS   Y7, Y9, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -5061,33 +6947,33 @@ fp16318:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y8, Y8
 	VMOVDQA     Y8, Y5
-	JMP         done320
+	JMP         done347
 
-fp32319:
-	JMP stored316
+fp32346:
+	JMP stored343
 
-done320:
+done347:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned315
+	JNE      unaligned342
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored316
+	JMP      stored343
 
-unaligned315:
+unaligned342:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored316:
+stored343:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check314:
+check341:
 	CMPQ CX, R10
-	JB   next313
+	JB   next340
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next313
+	JB   next340
 
-done296:
+done323:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -5106,7 +6992,7 @@ TEXT ·adagradFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), CX
 	MOVQ         24(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         88(DX), DX
+	MOVQ         96(DX), DX
 	MOVQ         a+0(FP), BX
 	MOVQ         64(BX), BX
 	MOVQ         a+0(FP), SI
@@ -5125,13 +7011,13 @@ TEXT ·adagradFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R10
 	MOVQ         8(R10), R10
 	CMPQ         CX, $0x01
-	JE           fp16322
-	JA           fp32323
+	JE           fp16349
+	JA           fp32350
 	XORQ         CX, CX
 	MOVQ         $0x00000200, R11
-	JMP          check326
+	JMP          check353
 
-next325:
+next352:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*2)
@@ -5179,8 +7065,8 @@ next325:
 	VMOVUPS     Y7, (BX)(CX*4)
 	VMOVUPS     Y3, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16330
-	JA          fp32331
+	JE          fp16357
+	JA          fp32358
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -5196,9 +7082,9 @@ next325:
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done332
+	JMP         done359
 
-fp16330:
+fp16357:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -5207,39 +7093,39 @@ fp16330:
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y8, Y8
 	VMOVDQA     Y8, Y3
-	JMP         done332
+	JMP         done359
 
-fp32331:
-	JMP stored328
+fp32358:
+	JMP stored355
 
-done332:
+done359:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned327
+	JNE      unaligned354
 	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored328
+	JMP      stored355
 
-unaligned327:
+unaligned354:
 	VMOVDQU Y3, (SI)(CX*2)
 
-stored328:
+stored355:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check326:
+check353:
 	CMPQ CX, R10
-	JB   next325
+	JB   next352
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next325
-	JMP  done324
+	JB   next352
+	JMP  done351
 
-fp16322:
+fp16349:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check334
+	JMP  check361
 
-next333:
+next360:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*2)
@@ -5290,8 +7176,8 @@ next333:
 	VMOVUPS     Y8, (BX)(CX*4)
 	VMOVUPS     Y3, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16338
-	JA          fp32339
+	JE          fp16365
+	JA          fp32366
 	VPSRLD      $0x10, Y7, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -5307,9 +7193,9 @@ next333:
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done340
+	JMP         done367
 
-fp16338:
+fp16365:
 	VUNPCKLPS   Y5, Y7, Y3
 	VUNPCKHPS   Y5, Y7, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -5318,39 +7204,39 @@ fp16338:
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y6, Y6
 	VMOVDQA     Y6, Y3
-	JMP         done340
+	JMP         done367
 
-fp32339:
-	JMP stored336
+fp32366:
+	JMP stored363
 
-done340:
+done367:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned335
+	JNE      unaligned362
 	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored336
+	JMP      stored363
 
-unaligned335:
+unaligned362:
 	VMOVDQU Y3, (SI)(CX*2)
 
-stored336:
+stored363:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check334:
+check361:
 	CMPQ CX, R10
-	JB   next333
+	JB   next360
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next333
-	JMP  done324
+	JB   next360
+	JMP  done351
 
-fp32323:
+fp32350:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check342
+	JMP  check369
 
-next341:
+next368:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*4)
@@ -5401,8 +7287,8 @@ next341:
 	VMOVUPS     Y8, (BX)(CX*4)
 	VMOVUPS     Y3, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16346
-	JA          fp32347
+	JE          fp16373
+	JA          fp32374
 	VPSRLD      $0x10, Y7, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -5418,9 +7304,9 @@ next341:
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done348
+	JMP         done375
 
-fp16346:
+fp16373:
 	VUNPCKLPS   Y5, Y7, Y3
 	VUNPCKHPS   Y5, Y7, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -5429,33 +7315,33 @@ fp16346:
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y6, Y6
 	VMOVDQA     Y6, Y3
-	JMP         done348
+	JMP         done375
 
-fp32347:
-	JMP stored344
+fp32374:
+	JMP stored371
 
-done348:
+done375:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned343
+	JNE      unaligned370
 	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored344
+	JMP      stored371
 
-unaligned343:
+unaligned370:
 	VMOVDQU Y3, (SI)(CX*2)
 
-stored344:
+stored371:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check342:
+check369:
 	CMPQ CX, R10
-	JB   next341
+	JB   next368
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next341
+	JB   next368
 
-done324:
+done351:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -5474,7 +7360,7 @@ TEXT ·sgdFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    96(DX), DX
 	MOVQ    a+0(FP), BX
 	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
@@ -5493,13 +7379,13 @@ TEXT ·sgdFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R10
 	MOVQ    8(R10), R10
 	CMPQ    CX, $0x01
-	JE      fp16350
-	JA      fp32351
+	JE      fp16377
+	JA      fp32378
 	XORQ    CX, CX
 	MOVQ    $0x00000200, R11
-	JMP     check354
+	JMP     check381
 
-next353:
+next380:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*2)
@@ -5543,8 +7429,8 @@ next353:
 	VMOVUPS     Y9, (BX)(CX*4)
 	VMOVUPS     Y5, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16358
-	JA          fp32359
+	JE          fp16385
+	JA          fp32386
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -5560,9 +7446,9 @@ next353:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done360
+	JMP         done387
 
-fp16358:
+fp16385:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -5571,39 +7457,39 @@ fp16358:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y10, Y10
 	VMOVDQA     Y10, Y5
-	JMP         done360
+	JMP         done387
 
-fp32359:
-	JMP stored356
+fp32386:
+	JMP stored383
 
-done360:
+done387:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned355
+	JNE      unaligned382
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored356
+	JMP      stored383
 
-unaligned355:
+unaligned382:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored356:
+stored383:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check354:
+check381:
 	CMPQ CX, R10
-	JB   next353
+	JB   next380
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next353
-	JMP  done352
+	JB   next380
+	JMP  done379
 
-fp16350:
+fp16377:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check362
+	JMP  check389
 
-next361:
+next388:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*2)
@@ -5650,8 +7536,8 @@ next361:
 	VMOVUPS     Y10, (BX)(CX*4)
 	VMOVUPS     Y5, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16366
-	JA          fp32367
+	JE          fp16393
+	JA          fp32394
 	VPSRLD      $0x10, Y9, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -5667,9 +7553,9 @@ next361:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done368
+	JMP         done395
 
-fp16366:
+fp16393:
 	VUNPCKLPS   Y7, Y9, Y5
 	VUNPCKHPS   Y7, Y9, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -5678,39 +7564,39 @@ fp16366:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y8, Y8
 	VMOVDQA     Y8, Y5
-	JMP         done368
+	JMP         done395
 
-fp32367:
-	JMP stored364
+fp32394:
+	JMP stored391
 
-done368:
+done395:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned363
+	JNE      unaligned390
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored364
+	JMP      stored391
 
-unaligned363:
+unaligned390:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored364:
+stored391:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check362:
+check389:
 	CMPQ CX, R10
-	JB   next361
+	JB   next388
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next361
-	JMP  done352
+	JB   next388
+	JMP  done379
 
-fp32351:
+fp32378:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check370
+	JMP  check397
 
-next369:
+next396:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*4)
@@ -5757,8 +7643,8 @@ next369:
 	VMOVUPS     Y10, (BX)(CX*4)
 	VMOVUPS     Y5, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16374
-	JA          fp32375
+	JE          fp16401
+	JA          fp32402
 	VPSRLD      $0x10, Y9, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -5774,9 +7660,9 @@ next369:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done376
+	JMP         done403
 
-fp16374:
+fp16401:
 	VUNPCKLPS   Y7, Y9, Y5
 	VUNPCKHPS   Y7, Y9, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -5785,33 +7671,33 @@ fp16374:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y8, Y8
 	VMOVDQA     Y8, Y5
-	JMP         done376
+	JMP         done403
 
-fp32375:
-	JMP stored372
+fp32402:
+	JMP stored399
 
-done376:
+done403:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned371
+	JNE      unaligned398
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored372
+	JMP      stored399
 
-unaligned371:
+unaligned398:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored372:
+stored399:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check370:
+check397:
 	CMPQ CX, R10
-	JB   next369
+	JB   next396
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next369
+	JB   next396
 
-done352:
+done379:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -5823,7 +7709,7 @@ TEXT ·trafficFP321xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
 	MOVQ  48(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  88(CX), CX
+	MOVQ  96(CX), CX
 	MOVQ  a+0(FP), DX
 	MOVQ  24(DX), DX
 	MOVQ  a+0(FP), BX
@@ -5837,13 +7723,13 @@ TEXT ·trafficFP321xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16378
-	JA    fp32379
+	JE    fp16405
+	JA    fp32406
 	XORQ  DX, DX
 	MOVQ  $0x00000200, R9
-	JMP   check382
+	JMP   check409
 
-next381:
+next408:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -5855,34 +7741,34 @@ next381:
 	VMOVDQU    Y3, 32(BX)(DX*4)
 	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written383
+	JEQ        written410
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned384
+	JNE        unaligned411
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written383
+	JMP        written410
 
-unaligned384:
+unaligned411:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written383:
+written410:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check382:
+check409:
 	CMPQ DX, R8
-	JB   next381
+	JB   next408
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next381
-	JMP  done380
+	JB   next408
+	JMP  done407
 
-fp16378:
+fp16405:
 	XORQ DX, DX
 	MOVQ $0x00000200, R9
-	JMP  check386
+	JMP  check413
 
-next385:
+next412:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -5894,34 +7780,34 @@ next385:
 	VMOVDQU    Y3, 32(BX)(DX*4)
 	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written387
+	JEQ        written414
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned388
+	JNE        unaligned415
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written387
+	JMP        written414
 
-unaligned388:
+unaligned415:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written387:
+written414:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check386:
+check413:
 	CMPQ DX, R8
-	JB   next385
+	JB   next412
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next385
-	JMP  done380
+	JB   next412
+	JMP  done407
 
-fp32379:
+fp32406:
 	XORQ DX, DX
 	MOVQ $0x00000200, R9
-	JMP  check390
+	JMP  check417
 
-next389:
+next416:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -5934,28 +7820,28 @@ next389:
 	VMOVDQU    Y3, 32(BX)(DX*4)
 	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written391
+	JEQ        written418
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned392
+	JNE        unaligned419
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written391
+	JMP        written418
 
-unaligned392:
+unaligned419:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written391:
+written418:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check390:
+check417:
 	CMPQ DX, R8
-	JB   next389
+	JB   next416
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next389
+	JB   next416
 
-done380:
+done407:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -5966,7 +7852,7 @@ TEXT ·trafficFP322xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
 	MOVQ  48(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  88(CX), CX
+	MOVQ  96(CX), CX
 	MOVQ  a+0(FP), DX
 	MOVQ  24(DX), DX
 	MOVQ  a+0(FP), BX
@@ -5982,13 +7868,13 @@ TEXT ·trafficFP322xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp16394
-	JA    fp32395
+	JE    fp16421
+	JA    fp32422
 	XORQ  DX, DX
 	MOVQ  $0x00000200, R10
-	JMP   check398
+	JMP   check425
 
-next397:
+next424:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6003,34 +7889,34 @@ next397:
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written399
+	JEQ        written426
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned400
+	JNE        unaligned427
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written399
+	JMP        written426
 
-unaligned400:
+unaligned427:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written399:
+written426:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check398:
+check425:
 	CMPQ DX, R9
-	JB   next397
+	JB   next424
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next397
-	JMP  done396
+	JB   next424
+	JMP  done423
 
-fp16394:
+fp16421:
 	XORQ DX, DX
 	MOVQ $0x00000200, R10
-	JMP  check402
+	JMP  check429
 
-next401:
+next428:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6045,34 +7931,34 @@ next401:
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written403
+	JEQ        written430
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned404
+	JNE        unaligned431
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written403
+	JMP        written430
 
-unaligned404:
+unaligned431:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written403:
+written430:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check402:
+check429:
 	CMPQ DX, R9
-	JB   next401
+	JB   next428
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next401
-	JMP  done396
+	JB   next428
+	JMP  done423
 
-fp32395:
+fp32422:
 	XORQ DX, DX
 	MOVQ $0x00000200, R10
-	JMP  check406
+	JMP  check433
 
-next405:
+next432:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6088,28 +7974,1922 @@ next405:
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written407
+	JEQ        written434
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned408
+	JNE        unaligned435
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written407
+	JMP        written434
 
-unaligned408:
+unaligned435:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written407:
+written434:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check406:
+check433:
 	CMPQ DX, R9
-	JB   next405
+	JB   next432
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next405
+	JB   next432
 
-done396:
+done423:
+	SFENCE
+	VZEROUPPER
+	RET
+
+// func adamFP32INT8AVX2(a *Arguments)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+, SSE
+TEXT ·adamFP32INT8AVX2(SB), $5192-8
+	STMXCSR (SP)
+	MOVL    (SP), AX
+	ORL     $0x00008040, AX
+	MOVL    AX, 4(SP)
+	LDMXCSR 4(SP)
+	LEAQ    8(SP), DX
+	ADDQ    $0x3f, DX
+	ANDQ    $-64, DX
+	MOVQ    a+0(FP), AX
+	MOVQ    16(AX), AX
+	VMOVUPS (AX), Y1
+	VMOVUPS Y1, 4096(DX)
+	VMOVUPS 32(AX), Y1
+	VMOVUPS Y1, 4128(DX)
+	VMOVUPS 64(AX), Y1
+	VMOVUPS Y1, 4160(DX)
+	VMOVUPS 96(AX), Y1
+	VMOVUPS Y1, 4192(DX)
+	VMOVUPS 128(AX), Y1
+	VMOVUPS Y1, 4224(DX)
+	VMOVUPS 160(AX), Y1
+	VMOVUPS Y1, 4256(DX)
+	VMOVUPS 192(AX), Y1
+	VMOVUPS Y1, 4288(DX)
+	VMOVUPS 224(AX), Y1
+	VMOVUPS Y1, 4320(DX)
+	VMOVUPS 256(AX), Y1
+	VMOVUPS Y1, 4352(DX)
+	VMOVUPS 288(AX), Y1
+	VMOVUPS Y1, 4384(DX)
+	VMOVUPS 320(AX), Y1
+	VMOVUPS Y1, 4416(DX)
+	VMOVUPS 352(AX), Y1
+	VMOVUPS Y1, 4448(DX)
+	VMOVUPS 384(AX), Y1
+	VMOVUPS Y1, 4480(DX)
+	VMOVUPS 416(AX), Y1
+	VMOVUPS Y1, 4512(DX)
+	VMOVUPS 448(AX), Y1
+	VMOVUPS Y1, 4544(DX)
+	VMOVUPS 480(AX), Y1
+	VMOVUPS Y1, 4576(DX)
+	VMOVUPS 512(AX), Y1
+	VMOVUPS Y1, 4608(DX)
+	VMOVUPS 544(AX), Y1
+	VMOVUPS Y1, 4640(DX)
+	VMOVUPS 576(AX), Y1
+	VMOVUPS Y1, 4672(DX)
+	VMOVUPS 608(AX), Y1
+	VMOVUPS Y1, 4704(DX)
+	VMOVUPS 640(AX), Y1
+	VMOVUPS Y1, 4736(DX)
+	VMOVUPS 672(AX), Y1
+	VMOVUPS Y1, 4768(DX)
+	VMOVUPS 704(AX), Y1
+	VMOVUPS Y1, 4800(DX)
+	VMOVUPS 736(AX), Y1
+	VMOVUPS Y1, 4832(DX)
+	VMOVUPS pattern7f800000<>+0(SB), Y3
+	VMOVUPS pattern80000000<>+0(SB), Y4
+	MOVQ    a+0(FP), AX
+	MOVQ    24(AX), CX
+	MOVQ    a+0(FP), AX
+	MOVQ    64(AX), BX
+	MOVQ    a+0(FP), AX
+	MOVQ    48(AX), SI
+	MOVQ    a+0(FP), AX
+	MOVQ    32(AX), DI
+	MOVQ    a+0(FP), AX
+	MOVQ    96(AX), R8
+	MOVQ    a+0(FP), AX
+	MOVQ    72(AX), R9
+	MOVQ    a+0(FP), AX
+	MOVQ    80(AX), R10
+	XORQ    AX, AX
+	CMPQ    CX, $0x01
+	JE      fp16437
+	JA      fp32438
+
+block440:
+	MOVQ         a+0(FP), CX
+	MOVQ         88(CX), R11
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	VMOVD        R11, X1
+	VPBROADCASTD X1, Y1
+	VMOVDQA      Y1, 4864(DX)
+	SHRL         $0x08, CX
+	SUBL         $0x10, CX
+	VMOVD        CX, X1
+	VMOVDQA      X1, 5056(DX)
+	VPXOR        Y2, Y2, Y2
+	VPCMPEQD     Y1, Y1, Y1
+
+turn441:
+	LEAQ           512(AX), CX
+	MOVQ           a+0(FP), R11
+	MOVQ           8(R11), R11
+	CMPQ           AX, R11
+	CMOVQCC        AX, CX
+	PREFETCHT0     (R9)(CX*1)
+	PREFETCHT0     (R10)(CX*1)
+	MOVQ           AX, R11
+	ANDQ           $0x000001ff, R11
+	PREFETCHT0     (BX)(CX*4)
+	PREFETCHT0     (R8)(CX*2)
+	VBROADCASTI128 (R10)(AX*1), Y6
+	VPSHUFB        bytes0to2<>+0(SB), Y6, Y5
+	VPSHUFB        bytes1to2<>+0(SB), Y6, Y6
+	VMOVDQA        4864(DX), Y7
+	VPSLLD         5056(DX), Y5, Y5
+	VPSIGND        Y5, Y7, Y8
+	VPADDD         Y8, Y5, Y5
+	VPSLLD         5056(DX), Y6, Y6
+	VPSIGND        Y6, Y7, Y7
+	VPADDD         Y7, Y6, Y6
+	VBROADCASTI128 (R9)(AX*1), Y8
+	VPSHUFB        bytes0to3<>+0(SB), Y8, Y7
+	VPSHUFB        bytes1to3<>+0(SB), Y8, Y8
+	VPAND          Y3, Y5, Y12
+	VPADDD         patternfe000000<>+0(SB), Y12, Y12
+	VPSRLD         $0x05, Y7, Y11
+	VPAND          pattern03f80000<>+0(SB), Y11, Y11
+	VPADDD         Y12, Y11, Y11
+	VSUBPS         Y12, Y11, Y11
+	VPAND          Y4, Y7, Y7
+	VPOR           Y7, Y11, Y11
+	VPAND          Y3, Y6, Y12
+	VPADDD         patternfe000000<>+0(SB), Y12, Y12
+	VPSRLD         $0x05, Y8, Y7
+	VPAND          pattern03f80000<>+0(SB), Y7, Y7
+	VPADDD         Y12, Y7, Y7
+	VSUBPS         Y12, Y7, Y7
+	VPAND          Y4, Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VMOVDQU        (R8)(AX*2), Y12
+	VPSLLD         $0x10, Y12, Y8
+	VPAND          patternffff0000<>+0(SB), Y12, Y12
+	VMOVUPS        (BX)(AX*4), Y13
+	VMOVUPS        32(BX)(AX*4), Y14
+	VPERM2F128     $0x20, Y14, Y13, Y15
+	VPERM2F128     $0x31, Y14, Y13, Y13
+	VSHUFPS        $0x88, Y13, Y15, Y14
+	VSHUFPS        $0xdd, Y13, Y15, Y13
+	VMULPS         4096(DX), Y8, Y8
+	VFMADD231PS    4160(DX), Y14, Y8
+	VMULPS         4096(DX), Y12, Y12
+	VFMADD231PS    4160(DX), Y13, Y12
+	VMOVUPS        4224(DX), Y15
+	VMULPS         Y11, Y15, Y11
+	VFMADD231PS    4288(DX), Y8, Y11
+	VMULPS         Y7, Y15, Y7
+	VFMADD231PS    4288(DX), Y12, Y7
+	VMULPS         Y8, Y8, Y8
+	VMULPS         Y12, Y12, Y12
+	VMOVUPS        4352(DX), Y15
+	VMULPS         Y5, Y5, Y5
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y5, Y15, Y5
+	VFMADD231PS    4416(DX), Y8, Y5
+	VMULPS         Y6, Y15, Y6
+	VFMADD231PS    4416(DX), Y12, Y6
+	VMOVUPS        Y11, (DX)(R11*4)
+	VMOVUPS        Y7, 32(DX)(R11*4)
+	VSQRTPS        Y5, Y5
+	VSQRTPS        Y6, Y6
+	VPMINUD        pattern5f000000<>+0(SB), Y5, Y8
+	VMOVUPS        Y8, 2048(DX)(R11*4)
+	VPMAXUD        Y8, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y8, Y8
+	VPMINUD        Y8, Y1, Y1
+	VPMINUD        pattern5f000000<>+0(SB), Y6, Y8
+	VMOVUPS        Y8, 2080(DX)(R11*4)
+	VPMAXUD        Y8, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y8, Y8
+	VPMINUD        Y8, Y1, Y1
+	VMOVUPS        4480(DX), Y8
+	VFMADD213PS    4544(DX), Y8, Y5
+	VDIVPS         Y5, Y11, Y11
+	VFMADD231PS    4608(DX), Y14, Y14
+	VFMADD231PS    4672(DX), Y11, Y14
+	VFMADD213PS    4544(DX), Y8, Y6
+	VDIVPS         Y6, Y7, Y7
+	VFMADD231PS    4608(DX), Y13, Y13
+	VFMADD231PS    4672(DX), Y7, Y13
+	VUNPCKLPS      Y13, Y14, Y5
+	VUNPCKHPS      Y13, Y14, Y6
+	VPERM2F128     $0x20, Y6, Y5, Y7
+	VPERM2F128     $0x31, Y6, Y5, Y5
+	VMOVUPS        Y7, (BX)(AX*4)
+	VMOVUPS        Y5, 32(BX)(AX*4)
+	CMPQ           DI, $0x01
+	JE             fp16446
+	JA             fp32447
+	VPSRLD         $0x10, Y14, Y5
+	VPAND          pattern00000001<>+0(SB), Y5, Y5
+	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD         Y14, Y5, Y5
+	VCMPPS         $0x03, Y14, Y14, Y6
+	VBLENDVPS      Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD         $0x10, Y13, Y6
+	VPAND          pattern00000001<>+0(SB), Y6, Y6
+	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD         Y13, Y6, Y6
+	VCMPPS         $0x03, Y13, Y13, Y7
+	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD         $0x10, Y5, Y5
+	VPBLENDW       $0xaa, Y6, Y5, Y5
+	VMOVDQA        Y5, Y5
+	JMP            done448
+
+fp16446:
+	VUNPCKLPS   Y13, Y14, Y5
+	VUNPCKHPS   Y13, Y14, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VCVTPS2PH   $0x00, Y7, X9
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y9, Y9
+	VMOVDQA     Y9, Y5
+	JMP         done448
+
+fp32447:
+	JMP stored444
+
+done448:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned443
+	VMOVNTDQ Y5, (SI)(AX*2)
+	JMP      stored444
+
+unaligned443:
+	VMOVDQU Y5, (SI)(AX*2)
+
+stored444:
+	ADDQ           $0x10, AX
+	ADDQ           $0x10, CX
+	PREFETCHT0     (BX)(CX*4)
+	PREFETCHT0     (R8)(CX*2)
+	VBROADCASTI128 (R10)(AX*1), Y6
+	VPSHUFB        bytes0to2<>+0(SB), Y6, Y5
+	VPSHUFB        bytes1to2<>+0(SB), Y6, Y6
+	VMOVDQA        4864(DX), Y7
+	VPSLLD         5056(DX), Y5, Y5
+	VPSIGND        Y5, Y7, Y8
+	VPADDD         Y8, Y5, Y5
+	VPSLLD         5056(DX), Y6, Y6
+	VPSIGND        Y6, Y7, Y7
+	VPADDD         Y7, Y6, Y6
+	VBROADCASTI128 (R9)(AX*1), Y8
+	VPSHUFB        bytes0to3<>+0(SB), Y8, Y7
+	VPSHUFB        bytes1to3<>+0(SB), Y8, Y8
+	VPAND          Y3, Y5, Y12
+	VPADDD         patternfe000000<>+0(SB), Y12, Y12
+	VPSRLD         $0x05, Y7, Y11
+	VPAND          pattern03f80000<>+0(SB), Y11, Y11
+	VPADDD         Y12, Y11, Y11
+	VSUBPS         Y12, Y11, Y11
+	VPAND          Y4, Y7, Y7
+	VPOR           Y7, Y11, Y11
+	VPAND          Y3, Y6, Y12
+	VPADDD         patternfe000000<>+0(SB), Y12, Y12
+	VPSRLD         $0x05, Y8, Y7
+	VPAND          pattern03f80000<>+0(SB), Y7, Y7
+	VPADDD         Y12, Y7, Y7
+	VSUBPS         Y12, Y7, Y7
+	VPAND          Y4, Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VMOVDQU        (R8)(AX*2), Y12
+	VPSLLD         $0x10, Y12, Y8
+	VPAND          patternffff0000<>+0(SB), Y12, Y12
+	VMOVUPS        (BX)(AX*4), Y13
+	VMOVUPS        32(BX)(AX*4), Y14
+	VPERM2F128     $0x20, Y14, Y13, Y15
+	VPERM2F128     $0x31, Y14, Y13, Y13
+	VSHUFPS        $0x88, Y13, Y15, Y14
+	VSHUFPS        $0xdd, Y13, Y15, Y13
+	VMULPS         4096(DX), Y8, Y8
+	VFMADD231PS    4160(DX), Y14, Y8
+	VMULPS         4096(DX), Y12, Y12
+	VFMADD231PS    4160(DX), Y13, Y12
+	VMOVUPS        4224(DX), Y15
+	VMULPS         Y11, Y15, Y11
+	VFMADD231PS    4288(DX), Y8, Y11
+	VMULPS         Y7, Y15, Y7
+	VFMADD231PS    4288(DX), Y12, Y7
+	VMULPS         Y8, Y8, Y8
+	VMULPS         Y12, Y12, Y12
+	VMOVUPS        4352(DX), Y15
+	VMULPS         Y5, Y5, Y5
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y5, Y15, Y5
+	VFMADD231PS    4416(DX), Y8, Y5
+	VMULPS         Y6, Y15, Y6
+	VFMADD231PS    4416(DX), Y12, Y6
+	VMOVUPS        Y11, 64(DX)(R11*4)
+	VMOVUPS        Y7, 96(DX)(R11*4)
+	VSQRTPS        Y5, Y5
+	VSQRTPS        Y6, Y6
+	VPMINUD        pattern5f000000<>+0(SB), Y5, Y8
+	VMOVUPS        Y8, 2112(DX)(R11*4)
+	VPMAXUD        Y8, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y8, Y8
+	VPMINUD        Y8, Y1, Y1
+	VPMINUD        pattern5f000000<>+0(SB), Y6, Y8
+	VMOVUPS        Y8, 2144(DX)(R11*4)
+	VPMAXUD        Y8, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y8, Y8
+	VPMINUD        Y8, Y1, Y1
+	VMOVUPS        4480(DX), Y8
+	VFMADD213PS    4544(DX), Y8, Y5
+	VDIVPS         Y5, Y11, Y11
+	VFMADD231PS    4608(DX), Y14, Y14
+	VFMADD231PS    4672(DX), Y11, Y14
+	VFMADD213PS    4544(DX), Y8, Y6
+	VDIVPS         Y6, Y7, Y7
+	VFMADD231PS    4608(DX), Y13, Y13
+	VFMADD231PS    4672(DX), Y7, Y13
+	VUNPCKLPS      Y13, Y14, Y5
+	VUNPCKHPS      Y13, Y14, Y6
+	VPERM2F128     $0x20, Y6, Y5, Y7
+	VPERM2F128     $0x31, Y6, Y5, Y5
+	VMOVUPS        Y7, (BX)(AX*4)
+	VMOVUPS        Y5, 32(BX)(AX*4)
+	CMPQ           DI, $0x01
+	JE             fp16452
+	JA             fp32453
+	VPSRLD         $0x10, Y14, Y5
+	VPAND          pattern00000001<>+0(SB), Y5, Y5
+	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD         Y14, Y5, Y5
+	VCMPPS         $0x03, Y14, Y14, Y6
+	VBLENDVPS      Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD         $0x10, Y13, Y6
+	VPAND          pattern00000001<>+0(SB), Y6, Y6
+	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD         Y13, Y6, Y6
+	VCMPPS         $0x03, Y13, Y13, Y7
+	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD         $0x10, Y5, Y5
+	VPBLENDW       $0xaa, Y6, Y5, Y5
+	VMOVDQA        Y5, Y5
+	JMP            done454
+
+fp16452:
+	VUNPCKLPS   Y13, Y14, Y5
+	VUNPCKHPS   Y13, Y14, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VCVTPS2PH   $0x00, Y7, X10
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y10, Y10
+	VMOVDQA     Y10, Y5
+	JMP         done454
+
+fp32453:
+	JMP stored450
+
+done454:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned449
+	VMOVNTDQ Y5, (SI)(AX*2)
+	JMP      stored450
+
+unaligned449:
+	VMOVDQU Y5, (SI)(AX*2)
+
+stored450:
+	ADDQ        $0x10, AX
+	ADDQ        $0x10, CX
+	CMPQ        AX, $0x00000100
+	JBE         encoded442
+	XORQ        $0x00000100, R11
+	VMOVDQA     4928(DX), Y5
+	VPMAXSD     2048(DX)(R11*4), Y5, Y6
+	VPSRLD      5104(DX), Y0, Y11
+	VPADDD      Y11, Y6, Y6
+	VPSIGND     2048(DX)(R11*4), Y6, Y6
+	VPANDN      Y3, Y6, Y11
+	VMOVUPS     (DX)(R11*4), Y8
+	VPANDN      Y8, Y4, Y7
+	VFMADD213PS pattern3e000000<>+0(SB), Y11, Y7
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y11
+	VPADDD      Y11, Y7, Y7
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2080(DX)(R11*4), Y5, Y11
+	VPSRLD      5104(DX), Y0, Y13
+	VPADDD      Y13, Y11, Y11
+	VPSIGND     2080(DX)(R11*4), Y11, Y11
+	VPANDN      Y3, Y11, Y13
+	VMOVUPS     32(DX)(R11*4), Y12
+	VPANDN      Y12, Y4, Y12
+	VFMADD213PS pattern3e000000<>+0(SB), Y13, Y12
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y13
+	VPADDD      Y13, Y12, Y12
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y6, Y6
+	VPSRLD      5088(DX), Y11, Y11
+	VPBLENDW    $0xaa, Y11, Y6, Y6
+	VPSUBW      4992(DX), Y6, Y6
+	VPSRLD      $0x13, Y7, Y7
+	VPSRLD      $0x03, Y12, Y12
+	VPBLENDW    $0xaa, Y12, Y7, Y7
+	VPSUBW      pattern07c007c0<>+0(SB), Y7, Y7
+	VPMINUW     pattern007f007f<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, 32(DX)(R11*4), Y8, Y8
+	VPMAXSD     2112(DX)(R11*4), Y5, Y11
+	VPSRLD      5104(DX), Y0, Y14
+	VPADDD      Y14, Y11, Y11
+	VPSIGND     2112(DX)(R11*4), Y11, Y11
+	VPANDN      Y3, Y11, Y14
+	VMOVUPS     64(DX)(R11*4), Y13
+	VPANDN      Y13, Y4, Y12
+	VFMADD213PS pattern3e000000<>+0(SB), Y14, Y12
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y14
+	VPADDD      Y14, Y12, Y12
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2144(DX)(R11*4), Y5, Y5
+	VPSRLD      5104(DX), Y0, Y15
+	VPADDD      Y15, Y5, Y5
+	VPSIGND     2144(DX)(R11*4), Y5, Y5
+	VPANDN      Y3, Y5, Y15
+	VMOVUPS     96(DX)(R11*4), Y14
+	VPANDN      Y14, Y4, Y14
+	VFMADD213PS pattern3e000000<>+0(SB), Y15, Y14
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y15
+	VPADDD      Y15, Y14, Y14
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y11, Y11
+	VPSRLD      5088(DX), Y5, Y5
+	VPBLENDW    $0xaa, Y5, Y11, Y11
+	VPSUBW      4992(DX), Y11, Y11
+	VPSRLD      $0x13, Y12, Y12
+	VPSRLD      $0x03, Y14, Y14
+	VPBLENDW    $0xaa, Y14, Y12, Y12
+	VPSUBW      pattern07c007c0<>+0(SB), Y12, Y12
+	VPMINUW     pattern007f007f<>+0(SB), Y12, Y12
+	VPSRLD      $0x10, Y13, Y13
+	VPBLENDW    $0xaa, 96(DX)(R11*4), Y13, Y13
+	VPACKUSWB   Y11, Y6, Y6
+	VPACKUSWB   Y12, Y7, Y7
+	VPACKSSWB   Y13, Y8, Y8
+	VPAND       pattern80808080<>+0(SB), Y8, Y8
+	VPOR        Y8, Y7, Y7
+	VPXOR       Y5, Y5, Y5
+	VPCMPEQB    Y5, Y6, Y5
+	VPANDN      Y7, Y5, Y7
+	VPERMQ      $0xd8, Y6, Y6
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     Y6, -288(R10)(AX*1)
+	VMOVDQU     Y7, -288(R9)(AX*1)
+
+encoded442:
+	TESTQ        $0x000000ff, AX
+	JNE          turn441
+	VEXTRACTI128 $0x01, Y1, X0
+	VPMINUD      X0, X1, X1
+	VPSHUFD      $0x4e, X1, X0
+	VPMINUD      X0, X1, X1
+	VPSHUFD      $0xb1, X1, X0
+	VPMINUD      X0, X1, X1
+	VMOVD        X1, CX
+	VEXTRACTI128 $0x01, Y2, X0
+	VPMAXUD      X0, X2, X2
+	VPSHUFD      $0x4e, X2, X0
+	VPMAXUD      X0, X2, X2
+	VPSHUFD      $0xb1, X2, X0
+	VPMAXUD      X0, X2, X2
+	VMOVD        X2, R13
+	INCL         CX
+	MOVL         R13, R15
+	ADDL         $0x000fffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000001f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R11
+	MOVL         $0x00000014, R14
+	MOVL         R13, R15
+	ADDL         $0x0007ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000000f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00080000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000013, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0003ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000007, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00040000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000012, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0001ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000003, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00020000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000011, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R14, CX
+	SHLL         $0x08, CX
+	ORL          R11, CX
+	XORL         R12, R12
+	TESTL        R13, R13
+	CMOVLEQ      R12, CX
+	MOVQ         a+0(FP), R12
+	MOVQ         88(R12), R13
+	MOVQ         AX, R12
+	SHRQ         $0x07, R12
+	MOVW         CX, -2(R13)(R12*1)
+	VMOVD        R14, X0
+	VMOVDQA      X0, 5072(DX)
+	MOVL         $0x00000020, R12
+	SUBL         R14, R12
+	VMOVD        R12, X0
+	VMOVDQA      X0, 5104(DX)
+	MOVL         R14, R12
+	SUBL         $0x10, R12
+	VMOVD        R12, X0
+	VMOVDQA      X0, 5088(DX)
+	MOVL         R14, CX
+	SHLL         $0x17, R11
+	MOVL         $0x00000001, R12
+	SHLL         CL, R12
+	ADDL         R11, R12
+	VMOVD        R12, X0
+	VPBROADCASTD X0, Y0
+	VMOVDQA      Y0, 4928(DX)
+	SHRL         CL, R11
+	IMUL3L       $0x00010001, R11, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Y0
+	VMOVDQA      Y0, 4992(DX)
+	MOVQ         AX, R11
+	SUBQ         $0x00000100, R11
+	SHRQ         $0x08, R11
+	MOVQ         a+0(FP), CX
+	MOVL         44(CX), CX
+	ADDL         R11, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	IMUL3L       $0x85ebca6b, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x0d, R11
+	XORL         R11, CX
+	IMUL3L       $0xc2b2ae35, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	MOVQ         a+0(FP), R11
+	MOVL         40(R11), R11
+	ADDL         R11, CX
+	VMOVD        CX, X0
+	VPBROADCASTD X0, Y0
+	VPADDD       blockDitherAVX2<>+0(SB), Y0, Y0
+	MOVQ         a+0(FP), CX
+	MOVQ         (CX), CX
+	CMPQ         AX, CX
+	JB           block440
+	JMP          done439
+
+fp16437:
+block455:
+	MOVQ         a+0(FP), CX
+	MOVQ         88(CX), R11
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	VMOVD        R11, X1
+	VPBROADCASTD X1, Y1
+	VMOVDQA      Y1, 4864(DX)
+	SHRL         $0x08, CX
+	SUBL         $0x10, CX
+	VMOVD        CX, X1
+	VMOVDQA      X1, 5056(DX)
+	VPXOR        Y2, Y2, Y2
+	VPCMPEQD     Y1, Y1, Y1
+
+turn456:
+	LEAQ           512(AX), CX
+	MOVQ           a+0(FP), R11
+	MOVQ           8(R11), R11
+	CMPQ           AX, R11
+	CMOVQCC        AX, CX
+	PREFETCHT0     (R9)(CX*1)
+	PREFETCHT0     (R10)(CX*1)
+	MOVQ           AX, R11
+	ANDQ           $0x000001ff, R11
+	PREFETCHT0     (BX)(CX*4)
+	PREFETCHT0     (R8)(CX*2)
+	VBROADCASTI128 (R10)(AX*1), Y6
+	VPSHUFB        bytes0to2<>+0(SB), Y6, Y5
+	VPSHUFB        bytes1to2<>+0(SB), Y6, Y6
+	VMOVDQA        4864(DX), Y7
+	VPSLLD         5056(DX), Y5, Y5
+	VPSIGND        Y5, Y7, Y8
+	VPADDD         Y8, Y5, Y5
+	VPSLLD         5056(DX), Y6, Y6
+	VPSIGND        Y6, Y7, Y7
+	VPADDD         Y7, Y6, Y6
+	VBROADCASTI128 (R9)(AX*1), Y8
+	VPSHUFB        bytes0to3<>+0(SB), Y8, Y7
+	VPSHUFB        bytes1to3<>+0(SB), Y8, Y8
+	VPAND          Y3, Y5, Y12
+	VPADDD         patternfe000000<>+0(SB), Y12, Y12
+	VPSRLD         $0x05, Y7, Y11
+	VPAND          pattern03f80000<>+0(SB), Y11, Y11
+	VPADDD         Y12, Y11, Y11
+	VSUBPS         Y12, Y11, Y11
+	VPAND          Y4, Y7, Y7
+	VPOR           Y7, Y11, Y11
+	VPAND          Y3, Y6, Y12
+	VPADDD         patternfe000000<>+0(SB), Y12, Y12
+	VPSRLD         $0x05, Y8, Y7
+	VPAND          pattern03f80000<>+0(SB), Y7, Y7
+	VPADDD         Y12, Y7, Y7
+	VSUBPS         Y12, Y7, Y7
+	VPAND          Y4, Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VCVTPH2PS      (R8)(AX*2), Y8
+	VCVTPH2PS      16(R8)(AX*2), Y12
+	VPERM2F128     $0x20, Y12, Y8, Y13
+	VPERM2F128     $0x31, Y12, Y8, Y8
+	VSHUFPS        $0x88, Y8, Y13, Y12
+	VSHUFPS        $0xdd, Y8, Y13, Y8
+	VMOVUPS        (BX)(AX*4), Y13
+	VMOVUPS        32(BX)(AX*4), Y14
+	VPERM2F128     $0x20, Y14, Y13, Y15
+	VPERM2F128     $0x31, Y14, Y13, Y13
+	VSHUFPS        $0x88, Y13, Y15, Y14
+	VSHUFPS        $0xdd, Y13, Y15, Y13
+	VMULPS         4096(DX), Y12, Y12
+	VFMADD231PS    4160(DX), Y14, Y12
+	VMULPS         4096(DX), Y8, Y8
+	VFMADD231PS    4160(DX), Y13, Y8
+	VMOVUPS        4224(DX), Y15
+	VMULPS         Y11, Y15, Y11
+	VFMADD231PS    4288(DX), Y12, Y11
+	VMULPS         Y7, Y15, Y7
+	VFMADD231PS    4288(DX), Y8, Y7
+	VMULPS         Y12, Y12, Y12
+	VMULPS         Y8, Y8, Y8
+	VMOVUPS        4352(DX), Y15
+	VMULPS         Y5, Y5, Y5
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y5, Y15, Y5
+	VFMADD231PS    4416(DX), Y12, Y5
+	VMULPS         Y6, Y15, Y6
+	VFMADD231PS    4416(DX), Y8, Y6
+	VMOVUPS        Y11, (DX)(R11*4)
+	VMOVUPS        Y7, 32(DX)(R11*4)
+	VSQRTPS        Y5, Y5
+	VSQRTPS        Y6, Y6
+	VPMINUD        pattern5f000000<>+0(SB), Y5, Y8
+	VMOVUPS        Y8, 2048(DX)(R11*4)
+	VPMAXUD        Y8, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y8, Y8
+	VPMINUD        Y8, Y1, Y1
+	VPMINUD        pattern5f000000<>+0(SB), Y6, Y8
+	VMOVUPS        Y8, 2080(DX)(R11*4)
+	VPMAXUD        Y8, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y8, Y8
+	VPMINUD        Y8, Y1, Y1
+	VMOVUPS        4480(DX), Y8
+	VFMADD213PS    4544(DX), Y8, Y5
+	VDIVPS         Y5, Y11, Y11
+	VFMADD231PS    4608(DX), Y14, Y14
+	VFMADD231PS    4672(DX), Y11, Y14
+	VFMADD213PS    4544(DX), Y8, Y6
+	VDIVPS         Y6, Y7, Y7
+	VFMADD231PS    4608(DX), Y13, Y13
+	VFMADD231PS    4672(DX), Y7, Y13
+	VUNPCKLPS      Y13, Y14, Y5
+	VUNPCKHPS      Y13, Y14, Y6
+	VPERM2F128     $0x20, Y6, Y5, Y7
+	VPERM2F128     $0x31, Y6, Y5, Y5
+	VMOVUPS        Y7, (BX)(AX*4)
+	VMOVUPS        Y5, 32(BX)(AX*4)
+	CMPQ           DI, $0x01
+	JE             fp16461
+	JA             fp32462
+	VPSRLD         $0x10, Y14, Y5
+	VPAND          pattern00000001<>+0(SB), Y5, Y5
+	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD         Y14, Y5, Y5
+	VCMPPS         $0x03, Y14, Y14, Y6
+	VBLENDVPS      Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD         $0x10, Y13, Y6
+	VPAND          pattern00000001<>+0(SB), Y6, Y6
+	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD         Y13, Y6, Y6
+	VCMPPS         $0x03, Y13, Y13, Y7
+	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD         $0x10, Y5, Y5
+	VPBLENDW       $0xaa, Y6, Y5, Y5
+	VMOVDQA        Y5, Y5
+	JMP            done463
+
+fp16461:
+	VUNPCKLPS   Y13, Y14, Y5
+	VUNPCKHPS   Y13, Y14, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VCVTPS2PH   $0x00, Y7, X9
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y9, Y9
+	VMOVDQA     Y9, Y5
+	JMP         done463
+
+fp32462:
+	JMP stored459
+
+done463:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned458
+	VMOVNTDQ Y5, (SI)(AX*2)
+	JMP      stored459
+
+unaligned458:
+	VMOVDQU Y5, (SI)(AX*2)
+
+stored459:
+	ADDQ           $0x10, AX
+	ADDQ           $0x10, CX
+	PREFETCHT0     (BX)(CX*4)
+	PREFETCHT0     (R8)(CX*2)
+	VBROADCASTI128 (R10)(AX*1), Y6
+	VPSHUFB        bytes0to2<>+0(SB), Y6, Y5
+	VPSHUFB        bytes1to2<>+0(SB), Y6, Y6
+	VMOVDQA        4864(DX), Y7
+	VPSLLD         5056(DX), Y5, Y5
+	VPSIGND        Y5, Y7, Y8
+	VPADDD         Y8, Y5, Y5
+	VPSLLD         5056(DX), Y6, Y6
+	VPSIGND        Y6, Y7, Y7
+	VPADDD         Y7, Y6, Y6
+	VBROADCASTI128 (R9)(AX*1), Y8
+	VPSHUFB        bytes0to3<>+0(SB), Y8, Y7
+	VPSHUFB        bytes1to3<>+0(SB), Y8, Y8
+	VPAND          Y3, Y5, Y12
+	VPADDD         patternfe000000<>+0(SB), Y12, Y12
+	VPSRLD         $0x05, Y7, Y11
+	VPAND          pattern03f80000<>+0(SB), Y11, Y11
+	VPADDD         Y12, Y11, Y11
+	VSUBPS         Y12, Y11, Y11
+	VPAND          Y4, Y7, Y7
+	VPOR           Y7, Y11, Y11
+	VPAND          Y3, Y6, Y12
+	VPADDD         patternfe000000<>+0(SB), Y12, Y12
+	VPSRLD         $0x05, Y8, Y7
+	VPAND          pattern03f80000<>+0(SB), Y7, Y7
+	VPADDD         Y12, Y7, Y7
+	VSUBPS         Y12, Y7, Y7
+	VPAND          Y4, Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VCVTPH2PS      (R8)(AX*2), Y8
+	VCVTPH2PS      16(R8)(AX*2), Y12
+	VPERM2F128     $0x20, Y12, Y8, Y13
+	VPERM2F128     $0x31, Y12, Y8, Y8
+	VSHUFPS        $0x88, Y8, Y13, Y12
+	VSHUFPS        $0xdd, Y8, Y13, Y8
+	VMOVUPS        (BX)(AX*4), Y13
+	VMOVUPS        32(BX)(AX*4), Y14
+	VPERM2F128     $0x20, Y14, Y13, Y15
+	VPERM2F128     $0x31, Y14, Y13, Y13
+	VSHUFPS        $0x88, Y13, Y15, Y14
+	VSHUFPS        $0xdd, Y13, Y15, Y13
+	VMULPS         4096(DX), Y12, Y12
+	VFMADD231PS    4160(DX), Y14, Y12
+	VMULPS         4096(DX), Y8, Y8
+	VFMADD231PS    4160(DX), Y13, Y8
+	VMOVUPS        4224(DX), Y15
+	VMULPS         Y11, Y15, Y11
+	VFMADD231PS    4288(DX), Y12, Y11
+	VMULPS         Y7, Y15, Y7
+	VFMADD231PS    4288(DX), Y8, Y7
+	VMULPS         Y12, Y12, Y12
+	VMULPS         Y8, Y8, Y8
+	VMOVUPS        4352(DX), Y15
+	VMULPS         Y5, Y5, Y5
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y5, Y15, Y5
+	VFMADD231PS    4416(DX), Y12, Y5
+	VMULPS         Y6, Y15, Y6
+	VFMADD231PS    4416(DX), Y8, Y6
+	VMOVUPS        Y11, 64(DX)(R11*4)
+	VMOVUPS        Y7, 96(DX)(R11*4)
+	VSQRTPS        Y5, Y5
+	VSQRTPS        Y6, Y6
+	VPMINUD        pattern5f000000<>+0(SB), Y5, Y8
+	VMOVUPS        Y8, 2112(DX)(R11*4)
+	VPMAXUD        Y8, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y8, Y8
+	VPMINUD        Y8, Y1, Y1
+	VPMINUD        pattern5f000000<>+0(SB), Y6, Y8
+	VMOVUPS        Y8, 2144(DX)(R11*4)
+	VPMAXUD        Y8, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y8, Y8
+	VPMINUD        Y8, Y1, Y1
+	VMOVUPS        4480(DX), Y8
+	VFMADD213PS    4544(DX), Y8, Y5
+	VDIVPS         Y5, Y11, Y11
+	VFMADD231PS    4608(DX), Y14, Y14
+	VFMADD231PS    4672(DX), Y11, Y14
+	VFMADD213PS    4544(DX), Y8, Y6
+	VDIVPS         Y6, Y7, Y7
+	VFMADD231PS    4608(DX), Y13, Y13
+	VFMADD231PS    4672(DX), Y7, Y13
+	VUNPCKLPS      Y13, Y14, Y5
+	VUNPCKHPS      Y13, Y14, Y6
+	VPERM2F128     $0x20, Y6, Y5, Y7
+	VPERM2F128     $0x31, Y6, Y5, Y5
+	VMOVUPS        Y7, (BX)(AX*4)
+	VMOVUPS        Y5, 32(BX)(AX*4)
+	CMPQ           DI, $0x01
+	JE             fp16467
+	JA             fp32468
+	VPSRLD         $0x10, Y14, Y5
+	VPAND          pattern00000001<>+0(SB), Y5, Y5
+	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD         Y14, Y5, Y5
+	VCMPPS         $0x03, Y14, Y14, Y6
+	VBLENDVPS      Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD         $0x10, Y13, Y6
+	VPAND          pattern00000001<>+0(SB), Y6, Y6
+	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD         Y13, Y6, Y6
+	VCMPPS         $0x03, Y13, Y13, Y7
+	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD         $0x10, Y5, Y5
+	VPBLENDW       $0xaa, Y6, Y5, Y5
+	VMOVDQA        Y5, Y5
+	JMP            done469
+
+fp16467:
+	VUNPCKLPS   Y13, Y14, Y5
+	VUNPCKHPS   Y13, Y14, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VCVTPS2PH   $0x00, Y7, X10
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y10, Y10
+	VMOVDQA     Y10, Y5
+	JMP         done469
+
+fp32468:
+	JMP stored465
+
+done469:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned464
+	VMOVNTDQ Y5, (SI)(AX*2)
+	JMP      stored465
+
+unaligned464:
+	VMOVDQU Y5, (SI)(AX*2)
+
+stored465:
+	ADDQ        $0x10, AX
+	ADDQ        $0x10, CX
+	CMPQ        AX, $0x00000100
+	JBE         encoded457
+	XORQ        $0x00000100, R11
+	VMOVDQA     4928(DX), Y5
+	VPMAXSD     2048(DX)(R11*4), Y5, Y6
+	VPSRLD      5104(DX), Y0, Y11
+	VPADDD      Y11, Y6, Y6
+	VPSIGND     2048(DX)(R11*4), Y6, Y6
+	VPANDN      Y3, Y6, Y11
+	VMOVUPS     (DX)(R11*4), Y8
+	VPANDN      Y8, Y4, Y7
+	VFMADD213PS pattern3e000000<>+0(SB), Y11, Y7
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y11
+	VPADDD      Y11, Y7, Y7
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2080(DX)(R11*4), Y5, Y11
+	VPSRLD      5104(DX), Y0, Y13
+	VPADDD      Y13, Y11, Y11
+	VPSIGND     2080(DX)(R11*4), Y11, Y11
+	VPANDN      Y3, Y11, Y13
+	VMOVUPS     32(DX)(R11*4), Y12
+	VPANDN      Y12, Y4, Y12
+	VFMADD213PS pattern3e000000<>+0(SB), Y13, Y12
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y13
+	VPADDD      Y13, Y12, Y12
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y6, Y6
+	VPSRLD      5088(DX), Y11, Y11
+	VPBLENDW    $0xaa, Y11, Y6, Y6
+	VPSUBW      4992(DX), Y6, Y6
+	VPSRLD      $0x13, Y7, Y7
+	VPSRLD      $0x03, Y12, Y12
+	VPBLENDW    $0xaa, Y12, Y7, Y7
+	VPSUBW      pattern07c007c0<>+0(SB), Y7, Y7
+	VPMINUW     pattern007f007f<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, 32(DX)(R11*4), Y8, Y8
+	VPMAXSD     2112(DX)(R11*4), Y5, Y11
+	VPSRLD      5104(DX), Y0, Y14
+	VPADDD      Y14, Y11, Y11
+	VPSIGND     2112(DX)(R11*4), Y11, Y11
+	VPANDN      Y3, Y11, Y14
+	VMOVUPS     64(DX)(R11*4), Y13
+	VPANDN      Y13, Y4, Y12
+	VFMADD213PS pattern3e000000<>+0(SB), Y14, Y12
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y14
+	VPADDD      Y14, Y12, Y12
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2144(DX)(R11*4), Y5, Y5
+	VPSRLD      5104(DX), Y0, Y15
+	VPADDD      Y15, Y5, Y5
+	VPSIGND     2144(DX)(R11*4), Y5, Y5
+	VPANDN      Y3, Y5, Y15
+	VMOVUPS     96(DX)(R11*4), Y14
+	VPANDN      Y14, Y4, Y14
+	VFMADD213PS pattern3e000000<>+0(SB), Y15, Y14
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y15
+	VPADDD      Y15, Y14, Y14
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y11, Y11
+	VPSRLD      5088(DX), Y5, Y5
+	VPBLENDW    $0xaa, Y5, Y11, Y11
+	VPSUBW      4992(DX), Y11, Y11
+	VPSRLD      $0x13, Y12, Y12
+	VPSRLD      $0x03, Y14, Y14
+	VPBLENDW    $0xaa, Y14, Y12, Y12
+	VPSUBW      pattern07c007c0<>+0(SB), Y12, Y12
+	VPMINUW     pattern007f007f<>+0(SB), Y12, Y12
+	VPSRLD      $0x10, Y13, Y13
+	VPBLENDW    $0xaa, 96(DX)(R11*4), Y13, Y13
+	VPACKUSWB   Y11, Y6, Y6
+	VPACKUSWB   Y12, Y7, Y7
+	VPACKSSWB   Y13, Y8, Y8
+	VPAND       pattern80808080<>+0(SB), Y8, Y8
+	VPOR        Y8, Y7, Y7
+	VPXOR       Y5, Y5, Y5
+	VPCMPEQB    Y5, Y6, Y5
+	VPANDN      Y7, Y5, Y7
+	VPERMQ      $0xd8, Y6, Y6
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     Y6, -288(R10)(AX*1)
+	VMOVDQU     Y7, -288(R9)(AX*1)
+
+encoded457:
+	TESTQ        $0x000000ff, AX
+	JNE          turn456
+	VEXTRACTI128 $0x01, Y1, X0
+	VPMINUD      X0, X1, X1
+	VPSHUFD      $0x4e, X1, X0
+	VPMINUD      X0, X1, X1
+	VPSHUFD      $0xb1, X1, X0
+	VPMINUD      X0, X1, X1
+	VMOVD        X1, CX
+	VEXTRACTI128 $0x01, Y2, X0
+	VPMAXUD      X0, X2, X2
+	VPSHUFD      $0x4e, X2, X0
+	VPMAXUD      X0, X2, X2
+	VPSHUFD      $0xb1, X2, X0
+	VPMAXUD      X0, X2, X2
+	VMOVD        X2, R13
+	INCL         CX
+	MOVL         R13, R15
+	ADDL         $0x000fffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000001f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R11
+	MOVL         $0x00000014, R14
+	MOVL         R13, R15
+	ADDL         $0x0007ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000000f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00080000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000013, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0003ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000007, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00040000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000012, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0001ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000003, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00020000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000011, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R14, CX
+	SHLL         $0x08, CX
+	ORL          R11, CX
+	XORL         R12, R12
+	TESTL        R13, R13
+	CMOVLEQ      R12, CX
+	MOVQ         a+0(FP), R12
+	MOVQ         88(R12), R13
+	MOVQ         AX, R12
+	SHRQ         $0x07, R12
+	MOVW         CX, -2(R13)(R12*1)
+	VMOVD        R14, X0
+	VMOVDQA      X0, 5072(DX)
+	MOVL         $0x00000020, R12
+	SUBL         R14, R12
+	VMOVD        R12, X0
+	VMOVDQA      X0, 5104(DX)
+	MOVL         R14, R12
+	SUBL         $0x10, R12
+	VMOVD        R12, X0
+	VMOVDQA      X0, 5088(DX)
+	MOVL         R14, CX
+	SHLL         $0x17, R11
+	MOVL         $0x00000001, R12
+	SHLL         CL, R12
+	ADDL         R11, R12
+	VMOVD        R12, X0
+	VPBROADCASTD X0, Y0
+	VMOVDQA      Y0, 4928(DX)
+	SHRL         CL, R11
+	IMUL3L       $0x00010001, R11, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Y0
+	VMOVDQA      Y0, 4992(DX)
+	MOVQ         AX, R11
+	SUBQ         $0x00000100, R11
+	SHRQ         $0x08, R11
+	MOVQ         a+0(FP), CX
+	MOVL         44(CX), CX
+	ADDL         R11, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	IMUL3L       $0x85ebca6b, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x0d, R11
+	XORL         R11, CX
+	IMUL3L       $0xc2b2ae35, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	MOVQ         a+0(FP), R11
+	MOVL         40(R11), R11
+	ADDL         R11, CX
+	VMOVD        CX, X0
+	VPBROADCASTD X0, Y0
+	VPADDD       blockDitherAVX2<>+0(SB), Y0, Y0
+	MOVQ         a+0(FP), CX
+	MOVQ         (CX), CX
+	CMPQ         AX, CX
+	JB           block455
+	JMP          done439
+
+fp32438:
+block470:
+	MOVQ         a+0(FP), CX
+	MOVQ         88(CX), R11
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	VMOVD        R11, X1
+	VPBROADCASTD X1, Y1
+	VMOVDQA      Y1, 4864(DX)
+	SHRL         $0x08, CX
+	SUBL         $0x10, CX
+	VMOVD        CX, X1
+	VMOVDQA      X1, 5056(DX)
+	VPXOR        Y2, Y2, Y2
+	VPCMPEQD     Y1, Y1, Y1
+
+turn471:
+	LEAQ           512(AX), CX
+	MOVQ           a+0(FP), R11
+	MOVQ           8(R11), R11
+	CMPQ           AX, R11
+	CMOVQCC        AX, CX
+	PREFETCHT0     (R9)(CX*1)
+	PREFETCHT0     (R10)(CX*1)
+	MOVQ           AX, R11
+	ANDQ           $0x000001ff, R11
+	PREFETCHT0     (BX)(CX*4)
+	PREFETCHT0     (R8)(CX*4)
+	VBROADCASTI128 (R10)(AX*1), Y6
+	VPSHUFB        bytes0to2<>+0(SB), Y6, Y5
+	VPSHUFB        bytes1to2<>+0(SB), Y6, Y6
+	VMOVDQA        4864(DX), Y7
+	VPSLLD         5056(DX), Y5, Y5
+	VPSIGND        Y5, Y7, Y8
+	VPADDD         Y8, Y5, Y5
+	VPSLLD         5056(DX), Y6, Y6
+	VPSIGND        Y6, Y7, Y7
+	VPADDD         Y7, Y6, Y6
+	VBROADCASTI128 (R9)(AX*1), Y8
+	VPSHUFB        bytes0to3<>+0(SB), Y8, Y7
+	VPSHUFB        bytes1to3<>+0(SB), Y8, Y8
+	VPAND          Y3, Y5, Y12
+	VPADDD         patternfe000000<>+0(SB), Y12, Y12
+	VPSRLD         $0x05, Y7, Y11
+	VPAND          pattern03f80000<>+0(SB), Y11, Y11
+	VPADDD         Y12, Y11, Y11
+	VSUBPS         Y12, Y11, Y11
+	VPAND          Y4, Y7, Y7
+	VPOR           Y7, Y11, Y11
+	VPAND          Y3, Y6, Y12
+	VPADDD         patternfe000000<>+0(SB), Y12, Y12
+	VPSRLD         $0x05, Y8, Y7
+	VPAND          pattern03f80000<>+0(SB), Y7, Y7
+	VPADDD         Y12, Y7, Y7
+	VSUBPS         Y12, Y7, Y7
+	VPAND          Y4, Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VMOVUPS        (R8)(AX*4), Y8
+	VMOVUPS        32(R8)(AX*4), Y12
+	VPERM2F128     $0x20, Y12, Y8, Y13
+	VPERM2F128     $0x31, Y12, Y8, Y8
+	VSHUFPS        $0x88, Y8, Y13, Y12
+	VSHUFPS        $0xdd, Y8, Y13, Y8
+	VMOVUPS        (BX)(AX*4), Y13
+	VMOVUPS        32(BX)(AX*4), Y14
+	VPERM2F128     $0x20, Y14, Y13, Y15
+	VPERM2F128     $0x31, Y14, Y13, Y13
+	VSHUFPS        $0x88, Y13, Y15, Y14
+	VSHUFPS        $0xdd, Y13, Y15, Y13
+	VMULPS         4096(DX), Y12, Y12
+	VFMADD231PS    4160(DX), Y14, Y12
+	VMULPS         4096(DX), Y8, Y8
+	VFMADD231PS    4160(DX), Y13, Y8
+	VMOVUPS        4224(DX), Y15
+	VMULPS         Y11, Y15, Y11
+	VFMADD231PS    4288(DX), Y12, Y11
+	VMULPS         Y7, Y15, Y7
+	VFMADD231PS    4288(DX), Y8, Y7
+	VMULPS         Y12, Y12, Y12
+	VMULPS         Y8, Y8, Y8
+	VMOVUPS        4352(DX), Y15
+	VMULPS         Y5, Y5, Y5
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y5, Y15, Y5
+	VFMADD231PS    4416(DX), Y12, Y5
+	VMULPS         Y6, Y15, Y6
+	VFMADD231PS    4416(DX), Y8, Y6
+	VMOVUPS        Y11, (DX)(R11*4)
+	VMOVUPS        Y7, 32(DX)(R11*4)
+	VSQRTPS        Y5, Y5
+	VSQRTPS        Y6, Y6
+	VPMINUD        pattern5f000000<>+0(SB), Y5, Y8
+	VMOVUPS        Y8, 2048(DX)(R11*4)
+	VPMAXUD        Y8, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y8, Y8
+	VPMINUD        Y8, Y1, Y1
+	VPMINUD        pattern5f000000<>+0(SB), Y6, Y8
+	VMOVUPS        Y8, 2080(DX)(R11*4)
+	VPMAXUD        Y8, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y8, Y8
+	VPMINUD        Y8, Y1, Y1
+	VMOVUPS        4480(DX), Y8
+	VFMADD213PS    4544(DX), Y8, Y5
+	VDIVPS         Y5, Y11, Y11
+	VFMADD231PS    4608(DX), Y14, Y14
+	VFMADD231PS    4672(DX), Y11, Y14
+	VFMADD213PS    4544(DX), Y8, Y6
+	VDIVPS         Y6, Y7, Y7
+	VFMADD231PS    4608(DX), Y13, Y13
+	VFMADD231PS    4672(DX), Y7, Y13
+	VUNPCKLPS      Y13, Y14, Y5
+	VUNPCKHPS      Y13, Y14, Y6
+	VPERM2F128     $0x20, Y6, Y5, Y7
+	VPERM2F128     $0x31, Y6, Y5, Y5
+	VMOVUPS        Y7, (BX)(AX*4)
+	VMOVUPS        Y5, 32(BX)(AX*4)
+	CMPQ           DI, $0x01
+	JE             fp16476
+	JA             fp32477
+	VPSRLD         $0x10, Y14, Y5
+	VPAND          pattern00000001<>+0(SB), Y5, Y5
+	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD         Y14, Y5, Y5
+	VCMPPS         $0x03, Y14, Y14, Y6
+	VBLENDVPS      Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD         $0x10, Y13, Y6
+	VPAND          pattern00000001<>+0(SB), Y6, Y6
+	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD         Y13, Y6, Y6
+	VCMPPS         $0x03, Y13, Y13, Y7
+	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD         $0x10, Y5, Y5
+	VPBLENDW       $0xaa, Y6, Y5, Y5
+	VMOVDQA        Y5, Y5
+	JMP            done478
+
+fp16476:
+	VUNPCKLPS   Y13, Y14, Y5
+	VUNPCKHPS   Y13, Y14, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VCVTPS2PH   $0x00, Y7, X9
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y9, Y9
+	VMOVDQA     Y9, Y5
+	JMP         done478
+
+fp32477:
+	JMP stored474
+
+done478:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned473
+	VMOVNTDQ Y5, (SI)(AX*2)
+	JMP      stored474
+
+unaligned473:
+	VMOVDQU Y5, (SI)(AX*2)
+
+stored474:
+	ADDQ           $0x10, AX
+	ADDQ           $0x10, CX
+	PREFETCHT0     (BX)(CX*4)
+	PREFETCHT0     (R8)(CX*4)
+	VBROADCASTI128 (R10)(AX*1), Y6
+	VPSHUFB        bytes0to2<>+0(SB), Y6, Y5
+	VPSHUFB        bytes1to2<>+0(SB), Y6, Y6
+	VMOVDQA        4864(DX), Y7
+	VPSLLD         5056(DX), Y5, Y5
+	VPSIGND        Y5, Y7, Y8
+	VPADDD         Y8, Y5, Y5
+	VPSLLD         5056(DX), Y6, Y6
+	VPSIGND        Y6, Y7, Y7
+	VPADDD         Y7, Y6, Y6
+	VBROADCASTI128 (R9)(AX*1), Y8
+	VPSHUFB        bytes0to3<>+0(SB), Y8, Y7
+	VPSHUFB        bytes1to3<>+0(SB), Y8, Y8
+	VPAND          Y3, Y5, Y12
+	VPADDD         patternfe000000<>+0(SB), Y12, Y12
+	VPSRLD         $0x05, Y7, Y11
+	VPAND          pattern03f80000<>+0(SB), Y11, Y11
+	VPADDD         Y12, Y11, Y11
+	VSUBPS         Y12, Y11, Y11
+	VPAND          Y4, Y7, Y7
+	VPOR           Y7, Y11, Y11
+	VPAND          Y3, Y6, Y12
+	VPADDD         patternfe000000<>+0(SB), Y12, Y12
+	VPSRLD         $0x05, Y8, Y7
+	VPAND          pattern03f80000<>+0(SB), Y7, Y7
+	VPADDD         Y12, Y7, Y7
+	VSUBPS         Y12, Y7, Y7
+	VPAND          Y4, Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VMOVUPS        (R8)(AX*4), Y8
+	VMOVUPS        32(R8)(AX*4), Y12
+	VPERM2F128     $0x20, Y12, Y8, Y13
+	VPERM2F128     $0x31, Y12, Y8, Y8
+	VSHUFPS        $0x88, Y8, Y13, Y12
+	VSHUFPS        $0xdd, Y8, Y13, Y8
+	VMOVUPS        (BX)(AX*4), Y13
+	VMOVUPS        32(BX)(AX*4), Y14
+	VPERM2F128     $0x20, Y14, Y13, Y15
+	VPERM2F128     $0x31, Y14, Y13, Y13
+	VSHUFPS        $0x88, Y13, Y15, Y14
+	VSHUFPS        $0xdd, Y13, Y15, Y13
+	VMULPS         4096(DX), Y12, Y12
+	VFMADD231PS    4160(DX), Y14, Y12
+	VMULPS         4096(DX), Y8, Y8
+	VFMADD231PS    4160(DX), Y13, Y8
+	VMOVUPS        4224(DX), Y15
+	VMULPS         Y11, Y15, Y11
+	VFMADD231PS    4288(DX), Y12, Y11
+	VMULPS         Y7, Y15, Y7
+	VFMADD231PS    4288(DX), Y8, Y7
+	VMULPS         Y12, Y12, Y12
+	VMULPS         Y8, Y8, Y8
+	VMOVUPS        4352(DX), Y15
+	VMULPS         Y5, Y5, Y5
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y5, Y15, Y5
+	VFMADD231PS    4416(DX), Y12, Y5
+	VMULPS         Y6, Y15, Y6
+	VFMADD231PS    4416(DX), Y8, Y6
+	VMOVUPS        Y11, 64(DX)(R11*4)
+	VMOVUPS        Y7, 96(DX)(R11*4)
+	VSQRTPS        Y5, Y5
+	VSQRTPS        Y6, Y6
+	VPMINUD        pattern5f000000<>+0(SB), Y5, Y8
+	VMOVUPS        Y8, 2112(DX)(R11*4)
+	VPMAXUD        Y8, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y8, Y8
+	VPMINUD        Y8, Y1, Y1
+	VPMINUD        pattern5f000000<>+0(SB), Y6, Y8
+	VMOVUPS        Y8, 2144(DX)(R11*4)
+	VPMAXUD        Y8, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y8, Y8
+	VPMINUD        Y8, Y1, Y1
+	VMOVUPS        4480(DX), Y8
+	VFMADD213PS    4544(DX), Y8, Y5
+	VDIVPS         Y5, Y11, Y11
+	VFMADD231PS    4608(DX), Y14, Y14
+	VFMADD231PS    4672(DX), Y11, Y14
+	VFMADD213PS    4544(DX), Y8, Y6
+	VDIVPS         Y6, Y7, Y7
+	VFMADD231PS    4608(DX), Y13, Y13
+	VFMADD231PS    4672(DX), Y7, Y13
+	VUNPCKLPS      Y13, Y14, Y5
+	VUNPCKHPS      Y13, Y14, Y6
+	VPERM2F128     $0x20, Y6, Y5, Y7
+	VPERM2F128     $0x31, Y6, Y5, Y5
+	VMOVUPS        Y7, (BX)(AX*4)
+	VMOVUPS        Y5, 32(BX)(AX*4)
+	CMPQ           DI, $0x01
+	JE             fp16482
+	JA             fp32483
+	VPSRLD         $0x10, Y14, Y5
+	VPAND          pattern00000001<>+0(SB), Y5, Y5
+	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD         Y14, Y5, Y5
+	VCMPPS         $0x03, Y14, Y14, Y6
+	VBLENDVPS      Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD         $0x10, Y13, Y6
+	VPAND          pattern00000001<>+0(SB), Y6, Y6
+	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD         Y13, Y6, Y6
+	VCMPPS         $0x03, Y13, Y13, Y7
+	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD         $0x10, Y5, Y5
+	VPBLENDW       $0xaa, Y6, Y5, Y5
+	VMOVDQA        Y5, Y5
+	JMP            done484
+
+fp16482:
+	VUNPCKLPS   Y13, Y14, Y5
+	VUNPCKHPS   Y13, Y14, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VCVTPS2PH   $0x00, Y7, X10
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y10, Y10
+	VMOVDQA     Y10, Y5
+	JMP         done484
+
+fp32483:
+	JMP stored480
+
+done484:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned479
+	VMOVNTDQ Y5, (SI)(AX*2)
+	JMP      stored480
+
+unaligned479:
+	VMOVDQU Y5, (SI)(AX*2)
+
+stored480:
+	ADDQ        $0x10, AX
+	ADDQ        $0x10, CX
+	CMPQ        AX, $0x00000100
+	JBE         encoded472
+	XORQ        $0x00000100, R11
+	VMOVDQA     4928(DX), Y5
+	VPMAXSD     2048(DX)(R11*4), Y5, Y6
+	VPSRLD      5104(DX), Y0, Y11
+	VPADDD      Y11, Y6, Y6
+	VPSIGND     2048(DX)(R11*4), Y6, Y6
+	VPANDN      Y3, Y6, Y11
+	VMOVUPS     (DX)(R11*4), Y8
+	VPANDN      Y8, Y4, Y7
+	VFMADD213PS pattern3e000000<>+0(SB), Y11, Y7
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y11
+	VPADDD      Y11, Y7, Y7
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2080(DX)(R11*4), Y5, Y11
+	VPSRLD      5104(DX), Y0, Y13
+	VPADDD      Y13, Y11, Y11
+	VPSIGND     2080(DX)(R11*4), Y11, Y11
+	VPANDN      Y3, Y11, Y13
+	VMOVUPS     32(DX)(R11*4), Y12
+	VPANDN      Y12, Y4, Y12
+	VFMADD213PS pattern3e000000<>+0(SB), Y13, Y12
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y13
+	VPADDD      Y13, Y12, Y12
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y6, Y6
+	VPSRLD      5088(DX), Y11, Y11
+	VPBLENDW    $0xaa, Y11, Y6, Y6
+	VPSUBW      4992(DX), Y6, Y6
+	VPSRLD      $0x13, Y7, Y7
+	VPSRLD      $0x03, Y12, Y12
+	VPBLENDW    $0xaa, Y12, Y7, Y7
+	VPSUBW      pattern07c007c0<>+0(SB), Y7, Y7
+	VPMINUW     pattern007f007f<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, 32(DX)(R11*4), Y8, Y8
+	VPMAXSD     2112(DX)(R11*4), Y5, Y11
+	VPSRLD      5104(DX), Y0, Y14
+	VPADDD      Y14, Y11, Y11
+	VPSIGND     2112(DX)(R11*4), Y11, Y11
+	VPANDN      Y3, Y11, Y14
+	VMOVUPS     64(DX)(R11*4), Y13
+	VPANDN      Y13, Y4, Y12
+	VFMADD213PS pattern3e000000<>+0(SB), Y14, Y12
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y14
+	VPADDD      Y14, Y12, Y12
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2144(DX)(R11*4), Y5, Y5
+	VPSRLD      5104(DX), Y0, Y15
+	VPADDD      Y15, Y5, Y5
+	VPSIGND     2144(DX)(R11*4), Y5, Y5
+	VPANDN      Y3, Y5, Y15
+	VMOVUPS     96(DX)(R11*4), Y14
+	VPANDN      Y14, Y4, Y14
+	VFMADD213PS pattern3e000000<>+0(SB), Y15, Y14
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y15
+	VPADDD      Y15, Y14, Y14
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y11, Y11
+	VPSRLD      5088(DX), Y5, Y5
+	VPBLENDW    $0xaa, Y5, Y11, Y11
+	VPSUBW      4992(DX), Y11, Y11
+	VPSRLD      $0x13, Y12, Y12
+	VPSRLD      $0x03, Y14, Y14
+	VPBLENDW    $0xaa, Y14, Y12, Y12
+	VPSUBW      pattern07c007c0<>+0(SB), Y12, Y12
+	VPMINUW     pattern007f007f<>+0(SB), Y12, Y12
+	VPSRLD      $0x10, Y13, Y13
+	VPBLENDW    $0xaa, 96(DX)(R11*4), Y13, Y13
+	VPACKUSWB   Y11, Y6, Y6
+	VPACKUSWB   Y12, Y7, Y7
+	VPACKSSWB   Y13, Y8, Y8
+	VPAND       pattern80808080<>+0(SB), Y8, Y8
+	VPOR        Y8, Y7, Y7
+	VPXOR       Y5, Y5, Y5
+	VPCMPEQB    Y5, Y6, Y5
+	VPANDN      Y7, Y5, Y7
+	VPERMQ      $0xd8, Y6, Y6
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     Y6, -288(R10)(AX*1)
+	VMOVDQU     Y7, -288(R9)(AX*1)
+
+encoded472:
+	TESTQ        $0x000000ff, AX
+	JNE          turn471
+	VEXTRACTI128 $0x01, Y1, X0
+	VPMINUD      X0, X1, X1
+	VPSHUFD      $0x4e, X1, X0
+	VPMINUD      X0, X1, X1
+	VPSHUFD      $0xb1, X1, X0
+	VPMINUD      X0, X1, X1
+	VMOVD        X1, CX
+	VEXTRACTI128 $0x01, Y2, X0
+	VPMAXUD      X0, X2, X2
+	VPSHUFD      $0x4e, X2, X0
+	VPMAXUD      X0, X2, X2
+	VPSHUFD      $0xb1, X2, X0
+	VPMAXUD      X0, X2, X2
+	VMOVD        X2, R13
+	INCL         CX
+	MOVL         R13, R15
+	ADDL         $0x000fffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000001f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R11
+	MOVL         $0x00000014, R14
+	MOVL         R13, R15
+	ADDL         $0x0007ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000000f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00080000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000013, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0003ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000007, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00040000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000012, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0001ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000003, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00020000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000011, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R14, CX
+	SHLL         $0x08, CX
+	ORL          R11, CX
+	XORL         R12, R12
+	TESTL        R13, R13
+	CMOVLEQ      R12, CX
+	MOVQ         a+0(FP), R12
+	MOVQ         88(R12), R13
+	MOVQ         AX, R12
+	SHRQ         $0x07, R12
+	MOVW         CX, -2(R13)(R12*1)
+	VMOVD        R14, X0
+	VMOVDQA      X0, 5072(DX)
+	MOVL         $0x00000020, R12
+	SUBL         R14, R12
+	VMOVD        R12, X0
+	VMOVDQA      X0, 5104(DX)
+	MOVL         R14, R12
+	SUBL         $0x10, R12
+	VMOVD        R12, X0
+	VMOVDQA      X0, 5088(DX)
+	MOVL         R14, CX
+	SHLL         $0x17, R11
+	MOVL         $0x00000001, R12
+	SHLL         CL, R12
+	ADDL         R11, R12
+	VMOVD        R12, X0
+	VPBROADCASTD X0, Y0
+	VMOVDQA      Y0, 4928(DX)
+	SHRL         CL, R11
+	IMUL3L       $0x00010001, R11, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Y0
+	VMOVDQA      Y0, 4992(DX)
+	MOVQ         AX, R11
+	SUBQ         $0x00000100, R11
+	SHRQ         $0x08, R11
+	MOVQ         a+0(FP), CX
+	MOVL         44(CX), CX
+	ADDL         R11, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	IMUL3L       $0x85ebca6b, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x0d, R11
+	XORL         R11, CX
+	IMUL3L       $0xc2b2ae35, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	MOVQ         a+0(FP), R11
+	MOVL         40(R11), R11
+	ADDL         R11, CX
+	VMOVD        CX, X0
+	VPBROADCASTD X0, Y0
+	VPADDD       blockDitherAVX2<>+0(SB), Y0, Y0
+	MOVQ         a+0(FP), CX
+	MOVQ         (CX), CX
+	CMPQ         AX, CX
+	JB           block470
+
+done439:
+last485:
+	MOVQ        AX, CX
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
+	VMOVDQA     4928(DX), Y1
+	VPMAXSD     2048(DX)(CX*4), Y1, Y2
+	VPSRLD      5104(DX), Y0, Y7
+	VPADDD      Y7, Y2, Y2
+	VPSIGND     2048(DX)(CX*4), Y2, Y2
+	VPANDN      Y3, Y2, Y7
+	VMOVUPS     (DX)(CX*4), Y6
+	VPANDN      Y6, Y4, Y5
+	VFMADD213PS pattern3e000000<>+0(SB), Y7, Y5
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y7
+	VPADDD      Y7, Y5, Y5
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2080(DX)(CX*4), Y1, Y7
+	VPSRLD      5104(DX), Y0, Y9
+	VPADDD      Y9, Y7, Y7
+	VPSIGND     2080(DX)(CX*4), Y7, Y7
+	VPANDN      Y3, Y7, Y9
+	VMOVUPS     32(DX)(CX*4), Y8
+	VPANDN      Y8, Y4, Y8
+	VFMADD213PS pattern3e000000<>+0(SB), Y9, Y8
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y9
+	VPADDD      Y9, Y8, Y8
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y2, Y2
+	VPSRLD      5088(DX), Y7, Y7
+	VPBLENDW    $0xaa, Y7, Y2, Y2
+	VPSUBW      4992(DX), Y2, Y2
+	VPSRLD      $0x13, Y5, Y5
+	VPSRLD      $0x03, Y8, Y8
+	VPBLENDW    $0xaa, Y8, Y5, Y5
+	VPSUBW      pattern07c007c0<>+0(SB), Y5, Y5
+	VPMINUW     pattern007f007f<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
+	VPBLENDW    $0xaa, 32(DX)(CX*4), Y6, Y6
+	VPMAXSD     2112(DX)(CX*4), Y1, Y7
+	VPSRLD      5104(DX), Y0, Y10
+	VPADDD      Y10, Y7, Y7
+	VPSIGND     2112(DX)(CX*4), Y7, Y7
+	VPANDN      Y3, Y7, Y10
+	VMOVUPS     64(DX)(CX*4), Y9
+	VPANDN      Y9, Y4, Y8
+	VFMADD213PS pattern3e000000<>+0(SB), Y10, Y8
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y10
+	VPADDD      Y10, Y8, Y8
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2144(DX)(CX*4), Y1, Y1
+	VPSRLD      5104(DX), Y0, Y11
+	VPADDD      Y11, Y1, Y1
+	VPSIGND     2144(DX)(CX*4), Y1, Y1
+	VPANDN      Y3, Y1, Y11
+	VMOVUPS     96(DX)(CX*4), Y10
+	VPANDN      Y10, Y4, Y10
+	VFMADD213PS pattern3e000000<>+0(SB), Y11, Y10
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y11
+	VPADDD      Y11, Y10, Y10
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y7, Y7
+	VPSRLD      5088(DX), Y1, Y1
+	VPBLENDW    $0xaa, Y1, Y7, Y7
+	VPSUBW      4992(DX), Y7, Y7
+	VPSRLD      $0x13, Y8, Y8
+	VPSRLD      $0x03, Y10, Y10
+	VPBLENDW    $0xaa, Y10, Y8, Y8
+	VPSUBW      pattern07c007c0<>+0(SB), Y8, Y8
+	VPMINUW     pattern007f007f<>+0(SB), Y8, Y8
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, 96(DX)(CX*4), Y9, Y9
+	VPACKUSWB   Y7, Y2, Y2
+	VPACKUSWB   Y8, Y5, Y5
+	VPACKSSWB   Y9, Y6, Y6
+	VPAND       pattern80808080<>+0(SB), Y6, Y6
+	VPOR        Y6, Y5, Y5
+	VPXOR       Y1, Y1, Y1
+	VPCMPEQB    Y1, Y2, Y1
+	VPANDN      Y5, Y1, Y5
+	VPERMQ      $0xd8, Y2, Y2
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     Y2, -288(R10)(AX*1)
+	VMOVDQU     Y5, -288(R9)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         last485
+	SFENCE
+	LDMXCSR     (SP)
+	VZEROUPPER
+	RET
+
+// func trafficFP322xINT8AVX2(a *Arguments)
+// Requires: AVX, AVX2, MMX+
+TEXT ·trafficFP322xINT8AVX2(SB), NOSPLIT, $0-8
+	MOVQ  a+0(FP), AX
+	MOVQ  48(AX), AX
+	MOVQ  a+0(FP), CX
+	MOVQ  96(CX), CX
+	MOVQ  a+0(FP), DX
+	MOVQ  24(DX), DX
+	MOVQ  a+0(FP), BX
+	MOVQ  64(BX), BX
+	MOVQ  a+0(FP), SI
+	MOVQ  72(SI), SI
+	MOVQ  a+0(FP), DI
+	MOVQ  80(DI), DI
+	MOVQ  a+0(FP), R8
+	MOVQ  88(R8), R8
+	VPXOR Y0, Y0, Y0
+	VPXOR Y1, Y1, Y1
+	MOVQ  a+0(FP), R9
+	MOVQ  (R9), R9
+	MOVQ  a+0(FP), R10
+	MOVQ  8(R10), R10
+	CMPQ  DX, $0x01
+	JE    fp16487
+	JA    fp32488
+	XORQ  DX, DX
+	MOVQ  $0x00000200, R11
+	JMP   check491
+
+next490:
+	PREFETCHT0 (BX)(R11*4)
+	VPOR       (BX)(DX*4), Y0, Y2
+	VPOR       32(BX)(DX*4), Y0, Y3
+	PREFETCHT0 (SI)(R11*1)
+	VPOR       (SI)(DX*1), X0, X4
+	PREFETCHT0 (DI)(R11*1)
+	VPOR       (DI)(DX*1), X0, X5
+	PREFETCHT0 (CX)(R11*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (BX)(DX*4)
+	VMOVDQU    Y3, 32(BX)(DX*4)
+	VMOVDQU    X4, (SI)(DX*1)
+	VMOVDQU    X5, (DI)(DX*1)
+	TESTQ      $0x000000ff, DX
+	JNE        within492
+	MOVQ       DX, R12
+	SHRQ       $0x07, R12
+	MOVWLZX    (R8)(R12*1), R13
+	MOVW       R13, (R8)(R12*1)
+
+within492:
+	TESTQ    AX, AX
+	JEQ      written493
+	TESTQ    $0x0000001f, AX
+	JNE      unaligned494
+	VMOVNTDQ Y0, (AX)(DX*2)
+	JMP      written493
+
+unaligned494:
+	VMOVDQU Y0, (AX)(DX*2)
+
+written493:
+	ADDQ $0x10, DX
+	ADDQ $0x10, R11
+
+check491:
+	CMPQ DX, R10
+	JB   next490
+	MOVQ DX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next490
+	JMP  done489
+
+fp16487:
+	XORQ DX, DX
+	MOVQ $0x00000200, R11
+	JMP  check496
+
+next495:
+	PREFETCHT0 (BX)(R11*4)
+	VPOR       (BX)(DX*4), Y0, Y2
+	VPOR       32(BX)(DX*4), Y0, Y3
+	PREFETCHT0 (SI)(R11*1)
+	VPOR       (SI)(DX*1), X0, X4
+	PREFETCHT0 (DI)(R11*1)
+	VPOR       (DI)(DX*1), X0, X5
+	PREFETCHT0 (CX)(R11*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (BX)(DX*4)
+	VMOVDQU    Y3, 32(BX)(DX*4)
+	VMOVDQU    X4, (SI)(DX*1)
+	VMOVDQU    X5, (DI)(DX*1)
+	TESTQ      $0x000000ff, DX
+	JNE        within497
+	MOVQ       DX, R12
+	SHRQ       $0x07, R12
+	MOVWLZX    (R8)(R12*1), R13
+	MOVW       R13, (R8)(R12*1)
+
+within497:
+	TESTQ    AX, AX
+	JEQ      written498
+	TESTQ    $0x0000001f, AX
+	JNE      unaligned499
+	VMOVNTDQ Y0, (AX)(DX*2)
+	JMP      written498
+
+unaligned499:
+	VMOVDQU Y0, (AX)(DX*2)
+
+written498:
+	ADDQ $0x10, DX
+	ADDQ $0x10, R11
+
+check496:
+	CMPQ DX, R10
+	JB   next495
+	MOVQ DX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next495
+	JMP  done489
+
+fp32488:
+	XORQ DX, DX
+	MOVQ $0x00000200, R11
+	JMP  check501
+
+next500:
+	PREFETCHT0 (BX)(R11*4)
+	VPOR       (BX)(DX*4), Y0, Y2
+	VPOR       32(BX)(DX*4), Y0, Y3
+	PREFETCHT0 (SI)(R11*1)
+	VPOR       (SI)(DX*1), X0, X4
+	PREFETCHT0 (DI)(R11*1)
+	VPOR       (DI)(DX*1), X0, X5
+	PREFETCHT0 (CX)(R11*4)
+	VPOR       (CX)(DX*4), Y1, Y1
+	VPOR       32(CX)(DX*4), Y1, Y1
+	VMOVDQU    Y2, (BX)(DX*4)
+	VMOVDQU    Y3, 32(BX)(DX*4)
+	VMOVDQU    X4, (SI)(DX*1)
+	VMOVDQU    X5, (DI)(DX*1)
+	TESTQ      $0x000000ff, DX
+	JNE        within502
+	MOVQ       DX, R12
+	SHRQ       $0x07, R12
+	MOVWLZX    (R8)(R12*1), R13
+	MOVW       R13, (R8)(R12*1)
+
+within502:
+	TESTQ    AX, AX
+	JEQ      written503
+	TESTQ    $0x0000001f, AX
+	JNE      unaligned504
+	VMOVNTDQ Y0, (AX)(DX*2)
+	JMP      written503
+
+unaligned504:
+	VMOVDQU Y0, (AX)(DX*2)
+
+written503:
+	ADDQ $0x10, DX
+	ADDQ $0x10, R11
+
+check501:
+	CMPQ DX, R10
+	JB   next500
+	MOVQ DX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next500
+
+done489:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -6132,13 +9912,13 @@ TEXT ·sumSquaresAVX2(SB), NOSPLIT, $8-40
 	VMOVUPD 64(DX), Y2
 	VMOVUPD 96(DX), Y3
 	CMPQ    AX, $0x01
-	JE      fp16410
-	JA      fp32411
+	JE      fp16506
+	JA      fp32507
 	XORQ    AX, AX
 	MOVQ    $0x00000800, DI
-	JMP     check414
+	JMP     check510
 
-next413:
+next509:
 	PREFETCHT0     (CX)(DI*2)
 	VBROADCASTI128 (CX)(AX*2), Y4
 	VPSHUFB        spread<>+0(SB), Y4, Y4
@@ -6157,21 +9937,21 @@ next413:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, DI
 
-check414:
+check510:
 	CMPQ AX, SI
-	JB   next413
+	JB   next509
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next413
-	JMP  done412
+	JB   next509
+	JMP  done508
 
-fp16410:
+fp16506:
 	XORQ AX, AX
 	MOVQ $0x00000800, DI
-	JMP  check416
+	JMP  check512
 
-next415:
+next511:
 	PREFETCHT0   (CX)(DI*2)
 	VCVTPH2PS    (CX)(AX*2), Y4
 	VCVTPH2PS    16(CX)(AX*2), Y5
@@ -6188,21 +9968,21 @@ next415:
 	ADDQ         $0x10, AX
 	ADDQ         $0x10, DI
 
-check416:
+check512:
 	CMPQ AX, SI
-	JB   next415
+	JB   next511
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next415
-	JMP  done412
+	JB   next511
+	JMP  done508
 
-fp32411:
+fp32507:
 	XORQ AX, AX
 	MOVQ $0x00000800, DI
-	JMP  check418
+	JMP  check514
 
-next417:
+next513:
 	PREFETCHT0   (CX)(DI*4)
 	VMOVUPS      (CX)(AX*4), Y4
 	VMOVUPS      32(CX)(AX*4), Y5
@@ -6219,15 +9999,15 @@ next417:
 	ADDQ         $0x10, AX
 	ADDQ         $0x10, DI
 
-check418:
+check514:
 	CMPQ AX, SI
-	JB   next417
+	JB   next513
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next417
+	JB   next513
 
-done412:
+done508:
 	VMOVUPD Y0, (DX)
 	VMOVUPD Y1, 32(DX)
 	VMOVUPD Y2, 64(DX)
@@ -6251,16 +10031,16 @@ TEXT ·accumulateAVX2(SB), NOSPLIT, $8-48
 	MOVQ    n+0(FP), SI
 	MOVQ    prefetching+8(FP), DI
 	CMPQ    AX, $0x01
-	JE      fp16420
-	JA      fp32421
+	JE      fp16516
+	JA      fp32517
 	CMPQ    CX, $0x01
-	JE      fp16424
-	JA      fp32425
+	JE      fp16520
+	JA      fp32521
 	XORQ    AX, AX
 	MOVQ    $0x00000200, CX
-	JMP     check428
+	JMP     check524
 
-next427:
+next523:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -6293,21 +10073,21 @@ next427:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check428:
+check524:
 	CMPQ AX, DI
-	JB   next427
+	JB   next523
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next427
-	JMP  done426
+	JB   next523
+	JMP  done522
 
-fp16424:
+fp16520:
 	XORQ AX, AX
 	MOVQ $0x00000200, CX
-	JMP  check430
+	JMP  check526
 
-next429:
+next525:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -6338,21 +10118,21 @@ next429:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check430:
+check526:
 	CMPQ AX, DI
-	JB   next429
+	JB   next525
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next429
-	JMP  done426
+	JB   next525
+	JMP  done522
 
-fp32425:
+fp32521:
 	XORQ AX, AX
 	MOVQ $0x00000200, CX
-	JMP  check432
+	JMP  check528
 
-next431:
+next527:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*4)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -6383,26 +10163,26 @@ next431:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check432:
+check528:
 	CMPQ AX, DI
-	JB   next431
+	JB   next527
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next431
+	JB   next527
 
-done426:
-	JMP done422
+done522:
+	JMP done518
 
-fp16420:
+fp16516:
 	CMPQ CX, $0x01
-	JE   fp16434
-	JA   fp32435
+	JE   fp16530
+	JA   fp32531
 	XORQ AX, AX
 	MOVQ $0x00000200, CX
-	JMP  check438
+	JMP  check534
 
-next437:
+next533:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VCVTPH2PS      (DX)(AX*2), Y0
@@ -6420,21 +10200,21 @@ next437:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check438:
+check534:
 	CMPQ AX, DI
-	JB   next437
+	JB   next533
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next437
-	JMP  done436
+	JB   next533
+	JMP  done532
 
-fp16434:
+fp16530:
 	XORQ AX, AX
 	MOVQ $0x00000200, CX
-	JMP  check440
+	JMP  check536
 
-next439:
+next535:
 	PREFETCHT0  (DX)(CX*2)
 	PREFETCHT0  (BX)(CX*2)
 	VCVTPH2PS   (DX)(AX*2), Y0
@@ -6450,21 +10230,21 @@ next439:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
 
-check440:
+check536:
 	CMPQ AX, DI
-	JB   next439
+	JB   next535
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next439
-	JMP  done436
+	JB   next535
+	JMP  done532
 
-fp32435:
+fp32531:
 	XORQ AX, AX
 	MOVQ $0x00000200, CX
-	JMP  check442
+	JMP  check538
 
-next441:
+next537:
 	PREFETCHT0  (DX)(CX*2)
 	PREFETCHT0  (BX)(CX*4)
 	VCVTPH2PS   (DX)(AX*2), Y0
@@ -6480,26 +10260,26 @@ next441:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
 
-check442:
+check538:
 	CMPQ AX, DI
-	JB   next441
+	JB   next537
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next441
+	JB   next537
 
-done436:
-	JMP done422
+done532:
+	JMP done518
 
-fp32421:
+fp32517:
 	CMPQ CX, $0x01
-	JE   fp16444
-	JA   fp32445
+	JE   fp16540
+	JA   fp32541
 	XORQ AX, AX
 	MOVQ $0x00000200, CX
-	JMP  check448
+	JMP  check544
 
-next447:
+next543:
 	PREFETCHT0     (DX)(CX*4)
 	PREFETCHT0     (BX)(CX*2)
 	VMOVUPS        (DX)(AX*4), Y0
@@ -6515,21 +10295,21 @@ next447:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check448:
+check544:
 	CMPQ AX, DI
-	JB   next447
+	JB   next543
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next447
-	JMP  done446
+	JB   next543
+	JMP  done542
 
-fp16444:
+fp16540:
 	XORQ AX, AX
 	MOVQ $0x00000200, CX
-	JMP  check450
+	JMP  check546
 
-next449:
+next545:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Y0
@@ -6543,21 +10323,21 @@ next449:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check450:
+check546:
 	CMPQ AX, DI
-	JB   next449
+	JB   next545
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next449
-	JMP  done446
+	JB   next545
+	JMP  done542
 
-fp32445:
+fp32541:
 	XORQ AX, AX
 	MOVQ $0x00000200, CX
-	JMP  check452
+	JMP  check548
 
-next451:
+next547:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*4)
 	VMOVUPS    (DX)(AX*4), Y0
@@ -6571,16 +10351,16 @@ next451:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check452:
+check548:
 	CMPQ AX, DI
-	JB   next451
+	JB   next547
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next451
+	JB   next547
 
-done446:
-done422:
+done542:
+done518:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -6598,7 +10378,7 @@ TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    96(DX), DX
 	MOVQ    a+0(FP), BX
 	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
@@ -6618,13 +10398,13 @@ TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R10
 	MOVQ    8(R10), R10
 	CMPQ    CX, $0x01
-	JE      fp16454
-	JA      fp32455
+	JE      fp16550
+	JA      fp32551
 	XORQ    CX, CX
 	MOVQ    $0x00000200, R11
-	JMP     check458
+	JMP     check554
 
-next457:
+next553:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -6659,21 +10439,21 @@ next457:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check458:
+check554:
 	CMPQ CX, R10
-	JB   next457
+	JB   next553
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next457
-	JMP  done456
+	JB   next553
+	JMP  done552
 
-fp16454:
+fp16550:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check460
+	JMP  check556
 
-next459:
+next555:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -6707,21 +10487,21 @@ next459:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check460:
+check556:
 	CMPQ CX, R10
-	JB   next459
+	JB   next555
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next459
-	JMP  done456
+	JB   next555
+	JMP  done552
 
-fp32455:
+fp32551:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check462
+	JMP  check558
 
-next461:
+next557:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -6755,15 +10535,15 @@ next461:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check462:
+check558:
 	CMPQ CX, R10
-	JB   next461
+	JB   next557
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next461
+	JB   next557
 
-done456:
+done552:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -6781,7 +10561,7 @@ TEXT ·lionSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    96(DX), DX
 	MOVQ    a+0(FP), BX
 	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
@@ -6798,13 +10578,13 @@ TEXT ·lionSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R9
 	MOVQ    8(R9), R9
 	CMPQ    CX, $0x01
-	JE      fp16464
-	JA      fp32465
+	JE      fp16560
+	JA      fp32561
 	XORQ    CX, CX
 	MOVQ    $0x00000200, R10
-	JMP     check468
+	JMP     check564
 
-next467:
+next563:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -6840,21 +10620,21 @@ next467:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
-check468:
+check564:
 	CMPQ CX, R9
-	JB   next467
+	JB   next563
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next467
-	JMP  done466
+	JB   next563
+	JMP  done562
 
-fp16464:
+fp16560:
 	XORQ CX, CX
 	MOVQ $0x00000200, R10
-	JMP  check470
+	JMP  check566
 
-next469:
+next565:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -6889,21 +10669,21 @@ next469:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
-check470:
+check566:
 	CMPQ CX, R9
-	JB   next469
+	JB   next565
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next469
-	JMP  done466
+	JB   next565
+	JMP  done562
 
-fp32465:
+fp32561:
 	XORQ CX, CX
 	MOVQ $0x00000200, R10
-	JMP  check472
+	JMP  check568
 
-next471:
+next567:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -6938,15 +10718,15 @@ next471:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
-check472:
+check568:
 	CMPQ CX, R9
-	JB   next471
+	JB   next567
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next471
+	JB   next567
 
-done466:
+done562:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -6964,7 +10744,7 @@ TEXT ·adagradSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    96(DX), DX
 	MOVQ    a+0(FP), BX
 	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
@@ -6978,13 +10758,13 @@ TEXT ·adagradSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R9
 	MOVQ    8(R9), R9
 	CMPQ    CX, $0x01
-	JE      fp16474
-	JA      fp32475
+	JE      fp16570
+	JA      fp32571
 	XORQ    CX, CX
 	MOVQ    $0x00000200, R10
-	JMP     check478
+	JMP     check574
 
-next477:
+next573:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -7013,21 +10793,21 @@ next477:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
-check478:
+check574:
 	CMPQ CX, R9
-	JB   next477
+	JB   next573
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next477
-	JMP  done476
+	JB   next573
+	JMP  done572
 
-fp16474:
+fp16570:
 	XORQ CX, CX
 	MOVQ $0x00000200, R10
-	JMP  check480
+	JMP  check576
 
-next479:
+next575:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -7055,21 +10835,21 @@ next479:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
-check480:
+check576:
 	CMPQ CX, R9
-	JB   next479
+	JB   next575
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next479
-	JMP  done476
+	JB   next575
+	JMP  done572
 
-fp32475:
+fp32571:
 	XORQ CX, CX
 	MOVQ $0x00000200, R10
-	JMP  check482
+	JMP  check578
 
-next481:
+next577:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -7097,15 +10877,15 @@ next481:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
-check482:
+check578:
 	CMPQ CX, R9
-	JB   next481
+	JB   next577
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next481
+	JB   next577
 
-done476:
+done572:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -7123,7 +10903,7 @@ TEXT ·sgdSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    96(DX), DX
 	MOVQ    a+0(FP), BX
 	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
@@ -7140,13 +10920,13 @@ TEXT ·sgdSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R9
 	MOVQ    8(R9), R9
 	CMPQ    CX, $0x01
-	JE      fp16484
-	JA      fp32485
+	JE      fp16580
+	JA      fp32581
 	XORQ    CX, CX
 	MOVQ    $0x00000200, R10
-	JMP     check488
+	JMP     check584
 
-next487:
+next583:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -7175,21 +10955,21 @@ next487:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
-check488:
+check584:
 	CMPQ CX, R9
-	JB   next487
+	JB   next583
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next487
-	JMP  done486
+	JB   next583
+	JMP  done582
 
-fp16484:
+fp16580:
 	XORQ CX, CX
 	MOVQ $0x00000200, R10
-	JMP  check490
+	JMP  check586
 
-next489:
+next585:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -7217,21 +10997,21 @@ next489:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
-check490:
+check586:
 	CMPQ CX, R9
-	JB   next489
+	JB   next585
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next489
-	JMP  done486
+	JB   next585
+	JMP  done582
 
-fp32485:
+fp32581:
 	XORQ CX, CX
 	MOVQ $0x00000200, R10
-	JMP  check492
+	JMP  check588
 
-next491:
+next587:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -7259,15 +11039,15 @@ next491:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
-check492:
+check588:
 	CMPQ CX, R9
-	JB   next491
+	JB   next587
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next491
+	JB   next587
 
-done486:
+done582:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -7278,7 +11058,7 @@ TEXT ·trafficSplit1xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
 	MOVQ   48(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   88(CX), CX
+	MOVQ   96(CX), CX
 	MOVQ   a+0(FP), DX
 	MOVQ   24(DX), DX
 	MOVQ   a+0(FP), BX
@@ -7292,13 +11072,13 @@ TEXT ·trafficSplit1xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp16494
-	JA     fp32495
+	JE     fp16590
+	JA     fp32591
 	XORQ   DX, DX
 	MOVQ   $0x00000200, R9
-	JMP    check498
+	JMP    check594
 
-next497:
+next593:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -7313,21 +11093,21 @@ next497:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check498:
+check594:
 	CMPQ DX, R8
-	JB   next497
+	JB   next593
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next497
-	JMP  done496
+	JB   next593
+	JMP  done592
 
-fp16494:
+fp16590:
 	XORQ DX, DX
 	MOVQ $0x00000200, R9
-	JMP  check500
+	JMP  check596
 
-next499:
+next595:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -7342,21 +11122,21 @@ next499:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check500:
+check596:
 	CMPQ DX, R8
-	JB   next499
+	JB   next595
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next499
-	JMP  done496
+	JB   next595
+	JMP  done592
 
-fp32495:
+fp32591:
 	XORQ DX, DX
 	MOVQ $0x00000200, R9
-	JMP  check502
+	JMP  check598
 
-next501:
+next597:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -7371,15 +11151,15 @@ next501:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check502:
+check598:
 	CMPQ DX, R8
-	JB   next501
+	JB   next597
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next501
+	JB   next597
 
-done496:
+done592:
 	VZEROUPPER
 	RET
 
@@ -7389,7 +11169,7 @@ TEXT ·trafficSplit2xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
 	MOVQ   48(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   88(CX), CX
+	MOVQ   96(CX), CX
 	MOVQ   a+0(FP), DX
 	MOVQ   24(DX), DX
 	MOVQ   a+0(FP), BX
@@ -7405,13 +11185,13 @@ TEXT ·trafficSplit2xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp16504
-	JA     fp32505
+	JE     fp16600
+	JA     fp32601
 	XORQ   DX, DX
 	MOVQ   $0x00000200, R10
-	JMP    check508
+	JMP    check604
 
-next507:
+next603:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -7429,21 +11209,21 @@ next507:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check508:
+check604:
 	CMPQ DX, R9
-	JB   next507
+	JB   next603
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next507
-	JMP  done506
+	JB   next603
+	JMP  done602
 
-fp16504:
+fp16600:
 	XORQ DX, DX
 	MOVQ $0x00000200, R10
-	JMP  check510
+	JMP  check606
 
-next509:
+next605:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -7461,21 +11241,21 @@ next509:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check510:
+check606:
 	CMPQ DX, R9
-	JB   next509
+	JB   next605
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next509
-	JMP  done506
+	JB   next605
+	JMP  done602
 
-fp32505:
+fp32601:
 	XORQ DX, DX
 	MOVQ $0x00000200, R10
-	JMP  check512
+	JMP  check608
 
-next511:
+next607:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -7493,15 +11273,15 @@ next511:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check512:
+check608:
 	CMPQ DX, R9
-	JB   next511
+	JB   next607
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next511
+	JB   next607
 
-done506:
+done602:
 	VZEROUPPER
 	RET
 
@@ -7518,7 +11298,7 @@ TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), CX
 	MOVQ         24(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         88(DX), DX
+	MOVQ         96(DX), DX
 	MOVQ         a+0(FP), BX
 	MOVQ         48(BX), BX
 	MOVQ         a+0(FP), SI
@@ -7541,13 +11321,13 @@ TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R10
 	MOVQ         8(R10), R10
 	CMPQ         CX, $0x01
-	JE           fp16514
-	JA           fp32515
+	JE           fp16610
+	JA           fp32611
 	XORQ         CX, CX
 	MOVQ         $0x00000200, R11
-	JMP          check518
+	JMP          check614
 
-next517:
+next613:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -7595,21 +11375,21 @@ next517:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check518:
+check614:
 	CMPQ CX, R10
-	JB   next517
+	JB   next613
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next517
-	JMP  done516
+	JB   next613
+	JMP  done612
 
-fp16514:
+fp16610:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check520
+	JMP  check616
 
-next519:
+next615:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -7656,21 +11436,21 @@ next519:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check520:
+check616:
 	CMPQ CX, R10
-	JB   next519
+	JB   next615
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next519
-	JMP  done516
+	JB   next615
+	JMP  done612
 
-fp32515:
+fp32611:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check522
+	JMP  check618
 
-next521:
+next617:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -7717,15 +11497,15 @@ next521:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check522:
+check618:
 	CMPQ CX, R10
-	JB   next521
+	JB   next617
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next521
+	JB   next617
 
-done516:
+done612:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -7761,7 +11541,7 @@ TEXT ·lionSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    96(DX), DX
 	MOVQ    a+0(FP), BX
 	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
@@ -7778,13 +11558,13 @@ TEXT ·lionSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R9
 	MOVQ    8(R9), R9
 	CMPQ    CX, $0x01
-	JE      fp16524
-	JA      fp32525
+	JE      fp16620
+	JA      fp32621
 	XORQ    CX, CX
 	MOVQ    $0x00000200, R10
-	JMP     check528
+	JMP     check624
 
-next527:
+next623:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -7825,21 +11605,21 @@ next527:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
-check528:
+check624:
 	CMPQ CX, R9
-	JB   next527
+	JB   next623
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next527
-	JMP  done526
+	JB   next623
+	JMP  done622
 
-fp16524:
+fp16620:
 	XORQ CX, CX
 	MOVQ $0x00000200, R10
-	JMP  check530
+	JMP  check626
 
-next529:
+next625:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -7879,21 +11659,21 @@ next529:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
-check530:
+check626:
 	CMPQ CX, R9
-	JB   next529
+	JB   next625
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next529
-	JMP  done526
+	JB   next625
+	JMP  done622
 
-fp32525:
+fp32621:
 	XORQ CX, CX
 	MOVQ $0x00000200, R10
-	JMP  check532
+	JMP  check628
 
-next531:
+next627:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -7933,15 +11713,15 @@ next531:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
-check532:
+check628:
 	CMPQ CX, R9
-	JB   next531
+	JB   next627
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next531
+	JB   next627
 
-done526:
+done622:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -7959,7 +11739,7 @@ TEXT ·adagradSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), CX
 	MOVQ         24(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         88(DX), DX
+	MOVQ         96(DX), DX
 	MOVQ         a+0(FP), BX
 	MOVQ         48(BX), BX
 	MOVQ         a+0(FP), SI
@@ -7976,13 +11756,13 @@ TEXT ·adagradSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R9
 	MOVQ         8(R9), R9
 	CMPQ         CX, $0x01
-	JE           fp16534
-	JA           fp32535
+	JE           fp16630
+	JA           fp32631
 	XORQ         CX, CX
 	MOVQ         $0x00000200, R10
-	JMP          check538
+	JMP          check634
 
-next537:
+next633:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -8018,21 +11798,21 @@ next537:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
-check538:
+check634:
 	CMPQ CX, R9
-	JB   next537
+	JB   next633
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next537
-	JMP  done536
+	JB   next633
+	JMP  done632
 
-fp16534:
+fp16630:
 	XORQ CX, CX
 	MOVQ $0x00000200, R10
-	JMP  check540
+	JMP  check636
 
-next539:
+next635:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -8067,21 +11847,21 @@ next539:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
-check540:
+check636:
 	CMPQ CX, R9
-	JB   next539
+	JB   next635
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next539
-	JMP  done536
+	JB   next635
+	JMP  done632
 
-fp32535:
+fp32631:
 	XORQ CX, CX
 	MOVQ $0x00000200, R10
-	JMP  check542
+	JMP  check638
 
-next541:
+next637:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -8116,15 +11896,15 @@ next541:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
-check542:
+check638:
 	CMPQ CX, R9
-	JB   next541
+	JB   next637
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next541
+	JB   next637
 
-done536:
+done632:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -8142,7 +11922,7 @@ TEXT ·sgdSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    96(DX), DX
 	MOVQ    a+0(FP), BX
 	MOVQ    48(BX), BX
 	MOVQ    a+0(FP), SI
@@ -8159,13 +11939,13 @@ TEXT ·sgdSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R9
 	MOVQ    8(R9), R9
 	CMPQ    CX, $0x01
-	JE      fp16544
-	JA      fp32545
+	JE      fp16640
+	JA      fp32641
 	XORQ    CX, CX
 	MOVQ    $0x00000200, R10
-	JMP     check548
+	JMP     check644
 
-next547:
+next643:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -8199,21 +11979,21 @@ next547:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
-check548:
+check644:
 	CMPQ CX, R9
-	JB   next547
+	JB   next643
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next547
-	JMP  done546
+	JB   next643
+	JMP  done642
 
-fp16544:
+fp16640:
 	XORQ CX, CX
 	MOVQ $0x00000200, R10
-	JMP  check550
+	JMP  check646
 
-next549:
+next645:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -8246,21 +12026,21 @@ next549:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
-check550:
+check646:
 	CMPQ CX, R9
-	JB   next549
+	JB   next645
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next549
-	JMP  done546
+	JB   next645
+	JMP  done642
 
-fp32545:
+fp32641:
 	XORQ CX, CX
 	MOVQ $0x00000200, R10
-	JMP  check552
+	JMP  check648
 
-next551:
+next647:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -8293,15 +12073,15 @@ next551:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
-check552:
+check648:
 	CMPQ CX, R9
-	JB   next551
+	JB   next647
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next551
+	JB   next647
 
-done546:
+done642:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -8312,7 +12092,7 @@ TEXT ·trafficSplit1xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
 	MOVQ   48(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   88(CX), CX
+	MOVQ   96(CX), CX
 	MOVQ   a+0(FP), DX
 	MOVQ   24(DX), DX
 	MOVQ   a+0(FP), BX
@@ -8326,13 +12106,13 @@ TEXT ·trafficSplit1xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp16554
-	JA     fp32555
+	JE     fp16650
+	JA     fp32651
 	XORQ   DX, DX
 	MOVQ   $0x00000200, R9
-	JMP    check558
+	JMP    check654
 
-next557:
+next653:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -8347,21 +12127,21 @@ next557:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check558:
+check654:
 	CMPQ DX, R8
-	JB   next557
+	JB   next653
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next557
-	JMP  done556
+	JB   next653
+	JMP  done652
 
-fp16554:
+fp16650:
 	XORQ DX, DX
 	MOVQ $0x00000200, R9
-	JMP  check560
+	JMP  check656
 
-next559:
+next655:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -8376,21 +12156,21 @@ next559:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check560:
+check656:
 	CMPQ DX, R8
-	JB   next559
+	JB   next655
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next559
-	JMP  done556
+	JB   next655
+	JMP  done652
 
-fp32555:
+fp32651:
 	XORQ DX, DX
 	MOVQ $0x00000200, R9
-	JMP  check562
+	JMP  check658
 
-next561:
+next657:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -8405,15 +12185,15 @@ next561:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check562:
+check658:
 	CMPQ DX, R8
-	JB   next561
+	JB   next657
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next561
+	JB   next657
 
-done556:
+done652:
 	VZEROUPPER
 	RET
 
@@ -8423,7 +12203,7 @@ TEXT ·trafficSplit2xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
 	MOVQ   48(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   88(CX), CX
+	MOVQ   96(CX), CX
 	MOVQ   a+0(FP), DX
 	MOVQ   24(DX), DX
 	MOVQ   a+0(FP), BX
@@ -8439,13 +12219,13 @@ TEXT ·trafficSplit2xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp16564
-	JA     fp32565
+	JE     fp16660
+	JA     fp32661
 	XORQ   DX, DX
 	MOVQ   $0x00000200, R10
-	JMP    check568
+	JMP    check664
 
-next567:
+next663:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -8463,21 +12243,21 @@ next567:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check568:
+check664:
 	CMPQ DX, R9
-	JB   next567
+	JB   next663
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next567
-	JMP  done566
+	JB   next663
+	JMP  done662
 
-fp16564:
+fp16660:
 	XORQ DX, DX
 	MOVQ $0x00000200, R10
-	JMP  check570
+	JMP  check666
 
-next569:
+next665:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -8495,21 +12275,21 @@ next569:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check570:
+check666:
 	CMPQ DX, R9
-	JB   next569
+	JB   next665
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next569
-	JMP  done566
+	JB   next665
+	JMP  done662
 
-fp32565:
+fp32661:
 	XORQ DX, DX
 	MOVQ $0x00000200, R10
-	JMP  check572
+	JMP  check668
 
-next571:
+next667:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -8527,15 +12307,1334 @@ next571:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check572:
+check668:
 	CMPQ DX, R9
-	JB   next571
+	JB   next667
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next571
+	JB   next667
 
-done566:
+done662:
+	VZEROUPPER
+	RET
+
+// func adamSplitINT8AVX512(a *Arguments)
+// Requires: AVX, AVX2, AVX512F, CMOV, MMX+, SSE
+TEXT ·adamSplitINT8AVX512(SB), $5192-8
+	STMXCSR (SP)
+	MOVL    (SP), AX
+	ORL     $0x00008040, AX
+	MOVL    AX, 4(SP)
+	LDMXCSR 4(SP)
+	LEAQ    8(SP), DX
+	ADDQ    $0x3f, DX
+	ANDQ    $-64, DX
+	MOVQ    a+0(FP), AX
+	MOVQ    16(AX), AX
+	VMOVUPS (AX), Z3
+	VMOVUPS Z3, 4096(DX)
+	VMOVUPS 64(AX), Z3
+	VMOVUPS Z3, 4160(DX)
+	VMOVUPS 128(AX), Z3
+	VMOVUPS Z3, 4224(DX)
+	VMOVUPS 192(AX), Z3
+	VMOVUPS Z3, 4288(DX)
+	VMOVUPS 256(AX), Z3
+	VMOVUPS Z3, 4352(DX)
+	VMOVUPS 320(AX), Z3
+	VMOVUPS Z3, 4416(DX)
+	VMOVUPS 384(AX), Z3
+	VMOVUPS Z3, 4480(DX)
+	VMOVUPS 448(AX), Z3
+	VMOVUPS Z3, 4544(DX)
+	VMOVUPS 512(AX), Z3
+	VMOVUPS Z3, 4608(DX)
+	VMOVUPS 576(AX), Z3
+	VMOVUPS Z3, 4672(DX)
+	VMOVUPS 640(AX), Z3
+	VMOVUPS Z3, 4736(DX)
+	VMOVUPS 704(AX), Z3
+	VMOVUPS Z3, 4800(DX)
+	MOVQ    a+0(FP), AX
+	MOVQ    24(AX), CX
+	MOVQ    a+0(FP), AX
+	MOVQ    48(AX), BX
+	MOVQ    a+0(FP), AX
+	MOVQ    56(AX), SI
+	MOVQ    a+0(FP), AX
+	MOVQ    96(AX), DI
+	MOVQ    a+0(FP), AX
+	MOVQ    72(AX), R8
+	MOVQ    a+0(FP), AX
+	MOVQ    80(AX), R9
+	XORQ    AX, AX
+	CMPQ    CX, $0x01
+	JE      fp16670
+	JA      fp32671
+
+block673:
+	MOVQ         a+0(FP), CX
+	MOVQ         88(CX), R10
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R10)(CX*1), CX
+	MOVBLZX      CL, R10
+	SHLL         $0x17, R10
+	VMOVD        R10, X3
+	VPBROADCASTD X3, Z3
+	VMOVDQU32    Z3, 4864(DX)
+	SHRL         $0x08, CX
+	VMOVD        CX, X3
+	VMOVDQA      X3, 5056(DX)
+	VPXORD       Z2, Z2, Z2
+	VPTERNLOGD   $0xff, Z1, Z1, Z1
+
+turn674:
+	LEAQ        512(AX), CX
+	MOVQ        a+0(FP), R10
+	MOVQ        8(R10), R10
+	CMPQ        AX, R10
+	CMOVQCC     AX, CX
+	PREFETCHT0  (R8)(CX*1)
+	PREFETCHT0  (R9)(CX*1)
+	MOVQ        AX, R10
+	ANDQ        $0x000001ff, R10
+	PREFETCHT0  (BX)(CX*2)
+	PREFETCHT0  (SI)(CX*2)
+	PREFETCHT0  (DI)(CX*2)
+	VPMOVZXBD   (R9)(AX*1), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSLLD      5056(DX), Z3, Z3
+	VPADDD.Z    4864(DX), Z3, K1, Z3
+	VPMOVZXBD   (R8)(AX*1), Z4
+	VPSLLD      $0x18, Z4, Z4
+	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
+	VPADDD      patternfe000000<>+0(SB), Z6, Z6
+	VPSRLD      $0x05, Z4, Z5
+	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VSUBPS      Z6, Z5, Z5
+	VPANDD      pattern80000000<>+0(SB), Z4, Z4
+	VPORD       Z4, Z5, Z5
+	VPMOVZXWD   (DI)(AX*2), Z4
+	VPSLLD      $0x10, Z4, Z4
+	VPMOVZXWD   (BX)(AX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(AX*2), Z7
+	VPADDD      Z7, Z6, Z6
+	VMULPS      4096(DX), Z4, Z4
+	VFMADD231PS 4160(DX), Z6, Z4
+	VMOVUPS     4224(DX), Z7
+	VMULPS      Z5, Z7, Z5
+	VFMADD231PS 4288(DX), Z4, Z5
+	VMULPS      Z4, Z4, Z4
+	VMOVUPS     4352(DX), Z7
+	VMULPS      Z3, Z3, Z3
+	VMULPS      Z3, Z7, Z3
+	VFMADD231PS 4416(DX), Z4, Z3
+	VMOVUPS     Z5, (DX)(R10*4)
+	VSQRTPS     Z3, Z3
+	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
+	VMOVUPS     Z4, 2048(DX)(R10*4)
+	VPMAXUD     Z4, Z2, Z2
+	VPADDD      patternffffffff<>+0(SB), Z4, Z4
+	VPMINUD     Z4, Z1, Z1
+	VMOVUPS     4480(DX), Z4
+	VFMADD213PS 4544(DX), Z4, Z3
+	VDIVPS      Z3, Z5, Z5
+	VFMADD231PS 4608(DX), Z6, Z6
+	VFMADD231PS 4672(DX), Z5, Z6
+	VPADDD      pattern00008000<>+0(SB), Z6, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, Y3
+	VPMOVDW     Z6, Y4
+	VMOVDQU     Y3, (BX)(AX*2)
+	VMOVDQU     Y4, (SI)(AX*2)
+	ADDQ        $0x10, AX
+	ADDQ        $0x10, CX
+	PREFETCHT0  (BX)(CX*2)
+	PREFETCHT0  (SI)(CX*2)
+	PREFETCHT0  (DI)(CX*2)
+	VPMOVZXBD   (R9)(AX*1), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSLLD      5056(DX), Z3, Z3
+	VPADDD.Z    4864(DX), Z3, K1, Z3
+	VPMOVZXBD   (R8)(AX*1), Z4
+	VPSLLD      $0x18, Z4, Z4
+	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
+	VPADDD      patternfe000000<>+0(SB), Z6, Z6
+	VPSRLD      $0x05, Z4, Z5
+	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VSUBPS      Z6, Z5, Z5
+	VPANDD      pattern80000000<>+0(SB), Z4, Z4
+	VPORD       Z4, Z5, Z5
+	VPMOVZXWD   (DI)(AX*2), Z4
+	VPSLLD      $0x10, Z4, Z4
+	VPMOVZXWD   (BX)(AX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(AX*2), Z7
+	VPADDD      Z7, Z6, Z6
+	VMULPS      4096(DX), Z4, Z4
+	VFMADD231PS 4160(DX), Z6, Z4
+	VMOVUPS     4224(DX), Z7
+	VMULPS      Z5, Z7, Z5
+	VFMADD231PS 4288(DX), Z4, Z5
+	VMULPS      Z4, Z4, Z4
+	VMOVUPS     4352(DX), Z7
+	VMULPS      Z3, Z3, Z3
+	VMULPS      Z3, Z7, Z3
+	VFMADD231PS 4416(DX), Z4, Z3
+	VMOVUPS     Z5, 64(DX)(R10*4)
+	VSQRTPS     Z3, Z3
+	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
+	VMOVUPS     Z4, 2112(DX)(R10*4)
+	VPMAXUD     Z4, Z2, Z2
+	VPADDD      patternffffffff<>+0(SB), Z4, Z4
+	VPMINUD     Z4, Z1, Z1
+	VMOVUPS     4480(DX), Z4
+	VFMADD213PS 4544(DX), Z4, Z3
+	VDIVPS      Z3, Z5, Z5
+	VFMADD231PS 4608(DX), Z6, Z6
+	VFMADD231PS 4672(DX), Z5, Z6
+	VPADDD      pattern00008000<>+0(SB), Z6, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, Y3
+	VPMOVDW     Z6, Y4
+	VMOVDQU     Y3, (BX)(AX*2)
+	VMOVDQU     Y4, (SI)(AX*2)
+	ADDQ        $0x10, AX
+	ADDQ        $0x10, CX
+	CMPQ        AX, $0x00000100
+	JBE         encoded675
+	XORQ        $0x00000100, R10
+	VMOVDQU32   4928(DX), Z3
+	VPMAXSD     2048(DX)(R10*4), Z3, Z4
+	VPSRLD      5104(DX), Z0, Z3
+	VPADDD      Z3, Z4, Z4
+	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
+	VMOVUPS     (DX)(R10*4), Z6
+	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
+	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
+	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
+	VPADDD      Z3, Z5, Z5
+	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
+	VMOVDQU32   2048(DX)(R10*4), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSRLD      5072(DX), Z4, Z4
+	VPSUBD.Z    4992(DX), Z4, K1, Z4
+	VPMOVDB     Z4, -288(R9)(AX*1)
+	VPSRLD      $0x13, Z5, Z5
+	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
+	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
+	VPSRLD      $0x18, Z6, Z6
+	VPANDD      pattern00000080<>+0(SB), Z6, Z6
+	VPORD.Z     Z6, Z5, K1, Z5
+	VPMOVDB     Z5, -288(R8)(AX*1)
+	VMOVDQU32   4928(DX), Z3
+	VPMAXSD     2112(DX)(R10*4), Z3, Z4
+	VPSRLD      5104(DX), Z0, Z3
+	VPADDD      Z3, Z4, Z4
+	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
+	VMOVUPS     64(DX)(R10*4), Z6
+	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
+	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
+	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
+	VPADDD      Z3, Z5, Z5
+	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
+	VMOVDQU32   2112(DX)(R10*4), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSRLD      5072(DX), Z4, Z4
+	VPSUBD.Z    4992(DX), Z4, K1, Z4
+	VPMOVDB     Z4, -272(R9)(AX*1)
+	VPSRLD      $0x13, Z5, Z5
+	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
+	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
+	VPSRLD      $0x18, Z6, Z6
+	VPANDD      pattern00000080<>+0(SB), Z6, Z6
+	VPORD.Z     Z6, Z5, K1, Z5
+	VPMOVDB     Z5, -272(R8)(AX*1)
+
+encoded675:
+	TESTQ         $0x000000ff, AX
+	JNE           turn674
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R12
+	INCL          CX
+	MOVL          R12, R14
+	ADDL          $0x000fffff, R14
+	SHRL          $0x17, R14
+	SUBL          $0x0000001f, R14
+	CMPL          R14, $0x40
+	MOVL          $0x00000040, R11
+	CMOVLLT       R11, R14
+	MOVL          R14, R10
+	MOVL          $0x00000014, R13
+	MOVL          R12, R14
+	ADDL          $0x0007ffff, R14
+	SHRL          $0x17, R14
+	SUBL          $0x0000000f, R14
+	CMPL          R14, $0x40
+	MOVL          $0x00000040, R11
+	CMOVLLT       R11, R14
+	MOVL          R14, R11
+	SHLL          $0x17, R11
+	ADDL          $0x00080000, R11
+	CMPL          CX, R11
+	MOVL          $0x00000013, R11
+	CMOVLCC       R14, R10
+	CMOVLCC       R11, R13
+	MOVL          R12, R14
+	ADDL          $0x0003ffff, R14
+	SHRL          $0x17, R14
+	SUBL          $0x00000007, R14
+	CMPL          R14, $0x40
+	MOVL          $0x00000040, R11
+	CMOVLLT       R11, R14
+	MOVL          R14, R11
+	SHLL          $0x17, R11
+	ADDL          $0x00040000, R11
+	CMPL          CX, R11
+	MOVL          $0x00000012, R11
+	CMOVLCC       R14, R10
+	CMOVLCC       R11, R13
+	MOVL          R12, R14
+	ADDL          $0x0001ffff, R14
+	SHRL          $0x17, R14
+	SUBL          $0x00000003, R14
+	CMPL          R14, $0x40
+	MOVL          $0x00000040, R11
+	CMOVLLT       R11, R14
+	MOVL          R14, R11
+	SHLL          $0x17, R11
+	ADDL          $0x00020000, R11
+	CMPL          CX, R11
+	MOVL          $0x00000011, R11
+	CMOVLCC       R14, R10
+	CMOVLCC       R11, R13
+	MOVL          R13, CX
+	SHLL          $0x08, CX
+	ORL           R10, CX
+	XORL          R11, R11
+	TESTL         R12, R12
+	CMOVLEQ       R11, CX
+	MOVQ          a+0(FP), R11
+	MOVQ          88(R11), R12
+	MOVQ          AX, R11
+	SHRQ          $0x07, R11
+	MOVW          CX, -2(R12)(R11*1)
+	VMOVD         R13, X0
+	VMOVDQA       X0, 5072(DX)
+	MOVL          $0x00000020, R11
+	SUBL          R13, R11
+	VMOVD         R11, X0
+	VMOVDQA       X0, 5104(DX)
+	MOVL          R13, R11
+	SUBL          $0x10, R11
+	VMOVD         R11, X0
+	VMOVDQA       X0, 5088(DX)
+	MOVL          R13, CX
+	SHLL          $0x17, R10
+	MOVL          $0x00000001, R11
+	SHLL          CL, R11
+	ADDL          R10, R11
+	VMOVD         R11, X0
+	VPBROADCASTD  X0, Z0
+	VMOVDQU32     Z0, 4928(DX)
+	SHRL          CL, R10
+	VMOVD         R10, X0
+	VPBROADCASTD  X0, Z0
+	VMOVDQU32     Z0, 4992(DX)
+	MOVQ          AX, R10
+	SUBQ          $0x00000100, R10
+	SHRQ          $0x08, R10
+	MOVQ          a+0(FP), CX
+	MOVL          44(CX), CX
+	ADDL          R10, CX
+	MOVL          CX, R10
+	SHRL          $0x10, R10
+	XORL          R10, CX
+	IMUL3L        $0x85ebca6b, CX, CX
+	MOVL          CX, R10
+	SHRL          $0x0d, R10
+	XORL          R10, CX
+	IMUL3L        $0xc2b2ae35, CX, CX
+	MOVL          CX, R10
+	SHRL          $0x10, R10
+	XORL          R10, CX
+	MOVQ          a+0(FP), R10
+	MOVL          40(R10), R10
+	ADDL          R10, CX
+	VMOVD         CX, X0
+	VPBROADCASTD  X0, Z0
+	VPADDD        blockDitherAVX512<>+0(SB), Z0, Z0
+	MOVQ          a+0(FP), CX
+	MOVQ          (CX), CX
+	CMPQ          AX, CX
+	JB            block673
+	JMP           done672
+
+fp16670:
+block676:
+	MOVQ         a+0(FP), CX
+	MOVQ         88(CX), R10
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R10)(CX*1), CX
+	MOVBLZX      CL, R10
+	SHLL         $0x17, R10
+	VMOVD        R10, X3
+	VPBROADCASTD X3, Z3
+	VMOVDQU32    Z3, 4864(DX)
+	SHRL         $0x08, CX
+	VMOVD        CX, X3
+	VMOVDQA      X3, 5056(DX)
+	VPXORD       Z2, Z2, Z2
+	VPTERNLOGD   $0xff, Z1, Z1, Z1
+
+turn677:
+	LEAQ        512(AX), CX
+	MOVQ        a+0(FP), R10
+	MOVQ        8(R10), R10
+	CMPQ        AX, R10
+	CMOVQCC     AX, CX
+	PREFETCHT0  (R8)(CX*1)
+	PREFETCHT0  (R9)(CX*1)
+	MOVQ        AX, R10
+	ANDQ        $0x000001ff, R10
+	PREFETCHT0  (BX)(CX*2)
+	PREFETCHT0  (SI)(CX*2)
+	PREFETCHT0  (DI)(CX*2)
+	VPMOVZXBD   (R9)(AX*1), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSLLD      5056(DX), Z3, Z3
+	VPADDD.Z    4864(DX), Z3, K1, Z3
+	VPMOVZXBD   (R8)(AX*1), Z4
+	VPSLLD      $0x18, Z4, Z4
+	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
+	VPADDD      patternfe000000<>+0(SB), Z6, Z6
+	VPSRLD      $0x05, Z4, Z5
+	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VSUBPS      Z6, Z5, Z5
+	VPANDD      pattern80000000<>+0(SB), Z4, Z4
+	VPORD       Z4, Z5, Z5
+	VCVTPH2PS   (DI)(AX*2), Z4
+	VPMOVZXWD   (BX)(AX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(AX*2), Z7
+	VPADDD      Z7, Z6, Z6
+	VMULPS      4096(DX), Z4, Z4
+	VFMADD231PS 4160(DX), Z6, Z4
+	VMOVUPS     4224(DX), Z7
+	VMULPS      Z5, Z7, Z5
+	VFMADD231PS 4288(DX), Z4, Z5
+	VMULPS      Z4, Z4, Z4
+	VMOVUPS     4352(DX), Z7
+	VMULPS      Z3, Z3, Z3
+	VMULPS      Z3, Z7, Z3
+	VFMADD231PS 4416(DX), Z4, Z3
+	VMOVUPS     Z5, (DX)(R10*4)
+	VSQRTPS     Z3, Z3
+	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
+	VMOVUPS     Z4, 2048(DX)(R10*4)
+	VPMAXUD     Z4, Z2, Z2
+	VPADDD      patternffffffff<>+0(SB), Z4, Z4
+	VPMINUD     Z4, Z1, Z1
+	VMOVUPS     4480(DX), Z4
+	VFMADD213PS 4544(DX), Z4, Z3
+	VDIVPS      Z3, Z5, Z5
+	VFMADD231PS 4608(DX), Z6, Z6
+	VFMADD231PS 4672(DX), Z5, Z6
+	VPADDD      pattern00008000<>+0(SB), Z6, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, Y3
+	VPMOVDW     Z6, Y4
+	VMOVDQU     Y3, (BX)(AX*2)
+	VMOVDQU     Y4, (SI)(AX*2)
+	ADDQ        $0x10, AX
+	ADDQ        $0x10, CX
+	PREFETCHT0  (BX)(CX*2)
+	PREFETCHT0  (SI)(CX*2)
+	PREFETCHT0  (DI)(CX*2)
+	VPMOVZXBD   (R9)(AX*1), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSLLD      5056(DX), Z3, Z3
+	VPADDD.Z    4864(DX), Z3, K1, Z3
+	VPMOVZXBD   (R8)(AX*1), Z4
+	VPSLLD      $0x18, Z4, Z4
+	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
+	VPADDD      patternfe000000<>+0(SB), Z6, Z6
+	VPSRLD      $0x05, Z4, Z5
+	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VSUBPS      Z6, Z5, Z5
+	VPANDD      pattern80000000<>+0(SB), Z4, Z4
+	VPORD       Z4, Z5, Z5
+	VCVTPH2PS   (DI)(AX*2), Z4
+	VPMOVZXWD   (BX)(AX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(AX*2), Z7
+	VPADDD      Z7, Z6, Z6
+	VMULPS      4096(DX), Z4, Z4
+	VFMADD231PS 4160(DX), Z6, Z4
+	VMOVUPS     4224(DX), Z7
+	VMULPS      Z5, Z7, Z5
+	VFMADD231PS 4288(DX), Z4, Z5
+	VMULPS      Z4, Z4, Z4
+	VMOVUPS     4352(DX), Z7
+	VMULPS      Z3, Z3, Z3
+	VMULPS      Z3, Z7, Z3
+	VFMADD231PS 4416(DX), Z4, Z3
+	VMOVUPS     Z5, 64(DX)(R10*4)
+	VSQRTPS     Z3, Z3
+	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
+	VMOVUPS     Z4, 2112(DX)(R10*4)
+	VPMAXUD     Z4, Z2, Z2
+	VPADDD      patternffffffff<>+0(SB), Z4, Z4
+	VPMINUD     Z4, Z1, Z1
+	VMOVUPS     4480(DX), Z4
+	VFMADD213PS 4544(DX), Z4, Z3
+	VDIVPS      Z3, Z5, Z5
+	VFMADD231PS 4608(DX), Z6, Z6
+	VFMADD231PS 4672(DX), Z5, Z6
+	VPADDD      pattern00008000<>+0(SB), Z6, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, Y3
+	VPMOVDW     Z6, Y4
+	VMOVDQU     Y3, (BX)(AX*2)
+	VMOVDQU     Y4, (SI)(AX*2)
+	ADDQ        $0x10, AX
+	ADDQ        $0x10, CX
+	CMPQ        AX, $0x00000100
+	JBE         encoded678
+	XORQ        $0x00000100, R10
+	VMOVDQU32   4928(DX), Z3
+	VPMAXSD     2048(DX)(R10*4), Z3, Z4
+	VPSRLD      5104(DX), Z0, Z3
+	VPADDD      Z3, Z4, Z4
+	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
+	VMOVUPS     (DX)(R10*4), Z6
+	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
+	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
+	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
+	VPADDD      Z3, Z5, Z5
+	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
+	VMOVDQU32   2048(DX)(R10*4), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSRLD      5072(DX), Z4, Z4
+	VPSUBD.Z    4992(DX), Z4, K1, Z4
+	VPMOVDB     Z4, -288(R9)(AX*1)
+	VPSRLD      $0x13, Z5, Z5
+	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
+	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
+	VPSRLD      $0x18, Z6, Z6
+	VPANDD      pattern00000080<>+0(SB), Z6, Z6
+	VPORD.Z     Z6, Z5, K1, Z5
+	VPMOVDB     Z5, -288(R8)(AX*1)
+	VMOVDQU32   4928(DX), Z3
+	VPMAXSD     2112(DX)(R10*4), Z3, Z4
+	VPSRLD      5104(DX), Z0, Z3
+	VPADDD      Z3, Z4, Z4
+	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
+	VMOVUPS     64(DX)(R10*4), Z6
+	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
+	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
+	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
+	VPADDD      Z3, Z5, Z5
+	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
+	VMOVDQU32   2112(DX)(R10*4), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSRLD      5072(DX), Z4, Z4
+	VPSUBD.Z    4992(DX), Z4, K1, Z4
+	VPMOVDB     Z4, -272(R9)(AX*1)
+	VPSRLD      $0x13, Z5, Z5
+	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
+	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
+	VPSRLD      $0x18, Z6, Z6
+	VPANDD      pattern00000080<>+0(SB), Z6, Z6
+	VPORD.Z     Z6, Z5, K1, Z5
+	VPMOVDB     Z5, -272(R8)(AX*1)
+
+encoded678:
+	TESTQ         $0x000000ff, AX
+	JNE           turn677
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R12
+	INCL          CX
+	MOVL          R12, R14
+	ADDL          $0x000fffff, R14
+	SHRL          $0x17, R14
+	SUBL          $0x0000001f, R14
+	CMPL          R14, $0x40
+	MOVL          $0x00000040, R11
+	CMOVLLT       R11, R14
+	MOVL          R14, R10
+	MOVL          $0x00000014, R13
+	MOVL          R12, R14
+	ADDL          $0x0007ffff, R14
+	SHRL          $0x17, R14
+	SUBL          $0x0000000f, R14
+	CMPL          R14, $0x40
+	MOVL          $0x00000040, R11
+	CMOVLLT       R11, R14
+	MOVL          R14, R11
+	SHLL          $0x17, R11
+	ADDL          $0x00080000, R11
+	CMPL          CX, R11
+	MOVL          $0x00000013, R11
+	CMOVLCC       R14, R10
+	CMOVLCC       R11, R13
+	MOVL          R12, R14
+	ADDL          $0x0003ffff, R14
+	SHRL          $0x17, R14
+	SUBL          $0x00000007, R14
+	CMPL          R14, $0x40
+	MOVL          $0x00000040, R11
+	CMOVLLT       R11, R14
+	MOVL          R14, R11
+	SHLL          $0x17, R11
+	ADDL          $0x00040000, R11
+	CMPL          CX, R11
+	MOVL          $0x00000012, R11
+	CMOVLCC       R14, R10
+	CMOVLCC       R11, R13
+	MOVL          R12, R14
+	ADDL          $0x0001ffff, R14
+	SHRL          $0x17, R14
+	SUBL          $0x00000003, R14
+	CMPL          R14, $0x40
+	MOVL          $0x00000040, R11
+	CMOVLLT       R11, R14
+	MOVL          R14, R11
+	SHLL          $0x17, R11
+	ADDL          $0x00020000, R11
+	CMPL          CX, R11
+	MOVL          $0x00000011, R11
+	CMOVLCC       R14, R10
+	CMOVLCC       R11, R13
+	MOVL          R13, CX
+	SHLL          $0x08, CX
+	ORL           R10, CX
+	XORL          R11, R11
+	TESTL         R12, R12
+	CMOVLEQ       R11, CX
+	MOVQ          a+0(FP), R11
+	MOVQ          88(R11), R12
+	MOVQ          AX, R11
+	SHRQ          $0x07, R11
+	MOVW          CX, -2(R12)(R11*1)
+	VMOVD         R13, X0
+	VMOVDQA       X0, 5072(DX)
+	MOVL          $0x00000020, R11
+	SUBL          R13, R11
+	VMOVD         R11, X0
+	VMOVDQA       X0, 5104(DX)
+	MOVL          R13, R11
+	SUBL          $0x10, R11
+	VMOVD         R11, X0
+	VMOVDQA       X0, 5088(DX)
+	MOVL          R13, CX
+	SHLL          $0x17, R10
+	MOVL          $0x00000001, R11
+	SHLL          CL, R11
+	ADDL          R10, R11
+	VMOVD         R11, X0
+	VPBROADCASTD  X0, Z0
+	VMOVDQU32     Z0, 4928(DX)
+	SHRL          CL, R10
+	VMOVD         R10, X0
+	VPBROADCASTD  X0, Z0
+	VMOVDQU32     Z0, 4992(DX)
+	MOVQ          AX, R10
+	SUBQ          $0x00000100, R10
+	SHRQ          $0x08, R10
+	MOVQ          a+0(FP), CX
+	MOVL          44(CX), CX
+	ADDL          R10, CX
+	MOVL          CX, R10
+	SHRL          $0x10, R10
+	XORL          R10, CX
+	IMUL3L        $0x85ebca6b, CX, CX
+	MOVL          CX, R10
+	SHRL          $0x0d, R10
+	XORL          R10, CX
+	IMUL3L        $0xc2b2ae35, CX, CX
+	MOVL          CX, R10
+	SHRL          $0x10, R10
+	XORL          R10, CX
+	MOVQ          a+0(FP), R10
+	MOVL          40(R10), R10
+	ADDL          R10, CX
+	VMOVD         CX, X0
+	VPBROADCASTD  X0, Z0
+	VPADDD        blockDitherAVX512<>+0(SB), Z0, Z0
+	MOVQ          a+0(FP), CX
+	MOVQ          (CX), CX
+	CMPQ          AX, CX
+	JB            block676
+	JMP           done672
+
+fp32671:
+block679:
+	MOVQ         a+0(FP), CX
+	MOVQ         88(CX), R10
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R10)(CX*1), CX
+	MOVBLZX      CL, R10
+	SHLL         $0x17, R10
+	VMOVD        R10, X3
+	VPBROADCASTD X3, Z3
+	VMOVDQU32    Z3, 4864(DX)
+	SHRL         $0x08, CX
+	VMOVD        CX, X3
+	VMOVDQA      X3, 5056(DX)
+	VPXORD       Z2, Z2, Z2
+	VPTERNLOGD   $0xff, Z1, Z1, Z1
+
+turn680:
+	LEAQ        512(AX), CX
+	MOVQ        a+0(FP), R10
+	MOVQ        8(R10), R10
+	CMPQ        AX, R10
+	CMOVQCC     AX, CX
+	PREFETCHT0  (R8)(CX*1)
+	PREFETCHT0  (R9)(CX*1)
+	MOVQ        AX, R10
+	ANDQ        $0x000001ff, R10
+	PREFETCHT0  (BX)(CX*2)
+	PREFETCHT0  (SI)(CX*2)
+	PREFETCHT0  (DI)(CX*4)
+	VPMOVZXBD   (R9)(AX*1), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSLLD      5056(DX), Z3, Z3
+	VPADDD.Z    4864(DX), Z3, K1, Z3
+	VPMOVZXBD   (R8)(AX*1), Z4
+	VPSLLD      $0x18, Z4, Z4
+	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
+	VPADDD      patternfe000000<>+0(SB), Z6, Z6
+	VPSRLD      $0x05, Z4, Z5
+	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VSUBPS      Z6, Z5, Z5
+	VPANDD      pattern80000000<>+0(SB), Z4, Z4
+	VPORD       Z4, Z5, Z5
+	VMOVUPS     (DI)(AX*4), Z4
+	VPMOVZXWD   (BX)(AX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(AX*2), Z7
+	VPADDD      Z7, Z6, Z6
+	VMULPS      4096(DX), Z4, Z4
+	VFMADD231PS 4160(DX), Z6, Z4
+	VMOVUPS     4224(DX), Z7
+	VMULPS      Z5, Z7, Z5
+	VFMADD231PS 4288(DX), Z4, Z5
+	VMULPS      Z4, Z4, Z4
+	VMOVUPS     4352(DX), Z7
+	VMULPS      Z3, Z3, Z3
+	VMULPS      Z3, Z7, Z3
+	VFMADD231PS 4416(DX), Z4, Z3
+	VMOVUPS     Z5, (DX)(R10*4)
+	VSQRTPS     Z3, Z3
+	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
+	VMOVUPS     Z4, 2048(DX)(R10*4)
+	VPMAXUD     Z4, Z2, Z2
+	VPADDD      patternffffffff<>+0(SB), Z4, Z4
+	VPMINUD     Z4, Z1, Z1
+	VMOVUPS     4480(DX), Z4
+	VFMADD213PS 4544(DX), Z4, Z3
+	VDIVPS      Z3, Z5, Z5
+	VFMADD231PS 4608(DX), Z6, Z6
+	VFMADD231PS 4672(DX), Z5, Z6
+	VPADDD      pattern00008000<>+0(SB), Z6, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, Y3
+	VPMOVDW     Z6, Y4
+	VMOVDQU     Y3, (BX)(AX*2)
+	VMOVDQU     Y4, (SI)(AX*2)
+	ADDQ        $0x10, AX
+	ADDQ        $0x10, CX
+	PREFETCHT0  (BX)(CX*2)
+	PREFETCHT0  (SI)(CX*2)
+	PREFETCHT0  (DI)(CX*4)
+	VPMOVZXBD   (R9)(AX*1), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSLLD      5056(DX), Z3, Z3
+	VPADDD.Z    4864(DX), Z3, K1, Z3
+	VPMOVZXBD   (R8)(AX*1), Z4
+	VPSLLD      $0x18, Z4, Z4
+	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
+	VPADDD      patternfe000000<>+0(SB), Z6, Z6
+	VPSRLD      $0x05, Z4, Z5
+	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VSUBPS      Z6, Z5, Z5
+	VPANDD      pattern80000000<>+0(SB), Z4, Z4
+	VPORD       Z4, Z5, Z5
+	VMOVUPS     (DI)(AX*4), Z4
+	VPMOVZXWD   (BX)(AX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(AX*2), Z7
+	VPADDD      Z7, Z6, Z6
+	VMULPS      4096(DX), Z4, Z4
+	VFMADD231PS 4160(DX), Z6, Z4
+	VMOVUPS     4224(DX), Z7
+	VMULPS      Z5, Z7, Z5
+	VFMADD231PS 4288(DX), Z4, Z5
+	VMULPS      Z4, Z4, Z4
+	VMOVUPS     4352(DX), Z7
+	VMULPS      Z3, Z3, Z3
+	VMULPS      Z3, Z7, Z3
+	VFMADD231PS 4416(DX), Z4, Z3
+	VMOVUPS     Z5, 64(DX)(R10*4)
+	VSQRTPS     Z3, Z3
+	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
+	VMOVUPS     Z4, 2112(DX)(R10*4)
+	VPMAXUD     Z4, Z2, Z2
+	VPADDD      patternffffffff<>+0(SB), Z4, Z4
+	VPMINUD     Z4, Z1, Z1
+	VMOVUPS     4480(DX), Z4
+	VFMADD213PS 4544(DX), Z4, Z3
+	VDIVPS      Z3, Z5, Z5
+	VFMADD231PS 4608(DX), Z6, Z6
+	VFMADD231PS 4672(DX), Z5, Z6
+	VPADDD      pattern00008000<>+0(SB), Z6, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, Y3
+	VPMOVDW     Z6, Y4
+	VMOVDQU     Y3, (BX)(AX*2)
+	VMOVDQU     Y4, (SI)(AX*2)
+	ADDQ        $0x10, AX
+	ADDQ        $0x10, CX
+	CMPQ        AX, $0x00000100
+	JBE         encoded681
+	XORQ        $0x00000100, R10
+	VMOVDQU32   4928(DX), Z3
+	VPMAXSD     2048(DX)(R10*4), Z3, Z4
+	VPSRLD      5104(DX), Z0, Z3
+	VPADDD      Z3, Z4, Z4
+	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
+	VMOVUPS     (DX)(R10*4), Z6
+	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
+	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
+	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
+	VPADDD      Z3, Z5, Z5
+	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
+	VMOVDQU32   2048(DX)(R10*4), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSRLD      5072(DX), Z4, Z4
+	VPSUBD.Z    4992(DX), Z4, K1, Z4
+	VPMOVDB     Z4, -288(R9)(AX*1)
+	VPSRLD      $0x13, Z5, Z5
+	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
+	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
+	VPSRLD      $0x18, Z6, Z6
+	VPANDD      pattern00000080<>+0(SB), Z6, Z6
+	VPORD.Z     Z6, Z5, K1, Z5
+	VPMOVDB     Z5, -288(R8)(AX*1)
+	VMOVDQU32   4928(DX), Z3
+	VPMAXSD     2112(DX)(R10*4), Z3, Z4
+	VPSRLD      5104(DX), Z0, Z3
+	VPADDD      Z3, Z4, Z4
+	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
+	VMOVUPS     64(DX)(R10*4), Z6
+	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
+	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
+	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
+	VPADDD      Z3, Z5, Z5
+	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
+	VMOVDQU32   2112(DX)(R10*4), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSRLD      5072(DX), Z4, Z4
+	VPSUBD.Z    4992(DX), Z4, K1, Z4
+	VPMOVDB     Z4, -272(R9)(AX*1)
+	VPSRLD      $0x13, Z5, Z5
+	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
+	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
+	VPSRLD      $0x18, Z6, Z6
+	VPANDD      pattern00000080<>+0(SB), Z6, Z6
+	VPORD.Z     Z6, Z5, K1, Z5
+	VPMOVDB     Z5, -272(R8)(AX*1)
+
+encoded681:
+	TESTQ         $0x000000ff, AX
+	JNE           turn680
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R12
+	INCL          CX
+	MOVL          R12, R14
+	ADDL          $0x000fffff, R14
+	SHRL          $0x17, R14
+	SUBL          $0x0000001f, R14
+	CMPL          R14, $0x40
+	MOVL          $0x00000040, R11
+	CMOVLLT       R11, R14
+	MOVL          R14, R10
+	MOVL          $0x00000014, R13
+	MOVL          R12, R14
+	ADDL          $0x0007ffff, R14
+	SHRL          $0x17, R14
+	SUBL          $0x0000000f, R14
+	CMPL          R14, $0x40
+	MOVL          $0x00000040, R11
+	CMOVLLT       R11, R14
+	MOVL          R14, R11
+	SHLL          $0x17, R11
+	ADDL          $0x00080000, R11
+	CMPL          CX, R11
+	MOVL          $0x00000013, R11
+	CMOVLCC       R14, R10
+	CMOVLCC       R11, R13
+	MOVL          R12, R14
+	ADDL          $0x0003ffff, R14
+	SHRL          $0x17, R14
+	SUBL          $0x00000007, R14
+	CMPL          R14, $0x40
+	MOVL          $0x00000040, R11
+	CMOVLLT       R11, R14
+	MOVL          R14, R11
+	SHLL          $0x17, R11
+	ADDL          $0x00040000, R11
+	CMPL          CX, R11
+	MOVL          $0x00000012, R11
+	CMOVLCC       R14, R10
+	CMOVLCC       R11, R13
+	MOVL          R12, R14
+	ADDL          $0x0001ffff, R14
+	SHRL          $0x17, R14
+	SUBL          $0x00000003, R14
+	CMPL          R14, $0x40
+	MOVL          $0x00000040, R11
+	CMOVLLT       R11, R14
+	MOVL          R14, R11
+	SHLL          $0x17, R11
+	ADDL          $0x00020000, R11
+	CMPL          CX, R11
+	MOVL          $0x00000011, R11
+	CMOVLCC       R14, R10
+	CMOVLCC       R11, R13
+	MOVL          R13, CX
+	SHLL          $0x08, CX
+	ORL           R10, CX
+	XORL          R11, R11
+	TESTL         R12, R12
+	CMOVLEQ       R11, CX
+	MOVQ          a+0(FP), R11
+	MOVQ          88(R11), R12
+	MOVQ          AX, R11
+	SHRQ          $0x07, R11
+	MOVW          CX, -2(R12)(R11*1)
+	VMOVD         R13, X0
+	VMOVDQA       X0, 5072(DX)
+	MOVL          $0x00000020, R11
+	SUBL          R13, R11
+	VMOVD         R11, X0
+	VMOVDQA       X0, 5104(DX)
+	MOVL          R13, R11
+	SUBL          $0x10, R11
+	VMOVD         R11, X0
+	VMOVDQA       X0, 5088(DX)
+	MOVL          R13, CX
+	SHLL          $0x17, R10
+	MOVL          $0x00000001, R11
+	SHLL          CL, R11
+	ADDL          R10, R11
+	VMOVD         R11, X0
+	VPBROADCASTD  X0, Z0
+	VMOVDQU32     Z0, 4928(DX)
+	SHRL          CL, R10
+	VMOVD         R10, X0
+	VPBROADCASTD  X0, Z0
+	VMOVDQU32     Z0, 4992(DX)
+	MOVQ          AX, R10
+	SUBQ          $0x00000100, R10
+	SHRQ          $0x08, R10
+	MOVQ          a+0(FP), CX
+	MOVL          44(CX), CX
+	ADDL          R10, CX
+	MOVL          CX, R10
+	SHRL          $0x10, R10
+	XORL          R10, CX
+	IMUL3L        $0x85ebca6b, CX, CX
+	MOVL          CX, R10
+	SHRL          $0x0d, R10
+	XORL          R10, CX
+	IMUL3L        $0xc2b2ae35, CX, CX
+	MOVL          CX, R10
+	SHRL          $0x10, R10
+	XORL          R10, CX
+	MOVQ          a+0(FP), R10
+	MOVL          40(R10), R10
+	ADDL          R10, CX
+	VMOVD         CX, X0
+	VPBROADCASTD  X0, Z0
+	VPADDD        blockDitherAVX512<>+0(SB), Z0, Z0
+	MOVQ          a+0(FP), CX
+	MOVQ          (CX), CX
+	CMPQ          AX, CX
+	JB            block679
+
+done672:
+last682:
+	MOVQ        AX, CX
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
+	VMOVDQU32   4928(DX), Z1
+	VPMAXSD     2048(DX)(CX*4), Z1, Z2
+	VPSRLD      5104(DX), Z0, Z1
+	VPADDD      Z1, Z2, Z2
+	VPANDND     pattern7f800000<>+0(SB), Z2, Z1
+	VMOVUPS     (DX)(CX*4), Z4
+	VPANDD      pattern7fffffff<>+0(SB), Z4, Z3
+	VFMADD213PS pattern3e000000<>+0(SB), Z1, Z3
+	VPANDD      pattern0007ffff<>+0(SB), Z0, Z1
+	VPADDD      Z1, Z3, Z3
+	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
+	VMOVDQU32   2048(DX)(CX*4), Z1
+	VPTESTMD    Z1, Z1, K1
+	VPSRLD      5072(DX), Z2, Z2
+	VPSUBD.Z    4992(DX), Z2, K1, Z2
+	VPMOVDB     Z2, -288(R9)(AX*1)
+	VPSRLD      $0x13, Z3, Z3
+	VPSUBD      pattern000007c0<>+0(SB), Z3, Z3
+	VPMINUD     pattern0000007f<>+0(SB), Z3, Z3
+	VPSRLD      $0x18, Z4, Z4
+	VPANDD      pattern00000080<>+0(SB), Z4, Z4
+	VPORD.Z     Z4, Z3, K1, Z3
+	VPMOVDB     Z3, -288(R8)(AX*1)
+	VMOVDQU32   4928(DX), Z1
+	VPMAXSD     2112(DX)(CX*4), Z1, Z2
+	VPSRLD      5104(DX), Z0, Z1
+	VPADDD      Z1, Z2, Z2
+	VPANDND     pattern7f800000<>+0(SB), Z2, Z1
+	VMOVUPS     64(DX)(CX*4), Z4
+	VPANDD      pattern7fffffff<>+0(SB), Z4, Z3
+	VFMADD213PS pattern3e000000<>+0(SB), Z1, Z3
+	VPANDD      pattern0007ffff<>+0(SB), Z0, Z1
+	VPADDD      Z1, Z3, Z3
+	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
+	VMOVDQU32   2112(DX)(CX*4), Z1
+	VPTESTMD    Z1, Z1, K1
+	VPSRLD      5072(DX), Z2, Z2
+	VPSUBD.Z    4992(DX), Z2, K1, Z2
+	VPMOVDB     Z2, -272(R9)(AX*1)
+	VPSRLD      $0x13, Z3, Z3
+	VPSUBD      pattern000007c0<>+0(SB), Z3, Z3
+	VPMINUD     pattern0000007f<>+0(SB), Z3, Z3
+	VPSRLD      $0x18, Z4, Z4
+	VPANDD      pattern00000080<>+0(SB), Z4, Z4
+	VPORD.Z     Z4, Z3, K1, Z3
+	VPMOVDB     Z3, -272(R8)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         last682
+	LDMXCSR     (SP)
+	VZEROUPPER
+	RET
+
+DATA pattern7fffffff<>+0(SB)/4, $0x7fffffff
+DATA pattern7fffffff<>+4(SB)/4, $0x7fffffff
+DATA pattern7fffffff<>+8(SB)/4, $0x7fffffff
+DATA pattern7fffffff<>+12(SB)/4, $0x7fffffff
+DATA pattern7fffffff<>+16(SB)/4, $0x7fffffff
+DATA pattern7fffffff<>+20(SB)/4, $0x7fffffff
+DATA pattern7fffffff<>+24(SB)/4, $0x7fffffff
+DATA pattern7fffffff<>+28(SB)/4, $0x7fffffff
+DATA pattern7fffffff<>+32(SB)/4, $0x7fffffff
+DATA pattern7fffffff<>+36(SB)/4, $0x7fffffff
+DATA pattern7fffffff<>+40(SB)/4, $0x7fffffff
+DATA pattern7fffffff<>+44(SB)/4, $0x7fffffff
+DATA pattern7fffffff<>+48(SB)/4, $0x7fffffff
+DATA pattern7fffffff<>+52(SB)/4, $0x7fffffff
+DATA pattern7fffffff<>+56(SB)/4, $0x7fffffff
+DATA pattern7fffffff<>+60(SB)/4, $0x7fffffff
+GLOBL pattern7fffffff<>(SB), RODATA|NOPTR, $64
+
+DATA patterne3779b10<>+0(SB)/4, $0xe3779b10
+DATA patterne3779b10<>+4(SB)/4, $0xe3779b10
+DATA patterne3779b10<>+8(SB)/4, $0xe3779b10
+DATA patterne3779b10<>+12(SB)/4, $0xe3779b10
+DATA patterne3779b10<>+16(SB)/4, $0xe3779b10
+DATA patterne3779b10<>+20(SB)/4, $0xe3779b10
+DATA patterne3779b10<>+24(SB)/4, $0xe3779b10
+DATA patterne3779b10<>+28(SB)/4, $0xe3779b10
+DATA patterne3779b10<>+32(SB)/4, $0xe3779b10
+DATA patterne3779b10<>+36(SB)/4, $0xe3779b10
+DATA patterne3779b10<>+40(SB)/4, $0xe3779b10
+DATA patterne3779b10<>+44(SB)/4, $0xe3779b10
+DATA patterne3779b10<>+48(SB)/4, $0xe3779b10
+DATA patterne3779b10<>+52(SB)/4, $0xe3779b10
+DATA patterne3779b10<>+56(SB)/4, $0xe3779b10
+DATA patterne3779b10<>+60(SB)/4, $0xe3779b10
+GLOBL patterne3779b10<>(SB), RODATA|NOPTR, $64
+
+DATA pattern000007c0<>+0(SB)/4, $0x000007c0
+DATA pattern000007c0<>+4(SB)/4, $0x000007c0
+DATA pattern000007c0<>+8(SB)/4, $0x000007c0
+DATA pattern000007c0<>+12(SB)/4, $0x000007c0
+DATA pattern000007c0<>+16(SB)/4, $0x000007c0
+DATA pattern000007c0<>+20(SB)/4, $0x000007c0
+DATA pattern000007c0<>+24(SB)/4, $0x000007c0
+DATA pattern000007c0<>+28(SB)/4, $0x000007c0
+DATA pattern000007c0<>+32(SB)/4, $0x000007c0
+DATA pattern000007c0<>+36(SB)/4, $0x000007c0
+DATA pattern000007c0<>+40(SB)/4, $0x000007c0
+DATA pattern000007c0<>+44(SB)/4, $0x000007c0
+DATA pattern000007c0<>+48(SB)/4, $0x000007c0
+DATA pattern000007c0<>+52(SB)/4, $0x000007c0
+DATA pattern000007c0<>+56(SB)/4, $0x000007c0
+DATA pattern000007c0<>+60(SB)/4, $0x000007c0
+GLOBL pattern000007c0<>(SB), RODATA|NOPTR, $64
+
+DATA pattern0000007f<>+0(SB)/4, $0x0000007f
+DATA pattern0000007f<>+4(SB)/4, $0x0000007f
+DATA pattern0000007f<>+8(SB)/4, $0x0000007f
+DATA pattern0000007f<>+12(SB)/4, $0x0000007f
+DATA pattern0000007f<>+16(SB)/4, $0x0000007f
+DATA pattern0000007f<>+20(SB)/4, $0x0000007f
+DATA pattern0000007f<>+24(SB)/4, $0x0000007f
+DATA pattern0000007f<>+28(SB)/4, $0x0000007f
+DATA pattern0000007f<>+32(SB)/4, $0x0000007f
+DATA pattern0000007f<>+36(SB)/4, $0x0000007f
+DATA pattern0000007f<>+40(SB)/4, $0x0000007f
+DATA pattern0000007f<>+44(SB)/4, $0x0000007f
+DATA pattern0000007f<>+48(SB)/4, $0x0000007f
+DATA pattern0000007f<>+52(SB)/4, $0x0000007f
+DATA pattern0000007f<>+56(SB)/4, $0x0000007f
+DATA pattern0000007f<>+60(SB)/4, $0x0000007f
+GLOBL pattern0000007f<>(SB), RODATA|NOPTR, $64
+
+DATA pattern00000080<>+0(SB)/4, $0x00000080
+DATA pattern00000080<>+4(SB)/4, $0x00000080
+DATA pattern00000080<>+8(SB)/4, $0x00000080
+DATA pattern00000080<>+12(SB)/4, $0x00000080
+DATA pattern00000080<>+16(SB)/4, $0x00000080
+DATA pattern00000080<>+20(SB)/4, $0x00000080
+DATA pattern00000080<>+24(SB)/4, $0x00000080
+DATA pattern00000080<>+28(SB)/4, $0x00000080
+DATA pattern00000080<>+32(SB)/4, $0x00000080
+DATA pattern00000080<>+36(SB)/4, $0x00000080
+DATA pattern00000080<>+40(SB)/4, $0x00000080
+DATA pattern00000080<>+44(SB)/4, $0x00000080
+DATA pattern00000080<>+48(SB)/4, $0x00000080
+DATA pattern00000080<>+52(SB)/4, $0x00000080
+DATA pattern00000080<>+56(SB)/4, $0x00000080
+DATA pattern00000080<>+60(SB)/4, $0x00000080
+GLOBL pattern00000080<>(SB), RODATA|NOPTR, $64
+
+DATA blockDitherAVX512<>+0(SB)/4, $0x00000000
+DATA blockDitherAVX512<>+4(SB)/4, $0x9e3779b1
+DATA blockDitherAVX512<>+8(SB)/4, $0x3c6ef362
+DATA blockDitherAVX512<>+12(SB)/4, $0xdaa66d13
+DATA blockDitherAVX512<>+16(SB)/4, $0x78dde6c4
+DATA blockDitherAVX512<>+20(SB)/4, $0x17156075
+DATA blockDitherAVX512<>+24(SB)/4, $0xb54cda26
+DATA blockDitherAVX512<>+28(SB)/4, $0x538453d7
+DATA blockDitherAVX512<>+32(SB)/4, $0xf1bbcd88
+DATA blockDitherAVX512<>+36(SB)/4, $0x8ff34739
+DATA blockDitherAVX512<>+40(SB)/4, $0x2e2ac0ea
+DATA blockDitherAVX512<>+44(SB)/4, $0xcc623a9b
+DATA blockDitherAVX512<>+48(SB)/4, $0x6a99b44c
+DATA blockDitherAVX512<>+52(SB)/4, $0x08d12dfd
+DATA blockDitherAVX512<>+56(SB)/4, $0xa708a7ae
+DATA blockDitherAVX512<>+60(SB)/4, $0x4540215f
+GLOBL blockDitherAVX512<>(SB), RODATA|NOPTR, $64
+
+// func trafficSplit2xINT8AVX512(a *Arguments)
+// Requires: AVX, AVX2, AVX512F, MMX+
+TEXT ·trafficSplit2xINT8AVX512(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   48(AX), AX
+	MOVQ   a+0(FP), CX
+	MOVQ   96(CX), CX
+	MOVQ   a+0(FP), DX
+	MOVQ   24(DX), DX
+	MOVQ   a+0(FP), BX
+	MOVQ   56(BX), BX
+	MOVQ   a+0(FP), SI
+	MOVQ   72(SI), SI
+	MOVQ   a+0(FP), DI
+	MOVQ   80(DI), DI
+	MOVQ   a+0(FP), R8
+	MOVQ   88(R8), R8
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	MOVQ   a+0(FP), R9
+	MOVQ   (R9), R9
+	MOVQ   a+0(FP), R10
+	MOVQ   8(R10), R10
+	CMPQ   DX, $0x01
+	JE     fp16684
+	JA     fp32685
+	XORQ   DX, DX
+	MOVQ   $0x00000200, R11
+	JMP    check688
+
+next687:
+	PREFETCHT0 (AX)(R11*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R11*2)
+	VPOR       (BX)(DX*2), Y0, Y3
+	PREFETCHT0 (SI)(R11*1)
+	VPOR       (SI)(DX*1), X0, X4
+	PREFETCHT0 (DI)(R11*1)
+	VPOR       (DI)(DX*1), X0, X5
+	PREFETCHT0 (CX)(R11*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    X4, (SI)(DX*1)
+	VMOVDQU    X5, (DI)(DX*1)
+	TESTQ      $0x000000ff, DX
+	JNE        within689
+	MOVQ       DX, R12
+	SHRQ       $0x07, R12
+	MOVWLZX    (R8)(R12*1), R13
+	MOVW       R13, (R8)(R12*1)
+
+within689:
+	ADDQ $0x10, DX
+	ADDQ $0x10, R11
+
+check688:
+	CMPQ DX, R10
+	JB   next687
+	MOVQ DX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next687
+	JMP  done686
+
+fp16684:
+	XORQ DX, DX
+	MOVQ $0x00000200, R11
+	JMP  check691
+
+next690:
+	PREFETCHT0 (AX)(R11*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R11*2)
+	VPOR       (BX)(DX*2), Y0, Y3
+	PREFETCHT0 (SI)(R11*1)
+	VPOR       (SI)(DX*1), X0, X4
+	PREFETCHT0 (DI)(R11*1)
+	VPOR       (DI)(DX*1), X0, X5
+	PREFETCHT0 (CX)(R11*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    X4, (SI)(DX*1)
+	VMOVDQU    X5, (DI)(DX*1)
+	TESTQ      $0x000000ff, DX
+	JNE        within692
+	MOVQ       DX, R12
+	SHRQ       $0x07, R12
+	MOVWLZX    (R8)(R12*1), R13
+	MOVW       R13, (R8)(R12*1)
+
+within692:
+	ADDQ $0x10, DX
+	ADDQ $0x10, R11
+
+check691:
+	CMPQ DX, R10
+	JB   next690
+	MOVQ DX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next690
+	JMP  done686
+
+fp32685:
+	XORQ DX, DX
+	MOVQ $0x00000200, R11
+	JMP  check694
+
+next693:
+	PREFETCHT0 (AX)(R11*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R11*2)
+	VPOR       (BX)(DX*2), Y0, Y3
+	PREFETCHT0 (SI)(R11*1)
+	VPOR       (SI)(DX*1), X0, X4
+	PREFETCHT0 (DI)(R11*1)
+	VPOR       (DI)(DX*1), X0, X5
+	PREFETCHT0 (CX)(R11*4)
+	VPORD      (CX)(DX*4), Z1, Z1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    X4, (SI)(DX*1)
+	VMOVDQU    X5, (DI)(DX*1)
+	TESTQ      $0x000000ff, DX
+	JNE        within695
+	MOVQ       DX, R12
+	SHRQ       $0x07, R12
+	MOVWLZX    (R8)(R12*1), R13
+	MOVW       R13, (R8)(R12*1)
+
+within695:
+	ADDQ $0x10, DX
+	ADDQ $0x10, R11
+
+check694:
+	CMPQ DX, R10
+	JB   next693
+	MOVQ DX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next693
+
+done686:
 	VZEROUPPER
 	RET
 
@@ -8552,7 +13651,7 @@ TEXT ·adamFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    96(DX), DX
 	MOVQ    a+0(FP), BX
 	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
@@ -8574,13 +13673,13 @@ TEXT ·adamFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R11
 	MOVQ    8(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp16574
-	JA      fp32575
+	JE      fp16697
+	JA      fp32698
 	XORQ    CX, CX
 	MOVQ    $0x00000200, R12
-	JMP     check578
+	JMP     check701
 
-next577:
+next700:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -8604,8 +13703,8 @@ next577:
 	VFMADD231PS Z5, Z8, Z7
 	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16582
-	JA          fp32583
+	JE          fp16705
+	JA          fp32706
 	VPSRLD      $0x10, Z7, Z6
 	VPANDD      pattern00000001<>+0(SB), Z6, Z6
 	VPADDD      pattern00007fff<>+0(SB), Z6, Z6
@@ -8615,44 +13714,44 @@ next577:
 	VPSRLD      $0x10, Z6, Z6
 	VPMOVDW     Z6, Y6
 	VMOVDQA     Y6, Y6
-	JMP         done584
+	JMP         done707
 
-fp16582:
+fp16705:
 	VCVTPS2PH $0x00, Z7, Y6
 	VMOVDQA   Y6, Y6
-	JMP       done584
+	JMP       done707
 
-fp32583:
-	JMP stored580
+fp32706:
+	JMP stored703
 
-done584:
+done707:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned579
+	JNE      unaligned702
 	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored580
+	JMP      stored703
 
-unaligned579:
+unaligned702:
 	VMOVDQU Y6, (SI)(CX*2)
 
-stored580:
+stored703:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check578:
+check701:
 	CMPQ CX, R11
-	JB   next577
+	JB   next700
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next577
-	JMP  done576
+	JB   next700
+	JMP  done699
 
-fp16574:
+fp16697:
 	XORQ CX, CX
 	MOVQ $0x00000200, R12
-	JMP  check586
+	JMP  check709
 
-next585:
+next708:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -8675,8 +13774,8 @@ next585:
 	VFMADD231PS Z5, Z8, Z7
 	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16590
-	JA          fp32591
+	JE          fp16713
+	JA          fp32714
 	VPSRLD      $0x10, Z7, Z6
 	VPANDD      pattern00000001<>+0(SB), Z6, Z6
 	VPADDD      pattern00007fff<>+0(SB), Z6, Z6
@@ -8686,44 +13785,44 @@ next585:
 	VPSRLD      $0x10, Z6, Z6
 	VPMOVDW     Z6, Y6
 	VMOVDQA     Y6, Y6
-	JMP         done592
+	JMP         done715
 
-fp16590:
+fp16713:
 	VCVTPS2PH $0x00, Z7, Y6
 	VMOVDQA   Y6, Y6
-	JMP       done592
+	JMP       done715
 
-fp32591:
-	JMP stored588
+fp32714:
+	JMP stored711
 
-done592:
+done715:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned587
+	JNE      unaligned710
 	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored588
+	JMP      stored711
 
-unaligned587:
+unaligned710:
 	VMOVDQU Y6, (SI)(CX*2)
 
-stored588:
+stored711:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check586:
+check709:
 	CMPQ CX, R11
-	JB   next585
+	JB   next708
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next585
-	JMP  done576
+	JB   next708
+	JMP  done699
 
-fp32575:
+fp32698:
 	XORQ CX, CX
 	MOVQ $0x00000200, R12
-	JMP  check594
+	JMP  check717
 
-next593:
+next716:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -8746,8 +13845,8 @@ next593:
 	VFMADD231PS Z5, Z8, Z7
 	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16598
-	JA          fp32599
+	JE          fp16721
+	JA          fp32722
 	VPSRLD      $0x10, Z7, Z6
 	VPANDD      pattern00000001<>+0(SB), Z6, Z6
 	VPADDD      pattern00007fff<>+0(SB), Z6, Z6
@@ -8757,38 +13856,38 @@ next593:
 	VPSRLD      $0x10, Z6, Z6
 	VPMOVDW     Z6, Y6
 	VMOVDQA     Y6, Y6
-	JMP         done600
+	JMP         done723
 
-fp16598:
+fp16721:
 	VCVTPS2PH $0x00, Z7, Y6
 	VMOVDQA   Y6, Y6
-	JMP       done600
+	JMP       done723
 
-fp32599:
-	JMP stored596
+fp32722:
+	JMP stored719
 
-done600:
+done723:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned595
+	JNE      unaligned718
 	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored596
+	JMP      stored719
 
-unaligned595:
+unaligned718:
 	VMOVDQU Y6, (SI)(CX*2)
 
-stored596:
+stored719:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check594:
+check717:
 	CMPQ CX, R11
-	JB   next593
+	JB   next716
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next593
+	JB   next716
 
-done576:
+done699:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -8807,7 +13906,7 @@ TEXT ·lionFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    96(DX), DX
 	MOVQ    a+0(FP), BX
 	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
@@ -8826,13 +13925,13 @@ TEXT ·lionFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R10
 	MOVQ    8(R10), R10
 	CMPQ    CX, $0x01
-	JE      fp16602
-	JA      fp32603
+	JE      fp16725
+	JA      fp32726
 	XORQ    CX, CX
 	MOVQ    $0x00000200, R11
-	JMP     check606
+	JMP     check729
 
-next605:
+next728:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -8857,8 +13956,8 @@ next605:
 	VMOVUPS     Z7, (R8)(CX*4)
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16610
-	JA          fp32611
+	JE          fp16733
+	JA          fp32734
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -8868,44 +13967,44 @@ next605:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done612
+	JMP         done735
 
-fp16610:
+fp16733:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done612
+	JMP       done735
 
-fp32611:
-	JMP stored608
+fp32734:
+	JMP stored731
 
-done612:
+done735:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned607
+	JNE      unaligned730
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored608
+	JMP      stored731
 
-unaligned607:
+unaligned730:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored608:
+stored731:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check606:
+check729:
 	CMPQ CX, R10
-	JB   next605
+	JB   next728
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next605
-	JMP  done604
+	JB   next728
+	JMP  done727
 
-fp16602:
+fp16725:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check614
+	JMP  check737
 
-next613:
+next736:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -8929,8 +14028,8 @@ next613:
 	VMOVUPS     Z7, (R8)(CX*4)
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16618
-	JA          fp32619
+	JE          fp16741
+	JA          fp32742
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -8940,44 +14039,44 @@ next613:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done620
+	JMP         done743
 
-fp16618:
+fp16741:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done620
+	JMP       done743
 
-fp32619:
-	JMP stored616
+fp32742:
+	JMP stored739
 
-done620:
+done743:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned615
+	JNE      unaligned738
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored616
+	JMP      stored739
 
-unaligned615:
+unaligned738:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored616:
+stored739:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check614:
+check737:
 	CMPQ CX, R10
-	JB   next613
+	JB   next736
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next613
-	JMP  done604
+	JB   next736
+	JMP  done727
 
-fp32603:
+fp32726:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check622
+	JMP  check745
 
-next621:
+next744:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -9001,8 +14100,8 @@ next621:
 	VMOVUPS     Z7, (R8)(CX*4)
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16626
-	JA          fp32627
+	JE          fp16749
+	JA          fp32750
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -9012,38 +14111,38 @@ next621:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done628
+	JMP         done751
 
-fp16626:
+fp16749:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done628
+	JMP       done751
 
-fp32627:
-	JMP stored624
+fp32750:
+	JMP stored747
 
-done628:
+done751:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned623
+	JNE      unaligned746
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored624
+	JMP      stored747
 
-unaligned623:
+unaligned746:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored624:
+stored747:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check622:
+check745:
 	CMPQ CX, R10
-	JB   next621
+	JB   next744
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next621
+	JB   next744
 
-done604:
+done727:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -9062,7 +14161,7 @@ TEXT ·adagradFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    96(DX), DX
 	MOVQ    a+0(FP), BX
 	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
@@ -9078,13 +14177,13 @@ TEXT ·adagradFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R10
 	MOVQ    8(R10), R10
 	CMPQ    CX, $0x01
-	JE      fp16630
-	JA      fp32631
+	JE      fp16753
+	JA      fp32754
 	XORQ    CX, CX
 	MOVQ    $0x00000200, R11
-	JMP     check634
+	JMP     check757
 
-next633:
+next756:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -9102,8 +14201,8 @@ next633:
 	VFMADD231PS Z1, Z2, Z3
 	VMOVUPS     Z3, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16638
-	JA          fp32639
+	JE          fp16761
+	JA          fp32762
 	VPSRLD      $0x10, Z3, Z2
 	VPANDD      pattern00000001<>+0(SB), Z2, Z2
 	VPADDD      pattern00007fff<>+0(SB), Z2, Z2
@@ -9113,44 +14212,44 @@ next633:
 	VPSRLD      $0x10, Z2, Z2
 	VPMOVDW     Z2, Y2
 	VMOVDQA     Y2, Y2
-	JMP         done640
+	JMP         done763
 
-fp16638:
+fp16761:
 	VCVTPS2PH $0x00, Z3, Y2
 	VMOVDQA   Y2, Y2
-	JMP       done640
+	JMP       done763
 
-fp32639:
-	JMP stored636
+fp32762:
+	JMP stored759
 
-done640:
+done763:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned635
+	JNE      unaligned758
 	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored636
+	JMP      stored759
 
-unaligned635:
+unaligned758:
 	VMOVDQU Y2, (SI)(CX*2)
 
-stored636:
+stored759:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check634:
+check757:
 	CMPQ CX, R10
-	JB   next633
+	JB   next756
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next633
-	JMP  done632
+	JB   next756
+	JMP  done755
 
-fp16630:
+fp16753:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check642
+	JMP  check765
 
-next641:
+next764:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -9167,8 +14266,8 @@ next641:
 	VFMADD231PS Z1, Z2, Z3
 	VMOVUPS     Z3, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16646
-	JA          fp32647
+	JE          fp16769
+	JA          fp32770
 	VPSRLD      $0x10, Z3, Z2
 	VPANDD      pattern00000001<>+0(SB), Z2, Z2
 	VPADDD      pattern00007fff<>+0(SB), Z2, Z2
@@ -9178,44 +14277,44 @@ next641:
 	VPSRLD      $0x10, Z2, Z2
 	VPMOVDW     Z2, Y2
 	VMOVDQA     Y2, Y2
-	JMP         done648
+	JMP         done771
 
-fp16646:
+fp16769:
 	VCVTPS2PH $0x00, Z3, Y2
 	VMOVDQA   Y2, Y2
-	JMP       done648
+	JMP       done771
 
-fp32647:
-	JMP stored644
+fp32770:
+	JMP stored767
 
-done648:
+done771:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned643
+	JNE      unaligned766
 	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored644
+	JMP      stored767
 
-unaligned643:
+unaligned766:
 	VMOVDQU Y2, (SI)(CX*2)
 
-stored644:
+stored767:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check642:
+check765:
 	CMPQ CX, R10
-	JB   next641
+	JB   next764
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next641
-	JMP  done632
+	JB   next764
+	JMP  done755
 
-fp32631:
+fp32754:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check650
+	JMP  check773
 
-next649:
+next772:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -9232,8 +14331,8 @@ next649:
 	VFMADD231PS Z1, Z2, Z3
 	VMOVUPS     Z3, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16654
-	JA          fp32655
+	JE          fp16777
+	JA          fp32778
 	VPSRLD      $0x10, Z3, Z2
 	VPANDD      pattern00000001<>+0(SB), Z2, Z2
 	VPADDD      pattern00007fff<>+0(SB), Z2, Z2
@@ -9243,38 +14342,38 @@ next649:
 	VPSRLD      $0x10, Z2, Z2
 	VPMOVDW     Z2, Y2
 	VMOVDQA     Y2, Y2
-	JMP         done656
+	JMP         done779
 
-fp16654:
+fp16777:
 	VCVTPS2PH $0x00, Z3, Y2
 	VMOVDQA   Y2, Y2
-	JMP       done656
+	JMP       done779
 
-fp32655:
-	JMP stored652
+fp32778:
+	JMP stored775
 
-done656:
+done779:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned651
+	JNE      unaligned774
 	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored652
+	JMP      stored775
 
-unaligned651:
+unaligned774:
 	VMOVDQU Y2, (SI)(CX*2)
 
-stored652:
+stored775:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check650:
+check773:
 	CMPQ CX, R10
-	JB   next649
+	JB   next772
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next649
+	JB   next772
 
-done632:
+done755:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -9293,7 +14392,7 @@ TEXT ·sgdFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    96(DX), DX
 	MOVQ    a+0(FP), BX
 	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
@@ -9312,13 +14411,13 @@ TEXT ·sgdFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R10
 	MOVQ    8(R10), R10
 	CMPQ    CX, $0x01
-	JE      fp16658
-	JA      fp32659
+	JE      fp16781
+	JA      fp32782
 	XORQ    CX, CX
 	MOVQ    $0x00000200, R11
-	JMP     check662
+	JMP     check785
 
-next661:
+next784:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -9336,8 +14435,8 @@ next661:
 	VFMADD231PS Z4, Z5, Z6
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16666
-	JA          fp32667
+	JE          fp16789
+	JA          fp32790
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -9347,44 +14446,44 @@ next661:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done668
+	JMP         done791
 
-fp16666:
+fp16789:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done668
+	JMP       done791
 
-fp32667:
-	JMP stored664
+fp32790:
+	JMP stored787
 
-done668:
+done791:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned663
+	JNE      unaligned786
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored664
+	JMP      stored787
 
-unaligned663:
+unaligned786:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored664:
+stored787:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check662:
+check785:
 	CMPQ CX, R10
-	JB   next661
+	JB   next784
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next661
-	JMP  done660
+	JB   next784
+	JMP  done783
 
-fp16658:
+fp16781:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check670
+	JMP  check793
 
-next669:
+next792:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -9401,8 +14500,8 @@ next669:
 	VFMADD231PS Z4, Z5, Z6
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16674
-	JA          fp32675
+	JE          fp16797
+	JA          fp32798
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -9412,44 +14511,44 @@ next669:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done676
+	JMP         done799
 
-fp16674:
+fp16797:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done676
+	JMP       done799
 
-fp32675:
-	JMP stored672
+fp32798:
+	JMP stored795
 
-done676:
+done799:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned671
+	JNE      unaligned794
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored672
+	JMP      stored795
 
-unaligned671:
+unaligned794:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored672:
+stored795:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check670:
+check793:
 	CMPQ CX, R10
-	JB   next669
+	JB   next792
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next669
-	JMP  done660
+	JB   next792
+	JMP  done783
 
-fp32659:
+fp32782:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check678
+	JMP  check801
 
-next677:
+next800:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -9466,8 +14565,8 @@ next677:
 	VFMADD231PS Z4, Z5, Z6
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16682
-	JA          fp32683
+	JE          fp16805
+	JA          fp32806
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -9477,38 +14576,38 @@ next677:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done684
+	JMP         done807
 
-fp16682:
+fp16805:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done684
+	JMP       done807
 
-fp32683:
-	JMP stored680
+fp32806:
+	JMP stored803
 
-done684:
+done807:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned679
+	JNE      unaligned802
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored680
+	JMP      stored803
 
-unaligned679:
+unaligned802:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored680:
+stored803:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check678:
+check801:
 	CMPQ CX, R10
-	JB   next677
+	JB   next800
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next677
+	JB   next800
 
-done660:
+done783:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -9520,7 +14619,7 @@ TEXT ·trafficFP321xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
 	MOVQ   48(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   88(CX), CX
+	MOVQ   96(CX), CX
 	MOVQ   a+0(FP), DX
 	MOVQ   24(DX), DX
 	MOVQ   a+0(FP), BX
@@ -9534,13 +14633,13 @@ TEXT ·trafficFP321xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp16686
-	JA     fp32687
+	JE     fp16809
+	JA     fp32810
 	XORQ   DX, DX
 	MOVQ   $0x00000200, R9
-	JMP    check690
+	JMP    check813
 
-next689:
+next812:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -9550,34 +14649,34 @@ next689:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written691
+	JEQ        written814
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned692
+	JNE        unaligned815
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written691
+	JMP        written814
 
-unaligned692:
+unaligned815:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written691:
+written814:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check690:
+check813:
 	CMPQ DX, R8
-	JB   next689
+	JB   next812
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next689
-	JMP  done688
+	JB   next812
+	JMP  done811
 
-fp16686:
+fp16809:
 	XORQ DX, DX
 	MOVQ $0x00000200, R9
-	JMP  check694
+	JMP  check817
 
-next693:
+next816:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -9587,34 +14686,34 @@ next693:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written695
+	JEQ        written818
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned696
+	JNE        unaligned819
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written695
+	JMP        written818
 
-unaligned696:
+unaligned819:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written695:
+written818:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check694:
+check817:
 	CMPQ DX, R8
-	JB   next693
+	JB   next816
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next693
-	JMP  done688
+	JB   next816
+	JMP  done811
 
-fp32687:
+fp32810:
 	XORQ DX, DX
 	MOVQ $0x00000200, R9
-	JMP  check698
+	JMP  check821
 
-next697:
+next820:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -9624,28 +14723,28 @@ next697:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written699
+	JEQ        written822
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned700
+	JNE        unaligned823
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written699
+	JMP        written822
 
-unaligned700:
+unaligned823:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written699:
+written822:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check698:
+check821:
 	CMPQ DX, R8
-	JB   next697
+	JB   next820
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next697
+	JB   next820
 
-done688:
+done811:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -9656,7 +14755,7 @@ TEXT ·trafficFP322xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
 	MOVQ   48(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   88(CX), CX
+	MOVQ   96(CX), CX
 	MOVQ   a+0(FP), DX
 	MOVQ   24(DX), DX
 	MOVQ   a+0(FP), BX
@@ -9672,13 +14771,13 @@ TEXT ·trafficFP322xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp16702
-	JA     fp32703
+	JE     fp16825
+	JA     fp32826
 	XORQ   DX, DX
 	MOVQ   $0x00000200, R10
-	JMP    check706
+	JMP    check829
 
-next705:
+next828:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -9691,34 +14790,34 @@ next705:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written707
+	JEQ        written830
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned708
+	JNE        unaligned831
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written707
+	JMP        written830
 
-unaligned708:
+unaligned831:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written707:
+written830:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check706:
+check829:
 	CMPQ DX, R9
-	JB   next705
+	JB   next828
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next705
-	JMP  done704
+	JB   next828
+	JMP  done827
 
-fp16702:
+fp16825:
 	XORQ DX, DX
 	MOVQ $0x00000200, R10
-	JMP  check710
+	JMP  check833
 
-next709:
+next832:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -9731,34 +14830,34 @@ next709:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written711
+	JEQ        written834
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned712
+	JNE        unaligned835
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written711
+	JMP        written834
 
-unaligned712:
+unaligned835:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written711:
+written834:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check710:
+check833:
 	CMPQ DX, R9
-	JB   next709
+	JB   next832
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next709
-	JMP  done704
+	JB   next832
+	JMP  done827
 
-fp32703:
+fp32826:
 	XORQ DX, DX
 	MOVQ $0x00000200, R10
-	JMP  check714
+	JMP  check837
 
-next713:
+next836:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -9771,28 +14870,28 @@ next713:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written715
+	JEQ        written838
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned716
+	JNE        unaligned839
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written715
+	JMP        written838
 
-unaligned716:
+unaligned839:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written715:
+written838:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check714:
+check837:
 	CMPQ DX, R9
-	JB   next713
+	JB   next836
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next713
+	JB   next836
 
-done704:
+done827:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -9810,7 +14909,7 @@ TEXT ·adamFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), CX
 	MOVQ         24(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         88(DX), DX
+	MOVQ         96(DX), DX
 	MOVQ         a+0(FP), BX
 	MOVQ         64(BX), BX
 	MOVQ         a+0(FP), SI
@@ -9835,13 +14934,13 @@ TEXT ·adamFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         8(R11), R11
 	CMPQ         CX, $0x01
-	JE           fp16718
-	JA           fp32719
+	JE           fp16841
+	JA           fp32842
 	XORQ         CX, CX
 	MOVQ         $0x00000200, R12
-	JMP          check722
+	JMP          check845
 
-next721:
+next844:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (R9)(R12*2)
@@ -9878,8 +14977,8 @@ next721:
 	VFMADD231PS Z6, Z9, Z8
 	VMOVUPS     Z8, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16726
-	JA          fp32727
+	JE          fp16849
+	JA          fp32850
 	VPSRLD      $0x10, Z8, Z7
 	VPANDD      pattern00000001<>+0(SB), Z7, Z7
 	VPADDD      pattern00007fff<>+0(SB), Z7, Z7
@@ -9889,44 +14988,44 @@ next721:
 	VPSRLD      $0x10, Z7, Z7
 	VPMOVDW     Z7, Y7
 	VMOVDQA     Y7, Y7
-	JMP         done728
+	JMP         done851
 
-fp16726:
+fp16849:
 	VCVTPS2PH $0x00, Z8, Y7
 	VMOVDQA   Y7, Y7
-	JMP       done728
+	JMP       done851
 
-fp32727:
-	JMP stored724
+fp32850:
+	JMP stored847
 
-done728:
+done851:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned723
+	JNE      unaligned846
 	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored724
+	JMP      stored847
 
-unaligned723:
+unaligned846:
 	VMOVDQU Y7, (SI)(CX*2)
 
-stored724:
+stored847:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check722:
+check845:
 	CMPQ CX, R11
-	JB   next721
+	JB   next844
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next721
-	JMP  done720
+	JB   next844
+	JMP  done843
 
-fp16718:
+fp16841:
 	XORQ CX, CX
 	MOVQ $0x00000200, R12
-	JMP  check730
+	JMP  check853
 
-next729:
+next852:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (R9)(R12*2)
@@ -9962,8 +15061,8 @@ next729:
 	VFMADD231PS Z6, Z9, Z8
 	VMOVUPS     Z8, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16734
-	JA          fp32735
+	JE          fp16857
+	JA          fp32858
 	VPSRLD      $0x10, Z8, Z7
 	VPANDD      pattern00000001<>+0(SB), Z7, Z7
 	VPADDD      pattern00007fff<>+0(SB), Z7, Z7
@@ -9973,44 +15072,44 @@ next729:
 	VPSRLD      $0x10, Z7, Z7
 	VPMOVDW     Z7, Y7
 	VMOVDQA     Y7, Y7
-	JMP         done736
+	JMP         done859
 
-fp16734:
+fp16857:
 	VCVTPS2PH $0x00, Z8, Y7
 	VMOVDQA   Y7, Y7
-	JMP       done736
+	JMP       done859
 
-fp32735:
-	JMP stored732
+fp32858:
+	JMP stored855
 
-done736:
+done859:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned731
+	JNE      unaligned854
 	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored732
+	JMP      stored855
 
-unaligned731:
+unaligned854:
 	VMOVDQU Y7, (SI)(CX*2)
 
-stored732:
+stored855:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check730:
+check853:
 	CMPQ CX, R11
-	JB   next729
+	JB   next852
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next729
-	JMP  done720
+	JB   next852
+	JMP  done843
 
-fp32719:
+fp32842:
 	XORQ CX, CX
 	MOVQ $0x00000200, R12
-	JMP  check738
+	JMP  check861
 
-next737:
+next860:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (R9)(R12*2)
@@ -10046,8 +15145,8 @@ next737:
 	VFMADD231PS Z6, Z9, Z8
 	VMOVUPS     Z8, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16742
-	JA          fp32743
+	JE          fp16865
+	JA          fp32866
 	VPSRLD      $0x10, Z8, Z7
 	VPANDD      pattern00000001<>+0(SB), Z7, Z7
 	VPADDD      pattern00007fff<>+0(SB), Z7, Z7
@@ -10057,38 +15156,38 @@ next737:
 	VPSRLD      $0x10, Z7, Z7
 	VPMOVDW     Z7, Y7
 	VMOVDQA     Y7, Y7
-	JMP         done744
+	JMP         done867
 
-fp16742:
+fp16865:
 	VCVTPS2PH $0x00, Z8, Y7
 	VMOVDQA   Y7, Y7
-	JMP       done744
+	JMP       done867
 
-fp32743:
-	JMP stored740
+fp32866:
+	JMP stored863
 
-done744:
+done867:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned739
+	JNE      unaligned862
 	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored740
+	JMP      stored863
 
-unaligned739:
+unaligned862:
 	VMOVDQU Y7, (SI)(CX*2)
 
-stored740:
+stored863:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check738:
+check861:
 	CMPQ CX, R11
-	JB   next737
+	JB   next860
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next737
+	JB   next860
 
-done720:
+done843:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -10107,7 +15206,7 @@ TEXT ·lionFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    96(DX), DX
 	MOVQ    a+0(FP), BX
 	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
@@ -10126,13 +15225,13 @@ TEXT ·lionFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R10
 	MOVQ    8(R10), R10
 	CMPQ    CX, $0x01
-	JE      fp16746
-	JA      fp32747
+	JE      fp16869
+	JA      fp32870
 	XORQ    CX, CX
 	MOVQ    $0x00000200, R11
-	JMP     check750
+	JMP     check873
 
-next749:
+next872:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*2)
@@ -10162,8 +15261,8 @@ next749:
 	VMOVDQU     Y5, (R8)(CX*2)
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16754
-	JA          fp32755
+	JE          fp16877
+	JA          fp32878
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -10173,44 +15272,44 @@ next749:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done756
+	JMP         done879
 
-fp16754:
+fp16877:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done756
+	JMP       done879
 
-fp32755:
-	JMP stored752
+fp32878:
+	JMP stored875
 
-done756:
+done879:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned751
+	JNE      unaligned874
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored752
+	JMP      stored875
 
-unaligned751:
+unaligned874:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored752:
+stored875:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check750:
+check873:
 	CMPQ CX, R10
-	JB   next749
+	JB   next872
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next749
-	JMP  done748
+	JB   next872
+	JMP  done871
 
-fp16746:
+fp16869:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check758
+	JMP  check881
 
-next757:
+next880:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*2)
@@ -10239,8 +15338,8 @@ next757:
 	VMOVDQU     Y5, (R8)(CX*2)
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16762
-	JA          fp32763
+	JE          fp16885
+	JA          fp32886
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -10250,44 +15349,44 @@ next757:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done764
+	JMP         done887
 
-fp16762:
+fp16885:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done764
+	JMP       done887
 
-fp32763:
-	JMP stored760
+fp32886:
+	JMP stored883
 
-done764:
+done887:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned759
+	JNE      unaligned882
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored760
+	JMP      stored883
 
-unaligned759:
+unaligned882:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored760:
+stored883:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check758:
+check881:
 	CMPQ CX, R10
-	JB   next757
+	JB   next880
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next757
-	JMP  done748
+	JB   next880
+	JMP  done871
 
-fp32747:
+fp32870:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check766
+	JMP  check889
 
-next765:
+next888:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*4)
@@ -10316,8 +15415,8 @@ next765:
 	VMOVDQU     Y5, (R8)(CX*2)
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16770
-	JA          fp32771
+	JE          fp16893
+	JA          fp32894
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -10327,38 +15426,38 @@ next765:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done772
+	JMP         done895
 
-fp16770:
+fp16893:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done772
+	JMP       done895
 
-fp32771:
-	JMP stored768
+fp32894:
+	JMP stored891
 
-done772:
+done895:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned767
+	JNE      unaligned890
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored768
+	JMP      stored891
 
-unaligned767:
+unaligned890:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored768:
+stored891:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check766:
+check889:
 	CMPQ CX, R10
-	JB   next765
+	JB   next888
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next765
+	JB   next888
 
-done748:
+done871:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -10377,7 +15476,7 @@ TEXT ·adagradFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), CX
 	MOVQ         24(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         88(DX), DX
+	MOVQ         96(DX), DX
 	MOVQ         a+0(FP), BX
 	MOVQ         64(BX), BX
 	MOVQ         a+0(FP), SI
@@ -10396,13 +15495,13 @@ TEXT ·adagradFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R10
 	MOVQ         8(R10), R10
 	CMPQ         CX, $0x01
-	JE           fp16774
-	JA           fp32775
+	JE           fp16897
+	JA           fp32898
 	XORQ         CX, CX
 	MOVQ         $0x00000200, R11
-	JMP          check778
+	JMP          check901
 
-next777:
+next900:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*2)
@@ -10427,8 +15526,8 @@ next777:
 	VFMADD231PS Z2, Z3, Z4
 	VMOVUPS     Z4, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16782
-	JA          fp32783
+	JE          fp16905
+	JA          fp32906
 	VPSRLD      $0x10, Z4, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -10438,44 +15537,44 @@ next777:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done784
+	JMP         done907
 
-fp16782:
+fp16905:
 	VCVTPS2PH $0x00, Z4, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done784
+	JMP       done907
 
-fp32783:
-	JMP stored780
+fp32906:
+	JMP stored903
 
-done784:
+done907:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned779
+	JNE      unaligned902
 	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored780
+	JMP      stored903
 
-unaligned779:
+unaligned902:
 	VMOVDQU Y3, (SI)(CX*2)
 
-stored780:
+stored903:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check778:
+check901:
 	CMPQ CX, R10
-	JB   next777
+	JB   next900
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next777
-	JMP  done776
+	JB   next900
+	JMP  done899
 
-fp16774:
+fp16897:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check786
+	JMP  check909
 
-next785:
+next908:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*2)
@@ -10499,8 +15598,8 @@ next785:
 	VFMADD231PS Z2, Z3, Z4
 	VMOVUPS     Z4, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16790
-	JA          fp32791
+	JE          fp16913
+	JA          fp32914
 	VPSRLD      $0x10, Z4, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -10510,44 +15609,44 @@ next785:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done792
+	JMP         done915
 
-fp16790:
+fp16913:
 	VCVTPS2PH $0x00, Z4, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done792
+	JMP       done915
 
-fp32791:
-	JMP stored788
+fp32914:
+	JMP stored911
 
-done792:
+done915:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned787
+	JNE      unaligned910
 	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored788
+	JMP      stored911
 
-unaligned787:
+unaligned910:
 	VMOVDQU Y3, (SI)(CX*2)
 
-stored788:
+stored911:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check786:
+check909:
 	CMPQ CX, R10
-	JB   next785
+	JB   next908
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next785
-	JMP  done776
+	JB   next908
+	JMP  done899
 
-fp32775:
+fp32898:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check794
+	JMP  check917
 
-next793:
+next916:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*4)
@@ -10571,8 +15670,8 @@ next793:
 	VFMADD231PS Z2, Z3, Z4
 	VMOVUPS     Z4, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16798
-	JA          fp32799
+	JE          fp16921
+	JA          fp32922
 	VPSRLD      $0x10, Z4, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -10582,38 +15681,38 @@ next793:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done800
+	JMP         done923
 
-fp16798:
+fp16921:
 	VCVTPS2PH $0x00, Z4, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done800
+	JMP       done923
 
-fp32799:
-	JMP stored796
+fp32922:
+	JMP stored919
 
-done800:
+done923:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned795
+	JNE      unaligned918
 	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored796
+	JMP      stored919
 
-unaligned795:
+unaligned918:
 	VMOVDQU Y3, (SI)(CX*2)
 
-stored796:
+stored919:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check794:
+check917:
 	CMPQ CX, R10
-	JB   next793
+	JB   next916
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next793
+	JB   next916
 
-done776:
+done899:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -10632,7 +15731,7 @@ TEXT ·sgdFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    24(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    96(DX), DX
 	MOVQ    a+0(FP), BX
 	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
@@ -10651,13 +15750,13 @@ TEXT ·sgdFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R10
 	MOVQ    8(R10), R10
 	CMPQ    CX, $0x01
-	JE      fp16802
-	JA      fp32803
+	JE      fp16925
+	JA      fp32926
 	XORQ    CX, CX
 	MOVQ    $0x00000200, R11
-	JMP     check806
+	JMP     check929
 
-next805:
+next928:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*2)
@@ -10680,8 +15779,8 @@ next805:
 	VFMADD231PS Z4, Z5, Z6
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16810
-	JA          fp32811
+	JE          fp16933
+	JA          fp32934
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -10691,44 +15790,44 @@ next805:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done812
+	JMP         done935
 
-fp16810:
+fp16933:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done812
+	JMP       done935
 
-fp32811:
-	JMP stored808
+fp32934:
+	JMP stored931
 
-done812:
+done935:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned807
+	JNE      unaligned930
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored808
+	JMP      stored931
 
-unaligned807:
+unaligned930:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored808:
+stored931:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check806:
+check929:
 	CMPQ CX, R10
-	JB   next805
+	JB   next928
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next805
-	JMP  done804
+	JB   next928
+	JMP  done927
 
-fp16802:
+fp16925:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check814
+	JMP  check937
 
-next813:
+next936:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*2)
@@ -10750,8 +15849,8 @@ next813:
 	VFMADD231PS Z4, Z5, Z6
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16818
-	JA          fp32819
+	JE          fp16941
+	JA          fp32942
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -10761,44 +15860,44 @@ next813:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done820
+	JMP         done943
 
-fp16818:
+fp16941:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done820
+	JMP       done943
 
-fp32819:
-	JMP stored816
+fp32942:
+	JMP stored939
 
-done820:
+done943:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned815
+	JNE      unaligned938
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored816
+	JMP      stored939
 
-unaligned815:
+unaligned938:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored816:
+stored939:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check814:
+check937:
 	CMPQ CX, R10
-	JB   next813
+	JB   next936
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next813
-	JMP  done804
+	JB   next936
+	JMP  done927
 
-fp32803:
+fp32926:
 	XORQ CX, CX
 	MOVQ $0x00000200, R11
-	JMP  check822
+	JMP  check945
 
-next821:
+next944:
 	PREFETCHT0  (BX)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*4)
@@ -10820,8 +15919,8 @@ next821:
 	VFMADD231PS Z4, Z5, Z6
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16826
-	JA          fp32827
+	JE          fp16949
+	JA          fp32950
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -10831,38 +15930,38 @@ next821:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done828
+	JMP         done951
 
-fp16826:
+fp16949:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done828
+	JMP       done951
 
-fp32827:
-	JMP stored824
+fp32950:
+	JMP stored947
 
-done828:
+done951:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned823
+	JNE      unaligned946
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored824
+	JMP      stored947
 
-unaligned823:
+unaligned946:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored824:
+stored947:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check822:
+check945:
 	CMPQ CX, R10
-	JB   next821
+	JB   next944
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next821
+	JB   next944
 
-done804:
+done927:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -10874,7 +15973,7 @@ TEXT ·trafficFP321xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
 	MOVQ   48(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   88(CX), CX
+	MOVQ   96(CX), CX
 	MOVQ   a+0(FP), DX
 	MOVQ   24(DX), DX
 	MOVQ   a+0(FP), BX
@@ -10888,13 +15987,13 @@ TEXT ·trafficFP321xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp16830
-	JA     fp32831
+	JE     fp16953
+	JA     fp32954
 	XORQ   DX, DX
 	MOVQ   $0x00000200, R9
-	JMP    check834
+	JMP    check957
 
-next833:
+next956:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -10904,34 +16003,34 @@ next833:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written835
+	JEQ        written958
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned836
+	JNE        unaligned959
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written835
+	JMP        written958
 
-unaligned836:
+unaligned959:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written835:
+written958:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check834:
+check957:
 	CMPQ DX, R8
-	JB   next833
+	JB   next956
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next833
-	JMP  done832
+	JB   next956
+	JMP  done955
 
-fp16830:
+fp16953:
 	XORQ DX, DX
 	MOVQ $0x00000200, R9
-	JMP  check838
+	JMP  check961
 
-next837:
+next960:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -10941,34 +16040,34 @@ next837:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written839
+	JEQ        written962
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned840
+	JNE        unaligned963
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written839
+	JMP        written962
 
-unaligned840:
+unaligned963:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written839:
+written962:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check838:
+check961:
 	CMPQ DX, R8
-	JB   next837
+	JB   next960
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next837
-	JMP  done832
+	JB   next960
+	JMP  done955
 
-fp32831:
+fp32954:
 	XORQ DX, DX
 	MOVQ $0x00000200, R9
-	JMP  check842
+	JMP  check965
 
-next841:
+next964:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -10978,28 +16077,28 @@ next841:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written843
+	JEQ        written966
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned844
+	JNE        unaligned967
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written843
+	JMP        written966
 
-unaligned844:
+unaligned967:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written843:
+written966:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check842:
+check965:
 	CMPQ DX, R8
-	JB   next841
+	JB   next964
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next841
+	JB   next964
 
-done832:
+done955:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -11010,7 +16109,7 @@ TEXT ·trafficFP322xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
 	MOVQ   48(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   88(CX), CX
+	MOVQ   96(CX), CX
 	MOVQ   a+0(FP), DX
 	MOVQ   24(DX), DX
 	MOVQ   a+0(FP), BX
@@ -11026,13 +16125,13 @@ TEXT ·trafficFP322xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp16846
-	JA     fp32847
+	JE     fp16969
+	JA     fp32970
 	XORQ   DX, DX
 	MOVQ   $0x00000200, R10
-	JMP    check850
+	JMP    check973
 
-next849:
+next972:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -11045,34 +16144,34 @@ next849:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written851
+	JEQ        written974
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned852
+	JNE        unaligned975
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written851
+	JMP        written974
 
-unaligned852:
+unaligned975:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written851:
+written974:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check850:
+check973:
 	CMPQ DX, R9
-	JB   next849
+	JB   next972
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next849
-	JMP  done848
+	JB   next972
+	JMP  done971
 
-fp16846:
+fp16969:
 	XORQ DX, DX
 	MOVQ $0x00000200, R10
-	JMP  check854
+	JMP  check977
 
-next853:
+next976:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -11085,34 +16184,34 @@ next853:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written855
+	JEQ        written978
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned856
+	JNE        unaligned979
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written855
+	JMP        written978
 
-unaligned856:
+unaligned979:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written855:
+written978:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check854:
+check977:
 	CMPQ DX, R9
-	JB   next853
+	JB   next976
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next853
-	JMP  done848
+	JB   next976
+	JMP  done971
 
-fp32847:
+fp32970:
 	XORQ DX, DX
 	MOVQ $0x00000200, R10
-	JMP  check858
+	JMP  check981
 
-next857:
+next980:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -11125,28 +16224,1405 @@ next857:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written859
+	JEQ        written982
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned860
+	JNE        unaligned983
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written859
+	JMP        written982
 
-unaligned860:
+unaligned983:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written859:
+written982:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check858:
+check981:
 	CMPQ DX, R9
-	JB   next857
+	JB   next980
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next857
+	JB   next980
 
-done848:
+done971:
+	SFENCE
+	VZEROUPPER
+	RET
+
+// func adamFP32INT8AVX512(a *Arguments)
+// Requires: AVX, AVX2, AVX512F, CMOV, MMX+, SSE
+TEXT ·adamFP32INT8AVX512(SB), $5192-8
+	STMXCSR (SP)
+	MOVL    (SP), AX
+	ORL     $0x00008040, AX
+	MOVL    AX, 4(SP)
+	LDMXCSR 4(SP)
+	LEAQ    8(SP), DX
+	ADDQ    $0x3f, DX
+	ANDQ    $-64, DX
+	MOVQ    a+0(FP), AX
+	MOVQ    16(AX), AX
+	VMOVUPS (AX), Z3
+	VMOVUPS Z3, 4096(DX)
+	VMOVUPS 64(AX), Z3
+	VMOVUPS Z3, 4160(DX)
+	VMOVUPS 128(AX), Z3
+	VMOVUPS Z3, 4224(DX)
+	VMOVUPS 192(AX), Z3
+	VMOVUPS Z3, 4288(DX)
+	VMOVUPS 256(AX), Z3
+	VMOVUPS Z3, 4352(DX)
+	VMOVUPS 320(AX), Z3
+	VMOVUPS Z3, 4416(DX)
+	VMOVUPS 384(AX), Z3
+	VMOVUPS Z3, 4480(DX)
+	VMOVUPS 448(AX), Z3
+	VMOVUPS Z3, 4544(DX)
+	VMOVUPS 512(AX), Z3
+	VMOVUPS Z3, 4608(DX)
+	VMOVUPS 576(AX), Z3
+	VMOVUPS Z3, 4672(DX)
+	VMOVUPS 640(AX), Z3
+	VMOVUPS Z3, 4736(DX)
+	VMOVUPS 704(AX), Z3
+	VMOVUPS Z3, 4800(DX)
+	MOVQ    a+0(FP), AX
+	MOVQ    24(AX), CX
+	MOVQ    a+0(FP), AX
+	MOVQ    64(AX), BX
+	MOVQ    a+0(FP), AX
+	MOVQ    48(AX), SI
+	MOVQ    a+0(FP), AX
+	MOVQ    32(AX), DI
+	MOVQ    a+0(FP), AX
+	MOVQ    96(AX), R8
+	MOVQ    a+0(FP), AX
+	MOVQ    72(AX), R9
+	MOVQ    a+0(FP), AX
+	MOVQ    80(AX), R10
+	XORQ    AX, AX
+	CMPQ    CX, $0x01
+	JE      fp16985
+	JA      fp32986
+
+block988:
+	MOVQ         a+0(FP), CX
+	MOVQ         88(CX), R11
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	VMOVD        R11, X3
+	VPBROADCASTD X3, Z3
+	VMOVDQU32    Z3, 4864(DX)
+	SHRL         $0x08, CX
+	VMOVD        CX, X3
+	VMOVDQA      X3, 5056(DX)
+	VPXORD       Z2, Z2, Z2
+	VPTERNLOGD   $0xff, Z1, Z1, Z1
+
+turn989:
+	LEAQ        512(AX), CX
+	MOVQ        a+0(FP), R11
+	MOVQ        8(R11), R11
+	CMPQ        AX, R11
+	CMOVQCC     AX, CX
+	PREFETCHT0  (R9)(CX*1)
+	PREFETCHT0  (R10)(CX*1)
+	MOVQ        AX, R11
+	ANDQ        $0x000001ff, R11
+	PREFETCHT0  (BX)(CX*4)
+	PREFETCHT0  (R8)(CX*2)
+	VPMOVZXBD   (R10)(AX*1), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSLLD      5056(DX), Z3, Z3
+	VPADDD.Z    4864(DX), Z3, K1, Z3
+	VPMOVZXBD   (R9)(AX*1), Z4
+	VPSLLD      $0x18, Z4, Z4
+	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
+	VPADDD      patternfe000000<>+0(SB), Z6, Z6
+	VPSRLD      $0x05, Z4, Z5
+	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VSUBPS      Z6, Z5, Z5
+	VPANDD      pattern80000000<>+0(SB), Z4, Z4
+	VPORD       Z4, Z5, Z5
+	VPMOVZXWD   (R8)(AX*2), Z4
+	VPSLLD      $0x10, Z4, Z4
+	VMOVUPS     (BX)(AX*4), Z6
+	VMULPS      4096(DX), Z4, Z4
+	VFMADD231PS 4160(DX), Z6, Z4
+	VMOVUPS     4224(DX), Z7
+	VMULPS      Z5, Z7, Z5
+	VFMADD231PS 4288(DX), Z4, Z5
+	VMULPS      Z4, Z4, Z4
+	VMOVUPS     4352(DX), Z7
+	VMULPS      Z3, Z3, Z3
+	VMULPS      Z3, Z7, Z3
+	VFMADD231PS 4416(DX), Z4, Z3
+	VMOVUPS     Z5, (DX)(R11*4)
+	VSQRTPS     Z3, Z3
+	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
+	VMOVUPS     Z4, 2048(DX)(R11*4)
+	VPMAXUD     Z4, Z2, Z2
+	VPADDD      patternffffffff<>+0(SB), Z4, Z4
+	VPMINUD     Z4, Z1, Z1
+	VMOVUPS     4480(DX), Z4
+	VFMADD213PS 4544(DX), Z4, Z3
+	VDIVPS      Z3, Z5, Z5
+	VFMADD231PS 4608(DX), Z6, Z6
+	VFMADD231PS 4672(DX), Z5, Z6
+	VMOVUPS     Z6, (BX)(AX*4)
+	CMPQ        DI, $0x01
+	JE          fp16994
+	JA          fp32995
+	VPSRLD      $0x10, Z6, Z3
+	VPANDD      pattern00000001<>+0(SB), Z3, Z3
+	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
+	VPADDD      Z6, Z3, Z3
+	VCMPPS      $0x03, Z6, Z6, K1
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, Y3
+	VMOVDQA     Y3, Y3
+	JMP         done996
+
+fp16994:
+	VCVTPS2PH $0x00, Z6, Y3
+	VMOVDQA   Y3, Y3
+	JMP       done996
+
+fp32995:
+	JMP stored992
+
+done996:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned991
+	VMOVNTDQ Y3, (SI)(AX*2)
+	JMP      stored992
+
+unaligned991:
+	VMOVDQU Y3, (SI)(AX*2)
+
+stored992:
+	ADDQ        $0x10, AX
+	ADDQ        $0x10, CX
+	PREFETCHT0  (BX)(CX*4)
+	PREFETCHT0  (R8)(CX*2)
+	VPMOVZXBD   (R10)(AX*1), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSLLD      5056(DX), Z3, Z3
+	VPADDD.Z    4864(DX), Z3, K1, Z3
+	VPMOVZXBD   (R9)(AX*1), Z4
+	VPSLLD      $0x18, Z4, Z4
+	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
+	VPADDD      patternfe000000<>+0(SB), Z6, Z6
+	VPSRLD      $0x05, Z4, Z5
+	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VSUBPS      Z6, Z5, Z5
+	VPANDD      pattern80000000<>+0(SB), Z4, Z4
+	VPORD       Z4, Z5, Z5
+	VPMOVZXWD   (R8)(AX*2), Z4
+	VPSLLD      $0x10, Z4, Z4
+	VMOVUPS     (BX)(AX*4), Z6
+	VMULPS      4096(DX), Z4, Z4
+	VFMADD231PS 4160(DX), Z6, Z4
+	VMOVUPS     4224(DX), Z7
+	VMULPS      Z5, Z7, Z5
+	VFMADD231PS 4288(DX), Z4, Z5
+	VMULPS      Z4, Z4, Z4
+	VMOVUPS     4352(DX), Z7
+	VMULPS      Z3, Z3, Z3
+	VMULPS      Z3, Z7, Z3
+	VFMADD231PS 4416(DX), Z4, Z3
+	VMOVUPS     Z5, 64(DX)(R11*4)
+	VSQRTPS     Z3, Z3
+	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
+	VMOVUPS     Z4, 2112(DX)(R11*4)
+	VPMAXUD     Z4, Z2, Z2
+	VPADDD      patternffffffff<>+0(SB), Z4, Z4
+	VPMINUD     Z4, Z1, Z1
+	VMOVUPS     4480(DX), Z4
+	VFMADD213PS 4544(DX), Z4, Z3
+	VDIVPS      Z3, Z5, Z5
+	VFMADD231PS 4608(DX), Z6, Z6
+	VFMADD231PS 4672(DX), Z5, Z6
+	VMOVUPS     Z6, (BX)(AX*4)
+	CMPQ        DI, $0x01
+	JE          fp161000
+	JA          fp321001
+	VPSRLD      $0x10, Z6, Z3
+	VPANDD      pattern00000001<>+0(SB), Z3, Z3
+	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
+	VPADDD      Z6, Z3, Z3
+	VCMPPS      $0x03, Z6, Z6, K1
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, Y3
+	VMOVDQA     Y3, Y3
+	JMP         done1002
+
+fp161000:
+	VCVTPS2PH $0x00, Z6, Y3
+	VMOVDQA   Y3, Y3
+	JMP       done1002
+
+fp321001:
+	JMP stored998
+
+done1002:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned997
+	VMOVNTDQ Y3, (SI)(AX*2)
+	JMP      stored998
+
+unaligned997:
+	VMOVDQU Y3, (SI)(AX*2)
+
+stored998:
+	ADDQ        $0x10, AX
+	ADDQ        $0x10, CX
+	CMPQ        AX, $0x00000100
+	JBE         encoded990
+	XORQ        $0x00000100, R11
+	VMOVDQU32   4928(DX), Z3
+	VPMAXSD     2048(DX)(R11*4), Z3, Z4
+	VPSRLD      5104(DX), Z0, Z3
+	VPADDD      Z3, Z4, Z4
+	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
+	VMOVUPS     (DX)(R11*4), Z6
+	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
+	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
+	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
+	VPADDD      Z3, Z5, Z5
+	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
+	VMOVDQU32   2048(DX)(R11*4), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSRLD      5072(DX), Z4, Z4
+	VPSUBD.Z    4992(DX), Z4, K1, Z4
+	VPMOVDB     Z4, -288(R10)(AX*1)
+	VPSRLD      $0x13, Z5, Z5
+	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
+	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
+	VPSRLD      $0x18, Z6, Z6
+	VPANDD      pattern00000080<>+0(SB), Z6, Z6
+	VPORD.Z     Z6, Z5, K1, Z5
+	VPMOVDB     Z5, -288(R9)(AX*1)
+	VMOVDQU32   4928(DX), Z3
+	VPMAXSD     2112(DX)(R11*4), Z3, Z4
+	VPSRLD      5104(DX), Z0, Z3
+	VPADDD      Z3, Z4, Z4
+	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
+	VMOVUPS     64(DX)(R11*4), Z6
+	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
+	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
+	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
+	VPADDD      Z3, Z5, Z5
+	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
+	VMOVDQU32   2112(DX)(R11*4), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSRLD      5072(DX), Z4, Z4
+	VPSUBD.Z    4992(DX), Z4, K1, Z4
+	VPMOVDB     Z4, -272(R10)(AX*1)
+	VPSRLD      $0x13, Z5, Z5
+	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
+	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
+	VPSRLD      $0x18, Z6, Z6
+	VPANDD      pattern00000080<>+0(SB), Z6, Z6
+	VPORD.Z     Z6, Z5, K1, Z5
+	VPMOVDB     Z5, -272(R9)(AX*1)
+
+encoded990:
+	TESTQ         $0x000000ff, AX
+	JNE           turn989
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R13
+	INCL          CX
+	MOVL          R13, R15
+	ADDL          $0x000fffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x0000001f, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R11
+	MOVL          $0x00000014, R14
+	MOVL          R13, R15
+	ADDL          $0x0007ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x0000000f, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00080000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000013, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R13, R15
+	ADDL          $0x0003ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x00000007, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00040000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000012, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R13, R15
+	ADDL          $0x0001ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x00000003, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00020000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000011, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R14, CX
+	SHLL          $0x08, CX
+	ORL           R11, CX
+	XORL          R12, R12
+	TESTL         R13, R13
+	CMOVLEQ       R12, CX
+	MOVQ          a+0(FP), R12
+	MOVQ          88(R12), R13
+	MOVQ          AX, R12
+	SHRQ          $0x07, R12
+	MOVW          CX, -2(R13)(R12*1)
+	VMOVD         R14, X0
+	VMOVDQA       X0, 5072(DX)
+	MOVL          $0x00000020, R12
+	SUBL          R14, R12
+	VMOVD         R12, X0
+	VMOVDQA       X0, 5104(DX)
+	MOVL          R14, R12
+	SUBL          $0x10, R12
+	VMOVD         R12, X0
+	VMOVDQA       X0, 5088(DX)
+	MOVL          R14, CX
+	SHLL          $0x17, R11
+	MOVL          $0x00000001, R12
+	SHLL          CL, R12
+	ADDL          R11, R12
+	VMOVD         R12, X0
+	VPBROADCASTD  X0, Z0
+	VMOVDQU32     Z0, 4928(DX)
+	SHRL          CL, R11
+	VMOVD         R11, X0
+	VPBROADCASTD  X0, Z0
+	VMOVDQU32     Z0, 4992(DX)
+	MOVQ          AX, R11
+	SUBQ          $0x00000100, R11
+	SHRQ          $0x08, R11
+	MOVQ          a+0(FP), CX
+	MOVL          44(CX), CX
+	ADDL          R11, CX
+	MOVL          CX, R11
+	SHRL          $0x10, R11
+	XORL          R11, CX
+	IMUL3L        $0x85ebca6b, CX, CX
+	MOVL          CX, R11
+	SHRL          $0x0d, R11
+	XORL          R11, CX
+	IMUL3L        $0xc2b2ae35, CX, CX
+	MOVL          CX, R11
+	SHRL          $0x10, R11
+	XORL          R11, CX
+	MOVQ          a+0(FP), R11
+	MOVL          40(R11), R11
+	ADDL          R11, CX
+	VMOVD         CX, X0
+	VPBROADCASTD  X0, Z0
+	VPADDD        blockDitherAVX512<>+0(SB), Z0, Z0
+	MOVQ          a+0(FP), CX
+	MOVQ          (CX), CX
+	CMPQ          AX, CX
+	JB            block988
+	JMP           done987
+
+fp16985:
+block1003:
+	MOVQ         a+0(FP), CX
+	MOVQ         88(CX), R11
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	VMOVD        R11, X3
+	VPBROADCASTD X3, Z3
+	VMOVDQU32    Z3, 4864(DX)
+	SHRL         $0x08, CX
+	VMOVD        CX, X3
+	VMOVDQA      X3, 5056(DX)
+	VPXORD       Z2, Z2, Z2
+	VPTERNLOGD   $0xff, Z1, Z1, Z1
+
+turn1004:
+	LEAQ        512(AX), CX
+	MOVQ        a+0(FP), R11
+	MOVQ        8(R11), R11
+	CMPQ        AX, R11
+	CMOVQCC     AX, CX
+	PREFETCHT0  (R9)(CX*1)
+	PREFETCHT0  (R10)(CX*1)
+	MOVQ        AX, R11
+	ANDQ        $0x000001ff, R11
+	PREFETCHT0  (BX)(CX*4)
+	PREFETCHT0  (R8)(CX*2)
+	VPMOVZXBD   (R10)(AX*1), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSLLD      5056(DX), Z3, Z3
+	VPADDD.Z    4864(DX), Z3, K1, Z3
+	VPMOVZXBD   (R9)(AX*1), Z4
+	VPSLLD      $0x18, Z4, Z4
+	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
+	VPADDD      patternfe000000<>+0(SB), Z6, Z6
+	VPSRLD      $0x05, Z4, Z5
+	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VSUBPS      Z6, Z5, Z5
+	VPANDD      pattern80000000<>+0(SB), Z4, Z4
+	VPORD       Z4, Z5, Z5
+	VCVTPH2PS   (R8)(AX*2), Z4
+	VMOVUPS     (BX)(AX*4), Z6
+	VMULPS      4096(DX), Z4, Z4
+	VFMADD231PS 4160(DX), Z6, Z4
+	VMOVUPS     4224(DX), Z7
+	VMULPS      Z5, Z7, Z5
+	VFMADD231PS 4288(DX), Z4, Z5
+	VMULPS      Z4, Z4, Z4
+	VMOVUPS     4352(DX), Z7
+	VMULPS      Z3, Z3, Z3
+	VMULPS      Z3, Z7, Z3
+	VFMADD231PS 4416(DX), Z4, Z3
+	VMOVUPS     Z5, (DX)(R11*4)
+	VSQRTPS     Z3, Z3
+	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
+	VMOVUPS     Z4, 2048(DX)(R11*4)
+	VPMAXUD     Z4, Z2, Z2
+	VPADDD      patternffffffff<>+0(SB), Z4, Z4
+	VPMINUD     Z4, Z1, Z1
+	VMOVUPS     4480(DX), Z4
+	VFMADD213PS 4544(DX), Z4, Z3
+	VDIVPS      Z3, Z5, Z5
+	VFMADD231PS 4608(DX), Z6, Z6
+	VFMADD231PS 4672(DX), Z5, Z6
+	VMOVUPS     Z6, (BX)(AX*4)
+	CMPQ        DI, $0x01
+	JE          fp161009
+	JA          fp321010
+	VPSRLD      $0x10, Z6, Z3
+	VPANDD      pattern00000001<>+0(SB), Z3, Z3
+	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
+	VPADDD      Z6, Z3, Z3
+	VCMPPS      $0x03, Z6, Z6, K1
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, Y3
+	VMOVDQA     Y3, Y3
+	JMP         done1011
+
+fp161009:
+	VCVTPS2PH $0x00, Z6, Y3
+	VMOVDQA   Y3, Y3
+	JMP       done1011
+
+fp321010:
+	JMP stored1007
+
+done1011:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned1006
+	VMOVNTDQ Y3, (SI)(AX*2)
+	JMP      stored1007
+
+unaligned1006:
+	VMOVDQU Y3, (SI)(AX*2)
+
+stored1007:
+	ADDQ        $0x10, AX
+	ADDQ        $0x10, CX
+	PREFETCHT0  (BX)(CX*4)
+	PREFETCHT0  (R8)(CX*2)
+	VPMOVZXBD   (R10)(AX*1), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSLLD      5056(DX), Z3, Z3
+	VPADDD.Z    4864(DX), Z3, K1, Z3
+	VPMOVZXBD   (R9)(AX*1), Z4
+	VPSLLD      $0x18, Z4, Z4
+	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
+	VPADDD      patternfe000000<>+0(SB), Z6, Z6
+	VPSRLD      $0x05, Z4, Z5
+	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VSUBPS      Z6, Z5, Z5
+	VPANDD      pattern80000000<>+0(SB), Z4, Z4
+	VPORD       Z4, Z5, Z5
+	VCVTPH2PS   (R8)(AX*2), Z4
+	VMOVUPS     (BX)(AX*4), Z6
+	VMULPS      4096(DX), Z4, Z4
+	VFMADD231PS 4160(DX), Z6, Z4
+	VMOVUPS     4224(DX), Z7
+	VMULPS      Z5, Z7, Z5
+	VFMADD231PS 4288(DX), Z4, Z5
+	VMULPS      Z4, Z4, Z4
+	VMOVUPS     4352(DX), Z7
+	VMULPS      Z3, Z3, Z3
+	VMULPS      Z3, Z7, Z3
+	VFMADD231PS 4416(DX), Z4, Z3
+	VMOVUPS     Z5, 64(DX)(R11*4)
+	VSQRTPS     Z3, Z3
+	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
+	VMOVUPS     Z4, 2112(DX)(R11*4)
+	VPMAXUD     Z4, Z2, Z2
+	VPADDD      patternffffffff<>+0(SB), Z4, Z4
+	VPMINUD     Z4, Z1, Z1
+	VMOVUPS     4480(DX), Z4
+	VFMADD213PS 4544(DX), Z4, Z3
+	VDIVPS      Z3, Z5, Z5
+	VFMADD231PS 4608(DX), Z6, Z6
+	VFMADD231PS 4672(DX), Z5, Z6
+	VMOVUPS     Z6, (BX)(AX*4)
+	CMPQ        DI, $0x01
+	JE          fp161015
+	JA          fp321016
+	VPSRLD      $0x10, Z6, Z3
+	VPANDD      pattern00000001<>+0(SB), Z3, Z3
+	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
+	VPADDD      Z6, Z3, Z3
+	VCMPPS      $0x03, Z6, Z6, K1
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, Y3
+	VMOVDQA     Y3, Y3
+	JMP         done1017
+
+fp161015:
+	VCVTPS2PH $0x00, Z6, Y3
+	VMOVDQA   Y3, Y3
+	JMP       done1017
+
+fp321016:
+	JMP stored1013
+
+done1017:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned1012
+	VMOVNTDQ Y3, (SI)(AX*2)
+	JMP      stored1013
+
+unaligned1012:
+	VMOVDQU Y3, (SI)(AX*2)
+
+stored1013:
+	ADDQ        $0x10, AX
+	ADDQ        $0x10, CX
+	CMPQ        AX, $0x00000100
+	JBE         encoded1005
+	XORQ        $0x00000100, R11
+	VMOVDQU32   4928(DX), Z3
+	VPMAXSD     2048(DX)(R11*4), Z3, Z4
+	VPSRLD      5104(DX), Z0, Z3
+	VPADDD      Z3, Z4, Z4
+	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
+	VMOVUPS     (DX)(R11*4), Z6
+	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
+	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
+	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
+	VPADDD      Z3, Z5, Z5
+	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
+	VMOVDQU32   2048(DX)(R11*4), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSRLD      5072(DX), Z4, Z4
+	VPSUBD.Z    4992(DX), Z4, K1, Z4
+	VPMOVDB     Z4, -288(R10)(AX*1)
+	VPSRLD      $0x13, Z5, Z5
+	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
+	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
+	VPSRLD      $0x18, Z6, Z6
+	VPANDD      pattern00000080<>+0(SB), Z6, Z6
+	VPORD.Z     Z6, Z5, K1, Z5
+	VPMOVDB     Z5, -288(R9)(AX*1)
+	VMOVDQU32   4928(DX), Z3
+	VPMAXSD     2112(DX)(R11*4), Z3, Z4
+	VPSRLD      5104(DX), Z0, Z3
+	VPADDD      Z3, Z4, Z4
+	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
+	VMOVUPS     64(DX)(R11*4), Z6
+	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
+	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
+	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
+	VPADDD      Z3, Z5, Z5
+	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
+	VMOVDQU32   2112(DX)(R11*4), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSRLD      5072(DX), Z4, Z4
+	VPSUBD.Z    4992(DX), Z4, K1, Z4
+	VPMOVDB     Z4, -272(R10)(AX*1)
+	VPSRLD      $0x13, Z5, Z5
+	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
+	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
+	VPSRLD      $0x18, Z6, Z6
+	VPANDD      pattern00000080<>+0(SB), Z6, Z6
+	VPORD.Z     Z6, Z5, K1, Z5
+	VPMOVDB     Z5, -272(R9)(AX*1)
+
+encoded1005:
+	TESTQ         $0x000000ff, AX
+	JNE           turn1004
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R13
+	INCL          CX
+	MOVL          R13, R15
+	ADDL          $0x000fffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x0000001f, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R11
+	MOVL          $0x00000014, R14
+	MOVL          R13, R15
+	ADDL          $0x0007ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x0000000f, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00080000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000013, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R13, R15
+	ADDL          $0x0003ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x00000007, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00040000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000012, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R13, R15
+	ADDL          $0x0001ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x00000003, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00020000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000011, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R14, CX
+	SHLL          $0x08, CX
+	ORL           R11, CX
+	XORL          R12, R12
+	TESTL         R13, R13
+	CMOVLEQ       R12, CX
+	MOVQ          a+0(FP), R12
+	MOVQ          88(R12), R13
+	MOVQ          AX, R12
+	SHRQ          $0x07, R12
+	MOVW          CX, -2(R13)(R12*1)
+	VMOVD         R14, X0
+	VMOVDQA       X0, 5072(DX)
+	MOVL          $0x00000020, R12
+	SUBL          R14, R12
+	VMOVD         R12, X0
+	VMOVDQA       X0, 5104(DX)
+	MOVL          R14, R12
+	SUBL          $0x10, R12
+	VMOVD         R12, X0
+	VMOVDQA       X0, 5088(DX)
+	MOVL          R14, CX
+	SHLL          $0x17, R11
+	MOVL          $0x00000001, R12
+	SHLL          CL, R12
+	ADDL          R11, R12
+	VMOVD         R12, X0
+	VPBROADCASTD  X0, Z0
+	VMOVDQU32     Z0, 4928(DX)
+	SHRL          CL, R11
+	VMOVD         R11, X0
+	VPBROADCASTD  X0, Z0
+	VMOVDQU32     Z0, 4992(DX)
+	MOVQ          AX, R11
+	SUBQ          $0x00000100, R11
+	SHRQ          $0x08, R11
+	MOVQ          a+0(FP), CX
+	MOVL          44(CX), CX
+	ADDL          R11, CX
+	MOVL          CX, R11
+	SHRL          $0x10, R11
+	XORL          R11, CX
+	IMUL3L        $0x85ebca6b, CX, CX
+	MOVL          CX, R11
+	SHRL          $0x0d, R11
+	XORL          R11, CX
+	IMUL3L        $0xc2b2ae35, CX, CX
+	MOVL          CX, R11
+	SHRL          $0x10, R11
+	XORL          R11, CX
+	MOVQ          a+0(FP), R11
+	MOVL          40(R11), R11
+	ADDL          R11, CX
+	VMOVD         CX, X0
+	VPBROADCASTD  X0, Z0
+	VPADDD        blockDitherAVX512<>+0(SB), Z0, Z0
+	MOVQ          a+0(FP), CX
+	MOVQ          (CX), CX
+	CMPQ          AX, CX
+	JB            block1003
+	JMP           done987
+
+fp32986:
+block1018:
+	MOVQ         a+0(FP), CX
+	MOVQ         88(CX), R11
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	VMOVD        R11, X3
+	VPBROADCASTD X3, Z3
+	VMOVDQU32    Z3, 4864(DX)
+	SHRL         $0x08, CX
+	VMOVD        CX, X3
+	VMOVDQA      X3, 5056(DX)
+	VPXORD       Z2, Z2, Z2
+	VPTERNLOGD   $0xff, Z1, Z1, Z1
+
+turn1019:
+	LEAQ        512(AX), CX
+	MOVQ        a+0(FP), R11
+	MOVQ        8(R11), R11
+	CMPQ        AX, R11
+	CMOVQCC     AX, CX
+	PREFETCHT0  (R9)(CX*1)
+	PREFETCHT0  (R10)(CX*1)
+	MOVQ        AX, R11
+	ANDQ        $0x000001ff, R11
+	PREFETCHT0  (BX)(CX*4)
+	PREFETCHT0  (R8)(CX*4)
+	VPMOVZXBD   (R10)(AX*1), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSLLD      5056(DX), Z3, Z3
+	VPADDD.Z    4864(DX), Z3, K1, Z3
+	VPMOVZXBD   (R9)(AX*1), Z4
+	VPSLLD      $0x18, Z4, Z4
+	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
+	VPADDD      patternfe000000<>+0(SB), Z6, Z6
+	VPSRLD      $0x05, Z4, Z5
+	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VSUBPS      Z6, Z5, Z5
+	VPANDD      pattern80000000<>+0(SB), Z4, Z4
+	VPORD       Z4, Z5, Z5
+	VMOVUPS     (R8)(AX*4), Z4
+	VMOVUPS     (BX)(AX*4), Z6
+	VMULPS      4096(DX), Z4, Z4
+	VFMADD231PS 4160(DX), Z6, Z4
+	VMOVUPS     4224(DX), Z7
+	VMULPS      Z5, Z7, Z5
+	VFMADD231PS 4288(DX), Z4, Z5
+	VMULPS      Z4, Z4, Z4
+	VMOVUPS     4352(DX), Z7
+	VMULPS      Z3, Z3, Z3
+	VMULPS      Z3, Z7, Z3
+	VFMADD231PS 4416(DX), Z4, Z3
+	VMOVUPS     Z5, (DX)(R11*4)
+	VSQRTPS     Z3, Z3
+	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
+	VMOVUPS     Z4, 2048(DX)(R11*4)
+	VPMAXUD     Z4, Z2, Z2
+	VPADDD      patternffffffff<>+0(SB), Z4, Z4
+	VPMINUD     Z4, Z1, Z1
+	VMOVUPS     4480(DX), Z4
+	VFMADD213PS 4544(DX), Z4, Z3
+	VDIVPS      Z3, Z5, Z5
+	VFMADD231PS 4608(DX), Z6, Z6
+	VFMADD231PS 4672(DX), Z5, Z6
+	VMOVUPS     Z6, (BX)(AX*4)
+	CMPQ        DI, $0x01
+	JE          fp161024
+	JA          fp321025
+	VPSRLD      $0x10, Z6, Z3
+	VPANDD      pattern00000001<>+0(SB), Z3, Z3
+	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
+	VPADDD      Z6, Z3, Z3
+	VCMPPS      $0x03, Z6, Z6, K1
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, Y3
+	VMOVDQA     Y3, Y3
+	JMP         done1026
+
+fp161024:
+	VCVTPS2PH $0x00, Z6, Y3
+	VMOVDQA   Y3, Y3
+	JMP       done1026
+
+fp321025:
+	JMP stored1022
+
+done1026:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned1021
+	VMOVNTDQ Y3, (SI)(AX*2)
+	JMP      stored1022
+
+unaligned1021:
+	VMOVDQU Y3, (SI)(AX*2)
+
+stored1022:
+	ADDQ        $0x10, AX
+	ADDQ        $0x10, CX
+	PREFETCHT0  (BX)(CX*4)
+	PREFETCHT0  (R8)(CX*4)
+	VPMOVZXBD   (R10)(AX*1), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSLLD      5056(DX), Z3, Z3
+	VPADDD.Z    4864(DX), Z3, K1, Z3
+	VPMOVZXBD   (R9)(AX*1), Z4
+	VPSLLD      $0x18, Z4, Z4
+	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
+	VPADDD      patternfe000000<>+0(SB), Z6, Z6
+	VPSRLD      $0x05, Z4, Z5
+	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VSUBPS      Z6, Z5, Z5
+	VPANDD      pattern80000000<>+0(SB), Z4, Z4
+	VPORD       Z4, Z5, Z5
+	VMOVUPS     (R8)(AX*4), Z4
+	VMOVUPS     (BX)(AX*4), Z6
+	VMULPS      4096(DX), Z4, Z4
+	VFMADD231PS 4160(DX), Z6, Z4
+	VMOVUPS     4224(DX), Z7
+	VMULPS      Z5, Z7, Z5
+	VFMADD231PS 4288(DX), Z4, Z5
+	VMULPS      Z4, Z4, Z4
+	VMOVUPS     4352(DX), Z7
+	VMULPS      Z3, Z3, Z3
+	VMULPS      Z3, Z7, Z3
+	VFMADD231PS 4416(DX), Z4, Z3
+	VMOVUPS     Z5, 64(DX)(R11*4)
+	VSQRTPS     Z3, Z3
+	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
+	VMOVUPS     Z4, 2112(DX)(R11*4)
+	VPMAXUD     Z4, Z2, Z2
+	VPADDD      patternffffffff<>+0(SB), Z4, Z4
+	VPMINUD     Z4, Z1, Z1
+	VMOVUPS     4480(DX), Z4
+	VFMADD213PS 4544(DX), Z4, Z3
+	VDIVPS      Z3, Z5, Z5
+	VFMADD231PS 4608(DX), Z6, Z6
+	VFMADD231PS 4672(DX), Z5, Z6
+	VMOVUPS     Z6, (BX)(AX*4)
+	CMPQ        DI, $0x01
+	JE          fp161030
+	JA          fp321031
+	VPSRLD      $0x10, Z6, Z3
+	VPANDD      pattern00000001<>+0(SB), Z3, Z3
+	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
+	VPADDD      Z6, Z3, Z3
+	VCMPPS      $0x03, Z6, Z6, K1
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, Y3
+	VMOVDQA     Y3, Y3
+	JMP         done1032
+
+fp161030:
+	VCVTPS2PH $0x00, Z6, Y3
+	VMOVDQA   Y3, Y3
+	JMP       done1032
+
+fp321031:
+	JMP stored1028
+
+done1032:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned1027
+	VMOVNTDQ Y3, (SI)(AX*2)
+	JMP      stored1028
+
+unaligned1027:
+	VMOVDQU Y3, (SI)(AX*2)
+
+stored1028:
+	ADDQ        $0x10, AX
+	ADDQ        $0x10, CX
+	CMPQ        AX, $0x00000100
+	JBE         encoded1020
+	XORQ        $0x00000100, R11
+	VMOVDQU32   4928(DX), Z3
+	VPMAXSD     2048(DX)(R11*4), Z3, Z4
+	VPSRLD      5104(DX), Z0, Z3
+	VPADDD      Z3, Z4, Z4
+	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
+	VMOVUPS     (DX)(R11*4), Z6
+	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
+	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
+	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
+	VPADDD      Z3, Z5, Z5
+	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
+	VMOVDQU32   2048(DX)(R11*4), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSRLD      5072(DX), Z4, Z4
+	VPSUBD.Z    4992(DX), Z4, K1, Z4
+	VPMOVDB     Z4, -288(R10)(AX*1)
+	VPSRLD      $0x13, Z5, Z5
+	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
+	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
+	VPSRLD      $0x18, Z6, Z6
+	VPANDD      pattern00000080<>+0(SB), Z6, Z6
+	VPORD.Z     Z6, Z5, K1, Z5
+	VPMOVDB     Z5, -288(R9)(AX*1)
+	VMOVDQU32   4928(DX), Z3
+	VPMAXSD     2112(DX)(R11*4), Z3, Z4
+	VPSRLD      5104(DX), Z0, Z3
+	VPADDD      Z3, Z4, Z4
+	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
+	VMOVUPS     64(DX)(R11*4), Z6
+	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
+	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
+	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
+	VPADDD      Z3, Z5, Z5
+	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
+	VMOVDQU32   2112(DX)(R11*4), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSRLD      5072(DX), Z4, Z4
+	VPSUBD.Z    4992(DX), Z4, K1, Z4
+	VPMOVDB     Z4, -272(R10)(AX*1)
+	VPSRLD      $0x13, Z5, Z5
+	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
+	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
+	VPSRLD      $0x18, Z6, Z6
+	VPANDD      pattern00000080<>+0(SB), Z6, Z6
+	VPORD.Z     Z6, Z5, K1, Z5
+	VPMOVDB     Z5, -272(R9)(AX*1)
+
+encoded1020:
+	TESTQ         $0x000000ff, AX
+	JNE           turn1019
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R13
+	INCL          CX
+	MOVL          R13, R15
+	ADDL          $0x000fffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x0000001f, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R11
+	MOVL          $0x00000014, R14
+	MOVL          R13, R15
+	ADDL          $0x0007ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x0000000f, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00080000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000013, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R13, R15
+	ADDL          $0x0003ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x00000007, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00040000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000012, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R13, R15
+	ADDL          $0x0001ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x00000003, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00020000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000011, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R14, CX
+	SHLL          $0x08, CX
+	ORL           R11, CX
+	XORL          R12, R12
+	TESTL         R13, R13
+	CMOVLEQ       R12, CX
+	MOVQ          a+0(FP), R12
+	MOVQ          88(R12), R13
+	MOVQ          AX, R12
+	SHRQ          $0x07, R12
+	MOVW          CX, -2(R13)(R12*1)
+	VMOVD         R14, X0
+	VMOVDQA       X0, 5072(DX)
+	MOVL          $0x00000020, R12
+	SUBL          R14, R12
+	VMOVD         R12, X0
+	VMOVDQA       X0, 5104(DX)
+	MOVL          R14, R12
+	SUBL          $0x10, R12
+	VMOVD         R12, X0
+	VMOVDQA       X0, 5088(DX)
+	MOVL          R14, CX
+	SHLL          $0x17, R11
+	MOVL          $0x00000001, R12
+	SHLL          CL, R12
+	ADDL          R11, R12
+	VMOVD         R12, X0
+	VPBROADCASTD  X0, Z0
+	VMOVDQU32     Z0, 4928(DX)
+	SHRL          CL, R11
+	VMOVD         R11, X0
+	VPBROADCASTD  X0, Z0
+	VMOVDQU32     Z0, 4992(DX)
+	MOVQ          AX, R11
+	SUBQ          $0x00000100, R11
+	SHRQ          $0x08, R11
+	MOVQ          a+0(FP), CX
+	MOVL          44(CX), CX
+	ADDL          R11, CX
+	MOVL          CX, R11
+	SHRL          $0x10, R11
+	XORL          R11, CX
+	IMUL3L        $0x85ebca6b, CX, CX
+	MOVL          CX, R11
+	SHRL          $0x0d, R11
+	XORL          R11, CX
+	IMUL3L        $0xc2b2ae35, CX, CX
+	MOVL          CX, R11
+	SHRL          $0x10, R11
+	XORL          R11, CX
+	MOVQ          a+0(FP), R11
+	MOVL          40(R11), R11
+	ADDL          R11, CX
+	VMOVD         CX, X0
+	VPBROADCASTD  X0, Z0
+	VPADDD        blockDitherAVX512<>+0(SB), Z0, Z0
+	MOVQ          a+0(FP), CX
+	MOVQ          (CX), CX
+	CMPQ          AX, CX
+	JB            block1018
+
+done987:
+last1033:
+	MOVQ        AX, CX
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
+	VMOVDQU32   4928(DX), Z1
+	VPMAXSD     2048(DX)(CX*4), Z1, Z2
+	VPSRLD      5104(DX), Z0, Z1
+	VPADDD      Z1, Z2, Z2
+	VPANDND     pattern7f800000<>+0(SB), Z2, Z1
+	VMOVUPS     (DX)(CX*4), Z4
+	VPANDD      pattern7fffffff<>+0(SB), Z4, Z3
+	VFMADD213PS pattern3e000000<>+0(SB), Z1, Z3
+	VPANDD      pattern0007ffff<>+0(SB), Z0, Z1
+	VPADDD      Z1, Z3, Z3
+	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
+	VMOVDQU32   2048(DX)(CX*4), Z1
+	VPTESTMD    Z1, Z1, K1
+	VPSRLD      5072(DX), Z2, Z2
+	VPSUBD.Z    4992(DX), Z2, K1, Z2
+	VPMOVDB     Z2, -288(R10)(AX*1)
+	VPSRLD      $0x13, Z3, Z3
+	VPSUBD      pattern000007c0<>+0(SB), Z3, Z3
+	VPMINUD     pattern0000007f<>+0(SB), Z3, Z3
+	VPSRLD      $0x18, Z4, Z4
+	VPANDD      pattern00000080<>+0(SB), Z4, Z4
+	VPORD.Z     Z4, Z3, K1, Z3
+	VPMOVDB     Z3, -288(R9)(AX*1)
+	VMOVDQU32   4928(DX), Z1
+	VPMAXSD     2112(DX)(CX*4), Z1, Z2
+	VPSRLD      5104(DX), Z0, Z1
+	VPADDD      Z1, Z2, Z2
+	VPANDND     pattern7f800000<>+0(SB), Z2, Z1
+	VMOVUPS     64(DX)(CX*4), Z4
+	VPANDD      pattern7fffffff<>+0(SB), Z4, Z3
+	VFMADD213PS pattern3e000000<>+0(SB), Z1, Z3
+	VPANDD      pattern0007ffff<>+0(SB), Z0, Z1
+	VPADDD      Z1, Z3, Z3
+	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
+	VMOVDQU32   2112(DX)(CX*4), Z1
+	VPTESTMD    Z1, Z1, K1
+	VPSRLD      5072(DX), Z2, Z2
+	VPSUBD.Z    4992(DX), Z2, K1, Z2
+	VPMOVDB     Z2, -272(R10)(AX*1)
+	VPSRLD      $0x13, Z3, Z3
+	VPSUBD      pattern000007c0<>+0(SB), Z3, Z3
+	VPMINUD     pattern0000007f<>+0(SB), Z3, Z3
+	VPSRLD      $0x18, Z4, Z4
+	VPANDD      pattern00000080<>+0(SB), Z4, Z4
+	VPORD.Z     Z4, Z3, K1, Z3
+	VPMOVDB     Z3, -272(R9)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         last1033
+	SFENCE
+	LDMXCSR     (SP)
+	VZEROUPPER
+	RET
+
+// func trafficFP322xINT8AVX512(a *Arguments)
+// Requires: AVX, AVX2, AVX512F, MMX+
+TEXT ·trafficFP322xINT8AVX512(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   48(AX), AX
+	MOVQ   a+0(FP), CX
+	MOVQ   96(CX), CX
+	MOVQ   a+0(FP), DX
+	MOVQ   24(DX), DX
+	MOVQ   a+0(FP), BX
+	MOVQ   64(BX), BX
+	MOVQ   a+0(FP), SI
+	MOVQ   72(SI), SI
+	MOVQ   a+0(FP), DI
+	MOVQ   80(DI), DI
+	MOVQ   a+0(FP), R8
+	MOVQ   88(R8), R8
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	MOVQ   a+0(FP), R9
+	MOVQ   (R9), R9
+	MOVQ   a+0(FP), R10
+	MOVQ   8(R10), R10
+	CMPQ   DX, $0x01
+	JE     fp161035
+	JA     fp321036
+	XORQ   DX, DX
+	MOVQ   $0x00000200, R11
+	JMP    check1039
+
+next1038:
+	PREFETCHT0 (BX)(R11*4)
+	VPORD      (BX)(DX*4), Z0, Z2
+	PREFETCHT0 (SI)(R11*1)
+	VPOR       (SI)(DX*1), X0, X3
+	PREFETCHT0 (DI)(R11*1)
+	VPOR       (DI)(DX*1), X0, X4
+	PREFETCHT0 (CX)(R11*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU32  Z2, (BX)(DX*4)
+	VMOVDQU    X3, (SI)(DX*1)
+	VMOVDQU    X4, (DI)(DX*1)
+	TESTQ      $0x000000ff, DX
+	JNE        within1040
+	MOVQ       DX, R12
+	SHRQ       $0x07, R12
+	MOVWLZX    (R8)(R12*1), R13
+	MOVW       R13, (R8)(R12*1)
+
+within1040:
+	TESTQ    AX, AX
+	JEQ      written1041
+	TESTQ    $0x0000001f, AX
+	JNE      unaligned1042
+	VMOVNTDQ Y0, (AX)(DX*2)
+	JMP      written1041
+
+unaligned1042:
+	VMOVDQU Y0, (AX)(DX*2)
+
+written1041:
+	ADDQ $0x10, DX
+	ADDQ $0x10, R11
+
+check1039:
+	CMPQ DX, R10
+	JB   next1038
+	MOVQ DX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1038
+	JMP  done1037
+
+fp161035:
+	XORQ DX, DX
+	MOVQ $0x00000200, R11
+	JMP  check1044
+
+next1043:
+	PREFETCHT0 (BX)(R11*4)
+	VPORD      (BX)(DX*4), Z0, Z2
+	PREFETCHT0 (SI)(R11*1)
+	VPOR       (SI)(DX*1), X0, X3
+	PREFETCHT0 (DI)(R11*1)
+	VPOR       (DI)(DX*1), X0, X4
+	PREFETCHT0 (CX)(R11*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU32  Z2, (BX)(DX*4)
+	VMOVDQU    X3, (SI)(DX*1)
+	VMOVDQU    X4, (DI)(DX*1)
+	TESTQ      $0x000000ff, DX
+	JNE        within1045
+	MOVQ       DX, R12
+	SHRQ       $0x07, R12
+	MOVWLZX    (R8)(R12*1), R13
+	MOVW       R13, (R8)(R12*1)
+
+within1045:
+	TESTQ    AX, AX
+	JEQ      written1046
+	TESTQ    $0x0000001f, AX
+	JNE      unaligned1047
+	VMOVNTDQ Y0, (AX)(DX*2)
+	JMP      written1046
+
+unaligned1047:
+	VMOVDQU Y0, (AX)(DX*2)
+
+written1046:
+	ADDQ $0x10, DX
+	ADDQ $0x10, R11
+
+check1044:
+	CMPQ DX, R10
+	JB   next1043
+	MOVQ DX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1043
+	JMP  done1037
+
+fp321036:
+	XORQ DX, DX
+	MOVQ $0x00000200, R11
+	JMP  check1049
+
+next1048:
+	PREFETCHT0 (BX)(R11*4)
+	VPORD      (BX)(DX*4), Z0, Z2
+	PREFETCHT0 (SI)(R11*1)
+	VPOR       (SI)(DX*1), X0, X3
+	PREFETCHT0 (DI)(R11*1)
+	VPOR       (DI)(DX*1), X0, X4
+	PREFETCHT0 (CX)(R11*4)
+	VPORD      (CX)(DX*4), Z1, Z1
+	VMOVDQU32  Z2, (BX)(DX*4)
+	VMOVDQU    X3, (SI)(DX*1)
+	VMOVDQU    X4, (DI)(DX*1)
+	TESTQ      $0x000000ff, DX
+	JNE        within1050
+	MOVQ       DX, R12
+	SHRQ       $0x07, R12
+	MOVWLZX    (R8)(R12*1), R13
+	MOVW       R13, (R8)(R12*1)
+
+within1050:
+	TESTQ    AX, AX
+	JEQ      written1051
+	TESTQ    $0x0000001f, AX
+	JNE      unaligned1052
+	VMOVNTDQ Y0, (AX)(DX*2)
+	JMP      written1051
+
+unaligned1052:
+	VMOVDQU Y0, (AX)(DX*2)
+
+written1051:
+	ADDQ $0x10, DX
+	ADDQ $0x10, R11
+
+check1049:
+	CMPQ DX, R10
+	JB   next1048
+	MOVQ DX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1048
+
+done1037:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -11167,13 +17643,13 @@ TEXT ·sumSquaresAVX512(SB), NOSPLIT, $8-40
 	VMOVUPD (DX), Z0
 	VMOVUPD 64(DX), Z1
 	CMPQ    AX, $0x01
-	JE      fp16862
-	JA      fp32863
+	JE      fp161054
+	JA      fp321055
 	XORQ    AX, AX
 	MOVQ    $0x00000800, DI
-	JMP     check866
+	JMP     check1058
 
-next865:
+next1057:
 	PREFETCHT0    (CX)(DI*2)
 	VPMOVZXWD     (CX)(AX*2), Z2
 	VPSLLD        $0x10, Z2, Z2
@@ -11185,21 +17661,21 @@ next865:
 	ADDQ          $0x10, AX
 	ADDQ          $0x10, DI
 
-check866:
+check1058:
 	CMPQ AX, SI
-	JB   next865
+	JB   next1057
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next865
-	JMP  done864
+	JB   next1057
+	JMP  done1056
 
-fp16862:
+fp161054:
 	XORQ AX, AX
 	MOVQ $0x00000800, DI
-	JMP  check868
+	JMP  check1060
 
-next867:
+next1059:
 	PREFETCHT0    (CX)(DI*2)
 	VCVTPH2PS     (CX)(AX*2), Z2
 	VCVTPS2PD     Y2, Z3
@@ -11210,21 +17686,21 @@ next867:
 	ADDQ          $0x10, AX
 	ADDQ          $0x10, DI
 
-check868:
+check1060:
 	CMPQ AX, SI
-	JB   next867
+	JB   next1059
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next867
-	JMP  done864
+	JB   next1059
+	JMP  done1056
 
-fp32863:
+fp321055:
 	XORQ AX, AX
 	MOVQ $0x00000800, DI
-	JMP  check870
+	JMP  check1062
 
-next869:
+next1061:
 	PREFETCHT0    (CX)(DI*4)
 	VMOVUPS       (CX)(AX*4), Z2
 	VCVTPS2PD     Y2, Z3
@@ -11235,15 +17711,15 @@ next869:
 	ADDQ          $0x10, AX
 	ADDQ          $0x10, DI
 
-check870:
+check1062:
 	CMPQ AX, SI
-	JB   next869
+	JB   next1061
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next869
+	JB   next1061
 
-done864:
+done1056:
 	VMOVUPD Z0, (DX)
 	VMOVUPD Z1, 64(DX)
 	LDMXCSR (SP)
@@ -11265,16 +17741,16 @@ TEXT ·accumulateAVX512(SB), NOSPLIT, $8-48
 	MOVQ    n+0(FP), SI
 	MOVQ    prefetching+8(FP), DI
 	CMPQ    AX, $0x01
-	JE      fp16872
-	JA      fp32873
+	JE      fp161064
+	JA      fp321065
 	CMPQ    CX, $0x01
-	JE      fp16876
-	JA      fp32877
+	JE      fp161068
+	JA      fp321069
 	XORQ    AX, AX
 	MOVQ    $0x00000200, CX
-	JMP     check880
+	JMP     check1072
 
-next879:
+next1071:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VPMOVZXWD  (DX)(AX*2), Z0
@@ -11294,21 +17770,21 @@ next879:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check880:
+check1072:
 	CMPQ AX, DI
-	JB   next879
+	JB   next1071
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next879
-	JMP  done878
+	JB   next1071
+	JMP  done1070
 
-fp16876:
+fp161068:
 	XORQ AX, AX
 	MOVQ $0x00000200, CX
-	JMP  check882
+	JMP  check1074
 
-next881:
+next1073:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VPMOVZXWD  (DX)(AX*2), Z0
@@ -11327,21 +17803,21 @@ next881:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check882:
+check1074:
 	CMPQ AX, DI
-	JB   next881
+	JB   next1073
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next881
-	JMP  done878
+	JB   next1073
+	JMP  done1070
 
-fp32877:
+fp321069:
 	XORQ AX, AX
 	MOVQ $0x00000200, CX
-	JMP  check884
+	JMP  check1076
 
-next883:
+next1075:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*4)
 	VPMOVZXWD  (DX)(AX*2), Z0
@@ -11360,26 +17836,26 @@ next883:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check884:
+check1076:
 	CMPQ AX, DI
-	JB   next883
+	JB   next1075
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next883
+	JB   next1075
 
-done878:
-	JMP done874
+done1070:
+	JMP done1066
 
-fp16872:
+fp161064:
 	CMPQ CX, $0x01
-	JE   fp16886
-	JA   fp32887
+	JE   fp161078
+	JA   fp321079
 	XORQ AX, AX
 	MOVQ $0x00000200, CX
-	JMP  check890
+	JMP  check1082
 
-next889:
+next1081:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -11391,21 +17867,21 @@ next889:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check890:
+check1082:
 	CMPQ AX, DI
-	JB   next889
+	JB   next1081
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next889
-	JMP  done888
+	JB   next1081
+	JMP  done1080
 
-fp16886:
+fp161078:
 	XORQ AX, AX
 	MOVQ $0x00000200, CX
-	JMP  check892
+	JMP  check1084
 
-next891:
+next1083:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -11416,21 +17892,21 @@ next891:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check892:
+check1084:
 	CMPQ AX, DI
-	JB   next891
+	JB   next1083
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next891
-	JMP  done888
+	JB   next1083
+	JMP  done1080
 
-fp32887:
+fp321079:
 	XORQ AX, AX
 	MOVQ $0x00000200, CX
-	JMP  check894
+	JMP  check1086
 
-next893:
+next1085:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*4)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -11441,26 +17917,26 @@ next893:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check894:
+check1086:
 	CMPQ AX, DI
-	JB   next893
+	JB   next1085
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next893
+	JB   next1085
 
-done888:
-	JMP done874
+done1080:
+	JMP done1066
 
-fp32873:
+fp321065:
 	CMPQ CX, $0x01
-	JE   fp16896
-	JA   fp32897
+	JE   fp161088
+	JA   fp321089
 	XORQ AX, AX
 	MOVQ $0x00000200, CX
-	JMP  check900
+	JMP  check1092
 
-next899:
+next1091:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -11471,21 +17947,21 @@ next899:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check900:
+check1092:
 	CMPQ AX, DI
-	JB   next899
+	JB   next1091
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next899
-	JMP  done898
+	JB   next1091
+	JMP  done1090
 
-fp16896:
+fp161088:
 	XORQ AX, AX
 	MOVQ $0x00000200, CX
-	JMP  check902
+	JMP  check1094
 
-next901:
+next1093:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -11495,21 +17971,21 @@ next901:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check902:
+check1094:
 	CMPQ AX, DI
-	JB   next901
+	JB   next1093
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next901
-	JMP  done898
+	JB   next1093
+	JMP  done1090
 
-fp32897:
+fp321089:
 	XORQ AX, AX
 	MOVQ $0x00000200, CX
-	JMP  check904
+	JMP  check1096
 
-next903:
+next1095:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*4)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -11519,16 +17995,16 @@ next903:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check904:
+check1096:
 	CMPQ AX, DI
-	JB   next903
+	JB   next1095
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next903
+	JB   next1095
 
-done898:
-done874:
+done1090:
+done1066:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET

@@ -96,6 +96,9 @@ func newChunk(t testing.TB, f Format, n, shift int) Chunk {
 	for i := range f.Algorithm.Moments() {
 		c.Moments[i] = Array{f.momentType(), stream(int(f.momentType().Size()))}
 	}
+	if f.Moments == MomentsInt8 {
+		c.Headers = view[uint16](guarded(t, (n+Block-1)/Block*2, 64, 2*shift))
+	}
 	if f.hasParameter() {
 		c.Parameter = view[uint16](stream(2))
 	}
@@ -114,7 +117,32 @@ func copyChunk(to, from Chunk) {
 	for i := range to.Moments {
 		copy(to.Moments[i].Data, from.Moments[i].Data)
 	}
+	copy(to.Headers, from.Headers)
 	copy(to.Gradient.Data, from.Gradient.Data)
+}
+
+// putMoments rounds moments and stores them. Those that the algorithm does not
+// have are ignored.
+func (c Chunk) putMoments(first, second []float32) {
+	for number := range c.Headers {
+		b := c.block(number)
+		from := number * Block
+		firsts, roots := make([]float32, len(b.first)), make([]float32, len(b.first))
+		for i := range roots {
+			firsts[i], roots[i] = flush(first[from+i]), sqrt(flush(second[from+i]))
+		}
+		b.encode(0, firsts, roots)
+	}
+	if c.Headers != nil {
+		return
+	}
+	for i := range c.Len() {
+		for m, values := range [][]float32{first, second} {
+			if c.Moments[m].Data != nil {
+				c.Moments[m].Put(i, values[i])
+			}
+		}
+	}
 }
 
 // fill sets a chunk to values as training has them, with the strange ones
@@ -135,17 +163,16 @@ func fill(r *rand.Rand, f Format, c Chunk, strange bool) {
 		}
 		return float32(r.NormFloat64() * scale * math.Exp2(float64(r.IntN(12)-6)))
 	}
+	first, second := make([]float32, c.Len()), make([]float32, c.Len())
 	for i := range c.Len() {
 		c.setMaster(f, i, number(0.02))
-		c.Moments[0].Put(i, number(1e-3))
+		first[i], second[i] = number(1e-3), float32(math.Abs(float64(number(1e-6))))
 		if f.Algorithm == Adagrad { // a sum of squares
-			c.Moments[0].Put(i, float32(math.Abs(float64(number(1e-6)))))
-		}
-		if f.Algorithm.Moments() == 2 {
-			c.Moments[1].Put(i, float32(math.Abs(float64(number(1e-6)))))
+			first[i] = second[i]
 		}
 		c.Gradient.Put(i, number(1e-2))
 	}
+	c.putMoments(first, second)
 }
 
 // differ names the first element in which two chunks differ. All NaN are one.
@@ -160,7 +187,8 @@ func differ(f Format, a, b Chunk) string {
 			ok = ok && a.Parameter[i] == b.Parameter[i]
 		}
 		for m := range f.Algorithm.Moments() {
-			ok = ok && same(a.Moments[m].At(i), b.Moments[m].At(i))
+			ok = ok && (same(a.Moment(m, i), b.Moment(m, i)) ||
+				f.Moments == MomentsInt8 && x != x && a.Moment(m, i) == -b.Moment(m, i)) // of a NaN
 		}
 		if ok {
 			continue
@@ -168,7 +196,7 @@ func differ(f Format, a, b Chunk) string {
 		dump := func(c Chunk) string {
 			text := fmt.Sprintf("master %#08x", math.Float32bits(c.master(f, i)))
 			for m := range f.Algorithm.Moments() {
-				text += fmt.Sprintf(" moment %#08x", math.Float32bits(c.Moments[m].At(i)))
+				text += fmt.Sprintf(" moment %#08x", math.Float32bits(c.Moment(m, i)))
 			}
 			return text
 		}
@@ -222,7 +250,7 @@ func TestSetsAgree(t *testing.T) {
 		for _, f := range formats() {
 			t.Run(fmt.Sprintf("%v/%v", set, f), func(t *testing.T) {
 				r := rand.New(rand.NewPCG(1, uint64(set)))
-				lengths := []int{1023}
+				lengths := []int{256, 511, 1023, 1536}
 				for n := range 51 {
 					lengths = append(lengths, n)
 				}
@@ -331,6 +359,7 @@ func TestChunkOfUnequalStreamsIsRefused(t *testing.T) {
 		"master too":     func(c *Chunk) { c.Master = make([]float32, 32) },
 		"other gradient": func(c *Chunk) { c.Gradient.Type = dtype.F16 },
 		"no parameter":   func(c *Chunk) { c.Parameter = nil },
+		"headers":        func(c *Chunk) { c.Headers = make([]uint16, 1) },
 	} {
 		c := newChunk(t, f, 32, 0)
 		spoil(&c)
@@ -348,7 +377,7 @@ func TestChunkOfUnequalStreamsIsRefused(t *testing.T) {
 func TestBytesPerParameter(t *testing.T) {
 	for _, test := range []struct {
 		format            Format
-		resident, traffic int64
+		resident, traffic float64
 	}{
 		{Format{Adam, Split, MomentsFP32, dtype.BF16, dtype.BF16}, 14, 26},
 		{Format{Adam, Split, MomentsFP32, dtype.BF16, dtype.F32}, 16, 28},
@@ -358,13 +387,20 @@ func TestBytesPerParameter(t *testing.T) {
 		{Format{Adam, FP32, MomentsFP32, dtype.F32, dtype.F32}, 16, 28},
 		{Format{Lion, Split, MomentsFP32, dtype.BF16, dtype.BF16}, 10, 18},
 		{Format{Lion, Split, MomentsBF16, dtype.BF16, dtype.BF16}, 8, 14},
+		{Format{Adam, Split, MomentsInt8, dtype.BF16, dtype.BF16}, 8 + 2./256, 14 + 4./256},
+		{Format{Adam, FP32, MomentsInt8, dtype.F16, dtype.F16}, 10 + 2./256, 16 + 4./256},
 	} {
-		if got := test.format.ResidentBytes(); got != test.resident {
-			t.Errorf("%v: %d bytes a parameter resident, want %d", test.format, got, test.resident)
+		const n = 1 << 20
+		if got := float64(test.format.ResidentBytes(n)) / n; got != test.resident {
+			t.Errorf("%v: %v bytes a parameter resident, want %v", test.format, got, test.resident)
 		}
-		if got := test.format.TrafficBytes(); got != test.traffic {
-			t.Errorf("%v: %d bytes a parameter moved, want %d", test.format, got, test.traffic)
+		if got := float64(test.format.TrafficBytes(n)) / n; got != test.traffic {
+			t.Errorf("%v: %v bytes a parameter moved, want %v", test.format, got, test.traffic)
 		}
+	}
+	// A last block that is short has a header, too.
+	if got := (Format{Adam, Split, MomentsInt8, dtype.BF16, dtype.BF16}).ResidentBytes(257); got != 257*8+4 {
+		t.Errorf("257 parameters in 2 blocks take %d bytes", got)
 	}
 }
 

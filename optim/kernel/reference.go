@@ -63,10 +63,12 @@ func updateReference(f Format, constants *Constants, c Chunk) {
 	for row := range k {
 		k[row] = flush(constants.table[row][0])
 	}
+	if f.Moments == MomentsInt8 {
+		k.updateBlocks(f, constants.stride, c)
+		return
+	}
 	for i := range c.Len() {
-		p := flush(c.master(f, i))
-		g := mul(flush(c.Gradient.At(i)), k[abi.GradientScale])
-		g = fma(k[abi.L2Penalty], p, g)
+		p, g := k.operands(f, c, i)
 		first, dither := flush(c.Moments[0].At(i)), constants.ditherOf(c.First+int64(i))
 		switch f.Algorithm {
 		case Adam:
@@ -86,6 +88,13 @@ func updateReference(f Format, constants *Constants, c Chunk) {
 		}
 		c.setMaster(f, i, p)
 	}
+}
+
+// operands are master weight i and its scaled gradient.
+func (k *scalars) operands(f Format, c Chunk, i int) (p, g float32) {
+	p = flush(c.master(f, i))
+	g = mul(flush(c.Gradient.At(i)), k[abi.GradientScale])
+	return p, fma(k[abi.L2Penalty], p, g)
 }
 
 // putMoment stores element i of a moment. In bf16, it is rounded half away from
@@ -136,7 +145,9 @@ func (k *scalars) lion(p, g, m float32) (newP, newM float32) {
 		u = k[abi.StepSize]
 	case u < 0:
 		u = -k[abi.StepSize]
-	} // a zero or NaN stays
+	case u == 0:
+		u = 0 // of either sign
+	} // NaN stays
 	return add(p, u), m
 }
 
@@ -182,6 +193,7 @@ func trafficReference(f Format, c Chunk) {
 	for _, m := range c.Moments {
 		touch8(m.Data)
 	}
+	touch16(c.Headers)
 	var all byte
 	for _, b := range c.Gradient.Data {
 		all |= b

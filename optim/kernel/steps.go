@@ -11,8 +11,9 @@ import (
 // been computed in float64. Setting them allocates nothing.
 type Constants struct {
 	table abi.Table
-	// dither is that of element 0, for stochastic rounding.
-	dither uint32
+	// dither is that of element 0, for stochastic rounding, and stride is the
+	// part that the step has in the dither of int8 moments.
+	dither, stride uint32
 }
 
 // set takes the rows of the table, and the step that dithers depend on.
@@ -23,6 +24,7 @@ func (c *Constants) set(step int64, rows [abi.Rows]float64) {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	c.dither = uint32((x ^ x>>31) >> 32)
+	c.stride = uint32(step) * abi.StepStride
 	for row, value := range rows {
 		for lane := range c.table[row] {
 			c.table[row][lane] = float32(value)

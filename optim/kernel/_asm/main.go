@@ -30,10 +30,14 @@ func main() {
 	for _, s := range instructionSets {
 		for state := range abi.States {
 			for moments := range abi.MomentTypes {
-				for algorithm := range abi.Algorithms {
-					s.update(algorithm, state, moments)
+				for _, algorithm := range algorithmsWith(moments) {
+					if moments == abi.MomentsInt8 {
+						s.updateBlocks(state)
+					} else {
+						s.update(algorithm, state, moments)
+					}
 				}
-				for count := 1; count <= 2; count++ {
+				for _, count := range countsWith(moments) {
 					s.traffic(state, moments, count)
 				}
 			}
@@ -47,6 +51,27 @@ func main() {
 		}
 	}
 	Generate()
+}
+
+// algorithmsWith are those whose moments can be held so.
+func algorithmsWith(moments abi.MomentType) []abi.Algorithm {
+	var suited []abi.Algorithm
+	for algorithm := range abi.Algorithms {
+		if moments.Suits(algorithm) {
+			suited = append(suited, algorithm)
+		}
+	}
+	return suited
+}
+
+// countsWith are the numbers of moments that these algorithms have.
+func countsWith(moments abi.MomentType) []int {
+	var counts []int
+	for _, algorithm := range algorithmsWith(moments) {
+		counts = append(counts, algorithm.Moments())
+	}
+	slices.Sort(counts)
+	return slices.Compact(counts)
 }
 
 // updateName is the name of an update kernel, such as adamSplitFP32AVX2: the
@@ -76,12 +101,12 @@ func dispatch() string {
 	for _, s := range instructionSets {
 		for state := range abi.States {
 			for moments := range abi.MomentTypes {
-				for algorithm := range abi.Algorithms {
+				for _, algorithm := range algorithmsWith(moments) {
 					name := updateName(algorithm, state, moments, s)
 					declare(name)
 					fmt.Fprintf(&updates, "\tcase kernelKey{%s, %d, %d, %d}:\n\t\t%s(a)\n", s.name, algorithm, state, moments, name)
 				}
-				for count := 1; count <= 2; count++ {
+				for _, count := range countsWith(moments) {
 					name := trafficName(state, moments, count, s)
 					declare(name)
 					fmt.Fprintf(&traffics, "\tcase trafficKey{%s, %d, %d, %d}:\n\t\t%s(a)\n", s.name, state, moments, count, name)

@@ -25,6 +25,10 @@ func (s instructionSet) traffic(state abi.State, moments abi.MomentType, count i
 		inPlace = append(inPlace, stream{argument(field), int(moments.Size())})
 	}
 	halves, words := stream{gradient, 2}, stream{gradient, 4}
+	var headers reg.Register
+	if moments == abi.MomentsInt8 {
+		headers = argument("Headers")
+	}
 	zero, sink := s.vector(), s.vector()
 	s.clear(zero)
 	s.clear(sink)
@@ -45,6 +49,9 @@ func (s instructionSet) traffic(state abi.State, moments abi.MomentType, count i
 		}
 		for _, write := range writes {
 			write()
+		}
+		if moments == abi.MomentsInt8 {
+			s.touchHeader(headers, index)
 		}
 		if state == abi.FP32 {
 			written, unaligned := label("written"), label("unaligned")
@@ -67,14 +74,19 @@ func (s instructionSet) traffic(state abi.State, moments abi.MomentType, count i
 }
 
 // touch reads a group of a stream, changes nothing, and returns what writes it:
-// kernels write after all reads, see adam. A group is 32 bytes of a 16-bit
-// stream and 64 of a 32-bit one: of the former, a 512-bit register takes up
-// half.
+// kernels write after all reads, see adam. A group is 16 bytes of an 8-bit
+// stream, 32 of a 16-bit one and 64 of a 32-bit one: only the last fill a
+// 512-bit register.
 func (s instructionSet) touch(st stream, index reg.Register, zero reg.VecVirtual) (writes []func()) {
 	if s.lanes == 16 && st.size == 4 {
 		x := s.vector()
 		VPORD(st.at(index, 0), zero, x)
 		return []func(){func() { VMOVDQU32(x, st.at(index, 0)) }}
+	}
+	if st.size == 1 {
+		x := XMM()
+		VPOR(st.at(index, 0), zero.AsX(), x)
+		return []func(){func() { VMOVDQU(x, st.at(index, 0)) }}
 	}
 	for offset := 0; offset < abi.Group; offset += 32 / st.size {
 		x := YMM()
@@ -82,6 +94,18 @@ func (s instructionSet) touch(st stream, index reg.Register, zero reg.VecVirtual
 		writes = append(writes, func() { VMOVDQU(x, st.at(index, offset)) })
 	}
 	return writes
+}
+
+// touchHeader reads the header of a block and writes it.
+func (s instructionSet) touchHeader(headers, index reg.Register) {
+	within, place, header := label("within"), GP64(), GP32()
+	TESTQ(U32(abi.Block-1), index)
+	JNE(LabelRef(within))
+	MOVQ(index, place)
+	SHRQ(U8(7), place) // two bytes for 256 elements
+	MOVWLZX(Mem{Base: headers, Index: place, Scale: 1}, header)
+	MOVW(header.As16(), Mem{Base: headers, Index: place, Scale: 1})
+	Label(within)
 }
 
 func (s instructionSet) or(a, b, to Op) {

@@ -41,6 +41,10 @@ var algorithms = [abi.Algorithms]algorithm{
 	},
 }
 
+// rootOfSecond is the number under which Adam offers the root of its second
+// moment to whoever stores that.
+const rootOfSecond = 2
+
 // update writes one update kernel.
 func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.MomentType) {
 	TEXT(updateName(a, state, moments, s), 4, "func(a *Arguments)")
@@ -79,7 +83,11 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 			VFMADD231PS(constant(abi.L2Penalty), p[i], g[i])
 		}
 		load := func(number int) operands { return arrays[1+number].load(index) }
-		store := func(number int, x vectors) { arrays[1+number].store(x, index) }
+		store := func(number int, x vectors) {
+			if number != rootOfSecond {
+				arrays[1+number].store(x, index)
+			}
+		}
 		algorithms[a].update(s, constant, p, g, load, store)
 		arrays[0].store(p, index)
 	})
@@ -105,6 +113,9 @@ func (s instructionSet) adam(c func(int) Op, p, g vectors, load func(int) operan
 
 	for i := range p {
 		VSQRTPS(v[i], v[i])
+	}
+	store(rootOfSecond, v)
+	for i := range p {
 		VFMADD213PS(c(abi.Epsilon), c(abi.InverseRootBias2), v[i])
 		VDIVPS(v[i], m[i], m[i])
 		VFMADD231PS(c(abi.Decay), p[i], p[i])

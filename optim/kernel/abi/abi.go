@@ -62,13 +62,18 @@ const (
 	// MomentsBF16 are rounded after they were used: the slow moment
 	// stochastically, the other half away from zero.
 	MomentsBF16
+	// MomentsInt8 are rounded to a byte each, in blocks that share a header.
+	MomentsInt8
 	MomentTypes // their number
 )
 
-func (m MomentType) String() string { return [...]string{"fp32", "bf16"}[m] }
+func (m MomentType) String() string { return [...]string{"fp32", "bf16", "int8"}[m] }
 
 // Size is the number of bytes of an element of a moment.
-func (m MomentType) Size() int64 { return [...]int64{4, 2}[m] }
+func (m MomentType) Size() int64 { return [...]int64{4, 2, 1}[m] }
+
+// Suits says whether the moments of an algorithm can be held so.
+func (m MomentType) Suits(a Algorithm) bool { return m != MomentsInt8 || a == Adam }
 
 // Kinds of elements, of gradients and of the parameter copy.
 const (
@@ -79,6 +84,23 @@ const (
 
 // Group is the number of elements that one turn of a vector kernel handles.
 const Group = 16
+
+// Block is the number of elements that share a header where moments are int8.
+const Block = 256
+
+// The code of int8 moments; see kernel's documentation. A header is the floor
+// in its low byte and the shift in its high one.
+const (
+	FewestDigits = 3         // of second, after the leading one
+	MostDigits   = 6         //
+	LeastFloor   = 127 - 63  // the exponent of 2^-63, the root of the smallest normal number
+	MostRoot     = 190 << 23 // the bits of 2^63, above which roots are not held
+	FirstShift   = 19        // 23 minus the digits of first
+	FirstOffset  = 123 << 23 // the bits of 1/16, which makes the steps of first even around zero
+
+	StepStride    = 0xc13c8f09 // of the random number of an element, from step to step
+	ElementStride = 0x9e3779b1 // and from element to element of a block
+)
 
 // PrefetchAhead is how far ahead of the loop kernels prefetch, in elements, and
 // PrefetchAlone the same for a pass over a single stream: as many bytes have to
@@ -128,11 +150,13 @@ type Arguments struct {
 	Table        *Table
 	GradientKind int
 	CopyKind     int
-	Dither       uint32 // of the first element
+	Dither       uint32 // of the first element; of the step, where moments are int8
+	Block        uint32 // number of the first block in the shard
 	Parameter    *uint16
 	Low          *uint16
 	Master       *float32
 	Moment1      *byte
 	Moment2      *byte
+	Headers      *uint16
 	Gradient     *byte
 }

@@ -1,0 +1,559 @@
+package main
+
+import (
+	"fmt"
+
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+
+	"plimsoll/optim/kernel/abi"
+)
+
+// The kernels for int8 moments walk each block twice: elements are updated, and
+// first moments and roots wait for the extremes of the roots; then they are
+// encoded. The second walk over a block is woven into the first over the next
+// one, a turn of each at a time, so that the divisions of the one run beside
+// the integer instructions of the other, and the extremes have time to come in.
+
+// turn is the number of elements of a turn.
+const turn = 2 * abi.Group
+
+// What a kernel keeps in memory of its own: rings of two blocks each, the
+// constants of the step, and what blocks are decoded and encoded with. Offsets
+// are in bytes. A vector takes 64, a count of a shift 16.
+const (
+	firstsRing = 0
+	rootsRing  = firstsRing + 2*4*abi.Block
+	constants  = rootsRing + 2*4*abi.Block
+
+	decodeBase  = constants + 4*abi.Group*abi.Rows // floor << 23
+	encodeLeast = decodeBase + 64                  // the bits of code 1
+	encodeBase  = encodeLeast + 64                 // the bits of code 0, shifted by shift
+	decodeShift = encodeBase + 64
+	encodeShift = decodeShift + 16
+	oddShift    = encodeShift + 16
+	ditherShift = oddShift + 16
+	workspace   = ditherShift + 16
+)
+
+// blocks is an update kernel for int8 moments while it is written.
+type blocks struct {
+	instructionSet
+	index   reg.Register // of the element that the turn begins with
+	space   reg.Register // the workspace
+	ring    reg.Register // index within the rings
+	dither  reg.VecVirtual
+	least   reg.VecVirtual // bits of the roots less 1, so that zeros are the largest
+	largest reg.VecVirtual
+
+	exponents, sign Op // bits of a binary32 number
+
+	first    stream
+	second   stream
+	gradient reg.Register
+}
+
+func (b *blocks) at(offset int) Mem { return Mem{Base: b.space, Disp: offset} }
+
+// load loads a vector that is used more than once.
+func (b *blocks) load(from Mem) reg.VecVirtual {
+	x := b.vector()
+	VMOVUPS(from, x)
+	return x
+}
+
+// inRing is the place of vector i of a group of the turn.
+func (b *blocks) inRing(base, group, i int) Mem {
+	return Mem{Base: b.space, Index: b.ring, Scale: 4, Disp: base + 4*(group*abi.Group+i*b.lanes)}
+}
+
+// updateBlocks writes the kernel of Adam for int8 moments. Elements are whole
+// blocks.
+func (s instructionSet) updateBlocks(state abi.State) {
+	TEXT(updateName(abi.Adam, state, abi.MomentsInt8, s), 0, "func(a *Arguments)")
+	s = s.forMoments(abi.MomentsInt8)
+	restore := flushDenormals()
+	b := &blocks{instructionSet: s, index: GP64(), space: GP64(), dither: s.vector(), least: s.vector(), largest: s.vector()}
+	LEAQ(AllocLocal(workspace+64), b.space)
+	ADDQ(U8(63), b.space)
+	ANDQ(I8(-64), b.space)
+	b.copyConstants()
+	b.exponents, b.sign = integer(0x7f800000), integer(1<<31)
+	if s.lanes != 16 {
+		b.exponents, b.sign = b.load(integer(0x7f800000)), b.load(integer(1<<31))
+	}
+	kind, weights := argument("GradientKind"), b.master(state)
+	b.gradient, b.first, b.second = argument("Gradient"), stream{argument("Moment1"), 1}, stream{argument("Moment2"), 1}
+	XORQ(b.index, b.index)
+	eachKind(kind, func(kind int) { b.updateAll(kind, weights) })
+	last := label("last")
+	Label(last)
+	b.enterRings()
+	XORQ(U32(abi.Block), b.ring)
+	ADDQ(U8(turn), b.index)
+	b.encode()
+	TESTQ(U32(abi.Block-1), b.index)
+	JNE(LabelRef(last))
+	weights.finish()
+	restore()
+	VZEROUPPER()
+	RET()
+}
+
+// updateAll updates all blocks, for gradients of a kind, and encodes all but the
+// last.
+func (b *blocks) updateAll(kind int, weights array) {
+	block, next, encoded := label("block"), label("turn"), label("encoded")
+	Label(block)
+	b.beginBlock()
+	Label(next)
+	ahead := GP64()
+	LEAQ(Mem{Base: b.index, Disp: abi.PrefetchAhead}, ahead)
+	CMPQ(b.index, argument("Prefetching"))
+	CMOVQCC(b.index, ahead)
+	for _, moment := range []stream{b.first, b.second} {
+		PREFETCHT0(moment.at(ahead, 0))
+	}
+	b.enterRings()
+	for group := range turn / abi.Group {
+		weights.prefetch(ahead)
+		prefetchKind(kind, b.gradient, ahead)
+		b.update(group, kind, weights)
+		ADDQ(U8(abi.Group), b.index)
+		ADDQ(U8(abi.Group), ahead)
+	}
+	CMPQ(b.index, U32(abi.Block))
+	JBE(LabelRef(encoded)) // there is no block before the first
+	XORQ(U32(abi.Block), b.ring)
+	b.encode()
+	Label(encoded)
+	TESTQ(U32(abi.Block-1), b.index)
+	JNE(LabelRef(next))
+	b.endBlock()
+	CMPQ(b.index, argument("Elements"))
+	JB(LabelRef(block))
+}
+
+// enterRings finds the place of the turn in the rings.
+func (b *blocks) enterRings() {
+	b.ring = GP64()
+	MOVQ(b.index, b.ring)
+	ANDQ(U32(2*abi.Block-1), b.ring)
+}
+
+// copyConstants copies the constants of the step to the workspace, where no
+// vector crosses a line of the cache.
+func (b *blocks) copyConstants() {
+	from, x := argument("Table"), b.vector()
+	for offset := 0; offset < 4*abi.Group*abi.Rows; offset += 4 * b.lanes {
+		VMOVUPS(Mem{Base: from, Disp: offset}, x)
+		VMOVUPS(x, b.at(constants+offset))
+	}
+}
+
+// beginBlock takes the header of the next block.
+func (b *blocks) beginBlock() {
+	header, floor, place := GP32(), GP32(), GP64()
+	headers := argument("Headers")
+	MOVQ(b.index, place)
+	SHRQ(U8(7), place) // two bytes for 256 elements
+	MOVWLZX(Mem{Base: headers, Index: place, Scale: 1}, header)
+	MOVBLZX(header.As8L(), floor)
+	SHLL(U8(23), floor)
+	b.broadcast(floor, decodeBase)
+	SHRL(U8(8), header)
+	if b.lanes != 16 {
+		SUBL(U8(16), header) // of which the shuffle of bytes takes care
+	}
+	b.count(header, decodeShift)
+	b.clear(b.largest)
+	if b.lanes == 16 {
+		VPTERNLOGD(U8(0xff), b.least, b.least, b.least)
+	} else {
+		VPCMPEQD(b.least, b.least, b.least)
+	}
+}
+
+// broadcast puts a number into every lane of a vector of the workspace.
+func (b *blocks) broadcast(x reg.Register, offset int) {
+	v := b.vector()
+	VMOVD(x, v.AsX())
+	VPBROADCASTD(v.AsX(), v)
+	b.put(v, offset)
+}
+
+func (b *blocks) put(v reg.VecVirtual, offset int) {
+	if b.lanes == 16 {
+		VMOVDQU32(v, b.at(offset))
+	} else {
+		VMOVDQA(v, b.at(offset))
+	}
+}
+
+// count puts a number into the workspace as the count of a shift.
+func (b *blocks) count(x reg.Register, offset int) {
+	v := XMM()
+	VMOVD(x, v)
+	VMOVDQA(v, b.at(offset))
+}
+
+// update updates a group, and leaves first moments and roots in the rings.
+func (b *blocks) update(group, kind int, weights array) {
+	loaded := registers{}
+	constant := func(row int) Op {
+		at := b.at(constants + 4*abi.Group*row)
+		if row != abi.Beta1 && row != abi.Beta2 && row != abi.InverseRootBias2 { // these meet others in memory
+			return at
+		}
+		if _, ok := loaded[row]; !ok {
+			loaded[row] = b.load(at)
+		}
+		return loaded[row]
+	}
+	roots := b.decodeRoots()
+	firsts := b.decodeFirsts(roots)
+	g := b.loadKind(kind, b.gradient, b.index)
+	p := b.registers(weights.load(b.index))
+	for i := range g {
+		VMULPS(constant(abi.GradientScale), g[i], g[i])
+		VFMADD231PS(constant(abi.L2Penalty), p[i], g[i])
+	}
+	load := func(number int) operands {
+		if number == 0 {
+			return firsts.operands()
+		}
+		for _, s := range roots {
+			VMULPS(s, s, s)
+		}
+		return roots.operands()
+	}
+	store := func(number int, x vectors) {
+		switch number {
+		case 0:
+			for i := range x {
+				VMOVUPS(x[i], b.inRing(firstsRing, group, i))
+			}
+		case rootOfSecond:
+			for i := range x {
+				held := b.vector()
+				VPMINUD(integer(abi.MostRoot), x[i], held)
+				VMOVUPS(held, b.inRing(rootsRing, group, i))
+				VPMAXUD(held, b.largest, b.largest)
+				VPADDD(integer(0xffffffff), held, held)
+				VPMINUD(held, b.least, b.least)
+			}
+		}
+	}
+	b.adam(constant, p, g, load, store)
+	weights.store(p, b.index)
+}
+
+// everySecondByte is the shuffle that puts the even or the odd ones of 16 bytes
+// into byte number place of 32-bit lanes.
+func everySecondByte(odd, place int) Mem {
+	var order []byte
+	for lane := range 8 {
+		number := []byte{zeroed, zeroed, zeroed, zeroed}
+		number[place] = byte(2*lane + odd)
+		order = append(order, number...)
+	}
+	return shuffle(fmt.Sprintf("bytes%dto%d", odd, place), order)
+}
+
+// loadBytes loads a group of bytes, each into byte number place of a lane.
+func (b *blocks) loadBytes(from stream, place int) vectors {
+	x := b.vectors()
+	if b.lanes == 16 {
+		VPMOVZXBD(from.at(b.index, 0), x[0])
+		if place > 0 {
+			VPSLLD(U8(8*place), x[0], x[0])
+		}
+		return x
+	}
+	all := b.vector()
+	VBROADCASTI128(from.at(b.index, 0), all)
+	for i := range x {
+		VPSHUFB(everySecondByte(i, place), all, x[i])
+	}
+	return x
+}
+
+// decodeRoots gives the roots of the second moments of a group.
+func (b *blocks) decodeRoots() vectors {
+	if b.lanes == 16 {
+		s, some := b.loadBytes(b.second, 0), K()
+		VPTESTMD(s[0], s[0], some)
+		VPSLLD(b.at(decodeShift), s[0], s[0])
+		VPADDD_Z(b.at(decodeBase), s[0], some, s[0])
+		return s
+	}
+	s, base := b.loadBytes(b.second, 2), b.vector()
+	VMOVDQA(b.at(decodeBase), base)
+	for i := range s {
+		own := b.vector()
+		VPSLLD(b.at(decodeShift), s[i], s[i])
+		VPSIGND(s[i], base, own) // 0 where the code is 0
+		VPADDD(own, s[i], s[i])
+	}
+	return s
+}
+
+// decodeFirsts gives the first moments of a group. With the unit R of an
+// element, x · R - R/16 is (x - 1/16) · R; both products are additions to
+// exponents, and the difference is exact. Where the code is 0, R is, too, and the
+// difference of two equal numbers.
+func (b *blocks) decodeFirsts(roots vectors) vectors {
+	codes := b.loadBytes(b.first, 3)
+	m := b.vectors()
+	for i, q := range codes {
+		unit := b.vector() // R/16
+		b.and(b.exponents, roots[i], unit)
+		VPADDD(integer(1<<32-4<<23), unit, unit)
+		VPSRLD(U8(5), q, m[i])
+		b.and(integer(127<<abi.FirstShift), m[i], m[i])
+		VPADDD(unit, m[i], m[i])
+		VSUBPS(unit, m[i], m[i])
+		b.and(b.sign, q, q)
+		b.or(q, m[i], m[i])
+	}
+	return m
+}
+
+func (s instructionSet) and(a, b, to Op) {
+	if s.lanes == 16 {
+		VPANDD(a, b, to)
+		return
+	}
+	VPAND(a, b, to)
+}
+
+// encode encodes the turn before this one in the block before this one, from
+// the rings.
+func (b *blocks) encode() {
+	if b.lanes == 16 {
+		for group := range turn / abi.Group {
+			b.encodeGroup(group)
+		}
+		return
+	}
+	least := b.vector()
+	VMOVDQA(b.at(encodeLeast), least)
+	var seconds, firsts, signs vectors // words, of a group each
+	for group := range turn / abi.Group {
+		var codes, quotients, m vectors
+		for i := range 2 {
+			code, quotient, first := b.quotients(group, i, least)
+			codes, quotients, m = append(codes, code), append(quotients, quotient), append(m, first)
+			b.nextDither(i)
+		}
+		VPSRLD(b.at(encodeShift), codes[0], codes[0])
+		VPSRLD(b.at(oddShift), codes[1], codes[1])
+		VPBLENDW(U8(oddWords), codes[1], codes[0], codes[0])
+		VPSUBW(b.at(encodeBase), codes[0], codes[0]) // below 0 where the root is 0
+		VPSRLD(U8(abi.FirstShift), quotients[0], quotients[0])
+		VPSRLD(U8(abi.FirstShift-16), quotients[1], quotients[1])
+		VPBLENDW(U8(oddWords), quotients[1], quotients[0], quotients[0])
+		VPSUBW(words(quotientOffset), quotients[0], quotients[0])
+		VPMINUW(words(127), quotients[0], quotients[0])
+		VPSRLD(U8(16), m[0], m[0])
+		VPBLENDW(U8(oddWords), b.inRing(firstsRing, group, 1), m[0], m[0])
+		seconds, firsts, signs = append(seconds, codes[0]), append(firsts, quotients[0]), append(signs, m[0])
+	}
+	zero := b.vector()
+	second, first, sign := seconds[0], firsts[0], signs[0]
+	VPACKUSWB(seconds[1], second, second)
+	VPACKUSWB(firsts[1], first, first)
+	VPACKSSWB(signs[1], sign, sign)
+	VPAND(integer(0x80808080), sign, sign)
+	VPOR(sign, first, first)
+	b.clear(zero)
+	VPCMPEQB(zero, second, zero)
+	VPANDN(first, zero, first)
+	VPERMQ(U8(inQuarters), second, second)
+	VPERMQ(U8(inQuarters), first, first)
+	VMOVDQU(second, b.encoded(b.second, 0))
+	VMOVDQU(first, b.encoded(b.first, 0))
+}
+
+// encoded is where codes of a group of the turn go.
+func (b *blocks) encoded(to stream, group int) Mem {
+	return to.at(b.index, group*abi.Group-turn-abi.Block)
+}
+
+// quotientOffset is 1/16 in the upper digits of a quotient, of twice the size.
+const quotientOffset = (abi.FirstOffset + 1<<23) >> abi.FirstShift
+
+// quotients prepares vector i of a group for both codes: code · 2^shift and
+// quotient · 2^FirstShift, with the random bits added and bits of no meaning
+// below. The sum of exponents of a number and its complement is 255 and not
+// 254, so the quotient is doubled, and its offset with it.
+func (b *blocks) quotients(group, i int, least reg.VecVirtual) (code, quotient, first reg.VecVirtual) {
+	root := b.inRing(rootsRing, group, i)
+	code, quotient, first = b.vector(), b.vector(), b.vector()
+	random, reciprocal := b.vector(), b.vector()
+	VPMAXSD(root, least, code)
+	VPSRLD(b.at(ditherShift), b.dither, random)
+	VPADDD(random, code, code)
+	if b.lanes != 16 {
+		VPSIGND(root, code, code) // 0 where the root is 0
+		VPANDN(b.exponents, code, reciprocal)
+		VMOVUPS(b.inRing(firstsRing, group, i), first)
+		VPANDN(first, b.sign.(reg.VecVirtual), quotient)
+	} else {
+		VPANDND(b.exponents, code, reciprocal)
+		VMOVUPS(b.inRing(firstsRing, group, i), first)
+		VPANDD(integer(0x7fffffff), first, quotient)
+	}
+	VFMADD213PS(integer(abi.FirstOffset+1<<23), reciprocal, quotient)
+	b.and(integer(1<<abi.FirstShift-1), b.dither, random)
+	VPADDD(random, quotient, quotient)
+	return code, quotient, first
+}
+
+// encodeGroup is encode for AVX-512, where elements are in order.
+func (b *blocks) encodeGroup(group int) {
+	least, some := b.vector(), K()
+	VMOVDQU32(b.at(encodeLeast), least)
+	code, quotient, first := b.quotients(group, 0, least)
+	b.nextDither(0)
+	VMOVDQU32(b.inRing(rootsRing, group, 0), least)
+	VPTESTMD(least, least, some)
+	VPSRLD(b.at(encodeShift), code, code)
+	VPSUBD_Z(b.at(encodeBase), code, some, code)
+	VPMOVDB(code, b.encoded(b.second, group))
+	VPSRLD(U8(abi.FirstShift), quotient, quotient)
+	VPSUBD(integer(quotientOffset), quotient, quotient)
+	VPMINUD(integer(127), quotient, quotient)
+	VPSRLD(U8(24), first, first)
+	VPANDD(integer(0x80), first, first)
+	VPORD_Z(first, quotient, some, quotient)
+	VPMOVDB(quotient, b.encoded(b.first, group))
+}
+
+// nextDither goes on from the dither of vector i of a group to that of the next
+// vector.
+func (b *blocks) nextDither(i int) {
+	here, next := b.elementOf(i, 0), abi.Group
+	if i+1 < abi.Group/b.lanes {
+		next = b.elementOf(i+1, 0)
+	}
+	VPADDD(integer(blockDither(next-here)), b.dither, b.dither)
+}
+
+// blockDither is the dither of an element of a block over that of its first one.
+func blockDither(element int) uint32 { return uint32(element * abi.ElementStride & 0xffffffff) }
+
+// words repeats a 16-bit number.
+func words(x uint32) Mem { return integer(x<<16 | x) }
+
+// endBlock lays the block out whose elements have been updated, stores its
+// header, and prepares its encoding.
+func (b *blocks) endBlock() {
+	least, largest := b.reduce(b.least, VPMINUD), b.reduce(b.largest, VPMAXUD)
+	INCL(least)
+	floor, shift, candidate, other := GP32(), GP32(), GP32(), GP32()
+	for digits := abi.FewestDigits; digits <= abi.MostDigits; digits++ {
+		MOVL(largest, candidate)
+		ADDL(U32(1<<(23-digits)-1), candidate)
+		SHRL(U8(23), candidate)
+		SUBL(U32(1<<(8-digits)-1), candidate)
+		CMPL(candidate, U8(abi.LeastFloor))
+		MOVL(U32(abi.LeastFloor), other)
+		CMOVLLT(other, candidate)
+		if digits == abi.FewestDigits {
+			MOVL(candidate, floor)
+			MOVL(U32(23-digits), shift)
+			continue
+		}
+		MOVL(candidate, other)
+		SHLL(U8(23), other)
+		ADDL(U32(1<<(23-digits)), other)
+		CMPL(least, other)
+		MOVL(U32(23-digits), other)
+		CMOVLCC(candidate, floor)
+		CMOVLCC(other, shift)
+	}
+	// The header, 0 for a block of zeros.
+	header, zero := GP32(), GP32()
+	MOVL(shift, header)
+	SHLL(U8(8), header)
+	ORL(floor, header)
+	XORL(zero, zero)
+	TESTL(largest, largest)
+	CMOVLEQ(zero, header)
+	place, headers := GP64(), argument("Headers")
+	MOVQ(b.index, place)
+	SHRQ(U8(7), place)
+	MOVW(header.As16(), Mem{Base: headers, Index: place, Scale: 1, Disp: -2})
+
+	b.count(shift, encodeShift)
+	MOVL(U32(32), other)
+	SUBL(shift, other)
+	b.count(other, ditherShift)
+	MOVL(shift, other)
+	SUBL(U8(16), other)
+	b.count(other, oddShift)
+	MOVL(shift, reg.ECX)
+	SHLL(U8(23), floor)
+	MOVL(U32(1), other)
+	SHLL(reg.CL, other)
+	ADDL(floor, other)
+	b.broadcast(other, encodeLeast)
+	SHRL(reg.CL, floor)
+	if b.lanes != 16 {
+		IMUL3L(U32(0x10001), floor, floor)
+	}
+	b.broadcast(floor, encodeBase)
+	b.setDither()
+}
+
+// setDither sets the dither of the first vector of the block that has just been
+// updated.
+func (b *blocks) setDither() {
+	x, shifted, number := GP32(), GP32(), GP64()
+	MOVQ(b.index, number)
+	SUBQ(U32(abi.Block), number)
+	SHRQ(U8(8), number)
+	Load(Dereference(Param("a")).Field("Block"), x)
+	ADDL(number.As32(), x)
+	for _, step := range []struct {
+		shift  uint64
+		factor uint32
+	}{{16, 0x85ebca6b}, {13, 0xc2b2ae35}, {16, 1}} {
+		MOVL(x, shifted)
+		SHRL(U8(step.shift), shifted)
+		XORL(shifted, x)
+		if step.factor != 1 {
+			IMUL3L(U32(step.factor), x, x)
+		}
+	}
+	Load(Dereference(Param("a")).Field("Dither"), shifted)
+	ADDL(shifted, x)
+	VMOVD(x, b.dither.AsX())
+	VPBROADCASTD(b.dither.AsX(), b.dither)
+	var dithers []uint32
+	for lane := range b.lanes {
+		dithers = append(dithers, blockDither(b.elementOf(0, lane)))
+	}
+	VPADDD(table("blockDither"+b.name, dithers), b.dither, b.dither)
+}
+
+// reduce takes the extreme of all lanes.
+func (b *blocks) reduce(x reg.VecVirtual, extreme func(...Op)) reg.GPVirtual {
+	if b.lanes == 16 {
+		upper := YMM()
+		VEXTRACTI64X4(U8(1), x, upper)
+		extreme(upper, x.AsY(), x.AsY())
+	}
+	other := XMM()
+	VEXTRACTI128(U8(1), x.AsY(), other)
+	extreme(other, x.AsX(), x.AsX())
+	for _, order := range []uint64{0b01_00_11_10, 0b10_11_00_01} {
+		VPSHUFD(U8(order), x.AsX(), other)
+		extreme(other, x.AsX(), x.AsX())
+	}
+	result := GP32()
+	VMOVD(x.AsX(), result)
+	return result
+}

@@ -1,0 +1,135 @@
+package kernel
+
+import (
+	"math"
+
+	"plimsoll/optim/kernel/abi"
+)
+
+// The code of int8 moments in plain Go: the specification of the vector
+// kernels. The package's documentation has it as formulas.
+
+const (
+	exponents = uint32(0x7f800000) // the exponent bits of a binary32 number
+	sign      = uint32(1 << 31)    // its sign bit
+	firstMask = uint32(1)<<abi.FirstShift - 1
+
+	firstOffset = 1.0 / 16 // abi.FirstOffset
+	mostRoot    = 0x1p63   // abi.MostRoot
+)
+
+// block is a header and the codes of up to Block elements.
+type block struct {
+	header        *uint16
+	first, second []byte
+}
+
+// block is one of the blocks of int8 moments of a chunk.
+func (c Chunk) block(number int) block {
+	from := number * Block
+	end := min(from+Block, c.Len())
+	return block{&c.Headers[number], c.Moments[0].Data[from:end], c.Moments[1].Data[from:end]}
+}
+
+// Moment is element i of the first moment (number 0) or the second (1), as an
+// update would see it.
+func (c Chunk) Moment(number, i int) float32 {
+	if c.Headers == nil {
+		return c.Moments[number].At(i)
+	}
+	m, s := c.block(i / Block).decode(i % Block)
+	return [2]float32{m, s * s}[number]
+}
+
+// updateBlocks is Adam for moments in int8.
+func (k *scalars) updateBlocks(f Format, stepDither uint32, c Chunk) {
+	for number := range c.Headers {
+		b := c.block(number)
+		var firsts, roots [Block]float32
+		for i := range b.first {
+			p, g := k.operands(f, c, number*Block+i)
+			m, s := b.decode(i)
+			p, m, v := k.adam(p, g, m, mul(s, s))
+			firsts[i], roots[i] = m, sqrt(v)
+			c.setMaster(f, number*Block+i, p)
+		}
+		dither := scramble(uint32(c.First/Block)+uint32(number)) + stepDither
+		b.encode(dither, firsts[:len(b.first)], roots[:len(b.first)])
+	}
+}
+
+// scramble is the finalizer of MurmurHash3.
+func scramble(x uint32) uint32 {
+	x ^= x >> 16
+	x *= 0x85ebca6b
+	x ^= x >> 13
+	x *= 0xc2b2ae35
+	return x ^ x>>16
+}
+
+// decode gives element i of the first moment, and the root of the second.
+func (b block) decode(i int) (m, s float32) {
+	k, q := uint32(b.second[i]), uint32(b.first[i])
+	if k == 0 {
+		return 0, 0
+	}
+	bits := k<<(*b.header>>8) + uint32(*b.header&0xff)<<23
+	x := math.Float32frombits(q&127<<abi.FirstShift + abi.FirstOffset)
+	m = float32((x - firstOffset) * math.Float32frombits(bits&exponents))
+	return math.Float32frombits(math.Float32bits(m) | q<<24&sign), math.Float32frombits(bits)
+}
+
+// encode rounds moments, of which the second is given by its root, up or down
+// at random. The dither is that of the block and the step.
+func (b block) encode(dither uint32, firsts, roots []float32) {
+	least, largest := ^uint32(0), uint32(0)
+	for i, s := range roots {
+		if !(s <= mostRoot) {
+			roots[i] = mostRoot
+		}
+		bits := math.Float32bits(roots[i])
+		least, largest = min(least, bits-1), max(largest, bits) // zeros wrap around
+	}
+	if largest == 0 {
+		*b.header = 0
+		clear(b.first)
+		clear(b.second)
+		return
+	}
+	floor, shift := layout(least+1, largest)
+	*b.header = uint16(floor | shift<<8)
+	base := floor << 23
+	for i, s := range roots {
+		b.first[i], b.second[i] = 0, 0
+		if bits := math.Float32bits(s); bits != 0 {
+			random := dither + uint32(i)*abi.ElementStride
+			above := max(int32(bits-base), 1<<shift) // what is below the floor is held as code 1, never as 0
+			k := (uint32(above) + random>>(32-shift)) >> shift
+			b.second[i] = uint8(k)
+			b.first[i] = encodeFirst(firsts[i], (k<<shift+base)&exponents, random&firstMask)
+		}
+	}
+}
+
+// layout takes as many digits as leave enough octaves for all of the block. The
+// largest number must keep its place when it is rounded up.
+func layout(least, largest uint32) (floor, shift uint32) {
+	for digits := uint32(abi.MostDigits); ; digits-- {
+		shift = 23 - digits
+		top := (largest + 1<<shift - 1) >> 23
+		floor = max(top+1-1<<(8-digits), abi.LeastFloor)
+		if digits == abi.FewestDigits || least >= floor<<23+1<<shift {
+			return floor, shift
+		}
+	}
+}
+
+// encodeFirst divides by the reference. The product is exact, or so small that
+// nothing of it is left in the sum, so that a fused multiply-add gives the same
+// bits.
+func encodeFirst(m float32, reference, random uint32) uint8 {
+	bits := math.Float32bits(m)
+	x := float32(math.Float32frombits(bits&^sign)*math.Float32frombits(254<<23-reference)) + firstOffset
+	q := min((math.Float32bits(x)-abi.FirstOffset+random)>>abi.FirstShift, 127)
+	return uint8(bits&sign>>24 | q)
+}

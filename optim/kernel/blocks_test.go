@@ -1,0 +1,172 @@
+package kernel
+
+import (
+	"hash/crc32"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"plimsoll/dtype"
+)
+
+func newBlock(n int) block { return block{new(uint16), make([]byte, n), make([]byte, n)} }
+
+// held are the moments of a block as they are held.
+func (b block) held() (firsts, roots []float32) {
+	for i := range b.first {
+		m, s := b.decode(i)
+		firsts, roots = append(firsts, m), append(roots, s)
+	}
+	return firsts, roots
+}
+
+// drawMoments draws the first moments and roots of second moments of a block,
+// some of them zero.
+func drawMoments(t *rapid.T) (firsts, roots []float32) {
+	r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+	middle := rapid.Float64Range(-25, 40).Draw(t, "octave")
+	spread := rapid.Float64Range(0, 45).Draw(t, "octaves")
+	full := rapid.Float64Range(0, 1).Draw(t, "share that is not 0")
+	n := rapid.IntRange(1, Block).Draw(t, "elements")
+	firsts, roots = make([]float32, n), make([]float32, n)
+	for i := range roots {
+		if r.Float64() < full {
+			roots[i] = float32(min(max(0x1p-63, math.Exp2(middle+spread*(r.Float64()-0.5))), 0x1p63))
+			firsts[i] = roots[i] * float32(3*r.NormFloat64()*r.Float64())
+		}
+	}
+	return firsts, roots
+}
+
+// TestBlocksHoldMomentsToAStep: nothing vanishes, and nothing is further off
+// than a step of its code.
+func TestBlocksHoldMomentsToAStep(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		firsts, roots := drawMoments(t)
+		b := newBlock(len(roots))
+		b.encode(rapid.Uint32().Draw(t, "dither"), firsts, roots)
+		heldFirsts, heldRoots := b.held()
+		step := math.Ldexp(1, int(*b.header>>8)-23)
+		floor := float64(math.Float32frombits(uint32(*b.header&0xff)<<23)) * (1 + step)
+		for i := range roots {
+			m, s, heldM, heldS := float64(firsts[i]), float64(roots[i]), float64(heldFirsts[i]), float64(heldRoots[i])
+			switch {
+			case s == 0:
+				if heldS != 0 || heldM != 0 {
+					t.Fatalf("element %d: 0 became %g, %g", i, heldM, heldS)
+				}
+				continue
+			case s < floor:
+				if heldS != floor {
+					t.Fatalf("element %d: root %g is below the floor %g and became %g", i, s, floor, heldS)
+				}
+			case math.Abs(heldS/s-1) >= step:
+				t.Fatalf("element %d: root %g became %g, steps are %g", i, s, heldS, step)
+			}
+			unit := math.Exp2(math.Floor(math.Log2(heldS)))
+			if math.Abs(m) < 15*unit && math.Abs(heldM-m) > (math.Abs(m)+unit/16)/16 || math.Abs(heldM) > 15.5*unit {
+				t.Fatalf("element %d: first moment %g became %g, in units of %g", i, m, heldM, unit)
+			}
+		}
+		// What is on the grid stays, whatever the dither.
+		b.encode(rapid.Uint32().Draw(t, "other dither"), heldFirsts, heldRoots)
+		againFirsts, againRoots := b.held()
+		for i := range roots {
+			if againFirsts[i] != heldFirsts[i] || againRoots[i] != heldRoots[i] {
+				t.Fatalf("element %d was held, and changed", i)
+			}
+		}
+	})
+}
+
+// TestBlocksRoundWithoutBias averages over the steps.
+func TestBlocksRoundWithoutBias(t *testing.T) {
+	const steps = 4096
+	var sumFirsts, sumRoots [Block]float64
+	firsts, roots := make([]float32, Block), make([]float32, Block)
+	for i := range roots {
+		roots[i] = float32(math.Exp2(-5 * float64(i) / Block))
+		firsts[i] = roots[i] * float32(i-128) / 128
+	}
+	b := newBlock(Block)
+	for step := range int64(steps) {
+		var c Constants
+		AdamStep{Step: step}.Constants(&c)
+		b.encode(scramble(5)+c.stride, firsts, roots)
+		for i := range roots {
+			m, s := b.decode(i)
+			sumFirsts[i] += float64(m-firsts[i]) / steps
+			sumRoots[i] += float64(s-roots[i]) / steps
+		}
+	}
+	for i, s := range roots {
+		// The unit of m changes with s where s is rounded over a power of two.
+		if math.Abs(sumRoots[i]/float64(s)) > 1e-4 || math.Abs(sumFirsts[i]/float64(s)) > 1e-3 {
+			t.Errorf("element %d: root %g is off by %g, first moment %g by %g", i, s, sumRoots[i], firsts[i], sumFirsts[i])
+		}
+	}
+}
+
+// TestBlocksHaveTheBitsOfTheStudy pins the codes of made-up moments. The same
+// moments give the same checksum in docs/experiments/eight-bit.
+func TestBlocksHaveTheBitsOfTheStudy(t *testing.T) {
+	sum := crc32.NewIEEE()
+	for step := range uint32(64) {
+		r := rand.New(rand.NewPCG(9, uint64(step)))
+		firsts, roots := make([]float32, Block), make([]float32, Block)
+		for i := range roots {
+			if r.IntN(8) > 0 {
+				roots[i] = math.Float32frombits(r.Uint32()&0x7fffff | uint32(64+step+r.Uint32N(step/2+1))<<23)
+				firsts[i] = math.Float32frombits(r.Uint32()&0x807fffff | uint32(60+step+r.Uint32N(step+8))<<23)
+			}
+		}
+		b := newBlock(Block)
+		b.encode(scramble(step%3)+step*0xc13c8f09, firsts, roots)
+		sum.Write([]byte{byte(*b.header), byte(*b.header >> 8)})
+		sum.Write(b.first)
+		sum.Write(b.second)
+	}
+	if got, want := sum.Sum32(), uint32(0x94deea3e); got != want {
+		t.Errorf("checksum %#x, expected %#x", got, want)
+	}
+}
+
+// TestBlocksHoldWhatIsTooLarge: one element that overflowed does not cost the
+// header its sense.
+func TestBlocksHoldWhatIsTooLarge(t *testing.T) {
+	for _, bad := range []float32{float32(math.Inf(1)), float32(math.NaN()), -float32(math.NaN()), 0x1.8p63} {
+		b := newBlock(3)
+		b.encode(0xffffffff, []float32{bad, 1, 0}, []float32{bad, 1, 0})
+		if m, s := b.decode(0); s != 0x1p63 || !(math.Abs(float64(m)) <= 15.5*0x1p63) {
+			t.Errorf("%g is held as %g, %g", bad, m, s)
+		}
+		if _, s := b.decode(2); s != 0 {
+			t.Errorf("beside %g, 0 is held as %g", bad, s)
+		}
+	}
+}
+
+// TestChunksBeginWithABlock: or headers would belong to other elements.
+func TestChunksBeginWithABlock(t *testing.T) {
+	f := Format{Moments: MomentsInt8, Gradient: dtype.BF16, Parameter: dtype.BF16}
+	c := newChunk(t, f, 1000, 0)
+	for name, spoilt := range map[string]Chunk{
+		"in the middle of a block": func(c Chunk) Chunk { c.First++; return c }(c),
+		"with a header too few":    func(c Chunk) Chunk { c.Headers = c.Headers[1:]; return c }(c),
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("a chunk %s was walked", name)
+				}
+			}()
+			Generic.Update(f, &Constants{}, spoilt)
+		}()
+	}
+	last := c.Slice(768, 1000)
+	if last.First != c.First+768 || len(last.Headers) != 1 || &last.Headers[0] != &c.Headers[3] {
+		t.Errorf("the last block is %d headers from %d on", len(last.Headers), last.First)
+	}
+}
