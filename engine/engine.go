@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"plimsoll/optim"
+	"plimsoll/optim/kernel"
 )
 
 // Engine is the optimizer of all ranks on this host.
@@ -28,10 +29,15 @@ type Engine struct {
 // gradients are not clipped.
 func New(shards []*Shard, optimizers []optim.Optimizer, clip float64) (*Engine, error) {
 	e := &Engine{shards: shards, clip: clip, optimizers: make([]optim.Optimizer, len(optimizers))}
+	groups := 0
 	for _, s := range shards {
-		if len(s.groups) != len(optimizers) {
-			return nil, fmt.Errorf("rank %d has %d parameter groups, and there are %d optimizers", s.config.Rank, len(s.groups), len(optimizers))
+		s.constants = make([]kernel.Constants, len(optimizers))
+		for _, section := range s.sections {
+			groups = max(groups, section.group+1)
 		}
+	}
+	if groups != len(optimizers) {
+		return nil, fmt.Errorf("the shards have %d parameter groups, and there are %d optimizers", groups, len(optimizers))
 	}
 	for i, o := range optimizers {
 		if err := e.SetOptimizer(i, o); err != nil {
@@ -82,9 +88,9 @@ func (e *Engine) Step(lossScale float64) Result {
 	scale := optim.GradientScale(norm, lossScale, e.clip)
 	for _, s := range e.shards {
 		for i, o := range e.optimizers {
-			o.Constants(&s.groups[i].constants, e.steps, scale)
+			o.Constants(&s.constants[i], e.steps, scale)
 		}
-		s.start(s.config.Chunk, true, s.updateUnit)
+		s.startChunks(true, s.updateChunk)
 	}
 	e.wait()
 	result.UpdateTime = time.Since(begin)
@@ -95,7 +101,7 @@ func (e *Engine) Step(lossScale float64) Result {
 // arenas.
 func (e *Engine) gradientNorm() float64 {
 	for _, s := range e.shards {
-		s.start(normBlock, true, s.normUnit)
+		s.start(0, s.config.normBlocks(), true, s.sumBlock)
 	}
 	e.wait()
 	sum := 0.0
@@ -111,7 +117,7 @@ func (e *Engine) gradientNorm() float64 {
 // written: see kernel.Set.Traffic.
 func (e *Engine) Traffic() {
 	for _, s := range e.shards {
-		s.start(s.config.Chunk, true, s.trafficUnit)
+		s.startChunks(true, s.moveChunk)
 	}
 	e.wait()
 }

@@ -5,7 +5,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"math/rand/v2"
 	"os"
 	"strings"
 	"testing"
@@ -98,24 +100,36 @@ func fingerprint(shards []*Shard, elements int64) string {
 	h := sha256.New()
 	left := elements
 	for _, s := range shards {
-		n := int(min(left, s.config.Elements))
-		left -= int64(n)
-		for i := range n {
+		for i := range min(left, s.config.Elements) {
 			var row [14]byte
-			w := float32(0)
-			if s.config.Format.State == kernel.FP32 {
-				w = s.whole.Master[i]
-			} else {
-				w = kernel.Merge(s.whole.Parameter[i], s.whole.Low[i])
-			}
-			binary.LittleEndian.PutUint32(row[0:], math.Float32bits(w))
+			c, at := s.locate(int(i))
+			binary.LittleEndian.PutUint32(row[0:], math.Float32bits(master(c, at)))
 			for m := range s.config.Format.Algorithm.Moments() {
-				binary.LittleEndian.PutUint32(row[4+4*m:], math.Float32bits(s.whole.Moments[m].At(i)))
+				binary.LittleEndian.PutUint32(row[4+4*m:], math.Float32bits(c.Moment(m, at)))
 			}
 			h.Write(row[:])
 		}
+		left -= s.config.Elements
 	}
 	return fmt.Sprintf("%x", h.Sum(nil)[:8])
+}
+
+// locate is the state of the section of an element, and the element's place in
+// it.
+func (s *Shard) locate(element int) (kernel.Chunk, int) {
+	last := len(s.sections) - 1
+	for s.sections[last].first > element {
+		last--
+	}
+	return s.sections[last].state, element - s.sections[last].first
+}
+
+// master is a master weight.
+func master(c kernel.Chunk, i int) float32 {
+	if c.Low != nil {
+		return kernel.Merge(c.Parameter[i], c.Low[i])
+	}
+	return c.Master[i]
 }
 
 const testElements = 3*normBlock + 12345
@@ -141,15 +155,20 @@ func trajectory(t *testing.T, ranks, workers, chunk int, format kernel.Format, s
 }
 
 // TestSameBitsHoweverTheWorkIsSplit runs 100 clipped steps with different
-// numbers of workers, chunk sizes and kernels, and in both state formats.
+// numbers of workers, chunk sizes and kernels, and in both state formats; with
+// moments in fp32 and in int8.
 func TestSameBitsHoweverTheWorkIsSplit(t *testing.T) {
 	steps := 100
 	if testing.Short() {
 		steps = 10
 	}
-	for _, gradient := range []dtype.Type{dtype.BF16, dtype.F32} {
+	for _, change := range []func(*kernel.Format){
+		func(*kernel.Format) {},
+		func(f *kernel.Format) { f.Gradient = dtype.F32 },
+		func(f *kernel.Format) { f.Moments = kernel.MomentsInt8 },
+	} {
 		format := split
-		format.Gradient = gradient
+		change(&format)
 		fp32 := format
 		fp32.State = kernel.FP32
 		available := kernel.Available()
@@ -203,7 +222,7 @@ func TestOverflowTouchesNothing(t *testing.T) {
 		setGradients(shards, 0)
 		e.Step(1)
 		before := fingerprint(shards, testElements)
-		shards[1].chunk(777, 1).Gradient.Put(0, float32(bad))
+		shards[1].gradient.Put(777, float32(bad))
 		if r := e.Step(1); !r.Skipped {
 			t.Errorf("a gradient of %g was taken: %+v", bad, r)
 		}
@@ -240,8 +259,8 @@ func TestLossScaleIsDividedOut(t *testing.T) {
 // the middle of a chunk, and changes a learning rate between steps.
 func TestGroupsHaveTheirOwnHyperparameters(t *testing.T) {
 	const border = DefaultChunk + 777
-	run := func(groups []int64, optimizers [][]optim.Optimizer) *Shard {
-		s, err := NewShard(ShardConfig{Elements: testElements, Groups: groups, Format: split, Kernel: kernel.Available()[0], CPUs: cpus(t, 2)})
+	run := func(sections []Section, optimizers [][]optim.Optimizer) *Shard {
+		s, err := NewShard(ShardConfig{Elements: testElements, Sections: sections, Format: split, Kernel: kernel.Available()[0], CPUs: cpus(t, 2)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -262,14 +281,16 @@ func TestGroupsHaveTheirOwnHyperparameters(t *testing.T) {
 		return s
 	}
 	with := func(rate float64) optim.Optimizer { a := optim.DefaultAdamW(); a.LearningRate = rate; return a }
-	both := run([]int64{border, testElements - border}, [][]optim.Optimizer{{with(1e-3), with(1e-4)}, {with(2e-3), with(3e-4)}})
+	both := run([]Section{{Elements: border}, {Elements: testElements - border, Group: 1}}, [][]optim.Optimizer{{with(1e-3), with(1e-4)}, {with(2e-3), with(3e-4)}})
 	for _, part := range []struct {
 		rates      [2]float64
 		first, end int
 	}{{[2]float64{1e-3, 2e-3}, 0, border}, {[2]float64{1e-4, 3e-4}, border, testElements}} {
 		one := run(nil, [][]optim.Optimizer{{with(part.rates[0])}, {with(part.rates[1])}})
 		for i := part.first; i < part.end; i++ {
-			if both.whole.Parameter[i] != one.whole.Parameter[i] || both.whole.Low[i] != one.whole.Low[i] {
+			got, at := both.locate(i)
+			want, place := one.locate(i)
+			if master(got, at) != master(want, place) {
 				t.Fatalf("element %d is not what learning rates %v give", i, part.rates)
 			}
 		}
@@ -329,7 +350,7 @@ func TestAccumulatedGradients(t *testing.T) {
 			gradient.Put(i, float32(i%200-100)/64)
 		}
 		if accumulated {
-			s.whole.Gradient.Put(5, 77) // from an earlier step
+			s.gradient.Put(5, 77) // from an earlier step
 			s.ClearGradients()
 			for range 2 {
 				for from := 0; from < testElements; from += 100_001 {
@@ -338,7 +359,7 @@ func TestAccumulatedGradients(t *testing.T) {
 			}
 		} else {
 			for i := range testElements {
-				s.whole.Gradient.Put(i, 2*gradient.At(i))
+				s.gradient.Put(i, 2*gradient.At(i))
 			}
 		}
 		newEngine(t, []*Shard{s}, 1).Step(1)
@@ -353,7 +374,9 @@ func TestAccumulatedGradients(t *testing.T) {
 // elements. Only the pages at its end are ever touched.
 func TestMoreElementsThan31BitsCount(t *testing.T) {
 	const elements, tail = 1<<31 + 3*DefaultChunk + 77, 2*DefaultChunk + 77
-	for _, format := range []kernel.Format{split, {State: kernel.FP32, Parameter: dtype.BF16, Gradient: dtype.F32}} {
+	int8 := split
+	int8.Moments = kernel.MomentsInt8
+	for _, format := range []kernel.Format{split, {State: kernel.FP32, Parameter: dtype.BF16, Gradient: dtype.F32}, int8} {
 		set := kernel.Available()[len(kernel.Available())-1]
 		large, err := NewShard(ShardConfig{Elements: elements, Format: format, Kernel: set, CPUs: cpus(t, 2)})
 		if errors.Is(err, unix.ENOMEM) {
@@ -369,20 +392,23 @@ func TestMoreElementsThan31BitsCount(t *testing.T) {
 		}
 		defer small.Close()
 		for s, first := range map[*Shard]int{large: elements - tail, small: 0} {
-			end := s.chunk(first, tail)
 			for i := range tail {
-				end.Gradient.Put(i, float32(i%1000-500)*1e-5)
+				s.gradient.Put(first+i, float32(i%1000-500)*1e-5)
 			}
-			optim.DefaultAdamW().Constants(&s.groups[0].constants, 1, 1)
-			units := (int64(s.config.Elements) + DefaultChunk - 1) / DefaultChunk
-			s.startUnits(DefaultChunk, units-tail/DefaultChunk-1, units, true, s.updateUnit)
+			s.constants = make([]kernel.Constants, 1)
+			optim.DefaultAdamW().Constants(&s.constants[0], 1, 1)
+			units := int64(len(s.chunks))
+			s.start(units-tail/DefaultChunk-1, units, true, s.updateChunk)
 			s.wait()
 			s.GradientsArrived(int64(first), tail)
 		}
 		offset := elements - tail
 		for i := range tail {
-			a, b := large.chunk(offset+i, 1), small.chunk(i, 1)
-			if a.Parameter[0] != b.Parameter[0] || a.Moments[0].At(0) != b.Moments[0].At(0) || a.Moments[1].At(0) != b.Moments[1].At(0) {
+			a, at := large.locate(offset + i)
+			b, _ := small.locate(i)
+			// The dither of int8 moments depends on the place.
+			same := format.Moments == kernel.MomentsInt8 || a.Moment(0, at) == b.Moment(0, i) && a.Moment(1, at) == b.Moment(1, i)
+			if master(a, at) != master(b, i) || !same {
 				t.Fatalf("%v: element %d differs from that of a small shard", format, offset+i)
 			}
 		}
@@ -411,14 +437,22 @@ func TestStepAllocatesNothing(t *testing.T) {
 // TestArenasAreTheList compares the list of arenas, which plans are made from,
 // with what the kernel says is mapped and resident.
 func TestArenasAreTheList(t *testing.T) {
-	format := kernel.Format{State: kernel.FP32, Parameter: dtype.F16, Gradient: dtype.F32}
-	shards := newShards(t, testElements, 2, 2, 0, format, kernel.Available()[0])
+	format := kernel.Format{State: kernel.FP32, Moments: kernel.MomentsInt8, Parameter: dtype.F16, Gradient: dtype.F32}
+	shards := newShards(t, testElements, 1, 2, 0, format, kernel.Available()[0])
+	mixed, err := NewShard(ShardConfig{Rank: 1, Elements: 1000, Sections: mixedSections, Format: format, CPUs: cpus(t, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mixed.Close()
+	shards = append(shards, mixed)
 	newEngine(t, shards, 1).gradientNorm()
 	for _, s := range shards {
 		s.Each(func(_ int64, c kernel.Chunk) {
 			clear(c.Parameter)
 			clear(c.Moments[0].Data)
 			clear(c.Moments[1].Data)
+			clear(c.Headers)
+			clear(c.Master)
 			clear(c.Gradient.Data)
 		})
 	}
@@ -449,16 +483,20 @@ func TestArenasAreTheList(t *testing.T) {
 func TestNonsenseIsRefused(t *testing.T) {
 	good := ShardConfig{Elements: 100, Format: split, CPUs: cpus(t, 1)}
 	for name, spoil := range map[string]func(*ShardConfig){
-		"no elements":        func(c *ShardConfig) { c.Elements = 0 },
-		"no CPUs":            func(c *ShardConfig) { c.CPUs = nil },
-		"negative chunk":     func(c *ShardConfig) { c.Chunk = -1 },
-		"no such CPU":        func(c *ShardConfig) { c.CPUs = []int{8000} },
-		"fp16 split":         func(c *ShardConfig) { c.Format.Parameter = dtype.F16 },
-		"int8 gradient":      func(c *ShardConfig) { c.Format.Gradient = dtype.I8 },
-		"groups of too few":  func(c *ShardConfig) { c.Groups = []int64{50, 49} },
-		"groups of too many": func(c *ShardConfig) { c.Groups = []int64{101} },
-		"negative group":     func(c *ShardConfig) { c.Groups = []int64{-1, 101} },
-		"too large":          func(c *ShardConfig) { c.Elements = 1 << 58 },
+		"no elements":       func(c *ShardConfig) { c.Elements = 0 },
+		"no CPUs":           func(c *ShardConfig) { c.CPUs = nil },
+		"negative chunk":    func(c *ShardConfig) { c.Chunk = -1 },
+		"no such CPU":       func(c *ShardConfig) { c.CPUs = []int{8000} },
+		"fp16 split":        func(c *ShardConfig) { c.Format.Parameter = dtype.F16 },
+		"int8 gradient":     func(c *ShardConfig) { c.Format.Gradient = dtype.I8 },
+		"sections too few":  func(c *ShardConfig) { c.Sections = []Section{{Elements: 50}, {Elements: 49}} },
+		"sections too many": func(c *ShardConfig) { c.Sections = []Section{{Elements: 101}} },
+		"negative section":  func(c *ShardConfig) { c.Sections = []Section{{Elements: -1}, {Elements: 101}} },
+		"negative group":    func(c *ShardConfig) { c.Sections = []Section{{Elements: 100, Group: -1}} },
+		"moments not suited": func(c *ShardConfig) {
+			c.Format.Algorithm, c.Sections = kernel.Lion, []Section{{Elements: 100, Moments: kernel.MomentsInt8}}
+		},
+		"too large": func(c *ShardConfig) { c.Elements = 1 << 58 },
 	} {
 		c := good
 		spoil(&c)
@@ -473,6 +511,108 @@ func TestNonsenseIsRefused(t *testing.T) {
 	}
 	if err := s.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// mixedSections hold 1000 parameters in every way, with short blocks in between.
+var mixedSections = []Section{
+	{Elements: 100, Moments: kernel.MomentsInt8}, {Elements: 50, Moments: kernel.MomentsFP32}, {Elements: 0, Moments: kernel.MomentsInt8},
+	{Elements: 700, Moments: kernel.MomentsInt8}, {Elements: 50, Moments: kernel.MomentsBF16}, {Elements: 100, Moments: kernel.MomentsFP32},
+}
+
+// TestSectionsHoldTheirMomentsTheirWay holds a shard of many sections against
+// one shard for each of its types: fp32 sections are exact, and all masters are
+// the same after the first step, for which all moments are zero.
+func TestSectionsHoldTheirMomentsTheirWay(t *testing.T) {
+	run := func(moments kernel.MomentType, sections []Section, steps int) *Shard {
+		format := split
+		format.Moments = moments
+		s, err := NewShard(ShardConfig{Elements: 1000, Sections: sections, Format: format, Kernel: kernel.Available()[len(kernel.Available())-1], CPUs: cpus(t, 2), Chunk: 300})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.Close() })
+		e := newEngine(t, []*Shard{s}, 1)
+		for step := range steps {
+			setGradients([]*Shard{s}, step)
+			e.Step(1)
+		}
+		return s
+	}
+	for _, steps := range []int{1, 10} {
+		mixed, exact := run(kernel.MomentsInt8, mixedSections, steps), run(kernel.MomentsFP32, nil, steps)
+		whole, _ := exact.locate(0)
+		for _, s := range mixed.sections {
+			for i := range s.state.Len() {
+				got, want := s.state.Moment(1, i), whole.Moment(1, s.first+i)
+				if s.format.Moments == kernel.MomentsFP32 && got != want || math.Abs(float64(got/want-1)) > 0.3 {
+					t.Fatalf("%d steps: second moment %d, in %v, is %g; in fp32 %g", steps, s.first+i, s.format.Moments, got, want)
+				}
+				if steps == 1 && master(s.state, i) != master(whole, s.first+i) {
+					t.Fatalf("master %d is %g and not %g", s.first+i, master(s.state, i), master(whole, s.first+i))
+				}
+			}
+		}
+	}
+	// 100 and 700 parameters are 1 and 3 blocks.
+	sizes := map[string]int{}
+	for _, a := range (ShardConfig{Elements: 1000, Sections: mixedSections, Format: kernel.Format{Moments: kernel.MomentsInt8, Parameter: dtype.BF16, Gradient: dtype.BF16}}).Arenas() {
+		sizes[a.Component] = int(a.Size)
+	}
+	want := map[string]int{
+		"parameters": 2000, "master_weights_low": 2000, "exp_avg": 800, "exp_avg_sq": 800, "moment_headers": 8,
+		"exp_avg_fp32": 600, "exp_avg_sq_fp32": 600, "exp_avg_bf16": 100, "exp_avg_sq_bf16": 100, "gradients": 2000, "gradient_norm_sums": 8,
+	}
+	if !maps.Equal(sizes, want) {
+		t.Errorf("arenas of %v bytes, want %v", sizes, want)
+	}
+}
+
+// TestInt8MomentsTrackFP32 runs some time constants of exp_avg_sq with
+// gradients that shrink tenfold: on the average over elements it must not be
+// off, and updates must go where they do with exact moments.
+func TestInt8MomentsTrackFP32(t *testing.T) {
+	const n, steps = 4000, 4000
+	states := map[kernel.MomentType]kernel.Chunk{}
+	engines := map[kernel.MomentType]*Engine{}
+	for _, moments := range []kernel.MomentType{kernel.MomentsFP32, kernel.MomentsInt8} {
+		format := kernel.Format{Moments: moments, Parameter: dtype.BF16, Gradient: dtype.F32}
+		s := newShards(t, n, 1, 1, 0, format, kernel.Available()[len(kernel.Available())-1])[0]
+		states[moments], _ = s.locate(0)
+		engines[moments] = newEngine(t, []*Shard{s}, 0)
+	}
+	var first [n]float32
+	for i := range first {
+		first[i] = master(states[kernel.MomentsFP32], i)
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	for step := range steps {
+		scale := 1e-2
+		if step > steps/4 {
+			scale = 1e-3
+		}
+		for i := range n {
+			// Sizes over two decades in a block, and some drift.
+			g := float32(scale * math.Pow(100, -float64(i%100)/100) * (r.NormFloat64() + 0.1))
+			for _, c := range states {
+				c.Gradient.Put(i, g)
+			}
+		}
+		for _, e := range engines {
+			e.Step(1)
+		}
+	}
+	exact, held := states[kernel.MomentsFP32], states[kernel.MomentsInt8]
+	ratio, product, square := 0.0, 0.0, 0.0
+	for i := range n {
+		ratio += float64(held.Moment(1, i)) / float64(exact.Moment(1, i)) / n
+		moved, want := float64(master(held, i)-first[i]), float64(master(exact, i)-first[i])
+		product += moved * want
+		square += want * want
+	}
+	t.Logf("exp_avg_sq is %.3f times the exact one on the average; parameters moved %.3f times as far", ratio, product/square)
+	if math.Abs(ratio-1) > 0.05 || math.Abs(product/square-1) > 0.03 {
+		t.Errorf("exp_avg_sq is %.3f times the exact one on the average; parameters moved %.3f times as far", ratio, product/square)
 	}
 }
 

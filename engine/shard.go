@@ -6,127 +6,46 @@ import (
 	"sync/atomic"
 
 	"plimsoll/arena"
-	"plimsoll/dtype"
-	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
 )
-
-// DefaultChunk is the number of elements that a worker takes at a time. A chunk
-// lasts some tens of microseconds: short beside a stop of the world, which has
-// to wait for it, and long beside the work of taking it.
-const DefaultChunk = 64 << 10
-
-// normBlock is the number of gradient elements whose squares are added up in
-// one go. It does not follow the chunk size, so that the norm depends on the
-// gradients alone.
-const normBlock = 64 << 10
-
-// ShardConfig says what one rank holds.
-type ShardConfig struct {
-	Rank     int
-	Elements int64 // of the rank's part of the flat parameters
-	// Groups are the elements of each parameter group in the rank's part, in
-	// order. They add up to Elements; nil is one group.
-	Groups []int64
-	Format kernel.Format
-	Kernel kernel.Set
-	Pages  arena.Pages
-	CPUs   []int // one worker on each
-	Chunk  int   // elements; 0 is DefaultChunk
-}
-
-// ArenaPlan is an arena before it is mapped.
-type ArenaPlan struct {
-	Name      string // of the arena
-	Component string // in the ledger
-	Size      ledger.Bytes
-	Why       string
-
-	role     kernel.Role
-	elements dtype.Type
-}
-
-// normRole is the role of the sums of squares, which no kernel walks.
-const normRole = kernel.Role(255)
-
-// ComponentNorm is the ledger's name of the sums of squares.
-const ComponentNorm = "gradient_norm_sums"
-
-// Arenas lists every byte that the shard maps. The plan and the shard are made
-// from this one list.
-func (c ShardConfig) Arenas() []ArenaPlan {
-	var plans []ArenaPlan
-	for _, s := range c.Format.Streams() {
-		plans = append(plans, ArenaPlan{
-			Component: s.Component,
-			role:      s.Role,
-			elements:  s.Type,
-			Size:      ledger.Bytes(s.Type.Size() * c.Elements),
-			Why:       fmt.Sprintf("%d B x %s parameters: %s", s.Type.Size(), ledger.Count(c.Elements), s.Why),
-		})
-	}
-	blocks := c.normBlocks()
-	plans = append(plans, ArenaPlan{
-		Component: ComponentNorm,
-		role:      normRole,
-		Size:      ledger.Bytes(8 * blocks),
-		Why:       fmt.Sprintf("8 B x %s blocks of %s gradients: float64 sums of squares, so that the norm is the same for any number of workers", ledger.Count(blocks), ledger.Count(normBlock)),
-	})
-	for i := range plans {
-		plans[i].Name = fmt.Sprintf("rank%d/%s", c.Rank, plans[i].Component)
-	}
-	return plans
-}
-
-func (c ShardConfig) normBlocks() int64 { return (c.Elements + normBlock - 1) / normBlock }
-
-func (c ShardConfig) validate() error {
-	if c.Elements <= 0 {
-		return fmt.Errorf("rank %d: %d parameters", c.Rank, c.Elements)
-	}
-	if c.Chunk < 0 {
-		return fmt.Errorf("rank %d: chunks of %d parameters", c.Rank, c.Chunk)
-	}
-	sum := int64(0)
-	for i, elements := range c.Groups {
-		if elements < 0 || elements > c.Elements-sum {
-			return fmt.Errorf("rank %d: group %d has %d parameters, and %d are left", c.Rank, i, elements, c.Elements-sum)
-		}
-		sum += elements
-	}
-	if c.Groups != nil && sum != c.Elements {
-		return fmt.Errorf("rank %d: the groups have %d parameters of %d", c.Rank, sum, c.Elements)
-	}
-	return c.Format.Validate()
-}
 
 // Shard is one rank's part of the optimizer state, and the workers that update
 // it.
 type Shard struct {
-	config  ShardConfig
-	workers *Workers
-	arenas  []*arena.Arena
-	whole   kernel.Chunk // all of every stream
-	sums    []float64    // of squares, one a norm block
-	summed  []bool       // norm blocks whose gradients arrived and were added up before the step
-	groups  []group
+	config    ShardConfig
+	workers   *Workers
+	arenas    []*arena.Arena
+	sections  []section
+	chunks    []chunk            // of all sections, in order
+	gradient  kernel.Array       // of all sections
+	sums      []float64          // of squares, one a norm block
+	summed    []bool             // norm blocks whose gradients arrived and were added up before the step
+	constants []kernel.Constants // of each parameter group, in the step that is under way
 
 	// The pass that is under way.
-	unit    int
 	steal   bool
-	body    func(first, count int)
+	body    func(unit int)
 	cursors []cursor
 	// Bound once: a step allocates nothing.
-	walk                              func(worker int)
-	updateUnit, normUnit, trafficUnit func(first, count int)
+	walk                             func(worker int)
+	updateChunk, sumBlock, moveChunk func(unit int)
 }
 
-// group is the part of a parameter group in the shard, and what its update
-// needs in the step that is under way.
-type group struct {
-	first, end int
-	constants  kernel.Constants
+// section is a Section with its state.
+type section struct {
+	first  int // element of the shard
+	group  int
+	format kernel.Format
+	state  kernel.Chunk // all of every stream
 }
+
+// chunk is what a worker takes at a time.
+type chunk struct {
+	section    *section
+	first, end int // elements of the section
+}
+
+func (c chunk) state() kernel.Chunk { return c.section.state.Slice(c.first, c.end) }
 
 // cursor hands out the units of work of one worker's own range. Each is on a
 // cache line of its own.
@@ -144,19 +63,17 @@ func NewShard(c ShardConfig) (*Shard, error) {
 	if c.Chunk == 0 {
 		c.Chunk = DefaultChunk
 	}
-	if c.Groups == nil {
-		c.Groups = []int64{c.Elements}
-	}
 	s := &Shard{config: c, cursors: make([]cursor, len(c.CPUs))}
-	end := 0
-	for _, elements := range c.Groups {
-		s.groups = append(s.groups, group{first: end, end: end + int(elements)})
-		end += int(elements)
-	}
 	s.walk = s.walkUnits
-	s.updateUnit = s.updateElements
-	s.normUnit = s.sumBlock
-	s.trafficUnit = func(first, count int) { c.Kernel.Traffic(c.Format, s.chunk(first, count)) }
+	s.updateChunk = func(unit int) {
+		c := s.chunks[unit]
+		s.config.Kernel.Update(c.section.format, &s.constants[c.section.group], c.state())
+	}
+	s.moveChunk = func(unit int) {
+		c := s.chunks[unit]
+		s.config.Kernel.Traffic(c.section.format, c.state())
+	}
+	s.sumBlock = s.sumSquaresOfBlock
 	if err := s.open(); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
@@ -164,33 +81,78 @@ func NewShard(c ShardConfig) (*Shard, error) {
 }
 
 func (s *Shard) open() error {
+	// The state as a whole, but for moments; and the moments of each type.
+	var whole kernel.Chunk
+	moments := map[kernel.MomentType]*kernel.Chunk{}
 	for _, plan := range s.config.Arenas() {
 		a, err := arena.New(plan.Name, plan.Size, s.config.Pages)
 		if err != nil {
 			return err
 		}
 		s.arenas = append(s.arenas, a)
-		switch plan.role {
+		if moments[plan.moments] == nil {
+			moments[plan.moments] = &kernel.Chunk{}
+		}
+		switch numbers := (kernel.Array{Type: plan.elements, Data: a.Bytes()}); plan.role {
 		case kernel.ParameterRole:
-			s.whole.Parameter = arena.View[uint16](a)
+			whole.Parameter = arena.View[uint16](a)
 		case kernel.LowRole:
-			s.whole.Low = arena.View[uint16](a)
+			whole.Low = arena.View[uint16](a)
 		case kernel.MasterRole:
-			s.whole.Master = arena.View[float32](a)
+			whole.Master = arena.View[float32](a)
 		case kernel.FirstMomentRole:
-			s.whole.Moments[0] = kernel.Array{Type: plan.elements, Data: a.Bytes()}
+			moments[plan.moments].Moments[0] = numbers
 		case kernel.SecondMomentRole:
-			s.whole.Moments[1] = kernel.Array{Type: plan.elements, Data: a.Bytes()}
+			moments[plan.moments].Moments[1] = numbers
+		case kernel.HeaderRole:
+			moments[plan.moments].Headers = arena.View[uint16](a)
 		case kernel.GradientRole:
-			s.whole.Gradient = kernel.Array{Type: plan.elements, Data: a.Bytes()}
+			whole.Gradient = numbers
 		case normRole:
 			s.sums = arena.View[float64](a)
 		}
 	}
+	s.gradient = whole.Gradient
 	s.summed = make([]bool, len(s.sums))
+	s.cut(whole, moments)
 	var err error
 	s.workers, err = NewWorkers(s.config.CPUs)
 	return err
+}
+
+// cut cuts the state into sections, and these into chunks.
+func (s *Shard) cut(whole kernel.Chunk, moments map[kernel.MomentType]*kernel.Chunk) {
+	first := 0
+	for _, config := range s.config.sections() {
+		n := int(config.Elements)
+		if n == 0 {
+			continue
+		}
+		state, own := whole.Slice(first, first+n), moments[config.Moments]
+		for i, m := range own.Moments {
+			state.Moments[i], own.Moments[i] = m.Slice(0, min(n, m.Len())), m.Slice(min(n, m.Len()), m.Len())
+		}
+		if config.Moments == kernel.MomentsInt8 {
+			// Blocks are numbered through all sections that have them.
+			blocks := (n + kernel.Block - 1) / kernel.Block
+			state.First = own.First
+			state.Headers, own.Headers = own.Headers[:blocks], own.Headers[blocks:]
+			own.First += int64(blocks) * kernel.Block
+		}
+		s.sections = append(s.sections, section{first: first, group: config.Group, format: s.config.formatOf(config), state: state})
+		first += n
+	}
+	for i := range s.sections {
+		section := &s.sections[i]
+		size := s.config.Chunk
+		if section.format.Moments == kernel.MomentsInt8 {
+			size = (size + kernel.Block - 1) / kernel.Block * kernel.Block
+		}
+		n := section.state.Len()
+		for from := 0; from < n; from += size {
+			s.chunks = append(s.chunks, chunk{section, from, min(from+size, n)})
+		}
+	}
 }
 
 // Config is what the shard was made from.
@@ -205,28 +167,16 @@ func (s *Shard) Close() error {
 	for _, a := range s.arenas {
 		err = errors.Join(err, a.Close())
 	}
-	s.arenas, s.whole, s.sums = nil, kernel.Chunk{}, nil // unmapped
+	s.arenas, s.sections, s.chunks, s.gradient, s.sums = nil, nil, nil, kernel.Array{}, nil // unmapped
 	return err
 }
 
-// chunk is a stretch of every stream.
-func (s *Shard) chunk(first, count int) kernel.Chunk { return s.whole.Slice(first, first+count) }
-
-// updateElements updates a stretch that may belong to several groups.
-func (s *Shard) updateElements(first, count int) {
-	for i := range s.groups {
-		g := &s.groups[i]
-		if from, end := max(first, g.first), min(first+count, g.end); from < end {
-			s.config.Kernel.Update(s.config.Format, &g.constants, s.whole.Slice(from, end))
-		}
-	}
-}
-
-// sumBlock adds up the squares of a norm block, unless that was done when its
-// gradients arrived.
-func (s *Shard) sumBlock(first, count int) {
-	if block := first / normBlock; !s.summed[block] {
-		s.sums[block] = s.config.Kernel.SumSquares(s.chunk(first, count).Gradient)
+// sumSquaresOfBlock adds up the squares of a norm block, unless that was done
+// when its gradients arrived.
+func (s *Shard) sumSquaresOfBlock(block int) {
+	if !s.summed[block] {
+		from := block * normBlock
+		s.sums[block] = s.config.Kernel.SumSquares(s.gradient.Slice(from, min(from+normBlock, s.gradient.Len())))
 	}
 }
 
@@ -242,7 +192,7 @@ func (s *Shard) GradientsArrived(first, count int64) {
 	if from >= end {
 		return
 	}
-	s.startUnits(normBlock, from, end, true, s.normUnit)
+	s.start(from, end, true, s.sumBlock)
 	s.wait()
 	for block := from; block < end; block++ {
 		s.summed[block] = true
@@ -256,29 +206,28 @@ func (s *Shard) Accumulate(first int64, gradient kernel.Array) {
 	if first < 0 || end > s.config.Elements {
 		panic(fmt.Sprintf("engine: gradients %d to %d of a shard of %d", first, end, s.config.Elements))
 	}
-	s.startUnits(s.config.Chunk, first/unit, (end+unit-1)/unit, true, func(start, count int) {
-		from, to := max(start, int(first)), min(start+count, int(end))
-		s.config.Kernel.Accumulate(s.whole.Gradient.Slice(from, to), gradient.Slice(from-int(first), to-int(first)))
+	s.start(first/unit, (end+unit-1)/unit, true, func(i int) {
+		from, to := max(i*s.config.Chunk, int(first)), min((i+1)*s.config.Chunk, int(end))
+		s.config.Kernel.Accumulate(s.gradient.Slice(from, to), gradient.Slice(from-int(first), to-int(first)))
 	})
 	s.wait()
 }
 
 // ClearGradients sets all gradients to 0, so that others can be accumulated.
 func (s *Shard) ClearGradients() {
-	s.start(s.config.Chunk, true, func(first, count int) { clear(s.whole.Gradient.Slice(first, first+count).Data) })
+	s.startChunks(true, func(unit int) { clear(s.chunks[unit].state().Gradient.Data) })
 	s.wait()
 }
 
-// start begins a pass over the shard in units of some number of elements. A
-// worker walks its own range, a contiguous part of the shard, and then, if it
-// may, helps the others with theirs.
-func (s *Shard) start(unit int, steal bool, body func(first, count int)) {
-	s.startUnits(unit, 0, (s.config.Elements+int64(unit)-1)/int64(unit), steal, body)
+// startChunks begins a pass over all chunks.
+func (s *Shard) startChunks(steal bool, body func(unit int)) {
+	s.start(0, int64(len(s.chunks)), steal, body)
 }
 
-// startUnits begins a pass over some of the units.
-func (s *Shard) startUnits(unit int, from, end int64, steal bool, body func(first, count int)) {
-	s.unit, s.steal, s.body = unit, steal, body
+// start begins a pass over units of work. A worker walks its own range, a
+// contiguous part of them, and then, if it may, helps the others with theirs.
+func (s *Shard) start(from, end int64, steal bool, body func(unit int)) {
+	s.steal, s.body = steal, body
 	units, workers := end-from, int64(s.workers.Count())
 	for w := range workers {
 		s.cursors[w].next.Store(from + w*units/workers)
@@ -301,8 +250,7 @@ func (s *Shard) walkUnits(worker int) {
 			if unit >= own.end {
 				break
 			}
-			first := int(unit) * s.unit
-			s.body(first, min(s.unit, int(s.config.Elements)-first))
+			s.body(int(unit))
 		}
 	}
 }
@@ -311,7 +259,10 @@ func (s *Shard) walkUnits(worker int) {
 // from the worker in whose range it lies. Written that way the first time,
 // every page is on the NUMA node of the worker that will update it.
 func (s *Shard) Each(body func(first int64, c kernel.Chunk)) {
-	s.start(s.config.Chunk, false, func(first, count int) { body(int64(first), s.chunk(first, count)) })
+	s.startChunks(false, func(unit int) {
+		c := s.chunks[unit]
+		body(int64(c.section.first+c.first), c.state())
+	})
 	s.wait()
 }
 

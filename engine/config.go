@@ -1,0 +1,197 @@
+package engine
+
+import (
+	"fmt"
+	"slices"
+
+	"plimsoll/arena"
+	"plimsoll/dtype"
+	"plimsoll/ledger"
+	"plimsoll/optim/kernel"
+)
+
+// DefaultChunk is the number of elements that a worker takes at a time. A chunk
+// lasts some tens of microseconds: short beside a stop of the world, which has
+// to wait for it, and long beside the work of taking it.
+const DefaultChunk = 64 << 10
+
+// normBlock is the number of gradient elements whose squares are added up in
+// one go. It does not follow the chunk size, so that the norm depends on the
+// gradients alone.
+const normBlock = 64 << 10
+
+// ShardConfig says what one rank holds.
+type ShardConfig struct {
+	Rank     int
+	Elements int64 // of the rank's part of the flat parameters
+	// Sections are the stretches of the rank's part that differ in their
+	// parameter group, or in how their moments are held, in order. They add up
+	// to Elements; nil is one section of group 0 in the Format.
+	Sections []Section
+	Format   kernel.Format // of the shard; sections may hold their moments otherwise
+	Kernel   kernel.Set
+	Pages    arena.Pages
+	CPUs     []int // one worker on each
+	// Chunk is the number of elements that a worker takes at a time; 0 is
+	// DefaultChunk. Chunks of int8 moments are rounded up to whole blocks.
+	Chunk int
+}
+
+// Section is a stretch of a shard.
+type Section struct {
+	Elements int64
+	Group    int // number of the parameter group
+	Moments  kernel.MomentType
+}
+
+// ArenaPlan is an arena before it is mapped.
+type ArenaPlan struct {
+	Name      string // of the arena
+	Component string // in the ledger
+	Size      ledger.Bytes
+	Why       string
+
+	role     kernel.Role
+	elements dtype.Type
+	moments  kernel.MomentType // of the sections whose moments it holds
+}
+
+// normRole is the role of the sums of squares, which no kernel walks.
+const normRole = kernel.Role(255)
+
+// ComponentNorm is the ledger's name of the sums of squares.
+const ComponentNorm = "gradient_norm_sums"
+
+// Arenas lists every byte that the shard maps. The plan and the shard are made
+// from this one list.
+func (c ShardConfig) Arenas() []ArenaPlan {
+	var plans []ArenaPlan
+	for _, stream := range c.Format.Streams() {
+		switch stream.Role {
+		case kernel.FirstMomentRole:
+			for _, moments := range c.momentTypes() {
+				plans = append(plans, c.momentArenas(moments)...)
+			}
+		case kernel.SecondMomentRole, kernel.HeaderRole: // with the first
+		default:
+			plans = append(plans, arenaOf(stream, stream.Bytes(c.Elements), c.Elements))
+		}
+	}
+	blocks := c.normBlocks()
+	plans = append(plans, ArenaPlan{
+		Component: ComponentNorm,
+		role:      normRole,
+		Size:      ledger.Bytes(8 * blocks),
+		Why:       fmt.Sprintf("8 B x %s blocks of %s gradients: float64 sums of squares, so that the norm is the same for any number of workers", ledger.Count(blocks), ledger.Count(normBlock)),
+	})
+	for i := range plans {
+		plans[i].Name = fmt.Sprintf("rank%d/%s", c.Rank, plans[i].Component)
+	}
+	return plans
+}
+
+// momentTypes are those that the sections have, that of the shard's format
+// first.
+func (c ShardConfig) momentTypes() []kernel.MomentType {
+	var types []kernel.MomentType
+	for _, moments := range []kernel.MomentType{c.Format.Moments, kernel.MomentsFP32, kernel.MomentsBF16, kernel.MomentsInt8} {
+		held := func(s Section) bool { return s.Moments == moments && s.Elements > 0 }
+		if slices.ContainsFunc(c.sections(), held) && !slices.Contains(types, moments) {
+			types = append(types, moments)
+		}
+	}
+	return types
+}
+
+// momentArenas hold the moments of all sections of a type, one after the other.
+func (c ShardConfig) momentArenas(moments kernel.MomentType) []ArenaPlan {
+	format := c.Format
+	format.Moments = moments
+	var plans []ArenaPlan
+	for _, stream := range format.MomentStreams() {
+		var bytes, elements int64
+		for _, s := range c.sections() {
+			if s.Moments == moments {
+				bytes += stream.Bytes(s.Elements)
+				elements += s.Elements
+			}
+		}
+		plan := arenaOf(stream, bytes, elements)
+		plan.moments = moments
+		if moments != c.Format.Moments {
+			plan.Component += "_" + moments.String()
+		}
+		plans = append(plans, plan)
+	}
+	return plans
+}
+
+// arenaOf is the arena of a stream of so many bytes, for so many parameters.
+func arenaOf(stream kernel.Stream, bytes, parameters int64) ArenaPlan {
+	what := fmt.Sprintf("%s parameters", ledger.Count(parameters))
+	if numbers := bytes / stream.Type.Size(); numbers != parameters {
+		what = fmt.Sprintf("%s for %s", ledger.Count(numbers), what)
+	}
+	return ArenaPlan{
+		Component: stream.Component, role: stream.Role, elements: stream.Type, Size: ledger.Bytes(bytes),
+		Why: fmt.Sprintf("%d B x %s: %s", stream.Type.Size(), what, stream.Why),
+	}
+}
+
+func (c ShardConfig) normBlocks() int64 { return (c.Elements + normBlock - 1) / normBlock }
+
+// sections are those of the configuration, or the one that it stands for.
+func (c ShardConfig) sections() []Section {
+	if c.Sections == nil {
+		return []Section{{Elements: c.Elements, Moments: c.Format.Moments}}
+	}
+	return c.Sections
+}
+
+// formatOf is the format of a section.
+func (c ShardConfig) formatOf(s Section) kernel.Format {
+	f := c.Format
+	f.Moments = s.Moments
+	return f
+}
+
+// StateBytes is what all streams hold.
+func (c ShardConfig) StateBytes() ledger.Bytes {
+	return c.sum(kernel.Format.ResidentBytes)
+}
+
+// TrafficBytes is what an update moves, reads and writes added up.
+func (c ShardConfig) TrafficBytes() ledger.Bytes {
+	return c.sum(kernel.Format.TrafficBytes)
+}
+
+func (c ShardConfig) sum(of func(f kernel.Format, parameters int64) int64) ledger.Bytes {
+	var sum ledger.Bytes
+	for _, s := range c.sections() {
+		sum += ledger.Bytes(of(c.formatOf(s), s.Elements))
+	}
+	return sum
+}
+
+func (c ShardConfig) validate() error {
+	if c.Elements <= 0 {
+		return fmt.Errorf("rank %d: %d parameters", c.Rank, c.Elements)
+	}
+	if c.Chunk < 0 {
+		return fmt.Errorf("rank %d: chunks of %d parameters", c.Rank, c.Chunk)
+	}
+	left := c.Elements
+	for i, s := range c.sections() {
+		if s.Elements < 0 || s.Elements > left || s.Group < 0 {
+			return fmt.Errorf("rank %d: section %d is %d parameters of group %d, and %d are left", c.Rank, i, s.Elements, s.Group, left)
+		}
+		left -= s.Elements
+		if err := c.formatOf(s).Validate(); err != nil {
+			return err
+		}
+	}
+	if left != 0 {
+		return fmt.Errorf("rank %d: the sections lack %d parameters of %d", c.Rank, left, c.Elements)
+	}
+	return c.Format.Validate()
+}
