@@ -1,0 +1,19 @@
+package model
+
+import "strings"
+
+// IsEmbedding says whether the parameter is the table of an embedding, from
+// which a step uses the rows of the tokens that it saw. It goes by the name, the
+// only thing that all sources of a model have.
+func (p Parameter) IsEmbedding() bool {
+	module, ok := strings.CutSuffix(p.Name, ".weight")
+	if !ok || len(p.Shape) != 2 {
+		return false
+	}
+	name := module[strings.LastIndexByte(module, '.')+1:]
+	switch name {
+	case "wte", "wpe", "shared", "embed_tokens", "embed_positions", "embed_in":
+		return true
+	}
+	return strings.HasSuffix(name, "_embedding") || strings.HasSuffix(name, "_embeddings")
+}
