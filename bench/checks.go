@@ -132,6 +132,8 @@ func longestSince(before, after *metrics.Float64Histogram) time.Duration {
 const (
 	normalBits   = 115 << 23 // 2^-12
 	denormalBits = 4 << 16
+	// smallestFloor is the least that a header of int8 moments can say.
+	smallestFloor = 64
 )
 
 // updateOf sets the first moment of all parameters to one number and times an
@@ -140,9 +142,13 @@ func (s *steps) updateOf(bits uint32) time.Duration {
 	s.shard.Each(func(_ int64, c kernel.Chunk) {
 		moment := c.Moments[0]
 		for i := range moment.Len() {
-			if moment.Type == dtype.BF16 {
+			switch moment.Type {
+			case dtype.U8: // of the smallest blocks: none is denormal
+				moment.Data[i], c.Moments[1].Data[i] = 1, 1
+				c.Headers[i/kernel.Block] = uint16(max(bits>>23, smallestFloor) | 20<<8)
+			case dtype.BF16:
 				binary.LittleEndian.PutUint16(moment.Data[2*i:], uint16(bits>>16))
-			} else {
+			default:
 				binary.LittleEndian.PutUint32(moment.Data[4*i:], bits)
 			}
 		}

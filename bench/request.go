@@ -24,7 +24,7 @@ import (
 type Request struct {
 	Optimizer    string   // a name of Optimizers, or "all"
 	State        string   // "split", "fp32" or "all"
-	Moments      string   // "fp32", "bf16" or "all"
+	Moments      string   // "fp32", "bf16", "int8" or "all"
 	GradientType string   // "bf16", "fp16" or "fp32"
 	Parameters   []string // sizes such as "16Mi"; none is a range from a core's cache to memory
 	Workers      []int    // none is one, and one for each usable core
@@ -166,7 +166,7 @@ func (r Request) formats() (names []string, formats []kernel.Format, err error) 
 	if err != nil {
 		return nil, nil, err
 	}
-	moments, err := choose("--moments", r.Moments, []string{kernel.MomentsFP32.String(), kernel.MomentsBF16.String()})
+	moments, err := choose("--moments", r.Moments, kernel.MomentNames())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -179,13 +179,17 @@ func (r Request) formats() (names []string, formats []kernel.Format, err error) 
 			continue
 		}
 		for _, state := range []kernel.State{kernel.Split, kernel.FP32} {
-			for _, moment := range []kernel.MomentType{kernel.MomentsFP32, kernel.MomentsBF16} {
-				if slices.Contains(states, state.String()) && slices.Contains(moments, moment.String()) {
+			for _, name := range moments {
+				moment, _ := kernel.ParseMoments(name)
+				if slices.Contains(states, state.String()) && moment.Suits(o.rule.Algorithm()) {
 					names = append(names, o.name)
 					formats = append(formats, kernel.Format{Algorithm: o.rule.Algorithm(), State: state, Moments: moment, Parameter: dtype.BF16, Gradient: gradient})
 				}
 			}
 		}
+	}
+	if len(formats) == 0 {
+		return nil, nil, &fault.Input{What: fmt.Sprintf("--moments is %s, which is made for adam and adamw, and --optimizer is %s", r.Moments, r.Optimizer), Mend: "--moments bf16"}
 	}
 	return names, formats, nil
 }
@@ -292,9 +296,9 @@ func newCase(name string, f kernel.Format, size int64, cpus []int, set kernel.Se
 		}
 	}
 	if c.InCore {
-		// One chunk for each worker, whole groups of the kernels.
+		// One chunk for each worker, whole blocks of the kernels.
 		part := (size + int64(len(cpus)) - 1) / int64(len(cpus))
-		c.Shard.Chunk = int((part + 15) / 16 * 16)
+		c.Shard.Chunk = int((part + kernel.Block - 1) / kernel.Block * kernel.Block)
 	}
 	c.Shard.Pages = rehearse.ChoosePages(h, []engine.ShardConfig{c.Shard})
 	c.Place = place(h, c)
@@ -316,7 +320,7 @@ func place(h *host.Host, c Case) string {
 	for _, cache := range h.Caches {
 		if slices.ContainsFunc(c.Shard.CPUs, cache.CPUs.Contains) {
 			size += cache.Size
-			if ledger.Bytes(c.Shard.Elements*c.Shard.Format.ResidentBytes()) <= size {
+			if c.Shard.StateBytes() <= size {
 				return fmt.Sprintf("L%d", cache.Level)
 			}
 		}

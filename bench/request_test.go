@@ -30,7 +30,8 @@ func TestPlanTakesEveryCombination(t *testing.T) {
 			t.Errorf("%v: %v, %v", c, c.Optimizer, err)
 		}
 	}
-	if want := 5 * 2 * 2 * 2; len(seen) != want || len(p.Cases) != want {
+	// int8 moments are for the two Adams.
+	if want := (5*2 + 2) * 2 * 2; len(seen) != want || len(p.Cases) != want {
 		t.Errorf("%d cases, %d of them different; want %d", len(p.Cases), len(seen), want)
 	}
 }
@@ -121,6 +122,7 @@ func TestBadRequests(t *testing.T) {
 		"did you mean adamw?":      func(_ *testing.T, r *Request) { r.Optimizer = "adamv" },
 		`--state is "int4"`:        func(_ *testing.T, r *Request) { r.State = "int4" },
 		`--moments is "fp8"`:       func(_ *testing.T, r *Request) { r.Moments = "fp8" },
+		"made for adam":            func(_ *testing.T, r *Request) { r.Optimizer, r.Moments = "lion", "int8" },
 		`--grad-dtype is "u16"`:    func(_ *testing.T, r *Request) { r.GradientType = "u16" },
 		`"16M" is no number`:       func(_ *testing.T, r *Request) { r.Parameters = []string{"1Mi", "16M"} },
 		"--workers is 0":           func(_ *testing.T, r *Request) { r.Workers = []int{1, 0} },

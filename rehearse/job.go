@@ -1,6 +1,7 @@
 package rehearse
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -25,31 +26,35 @@ import (
 // Request is a rehearsal as a user asks for it. Empty and nil fields take their
 // value from the recipe, or the default.
 type Request struct {
-	Model        string // what model.Load takes
-	DeepSpeed    string // path of a DeepSpeed configuration
-	Ranks        int    // on this host
-	WorldSize    int    // of the whole job; 0 is Ranks
-	Steps        int
-	State        string   // "split" or "fp32"
-	Moments      string   // "fp32" or "bf16"
-	GradientType string   // "bf16", "fp16" or "fp32"
-	Clip         *float64 // 0 for none
-	Workers      int      // of each rank; 0 is one for each of its cores
+	Model     string // what model.Load takes
+	DeepSpeed string // path of a DeepSpeed configuration
+	Ranks     int    // on this host
+	WorldSize int    // of the whole job; 0 is Ranks
+	Steps     int
+	State     string // "split" or "fp32"
+	Moments   string // "fp32", "bf16" or "int8"
+	// EmbeddingMoments are "fp32" or "int8", where Moments is "int8".
+	EmbeddingMoments string
+	GradientType     string   // "bf16", "fp16" or "fp32"
+	Clip             *float64 // 0 for none
+	Workers          int      // of each rank; 0 is one for each of its cores
 }
 
 // Job is a rehearsal in which everything is decided but where it runs.
 type Job struct {
-	Model     *model.Model
-	Recipe    *recipe.DeepSpeed // nil when none was given
-	Format    kernel.Format
-	Optimizer optim.Optimizer
-	Clip      float64
-	LossScale float64
-	Ranks     int
-	WorldSize int
-	Workers   int
-	Steps     int
-	Kernel    kernel.Set
+	Model  *model.Model
+	Recipe *recipe.DeepSpeed // nil when none was given
+	Format kernel.Format
+	// EmbeddingMoments is how the moments of embeddings are held.
+	EmbeddingMoments kernel.MomentType
+	Optimizer        optim.Optimizer
+	Clip             float64
+	LossScale        float64
+	Ranks            int
+	WorldSize        int
+	Workers          int
+	Steps            int
+	Kernel           kernel.Set
 	// Notes say what was assumed, and where the job differs from the recipe.
 	Notes []string
 }
@@ -84,7 +89,10 @@ func (r Request) Resolve() (*Job, error) {
 	if r.Clip != nil {
 		j.Clip = *r.Clip
 	}
-	j.Format, err = r.chooseFormat(j.Optimizer.Algorithm(), precision)
+	if j.Format, err = r.chooseFormat(j.Optimizer.Algorithm(), precision); err != nil {
+		return nil, err
+	}
+	j.EmbeddingMoments, err = r.chooseEmbeddingMoments(j.Format.Moments)
 	return j, err
 }
 
@@ -194,12 +202,12 @@ func (r Request) chooseFormat(algorithm kernel.Algorithm, precision dtype.Type) 
 	default:
 		return f, &fault.Input{What: fmt.Sprintf("--state is %q: expected split or fp32", r.State)}
 	}
-	switch r.Moments {
-	case "", kernel.MomentsFP32.String():
-	case kernel.MomentsBF16.String():
-		f.Moments = kernel.MomentsBF16
-	default:
-		return f, &fault.Input{What: fmt.Sprintf("--moments is %q: expected fp32 or bf16", r.Moments)}
+	var ok bool
+	if f.Moments, ok = kernel.ParseMoments(cmp.Or(r.Moments, kernel.MomentsFP32.String())); !ok {
+		return f, &fault.Input{What: fmt.Sprintf("--moments is %q: expected fp32, bf16 or int8", r.Moments)}
+	}
+	if !f.Moments.Suits(algorithm) {
+		return f, &fault.Input{What: fmt.Sprintf("--moments is %v, which is made for Adam, and the optimizer is %v", f.Moments, algorithm), Mend: "--moments bf16"}
 	}
 	if r.GradientType != "" {
 		t, err := dtype.Parse(r.GradientType)
@@ -212,6 +220,25 @@ func (r Request) chooseFormat(algorithm kernel.Algorithm, precision dtype.Type) 
 		return f, &fault.Input{Err: err, Mend: "--state fp32"}
 	}
 	return f, nil
+}
+
+// chooseEmbeddingMoments decides how the moments of embeddings are held.
+func (r Request) chooseEmbeddingMoments(others kernel.MomentType) (kernel.MomentType, error) {
+	asked, ok := kernel.ParseMoments(r.EmbeddingMoments)
+	switch {
+	case r.EmbeddingMoments == "" && others == kernel.MomentsInt8:
+		return kernel.MomentsFP32, nil
+	case r.EmbeddingMoments == "":
+		return others, nil
+	case !ok || asked == kernel.MomentsBF16:
+		return others, &fault.Input{What: fmt.Sprintf("--embedding-moments is %q: expected fp32 or int8", r.EmbeddingMoments)}
+	case others != kernel.MomentsInt8:
+		return others, &fault.Input{
+			What: fmt.Sprintf("--embedding-moments is given, and --moments is %v", others),
+			Mend: "embeddings differ only from --moments int8",
+		}
+	}
+	return asked, nil
 }
 
 // Plan is a job on a host: what will be mapped, and which workers will use it.
@@ -258,7 +285,7 @@ func NewPlan(j *Job, h *host.Host) (*Plan, error) {
 			return nil, err
 		}
 		p.Binding.Ranks[i].OptimizerCPUs = cpuset.New(cpus...)
-		p.Shards = append(p.Shards, engine.ShardConfig{Rank: i, Elements: part.Held(), Format: j.Format, Kernel: j.Kernel, CPUs: cpus})
+		p.Shards = append(p.Shards, engine.ShardConfig{Rank: i, Elements: part.Held(), Sections: j.sections(part), Format: j.Format, Kernel: j.Kernel, CPUs: cpus})
 		p.Held += part.Held()
 		p.Parameters += part.Count
 	}
@@ -337,8 +364,20 @@ func (p *Plan) entry(rank int, component string, size ledger.Bytes, why string) 
 
 // StateBytes is what the arenas hold, without rounding: the bytes that a
 // parameter costs.
-func (p *Plan) StateBytes() ledger.Bytes {
-	return ledger.Bytes(p.Held * p.Format.ResidentBytes())
+func (p *Plan) StateBytes() ledger.Bytes { return p.sum(engine.ShardConfig.StateBytes) }
+
+// TrafficBytes is what an update of all shards moves, reads and writes added up.
+func (p *Plan) TrafficBytes() ledger.Bytes { return p.sum(engine.ShardConfig.TrafficBytes) }
+
+// perParameter is what the state costs a parameter, page rounding aside.
+func (p *Plan) perParameter() float64 { return float64(p.StateBytes()) / float64(p.Parameters) }
+
+func (p *Plan) sum(of func(engine.ShardConfig) ledger.Bytes) ledger.Bytes {
+	var sum ledger.Bytes
+	for _, shard := range p.Shards {
+		sum += of(shard)
+	}
+	return sum
 }
 
 // Verdict holds a plan against what the host can still give.
@@ -369,33 +408,31 @@ func (p *Plan) Verdict() Verdict {
 // wouldFit looks for a smaller format, for more hosts, and for a smaller model.
 func (p *Plan) wouldFit(available ledger.Bytes) []string {
 	found := []string{}
-	need := func(j Job) (ledger.Bytes, bool) {
+	changed := func(j Job) (*Plan, bool) {
 		other, err := NewPlan(&j, p.Host)
-		if err != nil {
-			return 0, false
-		}
-		return other.Ledger.Planned(nil), true
+		return other, err == nil && other.Ledger.Planned(nil) <= available
 	}
 	fits := func(j Job) bool {
-		bytes, ok := need(j)
-		return ok && bytes <= available
+		_, ok := changed(j)
+		return ok
 	}
 
-	// The lossless format first, then the one that rounds moments.
+	// The lossless format first, then those that round moments.
 	for _, smaller := range []struct {
-		flags   string
-		moments kernel.MomentType
+		flags               string
+		moments, embeddings kernel.MomentType
 	}{
-		{"--state split --grad-dtype bf16", p.Format.Moments},
-		{"--state split --grad-dtype bf16 --moments bf16", kernel.MomentsBF16},
+		{"--state split --grad-dtype bf16", p.Format.Moments, p.EmbeddingMoments},
+		{"--state split --grad-dtype bf16 --moments bf16", kernel.MomentsBF16, kernel.MomentsBF16},
+		{"--state split --grad-dtype bf16 --moments int8", kernel.MomentsInt8, kernel.MomentsFP32},
 	} {
 		j := *p.Job
-		j.Format.State, j.Format.Gradient, j.Format.Moments = kernel.Split, dtype.BF16, smaller.moments
-		if j.Format.ResidentBytes() >= p.Format.ResidentBytes() || j.Format.Validate() != nil {
+		j.Format.State, j.Format.Gradient, j.Format.Moments, j.EmbeddingMoments = kernel.Split, dtype.BF16, smaller.moments, smaller.embeddings
+		if j.Format.Validate() != nil {
 			continue
 		}
-		if bytes, ok := need(j); ok && bytes <= available {
-			found = append(found, fmt.Sprintf("%s: %d bytes a parameter instead of %d, %v in all", smaller.flags, j.Format.ResidentBytes(), p.Format.ResidentBytes(), bytes))
+		if other, ok := changed(j); ok && other.StateBytes() < p.StateBytes() {
+			found = append(found, fmt.Sprintf("%s: %.4g bytes a parameter instead of %.4g, %v in all", smaller.flags, other.perParameter(), p.perParameter(), other.Ledger.Planned(nil)))
 			break
 		}
 	}

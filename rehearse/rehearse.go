@@ -86,11 +86,11 @@ func (p *Plan) Run(ctx context.Context, progress Progress) (m *Measurement, err 
 	}
 	m = &Measurement{}
 	begin := time.Now()
-	progress.Begin("touching memory", int64(p.StateBytes()))
+	progress.Begin("touching memory", p.Held)
 	each(shards, func(s *engine.Shard, first int64, c kernel.Chunk) {
 		if ctx.Err() == nil {
 			synthetic.State(s.Config().Rank, first, c)
-			progress.Advance(int64(c.Len()) * p.Format.ResidentBytes())
+			progress.Advance(int64(c.Len()))
 		}
 	})
 	progress.End()

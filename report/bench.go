@@ -27,19 +27,19 @@ type Benchmark struct {
 
 // BenchmarkCase is one format, size and number of workers.
 type BenchmarkCase struct {
-	Optimizer      string `json:"optimizer"`
-	State          string `json:"state"`
-	Moments        string `json:"moments"`
-	ParameterType  string `json:"parameter_dtype"`
-	GradientType   string `json:"gradient_dtype"`
-	Parameters     int64  `json:"parameters"`
-	Workers        int    `json:"workers"`
-	CPUs           []int  `json:"cpus"`
-	Pages          string `json:"pages"`
-	Place          string `json:"place"` // the nearest memory that holds all streams
-	ResidentBytes  int64  `json:"resident_bytes_per_parameter"`
-	TrafficBytes   int64  `json:"traffic_bytes_per_parameter"` // reads and writes of an update
-	PassesOfSample int    `json:"passes_per_sample"`
+	Optimizer      string  `json:"optimizer"`
+	State          string  `json:"state"`
+	Moments        string  `json:"moments"`
+	ParameterType  string  `json:"parameter_dtype"`
+	GradientType   string  `json:"gradient_dtype"`
+	Parameters     int64   `json:"parameters"`
+	Workers        int     `json:"workers"`
+	CPUs           []int   `json:"cpus"`
+	Pages          string  `json:"pages"`
+	Place          string  `json:"place"` // the nearest memory that holds all streams
+	ResidentBytes  float64 `json:"resident_bytes_per_parameter"`
+	TrafficBytes   float64 `json:"traffic_bytes_per_parameter"` // reads and writes of an update
+	PassesOfSample int     `json:"passes_per_sample"`
 
 	// Fraction is traffic time over update time in each round: how near the
 	// update comes to what memory allows.
@@ -108,11 +108,11 @@ func NewBenchmark(version string, p *bench.Plan, results []bench.Result) *Benchm
 func newBenchmarkCase(r bench.Result, hidden bool) BenchmarkCase {
 	f, n := r.Shard.Format, float64(r.Shard.Elements)
 	over := func(quantity func(bench.Sample) float64) bench.Spread { return bench.Over(r.Samples, quantity) }
-	bytes := float64(f.TrafficBytes()) * n
+	resident, bytes := float64(r.Shard.StateBytes()), float64(r.Shard.TrafficBytes())
 	c := BenchmarkCase{
 		Optimizer: r.Name, State: f.State.String(), Moments: f.Moments.String(), ParameterType: f.Parameter.String(), GradientType: f.Gradient.String(),
 		Parameters: r.Shard.Elements, Workers: len(r.Shard.CPUs), CPUs: r.Shard.CPUs, Pages: r.Shard.Pages.String(), Place: r.Place,
-		ResidentBytes: f.ResidentBytes(), TrafficBytes: f.TrafficBytes(), PassesOfSample: r.Repeats,
+		ResidentBytes: resident / n, TrafficBytes: bytes / n, PassesOfSample: r.Repeats,
 		Fraction:  over(func(s bench.Sample) float64 { return s.Traffic / s.Update }),
 		Limit:     over(func(s bench.Sample) float64 { return bytes / s.Traffic }),
 		Update:    over(func(s bench.Sample) float64 { return bytes / s.Update }),
@@ -244,7 +244,7 @@ func (c BenchmarkCase) names() table.Row {
 func (b *Benchmark) updateTable() string {
 	t := newTable(3, append(caseNames, "in", "B/parameter", "limit GB/s", "update GB/s", "ns/parameter", "of the limit")...)
 	for _, c := range b.Cases {
-		t.AppendRow(append(c.names(), c.Place, c.TrafficBytes, fmt.Sprintf("%.1f", c.Limit.Median/1e9), fmt.Sprintf("%.1f", c.Update.Median/1e9),
+		t.AppendRow(append(c.names(), c.Place, shortBytes(c.TrafficBytes), fmt.Sprintf("%.1f", c.Limit.Median/1e9), fmt.Sprintf("%.1f", c.Update.Median/1e9),
 			fmt.Sprintf("%.3f", 1e9*c.Time.Median), fmt.Sprintf("%.0f %% (%.0f..%.0f)", 100*c.Fraction.Median, 100*c.Fraction.Min, 100*c.Fraction.Max)))
 	}
 	return t.Render()

@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
@@ -37,7 +39,7 @@ type Rehearsal struct {
 
 	// TrafficBytesPerParameter is what the update moves, reads and writes
 	// added up; the norm reads the gradients once more.
-	TrafficBytesPerParameter     int64           `json:"traffic_bytes_per_parameter"`
+	TrafficBytesPerParameter     float64         `json:"traffic_bytes_per_parameter"`
 	NormTrafficBytesPerParameter int64           `json:"norm_traffic_bytes_per_parameter"`
 	MemoryBandwidth              MemoryBandwidth `json:"memory_bandwidth"`
 
@@ -61,24 +63,28 @@ type RehearsedModel struct {
 
 // RehearsedJob says how it would be trained.
 type RehearsedJob struct {
-	Recipe              string  `json:"recipe"` // a file; empty without one
-	State               string  `json:"state"`
-	Moments             string  `json:"moments"`
-	ParameterType       string  `json:"parameter_dtype"`
-	GradientType        string  `json:"gradient_dtype"`
-	Optimizer           string  `json:"optimizer"`
-	GradientClipping    float64 `json:"gradient_clipping"`
-	LossScale           float64 `json:"loss_scale"`
-	Ranks               int     `json:"ranks"`
-	WorldSize           int     `json:"world_size"`
-	ParametersOnHost    int64   `json:"parameters_on_host"`
-	PaddingElements     int64   `json:"padding_elements"`
-	Kernel              string  `json:"kernel"`
-	ChunkElements       int     `json:"chunk_elements"`
-	StateBytesPlanned   int64   `json:"state_bytes_planned"`
-	ArenaPages          string  `json:"arena_pages"`
-	WorkersOnHost       int     `json:"workers_on_host"`
-	RehearsedStepsCount int     `json:"rehearsed_steps"`
+	Recipe           string `json:"recipe"` // a file; empty without one
+	State            string `json:"state"`
+	Moments          string `json:"moments"`
+	EmbeddingMoments string `json:"embedding_moments"`
+	// ParametersByMoments is the number of parameters, padding included, whose
+	// moments are held in each type.
+	ParametersByMoments map[string]int64 `json:"parameters_by_moments"`
+	ParameterType       string           `json:"parameter_dtype"`
+	GradientType        string           `json:"gradient_dtype"`
+	Optimizer           string           `json:"optimizer"`
+	GradientClipping    float64          `json:"gradient_clipping"`
+	LossScale           float64          `json:"loss_scale"`
+	Ranks               int              `json:"ranks"`
+	WorldSize           int              `json:"world_size"`
+	ParametersOnHost    int64            `json:"parameters_on_host"`
+	PaddingElements     int64            `json:"padding_elements"`
+	Kernel              string           `json:"kernel"`
+	ChunkElements       int              `json:"chunk_elements"`
+	StateBytesPlanned   int64            `json:"state_bytes_planned"`
+	ArenaPages          string           `json:"arena_pages"`
+	WorkersOnHost       int              `json:"workers_on_host"`
+	RehearsedStepsCount int              `json:"rehearsed_steps"`
 }
 
 // RehearsedHost says where.
@@ -131,7 +137,8 @@ func NewRehearsal(version string, p *rehearse.Plan, v rehearse.Verdict, m *rehea
 		Schema: RehearsalSchema, Version: version, Verdict: v, Binding: p.Binding,
 		Model: RehearsedModel{p.Model.Name, p.Model.Architecture, p.Model.Source, p.Model.Elements()},
 		Job: RehearsedJob{
-			State: p.Format.State.String(), Moments: p.Format.Moments.String(), ParameterType: p.Format.Parameter.String(), GradientType: p.Format.Gradient.String(),
+			State: p.Format.State.String(), Moments: p.Format.Moments.String(), EmbeddingMoments: p.EmbeddingMoments.String(), ParametersByMoments: map[string]int64{},
+			ParameterType: p.Format.Parameter.String(), GradientType: p.Format.Gradient.String(),
 			Optimizer: p.Optimizer.String(), GradientClipping: p.Clip, LossScale: p.LossScale,
 			Ranks: p.Ranks, WorldSize: p.WorldSize, ParametersOnHost: p.Parameters, PaddingElements: p.Held - p.Parameters,
 			Kernel: p.Kernel.String(), ChunkElements: p.Chunk(), StateBytesPlanned: int64(p.StateBytes()),
@@ -139,11 +146,14 @@ func NewRehearsal(version string, p *rehearse.Plan, v rehearse.Verdict, m *rehea
 		},
 		Host:                         newHost(p.Host),
 		BytesPerParameter:            BytesPerParameter{Planned: float64(p.StateBytes()) / float64(p.Parameters)},
-		TrafficBytesPerParameter:     p.Format.TrafficBytes(),
+		TrafficBytesPerParameter:     float64(p.TrafficBytes()) / float64(p.Held),
 		NormTrafficBytesPerParameter: p.Format.Gradient.Size(),
 		Steps:                        []rehearse.Step{},
 		Ledger:                       p.Ledger,
 		Notes:                        append([]string{}, p.Notes...),
+	}
+	for moments, parameters := range p.ParametersByMoments() {
+		r.Job.ParametersByMoments[moments.String()] = parameters
 	}
 	if p.Recipe != nil {
 		r.Job.Recipe = p.Recipe.File
@@ -180,8 +190,8 @@ func (r *Rehearsal) measured(p *rehearse.Plan, m *rehearse.Measurement) {
 		return
 	}
 	r.StepSecondsMedian, r.StepSecondsMin, r.StepSecondsMax = median(seconds), seconds[0], seconds[len(seconds)-1]
-	updateBytes := float64(p.Format.TrafficBytes() * p.Held)
-	withNorm := 1 + float64(p.Format.Gradient.Size())/float64(p.Format.TrafficBytes())
+	updateBytes := float64(p.TrafficBytes())
+	withNorm := 1 + float64(p.Format.Gradient.Size())/r.TrafficBytesPerParameter
 	limit := median(of(func(s rehearse.Step) float64 { return s.TrafficSeconds }))
 	r.MemoryBandwidth = MemoryBandwidth{
 		Limit:    updateBytes / limit,
@@ -287,7 +297,7 @@ func (r *Rehearsal) ledgerTable() string {
 
 // facts are the lines below the table.
 func (r *Rehearsal) facts() [][2]string {
-	facts := [][2]string{{"bytes a parameter", fmt.Sprintf("%s, state %s, moments %s", r.perParameter(), r.Job.State, r.Job.Moments)}}
+	facts := [][2]string{{"bytes a parameter", fmt.Sprintf("%s, state %s, moments %s", r.perParameter(), r.Job.State, r.moments())}}
 	if r.Job.WorldSize > r.Job.Ranks || r.Job.Ranks > 1 {
 		facts = append(facts, [2]string{"ranks", fmt.Sprintf("%d here of %d, %s of %s parameters on this host", r.Job.Ranks, r.Job.WorldSize, ledger.Count(r.Job.ParametersOnHost), ledger.Count(r.Model.Parameters))})
 	}
@@ -295,7 +305,7 @@ func (r *Rehearsal) facts() [][2]string {
 		b := r.MemoryBandwidth
 		facts = append(facts,
 			[2]string{"optimizer step", fmt.Sprintf("%s median, %s to %s over %d steps", seconds(r.StepSecondsMedian), seconds(r.StepSecondsMin), seconds(r.StepSecondsMax), len(r.Steps))},
-			[2]string{"update", fmt.Sprintf("%.1f GB/s, %.0f %% of the %.1f GB/s that this memory moves in the same %d B/parameter", b.Update/1e9, 100*b.Fraction, b.Limit/1e9, r.TrafficBytesPerParameter)},
+			[2]string{"update", fmt.Sprintf("%.1f GB/s, %.0f %% of the %.1f GB/s that this memory moves in the same %s B/parameter", b.Update/1e9, 100*b.Fraction, b.Limit/1e9, shortBytes(r.TrafficBytesPerParameter))},
 			[2]string{"process", fmt.Sprintf("%v steady, %v peak, %v since the first step", r.ProcessSteady, r.ProcessPeak, signedOrNone(r.GrowthAfterFirstStep))})
 	}
 	for _, rank := range r.Binding.Ranks {
@@ -315,11 +325,28 @@ func (r *Rehearsal) facts() [][2]string {
 	return append(facts, [2]string{"kernels, pages", r.Job.Kernel + ", " + pages})
 }
 
+// shortBytes shows a whole number of bytes as one.
+func shortBytes(b float64) string { return strconv.FormatFloat(math.Round(100*b)/100, 'f', -1, 64) }
+
 func signedOrNone(b ledger.Bytes) string {
 	if b == 0 {
 		return "no growth"
 	}
 	return b.Signed()
+}
+
+// moments says how the moments are held, and of what share otherwise.
+func (r *Rehearsal) moments() string {
+	text, which := r.Job.Moments, "small tensors"
+	if r.Job.EmbeddingMoments != r.Job.Moments {
+		which += " and embeddings"
+	}
+	for _, other := range slices.Sorted(maps.Keys(r.Job.ParametersByMoments)) {
+		if n := r.Job.ParametersByMoments[other]; other != r.Job.Moments {
+			text += fmt.Sprintf(" (%s for %.2g %%: %s)", other, 100*float64(n)/float64(r.Job.ParametersOnHost+r.Job.PaddingElements), which)
+		}
+	}
+	return text
 }
 
 func (r *Rehearsal) perParameter() string {

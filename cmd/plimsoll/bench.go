@@ -9,6 +9,7 @@ import (
 
 	"plimsoll/bench"
 	"plimsoll/host"
+	"plimsoll/optim/kernel"
 	"plimsoll/report"
 )
 
@@ -32,7 +33,7 @@ CPUs are repeated.`,
 	flags.SortFlags = false
 	flags.StringVar(&request.Optimizer, "optimizer", "adamw", "`name`: adamw, adam, lion, adagrad, sgd or all")
 	flags.StringVar(&request.State, "state", "split", "state `format`: split, fp32 or all")
-	flags.StringVar(&request.Moments, "moments", "fp32", "`type` of the moments: fp32, bf16 or all")
+	flags.StringVar(&request.Moments, "moments", "fp32", "`type` of the moments: fp32, bf16, int8 (Adam only) or all")
 	flags.StringVar(&request.GradientType, "grad-dtype", "bf16", "gradient `type`: bf16, fp16 or fp32")
 	flags.StringSliceVar(&request.Parameters, "parameters", nil, "numbers of parameters (default: the cache of a core, 16Mi and, where they fit, 256Mi)")
 	flags.IntSliceVar(&request.Workers, "workers", nil, "numbers of workers (default: one, and one for each usable core)")
@@ -42,7 +43,7 @@ CPUs are repeated.`,
 	flags.StringVar(&request.Peer, "peer", "", "measure torch.optim.AdamW in the same rounds: torch")
 	flags.BoolVar(&asJSON, "json", false, "print one JSON document with every sample")
 	for flag, values := range map[string][]string{
-		"optimizer": append(bench.Optimizers(), bench.All), "state": {"split", "fp32", bench.All}, "moments": {"fp32", "bf16", bench.All},
+		"optimizer": append(bench.Optimizers(), bench.All), "state": {"split", "fp32", bench.All}, "moments": append(kernel.MomentNames(), bench.All),
 		"grad-dtype": {"bf16", "fp16", "fp32"}, "peer": {bench.PeerTorch},
 	} {
 		mustRegister(command, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))

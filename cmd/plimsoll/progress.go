@@ -31,8 +31,6 @@ func (b *bar) Begin(activity string, parts int64) {
 		progressbar.OptionSetWriter(b.out),
 		progressbar.OptionSetDescription(activity),
 		progressbar.OptionSetWidth(30),
-		progressbar.OptionShowBytes(parts > 1<<20),
-		progressbar.OptionUseIECUnits(true),
 		progressbar.OptionShowCount(),
 		progressbar.OptionThrottle(100*time.Millisecond),
 		progressbar.OptionClearOnFinish(),

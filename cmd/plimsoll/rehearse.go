@@ -9,6 +9,7 @@ import (
 
 	"plimsoll/host"
 	"plimsoll/model"
+	"plimsoll/optim/kernel"
 	"plimsoll/rehearse"
 	"plimsoll/report"
 )
@@ -48,13 +49,14 @@ The catalog of models:
 	flags.IntVar(&request.WorldSize, "world-size", 0, "ranks of the whole job, of which --ranks run here (default: --ranks)")
 	flags.IntVar(&request.Steps, "steps", 10, "optimizer steps; 0 plans and allocates nothing")
 	flags.StringVar(&request.State, "state", "", "state `format`: split or fp32 (default: split for bf16, else fp32)")
-	flags.StringVar(&request.Moments, "moments", "", "moment `type`: fp32 or bf16, which rounds them (default: fp32)")
+	flags.StringVar(&request.Moments, "moments", "", "moment `type`: fp32, or rounded to bf16 or, of Adam only, to int8 (default: fp32)")
+	flags.StringVar(&request.EmbeddingMoments, "embedding-moments", "", "moment `type` of embeddings with --moments int8: fp32 or int8 (default: fp32)")
 	flags.StringVar(&request.GradientType, "grad-dtype", "", "gradient `type`: bf16, fp16 or fp32 (default: that of the training)")
 	flags.Float64Var(&clip, "clip", 1, "clip gradients to this global norm, 0 for not at all (default: the recipe's, or 1)")
 	flags.IntVar(&request.Workers, "workers", 0, "workers of each rank (default: one for each of its cores)")
 	flags.BoolVar(&asJSON, "json", false, "print one JSON document")
 	flags.Lookup("clip").DefValue = ""
-	for flag, values := range map[string][]string{"state": {"split", "fp32"}, "moments": {"fp32", "bf16"}, "grad-dtype": {"bf16", "fp16", "fp32"}} {
+	for flag, values := range map[string][]string{"state": {"split", "fp32"}, "moments": kernel.MomentNames(), "embedding-moments": {"fp32", "int8"}, "grad-dtype": {"bf16", "fp16", "fp32"}} {
 		mustRegister(command, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}
 	mustRegister(command, "model", func(_ *cobra.Command, _ []string, start string) ([]string, cobra.ShellCompDirective) {
