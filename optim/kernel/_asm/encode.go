@@ -1,0 +1,239 @@
+package main
+
+import (
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+
+	"plimsoll/optim/kernel/abi"
+)
+
+// encode encodes the turn before this one in the block before this one, from
+// the rings.
+func (b *blocks) encode() {
+	if b.lanes == 16 {
+		for group := range turn / abi.Group {
+			b.encodeGroup(group)
+		}
+		return
+	}
+	least := b.vector()
+	VMOVDQA(b.at(encodeLeast), least)
+	var seconds, firsts, signs vectors // words, of a group each
+	for group := range turn / abi.Group {
+		var codes, quotients, m vectors
+		for i := range 2 {
+			code, quotient, first := b.quotients(group, i, least)
+			codes, quotients, m = append(codes, code), append(quotients, quotient), append(m, first)
+			b.nextDither(i)
+		}
+		VPSRLD(b.at(encodeShift), codes[0], codes[0])
+		VPSRLD(b.at(oddShift), codes[1], codes[1])
+		VPBLENDW(U8(oddWords), codes[1], codes[0], codes[0])
+		VPSUBW(b.at(encodeBase), codes[0], codes[0]) // below 0 where the root is 0
+		VPSRLD(U8(abi.FirstShift), quotients[0], quotients[0])
+		VPSRLD(U8(abi.FirstShift-16), quotients[1], quotients[1])
+		VPBLENDW(U8(oddWords), quotients[1], quotients[0], quotients[0])
+		VPSUBW(words(quotientOffset), quotients[0], quotients[0])
+		VPMINUW(words(127), quotients[0], quotients[0])
+		VPSRLD(U8(16), m[0], m[0])
+		VPBLENDW(U8(oddWords), b.inRing(firstsRing, group, 1), m[0], m[0])
+		seconds, firsts, signs = append(seconds, codes[0]), append(firsts, quotients[0]), append(signs, m[0])
+	}
+	zero := b.vector()
+	second, first, sign := seconds[0], firsts[0], signs[0]
+	VPACKUSWB(seconds[1], second, second)
+	VPACKUSWB(firsts[1], first, first)
+	VPACKSSWB(signs[1], sign, sign)
+	VPAND(integer(0x80808080), sign, sign)
+	VPOR(sign, first, first)
+	b.clear(zero)
+	VPCMPEQB(zero, second, zero)
+	VPANDN(first, zero, first)
+	VPERMQ(U8(inQuarters), second, second)
+	VPERMQ(U8(inQuarters), first, first)
+	VMOVDQU(second, b.encoded(b.second, 0))
+	VMOVDQU(first, b.encoded(b.first, 0))
+}
+
+// encoded is where codes of a group of the turn go.
+func (b *blocks) encoded(to stream, group int) Mem {
+	return to.at(b.index, group*abi.Group-turn-abi.Block)
+}
+
+// quotientOffset is 1/16 in the upper digits of a quotient, of twice the size.
+const quotientOffset = (abi.FirstOffset + 1<<23) >> abi.FirstShift
+
+// quotients prepares vector i of a group for both codes: code · 2^shift and
+// quotient · 2^FirstShift, with the random bits added and bits of no meaning
+// below. The sum of exponents of a number and its complement is 255 and not
+// 254, so the quotient is doubled, and its offset with it.
+func (b *blocks) quotients(group, i int, least reg.VecVirtual) (code, quotient, first reg.VecVirtual) {
+	root := b.inRing(rootsRing, group, i)
+	code, quotient, first = b.vector(), b.vector(), b.vector()
+	random, reciprocal := b.vector(), b.vector()
+	VPMAXSD(root, least, code)
+	VPSRLD(b.at(ditherShift), b.dither, random)
+	VPADDD(random, code, code)
+	if b.lanes != 16 {
+		VPSIGND(root, code, code) // 0 where the root is 0
+		VPANDN(b.exponents, code, reciprocal)
+		VMOVUPS(b.inRing(firstsRing, group, i), first)
+		VPANDN(first, b.sign.(reg.VecVirtual), quotient)
+	} else {
+		VPANDND(b.exponents, code, reciprocal)
+		VMOVUPS(b.inRing(firstsRing, group, i), first)
+		VPANDD(integer(0x7fffffff), first, quotient)
+	}
+	VFMADD213PS(integer(abi.FirstOffset+1<<23), reciprocal, quotient)
+	b.and(integer(1<<abi.FirstShift-1), b.dither, random)
+	VPADDD(random, quotient, quotient)
+	return code, quotient, first
+}
+
+// encodeGroup is encode for AVX-512, where elements are in order.
+func (b *blocks) encodeGroup(group int) {
+	least, some := b.vector(), K()
+	VMOVDQU32(b.at(encodeLeast), least)
+	code, quotient, first := b.quotients(group, 0, least)
+	b.nextDither(0)
+	VMOVDQU32(b.inRing(rootsRing, group, 0), least)
+	VPTESTMD(least, least, some)
+	VPSRLD(b.at(encodeShift), code, code)
+	VPSUBD_Z(b.at(encodeBase), code, some, code)
+	VPMOVDB(code, b.encoded(b.second, group))
+	VPSRLD(U8(abi.FirstShift), quotient, quotient)
+	VPSUBD(integer(quotientOffset), quotient, quotient)
+	VPMINUD(integer(127), quotient, quotient)
+	VPSRLD(U8(24), first, first)
+	VPANDD(integer(0x80), first, first)
+	VPORD_Z(first, quotient, some, quotient)
+	VPMOVDB(quotient, b.encoded(b.first, group))
+}
+
+// nextDither goes on from the dither of vector i of a group to that of the next
+// vector.
+func (b *blocks) nextDither(i int) {
+	here, next := b.elementOf(i, 0), abi.Group
+	if i+1 < abi.Group/b.lanes {
+		next = b.elementOf(i+1, 0)
+	}
+	VPADDD(integer(blockDither(next-here)), b.dither, b.dither)
+}
+
+// blockDither is the dither of an element of a block over that of its first one.
+func blockDither(element int) uint32 { return uint32(element * abi.ElementStride & 0xffffffff) }
+
+// words repeats a 16-bit number.
+func words(x uint32) Mem { return integer(x<<16 | x) }
+
+// endBlock lays the block out whose elements have been updated, stores its
+// header, and prepares its encoding.
+func (b *blocks) endBlock() {
+	least, largest := b.reduce(b.least, VPMINUD), b.reduce(b.largest, VPMAXUD)
+	INCL(least)
+	floor, shift, candidate, other := GP32(), GP32(), GP32(), GP32()
+	for digits := abi.FewestDigits; digits <= abi.MostDigits; digits++ {
+		MOVL(largest, candidate)
+		ADDL(U32(1<<(23-digits)-1), candidate)
+		SHRL(U8(23), candidate)
+		SUBL(U32(1<<(8-digits)-1), candidate)
+		CMPL(candidate, U8(abi.LeastFloor))
+		MOVL(U32(abi.LeastFloor), other)
+		CMOVLLT(other, candidate)
+		if digits == abi.FewestDigits {
+			MOVL(candidate, floor)
+			MOVL(U32(23-digits), shift)
+			continue
+		}
+		MOVL(candidate, other)
+		SHLL(U8(23), other)
+		ADDL(U32(1<<(23-digits)), other)
+		CMPL(least, other)
+		MOVL(U32(23-digits), other)
+		CMOVLCC(candidate, floor)
+		CMOVLCC(other, shift)
+	}
+	// The header, 0 for a block of zeros.
+	header, zero := GP32(), GP32()
+	MOVL(shift, header)
+	SHLL(U8(8), header)
+	ORL(floor, header)
+	XORL(zero, zero)
+	TESTL(largest, largest)
+	CMOVLEQ(zero, header)
+	place, headers := GP64(), argument("Headers")
+	MOVQ(b.index, place)
+	SHRQ(U8(7), place)
+	MOVW(header.As16(), Mem{Base: headers, Index: place, Scale: 1, Disp: -2})
+
+	b.count(shift, encodeShift)
+	MOVL(U32(32), other)
+	SUBL(shift, other)
+	b.count(other, ditherShift)
+	MOVL(shift, other)
+	SUBL(U8(16), other)
+	b.count(other, oddShift)
+	MOVL(shift, reg.ECX)
+	SHLL(U8(23), floor)
+	MOVL(U32(1), other)
+	SHLL(reg.CL, other)
+	ADDL(floor, other)
+	b.broadcast(other, encodeLeast)
+	SHRL(reg.CL, floor)
+	if b.lanes != 16 {
+		IMUL3L(U32(0x10001), floor, floor)
+	}
+	b.broadcast(floor, encodeBase)
+	b.setDither()
+}
+
+// setDither sets the dither of the first vector of the block that has just been
+// updated.
+func (b *blocks) setDither() {
+	x, shifted, number := GP32(), GP32(), GP64()
+	MOVQ(b.index, number)
+	SUBQ(U32(abi.Block), number)
+	SHRQ(U8(8), number)
+	Load(Dereference(Param("a")).Field("Block"), x)
+	ADDL(number.As32(), x)
+	for _, step := range []struct {
+		shift  uint64
+		factor uint32
+	}{{16, 0x85ebca6b}, {13, 0xc2b2ae35}, {16, 1}} {
+		MOVL(x, shifted)
+		SHRL(U8(step.shift), shifted)
+		XORL(shifted, x)
+		if step.factor != 1 {
+			IMUL3L(U32(step.factor), x, x)
+		}
+	}
+	Load(Dereference(Param("a")).Field("Dither"), shifted)
+	ADDL(shifted, x)
+	VMOVD(x, b.dither.AsX())
+	VPBROADCASTD(b.dither.AsX(), b.dither)
+	var dithers []uint32
+	for lane := range b.lanes {
+		dithers = append(dithers, blockDither(b.elementOf(0, lane)))
+	}
+	VPADDD(table("blockDither"+b.name, dithers), b.dither, b.dither)
+}
+
+// reduce takes the extreme of all lanes.
+func (b *blocks) reduce(x reg.VecVirtual, extreme func(...Op)) reg.GPVirtual {
+	if b.lanes == 16 {
+		upper := YMM()
+		VEXTRACTI64X4(U8(1), x, upper)
+		extreme(upper, x.AsY(), x.AsY())
+	}
+	other := XMM()
+	VEXTRACTI128(U8(1), x.AsY(), other)
+	extreme(other, x.AsX(), x.AsX())
+	for _, order := range []uint64{0b01_00_11_10, 0b10_11_00_01} {
+		VPSHUFD(U8(order), x.AsX(), other)
+		extreme(other, x.AsX(), x.AsX())
+	}
+	result := GP32()
+	VMOVD(x.AsX(), result)
+	return result
+}
