@@ -77,7 +77,7 @@ func TestRun(t *testing.T) {
 	if checked == nil {
 		t.Fatal("nothing was checked")
 	}
-	if checked.Collections == 0 || checked.LongestStop <= 0 || checked.LongestIdleStop <= 0 || checked.Denormal.Min <= 0 {
+	if checked.Collections == 0 || checked.Stops.NineInTen <= 0 || checked.IdleStops.NineInTen <= 0 || checked.Denormal.Min <= 0 {
 		t.Errorf("%+v", checked)
 	}
 }

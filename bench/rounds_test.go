@@ -175,8 +175,18 @@ func TestOver(t *testing.T) {
 // TestCollectingSeesCollections proves that the histogram that the check reads
 // is the one in which collections end up.
 func TestCollectingSeesCollections(t *testing.T) {
-	collections, longest := collecting(func() { time.Sleep(50 * time.Millisecond) })
-	if collections == 0 || longest <= 0 || longest > time.Second {
-		t.Errorf("%d collections of up to %v", collections, longest)
+	collections, h := collecting(func() { time.Sleep(50 * time.Millisecond) })
+	if s := h.stops(); collections == 0 || s.NineInTen <= 0 || s.Longest < s.NineInTen || s.Longest > time.Second {
+		t.Errorf("%d collections with stops of %v", collections, s)
+	}
+}
+
+func TestStopsOfAHistogram(t *testing.T) {
+	h := histogram{1: 5, 2: 0, 3: 4, 4: 1, 9: 0}
+	if got, want := h.stops(), (Stops{NineInTen: 3, Longest: 4}); got != want {
+		t.Errorf("got %v, expected %v", got, want)
+	}
+	if got := (histogram{}).stops(); got != (Stops{}) {
+		t.Errorf("no stops: got %v", got)
 	}
 }

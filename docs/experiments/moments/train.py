@@ -2,7 +2,7 @@
 torch.optim.AdamW or by Plimsoll's kernels with moments of some type, and writes
 the losses as CSV.
 
-    python train.py --optimizers torch,fp32,bf16 --output losses.csv
+    python train.py --optimizers torch,fp32,bf16,int8 --output losses.csv
 
 README.md beside this file says why.
 """
@@ -181,7 +181,7 @@ def train(data, optimizer, seed, steps, command):
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--optimizers", default="torch,fp32,bf16", help="torch, or types of moments; default %(default)s")
+    arguments.add_argument("--optimizers", default="torch,fp32,bf16,int8", help="torch, or types of moments; default %(default)s")
     arguments.add_argument("--seeds", type=int, default=3)
     arguments.add_argument("--steps", type=int, default=200)
     arguments.add_argument("--step-command", help="a built step command; default: go run ./step")

@@ -25,7 +25,6 @@ import (
 	"plimsoll/engine"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
-	"plimsoll/optim/kernel/abi"
 )
 
 func main() {
@@ -47,9 +46,9 @@ func run(args []string, in io.Reader, out io.Writer) error {
 	if flags.NArg() != 1 {
 		return errors.New("expected one file")
 	}
-	kind, err := momentType(*moments)
-	if err != nil {
-		return err
+	kind, ok := kernel.ParseMoments(*moments)
+	if !ok {
+		return fmt.Errorf("there are no moments of type %q", *moments)
 	}
 	t, err := newTrainer(flags.Arg(0), kind, optimizer, *clip)
 	if err != nil {
@@ -69,15 +68,6 @@ func run(args []string, in io.Reader, out io.Writer) error {
 		fmt.Fprintln(out, "ok")
 	}
 	return errors.Join(err, lines.Err(), t.close())
-}
-
-func momentType(name string) (kernel.MomentType, error) {
-	for m := range abi.MomentTypes {
-		if name == m.String() {
-			return m, nil
-		}
-	}
-	return 0, fmt.Errorf("there are no moments of type %q", name)
 }
 
 // trainer is an engine and the memory that it shares with train.py.

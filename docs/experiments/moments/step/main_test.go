@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"plimsoll/optim/kernel"
 	"plimsoll/optim/optimtest"
 )
 
@@ -29,7 +30,7 @@ func sharedFile(t *testing.T, numbers ...float32) string {
 }
 
 func TestStepUpdatesTheFile(t *testing.T) {
-	for _, moments := range []string{"fp32", "bf16"} {
+	for _, moments := range kernel.MomentNames() {
 		path := sharedFile(t, 1, 2, 3, 0.5, -0.5, 0)
 		var out bytes.Buffer
 		if err := run([]string{"-moments", moments, "-weight-decay", "0", path}, strings.NewReader("step 0.25\nstep 0.125\n"), &out); err != nil {
