@@ -283,7 +283,7 @@ func TestBadRequests(t *testing.T) {
 	}{
 		{binding.Request{}, "0 ranks"},
 		{binding.Request{Ranks: 1, TrainerCores: binding.TrainerShare{Cores: -1}}, "-1 cores"},
-		{binding.Request{Ranks: 1, TrainerCores: binding.TrainerShare{Fraction: 1}}, "fraction 1"},
+		{binding.Request{Ranks: 1, TrainerCores: binding.TrainerShare{Fraction: 1.5}}, "fraction 1.5"},
 		{binding.Request{Ranks: 1, TrainerCores: binding.TrainerShare{Fraction: math.NaN()}}, "fraction NaN"},
 		{binding.Request{Ranks: 1, TrainerCores: binding.TrainerShare{Cores: 1, Fraction: 0.5}}, "twice"},
 		{binding.Request{Ranks: 2, GPUs: []string{"0000:17:00.0"}}, "1 GPU for 2 ranks"},

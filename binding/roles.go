@@ -38,6 +38,9 @@ func (r roles) assign() Rank {
 	switch {
 	case r.share == TrainerShare{}:
 		optimizer = r.spread(r.cores, budget)
+	case r.share.Fraction == 1:
+		trainer, part.OMPNumThreads = r.cores, budget
+		reason("no optimizer beside the trainer: all cores are the trainer's")
 	case len(r.cores) == 1:
 		trainer, optimizer = r.cores, r.cores
 		part.Shared, part.OMPNumThreads = true, 1
@@ -73,6 +76,9 @@ func (r roles) assign() Rank {
 	}
 	part.TrainerCPUs, part.OptimizerCPUs = cpuset.New(trainerCPUs...), cpuset.New(optimizerCPUs...)
 	part.NUMANodes = r.memoryNodes(optimizer)
+	if len(optimizer) == 0 {
+		part.NUMANodes = r.memoryNodes(trainer)
+	}
 	policy, why := r.memoryPolicy(part.NUMANodes)
 	part.MemoryPolicy = policy
 	reason("%s", why)

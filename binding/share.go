@@ -9,7 +9,7 @@ import (
 )
 
 // TrainerShare is a number of cores of each rank, or a fraction of them; not
-// both. It is a flag's value: "2", "0.25", "0" for none.
+// both. It is a flag's value: "2", "0.25", "0" for none, "1.0" for all.
 type TrainerShare struct {
 	Cores    int
 	Fraction float64
@@ -18,6 +18,9 @@ type TrainerShare struct {
 // DefaultTrainerShare is half of the cores: the best of the shares measured in
 // DeepSpeed issue 7478, and what its ZenFlow takes.
 var DefaultTrainerShare = TrainerShare{Fraction: 0.5}
+
+// WholeTrainerShare is all cores, for ranks without an optimizer on this host.
+var WholeTrainerShare = TrainerShare{Fraction: 1}
 
 const shareMend = "give a number of cores such as 2, or a fraction of them such as 0.25"
 
@@ -44,7 +47,11 @@ func (s TrainerShare) String() string {
 	if s.Fraction == 0 {
 		return strconv.Itoa(s.Cores)
 	}
-	return strconv.FormatFloat(s.Fraction, 'g', -1, 64)
+	text := strconv.FormatFloat(s.Fraction, 'g', -1, 64)
+	if !strings.ContainsAny(text, ".e") {
+		text += ".0" // a fraction, not a number of cores
+	}
+	return text
 }
 
 // Type is the name of the type in a help text.
@@ -57,8 +64,8 @@ func (s TrainerShare) check() error {
 	switch {
 	case s.Cores < 0:
 		return bad("%d cores for the trainer is less than none", s.Cores)
-	case !(s.Fraction >= 0 && s.Fraction < 1): // NaN too
-		return bad("the trainer's fraction %v is not at least 0 and below 1", s.Fraction)
+	case !(s.Fraction >= 0 && s.Fraction <= 1): // NaN too
+		return bad("the trainer's fraction %v is not 0 to 1", s.Fraction)
 	case s.Cores > 0 && s.Fraction > 0:
 		return bad("the trainer's share is given twice: %d cores and the fraction %v", s.Cores, s.Fraction)
 	}

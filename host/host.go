@@ -246,7 +246,7 @@ func (t tree) cpus(online cpuset.CPUSet, names ...string) cpuset.CPUSet {
 	for _, name := range names {
 		parse := ParseList
 		if maskFiles[path.Base(name)] {
-			parse = parseMask
+			parse = ParseMask
 		}
 		if set, err := parse(t.text(name)); err == nil && !set.IsEmpty() {
 			return set.Intersection(online)

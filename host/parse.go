@@ -44,9 +44,9 @@ func ParseList(text string) (cpuset.CPUSet, error) {
 	return cpuset.New(ids...), nil
 }
 
-// parseMask reads a set as the kernel writes masks: hexadecimal words of 32
+// ParseMask reads a set as the kernel writes masks: hexadecimal words of 32
 // bits, the highest first, with commas between them.
-func parseMask(text string) (cpuset.CPUSet, error) {
+func ParseMask(text string) (cpuset.CPUSet, error) {
 	words := strings.Split(strings.TrimSpace(text), ",")
 	ids := []int{}
 	for i, word := range words {

@@ -40,12 +40,12 @@ func TestParseMask(t *testing.T) {
 		"10000000000000000000000000": "100",
 		"00000000":                   "",
 	} {
-		if got, err := parseMask(text); err != nil || got.String() != want {
+		if got, err := ParseMask(text); err != nil || got.String() != want {
 			t.Errorf("%q: got %q, %v", text, got, err)
 		}
 	}
 	for _, text := range []string{"g", "-1", "1,123456789", "1" + strings.Repeat("0", 20000)} {
-		if got, err := parseMask(text); err == nil {
+		if got, err := ParseMask(text); err == nil {
 			t.Errorf("%.20q: got %q, want an error", text, got)
 		}
 	}
@@ -127,7 +127,7 @@ func FuzzParseMask(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		set, err := parseMask(text)
+		set, err := ParseMask(text)
 		if err != nil {
 			return
 		}

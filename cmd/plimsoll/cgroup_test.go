@@ -56,6 +56,21 @@ func TestRealControlGroups(t *testing.T) {
 	}
 }
 
+// TestOutOfMemoryIsExplained lets the kernel kill a rank for its memory limit.
+func TestOutOfMemoryIsExplained(t *testing.T) {
+	h, err := host.Local()
+	if err != nil {
+		t.Fatal(err)
+	}
+	groups := newControlGroups(t)
+	groups.limit(t, h.CPUs.String(), "-1", "100000", "134217728")
+	command := groups.command(t, "run", "--", "python3", "-c", "x = bytearray(1 << 29); print(len(x))")
+	out, err := command.CombinedOutput()
+	if command.ProcessState.ExitCode() != 137 || !strings.Contains(string(out), "for want of memory (cgroup") || !strings.Contains(string(out), groups.name) {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 // controlGroups is a parent with a child in each hierarchy that is needed.
 type controlGroups struct {
 	name    string
@@ -136,23 +151,10 @@ func (g controlGroups) limit(t *testing.T, cpus, quota, period, memory string) {
 	write(g.parents[2], "memory.limit_in_bytes", memory)
 }
 
-// run starts the program in the children and reads its document. TestMain
-// makes this test the program when that is its name.
+// run starts the program in the children and reads its document.
 func (g controlGroups) run(t *testing.T, into any, arguments ...string) {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	program := filepath.Join(t.TempDir(), "plimsoll")
-	if err := os.Symlink(self, program); err != nil {
-		t.Fatal(err)
-	}
-	script := ""
-	for _, parent := range g.parents {
-		script += "echo $$ > " + parent + "/child/cgroup.procs && "
-	}
-	command := exec.Command("sh", append([]string{"-c", script + `exec "$0" "$@"`, program}, arguments...)...)
+	command := g.command(t, arguments...)
 	command.Stderr = os.Stderr
 	out, err := command.Output()
 	if err == nil {
@@ -161,4 +163,13 @@ func (g controlGroups) run(t *testing.T, into any, arguments ...string) {
 	if err != nil {
 		t.Fatalf("%v: %v\n%s", arguments, err, out)
 	}
+}
+
+// command is the program in the children.
+func (g controlGroups) command(t *testing.T, arguments ...string) *exec.Cmd {
+	script := ""
+	for _, parent := range g.parents {
+		script += "echo $$ > " + parent + "/child/cgroup.procs && "
+	}
+	return exec.Command("sh", append([]string{"-c", script + `exec "$0" "$@"`, program(t)}, arguments...)...)
 }

@@ -44,6 +44,20 @@ func TestScripts(t *testing.T) {
 	})
 }
 
+// program is the path of the program: TestMain makes the test one when that is
+// its name.
+func program(t *testing.T) string {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "plimsoll")
+	if err := os.Symlink(self, path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
 func exits(ts *testscript.TestScript, _ bool, arguments []string) {
 	want, err := strconv.Atoi(arguments[0])
 	ts.Check(err)

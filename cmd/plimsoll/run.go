@@ -1,0 +1,112 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"plimsoll/binding"
+	"plimsoll/fault"
+	"plimsoll/host"
+	"plimsoll/launch"
+	"plimsoll/report"
+)
+
+func runCommand() *cobra.Command {
+	request := launch.Request{Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}}
+	job := launch.Job{Stdin: os.Stdin}
+	var dryRun, asJSON bool
+	var reportFile string
+	command := &cobra.Command{
+		Use:   "run [--nproc N] [flags] -- COMMAND...",
+		Short: "Start the ranks of a job on this host, each bound to cores and memory of its own",
+		Long: `Run starts a program once for each rank, bound to whole cores and near memory
+from its first instruction on, with the variables that torch.distributed reads
+(those that are not set already). It passes signals on, ends all ranks when one
+fails, leaves no process behind, and ends with the program's exit code.
+
+Started by srun, torchrun or mpirun, it is one of their ranks, and binds within
+what they gave it. The command may be torchrun itself.
+
+While ranks run it reads back where their threads and their memory are, and says
+so when that differs from the plan.`,
+		Example: `  plimsoll run --nproc 2 -- python train.py
+  srun -n 8 plimsoll run -- python train.py
+  plimsoll run -- torchrun --nproc-per-node 2 train.py
+  plimsoll run --nproc 2 --dry-run -- python train.py`,
+		RunE: func(c *cobra.Command, arguments []string) error {
+			request.Command, job.Command = arguments, arguments
+			if c.Flags().Changed("nproc") && request.Ranks < 1 {
+				return &fault.Input{What: fmt.Sprintf("--nproc is %d: expected 1 or more", request.Ranks)}
+			}
+			if job.Grace < 0 {
+				return &fault.Input{What: fmt.Sprintf("--grace is %v: expected 0s or more", job.Grace)}
+			}
+			h, err := host.Local()
+			if err != nil {
+				return err
+			}
+			plan, err := launch.NewPlan(h, request, os.Environ())
+			if err != nil {
+				return err
+			}
+			document := func(result *launch.Result) *report.Run {
+				return report.NewRun(c.Root().Version, h, arguments, plan, result)
+			}
+			switch {
+			case dryRun && asJSON:
+				return document(nil).WriteJSON(c.OutOrStdout())
+			case dryRun:
+				return document(nil).WriteText(c.OutOrStdout())
+			case asJSON:
+				return &fault.Input{What: "--json is for --dry-run: what the ranks print is theirs", Mend: "give --report FILE"}
+			}
+			job.Ranks, job.Stdout, job.Stderr = plan.Ranks, c.OutOrStdout(), c.ErrOrStderr()
+			job.Say = func(format string, values ...any) { fmt.Fprintf(c.ErrOrStderr(), "plimsoll: "+format+"\n", values...) }
+			for _, note := range plan.Notes {
+				job.Say("%s", note)
+			}
+			result, err := job.Run()
+			var notStarted *launch.NotStarted
+			if errors.As(err, &notStarted) {
+				job.Say("%v", err)
+				return outcome(notStarted.ExitCode())
+			}
+			if err != nil {
+				return err
+			}
+			if reportFile != "" {
+				if err := writeReport(reportFile, document(result)); err != nil {
+					return err
+				}
+			}
+			if result.ExitCode != 0 {
+				return outcome(result.ExitCode)
+			}
+			return nil
+		},
+	}
+	flags := command.Flags()
+	flags.SortFlags = false
+	flags.IntVar(&request.Ranks, "nproc", 0, "`ranks` to start on this host (default 1, or the one that another launcher has started)")
+	flags.Var(&request.Binding.TrainerCores, "trainer-cores", "cores of each rank for the trainer: a number, or a fraction such as 0.5; the rest is named in PLIMSOLL_OPTIMIZER_CPUS")
+	flags.StringSliceVar(&request.Binding.GPUs, "gpus", nil, "PCI `addresses` of the ranks' GPUs (default: in the order of the bus, if there is one for each rank)")
+	flags.StringVar(&request.Binding.MemoryPolicy, "memory-policy", "", "`policy`: default, preferred, interleave or bind (default: preferred for one NUMA node, interleave for several)")
+	flags.DurationVar(&job.Grace, "grace", 30*time.Second, "how long ranks may take to end when they are asked to, before they are killed")
+	flags.StringVar(&reportFile, "report", "", "write what was planned and found to a JSON `file`")
+	flags.BoolVar(&dryRun, "dry-run", false, "show what would be started")
+	flags.BoolVar(&asJSON, "json", false, "with --dry-run, print one JSON document")
+	mustRegister(command, "memory-policy", cobra.FixedCompletions(binding.MemoryPolicies, cobra.ShellCompDirectiveNoFileComp))
+	return command
+}
+
+func writeReport(name string, document *report.Run) error {
+	file, err := os.Create(name)
+	if err != nil {
+		return &fault.Input{What: "--report", Err: err}
+	}
+	return errors.Join(document.WriteJSON(file), file.Close())
+}

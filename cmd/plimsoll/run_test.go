@@ -1,0 +1,308 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"plimsoll/host"
+	"plimsoll/launch"
+	"plimsoll/optim/optimtest"
+)
+
+// job is a run of the program whose processes can be found: they have a
+// variable of their own in their environment.
+type job struct {
+	command        *exec.Cmd
+	mark           string
+	stdout, stderr bytes.Buffer
+}
+
+// newJob is plimsoll run with these arguments, outside of any launcher.
+func newJob(t *testing.T, arguments ...string) *job {
+	t.Helper()
+	j := &job{
+		command: exec.Command(program(t), append([]string{"run"}, arguments...)...),
+		mark:    fmt.Sprintf("PLIMSOLL_TEST=%s-%d", t.Name(), time.Now().UnixNano()),
+	}
+	for _, entry := range os.Environ() {
+		if name, _, _ := strings.Cut(entry, "="); !strings.HasPrefix(name, "SLURM_") && name != "MASTER_PORT" {
+			j.command.Env = append(j.command.Env, entry)
+		}
+	}
+	j.command.Env = append(j.command.Env, j.mark)
+	j.command.Stdout, j.command.Stderr = &j.stdout, &j.stderr
+	t.Cleanup(func() {
+		for _, pid := range j.processes(t) {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	})
+	return j
+}
+
+// processes are those of the job that are alive.
+func (j *job) processes(t *testing.T) []int {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/environ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []int
+	for _, file := range files {
+		var pid int
+		environment, err := os.ReadFile(file)
+		if err == nil && bytes.Contains(environment, []byte(j.mark)) {
+			fmt.Sscanf(file, "/proc/%d/", &pid)
+			found = append(found, pid)
+		}
+	}
+	return found
+}
+
+// ends waits for the job and checks how it ends: with an exit code, something
+// on stderr, in some seconds, and with no process left.
+func (j *job) ends(t *testing.T, code int, within time.Duration, says ...string) {
+	t.Helper()
+	begin := time.Now()
+	err := j.command.Wait()
+	if got := j.command.ProcessState.ExitCode(); got != code {
+		t.Errorf("exit code %d (%v), want %d", got, err, code)
+	}
+	if took := time.Since(begin); took > within {
+		t.Errorf("it took %v", took)
+	}
+	for _, text := range says {
+		if !strings.Contains(j.stderr.String(), text) {
+			t.Errorf("stderr does not say %q", text)
+		}
+	}
+	j.isGone(t)
+	if t.Failed() {
+		t.Logf("stdout:\n%s\nstderr:\n%s", &j.stdout, &j.stderr)
+	}
+}
+
+// isGone waits for all processes of the job to be gone.
+func (j *job) isGone(t *testing.T) {
+	t.Helper()
+	var left []int
+	for begin := time.Now(); time.Since(begin) < 3*time.Second; time.Sleep(20 * time.Millisecond) {
+		if left = j.processes(t); len(left) == 0 {
+			return
+		}
+	}
+	t.Errorf("processes %v are left", left)
+}
+
+func (j *job) start(t *testing.T) *job {
+	t.Helper()
+	if err := j.command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return j
+}
+
+// has waits for the job to print something.
+func (j *job) has(t *testing.T, count int, name string) {
+	t.Helper()
+	for begin := time.Now(); ; time.Sleep(20 * time.Millisecond) {
+		files, _ := filepath.Glob(name + "*")
+		if len(files) >= count {
+			return
+		}
+		if time.Since(begin) > 10*time.Second {
+			t.Fatalf("%d of %d ranks have begun", len(files), count)
+		}
+	}
+}
+
+func TestRankThatFails(t *testing.T) {
+	newJob(t, "--nproc", "2", "--", "sh", "-c", "[ $RANK = 0 ] && exec sleep 100; exit 3").start(t).
+		ends(t, 3, 5*time.Second, "rank 1 ended with exit code 3")
+	newJob(t, "--nproc", "2", "--", "sh", "-c", "[ $RANK = 1 ] && exec sleep 100; kill -SEGV $$").start(t).
+		ends(t, 139, 5*time.Second, "rank 0 was ended by signal 11", "exit code 139: a segmentation fault")
+	newJob(t, "--", "sh", "-c", "kill -KILL $$").start(t).
+		ends(t, 137, 5*time.Second, "exit code 137: killed by SIGKILL, but not for want of memory")
+}
+
+func TestSignalsArePassedOn(t *testing.T) {
+	for _, c := range []struct {
+		arguments []string
+		signal    syscall.Signal
+		script    string
+		code      int
+	}{
+		{[]string{"--nproc", "2"}, syscall.SIGTERM, `trap "exit 5" TERM`, 5},
+		{[]string{"--nproc", "2"}, syscall.SIGTERM, "", 128 + 15},
+		{[]string{"--nproc", "1"}, syscall.SIGINT, `trap "exit 6" INT`, 6},
+		{[]string{"--nproc", "2"}, syscall.SIGUSR1, `trap "exit 0" USR1`, 0},
+		{[]string{"--nproc", "2", "--grace", "200ms"}, syscall.SIGTERM, `trap "" TERM`, 128 + 9},
+	} {
+		begun := filepath.Join(t.TempDir(), "begun")
+		script := c.script + "\n: > " + begun + "$RANK\nwhile :; do sleep 0.05; done"
+		j := newJob(t, append(c.arguments, "--", "sh", "-c", script)...).start(t)
+		j.has(t, int(c.arguments[1][0]-'0'), begun)
+		if err := j.command.Process.Signal(c.signal); err != nil {
+			t.Fatal(err)
+		}
+		j.ends(t, c.code, 5*time.Second, "passed on")
+	}
+}
+
+func TestKilledLauncherTakesItsRanksAlong(t *testing.T) {
+	begun := filepath.Join(t.TempDir(), "begun")
+	j := newJob(t, "--nproc", "2", "--", "sh", "-c", ": > "+begun+"$RANK; exec sleep 100").start(t)
+	j.has(t, 2, begun)
+	if err := j.command.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = j.command.Wait()
+	j.isGone(t)
+}
+
+// TestNothingIsLeftBehind has ranks with children that a signal to the rank
+// does not reach: one in a session of its own, and one that holds the output
+// open.
+func TestNothingIsLeftBehind(t *testing.T) {
+	newJob(t, "--nproc", "2", "--", "sh", "-c", "setsid sleep 100 & (trap '' TERM; exec sleep 100) & exit $RANK").start(t).
+		ends(t, 1, 10*time.Second, "rank 1 ended with exit code 1", "left behind were ended")
+}
+
+func TestProgramThatCannotBeStarted(t *testing.T) {
+	plain := filepath.Join(t.TempDir(), "plain")
+	if err := os.WriteFile(plain, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	newJob(t, "--nproc", "2", "--", "no-such-program-here").start(t).ends(t, 127, 5*time.Second, "rank 0 cannot be started", "no-such-program-here")
+	newJob(t, "--", plain).start(t).ends(t, 126, 5*time.Second, "rank 0 cannot be started", "permission denied")
+}
+
+func TestBusyPort(t *testing.T) {
+	listener, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	begun := filepath.Join(t.TempDir(), "begun")
+	j := newJob(t, "--nproc", "2", "--", "sh", "-c", ": > "+begun+"$RANK")
+	port := listener.Addr().(*net.TCPAddr).Port
+	j.command.Env = append(j.command.Env, fmt.Sprintf("MASTER_PORT=%d", port))
+	j.start(t).ends(t, 2, 5*time.Second, fmt.Sprintf("port %d", port), "hint")
+	if files, _ := filepath.Glob(begun + "*"); files != nil {
+		t.Errorf("ranks were started: %v", files)
+	}
+}
+
+// TestOutputIsWholeAndLabelled has two ranks print at the same time.
+func TestOutputIsWholeAndLabelled(t *testing.T) {
+	const lines, width = 2000, 200
+	j := newJob(t, "--nproc", "2", "--", "awk", fmt.Sprintf(
+		`BEGIN { for (i = 0; i < %d; i++) { s = ""; while (length(s) < %d) s = s ENVIRON["RANK"]; print s } printf "end%%s", ENVIRON["RANK"] }`, lines, width)).start(t)
+	j.ends(t, 0, 20*time.Second)
+	count := map[string]int{}
+	for line := range strings.Lines(j.stdout.String()) {
+		count[line]++
+	}
+	for _, rank := range []string{"0", "1"} {
+		if count["[rank "+rank+"] "+strings.Repeat(rank, width)+"\n"] != lines || count["[rank "+rank+"] end"+rank+"\n"] != 1 {
+			t.Errorf("rank %s: %d lines of %d, and %d ends", rank, count["[rank "+rank+"] "+strings.Repeat(rank, width)+"\n"], lines, count["[rank "+rank+"] end"+rank+"\n"])
+		}
+	}
+	if len(count) != 4 {
+		t.Errorf("%d different lines, want 4", len(count))
+	}
+}
+
+func TestSingleRankHasTheTerminal(t *testing.T) {
+	j := newJob(t, "--", "cat")
+	j.command.Stdin = strings.NewReader("one\ntwo")
+	j.start(t).ends(t, 0, 5*time.Second)
+	if j.stdout.String() != "one\ntwo" {
+		t.Errorf("got %q", &j.stdout)
+	}
+}
+
+// TestRanksAreBoundAndLookedAt has one rank leave its CPUs, and reads what the
+// report says of both.
+func TestRanksAreBoundAndLookedAt(t *testing.T) {
+	h, err := host.Local()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(h.UsableCores()) < 2 {
+		t.Skip("needs two cores")
+	}
+	file := filepath.Join(t.TempDir(), "report.json")
+	script := fmt.Sprintf("taskset -cp $$; [ $RANK = 1 ] && taskset -cp %s $$; sleep 3", h.CPUs)
+	j := newJob(t, "--nproc", "2", "--report", file, "--", "sh", "-c", script).start(t)
+	j.ends(t, 0, 20*time.Second, "rank 1: ", "the program has bound them anew")
+	if strings.Contains(j.stderr.String(), "rank 0: ") {
+		t.Errorf("stderr: %s", &j.stderr)
+	}
+	var report struct {
+		Schema string `json:"schema"`
+		Ranks  []struct {
+			Binding struct {
+				CPUs string `json:"trainer_cpus"`
+			} `json:"binding"`
+			Found launch.Proof `json:"found"`
+		} `json:"ranks"`
+		ExitCode *int `json:"exit_code"`
+	}
+	data, err := os.ReadFile(file)
+	if err == nil {
+		err = json.Unmarshal(data, &report)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if report.Schema != "plimsoll.run/1" || len(report.Ranks) != 2 || report.ExitCode == nil || *report.ExitCode != 0 {
+		t.Fatalf("%s", data)
+	}
+	for i, r := range report.Ranks {
+		if !strings.Contains(j.stdout.String(), "affinity list: "+r.Binding.CPUs+"\n") {
+			t.Errorf("rank %d did not find itself on CPUs %s:\n%s", i, r.Binding.CPUs, &j.stdout)
+		}
+		if r.Found.Threads == 0 || (len(r.Found.Outside) > 0) != (i == 1) || len(r.Found.Memory) == 0 {
+			t.Errorf("rank %d: %+v", i, r.Found)
+		}
+	}
+}
+
+// TestTorchrun starts torchrun, and is started by it.
+func TestTorchrun(t *testing.T) {
+	if testing.Short() {
+		t.Skip("imports torch")
+	}
+	torchrun := filepath.Join(filepath.Dir(optimtest.Python(t)), "torchrun")
+	ask := []string{"--no-python", "sh", "-c", `echo "rank=$RANK of=$WORLD_SIZE cpus=$(grep Cpus_allowed_list /proc/self/status)"`}
+	j := newJob(t, append([]string{"--", torchrun, "--standalone", "--nproc-per-node", "2"}, ask...)...).start(t)
+	j.ends(t, 0, 60*time.Second, "torchrun starts the ranks")
+	for _, rank := range []string{"rank=0 of=2", "rank=1 of=2"} {
+		if !strings.Contains(j.stdout.String(), rank) {
+			t.Errorf("%q is missing:\n%s", rank, &j.stdout)
+		}
+	}
+
+	j = newJob(t, "--", "true")
+	inner := append([]string{torchrun, "--standalone", "--nproc-per-node", "2", "--no-python", j.command.Path, "run", "--"}, ask[1:]...)
+	j.command.Path, j.command.Args = torchrun, inner
+	j.start(t).ends(t, 0, 60*time.Second)
+	cpus := map[string]bool{}
+	for line := range strings.Lines(j.stdout.String()) {
+		if _, list, ok := strings.Cut(line, "cpus="); ok {
+			cpus[list] = true
+		}
+	}
+	if h, err := host.Local(); err == nil && len(h.UsableCores()) >= 2 && len(cpus) != 2 {
+		t.Errorf("the ranks of torchrun are on the same CPUs:\n%s", &j.stdout)
+	}
+}

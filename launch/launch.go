@@ -1,0 +1,310 @@
+// Package launch starts the ranks of a job on this host, each on CPUs and NUMA
+// nodes of its own, and ends them together. It is for the ranks of one host:
+// several hosts are the business of Slurm, torchrun or MPI, in whose ranks it
+// takes the place that it was given.
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/utils/cpuset"
+)
+
+// Job is what runs on this host.
+type Job struct {
+	Command []string
+	Ranks   []Rank
+	// Grace is how long a rank may take to end after it was asked to.
+	Grace          time.Duration
+	Stdin          *os.File // of a single rank
+	Stdout, Stderr io.Writer
+	// Say tells the user something.
+	Say func(format string, values ...any)
+}
+
+// Rank is one process of the job.
+type Rank struct {
+	Number       int // in the whole job
+	CPUs         cpuset.CPUSet
+	NUMANodes    []int
+	MemoryPolicy string // one of package binding
+	Environment  []string
+}
+
+// Exit codes of shells, for what they say of a program.
+const (
+	exitNotExecutable = 126
+	exitNotFound      = 127
+	exitSignal        = 128 // and the number of the signal
+)
+
+// NotStarted is a rank whose program could not be started.
+type NotStarted struct {
+	Rank int
+	Err  error
+}
+
+func (e *NotStarted) Error() string {
+	return fmt.Sprintf("rank %d cannot be started: %v", e.Rank, e.Err)
+}
+
+func (e *NotStarted) Unwrap() error { return e.Err }
+
+// ExitCode is the exit code that a shell gives.
+func (e *NotStarted) ExitCode() int {
+	switch {
+	case errors.Is(e.Err, exec.ErrNotFound), errors.Is(e.Err, os.ErrNotExist):
+		return exitNotFound
+	default:
+		return exitNotExecutable
+	}
+}
+
+// process is a rank that was started. It leads a process group, to which what
+// it starts belongs, too.
+type process struct {
+	rank    Rank
+	command *exec.Cmd
+	outputs []*labelled
+	ended   bool
+	proof   Proof
+}
+
+func (p *process) signal(s syscall.Signal) { _ = syscall.Kill(-p.command.Process.Pid, s) }
+
+// end is how a rank ended.
+type end struct {
+	process *process
+	code    int
+	signal  syscall.Signal // 0 for none
+}
+
+func (e end) String() string {
+	if e.signal != 0 {
+		return fmt.Sprintf("rank %d was ended by signal %d (%v)", e.process.rank.Number, e.signal, e.signal)
+	}
+	return fmt.Sprintf("rank %d ended with exit code %d", e.process.rank.Number, e.code)
+}
+
+// Result is what became of a job.
+type Result struct {
+	ExitCode int
+	Proofs   []Proof // of each rank
+}
+
+// passedOn are the signals that the ranks get, too.
+var passedOn = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2}
+
+// Run starts all ranks and returns when the last has ended. A rank that fails
+// ends the others, and its exit code is that of the job. No process that a rank
+// started is left.
+func (j *Job) Run() (*Result, error) {
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, passedOn...)
+	defer signal.Stop(signals)
+	// What ranks leave behind becomes a child of this process, not of init.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return nil, fmt.Errorf("prctl(PR_SET_CHILD_SUBREAPER): %w", err)
+	}
+	kills := readKills()
+	s := newStarter()
+	defer s.close()
+	var processes []*process
+	var failed error
+	ends := make(chan end, len(j.Ranks))
+	for _, rank := range j.Ranks {
+		p, err := j.start(s, rank)
+		if err != nil {
+			failed = &NotStarted{rank.Number, err}
+			break
+		}
+		processes = append(processes, p)
+		go func() { ends <- p.wait() }()
+	}
+	defer endOrphans(j.Say)
+	first := j.watch(processes, ends, signals, failed != nil)
+	for _, p := range processes {
+		p.returnTerminal()
+	}
+	if failed != nil {
+		return nil, failed
+	}
+	result := &Result{}
+	for _, p := range processes {
+		result.Proofs = append(result.Proofs, p.proof)
+	}
+	if first != nil {
+		result.ExitCode = first.code
+		if first.signal != 0 {
+			result.ExitCode = exitSignal + int(first.signal)
+		}
+		explain(j.Say, result.ExitCode, kills)
+	}
+	return result, nil
+}
+
+// watch waits for all ranks, and returns the first that failed of its own
+// accord, or else the first that did not end with 0.
+func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Signal, stop bool) *end {
+	var first *end
+	var deadline <-chan time.Time
+	asked := false // whether the ranks were asked to end
+	all := func(s syscall.Signal) {
+		for _, p := range processes {
+			if !p.ended {
+				p.signal(s)
+			}
+		}
+	}
+	ask := func(s syscall.Signal) {
+		asked = true
+		all(s)
+		if deadline == nil {
+			deadline = time.After(j.Grace)
+		}
+	}
+	if stop {
+		ask(syscall.SIGTERM)
+	}
+	pause := time.Second
+	proving := time.NewTimer(pause)
+	defer proving.Stop()
+	for running := len(processes); running > 0; {
+		select {
+		case s := <-signals:
+			j.Say("%v: passed on to %d ranks", s, running)
+			if s == syscall.SIGINT || s == syscall.SIGTERM {
+				ask(s.(syscall.Signal))
+			} else {
+				all(s.(syscall.Signal))
+			}
+		case e := <-ends:
+			e.process.ended = true
+			running--
+			if e.code == 0 && e.signal == 0 {
+				break
+			}
+			switch {
+			case asked:
+			case running > 0:
+				j.Say("%v; the other %d are asked to end", e, running)
+			default:
+				j.Say("%v", e)
+			}
+			if first == nil {
+				first = &e
+				ask(syscall.SIGTERM)
+			}
+		case <-deadline:
+			j.Say("%d ranks have not ended within %v and are killed", running, j.Grace)
+			all(syscall.SIGKILL)
+		case <-proving.C:
+			for _, p := range processes {
+				if !p.ended {
+					p.prove(j.Say)
+				}
+			}
+			pause = min(2*pause, rarestProof)
+			proving.Reset(pause)
+		}
+	}
+	return first
+}
+
+// start starts a rank.
+func (j *Job) start(s *starter, rank Rank) (*process, error) {
+	command := exec.Command(j.Command[0], j.Command[1:]...)
+	command.Env = rank.Environment
+	// The kernel ends the rank when this process dies, whatever of.
+	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	// What a rank leaves behind may hold its output open, but not for ever.
+	command.WaitDelay = time.Second
+	p := &process{rank: rank, command: command}
+	if len(j.Ranks) == 1 {
+		command.Stdin, command.Stdout, command.Stderr = j.Stdin, j.Stdout, j.Stderr
+		if _, err := unix.IoctlGetTermios(int(j.Stdin.Fd()), unix.TCGETS); err == nil {
+			command.SysProcAttr.Foreground, command.SysProcAttr.Ctty = true, int(j.Stdin.Fd())
+		}
+	} else {
+		label := func(out io.Writer) *labelled {
+			l := &labelled{lock: &outputLock, out: out, label: fmt.Sprintf("[rank %d] ", rank.Number)}
+			p.outputs = append(p.outputs, l)
+			return l
+		}
+		command.Stdout, command.Stderr = label(j.Stdout), label(j.Stderr)
+	}
+	return p, s.start(command, rank, j.Say)
+}
+
+// outputLock keeps lines whole: stdout and stderr are often one terminal.
+var outputLock sync.Mutex
+
+func (p *process) wait() end {
+	err := p.command.Wait()
+	for _, out := range p.outputs {
+		out.flush()
+	}
+	e := end{process: p}
+	switch status := p.command.ProcessState.Sys().(syscall.WaitStatus); {
+	case status.Signaled():
+		e.signal = status.Signal()
+	case status.Exited():
+		e.code = status.ExitStatus()
+	}
+	_ = err // says the same, or that output was cut off after WaitDelay
+	return e
+}
+
+// returnTerminal makes this process's group the one that the terminal talks to,
+// after a rank has been.
+func (p *process) returnTerminal() {
+	if p.command.SysProcAttr.Foreground {
+		signal.Ignore(syscall.SIGTTOU) // or the kernel stops this process for asking
+		_ = unix.IoctlSetPointerInt(p.command.SysProcAttr.Ctty, unix.TIOCSPGRP, unix.Getpgrp())
+		signal.Reset(syscall.SIGTTOU)
+	}
+}
+
+// starter is a thread that starts processes with its own binding. Their death
+// signal is tied to the thread, so it lives as long as they do.
+type starter struct{ tasks chan func() }
+
+func newStarter() *starter {
+	s := &starter{make(chan func())}
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with its binding
+		for task := range s.tasks {
+			task()
+		}
+	}()
+	return s
+}
+
+func (s *starter) close() { close(s.tasks) }
+
+func (s *starter) start(command *exec.Cmd, rank Rank, say func(string, ...any)) error {
+	done := make(chan error)
+	s.tasks <- func() {
+		err := bindThread(rank.CPUs, rank.MemoryPolicy, rank.NUMANodes)
+		var without *noPolicy
+		if errors.As(err, &without) {
+			say("rank %d: %v; its memory goes where it is first touched", rank.Number, without)
+			err = nil
+		}
+		if err == nil {
+			err = command.Start()
+		}
+		done <- err
+	}
+	return <-done
+}

@@ -1,0 +1,81 @@
+package launch
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// patience is how long processes that ranks left behind may take to end.
+const patience = 2 * time.Second
+
+// endOrphans ends what the ranks started and left behind: they are children of
+// this process now.
+func endOrphans(say func(string, ...any)) {
+	ended := map[int]bool{}
+	for begin := time.Now(); ; time.Sleep(5 * time.Millisecond) {
+		left := children(os.Getpid())
+		if len(left) == 0 {
+			break
+		}
+		s := syscall.SIGTERM
+		if time.Since(begin) > patience {
+			s = syscall.SIGKILL
+		}
+		for _, pid := range left {
+			if !ended[pid] || s == syscall.SIGKILL {
+				_ = syscall.Kill(pid, s)
+			}
+			ended[pid] = true
+			var status syscall.WaitStatus
+			_, _ = syscall.Wait4(pid, &status, syscall.WNOHANG, nil)
+		}
+	}
+	if len(ended) > 0 {
+		say("%d processes that the ranks had left behind were ended", len(ended))
+	}
+}
+
+// children are the processes whose parent is the given one.
+func children(parent int) []int { return processes(parentField, parent) }
+
+// Fields of /proc/PID/stat behind the name.
+const (
+	parentField = 1
+	groupField  = 2
+)
+
+// processes are those that have a number in a field of their status.
+func processes(field, number int) []int {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	var found []int
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		if stat, err := os.ReadFile("/proc/" + entry.Name() + "/stat"); err == nil && statField(string(stat), field) == number {
+			found = append(found, pid)
+		}
+	}
+	return found
+}
+
+// statField is a number in /proc/PID/stat behind the second field, a name in
+// parentheses that may hold anything; -1 where there is none.
+func statField(stat string, field int) int {
+	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
+	if len(fields) <= field {
+		return -1
+	}
+	number, err := strconv.Atoi(fields[field])
+	if err != nil {
+		return -1
+	}
+	return number
+}

@@ -1,0 +1,252 @@
+package launch
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"k8s.io/utils/cpuset"
+
+	"plimsoll/fault"
+	"plimsoll/host"
+)
+
+// Placement is the place that another launcher has given this process: one rank
+// of a job.
+type Placement struct {
+	Launcher                  string // as a person knows it
+	Rank, WorldSize           int
+	LocalRank, LocalWorldSize int // on this host
+	// Masks are the affinity masks of all ranks on this host, in the order of
+	// local ranks, where the launcher says what it gave them.
+	Masks []cpuset.CPUSet
+	// Bound says that the launcher gives each rank CPUs of its own, where it
+	// gives it less than all.
+	Bound bool
+	// MasterAddress is a host that every rank can reach; empty where that is
+	// not known. MasterPort is the same number for every rank, 0 where there
+	// is none to be had.
+	MasterAddress string
+	MasterPort    int
+}
+
+// Environment looks a variable up.
+type Environment func(name string) (value string, set bool)
+
+// launchers are those whose variables are known, those that start inside of
+// others first.
+var launchers = []struct {
+	name                           string
+	rank, world, local, localWorld string
+	// present says that the process was started by it, where its variables
+	// alone do not.
+	present func(Environment) bool
+	finish  func(*Placement, Environment) error
+}{
+	{name: "torchrun", rank: "RANK", world: "WORLD_SIZE", local: "LOCAL_RANK", localWorld: "LOCAL_WORLD_SIZE"},
+	{name: "Slurm", rank: "SLURM_PROCID", world: "SLURM_NTASKS", local: "SLURM_LOCALID", present: inSlurmStep, finish: finishSlurm},
+	{
+		name: "Open MPI", rank: "OMPI_COMM_WORLD_RANK", world: "OMPI_COMM_WORLD_SIZE", local: "OMPI_COMM_WORLD_LOCAL_RANK",
+		localWorld: "OMPI_COMM_WORLD_LOCAL_SIZE", finish: finishMPI,
+	},
+	{name: "MVAPICH", rank: "MV2_COMM_WORLD_RANK", world: "MV2_COMM_WORLD_SIZE", local: "MV2_COMM_WORLD_LOCAL_RANK", localWorld: "MV2_COMM_WORLD_LOCAL_SIZE", finish: finishMPI},
+	{name: "MPI", rank: "PMI_RANK", world: "PMI_SIZE", local: "MPI_LOCALRANKID", localWorld: "MPI_LOCALNRANKS", finish: finishMPI},
+}
+
+// FindPlacement is the place that the environment names, or nil where no
+// launcher has given one.
+func FindPlacement(environment Environment) (*Placement, error) {
+	for _, l := range launchers {
+		if l.present != nil && !l.present(environment) {
+			continue
+		}
+		if _, set := environment(l.rank); !set {
+			continue
+		}
+		if _, set := environment(l.local); !set {
+			continue
+		}
+		p := &Placement{Launcher: l.name}
+		var err error
+		number := func(name string, least, most int) int {
+			n, e := integer(environment, name, least, most)
+			if err == nil {
+				err = e
+			}
+			return n
+		}
+		p.WorldSize = number(l.world, 1, mostRanks)
+		p.Rank = number(l.rank, 0, p.WorldSize-1)
+		p.LocalWorldSize = p.WorldSize
+		if l.localWorld != "" {
+			p.LocalWorldSize = number(l.localWorld, 1, p.WorldSize)
+		}
+		if err == nil && l.finish != nil {
+			err = l.finish(p, environment)
+		}
+		p.LocalRank = number(l.local, 0, p.LocalWorldSize-1)
+		if err != nil {
+			return nil, err
+		}
+		return p, nil
+	}
+	return nil, nil
+}
+
+const mostRanks = 1 << 24
+
+// integer reads a variable.
+func integer(environment Environment, name string, least, most int) (int, error) {
+	text, set := environment(name)
+	n, err := strconv.Atoi(text)
+	if err == nil && n >= least && n <= most {
+		return n, nil
+	}
+	what := fmt.Sprintf("the environment variable %s is %q: expected a number from %d to %d", name, text, least, most)
+	if !set {
+		what = fmt.Sprintf("the environment variable %s is not set, though others of its launcher are", name)
+	}
+	return 0, &fault.Input{What: what, Mend: "start plimsoll run from the launcher itself, or without its variables (env -u " + name + ")"}
+}
+
+// inSlurmStep tells a task of srun from a batch script, which has most of the
+// same variables and is no rank.
+func inSlurmStep(environment Environment) bool {
+	_, step := environment("SLURM_STEP_ID")
+	return step
+}
+
+func finishSlurm(p *Placement, environment Environment) error {
+	node, err := integer(environment, "SLURM_NODEID", 0, mostRanks)
+	if err != nil {
+		return err
+	}
+	name := "SLURM_STEP_TASKS_PER_NODE"
+	tasks, set := environment(name)
+	if !set {
+		name = "SLURM_TASKS_PER_NODE"
+		tasks, _ = environment(name)
+	}
+	if p.LocalWorldSize, err = TasksOfNode(tasks, node); err != nil {
+		return &fault.Input{What: "the environment variable " + name, Err: err}
+	}
+	if kind, _ := environment("SLURM_CPU_BIND_TYPE"); strings.HasPrefix(kind, "mask_cpu") {
+		list, _ := environment("SLURM_CPU_BIND_LIST")
+		masks, err := ParseMasks(list)
+		if err != nil {
+			return &fault.Input{What: "the environment variable SLURM_CPU_BIND_LIST", Err: err}
+		}
+		if len(masks) == p.LocalWorldSize {
+			p.Masks = masks
+		}
+	}
+	nodes, set := environment("SLURM_STEP_NODELIST")
+	if set {
+		if p.MasterAddress, err = FirstHost(nodes); err != nil {
+			return &fault.Input{What: "the environment variable SLURM_STEP_NODELIST", Err: err}
+		}
+	}
+	// Steps of a job run beside each other, and so do jobs of a node.
+	job, _ := environment("SLURM_JOB_ID")
+	step, _ := environment("SLURM_STEP_ID")
+	p.MasterPort = portFor(job + "." + step)
+	return nil
+}
+
+func finishMPI(p *Placement, environment Environment) error {
+	p.Bound = true
+	if p.LocalWorldSize == p.WorldSize {
+		// All ranks are here, and children of one process.
+		p.MasterAddress = "127.0.0.1"
+		p.MasterPort = portFor(strconv.Itoa(os.Getppid()))
+	}
+	return nil
+}
+
+// portFor is a port that all ranks find from what they have in common, below
+// those that the system gives out itself.
+func portFor(job string) int {
+	hash := uint32(2166136261) // FNV-1a
+	for _, b := range []byte(job) {
+		hash = (hash ^ uint32(b)) * 16777619
+	}
+	return 10000 + int(hash%20000)
+}
+
+var repeated = regexp.MustCompile(`^([0-9]+)(?:\(x([0-9]+)\))?$`)
+
+// TasksOfNode reads how many tasks a node has from Slurm's list of all nodes:
+// "2(x3),1" is three nodes with two tasks each, then one with one.
+func TasksOfNode(list string, node int) (int, error) {
+	first := 0
+	for _, part := range strings.Split(list, ",") {
+		fields := repeated.FindStringSubmatch(part)
+		if fields == nil {
+			return 0, fmt.Errorf("%q: expected numbers of tasks such as 2(x3),1", list)
+		}
+		times := "1"
+		if fields[2] != "" {
+			times = fields[2]
+		}
+		tasks, err1 := strconv.Atoi(fields[1])
+		nodes, err2 := strconv.Atoi(times)
+		if err1 != nil || err2 != nil || tasks < 1 || tasks > mostRanks || nodes < 1 || nodes > mostRanks {
+			return 0, fmt.Errorf("%q: %q is out of range", list, part)
+		}
+		if first += nodes; node < first {
+			return tasks, nil
+		}
+	}
+	return 0, fmt.Errorf("%q has %d nodes, and this is node %d", list, first, node)
+}
+
+// ParseMasks reads hexadecimal CPU masks, "0x3,0xc".
+func ParseMasks(list string) ([]cpuset.CPUSet, error) {
+	var masks []cpuset.CPUSet
+	for _, text := range strings.Split(list, ",") {
+		mask, err := host.ParseMask(strings.TrimPrefix(text, "0x"))
+		if err != nil {
+			return nil, err
+		}
+		if mask.IsEmpty() {
+			return nil, fmt.Errorf("%q: the mask %q has no CPU", list, text)
+		}
+		masks = append(masks, mask)
+	}
+	return masks, nil
+}
+
+// FirstHost is the first host of a list as Slurm writes it: "node[03-07,12],gpu1"
+// begins with node03.
+func FirstHost(list string) (string, error) {
+	head, rest, bracket := strings.Cut(list, "[")
+	if name, _, more := strings.Cut(head, ","); more || !bracket {
+		head, rest, bracket = name, "", false
+	}
+	if !bracket {
+		if head == "" {
+			return "", fmt.Errorf("%q names no host", list)
+		}
+		return head, nil
+	}
+	numbers, tail, closed := strings.Cut(rest, "]")
+	end := strings.IndexFunc(numbers, func(r rune) bool { return r < '0' || r > '9' })
+	if end < 0 {
+		end = len(numbers)
+	}
+	if !closed || end == 0 || end < len(numbers) && numbers[end] != '-' && numbers[end] != ',' {
+		return "", fmt.Errorf("%q: expected a list of hosts such as node[03-07,12]", list)
+	}
+	// What follows the brackets belongs to the name as well, and may have
+	// brackets of its own.
+	after, _, _ := strings.Cut(tail, ",")
+	if strings.Contains(after, "[") {
+		var err error
+		if after, err = FirstHost(tail); err != nil {
+			return "", err
+		}
+	}
+	return head + numbers[:end] + after, nil
+}

@@ -1,0 +1,245 @@
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"k8s.io/utils/cpuset"
+
+	"plimsoll/binding"
+	"plimsoll/fault"
+	"plimsoll/host"
+)
+
+// Request is a job as a user asks for it.
+type Request struct {
+	Command []string
+	// Ranks is how many to start here; 0 is the one that another launcher has
+	// given a place, or one.
+	Ranks int
+	// Binding says how they are bound, but not how many there are.
+	Binding binding.Request
+}
+
+// Plan is what will be started, and why so.
+type Plan struct {
+	// Placement is nil where no other launcher has started this process.
+	Placement *Placement
+	// Bound are the parts of the ranks that are started here.
+	Bound []binding.Rank
+	Ranks []Rank
+	// Variables are those that the ranks get beside the environment of this
+	// process.
+	Variables [][]string
+	Notes     []string
+}
+
+// NewPlan decides what each rank gets. The environment is a list of NAME=VALUE.
+func NewPlan(h *host.Host, r Request, environment []string) (*Plan, error) {
+	lookup := func(name string) (string, bool) {
+		for _, entry := range slices.Backward(environment) {
+			if value, ok := strings.CutPrefix(entry, name+"="); ok {
+				return value, true
+			}
+		}
+		return "", false
+	}
+	if len(r.Command) == 0 {
+		return nil, &fault.Input{What: "there is no command to run", Mend: "plimsoll run --nproc 2 -- python train.py"}
+	}
+	if r.Ranks < 0 {
+		return nil, &fault.Input{What: fmt.Sprintf("--nproc is %d: expected 1 or more", r.Ranks)}
+	}
+	placement, err := FindPlacement(lookup)
+	if err != nil {
+		return nil, err
+	}
+	p := &Plan{Placement: placement}
+	inner := innerLauncher(r.Command)
+	switch {
+	case placement != nil && r.Ranks > 1:
+		return nil, &fault.Input{
+			What: fmt.Sprintf("--nproc is %d, but %s has started this process as rank %d of %d", r.Ranks, placement.Launcher, placement.Rank, placement.WorldSize),
+			Mend: "leave --nproc out, and have " + placement.Launcher + " start the ranks",
+		}
+	case inner != "" && r.Ranks > 1:
+		return nil, &fault.Input{What: fmt.Sprintf("--nproc is %d, but %s starts ranks itself", r.Ranks, inner), Mend: "give the number of ranks to " + inner + " alone"}
+	case placement != nil:
+		err = p.takePlace(h, r.Binding)
+	default:
+		err = p.divide(h, r.Binding, max(1, r.Ranks))
+	}
+	if err != nil {
+		return nil, err
+	}
+	port := ""
+	if inner == "" {
+		if port, err = p.masterPort(lookup); err != nil {
+			return nil, err
+		}
+	} else {
+		p.Notes = append(p.Notes, fmt.Sprintf("%s starts the ranks: they share these CPUs, and get their variables from it", inner))
+	}
+	for i, bound := range p.Bound {
+		rank := Rank{Number: i, CPUs: bound.TrainerCPUs, NUMANodes: bound.NUMANodes, MemoryPolicy: bound.MemoryPolicy}
+		if placement != nil {
+			rank.Number = placement.Rank
+		}
+		variables := p.variables(h, bound, i, inner, port, lookup)
+		rank.Environment = append(slices.Clone(environment), variables...)
+		p.Ranks, p.Variables = append(p.Ranks, rank), append(p.Variables, variables)
+	}
+	return p, nil
+}
+
+// divide binds ranks that are all started here.
+func (p *Plan) divide(h *host.Host, request binding.Request, ranks int) error {
+	request.Ranks = ranks
+	if request.GPUs == nil {
+		request.GPUs = binding.GPUsInOrder(h, ranks)
+	}
+	plan, err := binding.Split(h, request)
+	if err != nil {
+		return err
+	}
+	p.Bound = plan.Ranks
+	return nil
+}
+
+// takePlace binds the one rank that another launcher has started, within its
+// part of what the ranks of this host have in common.
+func (p *Plan) takePlace(h *host.Host, request binding.Request) error {
+	place := p.Placement
+	ranks, own := place.LocalWorldSize, place.LocalRank
+	switch {
+	case place.Masks != nil && place.Masks[own].Intersection(h.Online).Equals(h.CPUs):
+		request.Peers = place.Masks
+	case place.Masks != nil:
+		p.Notes = append(p.Notes, fmt.Sprintf("%s gave this rank CPUs %s, and it has %s: another program has bound it since", place.Launcher, place.Masks[own], h.CPUs))
+		ranks, own = 1, 0
+	case place.Bound && !h.CPUs.Equals(h.Cpuset):
+		p.Notes = append(p.Notes, fmt.Sprintf("%s has bound this rank to CPUs %s", place.Launcher, h.CPUs))
+		ranks, own = 1, 0
+	}
+	if ranks == 1 && place.LocalWorldSize > 1 && len(request.GPUs) > 1 {
+		request.GPUs = request.GPUs[place.LocalRank:][:1]
+	}
+	if err := p.divide(h, request, ranks); err != nil {
+		return err
+	}
+	p.Bound = p.Bound[own : own+1]
+	return nil
+}
+
+// innerLaunchers are programs that start ranks of their own.
+var innerLaunchers = []string{"torchrun", "deepspeed", "accelerate", "mpirun", "mpiexec", "srun", "horovodrun", "torch.distributed.run", "torch.distributed.launch"}
+
+// innerLauncher is the launcher that the command is, or "".
+func innerLauncher(command []string) string {
+	for i, word := range command {
+		if name := filepath.Base(word); i == 0 && slices.Contains(innerLaunchers, name) || i > 0 && command[i-1] == "-m" && slices.Contains(innerLaunchers, word) {
+			return name
+		}
+		// A program of an interpreter: "python -u /usr/bin/torchrun".
+		if name := filepath.Base(word); i > 0 && !strings.HasPrefix(word, "-") {
+			if slices.Contains(innerLaunchers, name) {
+				return name
+			}
+			break
+		}
+	}
+	return ""
+}
+
+// masterPort is where the ranks meet, "" where others know.
+func (p *Plan) masterPort(lookup Environment) (string, error) {
+	given, set := lookup("MASTER_PORT")
+	if p.Placement != nil {
+		if set || p.Placement.MasterPort == 0 {
+			return given, nil
+		}
+		return strconv.Itoa(p.Placement.MasterPort), nil
+	}
+	if !set {
+		given = "0" // any
+	}
+	number, err := strconv.ParseUint(given, 10, 16)
+	if err != nil {
+		return "", &fault.Input{What: fmt.Sprintf("the environment variable MASTER_PORT is %q: expected a port", given)}
+	}
+	listener, err := net.Listen("tcp", fmt.Sprintf(":%d", number))
+	if err != nil {
+		if errors.Is(err, syscall.EADDRINUSE) {
+			return "", &fault.Input{What: fmt.Sprintf("port %s (MASTER_PORT) is in use by another program, perhaps an earlier job", given), Mend: "set another MASTER_PORT, or none"}
+		}
+		return "", &fault.Input{What: "the environment variable MASTER_PORT", Err: err}
+	}
+	defer listener.Close()
+	return strconv.Itoa(listener.Addr().(*net.TCPAddr).Port), nil
+}
+
+// variables are those that a rank gets, without those that are set already.
+func (p *Plan) variables(h *host.Host, bound binding.Rank, i int, inner, port string, lookup Environment) []string {
+	var variables []string
+	set := func(name, value string) { variables = append(variables, name+"="+value) }
+	unset := func(name string) bool { _, is := lookup(name); return !is }
+	propose := func(name, value string) {
+		if unset(name) {
+			set(name, value)
+		}
+	}
+	if !bound.OptimizerCPUs.IsEmpty() {
+		set("PLIMSOLL_OPTIMIZER_CPUS", bound.OptimizerCPUs.String())
+	}
+	if len(bound.NUMANodes) > 0 {
+		set("PLIMSOLL_NUMA_NODES", cpuset.New(bound.NUMANodes...).String())
+	}
+	if inner != "" {
+		return variables
+	}
+	place := Placement{Rank: i, LocalRank: i, WorldSize: len(p.Bound), LocalWorldSize: len(p.Bound), MasterAddress: "127.0.0.1"}
+	if p.Placement != nil {
+		place = *p.Placement
+	}
+	propose("RANK", strconv.Itoa(place.Rank))
+	propose("LOCAL_RANK", strconv.Itoa(place.LocalRank))
+	propose("WORLD_SIZE", strconv.Itoa(place.WorldSize))
+	propose("LOCAL_WORLD_SIZE", strconv.Itoa(place.LocalWorldSize))
+	if place.MasterAddress != "" {
+		propose("MASTER_ADDR", place.MasterAddress)
+	}
+	if port != "" {
+		propose("MASTER_PORT", port)
+	}
+	if bound.OMPNumThreads == 0 {
+		return variables
+	}
+	propose("OMP_NUM_THREADS", strconv.Itoa(bound.OMPNumThreads))
+	// Places that were chosen otherwise would contradict these.
+	if unset("OMP_PLACES") && unset("OMP_PROC_BIND") && unset("GOMP_CPU_AFFINITY") && unset("KMP_AFFINITY") {
+		set("OMP_PLACES", places(h, bound.TrainerCPUs))
+		set("OMP_PROC_BIND", "close")
+	}
+	return variables
+}
+
+// places lists one place for each core, "{0,64},{1,65}".
+func places(h *host.Host, cpus cpuset.CPUSet) string {
+	var list []string
+	for _, core := range h.Cores {
+		if own := core.Siblings.Intersection(cpus); !own.IsEmpty() {
+			var ids []string
+			for _, id := range own.List() {
+				ids = append(ids, strconv.Itoa(id))
+			}
+			list = append(list, "{"+strings.Join(ids, ",")+"}")
+		}
+	}
+	return strings.Join(list, ",")
+}

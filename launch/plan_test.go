@@ -1,0 +1,135 @@
+package launch
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"plimsoll/binding"
+	"plimsoll/host"
+	"plimsoll/host/hosttest"
+	"plimsoll/ledger"
+)
+
+// twoSockets has cores (0,6) to (2,8) on one and (3,9) to (5,11) on the other.
+func twoSockets(t *testing.T) *host.Host {
+	return hosttest.ReadText(t, "../host/testdata/two-socket.txtar").Discover(t)
+}
+
+func within(t *testing.T, h *host.Host, cpus string) *host.Host {
+	t.Helper()
+	mask, err := host.ParseList(cpus)
+	if err != nil {
+		t.Fatal(err)
+	}
+	narrowed, err := h.WithAffinity(mask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return narrowed
+}
+
+func TestPlanOfRanks(t *testing.T) {
+	p, err := NewPlan(twoSockets(t), Request{Command: []string{"python", "train.py"}, Ranks: 2, Binding: binding.Request{TrainerCores: binding.TrainerShare{Cores: 2}}}, []string{"OMP_NUM_THREADS=7", "HOME=/"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []struct{ cpus, optimizer, places, node string }{{"0-1,6-7", "2", "{0,6},{1,7}", "0"}, {"3-4,9-10", "5", "{3,9},{4,10}", "1"}} {
+		r, v := p.Ranks[i], strings.Join(p.Variables[i], " ")
+		if r.CPUs.String() != want.cpus || r.Number != i || r.MemoryPolicy != binding.PolicyPreferred {
+			t.Errorf("rank %d: %+v", i, r)
+		}
+		for _, variable := range []string{"PLIMSOLL_OPTIMIZER_CPUS=" + want.optimizer, "PLIMSOLL_NUMA_NODES=" + want.node, "OMP_PLACES=" + want.places, "LOCAL_RANK=" + string('0'+rune(i)), "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1"} {
+			if !slices.Contains(p.Variables[i], variable) {
+				t.Errorf("rank %d lacks %s: %s", i, variable, v)
+			}
+		}
+		if strings.Contains(v, "OMP_NUM_THREADS") || !slices.Contains(r.Environment, "OMP_NUM_THREADS=7") {
+			t.Errorf("rank %d: a variable that was set has changed: %s", i, v)
+		}
+	}
+}
+
+// TestPlaceOfALauncher takes the part of one rank of what all ranks of the host
+// have.
+func TestPlaceOfALauncher(t *testing.T) {
+	torchrun := []string{"RANK=3", "WORLD_SIZE=4", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2"}
+	mpi := []string{"OMPI_COMM_WORLD_RANK=3", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_LOCAL_RANK=1", "OMPI_COMM_WORLD_LOCAL_SIZE=2"}
+	slurm := []string{"SLURM_STEP_ID=0", "SLURM_PROCID=1", "SLURM_LOCALID=1", "SLURM_NODEID=0", "SLURM_NTASKS=2", "SLURM_STEP_TASKS_PER_NODE=2", "SLURM_CPU_BIND_TYPE=mask_cpu:"}
+	whole := twoSockets(t)
+	for name, c := range map[string]struct {
+		host        *host.Host
+		environment []string
+		cpus, note  string
+	}{
+		"torchrun binds nobody":               {whole, torchrun, "3-5,9-11", ""},
+		"torchrun within taskset":             {within(t, whole, "0-1,6-7"), torchrun, "1,7", ""},
+		"Open MPI has bound it":               {within(t, whole, "1,7"), mpi, "1,7", "Open MPI has bound this rank to CPUs 1,7"},
+		"Open MPI has not":                    {whole, mpi, "3-5,9-11", ""},
+		"Slurm, half cores":                   {within(t, whole, "7-8"), append(slurm, "SLURM_CPU_BIND_LIST=0x43,0x180"), "8", ""},
+		"Slurm, masks that overlap":           {within(t, whole, "0-1,6-7"), append(slurm, "SLURM_CPU_BIND_LIST=0xC3,0xC3"), "1,7", ""},
+		"bound anew since Slurm has bound it": {within(t, whole, "4,10"), append(slurm, "SLURM_CPU_BIND_LIST=0xC3,0xC3"), "4,10", "bound it since"},
+	} {
+		p, err := NewPlan(c.host, Request{Command: []string{"python"}, Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}}, c.environment)
+		if err != nil {
+			t.Fatal(err)
+		}
+		notes := strings.Join(p.Notes, "\n")
+		if len(p.Ranks) != 1 || p.Ranks[0].CPUs.String() != c.cpus || p.Ranks[0].Number != p.Placement.Rank || (c.note == "") != (notes == "") || !strings.Contains(notes, c.note) {
+			t.Errorf("%s: %+v, notes %q", name, p.Ranks[0].CPUs, notes)
+		}
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	command := []string{"python"}
+	for name, c := range map[string]struct {
+		request     Request
+		environment []string
+	}{
+		"no command":                {Request{}, nil},
+		"ranks below 0":             {Request{Command: command, Ranks: -1}, nil},
+		"two who start ranks":       {Request{Command: command, Ranks: 2}, []string{"RANK=0", "WORLD_SIZE=1", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"}},
+		"torchrun within":           {Request{Command: []string{"/usr/bin/torchrun"}, Ranks: 2}, nil},
+		"python -m torchrun within": {Request{Command: []string{"python", "-m", "torch.distributed.run"}, Ranks: 2}, nil},
+		"a port that is none":       {Request{Command: command}, []string{"MASTER_PORT=http"}},
+	} {
+		if _, err := NewPlan(twoSockets(t), c.request, c.environment); err == nil {
+			t.Errorf("%s is not refused", name)
+		}
+	}
+}
+
+func TestInnerLaunchers(t *testing.T) {
+	for command, want := range map[string]string{
+		"torchrun train.py": "torchrun", "python train.py torchrun": "", "python -m torch.distributed.run train.py": "torch.distributed.run",
+		"python /usr/bin/torchrun --nproc 2": "torchrun", "/opt/bin/deepspeed x.py": "deepspeed", "python -u train.py": "", "sh -c torchrun": "torchrun",
+	} {
+		if got := innerLauncher(strings.Fields(command)); got != want {
+			t.Errorf("%s: %q, want %q", command, got, want)
+		}
+	}
+}
+
+func TestMemoryOfNumaMaps(t *testing.T) {
+	memory := map[int]ledger.Bytes{}
+	addMemory(strings.NewReader(`55d0c8a00000 default file=/usr/bin/python3.11 mapped=400 N0=400 kernelpagesize_kB=4
+7f2c4e000000 prefer:0 anon=512 dirty=512 N0=500 N1=12 kernelpagesize_kB=4
+7f2c4f000000 prefer:0 file=/memfd:plimsoll/rank0/exp_avg\040(deleted) huge dirty=3 N1=3 kernelpagesize_kB=2048
+7ffd00000000 default stack anon=4 dirty=4 N0=4 kernelpagesize_kB=4
+7ffd00001000 default
+`), memory)
+	if want := 504 * 4 * ledger.KiB; memory[0] != want || memory[1] != 48*ledger.KiB+6*ledger.MiB {
+		t.Errorf("%v", memory)
+	}
+}
+
+func TestStatFields(t *testing.T) {
+	const stat = "42 (a) b) (c) S 7 42 42 0 -1"
+	if parent, group := statField(stat, parentField), statField(stat, groupField); parent != 7 || group != 42 {
+		t.Errorf("parent %d, group %d", parent, group)
+	}
+	if statField("42 (x", groupField) != -1 {
+		t.Error("a broken line has a group")
+	}
+}

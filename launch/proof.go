@@ -1,0 +1,138 @@
+package launch
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/utils/cpuset"
+
+	"plimsoll/binding"
+	"plimsoll/host"
+	"plimsoll/ledger"
+)
+
+// rarestProof is the longest pause between two looks at a rank. The first comes
+// after a second, and each pause is twice the one before: to find where the
+// memory of a large process is, the kernel walks all of its page tables.
+const rarestProof = 5 * time.Minute
+
+// Proof is where the threads and the memory of a rank were when it was last
+// looked at: those of its process group.
+type Proof struct {
+	Rank    int `json:"rank"`
+	Process int `json:"process"`
+	Threads int `json:"threads"`
+	// Outside are threads that may run on CPUs that are not the rank's. A
+	// thread on fewer CPUs than the rank's has bound itself.
+	Outside []Thread `json:"threads_outside"`
+	// Memory is anonymous and shared memory by NUMA node.
+	Memory map[int]ledger.Bytes `json:"memory_bytes_by_numa_node"`
+	// Elsewhere is the part of it that the memory policy did not mean to be
+	// where it is.
+	Elsewhere ledger.Bytes `json:"memory_bytes_elsewhere"`
+}
+
+// Thread is a thread that is not where it should be.
+type Thread struct {
+	ID   int    `json:"id"`
+	Name string `json:"name"`
+	CPUs string `json:"cpus"`
+}
+
+// prove looks at the rank, and says what is new and wrong.
+func (p *process) prove(say func(string, ...any)) {
+	before, now := p.proof, p.look()
+	if now.Threads == 0 {
+		return // it is just ending
+	}
+	p.proof = now
+	if len(p.proof.Outside) > len(before.Outside) {
+		t := p.proof.Outside[0]
+		say("rank %d: %d of %d threads may leave CPUs %s: thread %d (%s) is on CPUs %s; the program has bound them anew",
+			p.rank.Number, len(p.proof.Outside), p.proof.Threads, p.rank.CPUs, t.ID, t.Name, t.CPUs)
+	}
+	if p.proof.Elsewhere >= noticedMemory && before.Elsewhere < noticedMemory {
+		say("rank %d: %v of its memory is not on NUMA nodes %s, where policy %s wants it: they were full, or it was there before",
+			p.rank.Number, p.proof.Elsewhere, cpuset.New(p.rank.NUMANodes...), p.rank.MemoryPolicy)
+	}
+}
+
+// noticedMemory is an amount that no longer is a matter of a few pages that
+// were shared with the launcher.
+const noticedMemory = 64 * ledger.MiB
+
+func (p *process) look() Proof {
+	pid := p.command.Process.Pid
+	proof := Proof{Rank: p.rank.Number, Process: pid, Outside: []Thread{}, Memory: map[int]ledger.Bytes{}}
+	for _, member := range processes(groupField, pid) {
+		folder := fmt.Sprintf("/proc/%d", member)
+		threads, _ := filepath.Glob(folder + "/task/*")
+		for _, thread := range threads {
+			id, err := strconv.Atoi(filepath.Base(thread))
+			if err != nil {
+				continue
+			}
+			cpus, err := host.Affinity(id)
+			if err != nil {
+				continue // has ended
+			}
+			proof.Threads++
+			if !cpus.IsSubsetOf(p.rank.CPUs) {
+				name, _ := os.ReadFile(thread + "/comm")
+				proof.Outside = append(proof.Outside, Thread{id, strings.TrimSpace(string(name)), cpus.String()})
+			}
+		}
+		if maps, err := os.Open(folder + "/numa_maps"); err == nil {
+			addMemory(maps, proof.Memory)
+			maps.Close()
+		}
+	}
+	if p.rank.MemoryPolicy != binding.PolicyDefault {
+		for node, size := range proof.Memory {
+			if !slices.Contains(p.rank.NUMANodes, node) {
+				proof.Elsewhere += size
+			}
+		}
+	}
+	return proof
+}
+
+// addMemory adds the pages of /proc/PID/numa_maps up by node: lines such as
+//
+//	7f2c4e000000 prefer:0 anon=512 dirty=512 N0=500 N1=12 kernelpagesize_kB=4
+//
+// without those of files, which other processes may have brought in.
+func addMemory(r io.Reader, memory map[int]ledger.Bytes) {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		own := false
+		pages, size := map[int]int64{}, int64(0)
+		for _, field := range strings.Fields(lines.Text()) {
+			key, value, _ := strings.Cut(field, "=")
+			number, err := strconv.ParseInt(value, 10, 64)
+			node, nodeErr := strconv.Atoi(strings.TrimPrefix(key, "N"))
+			switch {
+			case key == "anon", strings.HasPrefix(field, `file=/memfd:`), strings.HasPrefix(field, `file=/dev/shm/`):
+				own = true
+			case err != nil:
+			case key == "kernelpagesize_kB":
+				size = number << 10
+			case strings.HasPrefix(key, "N") && nodeErr == nil:
+				pages[node] = number
+			}
+		}
+		if own {
+			for node, number := range pages {
+				memory[node] += ledger.Bytes(number * size)
+			}
+		}
+	}
+}

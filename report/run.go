@@ -1,0 +1,91 @@
+package report
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"plimsoll/binding"
+	"plimsoll/host"
+	"plimsoll/launch"
+)
+
+// RunSchema is the schema of the JSON document.
+const RunSchema = "plimsoll.run/1"
+
+// Run is the document of a job: what was planned and, after it has run, what
+// was found.
+type Run struct {
+	Schema   string        `json:"schema"`
+	Version  string        `json:"version"`
+	Host     RehearsedHost `json:"host"`
+	Command  []string      `json:"command"`
+	Launcher string        `json:"launcher"` // that gave this process its place; empty for none
+	Ranks    []RunRank     `json:"ranks"`
+	Notes    []string      `json:"notes"`
+	// ExitCode and the proofs of ranks are null before the job has run.
+	ExitCode *int `json:"exit_code"`
+}
+
+// RunRank is one rank.
+type RunRank struct {
+	Rank      int           `json:"rank"`
+	Binding   binding.Rank  `json:"binding"`
+	Variables []string      `json:"variables"` // NAME=VALUE, beside the environment
+	Proof     *launch.Proof `json:"found"`
+}
+
+// NewRun draws up the document. The result is nil before the job has run.
+func NewRun(version string, h *host.Host, command []string, plan *launch.Plan, result *launch.Result) *Run {
+	d := &Run{Schema: RunSchema, Version: version, Host: newHost(h), Command: command, Notes: append([]string{}, plan.Notes...)}
+	if plan.Placement != nil {
+		d.Launcher = plan.Placement.Launcher
+	}
+	for i, bound := range plan.Bound {
+		rank := RunRank{Rank: plan.Ranks[i].Number, Binding: bound, Variables: plan.Variables[i]}
+		rank.Binding.Rank = rank.Rank
+		if result != nil {
+			rank.Proof = &result.Proofs[i]
+		}
+		d.Ranks = append(d.Ranks, rank)
+	}
+	if result != nil {
+		d.ExitCode = &result.ExitCode
+	}
+	return d
+}
+
+// WriteJSON writes the document.
+func (d *Run) WriteJSON(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(d)
+}
+
+// WriteText writes what would be started.
+func (d *Run) WriteText(w io.Writer) error {
+	var out strings.Builder
+	line := func(name, value string) { fmt.Fprintf(&out, "%-18s %s\n", name, value) }
+	line("host", d.Host.String())
+	line("command", strings.Join(d.Command, " "))
+	if d.Launcher != "" {
+		line("launcher", d.Launcher)
+	}
+	for _, r := range d.Ranks {
+		line(fmt.Sprintf("rank %d", r.Rank), fmt.Sprintf("CPUs %s, memory policy %s", r.Binding.TrainerCPUs, r.Binding.MemoryPolicy))
+		for _, variable := range r.Variables {
+			line("", variable)
+		}
+		for _, reason := range slices.Compact(slices.Clone(r.Binding.Reasons)) {
+			line("", "why: "+reason)
+		}
+	}
+	for _, note := range d.Notes {
+		line("note", note)
+	}
+	_, err := io.WriteString(w, out.String())
+	return err
+}
