@@ -2,8 +2,8 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -54,16 +54,21 @@ func checkCommand(t *testing.T, command, output string) {
 		t.Skip("takes 7 GB and half a minute")
 	}
 	var stdout, stderr bytes.Buffer
-	code := run(context.Background(), arguments[1:], &stdout, &stderr)
+	real := exec.Command(program(t), arguments[1:]...)
+	real.Stdout, real.Stderr = &stdout, &stderr
+	if err := real.Run(); real.ProcessState == nil {
+		t.Fatal(err)
+	}
+	code := real.ProcessState.ExitCode()
 	if want := documentedExit[command]; code != want {
 		t.Fatalf("exit code %d, want %d\n%s%s", code, want, &stdout, &stderr)
 	}
-	real := map[string]bool{}
+	words := map[string]bool{}
 	for line := range strings.Lines(stdout.String()) {
-		real[firstWord(line)] = true
+		words[firstWord(line)] = true
 	}
 	for line := range strings.Lines(output) {
-		if word := firstWord(line); !real[word] {
+		if word := firstWord(line); !words[word] {
 			t.Errorf("no line of the output begins with %q any more; the document shows\n%s", word, line)
 		}
 	}
