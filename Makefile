@@ -49,6 +49,10 @@ test-arm64: ## Run the kernel tests for arm64, emulated (needs qemu-user; instal
 	@command -v qemu-aarch64 >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends qemu-user; }
 	GOARCH=arm64 $(GO) test -count=1 -short -exec qemu-aarch64 ./optim/kernel
 
+.PHONY: test-slurm
+test-slurm: build ## Run jobs under a real Slurm on this host (root; installs it on Debian)
+	scripts/test-slurm $(BINARY)
+
 .PHONY: lint
 lint: ## Check format, vet, staticcheck and generated files
 	@test -z "$$(gofmt -l .)" || { gofmt -d .; exit 1; }
