@@ -53,6 +53,10 @@ test-arm64: ## Run the kernel tests for arm64, emulated (needs qemu-user; instal
 test-slurm: build ## Run jobs under a real Slurm on this host (root; installs it on Debian)
 	scripts/test-slurm $(BINARY)
 
+.PHONY: test-numa
+test-numa: ## Run tests on an emulated machine with three NUMA nodes (installs QEMU on Debian as root)
+	scripts/test-numa
+
 .PHONY: lint
 lint: ## Check format, vet, staticcheck and generated files
 	@test -z "$$(gofmt -l .)" || { gofmt -d .; exit 1; }
@@ -61,6 +65,7 @@ lint: ## Check format, vet, staticcheck and generated files
 	$(GO) vet -tags purego ./...
 	$(TOOL) staticcheck ./...
 	$(GO) -C optim/kernel/_asm vet ./...
+	$(GO) vet scripts/_guest/init.go
 	$(GO) mod tidy -diff
 	$(GO) mod verify
 

@@ -49,7 +49,7 @@ type Thread struct {
 // prove looks at the rank, and says what is new and wrong.
 func (p *process) prove(say func(string, ...any)) {
 	before, now := p.proof, p.look()
-	if now.Threads == 0 {
+	if now.Threads == 0 || len(now.Memory) == 0 && len(before.Memory) > 0 {
 		return // it is just ending
 	}
 	p.proof = now

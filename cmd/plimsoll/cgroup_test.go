@@ -63,8 +63,8 @@ func TestOutOfMemoryIsExplained(t *testing.T) {
 		t.Fatal(err)
 	}
 	groups := newControlGroups(t)
-	groups.limit(t, h.CPUs.String(), "-1", "100000", "134217728")
-	command := groups.command(t, "run", "--", "python3", "-c", "x = bytearray(1 << 29); print(len(x))")
+	groups.limit(t, h.CPUs.String(), "400000", "100000", "134217728")
+	command := groups.command(t, "run", "--", filepath.Join(programs(t), "touch-memory"), "512", "0")
 	out, err := command.CombinedOutput()
 	if command.ProcessState.ExitCode() != 137 || !strings.Contains(string(out), "for want of memory (cgroup") || !strings.Contains(string(out), groups.name) {
 		t.Errorf("%v\n%s", err, out)

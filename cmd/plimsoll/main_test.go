@@ -13,10 +13,12 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// TestMain makes the program available to the scripts as "plimsoll".
+// TestMain makes the program available to the scripts as "plimsoll", and one that
+// takes memory.
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
-		"plimsoll": func() { os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) },
+		"plimsoll":     func() { os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) },
+		"touch-memory": touchMemory,
 	})
 }
 
@@ -44,18 +46,24 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// program is the path of the program: TestMain makes the test one when that is
-// its name.
+// program is the path of the program, beside which touch-memory is: TestMain
+// makes the test one of them when it has its name.
 func program(t *testing.T) string {
+	return filepath.Join(programs(t), "plimsoll")
+}
+
+func programs(t *testing.T) string {
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(t.TempDir(), "plimsoll")
-	if err := os.Symlink(self, path); err != nil {
-		t.Fatal(err)
+	folder := t.TempDir()
+	for _, name := range []string{"plimsoll", "touch-memory"} {
+		if err := os.Symlink(self, filepath.Join(folder, name)); err != nil {
+			t.Fatal(err)
+		}
 	}
-	return path
+	return folder
 }
 
 func exits(ts *testscript.TestScript, _ bool, arguments []string) {
