@@ -183,7 +183,7 @@ def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--optimizers", default="torch,fp32,bf16,int8", help="torch, or types of moments; default %(default)s")
     arguments.add_argument("--seeds", type=int, default=3)
-    arguments.add_argument("--steps", type=int, default=200)
+    arguments.add_argument("--steps", type=int, default=300)
     arguments.add_argument("--step-command", help="a built step command; default: go run ./step")
     arguments.add_argument("--output", default="losses.csv")
     chosen = arguments.parse_args()
