@@ -60,8 +60,22 @@ func NewPlan(h *host.Host, r Request, environment []string) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	if placement != nil && placement.WorldSize == 1 && r.Ranks > 1 {
+		placement = nil // the only process of its job has the job to itself
+	}
 	p := &Plan{Placement: placement}
 	inner := innerLauncher(r.Command)
+	if inner != "" && r.Binding.MemoryPolicy == "" {
+		// Each rank is to have its memory near, and not in turn on the nodes of
+		// all of them.
+		r.Binding.MemoryPolicy = binding.PolicyDefault
+	}
+	if r.Binding.GPUs == nil {
+		if name := visibleDevices(lookup); name != "" {
+			p.Notes = append(p.Notes, name+" is set, so that it is not known which GPU is whose: bound without regard to GPUs (--gpus names them)")
+			r.Binding.GPUs = []string{}
+		}
+	}
 	switch {
 	case placement != nil && r.Ranks > 1:
 		return nil, &fault.Input{
@@ -137,6 +151,16 @@ func (p *Plan) takePlace(h *host.Host, request binding.Request) error {
 	return nil
 }
 
+// visibleDevices is the variable that hides or reorders GPUs, or "".
+func visibleDevices(lookup Environment) string {
+	for _, name := range []string{"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"} {
+		if _, set := lookup(name); set {
+			return name
+		}
+	}
+	return ""
+}
+
 // innerLaunchers are programs that start ranks of their own.
 var innerLaunchers = []string{"torchrun", "deepspeed", "accelerate", "mpirun", "mpiexec", "srun", "horovodrun", "torch.distributed.run", "torch.distributed.launch"}
 
@@ -204,13 +228,17 @@ func (p *Plan) variables(h *host.Host, bound binding.Rank, i int, inner, port st
 		return variables
 	}
 	place := Placement{Rank: i, LocalRank: i, WorldSize: len(p.Bound), LocalWorldSize: len(p.Bound), MasterAddress: "127.0.0.1"}
+	identify := set // what is left over from another job must not count
 	if p.Placement != nil {
-		place = *p.Placement
+		place, identify = *p.Placement, propose
 	}
-	propose("RANK", strconv.Itoa(place.Rank))
-	propose("LOCAL_RANK", strconv.Itoa(place.LocalRank))
-	propose("WORLD_SIZE", strconv.Itoa(place.WorldSize))
-	propose("LOCAL_WORLD_SIZE", strconv.Itoa(place.LocalWorldSize))
+	identify("RANK", strconv.Itoa(place.Rank))
+	identify("LOCAL_RANK", strconv.Itoa(place.LocalRank))
+	identify("WORLD_SIZE", strconv.Itoa(place.WorldSize))
+	identify("LOCAL_WORLD_SIZE", strconv.Itoa(place.LocalWorldSize))
+	if len(p.Bound) > 1 {
+		propose("PYTHONUNBUFFERED", "1") // lines go through a pipe, and would wait in it
+	}
 	if place.MasterAddress != "" {
 		propose("MASTER_ADDR", place.MasterAddress)
 	}

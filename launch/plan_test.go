@@ -30,7 +30,7 @@ func within(t *testing.T, h *host.Host, cpus string) *host.Host {
 }
 
 func TestPlanOfRanks(t *testing.T) {
-	p, err := NewPlan(twoSockets(t), Request{Command: []string{"python", "train.py"}, Ranks: 2, Binding: binding.Request{TrainerCores: binding.TrainerShare{Cores: 2}}}, []string{"OMP_NUM_THREADS=7", "HOME=/"})
+	p, err := NewPlan(twoSockets(t), Request{Command: []string{"python", "train.py"}, Ranks: 2, Binding: binding.Request{TrainerCores: binding.TrainerShare{Cores: 2}}}, []string{"OMP_NUM_THREADS=7", "HOME=/", "RANK=9"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +39,7 @@ func TestPlanOfRanks(t *testing.T) {
 		if r.CPUs.String() != want.cpus || r.Number != i || r.MemoryPolicy != binding.PolicyPreferred {
 			t.Errorf("rank %d: %+v", i, r)
 		}
-		for _, variable := range []string{"PLIMSOLL_OPTIMIZER_CPUS=" + want.optimizer, "PLIMSOLL_NUMA_NODES=" + want.node, "OMP_PLACES=" + want.places, "LOCAL_RANK=" + string('0'+rune(i)), "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1"} {
+		for _, variable := range []string{"PLIMSOLL_OPTIMIZER_CPUS=" + want.optimizer, "PLIMSOLL_NUMA_NODES=" + want.node, "OMP_PLACES=" + want.places, "RANK=" + string('0'+rune(i)), "LOCAL_RANK=" + string('0'+rune(i)), "WORLD_SIZE=2", "PYTHONUNBUFFERED=1", "MASTER_ADDR=127.0.0.1"} {
 			if !slices.Contains(p.Variables[i], variable) {
 				t.Errorf("rank %d lacks %s: %s", i, variable, v)
 			}
@@ -81,6 +81,29 @@ func TestPlaceOfALauncher(t *testing.T) {
 	}
 }
 
+// TestOnlyProcessOfAJob starts ranks where srun -n1 or the like has started one
+// process to do so.
+func TestOnlyProcessOfAJob(t *testing.T) {
+	p, err := NewPlan(twoSockets(t), Request{Command: []string{"python"}, Ranks: 2, Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}},
+		[]string{"RANK=0", "WORLD_SIZE=1", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"})
+	if err != nil || p.Placement != nil || len(p.Ranks) != 2 || !slices.Contains(p.Variables[1], "RANK=1") {
+		t.Errorf("%+v, %v", p, err)
+	}
+}
+
+// TestHiddenGPUs binds without regard to GPUs whose order is not known.
+func TestHiddenGPUs(t *testing.T) {
+	for variable, near := range map[string]bool{"HOME=/": true, "CUDA_VISIBLE_DEVICES=1,0": false} {
+		p, err := NewPlan(twoSockets(t), Request{Command: []string{"python"}, Ranks: 2, Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}}, []string{variable})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(strings.Join(p.Bound[0].Reasons, "\n"), "GPU"); got != near || (len(p.Notes) == 0) != near {
+			t.Errorf("%s: reasons %q, notes %q", variable, p.Bound[0].Reasons, p.Notes)
+		}
+	}
+}
+
 func TestRefusals(t *testing.T) {
 	command := []string{"python"}
 	for name, c := range map[string]struct {
@@ -89,7 +112,7 @@ func TestRefusals(t *testing.T) {
 	}{
 		"no command":                {Request{}, nil},
 		"ranks below 0":             {Request{Command: command, Ranks: -1}, nil},
-		"two who start ranks":       {Request{Command: command, Ranks: 2}, []string{"RANK=0", "WORLD_SIZE=1", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"}},
+		"two who start ranks":       {Request{Command: command, Ranks: 2}, []string{"RANK=0", "WORLD_SIZE=2", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"}},
 		"torchrun within":           {Request{Command: []string{"/usr/bin/torchrun"}, Ranks: 2}, nil},
 		"python -m torchrun within": {Request{Command: []string{"python", "-m", "torch.distributed.run"}, Ranks: 2}, nil},
 		"a port that is none":       {Request{Command: command}, []string{"MASTER_PORT=http"}},
