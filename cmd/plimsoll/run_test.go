@@ -306,3 +306,33 @@ func TestTorchrun(t *testing.T) {
 		t.Errorf("the ranks of torchrun are on the same CPUs:\n%s", &j.stdout)
 	}
 }
+
+// TestMPI has a real mpirun start the ranks, bound and not.
+func TestMPI(t *testing.T) {
+	mpirun, err := exec.LookPath("mpirun")
+	if err != nil {
+		t.Skip("needs mpirun (Debian: openmpi-bin)")
+	}
+	h, err := host.Local()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(h.UsableCores()) < 2 {
+		t.Skip("needs two cores")
+	}
+	for _, binding := range []string{"core", "none"} {
+		j := newJob(t, "--", "true")
+		arguments := []string{mpirun, "--allow-run-as-root", "--bind-to", binding, "-n", "2", j.command.Path, "run", "--"}
+		j.command.Path, j.command.Args = mpirun, append(arguments, "sh", "-c", `echo "rank=$RANK of=$WORLD_SIZE cpus=$(grep Cpus_allowed_list /proc/self/status)"`)
+		j.start(t).ends(t, 0, 30*time.Second)
+		cpus := map[string]bool{}
+		for line := range strings.Lines(j.stdout.String()) {
+			if _, list, ok := strings.Cut(line, "of=2 cpus="); ok {
+				cpus[list] = true
+			}
+		}
+		if len(cpus) != 2 {
+			t.Errorf("bound to %s: the ranks are not on CPUs of their own:\n%s", binding, &j.stdout)
+		}
+	}
+}
