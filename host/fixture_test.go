@@ -5,7 +5,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	"golang.org/x/tools/txtar"
@@ -186,15 +185,10 @@ func TestAffinity(t *testing.T) {
 	}
 }
 
-// TestLarge bounds the discovery of 2,048 CPUs, more than the usual affinity
-// mask holds. The bound is generous; the benchmark has the number.
+// TestLarge discovers 2,048 CPUs, more than the usual affinity mask holds. How
+// long that may take is held by a test of the binding.
 func TestLarge(t *testing.T) {
-	m := hosttest.Grid(32, 32, 2)
-	start := time.Now()
-	h := m.Discover(t)
-	if took := time.Since(start); took > 500*time.Millisecond {
-		t.Errorf("discovery took %v", took)
-	}
+	h := hosttest.Grid(32, 32, 2).Discover(t)
 	equal(t, "cores", len(h.UsableCores()), 1024)
 	checkInvariants(t, h)
 }
