@@ -16,6 +16,9 @@ import (
 // 1/128, its variance settles between 1/512 and 1/256. In int8 the elements of
 // a block, of one size here, have units of 1/64 to 1/32 in v.
 func TestSlowMomentsMove(t *testing.T) {
+	if testing.Short() {
+		t.Skip("every set has the bits of the reference, and one is enough")
+	}
 	const n, steps = 4096, 6000
 	formats := []Format{
 		{Adam, Split, MomentsFP32, dtype.BF16, dtype.F32},
