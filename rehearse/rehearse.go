@@ -96,6 +96,11 @@ func (p *Plan) Run(ctx context.Context, progress Progress) (m *Measurement, err 
 	progress.End()
 	m.InitializeSeconds = time.Since(begin).Seconds()
 
+	// The first reading starts threads of the garbage collector, which are no
+	// growth.
+	if _, err := measure(); err != nil {
+		return nil, err
+	}
 	after := make([]probe.Memory, 0, 2)
 	e, err := engine.New(shards, []optim.Optimizer{p.Optimizer}, p.Clip)
 	if err != nil {
