@@ -249,10 +249,14 @@ func (p *Plan) variables(h *host.Host, bound binding.Rank, i int, inner, port st
 		return variables
 	}
 	propose("OMP_NUM_THREADS", strconv.Itoa(bound.OMPNumThreads))
-	// Places that were chosen otherwise would contradict these.
-	if unset("OMP_PLACES") && unset("OMP_PROC_BIND") && unset("GOMP_CPU_AFFINITY") && unset("KMP_AFFINITY") {
+	// Places that were chosen otherwise would contradict these. They are for
+	// whoever sets OMP_PROC_BIND: with it the OpenMP runtime binds the main
+	// thread to the first place as soon as it is loaded, and every thread and
+	// process that Python starts afterwards (loaders, autograd, NCCL) inherits
+	// that one core.
+	if unset("OMP_PLACES") && unset("GOMP_CPU_AFFINITY") && unset("KMP_AFFINITY") {
 		set("OMP_PLACES", places(h, bound.TrainerCPUs))
-		set("OMP_PROC_BIND", "close")
+		propose("OMP_PROC_BIND", "false")
 	}
 	return variables
 }

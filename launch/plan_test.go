@@ -39,7 +39,7 @@ func TestPlanOfRanks(t *testing.T) {
 		if r.CPUs.String() != want.cpus || r.Number != i || r.MemoryPolicy != binding.PolicyPreferred {
 			t.Errorf("rank %d: %+v", i, r)
 		}
-		for _, variable := range []string{"PLIMSOLL_OPTIMIZER_CPUS=" + want.optimizer, "PLIMSOLL_NUMA_NODES=" + want.node, "OMP_PLACES=" + want.places, "RANK=" + string('0'+rune(i)), "LOCAL_RANK=" + string('0'+rune(i)), "WORLD_SIZE=2", "PYTHONUNBUFFERED=1", "MASTER_ADDR=127.0.0.1"} {
+		for _, variable := range []string{"PLIMSOLL_OPTIMIZER_CPUS=" + want.optimizer, "PLIMSOLL_NUMA_NODES=" + want.node, "OMP_PLACES=" + want.places, "OMP_PROC_BIND=false", "RANK=" + string('0'+rune(i)), "LOCAL_RANK=" + string('0'+rune(i)), "WORLD_SIZE=2", "PYTHONUNBUFFERED=1", "MASTER_ADDR=127.0.0.1"} {
 			if !slices.Contains(p.Variables[i], variable) {
 				t.Errorf("rank %d lacks %s: %s", i, variable, v)
 			}

@@ -277,6 +277,29 @@ func TestRanksAreBoundAndLookedAt(t *testing.T) {
 	}
 }
 
+// TestThreadsOfPyTorchMayUseAllCores: what the main thread starts after torch
+// is loaded inherits its mask.
+func TestThreadsOfPyTorchMayUseAllCores(t *testing.T) {
+	if testing.Short() {
+		t.Skip("imports torch")
+	}
+	const program = `
+import os, threading, torch
+torch.randn(1 << 20).exp().sum()
+worker = threading.Thread(target=lambda: print("cpus", sorted(os.sched_getaffinity(0))))
+worker.start(); worker.join()`
+	h, err := host.Local()
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := newJob(t, "--", optimtest.Python(t), "-c", program).start(t)
+	j.ends(t, 0, 60*time.Second)
+	want := "cpus [" + strings.Join(strings.Fields(strings.Trim(fmt.Sprint(h.CPUs.List()), "[]")), ", ") + "]\n"
+	if j.stdout.String() != want {
+		t.Errorf("got %q, want %q", &j.stdout, want)
+	}
+}
+
 // TestTorchrun starts torchrun, and is started by it.
 func TestTorchrun(t *testing.T) {
 	if testing.Short() {
