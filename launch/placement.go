@@ -36,23 +36,37 @@ type Placement struct {
 type Environment func(name string) (value string, set bool)
 
 // launchers are those whose variables are known, those that start inside of
-// others first.
+// others first: mpirun starts its helpers on other hosts with srun, and its
+// ranks have the variables of both.
 var launchers = []struct {
 	name                           string
-	rank, world, local, localWorld string
+	rank, world, local, localWorld string // of a launcher with one rank on a host the last two are empty
 	// present says that the process was started by it, where its variables
 	// alone do not.
 	present func(Environment) bool
 	finish  func(*Placement, Environment) error
 }{
-	{name: "torchrun", rank: "RANK", world: "WORLD_SIZE", local: "LOCAL_RANK", localWorld: "LOCAL_WORLD_SIZE"},
-	{name: "Slurm", rank: "SLURM_PROCID", world: "SLURM_NTASKS", local: "SLURM_LOCALID", present: inSlurmStep, finish: finishSlurm},
+	{name: "torchrun", rank: "RANK", world: "WORLD_SIZE", local: "LOCAL_RANK", localWorld: "LOCAL_WORLD_SIZE", present: has("LOCAL_WORLD_SIZE")},
+	{name: "DeepSpeed", rank: "RANK", world: "WORLD_SIZE", local: "LOCAL_RANK", localWorld: "LOCAL_SIZE", present: has("LOCAL_SIZE")},
 	{
 		name: "Open MPI", rank: "OMPI_COMM_WORLD_RANK", world: "OMPI_COMM_WORLD_SIZE", local: "OMPI_COMM_WORLD_LOCAL_RANK",
 		localWorld: "OMPI_COMM_WORLD_LOCAL_SIZE", finish: finishMPI,
 	},
+	{name: "MVAPICH", rank: "MVP_COMM_WORLD_RANK", world: "MVP_COMM_WORLD_SIZE", local: "MVP_COMM_WORLD_LOCAL_RANK", localWorld: "MVP_COMM_WORLD_LOCAL_SIZE", finish: finishMPI},
 	{name: "MVAPICH", rank: "MV2_COMM_WORLD_RANK", world: "MV2_COMM_WORLD_SIZE", local: "MV2_COMM_WORLD_LOCAL_RANK", localWorld: "MV2_COMM_WORLD_LOCAL_SIZE", finish: finishMPI},
 	{name: "MPI", rank: "PMI_RANK", world: "PMI_SIZE", local: "MPI_LOCALRANKID", localWorld: "MPI_LOCALNRANKS", finish: finishMPI},
+	{name: "Slurm", rank: "SLURM_PROCID", world: "SLURM_NTASKS", local: "SLURM_LOCALID", present: inSlurmStep, finish: finishSlurm},
+	// Scripts that set these by hand must set the last one, too.
+	{name: "torchrun", rank: "RANK", world: "WORLD_SIZE", local: "LOCAL_RANK", localWorld: "LOCAL_WORLD_SIZE"},
+	// The training operators of Kubernetes start one process in each pod.
+	{name: "Kubernetes", rank: "RANK", world: "WORLD_SIZE", present: has("WORLD_SIZE")},
+}
+
+func has(name string) func(Environment) bool {
+	return func(environment Environment) bool {
+		_, set := environment(name)
+		return set
+	}
 }
 
 // FindPlacement is the place that the environment names, or nil where no
@@ -62,10 +76,10 @@ func FindPlacement(environment Environment) (*Placement, error) {
 		if l.present != nil && !l.present(environment) {
 			continue
 		}
-		if _, set := environment(l.rank); !set {
+		if !has(l.rank)(environment) {
 			continue
 		}
-		if _, set := environment(l.local); !set {
+		if l.local != "" && !has(l.local)(environment) {
 			continue
 		}
 		p := &Placement{Launcher: l.name}
@@ -86,7 +100,11 @@ func FindPlacement(environment Environment) (*Placement, error) {
 		if err == nil && l.finish != nil {
 			err = l.finish(p, environment)
 		}
-		p.LocalRank = number(l.local, 0, p.LocalWorldSize-1)
+		if l.local != "" {
+			p.LocalRank = number(l.local, 0, p.LocalWorldSize-1)
+		} else {
+			p.LocalWorldSize = 1
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -113,10 +131,7 @@ func integer(environment Environment, name string, least, most int) (int, error)
 
 // inSlurmStep tells a task of srun from a batch script, which has most of the
 // same variables and is no rank.
-func inSlurmStep(environment Environment) bool {
-	_, step := environment("SLURM_STEP_ID")
-	return step
-}
+func inSlurmStep(environment Environment) bool { return has("SLURM_STEP_ID")(environment) }
 
 func finishSlurm(p *Placement, environment Environment) error {
 	node, err := integer(environment, "SLURM_NODEID", 0, mostRanks)

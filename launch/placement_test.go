@@ -56,7 +56,15 @@ func TestPlacement(t *testing.T) {
 			variables{"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
 			&Placement{Launcher: "Open MPI", Rank: 3, WorldSize: 4, LocalRank: 1, LocalWorldSize: 2, Bound: true},
 		},
-		"a rank without a local one": {variables{"RANK": "3"}, nil},
+		// Helpers of mpirun are tasks of srun, and its ranks inherit what they have.
+		"Open MPI within Slurm": {
+			slurmTask(variables{"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}),
+			&Placement{Launcher: "Open MPI", Rank: 3, WorldSize: 8, LocalRank: 1, LocalWorldSize: 4, Bound: true},
+		},
+		"Slurm, with variables of a script": {slurmTask(variables{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}), &slurm},
+		"DeepSpeed":                         {variables{"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}, &Placement{Launcher: "DeepSpeed", Rank: 1, WorldSize: 2, LocalRank: 1, LocalWorldSize: 2}},
+		"a pod":                             {variables{"RANK": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "job-0"}, &Placement{Launcher: "Kubernetes", Rank: 2, WorldSize: 3, LocalWorldSize: 1}},
+		"a rank without a local one":        {variables{"RANK": "3"}, nil},
 	} {
 		got, err := FindPlacement(c.environment.lookup)
 		if diff := cmp.Diff(c.want, got, cmp.Comparer(cpuset.CPUSet.Equals)); err != nil || diff != "" {
@@ -74,6 +82,13 @@ func TestBrokenPlacementIsNamed(t *testing.T) {
 		if input, ok := err.(*fault.Input); !ok || !strings.Contains(input.Error(), name) && name != "SLURM_LOCALID" {
 			t.Errorf("%s=%s: error %v", name, value, err)
 		}
+	}
+}
+
+func TestRanksOfAnUnknownHost(t *testing.T) {
+	_, err := FindPlacement(variables{"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}.lookup)
+	if err == nil || !strings.Contains(err.Error(), "LOCAL_WORLD_SIZE is not set") {
+		t.Errorf("got %v", err)
 	}
 }
 
