@@ -30,6 +30,8 @@ type Job struct {
 	Stdout, Stderr io.Writer
 	// Say tells the user something.
 	Say func(format string, values ...any)
+
+	lost <-chan struct{} // closed when the guard of the job has ended
 }
 
 // Rank is one process of the job.
@@ -50,24 +52,21 @@ const (
 
 // NotStarted is a rank whose program could not be started.
 type NotStarted struct {
-	Rank int
-	Err  error
+	Rank     int
+	Cause    string
+	ExitCode int // the one that a shell gives
 }
 
 func (e *NotStarted) Error() string {
-	return fmt.Sprintf("rank %d cannot be started: %v", e.Rank, e.Err)
+	return fmt.Sprintf("rank %d cannot be started: %s", e.Rank, e.Cause)
 }
 
-func (e *NotStarted) Unwrap() error { return e.Err }
-
-// ExitCode is the exit code that a shell gives.
-func (e *NotStarted) ExitCode() int {
-	switch {
-	case errors.Is(e.Err, exec.ErrNotFound), errors.Is(e.Err, os.ErrNotExist):
-		return exitNotFound
-	default:
-		return exitNotExecutable
+func notStarted(rank int, err error) *NotStarted {
+	e := &NotStarted{rank, err.Error(), exitNotExecutable}
+	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {
+		e.ExitCode = exitNotFound
 	}
+	return e
 }
 
 // process is a rank that was started. It leads a process group, to which what
@@ -112,9 +111,8 @@ func (j *Job) Run() (*Result, error) {
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, passedOn...)
 	defer signal.Stop(signals)
-	// What ranks leave behind becomes a child of this process, not of init.
-	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		return nil, fmt.Errorf("prctl(PR_SET_CHILD_SUBREAPER): %w", err)
+	if err := adoptOrphans(); err != nil {
+		return nil, err
 	}
 	kills := readKills()
 	s := newStarter()
@@ -125,14 +123,20 @@ func (j *Job) Run() (*Result, error) {
 	for _, rank := range j.Ranks {
 		p, err := j.start(s, rank)
 		if err != nil {
-			failed = &NotStarted{rank.Number, err}
+			failed = notStarted(rank.Number, err)
 			break
 		}
 		processes = append(processes, p)
 		go func() { ends <- p.wait() }()
 	}
-	defer endOrphans(j.Say)
+	patience := orphansPatience
+	defer func() { endOrphans(patience, j.Say) }()
 	first := j.watch(processes, ends, signals, failed != nil)
+	select {
+	case <-j.lost:
+		patience = 0
+	default:
+	}
 	for _, p := range processes {
 		p.returnTerminal()
 	}
@@ -179,8 +183,13 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 	pause := time.Second
 	proving := time.NewTimer(pause)
 	defer proving.Stop()
+	lost := j.lost
 	for running := len(processes); running > 0; {
 		select {
+		case <-lost:
+			lost = nil
+			j.Say("plimsoll run was killed, and its ranks with it")
+			all(syscall.SIGKILL)
 		case s := <-signals:
 			j.Say("%v: passed on to %d ranks", s, running)
 			if s == syscall.SIGINT || s == syscall.SIGTERM {
@@ -269,10 +278,14 @@ func (p *process) wait() end {
 // after a rank has been.
 func (p *process) returnTerminal() {
 	if p.command.SysProcAttr.Foreground {
-		signal.Ignore(syscall.SIGTTOU) // or the kernel stops this process for asking
-		_ = unix.IoctlSetPointerInt(p.command.SysProcAttr.Ctty, unix.TIOCSPGRP, unix.Getpgrp())
-		signal.Reset(syscall.SIGTTOU)
+		setTerminal(p.command.SysProcAttr.Ctty, unix.Getpgrp())
 	}
+}
+
+func setTerminal(terminal, group int) {
+	signal.Ignore(syscall.SIGTTOU) // or the kernel stops this process for asking
+	_ = unix.IoctlSetPointerInt(terminal, unix.TIOCSPGRP, group)
+	signal.Reset(syscall.SIGTTOU)
 }
 
 // starter is a thread that starts processes with its own binding. Their death

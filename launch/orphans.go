@@ -1,19 +1,31 @@
 package launch
 
 import (
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
-// patience is how long processes that ranks left behind may take to end.
-const patience = 2 * time.Second
+// orphansPatience is how long processes that ranks left behind may take to end.
+const orphansPatience = 2 * time.Second
+
+// adoptOrphans makes this process, and not init, the parent of all below it
+// whose own parent has ended.
+func adoptOrphans() error {
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("prctl(PR_SET_CHILD_SUBREAPER): %w", err)
+	}
+	return nil
+}
 
 // endOrphans ends what the ranks started and left behind: they are children of
 // this process now.
-func endOrphans(say func(string, ...any)) {
+func endOrphans(patience time.Duration, say func(string, ...any)) {
 	ended := map[int]bool{}
 	for begin := time.Now(); ; time.Sleep(5 * time.Millisecond) {
 		left := children(os.Getpid())
@@ -21,7 +33,7 @@ func endOrphans(say func(string, ...any)) {
 			break
 		}
 		s := syscall.SIGTERM
-		if time.Since(begin) > patience {
+		if time.Since(begin) >= patience {
 			s = syscall.SIGKILL
 		}
 		for _, pid := range left {

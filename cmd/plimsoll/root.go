@@ -75,6 +75,7 @@ func rootCommand() *cobra.Command {
 	})
 	root.AddCommand(benchCommand())
 	root.AddCommand(bindingCommand())
+	root.AddCommand(keepCommand())
 	root.AddCommand(rehearseCommand())
 	root.AddCommand(runCommand())
 	root.AddCommand(topologyCommand())

@@ -65,15 +65,15 @@ so when that differs from the plan.`,
 				return &fault.Input{What: "--json is for --dry-run: what the ranks print is theirs", Mend: "give --report FILE"}
 			}
 			job.Ranks, job.Stdout, job.Stderr = plan.Ranks, c.OutOrStdout(), c.ErrOrStderr()
-			job.Say = func(format string, values ...any) { fmt.Fprintf(c.ErrOrStderr(), "plimsoll: "+format+"\n", values...) }
+			job.Say = sayTo(c)
 			for _, note := range plan.Notes {
 				job.Say("%s", note)
 			}
-			result, err := job.Run()
+			result, err := job.Guard()
 			var notStarted *launch.NotStarted
 			if errors.As(err, &notStarted) {
 				job.Say("%v", err)
-				return outcome(notStarted.ExitCode())
+				return outcome(notStarted.ExitCode)
 			}
 			if err != nil {
 				return err
@@ -101,6 +101,23 @@ so when that differs from the plan.`,
 	flags.BoolVar(&asJSON, "json", false, "with --dry-run, print one JSON document")
 	mustRegister(command, "memory-policy", cobra.FixedCompletions(binding.MemoryPolicies, cobra.ShellCompDirectiveNoFileComp))
 	return command
+}
+
+// sayTo tells the user something while ranks run.
+func sayTo(c *cobra.Command) func(format string, values ...any) {
+	return func(format string, values ...any) { fmt.Fprintf(c.ErrOrStderr(), "plimsoll: "+format+"\n", values...) }
+}
+
+// keepCommand is what run starts to watch over the ranks.
+func keepCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    launch.KeepVerb,
+		Hidden: true,
+		Args:   noArguments,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return launch.Keep(os.Stdin, os.Stdout, os.Stderr, sayTo(c))
+		},
+	}
 }
 
 func writeReport(name string, document *report.Run) error {

@@ -157,15 +157,52 @@ func TestSignalsArePassedOn(t *testing.T) {
 	}
 }
 
-func TestKilledLauncherTakesItsRanksAlong(t *testing.T) {
-	begun := filepath.Join(t.TempDir(), "begun")
-	j := newJob(t, "--nproc", "2", "--", "sh", "-c", ": > "+begun+"$RANK; exec sleep 100").start(t)
-	j.has(t, 2, begun)
-	if err := j.command.Process.Kill(); err != nil {
-		t.Fatal(err)
+// childOf is the process of the job whose parent that is.
+func (j *job) childOf(t *testing.T, parent int) int {
+	t.Helper()
+	for _, pid := range j.processes(t) {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err == nil && strings.Contains(string(status), fmt.Sprintf("\nPPid:\t%d\n", parent)) {
+			return pid
+		}
 	}
-	_ = j.command.Wait()
-	j.isGone(t)
+	t.Fatalf("process %d has no child", parent)
+	return 0
+}
+
+// TestKilled kills a process of a job whose ranks have a child each, and
+// another in a session of its own. The guard is the process that was started,
+// the keeper its child and the ranks those of the keeper.
+func TestKilled(t *testing.T) {
+	for name, c := range map[string]struct {
+		generation int // that is killed
+		code       int
+		says       string
+	}{
+		"guard":  {0, -1, "plimsoll run was killed, and its ranks with it"},
+		"keeper": {1, 137, "the keeper of the ranks was ended by signal 9"},
+		"rank":   {2, 137, "was ended by signal 9"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			begun := filepath.Join(t.TempDir(), "begun")
+			j := newJob(t, "--nproc", "2", "--", "sh", "-c", "setsid sleep 100 & sleep 100 & : > "+begun+"$RANK; wait").start(t)
+			j.has(t, 2, begun)
+			for begin := time.Now(); len(j.processes(t)) < 2+2*3; time.Sleep(20 * time.Millisecond) {
+				if time.Since(begin) > 10*time.Second {
+					t.Fatal("the children of the ranks have not begun")
+				}
+			}
+			pid := j.command.Process.Pid
+			for range c.generation {
+				pid = j.childOf(t, pid)
+			}
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			j.ends(t, c.code, 5*time.Second, c.says)
+		})
+	}
 }
 
 // TestNothingIsLeftBehind has ranks with children that a signal to the rank

@@ -1,0 +1,159 @@
+package launch
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/utils/cpuset"
+)
+
+// KeepVerb is the hidden verb under which Guard starts the keeper of a job.
+const KeepVerb = "keep-ranks"
+
+// Descriptors of the keeper.
+const (
+	lifelineDescriptor = 3 // gives the job, and ends with the guard
+	answerDescriptor   = 4
+)
+
+// keptJob is a job on its way to the keeper.
+type keptJob struct {
+	Command []string
+	Ranks   []keptRank
+	Grace   time.Duration
+}
+
+type keptRank struct {
+	Rank
+	CPUs []int // in the place of Rank.CPUs
+}
+
+// answer is what became of it.
+type answer struct {
+	Result     *Result
+	NotStarted *NotStarted
+	Failed     string // any other error
+}
+
+// Guard runs the job like Run, but in another process, the keeper. Guard and
+// keeper both adopt orphans. Whichever is killed, the other ends all that was
+// started: the kernel alone would end the ranks, but not what these started.
+func (j *Job) Guard() (*Result, error) {
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, passedOn...)
+	defer signal.Stop(signals)
+	if err := adoptOrphans(); err != nil {
+		return nil, err
+	}
+	kept := keptJob{Command: j.Command, Grace: j.Grace}
+	for _, rank := range j.Ranks {
+		kept.Ranks = append(kept.Ranks, keptRank{rank, rank.CPUs.List()})
+	}
+	document, err := json.Marshal(kept)
+	if err != nil {
+		return nil, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	lifeline, end, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer end.Close() // not before the keeper has ended
+	answers, reply, err := os.Pipe()
+	if err != nil {
+		return nil, errors.Join(err, lifeline.Close())
+	}
+	defer answers.Close()
+	keeper := exec.Command(self, KeepVerb)
+	keeper.Args[0] = "plimsoll"
+	keeper.Stdin, keeper.Stdout, keeper.Stderr = j.Stdin, j.Stdout, j.Stderr
+	keeper.ExtraFiles = []*os.File{lifeline, reply}
+	// In a group of its own the keeper gets no signal of the terminal, only
+	// what is passed on: every rank gets each signal once.
+	keeper.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	defer keepTerminal(j.Stdin)()
+	err = errors.Join(keeper.Start(), lifeline.Close(), reply.Close())
+	if err != nil {
+		return nil, fmt.Errorf("start the keeper of the ranks: %w", err)
+	}
+	go func() { _, _ = end.Write(document) }() // fails if the keeper is gone, which Wait tells
+	ended := make(chan answer)
+	go func() {
+		var a answer
+		if err := json.NewDecoder(answers).Decode(&a); err != nil {
+			a = answer{Failed: "it gave no answer"}
+		}
+		_ = keeper.Wait() // how it ended is in its state
+		ended <- a
+	}()
+	for {
+		select {
+		case s := <-signals:
+			_ = keeper.Process.Signal(s) // it may have ended
+		case a := <-ended:
+			return j.result(a, keeper.ProcessState.Sys().(syscall.WaitStatus))
+		}
+	}
+}
+
+func (j *Job) result(a answer, status syscall.WaitStatus) (*Result, error) {
+	switch {
+	case status.Signaled():
+		endOrphans(0, j.Say)
+		j.Say("the keeper of the ranks was ended by signal %d (%v), and they were ended with it", status.Signal(), status.Signal())
+		return &Result{ExitCode: exitSignal + int(status.Signal()), Proofs: make([]Proof, len(j.Ranks))}, nil
+	case a.NotStarted != nil:
+		return nil, a.NotStarted
+	case a.Result == nil:
+		return nil, errors.New("the keeper of the ranks: " + a.Failed)
+	}
+	return a.Result, nil
+}
+
+// keepTerminal returns the terminal to this process's group if that has it now.
+func keepTerminal(terminal *os.File) (giveBack func()) {
+	own := unix.Getpgrp()
+	if group, err := unix.IoctlGetInt(int(terminal.Fd()), unix.TIOCGPGRP); err != nil || group != own {
+		return func() {}
+	}
+	return func() { setTerminal(int(terminal.Fd()), own) }
+}
+
+// Keep is the keeper: it runs the job of the guard.
+func Keep(stdin *os.File, stdout, stderr io.Writer, say func(format string, values ...any)) error {
+	for _, descriptor := range []int{lifelineDescriptor, answerDescriptor} {
+		unix.CloseOnExec(descriptor) // not for the ranks
+	}
+	lifeline := os.NewFile(lifelineDescriptor, "lifeline")
+	kept := keptJob{}
+	if err := json.NewDecoder(lifeline).Decode(&kept); err != nil {
+		return fmt.Errorf("read the job of the guard: %w", err)
+	}
+	lost := make(chan struct{})
+	go func() {
+		_, _ = io.Copy(io.Discard, lifeline) // ends when the guard does
+		close(lost)
+	}()
+	j := Job{Command: kept.Command, Grace: kept.Grace, Stdin: stdin, Stdout: stdout, Stderr: stderr, Say: say, lost: lost}
+	for _, rank := range kept.Ranks {
+		rank.Rank.CPUs = cpuset.New(rank.CPUs...)
+		j.Ranks = append(j.Ranks, rank.Rank)
+	}
+	result, err := j.Run()
+	a := answer{Result: result}
+	if !errors.As(err, &a.NotStarted) && err != nil {
+		a.Failed = err.Error()
+	}
+	return json.NewEncoder(os.NewFile(answerDescriptor, "answer")).Encode(a)
+}
