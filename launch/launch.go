@@ -79,7 +79,15 @@ type process struct {
 	proof   Proof
 }
 
-func (p *process) signal(s syscall.Signal) { _ = syscall.Kill(-p.command.Process.Pid, s) }
+// signal is for the rank's own process: data loaders that end before it would
+// spoil what it wants to save. SIGKILL is for the whole group.
+func (p *process) signal(s syscall.Signal) {
+	target := p.command.Process.Pid
+	if s == syscall.SIGKILL {
+		target = -target
+	}
+	_ = syscall.Kill(target, s)
+}
 
 // end is how a rank ended.
 type end struct {
@@ -129,7 +137,7 @@ func (j *Job) Run() (*Result, error) {
 		processes = append(processes, p)
 		go func() { ends <- p.wait() }()
 	}
-	patience := orphansPatience
+	patience := j.Grace
 	defer func() { endOrphans(patience, j.Say) }()
 	first := j.watch(processes, ends, signals, failed != nil)
 	select {

@@ -11,9 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// orphansPatience is how long processes that ranks left behind may take to end.
-const orphansPatience = 2 * time.Second
-
 // adoptOrphans makes this process, and not init, the parent of all below it
 // whose own parent has ended.
 func adoptOrphans() error {
@@ -24,7 +21,7 @@ func adoptOrphans() error {
 }
 
 // endOrphans ends what the ranks started and left behind: they are children of
-// this process now.
+// this process now. They may take as long as the ranks.
 func endOrphans(patience time.Duration, say func(string, ...any)) {
 	ended := map[int]bool{}
 	for begin := time.Now(); ; time.Sleep(5 * time.Millisecond) {

@@ -143,6 +143,9 @@ func TestSignalsArePassedOn(t *testing.T) {
 		{[]string{"--nproc", "2"}, syscall.SIGTERM, `trap "exit 5" TERM`, 5},
 		{[]string{"--nproc", "2"}, syscall.SIGTERM, "", 128 + 15},
 		{[]string{"--nproc", "1"}, syscall.SIGINT, `trap "exit 6" INT`, 6},
+		// Its children get no signal: state S is a process that sleeps.
+		{[]string{"--nproc", "2"}, syscall.SIGTERM, `sleep 100 & child=$!
+			trap 'sleep 0.1; [ "$(cut -d" " -f3 /proc/$child/stat)" = S ] && exit 5; exit 6' TERM`, 5},
 		{[]string{"--nproc", "2"}, syscall.SIGUSR1, `trap "exit 0" USR1`, 0},
 		{[]string{"--nproc", "2", "--grace", "200ms"}, syscall.SIGTERM, `trap "" TERM`, 128 + 9},
 	} {
@@ -209,7 +212,7 @@ func TestKilled(t *testing.T) {
 // does not reach: one in a session of its own, and one that holds the output
 // open.
 func TestNothingIsLeftBehind(t *testing.T) {
-	newJob(t, "--nproc", "2", "--", "sh", "-c", "setsid sleep 100 & (trap '' TERM; exec sleep 100) & exit $RANK").start(t).
+	newJob(t, "--nproc", "2", "--grace", "500ms", "--", "sh", "-c", "setsid sleep 100 & (trap '' TERM; exec sleep 100) & exit $RANK").start(t).
 		ends(t, 1, 10*time.Second, "rank 1 ended with exit code 1", "left behind were ended")
 }
 
