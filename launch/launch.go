@@ -94,6 +94,7 @@ type end struct {
 	process *process
 	code    int
 	signal  syscall.Signal // 0 for none
+	overdue bool           // it was killed because it did not end in time
 }
 
 func (e end) String() string {
@@ -160,7 +161,9 @@ func (j *Job) Run() (*Result, error) {
 		if first.signal != 0 {
 			result.ExitCode = exitSignal + int(first.signal)
 		}
-		explain(j.Say, result.ExitCode, kills)
+		if why := explain(result.ExitCode, kills, readKills()); why != "" && !first.overdue {
+			j.Say("%s", why)
+		}
 	}
 	return result, nil
 }
@@ -171,6 +174,7 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 	var first *end
 	var deadline <-chan time.Time
 	asked := false // whether the ranks were asked to end
+	overdue := false
 	all := func(s syscall.Signal) {
 		for _, p := range processes {
 			if !p.ended {
@@ -206,7 +210,7 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 				all(s.(syscall.Signal))
 			}
 		case e := <-ends:
-			e.process.ended = true
+			e.process.ended, e.overdue = true, overdue
 			running--
 			if e.code == 0 && e.signal == 0 {
 				break
@@ -224,6 +228,7 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 			}
 		case <-deadline:
 			j.Say("%d ranks have not ended within %v and are killed", running, j.Grace)
+			overdue = true
 			all(syscall.SIGKILL)
 		case <-proving.C:
 			for _, p := range processes {

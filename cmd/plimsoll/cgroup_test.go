@@ -66,7 +66,7 @@ func TestOutOfMemoryIsExplained(t *testing.T) {
 	groups.limit(t, h.CPUs.String(), "400000", "100000", "134217728")
 	command := groups.command(t, "run", "--", filepath.Join(programs(t), "touch-memory"), "512", "0")
 	out, err := command.CombinedOutput()
-	if command.ProcessState.ExitCode() != 137 || !strings.Contains(string(out), "for want of memory (cgroup") || !strings.Contains(string(out), groups.name) {
+	if command.ProcessState.ExitCode() != 137 || !strings.Contains(string(out), "for want of memory (cgroup") || !strings.Contains(string(out), groups.name+" was reached") {
 		t.Errorf("%v\n%s", err, out)
 	}
 }

@@ -157,6 +157,9 @@ func TestSignalsArePassedOn(t *testing.T) {
 			t.Fatal(err)
 		}
 		j.ends(t, c.code, 5*time.Second, "passed on")
+		if strings.Contains(j.stderr.String(), "exit code 137") {
+			t.Errorf("plimsoll says that another has killed what it has killed itself:\n%s", &j.stderr)
+		}
 	}
 }
 
