@@ -25,6 +25,9 @@ type Request struct {
 	Ranks int
 	// Binding says how they are bound, but not how many there are.
 	Binding binding.Request
+	// PeerMasks finds the masks of the other ranks where their launcher does
+	// not say them: the function of that name, or nil for none.
+	PeerMasks func(*Placement, Environment) []cpuset.CPUSet
 }
 
 // Plan is what will be started, and why so.
@@ -62,6 +65,9 @@ func NewPlan(h *host.Host, r Request, environment []string) (*Plan, error) {
 	}
 	if placement != nil && placement.WorldSize == 1 && r.Ranks > 1 {
 		placement = nil // the only process of its job has the job to itself
+	}
+	if placement != nil && placement.Masks == nil && r.PeerMasks != nil {
+		placement.Masks = r.PeerMasks(placement, lookup)
 	}
 	p := &Plan{Placement: placement}
 	inner := innerLauncher(r.Command)

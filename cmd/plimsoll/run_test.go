@@ -373,6 +373,53 @@ func TestTorchrun(t *testing.T) {
 	}
 }
 
+// TestPeers starts ranks as torchrun does, with masks that are the same, overlap
+// or are apart. The launcher is this test.
+func TestPeers(t *testing.T) {
+	h, err := host.Local()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(h.UsableCores()) < 2 {
+		t.Skip("needs two cores")
+	}
+	cores := h.UsableCores()
+	first, last := cores[0].Usable, cores[len(cores)-1].Usable
+	for name, given := range map[string][]string{
+		"the same": {h.CPUs.String(), h.CPUs.String()},
+		"overlap":  {h.CPUs.String(), last.String()},
+		"apart":    {first.String(), last.String()},
+	} {
+		jobs, lists := []*job{}, []string{}
+		for rank, cpus := range given {
+			j := newJob(t, "--", "sh", "-c", "grep Cpus_allowed_list /proc/self/status | cut -f 2; sleep 0.5")
+			j.command.Args = append([]string{"taskset", "-c", cpus, j.command.Path}, j.command.Args[1:]...)
+			if j.command.Path, err = exec.LookPath("taskset"); err != nil {
+				t.Fatal(err)
+			}
+			j.command.Env = append(j.command.Env, fmt.Sprint("RANK=", rank), "WORLD_SIZE=2", fmt.Sprint("LOCAL_RANK=", rank), "LOCAL_WORLD_SIZE=2")
+			jobs = append(jobs, j.start(t))
+		}
+		for i, j := range jobs {
+			j.ends(t, 0, 10*time.Second)
+			lists = append(lists, strings.TrimSpace(j.stdout.String()))
+			mine, err := host.ParseList(lists[i])
+			allowed, err2 := host.ParseList(given[i])
+			if err != nil || err2 != nil || mine.IsEmpty() || !mine.IsSubsetOf(allowed) {
+				t.Errorf("%s: rank %d has CPUs %q of %s", name, i, lists[i], allowed)
+			}
+			if name == "apart" && !mine.Equals(allowed) {
+				t.Errorf("%s: rank %d has CPUs %q and not all of %s", name, i, lists[i], allowed)
+			}
+		}
+		a, _ := host.ParseList(lists[0])
+		b, _ := host.ParseList(lists[1])
+		if !a.Intersection(b).IsEmpty() {
+			t.Errorf("%s: both ranks have CPUs of %v", name, lists)
+		}
+	}
+}
+
 // TestMPI has a real mpirun start the ranks, bound and not.
 func TestMPI(t *testing.T) {
 	mpirun, err := exec.LookPath("mpirun")
