@@ -151,9 +151,9 @@ func planOf(t *testing.T, arguments ...string) []binding.Rank {
 // are, and holds what the program reports against that.
 func TestNUMARun(t *testing.T) {
 	needNodes(t)
-	for _, c := range []struct{ policy, share string }{
-		{binding.PolicyPreferred, "1.0"},
-		{binding.PolicyBind, "0.5"},
+	for _, c := range []struct{ policy, kernel, share string }{
+		{binding.PolicyPreferred, "prefer (many):%d", "1.0"},
+		{binding.PolicyBind, "bind:%d", "0.5"},
 	} {
 		plan := planOf(t, "--ranks", "2", "--trainer-cores", c.share)
 		ranks, reported := touch(t, "--nproc", "2", "--memory-policy", c.policy, "--trainer-cores", c.share)
@@ -161,6 +161,10 @@ func TestNUMARun(t *testing.T) {
 			node := plan[i].NUMANodes[0]
 			if all := rank.memory[0] + rank.memory[1] + rank.memory[2]; 100*rank.memory[node] < 99*all {
 				t.Errorf("%s: rank %d of node %d has memory on nodes %v", c.policy, i, node, rank.memory)
+			}
+			// Even without a policy memory would be near, for CPUs are.
+			if want := fmt.Sprintf(c.kernel, node); rank.policy != want && rank.policy != strings.Replace(want, " (many)", "", 1) {
+				t.Errorf("%s: rank %d has the memory policy %q, want %q", c.policy, i, rank.policy, want)
 			}
 			for _, cpus := range rank.threads {
 				if cpus != plan[i].TrainerCPUs.String() {
@@ -188,6 +192,7 @@ const touched = 64 << 20
 type placement struct {
 	threads       []string // the CPUs of each
 	memory        map[int]int64
+	policy        string // of memory, as the kernel writes it
 	optimizerCPUs string
 }
 
@@ -213,7 +218,7 @@ func touch(t *testing.T, arguments ...string) (ranks []placement, reported []lau
 			if err != nil {
 				continue // the launcher
 			}
-			ranks[number] = placement{threadCPUs(pid), nodeBytes(pid, " anon="), variables["PLIMSOLL_OPTIMIZER_CPUS"]}
+			ranks[number] = placement{threadCPUs(pid), nodeBytes(pid, " anon="), memoryPolicy(pid), variables["PLIMSOLL_OPTIMIZER_CPUS"]}
 			if ranks[number].memory[0]+ranks[number].memory[1]+ranks[number].memory[2] >= touched {
 				whole++
 			}
@@ -325,6 +330,15 @@ func threadCPUs(pid int) (threads []string) {
 		}
 	}
 	return threads
+}
+
+// memoryPolicy is that of a process, as numa_maps has it between the address of
+// a mapping and what is known of its pages.
+func memoryPolicy(pid int) string {
+	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/numa_maps", pid))
+	_, rest, _ := strings.Cut(string(data), " ")
+	policy, _, _ := strings.Cut(rest, " file=")
+	return policy
 }
 
 // nodeBytes is the memory of a process by NUMA node: that of the mappings whose
