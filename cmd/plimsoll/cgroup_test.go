@@ -54,6 +54,10 @@ func TestRealControlGroups(t *testing.T) {
 			t.Errorf("rank %d has %+v, want CPU %s", i, rank, last)
 		}
 	}
+	rehearsal := groups.command(t, "rehearse", "--model", smallModel())
+	if out, _ := rehearsal.CombinedOutput(); rehearsal.ProcessState.ExitCode() != exitDoesNotFit || !strings.Contains(string(out), groups.name) {
+		t.Errorf("a rehearsal of %d bytes ended with %v, want exit code 3 for the limit of %s:\n%s", smallModelState, rehearsal.ProcessState, groups.name, out)
+	}
 }
 
 // TestOutOfMemoryIsExplained lets the kernel kill a rank for its memory limit.

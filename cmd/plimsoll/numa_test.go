@@ -1,12 +1,12 @@
 package main
 
 import (
-	"bufio"
 	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -44,28 +44,93 @@ func needNodes(t *testing.T) *host.Host {
 	return h
 }
 
-// TestEmulatedMachine holds discovery against the machine of scripts/test-numa.
-func TestEmulatedMachine(t *testing.T) {
+// needEmulated skips the test but on the machine of scripts/test-numa.
+func needEmulated(t *testing.T) {
 	if os.Getenv("PLIMSOLL_EMULATED") != "2x4x2" {
 		t.Skip("make test-numa runs it")
 	}
-	h, err := host.Local()
-	if err != nil {
+}
+
+// TestEmulatedMachine holds the verbs against the machine of scripts/test-numa:
+// what is expected is written down, not computed.
+func TestEmulatedMachine(t *testing.T) {
+	needEmulated(t)
+	var found, want struct {
+		CPUs     string                  `json:"usable_cpus"`
+		Packages []struct{ CPUs string } `json:"packages"`
+		Cores    []struct{ CPUs string } `json:"cores"`
+		Nodes    []struct {
+			Class, CPUs string
+			Distances   []int
+		} `json:"numa_nodes"`
+		MemoryNodes []int `json:"memory_nodes"`
+	}
+	if err := json.Unmarshal([]byte(`{
+		"usable_cpus": "0-15",
+		"packages": [{"cpus": "0-7"}, {"cpus": "8-15"}],
+		"cores": [
+			{"cpus": "0-1"}, {"cpus": "2-3"}, {"cpus": "4-5"}, {"cpus": "6-7"},
+			{"cpus": "8-9"}, {"cpus": "10-11"}, {"cpus": "12-13"}, {"cpus": "14-15"}
+		],
+		"numa_nodes": [
+			{"class": "cpus and memory", "cpus": "0-7", "distances": [10, 21, 24]},
+			{"class": "cpus and memory", "cpus": "8-15", "distances": [21, 10, 14]},
+			{"class": "memory only", "cpus": "", "distances": [24, 14, 10]}
+		],
+		"memory_nodes": [0, 1]
+	}`), &want); err != nil {
 		t.Fatal(err)
 	}
-	if len(h.Packages) != 2 || len(h.Cores) != 8 || h.CPUs.String() != "0-15" || len(h.Nodes) != 3 {
-		t.Errorf("%d packages, %d cores, CPUs %s, %d nodes", len(h.Packages), len(h.Cores), h.CPUs, len(h.Nodes))
+	out, err := exec.Command(program(t), "topology", "--json").Output()
+	if err == nil {
+		err = json.Unmarshal(out, &found)
 	}
-	for i, c := range h.Cores {
-		if want := fmt.Sprintf("%d-%d", 2*i, 2*i+1); c.Siblings.String() != want {
-			t.Errorf("core %d has threads %s, want %s", i, c.Siblings, want)
+	if err != nil || !reflect.DeepEqual(found, want) {
+		t.Errorf("%v\nfound    %+v\nexpected %+v", err, found, want)
+	}
+	for share, ranks := range map[string]string{
+		"0":   "0:  |0,2,4,6 [0]; 1:  |8,10,12,14 [1]; ",
+		"0.5": "0: 0-3 |4,6 [0]; 1: 8-11 |12,14 [1]; ",
+		"1.0": "0: 0-7 | [0]; 1: 8-15 | [1]; ",
+	} {
+		if got := describe(planOf(t, "--ranks", "2", "--trainer-cores", share)); got != ranks {
+			t.Errorf("with %s of the cores for the trainer: %q, want %q", share, got, ranks)
 		}
 	}
-	for i, want := range []host.NodeClass{host.NodeOrdinary, host.NodeOrdinary, host.NodeMemory} {
-		if h.Nodes[i].Class != want {
-			t.Errorf("node %d is %v, want %v", i, h.Nodes[i].Class, want)
-		}
+}
+
+// TestEmulatedCpuset has cores of both sockets in a cpuset of version 2, whose
+// limits are on the parent of the group that the program is in.
+func TestEmulatedCpuset(t *testing.T) {
+	needEmulated(t)
+	groups := newControlGroups(t)
+	groups.limit(t, "2-5,8-11", "1200000", "100000", "536870912")
+	var topology struct {
+		CPUs     string  `json:"usable_cpus"`
+		Cores    int     `json:"usable_cores"`
+		Quota    float64 `json:"quota_cpus"`
+		Excluded []struct{ CPUs, Reason string }
 	}
+	groups.run(t, &topology, "topology", "--json")
+	if topology.CPUs != "2-5,8-11" || topology.Cores != 4 || topology.Quota != 12 ||
+		len(topology.Excluded) != 1 || topology.Excluded[0].CPUs != "0-1,6-7,12-15" || !strings.Contains(topology.Excluded[0].Reason, groups.name) {
+		t.Errorf("%+v", topology)
+	}
+	var plan binding.Plan
+	groups.run(t, &plan, "binding", "--ranks", "2", "--json")
+	if got, want := describe(plan.Ranks), "0: 2-3 |4 [0]; 1: 8-9 |10 [1]; "; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// describe puts what ranks have on one line: the trainer's CPUs, the
+// optimizer's, and the NUMA nodes.
+func describe(ranks []binding.Rank) string {
+	var b strings.Builder
+	for _, r := range ranks {
+		fmt.Fprintf(&b, "%d: %s |%s %v; ", r.Rank, r.TrainerCPUs, r.OptimizerCPUs, r.NUMANodes)
+	}
+	return b.String()
 }
 
 // planOf are the ranks that the verb binding plans.
@@ -82,60 +147,110 @@ func planOf(t *testing.T, arguments ...string) []binding.Rank {
 	return plan.Ranks
 }
 
-// TestNUMARun starts ranks that touch memory, and reads where it is.
+// TestNUMARun starts ranks that touch memory, reads from /proc where they and it
+// are, and holds what the program reports against that.
 func TestNUMARun(t *testing.T) {
 	needNodes(t)
-	const size = 64 << 20
-	run := func(arguments ...string) []launch.Proof {
-		file := filepath.Join(t.TempDir(), "report.json")
-		command := exec.Command(program(t), slices.Concat([]string{"run", "--report", file}, arguments, []string{"--", filepath.Join(programs(t), "touch-memory"), "64", "6"})...)
-		if out, err := command.CombinedOutput(); err != nil || strings.Contains(string(out), "rank ") && strings.Contains(string(out), "plimsoll: ") {
-			t.Fatalf("%v: %v\n%s", arguments, err, out)
-		}
-		var report struct {
-			Ranks []struct {
-				Found launch.Proof `json:"found"`
-			} `json:"ranks"`
-		}
-		data, err := os.ReadFile(file)
-		if err == nil {
-			err = json.Unmarshal(data, &report)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		var proofs []launch.Proof
-		for _, r := range report.Ranks {
-			proofs = append(proofs, r.Found)
-		}
-		return proofs
-	}
-	for _, policy := range []string{binding.PolicyPreferred, binding.PolicyBind} {
-		plan := planOf(t, "--ranks", "2", "--trainer-cores", "1.0")
-		for i, found := range run("--nproc", "2", "--memory-policy", policy) {
-			node := plan[i].NUMANodes
-			if len(node) != 1 || found.Memory[node[0]] < size || found.Elsewhere > size/8 || found.Threads == 0 || len(found.Outside) > 0 {
-				t.Errorf("%s: rank %d of nodes %v: %+v", policy, i, node, found)
+	for _, c := range []struct{ policy, kernel, share string }{
+		{binding.PolicyPreferred, "prefer (many):%d", "1.0"},
+		{binding.PolicyBind, "bind:%d", "0.5"},
+	} {
+		plan := planOf(t, "--ranks", "2", "--trainer-cores", c.share)
+		ranks, reported := touch(t, "--nproc", "2", "--memory-policy", c.policy, "--trainer-cores", c.share)
+		for i, rank := range ranks {
+			node := plan[i].NUMANodes[0]
+			if all := rank.memory[0] + rank.memory[1] + rank.memory[2]; 100*rank.memory[node] < 99*all {
+				t.Errorf("%s: rank %d of node %d has memory on nodes %v", c.policy, i, node, rank.memory)
+			}
+			// Even without a policy memory would be near, for CPUs are.
+			if want := fmt.Sprintf(c.kernel, node); rank.policy != want && rank.policy != strings.Replace(want, " (many)", "", 1) {
+				t.Errorf("%s: rank %d has the memory policy %q, want %q", c.policy, i, rank.policy, want)
+			}
+			for _, cpus := range rank.threads {
+				if cpus != plan[i].TrainerCPUs.String() {
+					t.Errorf("%s: a thread of rank %d is on CPUs %s, want %s", c.policy, i, cpus, plan[i].TrainerCPUs)
+				}
+			}
+			if want := plan[i].OptimizerCPUs.String(); rank.optimizerCPUs != want {
+				t.Errorf("rank %d has PLIMSOLL_OPTIMIZER_CPUS=%s, want %s", i, rank.optimizerCPUs, want)
+			}
+			if r := reported[i]; r.Memory[node] < touched || r.Elsewhere > touched/8 || r.Threads == 0 || len(r.Outside) > 0 {
+				t.Errorf("%s: of rank %d is reported: %+v", c.policy, i, r)
 			}
 		}
 	}
-	for _, found := range run("--memory-policy", binding.PolicyInterleave) {
-		if found.Memory[0] < size/2-size/16 || found.Memory[1] < size/2-size/16 {
-			t.Errorf("interleaved: %v", found.Memory)
+	ranks, _ := touch(t, "--memory-policy", binding.PolicyInterleave)
+	if memory := ranks[0].memory; memory[0] < touched/2-touched/16 || memory[1] < touched/2-touched/16 {
+		t.Errorf("interleaved: %v", memory)
+	}
+}
+
+// touched is what every rank of touch takes.
+const touched = 64 << 20
+
+// placement is where a rank is.
+type placement struct {
+	threads       []string // the CPUs of each
+	memory        map[int]int64
+	policy        string // of memory, as the kernel writes it
+	optimizerCPUs string
+}
+
+// touch runs ranks that take memory, and returns where they are, by /proc and by
+// the program's report.
+func touch(t *testing.T, arguments ...string) (ranks []placement, reported []launch.Proof) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "report.json")
+	j := newJob(t, slices.Concat([]string{"--report", file}, arguments, []string{"--", filepath.Join(programs(t), "touch-memory"), fmt.Sprint(touched >> 20), "6"})...).start(t)
+	ranks = make([]placement, 1)
+	if i := slices.Index(arguments, "--nproc"); i >= 0 {
+		count, _ := strconv.Atoi(arguments[i+1])
+		ranks = make([]placement, count)
+	}
+	for begin, whole := time.Now(), 0; whole < len(ranks); time.Sleep(200 * time.Millisecond) {
+		if time.Since(begin) > 60*time.Second {
+			t.Fatalf("after a minute the ranks have %v", ranks)
+		}
+		whole = 0
+		for _, pid := range j.processes(t) {
+			variables := environment(pid)
+			number, err := strconv.Atoi(variables["RANK"])
+			if err != nil {
+				continue // the launcher
+			}
+			ranks[number] = placement{threadCPUs(pid), nodeBytes(pid, " anon="), memoryPolicy(pid), variables["PLIMSOLL_OPTIMIZER_CPUS"]}
+			if ranks[number].memory[0]+ranks[number].memory[1]+ranks[number].memory[2] >= touched {
+				whole++
+			}
 		}
 	}
+	if err := j.command.Wait(); err != nil || strings.Contains(j.stderr.String(), "rank ") {
+		t.Fatalf("%v: %v\n%s", arguments, err, &j.stderr)
+	}
+	var report struct {
+		Ranks []struct {
+			Found launch.Proof `json:"found"`
+		} `json:"ranks"`
+	}
+	data, err := os.ReadFile(file)
+	if err == nil {
+		err = json.Unmarshal(data, &report)
+	}
+	if err != nil || len(report.Ranks) != len(ranks) {
+		t.Fatalf("%v\n%s", err, data)
+	}
+	for _, r := range report.Ranks {
+		reported = append(reported, r.Found)
+	}
+	return ranks, reported
 }
 
 // TestNUMARehearsal reads, while steps run, where the arenas of two ranks are
 // and on which CPUs their workers.
 func TestNUMARehearsal(t *testing.T) {
-	needNodes(t)
-	model := "config.json"
-	if _, err := os.Stat(model); err != nil {
-		model = filepath.Join("..", "..", "examples", model)
-	}
+	h := needNodes(t)
 	plan := planOf(t, "--ranks", "2", "--trainer-cores", "0")
-	command := exec.Command(program(t), "rehearse", "--model", model, "--ranks", "2", "--steps", "1000")
+	command := exec.Command(program(t), "rehearse", "--model", smallModel(), "--ranks", "2", "--steps", "1000")
 	if err := command.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -144,70 +259,103 @@ func TestNUMARehearsal(t *testing.T) {
 		_ = command.Wait()
 	}()
 	// All arenas are there when the last of them is whole.
-	var pages [2]map[int]int64
+	var memory [2]map[int]int64
 	for begin := time.Now(); ; time.Sleep(200 * time.Millisecond) {
-		pages = arenaPages(t, command.Process.Pid)
-		if sum := pages[0][0] + pages[0][1] + pages[1][0] + pages[1][1]; sum*4096 > 39_592_448*14 {
+		var sum int64
+		for rank := range memory {
+			memory[rank] = nodeBytes(command.Process.Pid, fmt.Sprintf("/memfd:plimsoll/rank%d/", rank))
+			for _, size := range memory[rank] {
+				sum += size
+			}
+		}
+		if sum > smallModelState {
 			break
 		}
 		if time.Since(begin) > 60*time.Second {
-			t.Fatalf("after a minute the arenas have pages %v", pages)
+			t.Fatalf("after a minute the arenas have %v", memory)
 		}
 	}
-	for rank, byNode := range pages {
-		var all int64
-		for _, count := range byNode {
-			all += count
-		}
-		if own := byNode[plan[rank].NUMANodes[0]]; 100*own < 99*all {
-			t.Errorf("rank %d of node %v has pages %v", rank, plan[rank].NUMANodes, byNode)
+	for rank, byNode := range memory {
+		if own := byNode[plan[rank].NUMANodes[0]]; 2*own < smallModelState/100*99 {
+			t.Errorf("rank %d of node %v has memory on nodes %v", rank, plan[rank].NUMANodes, byNode)
 		}
 	}
-	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", command.Process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	bound := map[string]bool{}
-	for _, thread := range threads {
-		if id, err := strconv.Atoi(filepath.Base(thread)); err == nil {
-			if cpus, err := host.Affinity(id); err == nil {
-				bound[cpus.String()] = true
-			}
-		}
-	}
+	// Workers are bound, the threads of the Go runtime are not.
+	workers := slices.DeleteFunc(threadCPUs(command.Process.Pid), func(cpus string) bool { return cpus == h.CPUs.String() })
+	var want []string
 	for _, rank := range plan {
 		for _, cpu := range rank.OptimizerCPUs.List() {
-			if !bound[strconv.Itoa(cpu)] {
-				t.Errorf("no worker is on CPU %d of rank %d; threads are on %v", cpu, rank.Rank, bound)
-			}
+			want = append(want, strconv.Itoa(cpu))
 		}
+	}
+	slices.Sort(workers)
+	slices.Sort(want)
+	if !slices.Equal(workers, want) {
+		t.Errorf("workers are on CPUs %v, want %v", workers, want)
 	}
 }
 
-// arenaPages are the pages of the arenas of two ranks, by NUMA node.
-func arenaPages(t *testing.T, pid int) (pages [2]map[int]int64) {
-	file, err := os.Open(fmt.Sprintf("/proc/%d/numa_maps", pid))
-	if err != nil {
-		t.Fatal(err)
+// smallModelState are the bytes of the optimizer's state of smallModel.
+const smallModelState = 39_592_448 * 14
+
+// smallModel is a config.json: beside the test on an emulated machine, else in
+// the repository.
+func smallModel() string {
+	const name = "config.json"
+	if _, err := os.Stat(name); err == nil {
+		return name
 	}
-	defer file.Close()
-	for rank := range pages {
-		pages[rank] = map[int]int64{}
+	return filepath.Join("..", "..", "examples", name)
+}
+
+// environment are the variables of a process; none when it has ended.
+func environment(pid int) map[string]string {
+	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	variables := map[string]string{}
+	for _, entry := range strings.Split(string(data), "\x00") {
+		name, value, _ := strings.Cut(entry, "=")
+		variables[name] = value
 	}
-	lines := bufio.NewScanner(file)
-	for lines.Scan() {
-		_, name, ok := strings.Cut(lines.Text(), "memfd:plimsoll/rank")
-		if !ok {
-			continue
+	return variables
+}
+
+// threadCPUs are the CPUs of each thread of a process.
+func threadCPUs(pid int) (threads []string) {
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+	for _, file := range files {
+		status, _ := os.ReadFile(file)
+		if _, rest, ok := strings.Cut(string(status), "Cpus_allowed_list:\t"); ok {
+			cpus, _, _ := strings.Cut(rest, "\n")
+			threads = append(threads, cpus)
 		}
-		rank := int(name[0] - '0')
-		for _, field := range strings.Fields(lines.Text()) {
+	}
+	return threads
+}
+
+// memoryPolicy is that of a process, as numa_maps has it between the address of
+// a mapping and what is known of its pages.
+func memoryPolicy(pid int) string {
+	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/numa_maps", pid))
+	_, rest, _ := strings.Cut(string(data), " ")
+	policy, _, _ := strings.Cut(rest, " file=")
+	return policy
+}
+
+// nodeBytes is the memory of a process by NUMA node: that of the mappings whose
+// line in numa_maps has a text.
+func nodeBytes(pid int, text string) map[int]int64 {
+	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/numa_maps", pid))
+	bytes := map[int]int64{}
+	for line := range strings.Lines(string(data)) {
+		_, size, _ := strings.Cut(line, "kernelpagesize_kB=")
+		page, _ := strconv.ParseInt(strings.TrimSpace(size), 10, 64)
+		for _, field := range strings.Fields(line) {
 			var node int
-			var count int64
-			if n, _ := fmt.Sscanf(field, "N%d=%d", &node, &count); n == 2 {
-				pages[rank][node] += count
+			var pages int64
+			if n, _ := fmt.Sscanf(field, "N%d=%d", &node, &pages); n == 2 && strings.Contains(line, text) {
+				bytes[node] += pages * page << 10
 			}
 		}
 	}
-	return pages
+	return bytes
 }
