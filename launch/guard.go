@@ -48,8 +48,9 @@ type answer struct {
 // started: the kernel alone would end the ranks, but not what these started.
 func (j *Job) Guard() (*Result, error) {
 	signals := make(chan os.Signal, 16)
-	signal.Notify(signals, passedOn...)
+	signal.Notify(signals, heeded()...)
 	defer signal.Stop(signals)
+	defer surviveClosedOutput()()
 	if err := adoptOrphans(); err != nil {
 		return nil, err
 	}

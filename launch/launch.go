@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -113,13 +114,27 @@ type Result struct {
 // passedOn are the signals that the ranks get, too.
 var passedOn = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2}
 
+// heeded are those of them that this process was not started to ignore, as
+// nohup has it ignore SIGHUP.
+func heeded() []os.Signal { return slices.DeleteFunc(slices.Clone(passedOn), signal.Ignored) }
+
+// surviveClosedOutput has writes to an output that nobody reads fail, and not
+// end this process. A signal that is ignored would be ignored by the ranks as
+// well; one that is caught is not.
+func surviveClosedOutput() (undo func()) {
+	closed := make(chan os.Signal, 1)
+	signal.Notify(closed, syscall.SIGPIPE)
+	return func() { signal.Stop(closed) }
+}
+
 // Run starts all ranks and returns when the last has ended. A rank that fails
 // ends the others, and its exit code is that of the job. No process that a rank
 // started is left.
 func (j *Job) Run() (*Result, error) {
 	signals := make(chan os.Signal, 16)
-	signal.Notify(signals, passedOn...)
+	signal.Notify(signals, heeded()...)
 	defer signal.Stop(signals)
+	defer surviveClosedOutput()()
 	if err := adoptOrphans(); err != nil {
 		return nil, err
 	}

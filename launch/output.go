@@ -18,36 +18,48 @@ type labelled struct {
 	rest  []byte // of a line that has not ended
 }
 
-// Write never fails: a rank that prints to a closed terminal is to go on.
+// Write ends lines where a terminal would begin to write over them: progress
+// bars return the carriage, and in a label's line would run into those of other
+// ranks. An error closes the pipe that the rank writes to, so that the rank
+// learns what it would have learned without a label.
 func (l *labelled) Write(data []byte) (int, error) {
 	l.rest = append(l.rest, data...)
 	for {
-		end := bytes.IndexAny(l.rest, "\n\r") + 1 // progress bars return the carriage
-		if end == 0 {
-			if len(l.rest) < longestLine {
-				return len(data), nil
-			}
-			end = longestLine
+		end := bytes.IndexAny(l.rest, "\n\r")
+		next := end + 1
+		switch {
+		case end < 0 && len(l.rest) < longestLine:
+			return len(data), nil
+		case end < 0 || end > longestLine:
+			end, next = longestLine, longestLine
+		case l.rest[end] == '\r' && next == len(l.rest):
+			return len(data), nil // perhaps a new line follows
+		case l.rest[end] == '\r' && l.rest[next] == '\n':
+			next++
+		case l.rest[end] == '\r' && end == 0:
+			l.rest = l.rest[:copy(l.rest, l.rest[next:])]
+			continue // a progress bar that begins with it
 		}
-		l.line(l.rest[:end])
-		l.rest = l.rest[:copy(l.rest, l.rest[end:])]
+		err := l.line(l.rest[:end])
+		l.rest = l.rest[:copy(l.rest, l.rest[next:])]
+		if err != nil {
+			return 0, err
+		}
 	}
 }
 
-func (l *labelled) line(line []byte) {
-	whole := append([]byte(l.label), line...)
-	if last := line[len(line)-1]; last != '\n' && last != '\r' {
-		whole = append(whole, '\n')
-	}
+func (l *labelled) line(line []byte) error {
+	whole := append(append([]byte(l.label), line...), '\n')
 	l.lock.Lock()
 	defer l.lock.Unlock()
-	l.out.Write(whole)
+	_, err := l.out.Write(whole)
+	return err
 }
 
 // flush writes what has no end of line.
 func (l *labelled) flush() {
-	if len(l.rest) > 0 {
-		l.line(l.rest)
-		l.rest = nil
+	if rest := bytes.TrimSuffix(l.rest, []byte{'\r'}); len(rest) > 0 {
+		_ = l.line(rest)
 	}
+	l.rest = nil
 }

@@ -449,3 +449,40 @@ func TestMPI(t *testing.T) {
 		}
 	}
 }
+
+// TestHangUpIsIgnoredUnderNohup starts the program as nohup does: the end of
+// the terminal is not to be the end of the job.
+func TestHangUpIsIgnoredUnderNohup(t *testing.T) {
+	begun := filepath.Join(t.TempDir(), "begun")
+	j := newJob(t, "--nproc", "2", "--", "sh", "-c", ": > "+begun+"$RANK; sleep 1")
+	j.command.Args = append([]string{"sh", "-c", `trap "" HUP; exec "$0" "$@"`}, j.command.Args...)
+	j.command.Args[3] = j.command.Path
+	j.command.Path = "/bin/sh"
+	j.start(t)
+	j.has(t, 2, begun)
+	if err := j.command.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	j.ends(t, 0, 10*time.Second)
+}
+
+// TestReaderThatGoesAway closes the output: the ranks learn of it, as they
+// would if they wrote to it themselves.
+func TestReaderThatGoesAway(t *testing.T) {
+	j := newJob(t, "--nproc", "2", "--", "sh", "-c", "while :; do echo line; done")
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	j.command.Stdout = writer
+	j.start(t)
+	writer.Close()
+	if _, err := reader.Read(make([]byte, 10)); err != nil {
+		t.Fatal(err)
+	}
+	reader.Close()
+	j.ends(t, 128+13, 10*time.Second, "was ended by signal 13")
+	if strings.Contains(j.stderr.String(), "keeper") {
+		t.Errorf("stderr: %s", &j.stderr)
+	}
+}
