@@ -52,6 +52,9 @@ type Model struct {
 	// Parameters are in the order of the modules in transformers (that of the
 	// experts aside), or, from headers, in the order of the names.
 	Parameters []Parameter `json:"parameters"`
+	// Network is how the model computes; nil where only safetensors headers
+	// were read, which do not tell.
+	Network *Network `json:"-"`
 }
 
 // Elements is the number of elements of all parameters; tied ones count once.

@@ -1,0 +1,124 @@
+package autograd
+
+// Backward runs the backward pass from a tensor, the loss, and empties the
+// tape.
+func (t *Tape) Backward(loss *Tensor) {
+	if loss.gradient == nil {
+		return
+	}
+	loss.gradient.sum = t.allocate(loss.Bytes(), ActivationGradients)
+	t.run(0)
+}
+
+// run pops the nodes from start on, last first.
+func (t *Tape) run(start int) {
+	recording := t.recording
+	t.recording = false
+	for len(t.nodes) > start {
+		last := len(t.nodes) - 1
+		n := t.nodes[last]
+		t.nodes = t.nodes[:last]
+		t.step(n)
+	}
+	t.recording = recording
+}
+
+func (t *Tape) step(n node) {
+	if n.marker != nil {
+		n.marker()
+		return
+	}
+	incoming := make([]*storage, 0, 1)
+	for _, g := range n.outputs {
+		if g.sum != nil {
+			incoming = append(incoming, g.sum)
+			g.sum = nil
+		}
+	}
+	switch {
+	case len(incoming) == 0: // nothing depends on the results
+		for _, e := range n.inputs {
+			if e.to.leaf != nil {
+				t.used(e.to.leaf)
+			}
+		}
+	case n.custom != nil:
+		n.custom(incoming)
+	default:
+		t.differentiate(n, incoming)
+	}
+	for _, s := range n.saved {
+		t.release(s)
+	}
+	for _, s := range incoming {
+		t.release(s)
+	}
+}
+
+// differentiate makes the gradients of the inputs.
+func (t *Tape) differentiate(n node, incoming []*storage) {
+	var scratch *storage
+	if n.scratch > 0 {
+		scratch = t.allocate(n.scratch, Scratch)
+	}
+	made := make([]*storage, len(n.inputs))
+	for i, e := range n.inputs {
+		if e.shared {
+			made[i] = incoming[0].retain()
+		} else {
+			made[i] = t.allocate(e.to.bytes, ActivationGradients)
+		}
+	}
+	if scratch != nil {
+		t.release(scratch)
+	}
+	for i, e := range n.inputs {
+		t.deliver(e.to, made[i])
+	}
+}
+
+// deliver adds a contribution, whose reference it takes over.
+func (t *Tape) deliver(g *gradient, s *storage) {
+	switch {
+	case g.leaf != nil:
+		t.accumulate(g.leaf, s)
+	case g.sum == nil:
+		g.sum = s
+	case g.sum.references == 1: // in place
+		t.release(s)
+	default:
+		sum := t.allocate(g.bytes, ActivationGradients)
+		t.release(g.sum)
+		t.release(s)
+		g.sum = sum
+	}
+}
+
+// accumulate is AccumulateGrad: the first gradient is taken as it is, unless
+// somebody else holds it, and later ones are added to it in place.
+func (t *Tape) accumulate(p *Parameter, s *storage) {
+	switch {
+	case p.gradient != nil:
+		t.release(s)
+	case s.references > 1:
+		p.gradient = t.allocate(p.Elements*p.DType.Size(), Gradients)
+		t.release(s)
+	default:
+		t.memory.Relabel(s.id, Gradients)
+		p.gradient = s
+	}
+	p.pending = true
+	t.used(p)
+}
+
+// used counts down the places where a parameter was used; its gradient is
+// complete at the last.
+func (t *Tape) used(p *Parameter) {
+	p.uses--
+	if p.uses == 0 && p.pending {
+		p.pending = false
+		if p.OnGradient != nil {
+			p.OnGradient(p)
+		}
+	}
+}

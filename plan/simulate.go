@@ -1,0 +1,154 @@
+package plan
+
+import (
+	"plimsoll/autograd"
+	"plimsoll/dtype"
+	"plimsoll/forward"
+	"plimsoll/ledger"
+)
+
+// Components of a plan, beside those of the forward pass and the tape.
+const (
+	Weights         = "parameters"
+	States          = "optimizer states"
+	MasterWeights   = "master weights"
+	OptimizerCopies = "temporaries of the optimizer step"
+	Buckets         = "communication buckets"
+	Gathered        = "gathered parameters"
+	Workspaces      = "cuBLAS workspaces"
+	Staging         = "staging buffers"
+)
+
+// engine is who shards, moves and updates the parameters of a rank. A
+// simulation calls it as the training loop calls the real one.
+type engine interface {
+	forward.Hooks
+	// load puts the parameters where they are when the model has been made.
+	load()
+	// initialize is what follows before the first batch.
+	initialize()
+	// gradient is called when the gradient of a parameter is complete.
+	gradient(p *autograd.Parameter)
+	// endBackward follows the backward pass of every micro batch; last says
+	// that an optimizer step follows.
+	endBackward(last bool)
+	step()
+	// save writes a checkpoint.
+	save()
+}
+
+// simulation is a rank that trains: the device and the host that it does so on.
+type simulation struct {
+	*Job
+	gpu, host  *trace
+	tape       *autograd.Tape
+	parameters []*autograd.Parameter
+	trained    []*autograd.Parameter
+	modules    forward.Parameters
+	engine     engine
+	stepped    bool // the optimizer has its states
+	workspaces int
+	held       forward.Result // what the loop holds of the step before
+}
+
+// newSimulation makes the parameters of a rank. They have no storage before the
+// engine loads them.
+func newSimulation(j *Job, gpu, host *trace) *simulation {
+	s := &simulation{Job: j, gpu: gpu, host: host, tape: autograd.NewTape(gpu)}
+	s.modules = forward.Parameters{ByName: map[string]*autograd.Parameter{}}
+	for _, p := range j.Model.Parameters {
+		if owner, ok := s.modules.ByName[p.TiedTo]; ok {
+			s.modules.ByName[p.Name] = owner
+			continue
+		}
+		made := &autograd.Parameter{Name: p.Name, Elements: p.Elements(), DType: j.Weights, Trainable: true, Embedding: p.IsEmbedding(),
+			OnGradient: func(p *autograd.Parameter) { s.engine.gradient(p) }}
+		if len(p.Shape) == 2 {
+			made.Rows = p.Shape[0]
+		}
+		s.modules.ByName[p.Name] = made
+		s.parameters = append(s.parameters, made)
+	}
+	for _, p := range s.parameters {
+		if p.Trainable {
+			s.trained = append(s.trained, p)
+		}
+	}
+	return s
+}
+
+// options are those of a forward pass.
+func (s *simulation) options() forward.Options {
+	return forward.Options{
+		Batch: s.MicroBatch, Sequence: s.Sequence, Attention: s.Attention, Autocast: s.Autocast, Recompute: s.Recompute, Loss: s.Loss,
+		SplitSequence: max(1, s.SplitSequence), SplitWidth: max(1, s.SplitWidth), Hooks: s.engine,
+	}
+}
+
+// phase opens a phase on both devices.
+func (s *simulation) phase(name PhaseName, iteration Iteration, body func()) {
+	s.host.phase(name, iteration, func() { s.gpu.phase(name, iteration, body) })
+}
+
+// run goes through the job: two steps show the first and the steady state.
+func (s *simulation) run() {
+	s.phase(Load, Once, s.engine.load)
+	s.phase(Initialize, Once, s.engine.initialize)
+	s.iterate(First)
+	s.iterate(Steady)
+	s.phase(Checkpoint, Once, s.engine.save)
+}
+
+// iterate runs the micro batches of one optimizer step. Of several, two are
+// run: those between are like the last.
+func (s *simulation) iterate(iteration Iteration) {
+	micros := min(max(s.Accumulation, 1), 2)
+	for micro := range micros {
+		batch := s.gpu.Allocate(ledger.Bytes(3*8*s.MicroBatch*s.Sequence), forward.Batch)
+		var result forward.Result
+		s.phase(Forward, iteration, func() {
+			s.workspace()
+			result = forward.Run(s.tape, s.Model.Network, s.modules, s.options())
+			s.drop(s.held)
+			if s.HoldsOutputs {
+				s.held = result
+			} else if result.Logits != nil {
+				s.tape.Drop(result.Logits)
+			}
+		})
+		s.phase(Backward, iteration, func() {
+			s.workspace()
+			s.tape.Backward(result.Loss)
+			s.engine.endBackward(micro == micros-1)
+		})
+		if !s.HoldsOutputs {
+			s.tape.Drop(result.Loss)
+		}
+		s.gpu.Free(batch)
+	}
+	s.phase(Step, iteration, s.engine.step)
+}
+
+// drop lets go of what the training loop holds of a forward pass.
+func (s *simulation) drop(r forward.Result) {
+	if r.Loss != nil {
+		s.tape.Drop(r.Loss)
+	}
+	if r.Logits != nil {
+		s.tape.Drop(r.Logits)
+	}
+}
+
+// allocate puts a block into a trace for good.
+func allocate(t *trace, bytes int64, component string) int {
+	return t.Allocate(ledger.Bytes(bytes), component)
+}
+
+// bytesOf is the size of a list of parameters in a type.
+func bytesOf(parameters []*autograd.Parameter, t dtype.Type) int64 {
+	var sum int64
+	for _, p := range parameters {
+		sum += p.Elements * t.Size()
+	}
+	return sum
+}
