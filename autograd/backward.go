@@ -79,46 +79,49 @@ func (t *Tape) differentiate(n node, incoming []*storage) {
 
 // deliver adds a contribution, whose reference it takes over.
 func (t *Tape) deliver(g *gradient, s *storage) {
-	switch {
-	case g.leaf != nil:
-		t.accumulate(g.leaf, s)
-	case g.sum == nil:
-		g.sum = s
-	case g.sum.references == 1: // in place
-		t.release(s)
-	default:
-		sum := t.allocate(g.bytes, ActivationGradients)
-		t.release(g.sum)
-		t.release(s)
-		g.sum = sum
+	if g.leaf == nil {
+		g.sum = t.added(g.sum, s, g.bytes)
+		return
 	}
-}
-
-// accumulate is AccumulateGrad: the first gradient is taken as it is, unless
-// somebody else holds it, and later ones are added to it in place.
-func (t *Tape) accumulate(p *Parameter, s *storage) {
-	switch {
-	case p.gradient != nil:
-		t.release(s)
-	case s.references > 1:
-		p.gradient = t.allocate(p.Elements*p.DType.Size(), Gradients)
-		t.release(s)
-	default:
-		t.memory.Relabel(s.id, Gradients)
-		p.gradient = s
-	}
-	p.pending = true
+	p := g.leaf
+	p.sum = t.added(p.sum, s, g.bytes)
 	t.used(p)
 }
 
-// used counts down the places where a parameter was used; its gradient is
-// complete at the last.
+// added is the sum of two contributions. PyTorch makes a tensor for it: the
+// buffer of the engine is hardly ever the only one that holds the first
+// (input_buffer.cpp, can_accumulate_inplace).
+func (t *Tape) added(sum, s *storage, bytes int64) *storage {
+	if sum == nil {
+		return s
+	}
+	made := t.allocate(bytes, ActivationGradients)
+	t.release(sum)
+	t.release(s)
+	return made
+}
+
+// used counts down the places where a parameter was used. At the last its
+// gradient is complete, and AccumulateGrad takes it as it is, unless somebody
+// else holds it, or adds it in place to what earlier passes left.
 func (t *Tape) used(p *Parameter) {
 	p.uses--
-	if p.uses == 0 && p.pending {
-		p.pending = false
-		if p.OnGradient != nil {
-			p.OnGradient(p)
-		}
+	if p.uses > 0 || p.sum == nil {
+		return
+	}
+	sum := p.sum
+	p.sum = nil
+	switch {
+	case p.gradient != nil:
+		t.release(sum)
+	case sum.references > 1:
+		p.gradient = t.allocate(p.Elements*p.DType.Size(), Gradients)
+		t.release(sum)
+	default:
+		t.memory.Relabel(sum.id, Gradients)
+		p.gradient = sum
+	}
+	if p.OnGradient != nil {
+		p.OnGradient(p)
 	}
 }

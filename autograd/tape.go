@@ -117,8 +117,8 @@ type Parameter struct {
 
 	tape     *Tape
 	gradient *storage
+	sum      *storage // of this backward pass, until all uses have contributed
 	uses     int
-	pending  bool
 }
 
 // Tensor is the parameter as an input of operations.

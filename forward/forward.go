@@ -119,6 +119,9 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 		}
 		return nil
 	})
+	for _, x := range p.weights { // autocast ends
+		t.Drop(x)
+	}
 	return result
 }
 

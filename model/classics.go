@@ -51,7 +51,7 @@ func gptNeoX(s scope) {
 		b.AttentionNorm = block.layerNorm("input_layernorm", hidden)
 		b.FeedForwardNorm = block.layerNorm("post_attention_layernorm", hidden)
 		b.Attention = Attention{Heads: heads, KeyValueHeads: heads, Width: width, ValueWidth: width,
-			Rotary: s.shareOr(0.25, "rotary_pct", "partial_rotary_factor"), Dropout: s.shareOr(0, "attention_dropout")}
+			Joined: true, Rotary: s.shareOr(0.25, "rotary_pct", "partial_rotary_factor"), Dropout: s.shareOr(0, "attention_dropout")}
 		b.Attention.Fused = block.linear("attention.query_key_value", hidden, 3*hidden, bias)
 		b.Attention.Output = block.linear("attention.dense", hidden, hidden, bias)
 		b.FeedForward = FeedForward{
@@ -75,7 +75,7 @@ func phi(s scope) {
 		b.Arrangement, b.Dropout = Parallel, s.shareOr(0, "resid_pdrop")
 		a := block.in("self_attn")
 		b.Attention = Attention{Heads: heads, KeyValueHeads: groups, Width: width, ValueWidth: width,
-			Rotary: s.shareOr(0.5, "partial_rotary_factor"), Dropout: s.shareOr(0, "attention_dropout")}
+			Joined: true, Rotary: s.shareOr(0.5, "partial_rotary_factor"), Dropout: s.shareOr(0, "attention_dropout")}
 		b.Attention.Query = a.linear("q_proj", hidden, heads*width, true)
 		b.Attention.Key = a.linear("k_proj", hidden, groups*width, true)
 		b.Attention.Value = a.linear("v_proj", hidden, groups*width, true)

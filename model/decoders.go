@@ -179,6 +179,7 @@ func gemma2Block(s scope, index int64, b *Block) {
 
 func phi3Block(s scope, _ int64, b *Block) {
 	b.Attention = attention{fused: true}.describe(s.in("self_attn"))
+	b.Attention.Joined = true
 	hidden, inner := s.size("hidden_size"), s.size("intermediate_size")
 	mlp := s.in("mlp")
 	b.FeedForward = FeedForward{
@@ -278,7 +279,7 @@ func latentAttention(s scope) Attention {
 	rank, rotary, plain, values := s.size("kv_lora_rank"), s.size("qk_rope_head_dim"), s.size("qk_nope_head_dim"), s.size("v_head_dim")
 	bias := s.flagOr(false, "attention_bias")
 	queries := heads * (plain + rotary)
-	d := Attention{Heads: heads, KeyValueHeads: heads, Width: plain + rotary, ValueWidth: values, WideSoftmax: true, Dropout: s.shareOr(0, "attention_dropout")}
+	d := Attention{Heads: heads, KeyValueHeads: heads, Joined: true, Width: plain + rotary, ValueWidth: values, WideSoftmax: true, Dropout: s.shareOr(0, "attention_dropout")}
 	l := &Latent{Rank: rank, Rotated: rotary}
 	if s.isNull("q_lora_rank") {
 		d.Query = s.linear("q_proj", hidden, queries, false)

@@ -106,6 +106,10 @@ type Attention struct {
 	// fused kernels need a mask in memory then, or cannot be used.
 	Biased bool
 	Soft   bool
+	// Joined says that queries and keys are put together of a rotated and a
+	// plain part. Then heads lie one after the other, and not the tokens, and so
+	// does what a fused kernel makes of them: it is copied for the projection.
+	Joined bool
 	// WideSoftmax says that scores are upcast to fp32 for it.
 	WideSoftmax bool
 	Window      int64 // tokens that a token sees; 0 = all before it
