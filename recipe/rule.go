@@ -15,9 +15,11 @@ import (
 type rule struct {
 	form form
 
-	keys map[string]rule // of an object: the known keys
-	open bool            // of an object: other keys are welcome, too
-	each *rule           // of a list: its elements
+	keys     map[string]rule // of an object: the known keys
+	open     bool            // of an object: other keys are welcome, too
+	noted    bool            // of an object: other keys are noted, but a slip of the pen is refused
+	comments bool            // of an object: keys that begin with _ are welcome
+	each     *rule           // of a list: its elements
 
 	words    []string // of a text: the only ones; none means any
 	anyCase  bool     // the words may be written in any case
@@ -62,7 +64,7 @@ func isText(words ...string) rule        { return rule{form: textForm, words: wo
 func isList(each rule) rule              { return rule{form: listForm, each: &each} }
 func isObject(keys map[string]rule) rule { return rule{form: objectForm, keys: keys} }
 
-// isFree is an object that DeepSpeed hands on as it is.
+// isFree is an object that is handed on as it is.
 func isFree() rule { return isObject(nil).andOthers() }
 
 // isModel is an object that DeepSpeed reads with a pydantic model: conversions
@@ -83,6 +85,8 @@ func (r rule) orNull() rule            { r.optional = true; return r }
 func (r rule) orAuto() rule            { r.auto = true; return r }
 func (r rule) inAnyCase() rule         { r.anyCase = true; return r }
 func (r rule) andOthers() rule         { r.open = true; return r }
+func (r rule) notingOthers() rule      { r.noted = true; return r }
+func (r rule) andComments() rule       { r.comments = true; return r }
 func (r rule) noting(note string) rule { r.note = note; return r }
 func (r rule) ofLength(n int) rule     { r.length = n; return r }
 func (r rule) or(other rule) rule      { r.also = &other; return r }
@@ -149,11 +153,18 @@ func quoted(words []string) string {
 	return "one of " + b.String()
 }
 
+// schema is what the program of that name reads.
+type schema struct {
+	program string
+	rule
+}
+
 // checking is one walk through a document.
 type checking struct {
 	*document
-	notes []Note
-	auto  []string // paths of the keys that are "auto"
+	schema schema
+	notes  []Note
+	auto   []string // paths of the keys that are "auto"
 }
 
 // check compares v, which is found at the dotted path, with the rule, and
@@ -176,7 +187,7 @@ func (c *checking) check(r rule, path string, v *value) error {
 	return &fault.Input{
 		Where: c.position(v.at),
 		What:  fmt.Sprintf("%s is %s, expected %s", path, v, r),
-		Mend:  r.slip(v),
+		Mend:  c.slip(r, v),
 	}
 }
 
@@ -242,7 +253,7 @@ func (v *value) parseNumber() (whole, ok bool) {
 }
 
 // slip is advice for a common slip of the pen, or "".
-func (r rule) slip(v *value) string {
+func (c *checking) slip(r rule, v *value) string {
 	bare := value{kind: '0', text: v.text}
 	if v.text == "true" || v.text == "false" {
 		bare.kind = 't'
@@ -252,7 +263,7 @@ func (r rule) slip(v *value) string {
 		return ""
 	case v.text == "auto":
 		return `nothing fills in "auto" for this key: give a value, or leave the key out`
-	case r.takes(&bare):
+	case r.takes(&bare) && strings.ContainsRune(`"'`, rune(c.text[v.at])):
 		return "write " + v.text + " without the quotes"
 	}
 	return ""
@@ -292,14 +303,16 @@ func (c *checking) inside(r rule, path string, v *value) error {
 			below = path + "." + m.name
 		}
 		key, known := r.keys[m.name]
+		unknown := fmt.Sprintf("%s knows no key %q%s", c.schema.program, m.name, within(path))
 		switch {
 		case known:
-		case r.form != objectForm || r.open:
+		case r.form != objectForm || r.open || r.comments && strings.HasPrefix(m.name, "_"):
 			continue
-		case path == "" && strings.HasPrefix(m.name, "_"):
-			continue // a comment in plain JSON, which DeepSpeed lets pass here
+		case r.noted && !r.isSlip(m.name):
+			c.notes = append(c.notes, Note{c.position(m.at), unknown + ": it is not planned with"})
+			continue
 		default:
-			return &fault.Input{Where: c.position(m.at), What: fmt.Sprintf("DeepSpeed knows no key %q%s", m.name, within(path)), Mend: advice(r, m.name)}
+			return &fault.Input{Where: c.position(m.at), What: unknown, Mend: c.advice(r, m.name)}
 		}
 		if key.note != "" {
 			c.notes = append(c.notes, Note{c.position(m.at), below + " " + key.note})
@@ -321,8 +334,8 @@ func within(path string) string {
 
 // advice names the key that was probably meant: one of this object that is
 // spelled nearly alike, or the same one where it belongs.
-func advice(r rule, name string) string {
-	if places := whereabouts(deepSpeedSchema, "", name); len(places) == 1 {
+func (c *checking) advice(r rule, name string) string {
+	if places := whereabouts(c.schema.rule, "", name); len(places) == 1 {
 		return fmt.Sprintf("%q belongs%s", name, within(places[0]))
 	}
 	if near := fault.Nearest(name, slices.Sorted(maps.Keys(r.keys))); near != "" {
@@ -345,4 +358,35 @@ func whereabouts(r rule, path, name string) []string {
 		places = append(places, whereabouts(r.keys[key], below, name)...)
 	}
 	return places
+}
+
+// isSlip says that name is probably one of the keys, spelled wrongly: each of
+// its words differs from that key's in one place, by at most two letters or
+// one in a short word. fault.Nearest looks further, because it is asked about
+// names that cannot be right.
+func (r rule) isSlip(name string) bool {
+	for key := range r.keys {
+		words, meant := strings.Split(strings.ToLower(name), "_"), strings.Split(strings.ToLower(key), "_")
+		if strings.Join(words, "") == strings.Join(meant, "") {
+			return true
+		}
+		if slices.EqualFunc(words, meant, isSlipOfWord) {
+			return true
+		}
+	}
+	return false
+}
+
+func isSlipOfWord(a, b string) bool {
+	limit := 2
+	if min(len(a), len(b)) <= 4 {
+		limit = 1
+	}
+	for a != "" && b != "" && a[0] == b[0] {
+		a, b = a[1:], b[1:]
+	}
+	for a != "" && b != "" && a[len(a)-1] == b[len(b)-1] {
+		a, b = a[:len(a)-1], b[:len(b)-1]
+	}
+	return max(len(a), len(b)) <= limit
 }
