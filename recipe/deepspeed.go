@@ -106,7 +106,7 @@ func LoadDeepSpeed(path string) (*DeepSpeed, error) {
 // ParseDeepSpeed reads the text of a file; its name is for messages. Every
 // error is a *fault.Input.
 func ParseDeepSpeed(file string, text []byte) (*DeepSpeed, error) {
-	document, err := parseDocument(file, text)
+	document, err := parseCommented(file, text)
 	if err != nil {
 		return nil, err
 	}

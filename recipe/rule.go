@@ -89,7 +89,15 @@ func (r rule) notingOthers() rule      { r.noted = true; return r }
 func (r rule) andComments() rule       { r.comments = true; return r }
 func (r rule) noting(note string) rule { r.note = note; return r }
 func (r rule) ofLength(n int) rule     { r.length = n; return r }
-func (r rule) or(other rule) rule      { r.also = &other; return r }
+
+// or adds a form to those that r takes.
+func (r rule) or(other rule) rule {
+	if r.also != nil {
+		other = r.also.or(other)
+	}
+	r.also = &other
+	return r
+}
 
 // String is what the rule expects, for messages.
 func (r rule) String() string {
@@ -263,7 +271,9 @@ func (c *checking) slip(r rule, v *value) string {
 		return ""
 	case v.text == "auto":
 		return `nothing fills in "auto" for this key: give a value, or leave the key out`
-	case r.takes(&bare) && strings.ContainsRune(`"'`, rune(c.text[v.at])):
+	case r.takes(&bare) && !strings.ContainsRune(`"'`, rune(c.text[v.at])):
+		return "YAML 1.1 takes " + v.text + " for a string: write the exponent as in 5.0e-5, or no exponent"
+	case r.takes(&bare):
 		return "write " + v.text + " without the quotes"
 	}
 	return ""
@@ -314,11 +324,11 @@ func (c *checking) inside(r rule, path string, v *value) error {
 		default:
 			return &fault.Input{Where: c.position(m.at), What: unknown, Mend: c.advice(r, m.name)}
 		}
-		if key.note != "" {
-			c.notes = append(c.notes, Note{c.position(m.at), below + " " + key.note})
-		}
 		if err := c.check(key, below, m.value); err != nil {
 			return err
+		}
+		if key.note != "" && !m.value.absent {
+			c.notes = append(c.notes, Note{c.position(m.at), below + " " + key.note})
 		}
 	}
 	return nil
@@ -361,8 +371,8 @@ func whereabouts(r rule, path, name string) []string {
 }
 
 // isSlip says that name is probably one of the keys, spelled wrongly: each of
-// its words differs from that key's in one place, by at most two letters or
-// one in a short word. fault.Nearest looks further, because it is asked about
+// its words differs from that key's in one place, by at most two letters, or
+// in a short word by one letter or two that are swapped. fault.Nearest looks further, because it is asked about
 // names that cannot be right.
 func (r rule) isSlip(name string) bool {
 	for key := range r.keys {
@@ -388,5 +398,6 @@ func isSlipOfWord(a, b string) bool {
 	for a != "" && b != "" && a[len(a)-1] == b[len(b)-1] {
 		a, b = a[:len(a)-1], b[:len(b)-1]
 	}
-	return max(len(a), len(b)) <= limit
+	swapped := len(a) == 2 && len(b) == 2 && a[0] == b[1] && a[1] == b[0]
+	return swapped || max(len(a), len(b)) <= limit
 }
