@@ -85,8 +85,9 @@ func (c *checking) elements(path string) dtype.Type {
 	return t
 }
 
-// place is the position of the key at a dotted path, or the whole file.
-func (c *checking) place(path string) fault.Position {
+// at is the offset of the key at a dotted path, or of the nearest one above it;
+// it is negative when there is none.
+func (c *checking) at(path string) int64 {
 	v, at := c.root, int64(-1)
 	for name := range strings.SplitSeq(path, ".") {
 		m := v.member(name)
@@ -95,8 +96,13 @@ func (c *checking) place(path string) fault.Position {
 		}
 		v, at = m.value, m.at
 	}
-	if at < 0 {
-		return fault.Position{File: c.file}
+	return at
+}
+
+// place is the position of that key, or the whole file.
+func (c *checking) place(path string) fault.Position {
+	if at := c.at(path); at >= 0 {
+		return c.position(at)
 	}
-	return c.position(at)
+	return fault.Position{File: c.file}
 }

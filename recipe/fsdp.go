@@ -45,9 +45,16 @@ func isFlag() rule {
 	return r
 }
 
-// isCount is a whole number that may be written as a string.
+// isCount is a whole number that may be written as a string, and isAmount any
+// such number.
 func isCount() rule {
 	r := isInteger()
+	r.lax = true
+	return r
+}
+
+func isAmount() rule {
+	r := isNumber()
 	r.lax = true
 	return r
 }

@@ -266,7 +266,10 @@ func (c *checking) slip(r rule, v *value) string {
 	if v.text == "true" || v.text == "false" {
 		bare.kind = 't'
 	}
+	word := slices.ContainsFunc(r.words, func(word string) bool { return strings.EqualFold(word, v.text) })
 	switch {
+	case v.kind != '"' && word:
+		return "YAML 1.1 takes " + v.text + " for a truth value: write '" + v.text + "' in quotes"
 	case v.kind != '"' || r.form == textForm || r.form == objectForm || r.form == listForm:
 		return ""
 	case v.text == "auto":

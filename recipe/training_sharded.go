@@ -75,6 +75,9 @@ func (c *checking) trainerDeepSpeed(t *Training) (*DeepSpeed, error) {
 	if err != nil {
 		return nil, err
 	}
+	if d.root.kind == '{' && d.root.member(accumulationKey) == nil && t.GradientAccumulation > 1 {
+		c.note(accumulationKey, "has no effect on DeepSpeed, whose configuration does not have the key: accelerate adds it as 1")
+	}
 	return hostedDeepSpeed(d)
 }
 
@@ -99,6 +102,9 @@ func fillingsOfPlugin() []filling {
 func hostedDeepSpeed(d *document) (*DeepSpeed, error) {
 	if d.root.kind == '{' && d.root.member("zero_optimization") == nil {
 		return nil, d.bad(d.root.at, `the DeepSpeed configuration has no "zero_optimization", which accelerate needs`, `add "zero_optimization": {"stage": 2}`)
+	}
+	if d.root.kind == '{' && d.root.member(accumulationKey) == nil {
+		d.root.members = append(d.root.members, member{accumulationKey, d.root.at, number(1)})
 	}
 	return readDeepSpeed(d)
 }
