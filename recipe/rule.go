@@ -19,7 +19,7 @@ type rule struct {
 	open     bool            // of an object: other keys are welcome, too
 	noted    bool            // of an object: other keys are noted, but a slip of the pen is refused
 	comments bool            // of an object: keys that begin with _ are welcome
-	each     *rule           // of a list: its elements
+	each     *rule           // of a list: its elements; of an object: the values of any keys
 
 	words    []string // of a text: the only ones; none means any
 	anyCase  bool     // the words may be written in any case
@@ -63,6 +63,9 @@ func isBoolean() rule { return rule{form: booleanForm} }
 func isText(words ...string) rule        { return rule{form: textForm, words: words} }
 func isList(each rule) rule              { return rule{form: listForm, each: &each} }
 func isObject(keys map[string]rule) rule { return rule{form: objectForm, keys: keys} }
+
+// isEach is an object with any keys.
+func isEach(each rule) rule { return rule{form: objectForm, each: &each} }
 
 // isFree is an object that is handed on as it is.
 func isFree() rule { return isObject(nil).andOthers() }
@@ -133,7 +136,7 @@ func (r rule) String() string {
 }
 
 func (r rule) limits() string {
-	low, high := strconv.FormatFloat(r.low, 'g', -1, 64), strconv.FormatFloat(r.high, 'g', -1, 64)
+	low, high := strconv.FormatFloat(r.low, 'f', -1, 64), strconv.FormatFloat(r.high, 'f', -1, 64)
 	switch {
 	case r.below:
 		return " from " + low + " to below " + high
@@ -316,6 +319,9 @@ func (c *checking) inside(r rule, path string, v *value) error {
 			below = path + "." + m.name
 		}
 		key, known := r.keys[m.name]
+		if r.form == objectForm && r.each != nil {
+			key, known = *r.each, true
+		}
 		unknown := fmt.Sprintf("%s knows no key %q%s", c.schema.program, m.name, within(path))
 		switch {
 		case known:
