@@ -1,0 +1,384 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"plimsoll/autograd"
+	"plimsoll/dtype"
+	"plimsoll/fault"
+	"plimsoll/forward"
+	"plimsoll/gpu"
+	"plimsoll/ledger"
+	"plimsoll/model"
+	"plimsoll/recipe"
+)
+
+// Request is what a user asks for. Zero values mean that nothing was said: a
+// file may say it, or there is a default, which the plan lists as assumed.
+type Request struct {
+	Model        string // as model.Load takes it
+	DeepSpeed    string // files
+	TrainingArgs string
+	Accelerate   string
+	Adapter      string
+	Quantization string // a file, or nf4, fp4, int8, nf4-dq, fp4-dq
+
+	GPUs, Nodes int // of a node; of the job
+	GPU         string
+	GPUMemory   ledger.Bytes
+	HostMemory  ledger.Bytes
+
+	Sequence, MicroBatch, Accumulation int
+
+	Precision        string
+	AdapterPrecision string
+	Attention        string
+	Optimizer        string // name, or name/variant
+	Clip             *float64
+	Recompute        string // "", "none", "full", "reentrant" or "selective"
+	FSDP             string // "", "1" or "2"
+	Compile          bool
+	FusedLoss        bool
+
+	TensorParallel, ContextParallel, ExpertParallel int
+
+	Torch, Engine, Transformers string // versions
+	Allocator                   string // PYTORCH_CUDA_ALLOC_CONF
+}
+
+// The values of some fields, for help and completion.
+var (
+	Precisions = []string{"bf16", "fp16", "fp32", "amp-bf16", "amp-fp16"}
+	Attentions = []string{"sdpa", "flash", "eager"}
+	Recomputes = []string{"none", "full", "reentrant", "selective"}
+)
+
+// resolver turns a request into a job.
+type resolver struct {
+	Request
+	job      *Job
+	training *recipe.Training
+	launch   *recipe.Accelerate
+	assumed  []string
+}
+
+func (r *resolver) assume(format string, arguments ...any) {
+	r.assumed = append(r.assumed, fmt.Sprintf(format, arguments...))
+}
+
+// Resolve reads the files and decides what was left open. Every error is a
+// *fault.Input.
+func (q Request) Resolve() (*Job, error) {
+	r := &resolver{Request: q, job: &Job{}}
+	for _, step := range []func() error{r.read, r.versions, r.machine, r.size, r.precision, r.adapter, r.optimizer, r.compute, r.sharding} {
+		if err := step(); err != nil {
+			return nil, err
+		}
+	}
+	r.job.Assumptions = r.assumed
+	return r.job, nil
+}
+
+// read reads the files.
+func (r *resolver) read() (err error) {
+	if r.Request.Model == "" {
+		return &fault.Input{What: "no model was named", Mend: "add --model with a name of the catalog or the path of a config.json"}
+	}
+	if r.job.Model, err = model.Load(r.Request.Model); err != nil {
+		return err
+	}
+	if r.job.Model.Network == nil {
+		return &fault.Input{Where: fault.Position{File: r.job.Model.Source}, What: "the headers of weights do not say how the model computes, so its activations cannot be planned",
+			Mend: "name the model's config.json"}
+	}
+	if r.TrainingArgs != "" {
+		if r.training, err = recipe.LoadTraining(r.TrainingArgs); err != nil {
+			return err
+		}
+		r.job.DeepSpeed, r.job.FSDP = r.training.DeepSpeed, r.training.FSDP
+		r.note(r.training.Notes)
+	}
+	if r.Accelerate != "" {
+		if r.launch, err = recipe.LoadAccelerate(r.Accelerate); err != nil {
+			return err
+		}
+		if r.launch.DeepSpeed != nil {
+			r.job.DeepSpeed = r.launch.DeepSpeed
+		}
+		if r.launch.FSDP != nil {
+			r.job.FSDP = r.launch.FSDP
+		}
+		r.note(r.launch.Notes)
+	}
+	if r.DeepSpeed != "" {
+		if r.job.DeepSpeed, err = recipe.LoadDeepSpeed(r.DeepSpeed); err != nil {
+			return err
+		}
+	}
+	if d := r.job.DeepSpeed; d != nil {
+		r.note(d.Notes)
+	}
+	if r.job.DeepSpeed != nil && (r.job.FSDP != nil || r.FSDP != "") {
+		return &fault.Input{What: "DeepSpeed and FSDP are both configured: a model is sharded by one of them", Mend: "leave one of them out"}
+	}
+	return nil
+}
+
+func (r *resolver) note(notes []recipe.Note) {
+	for _, n := range notes {
+		r.assume("%v", n)
+	}
+}
+
+// versions reads the versions; without, the newest that is known is assumed.
+func (r *resolver) versions() error {
+	v := &r.job.Versions
+	for _, version := range []struct {
+		text, name, newest string
+		to                 *Version
+		used               bool
+	}{
+		{r.Torch, "torch", "2.13.0", &v.Torch, true},
+		{r.Transformers, "transformers", "5.23.0", &v.Transformers, true},
+		{r.Engine, "DeepSpeed", "0.19.6", &v.DeepSpeed, r.job.DeepSpeed != nil},
+	} {
+		text := version.text
+		if text == "" {
+			text = version.newest
+			if version.used {
+				r.assume("%s %s: no version was given", version.name, version.newest)
+			}
+		}
+		parsed, err := ParseVersion(text)
+		if err != nil {
+			return err
+		}
+		*version.to = parsed
+	}
+	return nil
+}
+
+// machine is how many ranks there are, and on what.
+func (r *resolver) machine() error {
+	j := r.job
+	j.Nodes, j.RanksPerNode = max(r.Nodes, 1), r.GPUs
+	if l := r.launch; l != nil {
+		if r.Nodes == 0 && l.Machines > 0 {
+			j.Nodes = l.Machines
+		}
+		if r.GPUs == 0 && l.Processes > 0 {
+			j.RanksPerNode = max(1, l.Processes/j.Nodes)
+		}
+	}
+	if r.GPUs < 0 || r.Nodes < 0 {
+		return &fault.Input{What: fmt.Sprintf("--gpus %d and --nodes %d: counts cannot be negative", r.GPUs, r.Nodes)}
+	}
+	if j.RanksPerNode == 0 {
+		j.RanksPerNode = 1
+		r.assume("one GPU: --gpus was not given")
+	}
+	if j.Nodes > maxRanks || j.RanksPerNode > maxRanks || j.Nodes*j.RanksPerNode > maxRanks {
+		return &fault.Input{What: fmt.Sprintf("%d nodes of %d GPUs are more than %d ranks", j.Nodes, j.RanksPerNode, maxRanks)}
+	}
+	j.World = j.Nodes * j.RanksPerNode
+	if r.GPU != "" {
+		g, err := gpu.Find(r.GPU)
+		if err != nil && r.GPUMemory == 0 {
+			return err
+		}
+		j.GPU = g
+		if err != nil {
+			j.GPU = gpu.Model{Name: r.GPU}
+		}
+	} else {
+		j.GPU = gpu.Model{Name: "GPU"}
+		if r.GPUMemory == 0 {
+			r.assume("nothing is known of the GPU's memory: there is no verdict on it without --gpu or --gpu-memory")
+		}
+	}
+	if r.GPUMemory > 0 {
+		j.GPU.Memory = r.GPUMemory
+	}
+	j.HostMemory = r.HostMemory
+	return nil
+}
+
+const maxRanks = 1 << 20
+
+// size is the number of tokens.
+func (r *resolver) size() error {
+	j := r.job
+	for _, n := range []struct {
+		flag  string
+		value int
+	}{{"--seq-len", r.Sequence}, {"--micro-batch", r.MicroBatch}, {"--grad-accum", r.Accumulation}} {
+		if n.value < 0 || n.value > 1<<26 {
+			return &fault.Input{What: fmt.Sprintf("%s is %d, expected a number from 1 to %d", n.flag, n.value, 1<<26)}
+		}
+	}
+	j.Sequence, j.MicroBatch, j.Accumulation = int64(r.Sequence), int64(r.MicroBatch), r.Accumulation
+	if t := r.training; t != nil {
+		if j.MicroBatch == 0 {
+			j.MicroBatch = int64(t.MicroBatch)
+		}
+		if j.Accumulation == 0 {
+			j.Accumulation = t.GradientAccumulation
+		}
+	}
+	if d := j.DeepSpeed; d != nil && (d.Batch.Micro > 0 || d.Batch.Train > 0) {
+		if j.MicroBatch == 0 || j.Accumulation == 0 {
+			b, err := d.ResolveBatch(j.World)
+			if err != nil {
+				return err
+			}
+			if j.MicroBatch == 0 {
+				j.MicroBatch = int64(b.Micro)
+			}
+			if j.Accumulation == 0 {
+				j.Accumulation = b.Accumulation
+			}
+		}
+	}
+	if j.Sequence == 0 {
+		j.Sequence = 2048
+		r.assume("sequences of 2048 tokens: --seq-len was not given")
+	}
+	if j.MicroBatch == 0 {
+		j.MicroBatch = 1
+		r.assume("a micro batch of 1 sequence: --micro-batch was not given")
+	}
+	j.Accumulation = max(1, j.Accumulation)
+	return nil
+}
+
+// precision is the type of the weights and of the products of matrices.
+func (r *resolver) precision() error {
+	j := r.job
+	text := strings.ToLower(r.Precision)
+	text = strings.TrimSuffix(strings.TrimSuffix(strings.ReplaceAll(text, "mixed", "amp"), "-amp"), "-true") + map[bool]string{true: "~"}[strings.HasSuffix(text, "-mixed")]
+	if strings.HasSuffix(text, "~") {
+		text = "amp-" + strings.TrimSuffix(text, "~")
+	}
+	mixed := recipe.Unmixed
+	switch {
+	case r.launch != nil && r.launch.Precision != "":
+		mixed = r.launch.Precision
+	}
+	if t := r.training; t != nil && t.Precision != recipe.Unmixed && t.Precision != "" {
+		mixed = t.Precision
+	}
+	switch text {
+	case "":
+		switch {
+		case j.DeepSpeed != nil && j.DeepSpeed.Precision != dtype.Invalid:
+			j.Weights, mixed = j.DeepSpeed.Precision, recipe.Unmixed
+		case j.DeepSpeed != nil && mixed != recipe.Unmixed:
+			j.Weights, mixed = mixedType(mixed), recipe.Unmixed
+		case mixed != recipe.Unmixed:
+			j.Weights = dtype.F32
+			r.assume("weights in fp32 under autocast to %s: --precision was not given", mixed)
+		default:
+			j.Weights = j.Model.Parameters[0].DType
+			r.assume("weights in %v, as the model was published: --precision was not given", j.Weights)
+		}
+	case "bf16", "fp16", "fp32", "float32", "bfloat16", "float16":
+		j.Weights, _ = dtype.Parse(text)
+		if j.DeepSpeed != nil && j.DeepSpeed.Precision != dtype.Invalid {
+			if j.DeepSpeed.Precision != j.Weights {
+				return &fault.Input{Where: fault.Position{File: j.DeepSpeed.File}, What: fmt.Sprintf("DeepSpeed trains in %v, and --precision says %v", j.DeepSpeed.Precision, j.Weights),
+					Mend: "leave --precision out, or change the file"}
+			}
+			mixed = recipe.Unmixed
+		}
+	case "amp-bf16", "amp-fp16":
+		j.Weights, mixed = dtype.F32, recipe.Precision(strings.TrimPrefix(text, "amp-"))
+	default:
+		mend := "expected one of " + strings.Join(Precisions, ", ")
+		if near := fault.Nearest(r.Precision, Precisions); near != "" {
+			mend = fmt.Sprintf("did you mean %q? %s", near, mend)
+		}
+		return &fault.Input{What: fmt.Sprintf("unknown precision %q", r.Precision), Mend: mend}
+	}
+	if mixed != recipe.Unmixed && j.DeepSpeed == nil {
+		j.Autocast = mixedType(mixed)
+	}
+	return nil
+}
+
+func mixedType(p recipe.Precision) dtype.Type {
+	switch p {
+	case recipe.MixedF16:
+		return dtype.F16
+	case recipe.Unmixed:
+		return dtype.Invalid
+	}
+	return dtype.BF16
+}
+
+// compute is how the passes run.
+func (r *resolver) compute() error {
+	j := r.job
+	attention := r.Attention
+	if attention == "" {
+		attention = string(forward.SDPA)
+		if !j.Versions.Transformers.AtLeast(4, 36, 0) || !j.Versions.Torch.AtLeast(2, 1, 1) {
+			attention = string(forward.Eager) // transformers took torch's attention by itself from then on
+		}
+		r.assume("%s attention: --attention was not given", attention)
+	}
+	if attention == "flash_attention_2" || attention == "flash-attention-2" || attention == "flash2" {
+		attention = string(forward.Flash)
+	}
+	if !slices.Contains(Attentions, attention) {
+		return &fault.Input{What: fmt.Sprintf("unknown attention %q", r.Attention), Mend: "expected one of " + strings.Join(Attentions, ", ")}
+	}
+	j.Attention = forward.AttentionKind(attention)
+	if j.Attention == forward.Flash && j.Weights == dtype.F32 && j.Autocast == dtype.Invalid {
+		return &fault.Input{What: "flash attention computes in bf16 and fp16 only, and the precision is fp32", Mend: "use --attention sdpa, or --precision bf16"}
+	}
+
+	recompute := r.Recompute
+	if recompute == "" && r.training != nil && r.training.Checkpointing.Enabled {
+		recompute = "full"
+		if r.training.Checkpointing.Reentrant {
+			recompute = "reentrant"
+		}
+	}
+	if recompute == "" && j.FSDP != nil && j.FSDP.ActivationCheckpointing {
+		recompute = "full"
+	}
+	switch recompute {
+	case "", "none":
+	case "full":
+		j.Recompute = &autograd.Checkpoint{}
+	case "reentrant":
+		j.Recompute = &autograd.Checkpoint{Reentrant: true}
+	case "selective":
+		j.Recompute = &autograd.Checkpoint{Selective: true}
+	default:
+		return &fault.Input{What: fmt.Sprintf("unknown way to recompute activations: %q", recompute), Mend: "expected one of " + strings.Join(Recomputes, ", ")}
+	}
+	if !j.Versions.Transformers.AtLeast(4, 46, 0) {
+		j.Loss = forward.ShiftLogits
+	}
+	if r.FusedLoss || r.training != nil && r.training.UseLigerKernel {
+		j.Loss = forward.FusedLoss
+	}
+	j.HoldsOutputs = r.training == nil
+	j.Compile = r.Compile || r.training != nil && r.training.TorchCompile
+	j.SplitWidth, j.SplitSequence = int64(max(1, r.TensorParallel)), int64(max(1, r.ContextParallel))
+	j.SplitExperts = int64(max(1, r.ExpertParallel))
+	if l := r.launch; l != nil && l.Parallelism != nil {
+		j.SplitWidth, j.SplitSequence = int64(max(1, l.Parallelism.Tensor)), int64(max(1, l.Parallelism.Context))
+	}
+	if j.World%int(j.SplitWidth*j.SplitSequence) != 0 {
+		return &fault.Input{What: fmt.Sprintf("%d ranks cannot be divided among tensor parallelism of %d and context parallelism of %d", j.World, j.SplitWidth, j.SplitSequence),
+			Mend: "give a number of GPUs that is a multiple"}
+	}
+	if j.Sequence%j.SplitSequence != 0 {
+		return &fault.Input{What: fmt.Sprintf("sequences of %d tokens cannot be divided among %d ranks", j.Sequence, j.SplitSequence)}
+	}
+	return nil
+}
