@@ -97,7 +97,7 @@ func TestTraining(t *testing.T) {
 				w.FSDP = &FSDP{Version: 1, Strategy: "hybrid_shard", WrapPolicy: "transformer_based_wrap", WrapLayers: []string{"LlamaDecoderLayer"},
 					BackwardPrefetch: "backward_pre", ForwardPrefetch: true, SyncModuleStates: true, RAMEfficientLoading: true, StateDictType: "full_state_dict"}
 				w.Checkpointing = Checkpointing{Enabled: true, Reentrant: true, EveryN: 1}
-			}, []string{"fsdp goes better with"}},
+			}, []string{"fsdp is planned as hybrid_shard", "fsdp goes better with"}},
 		{"fsdp_size.json", `{"fsdp": true, "fsdp_config": {"version": 2, "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 1000000,
 			"transformer_layer_cls_to_wrap": "A", "reshard_after_forward": false, "use_orig_params": true, "state_dict_type": "sharded_state_dict"}}`,
 			func(w *Training) {
