@@ -206,11 +206,14 @@ func (c *checking) adapterConflicts(a *Adapter) []conflict {
 		{a.LoRABias && a.Weights != "true" && a.Weights != "false", "lora_bias",
 			fmt.Sprintf("is true, which does not go with init_lora_weights %q", a.Weights), "set init_lora_weights to true"},
 		{a.LoRABias && a.DoRA, "lora_bias", "is true, which does not go with use_dora", "set one of the two to false"},
-		{a.DoRA && a.Parameters != nil, "use_dora", "does not go with target_parameters", "set it to false"},
 		{a.Type == "ADALORA" && total == 0, "total_step", "is missing, and ADALORA needs it", `add "total_step" with the number of steps`},
 		{a.Type == "ADALORA" && total > 0 && c.integer(0, "tinit") >= total-c.integer(0, "tfinal"), "tinit",
 			"and tfinal leave no step for the budget between them", "lower one of the two, or raise total_step"},
 		{strings.HasPrefix(a.Type, "P") && a.Prompt.VirtualTokens == 0, "num_virtual_tokens", "is missing", `add "num_virtual_tokens": 20`},
+	}
+	for _, key := range []string{"lora_dropout", "fan_in_fan_out", "lora_bias", "use_dora"} { // ParamWrapper
+		list = append(list, conflict{a.Parameters != nil && (c.truth(false, key) || c.number(0, key) != 0), key,
+			"does not go with target_parameters", "remove one of the two"})
 	}
 	text := c.word("RANDOM", "prompt_tuning_init") == "TEXT"
 	for _, key := range []string{"tokenizer_name_or_path", "prompt_tuning_init_text"} {

@@ -22,7 +22,6 @@ type match struct {
 
 // layers narrows a list of names down to some layers.
 type layers struct {
-	given    bool
 	indexes  []int // none means every layer
 	patterns []*regexp.Regexp
 }

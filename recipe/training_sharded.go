@@ -170,6 +170,9 @@ func (c *checking) trainerFSDP() (*FSDP, error) {
 	if config != c {
 		c.notes = append(c.notes, config.notes...)
 	}
+	if version == 1 && read.Strategy != "full_shard" {
+		c.note("fsdp", "is planned as "+read.Strategy+", which transformers 4.57 does; 5.23 with accelerate 1.15 does full_shard all the same")
+	}
 	reshard := config.spelled(section, "fsdp_", "reshard_after_forward")
 	return read, config.refuse([]conflict{
 		{config.truth(false, config.spelled(section, "fsdp_", "xla")), section, "asks for XLA, which is not planned yet", ""},

@@ -1,10 +1,8 @@
 package recipe
 
 import (
-	"encoding/json"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -13,7 +11,6 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"plimsoll/dtype"
-	"plimsoll/optim/optimtest"
 )
 
 func TestTrainingBad(t *testing.T) { refused(t, "training", 80, LoadTraining) }
@@ -100,7 +97,7 @@ func TestTraining(t *testing.T) {
 				w.FSDP = &FSDP{Version: 1, Strategy: "hybrid_shard", WrapPolicy: "transformer_based_wrap", WrapLayers: []string{"LlamaDecoderLayer"},
 					BackwardPrefetch: "backward_pre", ForwardPrefetch: true, SyncModuleStates: true, RAMEfficientLoading: true, StateDictType: "full_state_dict"}
 				w.Checkpointing = Checkpointing{Enabled: true, Reentrant: true, EveryN: 1}
-			}, []string{"fsdp goes better with"}},
+			}, []string{"fsdp is planned as hybrid_shard", "fsdp goes better with"}},
 		{"fsdp_size.json", `{"fsdp": true, "fsdp_config": {"version": 2, "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 1000000,
 			"transformer_layer_cls_to_wrap": "A", "reshard_after_forward": false, "use_orig_params": true, "state_dict_type": "sharded_state_dict"}}`,
 			func(w *Training) {
@@ -185,63 +182,6 @@ func TestTrainingCompanions(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	requireNotes(t, got.Notes, []string{`fsdp.json:1:47: TrainingArguments knows no key "wobble" in fsdp_config`})
-}
-
-// TestTrainingOfTransformers reads what the real class writes, without a word
-// about unknown keys, and every optimizer that it knows.
-func TestTrainingOfTransformers(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it imports PyTorch")
-	}
-	const script = `
-import json, sys, torch
-from transformers import TrainingArguments
-from transformers.training_args import OptimizerNames
-TrainingArguments.device = torch.device("cpu") # else it wants accelerate
-plain = TrainingArguments(output_dir="out", use_cpu=True)
-full = TrainingArguments(output_dir="out", use_cpu=True, per_device_train_batch_size=3, gradient_accumulation_steps=5, optim="paged_adamw_8bit",
-    gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False}, dataloader_num_workers=2, bf16=True,
-    learning_rate=1e-4, adam_beta2=0.95, max_grad_norm=0.3, eval_strategy="steps", logging_steps=10)
-json.dump({"plain": plain.to_json_string(), "full": full.to_json_string(), "optimizers": [o.value for o in OptimizerNames]}, sys.stdout)
-`
-	command := exec.Command(optimtest.Python(t, "transformers"), "-c", script)
-	out, err := command.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var real struct {
-		Plain, Full string
-		Optimizers  []string
-	}
-	if err := json.Unmarshal(out, &real); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range real.Optimizers {
-		if _, known := trainerOptimizers[name]; !known {
-			t.Errorf("the optimizer %q is unknown", name)
-		}
-	}
-	plain, full := trainingDefaults(), trainingDefaults()
-	plain.OnCPU, plain.DataLoader.PinMemory = true, false
-	full.OnCPU, full.MicroBatch, full.GradientAccumulation, full.Precision, full.MaxGradNorm = true, 3, 5, MixedBF16, 0.3
-	full.Optimizer = TrainerOptimizer{Name: "paged_adamw_8bit", Algorithm: "adamw", StateBits: 8, Paged: true, Library: "bitsandbytes",
-		LR: 1e-4, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8}
-	full.Checkpointing = Checkpointing{Enabled: true, EveryN: 1}
-	full.DataLoader = DataLoader{Workers: 2, PrefetchFactor: 2}
-	full.Evaluation.Enabled = true
-	for _, test := range []struct {
-		text string
-		want Training
-	}{{real.Plain, plain}, {real.Full, full}} {
-		got, err := ParseTraining("args.json", []byte(test.text))
-		if err != nil {
-			t.Fatal(err)
-		}
-		test.want.File = "args.json"
-		if diff := cmp.Diff(&test.want, got); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
-	}
 }
 
 func FuzzParseTraining(f *testing.F) {
