@@ -109,9 +109,11 @@ type Parameter struct {
 	DType     dtype.Type
 	Trainable bool
 	Embedding bool
-	// Stored is the type of the elements in memory where it is not DType: then
-	// an operation that uses the parameter expands it first (bitsandbytes).
-	Stored dtype.Type
+	// Quantized parameters are expanded by every operation that uses them
+	// (bitsandbytes).
+	Quantized Quantization
+	// StoredBytes is the size in memory where it is not that of the elements.
+	StoredBytes int64
 	// OnGradient is called when the gradient of a backward pass is complete.
 	OnGradient func(*Parameter)
 
@@ -301,10 +303,20 @@ func (t *Tape) Mark(call func()) {
 // pass of a checkpoint.
 func (t *Tape) Recording() bool { return t.recording }
 
-// StoredBytes is what the elements take in memory.
-func (p *Parameter) StoredBytes() int64 {
-	if p.Stored != dtype.Invalid {
-		return p.Elements * p.Stored.Size()
+// Quantization is how a parameter is held.
+type Quantization int
+
+// The quantizations.
+const (
+	Unquantized Quantization = iota
+	FourBit
+	EightBit
+)
+
+// Bytes is what the parameter takes in memory.
+func (p *Parameter) Bytes() int64 {
+	if p.StoredBytes > 0 {
+		return p.StoredBytes
 	}
 	return p.Elements * p.DType.Size()
 }

@@ -9,6 +9,7 @@ import (
 type Adapter struct {
 	Kind AdapterKind
 	Rank int64
+	In   int64 // width of the module's input
 	// A and B are LoRA's matrices, which VeRA shares among modules and freezes.
 	A, B *autograd.Parameter
 	// Vectors scale: IA3's activations, DoRA's columns, VeRA's two products.
@@ -70,11 +71,11 @@ func (p *pass) lora(a *Adapter, path string, base, x *autograd.Tensor, out int64
 		p.Drop(r[1])
 		dropped = r[0]
 	}
-	low := p.small(a.A, dropped, a.Rank)
+	low := p.small(a.A, dropped, a.In, a.Rank)
 	if a.Kind == VeRA {
 		low = p.follow(low, p.multiply(low, a.Vectors[0].Tensor()))
 	}
-	high := p.small(a.B, low, out)
+	high := p.small(a.B, low, a.Rank, out)
 	if a.Kind == VeRA {
 		high = p.follow(high, p.multiply(high, a.Vectors[1].Tensor()))
 	}
@@ -88,27 +89,22 @@ func (p *pass) lora(a *Adapter, path string, base, x *autograd.Tensor, out int64
 }
 
 // small is a product with a matrix of the adapter.
-func (p *pass) small(w *autograd.Parameter, x *autograd.Tensor, out int64) *autograd.Tensor {
+func (p *pass) small(w *autograd.Parameter, x *autograd.Tensor, in, out int64) *autograd.Tensor {
 	compute := w.DType
 	if p.Autocast != dtype.Invalid {
 		compute = p.Autocast
 	}
-	return p.matmulWeight(w, p.cast(x, compute), out, compute)
-}
-
-func (p *pass) matmulWeight(w *autograd.Parameter, x *autograd.Tensor, out int64, compute dtype.Type) *autograd.Tensor {
-	in := w.Elements / out
-	if in == 0 || w.Elements%out != 0 { // VeRA's matrices are as large as the largest module
-		in = x.Elements / (p.tokens())
-	}
-	o := autograd.Operation{Inputs: []*autograd.Tensor{x, p.weight(w)}, Outputs: []autograd.Output{{Elements: x.Elements / in * out, DType: compute}}, Kept: true}
+	input := p.cast(x, compute)
+	o := autograd.Operation{Inputs: []*autograd.Tensor{input, p.weight(w)}, Outputs: []autograd.Output{{Elements: input.Elements / in * out, DType: compute}}, Kept: true}
 	if w.Trainable {
-		o.Saved = append(o.Saved, x)
+		o.Saved = append(o.Saved, input)
 	}
-	if x.NeedsGradient() {
+	if input.NeedsGradient() {
 		o.Saved = append(o.Saved, o.Inputs[1])
 	}
-	return p.Do(o)[0]
+	y := p.Do(o)[0]
+	p.dropCasts(x, input)
+	return y
 }
 
 // dora divides by the norms of the columns of the adapted weight, for which it

@@ -134,7 +134,7 @@ func (p *pass) grouped(m *model.Mixture, module func(*model.FeedForward) string,
 		if input.NeedsGradient() {
 			o.Saved = append(o.Saved, x)
 		}
-		if w.Stored != dtype.Invalid { // one expert at a time is expanded
+		if w.Quantized != autograd.Unquantized { // one expert at a time is expanded
 			o.Scratch, o.BackwardScratch = w.Elements*compute.Size(), w.Elements*compute.Size()
 		}
 	}

@@ -164,13 +164,13 @@ func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor
 		Outputs: []autograd.Output{{Elements: input.Elements / (w.Elements / out) * out, DType: compute}},
 		Kept:    true,
 	}
-	if w.Trainable || w.Stored == dtype.I8 {
+	if w.Trainable || w.Quantized == autograd.EightBit {
 		o.Saved = append(o.Saved, input) // LLM.int8() saves it, frozen or not
 	}
 	if input.NeedsGradient() {
 		o.Saved = append(o.Saved, o.Inputs[1])
 	}
-	if w.Stored != dtype.Invalid {
+	if w.Quantized != autograd.Unquantized {
 		// bitsandbytes expands the weight in both passes.
 		o.Scratch, o.BackwardScratch = w.Elements*compute.Size(), w.Elements*compute.Size()
 	}

@@ -4,6 +4,7 @@ import (
 	"plimsoll/autograd"
 	"plimsoll/dtype"
 	"plimsoll/forward"
+	"plimsoll/gpu"
 	"plimsoll/ledger"
 	"plimsoll/model"
 	"plimsoll/recipe"
@@ -16,22 +17,24 @@ type Job struct {
 	World        int // ranks
 	Nodes        int
 	RanksPerNode int
-	GPU          string       // its name
-	GPUMemory    ledger.Bytes // of one GPU; 0 = unknown
+	ShardRanks   int // that parameters are divided among
+	GPU          gpu.Model
 	HostMemory   ledger.Bytes // of one node; 0 = unknown
 
 	MicroBatch   int64
 	Sequence     int64
 	Accumulation int
 
-	// Weights is the type that the model is in when training starts, Autocast
-	// the one that torch.autocast computes in, Invalid without.
-	Weights  dtype.Type
-	Autocast dtype.Type
+	// Weights is the type that parameters are held in, Autocast the one that
+	// torch.autocast computes in, Invalid without. Compute is the type that an
+	// engine casts parameters to before they are used, Invalid where it does
+	// not; ReduceType the one that gradients are added up in.
+	Weights, Autocast, Compute, ReduceType dtype.Type
 
 	Attention forward.AttentionKind
 	Recompute *autograd.Checkpoint
 	Loss      forward.LossKind
+	Compile   bool
 	// HoldsOutputs says that the training loop keeps the outputs of the model
 	// until the next forward pass is done, as a loop written by hand does.
 	HoldsOutputs bool
@@ -39,12 +42,21 @@ type Job struct {
 	Optimizer optimizer
 	Clip      float64
 
-	Workspace ledger.Bytes // of cuBLAS, for one handle
+	Adapter      *recipe.Adapter
+	AdapterType  dtype.Type
+	Quantization *recipe.Quantization
+	DeepSpeed    *recipe.DeepSpeed
+	FSDP         *recipe.FSDP
+	Versions     Versions
 
-	DeepSpeed *recipe.DeepSpeed
-	Versions  Versions
+	// The degrees of tensor, context and expert parallelism, 1 without.
+	SplitWidth, SplitSequence, SplitExperts int64
 
-	SplitSequence, SplitWidth int64
+	// Allocator is what PYTORCH_CUDA_ALLOC_CONF says.
+	Allocator string
+
+	// Assumptions are what nobody said.
+	Assumptions []string
 }
 
 // Versions are those of the programs that the job runs on.

@@ -16,7 +16,7 @@ import (
 
 type measuredCase struct {
 	Architecture string
-	Arguments struct {
+	Arguments    struct {
 		Config, Precision, Optimizer, Attention string
 		Layers                                  int
 		Batch                                   int64

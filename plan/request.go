@@ -32,15 +32,16 @@ type Request struct {
 
 	Sequence, MicroBatch, Accumulation int
 
-	Precision        string
-	AdapterPrecision string
-	Attention        string
-	Optimizer        string // name, or name/variant
-	Clip             *float64
-	Recompute        string // "", "none", "full", "reentrant" or "selective"
-	FSDP             string // "", "1" or "2"
-	Compile          bool
-	FusedLoss        bool
+	Precision         string
+	AdapterPrecision  string
+	Attention         string
+	Optimizer         string // name, or name/variant
+	Clip              *float64
+	Recompute         string // "", "none", "full", "reentrant" or "selective"
+	FSDP              string // "", "1" or "2"
+	OffloadParameters bool   // FSDP's shards are on the host
+	Compile           bool
+	FusedLoss         bool
 
 	TensorParallel, ContextParallel, ExpertParallel int
 
@@ -72,7 +73,7 @@ func (r *resolver) assume(format string, arguments ...any) {
 // *fault.Input.
 func (q Request) Resolve() (*Job, error) {
 	r := &resolver{Request: q, job: &Job{}}
-	for _, step := range []func() error{r.read, r.versions, r.machine, r.size, r.precision, r.adapter, r.optimizer, r.compute, r.sharding} {
+	for _, step := range []func() error{r.read, r.versions, r.ranks, r.size, r.types, r.readAdapter, r.chooseOptimizer, r.passes, r.sharding} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -120,7 +121,7 @@ func (r *resolver) read() (err error) {
 	if d := r.job.DeepSpeed; d != nil {
 		r.note(d.Notes)
 	}
-	if r.job.DeepSpeed != nil && (r.job.FSDP != nil || r.FSDP != "") {
+	if r.job.DeepSpeed != nil && (r.job.FSDP != nil || r.Request.FSDP != "") {
 		return &fault.Input{What: "DeepSpeed and FSDP are both configured: a model is sharded by one of them", Mend: "leave one of them out"}
 	}
 	return nil
@@ -160,8 +161,8 @@ func (r *resolver) versions() error {
 	return nil
 }
 
-// machine is how many ranks there are, and on what.
-func (r *resolver) machine() error {
+// ranks is how many ranks there are, and on what.
+func (r *resolver) ranks() error {
 	j := r.job
 	j.Nodes, j.RanksPerNode = max(r.Nodes, 1), r.GPUs
 	if l := r.launch; l != nil {
@@ -253,59 +254,74 @@ func (r *resolver) size() error {
 	return nil
 }
 
-// precision is the type of the weights and of the products of matrices.
-func (r *resolver) precision() error {
+// types are those of the weights and of the products of matrices.
+func (r *resolver) types() error {
 	j := r.job
-	text := strings.ToLower(r.Precision)
-	text = strings.TrimSuffix(strings.TrimSuffix(strings.ReplaceAll(text, "mixed", "amp"), "-amp"), "-true") + map[bool]string{true: "~"}[strings.HasSuffix(text, "-mixed")]
-	if strings.HasSuffix(text, "~") {
-		text = "amp-" + strings.TrimSuffix(text, "~")
-	}
 	mixed := recipe.Unmixed
-	switch {
-	case r.launch != nil && r.launch.Precision != "":
+	if r.launch != nil && r.launch.Precision != "" {
 		mixed = r.launch.Precision
 	}
 	if t := r.training; t != nil && t.Precision != recipe.Unmixed && t.Precision != "" {
 		mixed = t.Precision
 	}
-	switch text {
-	case "":
-		switch {
-		case j.DeepSpeed != nil && j.DeepSpeed.Precision != dtype.Invalid:
-			j.Weights, mixed = j.DeepSpeed.Precision, recipe.Unmixed
-		case j.DeepSpeed != nil && mixed != recipe.Unmixed:
-			j.Weights, mixed = mixedType(mixed), recipe.Unmixed
-		case mixed != recipe.Unmixed:
-			j.Weights = dtype.F32
-			r.assume("weights in fp32 under autocast to %s: --precision was not given", mixed)
-		default:
-			j.Weights = j.Model.Parameters[0].DType
-			r.assume("weights in %v, as the model was published: --precision was not given", j.Weights)
-		}
-	case "bf16", "fp16", "fp32", "float32", "bfloat16", "float16":
-		j.Weights, _ = dtype.Parse(text)
-		if j.DeepSpeed != nil && j.DeepSpeed.Precision != dtype.Invalid {
-			if j.DeepSpeed.Precision != j.Weights {
-				return &fault.Input{Where: fault.Position{File: j.DeepSpeed.File}, What: fmt.Sprintf("DeepSpeed trains in %v, and --precision says %v", j.DeepSpeed.Precision, j.Weights),
-					Mend: "leave --precision out, or change the file"}
-			}
-			mixed = recipe.Unmixed
-		}
-	case "amp-bf16", "amp-fp16":
-		j.Weights, mixed = dtype.F32, recipe.Precision(strings.TrimPrefix(text, "amp-"))
-	default:
+	named, known := precisions[strings.ToLower(r.Precision)]
+	switch {
+	case r.Precision != "" && !known:
 		mend := "expected one of " + strings.Join(Precisions, ", ")
 		if near := fault.Nearest(r.Precision, Precisions); near != "" {
 			mend = fmt.Sprintf("did you mean %q? %s", near, mend)
 		}
 		return &fault.Input{What: fmt.Sprintf("unknown precision %q", r.Precision), Mend: mend}
+	case known:
+		j.Weights = named.weights
+		if named.autocast != recipe.Unmixed {
+			mixed = named.autocast
+		}
+		if d := j.DeepSpeed; d != nil && d.Precision != dtype.Invalid && d.Precision != j.Weights {
+			return &fault.Input{Where: fault.Position{File: d.File}, What: fmt.Sprintf("DeepSpeed trains in %v, and --precision says %v", d.Precision, j.Weights),
+				Mend: "leave --precision out, or change the file"}
+		}
+	case j.DeepSpeed != nil && j.DeepSpeed.Precision != dtype.Invalid:
+		j.Weights = j.DeepSpeed.Precision
+	case j.DeepSpeed != nil && mixed != recipe.Unmixed:
+		j.Weights = mixedType(mixed)
+	case mixed != recipe.Unmixed:
+		j.Weights = dtype.F32
+		r.assume("weights in fp32 under autocast to %s: --precision was not given", mixed)
+	default:
+		j.Weights = j.Model.Parameters[0].DType
+		r.assume("weights in %v, as the model was published: --precision was not given", j.Weights)
 	}
 	if mixed != recipe.Unmixed && j.DeepSpeed == nil {
 		j.Autocast = mixedType(mixed)
 	}
 	return nil
 }
+
+// precisions are the names of precisions: of the weights alone, or of fp32
+// weights under autocast, also as Lightning spells them.
+var precisions = func() map[string]struct {
+	weights  dtype.Type
+	autocast recipe.Precision
+} {
+	type precision = struct {
+		weights  dtype.Type
+		autocast recipe.Precision
+	}
+	m := map[string]precision{}
+	for names, p := range map[string]precision{
+		"fp32 float32 32 32-true":                 {dtype.F32, recipe.Unmixed},
+		"bf16 bfloat16 bf16-true":                 {dtype.BF16, recipe.Unmixed},
+		"fp16 float16 16-true":                    {dtype.F16, recipe.Unmixed},
+		"amp-bf16 bf16-amp bf16-mixed mixed-bf16": {dtype.F32, recipe.MixedBF16},
+		"amp-fp16 fp16-amp 16-mixed mixed-fp16":   {dtype.F32, recipe.MixedF16},
+	} {
+		for name := range strings.FieldsSeq(names) {
+			m[name] = p
+		}
+	}
+	return m
+}()
 
 func mixedType(p recipe.Precision) dtype.Type {
 	switch p {
@@ -317,8 +333,8 @@ func mixedType(p recipe.Precision) dtype.Type {
 	return dtype.BF16
 }
 
-// compute is how the passes run.
-func (r *resolver) compute() error {
+// passes is how the passes run.
+func (r *resolver) passes() error {
 	j := r.job
 	attention := r.Attention
 	if attention == "" {

@@ -11,6 +11,7 @@ import (
 const (
 	Weights         = "parameters"
 	States          = "optimizer states"
+	ManagedStates   = "optimizer states (managed memory)"
 	MasterWeights   = "master weights"
 	OptimizerCopies = "temporaries of the optimizer step"
 	Buckets         = "communication buckets"
@@ -35,6 +36,8 @@ type engine interface {
 	step()
 	// save writes a checkpoint.
 	save()
+	// reasons say why components are as large as they are.
+	reasons() map[string]string
 }
 
 // simulation is a rank that trains: the device and the host that it does so on.
@@ -55,24 +58,18 @@ type simulation struct {
 // engine loads them.
 func newSimulation(j *Job, gpu, host *trace) *simulation {
 	s := &simulation{Job: j, gpu: gpu, host: host, tape: autograd.NewTape(gpu)}
-	s.modules = forward.Parameters{ByName: map[string]*autograd.Parameter{}}
-	for _, p := range j.Model.Parameters {
-		if owner, ok := s.modules.ByName[p.TiedTo]; ok {
-			s.modules.ByName[p.Name] = owner
-			continue
-		}
-		made := &autograd.Parameter{Name: p.Name, Elements: p.Elements(), DType: j.Weights, Trainable: true, Embedding: p.IsEmbedding(),
-			OnGradient: func(p *autograd.Parameter) { s.engine.gradient(p) }}
-		if len(p.Shape) == 2 {
-			made.Rows = p.Shape[0]
-		}
-		s.modules.ByName[p.Name] = made
-		s.parameters = append(s.parameters, made)
-	}
+	s.modules, s.parameters = j.modules()
 	for _, p := range s.parameters {
+		p.OnGradient = func(p *autograd.Parameter) { s.engine.gradient(p) }
 		if p.Trainable {
 			s.trained = append(s.trained, p)
 		}
+	}
+	switch {
+	case j.FSDP != nil:
+		s.engine = newSharded(s)
+	default:
+		s.engine = &plain{simulation: s}
 	}
 	return s
 }
@@ -81,7 +78,7 @@ func newSimulation(j *Job, gpu, host *trace) *simulation {
 func (s *simulation) options() forward.Options {
 	return forward.Options{
 		Batch: s.MicroBatch, Sequence: s.Sequence, Attention: s.Attention, Autocast: s.Autocast, Recompute: s.Recompute, Loss: s.Loss,
-		SplitSequence: max(1, s.SplitSequence), SplitWidth: max(1, s.SplitWidth), Hooks: s.engine,
+		InputGradients: s.Adapter != nil && s.Recompute != nil, SplitSequence: max(1, s.SplitSequence), SplitWidth: max(1, s.SplitWidth), Hooks: s.engine,
 	}
 }
 

@@ -1,16 +1,17 @@
 package plan
 
 import (
+	"fmt"
+
 	"plimsoll/autograd"
 	"plimsoll/dtype"
+	"plimsoll/ledger"
 )
 
 // plain is a training loop without an engine: the model is whole on every GPU,
 // and DistributedDataParallel adds gradients up where there are several.
 type plain struct {
 	*simulation
-	buckets int // DDP's, which hold a copy of all gradients; -1 before the first
-	kept    []int
 }
 
 func (e *plain) BeforeForward(string)  {}
@@ -20,7 +21,7 @@ func (e *plain) AfterBackward(string)  {}
 
 func (e *plain) load() {
 	for _, p := range e.parameters {
-		allocate(e.gpu, p.StoredBytes(), Weights)
+		allocate(e.gpu, p.Bytes(), Weights)
 	}
 }
 
@@ -42,6 +43,26 @@ func (e *plain) step() {
 
 func (e *plain) save() {}
 
+func (e *plain) reasons() map[string]string {
+	r := map[string]string{
+		Weights:            fmt.Sprintf("%s parameters in %v", ledger.Count(e.Model.Elements()), e.Weights),
+		autograd.Gradients: fmt.Sprintf("%s trained parameters, gradients of their type", ledger.Count(e.trainedElements())),
+	}
+	if e.World > 1 {
+		r[Buckets] = "DistributedDataParallel adds gradients up in buckets as large as all gradients (gradient_as_bucket_view=False)"
+	}
+	return r
+}
+
+// trainedElements counts what is trained.
+func (s *simulation) trainedElements() int64 {
+	var sum int64
+	for _, p := range s.trained {
+		sum += p.Elements
+	}
+	return sum
+}
+
 // trainedBytes is the size of what is trained.
 func (s *simulation) trainedBytes() int64 {
 	var sum int64
@@ -51,21 +72,31 @@ func (s *simulation) trainedBytes() int64 {
 	return sum
 }
 
-// optimize is a step of a torch optimizer over parameters on the GPU. The
-// first makes the states.
-func (s *simulation) optimize(parameters []*autograd.Parameter) {
+// optimize is a step of a torch optimizer over parameters on the GPU.
+func (s *simulation) optimize(parameters []*autograd.Parameter) { s.optimizeOn(s.gpu, parameters) }
+
+// optimizeOn is a step where the parameters are. The first makes the states.
+func (s *simulation) optimizeOn(device *trace, parameters []*autograd.Parameter) {
 	if !s.stepped {
 		s.stepped = true
+		component := States
+		if s.Optimizer.managed {
+			component = ManagedStates
+		}
 		for _, p := range parameters {
 			for _, state := range s.Optimizer.states(p) {
-				allocate(s.gpu, state.bytes, States)
+				if s.Optimizer.managed && p.Elements >= 100_000 {
+					allocate(s.host, state.bytes, component)
+				} else {
+					allocate(device, state.bytes, component)
+				}
 			}
-			if s.Optimizer.Variant == Fused {
-				allocate(s.gpu, dtype.F32.Size(), States) // the step counter
+			if s.Optimizer.Variant == Fused && device == s.gpu {
+				allocate(device, dtype.F32.Size(), States) // the step counter
 			}
 		}
 	}
-	s.gpu.during(s.Optimizer.scratch(parameters), OptimizerCopies, func() {})
+	device.during(s.Optimizer.scratch(parameters), OptimizerCopies, func() {})
 }
 
 // workspace is what cuBLAS takes through torch's allocator at the first
@@ -73,6 +104,6 @@ func (s *simulation) optimize(parameters []*autograd.Parameter) {
 func (s *simulation) workspace() {
 	if s.workspaces < 2 {
 		s.workspaces++
-		allocate(s.gpu, int64(s.Workspace), Workspaces)
+		allocate(s.gpu, int64(s.GPU.Workspace()), Workspaces)
 	}
 }
