@@ -250,5 +250,5 @@ func fromConfig(doc document, name, source string) (*Model, error) {
 		return nil, c.err
 	}
 	numberBlocks(root.parameters)
-	return &Model{Name: name, Architecture: a.name, Source: source, Parameters: root.parameters, Network: root.network}, nil
+	return &Model{Name: name, Architecture: a.name, Type: a.modelType, Source: source, Parameters: root.parameters, Network: root.network}, nil
 }

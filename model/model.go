@@ -47,6 +47,8 @@ type Model struct {
 	// Architecture is the class in transformers, as in architectures[0] of a
 	// config.json; it is empty where only safetensors headers were read.
 	Architecture string `json:"architecture,omitempty"`
+	// Type is model_type of a config.json, such as "llama".
+	Type string `json:"-"`
 	// Source is where the list comes from: "catalog" or a path.
 	Source string `json:"source"`
 	// Parameters are in the order of the modules in transformers (that of the

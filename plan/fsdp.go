@@ -238,8 +238,9 @@ func (e *sharded) endBackward(bool) {
 	}
 }
 
-func (e *sharded) step() {
-	e.optimizeOn(e.home(), e.shards)
+func (e *sharded) step() { e.optimizeOn(e.home(), e.shards) }
+
+func (e *sharded) zeroGradients() {
 	for _, u := range append(e.order, e.root) {
 		drop(&u.gradients)
 	}

@@ -76,7 +76,7 @@ func TestProbe(t *testing.T) {
 		if a.Implementation != nil {
 			o.Variant = Variant(*a.Implementation)
 		}
-		j := &Job{Model: m, World: 1, MicroBatch: a.Batch, Sequence: a.Seq_len, Attention: forward.AttentionKind(a.Attention), Optimizer: o}
+		j := &Job{Model: m, World: 1, SplitWidth: 1, SplitSequence: 1, SplitExperts: 1, MicroBatch: a.Batch, Sequence: a.Seq_len, Attention: forward.AttentionKind(a.Attention), Optimizer: o}
 		switch a.Precision {
 		case "bf16":
 			j.Weights = dtype.BF16
@@ -93,7 +93,6 @@ func TestProbe(t *testing.T) {
 			j.Recompute = &autograd.Checkpoint{Reentrant: a.Use_reentrant}
 		}
 		s := newSimulation(j, newTrace(nil), newTrace(nil))
-		s.engine = &plain{simulation: s}
 		s.run()
 		line := fmt.Sprintf("%-28s", strings.TrimSuffix(filepath.Base(path), "-l4.json"))
 		for _, p := range c.Phases {

@@ -34,6 +34,8 @@ type engine interface {
 	// that an optimizer step follows.
 	endBackward(last bool)
 	step()
+	// zeroGradients follows the step, before the next forward pass.
+	zeroGradients()
 	// save writes a checkpoint.
 	save()
 	// reasons say why components are as large as they are.
@@ -58,7 +60,7 @@ type simulation struct {
 // engine loads them.
 func newSimulation(j *Job, gpu, host *trace) *simulation {
 	s := &simulation{Job: j, gpu: gpu, host: host, tape: autograd.NewTape(gpu)}
-	s.modules, s.parameters = j.modules()
+	s.modules, s.parameters = j.makeParameters()
 	for _, p := range s.parameters {
 		p.OnGradient = func(p *autograd.Parameter) { s.engine.gradient(p) }
 		if p.Trainable {
@@ -124,6 +126,7 @@ func (s *simulation) iterate(iteration Iteration) {
 		s.gpu.Free(batch)
 	}
 	s.phase(Step, iteration, s.engine.step)
+	s.engine.zeroGradients()
 }
 
 // drop lets go of what the training loop holds of a forward pass.

@@ -34,8 +34,9 @@ func (e *plain) initialize() {
 func (e *plain) gradient(*autograd.Parameter) {}
 func (e *plain) endBackward(bool)             {}
 
-func (e *plain) step() {
-	e.optimize(e.trained)
+func (e *plain) step() { e.optimize(e.trained) }
+
+func (e *plain) zeroGradients() {
 	for _, p := range e.trained {
 		p.DropGradient()
 	}

@@ -1,0 +1,68 @@
+package plan
+
+import (
+	"fmt"
+	"os"
+
+	"plimsoll/dtype"
+)
+
+// Files are those that the request was read from.
+func (q Request) Files() []string {
+	var files []string
+	for _, file := range []string{q.Model, q.DeepSpeed, q.TrainingArgs, q.Accelerate, q.Adapter, q.Quantization} {
+		if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() {
+			files = append(files, file)
+		}
+	}
+	return files
+}
+
+// Trained counts the parameters that are trained.
+func (j *Job) Trained() int64 {
+	var sum int64
+	_, parameters := j.makeParameters()
+	for _, p := range parameters {
+		if p.Trainable {
+			sum += p.Elements
+		}
+	}
+	return sum
+}
+
+// EngineName says who shards.
+func (j *Job) EngineName() string {
+	switch {
+	case j.FSDP != nil:
+		return fmt.Sprintf("FSDP%d over %d ranks", j.FSDP.Version, j.World)
+	case j.DeepSpeed != nil:
+		return fmt.Sprintf("DeepSpeed ZeRO-%d over %d ranks", j.DeepSpeed.ZeROStage, j.World)
+	case j.World > 1:
+		return fmt.Sprintf("DistributedDataParallel over %d ranks", j.World)
+	}
+	return "one GPU"
+}
+
+// OptimizerName is the optimizer with its variant.
+func (j *Job) OptimizerName() string { return j.Optimizer.Name + "/" + string(j.Optimizer.Variant) }
+
+// AutocastName is the type of autocast, empty where it is off.
+func (j *Job) AutocastName() string {
+	if j.Autocast == dtype.Invalid {
+		return ""
+	}
+	return j.Autocast.String()
+}
+
+// RecomputeName says what is recomputed.
+func (j *Job) RecomputeName() string {
+	switch {
+	case j.Recompute == nil:
+		return "none"
+	case j.Recompute.Selective:
+		return "selective"
+	case j.Recompute.Reentrant:
+		return "reentrant"
+	}
+	return "full"
+}
