@@ -8,6 +8,7 @@ import (
 	"plimsoll/ledger"
 	"plimsoll/model"
 	"plimsoll/recipe"
+	"plimsoll/version"
 )
 
 // Job is a training job with nothing left open.
@@ -61,5 +62,5 @@ type Job struct {
 
 // Versions are those of the programs that the job runs on.
 type Versions struct {
-	Torch, DeepSpeed, Transformers Version
+	Torch, DeepSpeed, Transformers version.Version
 }

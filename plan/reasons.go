@@ -8,6 +8,7 @@ import (
 	"plimsoll/dtype"
 	"plimsoll/forward"
 	"plimsoll/ledger"
+	"plimsoll/version"
 )
 
 // processBytes is the resident memory of a Python process that has imported
@@ -31,7 +32,7 @@ const ncclBytes = 600 * ledger.MiB
 // contextOf is the CUDA context with the kernels that are loaded. Before torch
 // 2.0 all kernels were loaded at the start; CUDA 11.7 loads them when they are
 // used.
-func contextOf(torch Version) Component {
+func contextOf(torch version.Version) Component {
 	switch {
 	case !torch.AtLeast(1, 13, 0):
 		return Component{"CUDA context", 1343 * ledger.MiB, "measured by transformers' authors: nvidia-smi after torch.ones(1).cuda() on a V100 (perf_train_gpu_one, torch 1.10, CUDA 11.2)"}

@@ -1,4 +1,35 @@
 package plan
 
-// allocator is the caching allocator that the GPU's trace is replayed through.
-func (j *Job) allocator() (Allocator, error) { return nil, nil }
+import (
+	"plimsoll/allocator"
+	"plimsoll/ledger"
+)
+
+// replayed is the caching allocator that a GPU's trace goes through. All of a
+// plan is on one stream.
+type replayed struct{ *allocator.CUDA }
+
+// allocator is PyTorch's of an empty GPU that has no limit: the verdict
+// compares what it would like to have with what there is.
+func (j *Job) allocator() (Allocator, error) {
+	c, err := allocator.ParseConfiguration(j.Allocator, j.Versions.Torch)
+	if err != nil {
+		return nil, err
+	}
+	return replayed{allocator.NewCUDA(c, 0)}, nil
+}
+
+func (r replayed) Allocate(bytes ledger.Bytes) (Handle, error) {
+	b, err := r.CUDA.Allocate(bytes, 0)
+	if b == nil {
+		return nil, err
+	}
+	return b, err
+}
+
+func (r replayed) Free(h Handle) { r.CUDA.Free(h.(*allocator.Block)) }
+
+func (r replayed) Use() Use {
+	s := r.Statistics()
+	return Use{s.Allocated, s.Reserved, s.PeakAllocated, s.PeakReserved}
+}

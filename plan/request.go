@@ -13,6 +13,7 @@ import (
 	"plimsoll/ledger"
 	"plimsoll/model"
 	"plimsoll/recipe"
+	"plimsoll/version"
 )
 
 // Request is what a user asks for. Zero values mean that nothing was said: a
@@ -136,27 +137,27 @@ func (r *resolver) note(notes []recipe.Note) {
 // versions reads the versions; without, the newest that is known is assumed.
 func (r *resolver) versions() error {
 	v := &r.job.Versions
-	for _, version := range []struct {
+	for _, program := range []struct {
 		text, name, newest string
-		to                 *Version
+		to                 *version.Version
 		used               bool
 	}{
 		{r.Torch, "torch", "2.13.0", &v.Torch, true},
 		{r.Transformers, "transformers", "5.23.0", &v.Transformers, true},
 		{r.Engine, "DeepSpeed", "0.19.6", &v.DeepSpeed, r.job.DeepSpeed != nil},
 	} {
-		text := version.text
+		text := program.text
 		if text == "" {
-			text = version.newest
-			if version.used {
-				r.assume("%s %s: no version was given", version.name, version.newest)
+			text = program.newest
+			if program.used {
+				r.assume("%s %s: no version was given", program.name, program.newest)
 			}
 		}
-		parsed, err := ParseVersion(text)
+		parsed, err := version.Parse(text)
 		if err != nil {
 			return err
 		}
-		*version.to = parsed
+		*program.to = parsed
 	}
 	return nil
 }

@@ -1,4 +1,5 @@
-package plan
+// Package version reads the releases that the behaviour of programs is keyed by.
+package version
 
 import (
 	"fmt"
@@ -11,8 +12,8 @@ import (
 // Version is the release of a program, which its behaviour is keyed by.
 type Version struct{ Major, Minor, Patch int }
 
-// ParseVersion reads "2.4", "2.13.0+cu130" or "v0.18.3".
-func ParseVersion(text string) (Version, error) {
+// Parse reads "2.4", "2.13.0+cu130" or "v0.18.3".
+func Parse(text string) (Version, error) {
 	number, _, _ := strings.Cut(strings.TrimPrefix(text, "v"), "+")
 	parts := strings.Split(number, ".")
 	var v Version
