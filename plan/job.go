@@ -18,7 +18,8 @@ type Job struct {
 	World        int // ranks
 	Nodes        int
 	RanksPerNode int
-	ShardRanks   int // that parameters are divided among
+	ShardRanks   int  // that parameters are divided among
+	OnCPU        bool // there are no GPUs
 	GPU          gpu.Model
 	HostMemory   ledger.Bytes // of one node; 0 = unknown
 

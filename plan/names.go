@@ -18,18 +18,6 @@ func (q Request) Files() []string {
 	return files
 }
 
-// Trained counts the parameters that are trained.
-func (j *Job) Trained() int64 {
-	var sum int64
-	_, parameters := j.makeParameters()
-	for _, p := range parameters {
-		if p.Trainable {
-			sum += p.Elements
-		}
-	}
-	return sum
-}
-
 // EngineName says who shards.
 func (j *Job) EngineName() string {
 	switch {
@@ -39,6 +27,9 @@ func (j *Job) EngineName() string {
 		return fmt.Sprintf("DeepSpeed ZeRO-%d over %d ranks", j.DeepSpeed.ZeROStage, j.World)
 	case j.World > 1:
 		return fmt.Sprintf("DistributedDataParallel over %d ranks", j.World)
+	}
+	if j.OnCPU {
+		return "on the CPU"
 	}
 	return "one GPU"
 }

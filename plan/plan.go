@@ -4,14 +4,13 @@
 package plan
 
 import (
-	"fmt"
-
 	"plimsoll/ledger"
 )
 
 // Plan is what a job holds.
 type Plan struct {
 	Job     *Job
+	Trained int64 // elements of parameters that are trained
 	Devices []Device
 	Verdict Verdict
 }
@@ -57,10 +56,21 @@ func New(j *Job) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := newSimulation(j, newTrace(allocator), newTrace(nil))
+	host := newTrace(nil)
+	gpu := host
+	if !j.OnCPU {
+		gpu = newTrace(allocator)
+	}
+	s := newSimulation(j, gpu, host)
 	s.run()
-	p := &Plan{Job: j}
-	p.Devices = append(p.Devices, s.device(), s.node())
+	p := &Plan{Job: j, Trained: j.Model.Elements()}
+	if j.Adapter != nil {
+		p.Trained = s.trainedElements()
+	}
+	if !j.OnCPU {
+		p.Devices = append(p.Devices, s.device())
+	}
+	p.Devices = append(p.Devices, s.node())
 	p.judge()
 	return p, nil
 }
@@ -75,8 +85,7 @@ func (s *simulation) device() Device {
 // node is the memory of a node: that of all its ranks.
 func (s *simulation) node() Device {
 	d := Device{Kind: ledger.Host, Name: "host", Count: s.Nodes, Capacity: s.HostMemory, Phases: s.host.phases,
-		Outside: []Component{{Name: "Python, torch and CUDA", Bytes: processBytes * ledger.Bytes(s.RanksPerNode),
-			Why: fmt.Sprintf("%d ranks x %v of resident memory of a process that has imported torch and transformers and used CUDA", s.RanksPerNode, processBytes)}}}
+		Outside: []Component{s.process()}}
 	for i := range d.Phases {
 		d.Phases[i].times(ledger.Bytes(s.RanksPerNode))
 	}

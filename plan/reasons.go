@@ -11,11 +11,21 @@ import (
 	"plimsoll/version"
 )
 
-// processBytes is the resident memory of a Python process that has imported
-// torch, transformers and their dependencies and has a CUDA context, without
-// tensors: 2.96 GB where PEFT's authors measured it (README of PEFT 0.2), which
-// counts file pages that ranks share.
-const processBytes = 2 * ledger.GiB
+// process is what the ranks of a node hold before the first tensor: file pages
+// are counted for every rank, as resident memory does.
+func (s *simulation) process() Component {
+	each := processBytes
+	why := "a process that has imported torch and transformers and used CUDA: 2.96 GB resident, as PEFT's authors measured (README of PEFT 0.2)"
+	if s.OnCPU {
+		each, why = cpuProcessBytes, "a process that has imported torch and transformers and not used CUDA: about 0.6 GiB resident with torch 2.15"
+	}
+	return Component{Name: "Python and its libraries", Bytes: each * ledger.Bytes(s.RanksPerNode), Why: fmt.Sprintf("%d x %s", s.RanksPerNode, why)}
+}
+
+const (
+	processBytes    = 2960 * 1000 * 1000 * ledger.Bytes(1)
+	cpuProcessBytes = 600 * ledger.MiB
+)
 
 // outside is what a GPU holds beside torch's allocator.
 func (s *simulation) outside() []Component {

@@ -141,8 +141,11 @@ func (r *resolver) chooseOptimizer() error {
 	default:
 		return &fault.Input{What: fmt.Sprintf("unknown variant %q of an optimizer", variant), Mend: "expected foreach, fused or for-loop"}
 	}
-	if o.Variant == "" { // torch's default on a GPU
+	if o.Variant == "" { // torch's defaults
 		o.Variant = Foreach
+		if r.job.OnCPU {
+			o.Variant = Loop
+		}
 	}
 	r.job.Optimizer = o
 	r.job.Clip = 1

@@ -26,7 +26,8 @@ type Request struct {
 	Adapter      string
 	Quantization string // a file, or nf4, fp4, int8, nf4-dq, fp4-dq
 
-	GPUs, Nodes int // of a node; of the job
+	CPU         bool // there are no GPUs
+	GPUs, Nodes int  // of a node; of the job
 	GPU         string
 	GPUMemory   ledger.Bytes
 	HostMemory  ledger.Bytes
@@ -177,9 +178,15 @@ func (r *resolver) ranks() error {
 	if r.GPUs < 0 || r.Nodes < 0 {
 		return &fault.Input{What: fmt.Sprintf("--gpus %d and --nodes %d: counts cannot be negative", r.GPUs, r.Nodes)}
 	}
+	j.OnCPU = r.CPU || r.training != nil && r.training.OnCPU || r.launch != nil && r.launch.OnCPU
+	if j.OnCPU && (r.GPU != "" || r.GPUMemory > 0 || j.DeepSpeed != nil || j.FSDP != nil || r.Request.FSDP != "") {
+		return &fault.Input{What: "training on the CPU is planned without GPUs, DeepSpeed and FSDP", Mend: "leave --cpu out"}
+	}
 	if j.RanksPerNode == 0 {
 		j.RanksPerNode = 1
-		r.assume("one GPU: --gpus was not given")
+		if !j.OnCPU {
+			r.assume("one GPU: --gpus was not given")
+		}
 	}
 	if j.Nodes > maxRanks || j.RanksPerNode > maxRanks || j.Nodes*j.RanksPerNode > maxRanks {
 		return &fault.Input{What: fmt.Sprintf("%d nodes of %d GPUs are more than %d ranks", j.Nodes, j.RanksPerNode, maxRanks)}
@@ -196,7 +203,7 @@ func (r *resolver) ranks() error {
 		}
 	} else {
 		j.GPU = gpu.Model{Name: "GPU"}
-		if r.GPUMemory == 0 {
+		if r.GPUMemory == 0 && !j.OnCPU {
 			r.assume("nothing is known of the GPU's memory: there is no verdict on it without --gpu or --gpu-memory")
 		}
 	}

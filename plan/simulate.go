@@ -18,6 +18,7 @@ const (
 	Gathered        = "gathered parameters"
 	Workspaces      = "cuBLAS workspaces"
 	Staging         = "staging buffers"
+	Loading         = "weights on their way to the GPU"
 )
 
 // engine is who shards, moves and updates the parameters of a rank. A
@@ -86,6 +87,10 @@ func (s *simulation) options() forward.Options {
 
 // phase opens a phase on both devices.
 func (s *simulation) phase(name PhaseName, iteration Iteration, body func()) {
+	if s.OnCPU {
+		s.host.phase(name, iteration, body)
+		return
+	}
 	s.host.phase(name, iteration, func() { s.gpu.phase(name, iteration, body) })
 }
 

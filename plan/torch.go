@@ -19,7 +19,11 @@ func (e *plain) AfterForward(string)   {}
 func (e *plain) BeforeBackward(string) {}
 func (e *plain) AfterBackward(string)  {}
 
+// load puts the model on the host first, in the type that it is trained in.
 func (e *plain) load() {
+	if !e.OnCPU {
+		e.host.during(ledger.Bytes(e.storedBytes()), Loading, func() {})
+	}
 	for _, p := range e.parameters {
 		allocate(e.gpu, p.Bytes(), Weights)
 	}
@@ -49,6 +53,7 @@ func (e *plain) reasons() map[string]string {
 		Weights:            fmt.Sprintf("%s parameters in %v", ledger.Count(e.Model.Elements()), e.Weights),
 		autograd.Gradients: fmt.Sprintf("%s trained parameters, gradients of their type", ledger.Count(e.trainedElements())),
 	}
+	r[Loading] = "from_pretrained makes the model on the host, and it goes to the GPU from there; every rank does so"
 	if e.World > 1 {
 		r[Buckets] = "DistributedDataParallel adds gradients up in buckets as large as all gradients (gradient_as_bucket_view=False)"
 	}
@@ -60,6 +65,15 @@ func (s *simulation) trainedElements() int64 {
 	var sum int64
 	for _, p := range s.trained {
 		sum += p.Elements
+	}
+	return sum
+}
+
+// storedBytes is the size of all parameters.
+func (s *simulation) storedBytes() int64 {
+	var sum int64
+	for _, p := range s.parameters {
+		sum += p.Bytes()
 	}
 	return sum
 }
@@ -92,7 +106,7 @@ func (s *simulation) optimizeOn(device *trace, parameters []*autograd.Parameter)
 					allocate(device, state.bytes, component)
 				}
 			}
-			if s.Optimizer.Variant == Fused && device == s.gpu {
+			if s.Optimizer.Variant == Fused && device == s.gpu && !s.OnCPU {
 				allocate(device, dtype.F32.Size(), States) // the step counter
 			}
 		}
@@ -103,7 +117,7 @@ func (s *simulation) optimizeOn(device *trace, parameters []*autograd.Parameter)
 // workspace is what cuBLAS takes through torch's allocator at the first
 // product of matrices of a thread; the backward pass has a thread of its own.
 func (s *simulation) workspace() {
-	if s.workspaces < 2 {
+	if s.workspaces < 2 && !s.OnCPU {
 		s.workspaces++
 		allocate(s.gpu, int64(s.GPU.Workspace()), Workspaces)
 	}

@@ -60,6 +60,7 @@ The catalog of models:
 	flags.StringVar(&request.Accelerate, "accelerate", "", "accelerate configuration, a YAML `file`")
 	flags.StringVar(&request.Adapter, "adapter", "", "adapter_config.json of PEFT, a `file`")
 	flags.StringVar(&request.Quantization, "quantization", "", "bitsandbytes: nf4, nf4-dq, fp4, fp4-dq, int8, or a `file` with a BitsAndBytesConfig")
+	flags.BoolVar(&request.CPU, "cpu", false, "train on the CPU")
 	flags.IntVar(&request.GPUs, "gpus", 0, "GPUs of a node, one rank each")
 	flags.IntVar(&request.Nodes, "nodes", 0, "nodes of the job")
 	flags.StringVar(&request.GPU, "gpu", "", "GPU `name`, such as H100-80GB")
