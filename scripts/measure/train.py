@@ -200,10 +200,29 @@ def pretend_cuda():
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
     torch.cuda.is_bf16_supported = lambda *_, **__: True
     # The defaults of foreach ask for the exact type of the tensors.
-    for module in (torch.utils._foreach_utils, torch.optim.optimizer):
-        if FakeTensor not in module._foreach_supported_types:
-            module._foreach_supported_types.append(FakeTensor)
+    for name in ("torch.utils._foreach_utils", "torch.optim.optimizer"):
+        sys.modules[name]._foreach_supported_types.append(FakeTensor)
+    # transformers takes fake tensors for a trace, and would make masks it otherwise omits.
+    transformers.utils.import_utils.is_fake_tensor = lambda _: False
     torch.nn.functional.scaled_dot_product_attention = attention_as_on_cuda
+    torch.cuda.get_device_capability = lambda *_: (8, 0)
+    torch.nn.Module._apply = convert_module
+
+
+def convert_module(module, convert, recurse=True):
+    """Module.to for fake tensors, whose contents PyTorch refuses to swap while they are watched."""
+    for child in module.children() if recurse else ():
+        child._apply(convert)
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            with torch.no_grad():
+                converted = convert(parameter)
+            if converted is not parameter:
+                module._parameters[name] = torch.nn.Parameter(converted, parameter.requires_grad)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = convert(buffer)
+    return module
 
 
 attention_kernels = collections.Counter()
@@ -315,6 +334,8 @@ def build_config(arguments):
                 fields[name] = fields[name][: arguments.layers]
     for name in ("dtype", "torch_dtype", "quantization_config"):
         fields.pop(name, None)
+    if fields.get("model_type") in ("t5", "mt5"):
+        fields.setdefault("decoder_start_token_id", 0)
     architecture = arguments.architecture or fields.get("architectures", [None])[0]
     if not hasattr(transformers, architecture or ""):
         sys.exit(f"{arguments.config}: transformers {transformers.__version__} has no class {architecture}; see --architecture")
