@@ -4,6 +4,7 @@
 package plan
 
 import (
+	"plimsoll/allocator"
 	"plimsoll/ledger"
 )
 
@@ -52,14 +53,14 @@ type Verdict struct {
 
 // New plans a job.
 func New(j *Job) (*Plan, error) {
-	allocator, err := j.allocator()
+	cache, err := j.allocator()
 	if err != nil {
 		return nil, err
 	}
-	host := newTrace(nil)
+	host := newTrace(heap{allocator.NewGlibc()})
 	gpu := host
 	if !j.OnCPU {
-		gpu = newTrace(allocator)
+		gpu = newTrace(cache)
 	}
 	s := newSimulation(j, gpu, host)
 	s.run()

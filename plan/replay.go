@@ -33,3 +33,20 @@ func (r replayed) Use() Use {
 	s := r.Statistics()
 	return Use{s.Allocated, s.Reserved, s.PeakAllocated, s.PeakReserved}
 }
+
+// heap is the host's malloc below a trace.
+type heap struct{ *allocator.Glibc }
+
+func (h heap) Allocate(bytes ledger.Bytes) (Handle, error) {
+	if b := h.Glibc.Allocate(bytes); b != nil {
+		return b, nil
+	}
+	return nil, nil
+}
+
+func (h heap) Free(b Handle) { h.Glibc.Free(b.(*allocator.GlibcBlock)) }
+
+func (h heap) Use() Use {
+	s := h.Statistics()
+	return Use{s.Used, s.Resident, s.PeakUsed, s.PeakResident}
+}
