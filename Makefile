@@ -31,7 +31,7 @@ python: $(PYTHON_ENVIRONMENT)/installed ## Install PyTorch for the tests that co
 
 $(PYTHON_ENVIRONMENT)/installed:
 	python3 -m venv $(PYTHON_ENVIRONMENT)
-	$(PYTHON_ENVIRONMENT)/bin/python -m pip install --quiet torch numpy transformers
+	$(PYTHON_ENVIRONMENT)/bin/python -m pip install --quiet torch numpy transformers peft accelerate
 	touch $@
 
 .PHONY: race

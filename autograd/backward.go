@@ -67,6 +67,7 @@ func (t *Tape) differentiate(n node, incoming []*storage) {
 			made[i] = incoming[0].retain()
 		} else {
 			made[i] = t.allocate(e.to.bytes, ActivationGradients)
+			made[i].viewed = n.product
 		}
 	}
 	if scratch != nil {
@@ -88,12 +89,16 @@ func (t *Tape) deliver(g *gradient, s *storage) {
 	t.used(p)
 }
 
-// added is the sum of two contributions. PyTorch makes a tensor for it: the
-// buffer of the engine is hardly ever the only one that holds the first
-// (input_buffer.cpp, can_accumulate_inplace).
+// added is the sum of two contributions: in place if nobody else holds the
+// first and it is no view, and else a tensor of its own (input_buffer.cpp,
+// can_accumulate_inplace).
 func (t *Tape) added(sum, s *storage, bytes int64) *storage {
-	if sum == nil {
+	switch {
+	case sum == nil:
 		return s
+	case sum.references == 1 && !sum.viewed:
+		t.release(s)
+		return sum
 	}
 	made := t.allocate(bytes, ActivationGradients)
 	t.release(sum)

@@ -54,10 +54,12 @@ func (t *Tape) SetComponent(name string) string {
 type storage struct {
 	id         int
 	references int
+	// viewed says that only a view of the storage is held.
+	viewed bool
 }
 
 func (t *Tape) allocate(bytes int64, component string) *storage {
-	return &storage{t.memory.Allocate(ledger.Bytes(bytes), component), 1}
+	return &storage{id: t.memory.Allocate(ledger.Bytes(bytes), component), references: 1}
 }
 
 func (t *Tape) release(s *storage) {
@@ -149,6 +151,7 @@ type node struct {
 	outputs []*gradient
 	saved   []*storage
 	scratch int64
+	product bool
 	marker  func()                    // called instead, for a place on the tape
 	custom  func(incoming []*storage) // called instead, for a checkpoint
 }
@@ -179,6 +182,9 @@ type Operation struct {
 	Outputs []Output
 	// Scratch and BackwardScratch are bytes that the kernels need beside.
 	Scratch, BackwardScratch int64
+	// Product says that the gradients are products of matrices, of which the
+	// backward pass hands on views.
+	Product bool
 	// Kept says that a selective checkpoint keeps the result (policy).
 	Kept bool
 }
@@ -212,7 +218,7 @@ func (t *Tape) Do(o Operation) []*Tensor {
 	if !t.recording {
 		return results
 	}
-	n := node{scratch: o.BackwardScratch}
+	n := node{scratch: o.BackwardScratch, product: o.Product}
 	for i, in := range o.Inputs {
 		if in.gradient != nil {
 			n.inputs = append(n.inputs, edge{in.gradient, i < len(o.Shared) && o.Shared[i]})

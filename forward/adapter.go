@@ -95,7 +95,7 @@ func (p *pass) small(w *autograd.Parameter, x *autograd.Tensor, in, out int64) *
 		compute = p.Autocast
 	}
 	input := p.cast(x, compute)
-	o := autograd.Operation{Inputs: []*autograd.Tensor{input, p.weight(w)}, Outputs: []autograd.Output{{Elements: input.Elements / in * out, DType: compute}}, Kept: true}
+	o := autograd.Operation{Inputs: []*autograd.Tensor{input, p.weight(w)}, Outputs: []autograd.Output{{Elements: input.Elements / in * out, DType: compute}}, Product: true, Kept: true}
 	if w.Trainable {
 		o.Saved = append(o.Saved, input)
 	}

@@ -95,7 +95,8 @@ func (p *pass) rotate(x *autograd.Tensor) *autograd.Tensor {
 // mix is what the heads do between the projections.
 func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor) *autograd.Tensor {
 	heads, groups := p.heads(a.Heads), p.heads(a.KeyValueHeads)
-	if p.Attention == Eager || a.Biased || a.Soft {
+	biased := a.Biased && p.FusesBias
+	if p.Attention == Eager || a.Biased && !biased || a.Soft {
 		k, v = p.repeat(k, heads/groups), p.repeat(v, heads/groups)
 		return p.scores(a, q, k, v)
 	}
@@ -118,6 +119,11 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 		// products of gradients and outputs, one a row.
 		BackwardScratch: 4*q.Elements + 4*tokens*heads,
 		Kept:            true,
+	}
+	if biased {
+		bias := p.New(heads*p.Sequence/p.SplitSequence*p.Sequence, compute)
+		o.Saved = append(o.Saved, bias)
+		defer p.Drop(bias)
 	}
 	if groups < heads {
 		o.BackwardScratch += (k.Elements + v.Elements) * (heads / groups) * compute.Size()

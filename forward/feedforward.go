@@ -127,7 +127,7 @@ func (p *pass) grouped(m *model.Mixture, module func(*model.FeedForward) string,
 		compute = p.Autocast
 	}
 	input := p.cast(x, compute)
-	o := autograd.Operation{Inputs: []*autograd.Tensor{input}, Outputs: []autograd.Output{{Elements: input.Elements / in * out, DType: compute}}, Kept: true}
+	o := autograd.Operation{Inputs: []*autograd.Tensor{input}, Outputs: []autograd.Output{{Elements: input.Elements / in * out, DType: compute}}, Product: true, Kept: true}
 	for _, w := range weights {
 		x := p.weight(w)
 		o.Inputs = append(o.Inputs, x)

@@ -62,6 +62,9 @@ type Hooks interface {
 type Options struct {
 	Batch, Sequence int64 // sequences of a micro batch; tokens of each
 	Attention       AttentionKind
+	// FusesBias says that SDPA is used where something is added to the scores,
+	// which is in memory then: from transformers 5 on.
+	FusesBias bool
 	// Autocast is the type that torch.autocast computes matrix products in, and
 	// Invalid when it is off.
 	Autocast dtype.Type

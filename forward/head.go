@@ -38,12 +38,15 @@ func (p *pass) head(x *autograd.Tensor) Result {
 // saved.
 func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 	return p.Scope(func() *autograd.Tensor {
-		x := p.cast(logits, dtype.F32)
+		x := logits
+		if !p.network.Head.NarrowLoss || p.Autocast != dtype.Invalid {
+			x = p.cast(logits, dtype.F32)
+		}
 		if p.Loss == ShiftLogits {
 			shifted := p.unary(x, x.DType, saveNothing)
 			x = shifted
 		}
-		logarithms := p.unary(x, dtype.F32, saveOutput)
+		logarithms := p.unary(x, x.DType, saveOutput)
 		return p.mean(logarithms)
 	})
 }

@@ -162,7 +162,7 @@ func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor
 	o := autograd.Operation{
 		Inputs:  []*autograd.Tensor{input, p.weight(w)},
 		Outputs: []autograd.Output{{Elements: input.Elements / (w.Elements / out) * out, DType: compute}},
-		Kept:    true,
+		Product: true, Kept: true,
 	}
 	if w.Trainable || w.Quantized == autograd.EightBit {
 		o.Saved = append(o.Saved, input) // LLM.int8() saves it, frozen or not

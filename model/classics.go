@@ -360,6 +360,7 @@ func t5(s scope) {
 	addStack("encoder", layers, false)
 	addStack("decoder", s.sizeOr(layers, "num_decoder_layers"), true)
 	s.head("lm_head", hidden, vocabulary, true, "shared.weight")
+	s.network.Head.NarrowLoss = true
 }
 
 func (s scope) t5Norm(name string, width int64) Norm {

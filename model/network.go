@@ -39,6 +39,8 @@ type Head struct {
 	Pooler string
 	// Soft says that logits are limited by a hyperbolic tangent.
 	Soft bool
+	// NarrowLoss says that logits are not upcast for the loss.
+	NarrowLoss bool
 	// PerSequence says that there is one output a sequence, and not one a
 	// token.
 	PerSequence bool

@@ -80,7 +80,7 @@ func newSimulation(j *Job, gpu, host *trace) *simulation {
 // options are those of a forward pass.
 func (s *simulation) options() forward.Options {
 	return forward.Options{
-		Batch: s.MicroBatch, Sequence: s.Sequence, Attention: s.Attention, Autocast: s.Autocast, Recompute: s.Recompute, Loss: s.Loss,
+		Batch: s.MicroBatch, Sequence: s.Sequence, Attention: s.Attention, FusesBias: s.Versions.Transformers.AtLeast(5, 0, 0), Autocast: s.Autocast, Recompute: s.Recompute, Loss: s.Loss,
 		InputGradients: s.Adapter != nil && s.Recompute != nil, SplitSequence: max(1, s.SplitSequence), SplitWidth: max(1, s.SplitWidth), Hooks: s.engine,
 	}
 }
