@@ -16,7 +16,7 @@ const (
 	OptimizerCopies = "temporaries of the optimizer step"
 	Buckets         = "communication buckets"
 	Gathered        = "gathered parameters"
-	Workspaces      = "cuBLAS workspaces"
+	Workspaces      = "workspaces of matrix products"
 	Staging         = "staging buffers"
 	Loading         = "weights on their way to the GPU"
 )
