@@ -54,6 +54,9 @@ func (p *pass) project(a *model.Attention, x, source *autograd.Tensor) (q, k, v,
 		}
 		k = p.linear(a.Key, source, keys)
 		v = p.linear(a.Value, source, values)
+		if p.JoinsProjections {
+			q, k, v = p.join(q, k, v)
+		}
 	}
 	if a.QueryNorm.Kind != model.NoNorm {
 		q, k = p.follow(q, p.norm(a.QueryNorm, q)), p.follow(k, p.norm(a.KeyNorm, k))
@@ -62,6 +65,14 @@ func (p *pass) project(a *model.Attention, x, source *autograd.Tensor) (q, k, v,
 		q, k = p.follow(q, p.rotate(q)), p.follow(k, p.rotate(k))
 	}
 	return q, k, v, gate
+}
+
+// join makes views of one tensor.
+func (p *pass) join(q, k, v *autograd.Tensor) (_, _, _ *autograd.Tensor) {
+	whole := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{q, k, v}, Outputs: []autograd.Output{{Elements: q.Elements + k.Elements + v.Elements, DType: v.DType}}})[0]
+	parts := p.split(whole, q.Elements, k.Elements, v.Elements)
+	p.Drop(q, k, v, whole)
+	return parts[0], parts[1], parts[2]
 }
 
 // split makes views of a tensor; their gradients are put together.
@@ -102,7 +113,7 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 	}
 	// A window that the sequence is longer than needs a mask, with which torch
 	// does not share keys among queries.
-	if p.Attention == SDPA && a.Window > 0 && p.Sequence > a.Window {
+	if p.Attention == SDPA && a.Window > 0 && p.Sequence > a.Window || p.JoinsProjections {
 		k, v = p.repeat(k, heads/groups), p.repeat(v, heads/groups)
 	}
 	compute := promoted(promoted(q.DType, k.DType), v.DType)

@@ -77,6 +77,15 @@ type Options struct {
 	// FusedActivations has the functions between projections in one kernel each,
 	// whatever the configuration calls them.
 	FusedActivations bool
+	// JoinsProjections has queries, keys and values in one tensor, of which the
+	// values stay a view, and keys and values copied for all heads (litgpt).
+	JoinsProjections bool
+	// SavesSoftmaxInput is torch before 1.11: softmax and log_softmax save their
+	// input beside their result (_softmax_backward_data took it).
+	SavesSoftmaxInput bool
+	// RecomputeEvery is the distance of the blocks that are recomputed; 0 and 1
+	// mean all.
+	RecomputeEvery int
 	// SavesQuantizedInput is bitsandbytes before 0.43: products with 4-bit
 	// weights save their input, though nothing needs it.
 	SavesQuantizedInput bool
@@ -112,7 +121,7 @@ type pass struct {
 	parameters Parameters
 	weights    map[*autograd.Parameter]*autograd.Tensor // cast by autocast
 	encoded    *autograd.Tensor                         // output of the encoder
-	scaled     bool
+	blocks     int                                      // that have begun
 }
 
 // Run runs a micro batch through the network up to the loss.
@@ -211,7 +220,8 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 		})
 	}
 	return p.hooked(b.Path, func() *autograd.Tensor {
-		if p.Recompute == nil {
+		p.blocks++
+		if p.Recompute == nil || p.RecomputeEvery > 1 && p.blocks%p.RecomputeEvery != 0 {
 			return body(x)
 		}
 		defer p.SetComponent(p.SetComponent(Residual))

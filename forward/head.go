@@ -49,7 +49,7 @@ func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 			shifted := p.unary(x, x.DType, saveNothing)
 			x = shifted
 		}
-		logarithms := p.unary(x, x.DType, saveOutput)
+		logarithms := p.normalized(x, x.DType)
 		return p.mean(logarithms)
 	})
 }

@@ -106,7 +106,19 @@ func (p *pass) softmax(x *autograd.Tensor, result dtype.Type) *autograd.Tensor {
 	if p.Autocast != dtype.Invalid {
 		result = dtype.F32
 	}
-	return p.unary(x, result, saveOutput)
+	return p.normalized(x, result)
+}
+
+// normalized is a softmax or its logarithm.
+func (p *pass) normalized(x *autograd.Tensor, result dtype.Type) *autograd.Tensor {
+	o := autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: x.Elements, DType: result, Saved: true}}}
+	if p.SavesSoftmaxInput {
+		x := p.cast(x, result)
+		o.Inputs = []*autograd.Tensor{x}
+		o.Saved = o.Inputs
+		defer p.Drop(x)
+	}
+	return p.Do(o)[0]
 }
 
 // lookUp is an embedding. The gradient of the table is dense.

@@ -39,6 +39,9 @@ type Job struct {
 	Compile   bool
 	// FusedActivations says that functions between projections are one kernel.
 	FusedActivations bool
+	// JoinsProjections says that queries, keys and values are one tensor.
+	JoinsProjections bool
+	RecomputeEvery   int // blocks are recomputed at this distance; 0 and 1: all
 	// HoldsOutputs says that the training loop keeps the outputs of the model
 	// until the next forward pass is done, as a loop written by hand does.
 	HoldsOutputs bool

@@ -9,6 +9,7 @@ import (
 	"plimsoll/dtype"
 	"plimsoll/fault"
 	"plimsoll/recipe"
+	"plimsoll/version"
 )
 
 // readAdapter reads the adapter and the quantization.
@@ -210,6 +211,12 @@ func (r *resolver) sharding() error {
 	j.ShardRanks = j.World / int(j.SplitWidth)
 	if j.FSDP == nil {
 		return nil
+	}
+	if oldest := (version.Version{Minor: 43}); j.Quantization != nil && !j.Versions.BitsAndBytes.AtLeast(0, 43, 0) {
+		if r.BitsAndBytes != "" {
+			return &fault.Input{What: fmt.Sprintf("FSDP shards quantized weights from bitsandbytes 0.43 on, and this is %v", j.Versions.BitsAndBytes), Mend: "give a later --bitsandbytes"}
+		}
+		j.Versions.BitsAndBytes = oldest
 	}
 	if j.FSDP.Strategy == "no_shard" {
 		j.ShardRanks = 1

@@ -60,7 +60,7 @@ type Request struct {
 var (
 	Precisions = []string{"bf16", "fp16", "fp32", "amp-bf16", "amp-fp16"}
 	Attentions = []string{"sdpa", "flash", "eager"}
-	Recomputes = []string{"none", "full", "reentrant", "selective"}
+	Recomputes = []string{"none", "full", "reentrant", "selective", "every-2"}
 )
 
 // resolver turns a request into a job.
@@ -79,7 +79,7 @@ func (r *resolver) assume(format string, arguments ...any) {
 // Resolve reads the files and decides what was left open. Every error is a
 // *fault.Input.
 func (q Request) Resolve() (*Job, error) {
-	r := &resolver{Request: q, job: &Job{}}
+	r := &resolver{Request: q, job: &Job{Allocator: q.Allocator}}
 	for _, step := range []func() error{r.read, r.versions, r.ranks, r.size, r.types, r.readAdapter, r.chooseOptimizer, r.passes, r.sharding} {
 		if err := step(); err != nil {
 			return nil, err
@@ -365,7 +365,7 @@ var releases = []release{
 	{version.Version{Major: 1, Minor: 13}, "4.24.0", "0.35.0"},
 	{version.Version{Major: 2, Minor: 0}, "4.27.0", "0.37.0"},
 	{version.Version{Major: 2, Minor: 1}, "4.36.0", "0.41.0"},
-	{version.Version{Major: 2, Minor: 2}, "4.38.0", "0.43.0"},
+	{version.Version{Major: 2, Minor: 2}, "4.38.0", "0.42.0"},
 	{version.Version{Major: 2, Minor: 3}, "4.40.0", "0.43.0"},
 	{version.Version{Major: 2, Minor: 4}, "4.43.0", "0.43.0"},
 	{version.Version{Major: 2, Minor: 5}, "4.46.0", "0.44.0"},
@@ -394,12 +394,15 @@ func (r *resolver) modules() error {
 	switch r.Modules {
 	case "", "transformers":
 	case "litgpt": // litgpt/model.py, litgpt/utils.py
-		j.FusedActivations = true
+		j.FusedActivations, j.JoinsProjections = true, true
 		if j.Loss != forward.CompiledLoss {
 			j.Loss = forward.ChunkedLoss
 		}
 	case "torchtitan": // the training loop deletes the outputs before the backward pass
 		j.HoldsOutputs = false
+		if j.Loss == forward.CompiledLoss && !j.Versions.Torch.AtLeast(2, 8, 0) {
+			j.Loss = forward.ShiftLabels // blocks alone were compiled
+		}
 	default:
 		return &fault.Input{What: fmt.Sprintf("unknown modules %q", r.Modules), Mend: "expected transformers, litgpt or torchtitan"}
 	}
@@ -446,6 +449,8 @@ func (r *resolver) passes() error {
 		j.Recompute = &autograd.Checkpoint{Reentrant: true}
 	case "selective":
 		j.Recompute = &autograd.Checkpoint{Selective: 2}
+	case "every-2":
+		j.Recompute, j.RecomputeEvery = &autograd.Checkpoint{}, 2
 	default:
 		return &fault.Input{What: fmt.Sprintf("unknown way to recompute activations: %q", recompute), Mend: "expected one of " + strings.Join(Recomputes, ", ")}
 	}
