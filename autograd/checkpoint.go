@@ -3,11 +3,13 @@ package autograd
 // Checkpoint runs body and keeps of it only the input: the backward pass runs
 // it again (torch.utils.checkpoint). With reentrant the result of the second
 // run is held until its gradient is done; without, the second run ends where
-// the last saved tensor is made. selective keeps the results of operations
-// that say Kept.
+// the last saved tensor is made.
 type Checkpoint struct {
 	Reentrant bool
-	Selective bool
+	// Selective keeps the results of attention and of every so many products of
+	// matrices: of all with 1, of every second, from the first on, with 2
+	// (torchtitan's policy "op"). 0 keeps nothing.
+	Selective int
 }
 
 // Checkpoint runs body under the rules of c.
@@ -16,7 +18,7 @@ func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tenso
 		return t.Scope(func() *Tensor { return body(input) })
 	}
 	outer := t.replay
-	forward := &replay{selective: c.Selective, recording: true}
+	forward := &replay{every: c.Selective, recording: true}
 	t.recording, t.replay = false, forward
 	inner := t.Scope(func() *Tensor { return body(input) })
 	t.recording, t.replay = true, outer
@@ -37,7 +39,7 @@ func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tenso
 		t.RequireGradient(again)
 		start := len(t.nodes)
 		before := t.replay
-		t.recording, t.replay = true, &replay{selective: c.Selective, kept: forward.kept}
+		t.recording, t.replay = true, &replay{every: c.Selective, kept: forward.kept}
 		component := t.SetComponent(Recomputed)
 		output := t.Scope(func() *Tensor { return body(again) })
 		t.SetComponent(component)
@@ -69,14 +71,27 @@ const Recomputed = "activations (recomputed)"
 // replay is the run of a selective checkpoint's body: the first run keeps
 // results, the second takes them in the same order.
 type replay struct {
-	selective bool
+	every     int
+	products  int
 	recording bool
 	kept      [][]*storage
 	at        int
 }
 
+// keeps says whether the result of an operation is kept.
+func (r *replay) keeps(o Operation) bool {
+	switch {
+	case r == nil || r.every == 0 || !o.Kept:
+		return false
+	case o.Product:
+		r.products++
+		return r.products%r.every == 1%r.every
+	}
+	return true
+}
+
 func (r *replay) next(kept bool) []*storage {
-	if r == nil || !r.selective || r.recording || !kept || r.at == len(r.kept) {
+	if !kept || r.recording || r.at == len(r.kept) {
 		return nil
 	}
 	r.at++
@@ -84,7 +99,7 @@ func (r *replay) next(kept bool) []*storage {
 }
 
 func (r *replay) keep(kept bool, results []*Tensor) {
-	if r == nil || !r.selective || !r.recording || !kept {
+	if !kept || !r.recording {
 		return
 	}
 	storages := make([]*storage, len(results))

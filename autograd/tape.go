@@ -185,7 +185,8 @@ type Operation struct {
 	// Product says that the gradients are products of matrices, of which the
 	// backward pass hands on views.
 	Product bool
-	// Kept says that a selective checkpoint keeps the result (policy).
+	// Kept says that a selective checkpoint may keep the result: it keeps
+	// attention's, and some or all products of matrices.
 	Kept bool
 }
 
@@ -193,7 +194,8 @@ type Operation struct {
 // are dropped.
 func (t *Tape) Do(o Operation) []*Tensor {
 	results := make([]*Tensor, len(o.Outputs))
-	cached := t.replay.next(o.Kept)
+	kept := t.replay.keeps(o)
+	cached := t.replay.next(kept)
 	var scratch *storage
 	if o.Scratch > 0 && cached == nil {
 		scratch = t.allocate(o.Scratch, Scratch)
@@ -214,7 +216,7 @@ func (t *Tape) Do(o Operation) []*Tensor {
 	if scratch != nil {
 		t.release(scratch)
 	}
-	t.replay.keep(o.Kept, results)
+	t.replay.keep(kept, results)
 	if !t.recording {
 		return results
 	}

@@ -44,6 +44,9 @@ func (p *pass) feedForward(f *model.FeedForward, x *autograd.Tensor) *autograd.T
 // its result for those whose gradient is a function of that, and what lies
 // between where transformers writes the function out.
 func (p *pass) activate(name string, x *autograd.Tensor) *autograd.Tensor {
+	if p.FusedActivations {
+		return p.unary(x, x.DType, saveInput)
+	}
 	switch name {
 	case "relu", "tanh", "sigmoid":
 		return p.unary(x, x.DType, saveOutput)

@@ -43,6 +43,12 @@ const (
 	ShiftLabels LossKind = iota
 	// ShiftLogits copies all logits but the last, as it did before.
 	ShiftLogits
+	// CompiledLoss is ShiftLabels compiled: neither the upcast logits nor their
+	// logarithms are ever in memory.
+	CompiledLoss
+	// ChunkedLoss computes the loss for 128 tokens at a time, without upcasting
+	// (litgpt's chunked_cross_entropy).
+	ChunkedLoss
 	// FusedLoss has the logits of some tokens at a time (Liger's fused linear
 	// cross entropy).
 	FusedLoss
@@ -68,6 +74,12 @@ type Options struct {
 	// Autocast is the type that torch.autocast computes matrix products in, and
 	// Invalid when it is off.
 	Autocast dtype.Type
+	// FusedActivations has the functions between projections in one kernel each,
+	// whatever the configuration calls them.
+	FusedActivations bool
+	// SavesQuantizedInput is bitsandbytes before 0.43: products with 4-bit
+	// weights save their input, though nothing needs it.
+	SavesQuantizedInput bool
 	// Recompute has blocks recomputed; nil when nothing is.
 	Recompute *autograd.Checkpoint
 	Loss      LossKind
@@ -115,7 +127,7 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 				p.encoded = hidden
 			}
 		}
-		result = p.head(hidden)
+		result = p.head(p.gather(hidden))
 		t.Hold(result.Loss)
 		if result.Logits != nil {
 			t.Hold(result.Logits)
@@ -130,7 +142,7 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 
 // stack runs an encoder or a decoder.
 func (p *pass) stack(s *model.Stack) *autograd.Tensor {
-	x := p.embed(s)
+	x := p.scatter(p.embed(s))
 	if p.InputGradients {
 		p.RequireGradient(x)
 	}

@@ -38,6 +38,9 @@ func (p *pass) head(x *autograd.Tensor) Result {
 // saved.
 func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 	return p.Scope(func() *autograd.Tensor {
+		if p.Loss == CompiledLoss || p.Loss == ChunkedLoss {
+			return p.smallLoss(logits)
+		}
 		x := logits
 		if !p.network.Head.NarrowLoss || p.Autocast != dtype.Invalid {
 			x = p.cast(logits, dtype.F32)
@@ -49,6 +52,15 @@ func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 		logarithms := p.unary(x, x.DType, saveOutput)
 		return p.mean(logarithms)
 	})
+}
+
+// smallLoss saves the logits themselves, or their logarithms in the same type,
+// and makes gradients of their type.
+func (p *pass) smallLoss(logits *autograd.Tensor) *autograd.Tensor {
+	if p.Loss == ChunkedLoss {
+		return p.mean(p.unary(logits, logits.DType, saveOutput))
+	}
+	return p.mean(logits)
 }
 
 // mean is the last operation: the negative logarithms of the labels' tokens.

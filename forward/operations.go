@@ -164,7 +164,7 @@ func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor
 		Outputs: []autograd.Output{{Elements: input.Elements / (w.Elements / out) * out, DType: compute}},
 		Product: true, Kept: true,
 	}
-	if w.Trainable || w.Quantized == autograd.EightBit {
+	if w.Trainable || w.Quantized == autograd.EightBit || w.Quantized == autograd.FourBit && p.SavesQuantizedInput {
 		o.Saved = append(o.Saved, input) // LLM.int8() saves it, frozen or not
 	}
 	if input.NeedsGradient() {

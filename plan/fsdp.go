@@ -29,6 +29,7 @@ type unit struct {
 	parameters []*autograd.Parameter
 	gathered   *hold
 	gradients  *hold // sharded
+	flat       *hold // whole, of FSDP1 before it is reduced
 	inUse      bool
 }
 
@@ -196,12 +197,41 @@ func (e *sharded) BeforeBackward(path string) {
 func (e *sharded) AfterBackward(path string) {
 	if u, ok := e.units[path]; ok {
 		u.inUse = false
-		e.reduce(u)
+		if e.reduces() {
+			e.reduce(u)
+		} else {
+			e.accumulate(u)
+		}
 		drop(&u.gathered)
 	}
 }
 
 func (e *sharded) gradient(*autograd.Parameter) {}
+
+// reduces says whether gradients are reduced after this backward pass: they are
+// not before the last micro batch, under no_sync, which accelerate and Lightning
+// use. Whole gradients are held until then.
+func (e *sharded) reduces() bool { return e.micro == e.micros-1 }
+
+// accumulate has the whole gradient of a unit held. FSDP1 has one for the flat
+// parameter, frozen parts and all.
+func (e *sharded) accumulate(u *unit) {
+	if e.FSDP.Version != 1 || u.flat != nil {
+		if u.flat != nil {
+			for _, p := range u.parameters {
+				p.DropGradient()
+			}
+		}
+		return
+	}
+	if u.elements(func(p *autograd.Parameter) bool { return p.HasGradient() }, (*autograd.Parameter).Bytes) == 0 {
+		return
+	}
+	u.flat = e.gpu.hold(u.elements(func(p *autograd.Parameter) bool { return p.Quantized == autograd.Unquantized }, func(p *autograd.Parameter) int64 { return p.Elements * p.DType.Size() }), autograd.Gradients)
+	for _, p := range u.parameters {
+		p.DropGradient()
+	}
+}
 
 // reduce makes a rank's part of the gradients of a unit. They are put together
 // in the type of the reduction, and that buffer lives until the next unit
@@ -215,6 +245,7 @@ func (e *sharded) reduce(u *unit) {
 	for _, p := range u.parameters {
 		p.DropGradient()
 	}
+	drop(&u.flat)
 	drop(&e.reducing)
 	e.reducing = input
 	part := e.part(whole)
@@ -231,7 +262,11 @@ func (e *sharded) reduce(u *unit) {
 }
 
 func (e *sharded) endBackward(bool) {
-	e.reduce(e.root)
+	if !e.reduces() {
+		e.accumulate(e.root)
+	} else {
+		e.reduce(e.root)
+	}
 	drop(&e.reducing)
 	if e.FSDP.Strategy != "no_shard" {
 		drop(&e.root.gathered)

@@ -37,6 +37,8 @@ type Job struct {
 	Recompute *autograd.Checkpoint
 	Loss      forward.LossKind
 	Compile   bool
+	// FusedActivations says that functions between projections are one kernel.
+	FusedActivations bool
 	// HoldsOutputs says that the training loop keeps the outputs of the model
 	// until the next forward pass is done, as a loop written by hand does.
 	HoldsOutputs bool
@@ -63,5 +65,5 @@ type Job struct {
 
 // Versions are those of the programs that the job runs on.
 type Versions struct {
-	Torch, DeepSpeed, Transformers version.Version
+	Torch, DeepSpeed, Transformers, BitsAndBytes version.Version
 }

@@ -50,7 +50,9 @@ func (j *Job) RecomputeName() string {
 	switch {
 	case j.Recompute == nil:
 		return "none"
-	case j.Recompute.Selective:
+	case j.Recompute.Selective == 1:
+		return "none but what torch.compile recomputes"
+	case j.Recompute.Selective > 1:
 		return "selective"
 	case j.Recompute.Reentrant:
 		return "reentrant"

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -47,8 +48,12 @@ type Request struct {
 
 	TensorParallel, ContextParallel, ExpertParallel int
 
-	Torch, Engine, Transformers string // versions
-	Allocator                   string // PYTORCH_CUDA_ALLOC_CONF
+	// Modules is whose code the model runs: transformers', litgpt's or
+	// torchtitan's.
+	Modules string
+
+	Torch, Engine, Transformers, BitsAndBytes string // versions
+	Allocator                                 string // PYTORCH_CUDA_ALLOC_CONF
 }
 
 // The values of some fields, for help and completion.
@@ -138,13 +143,19 @@ func (r *resolver) note(notes []recipe.Note) {
 // versions reads the versions; without, the newest that is known is assumed.
 func (r *resolver) versions() error {
 	v := &r.job.Versions
+	torch, err := version.Parse(cmp.Or(r.Torch, "2.13.0"))
+	if err != nil {
+		return err
+	}
+	beside := contemporaries(torch)
 	for _, program := range []struct {
 		text, name, newest string
 		to                 *version.Version
 		used               bool
 	}{
 		{r.Torch, "torch", "2.13.0", &v.Torch, true},
-		{r.Transformers, "transformers", "5.23.0", &v.Transformers, true},
+		{r.Transformers, "transformers", beside.transformers, &v.Transformers, true},
+		{r.BitsAndBytes, "bitsandbytes", beside.bitsandbytes, &v.BitsAndBytes, r.Request.Quantization != ""},
 		{r.Engine, "DeepSpeed", "0.19.6", &v.DeepSpeed, r.job.DeepSpeed != nil},
 	} {
 		text := program.text
@@ -341,6 +352,60 @@ func mixedType(p recipe.Precision) dtype.Type {
 	return dtype.BF16
 }
 
+// release is what was new when a release of torch was.
+type release struct {
+	torch                      version.Version
+	transformers, bitsandbytes string
+}
+
+// releases are in order of time, by the dates on PyPI.
+var releases = []release{
+	{version.Version{Major: 1, Minor: 0}, "4.16.0", "0.26.0"},
+	{version.Version{Major: 1, Minor: 12}, "4.20.0", "0.31.0"},
+	{version.Version{Major: 1, Minor: 13}, "4.24.0", "0.35.0"},
+	{version.Version{Major: 2, Minor: 0}, "4.27.0", "0.37.0"},
+	{version.Version{Major: 2, Minor: 1}, "4.36.0", "0.41.0"},
+	{version.Version{Major: 2, Minor: 2}, "4.38.0", "0.43.0"},
+	{version.Version{Major: 2, Minor: 3}, "4.40.0", "0.43.0"},
+	{version.Version{Major: 2, Minor: 4}, "4.43.0", "0.43.0"},
+	{version.Version{Major: 2, Minor: 5}, "4.46.0", "0.44.0"},
+	{version.Version{Major: 2, Minor: 6}, "4.48.0", "0.45.0"},
+	{version.Version{Major: 2, Minor: 7}, "4.51.0", "0.45.0"},
+	{version.Version{Major: 2, Minor: 8}, "4.55.0", "0.46.0"},
+	{version.Version{Major: 2, Minor: 9}, "4.57.0", "0.48.0"},
+	{version.Version{Major: 2, Minor: 10}, "5.0.0", "0.49.0"},
+	{version.Version{Major: 2, Minor: 13}, "5.23.0", "0.49.0"},
+}
+
+// contemporaries are the releases that were new with a release of torch.
+func contemporaries(torch version.Version) release {
+	last := releases[0]
+	for _, r := range releases {
+		if torch.AtLeast(r.torch.Major, r.torch.Minor, 0) {
+			last = r
+		}
+	}
+	return last
+}
+
+// modules is whose code the model runs.
+func (r *resolver) modules() error {
+	j := r.job
+	switch r.Modules {
+	case "", "transformers":
+	case "litgpt": // litgpt/model.py, litgpt/utils.py
+		j.FusedActivations = true
+		if j.Loss != forward.CompiledLoss {
+			j.Loss = forward.ChunkedLoss
+		}
+	case "torchtitan": // the training loop deletes the outputs before the backward pass
+		j.HoldsOutputs = false
+	default:
+		return &fault.Input{What: fmt.Sprintf("unknown modules %q", r.Modules), Mend: "expected transformers, litgpt or torchtitan"}
+	}
+	return nil
+}
+
 // passes is how the passes run.
 func (r *resolver) passes() error {
 	j := r.job
@@ -380,18 +445,29 @@ func (r *resolver) passes() error {
 	case "reentrant":
 		j.Recompute = &autograd.Checkpoint{Reentrant: true}
 	case "selective":
-		j.Recompute = &autograd.Checkpoint{Selective: true}
+		j.Recompute = &autograd.Checkpoint{Selective: 2}
 	default:
 		return &fault.Input{What: fmt.Sprintf("unknown way to recompute activations: %q", recompute), Mend: "expected one of " + strings.Join(Recomputes, ", ")}
 	}
+	j.HoldsOutputs = r.training == nil
 	if !j.Versions.Transformers.AtLeast(4, 46, 0) {
 		j.Loss = forward.ShiftLogits
+	}
+	j.Compile = r.Compile || r.training != nil && r.training.TorchCompile
+	if j.Compile {
+		// Inductor fuses what lies between products of matrices, and computes it
+		// again in the backward pass where that is cheaper than keeping it.
+		j.Loss = forward.CompiledLoss
+		if j.Recompute == nil {
+			j.Recompute = &autograd.Checkpoint{Selective: 1}
+		}
+	}
+	if err := r.modules(); err != nil {
+		return err
 	}
 	if r.FusedLoss || r.training != nil && r.training.UseLigerKernel {
 		j.Loss = forward.FusedLoss
 	}
-	j.HoldsOutputs = r.training == nil
-	j.Compile = r.Compile || r.training != nil && r.training.TorchCompile
 	j.SplitWidth, j.SplitSequence = int64(max(1, r.TensorParallel)), int64(max(1, r.ContextParallel))
 	j.SplitExperts = int64(max(1, r.ExpertParallel))
 	if l := r.launch; l != nil && l.Parallelism != nil {

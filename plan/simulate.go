@@ -46,15 +46,16 @@ type engine interface {
 // simulation is a rank that trains: the device and the host that it does so on.
 type simulation struct {
 	*Job
-	gpu, host  *trace
-	tape       *autograd.Tape
-	parameters []*autograd.Parameter
-	trained    []*autograd.Parameter
-	modules    forward.Parameters
-	engine     engine
-	stepped    bool // the optimizer has its states
-	workspaces int
-	held       forward.Result // what the loop holds of the step before
+	gpu, host     *trace
+	tape          *autograd.Tape
+	parameters    []*autograd.Parameter
+	trained       []*autograd.Parameter
+	modules       forward.Parameters
+	engine        engine
+	stepped       bool // the optimizer has its states
+	workspaces    int
+	micro, micros int            // the micro batch of the step, and how many there are
+	held          forward.Result // what the loop holds of the step before
 }
 
 // newSimulation makes the parameters of a rank. They have no storage before the
@@ -80,8 +81,9 @@ func newSimulation(j *Job, gpu, host *trace) *simulation {
 // options are those of a forward pass.
 func (s *simulation) options() forward.Options {
 	return forward.Options{
-		Batch: s.MicroBatch, Sequence: s.Sequence, Attention: s.Attention, FusesBias: s.Versions.Transformers.AtLeast(5, 0, 0), Autocast: s.Autocast, Recompute: s.Recompute, Loss: s.Loss,
-		InputGradients: s.Adapter != nil && s.Recompute != nil, SplitSequence: max(1, s.SplitSequence), SplitWidth: max(1, s.SplitWidth), Hooks: s.engine,
+		Batch: s.MicroBatch, Sequence: s.Sequence, Attention: s.Attention, FusesBias: s.Versions.Transformers.AtLeast(5, 0, 0), Autocast: s.Autocast, Recompute: s.Recompute, Loss: s.Loss, FusedActivations: s.FusedActivations,
+		SavesQuantizedInput: !s.Versions.BitsAndBytes.AtLeast(0, 43, 0),
+		InputGradients:      s.Adapter != nil && s.Recompute != nil, SplitSequence: max(1, s.SplitSequence), SplitWidth: max(1, s.SplitWidth), Hooks: s.engine,
 	}
 }
 
@@ -108,6 +110,7 @@ func (s *simulation) run() {
 func (s *simulation) iterate(iteration Iteration) {
 	micros := min(max(s.Accumulation, 1), 2)
 	for micro := range micros {
+		s.micro, s.micros = micro, micros
 		batch := s.gpu.Allocate(ledger.Bytes(3*8*s.MicroBatch*s.Sequence), forward.Batch)
 		var result forward.Result
 		s.phase(Forward, iteration, func() {

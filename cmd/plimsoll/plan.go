@@ -78,6 +78,7 @@ The catalog of models:
 	flags.Lookup("gradient-checkpointing").NoOptDefVal = "full"
 	flags.StringVar(&request.FSDP, "fsdp", "", "shard by FSDP of this `version`, 1 or 2, a block at a time")
 	flags.BoolVar(&request.OffloadParameters, "fsdp-offload", false, "keep FSDP's shards on the host")
+	flags.StringVar(&request.Modules, "modules", "", "whose `code` the model runs: transformers, litgpt or torchtitan")
 	flags.BoolVar(&request.Compile, "compile", false, "the model is compiled by torch.compile")
 	flags.BoolVar(&request.FusedLoss, "fused-loss", false, "linear layer and cross entropy in one kernel, as Liger's")
 	flags.IntVar(&request.TensorParallel, "tensor-parallel", 0, "ranks that share a block's width")
@@ -86,6 +87,7 @@ The catalog of models:
 	flags.StringVar(&request.Torch, "torch", "", "`version` of PyTorch")
 	flags.StringVar(&request.Engine, "engine-version", "", "`version` of DeepSpeed")
 	flags.StringVar(&request.Transformers, "transformers", "", "`version` of transformers")
+	flags.StringVar(&request.BitsAndBytes, "bitsandbytes", "", "`version` of bitsandbytes")
 	flags.StringVar(&request.Allocator, "alloc-conf", "", "PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True")
 	flags.StringVar(&explain, "explain", "", "explain one `component`: its bytes in every phase, formula and source")
 	flags.StringVar(&out, "out", "", "write the plan to a `file`, with a hash of what it was made from, for run --plan")
