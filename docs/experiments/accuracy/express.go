@@ -101,6 +101,8 @@ func (e *expression) chooseMachine() error {
 		q.Sequence = unstatedSequence
 	}
 	q.Torch, q.Transformers, q.Engine = e.Software.version("torch|pytorch", torchReleases), e.Software.version("transformers", transformersReleases), e.Software.version("deepspeed", nil)
+	q.BitsAndBytes = e.Software.version("bitsandbytes", nil)
+	q.Modules = strings.ToLower(e.Software.find("(litgpt|torchtitan)"))
 	return nil
 }
 
@@ -422,11 +424,13 @@ func (e *expression) commandLine() string {
 	add("gradient-checkpointing", q.Recompute)
 	add("fsdp", q.FSDP)
 	add("fsdp-offload", q.OffloadParameters)
+	add("modules", q.Modules)
 	add("compile", q.Compile)
 	add("tensor-parallel", q.TensorParallel)
 	add("context-parallel", q.ContextParallel)
 	add("torch", q.Torch)
 	add("engine-version", q.Engine)
 	add("transformers", q.Transformers)
+	add("bitsandbytes", q.BitsAndBytes)
 	return b.String()
 }
