@@ -85,6 +85,10 @@ scoreboard: ## Hold the binding against the rules of other programs, on the corp
 bench-compare: ## Compare the kernels with those of commit REF
 	scripts/bench-compare $(REF)
 
+.PHONY: accuracy
+accuracy: ## Hold plans against public measurements, and write docs/accuracy.md (needs the measurements)
+	$(GO) run ./docs/experiments/accuracy -write docs/accuracy.md
+
 FUZZTIME ?= 20s
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (20s)
