@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"plimsoll/gpu"
@@ -86,6 +87,9 @@ func (e *expression) chooseMachine() error {
 		}
 	}
 	world := max(1, int(e.Parallel.World))
+	if count, err := strconv.Atoi(e.GPU.find(`^(\d+)x`)); err == nil && world == 1 && slices.Contains(e.Tags, "multi") {
+		world = count // some rows say it of the GPUs only
+	}
 	perNode := int(e.Parallel.RanksPerHost)
 	switch {
 	case perNode > 0:
@@ -103,6 +107,16 @@ func (e *expression) chooseMachine() error {
 	q.Torch, q.Transformers, q.Engine = e.Software.version("torch|pytorch", torchReleases), e.Software.version("transformers", transformersReleases), e.Software.version("deepspeed", nil)
 	q.BitsAndBytes = e.Software.version("bitsandbytes", nil)
 	q.Modules = strings.ToLower(e.Software.find("(litgpt|torchtitan)"))
+	switch {
+	case q.Modules == "torchtitan":
+		q.Allocator = "expandable_segments:True" // run_train.sh exports it
+	case q.Modules == "litgpt" && q.BitsAndBytes == "":
+		q.BitsAndBytes = "0.42.0" // its pyproject.toml pins it
+	}
+	switch {
+	case q.Modules == "litgpt" && e.Accumulation == 0:
+		q.Accumulation = 2 // its scripts accumulate up to a batch of 8 or more
+	}
 	return nil
 }
 
@@ -120,6 +134,8 @@ func (e *expression) choosePasses() error {
 	switch {
 	case e.Recompute.has("^off"):
 		q.Recompute = "none"
+	case e.Recompute.has("every 2nd layer"):
+		q.Recompute = "every-2"
 	case e.Recompute.has("selective|sac"):
 		q.Recompute = "selective"
 	case e.Recompute.has("reentrant"):
@@ -226,6 +242,9 @@ func (e *expression) chooseAdapter() error {
 	default:
 		config["peft_type"] = "LORA"
 		config["use_dora"] = a.Method.has("DoRA")
+		if e.Software.has("litgpt") {
+			config["lora_dropout"] = 0.05 // its scripts' default
+		}
 	}
 	if a.Rank > 0 {
 		config["r"] = a.Rank
@@ -310,7 +329,7 @@ func (e *expression) chooseEngine() error {
 		offload := e.Offload.has("fsdp") && e.only(e.Offload, "offload|no cpu offload") && !e.point.has("no cpu offload")
 		switch {
 		case e.Parallel.FSDP.has("no_shard"):
-		case e.Parallel.FSDP.has("fsdp1"):
+		case e.Parallel.FSDP.has("fsdp1"), e.Parallel.FSDP == "" && slices.Contains(e.Tags, "fsdp"):
 			q.FSDP, q.OffloadParameters = "1", offload
 		case e.Parallel.FSDP.has("fsdp2"):
 			q.FSDP, q.OffloadParameters = "2", offload
