@@ -95,8 +95,8 @@ func FuzzParseConfiguration(f *testing.F) {
 			f.Add(s.key+":"+value+",expandable_segments:False", "2.14", int64(3<<20))
 		}
 	}
-	f.Fuzz(func(t *testing.T, text, version string, size int64) {
-		v, err := version.Parse(version)
+	f.Fuzz(func(t *testing.T, text, torch string, size int64) {
+		v, err := version.Parse(torch)
 		if err != nil {
 			return
 		}
