@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -48,6 +49,8 @@ func (e *expression) expressible() error {
 		return errors.New("a kernel by itself, not the training of a model")
 	case e.Parallel.Pipeline > 1:
 		return errors.New("pipeline parallelism is not planned")
+	case e.Parallel.World == 1 && e.Recompute.has("fsdp"):
+		return errors.New("sharded, and it is not said among how many GPUs")
 	case text(e.Source).has("reward"):
 		return errors.New("the head of DeepSpeed-Chat's reward model is not one of transformers")
 	}
@@ -100,8 +103,11 @@ func (e *expression) chooseMachine() error {
 	if q.Sequence == 0 {
 		q.Sequence = unstatedSequence
 	}
+	if batch := e.trainer().batch; e.Accumulation == 0 && batch > 0 {
+		q.Accumulation = max(1, batch/q.MicroBatch)
+	}
 	q.Torch, q.Transformers, q.Engine = e.Software.version("torch|pytorch", torchReleases), e.Software.version("transformers", transformersReleases), e.Software.version("deepspeed", nil)
-	q.BitsAndBytes = e.Software.version("bitsandbytes", nil)
+	q.BitsAndBytes = cmp.Or(e.Software.version("bitsandbytes", nil), e.trainer().quantizer)
 	q.Modules = strings.ToLower(e.Software.find("(litgpt|torchtitan)"))
 	return nil
 }
@@ -226,6 +232,7 @@ func (e *expression) chooseAdapter() error {
 	default:
 		config["peft_type"] = "LORA"
 		config["use_dora"] = a.Method.has("DoRA")
+		config["lora_dropout"] = e.trainer().dropout
 	}
 	if a.Rank > 0 {
 		config["r"] = a.Rank

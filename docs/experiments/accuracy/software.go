@@ -23,11 +23,8 @@ var transformersReleases = []release{
 // version is the version of a program that the text names, or the newest of
 // the time that it names. It is empty where the text says nothing of either.
 func (t text) version(program string, releases []release) string {
-	if v := t.find(`\b(?:` + program + `) ~?v?(\d+\.\d+(?:\.\d+)?)`); v != "" {
-		return v
-	}
-	if v := t.find(`\b(?:` + program + `) ~?v?(\d+\.\d)x`); v != "" {
-		return v + "0"
+	if v := t.find(`\b(?:` + program + `) ~?v?(\d+\.\d+x?(?:\.\d+)?)`); v != "" {
+		return strings.Replace(v, "x", "0", 1)
 	}
 	at, ok := t.date()
 	if !ok {
@@ -63,4 +60,29 @@ func (t text) date() (string, bool) {
 		return fmt.Sprintf("%s-06", m[1]), true
 	}
 	return "", false
+}
+
+// trainer is what a training program does where a row says nothing.
+type trainer struct {
+	pattern   string // in the software or the source
+	batch     int    // samples of a rank between two optimizer steps; 0: one micro batch
+	dropout   float64
+	quantizer string // version of bitsandbytes
+}
+
+// trainers are programs whose defaults matter, the first that matches.
+var trainers = []trainer{
+	{"config_hub", 8, 0.05},     // litgpt/config_hub/finetune/*/*lora.yaml
+	{"litgpt", 128, 0.05, ""},   // litgpt/finetune/lora.py: batch_size, lora_dropout
+	{"fsdp_qlora", 0, 0.1, ""},  // fsdp_qlora/train.py: lora_dropout
+	{"method_comparison", 0, 0}, // peft/method_comparison: LoraConfig's default
+}
+
+func (e *expression) trainer() trainer {
+	for _, t := range trainers {
+		if e.Software.has(t.pattern) || text(e.Source).has(t.pattern) {
+			return t
+		}
+	}
+	return trainer{}
 }
