@@ -64,18 +64,17 @@ func (t text) date() (string, bool) {
 
 // trainer is what a training program does where a row says nothing.
 type trainer struct {
-	pattern   string // in the software or the source
-	batch     int    // samples of a rank between two optimizer steps; 0: one micro batch
-	dropout   float64
-	quantizer string // version of bitsandbytes
+	pattern      string  // in the software or the source
+	batch        int     // samples of a rank between two optimizer steps; 0: one micro batch
+	dropout      float64 // of LoRA
+	bitsAndBytes string  // version
 }
 
 // trainers are programs whose defaults matter, the first that matches.
 var trainers = []trainer{
-	{"config_hub", 8, 0.05},     // litgpt/config_hub/finetune/*/*lora.yaml
-	{"litgpt", 128, 0.05, ""},   // litgpt/finetune/lora.py: batch_size, lora_dropout
-	{"fsdp_qlora", 0, 0.1, ""},  // fsdp_qlora/train.py: lora_dropout
-	{"method_comparison", 0, 0}, // peft/method_comparison: LoraConfig's default
+	{pattern: "config_hub", batch: 8, dropout: 0.05, bitsAndBytes: "0.42.0"}, // litgpt: config_hub/finetune, pyproject.toml
+	{pattern: "litgpt", batch: 128, dropout: 0.05},                           // finetune/lora.py: batch_size, lora_dropout
+	{pattern: "fsdp_qlora", dropout: 0.1},                                    // train.py: lora_dropout
 }
 
 func (e *expression) trainer() trainer {
