@@ -41,7 +41,10 @@ type Job struct {
 	FusedActivations bool
 	// JoinsProjections says that queries, keys and values are one tensor.
 	JoinsProjections bool
-	RecomputeEvery   int // blocks are recomputed at this distance; 0 and 1: all
+	// WrapsEmbedding says that FSDP gathers the embedding and the head as units
+	// of their own.
+	WrapsEmbedding bool
+	RecomputeEvery int // blocks are recomputed at this distance; 0 and 1: all
 	// HoldsOutputs says that the training loop keeps the outputs of the model
 	// until the next forward pass is done, as a loop written by hand does.
 	HoldsOutputs bool

@@ -5,8 +5,7 @@ import (
 	"plimsoll/ledger"
 )
 
-// replayed is the caching allocator that a GPU's trace goes through. All of a
-// plan is on one stream.
+// replayed is the caching allocator that a GPU's trace goes through.
 type replayed struct{ *allocator.CUDA }
 
 // allocator is PyTorch's of an empty GPU that has no limit: the verdict
@@ -19,8 +18,8 @@ func (j *Job) allocator() (Allocator, error) {
 	return replayed{allocator.NewCUDA(c, 0)}, nil
 }
 
-func (r replayed) Allocate(bytes ledger.Bytes) (Handle, error) {
-	b, err := r.CUDA.Allocate(bytes, 0)
+func (r replayed) Allocate(bytes ledger.Bytes, stream int) (Handle, error) {
+	b, err := r.CUDA.Allocate(bytes, stream)
 	if b == nil {
 		return nil, err
 	}
@@ -37,7 +36,7 @@ func (r replayed) Use() Use {
 // heap is the host's malloc below a trace.
 type heap struct{ *allocator.Glibc }
 
-func (h heap) Allocate(bytes ledger.Bytes) (Handle, error) {
+func (h heap) Allocate(bytes ledger.Bytes, _ int) (Handle, error) {
 	if b := h.Glibc.Allocate(bytes); b != nil {
 		return b, nil
 	}

@@ -19,6 +19,7 @@ type trace struct {
 	blocksOf []int          // by component
 
 	allocator Allocator // nil: requested bytes only
+	stream    int       // CUDA's, that allocations are made on
 	phases    []Phase
 	peak      ledger.Bytes // of the phase that is open
 	atPeak    []ledger.Bytes
@@ -34,7 +35,7 @@ type block struct {
 // Allocator is where a trace is replayed: the caching allocator of a GPU, the
 // pinned allocator of a host, or none.
 type Allocator interface {
-	Allocate(bytes ledger.Bytes) (Handle, error)
+	Allocate(bytes ledger.Bytes, stream int) (Handle, error)
 	Free(Handle)
 	// Use is what is allocated, in the allocator's rounding, and what is
 	// reserved from the device: now, and at most since the last Reset.
@@ -68,7 +69,7 @@ func (t *trace) component(name string) int {
 func (t *trace) Allocate(bytes ledger.Bytes, component string) int {
 	b := block{bytes: bytes, component: t.component(component)}
 	if t.allocator != nil && t.failed == nil {
-		b.handle, t.failed = t.allocator.Allocate(bytes)
+		b.handle, t.failed = t.allocator.Allocate(bytes, t.stream)
 	}
 	t.held[b.component] += bytes
 	t.live += bytes
@@ -104,6 +105,14 @@ func (t *trace) Free(id int) {
 		b.handle = nil
 	}
 	t.unused = append(t.unused, id)
+}
+
+// on has body allocate on a stream: memory is not shared among streams.
+func (t *trace) on(stream int, body func()) {
+	before := t.stream
+	t.stream = stream
+	body()
+	t.stream = before
 }
 
 // during is a block for as long as body runs.

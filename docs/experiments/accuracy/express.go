@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"plimsoll/gpu"
@@ -49,8 +50,6 @@ func (e *expression) expressible() error {
 		return errors.New("a kernel by itself, not the training of a model")
 	case e.Parallel.Pipeline > 1:
 		return errors.New("pipeline parallelism is not planned")
-	case e.Parallel.World == 1 && e.Recompute.has("fsdp"):
-		return errors.New("sharded, and it is not said among how many GPUs")
 	case text(e.Source).has("reward"):
 		return errors.New("the head of DeepSpeed-Chat's reward model is not one of transformers")
 	}
@@ -89,6 +88,9 @@ func (e *expression) chooseMachine() error {
 		}
 	}
 	world := max(1, int(e.Parallel.World))
+	if count, err := strconv.Atoi(e.GPU.find(`^(\d+)x`)); err == nil && world == 1 && slices.Contains(e.Tags, "multi") {
+		world = count // some rows say it of the GPUs only
+	}
 	perNode := int(e.Parallel.RanksPerHost)
 	switch {
 	case perNode > 0:
@@ -109,6 +111,7 @@ func (e *expression) chooseMachine() error {
 	q.Torch, q.Transformers, q.Engine = e.Software.version("torch|pytorch", torchReleases), e.Software.version("transformers", transformersReleases), e.Software.version("deepspeed", nil)
 	q.BitsAndBytes = cmp.Or(e.Software.version("bitsandbytes", nil), e.trainer().bitsAndBytes)
 	q.Modules = strings.ToLower(e.Software.find("(litgpt|torchtitan)"))
+	q.Allocator = e.trainer().allocator
 	return nil
 }
 
@@ -126,6 +129,8 @@ func (e *expression) choosePasses() error {
 	switch {
 	case e.Recompute.has("^off"):
 		q.Recompute = "none"
+	case e.Recompute.has("every 2nd layer"):
+		q.Recompute = "every-2"
 	case e.Recompute.has("selective|sac"):
 		q.Recompute = "selective"
 	case e.Recompute.has("reentrant"):
@@ -317,7 +322,7 @@ func (e *expression) chooseEngine() error {
 		offload := e.Offload.has("fsdp") && e.only(e.Offload, "offload|no cpu offload") && !e.point.has("no cpu offload")
 		switch {
 		case e.Parallel.FSDP.has("no_shard"):
-		case e.Parallel.FSDP.has("fsdp1"):
+		case e.Parallel.FSDP.has("fsdp1"), e.Parallel.FSDP == "" && slices.Contains(e.Tags, "fsdp"):
 			q.FSDP, q.OffloadParameters = "1", offload
 		case e.Parallel.FSDP.has("fsdp2"):
 			q.FSDP, q.OffloadParameters = "2", offload
