@@ -209,6 +209,7 @@ func (r *resolver) sharding() error {
 		return &fault.Input{What: fmt.Sprintf("--fsdp is %q, expected 1 or 2, the version", r.Request.FSDP)}
 	}
 	j.ShardRanks = j.World / int(j.SplitWidth)
+	j.ZeROInit = r.training != nil || r.launch != nil && r.launch.ZeRO3Init
 	if j.FSDP == nil {
 		return nil
 	}

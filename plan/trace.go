@@ -36,7 +36,7 @@ type block struct {
 // pinned allocator of a host, or none.
 type Allocator interface {
 	Allocate(bytes ledger.Bytes, stream int) (Handle, error)
-	Free(Handle)
+	Free(Handle) error
 	// Use is what is allocated, in the allocator's rounding, and what is
 	// reserved from the device: now, and at most since the last Reset.
 	Use() Use
@@ -101,7 +101,9 @@ func (t *trace) Free(id int) {
 	t.held[b.component] -= b.bytes
 	t.live -= b.bytes
 	if b.handle != nil {
-		t.allocator.Free(b.handle)
+		if err := t.allocator.Free(b.handle); err != nil && t.failed == nil {
+			t.failed = err
+		}
 		b.handle = nil
 	}
 	t.unused = append(t.unused, id)
