@@ -51,13 +51,24 @@ func TestVersions(t *testing.T) {
 	for _, test := range []struct{ software, torch, transformers string }{
 		{"litgpt 8641822 (2023-10-20), PyTorch 2.1.0+cu121, bitsandbytes 0.41.1", "2.1.0", "4.34.0"},
 		{"transformers ~4.16-4.18, torch ~1.10, CUDA 11.2 (Jan 2022)", "1.10", "4.16"},
-		{"torchtitan @775a486-era, torch nightly 2025-06", "2.7.0", "4.50.0"},
+		{"torchtitan @775a486-era, torch nightly 2025-06", "2.8.0", "4.57.0"},
 		{"HF Trainer (Dec 2025/Jan 2026; transformers 4.5x, Kubeflow)", "2.9.0", "4.50"},
+		{"torchtitan PR 778 branch (Jan 2025)", "2.7.0", "4.50.0"},
 		{"Liger", "", ""},
 	} {
 		s := text(test.software)
 		if torch, transformers := s.version("torch|pytorch", torchReleases), s.version("transformers", transformersReleases); torch != test.torch || transformers != test.transformers {
 			t.Errorf("%s: torch %q and transformers %q, expected %q and %q", s, torch, transformers, test.torch, test.transformers)
+		}
+	}
+}
+
+func TestGPUs(t *testing.T) {
+	for name, expected := range map[string]string{"2x RTX 3090 (same on 2x 4090)": "RTX-3090", "RTX 3090 / A100 (unspecified for this table)": "RTX-3090",
+		"1x A100-SXM4-40GB": "A100-40GB", "NVIDIA L40S": "L40S", "H100 96GB HBM2e SXM": "H100-96GB", "8x H100": "H100-80GB", "4 GPUs (unnamed)": "",
+		"4x L40S (1 per host, 256 GB RAM)": "L40S", "1x V100-SXM2-16GB": "V100-16GB", "4x 15 GB (T4)": "T4", "8x H100 (95 GiB)": "H100-80GB"} {
+		if got := text(name).gpu(); got != expected {
+			t.Errorf("%s: %q, expected %q", name, got, expected)
 		}
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 
-	"plimsoll/gpu"
 	"plimsoll/model"
 	"plimsoll/plan"
 )
@@ -81,12 +80,7 @@ type object = map[string]any
 // chooseMachine is the GPUs, the versions and the size of the batch.
 func (e *expression) chooseMachine() error {
 	q := &e.request
-	for _, name := range gpu.Names() {
-		family, memory, _ := strings.Cut(name, "-")
-		if e.GPU.has(`\b`+family+`\b`) && (memory == "" || q.GPU == "" || e.GPU.has(`\b`+strings.TrimSuffix(memory, "GB")+`\s*GB`)) {
-			q.GPU = name
-		}
-	}
+	q.GPU = e.GPU.gpu()
 	world := max(1, int(e.Parallel.World))
 	if count, err := strconv.Atoi(e.GPU.find(`^(\d+)x`)); err == nil && world == 1 && slices.Contains(e.Tags, "multi") {
 		world = count // some rows say it of the GPUs only

@@ -3,8 +3,11 @@ package main
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
+
+	"plimsoll/gpu"
 )
 
 // release is when a version came out.
@@ -30,36 +33,47 @@ func (t text) version(program string, releases []release) string {
 	if !ok {
 		return ""
 	}
-	version := ""
-	for _, r := range releases {
-		if r.month <= at {
-			version = r.version
+	i := slices.IndexFunc(releases, func(r release) bool { return r.month > at })
+	if i < 0 {
+		i = len(releases)
+	}
+	// torchtitan runs on what becomes the next release but those that are about
+	// to come out: their branch was cut before.
+	if t.has("nightly|torchtitan") {
+		after, _ := time.Parse("2006-01", at)
+		soon := after.AddDate(0, 2, 0).Format("2006-01")
+		if i = slices.IndexFunc(releases, func(r release) bool { return r.month >= soon }) + 1; i == 0 {
+			i = len(releases)
 		}
 	}
-	return version
+	if i == 0 {
+		return ""
+	}
+	return releases[i-1].version
 }
 
-var (
-	isoDate   = regexp.MustCompile(`\b(20\d\d-\d\d)`)
-	monthYear = regexp.MustCompile(`\b(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*(?:/[A-Z][a-z]+)? (20\d\d)`)
-	onlyYear  = regexp.MustCompile(`\b(20\d\d)\b`)
-)
-
-// date is the month that a text names, as 2023-06; the middle of a year that it
-// names alone.
-func (t text) date() (string, bool) {
-	s := string(t)
-	if m := isoDate.FindStringSubmatch(s); m != nil {
-		return m[1], true
+// gpu is the kind of GPU that the text names, as plimsoll plan takes it: the
+// first of which every part is there, or else the first of which the family is.
+// What is in brackets counts where nothing else names one.
+func (t text) gpu() string {
+	outside, _, bracketed := cut(t, "(")
+	named := ""
+	for _, name := range gpu.Names() {
+		family, size, _ := strings.Cut(name, "-")
+		if !outside.has(`\b` + family + `\b`) {
+			continue
+		}
+		if size == "" || outside.has(`\b`+strings.TrimSuffix(size, "GB")+`(\s*GB)?\b`) {
+			return name
+		}
+		if named == "" {
+			named = name
+		}
 	}
-	if m := monthYear.FindStringSubmatch(s); m != nil {
-		month, err := time.Parse("Jan 2006", m[1]+" "+m[2])
-		return month.Format("2006-01"), err == nil
+	if named == "" && bracketed {
+		return text(strings.ReplaceAll(string(t), "(", " ")).gpu()
 	}
-	if m := onlyYear.FindStringSubmatch(strings.ReplaceAll(s, ",", " ")); m != nil {
-		return fmt.Sprintf("%s-06", m[1]), true
-	}
-	return "", false
+	return named
 }
 
 // trainer is what a training program does where a row says nothing.
