@@ -52,6 +52,29 @@ func (t text) version(program string, releases []release) string {
 	return releases[i-1].version
 }
 
+var (
+	isoDate   = regexp.MustCompile(`\b(20\d\d-\d\d)`)
+	monthYear = regexp.MustCompile(`\b(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*(?:/[A-Z][a-z]+)? (20\d\d)`)
+	onlyYear  = regexp.MustCompile(`\b(20\d\d)\b`)
+)
+
+// date is the month that a text names, as 2023-06; the middle of a year that it
+// names alone.
+func (t text) date() (string, bool) {
+	s := string(t)
+	if m := isoDate.FindStringSubmatch(s); m != nil {
+		return m[1], true
+	}
+	if m := monthYear.FindStringSubmatch(s); m != nil {
+		month, err := time.Parse("Jan 2006", m[1]+" "+m[2])
+		return month.Format("2006-01"), err == nil
+	}
+	if m := onlyYear.FindStringSubmatch(s); m != nil {
+		return fmt.Sprintf("%s-06", m[1]), true
+	}
+	return "", false
+}
+
 // gpu is the kind of GPU that the text names, as plimsoll plan takes it: the
 // first of which every part is there, or else the first of which the family is.
 // What is in brackets counts where nothing else names one.
