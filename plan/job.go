@@ -42,6 +42,12 @@ type Job struct {
 	// JoinsProjections says that queries, keys and values are one tensor.
 	JoinsProjections bool
 	RecomputeEvery   int // blocks are recomputed at this distance; 0 and 1: all
+	// ZeROInit says that parameters are divided among the ranks while the model
+	// is made, as transformers does with ZeRO-3 when the Trainer is made first.
+	ZeROInit bool
+	// SplitsDecay says that the optimizer has norms and biases, which are not
+	// decayed, in a group of their own, as transformers' Trainer makes.
+	SplitsDecay bool
 	// HoldsOutputs says that the training loop keeps the outputs of the model
 	// until the next forward pass is done, as a loop written by hand does.
 	HoldsOutputs bool

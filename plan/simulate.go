@@ -72,6 +72,8 @@ func newSimulation(j *Job, gpu, host *trace) *simulation {
 	switch {
 	case j.FSDP != nil:
 		s.engine = newSharded(s)
+	case j.DeepSpeed != nil:
+		s.engine = newDeepSpeed(s)
 	default:
 		s.engine = &plain{simulation: s}
 	}
