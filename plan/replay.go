@@ -2,6 +2,7 @@ package plan
 
 import (
 	"plimsoll/allocator"
+	"plimsoll/fault"
 	"plimsoll/ledger"
 )
 
@@ -13,7 +14,7 @@ type replayed struct{ *allocator.CUDA }
 func (j *Job) allocator() (Allocator, error) {
 	c, err := allocator.ParseConfiguration(j.Allocator, j.Versions.Torch)
 	if err != nil {
-		return nil, err
+		return nil, &fault.Input{What: "--alloc-conf", Err: err}
 	}
 	return replayed{allocator.NewCUDA(c, 0)}, nil
 }
