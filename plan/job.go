@@ -56,6 +56,7 @@ type Job struct {
 	AdapterType  dtype.Type
 	Quantization *recipe.Quantization
 	DeepSpeed    *recipe.DeepSpeed
+	ZeROInit     bool // parameters are sharded from the start at stage 3
 	FSDP         *recipe.FSDP
 	Versions     Versions
 

@@ -14,6 +14,9 @@ type Plan struct {
 	Trained int64 // elements of parameters that are trained
 	Devices []Device
 	Verdict Verdict
+	// Hosted is the optimizer state of the job in Plimsoll's own formats, in the
+	// memory of a node; nil where they do not hold it.
+	Hosted []Hosted
 }
 
 // Device is a GPU or the memory of a node, as rank or node 0 has it; Count
@@ -72,6 +75,7 @@ func New(j *Job) (*Plan, error) {
 		p.Devices = append(p.Devices, s.device())
 	}
 	p.Devices = append(p.Devices, s.node())
+	p.Hosted = s.hosted()
 	p.judge()
 	return p, nil
 }

@@ -206,6 +206,7 @@ func (r *resolver) sharding() error {
 		j.FSDP.OffloadParameters = true
 	}
 	j.ShardRanks = j.World / int(j.SplitWidth)
+	j.ZeROInit = r.training != nil || r.launch != nil && r.launch.ZeRO3Init
 	if j.FSDP == nil {
 		return nil
 	}

@@ -21,9 +21,9 @@ const (
 	Loading         = "weights on their way to the GPU"
 )
 
-// engine is who shards, moves and updates the parameters of a rank. A
+// sharding is who shards, moves and updates the parameters of a rank. A
 // simulation calls it as the training loop calls the real one.
-type engine interface {
+type sharding interface {
 	forward.Hooks
 	// load puts the parameters where they are when the model has been made.
 	load()
@@ -51,7 +51,7 @@ type simulation struct {
 	parameters    []*autograd.Parameter
 	trained       []*autograd.Parameter
 	modules       forward.Parameters
-	engine        engine
+	engine        sharding
 	stepped       bool // the optimizer has its states
 	workspaces    int
 	micro, micros int            // the micro batch of the step, and how many there are
@@ -72,6 +72,8 @@ func newSimulation(j *Job, gpu, host *trace) *simulation {
 	switch {
 	case j.FSDP != nil:
 		s.engine = newSharded(s)
+	case j.DeepSpeed != nil:
+		s.engine = newZeRO(s)
 	default:
 		s.engine = &plain{simulation: s}
 	}

@@ -56,6 +56,9 @@ type DeepSpeed struct {
 type Offload struct {
 	Device    string // "none", "cpu" or "nvme"
 	PinMemory bool
+	// PinMemoryGiven says that the file has the key: its default changed from
+	// false to true in 0.19.6.
+	PinMemoryGiven bool
 	// Ratio is the share of the optimizer that runs on the CPU (ZeRO-3 only).
 	Ratio float64
 	// SuperOffload is DeepSpeed's way for Grace Hopper (ZeRO-3 only).
@@ -223,9 +226,11 @@ func (c *checking) offload(section, deprecated string) Offload {
 		device = "cpu"
 	}
 	return Offload{
-		Device:       c.word(device, section+".device"),
-		PinMemory:    c.truth(true, section+".pin_memory"),
-		Ratio:        c.number(1, section+".ratio"),
-		SuperOffload: c.truth(false, section+".super_offload"),
+		Device:    c.word(device, section+".device"),
+		PinMemory: c.truth(true, section+".pin_memory"),
+
+		PinMemoryGiven: c.root.find(section+".pin_memory") != nil,
+		Ratio:          c.number(1, section+".ratio"),
+		SuperOffload:   c.truth(false, section+".super_offload"),
 	}
 }
