@@ -42,6 +42,7 @@ func newZeRO(s *simulation) sharding {
 	for _, p := range s.trained {
 		z.largest = max(z.largest, p.Elements)
 	}
+	z.because(autograd.Gradients, "%s trained parameters in %v, until they are reduced", ledger.Count(z.trainedElements()), z.Weights)
 	if z.d.ZeROStage == 3 {
 		return &zero3{zero: z}
 	}
