@@ -4,6 +4,8 @@
 package plan
 
 import (
+	"fmt"
+
 	"plimsoll/allocator"
 	"plimsoll/ledger"
 )
@@ -67,6 +69,11 @@ func New(j *Job) (*Plan, error) {
 	}
 	s := newSimulation(j, gpu, host)
 	s.run()
+	for _, t := range []*trace{gpu, host} {
+		if t.failed != nil {
+			return nil, fmt.Errorf("the plan's own trace is inconsistent: %w", t.failed)
+		}
+	}
 	p := &Plan{Job: j, Trained: j.Model.Elements()}
 	if j.Adapter != nil {
 		p.Trained = s.trainedElements()

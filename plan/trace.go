@@ -36,11 +36,13 @@ type block struct {
 // pinned allocator of a host, or none.
 type Allocator interface {
 	Allocate(bytes ledger.Bytes, stream int) (Handle, error)
-	Free(Handle)
+	Free(Handle) error
 	// Use is what is allocated, in the allocator's rounding, and what is
 	// reserved from the device: now, and at most since the last Reset.
 	Use() Use
 	ResetPeaks()
+	// EmptyCache gives back what is reserved and not in use.
+	EmptyCache()
 }
 
 // Handle is an allocation of an Allocator.
@@ -101,7 +103,9 @@ func (t *trace) Free(id int) {
 	t.held[b.component] -= b.bytes
 	t.live -= b.bytes
 	if b.handle != nil {
-		t.allocator.Free(b.handle)
+		if err := t.allocator.Free(b.handle); err != nil && t.failed == nil {
+			t.failed = err
+		}
 		b.handle = nil
 	}
 	t.unused = append(t.unused, id)
@@ -124,6 +128,13 @@ func (t *trace) during(bytes ledger.Bytes, component string, body func()) {
 	id := t.Allocate(bytes, component)
 	body()
 	t.Free(id)
+}
+
+// emptyCache is torch.cuda.empty_cache.
+func (t *trace) emptyCache() {
+	if t.allocator != nil {
+		t.allocator.EmptyCache()
+	}
 }
 
 // phase runs body as a phase of the job.

@@ -34,9 +34,13 @@ func (t text) version(program string, releases []release) string {
 		return ""
 	}
 	version := ""
-	for _, r := range releases {
-		if r.month <= at {
-			version = r.version
+	for i, r := range releases {
+		if r.month > at {
+			break
+		}
+		version = r.version
+		if t.has("nightly") && i+1 < len(releases) {
+			version = releases[i+1].version // which it became
 		}
 	}
 	return version
