@@ -55,7 +55,7 @@ func contextOf(torch version.Version) Component {
 // reasonsOf are the reasons of all components of a device.
 func (s *simulation) reasonsOf(device ledger.Device) map[string]string {
 	tokens := s.MicroBatch * s.Sequence
-	batch := fmt.Sprintf("%d sequences x %s tokens", s.MicroBatch, ledger.Count(s.Sequence))
+	batch := fmt.Sprintf("%d x %s tokens", s.MicroBatch, ledger.Count(s.Sequence))
 	kept := "kept for the backward pass"
 	if s.Recompute != nil {
 		kept = "of the block that is recomputed"
