@@ -126,6 +126,8 @@ type pass struct {
 	network    *model.Network
 	parameters Parameters
 	weights    map[*autograd.Parameter]*autograd.Tensor // cast by autocast
+	cached     []*autograd.Parameter                    // of weights, in order
+	ended      bool                                     // the forward pass is over
 	encoded    *autograd.Tensor                         // output of the encoder
 	// What dropout made of the last input of padded adapters.
 	droppedFrom, dropped *autograd.Tensor
@@ -134,6 +136,7 @@ type pass struct {
 
 // Run runs a micro batch through the network up to the loss.
 func Run(t *autograd.Tape, network *model.Network, parameters Parameters, options Options) Result {
+	defer t.SetComponent(t.SetComponent(Residual)) // what nothing else names
 	p := &pass{Tape: t, Options: options, network: network, parameters: parameters, weights: map[*autograd.Parameter]*autograd.Tensor{}}
 	var result Result
 	t.Scope(func() *autograd.Tensor {
@@ -152,10 +155,19 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 		return nil
 	})
 	p.share(nil, nil)
-	for _, x := range p.weights { // autocast ends
-		t.Drop(x)
-	}
+	p.endAutocast()
+	p.ended = true
 	return result
+}
+
+// endAutocast drops the weights that autocast has kept, as it does at the end
+// of the forward pass and of every block that is computed again.
+func (p *pass) endAutocast() {
+	for _, w := range p.cached {
+		p.Drop(p.weights[w])
+	}
+	p.cached = nil
+	clear(p.weights)
 }
 
 // stack runs an encoder or a decoder.
@@ -234,7 +246,13 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 			return body(x)
 		}
 		defer p.SetComponent(p.SetComponent(Residual))
-		return p.Checkpoint(*p.Recompute, x, body)
+		return p.Checkpoint(*p.Recompute, x, func(x *autograd.Tensor) *autograd.Tensor {
+			result := body(x)
+			if p.ended {
+				p.endAutocast()
+			}
+			return result
+		})
 	})
 }
 

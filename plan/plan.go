@@ -53,6 +53,7 @@ type Verdict struct {
 	Phase     PhaseName
 	Iteration Iteration
 	Needed    ledger.Bytes
+	Least     ledger.Bytes // of Needed, if the allocator lost nothing
 	Capacity  ledger.Bytes
 }
 
@@ -170,7 +171,7 @@ func (p *Plan) judge() {
 			filled := float64(phase.PeakUsed) / float64(d.Capacity)
 			if r := rank[result] - rank[p.Verdict.Result]; r > 0 || r == 0 && filled > nearest {
 				nearest = filled
-				p.Verdict = Verdict{result, d.Kind, phase.Name, phase.Iteration, phase.PeakUsed, d.Capacity}
+				p.Verdict = Verdict{result, d.Kind, phase.Name, phase.Iteration, phase.PeakUsed, d.least(phase), d.Capacity}
 			}
 		}
 	}

@@ -14,7 +14,7 @@ type replayed struct{ *allocator.CUDA }
 func (j *Job) allocator() (Allocator, error) {
 	c, err := allocator.ParseConfiguration(j.Allocator, j.Versions.Torch)
 	if err != nil {
-		return nil, err
+		return nil, &fault.Input{What: "--alloc-conf", Err: err}
 	}
 	if c.MallocAsync {
 		return nil, &fault.Input{What: "--alloc-conf asks for the backend cudaMallocAsync, which is CUDA's own and not modelled", Mend: "leave it out for an estimate with PyTorch's allocator"}
