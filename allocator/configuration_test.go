@@ -72,7 +72,7 @@ func TestBadConfiguration(t *testing.T) {
 		{"backend:native backend:native", 13, `found "nativebackend"`},
 		{"expandable_segments_reserve:0.5", 14, `not modelled`},
 	} {
-		_, err := ParseConfiguration(test.text, version.Version{2, test.minor})
+		_, err := ParseConfiguration(test.text, version.Version{Major: 2, Minor: test.minor})
 		if !errors.As(err, new(*fault.Input)) {
 			t.Errorf("%q: %v", test.text, err)
 			continue
@@ -95,8 +95,8 @@ func FuzzParseConfiguration(f *testing.F) {
 			f.Add(s.key+":"+value+",expandable_segments:False", "2.14", int64(3<<20))
 		}
 	}
-	f.Fuzz(func(t *testing.T, text, version string, size int64) {
-		v, err := version.Parse(version)
+	f.Fuzz(func(t *testing.T, text, torch string, size int64) {
+		v, err := version.Parse(torch)
 		if err != nil {
 			return
 		}

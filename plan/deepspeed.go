@@ -115,10 +115,16 @@ func (z *zero) masterBytes() int64 {
 }
 
 func (z *zero) stateBytes() int64 {
-	if z.d.LowPrecisionState {
-		return 2 * z.Weights.Size()
+	// Of 1 Mi elements, so that block-wise states count their scales.
+	sample := &autograd.Parameter{Elements: 1 << 20, Rows: 1 << 10, DType: dtype.F32}
+	var bytes int64
+	for _, state := range z.Optimizer.states(sample) {
+		bytes += state.bytes
 	}
-	return 8
+	if z.d.LowPrecisionState {
+		bytes = bytes * z.Weights.Size() / 4
+	}
+	return bytes >> 20
 }
 
 func (z *zero12) initialize() {
@@ -297,8 +303,8 @@ func (z *zero12) wholeStep() {
 	z.because(StepTemporaries, "4 B x %s: gradients cast to fp32 and flattened (runtime/fp16/fused_optimizer.py)", ledger.Count(elements))
 	z.gpu.during(ledger.Bytes(temporaries), StepTemporaries, func() {
 		if !z.states {
-			allocate(z.gpu, 8*elements, States)
-			z.because(States, "8 B x %s: exp_avg and exp_avg_sq, made in the first step", ledger.Count(elements))
+			allocate(z.gpu, z.stateBytes()*elements, States)
+			z.because(States, "%d B x %s: states of the optimizer, made in the first step", z.stateBytes(), ledger.Count(elements))
 		}
 	})
 }

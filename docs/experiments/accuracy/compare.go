@@ -220,7 +220,7 @@ func (o *outcome) figure(r row, f figure) (float64, string) {
 	case "nvidia_smi", "gpu_used":
 		name, of = "peak in use", func(p plan.Phase) ledger.Bytes { return p.PeakUsed }
 	case "total":
-		name, of, m.phases = "peak requested", func(p plan.Phase) ledger.Bytes { return p.PeakRequested }, nil
+		return o.total(r, d)
 	case "allocated":
 		name, of, last = "allocated at the end", func(p plan.Phase) ledger.Bytes { return p.EndAllocated }, true
 	case "reserved":
@@ -246,6 +246,21 @@ func (o *outcome) figure(r row, f figure) (float64, string) {
 		}
 	}
 	return float64(of(chosen)), fmt.Sprintf("%s, %s %s", name, chosen.Iteration, chosen.Name)
+}
+
+// total is the sum of the components that the row lists: each at its own peak.
+func (o *outcome) total(r row, d *plan.Device) (float64, string) {
+	var sum float64
+	for _, f := range r.Measured {
+		if f.Quantity == "component" {
+			planned, _ := o.component(d, f.Point)
+			sum += planned
+		}
+	}
+	if sum == 0 {
+		return 0, ""
+	}
+	return sum, "the row's components together, each at its peak"
 }
 
 // component is the largest that the components of such a name are together in

@@ -368,7 +368,7 @@ func (e *expression) chooseEngine() error {
 
 // chooseTrainer writes TrainingArguments where transformers' Trainer ran.
 func (e *expression) chooseTrainer() error {
-	if !e.Software.has("trainer|^transformers") {
+	if !e.trainer().transformers {
 		return nil
 	}
 	q := &e.request
