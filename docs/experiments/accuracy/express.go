@@ -438,5 +438,6 @@ func (e *expression) commandLine() string {
 	add("engine-version", q.Engine)
 	add("transformers", q.Transformers)
 	add("bitsandbytes", q.BitsAndBytes)
+	add("alloc-conf", q.Allocator)
 	return b.String()
 }
