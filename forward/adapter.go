@@ -15,6 +15,9 @@ type Adapter struct {
 	// Vectors scale: IA3's activations, DoRA's columns, VeRA's two products.
 	Vectors []*autograd.Parameter
 	Dropout float64
+	// Padded says that the product is put into a larger tensor by an operation
+	// that saves it (litgpt's LoRAQKVLinear).
+	Padded bool
 	// ScalesInput is IA3 on a feed-forward module.
 	ScalesInput bool
 }
@@ -79,7 +82,11 @@ func (p *pass) lora(a *Adapter, path string, base, x *autograd.Tensor, out int64
 	if a.Kind == VeRA {
 		high = p.follow(high, p.multiply(high, a.Vectors[1].Tensor()))
 	}
-	scaled := p.follow(high, p.unary(high, high.DType, saveNothing))
+	save := saveNothing
+	if a.Padded {
+		save = saveInput
+	}
+	scaled := p.follow(high, p.unary(high, high.DType, save))
 	if a.Kind == DoRA {
 		scaled = p.dora(a, path, base, scaled, out)
 	}

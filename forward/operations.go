@@ -184,7 +184,11 @@ func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor
 	}
 	if w.Quantized != autograd.Unquantized {
 		// bitsandbytes expands the weight in both passes.
-		o.Scratch, o.BackwardScratch = w.Elements*compute.Size(), w.Elements*compute.Size()
+		expanded := w.Elements * compute.Size()
+		if p.JoinsProjections {
+			expanded *= 2
+		}
+		o.Scratch, o.BackwardScratch = expanded, expanded
 	}
 	if bias := p.parameter(path + ".bias"); bias != nil {
 		o.Inputs = append(o.Inputs, bias.Tensor())

@@ -73,7 +73,7 @@ func newSimulation(j *Job, gpu, host *trace) *simulation {
 	case j.FSDP != nil:
 		s.engine = newSharded(s)
 	case j.DeepSpeed != nil:
-		s.engine = newZeRO(s)
+		s.engine = newDeepSpeed(s)
 	default:
 		s.engine = &plain{simulation: s}
 	}
