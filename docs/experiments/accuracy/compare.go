@@ -158,7 +158,7 @@ func momentOf(point text) (m moment, named bool) {
 	return m, named
 }
 
-// select lists the phases of a device that a moment is of.
+// of lists the phases of a device that a moment is of.
 func (m moment) of(d *plan.Device) []plan.Phase {
 	var phases []plan.Phase
 	for _, p := range d.Phases {
