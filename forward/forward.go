@@ -83,6 +83,9 @@ type Options struct {
 	// the other, and 4-bit weights expanded to fp16 before they are cast
 	// (litgpt).
 	JoinsProjections bool
+	// FusesPointwise has what lies between products of matrices in one kernel
+	// each (torch.compile).
+	FusesPointwise bool
 	// SavesSoftmaxInput is torch before 1.11: softmax and log_softmax save their
 	// input beside their result (_softmax_backward_data took it).
 	SavesSoftmaxInput bool
@@ -124,7 +127,9 @@ type pass struct {
 	parameters Parameters
 	weights    map[*autograd.Parameter]*autograd.Tensor // cast by autocast
 	encoded    *autograd.Tensor                         // output of the encoder
-	blocks     int                                      // that have begun
+	// What dropout made of the last input of padded adapters.
+	droppedFrom, dropped *autograd.Tensor
+	blocks               int // that have begun
 }
 
 // Run runs a micro batch through the network up to the loss.
@@ -146,6 +151,7 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 		}
 		return nil
 	})
+	p.share(nil, nil)
 	for _, x := range p.weights { // autocast ends
 		t.Drop(x)
 	}

@@ -203,7 +203,7 @@ func (p *pass) norm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	defer p.SetComponent(p.SetComponent(Norms))
 	return p.hooked(n.Path, func() *autograd.Tensor {
 		return p.Scope(func() *autograd.Tensor {
-			if n.Kind == model.LayerNorm {
+			if n.Kind == model.LayerNorm || p.FusesPointwise {
 				return p.layerNorm(n, x)
 			}
 			return p.rmsNorm(n, x)

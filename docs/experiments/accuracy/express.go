@@ -46,6 +46,8 @@ func (e *expression) expressible() error {
 	switch {
 	case e.Model.Name == "":
 		return errors.New("a kernel by itself, not the training of a model")
+	case e.Software.has("ColossalAI"):
+		return errors.New("ColossalAI's HybridAdam and Gemini are not planned")
 	case e.Parallel.Pipeline > 1:
 		return errors.New("pipeline parallelism is not planned")
 	case text(e.Source).has("reward"):
