@@ -67,16 +67,10 @@ func newSharded(s *simulation) *sharded {
 		e.order = append(e.order, u)
 	}
 	network := s.Model.Network
-	if s.WrapsEmbedding && wrapped {
-		wrap(network.Stacks[0].TokenEmbedding)
-	}
 	for _, b := range network.Blocks() {
 		if wrapped {
 			wrap(b.Path)
 		}
-	}
-	if s.WrapsEmbedding && wrapped {
-		wrap(network.Head.Projection)
 	}
 	for _, p := range s.parameters {
 		u := e.unitOf(p.Name)
@@ -184,6 +178,9 @@ func (e *sharded) neighbour(u *unit, step int) *unit {
 // reshards says whether a unit is given back after its forward pass. The root
 // is not: the backward pass begins with it.
 func (e *sharded) reshards(u *unit) bool {
+	if e.KeepsLastBlock && u.at == len(e.order)-1 {
+		return false
+	}
 	return u != e.root && strings.HasPrefix(e.FSDP.Strategy, "full_shard") || u != e.root && e.FSDP.Strategy == "hybrid_shard"
 }
 

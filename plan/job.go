@@ -41,10 +41,16 @@ type Job struct {
 	FusedActivations bool
 	// JoinsProjections says that queries, keys and values are one tensor.
 	JoinsProjections bool
-	// WrapsEmbedding says that FSDP gathers the embedding and the head as units
-	// of their own.
-	WrapsEmbedding bool
+	// KeepsLastBlock says that FSDP does not give the last block back between the
+	// passes.
+	KeepsLastBlock bool
 	RecomputeEvery int // blocks are recomputed at this distance; 0 and 1: all
+	// ZeROInit says that parameters are divided among the ranks while the model
+	// is made, as transformers does with ZeRO-3 when the Trainer is made first.
+	ZeROInit bool
+	// SplitsDecay says that the optimizer has norms and biases, which are not
+	// decayed, in a group of their own, as transformers' Trainer makes.
+	SplitsDecay bool
 	// HoldsOutputs says that the training loop keeps the outputs of the model
 	// until the next forward pass is done, as a loop written by hand does.
 	HoldsOutputs bool
@@ -56,7 +62,6 @@ type Job struct {
 	AdapterType  dtype.Type
 	Quantization *recipe.Quantization
 	DeepSpeed    *recipe.DeepSpeed
-	ZeROInit     bool // parameters are sharded from the start at stage 3
 	FSDP         *recipe.FSDP
 	Versions     Versions
 

@@ -78,6 +78,7 @@ func (s *simulation) reasonsOf(device ledger.Device) map[string]string {
 		forward.Adapters:             fmt.Sprintf("inputs of the adapters, cast to %v, dropout masks and products", s.AdapterType),
 		forward.Logits:               fmt.Sprintf("%s tokens x %s words: logits, their fp32 copy, and the logarithms that the loss saves (transformers/loss/loss_utils.py)", ledger.Count(tokens), ledger.Count(n.Head.Outputs)),
 		forward.CastWeights:          fmt.Sprintf("autocast keeps a %v copy of every fp32 weight until the forward pass ends, and the backward pass needs it (torch/amp/autocast_mode.py)", s.Autocast),
+		autograd.Gradients:           fmt.Sprintf("%s trained parameters, gradients of their type", ledger.Count(s.trainedElements())),
 		autograd.ActivationGradients: "gradients between operations of the backward pass, until both of their uses are done",
 		autograd.Scratch:             "what kernels need beside their results: expanded weights, partial sums of attention",
 		autograd.Recomputed:          "activations of one block, computed again from its input (torch.utils.checkpoint)",

@@ -18,7 +18,7 @@ func TestAccelerateBad(t *testing.T) { refused(t, "accelerate", 55, LoadAccelera
 // TestAccelerate says what each text means; the files that "accelerate config"
 // writes are among them.
 func TestAccelerate(t *testing.T) {
-	none := Offload{Device: "none", PinMemory: true, Ratio: 1}
+	none := defaults().OffloadParameters
 	deepSpeed := func(file string, means func(*DeepSpeed)) *DeepSpeed {
 		d := defaults()
 		d.File, d.ZeROStage = file, 2
@@ -135,7 +135,7 @@ deepspeed_config:
 			DeepSpeed: deepSpeed("deepspeed.yaml", func(d *DeepSpeed) {
 				d.ZeROStage, d.OverlapReduction, d.Precision, d.GradientClipping = 3, true, dtype.BF16, 0.5
 				d.OffloadOptimizer.Device = "cpu"
-				d.Batch.Accumulation = 4
+				d.Batch.Accumulation, d.GatherOnSave = 4, true
 				d.Auto = []string{"train_batch_size", "train_micro_batch_size_per_gpu"}
 			})}, nil, []string{pins}},
 		{"deepspeed_default.yaml", "distributed_type: DEEPSPEED\nmixed_precision: fp16\n",

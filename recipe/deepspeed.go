@@ -42,6 +42,7 @@ type DeepSpeed struct {
 	GradientAccumulationDType  dtype.Type
 	Batch                      Batch
 	CheckpointActivationsOnCPU bool // activation_checkpointing.cpu_checkpointing
+	GatherOnSave               bool // stage3_gather_16bit_weights_on_model_save
 
 	// Auto lists the keys that are "auto", as dotted paths, sorted.
 	Auto []string
@@ -56,13 +57,16 @@ type DeepSpeed struct {
 type Offload struct {
 	Device    string // "none", "cpu" or "nvme"
 	PinMemory bool
-	// PinMemoryGiven says that the file has the key: its default changed from
-	// false to true in 0.19.6.
-	PinMemoryGiven bool
+	// PinGiven says that the file says so: before 0.19.5 the default was false.
+	PinGiven bool
 	// Ratio is the share of the optimizer that runs on the CPU (ZeRO-3 only).
 	Ratio float64
 	// SuperOffload is DeepSpeed's way for Grace Hopper (ZeRO-3 only).
 	SuperOffload bool
+	// Buffers is how many page-locked buffers stand before NVMe. Of parameters,
+	// each has BufferElements, and HeldElements are on the host all the time.
+	Buffers                      int64
+	BufferElements, HeldElements int64
 }
 
 // Sizes are the numbers of elements that give ZeRO's buffers their sizes.
@@ -152,8 +156,12 @@ func (c *checking) fill(d *DeepSpeed) {
 		LiveParameters:      c.integer(1e9, zero+"stage3_max_live_parameters", zero+"max_live_parameters"),
 		ReuseDistance:       c.integer(1e9, zero+"stage3_max_reuse_distance", zero+"max_reuse_distance"),
 	}
-	d.OffloadOptimizer = c.offload(zero+"offload_optimizer", zero+"cpu_offload")
-	d.OffloadParameters = c.offload(zero+"offload_param", zero+"cpu_offload_param")
+	d.OffloadOptimizer = c.offload(zero+"offload_optimizer", zero+"cpu_offload", 4)
+	d.OffloadParameters = c.offload(zero+"offload_param", zero+"cpu_offload_param", 5)
+	d.OffloadParameters.BufferElements = c.integer(1e8, zero+"offload_param.buffer_size")
+	d.OffloadParameters.HeldElements = c.integer(1e9, zero+"offload_param.max_in_cpu")
+	d.GatherOnSave = c.truth(false, zero+"stage3_gather_16bit_weights_on_model_save") || c.truth(false, zero+"gather_16bit_weights_on_model_save") ||
+		c.truth(false, zero+"stage3_gather_fp16_weights_on_model_save")
 	if whole := c.root.find("zero_optimization"); whole != nil && whole.kind != '{' && whole.truth {
 		// The oldest form: "zero_optimization": true.
 		d.ZeROStage = 1
@@ -220,17 +228,17 @@ func (c *checking) bf16() string {
 }
 
 // offload reads a section, or the truth value that was its place once.
-func (c *checking) offload(section, deprecated string) Offload {
+func (c *checking) offload(section, deprecated string, buffers int64) Offload {
 	device := "none"
 	if c.truth(false, deprecated) {
 		device = "cpu"
 	}
 	return Offload{
-		Device:    c.word(device, section+".device"),
-		PinMemory: c.truth(true, section+".pin_memory"),
-
-		PinMemoryGiven: c.root.find(section+".pin_memory") != nil,
-		Ratio:          c.number(1, section+".ratio"),
-		SuperOffload:   c.truth(false, section+".super_offload"),
+		Device:       c.word(device, section+".device"),
+		PinMemory:    c.truth(true, section+".pin_memory"),
+		PinGiven:     c.root.find(section+".pin_memory") != nil,
+		Buffers:      c.integer(buffers, section+".buffer_count"),
+		Ratio:        c.number(1, section+".ratio"),
+		SuperOffload: c.truth(false, section+".super_offload"),
 	}
 }

@@ -156,7 +156,7 @@ func TestTrainingCompanions(t *testing.T) {
 	want := defaults()
 	want.File, want.ZeROStage, want.Precision = filepath.Join(folder, "configs", "ds.json"), 3, dtype.BF16
 	want.OverlapReduction = true
-	want.OffloadOptimizer.Device = "cpu"
+	want.OffloadOptimizer.Device, want.OffloadOptimizer.PinGiven = "cpu", true
 	want.GradientClipping, want.Batch = 0.5, Batch{Micro: 2, Accumulation: 4}
 	want.Optimizer = &Optimizer{Type: "AdamW", LR: 1e-5, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, WeightDecay: 0.1, AdamW: true, BiasCorrection: true}
 	want.Auto = strings.Fields(`scheduler.params.warmup_num_steps zero_optimization.reduce_bucket_size

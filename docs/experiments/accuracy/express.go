@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 
-	"plimsoll/gpu"
 	"plimsoll/model"
 	"plimsoll/plan"
 )
@@ -47,6 +47,8 @@ func (e *expression) expressible() error {
 	switch {
 	case e.Model.Name == "":
 		return errors.New("a kernel by itself, not the training of a model")
+	case e.Software.has("ColossalAI"):
+		return errors.New("ColossalAI's HybridAdam and Gemini are not planned")
 	case e.Parallel.Pipeline > 1:
 		return errors.New("pipeline parallelism is not planned")
 	case text(e.Source).has("reward"):
@@ -80,12 +82,7 @@ type object = map[string]any
 // chooseMachine is the GPUs, the versions and the size of the batch.
 func (e *expression) chooseMachine() error {
 	q := &e.request
-	for _, name := range gpu.Names() {
-		family, memory, _ := strings.Cut(name, "-")
-		if e.GPU.has(`\b`+family+`\b`) && (memory == "" || q.GPU == "" || e.GPU.has(`\b`+strings.TrimSuffix(memory, "GB")+`\s*GB`)) {
-			q.GPU = name
-		}
-	}
+	q.GPU = e.GPU.gpu()
 	world := max(1, int(e.Parallel.World))
 	if count, err := strconv.Atoi(e.GPU.find(`^(\d+)x`)); err == nil && world == 1 && slices.Contains(e.Tags, "multi") {
 		world = count // some rows say it of the GPUs only
@@ -104,19 +101,13 @@ func (e *expression) chooseMachine() error {
 	if q.Sequence == 0 {
 		q.Sequence = unstatedSequence
 	}
+	if batch := e.trainer().batch; e.Accumulation == 0 && batch > 0 {
+		q.Accumulation = max(1, batch/q.MicroBatch)
+	}
 	q.Torch, q.Transformers, q.Engine = e.Software.version("torch|pytorch", torchReleases), e.Software.version("transformers", transformersReleases), e.Software.version("deepspeed", nil)
-	q.BitsAndBytes = e.Software.version("bitsandbytes", nil)
+	q.BitsAndBytes = cmp.Or(e.Software.version("bitsandbytes", nil), e.trainer().bitsAndBytes)
 	q.Modules = strings.ToLower(e.Software.find("(litgpt|torchtitan)"))
-	switch {
-	case q.Modules == "torchtitan":
-		q.Allocator = "expandable_segments:True" // run_train.sh exports it
-	case q.Modules == "litgpt" && q.BitsAndBytes == "":
-		q.BitsAndBytes = "0.42.0" // its pyproject.toml pins it
-	}
-	switch {
-	case q.Modules == "litgpt" && e.Accumulation == 0:
-		q.Accumulation = 2 // its scripts accumulate up to a batch of 8 or more
-	}
+	q.Allocator = e.trainer().allocator
 	return nil
 }
 
@@ -242,9 +233,7 @@ func (e *expression) chooseAdapter() error {
 	default:
 		config["peft_type"] = "LORA"
 		config["use_dora"] = a.Method.has("DoRA")
-		if e.Software.has("litgpt") {
-			config["lora_dropout"] = 0.05 // its scripts' default
-		}
+		config["lora_dropout"] = e.trainer().dropout
 	}
 	if a.Rank > 0 {
 		config["r"] = a.Rank
