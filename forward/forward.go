@@ -157,15 +157,15 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 		}
 		return nil
 	})
-	p.share(nil, nil)
-	p.endAutocast()
+	p.end()
 	p.ended = true
 	return result
 }
 
-// endAutocast drops the weights that autocast has kept, as it does at the end
-// of the forward pass and of every block that is computed again.
-func (p *pass) endAutocast() {
+// end drops what lives until the end of the forward pass, or of a block that is
+// computed again: autocast ends there.
+func (p *pass) end() {
+	p.share(nil, nil)
 	for _, w := range p.cached {
 		p.Drop(p.weights[w])
 	}
@@ -252,7 +252,7 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 		return p.Checkpoint(*p.Recompute, x, func(x *autograd.Tensor) *autograd.Tensor {
 			result := body(x)
 			if p.ended {
-				p.endAutocast()
+				p.end()
 			}
 			return result
 		})

@@ -47,6 +47,7 @@ func jobs(t *testing.T) map[string]Request {
 		"tensor parallel":      {FSDP: "2", GPUs: 4, TensorParallel: 2},
 		"context parallel":     {FSDP: "2", GPUs: 4, ContextParallel: 2},
 		"LoRA":                 {Adapter: lora, Recompute: "full"},
+		"LoRA, autocast":       {Adapter: lora, Precision: "amp-bf16", Recompute: "reentrant"},
 		"LoRA in bf16":         {Adapter: lora, AdapterPrecision: "bf16"},
 		"DoRA":                 {Adapter: file("dora.json", `{"peft_type": "LORA", "r": 8, "use_dora": true, "target_modules": "all-linear"}`)},
 		"AdaLoRA":              {Adapter: file("adalora.json", `{"peft_type": "ADALORA", "init_r": 12, "target_r": 8, "total_step": 100, "target_modules": "all-linear"}`)},

@@ -56,8 +56,7 @@ func (e *plain) save() {}
 
 func (e *plain) reasons() map[string]string {
 	r := map[string]string{
-		Weights:            fmt.Sprintf("%s parameters in %v", ledger.Count(e.Model.Elements()), e.Weights),
-		autograd.Gradients: fmt.Sprintf("%s trained parameters, gradients of their type", ledger.Count(e.trainedElements())),
+		Weights: fmt.Sprintf("%s parameters in %v", ledger.Count(e.Model.Elements()), e.Weights),
 	}
 	r[Loading] = "from_pretrained makes the model on the host, and it goes to the GPU from there; every rank does so"
 	if e.World > 1 {

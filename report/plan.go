@@ -217,7 +217,7 @@ func rowText(p *plan.Phase) string {
 }
 
 // shown is how many components a device's peak is told in.
-const shown = 6
+const shown = 5
 
 // consumers are the largest components at a device's peak. What does not fit
 // the screen is cut: Explain has it whole.

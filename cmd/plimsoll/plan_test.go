@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -13,6 +14,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/txtar"
+
+	"plimsoll/ledger"
+	"plimsoll/plan"
+	"plimsoll/report"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata/plan/bad.txt")
@@ -78,4 +83,49 @@ func TestPlanRefuses(t *testing.T) {
 	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(messages.String(), "\n")); diff != "" {
 		t.Errorf("messages differ from %s (-want +got), see -update:\n%s", golden, diff)
 	}
+}
+
+// TestFalcon asks why Falcon-7B, with weights of 13 GiB, is at about 53 GiB after
+// its first step, and at 66 GiB for a moment in it.
+func TestFalcon(t *testing.T) {
+	arguments := filepath.Join(t.TempDir(), "args.json")
+	if err := os.WriteFile(arguments, []byte(`{"optim": "adamw_torch"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command(program(t), "plan", "--model", "falcon-7b", "--training-args", arguments, "--precision", "fp16", "--gpu", "A100-80GB", "--json").Output()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != exitDoesNotFit { // with the Trainer's 8 sequences; their activations are another matter
+		t.Fatal(err)
+	}
+	var d report.Plan
+	if err := json.Unmarshal(out, &d); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range d.Devices[0].Phases {
+		if p.Name != plan.Step || p.Iteration != plan.First {
+			continue
+		}
+		within := func(what string, got ledger.Bytes, least, most float64) {
+			if gib := float64(got) / float64(ledger.GiB); gib < least || gib > most {
+				t.Errorf("%s: %v, want %v to %v GiB", what, got, least, most)
+			}
+		}
+		within("peak of the first step", p.PeakAllocated, 64.4, 66)
+		within("end of the first step", p.EndAllocated, 51.5, 53.5)
+		found := false
+		for _, c := range p.Components {
+			if c.Name == plan.OptimizerCopies {
+				found = true
+				within(c.Name, c.Bytes, 12.8, 13)
+				if !strings.Contains(c.Why, "torch._foreach_sqrt(exp_avg_sqs)") {
+					t.Errorf("%s: %s", c.Name, c.Why)
+				}
+			}
+		}
+		if !found {
+			t.Errorf("no %s among %v", plan.OptimizerCopies, p.Components)
+		}
+		return
+	}
+	t.Error("no first step")
 }
