@@ -106,8 +106,12 @@ func (e *deepSpeed) pinsOf(o recipe.Offload) bool {
 	return o.PinMemory && (o.PinGiven || e.since(0, 19, 5))
 }
 
-// pinned says so of the optimizer.
-func (e *deepSpeed) pinned() bool { return e.offloads() && e.pinsOf(e.recipe.OffloadOptimizer) }
+// pinned says so of the optimizer. ZeRO-1 and ZeRO-2 pinned whatever the file
+// said before 0.10.1.
+func (e *deepSpeed) pinned() bool {
+	always := e.recipe.ZeROStage < 3 && !e.since(0, 10, 1)
+	return e.offloads() && (always || e.pinsOf(e.recipe.OffloadOptimizer))
+}
 
 // since says whether the version has what came with that one; the newest is
 // assumed where none is given.
