@@ -2,7 +2,6 @@ package allocator
 
 import (
 	"fmt"
-	"maps"
 	"math/bits"
 	"slices"
 	"strconv"
@@ -13,240 +12,339 @@ import (
 	"plimsoll/version"
 )
 
-// Configuration is what PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF from torch
-// 2.9 on) sets. The zero value is PyTorch's default.
+// Configuration is what PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF says, as
+// far as it changes bytes. The zero Configuration is PyTorch's default.
 type Configuration struct {
-	Expandable       bool         // expandable_segments
-	MaxSplit         ledger.Bytes // max_split_size_mb; 0 = no limit
-	MaxNonSplitRound ledger.Bytes // max_non_split_rounding_mb; 0 = 20 MiB
-	LargeSegment     ledger.Bytes // large_segment_size_mb; 0 = 20 MiB
-	MemoryFraction   float64      // per_process_memory_fraction; 0 = all
-	// divisions are the steps between powers of two that sizes are rounded up
-	// to, by the magnitude of the size from 1 MiB on; 0 and 1 = none.
-	divisions [16]int
+	// MallocAsync says that the driver's allocator is used in place of
+	// PyTorch's. CUDA does not model it: there are no segments to count.
+	MallocAsync bool
 
-	PinnedThreshold ledger.Bytes // pinned_max_round_threshold_mb; 0 = no limit
-	PinnedCached    ledger.Bytes // pinned_max_cached_size_mb; 0 = no limit
-	PinnedReserve   ledger.Bytes // pinned_reserve_segment_size_mb
-	PinnedRegister  bool         // pinned_use_cuda_host_register
+	Expandable bool // expandable_segments
+	// MaxSplit is the size from which on blocks are oversize: not split, and
+	// kept for oversize requests. 0 means none.
+	MaxSplit ledger.Bytes
+	// MaxNonSplitRounding is how far an oversize block may exceed an oversize
+	// request. 0 means 20 MiB.
+	MaxNonSplitRounding ledger.Bytes
+	// LargeSegment is the segment of requests above 1 MiB and below 10 MiB,
+	// and the page of expandable segments. 0 means 20 MiB.
+	LargeSegment ledger.Bytes
+	// Divisions are the steps to a power of two that sizes are rounded to,
+	// by size: below 2 MiB, below 4 MiB, ... 32 GiB and above. 0 and 1 mean
+	// no such rounding.
+	Divisions [16]ledger.Bytes
+	// GarbageCollection is the part of the allowed memory above which cached
+	// blocks are released by age. 0 means never; so does MemoryFraction 0.
+	GarbageCollection float64
+	// MemoryFraction is the part of the device that the process may reserve,
+	// as torch.cuda.set_per_process_memory_fraction sets it too. 0 means all.
+	MemoryFraction float64
+
+	// PinnedHostRegister says that pinned memory is ordinary memory that was
+	// registered (anonymous pages), not memory from the driver (shared pages).
+	PinnedHostRegister bool
+	// PinnedReserve is a slab from which pinned blocks are served while it
+	// lasts.
+	PinnedReserve ledger.Bytes
+	// PinnedMaxRound is the size above which pinned blocks are not rounded to
+	// a power of two, PinnedMaxCached the one above which they are not kept
+	// either. nil means no such size.
+	PinnedMaxRound, PinnedMaxCached *ledger.Bytes
 }
 
-func (c *Configuration) largeSegment() ledger.Bytes {
-	if c.LargeSegment > 0 {
-		return c.LargeSegment
-	}
-	return largePage
-}
-
-func (c *Configuration) maxRounding() ledger.Bytes {
-	if c.MaxNonSplitRound > 0 {
-		return c.MaxNonSplitRound
-	}
-	return largePage
-}
-
-// round is the size of the block for a request (round_size).
-func (c *Configuration) round(bytes ledger.Bytes) ledger.Bytes {
-	if bytes < minBlock {
-		return minBlock
-	}
-	magnitude := bits.Len64(uint64(bytes)) - 1
-	d := ledger.Bytes(c.divisions[min(max(magnitude-20, 0), len(c.divisions)-1)])
-	if d > 1 && bytes > minBlock*d {
-		power := ledger.Bytes(1) << magnitude
-		if bytes == power {
-			return bytes
-		}
-		step := power / d
-		return power + roundUp(bytes-power, step)
-	}
-	return roundUp(bytes, minBlock)
-}
+const (
+	minimumBlock        = 512
+	smallLimit          = ledger.MiB      // sizes up to this come from the small pool
+	smallSegment        = 2 * ledger.MiB  // and from segments of this size
+	ownSegment          = 10 * ledger.MiB // sizes from this on get a segment of their own
+	ownSegmentStep      = 2 * ledger.MiB  // which is a multiple of this
+	defaultLargeSegment = 20 * ledger.MiB
+)
 
 // setting is a key of the configuration.
 type setting struct {
+	key   string
 	since version.Version
-	set   func(c *Configuration, value []string) error
+	// read takes the value; nil where the key's effect is not modelled.
+	read func(*parser, *Configuration) error
 }
 
-// settings are the keys of torch 2.13. Those that change no sizes are accepted
-// and have no effect.
-var settings = map[string]setting{
-	"backend": {version.Version{Major: 1, Minor: 12}, func(_ *Configuration, value []string) error {
-		if len(value) == 1 && value[0] == "cudaMallocAsync" {
-			return fmt.Errorf("cudaMallocAsync, which is CUDA's own allocator and not modelled")
-		}
-		if len(value) != 1 || value[0] != "native" {
-			return fmt.Errorf("expected native")
-		}
-		return nil
+var settings = []setting{
+	{"backend", version.Version{Major: 1, Minor: 12}, func(p *parser, c *Configuration) error {
+		return p.word(map[string]bool{"native": false, "cudaMallocAsync": true}, &c.MallocAsync)
 	}},
-	"expandable_segments": {version.Version{Major: 2, Minor: 1}, flag(func(c *Configuration, b bool) { c.Expandable = b })},
-	"max_split_size_mb":   {version.Version{Major: 1, Minor: 10}, megabytes(21, func(c *Configuration, b ledger.Bytes) { c.MaxSplit = b })},
-	"max_non_split_rounding_mb": {version.Version{Major: 2, Minor: 7}, megabytes(21, func(c *Configuration, b ledger.Bytes) {
-		c.MaxNonSplitRound = b
-	})},
-	"large_segment_size_mb":             {version.Version{Major: 2, Minor: 10}, megabytes(2, func(c *Configuration, b ledger.Bytes) { c.LargeSegment = b })},
-	"per_process_memory_fraction":       {version.Version{Major: 2, Minor: 10}, share(func(c *Configuration, f float64) { c.MemoryFraction = f })},
-	"roundup_power2_divisions":          {version.Version{Major: 1, Minor: 12}, setDivisions},
-	"garbage_collection_threshold":      {version.Version{Major: 1, Minor: 12}, share(func(*Configuration, float64) {})}, // acts near the limit only
-	"release_lock_on_cudamalloc":        {version.Version{Major: 2, Minor: 1}, flag(func(*Configuration, bool) {})},
-	"pinned_use_cuda_host_register":     {version.Version{Major: 2, Minor: 1}, flag(func(c *Configuration, b bool) { c.PinnedRegister = b })},
-	"pinned_num_register_threads":       {version.Version{Major: 2, Minor: 1}, megabytes(1, func(*Configuration, ledger.Bytes) {})},
-	"pinned_use_background_threads":     {version.Version{Major: 2, Minor: 5}, flag(func(*Configuration, bool) {})},
-	"pinned_reserve_segment_size_mb":    {version.Version{Major: 2, Minor: 10}, megabytes(1, func(c *Configuration, b ledger.Bytes) { c.PinnedReserve = b })},
-	"pinned_max_round_threshold_mb":     {version.Version{Major: 2, Minor: 13}, megabytes(1, func(c *Configuration, b ledger.Bytes) { c.PinnedThreshold = b })},
-	"pinned_max_cached_size_mb":         {version.Version{Major: 2, Minor: 13}, megabytes(1, func(c *Configuration, b ledger.Bytes) { c.PinnedCached = b })},
-	"graph_capture_record_stream_reuse": {version.Version{Major: 2, Minor: 9}, flag(func(*Configuration, bool) {})},
-	"throw_on_cudamalloc_oom":           {version.Version{Major: 2, Minor: 12}, flag(func(*Configuration, bool) {})},
-	"expandable_segments_reserve":       {version.Version{Major: 2, Minor: 13}, anything},
-	"pinned_free_catch_all":             {version.Version{Major: 2, Minor: 13}, flag(func(*Configuration, bool) {})},
+	{"max_split_size_mb", version.Version{Major: 1, Minor: 10}, func(p *parser, c *Configuration) error {
+		return p.megabytes(p.leastOversize(c), &c.MaxSplit)
+	}},
+	{"roundup_power2_divisions", version.Version{Major: 1, Minor: 12}, func(p *parser, c *Configuration) error { return p.divisions(&c.Divisions) }},
+	{"garbage_collection_threshold", version.Version{Major: 1, Minor: 12}, func(p *parser, c *Configuration) error {
+		return p.fraction(&c.GarbageCollection, "above 0 and below 1", func(f float64) bool { return f > 0 && f < 1 })
+	}},
+	{"expandable_segments", version.Version{Major: 2, Minor: 1}, func(p *parser, c *Configuration) error { return p.boolean(&c.Expandable) }},
+	{"release_lock_on_cudamalloc", version.Version{Major: 2, Minor: 1}, ignoredBoolean},
+	{"release_lock_on_hipmalloc", version.Version{Major: 2, Minor: 1}, ignoredBoolean},
+	{"pinned_use_cuda_host_register", version.Version{Major: 2, Minor: 1}, func(p *parser, c *Configuration) error { return p.boolean(&c.PinnedHostRegister) }},
+	{"pinned_use_hip_host_register", version.Version{Major: 2, Minor: 1}, func(p *parser, c *Configuration) error { return p.boolean(&c.PinnedHostRegister) }},
+	{"pinned_num_register_threads", version.Version{Major: 2, Minor: 1}, func(p *parser, _ *Configuration) error {
+		_, err := p.integer("a power of two up to 128", func(n int64) bool { return n <= 128 && isPowerOfTwo(n) })
+		return err
+	}},
+	{"pinned_use_background_threads", version.Version{Major: 2, Minor: 5}, ignoredBoolean},
+	{"max_non_split_rounding_mb", version.Version{Major: 2, Minor: 7}, func(p *parser, c *Configuration) error {
+		return p.megabytes(p.leastOversize(c), &c.MaxNonSplitRounding)
+	}},
+	{"graph_capture_record_stream_reuse", version.Version{Major: 2, Minor: 10}, ignoredBoolean},
+	{"per_process_memory_fraction", version.Version{Major: 2, Minor: 10}, func(p *parser, c *Configuration) error {
+		return p.fraction(&c.MemoryFraction, "above 0 and up to 1", func(f float64) bool { return f > 0 && f <= 1 })
+	}},
+	// A segment must hold the largest request that is served from it.
+	{"large_segment_size_mb", version.Version{Major: 2, Minor: 10}, func(p *parser, c *Configuration) error {
+		return p.megabytes(int64(ownSegment/ledger.MiB), &c.LargeSegment)
+	}},
+	{"pinned_reserve_segment_size_mb", version.Version{Major: 2, Minor: 10}, func(p *parser, c *Configuration) error { return p.megabytes(0, &c.PinnedReserve) }},
+	{"throw_on_cudamalloc_oom", version.Version{Major: 2, Minor: 12}, ignoredBoolean},
+	{"pinned_max_round_threshold_mb", version.Version{Major: 2, Minor: 13}, func(p *parser, c *Configuration) error {
+		c.PinnedMaxRound = new(ledger.Bytes)
+		return p.megabytes(0, c.PinnedMaxRound)
+	}},
+	{"pinned_max_cached_size_mb", version.Version{Major: 2, Minor: 13}, func(p *parser, c *Configuration) error {
+		c.PinnedMaxCached = new(ledger.Bytes)
+		return p.megabytes(0, c.PinnedMaxCached)
+	}},
+	{"pinned_free_catch_all", version.Version{Major: 2, Minor: 14}, ignoredBoolean},
+	{"expandable_segments_reserve", version.Version{Major: 2, Minor: 14}, nil},
+	{"expandable_segments_reserve_by_class", version.Version{Major: 2, Minor: 14}, nil},
 }
 
-func anything(*Configuration, []string) error { return nil }
+func ignoredBoolean(p *parser, _ *Configuration) error { return p.boolean(new(bool)) }
 
-func flag(set func(*Configuration, bool)) func(*Configuration, []string) error {
-	return func(c *Configuration, value []string) error {
-		if len(value) != 1 || value[0] != "True" && value[0] != "False" {
-			return fmt.Errorf("expected True or False")
-		}
-		set(c, value[0] == "True")
-		return nil
-	}
-}
-
-func megabytes(least int64, set func(*Configuration, ledger.Bytes)) func(*Configuration, []string) error {
-	return func(c *Configuration, value []string) error {
-		n, err := strconv.ParseInt(strings.Join(value, ""), 10, 40)
-		if err != nil || n < least {
-			return fmt.Errorf("expected a whole number from %d on", least)
-		}
-		set(c, ledger.Bytes(n)*ledger.MiB)
-		return nil
-	}
-}
-
-func share(set func(*Configuration, float64)) func(*Configuration, []string) error {
-	return func(c *Configuration, value []string) error {
-		f, err := strconv.ParseFloat(strings.Join(value, ""), 64)
-		if err != nil || !(f > 0 && f <= 1) {
-			return fmt.Errorf("expected a number above 0 and up to 1")
-		}
-		set(c, f)
-		return nil
-	}
-}
-
-// setDivisions reads 8, or [256:1,512:2,1024:4,>:8]: sizes in MiB and the
-// number of steps from there on.
-func setDivisions(c *Configuration, value []string) error {
-	bad := fmt.Errorf("expected a power of two such as 8, or a list such as [256:1,512:2,>:8]")
-	steps := func(text string) (int, bool) {
-		n, err := strconv.Atoi(text)
-		return n, err == nil && n >= 0 && n <= 1<<20 && (n == 0 || bits.OnesCount(uint(n)) == 1)
-	}
-	if len(value) == 1 {
-		n, ok := steps(value[0])
-		if !ok {
-			return bad
-		}
-		for i := range c.divisions {
-			c.divisions[i] = n
-		}
-		return nil
-	}
-	if len(value) < 5 || value[0] != "[" || value[len(value)-1] != "]" {
-		return bad
-	}
-	at, first := 0, true
-	for entry := range strings.SplitSeq(strings.Join(value[1:len(value)-1], ""), ",") {
-		key, text, _ := strings.Cut(entry, ":")
-		n, ok := steps(text)
-		if !ok {
-			return bad
-		}
-		if key == ">" {
-			for ; at < len(c.divisions); at++ {
-				c.divisions[at] = n
-			}
-			return nil
-		}
-		size, err := strconv.ParseUint(key, 10, 32)
-		if err != nil || bits.OnesCount64(size) != 1 {
-			return bad
-		}
-		at = min(bits.Len64(size)-1, len(c.divisions)-1)
-		c.divisions[at] = n
-		if first { // the first fills what is below, too
-			for i := range at {
-				c.divisions[i] = n
-			}
-			first = false
-		}
-		at++
-	}
-	return nil
-}
-
-// ParseConfiguration reads the text of the variable. Every error is a
-// *fault.Input.
-func ParseConfiguration(text string, torch version.Version) (Configuration, error) {
+// ParseConfiguration reads the value of PYTORCH_CUDA_ALLOC_CONF or
+// PYTORCH_ALLOC_CONF as PyTorch of that version does, and refuses what that
+// PyTorch would refuse.
+func ParseConfiguration(text string, v version.Version) (Configuration, error) {
+	p := parser{tokens: tokens(text), version: v}
 	var c Configuration
-	tokens := tokenize(text)
-	for i := 0; i < len(tokens); {
-		key := tokens[i]
-		s, known := settings[key]
-		if !known {
-			mend := "known are " + strings.Join(slices.Sorted(maps.Keys(settings)), ", ")
-			if near := fault.Nearest(key, slices.Sorted(maps.Keys(settings))); near != "" {
-				mend = fmt.Sprintf("did you mean %q?", near)
+	for len(p.tokens) > 0 {
+		if err := p.setting(&c); err != nil {
+			return Configuration{}, err
+		}
+		if len(p.tokens) > 0 {
+			if err := p.expect(","); err != nil {
+				return Configuration{}, err
 			}
-			return c, &fault.Input{What: fmt.Sprintf("PyTorch's allocator knows no setting %q", key), Mend: mend}
 		}
-		if !torch.AtLeast(s.since.Major, s.since.Minor, 0) {
-			return c, &fault.Input{What: fmt.Sprintf("PyTorch's allocator has %s from torch %d.%d on, and this is %v", key, s.since.Major, s.since.Minor, torch), Mend: "leave it out, or give another --torch"}
-		}
-		if i+1 >= len(tokens) || tokens[i+1] != ":" {
-			return c, &fault.Input{What: fmt.Sprintf("%s has no value", key), Mend: "write " + key + ":VALUE, with a comma between settings"}
-		}
-		end := i + 2
-		depth := 0
-		for end < len(tokens) && (depth > 0 || tokens[end] != ",") {
-			switch tokens[end] {
-			case "[":
-				depth++
-			case "]":
-				depth--
-			}
-			end++
-		}
-		if err := s.set(&c, tokens[i+2:end]); err != nil {
-			return c, &fault.Input{What: fmt.Sprintf("%s is %q: %v", key, strings.Join(tokens[i+2:end], ""), err)}
-		}
-		i = end + 1
 	}
 	return c, nil
 }
 
-// tokenize splits at the marks of the grammar, which stay, and drops blanks.
-func tokenize(text string) []string {
-	var tokens []string
-	start := -1
-	for i, r := range text {
-		if strings.ContainsRune(",:[] \t", r) {
-			if start >= 0 {
-				tokens = append(tokens, text[start:i])
-				start = -1
-			}
-			if r != ' ' && r != '\t' {
-				tokens = append(tokens, string(r))
-			}
-		} else if start < 0 {
-			start = i
+const separators = ",:[]"
+
+// tokens divides a text at its separators, which are tokens themselves.
+// Blanks do not count.
+func tokens(text string) []string {
+	text = strings.ReplaceAll(text, " ", "")
+	all := []string{}
+	for text != "" {
+		end := strings.IndexAny(text, separators)
+		switch end {
+		case -1:
+			end = len(text)
+		case 0:
+			end = 1
+		}
+		all = append(all, text[:end])
+		text = text[end:]
+	}
+	return all
+}
+
+type parser struct {
+	tokens  []string // those not yet read
+	key     string   // whose value is being read
+	version version.Version
+}
+
+func (p *parser) next() string {
+	if len(p.tokens) == 0 {
+		return ""
+	}
+	token := p.tokens[0]
+	p.tokens = p.tokens[1:]
+	return token
+}
+
+func (p *parser) peek() string {
+	if len(p.tokens) == 0 {
+		return ""
+	}
+	return p.tokens[0]
+}
+
+func (p *parser) setting(c *Configuration) error {
+	p.key = p.next()
+	i := slices.IndexFunc(settings, func(s setting) bool { return s.key == p.key })
+	if i < 0 {
+		mend := "the keys are in https://pytorch.org/docs/stable/notes/cuda.html"
+		if nearest := fault.Nearest(p.key, p.knownKeys()); nearest != "" {
+			mend = "did you mean " + nearest + "?"
+		}
+		return &fault.Input{What: fmt.Sprintf("allocator configuration: %q is not a key of torch %s", p.key, p.version), Mend: mend}
+	}
+	s := settings[i]
+	if !p.version.AtLeast(s.since.Major, s.since.Minor, 0) {
+		return &fault.Input{
+			What: fmt.Sprintf("allocator configuration: torch %s does not know %s, which exists since torch %s", p.version, p.key, s.since),
+			Mend: "leave it out, or use a later torch",
 		}
 	}
-	if start >= 0 {
-		tokens = append(tokens, text[start:])
+	if s.read == nil {
+		return &fault.Input{What: "allocator configuration: the effect of " + p.key + " is not modelled", Mend: "leave it out of the plan"}
 	}
-	return tokens
+	if err := p.expect(":"); err != nil {
+		return err
+	}
+	return s.read(p, c)
+}
+
+func (p *parser) knownKeys() []string {
+	keys := []string{}
+	for _, s := range settings {
+		if p.version.AtLeast(s.since.Major, s.since.Minor, 0) {
+			keys = append(keys, s.key)
+		}
+	}
+	return keys
+}
+
+// bad is the error for a value of the current key.
+func (p *parser) bad(found, expected string) error {
+	if found == "" {
+		found = "the end"
+	} else {
+		found = strconv.Quote(found)
+	}
+	return &fault.Input{What: fmt.Sprintf("allocator configuration: %s: found %s, expected %s", p.key, found, expected)}
+}
+
+func (p *parser) expect(separator string) error {
+	if found := p.next(); found != separator {
+		return p.bad(found, strconv.Quote(separator))
+	}
+	return nil
+}
+
+func (p *parser) word(meanings map[string]bool, into *bool) error {
+	found := p.next()
+	meaning, known := meanings[found]
+	if !known {
+		words := []string{}
+		for word := range meanings {
+			words = append(words, word)
+		}
+		slices.Sort(words)
+		return p.bad(found, strings.Join(words, " or "))
+	}
+	*into = meaning
+	return nil
+}
+
+func (p *parser) boolean(into *bool) error {
+	return p.word(map[string]bool{"True": true, "False": false}, into)
+}
+
+func (p *parser) integer(expected string, valid func(int64) bool) (int64, error) {
+	found := p.next()
+	n, err := strconv.ParseInt(found, 10, 64)
+	if err != nil || !valid(n) {
+		return 0, p.bad(found, expected)
+	}
+	return n, nil
+}
+
+// most is the highest number of megabytes: an exbibyte, which no device has.
+const most = int64(limitless / ledger.MiB)
+
+func (p *parser) megabytes(least int64, into *ledger.Bytes) error {
+	n, err := p.integer(fmt.Sprintf("a whole number of MiB, at least %d", least), func(n int64) bool { return n >= least && n <= most })
+	*into = ledger.Bytes(n) * ledger.MiB
+	return err
+}
+
+// leastOversize is the lowest max_split_size_mb. Since torch 2.9 it may be the
+// size of a large segment, before it had to be above.
+func (p *parser) leastOversize(c *Configuration) int64 {
+	least := int64(c.largeSegment() / ledger.MiB)
+	if !p.version.AtLeast(2, 9, 0) {
+		least++
+	}
+	return least
+}
+
+func (p *parser) fraction(into *float64, expected string, valid func(float64) bool) error {
+	found := p.next()
+	f, err := strconv.ParseFloat(found, 64)
+	if err != nil || !valid(f) {
+		return p.bad(found, "a number "+expected)
+	}
+	*into = f
+	return nil
+}
+
+// divisions reads a number for all sizes, or a list such as
+// [256:1,512:2,>:8]: the divisions by the lowest size in MiB. The first entry
+// holds for smaller sizes, too, and ">" from the last size on.
+func (p *parser) divisions(into *[16]ledger.Bytes) error {
+	if p.peek() != "[" {
+		n, err := p.integer("a power of two or a list", isPowerOfTwo)
+		for i := range into {
+			into[i] = ledger.Bytes(n)
+		}
+		return err
+	}
+	if !p.version.AtLeast(2, 0, 0) {
+		return p.bad("[", "a power of two (lists exist since torch 2.0)")
+	}
+	p.next()
+	for first, last := true, 0; p.peek() != "]"; first = false {
+		from, to := last, len(into)
+		if p.peek() == ">" {
+			p.next()
+		} else {
+			size, err := p.integer("a power of two, the size in MiB", isPowerOfTwo)
+			if err != nil {
+				return err
+			}
+			last = min(bits.Len64(uint64(size))-1, len(into)-1)
+			from, to = last, last+1
+			if first {
+				from = 0
+			}
+		}
+		if err := p.expect(":"); err != nil {
+			return err
+		}
+		n, err := p.integer("0 or a power of two", func(n int64) bool { return n == 0 || isPowerOfTwo(n) })
+		if err != nil {
+			return err
+		}
+		for i := from; i < to; i++ {
+			into[i] = ledger.Bytes(n)
+		}
+		if p.peek() != "]" {
+			if err := p.expect(","); err != nil {
+				return err
+			}
+		}
+	}
+	p.next()
+	return nil
+}
+
+func isPowerOfTwo(n int64) bool { return n > 0 && n&(n-1) == 0 }
+
+func (c *Configuration) largeSegment() ledger.Bytes {
+	if c.LargeSegment == 0 {
+		return defaultLargeSegment
+	}
+	return c.LargeSegment
 }

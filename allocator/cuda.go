@@ -1,436 +1,343 @@
-// Package allocator models the allocators below PyTorch: the caching allocator
-// of CUDA memory (c10/cuda/CUDACachingAllocator.cpp) and the allocator of
-// pinned host memory (ATen/core/CachingHostAllocator.h). It answers how much
-// is taken from the device for what a program asks for.
 package allocator
 
 import (
+	"errors"
 	"fmt"
+	"math/bits"
 
-	"github.com/tidwall/btree"
-
+	"plimsoll/fault"
 	"plimsoll/ledger"
 )
 
-// The constants of the allocator (c10/core/AllocatorConfig.h).
-const (
-	minBlock   = 512
-	smallSize  = ledger.MiB      // the largest block of the small pool
-	smallPage  = 2 * ledger.MiB  // a segment of the small pool
-	largePage  = 20 * ledger.MiB // a segment of the large pool, for requests below minLarge
-	minLarge   = 10 * ledger.MiB // from here on a request has a segment of its own
-	roundLarge = 2 * ledger.MiB  // which is a multiple of this
-)
+// limitless stands for no capacity. PyTorch refuses any request of this size.
+const limitless = ledger.Bytes(1 << 60)
 
-// CUDA is the caching allocator of one GPU.
-type CUDA struct {
-	configuration Configuration
-	capacity      ledger.Bytes // 0 = unlimited
-	small, large  *pool
-	address       ledger.Bytes
-	statistics    Statistics
-	spare         []*Block
-}
-
-// Statistics are those of torch.cuda.memory_stats, in bytes but for counts.
+// Statistics are those of torch.cuda.memory_stats.
 type Statistics struct {
-	Requested, Allocated, Reserved ledger.Bytes
-	// Peaks since the last ResetPeaks. They need not be of one moment.
-	PeakRequested, PeakAllocated, PeakReserved ledger.Bytes
-	// Segments counts cudaMalloc's blocks; expandable ones are not counted.
-	Segments int
-	// InactiveSplit is what is free in segments that are in use.
-	InactiveSplit ledger.Bytes
-	// Retries counts how often cached memory was given back because the device
-	// had no more.
-	Retries int
+	Requested     Gauge[ledger.Bytes] // what the program asked for, until no stream uses it
+	Allocated     Gauge[ledger.Bytes] // the blocks that the program holds
+	Active        Gauge[ledger.Bytes] // and those that a stream still uses
+	Reserved      Gauge[ledger.Bytes] // what was taken from the driver
+	InactiveSplit Gauge[ledger.Bytes] // free parts of segments in use; expandable ones do not count
+	Segments      Gauge[int]          // allocations from the driver; expandable segments do not count
+	Retries       int                 // how often the cache was released to go on
 }
 
-// Block is a piece of a segment.
-type Block struct {
-	address, size, requested ledger.Bytes
-	stream                   int
-	pool                     *pool
-	previous, next           *Block
-	allocated                bool
-	unmapped                 bool // of an expandable segment
-	expandable               bool
+// CUDA is the caching allocator of one device.
+type CUDA struct {
+	capacity     ledger.Bytes
+	allowed      ledger.Bytes // by MemoryFraction; 0 for none
+	threshold    ledger.Bytes // of garbage collection; 0 for none
+	maxSplit     ledger.Bytes // limitless for none
+	maxRounding  ledger.Bytes
+	largeSegment ledger.Bytes
+	expandable   bool
+	divisions    [16]ledger.Bytes
+
+	small, large pool
+	blocks       store
+	segments     int // made so far
+	pending      []*block
+	scratch      []*block
+	statistics   Statistics
 }
 
-// pool is the small or the large pool. Free blocks are in order of stream,
-// size and address.
-type pool struct {
-	small    bool
-	page     ledger.Bytes // of expandable segments
-	free     *btree.BTreeG[*Block]
-	unmapped map[int][]*Block // by stream, by address
-}
-
-func newPool(small bool, page ledger.Bytes) *pool {
-	less := func(a, b *Block) bool {
-		switch {
-		case a.stream != b.stream:
-			return a.stream < b.stream
-		case a.size != b.size:
-			return a.size < b.size
-		}
-		return a.address < b.address
+// NewCUDA is an empty allocator of a device that has the given capacity for
+// it; 0 or less means without limit. MemoryFraction is a part of capacity.
+func NewCUDA(configuration Configuration, capacity ledger.Bytes) *CUDA {
+	c := &CUDA{
+		capacity:     min(capacity, limitless),
+		maxSplit:     configuration.MaxSplit,
+		maxRounding:  configuration.MaxNonSplitRounding,
+		largeSegment: configuration.largeSegment(),
+		expandable:   configuration.Expandable,
+		divisions:    configuration.Divisions,
 	}
-	return &pool{small: small, page: page, free: btree.NewBTreeGOptions(less, btree.Options{NoLocks: true}), unmapped: map[int][]*Block{}}
-}
-
-// NewCUDA is an empty allocator of a device with this capacity; 0 means that
-// the device never runs out.
-func NewCUDA(c Configuration, capacity ledger.Bytes) *CUDA {
-	if c.MemoryFraction > 0 {
-		capacity = ledger.Bytes(c.MemoryFraction * float64(capacity))
+	if capacity <= 0 {
+		c.capacity = limitless
 	}
-	return &CUDA{configuration: c, capacity: capacity, small: newPool(true, smallPage), large: newPool(false, c.largeSegment())}
+	if c.maxSplit == 0 {
+		c.maxSplit = limitless
+	}
+	if c.maxRounding == 0 {
+		c.maxRounding = defaultLargeSegment
+	}
+	if fraction := configuration.MemoryFraction; fraction > 0 && fraction < 1 {
+		c.allowed = ledger.Bytes(fraction * float64(c.capacity))
+		c.threshold = ledger.Bytes(configuration.GarbageCollection * float64(c.allowed))
+	}
+	c.small = pool{isSmall: true, page: smallSegment, shelves: map[int]*shelf{}}
+	c.large = pool{page: c.largeSegment, shelves: map[int]*shelf{}}
+	return c
 }
 
-// OutOfMemory says that a request cannot be served.
+// OutOfMemory says that a request could not be served even after all unused
+// memory had been given back to the driver.
 type OutOfMemory struct {
-	Requested ledger.Bytes
-	// Segment is what would have been taken from the device: the "Tried to
-	// allocate" of PyTorch's message.
-	Segment                       ledger.Bytes
-	Allocated, Reserved, Capacity ledger.Bytes
+	Requested ledger.Bytes // by the program
+	Segment   ledger.Bytes // what the driver was asked for
+	Allocated ledger.Bytes
+	Reserved  ledger.Bytes
+	Free      ledger.Bytes // what the driver had left
 }
 
 func (e *OutOfMemory) Error() string {
-	return fmt.Sprintf("out of memory: tried to allocate %v for a request of %v; of %v, %v are allocated and %v are reserved and unallocated",
-		e.Segment, e.Requested, e.Capacity, e.Allocated, e.Reserved-e.Allocated)
+	return fmt.Sprintf("CUDA out of memory: a request for %v needs %v of the device, which has %v free; %v are allocated, %v more are reserved",
+		e.Requested, e.Segment, e.Free, e.Allocated, e.Reserved-e.Allocated)
 }
 
-// Allocate serves a request on a stream. A request of no bytes has no block.
-func (a *CUDA) Allocate(bytes ledger.Bytes, stream int) (*Block, error) {
-	if bytes <= 0 {
+// Allocate serves a request of a stream. The error is an *OutOfMemory, or a
+// *fault.Input for a negative size.
+func (c *CUDA) Allocate(size ledger.Bytes, stream int) (Block, error) {
+	switch {
+	case size < 0:
+		return Block{}, negative(size)
+	case size == 0:
+		return Block{}, nil
+	case size >= limitless:
+		return Block{}, c.outOfMemory(size, size)
+	}
+	rounded := c.round(size)
+	pool := &c.large
+	if rounded <= smallLimit {
+		pool = &c.small
+	}
+	shelf := pool.shelf(stream)
+	pool.searches++
+	b := c.reuse(shelf, rounded)
+	if b == nil {
+		b = c.obtain(shelf, rounded)
+	}
+	if b == nil {
+		return Block{}, c.outOfMemory(size, c.segmentSize(rounded))
+	}
+	c.split(b, rounded)
+	c.statistics.Allocated.add(b.size)
+	c.statistics.Active.add(b.size)
+	c.statistics.Requested.add(size)
+	return c.blocks.handOut(b, size), nil
+}
+
+func negative(size ledger.Bytes) error {
+	return &fault.Input{What: fmt.Sprintf("an allocation of %d bytes, expected 0 or more", int64(size))}
+}
+
+var errNotAllocated = errors.New("freed a block that is not allocated")
+
+// Free takes back a block that no other stream uses.
+func (c *CUDA) Free(name Block) error {
+	b, err := c.giveUp(name)
+	if b != nil {
+		c.release(b)
+	}
+	return err
+}
+
+// FreeLater takes back a block that other streams still use (a tensor with
+// record_stream). It is active until Synchronize, or until the allocator runs
+// out of memory and waits for all streams itself.
+func (c *CUDA) FreeLater(name Block) error {
+	b, err := c.giveUp(name)
+	if b != nil {
+		b.state = pending
+		c.pending = append(c.pending, b)
+	}
+	return err
+}
+
+// Synchronize says that all streams have done what they were given.
+func (c *CUDA) Synchronize() {
+	for _, b := range c.pending {
+		c.release(b)
+	}
+	c.pending = c.pending[:0]
+}
+
+// giveUp ends the program's use of a block. It is nil for the zero Block.
+func (c *CUDA) giveUp(name Block) (*block, error) {
+	if name == (Block{}) {
 		return nil, nil
 	}
-	size := a.configuration.round(bytes)
-	p := a.large
-	if size <= smallSize {
-		p = a.small
-	}
-	b := a.find(p, size, stream)
+	b := c.blocks.find(name)
 	if b == nil {
-		var ok bool
-		if b, ok = a.segment(p, size, stream); !ok {
-			a.statistics.Retries++
-			a.EmptyCache()
-			if b, ok = a.segment(p, size, stream); !ok {
-				s := a.statistics
-				return nil, &OutOfMemory{bytes, a.segmentSize(p, size), s.Allocated, s.Reserved, a.capacity}
-			}
-		}
+		return nil, errNotAllocated
 	}
-	a.split(b, size)
-	b.allocated, b.requested = true, bytes
-	s := &a.statistics
-	s.Requested += bytes
-	s.Allocated += b.size
-	s.PeakRequested, s.PeakAllocated = max(s.PeakRequested, s.Requested), max(s.PeakAllocated, s.Allocated)
+	c.statistics.Allocated.add(-b.size)
 	return b, nil
 }
 
-// find takes the smallest free block of the stream that is large enough.
-func (a *CUDA) find(p *pool, size ledger.Bytes, stream int) *Block {
-	var found *Block
-	p.free.Ascend(&Block{stream: stream, size: size}, func(b *Block) bool {
-		switch {
-		case b.stream != stream:
+// Statistics are the levels now and their peaks.
+func (c *CUDA) Statistics() Statistics { return c.statistics }
+
+// ResetPeaks makes the levels of now the peaks.
+func (c *CUDA) ResetPeaks() {
+	s := &c.statistics
+	for _, gauge := range []*Gauge[ledger.Bytes]{&s.Requested, &s.Allocated, &s.Active, &s.Reserved, &s.InactiveSplit} {
+		gauge.reset()
+	}
+	s.Segments.reset()
+}
+
+func (c *CUDA) outOfMemory(size, segment ledger.Bytes) error {
+	return &OutOfMemory{size, segment, c.statistics.Allocated.Now, c.statistics.Reserved.Now, c.capacity - c.statistics.Reserved.Now}
+}
+
+// round is the size of the block for a request.
+func (c *CUDA) round(size ledger.Bytes) ledger.Bytes {
+	if size < minimumBlock {
+		return minimumBlock
+	}
+	// The highest bit of size says how it is divided, from 1 MiB on.
+	top := bits.Len64(uint64(size)) - 1
+	divisions := c.divisions[max(0, min(top-20, len(c.divisions)-1))]
+	if divisions > 1 && size > minimumBlock*divisions {
+		return roundUp(size, max(1, (ledger.Bytes(1)<<top)/divisions))
+	}
+	return roundUp(size, minimumBlock)
+}
+
+func (c *CUDA) segmentSize(rounded ledger.Bytes) ledger.Bytes {
+	switch {
+	case rounded <= smallLimit:
+		return smallSegment
+	case rounded < ownSegment:
+		return c.largeSegment
+	default:
+		return roundUp(rounded, ownSegmentStep)
+	}
+}
+
+// reuse takes the best fit of a shelf: the smallest block that is large
+// enough, at the lowest address. Where that one ends at unmapped space, what
+// it can grow to is its size, so that holes are filled before a segment grows.
+func (c *CUDA) reuse(s *shelf, size ledger.Bytes) *block {
+	var best *block
+	s.free.Ascend(entry{place: place{size: size}}, func(e entry) bool {
+		if best != nil && e.block.reach() >= best.reach() {
 			return false
-		case found == nil:
-			found = b
-			// Of expandable blocks one in the middle goes before the one at the end,
-			// which could grow.
-			return b.expandable && a.growth(b) > b.size
-		case b.expandable && a.growth(b) < a.growth(found):
-			found = b
-			return true
 		}
-		return false
+		best = e.block
+		return c.expandable
 	})
-	limit := a.configuration.MaxSplit
-	if found == nil || limit > 0 && (size < limit && found.size >= limit || size >= limit && found.size >= size+a.configuration.maxRounding()) {
+	if best == nil ||
+		size < c.maxSplit && best.size >= c.maxSplit ||
+		size >= c.maxSplit && best.size >= size+c.maxRounding {
 		return nil
 	}
-	a.unlist(found)
-	return found
+	c.remove(best)
+	return best
 }
 
-// growth is the size that a free block could have with what can be mapped
-// behind it.
-func (a *CUDA) growth(b *Block) ledger.Bytes {
-	if b.next != nil && b.next.unmapped {
-		return b.size + b.next.size
+// obtain takes memory from the driver, and first gives back to it what has to
+// be given back.
+func (c *CUDA) obtain(s *shelf, size ledger.Bytes) *block {
+	if c.threshold > 0 {
+		c.collectGarbage()
 	}
-	return b.size
-}
-
-// list and unlist put a free block into its pool and take it out. The free
-// parts of segments in use count as inactive, but for expandable ones.
-func (a *CUDA) list(b *Block) {
-	b.pool.free.Set(b)
-	if !b.expandable && (b.previous != nil || b.next != nil) {
-		a.statistics.InactiveSplit += b.size
+	b := c.reserve(s, size)
+	if b == nil && c.releaseOversize(s, size) {
+		b = c.reserve(s, size)
 	}
-}
-
-func (a *CUDA) unlist(b *Block) {
-	b.pool.free.Delete(b)
-	if !b.expandable && (b.previous != nil || b.next != nil) {
-		a.statistics.InactiveSplit -= b.size
-	}
-}
-
-// segmentSize is what is taken from the device for a block.
-func (a *CUDA) segmentSize(p *pool, size ledger.Bytes) ledger.Bytes {
-	switch {
-	case p.small:
-		return smallPage
-	case size < minLarge:
-		return a.configuration.largeSegment()
-	}
-	return roundUp(size, roundLarge)
-}
-
-func roundUp(n, step ledger.Bytes) ledger.Bytes { return (n + step - 1) / step * step }
-
-// segment takes memory from the device; false if it has no more.
-func (a *CUDA) segment(p *pool, size ledger.Bytes, stream int) (*Block, bool) {
-	if a.configuration.Expandable {
-		return a.expand(p, size, stream)
-	}
-	bytes := a.segmentSize(p, size)
-	if !a.reserve(bytes) {
-		return nil, false
-	}
-	a.statistics.Segments++
-	b := a.newBlock()
-	*b = Block{address: a.address, size: bytes, stream: stream, pool: p}
-	a.address += bytes
-	return b, true
-}
-
-func (a *CUDA) reserve(bytes ledger.Bytes) bool {
-	s := &a.statistics
-	if a.capacity > 0 && s.Reserved+bytes > a.capacity {
-		return false
-	}
-	s.Reserved += bytes
-	s.PeakReserved = max(s.PeakReserved, s.Reserved)
-	return true
-}
-
-// reservation is the address space of an expandable segment; it takes no
-// memory.
-const reservation = ledger.Bytes(1) << 46
-
-// expand maps pages behind the blocks of a stream's expandable segment, at the
-// lowest address that has room.
-func (a *CUDA) expand(p *pool, size ledger.Bytes, stream int) (*Block, bool) {
-	if len(p.unmapped[stream]) == 0 {
-		b := a.newBlock()
-		*b = Block{address: a.address, size: reservation, stream: stream, pool: p, expandable: true, unmapped: true}
-		a.address += reservation
-		p.unmapped[stream] = []*Block{b}
-	}
-	for i, hole := range p.unmapped[stream] {
-		before := hole.previous
-		if before != nil && (before.allocated || before.unmapped) {
-			before = nil
-		}
-		var have ledger.Bytes
-		if before != nil {
-			have = before.size
-		}
-		if have+hole.size+freeBehind(hole) < size {
-			continue
-		}
-		pages := min(roundUp(size-have, p.page), hole.size)
-		if !a.reserve(pages) {
-			return nil, false
-		}
-		mapped := a.newBlock()
-		*mapped = Block{address: hole.address, size: pages, stream: stream, pool: p, expandable: true, previous: hole.previous, next: hole}
-		if hole.previous != nil {
-			hole.previous.next = mapped
-		}
-		hole.previous = mapped
-		hole.address += pages
-		hole.size -= pages
-		if hole.size == 0 {
-			a.remove(hole)
-			p.unmapped[stream] = append(p.unmapped[stream][:i], p.unmapped[stream][i+1:]...)
-		}
-		return a.merge(mapped), true
-	}
-	return nil, false
-}
-
-// freeBehind is the size of a free block right behind a hole.
-func freeBehind(hole *Block) ledger.Bytes {
-	if b := hole.next; b != nil && !b.allocated && !b.unmapped {
-		return b.size
-	}
-	return 0
-}
-
-// split gives back the rest of a block that is larger than asked for.
-func (a *CUDA) split(b *Block, size ledger.Bytes) {
-	rest := b.size - size
-	splits := rest >= minBlock
-	if !b.pool.small && !a.configuration.Expandable {
-		limit := a.configuration.MaxSplit
-		splits = rest > smallSize && (limit == 0 || size < limit)
-	}
-	if !splits {
-		return
-	}
-	tail := a.newBlock()
-	*tail = Block{address: b.address + size, size: rest, stream: b.stream, pool: b.pool, expandable: b.expandable, previous: b, next: b.next}
-	if b.next != nil {
-		b.next.previous = tail
-	}
-	b.size, b.next = size, tail
-	a.list(tail)
-}
-
-// Free gives a block back.
-func (a *CUDA) Free(b *Block) {
 	if b == nil {
-		return
-	}
-	s := &a.statistics
-	s.Requested -= b.requested
-	s.Allocated -= b.size
-	b.allocated = false
-	a.list(a.merge(b))
-}
-
-// merge joins a block that is in no pool with free neighbours.
-func (a *CUDA) merge(b *Block) *Block {
-	for _, other := range []*Block{b.previous, b.next} {
-		if other == nil || other.allocated || other.unmapped {
-			continue
-		}
-		a.unlist(other)
-		b.address = min(b.address, other.address)
-		b.size += other.size
-		a.remove(other)
+		c.EmptyCache()
+		c.statistics.Retries++
+		b = c.reserve(s, size)
 	}
 	return b
 }
 
-// remove takes a block out of its segment.
-func (a *CUDA) remove(b *Block) {
-	if b.previous != nil {
-		b.previous.next = b.next
+// reserve makes a segment or, in expandable mode, lets one grow. It is nil
+// where the driver has too little.
+func (c *CUDA) reserve(s *shelf, size ledger.Bytes) *block {
+	segment := c.segmentSize(size)
+	if c.allowed > 0 && c.statistics.Reserved.Now+segment > c.allowed {
+		return nil
 	}
-	if b.next != nil {
-		b.next.previous = b.previous
+	if c.expandable {
+		return c.expand(s, size)
 	}
-	a.spare = append(a.spare, b)
+	if c.statistics.Reserved.Now+segment > c.capacity {
+		return nil
+	}
+	c.statistics.Reserved.add(segment)
+	c.statistics.Segments.add(1)
+	return c.newSegment(s, segment)
 }
 
-func (a *CUDA) newBlock() *Block {
-	if n := len(a.spare); n > 0 {
-		b := a.spare[n-1]
-		a.spare = a.spare[:n-1]
-		return b
-	}
-	return &Block{}
+func (c *CUDA) newSegment(s *shelf, size ledger.Bytes) *block {
+	c.segments++
+	b := c.blocks.take()
+	b.place, b.shelf, b.expandable = place{size: size, segment: c.segments}, s, c.expandable
+	return b
 }
 
-// EmptyCache gives back segments of which nothing is in use, and whole pages of
-// expandable ones.
-func (a *CUDA) EmptyCache() {
-	for _, p := range []*pool{a.small, a.large} {
-		for _, b := range p.free.Items() {
-			switch {
-			case b.expandable:
-				a.unmap(b)
-			case b.previous == nil && b.next == nil:
-				a.unlist(b)
-				a.statistics.Reserved -= b.size
-				a.statistics.Segments--
-				a.remove(b)
-			}
+// split cuts what a request does not need off its block, unless the rest is
+// too small to be worth it.
+func (c *CUDA) split(b *block, size ledger.Bytes) {
+	rest := b.size - size
+	if b.shelf.pool.isSmall || c.expandable {
+		if rest < minimumBlock {
+			return
 		}
-	}
-}
-
-// unmap gives back the whole pages inside a free block.
-func (a *CUDA) unmap(b *Block) {
-	// Pages are counted from the start of the segment.
-	start := b
-	for start.previous != nil {
-		start = start.previous
-	}
-	first := start.address + roundUp(b.address-start.address, b.pool.page)
-	last := start.address + (b.address+b.size-start.address)/b.pool.page*b.pool.page
-	if last <= first {
+	} else if size >= c.maxSplit || rest <= smallLimit {
 		return
 	}
-	a.unlist(b)
-	a.statistics.Reserved -= last - first
-	if rest := b.address + b.size - last; rest > 0 {
-		tail := a.newBlock()
-		*tail = Block{address: last, size: rest, stream: b.stream, pool: b.pool, expandable: true, previous: b, next: b.next}
-		if b.next != nil {
-			b.next.previous = tail
-		}
-		b.next = tail
-		b.size -= rest
-		a.list(tail)
-	}
-	if head := first - b.address; head > 0 {
-		front := a.newBlock()
-		*front = Block{address: b.address, size: head, stream: b.stream, pool: b.pool, expandable: true, previous: b.previous, next: b}
-		if b.previous != nil {
-			b.previous.next = front
-		}
-		b.previous = front
-		b.address, b.size = first, b.size-head
-		a.list(front)
-	}
-	b.unmapped = true
-	a.hole(b)
+	c.insert(c.cut(b, size))
 }
 
-// hole lists an unmapped block, joined with unmapped neighbours, by address.
-func (a *CUDA) hole(b *Block) {
-	holes := b.pool.unmapped[b.stream]
-	for _, other := range []*Block{b.previous, b.next} {
-		if other == nil || !other.unmapped {
-			continue
-		}
-		for i, h := range holes {
-			if h == other {
-				holes = append(holes[:i], holes[i+1:]...)
-				break
-			}
-		}
-		b.address = min(b.address, other.address)
-		b.size += other.size
-		a.remove(other)
+// cut shortens a block to size and is the rest of it, in no set yet.
+func (c *CUDA) cut(b *block, size ledger.Bytes) *block {
+	rest := c.blocks.take()
+	rest.place = place{b.size - size, b.segment, b.offset + size}
+	rest.shelf, rest.expandable, rest.unmapped = b.shelf, b.expandable, b.unmapped
+	rest.prev, rest.next = b, b.next
+	if rest.next != nil {
+		rest.next.prev = rest
 	}
-	at := 0
-	for at < len(holes) && holes[at].address < b.address {
-		at++
-	}
-	holes = append(holes, nil)
-	copy(holes[at+1:], holes[at:])
-	holes[at] = b
-	b.pool.unmapped[b.stream] = holes
+	b.next, b.size = rest, size
+	return rest
 }
 
-// Statistics are the counters.
-func (a *CUDA) Statistics() Statistics { return a.statistics }
+// release makes a block free that no stream uses any more.
+func (c *CUDA) release(b *block) {
+	c.statistics.Active.add(-b.size)
+	c.statistics.Requested.add(-b.requested)
+	b.state = free
+	c.mergeAndInsert(b)
+}
 
-// ResetPeaks begins a new measurement of peaks.
-func (a *CUDA) ResetPeaks() {
-	s := &a.statistics
-	s.PeakRequested, s.PeakAllocated, s.PeakReserved = s.Requested, s.Allocated, s.Reserved
+// mergeAndInsert joins an unused block with its unused neighbours.
+func (c *CUDA) mergeAndInsert(b *block) {
+	if p := b.prev; p != nil && p.state == free && p.unmapped == b.unmapped {
+		c.remove(p)
+		b.offset, b.size = p.offset, p.size+b.size
+		if b.prev = p.prev; b.prev != nil {
+			b.prev.next = b
+		}
+		c.blocks.giveBack(p)
+	}
+	if n := b.next; n != nil && n.state == free && n.unmapped == b.unmapped {
+		c.remove(n)
+		b.size += n.size
+		if b.next = n.next; b.next != nil {
+			b.next.prev = b
+		}
+		c.blocks.giveBack(n)
+	}
+	c.insert(b)
+}
+
+func (c *CUDA) insert(b *block) {
+	b.since = b.shelf.pool.searches
+	b.shelf.of(b).Set(entry{b.place, b})
+	if b.isSplit() && !b.expandable {
+		c.statistics.InactiveSplit.add(b.size)
+	}
+}
+
+func (c *CUDA) remove(b *block) {
+	b.shelf.of(b).Delete(entry{place: b.place})
+	if b.isSplit() && !b.expandable {
+		c.statistics.InactiveSplit.add(-b.size)
+	}
 }

@@ -1,120 +1,194 @@
 package allocator
 
 import (
+	"fmt"
 	"math/bits"
 
+	"plimsoll/fault"
 	"plimsoll/ledger"
 	"plimsoll/version"
 )
 
-// Pinned is the allocator of page-locked host memory. Blocks are powers of two
-// from torch 1.11 on, are never split, and go back to the system only when the
-// cache is emptied (pytorch issues 95823 and 150517).
-type Pinned struct {
-	configuration Configuration
-	torch         version.Version
-	free          map[ledger.Bytes]int // blocks by size
-	slab          ledger.Bytes         // of pinned_reserve_segment_size_mb, not yet given out
-	started       bool
-	statistics    PinnedStatistics
-}
-
-// PinnedStatistics are in bytes.
+// PinnedStatistics are those of the pinned host allocator.
 type PinnedStatistics struct {
-	Requested, Locked         ledger.Bytes // asked for and not freed; page-locked
-	PeakRequested, PeakLocked ledger.Bytes
+	Requested Gauge[ledger.Bytes] // what the program asked for
+	Allocated Gauge[ledger.Bytes] // the blocks that it holds
+	Locked    Gauge[ledger.Bytes] // page-locked memory, unused blocks and the reserved slab included
 }
 
-// NewPinned is an empty allocator.
-func NewPinned(c Configuration, torch version.Version) *Pinned {
-	return &Pinned{configuration: c, torch: torch, free: map[ledger.Bytes]int{}}
+// Pinned is the caching allocator of page-locked host memory. It neither
+// splits blocks nor merges them, and keeps those that are freed.
+type Pinned struct {
+	rounds  bool // sizes are rounded up to a power of two
+	bestFit bool // a request may get a block that is larger than its own would be
+
+	maxRound, maxCached ledger.Bytes
+	slab, slabLeft      ledger.Bytes // slab is 0 once it is there
+
+	blocks     store
+	made       int                       // blocks so far
+	free       *set                      // of bestFit: by size
+	stacks     map[ledger.Bytes][]*block // of others: by size, the last one freed on top
+	statistics PinnedStatistics
 }
 
-// PinnedBlock is page-locked memory.
-type PinnedBlock struct {
-	Size, requested ledger.Bytes
-	slab            bool
-}
+// The alignment of blocks that are not rounded to a power of two, and that of
+// blocks within the slab.
+const (
+	hostAlignment = 512
+	slabAlignment = 4096
+)
 
-// Rounded is the size of the block for a request.
-func (p *Pinned) Rounded(bytes ledger.Bytes) ledger.Bytes {
-	if !p.torch.AtLeast(1, 11, 0) {
-		return bytes
+// NewPinned is an empty allocator of that version of torch. Up to 2.5 it hands
+// out the best fit; since 2.6 only blocks of the size that it would make. For
+// sizes that PinnedMaxRound exempts from rounding this is an assumption, which
+// errs towards more memory.
+func NewPinned(configuration Configuration, v version.Version) *Pinned {
+	p := &Pinned{
+		rounds:    v.AtLeast(1, 11, 0),
+		bestFit:   !v.AtLeast(2, 6, 0),
+		maxRound:  limitless,
+		maxCached: limitless,
+		slab:      configuration.PinnedReserve,
+		free:      newSet(bySize),
+		stacks:    map[ledger.Bytes][]*block{},
 	}
-	c := p.configuration
-	if p.torch.AtLeast(2, 13, 0) && (c.PinnedThreshold > 0 && bytes > c.PinnedThreshold || c.PinnedCached > 0 && bytes > c.PinnedCached) {
-		return roundUp(bytes, minBlock)
+	if limit := configuration.PinnedMaxRound; limit != nil {
+		p.maxRound = *limit
 	}
-	return 1 << bits.Len64(uint64(bytes-1))
+	if limit := configuration.PinnedMaxCached; limit != nil {
+		p.maxCached = *limit
+	}
+	return p
 }
 
-// Allocate serves a request. A request of no bytes has no block.
-func (p *Pinned) Allocate(bytes ledger.Bytes) *PinnedBlock {
-	if bytes <= 0 {
+// Allocate serves a request. Host memory has no limit here: whether it fits is
+// for the plan to say.
+func (p *Pinned) Allocate(size ledger.Bytes) (Block, error) {
+	switch {
+	case size < 0:
+		return Block{}, negative(size)
+	case size == 0:
+		return Block{}, nil
+	case size > limitless-p.statistics.Locked.Now-p.slab:
+		return Block{}, &fault.Input{What: fmt.Sprintf("pinned memory of %v on top of %v, expected less than %v", size, p.statistics.Locked.Now, limitless)}
+	}
+	b := p.reuse(size)
+	if b == nil {
+		b = p.lock(p.Rounded(size))
+	}
+	p.statistics.Allocated.add(b.size)
+	p.statistics.Requested.add(size)
+	return p.blocks.handOut(b, size), nil
+}
+
+// Free takes a block back that no stream uses any more.
+func (p *Pinned) Free(name Block) error {
+	if name == (Block{}) {
 		return nil
 	}
-	b := &PinnedBlock{Size: p.Rounded(bytes), requested: bytes}
-	if !p.started && p.configuration.PinnedReserve > 0 {
-		p.slab = p.configuration.PinnedReserve
-		p.statistics.Locked += p.slab
+	b := p.blocks.find(name)
+	if b == nil {
+		return errNotAllocated
 	}
-	p.started = true
+	p.statistics.Allocated.add(-b.size)
+	p.statistics.Requested.add(-b.requested)
+	b.state = free
 	switch {
-	case p.slab >= b.Size:
-		p.slab -= b.Size
-		b.slab = true
-	case p.reuse(b):
+	case b.size > p.maxCached:
+		p.unlock(b)
+	case p.bestFit:
+		p.free.Set(entry{b.place, b})
 	default:
-		p.statistics.Locked += b.Size
+		p.stacks[b.size] = append(p.stacks[b.size], b)
 	}
-	s := &p.statistics
-	s.Requested += bytes
-	s.PeakRequested, s.PeakLocked = max(s.PeakRequested, s.Requested), max(s.PeakLocked, s.Locked)
+	return nil
+}
+
+// EmptyCache unlocks all unused blocks, as torch._C._host_emptyCache does.
+// torch.cuda.empty_cache does not.
+func (p *Pinned) EmptyCache() {
+	for e, any := p.free.PopMin(); any; e, any = p.free.PopMin() {
+		p.unlock(e.block)
+	}
+	for _, stack := range p.stacks {
+		for _, b := range stack {
+			p.unlock(b)
+		}
+	}
+	clear(p.stacks)
+}
+
+// Statistics are the levels now and their peaks.
+func (p *Pinned) Statistics() PinnedStatistics { return p.statistics }
+
+// ResetPeaks makes the levels of now the peaks.
+func (p *Pinned) ResetPeaks() {
+	p.statistics.Requested.reset()
+	p.statistics.Allocated.reset()
+	p.statistics.Locked.reset()
+}
+
+// Rounded is the size of a new block for a request.
+func (p *Pinned) Rounded(size ledger.Bytes) ledger.Bytes {
+	switch {
+	case !p.rounds:
+		return size
+	case size <= p.maxRound && size <= p.maxCached:
+		return 1 << bits.Len64(uint64(size-1))
+	default:
+		return roundUp(size, hostAlignment)
+	}
+}
+
+func (p *Pinned) reuse(size ledger.Bytes) *block {
+	if p.bestFit {
+		var best *block
+		p.free.Ascend(entry{place: place{size: size}}, func(e entry) bool {
+			best = e.block
+			return false
+		})
+		if best != nil {
+			p.free.Delete(entry{place: best.place})
+		}
+		return best
+	}
+	size = p.Rounded(size)
+	stack := p.stacks[size]
+	if len(stack) == 0 {
+		return nil
+	}
+	top := len(stack) - 1
+	p.stacks[size] = stack[:top]
+	return stack[top]
+}
+
+// inSlab is the segment of all blocks in the slab; others have one each.
+const inSlab = 0
+
+// lock makes a block: in the slab while that has room, else of its own.
+func (p *Pinned) lock(size ledger.Bytes) *block {
+	if p.slab > 0 {
+		p.statistics.Locked.add(p.slab)
+		p.slabLeft, p.slab = p.slab, 0
+	}
+	b := p.blocks.take()
+	b.size = size
+	if aligned := roundUp(size, slabAlignment); aligned <= p.slabLeft {
+		p.slabLeft -= aligned
+		b.segment = inSlab
+		return b
+	}
+	p.made++
+	b.segment = p.made
+	p.statistics.Locked.add(size)
 	return b
 }
 
-// reuse takes a free block: of the same size from torch 2.6 on, before that the
-// smallest that is large enough.
-func (p *Pinned) reuse(b *PinnedBlock) bool {
-	size := b.Size
-	if p.free[size] == 0 && !p.torch.AtLeast(2, 6, 0) {
-		size = 0
-		for free, count := range p.free {
-			if count > 0 && free >= b.requested && (size == 0 || free < size) {
-				size = free
-			}
-		}
+// unlock ends a block. The slab stays, and so do its holes.
+func (p *Pinned) unlock(b *block) {
+	if b.segment != inSlab {
+		p.statistics.Locked.add(-b.size)
 	}
-	if size == 0 || p.free[size] == 0 {
-		return false
-	}
-	p.free[size]--
-	b.Size = size
-	return true
+	p.blocks.giveBack(b)
 }
-
-// Free gives a block back to the allocator, which keeps it.
-func (p *Pinned) Free(b *PinnedBlock) {
-	if b == nil {
-		return
-	}
-	p.statistics.Requested -= b.requested
-	switch limit := p.configuration.PinnedCached; {
-	case b.slab: // bump allocation: not given out again
-	case limit > 0 && b.Size > limit && p.torch.AtLeast(2, 13, 0):
-		p.statistics.Locked -= b.Size
-	default:
-		p.free[b.Size]++
-	}
-}
-
-// EmptyCache gives all free blocks back to the system.
-func (p *Pinned) EmptyCache() {
-	for size, count := range p.free {
-		p.statistics.Locked -= size * ledger.Bytes(count)
-	}
-	clear(p.free)
-}
-
-// Statistics are the counters.
-func (p *Pinned) Statistics() PinnedStatistics { return p.statistics }

@@ -61,6 +61,12 @@ func (t *Tape) differentiate(n node, incoming []*storage) {
 	if n.scratch > 0 {
 		scratch = t.allocate(n.scratch, Scratch)
 	}
+	if n.replace {
+		for i, s := range n.saved {
+			t.release(s)
+			n.saved[i] = nil
+		}
+	}
 	made := make([]*storage, len(n.inputs))
 	for i, e := range n.inputs {
 		if e.shared {

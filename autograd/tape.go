@@ -152,6 +152,7 @@ type node struct {
 	saved   []*storage
 	scratch int64
 	product bool
+	replace bool
 	marker  func()                    // called instead, for a place on the tape
 	custom  func(incoming []*storage) // called instead, for a checkpoint
 }
@@ -185,6 +186,9 @@ type Operation struct {
 	// Product says that the gradients are products of matrices, of which the
 	// backward pass hands on views.
 	Product bool
+	// Replaces says that gradients take the place of what was saved, piece by
+	// piece.
+	Replaces bool
 	// Kept says that a selective checkpoint may keep the result: it keeps
 	// attention's, and some or all products of matrices.
 	Kept bool
@@ -220,7 +224,7 @@ func (t *Tape) Do(o Operation) []*Tensor {
 	if !t.recording {
 		return results
 	}
-	n := node{scratch: o.BackwardScratch, product: o.Product}
+	n := node{scratch: o.BackwardScratch, product: o.Product, replace: o.Replaces}
 	for i, in := range o.Inputs {
 		if in.gradient != nil {
 			n.inputs = append(n.inputs, edge{in.gradient, i < len(o.Shared) && o.Shared[i]})

@@ -15,6 +15,9 @@ type Adapter struct {
 	// Vectors scale: IA3's activations, DoRA's columns, VeRA's two products.
 	Vectors []*autograd.Parameter
 	Dropout float64
+	// Padded says that the product is put into a larger tensor by an operation
+	// that saves it (litgpt's LoRAQKVLinear).
+	Padded bool
 	// ScalesInput is IA3 on a feed-forward module.
 	ScalesInput bool
 }
@@ -63,13 +66,20 @@ func (p *pass) ia3(a *Adapter, path string, x *autograd.Tensor, out int64) *auto
 func (p *pass) lora(a *Adapter, path string, base, x *autograd.Tensor, out int64) *autograd.Tensor {
 	input := p.cast(x, a.A.DType)
 	dropped := input
-	if a.Dropout > 0 {
+	switch {
+	case a.Dropout == 0:
+	case a.Padded && p.droppedFrom == x: // one for queries, keys and values
+		dropped = p.dropped
+	default:
 		r := p.Do(autograd.Operation{
 			Inputs:  []*autograd.Tensor{input},
 			Outputs: []autograd.Output{{Elements: input.Elements, DType: input.DType}, {Elements: input.Elements, DType: dtype.Bool, Saved: true}},
 		})
 		p.Drop(r[1])
 		dropped = r[0]
+		if a.Padded {
+			p.share(x, dropped)
+		}
 	}
 	low := p.small(a.A, dropped, a.In, a.Rank)
 	if a.Kind == VeRA {
@@ -79,13 +89,28 @@ func (p *pass) lora(a *Adapter, path string, base, x *autograd.Tensor, out int64
 	if a.Kind == VeRA {
 		high = p.follow(high, p.multiply(high, a.Vectors[1].Tensor()))
 	}
-	scaled := p.follow(high, p.unary(high, high.DType, saveNothing))
+	save := saveNothing
+	if a.Padded {
+		save = saveInput
+	}
+	scaled := p.follow(high, p.unary(high, high.DType, save))
 	if a.Kind == DoRA {
 		scaled = p.dora(a, path, base, scaled, out)
 	}
 	sum := p.add(base, scaled)
 	p.Drop(base, scaled)
 	return p.follow(sum, p.cast(sum, base.DType))
+}
+
+// share keeps what dropout made of a tensor, until it is asked for another.
+func (p *pass) share(x, dropped *autograd.Tensor) {
+	if p.dropped != nil {
+		p.Drop(p.dropped)
+	}
+	if dropped != nil {
+		p.Hold(dropped)
+	}
+	p.droppedFrom, p.dropped = x, dropped
 }
 
 // small is a product with a matrix of the adapter.

@@ -141,7 +141,7 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 	}
 	r := p.Do(o)
 	p.Drop(r[1])
-	if a.Joined {
+	if a.Joined || p.JoinsProjections {
 		return p.follow(r[0], p.unary(r[0], compute, saveNothing))
 	}
 	return r[0]

@@ -46,8 +46,9 @@ const (
 	// CompiledLoss is ShiftLabels compiled: neither the upcast logits nor their
 	// logarithms are ever in memory.
 	CompiledLoss
-	// ChunkedLoss computes the loss for 128 tokens at a time, without upcasting
-	// (litgpt's chunked_cross_entropy).
+	// ChunkedLoss computes the loss for 128 tokens at a time of logits that were
+	// cast to fp32 when the model returned them (litgpt's
+	// chunked_cross_entropy, Lightning's precision plugins).
 	ChunkedLoss
 	// FusedLoss has the logits of some tokens at a time (Liger's fused linear
 	// cross entropy).
@@ -78,8 +79,13 @@ type Options struct {
 	// whatever the configuration calls them.
 	FusedActivations bool
 	// JoinsProjections has queries, keys and values in one tensor, of which the
-	// values stay a view, and keys and values copied for all heads (litgpt).
+	// values stay a view, keys and values copied for all heads, heads one after
+	// the other, and 4-bit weights expanded to fp16 before they are cast
+	// (litgpt).
 	JoinsProjections bool
+	// FusesPointwise has what lies between products of matrices in one kernel
+	// each (torch.compile).
+	FusesPointwise bool
 	// SavesSoftmaxInput is torch before 1.11: softmax and log_softmax save their
 	// input beside their result (_softmax_backward_data took it).
 	SavesSoftmaxInput bool
@@ -121,7 +127,9 @@ type pass struct {
 	parameters Parameters
 	weights    map[*autograd.Parameter]*autograd.Tensor // cast by autocast
 	encoded    *autograd.Tensor                         // output of the encoder
-	blocks     int                                      // that have begun
+	// What dropout made of the last input of padded adapters.
+	droppedFrom, dropped *autograd.Tensor
+	blocks               int // that have begun
 }
 
 // Run runs a micro batch through the network up to the loss.
@@ -143,6 +151,7 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 		}
 		return nil
 	})
+	p.share(nil, nil)
 	for _, x := range p.weights { // autocast ends
 		t.Drop(x)
 	}

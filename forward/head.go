@@ -31,6 +31,10 @@ func (p *pass) head(x *autograd.Tensor) Result {
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
 	}
 	p.Drop(x)
+	if p.Loss == ChunkedLoss {
+		logits = p.follow(logits, p.cast(logits, dtype.F32))
+		return Result{Loss: p.chunkedLoss(logits), Logits: logits}
+	}
 	return Result{Loss: p.crossEntropy(logits), Logits: logits}
 }
 
@@ -38,8 +42,8 @@ func (p *pass) head(x *autograd.Tensor) Result {
 // saved.
 func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 	return p.Scope(func() *autograd.Tensor {
-		if p.Loss == CompiledLoss || p.Loss == ChunkedLoss {
-			return p.smallLoss(logits)
+		if p.Loss == CompiledLoss {
+			return p.mean(logits)
 		}
 		x := logits
 		if !p.network.Head.NarrowLoss || p.Autocast != dtype.Invalid {
@@ -49,18 +53,35 @@ func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 			shifted := p.unary(x, x.DType, saveNothing)
 			x = shifted
 		}
+		if p.SplitWidth > 1 {
+			return p.parallelLoss(x)
+		}
 		logarithms := p.normalized(x, x.DType)
 		return p.mean(logarithms)
 	})
 }
 
-// smallLoss saves the logits themselves, or their logarithms in the same type,
-// and makes gradients of their type.
-func (p *pass) smallLoss(logits *autograd.Tensor) *autograd.Tensor {
-	if p.Loss == ChunkedLoss {
-		return p.mean(p.unary(logits, logits.DType, saveOutput))
-	}
-	return p.mean(logits)
+// parallelLoss is that of logits that ranks have a part of each. Its backward
+// pass has four tensors of their size at once
+// (torch/distributed/tensor/parallel/loss.py, _nll_loss_and_log_softmax_backward).
+func (p *pass) parallelLoss(x *autograd.Tensor) *autograd.Tensor {
+	r := p.Do(autograd.Operation{
+		Inputs: []*autograd.Tensor{x}, BackwardScratch: 2 * x.Bytes(),
+		Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}, {Elements: x.Elements, DType: x.DType, Saved: true}},
+	})
+	return r[0]
+}
+
+// chunkedLoss makes the logarithms of 128 tokens at a time, whose gradients
+// take their place one after the other.
+func (p *pass) chunkedLoss(logits *autograd.Tensor) *autograd.Tensor {
+	return p.Scope(func() *autograd.Tensor {
+		r := p.Do(autograd.Operation{
+			Inputs: []*autograd.Tensor{logits}, Replaces: true,
+			Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}, {Elements: logits.Elements, DType: dtype.F32, Saved: true}},
+		})
+		return r[0]
+	})
 }
 
 // mean is the last operation: the negative logarithms of the labels' tokens.

@@ -184,7 +184,11 @@ func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor
 	}
 	if w.Quantized != autograd.Unquantized {
 		// bitsandbytes expands the weight in both passes.
-		o.Scratch, o.BackwardScratch = w.Elements*compute.Size(), w.Elements*compute.Size()
+		expanded := w.Elements * compute.Size()
+		if p.JoinsProjections {
+			expanded *= 2
+		}
+		o.Scratch, o.BackwardScratch = expanded, expanded
 	}
 	if bias := p.parameter(path + ".bias"); bias != nil {
 		o.Inputs = append(o.Inputs, bias.Tensor())
@@ -199,7 +203,7 @@ func (p *pass) norm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	defer p.SetComponent(p.SetComponent(Norms))
 	return p.hooked(n.Path, func() *autograd.Tensor {
 		return p.Scope(func() *autograd.Tensor {
-			if n.Kind == model.LayerNorm {
+			if n.Kind == model.LayerNorm || p.FusesPointwise {
 				return p.layerNorm(n, x)
 			}
 			return p.rmsNorm(n, x)

@@ -43,7 +43,7 @@ type deepSpeed struct {
 
 // newDeepSpeed is the engine that DeepSpeed takes for the stage and the types
 // (engine.py, _configure_optimizer).
-func newDeepSpeed(s *simulation) engine {
+func newDeepSpeed(s *simulation) sharding {
 	d := s.Job.DeepSpeed
 	e := &deepSpeed{simulation: s, recipe: d, pins: newPins(s), loaded: map[*autograd.Parameter]*hold{}, master: dtype.F32, why: map[string]string{}}
 	if d.LowPrecisionMaster {
@@ -265,29 +265,36 @@ func newPins(s *simulation) *pins {
 type locked struct {
 	*hold
 	pins  *pins
-	block *allocator.PinnedBlock
+	block allocator.Block
+	fixed bool // page-locked
 }
 
 func (p *pins) lock(bytes int64, component string) *locked {
 	drop(&p.beyond)
-	l := &locked{p.host.hold(bytes, component), p, p.allocator.Allocate(ledger.Bytes(bytes))}
+	block, err := p.allocator.Allocate(ledger.Bytes(bytes))
+	if err != nil && p.host.failed == nil {
+		p.host.failed = err
+	}
+	l := &locked{p.host.hold(bytes, component), p, block, true}
 	p.count()
 	return l
 }
 
 func (p *pins) count() {
 	s := p.allocator.Statistics()
-	p.beyond = p.host.hold(int64(s.Locked-s.Requested), PinnedRounding)
+	p.beyond = p.host.hold(int64(s.Locked.Now-s.Requested.Now), PinnedRounding)
 }
 
 // free ends the tensor. A block stays with the allocator.
 func (l *locked) free() {
-	if l.block == nil {
+	if !l.fixed {
 		l.hold.free()
 		return
 	}
 	drop(&l.pins.beyond)
 	l.hold.free()
-	l.pins.allocator.Free(l.block)
+	if err := l.pins.allocator.Free(l.block); err != nil && l.pins.host.failed == nil {
+		l.pins.host.failed = err
+	}
 	l.pins.count()
 }

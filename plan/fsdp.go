@@ -61,11 +61,15 @@ func drop(h **hold) {
 func newSharded(s *simulation) *sharded {
 	e := &sharded{simulation: s, units: map[string]*unit{}, root: &unit{at: -1}}
 	wrapped := s.FSDP.WrapPolicy != "no_wrap"
-	for _, b := range s.Model.Network.Blocks() {
+	wrap := func(path string) {
+		u := &unit{path: path, at: len(e.order)}
+		e.units[path] = u
+		e.order = append(e.order, u)
+	}
+	network := s.Model.Network
+	for _, b := range network.Blocks() {
 		if wrapped {
-			u := &unit{path: b.Path, at: len(e.order)}
-			e.units[b.Path] = u
-			e.order = append(e.order, u)
+			wrap(b.Path)
 		}
 	}
 	for _, p := range s.parameters {
@@ -140,13 +144,28 @@ func (e *sharded) load() {
 
 func (e *sharded) initialize() {}
 
+// The streams of FSDP beside the one that computes.
+const (
+	gatherStream = iota + 1
+	reduceStream
+)
+
 // gather makes the whole of a unit's parameters, in the type of the
 // computation.
 func (e *sharded) gather(u *unit) {
 	if u == nil || u.gathered != nil || len(u.parameters) == 0 {
 		return
 	}
-	u.gathered = e.gpu.hold(u.elements(nil, (*autograd.Parameter).Bytes), Gathered)
+	bytes := u.elements(nil, (*autograd.Parameter).Bytes)
+	if e.FSDP.Version == 1 {
+		e.gpu.on(gatherStream, func() { u.gathered = e.gpu.hold(bytes, Gathered) })
+		return
+	}
+	// FSDP2 copies every parameter out of what was gathered.
+	var flat *hold
+	e.gpu.on(gatherStream, func() { flat = e.gpu.hold(bytes, Gathered) })
+	u.gathered = e.gpu.hold(bytes, Gathered)
+	flat.free()
 }
 
 func (e *sharded) neighbour(u *unit, step int) *unit {
@@ -159,6 +178,9 @@ func (e *sharded) neighbour(u *unit, step int) *unit {
 // reshards says whether a unit is given back after its forward pass. The root
 // is not: the backward pass begins with it.
 func (e *sharded) reshards(u *unit) bool {
+	if e.KeepsLastBlock && u.at == len(e.order)-1 {
+		return false
+	}
 	return u != e.root && strings.HasPrefix(e.FSDP.Strategy, "full_shard") || u != e.root && e.FSDP.Strategy == "hybrid_shard"
 }
 
@@ -241,7 +263,12 @@ func (e *sharded) reduce(u *unit) {
 	if whole == 0 {
 		return
 	}
-	input := e.gpu.hold(whole*e.ReduceType.Size(), Buckets)
+	stream := reduceStream
+	if e.FSDP.Version == 2 {
+		stream = 0
+	}
+	var input *hold
+	e.gpu.on(stream, func() { input = e.gpu.hold(whole*e.ReduceType.Size(), Buckets) })
 	for _, p := range u.parameters {
 		p.DropGradient()
 	}
@@ -249,6 +276,11 @@ func (e *sharded) reduce(u *unit) {
 	drop(&e.reducing)
 	e.reducing = input
 	part := e.part(whole)
+	e.gpu.on(reduceStream, func() { e.receive(u, part) })
+}
+
+// receive makes a rank's part of the reduced gradients of a unit.
+func (e *sharded) receive(u *unit, part int64) {
 	output := e.gpu.hold(part*e.ReduceType.Size(), autograd.Gradients)
 	switch {
 	case u.gradients != nil || e.FSDP.OffloadParameters || e.ReduceType != e.Weights:

@@ -41,7 +41,10 @@ type Job struct {
 	FusedActivations bool
 	// JoinsProjections says that queries, keys and values are one tensor.
 	JoinsProjections bool
-	RecomputeEvery   int // blocks are recomputed at this distance; 0 and 1: all
+	// KeepsLastBlock says that FSDP does not give the last block back between the
+	// passes.
+	KeepsLastBlock bool
+	RecomputeEvery int // blocks are recomputed at this distance; 0 and 1: all
 	// ZeROInit says that parameters are divided among the ranks while the model
 	// is made, as transformers does with ZeRO-3 when the Trainer is made first.
 	ZeROInit bool

@@ -35,7 +35,7 @@ func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
 			made.Elements /= j.SplitWidth
 			made.Rows = max(1, made.Rows/j.SplitWidth)
 		}
-		if isWeight && quantized {
+		if isWeight && (quantized || product && j.quantizesHead()) {
 			j.quantize(made)
 		}
 		if a := j.Adapter; a != nil {
@@ -93,6 +93,12 @@ func (j *Job) quantize(p *autograd.Parameter) {
 	}
 }
 
+// quantizesHead says whether the output head is quantized, too: only where a
+// list of modules to skip is given and does not have it.
+func (j *Job) quantizesHead() bool {
+	return j.Quantization != nil && j.Quantization.SkipModules != nil
+}
+
 // adapt makes the parameters of the adapter.
 func (j *Job) adapt(m forward.Parameters) []*autograd.Parameter {
 	a := j.Adapter
@@ -115,6 +121,10 @@ func (j *Job) adapt(m forward.Parameters) []*autograd.Parameter {
 	var widestIn, widestOut int64
 	for _, t := range targets {
 		widestIn, widestOut = max(widestIn, t.in), max(widestOut, t.out)
+	}
+	inAttention := map[string]bool{}
+	for _, b := range j.Model.Network.Blocks() {
+		inAttention[b.Attention.Query], inAttention[b.Attention.Key], inAttention[b.Attention.Value] = true, true, true
 	}
 	var sharedA, sharedB *autograd.Parameter
 	for _, t := range targets {
@@ -145,6 +155,7 @@ func (j *Job) adapt(m forward.Parameters) []*autograd.Parameter {
 				f.Vectors = []*autograd.Parameter{add(t.path+".lora_magnitude_vector", t.out, 1, true)}
 			}
 		}
+		f.Padded = j.JoinsProjections && inAttention[t.path]
 		m.Adapters[t.path] = f
 	}
 	return list

@@ -4,6 +4,8 @@
 package plan
 
 import (
+	"fmt"
+
 	"plimsoll/allocator"
 	"plimsoll/ledger"
 )
@@ -14,6 +16,9 @@ type Plan struct {
 	Trained int64 // elements of parameters that are trained
 	Devices []Device
 	Verdict Verdict
+	// Hosted is the optimizer state of the job in Plimsoll's own formats, in the
+	// memory of a node; nil where they do not hold it.
+	Hosted []Hosted
 }
 
 // Device is a GPU or the memory of a node, as rank or node 0 has it; Count
@@ -64,6 +69,11 @@ func New(j *Job) (*Plan, error) {
 	}
 	s := newSimulation(j, gpu, host)
 	s.run()
+	for _, t := range []*trace{gpu, host} {
+		if t.failed != nil {
+			return nil, fmt.Errorf("the plan's own trace is inconsistent: %w", t.failed)
+		}
+	}
 	p := &Plan{Job: j, Trained: j.Model.Elements()}
 	if j.Adapter != nil {
 		p.Trained = s.trainedElements()
@@ -72,6 +82,7 @@ func New(j *Job) (*Plan, error) {
 		p.Devices = append(p.Devices, s.device())
 	}
 	p.Devices = append(p.Devices, s.node())
+	p.Hosted = s.hosted()
 	p.judge()
 	return p, nil
 }

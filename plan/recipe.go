@@ -209,6 +209,10 @@ func (r *resolver) sharding() error {
 		return &fault.Input{What: fmt.Sprintf("--fsdp is %q, expected 1 or 2, the version", r.Request.FSDP)}
 	}
 	j.ShardRanks = j.World / int(j.SplitWidth)
+	j.ZeROInit = r.launch == nil || r.launch.ZeRO3Init
+	if d := j.DeepSpeed; d != nil && d.ZeROStage == 3 && r.launch == nil {
+		r.assume("parameters are sharded as the model is made (zero.Init), as from_pretrained does for stage 3")
+	}
 	if j.FSDP == nil {
 		return nil
 	}

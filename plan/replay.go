@@ -2,11 +2,11 @@ package plan
 
 import (
 	"plimsoll/allocator"
+	"plimsoll/fault"
 	"plimsoll/ledger"
 )
 
-// replayed is the caching allocator that a GPU's trace goes through. All of a
-// plan is on one stream.
+// replayed is the caching allocator that a GPU's trace goes through.
 type replayed struct{ *allocator.CUDA }
 
 // allocator is PyTorch's of an empty GPU that has no limit: the verdict
@@ -16,35 +16,40 @@ func (j *Job) allocator() (Allocator, error) {
 	if err != nil {
 		return nil, err
 	}
+	if c.MallocAsync {
+		return nil, &fault.Input{What: "--alloc-conf asks for the backend cudaMallocAsync, which is CUDA's own and not modelled", Mend: "leave it out for an estimate with PyTorch's allocator"}
+	}
 	return replayed{allocator.NewCUDA(c, 0)}, nil
 }
 
-func (r replayed) Allocate(bytes ledger.Bytes) (Handle, error) {
-	b, err := r.CUDA.Allocate(bytes, 0)
-	if b == nil {
-		return nil, err
-	}
-	return b, err
+func (r replayed) Allocate(bytes ledger.Bytes, stream int) (Handle, error) {
+	return r.CUDA.Allocate(bytes, stream)
 }
 
-func (r replayed) Free(h Handle) { r.CUDA.Free(h.(*allocator.Block)) }
+func (r replayed) Free(h Handle) error { return r.CUDA.Free(h.(allocator.Block)) }
 
 func (r replayed) Use() Use {
 	s := r.Statistics()
-	return Use{s.Allocated, s.Reserved, s.PeakAllocated, s.PeakReserved}
+	return Use{s.Allocated.Now, s.Reserved.Now, s.Allocated.Peak, s.Reserved.Peak}
 }
 
 // heap is the host's malloc below a trace.
 type heap struct{ *allocator.Glibc }
 
-func (h heap) Allocate(bytes ledger.Bytes) (Handle, error) {
+func (h heap) Allocate(bytes ledger.Bytes, _ int) (Handle, error) {
 	if b := h.Glibc.Allocate(bytes); b != nil {
 		return b, nil
 	}
 	return nil, nil
 }
 
-func (h heap) Free(b Handle) { h.Glibc.Free(b.(*allocator.GlibcBlock)) }
+func (h heap) Free(b Handle) error {
+	h.Glibc.Free(b.(*allocator.GlibcBlock))
+	return nil
+}
+
+// EmptyCache does nothing: nobody calls malloc_trim.
+func (h heap) EmptyCache() {}
 
 func (h heap) Use() Use {
 	s := h.Statistics()

@@ -399,7 +399,7 @@ func (r *resolver) modules() error {
 			j.Loss = forward.ChunkedLoss
 		}
 	case "torchtitan": // the training loop deletes the outputs before the backward pass
-		j.HoldsOutputs = false
+		j.HoldsOutputs, j.KeepsLastBlock = false, true
 		if j.Loss == forward.CompiledLoss && !j.Versions.Torch.AtLeast(2, 8, 0) {
 			j.Loss = forward.ShiftLabels // blocks alone were compiled
 		}

@@ -21,9 +21,9 @@ const (
 	Loading         = "weights on their way to the GPU"
 )
 
-// engine is who shards, moves and updates the parameters of a rank. A
+// sharding is who shards, moves and updates the parameters of a rank. A
 // simulation calls it as the training loop calls the real one.
-type engine interface {
+type sharding interface {
 	forward.Hooks
 	// load puts the parameters where they are when the model has been made.
 	load()
@@ -51,7 +51,7 @@ type simulation struct {
 	parameters    []*autograd.Parameter
 	trained       []*autograd.Parameter
 	modules       forward.Parameters
-	engine        engine
+	engine        sharding
 	stepped       bool // the optimizer has its states
 	workspaces    int
 	micro, micros int            // the micro batch of the step, and how many there are
@@ -84,7 +84,7 @@ func newSimulation(j *Job, gpu, host *trace) *simulation {
 func (s *simulation) options() forward.Options {
 	return forward.Options{
 		Batch: s.MicroBatch, Sequence: s.Sequence, Attention: s.Attention, FusesBias: s.Versions.Transformers.AtLeast(5, 0, 0), Autocast: s.Autocast, Recompute: s.Recompute, Loss: s.Loss, FusedActivations: s.FusedActivations, JoinsProjections: s.JoinsProjections, RecomputeEvery: s.RecomputeEvery,
-		SavesSoftmaxInput: !s.Versions.Torch.AtLeast(1, 11, 0), SavesQuantizedInput: !s.Versions.BitsAndBytes.AtLeast(0, 43, 0),
+		FusesPointwise: s.Compile, SavesSoftmaxInput: !s.Versions.Torch.AtLeast(1, 11, 0), SavesQuantizedInput: !s.Versions.BitsAndBytes.AtLeast(0, 43, 0),
 		InputGradients: s.Adapter != nil && s.Recompute != nil, SplitSequence: max(1, s.SplitSequence), SplitWidth: max(1, s.SplitWidth), Hooks: s.engine,
 	}
 }
@@ -101,7 +101,12 @@ func (s *simulation) phase(name PhaseName, iteration Iteration, body func()) {
 // run goes through the job: two steps show the first and the steady state.
 func (s *simulation) run() {
 	s.phase(Load, Once, s.engine.load)
-	s.phase(Initialize, Once, s.engine.initialize)
+	s.phase(Initialize, Once, func() {
+		s.engine.initialize()
+		if s.DeepSpeed != nil {
+			s.gpu.emptyCache() // as its optimizers do when they are made
+		}
+	})
 	s.iterate(First)
 	s.iterate(Steady)
 	s.phase(Checkpoint, Once, s.engine.save)

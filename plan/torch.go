@@ -35,8 +35,14 @@ func (e *plain) initialize() {
 	}
 }
 
-func (e *plain) gradient(*autograd.Parameter) {}
-func (e *plain) endBackward(bool)             {}
+// gradient is applied at once by LOMO, which fuses the step into the backward
+// pass.
+func (e *plain) gradient(p *autograd.Parameter) {
+	if e.Optimizer.Name == "lomo" {
+		p.DropGradient()
+	}
+}
+func (e *plain) endBackward(bool) {}
 
 func (e *plain) step() { e.optimize(e.trained) }
 

@@ -19,6 +19,7 @@ type trace struct {
 	blocksOf []int          // by component
 
 	allocator Allocator // nil: requested bytes only
+	stream    int       // CUDA's, that allocations are made on
 	phases    []Phase
 	peak      ledger.Bytes // of the phase that is open
 	atPeak    []ledger.Bytes
@@ -34,12 +35,14 @@ type block struct {
 // Allocator is where a trace is replayed: the caching allocator of a GPU, the
 // pinned allocator of a host, or none.
 type Allocator interface {
-	Allocate(bytes ledger.Bytes) (Handle, error)
-	Free(Handle)
+	Allocate(bytes ledger.Bytes, stream int) (Handle, error)
+	Free(Handle) error
 	// Use is what is allocated, in the allocator's rounding, and what is
 	// reserved from the device: now, and at most since the last Reset.
 	Use() Use
 	ResetPeaks()
+	// EmptyCache gives back what is reserved and not in use.
+	EmptyCache()
 }
 
 // Handle is an allocation of an Allocator.
@@ -68,7 +71,7 @@ func (t *trace) component(name string) int {
 func (t *trace) Allocate(bytes ledger.Bytes, component string) int {
 	b := block{bytes: bytes, component: t.component(component)}
 	if t.allocator != nil && t.failed == nil {
-		b.handle, t.failed = t.allocator.Allocate(bytes)
+		b.handle, t.failed = t.allocator.Allocate(bytes, t.stream)
 	}
 	t.held[b.component] += bytes
 	t.live += bytes
@@ -100,10 +103,20 @@ func (t *trace) Free(id int) {
 	t.held[b.component] -= b.bytes
 	t.live -= b.bytes
 	if b.handle != nil {
-		t.allocator.Free(b.handle)
+		if err := t.allocator.Free(b.handle); err != nil && t.failed == nil {
+			t.failed = err
+		}
 		b.handle = nil
 	}
 	t.unused = append(t.unused, id)
+}
+
+// on has body allocate on a stream: memory is not shared among streams.
+func (t *trace) on(stream int, body func()) {
+	before := t.stream
+	t.stream = stream
+	body()
+	t.stream = before
 }
 
 // during is a block for as long as body runs.
@@ -115,6 +128,13 @@ func (t *trace) during(bytes ledger.Bytes, component string, body func()) {
 	id := t.Allocate(bytes, component)
 	body()
 	t.Free(id)
+}
+
+// emptyCache is torch.cuda.empty_cache.
+func (t *trace) emptyCache() {
+	if t.allocator != nil {
+		t.allocator.EmptyCache()
+	}
 }
 
 // phase runs body as a phase of the job.

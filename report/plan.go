@@ -31,6 +31,7 @@ type Plan struct {
 	Job         PlannedJob    `json:"job"`
 	Assumptions []string      `json:"assumptions"`
 	Devices     []plan.Device `json:"devices"`
+	Hosted      []plan.Hosted `json:"plimsoll_host_state"`
 	Inputs      []Input       `json:"inputs"`
 	Request     plan.Request  `json:"request"`
 
@@ -82,6 +83,7 @@ func NewPlan(version string, request plan.Request, p *plan.Plan) (*Plan, error) 
 	d := &Plan{
 		Schema: PlanSchema, Version: version, Verdict: p.Verdict.Result, Devices: p.Devices, Request: request,
 		Model:       PlannedModel{j.Model.Name, j.Model.Architecture, j.Model.Source, j.Model.Elements(), p.Trained},
+		Hosted:      append([]plan.Hosted{}, p.Hosted...),
 		Assumptions: append([]string{}, j.Assumptions...),
 		Job: PlannedJob{Engine: j.EngineName(), Ranks: j.World, Nodes: j.Nodes, MicroBatch: j.MicroBatch, Sequence: j.Sequence, Accumulation: j.Accumulation,
 			Weights: j.Weights.String(), Attention: string(j.Attention), Optimizer: j.OptimizerName(), Recompute: j.RecomputeName()},

@@ -48,7 +48,13 @@ func (v Version) AtLeast(major, minor, patch int) bool {
 // IsZero says that no version is known.
 func (v Version) IsZero() bool { return v == Version{} }
 
-func (v Version) String() string { return fmt.Sprintf("%d.%d.%d", v.Major, v.Minor, v.Patch) }
+// String leaves a patch of 0 out.
+func (v Version) String() string {
+	if v.Patch == 0 {
+		return fmt.Sprintf("%d.%d", v.Major, v.Minor)
+	}
+	return fmt.Sprintf("%d.%d.%d", v.Major, v.Minor, v.Patch)
+}
 
 // MarshalText writes the version, and nothing for an unknown one.
 func (v Version) MarshalText() ([]byte, error) {

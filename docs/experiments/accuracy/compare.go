@@ -219,8 +219,13 @@ func (o *outcome) figure(r row, f figure) (float64, string) {
 		name, of, m.phases = "peak reserved", func(p plan.Phase) ledger.Bytes { return p.PeakReserved }, nil
 	case "nvidia_smi", "gpu_used":
 		name, of = "peak in use", func(p plan.Phase) ledger.Bytes { return p.PeakUsed }
-	case "total":
-		name, of, m.phases = "peak requested", func(p plan.Phase) ledger.Bytes { return p.PeakRequested }, nil
+	case "total": // what its authors added up of the components
+		var sum float64
+		for _, point := range []string{"parameters", "gradients", "optimizer states", "activations"} {
+			bytes, _ := o.component(d, point)
+			sum += bytes
+		}
+		return sum, "sum of components"
 	case "allocated":
 		name, of, last = "allocated at the end", func(p plan.Phase) ledger.Bytes { return p.EndAllocated }, true
 	case "reserved":

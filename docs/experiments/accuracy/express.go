@@ -1,15 +1,16 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
-	"plimsoll/gpu"
 	"plimsoll/model"
 	"plimsoll/plan"
 )
@@ -46,6 +47,8 @@ func (e *expression) expressible() error {
 	switch {
 	case e.Model.Name == "":
 		return errors.New("a kernel by itself, not the training of a model")
+	case e.Software.has("ColossalAI"):
+		return errors.New("ColossalAI's HybridAdam and Gemini are not planned")
 	case e.Parallel.Pipeline > 1:
 		return errors.New("pipeline parallelism is not planned")
 	case text(e.Source).has("reward"):
@@ -79,13 +82,11 @@ type object = map[string]any
 // chooseMachine is the GPUs, the versions and the size of the batch.
 func (e *expression) chooseMachine() error {
 	q := &e.request
-	for _, name := range gpu.Names() {
-		family, memory, _ := strings.Cut(name, "-")
-		if e.GPU.has(`\b`+family+`\b`) && (memory == "" || q.GPU == "" || e.GPU.has(`\b`+strings.TrimSuffix(memory, "GB")+`\s*GB`)) {
-			q.GPU = name
-		}
-	}
+	q.GPU = e.GPU.gpu()
 	world := max(1, int(e.Parallel.World))
+	if count, err := strconv.Atoi(e.GPU.find(`^(\d+)x`)); err == nil && world == 1 && slices.Contains(e.Tags, "multi") {
+		world = count // some rows say it of the GPUs only
+	}
 	perNode := int(e.Parallel.RanksPerHost)
 	switch {
 	case perNode > 0:
@@ -100,9 +101,13 @@ func (e *expression) chooseMachine() error {
 	if q.Sequence == 0 {
 		q.Sequence = unstatedSequence
 	}
+	if batch := e.trainer().batch; e.Accumulation == 0 && batch > 0 {
+		q.Accumulation = max(1, batch/q.MicroBatch)
+	}
 	q.Torch, q.Transformers, q.Engine = e.Software.version("torch|pytorch", torchReleases), e.Software.version("transformers", transformersReleases), e.Software.version("deepspeed", nil)
-	q.BitsAndBytes = e.Software.version("bitsandbytes", nil)
+	q.BitsAndBytes = cmp.Or(e.Software.version("bitsandbytes", nil), e.trainer().bitsAndBytes)
 	q.Modules = strings.ToLower(e.Software.find("(litgpt|torchtitan)"))
+	q.Allocator = e.trainer().allocator
 	return nil
 }
 
@@ -120,6 +125,8 @@ func (e *expression) choosePasses() error {
 	switch {
 	case e.Recompute.has("^off"):
 		q.Recompute = "none"
+	case e.Recompute.has("every 2nd layer"):
+		q.Recompute = "every-2"
 	case e.Recompute.has("selective|sac"):
 		q.Recompute = "selective"
 	case e.Recompute.has("reentrant"):
@@ -226,6 +233,7 @@ func (e *expression) chooseAdapter() error {
 	default:
 		config["peft_type"] = "LORA"
 		config["use_dora"] = a.Method.has("DoRA")
+		config["lora_dropout"] = e.trainer().dropout
 	}
 	if a.Rank > 0 {
 		config["r"] = a.Rank
@@ -310,7 +318,7 @@ func (e *expression) chooseEngine() error {
 		offload := e.Offload.has("fsdp") && e.only(e.Offload, "offload|no cpu offload") && !e.point.has("no cpu offload")
 		switch {
 		case e.Parallel.FSDP.has("no_shard"):
-		case e.Parallel.FSDP.has("fsdp1"):
+		case e.Parallel.FSDP.has("fsdp1"), e.Parallel.FSDP == "" && slices.Contains(e.Tags, "fsdp"):
 			q.FSDP, q.OffloadParameters = "1", offload
 		case e.Parallel.FSDP.has("fsdp2"):
 			q.FSDP, q.OffloadParameters = "2", offload

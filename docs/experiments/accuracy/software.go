@@ -3,8 +3,11 @@ package main
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
+
+	"plimsoll/gpu"
 )
 
 // release is when a version came out.
@@ -23,23 +26,30 @@ var transformersReleases = []release{
 // version is the version of a program that the text names, or the newest of
 // the time that it names. It is empty where the text says nothing of either.
 func (t text) version(program string, releases []release) string {
-	if v := t.find(`\b(?:` + program + `) ~?v?(\d+\.\d+(?:\.\d+)?)`); v != "" {
-		return v
-	}
-	if v := t.find(`\b(?:` + program + `) ~?v?(\d+\.\d)x`); v != "" {
-		return v + "0"
+	if v := t.find(`\b(?:` + program + `) ~?v?(\d+\.\d+x?(?:\.\d+)?)`); v != "" {
+		return strings.Replace(v, "x", "0", 1)
 	}
 	at, ok := t.date()
 	if !ok {
 		return ""
 	}
-	version := ""
-	for _, r := range releases {
-		if r.month <= at {
-			version = r.version
+	i := slices.IndexFunc(releases, func(r release) bool { return r.month > at })
+	if i < 0 {
+		i = len(releases)
+	}
+	// torchtitan runs on what becomes the next release but those that are about
+	// to come out: their branch was cut before.
+	if t.has("nightly|torchtitan") {
+		after, _ := time.Parse("2006-01", at)
+		soon := after.AddDate(0, 2, 0).Format("2006-01")
+		if i = slices.IndexFunc(releases, func(r release) bool { return r.month >= soon }) + 1; i == 0 {
+			i = len(releases)
 		}
 	}
-	return version
+	if i == 0 {
+		return ""
+	}
+	return releases[i-1].version
 }
 
 var (
@@ -59,8 +69,58 @@ func (t text) date() (string, bool) {
 		month, err := time.Parse("Jan 2006", m[1]+" "+m[2])
 		return month.Format("2006-01"), err == nil
 	}
-	if m := onlyYear.FindStringSubmatch(strings.ReplaceAll(s, ",", " ")); m != nil {
+	if m := onlyYear.FindStringSubmatch(s); m != nil {
 		return fmt.Sprintf("%s-06", m[1]), true
 	}
 	return "", false
+}
+
+// gpu is the kind of GPU that the text names, as plimsoll plan takes it: the
+// first of which every part is there, or else the first of which the family is.
+// What is in brackets counts where nothing else names one.
+func (t text) gpu() string {
+	outside, _, bracketed := cut(t, "(")
+	named := ""
+	for _, name := range gpu.Names() {
+		family, size, _ := strings.Cut(name, "-")
+		if !outside.has(`\b` + family + `\b`) {
+			continue
+		}
+		if size == "" || outside.has(`\b`+strings.TrimSuffix(size, "GB")+`(\s*GB)?\b`) {
+			return name
+		}
+		if named == "" {
+			named = name
+		}
+	}
+	if named == "" && bracketed {
+		return text(strings.ReplaceAll(string(t), "(", " ")).gpu()
+	}
+	return named
+}
+
+// trainer is what a training program does where a row says nothing.
+type trainer struct {
+	pattern      string  // in the software or the source
+	batch        int     // samples of a rank between two optimizer steps; 0: one micro batch
+	dropout      float64 // of LoRA
+	bitsAndBytes string  // version
+	allocator    string  // PYTORCH_CUDA_ALLOC_CONF
+}
+
+// trainers are programs whose defaults matter, the first that matches.
+var trainers = []trainer{
+	{pattern: "config_hub", batch: 8, dropout: 0.05, bitsAndBytes: "0.42.0"}, // litgpt: config_hub/finetune, pyproject.toml
+	{pattern: "litgpt", batch: 128, dropout: 0.05},                           // finetune/lora.py: batch_size, lora_dropout
+	{pattern: "torchtitan", allocator: "expandable_segments:True"},           // run_train.sh, run_llama_train.sh
+	{pattern: "fsdp_qlora", dropout: 0.1},                                    // train.py: lora_dropout
+}
+
+func (e *expression) trainer() trainer {
+	for _, t := range trainers {
+		if e.Software.has(t.pattern) || text(e.Source).has(t.pattern) {
+			return t
+		}
+	}
+	return trainer{}
 }
