@@ -154,10 +154,10 @@ func (e *deepSpeed) place(bytes int64, component string, pin bool) *locked {
 }
 
 // overflow is a search for what is not finite in a tensor: bytes an element
-// beside it (zero/stage_1_and_2.py, _has_inf_or_nan; before 0.10 a sum).
+// beside it (zero/stage_1_and_2.py, _has_inf_or_nan; before 0.13.3 a sum).
 func (e *deepSpeed) overflow(elements int64) {
 	each := int64(4 + 1 + 1 + 1 + 4)
-	if !e.since(0, 10, 0) {
+	if !e.since(0, 13, 3) {
 		each = 4
 	}
 	e.gpu.during(ledger.Bytes(each*elements), ReductionTemporaries, func() {})

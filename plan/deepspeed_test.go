@@ -349,6 +349,12 @@ func TestDeepSpeedProperties(t *testing.T) {
 		j.Accumulation = rapid.IntRange(1, 3).Draw(r, "accumulation")
 		j.Weights = rapid.SampledFrom([]dtype.Type{dtype.F16, dtype.BF16, dtype.F32}).Draw(r, "weights")
 		j.SplitsDecay, j.ZeROInit = rapid.Bool().Draw(r, "splits"), rapid.Bool().Draw(r, "init")
+		if rapid.Bool().Draw(r, "adapter") {
+			if j.Adapter, err = recipe.ParseAdapter("adapter_config.json", []byte(`{"peft_type": "LORA", "r": 3, "target_modules": ["q_proj", "down_proj"]}`)); err != nil {
+				r.Fatal(err)
+			}
+			j.AdapterType = dtype.F32
+		}
 		if rapid.Bool().Draw(r, "recompute") {
 			j.Recompute = &autograd.Checkpoint{Reentrant: rapid.Bool().Draw(r, "reentrant")}
 		}

@@ -33,6 +33,7 @@ func (e *replicated) initialize() {
 	n := ledger.Count(elementsOf(e.trained))
 	e.explain(MasterWeights, "%s parameters x 4 B: FP16_Optimizer keeps fp32 weights of the whole model on every rank without ZeRO (fp16/fused_optimizer.py)", n)
 	e.explain(MasterGradients, "%s parameters x 4 B: gradients cast to fp32 for the step, as a list and as one flat tensor (fp16/fused_optimizer.py, step)", n)
+	e.explain(ReductionTemporaries, "the search for what is not finite in the largest gradient: an fp32 copy (runtime/utils.py, CheckOverflow)")
 	e.explain(Flattening, "%s parameters x %d B, twice: parameters are cloned and then put into one tensor (fp16/fused_optimizer.py)", n, e.Weights.Size())
 }
 
@@ -75,7 +76,7 @@ func (e *replicated) step() {
 		e.update(e.flat)
 		return
 	}
-	e.overflow(largestOf(e.trained))
+	e.gpu.during(ledger.Bytes(4*largestOf(e.trained)), ReductionTemporaries, func() {}) // CheckOverflow
 	bytes := bytesOf(e.flat, dtype.F32)
 	list := e.gpu.hold(bytes, MasterGradients)
 	if e.Optimizer.Variant == Fused {
