@@ -92,7 +92,7 @@ type Options struct {
 	// RecomputeEvery is the distance of the blocks that are recomputed; 0 and 1
 	// mean all.
 	RecomputeEvery int
-	// SavesQuantizedInput is bitsandbytes before 0.43: products with 4-bit
+	// SavesQuantizedInput is bitsandbytes before 0.43.2: products with 4-bit
 	// weights save their input, though nothing needs it.
 	SavesQuantizedInput bool
 	// Recompute has blocks recomputed; nil when nothing is.
@@ -105,6 +105,9 @@ type Options struct {
 	// parallelism, 1 without.
 	SplitSequence, SplitWidth int64
 	Hooks                     Hooks // nil: none
+	// HasLogits is called when the program has the logits, in place of those of
+	// the step before.
+	HasLogits func()
 }
 
 // Parameters finds the parameters and adapters of modules.

@@ -4,6 +4,7 @@
 package plan
 
 import (
+	"errors"
 	"fmt"
 
 	"plimsoll/allocator"
@@ -59,7 +60,22 @@ type Verdict struct {
 
 // New plans a job.
 func New(j *Job) (*Plan, error) {
-	cache, err := j.allocator()
+	// With the capacity that there is, the allocator gives cached memory back
+	// before it runs out; where that does not help, the plan shows what it would
+	// like to have.
+	if j.GPU.Memory > 0 && !j.OnCPU {
+		p, err := newWithin(j, j.GPU.Memory)
+		var full *allocator.OutOfMemory
+		if !errors.As(err, &full) {
+			return p, err
+		}
+	}
+	return newWithin(j, 0)
+}
+
+// newWithin plans a job on a GPU of this capacity, 0 for any.
+func newWithin(j *Job, capacity ledger.Bytes) (*Plan, error) {
+	cache, err := j.allocator(capacity)
 	if err != nil {
 		return nil, err
 	}

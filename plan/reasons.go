@@ -28,9 +28,9 @@ const (
 )
 
 // outside is what a GPU holds beside torch's allocator.
-func (s *simulation) outside() []Component {
-	list := []Component{contextOf(s.Versions.Torch)}
-	if s.World > 1 {
+func (j *Job) outside() []Component {
+	list := []Component{contextOf(j.Versions.Torch)}
+	if j.World > 1 {
 		list = append(list, Component{"NCCL", ncclBytes, "buffers and channels of NCCL's communicators; they depend on the topology: not modelled beyond this figure"})
 	}
 	return list

@@ -116,7 +116,18 @@ func (s *simulation) optimizeOn(device *trace, parameters []*autograd.Parameter)
 			}
 		}
 	}
-	device.during(s.Optimizer.scratch(parameters), OptimizerCopies, func() {})
+	s.copies(device, parameters)
+}
+
+// copies are the temporaries of a step.
+func (s *simulation) copies(device *trace, parameters []*autograd.Parameter) {
+	var made []int
+	for _, bytes := range s.Optimizer.scratch(parameters) {
+		made = append(made, device.Allocate(bytes, OptimizerCopies))
+	}
+	for _, id := range made {
+		device.Free(id)
+	}
 }
 
 // cpuWorkspace is what MKL and oneDNN hold after their first product of
