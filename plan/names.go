@@ -3,15 +3,24 @@ package plan
 import (
 	"fmt"
 	"os"
+	"slices"
 
 	"plimsoll/dtype"
+	"plimsoll/model"
 )
 
-// Files are those that the request was read from.
-func (q Request) Files() []string {
-	var files []string
-	for _, file := range []string{q.Model, q.DeepSpeed, q.TrainingArgs, q.Accelerate, q.Adapter, q.Quantization} {
-		if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() {
+// Files are those that the job was read from, but for the catalog.
+func (j *Job) Files(q Request) []string {
+	candidates := []string{q.DeepSpeed, q.TrainingArgs, q.Accelerate, q.Adapter, q.Quantization}
+	if source := j.Model.Source; source != model.FromCatalog {
+		candidates = append(candidates, source)
+	}
+	if j.DeepSpeed != nil {
+		candidates = append(candidates, j.DeepSpeed.File) // another file may name it
+	}
+	files := []string{}
+	for _, file := range candidates {
+		if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() && !slices.Contains(files, file) {
 			files = append(files, file)
 		}
 	}

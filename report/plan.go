@@ -2,12 +2,9 @@ package report
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 
@@ -81,7 +78,7 @@ type Input struct {
 func NewPlan(version string, request plan.Request, p *plan.Plan) (*Plan, error) {
 	j := p.Job
 	d := &Plan{
-		Schema: PlanSchema, Version: version, Verdict: p.Verdict.Result, Devices: p.Devices, Request: request,
+		Schema: PlanSchema, Version: version, Verdict: p.Verdict.Result, Devices: p.Devices, Request: request, Inputs: []Input{},
 		Model:       PlannedModel{j.Model.Name, j.Model.Architecture, j.Model.Source, j.Model.Elements(), p.Trained},
 		Hosted:      append([]plan.Hosted{}, p.Hosted...),
 		Assumptions: append([]string{}, j.Assumptions...),
@@ -94,7 +91,7 @@ func NewPlan(version string, request plan.Request, p *plan.Plan) (*Plan, error) 
 	if j.AutocastName() != "" {
 		d.Job.Autocast = j.AutocastName()
 	}
-	for _, file := range request.Files() {
+	for _, file := range j.Files(request) {
 		sum, err := hashOf(file)
 		if err != nil {
 			return nil, err
@@ -102,15 +99,6 @@ func NewPlan(version string, request plan.Request, p *plan.Plan) (*Plan, error) 
 		d.Inputs = append(d.Inputs, Input{file, sum})
 	}
 	return d, nil
-}
-
-func hashOf(file string) (string, error) {
-	content, err := os.ReadFile(file)
-	if err != nil {
-		return "", &fault.Input{Where: fault.Position{File: file}, Err: err}
-	}
-	sum := sha256.Sum256(content)
-	return hex.EncodeToString(sum[:]), nil
 }
 
 // WriteJSON writes the document.
