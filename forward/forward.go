@@ -92,7 +92,7 @@ type Options struct {
 	// RecomputeEvery is the distance of the blocks that are recomputed; 0 and 1
 	// mean all.
 	RecomputeEvery int
-	// SavesQuantizedInput is bitsandbytes before 0.43: products with 4-bit
+	// SavesQuantizedInput is bitsandbytes before 0.43.2: products with 4-bit
 	// weights save their input, though nothing needs it.
 	SavesQuantizedInput bool
 	// Recompute has blocks recomputed; nil when nothing is.
@@ -105,6 +105,9 @@ type Options struct {
 	// parallelism, 1 without.
 	SplitSequence, SplitWidth int64
 	Hooks                     Hooks // nil: none
+	// HasLogits is called when the program has the logits, in place of those of
+	// the step before.
+	HasLogits func()
 }
 
 // Parameters finds the parameters and adapters of modules.
@@ -126,6 +129,8 @@ type pass struct {
 	network    *model.Network
 	parameters Parameters
 	weights    map[*autograd.Parameter]*autograd.Tensor // cast by autocast
+	cached     []*autograd.Parameter                    // of weights, in order
+	ended      bool                                     // the forward pass is over
 	encoded    *autograd.Tensor                         // output of the encoder
 	// What dropout made of the last input of padded adapters.
 	droppedFrom, dropped *autograd.Tensor
@@ -134,6 +139,7 @@ type pass struct {
 
 // Run runs a micro batch through the network up to the loss.
 func Run(t *autograd.Tape, network *model.Network, parameters Parameters, options Options) Result {
+	defer t.SetComponent(t.SetComponent(Residual)) // what nothing else names
 	p := &pass{Tape: t, Options: options, network: network, parameters: parameters, weights: map[*autograd.Parameter]*autograd.Tensor{}}
 	var result Result
 	t.Scope(func() *autograd.Tensor {
@@ -151,11 +157,20 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 		}
 		return nil
 	})
-	p.share(nil, nil)
-	for _, x := range p.weights { // autocast ends
-		t.Drop(x)
-	}
+	p.end()
+	p.ended = true
 	return result
+}
+
+// end drops what lives until the end of the forward pass, or of a block that is
+// computed again: autocast ends there.
+func (p *pass) end() {
+	p.share(nil, nil)
+	for _, w := range p.cached {
+		p.Drop(p.weights[w])
+	}
+	p.cached = nil
+	clear(p.weights)
 }
 
 // stack runs an encoder or a decoder.
@@ -234,7 +249,13 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 			return body(x)
 		}
 		defer p.SetComponent(p.SetComponent(Residual))
-		return p.Checkpoint(*p.Recompute, x, body)
+		return p.Checkpoint(*p.Recompute, x, func(x *autograd.Tensor) *autograd.Tensor {
+			result := body(x)
+			if p.ended {
+				p.end()
+			}
+			return result
+		})
 	})
 }
 

@@ -33,9 +33,12 @@ func (p *pass) head(x *autograd.Tensor) Result {
 	p.Drop(x)
 	if p.Loss == ChunkedLoss {
 		logits = p.follow(logits, p.cast(logits, dtype.F32))
+		p.HasLogits()
 		return Result{Loss: p.chunkedLoss(logits), Logits: logits}
 	}
-	return Result{Loss: p.crossEntropy(logits), Logits: logits}
+	loss := p.crossEntropy(logits)
+	p.HasLogits()
+	return Result{Loss: loss, Logits: logits}
 }
 
 // crossEntropy upcasts the logits; the logarithms of the probabilities are

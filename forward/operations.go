@@ -148,6 +148,7 @@ func (p *pass) weight(w *autograd.Parameter) *autograd.Tensor {
 	if w.Trainable && w.DType == dtype.F32 {
 		p.Hold(x)
 		p.weights[w] = x
+		p.cached = append(p.cached, w)
 	}
 	return x
 }

@@ -194,7 +194,7 @@ func (e *deepSpeed) update(flat []*autograd.Parameter) {
 		e.stepped = true
 		e.deviceStates(flat)
 	}
-	e.gpu.during(e.Optimizer.scratch(flat), OptimizerCopies, func() {})
+	e.copies(e.gpu, flat)
 }
 
 // tiles are what the extension for CPU Adam took with cudaMallocHost for every

@@ -283,7 +283,7 @@ func (e *partitioned) step() {
 			drop(&e.averaged)
 		}
 		e.makeStates()
-		e.gpu.during(e.Optimizer.scratch(e.flat[i:i+1]), OptimizerCopies, func() {})
+		e.copies(e.gpu, e.flat[i:i+1])
 		gradient.free()
 	}
 }

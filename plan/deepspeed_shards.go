@@ -353,7 +353,7 @@ func (e *divided) stepSubGroup(g subGroup) {
 			e.host.during(ledger.Bytes(n*e.Weights.Size()), Conversions, func() {})
 		}
 		if g.onGPU {
-			e.gpu.during(e.Optimizer.scratch([]*autograd.Parameter{g.flat}), OptimizerCopies, func() {})
+			e.copies(e.gpu, []*autograd.Parameter{g.flat})
 		}
 		return
 	}
@@ -364,7 +364,7 @@ func (e *divided) stepSubGroup(g subGroup) {
 		flattened.free()
 	}
 	e.makeStates(g)
-	e.gpu.during(e.Optimizer.scratch([]*autograd.Parameter{g.flat}), OptimizerCopies, func() {})
+	e.copies(e.gpu, []*autograd.Parameter{g.flat})
 	gradient.free()
 }
 

@@ -134,28 +134,27 @@ func nibbles(p *autograd.Parameter) []state {
 	return []state{{"exp_avg", bytes}, {"exp_avg_sq", bytes}}
 }
 
-// scratch is what one step over parameters holds at its peak.
-func (o *optimizer) scratch(parameters []*autograd.Parameter) ledger.Bytes {
-	var sum, largest int64
+// scratch is what one step over parameters holds at its peak: a list of tensors
+// like the parameters, or some like the largest.
+func (o *optimizer) scratch(parameters []*autograd.Parameter) []ledger.Bytes {
+	var list []ledger.Bytes
+	var largest ledger.Bytes
 	for _, p := range parameters {
-		bytes := p.Elements * p.DType.Size()
-		if o.Name == "adafactor" && p.DType != dtype.F32 {
-			bytes = p.Elements * 4
+		bytes := ledger.Bytes(p.Elements * p.DType.Size())
+		if o.Name == "adafactor" {
+			bytes = ledger.Bytes(p.Elements * dtype.F32.Size())
 		}
-		sum += bytes
 		largest = max(largest, bytes)
-	}
-	switch o.Variant {
-	case Foreach:
-		if o.copies > 0 {
-			return ledger.Bytes(o.copies * sum)
+		if o.Variant == Foreach {
+			for range o.copies {
+				list = append(list, bytes)
+			}
 		}
-		if o.loopCopies > 0 {
-			return ledger.Bytes(o.loopCopies * largest)
-		}
-		return 0
-	case Loop:
-		return ledger.Bytes(o.loopCopies * largest)
 	}
-	return 0
+	if o.Variant == Loop || o.Variant == Foreach && o.copies == 0 {
+		for range o.loopCopies {
+			list = append(list, largest)
+		}
+	}
+	return list
 }

@@ -4,6 +4,7 @@
 package plan
 
 import (
+	"errors"
 	"fmt"
 
 	"plimsoll/allocator"
@@ -53,12 +54,28 @@ type Verdict struct {
 	Phase     PhaseName
 	Iteration Iteration
 	Needed    ledger.Bytes
+	Least     ledger.Bytes // of Needed, if the allocator lost nothing
 	Capacity  ledger.Bytes
 }
 
 // New plans a job.
 func New(j *Job) (*Plan, error) {
-	cache, err := j.allocator()
+	// With the capacity that there is, the allocator gives cached memory back
+	// before it runs out; where that does not help, the plan shows what it would
+	// like to have.
+	if j.GPU.Memory > 0 && !j.OnCPU {
+		p, err := newWithin(j, j.GPU.Memory)
+		var full *allocator.OutOfMemory
+		if !errors.As(err, &full) {
+			return p, err
+		}
+	}
+	return newWithin(j, 0)
+}
+
+// newWithin plans a job on a GPU of this capacity, 0 for any.
+func newWithin(j *Job, capacity ledger.Bytes) (*Plan, error) {
+	cache, err := j.allocator(capacity)
 	if err != nil {
 		return nil, err
 	}
@@ -170,7 +187,7 @@ func (p *Plan) judge() {
 			filled := float64(phase.PeakUsed) / float64(d.Capacity)
 			if r := rank[result] - rank[p.Verdict.Result]; r > 0 || r == 0 && filled > nearest {
 				nearest = filled
-				p.Verdict = Verdict{result, d.Kind, phase.Name, phase.Iteration, phase.PeakUsed, d.Capacity}
+				p.Verdict = Verdict{result, d.Kind, phase.Name, phase.Iteration, phase.PeakUsed, d.least(phase), d.Capacity}
 			}
 		}
 	}

@@ -28,9 +28,9 @@ const (
 )
 
 // outside is what a GPU holds beside torch's allocator.
-func (s *simulation) outside() []Component {
-	list := []Component{contextOf(s.Versions.Torch)}
-	if s.World > 1 {
+func (j *Job) outside() []Component {
+	list := []Component{contextOf(j.Versions.Torch)}
+	if j.World > 1 {
 		list = append(list, Component{"NCCL", ncclBytes, "buffers and channels of NCCL's communicators; they depend on the topology: not modelled beyond this figure"})
 	}
 	return list
@@ -55,7 +55,7 @@ func contextOf(torch version.Version) Component {
 // reasonsOf are the reasons of all components of a device.
 func (s *simulation) reasonsOf(device ledger.Device) map[string]string {
 	tokens := s.MicroBatch * s.Sequence
-	batch := fmt.Sprintf("%d sequences x %s tokens", s.MicroBatch, ledger.Count(s.Sequence))
+	batch := fmt.Sprintf("%d x %s tokens", s.MicroBatch, ledger.Count(s.Sequence))
 	kept := "kept for the backward pass"
 	if s.Recompute != nil {
 		kept = "of the block that is recomputed"
@@ -78,6 +78,7 @@ func (s *simulation) reasonsOf(device ledger.Device) map[string]string {
 		forward.Adapters:             fmt.Sprintf("inputs of the adapters, cast to %v, dropout masks and products", s.AdapterType),
 		forward.Logits:               fmt.Sprintf("%s tokens x %s words: logits, their fp32 copy, and the logarithms that the loss saves (transformers/loss/loss_utils.py)", ledger.Count(tokens), ledger.Count(n.Head.Outputs)),
 		forward.CastWeights:          fmt.Sprintf("autocast keeps a %v copy of every fp32 weight until the forward pass ends, and the backward pass needs it (torch/amp/autocast_mode.py)", s.Autocast),
+		autograd.Gradients:           fmt.Sprintf("%s trained parameters, gradients of their type", ledger.Count(s.trainedElements())),
 		autograd.ActivationGradients: "gradients between operations of the backward pass, until both of their uses are done",
 		autograd.Scratch:             "what kernels need beside their results: expanded weights, partial sums of attention",
 		autograd.Recomputed:          "activations of one block, computed again from its input (torch.utils.checkpoint)",

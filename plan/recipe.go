@@ -20,7 +20,7 @@ func (r *resolver) readAdapter() (err error) {
 	}
 	if r.Request.Adapter == "" {
 		if r.AdapterPrecision != "" {
-			return &fault.Input{What: "--adapter-precision is given without --adapter"}
+			return &fault.Input{What: "--adapter-precision is given without --adapter", Mend: "add --adapter, or leave it out"}
 		}
 		if j.Quantization != nil && j.Quantization.Bits > 0 {
 			return &fault.Input{What: fmt.Sprintf("a model quantized to %d bits cannot be trained by itself: transformers refuses it", j.Quantization.Bits),
@@ -109,13 +109,12 @@ func (r *resolver) quantization() error {
 // chooseOptimizer finds what updates the parameters.
 func (r *resolver) chooseOptimizer() error {
 	name, variant, _ := strings.Cut(r.Optimizer, "/")
-	var fromFile *recipe.TrainerOptimizer
+	where := fault.Position{}
 	if name == "" && r.training != nil {
-		fromFile = &r.training.Optimizer
-		name = fromFile.Name
+		name, where.File = r.training.Optimizer.Name, r.training.File
 	}
 	if d := r.job.DeepSpeed; name == "" && d != nil && d.Optimizer != nil {
-		name = strings.ToLower(d.Optimizer.Type)
+		name, where.File = strings.ToLower(d.Optimizer.Type), d.File
 	}
 	if name == "" {
 		name = "adamw"
@@ -123,10 +122,6 @@ func (r *resolver) chooseOptimizer() error {
 	}
 	known, ok := optimizerNames[name]
 	if !ok {
-		where := fault.Position{}
-		if fromFile != nil {
-			where.File = r.training.File
-		}
 		mend := "planned are " + strings.Join(Optimizers(), ", ")
 		if near := fault.Nearest(name, Optimizers()); near != "" {
 			mend = fmt.Sprintf("did you mean %q? %s", near, mend)
@@ -135,12 +130,11 @@ func (r *resolver) chooseOptimizer() error {
 	}
 	o := optimizerKinds[known.kind]
 	o.Name, o.Variant, o.managed = known.kind, known.variant, known.paged
-	switch Variant(variant) {
-	case "":
-	case Foreach, Fused, Loop:
+	if variant != "" {
+		if err := checkVariant(known.kind, Variant(variant)); err != nil {
+			return err
+		}
 		o.Variant = Variant(variant)
-	default:
-		return &fault.Input{What: fmt.Sprintf("unknown variant %q of an optimizer", variant), Mend: "expected foreach, fused or for-loop"}
 	}
 	if o.Variant == "" { // torch's defaults
 		o.Variant = Foreach
@@ -207,6 +201,9 @@ func (r *resolver) sharding() error {
 		j.ReduceType = dtype.F32
 	default:
 		return &fault.Input{What: fmt.Sprintf("--fsdp is %q, expected 1 or 2, the version", r.Request.FSDP)}
+	}
+	if j.FSDP != nil && r.OffloadParameters {
+		j.FSDP.OffloadParameters = true
 	}
 	j.ShardRanks = j.World / int(j.SplitWidth)
 	j.ZeROInit = r.launch == nil || r.launch.ZeRO3Init

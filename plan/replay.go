@@ -9,17 +9,23 @@ import (
 // replayed is the caching allocator that a GPU's trace goes through.
 type replayed struct{ *allocator.CUDA }
 
-// allocator is PyTorch's of an empty GPU that has no limit: the verdict
-// compares what it would like to have with what there is.
-func (j *Job) allocator() (Allocator, error) {
+// allocator is PyTorch's of an empty GPU of this capacity, 0 for any. What is
+// outside of the allocator is taken off.
+func (j *Job) allocator(capacity ledger.Bytes) (Allocator, error) {
 	c, err := allocator.ParseConfiguration(j.Allocator, j.Versions.Torch)
 	if err != nil {
-		return nil, err
+		return nil, &fault.Input{What: "--alloc-conf", Err: err}
 	}
 	if c.MallocAsync {
 		return nil, &fault.Input{What: "--alloc-conf asks for the backend cudaMallocAsync, which is CUDA's own and not modelled", Mend: "leave it out for an estimate with PyTorch's allocator"}
 	}
-	return replayed{allocator.NewCUDA(c, 0)}, nil
+	if capacity > 0 {
+		for _, outside := range j.outside() {
+			capacity -= outside.Bytes
+		}
+		capacity = max(capacity, 1)
+	}
+	return replayed{allocator.NewCUDA(c, capacity)}, nil
 }
 
 func (r replayed) Allocate(bytes ledger.Bytes, stream int) (Handle, error) {

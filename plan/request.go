@@ -80,7 +80,7 @@ func (r *resolver) assume(format string, arguments ...any) {
 // *fault.Input.
 func (q Request) Resolve() (*Job, error) {
 	r := &resolver{Request: q, job: &Job{Allocator: q.Allocator}}
-	for _, step := range []func() error{r.read, r.versions, r.ranks, r.size, r.types, r.readAdapter, r.chooseOptimizer, r.passes, r.sharding} {
+	for _, step := range []func() error{r.read, r.versions, r.ranks, r.size, r.types, r.readAdapter, r.chooseOptimizer, r.passes, r.sharding, r.contradictions} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -145,18 +145,18 @@ func (r *resolver) versions() error {
 	v := &r.job.Versions
 	torch, err := version.Parse(cmp.Or(r.Torch, "2.13.0"))
 	if err != nil {
-		return err
+		return &fault.Input{What: "--torch", Err: err}
 	}
 	beside := contemporaries(torch)
 	for _, program := range []struct {
-		text, name, newest string
-		to                 *version.Version
-		used               bool
+		flag, text, name, newest string
+		to                       *version.Version
+		used                     bool
 	}{
-		{r.Torch, "torch", "2.13.0", &v.Torch, true},
-		{r.Transformers, "transformers", beside.transformers, &v.Transformers, true},
-		{r.BitsAndBytes, "bitsandbytes", beside.bitsandbytes, &v.BitsAndBytes, r.Request.Quantization != ""},
-		{r.Engine, "DeepSpeed", "0.19.6", &v.DeepSpeed, r.job.DeepSpeed != nil},
+		{"--torch", r.Torch, "torch", "2.13.0", &v.Torch, true},
+		{"--transformers", r.Transformers, "transformers", beside.transformers, &v.Transformers, true},
+		{"--bitsandbytes", r.BitsAndBytes, "bitsandbytes", beside.bitsandbytes, &v.BitsAndBytes, r.Request.Quantization != ""},
+		{"--engine-version", r.Engine, "DeepSpeed", "0.19.6", &v.DeepSpeed, r.job.DeepSpeed != nil},
 	} {
 		text := program.text
 		if text == "" {
@@ -167,7 +167,7 @@ func (r *resolver) versions() error {
 		}
 		parsed, err := version.Parse(text)
 		if err != nil {
-			return err
+			return &fault.Input{What: program.flag, Err: err}
 		}
 		*program.to = parsed
 	}
@@ -189,8 +189,11 @@ func (r *resolver) ranks() error {
 	if r.GPUs < 0 || r.Nodes < 0 {
 		return &fault.Input{What: fmt.Sprintf("--gpus %d and --nodes %d: counts cannot be negative", r.GPUs, r.Nodes)}
 	}
+	if r.GPUMemory < 0 || r.HostMemory < 0 {
+		return &fault.Input{What: fmt.Sprintf("--gpu-memory %v and --host-memory %v: sizes cannot be negative", r.GPUMemory, r.HostMemory)}
+	}
 	j.OnCPU = r.CPU || r.training != nil && r.training.OnCPU || r.launch != nil && r.launch.OnCPU
-	if j.OnCPU && (r.GPU != "" || r.GPUMemory > 0 || j.DeepSpeed != nil || j.FSDP != nil || r.Request.FSDP != "") {
+	if j.OnCPU && (r.GPUs > 0 && r.CPU || r.GPU != "" || r.GPUMemory > 0 || j.DeepSpeed != nil || j.FSDP != nil || r.Request.FSDP != "") {
 		return &fault.Input{What: "training on the CPU is planned without GPUs, DeepSpeed and FSDP", Mend: "leave --cpu out"}
 	}
 	if j.RanksPerNode == 0 {
@@ -263,7 +266,10 @@ func (r *resolver) size() error {
 	}
 	if j.Sequence == 0 {
 		j.Sequence = 2048
-		r.assume("sequences of 2048 tokens: --seq-len was not given")
+		if longest := positions(j.Model.Network, j.Model.Parameters); longest > 0 {
+			j.Sequence = min(j.Sequence, longest)
+		}
+		r.assume("sequences of %d tokens: --seq-len was not given", j.Sequence)
 	}
 	if j.MicroBatch == 0 {
 		j.MicroBatch = 1
@@ -297,7 +303,7 @@ func (r *resolver) types() error {
 			mixed = named.autocast
 		}
 		if d := j.DeepSpeed; d != nil && d.Precision != dtype.Invalid && d.Precision != j.Weights {
-			return &fault.Input{Where: fault.Position{File: d.File}, What: fmt.Sprintf("DeepSpeed trains in %v, and --precision says %v", d.Precision, j.Weights),
+			return &fault.Input{Where: fault.Position{File: d.File}, What: fmt.Sprintf("DeepSpeed trains in %v, and --precision is %s", d.Precision, r.Precision),
 				Mend: "leave --precision out, or change the file"}
 		}
 	case j.DeepSpeed != nil && j.DeepSpeed.Precision != dtype.Invalid:

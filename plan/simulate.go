@@ -84,7 +84,7 @@ func newSimulation(j *Job, gpu, host *trace) *simulation {
 func (s *simulation) options() forward.Options {
 	return forward.Options{
 		Batch: s.MicroBatch, Sequence: s.Sequence, Attention: s.Attention, FusesBias: s.Versions.Transformers.AtLeast(5, 0, 0), Autocast: s.Autocast, Recompute: s.Recompute, Loss: s.Loss, FusedActivations: s.FusedActivations, JoinsProjections: s.JoinsProjections, RecomputeEvery: s.RecomputeEvery,
-		FusesPointwise: s.Compile, SavesSoftmaxInput: !s.Versions.Torch.AtLeast(1, 11, 0), SavesQuantizedInput: !s.Versions.BitsAndBytes.AtLeast(0, 43, 0),
+		FusesPointwise: s.Compile, SavesSoftmaxInput: !s.Versions.Torch.AtLeast(1, 11, 0), SavesQuantizedInput: !s.Versions.BitsAndBytes.AtLeast(0, 43, 2),
 		InputGradients: s.Adapter != nil && s.Recompute != nil, SplitSequence: max(1, s.SplitSequence), SplitWidth: max(1, s.SplitWidth), Hooks: s.engine,
 	}
 }
@@ -122,8 +122,13 @@ func (s *simulation) iterate(iteration Iteration) {
 		var result forward.Result
 		s.phase(Forward, iteration, func() {
 			s.workspace()
-			result = forward.Run(s.tape, s.Model.Network, s.modules, s.options())
-			s.drop(s.held)
+			options := s.options()
+			options.HasLogits = func() {
+				s.drop(s.held)
+				s.held = forward.Result{}
+			}
+			result = forward.Run(s.tape, s.Model.Network, s.modules, options)
+			options.HasLogits() // where there are none
 			if s.HoldsOutputs {
 				s.held = result
 			} else if result.Logits != nil {

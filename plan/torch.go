@@ -56,8 +56,7 @@ func (e *plain) save() {}
 
 func (e *plain) reasons() map[string]string {
 	r := map[string]string{
-		Weights:            fmt.Sprintf("%s parameters in %v", ledger.Count(e.Model.Elements()), e.Weights),
-		autograd.Gradients: fmt.Sprintf("%s trained parameters, gradients of their type", ledger.Count(e.trainedElements())),
+		Weights: fmt.Sprintf("%s parameters in %v", ledger.Count(e.Model.Elements()), e.Weights),
 	}
 	r[Loading] = "from_pretrained makes the model on the host, and it goes to the GPU from there; every rank does so"
 	if e.World > 1 {
@@ -117,7 +116,18 @@ func (s *simulation) optimizeOn(device *trace, parameters []*autograd.Parameter)
 			}
 		}
 	}
-	device.during(s.Optimizer.scratch(parameters), OptimizerCopies, func() {})
+	s.copies(device, parameters)
+}
+
+// copies are the temporaries of a step.
+func (s *simulation) copies(device *trace, parameters []*autograd.Parameter) {
+	var made []int
+	for _, bytes := range s.Optimizer.scratch(parameters) {
+		made = append(made, device.Allocate(bytes, OptimizerCopies))
+	}
+	for _, id := range made {
+		device.Free(id)
+	}
 }
 
 // cpuWorkspace is what MKL and oneDNN hold after their first product of

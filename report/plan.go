@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -34,8 +35,6 @@ type Plan struct {
 	Hosted      []plan.Hosted `json:"plimsoll_host_state"`
 	Inputs      []Input       `json:"inputs"`
 	Request     plan.Request  `json:"request"`
-
-	reasons map[string]string
 }
 
 // PlanLimit is where the job comes nearest to what a device has.
@@ -44,6 +43,7 @@ type PlanLimit struct {
 	Phase     plan.PhaseName `json:"phase"`
 	Iteration plan.Iteration `json:"iteration"`
 	Needed    ledger.Bytes   `json:"needed_bytes"`
+	Least     ledger.Bytes   `json:"least_bytes"` // if the allocator lost nothing to fragments
 	Capacity  ledger.Bytes   `json:"capacity_bytes"`
 }
 
@@ -89,7 +89,7 @@ func NewPlan(version string, request plan.Request, p *plan.Plan) (*Plan, error) 
 			Weights: j.Weights.String(), Attention: string(j.Attention), Optimizer: j.OptimizerName(), Recompute: j.RecomputeName()},
 	}
 	if v := p.Verdict; v.Result != plan.Unknown {
-		d.Limit = &PlanLimit{v.Device, v.Phase, v.Iteration, v.Needed, v.Capacity}
+		d.Limit = &PlanLimit{v.Device, v.Phase, v.Iteration, v.Needed, v.Least, v.Capacity}
 	}
 	if j.AutocastName() != "" {
 		d.Job.Autocast = j.AutocastName()
@@ -121,23 +121,31 @@ func (d *Plan) WriteJSON(w io.Writer) error {
 	return e.Encode(d)
 }
 
-// WriteText writes what a person reads: the verdict first.
+// screen is the width that the text keeps to, so that a plan is one screen.
+const screen = 120
+
+// WriteText writes what a person reads.
 func (d *Plan) WriteText(w io.Writer) error {
 	var b strings.Builder
-	line := func(name, value string) { fmt.Fprintf(&b, "%-11s %s\n", name, value) }
+	line := func(name, value string) {
+		for part := range strings.SplitSeq(text.WrapSoft(value, screen-12), "\n") {
+			fmt.Fprintf(&b, "%-11s %s\n", name, strings.TrimSpace(part))
+			name = ""
+		}
+	}
 	line("model", fmt.Sprintf("%s, %s parameters (%s)", d.Model.Name, ledger.Count(d.Model.Parameters), d.Model.Architecture)+d.trained())
 	line("job", fmt.Sprintf("%s, %s, %d x %s tokens x %d, %s attention, %s", d.Job.Engine, d.types(), d.Job.MicroBatch, ledger.Count(d.Job.Sequence), d.Job.Accumulation, d.Job.Attention, d.Job.Optimizer))
 	for i := range d.Devices {
 		device := &d.Devices[i]
-		if device.Peak().PeakRequested == 0 {
-			continue
+		b.WriteString("\n")
+		if device.Peak().PeakRequested > 0 {
+			b.WriteString(d.timeline(device) + "\n")
 		}
-		b.WriteString("\n" + d.timeline(device) + "\n")
 		d.consumers(&b, device)
 	}
 	b.WriteString("\n")
-	for _, a := range d.Assumptions {
-		line("assumed", a)
+	if len(d.Assumptions) > 0 {
+		line("assumed", strings.Join(d.Assumptions, "; "))
 	}
 	b.WriteString("\n" + d.verdictLine() + "\n")
 	_, err := io.WriteString(w, b.String())
@@ -158,53 +166,92 @@ func (d *Plan) types() string {
 	return d.Job.Weights
 }
 
-// timeline is a table of a device's phases.
+// timeline is a table of a device's phases. Phases that follow each other
+// with the same figures are one row.
 func (d *Plan) timeline(device *plan.Device) string {
 	t := table.NewWriter()
 	t.SetStyle(table.StyleLight)
 	t.Style().Format = table.FormatOptions{}
-	var columns []table.ColumnConfig
+	columns := []table.ColumnConfig{{Number: 1, WidthMin: len("forward, steady to backward, steady")}}
 	for i := 2; i <= 6; i++ {
-		columns = append(columns, table.ColumnConfig{Number: i, Align: text.AlignRight, AlignHeader: text.AlignRight})
+		columns = append(columns, table.ColumnConfig{Number: i, Align: text.AlignRight, AlignHeader: text.AlignRight, WidthMin: len("requested")})
 	}
 	t.SetColumnConfigs(columns)
+	t.AppendHeader(table.Row{titleOf(device), "requested", "allocated", "reserved", "in use", "end"})
+	for i := 0; i < len(device.Phases); {
+		p := &device.Phases[i]
+		last := i
+		for last+1 < len(device.Phases) && alike(p, &device.Phases[last+1]) {
+			last++
+		}
+		name := rowText(p)
+		if last > i {
+			name += " to " + rowText(&device.Phases[last])
+		}
+		t.AppendRow(table.Row{name, p.PeakRequested, p.PeakAllocated, p.PeakReserved, p.PeakUsed, p.EndAllocated})
+		i = last + 1
+	}
+	return t.Render()
+}
+
+func titleOf(device *plan.Device) string {
 	title := fmt.Sprintf("GPU of rank %d", device.Rank)
 	if device.Kind == ledger.Host {
 		title = "host"
 	}
 	if device.Count > 1 {
-		title += fmt.Sprintf(", one of %d", device.Count)
+		title += ", one of " + ledger.Count(int64(device.Count))
 	}
-	t.AppendHeader(table.Row{title, "requested", "allocated", "reserved", "in use", "end"})
-	for i := range device.Phases {
-		p := &device.Phases[i]
-		name := string(p.Name)
-		if p.Iteration != plan.Once {
-			name = fmt.Sprintf("%s, %s", p.Name, p.Iteration)
-		}
-		t.AppendRow(table.Row{name, p.PeakRequested, p.PeakAllocated, p.PeakReserved, p.PeakUsed, p.EndAllocated})
-	}
-	return t.Render()
+	return title
 }
 
-// consumers are the largest components at a device's peak.
+func alike(p, q *plan.Phase) bool {
+	return p.PeakRequested == q.PeakRequested && p.PeakAllocated == q.PeakAllocated && p.PeakReserved == q.PeakReserved && p.PeakUsed == q.PeakUsed && p.EndAllocated == q.EndAllocated
+}
+
+func rowText(p *plan.Phase) string {
+	if p.Iteration == plan.Once {
+		return string(p.Name)
+	}
+	return fmt.Sprintf("%s, %s", p.Name, p.Iteration)
+}
+
+// shown is how many components a device's peak is told in.
+const shown = 5
+
+// consumers are the largest components at a device's peak. What does not fit
+// the screen is cut: Explain has it whole.
 func (d *Plan) consumers(b *strings.Builder, device *plan.Device) {
 	peak := device.Peak()
-	fmt.Fprintf(b, "peak in %s: %v of", phaseText(peak.Name, peak.Iteration), peak.PeakUsed)
-	if device.Capacity > 0 {
-		fmt.Fprintf(b, " %v\n", device.Capacity)
-	} else {
-		b.WriteString(" an unknown capacity\n")
+	when := "peak in " + phaseText(peak.Name, peak.Iteration)
+	if peak.PeakRequested == 0 {
+		when = titleOf(device) + ", all the time"
 	}
-	rest := peak.PeakUsed
-	for i, c := range slices.Concat(peak.Components, device.Outside) {
-		if i < 7 || c.Bytes*20 > peak.PeakUsed {
-			fmt.Fprintf(b, "  %10v  %s\n", c.Bytes, text.WrapSoft(c.Name+": "+c.Why, 200))
+	capacity := "an unknown capacity"
+	if device.Capacity > 0 {
+		capacity = device.Capacity.String()
+	}
+	fmt.Fprintf(b, "%s: %v of %s\n", when, peak.PeakUsed, capacity)
+	line := func(bytes ledger.Bytes, what string) {
+		fmt.Fprintf(b, "  %10v  %s\n", bytes, text.Snip(what, screen-14, "…"))
+	}
+	components := slices.Concat(peak.Components, device.Outside)
+	slices.SortStableFunc(components, func(a, b plan.Component) int { return cmp.Compare(b.Bytes, a.Bytes) })
+	rest := peak.PeakReserved - peak.PeakRequested
+	for _, c := range components[:min(shown, len(components))] {
+		line(c.Bytes, c.Name+": "+c.Why)
+	}
+	if len(components) > shown {
+		var sum ledger.Bytes
+		var names []string
+		for _, c := range components[shown:] {
+			sum += c.Bytes
+			names = append(names, c.Name)
 		}
-		rest -= c.Bytes
+		line(sum, fmt.Sprintf("%d more: %s", len(names), strings.Join(names, ", ")))
 	}
 	if device.Kind == ledger.GPU && rest > 0 {
-		fmt.Fprintf(b, "  %10v  reserved by the allocator and not in use at that moment: rounding, fragments, what earlier phases needed\n", rest)
+		line(rest, "reserved by the allocator beside: rounding, fragments, what earlier phases needed")
 	}
 }
 
@@ -228,6 +275,9 @@ func (d *Plan) verdictLine() string {
 	case plan.DoesNotFit:
 		return fmt.Sprintf("does not fit: %s, %v too much", what, d.Limit.Needed-d.Limit.Capacity)
 	case plan.Tight:
+		if d.Limit.Needed > d.Limit.Capacity {
+			return fmt.Sprintf("tight: %s, or %v if the allocator gives back what it caches", what, d.Limit.Least)
+		}
 		return "tight: " + what
 	}
 	return "fits: " + what

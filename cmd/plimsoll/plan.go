@@ -3,10 +3,12 @@ package main
 import (
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"plimsoll/fault"
 	"plimsoll/gpu"
 	"plimsoll/ledger"
 	"plimsoll/model"
@@ -46,6 +48,9 @@ The catalog of models:
   plimsoll plan --model path/to/config.json --deepspeed ds_config.json --gpus 8 --explain gradients`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if asJSON && explain != "" {
+				return &fault.Input{What: "--json and --explain are both given: each is a report of its own", Mend: "leave one of them out"}
+			}
 			if c.Flags().Changed("clip") {
 				request.Clip = &clip
 			}
@@ -61,14 +66,14 @@ The catalog of models:
 	flags.StringVar(&request.Adapter, "adapter", "", "adapter_config.json of PEFT, a `file`")
 	flags.StringVar(&request.Quantization, "quantization", "", "bitsandbytes: nf4, nf4-dq, fp4, fp4-dq, int8, or a `file` with a BitsAndBytesConfig")
 	flags.BoolVar(&request.CPU, "cpu", false, "train on the CPU")
-	flags.IntVar(&request.GPUs, "gpus", 0, "GPUs of a node, one rank each")
-	flags.IntVar(&request.Nodes, "nodes", 0, "nodes of the job")
+	flags.Var((*countFlag)(&request.GPUs), "gpus", "GPUs of a node, one rank each")
+	flags.Var((*countFlag)(&request.Nodes), "nodes", "nodes of the job")
 	flags.StringVar(&request.GPU, "gpu", "", "GPU `name`, such as H100-80GB")
 	flags.Var((*bytesFlag)(&request.GPUMemory), "gpu-memory", "memory of one GPU, in place of its name's, such as 79.1GiB")
 	flags.Var((*bytesFlag)(&request.HostMemory), "host-memory", "memory of one node, such as 512GiB")
-	flags.IntVar(&request.Sequence, "seq-len", 0, "tokens of a sequence")
-	flags.IntVar(&request.MicroBatch, "micro-batch", 0, "sequences that a rank handles at a time")
-	flags.IntVar(&request.Accumulation, "grad-accum", 0, "micro batches between two optimizer steps")
+	flags.Var((*countFlag)(&request.Sequence), "seq-len", "tokens of a sequence")
+	flags.Var((*countFlag)(&request.MicroBatch), "micro-batch", "sequences that a rank handles at a time")
+	flags.Var((*countFlag)(&request.Accumulation), "grad-accum", "micro batches between two optimizer steps")
 	flags.StringVar(&request.Precision, "precision", "", "`type` of the weights (bf16, fp16, fp32), or amp-bf16 or amp-fp16: fp32 weights under autocast")
 	flags.StringVar(&request.AdapterPrecision, "adapter-precision", "", "`type` of the adapter's weights: fp32, bf16 or fp16")
 	flags.StringVar(&request.Attention, "attention", "", "attention `implementation`: eager, sdpa or flash")
@@ -81,9 +86,9 @@ The catalog of models:
 	flags.StringVar(&request.Modules, "modules", "", "whose `code` the model runs: transformers, litgpt or torchtitan")
 	flags.BoolVar(&request.Compile, "compile", false, "the model is compiled by torch.compile")
 	flags.BoolVar(&request.FusedLoss, "fused-loss", false, "linear layer and cross entropy in one kernel, as Liger's")
-	flags.IntVar(&request.TensorParallel, "tensor-parallel", 0, "ranks that share a block's width")
-	flags.IntVar(&request.ContextParallel, "context-parallel", 0, "ranks that share a sequence")
-	flags.IntVar(&request.ExpertParallel, "expert-parallel", 0, "ranks that share the experts")
+	flags.Var((*countFlag)(&request.TensorParallel), "tensor-parallel", "ranks that share a block's width")
+	flags.Var((*countFlag)(&request.ContextParallel), "context-parallel", "ranks that share a sequence")
+	flags.Var((*countFlag)(&request.ExpertParallel), "expert-parallel", "ranks that share the experts")
 	flags.StringVar(&request.Torch, "torch", "", "`version` of PyTorch")
 	flags.StringVar(&request.Engine, "engine-version", "", "`version` of DeepSpeed")
 	flags.StringVar(&request.Transformers, "transformers", "", "`version` of transformers")
@@ -115,8 +120,31 @@ func (b *bytesFlag) String() string {
 func (b *bytesFlag) Type() string { return "size" }
 func (b *bytesFlag) Set(text string) error {
 	bytes, err := ledger.ParseBytes(text)
+	if err == nil && (bytes == 0 || text[len(text)-1] <= '9') { // a number alone is a slip of the pen
+		err = fmt.Errorf("expected a number above 0 with a unit, such as 80GiB")
+	}
 	*b = bytesFlag(bytes)
 	return err
+}
+
+// countFlag is a number of things on the command line. That none was given is
+// not the same as zero.
+type countFlag int
+
+func (n *countFlag) String() string {
+	if *n == 0 {
+		return ""
+	}
+	return strconv.Itoa(int(*n))
+}
+func (n *countFlag) Type() string { return "int" }
+func (n *countFlag) Set(text string) error {
+	count, err := strconv.Atoi(text)
+	if err != nil || count < 1 {
+		return fmt.Errorf("expected a whole number from 1 on")
+	}
+	*n = countFlag(count)
+	return nil
 }
 
 func runPlan(c *cobra.Command, request plan.Request, explain, out string, asJSON bool) error {
@@ -138,7 +166,7 @@ func runPlan(c *cobra.Command, request plan.Request, explain, out string, asJSON
 			return err
 		}
 		if err := os.WriteFile(out, []byte(b.String()), 0o644); err != nil {
-			return fmt.Errorf("the plan cannot be written: %w", err)
+			return &fault.Input{What: "--out", Err: err}
 		}
 	}
 	switch {

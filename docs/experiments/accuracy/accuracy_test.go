@@ -11,8 +11,8 @@ import (
 // the quantiles of the absolute errors of those.
 const (
 	leastExpressed = 0.80
-	mostMedian     = 0.08
-	mostNinetieth  = 0.55
+	mostMedian     = 0.07
+	mostNinetieth  = 0.25
 )
 
 func TestPlansAgainstMeasurements(t *testing.T) {

@@ -158,7 +158,7 @@ func momentOf(point text) (m moment, named bool) {
 	return m, named
 }
 
-// select lists the phases of a device that a moment is of.
+// of lists the phases of a device that a moment is of.
 func (m moment) of(d *plan.Device) []plan.Phase {
 	var phases []plan.Phase
 	for _, p := range d.Phases {
@@ -219,13 +219,8 @@ func (o *outcome) figure(r row, f figure) (float64, string) {
 		name, of, m.phases = "peak reserved", func(p plan.Phase) ledger.Bytes { return p.PeakReserved }, nil
 	case "nvidia_smi", "gpu_used":
 		name, of = "peak in use", func(p plan.Phase) ledger.Bytes { return p.PeakUsed }
-	case "total": // what its authors added up of the components
-		var sum float64
-		for _, point := range []string{"parameters", "gradients", "optimizer states", "activations"} {
-			bytes, _ := o.component(d, point)
-			sum += bytes
-		}
-		return sum, "sum of components"
+	case "total":
+		return o.total(r, d)
 	case "allocated":
 		name, of, last = "allocated at the end", func(p plan.Phase) ledger.Bytes { return p.EndAllocated }, true
 	case "reserved":
@@ -251,6 +246,21 @@ func (o *outcome) figure(r row, f figure) (float64, string) {
 		}
 	}
 	return float64(of(chosen)), fmt.Sprintf("%s, %s %s", name, chosen.Iteration, chosen.Name)
+}
+
+// total is the sum of the components that the row lists: each at its own peak.
+func (o *outcome) total(r row, d *plan.Device) (float64, string) {
+	var sum float64
+	for _, f := range r.Measured {
+		if f.Quantity == "component" {
+			planned, _ := o.component(d, f.Point)
+			sum += planned
+		}
+	}
+	if sum == 0 {
+		return 0, ""
+	}
+	return sum, "the row's components together, each at its peak"
 }
 
 // component is the largest that the components of such a name are together in

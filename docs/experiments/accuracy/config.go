@@ -91,6 +91,9 @@ func (e *expression) chooseModel() error {
 		if f.config != nil {
 			f.config(m, c)
 		}
+		if positions, ok := c["n_positions"].(int); ok {
+			c["n_positions"] = max(positions, int(e.Sequence))
+		}
 		path, err := e.write("config.json", c)
 		if err != nil {
 			return err

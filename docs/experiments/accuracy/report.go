@@ -182,11 +182,15 @@ const method = `# Accuracy
 
 A measured run is expressed as a user would express it: the model's config.json, DeepSpeed's JSON, TrainingArguments,
 adapter_config.json and flags are made from what its source says of it, by one general mapping for all runs
-(docs/experiments/accuracy). No figure is fitted to a run, and nothing is told by a run's name. Where a source does not
-say how long sequences are, 128 tokens are taken. Then the planned figure that corresponds to the measured one is put
-beside it: the peak that PyTorch's allocator reports as allocated or reserved, or what the driver reports as in use,
-which adds the CUDA context; of the whole run, or of the step that the source names. The error of a run is that of its
-main figure, which is its peak.
+(docs/experiments/accuracy). No figure is fitted to a run, and nothing is told by a run's name. What a training program
+does by default where a source does not say it is in one table (software.go): the dropout of LoRA, say. Where a source does
+not say how long sequences are, 128 tokens are taken. float8 is planned as bf16.
+
+Then the planned figure that corresponds to the measured one is put beside it: the peak that PyTorch's allocator reports
+as allocated or reserved, or what the driver reports as in use, which adds the CUDA context; of the whole run, or of the
+step that the source names. A measured sum of components is held against the sum of the planned ones. Of the host, of which
+tools report what the whole machine uses, the planned difference is added to the first measured figure. The error of a run
+is that of its main figure, which is its peak.
 
 Beside the plan stand what two other programs say of the same run: DeepSpeed's estimator of model states
 (estimate_zero2 and estimate_zero3_model_states_mem_needs; the latter for whatever shards parameters) and

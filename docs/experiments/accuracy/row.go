@@ -136,7 +136,7 @@ func (t text) has(pattern string) bool {
 	return regexp.MustCompile("(?i)" + pattern).MatchString(string(t))
 }
 
-// number is the first group of the pattern.
+// find is the first group of the pattern.
 func (t text) find(pattern string) string {
 	if m := regexp.MustCompile("(?i)" + pattern).FindStringSubmatch(string(t)); m != nil {
 		return m[1]

@@ -106,14 +106,17 @@ type trainer struct {
 	dropout      float64 // of LoRA
 	bitsAndBytes string  // version
 	allocator    string  // PYTORCH_CUDA_ALLOC_CONF
+	transformers bool    // the Trainer of transformers, or one made of it
 }
 
 // trainers are programs whose defaults matter, the first that matches.
 var trainers = []trainer{
-	{pattern: "config_hub", batch: 8, dropout: 0.05, bitsAndBytes: "0.42.0"}, // litgpt: config_hub/finetune, pyproject.toml
-	{pattern: "litgpt", batch: 128, dropout: 0.05},                           // finetune/lora.py: batch_size, lora_dropout
-	{pattern: "torchtitan", allocator: "expandable_segments:True"},           // run_train.sh, run_llama_train.sh
-	{pattern: "fsdp_qlora", dropout: 0.1},                                    // train.py: lora_dropout
+	{pattern: "config_hub", batch: 8, dropout: 0.05, bitsAndBytes: "0.42.0"},             // litgpt: config_hub/finetune, pyproject.toml
+	{pattern: "litgpt", batch: 128, dropout: 0.05},                                       // finetune/lora.py: batch_size, lora_dropout
+	{pattern: "torchtitan", allocator: "expandable_segments:True"},                       // run_train.sh, run_llama_train.sh
+	{pattern: "peft/blob/main/docs/source/accelerate", dropout: 0.1, transformers: true}, // examples/sft: run_peft_*.sh, with SFTTrainer
+	{pattern: "^transformers|Trainer", transformers: true},
+	{pattern: "fsdp_qlora", dropout: 0.1}, // train.py: lora_dropout
 }
 
 func (e *expression) trainer() trainer {
