@@ -259,6 +259,18 @@ func peak(t testing.TB, tr *trace, name PhaseName, iteration Iteration) int64 {
 	return 0
 }
 
+// componentAt is what a component has at the peak of a phase.
+func componentAt(tr *trace, name PhaseName, component string) int64 {
+	for _, p := range tr.phases {
+		for _, c := range p.Components {
+			if p.Name == name && c.Name == component {
+				return int64(c.Bytes)
+			}
+		}
+	}
+	return 0
+}
+
 // TestDeepSpeedTransients are what passes: on the way to the GPU, in buckets,
 // and while parameters are put together.
 func TestDeepSpeedTransients(t *testing.T) {
@@ -338,6 +350,9 @@ func TestDeepSpeedReduction(t *testing.T) {
 			during("third parameter", func() { s.engine.gradient(s.trained[2]) }, bucket, bucket)
 			during("second parameter", func() { s.engine.gradient(s.trained[1]) }, bucket, bucket)
 			during("first parameter", func() { s.engine.gradient(s.trained[0]) }, bucket+test.third, bucket+test.left)
+			if copied := componentAt(s.gpu, "first parameter", BucketCopies); !test.offload && copied != bucket {
+				t.Errorf("%d bytes put together by rank, want %d", copied, bucket)
+			}
 			during("end", func() { s.engine.endBackward(true) }, bucket+max(test.last, test.left), test.end)
 			if !test.offload { // a second pass adds its gradients to those of the first
 				during("third again", func() { s.engine.gradient(s.trained[2]) }, bucket+test.left, bucket+test.left)
