@@ -130,6 +130,12 @@ func TestMeasuredHost(t *testing.T) {
 		t.Errorf("%d sub-groups, the log says 3", got)
 	}
 	near(t, "master weights", held[MasterWeights], at("After creating fp32 partitions")-at("Before creating fp32 partitions"), 0.11)
+
+	j.ZeROInit = true // so that the model is not what was most
+	s = newSimulation(j, newTrace(nil), newTrace(nil))
+	s.phase(Load, Once, s.engine.load)
+	s.phase(Initialize, Once, s.engine.initialize)
+	near(t, "GPU at most", peak(t, s.gpu, Initialize, Once), gibibyte*m["max_allocated After initializing ZeRO optimizer"], 0.03)
 }
 
 // TestMeasuredOldHost is DeepSpeed 0.8, which made the states at the start.

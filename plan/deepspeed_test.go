@@ -5,6 +5,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -258,6 +259,18 @@ func peak(t testing.TB, tr *trace, name PhaseName, iteration Iteration) int64 {
 	return 0
 }
 
+// componentAt is what a component has at the peak of a phase.
+func componentAt(tr *trace, name PhaseName, component string) int64 {
+	for _, p := range tr.phases {
+		for _, c := range p.Components {
+			if p.Name == name && c.Name == component {
+				return int64(c.Bytes)
+			}
+		}
+	}
+	return 0
+}
+
 // TestDeepSpeedTransients are what passes: on the way to the GPU, in buckets,
 // and while parameters are put together.
 func TestDeepSpeedTransients(t *testing.T) {
@@ -288,9 +301,64 @@ func TestDeepSpeedTransients(t *testing.T) {
 	if s := simulated(small); peak(t, s.host, Initialize, Once) != 4*n {
 		t.Errorf("put together on the host for want of memory: %d bytes", peak(t, s.host, Initialize, Once))
 	}
+	// Gradients of 2 B, their fp32 list and the same as one tensor.
+	if s := run(`{"train_batch_size": 1, "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": {}}}`, "0.19.6"); over(s, s.gpu) != 10*n {
+		t.Errorf("the step without ZeRO takes %d beside", over(s, s.gpu))
+	}
 	one, two := run(zero(2, `, "overlap_comm": false`), "0.19.6"), run(zero(2, `, "overlap_comm": true`), "0.19.6")
 	if got := peak(t, two.gpu, Backward, Steady) - peak(t, one.gpu, Backward, Steady); got != 2*5e8 {
 		t.Errorf("the second bucket takes %d bytes", got)
+	}
+}
+
+// TestDeepSpeedReduction follows ZeRO-2 on two ranks through the gradients of
+// three parameters of a million elements, of which a bucket takes two: the
+// second is in both partitions.
+func TestDeepSpeedReduction(t *testing.T) {
+	const million = int64(1e6)
+	for _, test := range []struct {
+		name, release string
+		offload       bool
+		// what the third gradient takes at its peak, and what it leaves; what the
+		// end of the pass takes and leaves
+		third, left, last, end int64
+	}{
+		{"on the GPU", "0.19.6", false, 4 * million, 4 * million, 0, 4 * million},
+		{"on the host", "0.19.6", true, 11 * million, 0, 11 * million, 0},
+		{"on the host, as before", "0.12.6", true, 4 * million, 0, 8 * million, 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			j := deepSpeedJob(t, linears([]int64{1000, 1000}, []int64{1000, 1000}, []int64{1000, 1000}), zero(2, `, "reduce_bucket_size": 2e6, "overlap_comm": false`), test.release).onRanks(2)
+			if test.offload {
+				j.DeepSpeed.OffloadOptimizer.Device = "cpu"
+			}
+			s := newSimulation(j, newTrace(nil), newTrace(nil))
+			s.micros = 1
+			s.phase(Load, Once, s.engine.load)
+			s.phase(Initialize, Once, s.engine.initialize)
+			base := int64(s.gpu.live)
+			during := func(what string, body func(), most, after int64) {
+				s.phase(PhaseName(what), Once, body)
+				if got := peak(t, s.gpu, PhaseName(what), Once) - base; got != most {
+					t.Errorf("%s: at most %d bytes, want %d", what, got, most)
+				}
+				if got := int64(s.gpu.live) - base; got != after {
+					t.Errorf("%s: %d bytes in the end, want %d", what, got, after)
+				}
+			}
+			const bucket = 2 * 2 * million
+			during("third parameter", func() { s.engine.gradient(s.trained[2]) }, bucket, bucket)
+			during("second parameter", func() { s.engine.gradient(s.trained[1]) }, bucket, bucket)
+			during("first parameter", func() { s.engine.gradient(s.trained[0]) }, bucket+test.third, bucket+test.left)
+			if copied := componentAt(s.gpu, "first parameter", BucketCopies); !test.offload && copied != bucket {
+				t.Errorf("%d bytes put together by rank, want %d", copied, bucket)
+			}
+			during("end", func() { s.engine.endBackward(true) }, bucket+max(test.last, test.left), test.end)
+			if !test.offload { // a second pass adds its gradients to those of the first
+				during("third again", func() { s.engine.gradient(s.trained[2]) }, bucket+test.left, bucket+test.left)
+				during("end again", func() { s.engine.gradient(s.trained[0]); s.engine.endBackward(true) }, bucket+2*test.left, test.end)
+			}
+		})
 	}
 }
 
@@ -299,7 +367,10 @@ func TestDeepSpeedFetching(t *testing.T) {
 	m := catalog(t, "llama-3.2-1b")
 	n, words := m.Elements(), int64(128256*2048)
 	gathered := func(sizes string) (first, steady int64) {
-		j := deepSpeedJob(t, m, zero(3, `, "stage3_param_persistence_threshold": 0`+sizes), "0.19.6").onRanks(2)
+		j := deepSpeedJob(t, m, zero(3, sizes), "0.19.6").onRanks(2)
+		if !strings.Contains(sizes, "persistence") {
+			j.DeepSpeed.Sizes.PersistentParameter = 0
+		}
 		s := simulated(j)
 		return ends(t, s.gpu, Forward, First)[Gathered], ends(t, s.gpu, Forward, Steady)[Gathered]
 	}
@@ -308,9 +379,12 @@ func TestDeepSpeedFetching(t *testing.T) {
 		first, steady int64
 	}{
 		{"nothing", `, "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0`, 0, 0},
+		{"norms", `, "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 2048`, 33 * 2 * 2048, 33 * 2 * 2048},
 		// The backward pass begins with the projection to words.
 		{"the next module", `, "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 1`, 0, 2 * words},
 		{"everything", `, "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 1e12`, 0, 2 * n},
+		// With nothing gathered ahead but the last norm, for the backward pass.
+		{"prefetch", `, "stage3_prefetch_bucket_size": 1, "stage3_max_reuse_distance": 0`, 0, 2 * 2048},
 		{"no more than may live", `, "stage3_prefetch_bucket_size": 1e12, "stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0`, 0, 0},
 	} {
 		if first, steady := gathered(test.sizes); first != test.first || steady != test.steady {
