@@ -211,6 +211,10 @@ func (r *resolver) sharding() error {
 	whole := ledger.Bytes(j.Model.Elements() * j.Weights.Size())
 	// Where nothing says which GPUs these are, one of 80 GB is thought of.
 	j.ZeROInit = r.launch != nil && r.launch.ZeRO3Init || whole > cmp.Or(j.GPU.Memory, 80*ledger.GiB)
+	j.SplitsDecay = r.training != nil
+	if d := j.DeepSpeed; d != nil {
+		d.ResolveSizes(j.Model.Network.Hidden)
+	}
 	if d := j.DeepSpeed; d != nil && d.ZeROStage == 3 && r.launch == nil {
 		if j.ZeROInit {
 			r.assume("parameters are sharded as the model is made (zero.Init): whole it would not fit on a GPU")
