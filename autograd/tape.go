@@ -261,8 +261,12 @@ func (t *Tape) New(elements int64, d dtype.Type) *Tensor {
 
 // RequireGradient makes the backward pass reach the tensor.
 func (t *Tape) RequireGradient(x *Tensor) {
-	if x.gradient == nil {
-		x.gradient = &gradient{bytes: x.Bytes()}
+	if x.gradient != nil {
+		return
+	}
+	x.gradient = &gradient{bytes: x.Bytes()}
+	if t.recording { // nothing comes before it: the gradient ends here
+		t.nodes = append(t.nodes, node{outputs: []*gradient{x.gradient}})
 	}
 }
 

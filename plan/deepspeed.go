@@ -64,7 +64,7 @@ func newDeepSpeed(s *simulation) sharding {
 	switch {
 	case d.ZeROStage == 3:
 		return newDivided(e)
-	case d.ZeROStage == 0 && s.Weights == dtype.BF16 && !s.Versions.DeepSpeed.AtLeast(0, 17, 6),
+	case d.ZeROStage == 0 && s.Weights == dtype.BF16 && !e.since(0, 17, 6),
 		d.ZeROStage == 1 && s.Weights == dtype.BF16 && wide && !e.offloads():
 		return &accumulating{deepSpeed: e}
 	case d.ZeROStage == 0:
@@ -106,8 +106,12 @@ func (e *deepSpeed) pinsOf(o recipe.Offload) bool {
 	return o.PinMemory && (o.PinGiven || e.since(0, 19, 5))
 }
 
-// pinned says so of the optimizer.
-func (e *deepSpeed) pinned() bool { return e.offloads() && e.pinsOf(e.recipe.OffloadOptimizer) }
+// pinned says so of the optimizer. ZeRO-1 and ZeRO-2 pinned whatever the file
+// said before 0.10.1.
+func (e *deepSpeed) pinned() bool {
+	always := e.recipe.ZeROStage < 3 && !e.since(0, 10, 1)
+	return e.offloads() && (always || e.pinsOf(e.recipe.OffloadOptimizer))
+}
 
 // since says whether the version has what came with that one; the newest is
 // assumed where none is given.
@@ -150,10 +154,10 @@ func (e *deepSpeed) place(bytes int64, component string, pin bool) *locked {
 }
 
 // overflow is a search for what is not finite in a tensor: bytes an element
-// beside it (zero/stage_1_and_2.py, _has_inf_or_nan; before 0.10 a sum).
+// beside it (zero/stage_1_and_2.py, _has_inf_or_nan; before 0.13.3 a sum).
 func (e *deepSpeed) overflow(elements int64) {
 	each := int64(4 + 1 + 1 + 1 + 4)
-	if !e.since(0, 10, 0) {
+	if !e.since(0, 13, 3) {
 		each = 4
 	}
 	e.gpu.during(ledger.Bytes(each*elements), ReductionTemporaries, func() {})
@@ -181,6 +185,16 @@ func (e *deepSpeed) deviceStates(flat []*autograd.Parameter) {
 			allocate(e.gpu, state.bytes, States)
 		}
 	}
+}
+
+// update steps flat tensors on the GPU; the first time it makes their states.
+// DeepSpeed's fused Adam counts its steps outside of tensors.
+func (e *deepSpeed) update(flat []*autograd.Parameter) {
+	if !e.stepped {
+		e.stepped = true
+		e.deviceStates(flat)
+	}
+	e.copies(e.gpu, flat)
 }
 
 // tiles are what the extension for CPU Adam took with cudaMallocHost for every
@@ -219,12 +233,13 @@ func (e *deepSpeed) explain(component, format string, values ...any) {
 
 func (e *deepSpeed) reasons() map[string]string {
 	r := map[string]string{
-		Weights:        fmt.Sprintf("%s parameters in %v, whole on every rank", ledger.Count(elementsOf(e.parameters)), e.Weights),
-		Loading:        "from_pretrained makes the model on the host, and it goes to the GPU from there; every rank does so",
-		PinningCopies:  "Tensor.pin_memory() copies: the pageable tensor and its page-locked copy are there together",
-		PinnedRounding: "PyTorch's allocator of page-locked memory takes powers of two and keeps what is freed (CachingHostAllocator.h, pytorch issue 95823)",
-		Conversions:    "a copy between devices that changes the type makes a tensor of the whole (aten/src/ATen/native/cuda/Copy.cu)",
-		AdamTiles:      "two tiles of cudaMallocHost in the extension of CPU Adam, 4 B x 1 Gi elements before 0.3.15 and x 128 Mi before 0.14.3 (DeepSpeed #879, #5409)",
+		Weights:            fmt.Sprintf("%s parameters in %v, whole on every rank", ledger.Count(elementsOf(e.parameters)), e.Weights),
+		autograd.Gradients: "gradients of parameters, as the backward pass makes them",
+		Loading:            "from_pretrained makes the model on the host, and it goes to the GPU from there; every rank does so",
+		PinningCopies:      "Tensor.pin_memory() copies: the pageable tensor and its page-locked copy are there together",
+		PinnedRounding:     "PyTorch's allocator of page-locked memory takes powers of two and keeps what is freed (CachingHostAllocator.h, pytorch issue 95823)",
+		Conversions:        "a copy between devices that changes the type makes a tensor of the whole (aten/src/ATen/native/cuda/Copy.cu)",
+		AdamTiles:          "two tiles of cudaMallocHost in the extension of CPU Adam, 4 B x 1 Gi elements before 0.3.15 and x 128 Mi before 0.14.3 (DeepSpeed #879, #5409)",
 	}
 	maps.Copy(r, e.why)
 	return r

@@ -320,6 +320,7 @@ func (e *partitioned) stepOnHost() {
 
 // describe says why.
 func (e *partitioned) describe() {
+	e.explainShared()
 	n, d := elementsOf(e.trained), int64(e.ShardRanks)
 	part := ledger.Count(elementsOf(e.flat))
 	count, size := ledger.Count(n), e.Weights.Size()

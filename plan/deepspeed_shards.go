@@ -180,30 +180,34 @@ func (e *divided) freeParts(parameters []*autograd.Parameter) {
 }
 
 // masterWeights are cast from the parts, and cloned (_create_fp32_partitions).
-// From 0.18.2 on fp32 parts are their own master weights.
+// Parts that have the type already are their own master weights in 0.18.2 only:
+// since then a device is compared with its name (#7651, #7700).
 func (e *divided) masterWeights() {
+	if e.Weights == dtype.F32 && !e.offloads() && e.since(0, 18, 2) && !e.since(0, 18, 3) {
+		return
+	}
 	for _, g := range e.subGroups {
-		bytes := g.flat.Elements * e.master.Size()
-		home := e.homeOf(g)
-		switch {
-		case home == e.gpu && e.master == e.Weights && !e.offloads() && e.since(0, 18, 2):
-			continue
-		case home == e.host && e.parametersOn() == "none" && e.master != e.Weights:
-			e.host.during(ledger.Bytes(g.flat.Elements*e.Weights.Size()), Conversions, func() { e.clone(home, bytes) })
-		default:
-			e.clone(home, bytes)
+		n, home := g.flat.Elements, e.homeOf(g)
+		var cast, moved int64
+		if e.master != e.Weights || home == e.host && e.parametersOn() == "none" {
+			cast = n * e.master.Size()
 		}
+		if e.master != e.Weights && home == e.host && e.parametersOn() == "none" {
+			moved = n * e.Weights.Size()
+		}
+		e.host.during(ledger.Bytes(moved), Conversions, func() {
+			home.during(ledger.Bytes(cast), Conversions, func() { e.keepMaster(home, n*e.master.Size()) })
+		})
 	}
 }
 
-func (e *divided) clone(home *trace, bytes int64) {
-	home.during(ledger.Bytes(bytes), Conversions, func() {
-		if home == e.host {
-			e.moves(&locked{hold: e.host.hold(bytes, e.hostMaster())}, bytes, SharedMaster)
-		} else {
-			allocate(home, bytes, MasterWeights)
-		}
-	})
+// keepMaster has the master weights of a sub-group.
+func (e *divided) keepMaster(home *trace, bytes int64) {
+	if home == e.gpu {
+		allocate(home, bytes, MasterWeights)
+		return
+	}
+	e.moves(&locked{hold: home.hold(bytes, e.hostMaster())}, bytes, SharedMaster)
 }
 
 func (e *divided) homeOf(g subGroup) *trace {

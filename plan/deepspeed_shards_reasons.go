@@ -7,6 +7,9 @@ import (
 
 // describe says why.
 func (e *divided) describe() {
+	if !e.superOffloads() {
+		e.explainShared()
+	}
 	n, d, size := elementsOf(e.trained), e.ShardRanks, e.Weights.Size()
 	part := ledger.Count(elementsOf(e.flat))
 	all := ledger.Count(elementsOf(e.parameters))

@@ -29,10 +29,11 @@ func (e *replicated) initialize() {
 		}
 	}
 	// The optimizer is stepped once with gradients of zeros, to have its states.
-	e.gpu.during(ledger.Bytes(bytesOf(e.flat, dtype.F32)), MasterGradients, func() { e.optimize(e.flat) })
+	e.gpu.during(ledger.Bytes(bytesOf(e.flat, dtype.F32)), MasterGradients, func() { e.update(e.flat) })
 	n := ledger.Count(elementsOf(e.trained))
 	e.explain(MasterWeights, "%s parameters x 4 B: FP16_Optimizer keeps fp32 weights of the whole model on every rank without ZeRO (fp16/fused_optimizer.py)", n)
 	e.explain(MasterGradients, "%s parameters x 4 B: gradients cast to fp32 for the step, as a list and as one flat tensor (fp16/fused_optimizer.py, step)", n)
+	e.explain(ReductionTemporaries, "the search for what is not finite in the largest gradient: an fp32 copy (runtime/utils.py, CheckOverflow)")
 	e.explain(Flattening, "%s parameters x %d B, twice: parameters are cloned and then put into one tensor (fp16/fused_optimizer.py)", n, e.Weights.Size())
 }
 
@@ -72,10 +73,10 @@ func (e *replicated) endBackward(last bool) {
 func (e *replicated) step() {
 	defer e.zero()
 	if e.Weights == dtype.F32 {
-		e.optimize(e.flat)
+		e.update(e.flat)
 		return
 	}
-	e.overflow(largestOf(e.trained))
+	e.gpu.during(ledger.Bytes(4*largestOf(e.trained)), ReductionTemporaries, func() {}) // CheckOverflow
 	bytes := bytesOf(e.flat, dtype.F32)
 	list := e.gpu.hold(bytes, MasterGradients)
 	if e.Optimizer.Variant == Fused {
@@ -84,7 +85,7 @@ func (e *replicated) step() {
 		list = flat
 		e.zero()
 	}
-	e.optimize(e.flat)
+	e.update(e.flat)
 	list.free()
 }
 
@@ -132,7 +133,7 @@ func (e *accumulating) gradient(p *autograd.Parameter) {
 }
 
 func (e *accumulating) endBackward(bool) { e.stale = true }
-func (e *accumulating) step()            { e.optimize(e.flat) }
+func (e *accumulating) step()            { e.update(e.flat) }
 
 // aligned is a number of elements that divides into parts of the ranks, each of
 // an even number (nccl_start_alignment_factor).

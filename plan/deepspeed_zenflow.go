@@ -68,6 +68,10 @@ func (e *deepSpeed) selective() {
 	allocate(e.gpu, chosen*e.Weights.Size(), Selective)
 	allocate(home, 2*chosen*e.Weights.Size(), Selective)
 	e.explain(Selective, "ZenFlow: all vectors and %g of the columns of matrices, on every rank: gradients and two moments in %v", z.TopKRatio, e.Weights)
+}
+
+// explainShared says why ZenFlow shares memory.
+func (e *deepSpeed) explainShared() {
 	const shared = "ZenFlow's process steps while the GPU goes on, and shares memory (zenflow_stage_1_and_2.py, ZenFlowZeroOptimizerParallel); a container's /dev/shm is 64 MB by default"
 	part := ledger.Count(elementsOf(e.flat))
 	e.explain(SharedMaster, "%s x %d B: %s", part, e.master.Size(), shared)

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"slices"
@@ -8,6 +9,7 @@ import (
 
 	"plimsoll/dtype"
 	"plimsoll/fault"
+	"plimsoll/ledger"
 	"plimsoll/recipe"
 	"plimsoll/version"
 )
@@ -206,9 +208,15 @@ func (r *resolver) sharding() error {
 		j.FSDP.OffloadParameters = true
 	}
 	j.ShardRanks = j.World / int(j.SplitWidth)
-	j.ZeROInit = r.launch == nil || r.launch.ZeRO3Init
+	whole := ledger.Bytes(j.Model.Elements() * j.Weights.Size())
+	// Where nothing says which GPUs these are, one of 80 GB is thought of.
+	j.ZeROInit = r.launch != nil && r.launch.ZeRO3Init || whole > cmp.Or(j.GPU.Memory, 80*ledger.GiB)
 	if d := j.DeepSpeed; d != nil && d.ZeROStage == 3 && r.launch == nil {
-		r.assume("parameters are sharded as the model is made (zero.Init), as from_pretrained does for stage 3")
+		if j.ZeROInit {
+			r.assume("parameters are sharded as the model is made (zero.Init): whole it would not fit on a GPU")
+		} else {
+			r.assume("the model is made whole and then sharded: with zero.Init (accelerate's zero3_init_flag, or a Trainer that is made first) its load takes less")
+		}
 	}
 	if j.FSDP == nil {
 		return nil

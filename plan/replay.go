@@ -54,9 +54,6 @@ func (h heap) Free(b Handle) error {
 	return nil
 }
 
-// EmptyCache does nothing: nobody calls malloc_trim.
-func (h heap) EmptyCache() {}
-
 func (h heap) Use() Use {
 	s := h.Statistics()
 	return Use{s.Used, s.Resident, s.PeakUsed, s.PeakResident}

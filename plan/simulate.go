@@ -101,12 +101,7 @@ func (s *simulation) phase(name PhaseName, iteration Iteration, body func()) {
 // run goes through the job: two steps show the first and the steady state.
 func (s *simulation) run() {
 	s.phase(Load, Once, s.engine.load)
-	s.phase(Initialize, Once, func() {
-		s.engine.initialize()
-		if s.DeepSpeed != nil {
-			s.gpu.emptyCache() // as its optimizers do when they are made
-		}
-	})
+	s.phase(Initialize, Once, s.engine.initialize)
 	s.iterate(First)
 	s.iterate(Steady)
 	s.phase(Checkpoint, Once, s.engine.save)

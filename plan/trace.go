@@ -41,8 +41,6 @@ type Allocator interface {
 	// reserved from the device: now, and at most since the last Reset.
 	Use() Use
 	ResetPeaks()
-	// EmptyCache gives back what is reserved and not in use.
-	EmptyCache()
 }
 
 // Handle is an allocation of an Allocator.
@@ -128,13 +126,6 @@ func (t *trace) during(bytes ledger.Bytes, component string, body func()) {
 	id := t.Allocate(bytes, component)
 	body()
 	t.Free(id)
-}
-
-// emptyCache is torch.cuda.empty_cache.
-func (t *trace) emptyCache() {
-	if t.allocator != nil {
-		t.allocator.EmptyCache()
-	}
 }
 
 // phase runs body as a phase of the job.

@@ -208,7 +208,11 @@ func (o *outcome) figure(r row, f figure) (float64, string) {
 	switch f.Quantity {
 	case "max_allocated":
 		name, of = "peak allocated", func(p plan.Phase) ledger.Bytes { return p.PeakAllocated }
-		// A peak at a point of the initialization is that since the point before.
+		// DeepSpeed's log begins a new peak at every point, of which the
+		// initialization has many and the plan one phase.
+		if named && m.phases[0] == plan.Initialize {
+			return 0, ""
+		}
 		if !named || m.phases[0] == plan.Step {
 			m.phases = nil
 		}
