@@ -123,8 +123,6 @@ func (u *unit) elements(only func(*autograd.Parameter) bool, bytes func(*autogra
 	return sum
 }
 
-func trainable(p *autograd.Parameter) bool { return p.Trainable }
-
 // shardedBytes is what a unit's shard takes: quantized weights as they are, the
 // rest in the type of the weights.
 func (e *sharded) shardedBytes(u *unit) int64 {

@@ -14,9 +14,8 @@ type trace struct {
 	blocks []block        // by id
 	unused []int          // ids that may be given out again
 
-	live     ledger.Bytes
-	held     []ledger.Bytes // by component
-	blocksOf []int          // by component
+	live ledger.Bytes
+	held []ledger.Bytes // by component
 
 	allocator Allocator // nil: requested bytes only
 	stream    int       // CUDA's, that allocations are made on
