@@ -11,8 +11,8 @@ import (
 // the quantiles of the absolute errors of those.
 const (
 	leastExpressed = 0.80
-	mostMedian     = 0.07
-	mostNinetieth  = 0.25
+	mostMedian     = 0.05
+	mostNinetieth  = 0.15
 )
 
 func TestPlansAgainstMeasurements(t *testing.T) {
