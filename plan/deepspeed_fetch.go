@@ -13,13 +13,14 @@ type fetcher struct {
 	*deepSpeed
 	modules map[string][]*autograd.Parameter
 	whole   map[*autograd.Parameter]*gathered
-	keeps   map[*autograd.Parameter]bool // persistent parameters
-	order   []use                        // modules as they were used in the first pass
-	seen    bool                         // the first pass is done
-	at      int                          // in order
-	queue   []queued                     // parameters as they will be used
-	ahead   map[*autograd.Parameter]int  // the last use that a parameter was fetched for
-	there   int64                        // elements that are gathered
+	keeps   map[*autograd.Parameter]bool  // persistent parameters
+	order   []use                         // modules as they were used in the first pass
+	seen    bool                          // the first pass is done
+	at      int                           // in order
+	steps   map[*autograd.Parameter][]int // in order, that use a parameter
+	queue   []queued                      // parameters as they will be used
+	ahead   map[*autograd.Parameter]int   // the last use that a parameter was fetched for
+	there   int64                         // elements that are gathered
 }
 
 // gathered is a whole parameter, there or on its way.
@@ -36,7 +37,10 @@ type flight struct {
 	parameters []*autograd.Parameter
 }
 
-type use struct{ parameters []*autograd.Parameter }
+type use struct {
+	parameters []*autograd.Parameter
+	before     int64 // elements of all uses before it
+}
 
 type queued struct {
 	parameter *autograd.Parameter
@@ -44,7 +48,7 @@ type queued struct {
 }
 
 func newFetcher(e *deepSpeed, persistent []*autograd.Parameter) *fetcher {
-	f := &fetcher{deepSpeed: e, modules: map[string][]*autograd.Parameter{}, whole: map[*autograd.Parameter]*gathered{}, keeps: map[*autograd.Parameter]bool{}, ahead: map[*autograd.Parameter]int{}}
+	f := &fetcher{deepSpeed: e, modules: map[string][]*autograd.Parameter{}, whole: map[*autograd.Parameter]*gathered{}, keeps: map[*autograd.Parameter]bool{}, steps: map[*autograd.Parameter][]int{}, ahead: map[*autograd.Parameter]int{}}
 	for _, p := range persistent {
 		f.keeps[p] = true
 	}
@@ -91,7 +95,14 @@ func (f *fetcher) use(path string) {
 		f.whole[p].users[path] = true
 	}
 	if !f.seen {
-		f.order = append(f.order, use{parameters})
+		u := use{parameters: parameters}
+		if n := len(f.order); n > 0 {
+			u.before = f.order[n-1].before + elementsOf(f.order[n-1].parameters)
+		}
+		for _, p := range parameters {
+			f.steps[p] = append(f.steps[p], len(f.order))
+		}
+		f.order = append(f.order, u)
 		return
 	}
 	f.prefetch(parameters)
@@ -112,7 +123,8 @@ func (f *fetcher) gather(parameters []*autograd.Parameter) {
 	var missing []*autograd.Parameter
 	var bytes int64
 	for _, p := range parameters {
-		if f.whole[p] == nil && !slices.Contains(missing, p) {
+		if f.whole[p] == nil {
+			f.whole[p] = &gathered{users: map[string]bool{}}
 			missing = append(missing, p)
 			bytes += f.partBytes(p) * int64(f.ShardRanks)
 			f.there += p.Elements
@@ -123,7 +135,6 @@ func (f *fetcher) gather(parameters []*autograd.Parameter) {
 	}
 	together := &flight{parameters: missing}
 	for _, p := range missing {
-		f.whole[p] = &gathered{users: map[string]bool{}}
 		switch {
 		case f.gathers() == 0:
 		case len(missing) == 1 || f.ShardRanks == 1:
@@ -205,17 +216,9 @@ func (f *fetcher) soon(p *autograd.Parameter) bool {
 	if f.ahead[p] > f.at+1 {
 		return true
 	}
-	var passed int64
-	for _, u := range f.order[min(f.at, len(f.order)):] {
-		if passed >= f.recipe.Sizes.ReuseDistance {
-			return false
-		}
-		if slices.Contains(u.parameters, p) {
-			return true
-		}
-		passed += elementsOf(u.parameters)
-	}
-	return false
+	steps := f.steps[p]
+	next, _ := slices.BinarySearch(steps, f.at)
+	return next < len(steps) && f.order[steps[next]].before-f.order[f.at].before < f.recipe.Sizes.ReuseDistance
 }
 
 func (f *fetcher) drop(p *autograd.Parameter) {
