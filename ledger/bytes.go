@@ -63,7 +63,7 @@ func ParseBytes(text string) (Bytes, error) {
 
 var unitFactors = func() map[string]float64 {
 	m := map[string]float64{"": 1, "b": 1}
-	for i, letter := range []string{"k", "m", "g", "t", "p"} {
+	for i, letter := range []string{"k", "m", "g", "t", "p", "e"} {
 		binary, decimal := float64(int64(1)<<(10*(i+1))), 1.0
 		for range i + 1 {
 			decimal *= 1000
