@@ -31,7 +31,7 @@ python: $(PYTHON_ENVIRONMENT)/installed ## Install PyTorch for the tests that co
 
 $(PYTHON_ENVIRONMENT)/installed:
 	python3 -m venv $(PYTHON_ENVIRONMENT)
-	$(PYTHON_ENVIRONMENT)/bin/python -m pip install --quiet torch numpy transformers
+	$(PYTHON_ENVIRONMENT)/bin/python -m pip install --quiet torch numpy transformers peft accelerate
 	touch $@
 
 .PHONY: race
@@ -84,6 +84,10 @@ scoreboard: ## Hold the binding against the rules of other programs, on the corp
 .PHONY: bench-compare
 bench-compare: ## Compare the kernels with those of commit REF
 	scripts/bench-compare $(REF)
+
+.PHONY: accuracy
+accuracy: ## Hold plans against public measurements, and write docs/accuracy.md (needs the measurements)
+	$(GO) run ./docs/experiments/accuracy -write docs/accuracy.md
 
 FUZZTIME ?= 20s
 .PHONY: fuzz

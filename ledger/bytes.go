@@ -47,6 +47,32 @@ func (b Bytes) String() string {
 	return sign + strconv.FormatFloat(value, 'f', digits, 64) + " " + units[unit]
 }
 
+// ParseBytes reads a size such as "79.1GiB", "512 GB", "24g" or "1073741824".
+// Units without an i are decimal when they end in B; a letter alone is binary.
+func ParseBytes(text string) (Bytes, error) {
+	trimmed := strings.TrimSpace(text)
+	number := strings.TrimRight(trimmed, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
+	unit := strings.ToLower(strings.TrimSpace(trimmed[len(number):]))
+	value, err := strconv.ParseFloat(number, 64)
+	factor, ok := unitFactors[unit]
+	if err != nil || !ok || !(value >= 0) || value*factor >= 1<<62 {
+		return 0, fmt.Errorf("%q is no size, expected a number with a unit such as 80GiB", text)
+	}
+	return Bytes(value * factor), nil
+}
+
+var unitFactors = func() map[string]float64 {
+	m := map[string]float64{"": 1, "b": 1}
+	for i, letter := range []string{"k", "m", "g", "t", "p", "e"} {
+		binary, decimal := float64(int64(1)<<(10*(i+1))), 1.0
+		for range i + 1 {
+			decimal *= 1000
+		}
+		m[letter], m[letter+"ib"], m[letter+"b"] = binary, binary, decimal
+	}
+	return m
+}()
+
 // Exact is the size with every digit, in groups of three: "6,916,458,752 B".
 func (b Bytes) Exact() string { return Count(int64(b)) + " B" }
 

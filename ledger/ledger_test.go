@@ -74,3 +74,25 @@ func TestSumsAndJSON(t *testing.T) {
 		t.Errorf("%s, %v", text, err)
 	}
 }
+
+func TestParseBytes(t *testing.T) {
+	for text, want := range map[string]Bytes{
+		"80GiB": 80 * GiB, "80 GiB": 80 * GiB, "80g": 80 * GiB, "1.5GiB": 1536 * MiB, "24GB": 24e9, "512MB": 512e6, "1k": KiB, "1073741824": GiB, "7B": 7, " 1 TiB ": TiB, "0": 0,
+	} {
+		if got, err := ParseBytes(text); got != want || err != nil {
+			t.Errorf("%q is %d (%v), want %d", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "GiB", "-1GiB", "1XiB", "1e400", "NaN", "Inf", "9999999999999999TiB", "1 GiB 2", "0x10", "1,5GiB"} {
+		if got, err := ParseBytes(text); err == nil {
+			t.Errorf("%q is %d", text, got)
+		}
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		b := Bytes(rapid.Int64Range(0, 1<<61).Draw(t, "bytes"))
+		got, err := ParseBytes(b.String())
+		if err != nil || math.Abs(float64(got-b)) > 0.0051*float64(b) {
+			t.Fatalf("%d is read back from %q as %d, %v", b, b, got, err)
+		}
+	})
+}

@@ -7,88 +7,159 @@ import "strings"
 func gpt2(s scope) {
 	s.refuse("add_cross_attention")
 	vocabulary, hidden := s.size("vocab_size"), s.size("n_embd", "hidden_size")
-	inner := s.sizeOr(4*hidden, "n_inner")
+	heads, inner := s.sizeOr(12, "n_head", "num_attention_heads"), s.sizeOr(4*hidden, "n_inner")
+	width := s.divide(hidden, "n_embd", heads, "n_head")
 	// GPT-2's projections are stored input first.
-	project := func(s scope, name string, in, out int64) {
+	project := func(s scope, name string, in, out int64) string {
 		s.tensor(name+".weight", in, out)
 		s.tensor(name+".bias", out)
+		return s.module(name)
 	}
 	body := s.in("transformer")
-	body.embedding("wte", vocabulary, hidden)
-	body.embedding("wpe", s.size("n_positions", "max_position_embeddings"), hidden)
-	body.repeat("h", s.size("n_layer", "num_hidden_layers"), func(block scope, _ int64) {
-		block.layerNorm("ln_1", hidden)
-		project(block, "attn.c_attn", hidden, 3*hidden)
-		project(block, "attn.c_proj", hidden, hidden)
-		block.layerNorm("ln_2", hidden)
-		project(block, "mlp.c_fc", hidden, inner)
-		project(block, "mlp.c_proj", inner, hidden)
+	stack := s.stack(hidden, Stack{Causal: true, EmbeddingDropout: s.shareOr(0.1, "embd_pdrop")})
+	stack.TokenEmbedding = body.embedding("wte", vocabulary, hidden)
+	stack.PositionEmbedding = body.embedding("wpe", s.size("n_positions", "max_position_embeddings"), hidden)
+	body.blocks(stack, "h", s.size("n_layer", "num_hidden_layers"), func(block scope, _ int64, b *Block) {
+		b.Dropout = s.shareOr(0.1, "resid_pdrop")
+		b.AttentionNorm = block.layerNorm("ln_1", hidden)
+		b.Attention = Attention{Heads: heads, KeyValueHeads: heads, Width: width, ValueWidth: width, Dropout: s.shareOr(0.1, "attn_pdrop")}
+		b.Attention.Fused = project(block, "attn.c_attn", hidden, 3*hidden)
+		b.Attention.Output = project(block, "attn.c_proj", hidden, hidden)
+		b.FeedForwardNorm = block.layerNorm("ln_2", hidden)
+		b.FeedForward = FeedForward{
+			Up: project(block, "mlp.c_fc", hidden, inner), Down: project(block, "mlp.c_proj", inner, hidden),
+			Inner: inner, Activation: s.activation("gelu_new"),
+		}
 	})
-	body.layerNorm("ln_f", hidden)
+	stack.FinalNorm = body.layerNorm("ln_f", hidden)
 	s.head("lm_head", hidden, vocabulary, true, "transformer.wte.weight")
 }
 
 func gptNeoX(s scope) {
 	vocabulary, hidden, inner := s.size("vocab_size"), s.size("hidden_size"), s.size("intermediate_size")
+	heads := s.size("num_attention_heads")
+	width := s.divide(hidden, "hidden_size", heads, "num_attention_heads")
 	bias := s.flagOr(true, "attention_bias")
 	body := s.in("gpt_neox")
-	body.embedding("embed_in", vocabulary, hidden)
-	body.repeat("layers", s.size("num_hidden_layers"), func(block scope, _ int64) {
-		block.layerNorm("input_layernorm", hidden)
-		block.layerNorm("post_attention_layernorm", hidden)
-		block.linear("attention.query_key_value", hidden, 3*hidden, bias)
-		block.linear("attention.dense", hidden, hidden, bias)
-		block.linear("mlp.dense_h_to_4h", hidden, inner, true)
-		block.linear("mlp.dense_4h_to_h", inner, hidden, true)
+	stack := s.stack(hidden, Stack{Causal: true, EmbeddingDropout: s.shareOr(0, "hidden_dropout")})
+	stack.TokenEmbedding = body.embedding("embed_in", vocabulary, hidden)
+	body.blocks(stack, "layers", s.size("num_hidden_layers"), func(block scope, _ int64, b *Block) {
+		if s.flagOr(true, "use_parallel_residual") {
+			b.Arrangement = Parallel
+		}
+		b.Dropout = s.shareOr(0, "hidden_dropout")
+		b.AttentionNorm = block.layerNorm("input_layernorm", hidden)
+		b.FeedForwardNorm = block.layerNorm("post_attention_layernorm", hidden)
+		b.Attention = Attention{Heads: heads, KeyValueHeads: heads, Width: width, ValueWidth: width,
+			Joined: true, Rotary: s.shareOr(0.25, "rotary_pct", "partial_rotary_factor"), Dropout: s.shareOr(0, "attention_dropout")}
+		b.Attention.Fused = block.linear("attention.query_key_value", hidden, 3*hidden, bias)
+		b.Attention.Output = block.linear("attention.dense", hidden, hidden, bias)
+		b.FeedForward = FeedForward{
+			Up: block.linear("mlp.dense_h_to_4h", hidden, inner, true), Down: block.linear("mlp.dense_4h_to_h", inner, hidden, true),
+			Inner: inner, Activation: s.activation("gelu"),
+		}
 	})
-	body.layerNorm("final_layer_norm", hidden)
+	stack.FinalNorm = body.layerNorm("final_layer_norm", hidden)
 	s.head("embed_out", hidden, vocabulary, false, "gpt_neox.embed_in.weight")
+}
+
+func phi(s scope) {
+	vocabulary, hidden, inner := s.size("vocab_size"), s.size("hidden_size"), s.size("intermediate_size")
+	heads := s.size("num_attention_heads")
+	groups := s.sizeOr(heads, "num_key_value_heads")
+	width := s.divide(hidden, "hidden_size", heads, "num_attention_heads")
+	body := s.in("model")
+	stack := s.stack(hidden, Stack{Causal: true, EmbeddingDropout: s.shareOr(0, "embd_pdrop")})
+	stack.TokenEmbedding = body.embedding("embed_tokens", vocabulary, hidden)
+	body.blocks(stack, "layers", s.size("num_hidden_layers"), func(block scope, _ int64, b *Block) {
+		b.Arrangement, b.Dropout = Parallel, s.shareOr(0, "resid_pdrop")
+		a := block.in("self_attn")
+		b.Attention = Attention{Heads: heads, KeyValueHeads: groups, Width: width, ValueWidth: width,
+			Joined: true, Rotary: s.shareOr(0.5, "partial_rotary_factor"), Dropout: s.shareOr(0, "attention_dropout")}
+		b.Attention.Query = a.linear("q_proj", hidden, heads*width, true)
+		b.Attention.Key = a.linear("k_proj", hidden, groups*width, true)
+		b.Attention.Value = a.linear("v_proj", hidden, groups*width, true)
+		b.Attention.Output = a.linear("dense", heads*width, hidden, true)
+		if s.flagOr(false, "qk_layernorm") {
+			b.Attention.QueryNorm = a.layerNorm("q_layernorm", width)
+			b.Attention.KeyNorm = a.layerNorm("k_layernorm", width)
+		}
+		b.FeedForward = FeedForward{
+			Up: block.linear("mlp.fc1", hidden, inner, true), Down: block.linear("mlp.fc2", inner, hidden, true),
+			Inner: inner, Activation: s.activation("gelu_new"),
+		}
+		b.AttentionNorm = block.layerNorm("input_layernorm", hidden)
+	})
+	stack.FinalNorm = body.layerNorm("final_layernorm", hidden)
+	s.head("lm_head", hidden, vocabulary, false, "model.embed_tokens.weight")
+	s.tensor("lm_head.bias", vocabulary)
 }
 
 func opt(s scope) {
 	vocabulary, hidden, inner := s.size("vocab_size"), s.size("hidden_size"), s.size("ffn_dim")
+	heads := s.size("num_attention_heads")
+	width := s.divide(hidden, "hidden_size", heads, "num_attention_heads")
 	embedded := s.sizeOr(hidden, "word_embed_proj_dim")
 	bias := s.flagOr(true, "enable_bias")
+	before := s.flagOr(true, "do_layer_norm_before")
 	norm := scope.layerNorm
 	if !s.flagOr(true, "layer_norm_elementwise_affine") {
-		norm = func(scope, string, int64) {}
+		norm = func(scope, string, int64) Norm { return Norm{Kind: LayerNorm} }
 	}
 	body := s.in("model").in("decoder")
-	body.embedding("embed_tokens", vocabulary, embedded)
-	body.embedding("embed_positions", s.size("max_position_embeddings")+2, hidden) // the first two stand for padding
+	stack := s.stack(hidden, Stack{Causal: true})
+	stack.TokenEmbedding = body.embedding("embed_tokens", vocabulary, embedded)
+	stack.PositionEmbedding = body.embedding("embed_positions", s.size("max_position_embeddings")+2, hidden) // the first two stand for padding
 	if embedded != hidden {
-		body.linear("project_out", hidden, embedded, false)
-		body.linear("project_in", embedded, hidden, false)
+		stack.EmbeddingWidth = embedded
+		stack.ProjectOut = body.linear("project_out", hidden, embedded, false)
+		stack.ProjectIn = body.linear("project_in", embedded, hidden, false)
 	}
-	if s.flagOr(true, "do_layer_norm_before") && !s.flagOr(false, "_remove_final_layer_norm") {
-		norm(body, "final_layer_norm", hidden)
+	if before && !s.flagOr(false, "_remove_final_layer_norm") {
+		stack.FinalNorm = norm(body, "final_layer_norm", hidden)
 	}
-	body.repeat("layers", s.size("num_hidden_layers"), func(block scope, _ int64) {
-		for _, name := range []string{"k_proj", "v_proj", "q_proj", "out_proj"} {
-			block.in("self_attn").linear(name, hidden, hidden, bias)
+	body.blocks(stack, "layers", s.size("num_hidden_layers"), func(block scope, _ int64, b *Block) {
+		if !before {
+			b.Arrangement = PostNorm
 		}
-		norm(block, "self_attn_layer_norm", hidden)
-		block.linear("fc1", hidden, inner, bias)
-		block.linear("fc2", inner, hidden, bias)
-		norm(block, "final_layer_norm", hidden)
+		b.Dropout = s.shareOr(0.1, "dropout")
+		b.Attention = Attention{Heads: heads, KeyValueHeads: heads, Width: width, ValueWidth: width, WideSoftmax: true, Dropout: s.shareOr(0, "attention_dropout")}
+		a := block.in("self_attn")
+		b.Attention.Key = a.linear("k_proj", hidden, hidden, bias)
+		b.Attention.Value = a.linear("v_proj", hidden, hidden, bias)
+		b.Attention.Query = a.linear("q_proj", hidden, hidden, bias)
+		b.Attention.Output = a.linear("out_proj", hidden, hidden, bias)
+		b.AttentionNorm = norm(block, "self_attn_layer_norm", hidden)
+		b.FeedForward = FeedForward{
+			Up: block.linear("fc1", hidden, inner, bias), Down: block.linear("fc2", inner, hidden, bias),
+			Inner: inner, Activation: s.activation("relu"),
+		}
+		b.FeedForwardNorm = norm(block, "final_layer_norm", hidden)
 	})
 	s.head("lm_head", embedded, vocabulary, true, "model.decoder.embed_tokens.weight")
 }
 
 func bloom(s scope) {
 	vocabulary, hidden := s.size("vocab_size"), s.size("hidden_size", "n_embed")
+	heads := s.size("n_head", "num_attention_heads")
+	width := s.divide(hidden, "hidden_size", heads, "n_head")
 	body := s.in("transformer")
-	body.embedding("word_embeddings", vocabulary, hidden)
-	body.layerNorm("word_embeddings_layernorm", hidden)
-	body.repeat("h", s.size("n_layer", "num_hidden_layers"), func(block scope, _ int64) {
-		block.layerNorm("input_layernorm", hidden)
-		block.linear("self_attention.query_key_value", hidden, 3*hidden, true)
-		block.linear("self_attention.dense", hidden, hidden, true)
-		block.layerNorm("post_attention_layernorm", hidden)
-		block.linear("mlp.dense_h_to_4h", hidden, 4*hidden, true)
-		block.linear("mlp.dense_4h_to_h", 4*hidden, hidden, true)
+	stack := s.stack(hidden, Stack{Causal: true})
+	stack.TokenEmbedding = body.embedding("word_embeddings", vocabulary, hidden)
+	stack.EmbeddingNorm = body.layerNorm("word_embeddings_layernorm", hidden)
+	body.blocks(stack, "h", s.size("n_layer", "num_hidden_layers"), func(block scope, _ int64, b *Block) {
+		b.Dropout = s.shareOr(0, "hidden_dropout")
+		b.AttentionNorm = block.layerNorm("input_layernorm", hidden)
+		b.Attention = Attention{Heads: heads, KeyValueHeads: heads, Width: width, ValueWidth: width, Biased: true, Dropout: s.shareOr(0, "attention_dropout")}
+		b.Attention.Fused = block.linear("self_attention.query_key_value", hidden, 3*hidden, true)
+		b.Attention.Output = block.linear("self_attention.dense", hidden, hidden, true)
+		b.FeedForwardNorm = block.layerNorm("post_attention_layernorm", hidden)
+		b.FeedForward = FeedForward{
+			Up: block.linear("mlp.dense_h_to_4h", hidden, 4*hidden, true), Down: block.linear("mlp.dense_4h_to_h", 4*hidden, hidden, true),
+			Inner: 4 * hidden, Activation: "bloom_gelu",
+		}
 	})
-	body.layerNorm("ln_f", hidden)
+	stack.FinalNorm = body.layerNorm("ln_f", hidden)
 	s.head("lm_head", hidden, vocabulary, true, "transformer.word_embeddings.weight")
 }
 
@@ -105,68 +176,120 @@ func falcon(s scope) {
 	case s.flagOr(true, "multi_query"):
 		groups = 1
 	}
+	arrangement := PreNorm
 	norms := []string{"post_attention_layernorm", "input_layernorm"}
 	if s.flagOr(true, "parallel_attn") {
-		norms = norms[1:]
+		arrangement, norms = Parallel, norms[1:]
 		if count := s.countOr(0, "num_ln_in_parallel_attn"); count == 2 || count == 0 && grouped {
 			norms = []string{"ln_attn", "ln_mlp"}
 		}
 	}
 	body := s.in("transformer")
-	body.embedding("word_embeddings", vocabulary, hidden)
-	body.repeat("h", s.size("num_hidden_layers", "n_layer"), func(block scope, _ int64) {
-		block.linear("self_attention.query_key_value", hidden, (heads+2*groups)*width, bias)
-		block.linear("self_attention.dense", hidden, hidden, bias)
-		block.linear("mlp.dense_h_to_4h", hidden, inner, bias)
-		block.linear("mlp.dense_4h_to_h", inner, hidden, bias)
-		for _, name := range norms {
-			block.layerNorm(name, hidden)
+	stack := s.stack(hidden, Stack{Causal: true})
+	stack.TokenEmbedding = body.embedding("word_embeddings", vocabulary, hidden)
+	body.blocks(stack, "h", s.size("num_hidden_layers", "n_layer"), func(block scope, _ int64, b *Block) {
+		b.Arrangement, b.Dropout = arrangement, s.shareOr(0, "hidden_dropout")
+		b.Attention = Attention{Heads: heads, KeyValueHeads: groups, Width: width, ValueWidth: width, Rotary: 1,
+			Biased: s.flagOr(false, "alibi"), Dropout: s.shareOr(0, "attention_dropout")}
+		if b.Attention.Biased {
+			b.Attention.Rotary = 0
+		}
+		b.Attention.Fused = block.linear("self_attention.query_key_value", hidden, (heads+2*groups)*width, bias)
+		b.Attention.Output = block.linear("self_attention.dense", hidden, hidden, bias)
+		b.FeedForward = FeedForward{
+			Up: block.linear("mlp.dense_h_to_4h", hidden, inner, bias), Down: block.linear("mlp.dense_4h_to_h", inner, hidden, bias),
+			Inner: inner, Activation: s.textOr("gelu", "activation"),
+		}
+		for i, name := range norms {
+			norm := block.layerNorm(name, hidden)
+			if name == "post_attention_layernorm" || i == 1 && arrangement == Parallel {
+				b.FeedForwardNorm = norm
+			} else {
+				b.AttentionNorm = norm
+			}
 		}
 	})
-	body.layerNorm("ln_f", hidden)
+	stack.FinalNorm = body.layerNorm("ln_f", hidden)
 	s.head("lm_head", hidden, vocabulary, true, "transformer.word_embeddings.weight")
 }
 
-// bert has its encoder at path, and behind it the head for masked words, the
-// pooler, and the head for the next sentence where both are there.
-func bert(s scope, path string, maskedHead, pooler bool) {
-	s.refuse("add_cross_attention")
-	vocabulary, hidden, inner := s.size("vocab_size"), s.size("hidden_size"), s.size("intermediate_size")
-	body := s
-	if path != "" {
-		body = s.in(path)
+// bertHead is what follows BERT's encoder.
+type bertHead int
+
+const (
+	bertBare bertHead = iota
+	bertMasked
+	bertPreTraining // masked words, and whether a sentence follows the other
+	bertClassification
+)
+
+// bert has its encoder at path, and behind it a pooler but for masked words
+// alone, and the head.
+func bert(path string, head bertHead) func(scope) {
+	return func(s scope) {
+		s.refuse("add_cross_attention")
+		vocabulary, hidden, inner := s.size("vocab_size"), s.size("hidden_size"), s.size("intermediate_size")
+		heads := s.size("num_attention_heads")
+		width := s.divide(hidden, "hidden_size", heads, "num_attention_heads")
+		dropout := s.shareOr(0.1, "hidden_dropout_prob")
+		body := s
+		if path != "" {
+			body = s.in(path)
+		}
+		embeddings := body.in("embeddings")
+		stack := s.stack(hidden, Stack{EmbeddingDropout: dropout})
+		stack.TokenEmbedding = embeddings.embedding("word_embeddings", vocabulary, hidden)
+		stack.PositionEmbedding = embeddings.embedding("position_embeddings", s.size("max_position_embeddings"), hidden)
+		stack.TypeEmbedding = embeddings.embedding("token_type_embeddings", s.sizeOr(2, "type_vocab_size"), hidden)
+		stack.EmbeddingNorm = embeddings.layerNorm("LayerNorm", hidden)
+		body.in("encoder").blocks(stack, "layer", s.size("num_hidden_layers"), func(block scope, _ int64, b *Block) {
+			b.Arrangement, b.Dropout = PostNorm, dropout
+			a := block.in("attention")
+			b.Attention = Attention{Heads: heads, KeyValueHeads: heads, Width: width, ValueWidth: width, Dropout: s.shareOr(0.1, "attention_probs_dropout_prob")}
+			b.Attention.Query = a.linear("self.query", hidden, hidden, true)
+			b.Attention.Key = a.linear("self.key", hidden, hidden, true)
+			b.Attention.Value = a.linear("self.value", hidden, hidden, true)
+			b.Attention.Output = a.linear("output.dense", hidden, hidden, true)
+			b.AttentionNorm = a.layerNorm("output.LayerNorm", hidden)
+			b.FeedForward = FeedForward{
+				Up: block.linear("intermediate.dense", hidden, inner, true), Down: block.linear("output.dense", inner, hidden, true),
+				Inner: inner, Activation: s.activation("gelu"),
+			}
+			b.FeedForwardNorm = block.layerNorm("output.LayerNorm", hidden)
+		})
+		if head != bertMasked {
+			s.network.Head.Pooler = body.linear("pooler.dense", hidden, hidden, true)
+		}
+		switch head {
+		case bertMasked, bertPreTraining:
+			predictions := s.in("cls").in("predictions")
+			predictions.tensor("bias", vocabulary)
+			s.network.Head.Dense = predictions.linear("transform.dense", hidden, hidden, true)
+			s.network.Head.Norm = predictions.layerNorm("transform.LayerNorm", hidden)
+			predictions.head("decoder", hidden, vocabulary, true, "bert.embeddings.word_embeddings.weight")
+			predictions.add("decoder.bias", "cls.predictions.bias", vocabulary)
+			if head == bertPreTraining {
+				s.in("cls").linear("seq_relationship", hidden, 2, true)
+			}
+		case bertClassification:
+			labels := s.labels()
+			s.network.Head.Projection = s.linear("classifier", hidden, labels, true)
+			s.network.Head.Outputs, s.network.Head.PerSequence = labels, true
+		}
 	}
-	embeddings := body.in("embeddings")
-	embeddings.embedding("word_embeddings", vocabulary, hidden)
-	embeddings.embedding("position_embeddings", s.size("max_position_embeddings"), hidden)
-	embeddings.embedding("token_type_embeddings", s.sizeOr(2, "type_vocab_size"), hidden)
-	embeddings.layerNorm("LayerNorm", hidden)
-	body.in("encoder").repeat("layer", s.size("num_hidden_layers"), func(block scope, _ int64) {
-		attention := block.in("attention")
-		attention.linear("self.query", hidden, hidden, true)
-		attention.linear("self.key", hidden, hidden, true)
-		attention.linear("self.value", hidden, hidden, true)
-		attention.linear("output.dense", hidden, hidden, true)
-		attention.layerNorm("output.LayerNorm", hidden)
-		block.linear("intermediate.dense", hidden, inner, true)
-		block.linear("output.dense", inner, hidden, true)
-		block.layerNorm("output.LayerNorm", hidden)
-	})
-	if pooler {
-		body.linear("pooler.dense", hidden, hidden, true)
+}
+
+// labels is the number of classes: transformers writes the names of more than
+// two into id2label.
+func (s scope) labels() int64 {
+	if v, ok := s.find("id2label"); ok {
+		members, err := s.members(v)
+		if err != nil {
+			s.fail(v.at, "", "id2label: an object with the name of every class was expected, and %s is here", v.shown())
+		}
+		return max(1, int64(len(members)))
 	}
-	if !maskedHead {
-		return
-	}
-	predictions := s.in("cls").in("predictions")
-	predictions.tensor("bias", vocabulary)
-	predictions.linear("transform.dense", hidden, hidden, true)
-	predictions.layerNorm("transform.LayerNorm", hidden)
-	predictions.head("decoder", hidden, vocabulary, true, "bert.embeddings.word_embeddings.weight")
-	predictions.add("decoder.bias", "cls.predictions.bias", vocabulary)
-	if pooler {
-		s.in("cls").linear("seq_relationship", hidden, 2, true)
-	}
+	return s.sizeOr(2, "num_labels")
 }
 
 // t5 has an encoder and a decoder that read the same embedding. The head is
@@ -177,47 +300,71 @@ func t5(s scope) {
 	heads, layers := s.size("num_heads", "num_attention_heads"), s.size("num_layers", "num_hidden_layers")
 	width := heads * s.sizeOr(64, "d_kv")
 	buckets := s.sizeOr(32, "relative_attention_num_buckets")
-	inputs := []string{"wi"}
+	dropout := s.shareOr(0.1, "dropout_rate")
+	inputs, activate := []string{"wi"}, "relu"
 	switch activation := s.textOr("relu", "feed_forward_proj"); {
 	case strings.HasPrefix(activation, "gated-"):
-		inputs = []string{"wi_0", "wi_1"}
+		inputs, activate = []string{"wi_0", "wi_1"}, strings.TrimPrefix(activation, "gated-")
+		if activate == "gelu" {
+			activate = "gelu_new" // as T5Config has it
+		}
 	case strings.Contains(activation, "-"):
 		v, _ := s.find("feed_forward_proj")
 		s.fail(v.at, "", `feed_forward_proj is %s: an activation such as "relu" or "gated-gelu" was expected`, v.shown())
+	default:
+		activate = activation
 	}
 
-	attend := func(layer scope, name string, positions bool) {
+	attend := func(layer scope, name string, positions bool) (Attention, Norm) {
 		a := layer.in(name)
-		a.linear("q", hidden, width, false)
-		a.linear("k", hidden, width, false)
-		a.linear("v", hidden, width, false)
-		a.linear("o", width, hidden, false)
+		d := Attention{Heads: heads, KeyValueHeads: heads, Width: width / heads, ValueWidth: width / heads, Biased: true, WideSoftmax: true, Dropout: dropout}
+		d.Query = a.linear("q", hidden, width, false)
+		d.Key = a.linear("k", hidden, width, false)
+		d.Value = a.linear("v", hidden, width, false)
+		d.Output = a.linear("o", width, hidden, false)
 		if positions {
 			a.embedding("relative_attention_bias", buckets, heads)
 		}
-		layer.norm("layer_norm", hidden)
+		return d, layer.t5Norm("layer_norm", hidden)
 	}
-	stack := func(name string, layers int64, crossAttention bool) {
+	addStack := func(name string, layers int64, crossAttention bool) {
 		body := s.in(name)
+		stack := s.stack(hidden, Stack{Causal: crossAttention, EmbeddingDropout: dropout})
 		body.add("embed_tokens.weight", "shared.weight", vocabulary, hidden)
-		body.repeat("block", layers, func(block scope, index int64) {
-			attend(block.in("layer").in("0"), "SelfAttention", index == 0)
+		stack.TokenEmbedding = body.module("embed_tokens")
+		body.blocks(stack, "block", layers, func(block scope, index int64, b *Block) {
+			b.Dropout = dropout
+			b.Attention, b.AttentionNorm = attend(block.in("layer").in("0"), "SelfAttention", index == 0)
 			last := "1"
 			if crossAttention {
-				attend(block.in("layer").in("1"), "EncDecAttention", false)
+				cross, norm := attend(block.in("layer").in("1"), "EncDecAttention", false)
+				b.Cross, b.CrossNorm = &cross, norm
 				last = "2"
 			}
 			feedForward := block.in("layer").in(last)
-			for _, input := range inputs {
-				feedForward.linear("DenseReluDense."+input, hidden, inner, false)
+			b.FeedForward = FeedForward{Inner: inner, Activation: activate, Dropout: dropout}
+			for i, input := range inputs {
+				path := feedForward.linear("DenseReluDense."+input, hidden, inner, false)
+				if i+1 < len(inputs) {
+					b.FeedForward.Gate = path
+				} else {
+					b.FeedForward.Up = path
+				}
 			}
-			feedForward.linear("DenseReluDense.wo", inner, hidden, false)
-			feedForward.norm("layer_norm", hidden)
+			b.FeedForward.Down = feedForward.linear("DenseReluDense.wo", inner, hidden, false)
+			b.FeedForwardNorm = feedForward.t5Norm("layer_norm", hidden)
 		})
-		body.norm("final_layer_norm", hidden)
+		stack.FinalNorm = body.t5Norm("final_layer_norm", hidden)
 	}
 	s.embedding("shared", vocabulary, hidden)
-	stack("encoder", layers, false)
-	stack("decoder", s.sizeOr(layers, "num_decoder_layers"), true)
+	addStack("encoder", layers, false)
+	addStack("decoder", s.sizeOr(layers, "num_decoder_layers"), true)
 	s.head("lm_head", hidden, vocabulary, true, "shared.weight")
+	s.network.Head.NarrowLoss = true
+}
+
+func (s scope) t5Norm(name string, width int64) Norm {
+	norm := s.norm(name, width)
+	norm.Kind = RMSNormT5
+	return norm
 }

@@ -102,6 +102,20 @@ func (c *config) flagOr(fallback bool, name string) bool {
 	}
 }
 
+// shareOr is a number from 0 to 1.
+func (c *config) shareOr(fallback float64, names ...string) float64 {
+	v, ok := c.find(names...)
+	if !ok {
+		return fallback
+	}
+	share, err := strconv.ParseFloat(string(v.raw), 64)
+	if err != nil || !(share >= 0 && share <= 1) {
+		c.fail(v.at, "", "%s is %s: a number from 0 to 1 was expected", v.name, v.shown())
+		return fallback
+	}
+	return share
+}
+
 func (c *config) textOr(fallback, name string) string {
 	v, ok := c.find(name)
 	if !ok {
@@ -230,11 +244,11 @@ func fromConfig(doc document, name, source string) (*Model, error) {
 		return nil, err
 	}
 	t := c.dtype()
-	root := scope{construction: &construction{config: c, dtype: t}}
+	root := scope{construction: &construction{config: c, dtype: t, network: &Network{}}}
 	a.describe(root)
 	if c.err != nil {
 		return nil, c.err
 	}
 	numberBlocks(root.parameters)
-	return &Model{Name: name, Architecture: a.name, Source: source, Parameters: root.parameters}, nil
+	return &Model{Name: name, Architecture: a.name, Type: a.modelType, Source: source, Parameters: root.parameters, Network: root.network}, nil
 }

@@ -3,83 +3,105 @@ package model
 // decoder is the frame that the descendants of Llama share: an embedding,
 // blocks, a norm and a head. tied is whether the class ties its word
 // embeddings where config.json does not say.
-func decoder(tied bool, block func(s scope, index int64)) func(scope) {
+func decoder(tied bool, block func(s scope, index int64, b *Block)) func(scope) {
 	return func(s scope) {
 		vocabulary, hidden := s.size("vocab_size"), s.size("hidden_size")
 		body := s.in("model")
-		body.embedding("embed_tokens", vocabulary, hidden)
-		body.repeat("layers", s.size("num_hidden_layers"), block)
-		body.norm("norm", hidden)
+		stack := s.stack(hidden, Stack{TokenEmbedding: body.embedding("embed_tokens", vocabulary, hidden), Causal: true})
+		body.blocks(stack, "layers", s.size("num_hidden_layers"), block)
+		stack.FinalNorm = body.norm("norm", hidden)
 		s.head("lm_head", hidden, vocabulary, tied, "model.embed_tokens.weight")
 	}
 }
 
-func llamaBlock(s scope, _ int64) {
+func llamaBlock(s scope, _ int64, b *Block) {
 	bias := s.flagOr(false, "attention_bias")
-	attention{inputBias: bias, outputBias: bias}.describe(s.in("self_attn"))
-	gated(s.in("mlp"), s.size("intermediate_size"), s.flagOr(false, "mlp_bias"))
-	blockNorms(s)
+	b.Attention = attention{inputBias: bias, outputBias: bias}.describe(s.in("self_attn"))
+	b.FeedForward = gated(s.in("mlp"), s.size("intermediate_size"), s.flagOr(false, "mlp_bias"))
+	blockNorms(s, b)
 }
 
-func mistralBlock(s scope, _ int64) {
-	attention{keyValueHeads: 8}.describe(s.in("self_attn"))
-	gated(s.in("mlp"), s.size("intermediate_size"), false)
-	blockNorms(s)
+func mistralBlock(s scope, _ int64, b *Block) {
+	b.Attention = attention{keyValueHeads: 8}.describe(s.in("self_attn"))
+	b.FeedForward = gated(s.in("mlp"), s.size("intermediate_size"), false)
+	blockNorms(s, b)
 }
 
-func mixtralBlock(s scope, _ int64) {
-	attention{keyValueHeads: 8}.describe(s.in("self_attn"))
+func mixtralBlock(s scope, _ int64, b *Block) {
+	b.Attention = attention{keyValueHeads: 8}.describe(s.in("self_attn"))
 	hidden, inner, experts := s.size("hidden_size"), s.size("intermediate_size"), s.size("num_local_experts", "num_experts")
-	mixture := s.in("block_sparse_moe")
-	mixture.linear("gate", hidden, experts, false)
-	mixture.repeat("experts", experts, func(expert scope, _ int64) {
-		expert.linear("w1", hidden, inner, false)
-		expert.linear("w2", inner, hidden, false)
-		expert.linear("w3", hidden, inner, false)
+	sparse := s.in("block_sparse_moe")
+	m := Mixture{Router: sparse.linear("gate", hidden, experts, false), Chosen: s.sizeOr(2, "num_experts_per_tok")}
+	sparse.repeat("experts", experts, func(expert scope, _ int64) {
+		m.Experts = append(m.Experts, FeedForward{
+			Gate:  expert.linear("w1", hidden, inner, false),
+			Down:  expert.linear("w2", inner, hidden, false),
+			Up:    expert.linear("w3", hidden, inner, false),
+			Inner: inner, Activation: s.activation("silu"),
+		})
 	})
-	blockNorms(s)
+	b.FeedForward = FeedForward{Mixture: &m}
+	blockNorms(s, b)
 }
 
-func qwen2Block(s scope, _ int64) {
-	attention{keyValueHeads: 32, inputBias: true}.describe(s.in("self_attn"))
-	gated(s.in("mlp"), s.size("intermediate_size"), false)
-	blockNorms(s)
+func qwen2Block(s scope, _ int64, b *Block) {
+	b.Attention = attention{keyValueHeads: 32, inputBias: true}.describe(s.in("self_attn"))
+	b.FeedForward = gated(s.in("mlp"), s.size("intermediate_size"), false)
+	blockNorms(s, b)
 }
 
-func qwen3Block(s scope, _ int64) {
-	bias := s.flagOr(false, "attention_bias")
-	attention{keyValueHeads: 32, width: 128, inputBias: bias, outputBias: bias, norms: true}.describe(s.in("self_attn"))
-	gated(s.in("mlp"), s.size("intermediate_size"), false)
-	blockNorms(s)
-}
-
-func qwen3MoeBlock(s scope, index int64) {
-	bias := s.flagOr(false, "attention_bias")
-	attention{keyValueHeads: 4, inputBias: bias, outputBias: bias, norms: true}.describe(s.in("self_attn"))
+func qwen2MoeBlock(s scope, index int64, b *Block) {
+	b.Attention = attention{keyValueHeads: 16, inputBias: s.flagOr(true, "qkv_bias")}.describe(s.in("self_attn"))
+	mlp := s.in("mlp")
 	if qwenSparse(s, index) {
-		mixture(s.in("mlp"), s.size("num_experts", "num_local_experts"))
+		b.FeedForward = mixture(mlp, s.size("num_experts"), 4)
+		shareExpert(mlp, b.FeedForward.Mixture)
 	} else {
-		gated(s.in("mlp"), s.size("intermediate_size"), false)
+		b.FeedForward = gated(mlp, s.size("intermediate_size"), false)
 	}
-	blockNorms(s)
+	blockNorms(s, b)
 }
 
-func qwen3NextBlock(s scope, index int64) {
+func qwen3Block(s scope, _ int64, b *Block) {
+	bias := s.flagOr(false, "attention_bias")
+	b.Attention = attention{keyValueHeads: 32, width: 128, inputBias: bias, outputBias: bias, norms: true}.describe(s.in("self_attn"))
+	b.FeedForward = gated(s.in("mlp"), s.size("intermediate_size"), false)
+	blockNorms(s, b)
+}
+
+func qwen3MoeBlock(s scope, index int64, b *Block) {
+	bias := s.flagOr(false, "attention_bias")
+	b.Attention = attention{keyValueHeads: 4, inputBias: bias, outputBias: bias, norms: true}.describe(s.in("self_attn"))
+	if qwenSparse(s, index) {
+		b.FeedForward = mixture(s.in("mlp"), s.size("num_experts", "num_local_experts"), 8)
+	} else {
+		b.FeedForward = gated(s.in("mlp"), s.size("intermediate_size"), false)
+	}
+	blockNorms(s, b)
+}
+
+func qwen3NextBlock(s scope, index int64, b *Block) {
 	if s.layerType(index) == "full_attention" {
 		bias := s.flagOr(false, "attention_bias")
-		attention{keyValueHeads: 2, width: 256, inputBias: bias, outputBias: bias, norms: true, gate: true}.describe(s.in("self_attn"))
+		b.Attention = attention{keyValueHeads: 2, width: 256, inputBias: bias, outputBias: bias, norms: true, gate: true}.describe(s.in("self_attn"))
 	} else {
-		deltaNet(s.in("linear_attn"))
+		b.Attention = deltaNet(s.in("linear_attn"))
 	}
 	mlp := s.in("mlp")
 	if qwenSparse(s, index) {
-		mixture(mlp, s.size("num_experts"))
-		gated(mlp.in("shared_expert"), s.size("shared_expert_intermediate_size"), false)
-		mlp.linear("shared_expert_gate", s.size("hidden_size"), 1, false)
+		b.FeedForward = mixture(mlp, s.size("num_experts"), 10)
+		shareExpert(mlp, b.FeedForward.Mixture)
 	} else {
-		gated(mlp, s.size("intermediate_size"), false)
+		b.FeedForward = gated(mlp, s.size("intermediate_size"), false)
 	}
-	blockNorms(s)
+	blockNorms(s, b)
+}
+
+// shareExpert adds the expert that every token passes, and its gate.
+func shareExpert(mlp scope, m *Mixture) {
+	shared := gated(mlp.in("shared_expert"), mlp.size("shared_expert_intermediate_size"), false)
+	m.Shared = &shared
+	m.SharedGate = mlp.linear("shared_expert_gate", mlp.size("hidden_size"), 1, false)
 }
 
 // layerType is layer_types[index], or what full_attention_interval makes it:
@@ -116,57 +138,85 @@ func qwenSparse(s scope, index int64) bool {
 	return s.countOr(1, "num_experts", "num_local_experts") > 0 && (index+1)%s.sizeOr(1, "decoder_sparse_step") == 0
 }
 
-func gemmaBlock(s scope, _ int64) {
-	bias := s.flagOr(false, "attention_bias")
-	attention{keyValueHeads: 16, width: 256, inputBias: bias, outputBias: bias}.describe(s.in("self_attn"))
-	gated(s.in("mlp"), s.size("intermediate_size"), false)
-	blockNorms(s)
+// gemmaDecoder is a decoder whose norms multiply by their weight in fp32, and
+// whose embeddings are scaled.
+func gemmaDecoder(soft bool, block func(s scope, index int64, b *Block)) func(scope) {
+	describe := decoder(true, block)
+	return func(s scope) {
+		describe(s)
+		stack := s.network.Stacks[0]
+		stack.ScalesEmbedding, stack.FinalNorm.Kind = true, RMSNormF32
+		s.network.Head.Soft = soft
+	}
 }
 
-func gemma2Block(s scope, _ int64) {
+func gemmaBlock(s scope, _ int64, b *Block) {
 	bias := s.flagOr(false, "attention_bias")
-	attention{keyValueHeads: 4, width: 256, inputBias: bias, outputBias: bias}.describe(s.in("self_attn"))
-	gated(s.in("mlp"), s.size("intermediate_size"), false)
-	blockNorms(s)
-	s.norm("pre_feedforward_layernorm", s.size("hidden_size"))
-	s.norm("post_feedforward_layernorm", s.size("hidden_size"))
+	b.Attention = attention{keyValueHeads: 16, width: 256, inputBias: bias, outputBias: bias}.describe(s.in("self_attn"))
+	b.FeedForward = gated(s.in("mlp"), s.size("intermediate_size"), false)
+	b.FeedForward.Activation = s.activation("gelu_pytorch_tanh")
+	blockNorms(s, b)
+	b.AttentionNorm.Kind, b.FeedForwardNorm.Kind = RMSNormF32, RMSNormF32
 }
 
-func phi3Block(s scope, _ int64) {
-	attention{fused: true}.describe(s.in("self_attn"))
+func gemma2Block(s scope, index int64, b *Block) {
+	bias := s.flagOr(false, "attention_bias")
+	b.Attention = attention{keyValueHeads: 4, width: 256, inputBias: bias, outputBias: bias}.describe(s.in("self_attn"))
+	b.Attention.Soft = !s.isNull("attn_logit_softcapping")
+	if index%2 == 0 {
+		b.Attention.Window = s.sizeOr(4096, "sliding_window")
+	}
+	b.FeedForward = gated(s.in("mlp"), s.size("intermediate_size"), false)
+	b.FeedForward.Activation = s.activation("gelu_pytorch_tanh")
+	blockNorms(s, b)
+	b.AfterAttention = b.FeedForwardNorm
+	b.FeedForwardNorm = s.norm("pre_feedforward_layernorm", s.size("hidden_size"))
+	b.AfterFeedForward = s.norm("post_feedforward_layernorm", s.size("hidden_size"))
+	for _, norm := range []*Norm{&b.AttentionNorm, &b.AfterAttention, &b.FeedForwardNorm, &b.AfterFeedForward} {
+		norm.Kind = RMSNormF32
+	}
+}
+
+func phi3Block(s scope, _ int64, b *Block) {
+	b.Attention = attention{fused: true}.describe(s.in("self_attn"))
+	b.Attention.Joined = true
 	hidden, inner := s.size("hidden_size"), s.size("intermediate_size")
 	mlp := s.in("mlp")
-	mlp.linear("gate_up_proj", hidden, 2*inner, false)
-	mlp.linear("down_proj", inner, hidden, false)
-	blockNorms(s)
+	b.FeedForward = FeedForward{
+		GateUp: mlp.linear("gate_up_proj", hidden, 2*inner, false),
+		Down:   mlp.linear("down_proj", inner, hidden, false),
+		Inner:  inner, Activation: s.activation("silu"),
+	}
+	blockNorms(s, b)
 }
 
-func deepseekV2Block(s scope, index int64) {
-	deepseekBlock(s, index, 0, s.flagOr(false, "mlp_bias"))
+func deepseekV2Block(s scope, index int64, b *Block) {
+	deepseekBlock(s, index, b, 0, s.flagOr(false, "mlp_bias"))
 }
 
-func deepseekV3Block(s scope, index int64) { deepseekBlock(s, index, 3, false) }
+func deepseekV3Block(s scope, index int64, b *Block) { deepseekBlock(s, index, b, 3, false) }
 
 // deepseekBlock leaves out what is in the published files and is not trained
 // with the model: the bias that balances the experts (a buffer), the scales of
 // the fp8 weights, and the module that predicts further tokens.
-func deepseekBlock(s scope, index, dense int64, bias bool) {
-	latentAttention(s.in("self_attn"))
+func deepseekBlock(s scope, index int64, b *Block, dense int64, bias bool) {
+	b.Attention = latentAttention(s.in("self_attn"))
 	mlp := s.in("mlp")
 	if index < s.countOr(dense, "first_k_dense_replace") {
-		gated(mlp, s.size("intermediate_size"), bias)
+		b.FeedForward = gated(mlp, s.size("intermediate_size"), bias)
 	} else {
-		mixture(mlp, s.size("n_routed_experts"))
-		gated(mlp.in("shared_experts"), s.size("moe_intermediate_size")*s.size("n_shared_experts"), bias)
+		b.FeedForward = mixture(mlp, s.size("n_routed_experts"), 8)
+		shared := gated(mlp.in("shared_experts"), s.size("moe_intermediate_size")*s.size("n_shared_experts"), bias)
+		b.FeedForward.Mixture.Shared = &shared
 	}
-	blockNorms(s)
+	blockNorms(s, b)
 }
 
 // blockNorms are the norms before the attention and before the feed-forward
 // network.
-func blockNorms(s scope) {
-	s.norm("input_layernorm", s.size("hidden_size"))
-	s.norm("post_attention_layernorm", s.size("hidden_size"))
+func blockNorms(s scope, b *Block) {
+	b.AttentionNorm = s.norm("input_layernorm", s.size("hidden_size"))
+	b.FeedForwardNorm = s.norm("post_attention_layernorm", s.size("hidden_size"))
 }
 
 // attention is attention with grouped queries. Its fields are what differs
@@ -181,7 +231,7 @@ type attention struct {
 	gate          bool // the projection to queries makes an output gate too
 }
 
-func (a attention) describe(s scope) {
+func (a attention) describe(s scope) Attention {
 	hidden, heads := s.size("hidden_size"), s.size("num_attention_heads")
 	width := s.sizeOr(a.width, "head_dim")
 	if width == 0 {
@@ -194,71 +244,94 @@ func (a attention) describe(s scope) {
 	groups = s.sizeOr(groups, "num_key_value_heads")
 	s.divide(heads, "num_attention_heads", groups, "num_key_value_heads")
 
+	d := Attention{
+		Heads: heads, KeyValueHeads: groups, Width: width, ValueWidth: width, Gated: a.gate, WideSoftmax: true,
+		Rotary:  s.shareOr(1, "partial_rotary_factor"),
+		Dropout: s.shareOr(0, "attention_dropout"),
+	}
+	if s.flagOr(true, "use_sliding_window") {
+		d.Window = s.countOr(0, "sliding_window")
+	}
 	queries := heads * width
 	if a.gate {
 		queries *= 2
 	}
 	if a.fused {
-		s.linear("o_proj", heads*width, hidden, a.outputBias)
-		s.linear("qkv_proj", hidden, queries+2*groups*width, a.inputBias)
+		d.Output = s.linear("o_proj", heads*width, hidden, a.outputBias)
+		d.Fused = s.linear("qkv_proj", hidden, queries+2*groups*width, a.inputBias)
 	} else {
-		s.linear("q_proj", hidden, queries, a.inputBias)
-		s.linear("k_proj", hidden, groups*width, a.inputBias)
-		s.linear("v_proj", hidden, groups*width, a.inputBias)
-		s.linear("o_proj", heads*width, hidden, a.outputBias)
+		d.Query = s.linear("q_proj", hidden, queries, a.inputBias)
+		d.Key = s.linear("k_proj", hidden, groups*width, a.inputBias)
+		d.Value = s.linear("v_proj", hidden, groups*width, a.inputBias)
+		d.Output = s.linear("o_proj", heads*width, hidden, a.outputBias)
 	}
 	if a.norms {
-		s.norm("q_norm", width)
-		s.norm("k_norm", width)
+		d.QueryNorm = s.norm("q_norm", width)
+		d.KeyNorm = s.norm("k_norm", width)
 	}
+	return d
 }
 
 // latentAttention is DeepSeek's: queries (unless q_lora_rank is null) and keys
 // with values go through a projection of low rank.
-func latentAttention(s scope) {
+func latentAttention(s scope) Attention {
 	hidden, heads := s.size("hidden_size"), s.size("num_attention_heads")
 	rank, rotary, plain, values := s.size("kv_lora_rank"), s.size("qk_rope_head_dim"), s.size("qk_nope_head_dim"), s.size("v_head_dim")
 	bias := s.flagOr(false, "attention_bias")
 	queries := heads * (plain + rotary)
+	d := Attention{Heads: heads, KeyValueHeads: heads, Joined: true, Width: plain + rotary, ValueWidth: values, WideSoftmax: true, Dropout: s.shareOr(0, "attention_dropout")}
+	l := &Latent{Rank: rank, Rotated: rotary}
 	if s.isNull("q_lora_rank") {
-		s.linear("q_proj", hidden, queries, false)
+		d.Query = s.linear("q_proj", hidden, queries, false)
 	} else {
-		queryRank := s.size("q_lora_rank")
-		s.linear("q_a_proj", hidden, queryRank, bias)
-		s.norm("q_a_layernorm", queryRank)
-		s.linear("q_b_proj", queryRank, queries, false)
+		l.QueryRank = s.size("q_lora_rank")
+		l.QueryDown = s.linear("q_a_proj", hidden, l.QueryRank, bias)
+		l.QueryNorm = s.norm("q_a_layernorm", l.QueryRank)
+		l.QueryUp = s.linear("q_b_proj", l.QueryRank, queries, false)
 	}
-	s.linear("kv_a_proj_with_mqa", hidden, rank+rotary, bias)
-	s.norm("kv_a_layernorm", rank)
-	s.linear("kv_b_proj", rank, heads*(plain+values), false)
-	s.linear("o_proj", heads*values, hidden, bias)
+	l.Down = s.linear("kv_a_proj_with_mqa", hidden, rank+rotary, bias)
+	l.Norm = s.norm("kv_a_layernorm", rank)
+	l.Up = s.linear("kv_b_proj", rank, heads*(plain+values), false)
+	d.Output = s.linear("o_proj", heads*values, hidden, bias)
+	d.Latent = l
+	return d
 }
 
 // deltaNet is the linear attention of Qwen3-Next.
-func deltaNet(s scope) {
+func deltaNet(s scope) Attention {
 	hidden, heads := s.size("hidden_size"), s.size("linear_num_value_heads")
-	keys := s.size("linear_num_key_heads") * s.size("linear_key_head_dim")
-	values := heads * s.size("linear_value_head_dim")
+	d := &Delta{
+		KeyHeads: s.size("linear_num_key_heads"), KeyWidth: s.size("linear_key_head_dim"),
+		ValueHeads: heads, ValueWidth: s.size("linear_value_head_dim"),
+	}
+	keys, values := d.KeyHeads*d.KeyWidth, heads*d.ValueWidth
 	s.tensor("dt_bias", heads)
 	s.tensor("A_log", heads)
 	s.tensor("conv1d.weight", 2*keys+values, 1, s.size("linear_conv_kernel_dim"))
-	s.linear("in_proj_qkvz", hidden, 2*keys+2*values, false)
-	s.linear("in_proj_ba", hidden, 2*heads, false)
-	s.norm("norm", s.size("linear_value_head_dim"))
-	s.linear("out_proj", values, hidden, false)
+	d.Convolution = s.module("conv1d")
+	d.Project = s.linear("in_proj_qkvz", hidden, 2*keys+2*values, false)
+	d.Gates = s.linear("in_proj_ba", hidden, 2*heads, false)
+	d.Norm = s.norm("norm", d.ValueWidth)
+	return Attention{Heads: heads, KeyValueHeads: heads, Width: d.KeyWidth, ValueWidth: d.ValueWidth, Delta: d,
+		Output: s.linear("out_proj", values, hidden, false)}
 }
 
 // gated is the feed-forward network of three projections.
-func gated(s scope, inner int64, bias bool) {
+func gated(s scope, inner int64, bias bool) FeedForward {
 	hidden := s.size("hidden_size")
-	s.linear("gate_proj", hidden, inner, bias)
-	s.linear("up_proj", hidden, inner, bias)
-	s.linear("down_proj", inner, hidden, bias)
+	return FeedForward{
+		Gate:  s.linear("gate_proj", hidden, inner, bias),
+		Up:    s.linear("up_proj", hidden, inner, bias),
+		Down:  s.linear("down_proj", inner, hidden, bias),
+		Inner: inner, Activation: s.activation("silu"),
+	}
 }
 
-// mixture is a router and the experts that it chooses from.
-func mixture(s scope, experts int64) {
+// mixture is a router and the experts that it chooses from; chosen is how many
+// where config.json does not say.
+func mixture(s scope, experts, chosen int64) FeedForward {
 	inner := s.size("moe_intermediate_size")
-	s.linear("gate", s.size("hidden_size"), experts, false)
-	s.repeat("experts", experts, func(expert scope, _ int64) { gated(expert, inner, false) })
+	m := &Mixture{Router: s.linear("gate", s.size("hidden_size"), experts, false), Chosen: min(experts, s.sizeOr(chosen, "num_experts_per_tok"))}
+	s.repeat("experts", experts, func(expert scope, _ int64) { m.Experts = append(m.Experts, gated(expert, inner, false)) })
+	return FeedForward{Mixture: m}
 }

@@ -47,11 +47,16 @@ type Model struct {
 	// Architecture is the class in transformers, as in architectures[0] of a
 	// config.json; it is empty where only safetensors headers were read.
 	Architecture string `json:"architecture,omitempty"`
-	// Source is where the list comes from: "catalog" or a path.
+	// Type is model_type of a config.json, such as "llama".
+	Type string `json:"-"`
+	// Source is where the list comes from: FromCatalog or a path.
 	Source string `json:"source"`
 	// Parameters are in the order of the modules in transformers (that of the
 	// experts aside), or, from headers, in the order of the names.
 	Parameters []Parameter `json:"parameters"`
+	// Network is how the model computes; nil where only safetensors headers
+	// were read, which do not tell.
+	Network *Network `json:"-"`
 }
 
 // Elements is the number of elements of all parameters; tied ones count once.
@@ -71,6 +76,9 @@ const (
 	singleName = "model.safetensors"
 )
 
+// FromCatalog is the source of models that are known by their names.
+const FromCatalog = "catalog"
+
 // Load lists the parameters of a model. The argument is a name of the catalog,
 // a config.json, a folder that holds one, a *.safetensors file or a
 // model.safetensors.index.json. A name of the catalog goes before a folder of
@@ -78,7 +86,7 @@ const (
 // a tied parameter that was not saved is not in the list.
 func Load(nameOrPath string) (*Model, error) {
 	if text, ok := catalogConfig(nameOrPath); ok {
-		return fromConfig(document{nameOrPath + ".json", text}, nameOrPath, "catalog")
+		return fromConfig(document{nameOrPath + ".json", text}, nameOrPath, FromCatalog)
 	}
 	info, err := os.Stat(nameOrPath)
 	switch {

@@ -13,6 +13,7 @@ type construction struct {
 	dtype      dtype.Type
 	parameters []Parameter
 	total      int64 // elements of the parameters so far
+	network    *Network
 }
 
 // scope is one module of the model, such as "model.layers.3.mlp". Its methods
@@ -44,21 +45,31 @@ func (s scope) add(name, tiedTo string, shape ...int64) {
 
 func (s scope) tensor(name string, shape ...int64) { s.add(name, "", shape...) }
 
-func (s scope) embedding(name string, rows, width int64) { s.tensor(name+".weight", rows, width) }
+// Modules return their paths, which the network is described with.
 
-func (s scope) linear(name string, in, out int64, bias bool) {
+func (s scope) embedding(name string, rows, width int64) string {
+	s.tensor(name+".weight", rows, width)
+	return s.module(name)
+}
+
+func (s scope) linear(name string, in, out int64, bias bool) string {
 	s.tensor(name+".weight", out, in)
 	if bias {
 		s.tensor(name+".bias", out)
 	}
+	return s.module(name)
 }
 
 // norm is an RMS norm: a weight and no bias.
-func (s scope) norm(name string, width int64) { s.tensor(name+".weight", width) }
+func (s scope) norm(name string, width int64) Norm {
+	s.tensor(name+".weight", width)
+	return Norm{s.module(name), RMSNorm}
+}
 
-func (s scope) layerNorm(name string, width int64) {
+func (s scope) layerNorm(name string, width int64) Norm {
 	s.tensor(name+".weight", width)
 	s.tensor(name+".bias", width)
+	return Norm{s.module(name), LayerNorm}
 }
 
 // head is the projection to the vocabulary. It shares the storage of an
@@ -68,6 +79,18 @@ func (s scope) head(name string, in, vocabulary int64, tied bool, embedding stri
 		embedding = ""
 	}
 	s.add(name+".weight", embedding, vocabulary, in)
+	s.network.Head.Projection, s.network.Head.Outputs = s.module(name), vocabulary
+}
+
+// activation is the function between the projections of a feed-forward
+// network.
+func (s scope) activation(otherwise string) string {
+	for _, name := range []string{"hidden_activation", "hidden_act", "activation_function"} {
+		if _, ok := s.find(name); ok {
+			return s.textOr(otherwise, name)
+		}
+	}
+	return otherwise
 }
 
 // repeat is a list of modules that are described alike.

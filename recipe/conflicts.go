@@ -9,13 +9,28 @@ import (
 	"plimsoll/fault"
 )
 
-// conflict is a combination that DeepSpeed refuses, at start or in the first
+// conflict is a combination that the program refuses, at start or in the first
 // step.
 type conflict struct {
 	is   bool
 	path string // of the key that has to change
 	why  string
 	mend string
+}
+
+// refuse is the first conflict that is one.
+func (c *checking) refuse(list []conflict) error {
+	for _, k := range list {
+		if k.is {
+			return &fault.Input{Where: c.place(k.path), What: k.path + " " + k.why, Mend: k.mend}
+		}
+	}
+	return nil
+}
+
+// note tells something about the key at path.
+func (c *checking) note(path, what string) {
+	c.notes = append(c.notes, Note{c.place(path), path + " " + what})
 }
 
 // conflicts refuses what DeepSpeed refuses: DeepSpeedConfig (config.py),
@@ -29,12 +44,8 @@ func (c *checking) conflicts(d *DeepSpeed) error {
 	if c.isAuto("zero_optimization.stage") {
 		return nil
 	}
-	for _, list := range [][]conflict{c.zeroConflicts(d), c.precisionConflicts(d), c.zenFlowConflicts(d)} {
-		for _, k := range list {
-			if k.is {
-				return &fault.Input{Where: c.place(k.path), What: k.path + " " + k.why, Mend: k.mend}
-			}
-		}
+	if err := c.refuse(slices.Concat(c.zeroConflicts(d), c.precisionConflicts(d), c.zenFlowConflicts(d))); err != nil {
+		return err
 	}
 	c.noteIgnored(d)
 	return nil
@@ -193,31 +204,30 @@ func (c *checking) zenFlowConflicts(d *DeepSpeed) []conflict {
 // noteIgnored tells what DeepSpeed reads and does not use, and undoes it.
 func (c *checking) noteIgnored(d *DeepSpeed) {
 	const zero = "zero_optimization."
-	note := func(path, what string) { c.notes = append(c.notes, Note{c.place(path), path + " " + what}) }
 	if d.ZeROStage < 3 && d.OffloadParameters.Device != "none" {
-		note(zero+"offload_param", fmt.Sprintf("has no effect at stage %d: only stage 3 offloads parameters", d.ZeROStage))
+		c.note(zero+"offload_param", fmt.Sprintf("has no effect at stage %d: only stage 3 offloads parameters", d.ZeROStage))
 		d.OffloadParameters.Device = "none"
 	}
 	if d.ZeROStage < 3 && d.OffloadOptimizer.SuperOffload {
-		note(zero+"offload_optimizer.super_offload", fmt.Sprintf("has no effect at stage %d: it needs stage 3", d.ZeROStage))
+		c.note(zero+"offload_optimizer.super_offload", fmt.Sprintf("has no effect at stage %d: it needs stage 3", d.ZeROStage))
 		d.OffloadOptimizer.SuperOffload = false
 	}
 	if (d.ZeROStage == 1 || d.ZeROStage == 2) && d.OffloadOptimizer.Device == "nvme" {
-		note(zero+"offload_optimizer.device", fmt.Sprintf(`is "nvme", which stage %d treats as "cpu"`, d.ZeROStage))
+		c.note(zero+"offload_optimizer.device", fmt.Sprintf(`is "nvme", which stage %d treats as "cpu"`, d.ZeROStage))
 		d.OffloadOptimizer.Device = "cpu"
 	}
 	if c.root.member("bf16") != nil && c.root.member("bfloat16") != nil {
-		note("bfloat16", `has no effect beside "bf16"`)
+		c.note("bfloat16", `has no effect beside "bf16"`)
 	}
 	if whole := c.root.find("zero_optimization"); whole != nil && whole.kind != '{' {
-		note("zero_optimization", `is a truth value, which is deprecated: use {"stage": 1}`)
+		c.note("zero_optimization", `is a truth value, which is deprecated: use {"stage": 1}`)
 	}
 	// Two defaults that changed lately, with another result or another need
 	// for memory.
 	if c.root.member("gradient_clipping") == nil {
-		note("gradient_clipping", "is not given: gradients are clipped at a norm of 1 since DeepSpeed #8068 (June 2026), and not at all before")
+		c.note("gradient_clipping", "is not given: gradients are clipped at a norm of 1 since DeepSpeed #8068 (June 2026), and not at all before")
 	}
 	if pin := zero + "offload_optimizer.pin_memory"; d.OffloadOptimizer.Device != "none" && c.root.find(pin) == nil {
-		note(pin, "is not given: the memory is pinned since DeepSpeed #8207 (August 2026), and pageable before")
+		c.note(pin, "is not given: the memory is pinned since DeepSpeed #8207 (August 2026), and pageable before")
 	}
 }

@@ -5,13 +5,8 @@
 package recipe
 
 import (
-	"errors"
-	"fmt"
-	"io/fs"
 	"math"
-	"os"
 	"slices"
-	"strings"
 
 	"plimsoll/dtype"
 	"plimsoll/fault"
@@ -47,6 +42,7 @@ type DeepSpeed struct {
 	GradientAccumulationDType  dtype.Type
 	Batch                      Batch
 	CheckpointActivationsOnCPU bool // activation_checkpointing.cpu_checkpointing
+	GatherOnSave               bool // stage3_gather_16bit_weights_on_model_save
 
 	// Auto lists the keys that are "auto", as dotted paths, sorted.
 	Auto []string
@@ -61,10 +57,16 @@ type DeepSpeed struct {
 type Offload struct {
 	Device    string // "none", "cpu" or "nvme"
 	PinMemory bool
+	// PinGiven says that the file says so: before 0.19.5 the default was false.
+	PinGiven bool
 	// Ratio is the share of the optimizer that runs on the CPU (ZeRO-3 only).
 	Ratio float64
 	// SuperOffload is DeepSpeed's way for Grace Hopper (ZeRO-3 only).
 	SuperOffload bool
+	// Buffers is how many page-locked buffers stand before NVMe. Of parameters,
+	// each has BufferElements, and HeldElements are on the host all the time.
+	Buffers                      int64
+	BufferElements, HeldElements int64
 }
 
 // Sizes are the numbers of elements that give ZeRO's buffers their sizes.
@@ -103,41 +105,25 @@ type Note struct {
 
 func (n Note) String() string { return n.Where.String() + ": " + n.What }
 
-// largest is far above any real configuration file, and keeps a wrong file
-// name (weights, a log) from being read as one.
-const largest = 1 << 20
-
 // LoadDeepSpeed reads the file at path.
 func LoadDeepSpeed(path string) (*DeepSpeed, error) {
-	info, err := os.Stat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, &fault.Input{Where: fault.Position{File: path}, What: "there is no such file", Mend: "give the path of the DeepSpeed JSON configuration"}
-	}
-	if err != nil {
-		return nil, &fault.Input{Where: fault.Position{File: path}, Err: err}
-	}
-	if !info.Mode().IsRegular() || info.Size() > largest {
-		return nil, &fault.Input{Where: fault.Position{File: path}, What: fmt.Sprintf("expected a DeepSpeed JSON configuration: a regular file of at most %d bytes", largest)}
-	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return nil, &fault.Input{Where: fault.Position{File: path}, Err: err}
-	}
-	return ParseDeepSpeed(path, text)
+	return load(path, "DeepSpeed JSON configuration", ParseDeepSpeed)
 }
 
 // ParseDeepSpeed reads the text of a file; its name is for messages. Every
 // error is a *fault.Input.
 func ParseDeepSpeed(file string, text []byte) (*DeepSpeed, error) {
-	document, err := parseDocument(file, text)
+	document, err := parseCommented(file, text)
 	if err != nil {
 		return nil, err
 	}
-	c := &checking{document: document}
-	if document.root.kind != '{' {
-		return nil, c.bad(document.root.at, fmt.Sprintf("the file holds %s, expected an object", document.root), "")
-	}
-	if err := c.check(deepSpeedSchema, "", document.root); err != nil {
+	return readDeepSpeed(document)
+}
+
+// readDeepSpeed reads a configuration that may be a part of another file.
+func readDeepSpeed(document *document) (*DeepSpeed, error) {
+	c, err := deepSpeedSchema.read(document)
+	if err != nil {
 		return nil, err
 	}
 	optimizer, err := c.optimizer()
@@ -147,7 +133,7 @@ func ParseDeepSpeed(file string, text []byte) (*DeepSpeed, error) {
 	if err := c.scheduler(); err != nil {
 		return nil, err
 	}
-	d := &DeepSpeed{File: file, Optimizer: optimizer}
+	d := &DeepSpeed{File: document.file, Optimizer: optimizer}
 	c.fill(d)
 	if err := c.conflicts(d); err != nil {
 		return nil, err
@@ -155,47 +141,6 @@ func ParseDeepSpeed(file string, text []byte) (*DeepSpeed, error) {
 	slices.Sort(c.auto)
 	d.Auto, d.Notes = c.auto, c.notes
 	return d, nil
-}
-
-// The getters take the first of the dotted paths that has a value.
-
-func (c *checking) integer(otherwise int64, paths ...string) int64 {
-	for _, path := range paths {
-		if v := c.root.find(path); v != nil {
-			return v.integer
-		}
-	}
-	return otherwise
-}
-
-func (c *checking) number(otherwise float64, path string) float64 {
-	if v := c.root.find(path); v != nil {
-		return v.number
-	}
-	return otherwise
-}
-
-func (c *checking) truth(otherwise bool, path string) bool {
-	if v := c.root.find(path); v != nil {
-		return v.truth
-	}
-	return otherwise
-}
-
-func (c *checking) word(otherwise, path string) string {
-	if v := c.root.find(path); v != nil {
-		return v.text
-	}
-	return otherwise
-}
-
-// isAuto says that the key is there and left to the trainer.
-func (c *checking) isAuto(path string) bool { return slices.Contains(c.auto, path) }
-
-// elements is the element type at path, or Invalid.
-func (c *checking) elements(path string) dtype.Type {
-	t, _ := dtype.Parse(c.word("", path)) // the schema lists names that parse
-	return t
 }
 
 func (c *checking) fill(d *DeepSpeed) {
@@ -211,8 +156,12 @@ func (c *checking) fill(d *DeepSpeed) {
 		LiveParameters:      c.integer(1e9, zero+"stage3_max_live_parameters", zero+"max_live_parameters"),
 		ReuseDistance:       c.integer(1e9, zero+"stage3_max_reuse_distance", zero+"max_reuse_distance"),
 	}
-	d.OffloadOptimizer = c.offload(zero+"offload_optimizer", zero+"cpu_offload")
-	d.OffloadParameters = c.offload(zero+"offload_param", zero+"cpu_offload_param")
+	d.OffloadOptimizer = c.offload(zero+"offload_optimizer", zero+"cpu_offload", 4)
+	d.OffloadParameters = c.offload(zero+"offload_param", zero+"cpu_offload_param", 5)
+	d.OffloadParameters.BufferElements = c.integer(1e8, zero+"offload_param.buffer_size")
+	d.OffloadParameters.HeldElements = c.integer(1e9, zero+"offload_param.max_in_cpu")
+	d.GatherOnSave = c.truth(false, zero+"stage3_gather_16bit_weights_on_model_save") || c.truth(false, zero+"gather_16bit_weights_on_model_save") ||
+		c.truth(false, zero+"stage3_gather_fp16_weights_on_model_save")
 	if whole := c.root.find("zero_optimization"); whole != nil && whole.kind != '{' && whole.truth {
 		// The oldest form: "zero_optimization": true.
 		d.ZeROStage = 1
@@ -279,7 +228,7 @@ func (c *checking) bf16() string {
 }
 
 // offload reads a section, or the truth value that was its place once.
-func (c *checking) offload(section, deprecated string) Offload {
+func (c *checking) offload(section, deprecated string, buffers int64) Offload {
 	device := "none"
 	if c.truth(false, deprecated) {
 		device = "cpu"
@@ -287,23 +236,9 @@ func (c *checking) offload(section, deprecated string) Offload {
 	return Offload{
 		Device:       c.word(device, section+".device"),
 		PinMemory:    c.truth(true, section+".pin_memory"),
+		PinGiven:     c.root.find(section+".pin_memory") != nil,
+		Buffers:      c.integer(buffers, section+".buffer_count"),
 		Ratio:        c.number(1, section+".ratio"),
 		SuperOffload: c.truth(false, section+".super_offload"),
 	}
-}
-
-// place is the position of the key at a dotted path, or the whole file.
-func (c *checking) place(path string) fault.Position {
-	v, at := c.root, int64(-1)
-	for name := range strings.SplitSeq(path, ".") {
-		m := v.member(name)
-		if m == nil {
-			break
-		}
-		v, at = m.value, m.at
-	}
-	if at < 0 {
-		return fault.Position{File: c.file}
-	}
-	return c.position(at)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -12,7 +13,7 @@ import (
 	"plimsoll/fault"
 )
 
-// value is one JSON value and its place in the text.
+// value is one JSON or YAML value and its place in the text.
 type value struct {
 	at       int64 // offset of its first byte
 	kind     jsontext.Kind
@@ -65,23 +66,38 @@ type document struct {
 	decoder *jsontext.Decoder
 }
 
-// parseDocument reads JSON with comments (//, /* */, #) and trailing commas.
+// parseCommented reads JSON with comments (//, /* */, #) and trailing commas.
 // DeepSpeed reads Hjson, which allows more: names and strings without quotes,
 // members without commas. Those are refused here, because a forgotten quote
 // or comma then changes what a file means.
-func parseDocument(file string, text []byte) (*document, error) {
+func parseCommented(file string, text []byte) (*document, error) {
 	d := &document{file: file, text: text}
 	var err error
 	if d.blanked, err = d.blank(); err != nil {
 		return nil, err
 	}
+	return d.parse()
+}
+
+// parseDocument reads YAML, where the name of the file says so, and else JSON
+// as Python's json does: without comments.
+func parseDocument(file string, text []byte) (*document, error) {
+	if ending := strings.ToLower(filepath.Ext(file)); ending == ".yaml" || ending == ".yml" {
+		return parseYAML(file, text)
+	}
+	d := &document{file: file, text: text, blanked: text}
+	return d.parse()
+}
+
+func (d *document) parse() (*document, error) {
+	var err error
 	d.decoder = jsontext.NewDecoder(bytes.NewReader(d.blanked),
 		// Names are compared in object, which knows both places.
 		jsontext.AllowDuplicateNames(true))
 	if d.root, err = d.value(); err != nil {
 		return nil, err
 	}
-	if at := d.next(); at < int64(len(text)) {
+	if at := d.next(); at < int64(len(d.text)) {
 		return nil, d.bad(at, "more text after the end of the configuration", "a file holds one object: check the braces")
 	}
 	return d, nil
@@ -205,11 +221,9 @@ func (d *document) object(v *value) error {
 			return err
 		}
 		m.name = token.String()
-		if first, twice := places[m.name]; twice {
-			return d.bad(m.at, fmt.Sprintf("%q is here for the second time, the first is on line %d column %d",
-				m.name, d.position(first).Line, d.position(first).Column), "remove one of the two")
+		if err := d.once(places, m); err != nil {
+			return err
 		}
-		places[m.name] = m.at
 		if m.value, err = d.value(); err != nil {
 			return err
 		}
@@ -217,4 +231,14 @@ func (d *document) object(v *value) error {
 	}
 	_, err := d.token()
 	return err
+}
+
+// once refuses a name that is in places already, and puts it there.
+func (d *document) once(places map[string]int64, m member) error {
+	if first, twice := places[m.name]; twice {
+		return d.bad(m.at, fmt.Sprintf("%q is here for the second time, the first is on line %d column %d",
+			m.name, d.position(first).Line, d.position(first).Column), "remove one of the two")
+	}
+	places[m.name] = m.at
+	return nil
 }

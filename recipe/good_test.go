@@ -17,14 +17,16 @@ import (
 
 // defaults is what an empty object means, but for the notes.
 func defaults() DeepSpeed {
-	none := Offload{Device: "none", PinMemory: true, Ratio: 1}
+	none := Offload{Device: "none", PinMemory: true, Ratio: 1, Buffers: 4}
+	parameters := none
+	parameters.Buffers, parameters.BufferElements, parameters.HeldElements = 5, 1e8, 1e9
 	return DeepSpeed{
 		Sizes: Sizes{
 			ReduceBucket: 5e8, AllgatherBucket: 5e8, SubGroup: 1e9, PrefetchBucket: 5e7,
 			PersistentParameter: 1e5, PersistentModel: math.MaxInt64, LiveParameters: 1e9, ReuseDistance: 1e9,
 		},
 		OffloadOptimizer:  none,
-		OffloadParameters: none,
+		OffloadParameters: parameters,
 		Precision:         dtype.F32,
 		GradientClipping:  1,
 	}
@@ -43,7 +45,7 @@ func TestGood(t *testing.T) {
 		{"zero2_offload", func(d *DeepSpeed) {
 			d.ZeROStage, d.OverlapReduction = 2, true
 			d.Sizes.AllgatherBucket = 2e8
-			d.OffloadOptimizer = Offload{Device: "cpu", Ratio: 1}
+			d.OffloadOptimizer = Offload{Device: "cpu", PinGiven: true, Ratio: 1, Buffers: 4}
 			d.Precision, d.GradientAccumulationDType = dtype.BF16, dtype.F32
 			d.Optimizer = &Optimizer{Type: "AdamW", LR: 3e-5, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, AdamW: true, BiasCorrection: true}
 			d.Batch = Batch{Train: 64, Micro: 4}
@@ -52,6 +54,7 @@ func TestGood(t *testing.T) {
 			d.ZeROStage, d.OverlapReduction = 3, true
 			d.Sizes.LiveParameters = 2e9
 			d.OffloadOptimizer.Device, d.OffloadParameters.Device = "cpu", "cpu"
+			d.OffloadOptimizer.PinGiven, d.OffloadParameters.PinGiven, d.GatherOnSave = true, true, true
 			d.Precision = dtype.Invalid
 			d.Optimizer = &Optimizer{Type: "AdamW", LR: 1e-3, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, AdamW: true, BiasCorrection: true,
 				Defaulted: []string{"lr", "betas", "eps", "weight_decay"}}
@@ -63,7 +66,7 @@ func TestGood(t *testing.T) {
 		}, nil},
 		{"zenflow", func(d *DeepSpeed) {
 			d.ZeROStage, d.OverlapReduction = 2, true
-			d.OffloadOptimizer.Device = "cpu"
+			d.OffloadOptimizer.Device, d.OffloadOptimizer.PinGiven = "cpu", true
 			d.ZenFlow = &ZenFlow{TopKRatio: 0.05, UpdateInterval: 4, OverlapStep: true, Offload: true}
 			d.Precision, d.GradientClipping = dtype.BF16, 0
 			d.Optimizer = &Optimizer{Type: "Adam", LR: 2e-5, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, Defaulted: []string{"betas", "eps", "weight_decay"}}
@@ -72,7 +75,7 @@ func TestGood(t *testing.T) {
 		{"super_offload", func(d *DeepSpeed) {
 			d.ZeROStage = 3
 			d.Sizes.SubGroup, d.Sizes.LiveParameters = 4e8, 5e8
-			d.OffloadOptimizer = Offload{Device: "cpu", PinMemory: true, Ratio: 0.9, SuperOffload: true}
+			d.OffloadOptimizer = Offload{Device: "cpu", PinMemory: true, PinGiven: true, Ratio: 0.9, SuperOffload: true, Buffers: 4}
 			d.Precision, d.LowPrecisionMaster, d.LowPrecisionState = dtype.BF16, true, true
 			d.Optimizer = &Optimizer{Type: "AdamW", LR: 1e-5, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, AdamW: true, BiasCorrection: true,
 				Defaulted: []string{"betas", "eps", "weight_decay"}}
@@ -82,7 +85,7 @@ func TestGood(t *testing.T) {
 			d.ZeROStage, d.Sizes.ReduceBucket = 1, 1e6
 			d.Precision, d.GradientClipping, d.CheckpointActivationsOnCPU = dtype.F16, 0.5, true
 			d.LossScale = LossScale{Static: 128, InitialPower: 16, Hysteresis: 2, Minimum: 1, ConsecutiveHysteresis: true}
-			d.Optimizer = &Optimizer{Type: "Adam", LR: 1e-3, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, WeightDecay: 0.01, AdamW: true, BiasCorrection: true,
+			d.Optimizer = &Optimizer{Type: "Adam", LR: 1e-3, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, WeightDecay: 0.01, AdamW: true, BiasCorrection: true, TorchAdam: true,
 				Defaulted: []string{"lr", "betas", "eps", "weight_decay"}}
 			d.Batch = Batch{Train: 16, Micro: 2}
 		}, nil},
@@ -108,7 +111,7 @@ func TestGood(t *testing.T) {
 		}, []string{"oldest.json:5:3: allgather_size is deprecated", "oldest.json:4:3: zero_optimization is a truth value"}},
 		{"ignored", func(d *DeepSpeed) {
 			d.ZeROStage = 2
-			d.OffloadOptimizer.Device = "cpu"
+			d.OffloadOptimizer.Device, d.OffloadOptimizer.PinGiven = "cpu", true
 			d.Batch = Batch{Train: 16}
 		}, []string{
 			"ignored.json:5:3: bfloat16 is deprecated",

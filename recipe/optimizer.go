@@ -19,6 +19,7 @@ type Optimizer struct {
 	WeightDecay    float64
 	AdamW          bool // weight decay is decoupled from the gradient
 	BiasCorrection bool
+	TorchAdam      bool // torch.optim's Adam instead of DeepSpeed's fused one
 	// LowPrecisionState keeps the moments in the type of the parameters
 	// (fp32_optimizer_states false; on the CPU only).
 	LowPrecisionState bool
@@ -140,7 +141,8 @@ func (c *checking) optimizer() (*Optimizer, error) {
 	o := t.Optimizer
 	if o.isAdam() {
 		o.AdamW = o.Type == "AdamW" || c.truth(true, params+".adam_w_mode")
-		if o.AdamW && c.truth(false, params+".torch_adam") {
+		o.TorchAdam = c.truth(false, params+".torch_adam")
+		if o.AdamW && o.TorchAdam {
 			o.WeightDecay = 0.01 // the default of torch.optim.AdamW
 		}
 	}

@@ -2,7 +2,6 @@ package recipe
 
 import (
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -15,9 +14,11 @@ import (
 type rule struct {
 	form form
 
-	keys map[string]rule // of an object: the known keys
-	open bool            // of an object: other keys are welcome, too
-	each *rule           // of a list: its elements
+	keys     map[string]rule // of an object: the known keys
+	open     bool            // of an object: other keys are welcome, too
+	noted    bool            // of an object: other keys are noted, but a slip of the pen is refused
+	comments bool            // of an object: keys that begin with _ are welcome
+	each     *rule           // of a list: its elements; of an object: the values of any keys
 
 	words    []string // of a text: the only ones; none means any
 	anyCase  bool     // the words may be written in any case
@@ -62,7 +63,10 @@ func isText(words ...string) rule        { return rule{form: textForm, words: wo
 func isList(each rule) rule              { return rule{form: listForm, each: &each} }
 func isObject(keys map[string]rule) rule { return rule{form: objectForm, keys: keys} }
 
-// isFree is an object that DeepSpeed hands on as it is.
+// isEach is an object with any keys.
+func isEach(each rule) rule { return rule{form: objectForm, each: &each} }
+
+// isFree is an object that is handed on as it is.
 func isFree() rule { return isObject(nil).andOthers() }
 
 // isModel is an object that DeepSpeed reads with a pydantic model: conversions
@@ -83,9 +87,19 @@ func (r rule) orNull() rule            { r.optional = true; return r }
 func (r rule) orAuto() rule            { r.auto = true; return r }
 func (r rule) inAnyCase() rule         { r.anyCase = true; return r }
 func (r rule) andOthers() rule         { r.open = true; return r }
+func (r rule) notingOthers() rule      { r.noted = true; return r }
+func (r rule) andComments() rule       { r.comments = true; return r }
 func (r rule) noting(note string) rule { r.note = note; return r }
 func (r rule) ofLength(n int) rule     { r.length = n; return r }
-func (r rule) or(other rule) rule      { r.also = &other; return r }
+
+// or adds a form to those that r takes.
+func (r rule) or(other rule) rule {
+	if r.also != nil {
+		other = r.also.or(other)
+	}
+	r.also = &other
+	return r
+}
 
 // String is what the rule expects, for messages.
 func (r rule) String() string {
@@ -121,7 +135,7 @@ func (r rule) String() string {
 }
 
 func (r rule) limits() string {
-	low, high := strconv.FormatFloat(r.low, 'g', -1, 64), strconv.FormatFloat(r.high, 'g', -1, 64)
+	low, high := strconv.FormatFloat(r.low, 'f', -1, 64), strconv.FormatFloat(r.high, 'f', -1, 64)
 	switch {
 	case r.below:
 		return " from " + low + " to below " + high
@@ -149,11 +163,18 @@ func quoted(words []string) string {
 	return "one of " + b.String()
 }
 
+// schema is what the program of that name reads.
+type schema struct {
+	program string
+	rule
+}
+
 // checking is one walk through a document.
 type checking struct {
 	*document
-	notes []Note
-	auto  []string // paths of the keys that are "auto"
+	schema schema
+	notes  []Note
+	auto   []string // paths of the keys that are "auto"
 }
 
 // check compares v, which is found at the dotted path, with the rule, and
@@ -176,7 +197,7 @@ func (c *checking) check(r rule, path string, v *value) error {
 	return &fault.Input{
 		Where: c.position(v.at),
 		What:  fmt.Sprintf("%s is %s, expected %s", path, v, r),
-		Mend:  r.slip(v),
+		Mend:  c.slip(r, v),
 	}
 }
 
@@ -241,23 +262,6 @@ func (v *value) parseNumber() (whole, ok bool) {
 	return v.number == math.Trunc(v.number), true
 }
 
-// slip is advice for a common slip of the pen, or "".
-func (r rule) slip(v *value) string {
-	bare := value{kind: '0', text: v.text}
-	if v.text == "true" || v.text == "false" {
-		bare.kind = 't'
-	}
-	switch {
-	case v.kind != '"' || r.form == textForm || r.form == objectForm || r.form == listForm:
-		return ""
-	case v.text == "auto":
-		return `nothing fills in "auto" for this key: give a value, or leave the key out`
-	case r.takes(&bare):
-		return "write " + v.text + " without the quotes"
-	}
-	return ""
-}
-
 // String is what was found, for messages.
 func (v *value) String() string {
 	switch v.kind {
@@ -292,20 +296,25 @@ func (c *checking) inside(r rule, path string, v *value) error {
 			below = path + "." + m.name
 		}
 		key, known := r.keys[m.name]
+		if r.form == objectForm && r.each != nil {
+			key, known = *r.each, true
+		}
+		unknown := fmt.Sprintf("%s knows no key %q%s", c.schema.program, m.name, within(path))
 		switch {
 		case known:
-		case r.form != objectForm || r.open:
+		case r.form != objectForm || r.open || r.comments && strings.HasPrefix(m.name, "_"):
 			continue
-		case path == "" && strings.HasPrefix(m.name, "_"):
-			continue // a comment in plain JSON, which DeepSpeed lets pass here
+		case r.noted && !r.isSlip(m.name):
+			c.notes = append(c.notes, Note{c.position(m.at), unknown + ": it is not planned with"})
+			continue
 		default:
-			return &fault.Input{Where: c.position(m.at), What: fmt.Sprintf("DeepSpeed knows no key %q%s", m.name, within(path)), Mend: advice(r, m.name)}
-		}
-		if key.note != "" {
-			c.notes = append(c.notes, Note{c.position(m.at), below + " " + key.note})
+			return &fault.Input{Where: c.position(m.at), What: unknown, Mend: c.advice(r, m.name)}
 		}
 		if err := c.check(key, below, m.value); err != nil {
 			return err
+		}
+		if key.note != "" && !m.value.absent {
+			c.notes = append(c.notes, Note{c.position(m.at), below + " " + key.note})
 		}
 	}
 	return nil
@@ -317,32 +326,4 @@ func within(path string) string {
 		return " at the top level"
 	}
 	return " in " + path
-}
-
-// advice names the key that was probably meant: one of this object that is
-// spelled nearly alike, or the same one where it belongs.
-func advice(r rule, name string) string {
-	if places := whereabouts(deepSpeedSchema, "", name); len(places) == 1 {
-		return fmt.Sprintf("%q belongs%s", name, within(places[0]))
-	}
-	if near := fault.Nearest(name, slices.Sorted(maps.Keys(r.keys))); near != "" {
-		return fmt.Sprintf("did you mean %q?", near)
-	}
-	return ""
-}
-
-// whereabouts are the paths of the objects in r that have a key called name.
-func whereabouts(r rule, path, name string) []string {
-	var places []string
-	for _, key := range slices.Sorted(maps.Keys(r.keys)) {
-		if key == name {
-			places = append(places, path)
-		}
-		below := key
-		if path != "" {
-			below = path + "." + key
-		}
-		places = append(places, whereabouts(r.keys[key], below, name)...)
-	}
-	return places
 }

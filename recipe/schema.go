@@ -4,7 +4,7 @@ package recipe
 // edaa72212 of August 2026): deepspeed/runtime/config.py, constants.py and
 // the models that they read. Keys that take Python objects (tensor_parallel's
 // dtype, mpu, tp_group) cannot be given in a file.
-var deepSpeedSchema = isObject(map[string]rule{
+var deepSpeedSchema = schema{"DeepSpeed", isObject(map[string]rule{
 	"train_batch_size":               isInteger().from(1).orAuto().orNull(),
 	"train_micro_batch_size_per_gpu": isInteger().from(1).orAuto().orNull(),
 	"gradient_accumulation_steps":    isInteger().from(1).orAuto().orNull(),
@@ -334,7 +334,7 @@ var deepSpeedSchema = isObject(map[string]rule{
 		"quantized_initialization": isFree(),
 		"post_init_quant":          isFree(),
 	}),
-})
+}).andComments()}
 
 // elementTypes are the names of deepspeed.runtime.config.DtypeEnum.
 var elementTypes = []string{

@@ -23,6 +23,7 @@ type Run struct {
 	Host     RehearsedHost `json:"host"`
 	Command  []string      `json:"command"`
 	Launcher string        `json:"launcher"` // that gave this process its place; empty for none
+	Plan     *PlannedRun   `json:"plan"`     // null where the job was not planned
 	Ranks    []RunRank     `json:"ranks"`
 	Notes    []string      `json:"notes"`
 	// ExitCode and the proofs of ranks are null before the job has run.
@@ -37,9 +38,10 @@ type RunRank struct {
 	Proof     *launch.Proof `json:"found"`
 }
 
-// NewRun draws up the document. The result is nil before the job has run.
-func NewRun(version string, h *host.Host, command []string, plan *launch.Plan, result *launch.Result) *Run {
-	d := &Run{Schema: RunSchema, Version: version, Host: newHost(h), Command: command, Notes: append([]string{}, plan.Notes...)}
+// NewRun draws up the document. The job may not have been planned, and the
+// result is nil before it has run.
+func NewRun(version string, h *host.Host, command []string, planned *PlannedRun, plan *launch.Plan, result *launch.Result) *Run {
+	d := &Run{Schema: RunSchema, Version: version, Host: newHost(h), Command: command, Plan: planned, Notes: append([]string{}, plan.Notes...)}
 	if plan.Placement != nil {
 		d.Launcher = plan.Placement.Launcher
 	}
@@ -73,6 +75,9 @@ func (d *Run) WriteText(w io.Writer) error {
 	line("command", strings.Join(d.Command, " "))
 	if d.Launcher != "" {
 		line("launcher", d.Launcher)
+	}
+	if d.Plan != nil {
+		line("plan", d.Plan.File+": "+d.Plan.Text)
 	}
 	for _, r := range d.Ranks {
 		line(fmt.Sprintf("rank %d", r.Rank), fmt.Sprintf("CPUs %s, memory policy %s", r.Binding.TrainerCPUs, r.Binding.MemoryPolicy))

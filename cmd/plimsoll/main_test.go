@@ -8,7 +8,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/rogpeppe/go-internal/testscript"
 )
@@ -27,6 +29,7 @@ func TestMain(m *testing.M) {
 //
 //	exits CODE COMMAND...   run a command that must end with an exit code
 //	json FILE               check that FILE holds one JSON document
+//	screen FILE             check that a text is one screen: 52 lines of 120 columns
 //	$HOSTS                  the directory of recorded machines
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
@@ -41,6 +44,17 @@ func TestScripts(t *testing.T) {
 			"json": func(ts *testscript.TestScript, _ bool, arguments []string) {
 				var document map[string]any
 				ts.Check(json.Unmarshal([]byte(ts.ReadFile(arguments[0])), &document))
+			},
+			"screen": func(ts *testscript.TestScript, _ bool, arguments []string) {
+				text := ts.ReadFile(arguments[0])
+				if n := strings.Count(text, "\n"); n > 52 {
+					ts.Fatalf("%d lines:\n%s", n, text)
+				}
+				for line := range strings.Lines(text) {
+					if n := utf8.RuneCountInString(line); n > 121 || strings.HasSuffix(line, " \n") {
+						ts.Fatalf("a line of %d columns, or with blanks at its end: %q", n-1, line)
+					}
+				}
 			},
 		},
 	})

@@ -59,16 +59,19 @@ The catalog of models:
 	for flag, values := range map[string][]string{"state": {"split", "fp32"}, "moments": kernel.MomentNames(), "embedding-moments": {"fp32", "int8"}, "grad-dtype": {"bf16", "fp16", "fp32"}} {
 		mustRegister(command, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}
-	mustRegister(command, "model", func(_ *cobra.Command, _ []string, start string) ([]string, cobra.ShellCompDirective) {
-		var names []string
-		for _, name := range model.Catalog() {
-			if strings.HasPrefix(name, start) {
-				names = append(names, name)
-			}
-		}
-		return names, cobra.ShellCompDirectiveDefault // files, too
-	})
+	mustRegister(command, "model", completeModel)
 	return command
+}
+
+// completeModel offers the catalog, and files.
+func completeModel(_ *cobra.Command, _ []string, start string) ([]string, cobra.ShellCompDirective) {
+	var names []string
+	for _, name := range model.Catalog() {
+		if strings.HasPrefix(name, start) {
+			names = append(names, name)
+		}
+	}
+	return names, cobra.ShellCompDirectiveDefault
 }
 
 // wrapped lists names on lines of up to 78 characters.

@@ -76,6 +76,7 @@ func rootCommand() *cobra.Command {
 	root.AddCommand(benchCommand())
 	root.AddCommand(bindingCommand())
 	root.AddCommand(keepCommand())
+	root.AddCommand(planCommand())
 	root.AddCommand(rehearseCommand())
 	root.AddCommand(runCommand())
 	root.AddCommand(topologyCommand())

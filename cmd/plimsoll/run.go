@@ -12,6 +12,7 @@ import (
 	"plimsoll/fault"
 	"plimsoll/host"
 	"plimsoll/launch"
+	"plimsoll/plan"
 	"plimsoll/report"
 )
 
@@ -19,7 +20,7 @@ func runCommand() *cobra.Command {
 	request := launch.Request{Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}, PeerMasks: launch.PeerMasks}
 	job := launch.Job{Stdin: os.Stdin}
 	var dryRun, asJSON bool
-	var reportFile string
+	var reportFile, planFile string
 	command := &cobra.Command{
 		Use:   "run [--nproc N] [flags] -- COMMAND...",
 		Short: "Start the ranks of a job on this host, each bound to cores and memory of its own",
@@ -36,6 +37,7 @@ so when that differs from the plan.`,
 		Example: `  plimsoll run --nproc 2 -- python train.py
   srun -n 8 plimsoll run -- python train.py
   plimsoll run -- torchrun --nproc-per-node 2 train.py
+  plimsoll run --nproc 2 --plan plan.json -- python train.py
   plimsoll run --nproc 2 --dry-run -- python train.py`,
 		RunE: func(c *cobra.Command, arguments []string) error {
 			request.Command, job.Command = arguments, arguments
@@ -45,16 +47,27 @@ so when that differs from the plan.`,
 			if job.Grace < 0 {
 				return &fault.Input{What: fmt.Sprintf("--grace is %v: expected 0s or more", job.Grace)}
 			}
+			var planned *report.PlannedRun
+			if planFile != "" {
+				var err error
+				if planned, err = report.NewPlannedRun(planFile); err != nil {
+					return err
+				}
+				if planned.Verdict == plan.DoesNotFit {
+					fmt.Fprintf(c.ErrOrStderr(), "plimsoll: %s: the job %s\n", planFile, planned.Text)
+					return outcome(exitDoesNotFit)
+				}
+			}
 			h, err := host.Local()
 			if err != nil {
 				return err
 			}
-			plan, err := launch.NewPlan(h, request, os.Environ())
+			bound, err := launch.NewPlan(h, request, os.Environ())
 			if err != nil {
 				return err
 			}
 			document := func(result *launch.Result) *report.Run {
-				return report.NewRun(c.Root().Version, h, arguments, plan, result)
+				return report.NewRun(c.Root().Version, h, arguments, planned, bound, result)
 			}
 			switch {
 			case dryRun && asJSON:
@@ -64,9 +77,9 @@ so when that differs from the plan.`,
 			case asJSON:
 				return &fault.Input{What: "--json is for --dry-run: what the ranks print is theirs", Mend: "give --report FILE"}
 			}
-			job.Ranks, job.Stdout, job.Stderr = plan.Ranks, c.OutOrStdout(), c.ErrOrStderr()
+			job.Ranks, job.Stdout, job.Stderr = bound.Ranks, c.OutOrStdout(), c.ErrOrStderr()
 			job.Say = sayTo(c)
-			for _, note := range plan.Notes {
+			for _, note := range bound.Notes {
 				job.Say("%s", note)
 			}
 			result, err := job.Guard()
@@ -96,6 +109,7 @@ so when that differs from the plan.`,
 	flags.StringSliceVar(&request.Binding.GPUs, "gpus", nil, "PCI `addresses` of the ranks' GPUs (default: in the order of the bus, if there is one for each rank)")
 	flags.StringVar(&request.Binding.MemoryPolicy, "memory-policy", "", "`policy`: default, preferred, interleave or bind (default: preferred for one NUMA node, interleave for several)")
 	flags.DurationVar(&job.Grace, "grace", 30*time.Second, "how long ranks may take to end when they are asked to, before they are killed")
+	flags.StringVar(&planFile, "plan", "", "`file` that plan --out has written: nothing is started if the job does not fit, or if what it was planned from has changed")
 	flags.StringVar(&reportFile, "report", "", "write what was planned and found to a JSON `file`")
 	flags.BoolVar(&dryRun, "dry-run", false, "show what would be started")
 	flags.BoolVar(&asJSON, "json", false, "with --dry-run, print one JSON document")

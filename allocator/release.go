@@ -1,0 +1,103 @@
+package allocator
+
+import "plimsoll/ledger"
+
+// EmptyCache waits for all streams and gives all segments back that are wholly
+// unused, and of expandable ones the unused pages.
+func (c *CUDA) EmptyCache() {
+	c.Synchronize()
+	for _, pool := range []*pool{&c.large, &c.small} {
+		for _, b := range c.cached(pool) {
+			if b.expandable {
+				c.decommit(b)
+			} else if !b.isSplit() {
+				c.giveBack(b)
+			}
+		}
+	}
+}
+
+// cached lists the free blocks of a pool. The list is good until the next
+// call.
+func (c *CUDA) cached(p *pool) []*block {
+	c.scratch = c.scratch[:0]
+	for _, s := range p.shelves {
+		s.free.Scan(func(e entry) bool {
+			c.scratch = append(c.scratch, e.block)
+			return true
+		})
+	}
+	return c.scratch
+}
+
+// giveBack returns a segment that is one free block.
+func (c *CUDA) giveBack(b *block) {
+	c.remove(b)
+	c.statistics.Reserved.add(-b.size)
+	c.statistics.Segments.add(-1)
+	c.blocks.giveBack(b)
+}
+
+// releaseOversize gives oversize blocks of a stream back: the best fit, or the
+// largest ones until they add up to the request. It tells whether that is
+// enough for a second attempt to make sense.
+func (c *CUDA) releaseOversize(s *shelf, size ledger.Bytes) bool {
+	if c.maxSplit == limitless {
+		return false
+	}
+	wanted := max(size, c.maxSplit)
+	chosen, sum := c.scratch[:0], ledger.Bytes(0)
+	choose := func(e entry) bool {
+		if sum >= wanted || e.size < c.maxSplit {
+			return false
+		}
+		// A segment of large_segment_size_mb may be oversize and split.
+		if !e.block.expandable && !e.block.isSplit() {
+			chosen = append(chosen, e.block)
+			sum += e.size
+		}
+		return true
+	}
+	s.free.Ascend(entry{place: place{size: wanted}}, choose)
+	if sum == 0 {
+		s.free.Reverse(choose)
+	}
+	// What has been given back stays so, even if it is not enough.
+	for _, b := range chosen {
+		c.giveBack(b)
+	}
+	c.scratch = chosen
+	return sum >= wanted
+}
+
+// collectGarbage gives whole segments of the large pool back, those first that
+// have gone unused for longer than the average, until the threshold is met or
+// none is left.
+func (c *CUDA) collectGarbage() {
+	excess := c.statistics.Reserved.Now - c.threshold
+	if excess <= 0 {
+		return
+	}
+	age := func(b *block) int { return c.large.searches - b.since }
+	candidates, sum := c.cached(&c.large)[:0], 0
+	for _, b := range c.scratch {
+		if !b.isSplit() && !b.expandable {
+			candidates = append(candidates, b)
+			sum += age(b)
+		}
+	}
+	for excess > 0 && len(candidates) > 0 {
+		average := float64(sum) / float64(len(candidates))
+		kept := candidates[:0]
+		for _, b := range candidates {
+			if float64(age(b)) < average {
+				kept = append(kept, b)
+				continue
+			}
+			sum -= age(b)
+			excess -= b.size
+			c.giveBack(b)
+		}
+		candidates = kept
+	}
+}

@@ -1,0 +1,138 @@
+package autograd
+
+// Backward runs the backward pass from a tensor, the loss, and empties the
+// tape.
+func (t *Tape) Backward(loss *Tensor) {
+	if loss.gradient == nil {
+		return
+	}
+	loss.gradient.sum = t.allocate(loss.Bytes(), ActivationGradients)
+	t.run(0)
+}
+
+// run pops the nodes from start on, last first.
+func (t *Tape) run(start int) {
+	recording := t.recording
+	t.recording = false
+	for len(t.nodes) > start {
+		last := len(t.nodes) - 1
+		n := t.nodes[last]
+		t.nodes = t.nodes[:last]
+		t.step(n)
+	}
+	t.recording = recording
+}
+
+func (t *Tape) step(n node) {
+	if n.marker != nil {
+		n.marker()
+		return
+	}
+	incoming := make([]*storage, 0, 1)
+	for _, g := range n.outputs {
+		if g.sum != nil {
+			incoming = append(incoming, g.sum)
+			g.sum = nil
+		}
+	}
+	switch {
+	case len(incoming) == 0: // nothing depends on the results
+		for _, e := range n.inputs {
+			if e.to.leaf != nil {
+				t.used(e.to.leaf)
+			}
+		}
+	case n.custom != nil:
+		n.custom(incoming)
+	default:
+		t.differentiate(n, incoming)
+	}
+	for _, s := range n.saved {
+		t.release(s)
+	}
+	for _, s := range incoming {
+		t.release(s)
+	}
+}
+
+// differentiate makes the gradients of the inputs.
+func (t *Tape) differentiate(n node, incoming []*storage) {
+	var scratch *storage
+	if n.scratch > 0 {
+		scratch = t.allocate(n.scratch, Scratch)
+	}
+	if n.replace {
+		for i, s := range n.saved {
+			t.release(s)
+			n.saved[i] = nil
+		}
+	}
+	made := make([]*storage, len(n.inputs))
+	for i, e := range n.inputs {
+		if e.shared {
+			made[i] = incoming[0].retain()
+		} else {
+			made[i] = t.allocate(e.to.bytes, ActivationGradients)
+			made[i].viewed = n.product
+		}
+	}
+	if scratch != nil {
+		t.release(scratch)
+	}
+	for i, e := range n.inputs {
+		t.deliver(e.to, made[i])
+	}
+}
+
+// deliver adds a contribution, whose reference it takes over.
+func (t *Tape) deliver(g *gradient, s *storage) {
+	if g.leaf == nil {
+		g.sum = t.added(g.sum, s, g.bytes)
+		return
+	}
+	p := g.leaf
+	p.sum = t.added(p.sum, s, g.bytes)
+	t.used(p)
+}
+
+// added is the sum of two contributions: in place if nobody else holds the
+// first and it is no view, and else a tensor of its own (input_buffer.cpp,
+// can_accumulate_inplace).
+func (t *Tape) added(sum, s *storage, bytes int64) *storage {
+	switch {
+	case sum == nil:
+		return s
+	case sum.references == 1 && !sum.viewed:
+		t.release(s)
+		return sum
+	}
+	made := t.allocate(bytes, ActivationGradients)
+	t.release(sum)
+	t.release(s)
+	return made
+}
+
+// used counts down the places where a parameter was used. At the last its
+// gradient is complete, and AccumulateGrad takes it as it is, unless somebody
+// else holds it, or adds it in place to what earlier passes left.
+func (t *Tape) used(p *Parameter) {
+	p.uses--
+	if p.uses > 0 || p.sum == nil {
+		return
+	}
+	sum := p.sum
+	p.sum = nil
+	switch {
+	case p.gradient != nil:
+		t.release(sum)
+	case sum.references > 1:
+		p.gradient = t.allocate(p.Elements*p.DType.Size(), Gradients)
+		t.release(sum)
+	default:
+		t.memory.Relabel(sum.id, Gradients)
+		p.gradient = sum
+	}
+	if p.OnGradient != nil {
+		p.OnGradient(p)
+	}
+}

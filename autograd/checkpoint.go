@@ -1,0 +1,120 @@
+package autograd
+
+// Checkpoint runs body and keeps of it only the input: the backward pass runs
+// it again (torch.utils.checkpoint). With reentrant the result of the second
+// run is held until its gradient is done; without, the second run ends where
+// the last saved tensor is made.
+type Checkpoint struct {
+	Reentrant bool
+	// Selective keeps the results of attention and of every so many products of
+	// matrices: of all with 1, of every second, from the first on, with 2
+	// (torchtitan's policy "op"). 0 keeps nothing.
+	Selective int
+}
+
+// Checkpoint runs body under the rules of c.
+func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tensor) *Tensor {
+	if !t.recording {
+		return t.Scope(func() *Tensor { return body(input) })
+	}
+	outer := t.replay
+	forward := &replay{every: c.Selective, recording: true}
+	t.recording, t.replay = false, forward
+	inner := t.Scope(func() *Tensor { return body(input) })
+	t.recording, t.replay = true, outer
+
+	// The result is a tensor of its own, made by the checkpoint.
+	result := &Tensor{Elements: inner.Elements, DType: inner.DType, storage: inner.storage.retain(), held: true}
+	t.Drop(inner)
+	t.locals[len(t.locals)-1] = result
+	result.gradient = &gradient{bytes: result.Bytes()}
+
+	n := node{outputs: []*gradient{result.gradient}, saved: []*storage{input.storage.retain()}}
+	if input.gradient != nil {
+		n.inputs = []edge{{to: input.gradient}}
+	}
+	source := *input // the program's handle may be dropped before
+	n.custom = func(incoming []*storage) {
+		again := &Tensor{Elements: source.Elements, DType: source.DType, storage: source.storage.retain(), held: true}
+		t.RequireGradient(again)
+		start := len(t.nodes)
+		before := t.replay
+		t.recording, t.replay = true, &replay{every: c.Selective, kept: forward.kept}
+		component := t.SetComponent(Recomputed)
+		output := t.Scope(func() *Tensor { return body(again) })
+		t.SetComponent(component)
+		t.recording, t.replay = false, before
+		forward.free(t)
+		if !c.Reentrant {
+			t.Drop(output)
+		}
+		output.gradient.sum = incoming[0].retain()
+		t.run(start)
+		t.Drop(output)
+		t.locals = t.locals[:len(t.locals)-1]
+		t.Drop(again)
+		if again.gradient.sum != nil {
+			if input.gradient != nil {
+				t.deliver(input.gradient, again.gradient.sum)
+			} else {
+				t.release(again.gradient.sum)
+			}
+		}
+	}
+	t.nodes = append(t.nodes, n)
+	return result
+}
+
+// Recomputed is the component of what a checkpoint computes again.
+const Recomputed = "activations (recomputed)"
+
+// replay is the run of a selective checkpoint's body: the first run keeps
+// results, the second takes them in the same order.
+type replay struct {
+	every     int
+	products  int
+	recording bool
+	kept      [][]*storage
+	at        int
+}
+
+// keeps says whether the result of an operation is kept.
+func (r *replay) keeps(o Operation) bool {
+	switch {
+	case r == nil || r.every == 0 || !o.Kept:
+		return false
+	case o.Product:
+		r.products++
+		return r.products%r.every == 1%r.every
+	}
+	return true
+}
+
+func (r *replay) next(kept bool) []*storage {
+	if !kept || r.recording || r.at == len(r.kept) {
+		return nil
+	}
+	r.at++
+	return r.kept[r.at-1]
+}
+
+func (r *replay) keep(kept bool, results []*Tensor) {
+	if !kept || !r.recording {
+		return
+	}
+	storages := make([]*storage, len(results))
+	for i, x := range results {
+		storages[i] = x.storage.retain()
+	}
+	r.kept = append(r.kept, storages)
+}
+
+// free lets go of the kept results: the second run has saved what it needs.
+func (r *replay) free(t *Tape) {
+	for _, storages := range r.kept {
+		for _, s := range storages {
+			t.release(s)
+		}
+	}
+	r.kept = nil
+}

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"math"
+	"testing"
+
+	"plimsoll/host/hosttest"
+)
+
+// What the plans must keep: how many of the measured runs are expressed, and
+// the quantiles of the absolute errors of those.
+const (
+	leastExpressed = 0.80
+	mostMedian     = 0.05
+	mostNinetieth  = 0.15
+)
+
+func TestPlansAgainstMeasurements(t *testing.T) {
+	rows, err := readRows(hosttest.Shared(t, "data/measurements-dev.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	results := compareAll(rows, t.TempDir())
+	if share := float64(len(compared(results))) / float64(len(results)); share < leastExpressed {
+		t.Errorf("%.0f %% of %d rows are expressed, expected %.0f %%", 100*share, len(results), 100*leastExpressed)
+	}
+	s := statisticsOf(errorsOf(results, programs[0].estimate))
+	if s.median > mostMedian || s.ninetieth > mostNinetieth {
+		t.Errorf("the median of the absolute error is %.1f %% and the 90th percentile %.1f %%, expected %.1f %% and %.1f %%",
+			100*s.median, 100*s.ninetieth, 100*mostMedian, 100*mostNinetieth)
+	}
+}
+
+func TestUnits(t *testing.T) {
+	for unit, bytes := range map[string]float64{
+		"bytes": 2, "GiB": 2 << 30, "GiB (printed GB)": 2 << 30, "GB (GiB by torchtitan log)": 2 << 30, "GB (=GiB: 6.738e9*2/2^30)": 2 << 30,
+		"printed GB": 2 << 30, "GB (1e9; torch.cuda.max_memory_allocated/1e9)": 2e9, "GB": 2e9, "G": 2e9, "MB (rounded)": 2e6, "MiB (rss/1024**2)": 2 << 20,
+	} {
+		if got, ok := (figure{Value: 2, Unit: unit}).bytes(); !ok || got != bytes {
+			t.Errorf("2 %s are %.0f bytes, expected %.0f", unit, got, bytes)
+		}
+	}
+	for _, unit := range []string{"bytes/param", "percent", ""} {
+		if got, ok := (figure{Value: 2, Unit: unit}).bytes(); ok {
+			t.Errorf("2 %q are %.0f bytes, expected none", unit, got)
+		}
+	}
+}
+
+func TestVersions(t *testing.T) {
+	for _, test := range []struct{ software, torch, transformers string }{
+		{"litgpt 8641822 (2023-10-20), PyTorch 2.1.0+cu121, bitsandbytes 0.41.1", "2.1.0", "4.34.0"},
+		{"transformers ~4.16-4.18, torch ~1.10, CUDA 11.2 (Jan 2022)", "1.10", "4.16"},
+		{"torchtitan @775a486-era, torch nightly 2025-06", "2.8.0", "4.57.0"},
+		{"HF Trainer (Dec 2025/Jan 2026; transformers 4.5x, Kubeflow)", "2.9.0", "4.50"},
+		{"torchtitan PR 778 branch (Jan 2025)", "2.7.0", "4.50.0"},
+		{"Liger", "", ""},
+	} {
+		s := text(test.software)
+		if torch, transformers := s.version("torch|pytorch", torchReleases), s.version("transformers", transformersReleases); torch != test.torch || transformers != test.transformers {
+			t.Errorf("%s: torch %q and transformers %q, expected %q and %q", s, torch, transformers, test.torch, test.transformers)
+		}
+	}
+}
+
+func TestGPUs(t *testing.T) {
+	for name, expected := range map[string]string{"2x RTX 3090 (same on 2x 4090)": "RTX-3090", "RTX 3090 / A100 (unspecified for this table)": "RTX-3090",
+		"1x A100-SXM4-40GB": "A100-40GB", "NVIDIA L40S": "L40S", "H100 96GB HBM2e SXM": "H100-96GB", "8x H100": "H100-80GB", "4 GPUs (unnamed)": "",
+		"4x L40S (1 per host, 256 GB RAM)": "L40S", "1x V100-SXM2-16GB": "V100-16GB", "4x 15 GB (T4)": "T4", "8x H100 (95 GiB)": "H100-80GB"} {
+		if got := text(name).gpu(); got != expected {
+			t.Errorf("%s: %q, expected %q", name, got, expected)
+		}
+	}
+}
+
+func TestQuantile(t *testing.T) {
+	values := []float64{5, 1, 4, math.NaN(), 2, 3}
+	for share, expected := range map[float64]float64{0: 1, 0.5: 3, 0.9: 5, 1: 5} {
+		if got := quantile(values, share); got != expected {
+			t.Errorf("the %g quantile is %g, expected %g", share, got, expected)
+		}
+	}
+}

@@ -1,0 +1,335 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"plimsoll/ledger"
+	"plimsoll/plan"
+)
+
+// result is what became of a row.
+type result struct {
+	row
+	compared []comparison // with main in the first place
+	left     []figure     // not comparable
+	reason   string       // why nothing could be compared
+}
+
+// comparison is a measured figure beside the planned one.
+type comparison struct {
+	figure
+	Case              *expression
+	measured, planned float64
+	what              string // the planned figure
+	deepSpeed, accel  float64
+}
+
+// error is relative to what was measured.
+func (c comparison) error() float64 { return c.planned/c.measured - 1 }
+
+func compareAll(rows []row, folder string) []result {
+	results := make([]result, len(rows))
+	for i, r := range rows {
+		results[i] = compare(r, filepath.Join(folder, r.ID))
+	}
+	slices.SortStableFunc(results, func(a, b result) int {
+		switch {
+		case a.worst() > b.worst():
+			return -1
+		case a.worst() < b.worst():
+			return 1
+		}
+		return 0
+	})
+	return results
+}
+
+// worst is the absolute error of the row's main figure, -1 without.
+func (r result) worst() float64 {
+	if len(r.compared) == 0 {
+		return -1
+	}
+	return math.Abs(r.compared[0].error())
+}
+
+func compare(r row, folder string) result {
+	out := result{row: r}
+	planned := map[string]*outcome{} // by point, as a point may name a recipe of its own
+	for i, f := range r.Measured {
+		o, known := planned[f.Point]
+		if !known {
+			o = planPoint(r, f.Point, filepath.Join(folder, fmt.Sprint(i)))
+			planned[f.Point] = o
+		}
+		if o.err != nil {
+			out.reason = o.err.Error()
+			out.left = append(out.left, f)
+			continue
+		}
+		bytes, ok := f.bytes()
+		if value, what := o.figure(r, f); ok && what != "" {
+			out.compared = append(out.compared, comparison{figure: f, Case: o.expression, measured: bytes, planned: value, what: what,
+				deepSpeed: deepSpeedEstimate(o.expression), accel: accelerateEstimate(o.expression)})
+		} else {
+			out.left = append(out.left, f)
+		}
+	}
+	if len(out.compared) == 0 && out.reason == "" {
+		out.reason = "no figure of a plan corresponds to what was measured"
+	}
+	slices.SortStableFunc(out.compared, func(a, b comparison) int {
+		if d := r.rank(a.figure) - r.rank(b.figure); d != 0 {
+			return d
+		}
+		return int(math.Copysign(1, b.measured-a.measured))
+	})
+	return out
+}
+
+// rank orders a row's figures: the main one is the peak, of the host in rows
+// about the host.
+func (r row) rank(f figure) int {
+	order := []string{"max_reserved", "max_allocated", "total", "nvidia_smi", "gpu_used", "reserved", "allocated", "cpu_used", "cpu_rss"}
+	if slices.Contains(r.Tags, "host") {
+		order = append([]string{"cpu_used", "cpu_rss"}, order...)
+	}
+	if at := slices.Index(order, f.Quantity); at >= 0 {
+		return at
+	}
+	return len(order)
+}
+
+// outcome is the plan of an expression.
+type outcome struct {
+	*expression
+	plan *plan.Plan
+	err  error
+}
+
+func planPoint(r row, point, folder string) *outcome {
+	e, err := express(r, point, folder)
+	if err != nil {
+		return &outcome{err: err}
+	}
+	job, err := e.request.Resolve()
+	if err != nil {
+		return &outcome{expression: e, err: err}
+	}
+	p, err := plan.New(job)
+	return &outcome{expression: e, plan: p, err: err}
+}
+
+// moment is a part of the job that a point is about.
+type moment struct {
+	phases    []plan.PhaseName // empty: all
+	iteration plan.Iteration   // empty: any
+}
+
+// moments tell by the words of a point what it is about, the first that
+// matches.
+var moments = []struct {
+	pattern string
+	phase   plan.PhaseName
+}{
+	{`after load|model loaded|initialize beginning|args sanity|before configure`, plan.Load},
+	{`after initializing zero|throughout optimizer init|after initializing optimizer states`, plan.Initialize},
+	{`optimizer[. ]step|after step|step boundary|end of run`, plan.Step},
+	{`forward`, plan.Forward},
+	{`backward`, plan.Backward},
+}
+
+func momentOf(point text) (m moment, named bool) {
+	for _, known := range moments {
+		if point.has(known.pattern) {
+			m.phases, named = []plan.PhaseName{known.phase}, true
+			break
+		}
+	}
+	switch {
+	case point.has(`\bstep [01]\b|first`) && !point.has("before first|micro"):
+		m.iteration = plan.First
+	case point.has("steady|step"):
+		m.iteration = plan.Steady
+	}
+	return m, named
+}
+
+// of lists the phases of a device that a moment is of.
+func (m moment) of(d *plan.Device) []plan.Phase {
+	var phases []plan.Phase
+	for _, p := range d.Phases {
+		if len(m.phases) > 0 && !slices.Contains(m.phases, p.Name) {
+			continue
+		}
+		if m.iteration != plan.Once && p.Iteration != plan.Once && p.Iteration != m.iteration {
+			continue
+		}
+		phases = append(phases, p)
+	}
+	return phases
+}
+
+func (o *outcome) device(kind ledger.Device) *plan.Device {
+	for i := range o.plan.Devices {
+		if d := &o.plan.Devices[i]; d.Kind == kind {
+			return d
+		}
+	}
+	return nil
+}
+
+// figure is the planned figure that corresponds to a measured one, and what it
+// is called; that is empty where there is none.
+func (o *outcome) figure(r row, f figure) (float64, string) {
+	point := text(f.Point)
+	m, named := momentOf(point)
+	if strings.HasPrefix(f.Quantity, "cpu_") {
+		return o.hostFigure(r, f, m, named)
+	}
+	d := o.device(ledger.GPU)
+	if d == nil {
+		return 0, ""
+	}
+	if point.has("context") {
+		for _, c := range d.Outside {
+			if strings.Contains(c.Name, "context") {
+				return float64(c.Bytes), "CUDA context"
+			}
+		}
+		return 0, ""
+	}
+	var name string
+	var of func(plan.Phase) ledger.Bytes
+	last := false // the end of a phase, not its peak
+	switch f.Quantity {
+	case "max_allocated":
+		name, of = "peak allocated", func(p plan.Phase) ledger.Bytes { return p.PeakAllocated }
+		// DeepSpeed's log begins a new peak at every point, of which the
+		// initialization has many and the plan one phase.
+		if named && m.phases[0] == plan.Initialize {
+			return 0, ""
+		}
+		if !named || m.phases[0] == plan.Step {
+			m.phases = nil
+		}
+		if point.has("^before|afters? ") && !named {
+			return 0, ""
+		}
+	case "max_reserved":
+		name, of, m.phases = "peak reserved", func(p plan.Phase) ledger.Bytes { return p.PeakReserved }, nil
+	case "nvidia_smi", "gpu_used":
+		name, of = "peak in use", func(p plan.Phase) ledger.Bytes { return p.PeakUsed }
+	case "total":
+		return o.total(r, d)
+	case "allocated":
+		name, of, last = "allocated at the end", func(p plan.Phase) ledger.Bytes { return p.EndAllocated }, true
+	case "reserved":
+		name, of, last = "reserved at the end", func(p plan.Phase) ledger.Bytes { return p.EndReserved }, true
+	case "component":
+		return o.component(d, f.Point)
+	default:
+		return 0, ""
+	}
+	if last && !named {
+		return 0, ""
+	}
+	phases := m.of(d)
+	if len(phases) == 0 {
+		return 0, ""
+	}
+	chosen := phases[len(phases)-1]
+	if !last {
+		for _, p := range phases {
+			if of(p) > of(chosen) {
+				chosen = p
+			}
+		}
+	}
+	return float64(of(chosen)), fmt.Sprintf("%s, %s %s", name, chosen.Iteration, chosen.Name)
+}
+
+// total is the sum of the components that the row lists: each at its own peak.
+func (o *outcome) total(r row, d *plan.Device) (float64, string) {
+	var sum float64
+	for _, f := range r.Measured {
+		if f.Quantity == "component" {
+			planned, _ := o.component(d, f.Point)
+			sum += planned
+		}
+	}
+	if sum == 0 {
+		return 0, ""
+	}
+	return sum, "the row's components together, each at its peak"
+}
+
+// component is the largest that the components of such a name are together in
+// a phase.
+func (o *outcome) component(d *plan.Device, point string) (float64, string) {
+	names := map[string][]string{
+		"parameters":       {plan.Weights},
+		"gradients":        {"gradients"},
+		"optimizer states": {plan.States, plan.MasterWeights},
+		"activations":      {"activations", "logits", "batch"},
+	}[point]
+	var most float64
+	for _, p := range d.Phases {
+		var sum ledger.Bytes
+		for _, c := range p.Components {
+			if slices.ContainsFunc(names, func(name string) bool {
+				return c.Name == name || name != "gradients" && strings.HasPrefix(c.Name, name)
+			}) {
+				sum += c.Bytes
+			}
+		}
+		most = max(most, float64(sum))
+	}
+	if names == nil || most == 0 {
+		return 0, ""
+	}
+	return most, point
+}
+
+// hostFigure is a figure of the host. What a machine has in use includes other
+// programs, so differences from the row's first figure are compared; the
+// resident memory of the process is compared as it is.
+func (o *outcome) hostFigure(r row, f figure, m moment, named bool) (float64, string) {
+	d := o.device(ledger.Host)
+	end := func(m moment) float64 {
+		phases := m.of(d)
+		if len(phases) == 0 {
+			return 0
+		}
+		return float64(phases[len(phases)-1].EndReserved)
+	}
+	switch f.Quantity {
+	case "cpu_rss":
+		var most ledger.Bytes
+		for _, p := range d.Phases {
+			most = max(most, p.PeakUsed)
+		}
+		return float64(most), "peak of the host"
+	case "cpu_used":
+		first, ok := r.firstHostFigure()
+		at, atNamed := momentOf(text(first.Point))
+		if !ok || !named || !atNamed || first.Point == f.Point {
+			return 0, ""
+		}
+		base, _ := first.bytes()
+		return base + end(m) - end(at), fmt.Sprintf("%.2f GiB as measured first, and the planned difference", base/(1<<30))
+	}
+	return 0, ""
+}
+
+func (r row) firstHostFigure() (figure, bool) {
+	for _, f := range r.Measured {
+		if f.Quantity == "cpu_used" {
+			return f, true
+		}
+	}
+	return figure{}, false
+}

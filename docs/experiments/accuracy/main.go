@@ -1,0 +1,61 @@
+// Command accuracy holds plans against public measurements: it expresses every
+// measured training run as a user would, plans it, and compares. The report,
+// docs/accuracy.md, says how.
+//
+//	accuracy [flags] [measurements.jsonl]
+package main
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+)
+
+func main() {
+	if err := run(os.Args[1:], os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "accuracy:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string, out io.Writer) error {
+	flags := flag.NewFlagSet("accuracy", flag.ContinueOnError)
+	document := flags.String("write", "", "also write the report to this `file`, in Markdown")
+	detail := flags.Bool("detail", false, "show every quantity, and the command line of every row")
+	keep := flags.String("keep", "", "`folder` for the files that the rows are expressed in; without, they are removed")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	file := flags.Arg(0)
+	if file == "" {
+		shared := os.Getenv("PLIMSOLL_SHARED")
+		if shared == "" {
+			shared = filepath.Join("..", "shared")
+		}
+		file = filepath.Join(shared, "data", "measurements-dev.jsonl")
+	}
+	rows, err := readRows(file)
+	if err != nil {
+		return err
+	}
+	folder := *keep
+	if folder == "" {
+		if folder, err = os.MkdirTemp("", "accuracy"); err != nil {
+			return err
+		}
+		defer os.RemoveAll(folder)
+	}
+	results := compareAll(rows, folder)
+	writeTable(out, results)
+	writeMissing(out, results)
+	writeSummary(out, results)
+	if *detail {
+		writeDetail(out, results)
+	}
+	if *document == "" {
+		return nil
+	}
+	return writeDocument(*document, results)
+}

@@ -1,0 +1,209 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+)
+
+func gib(bytes float64) string {
+	if math.IsNaN(bytes) {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f", bytes/(1<<30))
+}
+
+func percent(x float64) string { return fmt.Sprintf("%+.1f %%", 100*x) }
+
+func against(estimate, measured float64) string {
+	if math.IsNaN(estimate) {
+		return "-"
+	}
+	return percent(estimate/measured - 1)
+}
+
+func compared(results []result) []result {
+	return slices.DeleteFunc(slices.Clone(results), func(r result) bool { return len(r.compared) == 0 })
+}
+
+// mainTable has a line a row, worst first.
+func mainTable(results []result) table.Writer {
+	t := table.NewWriter()
+	t.AppendHeader(table.Row{"run", "measured", "GiB", "planned", "error", "DeepSpeed's estimator", "accelerate estimate-memory"})
+	for _, r := range compared(results) {
+		c := r.compared[0]
+		t.AppendRow(table.Row{r.ID, c.Quantity + ", " + c.Point, gib(c.measured), gib(c.planned), percent(c.error()), against(c.deepSpeed, c.measured), against(c.accel, c.measured)})
+	}
+	return t
+}
+
+func missingTable(results []result) table.Writer {
+	t := table.NewWriter()
+	t.AppendHeader(table.Row{"run", "why it is not planned"})
+	for _, r := range results {
+		if len(r.compared) == 0 {
+			t.AppendRow(table.Row{r.ID, strings.ReplaceAll(r.reason, "\n", " ")})
+		}
+	}
+	return t
+}
+
+// statistics are those of the absolute errors of main figures.
+type statistics struct {
+	rows                   int
+	median, ninetieth, all float64
+	bias                   float64 // the median with its sign
+}
+
+func statisticsOf(errors []float64) statistics {
+	s := statistics{rows: len(errors)}
+	absolute := make([]float64, len(errors))
+	for i, e := range errors {
+		absolute[i] = math.Abs(e)
+	}
+	s.median, s.ninetieth, s.all, s.bias = quantile(absolute, 0.5), quantile(absolute, 0.9), quantile(absolute, 1), quantile(errors, 0.5)
+	return s
+}
+
+// quantile is the least value that a share of the values does not exceed.
+func quantile(values []float64, share float64) float64 {
+	sorted := slices.DeleteFunc(slices.Clone(values), math.IsNaN)
+	if len(sorted) == 0 {
+		return math.NaN()
+	}
+	slices.Sort(sorted)
+	at := int(math.Ceil(share*float64(len(sorted)))) - 1
+	return sorted[max(at, 0)]
+}
+
+func errorsOf(results []result, estimate func(comparison) float64) []float64 {
+	var errors []float64
+	for _, r := range compared(results) {
+		errors = append(errors, estimate(r.compared[0])/r.compared[0].measured-1)
+	}
+	return errors
+}
+
+// programs are whose estimates are compared.
+var programs = []struct {
+	name     string
+	estimate func(comparison) float64
+}{
+	{"plimsoll plan", func(c comparison) float64 { return c.planned }},
+	{"DeepSpeed's estimator", func(c comparison) float64 { return c.deepSpeed }},
+	{"accelerate estimate-memory", func(c comparison) float64 { return c.accel }},
+}
+
+func programTable(results []result) table.Writer {
+	t := table.NewWriter()
+	t.AppendHeader(table.Row{"program", "rows", "median of the absolute error", "90th percentile", "largest"})
+	for _, p := range programs {
+		errors := slices.DeleteFunc(errorsOf(results, p.estimate), math.IsNaN)
+		s := statisticsOf(errors)
+		t.AppendRow(table.Row{p.name, s.rows, percent(s.median)[1:], percent(s.ninetieth)[1:], percent(s.all)[1:]})
+	}
+	return t
+}
+
+// families are the sources.
+func (r row) family() string {
+	s := r.Source
+	for _, cut := range []string{"https://", "github.com/", "blob/main/", "tree/master/"} {
+		s = strings.Replace(s, cut, "", 1)
+	}
+	s, _, _ = strings.Cut(strings.TrimSpace(s), " + ")
+	if name := text(s).find(`^([\w-]+/[\w-]+/[\w-]+)`); name != "" {
+		return strings.TrimSuffix(name, "/")
+	}
+	return s
+}
+
+func familyTable(results []result) table.Writer {
+	groups := map[string][]result{}
+	for _, r := range compared(results) {
+		groups[r.family()] = append(groups[r.family()], r)
+	}
+	names := make([]string, 0, len(groups))
+	for name := range groups {
+		names = append(names, name)
+	}
+	slices.SortFunc(names, func(a, b string) int {
+		if d := len(groups[b]) - len(groups[a]); d != 0 {
+			return d
+		}
+		return strings.Compare(a, b)
+	})
+	t := table.NewWriter()
+	t.AppendHeader(table.Row{"source", "rows", "median error", "median of the absolute error", "90th percentile"})
+	for _, name := range names {
+		s := statisticsOf(errorsOf(groups[name], programs[0].estimate))
+		t.AppendRow(table.Row{name, s.rows, percent(s.bias), percent(s.median)[1:], percent(s.ninetieth)[1:]})
+	}
+	return t
+}
+
+func writeTable(out io.Writer, results []result) { fmt.Fprintln(out, mainTable(results).Render()) }
+
+func writeMissing(out io.Writer, results []result) {
+	fmt.Fprintln(out, missingTable(results).Render())
+}
+
+func writeSummary(out io.Writer, results []result) {
+	fmt.Fprintf(out, "%d of %d rows are expressed\n%s\n%s\n", len(compared(results)), len(results), programTable(results).Render(), familyTable(results).Render())
+}
+
+// writeDetail lists every figure of every row.
+func writeDetail(out io.Writer, results []result) {
+	for _, r := range results {
+		fmt.Fprintf(out, "\n%s  (%s)\n", r.ID, r.Source)
+		seen := ""
+		for _, c := range r.compared {
+			if line := c.Case.commandLine(); line != seen {
+				fmt.Fprintln(out, "  ", line)
+				seen = line
+			}
+			fmt.Fprintf(out, "    %-14s %-50s measured %8s planned %8s %8s  %s\n", c.Quantity, c.Point, gib(c.measured), gib(c.planned), percent(c.error()), c.what)
+		}
+		for _, f := range r.left {
+			fmt.Fprintf(out, "    %-14s %-50s not compared: %s\n", f.Quantity, f.Point, r.reason)
+		}
+	}
+}
+
+// method is what the report says before its tables.
+const method = `# Accuracy
+
+` + "`make accuracy`" + ` holds ` + "`plimsoll plan`" + ` against public measurements of real training runs, and writes this page.
+
+A measured run is expressed as a user would express it: the model's config.json, DeepSpeed's JSON, TrainingArguments,
+adapter_config.json and flags are made from what its source says of it, by one general mapping for all runs
+(docs/experiments/accuracy). No figure is fitted to a run, and nothing is told by a run's name. What a training program
+does by default where a source does not say it is in one table (software.go): the dropout of LoRA, say. Where a source does
+not say how long sequences are, 128 tokens are taken. float8 is planned as bf16.
+
+Then the planned figure that corresponds to the measured one is put beside it: the peak that PyTorch's allocator reports
+as allocated or reserved, or what the driver reports as in use, which adds the CUDA context; of the whole run, or of the
+step that the source names. A measured sum of components is held against the sum of the planned ones. Of the host, of which
+tools report what the whole machine uses, the planned difference is added to the first measured figure. The error of a run
+is that of its main figure, which is its peak.
+
+Beside the plan stand what two other programs say of the same run: DeepSpeed's estimator of model states
+(estimate_zero2 and estimate_zero3_model_states_mem_needs; the latter for whatever shards parameters) and
+accelerate estimate-memory ("Training using Adam", on one GPU, which has no figure for quantized models). Both leave out
+activations, and know of no adapters.
+
+`
+
+func writeDocument(file string, results []result) error {
+	var b strings.Builder
+	b.WriteString(method)
+	fmt.Fprintf(&b, "## Summary\n\n%d of %d runs are expressed.\n\n%s\n\n%s\n\n", len(compared(results)), len(results), programTable(results).RenderMarkdown(), familyTable(results).RenderMarkdown())
+	fmt.Fprintf(&b, "## Runs\n\nWorst first; sizes in GiB.\n\n%s\n\n", mainTable(results).RenderMarkdown())
+	fmt.Fprintf(&b, "## What is not expressed\n\n%s\n", missingTable(results).RenderMarkdown())
+	return os.WriteFile(file, []byte(b.String()), 0o644)
+}

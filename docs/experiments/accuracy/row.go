@@ -1,0 +1,169 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// row is a training run that somebody measured and published.
+type row struct {
+	ID        string   `json:"id"`
+	Tags      []string `json:"tags"`
+	Source    string   `json:"source"`
+	Software  text     `json:"software"`
+	Model     sizes    `json:"model"`
+	Precision text     `json:"precision"`
+	Optimizer text     `json:"optimizer"`
+
+	MicroBatch   number `json:"micro_batch"`
+	Sequence     number `json:"seq_len"`
+	Accumulation number `json:"grad_accum"`
+
+	Recompute  text     `json:"act_ckpt"`
+	Attention  text     `json:"attn"`
+	Parallel   parallel `json:"parallel"`
+	Offload    text     `json:"offload"`
+	Adapter    *adapter `json:"peft"`
+	GPU        text     `json:"gpu"`
+	Measured   []figure `json:"measured"`
+	Missing    text     `json:"missing"`
+	Notes      text     `json:"notes"`
+	Confidence string   `json:"confidence"`
+}
+
+type sizes struct {
+	Name       string `json:"hf_id"`
+	Layers     number `json:"layers"`
+	Hidden     number `json:"hidden"`
+	Heads      number `json:"heads"`
+	KeyHeads   number `json:"kv_heads"`
+	Inner      number `json:"ffn"`
+	Vocabulary number `json:"vocab"`
+	HeadWidth  number `json:"head_dim"`
+	Tied       *bool  `json:"tied_embeddings"`
+	Elements   number `json:"total_params"`
+	Note       text   `json:"note"`
+}
+
+type parallel struct {
+	World        number  `json:"world"`
+	Tensor       number  `json:"tp"`
+	Pipeline     number  `json:"pp"`
+	Context      number  `json:"cp"`
+	Expert       number  `json:"ep"`
+	RanksPerHost number  `json:"ranks_per_host"`
+	Stage        *number `json:"zero_stage"`
+	FSDP         text    `json:"fsdp"`
+	Bucket       number  `json:"reduce_bucket_size"`
+	Persistence  number  `json:"persistence_threshold"`
+	OverlapComm  *bool   `json:"overlap_comm"`
+	Note         text    `json:"note"`
+}
+
+type adapter struct {
+	Method  text   `json:"method"`
+	Rank    number `json:"r"`
+	Targets text   `json:"targets"`
+	Quant   text   `json:"quant"`
+	DType   text   `json:"adapter_dtype"`
+}
+
+// figure is one measured quantity.
+type figure struct {
+	Quantity string  `json:"quantity"`
+	Point    string  `json:"point"`
+	Value    float64 `json:"value"`
+	Unit     string  `json:"unit"`
+}
+
+// bytes is the figure in bytes. "GB" is decimal unless the unit says that it is
+// the binary one: many programs print GiB and call them GB.
+func (f figure) bytes() (float64, bool) {
+	unit := strings.ToLower(f.Unit)
+	for _, u := range []struct {
+		name  string
+		bytes float64
+	}{{"bytes/param", 0}, {"bytes", 1}, {"gib", 1 << 30}, {"mib", 1 << 20}, {"printed gb", 1 << 30}, {"gb", 1e9}, {"mb", 1e6}, {"g", 1e9}} {
+		if strings.Contains(unit, u.name) {
+			return f.Value * u.bytes, u.bytes > 0
+		}
+	}
+	return 0, false
+}
+
+// number is an integer that may be written as text: the first number in it.
+type number int64
+
+var digits = regexp.MustCompile(`\d+`)
+
+func (n *number) UnmarshalJSON(data []byte) error {
+	if string(data) == "null" {
+		return nil
+	}
+	var f float64
+	if json.Unmarshal(data, &f) == nil {
+		*n = number(f)
+		return nil
+	}
+	first, _ := strconv.ParseInt(digits.FindString(string(data)), 10, 64)
+	*n = number(first)
+	return nil
+}
+
+// text is prose; null is empty.
+type text string
+
+func (t *text) UnmarshalJSON(data []byte) error {
+	var s string
+	if json.Unmarshal(data, &s) != nil {
+		s = string(data)
+	}
+	if s == "null" {
+		s = ""
+	}
+	*t = text(s)
+	return nil
+}
+
+// has says whether the text contains a word of the pattern, whatever the case.
+func (t text) has(pattern string) bool {
+	return regexp.MustCompile("(?i)" + pattern).MatchString(string(t))
+}
+
+// find is the first group of the pattern.
+func (t text) find(pattern string) string {
+	if m := regexp.MustCompile("(?i)" + pattern).FindStringSubmatch(string(t)); m != nil {
+		return m[1]
+	}
+	return ""
+}
+
+// readRows reads the rows that are held against plans: those whose recipe is
+// known well (confidence A and B) and that another trainer than Megatron-LM
+// ran, which Plimsoll does not plan.
+func readRows(file string) ([]row, error) {
+	opened, err := os.Open(file)
+	if err != nil {
+		return nil, fmt.Errorf("the measurements cannot be read: %w", err)
+	}
+	defer opened.Close()
+	var rows []row
+	lines := bufio.NewScanner(opened)
+	lines.Buffer(nil, 1<<24)
+	for n := 1; lines.Scan(); n++ {
+		var r row
+		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
+			return nil, fmt.Errorf("%s:%d: %w", file, n, err)
+		}
+		if !slices.Contains(r.Tags, "megatron") && strings.ContainsAny(r.Confidence, "AB") {
+			rows = append(rows, r)
+		}
+	}
+	return rows, lines.Err()
+}

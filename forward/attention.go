@@ -1,0 +1,268 @@
+package forward
+
+import (
+	"plimsoll/autograd"
+	"plimsoll/dtype"
+	"plimsoll/model"
+)
+
+// attention runs the attention of x to source, which is x but for a decoder's
+// attention to its encoder.
+func (p *pass) attention(s *model.Stack, a *model.Attention, x, source *autograd.Tensor) *autograd.Tensor {
+	defer p.SetComponent(p.SetComponent(Attention))
+	return p.Scope(func() *autograd.Tensor {
+		x, source := p.gather(x), p.gather(source)
+		if a.Delta != nil {
+			return p.scatter(p.delta(a, x))
+		}
+		q, k, v, gate := p.project(a, x, source)
+		mixed := p.mix(s, a, q, k, v)
+		if gate != nil {
+			gated := p.multiply(mixed, p.unary(gate, gate.DType, saveOutput))
+			p.Drop(mixed)
+			mixed = gated
+		}
+		return p.scatter(p.linear(a.Output, mixed, p.network.Hidden))
+	})
+}
+
+// heads are those of a rank under tensor parallelism.
+func (p *pass) heads(n int64) int64 { return max(1, n/p.SplitWidth) }
+
+// project makes queries, keys and values, rotated and normed.
+func (p *pass) project(a *model.Attention, x, source *autograd.Tensor) (q, k, v, gate *autograd.Tensor) {
+	heads, groups := p.heads(a.Heads), p.heads(a.KeyValueHeads)
+	queries, keys, values := heads*a.Width, groups*a.Width, groups*a.ValueWidth
+	switch {
+	case a.Latent != nil:
+		q, k, v = p.latent(a, x)
+	case a.Fused != "":
+		whole := p.linear(a.Fused, x, queries+keys+values)
+		parts := p.split(whole, queries, keys, values)
+		q, k, v = parts[0], parts[1], parts[2]
+		p.Drop(whole)
+	default:
+		width := queries
+		if a.Gated {
+			width *= 2
+		}
+		q = p.linear(a.Query, x, width)
+		if a.Gated {
+			parts := p.split(q, queries, queries)
+			p.Drop(q)
+			q, gate = parts[0], parts[1]
+		}
+		k = p.linear(a.Key, source, keys)
+		v = p.linear(a.Value, source, values)
+		if p.JoinsProjections {
+			q, k, v = p.join(q, k, v)
+		}
+	}
+	if a.QueryNorm.Kind != model.NoNorm {
+		q, k = p.follow(q, p.norm(a.QueryNorm, q)), p.follow(k, p.norm(a.KeyNorm, k))
+	}
+	if a.Rotary > 0 {
+		q, k = p.follow(q, p.rotate(q)), p.follow(k, p.rotate(k))
+	}
+	return q, k, v, gate
+}
+
+// join makes views of one tensor.
+func (p *pass) join(q, k, v *autograd.Tensor) (_, _, _ *autograd.Tensor) {
+	whole := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{q, k, v}, Outputs: []autograd.Output{{Elements: q.Elements + k.Elements + v.Elements, DType: v.DType}}})[0]
+	parts := p.split(whole, q.Elements, k.Elements, v.Elements)
+	p.Drop(q, k, v, whole)
+	return parts[0], parts[1], parts[2]
+}
+
+// split makes views of a tensor; their gradients are put together.
+func (p *pass) split(x *autograd.Tensor, widths ...int64) []*autograd.Tensor {
+	var sum int64
+	for _, w := range widths {
+		sum += w
+	}
+	outputs := make([]autograd.Output, len(widths))
+	for i, w := range widths {
+		outputs[i] = autograd.Output{Elements: x.Elements / sum * w, DType: x.DType, View: true}
+	}
+	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: outputs})
+}
+
+// rotate applies rotary positions: two products and a sum, of which only the
+// cosines and sines are saved, which all blocks share. Under autocast they are
+// in fp32.
+func (p *pass) rotate(x *autograd.Tensor) *autograd.Tensor {
+	result := x.DType
+	if p.Autocast != dtype.Invalid {
+		result = dtype.F32
+	}
+	bytes := x.Elements * result.Size()
+	return p.Do(autograd.Operation{
+		Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: x.Elements, DType: result}},
+		Scratch: 2 * bytes, BackwardScratch: 2 * bytes,
+	})[0]
+}
+
+// mix is what the heads do between the projections.
+func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor) *autograd.Tensor {
+	heads, groups := p.heads(a.Heads), p.heads(a.KeyValueHeads)
+	biased := a.Biased && p.FusesBias
+	if p.Attention == Eager || a.Biased && !biased || a.Soft {
+		k, v = p.repeat(k, heads/groups), p.repeat(v, heads/groups)
+		return p.scores(a, q, k, v)
+	}
+	// A window that the sequence is longer than needs a mask, with which torch
+	// does not share keys among queries.
+	if p.Attention == SDPA && a.Window > 0 && p.Sequence > a.Window || p.JoinsProjections {
+		k, v = p.repeat(k, heads/groups), p.repeat(v, heads/groups)
+	}
+	compute := promoted(promoted(q.DType, k.DType), v.DType)
+	if p.Autocast != dtype.Invalid {
+		compute = p.Autocast
+	}
+	q, k, v = p.cast(q, compute), p.cast(k, compute), p.cast(v, compute)
+	tokens := q.Elements / (heads * a.Width)
+	elements := tokens * heads * a.ValueWidth
+	o := autograd.Operation{
+		Inputs: []*autograd.Tensor{q, k, v}, Saved: []*autograd.Tensor{q, k, v},
+		Outputs: []autograd.Output{{Elements: elements, DType: compute, Saved: true}, {Elements: tokens * heads, DType: dtype.F32, Saved: true}},
+		// The sum of the gradient of the queries is kept in fp32, and the
+		// products of gradients and outputs, one a row.
+		BackwardScratch: 4*q.Elements + 4*tokens*heads,
+		Kept:            true,
+	}
+	if biased {
+		bias := p.New(heads*p.Sequence/p.SplitSequence*p.Sequence, compute)
+		o.Saved = append(o.Saved, bias)
+		defer p.Drop(bias)
+	}
+	if groups < heads {
+		o.BackwardScratch += (k.Elements + v.Elements) * (heads / groups) * compute.Size()
+	}
+	r := p.Do(o)
+	p.Drop(r[1])
+	if a.Joined || p.JoinsProjections {
+		return p.follow(r[0], p.unary(r[0], compute, saveNothing))
+	}
+	return r[0]
+}
+
+// repeat copies keys or values for the heads that share them.
+func (p *pass) repeat(x *autograd.Tensor, times int64) *autograd.Tensor {
+	if times == 1 {
+		return x
+	}
+	r := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: x.Elements * times, DType: x.DType}}, BackwardScratch: x.Elements * times * x.DType.Size()})[0]
+	p.Drop(x)
+	return r
+}
+
+// scores is attention with the scores of all pairs of tokens in memory.
+func (p *pass) scores(a *model.Attention, q, k, v *autograd.Tensor) *autograd.Tensor {
+	heads := p.heads(a.Heads)
+	rows := q.Elements / a.Width // of all heads
+	pairs := rows * (k.Elements / a.Width / heads / p.Batch)
+	component := p.SetComponent(Scores)
+	x := p.matmul(q, k, pairs)
+	x = p.follow(x, p.unary(x, x.DType, saveNothing)) // scaled
+	if a.Soft {
+		x = p.follow(x, p.unary(x, x.DType, saveNothing))
+		x = p.follow(x, p.unary(x, x.DType, saveOutput)) // the hyperbolic tangent
+		x = p.follow(x, p.unary(x, x.DType, saveNothing))
+	}
+	x = p.follow(x, p.unary(x, x.DType, saveNothing)) // masked
+	result := x.DType
+	if a.WideSoftmax {
+		result = dtype.F32
+	}
+	x = p.follow(x, p.softmax(x, result))
+	if a.WideSoftmax {
+		x = p.follow(x, p.cast(x, q.DType))
+	}
+	x = p.dropout(x, a.Dropout)
+	p.SetComponent(component)
+	mixed := p.matmul(x, v, rows*a.ValueWidth)
+	p.Drop(x)
+	return p.follow(mixed, p.unary(mixed, mixed.DType, saveNothing)) // the heads side by side
+}
+
+// latent makes DeepSeek's queries, keys and values.
+func (p *pass) latent(a *model.Attention, x *autograd.Tensor) (q, k, v *autograd.Tensor) {
+	l, heads := a.Latent, p.heads(a.Heads)
+	if l.QueryDown == "" {
+		q = p.linear(a.Query, x, heads*a.Width)
+	} else {
+		down := p.linear(l.QueryDown, x, l.QueryRank)
+		down = p.follow(down, p.norm(l.QueryNorm, down))
+		q = p.linear(l.QueryUp, down, heads*a.Width)
+		p.Drop(down)
+	}
+	plain := a.Width - l.Rotated
+	parts := p.split(p.linear(l.Down, x, l.Rank+l.Rotated), l.Rank, l.Rotated)
+	normed := p.norm(l.Norm, parts[0])
+	up := p.linear(l.Up, normed, heads*(plain+a.ValueWidth))
+	p.Drop(normed)
+	keyValue := p.split(up, heads*plain, heads*a.ValueWidth)
+	// The rotated part is put beside the plain one, for every head.
+	tokens := x.Elements / p.network.Hidden
+	wide := func(inputs ...*autograd.Tensor) *autograd.Tensor {
+		return p.Do(autograd.Operation{Inputs: inputs, Outputs: []autograd.Output{{Elements: tokens * heads * a.Width, DType: up.DType}}})[0]
+	}
+	k = wide(keyValue[0], parts[1])
+	q = p.follow(q, wide(q))
+	p.Drop(parts...)
+	p.Drop(up, keyValue[0])
+	return q, k, keyValue[1]
+}
+
+// delta is linear attention with the gated delta rule, as transformers computes
+// it in chunks of 64 tokens where the kernels of flash-linear-attention are
+// not installed: in fp32, with one state of a head a chunk.
+func (p *pass) delta(a *model.Attention, x *autograd.Tensor) *autograd.Tensor {
+	d := a.Delta
+	tokens := x.Elements / p.network.Hidden
+	keys, values := d.KeyHeads*d.KeyWidth, d.ValueHeads*d.ValueWidth
+	projected := p.linear(d.Project, x, 2*keys+2*values)
+	gates := p.linear(d.Gates, x, 2*d.ValueHeads)
+	parts := p.split(projected, 2*keys+values, values)
+	convolution := p.parameter(d.Convolution + ".weight")
+	o := autograd.Operation{Inputs: []*autograd.Tensor{parts[0], convolution.Tensor()}, Saved: []*autograd.Tensor{parts[0]},
+		Outputs: []autograd.Output{{Elements: parts[0].Elements, DType: projected.DType}}}
+	mixed := p.Do(o)[0]
+	mixed = p.follow(mixed, p.unary(mixed, mixed.DType, saveInput))
+	const chunk = 64
+	wide := tokens * d.ValueHeads * (2*d.KeyWidth + d.ValueWidth)
+	states := tokens / chunk * d.ValueHeads * d.KeyWidth * d.ValueWidth
+	r := p.Do(autograd.Operation{
+		Inputs: []*autograd.Tensor{mixed, gates}, Saved: []*autograd.Tensor{mixed, gates},
+		Outputs: []autograd.Output{
+			{Elements: tokens * values, DType: projected.DType},
+			{Elements: 2*wide + states + tokens*d.ValueHeads*chunk, DType: dtype.F32, Saved: true},
+		},
+	})
+	p.Drop(r[1])
+	normed := p.norm(d.Norm, r[0])
+	gated := p.multiply(normed, p.unary(parts[1], projected.DType, saveInput))
+	p.Drop(normed)
+	return p.linear(a.Output, gated, p.network.Hidden)
+}
+
+// gather makes whole the sequence that tensor parallelism divides between the
+// halves of a block, and scatter divides it again.
+func (p *pass) gather(x *autograd.Tensor) *autograd.Tensor { return p.resized(x, p.SplitWidth) }
+
+func (p *pass) scatter(x *autograd.Tensor) *autograd.Tensor {
+	if p.SplitWidth == 1 {
+		return x
+	}
+	r := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: x.Elements / p.SplitWidth, DType: x.DType}}, Kept: true})[0]
+	p.Drop(x)
+	return r
+}
+
+func (p *pass) resized(x *autograd.Tensor, times int64) *autograd.Tensor {
+	if times == 1 {
+		return x
+	}
+	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: x.Elements * times, DType: x.DType}}})[0]
+}

@@ -1,0 +1,150 @@
+package forward
+
+import (
+	"plimsoll/autograd"
+	"plimsoll/dtype"
+	"plimsoll/model"
+)
+
+// feedForward is the second half of a block.
+func (p *pass) feedForward(f *model.FeedForward, x *autograd.Tensor) *autograd.Tensor {
+	defer p.SetComponent(p.SetComponent(FeedForward))
+	return p.Scope(func() *autograd.Tensor {
+		x := p.gather(x)
+		if f.Mixture != nil {
+			return p.scatter(p.mixture(f.Mixture, x))
+		}
+		inner := max(1, f.Inner/p.SplitWidth)
+		var h *autograd.Tensor
+		switch {
+		case f.GateUp != "":
+			both := p.linear(f.GateUp, x, 2*inner)
+			parts := p.split(both, inner, inner)
+			p.Drop(both)
+			active := p.activate(f.Activation, parts[0])
+			h = p.multiply(active, parts[1])
+			p.Drop(active)
+			p.Drop(parts...)
+		case f.Gate != "":
+			gate := p.linear(f.Gate, x, inner)
+			active := p.follow(gate, p.activate(f.Activation, gate))
+			up := p.linear(f.Up, x, inner)
+			h = p.multiply(active, up)
+			p.Drop(active, up)
+		default:
+			up := p.linear(f.Up, x, inner)
+			h = p.follow(up, p.activate(f.Activation, up))
+		}
+		h = p.dropout(h, f.Dropout)
+		return p.scatter(p.linear(f.Down, h, p.network.Hidden))
+	})
+}
+
+// activate saves what the gradient of the function needs: its input for most,
+// its result for those whose gradient is a function of that, and what lies
+// between where transformers writes the function out.
+func (p *pass) activate(name string, x *autograd.Tensor) *autograd.Tensor {
+	if p.FusedActivations {
+		return p.unary(x, x.DType, saveInput)
+	}
+	switch name {
+	case "relu", "tanh", "sigmoid":
+		return p.unary(x, x.DType, saveOutput)
+	case "gelu_new", "gelu_fast", "bloom_gelu":
+		// 0.5 x (1 + tanh(...)): the power saves x, the hyperbolic tangent its
+		// result, and the last product both of its factors.
+		return p.Scope(func() *autograd.Tensor {
+			half := p.unary(x, x.DType, saveNothing)
+			cubed := p.unary(x, p.wide(x), saveInput)
+			inside := p.follow(cubed, p.add(x, cubed))
+			inside = p.follow(inside, p.unary(inside, inside.DType, saveNothing))
+			bent := p.follow(inside, p.unary(inside, inside.DType, saveOutput))
+			bent = p.follow(bent, p.unary(bent, bent.DType, saveNothing))
+			return p.multiply(half, bent)
+		})
+	default: // silu, gelu, gelu_pytorch_tanh: one kernel
+		return p.unary(x, x.DType, saveInput)
+	}
+}
+
+// wide is the type of what autocast computes in fp32.
+func (p *pass) wide(x *autograd.Tensor) dtype.Type {
+	if p.Autocast != dtype.Invalid {
+		return dtype.F32
+	}
+	return x.DType
+}
+
+// mixture sends every token through the experts that the router chooses. The
+// tokens are taken to be divided evenly among the experts, which are computed
+// together: their tokens lie one after the other.
+func (p *pass) mixture(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
+	hidden := p.network.Hidden
+	tokens := x.Elements / hidden
+	chosen := tokens * m.Chosen
+	logits := p.linear(m.Router, x, int64(len(m.Experts)))
+	weights := p.follow(logits, p.softmax(logits, dtype.F32))
+	best := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{weights}, Outputs: []autograd.Output{{Elements: chosen, DType: x.DType}, {Elements: chosen, DType: dtype.I64, Saved: true}}})
+	p.Drop(weights, best[1])
+
+	taken := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: chosen * hidden, DType: x.DType}}})[0]
+	inner := m.Experts[0].Inner
+	gate := p.grouped(m, func(f *model.FeedForward) string { return f.Gate }, taken, inner)
+	up := p.grouped(m, func(f *model.FeedForward) string { return f.Up }, taken, inner)
+	p.Drop(taken)
+	active := p.follow(gate, p.activate(m.Experts[0].Activation, gate))
+	h := p.multiply(active, up)
+	p.Drop(active, up)
+	down := p.follow(h, p.grouped(m, func(f *model.FeedForward) string { return f.Down }, h, hidden))
+	weighed := p.multiply(down, best[0])
+	p.Drop(down, best[0])
+	y := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{weighed}, Outputs: []autograd.Output{{Elements: x.Elements, DType: x.DType}}})[0]
+	p.Drop(weighed)
+
+	if m.Shared != nil {
+		shared := p.feedForward(m.Shared, x)
+		if m.SharedGate != "" {
+			gate := p.linear(m.SharedGate, x, 1)
+			gate = p.follow(gate, p.unary(gate, gate.DType, saveOutput))
+			shared = p.follow(shared, p.multiply(shared, gate))
+			p.Drop(gate)
+		}
+		sum := p.add(y, shared)
+		p.Drop(y, shared)
+		y = sum
+	}
+	return y
+}
+
+// grouped is the same linear module of all experts, each on its tokens.
+func (p *pass) grouped(m *model.Mixture, module func(*model.FeedForward) string, x *autograd.Tensor, out int64) *autograd.Tensor {
+	var weights []*autograd.Parameter
+	for i := range m.Experts {
+		if w := p.parameter(module(&m.Experts[i]) + ".weight"); w != nil { // other ranks have the rest
+			weights = append(weights, w)
+		}
+	}
+	in := weights[0].Elements / out
+	compute := weights[0].DType
+	if p.Autocast != dtype.Invalid {
+		compute = p.Autocast
+	}
+	input := p.cast(x, compute)
+	o := autograd.Operation{Inputs: []*autograd.Tensor{input}, Outputs: []autograd.Output{{Elements: input.Elements / in * out, DType: compute}}, Product: true, Kept: true}
+	for _, w := range weights {
+		x := p.weight(w)
+		o.Inputs = append(o.Inputs, x)
+		if input.NeedsGradient() {
+			o.Saved = append(o.Saved, x)
+		}
+		if w.Quantized != autograd.Unquantized { // one expert at a time is expanded
+			o.Scratch, o.BackwardScratch = w.Elements*compute.Size(), w.Elements*compute.Size()
+		}
+	}
+	if weights[0].Trainable {
+		o.Saved = append(o.Saved, input)
+	}
+	y := p.Do(o)[0]
+	p.dropCasts(x, input)
+	return y
+}

@@ -1,0 +1,323 @@
+// Package forward runs the forward pass of a transformer on a tape, operation
+// by operation as the modules of Hugging Face transformers do, so that the
+// tape knows what every half of every block keeps for its gradient.
+package forward
+
+import (
+	"plimsoll/autograd"
+	"plimsoll/dtype"
+	"plimsoll/model"
+)
+
+// Components of what a forward pass holds.
+const (
+	Batch       = "batch"
+	Embeddings  = "activations: embeddings"
+	Norms       = "activations: norms"
+	Attention   = "activations: attention"
+	Scores      = "activations: attention scores"
+	FeedForward = "activations: feed-forward"
+	Residual    = "activations: residual stream"
+	Adapters    = "activations: adapters"
+	Logits      = "logits and loss"
+	CastWeights = "weights cast by autocast"
+)
+
+// AttentionKind is how attention is computed.
+type AttentionKind string
+
+// The kinds, as transformers' attn_implementation names them.
+const (
+	Eager AttentionKind = "eager" // scores in memory
+	SDPA  AttentionKind = "sdpa"  // torch's scaled_dot_product_attention
+	Flash AttentionKind = "flash" // the flash-attn package
+)
+
+// LossKind is how the loss is computed.
+type LossKind int
+
+// The losses.
+const (
+	// ShiftLabels is what transformers does from 4.46 on: logits are upcast, and
+	// the labels are shifted.
+	ShiftLabels LossKind = iota
+	// ShiftLogits copies all logits but the last, as it did before.
+	ShiftLogits
+	// CompiledLoss is ShiftLabels compiled: neither the upcast logits nor their
+	// logarithms are ever in memory.
+	CompiledLoss
+	// ChunkedLoss computes the loss for 128 tokens at a time of logits that were
+	// cast to fp32 when the model returned them (litgpt's
+	// chunked_cross_entropy, Lightning's precision plugins).
+	ChunkedLoss
+	// FusedLoss has the logits of some tokens at a time (Liger's fused linear
+	// cross entropy).
+	FusedLoss
+)
+
+// Hooks are told when a module is used, in both passes and in the second run
+// of a checkpoint. Paths are those of blocks, linear modules, norms and
+// embeddings.
+type Hooks interface {
+	BeforeForward(path string)
+	AfterForward(path string)
+	BeforeBackward(path string)
+	AfterBackward(path string)
+}
+
+// Options say how a model is run.
+type Options struct {
+	Batch, Sequence int64 // sequences of a micro batch; tokens of each
+	Attention       AttentionKind
+	// FusesBias says that SDPA is used where something is added to the scores,
+	// which is in memory then: from transformers 5 on.
+	FusesBias bool
+	// Autocast is the type that torch.autocast computes matrix products in, and
+	// Invalid when it is off.
+	Autocast dtype.Type
+	// FusedActivations has the functions between projections in one kernel each,
+	// whatever the configuration calls them.
+	FusedActivations bool
+	// JoinsProjections has queries, keys and values in one tensor, of which the
+	// values stay a view, keys and values copied for all heads, heads one after
+	// the other, and 4-bit weights expanded to fp16 before they are cast
+	// (litgpt).
+	JoinsProjections bool
+	// FusesPointwise has what lies between products of matrices in one kernel
+	// each (torch.compile).
+	FusesPointwise bool
+	// SavesSoftmaxInput is torch before 1.11: softmax and log_softmax save their
+	// input beside their result (_softmax_backward_data took it).
+	SavesSoftmaxInput bool
+	// RecomputeEvery is the distance of the blocks that are recomputed; 0 and 1
+	// mean all.
+	RecomputeEvery int
+	// SavesQuantizedInput is bitsandbytes before 0.43.2: products with 4-bit
+	// weights save their input, though nothing needs it.
+	SavesQuantizedInput bool
+	// Recompute has blocks recomputed; nil when nothing is.
+	Recompute *autograd.Checkpoint
+	Loss      LossKind
+	// InputGradients makes the output of the embeddings need a gradient, as
+	// enable_input_require_grads does.
+	InputGradients bool
+	// SplitSequence and SplitWidth are the degrees of context and of tensor
+	// parallelism, 1 without.
+	SplitSequence, SplitWidth int64
+	Hooks                     Hooks // nil: none
+	// HasLogits is called when the program has the logits, in place of those of
+	// the step before.
+	HasLogits func()
+}
+
+// Parameters finds the parameters and adapters of modules.
+type Parameters struct {
+	ByName   map[string]*autograd.Parameter
+	Adapters map[string]*Adapter // by the path of the module
+}
+
+// Result is what the training loop holds after the forward pass.
+type Result struct {
+	Loss   *autograd.Tensor
+	Logits *autograd.Tensor // as long as the outputs of the model live; nil for FusedLoss
+}
+
+// pass is the state of one forward pass.
+type pass struct {
+	*autograd.Tape
+	Options
+	network    *model.Network
+	parameters Parameters
+	weights    map[*autograd.Parameter]*autograd.Tensor // cast by autocast
+	cached     []*autograd.Parameter                    // of weights, in order
+	ended      bool                                     // the forward pass is over
+	encoded    *autograd.Tensor                         // output of the encoder
+	// What dropout made of the last input of padded adapters.
+	droppedFrom, dropped *autograd.Tensor
+	blocks               int // that have begun
+}
+
+// Run runs a micro batch through the network up to the loss.
+func Run(t *autograd.Tape, network *model.Network, parameters Parameters, options Options) Result {
+	defer t.SetComponent(t.SetComponent(Residual)) // what nothing else names
+	p := &pass{Tape: t, Options: options, network: network, parameters: parameters, weights: map[*autograd.Parameter]*autograd.Tensor{}}
+	var result Result
+	t.Scope(func() *autograd.Tensor {
+		var hidden *autograd.Tensor
+		for i, stack := range network.Stacks {
+			hidden = t.Scope(func() *autograd.Tensor { return p.stack(stack) })
+			if i < len(network.Stacks)-1 {
+				p.encoded = hidden
+			}
+		}
+		result = p.head(p.gather(hidden))
+		t.Hold(result.Loss)
+		if result.Logits != nil {
+			t.Hold(result.Logits)
+		}
+		return nil
+	})
+	p.end()
+	p.ended = true
+	return result
+}
+
+// end drops what lives until the end of the forward pass, or of a block that is
+// computed again: autocast ends there.
+func (p *pass) end() {
+	p.share(nil, nil)
+	for _, w := range p.cached {
+		p.Drop(p.weights[w])
+	}
+	p.cached = nil
+	clear(p.weights)
+}
+
+// stack runs an encoder or a decoder.
+func (p *pass) stack(s *model.Stack) *autograd.Tensor {
+	x := p.scatter(p.embed(s))
+	if p.InputGradients {
+		p.RequireGradient(x)
+	}
+	for i := range s.Blocks {
+		x = p.follow(x, p.block(s, &s.Blocks[i], x))
+	}
+	if s.FinalNorm.Kind != model.NoNorm {
+		x = p.follow(x, p.norm(s.FinalNorm, x))
+	}
+	if s.ProjectOut != "" {
+		x = p.follow(x, p.linear(s.ProjectOut, x, s.EmbeddingWidth))
+	}
+	return x
+}
+
+// follow drops a tensor that the program has replaced by the next.
+func (p *pass) follow(before, next *autograd.Tensor) *autograd.Tensor {
+	if before != next {
+		p.Drop(before)
+	}
+	return next
+}
+
+// embed looks tokens and positions up.
+func (p *pass) embed(s *model.Stack) *autograd.Tensor {
+	defer p.SetComponent(p.SetComponent(Embeddings))
+	width := s.EmbeddingWidth
+	if width == 0 {
+		width = p.network.Hidden
+	}
+	x := p.lookUp(s.TokenEmbedding, p.tokens()*width)
+	if s.ScalesEmbedding {
+		x = p.follow(x, p.unary(x, x.DType, saveNothing))
+	}
+	if s.ProjectIn != "" {
+		x = p.follow(x, p.linear(s.ProjectIn, x, p.network.Hidden))
+	}
+	for _, path := range []string{s.TypeEmbedding, s.PositionEmbedding} {
+		if path != "" {
+			positions := p.lookUp(path, p.Sequence/p.SplitSequence*p.network.Hidden)
+			x = p.follow(x, p.add(x, positions))
+			p.Drop(positions)
+		}
+	}
+	if s.EmbeddingNorm.Kind != model.NoNorm {
+		x = p.follow(x, p.norm(s.EmbeddingNorm, x))
+	}
+	return p.dropout(x, s.EmbeddingDropout)
+}
+
+// tokens is the number of tokens that the rank has of a micro batch.
+func (p *pass) tokens() int64 { return p.Batch * p.Sequence / p.SplitSequence }
+
+// block runs one block, recomputed in the backward pass where that is wanted.
+func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autograd.Tensor {
+	body := func(x *autograd.Tensor) *autograd.Tensor {
+		return p.Scope(func() *autograd.Tensor {
+			switch b.Arrangement {
+			case model.PostNorm:
+				return p.postNorm(s, b, x)
+			case model.Parallel:
+				return p.parallel(s, b, x)
+			default:
+				return p.preNorm(s, b, x)
+			}
+		})
+	}
+	return p.hooked(b.Path, func() *autograd.Tensor {
+		p.blocks++
+		if p.Recompute == nil || p.RecomputeEvery > 1 && p.blocks%p.RecomputeEvery != 0 {
+			return body(x)
+		}
+		defer p.SetComponent(p.SetComponent(Residual))
+		return p.Checkpoint(*p.Recompute, x, func(x *autograd.Tensor) *autograd.Tensor {
+			result := body(x)
+			if p.ended {
+				p.end()
+			}
+			return result
+		})
+	})
+}
+
+func (p *pass) preNorm(s *model.Stack, b *model.Block, x *autograd.Tensor) *autograd.Tensor {
+	h := p.half(b.AttentionNorm, b.AfterAttention, x, b.Dropout, func(h *autograd.Tensor) *autograd.Tensor {
+		return p.attention(s, &b.Attention, h, h)
+	})
+	if b.Cross != nil {
+		h = p.follow(h, p.half(b.CrossNorm, model.Norm{}, h, b.Dropout, func(h *autograd.Tensor) *autograd.Tensor {
+			return p.attention(s, b.Cross, h, p.encoded)
+		}))
+	}
+	return p.half(b.FeedForwardNorm, b.AfterFeedForward, h, b.Dropout, func(h *autograd.Tensor) *autograd.Tensor {
+		return p.feedForward(&b.FeedForward, h)
+	})
+}
+
+// half is x + dropout(after(body(before(x)))).
+func (p *pass) half(before, after model.Norm, x *autograd.Tensor, dropout float64, body func(*autograd.Tensor) *autograd.Tensor) *autograd.Tensor {
+	h := p.norm(before, x)
+	h = p.follow(h, body(h))
+	if after.Kind != model.NoNorm {
+		h = p.follow(h, p.norm(after, h))
+	}
+	return p.residual(x, p.dropout(h, dropout))
+}
+
+func (p *pass) postNorm(s *model.Stack, b *model.Block, x *autograd.Tensor) *autograd.Tensor {
+	h := p.attention(s, &b.Attention, x, x)
+	h = p.residual(x, p.dropout(h, b.Dropout))
+	h = p.follow(h, p.norm(b.AttentionNorm, h))
+	f := p.dropout(p.feedForward(&b.FeedForward, h), b.Dropout)
+	f = p.residual(h, f)
+	return p.follow(f, p.norm(b.FeedForwardNorm, f))
+}
+
+func (p *pass) parallel(s *model.Stack, b *model.Block, x *autograd.Tensor) *autograd.Tensor {
+	h := p.norm(b.AttentionNorm, x)
+	a := p.dropout(p.attention(s, &b.Attention, h, h), b.Dropout)
+	if b.FeedForwardNorm.Kind != model.NoNorm {
+		h = p.follow(h, p.norm(b.FeedForwardNorm, x))
+	}
+	f := p.dropout(p.feedForward(&b.FeedForward, h), b.Dropout)
+	defer p.SetComponent(p.SetComponent(Residual))
+	return p.follow(f, p.add(p.residual(f, a), x))
+}
+
+// residual adds what a half of a block made, and drops it.
+func (p *pass) residual(x, made *autograd.Tensor) *autograd.Tensor {
+	defer p.SetComponent(p.SetComponent(Residual))
+	return p.follow(made, p.add(x, made))
+}
+
+// hooked runs body between the hooks of a module.
+func (p *pass) hooked(path string, body func() *autograd.Tensor) *autograd.Tensor {
+	if p.Hooks == nil {
+		return body()
+	}
+	p.Hooks.BeforeForward(path)
+	p.Mark(func() { p.Hooks.AfterBackward(path) })
+	result := body()
+	p.Mark(func() { p.Hooks.BeforeBackward(path) })
+	p.Hooks.AfterForward(path)
+	return result
+}

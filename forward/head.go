@@ -1,0 +1,146 @@
+package forward
+
+import (
+	"plimsoll/autograd"
+	"plimsoll/dtype"
+	"plimsoll/model"
+)
+
+// head makes logits of the last hidden states, and of them the loss.
+func (p *pass) head(x *autograd.Tensor) Result {
+	defer p.SetComponent(p.SetComponent(Logits))
+	h := &p.network.Head
+	if h.Projection == "" {
+		return Result{Loss: p.mean(x)}
+	}
+	if h.PerSequence {
+		return p.classify(h, x)
+	}
+	if h.Dense != "" {
+		x = p.linear(h.Dense, x, p.network.Hidden)
+		x = p.follow(x, p.activate("gelu", x))
+		x = p.follow(x, p.norm(h.Norm, x))
+	}
+	if p.Loss == FusedLoss {
+		return Result{Loss: p.fusedLoss(h, x)}
+	}
+	logits := p.linear(h.Projection, x, h.Outputs/p.SplitWidth)
+	if h.Soft {
+		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
+		logits = p.follow(logits, p.unary(logits, logits.DType, saveOutput))
+		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
+	}
+	p.Drop(x)
+	if p.Loss == ChunkedLoss {
+		logits = p.follow(logits, p.cast(logits, dtype.F32))
+		p.HasLogits()
+		return Result{Loss: p.chunkedLoss(logits), Logits: logits}
+	}
+	loss := p.crossEntropy(logits)
+	p.HasLogits()
+	return Result{Loss: loss, Logits: logits}
+}
+
+// crossEntropy upcasts the logits; the logarithms of the probabilities are
+// saved.
+func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
+	return p.Scope(func() *autograd.Tensor {
+		if p.Loss == CompiledLoss {
+			return p.mean(logits)
+		}
+		x := logits
+		if !p.network.Head.NarrowLoss || p.Autocast != dtype.Invalid {
+			x = p.cast(logits, dtype.F32)
+		}
+		if p.Loss == ShiftLogits {
+			shifted := p.unary(x, x.DType, saveNothing)
+			x = shifted
+		}
+		if p.SplitWidth > 1 {
+			return p.parallelLoss(x)
+		}
+		logarithms := p.normalized(x, x.DType)
+		return p.mean(logarithms)
+	})
+}
+
+// parallelLoss is that of logits that ranks have a part of each. Its backward
+// pass has four tensors of their size at once
+// (torch/distributed/tensor/parallel/loss.py, _nll_loss_and_log_softmax_backward).
+func (p *pass) parallelLoss(x *autograd.Tensor) *autograd.Tensor {
+	r := p.Do(autograd.Operation{
+		Inputs: []*autograd.Tensor{x}, BackwardScratch: 2 * x.Bytes(),
+		Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}, {Elements: x.Elements, DType: x.DType, Saved: true}},
+	})
+	return r[0]
+}
+
+// chunkedLoss makes the logarithms of 128 tokens at a time, whose gradients
+// take their place one after the other.
+func (p *pass) chunkedLoss(logits *autograd.Tensor) *autograd.Tensor {
+	return p.Scope(func() *autograd.Tensor {
+		r := p.Do(autograd.Operation{
+			Inputs: []*autograd.Tensor{logits}, Replaces: true,
+			Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}, {Elements: logits.Elements, DType: dtype.F32, Saved: true}},
+		})
+		return r[0]
+	})
+}
+
+// mean is the last operation: the negative logarithms of the labels' tokens.
+// Its gradient is as large as its input.
+func (p *pass) mean(x *autograd.Tensor) *autograd.Tensor {
+	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}}})[0]
+}
+
+func (p *pass) classify(h *model.Head, x *autograd.Tensor) Result {
+	rows := p.Batch
+	first := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: rows * p.network.Hidden, DType: x.DType, View: true}}})[0]
+	if h.Pooler != "" {
+		first = p.linear(h.Pooler, first, p.network.Hidden)
+		first = p.follow(first, p.unary(first, first.DType, saveOutput))
+	}
+	logits := p.linear(h.Projection, first, h.Outputs)
+	return Result{Loss: p.crossEntropy(logits), Logits: logits}
+}
+
+// fusedLoss computes logits, loss and gradients for some tokens at a time, and
+// keeps the gradients of the hidden states and of the weight (Liger's
+// fused_linear_cross_entropy_forward: as many parts as the vocabulary is
+// larger than the width, the number of tokens of each a power of two).
+func (p *pass) fusedLoss(h *model.Head, x *autograd.Tensor) *autograd.Tensor {
+	w := p.parameter(h.Projection + ".weight")
+	tokens := x.Elements / p.network.Hidden
+	parts := (h.Outputs + p.network.Hidden - 1) / p.network.Hidden
+	chunk := powerOfTwo((tokens + parts - 1) / parts)
+	compute := x.DType
+	if p.Autocast != dtype.Invalid {
+		compute = p.Autocast
+	}
+	o := autograd.Operation{
+		Inputs:  []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}, {Elements: x.Elements, DType: compute, Saved: true}},
+		Scratch: chunk * h.Outputs * (compute.Size() + 4),
+		Shared:  []bool{},
+	}
+	o.Inputs = append(o.Inputs, w.Tensor())
+	if w.Trainable {
+		o.Outputs = append(o.Outputs, autograd.Output{Elements: w.Elements, DType: w.DType, Saved: true})
+	}
+	var loss *autograd.Tensor
+	p.hooked(h.Projection, func() *autograd.Tensor {
+		r := p.Do(o)
+		p.Drop(r[1:]...)
+		loss = r[0]
+		return loss
+	})
+	return loss
+}
+
+func powerOfTwo(n int64) int64 {
+	p := int64(1)
+	for p < n {
+		p *= 2
+	}
+	return p
+}

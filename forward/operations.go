@@ -1,0 +1,266 @@
+package forward
+
+import (
+	"plimsoll/autograd"
+	"plimsoll/dtype"
+	"plimsoll/model"
+)
+
+// saving is what a unary operation saves for its gradient.
+type saving int
+
+const (
+	saveNothing saving = iota
+	saveInput
+	saveOutput
+)
+
+// unary is an operation on every element.
+func (p *pass) unary(x *autograd.Tensor, result dtype.Type, save saving) *autograd.Tensor {
+	o := autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: x.Elements, DType: result, Saved: save == saveOutput}}}
+	if save == saveInput {
+		o.Saved = o.Inputs
+	}
+	return p.Do(o)[0]
+}
+
+// cast changes the type of the elements; a tensor that has it already is the
+// result.
+func (p *pass) cast(x *autograd.Tensor, to dtype.Type) *autograd.Tensor {
+	if x.DType == to {
+		return x
+	}
+	return p.unary(x, to, saveNothing)
+}
+
+// promoted is the type of a result of two tensors.
+func promoted(a, b dtype.Type) dtype.Type {
+	if a == b {
+		return a
+	}
+	return dtype.F32
+}
+
+func (p *pass) add(a, b *autograd.Tensor) *autograd.Tensor {
+	result := promoted(a.DType, b.DType)
+	n := max(a.Elements, b.Elements)
+	return p.Do(autograd.Operation{
+		Inputs:  []*autograd.Tensor{a, b},
+		Shared:  []bool{a.DType == result && a.Elements == n, b.DType == result && b.Elements == n},
+		Outputs: []autograd.Output{{Elements: n, DType: result}},
+	})[0]
+}
+
+// multiply saves each factor for the gradient of the other.
+func (p *pass) multiply(a, b *autograd.Tensor) *autograd.Tensor {
+	return p.product(a, b, max(a.Elements, b.Elements), promoted(a.DType, b.DType))
+}
+
+// matmul is a product of matrices, under autocast in its type.
+func (p *pass) matmul(a, b *autograd.Tensor, elements int64) *autograd.Tensor {
+	result := promoted(a.DType, b.DType)
+	if p.Autocast != dtype.Invalid {
+		result = p.Autocast
+	}
+	ca, cb := p.cast(a, result), p.cast(b, result)
+	y := p.product(ca, cb, elements, result)
+	p.dropCasts(a, ca, b, cb)
+	return y
+}
+
+// dropCasts drops what cast made of the tensors before; they come in pairs.
+func (p *pass) dropCasts(pairs ...*autograd.Tensor) {
+	for i := 0; i < len(pairs); i += 2 {
+		if pairs[i] != pairs[i+1] {
+			p.Drop(pairs[i+1])
+		}
+	}
+}
+
+func (p *pass) product(a, b *autograd.Tensor, elements int64, result dtype.Type) *autograd.Tensor {
+	o := autograd.Operation{Inputs: []*autograd.Tensor{a, b}, Outputs: []autograd.Output{{Elements: elements, DType: result}}}
+	if a.NeedsGradient() {
+		o.Saved = append(o.Saved, b)
+	}
+	if b.NeedsGradient() {
+		o.Saved = append(o.Saved, a)
+	}
+	return p.Do(o)[0]
+}
+
+// dropout keeps a mask of one byte an element. It replaces its input.
+func (p *pass) dropout(x *autograd.Tensor, probability float64) *autograd.Tensor {
+	if probability == 0 {
+		return x
+	}
+	r := p.Do(autograd.Operation{
+		Inputs:  []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: x.Elements, DType: x.DType}, {Elements: x.Elements, DType: dtype.Bool, Saved: true}},
+	})
+	p.Drop(r[1])
+	return p.follow(x, r[0])
+}
+
+// softmax is computed in fp32 under autocast.
+func (p *pass) softmax(x *autograd.Tensor, result dtype.Type) *autograd.Tensor {
+	if p.Autocast != dtype.Invalid {
+		result = dtype.F32
+	}
+	return p.normalized(x, result)
+}
+
+// normalized is a softmax or its logarithm.
+func (p *pass) normalized(x *autograd.Tensor, result dtype.Type) *autograd.Tensor {
+	o := autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: x.Elements, DType: result, Saved: true}}}
+	if p.SavesSoftmaxInput {
+		x := p.cast(x, result)
+		o.Inputs = []*autograd.Tensor{x}
+		o.Saved = o.Inputs
+		defer p.Drop(x)
+	}
+	return p.Do(o)[0]
+}
+
+// lookUp is an embedding. The gradient of the table is dense.
+func (p *pass) lookUp(path string, elements int64) *autograd.Tensor {
+	table := p.parameter(path + ".weight")
+	return p.hooked(path, func() *autograd.Tensor {
+		return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{table.Tensor()}, Outputs: []autograd.Output{{Elements: elements, DType: table.DType}}})[0]
+	})
+}
+
+// parameter finds a parameter by its name.
+func (p *pass) parameter(name string) *autograd.Parameter { return p.parameters.ByName[name] }
+
+// weight is a parameter as an operand, cast where autocast is on. Autocast
+// keeps what it cast of trained parameters until it ends (the weight cache of
+// torch.autocast).
+func (p *pass) weight(w *autograd.Parameter) *autograd.Tensor {
+	if p.Autocast == dtype.Invalid || w.DType == p.Autocast {
+		return w.Tensor()
+	}
+	if x, ok := p.weights[w]; ok {
+		return x
+	}
+	component := p.SetComponent(CastWeights)
+	x := p.cast(w.Tensor(), p.Autocast)
+	p.SetComponent(component)
+	if w.Trainable && w.DType == dtype.F32 {
+		p.Hold(x)
+		p.weights[w] = x
+		p.cached = append(p.cached, w)
+	}
+	return x
+}
+
+// linear is a linear module with its bias and its adapter.
+func (p *pass) linear(path string, x *autograd.Tensor, out int64) *autograd.Tensor {
+	return p.hooked(path, func() *autograd.Tensor {
+		adapter := p.parameters.Adapters[path]
+		if adapter == nil {
+			return p.bare(path, x, out)
+		}
+		return p.adapted(adapter, path, x, out)
+	})
+}
+
+// bare is a linear module without its adapter.
+func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor {
+	w := p.parameter(path + ".weight")
+	compute := w.DType
+	if p.Autocast != dtype.Invalid {
+		compute = p.Autocast
+	}
+	input := p.cast(x, compute)
+	o := autograd.Operation{
+		Inputs:  []*autograd.Tensor{input, p.weight(w)},
+		Outputs: []autograd.Output{{Elements: input.Elements / (w.Elements / out) * out, DType: compute}},
+		Product: true, Kept: true,
+	}
+	if w.Trainable || w.Quantized == autograd.EightBit || w.Quantized == autograd.FourBit && p.SavesQuantizedInput {
+		o.Saved = append(o.Saved, input) // LLM.int8() saves it, frozen or not
+	}
+	if input.NeedsGradient() {
+		o.Saved = append(o.Saved, o.Inputs[1])
+	}
+	if w.Quantized != autograd.Unquantized {
+		// bitsandbytes expands the weight in both passes.
+		expanded := w.Elements * compute.Size()
+		if p.JoinsProjections {
+			expanded *= 2
+		}
+		o.Scratch, o.BackwardScratch = expanded, expanded
+	}
+	if bias := p.parameter(path + ".bias"); bias != nil {
+		o.Inputs = append(o.Inputs, bias.Tensor())
+	}
+	y := p.Do(o)[0]
+	p.dropCasts(x, input)
+	return y
+}
+
+// norm is a normalisation, as transformers writes it out.
+func (p *pass) norm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
+	defer p.SetComponent(p.SetComponent(Norms))
+	return p.hooked(n.Path, func() *autograd.Tensor {
+		return p.Scope(func() *autograd.Tensor {
+			if n.Kind == model.LayerNorm || p.FusesPointwise {
+				return p.layerNorm(n, x)
+			}
+			return p.rmsNorm(n, x)
+		})
+	})
+}
+
+// layerNorm is one kernel that saves its input, means and deviations. Autocast
+// has it in fp32.
+func (p *pass) layerNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
+	if p.Autocast != dtype.Invalid {
+		x = p.cast(x, dtype.F32)
+	}
+	o := autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x}}
+	width := p.network.Hidden
+	for _, name := range []string{n.Path + ".weight", n.Path + ".bias"} {
+		if w := p.parameter(name); w != nil {
+			o.Inputs, width = append(o.Inputs, w.Tensor()), w.Elements
+		}
+	}
+	rows := x.Elements / width
+	o.Outputs = []autograd.Output{{Elements: x.Elements, DType: x.DType}, {Elements: rows, DType: dtype.F32, Saved: true}, {Elements: rows, DType: dtype.F32, Saved: true}}
+	r := p.Do(o)
+	p.Drop(r[1], r[2])
+	return r[0]
+}
+
+// rmsNorm is written out in transformers: squares, their mean, the inverse
+// root, and two products.
+func (p *pass) rmsNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
+	w := p.parameter(n.Path + ".weight")
+	wide := p.cast(x, dtype.F32)
+	squares := p.unary(wide, dtype.F32, saveInput)
+	deviations := p.reduce(squares, x.Elements/w.Elements)
+	p.Drop(squares)
+	operand := wide
+	if n.Kind == model.RMSNormT5 {
+		operand = x // promoted by the product
+	}
+	normed := p.multiply(operand, deviations)
+	p.dropCasts(x, wide)
+	switch {
+	case n.Kind == model.RMSNormF32:
+		factor := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{w.Tensor()}, Outputs: []autograd.Output{{Elements: w.Elements, DType: dtype.F32}}})[0]
+		scaled := p.multiply(normed, factor)
+		p.Drop(normed)
+		return p.follow(scaled, p.cast(scaled, x.DType))
+	default:
+		rounded := p.cast(normed, x.DType)
+		p.dropCasts(rounded, normed)
+		return p.multiply(rounded, w.Tensor())
+	}
+}
+
+// reduce is a mean over rows with the root that follows it, which saves its
+// result.
+func (p *pass) reduce(x *autograd.Tensor, rows int64) *autograd.Tensor {
+	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: rows, DType: dtype.F32, Saved: true}}})[0]
+}

@@ -1,0 +1,105 @@
+// Package gpu is what a plan must know of a GPU: how much memory PyTorch can
+// have of it, and what is taken before the first tensor.
+package gpu
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"plimsoll/fault"
+	"plimsoll/ledger"
+)
+
+// Model is a kind of GPU.
+type Model struct {
+	Name string
+	// Memory is what PyTorch reports as total capacity in its out-of-memory
+	// messages: a little less than what the name says.
+	Memory ledger.Bytes
+	// Capability is the CUDA compute capability, 90 for 9.0; 0 for others.
+	Capability int
+}
+
+// gib is a figure as PyTorch prints it.
+func gib(x float64) ledger.Bytes { return ledger.Bytes(x * float64(ledger.GiB)) }
+
+// models are in the order of the help. Capacities are those that PyTorch
+// printed in out-of-memory messages of public issues.
+var models = []Model{
+	{"B200", gib(178.35), 100},
+	{"H200", gib(139.81), 90},
+	{"H100-80GB", gib(79.11), 90},
+	{"H100-96GB", gib(95.00), 90},
+	{"GH200-96GB", gib(94.50), 90},
+	{"A100-80GB", gib(79.15), 80},
+	{"A100-40GB", gib(39.39), 80},
+	{"L40S", gib(44.40), 89},
+	{"L4", gib(21.95), 89},
+	{"A40", gib(44.42), 86},
+	{"A10G", gib(21.98), 86},
+	{"A6000", gib(47.54), 86},
+	{"V100-32GB", gib(31.74), 70},
+	{"V100-16GB", gib(15.77), 70},
+	{"T4", gib(14.58), 75},
+	{"RTX-5090", gib(31.36), 120},
+	{"RTX-4090", gib(23.64), 89},
+	{"RTX-3090", gib(23.69), 86},
+	{"MI300X", gib(191.98), 0},
+}
+
+// Names lists the models.
+func Names() []string {
+	names := make([]string, len(models))
+	for i, m := range models {
+		names[i] = m.Name
+	}
+	return names
+}
+
+// Find finds a model by its name. Spelling may differ: "NVIDIA H100 80GB HBM3"
+// is H100-80GB, and "a100" is the larger of the two.
+func Find(name string) (Model, error) {
+	wanted := words(name)
+	for _, m := range models {
+		have := words(m.Name)
+		if contains(wanted, have) || contains(have, wanted) && len(wanted) > 0 {
+			return m, nil
+		}
+	}
+	mend := "known are " + strings.Join(Names(), ", ") + "; of any other, give --gpu-memory"
+	if near := fault.Nearest(strings.ToUpper(name), Names()); near != "" {
+		mend = fmt.Sprintf("did you mean %q? %s", near, mend)
+	}
+	return Model{}, &fault.Input{What: fmt.Sprintf("unknown GPU %q", name), Mend: mend}
+}
+
+// words are the parts of a name that tell models apart.
+func words(name string) []string {
+	fields := strings.FieldsFunc(strings.ToUpper(name), func(r rune) bool { return strings.ContainsRune(" -_/", r) })
+	var kept []string
+	for _, f := range fields {
+		if !slices.Contains([]string{"NVIDIA", "AMD", "TESLA", "GEFORCE", "INSTINCT", "SXM", "SXM2", "SXM4", "SXM5", "PCIE", "HBM2", "HBM2E", "HBM3", "HBM3E", "GPU"}, f) {
+			kept = append(kept, f)
+		}
+	}
+	return kept
+}
+
+func contains(all, some []string) bool {
+	for _, w := range some {
+		if !slices.Contains(all, w) {
+			return false
+		}
+	}
+	return true
+}
+
+// Workspace is what cuBLAS takes of torch's allocator for one handle
+// (aten/src/ATen/cuda/CublasHandlePool.cpp, getChosenWorkspaceSize).
+func (m Model) Workspace() ledger.Bytes {
+	if m.Capability >= 90 {
+		return 32 * ledger.MiB
+	}
+	return 8519680
+}

@@ -1,0 +1,40 @@
+package gpu
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"plimsoll/fault"
+)
+
+func TestFind(t *testing.T) {
+	for name, want := range map[string]string{
+		"H100-80GB": "H100-80GB", "NVIDIA H100 80GB HBM3": "H100-80GB", "h100": "H100-80GB", "a100": "A100-80GB", "A100-SXM4-40GB": "A100-40GB",
+		"NVIDIA A100-PCIE-40GB": "A100-40GB", "Tesla V100-SXM2-16GB": "V100-16GB", "NVIDIA GeForce RTX 4090": "RTX-4090", "L4": "L4", "L40S": "L40S", "Tesla T4": "T4",
+		"NVIDIA A10G": "A10G", "H200": "H200", "AMD Instinct MI300X": "MI300X",
+	} {
+		if m, err := Find(name); err != nil || m.Name != want {
+			t.Errorf("%q is %q (%v), want %q", name, m.Name, err, want)
+		}
+	}
+	for _, name := range []string{"", "H1000", "banana", "A100-20GB", "GPU"} {
+		if m, err := Find(name); !errors.As(err, new(*fault.Input)) {
+			t.Errorf("%q is %q: %v", name, m.Name, err)
+		}
+	}
+	if _, err := Find("h10"); !strings.Contains(err.Error(), "did you mean") {
+		t.Error(err)
+	}
+}
+
+func TestModels(t *testing.T) {
+	for _, m := range models {
+		if m.Memory <= 0 || m.Workspace() <= 0 {
+			t.Errorf("%+v", m)
+		}
+		if found, err := Find(m.Name); err != nil || found != m {
+			t.Errorf("%s is found as %+v, %v", m.Name, found, err)
+		}
+	}
+}

@@ -1,0 +1,242 @@
+package model
+
+import "slices"
+
+// Network says how a model computes, as far as the memory of its activations
+// depends on it. Modules are named by their paths: the weight of a linear
+// module "lm_head" is the parameter "lm_head.weight". An empty path means that
+// there is no such module.
+type Network struct {
+	Hidden int64 // width of the residual stream
+	Stacks []*Stack
+	Head   Head
+}
+
+// Stack is an encoder or a decoder: embeddings, blocks and a norm.
+type Stack struct {
+	TokenEmbedding    string
+	PositionEmbedding string // learned positions
+	TypeEmbedding     string // BERT's segments
+	EmbeddingWidth    int64  // where it is not Hidden
+	EmbeddingNorm     Norm
+	EmbeddingDropout  float64
+	ScalesEmbedding   bool   // Gemma multiplies by the root of the width
+	ProjectIn         string // from EmbeddingWidth to Hidden
+	ProjectOut        string
+	Blocks            []Block
+	FinalNorm         Norm
+	Causal            bool
+}
+
+// Head is what follows the last stack.
+type Head struct {
+	Projection string // to the vocabulary or to labels
+	Outputs    int64  // of the projection
+	// Dense and Norm are what BERT has before its projection.
+	Dense string
+	Norm  Norm
+	// Pooler is BERT's, which reads the first token only.
+	Pooler string
+	// Soft says that logits are limited by a hyperbolic tangent.
+	Soft bool
+	// NarrowLoss says that logits are not upcast for the loss.
+	NarrowLoss bool
+	// PerSequence says that there is one output a sequence, and not one a
+	// token.
+	PerSequence bool
+}
+
+// Norm is a normalisation module.
+type Norm struct {
+	Path string
+	Kind NormKind
+}
+
+// NormKind tells how a normalisation is computed.
+type NormKind int
+
+// The kinds differ in what they keep for the backward pass.
+const (
+	NoNorm     NormKind = iota
+	LayerNorm           // one fused kernel
+	RMSNorm             // in fp32, then rounded, then times the weight (Llama)
+	RMSNormF32          // in fp32 with the weight, then rounded (Gemma)
+	RMSNormT5           // only the variance is in fp32 for sure
+)
+
+// Arrangement is how norms and the two halves of a block follow each other.
+type Arrangement int
+
+// The arrangements.
+const (
+	PreNorm  Arrangement = iota // x + f(norm(x))
+	PostNorm                    // norm(x + f(x))
+	Parallel                    // x + attention(norm(x)) + feedForward(norm(x))
+)
+
+// Block is one transformer block.
+type Block struct {
+	Path             string
+	Arrangement      Arrangement
+	AttentionNorm    Norm
+	CrossNorm        Norm
+	FeedForwardNorm  Norm // not used by a parallel block with one norm
+	AfterAttention   Norm // Gemma 2 norms the outputs of both halves, too
+	AfterFeedForward Norm
+	Attention        Attention
+	Cross            *Attention // to the encoder's output
+	FeedForward      FeedForward
+	Dropout          float64 // of the outputs of both halves
+}
+
+// Attention is the first half of a block.
+type Attention struct {
+	Query, Key, Value string
+	Fused             string // one module in place of the three
+	Output            string
+	Heads             int64
+	KeyValueHeads     int64
+	Width             int64   // of a head of queries and keys
+	ValueWidth        int64   // of a head of values
+	Rotary            float64 // the share of Width that is rotated
+	QueryNorm         Norm    // of every head
+	KeyNorm           Norm
+	Gated             bool    // the query projection makes a gate for the output, too
+	Dropout           float64 // of the probabilities
+	// Biased says that something but a mask is added to the scores (ALiBi, T5's
+	// relative positions), or that they are limited by a hyperbolic tangent:
+	// fused kernels need a mask in memory then, or cannot be used.
+	Biased bool
+	Soft   bool
+	// Joined says that queries and keys are put together of a rotated and a
+	// plain part. Then heads lie one after the other, and not the tokens, and so
+	// does what a fused kernel makes of them: it is copied for the projection.
+	Joined bool
+	// WideSoftmax says that scores are upcast to fp32 for it.
+	WideSoftmax bool
+	Window      int64 // tokens that a token sees; 0 = all before it
+	Latent      *Latent
+	Delta       *Delta
+}
+
+// Latent is what DeepSeek's attention has in place of Query, Key and Value.
+type Latent struct {
+	QueryDown string // empty: Query is one projection
+	QueryNorm Norm
+	QueryUp   string
+	QueryRank int64
+	Down      string // to keys and values, and the part of keys that is rotated
+	Norm      Norm
+	Up        string
+	Rank      int64
+	Rotated   int64
+}
+
+// Delta is linear attention with the gated delta rule (Qwen3-Next).
+type Delta struct {
+	Project, Gates, Convolution, Output string
+	Norm                                Norm
+	KeyHeads, ValueHeads                int64
+	KeyWidth, ValueWidth                int64
+}
+
+// FeedForward is the second half of a block.
+type FeedForward struct {
+	Gate       string // empty: Up and Down only
+	Up         string
+	GateUp     string // one module in place of the two
+	Down       string
+	Inner      int64
+	Activation string  // as in transformers: "silu", "gelu", "gelu_new", "relu", ...
+	Dropout    float64 // after the activation (T5)
+	Mixture    *Mixture
+}
+
+// Mixture is a choice of experts in place of one network, of which every token
+// passes Chosen, and the shared ones.
+type Mixture struct {
+	Router  string
+	Experts []FeedForward
+	Chosen  int64
+	Shared  *FeedForward
+	// SharedGate weighs the shared experts.
+	SharedGate string
+}
+
+// Blocks are the blocks of all stacks.
+func (n *Network) Blocks() []Block {
+	var blocks []Block
+	for _, s := range n.Stacks {
+		blocks = append(blocks, s.Blocks...)
+	}
+	return blocks
+}
+
+// Linears are the paths of the linear modules of the blocks, in the order of
+// the forward pass.
+func (n *Network) Linears() []string {
+	var paths []string
+	add := func(more ...string) {
+		for _, path := range more {
+			if path != "" {
+				paths = append(paths, path)
+			}
+		}
+	}
+	feedForward := func(f *FeedForward) { add(f.Gate, f.Up, f.GateUp, f.Down) }
+	attention := func(a *Attention) {
+		add(a.Query, a.Key, a.Value, a.Fused)
+		if l := a.Latent; l != nil {
+			add(l.QueryDown, l.QueryUp, l.Down, l.Up)
+		}
+		if d := a.Delta; d != nil {
+			add(d.Project, d.Gates, d.Output)
+		}
+		add(a.Output)
+	}
+	for _, b := range n.Blocks() {
+		attention(&b.Attention)
+		if b.Cross != nil {
+			attention(b.Cross)
+		}
+		feedForward(&b.FeedForward)
+		if m := b.FeedForward.Mixture; m != nil {
+			add(m.Router)
+			for i := range m.Experts {
+				feedForward(&m.Experts[i])
+			}
+			if m.Shared != nil {
+				feedForward(m.Shared)
+				add(m.SharedGate)
+			}
+		}
+	}
+	return slices.Clip(paths)
+}
+
+// The methods of scope below describe the network beside the parameters.
+
+// stack begins a stack of this width, which may be completed through the
+// pointer.
+func (s scope) stack(hidden int64, stack Stack) *Stack {
+	s.network.Hidden = hidden
+	s.network.Stacks = append(s.network.Stacks, &stack)
+	return &stack
+}
+
+// blocks is repeat for the blocks of a stack.
+func (s scope) blocks(stack *Stack, name string, count int64, describe func(s scope, index int64, b *Block)) {
+	s.repeat(name, count, func(s scope, index int64) {
+		b := Block{Path: s.module("")}
+		describe(s, index, &b)
+		stack.Blocks = append(stack.Blocks, b)
+	})
+}
+
+// module is the path of a module in this scope, or of the scope itself.
+func (s scope) module(name string) string {
+	if name == "" && s.path != "" {
+		return s.path[:len(s.path)-1]
+	}
+	return s.path + name
+}

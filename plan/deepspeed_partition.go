@@ -1,0 +1,351 @@
+package plan
+
+import (
+	"math"
+
+	"plimsoll/autograd"
+	"plimsoll/dtype"
+	"plimsoll/ledger"
+)
+
+// partitioned is ZeRO-1 and ZeRO-2: parameters are whole on every rank, in one
+// flat tensor a group, and a rank has the master weights and the states of its
+// partition (zero/stage_1_and_2.py).
+type partitioned struct {
+	*deepSpeed
+	spans    map[*autograd.Parameter]span // where a parameter is in its group
+	own      int64                        // elements of parameters that touch the rank's partition, whole
+	buckets  *hold                        // of this backward pass
+	bucket   []*autograd.Parameter        // whose gradients are in the bucket
+	elements int64                        // of them
+	// arriving has the gradients of the partition of this backward pass, averaged
+	// those of the passes before.
+	arriving, averaged *hold
+	accumulated        map[*autograd.Parameter]*locked // on the host
+	wide               map[*autograd.Parameter]*hold   // gradients in the type of accumulation
+
+}
+
+// span is a range of a group's flat tensor, which is in parts of the ranks.
+type span struct{ from, to, part int64 }
+
+// slice is how much of it is in the partition of rank 0.
+func (s span) slice() int64 { return max(0, min(s.to, s.part)-s.from) }
+
+func newPartitioned(e *deepSpeed) *partitioned {
+	p := &partitioned{deepSpeed: e, spans: map[*autograd.Parameter]span{}, accumulated: map[*autograd.Parameter]*locked{}, wide: map[*autograd.Parameter]*hold{}}
+	for _, group := range e.groups {
+		part := e.aligned(elementsOf(group)) / int64(e.ShardRanks)
+		var at int64
+		for _, q := range group {
+			s := span{at, at + q.Elements, part}
+			p.spans[q] = s
+			if s.slice() > 0 {
+				p.own += q.Elements
+			}
+			at = s.to
+		}
+	}
+	return p
+}
+
+// second says that gradients are reduced while they come, and freed.
+func (e *partitioned) second() bool { return e.recipe.ZeROStage == 2 }
+
+func (e *partitioned) initialize() {
+	if e.offloads() {
+		e.tiles()
+	}
+	var temporary *hold // a variable of the constructor that outlives the loop
+	for _, group := range e.groups {
+		n := e.aligned(elementsOf(group))
+		e.flatten(group, n*e.Weights.Size())
+		part := e.shard(n / int64(e.ShardRanks)).Elements
+		temporary.free()
+		temporary = e.masterWeights(part)
+	}
+	largest := largestOf(e.trained) * e.Weights.Size()
+	if e.offloads() {
+		e.place(largest, Staging, e.pinned())
+		allocate(e.gpu, largest, Staging)
+	}
+	for _, p := range e.flat {
+		bytes := p.Elements * e.master.Size()
+		if e.offloads() {
+			e.hostGradients(bytes)
+		} else {
+			e.gpu.during(ledger.Bytes(bytes), MasterGradients, e.eager)
+		}
+	}
+	if e.offloads() {
+		e.eager()
+	}
+	temporary.free()
+	e.describe()
+}
+
+// eager makes the states while the engine is made: before 0.13.2 the optimizer
+// was stepped once with gradients of zeros.
+func (e *partitioned) eager() {
+	if !e.since(0, 13, 2) {
+		e.makeStates()
+	}
+}
+
+// flatten moves the parameters of a group into one tensor. From 0.18.7 on it is
+// made on the GPU where it fits beside the parameters (#7828); else they go to
+// the host, are put together there, and come back.
+func (e *partitioned) flatten(group []*autograd.Parameter, bytes int64) {
+	fits := e.GPU.Memory == 0 || e.gpu.live+ledger.Bytes(bytes) <= e.GPU.Memory
+	if e.since(0, 18, 7) && fits {
+		allocate(e.gpu, bytes, Weights)
+		e.unload(group)
+		return
+	}
+	e.host.during(ledger.Bytes(bytesOf(group, e.Weights)), Flattening, func() {
+		e.unload(group)
+		e.host.during(ledger.Bytes(bytes), Flattening, func() { allocate(e.gpu, bytes, Weights) })
+	})
+}
+
+// masterWeights makes those of a group. It returns what the constructor still
+// holds on the host.
+func (e *partitioned) masterWeights(part int64) (temporary *hold) {
+	bytes, bit16 := part*e.master.Size(), part*e.Weights.Size()
+	if !e.offloads() {
+		e.gpu.during(ledger.Bytes(bit16), Flattening, func() { allocate(e.gpu, bytes, MasterWeights) })
+		return nil
+	}
+	convert := int64(0)
+	if e.master != e.Weights {
+		convert = bit16
+	}
+	pin := e.pinned()
+	if e.since(0, 14, 1) && !e.since(0, 18, 3) {
+		pin = true // whatever the file says (#5301 until #7689)
+	}
+	pin = pin && e.since(0, 14, 1) && !e.overlapped()
+	e.gpu.during(ledger.Bytes(bit16), Flattening, func() { e.host.during(ledger.Bytes(convert), Conversions, func() {}) })
+	e.place(bytes, e.hostMaster(), pin)
+	if !e.since(0, 17, 0) {
+		return nil
+	}
+	// Parameters are cast on the host, and copied from there (#7309).
+	if !e.pinned() {
+		e.place(bit16, Bit16Staging, false)
+		return nil
+	}
+	temporary = e.host.hold(bit16, PinningCopies)
+	e.pins.lock(bit16, Bit16Staging)
+	return temporary
+}
+
+// gradient takes a complete gradient.
+func (e *partitioned) gradient(p *autograd.Parameter) {
+	if e.buckets == nil {
+		count := int64(1)
+		if e.recipe.OverlapReduction {
+			count = 2
+		}
+		e.buckets = e.gpu.hold(count*e.recipe.Sizes.ReduceBucket*e.Weights.Size(), Buckets)
+	}
+	e.widen(p)
+	if e.second() || e.recipe.OverlapReduction && e.micro == e.micros-1 {
+		e.add(p)
+	}
+}
+
+// widen adds a gradient of ZeRO-1 up in the type that the file wants
+// (grad_accum_dtype).
+func (e *partitioned) widen(p *autograd.Parameter) {
+	if d := e.recipe.GradientAccumulationDType; e.second() || d == dtype.Invalid || d == e.Weights {
+		return
+	}
+	bytes := p.Elements * e.recipe.GradientAccumulationDType.Size()
+	if e.wide[p] == nil {
+		e.wide[p] = e.gpu.hold(bytes, AccumulatedGradients)
+	} else {
+		e.gpu.during(ledger.Bytes(bytes), ReductionTemporaries, func() {})
+	}
+	p.DropGradient()
+}
+
+// add puts a gradient into the bucket. One that is larger than the bucket stays
+// where it is, and is reduced by itself.
+func (e *partitioned) add(p *autograd.Parameter) {
+	if e.elements+p.Elements > e.recipe.Sizes.ReduceBucket {
+		e.reduce()
+	}
+	if p.Elements <= e.recipe.Sizes.ReduceBucket {
+		if e.wide[p] != nil {
+			e.gpu.during(ledger.Bytes(p.Elements*e.Weights.Size()), ReductionTemporaries, func() {})
+			e.wide[p].free()
+			delete(e.wide, p)
+		}
+		p.DropGradient()
+	}
+	e.bucket = append(e.bucket, p)
+	e.elements += p.Elements
+}
+
+// reduce adds the bucket up over the ranks. What belongs to several of them is
+// put together once more (allreduce_bucket).
+func (e *partitioned) reduce() {
+	if len(e.bucket) == 0 {
+		return
+	}
+	low, high := int64(math.MaxInt64), int64(0) // the ranks that it belongs to
+	for _, p := range e.bucket {
+		s := e.spans[p]
+		low, high = min(low, s.from/s.part), max(high, (s.to-1)/s.part)
+	}
+	if low < high {
+		e.gpu.during(ledger.Bytes(e.elements*e.Weights.Size()), BucketCopies, func() {})
+	}
+	for _, p := range e.bucket {
+		if e.spans[p].slice() > 0 {
+			e.keep(p)
+		}
+		p.DropGradient()
+		e.wide[p].free()
+		delete(e.wide, p)
+	}
+	e.bucket, e.elements = e.bucket[:0], 0
+}
+
+// keep takes the rank's part of a reduced gradient (copy_grads_in_partition).
+func (e *partitioned) keep(p *autograd.Parameter) {
+	if !e.offloads() {
+		if e.arriving == nil {
+			e.arriving = e.gpu.hold(e.own*e.Weights.Size(), autograd.Gradients)
+		}
+		return
+	}
+	if e.micros > 1 || e.recipe.ZenFlow != nil {
+		e.accumulate(p)
+	}
+	if e.micro == e.micros-1 {
+		slice := e.spans[p].slice()
+		e.gpu.during(ledger.Bytes(8*slice), ReductionTemporaries, func() {}) // the norm, in double
+		e.overflow(p.Elements)
+		if e.master != e.Weights {
+			e.gpu.during(ledger.Bytes(e.master.Size()*slice), ReductionTemporaries, func() {})
+		}
+	}
+}
+
+// accumulate adds up on the host: a tensor as large as the parameter, however
+// little of it is the rank's. With low-precision gradients it is a part of
+// theirs.
+func (e *partitioned) accumulate(p *autograd.Parameter) {
+	if e.accumulated[p] != nil || e.recipe.LowPrecisionMaster {
+		return
+	}
+	e.accumulated[p] = e.place(p.Elements*e.Weights.Size(), AccumulatedGradients, e.pinned())
+}
+
+// endBackward reduces what is left and frees the buckets.
+func (e *partitioned) endBackward(last bool) {
+	if !e.second() && last && !e.recipe.OverlapReduction {
+		for _, p := range e.trained {
+			if p.HasGradient() || e.wide[p] != nil {
+				e.add(p)
+			}
+		}
+	}
+	e.reduce()
+	if e.averaged == nil {
+		e.averaged, e.arriving = e.arriving, nil
+	} else {
+		drop(&e.arriving) // added to those of the passes before
+	}
+	drop(&e.buckets)
+}
+
+func (e *partitioned) step() {
+	if e.offloads() {
+		e.stepOnHost()
+		return
+	}
+	largest := min(largestOf(e.trained), e.own)
+	if e.Weights == dtype.F16 {
+		e.overflow(largest)
+	}
+	e.gpu.during(ledger.Bytes(8*largest), ReductionTemporaries, func() {}) // the norm, in double
+	for i, p := range e.flat {
+		gradient := e.gpu.hold(p.Elements*e.Weights.Size(), MasterGradients)
+		if e.master != e.Weights {
+			flattened := gradient
+			gradient = e.gpu.hold(p.Elements*e.master.Size(), MasterGradients)
+			flattened.free()
+		}
+		if i == len(e.flat)-1 {
+			drop(&e.averaged)
+		}
+		e.makeStates()
+		e.copies(e.gpu, e.flat[i:i+1])
+		gradient.free()
+	}
+}
+
+// makeStates makes the states of the optimizer in its first step.
+func (e *partitioned) makeStates() {
+	if e.stepped {
+		return
+	}
+	e.stepped = true
+	if e.offloads() {
+		e.hostStates(e.flat)
+	} else {
+		e.deviceStates(e.flat)
+	}
+	e.selective()
+}
+
+// stepOnHost updates the partition and copies it to the GPU. How has changed:
+// the fp32 weights went as they were, then through the GPU in fp32 (#5301), and
+// now as 16 bits, cast on the host (#7309).
+func (e *partitioned) stepOnHost() {
+	e.makeStates()
+	for _, p := range e.flat {
+		switch {
+		case e.since(0, 17, 0) || e.master == e.Weights:
+		case e.since(0, 14, 1):
+			e.gpu.during(ledger.Bytes(p.Elements*e.master.Size()), Conversions, func() {})
+		default:
+			e.host.during(ledger.Bytes(p.Elements*e.Weights.Size()), Conversions, func() {})
+		}
+	}
+}
+
+// describe says why.
+func (e *partitioned) describe() {
+	e.explainShared()
+	n, d := elementsOf(e.trained), int64(e.ShardRanks)
+	part := ledger.Count(elementsOf(e.flat))
+	count, size := ledger.Count(n), e.Weights.Size()
+	e.explain(Weights, "%s parameters x %d B in %v: ZeRO-%d has them whole on every rank", ledger.Count(elementsOf(e.parameters)), size, e.Weights, e.recipe.ZeROStage)
+	e.explain(Flattening, "%s parameters x %d B: put into one tensor before their own storage is freed, on the GPU from 0.18.7 on if that fits (#7828), else on the host (zero/stage_1_and_2.py)", count, size)
+	e.explain(MasterWeights, "%s parameters / %d ranks = %s x %d B (zero/stage_1_and_2.py, single_partition_of_fp32_groups)", count, d, part, e.master.Size())
+	e.explain(States, "%s: %s x %d B, made in the first step (before 0.13.2 when the engine is made)", e.Optimizer.Name, part, e.moments(e.flat)/max(1, elementsOf(e.flat)))
+	e.explain(Bit16Staging, "%s x %d B: parameters are cast on the host before they go to the GPU (param_buffer_of_bit16_for_cpu_offload_groups, DeepSpeed #7309)", part, size)
+	e.explain(Staging, "the largest parameter, %s x %d B, for gradients that are added up on the host (temp_grad_buffer_for_gpu_offload and, never read, temp_grad_buffer_for_cpu_offload)", ledger.Count(largestOf(e.trained)), size)
+	e.explain(AccumulatedGradients, "parameters of which the rank has a part, whole: %s x %d B, from the second micro batch on (accumulated_grads_in_cpu)", ledger.Count(e.own), size)
+	if e.offloads() {
+		e.explain(MasterGradients, "%s x %d B, on the host for good (initialize_optimizer_states)", part, e.master.Size())
+	} else {
+		e.explain(MasterGradients, "%s x (%d B flattened, then %d B cast) for the step (zero/stage_1_and_2.py, step)", part, size, e.master.Size())
+	}
+	buckets := 1
+	if e.recipe.OverlapReduction {
+		buckets = 2
+	}
+	e.explain(Buckets, "%d x reduce_bucket_size %s x %d B, during the backward pass (setup_buckets)", buckets, ledger.Count(e.recipe.Sizes.ReduceBucket), size)
+	e.explain(BucketCopies, "what is in a bucket, up to %s x %d B, put together by rank for the all-reduce (allreduce_bucket)", ledger.Count(e.recipe.Sizes.ReduceBucket), size)
+	e.explain(ReductionTemporaries, "of the largest gradient: the norm in double (8 B an element), the search for what is not finite (11 B), a cast to %v (zero/stage_1_and_2.py)", e.master)
+	if e.second() {
+		e.explain(autograd.Gradients, "whole gradients until they are in a bucket, then those of parameters that touch the partition, %s x %d B (grads_in_partition)", ledger.Count(e.own), size)
+	} else {
+		e.explain(autograd.Gradients, "ZeRO-1 keeps all gradients until the last backward pass of a step: %s x %d B", count, size)
+	}
+}

@@ -1,0 +1,381 @@
+package plan
+
+import (
+	"plimsoll/autograd"
+	"plimsoll/dtype"
+	"plimsoll/ledger"
+)
+
+// divided is ZeRO-3: every parameter is divided among the ranks, and whole only
+// while a module uses it (zero/stage3.py, zero/partition_parameters.py).
+type divided struct {
+	*fetcher
+	parts      map[*autograd.Parameter]*locked // of parameters, each of its own
+	subGroups  []subGroup
+	bucket     []*autograd.Parameter
+	elements   int64
+	persistent []*autograd.Parameter
+	moving     []moving // to shared memory, with the first step
+}
+
+// subGroup is what the optimizer steps at a time.
+type subGroup struct {
+	flat  *autograd.Parameter
+	onGPU bool
+}
+
+func newDivided(e *deepSpeed) *divided {
+	d := &divided{parts: map[*autograd.Parameter]*locked{}}
+	for _, group := range e.groups {
+		var sum int64
+		for i, p := range group {
+			if sum += e.part(p.Elements); sum >= e.recipe.Sizes.SubGroup || i == len(group)-1 {
+				d.subGroups = append(d.subGroups, subGroup{flat: e.shard(sum)})
+				sum = 0
+			}
+		}
+	}
+	if e.offloads() { // Twin-Flow: the first stay on the GPU
+		for i := range int((1 - e.recipe.OffloadOptimizer.Ratio) * float64(len(d.subGroups))) {
+			d.subGroups[i].onGPU = true
+		}
+	}
+	total := int64(0)
+	for _, p := range e.parameters {
+		if n := p.Elements; n <= e.recipe.Sizes.PersistentParameter && total+n <= e.recipe.Sizes.PersistentModel {
+			total += n
+			d.persistent = append(d.persistent, p)
+		}
+	}
+	d.fetcher = newFetcher(e, d.persistent)
+	return d
+}
+
+func (e *deepSpeed) part(n int64) int64 {
+	ranks := int64(e.ShardRanks)
+	return (n + ranks - 1) / ranks
+}
+
+// partBytes is a rank's part of a parameter.
+func (e *deepSpeed) partBytes(p *autograd.Parameter) int64 {
+	if p.Quantized != autograd.Unquantized {
+		return e.part(p.Bytes())
+	}
+	return e.part(p.Elements) * p.DType.Size()
+}
+
+// parametersOn is where the parts of parameters are.
+func (e *deepSpeed) parametersOn() string { return e.recipe.OffloadParameters.Device }
+
+// load makes the model: divided at once, or whole on every rank first.
+func (e *divided) load() {
+	if !e.ZeROInit {
+		e.deepSpeed.load()
+		return
+	}
+	for _, p := range e.parameters {
+		e.loaded[p] = e.gpu.hold(p.Bytes(), Gathered)
+		e.divide(p)
+	}
+}
+
+// divide leaves the rank its part of a parameter.
+func (e *divided) divide(p *autograd.Parameter) {
+	switch e.parametersOn() {
+	case "none":
+		e.parts[p] = &locked{hold: e.gpu.hold(e.partBytes(p), Weights)}
+	case "cpu":
+		e.parts[p] = e.place(e.partBytes(p), Weights, e.pinsOf(e.recipe.OffloadParameters))
+	}
+	e.unload([]*autograd.Parameter{p})
+}
+
+func (e *divided) initialize() {
+	if e.offloads() {
+		e.tiles()
+	}
+	if e.parametersOn() == "nvme" {
+		// Before NVMe are buffers that all of a module's parts go through.
+		o := e.recipe.OffloadParameters
+		e.pins.lock(o.Buffers*o.BufferElements*e.Weights.Size(), SwapBuffers)
+	}
+	for _, p := range e.parameters {
+		if e.loaded[p] != nil {
+			e.divide(p)
+		}
+	}
+	e.joinParts()
+	for _, p := range e.trained { // hooks on the gradient need the whole parameter
+		e.gpu.during(e.gathers()*ledger.Bytes(2*p.Elements*p.DType.Size()), Gathered, func() {})
+	}
+	if e.recipe.OffloadOptimizer.Device == "nvme" {
+		e.swapBuffers()
+	} else {
+		e.masterWeights()
+		e.masterGradients()
+	}
+	allocate(e.gpu, e.recipe.Sizes.ReduceBucket*e.Weights.Size(), Buckets)
+	gradients := elementsOf(e.flat) * e.accumulation().Size()
+	if e.offloads() {
+		e.place(gradients, AccumulatedGradients, e.pinned())
+	} else {
+		allocate(e.gpu, gradients, AccumulatedGradients)
+	}
+	e.superOffload()
+	e.describe()
+}
+
+// gathers is 0 on a single rank that has the parameters on its GPU.
+func (e *deepSpeed) gathers() ledger.Bytes {
+	if e.ShardRanks == 1 && e.parametersOn() == "none" {
+		return 0
+	}
+	return 1
+}
+
+// accumulation is the type of the gradients of parts.
+func (e *deepSpeed) accumulation() dtype.Type {
+	if d := e.recipe.GradientAccumulationDType; d != dtype.Invalid {
+		return d
+	}
+	return e.Weights
+}
+
+// joinParts puts the parts of what is trained into one tensor: on the GPU by
+// way of the host (zero/utils.py, defragment), or on the host, where it is
+// page-locked whatever the file says (_create_param_groups_fp16_flat_cpu_memory).
+func (e *divided) joinParts() {
+	if e.parametersOn() == "none" {
+		bytes := elementsOf(e.flat) * e.Weights.Size()
+		e.host.during(ledger.Bytes(bytes), Flattening, func() {
+			e.freeParts(e.trained)
+			allocate(e.gpu, bytes, Weights)
+		})
+		return
+	}
+	held := e.recipe.OffloadParameters.HeldElements
+	for _, group := range e.groups {
+		var n int64
+		for _, p := range group {
+			n += e.part(p.Elements)
+		}
+		if e.parametersOn() == "nvme" {
+			n = min(n, held)
+			held -= n
+		}
+		if n > 0 {
+			e.pins.lock(n*e.Weights.Size(), Weights)
+		}
+		e.freeParts(group)
+	}
+}
+
+func (e *divided) freeParts(parameters []*autograd.Parameter) {
+	for _, p := range parameters {
+		if l := e.parts[p]; l != nil {
+			l.free()
+			delete(e.parts, p)
+		}
+	}
+}
+
+// masterWeights are cast from the parts, and cloned (_create_fp32_partitions).
+// Parts that have the type already are their own master weights in 0.18.2 only:
+// since then a device is compared with its name (#7651, #7700).
+func (e *divided) masterWeights() {
+	if e.Weights == dtype.F32 && !e.offloads() && e.since(0, 18, 2) && !e.since(0, 18, 3) {
+		return
+	}
+	for _, g := range e.subGroups {
+		n, home := g.flat.Elements, e.homeOf(g)
+		var cast, moved int64
+		if e.master != e.Weights || home == e.host && e.parametersOn() == "none" {
+			cast = n * e.master.Size()
+		}
+		if e.master != e.Weights && home == e.host && e.parametersOn() == "none" {
+			moved = n * e.Weights.Size()
+		}
+		e.host.during(ledger.Bytes(moved), Conversions, func() {
+			home.during(ledger.Bytes(cast), Conversions, func() { e.keepMaster(home, n*e.master.Size()) })
+		})
+	}
+}
+
+// keepMaster has the master weights of a sub-group.
+func (e *divided) keepMaster(home *trace, bytes int64) {
+	if home == e.gpu {
+		allocate(home, bytes, MasterWeights)
+		return
+	}
+	e.moves(&locked{hold: home.hold(bytes, e.hostMaster())}, bytes, SharedMaster)
+}
+
+func (e *divided) homeOf(g subGroup) *trace {
+	if e.offloads() && !g.onGPU {
+		return e.host
+	}
+	return e.gpu
+}
+
+// masterGradients are those of sub-groups that the host steps; the GPU has them
+// in the step only. Before 0.13.2 the states were made here.
+func (e *divided) masterGradients() {
+	var most int64
+	for _, g := range e.subGroups {
+		most = max(most, g.flat.Elements)
+	}
+	home := e.gpu
+	if e.offloads() {
+		home = e.host
+	}
+	home.during(ledger.Bytes(most*e.master.Size()), MasterGradients, func() {
+		for _, g := range e.subGroups {
+			switch bytes := g.flat.Elements * e.master.Size(); {
+			case e.offloads() && g.onGPU:
+				allocate(e.gpu, bytes, MasterGradients)
+			case e.offloads():
+				e.moves(e.hostGradients(bytes), bytes, SharedGradients)
+			}
+			if !e.since(0, 13, 2) {
+				e.makeStates(g)
+			}
+		}
+	})
+	e.stepped = !e.since(0, 13, 2)
+}
+
+func (e *divided) makeStates(g subGroup) {
+	switch {
+	case e.stepped || e.recipe.OffloadOptimizer.Device == "nvme":
+	case e.homeOf(g) == e.host:
+		e.hostStates([]*autograd.Parameter{g.flat})
+	default:
+		e.deviceStates([]*autograd.Parameter{g.flat})
+	}
+}
+
+// swapBuffers are those that the states of a sub-group go through
+// (swap_tensor/utils.py, SwapBufferManager). From 0.19.4 on they are as large
+// as they were asked to be.
+func (e *divided) swapBuffers() {
+	var most int64
+	for _, g := range e.subGroups {
+		most = max(most, g.flat.Elements)
+	}
+	for range e.recipe.OffloadOptimizer.Buffers {
+		if e.since(0, 19, 4) {
+			allocate(e.host, most*e.master.Size(), SwapBuffers)
+		} else {
+			e.pins.lock(most*e.master.Size(), SwapBuffers)
+		}
+	}
+}
+
+func (e *divided) gradient(p *autograd.Parameter) {
+	if e.elements+p.Elements > e.recipe.Sizes.ReduceBucket && e.elements > 0 {
+		e.reduce()
+	}
+	if e.elements+p.Elements <= e.recipe.Sizes.ReduceBucket {
+		p.DropGradient() // copied into the bucket
+	}
+	e.bucket = append(e.bucket, p)
+	e.elements += p.Elements
+}
+
+// reduce adds the bucket up. The parts of the ranks are put together first, and
+// the rank's own part of that is what is left (reduce_scatter_coalesced).
+func (e *divided) reduce() {
+	var padded int64
+	for _, p := range e.bucket {
+		padded += e.part(p.Elements) * int64(e.ShardRanks)
+	}
+	e.gpu.during(ledger.Bytes(padded*e.Weights.Size()), BucketCopies, func() {
+		for _, p := range e.bucket {
+			e.keep(p)
+			p.DropGradient()
+		}
+	})
+	e.bucket, e.elements = e.bucket[:0], 0
+}
+
+// keep moves the rank's part to the host: added to what is there on the GPU, and
+// cast for the optimizer (partition_grads).
+func (e *divided) keep(p *autograd.Parameter) {
+	if !e.offloads() {
+		return
+	}
+	n := e.part(p.Elements)
+	e.gpu.during(ledger.Bytes(n*e.accumulation().Size()), ReductionTemporaries, func() {
+		if e.micro == e.micros-1 {
+			e.gpu.during(ledger.Bytes(8*min(n, normChunk)), ReductionTemporaries, func() {})
+			if e.accumulation() != e.master {
+				e.gpu.during(ledger.Bytes(n*e.master.Size()), ReductionTemporaries, func() {})
+			}
+		}
+	})
+}
+
+// normChunk is how many elements the norm takes at a time
+// (_constant_buffered_norm2).
+const normChunk = 250_000_000
+
+func (e *divided) endBackward(bool) {
+	e.reduce()
+	e.reset()
+}
+
+func (e *divided) step() {
+	e.releaseAll()
+	largest := e.part(largestOf(e.trained))
+	if !e.offloads() {
+		if e.Weights == dtype.F16 {
+			e.overflow(largest)
+		}
+		e.gpu.during(ledger.Bytes(8*largest), ReductionTemporaries, func() {})
+	}
+	for _, g := range e.subGroups {
+		e.stepSubGroup(g)
+	}
+	if !e.stepped {
+		e.selective()
+	}
+	e.stepped = true
+	e.share()
+	e.fetch(e.persistent)
+	e.there = 0 // they are not counted
+}
+
+func (e *divided) stepSubGroup(g subGroup) {
+	n := g.flat.Elements
+	if e.offloads() {
+		e.makeStates(g)
+		if e.homeOf(g) == e.host && e.parametersOn() == "none" && e.master != e.Weights {
+			e.host.during(ledger.Bytes(n*e.Weights.Size()), Conversions, func() {})
+		}
+		if g.onGPU {
+			e.copies(e.gpu, []*autograd.Parameter{g.flat})
+		}
+		return
+	}
+	gradient := e.gpu.hold(n*e.accumulation().Size(), MasterGradients)
+	if e.accumulation() != e.master {
+		flattened := gradient
+		gradient = e.gpu.hold(n*e.master.Size(), MasterGradients)
+		flattened.free()
+	}
+	e.makeStates(g)
+	e.copies(e.gpu, []*autograd.Parameter{g.flat})
+	gradient.free()
+}
+
+// save gathers the model for a checkpoint of the whole on the host of rank 0,
+// whose node the others share.
+func (e *divided) save() {
+	if !e.recipe.GatherOnSave {
+		return
+	}
+	for _, p := range e.parameters {
+		e.gpu.during(e.gathers()*ledger.Bytes(2*p.Bytes()), Gathered, func() {})
+	}
+	e.host.during(ledger.Bytes(e.storedBytes()/int64(max(1, e.RanksPerNode))), FullStateDict, func() {})
+}

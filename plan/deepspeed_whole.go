@@ -1,0 +1,143 @@
+package plan
+
+import (
+	"plimsoll/autograd"
+	"plimsoll/dtype"
+	"plimsoll/ledger"
+)
+
+// replicated is DeepSpeed without ZeRO: every rank has everything. With weights
+// of 16 bits, FP16_Optimizer has fp32 master weights (fp16/fused_optimizer.py),
+// or FP16_UnfusedOptimizer for an optimizer other than DeepSpeed's fused Adam.
+type replicated struct{ *deepSpeed }
+
+func (e *replicated) initialize() {
+	if e.Weights == dtype.F32 {
+		e.flat = e.trained
+		return
+	}
+	for _, group := range e.groups {
+		if e.Optimizer.Variant == Fused {
+			e.flatten(group)
+		} else {
+			for _, p := range group {
+				shard := *p
+				shard.DType = dtype.F32
+				e.flat = append(e.flat, &shard)
+			}
+			allocate(e.gpu, bytesOf(group, dtype.F32), MasterWeights)
+		}
+	}
+	// The optimizer is stepped once with gradients of zeros, to have its states.
+	e.gpu.during(ledger.Bytes(bytesOf(e.flat, dtype.F32)), MasterGradients, func() { e.update(e.flat) })
+	n := ledger.Count(elementsOf(e.trained))
+	e.explain(MasterWeights, "%s parameters x 4 B: FP16_Optimizer keeps fp32 weights of the whole model on every rank without ZeRO (fp16/fused_optimizer.py)", n)
+	e.explain(MasterGradients, "%s parameters x 4 B: gradients cast to fp32 for the step, as a list and as one flat tensor (fp16/fused_optimizer.py, step)", n)
+	e.explain(ReductionTemporaries, "the search for what is not finite in the largest gradient: an fp32 copy (runtime/utils.py, CheckOverflow)")
+	e.explain(Flattening, "%s parameters x %d B, twice: parameters are cloned and then put into one tensor (fp16/fused_optimizer.py)", n, e.Weights.Size())
+}
+
+// flatten moves the parameters of a group into one tensor: cloned first, and
+// so there three times.
+func (e *replicated) flatten(group []*autograd.Parameter) {
+	bytes := bytesOf(group, e.Weights)
+	clones := e.gpu.hold(bytes, Flattening)
+	allocate(e.gpu, bytes, Weights)
+	e.unload(group)
+	clones.free()
+	e.gpu.during(ledger.Bytes(bytes), Flattening, func() { // clone().float()
+		allocate(e.gpu, 4*e.shard(elementsOf(group)).Elements, MasterWeights)
+	})
+}
+
+func (e *replicated) gradient(*autograd.Parameter) {}
+
+// endBackward adds gradients up: tensors are put together until they have more
+// than 500,000,000 elements (engine.py, buffered_allreduce_fallback).
+func (e *replicated) endBackward(last bool) {
+	if !last {
+		return
+	}
+	var most, sum int64
+	for _, p := range e.trained {
+		sum += p.Elements
+		most = max(most, sum)
+		if sum > 5e8 {
+			sum = 0
+		}
+	}
+	e.explain(BucketCopies, "gradients are put together for the all-reduce until they have more than 500,000,000 elements: up to %s x %d B (engine.py, buffered_allreduce_fallback)", ledger.Count(most), e.Weights.Size())
+	e.gpu.during(ledger.Bytes(most*e.Weights.Size()), BucketCopies, func() {})
+}
+
+func (e *replicated) step() {
+	defer e.zero()
+	if e.Weights == dtype.F32 {
+		e.update(e.flat)
+		return
+	}
+	e.gpu.during(ledger.Bytes(4*largestOf(e.trained)), ReductionTemporaries, func() {}) // CheckOverflow
+	bytes := bytesOf(e.flat, dtype.F32)
+	list := e.gpu.hold(bytes, MasterGradients)
+	if e.Optimizer.Variant == Fused {
+		flat := e.gpu.hold(bytes, MasterGradients)
+		list.free()
+		list = flat
+		e.zero()
+	}
+	e.update(e.flat)
+	list.free()
+}
+
+func (e *replicated) zero() {
+	for _, p := range e.trained {
+		p.DropGradient()
+	}
+}
+
+// accumulating is BF16_Optimizer: gradients of the whole model are added up in
+// fp32 on every rank, and the rest is partitioned (bf16_optimizer.py).
+type accumulating struct {
+	*deepSpeed
+	stale bool // gradients of the last backward pass are still there
+}
+
+func (e *accumulating) initialize() {
+	for _, group := range e.groups {
+		n := e.aligned(elementsOf(group))
+		part := e.shard(n / int64(e.ShardRanks)).Elements
+		allocate(e.gpu, n*e.Weights.Size(), Weights)
+		e.unload(group)
+		e.gpu.during(ledger.Bytes(part*e.Weights.Size()), Flattening, func() { allocate(e.gpu, part*4, MasterWeights) })
+		allocate(e.gpu, n*4, AccumulatedGradients)
+	}
+	n := ledger.Count(elementsOf(e.trained))
+	e.explain(MasterWeights, "%s parameters / %d ranks x 4 B (bf16_optimizer.py)", n, e.ShardRanks)
+	e.explain(AccumulatedGradients, "%s parameters x 4 B: fp32 gradients of the whole model on every rank (bf16_optimizer.py, fp32_groups_gradients_flat)", n)
+	e.explain(Flattening, "parameters are put into one tensor before their own storage is freed (bf16_optimizer.py)")
+	e.explain(autograd.Gradients, "%s parameters x %d B: gradients of the last backward pass, which the next one frees (bf16_optimizer.py, clear_lp_grads)", n, e.Weights.Size())
+	e.explain(ReductionTemporaries, "one gradient at a time is cast to fp32: %s x 4 B", ledger.Count(largestOf(e.trained)))
+}
+
+func (e *accumulating) BeforeBackward(string) {
+	if e.stale {
+		e.stale = false
+		for _, p := range e.trained {
+			p.DropGradient()
+		}
+	}
+}
+
+func (e *accumulating) gradient(p *autograd.Parameter) {
+	e.gpu.during(ledger.Bytes(4*p.Elements), ReductionTemporaries, func() {})
+}
+
+func (e *accumulating) endBackward(bool) { e.stale = true }
+func (e *accumulating) step()            { e.update(e.flat) }
+
+// aligned is a number of elements that divides into parts of the ranks, each of
+// an even number (nccl_start_alignment_factor).
+func (e *deepSpeed) aligned(elements int64) int64 {
+	unit := 2 * int64(e.ShardRanks)
+	return (elements + unit - 1) / unit * unit
+}

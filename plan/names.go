@@ -1,0 +1,70 @@
+package plan
+
+import (
+	"fmt"
+	"os"
+	"slices"
+
+	"plimsoll/dtype"
+	"plimsoll/model"
+)
+
+// Files are those that the job was read from, but for the catalog.
+func (j *Job) Files(q Request) []string {
+	candidates := []string{q.DeepSpeed, q.TrainingArgs, q.Accelerate, q.Adapter, q.Quantization}
+	if source := j.Model.Source; source != model.FromCatalog {
+		candidates = append(candidates, source)
+	}
+	if j.DeepSpeed != nil {
+		candidates = append(candidates, j.DeepSpeed.File) // another file may name it
+	}
+	files := []string{}
+	for _, file := range candidates {
+		if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() && !slices.Contains(files, file) {
+			files = append(files, file)
+		}
+	}
+	return files
+}
+
+// EngineName says who shards.
+func (j *Job) EngineName() string {
+	switch {
+	case j.FSDP != nil:
+		return fmt.Sprintf("FSDP%d over %d ranks", j.FSDP.Version, j.World)
+	case j.DeepSpeed != nil:
+		return fmt.Sprintf("DeepSpeed ZeRO-%d over %d ranks", j.DeepSpeed.ZeROStage, j.World)
+	case j.World > 1:
+		return fmt.Sprintf("DistributedDataParallel over %d ranks", j.World)
+	}
+	if j.OnCPU {
+		return "on the CPU"
+	}
+	return "one GPU"
+}
+
+// OptimizerName is the optimizer with its variant.
+func (j *Job) OptimizerName() string { return j.Optimizer.Name + "/" + string(j.Optimizer.Variant) }
+
+// AutocastName is the type of autocast, empty where it is off.
+func (j *Job) AutocastName() string {
+	if j.Autocast == dtype.Invalid {
+		return ""
+	}
+	return j.Autocast.String()
+}
+
+// RecomputeName says what is recomputed.
+func (j *Job) RecomputeName() string {
+	switch {
+	case j.Recompute == nil:
+		return "none"
+	case j.Recompute.Selective == 1:
+		return "none but what torch.compile recomputes"
+	case j.Recompute.Selective > 1:
+		return "selective"
+	case j.Recompute.Reentrant:
+		return "reentrant"
+	}
+	return "full"
+}

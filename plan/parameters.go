@@ -1,0 +1,178 @@
+package plan
+
+import (
+	"strings"
+
+	"plimsoll/autograd"
+	"plimsoll/forward"
+)
+
+// makeParameters makes the parameters of a rank: those of the model, quantized
+// where that is wanted, and those of the adapter.
+func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
+	m := forward.Parameters{ByName: map[string]*autograd.Parameter{}, Adapters: map[string]*forward.Adapter{}}
+	var list []*autograd.Parameter
+	linear := map[string]bool{j.Model.Network.Head.Projection: false}
+	for _, path := range j.Model.Network.Linears() {
+		linear[path] = true
+	}
+	elsewhere := j.otherExperts()
+	for _, p := range j.Model.Parameters {
+		if owner, ok := m.ByName[p.TiedTo]; ok {
+			m.ByName[p.Name] = owner
+			continue
+		}
+		module, isWeight := strings.CutSuffix(p.Name, ".weight")
+		if elsewhere[module] {
+			continue
+		}
+		made := &autograd.Parameter{Name: p.Name, Elements: p.Elements(), DType: j.compute(), Trainable: j.Adapter == nil, Embedding: p.IsEmbedding()}
+		if len(p.Shape) == 2 {
+			made.Rows = p.Shape[0]
+		}
+		quantized, product := linear[module]
+		if isWeight && (product || made.Embedding) {
+			made.Elements /= j.SplitWidth
+			made.Rows = max(1, made.Rows/j.SplitWidth)
+		}
+		if isWeight && (quantized || product && j.quantizesHead()) {
+			j.quantize(made)
+		}
+		if a := j.Adapter; a != nil {
+			made.Trainable = a.Saves(module) || a.Bias == "all" && strings.HasSuffix(p.Name, ".bias")
+		}
+		m.ByName[p.Name] = made
+		list = append(list, made)
+	}
+	if j.Adapter != nil {
+		list = append(list, j.adapt(m)...)
+	}
+	return m, list
+}
+
+// otherExperts are the modules of experts that other ranks have.
+func (j *Job) otherExperts() map[string]bool {
+	others := map[string]bool{}
+	if j.SplitExperts <= 1 {
+		return others
+	}
+	for _, b := range j.Model.Network.Blocks() {
+		if x := b.FeedForward.Mixture; x != nil {
+			own := (int64(len(x.Experts)) + j.SplitExperts - 1) / j.SplitExperts
+			for i := own; i < int64(len(x.Experts)); i++ {
+				f := &x.Experts[i]
+				others[f.Gate], others[f.Up], others[f.Down] = true, true, true
+			}
+		}
+	}
+	return others
+}
+
+// quantize has the weight of a linear module held as bitsandbytes holds it. In
+// 4 bits, 64 elements share an fp32 scale; with double quantisation the scales
+// are bytes, of which 256 share one (bitsandbytes/functional.py,
+// quantize_4bit). In 8 bits every row has a scale.
+func (j *Job) quantize(p *autograd.Parameter) {
+	q := j.Quantization
+	if q == nil || q.Bits == 0 {
+		return
+	}
+	for _, skipped := range q.SkipModules {
+		if strings.Contains(p.Name, skipped) {
+			return
+		}
+	}
+	if q.Bits == 8 {
+		p.Quantized, p.StoredBytes = autograd.EightBit, p.Elements+4*p.Rows
+		return
+	}
+	blocks := (p.Elements + 63) / 64
+	p.Quantized, p.StoredBytes = autograd.FourBit, (p.Elements+1)/2+4*blocks
+	if q.DoubleQuant {
+		p.StoredBytes = (p.Elements+1)/2 + blocks + (blocks+255)/256*4
+	}
+}
+
+// quantizesHead says whether the output head is quantized, too: only where a
+// list of modules to skip is given and does not have it.
+func (j *Job) quantizesHead() bool {
+	return j.Quantization != nil && j.Quantization.SkipModules != nil
+}
+
+// adapt makes the parameters of the adapter.
+func (j *Job) adapt(m forward.Parameters) []*autograd.Parameter {
+	a := j.Adapter
+	if a.Type == "LN_TUNING" {
+		for name, p := range m.ByName {
+			p.Trainable = p.Trainable || a.Targets(strings.TrimSuffix(strings.TrimSuffix(name, ".weight"), ".bias"))
+		}
+		return nil
+	}
+	var list []*autograd.Parameter
+	add := func(name string, rows, columns int64, trainable bool) *autograd.Parameter {
+		p := &autograd.Parameter{Name: name, Elements: rows * columns, DType: j.AdapterType, Trainable: trainable}
+		if columns > 1 {
+			p.Rows = rows
+		}
+		list = append(list, p)
+		return p
+	}
+	targets := j.targets(m)
+	var widestIn, widestOut int64
+	for _, t := range targets {
+		widestIn, widestOut = max(widestIn, t.in), max(widestOut, t.out)
+	}
+	inAttention := map[string]bool{}
+	for _, b := range j.Model.Network.Blocks() {
+		inAttention[b.Attention.Query], inAttention[b.Attention.Key], inAttention[b.Attention.Value] = true, true, true
+	}
+	var sharedA, sharedB *autograd.Parameter
+	for _, t := range targets {
+		f := &forward.Adapter{Dropout: a.Dropout, Rank: int64(a.RankOf(t.path)), In: t.in}
+		switch a.Type {
+		case "IA3":
+			f.Kind, f.ScalesInput = forward.IA3, a.Feedforward(t.path)
+			width := t.out
+			if f.ScalesInput {
+				width = t.in
+			}
+			f.Vectors = []*autograd.Parameter{add(t.path+".ia3_l", width, 1, true)}
+		case "VERA":
+			f.Kind = forward.VeRA
+			if sharedA == nil {
+				sharedA, sharedB = add("vera_A", f.Rank, widestIn, false), add("vera_B", widestOut, f.Rank, false)
+			}
+			f.A, f.B = sharedA, sharedB
+			f.Vectors = []*autograd.Parameter{add(t.path+".vera_lambda_d", f.Rank, 1, true), add(t.path+".vera_lambda_b", t.out, 1, true)}
+		default: // LORA and ADALORA
+			f.Kind = forward.LoRA
+			f.A, f.B = add(t.path+".lora_A", f.Rank, t.in, true), add(t.path+".lora_B", t.out, f.Rank, true)
+			if a.Type == "ADALORA" {
+				f.Vectors = []*autograd.Parameter{add(t.path+".lora_E", f.Rank, 1, true)}
+			}
+			if a.DoRA {
+				f.Kind = forward.DoRA
+				f.Vectors = []*autograd.Parameter{add(t.path+".lora_magnitude_vector", t.out, 1, true)}
+			}
+		}
+		f.Padded = j.JoinsProjections && inAttention[t.path]
+		m.Adapters[t.path] = f
+	}
+	return list
+}
+
+// target is a linear module that the adapter adapts, with its widths.
+type target struct {
+	path    string
+	in, out int64
+}
+
+func (j *Job) targets(m forward.Parameters) []target {
+	var list []target
+	for _, path := range append(j.Model.Network.Linears(), j.Model.Network.Head.Projection) {
+		if w := m.ByName[path+".weight"]; w != nil && w.Rows > 0 && j.Adapter.Targets(path) {
+			list = append(list, target{path, w.Elements / w.Rows, w.Rows})
+		}
+	}
+	return list
+}

@@ -1,0 +1,194 @@
+// Package plan says on paper what every device of a training job holds in
+// every phase, and why: it runs the job's allocations and frees one after the
+// other, without the bytes.
+package plan
+
+import (
+	"errors"
+	"fmt"
+
+	"plimsoll/allocator"
+	"plimsoll/ledger"
+)
+
+// Plan is what a job holds.
+type Plan struct {
+	Job     *Job
+	Trained int64 // elements of parameters that are trained
+	Devices []Device
+	Verdict Verdict
+	// Hosted is the optimizer state of the job in Plimsoll's own formats, in the
+	// memory of a node; nil where they do not hold it.
+	Hosted []Hosted
+}
+
+// Device is a GPU or the memory of a node, as rank or node 0 has it; Count
+// devices are alike.
+type Device struct {
+	Kind     ledger.Device `json:"kind"`
+	Name     string        `json:"name"`
+	Rank     int           `json:"rank"`
+	Count    int           `json:"count"`
+	Capacity ledger.Bytes  `json:"capacity_bytes"` // 0 = unknown
+	// Outside is held outside of the allocator, from the first phase on.
+	Outside []Component `json:"outside_allocator"`
+	Phases  []Phase     `json:"phases"`
+}
+
+// Result is the answer to whether a job fits.
+type Result string
+
+// The results. Tight means that it fits if the allocator loses nothing to
+// fragments, or with less than a twentieth to spare.
+const (
+	Fits       Result = "fits"
+	Tight      Result = "tight"
+	DoesNotFit Result = "does not fit"
+	Unknown    Result = "unknown" // no capacity was given
+)
+
+// Verdict is the answer for the device that is nearest to its limit.
+type Verdict struct {
+	Result    Result
+	Device    ledger.Device
+	Phase     PhaseName
+	Iteration Iteration
+	Needed    ledger.Bytes
+	Least     ledger.Bytes // of Needed, if the allocator lost nothing
+	Capacity  ledger.Bytes
+}
+
+// New plans a job.
+func New(j *Job) (*Plan, error) {
+	// With the capacity that there is, the allocator gives cached memory back
+	// before it runs out; where that does not help, the plan shows what it would
+	// like to have.
+	if j.GPU.Memory > 0 && !j.OnCPU {
+		p, err := newWithin(j, j.GPU.Memory)
+		var full *allocator.OutOfMemory
+		if !errors.As(err, &full) {
+			return p, err
+		}
+	}
+	return newWithin(j, 0)
+}
+
+// newWithin plans a job on a GPU of this capacity, 0 for any.
+func newWithin(j *Job, capacity ledger.Bytes) (*Plan, error) {
+	cache, err := j.allocator(capacity)
+	if err != nil {
+		return nil, err
+	}
+	host := newTrace(heap{allocator.NewGlibc()})
+	gpu := host
+	if !j.OnCPU {
+		gpu = newTrace(cache)
+	}
+	s := newSimulation(j, gpu, host)
+	s.run()
+	for _, t := range []*trace{gpu, host} {
+		if t.failed != nil {
+			return nil, fmt.Errorf("the plan's own trace is inconsistent: %w", t.failed)
+		}
+	}
+	p := &Plan{Job: j, Trained: j.Model.Elements()}
+	if j.Adapter != nil {
+		p.Trained = s.trainedElements()
+	}
+	if !j.OnCPU {
+		p.Devices = append(p.Devices, s.device())
+	}
+	p.Devices = append(p.Devices, s.node())
+	p.Hosted = s.hosted()
+	p.judge()
+	return p, nil
+}
+
+// device is the GPU of a rank.
+func (s *simulation) device() Device {
+	d := Device{Kind: ledger.GPU, Name: s.GPU.Name, Count: s.World, Capacity: s.GPU.Memory, Outside: s.outside(), Phases: s.gpu.phases}
+	d.finish(s.reasonsOf(ledger.GPU))
+	return d
+}
+
+// node is the memory of a node: that of all its ranks.
+func (s *simulation) node() Device {
+	d := Device{Kind: ledger.Host, Name: "host", Count: s.Nodes, Capacity: s.HostMemory, Phases: s.host.phases,
+		Outside: []Component{s.process()}}
+	for i := range d.Phases {
+		d.Phases[i].times(ledger.Bytes(s.RanksPerNode))
+	}
+	d.finish(s.reasonsOf(ledger.Host))
+	return d
+}
+
+// times multiplies a phase of one rank by the ranks of a node.
+func (p *Phase) times(ranks ledger.Bytes) {
+	for _, b := range []*ledger.Bytes{&p.PeakRequested, &p.PeakAllocated, &p.PeakReserved, &p.EndRequested, &p.EndAllocated, &p.EndReserved} {
+		*b *= ranks
+	}
+	for _, list := range [][]Component{p.Components, p.End} {
+		for i := range list {
+			list[i].Bytes *= ranks
+		}
+	}
+}
+
+// finish adds what is outside of the allocator, and the reasons.
+func (d *Device) finish(reasons map[string]string) {
+	var outside ledger.Bytes
+	for _, c := range d.Outside {
+		outside += c.Bytes
+	}
+	for i := range d.Phases {
+		p := &d.Phases[i]
+		p.PeakUsed = p.PeakReserved + outside
+		for _, list := range [][]Component{p.Components, p.End} {
+			for k := range list {
+				list[k].Why = reasons[list[k].Name]
+			}
+		}
+	}
+}
+
+// Peak is the phase in which the device holds most.
+func (d *Device) Peak() *Phase {
+	var most *Phase
+	for i := range d.Phases {
+		if p := &d.Phases[i]; most == nil || p.PeakUsed > most.PeakUsed || p.PeakUsed == most.PeakUsed && p.PeakAllocated > most.PeakAllocated {
+			most = p
+		}
+	}
+	return most
+}
+
+// least is what the device must have at the peak whatever the allocator does.
+func (d *Device) least(p *Phase) ledger.Bytes { return p.PeakUsed - p.PeakReserved + p.PeakAllocated }
+
+// judge finds the device that is nearest to its limit.
+func (p *Plan) judge() {
+	p.Verdict = Verdict{Result: Unknown}
+	rank := map[Result]int{Unknown: 0, Fits: 1, Tight: 2, DoesNotFit: 3}
+	var nearest float64
+	for i := range p.Devices {
+		d := &p.Devices[i]
+		if d.Capacity == 0 {
+			continue
+		}
+		for k := range d.Phases {
+			phase := &d.Phases[k]
+			result := Fits
+			switch {
+			case d.least(phase) > d.Capacity:
+				result = DoesNotFit
+			case phase.PeakUsed > d.Capacity/20*19:
+				result = Tight
+			}
+			filled := float64(phase.PeakUsed) / float64(d.Capacity)
+			if r := rank[result] - rank[p.Verdict.Result]; r > 0 || r == 0 && filled > nearest {
+				nearest = filled
+				p.Verdict = Verdict{result, d.Kind, phase.Name, phase.Iteration, phase.PeakUsed, d.least(phase), d.Capacity}
+			}
+		}
+	}
+}

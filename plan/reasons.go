@@ -1,0 +1,121 @@
+package plan
+
+import (
+	"fmt"
+	"maps"
+
+	"plimsoll/autograd"
+	"plimsoll/dtype"
+	"plimsoll/forward"
+	"plimsoll/ledger"
+	"plimsoll/version"
+)
+
+// process is what the ranks of a node hold before the first tensor: file pages
+// are counted for every rank, as resident memory does.
+func (s *simulation) process() Component {
+	each := processBytes
+	why := "a process that has imported torch and transformers and used CUDA: 2.96 GB resident, as PEFT's authors measured (README of PEFT 0.2)"
+	if s.OnCPU {
+		each, why = cpuProcessBytes, "a process that has imported torch and transformers and not used CUDA: 723 MiB resident with torch 2.15 and transformers 5.23"
+	}
+	return Component{Name: "Python and its libraries", Bytes: each * ledger.Bytes(s.RanksPerNode), Why: fmt.Sprintf("%d x %s", s.RanksPerNode, why)}
+}
+
+const (
+	processBytes    = 2960 * 1000 * 1000 * ledger.Bytes(1)
+	cpuProcessBytes = 723 * ledger.MiB
+)
+
+// outside is what a GPU holds beside torch's allocator.
+func (j *Job) outside() []Component {
+	list := []Component{contextOf(j.Versions.Torch)}
+	if j.World > 1 {
+		list = append(list, Component{"NCCL", ncclBytes, "buffers and channels of NCCL's communicators; they depend on the topology: not modelled beyond this figure"})
+	}
+	return list
+}
+
+// ncclBytes is an assumption for the buffers of a communicator over NVLink.
+const ncclBytes = 600 * ledger.MiB
+
+// contextOf is the CUDA context with the kernels that are loaded. Before torch
+// 2.0 all kernels were loaded at the start; CUDA 11.7 loads them when they are
+// used.
+func contextOf(torch version.Version) Component {
+	switch {
+	case !torch.AtLeast(1, 13, 0):
+		return Component{"CUDA context", 1343 * ledger.MiB, "measured by transformers' authors: nvidia-smi after torch.ones(1).cuda() on a V100 (perf_train_gpu_one, torch 1.10, CUDA 11.2)"}
+	case !torch.AtLeast(2, 1, 0):
+		return Component{"CUDA context", 900 * 1000 * 1000, "900 MB in nvidia-smi for context and kernels on an A100, as a user of the PyTorch forum found in 2023"}
+	}
+	return Component{"CUDA context", 520 * ledger.MiB, "about half a GiB with lazy loading of kernels (CUDA 11.7 and later); it grows with the kernels that are used"}
+}
+
+// reasonsOf are the reasons of all components of a device.
+func (s *simulation) reasonsOf(device ledger.Device) map[string]string {
+	tokens := s.MicroBatch * s.Sequence
+	batch := fmt.Sprintf("%d x %s tokens", s.MicroBatch, ledger.Count(s.Sequence))
+	kept := "kept for the backward pass"
+	if s.Recompute != nil {
+		kept = "of the block that is recomputed"
+	}
+	compute := s.compute()
+	if s.Autocast != dtype.Invalid {
+		compute = s.Autocast
+	}
+	hidden := s.Model.Network.Hidden
+	n := s.Model.Network
+	blocks := len(n.Blocks())
+	r := map[string]string{
+		forward.Batch:                fmt.Sprintf("token ids, labels and mask in int64: %s x 3 x 8 B", batch),
+		forward.Embeddings:           fmt.Sprintf("looked-up embeddings: %s x %d", batch, hidden),
+		forward.Norms:                fmt.Sprintf("%s x %d, input, upcast copy and result of every norm as its kind saves them (transformers' modules)", batch, hidden),
+		forward.Attention:            fmt.Sprintf("queries, keys, values and outputs of %d blocks in %v: %s, %s", blocks, compute, batch, kept),
+		forward.Scores:               fmt.Sprintf("scores of every pair of %s tokens for every head, %s: eager attention", ledger.Count(s.Sequence), kept),
+		forward.FeedForward:          fmt.Sprintf("projections, activation and product of the feed-forward networks of %d blocks in %v: %s, %s", blocks, compute, batch, kept),
+		forward.Residual:             fmt.Sprintf("the residual stream: %s tokens x %d, for every block that keeps or recomputes from it", ledger.Count(tokens), hidden),
+		forward.Adapters:             fmt.Sprintf("inputs of the adapters, cast to %v, dropout masks and products", s.AdapterType),
+		forward.Logits:               fmt.Sprintf("%s tokens x %s words: logits, their fp32 copy, and the logarithms that the loss saves (transformers/loss/loss_utils.py)", ledger.Count(tokens), ledger.Count(n.Head.Outputs)),
+		forward.CastWeights:          fmt.Sprintf("autocast keeps a %v copy of every fp32 weight until the forward pass ends, and the backward pass needs it (torch/amp/autocast_mode.py)", s.Autocast),
+		autograd.Gradients:           fmt.Sprintf("%s trained parameters, gradients of their type", ledger.Count(s.trainedElements())),
+		autograd.ActivationGradients: "gradients between operations of the backward pass, until both of their uses are done",
+		autograd.Scratch:             "what kernels need beside their results: expanded weights, partial sums of attention",
+		autograd.Recomputed:          "activations of one block, computed again from its input (torch.utils.checkpoint)",
+		Workspaces:                   fmt.Sprintf("cuBLAS: %v for each handle; the backward pass has a thread, and so a handle, of its own (CublasHandlePool.cpp)", s.GPU.Workspace()),
+		States:                       fmt.Sprintf("%s: %s, made in the first step", s.Optimizer.Name, s.stateText()),
+		ManagedStates:                fmt.Sprintf("%s, paged: in CUDA's managed memory, on the host unless the step needs it", s.Optimizer.Name),
+		OptimizerCopies:              s.Optimizer.copiesText(),
+	}
+	if s.OnCPU {
+		r[Workspaces] = "buffers of MKL and oneDNN, from the first product of matrices on"
+	}
+	maps.Copy(r, s.engine.reasons())
+	return r
+}
+
+// stateText says what the states are.
+func (s *simulation) stateText() string {
+	if len(s.trained) == 0 {
+		return "nothing is trained"
+	}
+	text := ""
+	for i, state := range s.Optimizer.states(s.trained[0]) {
+		if i > 0 {
+			text += " + "
+		}
+		text += state.name
+	}
+	if text == "" {
+		return "no state"
+	}
+	return text + fmt.Sprintf(" of %s parameters", ledger.Count(s.trainedElements()))
+}
+
+// copiesText says what a step makes beside.
+func (o *optimizer) copiesText() string {
+	if o.Variant == Foreach && o.copies > 0 {
+		return o.copiesWhy
+	}
+	return fmt.Sprintf("temporaries of the step over one parameter at a time (%s)", o.Variant)
+}

@@ -1,0 +1,249 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"plimsoll/dtype"
+	"plimsoll/fault"
+	"plimsoll/ledger"
+	"plimsoll/recipe"
+	"plimsoll/version"
+)
+
+// readAdapter reads the adapter and the quantization.
+func (r *resolver) readAdapter() (err error) {
+	j := r.job
+	if err := r.quantization(); err != nil {
+		return err
+	}
+	if r.Request.Adapter == "" {
+		if r.AdapterPrecision != "" {
+			return &fault.Input{What: "--adapter-precision is given without --adapter", Mend: "add --adapter, or leave it out"}
+		}
+		if j.Quantization != nil && j.Quantization.Bits > 0 {
+			return &fault.Input{What: fmt.Sprintf("a model quantized to %d bits cannot be trained by itself: transformers refuses it", j.Quantization.Bits),
+				Mend: "add --adapter with the adapter_config.json of PEFT"}
+		}
+		return nil
+	}
+	if j.Adapter, err = recipe.LoadAdapter(r.Request.Adapter); err != nil {
+		return err
+	}
+	r.note(j.Adapter.Notes)
+	if err := j.Adapter.ForModel(j.Model.Type); err != nil {
+		return err
+	}
+	switch j.Adapter.Type {
+	case "LORA", "ADALORA", "IA3", "VERA", "LN_TUNING":
+	default:
+		return &fault.Input{Where: fault.Position{File: j.Adapter.File}, What: j.Adapter.Type + " is not planned: virtual tokens change the length of every sequence",
+			Mend: "planned are LORA, ADALORA, IA3, VERA and LN_TUNING"}
+	}
+	// PEFT holds adapters of 16-bit models in fp32 (autocast_adapter_dtype).
+	j.AdapterType = dtype.F32
+	switch r.AdapterPrecision {
+	case "":
+		r.assume("adapters in fp32, as PEFT has them: --adapter-precision was not given")
+	case "fp32":
+	case "bf16", "fp16":
+		j.AdapterType, _ = dtype.Parse(r.AdapterPrecision)
+	default:
+		return &fault.Input{What: fmt.Sprintf("unknown precision of adapters %q", r.AdapterPrecision), Mend: "expected fp32, bf16 or fp16"}
+	}
+	matched := false
+	modules := append(j.Model.Network.Linears(), j.Model.Network.Head.Projection)
+	for _, p := range j.Model.Parameters {
+		modules = append(modules, strings.TrimSuffix(p.Name, ".weight"))
+	}
+	matched = slices.ContainsFunc(modules, j.Adapter.Targets)
+	if !matched {
+		return &fault.Input{Where: fault.Position{File: j.Adapter.File}, What: fmt.Sprintf("target_modules matches no module of %s", j.Model.Name),
+			Mend: "its linear modules are " + strings.Join(lastNames(j.Model.Network.Linears()), ", ")}
+	}
+	return nil
+}
+
+// lastNames are the distinct last parts of paths.
+func lastNames(paths []string) []string {
+	var names []string
+	for _, path := range paths {
+		name := path[strings.LastIndexByte(path, '.')+1:]
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// quantizations are names in the place of a file.
+var quantizations = map[string]recipe.Quantization{
+	"nf4":    {Bits: 4, Kind: "nf4"},
+	"fp4":    {Bits: 4, Kind: "fp4"},
+	"nf4-dq": {Bits: 4, Kind: "nf4", DoubleQuant: true},
+	"fp4-dq": {Bits: 4, Kind: "fp4", DoubleQuant: true},
+	"int8":   {Bits: 8},
+}
+
+func (r *resolver) quantization() error {
+	switch name := r.Request.Quantization; {
+	case name == "":
+	case quantizations[name].Bits > 0:
+		q := quantizations[name]
+		r.job.Quantization = &q
+	default:
+		if _, err := os.Stat(name); err != nil && !strings.ContainsAny(name, "./") {
+			return &fault.Input{What: fmt.Sprintf("unknown quantization %q", name), Mend: "expected nf4, nf4-dq, fp4, fp4-dq, int8, or a file with BitsAndBytesConfig in JSON"}
+		}
+		q, err := recipe.LoadQuantization(name)
+		if err != nil {
+			return err
+		}
+		r.note(q.Notes)
+		r.job.Quantization = q
+	}
+	return nil
+}
+
+// chooseOptimizer finds what updates the parameters.
+func (r *resolver) chooseOptimizer() error {
+	name, variant, _ := strings.Cut(r.Optimizer, "/")
+	where := fault.Position{}
+	if name == "" && r.training != nil {
+		name, where.File = r.training.Optimizer.Name, r.training.File
+	}
+	if d := r.job.DeepSpeed; name == "" && d != nil && d.Optimizer != nil {
+		name, where.File = strings.ToLower(d.Optimizer.Type), d.File
+	}
+	if name == "" {
+		name = "adamw"
+		r.assume("AdamW: --optimizer was not given")
+	}
+	known, ok := optimizerNames[name]
+	if !ok {
+		mend := "planned are " + strings.Join(Optimizers(), ", ")
+		if near := fault.Nearest(name, Optimizers()); near != "" {
+			mend = fmt.Sprintf("did you mean %q? %s", near, mend)
+		}
+		return &fault.Input{Where: where, What: fmt.Sprintf("the optimizer %q is not one that can be planned", name), Mend: mend}
+	}
+	o := optimizerKinds[known.kind]
+	o.Name, o.Variant, o.managed = known.kind, known.variant, known.paged
+	if variant != "" {
+		if err := checkVariant(known.kind, Variant(variant)); err != nil {
+			return err
+		}
+		o.Variant = Variant(variant)
+	}
+	if o.Variant == "" { // torch's defaults
+		o.Variant = Foreach
+		if r.job.OnCPU {
+			o.Variant = Loop
+		}
+	}
+	r.job.Optimizer = o
+	r.job.Clip = 1
+	switch {
+	case r.Clip != nil:
+		r.job.Clip = *r.Clip
+	case r.training != nil:
+		r.job.Clip = r.training.MaxGradNorm
+	case r.job.DeepSpeed != nil:
+		r.job.Clip = r.job.DeepSpeed.GradientClipping
+	}
+	return nil
+}
+
+// namedOptimizer is an optimizer as a name asks for it.
+type namedOptimizer struct {
+	kind    string
+	variant Variant
+	paged   bool
+}
+
+// optimizerNames are the names of the kinds themselves, those of
+// TrainingArguments and those of DeepSpeed.
+var optimizerNames = func() map[string]namedOptimizer {
+	m := map[string]namedOptimizer{}
+	for _, kind := range Optimizers() {
+		m[kind] = namedOptimizer{kind: kind}
+	}
+	for name, n := range map[string]namedOptimizer{
+		"adamw_torch": {kind: "adamw"}, "adamw_torch_fused": {kind: "adamw", variant: Fused}, "adamw_hf": {kind: "adamw", variant: Loop},
+		"adamw_apex_fused": {kind: "adamw-apex", variant: Fused}, "adamw_anyprecision": {kind: "adamw", variant: Loop},
+		"adamw_torch_8bit": {kind: "adamw-8bit", variant: Loop}, "adamw_torch_4bit": {kind: "adamw-4bit", variant: Loop},
+		"adamw_bnb_8bit": {kind: "adamw-8bit", variant: Fused}, "adamw_8bit": {kind: "adamw-8bit", variant: Fused},
+		"paged_adamw_8bit": {kind: "adamw-8bit", variant: Fused, paged: true}, "paged_adamw_32bit": {kind: "adamw-32bit", variant: Fused, paged: true},
+		"paged_adamw": {kind: "adamw-32bit", variant: Fused, paged: true},
+		"lion_8bit":   {kind: "lion-8bit", variant: Fused}, "lion_32bit": {kind: "lion-32bit", variant: Fused},
+		"paged_lion_8bit": {kind: "lion-8bit", variant: Fused, paged: true}, "paged_lion_32bit": {kind: "lion-32bit", variant: Fused, paged: true},
+		"rmsprop_bnb": {kind: "rmsprop", variant: Fused}, "fusedadam": {kind: "adamw", variant: Fused}, "fused_adam": {kind: "adamw", variant: Fused},
+		"adam8bit": {kind: "adamw-8bit", variant: Fused}, "adamw8bit": {kind: "adamw-8bit", variant: Fused},
+		"adalomo": {kind: "lomo"},
+	} {
+		m[name] = n
+	}
+	return m
+}()
+
+// sharding is FSDP's.
+func (r *resolver) sharding() error {
+	j := r.job
+	switch r.Request.FSDP {
+	case "":
+	case "1", "2":
+		if j.FSDP != nil {
+			return &fault.Input{What: "--fsdp is given, and a file configures FSDP too", Mend: "leave --fsdp out"}
+		}
+		j.FSDP = &recipe.FSDP{Version: int(r.Request.FSDP[0] - '0'), Strategy: "full_shard", WrapPolicy: "transformer_based_wrap", UseOrigParams: true,
+			BackwardPrefetch: "backward_pre", OffloadParameters: r.OffloadParameters}
+		j.ReduceType = dtype.F32
+	default:
+		return &fault.Input{What: fmt.Sprintf("--fsdp is %q, expected 1 or 2, the version", r.Request.FSDP)}
+	}
+	if j.FSDP != nil && r.OffloadParameters {
+		j.FSDP.OffloadParameters = true
+	}
+	j.ShardRanks = j.World / int(j.SplitWidth)
+	whole := ledger.Bytes(j.Model.Elements() * j.Weights.Size())
+	// Where nothing says which GPUs these are, one of 80 GB is thought of.
+	j.ZeROInit = r.launch != nil && r.launch.ZeRO3Init || whole > cmp.Or(j.GPU.Memory, 80*ledger.GiB)
+	j.SplitsDecay = r.training != nil
+	if d := j.DeepSpeed; d != nil {
+		d.ResolveSizes(j.Model.Network.Hidden)
+	}
+	if d := j.DeepSpeed; d != nil && d.ZeROStage == 3 && r.launch == nil {
+		if j.ZeROInit {
+			r.assume("parameters are sharded as the model is made (zero.Init): whole it would not fit on a GPU")
+		} else {
+			r.assume("the model is made whole and then sharded: with zero.Init (accelerate's zero3_init_flag, or a Trainer that is made first) its load takes less")
+		}
+	}
+	if j.FSDP == nil {
+		return nil
+	}
+	if oldest := (version.Version{Minor: 43}); j.Quantization != nil && !j.Versions.BitsAndBytes.AtLeast(0, 43, 0) {
+		if r.BitsAndBytes != "" {
+			return &fault.Input{What: fmt.Sprintf("FSDP shards quantized weights from bitsandbytes 0.43 on, and this is %v", j.Versions.BitsAndBytes), Mend: "give a later --bitsandbytes"}
+		}
+		j.Versions.BitsAndBytes = oldest
+	}
+	if j.FSDP.Strategy == "no_shard" {
+		j.ShardRanks = 1
+	}
+	if strings.HasPrefix(j.FSDP.Strategy, "hybrid") {
+		j.ShardRanks = j.RanksPerNode
+	}
+	// FSDP casts parameters itself; accelerate has gradients added up in the
+	// same type.
+	if j.Autocast != dtype.Invalid {
+		j.Compute, j.Autocast = j.Autocast, dtype.Invalid
+	}
+	if j.ReduceType == dtype.Invalid || j.Compute == dtype.Invalid && j.Weights != dtype.F32 {
+		j.ReduceType = j.compute()
+	}
+	return nil
+}

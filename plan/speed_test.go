@@ -1,0 +1,76 @@
+package plan
+
+import (
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// trillion is a config.json of a mixture of experts with a trillion
+// parameters.
+const trillion = `{"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 7168, "intermediate_size": 18432,
+"num_hidden_layers": 61, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "num_experts": 384, "num_experts_per_tok": 8,
+"moe_intermediate_size": 2048, "decoder_sparse_step": 1, "mlp_only_layers": [], "vocab_size": 163840, "tie_word_embeddings": false, "torch_dtype": "bfloat16"}`
+
+// speeds are jobs, and the CPU time that their plans may take on a fast core.
+func speeds(t testing.TB) map[string]struct {
+	request Request
+	limit   time.Duration
+} {
+	folder := t.TempDir()
+	config, zero := filepath.Join(folder, "config.json"), filepath.Join(folder, "ds.json")
+	for file, text := range map[string]string{config: trillion, zero: `{"bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}`} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return map[string]struct {
+		request Request
+		limit   time.Duration
+	}{
+		"typical":                       {Request{Model: "llama-3-8b", FSDP: "2", GPUs: 8, GPU: "H100-80GB", Precision: "bf16", Sequence: 4096, Recompute: "full"}, 50 * time.Millisecond},
+		"a trillion parameters":         {Request{Model: config, FSDP: "2", GPUs: 8, Nodes: 128, Precision: "bf16", Sequence: 4096, Recompute: "full"}, time.Second},
+		"a trillion parameters, ZeRO-3": {Request{Model: config, DeepSpeed: zero, GPUs: 8, Nodes: 128, Sequence: 4096, Recompute: "full"}, 2 * time.Second},
+	}
+}
+
+// TestSpeed bounds the CPU time of a plan, garbage collection and all, with a
+// factor of 3 for slow machines. One of three plans must keep it: others use
+// the machine, too.
+func TestSpeed(t *testing.T) {
+	for name, s := range speeds(t) {
+		t.Run(name, func(t *testing.T) {
+			var took time.Duration
+			for range 3 {
+				begin := spent(t)
+				planned(t, s.request)
+				if took = spent(t) - begin; took <= 3*s.limit {
+					return
+				}
+			}
+			t.Errorf("a plan takes %v of CPU time, want at most 3 x %v", took, s.limit)
+		})
+	}
+}
+
+// spent is the CPU time of this process.
+func spent(t *testing.T) time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+func BenchmarkPlan(b *testing.B) {
+	for name, s := range speeds(b) {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				planned(b, s.request)
+			}
+		})
+	}
+}

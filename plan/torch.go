@@ -1,0 +1,149 @@
+package plan
+
+import (
+	"fmt"
+
+	"plimsoll/autograd"
+	"plimsoll/dtype"
+	"plimsoll/ledger"
+)
+
+// plain is a training loop without an engine: the model is whole on every GPU,
+// and DistributedDataParallel adds gradients up where there are several.
+type plain struct {
+	*simulation
+}
+
+func (e *plain) BeforeForward(string)  {}
+func (e *plain) AfterForward(string)   {}
+func (e *plain) BeforeBackward(string) {}
+func (e *plain) AfterBackward(string)  {}
+
+// load puts the model on the host first, in the type that it is trained in.
+func (e *plain) load() {
+	if !e.OnCPU {
+		e.host.during(ledger.Bytes(e.storedBytes()), Loading, func() {})
+	}
+	for _, p := range e.parameters {
+		allocate(e.gpu, p.Bytes(), Weights)
+	}
+}
+
+func (e *plain) initialize() {
+	if e.World > 1 {
+		allocate(e.gpu, e.trainedBytes(), Buckets)
+	}
+}
+
+// gradient is applied at once by LOMO, which fuses the step into the backward
+// pass.
+func (e *plain) gradient(p *autograd.Parameter) {
+	if e.Optimizer.Name == "lomo" {
+		p.DropGradient()
+	}
+}
+func (e *plain) endBackward(bool) {}
+
+func (e *plain) step() { e.optimize(e.trained) }
+
+func (e *plain) zeroGradients() {
+	for _, p := range e.trained {
+		p.DropGradient()
+	}
+}
+
+func (e *plain) save() {}
+
+func (e *plain) reasons() map[string]string {
+	r := map[string]string{
+		Weights: fmt.Sprintf("%s parameters in %v", ledger.Count(e.Model.Elements()), e.Weights),
+	}
+	r[Loading] = "from_pretrained makes the model on the host, and it goes to the GPU from there; every rank does so"
+	if e.World > 1 {
+		r[Buckets] = "DistributedDataParallel adds gradients up in buckets as large as all gradients (gradient_as_bucket_view=False)"
+	}
+	return r
+}
+
+// trainedElements counts what is trained.
+func (s *simulation) trainedElements() int64 {
+	var sum int64
+	for _, p := range s.trained {
+		sum += p.Elements
+	}
+	return sum
+}
+
+// storedBytes is the size of all parameters.
+func (s *simulation) storedBytes() int64 {
+	var sum int64
+	for _, p := range s.parameters {
+		sum += p.Bytes()
+	}
+	return sum
+}
+
+// trainedBytes is the size of what is trained.
+func (s *simulation) trainedBytes() int64 {
+	var sum int64
+	for _, p := range s.trained {
+		sum += p.Elements * p.DType.Size()
+	}
+	return sum
+}
+
+// optimize is a step of a torch optimizer over parameters on the GPU.
+func (s *simulation) optimize(parameters []*autograd.Parameter) { s.optimizeOn(s.gpu, parameters) }
+
+// optimizeOn is a step where the parameters are. The first makes the states.
+func (s *simulation) optimizeOn(device *trace, parameters []*autograd.Parameter) {
+	if !s.stepped {
+		s.stepped = true
+		component := States
+		if s.Optimizer.managed {
+			component = ManagedStates
+		}
+		for _, p := range parameters {
+			for _, state := range s.Optimizer.states(p) {
+				if s.Optimizer.managed && p.Elements >= 100_000 {
+					allocate(s.host, state.bytes, component)
+				} else {
+					allocate(device, state.bytes, component)
+				}
+			}
+			if s.Optimizer.Variant == Fused && device == s.gpu && !s.OnCPU {
+				allocate(device, dtype.F32.Size(), States) // the step counter
+			}
+		}
+	}
+	s.copies(device, parameters)
+}
+
+// copies are the temporaries of a step.
+func (s *simulation) copies(device *trace, parameters []*autograd.Parameter) {
+	var made []int
+	for _, bytes := range s.Optimizer.scratch(parameters) {
+		made = append(made, device.Allocate(bytes, OptimizerCopies))
+	}
+	for _, id := range made {
+		device.Free(id)
+	}
+}
+
+// cpuWorkspace is what MKL and oneDNN hold after their first product of
+// matrices, measured with torch 2.15 on two cores.
+const cpuWorkspace = 90 * ledger.MiB
+
+// workspace is what cuBLAS takes through torch's allocator at the first
+// product of matrices of a thread; the backward pass has a thread of its own.
+func (s *simulation) workspace() {
+	switch {
+	case s.OnCPU && s.workspaces < 1:
+		allocate(s.host, int64(cpuWorkspace), Workspaces)
+	case s.OnCPU || s.workspaces == 2:
+		return
+	default:
+		allocate(s.gpu, int64(s.GPU.Workspace()), Workspaces)
+	}
+	s.workspaces++
+}

@@ -1,0 +1,228 @@
+package recipe
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"plimsoll/fault"
+)
+
+// match chooses modules by name as PEFT does: check_target_module_exists in
+// tuners/tuners_utils.py.
+type match struct {
+	given     bool
+	names     []string         // a module, or the end of its name after a dot
+	pattern   *regexp.Regexp   // the whole name
+	anywhere  []*regexp.Regexp // some words of the name
+	allLinear bool
+}
+
+// layers narrows a list of names down to some layers.
+type layers struct {
+	indexes  []int // none means every layer
+	patterns []*regexp.Regexp
+}
+
+// pattern gives modules another rank.
+type pattern struct {
+	modules *regexp.Regexp
+	rank    int
+}
+
+// heads are the names of output embeddings, which "all-linear" leaves out, and
+// of classifiers. PEFT asks the model for them.
+var heads = strings.Fields("lm_head embed_out output_layer score classifier")
+
+func (m *match) matches(module string) bool {
+	switch {
+	case m.allLinear:
+		return !ends(module, heads)
+	case m.pattern != nil:
+		return m.pattern.MatchString(module)
+	}
+	return ends(module, m.names) || slices.ContainsFunc(m.anywhere, func(r *regexp.Regexp) bool { return r.MatchString(module) })
+}
+
+// ends says that the module has one of the names, or ends in one after a dot.
+func ends(module string, names []string) bool {
+	return slices.ContainsFunc(names, func(name string) bool { return module == name || strings.HasSuffix(module, "."+name) })
+}
+
+func (l *layers) has(module string) bool {
+	if len(l.indexes) == 0 {
+		return true
+	}
+	for _, p := range l.patterns {
+		if found := p.FindStringSubmatch(module); found != nil {
+			index, err := strconv.Atoi(found[1])
+			return err == nil && slices.Contains(l.indexes, index)
+		}
+	}
+	return false
+}
+
+// Targets says that the adapter changes the module of that name, as
+// named_modules gives it. For target_modules "all-linear" it must be a linear
+// layer. Without target_modules, ForModel comes first.
+func (a *Adapter) Targets(module string) bool {
+	switch {
+	case a.excluded.given && a.excluded.matches(module), a.saved.given && a.saved.matches(module), !a.targets.given:
+		return false
+	case a.targets.pattern != nil || a.targets.allLinear || slices.Contains(a.targets.names, module):
+		return a.targets.matches(module)
+	}
+	return a.targets.matches(module) && a.layers.has(module)
+}
+
+// Saves says that the module is trained as it is, beside the adapter.
+func (a *Adapter) Saves(module string) bool {
+	return slices.ContainsFunc(a.ModulesToSave, func(name string) bool { return strings.HasSuffix(module, name) })
+}
+
+// Feedforward says that IA3 scales the input of the module, not its output.
+func (a *Adapter) Feedforward(module string) bool {
+	if a.feedforward.pattern != nil {
+		return a.feedforward.matches(module)
+	}
+	return slices.ContainsFunc(a.feedforward.names, func(name string) bool { return strings.HasSuffix(module, name) })
+}
+
+// RankOf is the rank of the adapter of a module: that of the first entry of
+// rank_pattern for it, or r.
+func (a *Adapter) RankOf(module string) int {
+	for _, p := range a.ranks {
+		if p.modules.MatchString(module) {
+			return p.rank
+		}
+	}
+	return a.Rank
+}
+
+// ForModel takes PEFT's default for a model_type where the file names no
+// target_modules.
+func (a *Adapter) ForModel(modelType string) error {
+	if a.Type == "IA3" && !a.feedforward.given {
+		list, known := feedforwardDefaults[modelType]
+		if !known {
+			return &fault.Input{Where: a.place, What: fmt.Sprintf("feedforward_modules is not given, and PEFT has no default for %s", modelType), Mend: `add "feedforward_modules": ["down_proj"]`}
+		}
+		a.feedforward = match{given: true, names: strings.Fields(list)}
+	}
+	if targets := targetDefaults[a.Type]; !a.targets.given && targets != nil {
+		list := targets[modelType]
+		switch {
+		case strings.HasPrefix(list, ".*"):
+			a.targets.pattern = regexp.MustCompile(`\A(?:` + list + `)\z`)
+		case list != "":
+			a.targets.names = strings.Fields(list)
+		case a.Parameters != nil:
+			return nil
+		default:
+			return &fault.Input{Where: a.place, What: fmt.Sprintf("target_modules is not given, and PEFT's %s has no default for %s", a.Type, modelType),
+				Mend: `add "target_modules": "all-linear", or a list`}
+		}
+		a.targets.given = true
+	}
+	return nil
+}
+
+// adapterMatches compiles everything that chooses modules.
+func (c *checking) adapterMatches(a *Adapter) error {
+	var err error
+	for _, m := range []struct {
+		key string
+		in  *match
+	}{{"target_modules", &a.targets}, {"exclude_modules", &a.excluded}, {"feedforward_modules", &a.feedforward}} {
+		if *m.in, err = c.match(m.key); err != nil {
+			return err
+		}
+	}
+	if c.root.find("target_modules") != nil {
+		a.place = c.place("target_modules")
+	}
+	for _, name := range a.ModulesToSave {
+		r, err := c.compile("modules_to_save", c.at("modules_to_save"), `\A(?:|.*\.)`, name, `(?:|\..*)\z`)
+		if err != nil {
+			return err
+		}
+		a.saved.given, a.saved.anywhere = true, append(a.saved.anywhere, r)
+	}
+	if v := c.root.find("rank_pattern"); v != nil && a.Type == "LORA" {
+		for _, m := range v.members {
+			r, err := c.compile("rank_pattern", m.at, `\A(?:.*\.)?`, m.name, `\z`)
+			if err != nil {
+				return err
+			}
+			a.ranks = append(a.ranks, pattern{r, int(m.value.integer)})
+		}
+	}
+	return c.fillLayers(&a.layers)
+}
+
+func (c *checking) fillLayers(l *layers) error {
+	v := c.root.find("layers_to_transform")
+	if v == nil {
+		return nil
+	}
+	for _, index := range append(v.elements, v) {
+		if index.kind == '0' {
+			l.indexes = append(l.indexes, int(index.integer))
+		}
+	}
+	// The first number between dots, where no pattern says which.
+	l.patterns = []*regexp.Regexp{regexp.MustCompile(`\A.*?\.[^.]*\.(\d+)\.`)}
+	given := c.root.find("layers_pattern")
+	if given == nil || given.kind == '"' && given.text == "" || given.kind == '[' && len(given.elements) == 0 {
+		return nil
+	}
+	l.patterns = nil
+	for _, p := range append(given.elements, given) {
+		if p.kind != '"' {
+			continue
+		}
+		r, err := c.compile("layers_pattern", p.at, `\A.*?\.`, p.text, `\.(\d+)\.`)
+		if err != nil {
+			return err
+		}
+		if r.NumSubexp() > 1 {
+			return c.bad(p.at, "layers_pattern has a group, but PEFT takes the first group for the number of the layer", "write (?:...)")
+		}
+		l.patterns = append(l.patterns, r)
+	}
+	return nil
+}
+
+// match reads a list of names, or a pattern for the whole name.
+func (c *checking) match(key string) (match, error) {
+	v := c.root.find(key)
+	switch {
+	case v == nil:
+		return match{}, nil
+	case v.kind == '[':
+		return match{given: true, names: v.texts()}, nil
+	case key == "target_modules" && strings.EqualFold(v.text, "all-linear"):
+		return match{given: true, allLinear: true}, nil
+	}
+	r, err := c.compile(key, v.at, `\A`, v.text, `\z`)
+	return match{given: true, pattern: r}, err
+}
+
+// compile reads a regular expression of Python's, which stands at an offset,
+// and puts it between two others.
+func (c *checking) compile(key string, at int64, before, expression, after string) (*regexp.Regexp, error) {
+	if strings.Contains(expression, "{,") {
+		return nil, c.bad(at, fmt.Sprintf("%s has %q, in which {, means different things", key, expression), "write {0,")
+	}
+	_, err := regexp.Compile(expression)
+	if err == nil {
+		var r *regexp.Regexp
+		if r, err = regexp.Compile(before + "(?:" + expression + ")" + after); err == nil {
+			return r, nil
+		}
+	}
+	return nil, &fault.Input{Where: c.position(at), What: fmt.Sprintf("%s has %q, which is no pattern that can be planned with", key, expression), Err: err,
+		Mend: "check the brackets; lookaround and references to groups are not supported: list the modules instead"}
+}

@@ -1,0 +1,92 @@
+package recipe
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"plimsoll/fault"
+)
+
+// slip is advice for a common slip of the pen, or "".
+func (c *checking) slip(r rule, v *value) string {
+	bare := value{kind: '0', text: v.text}
+	if v.text == "true" || v.text == "false" {
+		bare.kind = 't'
+	}
+	word := slices.ContainsFunc(r.words, func(word string) bool { return strings.EqualFold(word, v.text) })
+	switch {
+	case v.kind != '"' && word:
+		return "YAML 1.1 takes " + v.text + " for a truth value: write '" + v.text + "' in quotes"
+	case v.kind != '"' || r.form == textForm || r.form == objectForm || r.form == listForm:
+		return ""
+	case v.text == "auto":
+		return `nothing fills in "auto" for this key: give a value, or leave the key out`
+	case r.takes(&bare) && !strings.ContainsRune(`"'`, rune(c.text[v.at])):
+		return "YAML 1.1 takes " + v.text + " for a string: write the exponent as in 5.0e-5, or no exponent"
+	case r.takes(&bare):
+		return "write " + v.text + " without the quotes"
+	}
+	return ""
+}
+
+// advice names the key that was probably meant: one of this object that is
+// spelled nearly alike, or the same one where it belongs.
+func (c *checking) advice(r rule, name string) string {
+	if places := whereabouts(c.schema.rule, "", name); len(places) == 1 {
+		return fmt.Sprintf("%q belongs%s", name, within(places[0]))
+	}
+	if near := fault.Nearest(name, slices.Sorted(maps.Keys(r.keys))); near != "" {
+		return fmt.Sprintf("did you mean %q?", near)
+	}
+	return ""
+}
+
+// whereabouts are the paths of the objects in r that have a key called name.
+func whereabouts(r rule, path, name string) []string {
+	var places []string
+	for _, key := range slices.Sorted(maps.Keys(r.keys)) {
+		if key == name {
+			places = append(places, path)
+		}
+		below := key
+		if path != "" {
+			below = path + "." + key
+		}
+		places = append(places, whereabouts(r.keys[key], below, name)...)
+	}
+	return places
+}
+
+// isSlip says that name is probably one of the keys, spelled wrongly: each of
+// its words differs from that key's in one place, by at most two letters, or
+// in a short word by one letter or two that are swapped. fault.Nearest looks further, because it is asked about
+// names that cannot be right.
+func (r rule) isSlip(name string) bool {
+	for key := range r.keys {
+		words, meant := strings.Split(strings.ToLower(name), "_"), strings.Split(strings.ToLower(key), "_")
+		if strings.Join(words, "") == strings.Join(meant, "") {
+			return true
+		}
+		if slices.EqualFunc(words, meant, isSlipOfWord) {
+			return true
+		}
+	}
+	return false
+}
+
+func isSlipOfWord(a, b string) bool {
+	limit := 2
+	if min(len(a), len(b)) <= 4 {
+		limit = 1
+	}
+	for a != "" && b != "" && a[0] == b[0] {
+		a, b = a[1:], b[1:]
+	}
+	for a != "" && b != "" && a[len(a)-1] == b[len(b)-1] {
+		a, b = a[:len(a)-1], b[:len(b)-1]
+	}
+	swapped := len(a) == 2 && len(b) == 2 && a[0] == b[1] && a[1] == b[0]
+	return swapped || max(len(a), len(b)) <= limit
+}

@@ -1,0 +1,89 @@
+package recipe
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"plimsoll/fault"
+)
+
+// filling is a key of a DeepSpeed configuration that Hugging Face's integration
+// knows the value of. It puts it in the place of "auto", and refuses another
+// one.
+type filling struct {
+	path string // in the DeepSpeed configuration
+	is   *value
+	name string // what it was computed from
+	// where name is said; zero where it is a default
+	where fault.Position
+	// lenient lets another value be.
+	lenient bool
+}
+
+// fill resolves "auto" in a DeepSpeed configuration.
+func (d *document) fill(fillings []filling) error {
+	for _, f := range fillings {
+		v := d.root.find(f.path)
+		switch {
+		case v == nil:
+		case v.kind == '"' && v.text == "auto":
+			at := v.at
+			*v = *f.is
+			v.at = at
+		case f.lenient || v.kind == 'n' || v.same(f.is):
+		default:
+			said := "by default"
+			if f.where.Line > 0 {
+				said = "in " + f.where.String()
+			}
+			return &fault.Input{Where: d.position(v.at), What: fmt.Sprintf("DeepSpeed's %s is %s, but %s is %s %s", f.path, v.inFull(), f.name, f.is.inFull(), said),
+				Mend: `set it to "auto"`}
+		}
+	}
+	return nil
+}
+
+// inFull is the value with the elements of a list.
+func (v *value) inFull() string {
+	if v.kind != '[' {
+		return v.String()
+	}
+	var elements []string
+	for _, element := range v.elements {
+		elements = append(elements, element.inFull())
+	}
+	return "[" + strings.Join(elements, ", ") + "]"
+}
+
+// same compares numbers as numbers.
+func (v *value) same(w *value) bool {
+	if v.kind != w.kind {
+		return false
+	}
+	switch v.kind {
+	case '0':
+		v.parseNumber()
+		w.parseNumber()
+		return v.number == w.number
+	case '"':
+		return v.text == w.text
+	}
+	return slices.EqualFunc(v.elements, w.elements, (*value).same)
+}
+
+// ResolveSizes gives the sizes that are "auto" the values that the Trainer
+// computes from the hidden size of the model.
+func (d *DeepSpeed) ResolveSizes(hidden int64) {
+	const zero = "zero_optimization."
+	auto := func(key string) bool { return slices.Contains(d.Auto, zero+key) }
+	if auto("reduce_bucket_size") {
+		d.Sizes.ReduceBucket = hidden * hidden
+	}
+	if auto("stage3_prefetch_bucket_size") && d.ZeROStage == 3 {
+		d.Sizes.PrefetchBucket = int64(0.9 * float64(hidden*hidden))
+	}
+	if auto("stage3_param_persistence_threshold") && d.ZeROStage == 3 {
+		d.Sizes.PersistentParameter = 10 * hidden
+	}
+}

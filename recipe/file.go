@@ -1,0 +1,108 @@
+package recipe
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+
+	"plimsoll/dtype"
+	"plimsoll/fault"
+)
+
+// largest is far above any real configuration file, and keeps a wrong file
+// name (weights, a log) from being read as one.
+const largest = 1 << 20
+
+// load parses the file at path, which should hold what.
+func load[T any](path, what string, parse func(file string, text []byte) (*T, error)) (*T, error) {
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, &fault.Input{Where: fault.Position{File: path}, What: "there is no such file", Mend: "give the path of the " + what}
+	}
+	if err != nil {
+		return nil, &fault.Input{Where: fault.Position{File: path}, Err: err}
+	}
+	if !info.Mode().IsRegular() || info.Size() > largest {
+		return nil, &fault.Input{Where: fault.Position{File: path}, What: fmt.Sprintf("expected a %s: a regular file of at most %d bytes", what, largest)}
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, &fault.Input{Where: fault.Position{File: path}, Err: err}
+	}
+	return parse(path, text)
+}
+
+// read holds a document against the schema.
+func (s schema) read(d *document) (*checking, error) {
+	c := &checking{document: d, schema: s}
+	if d.root.kind != '{' {
+		return nil, c.bad(d.root.at, fmt.Sprintf("the file holds %s, expected an object", d.root), "")
+	}
+	return c, c.check(s.rule, "", d.root)
+}
+
+// The getters take the first of the dotted paths that has a value.
+
+func (c *checking) integer(otherwise int64, paths ...string) int64 {
+	for _, path := range paths {
+		if v := c.root.find(path); v != nil {
+			return v.integer
+		}
+	}
+	return otherwise
+}
+
+func (c *checking) number(otherwise float64, path string) float64 {
+	if v := c.root.find(path); v != nil {
+		return v.number
+	}
+	return otherwise
+}
+
+func (c *checking) truth(otherwise bool, path string) bool {
+	if v := c.root.find(path); v != nil {
+		return v.truth
+	}
+	return otherwise
+}
+
+func (c *checking) word(otherwise, path string) string {
+	if v := c.root.find(path); v != nil {
+		return v.text
+	}
+	return otherwise
+}
+
+// isAuto says that the key is there and left to the trainer.
+func (c *checking) isAuto(path string) bool { return slices.Contains(c.auto, path) }
+
+// elements is the element type at path, or Invalid.
+func (c *checking) elements(path string) dtype.Type {
+	t, _ := dtype.Parse(c.word("", path)) // the schema lists names that parse
+	return t
+}
+
+// at is the offset of the key at a dotted path, or of the nearest one above it;
+// it is negative when there is none.
+func (c *checking) at(path string) int64 {
+	v, at := c.root, int64(-1)
+	for name := range strings.SplitSeq(path, ".") {
+		m := v.member(name)
+		if m == nil {
+			break
+		}
+		v, at = m.value, m.at
+	}
+	return at
+}
+
+// place is the position of that key, or the whole file.
+func (c *checking) place(path string) fault.Position {
+	if at := c.at(path); at >= 0 {
+		return c.position(at)
+	}
+	return fault.Position{File: c.file}
+}

@@ -1,0 +1,142 @@
+package recipe
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"regexp"
+	"strconv"
+
+	"github.com/go-json-experiment/json/jsontext"
+	"go.yaml.in/yaml/v3"
+
+	"plimsoll/fault"
+)
+
+// parseYAML reads YAML as PyYAML's safe_load does: by version 1.1, in which a
+// bare yes, no, on or off is a truth value, and 1e8 is a string. Aliases and
+// tags are refused: no program writes them, and they would let a short file
+// mean a long one.
+func parseYAML(file string, text []byte) (*document, error) {
+	d := &document{file: file, text: text}
+	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	var node yaml.Node
+	switch err := decoder.Decode(&node); {
+	case err == io.EOF:
+		return nil, d.bad(int64(len(text)), "the file is empty, expected keys and values", "")
+	case err != nil:
+		return nil, d.notYAML(err)
+	}
+	var err error
+	if d.root, err = d.fromYAML(node.Content[0]); err != nil {
+		return nil, err
+	}
+	var more yaml.Node
+	switch err := decoder.Decode(&more); {
+	case err == nil:
+		return nil, d.bad(d.offset(&more), "more text after the end of the configuration", "a file holds one document: remove the ---")
+	case err != io.EOF:
+		return nil, d.notYAML(err)
+	}
+	return d, nil
+}
+
+var yamlError = regexp.MustCompile(`^yaml: (?:line (\d+): )?((?s).*)$`)
+
+func (d *document) notYAML(err error) error {
+	bad := &fault.Input{Where: fault.Position{File: d.file}, What: "this is not YAML", Err: err, Mend: "check the indentation, the colons and the quotes"}
+	if parts := yamlError.FindStringSubmatch(err.Error()); parts != nil {
+		bad.Err = errors.New(parts[2])
+		if line, err := strconv.Atoi(parts[1]); err == nil {
+			bad.Where.Line, bad.Where.Column = line, 1
+		}
+	}
+	return bad
+}
+
+// offset is where a node begins: its column counts characters.
+func (d *document) offset(n *yaml.Node) int64 {
+	at := 0
+	for range n.Line - 1 {
+		end := bytes.IndexByte(d.text[at:], '\n')
+		if end < 0 {
+			break
+		}
+		at += end + 1
+	}
+	characters := 1
+	for i := range string(d.text[at:]) {
+		if characters >= n.Column {
+			return int64(at + i)
+		}
+		characters++
+	}
+	return int64(len(d.text))
+}
+
+func (d *document) fromYAML(n *yaml.Node) (*value, error) {
+	v := &value{at: d.offset(n)}
+	if n.Kind == yaml.AliasNode {
+		return nil, d.bad(v.at, "here is an alias, *"+n.Value, "write out what it stands for")
+	}
+	if n.Style&yaml.TaggedStyle != 0 {
+		return nil, d.bad(v.at, "here is a tag, "+n.Tag, "remove it")
+	}
+	switch n.Kind {
+	case yaml.MappingNode:
+		v.kind = '{'
+		places := map[string]int64{}
+		for i := 0; i < len(n.Content); i += 2 {
+			key := n.Content[i]
+			m := member{name: key.Value, at: d.offset(key)}
+			if key.Kind != yaml.ScalarNode {
+				return nil, d.bad(m.at, "expected the name of a key", "")
+			}
+			if err := d.once(places, m); err != nil {
+				return nil, err
+			}
+			var err error
+			if m.value, err = d.fromYAML(n.Content[i+1]); err != nil {
+				return nil, err
+			}
+			v.members = append(v.members, m)
+		}
+	case yaml.SequenceNode:
+		v.kind = '['
+		for _, element := range n.Content {
+			e, err := d.fromYAML(element)
+			if err != nil {
+				return nil, err
+			}
+			v.elements = append(v.elements, e)
+		}
+	default:
+		v.text, v.kind = n.Value, '"'
+		if n.Style == 0 {
+			v.kind = bareKind(n.Value)
+		}
+	}
+	return v, nil
+}
+
+var (
+	yamlNull   = regexp.MustCompile(`^(?:|~|null|Null|NULL)$`)
+	yamlTrue   = regexp.MustCompile(`^(?:yes|Yes|YES|true|True|TRUE|on|On|ON)$`)
+	yamlFalse  = regexp.MustCompile(`^(?:no|No|NO|false|False|FALSE|off|Off|OFF)$`)
+	yamlNumber = regexp.MustCompile(`^[-+]?(?:0|[1-9][0-9]*|[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?|\.[0-9]+)$`)
+)
+
+// bareKind is what a word without quotes means in YAML 1.1.
+func bareKind(word string) jsontext.Kind {
+	switch {
+	case yamlNull.MatchString(word):
+		return 'n'
+	case yamlTrue.MatchString(word):
+		return 't'
+	case yamlFalse.MatchString(word):
+		return 'f'
+	case yamlNumber.MatchString(word):
+		return '0'
+	}
+	return '"'
+}

@@ -1,0 +1,308 @@
+package report
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+
+	"plimsoll/fault"
+	"plimsoll/ledger"
+	"plimsoll/plan"
+)
+
+// PlanSchema is the schema of the JSON document.
+const PlanSchema = "plimsoll.plan/1"
+
+// Plan is the document of a plan.
+type Plan struct {
+	Schema      string        `json:"schema"`
+	Version     string        `json:"version"`
+	Verdict     plan.Result   `json:"verdict"`
+	Limit       *PlanLimit    `json:"limit"` // null when no capacity is known
+	Model       PlannedModel  `json:"model"`
+	Job         PlannedJob    `json:"job"`
+	Assumptions []string      `json:"assumptions"`
+	Devices     []plan.Device `json:"devices"`
+	Hosted      []plan.Hosted `json:"plimsoll_host_state"`
+	Inputs      []Input       `json:"inputs"`
+	Request     plan.Request  `json:"request"`
+}
+
+// PlanLimit is where the job comes nearest to what a device has.
+type PlanLimit struct {
+	Device    ledger.Device  `json:"device"`
+	Phase     plan.PhaseName `json:"phase"`
+	Iteration plan.Iteration `json:"iteration"`
+	Needed    ledger.Bytes   `json:"needed_bytes"`
+	Least     ledger.Bytes   `json:"least_bytes"` // if the allocator lost nothing to fragments
+	Capacity  ledger.Bytes   `json:"capacity_bytes"`
+}
+
+// PlannedModel says what is trained.
+type PlannedModel struct {
+	Name         string `json:"name"`
+	Architecture string `json:"architecture"`
+	Source       string `json:"source"`
+	Parameters   int64  `json:"parameters"`
+	Trained      int64  `json:"trained_parameters"`
+}
+
+// PlannedJob says how.
+type PlannedJob struct {
+	Engine       string `json:"engine"`
+	Ranks        int    `json:"ranks"`
+	Nodes        int    `json:"nodes"`
+	MicroBatch   int64  `json:"micro_batch"`
+	Sequence     int64  `json:"sequence_length"`
+	Accumulation int    `json:"gradient_accumulation"`
+	Weights      string `json:"weight_dtype"`
+	Autocast     string `json:"autocast_dtype"` // empty: off
+	Attention    string `json:"attention"`
+	Optimizer    string `json:"optimizer"`
+	Recompute    string `json:"recompute"`
+}
+
+// Input is a file that the plan was made from.
+type Input struct {
+	File   string `json:"file"`
+	SHA256 string `json:"sha256"`
+}
+
+// NewPlan draws up the document.
+func NewPlan(version string, request plan.Request, p *plan.Plan) (*Plan, error) {
+	j := p.Job
+	d := &Plan{
+		Schema: PlanSchema, Version: version, Verdict: p.Verdict.Result, Devices: p.Devices, Request: request, Inputs: []Input{},
+		Model:       PlannedModel{j.Model.Name, j.Model.Architecture, j.Model.Source, j.Model.Elements(), p.Trained},
+		Hosted:      append([]plan.Hosted{}, p.Hosted...),
+		Assumptions: append([]string{}, j.Assumptions...),
+		Job: PlannedJob{Engine: j.EngineName(), Ranks: j.World, Nodes: j.Nodes, MicroBatch: j.MicroBatch, Sequence: j.Sequence, Accumulation: j.Accumulation,
+			Weights: j.Weights.String(), Attention: string(j.Attention), Optimizer: j.OptimizerName(), Recompute: j.RecomputeName()},
+	}
+	if v := p.Verdict; v.Result != plan.Unknown {
+		d.Limit = &PlanLimit{v.Device, v.Phase, v.Iteration, v.Needed, v.Least, v.Capacity}
+	}
+	if j.AutocastName() != "" {
+		d.Job.Autocast = j.AutocastName()
+	}
+	for _, file := range j.Files(request) {
+		sum, err := hashOf(file)
+		if err != nil {
+			return nil, err
+		}
+		d.Inputs = append(d.Inputs, Input{file, sum})
+	}
+	return d, nil
+}
+
+// WriteJSON writes the document.
+func (d *Plan) WriteJSON(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(d)
+}
+
+// screen is the width that the text keeps to, so that a plan is one screen.
+const screen = 120
+
+// WriteText writes what a person reads.
+func (d *Plan) WriteText(w io.Writer) error {
+	var b strings.Builder
+	line := func(name, value string) {
+		for part := range strings.SplitSeq(text.WrapSoft(value, screen-12), "\n") {
+			fmt.Fprintf(&b, "%-11s %s\n", name, strings.TrimSpace(part))
+			name = ""
+		}
+	}
+	line("model", fmt.Sprintf("%s, %s parameters (%s)", d.Model.Name, ledger.Count(d.Model.Parameters), d.Model.Architecture)+d.trained())
+	line("job", fmt.Sprintf("%s, %s, %d x %s tokens x %d, %s attention, %s", d.Job.Engine, d.types(), d.Job.MicroBatch, ledger.Count(d.Job.Sequence), d.Job.Accumulation, d.Job.Attention, d.Job.Optimizer))
+	for i := range d.Devices {
+		device := &d.Devices[i]
+		b.WriteString("\n")
+		if device.Peak().PeakRequested > 0 {
+			b.WriteString(d.timeline(device) + "\n")
+		}
+		d.consumers(&b, device)
+	}
+	b.WriteString("\n")
+	if len(d.Assumptions) > 0 {
+		line("assumed", strings.Join(d.Assumptions, "; "))
+	}
+	b.WriteString("\n" + d.verdictLine() + "\n")
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (d *Plan) trained() string {
+	if d.Model.Trained == d.Model.Parameters {
+		return ""
+	}
+	return fmt.Sprintf(", %s trained", ledger.Count(d.Model.Trained))
+}
+
+func (d *Plan) types() string {
+	if d.Job.Autocast != "" {
+		return d.Job.Weights + " weights under " + d.Job.Autocast + " autocast"
+	}
+	return d.Job.Weights
+}
+
+// timeline is a table of a device's phases. Phases that follow each other
+// with the same figures are one row.
+func (d *Plan) timeline(device *plan.Device) string {
+	t := table.NewWriter()
+	t.SetStyle(table.StyleLight)
+	t.Style().Format = table.FormatOptions{}
+	columns := []table.ColumnConfig{{Number: 1, WidthMin: len("forward, steady to backward, steady")}}
+	for i := 2; i <= 6; i++ {
+		columns = append(columns, table.ColumnConfig{Number: i, Align: text.AlignRight, AlignHeader: text.AlignRight, WidthMin: len("requested")})
+	}
+	t.SetColumnConfigs(columns)
+	t.AppendHeader(table.Row{titleOf(device), "requested", "allocated", "reserved", "in use", "end"})
+	for i := 0; i < len(device.Phases); {
+		p := &device.Phases[i]
+		last := i
+		for last+1 < len(device.Phases) && alike(p, &device.Phases[last+1]) {
+			last++
+		}
+		name := rowText(p)
+		if last > i {
+			name += " to " + rowText(&device.Phases[last])
+		}
+		t.AppendRow(table.Row{name, p.PeakRequested, p.PeakAllocated, p.PeakReserved, p.PeakUsed, p.EndAllocated})
+		i = last + 1
+	}
+	return t.Render()
+}
+
+func titleOf(device *plan.Device) string {
+	title := fmt.Sprintf("GPU of rank %d", device.Rank)
+	if device.Kind == ledger.Host {
+		title = "host"
+	}
+	if device.Count > 1 {
+		title += ", one of " + ledger.Count(int64(device.Count))
+	}
+	return title
+}
+
+func alike(p, q *plan.Phase) bool {
+	return p.PeakRequested == q.PeakRequested && p.PeakAllocated == q.PeakAllocated && p.PeakReserved == q.PeakReserved && p.PeakUsed == q.PeakUsed && p.EndAllocated == q.EndAllocated
+}
+
+func rowText(p *plan.Phase) string {
+	if p.Iteration == plan.Once {
+		return string(p.Name)
+	}
+	return fmt.Sprintf("%s, %s", p.Name, p.Iteration)
+}
+
+// shown is how many components a device's peak is told in.
+const shown = 5
+
+// consumers are the largest components at a device's peak. What does not fit
+// the screen is cut: Explain has it whole.
+func (d *Plan) consumers(b *strings.Builder, device *plan.Device) {
+	peak := device.Peak()
+	when := "peak in " + phaseText(peak.Name, peak.Iteration)
+	if peak.PeakRequested == 0 {
+		when = titleOf(device) + ", all the time"
+	}
+	capacity := "an unknown capacity"
+	if device.Capacity > 0 {
+		capacity = device.Capacity.String()
+	}
+	fmt.Fprintf(b, "%s: %v of %s\n", when, peak.PeakUsed, capacity)
+	line := func(bytes ledger.Bytes, what string) {
+		fmt.Fprintf(b, "  %10v  %s\n", bytes, text.Snip(what, screen-14, "…"))
+	}
+	components := slices.Concat(peak.Components, device.Outside)
+	slices.SortStableFunc(components, func(a, b plan.Component) int { return cmp.Compare(b.Bytes, a.Bytes) })
+	rest := peak.PeakReserved - peak.PeakRequested
+	for _, c := range components[:min(shown, len(components))] {
+		line(c.Bytes, c.Name+": "+c.Why)
+	}
+	if len(components) > shown {
+		var sum ledger.Bytes
+		var names []string
+		for _, c := range components[shown:] {
+			sum += c.Bytes
+			names = append(names, c.Name)
+		}
+		line(sum, fmt.Sprintf("%d more: %s", len(names), strings.Join(names, ", ")))
+	}
+	if device.Kind == ledger.GPU && rest > 0 {
+		line(rest, "reserved by the allocator beside: rounding, fragments, what earlier phases needed")
+	}
+}
+
+func phaseText(name plan.PhaseName, iteration plan.Iteration) string {
+	if iteration == plan.Once {
+		return string(name)
+	}
+	return fmt.Sprintf("the %s %s", iteration, name)
+}
+
+func (d *Plan) verdictLine() string {
+	if d.Limit == nil {
+		return "no verdict: give --gpu or --gpu-memory, and --host-memory"
+	}
+	where := "GPU"
+	if d.Limit.Device == ledger.Host {
+		where = "host"
+	}
+	what := fmt.Sprintf("%v of %v on the %s in %s", d.Limit.Needed, d.Limit.Capacity, where, phaseText(d.Limit.Phase, d.Limit.Iteration))
+	switch d.Verdict {
+	case plan.DoesNotFit:
+		return fmt.Sprintf("does not fit: %s, %v too much", what, d.Limit.Needed-d.Limit.Capacity)
+	case plan.Tight:
+		if d.Limit.Needed > d.Limit.Capacity {
+			return fmt.Sprintf("tight: %s, or %v if the allocator gives back what it caches", what, d.Limit.Least)
+		}
+		return "tight: " + what
+	}
+	return "fits: " + what
+}
+
+// Explain writes everything about one component.
+func (d *Plan) Explain(w io.Writer, name string) error {
+	var names []string
+	var b strings.Builder
+	found := false
+	for i := range d.Devices {
+		device := &d.Devices[i]
+		why, printed := "", false
+		for k := range device.Phases {
+			p := &device.Phases[k]
+			for _, c := range p.Components {
+				names = append(names, c.Name)
+				if !strings.EqualFold(c.Name, name) {
+					continue
+				}
+				if !printed {
+					fmt.Fprintf(&b, "%s on the %s\n", c.Name, device.Kind)
+					printed = true
+				}
+				why, found = c.Why, true
+				fmt.Fprintf(&b, "  %-20s %s\n", phaseText(p.Name, p.Iteration), c.Bytes.Exact())
+			}
+		}
+		if printed {
+			fmt.Fprintf(&b, "  why: %s\n", why)
+		}
+	}
+	if !found {
+		slices.Sort(names)
+		mend := "components of this plan: " + strings.Join(slices.Compact(names), ", ")
+		return &fault.Input{What: fmt.Sprintf("no component is called %q at any peak of this plan", name), Mend: mend}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}

@@ -1,0 +1,103 @@
+package report
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"plimsoll/fault"
+	"plimsoll/plan"
+)
+
+// ReadPlan reads the document that plan --out has written. Every error is a
+// *fault.Input.
+func ReadPlan(file string) (*Plan, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, &fault.Input{Where: fault.Position{File: file}, Err: cause(err), Mend: "write it with plimsoll plan --out " + file}
+	}
+	return parsePlan(file, text)
+}
+
+func parsePlan(file string, text []byte) (*Plan, error) {
+	where := fault.Position{File: file}
+	const again = "plan the job again with plimsoll plan --out"
+	var head struct{ Schema string }
+	var wrong *json.SyntaxError
+	switch err := json.Unmarshal(text, &head); {
+	case errors.As(err, &wrong):
+		return nil, &fault.Input{Where: fault.At(file, text, wrong.Offset-1), What: "this is not JSON", Err: err, Mend: again}
+	case err != nil || head.Schema == "":
+		return nil, &fault.Input{Where: where, What: "this is no plan: it names no schema", Mend: again}
+	case head.Schema != PlanSchema:
+		return nil, &fault.Input{Where: where, What: fmt.Sprintf("the schema is %q, and this version reads %q", head.Schema, PlanSchema), Mend: again}
+	}
+	d := &Plan{}
+	if err := json.Unmarshal(text, d); err != nil {
+		return nil, &fault.Input{Where: where, What: "this is no whole plan", Err: err, Mend: again}
+	}
+	known := d.Verdict == plan.Unknown || d.Limit != nil && (d.Verdict == plan.Fits || d.Verdict == plan.Tight || d.Verdict == plan.DoesNotFit)
+	if !known || len(d.Devices) == 0 {
+		return nil, &fault.Input{Where: where, What: fmt.Sprintf("this is no whole plan: the verdict is %q, without a limit or devices", d.Verdict), Mend: again}
+	}
+	return d, nil
+}
+
+// PlannedRun is the plan of a job that is run.
+type PlannedRun struct {
+	Input
+	Model   string      `json:"model"`
+	Verdict plan.Result `json:"verdict"`
+	Text    string      `json:"text"` // the verdict in words
+}
+
+// NewPlannedRun reads a plan that a job is to be run by. It refuses one that
+// was made from files that are different now.
+func NewPlannedRun(file string) (*PlannedRun, error) {
+	d, err := ReadPlan(file)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.current(file); err != nil {
+		return nil, err
+	}
+	sum, err := hashOf(file)
+	return &PlannedRun{Input{file, sum}, d.Model.Name, d.Verdict, d.verdictLine()}, err
+}
+
+func (d *Plan) current(file string) error {
+	for _, input := range d.Inputs {
+		now, err := hashOf(input.File)
+		if err == nil && now == input.SHA256 {
+			continue
+		}
+		e := &fault.Input{Where: fault.Position{File: file}, What: input.File + " has changed since the plan was made", Mend: "plan the job again, or give the file its content back"}
+		if err != nil {
+			e.What, e.Err, e.Mend = "the plan was made from a file that cannot be read", err, "run from the folder that the plan was made in, or plan the job again"
+		}
+		return e
+	}
+	return nil
+}
+
+func hashOf(file string) (string, error) {
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return "", &fault.Input{Where: fault.Position{File: file}, Err: cause(err)}
+	}
+	sum := sha256.Sum256(content)
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// cause is an error without the name of the file, which is said before.
+func cause(err error) error {
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		return path.Err
+	}
+	return err
+}
