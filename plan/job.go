@@ -22,6 +22,7 @@ type Job struct {
 	OnCPU        bool // there are no GPUs
 	GPU          gpu.Model
 	HostMemory   ledger.Bytes // of one node; 0 = unknown
+	NUMANodes    int          // of one node; 0 = unknown
 
 	MicroBatch   int64
 	Sequence     int64

@@ -6,6 +6,7 @@ package plan
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"plimsoll/allocator"
 	"plimsoll/ledger"
@@ -33,6 +34,17 @@ type Device struct {
 	// Outside is held outside of the allocator, from the first phase on.
 	Outside []Component `json:"outside_allocator"`
 	Phases  []Phase     `json:"phases"`
+	// NUMANodes are those of a host, among which its ranks are divided; none
+	// where their number was not given.
+	NUMANodes []NUMANode `json:"numa_nodes,omitempty"`
+}
+
+// NUMANode is the part of a host's memory that is near to some of its cores.
+type NUMANode struct {
+	Node     int          `json:"node"`
+	Ranks    int          `json:"ranks"`
+	PeakUsed ledger.Bytes `json:"peak_used_bytes"`
+	Capacity ledger.Bytes `json:"capacity_bytes"` // 0 = unknown
 }
 
 // Result is the answer to whether a job fits.
@@ -119,6 +131,14 @@ func (s *simulation) node() Device {
 		d.Phases[i].times(ledger.Bytes(s.RanksPerNode))
 	}
 	d.finish(s.reasonsOf(ledger.Host))
+	each := d.Peak().PeakUsed / ledger.Bytes(s.RanksPerNode)
+	for i := range s.NUMANodes {
+		ranks := s.RanksPerNode / s.NUMANodes
+		if i < s.RanksPerNode%s.NUMANodes {
+			ranks++
+		}
+		d.NUMANodes = append(d.NUMANodes, NUMANode{i, ranks, each * ledger.Bytes(ranks), s.HostMemory / ledger.Bytes(s.NUMANodes)})
+	}
 	return d
 }
 
@@ -175,20 +195,18 @@ func (p *Plan) judge() {
 		if d.Capacity == 0 {
 			continue
 		}
-		for k := range d.Phases {
-			phase := &d.Phases[k]
-			result := Fits
-			switch {
-			case d.least(phase) > d.Capacity:
-				result = DoesNotFit
-			case phase.PeakUsed > d.Capacity/20*19:
-				result = Tight
-			}
-			filled := float64(phase.PeakUsed) / float64(d.Capacity)
-			if r := rank[result] - rank[p.Verdict.Result]; r > 0 || r == 0 && filled > nearest {
-				nearest = filled
-				p.Verdict = Verdict{result, d.Kind, phase.Name, phase.Iteration, phase.PeakUsed, d.least(phase), d.Capacity}
-			}
+		phase := d.Peak()
+		result := Fits
+		switch {
+		case slices.ContainsFunc(d.Phases, func(phase Phase) bool { return d.least(&phase) > d.Capacity }):
+			result = DoesNotFit
+		case phase.PeakUsed > d.Capacity/20*19:
+			result = Tight
+		}
+		filled := float64(phase.PeakUsed) / float64(d.Capacity)
+		if r := rank[result] - rank[p.Verdict.Result]; r > 0 || r == 0 && filled > nearest {
+			nearest = filled
+			p.Verdict = Verdict{result, d.Kind, phase.Name, phase.Iteration, phase.PeakUsed, d.least(phase), d.Capacity}
 		}
 	}
 }

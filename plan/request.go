@@ -32,6 +32,7 @@ type Request struct {
 	GPU         string
 	GPUMemory   ledger.Bytes
 	HostMemory  ledger.Bytes
+	NUMANodes   int // of a node
 
 	Sequence, MicroBatch, Accumulation int
 
@@ -224,7 +225,10 @@ func (r *resolver) ranks() error {
 	if r.GPUMemory > 0 {
 		j.GPU.Memory = r.GPUMemory
 	}
-	j.HostMemory = r.HostMemory
+	if r.NUMANodes < 0 || r.NUMANodes > 1024 {
+		return &fault.Input{What: fmt.Sprintf("--numa-nodes is %d, expected a number from 1 to 1024", r.NUMANodes)}
+	}
+	j.HostMemory, j.NUMANodes = r.HostMemory, r.NUMANodes
 	return nil
 }
 

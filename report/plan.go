@@ -241,6 +241,24 @@ func (d *Plan) consumers(b *strings.Builder, device *plan.Device) {
 	if device.Kind == ledger.GPU && rest > 0 {
 		line(rest, "reserved by the allocator beside: rounding, fragments, what earlier phases needed")
 	}
+	if nodes := device.NUMANodes; len(nodes) > 0 {
+		capacity := ""
+		if nodes[0].Capacity > 0 {
+			capacity = " of " + nodes[0].Capacity.String()
+		}
+		fmt.Fprintf(b, "on the fullest of %d NUMA nodes, with %d ranks: %v%s\n", len(nodes), nodes[0].Ranks, nodes[0].PeakUsed, capacity)
+	}
+	if device.Kind == ledger.Host && len(d.Hosted) > 0 && device.Peak().PeakRequested > 0 {
+		var formats []string
+		for _, h := range d.Hosted {
+			name := h.State
+			if h.Moments != "fp32" {
+				name = h.Moments + " moments"
+			}
+			formats = append(formats, fmt.Sprintf("%s %v", name, h.Bytes))
+		}
+		b.WriteString("the optimizer's state in Plimsoll's formats: " + strings.Join(formats, ", ") + "\n")
+	}
 }
 
 func phaseText(name plan.PhaseName, iteration plan.Iteration) string {

@@ -71,6 +71,7 @@ The catalog of models:
 	flags.StringVar(&request.GPU, "gpu", "", "GPU `name`, such as H100-80GB")
 	flags.Var((*bytesFlag)(&request.GPUMemory), "gpu-memory", "memory of one GPU, in place of its name's, such as 79.1GiB")
 	flags.Var((*bytesFlag)(&request.HostMemory), "host-memory", "memory of one node, such as 512GiB")
+	flags.Var((*countFlag)(&request.NUMANodes), "numa-nodes", "NUMA nodes of a node, among which its ranks are divided")
 	flags.Var((*countFlag)(&request.Sequence), "seq-len", "tokens of a sequence")
 	flags.Var((*countFlag)(&request.MicroBatch), "micro-batch", "sequences that a rank handles at a time")
 	flags.Var((*countFlag)(&request.Accumulation), "grad-accum", "micro batches between two optimizer steps")
