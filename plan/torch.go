@@ -132,7 +132,7 @@ func (s *simulation) copies(device *trace, parameters []*autograd.Parameter) {
 
 // cpuWorkspace is what MKL and oneDNN hold after their first product of
 // matrices, measured with torch 2.15 on two cores.
-const cpuWorkspace = 90 * ledger.MiB
+const cpuWorkspace = 64 * ledger.MiB
 
 // workspace is what cuBLAS takes through torch's allocator at the first
 // product of matrices of a thread; the backward pass has a thread of its own.
