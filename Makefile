@@ -25,13 +25,16 @@ test: ## Run all tests
 	$(GO) test -tags purego ./optim/... ./engine/...
 
 PYTHON_ENVIRONMENT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/plimsoll/venv
+PYTHON_PACKAGES := torch numpy transformers peft accelerate
+# An environment that was made for other packages gets what it lacks.
+PYTHON_INSTALLED := $(PYTHON_ENVIRONMENT)/installed-$(shell echo $(PYTHON_PACKAGES) | tr ' ' '-')
 
 .PHONY: python
-python: $(PYTHON_ENVIRONMENT)/installed ## Install PyTorch for the tests that compare with it (several GB)
+python: $(PYTHON_INSTALLED) ## Install PyTorch for the tests that compare with it (several GB)
 
-$(PYTHON_ENVIRONMENT)/installed:
+$(PYTHON_INSTALLED):
 	python3 -m venv $(PYTHON_ENVIRONMENT)
-	$(PYTHON_ENVIRONMENT)/bin/python -m pip install --quiet torch numpy transformers peft accelerate
+	$(PYTHON_ENVIRONMENT)/bin/python -m pip install --quiet $(PYTHON_PACKAGES)
 	touch $@
 
 .PHONY: race
