@@ -106,7 +106,7 @@ type Options struct {
 	SplitSequence, SplitWidth int64
 	Hooks                     Hooks // nil: none
 	// HasLogits is called when the program has the logits, in place of those of
-	// the step before.
+	// the step before. It must be set.
 	HasLogits func()
 }
 

@@ -111,14 +111,16 @@ func (p *pass) softmax(x *autograd.Tensor, result dtype.Type) *autograd.Tensor {
 
 // normalized is a softmax or its logarithm.
 func (p *pass) normalized(x *autograd.Tensor, result dtype.Type) *autograd.Tensor {
-	o := autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: x.Elements, DType: result, Saved: true}}}
-	if p.SavesSoftmaxInput {
-		x := p.cast(x, result)
-		o.Inputs = []*autograd.Tensor{x}
-		o.Saved = o.Inputs
-		defer p.Drop(x)
+	if !p.SavesSoftmaxInput {
+		return p.unary(x, result, saveOutput)
 	}
-	return p.Do(o)[0]
+	input := p.cast(x, result)
+	y := p.Do(autograd.Operation{
+		Inputs: []*autograd.Tensor{input}, Saved: []*autograd.Tensor{input},
+		Outputs: []autograd.Output{{Elements: x.Elements, DType: result, Saved: true}},
+	})[0]
+	p.dropCasts(x, input)
+	return y
 }
 
 // lookUp is an embedding. The gradient of the table is dense.
