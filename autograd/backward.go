@@ -3,10 +3,9 @@ package autograd
 // Backward runs the backward pass from a tensor, the loss, and empties the
 // tape.
 func (t *Tape) Backward(loss *Tensor) {
-	if loss.gradient == nil {
-		return
+	if loss.gradient != nil {
+		loss.gradient.sum = t.allocate(loss.Bytes(), ActivationGradients)
 	}
-	loss.gradient.sum = t.allocate(loss.Bytes(), ActivationGradients)
 	t.run(0)
 }
 
@@ -36,14 +35,14 @@ func (t *Tape) step(n node) {
 		}
 	}
 	switch {
+	case n.custom != nil:
+		n.custom(incoming)
 	case len(incoming) == 0: // nothing depends on the results
 		for _, e := range n.inputs {
 			if e.to.leaf != nil {
 				t.used(e.to.leaf)
 			}
 		}
-	case n.custom != nil:
-		n.custom(incoming)
 	default:
 		t.differentiate(n, incoming)
 	}

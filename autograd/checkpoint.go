@@ -30,11 +30,12 @@ func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tenso
 	result.gradient = &gradient{bytes: result.Bytes()}
 
 	n := node{outputs: []*gradient{result.gradient}, saved: []*storage{input.storage.retain()}}
-	if input.gradient != nil {
-		n.inputs = []edge{{to: input.gradient}}
-	}
 	source := *input // the program's handle may be dropped before
 	n.custom = func(incoming []*storage) {
+		if len(incoming) == 0 { // nothing depends on the result
+			forward.free(t)
+			return
+		}
 		again := &Tensor{Elements: source.Elements, DType: source.DType, storage: source.storage.retain(), held: true}
 		t.RequireGradient(again)
 		start := len(t.nodes)
@@ -45,10 +46,13 @@ func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tenso
 		t.SetComponent(component)
 		t.recording, t.replay = false, before
 		forward.free(t)
-		if !c.Reentrant {
+		output.gradient.sum = incoming[0]
+		if c.Reentrant { // CheckpointFunction.backward holds both
+			incoming[0].retain()
+		} else {
 			t.Drop(output)
+			incoming[0] = nil
 		}
-		output.gradient.sum = incoming[0].retain()
 		t.run(start)
 		t.Drop(output)
 		t.locals = t.locals[:len(t.locals)-1]
