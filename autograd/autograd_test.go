@@ -185,10 +185,10 @@ func TestResidual(t *testing.T) {
 	tape.Drop(x, h, branch)
 	m.events()
 	tape.Backward(sum)
-	// The incoming gradient; of the branch the input's and the weight's; a sum
-	// of its own, because the branch still holds the incoming one; what is saved
-	// and not needed any more; the gradient of the first weight.
-	if got := m.events(); got != "+40 +40 +400 +40 -40 -40 -40 +400 -40 -40" {
+	// The incoming gradient; of the branch the input's and the weight's, and what
+	// it saved is let go of; a sum of its own, because the incoming gradient is
+	// held until the pass is over; the gradient of the first weight.
+	if got := m.events(); got != "+40 +40 +400 -40 +40 -40 +400 -40 -40 -40" {
 		t.Errorf("backward: %s", got)
 	}
 	tape.Drop(sum)
@@ -233,14 +233,14 @@ func TestCheckpoint(t *testing.T) {
 // TestCheckpointStepByStep follows two products under a checkpoint.
 func TestCheckpointStepByStep(t *testing.T) {
 	for c, want := range map[Checkpoint]struct{ forward, backward string }{
-		// The incoming gradient and both products again, of which the result is
-		// let go of; what the second product's gradients need and they; then the
-		// same of the first, and at last the input and the result.
-		{}: {"+40 +44 +48 -44", "+48 +44 +48 -48 +44 +528 -44 -48 +40 +440 -44 -40 -40 -48"},
-		// The result and its gradient are held until all is done.
+		// The incoming gradient, which is held until the pass is over; both products
+		// again, of which the result is let go of; the gradients of the second
+		// product, and those of the first; the input and the result.
+		{}: {"+40 +44 +48 -44", "+48 +44 +48 -48 +44 +528 -44 +40 +440 -44 -40 -40 -48 -48"},
+		// The result is held until its gradients are done.
 		{Reentrant: true}: {"+40 +44 +48 -44", "+48 +44 +48 +44 +528 -44 +40 +440 -44 -48 -40 -40 -48 -48"},
 		// The results of both products are there.
-		{Selective: 1}: {"+40 +44 +48", "+48 +44 +528 -44 -48 +40 +440 -44 -40 -40 -48"},
+		{Selective: 1}: {"+40 +44 +48", "+48 +44 +528 -44 +40 +440 -44 -40 -40 -48 -48"},
 	} {
 		m := newMemory(t)
 		tape := NewTape(m)
@@ -266,11 +266,11 @@ func TestCheckpointStepByStep(t *testing.T) {
 func TestResidualCheckpoint(t *testing.T) {
 	const (
 		again    = " +32 +28 +28 -28" // the branch, the sum, and the branch is let go of
-		gradient = " +32 +4404 -32 +28 +4400"
+		gradient = " +32 +4404 -32 +28 +4400 -32"
 	)
 	for reentrant, want := range map[bool]string{
-		false: "+4 +28 -4" + again + " -28" + gradient + " -28 -32 -28",
-		true:  "+4 +28 -4" + again + gradient + " +28 -28 -32 -28 -28 -28",
+		false: "+4 +28" + again + " -28" + gradient + " -28 -28 -4",
+		true:  "+4 +28" + again + gradient + " +28 -28 -28 -28 -28 -4",
 	} {
 		m := newMemory(t)
 		tape := NewTape(m)

@@ -3,10 +3,13 @@ package autograd
 // Backward runs the backward pass from a tensor, the loss, and empties the
 // tape.
 func (t *Tape) Backward(loss *Tensor) {
+	var first *storage // which the caller of the engine holds until the end
 	if loss.gradient != nil {
-		loss.gradient.sum = t.allocate(loss.Bytes(), ActivationGradients)
+		first = t.allocate(loss.Bytes(), ActivationGradients)
+		loss.gradient.sum = first.retain()
 	}
 	t.run(0)
+	t.release(first)
 }
 
 // run pops the nodes from start on, last first.
@@ -34,28 +37,27 @@ func (t *Tape) step(n node) {
 			g.sum = nil
 		}
 	}
+	made := make([]*storage, len(n.inputs))
 	switch {
 	case n.custom != nil:
-		n.custom(incoming)
-	case len(incoming) == 0: // nothing depends on the results
-		for _, e := range n.inputs {
-			if e.to.leaf != nil {
-				t.used(e.to.leaf)
-			}
-		}
-	default:
-		t.differentiate(n, incoming)
+		n.custom(incoming, made)
+	case len(incoming) > 0:
+		t.differentiate(n, incoming, made)
 	}
+	// The engine lets go of both before it hands on what was made.
 	for _, s := range n.saved {
 		t.release(s)
 	}
 	for _, s := range incoming {
 		t.release(s)
 	}
+	for i, e := range n.inputs {
+		t.deliver(e.to, made[i])
+	}
 }
 
 // differentiate makes the gradients of the inputs.
-func (t *Tape) differentiate(n node, incoming []*storage) {
+func (t *Tape) differentiate(n node, incoming, made []*storage) {
 	var scratch *storage
 	if n.scratch > 0 {
 		scratch = t.allocate(n.scratch, Scratch)
@@ -66,7 +68,6 @@ func (t *Tape) differentiate(n node, incoming []*storage) {
 			n.saved[i] = nil
 		}
 	}
-	made := make([]*storage, len(n.inputs))
 	for i, e := range n.inputs {
 		if e.shared {
 			made[i] = incoming[0].retain()
@@ -78,20 +79,21 @@ func (t *Tape) differentiate(n node, incoming []*storage) {
 	if scratch != nil {
 		t.release(scratch)
 	}
-	for i, e := range n.inputs {
-		t.deliver(e.to, made[i])
-	}
 }
 
-// deliver adds a contribution, whose reference it takes over.
+// deliver adds a contribution, whose reference it takes over. It is nil where
+// nothing depends on the result of the operation.
 func (t *Tape) deliver(g *gradient, s *storage) {
-	if g.leaf == nil {
-		g.sum = t.added(g.sum, s, g.bytes)
-		return
+	sum := &g.sum
+	if g.leaf != nil {
+		sum = &g.leaf.sum
 	}
-	p := g.leaf
-	p.sum = t.added(p.sum, s, g.bytes)
-	t.used(p)
+	if s != nil {
+		*sum = t.added(*sum, s, g.bytes)
+	}
+	if g.leaf != nil {
+		t.used(g.leaf)
+	}
 }
 
 // added is the sum of two contributions: in place if nobody else holds the

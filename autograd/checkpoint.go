@@ -30,8 +30,11 @@ func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tenso
 	result.gradient = &gradient{bytes: result.Bytes()}
 
 	n := node{outputs: []*gradient{result.gradient}, saved: []*storage{input.storage.retain()}}
+	if input.gradient != nil {
+		n.inputs = []edge{t.edge(input, false)}
+	}
 	source := *input // the program's handle may be dropped before
-	n.custom = func(incoming []*storage) {
+	n.custom = func(incoming, made []*storage) {
 		if len(incoming) == 0 { // nothing depends on the result
 			forward.free(t)
 			return
@@ -57,12 +60,10 @@ func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tenso
 		t.Drop(output)
 		t.locals = t.locals[:len(t.locals)-1]
 		t.Drop(again)
-		if again.gradient.sum != nil {
-			if input.gradient != nil {
-				t.deliver(input.gradient, again.gradient.sum)
-			} else {
-				t.release(again.gradient.sum)
-			}
+		if len(made) > 0 {
+			made[0] = again.gradient.sum
+		} else {
+			t.release(again.gradient.sum)
 		}
 	}
 	t.nodes = append(t.nodes, n)

@@ -153,8 +153,10 @@ type node struct {
 	scratch int64
 	product bool
 	replace bool
-	marker  func()                    // called instead, for a place on the tape
-	custom  func(incoming []*storage) // called instead, for a checkpoint
+	marker  func() // called instead, for a place on the tape
+	// custom is called instead, for a checkpoint, to make the gradients of the
+	// inputs.
+	custom func(incoming, made []*storage)
 }
 
 // edge is an input that needs a gradient. A shared gradient is the incoming
@@ -162,6 +164,14 @@ type node struct {
 type edge struct {
 	to     *gradient
 	shared bool
+}
+
+func (t *Tape) edge(input *Tensor, shared bool) edge {
+	if leaf := input.gradient.leaf; leaf != nil {
+		leaf.uses++
+		leaf.tape = t
+	}
+	return edge{input.gradient, shared}
 }
 
 // Output is a result of an operation.
@@ -227,11 +237,7 @@ func (t *Tape) Do(o Operation) []*Tensor {
 	n := node{scratch: o.BackwardScratch, product: o.Product, replace: o.Replaces}
 	for i, in := range o.Inputs {
 		if in.gradient != nil {
-			n.inputs = append(n.inputs, edge{in.gradient, i < len(o.Shared) && o.Shared[i]})
-			if leaf := in.gradient.leaf; leaf != nil {
-				leaf.uses++
-				leaf.tape = t
-			}
+			n.inputs = append(n.inputs, t.edge(in, i < len(o.Shared) && o.Shared[i]))
 		}
 	}
 	if len(n.inputs) == 0 {
