@@ -58,12 +58,14 @@ func Names() []string {
 }
 
 // Find finds a model by its name. Spelling may differ: "NVIDIA H100 80GB HBM3"
-// is H100-80GB, and "a100" is the larger of the two.
+// is H100-80GB, and "a100" is the larger of the two. A laptop's GPU and a part of
+// one (MIG) are others, with less memory.
 func Find(name string) (Model, error) {
 	wanted := words(name)
+	whole := !slices.Contains(wanted, "LAPTOP") && !slices.Contains(wanted, "MIG")
 	for _, m := range models {
 		have := words(m.Name)
-		if contains(wanted, have) || contains(have, wanted) && len(wanted) > 0 {
+		if whole && slices.Contains(wanted, have[0]) && (contains(wanted, have) || contains(have, wanted)) {
 			return m, nil
 		}
 	}
@@ -79,7 +81,7 @@ func words(name string) []string {
 	fields := strings.FieldsFunc(strings.ToUpper(name), func(r rune) bool { return strings.ContainsRune(" -_/", r) })
 	var kept []string
 	for _, f := range fields {
-		if !slices.Contains([]string{"NVIDIA", "AMD", "TESLA", "GEFORCE", "INSTINCT", "SXM", "SXM2", "SXM4", "SXM5", "PCIE", "HBM2", "HBM2E", "HBM3", "HBM3E", "GPU"}, f) {
+		if !slices.Contains([]string{"NVIDIA", "AMD", "TESLA", "GEFORCE", "RTX", "INSTINCT", "SXM", "SXM2", "SXM4", "SXM5", "PCIE", "HBM2", "HBM2E", "HBM3", "HBM3E", "GPU"}, f) {
 			kept = append(kept, f)
 		}
 	}

@@ -12,13 +12,15 @@ func TestFind(t *testing.T) {
 	for name, want := range map[string]string{
 		"H100-80GB": "H100-80GB", "NVIDIA H100 80GB HBM3": "H100-80GB", "h100": "H100-80GB", "a100": "A100-80GB", "A100-SXM4-40GB": "A100-40GB",
 		"NVIDIA A100-PCIE-40GB": "A100-40GB", "Tesla V100-SXM2-16GB": "V100-16GB", "NVIDIA GeForce RTX 4090": "RTX-4090", "L4": "L4", "L40S": "L40S", "Tesla T4": "T4",
-		"NVIDIA A10G": "A10G", "H200": "H200", "AMD Instinct MI300X": "MI300X",
+		"NVIDIA A10G": "A10G", "H200": "H200", "AMD Instinct MI300X": "MI300X", "4090": "RTX-4090", "NVIDIA RTX A6000": "A6000",
+		"NVIDIA A100 80GB PCIe": "A100-80GB", "NVIDIA H200 NVL": "H200", "a100_40gb": "A100-40GB",
 	} {
 		if m, err := Find(name); err != nil || m.Name != want {
 			t.Errorf("%q is %q (%v), want %q", name, m.Name, err, want)
 		}
 	}
-	for _, name := range []string{"", "H1000", "banana", "A100-20GB", "GPU"} {
+	for _, name := range []string{"", "H1000", "banana", "A100-20GB", "GPU", "RTX", "80GB", "A100 H100", "NVIDIA H100 NVL", "NVIDIA RTX 6000 Ada Generation",
+		"NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"} {
 		if m, err := Find(name); !errors.As(err, new(*fault.Input)) {
 			t.Errorf("%q is %q: %v", name, m.Name, err)
 		}
