@@ -4,6 +4,8 @@ import (
 	"errors"
 	"testing"
 
+	"pgregory.net/rapid"
+
 	"plimsoll/fault"
 )
 
@@ -20,6 +22,28 @@ func TestParse(t *testing.T) {
 		if v, err := Parse(text); !errors.As(err, new(*fault.Input)) {
 			t.Errorf("%q: %v, %v", text, v, err)
 		}
+	}
+}
+
+// TestText writes versions and reads them back.
+func TestText(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		number := rapid.IntRange(0, 30)
+		v := Version{number.Draw(t, "major"), number.Draw(t, "minor"), number.Draw(t, "patch")}
+		if again, err := Parse(v.String()); again != v || err != nil {
+			t.Fatalf("%v is read back as %v, %v", v, again, err)
+		}
+		text, err := v.MarshalText()
+		if want := v.String(); err != nil || !v.IsZero() && string(text) != want || v.IsZero() && len(text) > 0 {
+			t.Fatalf("%v is written as %q, %v", v, text, err)
+		}
+		w := Version{number.Draw(t, "major"), number.Draw(t, "minor"), number.Draw(t, "patch")}
+		if v.AtLeast(w.Major, w.Minor, w.Patch) && w.AtLeast(v.Major, v.Minor, v.Patch) != (v == w) || !v.AtLeast(w.Major, w.Minor, w.Patch) && !w.AtLeast(v.Major, v.Minor, v.Patch) {
+			t.Fatalf("%v and %v are not in order", v, w)
+		}
+	})
+	if got := (Version{2, 4, 0}).String() + " " + (Version{2, 4, 1}).String(); got != "2.4 2.4.1" {
+		t.Error(got)
 	}
 }
 
