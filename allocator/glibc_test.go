@@ -47,6 +47,52 @@ func TestGlibcThreshold(t *testing.T) {
 	}
 }
 
+// TestGlibcTrim frees blocks of 100 KiB, which are 102464 bytes with their
+// header, in the order in which they were allocated: they are a hole until the
+// last is freed, and then the top.
+func TestGlibcTrim(t *testing.T) {
+	const block = 102_464
+	for _, test := range []struct {
+		mapping          ledger.Bytes // freed before: it raises the thresholds
+		blocks           int
+		before, resident ledger.Bytes
+	}{
+		{0, 1, block, block},                      // the top is trimmed to its pad, which was never written
+		{0, 10, 10 * block, topPad},               // above 128 KiB
+		{ledger.MiB, 19, 19 * block, 19 * block},  // 1.9 MB, below 2 * 1052672
+		{ledger.MiB, 25, 25 * block, topPad},      // above
+		{64 * ledger.MiB, 10, 10 * block, topPad}, // too large to raise anything
+	} {
+		g := NewGlibc()
+		g.Free(g.Allocate(test.mapping))
+		var blocks []*GlibcBlock
+		for range test.blocks {
+			blocks = append(blocks, g.Allocate(100*ledger.KiB))
+		}
+		for _, b := range blocks[:test.blocks-1] {
+			g.Free(b)
+		}
+		if s := g.Statistics(); s.Resident != test.before || s.Used != block {
+			t.Errorf("%+v: %+v before the last is freed", test, s)
+		}
+		g.Free(blocks[test.blocks-1])
+		if s := g.Statistics(); s.Resident != test.resident || s.Used != 0 {
+			t.Errorf("%+v: %+v", test, s)
+		}
+	}
+	// The smallest block that is a mapping has 128 KiB with its header.
+	g := NewGlibc()
+	if b := g.Allocate(firstThreshold - header); !b.mapping || g.Statistics().Resident != firstThreshold+pageSize {
+		t.Errorf("%+v, %+v", b, g.Statistics())
+	}
+	if b := g.Allocate(firstThreshold - header - 1); !b.mapping {
+		t.Errorf("%+v: rounded up it is as large", b)
+	}
+	if b := g.Allocate(firstThreshold - header - alignment); b.mapping {
+		t.Errorf("%+v", b)
+	}
+}
+
 func TestGlibcProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		g := NewGlibc()
