@@ -31,13 +31,20 @@ const (
 func (j *Job) outside() []Component {
 	list := []Component{contextOf(j.Versions.Torch)}
 	if j.World > 1 {
-		list = append(list, Component{"NCCL", ncclBytes, "buffers and channels of NCCL's communicators; they depend on the topology: not modelled beyond this figure"})
+		list = append(list, ncclOf(j.World))
 	}
 	return list
 }
 
-// ncclBytes is an assumption for the buffers of a communicator over NVLink.
-const ncclBytes = 600 * ledger.MiB
+// ncclOf is what a communicator takes. Jobs with several groups of ranks have
+// several communicators; torch's own data-parallel wrappers have one.
+func ncclOf(ranks int) Component {
+	const source = "what an all-reduce over the GPUs of a node with 4 A100 and NVLink took (github.com/NVIDIA/nccl issue 964); other topologies take other amounts"
+	if ranks == 2 {
+		return Component{"NCCL", 544 * ledger.MiB, "buffers and channels of one communicator of 2 ranks: " + source}
+	}
+	return Component{"NCCL", 688 * ledger.MiB, "buffers and channels of one communicator of more than 2 ranks: " + source}
+}
 
 // contextOf is the CUDA context with the kernels that are loaded. Before torch
 // 2.0 all kernels were loaded at the start; CUDA 11.7 loads them when they are
@@ -49,7 +56,7 @@ func contextOf(torch version.Version) Component {
 	case !torch.AtLeast(2, 1, 0):
 		return Component{"CUDA context", 900 * 1000 * 1000, "900 MB in nvidia-smi for context and kernels on an A100, as a user of the PyTorch forum found in 2023"}
 	}
-	return Component{"CUDA context", 520 * ledger.MiB, "about half a GiB with lazy loading of kernels (CUDA 11.7 and later); it grows with the kernels that are used"}
+	return Component{"CUDA context", 426 * ledger.MiB, "nvidia-smi after torch.cuda.mem_get_info on an RTX 6000 Ada (torch 2.10, CUDA 13.0; github.com/unslothai/unsloth-zoo pull request 1053); kernels are loaded when they are used, and come on top"}
 }
 
 // reasonsOf are the reasons of all components of a device.

@@ -305,7 +305,7 @@ def attention_as_on_cuda(query, key, value, attn_mask=None, dropout_p=0.0, is_ca
 
 def host_memory():
     """Bytes of this process in host memory: the figures of the kernel, now and at the peak."""
-    wanted = {"VmRSS": "rss", "VmHWM": "rss_peak", "Pss": "pss"}
+    wanted = {"Rss": "rss", "VmHWM": "rss_peak", "Pss": "pss"}
     found = {}
     for path in ("/proc/self/status", "/proc/self/smaps_rollup"):
         with open(path) as lines:
