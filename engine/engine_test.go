@@ -395,7 +395,7 @@ func TestMoreElementsThan31BitsCount(t *testing.T) {
 			for i := range tail {
 				s.gradient.Put(first+i, float32(i%1000-500)*1e-5)
 			}
-			s.constants = make([]kernel.Constants, 1)
+			s.begun.Store(1)
 			optim.DefaultAdamW().Constants(&s.constants[0], 1, 1)
 			units := int64(len(s.chunks))
 			s.start(units-tail/DefaultChunk-1, units, true, s.updateChunk)
@@ -439,7 +439,7 @@ func TestStepAllocatesNothing(t *testing.T) {
 func TestArenasAreTheList(t *testing.T) {
 	format := kernel.Format{State: kernel.FP32, Moments: kernel.MomentsInt8, Parameter: dtype.F16, Gradient: dtype.F32}
 	shards := newShards(t, testElements, 1, 2, 0, format, kernel.Available()[0])
-	mixed, err := NewShard(ShardConfig{Rank: 1, Elements: 1000, Sections: mixedSections, Format: format, CPUs: cpus(t, 1)})
+	mixed, err := NewShard(ShardConfig{Rank: 1, Part: "mixed", Elements: 1000, Sections: mixedSections, Format: format, CPUs: cpus(t, 1), Journal: true})
 	if err != nil {
 		t.Fatal(err)
 	}
