@@ -24,9 +24,17 @@ import (
 
 // cpus are n CPUs that this process may use, repeated when there are fewer.
 func cpus(t testing.TB, n int) []int {
+	list, err := usableCPUs(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+func usableCPUs(n int) ([]int, error) {
 	mask := unix.NewCPUSet(8192)
 	if err := unix.SchedGetaffinityDynamic(0, mask); err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	var usable []int
 	for cpu := range 8192 {
@@ -38,7 +46,7 @@ func cpus(t testing.TB, n int) []int {
 	for i := range n {
 		list = append(list, usable[i%len(usable)])
 	}
-	return list
+	return list, nil
 }
 
 var split = kernel.Format{Parameter: dtype.BF16, Gradient: dtype.BF16}
