@@ -24,9 +24,17 @@ import (
 
 // cpus are n CPUs that this process may use, repeated when there are fewer.
 func cpus(t testing.TB, n int) []int {
+	list, err := usableCPUs(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+func usableCPUs(n int) ([]int, error) {
 	mask := unix.NewCPUSet(8192)
 	if err := unix.SchedGetaffinityDynamic(0, mask); err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	var usable []int
 	for cpu := range 8192 {
@@ -38,7 +46,7 @@ func cpus(t testing.TB, n int) []int {
 	for i := range n {
 		list = append(list, usable[i%len(usable)])
 	}
-	return list
+	return list, nil
 }
 
 var split = kernel.Format{Parameter: dtype.BF16, Gradient: dtype.BF16}
@@ -395,7 +403,7 @@ func TestMoreElementsThan31BitsCount(t *testing.T) {
 			for i := range tail {
 				s.gradient.Put(first+i, float32(i%1000-500)*1e-5)
 			}
-			s.constants = make([]kernel.Constants, 1)
+			s.begun.Store(1)
 			optim.DefaultAdamW().Constants(&s.constants[0], 1, 1)
 			units := int64(len(s.chunks))
 			s.start(units-tail/DefaultChunk-1, units, true, s.updateChunk)
@@ -439,7 +447,7 @@ func TestStepAllocatesNothing(t *testing.T) {
 func TestArenasAreTheList(t *testing.T) {
 	format := kernel.Format{State: kernel.FP32, Moments: kernel.MomentsInt8, Parameter: dtype.F16, Gradient: dtype.F32}
 	shards := newShards(t, testElements, 1, 2, 0, format, kernel.Available()[0])
-	mixed, err := NewShard(ShardConfig{Rank: 1, Elements: 1000, Sections: mixedSections, Format: format, CPUs: cpus(t, 1)})
+	mixed, err := NewShard(ShardConfig{Rank: 1, Part: "mixed", Elements: 1000, Sections: mixedSections, Format: format, CPUs: cpus(t, 1), Journal: true})
 	if err != nil {
 		t.Fatal(err)
 	}
