@@ -346,6 +346,24 @@ func TestGradientsThatArriveEarly(t *testing.T) {
 	}
 }
 
+// TestGradientsThatArriveAgain has gradients change after they had arrived.
+func TestGradientsThatArriveAgain(t *testing.T) {
+	for _, again := range [][2]int64{{0, testElements}, {normBlock + 10, 20}} {
+		s := newShards(t, testElements, 1, 2, 0, split, kernel.Available()[0])[0]
+		setGradients([]*Shard{s}, 0)
+		s.GradientsArrived(0, testElements)
+		for i := again[0]; i < again[0]+again[1]; i++ {
+			s.gradient.Put(int(i), 3)
+		}
+		s.GradientsArrived(again[0], again[1])
+		got := s.SumSquares()
+		s.ForgetArrived()
+		if want := s.SumSquares(); got != want {
+			t.Errorf("elements %d to %d changed: %v, want %v", again[0], again[0]+again[1], got, want)
+		}
+	}
+}
+
 // TestAccumulatedGradients adds two bf16 gradients, in ranges that cut chunks,
 // to fp32 sums, and takes the step that their sum takes.
 func TestAccumulatedGradients(t *testing.T) {

@@ -248,9 +248,11 @@ func (s *Shard) sumSquaresOfBlock(_, block int) {
 }
 
 // GradientsArrived says that the gradients of a stretch of the shard are final
-// until the next step. The norm blocks that lie wholly within it are added up
-// now, so that the step need not. It returns when they are.
+// until the next step, also where they had arrived before and have changed. The
+// norm blocks that lie wholly within it are added up now, so that the step need
+// not. It returns when they are.
 func (s *Shard) GradientsArrived(first, count int64) {
+	clear(s.summed[first/normBlock : (first+count+normBlock-1)/normBlock])
 	from := (first + normBlock - 1) / normBlock
 	end := (first + count) / normBlock
 	if first+count == s.config.Elements {
