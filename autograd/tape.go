@@ -106,6 +106,7 @@ type gradient struct {
 // tape's business; its gradient is, until OnGradient takes it.
 type Parameter struct {
 	Name      string
+	Index     int // among the parameters of a model
 	Elements  int64
 	Rows      int64 // of a matrix, otherwise 0
 	DType     dtype.Type
