@@ -249,13 +249,17 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 			return body(x)
 		}
 		defer p.SetComponent(p.SetComponent(Residual))
+		var others []*autograd.Tensor
+		if b.Cross != nil {
+			others = append(others, p.encoded)
+		}
 		return p.Checkpoint(*p.Recompute, x, func(x *autograd.Tensor) *autograd.Tensor {
 			result := body(x)
 			if p.ended {
 				p.end()
 			}
 			return result
-		})
+		}, others...)
 	})
 }
 
