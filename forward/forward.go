@@ -114,7 +114,12 @@ type Options struct {
 type Parameters struct {
 	ByName   map[string]*autograd.Parameter
 	Adapters map[string]*Adapter // by the path of the module
+	Experts  map[*model.Mixture]Experts
 }
+
+// Experts are the weights that a rank has of a mixture's experts, in the order
+// of the experts.
+type Experts struct{ Gate, Up, Down []*autograd.Parameter }
 
 // Result is what the training loop holds after the forward pass.
 type Result struct {

@@ -56,19 +56,20 @@ func newFetcher(e *deepSpeed, persistent []*autograd.Parameter) *fetcher {
 	for _, p := range persistent {
 		f.of(p).keeps = true
 	}
-	block := map[string]string{} // of the modules of experts, which are fetched with their block
+	blocks := make([]string, len(e.parameters)) // of weights of experts, which are fetched with their block
 	for _, b := range e.Model.Network.Blocks() {
-		if m := b.FeedForward.Mixture; m != nil {
-			for _, x := range m.Experts {
-				block[x.Gate], block[x.Up], block[x.Down] = b.Path, b.Path, b.Path
+		x := e.simulation.modules.Experts[b.FeedForward.Mixture]
+		for _, weights := range [][]*autograd.Parameter{x.Gate, x.Up, x.Down} {
+			for _, p := range weights {
+				blocks[p.Index] = b.Path
 			}
 		}
 	}
 	for _, p := range e.Model.Parameters {
 		if made := e.simulation.modules.ByName[p.Name]; made != nil {
-			path := p.Name[:max(0, strings.LastIndexByte(p.Name, '.'))]
-			if b, ok := block[path]; ok {
-				path = b
+			path := blocks[made.Index]
+			if path == "" {
+				path = p.Name[:max(0, strings.LastIndexByte(p.Name, '.'))]
 			}
 			f.add(path, made)
 		}
