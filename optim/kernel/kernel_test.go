@@ -144,7 +144,7 @@ func (c Chunk) putMoments(first, second []float32) {
 		for i := range roots {
 			firsts[i], roots[i] = flush(first[from+i]), sqrt(flush(second[from+i]))
 		}
-		b.encode(0, firsts, roots)
+		b.encode(firsts, roots, atRandom(0))
 	}
 	if c.Headers != nil {
 		return
