@@ -10,6 +10,7 @@ import (
 	"github.com/go-json-experiment/json"
 
 	"plimsoll/arena"
+	"plimsoll/checkpoint"
 	"plimsoll/dtype"
 	"plimsoll/engine"
 	"plimsoll/optim"
@@ -145,15 +146,6 @@ var algorithms = map[string]kernel.Algorithm{
 // parameterTypes by their names in the protocol.
 var parameterTypes = map[string]dtype.Type{"bf16": dtype.BF16, "fp16": dtype.F16, "fp32": dtype.F32}
 
-func nameOf(t dtype.Type) string {
-	for name, of := range parameterTypes {
-		if of == t {
-			return name
-		}
-	}
-	return strings.ToLower(t.String())
-}
-
 // format is how the shard is held.
 func (d *Document) format() (kernel.Format, error) {
 	f := kernel.Format{}
@@ -192,17 +184,21 @@ func (d *Document) config(set kernel.Set, pages arena.Pages, cpus []int) (engine
 		return engine.ShardConfig{}, err
 	}
 	c := engine.ShardConfig{Rank: d.Rank, Part: d.Part, Journal: true, Format: format, Kernel: set, Pages: pages, CPUs: cpus}
-	for _, p := range d.Parameters {
-		section := engine.Section{Elements: p.Count, Group: p.Group, Moments: d.momentsOf(p)}
+	pieces := d.pieces()
+	for _, p := range pieces {
 		c.Elements += p.Count
-		// A section is a stretch: neighbours that are alike are one.
-		if last := len(c.Sections) - 1; last >= 0 && c.Sections[last].Group == section.Group && c.Sections[last].Moments == section.Moments {
-			c.Sections[last].Elements += section.Elements
-		} else {
-			c.Sections = append(c.Sections, section)
-		}
 	}
+	c.Sections = checkpoint.Sections(pieces)
 	return c, nil
+}
+
+// pieces are the parameters as checkpoints know them.
+func (d *Document) pieces() []checkpoint.Piece {
+	pieces := make([]checkpoint.Piece, len(d.Parameters))
+	for i, p := range d.Parameters {
+		pieces[i] = checkpoint.Piece{Name: p.Name, Shape: p.Shape, Group: p.Group, First: p.First, Count: p.Count, Moments: d.momentsOf(p)}
+	}
+	return pieces
 }
 
 // optimizer is that of a group in a step, from the numbers of the request.

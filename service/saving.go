@@ -25,17 +25,10 @@ type (
 	}
 )
 
-// pieces are those of the document, as checkpoints know them.
-func (s *session) pieces() checkpoint.Shard {
+// forCheckpoint is the shard as checkpoints know it.
+func (s *session) forCheckpoint() checkpoint.Shard {
 	d := s.document
-	format := s.shard.Config().Format
-	c := checkpoint.Shard{Rank: d.Rank, World: d.World, Part: d.Part, Format: format, State: s.shard}
-	for _, p := range d.Parameters {
-		c.Pieces = append(c.Pieces, checkpoint.Piece{
-			Name: p.Name, Shape: p.Shape, Group: p.Group, First: p.First, Count: p.Count, Moments: d.momentsOf(p),
-		})
-	}
-	return c
+	return checkpoint.Shard{Rank: d.Rank, World: d.World, Part: d.Part, Format: s.shard.Config().Format, Pieces: d.pieces(), State: s.shard}
 }
 
 // save begins to write the state as it is.
@@ -49,7 +42,7 @@ func (s *session) save(body []byte) ([]byte, error) {
 	}
 	s.settle()
 	s.settleSave() // one at a time: a failure is told by the next saved
-	saving, err := checkpoint.Save(b.Directory, s.pieces(), b.Training)
+	saving, err := checkpoint.Save(b.Directory, s.forCheckpoint(), b.Training)
 	if err != nil {
 		return nil, storage(Save, err)
 	}
@@ -124,7 +117,7 @@ func (s *session) load(body []byte) ([]byte, error) {
 	// From here to the end a service that comes after this one must not take
 	// the state for whole.
 	s.setInitialized(false)
-	step, training, err := found.Load(context.Background(), s.pieces())
+	step, training, err := found.Load(context.Background(), s.forCheckpoint())
 	if err != nil {
 		s.setInitialized(was)
 		return nil, storage(Load, err)

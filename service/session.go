@@ -153,15 +153,15 @@ func (s *session) settle() {
 	s.stepIsOver.Wait()
 }
 
-// parameters and gradients are the components that a trainer maps.
+// shared are the arenas that a trainer maps.
 func (s *session) shared() []sharedArena {
 	format := s.shard.Config().Format
-	parameters, of := kernel.ComponentParameter, format.Parameter
+	parameters := kernel.ComponentParameter
 	if s.shard.Arena(parameters) == nil {
-		parameters, of = kernel.ComponentMaster, parameterTypes["fp32"]
+		parameters = kernel.ComponentMaster // fp32 parameters are the master weights
 	}
 	return []sharedArena{
-		{s.shard.Arena(parameters), kernel.ComponentParameter, of.String()},
+		{s.shard.Arena(parameters), kernel.ComponentParameter, format.Parameter.String()},
 		{s.shard.Arena(kernel.ComponentGradient), kernel.ComponentGradient, format.Gradient.String()},
 	}
 }
