@@ -290,4 +290,3 @@ func formats() map[string]kernel.Format {
 	}
 	return all
 }
-

@@ -34,7 +34,9 @@ func Save(directory string, s Shard, training jsontext.Value) (*Saving, error) {
 	if err != nil {
 		return nil, err
 	}
-	if training != nil && !training.IsValid() {
+	if len(training) == 0 {
+		training = nil
+	} else if !training.IsValid() {
 		return nil, fmt.Errorf("the training document is not valid JSON: %.40q", training)
 	}
 	step := s.State.Steps()
