@@ -177,10 +177,13 @@ func (c *Checkpoint) convert(ctx context.Context, folder string, s Shard, progre
 		}
 		return w.write(first, chunk)
 	})
+	if err == nil {
+		err = w.finish()
+	}
 	if err != nil {
 		return errors.Join(err, w.discard())
 	}
-	return w.finish()
+	return nil
 }
 
 func bytesOfChunk(l *layout, c kernel.Chunk) int64 {

@@ -45,7 +45,7 @@ for p in parameters:
 
 func TestTorchGoesOnFromAnExport(t *testing.T) {
 	f := format(kernel.Adam, kernel.Split, kernel.MomentsFP32, splitFormat.Parameter)
-	job := newJob(t, t, f, 700, cutModel(smallModel, alike(f.Moments), 9000, 11700))
+	job := newJob(t, f, 700, cutModel(smallModel, alike(f.Moments), 9000, 11700))
 	train(t, job, 5, 3)
 	path := save(t, t.TempDir(), job, "")
 	c, err := Open(path)
