@@ -84,16 +84,61 @@ func New(name string, size ledger.Bytes, pages Pages) (*Arena, error) {
 	return a, nil
 }
 
+// seals fix the size of an arena, on which all who map it rely.
+const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+
 func (a *Arena) open(pages Pages) error {
-	mapped := int64(pages.Round(a.size))
-	if err := a.file.Truncate(mapped); err != nil {
+	if err := a.file.Truncate(int64(pages.Round(a.size))); err != nil {
 		return fmt.Errorf("ftruncate: %w", err)
 	}
-	// The size is part of what clients rely on.
-	if _, err := unix.FcntlInt(a.file.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
+	if _, err := unix.FcntlInt(a.file.Fd(), unix.F_ADD_SEALS, seals); err != nil {
 		return fmt.Errorf("sealing: %w", err)
 	}
-	if err := a.mapAt(uintptr(mapped), staggered(pages)); err != nil {
+	return a.mapFile(pages)
+}
+
+// Attach maps an arena that another process has made, from its file. The file
+// stays the caller's: the arena has a descriptor of its own.
+func Attach(name string, size ledger.Bytes, pages Pages, file *os.File) (*Arena, error) {
+	if size <= 0 {
+		return nil, fmt.Errorf("arena %s: %d bytes", name, size)
+	}
+	descriptor, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("arena %s: its file: %w", name, err)
+	}
+	a := &Arena{name: name, size: size, file: os.NewFile(uintptr(descriptor), NamePrefix+name)}
+	if err := a.check(pages); err != nil {
+		return nil, errors.Join(fmt.Errorf("arena %s of %v: %w", name, size, err), a.Close())
+	}
+	if err := a.mapFile(pages); err != nil {
+		return nil, errors.Join(fmt.Errorf("arena %s of %v: %w", name, size, err), a.Close())
+	}
+	return a, nil
+}
+
+// check holds a file against what [New] makes. A file that could shrink would
+// end whoever has mapped it with a signal.
+func (a *Arena) check(pages Pages) error {
+	found, err := unix.FcntlInt(a.file.Fd(), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return fmt.Errorf("its file is no memfd: %w", err)
+	}
+	if found&seals != seals {
+		return errors.New("its file is not sealed against resizing")
+	}
+	info, err := a.file.Stat()
+	if err != nil {
+		return err
+	}
+	if mapped := int64(pages.Round(a.size)); info.Size() != mapped {
+		return fmt.Errorf("its file has %d bytes, expected %d", info.Size(), mapped)
+	}
+	return nil
+}
+
+func (a *Arena) mapFile(pages Pages) error {
+	if err := a.mapAt(uintptr(pages.Round(a.size)), staggered(pages)); err != nil {
 		return err
 	}
 	if pages == TransparentHugePages {

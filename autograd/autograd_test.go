@@ -259,6 +259,30 @@ func TestCheckpointStepByStep(t *testing.T) {
 	}
 }
 
+// TestCheckpointKeepsOthers has a body that reads a tensor beside its input, as
+// blocks of a decoder read what the encoder made.
+func TestCheckpointKeepsOthers(t *testing.T) {
+	m := newMemory(t)
+	tape := NewTape(m)
+	w := weight(110)
+	x, other := tape.New(10, dtype.F32), tape.New(11, dtype.F32)
+	y := tape.Checkpoint(Checkpoint{}, x, func(x *Tensor) *Tensor {
+		return tape.Scope(func() *Tensor {
+			factors := []*Tensor{linear(tape, x, w, 11), other}
+			return tape.Do(Operation{Inputs: factors, Saved: factors, Outputs: []Output{{Elements: 11, DType: dtype.F32}}})[0]
+		})
+	}, other)
+	tape.Drop(x, other)
+	if m.sum() != 40+44+44 {
+		t.Errorf("%v are held after the forward pass, expected the input, the other tensor and the result", m.sum())
+	}
+	tape.Backward(y)
+	tape.Drop(y)
+	if m.sum() != 440 {
+		t.Errorf("%v are left, expected the gradient", m.sum())
+	}
+}
+
 // TestResidualCheckpoint is a residual block in the order in which PyTorch 2.15
 // allocates and frees, as torch.profiler shows it: the gradient of the branch is
 // added in place to that of the other way, and only with the reentrant

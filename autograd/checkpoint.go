@@ -12,8 +12,9 @@ type Checkpoint struct {
 	Selective int
 }
 
-// Checkpoint runs body under the rules of c.
-func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tensor) *Tensor {
+// Checkpoint runs body under the rules of c. Others are what body needs beside
+// its input; they are kept, too.
+func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tensor, others ...*Tensor) *Tensor {
 	if !t.recording {
 		return t.Scope(func() *Tensor { return body(input) })
 	}
@@ -30,6 +31,9 @@ func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tenso
 	result.gradient = &gradient{bytes: result.Bytes()}
 
 	n := node{outputs: []*gradient{result.gradient}, saved: []*storage{input.storage.retain()}}
+	for _, x := range others {
+		n.saved = append(n.saved, x.storage.retain())
+	}
 	if input.gradient != nil {
 		n.inputs = []edge{t.edge(input, false)}
 	}

@@ -106,6 +106,7 @@ type gradient struct {
 // tape's business; its gradient is, until OnGradient takes it.
 type Parameter struct {
 	Name      string
+	Index     int // among the parameters of a model
 	Elements  int64
 	Rows      int64 // of a matrix, otherwise 0
 	DType     dtype.Type
@@ -119,6 +120,8 @@ type Parameter struct {
 	// OnGradient is called when the gradient of a backward pass is complete.
 	OnGradient func(*Parameter)
 
+	tensor   Tensor // what Tensor makes
+	leaf     gradient
 	tape     *Tape
 	gradient *storage
 	sum      *storage // of this backward pass, until all uses have contributed
@@ -127,11 +130,12 @@ type Parameter struct {
 
 // Tensor is the parameter as an input of operations.
 func (p *Parameter) Tensor() *Tensor {
-	x := &Tensor{Elements: p.Elements, DType: p.DType}
+	p.tensor = Tensor{Elements: p.Elements, DType: p.DType}
 	if p.Trainable {
-		x.gradient = &gradient{bytes: p.Elements * p.DType.Size(), leaf: p}
+		p.leaf = gradient{bytes: p.tensor.Bytes(), leaf: p}
+		p.tensor.gradient = &p.leaf
 	}
-	return x
+	return &p.tensor
 }
 
 // HasGradient says whether a gradient is held.
@@ -237,6 +241,9 @@ func (t *Tape) Do(o Operation) []*Tensor {
 	n := node{scratch: o.BackwardScratch, product: o.Product, replace: o.Replaces}
 	for i, in := range o.Inputs {
 		if in.gradient != nil {
+			if n.inputs == nil {
+				n.inputs = make([]edge, 0, len(o.Inputs)-i)
+			}
 			n.inputs = append(n.inputs, t.edge(in, i < len(o.Shared) && o.Shared[i]))
 		}
 	}
@@ -244,7 +251,9 @@ func (t *Tape) Do(o Operation) []*Tensor {
 		return results
 	}
 	for _, x := range o.Saved {
-		n.saved = append(n.saved, x.storage.retain())
+		if x.storage != nil { // of a parameter there is none
+			n.saved = append(n.saved, x.storage.retain())
+		}
 	}
 	for i, r := range results {
 		r.gradient = &gradient{bytes: r.Bytes()}

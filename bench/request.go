@@ -17,7 +17,6 @@ import (
 	"plimsoll/ledger"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
-	"plimsoll/rehearse"
 )
 
 // Request is a benchmark as a user asks for it.
@@ -300,7 +299,7 @@ func newCase(name string, f kernel.Format, size int64, cpus []int, set kernel.Se
 		part := (size + int64(len(cpus)) - 1) / int64(len(cpus))
 		c.Shard.Chunk = int((part + kernel.Block - 1) / kernel.Block * kernel.Block)
 	}
-	c.Shard.Pages = rehearse.ChoosePages(h, []engine.ShardConfig{c.Shard})
+	c.Shard.Pages = engine.ChoosePages(h, []engine.ShardConfig{c.Shard})
 	c.Place = place(h, c)
 	if c.Shard.Pages != arena.HugetlbPages { // those are there for arenas only
 		for _, a := range c.Shard.Arenas() {

@@ -1,7 +1,9 @@
 package engine
 
 import (
+	"cmp"
 	"fmt"
+	"path"
 	"slices"
 
 	"plimsoll/arena"
@@ -22,7 +24,10 @@ const normBlock = 64 << 10
 
 // ShardConfig says what one rank holds.
 type ShardConfig struct {
-	Rank     int
+	Rank int
+	// Part is a part of the names of the arenas, for ranks with several shards.
+	// A rank with one has none.
+	Part     string
 	Elements int64 // of the rank's part of the flat parameters
 	// Sections are the stretches of the rank's part that differ in their
 	// parameter group, or in how their moments are held, in order. They add up
@@ -35,6 +40,9 @@ type ShardConfig struct {
 	// Chunk is the number of elements that a worker takes at a time; 0 is
 	// DefaultChunk. Chunks of int8 moments are rounded up to whole blocks.
 	Chunk int
+	// Journal makes steps such that another process can finish one that this
+	// process has begun. It costs an arena, and some time of every step.
+	Journal bool
 }
 
 // Section is a stretch of a shard.
@@ -56,8 +64,11 @@ type ArenaPlan struct {
 	moments  kernel.MomentType // of the sections whose moments it holds
 }
 
-// normRole is the role of the sums of squares, which no kernel walks.
-const normRole = kernel.Role(255)
+// The roles of what no kernel walks.
+const (
+	normRole    = kernel.Role(255 - iota) // the sums of squares
+	journalRole                           // the journal
+)
 
 // ComponentNorm is the ledger's name of the sums of squares.
 const ComponentNorm = "gradient_norm_sums"
@@ -84,8 +95,11 @@ func (c ShardConfig) Arenas() []ArenaPlan {
 		Size:      ledger.Bytes(8 * blocks),
 		Why:       fmt.Sprintf("8 B x %s blocks of %s gradients: float64 sums of squares, so that the norm is the same for any number of workers", ledger.Count(blocks), ledger.Count(normBlock)),
 	})
+	if c.Journal {
+		plans = append(plans, c.journalArena())
+	}
 	for i := range plans {
-		plans[i].Name = fmt.Sprintf("rank%d/%s", c.Rank, plans[i].Component)
+		plans[i].Name = path.Join(fmt.Sprintf("rank%d", c.Rank), c.Part, plans[i].Component)
 	}
 	return plans
 }
@@ -153,6 +167,36 @@ func (c ShardConfig) formatOf(s Section) kernel.Format {
 	f := c.Format
 	f.Moments = s.Moments
 	return f
+}
+
+// groups is the number of parameter groups.
+func (c ShardConfig) groups() int {
+	groups := 0
+	for _, s := range c.sections() {
+		if s.Elements > 0 {
+			groups = max(groups, s.Group+1)
+		}
+	}
+	return groups
+}
+
+// chunkOf is the number of elements of a chunk of a section.
+func (c ShardConfig) chunkOf(s Section) int {
+	size := cmp.Or(c.Chunk, DefaultChunk)
+	if s.Moments == kernel.MomentsInt8 {
+		size = (size + kernel.Block - 1) / kernel.Block * kernel.Block
+	}
+	return size
+}
+
+// chunks is the number of chunks of all sections.
+func (c ShardConfig) chunks() int64 {
+	var chunks int64
+	for _, s := range c.sections() {
+		size := int64(c.chunkOf(s))
+		chunks += s.Elements/size + (s.Elements%size+size-1)/size
+	}
+	return chunks
 }
 
 // StateBytes is what all streams hold.

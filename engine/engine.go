@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"plimsoll/optim"
-	"plimsoll/optim/kernel"
 )
 
 // Engine is the optimizer of all ranks on this host.
@@ -21,7 +20,6 @@ type Engine struct {
 	shards     []*Shard
 	optimizers []optim.Optimizer // of each parameter group
 	clip       float64
-	steps      int64
 }
 
 // New is an engine over the shards of all ranks, in rank order, with an
@@ -31,9 +29,9 @@ func New(shards []*Shard, optimizers []optim.Optimizer, clip float64) (*Engine, 
 	e := &Engine{shards: shards, clip: clip, optimizers: make([]optim.Optimizer, len(optimizers))}
 	groups := 0
 	for _, s := range shards {
-		s.constants = make([]kernel.Constants, len(optimizers))
-		for _, section := range s.sections {
-			groups = max(groups, section.group+1)
+		groups = max(groups, s.config.groups())
+		if s.Steps() != shards[0].Steps() {
+			return nil, fmt.Errorf("rank %d is at step %d, rank %d at step %d", shards[0].config.Rank, shards[0].Steps(), s.config.Rank, s.Steps())
 		}
 	}
 	if groups != len(optimizers) {
@@ -50,12 +48,9 @@ func New(shards []*Shard, optimizers []optim.Optimizer, clip float64) (*Engine, 
 // SetOptimizer changes the hyperparameters of a parameter group from the next
 // step on.
 func (e *Engine) SetOptimizer(group int, o optim.Optimizer) error {
-	if err := o.Validate(); err != nil {
-		return fmt.Errorf("parameter group %d: %v: %w", group, o, err)
-	}
 	for _, s := range e.shards {
-		if algorithm := s.config.Format.Algorithm; o.Algorithm() != algorithm {
-			return fmt.Errorf("parameter group %d: the state is that of %v, and the optimizer is %v", group, algorithm, o)
+		if err := s.suits(group, o); err != nil {
+			return err
 		}
 	}
 	e.optimizers[group] = o
@@ -81,18 +76,19 @@ func (e *Engine) Step(lossScale float64) Result {
 	result := Result{GradientNorm: norm, NormTime: time.Since(begin)}
 	if math.IsInf(norm, 0) || math.IsNaN(norm) {
 		result.Skipped = true
+		for _, s := range e.shards {
+			s.ForgetArrived()
+		}
 		return result
 	}
 	begin = time.Now()
-	e.steps++
-	scale := optim.GradientScale(norm, lossScale, e.clip)
+	step, scale := e.Steps()+1, optim.GradientScale(norm, lossScale, e.clip)
 	for _, s := range e.shards {
-		for i, o := range e.optimizers {
-			o.Constants(&s.constants[i], e.steps, scale)
-		}
-		s.startChunks(true, s.updateChunk)
+		s.update(step, scale, e.optimizers)
 	}
-	e.wait()
+	for _, s := range e.shards {
+		s.Wait()
+	}
 	result.UpdateTime = time.Since(begin)
 	return result
 }
@@ -101,13 +97,11 @@ func (e *Engine) Step(lossScale float64) Result {
 // arenas.
 func (e *Engine) gradientNorm() float64 {
 	for _, s := range e.shards {
-		s.start(0, s.config.normBlocks(), true, s.sumBlock)
+		s.startNorm()
 	}
-	e.wait()
 	sum := 0.0
 	for _, s := range e.shards {
-		sum += s.sumSquares()
-		clear(s.summed)
+		sum += s.sumOfBlocks()
 	}
 	return math.Sqrt(sum)
 }
@@ -119,14 +113,10 @@ func (e *Engine) Traffic() {
 	for _, s := range e.shards {
 		s.startChunks(true, s.moveChunk)
 	}
-	e.wait()
-}
-
-// Steps is the number of steps that were not skipped.
-func (e *Engine) Steps() int64 { return e.steps }
-
-func (e *Engine) wait() {
 	for _, s := range e.shards {
 		s.wait()
 	}
 }
+
+// Steps is the number of steps that were not skipped.
+func (e *Engine) Steps() int64 { return e.shards[0].Steps() }

@@ -24,9 +24,17 @@ import (
 
 // cpus are n CPUs that this process may use, repeated when there are fewer.
 func cpus(t testing.TB, n int) []int {
+	list, err := usableCPUs(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+func usableCPUs(n int) ([]int, error) {
 	mask := unix.NewCPUSet(8192)
 	if err := unix.SchedGetaffinityDynamic(0, mask); err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	var usable []int
 	for cpu := range 8192 {
@@ -38,7 +46,7 @@ func cpus(t testing.TB, n int) []int {
 	for i := range n {
 		list = append(list, usable[i%len(usable)])
 	}
-	return list
+	return list, nil
 }
 
 var split = kernel.Format{Parameter: dtype.BF16, Gradient: dtype.BF16}
@@ -338,6 +346,24 @@ func TestGradientsThatArriveEarly(t *testing.T) {
 	}
 }
 
+// TestGradientsThatArriveAgain has gradients change after they had arrived.
+func TestGradientsThatArriveAgain(t *testing.T) {
+	for _, again := range [][2]int64{{0, testElements}, {normBlock + 10, 20}} {
+		s := newShards(t, testElements, 1, 2, 0, split, kernel.Available()[0])[0]
+		setGradients([]*Shard{s}, 0)
+		s.GradientsArrived(0, testElements)
+		for i := again[0]; i < again[0]+again[1]; i++ {
+			s.gradient.Put(int(i), 3)
+		}
+		s.GradientsArrived(again[0], again[1])
+		got := s.SumSquares()
+		s.ForgetArrived()
+		if want := s.SumSquares(); got != want {
+			t.Errorf("elements %d to %d changed: %v, want %v", again[0], again[0]+again[1], got, want)
+		}
+	}
+}
+
 // TestAccumulatedGradients adds two bf16 gradients, in ranges that cut chunks,
 // to fp32 sums, and takes the step that their sum takes.
 func TestAccumulatedGradients(t *testing.T) {
@@ -395,7 +421,7 @@ func TestMoreElementsThan31BitsCount(t *testing.T) {
 			for i := range tail {
 				s.gradient.Put(first+i, float32(i%1000-500)*1e-5)
 			}
-			s.constants = make([]kernel.Constants, 1)
+			s.begun.Store(1)
 			optim.DefaultAdamW().Constants(&s.constants[0], 1, 1)
 			units := int64(len(s.chunks))
 			s.start(units-tail/DefaultChunk-1, units, true, s.updateChunk)
@@ -439,7 +465,7 @@ func TestStepAllocatesNothing(t *testing.T) {
 func TestArenasAreTheList(t *testing.T) {
 	format := kernel.Format{State: kernel.FP32, Moments: kernel.MomentsInt8, Parameter: dtype.F16, Gradient: dtype.F32}
 	shards := newShards(t, testElements, 1, 2, 0, format, kernel.Available()[0])
-	mixed, err := NewShard(ShardConfig{Rank: 1, Elements: 1000, Sections: mixedSections, Format: format, CPUs: cpus(t, 1)})
+	mixed, err := NewShard(ShardConfig{Rank: 1, Part: "mixed", Elements: 1000, Sections: mixedSections, Format: format, CPUs: cpus(t, 1), Journal: true})
 	if err != nil {
 		t.Fatal(err)
 	}

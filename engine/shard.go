@@ -3,6 +3,8 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"os"
+	"sort"
 	"sync/atomic"
 
 	"plimsoll/arena"
@@ -10,33 +12,46 @@ import (
 )
 
 // Shard is one rank's part of the optimizer state, and the workers that update
-// it.
+// it. One goroutine at a time may use it, but for [Shard.Steps], [Shard.Wait],
+// [Shard.WaitRange] and [Snapshot.Run], which others may call meanwhile.
 type Shard struct {
-	config    ShardConfig
-	workers   *Workers
-	arenas    []*arena.Arena
-	sections  []section
-	chunks    []chunk            // of all sections, in order
-	gradient  kernel.Array       // of all sections
-	sums      []float64          // of squares, one a norm block
-	summed    []bool             // norm blocks whose gradients arrived and were added up before the step
-	constants []kernel.Constants // of each parameter group, in the step that is under way
+	config   ShardConfig
+	workers  *Workers
+	arenas   []*arena.Arena
+	sections []section
+	chunks   []chunk      // of all sections, in order
+	gradient kernel.Array // of all sections
+	sums     []float64    // of squares, one a norm block
+	summed   []bool       // norm blocks whose gradients arrived and were added up before the step
+
+	// Updates; with a journal, they are in it.
+	*counters
+	constants []kernel.Constants // of each parameter group, in the update begun last
+	done      []atomic.Uint32    // by chunk: the update that it had last, modulo 2^32
+	slots     []slot             // of each worker; none without a journal
+	// underway is the update that this process is making or has made last.
+	underway atomic.Uint64
+	updating atomic.Int32 // workers that take part still
+	watchers watchers
+	snapshot atomic.Pointer[Snapshot]
 
 	// The pass that is under way.
 	steal   bool
-	body    func(unit int)
+	body    func(worker, unit int)
 	cursors []cursor
 	// Bound once: a step allocates nothing.
-	walk                             func(worker int)
-	updateChunk, sumBlock, moveChunk func(unit int)
+	walk, walkUpdate                 func(worker int)
+	updateChunk, sumBlock, moveChunk func(worker, unit int)
 }
 
 // section is a Section with its state.
 type section struct {
-	first  int // element of the shard
-	group  int
-	format kernel.Format
-	state  kernel.Chunk // all of every stream
+	number       int // in the configuration
+	first        int // element of the shard
+	momentsFirst int // element among those whose moments have that type
+	group        int
+	format       kernel.Format
+	state        kernel.Chunk // all of every stream
 }
 
 // chunk is what a worker takes at a time.
@@ -55,37 +70,54 @@ type cursor struct {
 	_    [48]byte
 }
 
-// NewShard maps the arenas and starts the workers. No page is touched yet.
+// NewShard maps the arenas and starts the workers. No page is touched yet, but
+// for those of the journal.
 func NewShard(c ShardConfig) (*Shard, error) {
+	return open(c, func(plan ArenaPlan) (*arena.Arena, error) {
+		return arena.New(plan.Name, plan.Size, c.Pages)
+	}, func(head *journalHead, bytes []byte) error {
+		clear(bytes)
+		head.init(c)
+		return nil
+	})
+}
+
+// AttachShard maps the arenas of a shard that another process has made, from
+// their files by name, and starts workers, of which the number may be another.
+// The files stay the caller's. Where that process had begun a step, [Shard.Finish]
+// must come next.
+func AttachShard(c ShardConfig, files map[string]*os.File) (*Shard, error) {
+	return open(c, func(plan ArenaPlan) (*arena.Arena, error) {
+		file := files[plan.Name]
+		if file == nil {
+			return nil, fmt.Errorf("arena %s of %v: there is no file of that name", plan.Name, plan.Size)
+		}
+		return arena.Attach(plan.Name, plan.Size, c.Pages, file)
+	}, func(head *journalHead, _ []byte) error { return head.check(c) })
+}
+
+// open makes a shard of arenas that come from somewhere, and of a journal that
+// has to be looked at before anything is believed.
+func open(c ShardConfig, arenaOf func(ArenaPlan) (*arena.Arena, error), journal func(*journalHead, []byte) error) (*Shard, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	if c.Chunk == 0 {
-		c.Chunk = DefaultChunk
-	}
-	s := &Shard{config: c, cursors: make([]cursor, len(c.CPUs))}
-	s.walk = s.walkUnits
-	s.updateChunk = func(unit int) {
-		c := s.chunks[unit]
-		s.config.Kernel.Update(c.section.format, &s.constants[c.section.group], c.state())
-	}
-	s.moveChunk = func(unit int) {
-		c := s.chunks[unit]
-		s.config.Kernel.Traffic(c.section.format, c.state())
-	}
-	s.sumBlock = s.sumSquaresOfBlock
-	if err := s.open(); err != nil {
+	s := &Shard{config: c}
+	s.walk, s.walkUpdate = s.walkUnits, s.updateUnits
+	s.updateChunk, s.sumBlock, s.moveChunk = s.updateUnit, s.sumSquaresOfBlock, s.moveUnit
+	s.watchers.moved.L = &s.watchers.mutex
+	if err := s.open(arenaOf, journal); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
 }
 
-func (s *Shard) open() error {
+func (s *Shard) open(arenaOf func(ArenaPlan) (*arena.Arena, error), journal func(*journalHead, []byte) error) error {
 	// The state as a whole, but for moments; and the moments of each type.
 	var whole kernel.Chunk
 	moments := map[kernel.MomentType]*kernel.Chunk{}
 	for _, plan := range s.config.Arenas() {
-		a, err := arena.New(plan.Name, plan.Size, s.config.Pages)
+		a, err := arenaOf(plan)
 		if err != nil {
 			return err
 		}
@@ -110,20 +142,35 @@ func (s *Shard) open() error {
 			whole.Gradient = numbers
 		case normRole:
 			s.sums = arena.View[float64](a)
+		case journalRole:
+			if err := journal(s.openJournal(a), a.Bytes()); err != nil {
+				return fmt.Errorf("arena %s: %w", a.Name(), err)
+			}
 		}
 	}
+	if !s.config.Journal {
+		s.counters = &counters{}
+		s.constants = make([]kernel.Constants, s.config.groups())
+		s.done = make([]atomic.Uint32, s.config.chunks())
+	}
+	s.underway.Store(s.finished.Load())
 	s.gradient = whole.Gradient
 	s.summed = make([]bool, len(s.sums))
 	s.cut(whole, moments)
+	cpus := s.config.CPUs
+	if s.config.Journal {
+		cpus = cpus[:min(len(cpus), len(s.slots))]
+	}
+	s.cursors = make([]cursor, len(cpus))
 	var err error
-	s.workers, err = NewWorkers(s.config.CPUs)
+	s.workers, err = NewWorkers(cpus)
 	return err
 }
 
 // cut cuts the state into sections, and these into chunks.
 func (s *Shard) cut(whole kernel.Chunk, moments map[kernel.MomentType]*kernel.Chunk) {
-	first := 0
-	for _, config := range s.config.sections() {
+	first, momentsFirst := 0, map[kernel.MomentType]int{}
+	for number, config := range s.config.sections() {
 		n := int(config.Elements)
 		if n == 0 {
 			continue
@@ -139,20 +186,38 @@ func (s *Shard) cut(whole kernel.Chunk, moments map[kernel.MomentType]*kernel.Ch
 			state.Headers, own.Headers = own.Headers[:blocks], own.Headers[blocks:]
 			own.First += int64(blocks) * kernel.Block
 		}
-		s.sections = append(s.sections, section{first: first, group: config.Group, format: s.config.formatOf(config), state: state})
+		s.sections = append(s.sections, section{
+			number: number, first: first, momentsFirst: momentsFirst[config.Moments],
+			group: config.Group, format: s.config.formatOf(config), state: state,
+		})
 		first += n
+		momentsFirst[config.Moments] += n
 	}
 	for i := range s.sections {
 		section := &s.sections[i]
-		size := s.config.Chunk
-		if section.format.Moments == kernel.MomentsInt8 {
-			size = (size + kernel.Block - 1) / kernel.Block * kernel.Block
-		}
-		n := section.state.Len()
+		size, n := s.config.chunkOf(s.config.sections()[section.number]), section.state.Len()
 		for from := 0; from < n; from += size {
 			s.chunks = append(s.chunks, chunk{section, from, min(from+size, n)})
 		}
 	}
+}
+
+// chunkAt is the number of the chunk that an element of the shard is in.
+func (s *Shard) chunkAt(element int) int {
+	return sort.Search(len(s.chunks), func(i int) bool { return s.chunks[i].section.first+s.chunks[i].end > element })
+}
+
+// Arenas are those of the configuration, in its order.
+func (s *Shard) Arenas() []*arena.Arena { return s.arenas }
+
+// Arena is the arena of a component, nil where there is none.
+func (s *Shard) Arena(component string) *arena.Arena {
+	for i, plan := range s.config.Arenas() {
+		if plan.Component == component {
+			return s.arenas[i]
+		}
+	}
+	return nil
 }
 
 // Config is what the shard was made from.
@@ -167,13 +232,15 @@ func (s *Shard) Close() error {
 	for _, a := range s.arenas {
 		err = errors.Join(err, a.Close())
 	}
-	s.arenas, s.sections, s.chunks, s.gradient, s.sums = nil, nil, nil, kernel.Array{}, nil // unmapped
+	// What follows is unmapped.
+	s.arenas, s.sections, s.chunks, s.gradient, s.sums = nil, nil, nil, kernel.Array{}, nil
+	s.counters, s.constants, s.done, s.slots = nil, nil, nil, nil
 	return err
 }
 
 // sumSquaresOfBlock adds up the squares of a norm block, unless that was done
 // when its gradients arrived.
-func (s *Shard) sumSquaresOfBlock(block int) {
+func (s *Shard) sumSquaresOfBlock(_, block int) {
 	if !s.summed[block] {
 		from := block * normBlock
 		s.sums[block] = s.config.Kernel.SumSquares(s.gradient.Slice(from, min(from+normBlock, s.gradient.Len())))
@@ -181,9 +248,11 @@ func (s *Shard) sumSquaresOfBlock(block int) {
 }
 
 // GradientsArrived says that the gradients of a stretch of the shard are final
-// until the next step. The norm blocks that lie wholly within it are added up
-// now, so that the step need not. It returns when they are.
+// until the next step, also where they had arrived before and have changed. The
+// norm blocks that lie wholly within it are added up now, so that the step need
+// not. It returns when they are.
 func (s *Shard) GradientsArrived(first, count int64) {
+	clear(s.summed[first/normBlock : (first+count+normBlock-1)/normBlock])
 	from := (first + normBlock - 1) / normBlock
 	end := (first + count) / normBlock
 	if first+count == s.config.Elements {
@@ -202,12 +271,13 @@ func (s *Shard) GradientsArrived(first, count int64) {
 // Accumulate adds a gradient, of any type, to the gradients from element first
 // on, for trainers that run several backward passes before a step.
 func (s *Shard) Accumulate(first int64, gradient kernel.Array) {
-	end, unit := first+int64(gradient.Len()), int64(s.config.Chunk)
+	const unit = DefaultChunk
+	end := first + int64(gradient.Len())
 	if first < 0 || end > s.config.Elements {
 		panic(fmt.Sprintf("engine: gradients %d to %d of a shard of %d", first, end, s.config.Elements))
 	}
-	s.start(first/unit, (end+unit-1)/unit, true, func(i int) {
-		from, to := max(i*s.config.Chunk, int(first)), min((i+1)*s.config.Chunk, int(end))
+	s.start(first/unit, (end+unit-1)/unit, true, func(_, i int) {
+		from, to := max(i*unit, int(first)), min((i+1)*unit, int(end))
 		s.config.Kernel.Accumulate(s.gradient.Slice(from, to), gradient.Slice(from-int(first), to-int(first)))
 	})
 	s.wait()
@@ -215,25 +285,37 @@ func (s *Shard) Accumulate(first int64, gradient kernel.Array) {
 
 // ClearGradients sets all gradients to 0, so that others can be accumulated.
 func (s *Shard) ClearGradients() {
-	s.startChunks(true, func(unit int) { clear(s.chunks[unit].state().Gradient.Data) })
+	s.startChunks(true, func(_, unit int) { clear(s.chunks[unit].state().Gradient.Data) })
 	s.wait()
 }
 
+// moveUnit moves what an update of a chunk moves.
+func (s *Shard) moveUnit(_, unit int) {
+	c := s.chunks[unit]
+	s.config.Kernel.Traffic(c.section.format, c.state())
+}
+
 // startChunks begins a pass over all chunks.
-func (s *Shard) startChunks(steal bool, body func(unit int)) {
+func (s *Shard) startChunks(steal bool, body func(worker, unit int)) {
 	s.start(0, int64(len(s.chunks)), steal, body)
 }
 
 // start begins a pass over units of work. A worker walks its own range, a
 // contiguous part of them, and then, if it may, helps the others with theirs.
-func (s *Shard) start(from, end int64, steal bool, body func(unit int)) {
+func (s *Shard) start(from, end int64, steal bool, body func(worker, unit int)) {
+	s.wait()
+	s.deal(from, end, steal, body)
+	s.workers.Start(s.walk)
+}
+
+// deal gives every worker its range.
+func (s *Shard) deal(from, end int64, steal bool, body func(worker, unit int)) {
 	s.steal, s.body = steal, body
 	units, workers := end-from, int64(s.workers.Count())
 	for w := range workers {
 		s.cursors[w].next.Store(from + w*units/workers)
 		s.cursors[w].end = from + (w+1)*units/workers
 	}
-	s.workers.Start(s.walk)
 }
 
 // wait returns when the pass is done.
@@ -250,7 +332,7 @@ func (s *Shard) walkUnits(worker int) {
 			if unit >= own.end {
 				break
 			}
-			s.body(int(unit))
+			s.body(worker, int(unit))
 		}
 	}
 }
@@ -259,15 +341,28 @@ func (s *Shard) walkUnits(worker int) {
 // from the worker in whose range it lies. Written that way the first time,
 // every page is on the NUMA node of the worker that will update it.
 func (s *Shard) Each(body func(first int64, c kernel.Chunk)) {
-	s.startChunks(false, func(unit int) {
+	s.startChunks(false, func(_, unit int) {
 		c := s.chunks[unit]
 		body(int64(c.section.first+c.first), c.state())
 	})
 	s.wait()
 }
 
-// sumSquares adds the partial sums of the last norm pass up, in order.
-func (s *Shard) sumSquares() float64 {
+// SumSquares is the sum of the squares of all gradients as they lie in their
+// arena. What arrived was added up then, and is not read again.
+func (s *Shard) SumSquares() float64 {
+	s.startNorm()
+	return s.sumOfBlocks()
+}
+
+func (s *Shard) startNorm() { s.start(0, s.config.normBlocks(), true, s.sumBlock) }
+
+// ForgetArrived says that all gradients may change again, as after a step.
+func (s *Shard) ForgetArrived() { clear(s.summed) }
+
+// sumOfBlocks waits for the norm pass, and adds its sums up in order.
+func (s *Shard) sumOfBlocks() float64 {
+	s.wait()
 	sum := 0.0
 	for _, x := range s.sums {
 		sum += x

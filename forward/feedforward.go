@@ -89,13 +89,14 @@ func (p *pass) mixture(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 
 	taken := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: chosen * hidden, DType: x.DType}}})[0]
 	inner := m.Experts[0].Inner
-	gate := p.grouped(m, func(f *model.FeedForward) string { return f.Gate }, taken, inner)
-	up := p.grouped(m, func(f *model.FeedForward) string { return f.Up }, taken, inner)
+	experts := p.parameters.Experts[m]
+	gate := p.grouped(experts.Gate, taken, inner)
+	up := p.grouped(experts.Up, taken, inner)
 	p.Drop(taken)
 	active := p.follow(gate, p.activate(m.Experts[0].Activation, gate))
 	h := p.multiply(active, up)
 	p.Drop(active, up)
-	down := p.follow(h, p.grouped(m, func(f *model.FeedForward) string { return f.Down }, h, hidden))
+	down := p.follow(h, p.grouped(experts.Down, h, hidden))
 	weighed := p.multiply(down, best[0])
 	p.Drop(down, best[0])
 	y := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{weighed}, Outputs: []autograd.Output{{Elements: x.Elements, DType: x.DType}}})[0]
@@ -117,20 +118,18 @@ func (p *pass) mixture(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 }
 
 // grouped is the same linear module of all experts, each on its tokens.
-func (p *pass) grouped(m *model.Mixture, module func(*model.FeedForward) string, x *autograd.Tensor, out int64) *autograd.Tensor {
-	var weights []*autograd.Parameter
-	for i := range m.Experts {
-		if w := p.parameter(module(&m.Experts[i]) + ".weight"); w != nil { // other ranks have the rest
-			weights = append(weights, w)
-		}
-	}
+func (p *pass) grouped(weights []*autograd.Parameter, x *autograd.Tensor, out int64) *autograd.Tensor {
 	in := weights[0].Elements / out
 	compute := weights[0].DType
 	if p.Autocast != dtype.Invalid {
 		compute = p.Autocast
 	}
 	input := p.cast(x, compute)
-	o := autograd.Operation{Inputs: []*autograd.Tensor{input}, Outputs: []autograd.Output{{Elements: input.Elements / in * out, DType: compute}}, Product: true, Kept: true}
+	o := autograd.Operation{
+		Inputs: make([]*autograd.Tensor, 1, 1+len(weights)), Saved: make([]*autograd.Tensor, 0, 1+len(weights)),
+		Outputs: []autograd.Output{{Elements: input.Elements / in * out, DType: compute}}, Product: true, Kept: true,
+	}
+	o.Inputs[0] = input
 	for _, w := range weights {
 		x := p.weight(w)
 		o.Inputs = append(o.Inputs, x)

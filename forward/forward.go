@@ -114,7 +114,12 @@ type Options struct {
 type Parameters struct {
 	ByName   map[string]*autograd.Parameter
 	Adapters map[string]*Adapter // by the path of the module
+	Experts  map[*model.Mixture]Experts
 }
+
+// Experts are the weights that a rank has of a mixture's experts, in the order
+// of the experts.
+type Experts struct{ Gate, Up, Down []*autograd.Parameter }
 
 // Result is what the training loop holds after the forward pass.
 type Result struct {
@@ -249,13 +254,17 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 			return body(x)
 		}
 		defer p.SetComponent(p.SetComponent(Residual))
+		var others []*autograd.Tensor
+		if b.Cross != nil {
+			others = append(others, p.encoded)
+		}
 		return p.Checkpoint(*p.Recompute, x, func(x *autograd.Tensor) *autograd.Tensor {
 			result := body(x)
 			if p.ended {
 				p.end()
 			}
 			return result
-		})
+		}, others...)
 	})
 }
 

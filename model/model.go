@@ -269,6 +269,9 @@ func blockOf(name string) (list string, index int) {
 }
 
 func listIndex(component string) (int, bool) {
+	if component == "" || component[0] > '9' { // as nearly all, without an error that says why
+		return 0, false
+	}
 	n, err := strconv.ParseUint(component, 10, 32)
 	return int(n), err == nil && n < maxParameters
 }

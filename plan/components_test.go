@@ -154,3 +154,12 @@ func (p *Phase) check(t *testing.T, where string) {
 		t.Errorf("%s: the end is %v, %v, %v, and the peak %v, %v, %v", where, p.EndRequested, p.EndAllocated, p.EndReserved, p.PeakRequested, p.PeakAllocated, p.PeakReserved)
 	}
 }
+
+// TestRecomputedDecoder has blocks computed again that read the encoder's output:
+// no block is freed twice.
+func TestRecomputedDecoder(t *testing.T) {
+	for _, q := range []Request{{FSDP: "2", GPUs: 8}, {}, {GPUs: 2}} {
+		q.Model, q.Sequence, q.Precision, q.Recompute = "t5-small", 512, "bf16", "full"
+		planned(t, q)
+	}
+}

@@ -34,8 +34,8 @@ type deepSpeed struct {
 	recipe *recipe.DeepSpeed
 	groups [][]*autograd.Parameter // what is trained, as the optimizer has it
 	pins   *pins
-	loaded map[*autograd.Parameter]*hold // parameters of their own storage
-	master dtype.Type                    // of master weights and their gradients
+	loaded []hold     // parameters of their own storage, by index
+	master dtype.Type // of master weights and their gradients
 	// flat are the flat tensors that the optimizer steps, one a group or sub-group.
 	flat []*autograd.Parameter
 	why  map[string]string
@@ -45,7 +45,7 @@ type deepSpeed struct {
 // (engine.py, _configure_optimizer).
 func newDeepSpeed(s *simulation) sharding {
 	d := s.Job.DeepSpeed
-	e := &deepSpeed{simulation: s, recipe: d, pins: newPins(s), loaded: map[*autograd.Parameter]*hold{}, master: dtype.F32, why: map[string]string{}}
+	e := &deepSpeed{simulation: s, recipe: d, pins: newPins(s), loaded: make([]hold, len(s.parameters)), master: dtype.F32, why: map[string]string{}}
 	if d.LowPrecisionMaster {
 		e.master = s.Weights
 	}
@@ -123,15 +123,14 @@ func (e *deepSpeed) since(major, minor, patch int) bool {
 func (e *deepSpeed) load() {
 	e.host.during(ledger.Bytes(e.storedBytes()), Loading, func() {})
 	for _, p := range e.parameters {
-		e.loaded[p] = e.gpu.hold(p.Bytes(), Weights)
+		e.loaded[p.Index] = e.gpu.hold(p.Bytes(), Weights)
 	}
 }
 
 // unload frees the storage that parameters had of their own.
 func (e *deepSpeed) unload(parameters []*autograd.Parameter) {
 	for _, p := range parameters {
-		e.loaded[p].free()
-		delete(e.loaded, p)
+		drop(&e.loaded[p.Index])
 	}
 }
 
@@ -144,11 +143,11 @@ func (e *deepSpeed) shard(elements int64) *autograd.Parameter {
 
 // place puts a tensor that was made on the host into its place there. To pin
 // it, torch makes a page-locked copy, and both are there for a moment.
-func (e *deepSpeed) place(bytes int64, component string, pin bool) *locked {
+func (e *deepSpeed) place(bytes int64, component string, pin bool) locked {
 	if !pin {
-		return &locked{hold: e.host.hold(bytes, component)}
+		return locked{hold: e.host.hold(bytes, component)}
 	}
-	var l *locked
+	var l locked
 	e.host.during(ledger.Bytes(bytes), PinningCopies, func() { l = e.pins.lock(bytes, component) })
 	return l
 }
@@ -250,7 +249,7 @@ func (e *deepSpeed) reasons() map[string]string {
 type pins struct {
 	allocator *allocator.Pinned
 	host      *trace
-	beyond    *hold // what blocks have beyond what was asked for, and free blocks
+	beyond    hold // what blocks have beyond what was asked for, and free blocks
 }
 
 func newPins(s *simulation) *pins {
@@ -263,19 +262,19 @@ func newPins(s *simulation) *pins {
 
 // locked is a tensor on the host, page-locked if it has a block.
 type locked struct {
-	*hold
+	hold
 	pins  *pins
 	block allocator.Block
 	fixed bool // page-locked
 }
 
-func (p *pins) lock(bytes int64, component string) *locked {
+func (p *pins) lock(bytes int64, component string) locked {
 	drop(&p.beyond)
 	block, err := p.allocator.Allocate(ledger.Bytes(bytes))
 	if err != nil && p.host.failed == nil {
 		p.host.failed = err
 	}
-	l := &locked{p.host.hold(bytes, component), p, block, true}
+	l := locked{p.host.hold(bytes, component), p, block, true}
 	p.count()
 	return l
 }
@@ -286,7 +285,7 @@ func (p *pins) count() {
 }
 
 // free ends the tensor. A block stays with the allocator.
-func (l *locked) free() {
+func (l locked) free() {
 	if !l.fixed {
 		l.hold.free()
 		return

@@ -13,17 +13,16 @@ import (
 // partition (zero/stage_1_and_2.py).
 type partitioned struct {
 	*deepSpeed
-	spans    map[*autograd.Parameter]span // where a parameter is in its group
-	own      int64                        // elements of parameters that touch the rank's partition, whole
-	buckets  *hold                        // of this backward pass
-	bucket   []*autograd.Parameter        // whose gradients are in the bucket
-	elements int64                        // of them
+	spans    []span                // where parameters are in their groups, by index
+	own      int64                 // elements of parameters that touch the rank's partition, whole
+	buckets  hold                  // of this backward pass
+	bucket   []*autograd.Parameter // whose gradients are in the bucket
+	elements int64                 // of them
 	// arriving has the gradients of the partition of this backward pass, averaged
 	// those of the passes before.
-	arriving, averaged *hold
-	accumulated        map[*autograd.Parameter]*locked // on the host
-	wide               map[*autograd.Parameter]*hold   // gradients in the type of accumulation
-
+	arriving, averaged hold
+	accumulated        []locked // on the host, by the index of a parameter
+	wide               []hold   // gradients in the type of accumulation, likewise
 }
 
 // span is a range of a group's flat tensor, which is in parts of the ranks.
@@ -33,13 +32,14 @@ type span struct{ from, to, part int64 }
 func (s span) slice() int64 { return max(0, min(s.to, s.part)-s.from) }
 
 func newPartitioned(e *deepSpeed) *partitioned {
-	p := &partitioned{deepSpeed: e, spans: map[*autograd.Parameter]span{}, accumulated: map[*autograd.Parameter]*locked{}, wide: map[*autograd.Parameter]*hold{}}
+	n := len(e.parameters)
+	p := &partitioned{deepSpeed: e, spans: make([]span, n), accumulated: make([]locked, n), wide: make([]hold, n)}
 	for _, group := range e.groups {
 		part := e.aligned(elementsOf(group)) / int64(e.ShardRanks)
 		var at int64
 		for _, q := range group {
 			s := span{at, at + q.Elements, part}
-			p.spans[q] = s
+			p.spans[q.Index] = s
 			if s.slice() > 0 {
 				p.own += q.Elements
 			}
@@ -56,7 +56,7 @@ func (e *partitioned) initialize() {
 	if e.offloads() {
 		e.tiles()
 	}
-	var temporary *hold // a variable of the constructor that outlives the loop
+	var temporary hold // a variable of the constructor that outlives the loop
 	for _, group := range e.groups {
 		n := e.aligned(elementsOf(group))
 		e.flatten(group, n*e.Weights.Size())
@@ -110,11 +110,11 @@ func (e *partitioned) flatten(group []*autograd.Parameter, bytes int64) {
 
 // masterWeights makes those of a group. It returns what the constructor still
 // holds on the host.
-func (e *partitioned) masterWeights(part int64) (temporary *hold) {
+func (e *partitioned) masterWeights(part int64) (temporary hold) {
 	bytes, bit16 := part*e.master.Size(), part*e.Weights.Size()
 	if !e.offloads() {
 		e.gpu.during(ledger.Bytes(bit16), Flattening, func() { allocate(e.gpu, bytes, MasterWeights) })
-		return nil
+		return hold{}
 	}
 	convert := int64(0)
 	if e.master != e.Weights {
@@ -128,12 +128,12 @@ func (e *partitioned) masterWeights(part int64) (temporary *hold) {
 	e.gpu.during(ledger.Bytes(bit16), Flattening, func() { e.host.during(ledger.Bytes(convert), Conversions, func() {}) })
 	e.place(bytes, e.hostMaster(), pin)
 	if !e.since(0, 17, 0) {
-		return nil
+		return hold{}
 	}
 	// Parameters are cast on the host, and copied from there (#7309).
 	if !e.pinned() {
 		e.place(bit16, Bit16Staging, false)
-		return nil
+		return hold{}
 	}
 	temporary = e.host.hold(bit16, PinningCopies)
 	e.pins.lock(bit16, Bit16Staging)
@@ -142,7 +142,7 @@ func (e *partitioned) masterWeights(part int64) (temporary *hold) {
 
 // gradient takes a complete gradient.
 func (e *partitioned) gradient(p *autograd.Parameter) {
-	if e.buckets == nil {
+	if !e.buckets.held() {
 		count := int64(1)
 		if e.recipe.OverlapReduction {
 			count = 2
@@ -162,8 +162,8 @@ func (e *partitioned) widen(p *autograd.Parameter) {
 		return
 	}
 	bytes := p.Elements * e.recipe.GradientAccumulationDType.Size()
-	if e.wide[p] == nil {
-		e.wide[p] = e.gpu.hold(bytes, AccumulatedGradients)
+	if !e.wide[p.Index].held() {
+		e.wide[p.Index] = e.gpu.hold(bytes, AccumulatedGradients)
 	} else {
 		e.gpu.during(ledger.Bytes(bytes), ReductionTemporaries, func() {})
 	}
@@ -177,10 +177,9 @@ func (e *partitioned) add(p *autograd.Parameter) {
 		e.reduce()
 	}
 	if p.Elements <= e.recipe.Sizes.ReduceBucket {
-		if e.wide[p] != nil {
+		if e.wide[p.Index].held() {
 			e.gpu.during(ledger.Bytes(p.Elements*e.Weights.Size()), ReductionTemporaries, func() {})
-			e.wide[p].free()
-			delete(e.wide, p)
+			drop(&e.wide[p.Index])
 		}
 		p.DropGradient()
 	}
@@ -196,19 +195,18 @@ func (e *partitioned) reduce() {
 	}
 	low, high := int64(math.MaxInt64), int64(0) // the ranks that it belongs to
 	for _, p := range e.bucket {
-		s := e.spans[p]
+		s := e.spans[p.Index]
 		low, high = min(low, s.from/s.part), max(high, (s.to-1)/s.part)
 	}
 	if low < high {
 		e.gpu.during(ledger.Bytes(e.elements*e.Weights.Size()), BucketCopies, func() {})
 	}
 	for _, p := range e.bucket {
-		if e.spans[p].slice() > 0 {
+		if e.spans[p.Index].slice() > 0 {
 			e.keep(p)
 		}
 		p.DropGradient()
-		e.wide[p].free()
-		delete(e.wide, p)
+		drop(&e.wide[p.Index])
 	}
 	e.bucket, e.elements = e.bucket[:0], 0
 }
@@ -216,7 +214,7 @@ func (e *partitioned) reduce() {
 // keep takes the rank's part of a reduced gradient (copy_grads_in_partition).
 func (e *partitioned) keep(p *autograd.Parameter) {
 	if !e.offloads() {
-		if e.arriving == nil {
+		if !e.arriving.held() {
 			e.arriving = e.gpu.hold(e.own*e.Weights.Size(), autograd.Gradients)
 		}
 		return
@@ -225,7 +223,7 @@ func (e *partitioned) keep(p *autograd.Parameter) {
 		e.accumulate(p)
 	}
 	if e.micro == e.micros-1 {
-		slice := e.spans[p].slice()
+		slice := e.spans[p.Index].slice()
 		e.gpu.during(ledger.Bytes(8*slice), ReductionTemporaries, func() {}) // the norm, in double
 		e.overflow(p.Elements)
 		if e.master != e.Weights {
@@ -238,24 +236,24 @@ func (e *partitioned) keep(p *autograd.Parameter) {
 // little of it is the rank's. With low-precision gradients it is a part of
 // theirs.
 func (e *partitioned) accumulate(p *autograd.Parameter) {
-	if e.accumulated[p] != nil || e.recipe.LowPrecisionMaster {
+	if e.accumulated[p.Index].held() || e.recipe.LowPrecisionMaster {
 		return
 	}
-	e.accumulated[p] = e.place(p.Elements*e.Weights.Size(), AccumulatedGradients, e.pinned())
+	e.accumulated[p.Index] = e.place(p.Elements*e.Weights.Size(), AccumulatedGradients, e.pinned())
 }
 
 // endBackward reduces what is left and frees the buckets.
 func (e *partitioned) endBackward(last bool) {
 	if !e.second() && last && !e.recipe.OverlapReduction {
 		for _, p := range e.trained {
-			if p.HasGradient() || e.wide[p] != nil {
+			if p.HasGradient() || e.wide[p.Index].held() {
 				e.add(p)
 			}
 		}
 	}
 	e.reduce()
-	if e.averaged == nil {
-		e.averaged, e.arriving = e.arriving, nil
+	if !e.averaged.held() {
+		e.averaged, e.arriving = e.arriving, hold{}
 	} else {
 		drop(&e.arriving) // added to those of the passes before
 	}

@@ -10,7 +10,7 @@ import (
 // while a module uses it (zero/stage3.py, zero/partition_parameters.py).
 type divided struct {
 	*fetcher
-	parts      map[*autograd.Parameter]*locked // of parameters, each of its own
+	parts      []locked // of parameters, each of its own, by index
 	subGroups  []subGroup
 	bucket     []*autograd.Parameter
 	elements   int64
@@ -25,7 +25,7 @@ type subGroup struct {
 }
 
 func newDivided(e *deepSpeed) *divided {
-	d := &divided{parts: map[*autograd.Parameter]*locked{}}
+	d := &divided{parts: make([]locked, len(e.parameters))}
 	for _, group := range e.groups {
 		var sum int64
 		for i, p := range group {
@@ -74,7 +74,7 @@ func (e *divided) load() {
 		return
 	}
 	for _, p := range e.parameters {
-		e.loaded[p] = e.gpu.hold(p.Bytes(), Gathered)
+		e.loaded[p.Index] = e.gpu.hold(p.Bytes(), Gathered)
 		e.divide(p)
 	}
 }
@@ -83,9 +83,9 @@ func (e *divided) load() {
 func (e *divided) divide(p *autograd.Parameter) {
 	switch e.parametersOn() {
 	case "none":
-		e.parts[p] = &locked{hold: e.gpu.hold(e.partBytes(p), Weights)}
+		e.parts[p.Index] = locked{hold: e.gpu.hold(e.partBytes(p), Weights)}
 	case "cpu":
-		e.parts[p] = e.place(e.partBytes(p), Weights, e.pinsOf(e.recipe.OffloadParameters))
+		e.parts[p.Index] = e.place(e.partBytes(p), Weights, e.pinsOf(e.recipe.OffloadParameters))
 	}
 	e.unload([]*autograd.Parameter{p})
 }
@@ -100,7 +100,7 @@ func (e *divided) initialize() {
 		e.pins.lock(o.Buffers*o.BufferElements*e.Weights.Size(), SwapBuffers)
 	}
 	for _, p := range e.parameters {
-		if e.loaded[p] != nil {
+		if e.loaded[p.Index].held() {
 			e.divide(p)
 		}
 	}
@@ -172,10 +172,8 @@ func (e *divided) joinParts() {
 
 func (e *divided) freeParts(parameters []*autograd.Parameter) {
 	for _, p := range parameters {
-		if l := e.parts[p]; l != nil {
-			l.free()
-			delete(e.parts, p)
-		}
+		e.parts[p.Index].free()
+		e.parts[p.Index] = locked{}
 	}
 }
 
@@ -207,7 +205,7 @@ func (e *divided) keepMaster(home *trace, bytes int64) {
 		allocate(home, bytes, MasterWeights)
 		return
 	}
-	e.moves(&locked{hold: home.hold(bytes, e.hostMaster())}, bytes, SharedMaster)
+	e.moves(locked{hold: home.hold(bytes, e.hostMaster())}, bytes, SharedMaster)
 }
 
 func (e *divided) homeOf(g subGroup) *trace {

@@ -27,14 +27,14 @@ func (e *divided) superOffload() {
 
 // moving is a tensor that goes to shared memory.
 type moving struct {
-	from  *locked
+	from  locked
 	bytes int64
 	to    string
 }
 
 // moves notes a tensor that SuperOffload will send.
-func (e *divided) moves(from *locked, bytes int64, to string) {
-	if e.superOffloads() && from != nil {
+func (e *divided) moves(from locked, bytes int64, to string) {
+	if e.superOffloads() && from.held() {
 		e.moving = append(e.moving, moving{from, bytes, to})
 	}
 }

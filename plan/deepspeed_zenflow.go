@@ -30,14 +30,14 @@ func (e *deepSpeed) hostMaster() string {
 // hostGradients makes the gradients that the optimizer on the host reads. For
 // an overlapped step there are two, and the parameters before the step. Moving
 // to shared memory leaves the page-locked block behind, which PyTorch keeps.
-func (e *deepSpeed) hostGradients(bytes int64) *locked {
+func (e *deepSpeed) hostGradients(bytes int64) locked {
 	if !e.overlapped() {
 		return e.place(bytes, MasterGradients, e.pinned())
 	}
 	e.place(bytes, PinningCopies, e.pinned()).free()
 	allocate(e.host, 2*bytes, SharedGradients)
 	allocate(e.host, bytes, SharedStale)
-	return nil
+	return locked{}
 }
 
 // hostStates makes the states of the optimizer on the host: two of each for

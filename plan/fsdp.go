@@ -19,7 +19,7 @@ type sharded struct {
 	root   *unit
 	shards []*autograd.Parameter // what the optimizer has: a part of what is trained
 	// reducing is the input of the last reduction, which lives until the next.
-	reducing *hold
+	reducing hold
 }
 
 // unit is what is gathered at a time.
@@ -27,35 +27,38 @@ type unit struct {
 	path       string
 	at         int
 	parameters []*autograd.Parameter
-	gathered   *hold
-	gradients  *hold // sharded
-	flat       *hold // whole, of FSDP1 before it is reduced
+	gathered   hold
+	gradients  hold // sharded
+	flat       hold // whole, of FSDP1 before it is reduced
 	inUse      bool
 }
 
-// hold is a block that is held, on the GPU or on the host.
+// hold is a block that is held, on the GPU or on the host; the zero hold is none.
 type hold struct {
 	trace *trace
 	id    int
 }
 
-func (t *trace) hold(bytes int64, component string) *hold {
+func (t *trace) hold(bytes int64, component string) hold {
 	if bytes <= 0 {
-		return nil
+		return hold{}
 	}
-	return &hold{t, t.Allocate(ledger.Bytes(bytes), component)}
+	return hold{t, t.Allocate(ledger.Bytes(bytes), component)}
 }
 
-func (h *hold) free() {
-	if h != nil {
+// held says whether there is a block.
+func (h hold) held() bool { return h.trace != nil }
+
+func (h hold) free() {
+	if h.held() {
 		h.trace.Free(h.id)
 	}
 }
 
 // drop frees what a variable holds and empties it.
-func drop(h **hold) {
-	(*h).free()
-	*h = nil
+func drop(h *hold) {
+	h.free()
+	*h = hold{}
 }
 
 func newSharded(s *simulation) *sharded {
@@ -151,7 +154,7 @@ const (
 // gather makes the whole of a unit's parameters, in the type of the
 // computation.
 func (e *sharded) gather(u *unit) {
-	if u == nil || u.gathered != nil || len(u.parameters) == 0 {
+	if u == nil || u.gathered.held() || len(u.parameters) == 0 {
 		return
 	}
 	bytes := u.elements(nil, (*autograd.Parameter).Bytes)
@@ -160,7 +163,7 @@ func (e *sharded) gather(u *unit) {
 		return
 	}
 	// FSDP2 copies every parameter out of what was gathered.
-	var flat *hold
+	var flat hold
 	e.gpu.on(gatherStream, func() { flat = e.gpu.hold(bytes, Gathered) })
 	u.gathered = e.gpu.hold(bytes, Gathered)
 	flat.free()
@@ -236,8 +239,8 @@ func (e *sharded) reduces() bool { return e.micro == e.micros-1 }
 // accumulate has the whole gradient of a unit held. FSDP1 has one for the flat
 // parameter, frozen parts and all.
 func (e *sharded) accumulate(u *unit) {
-	if e.FSDP.Version != 1 || u.flat != nil {
-		if u.flat != nil {
+	if e.FSDP.Version != 1 || u.flat.held() {
+		if u.flat.held() {
 			for _, p := range u.parameters {
 				p.DropGradient()
 			}
@@ -265,7 +268,7 @@ func (e *sharded) reduce(u *unit) {
 	if e.FSDP.Version == 2 {
 		stream = 0
 	}
-	var input *hold
+	var input hold
 	e.gpu.on(stream, func() { input = e.gpu.hold(whole*e.ReduceType.Size(), Buckets) })
 	for _, p := range u.parameters {
 		p.DropGradient()
@@ -281,8 +284,8 @@ func (e *sharded) reduce(u *unit) {
 func (e *sharded) receive(u *unit, part int64) {
 	output := e.gpu.hold(part*e.ReduceType.Size(), autograd.Gradients)
 	switch {
-	case u.gradients != nil || e.FSDP.OffloadParameters || e.ReduceType != e.Weights:
-		if u.gradients == nil {
+	case u.gradients.held() || e.FSDP.OffloadParameters || e.ReduceType != e.Weights:
+		if !u.gradients.held() {
 			u.gradients = e.home().hold(part*e.Weights.Size(), autograd.Gradients)
 		}
 		output.free()

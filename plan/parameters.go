@@ -5,14 +5,17 @@ import (
 
 	"plimsoll/autograd"
 	"plimsoll/forward"
+	"plimsoll/model"
 )
 
 // makeParameters makes the parameters of a rank: those of the model, quantized
 // where that is wanted, and those of the adapter.
 func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
-	m := forward.Parameters{ByName: map[string]*autograd.Parameter{}, Adapters: map[string]*forward.Adapter{}}
-	var list []*autograd.Parameter
-	linear := map[string]bool{j.Model.Network.Head.Projection: false}
+	count := len(j.Model.Parameters)
+	m := forward.Parameters{ByName: make(map[string]*autograd.Parameter, count), Adapters: map[string]*forward.Adapter{}, Experts: map[*model.Mixture]forward.Experts{}}
+	list := make([]*autograd.Parameter, 0, count)
+	linear := make(map[string]bool, count)
+	linear[j.Model.Network.Head.Projection] = false
 	for _, path := range j.Model.Network.Linears() {
 		linear[path] = true
 	}
@@ -44,10 +47,27 @@ func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
 		m.ByName[p.Name] = made
 		list = append(list, made)
 	}
+	for _, b := range j.Model.Network.Blocks() {
+		if x := b.FeedForward.Mixture; x != nil {
+			m.Experts[x] = experts(x, m)
+		}
+	}
 	if j.Adapter != nil {
 		list = append(list, j.adapt(m)...)
 	}
 	return m, list
+}
+
+// experts are the weights of a mixture that the rank has.
+func experts(x *model.Mixture, m forward.Parameters) forward.Experts {
+	var e forward.Experts
+	for i := range x.Experts {
+		f := &x.Experts[i]
+		if gate := m.ByName[f.Gate+".weight"]; gate != nil {
+			e.Gate, e.Up, e.Down = append(e.Gate, gate), append(e.Up, m.ByName[f.Up+".weight"]), append(e.Down, m.ByName[f.Down+".weight"])
+		}
+	}
+	return e
 }
 
 // otherExperts are the modules of experts that other ranks have.

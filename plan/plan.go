@@ -91,7 +91,7 @@ func newWithin(j *Job, capacity ledger.Bytes) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	host := newTrace(heap{allocator.NewGlibc()})
+	host := newTrace(&heap{Glibc: allocator.NewGlibc()})
 	gpu := host
 	if !j.OnCPU {
 		gpu = newTrace(cache)

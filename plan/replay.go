@@ -7,7 +7,21 @@ import (
 )
 
 // replayed is the caching allocator that a GPU's trace goes through.
-type replayed struct{ *allocator.CUDA }
+type replayed struct {
+	*allocator.CUDA
+	blocks blocks[allocator.Block]
+}
+
+// blocks are what an allocator has handed out, by the ids of the trace.
+type blocks[B any] []B
+
+func (list *blocks[B]) set(id int, b B) {
+	if id == len(*list) {
+		*list = append(*list, b)
+	} else {
+		(*list)[id] = b
+	}
+}
 
 // allocator is PyTorch's of an empty GPU of this capacity, 0 for any. What is
 // outside of the allocator is taken off.
@@ -25,36 +39,39 @@ func (j *Job) allocator(capacity ledger.Bytes) (Allocator, error) {
 		}
 		capacity = max(capacity, 1)
 	}
-	return replayed{allocator.NewCUDA(c, capacity)}, nil
+	return &replayed{CUDA: allocator.NewCUDA(c, capacity)}, nil
 }
 
-func (r replayed) Allocate(bytes ledger.Bytes, stream int) (Handle, error) {
-	return r.CUDA.Allocate(bytes, stream)
+func (r *replayed) Allocate(id int, bytes ledger.Bytes, stream int) error {
+	b, err := r.CUDA.Allocate(bytes, stream)
+	r.blocks.set(id, b)
+	return err
 }
 
-func (r replayed) Free(h Handle) error { return r.CUDA.Free(h.(allocator.Block)) }
+func (r *replayed) Free(id int) error { return r.CUDA.Free(r.blocks[id]) }
 
-func (r replayed) Use() Use {
+func (r *replayed) Use() Use {
 	s := r.Statistics()
 	return Use{s.Allocated.Now, s.Reserved.Now, s.Allocated.Peak, s.Reserved.Peak}
 }
 
 // heap is the host's malloc below a trace.
-type heap struct{ *allocator.Glibc }
-
-func (h heap) Allocate(bytes ledger.Bytes, _ int) (Handle, error) {
-	if b := h.Glibc.Allocate(bytes); b != nil {
-		return b, nil
-	}
-	return nil, nil
+type heap struct {
+	*allocator.Glibc
+	blocks blocks[*allocator.GlibcBlock]
 }
 
-func (h heap) Free(b Handle) error {
-	h.Glibc.Free(b.(*allocator.GlibcBlock))
+func (h *heap) Allocate(id int, bytes ledger.Bytes, _ int) error {
+	h.blocks.set(id, h.Glibc.Allocate(bytes))
 	return nil
 }
 
-func (h heap) Use() Use {
+func (h *heap) Free(id int) error {
+	h.Glibc.Free(h.blocks[id])
+	return nil
+}
+
+func (h *heap) Use() Use {
 	s := h.Statistics()
 	return Use{s.Used, s.Resident, s.PeakUsed, s.PeakResident}
 }

@@ -63,8 +63,9 @@ type simulation struct {
 func newSimulation(j *Job, gpu, host *trace) *simulation {
 	s := &simulation{Job: j, gpu: gpu, host: host, tape: autograd.NewTape(gpu)}
 	s.modules, s.parameters = j.makeParameters()
-	for _, p := range s.parameters {
-		p.OnGradient = func(p *autograd.Parameter) { s.engine.gradient(p) }
+	onGradient := func(p *autograd.Parameter) { s.engine.gradient(p) }
+	for i, p := range s.parameters {
+		p.Index, p.OnGradient = i, onGradient
 		if p.Trainable {
 			s.trained = append(s.trained, p)
 		}

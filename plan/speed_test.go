@@ -20,11 +20,17 @@ func speeds(t testing.TB) map[string]struct {
 	limit   time.Duration
 } {
 	folder := t.TempDir()
-	config, zero := filepath.Join(folder, "config.json"), filepath.Join(folder, "ds.json")
-	for file, text := range map[string]string{config: trillion, zero: `{"bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}`} {
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+	file := func(name, text string) string {
+		path := filepath.Join(folder, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
+		return path
+	}
+	config := file("config.json", trillion)
+	zero := func(name, section string) Request {
+		path := file(name, `{"bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4, "zero_optimization": {`+section+`}}`)
+		return Request{Model: config, DeepSpeed: path, GPUs: 8, Nodes: 128, Sequence: 4096, Recompute: "full"}
 	}
 	return map[string]struct {
 		request Request
@@ -32,7 +38,10 @@ func speeds(t testing.TB) map[string]struct {
 	}{
 		"typical":                       {Request{Model: "llama-3-8b", FSDP: "2", GPUs: 8, GPU: "H100-80GB", Precision: "bf16", Sequence: 4096, Recompute: "full"}, 50 * time.Millisecond},
 		"a trillion parameters":         {Request{Model: config, FSDP: "2", GPUs: 8, Nodes: 128, Precision: "bf16", Sequence: 4096, Recompute: "full"}, time.Second},
-		"a trillion parameters, ZeRO-3": {Request{Model: config, DeepSpeed: zero, GPUs: 8, Nodes: 128, Sequence: 4096, Recompute: "full"}, 2 * time.Second},
+		"a trillion parameters, ZeRO-2": {zero("2.json", `"stage": 2`), time.Second},
+		"a trillion parameters, ZeRO-3": {zero("3.json", `"stage": 3`), time.Second},
+		"a trillion parameters, ZeRO-3 with offload": {zero("offload.json", `"stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": true},
+			"offload_param": {"device": "cpu", "pin_memory": true}`), time.Second},
 	}
 }
 

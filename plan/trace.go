@@ -9,10 +9,9 @@ import (
 // trace follows what one device holds through the phases of a job, by
 // component. It is the autograd.Memory of a GPU's tape.
 type trace struct {
-	names  []string       // of the components
-	index  map[string]int // component -> its place in names
-	blocks []block        // by id
-	unused []int          // ids that may be given out again
+	names  []string // of the components
+	blocks []block  // by id
+	unused []int    // ids that may be given out again
 
 	live ledger.Bytes
 	held []ledger.Bytes // by component
@@ -22,28 +21,25 @@ type trace struct {
 	phases    []Phase
 	peak      ledger.Bytes // of the phase that is open
 	atPeak    []ledger.Bytes
+	atTop     bool // nothing has changed since the peak, and atPeak is not written yet
 	failed    error
 }
 
 type block struct {
 	bytes     ledger.Bytes
 	component int
-	handle    Handle
 }
 
 // Allocator is where a trace is replayed: the caching allocator of a GPU, the
-// pinned allocator of a host, or none.
+// malloc of a host, or none. Blocks have the ids of the trace.
 type Allocator interface {
-	Allocate(bytes ledger.Bytes, stream int) (Handle, error)
-	Free(Handle) error
+	Allocate(id int, bytes ledger.Bytes, stream int) error
+	Free(id int) error
 	// Use is what is allocated, in the allocator's rounding, and what is
 	// reserved from the device: now, and at most since the last Reset.
 	Use() Use
 	ResetPeaks()
 }
-
-// Handle is an allocation of an Allocator.
-type Handle any
 
 // Use is what an allocator holds.
 type Use struct {
@@ -51,13 +47,12 @@ type Use struct {
 	PeakAllocated, PeakReserved ledger.Bytes
 }
 
-func newTrace(a Allocator) *trace { return &trace{index: map[string]int{}, allocator: a} }
+func newTrace(a Allocator) *trace { return &trace{allocator: a} }
 
 func (t *trace) component(name string) int {
-	i, ok := t.index[name]
-	if !ok {
+	i := slices.Index(t.names, name)
+	if i < 0 {
 		i = len(t.names)
-		t.index[name] = i
 		t.names = append(t.names, name)
 		t.held = append(t.held, 0)
 	}
@@ -67,27 +62,35 @@ func (t *trace) component(name string) int {
 // Allocate begins a block.
 func (t *trace) Allocate(bytes ledger.Bytes, component string) int {
 	b := block{bytes: bytes, component: t.component(component)}
+	id := len(t.blocks)
+	if n := len(t.unused); n > 0 {
+		id = t.unused[n-1]
+		t.unused = t.unused[:n-1]
+		t.blocks[id] = b
+	} else {
+		t.blocks = append(t.blocks, b)
+	}
 	if t.allocator != nil && t.failed == nil {
-		b.handle, t.failed = t.allocator.Allocate(bytes, t.stream)
+		t.failed = t.allocator.Allocate(id, bytes, t.stream)
 	}
 	t.held[b.component] += bytes
 	t.live += bytes
 	if t.live > t.peak {
-		t.peak = t.live
-		t.atPeak = append(t.atPeak[:0], t.held...)
+		t.peak, t.atTop = t.live, true
 	}
-	if n := len(t.unused); n > 0 {
-		id := t.unused[n-1]
-		t.unused = t.unused[:n-1]
-		t.blocks[id] = b
-		return id
+	return id
+}
+
+// leave notes what is held at the peak before that changes.
+func (t *trace) leave() {
+	if t.atTop {
+		t.atPeak, t.atTop = append(t.atPeak[:0], t.held...), false
 	}
-	t.blocks = append(t.blocks, b)
-	return len(t.blocks) - 1
 }
 
 // Relabel says that a block is for something else from now on.
 func (t *trace) Relabel(id int, component string) {
+	t.leave()
 	b := &t.blocks[id]
 	t.held[b.component] -= b.bytes
 	b.component = t.component(component)
@@ -96,14 +99,12 @@ func (t *trace) Relabel(id int, component string) {
 
 // Free ends a block.
 func (t *trace) Free(id int) {
+	t.leave()
 	b := &t.blocks[id]
 	t.held[b.component] -= b.bytes
 	t.live -= b.bytes
-	if b.handle != nil {
-		if err := t.allocator.Free(b.handle); err != nil && t.failed == nil {
-			t.failed = err
-		}
-		b.handle = nil
+	if t.allocator != nil && t.failed == nil {
+		t.failed = t.allocator.Free(id)
 	}
 	t.unused = append(t.unused, id)
 }
@@ -129,7 +130,7 @@ func (t *trace) during(bytes ledger.Bytes, component string, body func()) {
 
 // phase runs body as a phase of the job.
 func (t *trace) phase(name PhaseName, iteration Iteration, body func()) {
-	t.peak, t.atPeak = t.live, append(t.atPeak[:0], t.held...)
+	t.peak, t.atTop = t.live, true
 	if t.allocator != nil {
 		t.allocator.ResetPeaks()
 	}
@@ -140,6 +141,7 @@ func (t *trace) phase(name PhaseName, iteration Iteration, body func()) {
 		u := t.allocator.Use()
 		p.PeakAllocated, p.PeakReserved, p.EndAllocated, p.EndReserved = u.PeakAllocated, u.PeakReserved, u.Allocated, u.Reserved
 	}
+	t.leave()
 	p.Components = t.components(t.atPeak)
 	p.End = t.components(t.held)
 	t.add(p)

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 
 	"k8s.io/utils/cpuset"
@@ -289,7 +288,7 @@ func NewPlan(j *Job, h *host.Host) (*Plan, error) {
 		p.Held += part.Held()
 		p.Parameters += part.Count
 	}
-	p.Pages = ChoosePages(h, p.Shards)
+	p.Pages = engine.ChoosePages(h, p.Shards)
 	for i := range p.Shards {
 		p.Shards[i].Pages = p.Pages
 	}
@@ -310,34 +309,6 @@ func (p *Plan) workerCPUs(rank int) ([]int, error) {
 		cpus = cpus[:p.Workers]
 	}
 	return cpus, nil
-}
-
-// ChoosePages takes huge pages when the host grants them: the hugetlb pool must
-// have room for every arena, and shared memory is joined into huge pages only
-// where the administrator allows it.
-func ChoosePages(h *host.Host, shards []engine.ShardConfig) arena.Pages {
-	var whole ledger.Bytes
-	for _, shard := range shards {
-		for _, a := range shard.Arenas() {
-			whole += arena.HugetlbPages.Round(a.Size)
-		}
-	}
-	switch {
-	case hugetlbFree(h) >= whole:
-		return arena.HugetlbPages
-	case slices.Contains([]string{"always", "within_size", "advise", "force"}, h.HugePages.Shared):
-		return arena.TransparentHugePages
-	}
-	return arena.BasePages
-}
-
-func hugetlbFree(h *host.Host) ledger.Bytes {
-	for _, pool := range h.HugePages.Pools {
-		if pool.Size == arena.HugetlbSize {
-			return ledger.Bytes(pool.Free) * pool.Size
-		}
-	}
-	return 0
 }
 
 func (p *Plan) writeLedger() {
@@ -394,7 +365,7 @@ type Verdict struct {
 func (p *Plan) Verdict() Verdict {
 	available, counter := p.Host.Memory.Headroom()
 	if p.Pages == arena.HugetlbPages {
-		available += hugetlbFree(p.Host) // which other memory is not taken from
+		available += engine.HugetlbFree(p.Host)
 	}
 	v := Verdict{Needed: p.Ledger.Planned(nil), Available: available, LimitedBy: counter, WouldFit: []string{}}
 	v.Fits = counter == "" || v.Needed <= available

@@ -79,6 +79,7 @@ func rootCommand() *cobra.Command {
 	root.AddCommand(planCommand())
 	root.AddCommand(rehearseCommand())
 	root.AddCommand(runCommand())
+	root.AddCommand(serveCommand())
 	root.AddCommand(topologyCommand())
 	return root
 }

@@ -27,7 +27,7 @@ type block struct {
 // block is one of the blocks of int8 moments of a chunk.
 func (c Chunk) block(number int) block {
 	from := number * Block
-	end := min(from+Block, c.Len())
+	end := min(from+Block, len(c.Moments[0].Data)) // a byte each
 	return block{&c.Headers[number], c.Moments[0].Data[from:end], c.Moments[1].Data[from:end]}
 }
 
@@ -51,11 +51,21 @@ func (k *scalars) updateBlocks(f Format, stepDither uint32, c Chunk) {
 			m, s := b.decode(i)
 			p, m, v := k.adam(p, g, m, mul(s, s))
 			firsts[i], roots[i] = m, sqrt(v)
-			c.setMaster(f, number*Block+i, p)
+			c.PutMasterWeight(f, number*Block+i, p)
 		}
 		dither := scramble(uint32(c.First/Block)+uint32(number)) + stepDither
-		b.encode(dither, firsts[:len(b.first)], roots[:len(b.first)])
+		b.encode(firsts[:len(b.first)], roots[:len(b.first)], atRandom(dither))
 	}
+}
+
+// PutBlock holds the moments of a block in int8, rounded to nearest: they come
+// from elsewhere, and are rounded once, not step by step.
+func (c Chunk) PutBlock(number int, firsts, seconds []float32) {
+	var roots [Block]float32
+	for i, v := range seconds {
+		roots[i] = sqrt(flush(v))
+	}
+	c.block(number).encode(firsts, roots[:len(seconds)], toNearest)
 }
 
 // scramble is the finalizer of MurmurHash3.
@@ -79,9 +89,26 @@ func (b block) decode(i int) (m, s float32) {
 	return math.Float32frombits(math.Float32bits(m) | q<<24&sign), math.Float32frombits(bits)
 }
 
-// encode rounds moments, of which the second is given by its root, up or down
-// at random. The dither is that of the block and the step.
-func (b block) encode(dither uint32, firsts, roots []float32) {
+// rounding is what is added to element i of a block before its last digits are
+// cut off: shift of them in the code of second, abi.FirstShift in that of first.
+type rounding func(i int, shift uint32) (second, first uint32)
+
+// atRandom rounds up or down at random. The dither is that of the block and the
+// step.
+func atRandom(dither uint32) rounding {
+	return func(i int, shift uint32) (second, first uint32) {
+		random := dither + uint32(i)*abi.ElementStride
+		return random >> (32 - shift), random & firstMask
+	}
+}
+
+// toNearest adds half.
+func toNearest(_ int, shift uint32) (second, first uint32) {
+	return 1 << (shift - 1), 1 << (abi.FirstShift - 1)
+}
+
+// encode rounds moments, of which the second is given by its root.
+func (b block) encode(firsts, roots []float32, added rounding) {
 	least, largest := ^uint32(0), uint32(0)
 	for i, s := range roots {
 		if !(s <= mostRoot) {
@@ -102,11 +129,11 @@ func (b block) encode(dither uint32, firsts, roots []float32) {
 	for i, s := range roots {
 		b.first[i], b.second[i] = 0, 0
 		if bits := math.Float32bits(s); bits != 0 {
-			random := dither + uint32(i)*abi.ElementStride
+			toSecond, toFirst := added(i, shift)
 			above := max(int32(bits-base), 1<<shift) // what is below the floor is held as code 1, never as 0
-			k := (uint32(above) + random>>(32-shift)) >> shift
+			k := (uint32(above) + toSecond) >> shift
 			b.second[i] = uint8(k)
-			b.first[i] = encodeFirst(firsts[i], (k<<shift+base)&exponents, random&firstMask)
+			b.first[i] = encodeFirst(firsts[i], (k<<shift+base)&exponents, toFirst)
 		}
 	}
 }
@@ -127,9 +154,9 @@ func layout(least, largest uint32) (floor, shift uint32) {
 // encodeFirst divides by the reference. The product is exact, or so small that
 // nothing of it is left in the sum, so that a fused multiply-add gives the same
 // bits.
-func encodeFirst(m float32, reference, random uint32) uint8 {
+func encodeFirst(m float32, reference, added uint32) uint8 {
 	bits := math.Float32bits(m)
 	x := float32(math.Float32frombits(bits&^sign)*math.Float32frombits(254<<23-reference)) + firstOffset
-	q := min((math.Float32bits(x)-abi.FirstOffset+random)>>abi.FirstShift, 127)
+	q := min((math.Float32bits(x)-abi.FirstOffset+added)>>abi.FirstShift, 127)
 	return uint8(bits&sign>>24 | q)
 }

@@ -46,7 +46,7 @@ func TestBlocksHoldMomentsToAStep(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		firsts, roots := drawMoments(t)
 		b := newBlock(len(roots))
-		b.encode(rapid.Uint32().Draw(t, "dither"), firsts, roots)
+		b.encode(firsts, roots, atRandom(rapid.Uint32().Draw(t, "dither")))
 		heldFirsts, heldRoots := b.held()
 		step := math.Ldexp(1, int(*b.header>>8)-23)
 		floor := float64(math.Float32frombits(uint32(*b.header&0xff)<<23)) * (1 + step)
@@ -71,7 +71,7 @@ func TestBlocksHoldMomentsToAStep(t *testing.T) {
 			}
 		}
 		// What is on the grid stays, whatever the dither.
-		b.encode(rapid.Uint32().Draw(t, "other dither"), heldFirsts, heldRoots)
+		b.encode(heldFirsts, heldRoots, atRandom(rapid.Uint32().Draw(t, "other dither")))
 		againFirsts, againRoots := b.held()
 		for i := range roots {
 			if againFirsts[i] != heldFirsts[i] || againRoots[i] != heldRoots[i] {
@@ -94,7 +94,7 @@ func TestBlocksRoundWithoutBias(t *testing.T) {
 	for step := range int64(steps) {
 		var c Constants
 		AdamStep{Step: step}.Constants(&c)
-		b.encode(scramble(5)+c.stride, firsts, roots)
+		b.encode(firsts, roots, atRandom(scramble(5)+c.stride))
 		for i := range roots {
 			m, s := b.decode(i)
 			sumFirsts[i] += float64(m-firsts[i]) / steps
@@ -123,7 +123,7 @@ func TestBlocksHaveTheBitsOfTheStudy(t *testing.T) {
 			}
 		}
 		b := newBlock(Block)
-		b.encode(scramble(step%3)+step*0xc13c8f09, firsts, roots)
+		b.encode(firsts, roots, atRandom(scramble(step%3)+step*0xc13c8f09))
 		sum.Write([]byte{byte(*b.header), byte(*b.header >> 8)})
 		sum.Write(b.first)
 		sum.Write(b.second)
@@ -138,7 +138,7 @@ func TestBlocksHaveTheBitsOfTheStudy(t *testing.T) {
 func TestBlocksHoldWhatIsTooLarge(t *testing.T) {
 	for _, bad := range []float32{float32(math.Inf(1)), float32(math.NaN()), -float32(math.NaN()), 0x1.8p63} {
 		b := newBlock(3)
-		b.encode(0xffffffff, []float32{bad, 1, 0}, []float32{bad, 1, 0})
+		b.encode([]float32{bad, 1, 0}, []float32{bad, 1, 0}, atRandom(0xffffffff))
 		if m, s := b.decode(0); s != 0x1p63 || !(math.Abs(float64(m)) <= 15.5*0x1p63) {
 			t.Errorf("%g is held as %g, %g", bad, m, s)
 		}
@@ -169,4 +169,46 @@ func TestChunksBeginWithABlock(t *testing.T) {
 	if last.First != c.First+768 || len(last.Headers) != 1 || &last.Headers[0] != &c.Headers[3] {
 		t.Errorf("the last block is %d headers from %d on", len(last.Headers), last.First)
 	}
+}
+
+// TestPutBlockRoundsToNearest: no other code of an element is nearer, and what
+// was held before is held again.
+func TestPutBlockRoundsToNearest(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(1, Block).Draw(t, "elements")
+		c := Chunk{Moments: [2]Array{{dtype.U8, make([]byte, n)}, {dtype.U8, make([]byte, n)}}, Headers: make([]uint16, 1)}
+		firsts, seconds := make([]float32, n), make([]float32, n)
+		random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+		for i := range firsts {
+			root := math.Exp2(-4 * random.Float64())
+			firsts[i], seconds[i] = float32(root*(2*random.Float64()-1)), float32(root*root)
+		}
+		c.PutBlock(0, firsts, seconds)
+		b := c.block(0)
+		for i := range firsts {
+			m, s := b.decode(i)
+			offM, offS := math.Abs(float64(m-firsts[i])), math.Abs(float64(s)-math.Sqrt(float64(seconds[i])))
+			first, second := b.first[i], b.second[i]
+			for _, by := range []byte{1, 255} {
+				if b.second[i] = second + by; b.second[i] != 0 {
+					if _, other := b.decode(i); math.Abs(float64(other)-math.Sqrt(float64(seconds[i]))) < offS*(1-1e-6) {
+						t.Fatalf("element %d: root %g is held as %g, and %g is nearer", i, math.Sqrt(float64(seconds[i])), s, other)
+					}
+				}
+				b.second[i], b.first[i] = second, first+by
+				// The units of m grow with m: half way is where m+R is half way between two floats of 4 digits.
+				if other, _ := b.decode(i); first&127 < 127 && first&127 > 0 && math.Abs(float64(other-firsts[i])) < offM*(1-1e-5) {
+					t.Fatalf("element %d: first moment %g is held as %g, and %g is nearer", i, firsts[i], m, other)
+				}
+				b.first[i] = first
+			}
+			firsts[i], seconds[i] = m, s*s
+		}
+		c.PutBlock(0, firsts, seconds)
+		for i := range firsts {
+			if m, s := b.decode(i); m != firsts[i] || s*s != seconds[i] {
+				t.Fatalf("element %d was held, and changed", i)
+			}
+		}
+	})
 }

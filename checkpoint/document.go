@@ -1,0 +1,314 @@
+package checkpoint
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	"github.com/google/renameio/v2"
+
+	"plimsoll/dtype"
+	"plimsoll/engine"
+	"plimsoll/optim/kernel"
+)
+
+// Schemas of the documents of a checkpoint.
+const (
+	ShardSchema = "plimsoll.shard/1"
+	IndexSchema = "plimsoll.index/1"
+)
+
+// manifest says what a shard has written.
+type manifest struct {
+	Schema    string            `json:"schema"`
+	Step      int64             `json:"step"`
+	Rank      int               `json:"rank"`
+	World     int               `json:"world"`
+	Part      string            `json:"part"`
+	Algorithm string            `json:"algorithm"`
+	State     string            `json:"state"`
+	Moments   string            `json:"moments"`
+	Parameter string            `json:"parameter"`
+	Gradient  string            `json:"gradient"`
+	Chunk     int64             `json:"chunk_elements"`
+	Sections  []sectionDocument `json:"sections"`
+	Pieces    []pieceDocument   `json:"pieces"`
+	Bytes     int64             `json:"bytes"` // of the safetensors file
+	Header    int64             `json:"header_bytes"`
+	HeaderSum checksums         `json:"header_crc32c"`
+	Streams   []streamDocument  `json:"streams"`
+	Training  jsontext.Value    `json:"training,omitzero"`
+}
+
+type sectionDocument struct {
+	Elements int64  `json:"elements"`
+	Group    int    `json:"group"`
+	Moments  string `json:"moments"`
+}
+
+type pieceDocument struct {
+	Name    string  `json:"name"`
+	Shape   []int64 `json:"shape"`
+	Group   int     `json:"group"`
+	Moments string  `json:"moments"`
+	First   int64   `json:"first"`
+	Count   int64   `json:"count"`
+}
+
+type streamDocument struct {
+	Name   string     `json:"name"`
+	Type   dtype.Type `json:"type"`
+	Offset int64      `json:"offset"` // in the file
+	Bytes  int64      `json:"bytes"`
+	Sums   checksums  `json:"crc32c"` // of its chunks, in order
+}
+
+// UnmarshalJSON leaves out the type, which follows from the name.
+func (s *streamDocument) UnmarshalJSON(text []byte) error {
+	var d struct {
+		Name   string    `json:"name"`
+		Offset int64     `json:"offset"`
+		Bytes  int64     `json:"bytes"`
+		Sums   checksums `json:"crc32c"`
+	}
+	err := json.Unmarshal(text, &d)
+	*s = streamDocument{Name: d.Name, Offset: d.Offset, Bytes: d.Bytes, Sums: d.Sums}
+	return err
+}
+
+// checksums are CRC-32C (Castagnoli's), eight hexadecimal digits each.
+type checksums []uint32
+
+// MarshalText writes one after the other.
+func (c checksums) MarshalText() ([]byte, error) {
+	text := make([]byte, 0, 8*len(c))
+	for _, sum := range c {
+		text = fmt.Appendf(text, "%08x", sum)
+	}
+	return text, nil
+}
+
+// UnmarshalText reads what MarshalText writes.
+func (c *checksums) UnmarshalText(text []byte) error {
+	if len(text)%8 != 0 {
+		return fmt.Errorf("%d hexadecimal digits are no checksums of 8 each", len(text))
+	}
+	sums, err := hex.AppendDecode(nil, text)
+	if err != nil {
+		return err
+	}
+	*c = make(checksums, 0, len(sums)/4)
+	for ; len(sums) > 0; sums = sums[4:] {
+		*c = append(*c, uint32(sums[0])<<24|uint32(sums[1])<<16|uint32(sums[2])<<8|uint32(sums[3]))
+	}
+	return nil
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func checksum(b []byte) uint32 { return crc32.Checksum(b, castagnoli) }
+
+// A sealed document is JSON whose first member is the checksum of all the text
+// behind it.
+const (
+	sealBegin = `{"crc32c":"`
+	sealEnd   = `",`
+	sealBytes = len(sealBegin) + 8 + len(sealEnd)
+)
+
+// seal writes a document with its checksum.
+func seal(document any) ([]byte, error) {
+	text, err := json.Marshal(document, jsontext.WithIndent(" "), jsontext.EscapeForHTML(false))
+	if err != nil {
+		return nil, err
+	}
+	text = append(text[1:], '\n') // without its brace
+	return append(fmt.Appendf(nil, sealBegin+"%08x"+sealEnd, checksum(text)), text...), nil
+}
+
+// unseal reads a document if it is as it was sealed. Members that a later
+// version may have added are passed over.
+func unseal(text []byte, into any) error {
+	if len(text) < sealBytes || !bytes.HasPrefix(text, []byte(sealBegin)) || string(text[sealBytes-len(sealEnd):sealBytes]) != sealEnd {
+		return fmt.Errorf("it does not begin with %s, its checksum", sealBegin)
+	}
+	written, found := text[len(sealBegin):len(sealBegin)+8], fmt.Sprintf("%08x", checksum(text[sealBytes:]))
+	if found != string(written) {
+		return fmt.Errorf("its checksum is %s, and %q was written: it was changed or cut short", found, written)
+	}
+	return json.Unmarshal(append([]byte{'{'}, text[sealBytes:]...), into)
+}
+
+// writeSealed writes a document such that it is there as a whole or not at all.
+func writeSealed(path string, document any) error {
+	text, err := seal(document)
+	if err == nil {
+		err = renameio.WriteFile(path, text, 0o644)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}
+
+// readSealed reads a document, and what it is known by.
+func readSealed(path string, into any) (stamp, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return stamp{}, cause(path, "the checkpoint is not complete", err)
+	}
+	if err := unseal(text, into); err != nil {
+		return stamp{}, broken(path, "damaged: %v", err)
+	}
+	return stampOf(path, text), nil
+}
+
+// stamp is what a small file is known by.
+type stamp struct {
+	File  string    `json:"file"` // beside the index
+	Bytes int64     `json:"bytes"`
+	Sum   checksums `json:"crc32c"`
+}
+
+func stampOf(path string, text []byte) stamp {
+	return stamp{filepath.Base(path), int64(len(text)), checksums{checksum(text)}}
+}
+
+// newManifest is that of a shard before anything is written.
+func newManifest(s Shard, l *layout, step int64, header []byte, training jsontext.Value) *manifest {
+	f := s.Format
+	m := &manifest{
+		Schema: ShardSchema, Step: step, Rank: s.Rank, World: s.World, Part: s.Part,
+		Algorithm: f.Algorithm.String(), State: f.State.String(), Moments: f.Moments.String(),
+		Parameter: f.Parameter.String(), Gradient: f.Gradient.String(),
+		Chunk: l.chunk, Bytes: int64(len(header)) + l.data, Header: int64(len(header)), HeaderSum: checksums{checksum(header)},
+		Training: training,
+	}
+	for _, s := range l.sections {
+		m.Sections = append(m.Sections, sectionDocument{s.Elements, s.Group, s.Moments.String()})
+	}
+	for _, p := range l.pieces {
+		m.Pieces = append(m.Pieces, pieceDocument{p.Name, p.Shape, p.Group, p.Moments.String(), p.First, p.Count})
+	}
+	for _, s := range l.streams {
+		m.Streams = append(m.Streams, streamDocument{s.name, s.Type, int64(len(header)) + s.offset, s.bytes, make(checksums, s.sums)})
+	}
+	return m
+}
+
+// layout is the layout that the manifest describes, held against the manifest.
+func (m *manifest) layout() (*layout, error) {
+	if m.Schema != ShardSchema {
+		return nil, fmt.Errorf("schema %q, expected %q", m.Schema, ShardSchema)
+	}
+	if err := validateName(m.Rank, m.World, m.Part); err != nil {
+		return nil, err
+	}
+	format, err := m.format()
+	if err != nil {
+		return nil, err
+	}
+	var sections []engine.Section
+	for _, s := range m.Sections {
+		moments, ok := kernel.ParseMoments(s.Moments)
+		if !ok {
+			return nil, fmt.Errorf("a section has %q moments, expected one of %v", s.Moments, kernel.MomentNames())
+		}
+		sections = append(sections, engine.Section{Elements: s.Elements, Group: s.Group, Moments: moments})
+	}
+	var pieces []Piece
+	for _, p := range m.Pieces {
+		moments, ok := kernel.ParseMoments(p.Moments)
+		if !ok {
+			return nil, fmt.Errorf("parameter %q has %q moments, expected one of %v", p.Name, p.Moments, kernel.MomentNames())
+		}
+		pieces = append(pieces, Piece{p.Name, p.Shape, p.Group, p.First, p.Count, moments})
+	}
+	l, err := newLayout(format, m.Chunk, sections, pieces)
+	if err != nil {
+		return nil, err
+	}
+	return l, m.compare(l)
+}
+
+// compare holds what is written down of the file against its layout.
+func (m *manifest) compare(l *layout) error {
+	if m.Step < 0 || m.Step > maxStep || m.Header < 8 || m.Header > maxHeader+8 || len(m.HeaderSum) != 1 || m.Bytes != m.Header+l.data {
+		return fmt.Errorf("step %d, a header of %d bytes with %d checksums and a file of %d bytes for streams of %d", m.Step, m.Header, len(m.HeaderSum), m.Bytes, l.data)
+	}
+	if len(m.Streams) != len(l.streams) {
+		return fmt.Errorf("%d streams, expected %d", len(m.Streams), len(l.streams))
+	}
+	for i, want := range l.streams {
+		got := m.Streams[i]
+		if got.Name != want.name || got.Offset != m.Header+want.offset || got.Bytes != want.bytes || len(got.Sums) != want.sums {
+			return fmt.Errorf("stream %d is %q of %d bytes at %d with %d checksums, expected %q of %d at %d with %d",
+				i, got.Name, got.Bytes, got.Offset, len(got.Sums), want.name, want.bytes, m.Header+want.offset, want.sums)
+		}
+	}
+	return nil
+}
+
+// format is that of the state that was saved.
+func (m *manifest) format() (f kernel.Format, err error) {
+	if f.Algorithm, err = byName(m.Algorithm, kernel.Adam, kernel.Lion, kernel.Adagrad, kernel.SGD); err != nil {
+		return f, fmt.Errorf("algorithm %w", err)
+	}
+	if f.State, err = byName(m.State, kernel.Split, kernel.FP32); err != nil {
+		return f, fmt.Errorf("state %w", err)
+	}
+	if f.Moments, err = byName(m.Moments, kernel.MomentsFP32, kernel.MomentsBF16, kernel.MomentsInt8); err != nil {
+		return f, fmt.Errorf("moments %w", err)
+	}
+	if f.Parameter, err = byName(m.Parameter, dtype.BF16, dtype.F16, dtype.F32); err != nil {
+		return f, fmt.Errorf("parameter %w", err)
+	}
+	if f.Gradient, err = byName(m.Gradient, dtype.BF16, dtype.F16, dtype.F32); err != nil {
+		return f, fmt.Errorf("gradient %w", err)
+	}
+	return f, nil
+}
+
+// byName is the one of that name.
+func byName[T fmt.Stringer](name string, known ...T) (T, error) {
+	i := slices.IndexFunc(known, func(k T) bool { return k.String() == name })
+	if i < 0 {
+		return known[0], fmt.Errorf("%q, expected one of %v", name, known)
+	}
+	return known[i], nil
+}
+
+// index is what a complete checkpoint consists of.
+type index struct {
+	Schema    string  `json:"schema"`
+	Step      int64   `json:"step"`
+	World     int     `json:"world"`
+	Algorithm string  `json:"algorithm"`
+	Bytes     int64   `json:"bytes"` // of all safetensors files
+	Manifests []stamp `json:"manifests"`
+}
+
+// validate says whether the index names files beside it.
+func (x *index) validate() error {
+	switch {
+	case x.Schema != IndexSchema:
+		return fmt.Errorf("schema %q, expected %q", x.Schema, IndexSchema)
+	case x.Step < 0 || x.Step > maxStep:
+		return fmt.Errorf("step %d", x.Step)
+	case len(x.Manifests) == 0:
+		return errors.New("no manifest is named")
+	}
+	for _, m := range x.Manifests {
+		if !manifestName.MatchString(m.File) || m.Bytes < 0 || len(m.Sum) != 1 {
+			return fmt.Errorf("%q of %d bytes with %d checksums is no manifest", m.File, m.Bytes, len(m.Sum))
+		}
+	}
+	return nil
+}

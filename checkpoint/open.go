@@ -1,0 +1,313 @@
+package checkpoint
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"plimsoll/fault"
+	"plimsoll/ledger"
+	"plimsoll/optim/kernel"
+)
+
+// Checkpoint is a complete checkpoint. Nothing of its data has been read.
+type Checkpoint struct {
+	path       string
+	step       int64
+	files      []*file // in the order of parts, and ranks in each
+	parameters map[string]*parameter
+	names      []string // of the parameters, in the order in which shards have them
+}
+
+// file is what a shard has written.
+type file struct {
+	path     string // of the safetensors file
+	manifest *manifest
+	layout   *layout
+}
+
+// parameter is a parameter with the places where it is.
+type parameter struct {
+	Piece     // the whole of it
+	stretches []stretch
+}
+
+// stretch is a part of a parameter in a file.
+type stretch struct {
+	file         int
+	first, count int64 // elements of the parameter
+	at           int64 // element of the shard
+}
+
+func (s stretch) end() int64 { return s.first + s.count }
+
+// Open reads what a checkpoint consists of: that of a folder or, where the
+// folder holds checkpoints, the newest.
+func Open(path string) (*Checkpoint, error) {
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return nil, &fault.Input{Where: fault.Position{File: path}, What: "a checkpoint, or a folder with checkpoints, was expected", Err: errors.Unwrap(err)}
+	}
+	if slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == indexName }) {
+		return openFolder(path)
+	}
+	newest := int64(-1)
+	for _, e := range entries {
+		if step := stepName.FindStringSubmatch(e.Name()); step != nil && exists(filepath.Join(path, e.Name(), indexName)) {
+			if n, err := strconv.ParseInt(step[1], 10, 64); err == nil {
+				newest = max(newest, n)
+			}
+		}
+	}
+	if newest < 0 {
+		return nil, &fault.Input{
+			Where: fault.Position{File: path},
+			What:  fmt.Sprintf("no complete checkpoint is here: neither %s nor a folder such as %s that has one", indexName, folderOf(300)),
+		}
+	}
+	return openFolder(filepath.Join(path, folderOf(newest)))
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+func openFolder(folder string) (*Checkpoint, error) {
+	path := filepath.Join(folder, indexName)
+	x := &index{}
+	if _, err := readSealed(path, x); err != nil {
+		return nil, err
+	}
+	if err := x.validate(); err != nil {
+		return nil, broken(path, "this is no index of a checkpoint: %v", err)
+	}
+	var files []*file
+	for _, want := range x.Manifests {
+		f, got, err := readManifest(filepath.Join(folder, want.File))
+		if err != nil {
+			return nil, err
+		}
+		if got.Bytes != want.Bytes || got.Sum[0] != want.Sum[0] {
+			return nil, broken(filepath.Join(folder, want.File), "this is not the file that %s names: %d bytes with the checksum %08x, expected %d with %08x", indexName, got.Bytes, got.Sum[0], want.Bytes, want.Sum[0])
+		}
+		files = append(files, f)
+	}
+	c, err := assemble(folder, files)
+	if err != nil {
+		return nil, err
+	}
+	if c.step != x.Step {
+		return nil, broken(path, "the index is that of step %d, and the files are of step %d", x.Step, c.step)
+	}
+	return c, nil
+}
+
+// readManifest reads a manifest and looks whether its file has the right size.
+func readManifest(path string) (*file, stamp, error) {
+	m := &manifest{}
+	found, err := readSealed(path, m)
+	if err != nil {
+		return nil, found, err
+	}
+	l, err := m.layout()
+	if err != nil {
+		return nil, found, broken(path, "this is no manifest of a shard: %v", err)
+	}
+	if want := fileName(m.Rank, m.World, m.Part) + manifestEnd; filepath.Base(path) != want {
+		return nil, found, broken(path, "the manifest is that of %s", want)
+	}
+	f := &file{path: strings.TrimSuffix(path, manifestEnd) + dataSuffix, manifest: m, layout: l}
+	info, err := os.Stat(f.path)
+	if err != nil {
+		return nil, found, cause(f.path, "the checkpoint is not complete", errors.Unwrap(err))
+	}
+	if info.Size() != m.Bytes {
+		return nil, found, broken(f.path, "damaged: the file has %d bytes, and %d were written", info.Size(), m.Bytes)
+	}
+	return f, found, nil
+}
+
+// assemble puts the files of all shards together, if they are all there.
+func assemble(folder string, files []*file) (*Checkpoint, error) {
+	slices.SortFunc(files, func(a, b *file) int {
+		return cmp.Or(cmp.Compare(a.manifest.Part, b.manifest.Part), cmp.Compare(a.manifest.Rank, b.manifest.Rank))
+	})
+	c := &Checkpoint{path: folder, files: files, parameters: map[string]*parameter{}}
+	first := files[0].manifest
+	c.step = first.Step
+	ranks := map[int]bool{}
+	for i, f := range files {
+		m := f.manifest
+		if m.Step != first.Step || m.World != first.World || m.Algorithm != first.Algorithm {
+			return nil, broken(f.path, "step %d of a job of %d ranks with %s, and %s has step %d of %d ranks with %s",
+				m.Step, m.World, m.Algorithm, filepath.Base(files[0].path), first.Step, first.World, first.Algorithm)
+		}
+		ranks[m.Rank] = true
+		if err := c.add(i, f); err != nil {
+			return nil, err
+		}
+	}
+	if len(ranks) != first.World {
+		return nil, c.incomplete("the files of %s of %d are missing", missing(ranks, first.World), first.World)
+	}
+	for _, name := range c.names {
+		if err := c.checkWhole(c.parameters[name]); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+func (c *Checkpoint) incomplete(format string, arguments ...any) error {
+	return &fault.Input{Where: fault.Position{File: c.path}, What: "the checkpoint is not complete: " + fmt.Sprintf(format, arguments...)}
+}
+
+// missing names the ranks that are not there, or the first of many.
+func missing(there map[int]bool, world int) string {
+	var list []string
+	for rank := 0; rank < world; rank++ {
+		if there[rank] {
+			continue
+		}
+		if len(list) == 8 {
+			list = append(list, "...")
+			break
+		}
+		list = append(list, strconv.Itoa(rank))
+	}
+	if len(list) == 1 {
+		return "rank " + list[0]
+	}
+	return "ranks " + strings.Join(list, ", ")
+}
+
+// add notes where the parameters of a file are.
+func (c *Checkpoint) add(number int, f *file) error {
+	at := int64(0)
+	for _, p := range f.layout.pieces {
+		known := c.parameters[p.Name]
+		if known == nil {
+			known = &parameter{Piece: p}
+			known.First = 0
+			known.Count, _ = p.elements() // was validated
+			c.parameters[p.Name] = known
+			c.names = append(c.names, p.Name)
+		}
+		if !slices.Equal(p.Shape, known.Shape) || p.Group != known.Group {
+			return broken(f.path, "parameter %q has the shape %v and is in group %d, and in %s it has %v and is in group %d",
+				p.Name, p.Shape, p.Group, filepath.Base(c.files[known.stretches[0].file].path), known.Shape, known.Group)
+		}
+		known.stretches = append(known.stretches, stretch{number, p.First, p.Count, at})
+		at += p.Count
+	}
+	return nil
+}
+
+// checkWhole says whether every element of a parameter is there, and not twice
+// in one rank: such files are not of one job. (Ranks may hold the same.)
+func (c *Checkpoint) checkWhole(p *parameter) error {
+	slices.SortStableFunc(p.stretches, func(a, b stretch) int { return cmp.Compare(a.first, b.first) })
+	covered, ends := int64(0), map[int]stretch{}
+	for _, s := range p.stretches {
+		rank := c.files[s.file].manifest.Rank
+		if before, ok := ends[rank]; ok && before.end() > s.first {
+			return &fault.Input{
+				Where: fault.Position{File: c.path},
+				What:  fmt.Sprintf("parameter %q is twice in rank %d, in %s and in %s", p.Name, rank, filepath.Base(c.files[before.file].path), filepath.Base(c.files[s.file].path)),
+				Mend:  "remove the files that an earlier job has left here, and save again",
+			}
+		}
+		ends[rank] = s
+		if s.first > covered {
+			break
+		}
+		covered = max(covered, s.end())
+	}
+	if covered < p.Count {
+		return c.incomplete("elements from %d on of parameter %q are in no file", covered, p.Name)
+	}
+	return nil
+}
+
+// Path is the folder of the checkpoint.
+func (c *Checkpoint) Path() string { return c.path }
+
+// Step is the step whose state it holds.
+func (c *Checkpoint) Step() int64 { return c.step }
+
+// World is the number of ranks that have written it.
+func (c *Checkpoint) World() int { return c.files[0].manifest.World }
+
+// Parts are the names of the parts that ranks have.
+func (c *Checkpoint) Parts() []string {
+	parts := map[string]bool{}
+	for _, f := range c.files {
+		parts[f.manifest.Part] = true
+	}
+	return slices.Sorted(maps.Keys(parts))
+}
+
+// Algorithm is that of the optimizer.
+func (c *Checkpoint) Algorithm() kernel.Algorithm { return c.files[0].layout.format.Algorithm }
+
+// File is a file of a checkpoint.
+type File struct {
+	Name       string
+	Rank       int
+	Part       string
+	Format     kernel.Format
+	Parameters int64 // elements
+	Bytes      ledger.Bytes
+}
+
+// Files lists the safetensors files.
+func (c *Checkpoint) Files() []File {
+	var files []File
+	for _, f := range c.files {
+		files = append(files, File{filepath.Base(f.path), f.manifest.Rank, f.manifest.Part, f.layout.format, f.layout.elements, ledger.Bytes(f.manifest.Bytes)})
+	}
+	return files
+}
+
+// Parameter is a parameter of a checkpoint.
+type Parameter struct {
+	Name    string
+	Shape   []int64
+	Group   int
+	State   kernel.State
+	Moments kernel.MomentType
+	Bytes   ledger.Bytes // of its streams in all files, without shared headers
+	Ranks   int          // that hold a part of it
+}
+
+// Parameters lists the parameters, in the order in which shards have them.
+func (c *Checkpoint) Parameters() []Parameter {
+	var list []Parameter
+	for _, name := range c.names {
+		p := c.parameters[name]
+		format := c.files[p.stretches[0].file].layout.format
+		own := Parameter{Name: name, Shape: p.Shape, Group: p.Group, State: format.State, Moments: p.Moments}
+		ranks := map[int]bool{}
+		for _, s := range p.stretches {
+			f := c.files[s.file]
+			ranks[f.manifest.Rank] = true
+			moments := f.layout.sectionAt(s.at).Moments
+			for _, stream := range f.layout.streams {
+				if stream.Role != kernel.HeaderRole && (!stream.ofMoments() || stream.moments == moments) {
+					own.Bytes += ledger.Bytes(stream.Bytes(s.count))
+				}
+			}
+		}
+		own.Ranks = len(ranks)
+		list = append(list, own)
+	}
+	return list
+}

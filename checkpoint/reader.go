@@ -1,0 +1,289 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"plimsoll/optim/kernel"
+)
+
+// reader reads chunks of the files of a checkpoint, one at a time, and holds
+// them against their checksums. It keeps the last one, so that a walk along the
+// elements reads every chunk once, however it is cut.
+type reader struct {
+	c *Checkpoint
+	// roles are the streams that are read: all where nil.
+	roles map[kernel.Role]bool
+	// forget lets the page cache forget what has been read.
+	forget bool
+
+	file   *os.File
+	number int // of the file that is open
+	chunk  int // that is in memory; -1 for none
+	state  kernel.Chunk
+	memory map[kernel.Role][]byte
+	walks  []walk // of each stream
+}
+
+// walk is how a stream of a file is read: from begin, where the reader came
+// from elsewhere, to end; the kernel was told to read on until ahead.
+type walk struct{ begin, end, ahead int64 }
+
+func (c *Checkpoint) newReader() *reader {
+	return &reader{c: c, number: -1, chunk: -1, memory: map[kernel.Role][]byte{}}
+}
+
+// Close closes the file that is open.
+func (r *reader) Close() error {
+	if r.file == nil {
+		return nil
+	}
+	err := r.file.Close()
+	r.file, r.number, r.chunk = nil, -1, -1
+	return err
+}
+
+// open opens a file of the checkpoint, unless it is open.
+func (r *reader) open(number int) error {
+	if r.number == number {
+		return nil
+	}
+	if err := r.Close(); err != nil {
+		return err
+	}
+	f := r.c.files[number]
+	file, err := os.Open(f.path)
+	if err != nil {
+		return cause(f.path, "", errors.Unwrap(err))
+	}
+	r.file, r.number, r.walks = file, number, make([]walk, len(f.layout.streams))
+	return nil
+}
+
+// read is a chunk of a file, without gradients. It is valid until the next call.
+func (r *reader) read(number, chunk int) (kernel.Chunk, error) {
+	if r.number == number && r.chunk == chunk {
+		return r.state, nil
+	}
+	if err := r.open(number); err != nil {
+		return kernel.Chunk{}, err
+	}
+	f := r.c.files[number]
+	r.chunk, r.state = -1, kernel.Chunk{}
+	for _, region := range f.layout.regions(chunk) {
+		stream := f.layout.streams[region.stream]
+		if r.roles != nil && !r.roles[stream.Role] {
+			continue
+		}
+		b := r.room(stream.Role, region.bytes)
+		r.advise(region.stream, f.manifest.Header+region.offset, region.bytes)
+		if _, err := r.file.ReadAt(b, f.manifest.Header+region.offset); err != nil {
+			return kernel.Chunk{}, cutShort(f.path, err)
+		}
+		if got, want := checksum(b), f.manifest.Streams[region.stream].Sums[region.sum]; got != want {
+			return kernel.Chunk{}, f.damage(chunk, region, got, want)
+		}
+		hold(&r.state, stream, b)
+	}
+	r.chunk = chunk
+	return r.state, nil
+}
+
+// cutShort is a file that could not be read, or not to its end.
+func cutShort(path string, err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return broken(path, "damaged: the file ends too early")
+	}
+	return cause(path, "the file cannot be read", err)
+}
+
+// damage says where a file is not as it was written.
+func (f *file) damage(chunk int, r region, got, want uint32) error {
+	stream := f.layout.streams[r.stream]
+	from := f.manifest.Header + r.offset
+	return broken(f.path, "damaged between bytes %d and %d: %s of %s has the checksum %08x, and %08x was written",
+		from, from+r.bytes, stream.name, f.pieceNames(chunk), got, want)
+}
+
+// pieceNames names the pieces of which a chunk has elements.
+func (f *file) pieceNames(chunk int) string {
+	first, count := f.layout.extent(chunk)
+	var names []string
+	at := int64(0)
+	for _, p := range f.layout.pieces {
+		if at < first+count && at+p.Count > first {
+			names = append(names, p.String())
+		}
+		at += p.Count
+	}
+	if len(names) > 3 {
+		return fmt.Sprintf("%s to %s", names[0], names[len(names)-1])
+	}
+	return strings.Join(names, ", ")
+}
+
+// room is memory for a stream of a chunk, aligned for any of its types.
+func (r *reader) room(role kernel.Role, bytes int64) []byte {
+	if int64(cap(r.memory[role])) < bytes {
+		words := make([]uint64, (bytes+7)/8)
+		r.memory[role] = unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(words))), 8*len(words))
+	}
+	return r.memory[role][:bytes]
+}
+
+// hold makes bytes a stream of a chunk.
+func hold(c *kernel.Chunk, s stream, b []byte) {
+	numbers := kernel.Array{Type: s.Type, Data: b}
+	switch s.Role {
+	case kernel.ParameterRole:
+		c.Parameter = view[uint16](b)
+	case kernel.LowRole:
+		c.Low = view[uint16](b)
+	case kernel.MasterRole:
+		c.Master = view[float32](b)
+	case kernel.FirstMomentRole:
+		c.Moments[0] = numbers
+	case kernel.SecondMomentRole:
+		c.Moments[1] = numbers
+	case kernel.HeaderRole:
+		c.Headers = view[uint16](b)
+	}
+}
+
+func view[T uint16 | float32](b []byte) []T {
+	var t T
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(t)))
+}
+
+// readAhead is how far the kernel reads ahead of us in each stream. A file is
+// read at as many places as it has streams, which defeats its own guesses.
+const readAhead = 8 << 20
+
+// advise has the kernel read ahead, in steps of half of that, and forget what
+// this reader has left behind.
+func (r *reader) advise(stream int, at, bytes int64) {
+	w := &r.walks[stream]
+	if w.end != at {
+		*w = walk{at, at, at}
+	}
+	if w.ahead-at <= readAhead/2 {
+		_ = unix.Fadvise(int(r.file.Fd()), w.ahead, at+readAhead-w.ahead, unix.FADV_WILLNEED)
+		w.ahead = at + readAhead
+	}
+	if r.forget && at-w.begin >= readAhead {
+		_ = unix.Fadvise(int(r.file.Fd()), w.begin, at-w.begin, unix.FADV_DONTNEED)
+		w.begin = at
+	}
+	w.end = at + bytes
+}
+
+// task is a run of chunks of a file that are to be verified.
+type task struct{ file, from, end int }
+
+// taskChunks keeps tasks large beside seeking and small beside a file.
+const taskChunks = 128
+
+// allTasks are all chunks of all files.
+func (c *Checkpoint) allTasks() []task {
+	var tasks []task
+	for i, f := range c.files {
+		tasks = append(tasks, cutTask(task{i, 0, f.layout.chunks})...)
+	}
+	return tasks
+}
+
+func cutTask(t task) []task {
+	var tasks []task
+	for ; t.from < t.end; t.from += taskChunks {
+		tasks = append(tasks, task{t.file, t.from, min(t.from+taskChunks, t.end)})
+	}
+	return tasks
+}
+
+// Verify reads every byte of every file and holds it against its checksums.
+// Progress, which may be nil, is told how many bytes were read.
+func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) error {
+	for _, f := range c.files {
+		if err := f.verifyHeader(); err != nil {
+			return err
+		}
+	}
+	return c.verify(ctx, c.allTasks(), true, progress)
+}
+
+// verifyHeader reads what stands before the data.
+func (f *file) verifyHeader() error {
+	file, err := os.Open(f.path)
+	if err != nil {
+		return cause(f.path, "", errors.Unwrap(err))
+	}
+	defer file.Close()
+	header := make([]byte, f.manifest.Header)
+	if _, err := io.ReadFull(file, header); err != nil {
+		return cutShort(f.path, err)
+	}
+	if got, want := checksum(header), f.manifest.HeaderSum[0]; got != want {
+		return broken(f.path, "damaged between bytes 0 and %d: the header has the checksum %08x, and %08x was written", len(header), got, want)
+	}
+	return nil
+}
+
+// verify reads chunks, by as many threads as keep a disk busy.
+func (c *Checkpoint) verify(ctx context.Context, tasks []task, forget bool, progress func(bytes int64)) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var next atomic.Int64
+	var readers sync.WaitGroup
+	for range min(4, runtime.GOMAXPROCS(0)) {
+		readers.Go(func() {
+			r := c.newReader()
+			r.forget = forget
+			defer r.Close()
+			for i := next.Add(1) - 1; i < int64(len(tasks)) && ctx.Err() == nil; i = next.Add(1) - 1 {
+				if err := r.verify(ctx, tasks[i], progress); err != nil {
+					cancel(err)
+				}
+			}
+		})
+	}
+	readers.Wait()
+	return context.Cause(ctx)
+}
+
+func (r *reader) verify(ctx context.Context, t task, progress func(bytes int64)) error {
+	for chunk := t.from; chunk < t.end; chunk++ {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if _, err := r.read(t.file, chunk); err != nil {
+			return err
+		}
+		if progress != nil {
+			var bytes int64
+			for _, region := range r.c.files[t.file].layout.regions(chunk) {
+				bytes += region.bytes
+			}
+			progress(bytes)
+		}
+	}
+	return nil
+}
+
+// Bytes is what Verify reads of the data, for its progress.
+func (c *Checkpoint) Bytes() int64 {
+	var sum int64
+	for _, f := range c.files {
+		sum += f.layout.data
+	}
+	return sum
+}

@@ -1,0 +1,128 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"plimsoll/engine"
+	"plimsoll/fault"
+)
+
+// Saving is a shard on its way to the disk.
+type Saving struct {
+	step   int64
+	cancel context.CancelFunc
+	done   chan struct{}
+	err    error
+}
+
+// Save begins to write a shard as it is now, and returns. No step may be under
+// way; those that begin later do not change what is written. The training
+// document is the caller's own, and given back by [Checkpoint.Load].
+//
+// What can be wrong with the directory is said before anything begins: it is not
+// there, cannot be written to, or has too little room.
+func Save(directory string, s Shard, training jsontext.Value) (*Saving, error) {
+	l, err := layoutOf(s)
+	if err != nil {
+		return nil, err
+	}
+	if training != nil && !training.IsValid() {
+		return nil, fmt.Errorf("the training document is not valid JSON: %.40q", training)
+	}
+	step := s.State.Steps()
+	folder, err := savingFolder(directory, step, s.World)
+	if err != nil {
+		return nil, err
+	}
+	w, err := newWriter(folder, s, l, step, training)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	x := &Saving{step: step, cancel: cancel, done: make(chan struct{})}
+	snapshot := s.State.Snapshot(func(u engine.Unit) error { return w.write(u.First, u.State) })
+	go func() {
+		defer close(x.done)
+		x.err = w.run(ctx, snapshot)
+		cancel()
+	}()
+	return x, nil
+}
+
+// run writes what the snapshot hands out.
+func (w *writer) run(ctx context.Context, snapshot *engine.Snapshot) error {
+	if err := snapshot.Run(ctx); err != nil {
+		return errors.Join(err, w.discard())
+	}
+	return w.finish()
+}
+
+// Step is the step whose state is written.
+func (x *Saving) Step() int64 { return x.step }
+
+// Wait returns when the shard is on the disk, or cannot be. Then nothing of it
+// is left.
+func (x *Saving) Wait() error {
+	<-x.done
+	return x.err
+}
+
+// Cancel gives up. Wait returns soon.
+func (x *Saving) Cancel() { x.cancel() }
+
+// layoutOf is the layout of a shard that is in memory.
+func layoutOf(s Shard) (*layout, error) {
+	config := s.State.Config()
+	if config.Format != s.Format {
+		return nil, fmt.Errorf("rank %d, part %s: the state is held as %v, and %v was said", s.Rank, s.Part, config.Format, s.Format)
+	}
+	sections := config.Sections
+	if sections == nil {
+		sections = []engine.Section{{Elements: config.Elements, Moments: config.Format.Moments}}
+	}
+	l, err := newLayout(s.Format, int64(config.Chunk), sections, s.Pieces)
+	if err != nil {
+		return nil, fmt.Errorf("rank %d, part %s: %w", s.Rank, s.Part, err)
+	}
+	return l, nil
+}
+
+// savingFolder makes the folder in which all ranks write, and takes away what
+// was left there by a job of another size.
+func savingFolder(directory string, step int64, world int) (string, error) {
+	info, err := os.Stat(directory)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "", &fault.Input{Where: fault.Position{File: directory}, What: "there is no such folder to save checkpoints in", Mend: "make it: mkdir -p " + directory}
+	case err != nil:
+		return "", cause(directory, "", err)
+	case !info.IsDir():
+		return "", &fault.Input{Where: fault.Position{File: directory}, What: "a folder to save checkpoints in was expected, and this is a file"}
+	case step < 0 || step > maxStep:
+		return "", fmt.Errorf("step %d, expected 0 to %d", step, int64(maxStep))
+	}
+	folder := filepath.Join(directory, savingPrefix+folderOf(step))
+	if err := os.Mkdir(folder, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", cause(directory, "checkpoints cannot be saved here", err)
+	}
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return "", cause(folder, "", err)
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), "rank-") && !strings.Contains(e.Name(), fmt.Sprintf("-of-%05d-", world)) {
+			if err := os.Remove(filepath.Join(folder, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return "", cause(folder, "what another job has left here cannot be removed", err)
+			}
+		}
+	}
+	return folder, nil
+}

@@ -1,0 +1,155 @@
+package checkpoint
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/go-json-experiment/json/jsontext"
+	"golang.org/x/sys/unix"
+
+	"plimsoll/ledger"
+	"plimsoll/optim/kernel"
+)
+
+// writer writes the files of a shard.
+type writer struct {
+	folder, name string
+	file         *os.File
+	layout       *layout
+	manifest     *manifest
+	header       []byte
+	back         *writeback
+}
+
+// newWriter makes the safetensors file in its full size, with the header. What
+// an earlier attempt left in its place goes; its manifest goes first, so that
+// nobody takes the new file for the old.
+func newWriter(folder string, s Shard, l *layout, step int64, training jsontext.Value) (*writer, error) {
+	if err := validateName(s.Rank, s.World, s.Part); err != nil {
+		return nil, err
+	}
+	header, err := l.header(step)
+	if err != nil {
+		return nil, err
+	}
+	w := &writer{
+		folder: folder, name: fileName(s.Rank, s.World, s.Part), layout: l, header: header,
+		manifest: newManifest(s, l, step, header, training),
+	}
+	if err := os.Remove(w.path(manifestEnd)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	if w.file, err = os.OpenFile(w.path(dataSuffix), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644); err != nil {
+		return nil, err
+	}
+	if err := w.begin(); err != nil {
+		return nil, errors.Join(err, w.discard())
+	}
+	return w, nil
+}
+
+func (w *writer) path(suffix string) string { return filepath.Join(w.folder, w.name+suffix) }
+
+// begin takes the room, so that a file system that is too small says so now,
+// and writes the header.
+func (w *writer) begin() error {
+	if err := w.checkRoom(); err != nil {
+		return err
+	}
+	switch err := unix.Fallocate(int(w.file.Fd()), 0, 0, w.manifest.Bytes); {
+	case err == nil:
+	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS): // then the room is taken as it is written
+	default:
+		return fmt.Errorf("%s: %v of room: %w", w.file.Name(), ledger.Bytes(w.manifest.Bytes), err)
+	}
+	w.back = newWriteback(w.file, w.manifest.Bytes)
+	return w.writeAt(w.header, 0)
+}
+
+// checkRoom holds the size against what is free.
+func (w *writer) checkRoom() error {
+	manifest, err := seal(w.manifest)
+	if err != nil {
+		return err
+	}
+	var room unix.Statfs_t
+	if err := unix.Fstatfs(int(w.file.Fd()), &room); err != nil {
+		return fmt.Errorf("%s: statfs: %w", w.file.Name(), err)
+	}
+	block := room.Bsize
+	needed := (w.manifest.Bytes+block-1)/block*block + (int64(len(manifest))+block-1)/block*block
+	if available := int64(room.Bavail) * block; needed > available {
+		return &DoesNotFit{Directory: filepath.Dir(w.folder), Needed: ledger.Bytes(needed), Available: ledger.Bytes(available)}
+	}
+	return nil
+}
+
+// write writes a chunk, which begins at an element of the shard, straight from
+// where it lies. Several may be written at once.
+func (w *writer) write(first int64, c kernel.Chunk) error {
+	if err := w.back.failed(); err != nil {
+		return fmt.Errorf("%s: %w", w.file.Name(), err)
+	}
+	number := w.layout.chunkAt(first)
+	for _, r := range w.layout.regions(number) {
+		stream := w.layout.streams[r.stream]
+		b := bytesOf(c, stream.Role)
+		if int64(len(b)) != r.bytes {
+			return fmt.Errorf("%s: chunk %d has %d bytes of %s, expected %d", w.file.Name(), number, len(b), stream.name, r.bytes)
+		}
+		w.manifest.Streams[r.stream].Sums[r.sum] = checksum(b)
+		if err := w.writeAt(b, w.manifest.Header+r.offset); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *writer) writeAt(b []byte, offset int64) error {
+	if _, err := w.file.WriteAt(b, offset); err != nil {
+		return err
+	}
+	w.back.wrote(offset, int64(len(b)))
+	return nil
+}
+
+// finish brings the file to the disk, and after it the manifest: a manifest
+// says that its file is whole.
+func (w *writer) finish() error {
+	err := w.back.close()
+	if err == nil {
+		err = w.file.Sync()
+	}
+	if err == nil {
+		_ = unix.Fadvise(int(w.file.Fd()), 0, 0, unix.FADV_DONTNEED)
+	}
+	if err := errors.Join(err, w.file.Close()); err != nil {
+		return fmt.Errorf("%s: %w", w.file.Name(), err)
+	}
+	if err := writeSealed(w.path(manifestEnd), w.manifest); err != nil {
+		return err
+	}
+	return syncFolder(w.folder)
+}
+
+// discard gives the room back of a file that cannot be finished.
+func (w *writer) discard() error {
+	if w.back != nil {
+		_ = w.back.close()
+	}
+	err := errors.Join(w.file.Close(), os.Remove(w.path(dataSuffix)))
+	_ = os.Remove(w.folder) // if this was the only file
+	return err
+}
+
+// syncFolder makes the names in a folder safe.
+func syncFolder(path string) error {
+	folder, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(folder.Sync(), folder.Close())
+}

@@ -1,0 +1,365 @@
+package engine
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"plimsoll/dtype"
+	"plimsoll/optim"
+	"plimsoll/optim/kernel"
+)
+
+// crashCase is a shard whose steps are broken off.
+type crashCase struct {
+	name   string
+	config ShardConfig
+}
+
+// crashCases have every algorithm and format of state; sections with moments of
+// every type, and short blocks and chunks.
+func crashCases() []crashCase {
+	format := func(a kernel.Algorithm, state kernel.State, moments kernel.MomentType) kernel.Format {
+		return kernel.Format{Algorithm: a, State: state, Moments: moments, Parameter: dtype.BF16, Gradient: dtype.BF16}
+	}
+	mixed := []Section{
+		{Elements: 30_001, Moments: kernel.MomentsInt8}, {Elements: 70, Group: 1}, {},
+		{Elements: 20_000, Moments: kernel.MomentsBF16}, {Elements: 39_930, Moments: kernel.MomentsInt8, Group: 1},
+	}
+	return []crashCase{
+		{"adamw split fp32", ShardConfig{Format: format(kernel.Adam, kernel.Split, kernel.MomentsFP32), Chunk: 7000}},
+		{"adamw split bf16", ShardConfig{Format: format(kernel.Adam, kernel.Split, kernel.MomentsBF16), Chunk: 16 << 10}},
+		{"adamw split int8", ShardConfig{Format: format(kernel.Adam, kernel.Split, kernel.MomentsInt8)}},
+		{"adamw fp32 mixed", ShardConfig{Format: format(kernel.Adam, kernel.FP32, kernel.MomentsInt8), Chunk: 5000, Sections: mixed}},
+		{"lion split bf16", ShardConfig{Format: format(kernel.Lion, kernel.Split, kernel.MomentsBF16), Chunk: 300}},
+		{"adagrad fp32 bf16", ShardConfig{Format: format(kernel.Adagrad, kernel.FP32, kernel.MomentsBF16), Chunk: 9999}},
+		{"sgd fp32 fp32", ShardConfig{Format: format(kernel.SGD, kernel.FP32, kernel.MomentsFP32), Chunk: 4 * journalBlock}},
+	}
+}
+
+const crashElements = 90_001
+
+// with is the whole configuration.
+func (c crashCase) with(cpus []int, set kernel.Set) ShardConfig {
+	c.config.Elements, c.config.CPUs, c.config.Kernel, c.config.Journal = crashElements, cpus, set, true
+	return c.config
+}
+
+// newShard is a shard of the case, with weights and gradients that depend on
+// their place.
+func (c crashCase) newShard(t testing.TB, journal bool) *Shard {
+	config := c.with(cpus(t, 2), kernel.Available()[len(kernel.Available())-1])
+	config.Journal = journal
+	s, err := NewShard(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	s.Each(func(first int64, k kernel.Chunk) {
+		for i := range k.Len() {
+			place := float64(first + int64(i))
+			if w := float32(math.Sin(place)) * 0.1; k.Low == nil {
+				k.Master[i] = w
+			} else {
+				k.Parameter[i], k.Low[i] = kernel.Separate(w)
+			}
+			k.Gradient.Put(i, float32(math.Cos(3*place))*0.01)
+		}
+	})
+	return s
+}
+
+// beginNext begins a step whose hyperparameters differ from those of the steps
+// before, so that a step shows that is made twice, or partly as another.
+func (s *Shard) beginNext() error {
+	step := s.Steps() + 1
+	rate := 1e-3 / float64(1+step%5)
+	var o optim.Optimizer
+	switch s.config.Format.Algorithm {
+	case kernel.Adam:
+		a := optim.DefaultAdamW()
+		a.LearningRate = rate
+		o = a
+	case kernel.Lion:
+		o = optim.Lion{LearningRate: rate, Beta1: 0.9, Beta2: 0.99, WeightDecay: 0.1}
+	case kernel.Adagrad:
+		o = optim.Adagrad{LearningRate: rate, Epsilon: 1e-10}
+	case kernel.SGD:
+		o = optim.SGD{LearningRate: rate, Momentum: 0.9, Nesterov: true}
+	}
+	return s.Begin(step, 1/float64(1+step%7), []optim.Optimizer{o, o})
+}
+
+func (s *Shard) makeSteps(t rapid.TB, n int64) {
+	for range n {
+		if err := s.beginNext(); err != nil {
+			t.Fatal(err)
+		}
+		s.Wait()
+	}
+}
+
+// image is all state of a shard, or copies an image back.
+func (s *Shard) image() []byte {
+	var image []byte
+	for i, plan := range s.config.Arenas() {
+		if plan.role != normRole && plan.role != journalRole {
+			image = append(image, s.arenas[i].Bytes()...)
+		}
+	}
+	return image
+}
+
+func (s *Shard) setImage(image []byte) {
+	for i, plan := range s.config.Arenas() {
+		if plan.role != normRole && plan.role != journalRole {
+			image = image[copy(s.arenas[i].Bytes(), image):]
+		}
+	}
+}
+
+// attach attaches the arenas of a shard a second time, as another process does,
+// with other workers and kernels.
+func (s *Shard) attach(t rapid.TB, workers int, set kernel.Set) *Shard {
+	files := map[string]*os.File{}
+	for _, a := range s.Arenas() {
+		files[a.Name()] = a.File()
+	}
+	config := s.config
+	config.CPUs, config.Kernel = slices.Repeat(s.config.CPUs[:1], workers), set
+	other, err := AttachShard(config, files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return other
+}
+
+// TestBrokenOffStepsAreFinished leaves the memory of a shard as a process can
+// that is killed in a step, or in finishing one, and has another finish it.
+func TestBrokenOffStepsAreFinished(t *testing.T) {
+	for _, c := range crashCases() {
+		t.Run(c.name, func(t *testing.T) {
+			s := c.newShard(t, true)
+			s.makeSteps(t, 1)
+			before := s.image()
+			s.makeSteps(t, 1)
+			after := s.image()
+			rapid.Check(t, func(t *rapid.T) {
+				random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+				s.setImage(before)
+				s.finished.Store(1)
+				for unit := range s.done {
+					s.done[unit].Store(1)
+				}
+				for _, slot := range s.slots {
+					*slot.position = 0
+				}
+				for range 1 + random.IntN(3) {
+					s.breakOff(random)
+				}
+				other := s.attach(t, 1+random.IntN(3), kernel.Available()[random.IntN(len(kernel.Available()))])
+				defer other.Close()
+				if steps := other.Steps(); steps != 1 {
+					t.Fatalf("%d steps are finished while the second is under way", steps)
+				}
+				if other.beginNext() == nil {
+					t.Fatal("a step began before the one under way was finished")
+				}
+				if !other.Finish() || other.Steps() != 2 || other.Finish() {
+					t.Fatalf("the step was not finished, or twice: at %d", other.Steps())
+				}
+				if !bytes.Equal(s.image(), after) {
+					t.Fatal("the state is another than after a step that is not broken off")
+				}
+			})
+		})
+	}
+}
+
+// breakOff goes on with the update under way, as [Shard.Finish] does, and stops
+// somewhere: every slot has got as far as it has.
+func (s *Shard) breakOff(random *rand.Rand) {
+	for _, slot := range s.slots {
+		if random.IntN(2*len(s.slots)) == 0 {
+			s.restorePart(slot, random)
+			return
+		}
+		s.resume(slot)
+	}
+	free := 0
+	for _, unit := range random.Perm(len(s.chunks))[:random.IntN(len(s.chunks)+1)] {
+		switch {
+		case free == len(s.slots) || s.isDone(unit):
+		case random.IntN(2) == 0:
+			s.updateUnit(free, unit)
+		default:
+			s.changePart(s.slots[free], unit, random)
+			free++
+		}
+	}
+}
+
+// changePart stops in the middle of a chunk.
+func (s *Shard) changePart(slot slot, unit int, random *rand.Rand) {
+	whole := s.chunks[unit]
+	format := whole.section.format
+	part := whole
+	part.end = part.first + random.IntN((whole.end-whole.first+journalBlock-1)/journalBlock)*journalBlock
+	s.change(slot, part, part.first)
+	block := whole.section.state.Slice(part.end, min(part.end+journalBlock, whole.end))
+	switch random.IntN(3) {
+	case 0: // after the block before this one was changed
+	case 1: // while this block is being saved
+		*slot.position = 2 * uint64(whole.section.first+part.end)
+		for i := range slot.image {
+			slot.image[i] = byte(random.Int())
+		}
+	case 2: // while it is being changed
+		slot.save(format, &block)
+		*slot.position = 2*uint64(whole.section.first+part.end) + 1
+		s.config.Kernel.Update(format, &s.constants[whole.section.group], block)
+		slot.restoreSome(format, &block, random)
+	}
+}
+
+// restorePart stops while the block of a slot is being restored.
+func (s *Shard) restorePart(slot slot, random *rand.Rand) {
+	unit := s.chunkAt(int(*slot.position / 2))
+	if *slot.position%2 == 0 || s.isDone(unit) {
+		return
+	}
+	c := s.chunks[unit]
+	first := int(*slot.position/2) - c.section.first
+	block := c.section.state.Slice(first, min(first+journalBlock, c.end))
+	slot.restoreSome(c.section.format, &block, random)
+}
+
+// restoreSome restores some bytes of a block, any.
+func (s slot) restoreSome(f kernel.Format, block *kernel.Chunk, random *rand.Rand) {
+	image := s.image
+	for _, stream := range block.Changed(f) {
+		for i := range stream {
+			if random.IntN(2) == 0 {
+				stream[i] = image[i]
+			}
+		}
+		image = image[len(stream):]
+	}
+}
+
+// crashVariable has this test binary be a process that makes steps until it is
+// killed. It holds the numbers of the case, of workers and of the kernels. Files follow the standard ones in the order of the arenas.
+const crashVariable = "PLIMSOLL_TEST_CRASH"
+
+func TestMain(m *testing.M) {
+	if text := os.Getenv(crashVariable); text != "" {
+		fmt.Fprintln(os.Stderr, runCrashChild(text))
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+func runCrashChild(text string) error {
+	var number, workers int
+	var set kernel.Set
+	if _, err := fmt.Sscan(text, &number, &workers, &set); err != nil {
+		return err
+	}
+	list, err := usableCPUs(workers)
+	if err != nil {
+		return err
+	}
+	config := crashCases()[number].with(list, set)
+	files := map[string]*os.File{}
+	for i, plan := range config.Arenas() {
+		files[plan.Name] = os.NewFile(uintptr(3+i), plan.Name)
+	}
+	s, err := AttachShard(config, files)
+	if err != nil {
+		return err
+	}
+	os.Stdout.Write([]byte{1}) // from here on it may be killed
+	s.Finish()
+	for {
+		if err := s.beginNext(); err != nil {
+			return err
+		}
+		s.Wait()
+	}
+}
+
+// startCrashChild starts a process that makes steps over the arenas of a shard.
+func startCrashChild(t *testing.T, s *Shard, number, workers int, set kernel.Set) *exec.Cmd {
+	command := exec.Command(os.Args[0])
+	command.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %d", crashVariable, number, workers, set))
+	command.Stderr = os.Stderr
+	for _, a := range s.Arenas() {
+		command.ExtraFiles = append(command.ExtraFiles, a.File())
+	}
+	ready, err := command.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(ready, make([]byte, 1)); err != nil {
+		t.Fatalf("the process did not attach: %v", err)
+	}
+	return command
+}
+
+// TestKilledProcesses kills processes that make steps over the same memory, one
+// after the other, each at some instant, and holds the state against that of a
+// process that was left alone.
+func TestKilledProcesses(t *testing.T) {
+	const kills = 50 // of each case
+	killed, inStep, inBlock := 0, 0, 0
+	for number, c := range crashCases() {
+		s := c.newShard(t, true)
+		random := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0))
+		for range kills {
+			set := kernel.Available()[random.IntN(len(kernel.Available()))]
+			child := startCrashChild(t, s, number, 1+random.IntN(3), set)
+			// Some in their first microseconds, some after steps.
+			time.Sleep(time.Duration(float64(10*time.Microsecond) * math.Pow(300, random.Float64())))
+			child.Process.Kill()
+			child.Wait()
+			killed++
+			if s.isUnderway() {
+				inStep++
+			}
+			if s.isUnderway() && slices.ContainsFunc(s.slots, s.isChanging) {
+				inBlock++
+			}
+		}
+		last := s.attach(t, 2, s.config.Kernel)
+		last.Finish()
+		steps := last.Steps()
+		last.Close()
+		undisturbed := c.newShard(t, false)
+		undisturbed.makeSteps(t, steps)
+		if !bytes.Equal(s.image(), undisturbed.image()) {
+			t.Errorf("%s: after %d steps and %d kills the state is another than that of a process that was left alone", c.name, steps, kills)
+		}
+		t.Logf("%s: %d steps", c.name, steps)
+	}
+	t.Logf("%d processes were killed, %d of them in a step, %d while a block was changed", killed, inStep, inBlock)
+	if inStep < killed/2 || inBlock < killed/4 {
+		t.Errorf("%d processes were killed, only %d of them in a step and %d while a block was changed: that proves little", killed, inStep, inBlock)
+	}
+}
+
+// isChanging says whether a slot names a block that has been changed in part.
+func (s *Shard) isChanging(slot slot) bool {
+	return *slot.position%2 == 1 && !s.isDone(s.chunkAt(int(*slot.position/2)))
+}

@@ -1,0 +1,185 @@
+package engine
+
+import (
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+
+	"plimsoll/optim"
+)
+
+// Steps is the number of steps that are finished. With a journal it outlives
+// the process.
+func (s *Shard) Steps() int64 { return s.before.Load() + int64(s.finished.Load()) }
+
+// SetSteps says that the state was loaded from elsewhere, where it had seen that
+// many steps. A step that another process has begun is not finished any more.
+func (s *Shard) SetSteps(n int64) {
+	s.Wait()
+	s.finished.Store(s.begun.Load())
+	s.before.Store(n - int64(s.finished.Load()))
+}
+
+// Begin begins a step: the one after those that are finished. It multiplies
+// every gradient by scale, and updates each parameter group with its optimizer.
+// It returns at once; see [Shard.Wait] and [Shard.WaitRange]. Whoever writes
+// gradients or reads parameters meanwhile has to wait first.
+func (s *Shard) Begin(step int64, scale float64, optimizers []optim.Optimizer) error {
+	switch next := s.Steps() + 1; {
+	case s.isUnderway():
+		return fmt.Errorf("step %d cannot begin: step %d is under way", step, next)
+	case step != next:
+		return fmt.Errorf("step %d cannot begin: the next one is %d", step, next)
+	case math.IsNaN(scale) || math.IsInf(scale, 0):
+		return fmt.Errorf("step %d cannot begin: its gradients are to be multiplied by %g", step, scale)
+	case len(optimizers) < len(s.constants):
+		return fmt.Errorf("step %d cannot begin: there are %d parameter groups and %d optimizers", step, len(s.constants), len(optimizers))
+	}
+	for group := range s.constants {
+		if err := s.suits(group, optimizers[group]); err != nil {
+			return fmt.Errorf("step %d cannot begin: %w", step, err)
+		}
+	}
+	s.update(step, scale, optimizers)
+	return nil
+}
+
+// suits says whether an optimizer can update a parameter group.
+func (s *Shard) suits(group int, o optim.Optimizer) error {
+	if err := o.Validate(); err != nil {
+		return fmt.Errorf("parameter group %d: %v: %w", group, o, err)
+	}
+	if algorithm := s.config.Format.Algorithm; o.Algorithm() != algorithm {
+		return fmt.Errorf("parameter group %d: the state is that of %v, and the optimizer is %v", group, algorithm, o)
+	}
+	return nil
+}
+
+// isUnderway says whether an update was begun and is not finished, by whatever
+// process.
+func (s *Shard) isUnderway() bool { return s.begun.Load() != s.finished.Load() }
+
+// update begins an update. From the store of its number on, whoever attaches
+// the shard finishes it: all that takes has been stored before.
+func (s *Shard) update(step int64, scale float64, optimizers []optim.Optimizer) {
+	s.ForgetArrived()
+	for i := range s.constants {
+		optimizers[i].Constants(&s.constants[i], step, scale)
+	}
+	for _, slot := range s.slots {
+		*slot.position = 0
+	}
+	s.begun.Add(1)
+	s.run()
+}
+
+// Finish finishes the step that another process has begun, and says whether
+// there was one.
+func (s *Shard) Finish() bool {
+	if !s.isUnderway() {
+		return false
+	}
+	for _, slot := range s.slots {
+		s.resume(slot)
+	}
+	s.run()
+	s.Wait()
+	return true
+}
+
+// run has the workers update all chunks that have not had the update begun
+// last.
+func (s *Shard) run() {
+	s.wait()
+	s.underway.Store(s.begun.Load())
+	s.deal(0, int64(len(s.chunks)), true, s.updateChunk)
+	s.updating.Store(int32(s.workers.Count()))
+	s.workers.Start(s.walkUpdate)
+}
+
+// updateUnits is a worker's part of an update. The last worker that is done
+// says that it is finished.
+func (s *Shard) updateUnits(worker int) {
+	s.walkUnits(worker)
+	if s.updating.Add(-1) == 0 {
+		s.finished.Store(s.begun.Load())
+		s.watchers.wake()
+	}
+}
+
+func (s *Shard) updateUnit(worker, unit int) {
+	if s.isDone(unit) {
+		return // by another process
+	}
+	if x := s.snapshot.Load(); x != nil {
+		x.hand(unit)
+	}
+	if c := s.chunks[unit]; s.slots == nil {
+		s.config.Kernel.Update(c.section.format, &s.constants[c.section.group], c.state())
+	} else {
+		s.change(s.slots[worker], c, c.first)
+	}
+	s.setDone(unit)
+}
+
+// isDone says whether a chunk has had the update begun last.
+func (s *Shard) isDone(unit int) bool { return s.done[unit].Load() == uint32(s.begun.Load()) }
+
+func (s *Shard) setDone(unit int) {
+	s.done[unit].Store(uint32(s.begun.Load()))
+	s.watchers.wake()
+}
+
+// Wait returns when the step that was begun is finished.
+func (s *Shard) Wait() {
+	s.watchers.wait(func() bool { return s.underway.Load() == s.finished.Load() })
+}
+
+// WaitRange returns when the parameters of a stretch of the shard are those
+// after the step that was begun.
+func (s *Shard) WaitRange(first, count int64) {
+	if count <= 0 {
+		return
+	}
+	unit, last := s.chunkAt(int(first)), s.chunkAt(int(first+count-1))
+	s.watchers.wait(func() bool {
+		if s.underway.Load() == s.finished.Load() {
+			return true
+		}
+		for unit <= last && s.isDone(unit) {
+			unit++
+		}
+		return unit > last
+	})
+}
+
+// watchers wait for workers to get on. Workers look whether there are any after
+// each chunk, which costs them next to nothing when there are none.
+type watchers struct {
+	count atomic.Int32
+	mutex sync.Mutex
+	moved sync.Cond
+}
+
+// wait returns when a condition holds that comes true before a wake.
+func (w *watchers) wait(holds func() bool) {
+	if holds() {
+		return
+	}
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	w.count.Add(1)
+	defer w.count.Add(-1)
+	for !holds() {
+		w.moved.Wait()
+	}
+}
+
+func (w *watchers) wake() {
+	if w.count.Load() > 0 {
+		w.mutex.Lock()
+		defer w.mutex.Unlock()
+		w.moved.Broadcast()
+	}
+}

@@ -1,0 +1,220 @@
+package engine
+
+import (
+	"bytes"
+	"math"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"plimsoll/optim"
+	"plimsoll/optim/kernel"
+)
+
+// slowCase is one whose steps take milliseconds, in many chunks, so that
+// something can happen meanwhile.
+func slowCase() crashCase {
+	c := crashCases()[3]
+	c.config.Chunk = 256
+	return c
+}
+
+// slowShard is a shard of it with the slowest kernels.
+func slowShard(t *testing.T) *Shard {
+	s := slowCase().newShard(t, true)
+	s.config.Kernel = kernel.Generic
+	return s
+}
+
+// TestOnlyTheNextStepBegins refuses all others, and changes nothing then.
+func TestOnlyTheNextStepBegins(t *testing.T) {
+	s := slowShard(t)
+	adam := []optim.Optimizer{optim.DefaultAdamW(), optim.DefaultAdamW()}
+	for name, refused := range map[string]struct {
+		step       int64
+		scale      float64
+		optimizers []optim.Optimizer
+	}{
+		"the one before":    {0, 1, adam},
+		"the one after":     {2, 1, adam},
+		"scale":             {1, math.Inf(1), adam},
+		"too few groups":    {1, 1, adam[:1]},
+		"other algorithm":   {1, 1, []optim.Optimizer{optim.DefaultLion(), optim.DefaultLion()}},
+		"no such optimizer": {1, 1, []optim.Optimizer{adam[0], optim.Adam{LearningRate: -1}}},
+	} {
+		before := bytes.Clone(s.Arena(ComponentJournal).Bytes())
+		if s.Begin(refused.step, refused.scale, refused.optimizers) == nil {
+			t.Errorf("%s: a step began", name)
+		}
+		if !bytes.Equal(s.Arena(ComponentJournal).Bytes(), before) {
+			t.Errorf("%s: the journal was changed", name)
+		}
+	}
+	if err := s.beginNext(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Begin(2, 1, adam); err == nil || !strings.Contains(err.Error(), "step 1 is under way") {
+		t.Errorf("a step began while another was under way, or the error is another: %v", err)
+	}
+	s.Wait()
+	s.SetSteps(41)
+	if err := s.beginNext(); err != nil || s.Steps() != 41 {
+		t.Errorf("the step after 41: %v, at %d", err, s.Steps())
+	}
+	s.Wait()
+	if s.Steps() != 42 {
+		t.Errorf("at step %d, want 42", s.Steps())
+	}
+}
+
+// TestStretchesAreAwaited compares the parameters of stretches, at once after
+// each has been waited for, with those after the step, with several goroutines
+// that wait for all of it in pieces.
+func TestStretchesAreAwaited(t *testing.T) {
+	after := slowShard(t)
+	after.makeSteps(t, 3)
+	s := slowShard(t)
+	s.makeSteps(t, 2)
+	if err := s.beginNext(); err != nil {
+		t.Fatal(err)
+	}
+	var early atomic.Bool
+	var group sync.WaitGroup
+	for g := range 3 {
+		group.Go(func() {
+			for first := g * 1000; first < crashElements; first += 3000 {
+				count := min(1000, crashElements-first)
+				s.WaitRange(int64(first), int64(count))
+				if s.Steps() == 2 {
+					early.Store(true)
+				}
+				for i := first; i < first+count; i++ {
+					got, at := s.locate(i)
+					want, _ := after.locate(i)
+					if master(got, at) != master(want, at) {
+						t.Errorf("parameter %d was waited for and is not updated", i)
+						return
+					}
+				}
+			}
+		})
+	}
+	group.Wait()
+	s.Wait()
+	if !early.Load() {
+		t.Error("no stretch was done before the whole step")
+	}
+	s.WaitRange(0, crashElements) // at once: nothing is under way
+}
+
+// TestSumsOutliveNoStep: what arrived counts until the next step alone.
+func TestSumsOutliveNoStep(t *testing.T) {
+	s := slowShard(t)
+	want := s.SumSquares()
+	s.GradientsArrived(0, crashElements)
+	s.gradient.Put(5, 1000)
+	if got := s.SumSquares(); got != want {
+		t.Errorf("gradients that arrived are read again: %v, want %v", got, want)
+	}
+	s.ForgetArrived()
+	want = s.SumSquares()
+	s.GradientsArrived(0, crashElements)
+	s.gradient.Put(5, 0)
+	s.makeSteps(t, 1)
+	if got := s.SumSquares(); !(got < want) {
+		t.Errorf("after a step the sum is %v, that of gradients before it", got)
+	}
+}
+
+// TestJournaledStepAllocatesNothing is for all that a step of a service does.
+func TestJournaledStepAllocatesNothing(t *testing.T) {
+	s := crashCases()[0].newShard(t, true)
+	optimizers := []optim.Optimizer{optim.DefaultAdamW()}
+	allocations := testing.AllocsPerRun(50, func() {
+		s.GradientsArrived(0, crashElements)
+		scale := 1 / (1 + s.SumSquares())
+		if err := s.Begin(s.Steps()+1, scale, optimizers); err != nil {
+			t.Error(err)
+		}
+		s.WaitRange(0, 100)
+		s.Wait()
+	})
+	if allocations != 0 {
+		t.Errorf("%v heap allocations a step", allocations)
+	}
+}
+
+// TestJournalChangesNothing holds steps with a journal against steps without.
+func TestJournalChangesNothing(t *testing.T) {
+	for _, c := range crashCases() {
+		with, without := c.newShard(t, true), c.newShard(t, false)
+		with.makeSteps(t, 5)
+		without.makeSteps(t, 5)
+		if !bytes.Equal(with.image(), without.image()) {
+			t.Errorf("%s: the journal changes what a step does", c.name)
+		}
+	}
+}
+
+// TestWrongArenasAreNotAttached says what is wrong, and leaves no descriptor.
+func TestWrongArenasAreNotAttached(t *testing.T) {
+	c := crashCases()[0]
+	s := c.newShard(t, true)
+	file := func(name string) *os.File {
+		for _, a := range s.Arenas() {
+			if strings.HasSuffix(a.Name(), "/"+name) {
+				return a.File()
+			}
+		}
+		return nil
+	}
+	files := func() map[string]*os.File {
+		all := map[string]*os.File{}
+		for _, a := range s.Arenas() {
+			all[a.Name()] = a.File()
+		}
+		return all
+	}
+	before := descriptors(t)
+	for want, spoil := range map[string]func(*ShardConfig, map[string]*os.File){
+		"arena rank0/exp_avg of 352 KiB: there is no file":          func(_ *ShardConfig, f map[string]*os.File) { delete(f, "rank0/exp_avg") },
+		"arena rank0/gradients of 176 KiB: its file has 360448 byt": func(_ *ShardConfig, f map[string]*os.File) { f["rank0/gradients"] = file("exp_avg") },
+		"other sections, format or chunks":                          func(c *ShardConfig, _ map[string]*os.File) { c.Chunk = 7001 },
+		"there is no file of that name":                             func(c *ShardConfig, _ map[string]*os.File) { c.Rank = 1 },
+		"rank0/b/parameters of 176 KiB: there":                      func(c *ShardConfig, _ map[string]*os.File) { c.Part = "b" },
+	} {
+		config, all := s.config, files()
+		spoil(&config, all)
+		if other, err := AttachShard(config, all); err == nil {
+			other.Close()
+			t.Errorf("attached; want an error of %q", want)
+		} else if !strings.Contains(err.Error(), want) {
+			t.Errorf("the error is %q, want %q", err, want)
+		}
+	}
+	head := at[journalHead](s.Arena(ComponentJournal).Bytes(), 0)
+	for want, spoil := range map[string]func(){
+		"step_journal: it is no journal":               func() { head.magic++ },
+		"step_journal: its version is 2, expected 1":   func() { head.version++ },
+		"step_journal: 3 updates were begun and 1 fin": func() { head.begun.Store(3); head.finished.Store(1) },
+	} {
+		head.init(s.config)
+		spoil()
+		if _, err := AttachShard(s.config, files()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("the error is %v, want %q", err, want)
+		}
+	}
+	if after := descriptors(t); after != before {
+		t.Errorf("%d descriptors are open, %d were", after, before)
+	}
+}
+
+func descriptors(t *testing.T) int {
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
