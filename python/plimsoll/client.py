@@ -95,7 +95,10 @@ class Session:
         self._socket: Optional[socket.socket] = None
         self._window: Optional[int] = None
         self._broken: Optional[Exception] = None
-        opened, descriptors = self._connect()
+        try:
+            opened, descriptors = self._connect()
+        except ConnectionError as error:
+            raise PlimsollError(str(error)) from error
         try:
             self.arenas = {a.component: Arena(a, d) for a, d in zip(opened.arenas, descriptors)}
         except BaseException:

@@ -186,8 +186,8 @@ def test_gradient_scaler(dtype, unscale):
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
     for i in range(10):
         # Overflows once: the scale is halved, and the step is left out.
-        backward(ours, i, scale=float("inf") if i == 4 else scaler.get_scale())
-        scaler._lazy_init_scale_growth_tracker(torch.device("cpu")) if scaler._scale is None else None
+        scale = scaler.scale(torch.ones(())).item()
+        backward(ours, i, scale=float("inf") if i == 4 else scale)
         if unscale:
             scaler.unscale_(optimizer)
         scaler.step(optimizer)
