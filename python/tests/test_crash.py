@@ -23,8 +23,8 @@ STEPS = 40
 
 def workers(service):
     """The processes of the service that the keeper has started."""
-    children = pathlib.Path(f"/proc/{service.process.pid}/task/{service.process.pid}/children").read_text()
-    return [int(c) for c in children.split()]
+    tasks = pathlib.Path(f"/proc/{service.process.pid}/task").iterdir()
+    return [int(c) for t in tasks for c in (t / "children").read_text().split()]
 
 
 def kill_worker(service):
@@ -111,57 +111,43 @@ def test_service_is_gone_for_good(service):
         train(model, optimizer, 1)
 
 
-TRAINER = """
-import os, signal, sys
-import torch
-import plimsoll.torch
-from gpt import GPT, batch, text
-from test_crash import digest
-
-torch.set_num_threads(1)
-torch.manual_seed(0)
-model = GPT().bfloat16()
-optimizer = plimsoll.torch.AdamW(model.parameters(), lr=1e-3, max_grad_norm=1.0, model=model)
-data = text()
-begin = optimizer.resumed_step
-for i in range(begin, int(sys.argv[1])):
-    print("step", i, flush=True)
-    loss = model.loss(batch(data, i))
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-print("digest", digest(model), begin, optimizer.state_dict()["state"][0]["step"].item(), flush=True)
-"""
+def train_on(steps, **options):
+    """What a program that may be restarted does: it goes on from where the state is."""
+    torch.set_num_threads(1)
+    model, data = GPT().bfloat16(), text()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), lr=1e-3, max_grad_norm=1.0, model=model, **options)
+    begin = optimizer.resumed_step
+    for i in range(begin, steps):
+        print("step", i, flush=True)
+        model.loss(batch(data, i)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return digest(model), begin, optimizer.state_dict()["state"][0]["step"].item()
 
 
-def trainer(service, steps):
+def start_trainer(service, steps):
     here = pathlib.Path(__file__).parent
-    path = os.pathsep.join([str(here), str(here.parent)])
-    environment = {**os.environ, "PLIMSOLL_SOCKET": service.socket, "PYTHONPATH": path}
-    return subprocess.Popen([sys.executable, "-c", TRAINER, str(steps)], stdout=subprocess.PIPE, text=True, env=environment)
+    environment = {**os.environ, "PLIMSOLL_SOCKET": service.socket, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
+    program = f"import torch, test_crash; torch.manual_seed(1); print(*test_crash.train_on({steps}))"
+    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)
 
 
-def test_trainer_is_killed():
-    results = []
-    for kills in (0, 3):
-        service = Service()
-        chance = random.Random(2)
-        for _ in range(kills):
-            process = trainer(service, 30)
-            for line in process.stdout:
-                if line.startswith("step") and chance.random() < 0.15:
-                    time.sleep(chance.uniform(0, 0.06))
-                    break
-            process.kill()
-            process.wait()
-        process = trainer(service, 30)
-        last = process.stdout.read().splitlines()[-1].split()
-        assert process.wait() == 0
-        results.append(last)
-        service.close()
-    assert results[0][:2] == results[1][:2]  # the same bits
-    assert results[0][2] == "0" and int(results[1][2]) > 0
-    assert results[0][3] == results[1][3] == "30.0"
+def test_trainer_is_killed(service):
+    torch.manual_seed(1)
+    wanted, _, _ = train_on(30)
+    for until in ("step 7", "step 19"):
+        process = start_trainer(service, 30)
+        for line in process.stdout:
+            if line.startswith(until):
+                break
+        time.sleep(random.Random(until).uniform(0, 0.05))
+        process.kill()
+        process.wait()
+    process = start_trainer(service, 30)
+    found, begin, steps = process.stdout.read().splitlines()[-1].split()
+    assert process.wait() == 0
+    assert int(begin) >= 19 and float(steps) == 30
+    assert found == wanted
 
 
 def test_gradients_of_other_weights_are_refused(service):
