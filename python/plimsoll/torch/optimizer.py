@@ -80,7 +80,6 @@ class Optimizer(torch.optim.Optimizer):
         #: The norm of all gradients at the last step, before clipping; None where it was not asked for.
         self.last_grad_norm: Optional[float] = None
         self._resumed_step = 0
-        self._knows_resumed_step = False
 
     # Opening
 
@@ -100,8 +99,8 @@ class Optimizer(torch.optim.Optimizer):
         mesh = self._mesh()
         divided = layout.divide(self.param_groups, names, layout.embeddings_of(self._model), mesh)
         device = self._device()
-        trained = [p for g in self.param_groups for p in g["params"] if p.requires_grad]
-        shared = device.type == "cpu" and self._sharding is None and not any(map(layout.is_sharded, trained))
+        self._trained = [p for g in self.param_groups for p in g["params"] if p.requires_grad]
+        shared = device.type == "cpu" and self._sharding is None and not any(map(layout.is_sharded, self._trained))
         self._reduces = self._sharding == "zero2"
         self._collective = mesh
         self._transfer = transfer_for(device)
@@ -110,17 +109,18 @@ class Optimizer(torch.optim.Optimizer):
         path = self._socket or self._service.socket
         parts = [Part(name, pieces, mesh, self._transfer, shared) for name, pieces in sorted(divided.items()) if pieces]
         self._close = weakref.finalize(self, _let_go, parts, self._transfer)
-        for part in parts:
-            part.announces = self.max_grad_norm is not None
-            part.open(path, self._document(part, mesh))
-        self._parts = parts
         try:
+            for part in parts:
+                part.announces = self.max_grad_norm is not None
+                part.open(path, self._document(part, mesh))
+            self._parts = parts
             self._agree()
         except BaseException:
             self._parts = None
             self._close()
             raise
-        self._hooks = [] if self._sharding == "zero1" or not (shared or self._reduces or device.type == "cuda") else self._hook_all()
+        # With zero1, gradients are whole when all of them are there.
+        self._hooks = [] if self._sharding == "zero1" else self._hook_all()
 
     def _mesh(self) -> Mesh:
         trained = [p for g in self.param_groups for p in g["params"]]
@@ -230,7 +230,6 @@ class Optimizer(torch.optim.Optimizer):
         goes on with the data of the step after it.
         """
         self.open()
-        self._knows_resumed_step = True
         return self._resumed_step
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
@@ -261,37 +260,30 @@ class Optimizer(torch.optim.Optimizer):
     def _open_for_step(self) -> None:
         if self._parts is not None:
             return
-        if self._reduces_first():
+        if self._sharding == "zero2":
             raise RuntimeError("sharding is 'zero2': call optimizer.open() before the first backward pass, from which gradients go to their owners")
-        if self.resumed_step > 0:
-            self._knows_resumed_step = False
+        self.open()
         if self._resumed_step > 0:
             raise RuntimeError(
                 f"the service has the state of step {self._resumed_step} of job {self._job}, and these gradients were computed without it: "
                 "read optimizer.resumed_step before the first forward pass and go on from there, or give the job another name"
             )
 
-    def _reduces_first(self) -> bool:
-        return self._sharding == "zero2"
-
     def _check_gradients(self) -> bool:
         """Whether there are gradients. Raises where some are missing that must not."""
-        missing, found = [], False
         for part in self._parts:
             part.check()
-            for piece in part.pieces:
-                has = part.has_gradient(piece.parameter, self._reduces)
-                found = found or has
-                if not has:
-                    missing.append(piece.name)
-        if found and missing and self._refuses_missing:
-            names = sorted(set(missing))
+        # All ranks must find the same, whatever shards they have.
+        if not any(p.grad is not None for p in self._trained) and not any(part.reduced for part in self._parts):
+            return False
+        names = sorted({x.name for part in self._parts for x in part.pieces if not part.has_gradient(x.parameter, self._reduces)})
+        if names and self._refuses_missing:
             raise RuntimeError(
                 f"{len(names)} parameters have no gradient, {names[0]} among them: every step updates all parameters. Freeze them before the "
                 "optimizer is made (requires_grad_(False)), or count their gradients as zero (missing_gradients='zero'), which lets their "
                 "moments and weights decay"
             )
-        return found or self._collective.group is not None
+        return True
 
     def _step(self) -> None:
         for part in self._parts:
@@ -383,7 +375,7 @@ class Optimizer(torch.optim.Optimizer):
         parameters = [p for g in self.param_groups for p in g["params"]]
         self.open()
         step = state_dict.write(self._parts, self._moments, self._counts_steps, {p: entries.get(i) for i, p in zip(ids, parameters)})
-        self._resumed_step, self._knows_resumed_step = step, True
+        self._resumed_step = step
         for part in self._parts:
             part.pull(after_step=False)
 
@@ -448,7 +440,6 @@ class Optimizer(torch.optim.Optimizer):
             raise PlimsollError(f"the parts of the checkpoint in {directory} are of different steps: {sorted({s for s, _ in loaded})}")
         if loaded:
             self._resumed_step = loaded[0][0]
-        self._knows_resumed_step = True
         for part in self._parts:
             part.pull(after_step=False)
         return loaded[0][1] if loaded else None
