@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -51,6 +52,18 @@ type Keeper struct {
 	kept     []keptFile
 	ready    bool // whether the service that runs now has begun to serve
 	restarts int
+	process  atomic.Int64 // that runs now; 0 for none
+}
+
+// Process is the number of the service's process, 0 where none runs.
+func (k *Keeper) Process() int { return int(k.process.Load()) }
+
+// Kill ends the service without mercy. Run starts it again unless its context
+// has ended.
+func (k *Keeper) Kill() {
+	if process := k.Process(); process != 0 {
+		_ = syscall.Kill(process, syscall.SIGKILL) // it may have ended
+	}
 }
 
 type keptFile struct {
@@ -199,7 +212,7 @@ func (k *Keeper) runOnce(ctx context.Context) error {
 		k.read()
 		close(read)
 	}()
-	err := runBound(ctx, command)
+	err := k.runBound(ctx, command)
 	// All that it had sent is read when this comes back.
 	if _, sent := k.notify.WriteToUnix([]byte(lastMessage), &net.UnixAddr{Name: k.notifyPath(), Net: "unixgram"}); sent != nil {
 		return errors.Join(err, sent)
@@ -212,14 +225,19 @@ const lastMessage = "BARRIER=1"
 
 // runBound runs a process that ends when this one does, and is asked to end
 // when the context ends.
-func runBound(ctx context.Context, command *exec.Cmd) error {
+func (k *Keeper) runBound(ctx context.Context, command *exec.Cmd) error {
 	started, ended := make(chan error), make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // the death signal is tied to the thread that starts the process
 		err := command.Start()
+		if err == nil {
+			k.process.Store(int64(command.Process.Pid))
+		}
 		started <- err
 		if err == nil {
-			ended <- command.Wait()
+			err = command.Wait()
+			k.process.Store(0)
+			ended <- err
 		}
 	}()
 	if err := <-started; err != nil {

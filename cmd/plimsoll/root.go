@@ -80,6 +80,7 @@ func rootCommand() *cobra.Command {
 	root.AddCommand(rehearseCommand())
 	root.AddCommand(runCommand())
 	root.AddCommand(serveCommand())
+	root.AddCommand(statCommand())
 	root.AddCommand(topologyCommand())
 	return root
 }
