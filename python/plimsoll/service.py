@@ -35,7 +35,9 @@ class Service:
     """
 
     def __init__(self) -> None:
-        directory = tempfile.mkdtemp(prefix="plimsoll-")
+        # The name of a socket has at most 107 bytes.
+        parent = tempfile.gettempdir()
+        directory = tempfile.mkdtemp(prefix=f"plimsoll-{os.getpid()}-", dir=parent if len(parent) <= 60 else "/tmp")
         self.socket = os.path.join(directory, "socket")
         try:
             command: List[str] = [find_program(), "serve", "--socket", self.socket, "--until-stdin-closes"]

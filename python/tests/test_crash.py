@@ -135,19 +135,53 @@ def start_trainer(service, steps):
 def test_trainer_is_killed(service):
     torch.manual_seed(1)
     wanted, _, _ = train_on(30)
-    for until in ("step 7", "step 19"):
-        process = start_trainer(service, 30)
-        for line in process.stdout:
-            if line.startswith(until):
-                break
-        time.sleep(random.Random(until).uniform(0, 0.05))
-        process.kill()
-        process.wait()
+    process = start_trainer(service, 30)
+    for line in process.stdout:
+        if line.startswith("step 19"):
+            break
+    time.sleep(random.uniform(0, 0.05))
+    process.kill()
+    process.wait()
     process = start_trainer(service, 30)
     found, begin, steps = process.stdout.read().splitlines()[-1].split()
     assert process.wait() == 0
     assert int(begin) >= 19 and float(steps) == 30
     assert found == wanted
+
+
+RANK = """
+import os, pathlib, signal, sys
+import torch
+import torch.distributed as dist
+from plimsoll.torch import AdamW
+from test_crash import digest
+from test_optimizer import backward, network
+
+dist.init_process_group("gloo")
+marker = pathlib.Path(sys.argv[1]) / os.environ["RANK"]
+model = network(torch.bfloat16)
+optimizer = AdamW(model.parameters(), lr=1e-2, max_grad_norm=0.3, sharding="zero1")
+first = optimizer.resumed_step
+for i in range(first, 12):
+    backward(model, i)
+    if i == 7 and os.environ["RANK"] == "1" and first == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.step()
+    optimizer.zero_grad()
+marker.write_text(f"{first} {digest(model)}")
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_are_started_again(tmp_path):
+    here = pathlib.Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
+    command = [os.environ["PLIMSOLL"], "run", "--nproc", "2", "--restarts", "1", "--", sys.executable, "-c", RANK, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    model = network(torch.bfloat16)
+    train(model, plimsoll.torch.AdamW(model.parameters(), lr=1e-2, max_grad_norm=0.3), 12)
+    assert [(tmp_path / r).read_text() for r in "01"] == [f"7 {digest(model)}"] * 2
 
 
 def test_gradients_of_other_weights_are_refused(service):
