@@ -368,4 +368,3 @@ func putMoments(to kernel.Chunk, at int, from kernel.Chunk, start, n int) {
 		}
 	}
 }
-
