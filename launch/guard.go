@@ -59,11 +59,7 @@ func (j *Job) Guard() (*Result, error) {
 		return nil, err
 	}
 	kept := keptJob{Command: j.Command, Grace: j.Grace, Restarts: j.Restarts, Metrics: j.Metrics}
-	directory, err := socketDirectory(j.Ranks)
-	if err != nil {
-		return nil, err
-	}
-	if directory != "" {
+	if directory := socketDirectory(j.Ranks); directory != "" {
 		defer os.RemoveAll(directory) // also where the keeper was killed
 		kept.Socket = filepath.Join(directory, "socket")
 	}

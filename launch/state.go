@@ -2,12 +2,16 @@ package launch
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math/rand/v2"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"plimsoll/service"
 )
@@ -27,12 +31,13 @@ type stateService struct {
 	ended  chan struct{}
 }
 
-// socketDirectory makes a directory for the socket of the job's optimizer
-// service; it is empty where the ranks are told of another service.
-func socketDirectory(ranks []Rank) (string, error) {
+// socketDirectory chooses a directory for the socket of the job's optimizer
+// service; it is empty where the ranks are told of another service. The keeper
+// makes it, and both keeper and guard remove it.
+func socketDirectory(ranks []Rank) string {
 	told := func(variable string) bool { return strings.HasPrefix(variable, service.SocketVariable+"=") }
 	if slices.ContainsFunc(ranks, func(r Rank) bool { return slices.ContainsFunc(r.Environment, told) }) {
-		return "", nil
+		return ""
 	}
 	// The name of a socket has at most 107 bytes.
 	const longest = 60
@@ -43,11 +48,26 @@ func socketDirectory(ranks []Rank) (string, error) {
 	if len(parent) > longest {
 		parent = "/tmp"
 	}
-	directory, err := os.MkdirTemp(parent, "plimsoll-") // of mode 0700
-	if err != nil {
-		return "", fmt.Errorf("a directory for the socket of the optimizer service: %w", err)
+	removeDeadDirectories(parent)
+	return filepath.Join(parent, fmt.Sprintf("plimsoll-%d-%d", os.Getpid(), rand.Uint32()))
+}
+
+// removeDeadDirectories removes those of jobs of which guard and keeper were
+// killed together: nobody listens at their sockets.
+func removeDeadDirectories(parent string) {
+	sockets, _ := filepath.Glob(filepath.Join(parent, "plimsoll-*-*", "socket"))
+	for _, socket := range sockets {
+		info, err := os.Stat(socket)
+		if err != nil || time.Since(info.ModTime()) < time.Minute { // it may not listen yet
+			continue
+		}
+		c, err := net.Dial("unixpacket", socket)
+		if err == nil {
+			_ = c.Close()
+		} else if errors.Is(err, syscall.ECONNREFUSED) {
+			_ = os.RemoveAll(filepath.Dir(socket)) // another user's stays
+		}
 	}
-	return directory, nil
 }
 
 func startState(socket, metrics string, newService NewService, say func(string, ...any)) (*stateService, error) {
@@ -97,6 +117,7 @@ func (s *stateService) stop(signals <-chan os.Signal, lost <-chan struct{}) {
 	if s == nil {
 		return
 	}
+	defer os.RemoveAll(filepath.Dir(s.keeper.Socket))
 	s.end()
 	for {
 		select {
