@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -267,6 +268,10 @@ func (k *Keeper) runBound(ctx context.Context, command *exec.Cmd) error {
 func (k *Keeper) read() {
 	for {
 		data, files, err := readPacket(k.notify, 4096)
+		var wrong *Error
+		if errors.As(err, &wrong) || errors.Is(err, io.EOF) {
+			continue // a message that is too long, or empty
+		}
 		if err != nil || string(data) == lastMessage {
 			closeAll(files)
 			return
