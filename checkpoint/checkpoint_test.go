@@ -87,17 +87,17 @@ func format(algorithm kernel.Algorithm, state kernel.State, moments kernel.Momen
 
 var splitFormat = format(kernel.Adam, kernel.Split, kernel.MomentsFP32, dtype.BF16)
 
-func cpu(t testing.TB) int {
+func cpu(t failer) int {
 	mask := unix.NewCPUSet(8192)
 	if err := unix.SchedGetaffinityDynamic(0, mask); err != nil {
-		t.Fatal(err)
+		t.Fatalf("%v", err)
 	}
 	for cpu := range 8192 {
 		if mask.IsSet(cpu) {
 			return cpu
 		}
 	}
-	t.Fatal("no CPU")
+	t.Fatalf("no CPU")
 	return 0
 }
 
@@ -105,11 +105,12 @@ func cpu(t testing.TB) int {
 type failer interface {
 	Helper()
 	Fatalf(format string, arguments ...any)
+	Cleanup(func())
 }
 
 // newShard maps a shard. Every one is closed with the test.
-func newShard(t testing.TB, f failer, rank, world int, format kernel.Format, chunk int, pieces []Piece) Shard {
-	config := engine.ShardConfig{Rank: rank, Format: format, Kernel: kernel.Generic, CPUs: []int{cpu(t), cpu(t)}, Chunk: chunk, Sections: Sections(pieces)}
+func newShard(f failer, rank, world int, format kernel.Format, chunk int, pieces []Piece) Shard {
+	config := engine.ShardConfig{Rank: rank, Format: format, Kernel: kernel.Generic, CPUs: []int{cpu(f), cpu(f)}, Chunk: chunk, Sections: Sections(pieces)}
 	for _, p := range pieces {
 		config.Elements += p.Count
 	}
@@ -117,14 +118,14 @@ func newShard(t testing.TB, f failer, rank, world int, format kernel.Format, chu
 	if err != nil {
 		f.Fatalf("%v", err)
 	}
-	t.Cleanup(func() { state.Close() })
+	f.Cleanup(func() { state.Close() })
 	return Shard{Rank: rank, World: world, Part: "bf16", Format: format, Pieces: pieces, State: state}
 }
 
-func newJob(t testing.TB, f failer, format kernel.Format, chunk int, ranks [][]Piece) []Shard {
+func newJob(f failer, format kernel.Format, chunk int, ranks [][]Piece) []Shard {
 	var job []Shard
 	for rank, pieces := range ranks {
-		job = append(job, newShard(t, f, rank, len(ranks), format, chunk, pieces))
+		job = append(job, newShard(f, rank, len(ranks), format, chunk, pieces))
 	}
 	return job
 }
@@ -255,14 +256,14 @@ func TestSaveAndLoad(t *testing.T) {
 	for name, f := range formats() {
 		t.Run(name, func(t *testing.T) {
 			ranks := cutModel(smallModel, mixed(f.Moments), 9000, 11700)
-			job := newJob(t, t, f, 700, ranks)
+			job := newJob(t, f, 700, ranks)
 			train(t, job, 1, 3)
 			directory := t.TempDir()
 			path := save(t, directory, job, `{"epoch": 3}`)
 			if want := filepath.Join(directory, "step-00000003"); path != want {
 				t.Errorf("the checkpoint is %s, want %s", path, want)
 			}
-			others := newJob(t, t, f, 700, ranks)
+			others := newJob(t, f, 700, ranks)
 			c := load(t, directory, others)
 			for rank := range job {
 				equalState(t, bytesOfState(others[rank]), bytesOfState(job[rank]))
@@ -272,6 +273,19 @@ func TestSaveAndLoad(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestSaveWithoutChunks saves a shard whose configuration leaves the size of
+// chunks to the engine.
+func TestSaveWithoutChunks(t *testing.T) {
+	ranks := cutModel(smallModel, mixed(kernel.MomentsFP32))
+	job := newJob(t, splitFormat, 0, ranks)
+	train(t, job, 1, 1)
+	directory := t.TempDir()
+	save(t, directory, job, "{}")
+	others := newJob(t, splitFormat, 0, ranks)
+	load(t, directory, others)
+	equalState(t, bytesOfState(others[0]), bytesOfState(job[0]))
 }
 
 // formats are all that there are kernels for.
@@ -290,4 +304,3 @@ func formats() map[string]kernel.Format {
 	}
 	return all
 }
-

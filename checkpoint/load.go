@@ -207,6 +207,7 @@ func (l *layout) lengthAt(first int64) int64 {
 // goes on.
 type readers struct {
 	c     *Checkpoint
+	roles map[kernel.Role]bool
 	mutex sync.Mutex
 	free  []*placed
 }
@@ -221,7 +222,7 @@ func (x *readers) take(first int64) *placed {
 	defer x.mutex.Unlock()
 	if len(x.free) == 0 {
 		r := x.c.newReader()
-		r.forget = true
+		r.roles, r.forget = x.roles, true
 		return &placed{reader: r}
 	}
 	i := max(0, slices.IndexFunc(x.free, func(p *placed) bool { return p.next == first }))
@@ -325,6 +326,8 @@ func isBlock(c kernel.Chunk, start, n int) bool {
 func putMaster(format kernel.Format, to kernel.Chunk, at int, from kernel.Chunk, start, n int) {
 	fromSplit := from.Low != nil
 	switch {
+	case to.Master == nil && to.Low == nil: // not asked for
+		return
 	case format.State == kernel.Split && fromSplit:
 		copy(to.Parameter[at:at+n], from.Parameter[start:])
 		copy(to.Low[at:at+n], from.Low[start:])
@@ -341,12 +344,13 @@ func putMaster(format kernel.Format, to kernel.Chunk, at int, from kernel.Chunk,
 	default:
 		copy(to.Master[at:at+n], from.Master[start:])
 	}
-	switch format.Parameter {
-	case dtype.BF16:
+	switch {
+	case to.Parameter == nil:
+	case format.Parameter == dtype.BF16:
 		for i, master := range to.Master[at : at+n] {
 			to.Parameter[at+i] = kernel.Float32ToBF16(master)
 		}
-	case dtype.F16:
+	case format.Parameter == dtype.F16:
 		for i, master := range to.Master[at : at+n] {
 			to.Parameter[at+i] = kernel.Float32ToFP16(master)
 		}
@@ -368,4 +372,3 @@ func putMoments(to kernel.Chunk, at int, from kernel.Chunk, start, n int) {
 		}
 	}
 }
-

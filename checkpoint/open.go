@@ -31,6 +31,7 @@ type file struct {
 	path     string // of the safetensors file
 	manifest *manifest
 	layout   *layout
+	torch    *torchFile // where the numbers lie in a file of torch.save
 }
 
 // parameter is a parameter with the places where it is.

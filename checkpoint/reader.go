@@ -85,18 +85,31 @@ func (r *reader) read(number, chunk int) (kernel.Chunk, error) {
 		if r.roles != nil && !r.roles[stream.Role] {
 			continue
 		}
-		b := r.room(stream.Role, region.bytes)
-		r.advise(region.stream, f.manifest.Header+region.offset, region.bytes)
-		if _, err := r.file.ReadAt(b, f.manifest.Header+region.offset); err != nil {
-			return kernel.Chunk{}, cutShort(f.path, err)
-		}
-		if got, want := checksum(b), f.manifest.Streams[region.stream].Sums[region.sum]; got != want {
-			return kernel.Chunk{}, f.damage(chunk, region, got, want)
+		b := room(r.memory, stream.Role, region.bytes)
+		if err := r.fetch(f, chunk, region, b); err != nil {
+			return kernel.Chunk{}, err
 		}
 		hold(&r.state, stream, b)
 	}
 	r.chunk = chunk
 	return r.state, nil
+}
+
+// fetch reads a chunk of a stream.
+func (r *reader) fetch(f *file, chunk int, region region, b []byte) error {
+	if f.torch != nil { // which was verified as a whole
+		first, _ := f.layout.extent(chunk)
+		return f.torch.read(r.file, f.layout.streams[region.stream].Role, first, b)
+	}
+	at := f.manifest.Header + region.offset
+	r.advise(region.stream, at, region.bytes)
+	if _, err := r.file.ReadAt(b, at); err != nil {
+		return cutShort(f.path, err)
+	}
+	if got, want := checksum(b), f.manifest.Streams[region.stream].Sums[region.sum]; got != want {
+		return f.damage(chunk, region, got, want)
+	}
+	return nil
 }
 
 // cutShort is a file that could not be read, or not to its end.
@@ -133,12 +146,12 @@ func (f *file) pieceNames(chunk int) string {
 }
 
 // room is memory for a stream of a chunk, aligned for any of its types.
-func (r *reader) room(role kernel.Role, bytes int64) []byte {
-	if int64(cap(r.memory[role])) < bytes {
+func room(memory map[kernel.Role][]byte, role kernel.Role, bytes int64) []byte {
+	if int64(cap(memory[role])) < bytes {
 		words := make([]uint64, (bytes+7)/8)
-		r.memory[role] = unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(words))), 8*len(words))
+		memory[role] = unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(words))), 8*len(words))
 	}
-	return r.memory[role][:bytes]
+	return memory[role][:bytes]
 }
 
 // hold makes bytes a stream of a chunk.

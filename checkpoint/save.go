@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,7 +35,9 @@ func Save(directory string, s Shard, training jsontext.Value) (*Saving, error) {
 	if err != nil {
 		return nil, err
 	}
-	if training != nil && !training.IsValid() {
+	if len(training) == 0 {
+		training = nil
+	} else if !training.IsValid() {
 		return nil, fmt.Errorf("the training document is not valid JSON: %.40q", training)
 	}
 	step := s.State.Steps()
@@ -59,10 +62,14 @@ func Save(directory string, s Shard, training jsontext.Value) (*Saving, error) {
 
 // run writes what the snapshot hands out.
 func (w *writer) run(ctx context.Context, snapshot *engine.Snapshot) error {
-	if err := snapshot.Run(ctx); err != nil {
+	err := snapshot.Run(ctx)
+	if err == nil {
+		err = w.finish()
+	}
+	if err != nil {
 		return errors.Join(err, w.discard())
 	}
-	return w.finish()
+	return nil
 }
 
 // Step is the step whose state is written.
@@ -80,6 +87,9 @@ func (x *Saving) Cancel() { x.cancel() }
 
 // layoutOf is the layout of a shard that is in memory.
 func layoutOf(s Shard) (*layout, error) {
+	if err := validateName(s.Rank, s.World, s.Part); err != nil {
+		return nil, err
+	}
 	config := s.State.Config()
 	if config.Format != s.Format {
 		return nil, fmt.Errorf("rank %d, part %s: the state is held as %v, and %v was said", s.Rank, s.Part, config.Format, s.Format)
@@ -88,7 +98,7 @@ func layoutOf(s Shard) (*layout, error) {
 	if sections == nil {
 		sections = []engine.Section{{Elements: config.Elements, Moments: config.Format.Moments}}
 	}
-	l, err := newLayout(s.Format, int64(config.Chunk), sections, s.Pieces)
+	l, err := newLayout(s.Format, int64(cmp.Or(config.Chunk, engine.DefaultChunk)), sections, s.Pieces)
 	if err != nil {
 		return nil, fmt.Errorf("rank %d, part %s: %w", s.Rank, s.Part, err)
 	}

@@ -27,6 +27,7 @@ type writeback struct {
 	size  int64
 	left  []atomic.Int64 // bytes of each window that are not written yet
 	full  chan int64
+	end   sync.Once
 	ended sync.WaitGroup
 
 	mutex sync.Mutex
@@ -107,7 +108,7 @@ func (w *writeback) failed() error {
 
 // close waits for all windows that are full.
 func (w *writeback) close() error {
-	close(w.full)
+	w.end.Do(func() { close(w.full) })
 	w.ended.Wait()
 	return w.failed()
 }

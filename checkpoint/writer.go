@@ -28,9 +28,6 @@ type writer struct {
 // an earlier attempt left in its place goes; its manifest goes first, so that
 // nobody takes the new file for the old.
 func newWriter(folder string, s Shard, l *layout, step int64, training jsontext.Value) (*writer, error) {
-	if err := validateName(s.Rank, s.World, s.Part); err != nil {
-		return nil, err
-	}
 	header, err := l.header(step)
 	if err != nil {
 		return nil, err
@@ -135,13 +132,17 @@ func (w *writer) finish() error {
 	return syncFolder(w.folder)
 }
 
-// discard gives the room back of a file that cannot be finished.
+// discard gives the room back of a shard that cannot be finished.
 func (w *writer) discard() error {
 	if w.back != nil {
 		_ = w.back.close()
 	}
-	err := errors.Join(w.file.Close(), os.Remove(w.path(dataSuffix)))
-	_ = os.Remove(w.folder) // if this was the only file
+	_ = w.file.Close() // or it was closed before
+	err := os.Remove(w.path(dataSuffix))
+	if gone := os.Remove(w.path(manifestEnd)); !errors.Is(gone, fs.ErrNotExist) {
+		err = errors.Join(err, gone)
+	}
+	_ = os.Remove(w.folder) // if there was nothing else in it
 	return err
 }
 

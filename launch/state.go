@@ -2,13 +2,20 @@ package launch
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math/rand/v2"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
+	"k8s.io/utils/cpuset"
+
+	"plimsoll/binding"
 	"plimsoll/service"
 )
 
@@ -27,12 +34,13 @@ type stateService struct {
 	ended  chan struct{}
 }
 
-// socketDirectory makes a directory for the socket of the job's optimizer
-// service; it is empty where the ranks are told of another service.
-func socketDirectory(ranks []Rank) (string, error) {
+// socketDirectory chooses a directory for the socket of the job's optimizer
+// service; it is empty where the ranks are told of another service. The keeper
+// makes it, and both keeper and guard remove it.
+func socketDirectory(ranks []Rank) string {
 	told := func(variable string) bool { return strings.HasPrefix(variable, service.SocketVariable+"=") }
 	if slices.ContainsFunc(ranks, func(r Rank) bool { return slices.ContainsFunc(r.Environment, told) }) {
-		return "", nil
+		return ""
 	}
 	// The name of a socket has at most 107 bytes.
 	const longest = 60
@@ -43,19 +51,35 @@ func socketDirectory(ranks []Rank) (string, error) {
 	if len(parent) > longest {
 		parent = "/tmp"
 	}
-	directory, err := os.MkdirTemp(parent, "plimsoll-") // of mode 0700
-	if err != nil {
-		return "", fmt.Errorf("a directory for the socket of the optimizer service: %w", err)
-	}
-	return directory, nil
+	removeDeadDirectories(parent)
+	return filepath.Join(parent, fmt.Sprintf("plimsoll-%d-%d", os.Getpid(), rand.Uint32()))
 }
 
-func startState(socket, metrics string, newService NewService, say func(string, ...any)) (*stateService, error) {
+// removeDeadDirectories removes those of jobs of which guard and keeper were
+// killed together: nobody listens at their sockets.
+func removeDeadDirectories(parent string) {
+	sockets, _ := filepath.Glob(filepath.Join(parent, "plimsoll-*-*", "socket"))
+	for _, socket := range sockets {
+		info, err := os.Stat(socket)
+		if err != nil || time.Since(info.ModTime()) < time.Minute { // it may not listen yet
+			continue
+		}
+		c, err := net.Dial("unixpacket", socket)
+		if err == nil {
+			_ = c.Close()
+		} else if errors.Is(err, syscall.ECONNREFUSED) {
+			_ = os.RemoveAll(filepath.Dir(socket)) // another user's stays
+		}
+	}
+}
+
+func startState(socket, metrics string, cpus cpuset.CPUSet, newService NewService, say func(string, ...any)) (*stateService, error) {
 	keeper, err := newService(socket, metrics, say)
 	if err != nil {
 		return nil, err
 	}
 	keeper.Lazy = metrics == "" // Prometheus may come before the first rank
+	keeper.Bind = func() error { return bindThread(cpus, binding.PolicyDefault, nil) }
 	if err := keeper.Listen(); err != nil {
 		return nil, err
 	}
@@ -97,6 +121,7 @@ func (s *stateService) stop(signals <-chan os.Signal, lost <-chan struct{}) {
 	if s == nil {
 		return
 	}
+	defer os.RemoveAll(filepath.Dir(s.keeper.Socket))
 	s.end()
 	for {
 		select {

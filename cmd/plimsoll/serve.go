@@ -82,6 +82,7 @@ func keeperOf(socket, metrics string, say func(string, ...any)) (*service.Keeper
 	}
 	return &service.Keeper{Socket: socket, Say: say, Command: func() *exec.Cmd {
 		command := exec.Command(self, "serve")
+		command.Args[0] = "plimsoll"
 		if metrics != "" {
 			command.Args = append(command.Args, "--metrics", metrics)
 		}

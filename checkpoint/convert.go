@@ -1,0 +1,259 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"plimsoll/dtype"
+	"plimsoll/engine"
+	"plimsoll/fault"
+	"plimsoll/model"
+	"plimsoll/optim/kernel"
+)
+
+// Conversion is what a checkpoint is to become. What is nil or 0 stays.
+type Conversion struct {
+	State   *kernel.State
+	Moments *kernel.MomentType
+	Ranks   int
+}
+
+// smallTensor is the number of elements below which int8 moments are not worth
+// what they cost, and a parameter keeps its moments in fp32. So do embeddings.
+const smallTensor = 4096
+
+// Convert writes the checkpoint again as another in a directory, and returns its
+// folder. Memory does not grow with the state.
+func (c *Checkpoint) Convert(ctx context.Context, directory string, to Conversion, progress func(bytes int64)) (path string, err error) {
+	if path := filepath.Join(directory, folderOf(c.step)); exists(path) {
+		return "", &fault.Input{Where: fault.Position{File: path}, What: "a checkpoint of this step is here already", Mend: "name another folder"}
+	}
+	shards, err := c.converted(to)
+	if err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(directory, 0o755); err != nil {
+		return "", cause(directory, "checkpoints cannot be written here", errors.Unwrap(err))
+	}
+	folder, err := savingFolder(directory, c.step, shards[0].World)
+	if err != nil {
+		return "", err
+	}
+	for _, s := range shards {
+		if err := c.convert(ctx, folder, s, progress); err != nil {
+			return "", errors.Join(err, os.RemoveAll(folder))
+		}
+	}
+	return Commit(directory, c.step)
+}
+
+// converted are the shards that the checkpoint is to consist of.
+func (c *Checkpoint) converted(to Conversion) ([]Shard, error) {
+	if to.Ranks < 0 || to.Ranks > maxRanks {
+		return nil, &fault.Input{What: fmt.Sprintf("%d ranks, expected 1 to %d", to.Ranks, maxRanks)}
+	}
+	var shards []Shard
+	for _, f := range c.files {
+		shards = append(shards, Shard{Rank: f.manifest.Rank, World: f.manifest.World, Part: f.manifest.Part, Format: f.layout.format, Pieces: slices.Clone(f.layout.pieces)})
+	}
+	if to.Ranks > 0 {
+		var err error
+		if shards, err = c.recut(shards, to.Ranks); err != nil {
+			return nil, err
+		}
+	}
+	for i := range shards {
+		if err := to.apply(&shards[i]); err != nil {
+			return nil, err
+		}
+	}
+	return shards, nil
+}
+
+// apply changes the format of a shard.
+func (to Conversion) apply(s *Shard) error {
+	if to.State != nil {
+		s.Format.State = *to.State
+		if *to.State == kernel.Split {
+			s.Format.Parameter = dtype.BF16 // the upper half of the master
+		}
+	}
+	if to.Moments != nil {
+		s.Format.Moments = *to.Moments
+		for i, p := range s.Pieces {
+			s.Pieces[i].Moments = to.momentsOf(p)
+		}
+	}
+	if err := s.Format.Validate(); err != nil {
+		return &fault.Input{What: fmt.Sprintf("part %s cannot be converted", s.Part), Err: err}
+	}
+	return nil
+}
+
+// momentsOf is how the moments of a piece are to be held.
+func (to Conversion) momentsOf(p Piece) kernel.MomentType {
+	whole := model.Parameter{Name: p.Name, Shape: p.Shape}
+	if *to.Moments == kernel.MomentsInt8 && (whole.Elements() < smallTensor || whole.IsEmbedding()) {
+		return kernel.MomentsFP32
+	}
+	return *to.Moments
+}
+
+// recut cuts each part anew, into as many equal stretches as there are ranks.
+// What several ranks or parts hold is held once.
+func (c *Checkpoint) recut(shards []Shard, ranks int) ([]Shard, error) {
+	var all []Shard
+	seen := map[string]bool{}
+	for _, part := range c.Parts() {
+		var first *Shard
+		var pieces []Piece
+		var elements int64
+		for i, s := range shards {
+			if s.Part != part {
+				continue
+			}
+			if first == nil {
+				first = &shards[i]
+			}
+			for _, p := range s.Pieces {
+				if !seen[p.Name] {
+					seen[p.Name] = true
+					p.First, p.Count = 0, c.parameters[p.Name].Count
+					pieces = append(pieces, p)
+					elements += p.Count
+				}
+			}
+		}
+		if elements < int64(ranks) {
+			return nil, &fault.Input{What: fmt.Sprintf("part %s has %d elements, which cannot be divided among %d ranks", part, elements, ranks), Mend: "use fewer ranks"}
+		}
+		for rank := range ranks {
+			from, end := elements*int64(rank)/int64(ranks), elements*int64(rank+1)/int64(ranks)
+			all = append(all, Shard{Rank: rank, World: ranks, Part: part, Format: first.Format, Pieces: cut(pieces, from, end)})
+		}
+	}
+	return all, nil
+}
+
+// cut is elements from to end of the concatenation of whole parameters.
+func cut(pieces []Piece, from, end int64) []Piece {
+	var own []Piece
+	at := int64(0)
+	for _, p := range pieces {
+		first, last := max(from, at), min(end, at+p.Count)
+		at += p.Count
+		if first < last {
+			p.First, p.Count = first-(at-p.Count), last-first
+			own = append(own, p)
+		}
+	}
+	return own
+}
+
+// convert writes a shard.
+func (c *Checkpoint) convert(ctx context.Context, folder string, s Shard, progress func(bytes int64)) error {
+	l, err := newLayout(s.Format, engine.DefaultChunk, Sections(s.Pieces), s.Pieces)
+	if err != nil {
+		return err
+	}
+	loader, err := c.newLoader(l, s.Rank)
+	if err != nil {
+		return err
+	}
+	w, err := newWriter(folder, s, l, c.step, c.training(s.Rank, s.Part))
+	if err != nil {
+		return err
+	}
+	err = loader.each(ctx, min(4, runtime.GOMAXPROCS(0)), nil, func(first int64, chunk kernel.Chunk) error {
+		if progress != nil {
+			progress(bytesOfChunk(l, chunk))
+		}
+		return w.write(first, chunk)
+	})
+	if err == nil {
+		err = w.finish()
+	}
+	if err != nil {
+		return errors.Join(err, w.discard())
+	}
+	return nil
+}
+
+func bytesOfChunk(l *layout, c kernel.Chunk) int64 {
+	var sum int64
+	for _, s := range l.streams {
+		sum += int64(len(bytesOf(c, s.Role)))
+	}
+	return sum
+}
+
+// each fills chunk after chunk of the shard in memory of its own, and hands it
+// to body: in order by one worker, and by several at once. Roles are the streams
+// that are filled, all where nil.
+func (l *loader) each(ctx context.Context, count int, roles []kernel.Role, body func(first int64, chunk kernel.Chunk) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	readers := readers{c: l.c, roles: readRoles(roles)}
+	var next atomic.Int64
+	var workers sync.WaitGroup
+	for range count {
+		workers.Go(func() {
+			memory := map[kernel.Role][]byte{}
+			for number := int(next.Add(1)) - 1; number < l.layout.chunks && ctx.Err() == nil; number = int(next.Add(1)) - 1 {
+				first, count := l.layout.extent(number)
+				chunk := l.layout.newChunk(memory, roles, number)
+				r := readers.take(first)
+				err := l.fill(r.reader, first, chunk)
+				r.next = first + count
+				readers.giveBack(r)
+				if err == nil {
+					err = body(first, chunk)
+				}
+				if err != nil {
+					cancel(err)
+				}
+			}
+		})
+	}
+	workers.Wait()
+	return errors.Join(context.Cause(ctx), readers.close())
+}
+
+// newChunk is memory for a chunk, which is used again for the next.
+func (l *layout) newChunk(memory map[kernel.Role][]byte, roles []kernel.Role, number int) kernel.Chunk {
+	_, count := l.extent(number)
+	var c kernel.Chunk
+	for _, region := range l.regions(number) {
+		if s := l.streams[region.stream]; roles == nil || slices.Contains(roles, s.Role) {
+			hold(&c, s, room(memory, s.Role, region.bytes))
+		}
+	}
+	if l.format.State == kernel.FP32 && l.format.Parameter != dtype.F32 && roles == nil { // not in the file
+		c.Parameter = view[uint16](room(memory, kernel.ParameterRole, 2*count))
+	}
+	return c
+}
+
+// readRoles are the streams that have to be read so that some can be filled.
+func readRoles(roles []kernel.Role) map[kernel.Role]bool {
+	if roles == nil {
+		return nil
+	}
+	read := map[kernel.Role]bool{}
+	for _, role := range roles {
+		switch role {
+		case kernel.MasterRole, kernel.ParameterRole, kernel.LowRole:
+			read[kernel.MasterRole], read[kernel.ParameterRole], read[kernel.LowRole] = true, true, true
+		default: // in int8, the second moment has the scale of the first
+			read[kernel.FirstMomentRole], read[kernel.SecondMomentRole], read[kernel.HeaderRole] = true, true, true
+		}
+	}
+	return read
+}

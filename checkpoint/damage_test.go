@@ -1,0 +1,467 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"plimsoll/dtype"
+	"plimsoll/optim/kernel"
+)
+
+// spoiled is a checkpoint that tests damage, and a job that has another state.
+type spoiled struct {
+	path   string
+	files  []string
+	others []Shard
+	before []map[string][]byte
+}
+
+func newSpoiled(t *testing.T) *spoiled {
+	f := format(kernel.Adam, kernel.Split, kernel.MomentsInt8, dtype.BF16)
+	cuts := cutModel(smallModel, mixed(f.Moments), 9000)
+	job := newJob(t, f, 700, cuts)
+	train(t, job, 1, 2)
+	s := &spoiled{path: save(t, t.TempDir(), job, `{"epoch":1}`), others: newJob(t, f, 700, cuts)}
+	train(t, s.others, 2, 3)
+	for _, o := range s.others {
+		s.before = append(s.before, bytesOfState(o))
+	}
+	entries, err := os.ReadDir(s.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		s.files = append(s.files, e.Name())
+	}
+	if len(s.files) != 5 {
+		t.Fatalf("the checkpoint has the files %v", s.files)
+	}
+	return s
+}
+
+// verify opens and verifies.
+func (s *spoiled) verify() error {
+	c, err := Open(s.path)
+	if err != nil {
+		return err
+	}
+	return c.Verify(context.Background(), nil)
+}
+
+// loads loads all ranks. Where one cannot be loaded its state must be what it
+// was.
+func (s *spoiled) loads(t failer) error {
+	t.Helper()
+	c, err := Open(s.path)
+	if err != nil {
+		return err
+	}
+	var all error
+	for rank, o := range s.others {
+		if _, _, err := c.Load(context.Background(), o); err != nil {
+			equalState(t, bytesOfState(o), s.before[rank])
+			if o.State.Steps() != 3 {
+				t.Fatalf("the state was not loaded, and is at step %d", o.State.Steps())
+			}
+			all = errors.Join(all, err)
+		} else {
+			train(t, s.others[rank:rank+1], 2, 0)
+			restore(o, s.before[rank])
+		}
+	}
+	return all
+}
+
+// restore gives a shard a state back.
+func restore(s Shard, state map[string][]byte) {
+	for component, bytes := range state {
+		copy(s.State.Arena(component).Bytes(), bytes)
+	}
+	s.State.SetSteps(3)
+}
+
+var between = regexp.MustCompile(`between bytes (\d+) and (\d+): `)
+
+// TestEveryFlippedBitIsFound, wherever it is: the file is named and, in the data,
+// the place and the parameter.
+func TestEveryFlippedBitIsFound(t *testing.T) {
+	s := newSpoiled(t)
+	if err := s.verify(); err != nil {
+		t.Fatal(err)
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		name := rapid.SampledFrom(s.files).Draw(t, "file")
+		path := filepath.Join(s.path, name)
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := rapid.IntRange(0, len(text)-1).Draw(t, "byte")
+		bit := byte(1) << rapid.IntRange(0, 7).Draw(t, "bit")
+		poke(t, path, at, text[at]^bit)
+		defer poke(t, path, at, text[at])
+
+		err = s.verify()
+		mustSay(t, err, name)
+		if strings.HasSuffix(name, dataSuffix) {
+			found := between.FindStringSubmatch(err.Error())
+			if found == nil {
+				t.Fatalf("%v does not say where", err)
+			}
+			from, _ := strconv.Atoi(found[1])
+			end, _ := strconv.Atoi(found[2])
+			if at < from || at >= end {
+				t.Fatalf("byte %d was changed, and %v", at, err)
+			}
+		}
+		loaded := s.loads(t)
+		if header := strings.Contains(err.Error(), "the header"); (loaded == nil) != header { // which a load does not need
+			t.Fatalf("verify says %v, and load %v", err, loaded)
+		}
+	})
+}
+
+// poke changes a byte of a file.
+func poke(t failer, path string, at int, b byte) {
+	file, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err == nil {
+		_, err = file.WriteAt([]byte{b}, int64(at))
+	}
+	if err = errors.Join(err, file.Close()); err != nil {
+		t.Fatalf("%v", err)
+	}
+}
+
+func TestTruncatedAndMissingFilesAreFound(t *testing.T) {
+	s := newSpoiled(t)
+	for _, name := range s.files {
+		path := filepath.Join(s.path, name)
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, length := range []int{0, 1, len(text) / 2, len(text) - 1} {
+			if err := os.WriteFile(path, text[:length], 0o644); err != nil {
+				t.Fatal(err)
+			}
+			mustSay(t, s.verify(), name)
+			mustSay(t, s.loads(t), name)
+		}
+		if err := os.WriteFile(path, append(text, 0), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		mustSay(t, s.verify(), name)
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		if name == indexName {
+			mustSay(t, s.verify(), s.path, "no complete checkpoint")
+		} else {
+			mustSay(t, s.verify(), name, "not complete", "no such file")
+		}
+		if err := os.WriteFile(path, text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.verify(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestOpenTakesTheNewestComplete(t *testing.T) {
+	directory := t.TempDir()
+	_, err := Open(directory)
+	mustSay(t, err, directory, "no complete checkpoint is here")
+	_, err = Open(filepath.Join(directory, "nothing"))
+	mustSay(t, err, "nothing", "no such file")
+
+	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 9000))
+	train(t, job, 1, 2)
+	save(t, directory, job, "")
+	train(t, job, 1, 1)
+	path := save(t, directory, job, "")
+	// One that is only begun, and one that lost its index.
+	train(t, job, 1, 1)
+	if saving, err := Save(directory, job[0], nil); err != nil || saving.Wait() != nil {
+		t.Fatal(err, saving.Wait())
+	}
+	if err := os.Mkdir(filepath.Join(directory, folderOf(9)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Open(directory)
+	if err != nil || c.Path() != path || c.Step() != 3 {
+		t.Fatalf("%+v, %v, want step 3", c, err)
+	}
+	_, err = Open(filepath.Join(directory, ".saving-"+folderOf(4)))
+	mustSay(t, err, "no complete checkpoint")
+}
+
+func TestCommitWaitsForAllRanks(t *testing.T) {
+	directory := t.TempDir()
+	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 3000, 6000, 9000))
+	_, err := Commit(directory, 0)
+	mustSay(t, err, directory, "nothing was saved here at step 0")
+	for i, rank := range []int{2, 0} {
+		saving, err := Save(directory, job[rank], nil)
+		if err != nil || saving.Wait() != nil {
+			t.Fatal(err, saving.Wait())
+		}
+		_, err = Commit(directory, 0)
+		mustSay(t, err, []string{"ranks 0, 1, 3 of 4", "ranks 1, 3 of 4"}[i])
+	}
+	path := save(t, directory, job, "")
+	if again, err := Commit(directory, 0); err != nil || again != path {
+		t.Errorf("once more: %s, %v", again, err)
+	}
+}
+
+// TestCommitSweeps what crashed saves have left, but for later steps: those may
+// be under way.
+func TestCommitSweeps(t *testing.T) {
+	directory := t.TempDir()
+	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 9000))
+	for _, step := range []int64{3, 5, 9} {
+		job[0].State.SetSteps(step)
+		if saving, err := Save(directory, job[0], nil); err != nil || saving.Wait() != nil {
+			t.Fatal(err, saving.Wait())
+		}
+	}
+	for _, s := range job {
+		s.State.SetSteps(5)
+	}
+	// Of a job of another size that crashed at that step, and of a process that
+	// was killed while it wrote a manifest.
+	for _, name := range []string{"rank-00000-of-00007-bf16.safetensors", "rank-00000-of-00007-bf16.json", ".rank-00000-of-00002-bf16.json123"} {
+		if err := os.WriteFile(filepath.Join(directory, savingPrefix+folderOf(5), name), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := save(t, directory, job, "")
+	if got, want := strings.Join(list(t, directory), " "), ".saving-step-00000009 step-00000005"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	if got := list(t, path); len(got) != 5 {
+		t.Errorf("the checkpoint has the files %v", got)
+	}
+}
+
+func list(t failer, directory string) []string {
+	entries, err := os.ReadDir(directory)
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// TestSameStepAgain replaces the checkpoint of a step by another.
+func TestSameStepAgain(t *testing.T) {
+	directory := t.TempDir()
+	cuts := cutModel(smallModel, alike(kernel.MomentsFP32), 9000)
+	job := newJob(t, splitFormat, 700, cuts)
+	train(t, job, 1, 1)
+	save(t, directory, job, "")
+	other := newJob(t, splitFormat, 700, cuts)
+	train(t, other, 2, 1)
+	save(t, directory, other, "")
+	if got := list(t, directory); len(got) != 1 {
+		t.Errorf("the folder has %v", got)
+	}
+	loaded := newJob(t, splitFormat, 700, cuts)
+	load(t, directory, loaded)
+	equalState(t, bytesOfState(loaded[0]), bytesOfState(other[0]))
+}
+
+func TestSaveRefuses(t *testing.T) {
+	directory := t.TempDir()
+	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 9000))
+	_, err := Save(filepath.Join(directory, "nothing"), job[0], nil)
+	mustSay(t, err, "nothing", "no such folder", "mkdir -p")
+	file := filepath.Join(directory, "file")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	_, err = Save(file, job[0], nil)
+	mustSay(t, err, file, "this is a file")
+	pieces := func(change func([]Piece) []Piece) func(*Shard) {
+		return func(s *Shard) { s.Pieces = change(slices.Clone(s.Pieces)) }
+	}
+	for says, change := range map[string]func(*Shard){
+		`rank 2 of 2`:                      func(s *Shard) { s.Rank = 2 },
+		`a job of 0 ranks`:                 func(s *Shard) { s.World = 0 },
+		`part "a/b"`:                       func(s *Shard) { s.Part = "a/b" },
+		`was said`:                         func(s *Shard) { s.Format.Gradient = dtype.BF16 },
+		`the pieces have 8000 elements`:    pieces(func(p []Piece) []Piece { p[0].Count = 8000; return p }),
+		`has no name`:                      pieces(func(p []Piece) []Piece { p[0].Name = ""; return p }),
+		`a name that is not UTF-8`:         pieces(func(p []Piece) []Piece { p[0].Name = "\xff"; return p }),
+		`are no part of the 9600`:          pieces(func(p []Piece) []Piece { p[0].First = 9000; return p }),
+		`the shape [300 -1]`:               pieces(func(p []Piece) []Piece { p[0].Shape = []int64{300, -1}; return p }),
+		`more elements than the 9000`:      pieces(func(p []Piece) []Piece { p[0].Count = 9500; return p }),
+		`of group 7 with fp32 moments are`: pieces(func(p []Piece) []Piece { p[0].Group = 7; return p }),
+		`of group 0 with bf16 moments are`: pieces(func(p []Piece) []Piece { p[0].Moments = kernel.MomentsBF16; return p }),
+		`parameter "model.embed_tokens.weight" is there twice`: pieces(func(p []Piece) []Piece {
+			p[0].Count = 4500
+			return append(p, p[0])
+		}),
+	} {
+		s := job[0]
+		change(&s)
+		if _, err := Save(directory, s, nil); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v does not say %q", err, says)
+		}
+	}
+	for _, name := range list(t, directory) {
+		if left := filepath.Join(directory, name); left != file && len(list(t, left)) > 0 {
+			t.Errorf("what was refused has left %v", list(t, left))
+		}
+	}
+}
+
+// TestNamesOfTensorsDiffer: a parameter that is named like the stream of another
+// would be in the file twice.
+func TestNamesOfTensorsDiffer(t *testing.T) {
+	model := []tensorOf{{"a", []int64{4}, 0}, {"a/exp_avg", []int64{4}, 0}}
+	job := newJob(t, splitFormat, 700, cutModel(model, alike(kernel.MomentsFP32)))
+	if _, err := Save(t.TempDir(), job[0], nil); err == nil || !strings.Contains(err.Error(), `two tensors would have the name "a/exp_avg"`) {
+		t.Error(err)
+	}
+}
+
+// TestFullDisk leaves the older checkpoint and its disk as they are.
+func TestFullDisk(t *testing.T) {
+	directory := t.TempDir()
+	if err := unix.Mount("tmpfs", directory, "tmpfs", 0, "size=2M"); err != nil {
+		if os.Getenv("CI") == "true" && os.Getuid() == 0 {
+			t.Fatal(err)
+		}
+		t.Skip("no file system can be mounted here: ", err)
+	}
+	t.Cleanup(func() { unix.Unmount(directory, unix.MNT_DETACH) })
+	cuts := cutModel(smallModel, alike(kernel.MomentsFP32))
+	job := newJob(t, splitFormat, 700, cuts)
+	train(t, job, 1, 1)
+	path := save(t, directory, job, "")
+	before := bytesOfState(job[0])
+	step(t, job[0], 1)
+
+	t.Run("before", func(t *testing.T) {
+		if err := os.WriteFile(filepath.Join(directory, "other"), make([]byte, 1800<<10), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Save(directory, job[0], nil)
+		var full *DoesNotFit
+		if !errors.As(err, &full) || full.Needed < 12*15649 || full.Available > 200<<10 || !strings.Contains(err.Error(), directory) {
+			t.Errorf("%v", err)
+		}
+	})
+	t.Run("when the manifest is written", func(t *testing.T) {
+		if err := os.Remove(filepath.Join(directory, "other")); err != nil {
+			t.Fatal(err)
+		}
+		w := newTestWriter(t, directory, job[0])
+		_ = os.WriteFile(filepath.Join(directory, "other"), make([]byte, 2<<20), 0o644) // all there is
+		if err := w.writeAll(job[0]); err != nil {
+			t.Fatal(err) // this room was taken before
+		}
+		err := w.finish()
+		if !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "rank-00000-of-00001-bf16.json") {
+			t.Errorf("%v, want that the device is full, and the file", err)
+		}
+		if err := w.discard(); err != nil {
+			t.Error(err)
+		}
+		if got := strings.Join(list(t, directory), " "); got != "other step-00000001" {
+			t.Errorf("the folder has %s", got)
+		}
+	})
+	c, err := Open(directory)
+	if err != nil || c.Path() != path {
+		t.Fatalf("%v, %v, want %s", c, err, path)
+	}
+	loaded := newJob(t, splitFormat, 700, cuts)
+	load(t, directory, loaded)
+	equalState(t, bytesOfState(loaded[0]), before)
+}
+
+// newTestWriter begins to write a shard.
+func newTestWriter(t *testing.T, directory string, s Shard) *writer {
+	l, err := layoutOf(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder, err := savingFolder(directory, s.State.Steps(), s.World)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := newWriter(folder, s, l, s.State.Steps(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// writeAll writes every chunk, and gives an error of one.
+func (w *writer) writeAll(s Shard) error {
+	errs := make(chan error, w.layout.chunks)
+	s.State.Each(func(first int64, c kernel.Chunk) { errs <- w.write(first, c) })
+	close(errs)
+	for err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TestFailedWriteLeavesNothing: what fails is any write, for the file is open
+// for reading only.
+func TestFailedWriteLeavesNothing(t *testing.T) {
+	directory := t.TempDir()
+	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32)))
+	w := newTestWriter(t, directory, job[0])
+	readOnly, err := os.Open(w.file.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.file.Close()
+	w.file = readOnly
+	if err := w.writeAll(job[0]); err == nil || !strings.Contains(err.Error(), "rank-00000-of-00001-bf16.safetensors") {
+		t.Errorf("%v does not name the file", err)
+	}
+	if err := w.discard(); err != nil {
+		t.Error(err)
+	}
+	if got := list(t, directory); len(got) != 0 {
+		t.Errorf("a save that failed has left %v", got)
+	}
+}
+
+func TestCancel(t *testing.T) {
+	directory := t.TempDir()
+	job := newJob(t, splitFormat, 1, cutModel(smallModel, alike(kernel.MomentsFP32))) // many chunks
+	saving, err := Save(directory, job[0], nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	saving.Cancel()
+	if err := saving.Wait(); err == nil {
+		t.Skip("it was done before")
+	}
+	if got := list(t, directory); len(got) != 0 {
+		t.Errorf("a save that was cancelled has left %v", got)
+	}
+	save(t, directory, job, "") // and another can begin
+}

@@ -1,0 +1,357 @@
+package checkpoint
+
+import (
+	"archive/zip"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"slices"
+	"sort"
+	"strings"
+
+	"plimsoll/dtype"
+	"plimsoll/engine"
+	"plimsoll/fault"
+	"plimsoll/optim/kernel"
+)
+
+// maxPickle is far above what a document without numbers takes.
+const maxPickle = 256 << 20
+
+// torchPart is the part that the parameters of a file of torch.save are.
+const torchPart = "torch"
+
+// OpenTorch reads a file that [Checkpoint.WriteTorch] has written, or a program
+// with torch.save, as a checkpoint of one rank that can be converted. Every
+// number is read and held against the archive's own checksums.
+func OpenTorch(ctx context.Context, path string, progress func(bytes int64)) (*Checkpoint, error) {
+	t := &torchFile{path: path}
+	if err := t.open(); err != nil {
+		return nil, err
+	}
+	defer t.archive.Close()
+	text, err := t.entry("data.pkl", maxPickle)
+	if err != nil {
+		return nil, err
+	}
+	document, err := unpickle(text)
+	if err != nil {
+		return nil, t.wrong("%v", err)
+	}
+	if err := t.understand(document); err != nil {
+		return nil, t.wrong("%v", err)
+	}
+	c, err := t.checkpoint()
+	if err != nil {
+		return nil, t.wrong("%v", err)
+	}
+	return c, t.verify(ctx, progress)
+}
+
+// torchFile is a file of torch.save.
+type torchFile struct {
+	path    string
+	archive *zip.ReadCloser
+	prefix  string               // of the names of all entries
+	entries map[string]*zip.File // by what is behind the prefix
+
+	algorithm kernel.Algorithm
+	step      int64
+	pieces    []Piece
+	starts    []int64   // element of the shard at which each piece begins
+	offsets   [][]int64 // of the master and the moments of each piece, in the file
+}
+
+func (t *torchFile) wrong(format string, arguments ...any) error {
+	return &fault.Input{
+		Where: fault.Position{File: t.path}, What: "this is no optimizer's state: " + fmt.Sprintf(format, arguments...),
+		Mend: `write it with torch.save({"state": ..., "param_groups": ..., "names": ..., "master": ...}, FILE), as docs/checkpoints.md says`,
+	}
+}
+
+func (t *torchFile) open() error {
+	archive, err := zip.OpenReader(t.path)
+	var system *os.PathError
+	switch {
+	case errors.As(err, &system):
+		return cause(t.path, "a file of torch.save was expected", system.Err)
+	case err != nil:
+		return t.wrong("%v", err)
+	}
+	t.archive, t.entries = archive, map[string]*zip.File{}
+	for _, f := range archive.File {
+		if prefix, ok := strings.CutSuffix(f.Name, "data.pkl"); ok {
+			t.prefix = prefix
+		}
+	}
+	for _, f := range archive.File {
+		if name, ok := strings.CutPrefix(f.Name, t.prefix); ok {
+			t.entries[name] = f
+		}
+	}
+	if order, err := t.entry("byteorder", 16); err == nil && string(order) != "little" {
+		return t.wrong("its numbers are %s-endian", order)
+	}
+	return nil
+}
+
+// entry reads a small entry.
+func (t *torchFile) entry(name string, limit uint64) ([]byte, error) {
+	f := t.entries[name]
+	if f == nil || f.UncompressedSize64 > limit {
+		return nil, t.wrong("the archive has no %s, or one of more than %d bytes", name, limit)
+	}
+	r, err := f.Open()
+	if err != nil {
+		return nil, t.wrong("%s: %v", name, err)
+	}
+	defer r.Close()
+	text, err := io.ReadAll(io.LimitReader(r, int64(limit)))
+	if err != nil {
+		return nil, t.wrong("%s: %v", name, err)
+	}
+	return text, nil
+}
+
+// understand finds the parameters and their tensors in the document.
+func (t *torchFile) understand(document any) error {
+	groups, err := groupsOf(member(document, "param_groups"))
+	if err != nil {
+		return err
+	}
+	states := map[int]any{}
+	list, _ := entries(member(document, "state"))
+	for _, e := range list {
+		if number, ok := e.Key.(int); ok {
+			states[number] = e.Value
+		}
+	}
+	masters := map[string]any{}
+	list, _ = entries(member(document, "master"))
+	for _, e := range list {
+		if name, ok := e.Key.(string); ok {
+			masters[name] = e.Value
+		}
+	}
+	names := items(member(document, "names"))
+	if len(names) == 0 {
+		return errors.New(`it has no list "names" of the parameters`)
+	}
+	for i, item := range names {
+		name, isName := item.(string)
+		group, isIn := groups[i]
+		if !isName || !isIn {
+			return fmt.Errorf("parameter %d, %v, is in no parameter group", i, item)
+		}
+		if err := t.add(name, group, masters[name], states[i]); err != nil {
+			return fmt.Errorf("parameter %q: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// groupsOf is the parameter group of each parameter.
+func groupsOf(list any) (map[int]int, error) {
+	groups := map[int]int{}
+	for group, item := range items(list) {
+		for _, item := range items(member(item, "params")) {
+			number, ok := item.(int)
+			if _, twice := groups[number]; !ok || twice {
+				return nil, fmt.Errorf("parameter %v of parameter group %d is no number, or twice there", item, group)
+			}
+			groups[number] = group
+		}
+	}
+	return groups, nil
+}
+
+// momentsByName tell the algorithms apart.
+var momentsByName = []struct {
+	algorithm kernel.Algorithm
+	moments   []string
+}{
+	{kernel.Adam, []string{"exp_avg", "exp_avg_sq"}},
+	{kernel.Lion, []string{"exp_avg"}},
+	{kernel.Adagrad, []string{"sum"}},
+	{kernel.SGD, []string{"momentum_buffer"}},
+}
+
+// add adds a parameter: its master weights and what the optimizer holds of it.
+func (t *torchFile) add(name string, group int, master, state any) error {
+	i := slices.IndexFunc(momentsByName, func(a struct {
+		algorithm kernel.Algorithm
+		moments   []string
+	}) bool {
+		return !slices.ContainsFunc(a.moments, func(m string) bool { return member(state, m) == nil })
+	})
+	if i < 0 {
+		return errors.New(`its "state" has no moments of Adam, Lion, Adagrad or SGD`)
+	}
+	known := momentsByName[i]
+	weights, ok := master.(torchTensor)
+	if !ok {
+		return errors.New(`it has no tensor in "master"`)
+	}
+	p := Piece{Name: name, Shape: weights.shape, Group: group}
+	var err error
+	if p.Count, err = p.elements(); err != nil {
+		return err
+	}
+	offsets := make([]int64, 1+len(known.moments))
+	if offsets[0], err = t.locate(weights, p); err != nil {
+		return fmt.Errorf("master: %w", err)
+	}
+	for m, component := range known.moments {
+		tensor, ok := member(state, component).(torchTensor)
+		if !ok {
+			return fmt.Errorf("%s is no tensor", component)
+		}
+		if offsets[1+m], err = t.locate(tensor, p); err != nil {
+			return fmt.Errorf("%s: %w", component, err)
+		}
+	}
+	step, err := t.stepOf(member(state, "step"))
+	if err != nil {
+		return err
+	}
+	if len(t.pieces) > 0 && (known.algorithm != t.algorithm || step != t.step) {
+		return fmt.Errorf("it has the state of %v at step %d, and the parameters before it that of %v at step %d", known.algorithm, step, t.algorithm, t.step)
+	}
+	t.algorithm, t.step = known.algorithm, step
+	t.pieces, t.offsets = append(t.pieces, p), append(t.offsets, offsets)
+	return nil
+}
+
+// locate is where the numbers of a tensor begin in the file.
+func (t *torchFile) locate(tensor torchTensor, p Piece) (int64, error) {
+	if tensor.kind != "FloatStorage" {
+		return 0, fmt.Errorf("a tensor with a %s, expected fp32 in a FloatStorage", tensor.kind)
+	}
+	if !slices.Equal(tensor.shape, p.Shape) || !contiguous(tensor) {
+		return 0, fmt.Errorf("a tensor of shape %v with strides %v, expected a contiguous one of shape %v", tensor.shape, tensor.strides, p.Shape)
+	}
+	f := t.entries["data/"+tensor.key]
+	if f == nil || f.Method != zip.Store || f.UncompressedSize64 != f.CompressedSize64 {
+		return 0, fmt.Errorf("the archive has no data/%s that is not compressed", tensor.key)
+	}
+	if size := f.UncompressedSize64; size > math.MaxInt64 || int64(size)/4-tensor.offset < p.Count {
+		return 0, fmt.Errorf("data/%s has %d bytes, too few for %d numbers from %d on", tensor.key, size, p.Count, tensor.offset)
+	}
+	at, err := f.DataOffset()
+	return at + 4*tensor.offset, err
+}
+
+func contiguous(t torchTensor) bool {
+	if len(t.strides) != len(t.shape) {
+		return false
+	}
+	want := int64(1)
+	for i := len(t.shape) - 1; i >= 0; i-- {
+		if t.shape[i] != 1 && t.strides[i] != want {
+			return false
+		}
+		want *= t.shape[i] // which validated shapes have room for
+	}
+	return true
+}
+
+// stepOf is the step of a parameter. SGD has none.
+func (t *torchFile) stepOf(step any) (int64, error) {
+	var number float64
+	switch s := step.(type) {
+	case nil:
+	case int:
+		number = float64(s)
+	case float64:
+		number = s
+	case torchTensor:
+		at, err := t.locate(s, Piece{Shape: s.shape, Count: 1})
+		if err != nil || len(s.shape) != 0 {
+			return 0, fmt.Errorf("its step is no number: %w", err)
+		}
+		file, err := os.Open(t.path)
+		if err != nil {
+			return 0, err
+		}
+		defer file.Close()
+		var bytes [4]byte
+		if _, err := file.ReadAt(bytes[:], at); err != nil {
+			return 0, err
+		}
+		number = float64(math.Float32frombits(binary.LittleEndian.Uint32(bytes[:])))
+	default:
+		return 0, fmt.Errorf("its step is %v, expected a number", step)
+	}
+	if !(number >= 0 && number <= 1<<53) || number != math.Trunc(number) {
+		return 0, fmt.Errorf("its step is %v, expected a whole number", number)
+	}
+	return int64(number), nil
+}
+
+// checkpoint is the file as a checkpoint of one rank, with everything in fp32.
+func (t *torchFile) checkpoint() (*Checkpoint, error) {
+	format := kernel.Format{Algorithm: t.algorithm, State: kernel.FP32, Parameter: dtype.BF16, Gradient: dtype.BF16}
+	l, err := newLayout(format, engine.DefaultChunk, Sections(t.pieces), t.pieces)
+	if err != nil {
+		return nil, err
+	}
+	at := int64(0)
+	for _, p := range t.pieces {
+		t.starts = append(t.starts, at)
+		at += p.Count
+	}
+	m := newManifest(Shard{World: 1, Part: torchPart, Format: format}, l, t.step, nil, nil)
+	return assemble(t.path, []*file{{path: t.path, manifest: m, layout: l, torch: t}})
+}
+
+// read reads elements of a stream of the shard.
+func (t *torchFile) read(file io.ReaderAt, role kernel.Role, first int64, b []byte) error {
+	stream := 0
+	if role != kernel.MasterRole {
+		stream = 1 + int(role-kernel.FirstMomentRole)
+	}
+	for i := sort.Search(len(t.starts), func(i int) bool { return t.starts[i] > first }) - 1; len(b) > 0; i++ {
+		skip := first - t.starts[i]
+		n := min(int64(len(b)), 4*(t.pieces[i].Count-skip))
+		if _, err := file.ReadAt(b[:n], t.offsets[i][stream]+4*skip); err != nil {
+			return cutShort(t.path, err)
+		}
+		first += n / 4
+		b = b[n:]
+	}
+	return nil
+}
+
+// verify holds all entries against the checksums of the archive.
+func (t *torchFile) verify(ctx context.Context, progress func(bytes int64)) error {
+	buffer := make([]byte, 1<<20)
+	for _, f := range t.archive.File {
+		r, err := f.Open()
+		if err != nil {
+			return t.wrong("%s: %v", f.Name, err)
+		}
+		for {
+			n, err := r.Read(buffer)
+			if progress != nil {
+				progress(int64(n))
+			}
+			if err == io.EOF {
+				break
+			}
+			if err != nil {
+				return broken(t.path, "damaged: %s: %v", f.Name, err)
+			}
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+		}
+		if err := r.Close(); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,118 @@
+package checkpoint
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/big"
+	"slices"
+)
+
+// pickler writes the few kinds of Python objects that a file of torch.save
+// consists of, in protocol 2 of pickle.
+type pickler struct{ bytes.Buffer }
+
+// opcodes of pickle, as pickletools.dis names them.
+const (
+	opProto      = "\x80\x02"
+	opStop       = "."
+	opMark       = "("
+	opEmptyDict  = "}"
+	opSetItems   = "u"
+	opEmptyList  = "]"
+	opAppends    = "e"
+	opTuple      = "t"
+	opReduce     = "R"
+	opNewFalse   = "\x89"
+	opGlobal     = "c"
+	opUnicode    = "X"
+	opFloat      = "G"
+	opInt        = "J"
+	opLong       = "\x8a"
+	opPersistent = "Q"
+)
+
+func (p *pickler) text(s string) {
+	p.WriteString(opUnicode)
+	p.Write(binary.LittleEndian.AppendUint32(nil, uint32(len(s))))
+	p.WriteString(s)
+}
+
+func (p *pickler) float(x float64) {
+	p.WriteString(opFloat)
+	p.Write(binary.BigEndian.AppendUint64(nil, math.Float64bits(x)))
+}
+
+func (p *pickler) int(n int64) {
+	if n == int64(int32(n)) {
+		p.WriteString(opInt)
+		p.Write(binary.LittleEndian.AppendUint32(nil, uint32(n)))
+		return
+	}
+	// Little-endian two's complement; sizes are never negative, and the zero
+	// in front keeps the sign.
+	digits := append([]byte{0}, big.NewInt(n).Bytes()...)
+	slices.Reverse(digits)
+	p.WriteString(opLong)
+	p.WriteByte(byte(len(digits)))
+	p.Write(digits)
+}
+
+func (p *pickler) global(module, name string) {
+	fmt.Fprintf(p, "%s%s\n%s\n", opGlobal, module, name)
+}
+
+func (p *pickler) tuple(items func()) {
+	p.WriteString(opMark)
+	items()
+	p.WriteString(opTuple)
+}
+
+func (p *pickler) ints(numbers []int64) {
+	p.tuple(func() {
+		for _, n := range numbers {
+			p.int(n)
+		}
+	})
+}
+
+func (p *pickler) dict(items func()) {
+	p.WriteString(opEmptyDict + opMark)
+	items()
+	p.WriteString(opSetItems)
+}
+
+func (p *pickler) list(items func()) {
+	p.WriteString(opEmptyList + opMark)
+	items()
+	p.WriteString(opAppends)
+}
+
+// tensor is an fp32 tensor with a storage of its own, of that key.
+func (p *pickler) tensor(key string, shape []int64) {
+	numbers, strides := int64(1), make([]int64, len(shape))
+	for i := len(shape) - 1; i >= 0; i-- {
+		strides[i] = numbers
+		numbers *= shape[i]
+	}
+	p.global("torch._utils", "_rebuild_tensor_v2")
+	p.tuple(func() {
+		p.tuple(func() {
+			p.text("storage")
+			p.global("torch", "FloatStorage")
+			p.text(key)
+			p.text("cpu")
+			p.int(numbers)
+		})
+		p.WriteString(opPersistent)
+		p.int(0) // of the storage
+		p.ints(shape)
+		p.ints(strides)
+		p.WriteString(opNewFalse) // requires_grad
+		p.global("collections", "OrderedDict")
+		p.tuple(func() {})
+		p.WriteString(opReduce) // backward hooks: none
+	})
+	p.WriteString(opReduce)
+}

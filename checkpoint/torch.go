@@ -1,0 +1,259 @@
+package checkpoint
+
+import (
+	"archive/zip"
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"github.com/google/renameio/v2"
+
+	"plimsoll/dtype"
+	"plimsoll/engine"
+	"plimsoll/optim/kernel"
+)
+
+// A file of torch.save is a zip archive with a pickle, and the numbers of every
+// storage in an entry of their own, not compressed.
+
+// WriteTorch writes the checkpoint as a file for torch.load, so that training
+// can go on without Plimsoll: a dict with the "state" and "param_groups" of a
+// torch.optim optimizer, the "names" of the parameters in its order, and their
+// fp32 "master" weights by name. Memory does not grow with the state.
+func (c *Checkpoint) WriteTorch(ctx context.Context, path string, progress func(bytes int64)) error {
+	file, err := renameio.NewPendingFile(path, renameio.WithPermissions(0o644))
+	if err != nil {
+		return cause(path, "the file cannot be written", err)
+	}
+	defer file.Cleanup()
+	buffer := bufio.NewWriterSize(file, 1<<20)
+	if err := newExporter(c, buffer, progress).write(ctx); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	if err := buffer.Flush(); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	if err := file.CloseAtomicallyReplace(); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return syncFolder(filepath.Dir(path))
+}
+
+// exporter writes the archive. Storages have the numbers in which they come:
+// those of a parameter are its step, its master weights and its moments. No two
+// parameters share one, or torch would count every step once for each of them.
+type exporter struct {
+	c          *Checkpoint
+	parameters []*parameter // in the order of torch.optim: by parameter group
+	roles      []kernel.Role
+	components []string // of the moments
+	out        *counter
+	zip        *zip.Writer
+	data       int64 // where that of the last entry begins
+	progress   func(bytes int64)
+}
+
+func newExporter(c *Checkpoint, w io.Writer, progress func(bytes int64)) *exporter {
+	e := &exporter{c: c, out: &counter{w: w}, roles: []kernel.Role{kernel.MasterRole}, progress: progress}
+	e.zip = zip.NewWriter(e.out)
+	for _, name := range c.names {
+		e.parameters = append(e.parameters, c.parameters[name])
+	}
+	slices.SortStableFunc(e.parameters, func(a, b *parameter) int { return cmp.Compare(a.Group, b.Group) })
+	for _, stream := range exportFormat(c).MomentStreams() {
+		e.roles = append(e.roles, stream.Role)
+		e.components = append(e.components, stream.Component)
+	}
+	return e
+}
+
+// exportFormat is everything in fp32.
+func exportFormat(c *Checkpoint) kernel.Format {
+	return kernel.Format{Algorithm: c.Algorithm(), State: kernel.FP32, Parameter: dtype.F32, Gradient: dtype.F32}
+}
+
+// Storages of a parameter, before its moments.
+const stepStorage, masterStorage = 0, 1
+
+// storage is the key of one of the storages of a parameter.
+func (e *exporter) storage(parameter, number int) string {
+	return strconv.Itoa(parameter*(masterStorage+len(e.roles)) + number)
+}
+
+func (e *exporter) write(ctx context.Context) error {
+	if err := e.entry("data.pkl", e.pickle()); err != nil {
+		return err
+	}
+	if err := e.entry("byteorder", []byte("little")); err != nil {
+		return err
+	}
+	for i, p := range e.parameters {
+		if err := e.parameter(ctx, i, p); err != nil {
+			return err
+		}
+	}
+	if err := e.entry("version", []byte("3\n")); err != nil {
+		return err
+	}
+	return e.zip.Close()
+}
+
+// pickle is the document, with tensors in place of their numbers.
+func (e *exporter) pickle() []byte {
+	var p pickler
+	p.WriteString(opProto)
+	p.dict(func() {
+		p.text("state")
+		p.dict(func() {
+			for i, parameter := range e.parameters {
+				p.int(int64(i))
+				p.dict(func() { e.state(&p, i, parameter) })
+			}
+		})
+		p.text("param_groups")
+		p.list(func() { e.groups(&p) })
+		p.text("names")
+		p.list(func() {
+			for _, parameter := range e.parameters {
+				p.text(parameter.Name)
+			}
+		})
+		p.text("master")
+		p.dict(func() {
+			for i, parameter := range e.parameters {
+				p.text(parameter.Name)
+				p.tensor(e.storage(i, masterStorage), parameter.Shape)
+			}
+		})
+	})
+	p.WriteString(opStop)
+	return p.Bytes()
+}
+
+// state is what the optimizer holds of a parameter.
+func (e *exporter) state(p *pickler, i int, parameter *parameter) {
+	p.text("step")
+	p.tensor(e.storage(i, stepStorage), nil)
+	for number, component := range e.components {
+		p.text(component)
+		p.tensor(e.storage(i, masterStorage+1+number), parameter.Shape)
+	}
+}
+
+// groups are the parameter groups, without hyperparameters, which are the
+// trainer's.
+func (e *exporter) groups(p *pickler) {
+	for i := 0; i < len(e.parameters); {
+		group := e.parameters[i].Group
+		p.dict(func() {
+			p.text("params")
+			p.list(func() {
+				for ; i < len(e.parameters) && e.parameters[i].Group == group; i++ {
+					p.int(int64(i))
+				}
+			})
+		})
+	}
+}
+
+// parameter writes the storages of a parameter.
+func (e *exporter) parameter(ctx context.Context, number int, p *parameter) error {
+	whole := p.Piece
+	whole.Moments = kernel.MomentsFP32
+	pieces := []Piece{whole}
+	l, err := newLayout(exportFormat(e.c), engine.DefaultChunk, Sections(pieces), pieces)
+	if err != nil {
+		return err
+	}
+	loader, err := e.c.newLoader(l, 0)
+	if err != nil {
+		return err
+	}
+	step := binary.LittleEndian.AppendUint32(nil, math.Float32bits(float32(e.c.step)))
+	if err := e.entry("data/"+e.storage(number, stepStorage), step); err != nil {
+		return err
+	}
+	for i, role := range e.roles {
+		w, err := e.create("data/" + e.storage(number, masterStorage+i))
+		if err != nil {
+			return err
+		}
+		err = loader.each(ctx, 1, []kernel.Role{role}, func(_ int64, chunk kernel.Chunk) error {
+			n, err := w.Write(bytesOf(chunk, role))
+			if e.progress != nil {
+				e.progress(int64(n))
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ExportBytes is what WriteTorch writes of numbers, for its progress.
+func (c *Checkpoint) ExportBytes() int64 {
+	var sum int64
+	for _, p := range c.parameters {
+		sum += 4 * p.Count * int64(1+c.Algorithm().Moments())
+	}
+	return sum
+}
+
+func (e *exporter) entry(name string, data []byte) error {
+	w, err := e.create(name)
+	if err == nil {
+		_, err = w.Write(data)
+	}
+	return err
+}
+
+// alignment is that of storages, so that torch.load can map them.
+const alignment = 64
+
+// create begins an entry whose data is aligned, with an extra field as torch's
+// own writer has it.
+func (e *exporter) create(name string) (io.Writer, error) {
+	if err := e.zip.Flush(); err != nil { // so that what is counted is all there is
+		return nil, err
+	}
+	const localHeader, extraHeader = 30, 4
+	header := &zip.FileHeader{Name: "archive/" + name, Method: zip.Store}
+	begin := e.out.written + e.descriptor() + localHeader + int64(len(header.Name)) + extraHeader
+	padding := -begin & (alignment - 1)
+	e.data = begin + padding
+	header.Extra = append([]byte{'F', 'B', byte(padding), byte(padding >> 8)}, slices.Repeat([]byte{'Z'}, int(padding))...)
+	return e.zip.CreateHeader(header)
+}
+
+// descriptor is the size of what package zip writes after the data of an entry,
+// as soon as the next begins: a checksum and two sizes.
+func (e *exporter) descriptor() int64 {
+	switch {
+	case e.data == 0:
+		return 0
+	case e.out.written-e.data >= math.MaxUint32:
+		return 24
+	}
+	return 16
+}
+
+// counter counts what is written.
+type counter struct {
+	w       io.Writer
+	written int64
+}
+
+func (c *counter) Write(b []byte) (int, error) {
+	n, err := c.w.Write(b)
+	c.written += int64(n)
+	return n, err
+}
