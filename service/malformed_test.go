@@ -390,6 +390,11 @@ func FuzzRecord(f *testing.F) {
 	broken[recordLength+3] = 1
 	f.Add(broken)
 	f.Add([]byte{})
+	pages, err := newRecord(testDocument(), 200) // there is no such kind
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(pages.Whole())
 	f.Fuzz(func(t *testing.T, content []byte) {
 		descriptor, err := unix.MemfdCreate("record", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 		if err != nil {
