@@ -86,7 +86,9 @@ func TestOverhead(t *testing.T) {
 			if overhead := slices.Min(service) - slices.Min(engine); overhead > 300*time.Microsecond+slices.Min(engine)/10 {
 				t.Errorf("a step takes %v longer over the service", overhead)
 			}
-			sameState(t, r.session, r.shard)
+			if size.elements < 1<<20 {
+				sameState(t, r.session, r.shard)
+			}
 		})
 	}
 }

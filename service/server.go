@@ -293,7 +293,7 @@ func (c *connection) answer(p packet, files []*os.File, fault error) (more bool)
 }
 
 // hurry has a client that reads no answers waited for no longer than this.
-func (c *connection) hurry() { _ = c.c.SetWriteDeadline(time.Now().Add(5 * time.Second)) }
+func (c *connection) hurry() { _ = c.c.SetWriteDeadline(time.Now().Add(2 * time.Second)) }
 
 // release lets go of the session, which stays.
 func (c *connection) release() {
