@@ -279,11 +279,11 @@ func TestSaveAndLoad(t *testing.T) {
 // chunks to the engine.
 func TestSaveWithoutChunks(t *testing.T) {
 	ranks := cutModel(smallModel, mixed(kernel.MomentsFP32))
-	job := newJob(t, t, splitFormat, 0, ranks)
+	job := newJob(t, splitFormat, 0, ranks)
 	train(t, job, 1, 1)
 	directory := t.TempDir()
 	save(t, directory, job, "{}")
-	others := newJob(t, t, splitFormat, 0, ranks)
+	others := newJob(t, splitFormat, 0, ranks)
 	load(t, directory, others)
 	equalState(t, bytesOfState(others[0]), bytesOfState(job[0]))
 }

@@ -242,11 +242,10 @@ func (c *connection) run() {
 			p, err = parsePacket(data)
 		}
 		switch {
-		case err != nil:
-		case p.answer:
-			err = fail(Malformed, "an answer, where a request was expected")
 		case int(credentials.Uid) != os.Getuid():
 			err = fail(NotPermitted, "this service belongs to user %d, and process %d to user %d", os.Getuid(), c.process, credentials.Uid)
+		case err == nil && p.answer:
+			err = fail(Malformed, "an answer, where a request was expected")
 		}
 		if !c.answer(p, files, err) {
 			return
