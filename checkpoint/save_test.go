@@ -140,7 +140,7 @@ func TestKilledAnywhere(t *testing.T) {
 	newest, underway := int64(-1), 0
 	for kill := range kills {
 		killChild(t, directory, kill%2 == 0)
-		names := list(t, directory)
+		names := filesOf(t, directory)
 		if slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, savingPrefix) }) {
 			underway++
 		}
