@@ -108,10 +108,10 @@ func Attach(name string, size ledger.Bytes, pages Pages, file *os.File) (*Arena,
 		return nil, fmt.Errorf("arena %s: its file: %w", name, err)
 	}
 	a := &Arena{name: name, size: size, file: os.NewFile(uintptr(descriptor), NamePrefix+name)}
-	if err := a.check(pages); err != nil {
-		return nil, errors.Join(fmt.Errorf("arena %s of %v: %w", name, size, err), a.Close())
+	if err = a.check(pages); err == nil {
+		err = a.mapFile(pages)
 	}
-	if err := a.mapFile(pages); err != nil {
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("arena %s of %v: %w", name, size, err), a.Close())
 	}
 	return a, nil

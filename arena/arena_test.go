@@ -1,7 +1,9 @@
 package arena
 
 import (
+	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"unsafe"
@@ -80,6 +82,71 @@ func TestArenaIsSharedByDescriptor(t *testing.T) {
 	}
 	if n := len(View[uint16](a)); n != 4 {
 		t.Errorf("8 bytes are %d 16-bit elements", n)
+	}
+}
+
+// TestAttachedArenaIsTheSame attaches an arena from its file, of which it takes
+// nothing away.
+func TestAttachedArenaIsTheSame(t *testing.T) {
+	a, err := New("attached", 5000, BasePages)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := Attach("attached", 5000, BasePages, a.File())
+	if err != nil {
+		t.Fatal(err)
+	}
+	View[float32](b)[7] = 1.5
+	if View[float32](a)[7] != 1.5 || b.Name() != a.Name() || b.Size() != a.Size() || b.Mapped() != a.Mapped() {
+		t.Error("the attached arena is another")
+	}
+	if err := b.Close(); err != nil {
+		t.Error(err)
+	}
+	if c, err := Attach("attached", 5000, BasePages, a.File()); err != nil {
+		t.Errorf("the arena's file went with the attached one: %v", err)
+	} else {
+		c.Close()
+	}
+	if err := a.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestForeignFilesAreNotAttached(t *testing.T) {
+	page := BasePages.Size()
+	a, err := New("foreign", page+1, BasePages)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	plain, err := os.Create(filepath.Join(t.TempDir(), "plain"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plain.Close()
+	descriptor, err := unix.MemfdCreate("unsealed", unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unsealed := os.NewFile(uintptr(descriptor), "unsealed")
+	defer unsealed.Close()
+	for want, test := range map[string]struct {
+		size ledger.Bytes
+		file *os.File
+	}{
+		"foreign: 0 bytes": {0, a.File()},
+		fmt.Sprintf("its file has %d bytes, expected %d", 2*page, 3*page): {2*page + 1, a.File()},
+		fmt.Sprintf("its file has %d bytes, expected %d", 2*page, page):   {page, a.File()},
+		"arena foreign of 100 B: its file is no memfd":                    {100, plain},
+		"arena foreign of 100 B: its file is not sealed against resizing": {100, unsealed},
+	} {
+		if b, err := Attach("foreign", test.size, BasePages, test.file); err == nil {
+			b.Close()
+			t.Errorf("attached; want an error of %q", want)
+		} else if !strings.Contains(err.Error(), want) {
+			t.Errorf("the error is %q, want %q", err, want)
+		}
 	}
 }
 

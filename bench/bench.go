@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"time"
 
 	"plimsoll/engine"
@@ -44,6 +45,9 @@ type Sample struct {
 	// Arrived is a step whose norm was added up when the gradients arrived;
 	// zero where that was not asked for.
 	Arrived float64 `json:"arrived_step_seconds"`
+	// Journaled is an update that another process could finish; zero where that
+	// was not asked for.
+	Journaled float64 `json:"journaled_update_seconds"`
 	// Peer are steps of the peer, by name.
 	Peer map[string]float64 `json:"peer_seconds,omitempty"`
 }
@@ -90,6 +94,7 @@ func (p *Plan) measure(ctx context.Context, c Case, progress rehearse.Progress) 
 	if err != nil {
 		return nil, err
 	}
+	defer func() { err = errors.Join(err, s.Close()) }()
 	result.Repeats = calibrate(s)
 	if peer != nil {
 		if _, err := peer.round(); err != nil { // warms up, too
@@ -119,6 +124,7 @@ func (p *Plan) measure(ctx context.Context, c Case, progress rehearse.Progress) 
 type subject interface {
 	// round makes each pass as often as told and returns the mean times.
 	round(repeats int) Sample
+	Close() error
 }
 
 // leastSample is how long the passes of a sample take together: long beside the
@@ -143,8 +149,31 @@ func newSubject(c Case, shard *engine.Shard, norm bool) (subject, error) {
 		c.Optimizer.Constants(&k.constants, 1000, 1)
 		return k, nil
 	}
-	e, err := engine.New([]*engine.Shard{shard}, []optim.Optimizer{c.Optimizer}, 1)
-	return &steps{c.Shard, shard, e, norm}, err
+	s := &steps{config: c.Shard, shard: shard, norm: norm}
+	optimizers := []optim.Optimizer{c.Optimizer}
+	var err error
+	if c.Shard.Journal {
+		if s.journaled, err = engine.New([]*engine.Shard{shard}, optimizers, 1); err != nil {
+			return nil, err
+		}
+		if s.shard, err = withoutJournal(shard); err != nil {
+			return nil, err
+		}
+		s.attached = s.shard
+	}
+	s.engine, err = engine.New([]*engine.Shard{s.shard}, optimizers, 1)
+	return s, err
+}
+
+// withoutJournal is the same state, the very bytes, whose steps are made without
+// a journal.
+func withoutJournal(shard *engine.Shard) (*engine.Shard, error) {
+	config, files := shard.Config(), map[string]*os.File{}
+	for _, a := range shard.Arenas() {
+		files[a.Name()] = a.File()
+	}
+	config.Journal = false
+	return engine.AttachShard(config, files)
 }
 
 // chunks are the kernels alone. Each worker walks its one chunk again and
@@ -154,6 +183,8 @@ type chunks struct {
 	shard     *engine.Shard
 	constants kernel.Constants
 }
+
+func (k *chunks) Close() error { return nil }
 
 func (k *chunks) round(repeats int) Sample {
 	pass := func(body func(c kernel.Chunk)) float64 {
@@ -177,6 +208,17 @@ type steps struct {
 	shard  *engine.Shard
 	engine *engine.Engine
 	norm   bool
+	// With a journal, journaled makes steps over it, and shard is attached to
+	// the same arenas without it.
+	journaled *engine.Engine
+	attached  *engine.Shard
+}
+
+func (s *steps) Close() error {
+	if s.attached == nil {
+		return nil
+	}
+	return s.attached.Close()
 }
 
 func (s *steps) round(repeats int) Sample {
@@ -202,6 +244,12 @@ func (s *steps) round(repeats int) Sample {
 		begin := time.Now()
 		s.engine.Step(1)
 		sample.Arrived += mean * time.Since(begin).Seconds()
+	}
+	for range repeats {
+		if s.journaled == nil {
+			break
+		}
+		sample.Journaled += mean * s.journaled.Step(1).UpdateTime.Seconds()
 	}
 	return sample
 }

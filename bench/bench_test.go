@@ -46,7 +46,7 @@ func planOf(t *testing.T, r Request, available ledger.Bytes) *Plan {
 
 func TestRun(t *testing.T) {
 	r := usual()
-	r.State, r.Moments, r.Norm, r.Checks = All, "bf16", true, true
+	r.State, r.Moments, r.Norm, r.Journal, r.Checks = All, "bf16", true, true, true
 	r.Parameters, r.Workers = []string{"1001", "200001"}, []int{1}
 	p := planOf(t, r, ledger.GiB)
 	results, err := p.Run(context.Background(), silent{})
@@ -61,8 +61,8 @@ func TestRun(t *testing.T) {
 			t.Errorf("%v: %d samples, %+v", result.Case, len(result.Samples), result.Rounds)
 		}
 		for _, s := range result.Samples {
-			whole := s.Norm > 0 && s.Step >= s.Norm+s.Update && s.Arrived > 0
-			if none := s.Norm == 0 && s.Step == 0 && s.Arrived == 0; s.Traffic <= 0 || s.Update <= 0 || result.InCore && !none || !result.InCore && !whole {
+			whole := s.Norm > 0 && s.Step >= s.Norm+s.Update && s.Arrived > 0 && s.Journaled > 0
+			if none := s.Norm == 0 && s.Step == 0 && s.Arrived == 0 && s.Journaled == 0; s.Traffic <= 0 || s.Update <= 0 || result.InCore && !none || !result.InCore && !whole {
 				t.Errorf("%v: %+v", result.Case, s)
 			}
 			if took := s.Update * float64(result.Repeats); took < leastSample.Seconds()/10 {

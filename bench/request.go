@@ -29,6 +29,7 @@ type Request struct {
 	Workers      []int    // none is one, and one for each usable core
 	Rounds       int
 	Norm         bool
+	Journal      bool
 	Checks       bool
 	Peer         string // "torch", or none
 }
@@ -135,7 +136,7 @@ func NewPlan(r Request, h *host.Host) (*Plan, error) {
 				of = defaultSizes(len(cpus))
 			}
 			for _, size := range of {
-				c := newCase(names[i], f, size, cpus, p.Kernel, h)
+				c := newCase(names[i], f, size, cpus, r.Journal, p.Kernel, h)
 				c.Peer = r.Peer != "" && c.Name == peerOptimizer && !c.InCore
 				c.Needed += c.peerBytes()
 				if err := p.fits(c); err == nil {
@@ -284,7 +285,7 @@ func defaultSizes(workers int) []int64 {
 	return []int64{int64(workers) * corePart, 16 << 20, 256 << 20}
 }
 
-func newCase(name string, f kernel.Format, size int64, cpus []int, set kernel.Set, h *host.Host) Case {
+func newCase(name string, f kernel.Format, size int64, cpus []int, journal bool, set kernel.Set, h *host.Host) Case {
 	c := Case{
 		Name: name, InCore: size <= int64(len(cpus))*corePart,
 		Shard: engine.ShardConfig{Elements: size, Format: f, Kernel: set, CPUs: cpus},
@@ -299,12 +300,17 @@ func newCase(name string, f kernel.Format, size int64, cpus []int, set kernel.Se
 		part := (size + int64(len(cpus)) - 1) / int64(len(cpus))
 		c.Shard.Chunk = int((part + kernel.Block - 1) / kernel.Block * kernel.Block)
 	}
+	c.Shard.Journal = journal && !c.InCore
 	c.Shard.Pages = engine.ChoosePages(h, []engine.ShardConfig{c.Shard})
 	c.Place = place(h, c)
 	if c.Shard.Pages != arena.HugetlbPages { // those are there for arenas only
+		tables := ledger.Bytes(1)
+		if c.Shard.Journal {
+			tables = 2 // the arenas are mapped a second time, without the journal
+		}
 		for _, a := range c.Shard.Arenas() {
 			mapped := c.Shard.Pages.Round(a.Size)
-			c.Needed += mapped + 8*(mapped/c.Shard.Pages.Size()) // and page tables
+			c.Needed += mapped + tables*8*(mapped/c.Shard.Pages.Size())
 		}
 	}
 	return c

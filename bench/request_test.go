@@ -81,7 +81,7 @@ func TestOneCoreCaseHoldsOneChunkForEachWorker(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cpus := make([]int, rapid.IntRange(1, 300).Draw(t, "workers"))
 		size := rapid.Int64Range(1, 2*corePart*int64(len(cpus))).Draw(t, "size")
-		c := newCase("adamw", kernel.Format{Parameter: 1, Gradient: 1}, size, cpus, kernel.Generic, h)
+		c := newCase("adamw", kernel.Format{Parameter: 1, Gradient: 1}, size, cpus, false, kernel.Generic, h)
 		if c.InCore != (size <= corePart*int64(len(cpus))) {
 			t.Fatalf("%d parameters for %d workers: in core %v", size, len(cpus), c.InCore)
 		}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"testing"
 	"time"
+	"unsafe"
 
 	"pgregory.net/rapid"
 
@@ -42,7 +43,7 @@ func crashCases() []crashCase {
 		{"adamw fp32 mixed", ShardConfig{Format: format(kernel.Adam, kernel.FP32, kernel.MomentsInt8), Chunk: 5000, Sections: mixed}},
 		{"lion split bf16", ShardConfig{Format: format(kernel.Lion, kernel.Split, kernel.MomentsBF16), Chunk: 300}},
 		{"adagrad fp32 bf16", ShardConfig{Format: format(kernel.Adagrad, kernel.FP32, kernel.MomentsBF16), Chunk: 9999}},
-		{"sgd fp32 fp32", ShardConfig{Format: format(kernel.SGD, kernel.FP32, kernel.MomentsFP32), Chunk: 4 * journalBlock}},
+		{"sgd fp32 fp32", ShardConfig{Format: format(kernel.SGD, kernel.FP32, kernel.MomentsFP32), Chunk: 4096}},
 	}
 }
 
@@ -161,7 +162,7 @@ func TestBrokenOffStepsAreFinished(t *testing.T) {
 					s.done[unit].Store(1)
 				}
 				for _, slot := range s.slots {
-					*slot.position = 0
+					slot.undo.Begin()
 				}
 				for range 1 + random.IntN(3) {
 					s.breakOff(random)
@@ -189,8 +190,13 @@ func TestBrokenOffStepsAreFinished(t *testing.T) {
 // somewhere: every slot has got as far as it has.
 func (s *Shard) breakOff(random *rand.Rand) {
 	for _, slot := range s.slots {
-		if random.IntN(2*len(s.slots)) == 0 {
-			s.restorePart(slot, random)
+		unit := int(slot.unit.Load())
+		if !slot.undo.Begun() || s.isDone(unit) {
+			continue
+		}
+		if random.IntN(len(s.slots)) == 0 {
+			c := s.chunks[unit]
+			s.changePart(slot, unit, slot.undo.Restore(c.section.format, c.state()), random)
 			return
 		}
 		s.resume(slot)
@@ -202,58 +208,43 @@ func (s *Shard) breakOff(random *rand.Rand) {
 		case random.IntN(2) == 0:
 			s.updateUnit(free, unit)
 		default:
-			s.changePart(s.slots[free], unit, random)
+			s.slots[free].undo.Begin()
+			s.slots[free].unit.Store(int64(unit))
+			s.changePart(s.slots[free], unit, 0, random)
 			free++
 		}
 	}
 }
 
-// changePart stops in the middle of a chunk.
-func (s *Shard) changePart(slot slot, unit int, random *rand.Rand) {
-	whole := s.chunks[unit]
-	format := whole.section.format
-	part := whole
-	part.end = part.first + random.IntN((whole.end-whole.first+journalBlock-1)/journalBlock)*journalBlock
-	s.change(slot, part, part.first)
-	block := whole.section.state.Slice(part.end, min(part.end+journalBlock, whole.end))
-	switch random.IntN(3) {
-	case 0: // after the block before this one was changed
-	case 1: // while this block is being saved
-		*slot.position = 2 * uint64(whole.section.first+part.end)
-		for i := range slot.image {
-			slot.image[i] = byte(random.Int())
-		}
-	case 2: // while it is being changed
-		slot.save(format, &block)
-		*slot.position = 2*uint64(whole.section.first+part.end) + 1
-		s.config.Kernel.Update(format, &s.constants[whole.section.group], block)
-		slot.restoreSome(format, &block, random)
-	}
-}
-
-// restorePart stops while the block of a slot is being restored.
-func (s *Shard) restorePart(slot slot, random *rand.Rand) {
-	unit := s.chunkAt(int(*slot.position / 2))
-	if *slot.position%2 == 0 || s.isDone(unit) {
-		return
-	}
+// changePart updates a chunk from some element on, and stops in the middle of a
+// turn, which may be anything then, as may the one before it.
+func (s *Shard) changePart(slot slot, unit, first int, random *rand.Rand) {
 	c := s.chunks[unit]
-	first := int(*slot.position/2) - c.section.first
-	block := c.section.state.Slice(first, min(first+journalBlock, c.end))
-	slot.restoreSome(c.section.format, &block, random)
+	format, state, n := c.section.format, c.state(), c.end-c.first
+	turn := format.Moments.Turn()
+	turns := random.IntN((n-first+turn-1)/turn + 1)
+	end := min(first+turns*turn, n)
+	s.config.Kernel.UpdateLogged(format, &s.constants[c.section.group], state.Slice(0, end), first, slot.undo)
+	broken := state.Slice(first+max(turns-2, 0)*turn, end)
+	for _, stream := range changed(format, &broken) {
+		for i := range stream {
+			stream[i] = byte(random.Int())
+		}
+	}
 }
 
-// restoreSome restores some bytes of a block, any.
-func (s slot) restoreSome(f kernel.Format, block *kernel.Chunk, random *rand.Rand) {
-	image := s.image
-	for _, stream := range block.Changed(f) {
-		for i := range stream {
-			if random.IntN(2) == 0 {
-				stream[i] = image[i]
-			}
-		}
-		image = image[len(stream):]
+// changed are the streams of which an update makes others out of themselves.
+func changed(f kernel.Format, c *kernel.Chunk) [][]byte {
+	streams := [][]byte{c.Moments[0].Data, c.Moments[1].Data, bytesOf(c.Headers), bytesOf(c.Low), bytesOf(c.Master)}
+	if f.State == kernel.Split {
+		streams = append(streams, bytesOf(c.Parameter))
 	}
+	return streams
+}
+
+func bytesOf[T uint16 | float32](s []T) []byte {
+	var t T
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(t)))
 }
 
 // crashVariable has this test binary be a process that makes steps until it is
@@ -323,7 +314,7 @@ func startCrashChild(t *testing.T, s *Shard, number, workers int, set kernel.Set
 // process that was left alone.
 func TestKilledProcesses(t *testing.T) {
 	const kills = 50 // of each case
-	killed, inStep, inBlock := 0, 0, 0
+	killed, inStep, inChunk := 0, 0, 0
 	for number, c := range crashCases() {
 		s := c.newShard(t, true)
 		random := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0))
@@ -339,7 +330,7 @@ func TestKilledProcesses(t *testing.T) {
 				inStep++
 			}
 			if s.isUnderway() && slices.ContainsFunc(s.slots, s.isChanging) {
-				inBlock++
+				inChunk++
 			}
 		}
 		last := s.attach(t, 2, s.config.Kernel)
@@ -353,13 +344,13 @@ func TestKilledProcesses(t *testing.T) {
 		}
 		t.Logf("%s: %d steps", c.name, steps)
 	}
-	t.Logf("%d processes were killed, %d of them in a step, %d while a block was changed", killed, inStep, inBlock)
-	if inStep < killed/2 || inBlock < killed/4 {
-		t.Errorf("%d processes were killed, only %d of them in a step and %d while a block was changed: that proves little", killed, inStep, inBlock)
+	t.Logf("%d processes were killed, %d of them in a step, %d while a chunk was changed", killed, inStep, inChunk)
+	if inStep < killed/2 || inChunk < killed/4 {
+		t.Errorf("%d processes were killed, only %d of them in a step and %d while a chunk was changed: that proves little", killed, inStep, inChunk)
 	}
 }
 
-// isChanging says whether a slot names a block that has been changed in part.
+// isChanging says whether a slot is in the middle of a chunk.
 func (s *Shard) isChanging(slot slot) bool {
-	return *slot.position%2 == 1 && !s.isDone(s.chunkAt(int(*slot.position/2)))
+	return slot.undo.Begun() && !s.isDone(int(slot.unit.Load()))
 }

@@ -12,11 +12,11 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// The journal is an undo log, in pages that outlive the process. An update
-// changes state in place, a block at a time; before a worker changes a block it
-// copies what the block was to its slot of the journal, which stays in its
-// cache. Who finishes a step puts back what the slots hold of blocks that were
-// being changed, and runs what is not done.
+// The journal is in pages that outlive the process. It has what it takes to make
+// the update under way: its number, the constants of all groups, and which chunks
+// are done; and a slot for each worker, with an undo log of the chunk that it is
+// changing. Who finishes a step restores what was being changed, goes on from
+// there in the same slots, and then runs what is not done.
 //
 // It is made for a process that ends at any instant, not for a host that does:
 // a thread that is killed has made all stores before some instruction, and none
@@ -26,9 +26,6 @@ import (
 const ComponentJournal = "step_journal"
 
 const (
-	// journalBlock is the number of elements of which a slot has room for what
-	// they were. Blocks of int8 moments must be whole.
-	journalBlock = 1024
 	// journalSlots is the number of slots of a large shard, and the most
 	// workers that it can have. It does not follow the number of workers, so
 	// that a step can be finished with another.
@@ -62,11 +59,10 @@ type journalLayout struct {
 }
 
 func (c ShardConfig) journalLayout() journalLayout {
-	var image int64
+	l := journalLayout{slots: min(c.chunks(), journalSlots)}
 	for _, s := range c.sections() {
-		image = max(image, c.formatOf(s).ChangedBytes(journalBlock))
+		l.slotSize = max(l.slotSize, cacheLine+int64(c.formatOf(s).UndoBytes()))
 	}
-	l := journalLayout{slots: min(c.chunks(), journalSlots), slotSize: cacheLine + wholeLines(image)}
 	l.constants = wholeLines(int64(unsafe.Sizeof(journalHead{})))
 	l.done = l.constants + wholeLines(int64(c.groups())*int64(unsafe.Sizeof(kernel.Constants{})))
 	l.slotsBegin = l.done + wholeLines(4*c.chunks())
@@ -83,8 +79,8 @@ func (c ShardConfig) journalArena() ArenaPlan {
 		Component: ComponentJournal,
 		role:      journalRole,
 		Size:      ledger.Bytes(l.size),
-		Why: fmt.Sprintf("%d slots x %d B: what the %d parameters were that a worker is changing; 4 B x %s chunks: whether they are done; %d B: step and hyperparameters of %d groups",
-			l.slots, l.slotSize, journalBlock, ledger.Count(c.chunks()), l.done, c.groups()),
+		Why: fmt.Sprintf("%d B x %d slots: what the parameters were that a worker is changing; 4 B x %s chunks: whether they are done; %d B: step and hyperparameters; in whole lines of %d B",
+			l.slotSize, l.slots, ledger.Count(c.chunks()), l.done, cacheLine),
 	}
 }
 
@@ -96,11 +92,9 @@ func (c ShardConfig) fingerprint() [sha256.Size]byte {
 
 // slot is a worker's part of the journal.
 type slot struct {
-	// position is twice the element of the shard up to which the slot's chunk
-	// has been updated, and 1 more where the block that begins there is being
-	// changed: then image is what the block was. It is 0 where there is none.
-	position *uint64
-	image    []byte
+	// unit is the chunk that undo is the log of, if that has begun.
+	unit *atomic.Int64
+	undo kernel.Undo
 }
 
 // openJournal lays the journal out over its arena.
@@ -112,7 +106,7 @@ func (s *Shard) openJournal(a *arena.Arena) *journalHead {
 	s.done = unsafe.Slice(at[atomic.Uint32](bytes, l.done), s.config.chunks())
 	for i := range l.slots {
 		begin := l.slotsBegin + i*l.slotSize
-		s.slots = append(s.slots, slot{at[uint64](bytes, begin), bytes[begin+cacheLine : begin+l.slotSize]})
+		s.slots = append(s.slots, slot{at[atomic.Int64](bytes, begin), kernel.UndoIn(bytes[begin+cacheLine : begin+l.slotSize])})
 	}
 	return head
 }
@@ -140,54 +134,27 @@ func (h *journalHead) check(c ShardConfig) error {
 	return nil
 }
 
-// change updates elements from to the end of a chunk, and keeps in the slot what
-// is needed to go on.
-func (s *Shard) change(slot slot, c chunk, from int) {
-	section := c.section
-	constants := &s.constants[section.group]
-	for first := from; first < c.end; first += journalBlock {
-		block := section.state.Slice(first, min(first+journalBlock, c.end))
-		position := 2 * uint64(section.first+first)
-		*slot.position = position // of what was changed before
-		slot.save(section.format, &block)
-		*slot.position = position + 1
-		s.config.Kernel.Update(section.format, constants, block)
-	}
+// change updates a chunk, with what a slot needs to go on.
+func (s *Shard) change(slot slot, unit int) {
+	slot.undo.Begin() // it is no longer the log of the chunk before
+	slot.unit.Store(int64(unit))
+	s.updateFrom(slot, unit, 0)
 }
 
-// save keeps what a block is.
-func (s slot) save(f kernel.Format, block *kernel.Chunk) {
-	image := s.image
-	for _, stream := range block.Changed(f) {
-		image = image[copy(image, stream):]
-	}
+// updateFrom updates a chunk from some element on.
+func (s *Shard) updateFrom(slot slot, unit, first int) {
+	c := s.chunks[unit]
+	s.config.Kernel.UpdateLogged(c.section.format, &s.constants[c.section.group], c.state(), first, slot.undo)
 }
 
-// restore makes a block what it was.
-func (s slot) restore(f kernel.Format, block *kernel.Chunk) {
-	image := s.image
-	for _, stream := range block.Changed(f) {
-		image = image[copy(stream, image):]
-	}
-}
-
-// resume brings the chunk that a slot names to its end. Should this process be
-// killed, too, the slot says the same as before, or goes on from there.
+// resume brings the chunk to its end whose update a slot is in the middle of.
+// Should this process be killed, too, the slot says where to go on.
 func (s *Shard) resume(slot slot) {
-	element, changing := int(*slot.position/2), *slot.position%2 == 1
-	if *slot.position == 0 {
-		return
-	}
-	unit := s.chunkAt(element)
-	if s.isDone(unit) {
+	unit := int(slot.unit.Load())
+	if !slot.undo.Begun() || s.isDone(unit) {
 		return
 	}
 	c := s.chunks[unit]
-	first := element - c.section.first
-	if changing {
-		block := c.section.state.Slice(first, min(first+journalBlock, c.end))
-		slot.restore(c.section.format, &block)
-	}
-	s.change(slot, c, first)
+	s.updateFrom(slot, unit, slot.undo.Restore(c.section.format, c.state()))
 	s.setDone(unit)
 }

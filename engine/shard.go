@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -102,6 +103,7 @@ func open(c ShardConfig, arenaOf func(ArenaPlan) (*arena.Arena, error), journal 
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
+	c.Chunk = cmp.Or(c.Chunk, DefaultChunk)
 	s := &Shard{config: c}
 	s.walk, s.walkUpdate = s.walkUnits, s.updateUnits
 	s.updateChunk, s.sumBlock, s.moveChunk = s.updateUnit, s.sumSquaresOfBlock, s.moveUnit
@@ -220,7 +222,8 @@ func (s *Shard) Arena(component string) *arena.Arena {
 	return nil
 }
 
-// Config is what the shard was made from.
+// Config is what the shard was made from, with the number of elements of a
+// chunk.
 func (s *Shard) Config() ShardConfig { return s.config }
 
 // Close ends the workers and gives the memory back.

@@ -17,13 +17,13 @@ import (
 // snapshotUnit is what a saver keeps of a unit.
 type snapshotUnit struct {
 	Unit
-	changed [5][]byte
+	changed [][]byte
 }
 
 func keep(s *Shard, u Unit) snapshotUnit {
 	kept := snapshotUnit{Unit: u}
-	for i, stream := range u.State.Changed(s.config.formatOf(s.config.sections()[u.Section])) {
-		kept.changed[i] = bytes.Clone(stream)
+	for _, stream := range changed(s.config.Format, &u.State) {
+		kept.changed = append(kept.changed, bytes.Clone(stream))
 	}
 	return kept
 }
@@ -101,7 +101,7 @@ func TestUnitsSayWhereTheirMomentsAre(t *testing.T) {
 		put("exp_avg"+suffix[u.Moments], u.State.Moments[0].Data, u.MomentsFirst*u.Moments.Size())
 		put("exp_avg_sq"+suffix[u.Moments], u.State.Moments[1].Data, u.MomentsFirst*u.Moments.Size())
 		if u.Moments == kernel.MomentsInt8 {
-			put("moment_headers", u.State.Changed(s.config.Format)[4], 2*u.State.First/kernel.Block)
+			put("moment_headers", bytesOf(u.State.Headers), 2*u.State.First/kernel.Block)
 		}
 		return nil
 	}).Run(context.Background())

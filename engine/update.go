@@ -68,7 +68,7 @@ func (s *Shard) update(step int64, scale float64, optimizers []optim.Optimizer) 
 		optimizers[i].Constants(&s.constants[i], step, scale)
 	}
 	for _, slot := range s.slots {
-		*slot.position = 0
+		slot.undo.Begin()
 	}
 	s.begun.Add(1)
 	s.run()
@@ -118,7 +118,7 @@ func (s *Shard) updateUnit(worker, unit int) {
 	if c := s.chunks[unit]; s.slots == nil {
 		s.config.Kernel.Update(c.section.format, &s.constants[c.section.group], c.state())
 	} else {
-		s.change(s.slots[worker], c, c.first)
+		s.change(s.slots[worker], unit)
 	}
 	s.setDone(unit)
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"math"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -73,6 +74,8 @@ func TestOnlyTheNextStepBegins(t *testing.T) {
 // each has been waited for, with those after the step, with several goroutines
 // that wait for all of it in pieces.
 func TestStretchesAreAwaited(t *testing.T) {
+	// Else the workers keep all of them until the step is done.
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(8))
 	after := slowShard(t)
 	after.makeSteps(t, 3)
 	s := slowShard(t)

@@ -68,6 +68,14 @@ func (e *Input) Error() string {
 
 func (e *Input) Unwrap() error { return e.Err }
 
+// Internal is a fault of the program itself. The command line reports it with
+// exit code 1. It does not lead to its cause, which is nobody's input.
+type Internal struct{ Err error }
+
+func (e *Internal) Error() string {
+	return fmt.Sprintf("this is a fault of plimsoll, and not of what it was given: please report it with the command line, its files and this message: %v", e.Err)
+}
+
 // Nearest is the candidate closest to name by edit distance, or "" when none
 // is close enough to be a likely slip of the pen.
 func Nearest(name string, candidates []string) string {

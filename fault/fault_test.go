@@ -3,6 +3,7 @@ package fault
 import (
 	"errors"
 	"io/fs"
+	"strings"
 	"testing"
 )
 
@@ -30,6 +31,18 @@ func TestMessage(t *testing.T) {
 	}
 	if !errors.Is(&Input{Err: fs.ErrNotExist}, fs.ErrNotExist) {
 		t.Error("the cause is not reached")
+	}
+}
+
+func TestInternal(t *testing.T) {
+	err := error(&Internal{Err: &Input{What: "an allocation of -1 bytes"}})
+	if errors.As(err, new(*Input)) {
+		t.Error("a fault of the program is taken for bad input")
+	}
+	for _, part := range []string{"a fault of plimsoll", "report it with the command line", "an allocation of -1 bytes"} {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%q does not say %q", err, part)
+		}
 	}
 }
 

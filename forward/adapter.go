@@ -9,7 +9,6 @@ import (
 type Adapter struct {
 	Kind AdapterKind
 	Rank int64
-	In   int64 // width of the module's input
 	// A and B are LoRA's matrices, which VeRA shares among modules and freezes.
 	A, B *autograd.Parameter
 	// Vectors scale: IA3's activations, DoRA's columns, VeRA's two products.
@@ -81,7 +80,7 @@ func (p *pass) lora(a *Adapter, path string, base, x *autograd.Tensor, out int64
 			p.share(x, dropped)
 		}
 	}
-	low := p.small(a.A, dropped, a.In, a.Rank)
+	low := p.small(a.A, dropped, p.parameter(path+".weight").Elements/out, a.Rank)
 	if a.Kind == VeRA {
 		low = p.follow(low, p.multiply(low, a.Vectors[0].Tensor()))
 	}

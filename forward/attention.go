@@ -11,11 +11,15 @@ import (
 func (p *pass) attention(s *model.Stack, a *model.Attention, x, source *autograd.Tensor) *autograd.Tensor {
 	defer p.SetComponent(p.SetComponent(Attention))
 	return p.Scope(func() *autograd.Tensor {
-		x, source := p.gather(x), p.gather(source)
-		if a.Delta != nil {
-			return p.scatter(p.delta(a, x))
+		whole := p.gather(x)
+		of := whole
+		if source != x {
+			of = p.gather(source)
 		}
-		q, k, v, gate := p.project(a, x, source)
+		if a.Delta != nil {
+			return p.scatter(p.delta(a, whole))
+		}
+		q, k, v, gate := p.project(a, whole, of)
 		mixed := p.mix(s, a, q, k, v)
 		if gate != nil {
 			gated := p.multiply(mixed, p.unary(gate, gate.DType, saveOutput))
@@ -217,13 +221,15 @@ func (p *pass) latent(a *model.Attention, x *autograd.Tensor) (q, k, v *autograd
 
 // delta is linear attention with the gated delta rule, as transformers computes
 // it in chunks of 64 tokens where the kernels of flash-linear-attention are
-// not installed: in fp32, with one state of a head a chunk.
+// not installed: in fp32, with one state of a head a chunk. Under tensor
+// parallelism ranks share the projections only, and put together what they
+// made (colwise_gather_output in the plan of transformers).
 func (p *pass) delta(a *model.Attention, x *autograd.Tensor) *autograd.Tensor {
 	d := a.Delta
 	tokens := x.Elements / p.network.Hidden
 	keys, values := d.KeyHeads*d.KeyWidth, d.ValueHeads*d.ValueWidth
-	projected := p.linear(d.Project, x, 2*keys+2*values)
-	gates := p.linear(d.Gates, x, 2*d.ValueHeads)
+	projected := p.together(d.Project, x, 2*keys+2*values)
+	gates := p.together(d.Gates, x, 2*d.ValueHeads)
 	parts := p.split(projected, 2*keys+values, values)
 	convolution := p.parameter(d.Convolution + ".weight")
 	o := autograd.Operation{Inputs: []*autograd.Tensor{parts[0], convolution.Tensor()}, Saved: []*autograd.Tensor{parts[0]},
@@ -244,7 +250,14 @@ func (p *pass) delta(a *model.Attention, x *autograd.Tensor) *autograd.Tensor {
 	normed := p.norm(d.Norm, r[0])
 	gated := p.multiply(normed, p.unary(parts[1], projected.DType, saveInput))
 	p.Drop(normed)
-	return p.linear(a.Output, gated, p.network.Hidden)
+	return p.together(a.Output, gated, p.network.Hidden)
+}
+
+// together is a linear module of which every rank makes a part of the outputs,
+// which all have then.
+func (p *pass) together(path string, x *autograd.Tensor, out int64) *autograd.Tensor {
+	part := p.linear(path, x, max(1, out/p.SplitWidth))
+	return p.follow(part, p.resized(part, p.SplitWidth))
 }
 
 // gather makes whole the sequence that tensor parallelism divides between the

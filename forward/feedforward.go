@@ -14,7 +14,17 @@ func (p *pass) feedForward(f *model.FeedForward, x *autograd.Tensor) *autograd.T
 		if f.Mixture != nil {
 			return p.scatter(p.mixture(f.Mixture, x))
 		}
-		inner := max(1, f.Inner/p.SplitWidth)
+		return p.scatter(p.dense(f, x))
+	})
+}
+
+// inner is the width of a rank between the projections.
+func (p *pass) inner(f *model.FeedForward) int64 { return max(1, f.Inner/p.SplitWidth) }
+
+// dense sends every token through the same network.
+func (p *pass) dense(f *model.FeedForward, x *autograd.Tensor) *autograd.Tensor {
+	return p.Scope(func() *autograd.Tensor {
+		inner := p.inner(f)
 		var h *autograd.Tensor
 		switch {
 		case f.GateUp != "":
@@ -36,7 +46,7 @@ func (p *pass) feedForward(f *model.FeedForward, x *autograd.Tensor) *autograd.T
 			h = p.follow(up, p.activate(f.Activation, up))
 		}
 		h = p.dropout(h, f.Dropout)
-		return p.scatter(p.linear(f.Down, h, p.network.Hidden))
+		return p.linear(f.Down, h, p.network.Hidden)
 	})
 }
 
@@ -88,7 +98,7 @@ func (p *pass) mixture(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 	p.Drop(weights, best[1])
 
 	taken := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: chosen * hidden, DType: x.DType}}})[0]
-	inner := m.Experts[0].Inner
+	inner := p.inner(&m.Experts[0])
 	experts := p.parameters.Experts[m]
 	gate := p.grouped(experts.Gate, taken, inner)
 	up := p.grouped(experts.Up, taken, inner)
@@ -103,7 +113,7 @@ func (p *pass) mixture(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 	p.Drop(weighed)
 
 	if m.Shared != nil {
-		shared := p.feedForward(m.Shared, x)
+		shared := p.dense(m.Shared, x)
 		if m.SharedGate != "" {
 			gate := p.linear(m.SharedGate, x, 1)
 			gate = p.follow(gate, p.unary(gate, gate.DType, saveOutput))

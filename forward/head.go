@@ -56,7 +56,7 @@ func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 			shifted := p.unary(x, x.DType, saveNothing)
 			x = shifted
 		}
-		if p.SplitWidth > 1 {
+		if p.SplitWidth > 1 && !p.network.Head.PerSequence {
 			return p.parallelLoss(x)
 		}
 		logarithms := p.normalized(x, x.DType)

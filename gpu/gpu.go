@@ -17,6 +17,8 @@ type Model struct {
 	// Memory is what PyTorch reports as total capacity in its out-of-memory
 	// messages: a little less than what the name says.
 	Memory ledger.Bytes
+	// Alias is another name, where nvidia-smi's does not say the memory.
+	Alias string
 	// Capability is the CUDA compute capability, 90 for 9.0; 0 for others.
 	Capability int
 }
@@ -27,25 +29,27 @@ func gib(x float64) ledger.Bytes { return ledger.Bytes(x * float64(ledger.GiB)) 
 // models are in the order of the help. Capacities are those that PyTorch
 // printed in out-of-memory messages of public issues.
 var models = []Model{
-	{"B200", gib(178.35), 100},
-	{"H200", gib(139.81), 90},
-	{"H100-80GB", gib(79.11), 90},
-	{"H100-96GB", gib(95.00), 90},
-	{"GH200-96GB", gib(94.50), 90},
-	{"A100-80GB", gib(79.15), 80},
-	{"A100-40GB", gib(39.39), 80},
-	{"L40S", gib(44.40), 89},
-	{"L4", gib(21.95), 89},
-	{"A40", gib(44.42), 86},
-	{"A10G", gib(21.98), 86},
-	{"A6000", gib(47.54), 86},
-	{"V100-32GB", gib(31.74), 70},
-	{"V100-16GB", gib(15.77), 70},
-	{"T4", gib(14.58), 75},
-	{"RTX-5090", gib(31.36), 120},
-	{"RTX-4090", gib(23.64), 89},
-	{"RTX-3090", gib(23.69), 86},
-	{"MI300X", gib(191.98), 0},
+	{"B200", gib(178.35), "", 100},
+	{"H200", gib(139.81), "", 90},
+	{"H100-80GB", gib(79.11), "", 90},
+	{"H100-96GB", gib(95.00), "", 90},
+	{"H100-94GB", gib(93.00), "H100 NVL", 90},
+	// The 480 GB are those of the processor beside it.
+	{"GH200-96GB", gib(94.50), "GH200 480GB", 90},
+	{"A100-80GB", gib(79.15), "", 80},
+	{"A100-40GB", gib(39.39), "", 80},
+	{"L40S", gib(44.40), "", 89},
+	{"L4", gib(21.95), "", 89},
+	{"A40", gib(44.42), "", 86},
+	{"A10G", gib(21.98), "", 86},
+	{"A6000", gib(47.54), "", 86},
+	{"V100-32GB", gib(31.74), "", 70},
+	{"V100-16GB", gib(15.77), "", 70},
+	{"T4", gib(14.58), "", 75},
+	{"RTX-5090", gib(31.36), "", 120},
+	{"RTX-4090", gib(23.64), "", 89},
+	{"RTX-3090", gib(23.69), "", 86},
+	{"MI300X", gib(191.98), "", 0},
 }
 
 // Names lists the models.
@@ -66,6 +70,9 @@ func Find(name string) (Model, error) {
 	for _, m := range models {
 		have := words(m.Name)
 		if whole && slices.Contains(wanted, have[0]) && (contains(wanted, have) || contains(have, wanted)) {
+			return m, nil
+		}
+		if alias := words(m.Alias); whole && len(alias) > 0 && contains(wanted, alias) {
 			return m, nil
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -26,9 +27,12 @@ const (
 
 // keptJob is a job on its way to the keeper.
 type keptJob struct {
-	Command []string
-	Ranks   []keptRank
-	Grace   time.Duration
+	Command  []string
+	Ranks    []keptRank
+	Grace    time.Duration
+	Restarts int
+	Socket   string // of the optimizer service; empty where the job has none of its own
+	Metrics  string
 }
 
 type keptRank struct {
@@ -54,7 +58,11 @@ func (j *Job) Guard() (*Result, error) {
 	if err := adoptOrphans(); err != nil {
 		return nil, err
 	}
-	kept := keptJob{Command: j.Command, Grace: j.Grace}
+	kept := keptJob{Command: j.Command, Grace: j.Grace, Restarts: j.Restarts, Metrics: j.Metrics}
+	if directory := socketDirectory(j.Ranks); directory != "" {
+		defer os.RemoveAll(directory) // also where the keeper was killed
+		kept.Socket = filepath.Join(directory, "socket")
+	}
 	for _, rank := range j.Ranks {
 		kept.Ranks = append(kept.Ranks, keptRank{rank, rank.CPUs.List()})
 	}
@@ -111,7 +119,7 @@ func (j *Job) Guard() (*Result, error) {
 func (j *Job) result(a answer, status syscall.WaitStatus) (*Result, error) {
 	switch {
 	case status.Signaled():
-		endOrphans(0, j.Say)
+		endOrphans(0, 0, j.Say)
 		j.Say("the keeper of the ranks was ended by signal %d (%v), and they were ended with it", status.Signal(), status.Signal())
 		return &Result{ExitCode: exitSignal + int(status.Signal()), Proofs: make([]Proof, len(j.Ranks))}, nil
 	case a.NotStarted != nil:
@@ -132,7 +140,7 @@ func keepTerminal(terminal *os.File) (giveBack func()) {
 }
 
 // Keep is the keeper: it runs the job of the guard.
-func Keep(stdin *os.File, stdout, stderr io.Writer, say func(format string, values ...any)) error {
+func Keep(stdin *os.File, stdout, stderr io.Writer, say func(format string, values ...any), newService NewService) error {
 	for _, descriptor := range []int{lifelineDescriptor, answerDescriptor} {
 		unix.CloseOnExec(descriptor) // not for the ranks
 	}
@@ -146,9 +154,16 @@ func Keep(stdin *os.File, stdout, stderr io.Writer, say func(format string, valu
 		_, _ = io.Copy(io.Discard, lifeline) // ends when the guard does
 		close(lost)
 	}()
-	j := Job{Command: kept.Command, Grace: kept.Grace, Stdin: stdin, Stdout: stdout, Stderr: stderr, Say: say, lost: lost}
+	j := Job{Command: kept.Command, Grace: kept.Grace, Restarts: kept.Restarts, Stdin: stdin, Stdout: stdout, Stderr: stderr, Say: say, lost: lost}
+	if kept.Socket != "" {
+		var err error
+		if j.state, err = startState(kept.Socket, kept.Metrics, newService, say); err != nil {
+			return err
+		}
+	}
 	for _, rank := range kept.Ranks {
 		rank.Rank.CPUs = cpuset.New(rank.CPUs...)
+		rank.Environment = append(rank.Environment, j.state.variables(rank.Environment)...)
 		j.Ranks = append(j.Ranks, rank.Rank)
 	}
 	result, err := j.Run()

@@ -19,6 +19,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/cpuset"
+
+	"plimsoll/host"
 )
 
 // Job is what runs on this host.
@@ -26,13 +28,20 @@ type Job struct {
 	Command []string
 	Ranks   []Rank
 	// Grace is how long a rank may take to end after it was asked to.
-	Grace          time.Duration
+	Grace time.Duration
+	// Restarts is how often all ranks are started again after one has failed.
+	// The optimizer state is kept meanwhile.
+	Restarts int
+	// Metrics is the address at which the optimizer service answers Prometheus;
+	// empty for none.
+	Metrics        string
 	Stdin          *os.File // of a single rank
 	Stdout, Stderr io.Writer
 	// Say tells the user something.
 	Say func(format string, values ...any)
 
-	lost <-chan struct{} // closed when the guard of the job has ended
+	lost  <-chan struct{} // closed when the guard of the job has ended
+	state *stateService   // nil where the job has none
 }
 
 // Rank is one process of the job.
@@ -141,52 +150,93 @@ func (j *Job) Run() (*Result, error) {
 	kills := readKills()
 	s := newStarter()
 	defer s.close()
-	var processes []*process
-	var failed error
+	defer func() {
+		j.state.stop(signals, j.lost)
+		endOrphans(j.patience(), 0, j.Say)
+	}()
+	for attempt := 0; ; attempt++ {
+		a := j.attempt(s, signals, attempt)
+		if a.failed != nil {
+			return nil, a.failed
+		}
+		if a.first == nil || a.asked || attempt == j.Restarts || j.isLost() {
+			return j.outcome(a, kills), nil
+		}
+		j.Say("%v; all ranks are started again (%d of %d times)", a.first, attempt+1, j.Restarts)
+		endOrphans(j.patience(), j.state.process(), j.Say)
+	}
+}
+
+// attempt is what became of ranks that were started.
+type attempt struct {
+	processes []*process
+	first     *end // that failed of its own accord; nil for none
+	asked     bool // whether the user asked the ranks to end
+	failed    error
+}
+
+// attempt starts all ranks, and returns when the last has ended.
+func (j *Job) attempt(s *starter, signals <-chan os.Signal, number int) attempt {
+	var a attempt
 	ends := make(chan end, len(j.Ranks))
 	for _, rank := range j.Ranks {
+		rank.Environment = append(slices.Clone(rank.Environment), fmt.Sprintf("%s=%d", attemptVariable, number))
 		p, err := j.start(s, rank)
 		if err != nil {
-			failed = notStarted(rank.Number, err)
+			a.failed = notStarted(rank.Number, err)
 			break
 		}
-		processes = append(processes, p)
+		a.processes = append(a.processes, p)
 		go func() { ends <- p.wait() }()
 	}
-	patience := j.Grace
-	defer func() { endOrphans(patience, j.Say) }()
-	first := j.watch(processes, ends, signals, failed != nil)
-	select {
-	case <-j.lost:
-		patience = 0
-	default:
-	}
-	for _, p := range processes {
+	a.first, a.asked = j.watch(a.processes, ends, signals, a.failed != nil)
+	for _, p := range a.processes {
 		p.returnTerminal()
 	}
-	if failed != nil {
-		return nil, failed
+	return a
+}
+
+// attemptVariable tells ranks how often they have been started again.
+const attemptVariable = "PLIMSOLL_ATTEMPT"
+
+// patience is how long what ranks leave behind may take to end.
+func (j *Job) patience() time.Duration {
+	if j.isLost() {
+		return 0
 	}
+	return j.Grace
+}
+
+func (j *Job) isLost() bool {
+	select {
+	case <-j.lost:
+		return true
+	default:
+		return false
+	}
+}
+
+func (j *Job) outcome(a attempt, kills []host.MemoryCounter) *Result {
 	result := &Result{}
-	for _, p := range processes {
+	for _, p := range a.processes {
 		result.Proofs = append(result.Proofs, p.proof)
 	}
-	if first != nil {
-		result.ExitCode = first.code
-		if first.signal != 0 {
-			result.ExitCode = exitSignal + int(first.signal)
+	if a.first != nil {
+		result.ExitCode = a.first.code
+		if a.first.signal != 0 {
+			result.ExitCode = exitSignal + int(a.first.signal)
 		}
-		if why := explain(result.ExitCode, kills, readKills()); why != "" && !first.overdue {
+		if why := explain(result.ExitCode, kills, readKills()); why != "" && !a.first.overdue {
 			j.Say("%s", why)
 		}
 	}
-	return result, nil
+	return result
 }
 
 // watch waits for all ranks, and returns the first that failed of its own
-// accord, or else the first that did not end with 0.
-func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Signal, stop bool) *end {
-	var first *end
+// accord, or else the first that did not end with 0; and whether the user has
+// asked them to end.
+func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Signal, stop bool) (first *end, byUser bool) {
 	var deadline <-chan time.Time
 	asked := false // whether the ranks were asked to end
 	overdue := false
@@ -220,6 +270,7 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 		case s := <-signals:
 			j.Say("%v: passed on to %d ranks", s, running)
 			if s == syscall.SIGINT || s == syscall.SIGTERM {
+				byUser = true
 				ask(s.(syscall.Signal))
 			} else {
 				all(s.(syscall.Signal))
@@ -255,7 +306,7 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 			proving.Reset(pause)
 		}
 	}
-	return first
+	return first, byUser
 }
 
 // start starts a rank.

@@ -3,6 +3,7 @@ package launch
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -21,11 +22,12 @@ func adoptOrphans() error {
 }
 
 // endOrphans ends what the ranks started and left behind: they are children of
-// this process now. They may take as long as the ranks.
-func endOrphans(patience time.Duration, say func(string, ...any)) {
+// this process now. They may take as long as the ranks. One child is spared: the
+// optimizer service, where the ranks are started again.
+func endOrphans(patience time.Duration, spared int, say func(string, ...any)) {
 	ended := map[int]bool{}
 	for begin := time.Now(); ; time.Sleep(5 * time.Millisecond) {
-		left := children(os.Getpid())
+		left := slices.DeleteFunc(children(os.Getpid()), func(pid int) bool { return pid == spared })
 		if len(left) == 0 {
 			break
 		}

@@ -214,6 +214,32 @@ func (n *Network) Linears() []string {
 	return slices.Clip(paths)
 }
 
+// Undivided are the paths of the linear modules that every rank has whole under
+// tensor parallelism: routers, the gates of shared experts, the ways to
+// DeepSeek's latent spaces, and what makes one output a sequence (the plans of
+// torchtitan and of transformers, base_model_tp_plan).
+func (n *Network) Undivided() map[string]bool {
+	whole := map[string]bool{}
+	attention := func(a *Attention) {
+		if l := a.Latent; l != nil {
+			whole[l.QueryDown], whole[l.Down] = true, true
+		}
+	}
+	for _, b := range n.Blocks() {
+		attention(&b.Attention)
+		if b.Cross != nil {
+			attention(b.Cross)
+		}
+		if m := b.FeedForward.Mixture; m != nil {
+			whole[m.Router], whole[m.SharedGate] = true, true
+		}
+	}
+	if n.Head.PerSequence {
+		whole[n.Head.Projection] = true
+	}
+	return whole
+}
+
 // The methods of scope below describe the network beside the parameters.
 
 // stack begins a stack of this width, which may be completed through the

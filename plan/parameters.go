@@ -20,6 +20,7 @@ func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
 		linear[path] = true
 	}
 	elsewhere := j.otherExperts()
+	undivided := j.Model.Network.Undivided()
 	for _, p := range j.Model.Parameters {
 		if owner, ok := m.ByName[p.TiedTo]; ok {
 			m.ByName[p.Name] = owner
@@ -34,7 +35,7 @@ func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
 			made.Rows = p.Shape[0]
 		}
 		quantized, product := linear[module]
-		if isWeight && (product || made.Embedding) {
+		if isWeight && (product && !undivided[module] || made.Embedding) {
 			made.Elements /= j.SplitWidth
 			made.Rows = max(1, made.Rows/j.SplitWidth)
 		}
@@ -148,7 +149,7 @@ func (j *Job) adapt(m forward.Parameters) []*autograd.Parameter {
 	}
 	var sharedA, sharedB *autograd.Parameter
 	for _, t := range targets {
-		f := &forward.Adapter{Dropout: a.Dropout, Rank: int64(a.RankOf(t.path)), In: t.in}
+		f := &forward.Adapter{Dropout: a.Dropout, Rank: int64(a.RankOf(t.path))}
 		switch a.Type {
 		case "IA3":
 			f.Kind, f.ScalesInput = forward.IA3, a.Feedforward(t.path)

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"plimsoll/allocator"
+	"plimsoll/fault"
 	"plimsoll/ledger"
 )
 
@@ -99,8 +100,8 @@ func newWithin(j *Job, capacity ledger.Bytes) (*Plan, error) {
 	s := newSimulation(j, gpu, host)
 	s.run()
 	for _, t := range []*trace{gpu, host} {
-		if t.failed != nil {
-			return nil, fmt.Errorf("the plan's own trace is inconsistent: %w", t.failed)
+		if err := t.failure(capacity); err != nil {
+			return nil, err
 		}
 	}
 	p := &Plan{Job: j, Trained: j.Model.Elements()}
@@ -114,6 +115,22 @@ func newWithin(j *Job, capacity ledger.Bytes) (*Plan, error) {
 	p.Hosted = s.hosted()
 	p.judge()
 	return p, nil
+}
+
+// failure is what the allocator refused, if it did. On a GPU of any capacity
+// that is a size that PyTorch refuses, too.
+func (t *trace) failure(capacity ledger.Bytes) error {
+	var full *allocator.OutOfMemory
+	switch {
+	case t.failed == nil:
+		return nil
+	case !errors.As(t.failed, &full):
+		return &fault.Internal{Err: fmt.Errorf("the plan's own trace is inconsistent: %w", t.failed)}
+	case capacity > 0:
+		return t.failed
+	}
+	return &fault.Input{What: fmt.Sprintf("the job holds more than %v on a GPU: %v are allocated, and %v more are wanted", full.Free+full.Reserved, full.Allocated, full.Requested),
+		Mend: "give a smaller --seq-len or --micro-batch"}
 }
 
 // device is the GPU of a rank.

@@ -48,9 +48,10 @@ type BenchmarkCase struct {
 	Update   bench.Spread `json:"update_bytes_per_second"`
 	Time     bench.Spread `json:"update_seconds_per_parameter"`
 
-	Step   *BenchmarkStep  `json:"step,omitempty"` // not in the cache of a core
-	Peer   *BenchmarkPeer  `json:"peer,omitempty"`
-	Checks *BenchmarkCheck `json:"checks,omitempty"`
+	Step    *BenchmarkStep    `json:"step,omitempty"` // not in the cache of a core
+	Journal *BenchmarkJournal `json:"journal,omitempty"`
+	Peer    *BenchmarkPeer    `json:"peer,omitempty"`
+	Checks  *BenchmarkCheck   `json:"checks,omitempty"`
 
 	Disturbed bench.Rounds   `json:"disturbed_rounds"`
 	Samples   []bench.Sample `json:"samples"`
@@ -63,6 +64,12 @@ type BenchmarkStep struct {
 	// when gradients are added up as they arrive, both in units of the update.
 	Exposed bench.Spread  `json:"norm_exposed"`
 	Hidden  *bench.Spread `json:"norm_hidden,omitempty"`
+}
+
+// BenchmarkJournal is an update that another process could finish.
+type BenchmarkJournal struct {
+	Time  bench.Spread `json:"update_seconds_per_parameter"`
+	Added bench.Spread `json:"added"` // in units of the update without it
 }
 
 // BenchmarkPeer compares with another implementation in the same run.
@@ -131,6 +138,12 @@ func newBenchmarkCase(r bench.Result, hidden bool) BenchmarkCase {
 			c.Step.Hidden = &left
 		}
 	}
+	if r.Shard.Journal {
+		c.Journal = &BenchmarkJournal{
+			Time:  over(func(s bench.Sample) float64 { return s.Journaled / n }),
+			Added: over(func(s bench.Sample) float64 { return s.Journaled/s.Update - 1 }),
+		}
+	}
 	if r.Torch != nil {
 		c.Peer = newBenchmarkPeer(r)
 	}
@@ -182,7 +195,7 @@ func (b *Benchmark) WriteText(w io.Writer) error {
 	line("kernels, pages", "%s, %s", b.Kernel, b.pages())
 	line("rounds", "%s", b.rounds())
 	out.WriteString("\n" + b.updateTable() + "\n")
-	for _, t := range []string{b.normTable(), b.peerTable()} {
+	for _, t := range []string{b.normTable(), b.journalTable(), b.peerTable()} {
 		if t != "" {
 			out.WriteString("\n" + t + "\n")
 		}
@@ -265,6 +278,21 @@ func (b *Benchmark) normTable() string {
 		return ""
 	}
 	return t.Render() + "\nexposed: a pass of its own; hidden: added up as gradients arrive; both in addition to the update"
+}
+
+// journalTable is empty when nobody asked for it.
+func (b *Benchmark) journalTable() string {
+	t := newTable(3, append(caseNames, "ns/parameter", "with journal", "added")...)
+	for _, c := range b.Cases {
+		if c.Journal != nil {
+			t.AppendRow(append(c.names(), fmt.Sprintf("%.3f", 1e9*c.Time.Median), fmt.Sprintf("%.3f", 1e9*c.Journal.Time.Median),
+				fmt.Sprintf("%.1f %% (%.0f..%.0f)", 100*c.Journal.Added.Median, 100*c.Journal.Added.Min, 100*c.Journal.Added.Max)))
+		}
+	}
+	if t.Length() == 0 {
+		return ""
+	}
+	return t.Render() + "\nwith journal: an update that another process could finish"
 }
 
 // peerTable is empty without a peer.

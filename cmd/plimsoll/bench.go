@@ -39,6 +39,7 @@ CPUs are repeated.`,
 	flags.IntSliceVar(&request.Workers, "workers", nil, "numbers of workers (default: one, and one for each usable core)")
 	flags.IntVar(&request.Rounds, "rounds", 9, "rounds that are kept of each case")
 	flags.BoolVar(&request.Norm, "norm", false, "show what the norm of the gradients costs")
+	flags.BoolVar(&request.Journal, "journal", false, "show what it costs that another process could finish an update")
 	flags.BoolVar(&request.Checks, "checks", true, "look for stops of the world and slow denormal numbers, at the largest size of the first format")
 	flags.StringVar(&request.Peer, "peer", "", "measure torch.optim.AdamW in the same rounds: torch")
 	flags.BoolVar(&asJSON, "json", false, "print one JSON document with every sample")

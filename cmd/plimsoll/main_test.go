@@ -21,6 +21,7 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
 		"plimsoll":     func() { os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) },
 		"touch-memory": touchMemory,
+		"train-little": trainLittle,
 	})
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"runtime/debug"
 	"strconv"
 	"strings"
 
@@ -54,7 +55,7 @@ The catalog of models:
 			if c.Flags().Changed("clip") {
 				request.Clip = &clip
 			}
-			return runPlan(c, request, explain, out, asJSON)
+			return reported(func() error { return runPlan(c, request, explain, out, asJSON) })
 		},
 	}
 	flags := command.Flags()
@@ -146,6 +147,17 @@ func (n *countFlag) Set(text string) error {
 	}
 	*n = countFlag(count)
 	return nil
+}
+
+// reported has a panic of body end the command as other faults of the program
+// do: Go would end it with the exit code of bad input.
+func reported(body func() error) (err error) {
+	defer func() {
+		if found := recover(); found != nil {
+			err = &fault.Internal{Err: fmt.Errorf("%v\n%s", found, debug.Stack())}
+		}
+	}()
+	return body()
 }
 
 func runPlan(c *cobra.Command, request plan.Request, explain, out string, asJSON bool) error {

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/txtar"
 
+	"plimsoll/fault"
 	"plimsoll/ledger"
 	"plimsoll/plan"
 	"plimsoll/report"
@@ -82,6 +83,27 @@ func TestPlanRefuses(t *testing.T) {
 	}
 	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(messages.String(), "\n")); diff != "" {
 		t.Errorf("messages differ from %s (-want +got), see -update:\n%s", golden, diff)
+	}
+}
+
+// TestPlanReportsItsFaults wants exit code 1, and a sentence that asks for a
+// report, where the program is at fault.
+func TestPlanReportsItsFaults(t *testing.T) {
+	for _, err := range []error{
+		reported(func() error { panic("no such block") }),
+		reported(func() error { return &fault.Internal{Err: &fault.Input{What: "no such block"}} }),
+	} {
+		if code := exitCode(t.Context(), err); code != exitInternal {
+			t.Errorf("%v: exit code %d, want %d", err, code, exitInternal)
+		}
+		for _, part := range []string{"this is a fault of plimsoll", "please report it with the command line", "no such block"} {
+			if !strings.Contains(err.Error(), part) {
+				t.Errorf("%v: does not say %q", err, part)
+			}
+		}
+	}
+	if err := reported(func() error { return outcome(exitDoesNotFit) }); exitCode(t.Context(), err) != exitDoesNotFit {
+		t.Errorf("%v is reported for a job that does not fit", err)
 	}
 }
 

@@ -79,6 +79,8 @@ func rootCommand() *cobra.Command {
 	root.AddCommand(planCommand())
 	root.AddCommand(rehearseCommand())
 	root.AddCommand(runCommand())
+	root.AddCommand(serveCommand())
+	root.AddCommand(statCommand())
 	root.AddCommand(topologyCommand())
 	return root
 }

@@ -33,7 +33,11 @@ Started by srun, torchrun or mpirun, it is one of their ranks, and binds within
 what they gave it. The command may be torchrun itself.
 
 While ranks run it reads back where their threads and their memory are, and says
-so when that differs from the plan.`,
+so when that differs from the plan.
+
+An optimizer service waits for the ranks at the socket that PLIMSOLL_SOCKET names,
+and is started when the first connects. It keeps their optimizer state when one of
+them dies; with --restarts they are started again and find it.`,
 		Example: `  plimsoll run --nproc 2 -- python train.py
   srun -n 8 plimsoll run -- python train.py
   plimsoll run -- torchrun --nproc-per-node 2 train.py
@@ -43,6 +47,9 @@ so when that differs from the plan.`,
 			request.Command, job.Command = arguments, arguments
 			if c.Flags().Changed("nproc") && request.Ranks < 1 {
 				return &fault.Input{What: fmt.Sprintf("--nproc is %d: expected 1 or more", request.Ranks)}
+			}
+			if job.Restarts < 0 {
+				return &fault.Input{What: fmt.Sprintf("--restarts is %d: expected 0 or more", job.Restarts)}
 			}
 			if job.Grace < 0 {
 				return &fault.Input{What: fmt.Sprintf("--grace is %v: expected 0s or more", job.Grace)}
@@ -109,6 +116,8 @@ so when that differs from the plan.`,
 	flags.StringSliceVar(&request.Binding.GPUs, "gpus", nil, "PCI `addresses` of the ranks' GPUs (default: in the order of the bus, if there is one for each rank)")
 	flags.StringVar(&request.Binding.MemoryPolicy, "memory-policy", "", "`policy`: default, preferred, interleave or bind (default: preferred for one NUMA node, interleave for several)")
 	flags.DurationVar(&job.Grace, "grace", 30*time.Second, "how long ranks may take to end when they are asked to, before they are killed")
+	flags.IntVar(&job.Restarts, "restarts", 0, "how `often` all ranks are started again after one has failed; the optimizer state is kept meanwhile")
+	flags.StringVar(&job.Metrics, "metrics", "", "`address`, such as 127.0.0.1:9464, at which the optimizer service answers Prometheus")
 	flags.StringVar(&planFile, "plan", "", "`file` that plan --out has written: nothing is started if the job does not fit, or if what it was planned from has changed")
 	flags.StringVar(&reportFile, "report", "", "write what was planned and found to a JSON `file`")
 	flags.BoolVar(&dryRun, "dry-run", false, "show what would be started")
@@ -129,7 +138,7 @@ func keepCommand() *cobra.Command {
 		Hidden: true,
 		Args:   noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return launch.Keep(os.Stdin, os.Stdout, os.Stderr, sayTo(c))
+			return launch.Keep(os.Stdin, os.Stdout, os.Stderr, sayTo(c), keeperOf)
 		},
 	}
 }

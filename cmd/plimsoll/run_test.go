@@ -24,6 +24,7 @@ type job struct {
 	command        *exec.Cmd
 	mark           string
 	stdout, stderr bytes.Buffer
+	struck         bool // a process of it was killed
 }
 
 // newJob is plimsoll run with these arguments, outside of any launcher.

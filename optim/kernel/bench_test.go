@@ -8,7 +8,7 @@ import (
 	"plimsoll/dtype"
 )
 
-// BenchmarkUpdate measures an update and the pure traffic of the same streams,
+// BenchmarkUpdate measures an update, one with an undo log, and the pure traffic of the same streams,
 // in cache and in memory.
 func BenchmarkUpdate(b *testing.B) {
 	for _, f := range []Format{
@@ -17,7 +17,7 @@ func BenchmarkUpdate(b *testing.B) {
 		{Adam, Split, MomentsInt8, dtype.BF16, dtype.BF16},
 		{Adam, FP32, MomentsFP32, dtype.BF16, dtype.F32},
 	} {
-		constants := steps(f.Algorithm)[0]
+		constants, log := steps(f.Algorithm)[0], UndoIn(make([]byte, f.UndoBytes()))
 		for _, n := range []int{16 << 10, 16 << 20} {
 			c := newChunk(b, f, n, 0)
 			fill(rand.New(rand.NewPCG(1, 1)), f, c.Slice(0, 16<<10), false)
@@ -30,6 +30,7 @@ func BenchmarkUpdate(b *testing.B) {
 					run  func(Chunk)
 				}{
 					{"update", func(c Chunk) { set.Update(f, &constants, c) }},
+					{"logged", func(c Chunk) { set.UpdateLogged(f, &constants, c, 0, log) }},
 					{"traffic", func(c Chunk) { set.Traffic(f, c) }},
 				} {
 					b.Run(fmt.Sprintf("n=%dKi/state=%v/moments=%v/impl=%v/pass=%s", n>>10, f.State, f.Moments, set, pass.name), func(b *testing.B) {

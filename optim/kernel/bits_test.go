@@ -64,7 +64,7 @@ func trajectoryHash(t *testing.T, set Set, f Format) string {
 	c := newChunk(t, f, n, 0)
 	var moments [2][n]float32
 	for i := range n {
-		c.setMaster(f, i, number(100, 128))
+		c.PutMasterWeight(f, i, number(100, 128))
 		moments[0][i] = number(0, 120)
 		if f.Algorithm != Lion && f.Algorithm != SGD {
 			moments[f.Algorithm.Moments()-1][i] = float32(math.Abs(float64(number(0, 110))))
@@ -83,7 +83,7 @@ func trajectoryHash(t *testing.T, set Set, f Format) string {
 	}
 	finite := 0
 	for i := range n {
-		if p := c.master(f, i); p == p {
+		if p := c.MasterWeight(f, i); p == p {
 			finite++
 		}
 	}
@@ -98,11 +98,11 @@ func trajectoryHash(t *testing.T, set Set, f Format) string {
 		h.Write(binary.LittleEndian.AppendUint32(nil, math.Float32bits(x)))
 	}
 	for i := range n {
-		word(c.master(f, i))
+		word(c.MasterWeight(f, i))
 		for m := range f.Algorithm.Moments() {
 			word(c.Moment(m, i))
 		}
-		if f.hasParameter() && c.master(f, i) == c.master(f, i) {
+		if f.hasParameter() && c.MasterWeight(f, i) == c.MasterWeight(f, i) {
 			h.Write(binary.LittleEndian.AppendUint16(nil, c.Parameter[i]))
 		}
 	}

@@ -51,7 +51,7 @@ func (k *scalars) updateBlocks(f Format, stepDither uint32, c Chunk) {
 			m, s := b.decode(i)
 			p, m, v := k.adam(p, g, m, mul(s, s))
 			firsts[i], roots[i] = m, sqrt(v)
-			c.setMaster(f, number*Block+i, p)
+			c.PutMasterWeight(f, number*Block+i, p)
 		}
 		dither := scramble(uint32(c.First/Block)+uint32(number)) + stepDither
 		b.encode(firsts[:len(b.first)], roots[:len(b.first)], atRandom(dither))

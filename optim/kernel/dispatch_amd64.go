@@ -75,9 +75,12 @@ func prefetching(n int, stream Array, ahead int) int {
 	return max(0, min(n, last-last%abi.Group))
 }
 
-func (s Set) update(n int, f Format, constants *Constants, c *Chunk) {
+// update updates elements first to n, both at the beginning of a turn, with an
+// undo log or nil.
+func (s Set) update(first, n int, f Format, constants *Constants, c *Chunk, undo *byte) {
 	a := arguments(n, f, c)
-	a.Table, a.Dither = &constants.table, constants.ditherOf(c.First)
+	a.Start, a.Undo = first, undo
+	a.Table, a.Dither = &constants.table, constants.ditherOf(c.First+int64(first))
 	if f.Moments == MomentsInt8 {
 		a.Dither, a.Block = constants.stride, uint32(c.First/Block)
 	}

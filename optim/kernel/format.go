@@ -176,12 +176,7 @@ func (f Format) momentType() dtype.Type {
 
 // granule is the number of parameters of which vector kernels take whole
 // multiples.
-func (f Format) granule() int {
-	if f.Moments == MomentsInt8 {
-		return Block
-	}
-	return abi.Group
-}
+func (f Format) granule() int { return f.Moments.Turn() }
 
 // ResidentBytes is the number of bytes that all streams hold for a number of
 // parameters.
@@ -202,18 +197,6 @@ func (f Format) TrafficBytes(parameters int64) int64 {
 			sum += s.Bytes(parameters)
 		}
 		if s.Write {
-			sum += s.Bytes(parameters)
-		}
-	}
-	return sum
-}
-
-// ChangedBytes is the number of bytes of which an update makes others out of
-// themselves: see [Chunk.Changed].
-func (f Format) ChangedBytes(parameters int64) int64 {
-	var sum int64
-	for _, s := range f.Streams() {
-		if s.Read && s.Write {
 			sum += s.Bytes(parameters)
 		}
 	}
@@ -272,22 +255,6 @@ func (c Chunk) Slice(first, end int) Chunk {
 		Headers:   part(c.Headers, first/Block, (end+Block-1)/Block),
 		Gradient:  c.Gradient.Slice(first, end),
 	}
-}
-
-// Changed lists the bytes that an update reads and overwrites. With what they
-// were, and the gradients, an update can be made again.
-func (c *Chunk) Changed(f Format) [5][]byte {
-	master := [2][]byte{bytesOf(c.Parameter), bytesOf(c.Low)}
-	if f.State == FP32 { // in which parameters are only written
-		master = [2][]byte{bytesOf(c.Master), nil}
-	}
-	return [5][]byte{master[0], master[1], c.Moments[0].Data, c.Moments[1].Data, bytesOf(c.Headers)}
-}
-
-// bytesOf is a stream as it lies in memory.
-func bytesOf[T uint16 | float32](s []T) []byte {
-	var t T
-	return unsafe.Slice((*byte)(unsafe.Pointer(pointer(s))), len(s)*int(unsafe.Sizeof(t)))
 }
 
 // part is a stretch of a stream that the format may not have.

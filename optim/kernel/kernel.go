@@ -170,7 +170,7 @@ func Select() (Set, error) {
 func (s Set) Update(f Format, constants *Constants, c Chunk) {
 	n := c.check(f)
 	if whole := n - n%f.granule(); s != Generic && whole > 0 {
-		s.update(whole, f, constants, &c)
+		s.update(0, whole, f, constants, &c, nil)
 		c = c.Slice(whole, n)
 	}
 	updateReference(f, constants, c)

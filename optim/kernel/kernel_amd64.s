@@ -13,19 +13,19 @@ TEXT ·adamSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    96(DX), DX
+	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    56(SI), SI
+	MOVQ    72(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    72(DI), DI
+	MOVQ    88(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    80(R8), R8
+	MOVQ    96(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -33,22 +33,45 @@ TEXT ·adamSplitFP32AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 384(AX), Y4
 	VMOVUPS 576(AX), Y5
 	MOVQ    a+0(FP), R9
-	MOVQ    (R9), R9
+	MOVQ    24(R9), R9
 	MOVQ    a+0(FP), R10
-	MOVQ    8(R10), R10
+	MOVQ    (R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    8(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
 	JE      fp162
 	JA      fp323
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R11
+	MOVQ    R12, CX
+	LEAQ    512(CX), R12
 	JMP     check6
 
 next5:
-	PREFETCHT0     (BX)(R11*2)
-	PREFETCHT0     (SI)(R11*2)
-	PREFETCHT0     (DI)(R11*4)
-	PREFETCHT0     (R8)(R11*4)
-	PREFETCHT0     (DX)(R11*2)
+	TESTQ   R9, R9
+	JEQ     kept7
+	MOVQ    CX, R13
+	ANDQ    $0x3f, R13
+	VMOVDQU (BX)(CX*2), Y6
+	VMOVDQU Y6, 64(R9)(R13*2)
+	VMOVDQU (SI)(CX*2), Y6
+	VMOVDQU Y6, 192(R9)(R13*2)
+	VMOVDQU (DI)(CX*4), Y6
+	VMOVDQU Y6, 320(R9)(R13*4)
+	VMOVDQU 32(DI)(CX*4), Y6
+	VMOVDQU Y6, 352(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y6
+	VMOVDQU Y6, 576(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y6
+	VMOVDQU Y6, 608(R9)(R13*4)
+	MOVQ    CX, (R9)
+
+kept7:
+	PREFETCHT0     (BX)(R12*2)
+	PREFETCHT0     (SI)(R12*2)
+	PREFETCHT0     (DI)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	PREFETCHT0     (DX)(R12*2)
 	VBROADCASTI128 (DX)(CX*2), Y6
 	VPSHUFB        spread<>+0(SB), Y6, Y6
 	VBROADCASTI128 16(DX)(CX*2), Y7
@@ -100,28 +123,47 @@ next5:
 	VMOVDQU        Y6, (BX)(CX*2)
 	VMOVDQU        Y7, (SI)(CX*2)
 	ADDQ           $0x10, CX
-	ADDQ           $0x10, R11
+	ADDQ           $0x10, R12
 
 check6:
-	CMPQ CX, R10
+	CMPQ CX, R11
 	JB   next5
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
 	JB   next5
 	JMP  done4
 
 fp162:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check8
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check9
 
-next7:
-	PREFETCHT0     (BX)(R11*2)
-	PREFETCHT0     (SI)(R11*2)
-	PREFETCHT0     (DI)(R11*4)
-	PREFETCHT0     (R8)(R11*4)
-	PREFETCHT0     (DX)(R11*2)
+next8:
+	TESTQ   R9, R9
+	JEQ     kept10
+	MOVQ    CX, R13
+	ANDQ    $0x3f, R13
+	VMOVDQU (BX)(CX*2), Y6
+	VMOVDQU Y6, 64(R9)(R13*2)
+	VMOVDQU (SI)(CX*2), Y6
+	VMOVDQU Y6, 192(R9)(R13*2)
+	VMOVDQU (DI)(CX*4), Y6
+	VMOVDQU Y6, 320(R9)(R13*4)
+	VMOVDQU 32(DI)(CX*4), Y6
+	VMOVDQU Y6, 352(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y6
+	VMOVDQU Y6, 576(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y6
+	VMOVDQU Y6, 608(R9)(R13*4)
+	MOVQ    CX, (R9)
+
+kept10:
+	PREFETCHT0     (BX)(R12*2)
+	PREFETCHT0     (SI)(R12*2)
+	PREFETCHT0     (DI)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	PREFETCHT0     (DX)(R12*2)
 	VCVTPH2PS      (DX)(CX*2), Y6
 	VCVTPH2PS      16(DX)(CX*2), Y7
 	VBROADCASTI128 (BX)(CX*2), Y8
@@ -171,28 +213,47 @@ next7:
 	VMOVDQU        Y6, (BX)(CX*2)
 	VMOVDQU        Y7, (SI)(CX*2)
 	ADDQ           $0x10, CX
-	ADDQ           $0x10, R11
+	ADDQ           $0x10, R12
 
-check8:
-	CMPQ CX, R10
-	JB   next7
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next7
+check9:
+	CMPQ CX, R11
+	JB   next8
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next8
 	JMP  done4
 
 fp323:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check10
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check12
 
-next9:
-	PREFETCHT0     (BX)(R11*2)
-	PREFETCHT0     (SI)(R11*2)
-	PREFETCHT0     (DI)(R11*4)
-	PREFETCHT0     (R8)(R11*4)
-	PREFETCHT0     (DX)(R11*4)
+next11:
+	TESTQ   R9, R9
+	JEQ     kept13
+	MOVQ    CX, R13
+	ANDQ    $0x3f, R13
+	VMOVDQU (BX)(CX*2), Y6
+	VMOVDQU Y6, 64(R9)(R13*2)
+	VMOVDQU (SI)(CX*2), Y6
+	VMOVDQU Y6, 192(R9)(R13*2)
+	VMOVDQU (DI)(CX*4), Y6
+	VMOVDQU Y6, 320(R9)(R13*4)
+	VMOVDQU 32(DI)(CX*4), Y6
+	VMOVDQU Y6, 352(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y6
+	VMOVDQU Y6, 576(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y6
+	VMOVDQU Y6, 608(R9)(R13*4)
+	MOVQ    CX, (R9)
+
+kept13:
+	PREFETCHT0     (BX)(R12*2)
+	PREFETCHT0     (SI)(R12*2)
+	PREFETCHT0     (DI)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	PREFETCHT0     (DX)(R12*4)
 	VMOVUPS        (DX)(CX*4), Y6
 	VMOVUPS        32(DX)(CX*4), Y7
 	VBROADCASTI128 (BX)(CX*2), Y8
@@ -242,15 +303,15 @@ next9:
 	VMOVDQU        Y6, (BX)(CX*2)
 	VMOVDQU        Y7, (SI)(CX*2)
 	ADDQ           $0x10, CX
-	ADDQ           $0x10, R11
+	ADDQ           $0x10, R12
 
-check10:
-	CMPQ CX, R10
-	JB   next9
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next9
+check12:
+	CMPQ CX, R11
+	JB   next11
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next11
 
 done4:
 	LDMXCSR (SP)
@@ -286,38 +347,57 @@ TEXT ·lionSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    96(DX), DX
+	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    56(SI), SI
+	MOVQ    72(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    72(DI), DI
+	MOVQ    88(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
 	VMOVUPS 320(AX), Y3
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R8
-	MOVQ    (R8), R8
+	MOVQ    24(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    8(R9), R9
+	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp1612
-	JA      fp3213
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R10
-	JMP     check16
+	JE      fp1615
+	JA      fp3216
+	MOVQ    R11, CX
+	LEAQ    512(CX), R11
+	JMP     check19
 
-next15:
-	PREFETCHT0     (BX)(R10*2)
-	PREFETCHT0     (SI)(R10*2)
-	PREFETCHT0     (DI)(R10*4)
-	PREFETCHT0     (DX)(R10*2)
+next18:
+	TESTQ   R8, R8
+	JEQ     kept20
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 352(R8)(R12*4)
+	MOVQ    CX, (R8)
+
+kept20:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	PREFETCHT0     (DX)(R11*2)
 	VBROADCASTI128 (DX)(CX*2), Y5
 	VPSHUFB        spread<>+0(SB), Y5, Y5
 	VBROADCASTI128 16(DX)(CX*2), Y6
@@ -373,27 +453,42 @@ next15:
 	VMOVDQU        Y5, (BX)(CX*2)
 	VMOVDQU        Y6, (SI)(CX*2)
 	ADDQ           $0x10, CX
-	ADDQ           $0x10, R10
+	ADDQ           $0x10, R11
 
-check16:
-	CMPQ CX, R9
-	JB   next15
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next15
-	JMP  done14
+check19:
+	CMPQ CX, R10
+	JB   next18
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next18
+	JMP  done17
 
-fp1612:
-	XORQ CX, CX
-	MOVQ $0x00000200, R10
-	JMP  check18
+fp1615:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check22
 
-next17:
-	PREFETCHT0     (BX)(R10*2)
-	PREFETCHT0     (SI)(R10*2)
-	PREFETCHT0     (DI)(R10*4)
-	PREFETCHT0     (DX)(R10*2)
+next21:
+	TESTQ   R8, R8
+	JEQ     kept23
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 352(R8)(R12*4)
+	MOVQ    CX, (R8)
+
+kept23:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	PREFETCHT0     (DX)(R11*2)
 	VCVTPH2PS      (DX)(CX*2), Y5
 	VCVTPH2PS      16(DX)(CX*2), Y6
 	VBROADCASTI128 (BX)(CX*2), Y7
@@ -447,27 +542,42 @@ next17:
 	VMOVDQU        Y5, (BX)(CX*2)
 	VMOVDQU        Y6, (SI)(CX*2)
 	ADDQ           $0x10, CX
-	ADDQ           $0x10, R10
+	ADDQ           $0x10, R11
 
-check18:
-	CMPQ CX, R9
-	JB   next17
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next17
-	JMP  done14
+check22:
+	CMPQ CX, R10
+	JB   next21
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next21
+	JMP  done17
 
-fp3213:
-	XORQ CX, CX
-	MOVQ $0x00000200, R10
-	JMP  check20
+fp3216:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check25
 
-next19:
-	PREFETCHT0     (BX)(R10*2)
-	PREFETCHT0     (SI)(R10*2)
-	PREFETCHT0     (DI)(R10*4)
-	PREFETCHT0     (DX)(R10*4)
+next24:
+	TESTQ   R8, R8
+	JEQ     kept26
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 352(R8)(R12*4)
+	MOVQ    CX, (R8)
+
+kept26:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	PREFETCHT0     (DX)(R11*4)
 	VMOVUPS        (DX)(CX*4), Y5
 	VMOVUPS        32(DX)(CX*4), Y6
 	VBROADCASTI128 (BX)(CX*2), Y7
@@ -521,17 +631,17 @@ next19:
 	VMOVDQU        Y5, (BX)(CX*2)
 	VMOVDQU        Y6, (SI)(CX*2)
 	ADDQ           $0x10, CX
-	ADDQ           $0x10, R10
+	ADDQ           $0x10, R11
 
-check20:
-	CMPQ CX, R9
-	JB   next19
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next19
+check25:
+	CMPQ CX, R10
+	JB   next24
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next24
 
-done14:
+done17:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -563,35 +673,54 @@ TEXT ·adagradSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    96(DX), DX
+	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    56(SI), SI
+	MOVQ    72(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    72(DI), DI
+	MOVQ    88(DI), DI
 	VMOVUPS 448(AX), Y0
 	VMOVUPS 576(AX), Y1
 	MOVQ    a+0(FP), R8
-	MOVQ    (R8), R8
+	MOVQ    24(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    8(R9), R9
+	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp1622
-	JA      fp3223
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R10
-	JMP     check26
+	JE      fp1628
+	JA      fp3229
+	MOVQ    R11, CX
+	LEAQ    512(CX), R11
+	JMP     check32
 
-next25:
-	PREFETCHT0     (BX)(R10*2)
-	PREFETCHT0     (SI)(R10*2)
-	PREFETCHT0     (DI)(R10*4)
-	PREFETCHT0     (DX)(R10*2)
+next31:
+	TESTQ   R8, R8
+	JEQ     kept33
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y2
+	VMOVDQU Y2, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y2
+	VMOVDQU Y2, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y2
+	VMOVDQU Y2, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y2
+	VMOVDQU Y2, 352(R8)(R12*4)
+	MOVQ    CX, (R8)
+
+kept33:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	PREFETCHT0     (DX)(R11*2)
 	VBROADCASTI128 (DX)(CX*2), Y2
 	VPSHUFB        spread<>+0(SB), Y2, Y2
 	VBROADCASTI128 16(DX)(CX*2), Y3
@@ -633,27 +762,42 @@ next25:
 	VMOVDQU        Y2, (BX)(CX*2)
 	VMOVDQU        Y3, (SI)(CX*2)
 	ADDQ           $0x10, CX
-	ADDQ           $0x10, R10
+	ADDQ           $0x10, R11
 
-check26:
-	CMPQ CX, R9
-	JB   next25
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next25
-	JMP  done24
+check32:
+	CMPQ CX, R10
+	JB   next31
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next31
+	JMP  done30
 
-fp1622:
-	XORQ CX, CX
-	MOVQ $0x00000200, R10
-	JMP  check28
+fp1628:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check35
 
-next27:
-	PREFETCHT0     (BX)(R10*2)
-	PREFETCHT0     (SI)(R10*2)
-	PREFETCHT0     (DI)(R10*4)
-	PREFETCHT0     (DX)(R10*2)
+next34:
+	TESTQ   R8, R8
+	JEQ     kept36
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y2
+	VMOVDQU Y2, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y2
+	VMOVDQU Y2, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y2
+	VMOVDQU Y2, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y2
+	VMOVDQU Y2, 352(R8)(R12*4)
+	MOVQ    CX, (R8)
+
+kept36:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	PREFETCHT0     (DX)(R11*2)
 	VCVTPH2PS      (DX)(CX*2), Y2
 	VCVTPH2PS      16(DX)(CX*2), Y3
 	VBROADCASTI128 (BX)(CX*2), Y4
@@ -693,27 +837,42 @@ next27:
 	VMOVDQU        Y2, (BX)(CX*2)
 	VMOVDQU        Y3, (SI)(CX*2)
 	ADDQ           $0x10, CX
-	ADDQ           $0x10, R10
+	ADDQ           $0x10, R11
 
-check28:
-	CMPQ CX, R9
-	JB   next27
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next27
-	JMP  done24
+check35:
+	CMPQ CX, R10
+	JB   next34
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next34
+	JMP  done30
 
-fp3223:
-	XORQ CX, CX
-	MOVQ $0x00000200, R10
-	JMP  check30
+fp3229:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check38
 
-next29:
-	PREFETCHT0     (BX)(R10*2)
-	PREFETCHT0     (SI)(R10*2)
-	PREFETCHT0     (DI)(R10*4)
-	PREFETCHT0     (DX)(R10*4)
+next37:
+	TESTQ   R8, R8
+	JEQ     kept39
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y2
+	VMOVDQU Y2, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y2
+	VMOVDQU Y2, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y2
+	VMOVDQU Y2, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y2
+	VMOVDQU Y2, 352(R8)(R12*4)
+	MOVQ    CX, (R8)
+
+kept39:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	PREFETCHT0     (DX)(R11*4)
 	VMOVUPS        (DX)(CX*4), Y2
 	VMOVUPS        32(DX)(CX*4), Y3
 	VBROADCASTI128 (BX)(CX*2), Y4
@@ -753,17 +912,17 @@ next29:
 	VMOVDQU        Y2, (BX)(CX*2)
 	VMOVDQU        Y3, (SI)(CX*2)
 	ADDQ           $0x10, CX
-	ADDQ           $0x10, R10
+	ADDQ           $0x10, R11
 
-check30:
-	CMPQ CX, R9
-	JB   next29
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next29
+check38:
+	CMPQ CX, R10
+	JB   next37
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next37
 
-done24:
+done30:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -777,38 +936,57 @@ TEXT ·sgdSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    96(DX), DX
+	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    56(SI), SI
+	MOVQ    72(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    72(DI), DI
+	MOVQ    88(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 640(AX), Y2
 	VMOVUPS 704(AX), Y3
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R8
-	MOVQ    (R8), R8
+	MOVQ    24(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    8(R9), R9
+	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp1632
-	JA      fp3233
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R10
-	JMP     check36
+	JE      fp1641
+	JA      fp3242
+	MOVQ    R11, CX
+	LEAQ    512(CX), R11
+	JMP     check45
 
-next35:
-	PREFETCHT0     (BX)(R10*2)
-	PREFETCHT0     (SI)(R10*2)
-	PREFETCHT0     (DI)(R10*4)
-	PREFETCHT0     (DX)(R10*2)
+next44:
+	TESTQ   R8, R8
+	JEQ     kept46
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 352(R8)(R12*4)
+	MOVQ    CX, (R8)
+
+kept46:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	PREFETCHT0     (DX)(R11*2)
 	VBROADCASTI128 (DX)(CX*2), Y5
 	VPSHUFB        spread<>+0(SB), Y5, Y5
 	VBROADCASTI128 16(DX)(CX*2), Y6
@@ -850,27 +1028,42 @@ next35:
 	VMOVDQU        Y5, (BX)(CX*2)
 	VMOVDQU        Y6, (SI)(CX*2)
 	ADDQ           $0x10, CX
-	ADDQ           $0x10, R10
+	ADDQ           $0x10, R11
 
-check36:
-	CMPQ CX, R9
-	JB   next35
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next35
-	JMP  done34
+check45:
+	CMPQ CX, R10
+	JB   next44
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next44
+	JMP  done43
 
-fp1632:
-	XORQ CX, CX
-	MOVQ $0x00000200, R10
-	JMP  check38
+fp1641:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check48
 
-next37:
-	PREFETCHT0     (BX)(R10*2)
-	PREFETCHT0     (SI)(R10*2)
-	PREFETCHT0     (DI)(R10*4)
-	PREFETCHT0     (DX)(R10*2)
+next47:
+	TESTQ   R8, R8
+	JEQ     kept49
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 352(R8)(R12*4)
+	MOVQ    CX, (R8)
+
+kept49:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	PREFETCHT0     (DX)(R11*2)
 	VCVTPH2PS      (DX)(CX*2), Y5
 	VCVTPH2PS      16(DX)(CX*2), Y6
 	VBROADCASTI128 (BX)(CX*2), Y7
@@ -910,27 +1103,42 @@ next37:
 	VMOVDQU        Y5, (BX)(CX*2)
 	VMOVDQU        Y6, (SI)(CX*2)
 	ADDQ           $0x10, CX
-	ADDQ           $0x10, R10
+	ADDQ           $0x10, R11
 
-check38:
-	CMPQ CX, R9
-	JB   next37
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next37
-	JMP  done34
+check48:
+	CMPQ CX, R10
+	JB   next47
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next47
+	JMP  done43
 
-fp3233:
-	XORQ CX, CX
-	MOVQ $0x00000200, R10
-	JMP  check40
+fp3242:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check51
 
-next39:
-	PREFETCHT0     (BX)(R10*2)
-	PREFETCHT0     (SI)(R10*2)
-	PREFETCHT0     (DI)(R10*4)
-	PREFETCHT0     (DX)(R10*4)
+next50:
+	TESTQ   R8, R8
+	JEQ     kept52
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 352(R8)(R12*4)
+	MOVQ    CX, (R8)
+
+kept52:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	PREFETCHT0     (DX)(R11*4)
 	VMOVUPS        (DX)(CX*4), Y5
 	VMOVUPS        32(DX)(CX*4), Y6
 	VBROADCASTI128 (BX)(CX*2), Y7
@@ -970,17 +1178,17 @@ next39:
 	VMOVDQU        Y5, (BX)(CX*2)
 	VMOVDQU        Y6, (SI)(CX*2)
 	ADDQ           $0x10, CX
-	ADDQ           $0x10, R10
+	ADDQ           $0x10, R11
 
-check40:
-	CMPQ CX, R9
-	JB   next39
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next39
+check51:
+	CMPQ CX, R10
+	JB   next50
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next50
 
-done34:
+done43:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -989,15 +1197,15 @@ done34:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit1xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  48(AX), AX
+	MOVQ  64(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  96(CX), CX
+	MOVQ  112(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  24(DX), DX
+	MOVQ  40(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  56(BX), BX
+	MOVQ  72(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  72(SI), SI
+	MOVQ  88(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -1005,13 +1213,13 @@ TEXT ·trafficSplit1xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp1642
-	JA    fp3243
+	JE    fp1654
+	JA    fp3255
 	XORQ  DX, DX
-	MOVQ  $0x00000200, R9
-	JMP   check46
+	LEAQ  512(DX), R9
+	JMP   check58
 
-next45:
+next57:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -1028,21 +1236,21 @@ next45:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check46:
+check58:
 	CMPQ DX, R8
-	JB   next45
+	JB   next57
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next45
-	JMP  done44
+	JB   next57
+	JMP  done56
 
-fp1642:
+fp1654:
 	XORQ DX, DX
-	MOVQ $0x00000200, R9
-	JMP  check48
+	LEAQ 512(DX), R9
+	JMP  check60
 
-next47:
+next59:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -1059,21 +1267,21 @@ next47:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check48:
+check60:
 	CMPQ DX, R8
-	JB   next47
+	JB   next59
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next47
-	JMP  done44
+	JB   next59
+	JMP  done56
 
-fp3243:
+fp3255:
 	XORQ DX, DX
-	MOVQ $0x00000200, R9
-	JMP  check50
+	LEAQ 512(DX), R9
+	JMP  check62
 
-next49:
+next61:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -1091,15 +1299,15 @@ next49:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check50:
+check62:
 	CMPQ DX, R8
-	JB   next49
+	JB   next61
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next49
+	JB   next61
 
-done44:
+done56:
 	VZEROUPPER
 	RET
 
@@ -1107,17 +1315,17 @@ done44:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit2xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  48(AX), AX
+	MOVQ  64(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  96(CX), CX
+	MOVQ  112(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  24(DX), DX
+	MOVQ  40(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  56(BX), BX
+	MOVQ  72(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  72(SI), SI
+	MOVQ  88(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  80(DI), DI
+	MOVQ  96(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -1125,13 +1333,13 @@ TEXT ·trafficSplit2xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp1652
-	JA    fp3253
+	JE    fp1664
+	JA    fp3265
 	XORQ  DX, DX
-	MOVQ  $0x00000200, R10
-	JMP   check56
+	LEAQ  512(DX), R10
+	JMP   check68
 
-next55:
+next67:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -1153,21 +1361,21 @@ next55:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check56:
+check68:
 	CMPQ DX, R9
-	JB   next55
+	JB   next67
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next55
-	JMP  done54
+	JB   next67
+	JMP  done66
 
-fp1652:
+fp1664:
 	XORQ DX, DX
-	MOVQ $0x00000200, R10
-	JMP  check58
+	LEAQ 512(DX), R10
+	JMP  check70
 
-next57:
+next69:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -1189,21 +1397,21 @@ next57:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check58:
+check70:
 	CMPQ DX, R9
-	JB   next57
+	JB   next69
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next57
-	JMP  done54
+	JB   next69
+	JMP  done66
 
-fp3253:
+fp3265:
 	XORQ DX, DX
-	MOVQ $0x00000200, R10
-	JMP  check60
+	LEAQ 512(DX), R10
+	JMP  check72
 
-next59:
+next71:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -1226,15 +1434,15 @@ next59:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check60:
+check72:
 	CMPQ DX, R9
-	JB   next59
+	JB   next71
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next59
+	JB   next71
 
-done54:
+done66:
 	VZEROUPPER
 	RET
 
@@ -1247,21 +1455,21 @@ TEXT ·adamSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         16(AX), AX
+	MOVQ         32(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         24(CX), CX
+	MOVQ         40(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         96(DX), DX
+	MOVQ         112(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         48(BX), BX
+	MOVQ         64(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         56(SI), SI
+	MOVQ         72(SI), SI
 	MOVQ         a+0(FP), DI
-	MOVQ         72(DI), DI
+	MOVQ         88(DI), DI
 	MOVQ         a+0(FP), R8
-	MOVQ         80(R8), R8
+	MOVQ         96(R8), R8
 	MOVQ         a+0(FP), R9
-	VPBROADCASTD 40(R9), Y0
+	VPBROADCASTD 56(R9), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVUPS      128(AX), Y1
 	VMOVUPS      192(AX), Y2
@@ -1270,22 +1478,41 @@ TEXT ·adamSplitBF16AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS      384(AX), Y5
 	VMOVUPS      576(AX), Y6
 	MOVQ         a+0(FP), R9
-	MOVQ         (R9), R9
+	MOVQ         24(R9), R9
 	MOVQ         a+0(FP), R10
-	MOVQ         8(R10), R10
+	MOVQ         (R10), R10
+	MOVQ         a+0(FP), R11
+	MOVQ         8(R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         16(R12), R12
 	CMPQ         CX, $0x01
-	JE           fp1662
-	JA           fp3263
-	XORQ         CX, CX
-	MOVQ         $0x00000200, R11
-	JMP          check66
+	JE           fp1674
+	JA           fp3275
+	MOVQ         R12, CX
+	LEAQ         512(CX), R12
+	JMP          check78
 
-next65:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
+next77:
+	TESTQ   R9, R9
+	JEQ     kept79
+	MOVQ    CX, R13
+	ANDQ    $0x3f, R13
+	VMOVDQU (BX)(CX*2), Y7
+	VMOVDQU Y7, 64(R9)(R13*2)
+	VMOVDQU (SI)(CX*2), Y7
+	VMOVDQU Y7, 192(R9)(R13*2)
+	VMOVDQU (DI)(CX*2), Y7
+	VMOVDQU Y7, 320(R9)(R13*2)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 448(R9)(R13*2)
+	MOVQ    CX, (R9)
+
+kept79:
+	PREFETCHT0  (BX)(R12*2)
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
 	VMOVDQU     (DX)(CX*2), Y8
 	VPSLLD      $0x10, Y8, Y7
 	VPAND       patternffff0000<>+0(SB), Y8, Y8
@@ -1351,28 +1578,43 @@ next65:
 	VMOVDQU     Y7, (BX)(CX*2)
 	VMOVDQU     Y8, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
+	ADDQ        $0x10, R12
 
-check66:
-	CMPQ CX, R10
-	JB   next65
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next65
-	JMP  done64
+check78:
+	CMPQ CX, R11
+	JB   next77
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next77
+	JMP  done76
 
-fp1662:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check68
+fp1674:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check81
 
-next67:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
+next80:
+	TESTQ   R9, R9
+	JEQ     kept82
+	MOVQ    CX, R13
+	ANDQ    $0x3f, R13
+	VMOVDQU (BX)(CX*2), Y7
+	VMOVDQU Y7, 64(R9)(R13*2)
+	VMOVDQU (SI)(CX*2), Y7
+	VMOVDQU Y7, 192(R9)(R13*2)
+	VMOVDQU (DI)(CX*2), Y7
+	VMOVDQU Y7, 320(R9)(R13*2)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 448(R9)(R13*2)
+	MOVQ    CX, (R9)
+
+kept82:
+	PREFETCHT0  (BX)(R12*2)
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
 	VCVTPH2PS   (DX)(CX*2), Y7
 	VCVTPH2PS   16(DX)(CX*2), Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -1441,28 +1683,43 @@ next67:
 	VMOVDQU     Y7, (BX)(CX*2)
 	VMOVDQU     Y8, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
+	ADDQ        $0x10, R12
 
-check68:
-	CMPQ CX, R10
-	JB   next67
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next67
-	JMP  done64
+check81:
+	CMPQ CX, R11
+	JB   next80
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next80
+	JMP  done76
 
-fp3263:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check70
+fp3275:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check84
 
-next69:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*4)
+next83:
+	TESTQ   R9, R9
+	JEQ     kept85
+	MOVQ    CX, R13
+	ANDQ    $0x3f, R13
+	VMOVDQU (BX)(CX*2), Y7
+	VMOVDQU Y7, 64(R9)(R13*2)
+	VMOVDQU (SI)(CX*2), Y7
+	VMOVDQU Y7, 192(R9)(R13*2)
+	VMOVDQU (DI)(CX*2), Y7
+	VMOVDQU Y7, 320(R9)(R13*2)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 448(R9)(R13*2)
+	MOVQ    CX, (R9)
+
+kept85:
+	PREFETCHT0  (BX)(R12*2)
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Y7
 	VMOVUPS     32(DX)(CX*4), Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -1531,17 +1788,17 @@ next69:
 	VMOVDQU     Y7, (BX)(CX*2)
 	VMOVDQU     Y8, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
+	ADDQ        $0x10, R12
 
-check70:
-	CMPQ CX, R10
-	JB   next69
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next69
+check84:
+	CMPQ CX, R11
+	JB   next83
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next83
 
-done64:
+done76:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1637,38 +1894,55 @@ TEXT ·lionSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    96(DX), DX
+	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    56(SI), SI
+	MOVQ    72(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    72(DI), DI
+	MOVQ    88(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
 	VMOVUPS 320(AX), Y3
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R8
-	MOVQ    (R8), R8
+	MOVQ    24(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    8(R9), R9
+	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp1672
-	JA      fp3273
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R10
-	JMP     check76
+	JE      fp1687
+	JA      fp3288
+	MOVQ    R11, CX
+	LEAQ    512(CX), R11
+	JMP     check91
 
-next75:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
+next90:
+	TESTQ   R8, R8
+	JEQ     kept92
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	MOVQ    CX, (R8)
+
+kept92:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
 	VMOVDQU     (DX)(CX*2), Y6
 	VPSLLD      $0x10, Y6, Y5
 	VPAND       patternffff0000<>+0(SB), Y6, Y6
@@ -1726,27 +2000,40 @@ next75:
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
 
-check76:
-	CMPQ CX, R9
-	JB   next75
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next75
-	JMP  done74
+check91:
+	CMPQ CX, R10
+	JB   next90
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next90
+	JMP  done89
 
-fp1672:
-	XORQ CX, CX
-	MOVQ $0x00000200, R10
-	JMP  check78
+fp1687:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check94
 
-next77:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
+next93:
+	TESTQ   R8, R8
+	JEQ     kept95
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	MOVQ    CX, (R8)
+
+kept95:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
 	VCVTPH2PS   (DX)(CX*2), Y5
 	VCVTPH2PS   16(DX)(CX*2), Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -1807,27 +2094,40 @@ next77:
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
 
-check78:
-	CMPQ CX, R9
-	JB   next77
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next77
-	JMP  done74
+check94:
+	CMPQ CX, R10
+	JB   next93
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next93
+	JMP  done89
 
-fp3273:
-	XORQ CX, CX
-	MOVQ $0x00000200, R10
-	JMP  check80
+fp3288:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check97
 
-next79:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*4)
+next96:
+	TESTQ   R8, R8
+	JEQ     kept98
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	MOVQ    CX, (R8)
+
+kept98:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*4)
 	VMOVUPS     (DX)(CX*4), Y5
 	VMOVUPS     32(DX)(CX*4), Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -1888,17 +2188,17 @@ next79:
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
 
-check80:
-	CMPQ CX, R9
-	JB   next79
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next79
+check97:
+	CMPQ CX, R10
+	JB   next96
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next96
 
-done74:
+done89:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1912,38 +2212,55 @@ TEXT ·adagradSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         16(AX), AX
+	MOVQ         32(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         24(CX), CX
+	MOVQ         40(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         96(DX), DX
+	MOVQ         112(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         48(BX), BX
+	MOVQ         64(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         56(SI), SI
+	MOVQ         72(SI), SI
 	MOVQ         a+0(FP), DI
-	MOVQ         72(DI), DI
+	MOVQ         88(DI), DI
 	MOVQ         a+0(FP), R8
-	VPBROADCASTD 40(R8), Y0
+	VPBROADCASTD 56(R8), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVUPS      448(AX), Y1
 	VMOVUPS      576(AX), Y2
 	MOVQ         a+0(FP), R8
-	MOVQ         (R8), R8
+	MOVQ         24(R8), R8
 	MOVQ         a+0(FP), R9
-	MOVQ         8(R9), R9
+	MOVQ         (R9), R9
+	MOVQ         a+0(FP), R10
+	MOVQ         8(R10), R10
+	MOVQ         a+0(FP), R11
+	MOVQ         16(R11), R11
 	CMPQ         CX, $0x01
-	JE           fp1682
-	JA           fp3283
-	XORQ         CX, CX
-	MOVQ         $0x00000200, R10
-	JMP          check86
+	JE           fp16100
+	JA           fp32101
+	MOVQ         R11, CX
+	LEAQ         512(CX), R11
+	JMP          check104
 
-next85:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
+next103:
+	TESTQ   R8, R8
+	JEQ     kept105
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y3
+	VMOVDQU Y3, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y3
+	VMOVDQU Y3, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y3
+	VMOVDQU Y3, 320(R8)(R12*2)
+	MOVQ    CX, (R8)
+
+kept105:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
 	VMOVDQU     (DX)(CX*2), Y4
 	VPSLLD      $0x10, Y4, Y3
 	VPAND       patternffff0000<>+0(SB), Y4, Y4
@@ -1991,27 +2308,40 @@ next85:
 	VMOVDQU     Y3, (BX)(CX*2)
 	VMOVDQU     Y4, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
 
-check86:
-	CMPQ CX, R9
-	JB   next85
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next85
-	JMP  done84
+check104:
+	CMPQ CX, R10
+	JB   next103
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next103
+	JMP  done102
 
-fp1682:
-	XORQ CX, CX
-	MOVQ $0x00000200, R10
-	JMP  check88
+fp16100:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check107
 
-next87:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
+next106:
+	TESTQ   R8, R8
+	JEQ     kept108
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y3
+	VMOVDQU Y3, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y3
+	VMOVDQU Y3, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y3
+	VMOVDQU Y3, 320(R8)(R12*2)
+	MOVQ    CX, (R8)
+
+kept108:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
 	VCVTPH2PS   (DX)(CX*2), Y3
 	VCVTPH2PS   16(DX)(CX*2), Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -2062,27 +2392,40 @@ next87:
 	VMOVDQU     Y3, (BX)(CX*2)
 	VMOVDQU     Y4, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
 
-check88:
-	CMPQ CX, R9
-	JB   next87
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next87
-	JMP  done84
+check107:
+	CMPQ CX, R10
+	JB   next106
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next106
+	JMP  done102
 
-fp3283:
-	XORQ CX, CX
-	MOVQ $0x00000200, R10
-	JMP  check90
+fp32101:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check110
 
-next89:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*4)
+next109:
+	TESTQ   R8, R8
+	JEQ     kept111
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y3
+	VMOVDQU Y3, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y3
+	VMOVDQU Y3, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y3
+	VMOVDQU Y3, 320(R8)(R12*2)
+	MOVQ    CX, (R8)
+
+kept111:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*4)
 	VMOVUPS     (DX)(CX*4), Y3
 	VMOVUPS     32(DX)(CX*4), Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -2133,17 +2476,17 @@ next89:
 	VMOVDQU     Y3, (BX)(CX*2)
 	VMOVDQU     Y4, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
 
-check90:
-	CMPQ CX, R9
-	JB   next89
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next89
+check110:
+	CMPQ CX, R10
+	JB   next109
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next109
 
-done84:
+done102:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -2157,38 +2500,55 @@ TEXT ·sgdSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    96(DX), DX
+	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    56(SI), SI
+	MOVQ    72(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    72(DI), DI
+	MOVQ    88(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 640(AX), Y2
 	VMOVUPS 704(AX), Y3
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R8
-	MOVQ    (R8), R8
+	MOVQ    24(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    8(R9), R9
+	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp1692
-	JA      fp3293
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R10
-	JMP     check96
+	JE      fp16113
+	JA      fp32114
+	MOVQ    R11, CX
+	LEAQ    512(CX), R11
+	JMP     check117
 
-next95:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
+next116:
+	TESTQ   R8, R8
+	JEQ     kept118
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	MOVQ    CX, (R8)
+
+kept118:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
 	VMOVDQU     (DX)(CX*2), Y6
 	VPSLLD      $0x10, Y6, Y5
 	VPAND       patternffff0000<>+0(SB), Y6, Y6
@@ -2232,27 +2592,40 @@ next95:
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
 
-check96:
-	CMPQ CX, R9
-	JB   next95
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next95
-	JMP  done94
+check117:
+	CMPQ CX, R10
+	JB   next116
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next116
+	JMP  done115
 
-fp1692:
-	XORQ CX, CX
-	MOVQ $0x00000200, R10
-	JMP  check98
+fp16113:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check120
 
-next97:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
+next119:
+	TESTQ   R8, R8
+	JEQ     kept121
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	MOVQ    CX, (R8)
+
+kept121:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
 	VCVTPH2PS   (DX)(CX*2), Y5
 	VCVTPH2PS   16(DX)(CX*2), Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -2299,27 +2672,40 @@ next97:
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
 
-check98:
-	CMPQ CX, R9
-	JB   next97
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next97
-	JMP  done94
+check120:
+	CMPQ CX, R10
+	JB   next119
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next119
+	JMP  done115
 
-fp3293:
-	XORQ CX, CX
-	MOVQ $0x00000200, R10
-	JMP  check100
+fp32114:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check123
 
-next99:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*4)
+next122:
+	TESTQ   R8, R8
+	JEQ     kept124
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	MOVQ    CX, (R8)
+
+kept124:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*4)
 	VMOVUPS     (DX)(CX*4), Y5
 	VMOVUPS     32(DX)(CX*4), Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -2366,17 +2752,17 @@ next99:
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
 
-check100:
-	CMPQ CX, R9
-	JB   next99
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next99
+check123:
+	CMPQ CX, R10
+	JB   next122
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next122
 
-done94:
+done115:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -2385,15 +2771,15 @@ done94:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit1xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  48(AX), AX
+	MOVQ  64(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  96(CX), CX
+	MOVQ  112(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  24(DX), DX
+	MOVQ  40(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  56(BX), BX
+	MOVQ  72(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  72(SI), SI
+	MOVQ  88(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -2401,13 +2787,13 @@ TEXT ·trafficSplit1xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16102
-	JA    fp32103
+	JE    fp16126
+	JA    fp32127
 	XORQ  DX, DX
-	MOVQ  $0x00000200, R9
-	JMP   check106
+	LEAQ  512(DX), R9
+	JMP   check130
 
-next105:
+next129:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -2422,21 +2808,21 @@ next105:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check106:
+check130:
 	CMPQ DX, R8
-	JB   next105
+	JB   next129
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next105
-	JMP  done104
+	JB   next129
+	JMP  done128
 
-fp16102:
+fp16126:
 	XORQ DX, DX
-	MOVQ $0x00000200, R9
-	JMP  check108
+	LEAQ 512(DX), R9
+	JMP  check132
 
-next107:
+next131:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -2451,21 +2837,21 @@ next107:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check108:
+check132:
 	CMPQ DX, R8
-	JB   next107
+	JB   next131
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next107
-	JMP  done104
+	JB   next131
+	JMP  done128
 
-fp32103:
+fp32127:
 	XORQ DX, DX
-	MOVQ $0x00000200, R9
-	JMP  check110
+	LEAQ 512(DX), R9
+	JMP  check134
 
-next109:
+next133:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -2481,15 +2867,15 @@ next109:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check110:
+check134:
 	CMPQ DX, R8
-	JB   next109
+	JB   next133
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next109
+	JB   next133
 
-done104:
+done128:
 	VZEROUPPER
 	RET
 
@@ -2497,17 +2883,17 @@ done104:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit2xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  48(AX), AX
+	MOVQ  64(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  96(CX), CX
+	MOVQ  112(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  24(DX), DX
+	MOVQ  40(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  56(BX), BX
+	MOVQ  72(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  72(SI), SI
+	MOVQ  88(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  80(DI), DI
+	MOVQ  96(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -2515,13 +2901,13 @@ TEXT ·trafficSplit2xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp16112
-	JA    fp32113
+	JE    fp16136
+	JA    fp32137
 	XORQ  DX, DX
-	MOVQ  $0x00000200, R10
-	JMP   check116
+	LEAQ  512(DX), R10
+	JMP   check140
 
-next115:
+next139:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -2539,21 +2925,21 @@ next115:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check116:
+check140:
 	CMPQ DX, R9
-	JB   next115
+	JB   next139
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next115
-	JMP  done114
+	JB   next139
+	JMP  done138
 
-fp16112:
+fp16136:
 	XORQ DX, DX
-	MOVQ $0x00000200, R10
-	JMP  check118
+	LEAQ 512(DX), R10
+	JMP  check142
 
-next117:
+next141:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -2571,21 +2957,21 @@ next117:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check118:
+check142:
 	CMPQ DX, R9
-	JB   next117
+	JB   next141
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next117
-	JMP  done114
+	JB   next141
+	JMP  done138
 
-fp32113:
+fp32137:
 	XORQ DX, DX
-	MOVQ $0x00000200, R10
-	JMP  check120
+	LEAQ 512(DX), R10
+	JMP  check144
 
-next119:
+next143:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -2604,15 +2990,15 @@ next119:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check120:
+check144:
 	CMPQ DX, R9
-	JB   next119
+	JB   next143
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next119
+	JB   next143
 
-done114:
+done138:
 	VZEROUPPER
 	RET
 
@@ -2628,7 +3014,7 @@ TEXT ·adamSplitINT8AVX2(SB), $5192-8
 	ADDQ    $0x3f, DX
 	ANDQ    $-64, DX
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	VMOVUPS (AX), Y1
 	VMOVUPS Y1, 4096(DX)
 	VMOVUPS 32(AX), Y1
@@ -2680,31 +3066,63 @@ TEXT ·adamSplitINT8AVX2(SB), $5192-8
 	VMOVUPS pattern7f800000<>+0(SB), Y3
 	VMOVUPS pattern80000000<>+0(SB), Y4
 	MOVQ    a+0(FP), AX
-	MOVQ    24(AX), CX
+	MOVQ    40(AX), CX
 	MOVQ    a+0(FP), AX
-	MOVQ    48(AX), BX
+	MOVQ    64(AX), BX
 	MOVQ    a+0(FP), AX
-	MOVQ    56(AX), SI
+	MOVQ    72(AX), SI
 	MOVQ    a+0(FP), AX
-	MOVQ    96(AX), DI
+	MOVQ    112(AX), DI
 	MOVQ    a+0(FP), AX
-	MOVQ    72(AX), R8
+	MOVQ    88(AX), R8
 	MOVQ    a+0(FP), AX
-	MOVQ    80(AX), R9
-	XORQ    AX, AX
+	MOVQ    96(AX), R9
+	MOVQ    a+0(FP), AX
+	MOVQ    24(AX), R10
+	MOVQ    a+0(FP), AX
+	MOVQ    16(AX), AX
 	CMPQ    CX, $0x01
-	JE      fp16122
-	JA      fp32123
+	JE      fp16146
+	JA      fp32147
 
-block125:
+block149:
+	TESTQ   R10, R10
+	JEQ     kept152
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R11
+	MOVQ    104(R11), R11
+	MOVWLZX (R11)(CX*1), R11
+	ANDQ    $0x07, CX
+	MOVW    R11, 6208(R10)(CX*1)
+	MOVQ    AX, CX
+	MOVQ    AX, R11
+	ANDQ    $0x000003ff, R11
+
+keep153:
+	VMOVDQU (BX)(CX*2), Y1
+	VMOVDQU Y1, 64(R10)(R11*2)
+	VMOVDQU (SI)(CX*2), Y1
+	VMOVDQU Y1, 2112(R10)(R11*2)
+	VMOVDQU (R8)(CX*1), X1
+	VMOVDQU X1, 4160(R10)(R11*1)
+	VMOVDQU (R9)(CX*1), X1
+	VMOVDQU X1, 5184(R10)(R11*1)
+	ADDQ    $0x10, CX
+	ADDQ    $0x10, R11
+	TESTQ   $0x000000ff, CX
+	JNE     keep153
+	MOVQ    AX, (R10)
+
+kept152:
 	MOVQ         a+0(FP), CX
-	MOVQ         88(CX), R10
+	MOVQ         104(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
-	MOVWLZX      (R10)(CX*1), CX
-	MOVBLZX      CL, R10
-	SHLL         $0x17, R10
-	VMOVD        R10, X1
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	VMOVD        R11, X1
 	VPBROADCASTD X1, Y1
 	VMOVDQA      Y1, 4864(DX)
 	SHRL         $0x08, CX
@@ -2714,16 +3132,16 @@ block125:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-turn126:
+turn150:
 	LEAQ           512(AX), CX
-	MOVQ           a+0(FP), R10
-	MOVQ           8(R10), R10
-	CMPQ           AX, R10
+	MOVQ           a+0(FP), R11
+	MOVQ           8(R11), R11
+	CMPQ           AX, R11
 	CMOVQCC        AX, CX
 	PREFETCHT0     (R8)(CX*1)
 	PREFETCHT0     (R9)(CX*1)
-	MOVQ           AX, R10
-	ANDQ           $0x000001ff, R10
+	MOVQ           AX, R11
+	ANDQ           $0x000001ff, R11
 	PREFETCHT0     (BX)(CX*2)
 	PREFETCHT0     (SI)(CX*2)
 	PREFETCHT0     (DI)(CX*2)
@@ -2784,17 +3202,17 @@ turn126:
 	VFMADD231PS    4416(DX), Y8, Y5
 	VMULPS         Y6, Y12, Y6
 	VFMADD231PS    4416(DX), Y10, Y6
-	VMOVUPS        Y9, (DX)(R10*4)
-	VMOVUPS        Y7, 32(DX)(R10*4)
+	VMOVUPS        Y9, (DX)(R11*4)
+	VMOVUPS        Y7, 32(DX)(R11*4)
 	VSQRTPS        Y5, Y5
 	VSQRTPS        Y6, Y6
 	VPMINUD        pattern5f000000<>+0(SB), Y5, Y8
-	VMOVUPS        Y8, 2048(DX)(R10*4)
+	VMOVUPS        Y8, 2048(DX)(R11*4)
 	VPMAXUD        Y8, Y2, Y2
 	VPADDD         patternffffffff<>+0(SB), Y8, Y8
 	VPMINUD        Y8, Y1, Y1
 	VPMINUD        pattern5f000000<>+0(SB), Y6, Y8
-	VMOVUPS        Y8, 2080(DX)(R10*4)
+	VMOVUPS        Y8, 2080(DX)(R11*4)
 	VPMAXUD        Y8, Y2, Y2
 	VPADDD         patternffffffff<>+0(SB), Y8, Y8
 	VPMINUD        Y8, Y1, Y1
@@ -2877,17 +3295,17 @@ turn126:
 	VFMADD231PS    4416(DX), Y8, Y5
 	VMULPS         Y6, Y12, Y6
 	VFMADD231PS    4416(DX), Y10, Y6
-	VMOVUPS        Y9, 64(DX)(R10*4)
-	VMOVUPS        Y7, 96(DX)(R10*4)
+	VMOVUPS        Y9, 64(DX)(R11*4)
+	VMOVUPS        Y7, 96(DX)(R11*4)
 	VSQRTPS        Y5, Y5
 	VSQRTPS        Y6, Y6
 	VPMINUD        pattern5f000000<>+0(SB), Y5, Y8
-	VMOVUPS        Y8, 2112(DX)(R10*4)
+	VMOVUPS        Y8, 2112(DX)(R11*4)
 	VPMAXUD        Y8, Y2, Y2
 	VPADDD         patternffffffff<>+0(SB), Y8, Y8
 	VPMINUD        Y8, Y1, Y1
 	VPMINUD        pattern5f000000<>+0(SB), Y6, Y8
-	VMOVUPS        Y8, 2144(DX)(R10*4)
+	VMOVUPS        Y8, 2144(DX)(R11*4)
 	VPMAXUD        Y8, Y2, Y2
 	VPADDD         patternffffffff<>+0(SB), Y8, Y8
 	VPMINUD        Y8, Y1, Y1
@@ -2910,27 +3328,31 @@ turn126:
 	VMOVDQU        Y6, (SI)(AX*2)
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
-	CMPQ           AX, $0x00000100
-	JBE            encoded127
-	XORQ           $0x00000100, R10
+	MOVQ           AX, CX
+	MOVQ           a+0(FP), R12
+	MOVQ           16(R12), R12
+	SUBQ           R12, CX
+	CMPQ           CX, $0x00000100
+	JBE            encoded151
+	XORQ           $0x00000100, R11
 	VMOVDQA        4928(DX), Y5
-	VPMAXSD        2048(DX)(R10*4), Y5, Y6
+	VPMAXSD        2048(DX)(R11*4), Y5, Y6
 	VPSRLD         5104(DX), Y0, Y9
 	VPADDD         Y9, Y6, Y6
-	VPSIGND        2048(DX)(R10*4), Y6, Y6
+	VPSIGND        2048(DX)(R11*4), Y6, Y6
 	VPANDN         Y3, Y6, Y9
-	VMOVUPS        (DX)(R10*4), Y8
+	VMOVUPS        (DX)(R11*4), Y8
 	VPANDN         Y8, Y4, Y7
 	VFMADD213PS    pattern3e000000<>+0(SB), Y9, Y7
 	VPAND          pattern0007ffff<>+0(SB), Y0, Y9
 	VPADDD         Y9, Y7, Y7
 	VPADDD         pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD        2080(DX)(R10*4), Y5, Y9
+	VPMAXSD        2080(DX)(R11*4), Y5, Y9
 	VPSRLD         5104(DX), Y0, Y11
 	VPADDD         Y11, Y9, Y9
-	VPSIGND        2080(DX)(R10*4), Y9, Y9
+	VPSIGND        2080(DX)(R11*4), Y9, Y9
 	VPANDN         Y3, Y9, Y11
-	VMOVUPS        32(DX)(R10*4), Y10
+	VMOVUPS        32(DX)(R11*4), Y10
 	VPANDN         Y10, Y4, Y10
 	VFMADD213PS    pattern3e000000<>+0(SB), Y11, Y10
 	VPAND          pattern0007ffff<>+0(SB), Y0, Y11
@@ -2946,24 +3368,24 @@ turn126:
 	VPSUBW         pattern07c007c0<>+0(SB), Y7, Y7
 	VPMINUW        pattern007f007f<>+0(SB), Y7, Y7
 	VPSRLD         $0x10, Y8, Y8
-	VPBLENDW       $0xaa, 32(DX)(R10*4), Y8, Y8
-	VPMAXSD        2112(DX)(R10*4), Y5, Y9
+	VPBLENDW       $0xaa, 32(DX)(R11*4), Y8, Y8
+	VPMAXSD        2112(DX)(R11*4), Y5, Y9
 	VPSRLD         5104(DX), Y0, Y12
 	VPADDD         Y12, Y9, Y9
-	VPSIGND        2112(DX)(R10*4), Y9, Y9
+	VPSIGND        2112(DX)(R11*4), Y9, Y9
 	VPANDN         Y3, Y9, Y12
-	VMOVUPS        64(DX)(R10*4), Y11
+	VMOVUPS        64(DX)(R11*4), Y11
 	VPANDN         Y11, Y4, Y10
 	VFMADD213PS    pattern3e000000<>+0(SB), Y12, Y10
 	VPAND          pattern0007ffff<>+0(SB), Y0, Y12
 	VPADDD         Y12, Y10, Y10
 	VPADDD         pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD        2144(DX)(R10*4), Y5, Y5
+	VPMAXSD        2144(DX)(R11*4), Y5, Y5
 	VPSRLD         5104(DX), Y0, Y13
 	VPADDD         Y13, Y5, Y5
-	VPSIGND        2144(DX)(R10*4), Y5, Y5
+	VPSIGND        2144(DX)(R11*4), Y5, Y5
 	VPANDN         Y3, Y5, Y13
-	VMOVUPS        96(DX)(R10*4), Y12
+	VMOVUPS        96(DX)(R11*4), Y12
 	VPANDN         Y12, Y4, Y12
 	VFMADD213PS    pattern3e000000<>+0(SB), Y13, Y12
 	VPAND          pattern0007ffff<>+0(SB), Y0, Y13
@@ -2979,7 +3401,7 @@ turn126:
 	VPSUBW         pattern07c007c0<>+0(SB), Y10, Y10
 	VPMINUW        pattern007f007f<>+0(SB), Y10, Y10
 	VPSRLD         $0x10, Y11, Y11
-	VPBLENDW       $0xaa, 96(DX)(R10*4), Y11, Y11
+	VPBLENDW       $0xaa, 96(DX)(R11*4), Y11, Y11
 	VPACKUSWB      Y9, Y6, Y6
 	VPACKUSWB      Y10, Y7, Y7
 	VPACKSSWB      Y11, Y8, Y8
@@ -2993,9 +3415,9 @@ turn126:
 	VMOVDQU        Y6, -288(R9)(AX*1)
 	VMOVDQU        Y7, -288(R8)(AX*1)
 
-encoded127:
+encoded151:
 	TESTQ        $0x000000ff, AX
-	JNE          turn126
+	JNE          turn150
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -3009,132 +3431,161 @@ encoded127:
 	VPMAXUD      X0, X2, X2
 	VPSHUFD      $0xb1, X2, X0
 	VPMAXUD      X0, X2, X2
-	VMOVD        X2, R12
+	VMOVD        X2, R13
 	INCL         CX
-	MOVL         R12, R14
-	ADDL         $0x000fffff, R14
-	SHRL         $0x17, R14
-	SUBL         $0x0000001f, R14
-	CMPL         R14, $0x40
-	MOVL         $0x00000040, R11
-	CMOVLLT      R11, R14
-	MOVL         R14, R10
-	MOVL         $0x00000014, R13
-	MOVL         R12, R14
-	ADDL         $0x0007ffff, R14
-	SHRL         $0x17, R14
-	SUBL         $0x0000000f, R14
-	CMPL         R14, $0x40
-	MOVL         $0x00000040, R11
-	CMOVLLT      R11, R14
-	MOVL         R14, R11
-	SHLL         $0x17, R11
-	ADDL         $0x00080000, R11
-	CMPL         CX, R11
-	MOVL         $0x00000013, R11
-	CMOVLCC      R14, R10
-	CMOVLCC      R11, R13
-	MOVL         R12, R14
-	ADDL         $0x0003ffff, R14
-	SHRL         $0x17, R14
-	SUBL         $0x00000007, R14
-	CMPL         R14, $0x40
-	MOVL         $0x00000040, R11
-	CMOVLLT      R11, R14
-	MOVL         R14, R11
-	SHLL         $0x17, R11
-	ADDL         $0x00040000, R11
-	CMPL         CX, R11
-	MOVL         $0x00000012, R11
-	CMOVLCC      R14, R10
-	CMOVLCC      R11, R13
-	MOVL         R12, R14
-	ADDL         $0x0001ffff, R14
-	SHRL         $0x17, R14
-	SUBL         $0x00000003, R14
-	CMPL         R14, $0x40
-	MOVL         $0x00000040, R11
-	CMOVLLT      R11, R14
-	MOVL         R14, R11
-	SHLL         $0x17, R11
-	ADDL         $0x00020000, R11
-	CMPL         CX, R11
-	MOVL         $0x00000011, R11
-	CMOVLCC      R14, R10
-	CMOVLCC      R11, R13
-	MOVL         R13, CX
+	MOVL         R13, R15
+	ADDL         $0x000fffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000001f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R11
+	MOVL         $0x00000014, R14
+	MOVL         R13, R15
+	ADDL         $0x0007ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000000f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00080000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000013, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0003ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000007, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00040000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000012, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0001ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000003, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00020000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000011, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R14, CX
 	SHLL         $0x08, CX
-	ORL          R10, CX
-	XORL         R11, R11
-	TESTL        R12, R12
-	CMOVLEQ      R11, CX
-	MOVQ         a+0(FP), R11
-	MOVQ         88(R11), R12
-	MOVQ         AX, R11
-	SHRQ         $0x07, R11
-	MOVW         CX, -2(R12)(R11*1)
-	VMOVD        R13, X0
+	ORL          R11, CX
+	XORL         R12, R12
+	TESTL        R13, R13
+	CMOVLEQ      R12, CX
+	MOVQ         a+0(FP), R12
+	MOVQ         104(R12), R13
+	MOVQ         AX, R12
+	SHRQ         $0x07, R12
+	MOVW         CX, -2(R13)(R12*1)
+	VMOVD        R14, X0
 	VMOVDQA      X0, 5072(DX)
-	MOVL         $0x00000020, R11
-	SUBL         R13, R11
-	VMOVD        R11, X0
+	MOVL         $0x00000020, R12
+	SUBL         R14, R12
+	VMOVD        R12, X0
 	VMOVDQA      X0, 5104(DX)
-	MOVL         R13, R11
-	SUBL         $0x10, R11
-	VMOVD        R11, X0
+	MOVL         R14, R12
+	SUBL         $0x10, R12
+	VMOVD        R12, X0
 	VMOVDQA      X0, 5088(DX)
-	MOVL         R13, CX
-	SHLL         $0x17, R10
-	MOVL         $0x00000001, R11
-	SHLL         CL, R11
-	ADDL         R10, R11
-	VMOVD        R11, X0
+	MOVL         R14, CX
+	SHLL         $0x17, R11
+	MOVL         $0x00000001, R12
+	SHLL         CL, R12
+	ADDL         R11, R12
+	VMOVD        R12, X0
 	VPBROADCASTD X0, Y0
 	VMOVDQA      Y0, 4928(DX)
-	SHRL         CL, R10
-	IMUL3L       $0x00010001, R10, R10
-	VMOVD        R10, X0
+	SHRL         CL, R11
+	IMUL3L       $0x00010001, R11, R11
+	VMOVD        R11, X0
 	VPBROADCASTD X0, Y0
 	VMOVDQA      Y0, 4992(DX)
-	MOVQ         AX, R10
-	SUBQ         $0x00000100, R10
-	SHRQ         $0x08, R10
+	MOVQ         AX, R11
+	SUBQ         $0x00000100, R11
+	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         44(CX), CX
-	ADDL         R10, CX
-	MOVL         CX, R10
-	SHRL         $0x10, R10
-	XORL         R10, CX
+	MOVL         60(CX), CX
+	ADDL         R11, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
 	IMUL3L       $0x85ebca6b, CX, CX
-	MOVL         CX, R10
-	SHRL         $0x0d, R10
-	XORL         R10, CX
+	MOVL         CX, R11
+	SHRL         $0x0d, R11
+	XORL         R11, CX
 	IMUL3L       $0xc2b2ae35, CX, CX
-	MOVL         CX, R10
-	SHRL         $0x10, R10
-	XORL         R10, CX
-	MOVQ         a+0(FP), R10
-	MOVL         40(R10), R10
-	ADDL         R10, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	MOVQ         a+0(FP), R11
+	MOVL         56(R11), R11
+	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
 	VPADDD       blockDitherAVX2<>+0(SB), Y0, Y0
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block125
-	JMP          done124
+	JB           block149
+	JMP          done148
 
-fp16122:
-block128:
+fp16146:
+block154:
+	TESTQ   R10, R10
+	JEQ     kept157
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R11
+	MOVQ    104(R11), R11
+	MOVWLZX (R11)(CX*1), R11
+	ANDQ    $0x07, CX
+	MOVW    R11, 6208(R10)(CX*1)
+	MOVQ    AX, CX
+	MOVQ    AX, R11
+	ANDQ    $0x000003ff, R11
+
+keep158:
+	VMOVDQU (BX)(CX*2), Y1
+	VMOVDQU Y1, 64(R10)(R11*2)
+	VMOVDQU (SI)(CX*2), Y1
+	VMOVDQU Y1, 2112(R10)(R11*2)
+	VMOVDQU (R8)(CX*1), X1
+	VMOVDQU X1, 4160(R10)(R11*1)
+	VMOVDQU (R9)(CX*1), X1
+	VMOVDQU X1, 5184(R10)(R11*1)
+	ADDQ    $0x10, CX
+	ADDQ    $0x10, R11
+	TESTQ   $0x000000ff, CX
+	JNE     keep158
+	MOVQ    AX, (R10)
+
+kept157:
 	MOVQ         a+0(FP), CX
-	MOVQ         88(CX), R10
+	MOVQ         104(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
-	MOVWLZX      (R10)(CX*1), CX
-	MOVBLZX      CL, R10
-	SHLL         $0x17, R10
-	VMOVD        R10, X1
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	VMOVD        R11, X1
 	VPBROADCASTD X1, Y1
 	VMOVDQA      Y1, 4864(DX)
 	SHRL         $0x08, CX
@@ -3144,16 +3595,16 @@ block128:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-turn129:
+turn155:
 	LEAQ           512(AX), CX
-	MOVQ           a+0(FP), R10
-	MOVQ           8(R10), R10
-	CMPQ           AX, R10
+	MOVQ           a+0(FP), R11
+	MOVQ           8(R11), R11
+	CMPQ           AX, R11
 	CMOVQCC        AX, CX
 	PREFETCHT0     (R8)(CX*1)
 	PREFETCHT0     (R9)(CX*1)
-	MOVQ           AX, R10
-	ANDQ           $0x000001ff, R10
+	MOVQ           AX, R11
+	ANDQ           $0x000001ff, R11
 	PREFETCHT0     (BX)(CX*2)
 	PREFETCHT0     (SI)(CX*2)
 	PREFETCHT0     (DI)(CX*2)
@@ -3217,17 +3668,17 @@ turn129:
 	VFMADD231PS    4416(DX), Y10, Y5
 	VMULPS         Y6, Y12, Y6
 	VFMADD231PS    4416(DX), Y8, Y6
-	VMOVUPS        Y9, (DX)(R10*4)
-	VMOVUPS        Y7, 32(DX)(R10*4)
+	VMOVUPS        Y9, (DX)(R11*4)
+	VMOVUPS        Y7, 32(DX)(R11*4)
 	VSQRTPS        Y5, Y5
 	VSQRTPS        Y6, Y6
 	VPMINUD        pattern5f000000<>+0(SB), Y5, Y8
-	VMOVUPS        Y8, 2048(DX)(R10*4)
+	VMOVUPS        Y8, 2048(DX)(R11*4)
 	VPMAXUD        Y8, Y2, Y2
 	VPADDD         patternffffffff<>+0(SB), Y8, Y8
 	VPMINUD        Y8, Y1, Y1
 	VPMINUD        pattern5f000000<>+0(SB), Y6, Y8
-	VMOVUPS        Y8, 2080(DX)(R10*4)
+	VMOVUPS        Y8, 2080(DX)(R11*4)
 	VPMAXUD        Y8, Y2, Y2
 	VPADDD         patternffffffff<>+0(SB), Y8, Y8
 	VPMINUD        Y8, Y1, Y1
@@ -3313,17 +3764,17 @@ turn129:
 	VFMADD231PS    4416(DX), Y10, Y5
 	VMULPS         Y6, Y12, Y6
 	VFMADD231PS    4416(DX), Y8, Y6
-	VMOVUPS        Y9, 64(DX)(R10*4)
-	VMOVUPS        Y7, 96(DX)(R10*4)
+	VMOVUPS        Y9, 64(DX)(R11*4)
+	VMOVUPS        Y7, 96(DX)(R11*4)
 	VSQRTPS        Y5, Y5
 	VSQRTPS        Y6, Y6
 	VPMINUD        pattern5f000000<>+0(SB), Y5, Y8
-	VMOVUPS        Y8, 2112(DX)(R10*4)
+	VMOVUPS        Y8, 2112(DX)(R11*4)
 	VPMAXUD        Y8, Y2, Y2
 	VPADDD         patternffffffff<>+0(SB), Y8, Y8
 	VPMINUD        Y8, Y1, Y1
 	VPMINUD        pattern5f000000<>+0(SB), Y6, Y8
-	VMOVUPS        Y8, 2144(DX)(R10*4)
+	VMOVUPS        Y8, 2144(DX)(R11*4)
 	VPMAXUD        Y8, Y2, Y2
 	VPADDD         patternffffffff<>+0(SB), Y8, Y8
 	VPMINUD        Y8, Y1, Y1
@@ -3346,27 +3797,31 @@ turn129:
 	VMOVDQU        Y6, (SI)(AX*2)
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
-	CMPQ           AX, $0x00000100
-	JBE            encoded130
-	XORQ           $0x00000100, R10
+	MOVQ           AX, CX
+	MOVQ           a+0(FP), R12
+	MOVQ           16(R12), R12
+	SUBQ           R12, CX
+	CMPQ           CX, $0x00000100
+	JBE            encoded156
+	XORQ           $0x00000100, R11
 	VMOVDQA        4928(DX), Y5
-	VPMAXSD        2048(DX)(R10*4), Y5, Y6
+	VPMAXSD        2048(DX)(R11*4), Y5, Y6
 	VPSRLD         5104(DX), Y0, Y9
 	VPADDD         Y9, Y6, Y6
-	VPSIGND        2048(DX)(R10*4), Y6, Y6
+	VPSIGND        2048(DX)(R11*4), Y6, Y6
 	VPANDN         Y3, Y6, Y9
-	VMOVUPS        (DX)(R10*4), Y8
+	VMOVUPS        (DX)(R11*4), Y8
 	VPANDN         Y8, Y4, Y7
 	VFMADD213PS    pattern3e000000<>+0(SB), Y9, Y7
 	VPAND          pattern0007ffff<>+0(SB), Y0, Y9
 	VPADDD         Y9, Y7, Y7
 	VPADDD         pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD        2080(DX)(R10*4), Y5, Y9
+	VPMAXSD        2080(DX)(R11*4), Y5, Y9
 	VPSRLD         5104(DX), Y0, Y11
 	VPADDD         Y11, Y9, Y9
-	VPSIGND        2080(DX)(R10*4), Y9, Y9
+	VPSIGND        2080(DX)(R11*4), Y9, Y9
 	VPANDN         Y3, Y9, Y11
-	VMOVUPS        32(DX)(R10*4), Y10
+	VMOVUPS        32(DX)(R11*4), Y10
 	VPANDN         Y10, Y4, Y10
 	VFMADD213PS    pattern3e000000<>+0(SB), Y11, Y10
 	VPAND          pattern0007ffff<>+0(SB), Y0, Y11
@@ -3382,24 +3837,24 @@ turn129:
 	VPSUBW         pattern07c007c0<>+0(SB), Y7, Y7
 	VPMINUW        pattern007f007f<>+0(SB), Y7, Y7
 	VPSRLD         $0x10, Y8, Y8
-	VPBLENDW       $0xaa, 32(DX)(R10*4), Y8, Y8
-	VPMAXSD        2112(DX)(R10*4), Y5, Y9
+	VPBLENDW       $0xaa, 32(DX)(R11*4), Y8, Y8
+	VPMAXSD        2112(DX)(R11*4), Y5, Y9
 	VPSRLD         5104(DX), Y0, Y12
 	VPADDD         Y12, Y9, Y9
-	VPSIGND        2112(DX)(R10*4), Y9, Y9
+	VPSIGND        2112(DX)(R11*4), Y9, Y9
 	VPANDN         Y3, Y9, Y12
-	VMOVUPS        64(DX)(R10*4), Y11
+	VMOVUPS        64(DX)(R11*4), Y11
 	VPANDN         Y11, Y4, Y10
 	VFMADD213PS    pattern3e000000<>+0(SB), Y12, Y10
 	VPAND          pattern0007ffff<>+0(SB), Y0, Y12
 	VPADDD         Y12, Y10, Y10
 	VPADDD         pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD        2144(DX)(R10*4), Y5, Y5
+	VPMAXSD        2144(DX)(R11*4), Y5, Y5
 	VPSRLD         5104(DX), Y0, Y13
 	VPADDD         Y13, Y5, Y5
-	VPSIGND        2144(DX)(R10*4), Y5, Y5
+	VPSIGND        2144(DX)(R11*4), Y5, Y5
 	VPANDN         Y3, Y5, Y13
-	VMOVUPS        96(DX)(R10*4), Y12
+	VMOVUPS        96(DX)(R11*4), Y12
 	VPANDN         Y12, Y4, Y12
 	VFMADD213PS    pattern3e000000<>+0(SB), Y13, Y12
 	VPAND          pattern0007ffff<>+0(SB), Y0, Y13
@@ -3415,7 +3870,7 @@ turn129:
 	VPSUBW         pattern07c007c0<>+0(SB), Y10, Y10
 	VPMINUW        pattern007f007f<>+0(SB), Y10, Y10
 	VPSRLD         $0x10, Y11, Y11
-	VPBLENDW       $0xaa, 96(DX)(R10*4), Y11, Y11
+	VPBLENDW       $0xaa, 96(DX)(R11*4), Y11, Y11
 	VPACKUSWB      Y9, Y6, Y6
 	VPACKUSWB      Y10, Y7, Y7
 	VPACKSSWB      Y11, Y8, Y8
@@ -3429,9 +3884,9 @@ turn129:
 	VMOVDQU        Y6, -288(R9)(AX*1)
 	VMOVDQU        Y7, -288(R8)(AX*1)
 
-encoded130:
+encoded156:
 	TESTQ        $0x000000ff, AX
-	JNE          turn129
+	JNE          turn155
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -3445,132 +3900,161 @@ encoded130:
 	VPMAXUD      X0, X2, X2
 	VPSHUFD      $0xb1, X2, X0
 	VPMAXUD      X0, X2, X2
-	VMOVD        X2, R12
+	VMOVD        X2, R13
 	INCL         CX
-	MOVL         R12, R14
-	ADDL         $0x000fffff, R14
-	SHRL         $0x17, R14
-	SUBL         $0x0000001f, R14
-	CMPL         R14, $0x40
-	MOVL         $0x00000040, R11
-	CMOVLLT      R11, R14
-	MOVL         R14, R10
-	MOVL         $0x00000014, R13
-	MOVL         R12, R14
-	ADDL         $0x0007ffff, R14
-	SHRL         $0x17, R14
-	SUBL         $0x0000000f, R14
-	CMPL         R14, $0x40
-	MOVL         $0x00000040, R11
-	CMOVLLT      R11, R14
-	MOVL         R14, R11
-	SHLL         $0x17, R11
-	ADDL         $0x00080000, R11
-	CMPL         CX, R11
-	MOVL         $0x00000013, R11
-	CMOVLCC      R14, R10
-	CMOVLCC      R11, R13
-	MOVL         R12, R14
-	ADDL         $0x0003ffff, R14
-	SHRL         $0x17, R14
-	SUBL         $0x00000007, R14
-	CMPL         R14, $0x40
-	MOVL         $0x00000040, R11
-	CMOVLLT      R11, R14
-	MOVL         R14, R11
-	SHLL         $0x17, R11
-	ADDL         $0x00040000, R11
-	CMPL         CX, R11
-	MOVL         $0x00000012, R11
-	CMOVLCC      R14, R10
-	CMOVLCC      R11, R13
-	MOVL         R12, R14
-	ADDL         $0x0001ffff, R14
-	SHRL         $0x17, R14
-	SUBL         $0x00000003, R14
-	CMPL         R14, $0x40
-	MOVL         $0x00000040, R11
-	CMOVLLT      R11, R14
-	MOVL         R14, R11
-	SHLL         $0x17, R11
-	ADDL         $0x00020000, R11
-	CMPL         CX, R11
-	MOVL         $0x00000011, R11
-	CMOVLCC      R14, R10
-	CMOVLCC      R11, R13
-	MOVL         R13, CX
+	MOVL         R13, R15
+	ADDL         $0x000fffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000001f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R11
+	MOVL         $0x00000014, R14
+	MOVL         R13, R15
+	ADDL         $0x0007ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000000f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00080000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000013, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0003ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000007, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00040000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000012, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0001ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000003, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00020000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000011, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R14, CX
 	SHLL         $0x08, CX
-	ORL          R10, CX
-	XORL         R11, R11
-	TESTL        R12, R12
-	CMOVLEQ      R11, CX
-	MOVQ         a+0(FP), R11
-	MOVQ         88(R11), R12
-	MOVQ         AX, R11
-	SHRQ         $0x07, R11
-	MOVW         CX, -2(R12)(R11*1)
-	VMOVD        R13, X0
+	ORL          R11, CX
+	XORL         R12, R12
+	TESTL        R13, R13
+	CMOVLEQ      R12, CX
+	MOVQ         a+0(FP), R12
+	MOVQ         104(R12), R13
+	MOVQ         AX, R12
+	SHRQ         $0x07, R12
+	MOVW         CX, -2(R13)(R12*1)
+	VMOVD        R14, X0
 	VMOVDQA      X0, 5072(DX)
-	MOVL         $0x00000020, R11
-	SUBL         R13, R11
-	VMOVD        R11, X0
+	MOVL         $0x00000020, R12
+	SUBL         R14, R12
+	VMOVD        R12, X0
 	VMOVDQA      X0, 5104(DX)
-	MOVL         R13, R11
-	SUBL         $0x10, R11
-	VMOVD        R11, X0
+	MOVL         R14, R12
+	SUBL         $0x10, R12
+	VMOVD        R12, X0
 	VMOVDQA      X0, 5088(DX)
-	MOVL         R13, CX
-	SHLL         $0x17, R10
-	MOVL         $0x00000001, R11
-	SHLL         CL, R11
-	ADDL         R10, R11
-	VMOVD        R11, X0
+	MOVL         R14, CX
+	SHLL         $0x17, R11
+	MOVL         $0x00000001, R12
+	SHLL         CL, R12
+	ADDL         R11, R12
+	VMOVD        R12, X0
 	VPBROADCASTD X0, Y0
 	VMOVDQA      Y0, 4928(DX)
-	SHRL         CL, R10
-	IMUL3L       $0x00010001, R10, R10
-	VMOVD        R10, X0
+	SHRL         CL, R11
+	IMUL3L       $0x00010001, R11, R11
+	VMOVD        R11, X0
 	VPBROADCASTD X0, Y0
 	VMOVDQA      Y0, 4992(DX)
-	MOVQ         AX, R10
-	SUBQ         $0x00000100, R10
-	SHRQ         $0x08, R10
+	MOVQ         AX, R11
+	SUBQ         $0x00000100, R11
+	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         44(CX), CX
-	ADDL         R10, CX
-	MOVL         CX, R10
-	SHRL         $0x10, R10
-	XORL         R10, CX
+	MOVL         60(CX), CX
+	ADDL         R11, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
 	IMUL3L       $0x85ebca6b, CX, CX
-	MOVL         CX, R10
-	SHRL         $0x0d, R10
-	XORL         R10, CX
+	MOVL         CX, R11
+	SHRL         $0x0d, R11
+	XORL         R11, CX
 	IMUL3L       $0xc2b2ae35, CX, CX
-	MOVL         CX, R10
-	SHRL         $0x10, R10
-	XORL         R10, CX
-	MOVQ         a+0(FP), R10
-	MOVL         40(R10), R10
-	ADDL         R10, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	MOVQ         a+0(FP), R11
+	MOVL         56(R11), R11
+	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
 	VPADDD       blockDitherAVX2<>+0(SB), Y0, Y0
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block128
-	JMP          done124
+	JB           block154
+	JMP          done148
 
-fp32123:
-block131:
+fp32147:
+block159:
+	TESTQ   R10, R10
+	JEQ     kept162
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R11
+	MOVQ    104(R11), R11
+	MOVWLZX (R11)(CX*1), R11
+	ANDQ    $0x07, CX
+	MOVW    R11, 6208(R10)(CX*1)
+	MOVQ    AX, CX
+	MOVQ    AX, R11
+	ANDQ    $0x000003ff, R11
+
+keep163:
+	VMOVDQU (BX)(CX*2), Y1
+	VMOVDQU Y1, 64(R10)(R11*2)
+	VMOVDQU (SI)(CX*2), Y1
+	VMOVDQU Y1, 2112(R10)(R11*2)
+	VMOVDQU (R8)(CX*1), X1
+	VMOVDQU X1, 4160(R10)(R11*1)
+	VMOVDQU (R9)(CX*1), X1
+	VMOVDQU X1, 5184(R10)(R11*1)
+	ADDQ    $0x10, CX
+	ADDQ    $0x10, R11
+	TESTQ   $0x000000ff, CX
+	JNE     keep163
+	MOVQ    AX, (R10)
+
+kept162:
 	MOVQ         a+0(FP), CX
-	MOVQ         88(CX), R10
+	MOVQ         104(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
-	MOVWLZX      (R10)(CX*1), CX
-	MOVBLZX      CL, R10
-	SHLL         $0x17, R10
-	VMOVD        R10, X1
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	VMOVD        R11, X1
 	VPBROADCASTD X1, Y1
 	VMOVDQA      Y1, 4864(DX)
 	SHRL         $0x08, CX
@@ -3580,16 +4064,16 @@ block131:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-turn132:
+turn160:
 	LEAQ           512(AX), CX
-	MOVQ           a+0(FP), R10
-	MOVQ           8(R10), R10
-	CMPQ           AX, R10
+	MOVQ           a+0(FP), R11
+	MOVQ           8(R11), R11
+	CMPQ           AX, R11
 	CMOVQCC        AX, CX
 	PREFETCHT0     (R8)(CX*1)
 	PREFETCHT0     (R9)(CX*1)
-	MOVQ           AX, R10
-	ANDQ           $0x000001ff, R10
+	MOVQ           AX, R11
+	ANDQ           $0x000001ff, R11
 	PREFETCHT0     (BX)(CX*2)
 	PREFETCHT0     (SI)(CX*2)
 	PREFETCHT0     (DI)(CX*4)
@@ -3653,17 +4137,17 @@ turn132:
 	VFMADD231PS    4416(DX), Y10, Y5
 	VMULPS         Y6, Y12, Y6
 	VFMADD231PS    4416(DX), Y8, Y6
-	VMOVUPS        Y9, (DX)(R10*4)
-	VMOVUPS        Y7, 32(DX)(R10*4)
+	VMOVUPS        Y9, (DX)(R11*4)
+	VMOVUPS        Y7, 32(DX)(R11*4)
 	VSQRTPS        Y5, Y5
 	VSQRTPS        Y6, Y6
 	VPMINUD        pattern5f000000<>+0(SB), Y5, Y8
-	VMOVUPS        Y8, 2048(DX)(R10*4)
+	VMOVUPS        Y8, 2048(DX)(R11*4)
 	VPMAXUD        Y8, Y2, Y2
 	VPADDD         patternffffffff<>+0(SB), Y8, Y8
 	VPMINUD        Y8, Y1, Y1
 	VPMINUD        pattern5f000000<>+0(SB), Y6, Y8
-	VMOVUPS        Y8, 2080(DX)(R10*4)
+	VMOVUPS        Y8, 2080(DX)(R11*4)
 	VPMAXUD        Y8, Y2, Y2
 	VPADDD         patternffffffff<>+0(SB), Y8, Y8
 	VPMINUD        Y8, Y1, Y1
@@ -3749,17 +4233,17 @@ turn132:
 	VFMADD231PS    4416(DX), Y10, Y5
 	VMULPS         Y6, Y12, Y6
 	VFMADD231PS    4416(DX), Y8, Y6
-	VMOVUPS        Y9, 64(DX)(R10*4)
-	VMOVUPS        Y7, 96(DX)(R10*4)
+	VMOVUPS        Y9, 64(DX)(R11*4)
+	VMOVUPS        Y7, 96(DX)(R11*4)
 	VSQRTPS        Y5, Y5
 	VSQRTPS        Y6, Y6
 	VPMINUD        pattern5f000000<>+0(SB), Y5, Y8
-	VMOVUPS        Y8, 2112(DX)(R10*4)
+	VMOVUPS        Y8, 2112(DX)(R11*4)
 	VPMAXUD        Y8, Y2, Y2
 	VPADDD         patternffffffff<>+0(SB), Y8, Y8
 	VPMINUD        Y8, Y1, Y1
 	VPMINUD        pattern5f000000<>+0(SB), Y6, Y8
-	VMOVUPS        Y8, 2144(DX)(R10*4)
+	VMOVUPS        Y8, 2144(DX)(R11*4)
 	VPMAXUD        Y8, Y2, Y2
 	VPADDD         patternffffffff<>+0(SB), Y8, Y8
 	VPMINUD        Y8, Y1, Y1
@@ -3782,27 +4266,31 @@ turn132:
 	VMOVDQU        Y6, (SI)(AX*2)
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
-	CMPQ           AX, $0x00000100
-	JBE            encoded133
-	XORQ           $0x00000100, R10
+	MOVQ           AX, CX
+	MOVQ           a+0(FP), R12
+	MOVQ           16(R12), R12
+	SUBQ           R12, CX
+	CMPQ           CX, $0x00000100
+	JBE            encoded161
+	XORQ           $0x00000100, R11
 	VMOVDQA        4928(DX), Y5
-	VPMAXSD        2048(DX)(R10*4), Y5, Y6
+	VPMAXSD        2048(DX)(R11*4), Y5, Y6
 	VPSRLD         5104(DX), Y0, Y9
 	VPADDD         Y9, Y6, Y6
-	VPSIGND        2048(DX)(R10*4), Y6, Y6
+	VPSIGND        2048(DX)(R11*4), Y6, Y6
 	VPANDN         Y3, Y6, Y9
-	VMOVUPS        (DX)(R10*4), Y8
+	VMOVUPS        (DX)(R11*4), Y8
 	VPANDN         Y8, Y4, Y7
 	VFMADD213PS    pattern3e000000<>+0(SB), Y9, Y7
 	VPAND          pattern0007ffff<>+0(SB), Y0, Y9
 	VPADDD         Y9, Y7, Y7
 	VPADDD         pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD        2080(DX)(R10*4), Y5, Y9
+	VPMAXSD        2080(DX)(R11*4), Y5, Y9
 	VPSRLD         5104(DX), Y0, Y11
 	VPADDD         Y11, Y9, Y9
-	VPSIGND        2080(DX)(R10*4), Y9, Y9
+	VPSIGND        2080(DX)(R11*4), Y9, Y9
 	VPANDN         Y3, Y9, Y11
-	VMOVUPS        32(DX)(R10*4), Y10
+	VMOVUPS        32(DX)(R11*4), Y10
 	VPANDN         Y10, Y4, Y10
 	VFMADD213PS    pattern3e000000<>+0(SB), Y11, Y10
 	VPAND          pattern0007ffff<>+0(SB), Y0, Y11
@@ -3818,24 +4306,24 @@ turn132:
 	VPSUBW         pattern07c007c0<>+0(SB), Y7, Y7
 	VPMINUW        pattern007f007f<>+0(SB), Y7, Y7
 	VPSRLD         $0x10, Y8, Y8
-	VPBLENDW       $0xaa, 32(DX)(R10*4), Y8, Y8
-	VPMAXSD        2112(DX)(R10*4), Y5, Y9
+	VPBLENDW       $0xaa, 32(DX)(R11*4), Y8, Y8
+	VPMAXSD        2112(DX)(R11*4), Y5, Y9
 	VPSRLD         5104(DX), Y0, Y12
 	VPADDD         Y12, Y9, Y9
-	VPSIGND        2112(DX)(R10*4), Y9, Y9
+	VPSIGND        2112(DX)(R11*4), Y9, Y9
 	VPANDN         Y3, Y9, Y12
-	VMOVUPS        64(DX)(R10*4), Y11
+	VMOVUPS        64(DX)(R11*4), Y11
 	VPANDN         Y11, Y4, Y10
 	VFMADD213PS    pattern3e000000<>+0(SB), Y12, Y10
 	VPAND          pattern0007ffff<>+0(SB), Y0, Y12
 	VPADDD         Y12, Y10, Y10
 	VPADDD         pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD        2144(DX)(R10*4), Y5, Y5
+	VPMAXSD        2144(DX)(R11*4), Y5, Y5
 	VPSRLD         5104(DX), Y0, Y13
 	VPADDD         Y13, Y5, Y5
-	VPSIGND        2144(DX)(R10*4), Y5, Y5
+	VPSIGND        2144(DX)(R11*4), Y5, Y5
 	VPANDN         Y3, Y5, Y13
-	VMOVUPS        96(DX)(R10*4), Y12
+	VMOVUPS        96(DX)(R11*4), Y12
 	VPANDN         Y12, Y4, Y12
 	VFMADD213PS    pattern3e000000<>+0(SB), Y13, Y12
 	VPAND          pattern0007ffff<>+0(SB), Y0, Y13
@@ -3851,7 +4339,7 @@ turn132:
 	VPSUBW         pattern07c007c0<>+0(SB), Y10, Y10
 	VPMINUW        pattern007f007f<>+0(SB), Y10, Y10
 	VPSRLD         $0x10, Y11, Y11
-	VPBLENDW       $0xaa, 96(DX)(R10*4), Y11, Y11
+	VPBLENDW       $0xaa, 96(DX)(R11*4), Y11, Y11
 	VPACKUSWB      Y9, Y6, Y6
 	VPACKUSWB      Y10, Y7, Y7
 	VPACKSSWB      Y11, Y8, Y8
@@ -3865,9 +4353,9 @@ turn132:
 	VMOVDQU        Y6, -288(R9)(AX*1)
 	VMOVDQU        Y7, -288(R8)(AX*1)
 
-encoded133:
+encoded161:
 	TESTQ        $0x000000ff, AX
-	JNE          turn132
+	JNE          turn160
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -3881,123 +4369,123 @@ encoded133:
 	VPMAXUD      X0, X2, X2
 	VPSHUFD      $0xb1, X2, X0
 	VPMAXUD      X0, X2, X2
-	VMOVD        X2, R12
+	VMOVD        X2, R13
 	INCL         CX
-	MOVL         R12, R14
-	ADDL         $0x000fffff, R14
-	SHRL         $0x17, R14
-	SUBL         $0x0000001f, R14
-	CMPL         R14, $0x40
-	MOVL         $0x00000040, R11
-	CMOVLLT      R11, R14
-	MOVL         R14, R10
-	MOVL         $0x00000014, R13
-	MOVL         R12, R14
-	ADDL         $0x0007ffff, R14
-	SHRL         $0x17, R14
-	SUBL         $0x0000000f, R14
-	CMPL         R14, $0x40
-	MOVL         $0x00000040, R11
-	CMOVLLT      R11, R14
-	MOVL         R14, R11
-	SHLL         $0x17, R11
-	ADDL         $0x00080000, R11
-	CMPL         CX, R11
-	MOVL         $0x00000013, R11
-	CMOVLCC      R14, R10
-	CMOVLCC      R11, R13
-	MOVL         R12, R14
-	ADDL         $0x0003ffff, R14
-	SHRL         $0x17, R14
-	SUBL         $0x00000007, R14
-	CMPL         R14, $0x40
-	MOVL         $0x00000040, R11
-	CMOVLLT      R11, R14
-	MOVL         R14, R11
-	SHLL         $0x17, R11
-	ADDL         $0x00040000, R11
-	CMPL         CX, R11
-	MOVL         $0x00000012, R11
-	CMOVLCC      R14, R10
-	CMOVLCC      R11, R13
-	MOVL         R12, R14
-	ADDL         $0x0001ffff, R14
-	SHRL         $0x17, R14
-	SUBL         $0x00000003, R14
-	CMPL         R14, $0x40
-	MOVL         $0x00000040, R11
-	CMOVLLT      R11, R14
-	MOVL         R14, R11
-	SHLL         $0x17, R11
-	ADDL         $0x00020000, R11
-	CMPL         CX, R11
-	MOVL         $0x00000011, R11
-	CMOVLCC      R14, R10
-	CMOVLCC      R11, R13
-	MOVL         R13, CX
+	MOVL         R13, R15
+	ADDL         $0x000fffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000001f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R11
+	MOVL         $0x00000014, R14
+	MOVL         R13, R15
+	ADDL         $0x0007ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000000f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00080000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000013, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0003ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000007, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00040000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000012, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0001ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000003, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00020000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000011, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R14, CX
 	SHLL         $0x08, CX
-	ORL          R10, CX
-	XORL         R11, R11
-	TESTL        R12, R12
-	CMOVLEQ      R11, CX
-	MOVQ         a+0(FP), R11
-	MOVQ         88(R11), R12
-	MOVQ         AX, R11
-	SHRQ         $0x07, R11
-	MOVW         CX, -2(R12)(R11*1)
-	VMOVD        R13, X0
+	ORL          R11, CX
+	XORL         R12, R12
+	TESTL        R13, R13
+	CMOVLEQ      R12, CX
+	MOVQ         a+0(FP), R12
+	MOVQ         104(R12), R13
+	MOVQ         AX, R12
+	SHRQ         $0x07, R12
+	MOVW         CX, -2(R13)(R12*1)
+	VMOVD        R14, X0
 	VMOVDQA      X0, 5072(DX)
-	MOVL         $0x00000020, R11
-	SUBL         R13, R11
-	VMOVD        R11, X0
+	MOVL         $0x00000020, R12
+	SUBL         R14, R12
+	VMOVD        R12, X0
 	VMOVDQA      X0, 5104(DX)
-	MOVL         R13, R11
-	SUBL         $0x10, R11
-	VMOVD        R11, X0
+	MOVL         R14, R12
+	SUBL         $0x10, R12
+	VMOVD        R12, X0
 	VMOVDQA      X0, 5088(DX)
-	MOVL         R13, CX
-	SHLL         $0x17, R10
-	MOVL         $0x00000001, R11
-	SHLL         CL, R11
-	ADDL         R10, R11
-	VMOVD        R11, X0
+	MOVL         R14, CX
+	SHLL         $0x17, R11
+	MOVL         $0x00000001, R12
+	SHLL         CL, R12
+	ADDL         R11, R12
+	VMOVD        R12, X0
 	VPBROADCASTD X0, Y0
 	VMOVDQA      Y0, 4928(DX)
-	SHRL         CL, R10
-	IMUL3L       $0x00010001, R10, R10
-	VMOVD        R10, X0
+	SHRL         CL, R11
+	IMUL3L       $0x00010001, R11, R11
+	VMOVD        R11, X0
 	VPBROADCASTD X0, Y0
 	VMOVDQA      Y0, 4992(DX)
-	MOVQ         AX, R10
-	SUBQ         $0x00000100, R10
-	SHRQ         $0x08, R10
+	MOVQ         AX, R11
+	SUBQ         $0x00000100, R11
+	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         44(CX), CX
-	ADDL         R10, CX
-	MOVL         CX, R10
-	SHRL         $0x10, R10
-	XORL         R10, CX
+	MOVL         60(CX), CX
+	ADDL         R11, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
 	IMUL3L       $0x85ebca6b, CX, CX
-	MOVL         CX, R10
-	SHRL         $0x0d, R10
-	XORL         R10, CX
+	MOVL         CX, R11
+	SHRL         $0x0d, R11
+	XORL         R11, CX
 	IMUL3L       $0xc2b2ae35, CX, CX
-	MOVL         CX, R10
-	SHRL         $0x10, R10
-	XORL         R10, CX
-	MOVQ         a+0(FP), R10
-	MOVL         40(R10), R10
-	ADDL         R10, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	MOVQ         a+0(FP), R11
+	MOVL         56(R11), R11
+	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
 	VPADDD       blockDitherAVX2<>+0(SB), Y0, Y0
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block131
+	JB           block159
 
-done124:
-last134:
+done148:
+last164:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -4082,7 +4570,7 @@ last134:
 	VMOVDQU     Y2, -288(R9)(AX*1)
 	VMOVDQU     Y5, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         last134
+	JNE         last164
 	LDMXCSR     (SP)
 	VZEROUPPER
 	RET
@@ -4357,19 +4845,19 @@ GLOBL blockDitherAVX2<>(SB), RODATA|NOPTR, $32
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit2xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  48(AX), AX
+	MOVQ  64(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  96(CX), CX
+	MOVQ  112(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  24(DX), DX
+	MOVQ  40(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  56(BX), BX
+	MOVQ  72(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  72(SI), SI
+	MOVQ  88(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  80(DI), DI
+	MOVQ  96(DI), DI
 	MOVQ  a+0(FP), R8
-	MOVQ  88(R8), R8
+	MOVQ  104(R8), R8
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R9
@@ -4377,13 +4865,13 @@ TEXT ·trafficSplit2xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R10
 	MOVQ  8(R10), R10
 	CMPQ  DX, $0x01
-	JE    fp16136
-	JA    fp32137
+	JE    fp16166
+	JA    fp32167
 	XORQ  DX, DX
-	MOVQ  $0x00000200, R11
-	JMP   check140
+	LEAQ  512(DX), R11
+	JMP   check170
 
-next139:
+next169:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -4399,31 +4887,31 @@ next139:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within141
+	JNE        within171
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within141:
+within171:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check140:
+check170:
 	CMPQ DX, R10
-	JB   next139
+	JB   next169
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next139
-	JMP  done138
+	JB   next169
+	JMP  done168
 
-fp16136:
+fp16166:
 	XORQ DX, DX
-	MOVQ $0x00000200, R11
-	JMP  check143
+	LEAQ 512(DX), R11
+	JMP  check173
 
-next142:
+next172:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -4439,31 +4927,31 @@ next142:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within144
+	JNE        within174
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within144:
+within174:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check143:
+check173:
 	CMPQ DX, R10
-	JB   next142
+	JB   next172
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next142
-	JMP  done138
+	JB   next172
+	JMP  done168
 
-fp32137:
+fp32167:
 	XORQ DX, DX
-	MOVQ $0x00000200, R11
-	JMP  check146
+	LEAQ 512(DX), R11
+	JMP  check176
 
-next145:
+next175:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -4480,25 +4968,25 @@ next145:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within147
+	JNE        within177
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within147:
+within177:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check146:
+check176:
 	CMPQ DX, R10
-	JB   next145
+	JB   next175
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next145
+	JB   next175
 
-done138:
+done168:
 	VZEROUPPER
 	RET
 
@@ -4511,21 +4999,21 @@ TEXT ·adamFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    96(DX), DX
+	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
+	MOVQ    80(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
+	MOVQ    64(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    32(DI), DI
+	MOVQ    48(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    72(R8), R8
+	MOVQ    88(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    80(R9), R9
+	MOVQ    96(R9), R9
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -4533,307 +5021,368 @@ TEXT ·adamFP32FP32AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 384(AX), Y4
 	VMOVUPS 576(AX), Y5
 	MOVQ    a+0(FP), R10
-	MOVQ    (R10), R10
+	MOVQ    24(R10), R10
 	MOVQ    a+0(FP), R11
-	MOVQ    8(R11), R11
+	MOVQ    (R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    8(R12), R12
+	MOVQ    a+0(FP), R13
+	MOVQ    16(R13), R13
 	CMPQ    CX, $0x01
-	JE      fp16149
-	JA      fp32150
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R12
-	JMP     check153
+	JE      fp16179
+	JA      fp32180
+	MOVQ    R13, CX
+	LEAQ    512(CX), R13
+	JMP     check183
 
-next152:
-	PREFETCHT0     (BX)(R12*4)
-	PREFETCHT0     (R8)(R12*4)
-	PREFETCHT0     (R9)(R12*4)
-	PREFETCHT0     (DX)(R12*2)
+next182:
+	TESTQ   R10, R10
+	JEQ     kept184
+	MOVQ    CX, R14
+	ANDQ    $0x3f, R14
+	VMOVDQU (BX)(CX*4), Y6
+	VMOVDQU Y6, 64(R10)(R14*4)
+	VMOVDQU 32(BX)(CX*4), Y6
+	VMOVDQU Y6, 96(R10)(R14*4)
+	VMOVDQU (R8)(CX*4), Y6
+	VMOVDQU Y6, 320(R10)(R14*4)
+	VMOVDQU 32(R8)(CX*4), Y6
+	VMOVDQU Y6, 352(R10)(R14*4)
+	VMOVDQU (R9)(CX*4), Y6
+	VMOVDQU Y6, 576(R10)(R14*4)
+	VMOVDQU 32(R9)(CX*4), Y6
+	VMOVDQU Y6, 608(R10)(R14*4)
+	MOVQ    CX, (R10)
+
+kept184:
+	PREFETCHT0     (BX)(R13*4)
+	PREFETCHT0     (R8)(R13*4)
+	PREFETCHT0     (R9)(R13*4)
+	PREFETCHT0     (DX)(R13*2)
 	VBROADCASTI128 (DX)(CX*2), Y6
 	VPSHUFB        spread<>+0(SB), Y6, Y6
-	VBROADCASTI128 16(DX)(CX*2), Y7
-	VPSHUFB        spread<>+0(SB), Y7, Y7
-	VMOVUPS        (BX)(CX*4), Y8
-	VMOVUPS        32(BX)(CX*4), Y9
+	VBROADCASTI128 16(DX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VMOVUPS        (BX)(CX*4), Y9
+	VMOVUPS        32(BX)(CX*4), Y10
 	VMULPS         (AX), Y6, Y6
-	VFMADD231PS    64(AX), Y8, Y6
-	VMULPS         (AX), Y7, Y7
-	VFMADD231PS    64(AX), Y9, Y7
-	VMULPS         (R8)(CX*4), Y0, Y10
-	VFMADD231PS    Y1, Y6, Y10
-	VMULPS         32(R8)(CX*4), Y0, Y11
-	VFMADD231PS    Y1, Y7, Y11
+	VFMADD231PS    64(AX), Y9, Y6
+	VMULPS         (AX), Y8, Y8
+	VFMADD231PS    64(AX), Y10, Y8
+	VMULPS         (R8)(CX*4), Y0, Y11
+	VFMADD231PS    Y1, Y6, Y11
+	VMULPS         32(R8)(CX*4), Y0, Y12
+	VFMADD231PS    Y1, Y8, Y12
 	VMULPS         Y6, Y6, Y6
-	VMULPS         Y7, Y7, Y7
-	VMULPS         (R9)(CX*4), Y2, Y12
-	VFMADD231PS    Y3, Y6, Y12
+	VMULPS         Y8, Y8, Y8
+	VMULPS         (R9)(CX*4), Y2, Y13
+	VFMADD231PS    Y3, Y6, Y13
 	VMULPS         32(R9)(CX*4), Y2, Y6
-	VFMADD231PS    Y3, Y7, Y6
-	VMOVUPS        Y10, (R8)(CX*4)
-	VMOVUPS        Y11, 32(R8)(CX*4)
-	VMOVUPS        Y12, (R9)(CX*4)
+	VFMADD231PS    Y3, Y8, Y6
+	VMOVUPS        Y11, (R8)(CX*4)
+	VMOVUPS        Y12, 32(R8)(CX*4)
+	VMOVUPS        Y13, (R9)(CX*4)
 	VMOVUPS        Y6, 32(R9)(CX*4)
-	VSQRTPS        Y12, Y12
+	VSQRTPS        Y13, Y13
 	VSQRTPS        Y6, Y6
-	VFMADD213PS    448(AX), Y4, Y12
-	VDIVPS         Y12, Y10, Y10
-	VFMADD231PS    512(AX), Y8, Y8
-	VFMADD231PS    Y5, Y10, Y8
-	VFMADD213PS    448(AX), Y4, Y6
-	VDIVPS         Y6, Y11, Y11
+	VFMADD213PS    448(AX), Y4, Y13
+	VDIVPS         Y13, Y11, Y11
 	VFMADD231PS    512(AX), Y9, Y9
 	VFMADD231PS    Y5, Y11, Y9
-	VMOVUPS        Y8, (BX)(CX*4)
-	VMOVUPS        Y9, 32(BX)(CX*4)
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y12, Y12
+	VFMADD231PS    512(AX), Y10, Y10
+	VFMADD231PS    Y5, Y12, Y10
+	VMOVUPS        Y9, (BX)(CX*4)
+	VMOVUPS        Y10, 32(BX)(CX*4)
 	CMPQ           DI, $0x01
-	JE             fp16157
-	JA             fp32158
-	VPSRLD         $0x10, Y8, Y6
+	JE             fp16188
+	JA             fp32189
+	VPSRLD         $0x10, Y9, Y6
 	VPAND          pattern00000001<>+0(SB), Y6, Y6
 	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD         Y8, Y6, Y6
-	VCMPPS         $0x03, Y8, Y8, Y7
-	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
-	VPSRLD         $0x10, Y9, Y7
-	VPAND          pattern00000001<>+0(SB), Y7, Y7
-	VPADDD         pattern00007fff<>+0(SB), Y7, Y7
-	VPADDD         Y9, Y7, Y7
+	VPADDD         Y9, Y6, Y6
 	VCMPPS         $0x03, Y9, Y9, Y8
-	VBLENDVPS      Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VBLENDVPS      Y8, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD         $0x10, Y10, Y8
+	VPAND          pattern00000001<>+0(SB), Y8, Y8
+	VPADDD         pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD         Y10, Y8, Y8
+	VCMPPS         $0x03, Y10, Y10, Y9
+	VBLENDVPS      Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD         $0x10, Y6, Y6
-	VPSRLD         $0x10, Y7, Y7
-	VPACKUSDW      Y7, Y6, Y6
+	VPSRLD         $0x10, Y8, Y8
+	VPACKUSDW      Y8, Y6, Y6
 	VPERMQ         $0xd8, Y6, Y6
 	VMOVDQA        Y6, Y6
-	JMP            done159
+	JMP            done190
 
-fp16157:
-	VCVTPS2PH   $0x00, Y8, X13
-	VCVTPS2PH   $0x00, Y9, X6
-	VINSERTI128 $0x01, X6, Y13, Y13
-	VMOVDQA     Y13, Y6
-	JMP         done159
+fp16188:
+	VCVTPS2PH   $0x00, Y9, X7
+	VCVTPS2PH   $0x00, Y10, X6
+	VINSERTI128 $0x01, X6, Y7, Y7
+	VMOVDQA     Y7, Y6
+	JMP         done190
 
-fp32158:
-	JMP stored155
+fp32189:
+	JMP stored186
 
-done159:
+done190:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned154
+	JNE      unaligned185
 	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored155
+	JMP      stored186
 
-unaligned154:
+unaligned185:
 	VMOVDQU Y6, (SI)(CX*2)
 
-stored155:
+stored186:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x10, R13
 
-check153:
-	CMPQ CX, R11
-	JB   next152
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
-	JB   next152
-	JMP  done151
+check183:
+	CMPQ CX, R12
+	JB   next182
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next182
+	JMP  done181
 
-fp16149:
-	XORQ CX, CX
-	MOVQ $0x00000200, R12
-	JMP  check161
+fp16179:
+	MOVQ R13, CX
+	LEAQ 512(CX), R13
+	JMP  check192
 
-next160:
-	PREFETCHT0  (BX)(R12*4)
-	PREFETCHT0  (R8)(R12*4)
-	PREFETCHT0  (R9)(R12*4)
-	PREFETCHT0  (DX)(R12*2)
+next191:
+	TESTQ   R10, R10
+	JEQ     kept193
+	MOVQ    CX, R14
+	ANDQ    $0x3f, R14
+	VMOVDQU (BX)(CX*4), Y6
+	VMOVDQU Y6, 64(R10)(R14*4)
+	VMOVDQU 32(BX)(CX*4), Y6
+	VMOVDQU Y6, 96(R10)(R14*4)
+	VMOVDQU (R8)(CX*4), Y6
+	VMOVDQU Y6, 320(R10)(R14*4)
+	VMOVDQU 32(R8)(CX*4), Y6
+	VMOVDQU Y6, 352(R10)(R14*4)
+	VMOVDQU (R9)(CX*4), Y6
+	VMOVDQU Y6, 576(R10)(R14*4)
+	VMOVDQU 32(R9)(CX*4), Y6
+	VMOVDQU Y6, 608(R10)(R14*4)
+	MOVQ    CX, (R10)
+
+kept193:
+	PREFETCHT0  (BX)(R13*4)
+	PREFETCHT0  (R8)(R13*4)
+	PREFETCHT0  (R9)(R13*4)
+	PREFETCHT0  (DX)(R13*2)
 	VCVTPH2PS   (DX)(CX*2), Y6
-	VCVTPH2PS   16(DX)(CX*2), Y7
-	VMOVUPS     (BX)(CX*4), Y8
-	VMOVUPS     32(BX)(CX*4), Y9
+	VCVTPH2PS   16(DX)(CX*2), Y8
+	VMOVUPS     (BX)(CX*4), Y9
+	VMOVUPS     32(BX)(CX*4), Y10
 	VMULPS      (AX), Y6, Y6
-	VFMADD231PS 64(AX), Y8, Y6
-	VMULPS      (AX), Y7, Y7
-	VFMADD231PS 64(AX), Y9, Y7
-	VMULPS      (R8)(CX*4), Y0, Y10
-	VFMADD231PS Y1, Y6, Y10
-	VMULPS      32(R8)(CX*4), Y0, Y11
-	VFMADD231PS Y1, Y7, Y11
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y10, Y8
+	VMULPS      (R8)(CX*4), Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VMULPS      32(R8)(CX*4), Y0, Y12
+	VFMADD231PS Y1, Y8, Y12
 	VMULPS      Y6, Y6, Y6
-	VMULPS      Y7, Y7, Y7
-	VMULPS      (R9)(CX*4), Y2, Y12
-	VFMADD231PS Y3, Y6, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      (R9)(CX*4), Y2, Y13
+	VFMADD231PS Y3, Y6, Y13
 	VMULPS      32(R9)(CX*4), Y2, Y6
-	VFMADD231PS Y3, Y7, Y6
-	VMOVUPS     Y10, (R8)(CX*4)
-	VMOVUPS     Y11, 32(R8)(CX*4)
-	VMOVUPS     Y12, (R9)(CX*4)
+	VFMADD231PS Y3, Y8, Y6
+	VMOVUPS     Y11, (R8)(CX*4)
+	VMOVUPS     Y12, 32(R8)(CX*4)
+	VMOVUPS     Y13, (R9)(CX*4)
 	VMOVUPS     Y6, 32(R9)(CX*4)
-	VSQRTPS     Y12, Y12
+	VSQRTPS     Y13, Y13
 	VSQRTPS     Y6, Y6
-	VFMADD213PS 448(AX), Y4, Y12
-	VDIVPS      Y12, Y10, Y10
-	VFMADD231PS 512(AX), Y8, Y8
-	VFMADD231PS Y5, Y10, Y8
-	VFMADD213PS 448(AX), Y4, Y6
-	VDIVPS      Y6, Y11, Y11
+	VFMADD213PS 448(AX), Y4, Y13
+	VDIVPS      Y13, Y11, Y11
 	VFMADD231PS 512(AX), Y9, Y9
 	VFMADD231PS Y5, Y11, Y9
-	VMOVUPS     Y8, (BX)(CX*4)
-	VMOVUPS     Y9, 32(BX)(CX*4)
+	VFMADD213PS 448(AX), Y4, Y6
+	VDIVPS      Y6, Y12, Y12
+	VFMADD231PS 512(AX), Y10, Y10
+	VFMADD231PS Y5, Y12, Y10
+	VMOVUPS     Y9, (BX)(CX*4)
+	VMOVUPS     Y10, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16165
-	JA          fp32166
-	VPSRLD      $0x10, Y8, Y6
+	JE          fp16197
+	JA          fp32198
+	VPSRLD      $0x10, Y9, Y6
 	VPAND       pattern00000001<>+0(SB), Y6, Y6
 	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD      Y8, Y6, Y6
-	VCMPPS      $0x03, Y8, Y8, Y7
-	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
-	VPSRLD      $0x10, Y9, Y7
-	VPAND       pattern00000001<>+0(SB), Y7, Y7
-	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
-	VPADDD      Y9, Y7, Y7
+	VPADDD      Y9, Y6, Y6
 	VCMPPS      $0x03, Y9, Y9, Y8
-	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y10, Y8
+	VPAND       pattern00000001<>+0(SB), Y8, Y8
+	VPADDD      pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD      Y10, Y8, Y8
+	VCMPPS      $0x03, Y10, Y10, Y9
+	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD      $0x10, Y6, Y6
-	VPSRLD      $0x10, Y7, Y7
-	VPACKUSDW   Y7, Y6, Y6
+	VPSRLD      $0x10, Y8, Y8
+	VPACKUSDW   Y8, Y6, Y6
 	VPERMQ      $0xd8, Y6, Y6
 	VMOVDQA     Y6, Y6
-	JMP         done167
+	JMP         done199
 
-fp16165:
-	VCVTPS2PH   $0x00, Y8, X13
-	VCVTPS2PH   $0x00, Y9, X6
-	VINSERTI128 $0x01, X6, Y13, Y13
-	VMOVDQA     Y13, Y6
-	JMP         done167
+fp16197:
+	VCVTPS2PH   $0x00, Y9, X7
+	VCVTPS2PH   $0x00, Y10, X6
+	VINSERTI128 $0x01, X6, Y7, Y7
+	VMOVDQA     Y7, Y6
+	JMP         done199
 
-fp32166:
-	JMP stored163
+fp32198:
+	JMP stored195
 
-done167:
+done199:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned162
+	JNE      unaligned194
 	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored163
+	JMP      stored195
 
-unaligned162:
+unaligned194:
 	VMOVDQU Y6, (SI)(CX*2)
 
-stored163:
+stored195:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x10, R13
 
-check161:
-	CMPQ CX, R11
-	JB   next160
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
-	JB   next160
-	JMP  done151
+check192:
+	CMPQ CX, R12
+	JB   next191
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next191
+	JMP  done181
 
-fp32150:
-	XORQ CX, CX
-	MOVQ $0x00000200, R12
-	JMP  check169
+fp32180:
+	MOVQ R13, CX
+	LEAQ 512(CX), R13
+	JMP  check201
 
-next168:
-	PREFETCHT0  (BX)(R12*4)
-	PREFETCHT0  (R8)(R12*4)
-	PREFETCHT0  (R9)(R12*4)
-	PREFETCHT0  (DX)(R12*4)
+next200:
+	TESTQ   R10, R10
+	JEQ     kept202
+	MOVQ    CX, R14
+	ANDQ    $0x3f, R14
+	VMOVDQU (BX)(CX*4), Y6
+	VMOVDQU Y6, 64(R10)(R14*4)
+	VMOVDQU 32(BX)(CX*4), Y6
+	VMOVDQU Y6, 96(R10)(R14*4)
+	VMOVDQU (R8)(CX*4), Y6
+	VMOVDQU Y6, 320(R10)(R14*4)
+	VMOVDQU 32(R8)(CX*4), Y6
+	VMOVDQU Y6, 352(R10)(R14*4)
+	VMOVDQU (R9)(CX*4), Y6
+	VMOVDQU Y6, 576(R10)(R14*4)
+	VMOVDQU 32(R9)(CX*4), Y6
+	VMOVDQU Y6, 608(R10)(R14*4)
+	MOVQ    CX, (R10)
+
+kept202:
+	PREFETCHT0  (BX)(R13*4)
+	PREFETCHT0  (R8)(R13*4)
+	PREFETCHT0  (R9)(R13*4)
+	PREFETCHT0  (DX)(R13*4)
 	VMOVUPS     (DX)(CX*4), Y6
-	VMOVUPS     32(DX)(CX*4), Y7
-	VMOVUPS     (BX)(CX*4), Y8
-	VMOVUPS     32(BX)(CX*4), Y9
+	VMOVUPS     32(DX)(CX*4), Y8
+	VMOVUPS     (BX)(CX*4), Y9
+	VMOVUPS     32(BX)(CX*4), Y10
 	VMULPS      (AX), Y6, Y6
-	VFMADD231PS 64(AX), Y8, Y6
-	VMULPS      (AX), Y7, Y7
-	VFMADD231PS 64(AX), Y9, Y7
-	VMULPS      (R8)(CX*4), Y0, Y10
-	VFMADD231PS Y1, Y6, Y10
-	VMULPS      32(R8)(CX*4), Y0, Y11
-	VFMADD231PS Y1, Y7, Y11
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y10, Y8
+	VMULPS      (R8)(CX*4), Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VMULPS      32(R8)(CX*4), Y0, Y12
+	VFMADD231PS Y1, Y8, Y12
 	VMULPS      Y6, Y6, Y6
-	VMULPS      Y7, Y7, Y7
-	VMULPS      (R9)(CX*4), Y2, Y12
-	VFMADD231PS Y3, Y6, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      (R9)(CX*4), Y2, Y13
+	VFMADD231PS Y3, Y6, Y13
 	VMULPS      32(R9)(CX*4), Y2, Y6
-	VFMADD231PS Y3, Y7, Y6
-	VMOVUPS     Y10, (R8)(CX*4)
-	VMOVUPS     Y11, 32(R8)(CX*4)
-	VMOVUPS     Y12, (R9)(CX*4)
+	VFMADD231PS Y3, Y8, Y6
+	VMOVUPS     Y11, (R8)(CX*4)
+	VMOVUPS     Y12, 32(R8)(CX*4)
+	VMOVUPS     Y13, (R9)(CX*4)
 	VMOVUPS     Y6, 32(R9)(CX*4)
-	VSQRTPS     Y12, Y12
+	VSQRTPS     Y13, Y13
 	VSQRTPS     Y6, Y6
-	VFMADD213PS 448(AX), Y4, Y12
-	VDIVPS      Y12, Y10, Y10
-	VFMADD231PS 512(AX), Y8, Y8
-	VFMADD231PS Y5, Y10, Y8
-	VFMADD213PS 448(AX), Y4, Y6
-	VDIVPS      Y6, Y11, Y11
+	VFMADD213PS 448(AX), Y4, Y13
+	VDIVPS      Y13, Y11, Y11
 	VFMADD231PS 512(AX), Y9, Y9
 	VFMADD231PS Y5, Y11, Y9
-	VMOVUPS     Y8, (BX)(CX*4)
-	VMOVUPS     Y9, 32(BX)(CX*4)
+	VFMADD213PS 448(AX), Y4, Y6
+	VDIVPS      Y6, Y12, Y12
+	VFMADD231PS 512(AX), Y10, Y10
+	VFMADD231PS Y5, Y12, Y10
+	VMOVUPS     Y9, (BX)(CX*4)
+	VMOVUPS     Y10, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16173
-	JA          fp32174
-	VPSRLD      $0x10, Y8, Y6
+	JE          fp16206
+	JA          fp32207
+	VPSRLD      $0x10, Y9, Y6
 	VPAND       pattern00000001<>+0(SB), Y6, Y6
 	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD      Y8, Y6, Y6
-	VCMPPS      $0x03, Y8, Y8, Y7
-	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
-	VPSRLD      $0x10, Y9, Y7
-	VPAND       pattern00000001<>+0(SB), Y7, Y7
-	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
-	VPADDD      Y9, Y7, Y7
+	VPADDD      Y9, Y6, Y6
 	VCMPPS      $0x03, Y9, Y9, Y8
-	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y10, Y8
+	VPAND       pattern00000001<>+0(SB), Y8, Y8
+	VPADDD      pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD      Y10, Y8, Y8
+	VCMPPS      $0x03, Y10, Y10, Y9
+	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD      $0x10, Y6, Y6
-	VPSRLD      $0x10, Y7, Y7
-	VPACKUSDW   Y7, Y6, Y6
+	VPSRLD      $0x10, Y8, Y8
+	VPACKUSDW   Y8, Y6, Y6
 	VPERMQ      $0xd8, Y6, Y6
 	VMOVDQA     Y6, Y6
-	JMP         done175
+	JMP         done208
 
-fp16173:
-	VCVTPS2PH   $0x00, Y8, X13
-	VCVTPS2PH   $0x00, Y9, X6
-	VINSERTI128 $0x01, X6, Y13, Y13
-	VMOVDQA     Y13, Y6
-	JMP         done175
+fp16206:
+	VCVTPS2PH   $0x00, Y9, X7
+	VCVTPS2PH   $0x00, Y10, X6
+	VINSERTI128 $0x01, X6, Y7, Y7
+	VMOVDQA     Y7, Y6
+	JMP         done208
 
-fp32174:
-	JMP stored171
+fp32207:
+	JMP stored204
 
-done175:
+done208:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned170
+	JNE      unaligned203
 	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored171
+	JMP      stored204
 
-unaligned170:
+unaligned203:
 	VMOVDQU Y6, (SI)(CX*2)
 
-stored171:
+stored204:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x10, R13
 
-check169:
-	CMPQ CX, R11
-	JB   next168
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
-	JB   next168
+check201:
+	CMPQ CX, R12
+	JB   next200
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next200
 
-done151:
+done181:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -4902,335 +5451,384 @@ TEXT ·lionFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    96(DX), DX
+	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
+	MOVQ    80(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
+	MOVQ    64(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    32(DI), DI
+	MOVQ    48(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    72(R8), R8
+	MOVQ    88(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
 	VMOVUPS 320(AX), Y3
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R9
-	MOVQ    (R9), R9
+	MOVQ    24(R9), R9
 	MOVQ    a+0(FP), R10
-	MOVQ    8(R10), R10
+	MOVQ    (R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    8(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16177
-	JA      fp32178
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R11
-	JMP     check181
+	JE      fp16210
+	JA      fp32211
+	MOVQ    R12, CX
+	LEAQ    512(CX), R12
+	JMP     check214
 
-next180:
-	PREFETCHT0     (BX)(R11*4)
-	PREFETCHT0     (R8)(R11*4)
-	PREFETCHT0     (DX)(R11*2)
+next213:
+	TESTQ   R9, R9
+	JEQ     kept215
+	MOVQ    CX, R13
+	ANDQ    $0x3f, R13
+	VMOVDQU (BX)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(BX)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y5
+	VMOVDQU Y5, 320(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y5
+	VMOVDQU Y5, 352(R9)(R13*4)
+	MOVQ    CX, (R9)
+
+kept215:
+	PREFETCHT0     (BX)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	PREFETCHT0     (DX)(R12*2)
 	VBROADCASTI128 (DX)(CX*2), Y5
 	VPSHUFB        spread<>+0(SB), Y5, Y5
-	VBROADCASTI128 16(DX)(CX*2), Y6
-	VPSHUFB        spread<>+0(SB), Y6, Y6
-	VMOVUPS        (BX)(CX*4), Y7
-	VMOVUPS        32(BX)(CX*4), Y8
+	VBROADCASTI128 16(DX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VMOVUPS        (BX)(CX*4), Y8
+	VMOVUPS        32(BX)(CX*4), Y9
 	VMULPS         (AX), Y5, Y5
-	VFMADD231PS    64(AX), Y7, Y5
-	VMULPS         (AX), Y6, Y6
-	VFMADD231PS    64(AX), Y8, Y6
-	VMULPS         (R8)(CX*4), Y0, Y9
-	VFMADD231PS    Y1, Y5, Y9
-	VFMADD231PS    512(AX), Y7, Y7
-	VPXOR          Y11, Y11, Y11
-	VANDPS         pattern80000000<>+0(SB), Y9, Y10
-	VXORPS         Y4, Y10, Y10
-	VCMPPS         $0x00, Y11, Y9, Y11
-	VANDNPS        Y10, Y11, Y10
-	VCMPPS         $0x03, Y9, Y9, Y11
-	VBLENDVPS      Y11, Y9, Y10, Y10
-	VADDPS         Y10, Y7, Y7
-	VMULPS         32(R8)(CX*4), Y0, Y9
-	VFMADD231PS    Y1, Y6, Y9
+	VFMADD231PS    64(AX), Y8, Y5
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VMULPS         (R8)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y5, Y10
 	VFMADD231PS    512(AX), Y8, Y8
-	VPXOR          Y11, Y11, Y11
-	VANDPS         pattern80000000<>+0(SB), Y9, Y10
-	VXORPS         Y4, Y10, Y10
-	VCMPPS         $0x00, Y11, Y9, Y11
-	VANDNPS        Y10, Y11, Y10
-	VCMPPS         $0x03, Y9, Y9, Y11
-	VBLENDVPS      Y11, Y9, Y10, Y10
-	VADDPS         Y10, Y8, Y8
-	VMULPS         (R8)(CX*4), Y2, Y9
-	VFMADD231PS    Y3, Y5, Y9
+	VPXOR          Y12, Y12, Y12
+	VANDPS         pattern80000000<>+0(SB), Y10, Y11
+	VXORPS         Y4, Y11, Y11
+	VCMPPS         $0x00, Y12, Y10, Y12
+	VANDNPS        Y11, Y12, Y11
+	VCMPPS         $0x03, Y10, Y10, Y12
+	VBLENDVPS      Y12, Y10, Y11, Y11
+	VADDPS         Y11, Y8, Y8
+	VMULPS         32(R8)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y7, Y10
+	VFMADD231PS    512(AX), Y9, Y9
+	VPXOR          Y12, Y12, Y12
+	VANDPS         pattern80000000<>+0(SB), Y10, Y11
+	VXORPS         Y4, Y11, Y11
+	VCMPPS         $0x00, Y12, Y10, Y12
+	VANDNPS        Y11, Y12, Y11
+	VCMPPS         $0x03, Y10, Y10, Y12
+	VBLENDVPS      Y12, Y10, Y11, Y11
+	VADDPS         Y11, Y9, Y9
+	VMULPS         (R8)(CX*4), Y2, Y10
+	VFMADD231PS    Y3, Y5, Y10
 	VMULPS         32(R8)(CX*4), Y2, Y5
-	VFMADD231PS    Y3, Y6, Y5
-	VMOVUPS        Y9, (R8)(CX*4)
+	VFMADD231PS    Y3, Y7, Y5
+	VMOVUPS        Y10, (R8)(CX*4)
 	VMOVUPS        Y5, 32(R8)(CX*4)
-	VMOVUPS        Y7, (BX)(CX*4)
-	VMOVUPS        Y8, 32(BX)(CX*4)
+	VMOVUPS        Y8, (BX)(CX*4)
+	VMOVUPS        Y9, 32(BX)(CX*4)
 	CMPQ           DI, $0x01
-	JE             fp16185
-	JA             fp32186
-	VPSRLD         $0x10, Y7, Y5
+	JE             fp16219
+	JA             fp32220
+	VPSRLD         $0x10, Y8, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
-	VPADDD         Y7, Y5, Y5
-	VCMPPS         $0x03, Y7, Y7, Y6
-	VBLENDVPS      Y6, pattern7fc00000<>+0(SB), Y5, Y5
-	VPSRLD         $0x10, Y8, Y6
-	VPAND          pattern00000001<>+0(SB), Y6, Y6
-	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD         Y8, Y6, Y6
+	VPADDD         Y8, Y5, Y5
 	VCMPPS         $0x03, Y8, Y8, Y7
-	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD         $0x10, Y9, Y7
+	VPAND          pattern00000001<>+0(SB), Y7, Y7
+	VPADDD         pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD         Y9, Y7, Y7
+	VCMPPS         $0x03, Y9, Y9, Y8
+	VBLENDVPS      Y8, pattern7fc00000<>+0(SB), Y7, Y7
 	VPSRLD         $0x10, Y5, Y5
-	VPSRLD         $0x10, Y6, Y6
-	VPACKUSDW      Y6, Y5, Y5
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVDQA        Y5, Y5
-	JMP            done187
+	JMP            done221
 
-fp16185:
-	VCVTPS2PH   $0x00, Y7, X12
-	VCVTPS2PH   $0x00, Y8, X5
-	VINSERTI128 $0x01, X5, Y12, Y12
-	VMOVDQA     Y12, Y5
-	JMP         done187
+fp16219:
+	VCVTPS2PH   $0x00, Y8, X6
+	VCVTPS2PH   $0x00, Y9, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	VMOVDQA     Y6, Y5
+	JMP         done221
 
-fp32186:
-	JMP stored183
+fp32220:
+	JMP stored217
 
-done187:
+done221:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned182
+	JNE      unaligned216
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored183
+	JMP      stored217
 
-unaligned182:
+unaligned216:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored183:
+stored217:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check181:
-	CMPQ CX, R10
-	JB   next180
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next180
-	JMP  done179
+check214:
+	CMPQ CX, R11
+	JB   next213
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next213
+	JMP  done212
 
-fp16177:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check189
+fp16210:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check223
 
-next188:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*4)
-	PREFETCHT0  (DX)(R11*2)
+next222:
+	TESTQ   R9, R9
+	JEQ     kept224
+	MOVQ    CX, R13
+	ANDQ    $0x3f, R13
+	VMOVDQU (BX)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(BX)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y5
+	VMOVDQU Y5, 320(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y5
+	VMOVDQU Y5, 352(R9)(R13*4)
+	MOVQ    CX, (R9)
+
+kept224:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (DX)(R12*2)
 	VCVTPH2PS   (DX)(CX*2), Y5
-	VCVTPH2PS   16(DX)(CX*2), Y6
-	VMOVUPS     (BX)(CX*4), Y7
-	VMOVUPS     32(BX)(CX*4), Y8
+	VCVTPH2PS   16(DX)(CX*2), Y7
+	VMOVUPS     (BX)(CX*4), Y8
+	VMOVUPS     32(BX)(CX*4), Y9
 	VMULPS      (AX), Y5, Y5
-	VFMADD231PS 64(AX), Y7, Y5
-	VMULPS      (AX), Y6, Y6
-	VFMADD231PS 64(AX), Y8, Y6
-	VMULPS      (R8)(CX*4), Y0, Y9
-	VFMADD231PS Y1, Y5, Y9
-	VFMADD231PS 512(AX), Y7, Y7
-	VPXOR       Y11, Y11, Y11
-	VANDPS      pattern80000000<>+0(SB), Y9, Y10
-	VXORPS      Y4, Y10, Y10
-	VCMPPS      $0x00, Y11, Y9, Y11
-	VANDNPS     Y10, Y11, Y10
-	VCMPPS      $0x03, Y9, Y9, Y11
-	VBLENDVPS   Y11, Y9, Y10, Y10
-	VADDPS      Y10, Y7, Y7
-	VMULPS      32(R8)(CX*4), Y0, Y9
-	VFMADD231PS Y1, Y6, Y9
+	VFMADD231PS 64(AX), Y8, Y5
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMULPS      (R8)(CX*4), Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
 	VFMADD231PS 512(AX), Y8, Y8
-	VPXOR       Y11, Y11, Y11
-	VANDPS      pattern80000000<>+0(SB), Y9, Y10
-	VXORPS      Y4, Y10, Y10
-	VCMPPS      $0x00, Y11, Y9, Y11
-	VANDNPS     Y10, Y11, Y10
-	VCMPPS      $0x03, Y9, Y9, Y11
-	VBLENDVPS   Y11, Y9, Y10, Y10
-	VADDPS      Y10, Y8, Y8
-	VMULPS      (R8)(CX*4), Y2, Y9
-	VFMADD231PS Y3, Y5, Y9
+	VPXOR       Y12, Y12, Y12
+	VANDPS      pattern80000000<>+0(SB), Y10, Y11
+	VXORPS      Y4, Y11, Y11
+	VCMPPS      $0x00, Y12, Y10, Y12
+	VANDNPS     Y11, Y12, Y11
+	VCMPPS      $0x03, Y10, Y10, Y12
+	VBLENDVPS   Y12, Y10, Y11, Y11
+	VADDPS      Y11, Y8, Y8
+	VMULPS      32(R8)(CX*4), Y0, Y10
+	VFMADD231PS Y1, Y7, Y10
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y12, Y12, Y12
+	VANDPS      pattern80000000<>+0(SB), Y10, Y11
+	VXORPS      Y4, Y11, Y11
+	VCMPPS      $0x00, Y12, Y10, Y12
+	VANDNPS     Y11, Y12, Y11
+	VCMPPS      $0x03, Y10, Y10, Y12
+	VBLENDVPS   Y12, Y10, Y11, Y11
+	VADDPS      Y11, Y9, Y9
+	VMULPS      (R8)(CX*4), Y2, Y10
+	VFMADD231PS Y3, Y5, Y10
 	VMULPS      32(R8)(CX*4), Y2, Y5
-	VFMADD231PS Y3, Y6, Y5
-	VMOVUPS     Y9, (R8)(CX*4)
+	VFMADD231PS Y3, Y7, Y5
+	VMOVUPS     Y10, (R8)(CX*4)
 	VMOVUPS     Y5, 32(R8)(CX*4)
-	VMOVUPS     Y7, (BX)(CX*4)
-	VMOVUPS     Y8, 32(BX)(CX*4)
+	VMOVUPS     Y8, (BX)(CX*4)
+	VMOVUPS     Y9, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16193
-	JA          fp32194
-	VPSRLD      $0x10, Y7, Y5
+	JE          fp16228
+	JA          fp32229
+	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
-	VPADDD      Y7, Y5, Y5
-	VCMPPS      $0x03, Y7, Y7, Y6
-	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
-	VPSRLD      $0x10, Y8, Y6
-	VPAND       pattern00000001<>+0(SB), Y6, Y6
-	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD      Y8, Y6, Y6
+	VPADDD      Y8, Y5, Y5
 	VCMPPS      $0x03, Y8, Y8, Y7
-	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y9, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y9, Y7, Y7
+	VCMPPS      $0x03, Y9, Y9, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
 	VPSRLD      $0x10, Y5, Y5
-	VPSRLD      $0x10, Y6, Y6
-	VPACKUSDW   Y6, Y5, Y5
+	VPSRLD      $0x10, Y7, Y7
+	VPACKUSDW   Y7, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done195
+	JMP         done230
 
-fp16193:
-	VCVTPS2PH   $0x00, Y7, X12
-	VCVTPS2PH   $0x00, Y8, X5
-	VINSERTI128 $0x01, X5, Y12, Y12
-	VMOVDQA     Y12, Y5
-	JMP         done195
+fp16228:
+	VCVTPS2PH   $0x00, Y8, X6
+	VCVTPS2PH   $0x00, Y9, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	VMOVDQA     Y6, Y5
+	JMP         done230
 
-fp32194:
-	JMP stored191
+fp32229:
+	JMP stored226
 
-done195:
+done230:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned190
+	JNE      unaligned225
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored191
+	JMP      stored226
 
-unaligned190:
+unaligned225:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored191:
+stored226:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check189:
-	CMPQ CX, R10
-	JB   next188
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next188
-	JMP  done179
+check223:
+	CMPQ CX, R11
+	JB   next222
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next222
+	JMP  done212
 
-fp32178:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check197
+fp32211:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check232
 
-next196:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*4)
-	PREFETCHT0  (DX)(R11*4)
+next231:
+	TESTQ   R9, R9
+	JEQ     kept233
+	MOVQ    CX, R13
+	ANDQ    $0x3f, R13
+	VMOVDQU (BX)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(BX)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y5
+	VMOVDQU Y5, 320(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y5
+	VMOVDQU Y5, 352(R9)(R13*4)
+	MOVQ    CX, (R9)
+
+kept233:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Y5
-	VMOVUPS     32(DX)(CX*4), Y6
-	VMOVUPS     (BX)(CX*4), Y7
-	VMOVUPS     32(BX)(CX*4), Y8
+	VMOVUPS     32(DX)(CX*4), Y7
+	VMOVUPS     (BX)(CX*4), Y8
+	VMOVUPS     32(BX)(CX*4), Y9
 	VMULPS      (AX), Y5, Y5
-	VFMADD231PS 64(AX), Y7, Y5
-	VMULPS      (AX), Y6, Y6
-	VFMADD231PS 64(AX), Y8, Y6
-	VMULPS      (R8)(CX*4), Y0, Y9
-	VFMADD231PS Y1, Y5, Y9
-	VFMADD231PS 512(AX), Y7, Y7
-	VPXOR       Y11, Y11, Y11
-	VANDPS      pattern80000000<>+0(SB), Y9, Y10
-	VXORPS      Y4, Y10, Y10
-	VCMPPS      $0x00, Y11, Y9, Y11
-	VANDNPS     Y10, Y11, Y10
-	VCMPPS      $0x03, Y9, Y9, Y11
-	VBLENDVPS   Y11, Y9, Y10, Y10
-	VADDPS      Y10, Y7, Y7
-	VMULPS      32(R8)(CX*4), Y0, Y9
-	VFMADD231PS Y1, Y6, Y9
+	VFMADD231PS 64(AX), Y8, Y5
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMULPS      (R8)(CX*4), Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
 	VFMADD231PS 512(AX), Y8, Y8
-	VPXOR       Y11, Y11, Y11
-	VANDPS      pattern80000000<>+0(SB), Y9, Y10
-	VXORPS      Y4, Y10, Y10
-	VCMPPS      $0x00, Y11, Y9, Y11
-	VANDNPS     Y10, Y11, Y10
-	VCMPPS      $0x03, Y9, Y9, Y11
-	VBLENDVPS   Y11, Y9, Y10, Y10
-	VADDPS      Y10, Y8, Y8
-	VMULPS      (R8)(CX*4), Y2, Y9
-	VFMADD231PS Y3, Y5, Y9
+	VPXOR       Y12, Y12, Y12
+	VANDPS      pattern80000000<>+0(SB), Y10, Y11
+	VXORPS      Y4, Y11, Y11
+	VCMPPS      $0x00, Y12, Y10, Y12
+	VANDNPS     Y11, Y12, Y11
+	VCMPPS      $0x03, Y10, Y10, Y12
+	VBLENDVPS   Y12, Y10, Y11, Y11
+	VADDPS      Y11, Y8, Y8
+	VMULPS      32(R8)(CX*4), Y0, Y10
+	VFMADD231PS Y1, Y7, Y10
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y12, Y12, Y12
+	VANDPS      pattern80000000<>+0(SB), Y10, Y11
+	VXORPS      Y4, Y11, Y11
+	VCMPPS      $0x00, Y12, Y10, Y12
+	VANDNPS     Y11, Y12, Y11
+	VCMPPS      $0x03, Y10, Y10, Y12
+	VBLENDVPS   Y12, Y10, Y11, Y11
+	VADDPS      Y11, Y9, Y9
+	VMULPS      (R8)(CX*4), Y2, Y10
+	VFMADD231PS Y3, Y5, Y10
 	VMULPS      32(R8)(CX*4), Y2, Y5
-	VFMADD231PS Y3, Y6, Y5
-	VMOVUPS     Y9, (R8)(CX*4)
+	VFMADD231PS Y3, Y7, Y5
+	VMOVUPS     Y10, (R8)(CX*4)
 	VMOVUPS     Y5, 32(R8)(CX*4)
-	VMOVUPS     Y7, (BX)(CX*4)
-	VMOVUPS     Y8, 32(BX)(CX*4)
+	VMOVUPS     Y8, (BX)(CX*4)
+	VMOVUPS     Y9, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16201
-	JA          fp32202
-	VPSRLD      $0x10, Y7, Y5
+	JE          fp16237
+	JA          fp32238
+	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
-	VPADDD      Y7, Y5, Y5
-	VCMPPS      $0x03, Y7, Y7, Y6
-	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
-	VPSRLD      $0x10, Y8, Y6
-	VPAND       pattern00000001<>+0(SB), Y6, Y6
-	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD      Y8, Y6, Y6
+	VPADDD      Y8, Y5, Y5
 	VCMPPS      $0x03, Y8, Y8, Y7
-	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y9, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y9, Y7, Y7
+	VCMPPS      $0x03, Y9, Y9, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
 	VPSRLD      $0x10, Y5, Y5
-	VPSRLD      $0x10, Y6, Y6
-	VPACKUSDW   Y6, Y5, Y5
+	VPSRLD      $0x10, Y7, Y7
+	VPACKUSDW   Y7, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done203
+	JMP         done239
 
-fp16201:
-	VCVTPS2PH   $0x00, Y7, X12
-	VCVTPS2PH   $0x00, Y8, X5
-	VINSERTI128 $0x01, X5, Y12, Y12
-	VMOVDQA     Y12, Y5
-	JMP         done203
+fp16237:
+	VCVTPS2PH   $0x00, Y8, X6
+	VCVTPS2PH   $0x00, Y9, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	VMOVDQA     Y6, Y5
+	JMP         done239
 
-fp32202:
-	JMP stored199
+fp32238:
+	JMP stored235
 
-done203:
+done239:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned198
+	JNE      unaligned234
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored199
+	JMP      stored235
 
-unaligned198:
+unaligned234:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored199:
+stored235:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check197:
-	CMPQ CX, R10
-	JB   next196
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next196
+check232:
+	CMPQ CX, R11
+	JB   next231
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next231
 
-done179:
+done212:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -5245,290 +5843,339 @@ TEXT ·adagradFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    96(DX), DX
+	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
+	MOVQ    80(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
+	MOVQ    64(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    32(DI), DI
+	MOVQ    48(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    72(R8), R8
+	MOVQ    88(R8), R8
 	VMOVUPS 448(AX), Y0
 	VMOVUPS 576(AX), Y1
 	MOVQ    a+0(FP), R9
-	MOVQ    (R9), R9
+	MOVQ    24(R9), R9
 	MOVQ    a+0(FP), R10
-	MOVQ    8(R10), R10
+	MOVQ    (R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    8(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16205
-	JA      fp32206
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R11
-	JMP     check209
+	JE      fp16241
+	JA      fp32242
+	MOVQ    R12, CX
+	LEAQ    512(CX), R12
+	JMP     check245
 
-next208:
-	PREFETCHT0     (BX)(R11*4)
-	PREFETCHT0     (R8)(R11*4)
-	PREFETCHT0     (DX)(R11*2)
+next244:
+	TESTQ   R9, R9
+	JEQ     kept246
+	MOVQ    CX, R13
+	ANDQ    $0x3f, R13
+	VMOVDQU (BX)(CX*4), Y2
+	VMOVDQU Y2, 64(R9)(R13*4)
+	VMOVDQU 32(BX)(CX*4), Y2
+	VMOVDQU Y2, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y2
+	VMOVDQU Y2, 320(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y2
+	VMOVDQU Y2, 352(R9)(R13*4)
+	MOVQ    CX, (R9)
+
+kept246:
+	PREFETCHT0     (BX)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	PREFETCHT0     (DX)(R12*2)
 	VBROADCASTI128 (DX)(CX*2), Y2
 	VPSHUFB        spread<>+0(SB), Y2, Y2
-	VBROADCASTI128 16(DX)(CX*2), Y3
-	VPSHUFB        spread<>+0(SB), Y3, Y3
-	VMOVUPS        (BX)(CX*4), Y4
-	VMOVUPS        32(BX)(CX*4), Y5
+	VBROADCASTI128 16(DX)(CX*2), Y4
+	VPSHUFB        spread<>+0(SB), Y4, Y4
+	VMOVUPS        (BX)(CX*4), Y5
+	VMOVUPS        32(BX)(CX*4), Y6
 	VMULPS         (AX), Y2, Y2
-	VFMADD231PS    64(AX), Y4, Y2
-	VMULPS         (AX), Y3, Y3
-	VFMADD231PS    64(AX), Y5, Y3
-	VMOVUPS        (R8)(CX*4), Y6
-	VMOVUPS        32(R8)(CX*4), Y7
-	VFMADD231PS    Y2, Y2, Y6
-	VFMADD231PS    Y3, Y3, Y7
-	VMOVUPS        Y6, (R8)(CX*4)
-	VMOVUPS        Y7, 32(R8)(CX*4)
-	VSQRTPS        Y6, Y6
-	VADDPS         Y0, Y6, Y6
-	VDIVPS         Y6, Y2, Y2
-	VFMADD231PS    Y1, Y2, Y4
+	VFMADD231PS    64(AX), Y5, Y2
+	VMULPS         (AX), Y4, Y4
+	VFMADD231PS    64(AX), Y6, Y4
+	VMOVUPS        (R8)(CX*4), Y7
+	VMOVUPS        32(R8)(CX*4), Y8
+	VFMADD231PS    Y2, Y2, Y7
+	VFMADD231PS    Y4, Y4, Y8
+	VMOVUPS        Y7, (R8)(CX*4)
+	VMOVUPS        Y8, 32(R8)(CX*4)
 	VSQRTPS        Y7, Y7
 	VADDPS         Y0, Y7, Y7
-	VDIVPS         Y7, Y3, Y3
-	VFMADD231PS    Y1, Y3, Y5
-	VMOVUPS        Y4, (BX)(CX*4)
-	VMOVUPS        Y5, 32(BX)(CX*4)
+	VDIVPS         Y7, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y5
+	VSQRTPS        Y8, Y8
+	VADDPS         Y0, Y8, Y8
+	VDIVPS         Y8, Y4, Y4
+	VFMADD231PS    Y1, Y4, Y6
+	VMOVUPS        Y5, (BX)(CX*4)
+	VMOVUPS        Y6, 32(BX)(CX*4)
 	CMPQ           DI, $0x01
-	JE             fp16213
-	JA             fp32214
-	VPSRLD         $0x10, Y4, Y2
+	JE             fp16250
+	JA             fp32251
+	VPSRLD         $0x10, Y5, Y2
 	VPAND          pattern00000001<>+0(SB), Y2, Y2
 	VPADDD         pattern00007fff<>+0(SB), Y2, Y2
-	VPADDD         Y4, Y2, Y2
-	VCMPPS         $0x03, Y4, Y4, Y3
-	VBLENDVPS      Y3, pattern7fc00000<>+0(SB), Y2, Y2
-	VPSRLD         $0x10, Y5, Y3
-	VPAND          pattern00000001<>+0(SB), Y3, Y3
-	VPADDD         pattern00007fff<>+0(SB), Y3, Y3
-	VPADDD         Y5, Y3, Y3
+	VPADDD         Y5, Y2, Y2
 	VCMPPS         $0x03, Y5, Y5, Y4
-	VBLENDVPS      Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VBLENDVPS      Y4, pattern7fc00000<>+0(SB), Y2, Y2
+	VPSRLD         $0x10, Y6, Y4
+	VPAND          pattern00000001<>+0(SB), Y4, Y4
+	VPADDD         pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD         Y6, Y4, Y4
+	VCMPPS         $0x03, Y6, Y6, Y5
+	VBLENDVPS      Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD         $0x10, Y2, Y2
-	VPSRLD         $0x10, Y3, Y3
-	VPACKUSDW      Y3, Y2, Y2
+	VPSRLD         $0x10, Y4, Y4
+	VPACKUSDW      Y4, Y2, Y2
 	VPERMQ         $0xd8, Y2, Y2
 	VMOVDQA        Y2, Y2
-	JMP            done215
+	JMP            done252
 
-fp16213:
-	VCVTPS2PH   $0x00, Y4, X8
-	VCVTPS2PH   $0x00, Y5, X2
-	VINSERTI128 $0x01, X2, Y8, Y8
-	VMOVDQA     Y8, Y2
-	JMP         done215
+fp16250:
+	VCVTPS2PH   $0x00, Y5, X3
+	VCVTPS2PH   $0x00, Y6, X2
+	VINSERTI128 $0x01, X2, Y3, Y3
+	VMOVDQA     Y3, Y2
+	JMP         done252
 
-fp32214:
-	JMP stored211
+fp32251:
+	JMP stored248
 
-done215:
+done252:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned210
+	JNE      unaligned247
 	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored211
+	JMP      stored248
 
-unaligned210:
+unaligned247:
 	VMOVDQU Y2, (SI)(CX*2)
 
-stored211:
+stored248:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check209:
-	CMPQ CX, R10
-	JB   next208
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next208
-	JMP  done207
+check245:
+	CMPQ CX, R11
+	JB   next244
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next244
+	JMP  done243
 
-fp16205:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check217
+fp16241:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check254
 
-next216:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*4)
-	PREFETCHT0  (DX)(R11*2)
+next253:
+	TESTQ   R9, R9
+	JEQ     kept255
+	MOVQ    CX, R13
+	ANDQ    $0x3f, R13
+	VMOVDQU (BX)(CX*4), Y2
+	VMOVDQU Y2, 64(R9)(R13*4)
+	VMOVDQU 32(BX)(CX*4), Y2
+	VMOVDQU Y2, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y2
+	VMOVDQU Y2, 320(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y2
+	VMOVDQU Y2, 352(R9)(R13*4)
+	MOVQ    CX, (R9)
+
+kept255:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (DX)(R12*2)
 	VCVTPH2PS   (DX)(CX*2), Y2
-	VCVTPH2PS   16(DX)(CX*2), Y3
-	VMOVUPS     (BX)(CX*4), Y4
-	VMOVUPS     32(BX)(CX*4), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y4
+	VMOVUPS     (BX)(CX*4), Y5
+	VMOVUPS     32(BX)(CX*4), Y6
 	VMULPS      (AX), Y2, Y2
-	VFMADD231PS 64(AX), Y4, Y2
-	VMULPS      (AX), Y3, Y3
-	VFMADD231PS 64(AX), Y5, Y3
-	VMOVUPS     (R8)(CX*4), Y6
-	VMOVUPS     32(R8)(CX*4), Y7
-	VFMADD231PS Y2, Y2, Y6
-	VFMADD231PS Y3, Y3, Y7
-	VMOVUPS     Y6, (R8)(CX*4)
-	VMOVUPS     Y7, 32(R8)(CX*4)
-	VSQRTPS     Y6, Y6
-	VADDPS      Y0, Y6, Y6
-	VDIVPS      Y6, Y2, Y2
-	VFMADD231PS Y1, Y2, Y4
+	VFMADD231PS 64(AX), Y5, Y2
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y6, Y4
+	VMOVUPS     (R8)(CX*4), Y7
+	VMOVUPS     32(R8)(CX*4), Y8
+	VFMADD231PS Y2, Y2, Y7
+	VFMADD231PS Y4, Y4, Y8
+	VMOVUPS     Y7, (R8)(CX*4)
+	VMOVUPS     Y8, 32(R8)(CX*4)
 	VSQRTPS     Y7, Y7
 	VADDPS      Y0, Y7, Y7
-	VDIVPS      Y7, Y3, Y3
-	VFMADD231PS Y1, Y3, Y5
-	VMOVUPS     Y4, (BX)(CX*4)
-	VMOVUPS     Y5, 32(BX)(CX*4)
+	VDIVPS      Y7, Y2, Y2
+	VFMADD231PS Y1, Y2, Y5
+	VSQRTPS     Y8, Y8
+	VADDPS      Y0, Y8, Y8
+	VDIVPS      Y8, Y4, Y4
+	VFMADD231PS Y1, Y4, Y6
+	VMOVUPS     Y5, (BX)(CX*4)
+	VMOVUPS     Y6, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16221
-	JA          fp32222
-	VPSRLD      $0x10, Y4, Y2
+	JE          fp16259
+	JA          fp32260
+	VPSRLD      $0x10, Y5, Y2
 	VPAND       pattern00000001<>+0(SB), Y2, Y2
 	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
-	VPADDD      Y4, Y2, Y2
-	VCMPPS      $0x03, Y4, Y4, Y3
-	VBLENDVPS   Y3, pattern7fc00000<>+0(SB), Y2, Y2
-	VPSRLD      $0x10, Y5, Y3
-	VPAND       pattern00000001<>+0(SB), Y3, Y3
-	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
-	VPADDD      Y5, Y3, Y3
+	VPADDD      Y5, Y2, Y2
 	VCMPPS      $0x03, Y5, Y5, Y4
-	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y2, Y2
+	VPSRLD      $0x10, Y6, Y4
+	VPAND       pattern00000001<>+0(SB), Y4, Y4
+	VPADDD      pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD      Y6, Y4, Y4
+	VCMPPS      $0x03, Y6, Y6, Y5
+	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD      $0x10, Y2, Y2
-	VPSRLD      $0x10, Y3, Y3
-	VPACKUSDW   Y3, Y2, Y2
+	VPSRLD      $0x10, Y4, Y4
+	VPACKUSDW   Y4, Y2, Y2
 	VPERMQ      $0xd8, Y2, Y2
 	VMOVDQA     Y2, Y2
-	JMP         done223
+	JMP         done261
 
-fp16221:
-	VCVTPS2PH   $0x00, Y4, X8
-	VCVTPS2PH   $0x00, Y5, X2
-	VINSERTI128 $0x01, X2, Y8, Y8
-	VMOVDQA     Y8, Y2
-	JMP         done223
+fp16259:
+	VCVTPS2PH   $0x00, Y5, X3
+	VCVTPS2PH   $0x00, Y6, X2
+	VINSERTI128 $0x01, X2, Y3, Y3
+	VMOVDQA     Y3, Y2
+	JMP         done261
 
-fp32222:
-	JMP stored219
+fp32260:
+	JMP stored257
 
-done223:
+done261:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned218
+	JNE      unaligned256
 	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored219
+	JMP      stored257
 
-unaligned218:
+unaligned256:
 	VMOVDQU Y2, (SI)(CX*2)
 
-stored219:
+stored257:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check217:
-	CMPQ CX, R10
-	JB   next216
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next216
-	JMP  done207
+check254:
+	CMPQ CX, R11
+	JB   next253
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next253
+	JMP  done243
 
-fp32206:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check225
+fp32242:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check263
 
-next224:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*4)
-	PREFETCHT0  (DX)(R11*4)
+next262:
+	TESTQ   R9, R9
+	JEQ     kept264
+	MOVQ    CX, R13
+	ANDQ    $0x3f, R13
+	VMOVDQU (BX)(CX*4), Y2
+	VMOVDQU Y2, 64(R9)(R13*4)
+	VMOVDQU 32(BX)(CX*4), Y2
+	VMOVDQU Y2, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y2
+	VMOVDQU Y2, 320(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y2
+	VMOVDQU Y2, 352(R9)(R13*4)
+	MOVQ    CX, (R9)
+
+kept264:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Y2
-	VMOVUPS     32(DX)(CX*4), Y3
-	VMOVUPS     (BX)(CX*4), Y4
-	VMOVUPS     32(BX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y4
+	VMOVUPS     (BX)(CX*4), Y5
+	VMOVUPS     32(BX)(CX*4), Y6
 	VMULPS      (AX), Y2, Y2
-	VFMADD231PS 64(AX), Y4, Y2
-	VMULPS      (AX), Y3, Y3
-	VFMADD231PS 64(AX), Y5, Y3
-	VMOVUPS     (R8)(CX*4), Y6
-	VMOVUPS     32(R8)(CX*4), Y7
-	VFMADD231PS Y2, Y2, Y6
-	VFMADD231PS Y3, Y3, Y7
-	VMOVUPS     Y6, (R8)(CX*4)
-	VMOVUPS     Y7, 32(R8)(CX*4)
-	VSQRTPS     Y6, Y6
-	VADDPS      Y0, Y6, Y6
-	VDIVPS      Y6, Y2, Y2
-	VFMADD231PS Y1, Y2, Y4
+	VFMADD231PS 64(AX), Y5, Y2
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y6, Y4
+	VMOVUPS     (R8)(CX*4), Y7
+	VMOVUPS     32(R8)(CX*4), Y8
+	VFMADD231PS Y2, Y2, Y7
+	VFMADD231PS Y4, Y4, Y8
+	VMOVUPS     Y7, (R8)(CX*4)
+	VMOVUPS     Y8, 32(R8)(CX*4)
 	VSQRTPS     Y7, Y7
 	VADDPS      Y0, Y7, Y7
-	VDIVPS      Y7, Y3, Y3
-	VFMADD231PS Y1, Y3, Y5
-	VMOVUPS     Y4, (BX)(CX*4)
-	VMOVUPS     Y5, 32(BX)(CX*4)
+	VDIVPS      Y7, Y2, Y2
+	VFMADD231PS Y1, Y2, Y5
+	VSQRTPS     Y8, Y8
+	VADDPS      Y0, Y8, Y8
+	VDIVPS      Y8, Y4, Y4
+	VFMADD231PS Y1, Y4, Y6
+	VMOVUPS     Y5, (BX)(CX*4)
+	VMOVUPS     Y6, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16229
-	JA          fp32230
-	VPSRLD      $0x10, Y4, Y2
+	JE          fp16268
+	JA          fp32269
+	VPSRLD      $0x10, Y5, Y2
 	VPAND       pattern00000001<>+0(SB), Y2, Y2
 	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
-	VPADDD      Y4, Y2, Y2
-	VCMPPS      $0x03, Y4, Y4, Y3
-	VBLENDVPS   Y3, pattern7fc00000<>+0(SB), Y2, Y2
-	VPSRLD      $0x10, Y5, Y3
-	VPAND       pattern00000001<>+0(SB), Y3, Y3
-	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
-	VPADDD      Y5, Y3, Y3
+	VPADDD      Y5, Y2, Y2
 	VCMPPS      $0x03, Y5, Y5, Y4
-	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y2, Y2
+	VPSRLD      $0x10, Y6, Y4
+	VPAND       pattern00000001<>+0(SB), Y4, Y4
+	VPADDD      pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD      Y6, Y4, Y4
+	VCMPPS      $0x03, Y6, Y6, Y5
+	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD      $0x10, Y2, Y2
-	VPSRLD      $0x10, Y3, Y3
-	VPACKUSDW   Y3, Y2, Y2
+	VPSRLD      $0x10, Y4, Y4
+	VPACKUSDW   Y4, Y2, Y2
 	VPERMQ      $0xd8, Y2, Y2
 	VMOVDQA     Y2, Y2
-	JMP         done231
+	JMP         done270
 
-fp16229:
-	VCVTPS2PH   $0x00, Y4, X8
-	VCVTPS2PH   $0x00, Y5, X2
-	VINSERTI128 $0x01, X2, Y8, Y8
-	VMOVDQA     Y8, Y2
-	JMP         done231
+fp16268:
+	VCVTPS2PH   $0x00, Y5, X3
+	VCVTPS2PH   $0x00, Y6, X2
+	VINSERTI128 $0x01, X2, Y3, Y3
+	VMOVDQA     Y3, Y2
+	JMP         done270
 
-fp32230:
-	JMP stored227
+fp32269:
+	JMP stored266
 
-done231:
+done270:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned226
+	JNE      unaligned265
 	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored227
+	JMP      stored266
 
-unaligned226:
+unaligned265:
 	VMOVDQU Y2, (SI)(CX*2)
 
-stored227:
+stored266:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check225:
-	CMPQ CX, R10
-	JB   next224
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next224
+check263:
+	CMPQ CX, R11
+	JB   next262
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next262
 
-done207:
+done243:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -5543,293 +6190,342 @@ TEXT ·sgdFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    96(DX), DX
+	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
+	MOVQ    80(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
+	MOVQ    64(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    32(DI), DI
+	MOVQ    48(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    72(R8), R8
+	MOVQ    88(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 640(AX), Y2
 	VMOVUPS 704(AX), Y3
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R9
-	MOVQ    (R9), R9
+	MOVQ    24(R9), R9
 	MOVQ    a+0(FP), R10
-	MOVQ    8(R10), R10
+	MOVQ    (R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    8(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16233
-	JA      fp32234
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R11
-	JMP     check237
+	JE      fp16272
+	JA      fp32273
+	MOVQ    R12, CX
+	LEAQ    512(CX), R12
+	JMP     check276
 
-next236:
-	PREFETCHT0     (BX)(R11*4)
-	PREFETCHT0     (R8)(R11*4)
-	PREFETCHT0     (DX)(R11*2)
+next275:
+	TESTQ   R9, R9
+	JEQ     kept277
+	MOVQ    CX, R13
+	ANDQ    $0x3f, R13
+	VMOVDQU (BX)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(BX)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y5
+	VMOVDQU Y5, 320(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y5
+	VMOVDQU Y5, 352(R9)(R13*4)
+	MOVQ    CX, (R9)
+
+kept277:
+	PREFETCHT0     (BX)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	PREFETCHT0     (DX)(R12*2)
 	VBROADCASTI128 (DX)(CX*2), Y5
 	VPSHUFB        spread<>+0(SB), Y5, Y5
-	VBROADCASTI128 16(DX)(CX*2), Y6
-	VPSHUFB        spread<>+0(SB), Y6, Y6
-	VMOVUPS        (BX)(CX*4), Y7
-	VMOVUPS        32(BX)(CX*4), Y8
+	VBROADCASTI128 16(DX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VMOVUPS        (BX)(CX*4), Y8
+	VMOVUPS        32(BX)(CX*4), Y9
 	VMULPS         (AX), Y5, Y5
-	VFMADD231PS    64(AX), Y7, Y5
-	VMULPS         (AX), Y6, Y6
-	VFMADD231PS    64(AX), Y8, Y6
-	VMULPS         (R8)(CX*4), Y0, Y9
-	VFMADD231PS    Y1, Y5, Y9
-	VMULPS         32(R8)(CX*4), Y0, Y10
-	VFMADD231PS    Y1, Y6, Y10
-	VMOVUPS        Y9, (R8)(CX*4)
-	VMOVUPS        Y10, 32(R8)(CX*4)
+	VFMADD231PS    64(AX), Y8, Y5
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VMULPS         (R8)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y5, Y10
+	VMULPS         32(R8)(CX*4), Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VMOVUPS        Y10, (R8)(CX*4)
+	VMOVUPS        Y11, 32(R8)(CX*4)
 	VMULPS         Y3, Y5, Y5
-	VFMADD231PS    Y2, Y9, Y5
-	VFMADD231PS    512(AX), Y7, Y7
-	VFMADD231PS    Y4, Y5, Y7
-	VMULPS         Y3, Y6, Y6
-	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    Y2, Y10, Y5
 	VFMADD231PS    512(AX), Y8, Y8
-	VFMADD231PS    Y4, Y6, Y8
-	VMOVUPS        Y7, (BX)(CX*4)
-	VMOVUPS        Y8, 32(BX)(CX*4)
+	VFMADD231PS    Y4, Y5, Y8
+	VMULPS         Y3, Y7, Y7
+	VFMADD231PS    Y2, Y11, Y7
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y4, Y7, Y9
+	VMOVUPS        Y8, (BX)(CX*4)
+	VMOVUPS        Y9, 32(BX)(CX*4)
 	CMPQ           DI, $0x01
-	JE             fp16241
-	JA             fp32242
-	VPSRLD         $0x10, Y7, Y5
+	JE             fp16281
+	JA             fp32282
+	VPSRLD         $0x10, Y8, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
-	VPADDD         Y7, Y5, Y5
-	VCMPPS         $0x03, Y7, Y7, Y6
-	VBLENDVPS      Y6, pattern7fc00000<>+0(SB), Y5, Y5
-	VPSRLD         $0x10, Y8, Y6
-	VPAND          pattern00000001<>+0(SB), Y6, Y6
-	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD         Y8, Y6, Y6
+	VPADDD         Y8, Y5, Y5
 	VCMPPS         $0x03, Y8, Y8, Y7
-	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD         $0x10, Y9, Y7
+	VPAND          pattern00000001<>+0(SB), Y7, Y7
+	VPADDD         pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD         Y9, Y7, Y7
+	VCMPPS         $0x03, Y9, Y9, Y8
+	VBLENDVPS      Y8, pattern7fc00000<>+0(SB), Y7, Y7
 	VPSRLD         $0x10, Y5, Y5
-	VPSRLD         $0x10, Y6, Y6
-	VPACKUSDW      Y6, Y5, Y5
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVDQA        Y5, Y5
-	JMP            done243
+	JMP            done283
 
-fp16241:
-	VCVTPS2PH   $0x00, Y7, X11
-	VCVTPS2PH   $0x00, Y8, X5
-	VINSERTI128 $0x01, X5, Y11, Y11
-	VMOVDQA     Y11, Y5
-	JMP         done243
+fp16281:
+	VCVTPS2PH   $0x00, Y8, X6
+	VCVTPS2PH   $0x00, Y9, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	VMOVDQA     Y6, Y5
+	JMP         done283
 
-fp32242:
-	JMP stored239
+fp32282:
+	JMP stored279
 
-done243:
+done283:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned238
+	JNE      unaligned278
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored239
+	JMP      stored279
 
-unaligned238:
+unaligned278:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored239:
+stored279:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check237:
-	CMPQ CX, R10
-	JB   next236
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next236
-	JMP  done235
+check276:
+	CMPQ CX, R11
+	JB   next275
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next275
+	JMP  done274
 
-fp16233:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check245
+fp16272:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check285
 
-next244:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*4)
-	PREFETCHT0  (DX)(R11*2)
+next284:
+	TESTQ   R9, R9
+	JEQ     kept286
+	MOVQ    CX, R13
+	ANDQ    $0x3f, R13
+	VMOVDQU (BX)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(BX)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y5
+	VMOVDQU Y5, 320(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y5
+	VMOVDQU Y5, 352(R9)(R13*4)
+	MOVQ    CX, (R9)
+
+kept286:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (DX)(R12*2)
 	VCVTPH2PS   (DX)(CX*2), Y5
-	VCVTPH2PS   16(DX)(CX*2), Y6
-	VMOVUPS     (BX)(CX*4), Y7
-	VMOVUPS     32(BX)(CX*4), Y8
+	VCVTPH2PS   16(DX)(CX*2), Y7
+	VMOVUPS     (BX)(CX*4), Y8
+	VMOVUPS     32(BX)(CX*4), Y9
 	VMULPS      (AX), Y5, Y5
-	VFMADD231PS 64(AX), Y7, Y5
-	VMULPS      (AX), Y6, Y6
-	VFMADD231PS 64(AX), Y8, Y6
-	VMULPS      (R8)(CX*4), Y0, Y9
-	VFMADD231PS Y1, Y5, Y9
-	VMULPS      32(R8)(CX*4), Y0, Y10
-	VFMADD231PS Y1, Y6, Y10
-	VMOVUPS     Y9, (R8)(CX*4)
-	VMOVUPS     Y10, 32(R8)(CX*4)
+	VFMADD231PS 64(AX), Y8, Y5
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMULPS      (R8)(CX*4), Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VMULPS      32(R8)(CX*4), Y0, Y11
+	VFMADD231PS Y1, Y7, Y11
+	VMOVUPS     Y10, (R8)(CX*4)
+	VMOVUPS     Y11, 32(R8)(CX*4)
 	VMULPS      Y3, Y5, Y5
-	VFMADD231PS Y2, Y9, Y5
-	VFMADD231PS 512(AX), Y7, Y7
-	VFMADD231PS Y4, Y5, Y7
-	VMULPS      Y3, Y6, Y6
-	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS Y2, Y10, Y5
 	VFMADD231PS 512(AX), Y8, Y8
-	VFMADD231PS Y4, Y6, Y8
-	VMOVUPS     Y7, (BX)(CX*4)
-	VMOVUPS     Y8, 32(BX)(CX*4)
+	VFMADD231PS Y4, Y5, Y8
+	VMULPS      Y3, Y7, Y7
+	VFMADD231PS Y2, Y11, Y7
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y7, Y9
+	VMOVUPS     Y8, (BX)(CX*4)
+	VMOVUPS     Y9, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16249
-	JA          fp32250
-	VPSRLD      $0x10, Y7, Y5
+	JE          fp16290
+	JA          fp32291
+	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
-	VPADDD      Y7, Y5, Y5
-	VCMPPS      $0x03, Y7, Y7, Y6
-	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
-	VPSRLD      $0x10, Y8, Y6
-	VPAND       pattern00000001<>+0(SB), Y6, Y6
-	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD      Y8, Y6, Y6
+	VPADDD      Y8, Y5, Y5
 	VCMPPS      $0x03, Y8, Y8, Y7
-	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y9, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y9, Y7, Y7
+	VCMPPS      $0x03, Y9, Y9, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
 	VPSRLD      $0x10, Y5, Y5
-	VPSRLD      $0x10, Y6, Y6
-	VPACKUSDW   Y6, Y5, Y5
+	VPSRLD      $0x10, Y7, Y7
+	VPACKUSDW   Y7, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done251
+	JMP         done292
 
-fp16249:
-	VCVTPS2PH   $0x00, Y7, X11
-	VCVTPS2PH   $0x00, Y8, X5
-	VINSERTI128 $0x01, X5, Y11, Y11
-	VMOVDQA     Y11, Y5
-	JMP         done251
+fp16290:
+	VCVTPS2PH   $0x00, Y8, X6
+	VCVTPS2PH   $0x00, Y9, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	VMOVDQA     Y6, Y5
+	JMP         done292
 
-fp32250:
-	JMP stored247
+fp32291:
+	JMP stored288
 
-done251:
+done292:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned246
+	JNE      unaligned287
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored247
+	JMP      stored288
 
-unaligned246:
+unaligned287:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored247:
+stored288:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check245:
-	CMPQ CX, R10
-	JB   next244
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next244
-	JMP  done235
+check285:
+	CMPQ CX, R11
+	JB   next284
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next284
+	JMP  done274
 
-fp32234:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check253
+fp32273:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check294
 
-next252:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*4)
-	PREFETCHT0  (DX)(R11*4)
+next293:
+	TESTQ   R9, R9
+	JEQ     kept295
+	MOVQ    CX, R13
+	ANDQ    $0x3f, R13
+	VMOVDQU (BX)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(BX)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y5
+	VMOVDQU Y5, 320(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y5
+	VMOVDQU Y5, 352(R9)(R13*4)
+	MOVQ    CX, (R9)
+
+kept295:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Y5
-	VMOVUPS     32(DX)(CX*4), Y6
-	VMOVUPS     (BX)(CX*4), Y7
-	VMOVUPS     32(BX)(CX*4), Y8
+	VMOVUPS     32(DX)(CX*4), Y7
+	VMOVUPS     (BX)(CX*4), Y8
+	VMOVUPS     32(BX)(CX*4), Y9
 	VMULPS      (AX), Y5, Y5
-	VFMADD231PS 64(AX), Y7, Y5
-	VMULPS      (AX), Y6, Y6
-	VFMADD231PS 64(AX), Y8, Y6
-	VMULPS      (R8)(CX*4), Y0, Y9
-	VFMADD231PS Y1, Y5, Y9
-	VMULPS      32(R8)(CX*4), Y0, Y10
-	VFMADD231PS Y1, Y6, Y10
-	VMOVUPS     Y9, (R8)(CX*4)
-	VMOVUPS     Y10, 32(R8)(CX*4)
+	VFMADD231PS 64(AX), Y8, Y5
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMULPS      (R8)(CX*4), Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VMULPS      32(R8)(CX*4), Y0, Y11
+	VFMADD231PS Y1, Y7, Y11
+	VMOVUPS     Y10, (R8)(CX*4)
+	VMOVUPS     Y11, 32(R8)(CX*4)
 	VMULPS      Y3, Y5, Y5
-	VFMADD231PS Y2, Y9, Y5
-	VFMADD231PS 512(AX), Y7, Y7
-	VFMADD231PS Y4, Y5, Y7
-	VMULPS      Y3, Y6, Y6
-	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS Y2, Y10, Y5
 	VFMADD231PS 512(AX), Y8, Y8
-	VFMADD231PS Y4, Y6, Y8
-	VMOVUPS     Y7, (BX)(CX*4)
-	VMOVUPS     Y8, 32(BX)(CX*4)
+	VFMADD231PS Y4, Y5, Y8
+	VMULPS      Y3, Y7, Y7
+	VFMADD231PS Y2, Y11, Y7
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y7, Y9
+	VMOVUPS     Y8, (BX)(CX*4)
+	VMOVUPS     Y9, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16257
-	JA          fp32258
-	VPSRLD      $0x10, Y7, Y5
+	JE          fp16299
+	JA          fp32300
+	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
-	VPADDD      Y7, Y5, Y5
-	VCMPPS      $0x03, Y7, Y7, Y6
-	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
-	VPSRLD      $0x10, Y8, Y6
-	VPAND       pattern00000001<>+0(SB), Y6, Y6
-	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD      Y8, Y6, Y6
+	VPADDD      Y8, Y5, Y5
 	VCMPPS      $0x03, Y8, Y8, Y7
-	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y9, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y9, Y7, Y7
+	VCMPPS      $0x03, Y9, Y9, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
 	VPSRLD      $0x10, Y5, Y5
-	VPSRLD      $0x10, Y6, Y6
-	VPACKUSDW   Y6, Y5, Y5
+	VPSRLD      $0x10, Y7, Y7
+	VPACKUSDW   Y7, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done259
+	JMP         done301
 
-fp16257:
-	VCVTPS2PH   $0x00, Y7, X11
-	VCVTPS2PH   $0x00, Y8, X5
-	VINSERTI128 $0x01, X5, Y11, Y11
-	VMOVDQA     Y11, Y5
-	JMP         done259
+fp16299:
+	VCVTPS2PH   $0x00, Y8, X6
+	VCVTPS2PH   $0x00, Y9, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	VMOVDQA     Y6, Y5
+	JMP         done301
 
-fp32258:
-	JMP stored255
+fp32300:
+	JMP stored297
 
-done259:
+done301:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned254
+	JNE      unaligned296
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored255
+	JMP      stored297
 
-unaligned254:
+unaligned296:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored255:
+stored297:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check253:
-	CMPQ CX, R10
-	JB   next252
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next252
+check294:
+	CMPQ CX, R11
+	JB   next293
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next293
 
-done235:
+done274:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -5839,15 +6535,15 @@ done235:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP321xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  48(AX), AX
+	MOVQ  64(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  96(CX), CX
+	MOVQ  112(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  24(DX), DX
+	MOVQ  40(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  64(BX), BX
+	MOVQ  80(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  72(SI), SI
+	MOVQ  88(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -5855,13 +6551,13 @@ TEXT ·trafficFP321xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16261
-	JA    fp32262
+	JE    fp16303
+	JA    fp32304
 	XORQ  DX, DX
-	MOVQ  $0x00000200, R9
-	JMP   check265
+	LEAQ  512(DX), R9
+	JMP   check307
 
-next264:
+next306:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -5875,34 +6571,34 @@ next264:
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written266
+	JEQ        written308
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned267
+	JNE        unaligned309
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written266
+	JMP        written308
 
-unaligned267:
+unaligned309:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written266:
+written308:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check265:
+check307:
 	CMPQ DX, R8
-	JB   next264
+	JB   next306
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next264
-	JMP  done263
+	JB   next306
+	JMP  done305
 
-fp16261:
+fp16303:
 	XORQ DX, DX
-	MOVQ $0x00000200, R9
-	JMP  check269
+	LEAQ 512(DX), R9
+	JMP  check311
 
-next268:
+next310:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -5916,34 +6612,34 @@ next268:
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written270
+	JEQ        written312
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned271
+	JNE        unaligned313
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written270
+	JMP        written312
 
-unaligned271:
+unaligned313:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written270:
+written312:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check269:
+check311:
 	CMPQ DX, R8
-	JB   next268
+	JB   next310
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next268
-	JMP  done263
+	JB   next310
+	JMP  done305
 
-fp32262:
+fp32304:
 	XORQ DX, DX
-	MOVQ $0x00000200, R9
-	JMP  check273
+	LEAQ 512(DX), R9
+	JMP  check315
 
-next272:
+next314:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -5958,28 +6654,28 @@ next272:
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written274
+	JEQ        written316
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned275
+	JNE        unaligned317
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written274
+	JMP        written316
 
-unaligned275:
+unaligned317:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written274:
+written316:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check273:
+check315:
 	CMPQ DX, R8
-	JB   next272
+	JB   next314
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next272
+	JB   next314
 
-done263:
+done305:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -5988,17 +6684,17 @@ done263:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP322xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  48(AX), AX
+	MOVQ  64(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  96(CX), CX
+	MOVQ  112(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  24(DX), DX
+	MOVQ  40(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  64(BX), BX
+	MOVQ  80(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  72(SI), SI
+	MOVQ  88(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  80(DI), DI
+	MOVQ  96(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -6006,13 +6702,13 @@ TEXT ·trafficFP322xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp16277
-	JA    fp32278
+	JE    fp16319
+	JA    fp32320
 	XORQ  DX, DX
-	MOVQ  $0x00000200, R10
-	JMP   check281
+	LEAQ  512(DX), R10
+	JMP   check323
 
-next280:
+next322:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6031,34 +6727,34 @@ next280:
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written282
+	JEQ        written324
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned283
+	JNE        unaligned325
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written282
+	JMP        written324
 
-unaligned283:
+unaligned325:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written282:
+written324:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check281:
+check323:
 	CMPQ DX, R9
-	JB   next280
+	JB   next322
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next280
-	JMP  done279
+	JB   next322
+	JMP  done321
 
-fp16277:
+fp16319:
 	XORQ DX, DX
-	MOVQ $0x00000200, R10
-	JMP  check285
+	LEAQ 512(DX), R10
+	JMP  check327
 
-next284:
+next326:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6077,34 +6773,34 @@ next284:
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written286
+	JEQ        written328
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned287
+	JNE        unaligned329
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written286
+	JMP        written328
 
-unaligned287:
+unaligned329:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written286:
+written328:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check285:
+check327:
 	CMPQ DX, R9
-	JB   next284
+	JB   next326
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next284
-	JMP  done279
+	JB   next326
+	JMP  done321
 
-fp32278:
+fp32320:
 	XORQ DX, DX
-	MOVQ $0x00000200, R10
-	JMP  check289
+	LEAQ 512(DX), R10
+	JMP  check331
 
-next288:
+next330:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6124,28 +6820,28 @@ next288:
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written290
+	JEQ        written332
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned291
+	JNE        unaligned333
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written290
+	JMP        written332
 
-unaligned291:
+unaligned333:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written290:
+written332:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check289:
+check331:
 	CMPQ DX, R9
-	JB   next288
+	JB   next330
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next288
+	JB   next330
 
-done279:
+done321:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -6159,23 +6855,23 @@ TEXT ·adamFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         16(AX), AX
+	MOVQ         32(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         24(CX), CX
+	MOVQ         40(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         96(DX), DX
+	MOVQ         112(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         64(BX), BX
+	MOVQ         80(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         48(SI), SI
+	MOVQ         64(SI), SI
 	MOVQ         a+0(FP), DI
-	MOVQ         32(DI), DI
+	MOVQ         48(DI), DI
 	MOVQ         a+0(FP), R8
-	MOVQ         72(R8), R8
+	MOVQ         88(R8), R8
 	MOVQ         a+0(FP), R9
-	MOVQ         80(R9), R9
+	MOVQ         96(R9), R9
 	MOVQ         a+0(FP), R10
-	VPBROADCASTD 40(R10), Y0
+	VPBROADCASTD 56(R10), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVUPS      128(AX), Y1
 	VMOVUPS      192(AX), Y2
@@ -6184,180 +6880,214 @@ TEXT ·adamFP32BF16AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS      384(AX), Y5
 	VMOVUPS      576(AX), Y6
 	MOVQ         a+0(FP), R10
-	MOVQ         (R10), R10
+	MOVQ         24(R10), R10
 	MOVQ         a+0(FP), R11
-	MOVQ         8(R11), R11
+	MOVQ         (R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         8(R12), R12
+	MOVQ         a+0(FP), R13
+	MOVQ         16(R13), R13
 	CMPQ         CX, $0x01
-	JE           fp16293
-	JA           fp32294
-	XORQ         CX, CX
-	MOVQ         $0x00000200, R12
-	JMP          check297
+	JE           fp16335
+	JA           fp32336
+	MOVQ         R13, CX
+	LEAQ         512(CX), R13
+	JMP          check339
 
-next296:
-	PREFETCHT0  (BX)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (R9)(R12*2)
-	PREFETCHT0  (DX)(R12*2)
-	VMOVDQU     (DX)(CX*2), Y8
-	VPSLLD      $0x10, Y8, Y7
-	VPAND       patternffff0000<>+0(SB), Y8, Y8
-	VMOVUPS     (BX)(CX*4), Y9
-	VMOVUPS     32(BX)(CX*4), Y10
-	VPERM2F128  $0x20, Y10, Y9, Y11
-	VPERM2F128  $0x31, Y10, Y9, Y9
-	VSHUFPS     $0x88, Y9, Y11, Y10
-	VSHUFPS     $0xdd, Y9, Y11, Y9
+next338:
+	TESTQ   R10, R10
+	JEQ     kept340
+	MOVQ    CX, R14
+	ANDQ    $0x3f, R14
+	VMOVDQU (BX)(CX*4), Y7
+	VMOVDQU Y7, 64(R10)(R14*4)
+	VMOVDQU 32(BX)(CX*4), Y7
+	VMOVDQU Y7, 96(R10)(R14*4)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 320(R10)(R14*2)
+	VMOVDQU (R9)(CX*2), Y7
+	VMOVDQU Y7, 448(R10)(R14*2)
+	MOVQ    CX, (R10)
+
+kept340:
+	PREFETCHT0  (BX)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	PREFETCHT0  (DX)(R13*2)
+	VMOVDQU     (DX)(CX*2), Y9
+	VPSLLD      $0x10, Y9, Y7
+	VPAND       patternffff0000<>+0(SB), Y9, Y9
+	VMOVUPS     (BX)(CX*4), Y10
+	VMOVUPS     32(BX)(CX*4), Y11
+	VPERM2F128  $0x20, Y11, Y10, Y12
+	VPERM2F128  $0x31, Y11, Y10, Y10
+	VSHUFPS     $0x88, Y10, Y12, Y11
+	VSHUFPS     $0xdd, Y10, Y12, Y10
 	VMULPS      (AX), Y7, Y7
-	VFMADD231PS 64(AX), Y10, Y7
-	VMULPS      (AX), Y8, Y8
-	VFMADD231PS 64(AX), Y9, Y8
+	VFMADD231PS 64(AX), Y11, Y7
+	VMULPS      (AX), Y9, Y9
+	VFMADD231PS 64(AX), Y10, Y9
 	VMOVDQU     (R8)(CX*2), Y13
-	VPSLLD      $0x10, Y13, Y11
+	VPSLLD      $0x10, Y13, Y12
 	VPAND       patternffff0000<>+0(SB), Y13, Y13
-	VMULPS      Y11, Y1, Y11
-	VFMADD231PS Y2, Y7, Y11
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
 	VMULPS      Y13, Y1, Y13
-	VFMADD231PS Y2, Y8, Y13
+	VFMADD231PS Y2, Y9, Y13
 	VMULPS      Y7, Y7, Y7
-	VMULPS      Y8, Y8, Y8
+	VMULPS      Y9, Y9, Y9
 	VMOVDQU     (R9)(CX*2), Y15
 	VPSLLD      $0x10, Y15, Y14
 	VPAND       patternffff0000<>+0(SB), Y15, Y15
 	VMULPS      Y14, Y3, Y14
 	VFMADD231PS Y4, Y7, Y14
 	VMULPS      Y15, Y3, Y7
-	VFMADD231PS Y4, Y8, Y7
-	VPADDD      pattern00008000<>+0(SB), Y11, Y8
+	VFMADD231PS Y4, Y9, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y9
 	VPADDD      pattern00008000<>+0(SB), Y13, Y15
-	VPSRLD      $0x10, Y8, Y8
-	VPBLENDW    $0xaa, Y15, Y8, Y8
-	VMOVDQU     Y8, (R8)(CX*2)
-	VPMULLD     Y0, Y0, Y8
-	VPSRLD      $0x10, Y8, Y8
-	VPADDD      Y14, Y8, Y8
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y15, Y9, Y9
+	VMOVDQU     Y9, (R8)(CX*2)
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      Y14, Y9, Y9
 	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y15
 	VPMULLD     Y15, Y15, Y15
 	VPSRLD      $0x10, Y15, Y15
 	VPADDD      Y7, Y15, Y15
-	VPSRLD      $0x10, Y8, Y8
-	VPBLENDW    $0xaa, Y15, Y8, Y8
-	VMOVDQU     Y8, (R9)(CX*2)
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y15, Y9, Y9
+	VMOVDQU     Y9, (R9)(CX*2)
 	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
 	VSQRTPS     Y14, Y14
 	VSQRTPS     Y7, Y7
 	VFMADD213PS 448(AX), Y5, Y14
-	VDIVPS      Y14, Y11, Y11
-	VFMADD231PS 512(AX), Y10, Y10
-	VFMADD231PS Y6, Y11, Y10
+	VDIVPS      Y14, Y12, Y12
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y12, Y11
 	VFMADD213PS 448(AX), Y5, Y7
 	VDIVPS      Y7, Y13, Y13
-	VFMADD231PS 512(AX), Y9, Y9
-	VFMADD231PS Y6, Y13, Y9
-	VUNPCKLPS   Y9, Y10, Y7
-	VUNPCKHPS   Y9, Y10, Y8
-	VPERM2F128  $0x20, Y8, Y7, Y11
-	VPERM2F128  $0x31, Y8, Y7, Y7
-	VMOVUPS     Y11, (BX)(CX*4)
+	VFMADD231PS 512(AX), Y10, Y10
+	VFMADD231PS Y6, Y13, Y10
+	VUNPCKLPS   Y10, Y11, Y7
+	VUNPCKHPS   Y10, Y11, Y9
+	VPERM2F128  $0x20, Y9, Y7, Y12
+	VPERM2F128  $0x31, Y9, Y7, Y7
+	VMOVUPS     Y12, (BX)(CX*4)
 	VMOVUPS     Y7, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16301
-	JA          fp32302
-	VPSRLD      $0x10, Y10, Y7
+	JE          fp16344
+	JA          fp32345
+	VPSRLD      $0x10, Y11, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
-	VPADDD      Y10, Y7, Y7
-	VCMPPS      $0x03, Y10, Y10, Y8
-	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
-	VPSRLD      $0x10, Y9, Y8
-	VPAND       pattern00000001<>+0(SB), Y8, Y8
-	VPADDD      pattern00007fff<>+0(SB), Y8, Y8
-	VPADDD      Y9, Y8, Y8
-	VCMPPS      $0x03, Y9, Y9, Y9
-	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPADDD      Y11, Y7, Y7
+	VCMPPS      $0x03, Y11, Y11, Y9
+	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y10, Y9
+	VPAND       pattern00000001<>+0(SB), Y9, Y9
+	VPADDD      pattern00007fff<>+0(SB), Y9, Y9
+	VPADDD      Y10, Y9, Y9
+	VCMPPS      $0x03, Y10, Y10, Y10
+	VBLENDVPS   Y10, pattern7fc00000<>+0(SB), Y9, Y9
 	VPSRLD      $0x10, Y7, Y7
-	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VPBLENDW    $0xaa, Y9, Y7, Y7
 	VMOVDQA     Y7, Y7
-	JMP         done303
+	JMP         done346
 
-fp16301:
-	VUNPCKLPS   Y9, Y10, Y7
-	VUNPCKHPS   Y9, Y10, Y8
-	VPERM2F128  $0x20, Y8, Y7, Y9
-	VPERM2F128  $0x31, Y8, Y7, Y7
-	VCVTPS2PH   $0x00, Y9, X12
+fp16344:
+	VUNPCKLPS   Y10, Y11, Y7
+	VUNPCKHPS   Y10, Y11, Y9
+	VPERM2F128  $0x20, Y9, Y7, Y10
+	VPERM2F128  $0x31, Y9, Y7, Y7
+	VCVTPS2PH   $0x00, Y10, X8
 	VCVTPS2PH   $0x00, Y7, X7
-	VINSERTI128 $0x01, X7, Y12, Y12
-	VMOVDQA     Y12, Y7
-	JMP         done303
+	VINSERTI128 $0x01, X7, Y8, Y8
+	VMOVDQA     Y8, Y7
+	JMP         done346
 
-fp32302:
-	JMP stored299
+fp32345:
+	JMP stored342
 
-done303:
+done346:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned298
+	JNE      unaligned341
 	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored299
+	JMP      stored342
 
-unaligned298:
+unaligned341:
 	VMOVDQU Y7, (SI)(CX*2)
 
-stored299:
+stored342:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x10, R13
 
-check297:
-	CMPQ CX, R11
-	JB   next296
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
-	JB   next296
-	JMP  done295
+check339:
+	CMPQ CX, R12
+	JB   next338
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next338
+	JMP  done337
 
-fp16293:
-	XORQ CX, CX
-	MOVQ $0x00000200, R12
-	JMP  check305
+fp16335:
+	MOVQ R13, CX
+	LEAQ 512(CX), R13
+	JMP  check348
 
-next304:
-	PREFETCHT0  (BX)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (R9)(R12*2)
-	PREFETCHT0  (DX)(R12*2)
+next347:
+	TESTQ   R10, R10
+	JEQ     kept349
+	MOVQ    CX, R14
+	ANDQ    $0x3f, R14
+	VMOVDQU (BX)(CX*4), Y7
+	VMOVDQU Y7, 64(R10)(R14*4)
+	VMOVDQU 32(BX)(CX*4), Y7
+	VMOVDQU Y7, 96(R10)(R14*4)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 320(R10)(R14*2)
+	VMOVDQU (R9)(CX*2), Y7
+	VMOVDQU Y7, 448(R10)(R14*2)
+	MOVQ    CX, (R10)
+
+kept349:
+	PREFETCHT0  (BX)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	PREFETCHT0  (DX)(R13*2)
 	VCVTPH2PS   (DX)(CX*2), Y7
-	VCVTPH2PS   16(DX)(CX*2), Y8
-	VPERM2F128  $0x20, Y8, Y7, Y9
-	VPERM2F128  $0x31, Y8, Y7, Y7
-	VSHUFPS     $0x88, Y7, Y9, Y8
-	VSHUFPS     $0xdd, Y7, Y9, Y7
-	VMOVUPS     (BX)(CX*4), Y9
+	VCVTPH2PS   16(DX)(CX*2), Y9
+	VPERM2F128  $0x20, Y9, Y7, Y10
+	VPERM2F128  $0x31, Y9, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y10, Y9
+	VSHUFPS     $0xdd, Y7, Y10, Y7
+	VMOVUPS     (BX)(CX*4), Y10
 	VMOVUPS     32(BX)(CX*4), Y11
-	VPERM2F128  $0x20, Y11, Y9, Y12
-	VPERM2F128  $0x31, Y11, Y9, Y9
-	VSHUFPS     $0x88, Y9, Y12, Y11
-	VSHUFPS     $0xdd, Y9, Y12, Y9
-	VMULPS      (AX), Y8, Y8
-	VFMADD231PS 64(AX), Y11, Y8
+	VPERM2F128  $0x20, Y11, Y10, Y12
+	VPERM2F128  $0x31, Y11, Y10, Y10
+	VSHUFPS     $0x88, Y10, Y12, Y11
+	VSHUFPS     $0xdd, Y10, Y12, Y10
+	VMULPS      (AX), Y9, Y9
+	VFMADD231PS 64(AX), Y11, Y9
 	VMULPS      (AX), Y7, Y7
-	VFMADD231PS 64(AX), Y9, Y7
+	VFMADD231PS 64(AX), Y10, Y7
 	VMOVDQU     (R8)(CX*2), Y13
 	VPSLLD      $0x10, Y13, Y12
 	VPAND       patternffff0000<>+0(SB), Y13, Y13
 	VMULPS      Y12, Y1, Y12
-	VFMADD231PS Y2, Y8, Y12
+	VFMADD231PS Y2, Y9, Y12
 	VMULPS      Y13, Y1, Y13
 	VFMADD231PS Y2, Y7, Y13
-	VMULPS      Y8, Y8, Y8
+	VMULPS      Y9, Y9, Y9
 	VMULPS      Y7, Y7, Y7
 	VMOVDQU     (R9)(CX*2), Y15
 	VPSLLD      $0x10, Y15, Y14
 	VPAND       patternffff0000<>+0(SB), Y15, Y15
 	VMULPS      Y14, Y3, Y14
-	VFMADD231PS Y4, Y8, Y14
-	VMULPS      Y15, Y3, Y8
-	VFMADD231PS Y4, Y7, Y8
+	VFMADD231PS Y4, Y9, Y14
+	VMULPS      Y15, Y3, Y9
+	VFMADD231PS Y4, Y7, Y9
 	VPADDD      pattern00008000<>+0(SB), Y12, Y7
 	VPADDD      pattern00008000<>+0(SB), Y13, Y15
 	VPSRLD      $0x10, Y7, Y7
@@ -6369,125 +7099,140 @@ next304:
 	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y15
 	VPMULLD     Y15, Y15, Y15
 	VPSRLD      $0x10, Y15, Y15
-	VPADDD      Y8, Y15, Y15
+	VPADDD      Y9, Y15, Y15
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y15, Y7, Y7
 	VMOVDQU     Y7, (R9)(CX*2)
 	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
 	VSQRTPS     Y14, Y14
-	VSQRTPS     Y8, Y8
+	VSQRTPS     Y9, Y9
 	VFMADD213PS 448(AX), Y5, Y14
 	VDIVPS      Y14, Y12, Y12
 	VFMADD231PS 512(AX), Y11, Y11
 	VFMADD231PS Y6, Y12, Y11
-	VFMADD213PS 448(AX), Y5, Y8
-	VDIVPS      Y8, Y13, Y13
-	VFMADD231PS 512(AX), Y9, Y9
-	VFMADD231PS Y6, Y13, Y9
-	VUNPCKLPS   Y9, Y11, Y7
-	VUNPCKHPS   Y9, Y11, Y8
-	VPERM2F128  $0x20, Y8, Y7, Y12
-	VPERM2F128  $0x31, Y8, Y7, Y7
+	VFMADD213PS 448(AX), Y5, Y9
+	VDIVPS      Y9, Y13, Y13
+	VFMADD231PS 512(AX), Y10, Y10
+	VFMADD231PS Y6, Y13, Y10
+	VUNPCKLPS   Y10, Y11, Y7
+	VUNPCKHPS   Y10, Y11, Y9
+	VPERM2F128  $0x20, Y9, Y7, Y12
+	VPERM2F128  $0x31, Y9, Y7, Y7
 	VMOVUPS     Y12, (BX)(CX*4)
 	VMOVUPS     Y7, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16309
-	JA          fp32310
+	JE          fp16353
+	JA          fp32354
 	VPSRLD      $0x10, Y11, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
 	VPADDD      Y11, Y7, Y7
-	VCMPPS      $0x03, Y11, Y11, Y8
-	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
-	VPSRLD      $0x10, Y9, Y8
-	VPAND       pattern00000001<>+0(SB), Y8, Y8
-	VPADDD      pattern00007fff<>+0(SB), Y8, Y8
-	VPADDD      Y9, Y8, Y8
-	VCMPPS      $0x03, Y9, Y9, Y9
-	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VCMPPS      $0x03, Y11, Y11, Y9
+	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y10, Y9
+	VPAND       pattern00000001<>+0(SB), Y9, Y9
+	VPADDD      pattern00007fff<>+0(SB), Y9, Y9
+	VPADDD      Y10, Y9, Y9
+	VCMPPS      $0x03, Y10, Y10, Y10
+	VBLENDVPS   Y10, pattern7fc00000<>+0(SB), Y9, Y9
 	VPSRLD      $0x10, Y7, Y7
-	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VPBLENDW    $0xaa, Y9, Y7, Y7
 	VMOVDQA     Y7, Y7
-	JMP         done311
+	JMP         done355
 
-fp16309:
-	VUNPCKLPS   Y9, Y11, Y7
-	VUNPCKHPS   Y9, Y11, Y8
-	VPERM2F128  $0x20, Y8, Y7, Y9
-	VPERM2F128  $0x31, Y8, Y7, Y7
-	VCVTPS2PH   $0x00, Y9, X10
+fp16353:
+	VUNPCKLPS   Y10, Y11, Y7
+	VUNPCKHPS   Y10, Y11, Y9
+	VPERM2F128  $0x20, Y9, Y7, Y10
+	VPERM2F128  $0x31, Y9, Y7, Y7
+	VCVTPS2PH   $0x00, Y10, X8
 	VCVTPS2PH   $0x00, Y7, X7
-	VINSERTI128 $0x01, X7, Y10, Y10
-	VMOVDQA     Y10, Y7
-	JMP         done311
+	VINSERTI128 $0x01, X7, Y8, Y8
+	VMOVDQA     Y8, Y7
+	JMP         done355
 
-fp32310:
-	JMP stored307
+fp32354:
+	JMP stored351
 
-done311:
+done355:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned306
+	JNE      unaligned350
 	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored307
+	JMP      stored351
 
-unaligned306:
+unaligned350:
 	VMOVDQU Y7, (SI)(CX*2)
 
-stored307:
+stored351:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x10, R13
 
-check305:
-	CMPQ CX, R11
-	JB   next304
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
-	JB   next304
-	JMP  done295
+check348:
+	CMPQ CX, R12
+	JB   next347
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next347
+	JMP  done337
 
-fp32294:
-	XORQ CX, CX
-	MOVQ $0x00000200, R12
-	JMP  check313
+fp32336:
+	MOVQ R13, CX
+	LEAQ 512(CX), R13
+	JMP  check357
 
-next312:
-	PREFETCHT0  (BX)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (R9)(R12*2)
-	PREFETCHT0  (DX)(R12*4)
+next356:
+	TESTQ   R10, R10
+	JEQ     kept358
+	MOVQ    CX, R14
+	ANDQ    $0x3f, R14
+	VMOVDQU (BX)(CX*4), Y7
+	VMOVDQU Y7, 64(R10)(R14*4)
+	VMOVDQU 32(BX)(CX*4), Y7
+	VMOVDQU Y7, 96(R10)(R14*4)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 320(R10)(R14*2)
+	VMOVDQU (R9)(CX*2), Y7
+	VMOVDQU Y7, 448(R10)(R14*2)
+	MOVQ    CX, (R10)
+
+kept358:
+	PREFETCHT0  (BX)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	PREFETCHT0  (DX)(R13*4)
 	VMOVUPS     (DX)(CX*4), Y7
-	VMOVUPS     32(DX)(CX*4), Y8
-	VPERM2F128  $0x20, Y8, Y7, Y9
-	VPERM2F128  $0x31, Y8, Y7, Y7
-	VSHUFPS     $0x88, Y7, Y9, Y8
-	VSHUFPS     $0xdd, Y7, Y9, Y7
-	VMOVUPS     (BX)(CX*4), Y9
+	VMOVUPS     32(DX)(CX*4), Y9
+	VPERM2F128  $0x20, Y9, Y7, Y10
+	VPERM2F128  $0x31, Y9, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y10, Y9
+	VSHUFPS     $0xdd, Y7, Y10, Y7
+	VMOVUPS     (BX)(CX*4), Y10
 	VMOVUPS     32(BX)(CX*4), Y11
-	VPERM2F128  $0x20, Y11, Y9, Y12
-	VPERM2F128  $0x31, Y11, Y9, Y9
-	VSHUFPS     $0x88, Y9, Y12, Y11
-	VSHUFPS     $0xdd, Y9, Y12, Y9
-	VMULPS      (AX), Y8, Y8
-	VFMADD231PS 64(AX), Y11, Y8
+	VPERM2F128  $0x20, Y11, Y10, Y12
+	VPERM2F128  $0x31, Y11, Y10, Y10
+	VSHUFPS     $0x88, Y10, Y12, Y11
+	VSHUFPS     $0xdd, Y10, Y12, Y10
+	VMULPS      (AX), Y9, Y9
+	VFMADD231PS 64(AX), Y11, Y9
 	VMULPS      (AX), Y7, Y7
-	VFMADD231PS 64(AX), Y9, Y7
+	VFMADD231PS 64(AX), Y10, Y7
 	VMOVDQU     (R8)(CX*2), Y13
 	VPSLLD      $0x10, Y13, Y12
 	VPAND       patternffff0000<>+0(SB), Y13, Y13
 	VMULPS      Y12, Y1, Y12
-	VFMADD231PS Y2, Y8, Y12
+	VFMADD231PS Y2, Y9, Y12
 	VMULPS      Y13, Y1, Y13
 	VFMADD231PS Y2, Y7, Y13
-	VMULPS      Y8, Y8, Y8
+	VMULPS      Y9, Y9, Y9
 	VMULPS      Y7, Y7, Y7
 	VMOVDQU     (R9)(CX*2), Y15
 	VPSLLD      $0x10, Y15, Y14
 	VPAND       patternffff0000<>+0(SB), Y15, Y15
 	VMULPS      Y14, Y3, Y14
-	VFMADD231PS Y4, Y8, Y14
-	VMULPS      Y15, Y3, Y8
-	VFMADD231PS Y4, Y7, Y8
+	VFMADD231PS Y4, Y9, Y14
+	VMULPS      Y15, Y3, Y9
+	VFMADD231PS Y4, Y7, Y9
 	VPADDD      pattern00008000<>+0(SB), Y12, Y7
 	VPADDD      pattern00008000<>+0(SB), Y13, Y15
 	VPSRLD      $0x10, Y7, Y7
@@ -6499,83 +7244,83 @@ next312:
 	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y15
 	VPMULLD     Y15, Y15, Y15
 	VPSRLD      $0x10, Y15, Y15
-	VPADDD      Y8, Y15, Y15
+	VPADDD      Y9, Y15, Y15
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y15, Y7, Y7
 	VMOVDQU     Y7, (R9)(CX*2)
 	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
 	VSQRTPS     Y14, Y14
-	VSQRTPS     Y8, Y8
+	VSQRTPS     Y9, Y9
 	VFMADD213PS 448(AX), Y5, Y14
 	VDIVPS      Y14, Y12, Y12
 	VFMADD231PS 512(AX), Y11, Y11
 	VFMADD231PS Y6, Y12, Y11
-	VFMADD213PS 448(AX), Y5, Y8
-	VDIVPS      Y8, Y13, Y13
-	VFMADD231PS 512(AX), Y9, Y9
-	VFMADD231PS Y6, Y13, Y9
-	VUNPCKLPS   Y9, Y11, Y7
-	VUNPCKHPS   Y9, Y11, Y8
-	VPERM2F128  $0x20, Y8, Y7, Y12
-	VPERM2F128  $0x31, Y8, Y7, Y7
+	VFMADD213PS 448(AX), Y5, Y9
+	VDIVPS      Y9, Y13, Y13
+	VFMADD231PS 512(AX), Y10, Y10
+	VFMADD231PS Y6, Y13, Y10
+	VUNPCKLPS   Y10, Y11, Y7
+	VUNPCKHPS   Y10, Y11, Y9
+	VPERM2F128  $0x20, Y9, Y7, Y12
+	VPERM2F128  $0x31, Y9, Y7, Y7
 	VMOVUPS     Y12, (BX)(CX*4)
 	VMOVUPS     Y7, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16317
-	JA          fp32318
+	JE          fp16362
+	JA          fp32363
 	VPSRLD      $0x10, Y11, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
 	VPADDD      Y11, Y7, Y7
-	VCMPPS      $0x03, Y11, Y11, Y8
-	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
-	VPSRLD      $0x10, Y9, Y8
-	VPAND       pattern00000001<>+0(SB), Y8, Y8
-	VPADDD      pattern00007fff<>+0(SB), Y8, Y8
-	VPADDD      Y9, Y8, Y8
-	VCMPPS      $0x03, Y9, Y9, Y9
-	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VCMPPS      $0x03, Y11, Y11, Y9
+	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y10, Y9
+	VPAND       pattern00000001<>+0(SB), Y9, Y9
+	VPADDD      pattern00007fff<>+0(SB), Y9, Y9
+	VPADDD      Y10, Y9, Y9
+	VCMPPS      $0x03, Y10, Y10, Y10
+	VBLENDVPS   Y10, pattern7fc00000<>+0(SB), Y9, Y9
 	VPSRLD      $0x10, Y7, Y7
-	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VPBLENDW    $0xaa, Y9, Y7, Y7
 	VMOVDQA     Y7, Y7
-	JMP         done319
+	JMP         done364
 
-fp16317:
-	VUNPCKLPS   Y9, Y11, Y7
-	VUNPCKHPS   Y9, Y11, Y8
-	VPERM2F128  $0x20, Y8, Y7, Y9
-	VPERM2F128  $0x31, Y8, Y7, Y7
-	VCVTPS2PH   $0x00, Y9, X10
+fp16362:
+	VUNPCKLPS   Y10, Y11, Y7
+	VUNPCKHPS   Y10, Y11, Y9
+	VPERM2F128  $0x20, Y9, Y7, Y10
+	VPERM2F128  $0x31, Y9, Y7, Y7
+	VCVTPS2PH   $0x00, Y10, X8
 	VCVTPS2PH   $0x00, Y7, X7
-	VINSERTI128 $0x01, X7, Y10, Y10
-	VMOVDQA     Y10, Y7
-	JMP         done319
+	VINSERTI128 $0x01, X7, Y8, Y8
+	VMOVDQA     Y8, Y7
+	JMP         done364
 
-fp32318:
-	JMP stored315
+fp32363:
+	JMP stored360
 
-done319:
+done364:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned314
+	JNE      unaligned359
 	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored315
+	JMP      stored360
 
-unaligned314:
+unaligned359:
 	VMOVDQU Y7, (SI)(CX*2)
 
-stored315:
+stored360:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x10, R13
 
-check313:
-	CMPQ CX, R11
-	JB   next312
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
-	JB   next312
+check357:
+	CMPQ CX, R12
+	JB   next356
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next356
 
-done295:
+done337:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -6590,56 +7335,218 @@ TEXT ·lionFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    96(DX), DX
+	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
+	MOVQ    80(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
+	MOVQ    64(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    32(DI), DI
+	MOVQ    48(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    72(R8), R8
+	MOVQ    88(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
 	VMOVUPS 320(AX), Y3
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R9
-	MOVQ    (R9), R9
+	MOVQ    24(R9), R9
 	MOVQ    a+0(FP), R10
-	MOVQ    8(R10), R10
+	MOVQ    (R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    8(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16321
-	JA      fp32322
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R11
-	JMP     check325
+	JE      fp16366
+	JA      fp32367
+	MOVQ    R12, CX
+	LEAQ    512(CX), R12
+	JMP     check370
 
-next324:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VMOVDQU     (DX)(CX*2), Y6
-	VPSLLD      $0x10, Y6, Y5
-	VPAND       patternffff0000<>+0(SB), Y6, Y6
-	VMOVUPS     (BX)(CX*4), Y7
-	VMOVUPS     32(BX)(CX*4), Y8
-	VPERM2F128  $0x20, Y8, Y7, Y9
-	VPERM2F128  $0x31, Y8, Y7, Y7
-	VSHUFPS     $0x88, Y7, Y9, Y8
-	VSHUFPS     $0xdd, Y7, Y9, Y7
+next369:
+	TESTQ   R9, R9
+	JEQ     kept371
+	MOVQ    CX, R13
+	ANDQ    $0x3f, R13
+	VMOVDQU (BX)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(BX)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*2), Y5
+	VMOVDQU Y5, 320(R9)(R13*2)
+	MOVQ    CX, (R9)
+
+kept371:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU     (DX)(CX*2), Y7
+	VPSLLD      $0x10, Y7, Y5
+	VPAND       patternffff0000<>+0(SB), Y7, Y7
+	VMOVUPS     (BX)(CX*4), Y8
+	VMOVUPS     32(BX)(CX*4), Y9
+	VPERM2F128  $0x20, Y9, Y8, Y10
+	VPERM2F128  $0x31, Y9, Y8, Y8
+	VSHUFPS     $0x88, Y8, Y10, Y9
+	VSHUFPS     $0xdd, Y8, Y10, Y8
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y9, Y5
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y8, Y7
+	VMOVDQU     (R8)(CX*2), Y11
+	VPSLLD      $0x10, Y11, Y10
+	VPAND       patternffff0000<>+0(SB), Y11, Y11
+	VMULPS      Y10, Y0, Y12
+	VFMADD231PS Y1, Y5, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y14, Y14, Y14
+	VANDPS      pattern80000000<>+0(SB), Y12, Y13
+	VXORPS      Y4, Y13, Y13
+	VCMPPS      $0x00, Y14, Y12, Y14
+	VANDNPS     Y13, Y14, Y13
+	VCMPPS      $0x03, Y12, Y12, Y14
+	VBLENDVPS   Y14, Y12, Y13, Y13
+	VADDPS      Y13, Y9, Y9
+	VMULPS      Y11, Y0, Y12
+	VFMADD231PS Y1, Y7, Y12
+	VFMADD231PS 512(AX), Y8, Y8
+	VPXOR       Y14, Y14, Y14
+	VANDPS      pattern80000000<>+0(SB), Y12, Y13
+	VXORPS      Y4, Y13, Y13
+	VCMPPS      $0x00, Y14, Y12, Y14
+	VANDNPS     Y13, Y14, Y13
+	VCMPPS      $0x03, Y12, Y12, Y14
+	VBLENDVPS   Y14, Y12, Y13, Y13
+	VADDPS      Y13, Y8, Y8
+	VMULPS      Y10, Y2, Y10
+	VFMADD231PS Y3, Y5, Y10
+	VMULPS      Y11, Y2, Y5
+	VFMADD231PS Y3, Y7, Y5
+	VPADDD      pattern00008000<>+0(SB), Y10, Y7
+	VPADDD      pattern00008000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y5, Y7, Y5
+	VMOVDQU     Y5, (R8)(CX*2)
+	VUNPCKLPS   Y8, Y9, Y5
+	VUNPCKHPS   Y8, Y9, Y7
+	VPERM2F128  $0x20, Y7, Y5, Y10
+	VPERM2F128  $0x31, Y7, Y5, Y5
+	VMOVUPS     Y10, (BX)(CX*4)
+	VMOVUPS     Y5, 32(BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16375
+	JA          fp32376
+	VPSRLD      $0x10, Y9, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y9, Y5, Y5
+	VCMPPS      $0x03, Y9, Y9, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y8, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y8, Y7, Y7
+	VCMPPS      $0x03, Y8, Y8, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQA     Y5, Y5
+	JMP         done377
+
+fp16375:
+	VUNPCKLPS   Y8, Y9, Y5
+	VUNPCKHPS   Y8, Y9, Y7
+	VPERM2F128  $0x20, Y7, Y5, Y8
+	VPERM2F128  $0x31, Y7, Y5, Y5
+	VCVTPS2PH   $0x00, Y8, X6
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	VMOVDQA     Y6, Y5
+	JMP         done377
+
+fp32376:
+	JMP stored373
+
+done377:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned372
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored373
+
+unaligned372:
+	VMOVDQU Y5, (SI)(CX*2)
+
+stored373:
+	ADDQ $0x10, CX
+	ADDQ $0x10, R12
+
+check370:
+	CMPQ CX, R11
+	JB   next369
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next369
+	JMP  done368
+
+fp16366:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check379
+
+next378:
+	TESTQ   R9, R9
+	JEQ     kept380
+	MOVQ    CX, R13
+	ANDQ    $0x3f, R13
+	VMOVDQU (BX)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(BX)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*2), Y5
+	VMOVDQU Y5, 320(R9)(R13*2)
+	MOVQ    CX, (R9)
+
+kept380:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y7
+	VPERM2F128  $0x20, Y7, Y5, Y8
+	VPERM2F128  $0x31, Y7, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y8, Y7
+	VSHUFPS     $0xdd, Y5, Y8, Y5
+	VMOVUPS     (BX)(CX*4), Y8
+	VMOVUPS     32(BX)(CX*4), Y9
+	VPERM2F128  $0x20, Y9, Y8, Y10
+	VPERM2F128  $0x31, Y9, Y8, Y8
+	VSHUFPS     $0x88, Y8, Y10, Y9
+	VSHUFPS     $0xdd, Y8, Y10, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
 	VMULPS      (AX), Y5, Y5
 	VFMADD231PS 64(AX), Y8, Y5
-	VMULPS      (AX), Y6, Y6
-	VFMADD231PS 64(AX), Y7, Y6
 	VMOVDQU     (R8)(CX*2), Y11
-	VPSLLD      $0x10, Y11, Y9
+	VPSLLD      $0x10, Y11, Y10
 	VPAND       patternffff0000<>+0(SB), Y11, Y11
-	VMULPS      Y9, Y0, Y12
+	VMULPS      Y10, Y0, Y12
+	VFMADD231PS Y1, Y7, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y14, Y14, Y14
+	VANDPS      pattern80000000<>+0(SB), Y12, Y13
+	VXORPS      Y4, Y13, Y13
+	VCMPPS      $0x00, Y14, Y12, Y14
+	VANDNPS     Y13, Y14, Y13
+	VCMPPS      $0x03, Y12, Y12, Y14
+	VBLENDVPS   Y14, Y12, Y13, Y13
+	VADDPS      Y13, Y9, Y9
+	VMULPS      Y11, Y0, Y12
 	VFMADD231PS Y1, Y5, Y12
 	VFMADD231PS 512(AX), Y8, Y8
 	VPXOR       Y14, Y14, Y14
@@ -6650,889 +7557,153 @@ next324:
 	VCMPPS      $0x03, Y12, Y12, Y14
 	VBLENDVPS   Y14, Y12, Y13, Y13
 	VADDPS      Y13, Y8, Y8
-	VMULPS      Y11, Y0, Y12
-	VFMADD231PS Y1, Y6, Y12
-	VFMADD231PS 512(AX), Y7, Y7
-	VPXOR       Y14, Y14, Y14
-	VANDPS      pattern80000000<>+0(SB), Y12, Y13
-	VXORPS      Y4, Y13, Y13
-	VCMPPS      $0x00, Y14, Y12, Y14
-	VANDNPS     Y13, Y14, Y13
-	VCMPPS      $0x03, Y12, Y12, Y14
-	VBLENDVPS   Y14, Y12, Y13, Y13
-	VADDPS      Y13, Y7, Y7
-	VMULPS      Y9, Y2, Y9
-	VFMADD231PS Y3, Y5, Y9
-	VMULPS      Y11, Y2, Y5
-	VFMADD231PS Y3, Y6, Y5
-	VPADDD      pattern00008000<>+0(SB), Y9, Y6
-	VPADDD      pattern00008000<>+0(SB), Y5, Y5
-	VPSRLD      $0x10, Y6, Y6
-	VPBLENDW    $0xaa, Y5, Y6, Y5
-	VMOVDQU     Y5, (R8)(CX*2)
-	VUNPCKLPS   Y7, Y8, Y5
-	VUNPCKHPS   Y7, Y8, Y6
-	VPERM2F128  $0x20, Y6, Y5, Y9
-	VPERM2F128  $0x31, Y6, Y5, Y5
-	VMOVUPS     Y9, (BX)(CX*4)
-	VMOVUPS     Y5, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16329
-	JA          fp32330
-	VPSRLD      $0x10, Y8, Y5
-	VPAND       pattern00000001<>+0(SB), Y5, Y5
-	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
-	VPADDD      Y8, Y5, Y5
-	VCMPPS      $0x03, Y8, Y8, Y6
-	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
-	VPSRLD      $0x10, Y7, Y6
-	VPAND       pattern00000001<>+0(SB), Y6, Y6
-	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD      Y7, Y6, Y6
-	VCMPPS      $0x03, Y7, Y7, Y7
-	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
-	VPSRLD      $0x10, Y5, Y5
-	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVDQA     Y5, Y5
-	JMP         done331
-
-fp16329:
-	VUNPCKLPS   Y7, Y8, Y5
-	VUNPCKHPS   Y7, Y8, Y6
-	VPERM2F128  $0x20, Y6, Y5, Y7
-	VPERM2F128  $0x31, Y6, Y5, Y5
-	VCVTPS2PH   $0x00, Y7, X10
-	VCVTPS2PH   $0x00, Y5, X5
-	VINSERTI128 $0x01, X5, Y10, Y10
-	VMOVDQA     Y10, Y5
-	JMP         done331
-
-fp32330:
-	JMP stored327
-
-done331:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned326
-	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored327
-
-unaligned326:
-	VMOVDQU Y5, (SI)(CX*2)
-
-stored327:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R11
-
-check325:
-	CMPQ CX, R10
-	JB   next324
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next324
-	JMP  done323
-
-fp16321:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check333
-
-next332:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VCVTPH2PS   (DX)(CX*2), Y5
-	VCVTPH2PS   16(DX)(CX*2), Y6
-	VPERM2F128  $0x20, Y6, Y5, Y7
-	VPERM2F128  $0x31, Y6, Y5, Y5
-	VSHUFPS     $0x88, Y5, Y7, Y6
-	VSHUFPS     $0xdd, Y5, Y7, Y5
-	VMOVUPS     (BX)(CX*4), Y7
-	VMOVUPS     32(BX)(CX*4), Y9
-	VPERM2F128  $0x20, Y9, Y7, Y10
-	VPERM2F128  $0x31, Y9, Y7, Y7
-	VSHUFPS     $0x88, Y7, Y10, Y9
-	VSHUFPS     $0xdd, Y7, Y10, Y7
-	VMULPS      (AX), Y6, Y6
-	VFMADD231PS 64(AX), Y9, Y6
-	VMULPS      (AX), Y5, Y5
-	VFMADD231PS 64(AX), Y7, Y5
-	VMOVDQU     (R8)(CX*2), Y11
-	VPSLLD      $0x10, Y11, Y10
-	VPAND       patternffff0000<>+0(SB), Y11, Y11
-	VMULPS      Y10, Y0, Y12
-	VFMADD231PS Y1, Y6, Y12
-	VFMADD231PS 512(AX), Y9, Y9
-	VPXOR       Y14, Y14, Y14
-	VANDPS      pattern80000000<>+0(SB), Y12, Y13
-	VXORPS      Y4, Y13, Y13
-	VCMPPS      $0x00, Y14, Y12, Y14
-	VANDNPS     Y13, Y14, Y13
-	VCMPPS      $0x03, Y12, Y12, Y14
-	VBLENDVPS   Y14, Y12, Y13, Y13
-	VADDPS      Y13, Y9, Y9
-	VMULPS      Y11, Y0, Y12
-	VFMADD231PS Y1, Y5, Y12
-	VFMADD231PS 512(AX), Y7, Y7
-	VPXOR       Y14, Y14, Y14
-	VANDPS      pattern80000000<>+0(SB), Y12, Y13
-	VXORPS      Y4, Y13, Y13
-	VCMPPS      $0x00, Y14, Y12, Y14
-	VANDNPS     Y13, Y14, Y13
-	VCMPPS      $0x03, Y12, Y12, Y14
-	VBLENDVPS   Y14, Y12, Y13, Y13
-	VADDPS      Y13, Y7, Y7
 	VMULPS      Y10, Y2, Y10
-	VFMADD231PS Y3, Y6, Y10
-	VMULPS      Y11, Y2, Y6
-	VFMADD231PS Y3, Y5, Y6
+	VFMADD231PS Y3, Y7, Y10
+	VMULPS      Y11, Y2, Y7
+	VFMADD231PS Y3, Y5, Y7
 	VPADDD      pattern00008000<>+0(SB), Y10, Y5
-	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPADDD      pattern00008000<>+0(SB), Y7, Y7
 	VPSRLD      $0x10, Y5, Y5
-	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
 	VMOVDQU     Y5, (R8)(CX*2)
-	VUNPCKLPS   Y7, Y9, Y5
-	VUNPCKHPS   Y7, Y9, Y6
-	VPERM2F128  $0x20, Y6, Y5, Y10
-	VPERM2F128  $0x31, Y6, Y5, Y5
+	VUNPCKLPS   Y8, Y9, Y5
+	VUNPCKHPS   Y8, Y9, Y7
+	VPERM2F128  $0x20, Y7, Y5, Y10
+	VPERM2F128  $0x31, Y7, Y5, Y5
 	VMOVUPS     Y10, (BX)(CX*4)
 	VMOVUPS     Y5, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16337
-	JA          fp32338
+	JE          fp16384
+	JA          fp32385
 	VPSRLD      $0x10, Y9, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
 	VPADDD      Y9, Y5, Y5
-	VCMPPS      $0x03, Y9, Y9, Y6
-	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
-	VPSRLD      $0x10, Y7, Y6
-	VPAND       pattern00000001<>+0(SB), Y6, Y6
-	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD      Y7, Y6, Y6
-	VCMPPS      $0x03, Y7, Y7, Y7
-	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VCMPPS      $0x03, Y9, Y9, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y8, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y8, Y7, Y7
+	VCMPPS      $0x03, Y8, Y8, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
 	VPSRLD      $0x10, Y5, Y5
-	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done339
+	JMP         done386
 
-fp16337:
-	VUNPCKLPS   Y7, Y9, Y5
-	VUNPCKHPS   Y7, Y9, Y6
-	VPERM2F128  $0x20, Y6, Y5, Y7
-	VPERM2F128  $0x31, Y6, Y5, Y5
-	VCVTPS2PH   $0x00, Y7, X8
+fp16384:
+	VUNPCKLPS   Y8, Y9, Y5
+	VUNPCKHPS   Y8, Y9, Y7
+	VPERM2F128  $0x20, Y7, Y5, Y8
+	VPERM2F128  $0x31, Y7, Y5, Y5
+	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y5, X5
-	VINSERTI128 $0x01, X5, Y8, Y8
-	VMOVDQA     Y8, Y5
-	JMP         done339
+	VINSERTI128 $0x01, X5, Y6, Y6
+	VMOVDQA     Y6, Y5
+	JMP         done386
 
-fp32338:
-	JMP stored335
+fp32385:
+	JMP stored382
 
-done339:
+done386:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned334
+	JNE      unaligned381
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored335
+	JMP      stored382
 
-unaligned334:
+unaligned381:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored335:
+stored382:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check333:
-	CMPQ CX, R10
-	JB   next332
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next332
-	JMP  done323
+check379:
+	CMPQ CX, R11
+	JB   next378
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next378
+	JMP  done368
 
-fp32322:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check341
+fp32367:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check388
 
-next340:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*4)
+next387:
+	TESTQ   R9, R9
+	JEQ     kept389
+	MOVQ    CX, R13
+	ANDQ    $0x3f, R13
+	VMOVDQU (BX)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(BX)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*2), Y5
+	VMOVDQU Y5, 320(R9)(R13*2)
+	MOVQ    CX, (R9)
+
+kept389:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Y5
-	VMOVUPS     32(DX)(CX*4), Y6
-	VPERM2F128  $0x20, Y6, Y5, Y7
-	VPERM2F128  $0x31, Y6, Y5, Y5
-	VSHUFPS     $0x88, Y5, Y7, Y6
-	VSHUFPS     $0xdd, Y5, Y7, Y5
-	VMOVUPS     (BX)(CX*4), Y7
+	VMOVUPS     32(DX)(CX*4), Y7
+	VPERM2F128  $0x20, Y7, Y5, Y8
+	VPERM2F128  $0x31, Y7, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y8, Y7
+	VSHUFPS     $0xdd, Y5, Y8, Y5
+	VMOVUPS     (BX)(CX*4), Y8
 	VMOVUPS     32(BX)(CX*4), Y9
-	VPERM2F128  $0x20, Y9, Y7, Y10
-	VPERM2F128  $0x31, Y9, Y7, Y7
-	VSHUFPS     $0x88, Y7, Y10, Y9
-	VSHUFPS     $0xdd, Y7, Y10, Y7
-	VMULPS      (AX), Y6, Y6
-	VFMADD231PS 64(AX), Y9, Y6
-	VMULPS      (AX), Y5, Y5
-	VFMADD231PS 64(AX), Y7, Y5
-	VMOVDQU     (R8)(CX*2), Y11
-	VPSLLD      $0x10, Y11, Y10
-	VPAND       patternffff0000<>+0(SB), Y11, Y11
-	VMULPS      Y10, Y0, Y12
-	VFMADD231PS Y1, Y6, Y12
-	VFMADD231PS 512(AX), Y9, Y9
-	VPXOR       Y14, Y14, Y14
-	VANDPS      pattern80000000<>+0(SB), Y12, Y13
-	VXORPS      Y4, Y13, Y13
-	VCMPPS      $0x00, Y14, Y12, Y14
-	VANDNPS     Y13, Y14, Y13
-	VCMPPS      $0x03, Y12, Y12, Y14
-	VBLENDVPS   Y14, Y12, Y13, Y13
-	VADDPS      Y13, Y9, Y9
-	VMULPS      Y11, Y0, Y12
-	VFMADD231PS Y1, Y5, Y12
-	VFMADD231PS 512(AX), Y7, Y7
-	VPXOR       Y14, Y14, Y14
-	VANDPS      pattern80000000<>+0(SB), Y12, Y13
-	VXORPS      Y4, Y13, Y13
-	VCMPPS      $0x00, Y14, Y12, Y14
-	VANDNPS     Y13, Y14, Y13
-	VCMPPS      $0x03, Y12, Y12, Y14
-	VBLENDVPS   Y14, Y12, Y13, Y13
-	VADDPS      Y13, Y7, Y7
-	VMULPS      Y10, Y2, Y10
-	VFMADD231PS Y3, Y6, Y10
-	VMULPS      Y11, Y2, Y6
-	VFMADD231PS Y3, Y5, Y6
-	VPADDD      pattern00008000<>+0(SB), Y10, Y5
-	VPADDD      pattern00008000<>+0(SB), Y6, Y6
-	VPSRLD      $0x10, Y5, Y5
-	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVDQU     Y5, (R8)(CX*2)
-	VUNPCKLPS   Y7, Y9, Y5
-	VUNPCKHPS   Y7, Y9, Y6
-	VPERM2F128  $0x20, Y6, Y5, Y10
-	VPERM2F128  $0x31, Y6, Y5, Y5
-	VMOVUPS     Y10, (BX)(CX*4)
-	VMOVUPS     Y5, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16345
-	JA          fp32346
-	VPSRLD      $0x10, Y9, Y5
-	VPAND       pattern00000001<>+0(SB), Y5, Y5
-	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
-	VPADDD      Y9, Y5, Y5
-	VCMPPS      $0x03, Y9, Y9, Y6
-	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
-	VPSRLD      $0x10, Y7, Y6
-	VPAND       pattern00000001<>+0(SB), Y6, Y6
-	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD      Y7, Y6, Y6
-	VCMPPS      $0x03, Y7, Y7, Y7
-	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
-	VPSRLD      $0x10, Y5, Y5
-	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVDQA     Y5, Y5
-	JMP         done347
-
-fp16345:
-	VUNPCKLPS   Y7, Y9, Y5
-	VUNPCKHPS   Y7, Y9, Y6
-	VPERM2F128  $0x20, Y6, Y5, Y7
-	VPERM2F128  $0x31, Y6, Y5, Y5
-	VCVTPS2PH   $0x00, Y7, X8
-	VCVTPS2PH   $0x00, Y5, X5
-	VINSERTI128 $0x01, X5, Y8, Y8
-	VMOVDQA     Y8, Y5
-	JMP         done347
-
-fp32346:
-	JMP stored343
-
-done347:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned342
-	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored343
-
-unaligned342:
-	VMOVDQU Y5, (SI)(CX*2)
-
-stored343:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R11
-
-check341:
-	CMPQ CX, R10
-	JB   next340
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next340
-
-done323:
-	SFENCE
-	LDMXCSR (SP)
-	VZEROUPPER
-	RET
-
-// func adagradFP32BF16AVX2(a *Arguments)
-// Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
-TEXT ·adagradFP32BF16AVX2(SB), NOSPLIT, $8-8
-	STMXCSR      (SP)
-	MOVL         (SP), AX
-	ORL          $0x00008040, AX
-	MOVL         AX, 4(SP)
-	LDMXCSR      4(SP)
-	MOVQ         a+0(FP), AX
-	MOVQ         16(AX), AX
-	MOVQ         a+0(FP), CX
-	MOVQ         24(CX), CX
-	MOVQ         a+0(FP), DX
-	MOVQ         96(DX), DX
-	MOVQ         a+0(FP), BX
-	MOVQ         64(BX), BX
-	MOVQ         a+0(FP), SI
-	MOVQ         48(SI), SI
-	MOVQ         a+0(FP), DI
-	MOVQ         32(DI), DI
-	MOVQ         a+0(FP), R8
-	MOVQ         72(R8), R8
-	MOVQ         a+0(FP), R9
-	VPBROADCASTD 40(R9), Y0
-	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
-	VMOVUPS      448(AX), Y1
-	VMOVUPS      576(AX), Y2
-	MOVQ         a+0(FP), R9
-	MOVQ         (R9), R9
-	MOVQ         a+0(FP), R10
-	MOVQ         8(R10), R10
-	CMPQ         CX, $0x01
-	JE           fp16349
-	JA           fp32350
-	XORQ         CX, CX
-	MOVQ         $0x00000200, R11
-	JMP          check353
-
-next352:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VMOVDQU     (DX)(CX*2), Y4
-	VPSLLD      $0x10, Y4, Y3
-	VPAND       patternffff0000<>+0(SB), Y4, Y4
-	VMOVUPS     (BX)(CX*4), Y5
-	VMOVUPS     32(BX)(CX*4), Y6
-	VPERM2F128  $0x20, Y6, Y5, Y7
-	VPERM2F128  $0x31, Y6, Y5, Y5
-	VSHUFPS     $0x88, Y5, Y7, Y6
-	VSHUFPS     $0xdd, Y5, Y7, Y5
-	VMULPS      (AX), Y3, Y3
-	VFMADD231PS 64(AX), Y6, Y3
-	VMULPS      (AX), Y4, Y4
-	VFMADD231PS 64(AX), Y5, Y4
-	VMOVDQU     (R8)(CX*2), Y9
-	VPSLLD      $0x10, Y9, Y7
-	VPAND       patternffff0000<>+0(SB), Y9, Y9
-	VFMADD231PS Y3, Y3, Y7
-	VFMADD231PS Y4, Y4, Y9
-	VPMULLD     Y0, Y0, Y10
-	VPSRLD      $0x10, Y10, Y10
-	VPADDD      Y7, Y10, Y10
-	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y11
-	VPMULLD     Y11, Y11, Y11
-	VPSRLD      $0x10, Y11, Y11
-	VPADDD      Y9, Y11, Y11
-	VPSRLD      $0x10, Y10, Y10
-	VPBLENDW    $0xaa, Y11, Y10, Y10
-	VMOVDQU     Y10, (R8)(CX*2)
-	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
-	VSQRTPS     Y7, Y7
-	VADDPS      Y1, Y7, Y7
-	VDIVPS      Y7, Y3, Y3
-	VFMADD231PS Y2, Y3, Y6
-	VSQRTPS     Y9, Y9
-	VADDPS      Y1, Y9, Y9
-	VDIVPS      Y9, Y4, Y4
-	VFMADD231PS Y2, Y4, Y5
-	VUNPCKLPS   Y5, Y6, Y3
-	VUNPCKHPS   Y5, Y6, Y4
-	VPERM2F128  $0x20, Y4, Y3, Y7
-	VPERM2F128  $0x31, Y4, Y3, Y3
-	VMOVUPS     Y7, (BX)(CX*4)
-	VMOVUPS     Y3, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16357
-	JA          fp32358
-	VPSRLD      $0x10, Y6, Y3
-	VPAND       pattern00000001<>+0(SB), Y3, Y3
-	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
-	VPADDD      Y6, Y3, Y3
-	VCMPPS      $0x03, Y6, Y6, Y4
-	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y3, Y3
-	VPSRLD      $0x10, Y5, Y4
-	VPAND       pattern00000001<>+0(SB), Y4, Y4
-	VPADDD      pattern00007fff<>+0(SB), Y4, Y4
-	VPADDD      Y5, Y4, Y4
-	VCMPPS      $0x03, Y5, Y5, Y5
-	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
-	VPSRLD      $0x10, Y3, Y3
-	VPBLENDW    $0xaa, Y4, Y3, Y3
-	VMOVDQA     Y3, Y3
-	JMP         done359
-
-fp16357:
-	VUNPCKLPS   Y5, Y6, Y3
-	VUNPCKHPS   Y5, Y6, Y4
-	VPERM2F128  $0x20, Y4, Y3, Y5
-	VPERM2F128  $0x31, Y4, Y3, Y3
-	VCVTPS2PH   $0x00, Y5, X8
-	VCVTPS2PH   $0x00, Y3, X3
-	VINSERTI128 $0x01, X3, Y8, Y8
-	VMOVDQA     Y8, Y3
-	JMP         done359
-
-fp32358:
-	JMP stored355
-
-done359:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned354
-	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored355
-
-unaligned354:
-	VMOVDQU Y3, (SI)(CX*2)
-
-stored355:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R11
-
-check353:
-	CMPQ CX, R10
-	JB   next352
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next352
-	JMP  done351
-
-fp16349:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check361
-
-next360:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VCVTPH2PS   (DX)(CX*2), Y3
-	VCVTPH2PS   16(DX)(CX*2), Y4
-	VPERM2F128  $0x20, Y4, Y3, Y5
-	VPERM2F128  $0x31, Y4, Y3, Y3
-	VSHUFPS     $0x88, Y3, Y5, Y4
-	VSHUFPS     $0xdd, Y3, Y5, Y3
-	VMOVUPS     (BX)(CX*4), Y5
-	VMOVUPS     32(BX)(CX*4), Y7
-	VPERM2F128  $0x20, Y7, Y5, Y8
-	VPERM2F128  $0x31, Y7, Y5, Y5
-	VSHUFPS     $0x88, Y5, Y8, Y7
-	VSHUFPS     $0xdd, Y5, Y8, Y5
-	VMULPS      (AX), Y4, Y4
-	VFMADD231PS 64(AX), Y7, Y4
-	VMULPS      (AX), Y3, Y3
-	VFMADD231PS 64(AX), Y5, Y3
-	VMOVDQU     (R8)(CX*2), Y9
-	VPSLLD      $0x10, Y9, Y8
-	VPAND       patternffff0000<>+0(SB), Y9, Y9
-	VFMADD231PS Y4, Y4, Y8
-	VFMADD231PS Y3, Y3, Y9
-	VPMULLD     Y0, Y0, Y10
-	VPSRLD      $0x10, Y10, Y10
-	VPADDD      Y8, Y10, Y10
-	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y11
-	VPMULLD     Y11, Y11, Y11
-	VPSRLD      $0x10, Y11, Y11
-	VPADDD      Y9, Y11, Y11
-	VPSRLD      $0x10, Y10, Y10
-	VPBLENDW    $0xaa, Y11, Y10, Y10
-	VMOVDQU     Y10, (R8)(CX*2)
-	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
-	VSQRTPS     Y8, Y8
-	VADDPS      Y1, Y8, Y8
-	VDIVPS      Y8, Y4, Y4
-	VFMADD231PS Y2, Y4, Y7
-	VSQRTPS     Y9, Y9
-	VADDPS      Y1, Y9, Y9
-	VDIVPS      Y9, Y3, Y3
-	VFMADD231PS Y2, Y3, Y5
-	VUNPCKLPS   Y5, Y7, Y3
-	VUNPCKHPS   Y5, Y7, Y4
-	VPERM2F128  $0x20, Y4, Y3, Y8
-	VPERM2F128  $0x31, Y4, Y3, Y3
-	VMOVUPS     Y8, (BX)(CX*4)
-	VMOVUPS     Y3, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16365
-	JA          fp32366
-	VPSRLD      $0x10, Y7, Y3
-	VPAND       pattern00000001<>+0(SB), Y3, Y3
-	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
-	VPADDD      Y7, Y3, Y3
-	VCMPPS      $0x03, Y7, Y7, Y4
-	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y3, Y3
-	VPSRLD      $0x10, Y5, Y4
-	VPAND       pattern00000001<>+0(SB), Y4, Y4
-	VPADDD      pattern00007fff<>+0(SB), Y4, Y4
-	VPADDD      Y5, Y4, Y4
-	VCMPPS      $0x03, Y5, Y5, Y5
-	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
-	VPSRLD      $0x10, Y3, Y3
-	VPBLENDW    $0xaa, Y4, Y3, Y3
-	VMOVDQA     Y3, Y3
-	JMP         done367
-
-fp16365:
-	VUNPCKLPS   Y5, Y7, Y3
-	VUNPCKHPS   Y5, Y7, Y4
-	VPERM2F128  $0x20, Y4, Y3, Y5
-	VPERM2F128  $0x31, Y4, Y3, Y3
-	VCVTPS2PH   $0x00, Y5, X6
-	VCVTPS2PH   $0x00, Y3, X3
-	VINSERTI128 $0x01, X3, Y6, Y6
-	VMOVDQA     Y6, Y3
-	JMP         done367
-
-fp32366:
-	JMP stored363
-
-done367:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned362
-	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored363
-
-unaligned362:
-	VMOVDQU Y3, (SI)(CX*2)
-
-stored363:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R11
-
-check361:
-	CMPQ CX, R10
-	JB   next360
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next360
-	JMP  done351
-
-fp32350:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check369
-
-next368:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*4)
-	VMOVUPS     (DX)(CX*4), Y3
-	VMOVUPS     32(DX)(CX*4), Y4
-	VPERM2F128  $0x20, Y4, Y3, Y5
-	VPERM2F128  $0x31, Y4, Y3, Y3
-	VSHUFPS     $0x88, Y3, Y5, Y4
-	VSHUFPS     $0xdd, Y3, Y5, Y3
-	VMOVUPS     (BX)(CX*4), Y5
-	VMOVUPS     32(BX)(CX*4), Y7
-	VPERM2F128  $0x20, Y7, Y5, Y8
-	VPERM2F128  $0x31, Y7, Y5, Y5
-	VSHUFPS     $0x88, Y5, Y8, Y7
-	VSHUFPS     $0xdd, Y5, Y8, Y5
-	VMULPS      (AX), Y4, Y4
-	VFMADD231PS 64(AX), Y7, Y4
-	VMULPS      (AX), Y3, Y3
-	VFMADD231PS 64(AX), Y5, Y3
-	VMOVDQU     (R8)(CX*2), Y9
-	VPSLLD      $0x10, Y9, Y8
-	VPAND       patternffff0000<>+0(SB), Y9, Y9
-	VFMADD231PS Y4, Y4, Y8
-	VFMADD231PS Y3, Y3, Y9
-	VPMULLD     Y0, Y0, Y10
-	VPSRLD      $0x10, Y10, Y10
-	VPADDD      Y8, Y10, Y10
-	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y11
-	VPMULLD     Y11, Y11, Y11
-	VPSRLD      $0x10, Y11, Y11
-	VPADDD      Y9, Y11, Y11
-	VPSRLD      $0x10, Y10, Y10
-	VPBLENDW    $0xaa, Y11, Y10, Y10
-	VMOVDQU     Y10, (R8)(CX*2)
-	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
-	VSQRTPS     Y8, Y8
-	VADDPS      Y1, Y8, Y8
-	VDIVPS      Y8, Y4, Y4
-	VFMADD231PS Y2, Y4, Y7
-	VSQRTPS     Y9, Y9
-	VADDPS      Y1, Y9, Y9
-	VDIVPS      Y9, Y3, Y3
-	VFMADD231PS Y2, Y3, Y5
-	VUNPCKLPS   Y5, Y7, Y3
-	VUNPCKHPS   Y5, Y7, Y4
-	VPERM2F128  $0x20, Y4, Y3, Y8
-	VPERM2F128  $0x31, Y4, Y3, Y3
-	VMOVUPS     Y8, (BX)(CX*4)
-	VMOVUPS     Y3, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16373
-	JA          fp32374
-	VPSRLD      $0x10, Y7, Y3
-	VPAND       pattern00000001<>+0(SB), Y3, Y3
-	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
-	VPADDD      Y7, Y3, Y3
-	VCMPPS      $0x03, Y7, Y7, Y4
-	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y3, Y3
-	VPSRLD      $0x10, Y5, Y4
-	VPAND       pattern00000001<>+0(SB), Y4, Y4
-	VPADDD      pattern00007fff<>+0(SB), Y4, Y4
-	VPADDD      Y5, Y4, Y4
-	VCMPPS      $0x03, Y5, Y5, Y5
-	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
-	VPSRLD      $0x10, Y3, Y3
-	VPBLENDW    $0xaa, Y4, Y3, Y3
-	VMOVDQA     Y3, Y3
-	JMP         done375
-
-fp16373:
-	VUNPCKLPS   Y5, Y7, Y3
-	VUNPCKHPS   Y5, Y7, Y4
-	VPERM2F128  $0x20, Y4, Y3, Y5
-	VPERM2F128  $0x31, Y4, Y3, Y3
-	VCVTPS2PH   $0x00, Y5, X6
-	VCVTPS2PH   $0x00, Y3, X3
-	VINSERTI128 $0x01, X3, Y6, Y6
-	VMOVDQA     Y6, Y3
-	JMP         done375
-
-fp32374:
-	JMP stored371
-
-done375:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned370
-	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored371
-
-unaligned370:
-	VMOVDQU Y3, (SI)(CX*2)
-
-stored371:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R11
-
-check369:
-	CMPQ CX, R10
-	JB   next368
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next368
-
-done351:
-	SFENCE
-	LDMXCSR (SP)
-	VZEROUPPER
-	RET
-
-// func sgdFP32BF16AVX2(a *Arguments)
-// Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
-TEXT ·sgdFP32BF16AVX2(SB), NOSPLIT, $8-8
-	STMXCSR (SP)
-	MOVL    (SP), AX
-	ORL     $0x00008040, AX
-	MOVL    AX, 4(SP)
-	LDMXCSR 4(SP)
-	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
-	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
-	MOVQ    a+0(FP), DX
-	MOVQ    96(DX), DX
-	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
-	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
-	MOVQ    a+0(FP), DI
-	MOVQ    32(DI), DI
-	MOVQ    a+0(FP), R8
-	MOVQ    72(R8), R8
-	VMOVUPS 128(AX), Y0
-	VMOVUPS 192(AX), Y1
-	VMOVUPS 640(AX), Y2
-	VMOVUPS 704(AX), Y3
-	VMOVUPS 576(AX), Y4
-	MOVQ    a+0(FP), R9
-	MOVQ    (R9), R9
-	MOVQ    a+0(FP), R10
-	MOVQ    8(R10), R10
-	CMPQ    CX, $0x01
-	JE      fp16377
-	JA      fp32378
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R11
-	JMP     check381
-
-next380:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VMOVDQU     (DX)(CX*2), Y6
-	VPSLLD      $0x10, Y6, Y5
-	VPAND       patternffff0000<>+0(SB), Y6, Y6
-	VMOVUPS     (BX)(CX*4), Y7
-	VMOVUPS     32(BX)(CX*4), Y8
-	VPERM2F128  $0x20, Y8, Y7, Y9
-	VPERM2F128  $0x31, Y8, Y7, Y7
-	VSHUFPS     $0x88, Y7, Y9, Y8
-	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VPERM2F128  $0x20, Y9, Y8, Y10
+	VPERM2F128  $0x31, Y9, Y8, Y8
+	VSHUFPS     $0x88, Y8, Y10, Y9
+	VSHUFPS     $0xdd, Y8, Y10, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
 	VMULPS      (AX), Y5, Y5
 	VFMADD231PS 64(AX), Y8, Y5
-	VMULPS      (AX), Y6, Y6
-	VFMADD231PS 64(AX), Y7, Y6
-	VMOVDQU     (R8)(CX*2), Y11
-	VPSLLD      $0x10, Y11, Y9
-	VPAND       patternffff0000<>+0(SB), Y11, Y11
-	VMULPS      Y9, Y0, Y9
-	VFMADD231PS Y1, Y5, Y9
-	VMULPS      Y11, Y0, Y11
-	VFMADD231PS Y1, Y6, Y11
-	VPADDD      pattern00008000<>+0(SB), Y9, Y12
-	VPADDD      pattern00008000<>+0(SB), Y11, Y13
-	VPSRLD      $0x10, Y12, Y12
-	VPBLENDW    $0xaa, Y13, Y12, Y12
-	VMOVDQU     Y12, (R8)(CX*2)
-	VMULPS      Y3, Y5, Y5
-	VFMADD231PS Y2, Y9, Y5
-	VFMADD231PS 512(AX), Y8, Y8
-	VFMADD231PS Y4, Y5, Y8
-	VMULPS      Y3, Y6, Y6
-	VFMADD231PS Y2, Y11, Y6
-	VFMADD231PS 512(AX), Y7, Y7
-	VFMADD231PS Y4, Y6, Y7
-	VUNPCKLPS   Y7, Y8, Y5
-	VUNPCKHPS   Y7, Y8, Y6
-	VPERM2F128  $0x20, Y6, Y5, Y9
-	VPERM2F128  $0x31, Y6, Y5, Y5
-	VMOVUPS     Y9, (BX)(CX*4)
-	VMOVUPS     Y5, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16385
-	JA          fp32386
-	VPSRLD      $0x10, Y8, Y5
-	VPAND       pattern00000001<>+0(SB), Y5, Y5
-	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
-	VPADDD      Y8, Y5, Y5
-	VCMPPS      $0x03, Y8, Y8, Y6
-	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
-	VPSRLD      $0x10, Y7, Y6
-	VPAND       pattern00000001<>+0(SB), Y6, Y6
-	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD      Y7, Y6, Y6
-	VCMPPS      $0x03, Y7, Y7, Y7
-	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
-	VPSRLD      $0x10, Y5, Y5
-	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVDQA     Y5, Y5
-	JMP         done387
-
-fp16385:
-	VUNPCKLPS   Y7, Y8, Y5
-	VUNPCKHPS   Y7, Y8, Y6
-	VPERM2F128  $0x20, Y6, Y5, Y7
-	VPERM2F128  $0x31, Y6, Y5, Y5
-	VCVTPS2PH   $0x00, Y7, X10
-	VCVTPS2PH   $0x00, Y5, X5
-	VINSERTI128 $0x01, X5, Y10, Y10
-	VMOVDQA     Y10, Y5
-	JMP         done387
-
-fp32386:
-	JMP stored383
-
-done387:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned382
-	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored383
-
-unaligned382:
-	VMOVDQU Y5, (SI)(CX*2)
-
-stored383:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R11
-
-check381:
-	CMPQ CX, R10
-	JB   next380
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next380
-	JMP  done379
-
-fp16377:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check389
-
-next388:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VCVTPH2PS   (DX)(CX*2), Y5
-	VCVTPH2PS   16(DX)(CX*2), Y6
-	VPERM2F128  $0x20, Y6, Y5, Y7
-	VPERM2F128  $0x31, Y6, Y5, Y5
-	VSHUFPS     $0x88, Y5, Y7, Y6
-	VSHUFPS     $0xdd, Y5, Y7, Y5
-	VMOVUPS     (BX)(CX*4), Y7
-	VMOVUPS     32(BX)(CX*4), Y9
-	VPERM2F128  $0x20, Y9, Y7, Y10
-	VPERM2F128  $0x31, Y9, Y7, Y7
-	VSHUFPS     $0x88, Y7, Y10, Y9
-	VSHUFPS     $0xdd, Y7, Y10, Y7
-	VMULPS      (AX), Y6, Y6
-	VFMADD231PS 64(AX), Y9, Y6
-	VMULPS      (AX), Y5, Y5
-	VFMADD231PS 64(AX), Y7, Y5
 	VMOVDQU     (R8)(CX*2), Y11
 	VPSLLD      $0x10, Y11, Y10
 	VPAND       patternffff0000<>+0(SB), Y11, Y11
-	VMULPS      Y10, Y0, Y10
-	VFMADD231PS Y1, Y6, Y10
-	VMULPS      Y11, Y0, Y11
-	VFMADD231PS Y1, Y5, Y11
-	VPADDD      pattern00008000<>+0(SB), Y10, Y12
-	VPADDD      pattern00008000<>+0(SB), Y11, Y13
-	VPSRLD      $0x10, Y12, Y12
-	VPBLENDW    $0xaa, Y13, Y12, Y12
-	VMOVDQU     Y12, (R8)(CX*2)
-	VMULPS      Y3, Y6, Y6
-	VFMADD231PS Y2, Y10, Y6
+	VMULPS      Y10, Y0, Y12
+	VFMADD231PS Y1, Y7, Y12
 	VFMADD231PS 512(AX), Y9, Y9
-	VFMADD231PS Y4, Y6, Y9
-	VMULPS      Y3, Y5, Y5
-	VFMADD231PS Y2, Y11, Y5
-	VFMADD231PS 512(AX), Y7, Y7
-	VFMADD231PS Y4, Y5, Y7
-	VUNPCKLPS   Y7, Y9, Y5
-	VUNPCKHPS   Y7, Y9, Y6
-	VPERM2F128  $0x20, Y6, Y5, Y10
-	VPERM2F128  $0x31, Y6, Y5, Y5
+	VPXOR       Y14, Y14, Y14
+	VANDPS      pattern80000000<>+0(SB), Y12, Y13
+	VXORPS      Y4, Y13, Y13
+	VCMPPS      $0x00, Y14, Y12, Y14
+	VANDNPS     Y13, Y14, Y13
+	VCMPPS      $0x03, Y12, Y12, Y14
+	VBLENDVPS   Y14, Y12, Y13, Y13
+	VADDPS      Y13, Y9, Y9
+	VMULPS      Y11, Y0, Y12
+	VFMADD231PS Y1, Y5, Y12
+	VFMADD231PS 512(AX), Y8, Y8
+	VPXOR       Y14, Y14, Y14
+	VANDPS      pattern80000000<>+0(SB), Y12, Y13
+	VXORPS      Y4, Y13, Y13
+	VCMPPS      $0x00, Y14, Y12, Y14
+	VANDNPS     Y13, Y14, Y13
+	VCMPPS      $0x03, Y12, Y12, Y14
+	VBLENDVPS   Y14, Y12, Y13, Y13
+	VADDPS      Y13, Y8, Y8
+	VMULPS      Y10, Y2, Y10
+	VFMADD231PS Y3, Y7, Y10
+	VMULPS      Y11, Y2, Y7
+	VFMADD231PS Y3, Y5, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (R8)(CX*2)
+	VUNPCKLPS   Y8, Y9, Y5
+	VUNPCKHPS   Y8, Y9, Y7
+	VPERM2F128  $0x20, Y7, Y5, Y10
+	VPERM2F128  $0x31, Y7, Y5, Y5
 	VMOVUPS     Y10, (BX)(CX*4)
 	VMOVUPS     Y5, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
@@ -7542,28 +7713,28 @@ next388:
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
 	VPADDD      Y9, Y5, Y5
-	VCMPPS      $0x03, Y9, Y9, Y6
-	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
-	VPSRLD      $0x10, Y7, Y6
-	VPAND       pattern00000001<>+0(SB), Y6, Y6
-	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD      Y7, Y6, Y6
-	VCMPPS      $0x03, Y7, Y7, Y7
-	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VCMPPS      $0x03, Y9, Y9, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y8, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y8, Y7, Y7
+	VCMPPS      $0x03, Y8, Y8, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
 	VPSRLD      $0x10, Y5, Y5
-	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
 	VMOVDQA     Y5, Y5
 	JMP         done395
 
 fp16393:
-	VUNPCKLPS   Y7, Y9, Y5
-	VUNPCKHPS   Y7, Y9, Y6
-	VPERM2F128  $0x20, Y6, Y5, Y7
-	VPERM2F128  $0x31, Y6, Y5, Y5
-	VCVTPS2PH   $0x00, Y7, X8
+	VUNPCKLPS   Y8, Y9, Y5
+	VUNPCKHPS   Y8, Y9, Y7
+	VPERM2F128  $0x20, Y7, Y5, Y8
+	VPERM2F128  $0x31, Y7, Y5, Y5
+	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y5, X5
-	VINSERTI128 $0x01, X5, Y8, Y8
-	VMOVDQA     Y8, Y5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	VMOVDQA     Y6, Y5
 	JMP         done395
 
 fp32394:
@@ -7580,47 +7751,630 @@ unaligned390:
 
 stored391:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check389:
-	CMPQ CX, R10
-	JB   next388
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next388
-	JMP  done379
+check388:
+	CMPQ CX, R11
+	JB   next387
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next387
 
-fp32378:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check397
+done368:
+	SFENCE
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
 
-next396:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*4)
-	VMOVUPS     (DX)(CX*4), Y5
-	VMOVUPS     32(DX)(CX*4), Y6
-	VPERM2F128  $0x20, Y6, Y5, Y7
-	VPERM2F128  $0x31, Y6, Y5, Y5
-	VSHUFPS     $0x88, Y5, Y7, Y6
-	VSHUFPS     $0xdd, Y5, Y7, Y5
-	VMOVUPS     (BX)(CX*4), Y7
-	VMOVUPS     32(BX)(CX*4), Y9
-	VPERM2F128  $0x20, Y9, Y7, Y10
-	VPERM2F128  $0x31, Y9, Y7, Y7
-	VSHUFPS     $0x88, Y7, Y10, Y9
-	VSHUFPS     $0xdd, Y7, Y10, Y7
-	VMULPS      (AX), Y6, Y6
-	VFMADD231PS 64(AX), Y9, Y6
+// func adagradFP32BF16AVX2(a *Arguments)
+// Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
+TEXT ·adagradFP32BF16AVX2(SB), NOSPLIT, $8-8
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	MOVQ         a+0(FP), AX
+	MOVQ         32(AX), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         40(CX), CX
+	MOVQ         a+0(FP), DX
+	MOVQ         112(DX), DX
+	MOVQ         a+0(FP), BX
+	MOVQ         80(BX), BX
+	MOVQ         a+0(FP), SI
+	MOVQ         64(SI), SI
+	MOVQ         a+0(FP), DI
+	MOVQ         48(DI), DI
+	MOVQ         a+0(FP), R8
+	MOVQ         88(R8), R8
+	MOVQ         a+0(FP), R9
+	VPBROADCASTD 56(R9), Y0
+	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
+	VMOVUPS      448(AX), Y1
+	VMOVUPS      576(AX), Y2
+	MOVQ         a+0(FP), R9
+	MOVQ         24(R9), R9
+	MOVQ         a+0(FP), R10
+	MOVQ         (R10), R10
+	MOVQ         a+0(FP), R11
+	MOVQ         8(R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         16(R12), R12
+	CMPQ         CX, $0x01
+	JE           fp16397
+	JA           fp32398
+	MOVQ         R12, CX
+	LEAQ         512(CX), R12
+	JMP          check401
+
+next400:
+	TESTQ   R9, R9
+	JEQ     kept402
+	MOVQ    CX, R13
+	ANDQ    $0x3f, R13
+	VMOVDQU (BX)(CX*4), Y3
+	VMOVDQU Y3, 64(R9)(R13*4)
+	VMOVDQU 32(BX)(CX*4), Y3
+	VMOVDQU Y3, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*2), Y3
+	VMOVDQU Y3, 320(R9)(R13*2)
+	MOVQ    CX, (R9)
+
+kept402:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU     (DX)(CX*2), Y5
+	VPSLLD      $0x10, Y5, Y3
+	VPAND       patternffff0000<>+0(SB), Y5, Y5
+	VMOVUPS     (BX)(CX*4), Y6
+	VMOVUPS     32(BX)(CX*4), Y7
+	VPERM2F128  $0x20, Y7, Y6, Y8
+	VPERM2F128  $0x31, Y7, Y6, Y6
+	VSHUFPS     $0x88, Y6, Y8, Y7
+	VSHUFPS     $0xdd, Y6, Y8, Y6
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y7, Y3
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y6, Y5
+	VMOVDQU     (R8)(CX*2), Y9
+	VPSLLD      $0x10, Y9, Y8
+	VPAND       patternffff0000<>+0(SB), Y9, Y9
+	VFMADD231PS Y3, Y3, Y8
+	VFMADD231PS Y5, Y5, Y9
+	VPMULLD     Y0, Y0, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y8, Y10, Y10
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y11
+	VPMULLD     Y11, Y11, Y11
+	VPSRLD      $0x10, Y11, Y11
+	VPADDD      Y9, Y11, Y11
+	VPSRLD      $0x10, Y10, Y10
+	VPBLENDW    $0xaa, Y11, Y10, Y10
+	VMOVDQU     Y10, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y7
+	VSQRTPS     Y9, Y9
+	VADDPS      Y1, Y9, Y9
+	VDIVPS      Y9, Y5, Y5
+	VFMADD231PS Y2, Y5, Y6
+	VUNPCKLPS   Y6, Y7, Y3
+	VUNPCKHPS   Y6, Y7, Y5
+	VPERM2F128  $0x20, Y5, Y3, Y8
+	VPERM2F128  $0x31, Y5, Y3, Y3
+	VMOVUPS     Y8, (BX)(CX*4)
+	VMOVUPS     Y3, 32(BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16406
+	JA          fp32407
+	VPSRLD      $0x10, Y7, Y3
+	VPAND       pattern00000001<>+0(SB), Y3, Y3
+	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD      Y7, Y3, Y3
+	VCMPPS      $0x03, Y7, Y7, Y5
+	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD      $0x10, Y6, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y6, Y5, Y5
+	VCMPPS      $0x03, Y6, Y6, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y5, Y3, Y3
+	VMOVDQA     Y3, Y3
+	JMP         done408
+
+fp16406:
+	VUNPCKLPS   Y6, Y7, Y3
+	VUNPCKHPS   Y6, Y7, Y5
+	VPERM2F128  $0x20, Y5, Y3, Y6
+	VPERM2F128  $0x31, Y5, Y3, Y3
+	VCVTPS2PH   $0x00, Y6, X4
+	VCVTPS2PH   $0x00, Y3, X3
+	VINSERTI128 $0x01, X3, Y4, Y4
+	VMOVDQA     Y4, Y3
+	JMP         done408
+
+fp32407:
+	JMP stored404
+
+done408:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned403
+	VMOVNTDQ Y3, (SI)(CX*2)
+	JMP      stored404
+
+unaligned403:
+	VMOVDQU Y3, (SI)(CX*2)
+
+stored404:
+	ADDQ $0x10, CX
+	ADDQ $0x10, R12
+
+check401:
+	CMPQ CX, R11
+	JB   next400
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next400
+	JMP  done399
+
+fp16397:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check410
+
+next409:
+	TESTQ   R9, R9
+	JEQ     kept411
+	MOVQ    CX, R13
+	ANDQ    $0x3f, R13
+	VMOVDQU (BX)(CX*4), Y3
+	VMOVDQU Y3, 64(R9)(R13*4)
+	VMOVDQU 32(BX)(CX*4), Y3
+	VMOVDQU Y3, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*2), Y3
+	VMOVDQU Y3, 320(R9)(R13*2)
+	MOVQ    CX, (R9)
+
+kept411:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y3
+	VCVTPH2PS   16(DX)(CX*2), Y5
+	VPERM2F128  $0x20, Y5, Y3, Y6
+	VPERM2F128  $0x31, Y5, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y6, Y5
+	VSHUFPS     $0xdd, Y3, Y6, Y3
+	VMOVUPS     (BX)(CX*4), Y6
+	VMOVUPS     32(BX)(CX*4), Y7
+	VPERM2F128  $0x20, Y7, Y6, Y8
+	VPERM2F128  $0x31, Y7, Y6, Y6
+	VSHUFPS     $0x88, Y6, Y8, Y7
+	VSHUFPS     $0xdd, Y6, Y8, Y6
 	VMULPS      (AX), Y5, Y5
 	VFMADD231PS 64(AX), Y7, Y5
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y6, Y3
+	VMOVDQU     (R8)(CX*2), Y9
+	VPSLLD      $0x10, Y9, Y8
+	VPAND       patternffff0000<>+0(SB), Y9, Y9
+	VFMADD231PS Y5, Y5, Y8
+	VFMADD231PS Y3, Y3, Y9
+	VPMULLD     Y0, Y0, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y8, Y10, Y10
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y11
+	VPMULLD     Y11, Y11, Y11
+	VPSRLD      $0x10, Y11, Y11
+	VPADDD      Y9, Y11, Y11
+	VPSRLD      $0x10, Y10, Y10
+	VPBLENDW    $0xaa, Y11, Y10, Y10
+	VMOVDQU     Y10, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y5, Y5
+	VFMADD231PS Y2, Y5, Y7
+	VSQRTPS     Y9, Y9
+	VADDPS      Y1, Y9, Y9
+	VDIVPS      Y9, Y3, Y3
+	VFMADD231PS Y2, Y3, Y6
+	VUNPCKLPS   Y6, Y7, Y3
+	VUNPCKHPS   Y6, Y7, Y5
+	VPERM2F128  $0x20, Y5, Y3, Y8
+	VPERM2F128  $0x31, Y5, Y3, Y3
+	VMOVUPS     Y8, (BX)(CX*4)
+	VMOVUPS     Y3, 32(BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16415
+	JA          fp32416
+	VPSRLD      $0x10, Y7, Y3
+	VPAND       pattern00000001<>+0(SB), Y3, Y3
+	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD      Y7, Y3, Y3
+	VCMPPS      $0x03, Y7, Y7, Y5
+	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD      $0x10, Y6, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y6, Y5, Y5
+	VCMPPS      $0x03, Y6, Y6, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y5, Y3, Y3
+	VMOVDQA     Y3, Y3
+	JMP         done417
+
+fp16415:
+	VUNPCKLPS   Y6, Y7, Y3
+	VUNPCKHPS   Y6, Y7, Y5
+	VPERM2F128  $0x20, Y5, Y3, Y6
+	VPERM2F128  $0x31, Y5, Y3, Y3
+	VCVTPS2PH   $0x00, Y6, X4
+	VCVTPS2PH   $0x00, Y3, X3
+	VINSERTI128 $0x01, X3, Y4, Y4
+	VMOVDQA     Y4, Y3
+	JMP         done417
+
+fp32416:
+	JMP stored413
+
+done417:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned412
+	VMOVNTDQ Y3, (SI)(CX*2)
+	JMP      stored413
+
+unaligned412:
+	VMOVDQU Y3, (SI)(CX*2)
+
+stored413:
+	ADDQ $0x10, CX
+	ADDQ $0x10, R12
+
+check410:
+	CMPQ CX, R11
+	JB   next409
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next409
+	JMP  done399
+
+fp32398:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check419
+
+next418:
+	TESTQ   R9, R9
+	JEQ     kept420
+	MOVQ    CX, R13
+	ANDQ    $0x3f, R13
+	VMOVDQU (BX)(CX*4), Y3
+	VMOVDQU Y3, 64(R9)(R13*4)
+	VMOVDQU 32(BX)(CX*4), Y3
+	VMOVDQU Y3, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*2), Y3
+	VMOVDQU Y3, 320(R9)(R13*2)
+	MOVQ    CX, (R9)
+
+kept420:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y3
+	VMOVUPS     32(DX)(CX*4), Y5
+	VPERM2F128  $0x20, Y5, Y3, Y6
+	VPERM2F128  $0x31, Y5, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y6, Y5
+	VSHUFPS     $0xdd, Y3, Y6, Y3
+	VMOVUPS     (BX)(CX*4), Y6
+	VMOVUPS     32(BX)(CX*4), Y7
+	VPERM2F128  $0x20, Y7, Y6, Y8
+	VPERM2F128  $0x31, Y7, Y6, Y6
+	VSHUFPS     $0x88, Y6, Y8, Y7
+	VSHUFPS     $0xdd, Y6, Y8, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y6, Y3
+	VMOVDQU     (R8)(CX*2), Y9
+	VPSLLD      $0x10, Y9, Y8
+	VPAND       patternffff0000<>+0(SB), Y9, Y9
+	VFMADD231PS Y5, Y5, Y8
+	VFMADD231PS Y3, Y3, Y9
+	VPMULLD     Y0, Y0, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y8, Y10, Y10
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y11
+	VPMULLD     Y11, Y11, Y11
+	VPSRLD      $0x10, Y11, Y11
+	VPADDD      Y9, Y11, Y11
+	VPSRLD      $0x10, Y10, Y10
+	VPBLENDW    $0xaa, Y11, Y10, Y10
+	VMOVDQU     Y10, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y5, Y5
+	VFMADD231PS Y2, Y5, Y7
+	VSQRTPS     Y9, Y9
+	VADDPS      Y1, Y9, Y9
+	VDIVPS      Y9, Y3, Y3
+	VFMADD231PS Y2, Y3, Y6
+	VUNPCKLPS   Y6, Y7, Y3
+	VUNPCKHPS   Y6, Y7, Y5
+	VPERM2F128  $0x20, Y5, Y3, Y8
+	VPERM2F128  $0x31, Y5, Y3, Y3
+	VMOVUPS     Y8, (BX)(CX*4)
+	VMOVUPS     Y3, 32(BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16424
+	JA          fp32425
+	VPSRLD      $0x10, Y7, Y3
+	VPAND       pattern00000001<>+0(SB), Y3, Y3
+	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD      Y7, Y3, Y3
+	VCMPPS      $0x03, Y7, Y7, Y5
+	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD      $0x10, Y6, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y6, Y5, Y5
+	VCMPPS      $0x03, Y6, Y6, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y5, Y3, Y3
+	VMOVDQA     Y3, Y3
+	JMP         done426
+
+fp16424:
+	VUNPCKLPS   Y6, Y7, Y3
+	VUNPCKHPS   Y6, Y7, Y5
+	VPERM2F128  $0x20, Y5, Y3, Y6
+	VPERM2F128  $0x31, Y5, Y3, Y3
+	VCVTPS2PH   $0x00, Y6, X4
+	VCVTPS2PH   $0x00, Y3, X3
+	VINSERTI128 $0x01, X3, Y4, Y4
+	VMOVDQA     Y4, Y3
+	JMP         done426
+
+fp32425:
+	JMP stored422
+
+done426:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned421
+	VMOVNTDQ Y3, (SI)(CX*2)
+	JMP      stored422
+
+unaligned421:
+	VMOVDQU Y3, (SI)(CX*2)
+
+stored422:
+	ADDQ $0x10, CX
+	ADDQ $0x10, R12
+
+check419:
+	CMPQ CX, R11
+	JB   next418
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next418
+
+done399:
+	SFENCE
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func sgdFP32BF16AVX2(a *Arguments)
+// Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
+TEXT ·sgdFP32BF16AVX2(SB), NOSPLIT, $8-8
+	STMXCSR (SP)
+	MOVL    (SP), AX
+	ORL     $0x00008040, AX
+	MOVL    AX, 4(SP)
+	LDMXCSR 4(SP)
+	MOVQ    a+0(FP), AX
+	MOVQ    32(AX), AX
+	MOVQ    a+0(FP), CX
+	MOVQ    40(CX), CX
+	MOVQ    a+0(FP), DX
+	MOVQ    112(DX), DX
+	MOVQ    a+0(FP), BX
+	MOVQ    80(BX), BX
+	MOVQ    a+0(FP), SI
+	MOVQ    64(SI), SI
+	MOVQ    a+0(FP), DI
+	MOVQ    48(DI), DI
+	MOVQ    a+0(FP), R8
+	MOVQ    88(R8), R8
+	VMOVUPS 128(AX), Y0
+	VMOVUPS 192(AX), Y1
+	VMOVUPS 640(AX), Y2
+	VMOVUPS 704(AX), Y3
+	VMOVUPS 576(AX), Y4
+	MOVQ    a+0(FP), R9
+	MOVQ    24(R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    (R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    8(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    16(R12), R12
+	CMPQ    CX, $0x01
+	JE      fp16428
+	JA      fp32429
+	MOVQ    R12, CX
+	LEAQ    512(CX), R12
+	JMP     check432
+
+next431:
+	TESTQ   R9, R9
+	JEQ     kept433
+	MOVQ    CX, R13
+	ANDQ    $0x3f, R13
+	VMOVDQU (BX)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(BX)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*2), Y5
+	VMOVDQU Y5, 320(R9)(R13*2)
+	MOVQ    CX, (R9)
+
+kept433:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU     (DX)(CX*2), Y7
+	VPSLLD      $0x10, Y7, Y5
+	VPAND       patternffff0000<>+0(SB), Y7, Y7
+	VMOVUPS     (BX)(CX*4), Y8
+	VMOVUPS     32(BX)(CX*4), Y9
+	VPERM2F128  $0x20, Y9, Y8, Y10
+	VPERM2F128  $0x31, Y9, Y8, Y8
+	VSHUFPS     $0x88, Y8, Y10, Y9
+	VSHUFPS     $0xdd, Y8, Y10, Y8
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y9, Y5
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y8, Y7
 	VMOVDQU     (R8)(CX*2), Y11
 	VPSLLD      $0x10, Y11, Y10
 	VPAND       patternffff0000<>+0(SB), Y11, Y11
 	VMULPS      Y10, Y0, Y10
-	VFMADD231PS Y1, Y6, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VMULPS      Y11, Y0, Y11
+	VFMADD231PS Y1, Y7, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPADDD      pattern00008000<>+0(SB), Y11, Y13
+	VPSRLD      $0x10, Y12, Y12
+	VPBLENDW    $0xaa, Y13, Y12, Y12
+	VMOVDQU     Y12, (R8)(CX*2)
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y5, Y9
+	VMULPS      Y3, Y7, Y7
+	VFMADD231PS Y2, Y11, Y7
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VUNPCKLPS   Y8, Y9, Y5
+	VUNPCKHPS   Y8, Y9, Y7
+	VPERM2F128  $0x20, Y7, Y5, Y10
+	VPERM2F128  $0x31, Y7, Y5, Y5
+	VMOVUPS     Y10, (BX)(CX*4)
+	VMOVUPS     Y5, 32(BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16437
+	JA          fp32438
+	VPSRLD      $0x10, Y9, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y9, Y5, Y5
+	VCMPPS      $0x03, Y9, Y9, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y8, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y8, Y7, Y7
+	VCMPPS      $0x03, Y8, Y8, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQA     Y5, Y5
+	JMP         done439
+
+fp16437:
+	VUNPCKLPS   Y8, Y9, Y5
+	VUNPCKHPS   Y8, Y9, Y7
+	VPERM2F128  $0x20, Y7, Y5, Y8
+	VPERM2F128  $0x31, Y7, Y5, Y5
+	VCVTPS2PH   $0x00, Y8, X6
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	VMOVDQA     Y6, Y5
+	JMP         done439
+
+fp32438:
+	JMP stored435
+
+done439:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned434
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored435
+
+unaligned434:
+	VMOVDQU Y5, (SI)(CX*2)
+
+stored435:
+	ADDQ $0x10, CX
+	ADDQ $0x10, R12
+
+check432:
+	CMPQ CX, R11
+	JB   next431
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next431
+	JMP  done430
+
+fp16428:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check441
+
+next440:
+	TESTQ   R9, R9
+	JEQ     kept442
+	MOVQ    CX, R13
+	ANDQ    $0x3f, R13
+	VMOVDQU (BX)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(BX)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*2), Y5
+	VMOVDQU Y5, 320(R9)(R13*2)
+	MOVQ    CX, (R9)
+
+kept442:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y7
+	VPERM2F128  $0x20, Y7, Y5, Y8
+	VPERM2F128  $0x31, Y7, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y8, Y7
+	VSHUFPS     $0xdd, Y5, Y8, Y5
+	VMOVUPS     (BX)(CX*4), Y8
+	VMOVUPS     32(BX)(CX*4), Y9
+	VPERM2F128  $0x20, Y9, Y8, Y10
+	VPERM2F128  $0x31, Y9, Y8, Y8
+	VSHUFPS     $0x88, Y8, Y10, Y9
+	VSHUFPS     $0xdd, Y8, Y10, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y8, Y5
+	VMOVDQU     (R8)(CX*2), Y11
+	VPSLLD      $0x10, Y11, Y10
+	VPAND       patternffff0000<>+0(SB), Y11, Y11
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y7, Y10
 	VMULPS      Y11, Y0, Y11
 	VFMADD231PS Y1, Y5, Y11
 	VPADDD      pattern00008000<>+0(SB), Y10, Y12
@@ -7628,76 +8382,196 @@ next396:
 	VPSRLD      $0x10, Y12, Y12
 	VPBLENDW    $0xaa, Y13, Y12, Y12
 	VMOVDQU     Y12, (R8)(CX*2)
-	VMULPS      Y3, Y6, Y6
-	VFMADD231PS Y2, Y10, Y6
+	VMULPS      Y3, Y7, Y7
+	VFMADD231PS Y2, Y10, Y7
 	VFMADD231PS 512(AX), Y9, Y9
-	VFMADD231PS Y4, Y6, Y9
+	VFMADD231PS Y4, Y7, Y9
 	VMULPS      Y3, Y5, Y5
 	VFMADD231PS Y2, Y11, Y5
-	VFMADD231PS 512(AX), Y7, Y7
-	VFMADD231PS Y4, Y5, Y7
-	VUNPCKLPS   Y7, Y9, Y5
-	VUNPCKHPS   Y7, Y9, Y6
-	VPERM2F128  $0x20, Y6, Y5, Y10
-	VPERM2F128  $0x31, Y6, Y5, Y5
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y4, Y5, Y8
+	VUNPCKLPS   Y8, Y9, Y5
+	VUNPCKHPS   Y8, Y9, Y7
+	VPERM2F128  $0x20, Y7, Y5, Y10
+	VPERM2F128  $0x31, Y7, Y5, Y5
 	VMOVUPS     Y10, (BX)(CX*4)
 	VMOVUPS     Y5, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16401
-	JA          fp32402
+	JE          fp16446
+	JA          fp32447
 	VPSRLD      $0x10, Y9, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
 	VPADDD      Y9, Y5, Y5
-	VCMPPS      $0x03, Y9, Y9, Y6
-	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
-	VPSRLD      $0x10, Y7, Y6
-	VPAND       pattern00000001<>+0(SB), Y6, Y6
-	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
-	VPADDD      Y7, Y6, Y6
-	VCMPPS      $0x03, Y7, Y7, Y7
-	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VCMPPS      $0x03, Y9, Y9, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y8, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y8, Y7, Y7
+	VCMPPS      $0x03, Y8, Y8, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
 	VPSRLD      $0x10, Y5, Y5
-	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done403
+	JMP         done448
 
-fp16401:
-	VUNPCKLPS   Y7, Y9, Y5
-	VUNPCKHPS   Y7, Y9, Y6
-	VPERM2F128  $0x20, Y6, Y5, Y7
-	VPERM2F128  $0x31, Y6, Y5, Y5
-	VCVTPS2PH   $0x00, Y7, X8
+fp16446:
+	VUNPCKLPS   Y8, Y9, Y5
+	VUNPCKHPS   Y8, Y9, Y7
+	VPERM2F128  $0x20, Y7, Y5, Y8
+	VPERM2F128  $0x31, Y7, Y5, Y5
+	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y5, X5
-	VINSERTI128 $0x01, X5, Y8, Y8
-	VMOVDQA     Y8, Y5
-	JMP         done403
+	VINSERTI128 $0x01, X5, Y6, Y6
+	VMOVDQA     Y6, Y5
+	JMP         done448
 
-fp32402:
-	JMP stored399
+fp32447:
+	JMP stored444
 
-done403:
+done448:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned398
+	JNE      unaligned443
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored399
+	JMP      stored444
 
-unaligned398:
+unaligned443:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored399:
+stored444:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check397:
-	CMPQ CX, R10
-	JB   next396
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next396
+check441:
+	CMPQ CX, R11
+	JB   next440
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next440
+	JMP  done430
 
-done379:
+fp32429:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check450
+
+next449:
+	TESTQ   R9, R9
+	JEQ     kept451
+	MOVQ    CX, R13
+	ANDQ    $0x3f, R13
+	VMOVDQU (BX)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(BX)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*2), Y5
+	VMOVDQU Y5, 320(R9)(R13*2)
+	MOVQ    CX, (R9)
+
+kept451:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y7
+	VPERM2F128  $0x20, Y7, Y5, Y8
+	VPERM2F128  $0x31, Y7, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y8, Y7
+	VSHUFPS     $0xdd, Y5, Y8, Y5
+	VMOVUPS     (BX)(CX*4), Y8
+	VMOVUPS     32(BX)(CX*4), Y9
+	VPERM2F128  $0x20, Y9, Y8, Y10
+	VPERM2F128  $0x31, Y9, Y8, Y8
+	VSHUFPS     $0x88, Y8, Y10, Y9
+	VSHUFPS     $0xdd, Y8, Y10, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y8, Y5
+	VMOVDQU     (R8)(CX*2), Y11
+	VPSLLD      $0x10, Y11, Y10
+	VPAND       patternffff0000<>+0(SB), Y11, Y11
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y7, Y10
+	VMULPS      Y11, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPADDD      pattern00008000<>+0(SB), Y11, Y13
+	VPSRLD      $0x10, Y12, Y12
+	VPBLENDW    $0xaa, Y13, Y12, Y12
+	VMOVDQU     Y12, (R8)(CX*2)
+	VMULPS      Y3, Y7, Y7
+	VFMADD231PS Y2, Y10, Y7
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y7, Y9
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y11, Y5
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y4, Y5, Y8
+	VUNPCKLPS   Y8, Y9, Y5
+	VUNPCKHPS   Y8, Y9, Y7
+	VPERM2F128  $0x20, Y7, Y5, Y10
+	VPERM2F128  $0x31, Y7, Y5, Y5
+	VMOVUPS     Y10, (BX)(CX*4)
+	VMOVUPS     Y5, 32(BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16455
+	JA          fp32456
+	VPSRLD      $0x10, Y9, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y9, Y5, Y5
+	VCMPPS      $0x03, Y9, Y9, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y8, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y8, Y7, Y7
+	VCMPPS      $0x03, Y8, Y8, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQA     Y5, Y5
+	JMP         done457
+
+fp16455:
+	VUNPCKLPS   Y8, Y9, Y5
+	VUNPCKHPS   Y8, Y9, Y7
+	VPERM2F128  $0x20, Y7, Y5, Y8
+	VPERM2F128  $0x31, Y7, Y5, Y5
+	VCVTPS2PH   $0x00, Y8, X6
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	VMOVDQA     Y6, Y5
+	JMP         done457
+
+fp32456:
+	JMP stored453
+
+done457:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned452
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored453
+
+unaligned452:
+	VMOVDQU Y5, (SI)(CX*2)
+
+stored453:
+	ADDQ $0x10, CX
+	ADDQ $0x10, R12
+
+check450:
+	CMPQ CX, R11
+	JB   next449
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next449
+
+done430:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -7707,15 +8581,15 @@ done379:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP321xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  48(AX), AX
+	MOVQ  64(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  96(CX), CX
+	MOVQ  112(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  24(DX), DX
+	MOVQ  40(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  64(BX), BX
+	MOVQ  80(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  72(SI), SI
+	MOVQ  88(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -7723,13 +8597,13 @@ TEXT ·trafficFP321xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16405
-	JA    fp32406
+	JE    fp16459
+	JA    fp32460
 	XORQ  DX, DX
-	MOVQ  $0x00000200, R9
-	JMP   check409
+	LEAQ  512(DX), R9
+	JMP   check463
 
-next408:
+next462:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -7741,34 +8615,34 @@ next408:
 	VMOVDQU    Y3, 32(BX)(DX*4)
 	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written410
+	JEQ        written464
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned411
+	JNE        unaligned465
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written410
+	JMP        written464
 
-unaligned411:
+unaligned465:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written410:
+written464:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check409:
+check463:
 	CMPQ DX, R8
-	JB   next408
+	JB   next462
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next408
-	JMP  done407
+	JB   next462
+	JMP  done461
 
-fp16405:
+fp16459:
 	XORQ DX, DX
-	MOVQ $0x00000200, R9
-	JMP  check413
+	LEAQ 512(DX), R9
+	JMP  check467
 
-next412:
+next466:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -7780,34 +8654,34 @@ next412:
 	VMOVDQU    Y3, 32(BX)(DX*4)
 	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written414
+	JEQ        written468
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned415
+	JNE        unaligned469
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written414
+	JMP        written468
 
-unaligned415:
+unaligned469:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written414:
+written468:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check413:
+check467:
 	CMPQ DX, R8
-	JB   next412
+	JB   next466
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next412
-	JMP  done407
+	JB   next466
+	JMP  done461
 
-fp32406:
+fp32460:
 	XORQ DX, DX
-	MOVQ $0x00000200, R9
-	JMP  check417
+	LEAQ 512(DX), R9
+	JMP  check471
 
-next416:
+next470:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -7820,28 +8694,28 @@ next416:
 	VMOVDQU    Y3, 32(BX)(DX*4)
 	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written418
+	JEQ        written472
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned419
+	JNE        unaligned473
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written418
+	JMP        written472
 
-unaligned419:
+unaligned473:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written418:
+written472:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check417:
+check471:
 	CMPQ DX, R8
-	JB   next416
+	JB   next470
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next416
+	JB   next470
 
-done407:
+done461:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -7850,17 +8724,17 @@ done407:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP322xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  48(AX), AX
+	MOVQ  64(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  96(CX), CX
+	MOVQ  112(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  24(DX), DX
+	MOVQ  40(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  64(BX), BX
+	MOVQ  80(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  72(SI), SI
+	MOVQ  88(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  80(DI), DI
+	MOVQ  96(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -7868,13 +8742,13 @@ TEXT ·trafficFP322xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp16421
-	JA    fp32422
+	JE    fp16475
+	JA    fp32476
 	XORQ  DX, DX
-	MOVQ  $0x00000200, R10
-	JMP   check425
+	LEAQ  512(DX), R10
+	JMP   check479
 
-next424:
+next478:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -7889,34 +8763,34 @@ next424:
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written426
+	JEQ        written480
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned427
+	JNE        unaligned481
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written426
+	JMP        written480
 
-unaligned427:
+unaligned481:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written426:
+written480:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check425:
+check479:
 	CMPQ DX, R9
-	JB   next424
+	JB   next478
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next424
-	JMP  done423
+	JB   next478
+	JMP  done477
 
-fp16421:
+fp16475:
 	XORQ DX, DX
-	MOVQ $0x00000200, R10
-	JMP  check429
+	LEAQ 512(DX), R10
+	JMP  check483
 
-next428:
+next482:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -7931,34 +8805,34 @@ next428:
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written430
+	JEQ        written484
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned431
+	JNE        unaligned485
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written430
+	JMP        written484
 
-unaligned431:
+unaligned485:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written430:
+written484:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check429:
+check483:
 	CMPQ DX, R9
-	JB   next428
+	JB   next482
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next428
-	JMP  done423
+	JB   next482
+	JMP  done477
 
-fp32422:
+fp32476:
 	XORQ DX, DX
-	MOVQ $0x00000200, R10
-	JMP  check433
+	LEAQ 512(DX), R10
+	JMP  check487
 
-next432:
+next486:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -7974,28 +8848,28 @@ next432:
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written434
+	JEQ        written488
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned435
+	JNE        unaligned489
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written434
+	JMP        written488
 
-unaligned435:
+unaligned489:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written434:
+written488:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check433:
+check487:
 	CMPQ DX, R9
-	JB   next432
+	JB   next486
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next432
+	JB   next486
 
-done423:
+done477:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -8012,7 +8886,7 @@ TEXT ·adamFP32INT8AVX2(SB), $5192-8
 	ADDQ    $0x3f, DX
 	ANDQ    $-64, DX
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	VMOVUPS (AX), Y1
 	VMOVUPS Y1, 4096(DX)
 	VMOVUPS 32(AX), Y1
@@ -8064,33 +8938,65 @@ TEXT ·adamFP32INT8AVX2(SB), $5192-8
 	VMOVUPS pattern7f800000<>+0(SB), Y3
 	VMOVUPS pattern80000000<>+0(SB), Y4
 	MOVQ    a+0(FP), AX
-	MOVQ    24(AX), CX
+	MOVQ    40(AX), CX
 	MOVQ    a+0(FP), AX
-	MOVQ    64(AX), BX
+	MOVQ    80(AX), BX
 	MOVQ    a+0(FP), AX
-	MOVQ    48(AX), SI
+	MOVQ    64(AX), SI
 	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), DI
+	MOVQ    48(AX), DI
 	MOVQ    a+0(FP), AX
-	MOVQ    96(AX), R8
+	MOVQ    112(AX), R8
 	MOVQ    a+0(FP), AX
-	MOVQ    72(AX), R9
+	MOVQ    88(AX), R9
 	MOVQ    a+0(FP), AX
-	MOVQ    80(AX), R10
-	XORQ    AX, AX
+	MOVQ    96(AX), R10
+	MOVQ    a+0(FP), AX
+	MOVQ    24(AX), R11
+	MOVQ    a+0(FP), AX
+	MOVQ    16(AX), AX
 	CMPQ    CX, $0x01
-	JE      fp16437
-	JA      fp32438
+	JE      fp16491
+	JA      fp32492
 
-block440:
+block494:
+	TESTQ   R11, R11
+	JEQ     kept497
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R12
+	MOVQ    104(R12), R12
+	MOVWLZX (R12)(CX*1), R12
+	ANDQ    $0x07, CX
+	MOVW    R12, 6208(R11)(CX*1)
+	MOVQ    AX, CX
+	MOVQ    AX, R12
+	ANDQ    $0x000003ff, R12
+
+keep498:
+	VMOVDQU (BX)(CX*4), Y1
+	VMOVDQU Y1, 64(R11)(R12*4)
+	VMOVDQU 32(BX)(CX*4), Y1
+	VMOVDQU Y1, 96(R11)(R12*4)
+	VMOVDQU (R9)(CX*1), X1
+	VMOVDQU X1, 4160(R11)(R12*1)
+	VMOVDQU (R10)(CX*1), X1
+	VMOVDQU X1, 5184(R11)(R12*1)
+	ADDQ    $0x10, CX
+	ADDQ    $0x10, R12
+	TESTQ   $0x000000ff, CX
+	JNE     keep498
+	MOVQ    AX, (R11)
+
+kept497:
 	MOVQ         a+0(FP), CX
-	MOVQ         88(CX), R11
+	MOVQ         104(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
-	MOVWLZX      (R11)(CX*1), CX
-	MOVBLZX      CL, R11
-	SHLL         $0x17, R11
-	VMOVD        R11, X1
+	MOVWLZX      (R12)(CX*1), CX
+	MOVBLZX      CL, R12
+	SHLL         $0x17, R12
+	VMOVD        R12, X1
 	VPBROADCASTD X1, Y1
 	VMOVDQA      Y1, 4864(DX)
 	SHRL         $0x08, CX
@@ -8100,16 +9006,16 @@ block440:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-turn441:
+turn495:
 	LEAQ           512(AX), CX
-	MOVQ           a+0(FP), R11
-	MOVQ           8(R11), R11
-	CMPQ           AX, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           8(R12), R12
+	CMPQ           AX, R12
 	CMOVQCC        AX, CX
 	PREFETCHT0     (R9)(CX*1)
 	PREFETCHT0     (R10)(CX*1)
-	MOVQ           AX, R11
-	ANDQ           $0x000001ff, R11
+	MOVQ           AX, R12
+	ANDQ           $0x000001ff, R12
 	PREFETCHT0     (BX)(CX*4)
 	PREFETCHT0     (R8)(CX*2)
 	VBROADCASTI128 (R10)(AX*1), Y6
@@ -8168,17 +9074,17 @@ turn441:
 	VFMADD231PS    4416(DX), Y8, Y5
 	VMULPS         Y6, Y15, Y6
 	VFMADD231PS    4416(DX), Y12, Y6
-	VMOVUPS        Y11, (DX)(R11*4)
-	VMOVUPS        Y7, 32(DX)(R11*4)
+	VMOVUPS        Y11, (DX)(R12*4)
+	VMOVUPS        Y7, 32(DX)(R12*4)
 	VSQRTPS        Y5, Y5
 	VSQRTPS        Y6, Y6
 	VPMINUD        pattern5f000000<>+0(SB), Y5, Y8
-	VMOVUPS        Y8, 2048(DX)(R11*4)
+	VMOVUPS        Y8, 2048(DX)(R12*4)
 	VPMAXUD        Y8, Y2, Y2
 	VPADDD         patternffffffff<>+0(SB), Y8, Y8
 	VPMINUD        Y8, Y1, Y1
 	VPMINUD        pattern5f000000<>+0(SB), Y6, Y8
-	VMOVUPS        Y8, 2080(DX)(R11*4)
+	VMOVUPS        Y8, 2080(DX)(R12*4)
 	VPMAXUD        Y8, Y2, Y2
 	VPADDD         patternffffffff<>+0(SB), Y8, Y8
 	VPMINUD        Y8, Y1, Y1
@@ -8198,8 +9104,8 @@ turn441:
 	VMOVUPS        Y7, (BX)(AX*4)
 	VMOVUPS        Y5, 32(BX)(AX*4)
 	CMPQ           DI, $0x01
-	JE             fp16446
-	JA             fp32447
+	JE             fp16502
+	JA             fp32503
 	VPSRLD         $0x10, Y14, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -8215,9 +9121,9 @@ turn441:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVDQA        Y5, Y5
-	JMP            done448
+	JMP            done504
 
-fp16446:
+fp16502:
 	VUNPCKLPS   Y13, Y14, Y5
 	VUNPCKHPS   Y13, Y14, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -8226,21 +9132,21 @@ fp16446:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y9, Y9
 	VMOVDQA     Y9, Y5
-	JMP         done448
+	JMP         done504
 
-fp32447:
-	JMP stored444
+fp32503:
+	JMP stored500
 
-done448:
+done504:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned443
+	JNE      unaligned499
 	VMOVNTDQ Y5, (SI)(AX*2)
-	JMP      stored444
+	JMP      stored500
 
-unaligned443:
+unaligned499:
 	VMOVDQU Y5, (SI)(AX*2)
 
-stored444:
+stored500:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	PREFETCHT0     (BX)(CX*4)
@@ -8301,17 +9207,17 @@ stored444:
 	VFMADD231PS    4416(DX), Y8, Y5
 	VMULPS         Y6, Y15, Y6
 	VFMADD231PS    4416(DX), Y12, Y6
-	VMOVUPS        Y11, 64(DX)(R11*4)
-	VMOVUPS        Y7, 96(DX)(R11*4)
+	VMOVUPS        Y11, 64(DX)(R12*4)
+	VMOVUPS        Y7, 96(DX)(R12*4)
 	VSQRTPS        Y5, Y5
 	VSQRTPS        Y6, Y6
 	VPMINUD        pattern5f000000<>+0(SB), Y5, Y8
-	VMOVUPS        Y8, 2112(DX)(R11*4)
+	VMOVUPS        Y8, 2112(DX)(R12*4)
 	VPMAXUD        Y8, Y2, Y2
 	VPADDD         patternffffffff<>+0(SB), Y8, Y8
 	VPMINUD        Y8, Y1, Y1
 	VPMINUD        pattern5f000000<>+0(SB), Y6, Y8
-	VMOVUPS        Y8, 2144(DX)(R11*4)
+	VMOVUPS        Y8, 2144(DX)(R12*4)
 	VPMAXUD        Y8, Y2, Y2
 	VPADDD         patternffffffff<>+0(SB), Y8, Y8
 	VPMINUD        Y8, Y1, Y1
@@ -8331,8 +9237,8 @@ stored444:
 	VMOVUPS        Y7, (BX)(AX*4)
 	VMOVUPS        Y5, 32(BX)(AX*4)
 	CMPQ           DI, $0x01
-	JE             fp16452
-	JA             fp32453
+	JE             fp16508
+	JA             fp32509
 	VPSRLD         $0x10, Y14, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -8348,9 +9254,9 @@ stored444:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVDQA        Y5, Y5
-	JMP            done454
+	JMP            done510
 
-fp16452:
+fp16508:
 	VUNPCKLPS   Y13, Y14, Y5
 	VUNPCKHPS   Y13, Y14, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -8359,44 +9265,48 @@ fp16452:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y10, Y10
 	VMOVDQA     Y10, Y5
-	JMP         done454
+	JMP         done510
 
-fp32453:
-	JMP stored450
+fp32509:
+	JMP stored506
 
-done454:
+done510:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned449
+	JNE      unaligned505
 	VMOVNTDQ Y5, (SI)(AX*2)
-	JMP      stored450
+	JMP      stored506
 
-unaligned449:
+unaligned505:
 	VMOVDQU Y5, (SI)(AX*2)
 
-stored450:
+stored506:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
-	CMPQ        AX, $0x00000100
-	JBE         encoded442
-	XORQ        $0x00000100, R11
+	MOVQ        AX, CX
+	MOVQ        a+0(FP), R13
+	MOVQ        16(R13), R13
+	SUBQ        R13, CX
+	CMPQ        CX, $0x00000100
+	JBE         encoded496
+	XORQ        $0x00000100, R12
 	VMOVDQA     4928(DX), Y5
-	VPMAXSD     2048(DX)(R11*4), Y5, Y6
+	VPMAXSD     2048(DX)(R12*4), Y5, Y6
 	VPSRLD      5104(DX), Y0, Y11
 	VPADDD      Y11, Y6, Y6
-	VPSIGND     2048(DX)(R11*4), Y6, Y6
+	VPSIGND     2048(DX)(R12*4), Y6, Y6
 	VPANDN      Y3, Y6, Y11
-	VMOVUPS     (DX)(R11*4), Y8
+	VMOVUPS     (DX)(R12*4), Y8
 	VPANDN      Y8, Y4, Y7
 	VFMADD213PS pattern3e000000<>+0(SB), Y11, Y7
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y11
 	VPADDD      Y11, Y7, Y7
 	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD     2080(DX)(R11*4), Y5, Y11
+	VPMAXSD     2080(DX)(R12*4), Y5, Y11
 	VPSRLD      5104(DX), Y0, Y13
 	VPADDD      Y13, Y11, Y11
-	VPSIGND     2080(DX)(R11*4), Y11, Y11
+	VPSIGND     2080(DX)(R12*4), Y11, Y11
 	VPANDN      Y3, Y11, Y13
-	VMOVUPS     32(DX)(R11*4), Y12
+	VMOVUPS     32(DX)(R12*4), Y12
 	VPANDN      Y12, Y4, Y12
 	VFMADD213PS pattern3e000000<>+0(SB), Y13, Y12
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y13
@@ -8412,24 +9322,24 @@ stored450:
 	VPSUBW      pattern07c007c0<>+0(SB), Y7, Y7
 	VPMINUW     pattern007f007f<>+0(SB), Y7, Y7
 	VPSRLD      $0x10, Y8, Y8
-	VPBLENDW    $0xaa, 32(DX)(R11*4), Y8, Y8
-	VPMAXSD     2112(DX)(R11*4), Y5, Y11
+	VPBLENDW    $0xaa, 32(DX)(R12*4), Y8, Y8
+	VPMAXSD     2112(DX)(R12*4), Y5, Y11
 	VPSRLD      5104(DX), Y0, Y14
 	VPADDD      Y14, Y11, Y11
-	VPSIGND     2112(DX)(R11*4), Y11, Y11
+	VPSIGND     2112(DX)(R12*4), Y11, Y11
 	VPANDN      Y3, Y11, Y14
-	VMOVUPS     64(DX)(R11*4), Y13
+	VMOVUPS     64(DX)(R12*4), Y13
 	VPANDN      Y13, Y4, Y12
 	VFMADD213PS pattern3e000000<>+0(SB), Y14, Y12
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y14
 	VPADDD      Y14, Y12, Y12
 	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD     2144(DX)(R11*4), Y5, Y5
+	VPMAXSD     2144(DX)(R12*4), Y5, Y5
 	VPSRLD      5104(DX), Y0, Y15
 	VPADDD      Y15, Y5, Y5
-	VPSIGND     2144(DX)(R11*4), Y5, Y5
+	VPSIGND     2144(DX)(R12*4), Y5, Y5
 	VPANDN      Y3, Y5, Y15
-	VMOVUPS     96(DX)(R11*4), Y14
+	VMOVUPS     96(DX)(R12*4), Y14
 	VPANDN      Y14, Y4, Y14
 	VFMADD213PS pattern3e000000<>+0(SB), Y15, Y14
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y15
@@ -8445,7 +9355,7 @@ stored450:
 	VPSUBW      pattern07c007c0<>+0(SB), Y12, Y12
 	VPMINUW     pattern007f007f<>+0(SB), Y12, Y12
 	VPSRLD      $0x10, Y13, Y13
-	VPBLENDW    $0xaa, 96(DX)(R11*4), Y13, Y13
+	VPBLENDW    $0xaa, 96(DX)(R12*4), Y13, Y13
 	VPACKUSWB   Y11, Y6, Y6
 	VPACKUSWB   Y12, Y7, Y7
 	VPACKSSWB   Y13, Y8, Y8
@@ -8459,9 +9369,9 @@ stored450:
 	VMOVDQU     Y6, -288(R10)(AX*1)
 	VMOVDQU     Y7, -288(R9)(AX*1)
 
-encoded442:
+encoded496:
 	TESTQ        $0x000000ff, AX
-	JNE          turn441
+	JNE          turn495
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -8475,132 +9385,161 @@ encoded442:
 	VPMAXUD      X0, X2, X2
 	VPSHUFD      $0xb1, X2, X0
 	VPMAXUD      X0, X2, X2
-	VMOVD        X2, R13
+	VMOVD        X2, R14
 	INCL         CX
-	MOVL         R13, R15
-	ADDL         $0x000fffff, R15
-	SHRL         $0x17, R15
-	SUBL         $0x0000001f, R15
-	CMPL         R15, $0x40
-	MOVL         $0x00000040, R12
-	CMOVLLT      R12, R15
-	MOVL         R15, R11
-	MOVL         $0x00000014, R14
-	MOVL         R13, R15
-	ADDL         $0x0007ffff, R15
-	SHRL         $0x17, R15
-	SUBL         $0x0000000f, R15
-	CMPL         R15, $0x40
-	MOVL         $0x00000040, R12
-	CMOVLLT      R12, R15
-	MOVL         R15, R12
-	SHLL         $0x17, R12
-	ADDL         $0x00080000, R12
-	CMPL         CX, R12
-	MOVL         $0x00000013, R12
-	CMOVLCC      R15, R11
-	CMOVLCC      R12, R14
-	MOVL         R13, R15
-	ADDL         $0x0003ffff, R15
-	SHRL         $0x17, R15
-	SUBL         $0x00000007, R15
-	CMPL         R15, $0x40
-	MOVL         $0x00000040, R12
-	CMOVLLT      R12, R15
-	MOVL         R15, R12
-	SHLL         $0x17, R12
-	ADDL         $0x00040000, R12
-	CMPL         CX, R12
-	MOVL         $0x00000012, R12
-	CMOVLCC      R15, R11
-	CMOVLCC      R12, R14
-	MOVL         R13, R15
-	ADDL         $0x0001ffff, R15
-	SHRL         $0x17, R15
-	SUBL         $0x00000003, R15
-	CMPL         R15, $0x40
-	MOVL         $0x00000040, R12
-	CMOVLLT      R12, R15
-	MOVL         R15, R12
-	SHLL         $0x17, R12
-	ADDL         $0x00020000, R12
-	CMPL         CX, R12
-	MOVL         $0x00000011, R12
-	CMOVLCC      R15, R11
-	CMOVLCC      R12, R14
-	MOVL         R14, CX
+	MOVL         R14, BP
+	ADDL         $0x000fffff, BP
+	SHRL         $0x17, BP
+	SUBL         $0x0000001f, BP
+	CMPL         BP, $0x40
+	MOVL         $0x00000040, R13
+	CMOVLLT      R13, BP
+	MOVL         BP, R12
+	MOVL         $0x00000014, R15
+	MOVL         R14, BP
+	ADDL         $0x0007ffff, BP
+	SHRL         $0x17, BP
+	SUBL         $0x0000000f, BP
+	CMPL         BP, $0x40
+	MOVL         $0x00000040, R13
+	CMOVLLT      R13, BP
+	MOVL         BP, R13
+	SHLL         $0x17, R13
+	ADDL         $0x00080000, R13
+	CMPL         CX, R13
+	MOVL         $0x00000013, R13
+	CMOVLCC      BP, R12
+	CMOVLCC      R13, R15
+	MOVL         R14, BP
+	ADDL         $0x0003ffff, BP
+	SHRL         $0x17, BP
+	SUBL         $0x00000007, BP
+	CMPL         BP, $0x40
+	MOVL         $0x00000040, R13
+	CMOVLLT      R13, BP
+	MOVL         BP, R13
+	SHLL         $0x17, R13
+	ADDL         $0x00040000, R13
+	CMPL         CX, R13
+	MOVL         $0x00000012, R13
+	CMOVLCC      BP, R12
+	CMOVLCC      R13, R15
+	MOVL         R14, BP
+	ADDL         $0x0001ffff, BP
+	SHRL         $0x17, BP
+	SUBL         $0x00000003, BP
+	CMPL         BP, $0x40
+	MOVL         $0x00000040, R13
+	CMOVLLT      R13, BP
+	MOVL         BP, R13
+	SHLL         $0x17, R13
+	ADDL         $0x00020000, R13
+	CMPL         CX, R13
+	MOVL         $0x00000011, R13
+	CMOVLCC      BP, R12
+	CMOVLCC      R13, R15
+	MOVL         R15, CX
 	SHLL         $0x08, CX
-	ORL          R11, CX
-	XORL         R12, R12
-	TESTL        R13, R13
-	CMOVLEQ      R12, CX
-	MOVQ         a+0(FP), R12
-	MOVQ         88(R12), R13
-	MOVQ         AX, R12
-	SHRQ         $0x07, R12
-	MOVW         CX, -2(R13)(R12*1)
-	VMOVD        R14, X0
+	ORL          R12, CX
+	XORL         R13, R13
+	TESTL        R14, R14
+	CMOVLEQ      R13, CX
+	MOVQ         a+0(FP), R13
+	MOVQ         104(R13), R14
+	MOVQ         AX, R13
+	SHRQ         $0x07, R13
+	MOVW         CX, -2(R14)(R13*1)
+	VMOVD        R15, X0
 	VMOVDQA      X0, 5072(DX)
-	MOVL         $0x00000020, R12
-	SUBL         R14, R12
-	VMOVD        R12, X0
+	MOVL         $0x00000020, R13
+	SUBL         R15, R13
+	VMOVD        R13, X0
 	VMOVDQA      X0, 5104(DX)
-	MOVL         R14, R12
-	SUBL         $0x10, R12
-	VMOVD        R12, X0
+	MOVL         R15, R13
+	SUBL         $0x10, R13
+	VMOVD        R13, X0
 	VMOVDQA      X0, 5088(DX)
-	MOVL         R14, CX
-	SHLL         $0x17, R11
-	MOVL         $0x00000001, R12
-	SHLL         CL, R12
-	ADDL         R11, R12
-	VMOVD        R12, X0
+	MOVL         R15, CX
+	SHLL         $0x17, R12
+	MOVL         $0x00000001, R13
+	SHLL         CL, R13
+	ADDL         R12, R13
+	VMOVD        R13, X0
 	VPBROADCASTD X0, Y0
 	VMOVDQA      Y0, 4928(DX)
-	SHRL         CL, R11
-	IMUL3L       $0x00010001, R11, R11
-	VMOVD        R11, X0
+	SHRL         CL, R12
+	IMUL3L       $0x00010001, R12, R12
+	VMOVD        R12, X0
 	VPBROADCASTD X0, Y0
 	VMOVDQA      Y0, 4992(DX)
-	MOVQ         AX, R11
-	SUBQ         $0x00000100, R11
-	SHRQ         $0x08, R11
+	MOVQ         AX, R12
+	SUBQ         $0x00000100, R12
+	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         44(CX), CX
-	ADDL         R11, CX
-	MOVL         CX, R11
-	SHRL         $0x10, R11
-	XORL         R11, CX
+	MOVL         60(CX), CX
+	ADDL         R12, CX
+	MOVL         CX, R12
+	SHRL         $0x10, R12
+	XORL         R12, CX
 	IMUL3L       $0x85ebca6b, CX, CX
-	MOVL         CX, R11
-	SHRL         $0x0d, R11
-	XORL         R11, CX
+	MOVL         CX, R12
+	SHRL         $0x0d, R12
+	XORL         R12, CX
 	IMUL3L       $0xc2b2ae35, CX, CX
-	MOVL         CX, R11
-	SHRL         $0x10, R11
-	XORL         R11, CX
-	MOVQ         a+0(FP), R11
-	MOVL         40(R11), R11
-	ADDL         R11, CX
+	MOVL         CX, R12
+	SHRL         $0x10, R12
+	XORL         R12, CX
+	MOVQ         a+0(FP), R12
+	MOVL         56(R12), R12
+	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
 	VPADDD       blockDitherAVX2<>+0(SB), Y0, Y0
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block440
-	JMP          done439
+	JB           block494
+	JMP          done493
 
-fp16437:
-block455:
+fp16491:
+block511:
+	TESTQ   R11, R11
+	JEQ     kept514
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R12
+	MOVQ    104(R12), R12
+	MOVWLZX (R12)(CX*1), R12
+	ANDQ    $0x07, CX
+	MOVW    R12, 6208(R11)(CX*1)
+	MOVQ    AX, CX
+	MOVQ    AX, R12
+	ANDQ    $0x000003ff, R12
+
+keep515:
+	VMOVDQU (BX)(CX*4), Y1
+	VMOVDQU Y1, 64(R11)(R12*4)
+	VMOVDQU 32(BX)(CX*4), Y1
+	VMOVDQU Y1, 96(R11)(R12*4)
+	VMOVDQU (R9)(CX*1), X1
+	VMOVDQU X1, 4160(R11)(R12*1)
+	VMOVDQU (R10)(CX*1), X1
+	VMOVDQU X1, 5184(R11)(R12*1)
+	ADDQ    $0x10, CX
+	ADDQ    $0x10, R12
+	TESTQ   $0x000000ff, CX
+	JNE     keep515
+	MOVQ    AX, (R11)
+
+kept514:
 	MOVQ         a+0(FP), CX
-	MOVQ         88(CX), R11
+	MOVQ         104(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
-	MOVWLZX      (R11)(CX*1), CX
-	MOVBLZX      CL, R11
-	SHLL         $0x17, R11
-	VMOVD        R11, X1
+	MOVWLZX      (R12)(CX*1), CX
+	MOVBLZX      CL, R12
+	SHLL         $0x17, R12
+	VMOVD        R12, X1
 	VPBROADCASTD X1, Y1
 	VMOVDQA      Y1, 4864(DX)
 	SHRL         $0x08, CX
@@ -8610,16 +9549,16 @@ block455:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-turn456:
+turn512:
 	LEAQ           512(AX), CX
-	MOVQ           a+0(FP), R11
-	MOVQ           8(R11), R11
-	CMPQ           AX, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           8(R12), R12
+	CMPQ           AX, R12
 	CMOVQCC        AX, CX
 	PREFETCHT0     (R9)(CX*1)
 	PREFETCHT0     (R10)(CX*1)
-	MOVQ           AX, R11
-	ANDQ           $0x000001ff, R11
+	MOVQ           AX, R12
+	ANDQ           $0x000001ff, R12
 	PREFETCHT0     (BX)(CX*4)
 	PREFETCHT0     (R8)(CX*2)
 	VBROADCASTI128 (R10)(AX*1), Y6
@@ -8681,17 +9620,17 @@ turn456:
 	VFMADD231PS    4416(DX), Y12, Y5
 	VMULPS         Y6, Y15, Y6
 	VFMADD231PS    4416(DX), Y8, Y6
-	VMOVUPS        Y11, (DX)(R11*4)
-	VMOVUPS        Y7, 32(DX)(R11*4)
+	VMOVUPS        Y11, (DX)(R12*4)
+	VMOVUPS        Y7, 32(DX)(R12*4)
 	VSQRTPS        Y5, Y5
 	VSQRTPS        Y6, Y6
 	VPMINUD        pattern5f000000<>+0(SB), Y5, Y8
-	VMOVUPS        Y8, 2048(DX)(R11*4)
+	VMOVUPS        Y8, 2048(DX)(R12*4)
 	VPMAXUD        Y8, Y2, Y2
 	VPADDD         patternffffffff<>+0(SB), Y8, Y8
 	VPMINUD        Y8, Y1, Y1
 	VPMINUD        pattern5f000000<>+0(SB), Y6, Y8
-	VMOVUPS        Y8, 2080(DX)(R11*4)
+	VMOVUPS        Y8, 2080(DX)(R12*4)
 	VPMAXUD        Y8, Y2, Y2
 	VPADDD         patternffffffff<>+0(SB), Y8, Y8
 	VPMINUD        Y8, Y1, Y1
@@ -8711,8 +9650,8 @@ turn456:
 	VMOVUPS        Y7, (BX)(AX*4)
 	VMOVUPS        Y5, 32(BX)(AX*4)
 	CMPQ           DI, $0x01
-	JE             fp16461
-	JA             fp32462
+	JE             fp16519
+	JA             fp32520
 	VPSRLD         $0x10, Y14, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -8728,9 +9667,9 @@ turn456:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVDQA        Y5, Y5
-	JMP            done463
+	JMP            done521
 
-fp16461:
+fp16519:
 	VUNPCKLPS   Y13, Y14, Y5
 	VUNPCKHPS   Y13, Y14, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -8739,21 +9678,21 @@ fp16461:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y9, Y9
 	VMOVDQA     Y9, Y5
-	JMP         done463
+	JMP         done521
 
-fp32462:
-	JMP stored459
+fp32520:
+	JMP stored517
 
-done463:
+done521:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned458
+	JNE      unaligned516
 	VMOVNTDQ Y5, (SI)(AX*2)
-	JMP      stored459
+	JMP      stored517
 
-unaligned458:
+unaligned516:
 	VMOVDQU Y5, (SI)(AX*2)
 
-stored459:
+stored517:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	PREFETCHT0     (BX)(CX*4)
@@ -8817,17 +9756,17 @@ stored459:
 	VFMADD231PS    4416(DX), Y12, Y5
 	VMULPS         Y6, Y15, Y6
 	VFMADD231PS    4416(DX), Y8, Y6
-	VMOVUPS        Y11, 64(DX)(R11*4)
-	VMOVUPS        Y7, 96(DX)(R11*4)
+	VMOVUPS        Y11, 64(DX)(R12*4)
+	VMOVUPS        Y7, 96(DX)(R12*4)
 	VSQRTPS        Y5, Y5
 	VSQRTPS        Y6, Y6
 	VPMINUD        pattern5f000000<>+0(SB), Y5, Y8
-	VMOVUPS        Y8, 2112(DX)(R11*4)
+	VMOVUPS        Y8, 2112(DX)(R12*4)
 	VPMAXUD        Y8, Y2, Y2
 	VPADDD         patternffffffff<>+0(SB), Y8, Y8
 	VPMINUD        Y8, Y1, Y1
 	VPMINUD        pattern5f000000<>+0(SB), Y6, Y8
-	VMOVUPS        Y8, 2144(DX)(R11*4)
+	VMOVUPS        Y8, 2144(DX)(R12*4)
 	VPMAXUD        Y8, Y2, Y2
 	VPADDD         patternffffffff<>+0(SB), Y8, Y8
 	VPMINUD        Y8, Y1, Y1
@@ -8847,8 +9786,8 @@ stored459:
 	VMOVUPS        Y7, (BX)(AX*4)
 	VMOVUPS        Y5, 32(BX)(AX*4)
 	CMPQ           DI, $0x01
-	JE             fp16467
-	JA             fp32468
+	JE             fp16525
+	JA             fp32526
 	VPSRLD         $0x10, Y14, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -8864,9 +9803,9 @@ stored459:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVDQA        Y5, Y5
-	JMP            done469
+	JMP            done527
 
-fp16467:
+fp16525:
 	VUNPCKLPS   Y13, Y14, Y5
 	VUNPCKHPS   Y13, Y14, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -8875,44 +9814,48 @@ fp16467:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y10, Y10
 	VMOVDQA     Y10, Y5
-	JMP         done469
+	JMP         done527
 
-fp32468:
-	JMP stored465
+fp32526:
+	JMP stored523
 
-done469:
+done527:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned464
+	JNE      unaligned522
 	VMOVNTDQ Y5, (SI)(AX*2)
-	JMP      stored465
+	JMP      stored523
 
-unaligned464:
+unaligned522:
 	VMOVDQU Y5, (SI)(AX*2)
 
-stored465:
+stored523:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
-	CMPQ        AX, $0x00000100
-	JBE         encoded457
-	XORQ        $0x00000100, R11
+	MOVQ        AX, CX
+	MOVQ        a+0(FP), R13
+	MOVQ        16(R13), R13
+	SUBQ        R13, CX
+	CMPQ        CX, $0x00000100
+	JBE         encoded513
+	XORQ        $0x00000100, R12
 	VMOVDQA     4928(DX), Y5
-	VPMAXSD     2048(DX)(R11*4), Y5, Y6
+	VPMAXSD     2048(DX)(R12*4), Y5, Y6
 	VPSRLD      5104(DX), Y0, Y11
 	VPADDD      Y11, Y6, Y6
-	VPSIGND     2048(DX)(R11*4), Y6, Y6
+	VPSIGND     2048(DX)(R12*4), Y6, Y6
 	VPANDN      Y3, Y6, Y11
-	VMOVUPS     (DX)(R11*4), Y8
+	VMOVUPS     (DX)(R12*4), Y8
 	VPANDN      Y8, Y4, Y7
 	VFMADD213PS pattern3e000000<>+0(SB), Y11, Y7
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y11
 	VPADDD      Y11, Y7, Y7
 	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD     2080(DX)(R11*4), Y5, Y11
+	VPMAXSD     2080(DX)(R12*4), Y5, Y11
 	VPSRLD      5104(DX), Y0, Y13
 	VPADDD      Y13, Y11, Y11
-	VPSIGND     2080(DX)(R11*4), Y11, Y11
+	VPSIGND     2080(DX)(R12*4), Y11, Y11
 	VPANDN      Y3, Y11, Y13
-	VMOVUPS     32(DX)(R11*4), Y12
+	VMOVUPS     32(DX)(R12*4), Y12
 	VPANDN      Y12, Y4, Y12
 	VFMADD213PS pattern3e000000<>+0(SB), Y13, Y12
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y13
@@ -8928,24 +9871,24 @@ stored465:
 	VPSUBW      pattern07c007c0<>+0(SB), Y7, Y7
 	VPMINUW     pattern007f007f<>+0(SB), Y7, Y7
 	VPSRLD      $0x10, Y8, Y8
-	VPBLENDW    $0xaa, 32(DX)(R11*4), Y8, Y8
-	VPMAXSD     2112(DX)(R11*4), Y5, Y11
+	VPBLENDW    $0xaa, 32(DX)(R12*4), Y8, Y8
+	VPMAXSD     2112(DX)(R12*4), Y5, Y11
 	VPSRLD      5104(DX), Y0, Y14
 	VPADDD      Y14, Y11, Y11
-	VPSIGND     2112(DX)(R11*4), Y11, Y11
+	VPSIGND     2112(DX)(R12*4), Y11, Y11
 	VPANDN      Y3, Y11, Y14
-	VMOVUPS     64(DX)(R11*4), Y13
+	VMOVUPS     64(DX)(R12*4), Y13
 	VPANDN      Y13, Y4, Y12
 	VFMADD213PS pattern3e000000<>+0(SB), Y14, Y12
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y14
 	VPADDD      Y14, Y12, Y12
 	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD     2144(DX)(R11*4), Y5, Y5
+	VPMAXSD     2144(DX)(R12*4), Y5, Y5
 	VPSRLD      5104(DX), Y0, Y15
 	VPADDD      Y15, Y5, Y5
-	VPSIGND     2144(DX)(R11*4), Y5, Y5
+	VPSIGND     2144(DX)(R12*4), Y5, Y5
 	VPANDN      Y3, Y5, Y15
-	VMOVUPS     96(DX)(R11*4), Y14
+	VMOVUPS     96(DX)(R12*4), Y14
 	VPANDN      Y14, Y4, Y14
 	VFMADD213PS pattern3e000000<>+0(SB), Y15, Y14
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y15
@@ -8961,7 +9904,7 @@ stored465:
 	VPSUBW      pattern07c007c0<>+0(SB), Y12, Y12
 	VPMINUW     pattern007f007f<>+0(SB), Y12, Y12
 	VPSRLD      $0x10, Y13, Y13
-	VPBLENDW    $0xaa, 96(DX)(R11*4), Y13, Y13
+	VPBLENDW    $0xaa, 96(DX)(R12*4), Y13, Y13
 	VPACKUSWB   Y11, Y6, Y6
 	VPACKUSWB   Y12, Y7, Y7
 	VPACKSSWB   Y13, Y8, Y8
@@ -8975,9 +9918,9 @@ stored465:
 	VMOVDQU     Y6, -288(R10)(AX*1)
 	VMOVDQU     Y7, -288(R9)(AX*1)
 
-encoded457:
+encoded513:
 	TESTQ        $0x000000ff, AX
-	JNE          turn456
+	JNE          turn512
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -8991,132 +9934,161 @@ encoded457:
 	VPMAXUD      X0, X2, X2
 	VPSHUFD      $0xb1, X2, X0
 	VPMAXUD      X0, X2, X2
-	VMOVD        X2, R13
+	VMOVD        X2, R14
 	INCL         CX
-	MOVL         R13, R15
-	ADDL         $0x000fffff, R15
-	SHRL         $0x17, R15
-	SUBL         $0x0000001f, R15
-	CMPL         R15, $0x40
-	MOVL         $0x00000040, R12
-	CMOVLLT      R12, R15
-	MOVL         R15, R11
-	MOVL         $0x00000014, R14
-	MOVL         R13, R15
-	ADDL         $0x0007ffff, R15
-	SHRL         $0x17, R15
-	SUBL         $0x0000000f, R15
-	CMPL         R15, $0x40
-	MOVL         $0x00000040, R12
-	CMOVLLT      R12, R15
-	MOVL         R15, R12
-	SHLL         $0x17, R12
-	ADDL         $0x00080000, R12
-	CMPL         CX, R12
-	MOVL         $0x00000013, R12
-	CMOVLCC      R15, R11
-	CMOVLCC      R12, R14
-	MOVL         R13, R15
-	ADDL         $0x0003ffff, R15
-	SHRL         $0x17, R15
-	SUBL         $0x00000007, R15
-	CMPL         R15, $0x40
-	MOVL         $0x00000040, R12
-	CMOVLLT      R12, R15
-	MOVL         R15, R12
-	SHLL         $0x17, R12
-	ADDL         $0x00040000, R12
-	CMPL         CX, R12
-	MOVL         $0x00000012, R12
-	CMOVLCC      R15, R11
-	CMOVLCC      R12, R14
-	MOVL         R13, R15
-	ADDL         $0x0001ffff, R15
-	SHRL         $0x17, R15
-	SUBL         $0x00000003, R15
-	CMPL         R15, $0x40
-	MOVL         $0x00000040, R12
-	CMOVLLT      R12, R15
-	MOVL         R15, R12
-	SHLL         $0x17, R12
-	ADDL         $0x00020000, R12
-	CMPL         CX, R12
-	MOVL         $0x00000011, R12
-	CMOVLCC      R15, R11
-	CMOVLCC      R12, R14
-	MOVL         R14, CX
+	MOVL         R14, BP
+	ADDL         $0x000fffff, BP
+	SHRL         $0x17, BP
+	SUBL         $0x0000001f, BP
+	CMPL         BP, $0x40
+	MOVL         $0x00000040, R13
+	CMOVLLT      R13, BP
+	MOVL         BP, R12
+	MOVL         $0x00000014, R15
+	MOVL         R14, BP
+	ADDL         $0x0007ffff, BP
+	SHRL         $0x17, BP
+	SUBL         $0x0000000f, BP
+	CMPL         BP, $0x40
+	MOVL         $0x00000040, R13
+	CMOVLLT      R13, BP
+	MOVL         BP, R13
+	SHLL         $0x17, R13
+	ADDL         $0x00080000, R13
+	CMPL         CX, R13
+	MOVL         $0x00000013, R13
+	CMOVLCC      BP, R12
+	CMOVLCC      R13, R15
+	MOVL         R14, BP
+	ADDL         $0x0003ffff, BP
+	SHRL         $0x17, BP
+	SUBL         $0x00000007, BP
+	CMPL         BP, $0x40
+	MOVL         $0x00000040, R13
+	CMOVLLT      R13, BP
+	MOVL         BP, R13
+	SHLL         $0x17, R13
+	ADDL         $0x00040000, R13
+	CMPL         CX, R13
+	MOVL         $0x00000012, R13
+	CMOVLCC      BP, R12
+	CMOVLCC      R13, R15
+	MOVL         R14, BP
+	ADDL         $0x0001ffff, BP
+	SHRL         $0x17, BP
+	SUBL         $0x00000003, BP
+	CMPL         BP, $0x40
+	MOVL         $0x00000040, R13
+	CMOVLLT      R13, BP
+	MOVL         BP, R13
+	SHLL         $0x17, R13
+	ADDL         $0x00020000, R13
+	CMPL         CX, R13
+	MOVL         $0x00000011, R13
+	CMOVLCC      BP, R12
+	CMOVLCC      R13, R15
+	MOVL         R15, CX
 	SHLL         $0x08, CX
-	ORL          R11, CX
-	XORL         R12, R12
-	TESTL        R13, R13
-	CMOVLEQ      R12, CX
-	MOVQ         a+0(FP), R12
-	MOVQ         88(R12), R13
-	MOVQ         AX, R12
-	SHRQ         $0x07, R12
-	MOVW         CX, -2(R13)(R12*1)
-	VMOVD        R14, X0
+	ORL          R12, CX
+	XORL         R13, R13
+	TESTL        R14, R14
+	CMOVLEQ      R13, CX
+	MOVQ         a+0(FP), R13
+	MOVQ         104(R13), R14
+	MOVQ         AX, R13
+	SHRQ         $0x07, R13
+	MOVW         CX, -2(R14)(R13*1)
+	VMOVD        R15, X0
 	VMOVDQA      X0, 5072(DX)
-	MOVL         $0x00000020, R12
-	SUBL         R14, R12
-	VMOVD        R12, X0
+	MOVL         $0x00000020, R13
+	SUBL         R15, R13
+	VMOVD        R13, X0
 	VMOVDQA      X0, 5104(DX)
-	MOVL         R14, R12
-	SUBL         $0x10, R12
-	VMOVD        R12, X0
+	MOVL         R15, R13
+	SUBL         $0x10, R13
+	VMOVD        R13, X0
 	VMOVDQA      X0, 5088(DX)
-	MOVL         R14, CX
-	SHLL         $0x17, R11
-	MOVL         $0x00000001, R12
-	SHLL         CL, R12
-	ADDL         R11, R12
-	VMOVD        R12, X0
+	MOVL         R15, CX
+	SHLL         $0x17, R12
+	MOVL         $0x00000001, R13
+	SHLL         CL, R13
+	ADDL         R12, R13
+	VMOVD        R13, X0
 	VPBROADCASTD X0, Y0
 	VMOVDQA      Y0, 4928(DX)
-	SHRL         CL, R11
-	IMUL3L       $0x00010001, R11, R11
-	VMOVD        R11, X0
+	SHRL         CL, R12
+	IMUL3L       $0x00010001, R12, R12
+	VMOVD        R12, X0
 	VPBROADCASTD X0, Y0
 	VMOVDQA      Y0, 4992(DX)
-	MOVQ         AX, R11
-	SUBQ         $0x00000100, R11
-	SHRQ         $0x08, R11
+	MOVQ         AX, R12
+	SUBQ         $0x00000100, R12
+	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         44(CX), CX
-	ADDL         R11, CX
-	MOVL         CX, R11
-	SHRL         $0x10, R11
-	XORL         R11, CX
+	MOVL         60(CX), CX
+	ADDL         R12, CX
+	MOVL         CX, R12
+	SHRL         $0x10, R12
+	XORL         R12, CX
 	IMUL3L       $0x85ebca6b, CX, CX
-	MOVL         CX, R11
-	SHRL         $0x0d, R11
-	XORL         R11, CX
+	MOVL         CX, R12
+	SHRL         $0x0d, R12
+	XORL         R12, CX
 	IMUL3L       $0xc2b2ae35, CX, CX
-	MOVL         CX, R11
-	SHRL         $0x10, R11
-	XORL         R11, CX
-	MOVQ         a+0(FP), R11
-	MOVL         40(R11), R11
-	ADDL         R11, CX
+	MOVL         CX, R12
+	SHRL         $0x10, R12
+	XORL         R12, CX
+	MOVQ         a+0(FP), R12
+	MOVL         56(R12), R12
+	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
 	VPADDD       blockDitherAVX2<>+0(SB), Y0, Y0
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block455
-	JMP          done439
+	JB           block511
+	JMP          done493
 
-fp32438:
-block470:
+fp32492:
+block528:
+	TESTQ   R11, R11
+	JEQ     kept531
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R12
+	MOVQ    104(R12), R12
+	MOVWLZX (R12)(CX*1), R12
+	ANDQ    $0x07, CX
+	MOVW    R12, 6208(R11)(CX*1)
+	MOVQ    AX, CX
+	MOVQ    AX, R12
+	ANDQ    $0x000003ff, R12
+
+keep532:
+	VMOVDQU (BX)(CX*4), Y1
+	VMOVDQU Y1, 64(R11)(R12*4)
+	VMOVDQU 32(BX)(CX*4), Y1
+	VMOVDQU Y1, 96(R11)(R12*4)
+	VMOVDQU (R9)(CX*1), X1
+	VMOVDQU X1, 4160(R11)(R12*1)
+	VMOVDQU (R10)(CX*1), X1
+	VMOVDQU X1, 5184(R11)(R12*1)
+	ADDQ    $0x10, CX
+	ADDQ    $0x10, R12
+	TESTQ   $0x000000ff, CX
+	JNE     keep532
+	MOVQ    AX, (R11)
+
+kept531:
 	MOVQ         a+0(FP), CX
-	MOVQ         88(CX), R11
+	MOVQ         104(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
-	MOVWLZX      (R11)(CX*1), CX
-	MOVBLZX      CL, R11
-	SHLL         $0x17, R11
-	VMOVD        R11, X1
+	MOVWLZX      (R12)(CX*1), CX
+	MOVBLZX      CL, R12
+	SHLL         $0x17, R12
+	VMOVD        R12, X1
 	VPBROADCASTD X1, Y1
 	VMOVDQA      Y1, 4864(DX)
 	SHRL         $0x08, CX
@@ -9126,16 +10098,16 @@ block470:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-turn471:
+turn529:
 	LEAQ           512(AX), CX
-	MOVQ           a+0(FP), R11
-	MOVQ           8(R11), R11
-	CMPQ           AX, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           8(R12), R12
+	CMPQ           AX, R12
 	CMOVQCC        AX, CX
 	PREFETCHT0     (R9)(CX*1)
 	PREFETCHT0     (R10)(CX*1)
-	MOVQ           AX, R11
-	ANDQ           $0x000001ff, R11
+	MOVQ           AX, R12
+	ANDQ           $0x000001ff, R12
 	PREFETCHT0     (BX)(CX*4)
 	PREFETCHT0     (R8)(CX*4)
 	VBROADCASTI128 (R10)(AX*1), Y6
@@ -9197,17 +10169,17 @@ turn471:
 	VFMADD231PS    4416(DX), Y12, Y5
 	VMULPS         Y6, Y15, Y6
 	VFMADD231PS    4416(DX), Y8, Y6
-	VMOVUPS        Y11, (DX)(R11*4)
-	VMOVUPS        Y7, 32(DX)(R11*4)
+	VMOVUPS        Y11, (DX)(R12*4)
+	VMOVUPS        Y7, 32(DX)(R12*4)
 	VSQRTPS        Y5, Y5
 	VSQRTPS        Y6, Y6
 	VPMINUD        pattern5f000000<>+0(SB), Y5, Y8
-	VMOVUPS        Y8, 2048(DX)(R11*4)
+	VMOVUPS        Y8, 2048(DX)(R12*4)
 	VPMAXUD        Y8, Y2, Y2
 	VPADDD         patternffffffff<>+0(SB), Y8, Y8
 	VPMINUD        Y8, Y1, Y1
 	VPMINUD        pattern5f000000<>+0(SB), Y6, Y8
-	VMOVUPS        Y8, 2080(DX)(R11*4)
+	VMOVUPS        Y8, 2080(DX)(R12*4)
 	VPMAXUD        Y8, Y2, Y2
 	VPADDD         patternffffffff<>+0(SB), Y8, Y8
 	VPMINUD        Y8, Y1, Y1
@@ -9227,8 +10199,8 @@ turn471:
 	VMOVUPS        Y7, (BX)(AX*4)
 	VMOVUPS        Y5, 32(BX)(AX*4)
 	CMPQ           DI, $0x01
-	JE             fp16476
-	JA             fp32477
+	JE             fp16536
+	JA             fp32537
 	VPSRLD         $0x10, Y14, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -9244,9 +10216,9 @@ turn471:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVDQA        Y5, Y5
-	JMP            done478
+	JMP            done538
 
-fp16476:
+fp16536:
 	VUNPCKLPS   Y13, Y14, Y5
 	VUNPCKHPS   Y13, Y14, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -9255,21 +10227,21 @@ fp16476:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y9, Y9
 	VMOVDQA     Y9, Y5
-	JMP         done478
+	JMP         done538
 
-fp32477:
-	JMP stored474
+fp32537:
+	JMP stored534
 
-done478:
+done538:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned473
+	JNE      unaligned533
 	VMOVNTDQ Y5, (SI)(AX*2)
-	JMP      stored474
+	JMP      stored534
 
-unaligned473:
+unaligned533:
 	VMOVDQU Y5, (SI)(AX*2)
 
-stored474:
+stored534:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	PREFETCHT0     (BX)(CX*4)
@@ -9333,17 +10305,17 @@ stored474:
 	VFMADD231PS    4416(DX), Y12, Y5
 	VMULPS         Y6, Y15, Y6
 	VFMADD231PS    4416(DX), Y8, Y6
-	VMOVUPS        Y11, 64(DX)(R11*4)
-	VMOVUPS        Y7, 96(DX)(R11*4)
+	VMOVUPS        Y11, 64(DX)(R12*4)
+	VMOVUPS        Y7, 96(DX)(R12*4)
 	VSQRTPS        Y5, Y5
 	VSQRTPS        Y6, Y6
 	VPMINUD        pattern5f000000<>+0(SB), Y5, Y8
-	VMOVUPS        Y8, 2112(DX)(R11*4)
+	VMOVUPS        Y8, 2112(DX)(R12*4)
 	VPMAXUD        Y8, Y2, Y2
 	VPADDD         patternffffffff<>+0(SB), Y8, Y8
 	VPMINUD        Y8, Y1, Y1
 	VPMINUD        pattern5f000000<>+0(SB), Y6, Y8
-	VMOVUPS        Y8, 2144(DX)(R11*4)
+	VMOVUPS        Y8, 2144(DX)(R12*4)
 	VPMAXUD        Y8, Y2, Y2
 	VPADDD         patternffffffff<>+0(SB), Y8, Y8
 	VPMINUD        Y8, Y1, Y1
@@ -9363,8 +10335,8 @@ stored474:
 	VMOVUPS        Y7, (BX)(AX*4)
 	VMOVUPS        Y5, 32(BX)(AX*4)
 	CMPQ           DI, $0x01
-	JE             fp16482
-	JA             fp32483
+	JE             fp16542
+	JA             fp32543
 	VPSRLD         $0x10, Y14, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -9380,9 +10352,9 @@ stored474:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVDQA        Y5, Y5
-	JMP            done484
+	JMP            done544
 
-fp16482:
+fp16542:
 	VUNPCKLPS   Y13, Y14, Y5
 	VUNPCKHPS   Y13, Y14, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -9391,44 +10363,48 @@ fp16482:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y10, Y10
 	VMOVDQA     Y10, Y5
-	JMP         done484
+	JMP         done544
 
-fp32483:
-	JMP stored480
+fp32543:
+	JMP stored540
 
-done484:
+done544:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned479
+	JNE      unaligned539
 	VMOVNTDQ Y5, (SI)(AX*2)
-	JMP      stored480
+	JMP      stored540
 
-unaligned479:
+unaligned539:
 	VMOVDQU Y5, (SI)(AX*2)
 
-stored480:
+stored540:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
-	CMPQ        AX, $0x00000100
-	JBE         encoded472
-	XORQ        $0x00000100, R11
+	MOVQ        AX, CX
+	MOVQ        a+0(FP), R13
+	MOVQ        16(R13), R13
+	SUBQ        R13, CX
+	CMPQ        CX, $0x00000100
+	JBE         encoded530
+	XORQ        $0x00000100, R12
 	VMOVDQA     4928(DX), Y5
-	VPMAXSD     2048(DX)(R11*4), Y5, Y6
+	VPMAXSD     2048(DX)(R12*4), Y5, Y6
 	VPSRLD      5104(DX), Y0, Y11
 	VPADDD      Y11, Y6, Y6
-	VPSIGND     2048(DX)(R11*4), Y6, Y6
+	VPSIGND     2048(DX)(R12*4), Y6, Y6
 	VPANDN      Y3, Y6, Y11
-	VMOVUPS     (DX)(R11*4), Y8
+	VMOVUPS     (DX)(R12*4), Y8
 	VPANDN      Y8, Y4, Y7
 	VFMADD213PS pattern3e000000<>+0(SB), Y11, Y7
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y11
 	VPADDD      Y11, Y7, Y7
 	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD     2080(DX)(R11*4), Y5, Y11
+	VPMAXSD     2080(DX)(R12*4), Y5, Y11
 	VPSRLD      5104(DX), Y0, Y13
 	VPADDD      Y13, Y11, Y11
-	VPSIGND     2080(DX)(R11*4), Y11, Y11
+	VPSIGND     2080(DX)(R12*4), Y11, Y11
 	VPANDN      Y3, Y11, Y13
-	VMOVUPS     32(DX)(R11*4), Y12
+	VMOVUPS     32(DX)(R12*4), Y12
 	VPANDN      Y12, Y4, Y12
 	VFMADD213PS pattern3e000000<>+0(SB), Y13, Y12
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y13
@@ -9444,24 +10420,24 @@ stored480:
 	VPSUBW      pattern07c007c0<>+0(SB), Y7, Y7
 	VPMINUW     pattern007f007f<>+0(SB), Y7, Y7
 	VPSRLD      $0x10, Y8, Y8
-	VPBLENDW    $0xaa, 32(DX)(R11*4), Y8, Y8
-	VPMAXSD     2112(DX)(R11*4), Y5, Y11
+	VPBLENDW    $0xaa, 32(DX)(R12*4), Y8, Y8
+	VPMAXSD     2112(DX)(R12*4), Y5, Y11
 	VPSRLD      5104(DX), Y0, Y14
 	VPADDD      Y14, Y11, Y11
-	VPSIGND     2112(DX)(R11*4), Y11, Y11
+	VPSIGND     2112(DX)(R12*4), Y11, Y11
 	VPANDN      Y3, Y11, Y14
-	VMOVUPS     64(DX)(R11*4), Y13
+	VMOVUPS     64(DX)(R12*4), Y13
 	VPANDN      Y13, Y4, Y12
 	VFMADD213PS pattern3e000000<>+0(SB), Y14, Y12
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y14
 	VPADDD      Y14, Y12, Y12
 	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD     2144(DX)(R11*4), Y5, Y5
+	VPMAXSD     2144(DX)(R12*4), Y5, Y5
 	VPSRLD      5104(DX), Y0, Y15
 	VPADDD      Y15, Y5, Y5
-	VPSIGND     2144(DX)(R11*4), Y5, Y5
+	VPSIGND     2144(DX)(R12*4), Y5, Y5
 	VPANDN      Y3, Y5, Y15
-	VMOVUPS     96(DX)(R11*4), Y14
+	VMOVUPS     96(DX)(R12*4), Y14
 	VPANDN      Y14, Y4, Y14
 	VFMADD213PS pattern3e000000<>+0(SB), Y15, Y14
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y15
@@ -9477,7 +10453,7 @@ stored480:
 	VPSUBW      pattern07c007c0<>+0(SB), Y12, Y12
 	VPMINUW     pattern007f007f<>+0(SB), Y12, Y12
 	VPSRLD      $0x10, Y13, Y13
-	VPBLENDW    $0xaa, 96(DX)(R11*4), Y13, Y13
+	VPBLENDW    $0xaa, 96(DX)(R12*4), Y13, Y13
 	VPACKUSWB   Y11, Y6, Y6
 	VPACKUSWB   Y12, Y7, Y7
 	VPACKSSWB   Y13, Y8, Y8
@@ -9491,9 +10467,9 @@ stored480:
 	VMOVDQU     Y6, -288(R10)(AX*1)
 	VMOVDQU     Y7, -288(R9)(AX*1)
 
-encoded472:
+encoded530:
 	TESTQ        $0x000000ff, AX
-	JNE          turn471
+	JNE          turn529
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -9507,123 +10483,123 @@ encoded472:
 	VPMAXUD      X0, X2, X2
 	VPSHUFD      $0xb1, X2, X0
 	VPMAXUD      X0, X2, X2
-	VMOVD        X2, R13
+	VMOVD        X2, R14
 	INCL         CX
-	MOVL         R13, R15
-	ADDL         $0x000fffff, R15
-	SHRL         $0x17, R15
-	SUBL         $0x0000001f, R15
-	CMPL         R15, $0x40
-	MOVL         $0x00000040, R12
-	CMOVLLT      R12, R15
-	MOVL         R15, R11
-	MOVL         $0x00000014, R14
-	MOVL         R13, R15
-	ADDL         $0x0007ffff, R15
-	SHRL         $0x17, R15
-	SUBL         $0x0000000f, R15
-	CMPL         R15, $0x40
-	MOVL         $0x00000040, R12
-	CMOVLLT      R12, R15
-	MOVL         R15, R12
-	SHLL         $0x17, R12
-	ADDL         $0x00080000, R12
-	CMPL         CX, R12
-	MOVL         $0x00000013, R12
-	CMOVLCC      R15, R11
-	CMOVLCC      R12, R14
-	MOVL         R13, R15
-	ADDL         $0x0003ffff, R15
-	SHRL         $0x17, R15
-	SUBL         $0x00000007, R15
-	CMPL         R15, $0x40
-	MOVL         $0x00000040, R12
-	CMOVLLT      R12, R15
-	MOVL         R15, R12
-	SHLL         $0x17, R12
-	ADDL         $0x00040000, R12
-	CMPL         CX, R12
-	MOVL         $0x00000012, R12
-	CMOVLCC      R15, R11
-	CMOVLCC      R12, R14
-	MOVL         R13, R15
-	ADDL         $0x0001ffff, R15
-	SHRL         $0x17, R15
-	SUBL         $0x00000003, R15
-	CMPL         R15, $0x40
-	MOVL         $0x00000040, R12
-	CMOVLLT      R12, R15
-	MOVL         R15, R12
-	SHLL         $0x17, R12
-	ADDL         $0x00020000, R12
-	CMPL         CX, R12
-	MOVL         $0x00000011, R12
-	CMOVLCC      R15, R11
-	CMOVLCC      R12, R14
-	MOVL         R14, CX
+	MOVL         R14, BP
+	ADDL         $0x000fffff, BP
+	SHRL         $0x17, BP
+	SUBL         $0x0000001f, BP
+	CMPL         BP, $0x40
+	MOVL         $0x00000040, R13
+	CMOVLLT      R13, BP
+	MOVL         BP, R12
+	MOVL         $0x00000014, R15
+	MOVL         R14, BP
+	ADDL         $0x0007ffff, BP
+	SHRL         $0x17, BP
+	SUBL         $0x0000000f, BP
+	CMPL         BP, $0x40
+	MOVL         $0x00000040, R13
+	CMOVLLT      R13, BP
+	MOVL         BP, R13
+	SHLL         $0x17, R13
+	ADDL         $0x00080000, R13
+	CMPL         CX, R13
+	MOVL         $0x00000013, R13
+	CMOVLCC      BP, R12
+	CMOVLCC      R13, R15
+	MOVL         R14, BP
+	ADDL         $0x0003ffff, BP
+	SHRL         $0x17, BP
+	SUBL         $0x00000007, BP
+	CMPL         BP, $0x40
+	MOVL         $0x00000040, R13
+	CMOVLLT      R13, BP
+	MOVL         BP, R13
+	SHLL         $0x17, R13
+	ADDL         $0x00040000, R13
+	CMPL         CX, R13
+	MOVL         $0x00000012, R13
+	CMOVLCC      BP, R12
+	CMOVLCC      R13, R15
+	MOVL         R14, BP
+	ADDL         $0x0001ffff, BP
+	SHRL         $0x17, BP
+	SUBL         $0x00000003, BP
+	CMPL         BP, $0x40
+	MOVL         $0x00000040, R13
+	CMOVLLT      R13, BP
+	MOVL         BP, R13
+	SHLL         $0x17, R13
+	ADDL         $0x00020000, R13
+	CMPL         CX, R13
+	MOVL         $0x00000011, R13
+	CMOVLCC      BP, R12
+	CMOVLCC      R13, R15
+	MOVL         R15, CX
 	SHLL         $0x08, CX
-	ORL          R11, CX
-	XORL         R12, R12
-	TESTL        R13, R13
-	CMOVLEQ      R12, CX
-	MOVQ         a+0(FP), R12
-	MOVQ         88(R12), R13
-	MOVQ         AX, R12
-	SHRQ         $0x07, R12
-	MOVW         CX, -2(R13)(R12*1)
-	VMOVD        R14, X0
+	ORL          R12, CX
+	XORL         R13, R13
+	TESTL        R14, R14
+	CMOVLEQ      R13, CX
+	MOVQ         a+0(FP), R13
+	MOVQ         104(R13), R14
+	MOVQ         AX, R13
+	SHRQ         $0x07, R13
+	MOVW         CX, -2(R14)(R13*1)
+	VMOVD        R15, X0
 	VMOVDQA      X0, 5072(DX)
-	MOVL         $0x00000020, R12
-	SUBL         R14, R12
-	VMOVD        R12, X0
+	MOVL         $0x00000020, R13
+	SUBL         R15, R13
+	VMOVD        R13, X0
 	VMOVDQA      X0, 5104(DX)
-	MOVL         R14, R12
-	SUBL         $0x10, R12
-	VMOVD        R12, X0
+	MOVL         R15, R13
+	SUBL         $0x10, R13
+	VMOVD        R13, X0
 	VMOVDQA      X0, 5088(DX)
-	MOVL         R14, CX
-	SHLL         $0x17, R11
-	MOVL         $0x00000001, R12
-	SHLL         CL, R12
-	ADDL         R11, R12
-	VMOVD        R12, X0
+	MOVL         R15, CX
+	SHLL         $0x17, R12
+	MOVL         $0x00000001, R13
+	SHLL         CL, R13
+	ADDL         R12, R13
+	VMOVD        R13, X0
 	VPBROADCASTD X0, Y0
 	VMOVDQA      Y0, 4928(DX)
-	SHRL         CL, R11
-	IMUL3L       $0x00010001, R11, R11
-	VMOVD        R11, X0
+	SHRL         CL, R12
+	IMUL3L       $0x00010001, R12, R12
+	VMOVD        R12, X0
 	VPBROADCASTD X0, Y0
 	VMOVDQA      Y0, 4992(DX)
-	MOVQ         AX, R11
-	SUBQ         $0x00000100, R11
-	SHRQ         $0x08, R11
+	MOVQ         AX, R12
+	SUBQ         $0x00000100, R12
+	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         44(CX), CX
-	ADDL         R11, CX
-	MOVL         CX, R11
-	SHRL         $0x10, R11
-	XORL         R11, CX
+	MOVL         60(CX), CX
+	ADDL         R12, CX
+	MOVL         CX, R12
+	SHRL         $0x10, R12
+	XORL         R12, CX
 	IMUL3L       $0x85ebca6b, CX, CX
-	MOVL         CX, R11
-	SHRL         $0x0d, R11
-	XORL         R11, CX
+	MOVL         CX, R12
+	SHRL         $0x0d, R12
+	XORL         R12, CX
 	IMUL3L       $0xc2b2ae35, CX, CX
-	MOVL         CX, R11
-	SHRL         $0x10, R11
-	XORL         R11, CX
-	MOVQ         a+0(FP), R11
-	MOVL         40(R11), R11
-	ADDL         R11, CX
+	MOVL         CX, R12
+	SHRL         $0x10, R12
+	XORL         R12, CX
+	MOVQ         a+0(FP), R12
+	MOVL         56(R12), R12
+	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
 	VPADDD       blockDitherAVX2<>+0(SB), Y0, Y0
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block470
+	JB           block528
 
-done439:
-last485:
+done493:
+last545:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -9708,7 +10684,7 @@ last485:
 	VMOVDQU     Y2, -288(R10)(AX*1)
 	VMOVDQU     Y5, -288(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         last485
+	JNE         last545
 	SFENCE
 	LDMXCSR     (SP)
 	VZEROUPPER
@@ -9718,19 +10694,19 @@ last485:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP322xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  48(AX), AX
+	MOVQ  64(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  96(CX), CX
+	MOVQ  112(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  24(DX), DX
+	MOVQ  40(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  64(BX), BX
+	MOVQ  80(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  72(SI), SI
+	MOVQ  88(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  80(DI), DI
+	MOVQ  96(DI), DI
 	MOVQ  a+0(FP), R8
-	MOVQ  88(R8), R8
+	MOVQ  104(R8), R8
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R9
@@ -9738,13 +10714,13 @@ TEXT ·trafficFP322xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R10
 	MOVQ  8(R10), R10
 	CMPQ  DX, $0x01
-	JE    fp16487
-	JA    fp32488
+	JE    fp16547
+	JA    fp32548
 	XORQ  DX, DX
-	MOVQ  $0x00000200, R11
-	JMP   check491
+	LEAQ  512(DX), R11
+	JMP   check551
 
-next490:
+next550:
 	PREFETCHT0 (BX)(R11*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -9759,42 +10735,42 @@ next490:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within492
+	JNE        within552
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within492:
+within552:
 	TESTQ    AX, AX
-	JEQ      written493
+	JEQ      written553
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned494
+	JNE      unaligned554
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written493
+	JMP      written553
 
-unaligned494:
+unaligned554:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written493:
+written553:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check491:
+check551:
 	CMPQ DX, R10
-	JB   next490
+	JB   next550
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next490
-	JMP  done489
+	JB   next550
+	JMP  done549
 
-fp16487:
+fp16547:
 	XORQ DX, DX
-	MOVQ $0x00000200, R11
-	JMP  check496
+	LEAQ 512(DX), R11
+	JMP  check556
 
-next495:
+next555:
 	PREFETCHT0 (BX)(R11*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -9809,42 +10785,42 @@ next495:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within497
+	JNE        within557
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within497:
+within557:
 	TESTQ    AX, AX
-	JEQ      written498
+	JEQ      written558
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned499
+	JNE      unaligned559
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written498
+	JMP      written558
 
-unaligned499:
+unaligned559:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written498:
+written558:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check496:
+check556:
 	CMPQ DX, R10
-	JB   next495
+	JB   next555
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next495
-	JMP  done489
+	JB   next555
+	JMP  done549
 
-fp32488:
+fp32548:
 	XORQ DX, DX
-	MOVQ $0x00000200, R11
-	JMP  check501
+	LEAQ 512(DX), R11
+	JMP  check561
 
-next500:
+next560:
 	PREFETCHT0 (BX)(R11*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -9860,36 +10836,36 @@ next500:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within502
+	JNE        within562
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within502:
+within562:
 	TESTQ    AX, AX
-	JEQ      written503
+	JEQ      written563
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned504
+	JNE      unaligned564
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written503
+	JMP      written563
 
-unaligned504:
+unaligned564:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written503:
+written563:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check501:
+check561:
 	CMPQ DX, R10
-	JB   next500
+	JB   next560
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next500
+	JB   next560
 
-done489:
+done549:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -9912,13 +10888,13 @@ TEXT ·sumSquaresAVX2(SB), NOSPLIT, $8-40
 	VMOVUPD 64(DX), Y2
 	VMOVUPD 96(DX), Y3
 	CMPQ    AX, $0x01
-	JE      fp16506
-	JA      fp32507
+	JE      fp16566
+	JA      fp32567
 	XORQ    AX, AX
-	MOVQ    $0x00000800, DI
-	JMP     check510
+	LEAQ    2048(AX), DI
+	JMP     check570
 
-next509:
+next569:
 	PREFETCHT0     (CX)(DI*2)
 	VBROADCASTI128 (CX)(AX*2), Y4
 	VPSHUFB        spread<>+0(SB), Y4, Y4
@@ -9937,21 +10913,21 @@ next509:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, DI
 
-check510:
+check570:
 	CMPQ AX, SI
-	JB   next509
+	JB   next569
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next509
-	JMP  done508
+	JB   next569
+	JMP  done568
 
-fp16506:
+fp16566:
 	XORQ AX, AX
-	MOVQ $0x00000800, DI
-	JMP  check512
+	LEAQ 2048(AX), DI
+	JMP  check572
 
-next511:
+next571:
 	PREFETCHT0   (CX)(DI*2)
 	VCVTPH2PS    (CX)(AX*2), Y4
 	VCVTPH2PS    16(CX)(AX*2), Y5
@@ -9968,21 +10944,21 @@ next511:
 	ADDQ         $0x10, AX
 	ADDQ         $0x10, DI
 
-check512:
+check572:
 	CMPQ AX, SI
-	JB   next511
+	JB   next571
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next511
-	JMP  done508
+	JB   next571
+	JMP  done568
 
-fp32507:
+fp32567:
 	XORQ AX, AX
-	MOVQ $0x00000800, DI
-	JMP  check514
+	LEAQ 2048(AX), DI
+	JMP  check574
 
-next513:
+next573:
 	PREFETCHT0   (CX)(DI*4)
 	VMOVUPS      (CX)(AX*4), Y4
 	VMOVUPS      32(CX)(AX*4), Y5
@@ -9999,15 +10975,15 @@ next513:
 	ADDQ         $0x10, AX
 	ADDQ         $0x10, DI
 
-check514:
+check574:
 	CMPQ AX, SI
-	JB   next513
+	JB   next573
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next513
+	JB   next573
 
-done508:
+done568:
 	VMOVUPD Y0, (DX)
 	VMOVUPD Y1, 32(DX)
 	VMOVUPD Y2, 64(DX)
@@ -10031,16 +11007,16 @@ TEXT ·accumulateAVX2(SB), NOSPLIT, $8-48
 	MOVQ    n+0(FP), SI
 	MOVQ    prefetching+8(FP), DI
 	CMPQ    AX, $0x01
-	JE      fp16516
-	JA      fp32517
+	JE      fp16576
+	JA      fp32577
 	CMPQ    CX, $0x01
-	JE      fp16520
-	JA      fp32521
+	JE      fp16580
+	JA      fp32581
 	XORQ    AX, AX
-	MOVQ    $0x00000200, CX
-	JMP     check524
+	LEAQ    512(AX), CX
+	JMP     check584
 
-next523:
+next583:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -10073,21 +11049,21 @@ next523:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check524:
+check584:
 	CMPQ AX, DI
-	JB   next523
+	JB   next583
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next523
-	JMP  done522
+	JB   next583
+	JMP  done582
 
-fp16520:
+fp16580:
 	XORQ AX, AX
-	MOVQ $0x00000200, CX
-	JMP  check526
+	LEAQ 512(AX), CX
+	JMP  check586
 
-next525:
+next585:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -10118,21 +11094,21 @@ next525:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check526:
+check586:
 	CMPQ AX, DI
-	JB   next525
+	JB   next585
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next525
-	JMP  done522
+	JB   next585
+	JMP  done582
 
-fp32521:
+fp32581:
 	XORQ AX, AX
-	MOVQ $0x00000200, CX
-	JMP  check528
+	LEAQ 512(AX), CX
+	JMP  check588
 
-next527:
+next587:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*4)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -10163,26 +11139,26 @@ next527:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check528:
+check588:
 	CMPQ AX, DI
-	JB   next527
+	JB   next587
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next527
+	JB   next587
 
-done522:
-	JMP done518
+done582:
+	JMP done578
 
-fp16516:
+fp16576:
 	CMPQ CX, $0x01
-	JE   fp16530
-	JA   fp32531
+	JE   fp16590
+	JA   fp32591
 	XORQ AX, AX
-	MOVQ $0x00000200, CX
-	JMP  check534
+	LEAQ 512(AX), CX
+	JMP  check594
 
-next533:
+next593:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VCVTPH2PS      (DX)(AX*2), Y0
@@ -10200,21 +11176,21 @@ next533:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check534:
+check594:
 	CMPQ AX, DI
-	JB   next533
+	JB   next593
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next533
-	JMP  done532
+	JB   next593
+	JMP  done592
 
-fp16530:
+fp16590:
 	XORQ AX, AX
-	MOVQ $0x00000200, CX
-	JMP  check536
+	LEAQ 512(AX), CX
+	JMP  check596
 
-next535:
+next595:
 	PREFETCHT0  (DX)(CX*2)
 	PREFETCHT0  (BX)(CX*2)
 	VCVTPH2PS   (DX)(AX*2), Y0
@@ -10230,21 +11206,21 @@ next535:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
 
-check536:
+check596:
 	CMPQ AX, DI
-	JB   next535
+	JB   next595
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next535
-	JMP  done532
+	JB   next595
+	JMP  done592
 
-fp32531:
+fp32591:
 	XORQ AX, AX
-	MOVQ $0x00000200, CX
-	JMP  check538
+	LEAQ 512(AX), CX
+	JMP  check598
 
-next537:
+next597:
 	PREFETCHT0  (DX)(CX*2)
 	PREFETCHT0  (BX)(CX*4)
 	VCVTPH2PS   (DX)(AX*2), Y0
@@ -10260,26 +11236,26 @@ next537:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
 
-check538:
+check598:
 	CMPQ AX, DI
-	JB   next537
+	JB   next597
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next537
+	JB   next597
 
-done532:
-	JMP done518
+done592:
+	JMP done578
 
-fp32517:
+fp32577:
 	CMPQ CX, $0x01
-	JE   fp16540
-	JA   fp32541
+	JE   fp16600
+	JA   fp32601
 	XORQ AX, AX
-	MOVQ $0x00000200, CX
-	JMP  check544
+	LEAQ 512(AX), CX
+	JMP  check604
 
-next543:
+next603:
 	PREFETCHT0     (DX)(CX*4)
 	PREFETCHT0     (BX)(CX*2)
 	VMOVUPS        (DX)(AX*4), Y0
@@ -10295,21 +11271,21 @@ next543:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check544:
+check604:
 	CMPQ AX, DI
-	JB   next543
+	JB   next603
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next543
-	JMP  done542
+	JB   next603
+	JMP  done602
 
-fp16540:
+fp16600:
 	XORQ AX, AX
-	MOVQ $0x00000200, CX
-	JMP  check546
+	LEAQ 512(AX), CX
+	JMP  check606
 
-next545:
+next605:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Y0
@@ -10323,21 +11299,21 @@ next545:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check546:
+check606:
 	CMPQ AX, DI
-	JB   next545
+	JB   next605
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next545
-	JMP  done542
+	JB   next605
+	JMP  done602
 
-fp32541:
+fp32601:
 	XORQ AX, AX
-	MOVQ $0x00000200, CX
-	JMP  check548
+	LEAQ 512(AX), CX
+	JMP  check608
 
-next547:
+next607:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*4)
 	VMOVUPS    (DX)(AX*4), Y0
@@ -10351,16 +11327,16 @@ next547:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check548:
+check608:
 	CMPQ AX, DI
-	JB   next547
+	JB   next607
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next547
+	JB   next607
 
-done542:
-done518:
+done602:
+done578:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -10374,19 +11350,19 @@ TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    96(DX), DX
+	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    56(SI), SI
+	MOVQ    72(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    72(DI), DI
+	MOVQ    88(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    80(R8), R8
+	MOVQ    96(R8), R8
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 256(AX), Z2
@@ -10394,22 +11370,41 @@ TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 384(AX), Z4
 	VMOVUPS 576(AX), Z5
 	MOVQ    a+0(FP), R9
-	MOVQ    (R9), R9
+	MOVQ    24(R9), R9
 	MOVQ    a+0(FP), R10
-	MOVQ    8(R10), R10
+	MOVQ    (R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    8(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16550
-	JA      fp32551
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R11
-	JMP     check554
+	JE      fp16610
+	JA      fp32611
+	MOVQ    R12, CX
+	LEAQ    512(CX), R12
+	JMP     check614
 
-next553:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*4)
-	PREFETCHT0  (R8)(R11*4)
-	PREFETCHT0  (DX)(R11*2)
+next613:
+	TESTQ     R9, R9
+	JEQ       kept615
+	MOVQ      CX, R13
+	ANDQ      $0x3f, R13
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, 64(R9)(R13*2)
+	VMOVDQU   (SI)(CX*2), Y6
+	VMOVDQU   Y6, 192(R9)(R13*2)
+	VMOVDQU32 (DI)(CX*4), Z6
+	VMOVDQU32 Z6, 320(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z6
+	VMOVDQU32 Z6, 576(R9)(R13*4)
+	MOVQ      CX, (R9)
+
+kept615:
+	PREFETCHT0  (BX)(R12*2)
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (DI)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (DX)(R12*2)
 	VPMOVZXWD   (DX)(CX*2), Z6
 	VPSLLD      $0x10, Z6, Z6
 	VPMOVZXWD   (BX)(CX*2), Z7
@@ -10437,28 +11432,43 @@ next553:
 	VMOVDQU     Y6, (BX)(CX*2)
 	VMOVDQU     Y7, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
+	ADDQ        $0x10, R12
 
-check554:
-	CMPQ CX, R10
-	JB   next553
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next553
-	JMP  done552
+check614:
+	CMPQ CX, R11
+	JB   next613
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next613
+	JMP  done612
 
-fp16550:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check556
+fp16610:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check617
 
-next555:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*4)
-	PREFETCHT0  (R8)(R11*4)
-	PREFETCHT0  (DX)(R11*2)
+next616:
+	TESTQ     R9, R9
+	JEQ       kept618
+	MOVQ      CX, R13
+	ANDQ      $0x3f, R13
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, 64(R9)(R13*2)
+	VMOVDQU   (SI)(CX*2), Y6
+	VMOVDQU   Y6, 192(R9)(R13*2)
+	VMOVDQU32 (DI)(CX*4), Z6
+	VMOVDQU32 Z6, 320(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z6
+	VMOVDQU32 Z6, 576(R9)(R13*4)
+	MOVQ      CX, (R9)
+
+kept618:
+	PREFETCHT0  (BX)(R12*2)
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (DI)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (DX)(R12*2)
 	VCVTPH2PS   (DX)(CX*2), Z6
 	VPMOVZXWD   (BX)(CX*2), Z7
 	VPSLLD      $0x10, Z7, Z7
@@ -10485,28 +11495,43 @@ next555:
 	VMOVDQU     Y6, (BX)(CX*2)
 	VMOVDQU     Y7, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
+	ADDQ        $0x10, R12
 
-check556:
-	CMPQ CX, R10
-	JB   next555
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next555
-	JMP  done552
+check617:
+	CMPQ CX, R11
+	JB   next616
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next616
+	JMP  done612
 
-fp32551:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check558
+fp32611:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check620
 
-next557:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*4)
-	PREFETCHT0  (R8)(R11*4)
-	PREFETCHT0  (DX)(R11*4)
+next619:
+	TESTQ     R9, R9
+	JEQ       kept621
+	MOVQ      CX, R13
+	ANDQ      $0x3f, R13
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, 64(R9)(R13*2)
+	VMOVDQU   (SI)(CX*2), Y6
+	VMOVDQU   Y6, 192(R9)(R13*2)
+	VMOVDQU32 (DI)(CX*4), Z6
+	VMOVDQU32 Z6, 320(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z6
+	VMOVDQU32 Z6, 576(R9)(R13*4)
+	MOVQ      CX, (R9)
+
+kept621:
+	PREFETCHT0  (BX)(R12*2)
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (DI)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Z6
 	VPMOVZXWD   (BX)(CX*2), Z7
 	VPSLLD      $0x10, Z7, Z7
@@ -10533,17 +11558,17 @@ next557:
 	VMOVDQU     Y6, (BX)(CX*2)
 	VMOVDQU     Y7, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
+	ADDQ        $0x10, R12
 
-check558:
-	CMPQ CX, R10
-	JB   next557
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next557
+check620:
+	CMPQ CX, R11
+	JB   next619
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next619
 
-done552:
+done612:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -10557,176 +11582,219 @@ TEXT ·lionSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    96(DX), DX
+	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    56(SI), SI
+	MOVQ    72(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    72(DI), DI
+	MOVQ    88(DI), DI
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 256(AX), Z2
 	VMOVUPS 320(AX), Z3
 	VMOVUPS 576(AX), Z4
 	MOVQ    a+0(FP), R8
-	MOVQ    (R8), R8
+	MOVQ    24(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    8(R9), R9
+	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp16560
-	JA      fp32561
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R10
-	JMP     check564
+	JE      fp16623
+	JA      fp32624
+	MOVQ    R11, CX
+	LEAQ    512(CX), R11
+	JMP     check627
 
-next563:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*4)
-	PREFETCHT0  (DX)(R10*2)
+next626:
+	TESTQ     R8, R8
+	JEQ       kept628
+	MOVQ      CX, R12
+	ANDQ      $0x3f, R12
+	VMOVDQU   (BX)(CX*2), Y5
+	VMOVDQU   Y5, 64(R8)(R12*2)
+	VMOVDQU   (SI)(CX*2), Y5
+	VMOVDQU   Y5, 192(R8)(R12*2)
+	VMOVDQU32 (DI)(CX*4), Z5
+	VMOVDQU32 Z5, 320(R8)(R12*4)
+	MOVQ      CX, (R8)
+
+kept628:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*4)
+	PREFETCHT0  (DX)(R11*2)
 	VPMOVZXWD   (DX)(CX*2), Z5
 	VPSLLD      $0x10, Z5, Z5
-	VPMOVZXWD   (BX)(CX*2), Z6
-	VPSLLD      $0x10, Z6, Z6
-	VPMOVSXWD   (SI)(CX*2), Z7
-	VPADDD      Z7, Z6, Z6
+	VPMOVZXWD   (BX)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VPMOVSXWD   (SI)(CX*2), Z8
+	VPADDD      Z8, Z7, Z7
 	VMULPS      (AX), Z5, Z5
-	VFMADD231PS 64(AX), Z6, Z5
-	VMULPS      (DI)(CX*4), Z0, Z7
-	VFMADD231PS Z1, Z5, Z7
-	VFMADD231PS 512(AX), Z6, Z6
-	VPXORD      Z8, Z8, Z8
-	VANDPS      pattern80000000<>+0(SB), Z7, Z9
+	VFMADD231PS 64(AX), Z7, Z5
+	VMULPS      (DI)(CX*4), Z0, Z8
+	VFMADD231PS Z1, Z5, Z8
+	VFMADD231PS 512(AX), Z7, Z7
+	VPXORD      Z6, Z6, Z6
+	VANDPS      pattern80000000<>+0(SB), Z8, Z9
 	VXORPS      Z4, Z9, Z9
-	VCMPPS      $0x00, Z8, Z7, K1
-	VCMPPS      $0x03, Z7, Z7, K2
-	VMOVDQA32   Z8, K1, Z9
-	VMOVDQA32   Z7, K2, Z9
-	VADDPS      Z9, Z6, Z6
-	VMULPS      (DI)(CX*4), Z2, Z7
-	VFMADD231PS Z3, Z5, Z7
-	VMOVUPS     Z7, (DI)(CX*4)
-	VPADDD      pattern00008000<>+0(SB), Z6, Z5
+	VCMPPS      $0x00, Z6, Z8, K1
+	VCMPPS      $0x03, Z8, Z8, K2
+	VMOVDQA32   Z6, K1, Z9
+	VMOVDQA32   Z8, K2, Z9
+	VADDPS      Z9, Z7, Z7
+	VMULPS      (DI)(CX*4), Z2, Z8
+	VFMADD231PS Z3, Z5, Z8
+	VMOVUPS     Z8, (DI)(CX*4)
+	VPADDD      pattern00008000<>+0(SB), Z7, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
-	VPMOVDW     Z6, Y6
+	VPMOVDW     Z7, Y7
 	VMOVDQU     Y5, (BX)(CX*2)
-	VMOVDQU     Y6, (SI)(CX*2)
+	VMOVDQU     Y7, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
 
-check564:
-	CMPQ CX, R9
-	JB   next563
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next563
-	JMP  done562
+check627:
+	CMPQ CX, R10
+	JB   next626
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next626
+	JMP  done625
 
-fp16560:
-	XORQ CX, CX
-	MOVQ $0x00000200, R10
-	JMP  check566
+fp16623:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check630
 
-next565:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*4)
-	PREFETCHT0  (DX)(R10*2)
+next629:
+	TESTQ     R8, R8
+	JEQ       kept631
+	MOVQ      CX, R12
+	ANDQ      $0x3f, R12
+	VMOVDQU   (BX)(CX*2), Y5
+	VMOVDQU   Y5, 64(R8)(R12*2)
+	VMOVDQU   (SI)(CX*2), Y5
+	VMOVDQU   Y5, 192(R8)(R12*2)
+	VMOVDQU32 (DI)(CX*4), Z5
+	VMOVDQU32 Z5, 320(R8)(R12*4)
+	MOVQ      CX, (R8)
+
+kept631:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*4)
+	PREFETCHT0  (DX)(R11*2)
 	VCVTPH2PS   (DX)(CX*2), Z5
-	VPMOVZXWD   (BX)(CX*2), Z6
-	VPSLLD      $0x10, Z6, Z6
-	VPMOVSXWD   (SI)(CX*2), Z7
-	VPADDD      Z7, Z6, Z6
+	VPMOVZXWD   (BX)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VPMOVSXWD   (SI)(CX*2), Z8
+	VPADDD      Z8, Z7, Z7
 	VMULPS      (AX), Z5, Z5
-	VFMADD231PS 64(AX), Z6, Z5
-	VMULPS      (DI)(CX*4), Z0, Z7
-	VFMADD231PS Z1, Z5, Z7
-	VFMADD231PS 512(AX), Z6, Z6
-	VPXORD      Z8, Z8, Z8
-	VANDPS      pattern80000000<>+0(SB), Z7, Z9
+	VFMADD231PS 64(AX), Z7, Z5
+	VMULPS      (DI)(CX*4), Z0, Z8
+	VFMADD231PS Z1, Z5, Z8
+	VFMADD231PS 512(AX), Z7, Z7
+	VPXORD      Z6, Z6, Z6
+	VANDPS      pattern80000000<>+0(SB), Z8, Z9
 	VXORPS      Z4, Z9, Z9
-	VCMPPS      $0x00, Z8, Z7, K1
-	VCMPPS      $0x03, Z7, Z7, K2
-	VMOVDQA32   Z8, K1, Z9
-	VMOVDQA32   Z7, K2, Z9
-	VADDPS      Z9, Z6, Z6
-	VMULPS      (DI)(CX*4), Z2, Z7
-	VFMADD231PS Z3, Z5, Z7
-	VMOVUPS     Z7, (DI)(CX*4)
-	VPADDD      pattern00008000<>+0(SB), Z6, Z5
+	VCMPPS      $0x00, Z6, Z8, K1
+	VCMPPS      $0x03, Z8, Z8, K2
+	VMOVDQA32   Z6, K1, Z9
+	VMOVDQA32   Z8, K2, Z9
+	VADDPS      Z9, Z7, Z7
+	VMULPS      (DI)(CX*4), Z2, Z8
+	VFMADD231PS Z3, Z5, Z8
+	VMOVUPS     Z8, (DI)(CX*4)
+	VPADDD      pattern00008000<>+0(SB), Z7, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
-	VPMOVDW     Z6, Y6
+	VPMOVDW     Z7, Y7
 	VMOVDQU     Y5, (BX)(CX*2)
-	VMOVDQU     Y6, (SI)(CX*2)
+	VMOVDQU     Y7, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
 
-check566:
-	CMPQ CX, R9
-	JB   next565
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next565
-	JMP  done562
+check630:
+	CMPQ CX, R10
+	JB   next629
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next629
+	JMP  done625
 
-fp32561:
-	XORQ CX, CX
-	MOVQ $0x00000200, R10
-	JMP  check568
+fp32624:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check633
 
-next567:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*4)
-	PREFETCHT0  (DX)(R10*4)
+next632:
+	TESTQ     R8, R8
+	JEQ       kept634
+	MOVQ      CX, R12
+	ANDQ      $0x3f, R12
+	VMOVDQU   (BX)(CX*2), Y5
+	VMOVDQU   Y5, 64(R8)(R12*2)
+	VMOVDQU   (SI)(CX*2), Y5
+	VMOVDQU   Y5, 192(R8)(R12*2)
+	VMOVDQU32 (DI)(CX*4), Z5
+	VMOVDQU32 Z5, 320(R8)(R12*4)
+	MOVQ      CX, (R8)
+
+kept634:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*4)
+	PREFETCHT0  (DX)(R11*4)
 	VMOVUPS     (DX)(CX*4), Z5
-	VPMOVZXWD   (BX)(CX*2), Z6
-	VPSLLD      $0x10, Z6, Z6
-	VPMOVSXWD   (SI)(CX*2), Z7
-	VPADDD      Z7, Z6, Z6
+	VPMOVZXWD   (BX)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VPMOVSXWD   (SI)(CX*2), Z8
+	VPADDD      Z8, Z7, Z7
 	VMULPS      (AX), Z5, Z5
-	VFMADD231PS 64(AX), Z6, Z5
-	VMULPS      (DI)(CX*4), Z0, Z7
-	VFMADD231PS Z1, Z5, Z7
-	VFMADD231PS 512(AX), Z6, Z6
-	VPXORD      Z8, Z8, Z8
-	VANDPS      pattern80000000<>+0(SB), Z7, Z9
+	VFMADD231PS 64(AX), Z7, Z5
+	VMULPS      (DI)(CX*4), Z0, Z8
+	VFMADD231PS Z1, Z5, Z8
+	VFMADD231PS 512(AX), Z7, Z7
+	VPXORD      Z6, Z6, Z6
+	VANDPS      pattern80000000<>+0(SB), Z8, Z9
 	VXORPS      Z4, Z9, Z9
-	VCMPPS      $0x00, Z8, Z7, K1
-	VCMPPS      $0x03, Z7, Z7, K2
-	VMOVDQA32   Z8, K1, Z9
-	VMOVDQA32   Z7, K2, Z9
-	VADDPS      Z9, Z6, Z6
-	VMULPS      (DI)(CX*4), Z2, Z7
-	VFMADD231PS Z3, Z5, Z7
-	VMOVUPS     Z7, (DI)(CX*4)
-	VPADDD      pattern00008000<>+0(SB), Z6, Z5
+	VCMPPS      $0x00, Z6, Z8, K1
+	VCMPPS      $0x03, Z8, Z8, K2
+	VMOVDQA32   Z6, K1, Z9
+	VMOVDQA32   Z8, K2, Z9
+	VADDPS      Z9, Z7, Z7
+	VMULPS      (DI)(CX*4), Z2, Z8
+	VFMADD231PS Z3, Z5, Z8
+	VMOVUPS     Z8, (DI)(CX*4)
+	VPADDD      pattern00008000<>+0(SB), Z7, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
-	VPMOVDW     Z6, Y6
+	VPMOVDW     Z7, Y7
 	VMOVDQU     Y5, (BX)(CX*2)
-	VMOVDQU     Y6, (SI)(CX*2)
+	VMOVDQU     Y7, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
 
-check568:
-	CMPQ CX, R9
-	JB   next567
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next567
+check633:
+	CMPQ CX, R10
+	JB   next632
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next632
 
-done562:
+done625:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -10740,35 +11808,52 @@ TEXT ·adagradSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    96(DX), DX
+	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    56(SI), SI
+	MOVQ    72(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    72(DI), DI
+	MOVQ    88(DI), DI
 	VMOVUPS 448(AX), Z0
 	VMOVUPS 576(AX), Z1
 	MOVQ    a+0(FP), R8
-	MOVQ    (R8), R8
+	MOVQ    24(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    8(R9), R9
+	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp16570
-	JA      fp32571
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R10
-	JMP     check574
+	JE      fp16636
+	JA      fp32637
+	MOVQ    R11, CX
+	LEAQ    512(CX), R11
+	JMP     check640
 
-next573:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*4)
-	PREFETCHT0  (DX)(R10*2)
+next639:
+	TESTQ     R8, R8
+	JEQ       kept641
+	MOVQ      CX, R12
+	ANDQ      $0x3f, R12
+	VMOVDQU   (BX)(CX*2), Y2
+	VMOVDQU   Y2, 64(R8)(R12*2)
+	VMOVDQU   (SI)(CX*2), Y2
+	VMOVDQU   Y2, 192(R8)(R12*2)
+	VMOVDQU32 (DI)(CX*4), Z2
+	VMOVDQU32 Z2, 320(R8)(R12*4)
+	MOVQ      CX, (R8)
+
+kept641:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*4)
+	PREFETCHT0  (DX)(R11*2)
 	VPMOVZXWD   (DX)(CX*2), Z2
 	VPSLLD      $0x10, Z2, Z2
 	VPMOVZXWD   (BX)(CX*2), Z3
@@ -10791,27 +11876,40 @@ next573:
 	VMOVDQU     Y2, (BX)(CX*2)
 	VMOVDQU     Y3, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
 
-check574:
-	CMPQ CX, R9
-	JB   next573
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next573
-	JMP  done572
+check640:
+	CMPQ CX, R10
+	JB   next639
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next639
+	JMP  done638
 
-fp16570:
-	XORQ CX, CX
-	MOVQ $0x00000200, R10
-	JMP  check576
+fp16636:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check643
 
-next575:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*4)
-	PREFETCHT0  (DX)(R10*2)
+next642:
+	TESTQ     R8, R8
+	JEQ       kept644
+	MOVQ      CX, R12
+	ANDQ      $0x3f, R12
+	VMOVDQU   (BX)(CX*2), Y2
+	VMOVDQU   Y2, 64(R8)(R12*2)
+	VMOVDQU   (SI)(CX*2), Y2
+	VMOVDQU   Y2, 192(R8)(R12*2)
+	VMOVDQU32 (DI)(CX*4), Z2
+	VMOVDQU32 Z2, 320(R8)(R12*4)
+	MOVQ      CX, (R8)
+
+kept644:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*4)
+	PREFETCHT0  (DX)(R11*2)
 	VCVTPH2PS   (DX)(CX*2), Z2
 	VPMOVZXWD   (BX)(CX*2), Z3
 	VPSLLD      $0x10, Z3, Z3
@@ -10833,27 +11931,40 @@ next575:
 	VMOVDQU     Y2, (BX)(CX*2)
 	VMOVDQU     Y3, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
 
-check576:
-	CMPQ CX, R9
-	JB   next575
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next575
-	JMP  done572
+check643:
+	CMPQ CX, R10
+	JB   next642
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next642
+	JMP  done638
 
-fp32571:
-	XORQ CX, CX
-	MOVQ $0x00000200, R10
-	JMP  check578
+fp32637:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check646
 
-next577:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*4)
-	PREFETCHT0  (DX)(R10*4)
+next645:
+	TESTQ     R8, R8
+	JEQ       kept647
+	MOVQ      CX, R12
+	ANDQ      $0x3f, R12
+	VMOVDQU   (BX)(CX*2), Y2
+	VMOVDQU   Y2, 64(R8)(R12*2)
+	VMOVDQU   (SI)(CX*2), Y2
+	VMOVDQU   Y2, 192(R8)(R12*2)
+	VMOVDQU32 (DI)(CX*4), Z2
+	VMOVDQU32 Z2, 320(R8)(R12*4)
+	MOVQ      CX, (R8)
+
+kept647:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*4)
+	PREFETCHT0  (DX)(R11*4)
 	VMOVUPS     (DX)(CX*4), Z2
 	VPMOVZXWD   (BX)(CX*2), Z3
 	VPSLLD      $0x10, Z3, Z3
@@ -10875,17 +11986,17 @@ next577:
 	VMOVDQU     Y2, (BX)(CX*2)
 	VMOVDQU     Y3, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
 
-check578:
-	CMPQ CX, R9
-	JB   next577
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next577
+check646:
+	CMPQ CX, R10
+	JB   next645
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next645
 
-done572:
+done638:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -10899,38 +12010,55 @@ TEXT ·sgdSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    96(DX), DX
+	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    56(SI), SI
+	MOVQ    72(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    72(DI), DI
+	MOVQ    88(DI), DI
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 640(AX), Z2
 	VMOVUPS 704(AX), Z3
 	VMOVUPS 576(AX), Z4
 	MOVQ    a+0(FP), R8
-	MOVQ    (R8), R8
+	MOVQ    24(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    8(R9), R9
+	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp16580
-	JA      fp32581
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R10
-	JMP     check584
+	JE      fp16649
+	JA      fp32650
+	MOVQ    R11, CX
+	LEAQ    512(CX), R11
+	JMP     check653
 
-next583:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*4)
-	PREFETCHT0  (DX)(R10*2)
+next652:
+	TESTQ     R8, R8
+	JEQ       kept654
+	MOVQ      CX, R12
+	ANDQ      $0x3f, R12
+	VMOVDQU   (BX)(CX*2), Y5
+	VMOVDQU   Y5, 64(R8)(R12*2)
+	VMOVDQU   (SI)(CX*2), Y5
+	VMOVDQU   Y5, 192(R8)(R12*2)
+	VMOVDQU32 (DI)(CX*4), Z5
+	VMOVDQU32 Z5, 320(R8)(R12*4)
+	MOVQ      CX, (R8)
+
+kept654:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*4)
+	PREFETCHT0  (DX)(R11*2)
 	VPMOVZXWD   (DX)(CX*2), Z5
 	VPSLLD      $0x10, Z5, Z5
 	VPMOVZXWD   (BX)(CX*2), Z6
@@ -10953,27 +12081,40 @@ next583:
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
 
-check584:
-	CMPQ CX, R9
-	JB   next583
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next583
-	JMP  done582
+check653:
+	CMPQ CX, R10
+	JB   next652
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next652
+	JMP  done651
 
-fp16580:
-	XORQ CX, CX
-	MOVQ $0x00000200, R10
-	JMP  check586
+fp16649:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check656
 
-next585:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*4)
-	PREFETCHT0  (DX)(R10*2)
+next655:
+	TESTQ     R8, R8
+	JEQ       kept657
+	MOVQ      CX, R12
+	ANDQ      $0x3f, R12
+	VMOVDQU   (BX)(CX*2), Y5
+	VMOVDQU   Y5, 64(R8)(R12*2)
+	VMOVDQU   (SI)(CX*2), Y5
+	VMOVDQU   Y5, 192(R8)(R12*2)
+	VMOVDQU32 (DI)(CX*4), Z5
+	VMOVDQU32 Z5, 320(R8)(R12*4)
+	MOVQ      CX, (R8)
+
+kept657:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*4)
+	PREFETCHT0  (DX)(R11*2)
 	VCVTPH2PS   (DX)(CX*2), Z5
 	VPMOVZXWD   (BX)(CX*2), Z6
 	VPSLLD      $0x10, Z6, Z6
@@ -10995,27 +12136,40 @@ next585:
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
 
-check586:
-	CMPQ CX, R9
-	JB   next585
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next585
-	JMP  done582
+check656:
+	CMPQ CX, R10
+	JB   next655
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next655
+	JMP  done651
 
-fp32581:
-	XORQ CX, CX
-	MOVQ $0x00000200, R10
-	JMP  check588
+fp32650:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check659
 
-next587:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*4)
-	PREFETCHT0  (DX)(R10*4)
+next658:
+	TESTQ     R8, R8
+	JEQ       kept660
+	MOVQ      CX, R12
+	ANDQ      $0x3f, R12
+	VMOVDQU   (BX)(CX*2), Y5
+	VMOVDQU   Y5, 64(R8)(R12*2)
+	VMOVDQU   (SI)(CX*2), Y5
+	VMOVDQU   Y5, 192(R8)(R12*2)
+	VMOVDQU32 (DI)(CX*4), Z5
+	VMOVDQU32 Z5, 320(R8)(R12*4)
+	MOVQ      CX, (R8)
+
+kept660:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*4)
+	PREFETCHT0  (DX)(R11*4)
 	VMOVUPS     (DX)(CX*4), Z5
 	VPMOVZXWD   (BX)(CX*2), Z6
 	VPSLLD      $0x10, Z6, Z6
@@ -11037,17 +12191,17 @@ next587:
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
 
-check588:
-	CMPQ CX, R9
-	JB   next587
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next587
+check659:
+	CMPQ CX, R10
+	JB   next658
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next658
 
-done582:
+done651:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -11056,15 +12210,15 @@ done582:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit1xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   48(AX), AX
+	MOVQ   64(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   96(CX), CX
+	MOVQ   112(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   24(DX), DX
+	MOVQ   40(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   56(BX), BX
+	MOVQ   72(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   72(SI), SI
+	MOVQ   88(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
@@ -11072,13 +12226,13 @@ TEXT ·trafficSplit1xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp16590
-	JA     fp32591
+	JE     fp16662
+	JA     fp32663
 	XORQ   DX, DX
-	MOVQ   $0x00000200, R9
-	JMP    check594
+	LEAQ   512(DX), R9
+	JMP    check666
 
-next593:
+next665:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -11093,21 +12247,21 @@ next593:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check594:
+check666:
 	CMPQ DX, R8
-	JB   next593
+	JB   next665
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next593
-	JMP  done592
+	JB   next665
+	JMP  done664
 
-fp16590:
+fp16662:
 	XORQ DX, DX
-	MOVQ $0x00000200, R9
-	JMP  check596
+	LEAQ 512(DX), R9
+	JMP  check668
 
-next595:
+next667:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -11122,21 +12276,21 @@ next595:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check596:
+check668:
 	CMPQ DX, R8
-	JB   next595
+	JB   next667
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next595
-	JMP  done592
+	JB   next667
+	JMP  done664
 
-fp32591:
+fp32663:
 	XORQ DX, DX
-	MOVQ $0x00000200, R9
-	JMP  check598
+	LEAQ 512(DX), R9
+	JMP  check670
 
-next597:
+next669:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -11151,15 +12305,15 @@ next597:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check598:
+check670:
 	CMPQ DX, R8
-	JB   next597
+	JB   next669
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next597
+	JB   next669
 
-done592:
+done664:
 	VZEROUPPER
 	RET
 
@@ -11167,17 +12321,17 @@ done592:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit2xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   48(AX), AX
+	MOVQ   64(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   96(CX), CX
+	MOVQ   112(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   24(DX), DX
+	MOVQ   40(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   56(BX), BX
+	MOVQ   72(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   72(SI), SI
+	MOVQ   88(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   80(DI), DI
+	MOVQ   96(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
@@ -11185,13 +12339,13 @@ TEXT ·trafficSplit2xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp16600
-	JA     fp32601
+	JE     fp16672
+	JA     fp32673
 	XORQ   DX, DX
-	MOVQ   $0x00000200, R10
-	JMP    check604
+	LEAQ   512(DX), R10
+	JMP    check676
 
-next603:
+next675:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -11209,21 +12363,21 @@ next603:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check604:
+check676:
 	CMPQ DX, R9
-	JB   next603
+	JB   next675
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next603
-	JMP  done602
+	JB   next675
+	JMP  done674
 
-fp16600:
+fp16672:
 	XORQ DX, DX
-	MOVQ $0x00000200, R10
-	JMP  check606
+	LEAQ 512(DX), R10
+	JMP  check678
 
-next605:
+next677:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -11241,21 +12395,21 @@ next605:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check606:
+check678:
 	CMPQ DX, R9
-	JB   next605
+	JB   next677
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next605
-	JMP  done602
+	JB   next677
+	JMP  done674
 
-fp32601:
+fp32673:
 	XORQ DX, DX
-	MOVQ $0x00000200, R10
-	JMP  check608
+	LEAQ 512(DX), R10
+	JMP  check680
 
-next607:
+next679:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -11273,15 +12427,15 @@ next607:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check608:
+check680:
 	CMPQ DX, R9
-	JB   next607
+	JB   next679
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next607
+	JB   next679
 
-done602:
+done674:
 	VZEROUPPER
 	RET
 
@@ -11294,21 +12448,21 @@ TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         16(AX), AX
+	MOVQ         32(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         24(CX), CX
+	MOVQ         40(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         96(DX), DX
+	MOVQ         112(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         48(BX), BX
+	MOVQ         64(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         56(SI), SI
+	MOVQ         72(SI), SI
 	MOVQ         a+0(FP), DI
-	MOVQ         72(DI), DI
+	MOVQ         88(DI), DI
 	MOVQ         a+0(FP), R8
-	MOVQ         80(R8), R8
+	MOVQ         96(R8), R8
 	MOVQ         a+0(FP), R9
-	VPBROADCASTD 40(R9), Z0
+	VPBROADCASTD 56(R9), Z0
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z0, Z0
 	VMOVUPS      128(AX), Z1
 	VMOVUPS      192(AX), Z2
@@ -11317,22 +12471,41 @@ TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS      384(AX), Z5
 	VMOVUPS      576(AX), Z6
 	MOVQ         a+0(FP), R9
-	MOVQ         (R9), R9
+	MOVQ         24(R9), R9
 	MOVQ         a+0(FP), R10
-	MOVQ         8(R10), R10
+	MOVQ         (R10), R10
+	MOVQ         a+0(FP), R11
+	MOVQ         8(R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         16(R12), R12
 	CMPQ         CX, $0x01
-	JE           fp16610
-	JA           fp32611
-	XORQ         CX, CX
-	MOVQ         $0x00000200, R11
-	JMP          check614
+	JE           fp16682
+	JA           fp32683
+	MOVQ         R12, CX
+	LEAQ         512(CX), R12
+	JMP          check686
 
-next613:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
+next685:
+	TESTQ   R9, R9
+	JEQ     kept687
+	MOVQ    CX, R13
+	ANDQ    $0x3f, R13
+	VMOVDQU (BX)(CX*2), Y7
+	VMOVDQU Y7, 64(R9)(R13*2)
+	VMOVDQU (SI)(CX*2), Y7
+	VMOVDQU Y7, 192(R9)(R13*2)
+	VMOVDQU (DI)(CX*2), Y7
+	VMOVDQU Y7, 320(R9)(R13*2)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 448(R9)(R13*2)
+	MOVQ    CX, (R9)
+
+kept687:
+	PREFETCHT0  (BX)(R12*2)
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
 	VPMOVZXWD   (DX)(CX*2), Z7
 	VPSLLD      $0x10, Z7, Z7
 	VPMOVZXWD   (BX)(CX*2), Z8
@@ -11373,28 +12546,43 @@ next613:
 	VMOVDQU     Y7, (BX)(CX*2)
 	VMOVDQU     Y8, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
+	ADDQ        $0x10, R12
 
-check614:
-	CMPQ CX, R10
-	JB   next613
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next613
-	JMP  done612
+check686:
+	CMPQ CX, R11
+	JB   next685
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next685
+	JMP  done684
 
-fp16610:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check616
+fp16682:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check689
 
-next615:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
+next688:
+	TESTQ   R9, R9
+	JEQ     kept690
+	MOVQ    CX, R13
+	ANDQ    $0x3f, R13
+	VMOVDQU (BX)(CX*2), Y7
+	VMOVDQU Y7, 64(R9)(R13*2)
+	VMOVDQU (SI)(CX*2), Y7
+	VMOVDQU Y7, 192(R9)(R13*2)
+	VMOVDQU (DI)(CX*2), Y7
+	VMOVDQU Y7, 320(R9)(R13*2)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 448(R9)(R13*2)
+	MOVQ    CX, (R9)
+
+kept690:
+	PREFETCHT0  (BX)(R12*2)
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
 	VCVTPH2PS   (DX)(CX*2), Z7
 	VPMOVZXWD   (BX)(CX*2), Z8
 	VPSLLD      $0x10, Z8, Z8
@@ -11434,28 +12622,43 @@ next615:
 	VMOVDQU     Y7, (BX)(CX*2)
 	VMOVDQU     Y8, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
+	ADDQ        $0x10, R12
 
-check616:
-	CMPQ CX, R10
-	JB   next615
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next615
-	JMP  done612
+check689:
+	CMPQ CX, R11
+	JB   next688
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next688
+	JMP  done684
 
-fp32611:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check618
+fp32683:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check692
 
-next617:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*4)
+next691:
+	TESTQ   R9, R9
+	JEQ     kept693
+	MOVQ    CX, R13
+	ANDQ    $0x3f, R13
+	VMOVDQU (BX)(CX*2), Y7
+	VMOVDQU Y7, 64(R9)(R13*2)
+	VMOVDQU (SI)(CX*2), Y7
+	VMOVDQU Y7, 192(R9)(R13*2)
+	VMOVDQU (DI)(CX*2), Y7
+	VMOVDQU Y7, 320(R9)(R13*2)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 448(R9)(R13*2)
+	MOVQ    CX, (R9)
+
+kept693:
+	PREFETCHT0  (BX)(R12*2)
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Z7
 	VPMOVZXWD   (BX)(CX*2), Z8
 	VPSLLD      $0x10, Z8, Z8
@@ -11495,17 +12698,17 @@ next617:
 	VMOVDQU     Y7, (BX)(CX*2)
 	VMOVDQU     Y8, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
+	ADDQ        $0x10, R12
 
-check618:
-	CMPQ CX, R10
-	JB   next617
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next617
+check692:
+	CMPQ CX, R11
+	JB   next691
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next691
 
-done612:
+done684:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -11537,191 +12740,234 @@ TEXT ·lionSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    96(DX), DX
+	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    56(SI), SI
+	MOVQ    72(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    72(DI), DI
+	MOVQ    88(DI), DI
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 256(AX), Z2
 	VMOVUPS 320(AX), Z3
 	VMOVUPS 576(AX), Z4
 	MOVQ    a+0(FP), R8
-	MOVQ    (R8), R8
+	MOVQ    24(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    8(R9), R9
+	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp16620
-	JA      fp32621
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R10
-	JMP     check624
+	JE      fp16695
+	JA      fp32696
+	MOVQ    R11, CX
+	LEAQ    512(CX), R11
+	JMP     check699
 
-next623:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
+next698:
+	TESTQ   R8, R8
+	JEQ     kept700
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	MOVQ    CX, (R8)
+
+kept700:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
 	VPMOVZXWD   (DX)(CX*2), Z5
 	VPSLLD      $0x10, Z5, Z5
-	VPMOVZXWD   (BX)(CX*2), Z6
-	VPSLLD      $0x10, Z6, Z6
-	VPMOVSXWD   (SI)(CX*2), Z7
-	VPADDD      Z7, Z6, Z6
-	VMULPS      (AX), Z5, Z5
-	VFMADD231PS 64(AX), Z6, Z5
-	VPMOVZXWD   (DI)(CX*2), Z7
+	VPMOVZXWD   (BX)(CX*2), Z7
 	VPSLLD      $0x10, Z7, Z7
-	VMULPS      Z7, Z0, Z9
+	VPMOVSXWD   (SI)(CX*2), Z8
+	VPADDD      Z8, Z7, Z7
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z7, Z5
+	VPMOVZXWD   (DI)(CX*2), Z8
+	VPSLLD      $0x10, Z8, Z8
+	VMULPS      Z8, Z0, Z9
 	VFMADD231PS Z1, Z5, Z9
-	VFMADD231PS 512(AX), Z6, Z6
-	VPXORD      Z8, Z8, Z8
+	VFMADD231PS 512(AX), Z7, Z7
+	VPXORD      Z6, Z6, Z6
 	VANDPS      pattern80000000<>+0(SB), Z9, Z10
 	VXORPS      Z4, Z10, Z10
-	VCMPPS      $0x00, Z8, Z9, K1
+	VCMPPS      $0x00, Z6, Z9, K1
 	VCMPPS      $0x03, Z9, Z9, K2
-	VMOVDQA32   Z8, K1, Z10
+	VMOVDQA32   Z6, K1, Z10
 	VMOVDQA32   Z9, K2, Z10
-	VADDPS      Z10, Z6, Z6
-	VMULPS      Z7, Z2, Z7
-	VFMADD231PS Z3, Z5, Z7
-	VPADDD      pattern00008000<>+0(SB), Z7, Z5
+	VADDPS      Z10, Z7, Z7
+	VMULPS      Z8, Z2, Z8
+	VFMADD231PS Z3, Z5, Z8
+	VPADDD      pattern00008000<>+0(SB), Z8, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQU     Y5, (DI)(CX*2)
-	VPADDD      pattern00008000<>+0(SB), Z6, Z5
+	VPADDD      pattern00008000<>+0(SB), Z7, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
-	VPMOVDW     Z6, Y6
+	VPMOVDW     Z7, Y7
 	VMOVDQU     Y5, (BX)(CX*2)
-	VMOVDQU     Y6, (SI)(CX*2)
+	VMOVDQU     Y7, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
 
-check624:
-	CMPQ CX, R9
-	JB   next623
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next623
-	JMP  done622
+check699:
+	CMPQ CX, R10
+	JB   next698
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next698
+	JMP  done697
 
-fp16620:
-	XORQ CX, CX
-	MOVQ $0x00000200, R10
-	JMP  check626
+fp16695:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check702
 
-next625:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
+next701:
+	TESTQ   R8, R8
+	JEQ     kept703
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	MOVQ    CX, (R8)
+
+kept703:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
 	VCVTPH2PS   (DX)(CX*2), Z5
-	VPMOVZXWD   (BX)(CX*2), Z6
-	VPSLLD      $0x10, Z6, Z6
-	VPMOVSXWD   (SI)(CX*2), Z7
-	VPADDD      Z7, Z6, Z6
-	VMULPS      (AX), Z5, Z5
-	VFMADD231PS 64(AX), Z6, Z5
-	VPMOVZXWD   (DI)(CX*2), Z7
+	VPMOVZXWD   (BX)(CX*2), Z7
 	VPSLLD      $0x10, Z7, Z7
-	VMULPS      Z7, Z0, Z9
+	VPMOVSXWD   (SI)(CX*2), Z8
+	VPADDD      Z8, Z7, Z7
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z7, Z5
+	VPMOVZXWD   (DI)(CX*2), Z8
+	VPSLLD      $0x10, Z8, Z8
+	VMULPS      Z8, Z0, Z9
 	VFMADD231PS Z1, Z5, Z9
-	VFMADD231PS 512(AX), Z6, Z6
-	VPXORD      Z8, Z8, Z8
+	VFMADD231PS 512(AX), Z7, Z7
+	VPXORD      Z6, Z6, Z6
 	VANDPS      pattern80000000<>+0(SB), Z9, Z10
 	VXORPS      Z4, Z10, Z10
-	VCMPPS      $0x00, Z8, Z9, K1
+	VCMPPS      $0x00, Z6, Z9, K1
 	VCMPPS      $0x03, Z9, Z9, K2
-	VMOVDQA32   Z8, K1, Z10
+	VMOVDQA32   Z6, K1, Z10
 	VMOVDQA32   Z9, K2, Z10
-	VADDPS      Z10, Z6, Z6
-	VMULPS      Z7, Z2, Z7
-	VFMADD231PS Z3, Z5, Z7
-	VPADDD      pattern00008000<>+0(SB), Z7, Z5
+	VADDPS      Z10, Z7, Z7
+	VMULPS      Z8, Z2, Z8
+	VFMADD231PS Z3, Z5, Z8
+	VPADDD      pattern00008000<>+0(SB), Z8, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQU     Y5, (DI)(CX*2)
-	VPADDD      pattern00008000<>+0(SB), Z6, Z5
+	VPADDD      pattern00008000<>+0(SB), Z7, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
-	VPMOVDW     Z6, Y6
+	VPMOVDW     Z7, Y7
 	VMOVDQU     Y5, (BX)(CX*2)
-	VMOVDQU     Y6, (SI)(CX*2)
+	VMOVDQU     Y7, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
 
-check626:
-	CMPQ CX, R9
-	JB   next625
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next625
-	JMP  done622
+check702:
+	CMPQ CX, R10
+	JB   next701
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next701
+	JMP  done697
 
-fp32621:
-	XORQ CX, CX
-	MOVQ $0x00000200, R10
-	JMP  check628
+fp32696:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check705
 
-next627:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*4)
+next704:
+	TESTQ   R8, R8
+	JEQ     kept706
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	MOVQ    CX, (R8)
+
+kept706:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*4)
 	VMOVUPS     (DX)(CX*4), Z5
-	VPMOVZXWD   (BX)(CX*2), Z6
-	VPSLLD      $0x10, Z6, Z6
-	VPMOVSXWD   (SI)(CX*2), Z7
-	VPADDD      Z7, Z6, Z6
-	VMULPS      (AX), Z5, Z5
-	VFMADD231PS 64(AX), Z6, Z5
-	VPMOVZXWD   (DI)(CX*2), Z7
+	VPMOVZXWD   (BX)(CX*2), Z7
 	VPSLLD      $0x10, Z7, Z7
-	VMULPS      Z7, Z0, Z9
+	VPMOVSXWD   (SI)(CX*2), Z8
+	VPADDD      Z8, Z7, Z7
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z7, Z5
+	VPMOVZXWD   (DI)(CX*2), Z8
+	VPSLLD      $0x10, Z8, Z8
+	VMULPS      Z8, Z0, Z9
 	VFMADD231PS Z1, Z5, Z9
-	VFMADD231PS 512(AX), Z6, Z6
-	VPXORD      Z8, Z8, Z8
+	VFMADD231PS 512(AX), Z7, Z7
+	VPXORD      Z6, Z6, Z6
 	VANDPS      pattern80000000<>+0(SB), Z9, Z10
 	VXORPS      Z4, Z10, Z10
-	VCMPPS      $0x00, Z8, Z9, K1
+	VCMPPS      $0x00, Z6, Z9, K1
 	VCMPPS      $0x03, Z9, Z9, K2
-	VMOVDQA32   Z8, K1, Z10
+	VMOVDQA32   Z6, K1, Z10
 	VMOVDQA32   Z9, K2, Z10
-	VADDPS      Z10, Z6, Z6
-	VMULPS      Z7, Z2, Z7
-	VFMADD231PS Z3, Z5, Z7
-	VPADDD      pattern00008000<>+0(SB), Z7, Z5
+	VADDPS      Z10, Z7, Z7
+	VMULPS      Z8, Z2, Z8
+	VFMADD231PS Z3, Z5, Z8
+	VPADDD      pattern00008000<>+0(SB), Z8, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQU     Y5, (DI)(CX*2)
-	VPADDD      pattern00008000<>+0(SB), Z6, Z5
+	VPADDD      pattern00008000<>+0(SB), Z7, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
-	VPMOVDW     Z6, Y6
+	VPMOVDW     Z7, Y7
 	VMOVDQU     Y5, (BX)(CX*2)
-	VMOVDQU     Y6, (SI)(CX*2)
+	VMOVDQU     Y7, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
 
-check628:
-	CMPQ CX, R9
-	JB   next627
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next627
+check705:
+	CMPQ CX, R10
+	JB   next704
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next704
 
-done622:
+done697:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -11735,38 +12981,55 @@ TEXT ·adagradSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         16(AX), AX
+	MOVQ         32(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         24(CX), CX
+	MOVQ         40(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         96(DX), DX
+	MOVQ         112(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         48(BX), BX
+	MOVQ         64(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         56(SI), SI
+	MOVQ         72(SI), SI
 	MOVQ         a+0(FP), DI
-	MOVQ         72(DI), DI
+	MOVQ         88(DI), DI
 	MOVQ         a+0(FP), R8
-	VPBROADCASTD 40(R8), Z0
+	VPBROADCASTD 56(R8), Z0
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z0, Z0
 	VMOVUPS      448(AX), Z1
 	VMOVUPS      576(AX), Z2
 	MOVQ         a+0(FP), R8
-	MOVQ         (R8), R8
+	MOVQ         24(R8), R8
 	MOVQ         a+0(FP), R9
-	MOVQ         8(R9), R9
+	MOVQ         (R9), R9
+	MOVQ         a+0(FP), R10
+	MOVQ         8(R10), R10
+	MOVQ         a+0(FP), R11
+	MOVQ         16(R11), R11
 	CMPQ         CX, $0x01
-	JE           fp16630
-	JA           fp32631
-	XORQ         CX, CX
-	MOVQ         $0x00000200, R10
-	JMP          check634
+	JE           fp16708
+	JA           fp32709
+	MOVQ         R11, CX
+	LEAQ         512(CX), R11
+	JMP          check712
 
-next633:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
+next711:
+	TESTQ   R8, R8
+	JEQ     kept713
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y3
+	VMOVDQU Y3, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y3
+	VMOVDQU Y3, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y3
+	VMOVDQU Y3, 320(R8)(R12*2)
+	MOVQ    CX, (R8)
+
+kept713:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
 	VPMOVZXWD   (DX)(CX*2), Z3
 	VPSLLD      $0x10, Z3, Z3
 	VPMOVZXWD   (BX)(CX*2), Z4
@@ -11796,27 +13059,40 @@ next633:
 	VMOVDQU     Y3, (BX)(CX*2)
 	VMOVDQU     Y4, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
 
-check634:
-	CMPQ CX, R9
-	JB   next633
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next633
-	JMP  done632
+check712:
+	CMPQ CX, R10
+	JB   next711
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next711
+	JMP  done710
 
-fp16630:
-	XORQ CX, CX
-	MOVQ $0x00000200, R10
-	JMP  check636
+fp16708:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check715
 
-next635:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
+next714:
+	TESTQ   R8, R8
+	JEQ     kept716
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y3
+	VMOVDQU Y3, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y3
+	VMOVDQU Y3, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y3
+	VMOVDQU Y3, 320(R8)(R12*2)
+	MOVQ    CX, (R8)
+
+kept716:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
 	VCVTPH2PS   (DX)(CX*2), Z3
 	VPMOVZXWD   (BX)(CX*2), Z4
 	VPSLLD      $0x10, Z4, Z4
@@ -11845,27 +13121,40 @@ next635:
 	VMOVDQU     Y3, (BX)(CX*2)
 	VMOVDQU     Y4, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
 
-check636:
-	CMPQ CX, R9
-	JB   next635
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next635
-	JMP  done632
+check715:
+	CMPQ CX, R10
+	JB   next714
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next714
+	JMP  done710
 
-fp32631:
-	XORQ CX, CX
-	MOVQ $0x00000200, R10
-	JMP  check638
+fp32709:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check718
 
-next637:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*4)
+next717:
+	TESTQ   R8, R8
+	JEQ     kept719
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y3
+	VMOVDQU Y3, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y3
+	VMOVDQU Y3, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y3
+	VMOVDQU Y3, 320(R8)(R12*2)
+	MOVQ    CX, (R8)
+
+kept719:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*4)
 	VMOVUPS     (DX)(CX*4), Z3
 	VPMOVZXWD   (BX)(CX*2), Z4
 	VPSLLD      $0x10, Z4, Z4
@@ -11894,17 +13183,17 @@ next637:
 	VMOVDQU     Y3, (BX)(CX*2)
 	VMOVDQU     Y4, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
 
-check638:
-	CMPQ CX, R9
-	JB   next637
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next637
+check718:
+	CMPQ CX, R10
+	JB   next717
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next717
 
-done632:
+done710:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -11918,38 +13207,55 @@ TEXT ·sgdSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    96(DX), DX
+	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    48(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    56(SI), SI
+	MOVQ    72(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    72(DI), DI
+	MOVQ    88(DI), DI
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 640(AX), Z2
 	VMOVUPS 704(AX), Z3
 	VMOVUPS 576(AX), Z4
 	MOVQ    a+0(FP), R8
-	MOVQ    (R8), R8
+	MOVQ    24(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    8(R9), R9
+	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp16640
-	JA      fp32641
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R10
-	JMP     check644
+	JE      fp16721
+	JA      fp32722
+	MOVQ    R11, CX
+	LEAQ    512(CX), R11
+	JMP     check725
 
-next643:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
+next724:
+	TESTQ   R8, R8
+	JEQ     kept726
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	MOVQ    CX, (R8)
+
+kept726:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
 	VPMOVZXWD   (DX)(CX*2), Z5
 	VPSLLD      $0x10, Z5, Z5
 	VPMOVZXWD   (BX)(CX*2), Z6
@@ -11977,27 +13283,40 @@ next643:
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
 
-check644:
-	CMPQ CX, R9
-	JB   next643
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next643
-	JMP  done642
+check725:
+	CMPQ CX, R10
+	JB   next724
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next724
+	JMP  done723
 
-fp16640:
-	XORQ CX, CX
-	MOVQ $0x00000200, R10
-	JMP  check646
+fp16721:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check728
 
-next645:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
+next727:
+	TESTQ   R8, R8
+	JEQ     kept729
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	MOVQ    CX, (R8)
+
+kept729:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
 	VCVTPH2PS   (DX)(CX*2), Z5
 	VPMOVZXWD   (BX)(CX*2), Z6
 	VPSLLD      $0x10, Z6, Z6
@@ -12024,27 +13343,40 @@ next645:
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
 
-check646:
-	CMPQ CX, R9
-	JB   next645
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next645
-	JMP  done642
+check728:
+	CMPQ CX, R10
+	JB   next727
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next727
+	JMP  done723
 
-fp32641:
-	XORQ CX, CX
-	MOVQ $0x00000200, R10
-	JMP  check648
+fp32722:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check731
 
-next647:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*4)
+next730:
+	TESTQ   R8, R8
+	JEQ     kept732
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	MOVQ    CX, (R8)
+
+kept732:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*4)
 	VMOVUPS     (DX)(CX*4), Z5
 	VPMOVZXWD   (BX)(CX*2), Z6
 	VPSLLD      $0x10, Z6, Z6
@@ -12071,17 +13403,17 @@ next647:
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x10, R11
 
-check648:
-	CMPQ CX, R9
-	JB   next647
-	MOVQ CX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next647
+check731:
+	CMPQ CX, R10
+	JB   next730
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next730
 
-done642:
+done723:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -12090,15 +13422,15 @@ done642:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit1xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   48(AX), AX
+	MOVQ   64(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   96(CX), CX
+	MOVQ   112(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   24(DX), DX
+	MOVQ   40(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   56(BX), BX
+	MOVQ   72(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   72(SI), SI
+	MOVQ   88(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
@@ -12106,13 +13438,13 @@ TEXT ·trafficSplit1xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp16650
-	JA     fp32651
+	JE     fp16734
+	JA     fp32735
 	XORQ   DX, DX
-	MOVQ   $0x00000200, R9
-	JMP    check654
+	LEAQ   512(DX), R9
+	JMP    check738
 
-next653:
+next737:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -12127,21 +13459,21 @@ next653:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check654:
+check738:
 	CMPQ DX, R8
-	JB   next653
+	JB   next737
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next653
-	JMP  done652
+	JB   next737
+	JMP  done736
 
-fp16650:
+fp16734:
 	XORQ DX, DX
-	MOVQ $0x00000200, R9
-	JMP  check656
+	LEAQ 512(DX), R9
+	JMP  check740
 
-next655:
+next739:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -12156,21 +13488,21 @@ next655:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check656:
+check740:
 	CMPQ DX, R8
-	JB   next655
+	JB   next739
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next655
-	JMP  done652
+	JB   next739
+	JMP  done736
 
-fp32651:
+fp32735:
 	XORQ DX, DX
-	MOVQ $0x00000200, R9
-	JMP  check658
+	LEAQ 512(DX), R9
+	JMP  check742
 
-next657:
+next741:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -12185,15 +13517,15 @@ next657:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check658:
+check742:
 	CMPQ DX, R8
-	JB   next657
+	JB   next741
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next657
+	JB   next741
 
-done652:
+done736:
 	VZEROUPPER
 	RET
 
@@ -12201,17 +13533,17 @@ done652:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit2xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   48(AX), AX
+	MOVQ   64(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   96(CX), CX
+	MOVQ   112(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   24(DX), DX
+	MOVQ   40(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   56(BX), BX
+	MOVQ   72(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   72(SI), SI
+	MOVQ   88(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   80(DI), DI
+	MOVQ   96(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
@@ -12219,13 +13551,13 @@ TEXT ·trafficSplit2xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp16660
-	JA     fp32661
+	JE     fp16744
+	JA     fp32745
 	XORQ   DX, DX
-	MOVQ   $0x00000200, R10
-	JMP    check664
+	LEAQ   512(DX), R10
+	JMP    check748
 
-next663:
+next747:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -12243,21 +13575,21 @@ next663:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check664:
+check748:
 	CMPQ DX, R9
-	JB   next663
+	JB   next747
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next663
-	JMP  done662
+	JB   next747
+	JMP  done746
 
-fp16660:
+fp16744:
 	XORQ DX, DX
-	MOVQ $0x00000200, R10
-	JMP  check666
+	LEAQ 512(DX), R10
+	JMP  check750
 
-next665:
+next749:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -12275,21 +13607,21 @@ next665:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check666:
+check750:
 	CMPQ DX, R9
-	JB   next665
+	JB   next749
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next665
-	JMP  done662
+	JB   next749
+	JMP  done746
 
-fp32661:
+fp32745:
 	XORQ DX, DX
-	MOVQ $0x00000200, R10
-	JMP  check668
+	LEAQ 512(DX), R10
+	JMP  check752
 
-next667:
+next751:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -12307,15 +13639,15 @@ next667:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check668:
+check752:
 	CMPQ DX, R9
-	JB   next667
+	JB   next751
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next667
+	JB   next751
 
-done662:
+done746:
 	VZEROUPPER
 	RET
 
@@ -12331,7 +13663,7 @@ TEXT ·adamSplitINT8AVX512(SB), $5192-8
 	ADDQ    $0x3f, DX
 	ANDQ    $-64, DX
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	VMOVUPS (AX), Z3
 	VMOVUPS Z3, 4096(DX)
 	VMOVUPS 64(AX), Z3
@@ -12357,31 +13689,63 @@ TEXT ·adamSplitINT8AVX512(SB), $5192-8
 	VMOVUPS 704(AX), Z3
 	VMOVUPS Z3, 4800(DX)
 	MOVQ    a+0(FP), AX
-	MOVQ    24(AX), CX
+	MOVQ    40(AX), CX
 	MOVQ    a+0(FP), AX
-	MOVQ    48(AX), BX
+	MOVQ    64(AX), BX
 	MOVQ    a+0(FP), AX
-	MOVQ    56(AX), SI
+	MOVQ    72(AX), SI
 	MOVQ    a+0(FP), AX
-	MOVQ    96(AX), DI
+	MOVQ    112(AX), DI
 	MOVQ    a+0(FP), AX
-	MOVQ    72(AX), R8
+	MOVQ    88(AX), R8
 	MOVQ    a+0(FP), AX
-	MOVQ    80(AX), R9
-	XORQ    AX, AX
+	MOVQ    96(AX), R9
+	MOVQ    a+0(FP), AX
+	MOVQ    24(AX), R10
+	MOVQ    a+0(FP), AX
+	MOVQ    16(AX), AX
 	CMPQ    CX, $0x01
-	JE      fp16670
-	JA      fp32671
+	JE      fp16754
+	JA      fp32755
 
-block673:
+block757:
+	TESTQ   R10, R10
+	JEQ     kept760
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R11
+	MOVQ    104(R11), R11
+	MOVWLZX (R11)(CX*1), R11
+	ANDQ    $0x07, CX
+	MOVW    R11, 6208(R10)(CX*1)
+	MOVQ    AX, CX
+	MOVQ    AX, R11
+	ANDQ    $0x000003ff, R11
+
+keep761:
+	VMOVDQU (BX)(CX*2), Y3
+	VMOVDQU Y3, 64(R10)(R11*2)
+	VMOVDQU (SI)(CX*2), Y3
+	VMOVDQU Y3, 2112(R10)(R11*2)
+	VMOVDQU (R8)(CX*1), X3
+	VMOVDQU X3, 4160(R10)(R11*1)
+	VMOVDQU (R9)(CX*1), X3
+	VMOVDQU X3, 5184(R10)(R11*1)
+	ADDQ    $0x10, CX
+	ADDQ    $0x10, R11
+	TESTQ   $0x000000ff, CX
+	JNE     keep761
+	MOVQ    AX, (R10)
+
+kept760:
 	MOVQ         a+0(FP), CX
-	MOVQ         88(CX), R10
+	MOVQ         104(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
-	MOVWLZX      (R10)(CX*1), CX
-	MOVBLZX      CL, R10
-	SHLL         $0x17, R10
-	VMOVD        R10, X3
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	VMOVD        R11, X3
 	VPBROADCASTD X3, Z3
 	VMOVDQU32    Z3, 4864(DX)
 	SHRL         $0x08, CX
@@ -12390,16 +13754,16 @@ block673:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn674:
+turn758:
 	LEAQ        512(AX), CX
-	MOVQ        a+0(FP), R10
-	MOVQ        8(R10), R10
-	CMPQ        AX, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        8(R11), R11
+	CMPQ        AX, R11
 	CMOVQCC     AX, CX
 	PREFETCHT0  (R8)(CX*1)
 	PREFETCHT0  (R9)(CX*1)
-	MOVQ        AX, R10
-	ANDQ        $0x000001ff, R10
+	MOVQ        AX, R11
+	ANDQ        $0x000001ff, R11
 	PREFETCHT0  (BX)(CX*2)
 	PREFETCHT0  (SI)(CX*2)
 	PREFETCHT0  (DI)(CX*2)
@@ -12433,10 +13797,10 @@ turn674:
 	VMULPS      Z3, Z3, Z3
 	VMULPS      Z3, Z7, Z3
 	VFMADD231PS 4416(DX), Z4, Z3
-	VMOVUPS     Z5, (DX)(R10*4)
+	VMOVUPS     Z5, (DX)(R11*4)
 	VSQRTPS     Z3, Z3
 	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
-	VMOVUPS     Z4, 2048(DX)(R10*4)
+	VMOVUPS     Z4, 2048(DX)(R11*4)
 	VPMAXUD     Z4, Z2, Z2
 	VPADDD      patternffffffff<>+0(SB), Z4, Z4
 	VPMINUD     Z4, Z1, Z1
@@ -12486,10 +13850,10 @@ turn674:
 	VMULPS      Z3, Z3, Z3
 	VMULPS      Z3, Z7, Z3
 	VFMADD231PS 4416(DX), Z4, Z3
-	VMOVUPS     Z5, 64(DX)(R10*4)
+	VMOVUPS     Z5, 64(DX)(R11*4)
 	VSQRTPS     Z3, Z3
 	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
-	VMOVUPS     Z4, 2112(DX)(R10*4)
+	VMOVUPS     Z4, 2112(DX)(R11*4)
 	VPMAXUD     Z4, Z2, Z2
 	VPADDD      patternffffffff<>+0(SB), Z4, Z4
 	VPMINUD     Z4, Z1, Z1
@@ -12506,21 +13870,25 @@ turn674:
 	VMOVDQU     Y4, (SI)(AX*2)
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
-	CMPQ        AX, $0x00000100
-	JBE         encoded675
-	XORQ        $0x00000100, R10
+	MOVQ        AX, CX
+	MOVQ        a+0(FP), R12
+	MOVQ        16(R12), R12
+	SUBQ        R12, CX
+	CMPQ        CX, $0x00000100
+	JBE         encoded759
+	XORQ        $0x00000100, R11
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2048(DX)(R10*4), Z3, Z4
+	VPMAXSD     2048(DX)(R11*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     (DX)(R10*4), Z6
+	VMOVUPS     (DX)(R11*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2048(DX)(R10*4), Z3
+	VMOVDQU32   2048(DX)(R11*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -12533,17 +13901,17 @@ turn674:
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -288(R8)(AX*1)
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2112(DX)(R10*4), Z3, Z4
+	VPMAXSD     2112(DX)(R11*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     64(DX)(R10*4), Z6
+	VMOVUPS     64(DX)(R11*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2112(DX)(R10*4), Z3
+	VMOVDQU32   2112(DX)(R11*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -12556,9 +13924,9 @@ turn674:
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -272(R8)(AX*1)
 
-encoded675:
+encoded759:
 	TESTQ         $0x000000ff, AX
-	JNE           turn674
+	JNE           turn758
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -12576,131 +13944,160 @@ encoded675:
 	VPMAXUD       X0, X2, X2
 	VPSHUFD       $0xb1, X2, X0
 	VPMAXUD       X0, X2, X2
-	VMOVD         X2, R12
+	VMOVD         X2, R13
 	INCL          CX
-	MOVL          R12, R14
-	ADDL          $0x000fffff, R14
-	SHRL          $0x17, R14
-	SUBL          $0x0000001f, R14
-	CMPL          R14, $0x40
-	MOVL          $0x00000040, R11
-	CMOVLLT       R11, R14
-	MOVL          R14, R10
-	MOVL          $0x00000014, R13
-	MOVL          R12, R14
-	ADDL          $0x0007ffff, R14
-	SHRL          $0x17, R14
-	SUBL          $0x0000000f, R14
-	CMPL          R14, $0x40
-	MOVL          $0x00000040, R11
-	CMOVLLT       R11, R14
-	MOVL          R14, R11
-	SHLL          $0x17, R11
-	ADDL          $0x00080000, R11
-	CMPL          CX, R11
-	MOVL          $0x00000013, R11
-	CMOVLCC       R14, R10
-	CMOVLCC       R11, R13
-	MOVL          R12, R14
-	ADDL          $0x0003ffff, R14
-	SHRL          $0x17, R14
-	SUBL          $0x00000007, R14
-	CMPL          R14, $0x40
-	MOVL          $0x00000040, R11
-	CMOVLLT       R11, R14
-	MOVL          R14, R11
-	SHLL          $0x17, R11
-	ADDL          $0x00040000, R11
-	CMPL          CX, R11
-	MOVL          $0x00000012, R11
-	CMOVLCC       R14, R10
-	CMOVLCC       R11, R13
-	MOVL          R12, R14
-	ADDL          $0x0001ffff, R14
-	SHRL          $0x17, R14
-	SUBL          $0x00000003, R14
-	CMPL          R14, $0x40
-	MOVL          $0x00000040, R11
-	CMOVLLT       R11, R14
-	MOVL          R14, R11
-	SHLL          $0x17, R11
-	ADDL          $0x00020000, R11
-	CMPL          CX, R11
-	MOVL          $0x00000011, R11
-	CMOVLCC       R14, R10
-	CMOVLCC       R11, R13
-	MOVL          R13, CX
+	MOVL          R13, R15
+	ADDL          $0x000fffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x0000001f, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R11
+	MOVL          $0x00000014, R14
+	MOVL          R13, R15
+	ADDL          $0x0007ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x0000000f, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00080000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000013, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R13, R15
+	ADDL          $0x0003ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x00000007, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00040000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000012, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R13, R15
+	ADDL          $0x0001ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x00000003, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00020000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000011, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R14, CX
 	SHLL          $0x08, CX
-	ORL           R10, CX
-	XORL          R11, R11
-	TESTL         R12, R12
-	CMOVLEQ       R11, CX
-	MOVQ          a+0(FP), R11
-	MOVQ          88(R11), R12
-	MOVQ          AX, R11
-	SHRQ          $0x07, R11
-	MOVW          CX, -2(R12)(R11*1)
-	VMOVD         R13, X0
+	ORL           R11, CX
+	XORL          R12, R12
+	TESTL         R13, R13
+	CMOVLEQ       R12, CX
+	MOVQ          a+0(FP), R12
+	MOVQ          104(R12), R13
+	MOVQ          AX, R12
+	SHRQ          $0x07, R12
+	MOVW          CX, -2(R13)(R12*1)
+	VMOVD         R14, X0
 	VMOVDQA       X0, 5072(DX)
-	MOVL          $0x00000020, R11
-	SUBL          R13, R11
-	VMOVD         R11, X0
+	MOVL          $0x00000020, R12
+	SUBL          R14, R12
+	VMOVD         R12, X0
 	VMOVDQA       X0, 5104(DX)
-	MOVL          R13, R11
-	SUBL          $0x10, R11
-	VMOVD         R11, X0
+	MOVL          R14, R12
+	SUBL          $0x10, R12
+	VMOVD         R12, X0
 	VMOVDQA       X0, 5088(DX)
-	MOVL          R13, CX
-	SHLL          $0x17, R10
-	MOVL          $0x00000001, R11
-	SHLL          CL, R11
-	ADDL          R10, R11
-	VMOVD         R11, X0
+	MOVL          R14, CX
+	SHLL          $0x17, R11
+	MOVL          $0x00000001, R12
+	SHLL          CL, R12
+	ADDL          R11, R12
+	VMOVD         R12, X0
 	VPBROADCASTD  X0, Z0
 	VMOVDQU32     Z0, 4928(DX)
-	SHRL          CL, R10
-	VMOVD         R10, X0
+	SHRL          CL, R11
+	VMOVD         R11, X0
 	VPBROADCASTD  X0, Z0
 	VMOVDQU32     Z0, 4992(DX)
-	MOVQ          AX, R10
-	SUBQ          $0x00000100, R10
-	SHRQ          $0x08, R10
+	MOVQ          AX, R11
+	SUBQ          $0x00000100, R11
+	SHRQ          $0x08, R11
 	MOVQ          a+0(FP), CX
-	MOVL          44(CX), CX
-	ADDL          R10, CX
-	MOVL          CX, R10
-	SHRL          $0x10, R10
-	XORL          R10, CX
+	MOVL          60(CX), CX
+	ADDL          R11, CX
+	MOVL          CX, R11
+	SHRL          $0x10, R11
+	XORL          R11, CX
 	IMUL3L        $0x85ebca6b, CX, CX
-	MOVL          CX, R10
-	SHRL          $0x0d, R10
-	XORL          R10, CX
+	MOVL          CX, R11
+	SHRL          $0x0d, R11
+	XORL          R11, CX
 	IMUL3L        $0xc2b2ae35, CX, CX
-	MOVL          CX, R10
-	SHRL          $0x10, R10
-	XORL          R10, CX
-	MOVQ          a+0(FP), R10
-	MOVL          40(R10), R10
-	ADDL          R10, CX
+	MOVL          CX, R11
+	SHRL          $0x10, R11
+	XORL          R11, CX
+	MOVQ          a+0(FP), R11
+	MOVL          56(R11), R11
+	ADDL          R11, CX
 	VMOVD         CX, X0
 	VPBROADCASTD  X0, Z0
 	VPADDD        blockDitherAVX512<>+0(SB), Z0, Z0
 	MOVQ          a+0(FP), CX
 	MOVQ          (CX), CX
 	CMPQ          AX, CX
-	JB            block673
-	JMP           done672
+	JB            block757
+	JMP           done756
 
-fp16670:
-block676:
+fp16754:
+block762:
+	TESTQ   R10, R10
+	JEQ     kept765
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R11
+	MOVQ    104(R11), R11
+	MOVWLZX (R11)(CX*1), R11
+	ANDQ    $0x07, CX
+	MOVW    R11, 6208(R10)(CX*1)
+	MOVQ    AX, CX
+	MOVQ    AX, R11
+	ANDQ    $0x000003ff, R11
+
+keep766:
+	VMOVDQU (BX)(CX*2), Y3
+	VMOVDQU Y3, 64(R10)(R11*2)
+	VMOVDQU (SI)(CX*2), Y3
+	VMOVDQU Y3, 2112(R10)(R11*2)
+	VMOVDQU (R8)(CX*1), X3
+	VMOVDQU X3, 4160(R10)(R11*1)
+	VMOVDQU (R9)(CX*1), X3
+	VMOVDQU X3, 5184(R10)(R11*1)
+	ADDQ    $0x10, CX
+	ADDQ    $0x10, R11
+	TESTQ   $0x000000ff, CX
+	JNE     keep766
+	MOVQ    AX, (R10)
+
+kept765:
 	MOVQ         a+0(FP), CX
-	MOVQ         88(CX), R10
+	MOVQ         104(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
-	MOVWLZX      (R10)(CX*1), CX
-	MOVBLZX      CL, R10
-	SHLL         $0x17, R10
-	VMOVD        R10, X3
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	VMOVD        R11, X3
 	VPBROADCASTD X3, Z3
 	VMOVDQU32    Z3, 4864(DX)
 	SHRL         $0x08, CX
@@ -12709,16 +14106,16 @@ block676:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn677:
+turn763:
 	LEAQ        512(AX), CX
-	MOVQ        a+0(FP), R10
-	MOVQ        8(R10), R10
-	CMPQ        AX, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        8(R11), R11
+	CMPQ        AX, R11
 	CMOVQCC     AX, CX
 	PREFETCHT0  (R8)(CX*1)
 	PREFETCHT0  (R9)(CX*1)
-	MOVQ        AX, R10
-	ANDQ        $0x000001ff, R10
+	MOVQ        AX, R11
+	ANDQ        $0x000001ff, R11
 	PREFETCHT0  (BX)(CX*2)
 	PREFETCHT0  (SI)(CX*2)
 	PREFETCHT0  (DI)(CX*2)
@@ -12751,10 +14148,10 @@ turn677:
 	VMULPS      Z3, Z3, Z3
 	VMULPS      Z3, Z7, Z3
 	VFMADD231PS 4416(DX), Z4, Z3
-	VMOVUPS     Z5, (DX)(R10*4)
+	VMOVUPS     Z5, (DX)(R11*4)
 	VSQRTPS     Z3, Z3
 	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
-	VMOVUPS     Z4, 2048(DX)(R10*4)
+	VMOVUPS     Z4, 2048(DX)(R11*4)
 	VPMAXUD     Z4, Z2, Z2
 	VPADDD      patternffffffff<>+0(SB), Z4, Z4
 	VPMINUD     Z4, Z1, Z1
@@ -12803,10 +14200,10 @@ turn677:
 	VMULPS      Z3, Z3, Z3
 	VMULPS      Z3, Z7, Z3
 	VFMADD231PS 4416(DX), Z4, Z3
-	VMOVUPS     Z5, 64(DX)(R10*4)
+	VMOVUPS     Z5, 64(DX)(R11*4)
 	VSQRTPS     Z3, Z3
 	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
-	VMOVUPS     Z4, 2112(DX)(R10*4)
+	VMOVUPS     Z4, 2112(DX)(R11*4)
 	VPMAXUD     Z4, Z2, Z2
 	VPADDD      patternffffffff<>+0(SB), Z4, Z4
 	VPMINUD     Z4, Z1, Z1
@@ -12823,21 +14220,25 @@ turn677:
 	VMOVDQU     Y4, (SI)(AX*2)
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
-	CMPQ        AX, $0x00000100
-	JBE         encoded678
-	XORQ        $0x00000100, R10
+	MOVQ        AX, CX
+	MOVQ        a+0(FP), R12
+	MOVQ        16(R12), R12
+	SUBQ        R12, CX
+	CMPQ        CX, $0x00000100
+	JBE         encoded764
+	XORQ        $0x00000100, R11
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2048(DX)(R10*4), Z3, Z4
+	VPMAXSD     2048(DX)(R11*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     (DX)(R10*4), Z6
+	VMOVUPS     (DX)(R11*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2048(DX)(R10*4), Z3
+	VMOVDQU32   2048(DX)(R11*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -12850,17 +14251,17 @@ turn677:
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -288(R8)(AX*1)
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2112(DX)(R10*4), Z3, Z4
+	VPMAXSD     2112(DX)(R11*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     64(DX)(R10*4), Z6
+	VMOVUPS     64(DX)(R11*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2112(DX)(R10*4), Z3
+	VMOVDQU32   2112(DX)(R11*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -12873,9 +14274,9 @@ turn677:
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -272(R8)(AX*1)
 
-encoded678:
+encoded764:
 	TESTQ         $0x000000ff, AX
-	JNE           turn677
+	JNE           turn763
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -12893,131 +14294,160 @@ encoded678:
 	VPMAXUD       X0, X2, X2
 	VPSHUFD       $0xb1, X2, X0
 	VPMAXUD       X0, X2, X2
-	VMOVD         X2, R12
+	VMOVD         X2, R13
 	INCL          CX
-	MOVL          R12, R14
-	ADDL          $0x000fffff, R14
-	SHRL          $0x17, R14
-	SUBL          $0x0000001f, R14
-	CMPL          R14, $0x40
-	MOVL          $0x00000040, R11
-	CMOVLLT       R11, R14
-	MOVL          R14, R10
-	MOVL          $0x00000014, R13
-	MOVL          R12, R14
-	ADDL          $0x0007ffff, R14
-	SHRL          $0x17, R14
-	SUBL          $0x0000000f, R14
-	CMPL          R14, $0x40
-	MOVL          $0x00000040, R11
-	CMOVLLT       R11, R14
-	MOVL          R14, R11
-	SHLL          $0x17, R11
-	ADDL          $0x00080000, R11
-	CMPL          CX, R11
-	MOVL          $0x00000013, R11
-	CMOVLCC       R14, R10
-	CMOVLCC       R11, R13
-	MOVL          R12, R14
-	ADDL          $0x0003ffff, R14
-	SHRL          $0x17, R14
-	SUBL          $0x00000007, R14
-	CMPL          R14, $0x40
-	MOVL          $0x00000040, R11
-	CMOVLLT       R11, R14
-	MOVL          R14, R11
-	SHLL          $0x17, R11
-	ADDL          $0x00040000, R11
-	CMPL          CX, R11
-	MOVL          $0x00000012, R11
-	CMOVLCC       R14, R10
-	CMOVLCC       R11, R13
-	MOVL          R12, R14
-	ADDL          $0x0001ffff, R14
-	SHRL          $0x17, R14
-	SUBL          $0x00000003, R14
-	CMPL          R14, $0x40
-	MOVL          $0x00000040, R11
-	CMOVLLT       R11, R14
-	MOVL          R14, R11
-	SHLL          $0x17, R11
-	ADDL          $0x00020000, R11
-	CMPL          CX, R11
-	MOVL          $0x00000011, R11
-	CMOVLCC       R14, R10
-	CMOVLCC       R11, R13
-	MOVL          R13, CX
+	MOVL          R13, R15
+	ADDL          $0x000fffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x0000001f, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R11
+	MOVL          $0x00000014, R14
+	MOVL          R13, R15
+	ADDL          $0x0007ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x0000000f, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00080000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000013, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R13, R15
+	ADDL          $0x0003ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x00000007, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00040000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000012, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R13, R15
+	ADDL          $0x0001ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x00000003, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00020000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000011, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R14, CX
 	SHLL          $0x08, CX
-	ORL           R10, CX
-	XORL          R11, R11
-	TESTL         R12, R12
-	CMOVLEQ       R11, CX
-	MOVQ          a+0(FP), R11
-	MOVQ          88(R11), R12
-	MOVQ          AX, R11
-	SHRQ          $0x07, R11
-	MOVW          CX, -2(R12)(R11*1)
-	VMOVD         R13, X0
+	ORL           R11, CX
+	XORL          R12, R12
+	TESTL         R13, R13
+	CMOVLEQ       R12, CX
+	MOVQ          a+0(FP), R12
+	MOVQ          104(R12), R13
+	MOVQ          AX, R12
+	SHRQ          $0x07, R12
+	MOVW          CX, -2(R13)(R12*1)
+	VMOVD         R14, X0
 	VMOVDQA       X0, 5072(DX)
-	MOVL          $0x00000020, R11
-	SUBL          R13, R11
-	VMOVD         R11, X0
+	MOVL          $0x00000020, R12
+	SUBL          R14, R12
+	VMOVD         R12, X0
 	VMOVDQA       X0, 5104(DX)
-	MOVL          R13, R11
-	SUBL          $0x10, R11
-	VMOVD         R11, X0
+	MOVL          R14, R12
+	SUBL          $0x10, R12
+	VMOVD         R12, X0
 	VMOVDQA       X0, 5088(DX)
-	MOVL          R13, CX
-	SHLL          $0x17, R10
-	MOVL          $0x00000001, R11
-	SHLL          CL, R11
-	ADDL          R10, R11
-	VMOVD         R11, X0
+	MOVL          R14, CX
+	SHLL          $0x17, R11
+	MOVL          $0x00000001, R12
+	SHLL          CL, R12
+	ADDL          R11, R12
+	VMOVD         R12, X0
 	VPBROADCASTD  X0, Z0
 	VMOVDQU32     Z0, 4928(DX)
-	SHRL          CL, R10
-	VMOVD         R10, X0
+	SHRL          CL, R11
+	VMOVD         R11, X0
 	VPBROADCASTD  X0, Z0
 	VMOVDQU32     Z0, 4992(DX)
-	MOVQ          AX, R10
-	SUBQ          $0x00000100, R10
-	SHRQ          $0x08, R10
+	MOVQ          AX, R11
+	SUBQ          $0x00000100, R11
+	SHRQ          $0x08, R11
 	MOVQ          a+0(FP), CX
-	MOVL          44(CX), CX
-	ADDL          R10, CX
-	MOVL          CX, R10
-	SHRL          $0x10, R10
-	XORL          R10, CX
+	MOVL          60(CX), CX
+	ADDL          R11, CX
+	MOVL          CX, R11
+	SHRL          $0x10, R11
+	XORL          R11, CX
 	IMUL3L        $0x85ebca6b, CX, CX
-	MOVL          CX, R10
-	SHRL          $0x0d, R10
-	XORL          R10, CX
+	MOVL          CX, R11
+	SHRL          $0x0d, R11
+	XORL          R11, CX
 	IMUL3L        $0xc2b2ae35, CX, CX
-	MOVL          CX, R10
-	SHRL          $0x10, R10
-	XORL          R10, CX
-	MOVQ          a+0(FP), R10
-	MOVL          40(R10), R10
-	ADDL          R10, CX
+	MOVL          CX, R11
+	SHRL          $0x10, R11
+	XORL          R11, CX
+	MOVQ          a+0(FP), R11
+	MOVL          56(R11), R11
+	ADDL          R11, CX
 	VMOVD         CX, X0
 	VPBROADCASTD  X0, Z0
 	VPADDD        blockDitherAVX512<>+0(SB), Z0, Z0
 	MOVQ          a+0(FP), CX
 	MOVQ          (CX), CX
 	CMPQ          AX, CX
-	JB            block676
-	JMP           done672
+	JB            block762
+	JMP           done756
 
-fp32671:
-block679:
+fp32755:
+block767:
+	TESTQ   R10, R10
+	JEQ     kept770
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R11
+	MOVQ    104(R11), R11
+	MOVWLZX (R11)(CX*1), R11
+	ANDQ    $0x07, CX
+	MOVW    R11, 6208(R10)(CX*1)
+	MOVQ    AX, CX
+	MOVQ    AX, R11
+	ANDQ    $0x000003ff, R11
+
+keep771:
+	VMOVDQU (BX)(CX*2), Y3
+	VMOVDQU Y3, 64(R10)(R11*2)
+	VMOVDQU (SI)(CX*2), Y3
+	VMOVDQU Y3, 2112(R10)(R11*2)
+	VMOVDQU (R8)(CX*1), X3
+	VMOVDQU X3, 4160(R10)(R11*1)
+	VMOVDQU (R9)(CX*1), X3
+	VMOVDQU X3, 5184(R10)(R11*1)
+	ADDQ    $0x10, CX
+	ADDQ    $0x10, R11
+	TESTQ   $0x000000ff, CX
+	JNE     keep771
+	MOVQ    AX, (R10)
+
+kept770:
 	MOVQ         a+0(FP), CX
-	MOVQ         88(CX), R10
+	MOVQ         104(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
-	MOVWLZX      (R10)(CX*1), CX
-	MOVBLZX      CL, R10
-	SHLL         $0x17, R10
-	VMOVD        R10, X3
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	VMOVD        R11, X3
 	VPBROADCASTD X3, Z3
 	VMOVDQU32    Z3, 4864(DX)
 	SHRL         $0x08, CX
@@ -13026,16 +14456,16 @@ block679:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn680:
+turn768:
 	LEAQ        512(AX), CX
-	MOVQ        a+0(FP), R10
-	MOVQ        8(R10), R10
-	CMPQ        AX, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        8(R11), R11
+	CMPQ        AX, R11
 	CMOVQCC     AX, CX
 	PREFETCHT0  (R8)(CX*1)
 	PREFETCHT0  (R9)(CX*1)
-	MOVQ        AX, R10
-	ANDQ        $0x000001ff, R10
+	MOVQ        AX, R11
+	ANDQ        $0x000001ff, R11
 	PREFETCHT0  (BX)(CX*2)
 	PREFETCHT0  (SI)(CX*2)
 	PREFETCHT0  (DI)(CX*4)
@@ -13068,10 +14498,10 @@ turn680:
 	VMULPS      Z3, Z3, Z3
 	VMULPS      Z3, Z7, Z3
 	VFMADD231PS 4416(DX), Z4, Z3
-	VMOVUPS     Z5, (DX)(R10*4)
+	VMOVUPS     Z5, (DX)(R11*4)
 	VSQRTPS     Z3, Z3
 	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
-	VMOVUPS     Z4, 2048(DX)(R10*4)
+	VMOVUPS     Z4, 2048(DX)(R11*4)
 	VPMAXUD     Z4, Z2, Z2
 	VPADDD      patternffffffff<>+0(SB), Z4, Z4
 	VPMINUD     Z4, Z1, Z1
@@ -13120,10 +14550,10 @@ turn680:
 	VMULPS      Z3, Z3, Z3
 	VMULPS      Z3, Z7, Z3
 	VFMADD231PS 4416(DX), Z4, Z3
-	VMOVUPS     Z5, 64(DX)(R10*4)
+	VMOVUPS     Z5, 64(DX)(R11*4)
 	VSQRTPS     Z3, Z3
 	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
-	VMOVUPS     Z4, 2112(DX)(R10*4)
+	VMOVUPS     Z4, 2112(DX)(R11*4)
 	VPMAXUD     Z4, Z2, Z2
 	VPADDD      patternffffffff<>+0(SB), Z4, Z4
 	VPMINUD     Z4, Z1, Z1
@@ -13140,21 +14570,25 @@ turn680:
 	VMOVDQU     Y4, (SI)(AX*2)
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
-	CMPQ        AX, $0x00000100
-	JBE         encoded681
-	XORQ        $0x00000100, R10
+	MOVQ        AX, CX
+	MOVQ        a+0(FP), R12
+	MOVQ        16(R12), R12
+	SUBQ        R12, CX
+	CMPQ        CX, $0x00000100
+	JBE         encoded769
+	XORQ        $0x00000100, R11
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2048(DX)(R10*4), Z3, Z4
+	VPMAXSD     2048(DX)(R11*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     (DX)(R10*4), Z6
+	VMOVUPS     (DX)(R11*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2048(DX)(R10*4), Z3
+	VMOVDQU32   2048(DX)(R11*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -13167,17 +14601,17 @@ turn680:
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -288(R8)(AX*1)
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2112(DX)(R10*4), Z3, Z4
+	VPMAXSD     2112(DX)(R11*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     64(DX)(R10*4), Z6
+	VMOVUPS     64(DX)(R11*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2112(DX)(R10*4), Z3
+	VMOVDQU32   2112(DX)(R11*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -13190,9 +14624,9 @@ turn680:
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -272(R8)(AX*1)
 
-encoded681:
+encoded769:
 	TESTQ         $0x000000ff, AX
-	JNE           turn680
+	JNE           turn768
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -13210,122 +14644,122 @@ encoded681:
 	VPMAXUD       X0, X2, X2
 	VPSHUFD       $0xb1, X2, X0
 	VPMAXUD       X0, X2, X2
-	VMOVD         X2, R12
+	VMOVD         X2, R13
 	INCL          CX
-	MOVL          R12, R14
-	ADDL          $0x000fffff, R14
-	SHRL          $0x17, R14
-	SUBL          $0x0000001f, R14
-	CMPL          R14, $0x40
-	MOVL          $0x00000040, R11
-	CMOVLLT       R11, R14
-	MOVL          R14, R10
-	MOVL          $0x00000014, R13
-	MOVL          R12, R14
-	ADDL          $0x0007ffff, R14
-	SHRL          $0x17, R14
-	SUBL          $0x0000000f, R14
-	CMPL          R14, $0x40
-	MOVL          $0x00000040, R11
-	CMOVLLT       R11, R14
-	MOVL          R14, R11
-	SHLL          $0x17, R11
-	ADDL          $0x00080000, R11
-	CMPL          CX, R11
-	MOVL          $0x00000013, R11
-	CMOVLCC       R14, R10
-	CMOVLCC       R11, R13
-	MOVL          R12, R14
-	ADDL          $0x0003ffff, R14
-	SHRL          $0x17, R14
-	SUBL          $0x00000007, R14
-	CMPL          R14, $0x40
-	MOVL          $0x00000040, R11
-	CMOVLLT       R11, R14
-	MOVL          R14, R11
-	SHLL          $0x17, R11
-	ADDL          $0x00040000, R11
-	CMPL          CX, R11
-	MOVL          $0x00000012, R11
-	CMOVLCC       R14, R10
-	CMOVLCC       R11, R13
-	MOVL          R12, R14
-	ADDL          $0x0001ffff, R14
-	SHRL          $0x17, R14
-	SUBL          $0x00000003, R14
-	CMPL          R14, $0x40
-	MOVL          $0x00000040, R11
-	CMOVLLT       R11, R14
-	MOVL          R14, R11
-	SHLL          $0x17, R11
-	ADDL          $0x00020000, R11
-	CMPL          CX, R11
-	MOVL          $0x00000011, R11
-	CMOVLCC       R14, R10
-	CMOVLCC       R11, R13
-	MOVL          R13, CX
+	MOVL          R13, R15
+	ADDL          $0x000fffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x0000001f, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R11
+	MOVL          $0x00000014, R14
+	MOVL          R13, R15
+	ADDL          $0x0007ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x0000000f, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00080000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000013, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R13, R15
+	ADDL          $0x0003ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x00000007, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00040000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000012, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R13, R15
+	ADDL          $0x0001ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x00000003, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00020000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000011, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R14, CX
 	SHLL          $0x08, CX
-	ORL           R10, CX
-	XORL          R11, R11
-	TESTL         R12, R12
-	CMOVLEQ       R11, CX
-	MOVQ          a+0(FP), R11
-	MOVQ          88(R11), R12
-	MOVQ          AX, R11
-	SHRQ          $0x07, R11
-	MOVW          CX, -2(R12)(R11*1)
-	VMOVD         R13, X0
+	ORL           R11, CX
+	XORL          R12, R12
+	TESTL         R13, R13
+	CMOVLEQ       R12, CX
+	MOVQ          a+0(FP), R12
+	MOVQ          104(R12), R13
+	MOVQ          AX, R12
+	SHRQ          $0x07, R12
+	MOVW          CX, -2(R13)(R12*1)
+	VMOVD         R14, X0
 	VMOVDQA       X0, 5072(DX)
-	MOVL          $0x00000020, R11
-	SUBL          R13, R11
-	VMOVD         R11, X0
+	MOVL          $0x00000020, R12
+	SUBL          R14, R12
+	VMOVD         R12, X0
 	VMOVDQA       X0, 5104(DX)
-	MOVL          R13, R11
-	SUBL          $0x10, R11
-	VMOVD         R11, X0
+	MOVL          R14, R12
+	SUBL          $0x10, R12
+	VMOVD         R12, X0
 	VMOVDQA       X0, 5088(DX)
-	MOVL          R13, CX
-	SHLL          $0x17, R10
-	MOVL          $0x00000001, R11
-	SHLL          CL, R11
-	ADDL          R10, R11
-	VMOVD         R11, X0
+	MOVL          R14, CX
+	SHLL          $0x17, R11
+	MOVL          $0x00000001, R12
+	SHLL          CL, R12
+	ADDL          R11, R12
+	VMOVD         R12, X0
 	VPBROADCASTD  X0, Z0
 	VMOVDQU32     Z0, 4928(DX)
-	SHRL          CL, R10
-	VMOVD         R10, X0
+	SHRL          CL, R11
+	VMOVD         R11, X0
 	VPBROADCASTD  X0, Z0
 	VMOVDQU32     Z0, 4992(DX)
-	MOVQ          AX, R10
-	SUBQ          $0x00000100, R10
-	SHRQ          $0x08, R10
+	MOVQ          AX, R11
+	SUBQ          $0x00000100, R11
+	SHRQ          $0x08, R11
 	MOVQ          a+0(FP), CX
-	MOVL          44(CX), CX
-	ADDL          R10, CX
-	MOVL          CX, R10
-	SHRL          $0x10, R10
-	XORL          R10, CX
+	MOVL          60(CX), CX
+	ADDL          R11, CX
+	MOVL          CX, R11
+	SHRL          $0x10, R11
+	XORL          R11, CX
 	IMUL3L        $0x85ebca6b, CX, CX
-	MOVL          CX, R10
-	SHRL          $0x0d, R10
-	XORL          R10, CX
+	MOVL          CX, R11
+	SHRL          $0x0d, R11
+	XORL          R11, CX
 	IMUL3L        $0xc2b2ae35, CX, CX
-	MOVL          CX, R10
-	SHRL          $0x10, R10
-	XORL          R10, CX
-	MOVQ          a+0(FP), R10
-	MOVL          40(R10), R10
-	ADDL          R10, CX
+	MOVL          CX, R11
+	SHRL          $0x10, R11
+	XORL          R11, CX
+	MOVQ          a+0(FP), R11
+	MOVL          56(R11), R11
+	ADDL          R11, CX
 	VMOVD         CX, X0
 	VPBROADCASTD  X0, Z0
 	VPADDD        blockDitherAVX512<>+0(SB), Z0, Z0
 	MOVQ          a+0(FP), CX
 	MOVQ          (CX), CX
 	CMPQ          AX, CX
-	JB            block679
+	JB            block767
 
-done672:
-last682:
+done756:
+last772:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -13377,7 +14811,7 @@ last682:
 	VPORD.Z     Z4, Z3, K1, Z3
 	VPMOVDB     Z3, -272(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         last682
+	JNE         last772
 	LDMXCSR     (SP)
 	VZEROUPPER
 	RET
@@ -13494,19 +14928,19 @@ GLOBL blockDitherAVX512<>(SB), RODATA|NOPTR, $64
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit2xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   48(AX), AX
+	MOVQ   64(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   96(CX), CX
+	MOVQ   112(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   24(DX), DX
+	MOVQ   40(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   56(BX), BX
+	MOVQ   72(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   72(SI), SI
+	MOVQ   88(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   80(DI), DI
+	MOVQ   96(DI), DI
 	MOVQ   a+0(FP), R8
-	MOVQ   88(R8), R8
+	MOVQ   104(R8), R8
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R9
@@ -13514,13 +14948,13 @@ TEXT ·trafficSplit2xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp16684
-	JA     fp32685
+	JE     fp16774
+	JA     fp32775
 	XORQ   DX, DX
-	MOVQ   $0x00000200, R11
-	JMP    check688
+	LEAQ   512(DX), R11
+	JMP    check778
 
-next687:
+next777:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -13536,31 +14970,31 @@ next687:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within689
+	JNE        within779
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within689:
+within779:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check688:
+check778:
 	CMPQ DX, R10
-	JB   next687
+	JB   next777
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next687
-	JMP  done686
+	JB   next777
+	JMP  done776
 
-fp16684:
+fp16774:
 	XORQ DX, DX
-	MOVQ $0x00000200, R11
-	JMP  check691
+	LEAQ 512(DX), R11
+	JMP  check781
 
-next690:
+next780:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -13576,31 +15010,31 @@ next690:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within692
+	JNE        within782
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within692:
+within782:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check691:
+check781:
 	CMPQ DX, R10
-	JB   next690
+	JB   next780
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next690
-	JMP  done686
+	JB   next780
+	JMP  done776
 
-fp32685:
+fp32775:
 	XORQ DX, DX
-	MOVQ $0x00000200, R11
-	JMP  check694
+	LEAQ 512(DX), R11
+	JMP  check784
 
-next693:
+next783:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -13616,25 +15050,25 @@ next693:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within695
+	JNE        within785
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within695:
+within785:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check694:
+check784:
 	CMPQ DX, R10
-	JB   next693
+	JB   next783
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next693
+	JB   next783
 
-done686:
+done776:
 	VZEROUPPER
 	RET
 
@@ -13647,21 +15081,21 @@ TEXT ·adamFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    96(DX), DX
+	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
+	MOVQ    80(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
+	MOVQ    64(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    32(DI), DI
+	MOVQ    48(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    72(R8), R8
+	MOVQ    88(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    80(R9), R9
+	MOVQ    96(R9), R9
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 256(AX), Z2
@@ -13669,21 +15103,38 @@ TEXT ·adamFP32FP32AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS 384(AX), Z4
 	VMOVUPS 576(AX), Z5
 	MOVQ    a+0(FP), R10
-	MOVQ    (R10), R10
+	MOVQ    24(R10), R10
 	MOVQ    a+0(FP), R11
-	MOVQ    8(R11), R11
+	MOVQ    (R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    8(R12), R12
+	MOVQ    a+0(FP), R13
+	MOVQ    16(R13), R13
 	CMPQ    CX, $0x01
-	JE      fp16697
-	JA      fp32698
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R12
-	JMP     check701
+	JE      fp16787
+	JA      fp32788
+	MOVQ    R13, CX
+	LEAQ    512(CX), R13
+	JMP     check791
 
-next700:
-	PREFETCHT0  (BX)(R12*4)
-	PREFETCHT0  (R8)(R12*4)
-	PREFETCHT0  (R9)(R12*4)
-	PREFETCHT0  (DX)(R12*2)
+next790:
+	TESTQ     R10, R10
+	JEQ       kept792
+	MOVQ      CX, R14
+	ANDQ      $0x3f, R14
+	VMOVDQU32 (BX)(CX*4), Z6
+	VMOVDQU32 Z6, 64(R10)(R14*4)
+	VMOVDQU32 (R8)(CX*4), Z6
+	VMOVDQU32 Z6, 320(R10)(R14*4)
+	VMOVDQU32 (R9)(CX*4), Z6
+	VMOVDQU32 Z6, 576(R10)(R14*4)
+	MOVQ      CX, (R10)
+
+kept792:
+	PREFETCHT0  (BX)(R13*4)
+	PREFETCHT0  (R8)(R13*4)
+	PREFETCHT0  (R9)(R13*4)
+	PREFETCHT0  (DX)(R13*2)
 	VPMOVZXWD   (DX)(CX*2), Z6
 	VPSLLD      $0x10, Z6, Z6
 	VMOVUPS     (BX)(CX*4), Z7
@@ -13703,8 +15154,8 @@ next700:
 	VFMADD231PS Z5, Z8, Z7
 	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16705
-	JA          fp32706
+	JE          fp16796
+	JA          fp32797
 	VPSRLD      $0x10, Z7, Z6
 	VPANDD      pattern00000001<>+0(SB), Z6, Z6
 	VPADDD      pattern00007fff<>+0(SB), Z6, Z6
@@ -13714,48 +15165,61 @@ next700:
 	VPSRLD      $0x10, Z6, Z6
 	VPMOVDW     Z6, Y6
 	VMOVDQA     Y6, Y6
-	JMP         done707
+	JMP         done798
 
-fp16705:
+fp16796:
 	VCVTPS2PH $0x00, Z7, Y6
 	VMOVDQA   Y6, Y6
-	JMP       done707
+	JMP       done798
 
-fp32706:
-	JMP stored703
+fp32797:
+	JMP stored794
 
-done707:
+done798:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned702
+	JNE      unaligned793
 	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored703
+	JMP      stored794
 
-unaligned702:
+unaligned793:
 	VMOVDQU Y6, (SI)(CX*2)
 
-stored703:
+stored794:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x10, R13
 
-check701:
-	CMPQ CX, R11
-	JB   next700
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
-	JB   next700
-	JMP  done699
+check791:
+	CMPQ CX, R12
+	JB   next790
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next790
+	JMP  done789
 
-fp16697:
-	XORQ CX, CX
-	MOVQ $0x00000200, R12
-	JMP  check709
+fp16787:
+	MOVQ R13, CX
+	LEAQ 512(CX), R13
+	JMP  check800
 
-next708:
-	PREFETCHT0  (BX)(R12*4)
-	PREFETCHT0  (R8)(R12*4)
-	PREFETCHT0  (R9)(R12*4)
-	PREFETCHT0  (DX)(R12*2)
+next799:
+	TESTQ     R10, R10
+	JEQ       kept801
+	MOVQ      CX, R14
+	ANDQ      $0x3f, R14
+	VMOVDQU32 (BX)(CX*4), Z6
+	VMOVDQU32 Z6, 64(R10)(R14*4)
+	VMOVDQU32 (R8)(CX*4), Z6
+	VMOVDQU32 Z6, 320(R10)(R14*4)
+	VMOVDQU32 (R9)(CX*4), Z6
+	VMOVDQU32 Z6, 576(R10)(R14*4)
+	MOVQ      CX, (R10)
+
+kept801:
+	PREFETCHT0  (BX)(R13*4)
+	PREFETCHT0  (R8)(R13*4)
+	PREFETCHT0  (R9)(R13*4)
+	PREFETCHT0  (DX)(R13*2)
 	VCVTPH2PS   (DX)(CX*2), Z6
 	VMOVUPS     (BX)(CX*4), Z7
 	VMULPS      (AX), Z6, Z6
@@ -13774,8 +15238,8 @@ next708:
 	VFMADD231PS Z5, Z8, Z7
 	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16713
-	JA          fp32714
+	JE          fp16805
+	JA          fp32806
 	VPSRLD      $0x10, Z7, Z6
 	VPANDD      pattern00000001<>+0(SB), Z6, Z6
 	VPADDD      pattern00007fff<>+0(SB), Z6, Z6
@@ -13785,48 +15249,61 @@ next708:
 	VPSRLD      $0x10, Z6, Z6
 	VPMOVDW     Z6, Y6
 	VMOVDQA     Y6, Y6
-	JMP         done715
+	JMP         done807
 
-fp16713:
+fp16805:
 	VCVTPS2PH $0x00, Z7, Y6
 	VMOVDQA   Y6, Y6
-	JMP       done715
+	JMP       done807
 
-fp32714:
-	JMP stored711
+fp32806:
+	JMP stored803
 
-done715:
+done807:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned710
+	JNE      unaligned802
 	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored711
+	JMP      stored803
 
-unaligned710:
+unaligned802:
 	VMOVDQU Y6, (SI)(CX*2)
 
-stored711:
+stored803:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x10, R13
 
-check709:
-	CMPQ CX, R11
-	JB   next708
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
-	JB   next708
-	JMP  done699
+check800:
+	CMPQ CX, R12
+	JB   next799
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next799
+	JMP  done789
 
-fp32698:
-	XORQ CX, CX
-	MOVQ $0x00000200, R12
-	JMP  check717
+fp32788:
+	MOVQ R13, CX
+	LEAQ 512(CX), R13
+	JMP  check809
 
-next716:
-	PREFETCHT0  (BX)(R12*4)
-	PREFETCHT0  (R8)(R12*4)
-	PREFETCHT0  (R9)(R12*4)
-	PREFETCHT0  (DX)(R12*4)
+next808:
+	TESTQ     R10, R10
+	JEQ       kept810
+	MOVQ      CX, R14
+	ANDQ      $0x3f, R14
+	VMOVDQU32 (BX)(CX*4), Z6
+	VMOVDQU32 Z6, 64(R10)(R14*4)
+	VMOVDQU32 (R8)(CX*4), Z6
+	VMOVDQU32 Z6, 320(R10)(R14*4)
+	VMOVDQU32 (R9)(CX*4), Z6
+	VMOVDQU32 Z6, 576(R10)(R14*4)
+	MOVQ      CX, (R10)
+
+kept810:
+	PREFETCHT0  (BX)(R13*4)
+	PREFETCHT0  (R8)(R13*4)
+	PREFETCHT0  (R9)(R13*4)
+	PREFETCHT0  (DX)(R13*4)
 	VMOVUPS     (DX)(CX*4), Z6
 	VMOVUPS     (BX)(CX*4), Z7
 	VMULPS      (AX), Z6, Z6
@@ -13845,8 +15322,8 @@ next716:
 	VFMADD231PS Z5, Z8, Z7
 	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16721
-	JA          fp32722
+	JE          fp16814
+	JA          fp32815
 	VPSRLD      $0x10, Z7, Z6
 	VPANDD      pattern00000001<>+0(SB), Z6, Z6
 	VPADDD      pattern00007fff<>+0(SB), Z6, Z6
@@ -13856,38 +15333,38 @@ next716:
 	VPSRLD      $0x10, Z6, Z6
 	VPMOVDW     Z6, Y6
 	VMOVDQA     Y6, Y6
-	JMP         done723
+	JMP         done816
 
-fp16721:
+fp16814:
 	VCVTPS2PH $0x00, Z7, Y6
 	VMOVDQA   Y6, Y6
-	JMP       done723
+	JMP       done816
 
-fp32722:
-	JMP stored719
+fp32815:
+	JMP stored812
 
-done723:
+done816:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned718
+	JNE      unaligned811
 	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored719
+	JMP      stored812
 
-unaligned718:
+unaligned811:
 	VMOVDQU Y6, (SI)(CX*2)
 
-stored719:
+stored812:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x10, R13
 
-check717:
-	CMPQ CX, R11
-	JB   next716
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
-	JB   next716
+check809:
+	CMPQ CX, R12
+	JB   next808
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next808
 
-done699:
+done789:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -13902,247 +15379,284 @@ TEXT ·lionFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    96(DX), DX
+	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
+	MOVQ    80(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
+	MOVQ    64(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    32(DI), DI
+	MOVQ    48(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    72(R8), R8
+	MOVQ    88(R8), R8
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 256(AX), Z2
 	VMOVUPS 320(AX), Z3
 	VMOVUPS 576(AX), Z4
 	MOVQ    a+0(FP), R9
-	MOVQ    (R9), R9
+	MOVQ    24(R9), R9
 	MOVQ    a+0(FP), R10
-	MOVQ    8(R10), R10
+	MOVQ    (R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    8(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16725
-	JA      fp32726
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R11
-	JMP     check729
+	JE      fp16818
+	JA      fp32819
+	MOVQ    R12, CX
+	LEAQ    512(CX), R12
+	JMP     check822
 
-next728:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*4)
-	PREFETCHT0  (DX)(R11*2)
+next821:
+	TESTQ     R9, R9
+	JEQ       kept823
+	MOVQ      CX, R13
+	ANDQ      $0x3f, R13
+	VMOVDQU32 (BX)(CX*4), Z5
+	VMOVDQU32 Z5, 64(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z5
+	VMOVDQU32 Z5, 320(R9)(R13*4)
+	MOVQ      CX, (R9)
+
+kept823:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (DX)(R12*2)
 	VPMOVZXWD   (DX)(CX*2), Z5
 	VPSLLD      $0x10, Z5, Z5
-	VMOVUPS     (BX)(CX*4), Z6
+	VMOVUPS     (BX)(CX*4), Z7
 	VMULPS      (AX), Z5, Z5
-	VFMADD231PS 64(AX), Z6, Z5
-	VMULPS      (R8)(CX*4), Z0, Z7
-	VFMADD231PS Z1, Z5, Z7
-	VFMADD231PS 512(AX), Z6, Z6
-	VPXORD      Z9, Z9, Z9
-	VANDPS      pattern80000000<>+0(SB), Z7, Z8
-	VXORPS      Z4, Z8, Z8
-	VCMPPS      $0x00, Z9, Z7, K1
-	VCMPPS      $0x03, Z7, Z7, K2
-	VMOVDQA32   Z9, K1, Z8
-	VMOVDQA32   Z7, K2, Z8
-	VADDPS      Z8, Z6, Z6
-	VMULPS      (R8)(CX*4), Z2, Z7
-	VFMADD231PS Z3, Z5, Z7
-	VMOVUPS     Z7, (R8)(CX*4)
-	VMOVUPS     Z6, (BX)(CX*4)
+	VFMADD231PS 64(AX), Z7, Z5
+	VMULPS      (R8)(CX*4), Z0, Z8
+	VFMADD231PS Z1, Z5, Z8
+	VFMADD231PS 512(AX), Z7, Z7
+	VPXORD      Z6, Z6, Z6
+	VANDPS      pattern80000000<>+0(SB), Z8, Z9
+	VXORPS      Z4, Z9, Z9
+	VCMPPS      $0x00, Z6, Z8, K1
+	VCMPPS      $0x03, Z8, Z8, K2
+	VMOVDQA32   Z6, K1, Z9
+	VMOVDQA32   Z8, K2, Z9
+	VADDPS      Z9, Z7, Z7
+	VMULPS      (R8)(CX*4), Z2, Z8
+	VFMADD231PS Z3, Z5, Z8
+	VMOVUPS     Z8, (R8)(CX*4)
+	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16733
-	JA          fp32734
-	VPSRLD      $0x10, Z6, Z5
+	JE          fp16827
+	JA          fp32828
+	VPSRLD      $0x10, Z7, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
-	VPADDD      Z6, Z5, Z5
-	VCMPPS      $0x03, Z6, Z6, K1
+	VPADDD      Z7, Z5, Z5
+	VCMPPS      $0x03, Z7, Z7, K1
 	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done735
+	JMP         done829
 
-fp16733:
-	VCVTPS2PH $0x00, Z6, Y5
+fp16827:
+	VCVTPS2PH $0x00, Z7, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done735
+	JMP       done829
 
-fp32734:
-	JMP stored731
+fp32828:
+	JMP stored825
 
-done735:
+done829:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned730
+	JNE      unaligned824
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored731
+	JMP      stored825
 
-unaligned730:
+unaligned824:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored731:
+stored825:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check729:
-	CMPQ CX, R10
-	JB   next728
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next728
-	JMP  done727
+check822:
+	CMPQ CX, R11
+	JB   next821
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next821
+	JMP  done820
 
-fp16725:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check737
+fp16818:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check831
 
-next736:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*4)
-	PREFETCHT0  (DX)(R11*2)
+next830:
+	TESTQ     R9, R9
+	JEQ       kept832
+	MOVQ      CX, R13
+	ANDQ      $0x3f, R13
+	VMOVDQU32 (BX)(CX*4), Z5
+	VMOVDQU32 Z5, 64(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z5
+	VMOVDQU32 Z5, 320(R9)(R13*4)
+	MOVQ      CX, (R9)
+
+kept832:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (DX)(R12*2)
 	VCVTPH2PS   (DX)(CX*2), Z5
-	VMOVUPS     (BX)(CX*4), Z6
+	VMOVUPS     (BX)(CX*4), Z7
 	VMULPS      (AX), Z5, Z5
-	VFMADD231PS 64(AX), Z6, Z5
-	VMULPS      (R8)(CX*4), Z0, Z7
-	VFMADD231PS Z1, Z5, Z7
-	VFMADD231PS 512(AX), Z6, Z6
-	VPXORD      Z9, Z9, Z9
-	VANDPS      pattern80000000<>+0(SB), Z7, Z8
-	VXORPS      Z4, Z8, Z8
-	VCMPPS      $0x00, Z9, Z7, K1
-	VCMPPS      $0x03, Z7, Z7, K2
-	VMOVDQA32   Z9, K1, Z8
-	VMOVDQA32   Z7, K2, Z8
-	VADDPS      Z8, Z6, Z6
-	VMULPS      (R8)(CX*4), Z2, Z7
-	VFMADD231PS Z3, Z5, Z7
-	VMOVUPS     Z7, (R8)(CX*4)
-	VMOVUPS     Z6, (BX)(CX*4)
+	VFMADD231PS 64(AX), Z7, Z5
+	VMULPS      (R8)(CX*4), Z0, Z8
+	VFMADD231PS Z1, Z5, Z8
+	VFMADD231PS 512(AX), Z7, Z7
+	VPXORD      Z6, Z6, Z6
+	VANDPS      pattern80000000<>+0(SB), Z8, Z9
+	VXORPS      Z4, Z9, Z9
+	VCMPPS      $0x00, Z6, Z8, K1
+	VCMPPS      $0x03, Z8, Z8, K2
+	VMOVDQA32   Z6, K1, Z9
+	VMOVDQA32   Z8, K2, Z9
+	VADDPS      Z9, Z7, Z7
+	VMULPS      (R8)(CX*4), Z2, Z8
+	VFMADD231PS Z3, Z5, Z8
+	VMOVUPS     Z8, (R8)(CX*4)
+	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16741
-	JA          fp32742
-	VPSRLD      $0x10, Z6, Z5
+	JE          fp16836
+	JA          fp32837
+	VPSRLD      $0x10, Z7, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
-	VPADDD      Z6, Z5, Z5
-	VCMPPS      $0x03, Z6, Z6, K1
+	VPADDD      Z7, Z5, Z5
+	VCMPPS      $0x03, Z7, Z7, K1
 	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done743
+	JMP         done838
 
-fp16741:
-	VCVTPS2PH $0x00, Z6, Y5
+fp16836:
+	VCVTPS2PH $0x00, Z7, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done743
+	JMP       done838
 
-fp32742:
-	JMP stored739
+fp32837:
+	JMP stored834
 
-done743:
+done838:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned738
+	JNE      unaligned833
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored739
+	JMP      stored834
 
-unaligned738:
+unaligned833:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored739:
+stored834:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check737:
-	CMPQ CX, R10
-	JB   next736
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next736
-	JMP  done727
+check831:
+	CMPQ CX, R11
+	JB   next830
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next830
+	JMP  done820
 
-fp32726:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check745
+fp32819:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check840
 
-next744:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*4)
-	PREFETCHT0  (DX)(R11*4)
+next839:
+	TESTQ     R9, R9
+	JEQ       kept841
+	MOVQ      CX, R13
+	ANDQ      $0x3f, R13
+	VMOVDQU32 (BX)(CX*4), Z5
+	VMOVDQU32 Z5, 64(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z5
+	VMOVDQU32 Z5, 320(R9)(R13*4)
+	MOVQ      CX, (R9)
+
+kept841:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Z5
-	VMOVUPS     (BX)(CX*4), Z6
+	VMOVUPS     (BX)(CX*4), Z7
 	VMULPS      (AX), Z5, Z5
-	VFMADD231PS 64(AX), Z6, Z5
-	VMULPS      (R8)(CX*4), Z0, Z7
-	VFMADD231PS Z1, Z5, Z7
-	VFMADD231PS 512(AX), Z6, Z6
-	VPXORD      Z9, Z9, Z9
-	VANDPS      pattern80000000<>+0(SB), Z7, Z8
-	VXORPS      Z4, Z8, Z8
-	VCMPPS      $0x00, Z9, Z7, K1
-	VCMPPS      $0x03, Z7, Z7, K2
-	VMOVDQA32   Z9, K1, Z8
-	VMOVDQA32   Z7, K2, Z8
-	VADDPS      Z8, Z6, Z6
-	VMULPS      (R8)(CX*4), Z2, Z7
-	VFMADD231PS Z3, Z5, Z7
-	VMOVUPS     Z7, (R8)(CX*4)
-	VMOVUPS     Z6, (BX)(CX*4)
+	VFMADD231PS 64(AX), Z7, Z5
+	VMULPS      (R8)(CX*4), Z0, Z8
+	VFMADD231PS Z1, Z5, Z8
+	VFMADD231PS 512(AX), Z7, Z7
+	VPXORD      Z6, Z6, Z6
+	VANDPS      pattern80000000<>+0(SB), Z8, Z9
+	VXORPS      Z4, Z9, Z9
+	VCMPPS      $0x00, Z6, Z8, K1
+	VCMPPS      $0x03, Z8, Z8, K2
+	VMOVDQA32   Z6, K1, Z9
+	VMOVDQA32   Z8, K2, Z9
+	VADDPS      Z9, Z7, Z7
+	VMULPS      (R8)(CX*4), Z2, Z8
+	VFMADD231PS Z3, Z5, Z8
+	VMOVUPS     Z8, (R8)(CX*4)
+	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16749
-	JA          fp32750
-	VPSRLD      $0x10, Z6, Z5
+	JE          fp16845
+	JA          fp32846
+	VPSRLD      $0x10, Z7, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
-	VPADDD      Z6, Z5, Z5
-	VCMPPS      $0x03, Z6, Z6, K1
+	VPADDD      Z7, Z5, Z5
+	VCMPPS      $0x03, Z7, Z7, K1
 	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done751
+	JMP         done847
 
-fp16749:
-	VCVTPS2PH $0x00, Z6, Y5
+fp16845:
+	VCVTPS2PH $0x00, Z7, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done751
+	JMP       done847
 
-fp32750:
-	JMP stored747
+fp32846:
+	JMP stored843
 
-done751:
+done847:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned746
+	JNE      unaligned842
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored747
+	JMP      stored843
 
-unaligned746:
+unaligned842:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored747:
+stored843:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check745:
-	CMPQ CX, R10
-	JB   next744
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next744
+check840:
+	CMPQ CX, R11
+	JB   next839
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next839
 
-done727:
+done820:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -14157,36 +15671,51 @@ TEXT ·adagradFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    96(DX), DX
+	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
+	MOVQ    80(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
+	MOVQ    64(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    32(DI), DI
+	MOVQ    48(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    72(R8), R8
+	MOVQ    88(R8), R8
 	VMOVUPS 448(AX), Z0
 	VMOVUPS 576(AX), Z1
 	MOVQ    a+0(FP), R9
-	MOVQ    (R9), R9
+	MOVQ    24(R9), R9
 	MOVQ    a+0(FP), R10
-	MOVQ    8(R10), R10
+	MOVQ    (R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    8(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16753
-	JA      fp32754
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R11
-	JMP     check757
+	JE      fp16849
+	JA      fp32850
+	MOVQ    R12, CX
+	LEAQ    512(CX), R12
+	JMP     check853
 
-next756:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*4)
-	PREFETCHT0  (DX)(R11*2)
+next852:
+	TESTQ     R9, R9
+	JEQ       kept854
+	MOVQ      CX, R13
+	ANDQ      $0x3f, R13
+	VMOVDQU32 (BX)(CX*4), Z2
+	VMOVDQU32 Z2, 64(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z2
+	VMOVDQU32 Z2, 320(R9)(R13*4)
+	MOVQ      CX, (R9)
+
+kept854:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (DX)(R12*2)
 	VPMOVZXWD   (DX)(CX*2), Z2
 	VPSLLD      $0x10, Z2, Z2
 	VMOVUPS     (BX)(CX*4), Z3
@@ -14201,8 +15730,8 @@ next756:
 	VFMADD231PS Z1, Z2, Z3
 	VMOVUPS     Z3, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16761
-	JA          fp32762
+	JE          fp16858
+	JA          fp32859
 	VPSRLD      $0x10, Z3, Z2
 	VPANDD      pattern00000001<>+0(SB), Z2, Z2
 	VPADDD      pattern00007fff<>+0(SB), Z2, Z2
@@ -14212,47 +15741,58 @@ next756:
 	VPSRLD      $0x10, Z2, Z2
 	VPMOVDW     Z2, Y2
 	VMOVDQA     Y2, Y2
-	JMP         done763
+	JMP         done860
 
-fp16761:
+fp16858:
 	VCVTPS2PH $0x00, Z3, Y2
 	VMOVDQA   Y2, Y2
-	JMP       done763
+	JMP       done860
 
-fp32762:
-	JMP stored759
+fp32859:
+	JMP stored856
 
-done763:
+done860:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned758
+	JNE      unaligned855
 	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored759
+	JMP      stored856
 
-unaligned758:
+unaligned855:
 	VMOVDQU Y2, (SI)(CX*2)
 
-stored759:
+stored856:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check757:
-	CMPQ CX, R10
-	JB   next756
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next756
-	JMP  done755
+check853:
+	CMPQ CX, R11
+	JB   next852
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next852
+	JMP  done851
 
-fp16753:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check765
+fp16849:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check862
 
-next764:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*4)
-	PREFETCHT0  (DX)(R11*2)
+next861:
+	TESTQ     R9, R9
+	JEQ       kept863
+	MOVQ      CX, R13
+	ANDQ      $0x3f, R13
+	VMOVDQU32 (BX)(CX*4), Z2
+	VMOVDQU32 Z2, 64(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z2
+	VMOVDQU32 Z2, 320(R9)(R13*4)
+	MOVQ      CX, (R9)
+
+kept863:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (DX)(R12*2)
 	VCVTPH2PS   (DX)(CX*2), Z2
 	VMOVUPS     (BX)(CX*4), Z3
 	VMULPS      (AX), Z2, Z2
@@ -14266,8 +15806,8 @@ next764:
 	VFMADD231PS Z1, Z2, Z3
 	VMOVUPS     Z3, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16769
-	JA          fp32770
+	JE          fp16867
+	JA          fp32868
 	VPSRLD      $0x10, Z3, Z2
 	VPANDD      pattern00000001<>+0(SB), Z2, Z2
 	VPADDD      pattern00007fff<>+0(SB), Z2, Z2
@@ -14277,47 +15817,58 @@ next764:
 	VPSRLD      $0x10, Z2, Z2
 	VPMOVDW     Z2, Y2
 	VMOVDQA     Y2, Y2
-	JMP         done771
+	JMP         done869
 
-fp16769:
+fp16867:
 	VCVTPS2PH $0x00, Z3, Y2
 	VMOVDQA   Y2, Y2
-	JMP       done771
+	JMP       done869
 
-fp32770:
-	JMP stored767
+fp32868:
+	JMP stored865
 
-done771:
+done869:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned766
+	JNE      unaligned864
 	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored767
+	JMP      stored865
 
-unaligned766:
+unaligned864:
 	VMOVDQU Y2, (SI)(CX*2)
 
-stored767:
+stored865:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check765:
-	CMPQ CX, R10
-	JB   next764
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next764
-	JMP  done755
+check862:
+	CMPQ CX, R11
+	JB   next861
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next861
+	JMP  done851
 
-fp32754:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check773
+fp32850:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check871
 
-next772:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*4)
-	PREFETCHT0  (DX)(R11*4)
+next870:
+	TESTQ     R9, R9
+	JEQ       kept872
+	MOVQ      CX, R13
+	ANDQ      $0x3f, R13
+	VMOVDQU32 (BX)(CX*4), Z2
+	VMOVDQU32 Z2, 64(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z2
+	VMOVDQU32 Z2, 320(R9)(R13*4)
+	MOVQ      CX, (R9)
+
+kept872:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Z2
 	VMOVUPS     (BX)(CX*4), Z3
 	VMULPS      (AX), Z2, Z2
@@ -14331,8 +15882,8 @@ next772:
 	VFMADD231PS Z1, Z2, Z3
 	VMOVUPS     Z3, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16777
-	JA          fp32778
+	JE          fp16876
+	JA          fp32877
 	VPSRLD      $0x10, Z3, Z2
 	VPANDD      pattern00000001<>+0(SB), Z2, Z2
 	VPADDD      pattern00007fff<>+0(SB), Z2, Z2
@@ -14342,38 +15893,38 @@ next772:
 	VPSRLD      $0x10, Z2, Z2
 	VPMOVDW     Z2, Y2
 	VMOVDQA     Y2, Y2
-	JMP         done779
+	JMP         done878
 
-fp16777:
+fp16876:
 	VCVTPS2PH $0x00, Z3, Y2
 	VMOVDQA   Y2, Y2
-	JMP       done779
+	JMP       done878
 
-fp32778:
-	JMP stored775
+fp32877:
+	JMP stored874
 
-done779:
+done878:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned774
+	JNE      unaligned873
 	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored775
+	JMP      stored874
 
-unaligned774:
+unaligned873:
 	VMOVDQU Y2, (SI)(CX*2)
 
-stored775:
+stored874:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check773:
-	CMPQ CX, R10
-	JB   next772
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next772
+check871:
+	CMPQ CX, R11
+	JB   next870
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next870
 
-done755:
+done851:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -14388,39 +15939,54 @@ TEXT ·sgdFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    96(DX), DX
+	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
+	MOVQ    80(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
+	MOVQ    64(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    32(DI), DI
+	MOVQ    48(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    72(R8), R8
+	MOVQ    88(R8), R8
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 640(AX), Z2
 	VMOVUPS 704(AX), Z3
 	VMOVUPS 576(AX), Z4
 	MOVQ    a+0(FP), R9
-	MOVQ    (R9), R9
+	MOVQ    24(R9), R9
 	MOVQ    a+0(FP), R10
-	MOVQ    8(R10), R10
+	MOVQ    (R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    8(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16781
-	JA      fp32782
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R11
-	JMP     check785
+	JE      fp16880
+	JA      fp32881
+	MOVQ    R12, CX
+	LEAQ    512(CX), R12
+	JMP     check884
 
-next784:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*4)
-	PREFETCHT0  (DX)(R11*2)
+next883:
+	TESTQ     R9, R9
+	JEQ       kept885
+	MOVQ      CX, R13
+	ANDQ      $0x3f, R13
+	VMOVDQU32 (BX)(CX*4), Z5
+	VMOVDQU32 Z5, 64(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z5
+	VMOVDQU32 Z5, 320(R9)(R13*4)
+	MOVQ      CX, (R9)
+
+kept885:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (DX)(R12*2)
 	VPMOVZXWD   (DX)(CX*2), Z5
 	VPSLLD      $0x10, Z5, Z5
 	VMOVUPS     (BX)(CX*4), Z6
@@ -14435,8 +16001,8 @@ next784:
 	VFMADD231PS Z4, Z5, Z6
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16789
-	JA          fp32790
+	JE          fp16889
+	JA          fp32890
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -14446,47 +16012,58 @@ next784:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done791
+	JMP         done891
 
-fp16789:
+fp16889:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done791
+	JMP       done891
 
-fp32790:
-	JMP stored787
+fp32890:
+	JMP stored887
 
-done791:
+done891:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned786
+	JNE      unaligned886
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored787
+	JMP      stored887
 
-unaligned786:
+unaligned886:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored787:
+stored887:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check785:
-	CMPQ CX, R10
-	JB   next784
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next784
-	JMP  done783
+check884:
+	CMPQ CX, R11
+	JB   next883
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next883
+	JMP  done882
 
-fp16781:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check793
+fp16880:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check893
 
-next792:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*4)
-	PREFETCHT0  (DX)(R11*2)
+next892:
+	TESTQ     R9, R9
+	JEQ       kept894
+	MOVQ      CX, R13
+	ANDQ      $0x3f, R13
+	VMOVDQU32 (BX)(CX*4), Z5
+	VMOVDQU32 Z5, 64(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z5
+	VMOVDQU32 Z5, 320(R9)(R13*4)
+	MOVQ      CX, (R9)
+
+kept894:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (DX)(R12*2)
 	VCVTPH2PS   (DX)(CX*2), Z5
 	VMOVUPS     (BX)(CX*4), Z6
 	VMULPS      (AX), Z5, Z5
@@ -14500,8 +16077,8 @@ next792:
 	VFMADD231PS Z4, Z5, Z6
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16797
-	JA          fp32798
+	JE          fp16898
+	JA          fp32899
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -14511,47 +16088,58 @@ next792:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done799
+	JMP         done900
 
-fp16797:
+fp16898:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done799
+	JMP       done900
 
-fp32798:
-	JMP stored795
+fp32899:
+	JMP stored896
 
-done799:
+done900:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned794
+	JNE      unaligned895
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored795
+	JMP      stored896
 
-unaligned794:
+unaligned895:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored795:
+stored896:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check793:
-	CMPQ CX, R10
-	JB   next792
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next792
-	JMP  done783
+check893:
+	CMPQ CX, R11
+	JB   next892
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next892
+	JMP  done882
 
-fp32782:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check801
+fp32881:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check902
 
-next800:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*4)
-	PREFETCHT0  (DX)(R11*4)
+next901:
+	TESTQ     R9, R9
+	JEQ       kept903
+	MOVQ      CX, R13
+	ANDQ      $0x3f, R13
+	VMOVDQU32 (BX)(CX*4), Z5
+	VMOVDQU32 Z5, 64(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z5
+	VMOVDQU32 Z5, 320(R9)(R13*4)
+	MOVQ      CX, (R9)
+
+kept903:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Z5
 	VMOVUPS     (BX)(CX*4), Z6
 	VMULPS      (AX), Z5, Z5
@@ -14565,8 +16153,8 @@ next800:
 	VFMADD231PS Z4, Z5, Z6
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16805
-	JA          fp32806
+	JE          fp16907
+	JA          fp32908
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -14576,38 +16164,38 @@ next800:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done807
+	JMP         done909
 
-fp16805:
+fp16907:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done807
+	JMP       done909
 
-fp32806:
-	JMP stored803
+fp32908:
+	JMP stored905
 
-done807:
+done909:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned802
+	JNE      unaligned904
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored803
+	JMP      stored905
 
-unaligned802:
+unaligned904:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored803:
+stored905:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check801:
-	CMPQ CX, R10
-	JB   next800
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next800
+check902:
+	CMPQ CX, R11
+	JB   next901
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next901
 
-done783:
+done882:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -14617,15 +16205,15 @@ done783:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP321xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   48(AX), AX
+	MOVQ   64(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   96(CX), CX
+	MOVQ   112(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   24(DX), DX
+	MOVQ   40(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   64(BX), BX
+	MOVQ   80(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   72(SI), SI
+	MOVQ   88(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
@@ -14633,13 +16221,13 @@ TEXT ·trafficFP321xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp16809
-	JA     fp32810
+	JE     fp16911
+	JA     fp32912
 	XORQ   DX, DX
-	MOVQ   $0x00000200, R9
-	JMP    check813
+	LEAQ   512(DX), R9
+	JMP    check915
 
-next812:
+next914:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -14649,34 +16237,34 @@ next812:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written814
+	JEQ        written916
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned815
+	JNE        unaligned917
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written814
+	JMP        written916
 
-unaligned815:
+unaligned917:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written814:
+written916:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check813:
+check915:
 	CMPQ DX, R8
-	JB   next812
+	JB   next914
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next812
-	JMP  done811
+	JB   next914
+	JMP  done913
 
-fp16809:
+fp16911:
 	XORQ DX, DX
-	MOVQ $0x00000200, R9
-	JMP  check817
+	LEAQ 512(DX), R9
+	JMP  check919
 
-next816:
+next918:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -14686,34 +16274,34 @@ next816:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written818
+	JEQ        written920
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned819
+	JNE        unaligned921
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written818
+	JMP        written920
 
-unaligned819:
+unaligned921:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written818:
+written920:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check817:
+check919:
 	CMPQ DX, R8
-	JB   next816
+	JB   next918
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next816
-	JMP  done811
+	JB   next918
+	JMP  done913
 
-fp32810:
+fp32912:
 	XORQ DX, DX
-	MOVQ $0x00000200, R9
-	JMP  check821
+	LEAQ 512(DX), R9
+	JMP  check923
 
-next820:
+next922:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -14723,28 +16311,28 @@ next820:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written822
+	JEQ        written924
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned823
+	JNE        unaligned925
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written822
+	JMP        written924
 
-unaligned823:
+unaligned925:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written822:
+written924:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check821:
+check923:
 	CMPQ DX, R8
-	JB   next820
+	JB   next922
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next820
+	JB   next922
 
-done811:
+done913:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -14753,17 +16341,17 @@ done811:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP322xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   48(AX), AX
+	MOVQ   64(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   96(CX), CX
+	MOVQ   112(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   24(DX), DX
+	MOVQ   40(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   64(BX), BX
+	MOVQ   80(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   72(SI), SI
+	MOVQ   88(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   80(DI), DI
+	MOVQ   96(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
@@ -14771,13 +16359,13 @@ TEXT ·trafficFP322xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp16825
-	JA     fp32826
+	JE     fp16927
+	JA     fp32928
 	XORQ   DX, DX
-	MOVQ   $0x00000200, R10
-	JMP    check829
+	LEAQ   512(DX), R10
+	JMP    check931
 
-next828:
+next930:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -14790,34 +16378,34 @@ next828:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written830
+	JEQ        written932
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned831
+	JNE        unaligned933
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written830
+	JMP        written932
 
-unaligned831:
+unaligned933:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written830:
+written932:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check829:
+check931:
 	CMPQ DX, R9
-	JB   next828
+	JB   next930
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next828
-	JMP  done827
+	JB   next930
+	JMP  done929
 
-fp16825:
+fp16927:
 	XORQ DX, DX
-	MOVQ $0x00000200, R10
-	JMP  check833
+	LEAQ 512(DX), R10
+	JMP  check935
 
-next832:
+next934:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -14830,34 +16418,34 @@ next832:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written834
+	JEQ        written936
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned835
+	JNE        unaligned937
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written834
+	JMP        written936
 
-unaligned835:
+unaligned937:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written834:
+written936:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check833:
+check935:
 	CMPQ DX, R9
-	JB   next832
+	JB   next934
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next832
-	JMP  done827
+	JB   next934
+	JMP  done929
 
-fp32826:
+fp32928:
 	XORQ DX, DX
-	MOVQ $0x00000200, R10
-	JMP  check837
+	LEAQ 512(DX), R10
+	JMP  check939
 
-next836:
+next938:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -14870,28 +16458,28 @@ next836:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written838
+	JEQ        written940
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned839
+	JNE        unaligned941
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written838
+	JMP        written940
 
-unaligned839:
+unaligned941:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written838:
+written940:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check837:
+check939:
 	CMPQ DX, R9
-	JB   next836
+	JB   next938
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next836
+	JB   next938
 
-done827:
+done929:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -14905,23 +16493,23 @@ TEXT ·adamFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         16(AX), AX
+	MOVQ         32(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         24(CX), CX
+	MOVQ         40(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         96(DX), DX
+	MOVQ         112(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         64(BX), BX
+	MOVQ         80(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         48(SI), SI
+	MOVQ         64(SI), SI
 	MOVQ         a+0(FP), DI
-	MOVQ         32(DI), DI
+	MOVQ         48(DI), DI
 	MOVQ         a+0(FP), R8
-	MOVQ         72(R8), R8
+	MOVQ         88(R8), R8
 	MOVQ         a+0(FP), R9
-	MOVQ         80(R9), R9
+	MOVQ         96(R9), R9
 	MOVQ         a+0(FP), R10
-	VPBROADCASTD 40(R10), Z0
+	VPBROADCASTD 56(R10), Z0
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z0, Z0
 	VMOVUPS      128(AX), Z1
 	VMOVUPS      192(AX), Z2
@@ -14930,21 +16518,38 @@ TEXT ·adamFP32BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS      384(AX), Z5
 	VMOVUPS      576(AX), Z6
 	MOVQ         a+0(FP), R10
-	MOVQ         (R10), R10
+	MOVQ         24(R10), R10
 	MOVQ         a+0(FP), R11
-	MOVQ         8(R11), R11
+	MOVQ         (R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         8(R12), R12
+	MOVQ         a+0(FP), R13
+	MOVQ         16(R13), R13
 	CMPQ         CX, $0x01
-	JE           fp16841
-	JA           fp32842
-	XORQ         CX, CX
-	MOVQ         $0x00000200, R12
-	JMP          check845
+	JE           fp16943
+	JA           fp32944
+	MOVQ         R13, CX
+	LEAQ         512(CX), R13
+	JMP          check947
 
-next844:
-	PREFETCHT0  (BX)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (R9)(R12*2)
-	PREFETCHT0  (DX)(R12*2)
+next946:
+	TESTQ     R10, R10
+	JEQ       kept948
+	MOVQ      CX, R14
+	ANDQ      $0x3f, R14
+	VMOVDQU32 (BX)(CX*4), Z7
+	VMOVDQU32 Z7, 64(R10)(R14*4)
+	VMOVDQU   (R8)(CX*2), Y7
+	VMOVDQU   Y7, 320(R10)(R14*2)
+	VMOVDQU   (R9)(CX*2), Y7
+	VMOVDQU   Y7, 448(R10)(R14*2)
+	MOVQ      CX, (R10)
+
+kept948:
+	PREFETCHT0  (BX)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	PREFETCHT0  (DX)(R13*2)
 	VPMOVZXWD   (DX)(CX*2), Z7
 	VPSLLD      $0x10, Z7, Z7
 	VMOVUPS     (BX)(CX*4), Z8
@@ -14977,8 +16582,8 @@ next844:
 	VFMADD231PS Z6, Z9, Z8
 	VMOVUPS     Z8, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16849
-	JA          fp32850
+	JE          fp16952
+	JA          fp32953
 	VPSRLD      $0x10, Z8, Z7
 	VPANDD      pattern00000001<>+0(SB), Z7, Z7
 	VPADDD      pattern00007fff<>+0(SB), Z7, Z7
@@ -14988,48 +16593,61 @@ next844:
 	VPSRLD      $0x10, Z7, Z7
 	VPMOVDW     Z7, Y7
 	VMOVDQA     Y7, Y7
-	JMP         done851
+	JMP         done954
 
-fp16849:
+fp16952:
 	VCVTPS2PH $0x00, Z8, Y7
 	VMOVDQA   Y7, Y7
-	JMP       done851
+	JMP       done954
 
-fp32850:
-	JMP stored847
+fp32953:
+	JMP stored950
 
-done851:
+done954:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned846
+	JNE      unaligned949
 	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored847
+	JMP      stored950
 
-unaligned846:
+unaligned949:
 	VMOVDQU Y7, (SI)(CX*2)
 
-stored847:
+stored950:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x10, R13
 
-check845:
-	CMPQ CX, R11
-	JB   next844
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
-	JB   next844
-	JMP  done843
+check947:
+	CMPQ CX, R12
+	JB   next946
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next946
+	JMP  done945
 
-fp16841:
-	XORQ CX, CX
-	MOVQ $0x00000200, R12
-	JMP  check853
+fp16943:
+	MOVQ R13, CX
+	LEAQ 512(CX), R13
+	JMP  check956
 
-next852:
-	PREFETCHT0  (BX)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (R9)(R12*2)
-	PREFETCHT0  (DX)(R12*2)
+next955:
+	TESTQ     R10, R10
+	JEQ       kept957
+	MOVQ      CX, R14
+	ANDQ      $0x3f, R14
+	VMOVDQU32 (BX)(CX*4), Z7
+	VMOVDQU32 Z7, 64(R10)(R14*4)
+	VMOVDQU   (R8)(CX*2), Y7
+	VMOVDQU   Y7, 320(R10)(R14*2)
+	VMOVDQU   (R9)(CX*2), Y7
+	VMOVDQU   Y7, 448(R10)(R14*2)
+	MOVQ      CX, (R10)
+
+kept957:
+	PREFETCHT0  (BX)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	PREFETCHT0  (DX)(R13*2)
 	VCVTPH2PS   (DX)(CX*2), Z7
 	VMOVUPS     (BX)(CX*4), Z8
 	VMULPS      (AX), Z7, Z7
@@ -15061,8 +16679,8 @@ next852:
 	VFMADD231PS Z6, Z9, Z8
 	VMOVUPS     Z8, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16857
-	JA          fp32858
+	JE          fp16961
+	JA          fp32962
 	VPSRLD      $0x10, Z8, Z7
 	VPANDD      pattern00000001<>+0(SB), Z7, Z7
 	VPADDD      pattern00007fff<>+0(SB), Z7, Z7
@@ -15072,48 +16690,61 @@ next852:
 	VPSRLD      $0x10, Z7, Z7
 	VPMOVDW     Z7, Y7
 	VMOVDQA     Y7, Y7
-	JMP         done859
+	JMP         done963
 
-fp16857:
+fp16961:
 	VCVTPS2PH $0x00, Z8, Y7
 	VMOVDQA   Y7, Y7
-	JMP       done859
+	JMP       done963
 
-fp32858:
-	JMP stored855
+fp32962:
+	JMP stored959
 
-done859:
+done963:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned854
+	JNE      unaligned958
 	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored855
+	JMP      stored959
 
-unaligned854:
+unaligned958:
 	VMOVDQU Y7, (SI)(CX*2)
 
-stored855:
+stored959:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x10, R13
 
-check853:
-	CMPQ CX, R11
-	JB   next852
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
-	JB   next852
-	JMP  done843
+check956:
+	CMPQ CX, R12
+	JB   next955
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next955
+	JMP  done945
 
-fp32842:
-	XORQ CX, CX
-	MOVQ $0x00000200, R12
-	JMP  check861
+fp32944:
+	MOVQ R13, CX
+	LEAQ 512(CX), R13
+	JMP  check965
 
-next860:
-	PREFETCHT0  (BX)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (R9)(R12*2)
-	PREFETCHT0  (DX)(R12*4)
+next964:
+	TESTQ     R10, R10
+	JEQ       kept966
+	MOVQ      CX, R14
+	ANDQ      $0x3f, R14
+	VMOVDQU32 (BX)(CX*4), Z7
+	VMOVDQU32 Z7, 64(R10)(R14*4)
+	VMOVDQU   (R8)(CX*2), Y7
+	VMOVDQU   Y7, 320(R10)(R14*2)
+	VMOVDQU   (R9)(CX*2), Y7
+	VMOVDQU   Y7, 448(R10)(R14*2)
+	MOVQ      CX, (R10)
+
+kept966:
+	PREFETCHT0  (BX)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	PREFETCHT0  (DX)(R13*4)
 	VMOVUPS     (DX)(CX*4), Z7
 	VMOVUPS     (BX)(CX*4), Z8
 	VMULPS      (AX), Z7, Z7
@@ -15145,8 +16776,8 @@ next860:
 	VFMADD231PS Z6, Z9, Z8
 	VMOVUPS     Z8, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16865
-	JA          fp32866
+	JE          fp16970
+	JA          fp32971
 	VPSRLD      $0x10, Z8, Z7
 	VPANDD      pattern00000001<>+0(SB), Z7, Z7
 	VPADDD      pattern00007fff<>+0(SB), Z7, Z7
@@ -15156,38 +16787,38 @@ next860:
 	VPSRLD      $0x10, Z7, Z7
 	VPMOVDW     Z7, Y7
 	VMOVDQA     Y7, Y7
-	JMP         done867
+	JMP         done972
 
-fp16865:
+fp16970:
 	VCVTPS2PH $0x00, Z8, Y7
 	VMOVDQA   Y7, Y7
-	JMP       done867
+	JMP       done972
 
-fp32866:
-	JMP stored863
+fp32971:
+	JMP stored968
 
-done867:
+done972:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned862
+	JNE      unaligned967
 	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored863
+	JMP      stored968
 
-unaligned862:
+unaligned967:
 	VMOVDQU Y7, (SI)(CX*2)
 
-stored863:
+stored968:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x10, R13
 
-check861:
-	CMPQ CX, R11
-	JB   next860
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
-	JB   next860
+check965:
+	CMPQ CX, R12
+	JB   next964
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next964
 
-done843:
+done945:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -15202,262 +16833,299 @@ TEXT ·lionFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    96(DX), DX
+	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
+	MOVQ    80(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
+	MOVQ    64(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    32(DI), DI
+	MOVQ    48(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    72(R8), R8
+	MOVQ    88(R8), R8
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 256(AX), Z2
 	VMOVUPS 320(AX), Z3
 	VMOVUPS 576(AX), Z4
 	MOVQ    a+0(FP), R9
-	MOVQ    (R9), R9
+	MOVQ    24(R9), R9
 	MOVQ    a+0(FP), R10
-	MOVQ    8(R10), R10
+	MOVQ    (R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    8(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16869
-	JA      fp32870
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R11
-	JMP     check873
+	JE      fp16974
+	JA      fp32975
+	MOVQ    R12, CX
+	LEAQ    512(CX), R12
+	JMP     check978
 
-next872:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
+next977:
+	TESTQ     R9, R9
+	JEQ       kept979
+	MOVQ      CX, R13
+	ANDQ      $0x3f, R13
+	VMOVDQU32 (BX)(CX*4), Z5
+	VMOVDQU32 Z5, 64(R9)(R13*4)
+	VMOVDQU   (R8)(CX*2), Y5
+	VMOVDQU   Y5, 320(R9)(R13*2)
+	MOVQ      CX, (R9)
+
+kept979:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
 	VPMOVZXWD   (DX)(CX*2), Z5
 	VPSLLD      $0x10, Z5, Z5
-	VMOVUPS     (BX)(CX*4), Z6
+	VMOVUPS     (BX)(CX*4), Z7
 	VMULPS      (AX), Z5, Z5
-	VFMADD231PS 64(AX), Z6, Z5
-	VPMOVZXWD   (R8)(CX*2), Z7
-	VPSLLD      $0x10, Z7, Z7
-	VMULPS      Z7, Z0, Z8
-	VFMADD231PS Z1, Z5, Z8
-	VFMADD231PS 512(AX), Z6, Z6
-	VPXORD      Z10, Z10, Z10
-	VANDPS      pattern80000000<>+0(SB), Z8, Z9
-	VXORPS      Z4, Z9, Z9
-	VCMPPS      $0x00, Z10, Z8, K1
-	VCMPPS      $0x03, Z8, Z8, K2
-	VMOVDQA32   Z10, K1, Z9
-	VMOVDQA32   Z8, K2, Z9
-	VADDPS      Z9, Z6, Z6
-	VMULPS      Z7, Z2, Z7
-	VFMADD231PS Z3, Z5, Z7
-	VPADDD      pattern00008000<>+0(SB), Z7, Z5
+	VFMADD231PS 64(AX), Z7, Z5
+	VPMOVZXWD   (R8)(CX*2), Z8
+	VPSLLD      $0x10, Z8, Z8
+	VMULPS      Z8, Z0, Z9
+	VFMADD231PS Z1, Z5, Z9
+	VFMADD231PS 512(AX), Z7, Z7
+	VPXORD      Z6, Z6, Z6
+	VANDPS      pattern80000000<>+0(SB), Z9, Z10
+	VXORPS      Z4, Z10, Z10
+	VCMPPS      $0x00, Z6, Z9, K1
+	VCMPPS      $0x03, Z9, Z9, K2
+	VMOVDQA32   Z6, K1, Z10
+	VMOVDQA32   Z9, K2, Z10
+	VADDPS      Z10, Z7, Z7
+	VMULPS      Z8, Z2, Z8
+	VFMADD231PS Z3, Z5, Z8
+	VPADDD      pattern00008000<>+0(SB), Z8, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQU     Y5, (R8)(CX*2)
-	VMOVUPS     Z6, (BX)(CX*4)
+	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16877
-	JA          fp32878
-	VPSRLD      $0x10, Z6, Z5
+	JE          fp16983
+	JA          fp32984
+	VPSRLD      $0x10, Z7, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
-	VPADDD      Z6, Z5, Z5
-	VCMPPS      $0x03, Z6, Z6, K1
+	VPADDD      Z7, Z5, Z5
+	VCMPPS      $0x03, Z7, Z7, K1
 	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done879
+	JMP         done985
 
-fp16877:
-	VCVTPS2PH $0x00, Z6, Y5
+fp16983:
+	VCVTPS2PH $0x00, Z7, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done879
+	JMP       done985
 
-fp32878:
-	JMP stored875
+fp32984:
+	JMP stored981
 
-done879:
+done985:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned874
+	JNE      unaligned980
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored875
+	JMP      stored981
 
-unaligned874:
+unaligned980:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored875:
+stored981:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check873:
-	CMPQ CX, R10
-	JB   next872
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next872
-	JMP  done871
+check978:
+	CMPQ CX, R11
+	JB   next977
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next977
+	JMP  done976
 
-fp16869:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check881
+fp16974:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check987
 
-next880:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
+next986:
+	TESTQ     R9, R9
+	JEQ       kept988
+	MOVQ      CX, R13
+	ANDQ      $0x3f, R13
+	VMOVDQU32 (BX)(CX*4), Z5
+	VMOVDQU32 Z5, 64(R9)(R13*4)
+	VMOVDQU   (R8)(CX*2), Y5
+	VMOVDQU   Y5, 320(R9)(R13*2)
+	MOVQ      CX, (R9)
+
+kept988:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
 	VCVTPH2PS   (DX)(CX*2), Z5
-	VMOVUPS     (BX)(CX*4), Z6
+	VMOVUPS     (BX)(CX*4), Z7
 	VMULPS      (AX), Z5, Z5
-	VFMADD231PS 64(AX), Z6, Z5
-	VPMOVZXWD   (R8)(CX*2), Z7
-	VPSLLD      $0x10, Z7, Z7
-	VMULPS      Z7, Z0, Z8
-	VFMADD231PS Z1, Z5, Z8
-	VFMADD231PS 512(AX), Z6, Z6
-	VPXORD      Z10, Z10, Z10
-	VANDPS      pattern80000000<>+0(SB), Z8, Z9
-	VXORPS      Z4, Z9, Z9
-	VCMPPS      $0x00, Z10, Z8, K1
-	VCMPPS      $0x03, Z8, Z8, K2
-	VMOVDQA32   Z10, K1, Z9
-	VMOVDQA32   Z8, K2, Z9
-	VADDPS      Z9, Z6, Z6
-	VMULPS      Z7, Z2, Z7
-	VFMADD231PS Z3, Z5, Z7
-	VPADDD      pattern00008000<>+0(SB), Z7, Z5
+	VFMADD231PS 64(AX), Z7, Z5
+	VPMOVZXWD   (R8)(CX*2), Z8
+	VPSLLD      $0x10, Z8, Z8
+	VMULPS      Z8, Z0, Z9
+	VFMADD231PS Z1, Z5, Z9
+	VFMADD231PS 512(AX), Z7, Z7
+	VPXORD      Z6, Z6, Z6
+	VANDPS      pattern80000000<>+0(SB), Z9, Z10
+	VXORPS      Z4, Z10, Z10
+	VCMPPS      $0x00, Z6, Z9, K1
+	VCMPPS      $0x03, Z9, Z9, K2
+	VMOVDQA32   Z6, K1, Z10
+	VMOVDQA32   Z9, K2, Z10
+	VADDPS      Z10, Z7, Z7
+	VMULPS      Z8, Z2, Z8
+	VFMADD231PS Z3, Z5, Z8
+	VPADDD      pattern00008000<>+0(SB), Z8, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQU     Y5, (R8)(CX*2)
-	VMOVUPS     Z6, (BX)(CX*4)
+	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16885
-	JA          fp32886
-	VPSRLD      $0x10, Z6, Z5
+	JE          fp16992
+	JA          fp32993
+	VPSRLD      $0x10, Z7, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
-	VPADDD      Z6, Z5, Z5
-	VCMPPS      $0x03, Z6, Z6, K1
+	VPADDD      Z7, Z5, Z5
+	VCMPPS      $0x03, Z7, Z7, K1
 	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done887
+	JMP         done994
 
-fp16885:
-	VCVTPS2PH $0x00, Z6, Y5
+fp16992:
+	VCVTPS2PH $0x00, Z7, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done887
+	JMP       done994
 
-fp32886:
-	JMP stored883
+fp32993:
+	JMP stored990
 
-done887:
+done994:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned882
+	JNE      unaligned989
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored883
+	JMP      stored990
 
-unaligned882:
+unaligned989:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored883:
+stored990:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check881:
-	CMPQ CX, R10
-	JB   next880
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next880
-	JMP  done871
+check987:
+	CMPQ CX, R11
+	JB   next986
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next986
+	JMP  done976
 
-fp32870:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check889
+fp32975:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check996
 
-next888:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*4)
+next995:
+	TESTQ     R9, R9
+	JEQ       kept997
+	MOVQ      CX, R13
+	ANDQ      $0x3f, R13
+	VMOVDQU32 (BX)(CX*4), Z5
+	VMOVDQU32 Z5, 64(R9)(R13*4)
+	VMOVDQU   (R8)(CX*2), Y5
+	VMOVDQU   Y5, 320(R9)(R13*2)
+	MOVQ      CX, (R9)
+
+kept997:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Z5
-	VMOVUPS     (BX)(CX*4), Z6
+	VMOVUPS     (BX)(CX*4), Z7
 	VMULPS      (AX), Z5, Z5
-	VFMADD231PS 64(AX), Z6, Z5
-	VPMOVZXWD   (R8)(CX*2), Z7
-	VPSLLD      $0x10, Z7, Z7
-	VMULPS      Z7, Z0, Z8
-	VFMADD231PS Z1, Z5, Z8
-	VFMADD231PS 512(AX), Z6, Z6
-	VPXORD      Z10, Z10, Z10
-	VANDPS      pattern80000000<>+0(SB), Z8, Z9
-	VXORPS      Z4, Z9, Z9
-	VCMPPS      $0x00, Z10, Z8, K1
-	VCMPPS      $0x03, Z8, Z8, K2
-	VMOVDQA32   Z10, K1, Z9
-	VMOVDQA32   Z8, K2, Z9
-	VADDPS      Z9, Z6, Z6
-	VMULPS      Z7, Z2, Z7
-	VFMADD231PS Z3, Z5, Z7
-	VPADDD      pattern00008000<>+0(SB), Z7, Z5
+	VFMADD231PS 64(AX), Z7, Z5
+	VPMOVZXWD   (R8)(CX*2), Z8
+	VPSLLD      $0x10, Z8, Z8
+	VMULPS      Z8, Z0, Z9
+	VFMADD231PS Z1, Z5, Z9
+	VFMADD231PS 512(AX), Z7, Z7
+	VPXORD      Z6, Z6, Z6
+	VANDPS      pattern80000000<>+0(SB), Z9, Z10
+	VXORPS      Z4, Z10, Z10
+	VCMPPS      $0x00, Z6, Z9, K1
+	VCMPPS      $0x03, Z9, Z9, K2
+	VMOVDQA32   Z6, K1, Z10
+	VMOVDQA32   Z9, K2, Z10
+	VADDPS      Z10, Z7, Z7
+	VMULPS      Z8, Z2, Z8
+	VFMADD231PS Z3, Z5, Z8
+	VPADDD      pattern00008000<>+0(SB), Z8, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQU     Y5, (R8)(CX*2)
-	VMOVUPS     Z6, (BX)(CX*4)
+	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16893
-	JA          fp32894
-	VPSRLD      $0x10, Z6, Z5
+	JE          fp161001
+	JA          fp321002
+	VPSRLD      $0x10, Z7, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
-	VPADDD      Z6, Z5, Z5
-	VCMPPS      $0x03, Z6, Z6, K1
+	VPADDD      Z7, Z5, Z5
+	VCMPPS      $0x03, Z7, Z7, K1
 	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done895
+	JMP         done1003
 
-fp16893:
-	VCVTPS2PH $0x00, Z6, Y5
+fp161001:
+	VCVTPS2PH $0x00, Z7, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done895
+	JMP       done1003
 
-fp32894:
-	JMP stored891
+fp321002:
+	JMP stored999
 
-done895:
+done1003:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned890
+	JNE      unaligned998
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored891
+	JMP      stored999
 
-unaligned890:
+unaligned998:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored891:
+stored999:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check889:
-	CMPQ CX, R10
-	JB   next888
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next888
+check996:
+	CMPQ CX, R11
+	JB   next995
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next995
 
-done871:
+done976:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -15472,39 +17140,54 @@ TEXT ·adagradFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         16(AX), AX
+	MOVQ         32(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         24(CX), CX
+	MOVQ         40(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         96(DX), DX
+	MOVQ         112(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         64(BX), BX
+	MOVQ         80(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         48(SI), SI
+	MOVQ         64(SI), SI
 	MOVQ         a+0(FP), DI
-	MOVQ         32(DI), DI
+	MOVQ         48(DI), DI
 	MOVQ         a+0(FP), R8
-	MOVQ         72(R8), R8
+	MOVQ         88(R8), R8
 	MOVQ         a+0(FP), R9
-	VPBROADCASTD 40(R9), Z0
+	VPBROADCASTD 56(R9), Z0
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z0, Z0
 	VMOVUPS      448(AX), Z1
 	VMOVUPS      576(AX), Z2
 	MOVQ         a+0(FP), R9
-	MOVQ         (R9), R9
+	MOVQ         24(R9), R9
 	MOVQ         a+0(FP), R10
-	MOVQ         8(R10), R10
+	MOVQ         (R10), R10
+	MOVQ         a+0(FP), R11
+	MOVQ         8(R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         16(R12), R12
 	CMPQ         CX, $0x01
-	JE           fp16897
-	JA           fp32898
-	XORQ         CX, CX
-	MOVQ         $0x00000200, R11
-	JMP          check901
+	JE           fp161005
+	JA           fp321006
+	MOVQ         R12, CX
+	LEAQ         512(CX), R12
+	JMP          check1009
 
-next900:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
+next1008:
+	TESTQ     R9, R9
+	JEQ       kept1010
+	MOVQ      CX, R13
+	ANDQ      $0x3f, R13
+	VMOVDQU32 (BX)(CX*4), Z3
+	VMOVDQU32 Z3, 64(R9)(R13*4)
+	VMOVDQU   (R8)(CX*2), Y3
+	VMOVDQU   Y3, 320(R9)(R13*2)
+	MOVQ      CX, (R9)
+
+kept1010:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
 	VPMOVZXWD   (DX)(CX*2), Z3
 	VPSLLD      $0x10, Z3, Z3
 	VMOVUPS     (BX)(CX*4), Z4
@@ -15526,8 +17209,8 @@ next900:
 	VFMADD231PS Z2, Z3, Z4
 	VMOVUPS     Z4, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16905
-	JA          fp32906
+	JE          fp161014
+	JA          fp321015
 	VPSRLD      $0x10, Z4, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -15537,47 +17220,58 @@ next900:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done907
+	JMP         done1016
 
-fp16905:
+fp161014:
 	VCVTPS2PH $0x00, Z4, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done907
+	JMP       done1016
 
-fp32906:
-	JMP stored903
+fp321015:
+	JMP stored1012
 
-done907:
+done1016:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned902
+	JNE      unaligned1011
 	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored903
+	JMP      stored1012
 
-unaligned902:
+unaligned1011:
 	VMOVDQU Y3, (SI)(CX*2)
 
-stored903:
+stored1012:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check901:
-	CMPQ CX, R10
-	JB   next900
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next900
-	JMP  done899
+check1009:
+	CMPQ CX, R11
+	JB   next1008
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1008
+	JMP  done1007
 
-fp16897:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check909
+fp161005:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check1018
 
-next908:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
+next1017:
+	TESTQ     R9, R9
+	JEQ       kept1019
+	MOVQ      CX, R13
+	ANDQ      $0x3f, R13
+	VMOVDQU32 (BX)(CX*4), Z3
+	VMOVDQU32 Z3, 64(R9)(R13*4)
+	VMOVDQU   (R8)(CX*2), Y3
+	VMOVDQU   Y3, 320(R9)(R13*2)
+	MOVQ      CX, (R9)
+
+kept1019:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
 	VCVTPH2PS   (DX)(CX*2), Z3
 	VMOVUPS     (BX)(CX*4), Z4
 	VMULPS      (AX), Z3, Z3
@@ -15598,8 +17292,8 @@ next908:
 	VFMADD231PS Z2, Z3, Z4
 	VMOVUPS     Z4, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16913
-	JA          fp32914
+	JE          fp161023
+	JA          fp321024
 	VPSRLD      $0x10, Z4, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -15609,47 +17303,58 @@ next908:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done915
+	JMP         done1025
 
-fp16913:
+fp161023:
 	VCVTPS2PH $0x00, Z4, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done915
+	JMP       done1025
 
-fp32914:
-	JMP stored911
+fp321024:
+	JMP stored1021
 
-done915:
+done1025:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned910
+	JNE      unaligned1020
 	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored911
+	JMP      stored1021
 
-unaligned910:
+unaligned1020:
 	VMOVDQU Y3, (SI)(CX*2)
 
-stored911:
+stored1021:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check909:
-	CMPQ CX, R10
-	JB   next908
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next908
-	JMP  done899
+check1018:
+	CMPQ CX, R11
+	JB   next1017
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1017
+	JMP  done1007
 
-fp32898:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check917
+fp321006:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check1027
 
-next916:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*4)
+next1026:
+	TESTQ     R9, R9
+	JEQ       kept1028
+	MOVQ      CX, R13
+	ANDQ      $0x3f, R13
+	VMOVDQU32 (BX)(CX*4), Z3
+	VMOVDQU32 Z3, 64(R9)(R13*4)
+	VMOVDQU   (R8)(CX*2), Y3
+	VMOVDQU   Y3, 320(R9)(R13*2)
+	MOVQ      CX, (R9)
+
+kept1028:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Z3
 	VMOVUPS     (BX)(CX*4), Z4
 	VMULPS      (AX), Z3, Z3
@@ -15670,8 +17375,8 @@ next916:
 	VFMADD231PS Z2, Z3, Z4
 	VMOVUPS     Z4, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16921
-	JA          fp32922
+	JE          fp161032
+	JA          fp321033
 	VPSRLD      $0x10, Z4, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -15681,38 +17386,38 @@ next916:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done923
+	JMP         done1034
 
-fp16921:
+fp161032:
 	VCVTPS2PH $0x00, Z4, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done923
+	JMP       done1034
 
-fp32922:
-	JMP stored919
+fp321033:
+	JMP stored1030
 
-done923:
+done1034:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned918
+	JNE      unaligned1029
 	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored919
+	JMP      stored1030
 
-unaligned918:
+unaligned1029:
 	VMOVDQU Y3, (SI)(CX*2)
 
-stored919:
+stored1030:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check917:
-	CMPQ CX, R10
-	JB   next916
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next916
+check1027:
+	CMPQ CX, R11
+	JB   next1026
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1026
 
-done899:
+done1007:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -15727,39 +17432,54 @@ TEXT ·sgdFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    96(DX), DX
+	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
+	MOVQ    80(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    48(SI), SI
+	MOVQ    64(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    32(DI), DI
+	MOVQ    48(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    72(R8), R8
+	MOVQ    88(R8), R8
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z1
 	VMOVUPS 640(AX), Z2
 	VMOVUPS 704(AX), Z3
 	VMOVUPS 576(AX), Z4
 	MOVQ    a+0(FP), R9
-	MOVQ    (R9), R9
+	MOVQ    24(R9), R9
 	MOVQ    a+0(FP), R10
-	MOVQ    8(R10), R10
+	MOVQ    (R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    8(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16925
-	JA      fp32926
-	XORQ    CX, CX
-	MOVQ    $0x00000200, R11
-	JMP     check929
+	JE      fp161036
+	JA      fp321037
+	MOVQ    R12, CX
+	LEAQ    512(CX), R12
+	JMP     check1040
 
-next928:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
+next1039:
+	TESTQ     R9, R9
+	JEQ       kept1041
+	MOVQ      CX, R13
+	ANDQ      $0x3f, R13
+	VMOVDQU32 (BX)(CX*4), Z5
+	VMOVDQU32 Z5, 64(R9)(R13*4)
+	VMOVDQU   (R8)(CX*2), Y5
+	VMOVDQU   Y5, 320(R9)(R13*2)
+	MOVQ      CX, (R9)
+
+kept1041:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
 	VPMOVZXWD   (DX)(CX*2), Z5
 	VPSLLD      $0x10, Z5, Z5
 	VMOVUPS     (BX)(CX*4), Z6
@@ -15779,8 +17499,8 @@ next928:
 	VFMADD231PS Z4, Z5, Z6
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16933
-	JA          fp32934
+	JE          fp161045
+	JA          fp321046
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -15790,47 +17510,58 @@ next928:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done935
+	JMP         done1047
 
-fp16933:
+fp161045:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done935
+	JMP       done1047
 
-fp32934:
-	JMP stored931
+fp321046:
+	JMP stored1043
 
-done935:
+done1047:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned930
+	JNE      unaligned1042
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored931
+	JMP      stored1043
 
-unaligned930:
+unaligned1042:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored931:
+stored1043:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check929:
-	CMPQ CX, R10
-	JB   next928
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next928
-	JMP  done927
+check1040:
+	CMPQ CX, R11
+	JB   next1039
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1039
+	JMP  done1038
 
-fp16925:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check937
+fp161036:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check1049
 
-next936:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
+next1048:
+	TESTQ     R9, R9
+	JEQ       kept1050
+	MOVQ      CX, R13
+	ANDQ      $0x3f, R13
+	VMOVDQU32 (BX)(CX*4), Z5
+	VMOVDQU32 Z5, 64(R9)(R13*4)
+	VMOVDQU   (R8)(CX*2), Y5
+	VMOVDQU   Y5, 320(R9)(R13*2)
+	MOVQ      CX, (R9)
+
+kept1050:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
 	VCVTPH2PS   (DX)(CX*2), Z5
 	VMOVUPS     (BX)(CX*4), Z6
 	VMULPS      (AX), Z5, Z5
@@ -15849,8 +17580,8 @@ next936:
 	VFMADD231PS Z4, Z5, Z6
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16941
-	JA          fp32942
+	JE          fp161054
+	JA          fp321055
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -15860,47 +17591,58 @@ next936:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done943
+	JMP         done1056
 
-fp16941:
+fp161054:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done943
+	JMP       done1056
 
-fp32942:
-	JMP stored939
+fp321055:
+	JMP stored1052
 
-done943:
+done1056:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned938
+	JNE      unaligned1051
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored939
+	JMP      stored1052
 
-unaligned938:
+unaligned1051:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored939:
+stored1052:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check937:
-	CMPQ CX, R10
-	JB   next936
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next936
-	JMP  done927
+check1049:
+	CMPQ CX, R11
+	JB   next1048
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1048
+	JMP  done1038
 
-fp32926:
-	XORQ CX, CX
-	MOVQ $0x00000200, R11
-	JMP  check945
+fp321037:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check1058
 
-next944:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*4)
+next1057:
+	TESTQ     R9, R9
+	JEQ       kept1059
+	MOVQ      CX, R13
+	ANDQ      $0x3f, R13
+	VMOVDQU32 (BX)(CX*4), Z5
+	VMOVDQU32 Z5, 64(R9)(R13*4)
+	VMOVDQU   (R8)(CX*2), Y5
+	VMOVDQU   Y5, 320(R9)(R13*2)
+	MOVQ      CX, (R9)
+
+kept1059:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Z5
 	VMOVUPS     (BX)(CX*4), Z6
 	VMULPS      (AX), Z5, Z5
@@ -15919,8 +17661,8 @@ next944:
 	VFMADD231PS Z4, Z5, Z6
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16949
-	JA          fp32950
+	JE          fp161063
+	JA          fp321064
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -15930,38 +17672,38 @@ next944:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done951
+	JMP         done1065
 
-fp16949:
+fp161063:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done951
+	JMP       done1065
 
-fp32950:
-	JMP stored947
+fp321064:
+	JMP stored1061
 
-done951:
+done1065:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned946
+	JNE      unaligned1060
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored947
+	JMP      stored1061
 
-unaligned946:
+unaligned1060:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored947:
+stored1061:
 	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+	ADDQ $0x10, R12
 
-check945:
-	CMPQ CX, R10
-	JB   next944
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next944
+check1058:
+	CMPQ CX, R11
+	JB   next1057
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1057
 
-done927:
+done1038:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -15971,15 +17713,15 @@ done927:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP321xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   48(AX), AX
+	MOVQ   64(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   96(CX), CX
+	MOVQ   112(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   24(DX), DX
+	MOVQ   40(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   64(BX), BX
+	MOVQ   80(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   72(SI), SI
+	MOVQ   88(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
@@ -15987,13 +17729,13 @@ TEXT ·trafficFP321xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp16953
-	JA     fp32954
+	JE     fp161067
+	JA     fp321068
 	XORQ   DX, DX
-	MOVQ   $0x00000200, R9
-	JMP    check957
+	LEAQ   512(DX), R9
+	JMP    check1071
 
-next956:
+next1070:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -16003,34 +17745,34 @@ next956:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written958
+	JEQ        written1072
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned959
+	JNE        unaligned1073
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written958
+	JMP        written1072
 
-unaligned959:
+unaligned1073:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written958:
+written1072:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check957:
+check1071:
 	CMPQ DX, R8
-	JB   next956
+	JB   next1070
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next956
-	JMP  done955
+	JB   next1070
+	JMP  done1069
 
-fp16953:
+fp161067:
 	XORQ DX, DX
-	MOVQ $0x00000200, R9
-	JMP  check961
+	LEAQ 512(DX), R9
+	JMP  check1075
 
-next960:
+next1074:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -16040,34 +17782,34 @@ next960:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written962
+	JEQ        written1076
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned963
+	JNE        unaligned1077
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written962
+	JMP        written1076
 
-unaligned963:
+unaligned1077:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written962:
+written1076:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check961:
+check1075:
 	CMPQ DX, R8
-	JB   next960
+	JB   next1074
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next960
-	JMP  done955
+	JB   next1074
+	JMP  done1069
 
-fp32954:
+fp321068:
 	XORQ DX, DX
-	MOVQ $0x00000200, R9
-	JMP  check965
+	LEAQ 512(DX), R9
+	JMP  check1079
 
-next964:
+next1078:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -16077,28 +17819,28 @@ next964:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written966
+	JEQ        written1080
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned967
+	JNE        unaligned1081
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written966
+	JMP        written1080
 
-unaligned967:
+unaligned1081:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written966:
+written1080:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check965:
+check1079:
 	CMPQ DX, R8
-	JB   next964
+	JB   next1078
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next964
+	JB   next1078
 
-done955:
+done1069:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -16107,17 +17849,17 @@ done955:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP322xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   48(AX), AX
+	MOVQ   64(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   96(CX), CX
+	MOVQ   112(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   24(DX), DX
+	MOVQ   40(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   64(BX), BX
+	MOVQ   80(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   72(SI), SI
+	MOVQ   88(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   80(DI), DI
+	MOVQ   96(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
@@ -16125,13 +17867,13 @@ TEXT ·trafficFP322xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp16969
-	JA     fp32970
+	JE     fp161083
+	JA     fp321084
 	XORQ   DX, DX
-	MOVQ   $0x00000200, R10
-	JMP    check973
+	LEAQ   512(DX), R10
+	JMP    check1087
 
-next972:
+next1086:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -16144,34 +17886,34 @@ next972:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written974
+	JEQ        written1088
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned975
+	JNE        unaligned1089
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written974
+	JMP        written1088
 
-unaligned975:
+unaligned1089:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written974:
+written1088:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check973:
+check1087:
 	CMPQ DX, R9
-	JB   next972
+	JB   next1086
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next972
-	JMP  done971
+	JB   next1086
+	JMP  done1085
 
-fp16969:
+fp161083:
 	XORQ DX, DX
-	MOVQ $0x00000200, R10
-	JMP  check977
+	LEAQ 512(DX), R10
+	JMP  check1091
 
-next976:
+next1090:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -16184,34 +17926,34 @@ next976:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written978
+	JEQ        written1092
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned979
+	JNE        unaligned1093
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written978
+	JMP        written1092
 
-unaligned979:
+unaligned1093:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written978:
+written1092:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check977:
+check1091:
 	CMPQ DX, R9
-	JB   next976
+	JB   next1090
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next976
-	JMP  done971
+	JB   next1090
+	JMP  done1085
 
-fp32970:
+fp321084:
 	XORQ DX, DX
-	MOVQ $0x00000200, R10
-	JMP  check981
+	LEAQ 512(DX), R10
+	JMP  check1095
 
-next980:
+next1094:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -16224,28 +17966,28 @@ next980:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written982
+	JEQ        written1096
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned983
+	JNE        unaligned1097
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written982
+	JMP        written1096
 
-unaligned983:
+unaligned1097:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written982:
+written1096:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check981:
+check1095:
 	CMPQ DX, R9
-	JB   next980
+	JB   next1094
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next980
+	JB   next1094
 
-done971:
+done1085:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -16262,7 +18004,7 @@ TEXT ·adamFP32INT8AVX512(SB), $5192-8
 	ADDQ    $0x3f, DX
 	ANDQ    $-64, DX
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	VMOVUPS (AX), Z3
 	VMOVUPS Z3, 4096(DX)
 	VMOVUPS 64(AX), Z3
@@ -16288,33 +18030,63 @@ TEXT ·adamFP32INT8AVX512(SB), $5192-8
 	VMOVUPS 704(AX), Z3
 	VMOVUPS Z3, 4800(DX)
 	MOVQ    a+0(FP), AX
-	MOVQ    24(AX), CX
+	MOVQ    40(AX), CX
 	MOVQ    a+0(FP), AX
-	MOVQ    64(AX), BX
+	MOVQ    80(AX), BX
 	MOVQ    a+0(FP), AX
-	MOVQ    48(AX), SI
+	MOVQ    64(AX), SI
 	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), DI
+	MOVQ    48(AX), DI
 	MOVQ    a+0(FP), AX
-	MOVQ    96(AX), R8
+	MOVQ    112(AX), R8
 	MOVQ    a+0(FP), AX
-	MOVQ    72(AX), R9
+	MOVQ    88(AX), R9
 	MOVQ    a+0(FP), AX
-	MOVQ    80(AX), R10
-	XORQ    AX, AX
+	MOVQ    96(AX), R10
+	MOVQ    a+0(FP), AX
+	MOVQ    24(AX), R11
+	MOVQ    a+0(FP), AX
+	MOVQ    16(AX), AX
 	CMPQ    CX, $0x01
-	JE      fp16985
-	JA      fp32986
+	JE      fp161099
+	JA      fp321100
 
-block988:
+block1102:
+	TESTQ   R11, R11
+	JEQ     kept1105
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R12
+	MOVQ    104(R12), R12
+	MOVWLZX (R12)(CX*1), R12
+	ANDQ    $0x07, CX
+	MOVW    R12, 6208(R11)(CX*1)
+	MOVQ    AX, CX
+	MOVQ    AX, R12
+	ANDQ    $0x000003ff, R12
+
+keep1106:
+	VMOVDQU32 (BX)(CX*4), Z3
+	VMOVDQU32 Z3, 64(R11)(R12*4)
+	VMOVDQU   (R9)(CX*1), X3
+	VMOVDQU   X3, 4160(R11)(R12*1)
+	VMOVDQU   (R10)(CX*1), X3
+	VMOVDQU   X3, 5184(R11)(R12*1)
+	ADDQ      $0x10, CX
+	ADDQ      $0x10, R12
+	TESTQ     $0x000000ff, CX
+	JNE       keep1106
+	MOVQ      AX, (R11)
+
+kept1105:
 	MOVQ         a+0(FP), CX
-	MOVQ         88(CX), R11
+	MOVQ         104(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
-	MOVWLZX      (R11)(CX*1), CX
-	MOVBLZX      CL, R11
-	SHLL         $0x17, R11
-	VMOVD        R11, X3
+	MOVWLZX      (R12)(CX*1), CX
+	MOVBLZX      CL, R12
+	SHLL         $0x17, R12
+	VMOVD        R12, X3
 	VPBROADCASTD X3, Z3
 	VMOVDQU32    Z3, 4864(DX)
 	SHRL         $0x08, CX
@@ -16323,16 +18095,16 @@ block988:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn989:
+turn1103:
 	LEAQ        512(AX), CX
-	MOVQ        a+0(FP), R11
-	MOVQ        8(R11), R11
-	CMPQ        AX, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        8(R12), R12
+	CMPQ        AX, R12
 	CMOVQCC     AX, CX
 	PREFETCHT0  (R9)(CX*1)
 	PREFETCHT0  (R10)(CX*1)
-	MOVQ        AX, R11
-	ANDQ        $0x000001ff, R11
+	MOVQ        AX, R12
+	ANDQ        $0x000001ff, R12
 	PREFETCHT0  (BX)(CX*4)
 	PREFETCHT0  (R8)(CX*2)
 	VPMOVZXBD   (R10)(AX*1), Z3
@@ -16362,10 +18134,10 @@ turn989:
 	VMULPS      Z3, Z3, Z3
 	VMULPS      Z3, Z7, Z3
 	VFMADD231PS 4416(DX), Z4, Z3
-	VMOVUPS     Z5, (DX)(R11*4)
+	VMOVUPS     Z5, (DX)(R12*4)
 	VSQRTPS     Z3, Z3
 	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
-	VMOVUPS     Z4, 2048(DX)(R11*4)
+	VMOVUPS     Z4, 2048(DX)(R12*4)
 	VPMAXUD     Z4, Z2, Z2
 	VPADDD      patternffffffff<>+0(SB), Z4, Z4
 	VPMINUD     Z4, Z1, Z1
@@ -16376,8 +18148,8 @@ turn989:
 	VFMADD231PS 4672(DX), Z5, Z6
 	VMOVUPS     Z6, (BX)(AX*4)
 	CMPQ        DI, $0x01
-	JE          fp16994
-	JA          fp32995
+	JE          fp161110
+	JA          fp321111
 	VPSRLD      $0x10, Z6, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -16387,26 +18159,26 @@ turn989:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done996
+	JMP         done1112
 
-fp16994:
+fp161110:
 	VCVTPS2PH $0x00, Z6, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done996
+	JMP       done1112
 
-fp32995:
-	JMP stored992
+fp321111:
+	JMP stored1108
 
-done996:
+done1112:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned991
+	JNE      unaligned1107
 	VMOVNTDQ Y3, (SI)(AX*2)
-	JMP      stored992
+	JMP      stored1108
 
-unaligned991:
+unaligned1107:
 	VMOVDQU Y3, (SI)(AX*2)
 
-stored992:
+stored1108:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
 	PREFETCHT0  (BX)(CX*4)
@@ -16438,10 +18210,10 @@ stored992:
 	VMULPS      Z3, Z3, Z3
 	VMULPS      Z3, Z7, Z3
 	VFMADD231PS 4416(DX), Z4, Z3
-	VMOVUPS     Z5, 64(DX)(R11*4)
+	VMOVUPS     Z5, 64(DX)(R12*4)
 	VSQRTPS     Z3, Z3
 	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
-	VMOVUPS     Z4, 2112(DX)(R11*4)
+	VMOVUPS     Z4, 2112(DX)(R12*4)
 	VPMAXUD     Z4, Z2, Z2
 	VPADDD      patternffffffff<>+0(SB), Z4, Z4
 	VPMINUD     Z4, Z1, Z1
@@ -16452,8 +18224,8 @@ stored992:
 	VFMADD231PS 4672(DX), Z5, Z6
 	VMOVUPS     Z6, (BX)(AX*4)
 	CMPQ        DI, $0x01
-	JE          fp161000
-	JA          fp321001
+	JE          fp161116
+	JA          fp321117
 	VPSRLD      $0x10, Z6, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -16463,43 +18235,47 @@ stored992:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1002
+	JMP         done1118
 
-fp161000:
+fp161116:
 	VCVTPS2PH $0x00, Z6, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1002
+	JMP       done1118
 
-fp321001:
-	JMP stored998
+fp321117:
+	JMP stored1114
 
-done1002:
+done1118:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned997
+	JNE      unaligned1113
 	VMOVNTDQ Y3, (SI)(AX*2)
-	JMP      stored998
+	JMP      stored1114
 
-unaligned997:
+unaligned1113:
 	VMOVDQU Y3, (SI)(AX*2)
 
-stored998:
+stored1114:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
-	CMPQ        AX, $0x00000100
-	JBE         encoded990
-	XORQ        $0x00000100, R11
+	MOVQ        AX, CX
+	MOVQ        a+0(FP), R13
+	MOVQ        16(R13), R13
+	SUBQ        R13, CX
+	CMPQ        CX, $0x00000100
+	JBE         encoded1104
+	XORQ        $0x00000100, R12
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2048(DX)(R11*4), Z3, Z4
+	VPMAXSD     2048(DX)(R12*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     (DX)(R11*4), Z6
+	VMOVUPS     (DX)(R12*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2048(DX)(R11*4), Z3
+	VMOVDQU32   2048(DX)(R12*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -16512,17 +18288,17 @@ stored998:
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -288(R9)(AX*1)
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2112(DX)(R11*4), Z3, Z4
+	VPMAXSD     2112(DX)(R12*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     64(DX)(R11*4), Z6
+	VMOVUPS     64(DX)(R12*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2112(DX)(R11*4), Z3
+	VMOVDQU32   2112(DX)(R12*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -16535,9 +18311,9 @@ stored998:
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -272(R9)(AX*1)
 
-encoded990:
+encoded1104:
 	TESTQ         $0x000000ff, AX
-	JNE           turn989
+	JNE           turn1103
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -16555,131 +18331,158 @@ encoded990:
 	VPMAXUD       X0, X2, X2
 	VPSHUFD       $0xb1, X2, X0
 	VPMAXUD       X0, X2, X2
-	VMOVD         X2, R13
+	VMOVD         X2, R14
 	INCL          CX
-	MOVL          R13, R15
-	ADDL          $0x000fffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x0000001f, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R11
-	MOVL          $0x00000014, R14
-	MOVL          R13, R15
-	ADDL          $0x0007ffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x0000000f, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R12
-	SHLL          $0x17, R12
-	ADDL          $0x00080000, R12
-	CMPL          CX, R12
-	MOVL          $0x00000013, R12
-	CMOVLCC       R15, R11
-	CMOVLCC       R12, R14
-	MOVL          R13, R15
-	ADDL          $0x0003ffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x00000007, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R12
-	SHLL          $0x17, R12
-	ADDL          $0x00040000, R12
-	CMPL          CX, R12
-	MOVL          $0x00000012, R12
-	CMOVLCC       R15, R11
-	CMOVLCC       R12, R14
-	MOVL          R13, R15
-	ADDL          $0x0001ffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x00000003, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R12
-	SHLL          $0x17, R12
-	ADDL          $0x00020000, R12
-	CMPL          CX, R12
-	MOVL          $0x00000011, R12
-	CMOVLCC       R15, R11
-	CMOVLCC       R12, R14
-	MOVL          R14, CX
+	MOVL          R14, BP
+	ADDL          $0x000fffff, BP
+	SHRL          $0x17, BP
+	SUBL          $0x0000001f, BP
+	CMPL          BP, $0x40
+	MOVL          $0x00000040, R13
+	CMOVLLT       R13, BP
+	MOVL          BP, R12
+	MOVL          $0x00000014, R15
+	MOVL          R14, BP
+	ADDL          $0x0007ffff, BP
+	SHRL          $0x17, BP
+	SUBL          $0x0000000f, BP
+	CMPL          BP, $0x40
+	MOVL          $0x00000040, R13
+	CMOVLLT       R13, BP
+	MOVL          BP, R13
+	SHLL          $0x17, R13
+	ADDL          $0x00080000, R13
+	CMPL          CX, R13
+	MOVL          $0x00000013, R13
+	CMOVLCC       BP, R12
+	CMOVLCC       R13, R15
+	MOVL          R14, BP
+	ADDL          $0x0003ffff, BP
+	SHRL          $0x17, BP
+	SUBL          $0x00000007, BP
+	CMPL          BP, $0x40
+	MOVL          $0x00000040, R13
+	CMOVLLT       R13, BP
+	MOVL          BP, R13
+	SHLL          $0x17, R13
+	ADDL          $0x00040000, R13
+	CMPL          CX, R13
+	MOVL          $0x00000012, R13
+	CMOVLCC       BP, R12
+	CMOVLCC       R13, R15
+	MOVL          R14, BP
+	ADDL          $0x0001ffff, BP
+	SHRL          $0x17, BP
+	SUBL          $0x00000003, BP
+	CMPL          BP, $0x40
+	MOVL          $0x00000040, R13
+	CMOVLLT       R13, BP
+	MOVL          BP, R13
+	SHLL          $0x17, R13
+	ADDL          $0x00020000, R13
+	CMPL          CX, R13
+	MOVL          $0x00000011, R13
+	CMOVLCC       BP, R12
+	CMOVLCC       R13, R15
+	MOVL          R15, CX
 	SHLL          $0x08, CX
-	ORL           R11, CX
-	XORL          R12, R12
-	TESTL         R13, R13
-	CMOVLEQ       R12, CX
-	MOVQ          a+0(FP), R12
-	MOVQ          88(R12), R13
-	MOVQ          AX, R12
-	SHRQ          $0x07, R12
-	MOVW          CX, -2(R13)(R12*1)
-	VMOVD         R14, X0
+	ORL           R12, CX
+	XORL          R13, R13
+	TESTL         R14, R14
+	CMOVLEQ       R13, CX
+	MOVQ          a+0(FP), R13
+	MOVQ          104(R13), R14
+	MOVQ          AX, R13
+	SHRQ          $0x07, R13
+	MOVW          CX, -2(R14)(R13*1)
+	VMOVD         R15, X0
 	VMOVDQA       X0, 5072(DX)
-	MOVL          $0x00000020, R12
-	SUBL          R14, R12
-	VMOVD         R12, X0
+	MOVL          $0x00000020, R13
+	SUBL          R15, R13
+	VMOVD         R13, X0
 	VMOVDQA       X0, 5104(DX)
-	MOVL          R14, R12
-	SUBL          $0x10, R12
-	VMOVD         R12, X0
+	MOVL          R15, R13
+	SUBL          $0x10, R13
+	VMOVD         R13, X0
 	VMOVDQA       X0, 5088(DX)
-	MOVL          R14, CX
-	SHLL          $0x17, R11
-	MOVL          $0x00000001, R12
-	SHLL          CL, R12
-	ADDL          R11, R12
-	VMOVD         R12, X0
+	MOVL          R15, CX
+	SHLL          $0x17, R12
+	MOVL          $0x00000001, R13
+	SHLL          CL, R13
+	ADDL          R12, R13
+	VMOVD         R13, X0
 	VPBROADCASTD  X0, Z0
 	VMOVDQU32     Z0, 4928(DX)
-	SHRL          CL, R11
-	VMOVD         R11, X0
+	SHRL          CL, R12
+	VMOVD         R12, X0
 	VPBROADCASTD  X0, Z0
 	VMOVDQU32     Z0, 4992(DX)
-	MOVQ          AX, R11
-	SUBQ          $0x00000100, R11
-	SHRQ          $0x08, R11
+	MOVQ          AX, R12
+	SUBQ          $0x00000100, R12
+	SHRQ          $0x08, R12
 	MOVQ          a+0(FP), CX
-	MOVL          44(CX), CX
-	ADDL          R11, CX
-	MOVL          CX, R11
-	SHRL          $0x10, R11
-	XORL          R11, CX
+	MOVL          60(CX), CX
+	ADDL          R12, CX
+	MOVL          CX, R12
+	SHRL          $0x10, R12
+	XORL          R12, CX
 	IMUL3L        $0x85ebca6b, CX, CX
-	MOVL          CX, R11
-	SHRL          $0x0d, R11
-	XORL          R11, CX
+	MOVL          CX, R12
+	SHRL          $0x0d, R12
+	XORL          R12, CX
 	IMUL3L        $0xc2b2ae35, CX, CX
-	MOVL          CX, R11
-	SHRL          $0x10, R11
-	XORL          R11, CX
-	MOVQ          a+0(FP), R11
-	MOVL          40(R11), R11
-	ADDL          R11, CX
+	MOVL          CX, R12
+	SHRL          $0x10, R12
+	XORL          R12, CX
+	MOVQ          a+0(FP), R12
+	MOVL          56(R12), R12
+	ADDL          R12, CX
 	VMOVD         CX, X0
 	VPBROADCASTD  X0, Z0
 	VPADDD        blockDitherAVX512<>+0(SB), Z0, Z0
 	MOVQ          a+0(FP), CX
 	MOVQ          (CX), CX
 	CMPQ          AX, CX
-	JB            block988
-	JMP           done987
+	JB            block1102
+	JMP           done1101
 
-fp16985:
-block1003:
+fp161099:
+block1119:
+	TESTQ   R11, R11
+	JEQ     kept1122
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R12
+	MOVQ    104(R12), R12
+	MOVWLZX (R12)(CX*1), R12
+	ANDQ    $0x07, CX
+	MOVW    R12, 6208(R11)(CX*1)
+	MOVQ    AX, CX
+	MOVQ    AX, R12
+	ANDQ    $0x000003ff, R12
+
+keep1123:
+	VMOVDQU32 (BX)(CX*4), Z3
+	VMOVDQU32 Z3, 64(R11)(R12*4)
+	VMOVDQU   (R9)(CX*1), X3
+	VMOVDQU   X3, 4160(R11)(R12*1)
+	VMOVDQU   (R10)(CX*1), X3
+	VMOVDQU   X3, 5184(R11)(R12*1)
+	ADDQ      $0x10, CX
+	ADDQ      $0x10, R12
+	TESTQ     $0x000000ff, CX
+	JNE       keep1123
+	MOVQ      AX, (R11)
+
+kept1122:
 	MOVQ         a+0(FP), CX
-	MOVQ         88(CX), R11
+	MOVQ         104(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
-	MOVWLZX      (R11)(CX*1), CX
-	MOVBLZX      CL, R11
-	SHLL         $0x17, R11
-	VMOVD        R11, X3
+	MOVWLZX      (R12)(CX*1), CX
+	MOVBLZX      CL, R12
+	SHLL         $0x17, R12
+	VMOVD        R12, X3
 	VPBROADCASTD X3, Z3
 	VMOVDQU32    Z3, 4864(DX)
 	SHRL         $0x08, CX
@@ -16688,16 +18491,16 @@ block1003:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn1004:
+turn1120:
 	LEAQ        512(AX), CX
-	MOVQ        a+0(FP), R11
-	MOVQ        8(R11), R11
-	CMPQ        AX, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        8(R12), R12
+	CMPQ        AX, R12
 	CMOVQCC     AX, CX
 	PREFETCHT0  (R9)(CX*1)
 	PREFETCHT0  (R10)(CX*1)
-	MOVQ        AX, R11
-	ANDQ        $0x000001ff, R11
+	MOVQ        AX, R12
+	ANDQ        $0x000001ff, R12
 	PREFETCHT0  (BX)(CX*4)
 	PREFETCHT0  (R8)(CX*2)
 	VPMOVZXBD   (R10)(AX*1), Z3
@@ -16726,10 +18529,10 @@ turn1004:
 	VMULPS      Z3, Z3, Z3
 	VMULPS      Z3, Z7, Z3
 	VFMADD231PS 4416(DX), Z4, Z3
-	VMOVUPS     Z5, (DX)(R11*4)
+	VMOVUPS     Z5, (DX)(R12*4)
 	VSQRTPS     Z3, Z3
 	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
-	VMOVUPS     Z4, 2048(DX)(R11*4)
+	VMOVUPS     Z4, 2048(DX)(R12*4)
 	VPMAXUD     Z4, Z2, Z2
 	VPADDD      patternffffffff<>+0(SB), Z4, Z4
 	VPMINUD     Z4, Z1, Z1
@@ -16740,8 +18543,8 @@ turn1004:
 	VFMADD231PS 4672(DX), Z5, Z6
 	VMOVUPS     Z6, (BX)(AX*4)
 	CMPQ        DI, $0x01
-	JE          fp161009
-	JA          fp321010
+	JE          fp161127
+	JA          fp321128
 	VPSRLD      $0x10, Z6, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -16751,26 +18554,26 @@ turn1004:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1011
+	JMP         done1129
 
-fp161009:
+fp161127:
 	VCVTPS2PH $0x00, Z6, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1011
+	JMP       done1129
 
-fp321010:
-	JMP stored1007
+fp321128:
+	JMP stored1125
 
-done1011:
+done1129:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1006
+	JNE      unaligned1124
 	VMOVNTDQ Y3, (SI)(AX*2)
-	JMP      stored1007
+	JMP      stored1125
 
-unaligned1006:
+unaligned1124:
 	VMOVDQU Y3, (SI)(AX*2)
 
-stored1007:
+stored1125:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
 	PREFETCHT0  (BX)(CX*4)
@@ -16801,10 +18604,10 @@ stored1007:
 	VMULPS      Z3, Z3, Z3
 	VMULPS      Z3, Z7, Z3
 	VFMADD231PS 4416(DX), Z4, Z3
-	VMOVUPS     Z5, 64(DX)(R11*4)
+	VMOVUPS     Z5, 64(DX)(R12*4)
 	VSQRTPS     Z3, Z3
 	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
-	VMOVUPS     Z4, 2112(DX)(R11*4)
+	VMOVUPS     Z4, 2112(DX)(R12*4)
 	VPMAXUD     Z4, Z2, Z2
 	VPADDD      patternffffffff<>+0(SB), Z4, Z4
 	VPMINUD     Z4, Z1, Z1
@@ -16815,8 +18618,8 @@ stored1007:
 	VFMADD231PS 4672(DX), Z5, Z6
 	VMOVUPS     Z6, (BX)(AX*4)
 	CMPQ        DI, $0x01
-	JE          fp161015
-	JA          fp321016
+	JE          fp161133
+	JA          fp321134
 	VPSRLD      $0x10, Z6, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -16826,43 +18629,47 @@ stored1007:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1017
+	JMP         done1135
 
-fp161015:
+fp161133:
 	VCVTPS2PH $0x00, Z6, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1017
+	JMP       done1135
 
-fp321016:
-	JMP stored1013
+fp321134:
+	JMP stored1131
 
-done1017:
+done1135:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1012
+	JNE      unaligned1130
 	VMOVNTDQ Y3, (SI)(AX*2)
-	JMP      stored1013
+	JMP      stored1131
 
-unaligned1012:
+unaligned1130:
 	VMOVDQU Y3, (SI)(AX*2)
 
-stored1013:
+stored1131:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
-	CMPQ        AX, $0x00000100
-	JBE         encoded1005
-	XORQ        $0x00000100, R11
+	MOVQ        AX, CX
+	MOVQ        a+0(FP), R13
+	MOVQ        16(R13), R13
+	SUBQ        R13, CX
+	CMPQ        CX, $0x00000100
+	JBE         encoded1121
+	XORQ        $0x00000100, R12
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2048(DX)(R11*4), Z3, Z4
+	VPMAXSD     2048(DX)(R12*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     (DX)(R11*4), Z6
+	VMOVUPS     (DX)(R12*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2048(DX)(R11*4), Z3
+	VMOVDQU32   2048(DX)(R12*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -16875,17 +18682,17 @@ stored1013:
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -288(R9)(AX*1)
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2112(DX)(R11*4), Z3, Z4
+	VPMAXSD     2112(DX)(R12*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     64(DX)(R11*4), Z6
+	VMOVUPS     64(DX)(R12*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2112(DX)(R11*4), Z3
+	VMOVDQU32   2112(DX)(R12*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -16898,9 +18705,9 @@ stored1013:
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -272(R9)(AX*1)
 
-encoded1005:
+encoded1121:
 	TESTQ         $0x000000ff, AX
-	JNE           turn1004
+	JNE           turn1120
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -16918,131 +18725,158 @@ encoded1005:
 	VPMAXUD       X0, X2, X2
 	VPSHUFD       $0xb1, X2, X0
 	VPMAXUD       X0, X2, X2
-	VMOVD         X2, R13
+	VMOVD         X2, R14
 	INCL          CX
-	MOVL          R13, R15
-	ADDL          $0x000fffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x0000001f, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R11
-	MOVL          $0x00000014, R14
-	MOVL          R13, R15
-	ADDL          $0x0007ffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x0000000f, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R12
-	SHLL          $0x17, R12
-	ADDL          $0x00080000, R12
-	CMPL          CX, R12
-	MOVL          $0x00000013, R12
-	CMOVLCC       R15, R11
-	CMOVLCC       R12, R14
-	MOVL          R13, R15
-	ADDL          $0x0003ffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x00000007, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R12
-	SHLL          $0x17, R12
-	ADDL          $0x00040000, R12
-	CMPL          CX, R12
-	MOVL          $0x00000012, R12
-	CMOVLCC       R15, R11
-	CMOVLCC       R12, R14
-	MOVL          R13, R15
-	ADDL          $0x0001ffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x00000003, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R12
-	SHLL          $0x17, R12
-	ADDL          $0x00020000, R12
-	CMPL          CX, R12
-	MOVL          $0x00000011, R12
-	CMOVLCC       R15, R11
-	CMOVLCC       R12, R14
-	MOVL          R14, CX
+	MOVL          R14, BP
+	ADDL          $0x000fffff, BP
+	SHRL          $0x17, BP
+	SUBL          $0x0000001f, BP
+	CMPL          BP, $0x40
+	MOVL          $0x00000040, R13
+	CMOVLLT       R13, BP
+	MOVL          BP, R12
+	MOVL          $0x00000014, R15
+	MOVL          R14, BP
+	ADDL          $0x0007ffff, BP
+	SHRL          $0x17, BP
+	SUBL          $0x0000000f, BP
+	CMPL          BP, $0x40
+	MOVL          $0x00000040, R13
+	CMOVLLT       R13, BP
+	MOVL          BP, R13
+	SHLL          $0x17, R13
+	ADDL          $0x00080000, R13
+	CMPL          CX, R13
+	MOVL          $0x00000013, R13
+	CMOVLCC       BP, R12
+	CMOVLCC       R13, R15
+	MOVL          R14, BP
+	ADDL          $0x0003ffff, BP
+	SHRL          $0x17, BP
+	SUBL          $0x00000007, BP
+	CMPL          BP, $0x40
+	MOVL          $0x00000040, R13
+	CMOVLLT       R13, BP
+	MOVL          BP, R13
+	SHLL          $0x17, R13
+	ADDL          $0x00040000, R13
+	CMPL          CX, R13
+	MOVL          $0x00000012, R13
+	CMOVLCC       BP, R12
+	CMOVLCC       R13, R15
+	MOVL          R14, BP
+	ADDL          $0x0001ffff, BP
+	SHRL          $0x17, BP
+	SUBL          $0x00000003, BP
+	CMPL          BP, $0x40
+	MOVL          $0x00000040, R13
+	CMOVLLT       R13, BP
+	MOVL          BP, R13
+	SHLL          $0x17, R13
+	ADDL          $0x00020000, R13
+	CMPL          CX, R13
+	MOVL          $0x00000011, R13
+	CMOVLCC       BP, R12
+	CMOVLCC       R13, R15
+	MOVL          R15, CX
 	SHLL          $0x08, CX
-	ORL           R11, CX
-	XORL          R12, R12
-	TESTL         R13, R13
-	CMOVLEQ       R12, CX
-	MOVQ          a+0(FP), R12
-	MOVQ          88(R12), R13
-	MOVQ          AX, R12
-	SHRQ          $0x07, R12
-	MOVW          CX, -2(R13)(R12*1)
-	VMOVD         R14, X0
+	ORL           R12, CX
+	XORL          R13, R13
+	TESTL         R14, R14
+	CMOVLEQ       R13, CX
+	MOVQ          a+0(FP), R13
+	MOVQ          104(R13), R14
+	MOVQ          AX, R13
+	SHRQ          $0x07, R13
+	MOVW          CX, -2(R14)(R13*1)
+	VMOVD         R15, X0
 	VMOVDQA       X0, 5072(DX)
-	MOVL          $0x00000020, R12
-	SUBL          R14, R12
-	VMOVD         R12, X0
+	MOVL          $0x00000020, R13
+	SUBL          R15, R13
+	VMOVD         R13, X0
 	VMOVDQA       X0, 5104(DX)
-	MOVL          R14, R12
-	SUBL          $0x10, R12
-	VMOVD         R12, X0
+	MOVL          R15, R13
+	SUBL          $0x10, R13
+	VMOVD         R13, X0
 	VMOVDQA       X0, 5088(DX)
-	MOVL          R14, CX
-	SHLL          $0x17, R11
-	MOVL          $0x00000001, R12
-	SHLL          CL, R12
-	ADDL          R11, R12
-	VMOVD         R12, X0
+	MOVL          R15, CX
+	SHLL          $0x17, R12
+	MOVL          $0x00000001, R13
+	SHLL          CL, R13
+	ADDL          R12, R13
+	VMOVD         R13, X0
 	VPBROADCASTD  X0, Z0
 	VMOVDQU32     Z0, 4928(DX)
-	SHRL          CL, R11
-	VMOVD         R11, X0
+	SHRL          CL, R12
+	VMOVD         R12, X0
 	VPBROADCASTD  X0, Z0
 	VMOVDQU32     Z0, 4992(DX)
-	MOVQ          AX, R11
-	SUBQ          $0x00000100, R11
-	SHRQ          $0x08, R11
+	MOVQ          AX, R12
+	SUBQ          $0x00000100, R12
+	SHRQ          $0x08, R12
 	MOVQ          a+0(FP), CX
-	MOVL          44(CX), CX
-	ADDL          R11, CX
-	MOVL          CX, R11
-	SHRL          $0x10, R11
-	XORL          R11, CX
+	MOVL          60(CX), CX
+	ADDL          R12, CX
+	MOVL          CX, R12
+	SHRL          $0x10, R12
+	XORL          R12, CX
 	IMUL3L        $0x85ebca6b, CX, CX
-	MOVL          CX, R11
-	SHRL          $0x0d, R11
-	XORL          R11, CX
+	MOVL          CX, R12
+	SHRL          $0x0d, R12
+	XORL          R12, CX
 	IMUL3L        $0xc2b2ae35, CX, CX
-	MOVL          CX, R11
-	SHRL          $0x10, R11
-	XORL          R11, CX
-	MOVQ          a+0(FP), R11
-	MOVL          40(R11), R11
-	ADDL          R11, CX
+	MOVL          CX, R12
+	SHRL          $0x10, R12
+	XORL          R12, CX
+	MOVQ          a+0(FP), R12
+	MOVL          56(R12), R12
+	ADDL          R12, CX
 	VMOVD         CX, X0
 	VPBROADCASTD  X0, Z0
 	VPADDD        blockDitherAVX512<>+0(SB), Z0, Z0
 	MOVQ          a+0(FP), CX
 	MOVQ          (CX), CX
 	CMPQ          AX, CX
-	JB            block1003
-	JMP           done987
+	JB            block1119
+	JMP           done1101
 
-fp32986:
-block1018:
+fp321100:
+block1136:
+	TESTQ   R11, R11
+	JEQ     kept1139
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R12
+	MOVQ    104(R12), R12
+	MOVWLZX (R12)(CX*1), R12
+	ANDQ    $0x07, CX
+	MOVW    R12, 6208(R11)(CX*1)
+	MOVQ    AX, CX
+	MOVQ    AX, R12
+	ANDQ    $0x000003ff, R12
+
+keep1140:
+	VMOVDQU32 (BX)(CX*4), Z3
+	VMOVDQU32 Z3, 64(R11)(R12*4)
+	VMOVDQU   (R9)(CX*1), X3
+	VMOVDQU   X3, 4160(R11)(R12*1)
+	VMOVDQU   (R10)(CX*1), X3
+	VMOVDQU   X3, 5184(R11)(R12*1)
+	ADDQ      $0x10, CX
+	ADDQ      $0x10, R12
+	TESTQ     $0x000000ff, CX
+	JNE       keep1140
+	MOVQ      AX, (R11)
+
+kept1139:
 	MOVQ         a+0(FP), CX
-	MOVQ         88(CX), R11
+	MOVQ         104(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
-	MOVWLZX      (R11)(CX*1), CX
-	MOVBLZX      CL, R11
-	SHLL         $0x17, R11
-	VMOVD        R11, X3
+	MOVWLZX      (R12)(CX*1), CX
+	MOVBLZX      CL, R12
+	SHLL         $0x17, R12
+	VMOVD        R12, X3
 	VPBROADCASTD X3, Z3
 	VMOVDQU32    Z3, 4864(DX)
 	SHRL         $0x08, CX
@@ -17051,16 +18885,16 @@ block1018:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn1019:
+turn1137:
 	LEAQ        512(AX), CX
-	MOVQ        a+0(FP), R11
-	MOVQ        8(R11), R11
-	CMPQ        AX, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        8(R12), R12
+	CMPQ        AX, R12
 	CMOVQCC     AX, CX
 	PREFETCHT0  (R9)(CX*1)
 	PREFETCHT0  (R10)(CX*1)
-	MOVQ        AX, R11
-	ANDQ        $0x000001ff, R11
+	MOVQ        AX, R12
+	ANDQ        $0x000001ff, R12
 	PREFETCHT0  (BX)(CX*4)
 	PREFETCHT0  (R8)(CX*4)
 	VPMOVZXBD   (R10)(AX*1), Z3
@@ -17089,10 +18923,10 @@ turn1019:
 	VMULPS      Z3, Z3, Z3
 	VMULPS      Z3, Z7, Z3
 	VFMADD231PS 4416(DX), Z4, Z3
-	VMOVUPS     Z5, (DX)(R11*4)
+	VMOVUPS     Z5, (DX)(R12*4)
 	VSQRTPS     Z3, Z3
 	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
-	VMOVUPS     Z4, 2048(DX)(R11*4)
+	VMOVUPS     Z4, 2048(DX)(R12*4)
 	VPMAXUD     Z4, Z2, Z2
 	VPADDD      patternffffffff<>+0(SB), Z4, Z4
 	VPMINUD     Z4, Z1, Z1
@@ -17103,8 +18937,8 @@ turn1019:
 	VFMADD231PS 4672(DX), Z5, Z6
 	VMOVUPS     Z6, (BX)(AX*4)
 	CMPQ        DI, $0x01
-	JE          fp161024
-	JA          fp321025
+	JE          fp161144
+	JA          fp321145
 	VPSRLD      $0x10, Z6, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -17114,26 +18948,26 @@ turn1019:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1026
+	JMP         done1146
 
-fp161024:
+fp161144:
 	VCVTPS2PH $0x00, Z6, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1026
+	JMP       done1146
 
-fp321025:
-	JMP stored1022
+fp321145:
+	JMP stored1142
 
-done1026:
+done1146:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1021
+	JNE      unaligned1141
 	VMOVNTDQ Y3, (SI)(AX*2)
-	JMP      stored1022
+	JMP      stored1142
 
-unaligned1021:
+unaligned1141:
 	VMOVDQU Y3, (SI)(AX*2)
 
-stored1022:
+stored1142:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
 	PREFETCHT0  (BX)(CX*4)
@@ -17164,10 +18998,10 @@ stored1022:
 	VMULPS      Z3, Z3, Z3
 	VMULPS      Z3, Z7, Z3
 	VFMADD231PS 4416(DX), Z4, Z3
-	VMOVUPS     Z5, 64(DX)(R11*4)
+	VMOVUPS     Z5, 64(DX)(R12*4)
 	VSQRTPS     Z3, Z3
 	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
-	VMOVUPS     Z4, 2112(DX)(R11*4)
+	VMOVUPS     Z4, 2112(DX)(R12*4)
 	VPMAXUD     Z4, Z2, Z2
 	VPADDD      patternffffffff<>+0(SB), Z4, Z4
 	VPMINUD     Z4, Z1, Z1
@@ -17178,8 +19012,8 @@ stored1022:
 	VFMADD231PS 4672(DX), Z5, Z6
 	VMOVUPS     Z6, (BX)(AX*4)
 	CMPQ        DI, $0x01
-	JE          fp161030
-	JA          fp321031
+	JE          fp161150
+	JA          fp321151
 	VPSRLD      $0x10, Z6, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -17189,43 +19023,47 @@ stored1022:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1032
+	JMP         done1152
 
-fp161030:
+fp161150:
 	VCVTPS2PH $0x00, Z6, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1032
+	JMP       done1152
 
-fp321031:
-	JMP stored1028
+fp321151:
+	JMP stored1148
 
-done1032:
+done1152:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1027
+	JNE      unaligned1147
 	VMOVNTDQ Y3, (SI)(AX*2)
-	JMP      stored1028
+	JMP      stored1148
 
-unaligned1027:
+unaligned1147:
 	VMOVDQU Y3, (SI)(AX*2)
 
-stored1028:
+stored1148:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
-	CMPQ        AX, $0x00000100
-	JBE         encoded1020
-	XORQ        $0x00000100, R11
+	MOVQ        AX, CX
+	MOVQ        a+0(FP), R13
+	MOVQ        16(R13), R13
+	SUBQ        R13, CX
+	CMPQ        CX, $0x00000100
+	JBE         encoded1138
+	XORQ        $0x00000100, R12
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2048(DX)(R11*4), Z3, Z4
+	VPMAXSD     2048(DX)(R12*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     (DX)(R11*4), Z6
+	VMOVUPS     (DX)(R12*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2048(DX)(R11*4), Z3
+	VMOVDQU32   2048(DX)(R12*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -17238,17 +19076,17 @@ stored1028:
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -288(R9)(AX*1)
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2112(DX)(R11*4), Z3, Z4
+	VPMAXSD     2112(DX)(R12*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     64(DX)(R11*4), Z6
+	VMOVUPS     64(DX)(R12*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2112(DX)(R11*4), Z3
+	VMOVDQU32   2112(DX)(R12*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -17261,9 +19099,9 @@ stored1028:
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -272(R9)(AX*1)
 
-encoded1020:
+encoded1138:
 	TESTQ         $0x000000ff, AX
-	JNE           turn1019
+	JNE           turn1137
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -17281,122 +19119,122 @@ encoded1020:
 	VPMAXUD       X0, X2, X2
 	VPSHUFD       $0xb1, X2, X0
 	VPMAXUD       X0, X2, X2
-	VMOVD         X2, R13
+	VMOVD         X2, R14
 	INCL          CX
-	MOVL          R13, R15
-	ADDL          $0x000fffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x0000001f, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R11
-	MOVL          $0x00000014, R14
-	MOVL          R13, R15
-	ADDL          $0x0007ffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x0000000f, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R12
-	SHLL          $0x17, R12
-	ADDL          $0x00080000, R12
-	CMPL          CX, R12
-	MOVL          $0x00000013, R12
-	CMOVLCC       R15, R11
-	CMOVLCC       R12, R14
-	MOVL          R13, R15
-	ADDL          $0x0003ffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x00000007, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R12
-	SHLL          $0x17, R12
-	ADDL          $0x00040000, R12
-	CMPL          CX, R12
-	MOVL          $0x00000012, R12
-	CMOVLCC       R15, R11
-	CMOVLCC       R12, R14
-	MOVL          R13, R15
-	ADDL          $0x0001ffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x00000003, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R12
-	SHLL          $0x17, R12
-	ADDL          $0x00020000, R12
-	CMPL          CX, R12
-	MOVL          $0x00000011, R12
-	CMOVLCC       R15, R11
-	CMOVLCC       R12, R14
-	MOVL          R14, CX
+	MOVL          R14, BP
+	ADDL          $0x000fffff, BP
+	SHRL          $0x17, BP
+	SUBL          $0x0000001f, BP
+	CMPL          BP, $0x40
+	MOVL          $0x00000040, R13
+	CMOVLLT       R13, BP
+	MOVL          BP, R12
+	MOVL          $0x00000014, R15
+	MOVL          R14, BP
+	ADDL          $0x0007ffff, BP
+	SHRL          $0x17, BP
+	SUBL          $0x0000000f, BP
+	CMPL          BP, $0x40
+	MOVL          $0x00000040, R13
+	CMOVLLT       R13, BP
+	MOVL          BP, R13
+	SHLL          $0x17, R13
+	ADDL          $0x00080000, R13
+	CMPL          CX, R13
+	MOVL          $0x00000013, R13
+	CMOVLCC       BP, R12
+	CMOVLCC       R13, R15
+	MOVL          R14, BP
+	ADDL          $0x0003ffff, BP
+	SHRL          $0x17, BP
+	SUBL          $0x00000007, BP
+	CMPL          BP, $0x40
+	MOVL          $0x00000040, R13
+	CMOVLLT       R13, BP
+	MOVL          BP, R13
+	SHLL          $0x17, R13
+	ADDL          $0x00040000, R13
+	CMPL          CX, R13
+	MOVL          $0x00000012, R13
+	CMOVLCC       BP, R12
+	CMOVLCC       R13, R15
+	MOVL          R14, BP
+	ADDL          $0x0001ffff, BP
+	SHRL          $0x17, BP
+	SUBL          $0x00000003, BP
+	CMPL          BP, $0x40
+	MOVL          $0x00000040, R13
+	CMOVLLT       R13, BP
+	MOVL          BP, R13
+	SHLL          $0x17, R13
+	ADDL          $0x00020000, R13
+	CMPL          CX, R13
+	MOVL          $0x00000011, R13
+	CMOVLCC       BP, R12
+	CMOVLCC       R13, R15
+	MOVL          R15, CX
 	SHLL          $0x08, CX
-	ORL           R11, CX
-	XORL          R12, R12
-	TESTL         R13, R13
-	CMOVLEQ       R12, CX
-	MOVQ          a+0(FP), R12
-	MOVQ          88(R12), R13
-	MOVQ          AX, R12
-	SHRQ          $0x07, R12
-	MOVW          CX, -2(R13)(R12*1)
-	VMOVD         R14, X0
+	ORL           R12, CX
+	XORL          R13, R13
+	TESTL         R14, R14
+	CMOVLEQ       R13, CX
+	MOVQ          a+0(FP), R13
+	MOVQ          104(R13), R14
+	MOVQ          AX, R13
+	SHRQ          $0x07, R13
+	MOVW          CX, -2(R14)(R13*1)
+	VMOVD         R15, X0
 	VMOVDQA       X0, 5072(DX)
-	MOVL          $0x00000020, R12
-	SUBL          R14, R12
-	VMOVD         R12, X0
+	MOVL          $0x00000020, R13
+	SUBL          R15, R13
+	VMOVD         R13, X0
 	VMOVDQA       X0, 5104(DX)
-	MOVL          R14, R12
-	SUBL          $0x10, R12
-	VMOVD         R12, X0
+	MOVL          R15, R13
+	SUBL          $0x10, R13
+	VMOVD         R13, X0
 	VMOVDQA       X0, 5088(DX)
-	MOVL          R14, CX
-	SHLL          $0x17, R11
-	MOVL          $0x00000001, R12
-	SHLL          CL, R12
-	ADDL          R11, R12
-	VMOVD         R12, X0
+	MOVL          R15, CX
+	SHLL          $0x17, R12
+	MOVL          $0x00000001, R13
+	SHLL          CL, R13
+	ADDL          R12, R13
+	VMOVD         R13, X0
 	VPBROADCASTD  X0, Z0
 	VMOVDQU32     Z0, 4928(DX)
-	SHRL          CL, R11
-	VMOVD         R11, X0
+	SHRL          CL, R12
+	VMOVD         R12, X0
 	VPBROADCASTD  X0, Z0
 	VMOVDQU32     Z0, 4992(DX)
-	MOVQ          AX, R11
-	SUBQ          $0x00000100, R11
-	SHRQ          $0x08, R11
+	MOVQ          AX, R12
+	SUBQ          $0x00000100, R12
+	SHRQ          $0x08, R12
 	MOVQ          a+0(FP), CX
-	MOVL          44(CX), CX
-	ADDL          R11, CX
-	MOVL          CX, R11
-	SHRL          $0x10, R11
-	XORL          R11, CX
+	MOVL          60(CX), CX
+	ADDL          R12, CX
+	MOVL          CX, R12
+	SHRL          $0x10, R12
+	XORL          R12, CX
 	IMUL3L        $0x85ebca6b, CX, CX
-	MOVL          CX, R11
-	SHRL          $0x0d, R11
-	XORL          R11, CX
+	MOVL          CX, R12
+	SHRL          $0x0d, R12
+	XORL          R12, CX
 	IMUL3L        $0xc2b2ae35, CX, CX
-	MOVL          CX, R11
-	SHRL          $0x10, R11
-	XORL          R11, CX
-	MOVQ          a+0(FP), R11
-	MOVL          40(R11), R11
-	ADDL          R11, CX
+	MOVL          CX, R12
+	SHRL          $0x10, R12
+	XORL          R12, CX
+	MOVQ          a+0(FP), R12
+	MOVL          56(R12), R12
+	ADDL          R12, CX
 	VMOVD         CX, X0
 	VPBROADCASTD  X0, Z0
 	VPADDD        blockDitherAVX512<>+0(SB), Z0, Z0
 	MOVQ          a+0(FP), CX
 	MOVQ          (CX), CX
 	CMPQ          AX, CX
-	JB            block1018
+	JB            block1136
 
-done987:
-last1033:
+done1101:
+last1153:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -17448,7 +19286,7 @@ last1033:
 	VPORD.Z     Z4, Z3, K1, Z3
 	VPMOVDB     Z3, -272(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         last1033
+	JNE         last1153
 	SFENCE
 	LDMXCSR     (SP)
 	VZEROUPPER
@@ -17458,19 +19296,19 @@ last1033:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP322xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   48(AX), AX
+	MOVQ   64(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   96(CX), CX
+	MOVQ   112(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   24(DX), DX
+	MOVQ   40(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   64(BX), BX
+	MOVQ   80(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   72(SI), SI
+	MOVQ   88(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   80(DI), DI
+	MOVQ   96(DI), DI
 	MOVQ   a+0(FP), R8
-	MOVQ   88(R8), R8
+	MOVQ   104(R8), R8
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R9
@@ -17478,13 +19316,13 @@ TEXT ·trafficFP322xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp161035
-	JA     fp321036
+	JE     fp161155
+	JA     fp321156
 	XORQ   DX, DX
-	MOVQ   $0x00000200, R11
-	JMP    check1039
+	LEAQ   512(DX), R11
+	JMP    check1159
 
-next1038:
+next1158:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -17497,42 +19335,42 @@ next1038:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1040
+	JNE        within1160
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1040:
+within1160:
 	TESTQ    AX, AX
-	JEQ      written1041
+	JEQ      written1161
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned1042
+	JNE      unaligned1162
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1041
+	JMP      written1161
 
-unaligned1042:
+unaligned1162:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1041:
+written1161:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check1039:
+check1159:
 	CMPQ DX, R10
-	JB   next1038
+	JB   next1158
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1038
-	JMP  done1037
+	JB   next1158
+	JMP  done1157
 
-fp161035:
+fp161155:
 	XORQ DX, DX
-	MOVQ $0x00000200, R11
-	JMP  check1044
+	LEAQ 512(DX), R11
+	JMP  check1164
 
-next1043:
+next1163:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -17545,42 +19383,42 @@ next1043:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1045
+	JNE        within1165
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1045:
+within1165:
 	TESTQ    AX, AX
-	JEQ      written1046
+	JEQ      written1166
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned1047
+	JNE      unaligned1167
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1046
+	JMP      written1166
 
-unaligned1047:
+unaligned1167:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1046:
+written1166:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check1044:
+check1164:
 	CMPQ DX, R10
-	JB   next1043
+	JB   next1163
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1043
-	JMP  done1037
+	JB   next1163
+	JMP  done1157
 
-fp321036:
+fp321156:
 	XORQ DX, DX
-	MOVQ $0x00000200, R11
-	JMP  check1049
+	LEAQ 512(DX), R11
+	JMP  check1169
 
-next1048:
+next1168:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -17593,36 +19431,36 @@ next1048:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1050
+	JNE        within1170
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1050:
+within1170:
 	TESTQ    AX, AX
-	JEQ      written1051
+	JEQ      written1171
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned1052
+	JNE      unaligned1172
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1051
+	JMP      written1171
 
-unaligned1052:
+unaligned1172:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1051:
+written1171:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check1049:
+check1169:
 	CMPQ DX, R10
-	JB   next1048
+	JB   next1168
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1048
+	JB   next1168
 
-done1037:
+done1157:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -17643,13 +19481,13 @@ TEXT ·sumSquaresAVX512(SB), NOSPLIT, $8-40
 	VMOVUPD (DX), Z0
 	VMOVUPD 64(DX), Z1
 	CMPQ    AX, $0x01
-	JE      fp161054
-	JA      fp321055
+	JE      fp161174
+	JA      fp321175
 	XORQ    AX, AX
-	MOVQ    $0x00000800, DI
-	JMP     check1058
+	LEAQ    2048(AX), DI
+	JMP     check1178
 
-next1057:
+next1177:
 	PREFETCHT0    (CX)(DI*2)
 	VPMOVZXWD     (CX)(AX*2), Z2
 	VPSLLD        $0x10, Z2, Z2
@@ -17661,21 +19499,21 @@ next1057:
 	ADDQ          $0x10, AX
 	ADDQ          $0x10, DI
 
-check1058:
+check1178:
 	CMPQ AX, SI
-	JB   next1057
+	JB   next1177
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1057
-	JMP  done1056
+	JB   next1177
+	JMP  done1176
 
-fp161054:
+fp161174:
 	XORQ AX, AX
-	MOVQ $0x00000800, DI
-	JMP  check1060
+	LEAQ 2048(AX), DI
+	JMP  check1180
 
-next1059:
+next1179:
 	PREFETCHT0    (CX)(DI*2)
 	VCVTPH2PS     (CX)(AX*2), Z2
 	VCVTPS2PD     Y2, Z3
@@ -17686,21 +19524,21 @@ next1059:
 	ADDQ          $0x10, AX
 	ADDQ          $0x10, DI
 
-check1060:
+check1180:
 	CMPQ AX, SI
-	JB   next1059
+	JB   next1179
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1059
-	JMP  done1056
+	JB   next1179
+	JMP  done1176
 
-fp321055:
+fp321175:
 	XORQ AX, AX
-	MOVQ $0x00000800, DI
-	JMP  check1062
+	LEAQ 2048(AX), DI
+	JMP  check1182
 
-next1061:
+next1181:
 	PREFETCHT0    (CX)(DI*4)
 	VMOVUPS       (CX)(AX*4), Z2
 	VCVTPS2PD     Y2, Z3
@@ -17711,15 +19549,15 @@ next1061:
 	ADDQ          $0x10, AX
 	ADDQ          $0x10, DI
 
-check1062:
+check1182:
 	CMPQ AX, SI
-	JB   next1061
+	JB   next1181
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1061
+	JB   next1181
 
-done1056:
+done1176:
 	VMOVUPD Z0, (DX)
 	VMOVUPD Z1, 64(DX)
 	LDMXCSR (SP)
@@ -17741,16 +19579,16 @@ TEXT ·accumulateAVX512(SB), NOSPLIT, $8-48
 	MOVQ    n+0(FP), SI
 	MOVQ    prefetching+8(FP), DI
 	CMPQ    AX, $0x01
-	JE      fp161064
-	JA      fp321065
+	JE      fp161184
+	JA      fp321185
 	CMPQ    CX, $0x01
-	JE      fp161068
-	JA      fp321069
+	JE      fp161188
+	JA      fp321189
 	XORQ    AX, AX
-	MOVQ    $0x00000200, CX
-	JMP     check1072
+	LEAQ    512(AX), CX
+	JMP     check1192
 
-next1071:
+next1191:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VPMOVZXWD  (DX)(AX*2), Z0
@@ -17770,21 +19608,21 @@ next1071:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1072:
+check1192:
 	CMPQ AX, DI
-	JB   next1071
+	JB   next1191
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1071
-	JMP  done1070
+	JB   next1191
+	JMP  done1190
 
-fp161068:
+fp161188:
 	XORQ AX, AX
-	MOVQ $0x00000200, CX
-	JMP  check1074
+	LEAQ 512(AX), CX
+	JMP  check1194
 
-next1073:
+next1193:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VPMOVZXWD  (DX)(AX*2), Z0
@@ -17803,21 +19641,21 @@ next1073:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1074:
+check1194:
 	CMPQ AX, DI
-	JB   next1073
+	JB   next1193
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1073
-	JMP  done1070
+	JB   next1193
+	JMP  done1190
 
-fp321069:
+fp321189:
 	XORQ AX, AX
-	MOVQ $0x00000200, CX
-	JMP  check1076
+	LEAQ 512(AX), CX
+	JMP  check1196
 
-next1075:
+next1195:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*4)
 	VPMOVZXWD  (DX)(AX*2), Z0
@@ -17836,26 +19674,26 @@ next1075:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1076:
+check1196:
 	CMPQ AX, DI
-	JB   next1075
+	JB   next1195
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1075
+	JB   next1195
 
-done1070:
-	JMP done1066
+done1190:
+	JMP done1186
 
-fp161064:
+fp161184:
 	CMPQ CX, $0x01
-	JE   fp161078
-	JA   fp321079
+	JE   fp161198
+	JA   fp321199
 	XORQ AX, AX
-	MOVQ $0x00000200, CX
-	JMP  check1082
+	LEAQ 512(AX), CX
+	JMP  check1202
 
-next1081:
+next1201:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -17867,21 +19705,21 @@ next1081:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1082:
+check1202:
 	CMPQ AX, DI
-	JB   next1081
+	JB   next1201
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1081
-	JMP  done1080
+	JB   next1201
+	JMP  done1200
 
-fp161078:
+fp161198:
 	XORQ AX, AX
-	MOVQ $0x00000200, CX
-	JMP  check1084
+	LEAQ 512(AX), CX
+	JMP  check1204
 
-next1083:
+next1203:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -17892,21 +19730,21 @@ next1083:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1084:
+check1204:
 	CMPQ AX, DI
-	JB   next1083
+	JB   next1203
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1083
-	JMP  done1080
+	JB   next1203
+	JMP  done1200
 
-fp321079:
+fp321199:
 	XORQ AX, AX
-	MOVQ $0x00000200, CX
-	JMP  check1086
+	LEAQ 512(AX), CX
+	JMP  check1206
 
-next1085:
+next1205:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*4)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -17917,26 +19755,26 @@ next1085:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1086:
+check1206:
 	CMPQ AX, DI
-	JB   next1085
+	JB   next1205
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1085
+	JB   next1205
 
-done1080:
-	JMP done1066
+done1200:
+	JMP done1186
 
-fp321065:
+fp321185:
 	CMPQ CX, $0x01
-	JE   fp161088
-	JA   fp321089
+	JE   fp161208
+	JA   fp321209
 	XORQ AX, AX
-	MOVQ $0x00000200, CX
-	JMP  check1092
+	LEAQ 512(AX), CX
+	JMP  check1212
 
-next1091:
+next1211:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -17947,21 +19785,21 @@ next1091:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1092:
+check1212:
 	CMPQ AX, DI
-	JB   next1091
+	JB   next1211
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1091
-	JMP  done1090
+	JB   next1211
+	JMP  done1210
 
-fp161088:
+fp161208:
 	XORQ AX, AX
-	MOVQ $0x00000200, CX
-	JMP  check1094
+	LEAQ 512(AX), CX
+	JMP  check1214
 
-next1093:
+next1213:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -17971,21 +19809,21 @@ next1093:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1094:
+check1214:
 	CMPQ AX, DI
-	JB   next1093
+	JB   next1213
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1093
-	JMP  done1090
+	JB   next1213
+	JMP  done1210
 
-fp321089:
+fp321209:
 	XORQ AX, AX
-	MOVQ $0x00000200, CX
-	JMP  check1096
+	LEAQ 512(AX), CX
+	JMP  check1216
 
-next1095:
+next1215:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*4)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -17995,16 +19833,16 @@ next1095:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1096:
+check1216:
 	CMPQ AX, DI
-	JB   next1095
+	JB   next1215
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1095
+	JB   next1215
 
-done1090:
-done1066:
+done1210:
+done1186:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET

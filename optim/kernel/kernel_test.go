@@ -178,7 +178,7 @@ func fill(r *rand.Rand, f Format, c Chunk, strange bool) {
 	}
 	first, second := make([]float32, c.Len()), make([]float32, c.Len())
 	for i := range c.Len() {
-		c.setMaster(f, i, number(0.02))
+		c.PutMasterWeight(f, i, number(0.02))
 		first[i], second[i] = number(1e-3), float32(math.Abs(float64(number(1e-6))))
 		if f.Algorithm == Adagrad { // a sum of squares
 			first[i] = second[i]
@@ -194,7 +194,7 @@ func differ(f Format, a, b Chunk) string {
 		return math.Float32bits(x) == math.Float32bits(y) || x != x && y != y
 	}
 	for i := range a.Len() {
-		x, y := a.master(f, i), b.master(f, i)
+		x, y := a.MasterWeight(f, i), b.MasterWeight(f, i)
 		ok := same(x, y)
 		if f.hasParameter() && x == x {
 			ok = ok && a.Parameter[i] == b.Parameter[i]
@@ -207,7 +207,7 @@ func differ(f Format, a, b Chunk) string {
 			continue
 		}
 		dump := func(c Chunk) string {
-			text := fmt.Sprintf("master %#08x", math.Float32bits(c.master(f, i)))
+			text := fmt.Sprintf("master %#08x", math.Float32bits(c.MasterWeight(f, i)))
 			for m := range f.Algorithm.Moments() {
 				text += fmt.Sprintf(" moment %#08x", math.Float32bits(c.Moment(m, i)))
 			}

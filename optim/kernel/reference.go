@@ -34,16 +34,16 @@ func (a Array) Put(i int, x float32) {
 	}
 }
 
-// master is master weight i of a chunk.
-func (c Chunk) master(f Format, i int) float32 {
+// MasterWeight is master weight i of a chunk.
+func (c Chunk) MasterWeight(f Format, i int) float32 {
 	if f.State == FP32 {
 		return c.Master[i]
 	}
 	return Merge(c.Parameter[i], c.Low[i])
 }
 
-// setMaster stores master weight i and what the trainer reads of it.
-func (c Chunk) setMaster(f Format, i int, p float32) {
+// PutMasterWeight stores master weight i, and what the trainer reads of it.
+func (c Chunk) PutMasterWeight(f Format, i int, p float32) {
 	if f.State == Split {
 		c.Parameter[i], c.Low[i] = Separate(p)
 		return
@@ -86,13 +86,13 @@ func updateReference(f Format, constants *Constants, c Chunk) {
 			p, first = k.sgd(p, g, first)
 			c.Moments[0].putMoment(i, first)
 		}
-		c.setMaster(f, i, p)
+		c.PutMasterWeight(f, i, p)
 	}
 }
 
 // operands are master weight i and its scaled gradient.
 func (k *scalars) operands(f Format, c Chunk, i int) (p, g float32) {
-	p = flush(c.master(f, i))
+	p = flush(c.MasterWeight(f, i))
 	g = mul(flush(c.Gradient.At(i)), k[abi.GradientScale])
 	return p, fma(k[abi.L2Penalty], p, g)
 }

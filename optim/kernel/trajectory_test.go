@@ -69,7 +69,7 @@ func TestTrajectoryStaysNearFloat64(t *testing.T) {
 				// Parameters of the size that trained weights have.
 				p := float32(math.Copysign(0.02+0.02*r.Float64(), r.NormFloat64()))
 				reference[i].p = float64(p)
-				c.setMaster(f, i, p)
+				c.PutMasterWeight(f, i, p)
 			}
 			worst := 0.0
 			for step := int64(1); step <= count; step++ {
@@ -83,7 +83,7 @@ func TestTrajectoryStaysNearFloat64(t *testing.T) {
 				s.Constants(&constants)
 				set.Update(f, &constants, c)
 				for i, x := range reference {
-					p := float64(c.master(f, i))
+					p := float64(c.MasterWeight(f, i))
 					drift := math.Abs(p - x.p)
 					if drift > x.pError {
 						t.Fatalf("%v %v step %d element %d: %g is %g away from float64's %g, the bound is %g", set, f, step, i, p, drift, x.p, x.pError)

@@ -52,6 +52,7 @@ type blocks struct {
 	first    stream
 	second   stream
 	gradient reg.Register
+	log      undoLog
 }
 
 func (b *blocks) at(offset int) Mem { return Mem{Base: b.space, Disp: offset} }
@@ -85,7 +86,8 @@ func (s instructionSet) updateBlocks(state abi.State) {
 	}
 	kind, weights := argument("GradientKind"), b.master(state)
 	b.gradient, b.first, b.second = argument("Gradient"), stream{argument("Moment1"), 1}, stream{argument("Moment2"), 1}
-	XORQ(b.index, b.index)
+	b.log = s.undoLog(state, abi.MomentsInt8, []array{weights, fp32Moment{s, b.first}, fp32Moment{s, b.second}})
+	MOVQ(argument("Start"), b.index)
 	eachKind(kind, func(kind int) { b.updateAll(kind, weights) })
 	last := label("last")
 	Label(last)
@@ -106,6 +108,7 @@ func (s instructionSet) updateBlocks(state abi.State) {
 func (b *blocks) updateAll(kind int, weights array) {
 	block, next, encoded := label("block"), label("turn"), label("encoded")
 	Label(block)
+	b.log.keepBlock(b.index)
 	b.beginBlock()
 	Label(next)
 	ahead := GP64()
@@ -123,7 +126,10 @@ func (b *blocks) updateAll(kind int, weights array) {
 		ADDQ(U8(abi.Group), b.index)
 		ADDQ(U8(abi.Group), ahead)
 	}
-	CMPQ(b.index, U32(abi.Block))
+	done := GP64()
+	MOVQ(b.index, done)
+	SUBQ(argument("Start"), done)
+	CMPQ(done, U32(abi.Block))
 	JBE(LabelRef(encoded)) // there is no block before the first
 	XORQ(U32(abi.Block), b.ring)
 	b.encode()

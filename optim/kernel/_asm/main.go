@@ -251,6 +251,7 @@ func eachKind(kind reg.Register, code func(kind int)) {
 // prefetches; both are multiples of a group.
 type length struct {
 	elements, prefetching reg.Register
+	start                 reg.Register // nil for 0
 }
 
 // loop emits a loop in groups. What lies ahead is to be prefetched at index
@@ -258,8 +259,12 @@ type length struct {
 func loop(n length, distance uint32, body func(index, ahead reg.Register)) {
 	next, check := label("next"), label("check")
 	index, ahead, end := GP64(), GP64(), GP64()
-	XORQ(index, index)
-	MOVQ(U32(distance), ahead)
+	if n.start == nil {
+		XORQ(index, index)
+	} else {
+		MOVQ(n.start, index)
+	}
+	LEAQ(Mem{Base: index, Disp: int(distance)}, ahead)
 	MOVQ(n.prefetching, end)
 	JMP(LabelRef(check))
 	Label(next)

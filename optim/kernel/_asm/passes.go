@@ -32,7 +32,7 @@ func (s instructionSet) traffic(state abi.State, moments abi.MomentType, count i
 	zero, sink := s.vector(), s.vector()
 	s.clear(zero)
 	s.clear(sink)
-	loopOfKind(kind, length{argument("Elements"), argument("Prefetching")}, abi.PrefetchAhead, func(kind int, index, ahead reg.Register) {
+	loopOfKind(kind, length{elements: argument("Elements"), prefetching: argument("Prefetching")}, abi.PrefetchAhead, func(kind int, index, ahead reg.Register) {
 		var writes []func()
 		for _, st := range inPlace {
 			PREFETCHT0(st.at(ahead, 0))
@@ -133,7 +133,7 @@ func (s instructionSet) accumulate() {
 	sumKind, kind := Load(Param("sumKind"), GP64()), Load(Param("kind"), GP64())
 	base, gradient := Load(Param("sum"), GP64()), Load(Param("gradient"), GP64())
 	halves, words := stream{base, 2}, stream{base, 4}
-	n := length{Load(Param("n"), GP64()), Load(Param("prefetching"), GP64())}
+	n := length{elements: Load(Param("n"), GP64()), prefetching: Load(Param("prefetching"), GP64())}
 	eachKind(sumKind, func(sumKind int) {
 		loopOfKind(kind, n, abi.PrefetchAhead, func(kind int, index, ahead reg.Register) {
 			prefetchKind(sumKind, base, ahead)
@@ -166,7 +166,7 @@ func (s instructionSet) sumSquares() {
 	restore := flushDenormals()
 	kind, gradient := Load(Param("gradientKind"), GP64()), Load(Param("gradient"), GP64())
 	lanes := Load(Param("lanes"), GP64())
-	n := length{Load(Param("n"), GP64()), Load(Param("prefetching"), GP64())}
+	n := length{elements: Load(Param("n"), GP64()), prefetching: Load(Param("prefetching"), GP64())}
 	doubles := s.lanes / 2
 	var sums []reg.VecVirtual
 	at := func(i int) Mem { return Mem{Base: lanes, Disp: 8 * doubles * i} }

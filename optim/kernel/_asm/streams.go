@@ -56,6 +56,8 @@ type array interface {
 	store(x vectors, index reg.Register)
 	// finish is emitted after the loop.
 	finish()
+	// changed are the streams that it reads and writes.
+	changed() []stream
 }
 
 // master is the array of master weights, with its arguments loaded.
@@ -88,6 +90,8 @@ func (m fp32Moment) store(x vectors, index reg.Register) { m.storeWide(x, m.stre
 
 func (fp32Moment) finish() {}
 
+func (m fp32Moment) changed() []stream { return []stream{m.stream} }
+
 type bf16Moment struct {
 	instructionSet
 	stream
@@ -104,6 +108,8 @@ func (m bf16Moment) store(x vectors, index reg.Register) {
 }
 
 func (bf16Moment) finish() {}
+
+func (m bf16Moment) changed() []stream { return []stream{m.stream} }
 
 // ditheredMoment is a bf16 moment that is rounded stochastically: up with the
 // probability of the part that is cut off.
@@ -227,6 +233,8 @@ func (m splitMaster) store(p vectors, index reg.Register) {
 
 func (splitMaster) finish() {}
 
+func (m splitMaster) changed() []stream { return []stream{m.parameter, m.low} }
+
 // fp32Master holds whole fp32 weights, and writes a 16-bit copy past the
 // caches: nothing reads it here, and an ordinary store would first read the
 // line from memory.
@@ -266,6 +274,8 @@ func (m fp32Master) store(p vectors, index reg.Register) {
 // finish orders the stores past the caches before whatever the caller does
 // next.
 func (fp32Master) finish() { SFENCE() }
+
+func (m fp32Master) changed() []stream { return []stream{m.weights} }
 
 // prefetchKind prefetches numbers of a kind.
 func prefetchKind(kind int, base, ahead reg.Register) {

@@ -71,7 +71,10 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 		}
 		return row(i)
 	}
-	loopOfKind(kind, length{argument("Elements"), argument("Prefetching")}, abi.PrefetchAhead, func(kind int, index, ahead reg.Register) {
+	log := s.undoLog(state, moments, arrays)
+	n := length{argument("Elements"), argument("Prefetching"), argument("Start")}
+	loopOfKind(kind, n, abi.PrefetchAhead, func(kind int, index, ahead reg.Register) {
+		log.keepGroup(index)
 		for _, array := range arrays {
 			array.prefetch(ahead)
 		}

@@ -88,6 +88,54 @@ const Group = 16
 // Block is the number of elements that share a header where moments are int8.
 const Block = 256
 
+// Turn is the number of elements that an update changes in one go.
+func (m MomentType) Turn() int {
+	if m == MomentsInt8 {
+		return Block
+	}
+	return Group
+}
+
+// Where an undo log has what: at its beginning the element that the last turn
+// begins with, then, for each stream that an update reads and overwrites, a
+// ring of what it was in the last turns. A kernel stores the element when the
+// ring holds the turn, and before it changes anything of it.
+const (
+	UndoTurns = 4
+	undoHead  = 64
+)
+
+// The streams of an undo log, in order.
+const (
+	UndoMaster = iota // or the parameters, in split state
+	UndoLow
+	UndoMoment1
+	UndoMoment2
+	UndoHeaders
+	UndoStreams // their number
+)
+
+// UndoLayout says how many bytes a turn is of each stream, where its ring
+// begins, and how many bytes the log has.
+func UndoLayout(state State, moments MomentType, count int) (turn, ring [UndoStreams]int, bytes int) {
+	size := [UndoStreams]int{4, 0, int(moments.Size()), int(moments.Size()), 0}
+	if state == Split {
+		size[UndoMaster], size[UndoLow] = 2, 2
+	}
+	if count == 1 {
+		size[UndoMoment2] = 0
+	}
+	bytes = undoHead
+	for i := range turn {
+		turn[i], ring[i] = moments.Turn()*size[i], bytes
+		if i == UndoHeaders && moments == MomentsInt8 {
+			turn[i] = 2
+		}
+		bytes += UndoTurns * turn[i]
+	}
+	return turn, ring, bytes
+}
+
 // The code of int8 moments; see kernel's documentation. A header is the floor
 // in its low byte and the shift in its high one.
 const (
@@ -147,6 +195,8 @@ type Arguments struct {
 	// PrefetchAhead elements further; a multiple of Group. Prefetching an
 	// address without memory is harmless but slow.
 	Prefetching  int
+	Start        int   // the element to begin with; of a block, where moments are int8
+	Undo         *byte // the undo log; nil for none
 	Table        *Table
 	GradientKind int
 	CopyKind     int

@@ -1,0 +1,115 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"plimsoll/fault"
+	"plimsoll/host"
+	"plimsoll/service"
+)
+
+func serveCommand() *cobra.Command {
+	var socket, metrics string
+	var untilStdinCloses bool
+	command := &cobra.Command{
+		Use:   "serve --socket PATH",
+		Short: "Hold the optimizer state of a job, and update it for its trainers",
+		Long: `Serve is the optimizer service: it holds the optimizer state of all ranks of this
+host in shared memory and updates it for the trainers, which have the same pages
+mapped. State outlives a trainer that dies, and the service itself: it is started
+again, and finishes the step that was under way.
+
+"plimsoll run" brings one along for the ranks that it starts; this command is for
+trainers that were started otherwise. It ends with SIGTERM or Ctrl-C, and finishes
+checkpoints that are being written first. As a unit of systemd it inherits its
+socket (ListenSequentialPacket=) and keeps its memory (FileDescriptorStoreMax=).`,
+		Example: `  plimsoll serve --socket ~/.plimsoll/socket
+  plimsoll serve --socket ~/.plimsoll/socket --metrics 127.0.0.1:9464`,
+		Args: noArguments,
+		RunE: func(c *cobra.Command, _ []string) error {
+			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGTERM, syscall.SIGINT)
+			defer stop()
+			given, err := service.Inherit()
+			if err != nil {
+				return err
+			}
+			if given != nil {
+				return serve(ctx, c, given, metrics)
+			}
+			if socket == "" {
+				return &fault.Input{What: "--socket is missing: expected the path of the socket to listen at", Mend: "give --socket ~/.plimsoll/socket"}
+			}
+			if untilStdinCloses {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithCancel(ctx)
+				go func() {
+					_, _ = io.Copy(io.Discard, os.Stdin)
+					cancel()
+				}()
+			}
+			keeper, err := keeperOf(socket, metrics, sayTo(c))
+			if err != nil {
+				return err
+			}
+			if err := keeper.Listen(); err != nil {
+				return &fault.Input{What: "--socket", Err: err}
+			}
+			return keeper.Run(ctx)
+		},
+	}
+	flags := command.Flags()
+	flags.SortFlags = false
+	flags.StringVar(&socket, "socket", "", "`path` of the socket; its directory is made, or must be for this user alone (mode 0700)")
+	flags.StringVar(&metrics, "metrics", "", "`address`, such as 127.0.0.1:9464, to answer Prometheus at: http://ADDRESS/metrics")
+	flags.BoolVar(&untilStdinCloses, "until-stdin-closes", false, "end when stdin is closed, as it is when the process at its other end dies")
+	return command
+}
+
+// keeperOf keeps the service that this program is when it is started by it.
+func keeperOf(socket, metrics string, say func(string, ...any)) (*service.Keeper, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	return &service.Keeper{Socket: socket, Say: say, Command: func() *exec.Cmd {
+		command := exec.Command(self, "serve")
+		command.Args[0] = "plimsoll"
+		if metrics != "" {
+			command.Args = append(command.Args, "--metrics", metrics)
+		}
+		command.Stdout, command.Stderr = os.Stderr, os.Stderr
+		return command
+	}}, nil
+}
+
+// serve is the service itself.
+func serve(ctx context.Context, c *cobra.Command, given *service.Inherited, metrics string) error {
+	server, err := service.NewServer(c.Root().Version, given, host.Local, sayTo(c))
+	if err != nil {
+		return err
+	}
+	if metrics != "" {
+		stop, err := server.ServeMetrics(metrics)
+		if err != nil {
+			return &fault.Input{What: "--metrics", Err: err}
+		}
+		defer stop()
+	}
+	err = server.Serve(ctx)
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("the optimizer service: %w", err)
+	}
+	return nil
+}

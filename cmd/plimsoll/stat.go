@@ -1,0 +1,53 @@
+package main
+
+import (
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"plimsoll/fault"
+	"plimsoll/report"
+	"plimsoll/service"
+)
+
+func statCommand() *cobra.Command {
+	var socket string
+	var asJSON bool
+	command := &cobra.Command{
+		Use:   "stat [--socket PATH]",
+		Short: "Show the optimizer state that a service holds, and where its bytes are",
+		Long: `Stat asks an optimizer service for its sessions: the step that each is at, how long
+the last step took and what it moved, who holds it, and every arena with its
+planned and its resident bytes.`,
+		Example: `  plimsoll stat --socket ~/.plimsoll/socket
+  plimsoll stat --json`,
+		Args: noArguments,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if socket == "" {
+				socket = os.Getenv(service.SocketVariable)
+			}
+			if socket == "" {
+				return &fault.Input{What: "--socket is missing, and " + service.SocketVariable + " is not set", Mend: "give the --socket of plimsoll serve"}
+			}
+			client, err := service.Dial(socket)
+			if err != nil {
+				return &fault.Input{Err: err, Mend: "is plimsoll serve running?"}
+			}
+			defer client.Hangup()
+			overview, err := client.Overview()
+			if err != nil {
+				return err
+			}
+			document := report.Stat{Overview: overview}
+			if asJSON {
+				return document.WriteJSON(c.OutOrStdout())
+			}
+			return document.WriteText(c.OutOrStdout())
+		},
+	}
+	flags := command.Flags()
+	flags.SortFlags = false
+	flags.StringVar(&socket, "socket", "", "`path` of the service's socket (default: $"+service.SocketVariable+")")
+	flags.BoolVar(&asJSON, "json", false, "print one JSON document (plimsoll.stat/1)")
+	return command
+}

@@ -1,0 +1,136 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"plimsoll/service"
+)
+
+// NewService makes the keeper of an optimizer service that listens at a socket
+// and answers Prometheus at an address, if that is not empty.
+type NewService func(socket, metrics string, say func(format string, values ...any)) (*service.Keeper, error)
+
+// jobVariable names the job to the optimizer service.
+const jobVariable = "PLIMSOLL_JOB"
+
+// stateService is the optimizer service of a job, which is started when a rank
+// first connects to it. Nil is none.
+type stateService struct {
+	keeper *service.Keeper
+	end    context.CancelFunc
+	ended  chan struct{}
+}
+
+// socketDirectory chooses a directory for the socket of the job's optimizer
+// service; it is empty where the ranks are told of another service. The keeper
+// makes it, and both keeper and guard remove it.
+func socketDirectory(ranks []Rank) string {
+	told := func(variable string) bool { return strings.HasPrefix(variable, service.SocketVariable+"=") }
+	if slices.ContainsFunc(ranks, func(r Rank) bool { return slices.ContainsFunc(r.Environment, told) }) {
+		return ""
+	}
+	// The name of a socket has at most 107 bytes.
+	const longest = 60
+	parent := os.Getenv("XDG_RUNTIME_DIR")
+	if info, err := os.Stat(parent); err != nil || !info.IsDir() || len(parent) > longest {
+		parent = os.TempDir()
+	}
+	if len(parent) > longest {
+		parent = "/tmp"
+	}
+	removeDeadDirectories(parent)
+	return filepath.Join(parent, fmt.Sprintf("plimsoll-%d-%d", os.Getpid(), rand.Uint32()))
+}
+
+// removeDeadDirectories removes those of jobs of which guard and keeper were
+// killed together: nobody listens at their sockets.
+func removeDeadDirectories(parent string) {
+	sockets, _ := filepath.Glob(filepath.Join(parent, "plimsoll-*-*", "socket"))
+	for _, socket := range sockets {
+		info, err := os.Stat(socket)
+		if err != nil || time.Since(info.ModTime()) < time.Minute { // it may not listen yet
+			continue
+		}
+		c, err := net.Dial("unixpacket", socket)
+		if err == nil {
+			_ = c.Close()
+		} else if errors.Is(err, syscall.ECONNREFUSED) {
+			_ = os.RemoveAll(filepath.Dir(socket)) // another user's stays
+		}
+	}
+}
+
+func startState(socket, metrics string, newService NewService, say func(string, ...any)) (*stateService, error) {
+	keeper, err := newService(socket, metrics, say)
+	if err != nil {
+		return nil, err
+	}
+	keeper.Lazy = metrics == "" // Prometheus may come before the first rank
+	if err := keeper.Listen(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &stateService{keeper: keeper, end: cancel, ended: make(chan struct{})}
+	go func() {
+		if err := keeper.Run(ctx); err != nil {
+			say("%v", err)
+		}
+		close(s.ended)
+	}()
+	return s, nil
+}
+
+// variables are what ranks are told of the service.
+func (s *stateService) variables(environment []string) []string {
+	if s == nil {
+		return nil
+	}
+	variables := []string{service.SocketVariable + "=" + s.keeper.Socket}
+	named := func(variable string) bool { return strings.HasPrefix(variable, jobVariable+"=") }
+	if !slices.ContainsFunc(environment, named) {
+		variables = append(variables, jobVariable+"="+filepath.Base(filepath.Dir(s.keeper.Socket)))
+	}
+	return variables
+}
+
+// process is the number of the service's process, 0 for none.
+func (s *stateService) process() int {
+	if s == nil {
+		return 0
+	}
+	return s.keeper.Process()
+}
+
+// stop ends the service. It finishes the checkpoints that it writes, unless the
+// user does not want to wait, or is gone.
+func (s *stateService) stop(signals <-chan os.Signal, lost <-chan struct{}) {
+	if s == nil {
+		return
+	}
+	defer os.RemoveAll(filepath.Dir(s.keeper.Socket))
+	s.end()
+	for {
+		select {
+		case <-s.ended:
+			return
+		case signal := <-signals:
+			if signal == syscall.SIGINT || signal == syscall.SIGTERM {
+				s.keeper.Kill()
+			}
+		case <-lost:
+			s.keeper.Kill()
+			<-s.ended
+			return
+		}
+	}
+}

@@ -1,0 +1,97 @@
+package main
+
+import (
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+
+	"plimsoll/optim/kernel/abi"
+)
+
+// undoLog writes what keeps a turn in the undo log, where there is one, before
+// it is changed.
+type undoLog struct {
+	instructionSet
+	log     reg.Register
+	streams []stream
+	rings   []int // of the streams
+	headers int   // the ring of the headers
+}
+
+func (s instructionSet) undoLog(state abi.State, moments abi.MomentType, arrays []array) undoLog {
+	turn, ring, _ := abi.UndoLayout(state, moments, len(arrays)-1)
+	u := undoLog{instructionSet: s, log: argument("Undo"), headers: ring[abi.UndoHeaders]}
+	for _, array := range arrays {
+		u.streams = append(u.streams, array.changed()...)
+	}
+	for i, place := range ring[:abi.UndoHeaders] {
+		if turn[i] > 0 {
+			u.rings = append(u.rings, place)
+		}
+	}
+	return u
+}
+
+// keepGroup keeps the group that begins at index.
+func (u undoLog) keepGroup(index reg.Register) {
+	kept, place := label("kept"), GP64()
+	TESTQ(u.log, u.log)
+	JEQ(LabelRef(kept))
+	MOVQ(index, place)
+	ANDQ(U8(abi.UndoTurns*abi.Group-1), place)
+	u.copyGroup(index, place)
+	MOVQ(index, Mem{Base: u.log})
+	Label(kept)
+}
+
+// keepBlock keeps the block of int8 moments that begins at index.
+func (u undoLog) keepBlock(index reg.Register) {
+	kept, next := label("kept"), label("keep")
+	from, place, header := GP64(), GP64(), GP32()
+	TESTQ(u.log, u.log)
+	JEQ(LabelRef(kept))
+	MOVQ(index, from)
+	SHRQ(U8(7), from) // two bytes for 256 elements
+	MOVWLZX(Mem{Base: argument("Headers"), Index: from, Scale: 1}, header)
+	ANDQ(U8(2*abi.UndoTurns-1), from)
+	MOVW(header.As16(), Mem{Base: u.log, Index: from, Scale: 1, Disp: u.headers})
+	MOVQ(index, from)
+	MOVQ(index, place)
+	ANDQ(U32(abi.UndoTurns*abi.Block-1), place)
+	Label(next)
+	u.copyGroup(from, place)
+	ADDQ(U8(abi.Group), from)
+	ADDQ(U8(abi.Group), place)
+	TESTQ(U32(abi.Block-1), from)
+	JNE(LabelRef(next))
+	MOVQ(index, Mem{Base: u.log})
+	Label(kept)
+}
+
+// copyGroup copies a group of every stream to its place in the rings.
+func (u undoLog) copyGroup(index, place reg.Register) {
+	for i, from := range u.streams {
+		to := stream{u.log, from.size}
+		move := func(x reg.Register, offset int) {
+			source, target := from.at(index, offset), to.at(place, offset).Offset(u.rings[i])
+			switch {
+			case from.size == 4 && u.lanes == 16:
+				VMOVDQU32(source, x)
+				VMOVDQU32(x, target)
+			default:
+				VMOVDQU(source, x)
+				VMOVDQU(x, target)
+			}
+		}
+		switch {
+		case from.size == 1:
+			move(XMM(), 0)
+		case from.size == 4 && u.lanes == 16:
+			move(ZMM(), 0)
+		default:
+			for offset := 0; offset < abi.Group; offset += 32 / from.size {
+				move(YMM(), offset)
+			}
+		}
+	}
+}

@@ -1,0 +1,118 @@
+package kernel
+
+import (
+	"sync/atomic"
+	"unsafe"
+
+	"plimsoll/optim/kernel/abi"
+)
+
+// Undo is a log in which an update keeps what it is about to overwrite, so that
+// one that was broken off can be made again. An update changes a chunk in turns.
+// Before it changes anything of a turn it copies the turn to a ring that has room
+// for a few, which stays in the first-level cache, and stores where the turn
+// begins. What was being changed is the turn that began last or, with moments in
+// int8, the one before it, too.
+//
+// It is made for a thread that is killed: that has made all its stores before
+// some instruction, and none after.
+type Undo struct {
+	bytes []byte
+}
+
+// UndoBytes is the size of a log for updates of a format, in whole lines of the
+// cache.
+func (f Format) UndoBytes() int {
+	_, _, bytes := abi.UndoLayout(f.State, f.Moments, f.Algorithm.Moments())
+	return (bytes + 63) &^ 63
+}
+
+// UndoIn is the log in some memory, aligned to a line of the cache.
+func UndoIn(memory []byte) Undo { return Undo{memory} }
+
+// undoHead is what a log begins with.
+type undoHead struct {
+	turn  atomic.Int64 // the element that the turn begins with that began last; -1 before the first
+	first atomic.Int64 // the element that the update began with
+}
+
+func (u Undo) head() *undoHead { return (*undoHead)(unsafe.Pointer(pointer(u.bytes))) }
+
+// Begin makes the log that of an update of which nothing has been changed.
+func (u Undo) Begin() {
+	u.head().turn.Store(-1)
+	u.head().first.Store(0)
+}
+
+// Begun says whether anything may have been changed.
+func (u Undo) Begun() bool { return u.head().turn.Load() >= 0 }
+
+// UpdateLogged updates a chunk from element first on, the first of a turn, and
+// keeps in the log what it takes to make it again. The bits are those of
+// [Set.Update].
+func (s Set) UpdateLogged(f Format, constants *Constants, c Chunk, first int, u Undo) {
+	n, turn := c.check(f), f.granule()
+	if whole := n - n%turn; s != Generic && first < whole {
+		s.update(first, whole, f, constants, &c, pointer(u.bytes))
+		first = whole
+	}
+	for ; first < n; first += turn {
+		part := c.Slice(first, min(first+turn, n))
+		u.keep(f, &part, first)
+		updateReference(f, constants, part)
+	}
+}
+
+// Restore makes a chunk what it was after some whole turns of a logged update,
+// and returns the element that comes next. Should this be broken off, or what
+// updates the chunk from there with the same log, it can be restored again.
+func (u Undo) Restore(f Format, c Chunk) int {
+	head, turn := u.head(), f.granule()
+	last := int(head.turn.Load())
+	first := max(last-turn, int(head.first.Load()))
+	for at := first; at <= last; at += turn {
+		part := c.Slice(at, min(at+turn, c.Len()))
+		log := u.turn(f, at)
+		for i, stream := range part.changed(f) {
+			copy(stream, log[i])
+		}
+	}
+	// From here on the rings no longer hold the turn before the first.
+	head.first.Store(int64(first))
+	return first
+}
+
+// keep keeps a turn.
+func (u Undo) keep(f Format, part *Chunk, first int) {
+	log := u.turn(f, first)
+	for i, stream := range part.changed(f) {
+		copy(log[i], stream)
+	}
+	u.head().turn.Store(int64(first))
+}
+
+// turn is where the log holds a turn.
+func (u Undo) turn(f Format, first int) (log [abi.UndoStreams][]byte) {
+	turn, ring, _ := abi.UndoLayout(f.State, f.Moments, f.Algorithm.Moments())
+	number := first / f.granule() % abi.UndoTurns
+	for i, size := range turn {
+		log[i] = u.bytes[ring[i]+number*size:][:size]
+	}
+	return log
+}
+
+// changed lists the bytes that an update reads and overwrites, in the order of
+// the log.
+func (c *Chunk) changed(f Format) [abi.UndoStreams][]byte {
+	master, low := bytesOf(c.Parameter), bytesOf(c.Low)
+	if f.State == FP32 { // in which parameters are only written
+		master = bytesOf(c.Master)
+	}
+	return [abi.UndoStreams][]byte{master, low, c.Moments[0].Data, c.Moments[1].Data, bytesOf(c.Headers)}
+}
+
+// bytesOf is a stream as it lies in memory.
+func bytesOf[T uint16 | float32](s []T) []byte {
+	var t T
+	return unsafe.Slice((*byte)(unsafe.Pointer(pointer(s))), len(s)*int(unsafe.Sizeof(t)))
+}

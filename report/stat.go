@@ -1,0 +1,95 @@
+package report
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+
+	"plimsoll/ledger"
+	"plimsoll/service"
+)
+
+// Stat is the document of how an optimizer service is.
+type Stat struct{ *service.Overview }
+
+// WriteJSON writes the document.
+func (s Stat) WriteJSON(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(s.Overview)
+}
+
+// WriteText writes what a person reads: the sessions, then the bytes.
+func (s Stat) WriteText(w io.Writer) error {
+	var out strings.Builder
+	line := func(name, value string) { fmt.Fprintf(&out, "%-18s %s\n", name, value) }
+	line("service", fmt.Sprintf("process %d, up %v, %s kernels", s.Process, time.Duration(s.Seconds*float64(time.Second)).Round(time.Second), s.Kernel))
+	line("restarts", fmt.Sprint(s.Restarts))
+	line("requests", fmt.Sprintf("%s, of which %s were refused", ledger.Count(s.Requests), ledger.Count(s.Refused)))
+	if len(s.Sessions) == 0 {
+		out.WriteString("\nNO STATE: no session is open\n")
+		_, err := io.WriteString(w, out.String())
+		return err
+	}
+	line("job", s.Job)
+	fmt.Fprintf(&out, "\n%s\n\n%s\n\n%s\n", s.sessions(), s.bytes(), s.verdict())
+	_, err := io.WriteString(w, out.String())
+	return err
+}
+
+func (s Stat) sessions() string {
+	t := newTable(4, "rank", "part", "optimizer", "format", "parameters", "step", "last step", "moved", "client", "checkpoint")
+	for _, x := range s.Sessions {
+		client, saved := "none", "none"
+		if x.Client != 0 {
+			client = fmt.Sprint(x.Client)
+		}
+		switch {
+		case x.Saving:
+			saved = "being written"
+		case x.SavedStep > 0:
+			saved = fmt.Sprintf("step %d", x.SavedStep)
+		}
+		last, moved := "", ""
+		if x.LastStepSeconds > 0 {
+			last = time.Duration(x.LastStepSeconds * float64(time.Second)).Round(10 * time.Microsecond).String()
+			moved = fmt.Sprintf("%.1f GB/s", x.Bandwidth()/1e9)
+		}
+		t.AppendRow(table.Row{x.Rank, x.Part, x.Optimizer, x.Format, ledger.Count(x.Elements), x.Step, last, moved, client, saved})
+	}
+	return t.Render()
+}
+
+func (s Stat) bytes() string {
+	t := newTable(2, "rank", "component", "planned", "resident")
+	for _, e := range s.Ledger {
+		rank, planned, resident := fmt.Sprint(e.Rank), e.Planned.String(), ""
+		if e.Rank == ledger.WholeNode {
+			rank, planned = "all", ""
+		}
+		if e.Measured != nil {
+			resident = e.Measured.String()
+		}
+		t.AppendRow(table.Row{rank, e.Component, planned, resident})
+	}
+	t.AppendFooter(table.Row{"", "all", s.Ledger.Planned(nil), s.Ledger.Measured(func(ledger.Entry) bool { return true })})
+	return t.Render()
+}
+
+// verdict is what the state costs a parameter.
+func (s Stat) verdict() string {
+	var elements int64
+	var state ledger.Bytes
+	for _, x := range s.Sessions {
+		elements += x.Elements
+		state += x.StateBytes
+	}
+	resident := s.Ledger.Measured(func(e ledger.Entry) bool { return e.Rank != ledger.WholeNode })
+	return fmt.Sprintf("HELD: %s parameters, %.3f bytes each planned, %.3f resident",
+		ledger.Count(elements), float64(state)/float64(elements), float64(resident)/float64(elements))
+}

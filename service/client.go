@@ -1,0 +1,369 @@
+package service
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"os"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	"golang.org/x/sys/unix"
+
+	"plimsoll/arena"
+	"plimsoll/ledger"
+)
+
+// Client is one connection to a service. One goroutine at a time may use it.
+type Client struct {
+	c      *net.UnixConn
+	number uint32
+}
+
+// Dial connects to the service at a socket.
+func Dial(socket string) (*Client, error) {
+	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: socket, Net: "unixpacket"})
+	if err != nil {
+		return nil, fmt.Errorf("the optimizer service at %s: %w", socket, err)
+	}
+	return &Client{c: c}, nil
+}
+
+// Hangup ends the connection. The session stays.
+func (c *Client) Hangup() error { return c.c.Close() }
+
+// ErrLost says that the service is gone: connect again, and open the session.
+var ErrLost = errors.New("the optimizer service is gone")
+
+// call sends a request and waits for its answer.
+func (c *Client) call(kind Kind, body []byte, files ...*os.File) ([]byte, []*os.File, error) {
+	c.number++
+	request := packet{kind: kind, number: c.number, body: body}
+	if err := writePacket(c.c, request.encode(), files...); err != nil {
+		return nil, nil, lost(err)
+	}
+	data, received, err := readPacket(c.c, maximumPacket)
+	if err != nil {
+		return nil, nil, lost(err)
+	}
+	result, err := parseAnswer(data, request)
+	if err != nil {
+		closeAll(received)
+		return nil, nil, err
+	}
+	return result, received, nil
+}
+
+// lost tells a connection that ended from other errors.
+func lost(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.ENOTCONN) {
+		return fmt.Errorf("%w: %w", ErrLost, err)
+	}
+	return err
+}
+
+// parseAnswer is the result in an answer, or the error that it tells.
+func parseAnswer(data []byte, request packet) ([]byte, error) {
+	p, err := parsePacket(data)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("an answer of the service: %w", err)
+	case !p.answer || p.kind != request.kind || p.number != request.number:
+		return nil, fmt.Errorf("the service answered %v number %d, where %v number %d was asked", p.kind, p.number, request.kind, request.number)
+	case len(p.body) < 4:
+		return nil, fmt.Errorf("the service answered %v without a status", p.kind)
+	}
+	status, rest := Status(binary.LittleEndian.Uint32(p.body)), p.body[4:]
+	if status != Done {
+		return nil, &Error{status, string(rest)}
+	}
+	return rest, nil
+}
+
+// done makes a request whose answer has no result.
+func (c *Client) done(kind Kind, body []byte, files ...*os.File) error {
+	_, received, err := c.call(kind, body, files...)
+	closeAll(received)
+	return err
+}
+
+// Overview asks how the service is.
+func (c *Client) Overview() (*Overview, error) {
+	result, files, err := c.call(Stat, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer closeAll(files)
+	if len(files) != 1 || len(result) != 8 {
+		return nil, fmt.Errorf("the answer to stat has %d bytes and %d files", len(result), len(files))
+	}
+	length := binary.LittleEndian.Uint64(result)
+	o := &Overview{}
+	if err := json.UnmarshalRead(io.NewSectionReader(files[0], 0, int64(length)), o); err != nil {
+		return nil, fmt.Errorf("the answer to stat: %w", err)
+	}
+	return o, nil
+}
+
+// Session is a shard of which the service holds the state. Its arenas are
+// mapped here, too.
+type Session struct {
+	Client
+	Welcome    Welcome
+	Parameters *arena.Arena
+	Gradients  *arena.Arena
+	window     *arena.Arena
+}
+
+// OpenSession makes a session, or attaches to the one that is there.
+func OpenSession(socket string, d *Document) (*Session, error) {
+	client, err := Dial(socket)
+	if err != nil {
+		return nil, err
+	}
+	s := &Session{Client: *client}
+	if err := s.open(d); err != nil {
+		return nil, errors.Join(err, s.Detach())
+	}
+	return s, nil
+}
+
+func (s *Session) open(d *Document) error {
+	text, err := json.Marshal(d)
+	if err != nil {
+		return err
+	}
+	document, err := sealedFile("plimsoll/document", text)
+	if err != nil {
+		return err
+	}
+	defer document.Close()
+	result, files, err := s.call(Open, encode(openBody{uint64(len(text))}), document)
+	if err != nil {
+		return err
+	}
+	defer closeAll(files)
+	if err := json.Unmarshal(result, &s.Welcome); err != nil {
+		return fmt.Errorf("the answer to open: %w", err)
+	}
+	if len(files) != len(s.Welcome.Arenas) {
+		return fmt.Errorf("the answer to open names %d arenas and has %d files", len(s.Welcome.Arenas), len(files))
+	}
+	for i, w := range s.Welcome.Arenas {
+		a, err := arena.Attach(w.Name, w.Bytes, pagesOf(w), files[i])
+		if err != nil {
+			return err
+		}
+		switch w.Component {
+		case "parameters":
+			s.Parameters = a
+		case "gradients":
+			s.Gradients = a
+		default:
+			return errors.Join(fmt.Errorf("the answer to open has an arena of %s", w.Component), a.Close())
+		}
+	}
+	if s.Parameters == nil || s.Gradients == nil {
+		return errors.New("the answer to open lacks parameters or gradients")
+	}
+	return nil
+}
+
+// pagesOf finds the kind of pages from what is mapped.
+func pagesOf(w WelcomeArena) arena.Pages {
+	if w.Mapped == arena.HugetlbPages.Round(w.Bytes) && w.Mapped != arena.BasePages.Round(w.Bytes) {
+		return arena.HugetlbPages
+	}
+	return arena.BasePages
+}
+
+// sealedFile is a memfd with a text, that cannot change any more.
+func sealedFile(name string, text []byte) (*os.File, error) {
+	descriptor, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("memfd_create: %w", err)
+	}
+	file := os.NewFile(uintptr(descriptor), name)
+	_, err = file.Write(text)
+	if err == nil {
+		_, err = unix.FcntlInt(file.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE|unix.F_SEAL_SEAL)
+	}
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return file, nil
+}
+
+// Detach ends the connection and unmaps the arenas. The state stays with the
+// service.
+func (s *Session) Detach() error {
+	err := s.Hangup()
+	for _, a := range []*arena.Arena{s.Parameters, s.Gradients, s.window} {
+		if a != nil {
+			err = errors.Join(err, a.Close())
+		}
+	}
+	return err
+}
+
+// Close gives the state back, and ends the connection.
+func (s *Session) Close() error {
+	return errors.Join(s.done(Close, encode(closeBody{giveBack})), s.Detach())
+}
+
+// The streams of the state.
+const (
+	MasterWeights = masterStream
+	FirstMoment   = firstMomentStream
+	SecondMoment  = secondMomentStream
+)
+
+// windowSize is how much goes through the window at a time.
+const windowSize = 16 * ledger.MiB
+
+// Write writes a stretch of a stream.
+func (s *Session) Write(stream int, first int64, values []float32) error {
+	return s.transfer(Write, stream, first, values)
+}
+
+// Read reads a stretch of a stream.
+func (s *Session) Read(stream int, first int64, values []float32) error {
+	return s.transfer(Read, stream, first, values)
+}
+
+func (s *Session) transfer(kind Kind, stream int, first int64, values []float32) error {
+	if err := s.makeWindow(); err != nil {
+		return err
+	}
+	window := arena.View[float32](s.window)
+	for len(values) > 0 {
+		part := values[:min(len(values), len(window))]
+		if kind == Write {
+			copy(window, part)
+		}
+		body := transfer{What: uint32(stream), First: uint64(first), Count: uint64(len(part))}
+		if err := s.done(kind, encode(body)); err != nil {
+			return err
+		}
+		if kind == Read {
+			copy(part, window)
+		}
+		first, values = first+int64(len(part)), values[len(part):]
+	}
+	return nil
+}
+
+func (s *Session) makeWindow() error {
+	if s.window != nil {
+		return nil
+	}
+	w, err := arena.New("window", windowSize, arena.BasePages)
+	if err != nil {
+		return err
+	}
+	s.window = w
+	return s.done(Window, encode(windowBody{uint64(windowSize)}), w.File())
+}
+
+// Accumulate adds fp32 numbers to the gradients from element first on.
+func (s *Session) Accumulate(first int64, values []float32) error {
+	if err := s.makeWindow(); err != nil {
+		return err
+	}
+	window := arena.View[float32](s.window)
+	for len(values) > 0 {
+		n := copy(window, values)
+		body := transfer{What: 2, First: uint64(first), Count: uint64(n)}
+		if err := s.done(Accumulate, encode(body)); err != nil {
+			return err
+		}
+		first, values = first+int64(n), values[n:]
+	}
+	return nil
+}
+
+// ClearGradients sets all gradients to 0.
+func (s *Session) ClearGradients() error { return s.done(Clear, nil) }
+
+// SetStep says that the state was written as a whole.
+func (s *Session) SetStep(step int64) error {
+	return s.done(SetStep, encode(setStep{uint64(step)}))
+}
+
+// Ready says that the gradients of a stretch are final.
+func (s *Session) Ready(first, count int64) error {
+	return s.done(Ready, encode(stretch{uint64(first), uint64(count)}))
+}
+
+// SumSquares is the sum of the squares of the gradients.
+func (s *Session) SumSquares() (float64, error) {
+	result, _, err := s.call(Norm, nil)
+	if err != nil {
+		return 0, err
+	}
+	if len(result) != 8 {
+		return 0, fmt.Errorf("the answer to norm has %d bytes", len(result))
+	}
+	return math.Float64frombits(binary.LittleEndian.Uint64(result)), nil
+}
+
+// Hyperparameters are those of a parameter group, in the order of the protocol.
+type Hyperparameters = [hyperparameters]float64
+
+// Step makes a step, with the hyperparameters of each parameter group. It
+// returns when the step is done if it is told to wait, or else when it has
+// begun.
+func (s *Session) Step(step int64, factor float64, wait bool, groups ...Hyperparameters) error {
+	b := stepBody{stepHeader: stepHeader{Step: uint64(step), Factor: factor}, groups: groups}
+	if wait {
+		b.Flags = waitForStep
+	}
+	_, _, err := s.call(Step, b.encode())
+	return err
+}
+
+// Wait returns when the parameters of a stretch are those after a step.
+func (s *Session) Wait(step, first, count int64) error {
+	return s.done(Wait, encode(waitBody{uint64(step), uint64(first), uint64(count)}))
+}
+
+// Save begins to write the state into a folder of checkpoints, and returns the
+// step that it is of.
+func (s *Session) Save(directory string, training jsontext.Value) (int64, error) {
+	return s.ask(Save, saveBody{directory, training})
+}
+
+// Saved waits until nothing is being saved, and returns the step that was
+// saved last.
+func (s *Session) Saved() (int64, error) { return s.ask(Saved, nil) }
+
+// Commit makes what all ranks have saved at a step a checkpoint.
+func (s *Session) Commit(directory string, step int64) error {
+	_, err := s.ask(Commit, commitBody{directory, step})
+	return err
+}
+
+// Load overwrites the state with that of a checkpoint, and returns its step.
+func (s *Session) Load(directory string) (int64, error) { return s.ask(Load, loadBody{directory}) }
+
+// ask makes a request with a document, whose answer begins with a step.
+func (s *Session) ask(kind Kind, document any) (int64, error) {
+	var body []byte
+	if document != nil {
+		var err error
+		if body, err = json.Marshal(document); err != nil {
+			return 0, err
+		}
+	}
+	result, _, err := s.call(kind, body)
+	if err != nil {
+		return 0, err
+	}
+	if len(result) < 8 {
+		return 0, fmt.Errorf("the answer to %v has %d bytes", kind, len(result))
+	}
+	return int64(binary.LittleEndian.Uint64(result)), nil
+}

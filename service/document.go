@@ -1,0 +1,241 @@
+package service
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/go-json-experiment/json"
+
+	"plimsoll/arena"
+	"plimsoll/checkpoint"
+	"plimsoll/dtype"
+	"plimsoll/engine"
+	"plimsoll/optim"
+	"plimsoll/optim/kernel"
+)
+
+// OpenSchema is the schema of the document of an open request.
+const OpenSchema = "plimsoll.open/1"
+
+// Document says which shard a session holds. It is the body of open.
+type Document struct {
+	Schema     string  `json:"schema"`
+	Job        string  `json:"job"`
+	Rank       int     `json:"rank"`
+	World      int     `json:"world"`
+	LocalWorld int     `json:"local_world"`
+	Part       string  `json:"part"`
+	Optimizer  string  `json:"optimizer"`
+	State      string  `json:"state"`
+	Moments    string  `json:"moments"`
+	Parameter  string  `json:"parameter"`
+	Gradient   string  `json:"gradient"`
+	Groups     int     `json:"groups"`
+	Parameters []Piece `json:"parameters"`
+	CPUs       []int   `json:"cpus,omitempty"`
+}
+
+// Piece is a stretch of a parameter that a shard holds: Count elements of the
+// flattened parameter from First on.
+type Piece struct {
+	Name    string  `json:"name"`
+	Shape   []int64 `json:"shape"`
+	Group   int     `json:"group"`
+	Moments string  `json:"moments,omitempty"` // as the shard's where empty
+	First   int64   `json:"first"`
+	Count   int64   `json:"count"`
+}
+
+// Limits that keep sums of sizes within 64 bits and numbers of workers sane.
+const (
+	maximumElements = 1 << 48
+	maximumRanks    = 1 << 20
+	maximumGroups   = (maximumPacket - 256) / (8 * hyperparameters)
+	maximumCPUs     = 1 << 13
+)
+
+var nameOfJob = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,64}$`)
+
+// parseDocument reads a document and says what is wrong with it.
+func parseDocument(text []byte) (*Document, error) {
+	d := &Document{}
+	if err := json.Unmarshal(text, d, json.RejectUnknownMembers(true)); err != nil {
+		return nil, fail(Refused, "open: the document cannot be read: %v", err)
+	}
+	if err := d.validate(); err != nil {
+		return nil, fail(Refused, "open: %v", err)
+	}
+	return d, nil
+}
+
+func (d *Document) validate() error {
+	switch {
+	case d.Schema != OpenSchema:
+		return fmt.Errorf("schema is %q: expected %q", d.Schema, OpenSchema)
+	case !nameOfJob.MatchString(d.Job):
+		return fmt.Errorf("job is %q: expected 1 to 64 of a-z A-Z 0-9 . _ -", d.Job)
+	case !nameOfJob.MatchString(d.Part):
+		return fmt.Errorf("part is %q: expected 1 to 64 of a-z A-Z 0-9 . _ -", d.Part)
+	case d.World < 1 || d.World > maximumRanks:
+		return fmt.Errorf("world is %d: expected 1 to %d", d.World, maximumRanks)
+	case d.Rank < 0 || d.Rank >= d.World:
+		return fmt.Errorf("rank is %d of %d: expected 0 to %d", d.Rank, d.World, d.World-1)
+	case d.LocalWorld < 1 || d.LocalWorld > d.World:
+		return fmt.Errorf("local_world is %d of %d ranks: expected 1 to %d", d.LocalWorld, d.World, d.World)
+	case d.Groups < 1 || d.Groups > maximumGroups:
+		return fmt.Errorf("groups is %d: expected 1 to %d", d.Groups, maximumGroups)
+	case len(d.Parameters) == 0:
+		return errors.New("there are no parameters")
+	case len(d.CPUs) > maximumCPUs || slices.ContainsFunc(d.CPUs, func(cpu int) bool { return cpu < 0 || cpu >= maximumCPUs }):
+		return fmt.Errorf("cpus: expected at most %d CPUs, each from 0 to %d", maximumCPUs, maximumCPUs-1)
+	}
+	used := make([]bool, d.Groups)
+	names := make(map[string]bool, len(d.Parameters))
+	total := int64(0)
+	for _, p := range d.Parameters {
+		if err := p.validate(d); err != nil {
+			return err
+		}
+		if names[p.Name] {
+			return fmt.Errorf("parameter %s is there twice: a shard has one piece of a parameter", p.Name)
+		}
+		names[p.Name], used[p.Group] = true, true
+		if total += p.Count; total > maximumElements {
+			return fmt.Errorf("more than %d elements", int64(maximumElements))
+		}
+	}
+	if i := slices.Index(used, false); i >= 0 {
+		return fmt.Errorf("no parameter is in group %d of %d", i, d.Groups)
+	}
+	_, err := d.format()
+	return err
+}
+
+func (p Piece) validate(d *Document) error {
+	if p.Name == "" || len(p.Name) > 1024 {
+		return fmt.Errorf("a parameter with a name of %d bytes: expected 1 to 1024", len(p.Name))
+	}
+	elements := int64(1)
+	for _, n := range p.Shape {
+		if n < 1 || n > maximumElements || elements > maximumElements/n {
+			return fmt.Errorf("parameter %s has the shape %v: expected at most %d elements, and none of 0", p.Name, p.Shape, int64(maximumElements))
+		}
+		elements *= n
+	}
+	switch {
+	case p.First < 0 || p.Count < 1 || p.First > elements-p.Count:
+		return fmt.Errorf("parameter %s: %d elements from %d on, of %d", p.Name, p.Count, p.First, elements)
+	case p.Group < 0 || p.Group >= d.Groups:
+		return fmt.Errorf("parameter %s is in group %d: there are %d", p.Name, p.Group, d.Groups)
+	}
+	if _, ok := kernel.ParseMoments(p.Moments); !ok && p.Moments != "" {
+		return fmt.Errorf("parameter %s: moments are %q: expected %s", p.Name, p.Moments, strings.Join(kernel.MomentNames(), ", "))
+	}
+	return nil
+}
+
+// algorithms by the names of optimizers. AdamW and Adam differ in their
+// constants alone.
+var algorithms = map[string]kernel.Algorithm{
+	"adamw": kernel.Adam, "adam": kernel.Adam, "lion": kernel.Lion, "adagrad": kernel.Adagrad, "sgd": kernel.SGD,
+}
+
+// parameterTypes by their names in the protocol.
+var parameterTypes = map[string]dtype.Type{"bf16": dtype.BF16, "fp16": dtype.F16, "fp32": dtype.F32}
+
+// format is how the shard is held.
+func (d *Document) format() (kernel.Format, error) {
+	f := kernel.Format{}
+	var ok [5]bool
+	f.Algorithm, ok[0] = algorithms[d.Optimizer]
+	f.State, ok[1] = map[string]kernel.State{"split": kernel.Split, "fp32": kernel.FP32}[d.State]
+	f.Moments, ok[2] = kernel.ParseMoments(d.Moments)
+	f.Parameter, ok[3] = parameterTypes[d.Parameter]
+	f.Gradient, ok[4] = parameterTypes[d.Gradient]
+	types := "bf16, fp16, fp32"
+	for i, e := range [...][3]string{
+		{"optimizer", d.Optimizer, "adamw, adam, lion, adagrad, sgd"}, {"state", d.State, "split, fp32"},
+		{"moments", d.Moments, strings.Join(kernel.MomentNames(), ", ")}, {"parameter", d.Parameter, types}, {"gradient", d.Gradient, types},
+	} {
+		if !ok[i] {
+			return f, fmt.Errorf("%s is %q: expected one of %s", e[0], e[1], e[2])
+		}
+	}
+	return f, f.Validate()
+}
+
+// momentsOf is how the moments of a piece are held.
+func (d *Document) momentsOf(p Piece) kernel.MomentType {
+	name := p.Moments
+	if name == "" {
+		name = d.Moments
+	}
+	moments, _ := kernel.ParseMoments(name) // was validated
+	return moments
+}
+
+// config is the shard that the document describes.
+func (d *Document) config(set kernel.Set, pages arena.Pages, cpus []int) (engine.ShardConfig, error) {
+	format, err := d.format()
+	if err != nil {
+		return engine.ShardConfig{}, err
+	}
+	c := engine.ShardConfig{Rank: d.Rank, Part: d.Part, Journal: true, Format: format, Kernel: set, Pages: pages, CPUs: cpus}
+	pieces := d.pieces()
+	for _, p := range pieces {
+		c.Elements += p.Count
+	}
+	c.Sections = checkpoint.Sections(pieces)
+	return c, nil
+}
+
+// pieces are the parameters as checkpoints know them.
+func (d *Document) pieces() []checkpoint.Piece {
+	pieces := make([]checkpoint.Piece, len(d.Parameters))
+	for i, p := range d.Parameters {
+		pieces[i] = checkpoint.Piece{Name: p.Name, Shape: p.Shape, Group: p.Group, First: p.First, Count: p.Count, Moments: d.momentsOf(p)}
+	}
+	return pieces
+}
+
+// optimizer is that of a group in a step, from the numbers of the request.
+func (d *Document) optimizer(x [hyperparameters]float64) optim.Optimizer {
+	switch d.Optimizer {
+	case "lion":
+		return optim.Lion{LearningRate: x[0], Beta1: x[1], Beta2: x[2], WeightDecay: x[4]}
+	case "adagrad":
+		return optim.Adagrad{LearningRate: x[0], Epsilon: x[3], WeightDecay: x[4], LearningRateDecay: x[5]}
+	case "sgd":
+		return optim.SGD{LearningRate: x[0], Momentum: x[1], WeightDecay: x[4], Dampening: x[5], Nesterov: x[6] != 0}
+	}
+	return optim.Adam{LearningRate: x[0], Beta1: x[1], Beta2: x[2], Epsilon: x[3], WeightDecay: x[4], L2: d.Optimizer == "adam"}
+}
+
+// same says what differs between two documents, beyond what may: nil is
+// nothing.
+func (d *Document) same(other *Document) error {
+	a, b := *d, *other
+	a.CPUs, b.CPUs, a.LocalWorld, b.LocalWorld = nil, nil, 0, 0
+	for i := range a.Parameters {
+		if i < len(b.Parameters) && !a.Parameters[i].equal(b.Parameters[i]) {
+			return fmt.Errorf("parameter %d is %v, and was %v", i, a.Parameters[i], b.Parameters[i])
+		}
+	}
+	if len(a.Parameters) != len(b.Parameters) {
+		return fmt.Errorf("it has %d parameters, and had %d", len(a.Parameters), len(b.Parameters))
+	}
+	a.Parameters, b.Parameters = nil, nil
+	first, _ := json.Marshal(a)
+	second, _ := json.Marshal(b)
+	if string(first) != string(second) {
+		return fmt.Errorf("it is %s, and was %s", first, second)
+	}
+	return nil
+}
+
+func (p Piece) equal(other Piece) bool {
+	return p.Name == other.Name && slices.Equal(p.Shape, other.Shape) && p.Group == other.Group && p.Moments == other.Moments && p.First == other.First && p.Count == other.Count
+}

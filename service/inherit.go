@@ -1,0 +1,110 @@
+package service
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Inherited is what a keeper, or systemd, gives a service at its start.
+type Inherited struct {
+	Listener *net.UnixListener
+	// Files are what earlier services had kept, by name.
+	Files    map[string]*os.File
+	Restarts int
+	store    *store
+}
+
+// Inherit takes what was given to this process; nil is nothing. The variables
+// are removed, so that no process that this one starts believes in them.
+func Inherit() (*Inherited, error) {
+	count, err := strconv.Atoi(os.Getenv(inheritedCount))
+	if err != nil || count < 1 {
+		return nil, nil
+	}
+	if process := os.Getenv(inheritedProcess); process != "" && process != strconv.Itoa(os.Getpid()) {
+		return nil, nil // for another process
+	}
+	names := strings.Split(os.Getenv(inheritedNames), ":")
+	if len(names) != count {
+		return nil, fmt.Errorf("%s is %d, and %s names %d files", inheritedCount, count, inheritedNames, len(names))
+	}
+	in := &Inherited{Files: map[string]*os.File{}}
+	in.Restarts, _ = strconv.Atoi(os.Getenv(restartCount)) // systemd does not say
+	if address := os.Getenv(notifySocket); address != "" {
+		if in.store, err = newStore(address); err != nil {
+			return nil, err
+		}
+	}
+	for i, name := range names {
+		descriptor := firstInherited + i
+		unix.CloseOnExec(descriptor)
+		file := os.NewFile(uintptr(descriptor), name)
+		if i > 0 {
+			in.Files[name] = file
+			continue
+		}
+		// The first is the socket, whatever its unit calls it.
+		listener, err := net.FileListener(file)
+		if err = errors.Join(err, file.Close()); err != nil {
+			return nil, fmt.Errorf("the socket that was inherited: %w", err)
+		}
+		unixListener, ok := listener.(*net.UnixListener)
+		if !ok || listener.Addr().Network() != "unixpacket" {
+			return nil, fmt.Errorf("the socket that was inherited is of type %s: expected unixpacket (ListenSequentialPacket=)", listener.Addr().Network())
+		}
+		in.Listener = unixListener
+		in.Listener.SetUnlinkOnClose(false) // it is the keeper's
+	}
+	for _, name := range []string{inheritedCount, inheritedNames, inheritedProcess, notifySocket, restartCount} {
+		if err := os.Unsetenv(name); err != nil {
+			return nil, err
+		}
+	}
+	return in, nil
+}
+
+// store is where files are kept that shall outlive the service.
+type store struct {
+	socket  int
+	address unix.SockaddrUnix
+}
+
+func newStore(address string) (*store, error) {
+	socket, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%s: socket: %w", notifySocket, err)
+	}
+	return &store{socket, unix.SockaddrUnix{Name: address}}, nil
+}
+
+// keep has a file kept. A nil store keeps nothing.
+func (s *store) keep(name string, file *os.File) error {
+	return s.send("FDSTORE=1\nFDPOLL=0\nFDNAME="+name, file)
+}
+
+// forget has the files of that name closed.
+func (s *store) forget(name string) error { return s.send("FDSTOREREMOVE=1\nFDNAME=" + name) }
+
+func (s *store) ready() error { return s.send("READY=1") }
+
+func (s *store) stopping() error { return s.send("STOPPING=1") }
+
+func (s *store) send(text string, files ...*os.File) error {
+	if s == nil {
+		return nil
+	}
+	var rights []byte
+	for _, f := range files {
+		rights = append(rights, unix.UnixRights(int(f.Fd()))...)
+	}
+	if err := unix.Sendmsg(s.socket, []byte(text), rights, &s.address, 0); err != nil {
+		return fmt.Errorf("tell the keeper at %s: %w", s.address.Name, err)
+	}
+	return nil
+}

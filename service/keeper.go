@@ -1,0 +1,316 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The keeper and the service talk as systemd and its services do: the socket
+// and kept files are inherited from descriptor 3 on (LISTEN_FDS,
+// LISTEN_FDNAMES), and the service sends files that shall be kept to
+// NOTIFY_SOCKET (FDSTORE=1). So systemd can take the keeper's place. See
+// sd_listen_fds(3) and sd_notify(3).
+const (
+	firstInherited   = 3
+	socketName       = "socket"
+	inheritedCount   = "LISTEN_FDS"
+	inheritedNames   = "LISTEN_FDNAMES"
+	inheritedProcess = "LISTEN_PID"
+	notifySocket     = "NOTIFY_SOCKET"
+	restartCount     = "PLIMSOLL_RESTARTS"
+)
+
+// SocketVariable names the socket of the service to the trainer.
+const SocketVariable = "PLIMSOLL_SOCKET"
+
+// Keeper starts a service, keeps its files, and starts it again when it dies.
+type Keeper struct {
+	// Socket is the path of the socket that clients connect to.
+	Socket string
+	// Lazy waits for the first client before it starts the service.
+	Lazy bool
+	// Command is the service, without what it inherits.
+	Command func() *exec.Cmd
+	// Say tells the user something.
+	Say func(format string, values ...any)
+
+	listener *os.File
+	notify   *net.UnixConn // what services send arrives here
+	kept     []keptFile
+	ready    bool // whether the service that runs now has begun to serve
+	restarts int
+	process  atomic.Int64 // that runs now; 0 for none
+}
+
+// Process is the number of the service's process, 0 where none runs.
+func (k *Keeper) Process() int { return int(k.process.Load()) }
+
+// Kill ends the service without mercy. Run starts it again unless its context
+// has ended.
+func (k *Keeper) Kill() {
+	if process := k.Process(); process != 0 {
+		_ = syscall.Kill(process, syscall.SIGKILL) // it may have ended
+	}
+}
+
+type keptFile struct {
+	name string
+	file *os.File
+}
+
+// Listen makes the socket. Clients can connect from now on, and wait.
+func (k *Keeper) Listen() error {
+	if err := privateDirectory(filepath.Dir(k.Socket)); err != nil {
+		return err
+	}
+	for _, name := range []string{k.Socket, k.notifyPath()} {
+		if err := removeDeadSocket(name); err != nil {
+			return err
+		}
+	}
+	listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: k.Socket, Net: "unixpacket"})
+	if err != nil {
+		return fmt.Errorf("the socket of the service: %w", err)
+	}
+	listener.SetUnlinkOnClose(false)
+	err = os.Chmod(k.Socket, 0o600)
+	if err == nil {
+		k.listener, err = listener.File()
+	}
+	if err = errors.Join(err, listener.Close()); err != nil {
+		return err
+	}
+	k.notify, err = net.ListenUnixgram("unixgram", &net.UnixAddr{Name: k.notifyPath(), Net: "unixgram"})
+	return err
+}
+
+func (k *Keeper) notifyPath() string { return k.Socket + ".notify" }
+
+// privateDirectory makes the directory, or sees to it that nobody else may use
+// the one that is there.
+func privateDirectory(name string) error {
+	if err := os.MkdirAll(name, 0o700); err != nil {
+		return fmt.Errorf("the directory of the socket: %w", err)
+	}
+	info, err := os.Stat(name)
+	if err != nil {
+		return err
+	}
+	if owner := int(info.Sys().(*syscall.Stat_t).Uid); info.Mode().Perm()&0o077 != 0 || owner != os.Getuid() {
+		return fmt.Errorf("the directory of the socket, %s, has mode %#o and belongs to user %d: expected 0700 and user %d, or others could reach the service", name, info.Mode().Perm(), owner, os.Getuid())
+	}
+	return nil
+}
+
+// removeDeadSocket removes what a service that was killed has left; the socket
+// of one that lives is an error.
+func removeDeadSocket(name string) error {
+	info, err := os.Lstat(name)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case info.Mode()&os.ModeSocket == 0:
+		return fmt.Errorf("%s is there and is no socket", name)
+	}
+	for _, network := range []string{"unixpacket", "unixgram"} {
+		if c, err := net.Dial(network, name); err == nil {
+			return errors.Join(fmt.Errorf("a service listens at %s already", name), c.Close())
+		}
+	}
+	return os.Remove(name)
+}
+
+// failedStarts is how many services in a row may die before they serve.
+const failedStarts = 10
+
+// Run starts the service and returns when it has ended of its own accord, or
+// when the context ends: then the service is asked to end.
+func (k *Keeper) Run(ctx context.Context) error {
+	defer k.close()
+	if k.Lazy {
+		if err := waitForClient(ctx, k.listener); err != nil {
+			return nil // the context ended: nobody has come
+		}
+	}
+	for failed := 0; ; k.restarts++ {
+		err := k.runOnce(ctx)
+		switch {
+		case ctx.Err() != nil, err == nil:
+			return nil
+		case k.ready:
+			failed = 0
+		default:
+			failed++
+		}
+		if failed == failedStarts {
+			return fmt.Errorf("the optimizer service ended %d times before it served: %w", failed, err)
+		}
+		k.Say("the optimizer service has ended (%v) and is started again", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Duration(failed) * 100 * time.Millisecond):
+		}
+	}
+}
+
+func waitForClient(ctx context.Context, listener *os.File) error {
+	for {
+		fds := []unix.PollFd{{Fd: int32(listener.Fd()), Events: unix.POLLIN}}
+		n, err := unix.Poll(fds, 100)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil && !errors.Is(err, unix.EINTR):
+			return err
+		case n > 0:
+			return nil
+		}
+	}
+}
+
+// runOnce runs a service until it ends. The files that it has sent are kept.
+func (k *Keeper) runOnce(ctx context.Context) error {
+	command := k.Command()
+	names := []string{socketName}
+	command.ExtraFiles = append(command.ExtraFiles, k.listener)
+	for _, kept := range k.kept {
+		names = append(names, kept.name)
+		command.ExtraFiles = append(command.ExtraFiles, kept.file)
+	}
+	if command.Env == nil {
+		command.Env = os.Environ()
+	}
+	command.Env = append(command.Env,
+		inheritedCount+"="+strconv.Itoa(len(names)),
+		inheritedNames+"="+strings.Join(names, ":"),
+		inheritedProcess+"=", // not known before it is started
+		notifySocket+"="+k.notifyPath(),
+		restartCount+"="+strconv.Itoa(k.restarts))
+	if command.SysProcAttr == nil {
+		command.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	command.SysProcAttr.Setpgid = true // a terminal's signals are for the keeper
+	command.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	k.ready = false
+	read := make(chan struct{})
+	go func() {
+		k.read()
+		close(read)
+	}()
+	err := k.runBound(ctx, command)
+	// All that it had sent is read when this comes back.
+	if _, sent := k.notify.WriteToUnix([]byte(lastMessage), &net.UnixAddr{Name: k.notifyPath(), Net: "unixgram"}); sent != nil {
+		return errors.Join(err, sent)
+	}
+	<-read
+	return err
+}
+
+const lastMessage = "BARRIER=1"
+
+// runBound runs a process that ends when this one does, and is asked to end
+// when the context ends.
+func (k *Keeper) runBound(ctx context.Context, command *exec.Cmd) error {
+	started, ended := make(chan error), make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // the death signal is tied to the thread that starts the process
+		err := command.Start()
+		if err == nil {
+			k.process.Store(int64(command.Process.Pid))
+		}
+		started <- err
+		if err == nil {
+			err = command.Wait()
+			k.process.Store(0)
+			ended <- err
+		}
+	}()
+	if err := <-started; err != nil {
+		return fmt.Errorf("start the optimizer service: %w", err)
+	}
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+		_ = command.Process.Signal(syscall.SIGTERM) // it may have ended
+		return <-ended
+	}
+}
+
+// read takes what services send until the keeper's own last message.
+func (k *Keeper) read() {
+	for {
+		data, files, err := readPacket(k.notify, 4096)
+		if err != nil || string(data) == lastMessage {
+			closeAll(files)
+			return
+		}
+		k.take(parseNotification(string(data)), files)
+	}
+}
+
+// parseNotification reads the lines of a message of sd_notify(3).
+func parseNotification(text string) map[string]string {
+	fields := map[string]string{}
+	for line := range strings.Lines(text) {
+		if name, value, ok := strings.Cut(strings.TrimSuffix(line, "\n"), "="); ok {
+			fields[name] = value
+		}
+	}
+	return fields
+}
+
+func (k *Keeper) take(fields map[string]string, files []*os.File) {
+	if fields["READY"] == "1" {
+		k.ready = true
+	}
+	name := fields["FDNAME"]
+	switch {
+	case fields["FDSTORE"] == "1" && len(files) == 1:
+		k.kept = append(k.kept, keptFile{name, files[0]})
+		return
+	case fields["FDSTOREREMOVE"] == "1":
+		left := k.kept[:0]
+		for _, kept := range k.kept {
+			if kept.name == name {
+				_ = kept.file.Close() // a memfd: there is nothing to write
+			} else {
+				left = append(left, kept)
+			}
+		}
+		k.kept = left
+	}
+	closeAll(files)
+}
+
+func (k *Keeper) close() {
+	for _, kept := range k.kept {
+		_ = kept.file.Close()
+	}
+	k.kept = nil
+	_ = k.listener.Close()
+	_ = k.notify.Close()
+	_ = os.Remove(k.Socket)
+	_ = os.Remove(k.notifyPath())
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close()
+	}
+}

@@ -1,0 +1,127 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"plimsoll/ledger"
+)
+
+// ServeMetrics answers Prometheus at an address until it is stopped.
+func (s *Server) ServeMetrics(address string) (stop func(), err error) {
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(&collector{s})
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	go func() {
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			s.say("metrics: %v", err)
+		}
+	}()
+	return func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = server.Shutdown(ctx) // who still reads is cut off
+	}, nil
+}
+
+// collector reads an overview when Prometheus asks: nothing is counted twice,
+// and a step pays nothing for it.
+type collector struct{ server *Server }
+
+func metric(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("plimsoll_"+name, help, labels, nil)
+}
+
+var (
+	infoMetric      = metric("service_info", "The version of the service, the kernels in use and the job.", "version", "kernel", "job")
+	restartsMetric  = metric("service_restarts_total", "How often the keeper has started the service again.")
+	requestsMetric  = metric("requests_total", "Requests of clients.", "result")
+	clientsMetric   = metric("clients", "Connections that are open.")
+	plannedMetric   = metric("planned_bytes", "Bytes that the ledger plans.", "rank", "component")
+	residentMetric  = metric("resident_bytes", "Bytes that are resident.", "rank", "component")
+	stepMetric      = metric("step", "The last step that is finished.", "rank", "part")
+	stepsMetric     = metric("steps_total", "Steps that this service has made.", "rank", "part")
+	secondsMetric   = metric("step_seconds_total", "Seconds that these steps took.", "rank", "part")
+	lastMetric      = metric("last_step_seconds", "Seconds that the last step took.", "rank", "part")
+	bandwidthMetric = metric("last_step_bytes_per_second", "Bytes that the last step moved in a second.", "rank", "part")
+	trafficMetric   = metric("step_bytes", "Bytes that a step moves, reads and writes added up.", "rank", "part")
+	attachedMetric  = metric("session_attached", "1 where a client holds the session.", "rank", "part")
+	savingMetric    = metric("session_saving", "1 where the state is being written to a checkpoint.", "rank", "part")
+	savedMetric     = metric("saved_step", "The step that was saved last.", "rank", "part")
+)
+
+// Describe implements prometheus.Collector.
+func (c *collector) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		infoMetric, restartsMetric, requestsMetric, clientsMetric, plannedMetric, residentMetric, stepMetric, stepsMetric,
+		secondsMetric, lastMetric, bandwidthMetric, trafficMetric, attachedMetric, savingMetric, savedMetric,
+	} {
+		out <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(out chan<- prometheus.Metric) {
+	o := c.server.Overview()
+	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+	}
+	counter := func(d *prometheus.Desc, value float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, value, labels...)
+	}
+	gauge(infoMetric, 1, o.Service, o.Kernel, o.Job)
+	counter(restartsMetric, float64(o.Restarts))
+	counter(requestsMetric, float64(o.Requests-o.Refused), "done")
+	counter(requestsMetric, float64(o.Refused), "refused")
+	gauge(clientsMetric, float64(o.Clients))
+	for _, e := range o.Ledger {
+		rank := strconv.Itoa(e.Rank)
+		if e.Rank == ledger.WholeNode {
+			rank = ""
+		}
+		gauge(plannedMetric, float64(e.Planned), rank, e.Component)
+		if e.Measured != nil {
+			gauge(residentMetric, float64(*e.Measured), rank, e.Component)
+		}
+	}
+	for _, x := range o.Sessions {
+		labels := []string{strconv.Itoa(x.Rank), x.Part}
+		gauge(stepMetric, float64(x.Step), labels...)
+		counter(stepsMetric, float64(x.StepsMade), labels...)
+		counter(secondsMetric, x.StepSeconds, labels...)
+		gauge(lastMetric, x.LastStepSeconds, labels...)
+		gauge(bandwidthMetric, x.Bandwidth(), labels...)
+		gauge(trafficMetric, float64(x.TrafficBytes), labels...)
+		gauge(attachedMetric, truth(x.Client != 0), labels...)
+		gauge(savingMetric, truth(x.Saving), labels...)
+		gauge(savedMetric, float64(x.SavedStep), labels...)
+	}
+}
+
+func truth(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
+}
+
+// Bandwidth is what the last step moved, in bytes a second.
+func (s SessionStatus) Bandwidth() float64 {
+	if s.LastStepSeconds == 0 {
+		return 0
+	}
+	return float64(s.TrafficBytes) / s.LastStepSeconds
+}

@@ -1,0 +1,139 @@
+package service
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"plimsoll/arena"
+	"plimsoll/ledger"
+	"plimsoll/probe"
+)
+
+// StatSchema is the schema of Overview.
+const StatSchema = "plimsoll.stat/1"
+
+// Overview is how a service is, as plimsoll stat shows it.
+type Overview struct {
+	Schema   string          `json:"schema"`
+	Service  string          `json:"service"` // version
+	Process  int             `json:"process"`
+	Seconds  float64         `json:"seconds"` // since it was started
+	Restarts int             `json:"restarts"`
+	Kernel   string          `json:"kernel"`
+	Job      string          `json:"job"`
+	Requests int64           `json:"requests"`
+	Refused  int64           `json:"requests_refused"`
+	Clients  int             `json:"clients"`
+	Sessions []SessionStatus `json:"sessions"`
+	// Ledger has every arena of every session, and what the process holds
+	// beside them.
+	Ledger ledger.Ledger `json:"ledger"`
+}
+
+// SessionStatus is how a session is.
+type SessionStatus struct {
+	Rank        int          `json:"rank"`
+	Part        string       `json:"part"`
+	Optimizer   string       `json:"optimizer"`
+	Format      string       `json:"format"`
+	Elements    int64        `json:"elements"`
+	CPUs        []int        `json:"cpus"`
+	Client      int64        `json:"client"` // process; 0 for none
+	Initialized bool         `json:"initialized"`
+	Step        int64        `json:"step"` // the last that is finished
+	Saving      bool         `json:"saving"`
+	SavedStep   int64        `json:"saved_step"`
+	StateBytes  ledger.Bytes `json:"state_bytes"`
+	// TrafficBytes is what the update of a step moves.
+	TrafficBytes ledger.Bytes `json:"traffic_bytes"`
+	// Of the steps that this service has made itself.
+	StepsMade       int64   `json:"steps_made"`
+	StepSeconds     float64 `json:"step_seconds"`      // all together
+	LastStepSeconds float64 `json:"last_step_seconds"` // of the last
+	LastNormSeconds float64 `json:"last_norm_seconds"`
+}
+
+// ComponentProcess is what the service holds beside its arenas.
+const ComponentProcess = "service_process"
+
+// Overview says how the service is.
+func (s *Server) Overview() *Overview {
+	s.mu.Lock()
+	status := &Overview{
+		Schema: StatSchema, Service: s.version, Process: os.Getpid(), Seconds: time.Since(s.began).Seconds(),
+		Restarts: s.given.Restarts, Kernel: s.kernel.String(), Job: s.job,
+		Requests: s.requests.Load(), Refused: s.refused.Load(), Clients: len(s.open),
+		Sessions: []SessionStatus{}, Ledger: ledger.Ledger{},
+	}
+	sessions := make([]*session, 0, len(s.all))
+	for _, session := range s.all {
+		sessions = append(sessions, session)
+	}
+	slices.SortFunc(sessions, func(a, b *session) int {
+		return cmp.Or(a.document.Rank-b.document.Rank, cmp.Compare(a.document.Part, b.document.Part))
+	})
+	for _, session := range sessions {
+		status.Sessions = append(status.Sessions, session.status())
+		status.Ledger = append(status.Ledger, session.entries()...)
+	}
+	s.mu.Unlock()
+	status.measure()
+	return status
+}
+
+func (s *session) status() SessionStatus {
+	config := s.shard.Config()
+	seconds := func(nanoseconds int64) float64 { return time.Duration(nanoseconds).Seconds() }
+	return SessionStatus{
+		Rank: config.Rank, Part: config.Part, Optimizer: s.document.Optimizer, Format: config.Format.String(),
+		Elements: config.Elements, CPUs: config.CPUs, Client: s.holder.Load(), Initialized: s.initialized(),
+		Step: s.shard.Steps(), Saving: s.isSaving.Load(), SavedStep: s.savedStep.Load(),
+		StateBytes: config.StateBytes(), TrafficBytes: config.TrafficBytes(),
+		StepsMade: s.stepsMade.Load(), StepSeconds: seconds(s.busyTime.Load()),
+		LastStepSeconds: seconds(s.lastStep.Load()), LastNormSeconds: seconds(s.lastNorm.Load()),
+	}
+}
+
+// entries are the arenas of a session, as they were planned.
+func (s *session) entries() ledger.Ledger {
+	var entries ledger.Ledger
+	config := s.shard.Config()
+	entry := func(component string, size ledger.Bytes, why string) {
+		entries = append(entries, ledger.Entry{
+			Device: ledger.Host, Rank: config.Rank, Phase: ledger.Step,
+			Component: config.Part + "/" + component, Planned: size, Why: why,
+		})
+	}
+	for _, plan := range config.Arenas() {
+		entry(plan.Component, config.Pages.Round(plan.Size), plan.Why)
+	}
+	entry(recordComponent, s.record.Mapped(), "what the session is: the document of the open request, for a service that comes after this one")
+	return entries
+}
+
+// arenaMapping begins the names of arenas in /proc.
+const arenaMapping = "/memfd:" + arena.NamePrefix
+
+// measure adds what the kernel says that is resident. An arena that a trainer
+// has mapped as well is one memory: its resident bytes are counted here.
+func (s *Overview) measure() {
+	memory, err := probe.Process(os.DirFS("/"), "self")
+	if err != nil {
+		return // nothing is measured, and the ledger says so
+	}
+	for i := range s.Ledger {
+		e := &s.Ledger[i]
+		if m, ok := memory.Mappings[fmt.Sprintf("%srank%d/%s", arenaMapping, e.Rank, e.Component)]; ok {
+			e.Measured = &m.Resident
+		}
+	}
+	rest := memory.Proportional(func(name string) bool { return !strings.HasPrefix(name, arenaMapping) })
+	s.Ledger = append(s.Ledger, ledger.Entry{
+		Device: ledger.Host, Rank: ledger.WholeNode, Phase: ledger.Step, Component: ComponentProcess,
+		Measured: &rest, Why: "the program itself: its text, heap and stacks",
+	})
+}

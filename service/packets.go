@@ -1,0 +1,101 @@
+package service
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// maximumFiles is how many files come with a packet: the arenas of a session
+// that a trainer uses are fewer.
+const maximumFiles = 16
+
+// readPacket receives one packet and the files that came with it. A packet that
+// is longer than the limit is an error: its rest is lost.
+func readPacket(c *net.UnixConn, limit int) ([]byte, []*os.File, error) {
+	data := make([]byte, limit)
+	control := make([]byte, unix.CmsgSpace(4*maximumFiles))
+	n, controls, flags, _, err := c.ReadMsgUnix(data, control)
+	if err != nil {
+		return nil, nil, err
+	}
+	files, err := filesOf(control[:controls])
+	switch {
+	case err != nil:
+	case flags&unix.MSG_TRUNC != 0:
+		err = fail(Malformed, "a packet of more than %d bytes", limit)
+	case flags&unix.MSG_CTRUNC != 0:
+		err = fail(Malformed, "a packet with more than %d file descriptors, or more than this process may open", maximumFiles)
+	case n == 0 && len(files) == 0:
+		err = io.EOF
+	}
+	if err != nil {
+		closeAll(files)
+		return nil, nil, err
+	}
+	return data[:n], files, nil
+}
+
+func filesOf(control []byte) ([]*os.File, error) {
+	messages, err := unix.ParseSocketControlMessage(control)
+	if err != nil {
+		return nil, fail(Malformed, "control messages that cannot be read: %v", err)
+	}
+	var files []*os.File
+	for _, m := range messages {
+		if m.Header.Level != unix.SOL_SOCKET || m.Header.Type != unix.SCM_RIGHTS {
+			continue
+		}
+		descriptors, err := unix.ParseUnixRights(&m)
+		if err != nil {
+			closeAll(files)
+			return nil, fail(Malformed, "file descriptors that cannot be read: %v", err)
+		}
+		for _, fd := range descriptors {
+			unix.CloseOnExec(fd)
+			files = append(files, os.NewFile(uintptr(fd), "received"))
+		}
+	}
+	return files, nil
+}
+
+// writePacket sends one packet with files.
+func writePacket(c *net.UnixConn, data []byte, files ...*os.File) error {
+	var rights []byte
+	if len(files) > 0 {
+		descriptors := make([]int, len(files))
+		for i, f := range files {
+			descriptors[i] = int(f.Fd())
+		}
+		rights = unix.UnixRights(descriptors...)
+	}
+	n, _, err := c.WriteMsgUnix(data, rights, nil)
+	if err == nil && n != len(data) {
+		err = fmt.Errorf("%d of %d bytes of a packet were sent", n, len(data))
+	}
+	return err
+}
+
+// sealed says whether a file is a memfd of at least so many bytes that stays
+// so: a mapping of it can be read without fear.
+func sealed(f *os.File, size int64, seals int) error {
+	has, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return errors.New("the file is no memfd that can be sealed: expected memfd_create(..., MFD_ALLOW_SEALING)")
+	}
+	if has&seals != seals {
+		return fmt.Errorf("the memfd has the seals %#x: expected %#x among them (fcntl(F_ADD_SEALS))", has, seals)
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if info.Size() < size {
+		return fmt.Errorf("the memfd has %d bytes: expected at least %d", info.Size(), size)
+	}
+	return nil
+}

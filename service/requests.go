@@ -1,0 +1,217 @@
+package service
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+
+	"github.com/go-json-experiment/json"
+	"golang.org/x/sys/unix"
+
+	"plimsoll/ledger"
+)
+
+// maximumDocument is the size of the longest document of an open request: some
+// hundred thousand parameters.
+const maximumDocument = 256 << 20
+
+func sizeOfRecord(document int) ledger.Bytes { return ledger.Bytes(recordDocument + document) }
+
+// filesWith is how many files come with a request.
+var filesWith = map[Kind]int{Open: 1, Window: 1}
+
+// handle does what a request asks for.
+func (c *connection) handle(p packet, files []*os.File) ([]byte, []*os.File, error) {
+	if want := filesWith[p.kind]; len(files) != want {
+		return nil, nil, fail(Malformed, "%v with %d file descriptors: expected %d", p.kind, len(files), want)
+	}
+	switch {
+	case p.kind == Open:
+		return c.openSession(p.body, files)
+	case p.kind == Stat:
+		if len(p.body) != 0 {
+			return nil, nil, fail(Malformed, "stat with a body of %d bytes: expected none", len(p.body))
+		}
+		return c.server.answerStat()
+	case c.session == nil:
+		return nil, nil, fail(OutOfOrder, "%v: there is no session; open one first", p.kind)
+	}
+	result, err := c.inSession(p, files)
+	return result, nil, err
+}
+
+// answerStat answers with a file: the document may be longer than a packet.
+func (s *Server) answerStat() ([]byte, []*os.File, error) {
+	text, err := json.Marshal(s.Overview())
+	if err != nil {
+		return nil, nil, err
+	}
+	file, err := sealedFile("plimsoll/stat", text)
+	if err != nil {
+		return nil, nil, err
+	}
+	return encode(uint64(len(text))), []*os.File{file}, nil
+}
+
+// inSession does what a request asks of a session.
+func (c *connection) inSession(p packet, files []*os.File) ([]byte, error) {
+	s := c.session
+	switch p.kind {
+	case Norm, Clear, Saved:
+		if len(p.body) != 0 {
+			return nil, fail(Malformed, "%v with a body of %d bytes: expected none", p.kind, len(p.body))
+		}
+	}
+	switch p.kind {
+	case Window:
+		body, err := decode[windowBody](p.kind, p.body)
+		if err != nil {
+			return nil, err
+		}
+		return nil, s.setWindow(body.Bytes, files[0])
+	case Write, Read, Accumulate:
+		body, err := decode[transfer](p.kind, p.body)
+		if err != nil {
+			return nil, err
+		}
+		return nil, map[Kind]func(transfer) error{Write: s.write, Read: s.read, Accumulate: s.accumulate}[p.kind](body)
+	case SetStep:
+		body, err := decode[setStep](p.kind, p.body)
+		if err != nil {
+			return nil, err
+		}
+		return nil, s.setStep(body.Step)
+	case Ready:
+		body, err := decode[stretch](p.kind, p.body)
+		if err != nil {
+			return nil, err
+		}
+		return nil, s.ready(body.First, body.Count)
+	case Norm:
+		return encode(s.norm()), nil
+	case Clear:
+		s.settle()
+		s.shard.ForgetArrived()
+		s.shard.ClearGradients()
+		return nil, nil
+	case Step:
+		body, err := decodeStep(p.body)
+		if err != nil {
+			return nil, err
+		}
+		seconds, err := s.step(body)
+		return encode(body.Step, seconds), err
+	case Wait:
+		body, err := decode[waitBody](p.kind, p.body)
+		if err != nil {
+			return nil, err
+		}
+		return encode(body.Step, 0.0), s.wait(body)
+	case Save:
+		return s.save(p.body)
+	case Saved:
+		return s.saved()
+	case Commit:
+		return s.commit(p.body)
+	case Load:
+		return s.load(p.body)
+	}
+	body, err := decode[closeBody](Close, p.body)
+	if err != nil {
+		return nil, err
+	}
+	if body.Flags&giveBack != 0 {
+		c.session = nil
+		return nil, c.server.forget(s)
+	}
+	return nil, nil
+}
+
+// setStep says that the state was written as a whole.
+func (s *session) setStep(step uint64) error {
+	if step > maximumStep {
+		return fail(Refused, "set_step %d: expected at most %d", step, int64(maximumStep))
+	}
+	if err := s.notSaving(SetStep); err != nil {
+		return err
+	}
+	s.settle()
+	s.shard.SetSteps(int64(step))
+	s.begun = int64(step)
+	s.setInitialized(true)
+	return nil
+}
+
+const maximumStep = 1 << 62
+
+// readDocument reads the document of an open request from its memfd.
+func readDocument(body []byte, files []*os.File) (*Document, error) {
+	b, err := decode[openBody](Open, body)
+	if err != nil {
+		return nil, err
+	}
+	if b.Length == 0 || b.Length > maximumDocument {
+		return nil, fail(Refused, "open: a document of %d bytes: expected 1 to %d", b.Length, maximumDocument)
+	}
+	if err := sealed(files[0], int64(b.Length), unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE); err != nil {
+		return nil, fail(Refused, "open: the document: %v", err)
+	}
+	text := make([]byte, b.Length)
+	if _, err := files[0].ReadAt(text, 0); err != nil {
+		return nil, fail(Refused, "open: the document: %v", err)
+	}
+	return parseDocument(text)
+}
+
+// SessionSchema is the schema of the answer to open.
+const SessionSchema = "plimsoll.session/1"
+
+// Welcome is the answer to open.
+type Welcome struct {
+	Schema      string         `json:"schema"`
+	Attached    bool           `json:"attached"`
+	Step        int64          `json:"step"`
+	Initialized bool           `json:"initialized"`
+	Elements    int64          `json:"elements"`
+	Service     string         `json:"service"`
+	Kernel      string         `json:"kernel"`
+	Arenas      []WelcomeArena `json:"arenas"`
+}
+
+// WelcomeArena is an arena that the trainer maps.
+type WelcomeArena struct {
+	Name      string       `json:"name"`
+	Component string       `json:"component"`
+	Type      string       `json:"type"`
+	Bytes     ledger.Bytes `json:"bytes"`
+	Mapped    ledger.Bytes `json:"mapped_bytes"`
+}
+
+func (c *connection) welcome(attached bool) ([]byte, []*os.File, error) {
+	s := c.session
+	w := Welcome{
+		Schema: SessionSchema, Attached: attached, Step: s.shard.Steps(), Initialized: s.initialized(),
+		Elements: s.shard.Config().Elements, Service: c.server.version, Kernel: c.server.kernel.String(),
+	}
+	var files []*os.File
+	for _, a := range s.shared() {
+		w.Arenas = append(w.Arenas, WelcomeArena{a.Name(), a.component, a.of, a.Size(), a.Mapped()})
+		files = append(files, a.File())
+	}
+	text, err := json.Marshal(w)
+	if err == nil && len(text) > maximumPacket/2 {
+		err = fmt.Errorf("an answer of %d bytes", len(text))
+	}
+	return text, files, err
+}
+
+// text is a document in the body of a request.
+func decodeText[T any](kind Kind, body []byte) (T, error) {
+	var value T
+	if err := json.Unmarshal(body, &value, json.RejectUnknownMembers(true)); err != nil {
+		return value, fail(Refused, "%v: the document cannot be read: %v", kind, err)
+	}
+	return value, nil
+}
+
+func encodeStep(step int64) []byte { return binary.LittleEndian.AppendUint64(nil, uint64(step)) }

@@ -1,0 +1,133 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"plimsoll/checkpoint"
+)
+
+// Bodies of the requests for checkpoints.
+type (
+	saveBody struct {
+		Directory string         `json:"directory"`
+		Training  jsontext.Value `json:"training,omitempty"`
+	}
+	commitBody struct {
+		Directory string `json:"directory"`
+		Step      int64  `json:"step"`
+	}
+	loadBody struct {
+		Directory string `json:"directory"`
+	}
+)
+
+// forCheckpoint is the shard as checkpoints know it.
+func (s *session) forCheckpoint() checkpoint.Shard {
+	d := s.document
+	return checkpoint.Shard{Rank: d.Rank, World: d.World, Part: d.Part, Format: s.shard.Config().Format, Pieces: d.pieces(), State: s.shard}
+}
+
+// save begins to write the state as it is.
+func (s *session) save(body []byte) ([]byte, error) {
+	b, err := decodeText[saveBody](Save, body)
+	if err != nil {
+		return nil, err
+	}
+	if !s.initialized() {
+		return nil, fail(OutOfOrder, "save: the state was never written: write weights and set_step, or load, or make a step")
+	}
+	s.settle()
+	s.settleSave() // one at a time: a failure is told by the next saved
+	saving, err := checkpoint.Save(b.Directory, s.forCheckpoint(), b.Training)
+	if err != nil {
+		return nil, storage(Save, err)
+	}
+	s.saving = saving
+	s.isSaving.Store(true)
+	s.saveIsOver.Go(func() {
+		_ = saving.Wait() // settleSave asks again
+		s.isSaving.Store(false)
+	})
+	return encodeStep(saving.Step()), nil
+}
+
+// settleSave waits for what is being saved.
+func (s *session) settleSave() {
+	if s.saving == nil {
+		return
+	}
+	err := s.saving.Wait()
+	s.saveIsOver.Wait()
+	if err == nil {
+		s.savedStep.Store(s.saving.Step())
+	}
+	s.saveError = errors.Join(s.saveError, err)
+	s.saving = nil
+}
+
+// saved tells what became of what was being saved.
+func (s *session) saved() ([]byte, error) {
+	s.settleSave()
+	err := s.saveError
+	s.saveError = nil
+	if err != nil {
+		return nil, storage(Save, err)
+	}
+	return encodeStep(s.savedStep.Load()), nil
+}
+
+// notSaving refuses what would change the state under a checkpoint.
+func (s *session) notSaving(kind Kind) error {
+	if s.isSaving.Load() {
+		return fail(OutOfOrder, "%v: the state is being saved; ask for saved first", kind)
+	}
+	return nil
+}
+
+// commit makes what all ranks have saved a checkpoint.
+func (s *session) commit(body []byte) ([]byte, error) {
+	b, err := decodeText[commitBody](Commit, body)
+	if err != nil {
+		return nil, err
+	}
+	s.settleSave()
+	if _, err := checkpoint.Commit(b.Directory, b.Step); err != nil {
+		return nil, storage(Commit, err)
+	}
+	return encodeStep(b.Step), nil
+}
+
+// load overwrites the state with that of a checkpoint.
+func (s *session) load(body []byte) ([]byte, error) {
+	b, err := decodeText[loadBody](Load, body)
+	if err != nil {
+		return nil, err
+	}
+	s.settle()
+	s.settleSave()
+	found, err := checkpoint.Open(b.Directory)
+	if err != nil {
+		return nil, storage(Load, err)
+	}
+	was := s.initialized()
+	// From here to the end a service that comes after this one must not take
+	// the state for whole.
+	s.setInitialized(false)
+	step, training, err := found.Load(context.Background(), s.forCheckpoint())
+	if err != nil {
+		s.setInitialized(was)
+		return nil, storage(Load, err)
+	}
+	s.begun = step
+	s.setInitialized(true)
+	return append(encodeStep(step), training...), nil
+}
+
+// storage is the answer where files fail.
+func storage(kind Kind, err error) error {
+	return &Error{Storage, fmt.Sprintf("%v: %v", kind, err)}
+}

@@ -1,0 +1,464 @@
+// Package service is the optimizer service: a process that owns the optimizer
+// state of all ranks of a host in shared memory, and updates it for trainers
+// that have the same pages mapped. It holds the protocol (docs/protocol.md),
+// both of its sides, and the keeper, which starts the service again when it
+// dies. State outlives trainer and service.
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"plimsoll/arena"
+	"plimsoll/binding"
+	"plimsoll/engine"
+	"plimsoll/host"
+	"plimsoll/ledger"
+	"plimsoll/optim/kernel"
+)
+
+// Server is the service.
+type Server struct {
+	version  string
+	kernel   kernel.Set
+	say      func(format string, values ...any)
+	host     func() (*host.Host, error)
+	given    *Inherited
+	began    time.Time
+	requests atomic.Int64
+	refused  atomic.Int64
+
+	opening sync.Mutex // one session at a time is made
+	mu      sync.Mutex // guards what follows
+	free    *sync.Cond // a session was released
+	job     string
+	all     map[key]*session
+	held    map[*session]*connection
+	open    map[*connection]bool
+	closing bool
+	serving sync.WaitGroup
+}
+
+// NewServer is a service with the sessions that an earlier one has left. Steps
+// that were under way are finished when it returns.
+func NewServer(version string, given *Inherited, findHost func() (*host.Host, error), say func(format string, values ...any)) (*Server, error) {
+	set, err := kernel.Select()
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{
+		version: version, kernel: set, say: say, host: findHost, given: given, began: time.Now(),
+		all: map[key]*session{}, held: map[*session]*connection{}, open: map[*connection]bool{},
+	}
+	s.free = sync.NewCond(&s.mu)
+	return s, s.restore()
+}
+
+// restore attaches to the sessions that were kept.
+func (s *Server) restore() error {
+	var attaching sync.WaitGroup
+	errs := make(chan error, len(s.given.Files))
+	for name, file := range s.given.Files {
+		if componentOf(name) == recordComponent {
+			attaching.Go(func() { errs <- s.attach(sessionOf(name), file) })
+		}
+	}
+	attaching.Wait()
+	close(errs)
+	var failed error
+	for err := range errs {
+		failed = errors.Join(failed, err)
+	}
+	if failed != nil {
+		return failed
+	}
+	for name, file := range s.given.Files {
+		// What has no record is of a session whose client was never answered.
+		if !s.has(sessionOf(name)) {
+			failed = errors.Join(failed, s.given.store.forget(name))
+		}
+		failed = errors.Join(failed, file.Close())
+	}
+	s.given.Files = nil
+	return failed
+}
+
+func (s *Server) has(name string) bool {
+	for k := range s.all {
+		if k.String() == name {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *Server) attach(name string, file *os.File) error {
+	record, r, err := readRecord(name+"/"+recordComponent, file)
+	if err != nil {
+		return err
+	}
+	cpus, err := s.cpus(r.Document)
+	if err != nil {
+		return errors.Join(err, record.Close())
+	}
+	config, err := r.Document.config(s.kernel, r.Pages, cpus)
+	if err != nil {
+		return errors.Join(err, record.Close())
+	}
+	shard, err := engine.AttachShard(config, s.given.Files)
+	if err != nil {
+		return errors.Join(fmt.Errorf("session %s: %w", name, err), record.Close())
+	}
+	session := &session{document: r.Document, shard: shard, record: record}
+	if shard.Finish() {
+		s.say("session %s: finished step %d, which was under way", name, shard.Steps())
+		session.setInitialized(true)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.job = r.Document.Job
+	s.all[r.Document.key()] = session
+	return nil
+}
+
+// Serve answers clients until the context ends. Then it finishes what is under
+// way, checkpoints included, and returns.
+func (s *Server) Serve(ctx context.Context) error {
+	if err := s.given.store.ready(); err != nil {
+		return err
+	}
+	stopped := context.AfterFunc(ctx, func() { _ = s.given.Listener.Close() }) // accept fails, and ends the loop
+	defer stopped()
+	for {
+		c, err := s.given.Listener.AcceptUnix()
+		switch {
+		case ctx.Err() != nil:
+			return s.end()
+		case errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE):
+			s.say("too many open files: a client waits")
+			time.Sleep(100 * time.Millisecond)
+		case err != nil:
+			return fmt.Errorf("accept: %w", err)
+		default:
+			s.serve(c)
+		}
+	}
+}
+
+func (s *Server) end() error {
+	err := s.given.store.stopping()
+	s.mu.Lock()
+	s.closing = true
+	for c := range s.open {
+		_ = c.c.CloseRead() // the answer to the request under way is still sent
+	}
+	s.mu.Unlock()
+	s.serving.Wait()
+	for _, session := range s.all {
+		session.settle()
+		session.settleSave()
+		err = errors.Join(err, session.saveError, session.close())
+	}
+	return err
+}
+
+// connection is a client.
+type connection struct {
+	server  *Server
+	c       *net.UnixConn
+	process int
+	session *session
+}
+
+func (s *Server) serve(c *net.UnixConn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	client := &connection{server: s, c: c}
+	if s.closing {
+		_ = c.Close()
+		return
+	}
+	s.open[client] = true
+	s.serving.Go(func() {
+		client.run()
+		s.mu.Lock()
+		delete(s.open, client)
+		s.mu.Unlock()
+	})
+}
+
+// peer reads who is at the other end.
+func peer(c *net.UnixConn) (*unix.Ucred, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var credentials *unix.Ucred
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		credentials, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	return credentials, errors.Join(err, failed)
+}
+
+// run answers requests until the client goes, or says something that is none.
+func (c *connection) run() {
+	defer c.c.Close()
+	defer c.release()
+	credentials, err := peer(c.c)
+	if err != nil {
+		c.server.say("a client whose credentials cannot be read: %v", err)
+		return
+	}
+	c.process = int(credentials.Pid)
+	for {
+		data, files, err := readPacket(c.c, maximumPacket)
+		var wrong *Error
+		if err != nil && !errors.As(err, &wrong) {
+			if !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) {
+				c.server.say("process %d: %v", c.process, err)
+			}
+			return
+		}
+		p := packet{}
+		if err == nil {
+			p, err = parsePacket(data)
+		}
+		switch {
+		case err != nil:
+		case p.answer:
+			err = fail(Malformed, "an answer, where a request was expected")
+		case int(credentials.Uid) != os.Getuid():
+			err = fail(NotPermitted, "this service belongs to user %d, and process %d to user %d", os.Getuid(), c.process, credentials.Uid)
+		}
+		if !c.answer(p, files, err) {
+			return
+		}
+	}
+}
+
+// answer handles a request, unless it is faulty already, and says whether
+// another may come.
+func (c *connection) answer(p packet, files []*os.File, fault error) (more bool) {
+	c.server.requests.Add(1)
+	var result []byte
+	var out []*os.File
+	if fault == nil {
+		result, out, fault = c.handle(p, files)
+	}
+	closeAll(files)
+	status := Done
+	if fault != nil {
+		c.server.refused.Add(1)
+		status = Internal
+		var e *Error
+		if errors.As(fault, &e) {
+			status = e.Status
+		}
+		message := fault.Error()
+		result, out = []byte(message[:min(len(message), 4096)]), nil
+		if status == Internal || status == Malformed || status == NotPermitted {
+			c.server.say("process %d: %v: %s", c.process, p.kind, message)
+		}
+	}
+	reply := packet{kind: p.kind, number: p.number, answer: true, body: append(encode(uint32(status)), result...)}
+	if err := writePacket(c.c, reply.encode(), out...); err != nil {
+		return false // it is gone
+	}
+	return status != Malformed && status != NotPermitted && p.kind != Close
+}
+
+// release lets go of the session, which stays.
+func (c *connection) release() {
+	if c.session == nil {
+		return
+	}
+	c.session.release()
+	c.server.mu.Lock()
+	defer c.server.mu.Unlock()
+	delete(c.server.held, c.session)
+	c.session = nil
+	c.server.free.Broadcast()
+}
+
+// gone says whether the client has hung up: its session will be free soon.
+func (c *connection) gone() bool {
+	raw, err := c.c.SyscallConn()
+	if err != nil {
+		return true
+	}
+	hung := true // a closed connection
+	_ = raw.Control(func(fd uintptr) {
+		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		n, err := unix.Poll(fds, 0)
+		hung = err == nil && n > 0 && fds[0].Revents&(unix.POLLRDHUP|unix.POLLHUP) != 0
+	})
+	return hung
+}
+
+// openSession is the request that begins: it makes a session, or attaches to
+// one.
+func (c *connection) openSession(body []byte, files []*os.File) ([]byte, []*os.File, error) {
+	if c.session != nil {
+		return nil, nil, fail(OutOfOrder, "open: this connection has a session already")
+	}
+	d, err := readDocument(body, files)
+	if err != nil {
+		return nil, nil, err
+	}
+	s := c.server
+	s.opening.Lock()
+	defer s.opening.Unlock()
+	found, err := s.claim(d, c)
+	attached := found != nil
+	if err == nil && !attached {
+		found, err = s.create(d, c)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	c.session = found
+	found.holder.Store(int64(c.process))
+	return c.welcome(attached)
+}
+
+// claim takes the session that is there already; nil is none.
+func (s *Server) claim(d *Document, c *connection) (*session, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.all) > 0 && s.job != d.Job {
+		return nil, fail(Busy, "open: this service holds the job %s, and not %s; it takes another when that one's sessions are closed", s.job, d.Job)
+	}
+	found := s.all[d.key()]
+	if found == nil {
+		return nil, nil
+	}
+	if err := d.same(found.document); err != nil {
+		return nil, fail(Refused, "open: session %v of job %s is there and differs: %v; close it, or give the job another name", d.key(), d.Job, err)
+	}
+	for s.held[found] != nil {
+		if holder := s.held[found]; !holder.gone() {
+			return nil, fail(Busy, "open: session %v of job %s is held by process %d", d.key(), d.Job, holder.process)
+		}
+		s.free.Wait()
+	}
+	s.held[found] = c
+	return found, nil
+}
+
+// create makes a session, once it is known to fit.
+func (s *Server) create(d *Document, c *connection) (*session, error) {
+	h, err := s.host()
+	if err != nil {
+		return nil, err
+	}
+	cpus, err := s.cpus(d)
+	if err != nil {
+		return nil, err
+	}
+	config, err := d.config(s.kernel, arena.BasePages, cpus)
+	if err != nil {
+		return nil, fail(Refused, "open: %v", err)
+	}
+	config.Pages = engine.ChoosePages(h, slices.Repeat([]engine.ShardConfig{config}, s.expected(d)))
+	if err := s.checkRoom(h, d, config); err != nil {
+		return nil, err
+	}
+	shard, err := engine.NewShard(config)
+	if err != nil {
+		return nil, fail(Refused, "open: %v", err)
+	}
+	record, err := newRecord(d, config.Pages)
+	if err != nil {
+		return nil, errors.Join(err, shard.Close())
+	}
+	// Every page is there before the answer is, and near the worker whose it is.
+	shard.Each(func(_ int64, c kernel.Chunk) { zero(c) })
+	made := &session{document: d, shard: shard, record: record}
+	for _, a := range made.arenas() {
+		if err := s.given.store.keep(a.Name(), a.File()); err != nil {
+			return nil, errors.Join(err, made.close())
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.job = d.Job
+	s.all[d.key()] = made
+	s.held[made] = c
+	return made, nil
+}
+
+// expected is how many sessions like this one are still to be opened here: this
+// one, and those of the other ranks.
+func (s *Server) expected(d *Document) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	left := d.LocalWorld
+	for k := range s.all {
+		if k.part == d.Part {
+			left--
+		}
+	}
+	return max(1, left)
+}
+
+// checkRoom refuses a job that does not fit before the first byte of it is
+// allocated: the other ranks of this host need as much.
+func (s *Server) checkRoom(h *host.Host, d *Document, config engine.ShardConfig) error {
+	var needed ledger.Bytes
+	for _, a := range config.Arenas() {
+		needed += config.Pages.Round(a.Size)
+	}
+	available, counter := h.Memory.Headroom()
+	if config.Pages == arena.HugetlbPages {
+		available += engine.HugetlbFree(h)
+	}
+	ranks := s.expected(d)
+	if whole := needed * ledger.Bytes(ranks); counter != "" && whole > available {
+		return fail(DoesNotFit, "open: the state of %d parameters in %v takes %v a rank, %v for the %d ranks of this host that are still to come, and %v are available (%s); use a smaller format (moments \"bf16\" or \"int8\"), more hosts, or fewer ranks on this one",
+			config.Elements, config.Format, needed, whole, ranks, available, counter)
+	}
+	return nil
+}
+
+// cpus are those that the document names, or the rank's part of what this
+// process may use.
+func (s *Server) cpus(d *Document) ([]int, error) {
+	if len(d.CPUs) > 0 {
+		return d.CPUs, nil
+	}
+	h, err := s.host()
+	if err != nil {
+		return nil, err
+	}
+	plan, err := binding.Split(h, binding.Request{Ranks: d.LocalWorld})
+	if err != nil {
+		return nil, err
+	}
+	return plan.Ranks[d.Rank%d.LocalWorld].OptimizerCPUs.List(), nil
+}
+
+// forget gives the state of a session back.
+func (s *Server) forget(gone *session) error {
+	s.mu.Lock()
+	delete(s.all, gone.document.key())
+	delete(s.held, gone)
+	s.mu.Unlock()
+	var err error
+	arenas := gone.arenas()
+	slices.Reverse(arenas) // the record first: without it the others are nobody's
+	for _, a := range arenas {
+		err = errors.Join(err, s.given.store.forget(a.Name()))
+	}
+	return errors.Join(err, gone.close())
+}

@@ -1,0 +1,271 @@
+package service
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-json-experiment/json"
+
+	"plimsoll/arena"
+	"plimsoll/checkpoint"
+	"plimsoll/engine"
+	"plimsoll/optim"
+	"plimsoll/optim/kernel"
+)
+
+// session is the state of one shard. One connection at a time holds it.
+type session struct {
+	document *Document
+	shard    *engine.Shard
+	// record is what a service that comes after this one must know.
+	record *arena.Arena
+
+	// Of the connection that holds the session.
+	window []byte
+
+	begun     int64              // the last step that was begun
+	saving    *checkpoint.Saving // nil where nothing was, or it was settled
+	saveError error
+
+	// For those who ask how things are.
+	lastStep  atomic.Int64 // nanoseconds
+	lastNorm  atomic.Int64 // nanoseconds
+	stepsMade atomic.Int64 // by this service
+	busyTime  atomic.Int64 // nanoseconds of all steps together
+	savedStep atomic.Int64
+	isSaving  atomic.Bool
+	holder    atomic.Int64 // process of the client; 0 for none
+
+	stepIsOver, saveIsOver sync.WaitGroup
+}
+
+// key names a session in its job.
+type key struct {
+	rank int
+	part string
+}
+
+func (d *Document) key() key { return key{d.Rank, d.Part} }
+
+func (k key) String() string { return fmt.Sprintf("rank%d/%s", k.rank, k.part) }
+
+// recordComponent ends the name of the arena of a record.
+const recordComponent = "session"
+
+// The record begins with these numbers; a JSON document follows.
+const (
+	recordMagic       = 0x316e6f6973736573 // "session1"
+	recordInitialized = 8                  // offset: 1 where weights were written or loaded
+	recordLength      = 16
+	recordDocument    = 24
+)
+
+// recordedDocument is what the shard is made from.
+type recordedDocument struct {
+	Pages    arena.Pages `json:"pages"`
+	Document *Document   `json:"document"`
+}
+
+// newRecord makes the record of a session.
+func newRecord(d *Document, pages arena.Pages) (*arena.Arena, error) {
+	text, err := json.Marshal(recordedDocument{pages, d})
+	if err != nil {
+		return nil, err
+	}
+	a, err := arena.New(d.key().String()+"/"+recordComponent, sizeOfRecord(len(text)), arena.BasePages)
+	if err != nil {
+		return nil, err
+	}
+	b := a.Bytes()
+	copy(b[recordDocument:], text)
+	binary.LittleEndian.PutUint64(b[recordLength:], uint64(len(text)))
+	binary.LittleEndian.PutUint64(b, recordMagic)
+	return a, nil
+}
+
+// readRecord reads the record that an earlier service has made.
+func readRecord(name string, file *os.File) (*arena.Arena, recordedDocument, error) {
+	var r recordedDocument
+	head := make([]byte, recordDocument)
+	if _, err := file.ReadAt(head, 0); err != nil {
+		return nil, r, fmt.Errorf("the record %s: %w", name, err)
+	}
+	length := binary.LittleEndian.Uint64(head[recordLength:])
+	if binary.LittleEndian.Uint64(head) != recordMagic || length > maximumDocument {
+		return nil, r, fmt.Errorf("the record %s is none of this release", name)
+	}
+	a, err := arena.Attach(name, sizeOfRecord(int(length)), arena.BasePages, file)
+	if err != nil {
+		return nil, r, err
+	}
+	if err := json.Unmarshal(a.Bytes()[recordDocument:recordDocument+length], &r); err != nil || r.Document == nil || r.Document.validate() != nil {
+		return nil, r, errors.Join(fmt.Errorf("the record %s cannot be read: %v", name, err), a.Close())
+	}
+	return a, r, nil
+}
+
+func (s *session) initialized() bool {
+	return binary.LittleEndian.Uint64(s.record.Bytes()[recordInitialized:]) != 0
+}
+
+func (s *session) setInitialized(yes bool) {
+	value := uint64(0)
+	if yes {
+		value = 1
+	}
+	binary.LittleEndian.PutUint64(s.record.Bytes()[recordInitialized:], value)
+}
+
+// arenas are all of the session, the record last: who finds it finds all.
+func (s *session) arenas() []*arena.Arena {
+	return append(append([]*arena.Arena{}, s.shard.Arenas()...), s.record)
+}
+
+// close gives the state back.
+func (s *session) close() error {
+	s.settle()
+	if s.saving != nil {
+		s.saving.Cancel()
+		_ = s.saving.Wait() // was cancelled
+	}
+	return errors.Join(s.shard.Close(), s.record.Close())
+}
+
+// release is what is done when the client is gone.
+func (s *session) release() {
+	s.settle()
+	s.shard.ForgetArrived() // another client may write what it likes
+	s.dropWindow()
+	s.holder.Store(0)
+}
+
+// settle waits for the step that is under way.
+func (s *session) settle() {
+	s.shard.Wait()
+	s.stepIsOver.Wait()
+}
+
+// shared are the arenas that a trainer maps.
+func (s *session) shared() []sharedArena {
+	format := s.shard.Config().Format
+	parameters := kernel.ComponentParameter
+	if s.shard.Arena(parameters) == nil {
+		parameters = kernel.ComponentMaster // fp32 parameters are the master weights
+	}
+	return []sharedArena{
+		{s.shard.Arena(parameters), kernel.ComponentParameter, format.Parameter.String()},
+		{s.shard.Arena(kernel.ComponentGradient), kernel.ComponentGradient, format.Gradient.String()},
+	}
+}
+
+type sharedArena struct {
+	*arena.Arena
+	component string
+	of        string // type
+}
+
+// checkStretch refuses elements that the shard does not have.
+func (s *session) checkStretch(kind Kind, first, count uint64) error {
+	elements := uint64(s.shard.Config().Elements)
+	if count == 0 || first > elements || count > elements-first {
+		return fail(Refused, "%v: %d elements from %d on, of a shard of %d", kind, count, first, elements)
+	}
+	return nil
+}
+
+// inWindow is a part of the window.
+func (s *session) inWindow(kind Kind, offset, count, size uint64) ([]byte, error) {
+	if s.window == nil {
+		return nil, fail(OutOfOrder, "%v: there is no window; send one first", kind)
+	}
+	length := uint64(len(s.window))
+	if offset%size != 0 || offset > length || count > (length-offset)/size {
+		return nil, fail(Refused, "%v: %d numbers of %d bytes at offset %d of a window of %d bytes; offsets are multiples of a number's size", kind, count, size, offset, length)
+	}
+	return s.window[offset : offset+count*size], nil
+}
+
+func (s *session) ready(first, count uint64) error {
+	if err := s.checkStretch(Ready, first, count); err != nil {
+		return err
+	}
+	s.settle()
+	s.shard.GradientsArrived(int64(first), int64(count))
+	return nil
+}
+
+// norm is the sum of the squares of the gradients.
+func (s *session) norm() float64 {
+	s.settle()
+	begin := time.Now()
+	sum := s.shard.SumSquares()
+	s.lastNorm.Store(int64(time.Since(begin)))
+	return sum
+}
+
+// step begins a step, or finds that it was made.
+func (s *session) step(b stepBody) (seconds float64, err error) {
+	s.settle()
+	done := s.shard.Steps()
+	switch {
+	case b.Step == uint64(done) && done > 0:
+		return 0, nil
+	case b.Step != uint64(done)+1:
+		return 0, fail(OutOfOrder, "step %d: the session has finished step %d, so the next is %d", b.Step, done, done+1)
+	case len(b.groups) != s.document.Groups:
+		return 0, fail(Refused, "step with %d parameter groups: the session has %d", len(b.groups), s.document.Groups)
+	case math.IsNaN(b.Factor) || math.IsInf(b.Factor, 0):
+		return 0, fail(Refused, "step with the factor %v: skip a step whose gradients are not finite", b.Factor)
+	}
+	optimizers := make([]optim.Optimizer, len(b.groups))
+	for i, group := range b.groups {
+		optimizers[i] = s.document.optimizer(group)
+		if err := optimizers[i].Validate(); err != nil {
+			return 0, fail(Refused, "step, parameter group %d, %v: %v", i, optimizers[i], err)
+		}
+	}
+	begin := time.Now()
+	if err := s.shard.Begin(int64(b.Step), b.Factor, optimizers); err != nil {
+		return 0, fail(Refused, "step: %v", err)
+	}
+	s.begun = int64(b.Step)
+	over := func() {
+		s.shard.Wait()
+		took := time.Since(begin)
+		s.lastStep.Store(int64(took))
+		s.busyTime.Add(int64(took))
+		s.stepsMade.Add(1)
+		s.setInitialized(true)
+	}
+	if b.Flags&waitForStep == 0 {
+		s.stepIsOver.Go(over)
+		return 0, nil
+	}
+	over()
+	return time.Duration(s.lastStep.Load()).Seconds(), nil
+}
+
+// wait returns when the parameters of a stretch are those after a step.
+func (s *session) wait(b waitBody) error {
+	if err := s.checkStretch(Wait, b.First, b.Count); err != nil {
+		return err
+	}
+	if done := s.shard.Steps(); b.Step > uint64(max(done, s.begun)) {
+		return fail(OutOfOrder, "wait for step %d: the last that was begun is %d", b.Step, max(done, s.begun))
+	}
+	s.shard.WaitRange(int64(b.First), int64(b.Count))
+	return nil
+}
+
+// componentOf is the last part of an arena's name, and sessionOf the rest.
+func componentOf(name string) string { return path.Base(name) }
+
+func sessionOf(name string) string { return strings.TrimSuffix(name, "/"+path.Base(name)) }

@@ -1,0 +1,178 @@
+package service
+
+import (
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"plimsoll/dtype"
+	"plimsoll/optim/kernel"
+)
+
+// Streams of transfers.
+const (
+	masterStream = iota
+	firstMomentStream
+	secondMomentStream
+	streams
+)
+
+// numberTypes are the types of numbers in the window, as accumulate names them.
+var numberTypes = [...]dtype.Type{dtype.BF16, dtype.F16, dtype.F32}
+
+const maximumWindow = 1 << 40
+
+// setWindow maps the client's memfd. It cannot shrink, so no access to it ends
+// this process.
+func (s *session) setWindow(size uint64, file *os.File) error {
+	if size == 0 || size > maximumWindow {
+		return fail(Refused, "window of %d bytes: expected 1 to %d", size, uint64(maximumWindow))
+	}
+	if err := sealed(file, int64(size), unix.F_SEAL_SHRINK); err != nil {
+		return fail(Refused, "window: %v", err)
+	}
+	mapped, err := unix.Mmap(int(file.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return fail(Refused, "window: mmap of %d bytes: %v", size, err)
+	}
+	s.dropWindow()
+	s.window = mapped
+	return nil
+}
+
+func (s *session) dropWindow() {
+	if s.window != nil {
+		_ = unix.Munmap(s.window) // it is a mapping of this process
+		s.window = nil
+	}
+}
+
+// transferArguments checks a transfer and finds its numbers.
+func (s *session) transferArguments(kind Kind, t transfer) ([]float32, error) {
+	if t.Zero != 0 {
+		return nil, fail(Malformed, "%v: a field that must be 0 is %d", kind, t.Zero)
+	}
+	format := s.shard.Config().Format
+	if t.What >= streams || int(t.What) > format.Algorithm.Moments() {
+		return nil, fail(Refused, "%v: stream %d: %s has master weights (0) and %d moments", kind, t.What, s.document.Optimizer, format.Algorithm.Moments())
+	}
+	if err := s.checkStretch(kind, t.First, t.Count); err != nil {
+		return nil, err
+	}
+	data, err := s.inWindow(kind, t.Offset, t.Count, 4)
+	if err != nil {
+		return nil, err
+	}
+	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(data))), t.Count), nil
+}
+
+// write moves numbers from the window into the state.
+func (s *session) write(t transfer) error {
+	numbers, err := s.transferArguments(Write, t)
+	if err != nil {
+		return err
+	}
+	if err := s.notSaving(Write); err != nil {
+		return err
+	}
+	s.settle()
+	format := s.shard.Config().Format
+	s.eachOf(t, func(c kernel.Chunk, from, end int, at int) {
+		part := numbers[at : at+end-from]
+		if t.What == masterStream {
+			for i, w := range part {
+				c.PutMasterWeight(format, from+i, w)
+			}
+			return
+		}
+		writeMoment(c, int(t.What)-firstMomentStream, from, part)
+	})
+	return nil
+}
+
+// writeMoment writes a moment from an element of the chunk on. Where moments
+// are int8, the moments of a block are written together.
+func writeMoment(c kernel.Chunk, number, from int, values []float32) {
+	if c.Headers == nil {
+		for i, x := range values {
+			c.Moments[number].Put(from+i, x)
+		}
+		return
+	}
+	var both [2][kernel.Block]float32
+	for block := from / kernel.Block; block*kernel.Block < from+len(values); block++ {
+		begin := block * kernel.Block
+		n := min(kernel.Block, c.Len()-begin)
+		for i := range n {
+			both[0][i], both[1][i] = c.Moment(0, begin+i), c.Moment(1, begin+i)
+			if j := begin + i - from; j >= 0 && j < len(values) {
+				both[number][i] = values[j]
+			}
+		}
+		c.PutBlock(block, both[0][:n], both[1][:n])
+	}
+}
+
+// read moves numbers from the state into the window.
+func (s *session) read(t transfer) error {
+	numbers, err := s.transferArguments(Read, t)
+	if err != nil {
+		return err
+	}
+	s.settle()
+	format := s.shard.Config().Format
+	s.eachOf(t, func(c kernel.Chunk, from, end int, at int) {
+		for i := from; i < end; i++ {
+			if t.What == masterStream {
+				numbers[at+i-from] = c.MasterWeight(format, i)
+			} else {
+				numbers[at+i-from] = c.Moment(int(t.What)-firstMomentStream, i)
+			}
+		}
+	})
+	return nil
+}
+
+// eachOf calls body, from the workers, for the part of every chunk that a
+// transfer is of: elements from to end of the chunk, at a place in the transfer.
+func (s *session) eachOf(t transfer, body func(c kernel.Chunk, from, end, at int)) {
+	first, last := int64(t.First), int64(t.First+t.Count)
+	s.shard.Each(func(place int64, c kernel.Chunk) {
+		from, end := max(first, place), min(last, place+int64(c.Len()))
+		if from < end {
+			body(c, int(from-place), int(end-place), int(from-first))
+		}
+	})
+}
+
+// accumulate adds numbers in the window to the gradients.
+func (s *session) accumulate(t transfer) error {
+	if int(t.What) >= len(numberTypes) || t.Zero != 0 {
+		return fail(Refused, "accumulate of type %d: expected 0 (bf16), 1 (fp16) or 2 (fp32)", t.What)
+	}
+	if err := s.checkStretch(Accumulate, t.First, t.Count); err != nil {
+		return err
+	}
+	of := numberTypes[t.What]
+	data, err := s.inWindow(Accumulate, t.Offset, t.Count, uint64(of.Size()))
+	if err != nil {
+		return err
+	}
+	s.settle()
+	s.shard.ForgetArrived()
+	s.shard.Accumulate(int64(t.First), kernel.Array{Type: of, Data: data})
+	return nil
+}
+
+// zero touches every page of a chunk.
+func zero(c kernel.Chunk) {
+	clear(c.Parameter)
+	clear(c.Low)
+	clear(c.Master)
+	for _, m := range c.Moments {
+		clear(m.Data)
+	}
+	clear(c.Headers)
+	clear(c.Gradient.Data)
+}
