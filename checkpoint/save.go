@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -97,7 +98,7 @@ func layoutOf(s Shard) (*layout, error) {
 	if sections == nil {
 		sections = []engine.Section{{Elements: config.Elements, Moments: config.Format.Moments}}
 	}
-	l, err := newLayout(s.Format, int64(config.Chunk), sections, s.Pieces)
+	l, err := newLayout(s.Format, int64(cmp.Or(config.Chunk, engine.DefaultChunk)), sections, s.Pieces)
 	if err != nil {
 		return nil, fmt.Errorf("rank %d, part %s: %w", s.Rank, s.Part, err)
 	}

@@ -136,6 +136,7 @@ func (s *session) close() error {
 		s.saving.Cancel()
 		_ = s.saving.Wait() // was cancelled
 	}
+	s.dropWindow()
 	return errors.Join(s.shard.Close(), s.record.Close())
 }
 

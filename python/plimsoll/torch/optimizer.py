@@ -159,7 +159,7 @@ class Optimizer(torch.optim.Optimizer):
             "job": self._job,
             "rank": rank,
             "world": world,
-            "local_world": min(world, _number("LOCAL_WORLD_SIZE", world)),
+            "local_world": min(world, _number("PLIMSOLL_LOCAL_RANKS", _number("LOCAL_WORLD_SIZE", world))),
             "part": part.name,
             "optimizer": self._name,
             "state": self._state if part.name == "bf16" else "fp32",
