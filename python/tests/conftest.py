@@ -5,8 +5,13 @@ import pathlib
 
 import pytest
 import torch
+from hypothesis import settings
 
 from plimsoll import Service
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("plimsoll", deadline=None)
+settings.load_profile("plimsoll")
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 os.environ.setdefault("PLIMSOLL", str(ROOT / "bin" / "plimsoll"))

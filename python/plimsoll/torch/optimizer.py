@@ -108,7 +108,7 @@ class Optimizer(torch.optim.Optimizer):
             self._service = Service()
         path = self._socket or self._service.socket
         parts = [Part(name, pieces, mesh, self._transfer, shared) for name, pieces in sorted(divided.items()) if pieces]
-        self._close = weakref.finalize(self, _let_go, parts, self._transfer)
+        self._close = weakref.finalize(self, _let_go, parts, self._transfer, os.getpid())
         try:
             for part in parts:
                 part.announces = self.max_grad_norm is not None
@@ -286,20 +286,31 @@ class Optimizer(torch.optim.Optimizer):
         return True
 
     def _step(self) -> None:
+        self._check_steps()
         for part in self._parts:
             part.collect(self._reduces)
         factor = self._factor()
-        sessions = [p for p in self._parts if p.session]
         if factor is None:
             self.skipped += 1
         else:
-            begun = [(p, p.session.begin(factor, self._numbers(p), wait=p.shared)) for p in sessions]
-            for part, request in begun:
-                part.session.begun(request)
+            numbers = [(p, self._numbers(p)) for p in self._parts if p.session]
+            begun = [(p.session, p.session.begin(factor, n, wait=p.shared)) for p, n in numbers]
+            for session, request in begun:
+                session.begun(request)
             for part in self._parts:
                 part.pull(after_step=True)
         for part in self._parts:
             part.forget()
+
+    def _check_steps(self) -> None:
+        """Refuses to go on where a step was interrupted between two parts."""
+        for part in self._parts:
+            if part.session:
+                part.session.drain()
+        steps = {p.name: p.session.step for p in self._parts if p.session}
+        if len(set(steps.values())) > 1:
+            found = ", ".join(f"{name}: {step}" for name, step in steps.items())
+            raise PlimsollError(f"the parameters are at different steps ({found}): a step was interrupted in between; load the last checkpoint")
 
     def _factor(self) -> Optional[float]:
         """What gradients are multiplied by; None where they are not finite."""
@@ -463,7 +474,9 @@ class Optimizer(torch.optim.Optimizer):
             self._service = None
 
 
-def _let_go(parts: List[Part], transfer: Any) -> None:
+def _let_go(parts: List[Part], transfer: Any, owner: int) -> None:
+    if os.getpid() != owner:
+        return  # a forked child has nothing to let go of
     transfer.release()
     for part in parts:
         if part.session:
