@@ -181,7 +181,9 @@ class Session:
         try:
             _close(descriptors)
             if descriptors:
-                raise ProtocolError(f"{request.kind.name.lower()}: file descriptors came with an answer: expected none; {protocol.MEND}")
+                raise ProtocolError(
+                    f"{request.kind.name.lower()}: file descriptors came with an answer: expected none; {protocol.MEND}"
+                )
             request.answer = protocol.parse_answer(packet, request.kind, request.number)
             if request.kind in _WITHOUT_RESULT:
                 protocol.parse_nothing(request.answer, request.kind)
@@ -222,7 +224,9 @@ class Session:
             packet, descriptors = _receive(connection)
             opened = protocol.parse_opened(protocol.parse_answer(packet, Kind.OPEN, 0), self.elements)
             if len(descriptors) != len(opened.arenas):
-                raise ProtocolError(f"open: {len(descriptors)} file descriptors came with {len(opened.arenas)} arenas; {protocol.MEND}")
+                raise ProtocolError(
+                    f"open: {len(descriptors)} file descriptors came with {len(opened.arenas)} arenas; {protocol.MEND}"
+                )
         except BaseException:
             _close(descriptors)
             connection.close()
@@ -408,7 +412,9 @@ class Session:
 
     def load(self, directory: str) -> Tuple[int, Any]:
         """Loads a checkpoint, or the newest in a folder. Its step, and its training document."""
-        step, training = protocol.parse_loaded(self.call(Kind.LOAD, protocol.pack_document({"directory": os.path.abspath(directory)})))
+        step, training = protocol.parse_loaded(
+            self.call(Kind.LOAD, protocol.pack_document({"directory": os.path.abspath(directory)}))
+        )
         self.step, self.initialized = step, True
         return step, training
 
@@ -474,7 +480,9 @@ def _receive(connection: Optional[socket.socket]) -> Tuple[bytes, List[int]]:
     descriptors = list(numbers)
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         _close(descriptors)
-        raise ProtocolError(f"an answer of more than {protocol.MAXIMUM_PACKET} bytes or {protocol.MAXIMUM_DESCRIPTORS} descriptors; {protocol.MEND}")
+        raise ProtocolError(
+            f"an answer of more than {protocol.MAXIMUM_PACKET} bytes or {protocol.MAXIMUM_DESCRIPTORS} descriptors; {protocol.MEND}"
+        )
     if not packet:
         _close(descriptors)
         raise ConnectionResetError("the service has closed the connection")

@@ -68,7 +68,9 @@ class Service:
                             f"{self.process.args[0]} serve has ended with code {self.process.returncode} before it listened; see what it has printed"
                         ) from None
                     if time.monotonic() > deadline:
-                        raise PlimsollError(f"{self.process.args[0]} serve does not listen at {self.socket} after {_PATIENCE:g} s: {error}") from None
+                        raise PlimsollError(
+                            f"{self.process.args[0]} serve does not listen at {self.socket} after {_PATIENCE:g} s: {error}"
+                        ) from None
             time.sleep(0.005)
 
 

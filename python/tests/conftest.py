@@ -15,7 +15,16 @@ settings.load_profile("plimsoll")
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 os.environ.setdefault("PLIMSOLL", str(ROOT / "bin" / "plimsoll"))
-for variable in ("PLIMSOLL_SOCKET", "PLIMSOLL_JOB", "PLIMSOLL_OPTIMIZER_CPUS", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+for variable in (
+    "PLIMSOLL_SOCKET",
+    "PLIMSOLL_JOB",
+    "PLIMSOLL_OPTIMIZER_CPUS",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "PLIMSOLL_LOCAL_RANKS",
+):
     os.environ.pop(variable, None)
 
 

@@ -132,7 +132,13 @@ def test_bad_openings(tmp_path, opening, message):
     assert descriptors() <= before  # the files that came are closed
 
 
-@given(st.one_of(st.binary(min_size=1, max_size=100), st.binary(max_size=60).map(lambda b: answer(Kind.STEP, 1, b)), st.binary(max_size=60).map(lambda b: answer(Kind.STEP, 1, b, 6))))
+@given(
+    st.one_of(
+        st.binary(min_size=1, max_size=100),
+        st.binary(max_size=60).map(lambda b: answer(Kind.STEP, 1, b)),
+        st.binary(max_size=60).map(lambda b: answer(Kind.STEP, 1, b, 6)),
+    )
+)
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_bad_answers(tmp_path_factory, packet):
     if packet == answer(Kind.STEP, 1, struct.pack("<Qd", 1, 0)):
@@ -165,9 +171,7 @@ def test_a_refusal_of_what_nobody_waits_for_is_raised(tmp_path):
 
 def test_what_had_no_answer_is_sent_again(tmp_path):
     # The first service dies with two requests that it has not answered.
-    service = Scripted(
-        tmp_path, [open_well, nothing, nothing], [open_well, send(), send(struct.pack("<d", 4.0))]
-    )
+    service = Scripted(tmp_path, [open_well, nothing, nothing], [open_well, send(), send(struct.pack("<d", 4.0))])
     session = Session(service.path, DOCUMENT)
     session.ready(0, 100)
     assert session.norm_result(session.norm()) == 4.0

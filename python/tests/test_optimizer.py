@@ -132,6 +132,7 @@ def test_closure():
         (ours, plimsoll.torch.AdamW(ours.parameters(), lr=1e-2)),
         (theirs, torch.optim.AdamW(theirs.parameters(), lr=1e-2)),
     ):
+
         def closure():
             optimizer.zero_grad()
             return backward(model, 7)

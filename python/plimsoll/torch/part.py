@@ -256,7 +256,9 @@ class Part:
             return
         for piece in self.pieces:
             if not local(piece.parameter).is_contiguous():
-                raise ValueError(f"parameter {piece.name} is not contiguous, and is copied piece by piece: make it so (parameter.data = parameter.data.contiguous())")
+                raise ValueError(
+                    f"parameter {piece.name} is not contiguous, and is copied piece by piece: make it so (parameter.data = parameter.data.contiguous())"
+                )
         self.transfer.begin()
         moving: Deque[Tuple[Any, torch.Tensor, List[Tuple[Piece, int, int]]]] = collections.deque()
         for tensor, block, owner in self._blocks(after_step):
@@ -359,5 +361,7 @@ def _flat(piece: Piece) -> torch.Tensor:
 def _dense(parameter: torch.Tensor, piece: Piece) -> torch.Tensor:
     gradient = parameter.grad
     if gradient.layout is not torch.strided:
-        raise TypeError(f"the gradient of {piece.name} is {gradient.layout}: expected a dense one; make it so (sparse=False), or leave it to an optimizer of torch")
+        raise TypeError(
+            f"the gradient of {piece.name} is {gradient.layout}: expected a dense one; make it so (sparse=False), or leave it to an optimizer of torch"
+        )
     return gradient
