@@ -25,7 +25,7 @@ test: ## Run all tests
 	$(GO) test -tags purego ./optim/... ./engine/...
 
 PYTHON_ENVIRONMENT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/plimsoll/venv
-PYTHON_PACKAGES := torch numpy transformers peft accelerate
+PYTHON_PACKAGES := torch numpy transformers peft accelerate pytest pytest-xdist hypothesis hatchling
 # An environment that was made for other packages gets what it lacks.
 PYTHON_INSTALLED := $(PYTHON_ENVIRONMENT)/installed-$(shell echo $(PYTHON_PACKAGES) | tr ' ' '-')
 
@@ -36,6 +36,10 @@ $(PYTHON_INSTALLED):
 	python3 -m venv $(PYTHON_ENVIRONMENT)
 	$(PYTHON_ENVIRONMENT)/bin/python -m pip install --quiet $(PYTHON_PACKAGES)
 	touch $@
+
+.PHONY: test-python
+test-python: build python ## Run the tests of the PyTorch client
+	PYTHONPATH=python $(PYTHON_ENVIRONMENT)/bin/python -m pytest --quiet -n 2 python
 
 .PHONY: race
 race: ## Run the tests under the race detector (needs a C compiler)

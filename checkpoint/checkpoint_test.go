@@ -275,6 +275,19 @@ func TestSaveAndLoad(t *testing.T) {
 	}
 }
 
+// TestSaveWithoutChunks saves a shard whose configuration leaves the size of
+// chunks to the engine.
+func TestSaveWithoutChunks(t *testing.T) {
+	ranks := cutModel(smallModel, mixed(kernel.MomentsFP32))
+	job := newJob(t, splitFormat, 0, ranks)
+	train(t, job, 1, 1)
+	directory := t.TempDir()
+	save(t, directory, job, "{}")
+	others := newJob(t, splitFormat, 0, ranks)
+	load(t, directory, others)
+	equalState(t, bytesOfState(others[0]), bytesOfState(job[0]))
+}
+
 // formats are all that there are kernels for.
 func formats() map[string]kernel.Format {
 	all := map[string]kernel.Format{}

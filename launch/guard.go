@@ -31,8 +31,10 @@ type keptJob struct {
 	Ranks    []keptRank
 	Grace    time.Duration
 	Restarts int
-	Socket   string // of the optimizer service; empty where the job has none of its own
-	Metrics  string
+	// Of the optimizer service; Socket is empty where the job has none of its
+	// own.
+	Socket, Metrics string
+	StateCPUs       []int
 }
 
 type keptRank struct {
@@ -58,7 +60,7 @@ func (j *Job) Guard() (*Result, error) {
 	if err := adoptOrphans(); err != nil {
 		return nil, err
 	}
-	kept := keptJob{Command: j.Command, Grace: j.Grace, Restarts: j.Restarts, Metrics: j.Metrics}
+	kept := keptJob{Command: j.Command, Grace: j.Grace, Restarts: j.Restarts, Metrics: j.Metrics, StateCPUs: j.StateCPUs.List()}
 	if directory := socketDirectory(j.Ranks); directory != "" {
 		defer os.RemoveAll(directory) // also where the keeper was killed
 		kept.Socket = filepath.Join(directory, "socket")
@@ -157,7 +159,7 @@ func Keep(stdin *os.File, stdout, stderr io.Writer, say func(format string, valu
 	j := Job{Command: kept.Command, Grace: kept.Grace, Restarts: kept.Restarts, Stdin: stdin, Stdout: stdout, Stderr: stderr, Say: say, lost: lost}
 	if kept.Socket != "" {
 		var err error
-		if j.state, err = startState(kept.Socket, kept.Metrics, newService, say); err != nil {
+		if j.state, err = startState(kept.Socket, kept.Metrics, cpuset.New(kept.StateCPUs...), newService, say); err != nil {
 			return err
 		}
 	}

@@ -32,6 +32,8 @@ type Job struct {
 	// Restarts is how often all ranks are started again after one has failed.
 	// The optimizer state is kept meanwhile.
 	Restarts int
+	// StateCPUs are those of the optimizer service.
+	StateCPUs cpuset.CPUSet
 	// Metrics is the address at which the optimizer service answers Prometheus;
 	// empty for none.
 	Metrics        string

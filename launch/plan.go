@@ -118,6 +118,19 @@ func NewPlan(h *host.Host, r Request, environment []string) (*Plan, error) {
 	return p, nil
 }
 
+// StateCPUs are those of the optimizer service: what the ranks that are started
+// here leave to it, or else all that is theirs.
+func (p *Plan) StateCPUs() cpuset.CPUSet {
+	left, own := cpuset.New(), cpuset.New()
+	for _, bound := range p.Bound {
+		left, own = left.Union(bound.OptimizerCPUs), own.Union(bound.TrainerCPUs)
+	}
+	if left.IsEmpty() {
+		return own
+	}
+	return left
+}
+
 // divide binds ranks that are all started here.
 func (p *Plan) divide(h *host.Host, request binding.Request, ranks int) error {
 	request.Ranks = ranks
@@ -224,8 +237,12 @@ func (p *Plan) variables(h *host.Host, bound binding.Rank, i int, inner, port st
 			set(name, value)
 		}
 	}
-	if !bound.OptimizerCPUs.IsEmpty() {
+	// Ranks of another launcher that is started here would all take them.
+	if !bound.OptimizerCPUs.IsEmpty() && inner == "" {
 		set("PLIMSOLL_OPTIMIZER_CPUS", bound.OptimizerCPUs.String())
+	}
+	if p.Placement != nil {
+		set("PLIMSOLL_LOCAL_RANKS", "1") // that share an optimizer service: the others have their own
 	}
 	if len(bound.NUMANodes) > 0 {
 		set("PLIMSOLL_NUMA_NODES", cpuset.New(bound.NUMANodes...).String())

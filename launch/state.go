@@ -13,6 +13,9 @@ import (
 	"syscall"
 	"time"
 
+	"k8s.io/utils/cpuset"
+
+	"plimsoll/binding"
 	"plimsoll/service"
 )
 
@@ -70,12 +73,13 @@ func removeDeadDirectories(parent string) {
 	}
 }
 
-func startState(socket, metrics string, newService NewService, say func(string, ...any)) (*stateService, error) {
+func startState(socket, metrics string, cpus cpuset.CPUSet, newService NewService, say func(string, ...any)) (*stateService, error) {
 	keeper, err := newService(socket, metrics, say)
 	if err != nil {
 		return nil, err
 	}
 	keeper.Lazy = metrics == "" // Prometheus may come before the first rank
+	keeper.Bind = func() error { return bindThread(cpus, binding.PolicyDefault, nil) }
 	if err := keeper.Listen(); err != nil {
 		return nil, err
 	}

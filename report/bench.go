@@ -243,7 +243,7 @@ func newTable(names int, header ...any) table.Writer {
 	t.Style().Format = table.FormatOptions{} // as written
 	var columns []table.ColumnConfig
 	for i := names; i < len(header); i++ {
-		columns = append(columns, table.ColumnConfig{Number: i + 1, Align: text.AlignRight, AlignHeader: text.AlignRight})
+		columns = append(columns, table.ColumnConfig{Number: i + 1, Align: text.AlignRight, AlignHeader: text.AlignRight, AlignFooter: text.AlignRight})
 	}
 	t.SetColumnConfigs(columns)
 	t.AppendHeader(header)

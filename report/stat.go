@@ -43,7 +43,7 @@ func (s Stat) WriteText(w io.Writer) error {
 }
 
 func (s Stat) sessions() string {
-	t := newTable(4, "rank", "part", "optimizer", "format", "parameters", "step", "last step", "moved", "client", "checkpoint")
+	t := newTable(4, "rank", "part", "optimizer", "state", "parameters", "step", "last step", "moved", "client", "checkpoint")
 	for _, x := range s.Sessions {
 		client, saved := "none", "none"
 		if x.Client != 0 {
@@ -60,7 +60,7 @@ func (s Stat) sessions() string {
 			last = time.Duration(x.LastStepSeconds * float64(time.Second)).Round(10 * time.Microsecond).String()
 			moved = fmt.Sprintf("%.1f GB/s", x.Bandwidth()/1e9)
 		}
-		t.AppendRow(table.Row{x.Rank, x.Part, x.Optimizer, x.Format, ledger.Count(x.Elements), x.Step, last, moved, client, saved})
+		t.AppendRow(table.Row{x.Rank, x.Part, x.Optimizer, x.State + ", " + x.Moments + " moments", ledger.Count(x.Elements), x.Step, last, moved, client, saved})
 	}
 	return t.Render()
 }

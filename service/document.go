@@ -53,11 +53,13 @@ type Piece struct {
 const (
 	maximumElements = 1 << 48
 	maximumRanks    = 1 << 20
+	maximumLocal    = 1 << 10 // ranks of a host
 	maximumGroups   = (maximumPacket - 256) / (8 * hyperparameters)
 	maximumCPUs     = 1 << 13
 )
 
-var nameOfJob = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,64}$`)
+// nameOfJob matches what can be a part of the names of files and arenas.
+var nameOfJob = regexp.MustCompile(`^[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,63}$`)
 
 // parseDocument reads a document and says what is wrong with it.
 func parseDocument(text []byte) (*Document, error) {
@@ -76,15 +78,15 @@ func (d *Document) validate() error {
 	case d.Schema != OpenSchema:
 		return fmt.Errorf("schema is %q: expected %q", d.Schema, OpenSchema)
 	case !nameOfJob.MatchString(d.Job):
-		return fmt.Errorf("job is %q: expected 1 to 64 of a-z A-Z 0-9 . _ -", d.Job)
+		return fmt.Errorf("job is %q: expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot at the beginning", d.Job)
 	case !nameOfJob.MatchString(d.Part):
-		return fmt.Errorf("part is %q: expected 1 to 64 of a-z A-Z 0-9 . _ -", d.Part)
+		return fmt.Errorf("part is %q: expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot at the beginning", d.Part)
 	case d.World < 1 || d.World > maximumRanks:
 		return fmt.Errorf("world is %d: expected 1 to %d", d.World, maximumRanks)
 	case d.Rank < 0 || d.Rank >= d.World:
 		return fmt.Errorf("rank is %d of %d: expected 0 to %d", d.Rank, d.World, d.World-1)
-	case d.LocalWorld < 1 || d.LocalWorld > d.World:
-		return fmt.Errorf("local_world is %d of %d ranks: expected 1 to %d", d.LocalWorld, d.World, d.World)
+	case d.LocalWorld < 1 || d.LocalWorld > min(d.World, maximumLocal):
+		return fmt.Errorf("local_world is %d of %d ranks: expected 1 to %d", d.LocalWorld, d.World, min(d.World, maximumLocal))
 	case d.Groups < 1 || d.Groups > maximumGroups:
 		return fmt.Errorf("groups is %d: expected 1 to %d", d.Groups, maximumGroups)
 	case len(d.Parameters) == 0:
@@ -217,21 +219,27 @@ func (d *Document) optimizer(x [hyperparameters]float64) optim.Optimizer {
 // same says what differs between two documents, beyond what may: nil is
 // nothing.
 func (d *Document) same(other *Document) error {
-	a, b := *d, *other
-	a.CPUs, b.CPUs, a.LocalWorld, b.LocalWorld = nil, nil, 0, 0
-	for i := range a.Parameters {
-		if i < len(b.Parameters) && !a.Parameters[i].equal(b.Parameters[i]) {
-			return fmt.Errorf("parameter %d is %v, and was %v", i, a.Parameters[i], b.Parameters[i])
+	for i := range d.Parameters {
+		if i < len(other.Parameters) && !d.Parameters[i].equal(other.Parameters[i]) {
+			return fmt.Errorf("parameter %d is %v, and was %v", i, d.Parameters[i], other.Parameters[i])
 		}
 	}
-	if len(a.Parameters) != len(b.Parameters) {
-		return fmt.Errorf("it has %d parameters, and had %d", len(a.Parameters), len(b.Parameters))
-	}
-	a.Parameters, b.Parameters = nil, nil
-	first, _ := json.Marshal(a)
-	second, _ := json.Marshal(b)
-	if string(first) != string(second) {
-		return fmt.Errorf("it is %s, and was %s", first, second)
+	for _, field := range []struct {
+		name     string
+		now, was any
+	}{
+		{"the number of parameters", len(d.Parameters), len(other.Parameters)},
+		{"world", d.World, other.World},
+		{"optimizer", d.Optimizer, other.Optimizer},
+		{"state", d.State, other.State},
+		{"moments", d.Moments, other.Moments},
+		{"parameter", d.Parameter, other.Parameter},
+		{"gradient", d.Gradient, other.Gradient},
+		{"groups", d.Groups, other.Groups},
+	} {
+		if field.now != field.was {
+			return fmt.Errorf("%s is %v, and was %v", field.name, field.now, field.was)
+		}
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -44,6 +45,9 @@ type Keeper struct {
 	Lazy bool
 	// Command is the service, without what it inherits.
 	Command func() *exec.Cmd
+	// Bind binds the calling thread to the service's CPUs; nil leaves it to all
+	// that this process may use.
+	Bind func() error
 	// Say tells the user something.
 	Say func(format string, values ...any)
 
@@ -228,8 +232,16 @@ const lastMessage = "BARRIER=1"
 func (k *Keeper) runBound(ctx context.Context, command *exec.Cmd) error {
 	started, ended := make(chan error), make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // the death signal is tied to the thread that starts the process
-		err := command.Start()
+		// The death signal is tied to the thread that starts the process, and
+		// what the thread is bound to is inherited.
+		runtime.LockOSThread()
+		var err error
+		if k.Bind != nil {
+			err = k.Bind()
+		}
+		if err == nil {
+			err = command.Start()
+		}
 		if err == nil {
 			k.process.Store(int64(command.Process.Pid))
 		}
@@ -256,6 +268,10 @@ func (k *Keeper) runBound(ctx context.Context, command *exec.Cmd) error {
 func (k *Keeper) read() {
 	for {
 		data, files, err := readPacket(k.notify, 4096)
+		var wrong *Error
+		if errors.As(err, &wrong) || errors.Is(err, io.EOF) {
+			continue // a message that is too long, or empty
+		}
 		if err != nil || string(data) == lastMessage {
 			closeAll(files)
 			return

@@ -39,7 +39,10 @@ type SessionStatus struct {
 	Rank        int          `json:"rank"`
 	Part        string       `json:"part"`
 	Optimizer   string       `json:"optimizer"`
-	Format      string       `json:"format"`
+	State       string       `json:"state"`
+	Moments     string       `json:"moments"`
+	Parameter   string       `json:"parameter"`
+	Gradient    string       `json:"gradient"`
 	Elements    int64        `json:"elements"`
 	CPUs        []int        `json:"cpus"`
 	Client      int64        `json:"client"` // process; 0 for none
@@ -89,7 +92,8 @@ func (s *session) status() SessionStatus {
 	config := s.shard.Config()
 	seconds := func(nanoseconds int64) float64 { return time.Duration(nanoseconds).Seconds() }
 	return SessionStatus{
-		Rank: config.Rank, Part: config.Part, Optimizer: s.document.Optimizer, Format: config.Format.String(),
+		Rank: config.Rank, Part: config.Part, Optimizer: s.document.Optimizer,
+		State: s.document.State, Moments: s.document.Moments, Parameter: s.document.Parameter, Gradient: s.document.Gradient,
 		Elements: config.Elements, CPUs: config.CPUs, Client: s.holder.Load(), Initialized: s.initialized(),
 		Step: s.shard.Steps(), Saving: s.isSaving.Load(), SavedStep: s.savedStep.Load(),
 		StateBytes: config.StateBytes(), TrafficBytes: config.TrafficBytes(),

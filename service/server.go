@@ -43,7 +43,7 @@ type Server struct {
 	free    *sync.Cond // a session was released
 	job     string
 	all     map[key]*session
-	held    map[*session]*connection
+	held    map[key]*connection // also while a session is being given back
 	open    map[*connection]bool
 	closing bool
 	serving sync.WaitGroup
@@ -58,7 +58,7 @@ func NewServer(version string, given *Inherited, findHost func() (*host.Host, er
 	}
 	s := &Server{
 		version: version, kernel: set, say: say, host: findHost, given: given, began: time.Now(),
-		all: map[key]*session{}, held: map[*session]*connection{}, open: map[*connection]bool{},
+		all: map[key]*session{}, held: map[key]*connection{}, open: map[*connection]bool{},
 	}
 	s.free = sync.NewCond(&s.mu)
 	return s, s.restore()
@@ -161,6 +161,7 @@ func (s *Server) end() error {
 	s.closing = true
 	for c := range s.open {
 		_ = c.c.CloseRead() // the answer to the request under way is still sent
+		c.hurry()
 	}
 	s.mu.Unlock()
 	s.serving.Wait()
@@ -170,6 +171,12 @@ func (s *Server) end() error {
 		err = errors.Join(err, session.saveError, session.close())
 	}
 	return err
+}
+
+func (s *Server) ending() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closing
 }
 
 // connection is a client.
@@ -235,11 +242,10 @@ func (c *connection) run() {
 			p, err = parsePacket(data)
 		}
 		switch {
-		case err != nil:
-		case p.answer:
-			err = fail(Malformed, "an answer, where a request was expected")
 		case int(credentials.Uid) != os.Getuid():
 			err = fail(NotPermitted, "this service belongs to user %d, and process %d to user %d", os.Getuid(), c.process, credentials.Uid)
+		case err == nil && p.answer:
+			err = fail(Malformed, "an answer, where a request was expected")
 		}
 		if !c.answer(p, files, err) {
 			return
@@ -272,11 +278,21 @@ func (c *connection) answer(p packet, files []*os.File, fault error) (more bool)
 		}
 	}
 	reply := packet{kind: p.kind, number: p.number, answer: true, body: append(encode(uint32(status)), result...)}
-	if err := writePacket(c.c, reply.encode(), out...); err != nil {
+	if c.server.ending() {
+		c.hurry()
+	}
+	err := writePacket(c.c, reply.encode(), out...)
+	if p.kind == Stat {
+		closeAll(out) // those of open are the arenas' own
+	}
+	if err != nil {
 		return false // it is gone
 	}
 	return status != Malformed && status != NotPermitted && p.kind != Close
 }
+
+// hurry has a client that reads no answers waited for no longer than this.
+func (c *connection) hurry() { _ = c.c.SetWriteDeadline(time.Now().Add(2 * time.Second)) }
 
 // release lets go of the session, which stays.
 func (c *connection) release() {
@@ -284,11 +300,16 @@ func (c *connection) release() {
 		return
 	}
 	c.session.release()
-	c.server.mu.Lock()
-	defer c.server.mu.Unlock()
-	delete(c.server.held, c.session)
+	c.server.letGo(c.session)
 	c.session = nil
-	c.server.free.Broadcast()
+}
+
+// letGo says that nobody holds a session any more.
+func (s *Server) letGo(free *session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.held, free.document.key())
+	s.free.Broadcast()
 }
 
 // gone says whether the client has hung up: its session will be free soon.
@@ -336,23 +357,24 @@ func (c *connection) openSession(body []byte, files []*os.File) ([]byte, []*os.F
 func (s *Server) claim(d *Document, c *connection) (*session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for holder := s.held[d.key()]; holder != nil && holder.gone(); holder = s.held[d.key()] {
+		s.free.Wait()
+	}
 	if len(s.all) > 0 && s.job != d.Job {
 		return nil, fail(Busy, "open: this service holds the job %s, and not %s; it takes another when that one's sessions are closed", s.job, d.Job)
 	}
 	found := s.all[d.key()]
-	if found == nil {
-		return nil, nil
-	}
-	if err := d.same(found.document); err != nil {
-		return nil, fail(Refused, "open: session %v of job %s is there and differs: %v; close it, or give the job another name", d.key(), d.Job, err)
-	}
-	for s.held[found] != nil {
-		if holder := s.held[found]; !holder.gone() {
-			return nil, fail(Busy, "open: session %v of job %s is held by process %d", d.key(), d.Job, holder.process)
+	if found != nil {
+		if err := d.same(found.document); err != nil {
+			return nil, fail(Refused, "open: session %v of job %s is there and differs: %v; close it, or give the job another name", d.key(), d.Job, err)
 		}
-		s.free.Wait()
 	}
-	s.held[found] = c
+	if holder := s.held[d.key()]; holder != nil {
+		return nil, fail(Busy, "open: session %v of job %s is held by process %d", d.key(), d.Job, holder.process)
+	}
+	if found != nil {
+		s.held[d.key()] = c
+	}
 	return found, nil
 }
 
@@ -384,6 +406,7 @@ func (s *Server) create(d *Document, c *connection) (*session, error) {
 	}
 	// Every page is there before the answer is, and near the worker whose it is.
 	shard.Each(func(_ int64, c kernel.Chunk) { zero(c) })
+	clear(shard.Arena(engine.ComponentNorm).Bytes())
 	made := &session{document: d, shard: shard, record: record}
 	for _, a := range made.arenas() {
 		if err := s.given.store.keep(a.Name(), a.File()); err != nil {
@@ -394,7 +417,7 @@ func (s *Server) create(d *Document, c *connection) (*session, error) {
 	defer s.mu.Unlock()
 	s.job = d.Job
 	s.all[d.key()] = made
-	s.held[made] = c
+	s.held[d.key()] = c
 	return made, nil
 }
 
@@ -448,11 +471,12 @@ func (s *Server) cpus(d *Document) ([]int, error) {
 	return plan.Ranks[d.Rank%d.LocalWorld].OptimizerCPUs.List(), nil
 }
 
-// forget gives the state of a session back.
+// forget gives the state of a session back. It is held until that is done: one
+// that is made anew has the same names, and needs the memory.
 func (s *Server) forget(gone *session) error {
+	defer s.letGo(gone)
 	s.mu.Lock()
 	delete(s.all, gone.document.key())
-	delete(s.held, gone)
 	s.mu.Unlock()
 	var err error
 	arenas := gone.arenas()

@@ -12,26 +12,40 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"slices"
+	"regexp"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
-	"plimsoll/arena"
 	"plimsoll/host"
 	"plimsoll/optim"
+	"plimsoll/optim/kernel"
 )
 
-// serveVariable makes this test binary the service.
-const serveVariable = "PLIMSOLL_TEST_SERVE"
+// What this test binary does where one of these variables is set.
+const (
+	serveVariable  = "PLIMSOLL_TEST_SERVE"     // it is the service
+	trainVariable  = "PLIMSOLL_TEST_TRAIN"     // a trainer: see trainer
+	visitVariable  = "PLIMSOLL_TEST_VISIT"     // a client of another user, of the socket that it names
+	memoryVariable = "PLIMSOLL_TEST_AVAILABLE" // bytes that the service believes to be available
+)
 
 func TestMain(m *testing.M) {
-	if os.Getenv(serveVariable) == "" && os.Getenv(trainVariable) == "" {
+	var err error
+	switch {
+	case os.Getenv(serveVariable) != "":
+		err = serve()
+	case os.Getenv(trainVariable) != "":
+		err = trainInThisProcess(os.Getenv(trainVariable))
+	case os.Getenv(visitVariable) != "":
+		err = visit(os.Getenv(visitVariable))
+	default:
 		os.Exit(m.Run())
 	}
-	err := trainOrServe()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -39,10 +53,7 @@ func TestMain(m *testing.M) {
 	os.Exit(0)
 }
 
-func trainOrServe() error {
-	if os.Getenv(trainVariable) != "" {
-		return trainToTheEnd()
-	}
+func serve() error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	given, err := Inherit()
@@ -50,9 +61,7 @@ func trainOrServe() error {
 		return errors.Join(err, errors.New("nothing was inherited"))
 	}
 	server, err := NewServer("test", given, testHost, func(format string, values ...any) {
-		if os.Getenv(serveVariable) == "loud" {
-			fmt.Fprintf(os.Stderr, format+"\n", values...)
-		}
+		fmt.Fprintf(os.Stderr, format+"\n", values...)
 	})
 	if err != nil {
 		return err
@@ -63,8 +72,8 @@ func trainOrServe() error {
 // testHost is this host, of which some tests say that it has less memory.
 func testHost() (*host.Host, error) {
 	h, err := host.Local()
-	if err == nil && os.Getenv("PLIMSOLL_TEST_AVAILABLE") != "" {
-		_, err = fmt.Sscan(os.Getenv("PLIMSOLL_TEST_AVAILABLE"), (*int64)(&h.Memory.Available))
+	if err == nil && os.Getenv(memoryVariable) != "" {
+		_, err = fmt.Sscan(os.Getenv(memoryVariable), (*int64)(&h.Memory.Available))
 		h.Memory.Limits = nil
 	}
 	return h, err
@@ -73,27 +82,47 @@ func testHost() (*host.Host, error) {
 // running is a service with its keeper.
 type running struct {
 	*Keeper
-	mu      sync.Mutex
-	command *exec.Cmd
+	log     output
+	started atomic.Int64
 	end     func()
-	started int
 }
 
-// startService starts a keeper in this process, and a service in another.
+// output is what processes have said.
+type output struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (o *output) Write(data []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(data)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// startService starts a keeper in this process, and a service in another. When
+// the test has ended, nothing of them may be left.
 func startService(t testing.TB, variables ...string) *running {
 	t.Helper()
+	directory, err := os.MkdirTemp("", "plimsoll-test-") // a short path: that of a socket has 107 bytes
+	if err != nil {
+		t.Fatal(err)
+	}
 	r := &running{}
 	r.Keeper = &Keeper{
-		Socket: filepath.Join(t.TempDir(), "private", "socket"),
-		Say:    func(format string, values ...any) { t.Logf(format, values...) },
+		Socket: filepath.Join(directory, "private", "socket"),
+		Say:    func(format string, values ...any) { fmt.Fprintf(&r.log, format+"\n", values...) },
 		Command: func() *exec.Cmd {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			r.started++
-			r.command = exec.Command(os.Args[0])
-			r.command.Env = append(append(os.Environ(), serveVariable+"=quiet"), variables...)
-			r.command.Stdout, r.command.Stderr = os.Stderr, os.Stderr
-			return r.command
+			r.started.Add(1)
+			command := exec.Command(os.Args[0])
+			command.Env = append(append(os.Environ(), serveVariable+"=1"), variables...)
+			command.Stderr = &r.log
+			return command
 		},
 	}
 	if err := r.Listen(); err != nil {
@@ -103,25 +132,96 @@ func startService(t testing.TB, variables ...string) *running {
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(ctx) }()
 	r.end = sync.OnceFunc(func() {
+		held := memoryOf(r.Process())
 		cancel()
 		select {
 		case err := <-ended:
 			if err != nil {
 				t.Error(err)
 			}
+			r.checkNothingLeft(t, held, true)
 		case <-time.After(20 * time.Second):
 			t.Error("the service did not end within 20 s of being asked to")
+		}
+		if t.Failed() {
+			t.Logf("the service has said:\n%.2000s", r.log.String())
+		}
+		if err := os.RemoveAll(directory); err != nil {
+			t.Error(err)
 		}
 	})
 	t.Cleanup(r.end)
 	return r
 }
 
-// kill kills the service, if it runs.
-func (r *running) kill() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.command != nil && r.command.Process != nil && r.command.Process.Kill() == nil
+// overview waits until the service answers.
+func (r *running) overview(t testing.TB) *Overview {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); ; {
+		client, err := Dial(r.Socket)
+		if err == nil {
+			var o *Overview
+			o, err = client.Overview()
+			err = errors.Join(err, client.Hangup())
+			if err == nil {
+				return o
+			}
+		}
+		if !errors.Is(err, ErrLost) || time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// sharedMapping is a line of /proc/PID/maps of shared memory of this project.
+var sharedMapping = regexp.MustCompile(`(?m)^\S+ \S+ \S+ \S+ (\d+) +(/memfd:plimsoll/.*)$`)
+
+// memoryOf are the memfds of this project that a process has mapped: names by
+// their inodes, which no other memfd has.
+func memoryOf(process int) map[string]string {
+	held := map[string]string{}
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", process))
+	if err != nil {
+		return held // it has ended
+	}
+	for _, m := range sharedMapping.FindAllStringSubmatch(string(text), -1) {
+		held[m[1]] = m[2]
+	}
+	return held
+}
+
+// checkNothingLeft looks for processes that have the memory, as a mapping or as
+// a file, and, where the keeper has ended, for its services.
+func (r *running) checkNothingLeft(t testing.TB, held map[string]string, ended bool) {
+	t.Helper()
+	processes, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, process := range processes {
+		number, _ := strconv.Atoi(filepath.Base(process))
+		if environment, _ := os.ReadFile(process + "/environ"); ended && strings.Contains(string(environment), notifySocket+"="+r.notifyPath()) {
+			t.Errorf("process %d, a service, is left", number)
+		}
+		for inode := range memoryOf(number) {
+			if name := held[inode]; name != "" {
+				t.Errorf("process %d has %s mapped, which was the service's", number, name)
+			}
+		}
+		files, _ := filepath.Glob(process + "/fd/*")
+		for _, file := range files {
+			if info, err := os.Stat(file); err == nil {
+				if name := held[strconv.FormatUint(info.Sys().(*syscall.Stat_t).Ino, 10)]; strings.HasPrefix(readLink(file), "/memfd:") && name != "" {
+					t.Errorf("process %d has the file %s, which was the service's", number, name)
+				}
+			}
+		}
+	}
+}
+
+func readLink(name string) string {
+	target, _ := os.Readlink(name)
+	return target
 }
 
 const testElements = 200_000
@@ -143,12 +243,14 @@ func testDocument(change ...func(*Document)) *Document {
 	return d
 }
 
+// mustOpen opens a session that ends with the test.
 func mustOpen(t testing.TB, socket string, d *Document) *Session {
 	t.Helper()
 	s, err := openPatiently(socket, d)
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = s.Detach() }) // the test may have done so
 	return s
 }
 
@@ -163,153 +265,108 @@ func openPatiently(socket string, d *Document) (*Session, error) {
 }
 
 // weights are those that a training begins with.
-func weights() []float32 {
-	w := make([]float32, testElements)
+func weights(elements int64) []float32 {
+	w := make([]float32, elements)
 	for i := range w {
 		w[i] = float32(math.Sin(float64(i))) * 0.1
 	}
 	return w
 }
 
-// putGradients writes the gradients of a step, in the type of the arena.
-func putGradients(s *Session, step int64) {
-	random := rand.New(rand.NewPCG(uint64(step), 1))
-	bits := arena.View[uint16](s.Gradients)
-	for i := range bits {
-		bits[i] = uint16(math.Float32bits(float32(random.NormFloat64())*0.01) >> 16)
+// gradientPattern holds numbers that gradients are cut from, in a type.
+func gradientPattern(name string) kernel.Array {
+	of := kernel.Array{Type: parameterTypes[name]}
+	const numbers = 1 << 16
+	of.Data = make([]byte, numbers*of.Type.Size())
+	random := rand.New(rand.NewPCG(1, 1))
+	for i := range numbers {
+		of.Put(i, (random.Float32()-0.5)*0.03)
+	}
+	return of
+}
+
+var gradientPatterns = map[string]func() kernel.Array{
+	"bf16": sync.OnceValue(func() kernel.Array { return gradientPattern("bf16") }),
+	"fp16": sync.OnceValue(func() kernel.Array { return gradientPattern("fp16") }),
+	"fp32": sync.OnceValue(func() kernel.Array { return gradientPattern("fp32") }),
+}
+
+// putGradients writes the gradients of a step: those of elements first to end.
+func putGradients(s *Session, step, first, end int64) {
+	of := gradientPatterns[s.Welcome.Arenas[1].Type]()
+	size := of.Type.Size()
+	at := (step*7919 + first) % int64(of.Len())
+	for left := s.Gradients.Bytes()[first*size : end*size]; len(left) > 0; at = 0 {
+		left = left[copy(left, of.Data[at*size:]):]
 	}
 }
 
-var adamw = Hyperparameters{1e-3, 0.9, 0.999, 1e-8, 0.01}
+// adamw are hyperparameters of the groups of testDocument.
+var adamw = []Hyperparameters{{1e-3, 0.9, 0.999, 1e-8, 0.01}, {1e-4, 0.9, 0.95, 1e-8, 0}}
 
 // stepOnce makes a step as a trainer does.
 func stepOnce(s *Session, step int64) error {
-	putGradients(s, step)
-	if err := s.Ready(0, testElements); err != nil {
+	putGradients(s, step, 0, s.Welcome.Elements)
+	if err := s.Ready(0, s.Welcome.Elements); err != nil {
 		return err
 	}
 	sum, err := s.SumSquares()
 	if err != nil {
 		return err
 	}
-	return s.Step(step, optim.GradientScale(math.Sqrt(sum), 1, 1), true, adamw, Hyperparameters{1e-4, 0.9, 0.95, 1e-8, 0})
+	return s.Step(step, optim.GradientScale(math.Sqrt(sum), 1, 1), true, adamw...)
 }
 
-// train makes the steps up to the last, whatever happens to the service.
-func train(socket string, d *Document, last int64, after func(s *Session, step int64) error) (*Session, error) {
-	s, err := openPatiently(socket, d)
-	if err != nil {
-		return nil, err
-	}
-	reopen := func() error {
-		if err := s.Detach(); err != nil {
-			return err
-		}
-		s, err = openPatiently(socket, d)
-		return err
-	}
-	for s.Welcome.Step < last {
-		if !s.Welcome.Initialized {
-			if err = s.Write(MasterWeights, 0, weights()); err == nil {
-				err = s.SetStep(0)
-			}
-		}
-		for step := s.Welcome.Step + 1; err == nil && step <= last; step++ {
-			if err = stepOnce(s, step); err == nil {
-				s.Welcome.Step = step
-				err = after(s, step)
-			}
-		}
-		for errors.Is(err, ErrLost) {
-			err = reopen()
-		}
-		if err != nil {
-			return s, err
-		}
-	}
-	return s, nil
+// begin gives a session its first weights.
+func begin(s *Session) error {
+	return errors.Join(s.Write(MasterWeights, 0, weights(s.Welcome.Elements)), s.SetStep(0))
 }
 
-func nothing(*Session, int64) error { return nil }
+// begun is a session with weights.
+func begun(t testing.TB, socket string, d *Document) *Session {
+	t.Helper()
+	s := mustOpen(t, socket, d)
+	if err := begin(s); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// mustStep makes the steps up to the last.
+func mustStep(t testing.TB, s *Session, last int64) {
+	t.Helper()
+	for ; s.Welcome.Step < last; s.Welcome.Step++ {
+		if err := stepOnce(s, s.Welcome.Step+1); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
 
 // fingerprint hashes all of a session's state.
-func fingerprint(s *Session) (string, error) {
+func fingerprint(t testing.TB, s *Session) string {
+	t.Helper()
 	h := sha256.New()
 	for stream := range 3 {
-		values := make([]float32, testElements)
+		values := make([]float32, s.Welcome.Elements)
 		if err := s.Read(stream, 0, values); err != nil {
-			return "", err
+			t.Fatal(err)
 		}
 		if err := binary.Write(h, binary.LittleEndian, values); err != nil {
-			return "", err
+			t.Fatal(err)
 		}
 	}
 	h.Write(s.Parameters.Bytes())
-	return fmt.Sprintf("%x", h.Sum(nil)[:8]), nil
+	return fmt.Sprintf("%x", h.Sum(nil)[:8])
 }
 
-func mustFingerprint(t testing.TB, s *Session) string {
+// undisturbed is the state after so many steps in which nothing happens.
+func undisturbed(t testing.TB, d *Document, steps int64) string {
 	t.Helper()
-	print, err := fingerprint(s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return print
-}
-
-// undisturbed is the state after so many steps.
-func undisturbed(t testing.TB, steps int64, change ...func(*Document)) string {
-	t.Helper()
-	r := startService(t)
-	s, err := train(r.Socket, testDocument(change...), steps, nothing)
-	if err != nil {
-		t.Fatal(err)
-	}
-	print := mustFingerprint(t, s)
+	s := begun(t, startService(t).Socket, d)
+	mustStep(t, s, steps)
+	print := fingerprint(t, s)
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
 	return print
 }
-
-// TestServiceIsKilled kills the service at random instants of a training: it
-// is started again, and the training ends with the bits that it would have had.
-func TestServiceIsKilled(t *testing.T) {
-	const kills = 200
-	steps := int64(3000)
-	want := undisturbed(t, steps)
-	r := startService(t)
-	random := rand.New(rand.NewPCG(7, 7))
-	stop, stopped := make(chan struct{}), make(chan int)
-	go func() {
-		killed := 0
-		defer func() { stopped <- killed }()
-		for {
-			select {
-			case <-stop:
-				return
-			case <-time.After(time.Duration(random.ExpFloat64() * float64(40*time.Millisecond))):
-				if killed < kills && r.kill() {
-					killed++
-				}
-			}
-		}
-	}()
-	s, err := train(r.Socket, testDocument(), steps, nothing)
-	close(stop)
-	killed := <-stopped
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := mustFingerprint(t, s); got != want {
-		t.Errorf("after %d kills the state is %s, want %s", killed, got, want)
-	}
-	t.Logf("killed %d times, started %d times", killed, r.started)
-}
-
-const trainVariable = "PLIMSOLL_TEST_TRAIN"
-
-func trainToTheEnd() error { return nil }
-
-var _ = slices.Contains[[]int]
-var _ = strings.Contains

@@ -85,7 +85,7 @@ them dies; with --restarts they are started again and find it.`,
 				return &fault.Input{What: "--json is for --dry-run: what the ranks print is theirs", Mend: "give --report FILE"}
 			}
 			job.Ranks, job.Stdout, job.Stderr = bound.Ranks, c.OutOrStdout(), c.ErrOrStderr()
-			job.Say = sayTo(c)
+			job.Say, job.StateCPUs = sayTo(c), bound.StateCPUs()
 			for _, note := range bound.Notes {
 				job.Say("%s", note)
 			}

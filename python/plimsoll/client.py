@@ -1,0 +1,486 @@
+"""A session with the optimizer service: requests over a socket, data in shared pages."""
+
+import array
+import collections
+import fcntl
+import mmap
+import os
+import socket
+import threading
+import time
+import weakref
+from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from plimsoll import protocol
+from plimsoll.errors import PlimsollError, ProtocolError, StateLost
+from plimsoll.protocol import Kind
+
+# Answers that were not read yet fill the socket, and the service would wait
+# for this process while this process waits for the service.
+_OUTSTANDING = 64
+# A request that has ended the service this many times is not sent again.
+_ATTEMPTS = 3
+_WINDOW_BYTES = 16 << 20
+
+
+class Arena:
+    """Memory of a session that the service has mapped, too.
+
+    ``memory`` is the mapping, ``bytes`` long up to the rest of its last page;
+    ``type`` is that of the elements: "bf16", "fp16" or "fp32".
+    """
+
+    def __init__(self, description: protocol.ArenaDescription, descriptor: int):
+        self.name, self.component, self.type = description.name, description.component, description.type
+        self.bytes = description.bytes
+        self.identity = _identity(descriptor)
+        _check_file(description, descriptor)
+        self.memory = mmap.mmap(descriptor, description.mapped_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def _identity(descriptor: int) -> Tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
+def _check_file(description: protocol.ArenaDescription, descriptor: int) -> None:
+    """A file that is too short, or could shrink, would end this process with a signal."""
+    size = os.fstat(descriptor).st_size
+    if size != description.mapped_bytes:
+        raise ProtocolError(f"open: the file of arena {description.name} has {size} bytes: expected {description.mapped_bytes}")
+    try:
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+    except OSError as error:
+        raise ProtocolError(f"open: the file of arena {description.name} is no memfd: {error}") from None
+    if not seals & fcntl.F_SEAL_SHRINK:
+        raise ProtocolError(f"open: the file of arena {description.name} is not sealed against shrinking")
+
+
+class Request:
+    """A request that was sent. :meth:`Session.result` waits for its answer."""
+
+    __slots__ = ("answer", "attempts", "descriptors", "error", "kind", "number", "packet")
+
+    def __init__(self, kind: Kind, number: int, packet: bytes, descriptors: Sequence[int]):
+        self.kind, self.number, self.packet, self.descriptors = kind, number, packet, descriptors
+        self.attempts = 0
+        self.answer: Optional[bytes] = None
+        self.error: Optional[Exception] = None
+
+
+class Session:
+    """The optimizer state of one rank's shard, held by the service.
+
+    ``path`` is the service's socket and ``document`` the JSON document of open
+    (docs/protocol.md). The service makes the state, or attaches this process to
+    the state that is there: ``attached`` and ``initialized`` say which.
+
+    A service that has died is started again by its keeper. The session then
+    connects again, for up to ``patience`` seconds, and sends what had no answer
+    once more; every request that it sends may be made twice with the result of
+    once. Where the state did not survive, that is :class:`StateLost`.
+
+    Raises ServiceError for what the service refuses, ProtocolError for answers
+    that make no sense, and PlimsollError where there is no service. Methods may
+    be called from any thread.
+    """
+
+    def __init__(self, path: str, document: Dict[str, Any], *, patience: float = 60.0):
+        self.path, self.document, self.patience = os.path.abspath(path), document, patience
+        self.elements = sum(p["count"] for p in document["parameters"])
+        self._lock = threading.RLock()
+        self._outstanding: Deque[Request] = collections.deque()
+        self._number = 0
+        self._socket: Optional[socket.socket] = None
+        self._window: Optional[int] = None
+        self._window_halves: List[np.ndarray] = []
+        self._broken: Optional[Exception] = None
+        try:
+            opened, descriptors = self._connect()
+        except ConnectionError as error:
+            raise PlimsollError(str(error)) from error
+        try:
+            self.arenas = {a.component: Arena(a, d) for a, d in zip(opened.arenas, descriptors)}
+        except BaseException:
+            self._disconnect()
+            raise
+        finally:
+            _close(descriptors)
+        self.attached, self.initialized = opened.attached, opened.initialized
+        self.step, self.service, self.kernel = opened.step, opened.service, opened.kernel
+        _sessions.add(self)
+
+    @property
+    def parameters(self) -> Arena:
+        """The parameters after the last step: 16-bit copies, or fp32 master weights."""
+        return self.arenas.get("parameters") or self.arenas["master_weights"]
+
+    @property
+    def gradients(self) -> Arena:
+        return self.arenas["gradients"]
+
+    # Requests and answers
+
+    def send(self, kind: Kind, body: bytes = b"", descriptors: Sequence[int] = ()) -> Request:
+        """Sends a request and does not wait for its answer."""
+        with self._lock:
+            self._number = (self._number + 1) & 0xFFFFFFFF
+            request = Request(kind, self._number, protocol.pack(kind, self._number, body), descriptors)
+            while len(self._outstanding) >= _OUTSTANDING:
+                self._receive()
+            self._check_open()
+            self._outstanding.append(request)
+            self._transmit(request)
+            return request
+
+    def result(self, request: Request) -> bytes:
+        """The result of a request, when it is there."""
+        with self._lock:
+            while request.answer is None and request.error is None:
+                self._receive()
+            if request.error is not None:
+                raise request.error
+            assert request.answer is not None
+            return request.answer
+
+    def call(self, kind: Kind, body: bytes = b"", descriptors: Sequence[int] = ()) -> bytes:
+        return self.result(self.send(kind, body, descriptors))
+
+    def drain(self) -> None:
+        """Takes all answers. Then ``step`` is that of the state, whatever was interrupted."""
+        with self._lock:
+            while self._outstanding:
+                self._receive()
+
+    def _check_open(self) -> None:
+        if self._broken is not None:
+            raise PlimsollError(f"the session is closed, because of this: {self._broken}") from self._broken
+        if self._socket is None:
+            raise PlimsollError("the session is closed: open another one")
+
+    def _transmit(self, request: Request) -> None:
+        try:
+            _send(self._socket, request.packet, request.descriptors)
+        except ConnectionError as error:
+            self._recover(error)
+        except OSError:
+            self._outstanding.pop()  # it was not sent
+            raise
+
+    def _receive(self) -> None:
+        """Takes the next answer, which is that of the oldest request."""
+        self._check_open()
+        request = self._outstanding[0]
+        try:
+            packet, descriptors = _receive(self._socket)
+        except ConnectionError as error:
+            self._recover(error)
+            return
+        try:
+            _close(descriptors)
+            if descriptors:
+                raise ProtocolError(f"{request.kind.name.lower()}: file descriptors came with an answer: expected none; {protocol.MEND}")
+            request.answer = protocol.parse_answer(packet, request.kind, request.number)
+            if request.kind in _WITHOUT_RESULT:
+                protocol.parse_nothing(request.answer, request.kind)
+            elif request.kind is Kind.STEP:
+                # Here, where it is certain: whoever began the step may have been interrupted.
+                self._stepped(request.answer)
+        except ProtocolError as error:
+            # What comes next cannot be told from what should have come.
+            self._broken = error
+            self._disconnect()
+            raise
+        except PlimsollError as error:
+            request.error = error
+        self._outstanding.popleft()
+        if request.error is not None and request.kind in _WITHOUT_RESULT:
+            # Nobody may ask for this one.
+            raise request.error
+
+    # Connections
+
+    def _connect(self) -> Tuple[protocol.Opened, List[int]]:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        document = protocol.pack_document(self.document)
+        descriptors: List[int] = []
+        try:
+            try:
+                connection.connect(self.path)
+            except OSError as error:
+                raise ConnectionError(
+                    f"no optimizer service answers at {self.path}: {error}; start one (plimsoll serve --socket {self.path}), "
+                    "or leave PLIMSOLL_SOCKET unset and each process starts its own"
+                ) from None
+            file = _sealed("plimsoll-open", document)
+            try:
+                _send(connection, protocol.pack(Kind.OPEN, 0, protocol.pack_number(len(document))), [file])
+            finally:
+                os.close(file)
+            packet, descriptors = _receive(connection)
+            opened = protocol.parse_opened(protocol.parse_answer(packet, Kind.OPEN, 0), self.elements)
+            if len(descriptors) != len(opened.arenas):
+                raise ProtocolError(f"open: {len(descriptors)} file descriptors came with {len(opened.arenas)} arenas; {protocol.MEND}")
+        except BaseException:
+            _close(descriptors)
+            connection.close()
+            raise
+        self._socket = connection
+        return opened, descriptors
+
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _recover(self, cause: Exception) -> None:
+        """Connects to a service that was started again, and sends what had no answer once more."""
+        deadline = time.monotonic() + self.patience
+        try:
+            while True:
+                self._disconnect()
+                try:
+                    self._reattach()
+                    return
+                except ConnectionError as error:
+                    if time.monotonic() > deadline:
+                        raise PlimsollError(
+                            f"the optimizer service at {self.path} has ended ({cause}), and none took its place "
+                            f"within {self.patience:g} s: {error}"
+                        ) from error
+                time.sleep(0.02)
+        except PlimsollError as error:
+            self._broken = error
+            self._disconnect()
+            raise
+
+    def _reattach(self) -> None:
+        opened, descriptors = self._connect()
+        try:
+            found = {a.component: _identity(d) for a, d in zip(opened.arenas, descriptors)}
+        finally:
+            _close(descriptors)
+        if found != {a.component: a.identity for a in self.arenas.values()}:
+            raise StateLost(
+                f"the optimizer service at {self.path} was started anew, and the state of rank {self.document['rank']} is gone; "
+                "load the last checkpoint"
+            )
+        for request in list(self._outstanding)[:1]:
+            request.attempts += 1
+            if request.attempts > _ATTEMPTS:
+                raise PlimsollError(
+                    f"the optimizer service at {self.path} has ended {_ATTEMPTS} times at the same request, {request.kind.name.lower()}; "
+                    "see what it has printed"
+                )
+        if self._window is not None:
+            self._announce_window()
+        for request in self._outstanding:
+            _send(self._socket, request.packet, request.descriptors)
+
+    # The window
+
+    def _announce_window(self) -> None:
+        """Tells the service of the window, before anything else on this connection."""
+        assert self._window is not None
+        packet = protocol.pack(Kind.WINDOW, 0, protocol.pack_window(_WINDOW_BYTES))
+        _send(self._socket, packet, [self._window])
+        answer, descriptors = _receive(self._socket)
+        _close(descriptors)
+        protocol.parse_nothing(protocol.parse_answer(answer, Kind.WINDOW, 0), Kind.WINDOW)
+
+    def _halves(self) -> List[np.ndarray]:
+        """The window, as two halves of fp32 numbers: one is filled while the other is worked on."""
+        if self._window is None:
+            descriptor = os.memfd_create("plimsoll-window", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(descriptor, _WINDOW_BYTES)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            self.call(Kind.WINDOW, protocol.pack_window(_WINDOW_BYTES), [descriptor])
+            self._window = descriptor
+            numbers = np.frombuffer(mmap.mmap(descriptor, _WINDOW_BYTES), np.float32)
+            self._window_halves = [numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]]
+        return self._window_halves
+
+    def _transfers(self, kind: Kind, stream: int, first: int, count: int):
+        """Sends a request for each block; yields (slice of the whole, half) around its answer."""
+        halves = self._halves()
+        block = len(halves[0])
+        for i, start in enumerate(range(0, count, block)):
+            length = min(block, count - start)
+            body = protocol.pack_transfer(stream, first + start, length, i % 2 * block * 4)
+            yield slice(start, start + length), halves[i % 2][:length], body
+
+    def write(self, stream: int, first: int, values: np.ndarray) -> None:
+        """Writes fp32 ``values`` of shape (count,) into a stream of the state, from element ``first`` on.
+
+        ``stream`` is MASTER_WEIGHTS, FIRST_MOMENT or SECOND_MOMENT of plimsoll.protocol. With int8 moments the second
+        is written before the first.
+        """
+        with self._lock:
+            sent: Deque[Request] = collections.deque()
+            for where, half, body in self._transfers(Kind.WRITE, stream, first, len(values)):
+                if len(sent) == 2:
+                    self.result(sent.popleft())
+                half[:] = values[where]
+                sent.append(self.send(Kind.WRITE, body))
+            for request in sent:
+                self.result(request)
+
+    def read(self, stream: int, first: int, count: int) -> np.ndarray:
+        """The fp32 numbers of a stream of the state, as an array of shape (count,)."""
+        values = np.empty(count, np.float32)
+        with self._lock:
+            sent: Deque[Tuple[slice, np.ndarray, Request]] = collections.deque()
+
+            def take() -> None:
+                where, half, request = sent.popleft()
+                self.result(request)
+                values[where] = half
+
+            for where, half, body in self._transfers(Kind.READ, stream, first, count):
+                if len(sent) == 2:
+                    take()
+                sent.append((where, half, self.send(Kind.READ, body)))
+            while sent:
+                take()
+        return values
+
+    # Steps
+
+    def set_step(self, step: int) -> None:
+        """Says that the state was written as a whole, and which step it is of: 0 for new weights."""
+        self.call(Kind.SET_STEP, protocol.pack_number(step))
+        self.step, self.initialized = step, True
+
+    def ready(self, first: int, count: int) -> None:
+        """Says that the gradients of a stretch of elements are final until the next step."""
+        self.send(Kind.READY, protocol.pack_stretch(first, count))
+
+    def norm(self) -> Request:
+        """Asks for the sum of the squares of all gradients: see :meth:`norm_result`."""
+        return self.send(Kind.NORM)
+
+    def norm_result(self, request: Request) -> float:
+        return protocol.parse_norm(self.result(request))
+
+    def begin(self, factor: float, groups: Sequence[Sequence[float]], *, wait: bool) -> Request:
+        """Begins the next step. Gradients are multiplied by ``factor``; each group has seven numbers.
+
+        With ``wait`` the answer comes when the step is done. See :meth:`begun`.
+        """
+        with self._lock:
+            self.drain()
+            return self.send(Kind.STEP, protocol.pack_step(self.step + 1, factor, wait, groups))
+
+    def begun(self, request: Request) -> float:
+        """Waits for the answer of :meth:`begin`. The seconds that the step took, where it was waited for."""
+        return protocol.parse_stepped(self.result(request), Kind.STEP)[1]
+
+    def _stepped(self, answer: bytes) -> None:
+        step, _ = protocol.parse_stepped(answer, Kind.STEP)
+        if step != self.step + 1:
+            raise ProtocolError(f"step: the service has made step {step}: expected {self.step + 1}")
+        self.step, self.initialized = step, True
+
+    def wait(self, first: int, count: int) -> Request:
+        """Asks for an answer when the parameters of that stretch are those after the last step."""
+        return self.send(Kind.WAIT, protocol.pack_wait(self.step, first, count))
+
+    # Checkpoints
+
+    def save(self, directory: str, training: Any = None) -> int:
+        """Begins to save the state as it is now, in the background. The step that is saved.
+
+        ``directory`` must be there; ``training`` is a JSON document of at most 64 KiB.
+        """
+        document = {"directory": os.path.abspath(directory), "training": training}
+        return protocol.parse_number(self.call(Kind.SAVE, protocol.pack_document(document)), Kind.SAVE)
+
+    def saved(self) -> int:
+        """Waits until nothing is being saved any more. The step that was saved last."""
+        return protocol.parse_number(self.call(Kind.SAVED), Kind.SAVED)
+
+    def commit(self, directory: str, step: int) -> None:
+        """Makes what all ranks have saved at that step a checkpoint."""
+        document = {"directory": os.path.abspath(directory), "step": step}
+        protocol.parse_number(self.call(Kind.COMMIT, protocol.pack_document(document)), Kind.COMMIT)
+
+    def load(self, directory: str) -> Tuple[int, Any]:
+        """Loads a checkpoint, or the newest in a folder. Its step, and its training document."""
+        step, training = protocol.parse_loaded(self.call(Kind.LOAD, protocol.pack_document({"directory": os.path.abspath(directory)})))
+        self.step, self.initialized = step, True
+        return step, training
+
+    def close(self, *, give_back: bool = False) -> None:
+        """Ends the session. The state stays for who attaches next, unless it is given back."""
+        with self._lock:
+            if self._socket is None:
+                return
+            try:
+                self.call(Kind.CLOSE, protocol.pack_flags(int(give_back)))
+            finally:
+                self._disconnect()
+                if self._window is not None:
+                    os.close(self._window)
+                    self._window = None
+
+    def abandon(self) -> None:
+        """Lets go of the connection without a word, as the end of the process does."""
+        self._disconnect()
+
+
+_sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """A child that is forked, such as a data loader, must not keep a session from the next trainer."""
+    for session in _sessions:
+        session.abandon()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+_WITHOUT_RESULT = frozenset(
+    (Kind.WINDOW, Kind.WRITE, Kind.READ, Kind.SET_STEP, Kind.READY, Kind.ACCUMULATE, Kind.CLEAR, Kind.CLOSE)
+)
+
+
+def _sealed(name: str, content: bytes) -> int:
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(content)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL)
+    return descriptor
+
+
+def _send(connection: Optional[socket.socket], packet: bytes, descriptors: Sequence[int]) -> None:
+    assert connection is not None
+    if descriptors:
+        socket.send_fds(connection, [packet], list(descriptors))
+    else:
+        connection.send(packet)
+
+
+def _receive(connection: Optional[socket.socket]) -> Tuple[bytes, List[int]]:
+    """One packet and the descriptors that came with it. ConnectionError at the end."""
+    assert connection is not None
+    room = socket.CMSG_SPACE(protocol.MAXIMUM_DESCRIPTORS * array.array("i").itemsize)
+    packet, ancillary, flags, _ = connection.recvmsg(protocol.MAXIMUM_PACKET, room, socket.MSG_CMSG_CLOEXEC)
+    numbers = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+    descriptors = list(numbers)
+    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        _close(descriptors)
+        raise ProtocolError(f"an answer of more than {protocol.MAXIMUM_PACKET} bytes or {protocol.MAXIMUM_DESCRIPTORS} descriptors; {protocol.MEND}")
+    if not packet:
+        _close(descriptors)
+        raise ConnectionResetError("the service has closed the connection")
+    return packet, descriptors
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -1,0 +1,259 @@
+"""Packing and parsing of messages, as docs/protocol.md defines them.
+
+Parsing is strict: an answer that says anything but what was asked for is a
+:class:`ProtocolError`, because pages of memory depend on it.
+"""
+
+import enum
+import json
+import struct
+from dataclasses import dataclass
+from typing import Any, Dict, List, Sequence, Tuple
+
+from plimsoll.errors import ProtocolError, ServiceError
+
+MAGIC = 0x4D494C50
+VERSION = 1
+MAXIMUM_PACKET = 65536
+MAXIMUM_DESCRIPTORS = 16
+ANSWER = 1 << 15
+HYPERPARAMETERS = 7
+
+HEADER = struct.Struct("<IHHII")
+_STATUS = struct.Struct("<I")
+_WINDOW = struct.Struct("<Q")
+_TRANSFER = struct.Struct("<IIQQQ")
+_STRETCH = struct.Struct("<QQ")
+_NUMBER = struct.Struct("<Q")
+_STEP = struct.Struct("<QdII")
+_GROUP = struct.Struct(f"<{HYPERPARAMETERS}d")
+_WAIT = struct.Struct("<QQQ")
+_FLAGS = struct.Struct("<I")
+_NORM = struct.Struct("<d")
+_STEPPED = struct.Struct("<Qd")
+
+MEND = "install a client and a service of one release"
+
+
+class Kind(enum.IntEnum):
+    """Kinds of requests."""
+
+    OPEN = 1
+    WINDOW = 2
+    WRITE = 3
+    READ = 4
+    SET_STEP = 5
+    READY = 6
+    NORM = 7
+    ACCUMULATE = 8
+    CLEAR = 9
+    STEP = 10
+    WAIT = 11
+    SAVE = 12
+    SAVED = 13
+    COMMIT = 14
+    LOAD = 15
+    STAT = 16
+    CLOSE = 17
+
+
+STATUSES = ("done", "malformed", "refused", "does_not_fit", "busy", "not_permitted", "out_of_order", "storage", "internal")
+
+# Bytes of an element, by the names of types.
+TYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+MASTER_WEIGHTS, FIRST_MOMENT, SECOND_MOMENT = 0, 1, 2
+
+
+def pack(kind: Kind, number: int, body: bytes) -> bytes:
+    """The packet of a request. ValueError where it is longer than a packet may be."""
+    if HEADER.size + len(body) > MAXIMUM_PACKET:
+        raise ValueError(
+            f"{kind.name.lower()}: {len(body)} bytes: a message has at most {MAXIMUM_PACKET - HEADER.size}; "
+            "keep larger things in files of their own"
+        )
+    return HEADER.pack(MAGIC, VERSION, kind, number, len(body)) + body
+
+
+def pack_window(size: int) -> bytes:
+    return _WINDOW.pack(size)
+
+
+def pack_transfer(what: int, first: int, count: int, offset: int) -> bytes:
+    return _TRANSFER.pack(what, 0, first, count, offset)
+
+
+def pack_stretch(first: int, count: int) -> bytes:
+    return _STRETCH.pack(first, count)
+
+
+def pack_number(number: int) -> bytes:
+    return _NUMBER.pack(number)
+
+
+def pack_step(step: int, factor: float, wait: bool, groups: Sequence[Sequence[float]]) -> bytes:
+    return _STEP.pack(step, factor, int(wait), len(groups)) + b"".join(_GROUP.pack(*g) for g in groups)
+
+
+def pack_wait(step: int, first: int, count: int) -> bytes:
+    return _WAIT.pack(step, first, count)
+
+
+def pack_flags(flags: int) -> bytes:
+    return _FLAGS.pack(flags)
+
+
+def pack_document(document: Dict[str, Any]) -> bytes:
+    # NaN is no JSON, and Python writes it unless told not to.
+    return json.dumps(document, allow_nan=False).encode()
+
+
+def parse_answer(packet: bytes, kind: Kind, number: int) -> bytes:
+    """The result in an answer to request ``number`` of ``kind``.
+
+    Raises ServiceError where the service has refused it, ProtocolError where the
+    packet is no answer to it.
+    """
+    name = kind.name.lower()
+    if len(packet) < HEADER.size:
+        raise ProtocolError(f"{name}: an answer of {len(packet)} bytes: a header has {HEADER.size}; {MEND}")
+    magic, version, answered, which, length = HEADER.unpack_from(packet)
+    body = packet[HEADER.size :]
+    for what, found, expected in (
+        ("begins with", magic, MAGIC),
+        ("is of version", version, VERSION),
+        ("is of kind", answered, kind | ANSWER),
+        ("has the number", which, number),
+        ("says how many bytes follow:", length, len(body)),
+    ):
+        if found != expected:
+            raise ProtocolError(f"{name}: an answer {what} {found:#x}: expected {expected:#x}; {MEND}")
+    if len(body) < _STATUS.size:
+        raise ProtocolError(f"{name}: an answer without a status; {MEND}")
+    (status,) = _STATUS.unpack_from(body)
+    result = body[_STATUS.size :]
+    if status >= len(STATUSES):
+        raise ProtocolError(f"{name}: status {status}: this version has 0 to {len(STATUSES) - 1}; {MEND}")
+    if status:
+        message = result.decode("utf-8", errors="replace") or f"{name}: the service gave no reason"
+        raise ServiceError(STATUSES[status], message)
+    return result
+
+
+def _exactly(form: struct.Struct, result: bytes, kind: Kind) -> Tuple[Any, ...]:
+    if len(result) != form.size:
+        raise ProtocolError(f"{kind.name.lower()}: a result of {len(result)} bytes: expected {form.size}; {MEND}")
+    return form.unpack(result)
+
+
+def parse_nothing(result: bytes, kind: Kind) -> None:
+    if result:
+        raise ProtocolError(f"{kind.name.lower()}: a result of {len(result)} bytes: expected none; {MEND}")
+
+
+def parse_norm(result: bytes) -> float:
+    """The sum of the squares of a shard's gradients."""
+    return _exactly(_NORM, result, Kind.NORM)[0]
+
+
+def parse_stepped(result: bytes, kind: Kind) -> Tuple[int, float]:
+    """A step, and the seconds that it took."""
+    return _exactly(_STEPPED, result, kind)  # type: ignore[return-value]
+
+
+def parse_number(result: bytes, kind: Kind) -> int:
+    return _exactly(_NUMBER, result, kind)[0]
+
+
+def parse_document(result: bytes, kind: Kind) -> Dict[str, Any]:
+    try:
+        document = json.loads(result.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"{kind.name.lower()}: a result that is no JSON document: {error}; {MEND}") from None
+    if not isinstance(document, dict):
+        raise ProtocolError(f"{kind.name.lower()}: a result that is a JSON {type(document).__name__}: expected an object; {MEND}")
+    return document
+
+
+def parse_loaded(result: bytes) -> Tuple[int, Any]:
+    """The step of a checkpoint and the training document that is in it, None where there is none."""
+    if len(result) < _NUMBER.size:
+        raise ProtocolError(f"load: a result of {len(result)} bytes: expected at least {_NUMBER.size}; {MEND}")
+    rest = result[_NUMBER.size :]
+    try:
+        training = json.loads(rest.decode("utf-8")) if rest else None
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"load: training is no JSON document: {error}; {MEND}") from None
+    return _NUMBER.unpack_from(result)[0], training
+
+
+@dataclass(frozen=True)
+class ArenaDescription:
+    """One arena of a session: ``bytes`` of elements of ``type`` in a file of ``mapped_bytes``."""
+
+    name: str
+    component: str
+    type: str
+    bytes: int
+    mapped_bytes: int
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The result of open."""
+
+    attached: bool
+    initialized: bool
+    step: int
+    elements: int
+    service: str
+    kernel: str
+    arenas: List[ArenaDescription]
+
+
+def _member(document: Dict[str, Any], name: str, type_: type) -> Any:
+    value = document.get(name)
+    # bool is an int to Python, and a float may be a whole number to JSON.
+    if type(value) is not type_:
+        raise ProtocolError(f"open: {name} is {value!r}: expected {type_.__name__}; {MEND}")
+    if type_ is int and not 0 <= value < 1 << 63:
+        raise ProtocolError(f"open: {name} is {value}: expected a number of 0 or more, below 2^63; {MEND}")
+    return value
+
+
+def parse_opened(result: bytes, elements: int) -> Opened:
+    """The result of open for a shard of so many elements."""
+    document = parse_document(result, Kind.OPEN)
+    if document.get("schema") != "plimsoll.session/1":
+        raise ProtocolError(f"open: schema is {document.get('schema')!r}: expected 'plimsoll.session/1'; {MEND}")
+    arenas = []
+    for a in _member(document, "arenas", list):
+        if not isinstance(a, dict):
+            raise ProtocolError(f"open: an arena is {a!r}: expected an object; {MEND}")
+        arena = ArenaDescription(
+            *(_member(a, n, str) for n in ("name", "component", "type")), *(_member(a, n, int) for n in ("bytes", "mapped_bytes"))
+        )
+        size = TYPES.get(arena.type)
+        if size is None:
+            raise ProtocolError(f"open: arena {arena.name} has elements of {arena.type!r}: expected one of {', '.join(TYPES)}; {MEND}")
+        if arena.bytes != elements * size or arena.mapped_bytes < arena.bytes:
+            raise ProtocolError(
+                f"open: arena {arena.name} has {arena.bytes} bytes, {arena.mapped_bytes} of them mapped: "
+                f"expected {elements * size}, for {elements} elements of {arena.type}; {MEND}"
+            )
+        arenas.append(arena)
+    opened = Opened(
+        attached=_member(document, "attached", bool),
+        initialized=_member(document, "initialized", bool),
+        step=_member(document, "step", int),
+        elements=_member(document, "elements", int),
+        service=_member(document, "service", str),
+        kernel=_member(document, "kernel", str),
+        arenas=arenas,
+    )
+    if opened.elements != elements:
+        raise ProtocolError(f"open: the session has {opened.elements} elements: expected {elements}; {MEND}")
+    components = sorted(a.component for a in arenas)
+    if components not in (["gradients", "parameters"], ["gradients", "master_weights"]):
+        raise ProtocolError(f"open: the arenas are {', '.join(components) or 'none'}: expected parameters (or master_weights) and gradients; {MEND}")
+    return opened

@@ -1,0 +1,100 @@
+"""A service of this process's own, for where none was started for it."""
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import weakref
+from typing import List
+
+from plimsoll.errors import PlimsollError
+
+_PATIENCE = 30.0  # seconds until a service listens
+
+
+def find_program() -> str:
+    """The program plimsoll: what $PLIMSOLL names, or what is on PATH."""
+    named = os.environ.get("PLIMSOLL")
+    program = shutil.which(named or "plimsoll")
+    if program is None:
+        raise PlimsollError(
+            f"the program {named or 'plimsoll'} was not found {'($PLIMSOLL)' if named else 'on PATH'}: "
+            "build it (make build) and put it on PATH, or set PLIMSOLL to where it is"
+        )
+    return program
+
+
+class Service:
+    """A running ``plimsoll serve``, in a folder that only this user may enter.
+
+    It reads from a pipe that this process holds, and ends when that ends: with
+    :meth:`close`, or with this process, however that ends. ``socket`` is the
+    path to give to :class:`plimsoll.Session`.
+    """
+
+    def __init__(self) -> None:
+        # The name of a socket has at most 107 bytes.
+        parent = tempfile.gettempdir()
+        directory = tempfile.mkdtemp(prefix=f"plimsoll-{os.getpid()}-", dir=parent if len(parent) <= 60 else "/tmp")
+        self.socket = os.path.join(directory, "socket")
+        try:
+            command: List[str] = [find_program(), "serve", "--socket", self.socket, "--until-stdin-closes"]
+            # In a process group of its own: the interrupt of a terminal is this
+            # process's to handle, and the state must outlive its handling.
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        self.close = weakref.finalize(self, _end, self.process, directory, os.getpid())
+        _services.add(self)
+        try:
+            self._await()
+        except BaseException:
+            self.close()
+            raise
+
+    def _await(self) -> None:
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+                try:
+                    probe.connect(self.socket)
+                    return
+                except OSError as error:
+                    if self.process.poll() is not None:
+                        raise PlimsollError(
+                            f"{self.process.args[0]} serve has ended with code {self.process.returncode} before it listened; see what it has printed"
+                        ) from None
+                    if time.monotonic() > deadline:
+                        raise PlimsollError(f"{self.process.args[0]} serve does not listen at {self.socket} after {_PATIENCE:g} s: {error}") from None
+            time.sleep(0.005)
+
+
+_services: "weakref.WeakSet[Service]" = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """A child that is forked must not hold the pipe open beyond this process."""
+    for service in _services:
+        try:
+            os.close(service.process.stdin.fileno())
+        except (OSError, ValueError):
+            pass  # closed already
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def _end(process: subprocess.Popen, directory: str, owner: int) -> None:
+    if os.getpid() != owner:
+        return  # a forked child is not the one to end it
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,191 @@
+"""Which elements of which parameters each rank's shard holds.
+
+A part is all parameters of one type. Its shards are stretches of its flat
+parameters, one behind the other in the order of the parameter groups, and
+consist of pieces: stretches of one parameter each.
+"""
+
+import re
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+
+try:
+    from torch.distributed.tensor import DTensor
+except ImportError:  # before torch 2.5
+    try:
+        from torch.distributed._tensor import DTensor
+    except ImportError:  # torch without distributed
+        DTensor = ()
+
+# Names of types in the protocol, which parts are named for.
+TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+DTYPES = {name: dtype for dtype, name in TYPES.items()}
+
+# Moments in a byte are for large tensors: section 4 of arXiv 2110.02861.
+_SMALL = 4096
+
+
+class Piece(NamedTuple):
+    """Elements ``first`` to ``first + count`` of the flattened ``parameter``, at ``offset`` in the shard of rank ``owner``."""
+
+    parameter: torch.Tensor
+    name: str
+    shape: Tuple[int, ...]
+    group: int
+    embedding: bool
+    first: int
+    count: int
+    owner: int
+    offset: int
+
+
+class Mesh(NamedTuple):
+    """The ranks among which parameters are divided."""
+
+    rank: int
+    world: int
+    group: Any  # torch.distributed's process group; None for one rank
+
+
+def is_sharded(parameter: torch.Tensor) -> bool:
+    return bool(DTensor) and isinstance(parameter, DTensor)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's own elements of a parameter or a gradient."""
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
+def names_of(
+    groups: Sequence[Dict[str, Any]], named: Optional[Iterable[Tuple[str, torch.Tensor]]], model: Optional[torch.nn.Module]
+) -> Dict[torch.Tensor, str]:
+    """The names of all parameters: those given, or their places in the parameter groups."""
+    names: Dict[torch.Tensor, str] = {}
+    if model is not None:
+        names.update((p, n) for n, p in model.named_parameters())
+    if named is not None:
+        names.update((p, n) for n, p in named)
+    for g, group in enumerate(groups):
+        given = group.get("param_names")
+        for i, p in enumerate(group["params"]):
+            names.setdefault(p, given[i] if given else f"group{g}.parameter{i}")
+    # Wrappers put a prefix before names; a checkpoint outlives its wrapper.
+    return {p: re.sub(r"\b(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.", "", n) for p, n in names.items()}
+
+
+def embeddings_of(model: Optional[torch.nn.Module]) -> List[torch.Tensor]:
+    """The weights of embeddings: their moments stay in fp32 where others' take a byte."""
+    modules = model.modules() if model is not None else ()
+    return [m.weight for m in modules if isinstance(m, (torch.nn.Embedding, torch.nn.EmbeddingBag))]
+
+
+def divide(groups: Sequence[Dict[str, Any]], names: Dict[torch.Tensor, str], embeddings: Sequence[torch.Tensor], mesh: Mesh) -> Dict[str, List[Piece]]:
+    """The pieces of all ranks' shards, of each part, in the order of rank and offset.
+
+    DTensors are divided already, and only this rank's pieces of them are known.
+    Raises TypeError or ValueError for parameters that the service cannot hold.
+    """
+    whole: Dict[str, List[Piece]] = {}
+    embedded = {id(e) for e in embeddings}
+    for g, group in enumerate(groups):
+        for p in group["params"]:
+            if not p.requires_grad:
+                continue  # it never changes
+            if p.dtype not in TYPES:
+                raise TypeError(f"parameter {names[p]} is {p.dtype}: expected bfloat16, float16 or float32; leave it to an optimizer of torch")
+            first, count = _rows(p, names[p], mesh) if is_sharded(p) else (0, p.numel())
+            pieces = whole.setdefault(TYPES[p.dtype], [])
+            offset = pieces[-1].offset + pieces[-1].count if pieces else 0
+            if count:
+                pieces.append(Piece(p, names[p], tuple(p.shape), g, id(p) in embedded, first, count, mesh.rank, offset))
+    if not any(whole.values()):
+        if any(is_sharded(p) for g in groups for p in g["params"]):
+            return whole  # all rows are other ranks'
+        raise ValueError("no parameter has both elements and requires_grad: there is nothing to optimize")
+    _check_names(whole)
+    if mesh.world == 1 or any(is_sharded(x.parameter) for pieces in whole.values() for x in pieces):
+        return whole
+    return {part: _cut(pieces, mesh.world) for part, pieces in whole.items()}
+
+
+def _cut(pieces: List[Piece], world: int) -> List[Piece]:
+    """Divides whole parameters evenly: a shard has at most one element more than another."""
+    total = pieces[-1].offset + pieces[-1].count
+    cut = []
+    for owner in range(world):
+        begin, end = total * owner // world, total * (owner + 1) // world
+        for piece in pieces:
+            low, high = max(begin, piece.offset), min(end, piece.offset + piece.count)
+            if low < high:
+                cut.append(piece._replace(first=low - piece.offset, count=high - low, owner=owner, offset=low - begin))
+    return cut
+
+
+def _rows(parameter: Any, name: str, mesh: Mesh) -> Tuple[int, int]:
+    """The elements of a DTensor that this rank has: rows, as torch.chunk divides them."""
+    placements = tuple(parameter.placements)
+    if len(placements) != 1 or not placements[0].is_shard(0):
+        raise ValueError(
+            f"parameter {name} is placed as {placements}: expected (Shard(dim=0),), as fully_shard places parameters on a mesh "
+            "of one dimension; shard it so, or use an optimizer of torch"
+        )
+    rows = parameter.shape[0] if parameter.dim() else 1
+    width = parameter.numel() // max(rows, 1)
+    per_rank = -(-rows // mesh.world)
+    first, last = min(rows, mesh.rank * per_rank), min(rows, (mesh.rank + 1) * per_rank)
+    held = parameter.to_local().numel()
+    if held != (last - first) * width:
+        raise ValueError(
+            f"parameter {name}: rank {mesh.rank} of {mesh.world} has {held} elements of {tuple(parameter.shape)}: "
+            f"expected {(last - first) * width}, rows {first} to {last}; other ways to shard are not known here"
+        )
+    return first * width, held
+
+
+def _check_names(parts: Dict[str, List[Piece]]) -> None:
+    for pieces in parts.values():
+        seen = set()
+        for piece in pieces:
+            if piece.name in seen:
+                raise ValueError(f"two parameters are named {piece.name}: give names with model= or named_parameters=")
+            seen.add(piece.name)
+
+
+def moments_of(piece: Piece, moments: str) -> str:
+    """How the moments of a piece are held, where those of the part are held as ``moments``."""
+    if moments == "int8" and (piece.embedding or torch.Size(piece.shape).numel() < _SMALL):
+        return "fp32"
+    return moments
+
+
+class Stretches:
+    """Joins stretches of elements that lie side by side, until they are worth a message."""
+
+    def __init__(self, enough: int):
+        self._enough = enough
+        self._ends: Dict[int, int] = {}  # by where a stretch begins
+        self._begins: Dict[int, int] = {}  # by where it ends
+
+    def add(self, first: int, count: int) -> Optional[Tuple[int, int]]:
+        """Takes a stretch. The (first, count) that it has become part of, once that is long enough."""
+        end = first + count
+        if first in self._begins:
+            before = first
+            first = self._begins.pop(before)
+            del self._ends[first]
+        if end in self._ends:
+            after = end
+            end = self._ends.pop(after)
+            del self._begins[end]
+        if end - first >= self._enough:
+            return first, end - first
+        self._ends[first], self._begins[end] = end, first
+        return None
+
+    def rest(self) -> List[Tuple[int, int]]:
+        """All that was not handed out yet."""
+        left = [(first, end - first) for first, end in sorted(self._ends.items())]
+        self._ends.clear()
+        self._begins.clear()
+        return left

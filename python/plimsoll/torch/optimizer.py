@@ -1,0 +1,510 @@
+"""A torch.optim.Optimizer whose state is held and updated by the optimizer service."""
+
+import math
+import os
+import threading
+import weakref
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+
+import torch
+import torch.distributed
+
+from plimsoll.errors import PlimsollError
+from plimsoll.service import Service
+from plimsoll.torch import layout, state_dict
+from plimsoll.torch.layout import Mesh
+from plimsoll.torch.part import Part
+from plimsoll.torch.transfer import transfer_for
+
+_ONE_RANK = Mesh(0, 1, None)
+
+
+class Optimizer(torch.optim.Optimizer):
+    """What the optimizers of this package have in common.
+
+    Nothing is allocated until the first step, or :meth:`open`, or whatever else
+    needs the state: until then the model may be moved, converted, wrapped and
+    loaded as with an optimizer of torch.
+
+    A parameter that has no gradient at a step is an error, unless
+    ``missing_gradients="zero"``: then its gradient counts as zero, so that its
+    moments and its weight decay as those of all others, where torch would leave
+    it alone.
+    """
+
+    # GradScaler gives its scale to the step: one pass over memory less.
+    _step_supports_amp_scaling = True
+
+    # What the protocol calls the optimizer, and what torch calls its moments.
+    _name: str
+    _moments: Tuple[str, ...]
+    _counts_steps = True
+    # Options of torch's optimizer that there is no counterpart for.
+    _refused: Tuple[str, ...] = ("maximize", "amsgrad", "nesterov")
+
+    def __init__(
+        self,
+        params: Any,
+        defaults: Dict[str, Any],
+        *,
+        state: str = "split",
+        moments: str = "fp32",
+        max_grad_norm: Optional[float] = None,
+        process_group: Any = None,
+        sharding: Optional[str] = None,
+        missing_gradients: str = "refuse",
+        model: Optional[torch.nn.Module] = None,
+        named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]] = None,
+        job: Optional[str] = None,
+        socket: Optional[str] = None,
+    ):
+        _choose("state", state, ("split", "fp32"))
+        _choose("moments", moments, ("fp32", "bf16", "int8"))
+        _choose("sharding", sharding, (None, "zero1", "zero2"))
+        _choose("missing_gradients", missing_gradients, ("refuse", "zero"))
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm is {max_grad_norm}: expected a number above 0, or None not to clip")
+        self._parts: Optional[List[Part]] = None
+        super().__init__(params, defaults)
+        self._state, self._moments_format = state, moments
+        self._process_group, self._sharding = process_group, sharding
+        self._refuses_missing = missing_gradients == "refuse"
+        self._model, self._named = model, list(named_parameters) if named_parameters is not None else None
+        self._job = job or os.environ.get("PLIMSOLL_JOB") or "job"
+        self._socket = socket or os.environ.get("PLIMSOLL_SOCKET")
+        self._service: Optional[Service] = None
+        self._lock = threading.RLock()  # hooks run on autograd's threads, one for each device
+        self.max_grad_norm = max_grad_norm
+        #: Steps that were not made, because gradients were not finite.
+        self.skipped = 0
+        #: The norm of all gradients at the last step, before clipping; None where it was not asked for.
+        self.last_grad_norm: Optional[float] = None
+        self._resumed_step = 0
+
+    # Opening
+
+    def open(self) -> None:
+        """Makes the state from the model's parameters, or attaches to the state that the service has.
+
+        In a job of several ranks all of them call it, or make their first step, at the same time. On the CPU the
+        parameters' data become views of shared memory; their values stay. After attaching they are those of the state:
+        see :attr:`resumed_step`.
+
+        Raises ServiceError where the state does not fit, among others; TypeError and ValueError for parameters that
+        cannot be held.
+        """
+        if self._parts is not None:
+            return
+        names = layout.names_of(self.param_groups, self._named, self._model)
+        mesh = self._mesh()
+        divided = layout.divide(self.param_groups, names, layout.embeddings_of(self._model), mesh)
+        device = self._device()
+        self._trained = [p for g in self.param_groups for p in g["params"] if p.requires_grad]
+        shared = device.type == "cpu" and self._sharding is None and not any(map(layout.is_sharded, self._trained))
+        self._reduces = self._sharding == "zero2"
+        self._collective = mesh
+        self._transfer = transfer_for(device)
+        if self._socket is None:
+            self._service = Service()
+        path = self._socket or self._service.socket
+        parts = [Part(name, pieces, mesh, self._transfer, shared) for name, pieces in sorted(divided.items()) if pieces]
+        self._close = weakref.finalize(self, _let_go, parts, self._transfer, os.getpid())
+        try:
+            for part in parts:
+                part.announces = self.max_grad_norm is not None
+                part.open(path, self._document(part, mesh))
+            self._parts = parts
+            self._agree()
+        except BaseException:
+            self._parts = None
+            self._close()
+            raise
+        # With zero1, gradients are whole when all of them are there.
+        self._hooks = [] if self._sharding == "zero1" else self._hook_all()
+
+    def _mesh(self) -> Mesh:
+        trained = [p for g in self.param_groups for p in g["params"]]
+        meshes = {p.device_mesh for p in trained if layout.is_sharded(p)}
+        if meshes:
+            if self._sharding is not None:
+                raise ValueError(f"sharding is {self._sharding!r}, and parameters are sharded already (DTensor): leave it None")
+            if len(meshes) > 1 or not all(layout.is_sharded(p) for p in trained if p.requires_grad):
+                raise ValueError("parameters are of several meshes, or some are DTensors and others are not: give each kind an optimizer of its own")
+            mesh = meshes.pop()
+            return Mesh(mesh.get_local_rank(), mesh.size(), mesh.get_group()) if mesh.ndim == 1 else Mesh(0, mesh.size(), None)
+        if self._sharding is None:
+            return _ONE_RANK
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if not distributed:
+            if self._sharding == "zero2":
+                return _ONE_RANK  # gradients leave the model, and go nowhere else
+            raise ValueError("sharding is 'zero1', and there is no process group: call torch.distributed.init_process_group first, or leave sharding None")
+        group = self._process_group or torch.distributed.group.WORLD
+        return Mesh(torch.distributed.get_rank(group), torch.distributed.get_world_size(group), group)
+
+    def _device(self) -> torch.device:
+        devices = {layout.local(p).device for g in self.param_groups for p in g["params"] if p.requires_grad}
+        if len(devices) > 1:
+            raise ValueError(f"parameters are on {', '.join(sorted(map(str, devices)))}: expected one device; give each an optimizer of its own")
+        return devices.pop() if devices else torch.device("cpu")
+
+    def _document(self, part: Part, mesh: Mesh) -> Dict[str, Any]:
+        # Ranks whose states are copies of each other have a session each.
+        rank, world = mesh.rank, mesh.world
+        if mesh.group is None:
+            rank, world = _number("RANK", 0), _number("WORLD_SIZE", 1)
+        group = {g: i for i, g in enumerate(part.groups)}
+        document = {
+            "schema": "plimsoll.open/1",
+            "job": self._job,
+            "rank": rank,
+            "world": world,
+            "local_world": min(world, _number("PLIMSOLL_LOCAL_RANKS", _number("LOCAL_WORLD_SIZE", world))),
+            "part": part.name,
+            "optimizer": self._name,
+            "state": self._state if part.name == "bf16" else "fp32",
+            "moments": self._moments_format,
+            "parameter": part.name,
+            "gradient": part.name,
+            "groups": len(group),
+            "parameters": [
+                {
+                    "name": p.name,
+                    "shape": list(p.shape),
+                    "group": group[p.group],
+                    "moments": layout.moments_of(p, self._moments_format),
+                    "first": p.first,
+                    "count": p.count,
+                }
+                for p in part.own
+            ],
+        }
+        cpus = os.environ.get("PLIMSOLL_OPTIMIZER_CPUS")
+        if cpus:
+            document["cpus"] = _cpu_list(cpus)
+        return document
+
+    def _agree(self) -> None:
+        """All parts of all ranks begin at one step: new ones from the model, others as they are."""
+        found = [(p.session.initialized, p.session.step) for p in self._parts if p.session]
+        if self._collective.group is not None:
+            every: List[Any] = [None] * self._collective.world
+            torch.distributed.all_gather_object(every, found, group=self._collective.group)
+            found = [f for of_rank in every for f in of_rank]
+        steps = sorted({step for _, step in found})
+        if len(steps) > 1:
+            raise PlimsollError(
+                f"the shards of this job are at different steps ({', '.join(map(str, steps))}): it was ended in between; "
+                "give the job another name (job=, PLIMSOLL_JOB) or the service another start, and load the last checkpoint"
+            )
+        whole = all(initialized for initialized, _ in found)
+        for part in self._parts:
+            if not whole:
+                part.initialize(in_arena=part.name == "fp32" or (part.name == "bf16" and self._state == "split"))
+            part.adopt()
+        self._resumed_step = steps[0] if steps else 0
+
+    def _hook_all(self) -> List[Any]:
+        own = weakref.ref(self)
+        handles = []
+        for part in self._parts:
+            for parameter in {p.parameter for p in part.pieces}:
+                if layout.is_sharded(parameter):
+                    continue  # fully_shard reduces gradients after autograd is through with them
+
+                def hook(parameter: torch.Tensor, part: Part = part) -> None:
+                    optimizer = own()
+                    if optimizer is None or optimizer._parts is None:
+                        return
+                    with optimizer._lock:
+                        (part.reduce if optimizer._reduces else part.accumulated)(parameter)
+
+                handles.append(parameter.register_post_accumulate_grad_hook(hook))
+        return handles
+
+    @property
+    def resumed_step(self) -> int:
+        """The step that the state was at when it was attached to or loaded: 0 for a new one.
+
+        Opens the optimizer. A program that may have been restarted asks for it before its first forward pass, and
+        goes on with the data of the step after it.
+        """
+        self.open()
+        return self._resumed_step
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        """Adds a parameter group, as torch does, until the state is there."""
+        if self._parts is not None:
+            raise RuntimeError("add_param_group: the state is made already, in memory of exactly its size: add all groups before the first step")
+        super().add_param_group(param_group)
+
+    # Steps
+
+    @torch.no_grad()
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        """Makes a step, and returns what ``closure`` returned.
+
+        Gradients are clipped to ``max_grad_norm``; where they are not finite the step is skipped and counted in
+        :attr:`skipped`. Without any gradient nothing happens. Raises RuntimeError for a parameter without one.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with self._lock:
+            self._open_for_step()
+            if self._check_gradients():
+                self._step()
+        return loss
+
+    def _open_for_step(self) -> None:
+        if self._parts is not None:
+            return
+        if self._sharding == "zero2":
+            raise RuntimeError("sharding is 'zero2': call optimizer.open() before the first backward pass, from which gradients go to their owners")
+        self.open()
+        if self._resumed_step > 0:
+            raise RuntimeError(
+                f"the service has the state of step {self._resumed_step} of job {self._job}, and these gradients were computed without it: "
+                "read optimizer.resumed_step before the first forward pass and go on from there, or give the job another name"
+            )
+
+    def _check_gradients(self) -> bool:
+        """Whether there are gradients. Raises where some are missing that must not."""
+        for part in self._parts:
+            part.check()
+        # All ranks must find the same, whatever shards they have.
+        if not any(p.grad is not None for p in self._trained) and not any(part.reduced for part in self._parts):
+            return False
+        names = sorted({x.name for part in self._parts for x in part.pieces if not part.has_gradient(x.parameter, self._reduces)})
+        if names and self._refuses_missing:
+            raise RuntimeError(
+                f"{len(names)} parameters have no gradient, {names[0]} among them: every step updates all parameters. Freeze them before the "
+                "optimizer is made (requires_grad_(False)), or count their gradients as zero (missing_gradients='zero'), which lets their "
+                "moments and weights decay"
+            )
+        return True
+
+    def _step(self) -> None:
+        self._check_steps()
+        for part in self._parts:
+            part.collect(self._reduces)
+        factor = self._factor()
+        if factor is None:
+            self.skipped += 1
+        else:
+            numbers = [(p, self._numbers(p)) for p in self._parts if p.session]
+            begun = [(p.session, p.session.begin(factor, n, wait=p.shared)) for p, n in numbers]
+            for session, request in begun:
+                session.begun(request)
+            for part in self._parts:
+                part.pull(after_step=True)
+        for part in self._parts:
+            part.forget()
+
+    def _check_steps(self) -> None:
+        """Refuses to go on where a step was interrupted between two parts."""
+        for part in self._parts:
+            if part.session:
+                part.session.drain()
+        steps = {p.name: p.session.step for p in self._parts if p.session}
+        if len(set(steps.values())) > 1:
+            found = ", ".join(f"{name}: {step}" for name, step in steps.items())
+            raise PlimsollError(f"the parameters are at different steps ({found}): a step was interrupted in between; load the last checkpoint")
+
+    def _factor(self) -> Optional[float]:
+        """What gradients are multiplied by; None where they are not finite."""
+        scale = getattr(self, "grad_scale", None)
+        found_inf = getattr(self, "found_inf", None)
+        scaled = 1.0 if scale is None else float(scale)
+        if found_inf is not None and self._reduces:
+            raise RuntimeError("sharding is 'zero2', whose gradients a GradScaler cannot see: use bfloat16, or sharding='zero1'")
+        self.last_grad_norm = None
+        if self.max_grad_norm is None and found_inf is None:
+            return 1.0 / scaled
+        asked = [(p.session, p.session.norm()) for p in self._parts if p.session]
+        squares = sum(session.norm_result(request) for session, request in asked)
+        if found_inf is not None and float(found_inf) != 0:
+            squares = math.inf
+        if self._collective.group is not None:
+            total = torch.tensor(squares, dtype=torch.float64, device=self._device())
+            torch.distributed.all_reduce(total, group=self._collective.group)
+            squares = total.item()
+        norm = math.sqrt(squares) / scaled
+        self.last_grad_norm = norm
+        if not math.isfinite(norm):
+            return None
+        if self.max_grad_norm is None:
+            return 1.0 / scaled
+        return min(1.0, self.max_grad_norm / (norm + 1e-6)) / scaled
+
+    def _numbers(self, part: Part) -> List[Sequence[float]]:
+        numbers = []
+        for g in part.groups:
+            group = self.param_groups[g]
+            for option in self._refused:
+                if group.get(option):
+                    raise ValueError(f"parameter group {g}: {option} is {group[option]}: there is no {option} in {type(self).__name__} here; use torch's")
+            numbers.append([float(x) for x in self._hyperparameters(group)])
+        return numbers
+
+    def _hyperparameters(self, group: Dict[str, Any]) -> Sequence[float]:
+        """The seven numbers of a group in a step, as the protocol orders them."""
+        raise NotImplementedError
+
+    # State
+
+    def state_dict(self) -> Dict[str, Any]:
+        """The state in torch's format, as fp32 tensors on the CPU: 8 bytes a parameter and more.
+
+        Parameters in 16 bits have ``master_weights`` beside torch's entries. Before anything was opened there is no
+        state, as in torch. Raises RuntimeError with ``sharding``: no rank has it all; use :meth:`save`.
+        """
+        if self._parts is None:
+            return super().state_dict()
+        if self._sharding is not None:
+            raise RuntimeError(f"sharding is {self._sharding!r}, and no rank has the whole state: save it with optimizer.save(directory)")
+        if self._step_number():
+            self.state.update(state_dict.read(self._parts, self._moments, self._counts_steps))
+        try:
+            return super().state_dict()
+        finally:
+            self.state.clear()
+
+    def load_state_dict(self, state_dict_: Dict[str, Any]) -> None:
+        """Takes a state from :meth:`state_dict`, or from the optimizer of torch with this one's name.
+
+        Opens the optimizer where there is any state. With ``sharding`` every rank gives the whole. Raises ValueError
+        where shapes, names or steps do not fit.
+        """
+        saved = dict(state_dict_)
+        entries = saved.get("state", {})
+        super().load_state_dict({**saved, "state": {}})
+        if not entries and self._parts is None:
+            return
+        ids = [i for g in saved["param_groups"] for i in g["params"]]
+        parameters = [p for g in self.param_groups for p in g["params"]]
+        self.open()
+        step = state_dict.write(self._parts, self._moments, self._counts_steps, {p: entries.get(i) for i, p in zip(ids, parameters)})
+        self._resumed_step = step
+        for part in self._parts:
+            part.pull(after_step=False)
+
+    def _step_number(self) -> int:
+        return max((p.session.step for p in self._parts if p.session), default=0)
+
+    # Checkpoints
+
+    def save(self, directory: Any, training: Any = None) -> int:
+        """Begins to save the state to ``directory``, in the background; training may go on. The step that is saved.
+
+        All ranks call it, and later :meth:`saved`. ``training`` is a JSON document of at most 64 KiB that :meth:`load`
+        gives back, such as the state of a scheduler.
+        """
+        self.open()
+        if self._collective.group is None and _number("WORLD_SIZE", 1) > 1:
+            raise RuntimeError("every rank has all of the state: save needs it divided (sharding='zero1'), or one rank alone")
+        os.makedirs(directory, exist_ok=True)
+        steps = {p.session.save(os.fspath(directory), training) for p in self._parts if p.session}
+        self._saving = (os.fspath(directory), steps.pop() if steps else self._resumed_step)
+        return self._saving[1]
+
+    def saved(self) -> int:
+        """Waits until all ranks have written what :meth:`save` began, and makes it a checkpoint. Its step.
+
+        Raises ServiceError where a file could not be written, PlimsollError where the service was started again
+        meanwhile: then call save again.
+        """
+        if getattr(self, "_saving", None) is None:
+            raise RuntimeError("saved: nothing is being saved: call save first")
+        (directory, step), self._saving = self._saving, None
+        found, failure = [], None
+        for part in self._parts:
+            if part.session:
+                try:
+                    found.append(part.session.saved())
+                except PlimsollError as error:
+                    failure = error
+        if failure is None and any(f != step for f in found):
+            failure = PlimsollError(f"step {step} was not saved to {directory}: the service was started again while it was; call save again")
+        if self._collective.group is not None:
+            failed = torch.tensor(float(failure is not None), device=self._device())
+            torch.distributed.all_reduce(failed, group=self._collective.group)
+            if failed.item() and failure is None:
+                failure = PlimsollError(f"another rank could not save step {step} to {directory}; see its error")
+        if failure is not None:
+            raise failure
+        if self._collective.rank == 0:
+            self._parts[0].session.commit(directory, step)
+        if self._collective.group is not None:
+            torch.distributed.barrier(group=self._collective.group)
+        return step
+
+    def load(self, directory: Any) -> Any:
+        """Loads a checkpoint, or the newest in a folder of them, into the state and the model. Its training document.
+
+        All ranks call it. See :attr:`resumed_step` for the step.
+        """
+        self.open()
+        loaded = [p.session.load(os.fspath(directory)) for p in self._parts if p.session]
+        if len({step for step, _ in loaded}) > 1:
+            raise PlimsollError(f"the parts of the checkpoint in {directory} are of different steps: {sorted({s for s, _ in loaded})}")
+        if loaded:
+            self._resumed_step = loaded[0][0]
+        for part in self._parts:
+            part.pull(after_step=False)
+        return loaded[0][1] if loaded else None
+
+    def close(self, *, give_back: bool = False) -> None:
+        """Ends the sessions. State in a service that is not this process's own stays, unless it is given back.
+
+        Parameters keep their values.
+        """
+        if self._parts is None:
+            return
+        for handle in self._hooks:
+            handle.remove()
+        for part in self._parts:
+            if part.session:
+                part.session.close(give_back=give_back)
+        self._close()
+        self._parts = None
+        if self._service is not None:
+            self._service.close()
+            self._service = None
+
+
+def _let_go(parts: List[Part], transfer: Any, owner: int) -> None:
+    if os.getpid() != owner:
+        return  # a forked child has nothing to let go of
+    transfer.release()
+    for part in parts:
+        if part.session:
+            part.session.abandon()
+
+
+def _choose(name: str, value: Any, among: Sequence[Any]) -> None:
+    if value not in among:
+        raise ValueError(f"{name} is {value!r}: expected one of {', '.join(map(repr, among))}")
+
+
+def _number(variable: str, otherwise: int) -> int:
+    text = os.environ.get(variable, "").strip()
+    if not text:
+        return otherwise
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"the variable {variable} is {text!r}: expected a whole number") from None
+
+
+def _cpu_list(text: str) -> List[int]:
+    """The CPUs in a list such as "0-3,8"."""
+    cpus: List[int] = []
+    try:
+        for stretch in text.split(","):
+            first, _, last = stretch.partition("-")
+            cpus.extend(range(int(first), int(last or first) + 1))
+    except ValueError:
+        raise ValueError(f"the variable PLIMSOLL_OPTIMIZER_CPUS is {text!r}: expected a list such as 0-3,8") from None
+    return cpus

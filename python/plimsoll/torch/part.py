@@ -1,0 +1,363 @@
+"""A rank's shard of the parameters of one type, and the way of gradients and parameters to it and back."""
+
+import collections
+from typing import Any, Deque, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import torch
+import torch.distributed
+
+from plimsoll import protocol
+from plimsoll.client import Arena, Request, Session
+from plimsoll.torch.layout import DTYPES, Mesh, Piece, Stretches, is_sharded, local
+from plimsoll.torch.transfer import HostTransfer
+
+_READY_BYTES = 4 << 20  # of gradients for a message
+_BLOCK_BYTES = 16 << 20  # of parameters that are copied at once
+_IN_FLIGHT = 4  # blocks
+_REDUCING_BYTES = 64 << 20  # of gradients on their way to their owners
+
+# torch.autograd.graph has it from 2.4 on.
+_increment_version = getattr(torch.autograd.graph, "increment_version", lambda tensor: None)
+
+
+class Slot:
+    """The place of a piece in this rank's shard, and what became of its gradient since the last step."""
+
+    def __init__(self, piece: Piece, parameters: Arena, gradients: Arena):
+        self.piece = piece
+        # Each has a storage of its own, so that a change of one gradient does
+        # not show in the versions of all others.
+        self.weight = _tensor(parameters, piece)
+        self.gradient = _tensor(gradients, piece)
+        self.shown: Optional[torch.Tensor] = None  # what the parameter has as its gradient, where that is in the arena
+        self.seen: Optional[Tuple[int, int]] = None  # address and version of the gradient that was brought
+        self.zero = False
+        self.fired = 0  # gradients that were accumulated since the last step
+        self.expected = 1  # and how many there were before the last one
+
+
+def _tensor(arena: Arena, piece: Piece) -> torch.Tensor:
+    dtype = DTYPES[arena.type]
+    return torch.frombuffer(arena.memory, dtype=dtype, count=piece.count, offset=piece.offset * dtype.itemsize)
+
+
+class Part:
+    """All parameters of one type, of which this rank's shard holds some.
+
+    ``shared`` says that the model's parameters and gradients are in the arenas
+    themselves. Otherwise they are copied.
+    """
+
+    def __init__(self, name: str, pieces: Sequence[Piece], mesh: Mesh, transfer: HostTransfer, shared: bool):
+        self.name, self.mesh, self.transfer, self.shared = name, mesh, transfer, shared
+        self.pieces = pieces
+        self.own = [p for p in pieces if p.owner == mesh.rank]
+        # The session knows the groups that its shard has elements of.
+        self.groups = sorted({p.group for p in self.own})
+        self.session: Optional[Session] = None
+        self.slots: Dict[torch.Tensor, Slot] = {}
+        self.reduced: Dict[torch.Tensor, int] = {}  # how often a parameter's gradient was reduced since the last step
+        self._pieces_of: Dict[torch.Tensor, List[Piece]] = collections.defaultdict(list)
+        for piece in pieces:
+            self._pieces_of[piece.parameter].append(piece)
+        self._stretches = Stretches(max(1, _READY_BYTES // DTYPES[name].itemsize))
+        self._copying: Deque[Tuple[Any, Optional[Slot]]] = collections.deque()
+        self._reducing: Deque[Tuple[Any, torch.Tensor, Piece, bool]] = collections.deque()
+        self._reducing_bytes = 0
+        self.announces = False  # whether gradients are said to be ready
+
+    # The session
+
+    def open(self, path: str, document: Dict[str, Any]) -> None:
+        """Opens the session of this rank's shard, if it has one."""
+        if not self.own:
+            return
+        self.session = Session(path, document)
+        if self.session.attached and not self.session.initialized:
+            # Somebody has died before it was whole.
+            self.session.close(give_back=True)
+            self.session = Session(path, document)
+        self.transfer.register(self.session.parameters)
+        self.transfer.register(self.session.gradients)
+        self.slots = {p.parameter: Slot(p, self.session.parameters, self.session.gradients) for p in self.own}
+
+    def initialize(self, in_arena: bool) -> None:
+        """Writes the model's parameters into a new state: into the arena where that holds all of them."""
+        if self.session is None:
+            return
+        for slot in self.slots.values():
+            values = _flat(slot.piece)
+            if in_arena:
+                slot.weight.copy_(values)
+            else:
+                self.session.write(protocol.MASTER_WEIGHTS, slot.piece.offset, values.float().cpu().numpy())
+        self.session.set_step(0)
+
+    def adopt(self) -> None:
+        """Makes the model's parameters those of the state."""
+        if not self.shared:
+            self.pull(after_step=False)
+            return
+        for parameter, slot in self.slots.items():
+            parameter.data = slot.weight.view(parameter.shape)
+            _increment_version(parameter)
+
+    # Gradients
+
+    def accumulated(self, parameter: torch.Tensor) -> None:
+        """The hook of a parameter whose gradient stays here: one more was added to it."""
+        slot = self.slots.get(parameter)
+        if slot is None:
+            return
+        slot.fired += 1
+        slot.seen = None
+        if self.shared:
+            self._share(slot)
+        if slot.fired == slot.expected:
+            self.bring(slot)
+
+    def _share(self, slot: Slot) -> None:
+        """Makes the gradient one that is in the arena."""
+        parameter = slot.piece.parameter
+        if parameter.grad is slot.shown and slot.shown is not None:
+            return
+        if slot.shown is None:
+            slot.shown = slot.gradient.view(parameter.shape)
+        slot.shown.copy_(_dense(parameter, slot.piece))
+        parameter.grad = slot.shown
+
+    def bring(self, slot: Slot) -> None:
+        """Brings a gradient into the arena, unless it is there as it is now."""
+        gradient = local(_dense(slot.piece.parameter, slot.piece))
+        if (gradient.data_ptr(), gradient._version) == slot.seen:
+            return
+        slot.zero = False
+        token = None
+        if self.shared:
+            self._share(slot)
+            gradient = slot.shown
+        else:
+            token = self.transfer.store(slot.gradient, gradient.reshape(-1)[_within(slot.piece)])
+        slot.seen = (gradient.data_ptr(), gradient._version)
+        self._arriving(token, slot)
+
+    def _arriving(self, token: Any, slot: Slot) -> None:
+        self._copying.append((token, slot))
+        while self._copying and self.transfer.is_done(self._copying[0][0]):
+            self._arrived(self._copying.popleft()[1])
+
+    def _arrived(self, slot: Optional[Slot]) -> None:
+        if self.announces and slot is not None:
+            stretch = self._stretches.add(slot.piece.offset, slot.piece.count)
+            if stretch:
+                self.session.ready(*stretch)
+
+    def reduce(self, parameter: torch.Tensor) -> None:
+        """The hook of a parameter whose gradient goes to its owners: the average over all ranks, pieces to each."""
+        gradient = _dense(parameter, self._pieces_of[parameter][0]).reshape(-1)
+        again = self.reduced.get(parameter, 0) > 0
+        self.reduced[parameter] = self.reduced.get(parameter, 0) + 1
+        parameter.grad = None
+        if self.mesh.world > 1:
+            gradient.div_(self.mesh.world)
+        for piece in self._pieces_of[parameter]:
+            stretch = gradient[_within(piece)]
+            work = None
+            if self.mesh.world > 1:
+                owner = torch.distributed.get_global_rank(self.mesh.group, piece.owner)
+                work = torch.distributed.reduce(stretch, owner, group=self.mesh.group, async_op=True)
+            self._reducing.append((work, stretch, piece, again))
+            self._reducing_bytes += stretch.nbytes
+        self._take_reduced(_REDUCING_BYTES)
+
+    def _take_reduced(self, leave_bytes: int) -> None:
+        """Puts gradients that have come from all ranks into the arena, until only so many bytes are on their way."""
+        while self._reducing and self._reducing_bytes > leave_bytes:
+            work, stretch, piece, again = self._reducing.popleft()
+            self._reducing_bytes -= stretch.nbytes
+            if work is not None:
+                work.wait()
+            if piece.owner != self.mesh.rank:
+                continue
+            slot = self.slots[piece.parameter]
+            slot.zero = False
+            slot.fired += 1
+            token = (self.transfer.add if again else self.transfer.store)(slot.gradient, stretch)
+            if slot.fired == slot.expected:
+                self._arriving(token, slot)
+            else:
+                self._copying.append((token, None))
+
+    def collect(self, reduces: bool) -> None:
+        """Brings all gradients to the arena that are not there, says which are ready, and waits for them.
+
+        A parameter without a gradient counts as one whose gradient is zero.
+        """
+        self._announce_rest()
+        again = []
+        if reduces:
+            self._take_reduced(0)
+            # Said to be ready too early, or not at all.
+            again = [s for p, s in self.slots.items() if self.reduced.get(p) and s.fired != s.expected]
+        for parameter, slot in self.slots.items():
+            if reduces and self.reduced.get(parameter):
+                continue
+            if not reduces and parameter.grad is not None:
+                self.bring(slot)
+            elif not slot.zero:
+                slot.gradient.zero_()
+                slot.zero, slot.seen = True, None
+                self._arrived(slot)
+        while self._copying:
+            token, slot = self._copying.popleft()
+            self.transfer.finish(token)
+            self._arrived(slot)
+        for slot in again:
+            self._arrived(slot)
+        self._announce_rest()
+
+    def _announce_rest(self) -> None:
+        for stretch in self._stretches.rest():
+            if self.announces:
+                self.session.ready(*stretch)
+
+    def has_gradient(self, parameter: torch.Tensor, reduces: bool) -> bool:
+        return bool(self.reduced.get(parameter)) if reduces else parameter.grad is not None
+
+    def forget(self) -> None:
+        """What was learned of the gradients of this step is over."""
+        self.reduced.clear()
+        for slot in self.slots.values():
+            if slot.fired:
+                slot.expected = slot.fired
+            slot.fired, slot.seen = 0, None
+
+    # Parameters
+
+    def check(self) -> None:
+        """Refuses a step where the model's parameters are no longer those in the arena."""
+        if not self.shared:
+            return
+        for parameter, slot in self.slots.items():
+            if parameter.data_ptr() != slot.weight.data_ptr():
+                raise RuntimeError(
+                    f"parameter {slot.piece.name} has got other memory since the optimizer was opened (model.to(), or an assignment to "
+                    "its data): do that before the first step, or make a new optimizer"
+                )
+
+    def pull(self, *, after_step: bool) -> None:
+        """Brings the parameters of all ranks' shards into the model, block by block.
+
+        With ``after_step`` a block comes when the step that has begun is through with it.
+        """
+        if self.shared:
+            for parameter in self.slots:
+                _increment_version(parameter)
+            return
+        for piece in self.pieces:
+            if not local(piece.parameter).is_contiguous():
+                raise ValueError(f"parameter {piece.name} is not contiguous, and is copied piece by piece: make it so (parameter.data = parameter.data.contiguous())")
+        self.transfer.begin()
+        moving: Deque[Tuple[Any, torch.Tensor, List[Tuple[Piece, int, int]]]] = collections.deque()
+        for tensor, block, owner in self._blocks(after_step):
+            work = None
+            if self.mesh.world > 1 and not self._divided():
+                self.transfer.join()
+                source = torch.distributed.get_global_rank(self.mesh.group, owner)
+                work = torch.distributed.broadcast(tensor, source, group=self.mesh.group, async_op=True)
+            moving.append((work, tensor, block))
+            if len(moving) >= _IN_FLIGHT:
+                self._place(*moving.popleft())
+        while moving:
+            self._place(*moving.popleft())
+        self.transfer.join()
+
+    def _divided(self) -> bool:
+        """Whether the ranks' parameters are divided already, so that each needs but its own."""
+        return any(is_sharded(p.parameter) for p in self.own[:1])
+
+    def _blocks(self, after_step: bool) -> Iterator[Tuple[torch.Tensor, List[Tuple[Piece, int, int]], int]]:
+        """All shards in blocks: the tensor for a block, the (piece, first in it, count) of which it consists, its owner."""
+        dtype = DTYPES[self.name]
+        own = self._whole_arena() if self.session else None
+        gathers = self.mesh.world > 1 and not self._divided()
+        blocks = list(_cut_blocks(self.pieces, _BLOCK_BYTES // dtype.itemsize))
+        asked: Deque[Request] = collections.deque()
+        ahead = iter([b for b in blocks if b[0] == self.mesh.rank] if after_step else [])
+        for _ in range(_IN_FLIGHT):
+            self._ask(ahead, asked)
+        for owner, first, block in blocks:
+            count = sum(c for _, _, c in block)
+            if owner == self.mesh.rank:
+                if asked:
+                    protocol.parse_stepped(self.session.result(asked.popleft()), protocol.Kind.WAIT)
+                    self._ask(ahead, asked)
+                tensor = own[first : first + count]
+                if gathers and local(self.pieces[0].parameter).device.type != "cpu":
+                    buffer = torch.empty(count, dtype=dtype, device=local(self.pieces[0].parameter).device)
+                    self.transfer.begin()
+                    self.transfer.fetch(buffer, tensor)
+                    tensor = buffer
+            else:
+                tensor = torch.empty(count, dtype=dtype, device=local(self.pieces[0].parameter).device)
+            yield tensor, block, owner
+
+    def _ask(self, ahead: Iterator[Any], asked: Deque[Request]) -> None:
+        for _, first, block in ahead:
+            asked.append(self.session.wait(first, sum(c for _, _, c in block)))
+            return
+
+    def _whole_arena(self) -> torch.Tensor:
+        arena = self.session.parameters
+        return torch.frombuffer(arena.memory, dtype=DTYPES[arena.type], count=self.session.elements)
+
+    def _place(self, work: Any, tensor: torch.Tensor, block: List[Tuple[Piece, int, int]]) -> None:
+        """Copies a block into the parameters that it has pieces of."""
+        if work is not None:
+            work.wait()
+        at = 0
+        for piece, first, count in block:
+            begin = first if not is_sharded(piece.parameter) else first - piece.first
+            parameter = local(piece.parameter.detach()).view(-1)[begin : begin + count]
+            source = tensor[at : at + count]
+            if work is None:
+                self.transfer.fetch(parameter, source)
+            else:
+                parameter.copy_(source)
+            at += count
+
+
+def _cut_blocks(pieces: Sequence[Piece], size: int) -> Iterator[Tuple[int, int, List[Tuple[Piece, int, int]]]]:
+    """Consecutive pieces of an owner, and parts of pieces, in blocks of at most ``size`` elements: (owner, offset, what)."""
+    block: List[Tuple[Piece, int, int]] = []
+    owner, offset, filled = 0, 0, 0
+    for piece in pieces:
+        done = 0
+        while done < piece.count:
+            if block and (filled == size or piece.owner != owner):
+                yield owner, offset, block
+                block = []
+            if not block:
+                owner, offset, filled = piece.owner, piece.offset + done, 0
+            count = min(piece.count - done, size - filled)
+            block.append((piece, piece.first + done, count))
+            done, filled = done + count, filled + count
+    if block:
+        yield owner, offset, block
+
+
+def _within(piece: Piece) -> slice:
+    """Where a piece is in this rank's own elements of its parameter."""
+    first = 0 if is_sharded(piece.parameter) else piece.first
+    return slice(first, first + piece.count)
+
+
+def _flat(piece: Piece) -> torch.Tensor:
+    return local(piece.parameter.detach()).reshape(-1)[_within(piece)]
+
+
+def _dense(parameter: torch.Tensor, piece: Piece) -> torch.Tensor:
+    gradient = parameter.grad
+    if gradient.layout is not torch.strided:
+        raise TypeError(f"the gradient of {piece.name} is {gradient.layout}: expected a dense one; make it so (sparse=False), or leave it to an optimizer of torch")
+    return gradient

@@ -1,0 +1,99 @@
+"""The state of sessions, from and to entries of torch's state_dict."""
+
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+
+from plimsoll import protocol
+from plimsoll.torch.layout import DTensor, is_sharded, local
+from plimsoll.torch.part import Part, Slot
+
+_STREAMS = (protocol.FIRST_MOMENT, protocol.SECOND_MOMENT)
+_MASTER = "master_weights"
+
+# How far a 16-bit number may be from the number that it was rounded from, in
+# parts of it.
+_ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
+
+
+def read(parts: Sequence[Part], moments: Sequence[str], counts_steps: bool) -> Dict[torch.Tensor, Dict[str, Any]]:
+    """The entries of all parameters: fp32 tensors of their shapes on the CPU."""
+    entries = {}
+    for part in parts:
+        for parameter, slot in part.slots.items():
+            entry: Dict[str, Any] = {}
+            if counts_steps:
+                entry["step"] = torch.tensor(float(part.session.step))
+            streams = list(zip(moments, _STREAMS))
+            if part.name != "fp32":
+                streams.append((_MASTER, protocol.MASTER_WEIGHTS))
+            for name, stream in streams:
+                values = torch.from_numpy(part.session.read(stream, slot.piece.offset, slot.piece.count))
+                entry[name] = _shaped(values, parameter)
+            entries[parameter] = entry
+    return entries
+
+
+def _shaped(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    values = values.view(local(parameter).shape)
+    if is_sharded(parameter):
+        return DTensor.from_local(values, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride())
+    return values
+
+
+def write(parts: Sequence[Part], moments: Sequence[str], counts_steps: bool, entries: Dict[torch.Tensor, Optional[Dict[str, Any]]]) -> int:
+    """Writes entries into the state, and zeros where there are none. The step that they are of."""
+    step = _step_of(entries, counts_steps)
+    for part in parts:
+        if part.session is None:
+            continue
+        for parameter, slot in part.slots.items():
+            entry = entries.get(parameter) or {}
+            # The second before the first: with int8 moments it is the first's unit.
+            for name, stream in reversed(list(zip(moments, _STREAMS))):
+                part.session.write(stream, slot.piece.offset, _values(entry.get(name), name, slot))
+            weights = _weights(parameter, slot, entry.get(_MASTER), part.name)
+            part.session.write(protocol.MASTER_WEIGHTS, slot.piece.offset, weights)
+        part.session.set_step(step)
+    return step
+
+
+def _step_of(entries: Dict[torch.Tensor, Optional[Dict[str, Any]]], counts_steps: bool) -> int:
+    if not counts_steps:
+        # torch's SGD treats its first step alone differently, and that is over
+        # where there is a momentum.
+        return int(any(entry and any(v is not None for v in entry.values()) for entry in entries.values()))
+    steps = {int(entry["step"]) for entry in entries.values() if entry and "step" in entry}
+    if len(steps) > 1:
+        raise ValueError(f"the parameters of the state are at different steps ({', '.join(map(str, sorted(steps)))}): expected one, as all are updated together")
+    return steps.pop() if steps else 0
+
+
+def _values(tensor: Any, name: str, slot: Slot) -> np.ndarray:
+    piece = slot.piece
+    if tensor is None:
+        return np.zeros(piece.count, np.float32)
+    if tuple(tensor.shape) != piece.shape:
+        raise ValueError(f"{name} of parameter {piece.name} has the shape {tuple(tensor.shape)}: expected {piece.shape}")
+    flat = local(tensor.detach()).reshape(-1)
+    if not is_sharded(tensor):
+        flat = flat[piece.first : piece.first + piece.count]
+    return flat.to("cpu", torch.float32).numpy()
+
+
+def _weights(parameter: torch.Tensor, slot: Slot, master: Any, part: str) -> np.ndarray:
+    """The master weights of a piece: what the model has, and the bits below it where they are of the same numbers.
+
+    Whoever has loaded other weights into the model since means those.
+    """
+    piece = slot.piece
+    flat = local(parameter.detach()).reshape(-1)
+    if not is_sharded(parameter):
+        flat = flat[piece.first : piece.first + piece.count]
+    weights = flat.to("cpu", torch.float32).numpy()
+    if master is None or part == "fp32" or master.dtype != torch.float32:
+        return weights
+    saved = _values(master, _MASTER, slot)
+    same = np.abs(saved - weights) <= np.abs(saved) * _ROUNDING[part] + np.float32(2.0**-25)
+    return np.where(same, saved, weights)

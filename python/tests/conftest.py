@@ -1,0 +1,33 @@
+"""What all tests need: the real program, and a service."""
+
+import os
+import pathlib
+
+import pytest
+import torch
+from hypothesis import settings
+
+from plimsoll import Service
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("plimsoll", deadline=None)
+settings.load_profile("plimsoll")
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+os.environ.setdefault("PLIMSOLL", str(ROOT / "bin" / "plimsoll"))
+for variable in ("PLIMSOLL_SOCKET", "PLIMSOLL_JOB", "PLIMSOLL_OPTIMIZER_CPUS", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+    os.environ.pop(variable, None)
+
+
+@pytest.fixture(autouse=True)
+def deterministic():
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def service():
+    """A service that outlives the optimizers of a test."""
+    service = Service()
+    yield service
+    service.close()

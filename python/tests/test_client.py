@@ -1,0 +1,286 @@
+"""Sessions, with a service that says what a test wants, and with the real one."""
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from plimsoll import PlimsollError, ProtocolError, Service, ServiceError, Session, StateLost, protocol
+from plimsoll.protocol import Kind
+from test_protocol import OPENED, answer
+
+DOCUMENT = {
+    "schema": "plimsoll.open/1", "job": "test", "rank": 0, "world": 1, "local_world": 1, "part": "bf16", "optimizer": "adamw", "state": "split",
+    "moments": "fp32", "parameter": "bf16", "gradient": "bf16", "groups": 1,
+    "parameters": [{"name": "weight", "shape": [10, 10], "group": 0, "first": 0, "count": 100}],
+}  # fmt: skip
+GROUP = (1e-2, 0.9, 0.999, 1e-8, 0.0, 0, 0)
+
+
+@pytest.fixture(autouse=True)
+def never_hangs():
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+
+
+def memfd(size=4096, seals=fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW):
+    descriptor = os.memfd_create("arena", os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
+
+
+class Scripted:
+    """Answers each connection's requests by functions of a script: (connection, kind, number) -> None."""
+
+    def __init__(self, directory, *connections):
+        self.path = str(directory / "socket")
+        self.seen = []
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(self.path)
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._serve, args=(connections,), daemon=True)
+        self._thread.start()
+
+    def _serve(self, connections):
+        for script in connections:
+            connection, _ = self._listener.accept()
+            with connection:
+                for act in script:
+                    packet, descriptors, _, _ = socket.recv_fds(connection, 65536, 16)
+                    for d in descriptors:
+                        os.close(d)
+                    if not packet:
+                        break
+                    _, _, kind, number, _ = protocol.HEADER.unpack_from(packet)
+                    self.seen.append(Kind(kind).name.lower())
+                    act(connection, kind, number)
+        self._listener.close()
+
+
+ARENAS = [memfd(), memfd()]
+
+
+def open_well(connection, kind, number, arenas=ARENAS, **changes):
+    body = json.dumps({**OPENED, **changes}).encode()
+    socket.send_fds(connection, [answer(kind, number, body)], arenas)
+
+
+def send(body=b"", status=0):
+    return lambda connection, kind, number: connection.send(answer(kind, number, body, status))
+
+
+def nothing(connection, kind, number):
+    """Leaves a request without an answer."""
+
+
+def raw(packet):
+    return lambda connection, kind, number: connection.send(packet)
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_good_session(tmp_path):
+    service = Scripted(tmp_path, [open_well, send(struct.pack("<d", 2.5)), send(struct.pack("<Qd", 1, 0.5)), send()])
+    session = Session(service.path, DOCUMENT)
+    session.parameters.memory[:4] = b"abcd"
+    assert os.pread(ARENAS[0], 4, 0) == b"abcd"
+    assert session.norm_result(session.norm()) == 2.5
+    assert session.begun(session.begin(1.0, [GROUP], wait=True)) == 0.5 and session.step == 1
+    session.close()
+    assert service.seen == ["open", "norm", "step", "close"]
+    with pytest.raises(PlimsollError, match="the session is closed"):
+        session.norm()
+
+
+@pytest.mark.parametrize(
+    "opening, message",
+    [
+        (lambda c, k, n: open_well(c, k, n, ARENAS[:1]), "1 file descriptors came with 2 arenas"),
+        (lambda c, k, n: open_well(c, k, n, [ARENAS[0], memfd(100)]), "has 100 bytes: expected 4096"),
+        (lambda c, k, n: open_well(c, k, n, [ARENAS[0], memfd(seals=0)]), "not sealed against shrinking"),
+        (lambda c, k, n: open_well(c, k, n, [ARENAS[0], os.open("/dev/null", os.O_RDONLY)]), "has 0 bytes"),
+        (lambda c, k, n: open_well(c, k, n, elements=7), "expected 100"),
+        (send(b"{}"), "schema is None"),
+        (send(b"\xff"), "no JSON"),
+        (send(b"the host is full", 3), "the host is full \\(does_not_fit\\)"),
+        (raw(b"HTTP/1.1 400 Bad Request"), "an answer begins with"),
+        (raw(b"x"), "an answer of 1 bytes"),
+    ],
+)
+def test_bad_openings(tmp_path, opening, message):
+    service = Scripted(tmp_path, [opening])
+    time.sleep(0.01)
+    before = descriptors()
+    with pytest.raises(PlimsollError, match=message):
+        Session(service.path, DOCUMENT)
+    service._thread.join()
+    assert descriptors() <= before  # the files that came are closed
+
+
+@given(st.one_of(st.binary(min_size=1, max_size=100), st.binary(max_size=60).map(lambda b: answer(Kind.STEP, 1, b)), st.binary(max_size=60).map(lambda b: answer(Kind.STEP, 1, b, 6))))
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_bad_answers(tmp_path_factory, packet):
+    if packet == answer(Kind.STEP, 1, struct.pack("<Qd", 1, 0)):
+        return
+    service = Scripted(tmp_path_factory.mktemp("service"), [open_well, raw(packet)])
+    session = Session(service.path, DOCUMENT, patience=0)
+    with pytest.raises(PlimsollError):
+        session.begun(session.begin(1.0, [GROUP], wait=True))
+    session.abandon()
+
+
+def test_a_session_that_went_wrong_says_so_from_then_on(tmp_path):
+    service = Scripted(tmp_path, [open_well, raw(b"nonsense")])
+    session = Session(service.path, DOCUMENT)
+    with pytest.raises(ProtocolError, match="norm: an answer of 8 bytes"):
+        session.norm_result(session.norm())
+    with pytest.raises(PlimsollError, match="closed, because of this: norm: an answer of 8 bytes"):
+        session.norm()
+
+
+def test_a_refusal_of_what_nobody_waits_for_is_raised(tmp_path):
+    service = Scripted(tmp_path, [open_well, send(b"no such elements", 2), send(struct.pack("<d", 1.0))])
+    session = Session(service.path, DOCUMENT)
+    session.ready(1000, 1)
+    request = session.norm()
+    with pytest.raises(ServiceError, match="no such elements"):
+        session.norm_result(request)
+    assert session.norm_result(request) == 1.0
+
+
+def test_what_had_no_answer_is_sent_again(tmp_path):
+    # The first service dies with two requests that it has not answered.
+    service = Scripted(
+        tmp_path, [open_well, nothing, nothing], [open_well, send(), send(struct.pack("<d", 4.0))]
+    )
+    session = Session(service.path, DOCUMENT)
+    session.ready(0, 100)
+    assert session.norm_result(session.norm()) == 4.0
+    assert service.seen == ["open", "ready", "norm", "open", "ready", "norm"]
+
+
+def test_a_request_that_ends_the_service_is_not_sent_forever(tmp_path):
+    service = Scripted(tmp_path, *[[open_well, nothing]] * 10)
+    session = Session(service.path, DOCUMENT)
+    with pytest.raises(PlimsollError, match="has ended 3 times at the same request, norm"):
+        session.norm_result(session.norm())
+
+
+def test_lost_state_is_noticed(tmp_path):
+    anew = [memfd(), memfd()]
+    service = Scripted(tmp_path, [open_well, nothing], [lambda c, k, n: open_well(c, k, n, anew)])
+    session = Session(service.path, DOCUMENT)
+    with pytest.raises(StateLost, match="was started anew, and the state of rank 0 is gone; load the last checkpoint"):
+        session.norm_result(session.norm())
+
+
+def test_a_service_that_does_not_come_back(tmp_path):
+    service = Scripted(tmp_path, [open_well, nothing])
+    session = Session(service.path, DOCUMENT, patience=0.2)
+    with pytest.raises(PlimsollError, match="has ended .* none took its place within 0.2 s"):
+        session.norm_result(session.norm())
+
+
+def test_there_is_no_service(tmp_path):
+    with pytest.raises(PlimsollError, match="no optimizer service answers at .*; start one \\(plimsoll serve --socket"):
+        Session(str(tmp_path / "socket"), DOCUMENT)
+
+
+def test_program_is_not_found(monkeypatch):
+    monkeypatch.setenv("PLIMSOLL", "/nowhere/plimsoll")
+    with pytest.raises(PlimsollError, match="/nowhere/plimsoll was not found .*build it"):
+        Service()
+
+
+def test_program_that_does_not_serve(monkeypatch):
+    monkeypatch.setenv("PLIMSOLL", "/bin/false")
+    with pytest.raises(PlimsollError, match="has ended with code 1 before it listened"):
+        Service()
+
+
+def test_state_is_moved_through_the_window(service):
+    count = 5_000_001  # three halves of a window
+    document = {**DOCUMENT, "parameters": [{"name": "weight", "shape": [count], "group": 0, "first": 0, "count": count}]}
+    session = Session(service.socket, document)
+    values = np.random.default_rng(0).standard_normal(count, dtype=np.float32)
+    for stream in (protocol.MASTER_WEIGHTS, protocol.FIRST_MOMENT, protocol.SECOND_MOMENT):
+        session.write(stream, 0, values)
+        np.testing.assert_array_equal(session.read(stream, 0, count), values)
+        np.testing.assert_array_equal(session.read(stream, 4_999_990, 11), values[-11:])
+        session.write(stream, 17, values[:3])
+        np.testing.assert_array_equal(session.read(stream, 16, 5), [values[16], *values[:3], values[20]])
+    session.set_step(12)
+    session.close()
+    again = Session(service.socket, document)
+    assert again.attached and again.initialized and again.step == 12
+    again.close(give_back=True)
+    anew = Session(service.socket, document)
+    assert not anew.attached and not anew.initialized
+    with pytest.raises(ServiceError, match="refused"):
+        anew.read(protocol.FIRST_MOMENT, count, 1)
+    with pytest.raises(ServiceError, match="busy|held by process"):
+        Session(service.socket, document)
+
+
+def test_many_requests_need_no_reading(service):
+    session = Session(service.socket, DOCUMENT)
+    session.set_step(0)
+    for i in range(5000):
+        session.ready(i % 100, 1)
+    assert session.norm_result(session.norm()) == 0
+
+
+def test_a_step_that_was_interrupted_counts(service):
+    session = Session(service.socket, DOCUMENT)
+    session.set_step(0)
+    session.begin(1.0, [GROUP], wait=True)  # nobody waits for its answer
+    assert session.begun(session.begin(1.0, [GROUP], wait=True)) >= 0
+    assert session.step == 2
+
+
+def test_forked_children_do_not_hold_the_session(service):
+    session = Session(service.socket, DOCUMENT)
+    session.set_step(3)
+    child = os.fork()
+    if child == 0:
+        try:
+            session.norm()
+        except PlimsollError:
+            time.sleep(60)
+        os._exit(1)
+    session.abandon()
+    again = Session(service.socket, DOCUMENT)
+    assert again.step == 3 and os.waitpid(child, os.WNOHANG) == (0, 0)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def test_service_ends_with_its_owner(tmp_path):
+    program = "import os, sys, plimsoll; s = plimsoll.Service(); print(s.process.pid, s.socket, flush=True); sys.stdin.read()"
+    for how in (signal.SIGKILL, None):
+        owner = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pid, path = owner.stdout.readline().split()
+        assert os.path.exists(path) and os.stat(os.path.dirname(path)).st_mode & 0o777 == 0o700
+        owner.send_signal(how) if how else owner.stdin.close()
+        owner.wait(20)
+        deadline = time.monotonic() + 20
+        while os.path.exists(f"/proc/{pid}") and "State:\tZ" not in open(f"/proc/{pid}/status").read():
+            assert time.monotonic() < deadline, "the service lives on"
+            time.sleep(0.05)
+        if not how:
+            assert not os.path.exists(os.path.dirname(path))

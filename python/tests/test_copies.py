@@ -1,0 +1,173 @@
+"""Parameters that are not in shared memory: gradients and parameters are copied, later than asked for."""
+
+import copy
+
+import pytest
+import torch
+
+import plimsoll.torch
+from plimsoll.torch import optimizer as optimizer_module
+from plimsoll.torch import part as part_module
+from plimsoll.torch.layout import Stretches
+from plimsoll.torch.transfer import HostTransfer
+from test_optimizer import assert_same, backward, network, train
+
+
+class LateTransfer(HostTransfer):
+    """Does what is asked of it as late as it may, as a device would, and in order."""
+
+    def __init__(self):
+        self._tasks = []
+        self._done = 0
+
+    def _later(self, task):
+        self._tasks.append(task)
+        return len(self._tasks)
+
+    def _run(self, until):
+        while self._done < until:
+            self._tasks[self._done]()
+            self._done += 1
+
+    def store(self, arena, gradient):
+        return self._later(lambda: arena.copy_(gradient))
+
+    def add(self, arena, gradient):
+        return self._later(lambda: arena.add_(gradient))
+
+    def is_done(self, token):
+        self._run(token - 2)  # two copies are always under way
+        return self._done >= token
+
+    def finish(self, token):
+        self._run(token)
+
+    def fetch(self, parameter, arena):
+        values = arena.clone()  # the step is through with it now, or never
+        self._later(lambda: parameter.copy_(values))
+
+    def join(self):
+        self._run(len(self._tasks))
+
+
+@pytest.fixture
+def copies(monkeypatch):
+    """Parameters of the CPU are treated as those of a device."""
+    part = part_module.Part.__init__
+    monkeypatch.setattr(optimizer_module, "transfer_for", lambda device: LateTransfer())
+    monkeypatch.setattr(part_module.Part, "__init__", lambda self, name, pieces, mesh, transfer, shared: part(self, name, pieces, mesh, transfer, False))
+    monkeypatch.setattr(part_module, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(part_module, "_READY_BYTES", 64)
+
+
+@pytest.mark.parametrize("sharding", [None, "zero2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_copies_as_shared(monkeypatch, request, dtype, sharding):
+    wanted, found = network(dtype), network(dtype)
+    for model in (wanted, found):
+        if model is found:
+            request.getfixturevalue("copies")
+        optimizer = plimsoll.torch.AdamW(model.parameters(), lr=1e-2, max_grad_norm=0.1, sharding=sharding if model is found else None)
+        optimizer.open()
+        norms = []
+        for i in range(12):
+            # The number of backward passes changes: what was expected is wrong at times.
+            for j in range(1 + i // 3 % 3):
+                backward(model, 10 * i + j)
+            optimizer.step()
+            optimizer.zero_grad()
+            norms.append(optimizer.last_grad_norm)
+        if model is wanted:
+            expected = norms
+    assert norms == expected
+    assert_same(found, wanted, 0, 0)
+
+
+def test_changed_gradients_are_copied_again(copies):
+    ours, theirs = network(), network()
+    optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2, max_grad_norm=1e9)
+    reference = torch.optim.AdamW(theirs.parameters(), lr=1e-2)
+    optimizer.open()
+    for i in range(5):
+        for model in (ours, theirs):
+            backward(model, i)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            model[2].weight.grad = model[2].weight.grad * 0.5
+        optimizer.step(), reference.step()
+        assert optimizer.last_grad_norm < 0.05
+        optimizer.zero_grad(), reference.zero_grad()
+    assert_same(ours, theirs)
+
+
+def test_discarded_gradients_do_not_come_back(copies):
+    ours, theirs = network(), network()
+    optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2, max_grad_norm=1.0)
+    reference = torch.optim.AdamW(theirs.parameters(), lr=1e-2)
+    optimizer.open()
+    for i in range(4):
+        backward(ours, 100 + i)
+        optimizer.zero_grad()
+        backward(ours, i), backward(theirs, i)
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+        optimizer.step(), reference.step()
+        optimizer.zero_grad(), reference.zero_grad()
+    assert_same(ours, theirs)
+
+
+def test_state_is_attached_to(copies, service):
+    model = network()
+    train(model, plimsoll.torch.AdamW(model.parameters(), socket=service.socket), 3)
+    again = network()
+    optimizer = plimsoll.torch.AdamW(again.parameters(), socket=service.socket)
+    assert optimizer.resumed_step == 3
+    assert_same(again, model, 0, 0)
+
+
+def test_zero2_must_be_open_before_the_first_gradient():
+    model = network()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), sharding="zero2")
+    backward(model, 0)
+    with pytest.raises(RuntimeError, match="call optimizer.open\\(\\) before the first backward pass"):
+        optimizer.step()
+
+
+def test_stretches_are_joined():
+    generator = torch.Generator().manual_seed(0)
+    for enough in (1, 7, 30, 1000):
+        stretches, out = Stretches(enough), []
+        pieces = torch.randint(1, 9, (40,), generator=generator).tolist()
+        firsts = [sum(pieces[:i]) for i in range(len(pieces))]
+        for i in torch.randperm(40, generator=generator).tolist():
+            joined = stretches.add(firsts[i], pieces[i])
+            out += [joined] if joined else []
+        assert all(count >= enough for _, count in out)
+        out += stretches.rest()
+        covered = sorted(x for first, count in out for x in range(first, first + count))
+        assert covered == list(range(sum(pieces)))
+        assert stretches.rest() == []
+        if enough == 1000:
+            assert out == [(0, sum(pieces))]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sharding", [None, "zero2"])
+def test_cuda_as_cpu(dtype, sharding):
+    on_cpu = network(dtype)
+    on_gpu = copy.deepcopy(on_cpu).cuda()
+    optimizers = [plimsoll.torch.AdamW(on_cpu.parameters(), lr=1e-2, max_grad_norm=1.0), plimsoll.torch.AdamW(on_gpu.parameters(), lr=1e-2, max_grad_norm=1.0, sharding=sharding)]
+    for optimizer in optimizers:
+        optimizer.open()
+    for i in range(20):
+        # The gradients of the CPU, so that both see the same.
+        gradients = []
+        backward(on_cpu, i)
+        gradients = [p.grad.clone() for p in on_cpu.parameters()]
+        sum((p * g.cuda()).float().sum() for p, g in zip(on_gpu.parameters(), gradients)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        assert optimizers[0].last_grad_norm == optimizers[1].last_grad_norm
+    for p, q in zip(on_gpu.parameters(), on_cpu.parameters()):
+        assert torch.equal(p.cpu(), q)
+    optimizers[1].close()

@@ -1,0 +1,237 @@
+"""The service or the trainer is killed: training goes on with the same bits."""
+
+import hashlib
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+import plimsoll.torch
+from gpt import GPT, batch, text
+from plimsoll import Service, StateLost
+from test_optimizer import assert_same, backward, network, train
+
+STEPS = 40
+
+
+def workers(service):
+    """The processes of the service that the keeper has started."""
+    tasks = pathlib.Path(f"/proc/{service.process.pid}/task").iterdir()
+    return [int(c) for t in tasks for c in (t / "children").read_text().split()]
+
+
+def kill_worker(service):
+    killed = workers(service)
+    for pid in killed:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    return len(killed)
+
+
+def big_network():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(1000, 2000), torch.nn.Linear(2000, 1000)).bfloat16()
+
+
+def big_train(model, optimizer, steps):
+    for i in range(steps):
+        generator = torch.Generator().manual_seed(i)
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=generator, dtype=torch.bfloat16)
+        optimizer.step()
+        yield i
+
+
+def digest(model):
+    hashed = hashlib.sha256()
+    for p in model.parameters():
+        hashed.update(p.detach().contiguous().view(torch.uint8).numpy())
+    return hashed.hexdigest()
+
+
+def test_service_is_killed_between_steps(service):
+    undisturbed, model = network(), network()
+    train(undisturbed, plimsoll.torch.AdamW(undisturbed.parameters(), lr=1e-2, max_grad_norm=0.3), 20)
+    optimizer = plimsoll.torch.AdamW(model.parameters(), lr=1e-2, max_grad_norm=0.3, socket=service.socket)
+    optimizer.open()
+    for i in range(20):
+        backward(model, i)
+        if i % 3 == 0:
+            assert kill_worker(service) == 1
+        optimizer.step()
+        if i % 4 == 0:
+            kill_worker(service)
+        optimizer.zero_grad()
+    assert_same(model, undisturbed, 0, 0)
+
+
+def test_service_is_killed_during_steps(service):
+    undisturbed, model = big_network(), big_network()
+    for _ in big_train(undisturbed, plimsoll.torch.AdamW(undisturbed.parameters(), max_grad_norm=1.0), STEPS):
+        pass
+    optimizer = plimsoll.torch.AdamW(model.parameters(), max_grad_norm=1.0, socket=service.socket)
+    optimizer.open()
+    over, kills = threading.Event(), []
+
+    def killer():
+        chance = random.Random(1)
+        while not over.wait(chance.uniform(0.01, 0.12)):
+            kills.append(kill_worker(service))
+
+    thread = threading.Thread(target=killer)
+    thread.start()
+    try:
+        for _ in big_train(model, optimizer, STEPS):
+            pass
+    finally:
+        over.set()
+        thread.join()
+    assert sum(kills) >= 10
+    assert digest(model) == digest(undisturbed)
+
+
+def test_service_is_gone_for_good(service):
+    model = network()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), socket=service.socket)
+    train(model, optimizer, 2)
+    service.process.kill()
+    service.process.wait()
+    for part in optimizer._parts:
+        part.session.patience = 0.2
+    with pytest.raises(RuntimeError, match="has ended .* none took its place"):
+        train(model, optimizer, 1)
+
+
+def train_on(steps, **options):
+    """What a program that may be restarted does: it goes on from where the state is."""
+    torch.set_num_threads(1)
+    model, data = GPT().bfloat16(), text()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), lr=1e-3, max_grad_norm=1.0, model=model, **options)
+    begin = optimizer.resumed_step
+    for i in range(begin, steps):
+        print("step", i, flush=True)
+        model.loss(batch(data, i)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return digest(model), begin, optimizer.state_dict()["state"][0]["step"].item()
+
+
+def start_trainer(service, steps):
+    here = pathlib.Path(__file__).parent
+    environment = {**os.environ, "PLIMSOLL_SOCKET": service.socket, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
+    program = f"import torch, test_crash; torch.manual_seed(1); print(*test_crash.train_on({steps}))"
+    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def test_trainer_is_killed(service):
+    torch.manual_seed(1)
+    wanted, _, _ = train_on(30)
+    process = start_trainer(service, 30)
+    for line in process.stdout:
+        if line.startswith("step 19"):
+            break
+    time.sleep(random.uniform(0, 0.05))
+    process.kill()
+    process.wait()
+    process = start_trainer(service, 30)
+    found, begin, steps = process.stdout.read().splitlines()[-1].split()
+    assert process.wait() == 0
+    assert int(begin) >= 19 and float(steps) == 30
+    assert found == wanted
+
+
+RANK = """
+import os, pathlib, signal, sys
+import torch
+import torch.distributed as dist
+from plimsoll.torch import AdamW
+from test_crash import digest
+from test_optimizer import backward, network
+
+dist.init_process_group("gloo")
+marker = pathlib.Path(sys.argv[1]) / os.environ["RANK"]
+model = network(torch.bfloat16)
+optimizer = AdamW(model.parameters(), lr=1e-2, max_grad_norm=0.3, sharding="zero1")
+first = optimizer.resumed_step
+for i in range(first, 12):
+    backward(model, i)
+    if i == 7 and os.environ["RANK"] == "1" and first == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.step()
+    optimizer.zero_grad()
+marker.write_text(f"{first} {digest(model)}")
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_are_started_again(tmp_path):
+    here = pathlib.Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
+    command = [os.environ["PLIMSOLL"], "run", "--nproc", "2", "--restarts", "1", "--", sys.executable, "-c", RANK, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    model = network(torch.bfloat16)
+    train(model, plimsoll.torch.AdamW(model.parameters(), lr=1e-2, max_grad_norm=0.3), 12)
+    assert [(tmp_path / r).read_text() for r in "01"] == [f"7 {digest(model)}"] * 2
+
+
+def test_gradients_of_other_weights_are_refused(service):
+    model = network()
+    train(model, plimsoll.torch.AdamW(model.parameters(), socket=service.socket), 3)
+    again = network()
+    optimizer = plimsoll.torch.AdamW(again.parameters(), socket=service.socket)
+    backward(again, 3)
+    with pytest.raises(RuntimeError, match="read optimizer.resumed_step before the first forward pass"):
+        optimizer.step()
+    assert_same(again, model, 0, 0)  # it has the right weights now
+    optimizer.zero_grad()
+    assert optimizer.resumed_step == 3
+    train(again, optimizer, 1, 3)
+
+
+def test_other_model_of_the_same_job_is_refused(service):
+    model = network()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), socket=service.socket)
+    train(model, optimizer, 1)
+    optimizer.close()
+    with pytest.raises(RuntimeError, match="differs"):
+        plimsoll.torch.AdamW(network().half().float()[0].parameters(), socket=service.socket).open()
+
+
+def test_state_that_was_begun_is_made_anew(service, monkeypatch):
+    # A trainer that dies before its weights are written leaves no state to go on from.
+    model = network()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), socket=service.socket)
+    with monkeypatch.context() as m:
+        m.setattr("plimsoll.torch.part.Part.initialize", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.open()
+    weights = model[0].weight.detach().clone()
+    again = plimsoll.torch.AdamW(model.parameters(), socket=service.socket)
+    assert again.resumed_step == 0
+    assert torch.equal(model[0].weight, weights)
+    train(model, again, 1)
+
+
+def test_lost_state(service):
+    model = network()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), socket=service.socket)
+    train(model, optimizer, 1)
+    # Another client gives the state back behind this one's back: as after a
+    # service that was started anew.
+    optimizer._parts[0].session.abandon()
+    twin = plimsoll.torch.AdamW(network().parameters(), socket=service.socket)
+    twin.open()
+    twin.close(give_back=True)
+    session = optimizer._parts[0].session
+    with pytest.raises(StateLost):
+        session._recover(ConnectionError("a test"))

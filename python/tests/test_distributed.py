@@ -1,0 +1,247 @@
+"""Several ranks, by torch.distributed with gloo."""
+
+import datetime
+import functools
+import json
+import os
+import pathlib
+import socket
+import sys
+import traceback
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+
+import plimsoll.torch
+from gpt import GPT, batch, text
+from plimsoll import PlimsollError
+
+RANKS = 2
+STEPS = 8
+OPTIONS = dict(lr=1e-3, weight_decay=0.1, max_grad_norm=0.5)
+
+
+def enter(rank, world, port, environment, function, arguments, results):
+    """A rank: joins the process group, runs the function, and sends what it returns."""
+    os.environ.update(
+        environment, RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+        result = function(rank, *arguments)
+        dist.barrier()
+        results.put((rank, result, None))
+    except BaseException:
+        results.put((rank, None, traceback.format_exc()))
+        raise
+    finally:
+        dist.destroy_process_group()
+
+
+def run(function, *arguments, service=None):
+    """What each rank returns, as JSON would hold it."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    environment = {"PLIMSOLL_SOCKET": service.socket} if service else {}
+    context = mp.get_context("fork" if sys.platform == "linux" else "spawn")
+    results = context.SimpleQueue()
+    ranks = [context.Process(target=enter, args=(r, RANKS, port, environment, function, arguments, results)) for r in range(RANKS)]
+    for r in ranks:
+        r.start()
+    found = {}
+    for _ in ranks:
+        rank, result, error = results.get()
+        assert error is None, f"rank {rank}:\n{error}"
+        found[rank] = result
+    for r in ranks:
+        r.join()
+    return [found[r] for r in range(RANKS)]
+
+
+def weights(model):
+    return {n.replace("module.", ""): p.detach().float().flatten().tolist() for n, p in model.named_parameters()}
+
+
+def assert_near(found, wanted, **tolerance):
+    for name, values in wanted.items():
+        torch.testing.assert_close(torch.tensor(found[name]), torch.tensor(values), **tolerance, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def own_rows(tokens, rank):
+    return tokens[rank::RANKS]
+
+
+@functools.lru_cache
+def one_rank(dtype):
+    """The weights and losses of one rank with the global batch."""
+    torch.manual_seed(0)
+    model = GPT().to(dtype)
+    optimizer = plimsoll.torch.AdamW(model.parameters(), **OPTIONS)
+    norms = []
+    for i in range(STEPS):
+        model.loss(batch(text(), i)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        norms.append(optimizer.last_grad_norm)
+    return weights(model), norms
+
+
+def sharded(rank, dtype, sharding, accumulate):
+    torch.manual_seed(0)
+    model = GPT().to(dtype)
+    wrapped = DistributedDataParallel(model) if sharding == "zero1" else model
+    optimizer = plimsoll.torch.AdamW(wrapped.parameters(), sharding=sharding, model=wrapped, **OPTIONS)
+    optimizer.open()
+    norms, held = [], sum(p.session.elements for p in optimizer._parts)
+    for i in range(STEPS):
+        rows = own_rows(batch(text(), i), rank)
+        for part in rows.chunk(accumulate):
+            logits = wrapped(part[:, :-1]).float()
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten())
+            (loss / accumulate).backward()
+        assert (sharding == "zero2") == all(p.grad is None for p in model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+        norms.append(optimizer.last_grad_norm)
+    return weights(model), norms, held, sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("own_service", [False, True])
+@pytest.mark.parametrize(
+    "dtype, sharding, accumulate", [(torch.float32, "zero1", 1), (torch.float32, "zero2", 1), (torch.float32, "zero2", 2), (torch.bfloat16, "zero1", 1), (torch.bfloat16, "zero2", 1)]
+)
+def test_sharded_as_one_rank(service, dtype, sharding, accumulate, own_service):
+    if own_service and (dtype is torch.bfloat16 or accumulate > 1):
+        pytest.skip("one of each is enough")
+    wanted, norms = one_rank(dtype)
+    ranks = run(sharded, dtype, sharding, accumulate, service=None if own_service else service)
+    assert ranks[0][0] == ranks[1][0]  # the ranks agree to the bit
+    tolerance = dict(rtol=1e-3, atol=2e-5) if dtype is torch.float32 else dict(rtol=5e-2, atol=5e-3)
+    assert_near(ranks[0][0], wanted, **tolerance)
+    assert ranks[0][1] == ranks[1][1] == pytest.approx(norms, rel=1e-4 if dtype is torch.float32 else 2e-2)
+    assert sum(r[2] for r in ranks) == ranks[0][3] and abs(ranks[0][2] - ranks[1][2]) <= 1
+
+
+def replicated(rank, bucket_view):
+    torch.manual_seed(0)
+    model = GPT()
+    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=bucket_view)
+    optimizer = plimsoll.torch.AdamW(wrapped.parameters(), **OPTIONS)
+    optimizer.open()
+    for i in range(STEPS):
+        rows = own_rows(batch(text(), i), rank)
+        logits = wrapped(rows[:, :-1])
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(model)
+
+
+@pytest.mark.parametrize("bucket_view", [False, True])
+def test_replicated_as_one_rank(service, bucket_view):
+    ranks = run(replicated, bucket_view, service=service)
+    assert ranks[0] == ranks[1]
+    assert_near(ranks[0], one_rank(torch.float32)[0], rtol=1e-3, atol=2e-5)
+
+
+def fully_sharded(rank, dtype):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = GPT(vocabulary=257).to(dtype)  # does not divide by two
+    mesh = init_device_mesh("cpu", (RANKS,))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = plimsoll.torch.AdamW(model.parameters(), model=model, **OPTIONS)
+    norms = []
+    for i in range(STEPS):
+        rows = own_rows(batch(text(), i), rank)
+        logits = model(rows[:, :-1]).float()
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        norms.append(optimizer.last_grad_norm)
+    state = optimizer.state_dict()
+    moment = state["state"][0]["exp_avg"]
+    assert type(moment).__name__ == "DTensor" and moment.shape == (257, 32)
+    reference = torch.optim.AdamW(model.parameters())
+    reference.load_state_dict(state)
+    optimizer.load_state_dict(reference.state_dict())
+    full = {n: p.full_tensor().detach().float().flatten().tolist() for n, p in model.named_parameters()}
+    return full, norms, moment.full_tensor().flatten().tolist()
+
+
+def test_fully_sharded_as_one_rank(service):
+    pytest.importorskip("torch.distributed.fsdp", reason="no fully_shard in this torch")
+    torch.manual_seed(0)
+    model = GPT(vocabulary=257)
+    optimizer = plimsoll.torch.AdamW(model.parameters(), **OPTIONS)
+    norms = []
+    for i in range(STEPS):
+        model.loss(batch(text(), i)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        norms.append(optimizer.last_grad_norm)
+    ranks = run(fully_sharded, torch.float32, service=service)
+    assert_near(ranks[0][0], weights(model), rtol=1e-3, atol=2e-5)
+    assert ranks[0][1] == ranks[1][1] == pytest.approx(norms, rel=1e-4)
+    moment = optimizer.state_dict()["state"][0]["exp_avg"]
+    torch.testing.assert_close(torch.tensor(ranks[0][2]), moment.flatten(), rtol=1e-3, atol=1e-6)
+
+
+def saving(rank, directory, sharding, steps, resume):
+    torch.manual_seed(0 if not resume else 5)
+    model = GPT().bfloat16()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), sharding=sharding, model=model, **OPTIONS)
+    optimizer.open()
+    training = optimizer.load(directory) if resume else None
+    first = optimizer.resumed_step
+    for i in range(first, first + steps):
+        model.loss(own_rows(batch(text(), i), rank)).backward()
+        if sharding == "zero1":
+            for p in model.parameters():
+                dist.all_reduce(p.grad, op=dist.ReduceOp.SUM)
+                p.grad /= RANKS
+        optimizer.step()
+        optimizer.zero_grad()
+    if not resume:
+        optimizer.save(directory, {"epoch": 3})
+        assert optimizer.saved() == steps
+    with pytest.raises(RuntimeError, match="no rank has the whole state"):
+        optimizer.state_dict()
+    return weights(model), first, training
+
+
+def test_checkpoint_of_ranks_is_loaded_by_one(tmp_path):
+    before = run(saving, str(tmp_path), "zero1", 3, False)
+    after = run(saving, str(tmp_path), "zero2", 0, True)
+    assert after[0] == after[1] == (before[0][0], 3, {"epoch": 3})
+    torch.manual_seed(9)
+    model = GPT().bfloat16()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), model=model)
+    assert optimizer.load(tmp_path) == {"epoch": 3}
+    assert optimizer.resumed_step == 3 and weights(model) == before[0][0]
+
+
+def failing(rank, directory):
+    model = GPT()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), sharding="zero1", model=model)
+    optimizer.open()
+    optimizer.save(directory)
+    if rank == 1:
+        optimizer._saving = (directory, 77)
+    with pytest.raises(PlimsollError, match="step 77 was not saved" if rank else "another rank could not save step 0"):
+        optimizer.saved()
+    return [str(p) for p in pathlib.Path(directory).glob("*")]
+
+
+def test_a_rank_that_cannot_save_fails_all(tmp_path):
+    for left in run(failing, str(tmp_path)):
+        assert not any("step-00000000" in p and ".saving" not in p for p in left), json.dumps(left)

@@ -1,0 +1,74 @@
+"""Every byte of the state is there once, and none of model size is anywhere else."""
+
+import ctypes
+import multiprocessing
+import pathlib
+import re
+from collections import defaultdict
+
+import pytest
+import torch
+
+import plimsoll.torch
+from test_crash import workers
+
+LAYERS, WIDTH = 8, 2048
+PARAMETERS = LAYERS * (WIDTH * WIDTH + WIDTH)
+
+
+def shared_by_component(pids):
+    """The proportional set size of arenas, by the last part of their names."""
+    found, component = defaultdict(int), None
+    for pid in pids:
+        for line in pathlib.Path(f"/proc/{pid}/smaps").read_text().splitlines():
+            if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+                name = re.search(r"/memfd:plimsoll/(\S+)", line)
+                component = name and name[1].rsplit("/", 1)[-1]
+            elif component and line.startswith("Pss:"):
+                found[component] += int(line.split()[1]) * 1024
+    return dict(found)
+
+
+def anonymous():
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return int(re.search(r"RssAnon:\s+(\d+)", pathlib.Path("/proc/self/status").read_text())[1]) * 1024
+
+
+def measure(state, results):
+    torch.set_num_threads(1)
+    x = torch.randn(4, WIDTH).bfloat16()
+    # What products of this size and an optimizer of torch load and keep.
+    for _ in range(3):
+        small = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(2))).bfloat16()
+        small(x).square().mean().backward()
+    torch.optim.SGD(small.parameters()).step()
+    del small
+    before = anonymous()
+    model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))).bfloat16()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), max_grad_norm=1.0, state=state)
+    optimizer.open()
+    for _ in range(3):
+        model(x).square().mean().backward()
+        with_gradients = anonymous() - before
+        optimizer.step()
+        after = anonymous() - before
+        optimizer.zero_grad()
+    pids = [multiprocessing.current_process().pid, *workers(optimizer._service)]
+    results.put((shared_by_component(pids), with_gradients, after))
+
+
+@pytest.mark.parametrize("state, bytes_each", [("split", 14), ("fp32", 16)])
+def test_bytes_a_parameter(state, bytes_each):
+    context = multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    process = context.Process(target=measure, args=(state, results))
+    process.start()
+    shared, with_gradients, after = results.get()
+    process.join()
+    # The journal has one size for each worker, whatever the model's.
+    assert shared.pop("step_journal") < 64 << 20
+    assert sum(shared.values()) == pytest.approx(bytes_each * PARAMETERS, rel=0.005), shared
+    assert shared["parameters"] == pytest.approx(2 * PARAMETERS, rel=0.001)
+    assert shared["gradients"] == pytest.approx(2 * PARAMETERS, rel=0.001)
+    # Parameters alone are 64 MiB; activations are some KiB, and one gradient at a time 8 MiB.
+    assert with_gradients < 12 << 20 and after < 12 << 20, (with_gradients, after)

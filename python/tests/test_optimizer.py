@@ -1,0 +1,403 @@
+"""The interface of torch.optim.Optimizer, piece by piece."""
+
+import copy
+import gc
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import plimsoll.torch
+from plimsoll import ServiceError
+
+
+def network(dtype=torch.float32):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(16, 40), torch.nn.Tanh(), torch.nn.Linear(40, 4)).to(dtype)
+
+
+def data(i, rows=8):
+    generator = torch.Generator().manual_seed(i)
+    return torch.randn(rows, 16, generator=generator), torch.randint(4, (rows,), generator=generator)
+
+
+def backward(model, i, scale=1.0):
+    x, y = data(i)
+    loss = F.cross_entropy(model(x.to(model[0].weight.dtype)).float(), y)
+    (loss * scale).backward()
+    return loss.item()
+
+
+def train(model, optimizer, steps, first=0):
+    losses = []
+    for i in range(first, first + steps):
+        losses.append(backward(model, i))
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def assert_same(a, b, rtol=1e-5, atol=1e-6):
+    for (name, p), q in zip(a.named_parameters(), b.parameters()):
+        torch.testing.assert_close(p, q, rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+OPTIMIZERS = {
+    "AdamW": dict(lr=1e-2, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1),
+    "Adam": dict(lr=1e-2, weight_decay=0.1),
+    "Adagrad": dict(lr=1e-2, lr_decay=0.01, weight_decay=0.1),
+    "SGD": dict(lr=1e-2, momentum=0.9, dampening=0.1, weight_decay=0.1),
+    "SGD nesterov": dict(lr=1e-2, momentum=0.9, nesterov=True),
+    "SGD plain": dict(lr=1e-2),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_follows_torch(name):
+    ours, theirs = network(), network()
+    options, name = OPTIMIZERS[name], name.split()[0]
+    a = train(ours, getattr(plimsoll.torch, name)(ours.parameters(), **options), 20)
+    b = train(theirs, getattr(torch.optim, name)(theirs.parameters(), **options), 20)
+    assert a == pytest.approx(b, rel=1e-5)
+    assert_same(ours, theirs)
+
+
+def test_lion_follows_its_paper():
+    ours, theirs = network(), network()
+    optimizer = plimsoll.torch.Lion(ours.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1)
+    moments = [torch.zeros_like(p) for p in theirs.parameters()]
+    for i in range(10):
+        train(ours, optimizer, 1, i)
+        backward(theirs, i)
+        with torch.no_grad():
+            for p, m in zip(theirs.parameters(), moments):
+                p.mul_(1 - 1e-3 * 0.1).sub_(1e-3 * torch.sign(0.9 * m + 0.1 * p.grad))
+                m.mul_(0.99).add_(p.grad, alpha=0.01)
+                p.grad = None
+    assert_same(ours, theirs)
+
+
+def test_groups_and_schedulers():
+    def make(module, model):
+        groups = [
+            {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.1},
+            {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0, "lr": 1e-3},
+        ]
+        optimizer = module.AdamW(groups, lr=1e-2)
+        return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, [1e-2, 1e-3], total_steps=15)
+
+    ours, theirs = network(), network()
+    for model, module in ((ours, plimsoll.torch), (theirs, torch.optim)):
+        optimizer, scheduler = make(module, model)
+        for i in range(15):
+            train(model, optimizer, 1, i)
+            scheduler.step()
+    assert_same(ours, theirs)
+
+
+def test_groups_of_a_type_each():
+    # A part has but the groups of its own parameters.
+    model = torch.nn.ModuleList([torch.nn.Linear(8, 8), torch.nn.Linear(8, 8).bfloat16(), torch.nn.Linear(8, 8).bfloat16()])
+    optimizer = plimsoll.torch.SGD([{"params": m.parameters(), "lr": 10.0**-i} for i, m in enumerate(model)])
+    before = [m.weight.detach().float() for m in model]
+    for m in model:
+        for p in m.parameters():
+            p.grad = torch.ones_like(p)
+    optimizer.step()
+    for i, (m, b) in enumerate(zip(model, before)):
+        torch.testing.assert_close(m.weight.detach().float(), b - 10.0**-i, rtol=1e-2, atol=1e-3)
+
+
+def test_a_step_that_was_interrupted_between_parts_is_noticed(monkeypatch):
+    model = torch.nn.ModuleList([torch.nn.Linear(8, 8), torch.nn.Linear(8, 8).bfloat16()])
+    optimizer = plimsoll.torch.SGD(model.parameters())
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as m:
+        m.setattr(optimizer._parts[1].session, "begin", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+    with pytest.raises(RuntimeError, match="at different steps \\(bf16: 2, fp32: 1\\).*load the last checkpoint"):
+        optimizer.step()
+
+
+def test_closure():
+    ours, theirs = network(), network()
+    for model, optimizer in (
+        (ours, plimsoll.torch.AdamW(ours.parameters(), lr=1e-2)),
+        (theirs, torch.optim.AdamW(theirs.parameters(), lr=1e-2)),
+    ):
+        def closure():
+            optimizer.zero_grad()
+            return backward(model, 7)
+
+        first = optimizer.step(closure)
+        assert optimizer.step(closure) < first
+    assert_same(ours, theirs)
+
+
+def test_gradients_accumulate_in_place():
+    ours, theirs = network(), network()
+    optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2, max_grad_norm=0.1)
+    reference = torch.optim.AdamW(theirs.parameters(), lr=1e-2)
+    optimizer.open()
+    for i in range(9):
+        # The number of backward passes changes: what was expected is wrong at times.
+        for j in range(1 + i // 3):
+            backward(ours, 10 * i + j), backward(theirs, 10 * i + j)
+            if j == 0:
+                addresses = [p.grad.data_ptr() for p in ours.parameters()]
+        assert addresses == [p.grad.data_ptr() for p in ours.parameters()]
+        norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.1)
+        optimizer.step(), reference.step()
+        assert optimizer.last_grad_norm == pytest.approx(norm.item(), rel=1e-5)
+        optimizer.zero_grad(set_to_none=i % 2 == 0), reference.zero_grad()
+    assert_same(ours, theirs, rtol=1e-4)
+
+
+def test_gradients_may_be_changed_until_the_step():
+    ours, theirs = network(), network()
+    optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2, max_grad_norm=1e9)
+    reference = torch.optim.AdamW(theirs.parameters(), lr=1e-2)
+    optimizer.open()
+    for i in range(5):
+        for model in (ours, theirs):
+            backward(model, i)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            model[2].weight.grad = model[2].weight.grad * 0.5  # another tensor
+        assert norm > 0.05
+        optimizer.step(), reference.step()
+        assert optimizer.last_grad_norm < 0.05
+        optimizer.zero_grad(), reference.zero_grad()
+    assert_same(ours, theirs)
+
+
+def test_not_finite_gradients_skip_the_step():
+    model = network()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), max_grad_norm=1.0)
+    before = copy.deepcopy(model)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    model[0].bias.grad[3] = float("nan")
+    optimizer.step()
+    assert optimizer.skipped == 1 and optimizer.last_grad_norm != optimizer.last_grad_norm
+    assert_same(model, before, 0, 0)
+    optimizer.zero_grad()
+    train(model, optimizer, 1)
+    assert optimizer.skipped == 1
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_gradient_scaler(dtype, unscale):
+    if unscale and dtype is torch.float16:
+        pytest.skip("torch does not unscale fp16 gradients in place")
+    ours, theirs = network(dtype), network()
+    theirs.load_state_dict({n: t.float() for n, t in ours.state_dict().items()})
+    optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2, max_grad_norm=0.5)
+    reference = torch.optim.AdamW(theirs.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    for i in range(10):
+        # Overflows once: the scale is halved, and the step is left out.
+        scale = scaler.scale(torch.ones(())).item()
+        backward(ours, i, scale=float("inf") if i == 4 else scale)
+        if unscale:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        if i != 4:
+            backward(theirs, i)
+            torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
+            reference.step()
+            reference.zero_grad()
+    assert optimizer.skipped == 1 and scaler.get_scale() == 2.0**7
+    tolerance = dict(rtol=1e-4, atol=1e-5) if dtype is torch.float32 else dict(rtol=2e-2, atol=5e-3)
+    for p, q in zip(ours.parameters(), theirs.parameters()):
+        torch.testing.assert_close(p.float(), q, **tolerance)
+
+
+def test_missing_gradients():
+    model = torch.nn.ModuleDict({"used": torch.nn.Linear(4, 4), "unused": torch.nn.Linear(4, 4)})
+    optimizer = plimsoll.torch.AdamW(model.parameters(), lr=0.1, weight_decay=0.5, model=model)
+    optimizer.step()  # as torch: nothing happens without a gradient
+    model["used"](torch.randn(2, 4)).sum().backward()
+    with pytest.raises(RuntimeError, match="2 parameters have no gradient, unused.bias among them"):
+        optimizer.step()
+    optimizer.close()
+
+    optimizer = plimsoll.torch.AdamW(model.parameters(), lr=0.1, weight_decay=0.5, missing_gradients="zero")
+    model.zero_grad()
+    before = model["unused"].weight.detach().clone()
+    for _ in range(2):
+        model["used"](torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.testing.assert_close(model["unused"].weight.detach(), before * 0.95**2)
+    # A gradient of an earlier step must not come back.
+    model["unused"].weight.grad = torch.ones_like(before)
+    optimizer.step()
+    optimizer.zero_grad()
+    model["used"](torch.randn(2, 4)).sum().backward()
+    moment = optimizer.state_dict()["state"][2]["exp_avg"].clone()
+    optimizer.step()
+    torch.testing.assert_close(optimizer.state_dict()["state"][2]["exp_avg"], moment * 0.9)
+
+
+def test_frozen_and_empty_parameters_stay():
+    model = network()
+    model[0].weight.requires_grad_(False)
+    model.register_parameter("empty", torch.nn.Parameter(torch.zeros(0)))
+    frozen = model[0].weight.clone()
+    optimizer = plimsoll.torch.AdamW([p for p in model.parameters()], lr=0.1)
+    before = model[2].weight.clone()
+    train(model, optimizer, 2)
+    assert torch.equal(model[0].weight, frozen) and not torch.equal(model[2].weight, before)
+
+
+def test_groups_are_added_before_the_first_step_only():
+    model = network()
+    optimizer = plimsoll.torch.AdamW(model[0].parameters())
+    optimizer.add_param_group({"params": model[2].parameters(), "lr": 1e-4})
+    train(model, optimizer, 1)
+    with pytest.raises(RuntimeError, match="add all groups before the first step"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3))]})
+    with pytest.raises(RuntimeError, match="has got other memory"):
+        model.double().float()
+        train(model, optimizer, 1)
+
+
+def test_bad_arguments_are_explained():
+    parameters = list(network().parameters())
+    for options, message in (
+        (dict(state="spilt"), "state is 'spilt': expected one of 'split', 'fp32'"),
+        (dict(moments="fp8"), "moments is 'fp8'"),
+        (dict(sharding="zero3"), "sharding is 'zero3'"),
+        (dict(max_grad_norm=0), "max_grad_norm is 0"),
+        (dict(missing_gradients="skip"), "missing_gradients is 'skip'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            plimsoll.torch.AdamW(parameters, **options)
+    with pytest.raises(ValueError, match="there is no process group"):
+        plimsoll.torch.AdamW(parameters, sharding="zero1").open()
+    with pytest.raises(TypeError, match="float64"):
+        plimsoll.torch.AdamW([torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))]).open()
+    with pytest.raises(ServiceError, match="int8 moments are made for Adam"):
+        plimsoll.torch.Lion(network().parameters(), moments="int8").open()
+    embedding = torch.nn.Embedding(10, 4, sparse=True)
+    optimizer = plimsoll.torch.AdamW(embedding.parameters())
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(TypeError, match="make it so \\(sparse=False\\)"):
+        optimizer.step()
+    with pytest.raises(ValueError, match="no amsgrad in AdamW"):
+        model = network()
+        optimizer = plimsoll.torch.AdamW(model.parameters())
+        optimizer.load_state_dict(torch.optim.AdamW(model.parameters(), amsgrad=True).state_dict())
+        train(model, optimizer, 1)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_state_comes_from_torch_and_goes_back(name):
+    options, name = OPTIMIZERS[name], name.split()[0]
+    ours, theirs = network(), network()
+    reference = getattr(torch.optim, name)(theirs.parameters(), **options)
+    train(theirs, reference, 5)
+    # Come,
+    ours.load_state_dict(theirs.state_dict())
+    optimizer = getattr(plimsoll.torch, name)(ours.parameters(), lr=5.0)
+    optimizer.load_state_dict(copy.deepcopy(reference.state_dict()))
+    assert optimizer.param_groups[0]["lr"] == 1e-2
+    train(ours, optimizer, 5, 5), train(theirs, reference, 5, 5)
+    assert_same(ours, theirs)
+    # and leave.
+    left = network()
+    left.load_state_dict(ours.state_dict())
+    successor = getattr(torch.optim, name)(left.parameters(), lr=5.0)
+    successor.load_state_dict(optimizer.state_dict())
+    train(left, successor, 5, 10), train(theirs, reference, 5, 10)
+    assert_same(left, theirs)
+
+
+@pytest.mark.parametrize("options", [{}, {"state": "fp32"}, {"moments": "bf16"}, {"moments": "int8"}])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_own_state_is_exact(dtype, options):
+    model = network(dtype)
+    model[0] = torch.nn.Sequential(torch.nn.Linear(16, 512), torch.nn.Tanh(), torch.nn.Linear(512, 40)).to(dtype)
+    model[0].weight = model[0][0].weight
+    optimizer = plimsoll.torch.AdamW(model.parameters(), lr=1e-2, **options)
+    train(model, optimizer, 4)
+    other = copy.deepcopy(model)
+    for p in other.parameters():
+        p.data = p.data.clone()
+    copied = plimsoll.torch.AdamW(other.parameters(), lr=1e-2, **options)
+    copied.load_state_dict(optimizer.state_dict())
+    if options.get("moments") != "int8":  # moments in a byte are rounded once more
+        assert train(model, optimizer, 4, 4) == train(other, copied, 4, 4)
+        assert_same(model, other, 0, 0)
+        assert str(optimizer.state_dict()) == str(copied.state_dict())
+    else:
+        torch.testing.assert_close(optimizer.state_dict()["state"], copied.state_dict()["state"], rtol=0.1, atol=1e-3)
+
+
+def test_other_weights_are_not_overwritten_by_masters():
+    model, other = network(torch.bfloat16), network(torch.bfloat16)
+    optimizer = plimsoll.torch.AdamW(model.parameters())
+    train(model, optimizer, 2)
+    with torch.no_grad():
+        other[0].weight.copy_(torch.randn(40, 16))
+    wanted = other[0].weight.detach().clone()
+    copied = plimsoll.torch.AdamW(other.parameters())
+    copied.load_state_dict(optimizer.state_dict())
+    assert torch.equal(other[0].weight, wanted)
+
+
+def test_empty_state():
+    model = network()
+    optimizer = plimsoll.torch.AdamW(model.parameters())
+    optimizer.load_state_dict(optimizer.state_dict())  # what accelerate does
+    assert optimizer._parts is None and optimizer.state_dict()["state"] == {}
+    train(model, optimizer, 2)
+    optimizer.load_state_dict(torch.optim.AdamW(network().parameters()).state_dict())
+    assert optimizer.state_dict()["state"] == {}
+
+
+def test_wrong_state_is_explained():
+    model = network()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), model=model)
+    train(model, optimizer, 1)
+    state = optimizer.state_dict()
+    state["state"][1]["exp_avg"] = torch.zeros(3)
+    with pytest.raises(ValueError, match=r"exp_avg of parameter 0.bias has the shape \(3,\): expected \(40,\)"):
+        optimizer.load_state_dict(state)
+    state["state"][1]["step"] = torch.tensor(9.0)
+    with pytest.raises(ValueError, match="at different steps \\(1, 9\\)"):
+        optimizer.load_state_dict(state)
+
+
+def test_model_outlives_its_optimizer():
+    model = network()
+    optimizer = plimsoll.torch.AdamW(model.parameters())
+    train(model, optimizer, 1)
+    process = optimizer._service.process
+    del optimizer
+    gc.collect()
+    process.wait(10)
+    backward(model, 0)
+    successor = plimsoll.torch.AdamW(model.parameters())
+    train(model, successor, 1)
+    assert successor.resumed_step == 0
+
+
+def test_autograd_notices_a_step():
+    model = network()
+    optimizer = plimsoll.torch.AdamW(model.parameters())
+    loss = model(torch.randn(2, 16)).sum()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

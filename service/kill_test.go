@@ -1,0 +1,508 @@
+package service
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"plimsoll/optim"
+)
+
+// trainer is a training that goes on wherever it was broken off. The state at a
+// step depends on the number of the step alone, however often a checkpoint was
+// loaded in between.
+type trainer struct {
+	Socket   string
+	Document *Document
+	// Ranges has steps waited for by ranges, as parameters are needed.
+	Ranges bool
+	// Checkpoints is a folder in which state is saved now and then, and from
+	// which it is loaded; empty is none.
+	Checkpoints string
+	// Phase is a file in which the trainer says what it does: who kills it
+	// reads there what that hit.
+	Phase string
+
+	activity *atomic.Uint32
+	random   *rand.Rand
+}
+
+// What a trainer does. It may be saving beside.
+const (
+	opening = iota + 1
+	writingWeights
+	writingGradients
+	norming
+	stepping
+	committing
+	loading
+
+	saving = 1 << 8
+)
+
+// does says what the trainer does now.
+func (x *trainer) does(activity uint32) { x.activity.Store(x.activity.Load()&saving | activity) }
+
+// is says whether an activity is the one that is meant.
+func is(activity, meant uint32) bool {
+	return activity&^saving == meant || activity&saving != 0 && meant == saving
+}
+
+// init prepares the trainer. It may be called again.
+func (x *trainer) init() error {
+	if x.activity != nil {
+		return nil
+	}
+	x.random = rand.New(rand.NewPCG(rand.Uint64(), 0))
+	gradientPatterns[x.Document.Gradient]() // takes its time
+	x.activity = &atomic.Uint32{}
+	if x.Phase == "" {
+		return nil
+	}
+	file, err := os.OpenFile(x.Phase, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if err := file.Truncate(4); err != nil {
+		return err
+	}
+	page, err := unix.Mmap(int(file.Fd()), 0, 4, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return err
+	}
+	x.activity = (*atomic.Uint32)(unsafe.Pointer(unsafe.SliceData(page)))
+	return nil
+}
+
+// train goes on until it is told to stop, whatever happens to the service.
+func (x *trainer) train(stop func(step int64) bool) (*Session, error) {
+	if err := x.init(); err != nil {
+		return nil, err
+	}
+	for {
+		x.activity.Store(opening)
+		s, err := openPatiently(x.Socket, x.Document)
+		if err != nil {
+			return nil, err
+		}
+		err = x.goOn(s, stop)
+		if err == nil {
+			return s, nil
+		}
+		if detached := s.Detach(); !errors.Is(err, ErrLost) || detached != nil {
+			return nil, errors.Join(err, detached)
+		}
+	}
+}
+
+func (x *trainer) goOn(s *Session, stop func(step int64) bool) error {
+	step, saved := s.Welcome.Step, int64(-1)
+	if !s.Welcome.Initialized {
+		x.does(writingWeights)
+		err := begin(s)
+		if complete, _ := filepath.Glob(filepath.Join(x.Checkpoints, "step-*")); x.Checkpoints != "" && len(complete) > 0 {
+			step, err = s.Load(x.Checkpoints) // it was broken off in loading
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for !stop(step) {
+		step++
+		if err := x.step(s, step); err != nil {
+			return err
+		}
+		if x.Checkpoints == "" {
+			continue
+		}
+		var err error
+		switch {
+		case saved < 0 && step%5 == 0:
+			x.activity.Or(saving)
+			saved, err = s.Save(x.Checkpoints, nil)
+		case saved >= 0 && x.random.IntN(3) == 0:
+			err = x.commit(s, saved)
+			saved = -1
+		case saved < 0 && x.random.IntN(6) == 0:
+			x.does(loading)
+			var now int64
+			if now, err = s.Load(x.Checkpoints); err == nil {
+				step = now
+			} else if e := (*Error)(nil); errors.As(err, &e) && strings.Contains(e.Message, "no complete checkpoint") {
+				err = nil // none was committed yet
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	x.activity.Store(opening)
+	return nil
+}
+
+// step makes a step. Gradients become ready piece by piece.
+func (x *trainer) step(s *Session, step int64) error {
+	x.does(writingGradients)
+	const piece = 50_000
+	all := s.Welcome.Elements
+	for first := int64(0); first < all; first += piece {
+		end := min(first+piece, all)
+		putGradients(s, step, first, end)
+		if err := s.Ready(first, end-first); err != nil {
+			return err
+		}
+	}
+	x.does(norming)
+	sum, err := s.SumSquares()
+	if err != nil {
+		return err
+	}
+	x.does(stepping)
+	err = s.Step(step, optim.GradientScale(math.Sqrt(sum), 1, 1), !x.Ranges, adamw...)
+	for first := int64(0); x.Ranges && err == nil && first < all; first += piece {
+		err = s.Wait(step, first, min(piece, all-first))
+	}
+	return err
+}
+
+// commit makes what was saved a checkpoint, and removes those before it.
+func (x *trainer) commit(s *Session, step int64) error {
+	saved, err := s.Saved()
+	if err != nil {
+		return err
+	}
+	if saved != step {
+		return fmt.Errorf("saved is of step %d, and step %d was being saved", saved, step)
+	}
+	x.activity.And(^uint32(saving))
+	x.does(committing)
+	if err := s.Commit(x.Checkpoints, step); err != nil {
+		return err
+	}
+	older, err := filepath.Glob(filepath.Join(x.Checkpoints, "step-*"))
+	for _, folder := range older {
+		var n int64
+		if _, scanned := fmt.Sscanf(filepath.Base(folder), "step-%d", &n); scanned == nil && n != step {
+			err = errors.Join(err, os.RemoveAll(folder))
+		}
+	}
+	return err
+}
+
+// trainInThisProcess trains until this process is killed.
+func trainInThisProcess(text string) error {
+	x := &trainer{}
+	if err := json.Unmarshal([]byte(text), x); err != nil {
+		return err
+	}
+	_, err := x.train(func(int64) bool { return false })
+	return err
+}
+
+// hits are how often each activity was hit.
+type hits map[uint32]int
+
+func (h hits) count(activity uint32) {
+	h[activity&^saving]++
+	if activity&saving != 0 {
+		h[saving]++
+	}
+}
+
+// kills is how often a test kills something.
+func kills() int {
+	if testing.Short() {
+		return 10
+	}
+	return 200
+}
+
+// killService kills the service at random instants: one half of them wherever a
+// training is, some of these in the start of a service that follows one that was
+// killed; the other half where the training is at something.
+func killService(t *testing.T, r *running, x *trainer, steps *atomic.Int64, within time.Duration, at uint32) hits {
+	random := rand.New(rand.NewPCG(7, 7))
+	hit := hits{}
+	for i := range kills() {
+		if random.IntN(8) > 0 {
+			before := steps.Load()
+			await(t, "a step", func() bool { return steps.Load() >= before+2 })
+		}
+		if i%2 == 0 {
+			time.Sleep(time.Duration(random.Int64N(int64(within))))
+		} else {
+			await(t, "what is to be hit", func() bool { return is(x.activity.Load(), at) })
+			time.Sleep(time.Duration(random.Int64N(int64(300 * time.Microsecond))))
+		}
+		process := r.Process()
+		hit.count(x.activity.Load())
+		r.Kill()
+		await(t, "the end of the service", func() bool { return process == 0 || r.Process() != process })
+	}
+	r.overview(t)
+	return hit
+}
+
+// await waits until something is so.
+func await(t *testing.T, what string, so func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !so(); time.Sleep(50 * time.Microsecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited 20 s for %s", what)
+		}
+	}
+}
+
+// small changes a document to one of few elements, in whole parameters.
+func small(d *Document) {
+	d.Parameters[0].Shape, d.Parameters[0].Count = []int64{300, 100}, 30_000
+	d.Parameters[2] = Piece{Name: "mlp", Shape: []int64{19_999}, Count: 19_999}
+}
+
+// TestServiceIsKilled kills the service at random instants of a training: it
+// is started again, and the training ends with the bits that it would have had.
+func TestServiceIsKilled(t *testing.T) {
+	shard := func(rank int, part string, change ...func(*Document)) *Document {
+		return testDocument(append(change, func(d *Document) { d.World, d.LocalWorld, d.Rank, d.Part = 2, 2, rank, part })...)
+	}
+	eight := func(d *Document) { small(d); d.State, d.Moments, d.Parameters[1].Moments = "fp32", "int8", "fp32" }
+	half := func(d *Document) { small(d); d.Moments, d.Gradient = "bf16", "fp32" }
+	for _, c := range []struct {
+		name    string
+		ranges  bool
+		shards  []*Document
+		atLeast int // kills in a hundred that hit a step
+	}{
+		{"a shard, steps that are waited for", false, []*Document{testDocument()}, 4},
+		{"ranks and parts, waited for by ranges", true, []*Document{shard(0, "a", eight), shard(0, "b", half), shard(1, "a", eight), shard(1, "b", half)}, 10},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := startService(t)
+			var enough atomic.Bool
+			var steps atomic.Int64
+			var first *trainer
+			var training sync.WaitGroup
+			reached, prints := make([]int64, len(c.shards)), make([]string, len(c.shards))
+			for i, d := range c.shards {
+				x := &trainer{Socket: r.Socket, Document: d, Ranges: c.ranges}
+				if err := x.init(); err != nil {
+					t.Fatal(err)
+				}
+				first = cmp.Or(first, x)
+				training.Go(func() {
+					s, err := x.train(func(step int64) bool {
+						reached[i] = step
+						steps.Add(1)
+						return enough.Load()
+					})
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					prints[i] = fingerprint(t, s)
+					if err := s.Detach(); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			killService(t, r, first, &steps, 5*time.Millisecond, stepping)
+			enough.Store(true)
+			training.Wait()
+			finished := strings.Count(r.log.String(), "which was under way")
+			t.Logf("%d kills, %d services, %d steps of the first shard; %d times a step was finished by the next service", kills(), r.started.Load(), reached[0], finished)
+			if !testing.Short() && finished*100 < kills()*c.atLeast {
+				t.Errorf("only %d of %d kills hit a step: expected at least %d %%", finished, kills(), c.atLeast)
+			}
+			r.end()
+			for i, d := range c.shards {
+				if want := undisturbed(t, d, reached[i]); prints[i] != want {
+					t.Errorf("rank %d, part %s: after %d kills and %d steps the state is %s, want %s", d.Rank, d.Part, kills(), reached[i], prints[i], want)
+				}
+			}
+		})
+	}
+}
+
+// killTrainer starts trainers, one after the other, and kills each at a random
+// instant: one half wherever they are, the other at something. It returns how often each activity was hit.
+func killTrainer(t *testing.T, x *trainer, within time.Duration, at uint32) hits {
+	t.Helper()
+	if err := x.init(); err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	random := rand.New(rand.NewPCG(8, 8))
+	hit := hits{}
+	for i := range kills() {
+		x.activity.Store(0)
+		command := exec.Command(os.Args[0])
+		command.Env = append(os.Environ(), trainVariable+"="+string(text))
+		command.Stderr = os.Stderr
+		if err := command.Start(); err != nil {
+			t.Fatal(err)
+		}
+		begun := uint32(writingGradients)
+		if i%10 == 0 {
+			begun = opening // while it attaches, or brings the weights
+		}
+		await(t, "a trainer", func() bool { return x.activity.Load()&^saving >= begun })
+		if i%2 == 0 {
+			time.Sleep(time.Duration(random.Int64N(int64(within))))
+		} else {
+			await(t, "what is to be hit", func() bool { return is(x.activity.Load(), at) })
+			time.Sleep(time.Duration(random.Int64N(int64(300 * time.Microsecond))))
+		}
+		if err := command.Process.Kill(); err != nil {
+			t.Fatalf("the trainer ended by itself: %v", err)
+		}
+		err := command.Wait()
+		if status, ok := command.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
+			t.Fatalf("the trainer was not killed: %v", err)
+		}
+		hit.count(x.activity.Load())
+	}
+	return hit
+}
+
+// checkEnd lets a training go some steps further and holds its state against
+// that of one that was left alone.
+func checkEnd(t *testing.T, r *running, x *trainer) {
+	t.Helper()
+	calm := &trainer{Socket: x.Socket, Document: x.Document}
+	first, last := int64(-1), int64(0)
+	s, err := calm.train(func(step int64) bool {
+		if first < 0 {
+			first = step
+		}
+		last = step
+		return step == first+5
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := fingerprint(t, s)
+	if err := s.Detach(); err != nil {
+		t.Error(err)
+	}
+	r.end()
+	if want := undisturbed(t, x.Document, last); got != want {
+		t.Errorf("after %d kills and %d steps the state is %s, want %s", kills(), last, got, want)
+	}
+	if first < int64(kills())/5 {
+		t.Errorf("the trainings that were killed got to step %d in %d kills", first, kills())
+	}
+	t.Logf("%d steps", last)
+}
+
+// checkHits says whether a share of the kills hit what they were meant for. Few
+// kills do not say.
+func checkHits(t *testing.T, hit hits, least map[uint32]int) {
+	t.Helper()
+	names := map[uint32]string{opening: "opening", writingWeights: "writing weights", writingGradients: "writing gradients", norming: "norm", stepping: "step", committing: "commit", loading: "load", saving: "beside, saving"}
+	for activity, name := range names {
+		if percent := least[activity]; !testing.Short() && hit[activity]*100 < kills()*percent {
+			t.Errorf("only %d of %d kills hit %s: expected at least %d %%", hit[activity], kills(), name, percent)
+		}
+		if hit[activity] > 0 {
+			t.Logf("%d of %d kills hit: %s", hit[activity], kills(), name)
+		}
+	}
+}
+
+// TestTrainerIsKilled kills the trainer at random instants: another attaches
+// and goes on from the step that was finished last.
+func TestTrainerIsKilled(t *testing.T) {
+	r := startService(t)
+	x := &trainer{Socket: r.Socket, Document: testDocument(), Ranges: true, Phase: filepath.Join(t.TempDir(), "phase")}
+	process := r.overview(t).Process
+	hit := killTrainer(t, x, 10*time.Millisecond, stepping)
+	checkHits(t, hit, map[uint32]int{writingGradients: 10, stepping: 10})
+	if now := r.overview(t).Process; now != process {
+		t.Errorf("the service was process %d and is %d: a trainer that was killed has ended it", process, now)
+	}
+	checkEnd(t, r, x)
+}
+
+// TestKilledWhileSaving kills the service, or the trainer, while checkpoints are
+// written, committed and loaded.
+func TestKilledWhileSaving(t *testing.T) {
+	least := map[uint32]int{saving: 10, loading: 1}
+	t.Run("service", func(t *testing.T) {
+		r := startService(t)
+		x := &trainer{Socket: r.Socket, Document: testDocument(small), Checkpoints: t.TempDir()}
+		if err := x.init(); err != nil {
+			t.Fatal(err)
+		}
+		var enough atomic.Bool
+		var steps atomic.Int64
+		ended := make(chan error, 1)
+		go func() {
+			s, err := x.train(func(int64) bool {
+				steps.Add(1)
+				return enough.Load()
+			})
+			if err == nil {
+				err = s.Detach()
+			}
+			ended <- err
+		}()
+		hit := killService(t, r, x, &steps, 20*time.Millisecond, saving)
+		enough.Store(true)
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+		checkHits(t, hit, least)
+		checkCheckpoint(t, x)
+		checkEnd(t, r, x)
+	})
+	t.Run("trainer", func(t *testing.T) {
+		r := startService(t)
+		x := &trainer{Socket: r.Socket, Document: testDocument(small), Checkpoints: t.TempDir(), Phase: filepath.Join(t.TempDir(), "phase")}
+		checkHits(t, killTrainer(t, x, 20*time.Millisecond, saving), least)
+		checkCheckpoint(t, x)
+		checkEnd(t, r, x)
+	})
+}
+
+// checkCheckpoint loads the newest checkpoint and looks whether it is that of
+// its step. A training that was killed all too often has none yet.
+func checkCheckpoint(t *testing.T, x *trainer) {
+	t.Helper()
+	calm, err := x.train(func(int64) bool {
+		complete, _ := filepath.Glob(filepath.Join(x.Checkpoints, "step-*"))
+		return len(complete) > 0
+	})
+	if err == nil {
+		err = calm.Detach()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := mustOpen(t, startService(t).Socket, x.Document)
+	step, err := s.Load(x.Checkpoints)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := fingerprint(t, s), undisturbed(t, x.Document, step); got != want {
+		t.Errorf("the checkpoint of step %d holds %s, want %s", step, got, want)
+	}
+}

@@ -1,0 +1,549 @@
+package service
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"golang.org/x/sys/unix"
+)
+
+// watch starts a witness: a training on the same service, which must not notice
+// what others do there. Its end is held against that of one that was alone.
+func watch(t *testing.T, r *running) {
+	t.Helper()
+	x := &trainer{Socket: r.Socket, Document: testDocument(small, func(d *Document) { d.World, d.Rank, d.Part = 2, 1, "witness" })}
+	var last int64
+	var enough atomic.Bool
+	prints := make(chan string, 1)
+	go func() {
+		defer close(prints)
+		s, err := x.train(func(step int64) bool {
+			last = step
+			return enough.Load()
+		})
+		if err != nil {
+			t.Errorf("the witness: %v", err)
+			return
+		}
+		prints <- fingerprint(t, s)
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	process := r.overview(t).Process
+	t.Cleanup(func() {
+		enough.Store(true)
+		got := <-prints
+		if now := r.overview(t).Process; now != process {
+			t.Errorf("the service was process %d, and is %d", process, now)
+		}
+		if want := undisturbed(t, x.Document, last); got != want {
+			t.Errorf("the witness is at step %d with %s, want %s", last, got, want)
+		}
+	})
+}
+
+// wantError holds an error against a status and the text of a message, in which
+// * stands for anything.
+func wantError(t *testing.T, err error, status Status, text string) {
+	t.Helper()
+	var e *Error
+	pattern := regexp.MustCompile(`(?s)^` + strings.ReplaceAll(regexp.QuoteMeta(text), `\*`, `.*`) + `$`)
+	switch {
+	case !errors.As(err, &e):
+		t.Errorf("the error is %v, want %v: %s", err, status, text)
+	case e.Status != status || !pattern.MatchString(e.Message):
+		t.Errorf("the answer is\n%v: %s\nwant\n%v: %s", e.Status, e.Message, status, text)
+	}
+}
+
+// memfd is a file of a client.
+func memfd(t *testing.T, content []byte, size int64, seals int) *os.File {
+	t.Helper()
+	descriptor, err := unix.MemfdCreate("client", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := os.NewFile(uintptr(descriptor), "client")
+	t.Cleanup(func() { file.Close() })
+	_, err = file.Write(content)
+	if err == nil {
+		err = file.Truncate(size)
+	}
+	if err == nil && seals != 0 {
+		_, err = unix.FcntlInt(file.Fd(), unix.F_ADD_SEALS, seals)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+const (
+	fixed  = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
+	frozen = fixed | unix.F_SEAL_WRITE
+)
+
+func dial(t *testing.T, r *running) *Client {
+	t.Helper()
+	c, err := Dial(r.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Hangup() }) // the test may have done so
+	return c
+}
+
+// TestOpenIsRefused sends documents and files that are wrong.
+func TestOpenIsRefused(t *testing.T) {
+	r := startService(t)
+	watch(t, r)
+	text, err := json.Marshal(testDocument())
+	if err != nil {
+		t.Fatal(err)
+	}
+	length, sealed := int64(len(text)), memfd(t, text, int64(len(text)), frozen)
+	plain, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plain.Close()
+	readable, writable, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeAll([]*os.File{readable, writable})
+	for _, c := range []struct {
+		name   string
+		length uint64
+		files  []*os.File
+		status Status
+		want   string
+	}{
+		{"shorter than said", uint64(length) + 1, []*os.File{sealed}, Refused, fmt.Sprintf("open: the document: the memfd has %d bytes: expected at least %d", length, length+1)},
+		{"of no bytes", 0, []*os.File{sealed}, Refused, "open: a document of 0 bytes: expected 1 to 268435456"},
+		{"of too many", 1 << 63, []*os.File{sealed}, Refused, "open: a document of 9223372036854775808 bytes: expected 1 to 268435456"},
+		{"cut short", uint64(length) - 1, []*os.File{sealed}, Refused, "open: the document cannot be read: *"},
+		{"zeros", 1000, []*os.File{memfd(t, nil, 1000, frozen)}, Refused, "open: the document cannot be read: *"},
+		{"not sealed", uint64(length), []*os.File{memfd(t, text, length, 0)}, Refused, "open: the document: the memfd has the seals 0x0: expected 0xe among them (fcntl(F_ADD_SEALS))"},
+		{"that can be written", uint64(length), []*os.File{memfd(t, text, length, fixed)}, Refused, "open: the document: the memfd has the seals 0x6: expected 0xe among them (fcntl(F_ADD_SEALS))"},
+		{"a file", uint64(length), []*os.File{plain}, Refused, "open: the document: the file is no memfd that can be sealed: expected memfd_create(..., MFD_ALLOW_SEALING)"},
+		{"a pipe", uint64(length), []*os.File{readable}, Refused, "open: the document: the file is no memfd that can be sealed: expected memfd_create(..., MFD_ALLOW_SEALING)"},
+		{"no file", uint64(length), nil, Malformed, "open with 0 file descriptors: expected 1"},
+		{"two files", uint64(length), []*os.File{sealed, sealed}, Malformed, "open with 2 file descriptors: expected 1"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			client := dial(t, r)
+			wantError(t, client.done(Open, encode(openBody{c.length}), c.files...), c.status, c.want)
+			switch _, err := client.Overview(); {
+			case c.status == Malformed && !errors.Is(err, ErrLost):
+				t.Errorf("after what was malformed the connection goes on: %v", err)
+			case c.status != Malformed && err != nil:
+				t.Errorf("after what was refused: %v", err)
+			}
+		})
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*Document)
+		status Status
+		want   string
+	}{
+		{"schema", func(d *Document) { d.Schema = "plimsoll.open/2" }, Refused, `open: schema is "plimsoll.open/2": expected "plimsoll.open/1"`},
+		{"job", func(d *Document) { d.Job = "a job" }, Refused, `open: job is "a job": expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot at the beginning`},
+		{"part", func(d *Document) { d.Part = "" }, Refused, `open: part is "": expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot at the beginning`},
+		{"part that is a path", func(d *Document) { d.Part = ".." }, Refused, `open: part is "..": expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot at the beginning`},
+		{"rank", func(d *Document) { d.Rank = 1 }, Refused, "open: rank is 1 of 1: expected 0 to 0"},
+		{"ranks of a host", func(d *Document) { d.World, d.LocalWorld = 1<<20, 1<<20 }, Refused, "open: local_world is 1048576 of 1048576 ranks: expected 1 to 1024"},
+		{"optimizer", func(d *Document) { d.Optimizer = "muon" }, Refused, `open: optimizer is "muon": expected one of adamw, adam, lion, adagrad, sgd`},
+		{"format", func(d *Document) { d.Parameter = "fp16" }, Refused, "open: *split*"},
+		{"group", func(d *Document) { d.Groups = 3 }, Refused, "open: no parameter is in group 2 of 3"},
+		{"group of a parameter", func(d *Document) { d.Parameters[1].Group = 2 }, Refused, "open: parameter norm is in group 2: there are 2"},
+		{"twice", func(d *Document) { d.Parameters[1].Name = "embed" }, Refused, "open: parameter embed is there twice: a shard has one piece of a parameter"},
+		{"no parameters", func(d *Document) { d.Parameters = nil }, Refused, "open: there are no parameters"},
+		{"beyond the parameter", func(d *Document) { d.Parameters[2].First = 1 << 62 }, Refused, "open: parameter mlp: 99223 elements from 4611686018427387904 on, of 100000"},
+		{"count that overflows", func(d *Document) { d.Parameters[2].Count = math.MaxInt64 }, Refused, "open: parameter mlp: 9223372036854775807 elements from 777 on, of 100000"},
+		{"shape that overflows", func(d *Document) { d.Parameters[2].Shape = []int64{1 << 40, 1 << 40} }, Refused, "open: parameter mlp has the shape [1099511627776 1099511627776]: expected at most 281474976710656 elements, and none of 0"},
+		{"CPU", func(d *Document) { d.CPUs = []int{8191} }, Refused, "open: *8191*"},
+		{"CPU that cannot be", func(d *Document) { d.CPUs = []int{-1} }, Refused, "open: cpus: expected at most 8192 CPUs, each from 0 to 8191"},
+		{"another job", func(d *Document) { d.Job = "other" }, Busy, "open: this service holds the job test, and not other; it takes another when that one's sessions are closed"},
+		{"a rank that is held", func(d *Document) {
+			*d = *testDocument(small, func(d *Document) { d.World, d.Rank, d.Part = 2, 1, "witness" })
+		}, Busy, fmt.Sprintf("open: session rank1/witness of job test is held by process %d", os.Getpid())},
+		{"everything at once", func(d *Document) { d.Parameters[0] = Piece{Name: "huge", Shape: []int64{1 << 47}, Count: 1 << 47} }, DoesNotFit, "open: the state of *"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, err := OpenSession(r.Socket, testDocument(c.change))
+			if err == nil {
+				t.Fatal(errors.Join(errors.New("it was opened"), s.Close()))
+			}
+			wantError(t, err, c.status, c.want)
+		})
+	}
+	if sessions := r.overview(t).Sessions; len(sessions) != 1 {
+		t.Errorf("there are %d sessions: expected the witness alone", len(sessions))
+	}
+}
+
+// TestRequestsAreRefused makes requests that make no sense. None changes
+// anything.
+func TestRequestsAreRefused(t *testing.T) {
+	r := startService(t)
+	watch(t, r)
+	s := begun(t, r.Socket, testDocument())
+	mustStep(t, s, 2)
+	before := fingerprint(t, s)
+	const end = testElements
+	request := func(kind Kind, values ...any) func() error {
+		return func() error { return s.done(kind, encode(values...)) }
+	}
+	step := func(number uint64, factor float64, groups ...Hyperparameters) func() error {
+		return func() error { return s.done(Step, stepBody{stepHeader{Step: number, Factor: factor}, groups}.encode()) }
+	}
+	with := func(i int, x float64) Hyperparameters {
+		h := adamw[1]
+		h[i] = x
+		return h
+	}
+	window := uint64(windowSize)
+	for _, c := range []struct {
+		name   string
+		ask    func() error
+		status Status
+		want   string
+	}{
+		{"another session", func() error { return s.open(testDocument()) }, OutOfOrder, "open: this connection has a session already"},
+		{"window of 0", func() error { return s.done(Window, encode(windowBody{0}), memfd(t, nil, 10, fixed)) }, Refused, "window of 0 bytes: expected 1 to 1099511627776"},
+		{"window that is smaller", func() error { return s.done(Window, encode(windowBody{4097}), memfd(t, nil, 4096, fixed)) }, Refused, "window: the memfd has 4096 bytes: expected at least 4097"},
+		{"window that could shrink", func() error { return s.done(Window, encode(windowBody{4096}), memfd(t, nil, 4096, unix.F_SEAL_GROW)) }, Refused, "window: the memfd has the seals 0x4: expected 0x2 among them (fcntl(F_ADD_SEALS))"},
+		{"window that cannot be written", func() error { return s.done(Window, encode(windowBody{4096}), memfd(t, nil, 4096, frozen)) }, Refused, "window: mmap of 4096 bytes: operation not permitted"},
+
+		{"read behind the end", request(Read, transfer{First: end, Count: 1}), Refused, "read: 1 elements from 200000 on, of a shard of 200000"},
+		{"read of nothing", request(Read, transfer{}), Refused, "read: 0 elements from 0 on, of a shard of 200000"},
+		{"read of a sum that overflows", request(Read, transfer{First: 2, Count: math.MaxUint64}), Refused, "read: 18446744073709551615 elements from 2 on, of a shard of 200000"},
+		{"write from beyond", request(Write, transfer{First: math.MaxUint64, Count: 2}), Refused, "write: 2 elements from 18446744073709551615 on, of a shard of 200000"},
+		{"write behind the window", request(Write, transfer{Count: 2, Offset: window - 4}), Refused, "write: 2 numbers of 4 bytes at offset 16777212 of a window of 16777216 bytes; offsets are multiples of a number's size"},
+		{"an offset that overflows", request(Write, transfer{Count: 2, Offset: math.MaxUint64 - 3}), Refused, "write: 2 numbers of 4 bytes at offset 18446744073709551612 of a window of 16777216 bytes; offsets are multiples of a number's size"},
+		{"an offset between numbers", request(Read, transfer{Count: 1, Offset: 2}), Refused, "read: 1 numbers of 4 bytes at offset 2 of a window of 16777216 bytes; offsets are multiples of a number's size"},
+		{"a stream that there is not", request(Read, transfer{What: 3, Count: 1}), Refused, "read: stream 3: adamw has master weights (0) and 2 moments"},
+		{"a type that there is not", request(Accumulate, transfer{What: 3, Count: 1}), Refused, "accumulate of type 3: expected 0 (bf16), 1 (fp16) or 2 (fp32)"},
+		{"accumulate beyond", request(Accumulate, transfer{What: 2, First: end - 1, Count: 2}), Refused, "accumulate: 2 elements from 199999 on, of a shard of 200000"},
+		{"ready beyond", request(Ready, stretch{1, end}), Refused, "ready: 200000 elements from 1 on, of a shard of 200000"},
+		{"ready of a sum that overflows", request(Ready, stretch{1, math.MaxUint64}), Refused, "ready: 18446744073709551615 elements from 1 on, of a shard of 200000"},
+
+		{"the step after the next", step(4, 1, adamw...), OutOfOrder, "step 4: the session has finished step 2, so the next is 3"},
+		{"a step before", step(1, 1, adamw...), OutOfOrder, "step 1: the session has finished step 2, so the next is 3"},
+		{"step 0", step(0, 1, adamw...), OutOfOrder, "step 0: the session has finished step 2, so the next is 3"},
+		{"the last step that there can be", step(math.MaxUint64, 1, adamw...), OutOfOrder, "step 18446744073709551615: the session has finished step 2, so the next is 3"},
+		{"a factor that is no number", step(3, math.NaN(), adamw...), Refused, "step with the factor NaN: skip a step whose gradients are not finite"},
+		{"a factor that is infinite", step(3, math.Inf(-1), adamw...), Refused, "step with the factor -Inf: skip a step whose gradients are not finite"},
+		{"a group too few", step(3, 1, adamw[0]), Refused, "step with 1 parameter groups: the session has 2"},
+		{"a negative rate", step(3, 1, adamw[0], with(0, -1)), Refused, "step, parameter group 1, *: *learning rate*"},
+		{"a rate that is no number", step(3, 1, adamw[0], with(0, math.NaN())), Refused, "step, parameter group 1, *: *learning rate*"},
+		{"a beta of 1", step(3, 1, with(1, 1), adamw[1]), Refused, "step, parameter group 0, *: *beta*"},
+		{"an infinite epsilon", step(3, 1, with(3, math.Inf(1)), adamw[1]), Refused, "step, parameter group 0, *: *epsilon*"},
+
+		{"wait for what did not begin", request(Wait, waitBody{3, 0, 1}), OutOfOrder, "wait for step 3: the last that was begun is 2"},
+		{"wait beyond", request(Wait, waitBody{2, end, 1}), Refused, "wait: 1 elements from 200000 on, of a shard of 200000"},
+		{"a step too far", request(SetStep, setStep{1 << 63}), Refused, "set_step 9223372036854775808: expected at most 4611686018427387904"},
+		{"save to nowhere", func() error { _, err := s.Save("/nowhere", nil); return err }, Storage, "save: /nowhere: there is no such folder to save checkpoints in*"},
+		{"save without a document", func() error { return s.done(Save, []byte("step")) }, Refused, "save: the document cannot be read: *"},
+		{"commit of nothing", func() error { return s.Commit(t.TempDir(), 1) }, Storage, "commit: *: nothing was saved here at step 1*"},
+		{"load of nothing", func() error { _, err := s.Load(t.TempDir()); return err }, Storage, "load: *: no complete checkpoint is here*"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			wantError(t, c.ask(), c.status, c.want)
+			overview := r.overview(t)
+			if step := overview.Sessions[0].Step; step != 2 {
+				t.Errorf("the session is at step %d: expected 2", step)
+			}
+		})
+	}
+	if now := fingerprint(t, s); now != before {
+		t.Errorf("the state is %s, and was %s", now, before)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestWithoutASession makes every request before there is a session, and those
+// that need more than a session.
+func TestWithoutASession(t *testing.T) {
+	r := startService(t)
+	client := dial(t, r)
+	for kind := Open + 1; kind <= Close; kind++ {
+		if kind == Stat {
+			continue
+		}
+		var files []*os.File
+		if filesWith[kind] > 0 {
+			files = append(files, memfd(t, nil, 10, fixed))
+		}
+		wantError(t, client.done(kind, nil, files...), OutOfOrder, fmt.Sprintf("%v: there is no session; open one first", kind))
+		client = dial(t, r) // close ends the connection
+	}
+	s := mustOpen(t, r.Socket, testDocument(func(d *Document) { d.Optimizer, d.Moments, d.State = "lion", "bf16", "fp32" }))
+	wantError(t, s.done(Read, encode(transfer{Count: 1})), OutOfOrder, "read: there is no window; send one first")
+	_, err := s.Save(t.TempDir(), nil)
+	wantError(t, err, OutOfOrder, "save: the state was never written: write weights and set_step, or load, or make a step")
+	wantError(t, s.Read(SecondMoment, 0, make([]float32, 1)), Refused, "read: stream 2: lion has master weights (0) and 1 moments")
+}
+
+// TestWindowStaysAsItIs is a client that would cut off what the service has
+// mapped.
+func TestWindowStaysAsItIs(t *testing.T) {
+	r := startService(t)
+	watch(t, r)
+	s := begun(t, r.Socket, testDocument())
+	file := memfd(t, nil, 1<<20, unix.F_SEAL_SHRINK)
+	if err := s.done(Window, encode(windowBody{1 << 20}), file); err != nil {
+		t.Fatal(err)
+	}
+	if err := file.Truncate(0); !errors.Is(err, unix.EPERM) {
+		t.Errorf("the window could be cut off: %v", err)
+	}
+	if err := unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.done(Read, encode(transfer{Count: 1000})); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestAnotherDocument attaches to a session with a document that differs from
+// its own.
+func TestAnotherDocument(t *testing.T) {
+	r := startService(t)
+	s := begun(t, r.Socket, testDocument())
+	if err := s.Detach(); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		change func(*Document)
+		want   string
+	}{
+		{func(d *Document) { d.World = 2 }, "world is 2, and was 1"},
+		{func(d *Document) { d.Optimizer = "adam" }, "optimizer is adam, and was adamw"},
+		{func(d *Document) { d.Moments = "int8" }, "moments is int8, and was fp32"},
+		{func(d *Document) { d.Gradient = "fp32" }, "gradient is fp32, and was bf16"},
+		{func(d *Document) { d.Parameters = d.Parameters[:2] }, "the number of parameters is 2, and was 3"},
+		{func(d *Document) { d.Parameters[2].Count-- }, "parameter 2 is {mlp [100000] 0  777 99222}, and was {mlp [100000] 0  777 99223}"},
+		{func(d *Document) { d.Parameters[0].Shape[0]++ }, "parameter 0 is {embed [1001 100] 0  0 100000}, and was {embed [1000 100] 0  0 100000}"},
+		{func(d *Document) { d.Parameters[1].Moments = "bf16" }, "parameter 1 is {norm [777] 1 bf16 0 777}, and was {norm [777] 1  0 777}"},
+	} {
+		_, err := OpenSession(r.Socket, testDocument(c.change))
+		wantError(t, err, Refused, "open: session rank0/bf16 of job test is there and differs: "+c.want+"; close it, or give the job another name")
+	}
+	again := mustOpen(t, r.Socket, testDocument(func(d *Document) { d.CPUs = r.overview(t).Sessions[0].CPUs[:1] }))
+	if w := again.Welcome; !w.Attached || !w.Initialized {
+		t.Errorf("attached %v, initialized %v: expected both", w.Attached, w.Initialized)
+	}
+}
+
+// TestDoesNotFit asks for more than there is: what it takes is said, and nothing
+// was allocated.
+func TestDoesNotFit(t *testing.T) {
+	r := startService(t, memoryVariable+"=100000000")
+	watch(t, r)
+	_, err := OpenSession(r.Socket, testDocument(func(d *Document) {
+		d.World, d.LocalWorld = 4, 4
+		d.Parameters[0].Shape, d.Parameters[0].Count = []int64{20_000, 100}, 2_000_000
+	}))
+	wantError(t, err, DoesNotFit, `open: the state of 2100000 parameters in Adam/state=split/moments=fp32/parameter=bf16/gradient=bf16 takes 28.1 MiB a rank, 112 MiB for the 4 ranks of this host that are still to come, and 95.4 MiB are available (MemAvailable); use a smaller format (moments "bf16" or "int8"), more hosts, or fewer ranks on this one`)
+	for _, name := range memoryOf(r.Process()) {
+		if strings.Contains(name, "rank0") {
+			t.Errorf("%s was allocated", name)
+		}
+	}
+}
+
+// TestClientVanishes lets clients go in the middle of things.
+func TestClientVanishes(t *testing.T) {
+	r := startService(t)
+	watch(t, r)
+	d := testDocument()
+	s := begun(t, r.Socket, d)
+	for step := int64(1); step <= 30; step++ {
+		putGradients(s, step, 0, testElements)
+		if err := s.Step(step, 1, false, adamw...); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Detach(); err != nil { // the step is under way
+			t.Fatal(err)
+		}
+		if s = mustOpen(t, r.Socket, d); s.Welcome.Step != step || !s.Welcome.Attached || !s.Welcome.Initialized {
+			t.Fatalf("the session is at step %d: expected %d; attached %v", s.Welcome.Step, step, s.Welcome.Attached)
+		}
+	}
+	// Another client comes while the one before gives the state back.
+	for i := range 30 {
+		if err := s.Step(s.Welcome.Step+1, 1, false, adamw...); err != nil {
+			t.Fatal(err)
+		}
+		send(t, &s.Client, Close, encode(closeBody{giveBack}))
+		if err := s.Detach(); err != nil {
+			t.Fatal(err)
+		}
+		opened := make(chan *Session, 1)
+		go func() {
+			s, err := OpenSession(r.Socket, d)
+			if err != nil {
+				t.Error(err)
+			}
+			opened <- s
+		}()
+		select {
+		case s = <-opened:
+		case <-time.After(10 * time.Second):
+			t.Fatalf("%d: no session after 10 s", i)
+		}
+		if s == nil || s.Welcome.Attached || s.Welcome.Step != 0 {
+			t.Fatalf("%d: the session that was given back is there still", i)
+		}
+		if err := begin(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// send sends a request and leaves it at that.
+func send(t *testing.T, c *Client, kind Kind, body []byte) {
+	t.Helper()
+	c.number++
+	if err := writePacket(c.c, packet{kind: kind, number: c.number, body: body}.encode()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestMemoryIsGivenBack closes sessions: nothing of them is left, nor of what
+// their clients had.
+func TestMemoryIsGivenBack(t *testing.T) {
+	r := startService(t)
+	for range 3 {
+		s := begun(t, r.Socket, testDocument())
+		mustStep(t, s, 1)
+		process := r.Process()
+		held := memoryOf(process)
+		if len(held) < 8 {
+			t.Errorf("the service has %v: expected arenas, record and window", held)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		await(t, "the memory", func() bool { return len(memoryOf(process)) == 0 })
+		r.checkNothingLeft(t, held, false)
+	}
+}
+
+// TestClientThatDoesNotRead leaves answers unread. The service ends all the
+// same when it is asked to.
+func TestClientThatDoesNotRead(t *testing.T) {
+	r := startService(t)
+	client := dial(t, r)
+	if err := client.c.SetWriteDeadline(time.Now().Add(300 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	request := packet{kind: Stat}.encode()
+	sent := 0
+	for ; writePacket(client.c, request) == nil; sent++ {
+		if sent == 1_000_000 {
+			t.Fatal("a million requests were taken, and no answer was read")
+		}
+	}
+	r.overview(t) // others are served
+	r.end()       // fails where that takes too long
+}
+
+// TestEmptyNotification sends the keeper what says nothing: it goes on to keep
+// what the service sends.
+func TestEmptyNotification(t *testing.T) {
+	r := startService(t)
+	r.overview(t)
+	descriptor, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(descriptor)
+	for _, text := range []string{"", "READY", strings.Repeat("X", 5000), "FDSTORE=1\nFDNAME=nothing", "FDSTOREREMOVE=1\nFDNAME=nothing"} {
+		if err := unix.Sendto(descriptor, []byte(text), 0, &unix.SockaddrUnix{Name: r.notifyPath()}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := begun(t, r.Socket, testDocument())
+	mustStep(t, s, 3)
+	process := r.Process()
+	r.Kill()
+	await(t, "the end of the service", func() bool { return r.Process() != process })
+	if again := mustOpen(t, r.Socket, testDocument()); !again.Welcome.Attached || again.Welcome.Step != 3 {
+		t.Errorf("attached %v at step %d: expected the session at step 3", again.Welcome.Attached, again.Welcome.Step)
+	}
+}
+
+// visit is a client that another user runs.
+func visit(socket string) error {
+	client, err := Dial(socket)
+	if err != nil {
+		return err
+	}
+	defer client.Hangup()
+	_, err = client.Overview()
+	fmt.Println(err)
+	if _, err = client.Overview(); !errors.Is(err, ErrLost) {
+		return fmt.Errorf("the connection goes on: %v", err)
+	}
+	return nil
+}
+
+// TestAnotherUser has a client of another user come, for whom the directory of
+// the socket was opened on purpose.
+func TestAnotherUser(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root, to start a process of another user")
+	}
+	r := startService(t)
+	watch(t, r)
+	const nobody = 65534
+	visitor := func() (string, error) {
+		command := exec.Command("/proc/self/fd/3")
+		// The program lies where another user may not look, so it is given open.
+		program, err := os.Open(os.Args[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer program.Close()
+		command.ExtraFiles = []*os.File{program}
+		command.Env = append(os.Environ(), visitVariable+"="+r.Socket)
+		command.Dir = "/"
+		command.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+		output, err := command.CombinedOutput()
+		return string(output), err
+	}
+	if output, err := visitor(); err == nil || !strings.Contains(output, "permission denied") {
+		t.Errorf("another user can reach the socket: %v\n%s", err, output)
+	}
+	private := filepath.Dir(r.Socket)
+	for name, mode := range map[string]os.FileMode{filepath.Dir(private): 0o755, private: 0o755, r.Socket: 0o666} {
+		if err := os.Chmod(name, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	output, err := visitor()
+	if want := regexp.MustCompile(`^this service belongs to user 0, and process \d+ to user 65534\n$`); err != nil || !want.MatchString(output) {
+		t.Errorf("%v\n%s", err, output)
+	}
+}
