@@ -160,7 +160,7 @@ func (l *loader) tasks() []task {
 			for end < len(chunks) && chunks[end] {
 				end++
 			}
-			tasks = append(tasks, cutTask(task{number, from, end})...)
+			tasks = append(tasks, l.c.files[number].tasks(number, from, end)...)
 			from = end + 1
 		}
 	}
