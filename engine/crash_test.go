@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 	"unsafe"
@@ -174,6 +175,9 @@ func TestBrokenOffStepsAreFinished(t *testing.T) {
 				}
 				if other.beginNext() == nil {
 					t.Fatal("a step began before the one under way was finished")
+				}
+				if _, err := New([]*Shard{other}, []optim.Optimizer{optim.DefaultAdamW()}, 0); err == nil || !strings.Contains(err.Error(), "under way") {
+					t.Fatalf("an engine of a shard whose step is under way: %v", err)
 				}
 				if !other.Finish() || other.Steps() != 2 || other.Finish() {
 					t.Fatalf("the step was not finished, or twice: at %d", other.Steps())

@@ -87,7 +87,7 @@ func (c ShardConfig) journalArena() ArenaPlan {
 // fingerprint is that of all that the layout of the journal depends on, and of
 // what its numbers mean.
 func (c ShardConfig) fingerprint() [sha256.Size]byte {
-	return sha256.Sum256(fmt.Appendf(nil, "%d %d %v %v %d", c.chunkOf(Section{}), c.Elements, c.Format, c.sections(), unsafe.Sizeof(kernel.Constants{})))
+	return sha256.Sum256(fmt.Appendf(nil, "%d %d %v %v %v", c.chunkOf(Section{}), c.Elements, c.Format, c.sections(), c.journalLayout()))
 }
 
 // slot is a worker's part of the journal.

@@ -39,13 +39,14 @@ func (u undoLog) keepGroup(index reg.Register) {
 	JEQ(LabelRef(kept))
 	MOVQ(index, place)
 	ANDQ(U8(abi.UndoTurns*abi.Group-1), place)
-	u.copyGroup(index, place)
+	u.copy(index, place, abi.Group)
 	MOVQ(index, Mem{Base: u.log})
 	Label(kept)
 }
 
 // keepBlock keeps the block of int8 moments that begins at index.
 func (u undoLog) keepBlock(index reg.Register) {
+	const elements = 4 * abi.Group // at a time
 	kept, next := label("kept"), label("keep")
 	from, place, header := GP64(), GP64(), GP32()
 	TESTQ(u.log, u.log)
@@ -59,38 +60,30 @@ func (u undoLog) keepBlock(index reg.Register) {
 	MOVQ(index, place)
 	ANDQ(U32(abi.UndoTurns*abi.Block-1), place)
 	Label(next)
-	u.copyGroup(from, place)
-	ADDQ(U8(abi.Group), from)
-	ADDQ(U8(abi.Group), place)
+	u.copy(from, place, elements)
+	ADDQ(U8(elements), from)
+	ADDQ(U8(elements), place)
 	TESTQ(U32(abi.Block-1), from)
 	JNE(LabelRef(next))
 	MOVQ(index, Mem{Base: u.log})
 	Label(kept)
 }
 
-// copyGroup copies a group of every stream to its place in the rings.
-func (u undoLog) copyGroup(index, place reg.Register) {
+// copy copies elements of every stream to their place in the rings.
+func (u undoLog) copy(index, place reg.Register, elements int) {
 	for i, from := range u.streams {
-		to := stream{u.log, from.size}
-		move := func(x reg.Register, offset int) {
-			source, target := from.at(index, offset), to.at(place, offset).Offset(u.rings[i])
-			switch {
-			case from.size == 4 && u.lanes == 16:
+		to, left := stream{u.log, from.size}, elements
+		for left > 0 {
+			source, target := from.at(index, elements-left), to.at(place, elements-left).Offset(u.rings[i])
+			if x := ZMM(); u.lanes == 16 && left*from.size >= 64 {
 				VMOVDQU32(source, x)
 				VMOVDQU32(x, target)
-			default:
+				left -= 64 / from.size
+			} else {
+				x := YMM()
 				VMOVDQU(source, x)
 				VMOVDQU(x, target)
-			}
-		}
-		switch {
-		case from.size == 1:
-			move(XMM(), 0)
-		case from.size == 4 && u.lanes == 16:
-			move(ZMM(), 0)
-		default:
-			for offset := 0; offset < abi.Group; offset += 32 / from.size {
-				move(YMM(), offset)
+				left -= 32 / from.size
 			}
 		}
 	}
