@@ -266,7 +266,8 @@ class Part:
             if self.mesh.world > 1 and not self._divided():
                 self.transfer.join()
                 source = torch.distributed.get_global_rank(self.mesh.group, owner)
-                work = torch.distributed.broadcast(tensor, source, group=self.mesh.group, async_op=True)
+                # As bytes: gloo of torch 2.1 does not know bf16.
+                work = torch.distributed.broadcast(tensor.view(torch.uint8), source, group=self.mesh.group, async_op=True)
             moving.append((work, tensor, block))
             if len(moving) >= _IN_FLIGHT:
                 self._place(*moving.popleft())
