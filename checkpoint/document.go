@@ -63,24 +63,11 @@ type pieceDocument struct {
 }
 
 type streamDocument struct {
-	Name   string     `json:"name"`
-	Type   dtype.Type `json:"type"`
-	Offset int64      `json:"offset"` // in the file
-	Bytes  int64      `json:"bytes"`
-	Sums   checksums  `json:"crc32c"` // of its chunks, in order
-}
-
-// UnmarshalJSON leaves out the type, which follows from the name.
-func (s *streamDocument) UnmarshalJSON(text []byte) error {
-	var d struct {
-		Name   string    `json:"name"`
-		Offset int64     `json:"offset"`
-		Bytes  int64     `json:"bytes"`
-		Sums   checksums `json:"crc32c"`
-	}
-	err := json.Unmarshal(text, &d)
-	*s = streamDocument{Name: d.Name, Offset: d.Offset, Bytes: d.Bytes, Sums: d.Sums}
-	return err
+	Name   string    `json:"name"`
+	Type   string    `json:"type"`
+	Offset int64     `json:"offset"` // in the file
+	Bytes  int64     `json:"bytes"`
+	Sums   checksums `json:"crc32c"` // of its chunks, in order
 }
 
 // checksums are CRC-32C (Castagnoli's), eight hexadecimal digits each.
@@ -198,7 +185,7 @@ func newManifest(s Shard, l *layout, step int64, header []byte, training jsontex
 		m.Pieces = append(m.Pieces, pieceDocument{p.Name, p.Shape, p.Group, p.Moments.String(), p.First, p.Count})
 	}
 	for _, s := range l.streams {
-		m.Streams = append(m.Streams, streamDocument{s.name, s.Type, int64(len(header)) + s.offset, s.bytes, make(checksums, s.sums)})
+		m.Streams = append(m.Streams, streamDocument{s.name, s.Type.String(), int64(len(header)) + s.offset, s.bytes, make(checksums, s.sums)})
 	}
 	return m
 }
@@ -248,9 +235,9 @@ func (m *manifest) compare(l *layout) error {
 	}
 	for i, want := range l.streams {
 		got := m.Streams[i]
-		if got.Name != want.name || got.Offset != m.Header+want.offset || got.Bytes != want.bytes || len(got.Sums) != want.sums {
-			return fmt.Errorf("stream %d is %q of %d bytes at %d with %d checksums, expected %q of %d at %d with %d",
-				i, got.Name, got.Bytes, got.Offset, len(got.Sums), want.name, want.bytes, m.Header+want.offset, want.sums)
+		if got.Name != want.name || got.Type != want.Type.String() || got.Offset != m.Header+want.offset || got.Bytes != want.bytes || len(got.Sums) != want.sums {
+			return fmt.Errorf("stream %d is %q of %s, %d bytes at %d with %d checksums, expected %q of %v, %d bytes at %d with %d",
+				i, got.Name, got.Type, got.Bytes, got.Offset, len(got.Sums), want.name, want.Type, want.bytes, m.Header+want.offset, want.sums)
 		}
 	}
 	return nil

@@ -123,45 +123,43 @@ func (t *torchFile) understand(document any) error {
 	if err != nil {
 		return err
 	}
-	states := map[int]any{}
-	list, _ := entries(member(document, "state"))
-	for _, e := range list {
-		if number, ok := e.Key.(int); ok {
-			states[number] = e.Value
-		}
-	}
-	masters := map[string]any{}
-	list, _ = entries(member(document, "master"))
-	for _, e := range list {
-		if name, ok := e.Key.(string); ok {
-			masters[name] = e.Value
-		}
-	}
+	states, masters := byKey[int64](member(document, "state")), byKey[string](member(document, "master"))
 	names := items(member(document, "names"))
 	if len(names) == 0 {
 		return errors.New(`it has no list "names" of the parameters`)
 	}
 	for i, item := range names {
 		name, isName := item.(string)
-		group, isIn := groups[i]
+		group, isIn := groups[int64(i)]
 		if !isName || !isIn {
-			return fmt.Errorf("parameter %d, %v, is in no parameter group", i, item)
+			return fmt.Errorf("parameter %d, %s, has no name or is in no parameter group", i, shown(item))
 		}
-		if err := t.add(name, group, masters[name], states[i]); err != nil {
+		if err := t.add(name, group, masters[name], states[int64(i)]); err != nil {
 			return fmt.Errorf("parameter %q: %w", name, err)
 		}
 	}
 	return nil
 }
 
+// byKey are the values of a dict by their keys of a type.
+func byKey[K comparable](of any) map[K]any {
+	values := map[K]any{}
+	for _, e := range entries(of) {
+		if key, ok := e.key.(K); ok {
+			values[key] = e.value
+		}
+	}
+	return values
+}
+
 // groupsOf is the parameter group of each parameter.
-func groupsOf(list any) (map[int]int, error) {
-	groups := map[int]int{}
+func groupsOf(list any) (map[int64]int, error) {
+	groups := map[int64]int{}
 	for group, item := range items(list) {
 		for _, item := range items(member(item, "params")) {
-			number, ok := item.(int)
+			number, ok := item.(int64)
 			if _, twice := groups[number]; !ok || twice {
-				return nil, fmt.Errorf("parameter %v of parameter group %d is no number, or twice there", item, group)
+				return nil, fmt.Errorf("parameter %s of parameter group %d is no number, or twice there", shown(item), group)
 			}
 			groups[number] = group
 		}
@@ -264,7 +262,7 @@ func (t *torchFile) stepOf(step any) (int64, error) {
 	var number float64
 	switch s := step.(type) {
 	case nil:
-	case int:
+	case int64:
 		number = float64(s)
 	case float64:
 		number = s
@@ -284,7 +282,7 @@ func (t *torchFile) stepOf(step any) (int64, error) {
 		}
 		number = float64(math.Float32frombits(binary.LittleEndian.Uint32(bytes[:])))
 	default:
-		return 0, fmt.Errorf("its step is %v, expected a number", step)
+		return 0, fmt.Errorf("its step is %s, expected a number", shown(step))
 	}
 	if !(number >= 0 && number <= 1<<53) || number != math.Trunc(number) {
 		return 0, fmt.Errorf("its step is %v, expected a whole number", number)

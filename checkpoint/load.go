@@ -15,6 +15,10 @@ import (
 	"plimsoll/optim/kernel"
 )
 
+// ErrPartial is what [Checkpoint.Load] has failed with where files have changed
+// since they were verified.
+var ErrPartial = errors.New("the state is loaded in part and must not be used")
+
 // Load fills a shard from the checkpoint, whichever ranks, cuts and formats it
 // was written from, and gives back the step and the training document: that of
 // the same rank and part, where there is one.
@@ -34,7 +38,7 @@ func (c *Checkpoint) Load(ctx context.Context, s Shard) (step int64, training js
 		return 0, nil, err
 	}
 	if err := loader.load(ctx, s); err != nil {
-		return 0, nil, fmt.Errorf("the state is loaded in part and must not be used: %w", err)
+		return 0, nil, fmt.Errorf("%w: %w", ErrPartial, err)
 	}
 	s.State.SetSteps(c.step)
 	return c.step, c.training(s.Rank, s.Part), nil
@@ -156,7 +160,7 @@ func (l *loader) tasks() []task {
 			for end < len(chunks) && chunks[end] {
 				end++
 			}
-			tasks = append(tasks, cutTask(task{number, from, end})...)
+			tasks = append(tasks, l.c.files[number].tasks(number, from, end)...)
 			from = end + 1
 		}
 	}

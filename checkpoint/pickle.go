@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
-	"math"
 	"math/big"
 	"slices"
 )
@@ -27,7 +26,6 @@ const (
 	opNewFalse   = "\x89"
 	opGlobal     = "c"
 	opUnicode    = "X"
-	opFloat      = "G"
 	opInt        = "J"
 	opLong       = "\x8a"
 	opPersistent = "Q"
@@ -37,11 +35,6 @@ func (p *pickler) text(s string) {
 	p.WriteString(opUnicode)
 	p.Write(binary.LittleEndian.AppendUint32(nil, uint32(len(s))))
 	p.WriteString(s)
-}
-
-func (p *pickler) float(x float64) {
-	p.WriteString(opFloat)
-	p.Write(binary.BigEndian.AppendUint64(nil, math.Float64bits(x)))
 }
 
 func (p *pickler) int(n int64) {

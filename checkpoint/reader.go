@@ -200,8 +200,9 @@ func (r *reader) advise(stream int, at, bytes int64) {
 	w.end = at + bytes
 }
 
-// task is a run of chunks of a file that are to be verified.
-type task struct{ file, from, end int }
+// task is a run of chunks of a stream that are to be verified: one behind the
+// other in the file.
+type task struct{ file, stream, from, end int }
 
 // taskChunks keeps tasks large beside seeking and small beside a file.
 const taskChunks = 128
@@ -209,22 +210,26 @@ const taskChunks = 128
 // allTasks are all chunks of all files.
 func (c *Checkpoint) allTasks() []task {
 	var tasks []task
-	for i, f := range c.files {
-		tasks = append(tasks, cutTask(task{i, 0, f.layout.chunks})...)
+	for number, f := range c.files {
+		tasks = append(tasks, f.tasks(number, 0, f.layout.chunks)...)
 	}
 	return tasks
 }
 
-func cutTask(t task) []task {
+// tasks are chunks of every stream, in the order of the file.
+func (f *file) tasks(number, from, end int) []task {
 	var tasks []task
-	for ; t.from < t.end; t.from += taskChunks {
-		tasks = append(tasks, task{t.file, t.from, min(t.from+taskChunks, t.end)})
+	for stream := range f.layout.streams {
+		for at := from; at < end; at += taskChunks {
+			tasks = append(tasks, task{number, stream, at, min(at+taskChunks, end)})
+		}
 	}
 	return tasks
 }
 
 // Verify reads every byte of every file and holds it against its checksums.
-// Progress, which may be nil, is told how many bytes were read.
+// Progress, which may be nil, is told how many bytes were read, by several
+// goroutines at once.
 func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) error {
 	for _, f := range c.files {
 		if err := f.verifyHeader(); err != nil {
@@ -274,19 +279,25 @@ func (c *Checkpoint) verify(ctx context.Context, tasks []task, forget bool, prog
 }
 
 func (r *reader) verify(ctx context.Context, t task, progress func(bytes int64)) error {
+	if err := r.open(t.file); err != nil {
+		return err
+	}
+	f := r.c.files[t.file]
+	r.chunk = -1 // its memory is used here
 	for chunk := t.from; chunk < t.end; chunk++ {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if _, err := r.read(t.file, chunk); err != nil {
-			return err
-		}
-		if progress != nil {
-			var bytes int64
-			for _, region := range r.c.files[t.file].layout.regions(chunk) {
-				bytes += region.bytes
+		for _, region := range f.layout.regions(chunk) {
+			if region.stream != t.stream {
+				continue
 			}
-			progress(bytes)
+			if err := r.fetch(f, chunk, region, room(r.memory, f.layout.streams[t.stream].Role, region.bytes)); err != nil {
+				return err
+			}
+			if progress != nil {
+				progress(region.bytes)
+			}
 		}
 	}
 	return nil

@@ -47,6 +47,7 @@ func Save(directory string, s Shard, training jsontext.Value) (*Saving, error) {
 	}
 	w, err := newWriter(folder, s, l, step, training)
 	if err != nil {
+		_ = os.Remove(folder) // if nobody else writes there
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())

@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"archive/zip"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -61,6 +62,7 @@ func TestTorchGoesOnFromAnExport(t *testing.T) {
 		t.Errorf("progress was told of %d bytes, expected %d", told, c.ExportBytes())
 	}
 	checkAlignment(t, exported)
+	comeBack(t, exported, job)
 	got := strings.Split(strings.TrimSpace(python(t, continueInTorch, exported, "3")), "\n")
 	want := linesOf(job)
 	if len(got) != len(want) {
@@ -70,6 +72,23 @@ func TestTorchGoesOnFromAnExport(t *testing.T) {
 		if !want[line] {
 			t.Errorf("%.60s... is not what was saved", line)
 		}
+	}
+}
+
+// comeBack converts the export back, and finds what was saved.
+func comeBack(t *testing.T, exported string, job []Shard) {
+	c, err := OpenTorch(t.Context(), exported, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path, err := c.Convert(t.Context(), t.TempDir(), Conversion{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	others := newJob(t, splitFormat, 500, cutModel(smallModel, alike(kernel.MomentsFP32), 9000, 11700))
+	load(t, path, others)
+	for rank := range job {
+		equalState(t, bytesOfState(others[rank]), bytesOfState(job[rank]))
 	}
 }
 
@@ -85,4 +104,122 @@ func checkAlignment(t *testing.T, path string) {
 			t.Errorf("%s begins at %d with method %d: %v", entry.Name, at, entry.Method, err)
 		}
 	}
+}
+
+// saveInTorch trains with torch, and saves what OpenTorch reads; and what it must
+// refuse.
+const saveInTorch = `
+import copy, sys, torch
+folder = sys.argv[1]
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.LayerNorm(30), torch.nn.Linear(30, 7))
+named = list(model.named_parameters())
+groups = [{"params": [p for n, p in named if p.dim() > 1]}, {"params": [p for n, p in named if p.dim() < 2], "weight_decay": 0.0}]
+names = [n for g in groups for p in g["params"] for n, q in named if p is q]
+optimizer = torch.optim.AdamW(groups, lr=1e-2)
+for _ in range(3):
+    model(torch.randn(5, 40)).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+saved = {**optimizer.state_dict(), "names": names, "master": model.state_dict()}
+torch.save(saved, folder + "/good.pt")
+for i, n in enumerate(names):
+    for t in (saved["master"][n], saved["state"][i]["exp_avg"], saved["state"][i]["exp_avg_sq"]):
+        print(n, list(t.shape), t.numpy().tobytes().hex())
+
+def bad(name, change):
+    other = copy.deepcopy(saved)
+    change(other)
+    torch.save(other, folder + "/" + name + ".pt")
+def turn(d): d["master"][names[0]] = d["master"][names[0]].t()
+def bf16(d): d["state"][1]["exp_avg"] = d["state"][1]["exp_avg"].bfloat16()
+def shape(d): d["state"][0]["exp_avg_sq"] = torch.zeros(3)
+def step(d): d["state"][2]["step"] = torch.tensor(9.0)
+def unnamed(d): del d["names"]
+def lacks(d): del d["master"][names[1]]
+def other(d): del d["state"][0]["exp_avg"]; d["state"][0]["exp"] = 1
+def grouped(d): d["param_groups"][1]["params"].pop()
+class Thing: pass
+def thing(d): d["thing"] = Thing()
+for change in (turn, bf16, shape, step, unnamed, lacks, other, grouped, thing):
+    bad(change.__name__, change)
+`
+
+func TestFromTorch(t *testing.T) {
+	folder := t.TempDir()
+	lines := strings.Split(strings.TrimSpace(python(t, saveInTorch, folder)), "\n")
+	t.Run("good", func(t *testing.T) {
+		c, err := OpenTorch(t.Context(), filepath.Join(folder, "good.pt"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		split := kernel.Split
+		path, err := c.Convert(t.Context(), t.TempDir(), Conversion{State: &split, Ranks: 2}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		converted, err := Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		job := newJob(t, splitFormat, 300, pieces(converted))
+		load(t, path, job)
+		if converted.Step() != 3 || job[0].Pieces[0].Group != 0 || job[1].Pieces[len(job[1].Pieces)-1].Group != 1 {
+			t.Errorf("step %d, %+v", converted.Step(), job[0].Pieces)
+		}
+		want := linesOf(job)
+		if len(lines) != len(want) {
+			t.Errorf("%d tensors, want %d", len(want), len(lines))
+		}
+		for _, line := range lines {
+			if !want[line] {
+				t.Errorf("%.60s... is not what torch has saved", line)
+			}
+		}
+	})
+	for name, says := range map[string][]string{
+		"turn":    {`"0.weight": master: a tensor of shape [40 30] with strides [1 40]`, "contiguous"},
+		"bf16":    {`"2.weight": exp_avg: a tensor with a BFloat16Storage, expected fp32`},
+		"shape":   {`"0.weight": exp_avg_sq: a tensor of shape [3]`},
+		"step":    {"Adam at step 9, and the parameters before it that of Adam at step 3"},
+		"unnamed": {`no list "names"`, "docs/checkpoints.md"},
+		"lacks":   {`"2.weight": it has no tensor in "master"`},
+		"other":   {`"0.weight": its "state" has no moments`},
+		"grouped": {"in no parameter group"},
+		"thing":   {"a __main__.Thing, expected nothing but tensors"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := OpenTorch(t.Context(), filepath.Join(folder, name+".pt"), nil)
+			mustSay(t, err, append(says, name+".pt")...)
+		})
+	}
+	t.Run("damaged", func(t *testing.T) { refuseDamage(t, filepath.Join(folder, "good.pt")) })
+}
+
+// refuseDamage changes a byte of a tensor, and cuts the file short.
+func refuseDamage(t *testing.T, path string) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	archive, err := zip.OpenReader(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer archive.Close()
+	for _, f := range archive.File {
+		if at, err := f.DataOffset(); err == nil && strings.Contains(f.Name, "/data/") && f.UncompressedSize64 > 100 {
+			poke(t, path, int(at)+50, text[at+50]^1)
+			_, err = OpenTorch(t.Context(), path, nil)
+			mustSay(t, err, path, f.Name)
+			break
+		}
+	}
+	if err := os.WriteFile(path, text[:len(text)/2], 0o644); err != nil {
+		t.Fatal(err)
+	}
+	_, err = OpenTorch(t.Context(), path, nil)
+	mustSay(t, err, path, "no optimizer's state")
+	_, err = OpenTorch(t.Context(), path+"x", nil)
+	mustSay(t, err, path+"x", "no such file")
 }

@@ -2,18 +2,27 @@ package checkpoint
 
 import (
 	"bytes"
+	"encoding/binary"
+	"errors"
 	"fmt"
-	"slices"
-
-	"github.com/nlpodyssey/gopickle/pickle"
-	"github.com/nlpodyssey/gopickle/types"
+	"math"
+	"unicode/utf8"
 )
 
-// storage is where the numbers of a tensor are.
-type storage struct {
-	kind string // "FloatStorage"
-	key  string // of the entry in the archive
-}
+// Python objects of a pickle, beside nil, bool, int64, float64 and string.
+type (
+	tuple []any
+	list  struct{ items []any }
+	dict  struct{ entries []entry }
+	entry struct{ key, value any }
+	// class is a name, which nothing is ever called by.
+	class struct{ module, name string }
+	// storage is where the numbers of a tensor are.
+	storage struct {
+		kind string // "FloatStorage"
+		key  string // of the entry in the archive
+	}
+)
 
 // torchTensor is a tensor as a pickle describes it, without its numbers.
 type torchTensor struct {
@@ -23,120 +32,400 @@ type torchTensor struct {
 	strides []int64
 }
 
-// unpickle reads the document of a file of torch.save. Nothing but the classes
-// that tensors are made of can be in it, and none of them runs.
-func unpickle(text []byte) (document any, err error) {
-	defer func() {
-		if p := recover(); p != nil { // which is how the library answers some malformed pickles
-			err = fmt.Errorf("malformed pickle: %v", p)
-		}
-	}()
-	u := pickle.NewUnpickler(bytes.NewReader(text))
-	u.FindClass = func(module, name string) (any, error) {
-		switch {
-		case module == "torch._utils" && name == "_rebuild_tensor_v2":
-			return rebuild{}, nil
-		case module == "torch._utils" && name == "_rebuild_parameter":
-			return rebuildParameter{}, nil
-		case module == "torch":
-			return torchName(name), nil
-		}
-		return nil, fmt.Errorf("the pickle has a %s.%s, expected nothing but tensors, numbers and texts in dicts and lists", module, name)
+// member is that of a dict, nil where there is none.
+func member(of any, key string) any {
+	d, _ := of.(*dict)
+	if d == nil {
+		return nil
 	}
-	u.PersistentLoad = func(id any) (any, error) {
-		x, ok := id.(*types.Tuple)
-		if !ok || x.Len() != 5 {
-			return nil, fmt.Errorf("malformed pickle: %v is no storage", id)
+	for i := len(d.entries) - 1; i >= 0; i-- { // as in Python, the last counts
+		if d.entries[i].key == any(key) {
+			return d.entries[i].value
 		}
-		kind, isKind := x.Get(1).(torchName)
-		key, isKey := x.Get(2).(string)
-		if !isKind || !isKey {
-			return nil, fmt.Errorf("malformed pickle: %v is no storage", id)
-		}
-		return storage{string(kind), key}, nil
 	}
-	return u.Load()
+	return nil
 }
 
-// torchName is a class of torch.
-type torchName string
-
-// rebuild makes a tensor of its storage.
-type rebuild struct{}
-
-// Call takes what torch._utils._rebuild_tensor_v2 takes.
-func (rebuild) Call(arguments ...any) (any, error) {
-	if len(arguments) < 4 {
-		return nil, fmt.Errorf("malformed pickle: a tensor of %d arguments", len(arguments))
+// entries are those of a dict, items those of a list.
+func entries(of any) []entry {
+	if d, ok := of.(*dict); ok {
+		return d.entries
 	}
-	s, isStorage := arguments[0].(storage)
-	offset, isOffset := arguments[1].(int)
-	shape, isShape := sizes(arguments[2])
-	strides, isStrides := sizes(arguments[3])
-	if !isStorage || !isOffset || !isShape || !isStrides || offset < 0 || offset > maxElements {
-		return nil, fmt.Errorf("malformed pickle: %v are not what a tensor is made of", arguments[:4])
-	}
-	return torchTensor{s, int64(offset), shape, strides}, nil
+	return nil
 }
 
-// rebuildParameter gives the tensor of a torch.nn.Parameter.
-type rebuildParameter struct{}
-
-// Call takes what torch._utils._rebuild_parameter takes.
-func (rebuildParameter) Call(arguments ...any) (any, error) {
-	if len(arguments) == 0 {
-		return nil, fmt.Errorf("malformed pickle: a parameter without a tensor")
+func items(of any) []any {
+	if l, ok := of.(*list); ok {
+		return l.items
 	}
-	return arguments[0], nil
+	return nil
 }
 
-func sizes(tuple any) ([]int64, bool) {
-	t, ok := tuple.(*types.Tuple)
+// shown is an object in a message.
+func shown(x any) string {
+	switch x := x.(type) {
+	case nil:
+		return "None"
+	case bool, int64, float64:
+		return fmt.Sprint(x)
+	case string:
+		return fmt.Sprintf("%.60q", x)
+	case class:
+		return fmt.Sprintf("a %.40s.%.40s", x.module, x.name)
+	case tuple:
+		return "a tuple"
+	case *list:
+		return "a list"
+	case *dict:
+		return "a dict"
+	}
+	return "a tensor"
+}
+
+// unpickle reads the document of a file of torch.save: the opcodes of protocol 2
+// that Python writes for tensors, numbers and texts in dicts, lists and tuples.
+// Nothing in it runs, and what it takes is no more than a few times its length.
+func unpickle(text []byte) (any, error) {
+	u := &unpickler{text: text, memo: map[uint32]any{}}
+	for {
+		at := len(text) - len(u.text)
+		opcode, err := u.take(1)
+		if err != nil {
+			return nil, err
+		}
+		if string(opcode) == opStop {
+			return u.pop()
+		}
+		if err := u.execute(opcode[0]); err != nil {
+			return nil, fmt.Errorf("byte %d of the pickle: %w", at, err)
+		}
+	}
+}
+
+type unpickler struct {
+	text  []byte // what is left
+	stack []any
+	marks []int // places in the stack
+	memo  map[uint32]any
+}
+
+var errCutShort = errors.New("the pickle ends too early")
+
+func (u *unpickler) take(n int) ([]byte, error) {
+	if len(u.text) < n {
+		return nil, errCutShort
+	}
+	b := u.text[:n]
+	u.text = u.text[n:]
+	return b, nil
+}
+
+// number takes a little-endian number.
+func (u *unpickler) number(bytes int) (uint32, error) {
+	b, err := u.take(bytes)
+	if err != nil {
+		return 0, err
+	}
+	return binary.LittleEndian.Uint32(append(append(make([]byte, 0, 4), b...), 0, 0, 0)[:4]), nil
+}
+
+func (u *unpickler) line() (string, error) {
+	end := bytes.IndexByte(u.text, '\n')
+	if end < 0 {
+		return "", errCutShort
+	}
+	b, err := u.take(end + 1)
+	return string(b[:end]), err
+}
+
+func (u *unpickler) push(x any) error {
+	u.stack = append(u.stack, x)
+	return nil
+}
+
+var errStack = errors.New("nothing is on the stack")
+
+// pop takes the uppermost object, top leaves it.
+func (u *unpickler) pop() (any, error) {
+	x, err := u.top()
+	if err == nil {
+		u.stack = u.stack[:len(u.stack)-1]
+	}
+	return x, err
+}
+
+func (u *unpickler) top() (any, error) {
+	if last := len(u.stack) - 1; last >= 0 && (len(u.marks) == 0 || last >= u.marks[len(u.marks)-1]) {
+		return u.stack[last], nil
+	}
+	return nil, errStack
+}
+
+// popTo takes what is above a place.
+func (u *unpickler) popTo(place int) ([]any, error) {
+	if place < 0 || place > len(u.stack) {
+		return nil, errStack
+	}
+	taken := append([]any{}, u.stack[place:]...)
+	u.stack = u.stack[:place]
+	return taken, nil
+}
+
+// popMark takes what is above the last mark.
+func (u *unpickler) popMark() ([]any, error) {
+	last := len(u.marks) - 1
+	if last < 0 {
+		return nil, errors.New("there is no mark")
+	}
+	place := u.marks[last]
+	u.marks = u.marks[:last]
+	return u.popTo(place)
+}
+
+// execute does what an opcode says. Their names are those of pickletools.
+func (u *unpickler) execute(opcode byte) error {
+	switch opcode {
+	case '\x80': // PROTO
+		if version, err := u.number(1); err != nil || version != 2 {
+			return fmt.Errorf("protocol %d, expected 2: %w", version, err)
+		}
+		return nil
+	case '(': // MARK
+		u.marks = append(u.marks, len(u.stack))
+		return nil
+	case 'N': // NONE
+		return u.push(nil)
+	case '\x88', '\x89': // NEWTRUE, NEWFALSE
+		return u.push(opcode == '\x88')
+	case '}': // EMPTY_DICT
+		return u.push(&dict{})
+	case ']': // EMPTY_LIST
+		return u.push(&list{})
+	case ')': // EMPTY_TUPLE
+		return u.push(tuple{})
+	case 'K', 'M', 'J', '\x8a', 'G', 'X': // BININT1, BININT2, BININT, LONG1, BINFLOAT, BINUNICODE
+		return u.literal(opcode)
+	case 't', '\x85', '\x86', '\x87': // TUPLE, TUPLE1, TUPLE2, TUPLE3
+		return u.tuple(opcode)
+	case 'a', 'e', 's', 'u': // APPEND, APPENDS, SETITEM, SETITEMS
+		return u.extend(opcode)
+	case 'q', 'r', 'h', 'j': // BINPUT, LONG_BINPUT, BINGET, LONG_BINGET
+		return u.remember(opcode)
+	case 'c', 'R', '\x81', 'Q', 'b': // GLOBAL, REDUCE, NEWOBJ, BINPERSID, BUILD
+		return u.construct(opcode)
+	}
+	return fmt.Errorf("opcode %q, expected those that torch.save writes", opcode)
+}
+
+// literal pushes a number or a text.
+func (u *unpickler) literal(opcode byte) error {
+	bytes := map[byte]int{'K': 1, 'M': 2, 'J': 4, '\x8a': 1, 'G': 8, 'X': 4}[opcode]
+	if opcode == 'G' {
+		b, err := u.take(bytes)
+		if err != nil {
+			return err
+		}
+		return u.push(math.Float64frombits(binary.BigEndian.Uint64(b)))
+	}
+	n, err := u.number(bytes)
+	if err != nil {
+		return err
+	}
+	switch opcode {
+	case 'J':
+		return u.push(int64(int32(n)))
+	case '\x8a':
+		return u.long(int(n))
+	case 'X':
+		b, err := u.take(int(n))
+		if err != nil {
+			return err
+		}
+		if !utf8.Valid(b) {
+			return errors.New("a text that is not UTF-8")
+		}
+		return u.push(string(b))
+	}
+	return u.push(int64(n))
+}
+
+// long pushes an integer of up to 8 bytes, in two's complement.
+func (u *unpickler) long(bytes int) error {
+	b, err := u.take(bytes)
+	if err != nil {
+		return err
+	}
+	x := int64(0)
+	for i, digit := range b {
+		if i < 8 {
+			x |= int64(digit) << (8 * i)
+		} else if digit != 0 {
+			return errors.New("an integer of more than 64 bits")
+		}
+	}
+	if 0 < bytes && bytes < 8 && b[bytes-1]&0x80 != 0 {
+		x -= 1 << (8 * bytes)
+	}
+	return u.push(x)
+}
+
+func (u *unpickler) tuple(opcode byte) error {
+	var parts []any
+	var err error
+	if opcode == 't' {
+		parts, err = u.popMark()
+	} else {
+		parts, err = u.popTo(len(u.stack) - int(opcode-'\x85') - 1)
+	}
+	if err != nil {
+		return err
+	}
+	return u.push(tuple(parts))
+}
+
+// extend adds to a list or a dict.
+func (u *unpickler) extend(opcode byte) error {
+	var parts []any
+	var err error
+	switch opcode {
+	case 'a':
+		parts, err = u.popTo(len(u.stack) - 1)
+	case 's':
+		parts, err = u.popTo(len(u.stack) - 2)
+	default:
+		parts, err = u.popMark()
+	}
+	if err != nil {
+		return err
+	}
+	to, err := u.top()
+	if err != nil {
+		return err
+	}
+	switch to := to.(type) {
+	case *list:
+		if opcode == 'a' || opcode == 'e' {
+			to.items = append(to.items, parts...)
+			return nil
+		}
+	case *dict:
+		if (opcode == 's' || opcode == 'u') && len(parts)%2 == 0 {
+			for i := 0; i < len(parts); i += 2 {
+				to.entries = append(to.entries, entry{hashable(parts[i]), parts[i+1]})
+			}
+			return nil
+		}
+	}
+	return fmt.Errorf("%d objects cannot be added to %s", len(parts), shown(to))
+}
+
+// hashable is a key that can be compared; others are not looked for.
+func hashable(key any) any {
+	switch key.(type) {
+	case string, int64:
+		return key
+	}
+	return nil
+}
+
+// remember gives objects numbers, and finds them again.
+func (u *unpickler) remember(opcode byte) error {
+	bytes := 1
+	if opcode == 'r' || opcode == 'j' {
+		bytes = 4
+	}
+	number, err := u.number(bytes)
+	if err != nil {
+		return err
+	}
+	if opcode == 'q' || opcode == 'r' {
+		u.memo[number], err = u.top()
+		return err
+	}
+	x, ok := u.memo[number]
 	if !ok {
-		return nil, false
+		return fmt.Errorf("object %d was never there", number)
 	}
-	list := make([]int64, 0, t.Len())
-	for _, item := range *t {
-		n, ok := item.(int)
-		if !ok || n < 0 || n > maxElements {
+	return u.push(x)
+}
+
+// construct makes what tensors consist of.
+func (u *unpickler) construct(opcode byte) error {
+	if opcode == 'c' {
+		module, err := u.line()
+		if err != nil {
+			return err
+		}
+		name, err := u.line()
+		if err != nil {
+			return err
+		}
+		return u.push(class{module, name})
+	}
+	argument, err := u.pop()
+	if err != nil {
+		return err
+	}
+	switch opcode {
+	case 'Q':
+		return u.storage(argument)
+	case 'b': // attributes, such as those of a state_dict
+		_, err := u.top()
+		return err
+	}
+	callable, err := u.pop()
+	if err != nil {
+		return err
+	}
+	arguments, _ := argument.(tuple)
+	switch callable {
+	case any(class{"torch._utils", "_rebuild_tensor_v2"}):
+		return u.tensor(arguments)
+	case any(class{"torch._utils", "_rebuild_parameter"}): // that of a tensor
+		if len(arguments) > 0 {
+			return u.push(arguments[0])
+		}
+	case any(class{"collections", "OrderedDict"}):
+		return u.push(&dict{})
+	}
+	return fmt.Errorf("%s, expected nothing but tensors, numbers and texts in dicts and lists", shown(callable))
+}
+
+// storage pushes what torch.save writes in place of numbers.
+func (u *unpickler) storage(id any) error {
+	if parts, ok := id.(tuple); ok && len(parts) == 5 {
+		kind, isKind := parts[1].(class)
+		key, isKey := parts[2].(string)
+		if isKind && isKey && kind.module == "torch" {
+			return u.push(storage{kind.name, key})
+		}
+	}
+	return errors.New("a persistent object that is no storage")
+}
+
+// tensor pushes a tensor from storage, offset, shape and strides.
+func (u *unpickler) tensor(arguments tuple) error {
+	if len(arguments) >= 4 {
+		s, isStorage := arguments[0].(storage)
+		offset, isOffset := arguments[1].(int64)
+		shape, isShape := sizes(arguments[2])
+		strides, isStrides := sizes(arguments[3])
+		if isStorage && isOffset && isShape && isStrides && offset >= 0 && offset <= maxElements {
+			return u.push(torchTensor{s, offset, shape, strides})
+		}
+	}
+	return errors.New("a tensor that is not made of a storage, an offset, a shape and strides")
+}
+
+func sizes(of any) ([]int64, bool) {
+	t, ok := of.(tuple)
+	list := make([]int64, 0, len(t))
+	for _, part := range t {
+		n, isSize := part.(int64)
+		if !isSize || n < 0 || n > maxElements {
 			return nil, false
 		}
-		list = append(list, int64(n))
+		list = append(list, n)
 	}
-	return list, true
-}
-
-// entries are those of a dict.
-func entries(dict any) ([]types.DictEntry, bool) {
-	switch d := dict.(type) {
-	case *types.Dict:
-		return *d, true
-	case *types.OrderedDict:
-		var list []types.DictEntry
-		for e := d.List.Front(); e != nil; e = e.Next() {
-			if entry, ok := e.Value.(*types.OrderedDictEntry); ok {
-				list = append(list, types.DictEntry{Key: entry.Key, Value: entry.Value})
-			}
-		}
-		return list, true
-	}
-	return nil, false
-}
-
-// member is that of a dict, nil where there is none.
-func member(dict any, key string) any {
-	list, _ := entries(dict)
-	for _, e := range slices.Backward(list) { // as in Python, the last counts
-		if name, ok := e.Key.(string); ok && name == key {
-			return e.Value
-		}
-	}
-	return nil
-}
-
-func items(list any) []any {
-	if l, ok := list.(*types.List); ok {
-		return *l
-	}
-	return nil
+	return list, ok
 }

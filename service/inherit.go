@@ -72,7 +72,7 @@ func Inherit() (*Inherited, error) {
 // store is where files are kept that shall outlive the service.
 type store struct {
 	socket  int
-	address unix.SockaddrUnix
+	address string
 }
 
 func newStore(address string) (*store, error) {
@@ -80,7 +80,7 @@ func newStore(address string) (*store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: socket: %w", notifySocket, err)
 	}
-	return &store{socket, unix.SockaddrUnix{Name: address}}, nil
+	return &store{socket, address}, nil
 }
 
 // keep has a file kept. A nil store keeps nothing.
@@ -103,8 +103,9 @@ func (s *store) send(text string, files ...*os.File) error {
 	for _, f := range files {
 		rights = append(rights, unix.UnixRights(int(f.Fd()))...)
 	}
-	if err := unix.Sendmsg(s.socket, []byte(text), rights, &s.address, 0); err != nil {
-		return fmt.Errorf("tell the keeper at %s: %w", s.address.Name, err)
+	// The address is a new one each time: sending writes to it.
+	if err := unix.Sendmsg(s.socket, []byte(text), rights, &unix.SockaddrUnix{Name: s.address}, 0); err != nil {
+		return fmt.Errorf("tell the keeper at %s: %w", s.address, err)
 	}
 	return nil
 }

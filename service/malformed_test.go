@@ -7,7 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"strings"
+	"strconv"
 	"testing"
 	"time"
 
@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"plimsoll/arena"
-	"plimsoll/probe"
+	"plimsoll/ledger"
 )
 
 // requests are a valid one of every kind.
@@ -110,7 +110,7 @@ func TestMalformedMessages(t *testing.T) {
 	}
 	process, sent, sessions := r.overview(t).Process, 0, 0
 	var files int
-	var memory int64
+	var memory ledger.Bytes
 	for connections := 0; sent < messages; connections++ {
 		client := dial(t, r)
 		if random.IntN(2) == 0 { // half of them reach what needs a session
@@ -153,7 +153,7 @@ func TestMalformedMessages(t *testing.T) {
 			t.Fatal(err)
 		}
 		if connections == 100 { // all that is kept for later is there
-			files, memory = descriptors(t, process), proportional(t, process)
+			files, memory = descriptors(t, process), beside(t, strconv.Itoa(process))
 		}
 	}
 	o := r.overview(t)
@@ -167,8 +167,8 @@ func TestMalformedMessages(t *testing.T) {
 		t.Errorf("of %d malformed messages only %d were refused", messages, o.Refused)
 	}
 	await(t, "the files of clients to be closed", func() bool { return descriptors(t, process) <= files+2 })
-	if now := proportional(t, process); now > memory+16<<20 {
-		t.Errorf("the service holds %d bytes beside its arenas, and held %d after 100 connections", now, memory)
+	if now := beside(t, strconv.Itoa(process)); now > memory+16*ledger.MiB {
+		t.Errorf("the service holds %v beside its arenas, and held %v after 100 connections", now, memory)
 	}
 	mustStep(t, witness, 6)
 	got := fingerprint(t, witness)
@@ -179,16 +179,6 @@ func TestMalformedMessages(t *testing.T) {
 		t.Errorf("another session has the state %s, want %s", got, want)
 	}
 	t.Logf("%d messages, %d refused, %d connections with a session", sent, o.Refused, sessions)
-}
-
-// proportional is what a process holds beside its arenas.
-func proportional(t *testing.T, process int) int64 {
-	t.Helper()
-	m, err := probe.Process(os.DirFS("/"), fmt.Sprint(process))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return int64(m.Proportional(func(name string) bool { return !strings.HasPrefix(name, arenaMapping) }))
 }
 
 // TestNoFileIsLeft holds the service, whose collector of garbage does not run,
@@ -390,6 +380,11 @@ func FuzzRecord(f *testing.F) {
 	broken[recordLength+3] = 1
 	f.Add(broken)
 	f.Add([]byte{})
+	pages, err := newRecord(testDocument(), 200) // there is no such kind
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(pages.Whole())
 	f.Fuzz(func(t *testing.T, content []byte) {
 		descriptor, err := unix.MemfdCreate("record", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 		if err != nil {

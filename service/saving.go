@@ -119,7 +119,7 @@ func (s *session) load(body []byte) ([]byte, error) {
 	s.setInitialized(false)
 	step, training, err := found.Load(context.Background(), s.forCheckpoint())
 	if err != nil {
-		s.setInitialized(was)
+		s.setInitialized(was && !errors.Is(err, checkpoint.ErrPartial))
 		return nil, storage(Load, err)
 	}
 	s.begun = step

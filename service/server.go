@@ -292,7 +292,7 @@ func (c *connection) answer(p packet, files []*os.File, fault error) (more bool)
 }
 
 // hurry has a client that reads no answers waited for no longer than this.
-func (c *connection) hurry() { _ = c.c.SetWriteDeadline(time.Now().Add(5 * time.Second)) }
+func (c *connection) hurry() { _ = c.c.SetWriteDeadline(time.Now().Add(2 * time.Second)) }
 
 // release lets go of the session, which stays.
 func (c *connection) release() {
@@ -406,6 +406,7 @@ func (s *Server) create(d *Document, c *connection) (*session, error) {
 	}
 	// Every page is there before the answer is, and near the worker whose it is.
 	shard.Each(func(_ int64, c kernel.Chunk) { zero(c) })
+	clear(shard.Arena(engine.ComponentNorm).Bytes())
 	made := &session{document: d, shard: shard, record: record}
 	for _, a := range made.arenas() {
 		if err := s.given.store.keep(a.Name(), a.File()); err != nil {

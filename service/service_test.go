@@ -276,11 +276,11 @@ func weights(elements int64) []float32 {
 // gradientPattern holds numbers that gradients are cut from, in a type.
 func gradientPattern(name string) kernel.Array {
 	of := kernel.Array{Type: parameterTypes[name]}
-	const numbers = 1 << 18
+	const numbers = 1 << 16
 	of.Data = make([]byte, numbers*of.Type.Size())
 	random := rand.New(rand.NewPCG(1, 1))
 	for i := range numbers {
-		of.Put(i, float32(random.NormFloat64())*0.01)
+		of.Put(i, (random.Float32()-0.5)*0.03)
 	}
 	return of
 }

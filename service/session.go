@@ -106,7 +106,7 @@ func readRecord(name string, file *os.File) (*arena.Arena, recordedDocument, err
 	if err != nil {
 		return nil, r, err
 	}
-	if err := json.Unmarshal(a.Bytes()[recordDocument:recordDocument+length], &r); err != nil || r.Document == nil || r.Document.validate() != nil {
+	if err := json.Unmarshal(a.Bytes()[recordDocument:recordDocument+length], &r); err != nil || r.Pages > arena.HugetlbPages || r.Document == nil || r.Document.validate() != nil {
 		return nil, r, errors.Join(fmt.Errorf("the record %s cannot be read: %v", name, err), a.Close())
 	}
 	return a, r, nil

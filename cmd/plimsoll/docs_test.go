@@ -53,6 +53,9 @@ func checkCommand(t *testing.T, command, output string) {
 	if testing.Short() && strings.Contains(command, "qwen2.5-0.5b") {
 		t.Skip("takes 7 GB and half a minute")
 	}
+	for i, argument := range arguments { // as a shell would; $OUT is a place to write to
+		arguments[i] = os.Expand(argument, func(string) string { return filepath.Join(t.TempDir(), "out") })
+	}
 	var stdout, stderr bytes.Buffer
 	real := exec.Command(program(t), arguments[1:]...)
 	real.Stdout, real.Stderr = &stdout, &stderr

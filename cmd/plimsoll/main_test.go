@@ -31,17 +31,21 @@ func TestMain(m *testing.M) {
 //	exits CODE COMMAND...   run a command that must end with an exit code
 //	json FILE               check that FILE holds one JSON document
 //	screen FILE             check that a text is one screen: 52 lines of 120 columns
+//	flip FILE BYTE          change a bit of a file
 //	$HOSTS                  the directory of recorded machines
+//	$EXAMPLES               the directory of examples
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: filepath.Join("testdata", "script"),
 		Setup: func(e *testscript.Env) error {
 			hosts, err := filepath.Abs(filepath.Join("..", "..", "host", "testdata"))
 			e.Setenv("HOSTS", hosts)
+			e.Setenv("EXAMPLES", filepath.Join(hosts, "..", "..", "examples"))
 			return err
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, negated bool, arguments []string){
 			"exits": exits,
+			"flip":  flip,
 			"json": func(ts *testscript.TestScript, _ bool, arguments []string) {
 				var document map[string]any
 				ts.Check(json.Unmarshal([]byte(ts.ReadFile(arguments[0])), &document))
@@ -79,6 +83,14 @@ func programs(t *testing.T) string {
 		}
 	}
 	return folder
+}
+
+func flip(ts *testscript.TestScript, _ bool, arguments []string) {
+	at, err := strconv.Atoi(arguments[1])
+	ts.Check(err)
+	text := []byte(ts.ReadFile(arguments[0]))
+	text[at] ^= 1
+	ts.Check(os.WriteFile(ts.MkAbs(arguments[0]), text, 0o644))
 }
 
 func exits(ts *testscript.TestScript, _ bool, arguments []string) {

@@ -75,6 +75,7 @@ func rootCommand() *cobra.Command {
 	})
 	root.AddCommand(benchCommand())
 	root.AddCommand(bindingCommand())
+	root.AddCommand(checkpointCommand())
 	root.AddCommand(keepCommand())
 	root.AddCommand(planCommand())
 	root.AddCommand(rehearseCommand())

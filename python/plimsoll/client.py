@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+import weakref
 from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -94,6 +95,7 @@ class Session:
         self._number = 0
         self._socket: Optional[socket.socket] = None
         self._window: Optional[int] = None
+        self._window_halves: List[np.ndarray] = []
         self._broken: Optional[Exception] = None
         try:
             opened, descriptors = self._connect()
@@ -108,6 +110,7 @@ class Session:
             _close(descriptors)
         self.attached, self.initialized = opened.attached, opened.initialized
         self.step, self.service, self.kernel = opened.step, opened.service, opened.kernel
+        _sessions.add(self)
 
     @property
     def parameters(self) -> Arena:
@@ -145,6 +148,12 @@ class Session:
     def call(self, kind: Kind, body: bytes = b"", descriptors: Sequence[int] = ()) -> bytes:
         return self.result(self.send(kind, body, descriptors))
 
+    def drain(self) -> None:
+        """Takes all answers. Then ``step`` is that of the state, whatever was interrupted."""
+        with self._lock:
+            while self._outstanding:
+                self._receive()
+
     def _check_open(self) -> None:
         if self._broken is not None:
             raise PlimsollError(f"the session is closed, because of this: {self._broken}") from self._broken
@@ -156,6 +165,9 @@ class Session:
             _send(self._socket, request.packet, request.descriptors)
         except ConnectionError as error:
             self._recover(error)
+        except OSError:
+            self._outstanding.pop()  # it was not sent
+            raise
 
     def _receive(self) -> None:
         """Takes the next answer, which is that of the oldest request."""
@@ -169,10 +181,15 @@ class Session:
         try:
             _close(descriptors)
             if descriptors:
-                raise ProtocolError(f"{request.kind.name.lower()}: file descriptors came with an answer: expected none; {protocol.MEND}")
+                raise ProtocolError(
+                    f"{request.kind.name.lower()}: file descriptors came with an answer: expected none; {protocol.MEND}"
+                )
             request.answer = protocol.parse_answer(packet, request.kind, request.number)
             if request.kind in _WITHOUT_RESULT:
                 protocol.parse_nothing(request.answer, request.kind)
+            elif request.kind is Kind.STEP:
+                # Here, where it is certain: whoever began the step may have been interrupted.
+                self._stepped(request.answer)
         except ProtocolError as error:
             # What comes next cannot be told from what should have come.
             self._broken = error
@@ -207,7 +224,9 @@ class Session:
             packet, descriptors = _receive(connection)
             opened = protocol.parse_opened(protocol.parse_answer(packet, Kind.OPEN, 0), self.elements)
             if len(descriptors) != len(opened.arenas):
-                raise ProtocolError(f"open: {len(descriptors)} file descriptors came with {len(opened.arenas)} arenas; {protocol.MEND}")
+                raise ProtocolError(
+                    f"open: {len(descriptors)} file descriptors came with {len(opened.arenas)} arenas; {protocol.MEND}"
+                )
         except BaseException:
             _close(descriptors)
             connection.close()
@@ -354,15 +373,19 @@ class Session:
 
         With ``wait`` the answer comes when the step is done. See :meth:`begun`.
         """
-        return self.send(Kind.STEP, protocol.pack_step(self.step + 1, factor, wait, groups))
+        with self._lock:
+            self.drain()
+            return self.send(Kind.STEP, protocol.pack_step(self.step + 1, factor, wait, groups))
 
     def begun(self, request: Request) -> float:
         """Waits for the answer of :meth:`begin`. The seconds that the step took, where it was waited for."""
-        step, seconds = protocol.parse_stepped(self.result(request), Kind.STEP)
+        return protocol.parse_stepped(self.result(request), Kind.STEP)[1]
+
+    def _stepped(self, answer: bytes) -> None:
+        step, _ = protocol.parse_stepped(answer, Kind.STEP)
         if step != self.step + 1:
             raise ProtocolError(f"step: the service has made step {step}: expected {self.step + 1}")
-        self.step = step
-        return seconds
+        self.step, self.initialized = step, True
 
     def wait(self, first: int, count: int) -> Request:
         """Asks for an answer when the parameters of that stretch are those after the last step."""
@@ -389,7 +412,9 @@ class Session:
 
     def load(self, directory: str) -> Tuple[int, Any]:
         """Loads a checkpoint, or the newest in a folder. Its step, and its training document."""
-        step, training = protocol.parse_loaded(self.call(Kind.LOAD, protocol.pack_document({"directory": os.path.abspath(directory)})))
+        step, training = protocol.parse_loaded(
+            self.call(Kind.LOAD, protocol.pack_document({"directory": os.path.abspath(directory)}))
+        )
         self.step, self.initialized = step, True
         return step, training
 
@@ -410,6 +435,17 @@ class Session:
         """Lets go of the connection without a word, as the end of the process does."""
         self._disconnect()
 
+
+_sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """A child that is forked, such as a data loader, must not keep a session from the next trainer."""
+    for session in _sessions:
+        session.abandon()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 _WITHOUT_RESULT = frozenset(
     (Kind.WINDOW, Kind.WRITE, Kind.READ, Kind.SET_STEP, Kind.READY, Kind.ACCUMULATE, Kind.CLEAR, Kind.CLOSE)
@@ -444,7 +480,9 @@ def _receive(connection: Optional[socket.socket]) -> Tuple[bytes, List[int]]:
     descriptors = list(numbers)
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         _close(descriptors)
-        raise ProtocolError(f"an answer of more than {protocol.MAXIMUM_PACKET} bytes or {protocol.MAXIMUM_DESCRIPTORS} descriptors; {protocol.MEND}")
+        raise ProtocolError(
+            f"an answer of more than {protocol.MAXIMUM_PACKET} bytes or {protocol.MAXIMUM_DESCRIPTORS} descriptors; {protocol.MEND}"
+        )
     if not packet:
         _close(descriptors)
         raise ConnectionResetError("the service has closed the connection")

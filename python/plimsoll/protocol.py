@@ -171,7 +171,9 @@ def parse_document(result: bytes, kind: Kind) -> Dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"{kind.name.lower()}: a result that is no JSON document: {error}; {MEND}") from None
     if not isinstance(document, dict):
-        raise ProtocolError(f"{kind.name.lower()}: a result that is a JSON {type(document).__name__}: expected an object; {MEND}")
+        raise ProtocolError(
+            f"{kind.name.lower()}: a result that is a JSON {type(document).__name__}: expected an object; {MEND}"
+        )
     return document
 
 
@@ -231,11 +233,14 @@ def parse_opened(result: bytes, elements: int) -> Opened:
         if not isinstance(a, dict):
             raise ProtocolError(f"open: an arena is {a!r}: expected an object; {MEND}")
         arena = ArenaDescription(
-            *(_member(a, n, str) for n in ("name", "component", "type")), *(_member(a, n, int) for n in ("bytes", "mapped_bytes"))
+            *(_member(a, n, str) for n in ("name", "component", "type")),
+            *(_member(a, n, int) for n in ("bytes", "mapped_bytes")),
         )
         size = TYPES.get(arena.type)
         if size is None:
-            raise ProtocolError(f"open: arena {arena.name} has elements of {arena.type!r}: expected one of {', '.join(TYPES)}; {MEND}")
+            raise ProtocolError(
+                f"open: arena {arena.name} has elements of {arena.type!r}: expected one of {', '.join(TYPES)}; {MEND}"
+            )
         if arena.bytes != elements * size or arena.mapped_bytes < arena.bytes:
             raise ProtocolError(
                 f"open: arena {arena.name} has {arena.bytes} bytes, {arena.mapped_bytes} of them mapped: "
@@ -255,5 +260,7 @@ def parse_opened(result: bytes, elements: int) -> Opened:
         raise ProtocolError(f"open: the session has {opened.elements} elements: expected {elements}; {MEND}")
     components = sorted(a.component for a in arenas)
     if components not in (["gradients", "parameters"], ["gradients", "master_weights"]):
-        raise ProtocolError(f"open: the arenas are {', '.join(components) or 'none'}: expected parameters (or master_weights) and gradients; {MEND}")
+        raise ProtocolError(
+            f"open: the arenas are {', '.join(components) or 'none'}: expected parameters (or master_weights) and gradients; {MEND}"
+        )
     return opened

@@ -48,9 +48,7 @@ class Service:
             shutil.rmtree(directory, ignore_errors=True)
             raise
         self.close = weakref.finalize(self, _end, self.process, directory, os.getpid())
-        # A child that is forked must not hold the pipe open beyond this process.
-        pipe = weakref.ref(self.process.stdin)
-        os.register_at_fork(after_in_child=lambda: _close_pipe(pipe()))
+        _services.add(self)
         try:
             self._await()
         except BaseException:
@@ -70,16 +68,25 @@ class Service:
                             f"{self.process.args[0]} serve has ended with code {self.process.returncode} before it listened; see what it has printed"
                         ) from None
                     if time.monotonic() > deadline:
-                        raise PlimsollError(f"{self.process.args[0]} serve does not listen at {self.socket} after {_PATIENCE:g} s: {error}") from None
+                        raise PlimsollError(
+                            f"{self.process.args[0]} serve does not listen at {self.socket} after {_PATIENCE:g} s: {error}"
+                        ) from None
             time.sleep(0.005)
 
 
-def _close_pipe(pipe) -> None:
-    if pipe is not None:
+_services: "weakref.WeakSet[Service]" = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """A child that is forked must not hold the pipe open beyond this process."""
+    for service in _services:
         try:
-            os.close(pipe.fileno())
+            os.close(service.process.stdin.fileno())
         except (OSError, ValueError):
             pass  # closed already
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _end(process: subprocess.Popen, directory: str, owner: int) -> None:

@@ -5,12 +5,26 @@ import pathlib
 
 import pytest
 import torch
+from hypothesis import settings
 
 from plimsoll import Service
 
+# How long an example takes says how busy the machine is.
+settings.register_profile("plimsoll", deadline=None)
+settings.load_profile("plimsoll")
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 os.environ.setdefault("PLIMSOLL", str(ROOT / "bin" / "plimsoll"))
-for variable in ("PLIMSOLL_SOCKET", "PLIMSOLL_JOB", "PLIMSOLL_OPTIMIZER_CPUS", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+for variable in (
+    "PLIMSOLL_SOCKET",
+    "PLIMSOLL_JOB",
+    "PLIMSOLL_OPTIMIZER_CPUS",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "PLIMSOLL_LOCAL_RANKS",
+):
     os.environ.pop(variable, None)
 
 

@@ -132,8 +132,14 @@ def test_bad_openings(tmp_path, opening, message):
     assert descriptors() <= before  # the files that came are closed
 
 
-@given(st.one_of(st.binary(min_size=1, max_size=100), st.binary(max_size=60).map(lambda b: answer(Kind.STEP, 1, b)), st.binary(max_size=60).map(lambda b: answer(Kind.STEP, 1, b, 6))))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.one_of(
+        st.binary(min_size=1, max_size=100),
+        st.binary(max_size=60).map(lambda b: answer(Kind.STEP, 1, b)),
+        st.binary(max_size=60).map(lambda b: answer(Kind.STEP, 1, b, 6)),
+    )
+)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_bad_answers(tmp_path_factory, packet):
     if packet == answer(Kind.STEP, 1, struct.pack("<Qd", 1, 0)):
         return
@@ -165,9 +171,7 @@ def test_a_refusal_of_what_nobody_waits_for_is_raised(tmp_path):
 
 def test_what_had_no_answer_is_sent_again(tmp_path):
     # The first service dies with two requests that it has not answered.
-    service = Scripted(
-        tmp_path, [open_well, nothing, nothing], [open_well, send(), send(struct.pack("<d", 4.0))]
-    )
+    service = Scripted(tmp_path, [open_well, nothing, nothing], [open_well, send(), send(struct.pack("<d", 4.0))])
     session = Session(service.path, DOCUMENT)
     session.ready(0, 100)
     assert session.norm_result(session.norm()) == 4.0
@@ -243,6 +247,31 @@ def test_many_requests_need_no_reading(service):
     for i in range(5000):
         session.ready(i % 100, 1)
     assert session.norm_result(session.norm()) == 0
+
+
+def test_a_step_that_was_interrupted_counts(service):
+    session = Session(service.socket, DOCUMENT)
+    session.set_step(0)
+    session.begin(1.0, [GROUP], wait=True)  # nobody waits for its answer
+    assert session.begun(session.begin(1.0, [GROUP], wait=True)) >= 0
+    assert session.step == 2
+
+
+def test_forked_children_do_not_hold_the_session(service):
+    session = Session(service.socket, DOCUMENT)
+    session.set_step(3)
+    child = os.fork()
+    if child == 0:
+        try:
+            session.norm()
+        except PlimsollError:
+            time.sleep(60)
+        os._exit(1)
+    session.abandon()
+    again = Session(service.socket, DOCUMENT)
+    assert again.step == 3 and os.waitpid(child, os.WNOHANG) == (0, 0)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
 
 
 def test_service_ends_with_its_owner(tmp_path):

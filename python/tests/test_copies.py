@@ -55,7 +55,11 @@ def copies(monkeypatch):
     """Parameters of the CPU are treated as those of a device."""
     part = part_module.Part.__init__
     monkeypatch.setattr(optimizer_module, "transfer_for", lambda device: LateTransfer())
-    monkeypatch.setattr(part_module.Part, "__init__", lambda self, name, pieces, mesh, transfer, shared: part(self, name, pieces, mesh, transfer, False))
+    monkeypatch.setattr(
+        part_module.Part,
+        "__init__",
+        lambda self, name, pieces, mesh, transfer, shared: part(self, name, pieces, mesh, transfer, False),
+    )
     monkeypatch.setattr(part_module, "_BLOCK_BYTES", 100)
     monkeypatch.setattr(part_module, "_READY_BYTES", 64)
 
@@ -67,7 +71,9 @@ def test_copies_as_shared(monkeypatch, request, dtype, sharding):
     for model in (wanted, found):
         if model is found:
             request.getfixturevalue("copies")
-        optimizer = plimsoll.torch.AdamW(model.parameters(), lr=1e-2, max_grad_norm=0.1, sharding=sharding if model is found else None)
+        optimizer = plimsoll.torch.AdamW(
+            model.parameters(), lr=1e-2, max_grad_norm=0.1, sharding=sharding if model is found else None
+        )
         optimizer.open()
         norms = []
         for i in range(12):
@@ -155,7 +161,10 @@ def test_stretches_are_joined():
 def test_cuda_as_cpu(dtype, sharding):
     on_cpu = network(dtype)
     on_gpu = copy.deepcopy(on_cpu).cuda()
-    optimizers = [plimsoll.torch.AdamW(on_cpu.parameters(), lr=1e-2, max_grad_norm=1.0), plimsoll.torch.AdamW(on_gpu.parameters(), lr=1e-2, max_grad_norm=1.0, sharding=sharding)]
+    optimizers = [
+        plimsoll.torch.AdamW(on_cpu.parameters(), lr=1e-2, max_grad_norm=1.0),
+        plimsoll.torch.AdamW(on_gpu.parameters(), lr=1e-2, max_grad_norm=1.0, sharding=sharding),
+    ]
     for optimizer in optimizers:
         optimizer.open()
     for i in range(20):

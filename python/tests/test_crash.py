@@ -15,7 +15,7 @@ import torch
 
 import plimsoll.torch
 from gpt import GPT, batch, text
-from plimsoll import Service, StateLost
+from plimsoll import StateLost
 from test_optimizer import assert_same, backward, network, train
 
 STEPS = 40
@@ -127,7 +127,11 @@ def train_on(steps, **options):
 
 def start_trainer(service, steps):
     here = pathlib.Path(__file__).parent
-    environment = {**os.environ, "PLIMSOLL_SOCKET": service.socket, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
+    environment = {
+        **os.environ,
+        "PLIMSOLL_SOCKET": service.socket,
+        "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)]),
+    }
     program = f"import torch, test_crash; torch.manual_seed(1); print(*test_crash.train_on({steps}))"
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)
 
@@ -176,7 +180,19 @@ dist.destroy_process_group()
 def test_ranks_are_started_again(tmp_path):
     here = pathlib.Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
-    command = [os.environ["PLIMSOLL"], "run", "--nproc", "2", "--restarts", "1", "--", sys.executable, "-c", RANK, str(tmp_path)]
+    command = [
+        os.environ["PLIMSOLL"],
+        "run",
+        "--nproc",
+        "2",
+        "--restarts",
+        "1",
+        "--",
+        sys.executable,
+        "-c",
+        RANK,
+        str(tmp_path),
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     model = network(torch.bfloat16)

@@ -27,7 +27,13 @@ OPTIONS = dict(lr=1e-3, weight_decay=0.1, max_grad_norm=0.5)
 def enter(rank, world, port, environment, function, arguments, results):
     """A rank: joins the process group, runs the function, and sends what it returns."""
     os.environ.update(
-        environment, RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+        environment,
+        RANK=str(rank),
+        WORLD_SIZE=str(world),
+        LOCAL_RANK=str(rank),
+        LOCAL_WORLD_SIZE=str(world),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
     )
     torch.set_num_threads(1)
     try:
@@ -50,7 +56,9 @@ def run(function, *arguments, service=None):
     environment = {"PLIMSOLL_SOCKET": service.socket} if service else {}
     context = mp.get_context("fork" if sys.platform == "linux" else "spawn")
     results = context.SimpleQueue()
-    ranks = [context.Process(target=enter, args=(r, RANKS, port, environment, function, arguments, results)) for r in range(RANKS)]
+    ranks = [
+        context.Process(target=enter, args=(r, RANKS, port, environment, function, arguments, results)) for r in range(RANKS)
+    ]
     for r in ranks:
         r.start()
     found = {}
@@ -69,7 +77,9 @@ def weights(model):
 
 def assert_near(found, wanted, **tolerance):
     for name, values in wanted.items():
-        torch.testing.assert_close(torch.tensor(found[name]), torch.tensor(values), **tolerance, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            torch.tensor(found[name]), torch.tensor(values), **tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 def own_rows(tokens, rank):
@@ -113,7 +123,14 @@ def sharded(rank, dtype, sharding, accumulate):
 
 @pytest.mark.parametrize("own_service", [False, True])
 @pytest.mark.parametrize(
-    "dtype, sharding, accumulate", [(torch.float32, "zero1", 1), (torch.float32, "zero2", 1), (torch.float32, "zero2", 2), (torch.bfloat16, "zero1", 1), (torch.bfloat16, "zero2", 1)]
+    "dtype, sharding, accumulate",
+    [
+        (torch.float32, "zero1", 1),
+        (torch.float32, "zero2", 1),
+        (torch.float32, "zero2", 2),
+        (torch.bfloat16, "zero1", 1),
+        (torch.bfloat16, "zero2", 1),
+    ],
 )
 def test_sharded_as_one_rank(service, dtype, sharding, accumulate, own_service):
     if own_service and (dtype is torch.bfloat16 or accumulate > 1):

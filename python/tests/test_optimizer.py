@@ -108,12 +108,31 @@ def test_groups_of_a_type_each():
         torch.testing.assert_close(m.weight.detach().float(), b - 10.0**-i, rtol=1e-2, atol=1e-3)
 
 
+def test_a_step_that_was_interrupted_between_parts_is_noticed(monkeypatch):
+    model = torch.nn.ModuleList([torch.nn.Linear(8, 8), torch.nn.Linear(8, 8).bfloat16()])
+    optimizer = plimsoll.torch.SGD(model.parameters())
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as m:
+        m.setattr(optimizer._parts[1].session, "begin", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+    with pytest.raises(RuntimeError, match="at different steps \\(bf16: 2, fp32: 1\\).*load the last checkpoint"):
+        optimizer.step()
+
+
 def test_closure():
     ours, theirs = network(), network()
     for model, optimizer in (
         (ours, plimsoll.torch.AdamW(ours.parameters(), lr=1e-2)),
         (theirs, torch.optim.AdamW(theirs.parameters(), lr=1e-2)),
     ):
+
         def closure():
             optimizer.zero_grad()
             return backward(model, 7)

@@ -47,7 +47,13 @@ def test_answers():
         protocol.parse_answer(answer(Kind.OPEN, 3, b"no room", 3), Kind.OPEN, 3)
     assert caught.value.status == "does_not_fit"
     good = answer(Kind.STEP, 3, bytes(16))
-    for at, what in ((0, "begins with"), (4, "is of version"), (6, "is of kind"), (8, "has the number"), (12, "says how many bytes")):
+    for at, what in (
+        (0, "begins with"),
+        (4, "is of version"),
+        (6, "is of kind"),
+        (8, "has the number"),
+        (12, "says how many bytes"),
+    ):
         bad = bytearray(good)
         bad[at] ^= 1
         with pytest.raises(ProtocolError, match=f"step: an answer {what} .*install a client and a service of one release"):
@@ -82,7 +88,14 @@ def test_opened():
 
 
 VALUES = st.one_of(
-    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=5), st.just([]), st.just({}), st.just([[]])
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.text(max_size=5),
+    st.just([]),
+    st.just({}),
+    st.just([[]]),
 )
 
 
@@ -93,7 +106,9 @@ def test_changed_documents_are_refused(data):
     where = data.draw(st.sampled_from([document, *document["arenas"]]))
     name = data.draw(st.sampled_from(sorted(where)))
     value = data.draw(VALUES)
-    unchanged = type(value) is type(where[name]) and (value == where[name] or name in ("step", "attached", "initialized", "service", "kernel", "name"))
+    unchanged = type(value) is type(where[name]) and (
+        value == where[name] or name in ("step", "attached", "initialized", "service", "kernel", "name")
+    )
     # A larger mapping is as good.
     unchanged = unchanged and not (name == "step" and not 0 <= value < 2**63)
     unchanged = unchanged or (name == "mapped_bytes" and type(value) is int and 200 <= value < 2**63)

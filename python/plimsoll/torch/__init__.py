@@ -76,7 +76,9 @@ class Lion(Optimizer):
 
     _name, _moments = "lion", ("exp_avg",)
 
-    def __init__(self, params: Any, lr: float = 1e-4, betas: Tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0, **options: Any):
+    def __init__(
+        self, params: Any, lr: float = 1e-4, betas: Tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0, **options: Any
+    ):
         super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay), **options)
 
     def _hyperparameters(self, group: Dict[str, Any]) -> Sequence[float]:
@@ -89,7 +91,13 @@ class Adagrad(Optimizer):
     _name, _moments = "adagrad", ("sum",)
 
     def __init__(
-        self, params: Any, lr: float = 1e-2, lr_decay: float = 0.0, weight_decay: float = 0.0, eps: float = 1e-10, **options: Any
+        self,
+        params: Any,
+        lr: float = 1e-2,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        eps: float = 1e-10,
+        **options: Any,
     ):
         super().__init__(params, dict(lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps), **options)
 
@@ -114,7 +122,9 @@ class SGD(Optimizer):
         nesterov: bool = False,
         **options: Any,
     ):
-        super().__init__(params, dict(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov), **options)
+        super().__init__(
+            params, dict(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov), **options
+        )
 
     def _hyperparameters(self, group: Dict[str, Any]) -> Sequence[float]:
         return (group["lr"], group["momentum"], 0, 0, group["weight_decay"], group["dampening"], float(group["nesterov"]))

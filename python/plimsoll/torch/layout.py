@@ -71,7 +71,9 @@ def names_of(
         for i, p in enumerate(group["params"]):
             names.setdefault(p, given[i] if given else f"group{g}.parameter{i}")
     # Wrappers put a prefix before names; a checkpoint outlives its wrapper.
-    return {p: re.sub(r"\b(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.", "", n) for p, n in names.items()}
+    return {
+        p: re.sub(r"\b(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.", "", n) for p, n in names.items()
+    }
 
 
 def embeddings_of(model: Optional[torch.nn.Module]) -> List[torch.Tensor]:
@@ -80,7 +82,9 @@ def embeddings_of(model: Optional[torch.nn.Module]) -> List[torch.Tensor]:
     return [m.weight for m in modules if isinstance(m, (torch.nn.Embedding, torch.nn.EmbeddingBag))]
 
 
-def divide(groups: Sequence[Dict[str, Any]], names: Dict[torch.Tensor, str], embeddings: Sequence[torch.Tensor], mesh: Mesh) -> Dict[str, List[Piece]]:
+def divide(
+    groups: Sequence[Dict[str, Any]], names: Dict[torch.Tensor, str], embeddings: Sequence[torch.Tensor], mesh: Mesh
+) -> Dict[str, List[Piece]]:
     """The pieces of all ranks' shards, of each part, in the order of rank and offset.
 
     DTensors are divided already, and only this rank's pieces of them are known.
@@ -93,7 +97,9 @@ def divide(groups: Sequence[Dict[str, Any]], names: Dict[torch.Tensor, str], emb
             if not p.requires_grad:
                 continue  # it never changes
             if p.dtype not in TYPES:
-                raise TypeError(f"parameter {names[p]} is {p.dtype}: expected bfloat16, float16 or float32; leave it to an optimizer of torch")
+                raise TypeError(
+                    f"parameter {names[p]} is {p.dtype}: expected bfloat16, float16 or float32; leave it to an optimizer of torch"
+                )
             first, count = _rows(p, names[p], mesh) if is_sharded(p) else (0, p.numel())
             pieces = whole.setdefault(TYPES[p.dtype], [])
             offset = pieces[-1].offset + pieces[-1].count if pieces else 0

@@ -80,6 +80,7 @@ class Optimizer(torch.optim.Optimizer):
         #: The norm of all gradients at the last step, before clipping; None where it was not asked for.
         self.last_grad_norm: Optional[float] = None
         self._resumed_step = 0
+        self._saving: Optional[Tuple[str, int]] = None  # directory and step
 
     # Opening
 
@@ -108,7 +109,7 @@ class Optimizer(torch.optim.Optimizer):
             self._service = Service()
         path = self._socket or self._service.socket
         parts = [Part(name, pieces, mesh, self._transfer, shared) for name, pieces in sorted(divided.items()) if pieces]
-        self._close = weakref.finalize(self, _let_go, parts, self._transfer)
+        self._close = weakref.finalize(self, _let_go, parts, self._transfer, os.getpid())
         try:
             for part in parts:
                 part.announces = self.max_grad_norm is not None
@@ -129,7 +130,9 @@ class Optimizer(torch.optim.Optimizer):
             if self._sharding is not None:
                 raise ValueError(f"sharding is {self._sharding!r}, and parameters are sharded already (DTensor): leave it None")
             if len(meshes) > 1 or not all(layout.is_sharded(p) for p in trained if p.requires_grad):
-                raise ValueError("parameters are of several meshes, or some are DTensors and others are not: give each kind an optimizer of its own")
+                raise ValueError(
+                    "parameters are of several meshes, or some are DTensors and others are not: give each kind an optimizer of its own"
+                )
             mesh = meshes.pop()
             return Mesh(mesh.get_local_rank(), mesh.size(), mesh.get_group()) if mesh.ndim == 1 else Mesh(0, mesh.size(), None)
         if self._sharding is None:
@@ -138,14 +141,18 @@ class Optimizer(torch.optim.Optimizer):
         if not distributed:
             if self._sharding == "zero2":
                 return _ONE_RANK  # gradients leave the model, and go nowhere else
-            raise ValueError("sharding is 'zero1', and there is no process group: call torch.distributed.init_process_group first, or leave sharding None")
+            raise ValueError(
+                "sharding is 'zero1', and there is no process group: call torch.distributed.init_process_group first, or leave sharding None"
+            )
         group = self._process_group or torch.distributed.group.WORLD
         return Mesh(torch.distributed.get_rank(group), torch.distributed.get_world_size(group), group)
 
     def _device(self) -> torch.device:
         devices = {layout.local(p).device for g in self.param_groups for p in g["params"] if p.requires_grad}
         if len(devices) > 1:
-            raise ValueError(f"parameters are on {', '.join(sorted(map(str, devices)))}: expected one device; give each an optimizer of its own")
+            raise ValueError(
+                f"parameters are on {', '.join(sorted(map(str, devices)))}: expected one device; give each an optimizer of its own"
+            )
         return devices.pop() if devices else torch.device("cpu")
 
     def _document(self, part: Part, mesh: Mesh) -> Dict[str, Any]:
@@ -235,7 +242,9 @@ class Optimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """Adds a parameter group, as torch does, until the state is there."""
         if self._parts is not None:
-            raise RuntimeError("add_param_group: the state is made already, in memory of exactly its size: add all groups before the first step")
+            raise RuntimeError(
+                "add_param_group: the state is made already, in memory of exactly its size: add all groups before the first step"
+            )
         super().add_param_group(param_group)
 
     # Steps
@@ -261,7 +270,9 @@ class Optimizer(torch.optim.Optimizer):
         if self._parts is not None:
             return
         if self._sharding == "zero2":
-            raise RuntimeError("sharding is 'zero2': call optimizer.open() before the first backward pass, from which gradients go to their owners")
+            raise RuntimeError(
+                "sharding is 'zero2': call optimizer.open() before the first backward pass, from which gradients go to their owners"
+            )
         self.open()
         if self._resumed_step > 0:
             raise RuntimeError(
@@ -276,7 +287,9 @@ class Optimizer(torch.optim.Optimizer):
         # All ranks must find the same, whatever shards they have.
         if not any(p.grad is not None for p in self._trained) and not any(part.reduced for part in self._parts):
             return False
-        names = sorted({x.name for part in self._parts for x in part.pieces if not part.has_gradient(x.parameter, self._reduces)})
+        names = sorted(
+            {x.name for part in self._parts for x in part.pieces if not part.has_gradient(x.parameter, self._reduces)}
+        )
         if names and self._refuses_missing:
             raise RuntimeError(
                 f"{len(names)} parameters have no gradient, {names[0]} among them: every step updates all parameters. Freeze them before the "
@@ -286,20 +299,33 @@ class Optimizer(torch.optim.Optimizer):
         return True
 
     def _step(self) -> None:
+        self._check_steps()
         for part in self._parts:
             part.collect(self._reduces)
         factor = self._factor()
-        sessions = [p for p in self._parts if p.session]
         if factor is None:
             self.skipped += 1
         else:
-            begun = [(p, p.session.begin(factor, self._numbers(p), wait=p.shared)) for p in sessions]
-            for part, request in begun:
-                part.session.begun(request)
+            numbers = [(p, self._numbers(p)) for p in self._parts if p.session]
+            begun = [(p.session, p.session.begin(factor, n, wait=p.shared)) for p, n in numbers]
+            for session, request in begun:
+                session.begun(request)
             for part in self._parts:
                 part.pull(after_step=True)
         for part in self._parts:
             part.forget()
+
+    def _check_steps(self) -> None:
+        """Refuses to go on where a step was interrupted between two parts."""
+        for part in self._parts:
+            if part.session:
+                part.session.drain()
+        steps = {p.name: p.session.step for p in self._parts if p.session}
+        if len(set(steps.values())) > 1:
+            found = ", ".join(f"{name}: {step}" for name, step in steps.items())
+            raise PlimsollError(
+                f"the parameters are at different steps ({found}): a step was interrupted in between; load the last checkpoint"
+            )
 
     def _factor(self) -> Optional[float]:
         """What gradients are multiplied by; None where they are not finite."""
@@ -307,7 +333,9 @@ class Optimizer(torch.optim.Optimizer):
         found_inf = getattr(self, "found_inf", None)
         scaled = 1.0 if scale is None else float(scale)
         if found_inf is not None and self._reduces:
-            raise RuntimeError("sharding is 'zero2', whose gradients a GradScaler cannot see: use bfloat16, or sharding='zero1'")
+            raise RuntimeError(
+                "sharding is 'zero2', whose gradients a GradScaler cannot see: use bfloat16, or sharding='zero1'"
+            )
         self.last_grad_norm = None
         if self.max_grad_norm is None and found_inf is None:
             return 1.0 / scaled
@@ -333,7 +361,9 @@ class Optimizer(torch.optim.Optimizer):
             group = self.param_groups[g]
             for option in self._refused:
                 if group.get(option):
-                    raise ValueError(f"parameter group {g}: {option} is {group[option]}: there is no {option} in {type(self).__name__} here; use torch's")
+                    raise ValueError(
+                        f"parameter group {g}: {option} is {group[option]}: there is no {option} in {type(self).__name__} here; use torch's"
+                    )
             numbers.append([float(x) for x in self._hyperparameters(group)])
         return numbers
 
@@ -352,7 +382,9 @@ class Optimizer(torch.optim.Optimizer):
         if self._parts is None:
             return super().state_dict()
         if self._sharding is not None:
-            raise RuntimeError(f"sharding is {self._sharding!r}, and no rank has the whole state: save it with optimizer.save(directory)")
+            raise RuntimeError(
+                f"sharding is {self._sharding!r}, and no rank has the whole state: save it with optimizer.save(directory)"
+            )
         if self._step_number():
             self.state.update(state_dict.read(self._parts, self._moments, self._counts_steps))
         try:
@@ -374,7 +406,9 @@ class Optimizer(torch.optim.Optimizer):
         ids = [i for g in saved["param_groups"] for i in g["params"]]
         parameters = [p for g in self.param_groups for p in g["params"]]
         self.open()
-        step = state_dict.write(self._parts, self._moments, self._counts_steps, {p: entries.get(i) for i, p in zip(ids, parameters)})
+        step = state_dict.write(
+            self._parts, self._moments, self._counts_steps, {p: entries.get(i) for i, p in zip(ids, parameters)}
+        )
         self._resumed_step = step
         for part in self._parts:
             part.pull(after_step=False)
@@ -404,7 +438,7 @@ class Optimizer(torch.optim.Optimizer):
         Raises ServiceError where a file could not be written, PlimsollError where the service was started again
         meanwhile: then call save again.
         """
-        if getattr(self, "_saving", None) is None:
+        if self._saving is None:
             raise RuntimeError("saved: nothing is being saved: call save first")
         (directory, step), self._saving = self._saving, None
         found, failure = [], None
@@ -415,7 +449,9 @@ class Optimizer(torch.optim.Optimizer):
                 except PlimsollError as error:
                     failure = error
         if failure is None and any(f != step for f in found):
-            failure = PlimsollError(f"step {step} was not saved to {directory}: the service was started again while it was; call save again")
+            failure = PlimsollError(
+                f"step {step} was not saved to {directory}: the service was started again while it was; call save again"
+            )
         if self._collective.group is not None:
             failed = torch.tensor(float(failure is not None), device=self._device())
             torch.distributed.all_reduce(failed, group=self._collective.group)
@@ -424,7 +460,7 @@ class Optimizer(torch.optim.Optimizer):
         if failure is not None:
             raise failure
         if self._collective.rank == 0:
-            self._parts[0].session.commit(directory, step)
+            next(p.session for p in self._parts if p.session).commit(directory, step)
         if self._collective.group is not None:
             torch.distributed.barrier(group=self._collective.group)
         return step
@@ -437,7 +473,9 @@ class Optimizer(torch.optim.Optimizer):
         self.open()
         loaded = [p.session.load(os.fspath(directory)) for p in self._parts if p.session]
         if len({step for step, _ in loaded}) > 1:
-            raise PlimsollError(f"the parts of the checkpoint in {directory} are of different steps: {sorted({s for s, _ in loaded})}")
+            raise PlimsollError(
+                f"the parts of the checkpoint in {directory} are of different steps: {sorted({s for s, _ in loaded})}"
+            )
         if loaded:
             self._resumed_step = loaded[0][0]
         for part in self._parts:
@@ -463,7 +501,9 @@ class Optimizer(torch.optim.Optimizer):
             self._service = None
 
 
-def _let_go(parts: List[Part], transfer: Any) -> None:
+def _let_go(parts: List[Part], transfer: Any, owner: int) -> None:
+    if os.getpid() != owner:
+        return  # a forked child has nothing to let go of
     transfer.release()
     for part in parts:
         if part.session:

@@ -256,7 +256,9 @@ class Part:
             return
         for piece in self.pieces:
             if not local(piece.parameter).is_contiguous():
-                raise ValueError(f"parameter {piece.name} is not contiguous, and is copied piece by piece: make it so (parameter.data = parameter.data.contiguous())")
+                raise ValueError(
+                    f"parameter {piece.name} is not contiguous, and is copied piece by piece: make it so (parameter.data = parameter.data.contiguous())"
+                )
         self.transfer.begin()
         moving: Deque[Tuple[Any, torch.Tensor, List[Tuple[Piece, int, int]]]] = collections.deque()
         for tensor, block, owner in self._blocks(after_step):
@@ -264,7 +266,8 @@ class Part:
             if self.mesh.world > 1 and not self._divided():
                 self.transfer.join()
                 source = torch.distributed.get_global_rank(self.mesh.group, owner)
-                work = torch.distributed.broadcast(tensor, source, group=self.mesh.group, async_op=True)
+                # As bytes: gloo of torch 2.1 does not know bf16.
+                work = torch.distributed.broadcast(tensor.view(torch.uint8), source, group=self.mesh.group, async_op=True)
             moving.append((work, tensor, block))
             if len(moving) >= _IN_FLIGHT:
                 self._place(*moving.popleft())
@@ -359,5 +362,7 @@ def _flat(piece: Piece) -> torch.Tensor:
 def _dense(parameter: torch.Tensor, piece: Piece) -> torch.Tensor:
     gradient = parameter.grad
     if gradient.layout is not torch.strided:
-        raise TypeError(f"the gradient of {piece.name} is {gradient.layout}: expected a dense one; make it so (sparse=False), or leave it to an optimizer of torch")
+        raise TypeError(
+            f"the gradient of {piece.name} is {gradient.layout}: expected a dense one; make it so (sparse=False), or leave it to an optimizer of torch"
+        )
     return gradient

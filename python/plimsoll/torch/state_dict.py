@@ -1,6 +1,6 @@
 """The state of sessions, from and to entries of torch's state_dict."""
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence
 
 import numpy as np
 import torch
@@ -38,11 +38,20 @@ def read(parts: Sequence[Part], moments: Sequence[str], counts_steps: bool) -> D
 def _shaped(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     values = values.view(local(parameter).shape)
     if is_sharded(parameter):
-        return DTensor.from_local(values, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride())
+        return DTensor.from_local(
+            values,
+            parameter.device_mesh,
+            parameter.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
     return values
 
 
-def write(parts: Sequence[Part], moments: Sequence[str], counts_steps: bool, entries: Dict[torch.Tensor, Optional[Dict[str, Any]]]) -> int:
+def write(
+    parts: Sequence[Part], moments: Sequence[str], counts_steps: bool, entries: Dict[torch.Tensor, Optional[Dict[str, Any]]]
+) -> int:
     """Writes entries into the state, and zeros where there are none. The step that they are of."""
     step = _step_of(entries, counts_steps)
     for part in parts:
@@ -66,7 +75,9 @@ def _step_of(entries: Dict[torch.Tensor, Optional[Dict[str, Any]]], counts_steps
         return int(any(entry and any(v is not None for v in entry.values()) for entry in entries.values()))
     steps = {int(entry["step"]) for entry in entries.values() if entry and "step" in entry}
     if len(steps) > 1:
-        raise ValueError(f"the parameters of the state are at different steps ({', '.join(map(str, sorted(steps)))}): expected one, as all are updated together")
+        raise ValueError(
+            f"the parameters of the state are at different steps ({', '.join(map(str, sorted(steps)))}): expected one, as all are updated together"
+        )
     return steps.pop() if steps else 0
 
 

@@ -1,0 +1,155 @@
+package checkpoint
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"plimsoll/optim/kernel"
+)
+
+// benchmarked is a shard of 768 MiB in a folder on the disk of TMPDIR.
+func benchmarked(b *testing.B) (s Shard, bytes int64, directory string) {
+	b.Helper()
+	model := []tensorOf{{"mlp.weight", []int64{64 << 10, 1 << 10}, 0}}
+	s = newJob(b, splitFormat, 0, cutModel(model, alike(kernel.MomentsFP32)))[0]
+	train(b, []Shard{s}, 1, 0)
+	for _, component := range []string{"exp_avg", "exp_avg_sq"} { // pages that nobody wrote to are cheaper to read
+		moment := s.State.Arena(component).Bytes()
+		copy(moment, s.State.Arena(kernel.ComponentLow).Bytes())
+		copy(moment[len(moment)/2:], s.State.Arena(kernel.ComponentLow).Bytes())
+	}
+	return s, 12 * model[0].elements(), b.TempDir()
+}
+
+// BenchmarkSave alternates saves with plain writes of the same bytes: large ones,
+// one after the other, and an fdatasync at the end. What counts is the median of
+// the ratios.
+func BenchmarkSave(b *testing.B) {
+	s, bytes, directory := benchmarked(b)
+	b.SetBytes(bytes)
+	compare(b, func() error {
+		saving, err := Save(directory, s, nil)
+		if err != nil {
+			return err
+		}
+		if err := saving.Wait(); err != nil {
+			return err
+		}
+		_, err = Commit(directory, saving.Step())
+		return err
+	}, func() error { return writePlainly(filepath.Join(directory, "plain"), s) }, func() {
+		os.RemoveAll(filepath.Join(directory, folderOf(0)))
+		os.Remove(filepath.Join(directory, "plain"))
+		settle(b, directory)
+	})
+}
+
+// settle brings the disk to rest.
+func settle(b *testing.B, directory string) {
+	folder, err := os.Open(directory)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer folder.Close()
+	if err := unix.Syncfs(int(folder.Fd())); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// writePlainly writes the same bytes as a save.
+func writePlainly(path string, s Shard) error {
+	file, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	for _, component := range []string{"exp_avg", "exp_avg_sq", "parameters", "master_weights_low"} {
+		for chunk := range slices.Chunk(s.State.Arena(component).Bytes(), 8<<20) {
+			if _, err := file.Write(chunk); err != nil {
+				return err
+			}
+		}
+	}
+	return errors.Join(unix.Fdatasync(int(file.Fd())), file.Close())
+}
+
+// BenchmarkLoad alternates loads, which read everything twice, with a plain read
+// of the file. The page cache is emptied before each.
+func BenchmarkLoad(b *testing.B) {
+	s, bytes, directory := benchmarked(b)
+	path := save(b, directory, []Shard{s}, "")
+	b.SetBytes(bytes)
+	compare(b, func() error {
+		c, err := Open(path)
+		if err == nil {
+			_, _, err = c.Load(b.Context(), s)
+		}
+		return err
+	}, func() error { return readPlainly(dataOf(path, s)) }, func() { emptyCache(b, dataOf(path, s)) })
+}
+
+// BenchmarkVerify is that of reading everything once.
+func BenchmarkVerify(b *testing.B) {
+	s, bytes, directory := benchmarked(b)
+	path := save(b, directory, []Shard{s}, "")
+	b.SetBytes(bytes)
+	compare(b, func() error {
+		c, err := Open(path)
+		if err == nil {
+			err = c.Verify(b.Context(), nil)
+		}
+		return err
+	}, func() error { return readPlainly(dataOf(path, s)) }, func() { emptyCache(b, dataOf(path, s)) })
+}
+
+func dataOf(path string, s Shard) string {
+	return filepath.Join(path, fileName(s.Rank, s.World, s.Part)+dataSuffix)
+}
+
+func readPlainly(path string) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	_, err = io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{file}, make([]byte, 8<<20))
+	return err
+}
+
+func emptyCache(b *testing.B, path string) {
+	file, err := os.Open(path)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer file.Close()
+	if err := unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// compare reports the median of how much longer the plain way takes: 1 is the
+// speed of the disk.
+func compare(b *testing.B, ours, plain func() error, prepare func()) {
+	var ratios []float64
+	measured := func(do func() error) float64 {
+		prepare()
+		begin := time.Now()
+		if err := do(); err != nil {
+			b.Fatal(err)
+		}
+		return time.Since(begin).Seconds()
+	}
+	for b.Loop() {
+		ratios = append(ratios, measured(plain)/measured(ours))
+		prepare()
+	}
+	slices.Sort(ratios)
+	b.ReportMetric(ratios[len(ratios)/2], "of-disk")
+	b.Logf("ratios %.2f", ratios)
+}

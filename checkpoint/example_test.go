@@ -1,0 +1,48 @@
+package checkpoint
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"plimsoll/dtype"
+	"plimsoll/optim/kernel"
+)
+
+var updateExample = flag.Bool("update", false, "write the checkpoint in examples")
+
+// TestExampleIsRead: the checkpoint that is in the repository was written once,
+// and every later version has to read it.
+func TestExampleIsRead(t *testing.T) {
+	directory := filepath.Join("..", "examples", "checkpoints")
+	f := format(kernel.Adam, kernel.Split, kernel.MomentsInt8, dtype.BF16)
+	model := []tensorOf{
+		{"model.embed_tokens.weight", []int64{96, 16}, 0},
+		{"model.layers.0.mlp.weight", []int64{16, 40}, 0},
+		{"model.norm.weight", []int64{16}, 1},
+	}
+	cuts := cutModel(model, mixed(f.Moments), 1200)
+	if *updateExample {
+		job := newJob(t, f, 512, cuts)
+		train(t, job, 300, 3)
+		if err := os.RemoveAll(directory); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Mkdir(directory, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		save(t, directory, job, `{"epoch":1}`)
+	}
+	others := newJob(t, f, 512, cuts)
+	c := load(t, directory, others)
+	if err := c.Verify(t.Context(), nil); err != nil {
+		t.Error(err)
+	}
+	if got := fingerprint(others); got != exampleFingerprint {
+		t.Errorf("the state is %s, expected %s", got, exampleFingerprint)
+	}
+}
+
+// exampleFingerprint is that of the state when it was written.
+const exampleFingerprint = "a3cb25312c1b78edf089f7d10c0c17dc9f1c75094ebd7a99eee28bc4c9dbd842"

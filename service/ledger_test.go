@@ -1,0 +1,245 @@
+package service
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+
+	"plimsoll/engine"
+	"plimsoll/ledger"
+	"plimsoll/probe"
+)
+
+// TestLedger holds every arena of a session against its plan, and all memory of
+// trainer and service together against the sum of the arenas: a page that both
+// have mapped is there once, and nothing of the size of the model is beside.
+func TestLedger(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(*Document)
+		bytes  float64 // for each parameter
+	}{
+		{"split", func(*Document) {}, 14},
+		{"split, bf16 moments", func(d *Document) { d.Moments = "bf16" }, 10},
+		{"split, int8 moments", func(d *Document) { d.Moments = "int8" }, 8.03},
+		{"fp32 state and gradients", func(d *Document) { d.State, d.Gradient = "fp32", "fp32" }, 18},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if testing.Short() && c.bytes != 14 {
+				t.Skip("with -short one format will do")
+			}
+			r := startService(t)
+			own := beside(t, "self")
+			s := mustOpen(t, r.Socket, testDocument(of(16<<20), c.change))
+			putGradients(s, 1, 0, s.Welcome.Elements)
+			if err := s.Step(1, 1, true, adamw[0]); err != nil {
+				t.Fatal(err)
+			}
+			o := r.overview(t)
+			var planned, journal ledger.Bytes
+			for _, e := range o.Ledger {
+				if e.Component == ComponentProcess {
+					continue
+				}
+				planned += e.Planned
+				if strings.HasSuffix(e.Component, "/"+engine.ComponentJournal) {
+					journal = e.Planned
+				}
+				if e.Measured == nil || *e.Measured != e.Planned {
+					t.Errorf("%s: %v are resident, and %d B are planned", e.Component, e.Measured, e.Planned)
+				}
+				if e.Why == "" {
+					t.Errorf("%s has no reason", e.Component)
+				}
+			}
+			// The journal does not grow with the model beyond this size, so it
+			// is held against a bound of its own.
+			each := float64(planned-journal) / float64(s.Welcome.Elements)
+			if each < c.bytes*0.995 || each > c.bytes*1.005 {
+				t.Errorf("%.4f bytes for each parameter: expected %g within 0.5 %%", each, c.bytes)
+			}
+			if journal <= 0 || journal > 2*ledger.MiB {
+				t.Errorf("the journal takes %v", journal)
+			}
+			both := shared(t, "self") + shared(t, strconv.Itoa(o.Process))
+			if off := both - planned; off < -64*ledger.KiB || off > 64*ledger.KiB {
+				t.Errorf("trainer and service have %v of shared memory, and the arenas are %v", both, planned)
+			}
+			if process := beside(t, strconv.Itoa(o.Process)); process > 40*ledger.MiB {
+				t.Errorf("the service holds %v beside the arenas", process)
+			}
+			if more := beside(t, "self") - own; more > 8*ledger.MiB {
+				t.Errorf("the trainer holds %v more than before it had the session", more)
+			}
+			t.Logf("%.4f bytes for each parameter, and a journal of %v", each, journal)
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func memory(t *testing.T, process string) probe.Memory {
+	t.Helper()
+	m, err := probe.Process(os.DirFS("/"), process)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// shared is a process's part of the arenas, beside is what it holds beside them.
+func shared(t *testing.T, process string) ledger.Bytes {
+	return memory(t, process).Proportional(func(name string) bool { return strings.HasPrefix(name, arenaMapping) })
+}
+
+func beside(t *testing.T, process string) ledger.Bytes {
+	return memory(t, process).Proportional(func(name string) bool { return !strings.HasPrefix(name, arenaMapping) })
+}
+
+// serveHere is a service in this process, and the path of its socket.
+func serveHere(t testing.TB) (*Server, string) {
+	t.Helper()
+	directory, err := os.MkdirTemp("", "plimsoll-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(directory, "socket")
+	listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := NewServer("test", &Inherited{Listener: listener}, testHost, t.Logf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		if err := os.RemoveAll(directory); err != nil {
+			t.Error(err)
+		}
+	})
+	return server, socket
+}
+
+// TestMetrics reads what Prometheus reads, and holds it against the overview.
+func TestMetrics(t *testing.T) {
+	server, socket := serveHere(t)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := listener.Addr().String() // free in a moment
+	if err := listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	stop, err := server.ServeMetrics(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	a := begun(t, socket, testDocument(small, func(d *Document) { d.World = 2 }))
+	mustStep(t, a, 3)
+	b := begun(t, socket, testDocument(small, func(d *Document) { d.World, d.Rank, d.Moments = 2, 1, "int8" }))
+	mustStep(t, b, 2)
+	if _, err := b.Save(t.TempDir(), nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Saved(); err != nil {
+		t.Fatal(err)
+	}
+	wantError(t, b.Step(9, 1, true, adamw...), OutOfOrder, "*")
+	if err := a.Detach(); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "a client to go", func() bool { return server.Overview().Clients == 1 })
+
+	response, err := http.Get("http://" + address + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for name, family := range families {
+		if family.GetHelp() == "" {
+			t.Errorf("%s has no help", name)
+		}
+		for _, m := range family.Metric {
+			got[name+labelsOf(m)] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
+		}
+	}
+	o := server.Overview()
+	want := map[string]float64{
+		fmt.Sprintf("plimsoll_service_info{job=test,kernel=%s,version=test}", o.Kernel): 1,
+		"plimsoll_service_restarts_total{}":                                             0,
+		"plimsoll_requests_total{result=done}":                                          float64(o.Requests - o.Refused),
+		"plimsoll_requests_total{result=refused}":                                       1,
+		"plimsoll_clients{}":                                                            1,
+		"plimsoll_step{part=bf16,rank=0}":                                               3,
+		"plimsoll_step{part=bf16,rank=1}":                                               2,
+		"plimsoll_steps_total{part=bf16,rank=0}":                                        3,
+		"plimsoll_session_attached{part=bf16,rank=0}":                                   0,
+		"plimsoll_session_attached{part=bf16,rank=1}":                                   1,
+		"plimsoll_saved_step{part=bf16,rank=0}":                                         0,
+		"plimsoll_saved_step{part=bf16,rank=1}":                                         2,
+		"plimsoll_session_saving{part=bf16,rank=1}":                                     0,
+		"plimsoll_step_bytes{part=bf16,rank=1}":                                         float64(o.Sessions[1].TrafficBytes),
+		"plimsoll_last_step_seconds{part=bf16,rank=0}":                                  o.Sessions[0].LastStepSeconds,
+		"plimsoll_step_seconds_total{part=bf16,rank=0}":                                 o.Sessions[0].StepSeconds,
+		"plimsoll_last_step_bytes_per_second{part=bf16,rank=0}":                         o.Sessions[0].Bandwidth(),
+	}
+	arenas := 0
+	for _, e := range o.Ledger {
+		if e.Component == ComponentProcess {
+			continue // what it is changes
+		}
+		arenas++
+		labels := fmt.Sprintf("{component=%s,rank=%d}", e.Component, e.Rank)
+		want["plimsoll_planned_bytes"+labels] = float64(e.Planned)
+		want["plimsoll_resident_bytes"+labels] = float64(*e.Measured)
+	}
+	if arenas < 15 {
+		t.Errorf("only %d arenas in the ledger", arenas)
+	}
+	for name, value := range want {
+		if x, ok := got[name]; !ok || x != value {
+			t.Errorf("%s is %v (there: %v), and the overview says %v", name, x, ok, value)
+		}
+	}
+	if got["plimsoll_resident_bytes{component="+ComponentProcess+",rank=}"] < float64(ledger.MiB) {
+		t.Error("the process itself is not there")
+	}
+	stop()
+	if _, err := http.Get("http://" + address + "/metrics"); err == nil {
+		t.Error("metrics are answered after the end")
+	}
+}
+
+func labelsOf(m *dto.Metric) string {
+	var labels []string
+	for _, l := range m.Label {
+		labels = append(labels, l.GetName()+"="+l.GetValue())
+	}
+	return "{" + strings.Join(labels, ",") + "}"
+}

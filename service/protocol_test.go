@@ -1,0 +1,508 @@
+package service
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"plimsoll/arena"
+	"plimsoll/engine"
+	"plimsoll/optim"
+	"plimsoll/optim/kernel"
+)
+
+// formats are documents of every format that there is.
+func formats() []*Document {
+	var all []*Document
+	for _, optimizer := range []string{"adamw", "adam", "lion", "adagrad", "sgd"} {
+		for _, state := range []string{"split", "fp32"} {
+			for _, moments := range kernel.MomentNames() {
+				for _, parameter := range []string{"bf16", "fp16", "fp32"} {
+					for _, gradient := range []string{"bf16", "fp16", "fp32"} {
+						d := testDocument(func(d *Document) {
+							d.Optimizer, d.State, d.Moments, d.Parameter, d.Gradient = optimizer, state, moments, parameter, gradient
+							d.Parameters = []Piece{
+								{Name: "embed", Shape: []int64{70, 1000}, First: 3, Count: 69_001, Moments: "fp32"},
+								{Name: "norm", Shape: []int64{77}, Group: 1, Count: 77},
+								{Name: "mlp", Shape: []int64{9_001}, Count: 9_001},
+							}
+						})
+						if _, err := d.format(); err == nil {
+							all = append(all, d)
+						}
+					}
+				}
+			}
+		}
+	}
+	return all
+}
+
+func (d *Document) name() string {
+	return fmt.Sprintf("%s-%s-%s-%s-%s", d.Optimizer, d.State, d.Moments, d.Parameter, d.Gradient)
+}
+
+// hyperparametersOf are some for the groups of a test document.
+func hyperparametersOf(optimizer string) []Hyperparameters {
+	switch optimizer {
+	case "lion":
+		return []Hyperparameters{{1e-4, 0.9, 0.99, 0, 0.1}, {1e-5, 0.9, 0.95, 0, 0}}
+	case "adagrad":
+		return []Hyperparameters{{1e-2, 0, 0, 1e-10, 0.1, 1e-3}, {1e-3, 0, 0, 1e-8, 0, 0}}
+	case "sgd":
+		return []Hyperparameters{{1e-2, 0.9, 0, 0, 0.1, 0, 1}, {1e-3, 0.8, 0, 0, 0, 0.5, 0}}
+	}
+	return adamw
+}
+
+// engineOf is a shard in this process, of the same format.
+func engineOf(t testing.TB, d *Document, cpus []int) *engine.Shard {
+	t.Helper()
+	set, err := kernel.Select()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := d.config(set, arena.BasePages, cpus)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shard, err := engine.NewShard(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { shard.Close() })
+	return shard
+}
+
+// streamsOf reads all streams of a session, in pieces.
+func streamsOf(t testing.TB, s *Session, algorithm kernel.Algorithm) [][]float32 {
+	t.Helper()
+	all := make([][]float32, 1+algorithm.Moments())
+	for stream := range all {
+		all[stream] = make([]float32, s.Welcome.Elements)
+		const piece = 33_333
+		for first := 0; first < len(all[stream]); first += piece {
+			if err := s.Read(stream, int64(first), all[stream][first:min(first+piece, len(all[stream]))]); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return all
+}
+
+// sameState holds a session against a shard of this process, to the bit.
+func sameState(t testing.TB, s *Session, shard *engine.Shard) {
+	t.Helper()
+	format := shard.Config().Format
+	got := streamsOf(t, s, format.Algorithm)
+	want := make([][]float32, len(got))
+	for stream := range want {
+		want[stream] = make([]float32, s.Welcome.Elements)
+	}
+	shard.Each(func(first int64, c kernel.Chunk) {
+		for i := range c.Len() {
+			want[MasterWeights][first+int64(i)] = c.MasterWeight(format, i)
+			for moment := range format.Algorithm.Moments() {
+				want[FirstMoment+moment][first+int64(i)] = c.Moment(moment, i)
+			}
+		}
+	})
+	for stream := range want {
+		for i, w := range want[stream] {
+			if math.Float32bits(got[stream][i]) != math.Float32bits(w) {
+				t.Fatalf("stream %d: element %d is %g, and the engine has %g", stream, i, got[stream][i], w)
+			}
+		}
+	}
+	own := shard.Arena(kernel.ComponentParameter)
+	if own == nil {
+		own = shard.Arena(kernel.ComponentMaster)
+	}
+	if !bytes.Equal(s.Parameters.Bytes(), own.Bytes()) {
+		t.Fatal("the parameters that the trainer sees are others than the engine's")
+	}
+}
+
+// TestEveryFormat writes, reads and updates state of every format, and holds it
+// against an engine in this process.
+func TestEveryFormat(t *testing.T) {
+	r := startService(t)
+	all := formats()
+	if len(all) < 60 {
+		t.Fatalf("only %d formats", len(all))
+	}
+	cpus := r.cpus(t)
+	random := rand.New(rand.NewPCG(5, 5))
+	for i, d := range all {
+		if testing.Short() && i%7 != 0 {
+			continue
+		}
+		t.Run(d.name(), func(t *testing.T) {
+			s := mustOpen(t, r.Socket, d)
+			shard := engineOf(t, d, cpus)
+			writeStreams(t, s, shard, random)
+			if err := s.SetStep(7); err != nil {
+				t.Fatal(err)
+			}
+			shard.SetSteps(7)
+			sameState(t, s, shard)
+			for step := int64(8); step <= 10; step++ {
+				putGradients(s, step, 0, s.Welcome.Elements)
+				copy(shard.Arena(kernel.ComponentGradient).Bytes(), s.Gradients.Bytes())
+				sum, err := s.SumSquares()
+				if want := shard.SumSquares(); err != nil || sum != want {
+					t.Fatalf("the sum of squares is %g, want %g (%v)", sum, want, err)
+				}
+				groups := hyperparametersOf(d.Optimizer)
+				var optimizers []optim.Optimizer
+				for _, g := range groups {
+					optimizers = append(optimizers, d.optimizer(g))
+				}
+				if err := s.Step(step, 0.25, step%2 == 0, groups...); err != nil {
+					t.Fatal(err)
+				}
+				if err := s.Wait(step, 0, s.Welcome.Elements); err != nil {
+					t.Fatal(err)
+				}
+				if err := shard.Begin(step, 0.25, optimizers); err != nil {
+					t.Fatal(err)
+				}
+				shard.Wait()
+			}
+			sameState(t, s, shard)
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// cpus are those that sessions of one rank have.
+func (r *running) cpus(t *testing.T) []int {
+	t.Helper()
+	s := mustOpen(t, r.Socket, testDocument(small))
+	cpus := r.overview(t).Sessions[0].CPUs
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return cpus
+}
+
+// writeStreams gives a session state, in pieces, and a shard of this process the
+// same. Blocks of int8 moments are written in parts, too.
+func writeStreams(t *testing.T, s *Session, shard *engine.Shard, random *rand.Rand) {
+	t.Helper()
+	format := shard.Config().Format
+	values := make([][]float32, 1+format.Algorithm.Moments())
+	for stream := len(values) - 1; stream >= 0; stream-- { // the second moment first
+		values[stream] = make([]float32, s.Welcome.Elements)
+		for i := range values[stream] {
+			x := random.NormFloat64() * 0.01
+			if stream == FirstMoment && SecondMoment < len(values) { // at most its root, as Adam's is
+				x = math.Sqrt(float64(values[SecondMoment][i])) * (2*random.Float64() - 1)
+			}
+			if stream == SecondMoment || format.Algorithm == kernel.Adagrad && stream == FirstMoment {
+				x *= x
+			}
+			values[stream][i] = float32(x)
+		}
+		const piece = 40_003 // not a whole number of blocks
+		for first := 0; first < len(values[stream]); first += piece {
+			if err := s.Write(stream, int64(first), values[stream][first:min(first+piece, len(values[stream]))]); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	got := streamsOf(t, s, format.Algorithm)
+	shard.Each(func(first int64, c kernel.Chunk) {
+		n := c.Len()
+		for i := range n {
+			c.PutMasterWeight(format, i, values[MasterWeights][first+int64(i)])
+		}
+		if c.Headers == nil {
+			for stream := FirstMoment; stream < len(values); stream++ {
+				for i := range n {
+					c.Moments[stream-FirstMoment].Put(i, values[stream][first+int64(i)])
+				}
+			}
+			return
+		}
+		for block := 0; block*kernel.Block < n; block++ {
+			at, end := first+int64(block*kernel.Block), first+int64(min(n, (block+1)*kernel.Block))
+			var of [2][]float32
+			for moment := range of {
+				of[moment] = make([]float32, end-at)
+				if stream := FirstMoment + moment; stream < len(values) {
+					copy(of[moment], got[stream][at:end])
+				}
+			}
+			c.PutBlock(block, of[0], of[1])
+		}
+	})
+	// What was read is what was written, as far as the format holds it.
+	for stream := range values {
+		worst := 0.0
+		for i, x := range values[stream] {
+			worst = max(worst, math.Abs(float64(got[stream][i]-x)))
+		}
+		limit := map[kernel.MomentType]float64{kernel.MomentsFP32: 0, kernel.MomentsBF16: 3e-4, kernel.MomentsInt8: 4e-3}[format.Moments]
+		if stream == MasterWeights {
+			limit = 0
+		}
+		if worst > limit {
+			t.Errorf("stream %d was read %g beside what was written: expected at most %g", stream, worst, limit)
+		}
+	}
+}
+
+// TestNormWithAnyCut cuts what is ready in every way: the norm has the same bits.
+func TestNormWithAnyCut(t *testing.T) {
+	s := begun(t, startService(t).Socket, testDocument())
+	putGradients(s, 1, 0, testElements)
+	want, err := s.SumSquares()
+	if err != nil || want == 0 {
+		t.Fatalf("%g, %v", want, err)
+	}
+	random := rand.New(rand.NewPCG(2, 2))
+	for range 200 {
+		for range random.IntN(6) {
+			first := random.Int64N(testElements)
+			count := 1 + random.Int64N(testElements-first)
+			if random.IntN(3) == 0 { // other gradients, which are written again
+				putGradients(s, 2, first, first+count)
+				if err := s.Ready(first, count); err != nil {
+					t.Fatal(err)
+				}
+				putGradients(s, 1, first, first+count)
+			}
+			if err := s.Ready(first, count); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, err := s.SumSquares(); err != nil || math.Float64bits(got) != math.Float64bits(want) {
+			t.Fatalf("the sum is %x, want %x (%v)", math.Float64bits(got), math.Float64bits(want), err)
+		}
+	}
+}
+
+// TestAccumulate adds numbers of every type to gradients of every type.
+func TestAccumulate(t *testing.T) {
+	r := startService(t)
+	for _, gradient := range []string{"bf16", "fp16", "fp32"} {
+		for number, of := range numberTypes {
+			t.Run(fmt.Sprintf("%v to %s", of, gradient), func(t *testing.T) {
+				s := begun(t, r.Socket, testDocument(small, func(d *Document) { d.State, d.Gradient = "fp32", gradient }))
+				putGradients(s, 1, 0, s.Welcome.Elements)
+				const first, count, offset = 1001, 40_000, 64
+				want := kernel.Array{Type: parameterTypes[gradient], Data: bytes.Clone(s.Gradients.Bytes())}
+				added := kernel.Array{Type: of, Data: s.window.Bytes()[offset : offset+count*of.Size()]}
+				for i := range count {
+					added.Put(i, float32(math.Sin(float64(i))))
+				}
+				for range 2 {
+					kernel.Generic.Accumulate(want.Slice(first, first+count), added)
+					if err := s.done(Accumulate, encode(transfer{What: uint32(number), First: first, Count: count, Offset: offset})); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if !bytes.Equal(s.Gradients.Bytes(), want.Data) {
+					t.Error("the gradients are others than the reference has")
+				}
+				if err := s.ClearGradients(); err != nil {
+					t.Fatal(err)
+				}
+				if !bytes.Equal(s.Gradients.Bytes(), make([]byte, len(want.Data))) {
+					t.Error("the gradients are not cleared")
+				}
+				if err := s.Accumulate(5, []float32{1, -2}); err != nil {
+					t.Fatal(err)
+				}
+				if sum, err := s.SumSquares(); err != nil || sum != 5 {
+					t.Errorf("the sum of squares is %g, want 5 (%v)", sum, err)
+				}
+				if err := s.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+// TestPipelinedRequests sends requests without waiting for answers. They are
+// answered in their order, and each does what it would have done alone.
+func TestPipelinedRequests(t *testing.T) {
+	r := startService(t)
+	s := begun(t, r.Socket, testDocument())
+	putGradients(s, 1, 0, testElements)
+	step := func(n uint64, flags uint32) packet {
+		return packet{kind: Step, body: stepBody{stepHeader{Step: n, Factor: 0.5, Flags: flags}, adamw}.encode()}
+	}
+	var sent []packet
+	for round := range uint64(20) {
+		for _, p := range []packet{
+			{kind: Ready, body: encode(stretch{0, testElements / 2})},
+			{kind: Norm},
+			step(2*round+1, 0),
+			{kind: Wait, body: encode(waitBody{2*round + 1, 0, 1000})},
+			step(2*round+2, waitForStep),
+			step(2*round+9, 0), // is not the next
+			{kind: Read, body: encode(transfer{Count: 10})},
+		} {
+			p.number = uint32(1000 + len(sent))
+			if err := writePacket(s.c, p.encode()); err != nil {
+				t.Fatal(err)
+			}
+			sent = append(sent, p)
+		}
+	}
+	var norm []byte
+	for i, p := range sent {
+		data, _, err := readPacket(s.c, maximumPacket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		result, err := parseAnswer(data, p)
+		if i%7 == 5 {
+			wantError(t, err, OutOfOrder, fmt.Sprintf("step %d: the session has finished step %d, so the next is %d", 2*(i/7)+9, 2*(i/7)+2, 2*(i/7)+3))
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p.kind == Norm {
+			if norm != nil && !bytes.Equal(norm, result) {
+				t.Errorf("the norm is %x, and was %x", result, norm)
+			}
+			norm = result
+		}
+	}
+	got := fingerprint(t, s)
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	one := begun(t, r.Socket, testDocument())
+	putGradients(one, 1, 0, testElements)
+	for n := int64(1); n <= 40; n++ {
+		if err := one.Step(n, 0.5, true, adamw...); err != nil {
+			t.Fatal(err)
+		}
+		if err := one.Step(n, 0.5, true, adamw...); err != nil { // again: is not made
+			t.Fatal(err)
+		}
+	}
+	if want := fingerprint(t, one); got != want {
+		t.Errorf("the state is %s, want %s", got, want)
+	}
+}
+
+// TestSaveAndLoad saves the state of a job of two ranks and loads it into one of
+// three, of another format, on another service.
+func TestSaveAndLoad(t *testing.T) {
+	model := []Piece{{Name: "embed", Shape: []int64{300, 100}}, {Name: "norm", Shape: []int64{777}, Group: 1}, {Name: "mlp", Shape: []int64{20_000}}}
+	const elements = 30_000 + 777 + 20_000
+	job := func(world int, change func(*Document)) []*Document {
+		var ranks []*Document
+		for rank := range world {
+			d := testDocument(change, func(d *Document) { d.World, d.LocalWorld, d.Rank, d.Parameters = world, world, rank, nil })
+			first, end := int64(elements*rank/world), int64(elements*(rank+1)/world)
+			at := int64(0)
+			for _, p := range model {
+				whole := p.Shape[0]
+				if len(p.Shape) > 1 {
+					whole *= p.Shape[1]
+				}
+				if from, to := max(first, at), min(end, at+whole); from < to {
+					p.First, p.Count = from-at, to-from
+					d.Parameters = append(d.Parameters, p)
+				}
+				at += whole
+			}
+			used := map[int]bool{}
+			for _, p := range d.Parameters {
+				used[p.Group] = true
+			}
+			d.Groups = len(used)
+			ranks = append(ranks, d)
+		}
+		return ranks
+	}
+	directory := t.TempDir()
+	r := startService(t)
+	var want [3][]float32
+	for _, d := range job(2, func(*Document) {}) {
+		s := begun(t, r.Socket, d)
+		for step := int64(1); step <= 3; step++ {
+			putGradients(s, step, 0, s.Welcome.Elements)
+			if err := s.Step(step, 1, true, adamw[:d.Groups]...); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if step, err := s.Save(directory, jsontext.Value(fmt.Sprintf(`{"epoch": 3, "rank": %d}`, d.Rank))); err != nil || step != 3 {
+			t.Fatalf("step %d is saved: expected 3 (%v)", step, err)
+		}
+		wantStreams := streamsOf(t, s, kernel.Adam)
+		for stream := range want {
+			want[stream] = append(want[stream], wantStreams[stream]...)
+		}
+		// A step while it is written does not change what is saved.
+		if err := s.Step(4, 1, true, adamw[:d.Groups]...); err != nil {
+			t.Fatal(err)
+		}
+		if step, err := s.Saved(); err != nil || step != 3 {
+			t.Fatalf("step %d was saved: expected 3 (%v)", step, err)
+		}
+		if d.Rank == 1 {
+			if err := s.Commit(directory, 3); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if status := r.overview(t).Sessions[d.Rank]; status.SavedStep != 3 || status.Saving || status.Step != 4 {
+			t.Errorf("stat says step %d, saved %d, saving %v", status.Step, status.SavedStep, status.Saving)
+		}
+	}
+	other := startService(t)
+	at := 0
+	for _, d := range job(3, func(d *Document) { d.State, d.Moments, d.Parameter, d.Gradient = "fp32", "bf16", "fp16", "fp16" }) {
+		s := mustOpen(t, other.Socket, d)
+		body, err := json.Marshal(loadBody{directory})
+		if err != nil {
+			t.Fatal(err)
+		}
+		result, _, err := s.call(Load, body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if step, training := binary.LittleEndian.Uint64(result), string(result[8:]); step != 3 || training != fmt.Sprintf(`{"epoch":3,"rank":%d}`, d.Rank%2*min(d.Rank, 1)) {
+			t.Errorf("rank %d: step %d, %s", d.Rank, step, training)
+		}
+		got := streamsOf(t, s, kernel.Adam)
+		for stream := range got {
+			for i, x := range got[stream] {
+				w := want[stream][at+i]
+				if limit := math.Abs(float64(w)) / 250; stream == MasterWeights && x != w || math.Abs(float64(x-w)) > limit {
+					t.Fatalf("rank %d, stream %d: element %d is %g, want %g", d.Rank, stream, i, x, w)
+				}
+			}
+		}
+		at += len(got[0])
+		half := kernel.Array{Type: parameterTypes["fp16"], Data: make([]byte, 2)}
+		seen := kernel.Array{Type: half.Type, Data: s.Parameters.Bytes()}
+		for i, w := range got[MasterWeights] {
+			if half.Put(0, w); half.At(0) != seen.At(i) {
+				t.Fatalf("the parameter of element %d is %g, want %g", i, seen.At(i), half.At(0))
+			}
+		}
+		if err := s.Step(4, 1, true, adamw[:d.Groups]...); err != nil {
+			t.Errorf("the step after: %v", err)
+		}
+	}
+	if at != elements {
+		t.Errorf("%d elements were loaded, of %d", at, elements)
+	}
+}
