@@ -285,6 +285,55 @@ func TestSameStepAgain(t *testing.T) {
 	equalState(t, bytesOfState(loaded[0]), bytesOfState(other[0]))
 }
 
+// TestCommitAfterACrash: a checkpoint that was exchanged for an older one of its
+// step stays, when the process died before the older was removed.
+func TestCommitAfterACrash(t *testing.T) {
+	directory := t.TempDir()
+	cuts := cutModel(smallModel, alike(kernel.MomentsFP32))
+	older, newer, loaded := newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cuts)
+	train(t, older, 1, 1)
+	train(t, newer, 2, 1)
+	path := save(t, directory, older, "")
+	saving := filepath.Join(directory, savingPrefix+folderOf(1))
+	crash := func() {
+		writeShard(t, directory, newer[0])
+		if err := writeIndex(saving); err != nil {
+			t.Fatal(err)
+		}
+		if err := exchange(saving, path); err != nil {
+			t.Skip("folders cannot be exchanged here: ", err)
+		}
+	}
+	commit := func(want []Shard) {
+		t.Helper()
+		if _, err := Commit(directory, 1); err != nil {
+			t.Fatal(err)
+		}
+		if got := filesOf(t, directory); len(got) != 1 {
+			t.Errorf("the folder has %v", got)
+		}
+		load(t, directory, loaded)
+		equalState(t, bytesOfState(loaded[0]), bytesOfState(want[0]))
+	}
+	crash()
+	commit(newer)
+	crash()
+	writeShard(t, directory, older[0]) // over what the crash has left
+	commit(older)
+}
+
+// writeShard saves a shard, and does not commit it.
+func writeShard(t *testing.T, directory string, s Shard) {
+	t.Helper()
+	saving, err := Save(directory, s, nil)
+	if err == nil {
+		err = saving.Wait()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestSaveRefuses(t *testing.T) {
 	directory := t.TempDir()
 	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 9000))

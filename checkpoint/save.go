@@ -107,7 +107,8 @@ func layoutOf(s Shard) (*layout, error) {
 }
 
 // savingFolder makes the folder in which all ranks write, and takes away what
-// was left there by a job of another size.
+// was left there by a job of another size. What is there is not what was
+// replaced any more.
 func savingFolder(directory string, step int64, world int) (string, error) {
 	info, err := os.Stat(directory)
 	switch {
@@ -129,7 +130,8 @@ func savingFolder(directory string, step int64, world int) (string, error) {
 		return "", cause(folder, "", err)
 	}
 	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), "rank-") && !strings.Contains(e.Name(), fmt.Sprintf("-of-%05d-", world)) {
+		otherJob := strings.HasPrefix(e.Name(), "rank-") && !strings.Contains(e.Name(), fmt.Sprintf("-of-%05d-", world))
+		if otherJob || e.Name() == replacedMark {
 			if err := os.Remove(filepath.Join(folder, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return "", cause(folder, "what another job has left here cannot be removed", err)
 			}
