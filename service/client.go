@@ -45,7 +45,7 @@ func (c *Client) call(kind Kind, body []byte, files ...*os.File) ([]byte, []*os.
 	if err := writePacket(c.c, request.encode(), files...); err != nil {
 		return nil, nil, lost(err)
 	}
-	data, received, err := readPacket(c.c, maximumPacket)
+	data, received, err := readPacket(c.c, make([]byte, maximumPacket))
 	if err != nil {
 		return nil, nil, lost(err)
 	}

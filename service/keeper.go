@@ -267,7 +267,7 @@ func (k *Keeper) runBound(ctx context.Context, command *exec.Cmd) error {
 // read takes what services send until the keeper's own last message.
 func (k *Keeper) read() {
 	for {
-		data, files, err := readPacket(k.notify, 4096)
+		data, files, err := readPacket(k.notify, make([]byte, 4096))
 		var wrong *Error
 		if errors.As(err, &wrong) || errors.Is(err, io.EOF) {
 			continue // a message that is too long, or empty

@@ -137,7 +137,7 @@ func TestMalformedMessages(t *testing.T) {
 			if err := client.c.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
 				t.Fatal(err)
 			}
-			data, received, err := readPacket(client.c, maximumPacket)
+			data, received, err := readPacket(client.c, make([]byte, maximumPacket))
 			closeAll(received)
 			if errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Fatal("no answer in 20 s")

@@ -95,12 +95,7 @@ func (c *connection) inSession(p packet, files []*os.File) ([]byte, error) {
 		s.shard.ClearGradients()
 		return nil, nil
 	case Step:
-		body, err := decodeStep(p.body)
-		if err != nil {
-			return nil, err
-		}
-		seconds, err := s.step(body)
-		return encode(body.Step, seconds), err
+		return c.step(p)
 	case Wait:
 		body, err := decode[waitBody](p.kind, p.body)
 		if err != nil {

@@ -212,46 +212,52 @@ func (s *session) norm() float64 {
 	return sum
 }
 
-// step begins a step, or finds that it was made.
-func (s *session) step(b stepBody) (seconds float64, err error) {
+// step begins a step, unless it was made already. The worker that finishes it
+// calls done, if that is not nil, with the time that it took.
+func (s *session) step(b stepBody, done func(took time.Duration)) (begun bool, err error) {
 	s.settle()
-	done := s.shard.Steps()
+	last := s.shard.Steps()
 	switch {
-	case b.Step == uint64(done) && done > 0:
-		return 0, nil
-	case b.Step != uint64(done)+1:
-		return 0, fail(OutOfOrder, "step %d: the session has finished step %d, so the next is %d", b.Step, done, done+1)
+	case b.Step == uint64(last) && last > 0:
+		return false, nil
+	case b.Step != uint64(last)+1:
+		return false, fail(OutOfOrder, "step %d: the session has finished step %d, so the next is %d", b.Step, last, last+1)
 	case len(b.groups) != s.document.Groups:
-		return 0, fail(Refused, "step with %d parameter groups: the session has %d", len(b.groups), s.document.Groups)
+		return false, fail(Refused, "step with %d parameter groups: the session has %d", len(b.groups), s.document.Groups)
 	case math.IsNaN(b.Factor) || math.IsInf(b.Factor, 0):
-		return 0, fail(Refused, "step with the factor %v: skip a step whose gradients are not finite", b.Factor)
+		return false, fail(Refused, "step with the factor %v: skip a step whose gradients are not finite", b.Factor)
 	}
 	optimizers := make([]optim.Optimizer, len(b.groups))
 	for i, group := range b.groups {
 		optimizers[i] = s.document.optimizer(group)
 		if err := optimizers[i].Validate(); err != nil {
-			return 0, fail(Refused, "step, parameter group %d, %v: %v", i, optimizers[i], err)
+			return false, fail(Refused, "step, parameter group %d, %v: %v", i, optimizers[i], err)
 		}
 	}
 	begin := time.Now()
-	if err := s.shard.Begin(int64(b.Step), b.Factor, optimizers); err != nil {
-		return 0, fail(Refused, "step: %v", err)
+	s.stepIsOver.Add(1)
+	err = s.shard.BeginThen(int64(b.Step), b.Factor, optimizers, func() {
+		took := time.Since(begin)
+		s.stepped(took)
+		s.stepIsOver.Done()
+		if done != nil {
+			done(took)
+		}
+	})
+	if err != nil {
+		s.stepIsOver.Done()
+		return false, fail(Refused, "step: %v", err)
 	}
 	s.begun = int64(b.Step)
-	over := func() {
-		s.shard.Wait()
-		took := time.Since(begin)
-		s.lastStep.Store(int64(took))
-		s.busyTime.Add(int64(took))
-		s.stepsMade.Add(1)
-		s.setInitialized(true)
-	}
-	if b.Flags&waitForStep == 0 {
-		s.stepIsOver.Go(over)
-		return 0, nil
-	}
-	over()
-	return time.Duration(s.lastStep.Load()).Seconds(), nil
+	return true, nil
+}
+
+// stepped takes down that a step is finished.
+func (s *session) stepped(took time.Duration) {
+	s.lastStep.Store(int64(took))
+	s.busyTime.Add(int64(took))
+	s.stepsMade.Add(1)
+	s.setInitialized(true)
 }
 
 // wait returns when the parameters of a stretch are those after a step.
