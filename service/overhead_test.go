@@ -114,8 +114,9 @@ var sizes = []struct {
 
 // TestOverhead holds a step of the service against one of the engine in this
 // process, step by step in turn. What the service costs is two messages, at any
-// size of the model. Others use this machine, too: so the quickest steps are
-// compared, and the bound is generous.
+// size of the model. Others use this machine, too: so the quickest step of the
+// service must not be far behind those of the engine. A copy of the gradients
+// alone would put it there.
 func TestOverhead(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector takes most of the time")
@@ -129,7 +130,7 @@ func TestOverhead(t *testing.T) {
 				service, engine, more = append(service, a), append(engine, b), append(more, a-b)
 			}
 			t.Logf("medians: the service %v, the engine %v, difference of two steps in turn %v; quickest: %v and %v", median(service), median(engine), median(more), slices.Min(service), slices.Min(engine))
-			if overhead := slices.Min(service) - slices.Min(engine); overhead > 300*time.Microsecond+slices.Min(engine)/10 {
+			if overhead := slices.Min(service) - median(engine); overhead > 300*time.Microsecond {
 				t.Errorf("a step takes %v longer over the service", overhead)
 			}
 		})
