@@ -128,7 +128,7 @@ func (c *connection) hurry() { _ = c.c.SetWriteDeadline(time.Now().Add(2 * time.
 // step begins a step. Its answer is sent when it has begun or, where the client
 // wants to wait, when it is done.
 func (c *connection) step(p packet) ([]byte, error) {
-	body, err := decodeStep(p.body)
+	body, err := decodeStep(p.kind, p.body)
 	if err != nil {
 		return nil, err
 	}

@@ -94,7 +94,7 @@ func (s *session) status() SessionStatus {
 	return SessionStatus{
 		Rank: config.Rank, Part: config.Part, Optimizer: s.document.Optimizer,
 		State: s.document.State, Moments: s.document.Moments, Parameter: s.document.Parameter, Gradient: s.document.Gradient,
-		Elements: config.Elements, CPUs: config.CPUs, Client: s.holder.Load(), Initialized: s.initialized(),
+		Elements: config.Elements, CPUs: config.CPUs, Client: s.holder.Load(), Initialized: s.record.initialized(),
 		Step: s.shard.Steps(), Saving: s.isSaving.Load(), SavedStep: s.savedStep.Load(),
 		StateBytes: config.StateBytes(), TrafficBytes: config.TrafficBytes(),
 		StepsMade: s.stepsMade.Load(), StepSeconds: seconds(s.busyTime.Load()),
@@ -115,7 +115,7 @@ func (s *session) entries() ledger.Ledger {
 	for _, plan := range config.Arenas() {
 		entry(plan.Component, config.Pages.Round(plan.Size), plan.Why)
 	}
-	entry(recordComponent, s.record.Mapped(), "what the session is: the document of the open request, for a service that comes after this one")
+	entry(recordComponent, s.record.Mapped(), "what the session is: the document of the open request, and the hyperparameters of the step that is prepared, for a service that comes after this one")
 	return entries
 }
 

@@ -102,15 +102,15 @@ func (s *Server) has(name string) bool {
 }
 
 func (s *Server) attach(name string, file *os.File) error {
-	record, r, err := readRecord(name+"/"+recordComponent, file)
+	record, found, err := readRecord(name+"/"+recordComponent, file)
 	if err != nil {
 		return err
 	}
-	cpus, err := s.cpus(r.Document)
+	cpus, err := s.cpus(found.Document)
 	if err != nil {
 		return errors.Join(err, record.Close())
 	}
-	config, err := r.Document.config(s.kernel, r.Pages, cpus)
+	config, err := found.Document.config(s.kernel, found.Pages, cpus)
 	if err != nil {
 		return errors.Join(err, record.Close())
 	}
@@ -118,15 +118,15 @@ func (s *Server) attach(name string, file *os.File) error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("session %s: %w", name, err), record.Close())
 	}
-	session := &session{document: r.Document, shard: shard, record: record}
+	session := &session{document: found.Document, shard: shard, record: record}
 	if shard.Finish() {
 		s.say("session %s: finished step %d, which was under way", name, shard.Steps())
-		session.setInitialized(true)
+		session.record.setInitialized(true)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.job = r.Document.Job
-	s.all[r.Document.key()] = session
+	s.job = found.Document.Job
+	s.all[found.Document.key()] = session
 	return nil
 }
 
