@@ -168,7 +168,6 @@ func TestOpenIsRefused(t *testing.T) {
 		{"ranks of a host", func(d *Document) { d.World, d.LocalWorld = 1<<20, 1<<20 }, Refused, "open: local_world is 1048576 of 1048576 ranks: expected 1 to 1024"},
 		{"optimizer", func(d *Document) { d.Optimizer = "muon" }, Refused, `open: optimizer is "muon": expected one of adamw, adam, lion, adagrad, sgd`},
 		{"format", func(d *Document) { d.Parameter = "fp16" }, Refused, "open: *split*"},
-		{"group", func(d *Document) { d.Groups = 3 }, Refused, "open: no parameter is in group 2 of 3"},
 		{"group of a parameter", func(d *Document) { d.Parameters[1].Group = 2 }, Refused, "open: parameter norm is in group 2: there are 2"},
 		{"twice", func(d *Document) { d.Parameters[1].Name = "embed" }, Refused, "open: parameter embed is there twice: a shard has one piece of a parameter"},
 		{"no parameters", func(d *Document) { d.Parameters = nil }, Refused, "open: there are no parameters"},

@@ -246,12 +246,20 @@ func (s *Server) claim(d *Document, c *connection) (*session, error) {
 		}
 	}
 	if holder := s.held[d.key()]; holder != nil {
-		return nil, fail(Busy, "open: session %v of job %s is held by process %d", d.key(), d.Job, holder.process)
+		return nil, fail(Busy, "open: session %v of job %s is held by process %d%s", d.key(), d.Job, holder.process, toItself(holder, c))
 	}
 	if found != nil {
 		s.held[d.key()] = c
 	}
 	return found, nil
+}
+
+// toItself is for a program that opens a session twice.
+func toItself(holder, c *connection) string {
+	if holder.process != c.process {
+		return ""
+	}
+	return ", which is this one; give each optimizer of a program a name of its own (name= in Python), and so its session a part of its own"
 }
 
 // create makes a session, once it is known to fit.

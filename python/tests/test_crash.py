@@ -237,9 +237,8 @@ def test_a_step_that_not_all_have_prepared(service):
     model = Mixed()
     optimizer = plimsoll.torch.AdamW(model.parameters(), socket=service.socket)
     train(model, optimizer, 3)
-    bf16, fp32 = (p.session for p in optimizer._parts)
-    numbers = [optimizer._numbers(p) for p in optimizer._parts]
-    bf16.begun(bf16.begin(1.0, numbers[0], wait=True))
+    bf16 = optimizer._parts[0].session
+    bf16.begun(bf16.begin(1.0, optimizer._numbers(), wait=True))
     optimizer.close()
     with pytest.raises(RuntimeError, match="at different steps .3, 4., and the last was not prepared by all; .* checkpoint"):
         plimsoll.torch.AdamW(Mixed().parameters(), socket=service.socket).open()

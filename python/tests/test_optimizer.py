@@ -108,6 +108,25 @@ def test_groups_of_a_type_each():
         torch.testing.assert_close(m.weight.detach().float(), b - 10.0**-i, rtol=1e-2, atol=1e-3)
 
 
+def test_two_optimizers_of_a_program(service):
+    generator, critic = network(), network()
+    undisturbed = network()
+    train(undisturbed, plimsoll.torch.SGD(undisturbed.parameters(), lr=0.1), 4)
+    first = plimsoll.torch.SGD(generator.parameters(), lr=0.1, socket=service.socket)
+    train(generator, first, 2)
+    with pytest.raises(RuntimeError, match="give each optimizer of a program a name"):
+        plimsoll.torch.SGD(critic.parameters(), lr=0.1, socket=service.socket).open()
+    second = plimsoll.torch.AdamW(critic.parameters(), lr=0.1, socket=service.socket, name="critic")
+    train(critic, second, 3)
+    train(generator, first, 2, 2)
+    assert_same(generator, undisturbed, 0, 0)
+    second.close()
+    again = plimsoll.torch.AdamW(critic.parameters(), lr=0.1, socket=service.socket, name="critic")
+    assert again.resumed_step == 3
+    with pytest.raises(ValueError, match="name is 'the critic': expected"):
+        plimsoll.torch.SGD(critic.parameters(), name="the critic")
+
+
 def of_two_parts():
     model = torch.nn.ModuleList([torch.nn.Linear(8, 8), torch.nn.Linear(8, 8).bfloat16()])
     for p in model.parameters():

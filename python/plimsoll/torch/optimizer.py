@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import threading
 import weakref
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
@@ -57,6 +58,7 @@ class Optimizer(torch.optim.Optimizer):
         model: Optional[torch.nn.Module] = None,
         named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]] = None,
         job: Optional[str] = None,
+        name: Optional[str] = None,
         socket: Optional[str] = None,
     ):
         _choose("state", state, ("split", "fp32"))
@@ -65,6 +67,8 @@ class Optimizer(torch.optim.Optimizer):
         _choose("missing_gradients", missing_gradients, ("refuse", "zero"))
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm is {max_grad_norm}: expected a number above 0, or None not to clip")
+        if name is not None and not re.fullmatch("[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,31}", name):
+            raise ValueError(f"name is {name!r}: expected 1 to 32 of a-z A-Z 0-9 . _ -, and no dot at the beginning")
         self._parts: Optional[List[Part]] = None
         super().__init__(params, defaults)
         self._state, self._moments_format = state, moments
@@ -72,6 +76,7 @@ class Optimizer(torch.optim.Optimizer):
         self._refuses_missing = missing_gradients == "refuse"
         self._model, self._named = model, list(named_parameters) if named_parameters is not None else None
         self._job = job or os.environ.get("PLIMSOLL_JOB") or "job"
+        self._name_in_job = name
         self._socket = socket or os.environ.get("PLIMSOLL_SOCKET")
         self._service: Optional[Service] = None
         self._lock = threading.RLock()  # hooks run on autograd's threads, one for each device
@@ -161,25 +166,24 @@ class Optimizer(torch.optim.Optimizer):
         rank, world = mesh.rank, mesh.world
         if mesh.group is None:
             rank, world = _number("RANK", 0), _number("WORLD_SIZE", 1)
-        group = {g: i for i, g in enumerate(part.groups)}
         document = {
             "schema": "plimsoll.open/1",
             "job": self._job,
             "rank": rank,
             "world": world,
             "local_world": min(world, _number("PLIMSOLL_LOCAL_RANKS", _number("LOCAL_WORLD_SIZE", world))),
-            "part": part.name,
+            "part": f"{self._name_in_job}.{part.name}" if self._name_in_job else part.name,
             "optimizer": self._name,
             "state": self._state if part.name == "bf16" else "fp32",
             "moments": self._moments_format,
             "parameter": part.name,
             "gradient": part.name,
-            "groups": len(group),
+            "groups": len(self.param_groups),
             "parameters": [
                 {
                     "name": p.name,
                     "shape": list(p.shape),
-                    "group": group[p.group],
+                    "group": p.group,
                     "moments": layout.moments_of(p, self._moments_format),
                     "first": p.first,
                     "count": p.count,
@@ -318,7 +322,7 @@ class Optimizer(torch.optim.Optimizer):
         for part in self._parts:
             part.collect(self._reduces)
         parts = [p for p in self._parts if p.session]
-        numbers: Dict[Part, Any] = {p: self._numbers(p) for p in parts}
+        numbers: Dict[Part, Any] = dict.fromkeys(parts, self._numbers())
         if len(parts) > 1 or self._collective.group is not None:
             # A step of several shards is one of all or of none: see the protocol.
             for part in parts:
@@ -412,10 +416,9 @@ class Optimizer(torch.optim.Optimizer):
             )
         return number
 
-    def _numbers(self, part: Part) -> List[Sequence[float]]:
+    def _numbers(self) -> List[Sequence[float]]:
         numbers = []
-        for g in part.groups:
-            group = self.param_groups[g]
+        for g, group in enumerate(self.param_groups):
             for option in self._refused:
                 if group.get(option):
                     raise ValueError(
