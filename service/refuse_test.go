@@ -179,7 +179,7 @@ func TestOpenIsRefused(t *testing.T) {
 		{"another job", func(d *Document) { d.Job = "other" }, Busy, "open: this service holds the job test, and not other; it takes another when that one's sessions are closed"},
 		{"a rank that is held", func(d *Document) {
 			*d = *testDocument(small, func(d *Document) { d.World, d.Rank, d.Part = 2, 1, "witness" })
-		}, Busy, fmt.Sprintf("open: session rank1/witness of job test is held by process %d", os.Getpid())},
+		}, Busy, fmt.Sprintf("open: session rank1/witness of job test is held by process %d, which is this one; give each optimizer of a program a name of its own*", os.Getpid())},
 		{"everything at once", func(d *Document) { d.Parameters[0] = Piece{Name: "huge", Shape: []int64{1 << 47}, Count: 1 << 47} }, DoesNotFit, "open: the state of *"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
