@@ -5,7 +5,9 @@ import (
 	"io"
 	"net"
 	"os"
+	"plimsoll/ledger"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,6 +22,8 @@ type connection struct {
 	// answering is one request at most: a step, which the worker answers that
 	// finishes it. It saves a thread from being woken for that.
 	answering sync.WaitGroup
+	// unanswered counts it, and what is being handled, for those who ask.
+	unanswered atomic.Int64
 }
 
 // peer reads who is at the other end.
@@ -80,6 +84,7 @@ var errLater = errors.New("answered later")
 // another may come.
 func (c *connection) serve(p packet, files []*os.File, fault error) (more bool) {
 	c.server.requests.Add(1)
+	c.unanswered.Add(1)
 	var result []byte
 	var out []*os.File
 	if fault == nil {
@@ -119,7 +124,19 @@ func (c *connection) answer(p packet, status Status, result []byte, files ...*os
 	if c.server.ending() {
 		c.hurry()
 	}
+	defer c.unanswered.Add(-1)
 	return writePacket(c.c, reply.encode(), files...)
+}
+
+// waiting is how many bytes of requests nobody has read yet.
+func (c *connection) waiting() ledger.Bytes {
+	raw, err := c.c.SyscallConn()
+	if err != nil {
+		return 0 // it is closed
+	}
+	waiting := 0
+	_ = raw.Control(func(fd uintptr) { waiting, _ = unix.IoctlGetInt(int(fd), unix.SIOCINQ) })
+	return ledger.Bytes(waiting)
 }
 
 // hurry has a client that reads no answers waited for no longer than this.

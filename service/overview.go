@@ -18,17 +18,21 @@ const StatSchema = "plimsoll.stat/1"
 
 // Overview is how a service is, as plimsoll stat shows it.
 type Overview struct {
-	Schema   string          `json:"schema"`
-	Service  string          `json:"service"` // version
-	Process  int             `json:"process"`
-	Seconds  float64         `json:"seconds"` // since it was started
-	Restarts int             `json:"restarts"`
-	Kernel   string          `json:"kernel"`
-	Job      string          `json:"job"`
-	Requests int64           `json:"requests"`
-	Refused  int64           `json:"requests_refused"`
-	Clients  int             `json:"clients"`
-	Sessions []SessionStatus `json:"sessions"`
+	Schema   string  `json:"schema"`
+	Service  string  `json:"service"` // version
+	Process  int     `json:"process"`
+	Seconds  float64 `json:"seconds"` // since it was started
+	Restarts int     `json:"restarts"`
+	Kernel   string  `json:"kernel"`
+	Job      string  `json:"job"`
+	Requests int64   `json:"requests"`
+	Refused  int64   `json:"requests_refused"`
+	Clients  int     `json:"clients"`
+	// Unanswered are the requests that are being handled, and QueuedBytes the size
+	// of those that nobody has read yet.
+	Unanswered  int64           `json:"requests_unanswered"`
+	QueuedBytes ledger.Bytes    `json:"requests_queued_bytes"`
+	Sessions    []SessionStatus `json:"sessions"`
 	// Ledger has every arena of every session, and what the process holds
 	// beside them.
 	Ledger ledger.Ledger `json:"ledger"`
@@ -71,6 +75,10 @@ func (s *Server) Overview() *Overview {
 		Restarts: s.given.Restarts, Kernel: s.kernel.String(), Job: s.job,
 		Requests: s.requests.Load(), Refused: s.refused.Load(), Clients: len(s.open),
 		Sessions: []SessionStatus{}, Ledger: ledger.Ledger{},
+	}
+	for client := range s.open {
+		status.Unanswered += client.unanswered.Load()
+		status.QueuedBytes += client.waiting()
 	}
 	sessions := make([]*session, 0, len(s.all))
 	for _, session := range s.all {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"plimsoll/ledger"
 	"regexp"
 	"strings"
 	"sync/atomic"
@@ -476,8 +477,12 @@ func TestClientThatDoesNotRead(t *testing.T) {
 			t.Fatal("a million requests were taken, and no answer was read")
 		}
 	}
-	r.overview(t) // others are served
-	r.end()       // fails where that takes too long
+	// Others are served, and see what waits: one request that is being answered,
+	// beside that which asks.
+	if o := r.overview(t); o.Unanswered != 2 || o.QueuedBytes < ledger.Bytes(len(request)) {
+		t.Errorf("%d requests are unanswered, %v wait: expected 2, and at least a request of %d bytes", o.Unanswered, o.QueuedBytes, len(request))
+	}
+	r.end() // fails where that takes too long
 }
 
 // TestEmptyNotification sends the keeper what says nothing: it goes on to keep
