@@ -14,6 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/cpuset"
+
+	"plimsoll/host"
 )
 
 // KeepVerb is the hidden verb under which Guard starts the keeper of a job.
@@ -98,6 +100,7 @@ func (j *Job) Guard() (*Result, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start the keeper of the ranks: %w", err)
 	}
+	kills := host.LocalMemoryCounters()
 	go func() { _, _ = end.Write(document) }() // fails if the keeper is gone, which Wait tells
 	ended := make(chan answer)
 	go func() {
@@ -113,17 +116,19 @@ func (j *Job) Guard() (*Result, error) {
 		case s := <-signals:
 			_ = keeper.Process.Signal(s) // it may have ended
 		case a := <-ended:
-			return j.result(a, keeper.ProcessState.Sys().(syscall.WaitStatus))
+			return j.result(a, keeper.ProcessState.Sys().(syscall.WaitStatus), kills)
 		}
 	}
 }
 
-func (j *Job) result(a answer, status syscall.WaitStatus) (*Result, error) {
+func (j *Job) result(a answer, status syscall.WaitStatus, kills []host.MemoryCounter) (*Result, error) {
 	switch {
 	case status.Signaled():
 		endOrphans(0, 0, j.Say)
 		j.Say("the keeper of the ranks was ended by signal %d (%v), and they were ended with it", status.Signal(), status.Signal())
-		return &Result{ExitCode: exitSignal + int(status.Signal()), Proofs: make([]Proof, len(j.Ranks))}, nil
+		result := &Result{ExitCode: exitSignal + int(status.Signal()), Proofs: make([]Proof, len(j.Ranks))}
+		j.explain(result.ExitCode, kills)
+		return result, nil
 	case a.NotStarted != nil:
 		return nil, a.NotStarted
 	case a.Result == nil:

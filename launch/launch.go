@@ -149,7 +149,7 @@ func (j *Job) Run() (*Result, error) {
 	if err := adoptOrphans(); err != nil {
 		return nil, err
 	}
-	kills := readKills()
+	kills := host.LocalMemoryCounters()
 	s := newStarter()
 	defer s.close()
 	defer func() {
@@ -228,8 +228,8 @@ func (j *Job) outcome(a attempt, kills []host.MemoryCounter) *Result {
 		if a.first.signal != 0 {
 			result.ExitCode = exitSignal + int(a.first.signal)
 		}
-		if why := explain(result.ExitCode, kills, readKills()); why != "" && !a.first.overdue {
-			j.Say("%s", why)
+		if !a.first.overdue {
+			j.explain(result.ExitCode, kills)
 		}
 	}
 	return result

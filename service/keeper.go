@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"plimsoll/host"
 )
 
 // The keeper and the service talk as systemd and its services do: the socket
@@ -216,12 +218,23 @@ func (k *Keeper) runOnce(ctx context.Context) error {
 		k.read()
 		close(read)
 	}()
-	err := k.runBound(ctx, command)
+	kills := host.LocalMemoryCounters()
+	err := explained(k.runBound(ctx, command), kills)
 	// All that it had sent is read when this comes back.
 	if _, sent := k.notify.WriteToUnix([]byte(lastMessage), &net.UnixAddr{Name: k.notifyPath(), Net: "unixgram"}); sent != nil {
 		return errors.Join(err, sent)
 	}
 	<-read
+	return err
+}
+
+// explained is how a process ended, and whether the kernel has killed it for
+// want of memory; kills are the counters from before.
+func explained(err error, kills []host.MemoryCounter) error {
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL {
+		return errors.New(host.ExplainKill(kills, host.LocalMemoryCounters()))
+	}
 	return err
 }
 

@@ -173,6 +173,17 @@ func (r *running) overview(t testing.TB) *Overview {
 	}
 }
 
+// TestKillIsExplained kills the service as a person would.
+func TestKillIsExplained(t *testing.T) {
+	r := startService(t)
+	r.overview(t)
+	r.Kill()
+	r.overview(t)
+	if want := "has ended (killed by SIGKILL, but not for want of memory"; !strings.Contains(r.log.String(), want) {
+		t.Errorf("the keeper has said %q, want %q", r.log.String(), want)
+	}
+}
+
 // sharedMapping is a line of /proc/PID/maps of shared memory of this project.
 var sharedMapping = regexp.MustCompile(`(?m)^\S+ \S+ \S+ \S+ (\d+) +(/memfd:plimsoll/.*)$`)
 
