@@ -33,6 +33,7 @@ type keptJob struct {
 	Ranks    []keptRank
 	Grace    time.Duration
 	Restarts int
+	Scores   scores
 	// Of the optimizer service; Socket is empty where the job has none of its
 	// own.
 	Socket, Metrics string
@@ -62,7 +63,7 @@ func (j *Job) Guard() (*Result, error) {
 	if err := adoptOrphans(); err != nil {
 		return nil, err
 	}
-	kept := keptJob{Command: j.Command, Grace: j.Grace, Restarts: j.Restarts, Metrics: j.Metrics, StateCPUs: j.StateCPUs.List()}
+	kept := keptJob{Command: j.Command, Grace: j.Grace, Restarts: j.Restarts, Metrics: j.Metrics, StateCPUs: j.StateCPUs.List(), Scores: jobScores(lowerScore(scoreRange))}
 	if directory := socketDirectory(j.Ranks); directory != "" {
 		defer os.RemoveAll(directory) // also where the keeper was killed
 		kept.Socket = filepath.Join(directory, "socket")
@@ -96,7 +97,7 @@ func (j *Job) Guard() (*Result, error) {
 	// what is passed on: every rank gets each signal once.
 	keeper.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	defer keepTerminal(j.Stdin)()
-	err = errors.Join(keeper.Start(), lifeline.Close(), reply.Close())
+	err = errors.Join(startWithScore(keeper, kept.Scores.Keeper), lifeline.Close(), reply.Close())
 	if err != nil {
 		return nil, fmt.Errorf("start the keeper of the ranks: %w", err)
 	}
@@ -161,10 +162,10 @@ func Keep(stdin *os.File, stdout, stderr io.Writer, say func(format string, valu
 		_, _ = io.Copy(io.Discard, lifeline) // ends when the guard does
 		close(lost)
 	}()
-	j := Job{Command: kept.Command, Grace: kept.Grace, Restarts: kept.Restarts, Stdin: stdin, Stdout: stdout, Stderr: stderr, Say: say, lost: lost}
+	j := Job{Command: kept.Command, Grace: kept.Grace, Restarts: kept.Restarts, Stdin: stdin, Stdout: stdout, Stderr: stderr, Say: say, scores: kept.Scores, lost: lost}
 	if kept.Socket != "" {
 		var err error
-		if j.state, err = startState(kept.Socket, kept.Metrics, cpuset.New(kept.StateCPUs...), newService, say); err != nil {
+		if j.state, err = j.startState(kept.Socket, kept.Metrics, cpuset.New(kept.StateCPUs...), newService); err != nil {
 			return err
 		}
 	}

@@ -47,9 +47,9 @@ type Keeper struct {
 	Lazy bool
 	// Command is the service, without what it inherits.
 	Command func() *exec.Cmd
-	// Bind binds the calling thread to the service's CPUs; nil leaves it to all
-	// that this process may use.
-	Bind func() error
+	// Start starts the service from the calling thread, whose binding it
+	// inherits; nil starts it with all that this process may use.
+	Start func(*exec.Cmd) error
 	// Say tells the user something.
 	Say func(format string, values ...any)
 
@@ -248,13 +248,11 @@ func (k *Keeper) runBound(ctx context.Context, command *exec.Cmd) error {
 		// The death signal is tied to the thread that starts the process, and
 		// what the thread is bound to is inherited.
 		runtime.LockOSThread()
-		var err error
-		if k.Bind != nil {
-			err = k.Bind()
+		start := (*exec.Cmd).Start
+		if k.Start != nil {
+			start = k.Start
 		}
-		if err == nil {
-			err = command.Start()
-		}
+		err := start(command)
 		if err == nil {
 			k.process.Store(int64(command.Process.Pid))
 		}

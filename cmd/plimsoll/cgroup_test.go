@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"plimsoll/host"
 )
@@ -111,6 +112,32 @@ func TestOutOfMemoryIsExplained(t *testing.T) {
 				t.Logf("stderr:\n%s", &j.stderr)
 			}
 		})
+	}
+}
+
+// TestStateIsSpared has a rank that is small beside the optimizer state reach
+// the memory limit. The kernel is to kill the rank: killing the service, whose
+// state is kept, would free nothing.
+func TestStateIsSpared(t *testing.T) {
+	h, err := host.Local()
+	if err != nil {
+		t.Fatal(err)
+	}
+	groups := newControlGroups(t)
+	groups.limit(t, h.CPUs.String(), "400000", "100000", "201326592")
+	j := newJob(t, "--", "sh", "-c", "leave-state && exec dd if=/dev/zero of=/dev/null bs=150M count=1")
+	groups.contain(j.command)
+	j.start(t).ends(t, 137, 30*time.Second, "rank 0 was ended by signal 9", groups.name+" was reached")
+	if strings.Contains(j.stderr.String(), "the optimizer service has ended") {
+		t.Errorf("the kernel has killed the service:\n%s", &j.stderr)
+	}
+}
+
+// leaveState opens a session of 14 bytes a parameter and dies; the state stays.
+func leaveState() {
+	if _, err := openLittle(9_000_000); err != nil {
+		fmt.Fprintln(os.Stderr, "leave-state:", err)
+		os.Exit(1)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -210,6 +211,48 @@ func TestKilled(t *testing.T) {
 			j.ends(t, c.code, 5*time.Second, c.says)
 		})
 	}
+}
+
+// TestScores reads what the processes of a job have in oom_score_adj: ranks and
+// what they start are preferred when the kernel kills for want of memory, by as
+// much as there is room for.
+func TestScores(t *testing.T) {
+	for _, inherited := range []int{0, 300, 1000} {
+		begun := filepath.Join(t.TempDir(), "begun")
+		j := newJob(t, "--", "sh", "-c", "leave-state; sleep 100 & : > "+begun+"; wait")
+		j.command.Args = []string{"sh", "-c", fmt.Sprintf(`echo %d > /proc/self/oom_score_adj; exec "$0" "$@"`, inherited), j.command.Path, "run", "--", "sh", "-c", j.command.Args[5]}
+		j.command.Path = "/bin/sh"
+		j.start(t)
+		j.has(t, 1, begun)
+		pids := map[string]int{"guard": j.command.Process.Pid, "service": j.named(t, "plimsoll serve")}
+		pids["keeper"] = j.named(t, "plimsoll keep-ranks")
+		pids["rank"] = j.named(t, "sh -c")
+		pids["child of the rank"] = j.childOf(t, pids["rank"])
+		guard := scoreOf(t, pids["guard"])
+		if guard != inherited && guard != inherited-1000 { // where that is allowed
+			t.Errorf("%d was inherited, and the guard has %d", inherited, guard)
+		}
+		for name, want := range map[string]int{"keeper": guard + 1, "service": guard + 1, "rank": guard + 1000, "child of the rank": guard + 1000} {
+			if got := scoreOf(t, pids[name]); got != min(want, 1000) {
+				t.Errorf("%d was inherited and the guard has %d: the %s has %d, want %d", inherited, guard, name, got, min(want, 1000))
+			}
+		}
+		_ = j.command.Process.Signal(syscall.SIGTERM)
+		j.ends(t, 128+15, 10*time.Second)
+	}
+}
+
+func scoreOf(t *testing.T, pid int) int {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	score, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return score
 }
 
 // TestNothingIsLeftBehind has ranks with children that a signal to the rank

@@ -52,11 +52,7 @@ func trainSteps() error {
 
 // trainUntil trains until the last step is made, or the service is lost.
 func trainUntil(directory string, last int64) error {
-	s, err := service.OpenSession(os.Getenv(service.SocketVariable), &service.Document{
-		Schema: service.OpenSchema, Job: os.Getenv("PLIMSOLL_JOB"), World: 1, LocalWorld: 1, Part: "bf16",
-		Optimizer: "adamw", State: "split", Moments: "fp32", Parameter: "bf16", Gradient: "bf16", Groups: 1,
-		Parameters: []service.Piece{{Name: "weight", Shape: []int64{littleElements}, Count: littleElements}},
-	})
+	s, err := openLittle(littleElements)
 	if err != nil {
 		return err
 	}
@@ -87,6 +83,15 @@ func trainUntil(directory string, last int64) error {
 		return err
 	}
 	return s.Close()
+}
+
+// openLittle opens a session of one parameter.
+func openLittle(elements int64) (*service.Session, error) {
+	return service.OpenSession(os.Getenv(service.SocketVariable), &service.Document{
+		Schema: service.OpenSchema, Job: os.Getenv("PLIMSOLL_JOB"), World: 1, LocalWorld: 1, Part: "bf16",
+		Optimizer: "adamw", State: "split", Moments: "fp32", Parameter: "bf16", Gradient: "bf16", Groups: 1,
+		Parameters: []service.Piece{{Name: "weight", Shape: []int64{elements}, Count: elements}},
+	})
 }
 
 func begin(s *service.Session, directory string) (int64, error) {
