@@ -53,6 +53,7 @@ type Keeper struct {
 	// Say tells the user something.
 	Say func(format string, values ...any)
 
+	made     bool // whether the directory of the socket was made for it
 	listener *os.File
 	notify   *net.UnixConn // what services send arrives here
 	kept     []keptFile
@@ -79,7 +80,8 @@ type keptFile struct {
 
 // Listen makes the socket. Clients can connect from now on, and wait.
 func (k *Keeper) Listen() error {
-	if err := privateDirectory(filepath.Dir(k.Socket)); err != nil {
+	var err error
+	if k.made, err = privateDirectory(filepath.Dir(k.Socket)); err != nil {
 		return err
 	}
 	for _, name := range []string{k.Socket, k.notifyPath()} {
@@ -107,18 +109,20 @@ func (k *Keeper) notifyPath() string { return k.Socket + ".notify" }
 
 // privateDirectory makes the directory, or sees to it that nobody else may use
 // the one that is there.
-func privateDirectory(name string) error {
+func privateDirectory(name string) (made bool, err error) {
+	_, err = os.Stat(name)
+	made = errors.Is(err, os.ErrNotExist)
 	if err := os.MkdirAll(name, 0o700); err != nil {
-		return fmt.Errorf("the directory of the socket: %w", err)
+		return false, fmt.Errorf("the directory of the socket: %w", err)
 	}
 	info, err := os.Stat(name)
 	if err != nil {
-		return err
+		return made, err
 	}
 	if owner := int(info.Sys().(*syscall.Stat_t).Uid); info.Mode().Perm()&0o077 != 0 || owner != os.Getuid() {
-		return fmt.Errorf("the directory of the socket, %s, has mode %#o and belongs to user %d: expected 0700 and user %d, or others could reach the service", name, info.Mode().Perm(), owner, os.Getuid())
+		return false, fmt.Errorf("the directory of the socket, %s, has mode %#o and belongs to user %d: expected 0700 and user %d, or others could reach the service", name, info.Mode().Perm(), owner, os.Getuid())
 	}
-	return nil
+	return made, nil
 }
 
 // removeDeadSocket removes what a service that was killed has left; the socket
@@ -334,6 +338,9 @@ func (k *Keeper) close() {
 	_ = k.notify.Close()
 	_ = os.Remove(k.Socket)
 	_ = os.Remove(k.notifyPath())
+	if k.made {
+		_ = os.Remove(filepath.Dir(k.Socket)) // unless others use it by now
+	}
 }
 
 func closeAll(files []*os.File) {

@@ -286,5 +286,4 @@ def test_service_ends_with_its_owner(tmp_path):
         while os.path.exists(f"/proc/{pid}") and "State:\tZ" not in open(f"/proc/{pid}/status").read():
             assert time.monotonic() < deadline, "the service lives on"
             time.sleep(0.05)
-        if not how:
-            assert not os.path.exists(os.path.dirname(path))
+        assert not os.path.exists(os.path.dirname(path))
