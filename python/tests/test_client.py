@@ -260,13 +260,18 @@ def test_a_step_that_was_interrupted_counts(service):
 def test_forked_children_do_not_hold_the_session(service):
     session = Session(service.socket, DOCUMENT)
     session.set_step(3)
+    said, says = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             session.norm()
         except PlimsollError:
+            os.write(says, b"!")
             time.sleep(60)
         os._exit(1)
+    os.close(says)
+    assert os.read(said, 1) == b"!"  # before it runs at all it has what this process has
+    os.close(said)
     session.abandon()
     again = Session(service.socket, DOCUMENT)
     assert again.step == 3 and os.waitpid(child, os.WNOHANG) == (0, 0)
