@@ -10,7 +10,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"plimsoll/host"
 )
@@ -97,7 +96,7 @@ func TestOutOfMemoryIsExplained(t *testing.T) {
 			if err := os.WriteFile(proceed, nil, 0o644); err != nil {
 				t.Fatal(err)
 			}
-			err := j.command.Wait()
+			err := j.wait(t)
 			// The guard's exit code, or the signal that has killed the guard.
 			if status := j.command.ProcessState.Sys().(syscall.WaitStatus); status.ExitStatus() != 137 && status.Signal() != syscall.SIGKILL {
 				t.Errorf("it ended with %v, want exit code 137", err)
@@ -127,7 +126,7 @@ func TestStateIsSpared(t *testing.T) {
 	groups.limit(t, h.CPUs.String(), "400000", "100000", "201326592")
 	j := newJob(t, "--", "sh", "-c", "leave-state && exec dd if=/dev/zero of=/dev/null bs=150M count=1")
 	groups.contain(j.command)
-	j.start(t).ends(t, 137, 30*time.Second, "rank 0 was ended by signal 9", groups.name+" was reached")
+	j.start(t).ends(t, 137, "rank 0 was ended by signal 9", groups.name+" was reached")
 	if strings.Contains(j.stderr.String(), "the optimizer service has ended") {
 		t.Errorf("the kernel has killed the service:\n%s", &j.stderr)
 	}
