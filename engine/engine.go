@@ -84,7 +84,7 @@ func (e *Engine) Step(lossScale float64) Result {
 	begin = time.Now()
 	step, scale := e.Steps()+1, optim.GradientScale(norm, lossScale, e.clip)
 	for _, s := range e.shards {
-		s.update(step, scale, e.optimizers)
+		s.update(step, scale, e.optimizers, nil)
 	}
 	for _, s := range e.shards {
 		s.Wait()

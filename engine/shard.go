@@ -33,6 +33,7 @@ type Shard struct {
 	// underway is the update that this process is making or has made last.
 	underway atomic.Uint64
 	updating atomic.Int32 // workers that take part still
+	then     func()       // what the last of them calls, if anything
 	watchers watchers
 	snapshot atomic.Pointer[Snapshot]
 

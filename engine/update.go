@@ -26,6 +26,13 @@ func (s *Shard) SetSteps(n int64) {
 // It returns at once; see [Shard.Wait] and [Shard.WaitRange]. Whoever writes
 // gradients or reads parameters meanwhile has to wait first.
 func (s *Shard) Begin(step int64, scale float64, optimizers []optim.Optimizer) error {
+	return s.BeginThen(step, scale, optimizers, nil)
+}
+
+// BeginThen is [Shard.Begin] for those who want to hear of the end without a
+// thread of theirs being woken for it: the worker that finishes the step calls
+// then. The shard's workers are not free before that has returned.
+func (s *Shard) BeginThen(step int64, scale float64, optimizers []optim.Optimizer, then func()) error {
 	switch next := s.Steps() + 1; {
 	case s.isUnderway():
 		return fmt.Errorf("step %d cannot begin: step %d is under way", step, next)
@@ -41,7 +48,7 @@ func (s *Shard) Begin(step int64, scale float64, optimizers []optim.Optimizer) e
 			return fmt.Errorf("step %d cannot begin: %w", step, err)
 		}
 	}
-	s.update(step, scale, optimizers)
+	s.update(step, scale, optimizers, then)
 	return nil
 }
 
@@ -62,8 +69,10 @@ func (s *Shard) isUnderway() bool { return s.begun.Load() != s.finished.Load() }
 
 // update begins an update. From the store of its number on, whoever attaches
 // the shard finishes it: all that takes has been stored before.
-func (s *Shard) update(step int64, scale float64, optimizers []optim.Optimizer) {
+func (s *Shard) update(step int64, scale float64, optimizers []optim.Optimizer, then func()) {
 	s.ForgetArrived()
+	s.wait() // for the worker that tells of the last step
+	s.then = then
 	for i := range s.constants {
 		optimizers[i].Constants(&s.constants[i], step, scale)
 	}
@@ -105,6 +114,9 @@ func (s *Shard) updateUnits(worker int) {
 	if s.updating.Add(-1) == 0 {
 		s.finished.Store(s.begun.Load())
 		s.watchers.wake()
+		if s.then != nil {
+			s.then()
+		}
 	}
 }
 
@@ -131,9 +143,12 @@ func (s *Shard) setDone(unit int) {
 	s.watchers.wake()
 }
 
+// isOver says whether the update that this process began last is finished.
+func (s *Shard) isOver() bool { return s.finished.Load() >= s.underway.Load() }
+
 // Wait returns when the step that was begun is finished.
 func (s *Shard) Wait() {
-	s.watchers.wait(func() bool { return s.underway.Load() == s.finished.Load() })
+	s.watchers.wait(s.isOver)
 }
 
 // WaitRange returns when the parameters of a stretch of the shard are those
@@ -144,7 +159,7 @@ func (s *Shard) WaitRange(first, count int64) {
 	}
 	unit, last := s.chunkAt(int(first)), s.chunkAt(int(first+count-1))
 	s.watchers.wait(func() bool {
-		if s.underway.Load() == s.finished.Load() {
+		if s.isOver() {
 			return true
 		}
 		for unit <= last && s.isDone(unit) {

@@ -1,7 +1,9 @@
 package host
 
 import (
+	"fmt"
 	"io/fs"
+	"os"
 	"path"
 
 	"plimsoll/ledger"
@@ -16,6 +18,9 @@ type MemoryCounter struct {
 	Reached int64        // how often the limit was in the way
 	Kills   int64        // processes that the kernel ended
 }
+
+// LocalMemoryCounters are those of the host that this process runs on.
+func LocalMemoryCounters() []MemoryCounter { return MemoryCounters(os.DirFS("/")) }
 
 // MemoryCounters reads the counters of every cgroup that this process is in,
 // the innermost first, and then those of the host.
@@ -51,4 +56,32 @@ func MemoryCounters(root fs.FS) []MemoryCounter {
 		counters = append(counters, MemoryCounter{Name: "/proc/vmstat oom_kill", Group: "the host", Kills: events["oom_kill"]})
 	}
 	return counters
+}
+
+// ExplainKill says whether it was the kernel that killed a process with SIGKILL
+// between two readings, and which limit was in the way.
+// The group in which a process was killed need not be the one with the limit.
+func ExplainKill(before, after []MemoryCounter) string {
+	known := map[string]MemoryCounter{}
+	for _, counter := range before {
+		known[counter.Name] = counter
+	}
+	kills, limit := "", "no limit that can be seen here was in the way, so the host itself was full"
+	for i := range after { // from the outermost group, so that the innermost counts
+		counter := after[len(after)-1-i]
+		was := known[counter.Name]
+		if counter.Kills > was.Kills {
+			kills = fmt.Sprintf("%s has counted %d more such kills", counter.Name, counter.Kills-was.Kills)
+		}
+		if counter.Limit > 0 && counter.Reached > was.Reached {
+			limit = fmt.Sprintf("the limit of %v of %s was reached", counter.Limit, counter.Group)
+		}
+	}
+	switch {
+	case len(after) == 0:
+		return "killed by SIGKILL, often by the kernel for want of memory; this host shows no counter of such kills"
+	case kills == "":
+		return "killed by SIGKILL, but not for want of memory: the kernel counted no such kill; a batch system or a person did it"
+	}
+	return fmt.Sprintf("the kernel killed it for want of memory (%s); %s", kills, limit)
 }

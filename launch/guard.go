@@ -14,6 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/cpuset"
+
+	"plimsoll/host"
 )
 
 // KeepVerb is the hidden verb under which Guard starts the keeper of a job.
@@ -31,6 +33,7 @@ type keptJob struct {
 	Ranks    []keptRank
 	Grace    time.Duration
 	Restarts int
+	Scores   scores
 	// Of the optimizer service; Socket is empty where the job has none of its
 	// own.
 	Socket, Metrics string
@@ -60,7 +63,7 @@ func (j *Job) Guard() (*Result, error) {
 	if err := adoptOrphans(); err != nil {
 		return nil, err
 	}
-	kept := keptJob{Command: j.Command, Grace: j.Grace, Restarts: j.Restarts, Metrics: j.Metrics, StateCPUs: j.StateCPUs.List()}
+	kept := keptJob{Command: j.Command, Grace: j.Grace, Restarts: j.Restarts, Metrics: j.Metrics, StateCPUs: j.StateCPUs.List(), Scores: jobScores(lowerScore(scoreRange))}
 	if directory := socketDirectory(j.Ranks); directory != "" {
 		defer os.RemoveAll(directory) // also where the keeper was killed
 		kept.Socket = filepath.Join(directory, "socket")
@@ -94,10 +97,11 @@ func (j *Job) Guard() (*Result, error) {
 	// what is passed on: every rank gets each signal once.
 	keeper.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	defer keepTerminal(j.Stdin)()
-	err = errors.Join(keeper.Start(), lifeline.Close(), reply.Close())
+	err = errors.Join(startWithScore(keeper, kept.Scores.Keeper), lifeline.Close(), reply.Close())
 	if err != nil {
 		return nil, fmt.Errorf("start the keeper of the ranks: %w", err)
 	}
+	kills := host.LocalMemoryCounters()
 	go func() { _, _ = end.Write(document) }() // fails if the keeper is gone, which Wait tells
 	ended := make(chan answer)
 	go func() {
@@ -113,17 +117,19 @@ func (j *Job) Guard() (*Result, error) {
 		case s := <-signals:
 			_ = keeper.Process.Signal(s) // it may have ended
 		case a := <-ended:
-			return j.result(a, keeper.ProcessState.Sys().(syscall.WaitStatus))
+			return j.result(a, keeper.ProcessState.Sys().(syscall.WaitStatus), kills)
 		}
 	}
 }
 
-func (j *Job) result(a answer, status syscall.WaitStatus) (*Result, error) {
+func (j *Job) result(a answer, status syscall.WaitStatus, kills []host.MemoryCounter) (*Result, error) {
 	switch {
 	case status.Signaled():
 		endOrphans(0, 0, j.Say)
 		j.Say("the keeper of the ranks was ended by signal %d (%v), and they were ended with it", status.Signal(), status.Signal())
-		return &Result{ExitCode: exitSignal + int(status.Signal()), Proofs: make([]Proof, len(j.Ranks))}, nil
+		result := &Result{ExitCode: exitSignal + int(status.Signal()), Proofs: make([]Proof, len(j.Ranks))}
+		j.explain(result.ExitCode, kills)
+		return result, nil
 	case a.NotStarted != nil:
 		return nil, a.NotStarted
 	case a.Result == nil:
@@ -156,10 +162,10 @@ func Keep(stdin *os.File, stdout, stderr io.Writer, say func(format string, valu
 		_, _ = io.Copy(io.Discard, lifeline) // ends when the guard does
 		close(lost)
 	}()
-	j := Job{Command: kept.Command, Grace: kept.Grace, Restarts: kept.Restarts, Stdin: stdin, Stdout: stdout, Stderr: stderr, Say: say, lost: lost}
+	j := Job{Command: kept.Command, Grace: kept.Grace, Restarts: kept.Restarts, Stdin: stdin, Stdout: stdout, Stderr: stderr, Say: say, scores: kept.Scores, lost: lost}
 	if kept.Socket != "" {
 		var err error
-		if j.state, err = startState(kept.Socket, kept.Metrics, cpuset.New(kept.StateCPUs...), newService, say); err != nil {
+		if j.state, err = j.startState(kept.Socket, kept.Metrics, cpuset.New(kept.StateCPUs...), newService); err != nil {
 			return err
 		}
 	}

@@ -42,8 +42,9 @@ type Job struct {
 	// Say tells the user something.
 	Say func(format string, values ...any)
 
-	lost  <-chan struct{} // closed when the guard of the job has ended
-	state *stateService   // nil where the job has none
+	scores scores
+	lost   <-chan struct{} // closed when the guard of the job has ended
+	state  *stateService   // nil where the job has none
 }
 
 // Rank is one process of the job.
@@ -149,7 +150,7 @@ func (j *Job) Run() (*Result, error) {
 	if err := adoptOrphans(); err != nil {
 		return nil, err
 	}
-	kills := readKills()
+	kills := host.LocalMemoryCounters()
 	s := newStarter()
 	defer s.close()
 	defer func() {
@@ -228,8 +229,8 @@ func (j *Job) outcome(a attempt, kills []host.MemoryCounter) *Result {
 		if a.first.signal != 0 {
 			result.ExitCode = exitSignal + int(a.first.signal)
 		}
-		if why := explain(result.ExitCode, kills, readKills()); why != "" && !a.first.overdue {
-			j.Say("%s", why)
+		if !a.first.overdue {
+			j.explain(result.ExitCode, kills)
 		}
 	}
 	return result
@@ -333,7 +334,7 @@ func (j *Job) start(s *starter, rank Rank) (*process, error) {
 		}
 		command.Stdout, command.Stderr = label(j.Stdout), label(j.Stderr)
 	}
-	return p, s.start(command, rank, j.Say)
+	return p, s.start(command, rank, j.scores.Ranks, j.Say)
 }
 
 // outputLock keeps lines whole: stdout and stderr are often one terminal.
@@ -386,7 +387,7 @@ func newStarter() *starter {
 
 func (s *starter) close() { close(s.tasks) }
 
-func (s *starter) start(command *exec.Cmd, rank Rank, say func(string, ...any)) error {
+func (s *starter) start(command *exec.Cmd, rank Rank, score int, say func(string, ...any)) error {
 	done := make(chan error)
 	s.tasks <- func() {
 		err := bindThread(rank.CPUs, rank.MemoryPolicy, rank.NUMANodes)
@@ -396,7 +397,7 @@ func (s *starter) start(command *exec.Cmd, rank Rank, say func(string, ...any)) 
 			err = nil
 		}
 		if err == nil {
-			err = command.Start()
+			err = startWithScore(command, score)
 		}
 		done <- err
 	}

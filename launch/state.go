@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -73,13 +74,18 @@ func removeDeadDirectories(parent string) {
 	}
 }
 
-func startState(socket, metrics string, cpus cpuset.CPUSet, newService NewService, say func(string, ...any)) (*stateService, error) {
-	keeper, err := newService(socket, metrics, say)
+func (j *Job) startState(socket, metrics string, cpus cpuset.CPUSet, newService NewService) (*stateService, error) {
+	keeper, err := newService(socket, metrics, j.Say)
 	if err != nil {
 		return nil, err
 	}
 	keeper.Lazy = metrics == "" // Prometheus may come before the first rank
-	keeper.Bind = func() error { return bindThread(cpus, binding.PolicyDefault, nil) }
+	keeper.Start = func(command *exec.Cmd) error {
+		if err := bindThread(cpus, binding.PolicyDefault, nil); err != nil {
+			return err
+		}
+		return startWithScore(command, j.scores.Keeper)
+	}
 	if err := keeper.Listen(); err != nil {
 		return nil, err
 	}
@@ -87,7 +93,7 @@ func startState(socket, metrics string, cpus cpuset.CPUSet, newService NewServic
 	s := &stateService{keeper: keeper, end: cancel, ended: make(chan struct{})}
 	go func() {
 		if err := keeper.Run(ctx); err != nil {
-			say("%v", err)
+			j.Say("%v", err)
 		}
 		close(s.ended)
 	}()

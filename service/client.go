@@ -45,7 +45,7 @@ func (c *Client) call(kind Kind, body []byte, files ...*os.File) ([]byte, []*os.
 	if err := writePacket(c.c, request.encode(), files...); err != nil {
 		return nil, nil, lost(err)
 	}
-	data, received, err := readPacket(c.c, maximumPacket)
+	data, received, err := readPacket(c.c, make([]byte, maximumPacket))
 	if err != nil {
 		return nil, nil, lost(err)
 	}
@@ -317,9 +317,24 @@ type Hyperparameters = [hyperparameters]float64
 // returns when the step is done if it is told to wait, or else when it has
 // begun.
 func (s *Session) Step(step int64, factor float64, wait bool, groups ...Hyperparameters) error {
-	b := stepBody{stepHeader: stepHeader{Step: uint64(step), Factor: factor}, groups: groups}
+	return s.begin(stepBody{stepHeader: stepHeader{Step: uint64(step), Factor: factor}, groups: groups}, wait)
+}
+
+// Prepare says that all gradients are final, and gives the hyperparameters of
+// the next step, without making it.
+func (s *Session) Prepare(step int64, groups ...Hyperparameters) error {
+	return s.done(Prepare, stepBody{stepHeader: stepHeader{Step: uint64(step)}, groups: groups}.encode())
+}
+
+// StepPrepared is Step with the hyperparameters that were given to Prepare, by
+// whatever client.
+func (s *Session) StepPrepared(step int64, factor float64, wait bool) error {
+	return s.begin(stepBody{stepHeader: stepHeader{Step: uint64(step), Factor: factor, Flags: preparedStep}}, wait)
+}
+
+func (s *Session) begin(b stepBody, wait bool) error {
 	if wait {
-		b.Flags = waitForStep
+		b.Flags |= waitForStep
 	}
 	_, _, err := s.call(Step, b.encode())
 	return err

@@ -94,7 +94,6 @@ func (d *Document) validate() error {
 	case len(d.CPUs) > maximumCPUs || slices.ContainsFunc(d.CPUs, func(cpu int) bool { return cpu < 0 || cpu >= maximumCPUs }):
 		return fmt.Errorf("cpus: expected at most %d CPUs, each from 0 to %d", maximumCPUs, maximumCPUs-1)
 	}
-	used := make([]bool, d.Groups)
 	names := make(map[string]bool, len(d.Parameters))
 	total := int64(0)
 	for _, p := range d.Parameters {
@@ -104,13 +103,10 @@ func (d *Document) validate() error {
 		if names[p.Name] {
 			return fmt.Errorf("parameter %s is there twice: a shard has one piece of a parameter", p.Name)
 		}
-		names[p.Name], used[p.Group] = true, true
+		names[p.Name] = true
 		if total += p.Count; total > maximumElements {
 			return fmt.Errorf("more than %d elements", int64(maximumElements))
 		}
-	}
-	if i := slices.Index(used, false); i >= 0 {
-		return fmt.Errorf("no parameter is in group %d of %d", i, d.Groups)
 	}
 	_, err := d.format()
 	return err

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"plimsoll/host"
 )
 
 // The keeper and the service talk as systemd and its services do: the socket
@@ -45,12 +47,13 @@ type Keeper struct {
 	Lazy bool
 	// Command is the service, without what it inherits.
 	Command func() *exec.Cmd
-	// Bind binds the calling thread to the service's CPUs; nil leaves it to all
-	// that this process may use.
-	Bind func() error
+	// Start starts the service from the calling thread, whose binding it
+	// inherits; nil starts it with all that this process may use.
+	Start func(*exec.Cmd) error
 	// Say tells the user something.
 	Say func(format string, values ...any)
 
+	made     bool // whether the directory of the socket was made for it
 	listener *os.File
 	notify   *net.UnixConn // what services send arrives here
 	kept     []keptFile
@@ -77,7 +80,8 @@ type keptFile struct {
 
 // Listen makes the socket. Clients can connect from now on, and wait.
 func (k *Keeper) Listen() error {
-	if err := privateDirectory(filepath.Dir(k.Socket)); err != nil {
+	var err error
+	if k.made, err = privateDirectory(filepath.Dir(k.Socket)); err != nil {
 		return err
 	}
 	for _, name := range []string{k.Socket, k.notifyPath()} {
@@ -105,18 +109,20 @@ func (k *Keeper) notifyPath() string { return k.Socket + ".notify" }
 
 // privateDirectory makes the directory, or sees to it that nobody else may use
 // the one that is there.
-func privateDirectory(name string) error {
+func privateDirectory(name string) (made bool, err error) {
+	_, err = os.Stat(name)
+	made = errors.Is(err, os.ErrNotExist)
 	if err := os.MkdirAll(name, 0o700); err != nil {
-		return fmt.Errorf("the directory of the socket: %w", err)
+		return false, fmt.Errorf("the directory of the socket: %w", err)
 	}
 	info, err := os.Stat(name)
 	if err != nil {
-		return err
+		return made, err
 	}
 	if owner := int(info.Sys().(*syscall.Stat_t).Uid); info.Mode().Perm()&0o077 != 0 || owner != os.Getuid() {
-		return fmt.Errorf("the directory of the socket, %s, has mode %#o and belongs to user %d: expected 0700 and user %d, or others could reach the service", name, info.Mode().Perm(), owner, os.Getuid())
+		return false, fmt.Errorf("the directory of the socket, %s, has mode %#o and belongs to user %d: expected 0700 and user %d, or others could reach the service", name, info.Mode().Perm(), owner, os.Getuid())
 	}
-	return nil
+	return made, nil
 }
 
 // removeDeadSocket removes what a service that was killed has left; the socket
@@ -216,12 +222,23 @@ func (k *Keeper) runOnce(ctx context.Context) error {
 		k.read()
 		close(read)
 	}()
-	err := k.runBound(ctx, command)
+	kills := host.LocalMemoryCounters()
+	err := explained(k.runBound(ctx, command), kills)
 	// All that it had sent is read when this comes back.
 	if _, sent := k.notify.WriteToUnix([]byte(lastMessage), &net.UnixAddr{Name: k.notifyPath(), Net: "unixgram"}); sent != nil {
 		return errors.Join(err, sent)
 	}
 	<-read
+	return err
+}
+
+// explained is how a process ended, and whether the kernel has killed it for
+// want of memory; kills are the counters from before.
+func explained(err error, kills []host.MemoryCounter) error {
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL {
+		return errors.New(host.ExplainKill(kills, host.LocalMemoryCounters()))
+	}
 	return err
 }
 
@@ -235,13 +252,11 @@ func (k *Keeper) runBound(ctx context.Context, command *exec.Cmd) error {
 		// The death signal is tied to the thread that starts the process, and
 		// what the thread is bound to is inherited.
 		runtime.LockOSThread()
-		var err error
-		if k.Bind != nil {
-			err = k.Bind()
+		start := (*exec.Cmd).Start
+		if k.Start != nil {
+			start = k.Start
 		}
-		if err == nil {
-			err = command.Start()
-		}
+		err := start(command)
 		if err == nil {
 			k.process.Store(int64(command.Process.Pid))
 		}
@@ -267,7 +282,7 @@ func (k *Keeper) runBound(ctx context.Context, command *exec.Cmd) error {
 // read takes what services send until the keeper's own last message.
 func (k *Keeper) read() {
 	for {
-		data, files, err := readPacket(k.notify, 4096)
+		data, files, err := readPacket(k.notify, make([]byte, 4096))
 		var wrong *Error
 		if errors.As(err, &wrong) || errors.Is(err, io.EOF) {
 			continue // a message that is too long, or empty
@@ -323,6 +338,9 @@ func (k *Keeper) close() {
 	_ = k.notify.Close()
 	_ = os.Remove(k.Socket)
 	_ = os.Remove(k.notifyPath())
+	if k.made {
+		_ = os.Remove(filepath.Dir(k.Socket)) // unless others use it by now
+	}
 }
 
 func closeAll(files []*os.File) {

@@ -29,6 +29,8 @@ import (
 type trainer struct {
 	Socket   string
 	Document *Document
+	// Others are more shards, which make their steps together with this one.
+	Others []*Document
 	// Ranges has steps waited for by ranges, as parameters are needed.
 	Ranges bool
 	// Checkpoints is a folder in which state is saved now and then, and from
@@ -38,8 +40,8 @@ type trainer struct {
 	// reads there what that hit.
 	Phase string
 
-	activity *atomic.Uint32
-	random   *rand.Rand
+	activity, mended *atomic.Uint32
+	random           *rand.Rand
 }
 
 // What a trainer does. It may be saving beside.
@@ -70,7 +72,7 @@ func (x *trainer) init() error {
 	}
 	x.random = rand.New(rand.NewPCG(rand.Uint64(), 0))
 	gradientPatterns[x.Document.Gradient]() // takes its time
-	x.activity = &atomic.Uint32{}
+	x.activity, x.mended = &atomic.Uint32{}, &atomic.Uint32{}
 	if x.Phase == "" {
 		return nil
 	}
@@ -79,14 +81,14 @@ func (x *trainer) init() error {
 		return err
 	}
 	defer file.Close()
-	if err := file.Truncate(4); err != nil {
+	if err := file.Truncate(8); err != nil {
 		return err
 	}
-	page, err := unix.Mmap(int(file.Fd()), 0, 4, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	page, err := unix.Mmap(int(file.Fd()), 0, 8, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return err
 	}
-	x.activity = (*atomic.Uint32)(unsafe.Pointer(unsafe.SliceData(page)))
+	x.activity, x.mended = (*atomic.Uint32)(unsafe.Pointer(&page[0])), (*atomic.Uint32)(unsafe.Pointer(&page[4]))
 	return nil
 }
 
@@ -211,7 +213,12 @@ func trainInThisProcess(text string) error {
 	if err := json.Unmarshal([]byte(text), x); err != nil {
 		return err
 	}
-	_, err := x.train(func(int64) bool { return false })
+	never := func(int64) bool { return false }
+	if x.Others != nil {
+		_, err := x.trainTogether(never)
+		return err
+	}
+	_, err := x.train(never)
 	return err
 }
 

@@ -195,6 +195,8 @@ func TestMetrics(t *testing.T) {
 		"plimsoll_service_restarts_total{}":                                             0,
 		"plimsoll_requests_total{result=done}":                                          float64(o.Requests - o.Refused),
 		"plimsoll_requests_total{result=refused}":                                       1,
+		"plimsoll_requests_unanswered{}":                                                0,
+		"plimsoll_requests_queued_bytes{}":                                              0,
 		"plimsoll_clients{}":                                                            1,
 		"plimsoll_step{part=bf16,rank=0}":                                               3,
 		"plimsoll_step{part=bf16,rank=1}":                                               2,

@@ -43,6 +43,7 @@ func requests(t testing.TB) []packet {
 		{kind: Load, body: []byte(`{"directory": "/nowhere"}`)},
 		{kind: Stat},
 		{kind: Close, body: encode(closeBody{})},
+		{kind: Prepare, body: stepBody{stepHeader{Step: 1}, adamw}.encode()},
 	}
 	for i := range all {
 		all[i].number = uint32(i)
@@ -137,7 +138,7 @@ func TestMalformedMessages(t *testing.T) {
 			if err := client.c.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
 				t.Fatal(err)
 			}
-			data, received, err := readPacket(client.c, maximumPacket)
+			data, received, err := readPacket(client.c, make([]byte, maximumPacket))
 			closeAll(received)
 			if errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Fatal("no answer in 20 s")
@@ -243,7 +244,11 @@ func FuzzRequest(f *testing.F) {
 			Wait:       decodeAndEncode[waitBody](p),
 			Close:      decodeAndEncode[closeBody](p),
 			Step: func() ([]byte, error) {
-				s, err := decodeStep(p.body)
+				s, err := decodeStep(p.kind, p.body)
+				return s.encode(), err
+			},
+			Prepare: func() ([]byte, error) {
+				s, err := decodeStep(p.kind, p.body)
 				return s.encode(), err
 			},
 			Save:   func() ([]byte, error) { _, err := decodeText[saveBody](p.kind, p.body); return p.body, err },
@@ -377,8 +382,11 @@ func FuzzRecord(f *testing.F) {
 	}
 	f.Add(record.Whole())
 	broken := append([]byte{}, record.Whole()...)
-	broken[recordLength+3] = 1
+	headOf(broken).document |= 1 << 24
 	f.Add(broken)
+	groups := append([]byte{}, record.Whole()...)
+	headOf(groups).groupCount = 1
+	f.Add(groups)
 	f.Add([]byte{})
 	pages, err := newRecord(testDocument(), 200) // there is no such kind
 	if err != nil {

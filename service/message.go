@@ -13,7 +13,8 @@ const (
 	maximumPacket    = 64 << 10
 	answerBit        = 1 << 15
 	hyperparameters  = 7 // of each parameter group in a step
-	waitForStep      = 1 // flag of a step
+	waitForStep      = 1 // flags of a step
+	preparedStep     = 2
 	giveBack         = 1 // flag of close
 	descriptorsAtEnd = 16
 )
@@ -40,11 +41,13 @@ const (
 	Load
 	Stat
 	Close
+	Prepare
+	kinds
 )
 
 func (k Kind) String() string {
-	names := [...]string{"open", "window", "write", "read", "set_step", "ready", "norm", "accumulate", "clear", "step", "wait", "save", "saved", "commit", "load", "stat", "close"}
-	if k < Open || k > Close {
+	names := [...]string{"open", "window", "write", "read", "set_step", "ready", "norm", "accumulate", "clear", "step", "wait", "save", "saved", "commit", "load", "stat", "close", "prepare"}
+	if k < Open || k >= kinds {
 		return fmt.Sprintf("request %d", uint16(k))
 	}
 	return names[k-Open]
@@ -124,8 +127,8 @@ func parsePacket(data []byte) (packet, error) {
 		return p, fail(Malformed, "version %d of the protocol: this is version %d; install a client and a service of one release", h.Version, protocolVersion)
 	case int64(h.Length) != int64(len(rest)):
 		return p, fail(Malformed, "a packet that says it has %d bytes behind its header, and has %d", h.Length, len(rest))
-	case p.kind < Open || p.kind > Close:
-		return p, fail(Malformed, "a request of kind %d: this version has 1 to %d", p.kind, Close)
+	case p.kind < Open || p.kind >= kinds:
+		return p, fail(Malformed, "a request of kind %d: this version has 1 to %d", p.kind, kinds-1)
 	}
 	return p, nil
 }
@@ -185,24 +188,25 @@ type stepBody struct {
 	groups [][hyperparameters]float64
 }
 
-func decodeStep(body []byte) (stepBody, error) {
+// decodeStep reads the body of step or prepare.
+func decodeStep(kind Kind, body []byte) (stepBody, error) {
 	var s stepBody
 	size := binary.Size(s.stepHeader)
 	if len(body) < size {
-		return s, fail(Malformed, "step with a body of %d bytes: expected at least %d", len(body), size)
+		return s, fail(Malformed, "%v with a body of %d bytes: expected at least %d", kind, len(body), size)
 	}
 	var err error
-	if s.stepHeader, err = decode[stepHeader](Step, body[:size]); err != nil {
+	if s.stepHeader, err = decode[stepHeader](kind, body[:size]); err != nil {
 		return s, err
 	}
 	rest := body[size:]
 	const group = 8 * hyperparameters
 	if int64(len(rest)) != group*int64(s.Groups) {
-		return s, fail(Malformed, "step with %d bytes for %d parameter groups: expected %d bytes a group", len(rest), s.Groups, group)
+		return s, fail(Malformed, "%v with %d bytes for %d parameter groups: expected %d bytes a group", kind, len(rest), s.Groups, group)
 	}
 	s.groups = make([][hyperparameters]float64, s.Groups)
 	for i := range s.groups {
-		if s.groups[i], err = decode[[hyperparameters]float64](Step, rest[group*i:group*(i+1)]); err != nil {
+		if s.groups[i], err = decode[[hyperparameters]float64](kind, rest[group*i:group*(i+1)]); err != nil {
 			return s, err
 		}
 	}

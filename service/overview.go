@@ -18,17 +18,21 @@ const StatSchema = "plimsoll.stat/1"
 
 // Overview is how a service is, as plimsoll stat shows it.
 type Overview struct {
-	Schema   string          `json:"schema"`
-	Service  string          `json:"service"` // version
-	Process  int             `json:"process"`
-	Seconds  float64         `json:"seconds"` // since it was started
-	Restarts int             `json:"restarts"`
-	Kernel   string          `json:"kernel"`
-	Job      string          `json:"job"`
-	Requests int64           `json:"requests"`
-	Refused  int64           `json:"requests_refused"`
-	Clients  int             `json:"clients"`
-	Sessions []SessionStatus `json:"sessions"`
+	Schema   string  `json:"schema"`
+	Service  string  `json:"service"` // version
+	Process  int     `json:"process"`
+	Seconds  float64 `json:"seconds"` // since it was started
+	Restarts int     `json:"restarts"`
+	Kernel   string  `json:"kernel"`
+	Job      string  `json:"job"`
+	Requests int64   `json:"requests"`
+	Refused  int64   `json:"requests_refused"`
+	Clients  int     `json:"clients"`
+	// Unanswered are the requests that are being handled, and QueuedBytes the size
+	// of those that nobody has read yet.
+	Unanswered  int64           `json:"requests_unanswered"`
+	QueuedBytes ledger.Bytes    `json:"requests_queued_bytes"`
+	Sessions    []SessionStatus `json:"sessions"`
 	// Ledger has every arena of every session, and what the process holds
 	// beside them.
 	Ledger ledger.Ledger `json:"ledger"`
@@ -72,6 +76,10 @@ func (s *Server) Overview() *Overview {
 		Requests: s.requests.Load(), Refused: s.refused.Load(), Clients: len(s.open),
 		Sessions: []SessionStatus{}, Ledger: ledger.Ledger{},
 	}
+	for client := range s.open {
+		status.Unanswered += client.unanswered.Load()
+		status.QueuedBytes += client.waiting()
+	}
 	sessions := make([]*session, 0, len(s.all))
 	for _, session := range s.all {
 		sessions = append(sessions, session)
@@ -94,7 +102,7 @@ func (s *session) status() SessionStatus {
 	return SessionStatus{
 		Rank: config.Rank, Part: config.Part, Optimizer: s.document.Optimizer,
 		State: s.document.State, Moments: s.document.Moments, Parameter: s.document.Parameter, Gradient: s.document.Gradient,
-		Elements: config.Elements, CPUs: config.CPUs, Client: s.holder.Load(), Initialized: s.initialized(),
+		Elements: config.Elements, CPUs: config.CPUs, Client: s.holder.Load(), Initialized: s.record.initialized(),
 		Step: s.shard.Steps(), Saving: s.isSaving.Load(), SavedStep: s.savedStep.Load(),
 		StateBytes: config.StateBytes(), TrafficBytes: config.TrafficBytes(),
 		StepsMade: s.stepsMade.Load(), StepSeconds: seconds(s.busyTime.Load()),
@@ -115,7 +123,7 @@ func (s *session) entries() ledger.Ledger {
 	for _, plan := range config.Arenas() {
 		entry(plan.Component, config.Pages.Round(plan.Size), plan.Why)
 	}
-	entry(recordComponent, s.record.Mapped(), "what the session is: the document of the open request, for a service that comes after this one")
+	entry(recordComponent, s.record.Mapped(), "what the session is: the document of the open request, and the hyperparameters of the step that is prepared, for a service that comes after this one")
 	return entries
 }
 

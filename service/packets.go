@@ -14,10 +14,9 @@ import (
 // that a trainer uses are fewer.
 const maximumFiles = 16
 
-// readPacket receives one packet and the files that came with it. A packet that
-// is longer than the limit is an error: its rest is lost.
-func readPacket(c *net.UnixConn, limit int) ([]byte, []*os.File, error) {
-	data := make([]byte, limit)
+// readPacket receives one packet, which it puts into data, and the files that
+// came with it. A packet that is longer is an error: its rest is lost.
+func readPacket(c *net.UnixConn, data []byte) ([]byte, []*os.File, error) {
 	control := make([]byte, unix.CmsgSpace(4*maximumFiles))
 	n, controls, flags, _, err := c.ReadMsgUnix(data, control)
 	if err != nil {
@@ -27,7 +26,7 @@ func readPacket(c *net.UnixConn, limit int) ([]byte, []*os.File, error) {
 	switch {
 	case err != nil:
 	case flags&unix.MSG_TRUNC != 0:
-		err = fail(Malformed, "a packet of more than %d bytes", limit)
+		err = fail(Malformed, "a packet of more than %d bytes", len(data))
 	case flags&unix.MSG_CTRUNC != 0:
 		err = fail(Malformed, "a packet with more than %d file descriptors, or more than this process may open", maximumFiles)
 	case n == 0 && len(files) == 0:

@@ -363,7 +363,7 @@ func TestPipelinedRequests(t *testing.T) {
 	}
 	var norm []byte
 	for i, p := range sent {
-		data, _, err := readPacket(s.c, maximumPacket)
+		data, _, err := readPacket(s.c, make([]byte, maximumPacket))
 		if err != nil {
 			t.Fatal(err)
 		}

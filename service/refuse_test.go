@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"plimsoll/ledger"
 	"regexp"
 	"strings"
 	"sync/atomic"
@@ -168,7 +169,6 @@ func TestOpenIsRefused(t *testing.T) {
 		{"ranks of a host", func(d *Document) { d.World, d.LocalWorld = 1<<20, 1<<20 }, Refused, "open: local_world is 1048576 of 1048576 ranks: expected 1 to 1024"},
 		{"optimizer", func(d *Document) { d.Optimizer = "muon" }, Refused, `open: optimizer is "muon": expected one of adamw, adam, lion, adagrad, sgd`},
 		{"format", func(d *Document) { d.Parameter = "fp16" }, Refused, "open: *split*"},
-		{"group", func(d *Document) { d.Groups = 3 }, Refused, "open: no parameter is in group 2 of 3"},
 		{"group of a parameter", func(d *Document) { d.Parameters[1].Group = 2 }, Refused, "open: parameter norm is in group 2: there are 2"},
 		{"twice", func(d *Document) { d.Parameters[1].Name = "embed" }, Refused, "open: parameter embed is there twice: a shard has one piece of a parameter"},
 		{"no parameters", func(d *Document) { d.Parameters = nil }, Refused, "open: there are no parameters"},
@@ -180,7 +180,7 @@ func TestOpenIsRefused(t *testing.T) {
 		{"another job", func(d *Document) { d.Job = "other" }, Busy, "open: this service holds the job test, and not other; it takes another when that one's sessions are closed"},
 		{"a rank that is held", func(d *Document) {
 			*d = *testDocument(small, func(d *Document) { d.World, d.Rank, d.Part = 2, 1, "witness" })
-		}, Busy, fmt.Sprintf("open: session rank1/witness of job test is held by process %d", os.Getpid())},
+		}, Busy, fmt.Sprintf("open: session rank1/witness of job test is held by process %d, which is this one; give each optimizer of a program a name of its own*", os.Getpid())},
 		{"everything at once", func(d *Document) { d.Parameters[0] = Piece{Name: "huge", Shape: []int64{1 << 47}, Count: 1 << 47} }, DoesNotFit, "open: the state of *"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -210,6 +210,9 @@ func TestRequestsAreRefused(t *testing.T) {
 	}
 	step := func(number uint64, factor float64, groups ...Hyperparameters) func() error {
 		return func() error { return s.done(Step, stepBody{stepHeader{Step: number, Factor: factor}, groups}.encode()) }
+	}
+	body := func(kind Kind, h stepHeader, groups ...Hyperparameters) func() error {
+		return func() error { return s.done(kind, stepBody{h, groups}.encode()) }
 	}
 	with := func(i int, x float64) Hyperparameters {
 		h := adamw[1]
@@ -254,6 +257,15 @@ func TestRequestsAreRefused(t *testing.T) {
 		{"a beta of 1", step(3, 1, with(1, 1), adamw[1]), Refused, "step, parameter group 0, *: *beta*"},
 		{"an infinite epsilon", step(3, 1, with(3, math.Inf(1)), adamw[1]), Refused, "step, parameter group 0, *: *epsilon*"},
 
+		{"flags that there are not", body(Step, stepHeader{Step: 3, Factor: 1, Flags: 8}, adamw...), Refused, "step with flags 0x8: this version has 0x3"},
+		{"a step that is not prepared", body(Step, stepHeader{Step: 3, Factor: 1, Flags: preparedStep}), OutOfOrder, "step 3 as prepared: step 0 is (0 is none)"},
+		{"a step as prepared, and not", body(Step, stepHeader{Step: 3, Factor: 1, Flags: preparedStep}, adamw...), Refused, "step 3 as prepared, with 2 parameter groups: expected none"},
+		{"the step that was made is prepared", body(Prepare, stepHeader{Step: 2}, adamw...), OutOfOrder, "prepare 2: the session has finished step 2, so the next is 3"},
+		{"a factor before its time", body(Prepare, stepHeader{Step: 3, Factor: 1}, adamw...), Refused, "prepare with flags 0x0 and factor 1: expected neither, which come with the step"},
+		{"flags before their time", body(Prepare, stepHeader{Step: 3, Flags: waitForStep}, adamw...), Refused, "prepare with flags 0x1 and factor 0: expected neither, which come with the step"},
+		{"a group too few is prepared", body(Prepare, stepHeader{Step: 3}, adamw[0]), Refused, "prepare with 1 parameter groups: the session has 2"},
+		{"a beta of 1 is prepared", body(Prepare, stepHeader{Step: 3}, with(1, 1), adamw[1]), Refused, "prepare, parameter group 0, *: *beta*"},
+
 		{"wait for what did not begin", request(Wait, waitBody{3, 0, 1}), OutOfOrder, "wait for step 3: the last that was begun is 2"},
 		{"wait beyond", request(Wait, waitBody{2, end, 1}), Refused, "wait: 1 elements from 200000 on, of a shard of 200000"},
 		{"a step too far", request(SetStep, setStep{1 << 63}), Refused, "set_step 9223372036854775808: expected at most 4611686018427387904"},
@@ -283,7 +295,7 @@ func TestRequestsAreRefused(t *testing.T) {
 func TestWithoutASession(t *testing.T) {
 	r := startService(t)
 	client := dial(t, r)
-	for kind := Open + 1; kind <= Close; kind++ {
+	for kind := Open + 1; kind < kinds; kind++ {
 		if kind == Stat {
 			continue
 		}
@@ -465,8 +477,12 @@ func TestClientThatDoesNotRead(t *testing.T) {
 			t.Fatal("a million requests were taken, and no answer was read")
 		}
 	}
-	r.overview(t) // others are served
-	r.end()       // fails where that takes too long
+	// Others are served, and see what waits: one request that is being answered,
+	// beside that which asks.
+	if o := r.overview(t); o.Unanswered != 2 || o.QueuedBytes < ledger.Bytes(len(request)) {
+		t.Errorf("%d requests are unanswered, %v wait: expected 2, and at least a request of %d bytes", o.Unanswered, o.QueuedBytes, len(request))
+	}
+	r.end() // fails where that takes too long
 }
 
 // TestEmptyNotification sends the keeper what says nothing: it goes on to keep

@@ -15,8 +15,6 @@ import (
 // hundred thousand parameters.
 const maximumDocument = 256 << 20
 
-func sizeOfRecord(document int) ledger.Bytes { return ledger.Bytes(recordDocument + document) }
-
 // filesWith is how many files come with a request.
 var filesWith = map[Kind]int{Open: 1, Window: 1}
 
@@ -91,16 +89,18 @@ func (c *connection) inSession(p packet, files []*os.File) ([]byte, error) {
 		return encode(s.norm()), nil
 	case Clear:
 		s.settle()
+		s.record.forgetPrepared()
 		s.shard.ForgetArrived()
 		s.shard.ClearGradients()
 		return nil, nil
-	case Step:
-		body, err := decodeStep(p.body)
+	case Prepare:
+		body, err := decodeStep(p.kind, p.body)
 		if err != nil {
 			return nil, err
 		}
-		seconds, err := s.step(body)
-		return encode(body.Step, seconds), err
+		return nil, s.prepare(body)
+	case Step:
+		return c.step(p)
 	case Wait:
 		body, err := decode[waitBody](p.kind, p.body)
 		if err != nil {
@@ -136,9 +136,10 @@ func (s *session) setStep(step uint64) error {
 		return err
 	}
 	s.settle()
+	s.record.forgetPrepared()
 	s.shard.SetSteps(int64(step))
 	s.begun = int64(step)
-	s.setInitialized(true)
+	s.record.setInitialized(true)
 	return nil
 }
 
@@ -168,14 +169,19 @@ const SessionSchema = "plimsoll.session/1"
 
 // Welcome is the answer to open.
 type Welcome struct {
-	Schema      string         `json:"schema"`
-	Attached    bool           `json:"attached"`
-	Step        int64          `json:"step"`
-	Initialized bool           `json:"initialized"`
-	Elements    int64          `json:"elements"`
-	Service     string         `json:"service"`
-	Kernel      string         `json:"kernel"`
-	Arenas      []WelcomeArena `json:"arenas"`
+	Schema      string `json:"schema"`
+	Attached    bool   `json:"attached"`
+	Step        int64  `json:"step"`
+	Initialized bool   `json:"initialized"`
+	Elements    int64  `json:"elements"`
+	Service     string `json:"service"`
+	Kernel      string `json:"kernel"`
+	// PreparedStep is the step that is prepared, 0 for none. AskedStep is the one
+	// that was asked for last, with its factor.
+	PreparedStep uint64         `json:"prepared_step"`
+	AskedStep    uint64         `json:"asked_step"`
+	AskedFactor  float64        `json:"asked_factor"`
+	Arenas       []WelcomeArena `json:"arenas"`
 }
 
 // WelcomeArena is an arena that the trainer maps.
@@ -190,9 +196,11 @@ type WelcomeArena struct {
 func (c *connection) welcome(attached bool) ([]byte, []*os.File, error) {
 	s := c.session
 	w := Welcome{
-		Schema: SessionSchema, Attached: attached, Step: s.shard.Steps(), Initialized: s.initialized(),
+		Schema: SessionSchema, Attached: attached, Step: s.shard.Steps(), Initialized: s.record.initialized(),
 		Elements: s.shard.Config().Elements, Service: c.server.version, Kernel: c.server.kernel.String(),
 	}
+	w.PreparedStep = s.record.preparedStep.Load()
+	w.AskedStep, w.AskedFactor = s.record.asked()
 	var files []*os.File
 	for _, a := range s.shared() {
 		w.Arenas = append(w.Arenas, WelcomeArena{a.Name(), a.component, a.of, a.Size(), a.Mapped()})

@@ -37,7 +37,7 @@ func (s *session) save(body []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !s.initialized() {
+	if !s.record.initialized() {
 		return nil, fail(OutOfOrder, "save: the state was never written: write weights and set_step, or load, or make a step")
 	}
 	s.settle()
@@ -113,17 +113,18 @@ func (s *session) load(body []byte) ([]byte, error) {
 	if err != nil {
 		return nil, storage(Load, err)
 	}
-	was := s.initialized()
+	was := s.record.initialized()
 	// From here to the end a service that comes after this one must not take
 	// the state for whole.
-	s.setInitialized(false)
+	s.record.setInitialized(false)
+	s.record.forgetPrepared()
 	step, training, err := found.Load(context.Background(), s.forCheckpoint())
 	if err != nil {
-		s.setInitialized(was && !errors.Is(err, checkpoint.ErrPartial))
+		s.record.setInitialized(was && !errors.Is(err, checkpoint.ErrPartial))
 		return nil, storage(Load, err)
 	}
 	s.begun = step
-	s.setInitialized(true)
+	s.record.setInitialized(true)
 	return append(encodeStep(step), training...), nil
 }
 

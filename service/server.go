@@ -9,7 +9,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"slices"
@@ -103,15 +102,15 @@ func (s *Server) has(name string) bool {
 }
 
 func (s *Server) attach(name string, file *os.File) error {
-	record, r, err := readRecord(name+"/"+recordComponent, file)
+	record, found, err := readRecord(name+"/"+recordComponent, file)
 	if err != nil {
 		return err
 	}
-	cpus, err := s.cpus(r.Document)
+	cpus, err := s.cpus(found.Document)
 	if err != nil {
 		return errors.Join(err, record.Close())
 	}
-	config, err := r.Document.config(s.kernel, r.Pages, cpus)
+	config, err := found.Document.config(s.kernel, found.Pages, cpus)
 	if err != nil {
 		return errors.Join(err, record.Close())
 	}
@@ -119,15 +118,15 @@ func (s *Server) attach(name string, file *os.File) error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("session %s: %w", name, err), record.Close())
 	}
-	session := &session{document: r.Document, shard: shard, record: record}
+	session := &session{document: found.Document, shard: shard, record: record}
 	if shard.Finish() {
 		s.say("session %s: finished step %d, which was under way", name, shard.Steps())
-		session.setInitialized(true)
+		session.record.setInitialized(true)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.job = r.Document.Job
-	s.all[r.Document.key()] = session
+	s.job = found.Document.Job
+	s.all[found.Document.key()] = session
 	return nil
 }
 
@@ -179,14 +178,6 @@ func (s *Server) ending() bool {
 	return s.closing
 }
 
-// connection is a client.
-type connection struct {
-	server  *Server
-	c       *net.UnixConn
-	process int
-	session *session
-}
-
 func (s *Server) serve(c *net.UnixConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -204,127 +195,12 @@ func (s *Server) serve(c *net.UnixConn) {
 	})
 }
 
-// peer reads who is at the other end.
-func peer(c *net.UnixConn) (*unix.Ucred, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	var credentials *unix.Ucred
-	var failed error
-	err = raw.Control(func(fd uintptr) {
-		credentials, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	})
-	return credentials, errors.Join(err, failed)
-}
-
-// run answers requests until the client goes, or says something that is none.
-func (c *connection) run() {
-	defer c.c.Close()
-	defer c.release()
-	credentials, err := peer(c.c)
-	if err != nil {
-		c.server.say("a client whose credentials cannot be read: %v", err)
-		return
-	}
-	c.process = int(credentials.Pid)
-	for {
-		data, files, err := readPacket(c.c, maximumPacket)
-		var wrong *Error
-		if err != nil && !errors.As(err, &wrong) {
-			if !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) {
-				c.server.say("process %d: %v", c.process, err)
-			}
-			return
-		}
-		p := packet{}
-		if err == nil {
-			p, err = parsePacket(data)
-		}
-		switch {
-		case int(credentials.Uid) != os.Getuid():
-			err = fail(NotPermitted, "this service belongs to user %d, and process %d to user %d", os.Getuid(), c.process, credentials.Uid)
-		case err == nil && p.answer:
-			err = fail(Malformed, "an answer, where a request was expected")
-		}
-		if !c.answer(p, files, err) {
-			return
-		}
-	}
-}
-
-// answer handles a request, unless it is faulty already, and says whether
-// another may come.
-func (c *connection) answer(p packet, files []*os.File, fault error) (more bool) {
-	c.server.requests.Add(1)
-	var result []byte
-	var out []*os.File
-	if fault == nil {
-		result, out, fault = c.handle(p, files)
-	}
-	closeAll(files)
-	status := Done
-	if fault != nil {
-		c.server.refused.Add(1)
-		status = Internal
-		var e *Error
-		if errors.As(fault, &e) {
-			status = e.Status
-		}
-		message := fault.Error()
-		result, out = []byte(message[:min(len(message), 4096)]), nil
-		if status == Internal || status == Malformed || status == NotPermitted {
-			c.server.say("process %d: %v: %s", c.process, p.kind, message)
-		}
-	}
-	reply := packet{kind: p.kind, number: p.number, answer: true, body: append(encode(uint32(status)), result...)}
-	if c.server.ending() {
-		c.hurry()
-	}
-	err := writePacket(c.c, reply.encode(), out...)
-	if p.kind == Stat {
-		closeAll(out) // those of open are the arenas' own
-	}
-	if err != nil {
-		return false // it is gone
-	}
-	return status != Malformed && status != NotPermitted && p.kind != Close
-}
-
-// hurry has a client that reads no answers waited for no longer than this.
-func (c *connection) hurry() { _ = c.c.SetWriteDeadline(time.Now().Add(2 * time.Second)) }
-
-// release lets go of the session, which stays.
-func (c *connection) release() {
-	if c.session == nil {
-		return
-	}
-	c.session.release()
-	c.server.letGo(c.session)
-	c.session = nil
-}
-
 // letGo says that nobody holds a session any more.
 func (s *Server) letGo(free *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.held, free.document.key())
 	s.free.Broadcast()
-}
-
-// gone says whether the client has hung up: its session will be free soon.
-func (c *connection) gone() bool {
-	raw, err := c.c.SyscallConn()
-	if err != nil {
-		return true
-	}
-	hung := true // a closed connection
-	_ = raw.Control(func(fd uintptr) {
-		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
-		n, err := unix.Poll(fds, 0)
-		hung = err == nil && n > 0 && fds[0].Revents&(unix.POLLRDHUP|unix.POLLHUP) != 0
-	})
-	return hung
 }
 
 // openSession is the request that begins: it makes a session, or attaches to
@@ -370,12 +246,20 @@ func (s *Server) claim(d *Document, c *connection) (*session, error) {
 		}
 	}
 	if holder := s.held[d.key()]; holder != nil {
-		return nil, fail(Busy, "open: session %v of job %s is held by process %d", d.key(), d.Job, holder.process)
+		return nil, fail(Busy, "open: session %v of job %s is held by process %d%s", d.key(), d.Job, holder.process, toItself(holder, c))
 	}
 	if found != nil {
 		s.held[d.key()] = c
 	}
 	return found, nil
+}
+
+// toItself is for a program that opens a session twice.
+func toItself(holder, c *connection) string {
+	if holder.process != c.process {
+		return ""
+	}
+	return ", which is this one; give each optimizer of a program a name of its own (name= in Python), and so its session a part of its own"
 }
 
 // create makes a session, once it is known to fit.

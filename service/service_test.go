@@ -173,6 +173,41 @@ func (r *running) overview(t testing.TB) *Overview {
 	}
 }
 
+// TestKillIsExplained kills the service as a person would.
+func TestKillIsExplained(t *testing.T) {
+	r := startService(t)
+	r.overview(t)
+	r.Kill()
+	r.overview(t)
+	if want := "has ended (killed by SIGKILL, but not for want of memory"; !strings.Contains(r.log.String(), want) {
+		t.Errorf("the keeper has said %q, want %q", r.log.String(), want)
+	}
+}
+
+// TestDirectoryOfTheSocket has the keeper remove a directory that it has made,
+// and leave one that was there.
+func TestDirectoryOfTheSocket(t *testing.T) {
+	there := t.TempDir()
+	if err := os.Chmod(there, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	made := filepath.Join(there, "made")
+	for _, directory := range []string{there, made} {
+		k := Keeper{Socket: filepath.Join(directory, "socket"), Lazy: true}
+		if err := k.Listen(); err != nil {
+			t.Fatal(err)
+		}
+		ended, cancel := context.WithCancel(context.Background())
+		cancel()
+		if err := k.Run(ended); err != nil {
+			t.Fatal(err)
+		}
+		if left, err := os.ReadDir(there); err != nil || len(left) > 0 {
+			t.Errorf("a keeper at %s has left %v (%v)", k.Socket, left, err)
+		}
+	}
+}
+
 // sharedMapping is a line of /proc/PID/maps of shared memory of this project.
 var sharedMapping = regexp.MustCompile(`(?m)^\S+ \S+ \S+ \S+ (\d+) +(/memfd:plimsoll/.*)$`)
 

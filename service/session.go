@@ -1,18 +1,14 @@
 package service
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"path"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/go-json-experiment/json"
 
 	"plimsoll/arena"
 	"plimsoll/checkpoint"
@@ -25,8 +21,7 @@ import (
 type session struct {
 	document *Document
 	shard    *engine.Shard
-	// record is what a service that comes after this one must know.
-	record *arena.Arena
+	record   *record
 
 	// Of the connection that holds the session.
 	window []byte
@@ -57,76 +52,9 @@ func (d *Document) key() key { return key{d.Rank, d.Part} }
 
 func (k key) String() string { return fmt.Sprintf("rank%d/%s", k.rank, k.part) }
 
-// recordComponent ends the name of the arena of a record.
-const recordComponent = "session"
-
-// The record begins with these numbers; a JSON document follows.
-const (
-	recordMagic       = 0x316e6f6973736573 // "session1"
-	recordInitialized = 8                  // offset: 1 where weights were written or loaded
-	recordLength      = 16
-	recordDocument    = 24
-)
-
-// recordedDocument is what the shard is made from.
-type recordedDocument struct {
-	Pages    arena.Pages `json:"pages"`
-	Document *Document   `json:"document"`
-}
-
-// newRecord makes the record of a session.
-func newRecord(d *Document, pages arena.Pages) (*arena.Arena, error) {
-	text, err := json.Marshal(recordedDocument{pages, d})
-	if err != nil {
-		return nil, err
-	}
-	a, err := arena.New(d.key().String()+"/"+recordComponent, sizeOfRecord(len(text)), arena.BasePages)
-	if err != nil {
-		return nil, err
-	}
-	b := a.Bytes()
-	copy(b[recordDocument:], text)
-	binary.LittleEndian.PutUint64(b[recordLength:], uint64(len(text)))
-	binary.LittleEndian.PutUint64(b, recordMagic)
-	return a, nil
-}
-
-// readRecord reads the record that an earlier service has made.
-func readRecord(name string, file *os.File) (*arena.Arena, recordedDocument, error) {
-	var r recordedDocument
-	head := make([]byte, recordDocument)
-	if _, err := file.ReadAt(head, 0); err != nil {
-		return nil, r, fmt.Errorf("the record %s: %w", name, err)
-	}
-	length := binary.LittleEndian.Uint64(head[recordLength:])
-	if binary.LittleEndian.Uint64(head) != recordMagic || length > maximumDocument {
-		return nil, r, fmt.Errorf("the record %s is none of this release", name)
-	}
-	a, err := arena.Attach(name, sizeOfRecord(int(length)), arena.BasePages, file)
-	if err != nil {
-		return nil, r, err
-	}
-	if err := json.Unmarshal(a.Bytes()[recordDocument:recordDocument+length], &r); err != nil || r.Pages > arena.HugetlbPages || r.Document == nil || r.Document.validate() != nil {
-		return nil, r, errors.Join(fmt.Errorf("the record %s cannot be read: %v", name, err), a.Close())
-	}
-	return a, r, nil
-}
-
-func (s *session) initialized() bool {
-	return binary.LittleEndian.Uint64(s.record.Bytes()[recordInitialized:]) != 0
-}
-
-func (s *session) setInitialized(yes bool) {
-	value := uint64(0)
-	if yes {
-		value = 1
-	}
-	binary.LittleEndian.PutUint64(s.record.Bytes()[recordInitialized:], value)
-}
-
 // arenas are all of the session, the record last: who finds it finds all.
 func (s *session) arenas() []*arena.Arena {
-	return append(append([]*arena.Arena{}, s.shard.Arenas()...), s.record)
+	return append(append([]*arena.Arena{}, s.shard.Arenas()...), s.record.Arena)
 }
 
 // close gives the state back.
@@ -199,6 +127,7 @@ func (s *session) ready(first, count uint64) error {
 		return err
 	}
 	s.settle()
+	s.record.forgetPrepared()
 	s.shard.GradientsArrived(int64(first), int64(count))
 	return nil
 }
@@ -212,46 +141,105 @@ func (s *session) norm() float64 {
 	return sum
 }
 
-// step begins a step, or finds that it was made.
-func (s *session) step(b stepBody) (seconds float64, err error) {
+// prepare takes a step down without making it, so that it can be made whoever
+// dies from here on.
+func (s *session) prepare(b stepBody) error {
 	s.settle()
-	done := s.shard.Steps()
-	switch {
-	case b.Step == uint64(done) && done > 0:
-		return 0, nil
-	case b.Step != uint64(done)+1:
-		return 0, fail(OutOfOrder, "step %d: the session has finished step %d, so the next is %d", b.Step, done, done+1)
-	case len(b.groups) != s.document.Groups:
-		return 0, fail(Refused, "step with %d parameter groups: the session has %d", len(b.groups), s.document.Groups)
-	case math.IsNaN(b.Factor) || math.IsInf(b.Factor, 0):
-		return 0, fail(Refused, "step with the factor %v: skip a step whose gradients are not finite", b.Factor)
+	if b.Flags != 0 || b.Factor != 0 {
+		return fail(Refused, "prepare with flags %#x and factor %v: expected neither, which come with the step", b.Flags, b.Factor)
 	}
-	optimizers := make([]optim.Optimizer, len(b.groups))
-	for i, group := range b.groups {
+	if err := s.checkStep(Prepare, b.Step); err != nil {
+		return err
+	}
+	if _, err := s.optimizers(Prepare, b.groups); err != nil {
+		return err
+	}
+	s.record.prepare(b.Step, b.groups)
+	return nil
+}
+
+// checkStep refuses any but the next step.
+func (s *session) checkStep(kind Kind, step uint64) error {
+	if last := s.shard.Steps(); step != uint64(last)+1 {
+		return fail(OutOfOrder, "%v %d: the session has finished step %d, so the next is %d", kind, step, last, last+1)
+	}
+	return nil
+}
+
+// optimizers are those of the parameter groups in a step.
+func (s *session) optimizers(kind Kind, groups [][hyperparameters]float64) ([]optim.Optimizer, error) {
+	if len(groups) != s.document.Groups {
+		return nil, fail(Refused, "%v with %d parameter groups: the session has %d", kind, len(groups), s.document.Groups)
+	}
+	optimizers := make([]optim.Optimizer, len(groups))
+	for i, group := range groups {
 		optimizers[i] = s.document.optimizer(group)
 		if err := optimizers[i].Validate(); err != nil {
-			return 0, fail(Refused, "step, parameter group %d, %v: %v", i, optimizers[i], err)
+			return nil, fail(Refused, "%v, parameter group %d, %v: %v", kind, i, optimizers[i], err)
 		}
 	}
+	return optimizers, nil
+}
+
+// optimizersOf are those of a step, in the request or prepared before.
+func (s *session) optimizersOf(b stepBody) ([]optim.Optimizer, error) {
+	if b.Flags&preparedStep == 0 {
+		return s.optimizers(Step, b.groups)
+	}
+	if len(b.groups) > 0 {
+		return nil, fail(Refused, "step %d as prepared, with %d parameter groups: expected none", b.Step, len(b.groups))
+	}
+	if prepared := s.record.preparedStep.Load(); prepared != b.Step {
+		return nil, fail(OutOfOrder, "step %d as prepared: step %d is (0 is none)", b.Step, prepared)
+	}
+	return s.optimizers(Step, s.record.groups)
+}
+
+// step begins a step, unless it was made already. The worker that finishes it
+// calls done, if that is not nil, with the time that it took.
+func (s *session) step(b stepBody, done func(took time.Duration)) (begun bool, err error) {
+	s.settle()
+	if last := s.shard.Steps(); b.Step == uint64(last) && last > 0 {
+		return false, nil
+	}
+	if err := s.checkStep(Step, b.Step); err != nil {
+		return false, err
+	}
+	if math.IsNaN(b.Factor) || math.IsInf(b.Factor, 0) {
+		return false, fail(Refused, "step with the factor %v: skip a step whose gradients are not finite", b.Factor)
+	}
+	if b.Flags&^(waitForStep|preparedStep) != 0 {
+		return false, fail(Refused, "step with flags %#x: this version has %#x", b.Flags, waitForStep|preparedStep)
+	}
+	optimizers, err := s.optimizersOf(b)
+	if err != nil {
+		return false, err
+	}
+	s.record.ask(b.Step, b.Factor)
 	begin := time.Now()
-	if err := s.shard.Begin(int64(b.Step), b.Factor, optimizers); err != nil {
-		return 0, fail(Refused, "step: %v", err)
+	s.stepIsOver.Add(1)
+	err = s.shard.BeginThen(int64(b.Step), b.Factor, optimizers, func() {
+		took := time.Since(begin)
+		s.stepped(took)
+		s.stepIsOver.Done()
+		if done != nil {
+			done(took)
+		}
+	})
+	if err != nil {
+		s.stepIsOver.Done()
+		return false, fail(Refused, "step: %v", err)
 	}
 	s.begun = int64(b.Step)
-	over := func() {
-		s.shard.Wait()
-		took := time.Since(begin)
-		s.lastStep.Store(int64(took))
-		s.busyTime.Add(int64(took))
-		s.stepsMade.Add(1)
-		s.setInitialized(true)
-	}
-	if b.Flags&waitForStep == 0 {
-		s.stepIsOver.Go(over)
-		return 0, nil
-	}
-	over()
-	return time.Duration(s.lastStep.Load()).Seconds(), nil
+	return true, nil
+}
+
+// stepped takes down that a step is finished.
+func (s *session) stepped(took time.Duration) {
+	s.lastStep.Store(int64(took))
+	s.busyTime.Add(int64(took))
+	s.stepsMade.Add(1)
+	s.record.setInitialized(true)
 }
 
 // wait returns when the parameters of a stretch are those after a step.

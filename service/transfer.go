@@ -77,6 +77,7 @@ func (s *session) write(t transfer) error {
 		return err
 	}
 	s.settle()
+	s.record.forgetPrepared()
 	format := s.shard.Config().Format
 	s.eachOf(t, func(c kernel.Chunk, from, end int, at int) {
 		part := numbers[at : at+end-from]
@@ -160,6 +161,7 @@ func (s *session) accumulate(t transfer) error {
 		return err
 	}
 	s.settle()
+	s.record.forgetPrepared()
 	s.shard.ForgetArrived()
 	s.shard.Accumulate(int64(t.First), kernel.Array{Type: of, Data: data})
 	return nil

@@ -6,7 +6,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"plimsoll/host"
@@ -60,7 +62,9 @@ func TestRealControlGroups(t *testing.T) {
 	}
 }
 
-// TestOutOfMemoryIsExplained lets the kernel kill a rank for its memory limit.
+// TestOutOfMemoryIsExplained has the kernel kill a process of a job for its
+// memory limit: the rank that takes too much, or one that it is made to prefer.
+// It may kill another after that, when what it has got back comes too late.
 func TestOutOfMemoryIsExplained(t *testing.T) {
 	h, err := host.Local()
 	if err != nil {
@@ -68,10 +72,80 @@ func TestOutOfMemoryIsExplained(t *testing.T) {
 	}
 	groups := newControlGroups(t)
 	groups.limit(t, h.CPUs.String(), "400000", "100000", "134217728")
-	command := groups.command(t, "run", "--", filepath.Join(programs(t), "touch-memory"), "512", "0")
-	out, err := command.CombinedOutput()
-	if command.ProcessState.ExitCode() != 137 || !strings.Contains(string(out), "for want of memory (cgroup") || !strings.Contains(string(out), groups.name+" was reached") {
-		t.Errorf("%v\n%s", err, out)
+	for _, c := range []struct {
+		victim, says string
+		generation   int
+	}{
+		{"rank", "was ended by signal 9", 2}, // or the keeper after it
+		{"keeper", "the keeper of the ranks was ended by signal 9", 1},
+		{"guard", "plimsoll run was killed, and its ranks with it", 0},
+	} {
+		t.Run(c.victim, func(t *testing.T) {
+			directory := t.TempDir()
+			begun, proceed := filepath.Join(directory, "begun"), filepath.Join(directory, "proceed")
+			script := fmt.Sprintf(": > %s; while [ ! -e %s ]; do sleep 0.05; done; exec %s 512 0", begun, proceed, filepath.Join(programs(t), "touch-memory"))
+			j := newJob(t, "--", "sh", "-c", script)
+			groups.contain(j.command)
+			j.start(t)
+			j.has(t, 1, begun)
+			guard := j.command.Process.Pid
+			keeper := j.childOf(t, guard)
+			rank := j.childOf(t, keeper)
+			preferVictim(t, rank, 0)
+			preferVictim(t, []int{guard, keeper, rank}[c.generation], 1000)
+			if err := os.WriteFile(proceed, nil, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			err := j.wait(t)
+			// The guard's exit code, or the signal that has killed the guard.
+			if status := j.command.ProcessState.Sys().(syscall.WaitStatus); status.ExitStatus() != 137 && status.Signal() != syscall.SIGKILL {
+				t.Errorf("it ended with %v, want exit code 137", err)
+			}
+			j.isGone(t)
+			for _, text := range []string{c.says, "exit code 137: the kernel killed it for want of memory (", groups.name + " was reached"} {
+				if !strings.Contains(j.stderr.String(), text) {
+					t.Errorf("stderr does not say %q", text)
+				}
+			}
+			if t.Failed() {
+				t.Logf("stderr:\n%s", &j.stderr)
+			}
+		})
+	}
+}
+
+// TestStateIsSpared has a rank that is small beside the optimizer state reach
+// the memory limit. The kernel is to kill the rank: killing the service, whose
+// state is kept, would free nothing.
+func TestStateIsSpared(t *testing.T) {
+	h, err := host.Local()
+	if err != nil {
+		t.Fatal(err)
+	}
+	groups := newControlGroups(t)
+	groups.limit(t, h.CPUs.String(), "400000", "100000", "201326592")
+	j := newJob(t, "--", "sh", "-c", "leave-state && exec dd if=/dev/zero of=/dev/null bs=150M count=1")
+	groups.contain(j.command)
+	j.start(t).ends(t, 137, "rank 0 was ended by signal 9", groups.name+" was reached")
+	if strings.Contains(j.stderr.String(), "the optimizer service has ended") {
+		t.Errorf("the kernel has killed the service:\n%s", &j.stderr)
+	}
+}
+
+// leaveState opens a session of 14 bytes a parameter and dies; the state stays.
+func leaveState() {
+	if _, err := openLittle(9_000_000); err != nil {
+		fmt.Fprintln(os.Stderr, "leave-state:", err)
+		os.Exit(1)
+	}
+}
+
+// preferVictim has the kernel prefer a process when it kills one for want of
+// memory: by 1000 it does before all that have less.
+func preferVictim(t *testing.T, pid, score int) {
+	t.Helper()
+	if err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte(strconv.Itoa(score)), 0o644); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -171,9 +245,17 @@ func (g controlGroups) run(t *testing.T, into any, arguments ...string) {
 
 // command is the program in the children.
 func (g controlGroups) command(t *testing.T, arguments ...string) *exec.Cmd {
+	command := exec.Command(program(t), arguments...)
+	g.contain(command)
+	return command
+}
+
+// contain has a command start in the children.
+func (g controlGroups) contain(command *exec.Cmd) {
 	script := ""
 	for _, parent := range g.parents {
 		script += "echo $$ > " + parent + "/child/cgroup.procs && "
 	}
-	return exec.Command("sh", append([]string{"-c", script + `exec "$0" "$@"`, program(t)}, arguments...)...)
+	command.Args = append([]string{"sh", "-c", script + `exec "$0" "$@"`, command.Path}, command.Args[1:]...)
+	command.Path = "/bin/sh"
 }

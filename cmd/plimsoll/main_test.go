@@ -22,6 +22,7 @@ func TestMain(m *testing.M) {
 		"plimsoll":     func() { os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) },
 		"touch-memory": touchMemory,
 		"train-little": trainLittle,
+		"leave-state":  leaveState,
 	})
 }
 

@@ -18,16 +18,18 @@ import (
 	"plimsoll/launch"
 )
 
-// touchMemory is a program that takes as many MiB as it is told, and sleeps for
-// as many seconds. TestMain makes it available as "touch-memory".
+// touchMemory is a program that takes as many MiB as it is told, and then sleeps
+// for as many seconds, and longer where all goes slowly: until plimsoll run, whose
+// pauses double, has looked again. TestMain makes it available as "touch-memory".
 func touchMemory() {
 	size, _ := strconv.Atoi(os.Args[1])
 	seconds, _ := strconv.ParseFloat(os.Args[2], 64)
+	begin := time.Now()
 	memory := make([]byte, size<<20)
 	for i := 0; i < len(memory); i += 4096 {
 		memory[i] = 1
 	}
-	time.Sleep(time.Duration(seconds * float64(time.Second)))
+	time.Sleep(time.Duration(seconds*float64(time.Second)) + 2*time.Since(begin))
 	fmt.Println(memory[0])
 }
 
@@ -201,30 +203,31 @@ type placement struct {
 func touch(t *testing.T, arguments ...string) (ranks []placement, reported []launch.Proof) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "report.json")
-	j := newJob(t, slices.Concat([]string{"--report", file}, arguments, []string{"--", filepath.Join(programs(t), "touch-memory"), fmt.Sprint(touched >> 20), "6"})...).start(t)
+	j := newJob(t, slices.Concat([]string{"--report", file}, arguments, []string{"--", filepath.Join(programs(t), "touch-memory"), fmt.Sprint(touched >> 20), "4"})...).start(t)
 	ranks = make([]placement, 1)
 	if i := slices.Index(arguments, "--nproc"); i >= 0 {
 		count, _ := strconv.Atoi(arguments[i+1])
 		ranks = make([]placement, count)
 	}
-	for begin, whole := time.Now(), 0; whole < len(ranks); time.Sleep(200 * time.Millisecond) {
-		if time.Since(begin) > 60*time.Second {
-			t.Fatalf("after a minute the ranks have %v", ranks)
-		}
-		whole = 0
+	whole := map[int]bool{} // ranks that have touched all
+	look := func() bool {
 		for _, pid := range j.processes(t) {
 			variables := environment(pid)
 			number, err := strconv.Atoi(variables["RANK"])
-			if err != nil {
-				continue // the launcher
+			if err != nil || whole[number] {
+				continue // the launcher, or a rank that may be ending
 			}
 			ranks[number] = placement{threadCPUs(pid), nodeBytes(pid, " anon="), memoryPolicy(pid), variables["PLIMSOLL_OPTIMIZER_CPUS"]}
 			if ranks[number].memory[0]+ranks[number].memory[1]+ranks[number].memory[2] >= touched {
-				whole++
+				whole[number] = true
 			}
 		}
+		return len(whole) == len(ranks)
 	}
-	if err := j.command.Wait(); err != nil || strings.Contains(j.stderr.String(), "rank ") {
+	if !await(look) {
+		t.Fatalf("the ranks have %v", ranks)
+	}
+	if err := j.wait(t); err != nil || strings.Contains(j.stderr.String(), "rank ") {
 		t.Fatalf("%v: %v\n%s", arguments, err, &j.stderr)
 	}
 	var report struct {
@@ -260,7 +263,7 @@ func TestNUMARehearsal(t *testing.T) {
 	}()
 	// All arenas are there when the last of them is whole.
 	var memory [2]map[int]int64
-	for begin := time.Now(); ; time.Sleep(200 * time.Millisecond) {
+	whole := func() bool {
 		var sum int64
 		for rank := range memory {
 			memory[rank] = nodeBytes(command.Process.Pid, fmt.Sprintf("/memfd:plimsoll/rank%d/", rank))
@@ -268,12 +271,10 @@ func TestNUMARehearsal(t *testing.T) {
 				sum += size
 			}
 		}
-		if sum > smallModelState {
-			break
-		}
-		if time.Since(begin) > 60*time.Second {
-			t.Fatalf("after a minute the arenas have %v", memory)
-		}
+		return sum > smallModelState
+	}
+	if !await(whole) {
+		t.Fatalf("the arenas have %v", memory)
 	}
 	for rank, byNode := range memory {
 		if own := byNode[plan[rank].NUMANodes[0]]; 2*own < smallModelState/100*99 {

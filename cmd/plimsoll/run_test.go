@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -24,7 +25,6 @@ type job struct {
 	command        *exec.Cmd
 	mark           string
 	stdout, stderr bytes.Buffer
-	struck         bool // a process of it was killed
 }
 
 // newJob is plimsoll run with these arguments, outside of any launcher.
@@ -41,11 +41,7 @@ func newJob(t *testing.T, arguments ...string) *job {
 	}
 	j.command.Env = append(j.command.Env, j.mark)
 	j.command.Stdout, j.command.Stderr = &j.stdout, &j.stderr
-	t.Cleanup(func() {
-		for _, pid := range j.processes(t) {
-			_ = syscall.Kill(pid, syscall.SIGKILL)
-		}
-	})
+	t.Cleanup(func() { j.kill(t) })
 	return j
 }
 
@@ -68,22 +64,28 @@ func (j *job) processes(t *testing.T) []int {
 	return found
 }
 
+// hung is longer than any job of these tests takes on a slow and busy machine,
+// and shorter than what they must not wait for: "sleep 1000".
+const hung = 2 * time.Minute
+
+// overdue is what is said of ranks that had to be killed.
+const overdue = "have not ended within"
+
 // ends waits for the job and checks how it ends: with an exit code, something
-// on stderr, in some seconds, and with no process left.
-func (j *job) ends(t *testing.T, code int, within time.Duration, says ...string) {
+// on stderr, ranks that did as they were asked, and with no process left.
+func (j *job) ends(t *testing.T, code int, says ...string) {
 	t.Helper()
-	begin := time.Now()
-	err := j.command.Wait()
+	err := j.wait(t)
 	if got := j.command.ProcessState.ExitCode(); got != code {
 		t.Errorf("exit code %d (%v), want %d", got, err, code)
-	}
-	if took := time.Since(begin); took > within {
-		t.Errorf("it took %v", took)
 	}
 	for _, text := range says {
 		if !strings.Contains(j.stderr.String(), text) {
 			t.Errorf("stderr does not say %q", text)
 		}
+	}
+	if strings.Contains(j.stderr.String(), overdue) && !strings.Contains(strings.Join(says, "\n"), overdue) {
+		t.Error("ranks had to be killed")
 	}
 	j.isGone(t)
 	if t.Failed() {
@@ -91,16 +93,40 @@ func (j *job) ends(t *testing.T, code int, within time.Duration, says ...string)
 	}
 }
 
+// wait waits for the job to end.
+func (j *job) wait(t *testing.T) error {
+	t.Helper()
+	watch := time.AfterFunc(hung, func() { j.kill(t) })
+	err := j.command.Wait()
+	if !watch.Stop() {
+		t.Error("the job hung")
+	}
+	return err
+}
+
+// kill ends all processes of the job.
+func (j *job) kill(t *testing.T) {
+	for _, pid := range j.processes(t) {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+}
+
+// await waits for something to be so; false is in vain.
+func await(so func() bool) bool {
+	for begin := time.Now(); !so(); time.Sleep(20 * time.Millisecond) {
+		if time.Since(begin) > hung {
+			return false
+		}
+	}
+	return true
+}
+
 // isGone waits for all processes of the job to be gone.
 func (j *job) isGone(t *testing.T) {
 	t.Helper()
-	var left []int
-	for begin := time.Now(); time.Since(begin) < 3*time.Second; time.Sleep(20 * time.Millisecond) {
-		if left = j.processes(t); len(left) == 0 {
-			return
-		}
+	if !await(func() bool { return len(j.processes(t)) == 0 }) {
+		t.Errorf("processes %v are left", j.processes(t))
 	}
-	t.Errorf("processes %v are left", left)
 }
 
 func (j *job) start(t *testing.T) *job {
@@ -111,27 +137,25 @@ func (j *job) start(t *testing.T) *job {
 	return j
 }
 
-// has waits for the job to print something.
+// has waits for the job to make files.
 func (j *job) has(t *testing.T, count int, name string) {
 	t.Helper()
-	for begin := time.Now(); ; time.Sleep(20 * time.Millisecond) {
+	begun := func() int {
 		files, _ := filepath.Glob(name + "*")
-		if len(files) >= count {
-			return
-		}
-		if time.Since(begin) > 10*time.Second {
-			t.Fatalf("%d of %d ranks have begun", len(files), count)
-		}
+		return len(files)
+	}
+	if !await(func() bool { return begun() >= count }) {
+		t.Fatalf("%d of %d ranks have begun", begun(), count)
 	}
 }
 
 func TestRankThatFails(t *testing.T) {
-	newJob(t, "--nproc", "2", "--", "sh", "-c", "[ $RANK = 0 ] && exec sleep 100; exit 3").start(t).
-		ends(t, 3, 5*time.Second, "rank 1 ended with exit code 3")
-	newJob(t, "--nproc", "2", "--", "sh", "-c", "[ $RANK = 1 ] && exec sleep 100; kill -SEGV $$").start(t).
-		ends(t, 139, 5*time.Second, "rank 0 was ended by signal 11", "exit code 139: a segmentation fault")
+	newJob(t, "--nproc", "2", "--", "sh", "-c", "[ $RANK = 0 ] && exec sleep 1000; exit 3").start(t).
+		ends(t, 3, "rank 1 ended with exit code 3")
+	newJob(t, "--nproc", "2", "--", "sh", "-c", "[ $RANK = 1 ] && exec sleep 1000; kill -SEGV $$").start(t).
+		ends(t, 139, "rank 0 was ended by signal 11", "exit code 139: a segmentation fault")
 	newJob(t, "--", "sh", "-c", "kill -KILL $$").start(t).
-		ends(t, 137, 5*time.Second, "exit code 137: killed by SIGKILL, but not for want of memory")
+		ends(t, 137, "exit code 137: killed by SIGKILL, but not for want of memory")
 }
 
 func TestSignalsArePassedOn(t *testing.T) {
@@ -140,15 +164,16 @@ func TestSignalsArePassedOn(t *testing.T) {
 		signal    syscall.Signal
 		script    string
 		code      int
+		says      string
 	}{
-		{[]string{"--nproc", "2"}, syscall.SIGTERM, `trap "exit 5" TERM`, 5},
-		{[]string{"--nproc", "2"}, syscall.SIGTERM, "", 128 + 15},
-		{[]string{"--nproc", "1"}, syscall.SIGINT, `trap "exit 6" INT`, 6},
+		{[]string{"--nproc", "2"}, syscall.SIGTERM, `trap "exit 5" TERM`, 5, "passed on"},
+		{[]string{"--nproc", "2"}, syscall.SIGTERM, "", 128 + 15, "passed on"},
+		{[]string{"--nproc", "1"}, syscall.SIGINT, `trap "exit 6" INT`, 6, "passed on"},
 		// Its children get no signal: state S is a process that sleeps.
-		{[]string{"--nproc", "2"}, syscall.SIGTERM, `sleep 100 & child=$!
-			trap 'sleep 0.1; [ "$(cut -d" " -f3 /proc/$child/stat)" = S ] && exit 5; exit 6' TERM`, 5},
-		{[]string{"--nproc", "2"}, syscall.SIGUSR1, `trap "exit 0" USR1`, 0},
-		{[]string{"--nproc", "2", "--grace", "200ms"}, syscall.SIGTERM, `trap "" TERM`, 128 + 9},
+		{[]string{"--nproc", "2"}, syscall.SIGTERM, `sleep 1000 & child=$!
+			trap 'sleep 0.1; [ "$(cut -d" " -f3 /proc/$child/stat)" = S ] && exit 5; exit 6' TERM`, 5, "passed on"},
+		{[]string{"--nproc", "2"}, syscall.SIGUSR1, `trap "exit 0" USR1`, 0, "passed on"},
+		{[]string{"--nproc", "2", "--grace", "200ms"}, syscall.SIGTERM, `trap "" TERM`, 128 + 9, "2 ranks " + overdue + " 200ms"},
 	} {
 		begun := filepath.Join(t.TempDir(), "begun")
 		script := c.script + "\n: > " + begun + "$RANK\nwhile :; do sleep 0.05; done"
@@ -157,7 +182,7 @@ func TestSignalsArePassedOn(t *testing.T) {
 		if err := j.command.Process.Signal(c.signal); err != nil {
 			t.Fatal(err)
 		}
-		j.ends(t, c.code, 5*time.Second, "passed on")
+		j.ends(t, c.code, c.says)
 		if strings.Contains(j.stderr.String(), "exit code 137") {
 			t.Errorf("plimsoll says that another has killed what it has killed itself:\n%s", &j.stderr)
 		}
@@ -193,12 +218,10 @@ func TestKilled(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			begun := filepath.Join(t.TempDir(), "begun")
-			j := newJob(t, "--nproc", "2", "--", "sh", "-c", "setsid sleep 100 & sleep 100 & : > "+begun+"$RANK; wait").start(t)
+			j := newJob(t, "--nproc", "2", "--", "sh", "-c", "setsid sleep 1000 & sleep 1000 & : > "+begun+"$RANK; wait").start(t)
 			j.has(t, 2, begun)
-			for begin := time.Now(); len(j.processes(t)) < 2+2*3; time.Sleep(20 * time.Millisecond) {
-				if time.Since(begin) > 10*time.Second {
-					t.Fatal("the children of the ranks have not begun")
-				}
+			if !await(func() bool { return len(j.processes(t)) == 2+2*3 }) {
+				t.Fatal("the children of the ranks have not begun")
 			}
 			pid := j.command.Process.Pid
 			for range c.generation {
@@ -207,17 +230,59 @@ func TestKilled(t *testing.T) {
 			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
-			j.ends(t, c.code, 5*time.Second, c.says)
+			j.ends(t, c.code, c.says)
 		})
 	}
+}
+
+// TestScores reads what the processes of a job have in oom_score_adj: ranks and
+// what they start are preferred when the kernel kills for want of memory, by as
+// much as there is room for.
+func TestScores(t *testing.T) {
+	for _, inherited := range []int{0, 300, 1000} {
+		begun := filepath.Join(t.TempDir(), "begun")
+		j := newJob(t, "--", "sh", "-c", "leave-state; sleep 1000 & : > "+begun+"; wait")
+		j.command.Args = []string{"sh", "-c", fmt.Sprintf(`echo %d > /proc/self/oom_score_adj; exec "$0" "$@"`, inherited), j.command.Path, "run", "--", "sh", "-c", j.command.Args[5]}
+		j.command.Path = "/bin/sh"
+		j.start(t)
+		j.has(t, 1, begun)
+		pids := map[string]int{"guard": j.command.Process.Pid, "service": j.named(t, "plimsoll serve")}
+		pids["keeper"] = j.named(t, "plimsoll keep-ranks")
+		pids["rank"] = j.named(t, "sh -c")
+		pids["child of the rank"] = j.childOf(t, pids["rank"])
+		guard := scoreOf(t, pids["guard"])
+		if guard != inherited && guard != inherited-1000 { // where that is allowed
+			t.Errorf("%d was inherited, and the guard has %d", inherited, guard)
+		}
+		for name, want := range map[string]int{"keeper": guard + 1, "service": guard + 1, "rank": guard + 1000, "child of the rank": guard + 1000} {
+			if got := scoreOf(t, pids[name]); got != min(want, 1000) {
+				t.Errorf("%d was inherited and the guard has %d: the %s has %d, want %d", inherited, guard, name, got, min(want, 1000))
+			}
+		}
+		_ = j.command.Process.Signal(syscall.SIGTERM)
+		j.ends(t, 128+15)
+	}
+}
+
+func scoreOf(t *testing.T, pid int) int {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	score, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return score
 }
 
 // TestNothingIsLeftBehind has ranks with children that a signal to the rank
 // does not reach: one in a session of its own, and one that holds the output
 // open.
 func TestNothingIsLeftBehind(t *testing.T) {
-	newJob(t, "--nproc", "2", "--grace", "500ms", "--", "sh", "-c", "setsid sleep 100 & (trap '' TERM; exec sleep 100) & exit $RANK").start(t).
-		ends(t, 1, 10*time.Second, "rank 1 ended with exit code 1", "left behind were ended")
+	newJob(t, "--nproc", "2", "--grace", "500ms", "--", "sh", "-c", "setsid sleep 1000 & (trap '' TERM; exec sleep 1000) & exit $RANK").start(t).
+		ends(t, 1, "rank 1 ended with exit code 1", "left behind were ended")
 }
 
 func TestProgramThatCannotBeStarted(t *testing.T) {
@@ -225,8 +290,8 @@ func TestProgramThatCannotBeStarted(t *testing.T) {
 	if err := os.WriteFile(plain, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	newJob(t, "--nproc", "2", "--", "no-such-program-here").start(t).ends(t, 127, 5*time.Second, "rank 0 cannot be started", "no-such-program-here")
-	newJob(t, "--", plain).start(t).ends(t, 126, 5*time.Second, "rank 0 cannot be started", "permission denied")
+	newJob(t, "--nproc", "2", "--", "no-such-program-here").start(t).ends(t, 127, "rank 0 cannot be started", "no-such-program-here")
+	newJob(t, "--", plain).start(t).ends(t, 126, "rank 0 cannot be started", "permission denied")
 }
 
 func TestBusyPort(t *testing.T) {
@@ -239,7 +304,7 @@ func TestBusyPort(t *testing.T) {
 	j := newJob(t, "--nproc", "2", "--", "sh", "-c", ": > "+begun+"$RANK")
 	port := listener.Addr().(*net.TCPAddr).Port
 	j.command.Env = append(j.command.Env, fmt.Sprintf("MASTER_PORT=%d", port))
-	j.start(t).ends(t, 2, 5*time.Second, fmt.Sprintf("port %d", port), "hint")
+	j.start(t).ends(t, 2, fmt.Sprintf("port %d", port), "hint")
 	if files, _ := filepath.Glob(begun + "*"); files != nil {
 		t.Errorf("ranks were started: %v", files)
 	}
@@ -250,7 +315,7 @@ func TestOutputIsWholeAndLabelled(t *testing.T) {
 	const lines, width = 2000, 200
 	j := newJob(t, "--nproc", "2", "--", "awk", fmt.Sprintf(
 		`BEGIN { for (i = 0; i < %d; i++) { s = ""; while (length(s) < %d) s = s ENVIRON["RANK"]; print s } printf "end%%s", ENVIRON["RANK"] }`, lines, width)).start(t)
-	j.ends(t, 0, 20*time.Second)
+	j.ends(t, 0)
 	count := map[string]int{}
 	for line := range strings.Lines(j.stdout.String()) {
 		count[line]++
@@ -268,7 +333,7 @@ func TestOutputIsWholeAndLabelled(t *testing.T) {
 func TestSingleRankHasTheTerminal(t *testing.T) {
 	j := newJob(t, "--", "cat")
 	j.command.Stdin = strings.NewReader("one\ntwo")
-	j.start(t).ends(t, 0, 5*time.Second)
+	j.start(t).ends(t, 0)
 	if j.stdout.String() != "one\ntwo" {
 		t.Errorf("got %q", &j.stdout)
 	}
@@ -287,7 +352,7 @@ func TestRanksAreBoundAndLookedAt(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "report.json")
 	script := fmt.Sprintf("taskset -cp $$; [ $RANK = 1 ] && taskset -cp %s $$; sleep 3", h.CPUs)
 	j := newJob(t, "--nproc", "2", "--report", file, "--", "sh", "-c", script).start(t)
-	j.ends(t, 0, 20*time.Second, "rank 1: ", "the program has bound them anew")
+	j.ends(t, 0, "rank 1: ", "the program has bound them anew")
 	if strings.Contains(j.stderr.String(), "rank 0: ") {
 		t.Errorf("stderr: %s", &j.stderr)
 	}
@@ -337,7 +402,7 @@ worker.start(); worker.join()`
 		t.Fatal(err)
 	}
 	j := newJob(t, "--", optimtest.Python(t), "-c", program).start(t)
-	j.ends(t, 0, 60*time.Second)
+	j.ends(t, 0)
 	want := "cpus [" + strings.Join(strings.Fields(strings.Trim(fmt.Sprint(h.CPUs.List()), "[]")), ", ") + "]\n"
 	if j.stdout.String() != want {
 		t.Errorf("got %q, want %q", &j.stdout, want)
@@ -352,7 +417,7 @@ func TestTorchrun(t *testing.T) {
 	torchrun := filepath.Join(filepath.Dir(optimtest.Python(t)), "torchrun")
 	ask := []string{"--no-python", "sh", "-c", `echo "rank=$RANK of=$WORLD_SIZE cpus=$(grep Cpus_allowed_list /proc/self/status)"`}
 	j := newJob(t, append([]string{"--", torchrun, "--standalone", "--nproc-per-node", "2"}, ask...)...).start(t)
-	j.ends(t, 0, 60*time.Second, "torchrun starts the ranks")
+	j.ends(t, 0, "torchrun starts the ranks")
 	for _, rank := range []string{"rank=0 of=2", "rank=1 of=2"} {
 		if !strings.Contains(j.stdout.String(), rank) {
 			t.Errorf("%q is missing:\n%s", rank, &j.stdout)
@@ -362,7 +427,7 @@ func TestTorchrun(t *testing.T) {
 	j = newJob(t, "--", "true")
 	inner := append([]string{torchrun, "--standalone", "--nproc-per-node", "2", "--no-python", j.command.Path, "run", "--"}, ask[1:]...)
 	j.command.Path, j.command.Args = torchrun, inner
-	j.start(t).ends(t, 0, 60*time.Second)
+	j.start(t).ends(t, 0)
 	cpus := map[string]bool{}
 	for line := range strings.Lines(j.stdout.String()) {
 		if _, list, ok := strings.Cut(line, "cpus="); ok {
@@ -392,8 +457,11 @@ func TestPeers(t *testing.T) {
 		"apart":    {first.String(), last.String()},
 	} {
 		jobs, lists := []*job{}, []string{}
+		// A rank stays until the other has found it.
+		begun := filepath.Join(t.TempDir(), "begun")
+		script := fmt.Sprintf(`grep Cpus_allowed_list /proc/self/status | cut -f 2; : > %s$RANK; while [ ! -e %[1]s0 ] || [ ! -e %[1]s1 ]; do sleep 0.05; done`, begun)
 		for rank, cpus := range given {
-			j := newJob(t, "--", "sh", "-c", "grep Cpus_allowed_list /proc/self/status | cut -f 2; sleep 0.5")
+			j := newJob(t, "--", "sh", "-c", script)
 			j.command.Args = append([]string{"taskset", "-c", cpus, j.command.Path}, j.command.Args[1:]...)
 			if j.command.Path, err = exec.LookPath("taskset"); err != nil {
 				t.Fatal(err)
@@ -402,7 +470,7 @@ func TestPeers(t *testing.T) {
 			jobs = append(jobs, j.start(t))
 		}
 		for i, j := range jobs {
-			j.ends(t, 0, 10*time.Second)
+			j.ends(t, 0)
 			lists = append(lists, strings.TrimSpace(j.stdout.String()))
 			mine, err := host.ParseList(lists[i])
 			allowed, err2 := host.ParseList(given[i])
@@ -438,7 +506,7 @@ func TestMPI(t *testing.T) {
 		j := newJob(t, "--", "true")
 		arguments := []string{mpirun, "--allow-run-as-root", "--bind-to", binding, "-n", "2", j.command.Path, "run", "--"}
 		j.command.Path, j.command.Args = mpirun, append(arguments, "sh", "-c", `echo "rank=$RANK of=$WORLD_SIZE cpus=$(grep Cpus_allowed_list /proc/self/status)"`)
-		j.start(t).ends(t, 0, 30*time.Second)
+		j.start(t).ends(t, 0)
 		cpus := map[string]bool{}
 		for line := range strings.Lines(j.stdout.String()) {
 			if _, list, ok := strings.Cut(line, "of=2 cpus="); ok {
@@ -454,8 +522,9 @@ func TestMPI(t *testing.T) {
 // TestHangUpIsIgnoredUnderNohup starts the program as nohup does: the end of
 // the terminal is not to be the end of the job.
 func TestHangUpIsIgnoredUnderNohup(t *testing.T) {
-	begun := filepath.Join(t.TempDir(), "begun")
-	j := newJob(t, "--nproc", "2", "--", "sh", "-c", ": > "+begun+"$RANK; sleep 1")
+	directory := t.TempDir()
+	begun, proceed := filepath.Join(directory, "begun"), filepath.Join(directory, "proceed")
+	j := newJob(t, "--nproc", "2", "--", "sh", "-c", ": > "+begun+"$RANK; while [ ! -e "+proceed+" ]; do sleep 0.05; done; sleep 0.5")
 	j.command.Args = append([]string{"sh", "-c", `trap "" HUP; exec "$0" "$@"`}, j.command.Args...)
 	j.command.Args[3] = j.command.Path
 	j.command.Path = "/bin/sh"
@@ -464,7 +533,10 @@ func TestHangUpIsIgnoredUnderNohup(t *testing.T) {
 	if err := j.command.Process.Signal(syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
-	j.ends(t, 0, 10*time.Second)
+	if err := os.WriteFile(proceed, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	j.ends(t, 0)
 }
 
 // TestReaderThatGoesAway closes the output: the ranks learn of it, as they
@@ -482,7 +554,7 @@ func TestReaderThatGoesAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	reader.Close()
-	j.ends(t, 128+13, 10*time.Second, "was ended by signal 13")
+	j.ends(t, 128+13, "was ended by signal 13")
 	if strings.Contains(j.stderr.String(), "keeper") {
 		t.Errorf("stderr: %s", &j.stderr)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"plimsoll/fault"
 	"plimsoll/host"
+	"plimsoll/launch"
 	"plimsoll/service"
 )
 
@@ -56,6 +57,7 @@ socket (ListenSequentialPacket=) and keeps its memory (FileDescriptorStoreMax=).
 					cancel()
 				}()
 			}
+			launch.SpareService()
 			keeper, err := keeperOf(socket, metrics, sayTo(c))
 			if err != nil {
 				return err

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -23,7 +24,8 @@ import (
 
 // trainLittle is a trainer for the tests: steps with made-up gradients over the
 // job's optimizer service, and a checkpoint every few steps. It goes on from
-// the state that it finds, or else from the newest checkpoint.
+// the state that it finds, or else from the newest checkpoint, until TRAIN_STEPS
+// are made; where that is 0, until a file "enough" is in TRAIN_DIRECTORY.
 func trainLittle() {
 	if err := trainSteps(); err != nil {
 		fmt.Fprintln(os.Stderr, "train-little:", err)
@@ -52,11 +54,7 @@ func trainSteps() error {
 
 // trainUntil trains until the last step is made, or the service is lost.
 func trainUntil(directory string, last int64) error {
-	s, err := service.OpenSession(os.Getenv(service.SocketVariable), &service.Document{
-		Schema: service.OpenSchema, Job: os.Getenv("PLIMSOLL_JOB"), World: 1, LocalWorld: 1, Part: "bf16",
-		Optimizer: "adamw", State: "split", Moments: "fp32", Parameter: "bf16", Gradient: "bf16", Groups: 1,
-		Parameters: []service.Piece{{Name: "weight", Shape: []int64{littleElements}, Count: littleElements}},
-	})
+	s, err := openLittle(littleElements)
 	if err != nil {
 		return err
 	}
@@ -67,12 +65,19 @@ func trainUntil(directory string, last int64) error {
 			return err
 		}
 	}
-	for step < last {
+	done := func() bool { return step == last }
+	if last == 0 {
+		done = func() bool { return exists(directory, "enough") }
+	}
+	for !done() {
 		step++
 		if err := littleStep(s, step); err != nil {
 			return err
 		}
-		if step%savedEvery != 0 && step != last {
+		if err := os.WriteFile(filepath.Join(directory, "made"), fmt.Append(nil, step), 0o644); err != nil {
+			return err
+		}
+		if step%savedEvery != 0 {
 			continue
 		}
 		if err := saveLittle(s, directory); err != nil {
@@ -83,10 +88,24 @@ func trainUntil(directory string, last int64) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(directory, "fingerprint"), []byte(print), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(directory, "fingerprint"), fmt.Appendf(nil, "%d %s", step, print), 0o644); err != nil {
 		return err
 	}
 	return s.Close()
+}
+
+func exists(directory, name string) bool {
+	_, err := os.Stat(filepath.Join(directory, name))
+	return err == nil
+}
+
+// openLittle opens a session of one parameter.
+func openLittle(elements int64) (*service.Session, error) {
+	return service.OpenSession(os.Getenv(service.SocketVariable), &service.Document{
+		Schema: service.OpenSchema, Job: os.Getenv("PLIMSOLL_JOB"), World: 1, LocalWorld: 1, Part: "bf16",
+		Optimizer: "adamw", State: "split", Moments: "fp32", Parameter: "bf16", Gradient: "bf16", Groups: 1,
+		Parameters: []service.Piece{{Name: "weight", Shape: []int64{elements}, Count: elements}},
+	})
 }
 
 func begin(s *service.Session, directory string) (int64, error) {
@@ -176,66 +195,101 @@ func TestAnyProcessIsKilled(t *testing.T) {
 	if testing.Short() {
 		kills = 12
 	}
-	for name, c := range map[string]struct {
-		victims []string
-		steps   int64 // for each kill
-	}{
-		"launcher": {[]string{"plimsoll run", "plimsoll keep-ranks"}, 5}, // and what has to be done again
-		"trainer":  {[]string{"train-little"}, 25},
-		"service":  {[]string{"plimsoll serve"}, 25},
+	for name, victims := range map[string][]string{
+		"launcher": {"plimsoll run", "plimsoll keep-ranks"},
+		"trainer":  {"train-little"},
+		"service":  {"plimsoll serve"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			victims, steps := c.victims, c.steps*int64(kills)
-			alone := t.TempDir()
-			newTraining(t, alone, steps).start(t).ends(t, 0, time.Minute)
-			want, err := os.ReadFile(filepath.Join(alone, "fingerprint"))
-			if err != nil {
-				t.Fatal(err)
-			}
 			directory := t.TempDir()
 			random := rand.New(rand.NewPCG(3, uint64(len(name))))
 			killed, begun := 0, 0
-			for ended := false; !ended; {
-				begun++
-				if begun > 3*kills {
-					t.Fatalf("the job was begun %d times and has not ended", begun)
+			for ended := false; !ended; begun++ {
+				j := newTraining(t, directory, 0, "--restarts", "1000").start(t)
+				fatal := func(what string) {
+					j.kill(t)
+					t.Fatalf("after %d kills %s: %v\nstderr:\n%s", killed, what, j.command.Wait(), &j.stderr)
 				}
-				j := newTraining(t, directory, steps, "--restarts", "1000").start(t)
-				over := make(chan error, 1)
-				go func() { over <- j.command.Wait() }()
-				for running := true; running; {
-					if name == "launcher" && j.struck {
-						running, ended = false, <-over == nil
-						break
+				struck := false // so that it has ended
+				for killed < kills && !struck {
+					if !awaitMoment(directory, killed) {
+						fatal("no step is made, or no checkpoint")
 					}
-					select {
-					case err := <-over:
-						running, ended = false, err == nil
-					case <-time.After(time.Duration(random.Float64() * float64(150*time.Millisecond))):
-						victim := victims[random.IntN(len(victims))]
-						if pid := j.named(t, victim); pid != 0 && killed < kills && syscall.Kill(pid, syscall.SIGKILL) == nil {
-							killed++
-							j.struck = true
-						}
+					time.Sleep(time.Duration(random.Int64N(int64(100 * time.Millisecond))))
+					pid := j.named(t, victims[random.IntN(len(victims))])
+					if pid != 0 && syscall.Kill(pid, syscall.SIGKILL) == nil {
+						killed++
+						struck = name == "launcher"
 					}
 				}
+				if ended = !struck; ended {
+					if !awaitStep(directory) {
+						fatal("no step is made")
+					}
+					if err := os.WriteFile(filepath.Join(directory, "enough"), nil, 0o644); err != nil {
+						t.Fatal(err)
+					}
+				}
+				err := j.wait(t)
 				j.isGone(t)
-				if t.Failed() {
-					t.Fatalf("stderr:\n%s", &j.stderr)
+				if (err == nil) != ended || t.Failed() {
+					t.Fatalf("after %d kills the job has ended with %v\nstderr:\n%s", killed, err, &j.stderr)
 				}
 			}
-			got, err := os.ReadFile(filepath.Join(directory, "fingerprint"))
-			if err != nil || !bytes.Equal(got, want) {
-				t.Errorf("after %d kills the state is %s (%v), want %s", killed, got, err, want)
-			}
+			checkFingerprint(t, directory)
 			left, _ := filepath.Glob(filepath.Join(directory, "plimsoll-*"))
 			if len(left) > 0 {
 				t.Errorf("%s are left", strings.Join(left, ", "))
 			}
-			if killed < kills/3 || name == "launcher" && killed < kills {
-				t.Errorf("only %d of %d kills came before the end", killed, kills)
-			}
 			t.Logf("killed %d times; the job was begun %d times", killed, begun)
 		})
+	}
+}
+
+// awaitMoment waits for what a kill is to follow: in turn nothing, a step and a
+// checkpoint.
+func awaitMoment(directory string, number int) bool {
+	switch number % 3 {
+	case 1:
+		return awaitStep(directory)
+	case 2:
+		saved := func() []string {
+			folders, _ := filepath.Glob(filepath.Join(directory, "step-*"))
+			return folders
+		}
+		before := saved()
+		return await(func() bool { return !slices.Equal(saved(), before) })
+	}
+	return true
+}
+
+// awaitStep waits for a step to be made.
+func awaitStep(directory string) bool {
+	made := func() string {
+		step, _ := os.ReadFile(filepath.Join(directory, "made"))
+		return string(step)
+	}
+	before := made()
+	return await(func() bool { return made() != before })
+}
+
+// checkFingerprint holds the state at the end of a training against that of one
+// that was left alone.
+func checkFingerprint(t *testing.T, directory string) {
+	t.Helper()
+	got, err := os.ReadFile(filepath.Join(directory, "fingerprint"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	step, _, _ := strings.Cut(string(got), " ")
+	steps, err := strconv.ParseInt(step, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	alone := t.TempDir()
+	newTraining(t, alone, steps).start(t).ends(t, 0)
+	want, err := os.ReadFile(filepath.Join(alone, "fingerprint"))
+	if err != nil || !bytes.Equal(got, want) {
+		t.Errorf("step and state are %s (%v), want %s", got, err, want)
 	}
 }

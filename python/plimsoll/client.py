@@ -110,6 +110,7 @@ class Session:
             _close(descriptors)
         self.attached, self.initialized = opened.attached, opened.initialized
         self.step, self.service, self.kernel = opened.step, opened.service, opened.kernel
+        self.opened = opened
         _sessions.add(self)
 
     @property
@@ -368,10 +369,20 @@ class Session:
     def norm_result(self, request: Request) -> float:
         return protocol.parse_norm(self.result(request))
 
-    def begin(self, factor: float, groups: Sequence[Sequence[float]], *, wait: bool) -> Request:
+    def prepare(self, groups: Sequence[Sequence[float]]) -> Request:
+        """Says that all gradients are final, and gives seven numbers for each group, for the next step.
+
+        When the answer is there, whoever opens the session can make that step, whatever dies.
+        """
+        with self._lock:
+            self.drain()
+            return self.send(Kind.PREPARE, protocol.pack_prepare(self.step + 1, groups))
+
+    def begin(self, factor: float, groups: Optional[Sequence[Sequence[float]]], *, wait: bool) -> Request:
         """Begins the next step. Gradients are multiplied by ``factor``; each group has seven numbers.
 
-        With ``wait`` the answer comes when the step is done. See :meth:`begun`.
+        Without ``groups`` it is the step that was prepared. With ``wait`` the answer comes when the step is done. See
+        :meth:`begun`.
         """
         with self._lock:
             self.drain()
@@ -448,7 +459,7 @@ def _leave_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 _WITHOUT_RESULT = frozenset(
-    (Kind.WINDOW, Kind.WRITE, Kind.READ, Kind.SET_STEP, Kind.READY, Kind.ACCUMULATE, Kind.CLEAR, Kind.CLOSE)
+    (Kind.WINDOW, Kind.WRITE, Kind.READ, Kind.SET_STEP, Kind.READY, Kind.ACCUMULATE, Kind.CLEAR, Kind.CLOSE, Kind.PREPARE)
 )
 
 

@@ -6,9 +6,10 @@ Parsing is strict: an answer that says anything but what was asked for is a
 
 import enum
 import json
+import math
 import struct
 from dataclasses import dataclass
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from plimsoll.errors import ProtocolError, ServiceError
 
@@ -26,6 +27,7 @@ _TRANSFER = struct.Struct("<IIQQQ")
 _STRETCH = struct.Struct("<QQ")
 _NUMBER = struct.Struct("<Q")
 _STEP = struct.Struct("<QdII")
+_WAIT_FOR_STEP, _PREPARED_STEP = 1, 2
 _GROUP = struct.Struct(f"<{HYPERPARAMETERS}d")
 _WAIT = struct.Struct("<QQQ")
 _FLAGS = struct.Struct("<I")
@@ -55,6 +57,7 @@ class Kind(enum.IntEnum):
     LOAD = 15
     STAT = 16
     CLOSE = 17
+    PREPARE = 18
 
 
 STATUSES = ("done", "malformed", "refused", "does_not_fit", "busy", "not_permitted", "out_of_order", "storage", "internal")
@@ -91,8 +94,14 @@ def pack_number(number: int) -> bytes:
     return _NUMBER.pack(number)
 
 
-def pack_step(step: int, factor: float, wait: bool, groups: Sequence[Sequence[float]]) -> bytes:
-    return _STEP.pack(step, factor, int(wait), len(groups)) + b"".join(_GROUP.pack(*g) for g in groups)
+def pack_step(step: int, factor: float, wait: bool, groups: Optional[Sequence[Sequence[float]]]) -> bytes:
+    """A step; ``groups`` is None for one that was prepared."""
+    flags = _WAIT_FOR_STEP * wait | _PREPARED_STEP * (groups is None)
+    return _STEP.pack(step, factor, flags, len(groups or ())) + b"".join(_GROUP.pack(*g) for g in groups or ())
+
+
+def pack_prepare(step: int, groups: Sequence[Sequence[float]]) -> bytes:
+    return pack_step(step, 0.0, False, groups)
 
 
 def pack_wait(step: int, first: int, count: int) -> bytes:
@@ -202,11 +211,18 @@ class ArenaDescription:
 
 @dataclass(frozen=True)
 class Opened:
-    """The result of open."""
+    """The result of open.
+
+    ``prepared_step`` is the step that was prepared last, ``asked_step`` that which was asked for last, with
+    ``asked_factor``.
+    """
 
     attached: bool
     initialized: bool
     step: int
+    prepared_step: int
+    asked_step: int
+    asked_factor: float
     elements: int
     service: str
     kernel: str
@@ -221,6 +237,13 @@ def _member(document: Dict[str, Any], name: str, type_: type) -> Any:
     if type_ is int and not 0 <= value < 1 << 63:
         raise ProtocolError(f"open: {name} is {value}: expected a number of 0 or more, below 2^63; {MEND}")
     return value
+
+
+def _factor(document: Dict[str, Any]) -> float:
+    value = document.get("asked_factor")
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ProtocolError(f"open: asked_factor is {value!r}: expected a finite number; {MEND}")
+    return float(value)
 
 
 def parse_opened(result: bytes, elements: int) -> Opened:
@@ -251,6 +274,9 @@ def parse_opened(result: bytes, elements: int) -> Opened:
         attached=_member(document, "attached", bool),
         initialized=_member(document, "initialized", bool),
         step=_member(document, "step", int),
+        prepared_step=_member(document, "prepared_step", int),
+        asked_step=_member(document, "asked_step", int),
+        asked_factor=_factor(document),
         elements=_member(document, "elements", int),
         service=_member(document, "service", str),
         kernel=_member(document, "kernel", str),

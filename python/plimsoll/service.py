@@ -1,6 +1,7 @@
 """A service of this process's own, for where none was started for it."""
 
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -37,16 +38,14 @@ class Service:
     def __init__(self) -> None:
         # The name of a socket has at most 107 bytes.
         parent = tempfile.gettempdir()
-        directory = tempfile.mkdtemp(prefix=f"plimsoll-{os.getpid()}-", dir=parent if len(parent) <= 60 else "/tmp")
+        # The service makes the folder, and so removes it also where this
+        # process is killed.
+        directory = os.path.join(parent if len(parent) <= 60 else "/tmp", f"plimsoll-{os.getpid()}-{secrets.token_hex(8)}")
         self.socket = os.path.join(directory, "socket")
-        try:
-            command: List[str] = [find_program(), "serve", "--socket", self.socket, "--until-stdin-closes"]
-            # In a process group of its own: the interrupt of a terminal is this
-            # process's to handle, and the state must outlive its handling.
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
-        except BaseException:
-            shutil.rmtree(directory, ignore_errors=True)
-            raise
+        command: List[str] = [find_program(), "serve", "--socket", self.socket, "--until-stdin-closes"]
+        # In a process group of its own: the interrupt of a terminal is this
+        # process's to handle, and the state must outlive its handling.
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
         self.close = weakref.finalize(self, _end, self.process, directory, os.getpid())
         _services.add(self)
         try:

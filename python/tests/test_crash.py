@@ -23,18 +23,28 @@ STEPS = 40
 
 def workers(service):
     """The processes of the service that the keeper has started."""
-    tasks = pathlib.Path(f"/proc/{service.process.pid}/task").iterdir()
-    return [int(c) for t in tasks for c in (t / "children").read_text().split()]
+    found = []
+    for task in pathlib.Path(f"/proc/{service.process.pid}/task").iterdir():
+        try:
+            found += map(int, (task / "children").read_text().split())
+        except FileNotFoundError:
+            pass  # a thread that has ended
+    return found
 
 
 def kill_worker(service):
-    killed = workers(service)
-    for pid in killed:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-    return len(killed)
+    """Kills the service, when there is one again."""
+    for _ in range(2000):
+        killed = workers(service)
+        for pid in killed:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        if killed:
+            return len(killed)
+        time.sleep(0.005)
+    raise AssertionError("the service is not started again")
 
 
 def big_network():
@@ -153,51 +163,85 @@ def test_trainer_is_killed(service):
     assert found == wanted
 
 
+class Mixed(torch.nn.Sequential):
+    """Parameters of two types, so that each rank has two sessions."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        super().__init__(torch.nn.Linear(16, 40), torch.nn.Tanh(), torch.nn.Linear(40, 4).bfloat16())
+
+    def forward(self, x):
+        return self[2](self[1](self[0](x)).bfloat16())
+
+
 RANK = """
 import os, pathlib, signal, sys
 import torch
 import torch.distributed as dist
+from plimsoll.client import Session
 from plimsoll.torch import AdamW
-from test_crash import digest
-from test_optimizer import backward, network
+from test_crash import Mixed, digest
+from test_optimizer import backward
 
+directory, victim, calls, clip, sharding = sys.argv[1:]
 dist.init_process_group("gloo")
-marker = pathlib.Path(sys.argv[1]) / os.environ["RANK"]
-model = network(torch.bfloat16)
-optimizer = AdamW(model.parameters(), lr=1e-2, max_grad_norm=0.3, sharding="zero1")
+rank = os.environ["RANK"]
+model = Mixed()
+optimizer = AdamW(model.parameters(), lr=1e-2, max_grad_norm=float(clip) or None, sharding=sharding)
 first = optimizer.resumed_step
+begin, left = Session.begin, int(calls)
+
+def begin_or_die(self, *arguments, **options):
+    global left
+    if rank == victim and first == 0 and self.step == 7:
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+    request = begin(self, *arguments, **options)
+    if rank == victim:
+        self.begun(request)
+    return request
+
+Session.begin = begin_or_die
 for i in range(first, 12):
     backward(model, i)
-    if i == 7 and os.environ["RANK"] == "1" and first == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
     optimizer.step()
     optimizer.zero_grad()
-marker.write_text(f"{first} {digest(model)}")
+(pathlib.Path(directory) / rank).write_text(f"{first} {digest(model)}")
 dist.destroy_process_group()
 """
 
 
-def test_ranks_are_started_again(tmp_path):
+@pytest.mark.parametrize(
+    "ranks,victim,calls,clip,sharding",
+    [
+        (2, 1, 0, 0.3, "zero1"),
+        (2, 0, 1, 0, "zero2"),
+        (1, 0, 1, 0, "zero1"),
+    ],
+)
+def test_ranks_that_are_killed_between_their_steps(tmp_path, ranks, victim, calls, clip, sharding):
+    """Some shards have made step 8 when a rank is killed: started again, the others make it, too."""
     here = pathlib.Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
-    command = [
-        os.environ["PLIMSOLL"],
-        "run",
-        "--nproc",
-        "2",
-        "--restarts",
-        "1",
-        "--",
-        sys.executable,
-        "-c",
-        RANK,
-        str(tmp_path),
-    ]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    program = [sys.executable, "-c", RANK, tmp_path, victim, calls, clip, sharding]
+    command = [os.environ["PLIMSOLL"], "run", "--nproc", ranks, "--restarts", "1", "--", *program]
+    done = subprocess.run([str(c) for c in command], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    model = network(torch.bfloat16)
-    train(model, plimsoll.torch.AdamW(model.parameters(), lr=1e-2, max_grad_norm=0.3), 12)
-    assert [(tmp_path / r).read_text() for r in "01"] == [f"7 {digest(model)}"] * 2
+    model = Mixed()
+    train(model, plimsoll.torch.AdamW(model.parameters(), lr=1e-2, max_grad_norm=clip or None), 12)
+    assert [(tmp_path / str(r)).read_text() for r in range(ranks)] == [f"8 {digest(model)}"] * ranks
+
+
+def test_a_step_that_not_all_have_prepared(service):
+    model = Mixed()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), socket=service.socket)
+    train(model, optimizer, 3)
+    bf16 = optimizer._parts[0].session
+    bf16.begun(bf16.begin(1.0, optimizer._numbers(), wait=True))
+    optimizer.close()
+    with pytest.raises(RuntimeError, match="at different steps .3, 4., and the last was not prepared by all; .* checkpoint"):
+        plimsoll.torch.AdamW(Mixed().parameters(), socket=service.socket).open()
 
 
 def test_gradients_of_other_weights_are_refused(service):

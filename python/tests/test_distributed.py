@@ -247,6 +247,42 @@ def test_checkpoint_of_ranks_is_loaded_by_one(tmp_path):
     assert optimizer.resumed_step == 3 and weights(model) == before[0][0]
 
 
+def in_groups(rank, directory, resume):
+    """Parameter groups as usual: one without weight decay, whose few elements are all of rank 0."""
+    torch.manual_seed(0)
+    model = GPT().bfloat16()
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() < 2][:2], "weight_decay": 0.0, "lr": 1e-2},
+        {"params": [p for p in model.parameters() if p.dim() >= 2], "lr": 1e-4},
+    ]
+    optimizer = plimsoll.torch.AdamW(groups, sharding="zero2", model=model, max_grad_norm=0.5)
+    optimizer.open()
+    if resume:
+        optimizer.load(directory)
+    first = optimizer.resumed_step
+    for i in range(first, first + 2):
+        model.loss(own_rows(batch(text(), i), rank)).backward()
+        optimizer.step()
+    optimizer.save(directory)
+    assert optimizer.saved() == first + 2
+    return weights(model)
+
+
+def test_groups_that_not_all_ranks_have(tmp_path):
+    once = run(in_groups, str(tmp_path / "once"), False)
+    twice = run(in_groups, str(tmp_path / "once"), True)
+    assert once[0] == once[1] and twice[0] == twice[1]
+    torch.manual_seed(0)
+    model = GPT().bfloat16()
+    few = [p for p in model.parameters() if p.dim() < 2][:2]
+    many = [p for p in model.parameters() if p.dim() >= 2]
+    optimizer = plimsoll.torch.AdamW(
+        [{"params": few, "weight_decay": 0.0, "lr": 1e-2}, {"params": many, "lr": 1e-4}], model=model
+    )
+    optimizer.load(tmp_path / "once")
+    assert optimizer.resumed_step == 4 and weights(model) == twice[0]
+
+
 def failing(rank, directory):
     model = GPT()
     optimizer = plimsoll.torch.AdamW(model.parameters(), sharding="zero1", model=model)

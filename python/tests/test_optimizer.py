@@ -108,19 +108,61 @@ def test_groups_of_a_type_each():
         torch.testing.assert_close(m.weight.detach().float(), b - 10.0**-i, rtol=1e-2, atol=1e-3)
 
 
-def test_a_step_that_was_interrupted_between_parts_is_noticed(monkeypatch):
+def test_two_optimizers_of_a_program(service):
+    generator, critic = network(), network()
+    undisturbed = network()
+    train(undisturbed, plimsoll.torch.SGD(undisturbed.parameters(), lr=0.1), 4)
+    first = plimsoll.torch.SGD(generator.parameters(), lr=0.1, socket=service.socket)
+    train(generator, first, 2)
+    with pytest.raises(RuntimeError, match="give each optimizer of a program a name"):
+        plimsoll.torch.SGD(critic.parameters(), lr=0.1, socket=service.socket).open()
+    second = plimsoll.torch.AdamW(critic.parameters(), lr=0.1, socket=service.socket, name="critic")
+    train(critic, second, 3)
+    train(generator, first, 2, 2)
+    assert_same(generator, undisturbed, 0, 0)
+    second.close()
+    again = plimsoll.torch.AdamW(critic.parameters(), lr=0.1, socket=service.socket, name="critic")
+    assert again.resumed_step == 3
+    with pytest.raises(ValueError, match="name is 'the critic': expected"):
+        plimsoll.torch.SGD(critic.parameters(), name="the critic")
+
+
+def of_two_parts():
     model = torch.nn.ModuleList([torch.nn.Linear(8, 8), torch.nn.Linear(8, 8).bfloat16()])
-    optimizer = plimsoll.torch.SGD(model.parameters())
     for p in model.parameters():
         p.grad = torch.ones_like(p)
+    optimizer = plimsoll.torch.SGD(model.parameters())
     optimizer.step()
+    return model, optimizer
+
+
+def test_a_step_that_is_interrupted_between_parts_is_made(monkeypatch):
+    model, optimizer = of_two_parts()
+    session = optimizer._parts[1].session
+    begin = session.begin
 
     def interrupted(*_, **__):
+        session.begin = begin
         raise KeyboardInterrupt
 
+    session.begin = interrupted
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    assert [p.session.step for p in optimizer._parts] == [2, 2]
+    assert all((p != b).any() for p, b in zip(model.parameters(), before))
+    optimizer.step()
+
+
+def test_a_step_that_fails_between_parts_is_noticed(monkeypatch):
+    _, optimizer = of_two_parts()
+
+    def fail(*_, **__):
+        raise ValueError
+
     with monkeypatch.context() as m:
-        m.setattr(optimizer._parts[1].session, "begin", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        m.setattr(optimizer._parts[1].session, "begin", fail)
+        with pytest.raises(ValueError):
             optimizer.step()
     with pytest.raises(RuntimeError, match="at different steps \\(bf16: 2, fp32: 1\\).*load the last checkpoint"):
         optimizer.step()

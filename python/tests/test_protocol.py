@@ -1,6 +1,7 @@
 """Messages: what is packed, and that nothing but what is expected is taken."""
 
 import json
+import math
 import struct
 
 import pytest
@@ -14,6 +15,9 @@ OPENED = {
     "schema": "plimsoll.session/1",
     "attached": False,
     "step": 0,
+    "prepared_step": 0,
+    "asked_step": 0,
+    "asked_factor": 0.5,
     "initialized": False,
     "elements": 100,
     "service": "v0.1.0",
@@ -111,6 +115,8 @@ def test_changed_documents_are_refused(data):
     )
     # A larger mapping is as good.
     unchanged = unchanged and not (name == "step" and not 0 <= value < 2**63)
+    unchanged = unchanged or (name in ("prepared_step", "asked_step") and type(value) is int and 0 <= value < 2**63)
+    unchanged = unchanged or (name == "asked_factor" and type(value) in (int, float) and math.isfinite(value))
     unchanged = unchanged or (name == "mapped_bytes" and type(value) is int and 200 <= value < 2**63)
     where[name] = value
     text = json.dumps(document).encode()

@@ -23,6 +23,8 @@ Parameters that fully_shard has sharded are held as they are.
 
 ``model`` or ``named_parameters``: for names in checkpoints.
 
+``name``: where one program has several optimizers, each but one needs a name.
+
 ``job`` and ``socket``: of the service; $PLIMSOLL_JOB and $PLIMSOLL_SOCKET where
 they are not given. Without a socket each process starts a service of its own.
 """

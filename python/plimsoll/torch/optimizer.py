@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import threading
 import weakref
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
@@ -10,6 +11,7 @@ import torch
 import torch.distributed
 
 from plimsoll.errors import PlimsollError
+from plimsoll.protocol import Kind, Opened
 from plimsoll.service import Service
 from plimsoll.torch import layout, state_dict
 from plimsoll.torch.layout import Mesh
@@ -56,6 +58,7 @@ class Optimizer(torch.optim.Optimizer):
         model: Optional[torch.nn.Module] = None,
         named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]] = None,
         job: Optional[str] = None,
+        name: Optional[str] = None,
         socket: Optional[str] = None,
     ):
         _choose("state", state, ("split", "fp32"))
@@ -64,6 +67,8 @@ class Optimizer(torch.optim.Optimizer):
         _choose("missing_gradients", missing_gradients, ("refuse", "zero"))
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm is {max_grad_norm}: expected a number above 0, or None not to clip")
+        if name is not None and not re.fullmatch("[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,31}", name):
+            raise ValueError(f"name is {name!r}: expected 1 to 32 of a-z A-Z 0-9 . _ -, and no dot at the beginning")
         self._parts: Optional[List[Part]] = None
         super().__init__(params, defaults)
         self._state, self._moments_format = state, moments
@@ -71,6 +76,7 @@ class Optimizer(torch.optim.Optimizer):
         self._refuses_missing = missing_gradients == "refuse"
         self._model, self._named = model, list(named_parameters) if named_parameters is not None else None
         self._job = job or os.environ.get("PLIMSOLL_JOB") or "job"
+        self._name_in_job = name
         self._socket = socket or os.environ.get("PLIMSOLL_SOCKET")
         self._service: Optional[Service] = None
         self._lock = threading.RLock()  # hooks run on autograd's threads, one for each device
@@ -160,25 +166,24 @@ class Optimizer(torch.optim.Optimizer):
         rank, world = mesh.rank, mesh.world
         if mesh.group is None:
             rank, world = _number("RANK", 0), _number("WORLD_SIZE", 1)
-        group = {g: i for i, g in enumerate(part.groups)}
         document = {
             "schema": "plimsoll.open/1",
             "job": self._job,
             "rank": rank,
             "world": world,
             "local_world": min(world, _number("PLIMSOLL_LOCAL_RANKS", _number("LOCAL_WORLD_SIZE", world))),
-            "part": part.name,
+            "part": f"{self._name_in_job}.{part.name}" if self._name_in_job else part.name,
             "optimizer": self._name,
             "state": self._state if part.name == "bf16" else "fp32",
             "moments": self._moments_format,
             "parameter": part.name,
             "gradient": part.name,
-            "groups": len(group),
+            "groups": len(self.param_groups),
             "parameters": [
                 {
                     "name": p.name,
                     "shape": list(p.shape),
-                    "group": group[p.group],
+                    "group": p.group,
                     "moments": layout.moments_of(p, self._moments_format),
                     "first": p.first,
                     "count": p.count,
@@ -193,23 +198,37 @@ class Optimizer(torch.optim.Optimizer):
 
     def _agree(self) -> None:
         """All parts of all ranks begin at one step: new ones from the model, others as they are."""
-        found = [(p.session.initialized, p.session.step) for p in self._parts if p.session]
+        found = [p.session.opened for p in self._parts if p.session]
         if self._collective.group is not None:
             every: List[Any] = [None] * self._collective.world
             torch.distributed.all_gather_object(every, found, group=self._collective.group)
             found = [f for of_rank in every for f in of_rank]
-        steps = sorted({step for _, step in found})
-        if len(steps) > 1:
-            raise PlimsollError(
-                f"the shards of this job are at different steps ({', '.join(map(str, steps))}): it was ended in between; "
-                "give the job another name (job=, PLIMSOLL_JOB) or the service another start, and load the last checkpoint"
-            )
-        whole = all(initialized for initialized, _ in found)
+        last = max((f.step for f in found), default=0)
+        whole = all(f.initialized for f in found)
+        if any(f.step != last for f in found):
+            self._catch_up(last, found)
         for part in self._parts:
             if not whole:
                 part.initialize(in_arena=part.name == "fp32" or (part.name == "bf16" and self._state == "split"))
             part.adopt()
-        self._resumed_step = steps[0] if steps else 0
+        self._resumed_step = last
+
+    def _catch_up(self, last: int, found: Sequence[Opened]) -> None:
+        """Makes the last step where it was not made: the job ended between two requests for it.
+
+        Every rank finds the same of all. The first request came when all had prepared the step.
+        """
+        behind = [f for f in found if f.step != last]
+        factors = {f.asked_factor for f in found if f.step == last == f.asked_step}
+        if len(factors) != 1 or any(f.step != last - 1 or f.prepared_step != last for f in behind):
+            steps = ", ".join(map(str, sorted({f.step for f in found})))
+            raise PlimsollError(
+                f"the shards of this job are at different steps ({steps}), and the last was not prepared by all; "
+                "give the job another name (job=, PLIMSOLL_JOB) or the service another start, and load the last checkpoint"
+            )
+        for part in self._parts:
+            if part.session and part.session.step != last:
+                part.session.begun(part.session.begin(min(factors), None, wait=True))
 
     def _hook_all(self) -> List[Any]:
         own = weakref.ref(self)
@@ -302,18 +321,40 @@ class Optimizer(torch.optim.Optimizer):
         self._check_steps()
         for part in self._parts:
             part.collect(self._reduces)
+        parts = [p for p in self._parts if p.session]
+        numbers: Dict[Part, Any] = dict.fromkeys(parts, self._numbers())
+        if len(parts) > 1 or self._collective.group is not None:
+            # A step of several shards is one of all or of none: see the protocol.
+            for part in parts:
+                part.session.prepare(numbers[part])
+            numbers = dict.fromkeys(parts)
         factor = self._factor()
         if factor is None:
             self.skipped += 1
         else:
-            numbers = [(p, self._numbers(p)) for p in self._parts if p.session]
-            begun = [(p.session, p.session.begin(factor, n, wait=p.shared)) for p, n in numbers]
-            for session, request in begun:
-                session.begun(request)
+            self._begin(factor, numbers)
             for part in self._parts:
                 part.pull(after_step=True)
         for part in self._parts:
             part.forget()
+
+    def _begin(self, factor: float, numbers: Dict[Part, Any]) -> None:
+        """Begins the step of every shard, or makes it where the model has its parameters in the arena."""
+        step = 1 + self._step_number()
+
+        def begin_rest() -> None:
+            for part in numbers:
+                part.session.drain()
+            rest = [p for p in numbers if p.session.step < step]
+            begun = [(p.session, p.session.begin(factor, numbers[p], wait=p.shared)) for p in rest]
+            for session, request in begun:
+                session.begun(request)
+
+        try:
+            begin_rest()
+        except KeyboardInterrupt:
+            begin_rest()
+            raise
 
     def _check_steps(self) -> None:
         """Refuses to go on where a step was interrupted between two parts."""
@@ -337,16 +378,16 @@ class Optimizer(torch.optim.Optimizer):
                 "sharding is 'zero2', whose gradients a GradScaler cannot see: use bfloat16, or sharding='zero1'"
             )
         self.last_grad_norm = None
-        if self.max_grad_norm is None and found_inf is None:
-            return 1.0 / scaled
-        asked = [(p.session, p.session.norm()) for p in self._parts if p.session]
-        squares = sum(session.norm_result(request) for session, request in asked)
+        asks = self.max_grad_norm is not None or found_inf is not None
+        squares = 0.0
+        if asks:
+            asked = [(p.session, p.session.norm()) for p in self._parts if p.session]
+            squares = sum(session.norm_result(request) for session, request in asked)
         if found_inf is not None and float(found_inf) != 0:
             squares = math.inf
-        if self._collective.group is not None:
-            total = torch.tensor(squares, dtype=torch.float64, device=self._device())
-            torch.distributed.all_reduce(total, group=self._collective.group)
-            squares = total.item()
+        squares = self._sum_over_ranks(squares)
+        if not asks:
+            return 1.0 / scaled
         norm = math.sqrt(squares) / scaled
         self.last_grad_norm = norm
         if not math.isfinite(norm):
@@ -355,10 +396,29 @@ class Optimizer(torch.optim.Optimizer):
             return 1.0 / scaled
         return min(1.0, self.max_grad_norm / (norm + 1e-6)) / scaled
 
-    def _numbers(self, part: Part) -> List[Sequence[float]]:
+    def _sum_over_ranks(self, number: float) -> float:
+        """The sum of a number of every rank. When it is there, all shards have prepared the step."""
+        sessions = [p.session for p in self._parts if p.session]
+        for session in sessions:
+            session.drain()
+        if self._collective.group is None:
+            return number
+        steps = [float(s.step) for s in sessions]
+        sums = [number, len(steps), sum(steps), sum(s * s for s in steps)]
+        total = torch.tensor(sums, dtype=torch.float64, device=self._device())
+        torch.distributed.all_reduce(total, group=self._collective.group)
+        number, count, of_steps, of_squares = total.tolist()
+        if count * of_squares != of_steps * of_steps:
+            for session in sessions:
+                session.call(Kind.CLEAR)  # these gradients are not those of the step that some have made
+            raise PlimsollError(
+                "the shards of this job are at different steps: a step was interrupted in between; load the last checkpoint"
+            )
+        return number
+
+    def _numbers(self) -> List[Sequence[float]]:
         numbers = []
-        for g in part.groups:
-            group = self.param_groups[g]
+        for g, group in enumerate(self.param_groups):
             for option in self._refused:
                 if group.get(option):
                     raise ValueError(

@@ -52,8 +52,6 @@ class Part:
         self.name, self.mesh, self.transfer, self.shared = name, mesh, transfer, shared
         self.pieces = pieces
         self.own = [p for p in pieces if p.owner == mesh.rank]
-        # The session knows the groups that its shard has elements of.
-        self.groups = sorted({p.group for p in self.own})
         self.session: Optional[Session] = None
         self.slots: Dict[torch.Tensor, Slot] = {}
         self.reduced: Dict[torch.Tensor, int] = {}  # how often a parameter's gradient was reduced since the last step

@@ -1,0 +1,142 @@
+package service
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/go-json-experiment/json"
+
+	"plimsoll/arena"
+	"plimsoll/ledger"
+)
+
+// record is what a service that comes after this one must know of a session: a
+// head, the document, and hyperparameters. It is in pages that outlive the
+// process; of its stores, those before some instant are there.
+type record struct {
+	*arena.Arena
+	*recordHead
+	groups [][hyperparameters]float64 // of the step that is prepared
+}
+
+// recordComponent ends the name of the arena of a record.
+const recordComponent = "session"
+
+const recordMagic = 0x326e6f6973736573 // "session2"
+
+type recordHead struct {
+	magic      uint64
+	document   uint64 // bytes
+	groupCount uint64
+	// whole is 1 where weights were written or loaded.
+	whole atomic.Uint64
+	// preparedStep is the step whose hyperparameters are here, and whose gradients
+	// are final; 0 is none.
+	preparedStep atomic.Uint64
+	// askedStep is the last step that was asked for, and factor what its gradients
+	// are multiplied by, as binary64.
+	askedStep, factor atomic.Uint64
+}
+
+const recordHeadSize = int(unsafe.Sizeof(recordHead{}))
+
+// recordedDocument is what the shard is made from.
+type recordedDocument struct {
+	Pages    arena.Pages `json:"pages"`
+	Document *Document   `json:"document"`
+}
+
+// groupsBegin is where the hyperparameters are.
+func groupsBegin(document int) int { return (recordHeadSize + document + 7) &^ 7 }
+
+func sizeOfRecord(document, groups int) ledger.Bytes {
+	return ledger.Bytes(groupsBegin(document) + groups*8*hyperparameters)
+}
+
+// newRecord makes the record of a session.
+func newRecord(d *Document, pages arena.Pages) (*record, error) {
+	text, err := json.Marshal(recordedDocument{pages, d})
+	if err != nil {
+		return nil, err
+	}
+	a, err := arena.New(d.key().String()+"/"+recordComponent, sizeOfRecord(len(text), d.Groups), arena.BasePages)
+	if err != nil {
+		return nil, err
+	}
+	copy(a.Bytes()[recordHeadSize:], text)
+	head := headOf(a.Bytes())
+	head.document, head.groupCount = uint64(len(text)), uint64(d.Groups)
+	head.magic = recordMagic
+	return overlay(a), nil
+}
+
+func headOf(bytes []byte) *recordHead { return (*recordHead)(unsafe.Pointer(unsafe.SliceData(bytes))) }
+
+// overlay finds the parts of a record that has a head.
+func overlay(a *arena.Arena) *record {
+	head := headOf(a.Bytes())
+	r := &record{Arena: a, recordHead: head}
+	if head.groupCount > 0 {
+		r.groups = unsafe.Slice((*[hyperparameters]float64)(unsafe.Pointer(&a.Bytes()[groupsBegin(int(head.document))])), head.groupCount)
+	}
+	return r
+}
+
+// readRecord reads the record that an earlier service has made.
+func readRecord(name string, file *os.File) (*record, recordedDocument, error) {
+	var found recordedDocument
+	bytes := make([]byte, recordHeadSize)
+	if _, err := file.ReadAt(bytes, 0); err != nil {
+		return nil, found, fmt.Errorf("the record %s: %w", name, err)
+	}
+	head := headOf(bytes)
+	if head.magic != recordMagic || head.document > maximumDocument || head.groupCount > maximumGroups {
+		return nil, found, fmt.Errorf("the record %s is none of this release", name)
+	}
+	a, err := arena.Attach(name, sizeOfRecord(int(head.document), int(head.groupCount)), arena.BasePages, file)
+	if err != nil {
+		return nil, found, err
+	}
+	text := a.Bytes()[recordHeadSize : recordHeadSize+int(head.document)]
+	if err := json.Unmarshal(text, &found); err != nil || found.Pages > arena.HugetlbPages || found.Document == nil || found.Document.validate() != nil || found.Document.Groups != int(head.groupCount) {
+		return nil, found, errors.Join(fmt.Errorf("the record %s cannot be read: %v", name, err), a.Close())
+	}
+	return overlay(a), found, nil
+}
+
+func (r *record) initialized() bool { return r.whole.Load() != 0 }
+
+func (r *record) setInitialized(yes bool) {
+	value := uint64(0)
+	if yes {
+		value = 1
+	}
+	r.whole.Store(value)
+}
+
+// prepare takes down that the gradients of a step are final, and its
+// hyperparameters.
+func (r *record) prepare(step uint64, groups [][hyperparameters]float64) {
+	r.preparedStep.Store(0)
+	copy(r.groups, groups)
+	r.preparedStep.Store(step)
+}
+
+// forgetPrepared is for whoever changes state or gradients.
+func (r *record) forgetPrepared() { r.preparedStep.Store(0) }
+
+// ask takes down that a step was asked for.
+func (r *record) ask(step uint64, factor float64) {
+	r.askedStep.Store(0)
+	r.factor.Store(math.Float64bits(factor))
+	r.askedStep.Store(step)
+}
+
+// asked is the step that was asked for last, and its factor.
+func (r *record) asked() (step uint64, factor float64) {
+	return r.askedStep.Load(), math.Float64frombits(r.factor.Load())
+}

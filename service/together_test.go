@@ -1,0 +1,229 @@
+package service
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// together is a training whose state is that of several shards: a step is one of
+// all of them. Some may have made it, and others not, when the trainer dies.
+type together struct {
+	sessions []*Session
+	mended   *atomic.Uint32 // counts the steps that were made for the others
+}
+
+// open opens all sessions and has those make the last step that have not.
+func (x *together) open(socket string, documents []*Document) error {
+	for _, d := range documents {
+		s, err := openPatiently(socket, d)
+		if err != nil {
+			return err
+		}
+		x.sessions = append(x.sessions, s)
+	}
+	if slices.ContainsFunc(x.sessions, func(s *Session) bool { return !s.Welcome.Initialized }) {
+		for _, s := range x.sessions {
+			if err := begin(s); err != nil {
+				return err
+			}
+			s.Welcome.Step = 0
+		}
+		return nil
+	}
+	return x.catchUp()
+}
+
+func (x *together) catchUp() error {
+	newest := slices.MaxFunc(x.sessions, func(a, b *Session) int { return int(a.Welcome.Step - b.Welcome.Step) }).Welcome
+	for _, s := range x.sessions {
+		w := &s.Welcome
+		if w.Step == newest.Step {
+			continue
+		}
+		if w.Step != newest.Step-1 || w.PreparedStep != uint64(newest.Step) || newest.AskedStep != uint64(newest.Step) {
+			return fmt.Errorf("a shard is at step %d with step %d prepared, and another at step %d after it was asked for step %d", w.Step, w.PreparedStep, newest.Step, newest.AskedStep)
+		}
+		if err := s.StepPrepared(newest.Step, newest.AskedFactor, true); err != nil {
+			return err
+		}
+		w.Step = newest.Step
+		x.mended.Add(1)
+	}
+	return nil
+}
+
+// step makes a step of all. Its factor is one that follows from nothing that a
+// shard knows.
+func (x *together) step(step int64, does func(uint32)) error {
+	does(writingGradients)
+	for _, s := range x.sessions {
+		putGradients(s, step, 0, s.Welcome.Elements)
+		if err := s.Ready(0, s.Welcome.Elements); err != nil {
+			return err
+		}
+	}
+	does(norming)
+	for _, s := range x.sessions {
+		if err := s.Prepare(step, adamw...); err != nil {
+			return err
+		}
+	}
+	does(stepping)
+	for _, s := range x.sessions {
+		if err := s.StepPrepared(step, 1/float64(1+step%7), false); err != nil {
+			return err
+		}
+	}
+	for _, s := range x.sessions {
+		if err := s.Wait(step, 0, s.Welcome.Elements); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// trainTogether goes on from where the state is.
+func (x *trainer) trainTogether(stop func(step int64) bool) (*together, error) {
+	if err := x.init(); err != nil {
+		return nil, err
+	}
+	x.does(opening)
+	t := &together{mended: x.mended}
+	if err := t.open(x.Socket, append([]*Document{x.Document}, x.Others...)); err != nil {
+		return nil, err
+	}
+	for step := t.sessions[0].Welcome.Step; !stop(step); step++ {
+		if err := t.step(step+1, x.does); err != nil {
+			return nil, err
+		}
+	}
+	return t, nil
+}
+
+// fingerprints are those of all shards.
+func (x *together) fingerprints(t *testing.T) []string {
+	t.Helper()
+	var prints []string
+	for _, s := range x.sessions {
+		prints = append(prints, fingerprint(t, s))
+		if err := s.Detach(); err != nil {
+			t.Error(err)
+		}
+	}
+	return prints
+}
+
+// TestShardsStepTogether kills the trainer of several shards at random instants,
+// also between their steps. The state ends with the bits that it would have had.
+func TestShardsStepTogether(t *testing.T) {
+	r := startService(t)
+	part := func(rank int, part string, change ...func(*Document)) *Document {
+		return testDocument(append(change, func(d *Document) { d.World, d.LocalWorld, d.Rank, d.Part = 2, 2, rank, part })...)
+	}
+	single := func(d *Document) { small(d); d.State, d.Parameter, d.Gradient = "fp32", "fp32", "fp32" }
+	x := &trainer{
+		Socket: r.Socket, Phase: filepath.Join(t.TempDir(), "phase"),
+		Document: part(0, "bf16", small), Others: []*Document{part(0, "fp32", single), part(1, "bf16", small), part(1, "fp32", single)},
+	}
+	hit := killTrainer(t, x, 3*time.Millisecond, stepping)
+	checkHits(t, hit, map[uint32]int{stepping: 10})
+	t.Logf("%d shards were a step behind", x.mended.Load())
+	if !testing.Short() && x.mended.Load() < uint32(kills()/20) {
+		t.Errorf("only %d shards were a step behind, in %d kills", x.mended.Load(), kills())
+	}
+	last := int64(0)
+	calm, err := x.trainTogether(func(step int64) bool { last = step; return true })
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := calm.fingerprints(t)
+	x.Socket = startService(t).Socket
+	calm, err = x.trainTogether(func(step int64) bool { return step == last })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := calm.fingerprints(t); !slices.Equal(got, want) {
+		t.Errorf("after %d kills and %d steps the states are %v, want %v", kills(), last, got, want)
+	}
+	t.Logf("%d steps", last)
+}
+
+// TestPreparedStep makes a step as it was prepared by another client, of a
+// service that has died since.
+func TestPreparedStep(t *testing.T) {
+	r := startService(t)
+	one := testDocument(small, func(d *Document) { d.Part = "one" })
+	two := testDocument(small, func(d *Document) { d.Part = "two" })
+	plain, prepared := begun(t, r.Socket, one), begun(t, r.Socket, two)
+	mustStep(t, plain, 3)
+	mustStep(t, prepared, 3)
+	for _, s := range []*Session{plain, prepared} {
+		putGradients(s, 4, 0, s.Welcome.Elements)
+	}
+	if err := errors.Join(plain.Step(4, 0.1, true, adamw...), prepared.Prepare(4, adamw...), prepared.Detach()); err != nil {
+		t.Fatal(err)
+	}
+	want := fingerprint(t, plain)
+	process := r.Process()
+	r.Kill()
+	await(t, "the end of the service", func() bool { return r.Process() != process })
+	plain, prepared = mustOpen(t, r.Socket, one), mustOpen(t, r.Socket, two)
+	if w := plain.Welcome; w.Step != 4 || w.PreparedStep != 0 || w.AskedStep != 4 || w.AskedFactor != 0.1 {
+		t.Errorf("where the step was made: %+v", w)
+	}
+	if w := prepared.Welcome; w.Step != 3 || w.PreparedStep != 4 || w.AskedStep != 3 {
+		t.Errorf("where it was prepared: %+v", w)
+	}
+	for range 2 { // a client that heard no answer asks again
+		if err := prepared.StepPrepared(4, 0.1, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := fingerprint(t, prepared); got != want {
+		t.Errorf("the state is %s, want %s", got, want)
+	}
+}
+
+// TestPreparedStepIsForgotten: what changes gradients or state makes the step
+// another.
+func TestPreparedStepIsForgotten(t *testing.T) {
+	r := startService(t)
+	s := begun(t, r.Socket, testDocument(small))
+	forgotten := func(what string, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		wantError(t, s.StepPrepared(1, 1, true), OutOfOrder, "step 1 as prepared: step 0 is (0 is none)")
+	}
+	checkpoints := t.TempDir()
+	if _, err := s.Save(checkpoints, nil); err != nil {
+		t.Fatal(err)
+	}
+	saved, err := s.Saved()
+	if err := errors.Join(err, s.Commit(checkpoints, saved)); err != nil {
+		t.Fatal(err)
+	}
+	for what, do := range map[string]func() error{
+		"ready":      func() error { return s.Ready(0, 10) },
+		"clear":      s.ClearGradients,
+		"accumulate": func() error { return s.Accumulate(0, make([]float32, 10)) },
+		"write":      func() error { return s.Write(FirstMoment, 0, make([]float32, 10)) },
+		"set_step":   func() error { return s.SetStep(0) },
+		"load":       func() error { _, err := s.Load(checkpoints); return err },
+	} {
+		if err := s.Prepare(1, adamw...); err != nil {
+			t.Fatal(err)
+		}
+		forgotten(what, do())
+	}
+	if err := errors.Join(s.Prepare(1, adamw...), s.StepPrepared(1, 1, true)); err != nil {
+		t.Fatal(err)
+	}
+	wantError(t, s.StepPrepared(2, 1, true), OutOfOrder, "step 2 as prepared: step 1 is (0 is none)")
+}
