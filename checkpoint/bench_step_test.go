@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,17 +23,47 @@ import (
 
 // BenchmarkStepWhileSaving alternates steps while nothing is saved, the steps
 // after a save has begun, and plain writes of the same bytes by as many threads.
-// What counts is the median of the ratios of how much longer the first step
-// takes to what a plain copy of the bytes that were written meanwhile takes, into
-// the page cache and to the disk.
+// What counts are the medians of the ratios of how much longer the first step
+// takes to what is taken by a plain copy of the bytes that were written meanwhile
+// into the page cache, alone and while it is being written back, and to the disk.
 func BenchmarkStepWhileSaving(b *testing.B) {
 	for _, parameters := range []int64{64 << 20, 256 << 20} {
 		for _, workers := range []int{1, 2} {
 			b.Run(fmt.Sprintf("%dMi/workers=%d", parameters>>20, workers), func(b *testing.B) {
-				benchmarkStepWhileSaving(b, stepped(b, parameters, workers))
+				benchmarkStepWhileSaving(b, stepped(b, parameters, workers), func(directory string, s Shard) (*writer, *Saving) {
+					saving, err := Save(directory, s, nil)
+					if err != nil {
+						b.Fatal(err)
+					}
+					return nil, saving
+				})
 			})
 		}
 	}
+}
+
+// BenchmarkStepWhileSavingSlowly is that of a disk that writes 100 MB/s. Saves are
+// given up after the steps.
+func BenchmarkStepWhileSavingSlowly(b *testing.B) {
+	for _, workers := range []int{1, 2} {
+		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
+			benchmarkStepWhileSaving(b, stepped(b, 64<<20, workers), func(directory string, s Shard) (*writer, *Saving) {
+				measureSpare()
+				w := newTestWriter(b, directory, s)
+				w.slow(b, &slowDisk{fileOnDisk{w.file}}, window, pageCache)
+				return w, w.save(s.State)
+			})
+		})
+	}
+}
+
+type slowDisk struct{ fileOnDisk }
+
+func (d *slowDisk) start(int64, int64) error { return nil }
+
+func (d *slowDisk) finish(offset, bytes int64, forget bool) error {
+	time.Sleep(time.Duration(bytes) * time.Second / 100e6)
+	return d.fileOnDisk.finish(offset, bytes, forget)
 }
 
 // stepped is a shard with the fastest kernel and workers on CPUs of their own.
@@ -62,40 +93,44 @@ func stepped(b *testing.B, parameters int64, workers int) Shard {
 	return s
 }
 
-func benchmarkStepWhileSaving(b *testing.B, s Shard) {
+// benchmarkStepWhileSaving measures with saves that are begun in some way. Where
+// that gives a writer, it is given up after the steps.
+func benchmarkStepWhileSaving(b *testing.B, s Shard, save func(directory string, s Shard) (*writer, *Saving)) {
 	directory := b.TempDir()
 	bytes := 12 * s.State.Config().Elements
 	b.SetBytes(bytes)
 	var results [][]float64
 	for b.Loop() {
 		settle(b, directory)
-		copied, written := writeByThreads(b, filepath.Join(directory, "plain"), s)
+		copied, written := writeByThreads(b, filepath.Join(directory, "plain"), s, false)
+		settle(b, directory)
+		beside, _ := writeByThreads(b, filepath.Join(directory, "plain"), s, true)
 		settle(b, directory)
 		var alone []float64
 		for range 5 {
 			alone = append(alone, timedStep(b, s))
 		}
 		step := median(alone)
-		saving, err := Save(directory, s, nil)
-		if err != nil {
-			b.Fatal(err)
-		}
+		w, saving := save(directory, s)
 		before, began := bytesWritten(b), time.Now()
 		first := timedStep(b, s)
 		moved := float64(bytesWritten(b) - before)
 		second, third := timedStep(b, s), timedStep(b, s)
-		if err := saving.Wait(); err != nil {
+		if w != nil {
+			w.back.fail(errDiscarded)
+		}
+		if err := saving.Wait(); err != nil && w == nil {
 			b.Fatal(err)
 		}
 		took := time.Since(began).Seconds()
 		discardSaving(b, directory)
-		copying, disk := copied*moved/float64(bytes), written*moved/float64(bytes)
+		extra, rate := (first-step)*float64(bytes)/moved, func(seconds float64) float64 { return float64(bytes) / 1e9 / seconds }
 		results = append(results, []float64{
-			(first - step) / copying, (first - step) / disk, second / step, third / step,
-			step, first, moved / 1e9, float64(bytes) / 1e9 / copied, float64(bytes) / 1e9 / written, float64(bytes) / 1e9 / took,
+			extra / copied, extra / beside, extra / written, second / step, third / step,
+			step, first, moved / 1e9, rate(copied), rate(beside), rate(written), rate(took),
 		})
 	}
-	for i, name := range []string{"of-copy", "of-disk", "second", "third", "step-s", "first-s", "moved-GB", "copy-GB/s", "disk-GB/s", "save-GB/s"} {
+	for i, name := range []string{"of-copy", "of-copy-beside", "of-disk", "second", "third", "step-s", "first-s", "moved-GB", "copy-GB/s", "copy-beside-GB/s", "disk-GB/s", "save-GB/s"} {
 		var values []float64
 		for _, r := range results {
 			values = append(values, r[i])
@@ -133,9 +168,10 @@ func bytesWritten(b *testing.B) (n int64) {
 }
 
 // writeByThreads writes the bytes of a save, each worker's part by a thread on
-// its CPU in pieces of the size of a chunk's. It returns how long that took, and
-// how long until all was on the disk.
-func writeByThreads(b *testing.B, path string, s Shard) (copied, written float64) {
+// its CPU in pieces of the size of a chunk's, and perhaps writes them back
+// meanwhile. It returns how long that took, and how long until all was on the
+// disk.
+func writeByThreads(b *testing.B, path string, s Shard, back bool) (copied, written float64) {
 	file, err := os.Create(path)
 	if err != nil {
 		b.Fatal(err)
@@ -146,7 +182,17 @@ func writeByThreads(b *testing.B, path string, s Shard) (copied, written float64
 	}
 	cpus := s.State.Config().CPUs
 	began := time.Now()
-	var threads sync.WaitGroup
+	var threads, beside sync.WaitGroup
+	var done atomic.Bool
+	if back {
+		beside.Go(func() {
+			for ; !done.Load(); time.Sleep(time.Millisecond) {
+				if err := unix.SyncFileRange(int(file.Fd()), 0, 0, unix.SYNC_FILE_RANGE_WRITE); err != nil {
+					b.Error(err)
+				}
+			}
+		})
+	}
 	for number, cpu := range cpus {
 		threads.Go(func() {
 			runtime.LockOSThread() // and the thread ends with its mask
@@ -170,6 +216,8 @@ func writeByThreads(b *testing.B, path string, s Shard) (copied, written float64
 	}
 	threads.Wait()
 	copied = time.Since(began).Seconds()
+	done.Store(true)
+	beside.Wait()
 	if err := errors.Join(unix.Fdatasync(int(file.Fd())), file.Close()); err != nil {
 		b.Fatal(err)
 	}

@@ -469,18 +469,18 @@ func TestFullDisk(t *testing.T) {
 }
 
 // newTestWriter begins to write a shard.
-func newTestWriter(t *testing.T, directory string, s Shard) *writer {
+func newTestWriter(f failer, directory string, s Shard) *writer {
 	l, err := layoutOf(s)
 	if err != nil {
-		t.Fatal(err)
+		f.Fatalf("%v", err)
 	}
 	folder, err := savingFolder(directory, s.State.Steps(), s.World)
 	if err != nil {
-		t.Fatal(err)
+		f.Fatalf("%v", err)
 	}
 	w, err := newWriter(folder, s, l, s.State.Steps(), nil)
 	if err != nil {
-		t.Fatal(err)
+		f.Fatalf("%v", err)
 	}
 	return w
 }

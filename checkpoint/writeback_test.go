@@ -37,14 +37,19 @@ func (d *stuckDisk) finish(int64, int64, bool) error {
 // to spare, and in windows of which the state has dozens.
 func stuckSave(t *testing.T, directory string, s Shard, spare int64) (*writer, *stuckDisk, *Saving) {
 	w := newTestWriter(t, directory, s)
-	if err := w.back.close(); err != nil {
-		t.Fatal(err)
-	}
 	disk := newStuckDisk(t)
-	w.back = newWriteback(disk, w.manifest.Bytes, 32<<10, newSpare(spare))
+	w.slow(t, disk, 32<<10, newSpare(spare))
+	return w, disk, w.save(s.State)
+}
+
+// slow gives a writer another disk.
+func (w *writer) slow(f failer, disk disk, window int64, spare *spare) {
+	if err := w.back.close(); err != nil {
+		f.Fatalf("%v", err)
+	}
+	w.back = newWriteback(disk, w.manifest.Bytes, window, spare)
 	w.back.take(w.manifest.Header)
 	w.back.wrote(0, w.manifest.Header)
-	return w, disk, w.save(s.State)
 }
 
 // ends waits for a step that must not wait for a disk.
