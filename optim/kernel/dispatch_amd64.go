@@ -92,13 +92,22 @@ func (s Set) traffic(n int, f Format, c *Chunk) {
 	traffic(trafficKey{s, f.State, f.Moments, f.Algorithm.Moments()}, &a)
 }
 
-func (s Set) sumSquares(n int, g Array, lanes *[16]float64) {
-	reach := prefetching(n, g, abi.PrefetchAlone)
+// sumSquares adds up the first n elements of every part.
+func (s Set) sumSquares(n, apart int, g Array, sums *[abi.Parts][abi.Group]float64) {
 	if s == AVX512 {
-		sumSquaresAVX512(n, reach, kind(g.Type), pointer(g.Data), lanes)
+		sumSquaresAVX512(n, apart, kind(g.Type), pointer(g.Data), sums)
 		return
 	}
-	sumSquaresAVX2(n, reach, kind(g.Type), pointer(g.Data), lanes)
+	sumSquaresAVX2(n, apart, kind(g.Type), pointer(g.Data), sums)
+}
+
+func (s Set) sumWideSquares(n int, g Array, lanes *[abi.Group]float64) {
+	reach := prefetching(n, g, abi.PrefetchAlone)
+	if s == AVX512 {
+		sumWideSquaresAVX512(n, reach, kind(g.Type), pointer(g.Data), lanes)
+		return
+	}
+	sumWideSquaresAVX2(n, reach, kind(g.Type), pointer(g.Data), lanes)
 }
 
 func (s Set) accumulate(n int, sum, gradient Array) {

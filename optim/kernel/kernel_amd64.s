@@ -10966,9 +10966,242 @@ done549:
 	VZEROUPPER
 	RET
 
-// func sumSquaresAVX2(n int, prefetching int, gradientKind int, gradient *byte, lanes *[16]float64)
-// Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
+// func sumSquaresAVX2(n int, apart int, gradientKind int, gradient *byte, sums *[4][16]float64)
+// Requires: AVX, AVX2, F16C, FMA3, SSE
 TEXT ·sumSquaresAVX2(SB), NOSPLIT, $8-40
+	STMXCSR (SP)
+	MOVL    (SP), AX
+	ORL     $0x00008040, AX
+	MOVL    AX, 4(SP)
+	LDMXCSR 4(SP)
+	MOVQ    gradientKind+16(FP), AX
+	MOVQ    gradient+24(FP), CX
+	MOVQ    n+0(FP), DX
+	MOVQ    apart+8(FP), BX
+	MOVQ    sums+32(FP), SI
+	CMPQ    AX, $0x01
+	JE      fp16566
+	JA      fp32567
+	MOVQ    BX, R9
+	SHLQ    $0x01, R9
+	XORQ    AX, AX
+
+run569:
+	MOVQ CX, BX
+	MOVQ SI, DI
+	MOVQ $0x00000004, R8
+
+part570:
+	VBROADCASTI128 (BX)(AX*2), Y0
+	VPSHUFB        spread<>+0(SB), Y0, Y0
+	VBROADCASTI128 16(BX)(AX*2), Y1
+	VPSHUFB        spread<>+0(SB), Y1, Y1
+	VMULPS         Y0, Y0, Y0
+	VMULPS         Y1, Y1, Y1
+	VBROADCASTI128 32(BX)(AX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 48(BX)(AX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VFMADD231PS    Y2, Y2, Y0
+	VFMADD231PS    Y3, Y3, Y1
+	VBROADCASTI128 64(BX)(AX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 80(BX)(AX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VFMADD231PS    Y2, Y2, Y0
+	VFMADD231PS    Y3, Y3, Y1
+	VBROADCASTI128 96(BX)(AX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 112(BX)(AX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VFMADD231PS    Y2, Y2, Y0
+	VFMADD231PS    Y3, Y3, Y1
+	VBROADCASTI128 128(BX)(AX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 144(BX)(AX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VFMADD231PS    Y2, Y2, Y0
+	VFMADD231PS    Y3, Y3, Y1
+	VBROADCASTI128 160(BX)(AX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 176(BX)(AX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VFMADD231PS    Y2, Y2, Y0
+	VFMADD231PS    Y3, Y3, Y1
+	VBROADCASTI128 192(BX)(AX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 208(BX)(AX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VFMADD231PS    Y2, Y2, Y0
+	VFMADD231PS    Y3, Y3, Y1
+	VBROADCASTI128 224(BX)(AX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 240(BX)(AX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VFMADD231PS    Y2, Y2, Y0
+	VFMADD231PS    Y3, Y3, Y1
+	VCVTPS2PD      X0, Y2
+	VEXTRACTF128   $0x01, Y0, X0
+	VCVTPS2PD      X0, Y0
+	VCVTPS2PD      X1, Y3
+	VEXTRACTF128   $0x01, Y1, X1
+	VCVTPS2PD      X1, Y1
+	VADDPD         (DI), Y2, Y2
+	VMOVUPD        Y2, (DI)
+	VADDPD         32(DI), Y0, Y0
+	VMOVUPD        Y0, 32(DI)
+	VADDPD         64(DI), Y3, Y3
+	VMOVUPD        Y3, 64(DI)
+	VADDPD         96(DI), Y1, Y1
+	VMOVUPD        Y1, 96(DI)
+	ADDQ           R9, BX
+	ADDQ           $0x00000080, DI
+	DECQ           R8
+	JNE            part570
+	ADDQ           $0x00000080, AX
+	CMPQ           AX, DX
+	JB             run569
+	JMP            done568
+
+fp16566:
+	MOVQ BX, R9
+	SHLQ $0x01, R9
+	XORQ AX, AX
+
+run571:
+	MOVQ CX, BX
+	MOVQ SI, DI
+	MOVQ $0x00000004, R8
+
+part572:
+	VCVTPH2PS    (BX)(AX*2), Y0
+	VCVTPH2PS    16(BX)(AX*2), Y1
+	VMULPS       Y0, Y0, Y0
+	VMULPS       Y1, Y1, Y1
+	VCVTPH2PS    32(BX)(AX*2), Y2
+	VCVTPH2PS    48(BX)(AX*2), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VCVTPH2PS    64(BX)(AX*2), Y2
+	VCVTPH2PS    80(BX)(AX*2), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VCVTPH2PS    96(BX)(AX*2), Y2
+	VCVTPH2PS    112(BX)(AX*2), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VCVTPH2PS    128(BX)(AX*2), Y2
+	VCVTPH2PS    144(BX)(AX*2), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VCVTPH2PS    160(BX)(AX*2), Y2
+	VCVTPH2PS    176(BX)(AX*2), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VCVTPH2PS    192(BX)(AX*2), Y2
+	VCVTPH2PS    208(BX)(AX*2), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VCVTPH2PS    224(BX)(AX*2), Y2
+	VCVTPH2PS    240(BX)(AX*2), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VCVTPS2PD    X0, Y2
+	VEXTRACTF128 $0x01, Y0, X0
+	VCVTPS2PD    X0, Y0
+	VCVTPS2PD    X1, Y3
+	VEXTRACTF128 $0x01, Y1, X1
+	VCVTPS2PD    X1, Y1
+	VADDPD       (DI), Y2, Y2
+	VMOVUPD      Y2, (DI)
+	VADDPD       32(DI), Y0, Y0
+	VMOVUPD      Y0, 32(DI)
+	VADDPD       64(DI), Y3, Y3
+	VMOVUPD      Y3, 64(DI)
+	VADDPD       96(DI), Y1, Y1
+	VMOVUPD      Y1, 96(DI)
+	ADDQ         R9, BX
+	ADDQ         $0x00000080, DI
+	DECQ         R8
+	JNE          part572
+	ADDQ         $0x00000080, AX
+	CMPQ         AX, DX
+	JB           run571
+	JMP          done568
+
+fp32567:
+	MOVQ BX, R9
+	SHLQ $0x02, R9
+	XORQ AX, AX
+
+run573:
+	MOVQ CX, BX
+	MOVQ SI, DI
+	MOVQ $0x00000004, R8
+
+part574:
+	VMOVUPS      (BX)(AX*4), Y0
+	VMOVUPS      32(BX)(AX*4), Y1
+	VMULPS       Y0, Y0, Y0
+	VMULPS       Y1, Y1, Y1
+	VMOVUPS      64(BX)(AX*4), Y2
+	VMOVUPS      96(BX)(AX*4), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VMOVUPS      128(BX)(AX*4), Y2
+	VMOVUPS      160(BX)(AX*4), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VMOVUPS      192(BX)(AX*4), Y2
+	VMOVUPS      224(BX)(AX*4), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VMOVUPS      256(BX)(AX*4), Y2
+	VMOVUPS      288(BX)(AX*4), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VMOVUPS      320(BX)(AX*4), Y2
+	VMOVUPS      352(BX)(AX*4), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VMOVUPS      384(BX)(AX*4), Y2
+	VMOVUPS      416(BX)(AX*4), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VMOVUPS      448(BX)(AX*4), Y2
+	VMOVUPS      480(BX)(AX*4), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VCVTPS2PD    X0, Y2
+	VEXTRACTF128 $0x01, Y0, X0
+	VCVTPS2PD    X0, Y0
+	VCVTPS2PD    X1, Y3
+	VEXTRACTF128 $0x01, Y1, X1
+	VCVTPS2PD    X1, Y1
+	VADDPD       (DI), Y2, Y2
+	VMOVUPD      Y2, (DI)
+	VADDPD       32(DI), Y0, Y0
+	VMOVUPD      Y0, 32(DI)
+	VADDPD       64(DI), Y3, Y3
+	VMOVUPD      Y3, 64(DI)
+	VADDPD       96(DI), Y1, Y1
+	VMOVUPD      Y1, 96(DI)
+	ADDQ         R9, BX
+	ADDQ         $0x00000080, DI
+	DECQ         R8
+	JNE          part574
+	ADDQ         $0x00000080, AX
+	CMPQ         AX, DX
+	JB           run573
+
+done568:
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func sumWideSquaresAVX2(n int, prefetching int, gradientKind int, gradient *byte, lanes *[16]float64)
+// Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
+TEXT ·sumWideSquaresAVX2(SB), NOSPLIT, $8-40
 	STMXCSR (SP)
 	MOVL    (SP), AX
 	ORL     $0x00008040, AX
@@ -10984,13 +11217,13 @@ TEXT ·sumSquaresAVX2(SB), NOSPLIT, $8-40
 	VMOVUPD 64(DX), Y2
 	VMOVUPD 96(DX), Y3
 	CMPQ    AX, $0x01
-	JE      fp16566
-	JA      fp32567
+	JE      fp16576
+	JA      fp32577
 	XORQ    AX, AX
 	LEAQ    2048(AX), DI
-	JMP     check570
+	JMP     check580
 
-next569:
+next579:
 	PREFETCHT0     (CX)(DI*2)
 	VBROADCASTI128 (CX)(AX*2), Y4
 	VPSHUFB        spread<>+0(SB), Y4, Y4
@@ -10999,87 +11232,87 @@ next569:
 	VCVTPS2PD      X4, Y6
 	VEXTRACTF128   $0x01, Y4, X4
 	VCVTPS2PD      X4, Y4
-	VFMADD231PD    Y6, Y6, Y0
-	VFMADD231PD    Y4, Y4, Y1
-	VCVTPS2PD      X5, Y4
+	VCVTPS2PD      X5, Y7
 	VEXTRACTF128   $0x01, Y5, X5
 	VCVTPS2PD      X5, Y5
-	VFMADD231PD    Y4, Y4, Y2
+	VFMADD231PD    Y6, Y6, Y0
+	VFMADD231PD    Y4, Y4, Y1
+	VFMADD231PD    Y7, Y7, Y2
 	VFMADD231PD    Y5, Y5, Y3
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, DI
 
-check570:
+check580:
 	CMPQ AX, SI
-	JB   next569
+	JB   next579
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next569
-	JMP  done568
+	JB   next579
+	JMP  done578
 
-fp16566:
+fp16576:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check572
+	JMP  check582
 
-next571:
+next581:
 	PREFETCHT0   (CX)(DI*2)
 	VCVTPH2PS    (CX)(AX*2), Y4
 	VCVTPH2PS    16(CX)(AX*2), Y5
 	VCVTPS2PD    X4, Y6
 	VEXTRACTF128 $0x01, Y4, X4
 	VCVTPS2PD    X4, Y4
-	VFMADD231PD  Y6, Y6, Y0
-	VFMADD231PD  Y4, Y4, Y1
-	VCVTPS2PD    X5, Y4
+	VCVTPS2PD    X5, Y7
 	VEXTRACTF128 $0x01, Y5, X5
 	VCVTPS2PD    X5, Y5
-	VFMADD231PD  Y4, Y4, Y2
+	VFMADD231PD  Y6, Y6, Y0
+	VFMADD231PD  Y4, Y4, Y1
+	VFMADD231PD  Y7, Y7, Y2
 	VFMADD231PD  Y5, Y5, Y3
 	ADDQ         $0x10, AX
 	ADDQ         $0x10, DI
 
-check572:
+check582:
 	CMPQ AX, SI
-	JB   next571
+	JB   next581
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next571
-	JMP  done568
+	JB   next581
+	JMP  done578
 
-fp32567:
+fp32577:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check574
+	JMP  check584
 
-next573:
+next583:
 	PREFETCHT0   (CX)(DI*4)
 	VMOVUPS      (CX)(AX*4), Y4
 	VMOVUPS      32(CX)(AX*4), Y5
 	VCVTPS2PD    X4, Y6
 	VEXTRACTF128 $0x01, Y4, X4
 	VCVTPS2PD    X4, Y4
-	VFMADD231PD  Y6, Y6, Y0
-	VFMADD231PD  Y4, Y4, Y1
-	VCVTPS2PD    X5, Y4
+	VCVTPS2PD    X5, Y7
 	VEXTRACTF128 $0x01, Y5, X5
 	VCVTPS2PD    X5, Y5
-	VFMADD231PD  Y4, Y4, Y2
+	VFMADD231PD  Y6, Y6, Y0
+	VFMADD231PD  Y4, Y4, Y1
+	VFMADD231PD  Y7, Y7, Y2
 	VFMADD231PD  Y5, Y5, Y3
 	ADDQ         $0x10, AX
 	ADDQ         $0x10, DI
 
-check574:
+check584:
 	CMPQ AX, SI
-	JB   next573
+	JB   next583
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next573
+	JB   next583
 
-done568:
+done578:
 	VMOVUPD Y0, (DX)
 	VMOVUPD Y1, 32(DX)
 	VMOVUPD Y2, 64(DX)
@@ -11103,16 +11336,16 @@ TEXT ·accumulateAVX2(SB), NOSPLIT, $8-48
 	MOVQ    n+0(FP), SI
 	MOVQ    prefetching+8(FP), DI
 	CMPQ    AX, $0x01
-	JE      fp16576
-	JA      fp32577
+	JE      fp16586
+	JA      fp32587
 	CMPQ    CX, $0x01
-	JE      fp16580
-	JA      fp32581
+	JE      fp16590
+	JA      fp32591
 	XORQ    AX, AX
 	LEAQ    512(AX), CX
-	JMP     check584
+	JMP     check594
 
-next583:
+next593:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -11145,21 +11378,21 @@ next583:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check584:
+check594:
 	CMPQ AX, DI
-	JB   next583
+	JB   next593
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next583
-	JMP  done582
+	JB   next593
+	JMP  done592
 
-fp16580:
+fp16590:
 	XORQ AX, AX
 	LEAQ 512(AX), CX
-	JMP  check586
+	JMP  check596
 
-next585:
+next595:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -11190,21 +11423,21 @@ next585:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check586:
+check596:
 	CMPQ AX, DI
-	JB   next585
+	JB   next595
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next585
-	JMP  done582
+	JB   next595
+	JMP  done592
 
-fp32581:
+fp32591:
 	XORQ AX, AX
 	LEAQ 512(AX), CX
-	JMP  check588
+	JMP  check598
 
-next587:
+next597:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*4)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -11235,26 +11468,26 @@ next587:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check588:
+check598:
 	CMPQ AX, DI
-	JB   next587
+	JB   next597
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next587
+	JB   next597
 
-done582:
-	JMP done578
+done592:
+	JMP done588
 
-fp16576:
+fp16586:
 	CMPQ CX, $0x01
-	JE   fp16590
-	JA   fp32591
+	JE   fp16600
+	JA   fp32601
 	XORQ AX, AX
 	LEAQ 512(AX), CX
-	JMP  check594
+	JMP  check604
 
-next593:
+next603:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VCVTPH2PS      (DX)(AX*2), Y0
@@ -11269,101 +11502,6 @@ next593:
 	VCVTPS2PH      $0x00, Y1, X0
 	VINSERTI128    $0x01, X0, Y4, Y4
 	VMOVDQU        Y4, (DX)(AX*2)
-	ADDQ           $0x10, AX
-	ADDQ           $0x10, CX
-
-check594:
-	CMPQ AX, DI
-	JB   next593
-	MOVQ AX, CX
-	CMPQ DI, SI
-	MOVQ SI, DI
-	JB   next593
-	JMP  done592
-
-fp16590:
-	XORQ AX, AX
-	LEAQ 512(AX), CX
-	JMP  check596
-
-next595:
-	PREFETCHT0  (DX)(CX*2)
-	PREFETCHT0  (BX)(CX*2)
-	VCVTPH2PS   (DX)(AX*2), Y0
-	VCVTPH2PS   16(DX)(AX*2), Y1
-	VCVTPH2PS   (BX)(AX*2), Y2
-	VCVTPH2PS   16(BX)(AX*2), Y3
-	VADDPS      Y2, Y0, Y0
-	VADDPS      Y3, Y1, Y1
-	VCVTPS2PH   $0x00, Y0, X4
-	VCVTPS2PH   $0x00, Y1, X0
-	VINSERTI128 $0x01, X0, Y4, Y4
-	VMOVDQU     Y4, (DX)(AX*2)
-	ADDQ        $0x10, AX
-	ADDQ        $0x10, CX
-
-check596:
-	CMPQ AX, DI
-	JB   next595
-	MOVQ AX, CX
-	CMPQ DI, SI
-	MOVQ SI, DI
-	JB   next595
-	JMP  done592
-
-fp32591:
-	XORQ AX, AX
-	LEAQ 512(AX), CX
-	JMP  check598
-
-next597:
-	PREFETCHT0  (DX)(CX*2)
-	PREFETCHT0  (BX)(CX*4)
-	VCVTPH2PS   (DX)(AX*2), Y0
-	VCVTPH2PS   16(DX)(AX*2), Y1
-	VMOVUPS     (BX)(AX*4), Y2
-	VMOVUPS     32(BX)(AX*4), Y3
-	VADDPS      Y2, Y0, Y0
-	VADDPS      Y3, Y1, Y1
-	VCVTPS2PH   $0x00, Y0, X4
-	VCVTPS2PH   $0x00, Y1, X0
-	VINSERTI128 $0x01, X0, Y4, Y4
-	VMOVDQU     Y4, (DX)(AX*2)
-	ADDQ        $0x10, AX
-	ADDQ        $0x10, CX
-
-check598:
-	CMPQ AX, DI
-	JB   next597
-	MOVQ AX, CX
-	CMPQ DI, SI
-	MOVQ SI, DI
-	JB   next597
-
-done592:
-	JMP done578
-
-fp32577:
-	CMPQ CX, $0x01
-	JE   fp16600
-	JA   fp32601
-	XORQ AX, AX
-	LEAQ 512(AX), CX
-	JMP  check604
-
-next603:
-	PREFETCHT0     (DX)(CX*4)
-	PREFETCHT0     (BX)(CX*2)
-	VMOVUPS        (DX)(AX*4), Y0
-	VMOVUPS        32(DX)(AX*4), Y1
-	VBROADCASTI128 (BX)(AX*2), Y2
-	VPSHUFB        spread<>+0(SB), Y2, Y2
-	VBROADCASTI128 16(BX)(AX*2), Y3
-	VPSHUFB        spread<>+0(SB), Y3, Y3
-	VADDPS         Y2, Y0, Y0
-	VADDPS         Y3, Y1, Y1
-	VMOVUPS        Y0, (DX)(AX*4)
-	VMOVUPS        Y1, 32(DX)(AX*4)
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
@@ -11382,18 +11520,20 @@ fp16600:
 	JMP  check606
 
 next605:
-	PREFETCHT0 (DX)(CX*4)
-	PREFETCHT0 (BX)(CX*2)
-	VMOVUPS    (DX)(AX*4), Y0
-	VMOVUPS    32(DX)(AX*4), Y1
-	VCVTPH2PS  (BX)(AX*2), Y2
-	VCVTPH2PS  16(BX)(AX*2), Y3
-	VADDPS     Y2, Y0, Y0
-	VADDPS     Y3, Y1, Y1
-	VMOVUPS    Y0, (DX)(AX*4)
-	VMOVUPS    Y1, 32(DX)(AX*4)
-	ADDQ       $0x10, AX
-	ADDQ       $0x10, CX
+	PREFETCHT0  (DX)(CX*2)
+	PREFETCHT0  (BX)(CX*2)
+	VCVTPH2PS   (DX)(AX*2), Y0
+	VCVTPH2PS   16(DX)(AX*2), Y1
+	VCVTPH2PS   (BX)(AX*2), Y2
+	VCVTPH2PS   16(BX)(AX*2), Y3
+	VADDPS      Y2, Y0, Y0
+	VADDPS      Y3, Y1, Y1
+	VCVTPS2PH   $0x00, Y0, X4
+	VCVTPS2PH   $0x00, Y1, X0
+	VINSERTI128 $0x01, X0, Y4, Y4
+	VMOVDQU     Y4, (DX)(AX*2)
+	ADDQ        $0x10, AX
+	ADDQ        $0x10, CX
 
 check606:
 	CMPQ AX, DI
@@ -11410,6 +11550,99 @@ fp32601:
 	JMP  check608
 
 next607:
+	PREFETCHT0  (DX)(CX*2)
+	PREFETCHT0  (BX)(CX*4)
+	VCVTPH2PS   (DX)(AX*2), Y0
+	VCVTPH2PS   16(DX)(AX*2), Y1
+	VMOVUPS     (BX)(AX*4), Y2
+	VMOVUPS     32(BX)(AX*4), Y3
+	VADDPS      Y2, Y0, Y0
+	VADDPS      Y3, Y1, Y1
+	VCVTPS2PH   $0x00, Y0, X4
+	VCVTPS2PH   $0x00, Y1, X0
+	VINSERTI128 $0x01, X0, Y4, Y4
+	VMOVDQU     Y4, (DX)(AX*2)
+	ADDQ        $0x10, AX
+	ADDQ        $0x10, CX
+
+check608:
+	CMPQ AX, DI
+	JB   next607
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
+	JB   next607
+
+done602:
+	JMP done588
+
+fp32587:
+	CMPQ CX, $0x01
+	JE   fp16610
+	JA   fp32611
+	XORQ AX, AX
+	LEAQ 512(AX), CX
+	JMP  check614
+
+next613:
+	PREFETCHT0     (DX)(CX*4)
+	PREFETCHT0     (BX)(CX*2)
+	VMOVUPS        (DX)(AX*4), Y0
+	VMOVUPS        32(DX)(AX*4), Y1
+	VBROADCASTI128 (BX)(AX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 16(BX)(AX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VADDPS         Y2, Y0, Y0
+	VADDPS         Y3, Y1, Y1
+	VMOVUPS        Y0, (DX)(AX*4)
+	VMOVUPS        Y1, 32(DX)(AX*4)
+	ADDQ           $0x10, AX
+	ADDQ           $0x10, CX
+
+check614:
+	CMPQ AX, DI
+	JB   next613
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
+	JB   next613
+	JMP  done612
+
+fp16610:
+	XORQ AX, AX
+	LEAQ 512(AX), CX
+	JMP  check616
+
+next615:
+	PREFETCHT0 (DX)(CX*4)
+	PREFETCHT0 (BX)(CX*2)
+	VMOVUPS    (DX)(AX*4), Y0
+	VMOVUPS    32(DX)(AX*4), Y1
+	VCVTPH2PS  (BX)(AX*2), Y2
+	VCVTPH2PS  16(BX)(AX*2), Y3
+	VADDPS     Y2, Y0, Y0
+	VADDPS     Y3, Y1, Y1
+	VMOVUPS    Y0, (DX)(AX*4)
+	VMOVUPS    Y1, 32(DX)(AX*4)
+	ADDQ       $0x10, AX
+	ADDQ       $0x10, CX
+
+check616:
+	CMPQ AX, DI
+	JB   next615
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
+	JB   next615
+	JMP  done612
+
+fp32611:
+	XORQ AX, AX
+	LEAQ 512(AX), CX
+	JMP  check618
+
+next617:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*4)
 	VMOVUPS    (DX)(AX*4), Y0
@@ -11423,16 +11656,16 @@ next607:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check608:
+check618:
 	CMPQ AX, DI
-	JB   next607
+	JB   next617
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next607
+	JB   next617
 
-done602:
-done578:
+done612:
+done588:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -11474,15 +11707,15 @@ TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16610
-	JA      fp32611
+	JE      fp16620
+	JA      fp32621
 	MOVQ    R12, CX
 	LEAQ    512(CX), R12
-	JMP     check614
+	JMP     check624
 
-next613:
+next623:
 	TESTQ     R9, R9
-	JEQ       kept615
+	JEQ       kept625
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU   (BX)(CX*2), Y6
@@ -11495,7 +11728,7 @@ next613:
 	VMOVDQU32 Z6, 576(R9)(R13*4)
 	MOVQ      CX, (R9)
 
-kept615:
+kept625:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*4)
@@ -11530,23 +11763,23 @@ kept615:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 
-check614:
+check624:
 	CMPQ CX, R11
-	JB   next613
+	JB   next623
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next613
-	JMP  done612
+	JB   next623
+	JMP  done622
 
-fp16610:
+fp16620:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check617
+	JMP  check627
 
-next616:
+next626:
 	TESTQ     R9, R9
-	JEQ       kept618
+	JEQ       kept628
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU   (BX)(CX*2), Y6
@@ -11559,7 +11792,7 @@ next616:
 	VMOVDQU32 Z6, 576(R9)(R13*4)
 	MOVQ      CX, (R9)
 
-kept618:
+kept628:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*4)
@@ -11593,23 +11826,23 @@ kept618:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 
-check617:
+check627:
 	CMPQ CX, R11
-	JB   next616
+	JB   next626
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next616
-	JMP  done612
+	JB   next626
+	JMP  done622
 
-fp32611:
+fp32621:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check620
+	JMP  check630
 
-next619:
+next629:
 	TESTQ     R9, R9
-	JEQ       kept621
+	JEQ       kept631
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU   (BX)(CX*2), Y6
@@ -11622,7 +11855,7 @@ next619:
 	VMOVDQU32 Z6, 576(R9)(R13*4)
 	MOVQ      CX, (R9)
 
-kept621:
+kept631:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*4)
@@ -11656,15 +11889,15 @@ kept621:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 
-check620:
+check630:
 	CMPQ CX, R11
-	JB   next619
+	JB   next629
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next619
+	JB   next629
 
-done612:
+done622:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -11703,15 +11936,15 @@ TEXT ·lionSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp16623
-	JA      fp32624
+	JE      fp16633
+	JA      fp32634
 	MOVQ    R11, CX
 	LEAQ    512(CX), R11
-	JMP     check627
+	JMP     check637
 
-next626:
+next636:
 	TESTQ     R8, R8
-	JEQ       kept628
+	JEQ       kept638
 	MOVQ      CX, R12
 	ANDQ      $0x3f, R12
 	VMOVDQU   (BX)(CX*2), Y5
@@ -11722,7 +11955,7 @@ next626:
 	VMOVDQU32 Z5, 320(R8)(R12*4)
 	MOVQ      CX, (R8)
 
-kept628:
+kept638:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -11758,23 +11991,23 @@ kept628:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check627:
+check637:
 	CMPQ CX, R10
-	JB   next626
+	JB   next636
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next626
-	JMP  done625
+	JB   next636
+	JMP  done635
 
-fp16623:
+fp16633:
 	MOVQ R11, CX
 	LEAQ 512(CX), R11
-	JMP  check630
+	JMP  check640
 
-next629:
+next639:
 	TESTQ     R8, R8
-	JEQ       kept631
+	JEQ       kept641
 	MOVQ      CX, R12
 	ANDQ      $0x3f, R12
 	VMOVDQU   (BX)(CX*2), Y5
@@ -11785,7 +12018,7 @@ next629:
 	VMOVDQU32 Z5, 320(R8)(R12*4)
 	MOVQ      CX, (R8)
 
-kept631:
+kept641:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -11820,23 +12053,23 @@ kept631:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check630:
+check640:
 	CMPQ CX, R10
-	JB   next629
+	JB   next639
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next629
-	JMP  done625
+	JB   next639
+	JMP  done635
 
-fp32624:
+fp32634:
 	MOVQ R11, CX
 	LEAQ 512(CX), R11
-	JMP  check633
+	JMP  check643
 
-next632:
+next642:
 	TESTQ     R8, R8
-	JEQ       kept634
+	JEQ       kept644
 	MOVQ      CX, R12
 	ANDQ      $0x3f, R12
 	VMOVDQU   (BX)(CX*2), Y5
@@ -11847,7 +12080,7 @@ next632:
 	VMOVDQU32 Z5, 320(R8)(R12*4)
 	MOVQ      CX, (R8)
 
-kept634:
+kept644:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -11882,15 +12115,15 @@ kept634:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check633:
+check643:
 	CMPQ CX, R10
-	JB   next632
+	JB   next642
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next632
+	JB   next642
 
-done625:
+done635:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -11926,15 +12159,15 @@ TEXT ·adagradSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp16636
-	JA      fp32637
+	JE      fp16646
+	JA      fp32647
 	MOVQ    R11, CX
 	LEAQ    512(CX), R11
-	JMP     check640
+	JMP     check650
 
-next639:
+next649:
 	TESTQ     R8, R8
-	JEQ       kept641
+	JEQ       kept651
 	MOVQ      CX, R12
 	ANDQ      $0x3f, R12
 	VMOVDQU   (BX)(CX*2), Y2
@@ -11945,7 +12178,7 @@ next639:
 	VMOVDQU32 Z2, 320(R8)(R12*4)
 	MOVQ      CX, (R8)
 
-kept641:
+kept651:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -11974,23 +12207,23 @@ kept641:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check640:
+check650:
 	CMPQ CX, R10
-	JB   next639
+	JB   next649
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next639
-	JMP  done638
+	JB   next649
+	JMP  done648
 
-fp16636:
+fp16646:
 	MOVQ R11, CX
 	LEAQ 512(CX), R11
-	JMP  check643
+	JMP  check653
 
-next642:
+next652:
 	TESTQ     R8, R8
-	JEQ       kept644
+	JEQ       kept654
 	MOVQ      CX, R12
 	ANDQ      $0x3f, R12
 	VMOVDQU   (BX)(CX*2), Y2
@@ -12001,7 +12234,7 @@ next642:
 	VMOVDQU32 Z2, 320(R8)(R12*4)
 	MOVQ      CX, (R8)
 
-kept644:
+kept654:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -12029,23 +12262,23 @@ kept644:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check643:
+check653:
 	CMPQ CX, R10
-	JB   next642
+	JB   next652
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next642
-	JMP  done638
+	JB   next652
+	JMP  done648
 
-fp32637:
+fp32647:
 	MOVQ R11, CX
 	LEAQ 512(CX), R11
-	JMP  check646
+	JMP  check656
 
-next645:
+next655:
 	TESTQ     R8, R8
-	JEQ       kept647
+	JEQ       kept657
 	MOVQ      CX, R12
 	ANDQ      $0x3f, R12
 	VMOVDQU   (BX)(CX*2), Y2
@@ -12056,7 +12289,7 @@ next645:
 	VMOVDQU32 Z2, 320(R8)(R12*4)
 	MOVQ      CX, (R8)
 
-kept647:
+kept657:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -12084,15 +12317,15 @@ kept647:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check646:
+check656:
 	CMPQ CX, R10
-	JB   next645
+	JB   next655
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next645
+	JB   next655
 
-done638:
+done648:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -12131,15 +12364,15 @@ TEXT ·sgdSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp16649
-	JA      fp32650
+	JE      fp16659
+	JA      fp32660
 	MOVQ    R11, CX
 	LEAQ    512(CX), R11
-	JMP     check653
+	JMP     check663
 
-next652:
+next662:
 	TESTQ     R8, R8
-	JEQ       kept654
+	JEQ       kept664
 	MOVQ      CX, R12
 	ANDQ      $0x3f, R12
 	VMOVDQU   (BX)(CX*2), Y5
@@ -12150,7 +12383,7 @@ next652:
 	VMOVDQU32 Z5, 320(R8)(R12*4)
 	MOVQ      CX, (R8)
 
-kept654:
+kept664:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -12179,23 +12412,23 @@ kept654:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check653:
+check663:
 	CMPQ CX, R10
-	JB   next652
+	JB   next662
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next652
-	JMP  done651
+	JB   next662
+	JMP  done661
 
-fp16649:
+fp16659:
 	MOVQ R11, CX
 	LEAQ 512(CX), R11
-	JMP  check656
+	JMP  check666
 
-next655:
+next665:
 	TESTQ     R8, R8
-	JEQ       kept657
+	JEQ       kept667
 	MOVQ      CX, R12
 	ANDQ      $0x3f, R12
 	VMOVDQU   (BX)(CX*2), Y5
@@ -12206,7 +12439,7 @@ next655:
 	VMOVDQU32 Z5, 320(R8)(R12*4)
 	MOVQ      CX, (R8)
 
-kept657:
+kept667:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -12234,23 +12467,23 @@ kept657:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check656:
+check666:
 	CMPQ CX, R10
-	JB   next655
+	JB   next665
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next655
-	JMP  done651
+	JB   next665
+	JMP  done661
 
-fp32650:
+fp32660:
 	MOVQ R11, CX
 	LEAQ 512(CX), R11
-	JMP  check659
+	JMP  check669
 
-next658:
+next668:
 	TESTQ     R8, R8
-	JEQ       kept660
+	JEQ       kept670
 	MOVQ      CX, R12
 	ANDQ      $0x3f, R12
 	VMOVDQU   (BX)(CX*2), Y5
@@ -12261,7 +12494,7 @@ next658:
 	VMOVDQU32 Z5, 320(R8)(R12*4)
 	MOVQ      CX, (R8)
 
-kept660:
+kept670:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -12289,15 +12522,15 @@ kept660:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check659:
+check669:
 	CMPQ CX, R10
-	JB   next658
+	JB   next668
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next658
+	JB   next668
 
-done651:
+done661:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -12322,13 +12555,13 @@ TEXT ·trafficSplit1xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp16662
-	JA     fp32663
+	JE     fp16672
+	JA     fp32673
 	XORQ   DX, DX
 	LEAQ   512(DX), R9
-	JMP    check666
+	JMP    check676
 
-next665:
+next675:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -12343,21 +12576,21 @@ next665:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check666:
+check676:
 	CMPQ DX, R8
-	JB   next665
+	JB   next675
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next665
-	JMP  done664
+	JB   next675
+	JMP  done674
 
-fp16662:
+fp16672:
 	XORQ DX, DX
 	LEAQ 512(DX), R9
-	JMP  check668
+	JMP  check678
 
-next667:
+next677:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -12372,21 +12605,21 @@ next667:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check668:
+check678:
 	CMPQ DX, R8
-	JB   next667
+	JB   next677
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next667
-	JMP  done664
+	JB   next677
+	JMP  done674
 
-fp32663:
+fp32673:
 	XORQ DX, DX
 	LEAQ 512(DX), R9
-	JMP  check670
+	JMP  check680
 
-next669:
+next679:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -12401,15 +12634,15 @@ next669:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check670:
+check680:
 	CMPQ DX, R8
-	JB   next669
+	JB   next679
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next669
+	JB   next679
 
-done664:
+done674:
 	VZEROUPPER
 	RET
 
@@ -12435,13 +12668,13 @@ TEXT ·trafficSplit2xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp16672
-	JA     fp32673
+	JE     fp16682
+	JA     fp32683
 	XORQ   DX, DX
 	LEAQ   512(DX), R10
-	JMP    check676
+	JMP    check686
 
-next675:
+next685:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -12459,21 +12692,21 @@ next675:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check676:
+check686:
 	CMPQ DX, R9
-	JB   next675
+	JB   next685
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next675
-	JMP  done674
+	JB   next685
+	JMP  done684
 
-fp16672:
+fp16682:
 	XORQ DX, DX
 	LEAQ 512(DX), R10
-	JMP  check678
+	JMP  check688
 
-next677:
+next687:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -12491,21 +12724,21 @@ next677:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check678:
+check688:
 	CMPQ DX, R9
-	JB   next677
+	JB   next687
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next677
-	JMP  done674
+	JB   next687
+	JMP  done684
 
-fp32673:
+fp32683:
 	XORQ DX, DX
 	LEAQ 512(DX), R10
-	JMP  check680
+	JMP  check690
 
-next679:
+next689:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -12523,15 +12756,15 @@ next679:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check680:
+check690:
 	CMPQ DX, R9
-	JB   next679
+	JB   next689
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next679
+	JB   next689
 
-done674:
+done684:
 	VZEROUPPER
 	RET
 
@@ -12575,15 +12808,15 @@ TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	CMPQ         CX, $0x01
-	JE           fp16682
-	JA           fp32683
+	JE           fp16692
+	JA           fp32693
 	MOVQ         R12, CX
 	LEAQ         512(CX), R12
-	JMP          check686
+	JMP          check696
 
-next685:
+next695:
 	TESTQ   R9, R9
-	JEQ     kept687
+	JEQ     kept697
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*2), Y7
@@ -12596,7 +12829,7 @@ next685:
 	VMOVDQU Y7, 448(R9)(R13*2)
 	MOVQ    CX, (R9)
 
-kept687:
+kept697:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*2)
@@ -12644,23 +12877,23 @@ kept687:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 
-check686:
+check696:
 	CMPQ CX, R11
-	JB   next685
+	JB   next695
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next685
-	JMP  done684
+	JB   next695
+	JMP  done694
 
-fp16682:
+fp16692:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check689
+	JMP  check699
 
-next688:
+next698:
 	TESTQ   R9, R9
-	JEQ     kept690
+	JEQ     kept700
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*2), Y7
@@ -12673,7 +12906,7 @@ next688:
 	VMOVDQU Y7, 448(R9)(R13*2)
 	MOVQ    CX, (R9)
 
-kept690:
+kept700:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*2)
@@ -12720,23 +12953,23 @@ kept690:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 
-check689:
+check699:
 	CMPQ CX, R11
-	JB   next688
+	JB   next698
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next688
-	JMP  done684
+	JB   next698
+	JMP  done694
 
-fp32683:
+fp32693:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check692
+	JMP  check702
 
-next691:
+next701:
 	TESTQ   R9, R9
-	JEQ     kept693
+	JEQ     kept703
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*2), Y7
@@ -12749,7 +12982,7 @@ next691:
 	VMOVDQU Y7, 448(R9)(R13*2)
 	MOVQ    CX, (R9)
 
-kept693:
+kept703:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*2)
@@ -12796,15 +13029,15 @@ kept693:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 
-check692:
+check702:
 	CMPQ CX, R11
-	JB   next691
+	JB   next701
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next691
+	JB   next701
 
-done684:
+done694:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -12861,15 +13094,15 @@ TEXT ·lionSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp16695
-	JA      fp32696
+	JE      fp16705
+	JA      fp32706
 	MOVQ    R11, CX
 	LEAQ    512(CX), R11
-	JMP     check699
+	JMP     check709
 
-next698:
+next708:
 	TESTQ   R8, R8
-	JEQ     kept700
+	JEQ     kept710
 	MOVQ    CX, R12
 	ANDQ    $0x3f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -12880,7 +13113,7 @@ next698:
 	VMOVDQU Y5, 320(R8)(R12*2)
 	MOVQ    CX, (R8)
 
-kept700:
+kept710:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -12921,23 +13154,23 @@ kept700:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check699:
+check709:
 	CMPQ CX, R10
-	JB   next698
+	JB   next708
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next698
-	JMP  done697
+	JB   next708
+	JMP  done707
 
-fp16695:
+fp16705:
 	MOVQ R11, CX
 	LEAQ 512(CX), R11
-	JMP  check702
+	JMP  check712
 
-next701:
+next711:
 	TESTQ   R8, R8
-	JEQ     kept703
+	JEQ     kept713
 	MOVQ    CX, R12
 	ANDQ    $0x3f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -12948,7 +13181,7 @@ next701:
 	VMOVDQU Y5, 320(R8)(R12*2)
 	MOVQ    CX, (R8)
 
-kept703:
+kept713:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -12988,23 +13221,23 @@ kept703:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check702:
+check712:
 	CMPQ CX, R10
-	JB   next701
+	JB   next711
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next701
-	JMP  done697
+	JB   next711
+	JMP  done707
 
-fp32696:
+fp32706:
 	MOVQ R11, CX
 	LEAQ 512(CX), R11
-	JMP  check705
+	JMP  check715
 
-next704:
+next714:
 	TESTQ   R8, R8
-	JEQ     kept706
+	JEQ     kept716
 	MOVQ    CX, R12
 	ANDQ    $0x3f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -13015,7 +13248,7 @@ next704:
 	VMOVDQU Y5, 320(R8)(R12*2)
 	MOVQ    CX, (R8)
 
-kept706:
+kept716:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -13055,15 +13288,15 @@ kept706:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check705:
+check715:
 	CMPQ CX, R10
-	JB   next704
+	JB   next714
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next704
+	JB   next714
 
-done697:
+done707:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -13102,15 +13335,15 @@ TEXT ·adagradSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	CMPQ         CX, $0x01
-	JE           fp16708
-	JA           fp32709
+	JE           fp16718
+	JA           fp32719
 	MOVQ         R11, CX
 	LEAQ         512(CX), R11
-	JMP          check712
+	JMP          check722
 
-next711:
+next721:
 	TESTQ   R8, R8
-	JEQ     kept713
+	JEQ     kept723
 	MOVQ    CX, R12
 	ANDQ    $0x3f, R12
 	VMOVDQU (BX)(CX*2), Y3
@@ -13121,7 +13354,7 @@ next711:
 	VMOVDQU Y3, 320(R8)(R12*2)
 	MOVQ    CX, (R8)
 
-kept713:
+kept723:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -13157,23 +13390,23 @@ kept713:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check712:
+check722:
 	CMPQ CX, R10
-	JB   next711
+	JB   next721
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next711
-	JMP  done710
+	JB   next721
+	JMP  done720
 
-fp16708:
+fp16718:
 	MOVQ R11, CX
 	LEAQ 512(CX), R11
-	JMP  check715
+	JMP  check725
 
-next714:
+next724:
 	TESTQ   R8, R8
-	JEQ     kept716
+	JEQ     kept726
 	MOVQ    CX, R12
 	ANDQ    $0x3f, R12
 	VMOVDQU (BX)(CX*2), Y3
@@ -13184,7 +13417,7 @@ next714:
 	VMOVDQU Y3, 320(R8)(R12*2)
 	MOVQ    CX, (R8)
 
-kept716:
+kept726:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -13219,23 +13452,23 @@ kept716:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check715:
+check725:
 	CMPQ CX, R10
-	JB   next714
+	JB   next724
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next714
-	JMP  done710
+	JB   next724
+	JMP  done720
 
-fp32709:
+fp32719:
 	MOVQ R11, CX
 	LEAQ 512(CX), R11
-	JMP  check718
+	JMP  check728
 
-next717:
+next727:
 	TESTQ   R8, R8
-	JEQ     kept719
+	JEQ     kept729
 	MOVQ    CX, R12
 	ANDQ    $0x3f, R12
 	VMOVDQU (BX)(CX*2), Y3
@@ -13246,7 +13479,7 @@ next717:
 	VMOVDQU Y3, 320(R8)(R12*2)
 	MOVQ    CX, (R8)
 
-kept719:
+kept729:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -13281,15 +13514,15 @@ kept719:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check718:
+check728:
 	CMPQ CX, R10
-	JB   next717
+	JB   next727
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next717
+	JB   next727
 
-done710:
+done720:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -13328,15 +13561,15 @@ TEXT ·sgdSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp16721
-	JA      fp32722
+	JE      fp16731
+	JA      fp32732
 	MOVQ    R11, CX
 	LEAQ    512(CX), R11
-	JMP     check725
+	JMP     check735
 
-next724:
+next734:
 	TESTQ   R8, R8
-	JEQ     kept726
+	JEQ     kept736
 	MOVQ    CX, R12
 	ANDQ    $0x3f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -13347,7 +13580,7 @@ next724:
 	VMOVDQU Y5, 320(R8)(R12*2)
 	MOVQ    CX, (R8)
 
-kept726:
+kept736:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -13381,23 +13614,23 @@ kept726:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check725:
+check735:
 	CMPQ CX, R10
-	JB   next724
+	JB   next734
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next724
-	JMP  done723
+	JB   next734
+	JMP  done733
 
-fp16721:
+fp16731:
 	MOVQ R11, CX
 	LEAQ 512(CX), R11
-	JMP  check728
+	JMP  check738
 
-next727:
+next737:
 	TESTQ   R8, R8
-	JEQ     kept729
+	JEQ     kept739
 	MOVQ    CX, R12
 	ANDQ    $0x3f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -13408,7 +13641,7 @@ next727:
 	VMOVDQU Y5, 320(R8)(R12*2)
 	MOVQ    CX, (R8)
 
-kept729:
+kept739:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -13441,23 +13674,23 @@ kept729:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check728:
+check738:
 	CMPQ CX, R10
-	JB   next727
+	JB   next737
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next727
-	JMP  done723
+	JB   next737
+	JMP  done733
 
-fp32722:
+fp32732:
 	MOVQ R11, CX
 	LEAQ 512(CX), R11
-	JMP  check731
+	JMP  check741
 
-next730:
+next740:
 	TESTQ   R8, R8
-	JEQ     kept732
+	JEQ     kept742
 	MOVQ    CX, R12
 	ANDQ    $0x3f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -13468,7 +13701,7 @@ next730:
 	VMOVDQU Y5, 320(R8)(R12*2)
 	MOVQ    CX, (R8)
 
-kept732:
+kept742:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -13501,15 +13734,15 @@ kept732:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check731:
+check741:
 	CMPQ CX, R10
-	JB   next730
+	JB   next740
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next730
+	JB   next740
 
-done723:
+done733:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -13534,13 +13767,13 @@ TEXT ·trafficSplit1xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp16734
-	JA     fp32735
+	JE     fp16744
+	JA     fp32745
 	XORQ   DX, DX
 	LEAQ   512(DX), R9
-	JMP    check738
+	JMP    check748
 
-next737:
+next747:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -13555,21 +13788,21 @@ next737:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check738:
+check748:
 	CMPQ DX, R8
-	JB   next737
+	JB   next747
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next737
-	JMP  done736
+	JB   next747
+	JMP  done746
 
-fp16734:
+fp16744:
 	XORQ DX, DX
 	LEAQ 512(DX), R9
-	JMP  check740
+	JMP  check750
 
-next739:
+next749:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -13584,21 +13817,21 @@ next739:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check740:
+check750:
 	CMPQ DX, R8
-	JB   next739
+	JB   next749
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next739
-	JMP  done736
+	JB   next749
+	JMP  done746
 
-fp32735:
+fp32745:
 	XORQ DX, DX
 	LEAQ 512(DX), R9
-	JMP  check742
+	JMP  check752
 
-next741:
+next751:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -13613,15 +13846,15 @@ next741:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check742:
+check752:
 	CMPQ DX, R8
-	JB   next741
+	JB   next751
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next741
+	JB   next751
 
-done736:
+done746:
 	VZEROUPPER
 	RET
 
@@ -13647,13 +13880,13 @@ TEXT ·trafficSplit2xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp16744
-	JA     fp32745
+	JE     fp16754
+	JA     fp32755
 	XORQ   DX, DX
 	LEAQ   512(DX), R10
-	JMP    check748
+	JMP    check758
 
-next747:
+next757:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -13671,21 +13904,21 @@ next747:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check748:
+check758:
 	CMPQ DX, R9
-	JB   next747
+	JB   next757
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next747
-	JMP  done746
+	JB   next757
+	JMP  done756
 
-fp16744:
+fp16754:
 	XORQ DX, DX
 	LEAQ 512(DX), R10
-	JMP  check750
+	JMP  check760
 
-next749:
+next759:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -13703,21 +13936,21 @@ next749:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check750:
+check760:
 	CMPQ DX, R9
-	JB   next749
+	JB   next759
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next749
-	JMP  done746
+	JB   next759
+	JMP  done756
 
-fp32745:
+fp32755:
 	XORQ DX, DX
 	LEAQ 512(DX), R10
-	JMP  check752
+	JMP  check762
 
-next751:
+next761:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -13735,15 +13968,15 @@ next751:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check752:
+check762:
 	CMPQ DX, R9
-	JB   next751
+	JB   next761
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next751
+	JB   next761
 
-done746:
+done756:
 	VZEROUPPER
 	RET
 
@@ -13801,719 +14034,9 @@ TEXT ·adamSplitINT8AVX512(SB), $5192-8
 	MOVQ    a+0(FP), AX
 	MOVQ    16(AX), AX
 	CMPQ    CX, $0x01
-	JE      fp16754
-	JA      fp32755
+	JE      fp16764
+	JA      fp32765
 
-block757:
-	TESTQ   R10, R10
-	JEQ     kept760
-	MOVQ    AX, CX
-	SHRQ    $0x07, CX
-	MOVQ    a+0(FP), R11
-	MOVQ    104(R11), R11
-	MOVWLZX (R11)(CX*1), R11
-	ANDQ    $0x07, CX
-	MOVW    R11, 6208(R10)(CX*1)
-	MOVQ    AX, CX
-	MOVQ    AX, R11
-	ANDQ    $0x000003ff, R11
-
-keep761:
-	VMOVDQU32 (BX)(CX*2), Z3
-	VMOVDQU32 Z3, 64(R10)(R11*2)
-	VMOVDQU32 64(BX)(CX*2), Z3
-	VMOVDQU32 Z3, 128(R10)(R11*2)
-	VMOVDQU32 (SI)(CX*2), Z3
-	VMOVDQU32 Z3, 2112(R10)(R11*2)
-	VMOVDQU32 64(SI)(CX*2), Z3
-	VMOVDQU32 Z3, 2176(R10)(R11*2)
-	VMOVDQU32 (R8)(CX*1), Z3
-	VMOVDQU32 Z3, 4160(R10)(R11*1)
-	VMOVDQU32 (R9)(CX*1), Z3
-	VMOVDQU32 Z3, 5184(R10)(R11*1)
-	ADDQ      $0x40, CX
-	ADDQ      $0x40, R11
-	TESTQ     $0x000000ff, CX
-	JNE       keep761
-	MOVQ      AX, (R10)
-
-kept760:
-	MOVQ         a+0(FP), CX
-	MOVQ         104(CX), R11
-	MOVQ         AX, CX
-	SHRQ         $0x07, CX
-	MOVWLZX      (R11)(CX*1), CX
-	MOVBLZX      CL, R11
-	SHLL         $0x17, R11
-	VMOVD        R11, X3
-	VPBROADCASTD X3, Z3
-	VMOVDQU32    Z3, 4864(DX)
-	SHRL         $0x08, CX
-	VMOVD        CX, X3
-	VMOVDQA      X3, 5056(DX)
-	VPXORD       Z2, Z2, Z2
-	VPTERNLOGD   $0xff, Z1, Z1, Z1
-
-turn758:
-	LEAQ        512(AX), CX
-	MOVQ        a+0(FP), R11
-	MOVQ        8(R11), R11
-	CMPQ        AX, R11
-	CMOVQCC     AX, CX
-	PREFETCHT0  (R8)(CX*1)
-	PREFETCHT0  (R9)(CX*1)
-	MOVQ        AX, R11
-	ANDQ        $0x000001ff, R11
-	PREFETCHT0  (BX)(CX*2)
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (DI)(CX*2)
-	VPMOVZXBD   (R9)(AX*1), Z3
-	VPTESTMD    Z3, Z3, K1
-	VPSLLD      5056(DX), Z3, Z3
-	VPADDD.Z    4864(DX), Z3, K1, Z3
-	VPMOVZXBD   (R8)(AX*1), Z4
-	VPSLLD      $0x18, Z4, Z4
-	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
-	VPADDD      patternfe000000<>+0(SB), Z6, Z6
-	VPSRLD      $0x05, Z4, Z5
-	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
-	VPADDD      Z6, Z5, Z5
-	VSUBPS      Z6, Z5, Z5
-	VPANDD      pattern80000000<>+0(SB), Z4, Z4
-	VPORD       Z4, Z5, Z5
-	VPMOVZXWD   (DI)(AX*2), Z4
-	VPSLLD      $0x10, Z4, Z4
-	VPMOVZXWD   (BX)(AX*2), Z6
-	VPSLLD      $0x10, Z6, Z6
-	VPMOVSXWD   (SI)(AX*2), Z7
-	VPADDD      Z7, Z6, Z6
-	VMULPS      4096(DX), Z4, Z4
-	VFMADD231PS 4160(DX), Z6, Z4
-	VMOVUPS     4224(DX), Z7
-	VMULPS      Z5, Z7, Z5
-	VFMADD231PS 4288(DX), Z4, Z5
-	VMULPS      Z4, Z4, Z4
-	VMOVUPS     4352(DX), Z7
-	VMULPS      Z3, Z3, Z3
-	VMULPS      Z3, Z7, Z3
-	VFMADD231PS 4416(DX), Z4, Z3
-	VMOVUPS     Z5, (DX)(R11*4)
-	VSQRTPS     Z3, Z3
-	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
-	VMOVUPS     Z4, 2048(DX)(R11*4)
-	VPMAXUD     Z4, Z2, Z2
-	VPADDD      patternffffffff<>+0(SB), Z4, Z4
-	VPMINUD     Z4, Z1, Z1
-	VMOVUPS     4480(DX), Z4
-	VFMADD213PS 4544(DX), Z4, Z3
-	VDIVPS      Z3, Z5, Z5
-	VFMADD231PS 4608(DX), Z6, Z6
-	VFMADD231PS 4672(DX), Z5, Z6
-	VPADDD      pattern00008000<>+0(SB), Z6, Z3
-	VPSRLD      $0x10, Z3, Z3
-	VPMOVDW     Z3, Y3
-	VPMOVDW     Z6, Y4
-	VMOVDQU     Y3, (BX)(AX*2)
-	VMOVDQU     Y4, (SI)(AX*2)
-	ADDQ        $0x10, AX
-	ADDQ        $0x10, CX
-	PREFETCHT0  (BX)(CX*2)
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (DI)(CX*2)
-	VPMOVZXBD   (R9)(AX*1), Z3
-	VPTESTMD    Z3, Z3, K1
-	VPSLLD      5056(DX), Z3, Z3
-	VPADDD.Z    4864(DX), Z3, K1, Z3
-	VPMOVZXBD   (R8)(AX*1), Z4
-	VPSLLD      $0x18, Z4, Z4
-	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
-	VPADDD      patternfe000000<>+0(SB), Z6, Z6
-	VPSRLD      $0x05, Z4, Z5
-	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
-	VPADDD      Z6, Z5, Z5
-	VSUBPS      Z6, Z5, Z5
-	VPANDD      pattern80000000<>+0(SB), Z4, Z4
-	VPORD       Z4, Z5, Z5
-	VPMOVZXWD   (DI)(AX*2), Z4
-	VPSLLD      $0x10, Z4, Z4
-	VPMOVZXWD   (BX)(AX*2), Z6
-	VPSLLD      $0x10, Z6, Z6
-	VPMOVSXWD   (SI)(AX*2), Z7
-	VPADDD      Z7, Z6, Z6
-	VMULPS      4096(DX), Z4, Z4
-	VFMADD231PS 4160(DX), Z6, Z4
-	VMOVUPS     4224(DX), Z7
-	VMULPS      Z5, Z7, Z5
-	VFMADD231PS 4288(DX), Z4, Z5
-	VMULPS      Z4, Z4, Z4
-	VMOVUPS     4352(DX), Z7
-	VMULPS      Z3, Z3, Z3
-	VMULPS      Z3, Z7, Z3
-	VFMADD231PS 4416(DX), Z4, Z3
-	VMOVUPS     Z5, 64(DX)(R11*4)
-	VSQRTPS     Z3, Z3
-	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
-	VMOVUPS     Z4, 2112(DX)(R11*4)
-	VPMAXUD     Z4, Z2, Z2
-	VPADDD      patternffffffff<>+0(SB), Z4, Z4
-	VPMINUD     Z4, Z1, Z1
-	VMOVUPS     4480(DX), Z4
-	VFMADD213PS 4544(DX), Z4, Z3
-	VDIVPS      Z3, Z5, Z5
-	VFMADD231PS 4608(DX), Z6, Z6
-	VFMADD231PS 4672(DX), Z5, Z6
-	VPADDD      pattern00008000<>+0(SB), Z6, Z3
-	VPSRLD      $0x10, Z3, Z3
-	VPMOVDW     Z3, Y3
-	VPMOVDW     Z6, Y4
-	VMOVDQU     Y3, (BX)(AX*2)
-	VMOVDQU     Y4, (SI)(AX*2)
-	ADDQ        $0x10, AX
-	ADDQ        $0x10, CX
-	MOVQ        AX, CX
-	MOVQ        a+0(FP), R12
-	MOVQ        16(R12), R12
-	SUBQ        R12, CX
-	CMPQ        CX, $0x00000100
-	JBE         encoded759
-	XORQ        $0x00000100, R11
-	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2048(DX)(R11*4), Z3, Z4
-	VPSRLD      5104(DX), Z0, Z3
-	VPADDD      Z3, Z4, Z4
-	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     (DX)(R11*4), Z6
-	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
-	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
-	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
-	VPADDD      Z3, Z5, Z5
-	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2048(DX)(R11*4), Z3
-	VPTESTMD    Z3, Z3, K1
-	VPSRLD      5072(DX), Z4, Z4
-	VPSUBD.Z    4992(DX), Z4, K1, Z4
-	VPMOVDB     Z4, -288(R9)(AX*1)
-	VPSRLD      $0x13, Z5, Z5
-	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
-	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
-	VPSRLD      $0x18, Z6, Z6
-	VPANDD      pattern00000080<>+0(SB), Z6, Z6
-	VPORD.Z     Z6, Z5, K1, Z5
-	VPMOVDB     Z5, -288(R8)(AX*1)
-	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2112(DX)(R11*4), Z3, Z4
-	VPSRLD      5104(DX), Z0, Z3
-	VPADDD      Z3, Z4, Z4
-	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     64(DX)(R11*4), Z6
-	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
-	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
-	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
-	VPADDD      Z3, Z5, Z5
-	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2112(DX)(R11*4), Z3
-	VPTESTMD    Z3, Z3, K1
-	VPSRLD      5072(DX), Z4, Z4
-	VPSUBD.Z    4992(DX), Z4, K1, Z4
-	VPMOVDB     Z4, -272(R9)(AX*1)
-	VPSRLD      $0x13, Z5, Z5
-	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
-	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
-	VPSRLD      $0x18, Z6, Z6
-	VPANDD      pattern00000080<>+0(SB), Z6, Z6
-	VPORD.Z     Z6, Z5, K1, Z5
-	VPMOVDB     Z5, -272(R8)(AX*1)
-
-encoded759:
-	TESTQ         $0x000000ff, AX
-	JNE           turn758
-	VEXTRACTI64X4 $0x01, Z1, Y0
-	VPMINUD       Y0, Y1, Y1
-	VEXTRACTI128  $0x01, Y1, X0
-	VPMINUD       X0, X1, X1
-	VPSHUFD       $0x4e, X1, X0
-	VPMINUD       X0, X1, X1
-	VPSHUFD       $0xb1, X1, X0
-	VPMINUD       X0, X1, X1
-	VMOVD         X1, CX
-	VEXTRACTI64X4 $0x01, Z2, Y0
-	VPMAXUD       Y0, Y2, Y2
-	VEXTRACTI128  $0x01, Y2, X0
-	VPMAXUD       X0, X2, X2
-	VPSHUFD       $0x4e, X2, X0
-	VPMAXUD       X0, X2, X2
-	VPSHUFD       $0xb1, X2, X0
-	VPMAXUD       X0, X2, X2
-	VMOVD         X2, R13
-	INCL          CX
-	MOVL          R13, R15
-	ADDL          $0x000fffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x0000001f, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R11
-	MOVL          $0x00000014, R14
-	MOVL          R13, R15
-	ADDL          $0x0007ffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x0000000f, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R12
-	SHLL          $0x17, R12
-	ADDL          $0x00080000, R12
-	CMPL          CX, R12
-	MOVL          $0x00000013, R12
-	CMOVLCC       R15, R11
-	CMOVLCC       R12, R14
-	MOVL          R13, R15
-	ADDL          $0x0003ffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x00000007, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R12
-	SHLL          $0x17, R12
-	ADDL          $0x00040000, R12
-	CMPL          CX, R12
-	MOVL          $0x00000012, R12
-	CMOVLCC       R15, R11
-	CMOVLCC       R12, R14
-	MOVL          R13, R15
-	ADDL          $0x0001ffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x00000003, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R12
-	SHLL          $0x17, R12
-	ADDL          $0x00020000, R12
-	CMPL          CX, R12
-	MOVL          $0x00000011, R12
-	CMOVLCC       R15, R11
-	CMOVLCC       R12, R14
-	MOVL          R14, CX
-	SHLL          $0x08, CX
-	ORL           R11, CX
-	XORL          R12, R12
-	TESTL         R13, R13
-	CMOVLEQ       R12, CX
-	MOVQ          a+0(FP), R12
-	MOVQ          104(R12), R13
-	MOVQ          AX, R12
-	SHRQ          $0x07, R12
-	MOVW          CX, -2(R13)(R12*1)
-	VMOVD         R14, X0
-	VMOVDQA       X0, 5072(DX)
-	MOVL          $0x00000020, R12
-	SUBL          R14, R12
-	VMOVD         R12, X0
-	VMOVDQA       X0, 5104(DX)
-	MOVL          R14, R12
-	SUBL          $0x10, R12
-	VMOVD         R12, X0
-	VMOVDQA       X0, 5088(DX)
-	MOVL          R14, CX
-	SHLL          $0x17, R11
-	MOVL          $0x00000001, R12
-	SHLL          CL, R12
-	ADDL          R11, R12
-	VMOVD         R12, X0
-	VPBROADCASTD  X0, Z0
-	VMOVDQU32     Z0, 4928(DX)
-	SHRL          CL, R11
-	VMOVD         R11, X0
-	VPBROADCASTD  X0, Z0
-	VMOVDQU32     Z0, 4992(DX)
-	MOVQ          AX, R11
-	SUBQ          $0x00000100, R11
-	SHRQ          $0x08, R11
-	MOVQ          a+0(FP), CX
-	MOVL          60(CX), CX
-	ADDL          R11, CX
-	MOVL          CX, R11
-	SHRL          $0x10, R11
-	XORL          R11, CX
-	IMUL3L        $0x85ebca6b, CX, CX
-	MOVL          CX, R11
-	SHRL          $0x0d, R11
-	XORL          R11, CX
-	IMUL3L        $0xc2b2ae35, CX, CX
-	MOVL          CX, R11
-	SHRL          $0x10, R11
-	XORL          R11, CX
-	MOVQ          a+0(FP), R11
-	MOVL          56(R11), R11
-	ADDL          R11, CX
-	VMOVD         CX, X0
-	VPBROADCASTD  X0, Z0
-	VPADDD        blockDitherAVX512<>+0(SB), Z0, Z0
-	MOVQ          a+0(FP), CX
-	MOVQ          (CX), CX
-	CMPQ          AX, CX
-	JB            block757
-	JMP           done756
-
-fp16754:
-block762:
-	TESTQ   R10, R10
-	JEQ     kept765
-	MOVQ    AX, CX
-	SHRQ    $0x07, CX
-	MOVQ    a+0(FP), R11
-	MOVQ    104(R11), R11
-	MOVWLZX (R11)(CX*1), R11
-	ANDQ    $0x07, CX
-	MOVW    R11, 6208(R10)(CX*1)
-	MOVQ    AX, CX
-	MOVQ    AX, R11
-	ANDQ    $0x000003ff, R11
-
-keep766:
-	VMOVDQU32 (BX)(CX*2), Z3
-	VMOVDQU32 Z3, 64(R10)(R11*2)
-	VMOVDQU32 64(BX)(CX*2), Z3
-	VMOVDQU32 Z3, 128(R10)(R11*2)
-	VMOVDQU32 (SI)(CX*2), Z3
-	VMOVDQU32 Z3, 2112(R10)(R11*2)
-	VMOVDQU32 64(SI)(CX*2), Z3
-	VMOVDQU32 Z3, 2176(R10)(R11*2)
-	VMOVDQU32 (R8)(CX*1), Z3
-	VMOVDQU32 Z3, 4160(R10)(R11*1)
-	VMOVDQU32 (R9)(CX*1), Z3
-	VMOVDQU32 Z3, 5184(R10)(R11*1)
-	ADDQ      $0x40, CX
-	ADDQ      $0x40, R11
-	TESTQ     $0x000000ff, CX
-	JNE       keep766
-	MOVQ      AX, (R10)
-
-kept765:
-	MOVQ         a+0(FP), CX
-	MOVQ         104(CX), R11
-	MOVQ         AX, CX
-	SHRQ         $0x07, CX
-	MOVWLZX      (R11)(CX*1), CX
-	MOVBLZX      CL, R11
-	SHLL         $0x17, R11
-	VMOVD        R11, X3
-	VPBROADCASTD X3, Z3
-	VMOVDQU32    Z3, 4864(DX)
-	SHRL         $0x08, CX
-	VMOVD        CX, X3
-	VMOVDQA      X3, 5056(DX)
-	VPXORD       Z2, Z2, Z2
-	VPTERNLOGD   $0xff, Z1, Z1, Z1
-
-turn763:
-	LEAQ        512(AX), CX
-	MOVQ        a+0(FP), R11
-	MOVQ        8(R11), R11
-	CMPQ        AX, R11
-	CMOVQCC     AX, CX
-	PREFETCHT0  (R8)(CX*1)
-	PREFETCHT0  (R9)(CX*1)
-	MOVQ        AX, R11
-	ANDQ        $0x000001ff, R11
-	PREFETCHT0  (BX)(CX*2)
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (DI)(CX*2)
-	VPMOVZXBD   (R9)(AX*1), Z3
-	VPTESTMD    Z3, Z3, K1
-	VPSLLD      5056(DX), Z3, Z3
-	VPADDD.Z    4864(DX), Z3, K1, Z3
-	VPMOVZXBD   (R8)(AX*1), Z4
-	VPSLLD      $0x18, Z4, Z4
-	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
-	VPADDD      patternfe000000<>+0(SB), Z6, Z6
-	VPSRLD      $0x05, Z4, Z5
-	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
-	VPADDD      Z6, Z5, Z5
-	VSUBPS      Z6, Z5, Z5
-	VPANDD      pattern80000000<>+0(SB), Z4, Z4
-	VPORD       Z4, Z5, Z5
-	VCVTPH2PS   (DI)(AX*2), Z4
-	VPMOVZXWD   (BX)(AX*2), Z6
-	VPSLLD      $0x10, Z6, Z6
-	VPMOVSXWD   (SI)(AX*2), Z7
-	VPADDD      Z7, Z6, Z6
-	VMULPS      4096(DX), Z4, Z4
-	VFMADD231PS 4160(DX), Z6, Z4
-	VMOVUPS     4224(DX), Z7
-	VMULPS      Z5, Z7, Z5
-	VFMADD231PS 4288(DX), Z4, Z5
-	VMULPS      Z4, Z4, Z4
-	VMOVUPS     4352(DX), Z7
-	VMULPS      Z3, Z3, Z3
-	VMULPS      Z3, Z7, Z3
-	VFMADD231PS 4416(DX), Z4, Z3
-	VMOVUPS     Z5, (DX)(R11*4)
-	VSQRTPS     Z3, Z3
-	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
-	VMOVUPS     Z4, 2048(DX)(R11*4)
-	VPMAXUD     Z4, Z2, Z2
-	VPADDD      patternffffffff<>+0(SB), Z4, Z4
-	VPMINUD     Z4, Z1, Z1
-	VMOVUPS     4480(DX), Z4
-	VFMADD213PS 4544(DX), Z4, Z3
-	VDIVPS      Z3, Z5, Z5
-	VFMADD231PS 4608(DX), Z6, Z6
-	VFMADD231PS 4672(DX), Z5, Z6
-	VPADDD      pattern00008000<>+0(SB), Z6, Z3
-	VPSRLD      $0x10, Z3, Z3
-	VPMOVDW     Z3, Y3
-	VPMOVDW     Z6, Y4
-	VMOVDQU     Y3, (BX)(AX*2)
-	VMOVDQU     Y4, (SI)(AX*2)
-	ADDQ        $0x10, AX
-	ADDQ        $0x10, CX
-	PREFETCHT0  (BX)(CX*2)
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (DI)(CX*2)
-	VPMOVZXBD   (R9)(AX*1), Z3
-	VPTESTMD    Z3, Z3, K1
-	VPSLLD      5056(DX), Z3, Z3
-	VPADDD.Z    4864(DX), Z3, K1, Z3
-	VPMOVZXBD   (R8)(AX*1), Z4
-	VPSLLD      $0x18, Z4, Z4
-	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
-	VPADDD      patternfe000000<>+0(SB), Z6, Z6
-	VPSRLD      $0x05, Z4, Z5
-	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
-	VPADDD      Z6, Z5, Z5
-	VSUBPS      Z6, Z5, Z5
-	VPANDD      pattern80000000<>+0(SB), Z4, Z4
-	VPORD       Z4, Z5, Z5
-	VCVTPH2PS   (DI)(AX*2), Z4
-	VPMOVZXWD   (BX)(AX*2), Z6
-	VPSLLD      $0x10, Z6, Z6
-	VPMOVSXWD   (SI)(AX*2), Z7
-	VPADDD      Z7, Z6, Z6
-	VMULPS      4096(DX), Z4, Z4
-	VFMADD231PS 4160(DX), Z6, Z4
-	VMOVUPS     4224(DX), Z7
-	VMULPS      Z5, Z7, Z5
-	VFMADD231PS 4288(DX), Z4, Z5
-	VMULPS      Z4, Z4, Z4
-	VMOVUPS     4352(DX), Z7
-	VMULPS      Z3, Z3, Z3
-	VMULPS      Z3, Z7, Z3
-	VFMADD231PS 4416(DX), Z4, Z3
-	VMOVUPS     Z5, 64(DX)(R11*4)
-	VSQRTPS     Z3, Z3
-	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
-	VMOVUPS     Z4, 2112(DX)(R11*4)
-	VPMAXUD     Z4, Z2, Z2
-	VPADDD      patternffffffff<>+0(SB), Z4, Z4
-	VPMINUD     Z4, Z1, Z1
-	VMOVUPS     4480(DX), Z4
-	VFMADD213PS 4544(DX), Z4, Z3
-	VDIVPS      Z3, Z5, Z5
-	VFMADD231PS 4608(DX), Z6, Z6
-	VFMADD231PS 4672(DX), Z5, Z6
-	VPADDD      pattern00008000<>+0(SB), Z6, Z3
-	VPSRLD      $0x10, Z3, Z3
-	VPMOVDW     Z3, Y3
-	VPMOVDW     Z6, Y4
-	VMOVDQU     Y3, (BX)(AX*2)
-	VMOVDQU     Y4, (SI)(AX*2)
-	ADDQ        $0x10, AX
-	ADDQ        $0x10, CX
-	MOVQ        AX, CX
-	MOVQ        a+0(FP), R12
-	MOVQ        16(R12), R12
-	SUBQ        R12, CX
-	CMPQ        CX, $0x00000100
-	JBE         encoded764
-	XORQ        $0x00000100, R11
-	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2048(DX)(R11*4), Z3, Z4
-	VPSRLD      5104(DX), Z0, Z3
-	VPADDD      Z3, Z4, Z4
-	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     (DX)(R11*4), Z6
-	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
-	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
-	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
-	VPADDD      Z3, Z5, Z5
-	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2048(DX)(R11*4), Z3
-	VPTESTMD    Z3, Z3, K1
-	VPSRLD      5072(DX), Z4, Z4
-	VPSUBD.Z    4992(DX), Z4, K1, Z4
-	VPMOVDB     Z4, -288(R9)(AX*1)
-	VPSRLD      $0x13, Z5, Z5
-	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
-	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
-	VPSRLD      $0x18, Z6, Z6
-	VPANDD      pattern00000080<>+0(SB), Z6, Z6
-	VPORD.Z     Z6, Z5, K1, Z5
-	VPMOVDB     Z5, -288(R8)(AX*1)
-	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2112(DX)(R11*4), Z3, Z4
-	VPSRLD      5104(DX), Z0, Z3
-	VPADDD      Z3, Z4, Z4
-	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     64(DX)(R11*4), Z6
-	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
-	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
-	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
-	VPADDD      Z3, Z5, Z5
-	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2112(DX)(R11*4), Z3
-	VPTESTMD    Z3, Z3, K1
-	VPSRLD      5072(DX), Z4, Z4
-	VPSUBD.Z    4992(DX), Z4, K1, Z4
-	VPMOVDB     Z4, -272(R9)(AX*1)
-	VPSRLD      $0x13, Z5, Z5
-	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
-	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
-	VPSRLD      $0x18, Z6, Z6
-	VPANDD      pattern00000080<>+0(SB), Z6, Z6
-	VPORD.Z     Z6, Z5, K1, Z5
-	VPMOVDB     Z5, -272(R8)(AX*1)
-
-encoded764:
-	TESTQ         $0x000000ff, AX
-	JNE           turn763
-	VEXTRACTI64X4 $0x01, Z1, Y0
-	VPMINUD       Y0, Y1, Y1
-	VEXTRACTI128  $0x01, Y1, X0
-	VPMINUD       X0, X1, X1
-	VPSHUFD       $0x4e, X1, X0
-	VPMINUD       X0, X1, X1
-	VPSHUFD       $0xb1, X1, X0
-	VPMINUD       X0, X1, X1
-	VMOVD         X1, CX
-	VEXTRACTI64X4 $0x01, Z2, Y0
-	VPMAXUD       Y0, Y2, Y2
-	VEXTRACTI128  $0x01, Y2, X0
-	VPMAXUD       X0, X2, X2
-	VPSHUFD       $0x4e, X2, X0
-	VPMAXUD       X0, X2, X2
-	VPSHUFD       $0xb1, X2, X0
-	VPMAXUD       X0, X2, X2
-	VMOVD         X2, R13
-	INCL          CX
-	MOVL          R13, R15
-	ADDL          $0x000fffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x0000001f, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R11
-	MOVL          $0x00000014, R14
-	MOVL          R13, R15
-	ADDL          $0x0007ffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x0000000f, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R12
-	SHLL          $0x17, R12
-	ADDL          $0x00080000, R12
-	CMPL          CX, R12
-	MOVL          $0x00000013, R12
-	CMOVLCC       R15, R11
-	CMOVLCC       R12, R14
-	MOVL          R13, R15
-	ADDL          $0x0003ffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x00000007, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R12
-	SHLL          $0x17, R12
-	ADDL          $0x00040000, R12
-	CMPL          CX, R12
-	MOVL          $0x00000012, R12
-	CMOVLCC       R15, R11
-	CMOVLCC       R12, R14
-	MOVL          R13, R15
-	ADDL          $0x0001ffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x00000003, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R12
-	SHLL          $0x17, R12
-	ADDL          $0x00020000, R12
-	CMPL          CX, R12
-	MOVL          $0x00000011, R12
-	CMOVLCC       R15, R11
-	CMOVLCC       R12, R14
-	MOVL          R14, CX
-	SHLL          $0x08, CX
-	ORL           R11, CX
-	XORL          R12, R12
-	TESTL         R13, R13
-	CMOVLEQ       R12, CX
-	MOVQ          a+0(FP), R12
-	MOVQ          104(R12), R13
-	MOVQ          AX, R12
-	SHRQ          $0x07, R12
-	MOVW          CX, -2(R13)(R12*1)
-	VMOVD         R14, X0
-	VMOVDQA       X0, 5072(DX)
-	MOVL          $0x00000020, R12
-	SUBL          R14, R12
-	VMOVD         R12, X0
-	VMOVDQA       X0, 5104(DX)
-	MOVL          R14, R12
-	SUBL          $0x10, R12
-	VMOVD         R12, X0
-	VMOVDQA       X0, 5088(DX)
-	MOVL          R14, CX
-	SHLL          $0x17, R11
-	MOVL          $0x00000001, R12
-	SHLL          CL, R12
-	ADDL          R11, R12
-	VMOVD         R12, X0
-	VPBROADCASTD  X0, Z0
-	VMOVDQU32     Z0, 4928(DX)
-	SHRL          CL, R11
-	VMOVD         R11, X0
-	VPBROADCASTD  X0, Z0
-	VMOVDQU32     Z0, 4992(DX)
-	MOVQ          AX, R11
-	SUBQ          $0x00000100, R11
-	SHRQ          $0x08, R11
-	MOVQ          a+0(FP), CX
-	MOVL          60(CX), CX
-	ADDL          R11, CX
-	MOVL          CX, R11
-	SHRL          $0x10, R11
-	XORL          R11, CX
-	IMUL3L        $0x85ebca6b, CX, CX
-	MOVL          CX, R11
-	SHRL          $0x0d, R11
-	XORL          R11, CX
-	IMUL3L        $0xc2b2ae35, CX, CX
-	MOVL          CX, R11
-	SHRL          $0x10, R11
-	XORL          R11, CX
-	MOVQ          a+0(FP), R11
-	MOVL          56(R11), R11
-	ADDL          R11, CX
-	VMOVD         CX, X0
-	VPBROADCASTD  X0, Z0
-	VPADDD        blockDitherAVX512<>+0(SB), Z0, Z0
-	MOVQ          a+0(FP), CX
-	MOVQ          (CX), CX
-	CMPQ          AX, CX
-	JB            block762
-	JMP           done756
-
-fp32755:
 block767:
 	TESTQ   R10, R10
 	JEQ     kept770
@@ -14576,7 +14099,7 @@ turn768:
 	ANDQ        $0x000001ff, R11
 	PREFETCHT0  (BX)(CX*2)
 	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (DI)(CX*4)
+	PREFETCHT0  (DI)(CX*2)
 	VPMOVZXBD   (R9)(AX*1), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSLLD      5056(DX), Z3, Z3
@@ -14591,7 +14114,8 @@ turn768:
 	VSUBPS      Z6, Z5, Z5
 	VPANDD      pattern80000000<>+0(SB), Z4, Z4
 	VPORD       Z4, Z5, Z5
-	VMOVUPS     (DI)(AX*4), Z4
+	VPMOVZXWD   (DI)(AX*2), Z4
+	VPSLLD      $0x10, Z4, Z4
 	VPMOVZXWD   (BX)(AX*2), Z6
 	VPSLLD      $0x10, Z6, Z6
 	VPMOVSXWD   (SI)(AX*2), Z7
@@ -14628,7 +14152,7 @@ turn768:
 	ADDQ        $0x10, CX
 	PREFETCHT0  (BX)(CX*2)
 	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (DI)(CX*4)
+	PREFETCHT0  (DI)(CX*2)
 	VPMOVZXBD   (R9)(AX*1), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSLLD      5056(DX), Z3, Z3
@@ -14643,7 +14167,8 @@ turn768:
 	VSUBPS      Z6, Z5, Z5
 	VPANDD      pattern80000000<>+0(SB), Z4, Z4
 	VPORD       Z4, Z5, Z5
-	VMOVUPS     (DI)(AX*4), Z4
+	VPMOVZXWD   (DI)(AX*2), Z4
+	VPSLLD      $0x10, Z4, Z4
 	VPMOVZXWD   (BX)(AX*2), Z6
 	VPSLLD      $0x10, Z6, Z6
 	VPMOVSXWD   (SI)(AX*2), Z7
@@ -14865,9 +14390,717 @@ encoded769:
 	MOVQ          (CX), CX
 	CMPQ          AX, CX
 	JB            block767
+	JMP           done766
 
-done756:
-last772:
+fp16764:
+block772:
+	TESTQ   R10, R10
+	JEQ     kept775
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R11
+	MOVQ    104(R11), R11
+	MOVWLZX (R11)(CX*1), R11
+	ANDQ    $0x07, CX
+	MOVW    R11, 6208(R10)(CX*1)
+	MOVQ    AX, CX
+	MOVQ    AX, R11
+	ANDQ    $0x000003ff, R11
+
+keep776:
+	VMOVDQU32 (BX)(CX*2), Z3
+	VMOVDQU32 Z3, 64(R10)(R11*2)
+	VMOVDQU32 64(BX)(CX*2), Z3
+	VMOVDQU32 Z3, 128(R10)(R11*2)
+	VMOVDQU32 (SI)(CX*2), Z3
+	VMOVDQU32 Z3, 2112(R10)(R11*2)
+	VMOVDQU32 64(SI)(CX*2), Z3
+	VMOVDQU32 Z3, 2176(R10)(R11*2)
+	VMOVDQU32 (R8)(CX*1), Z3
+	VMOVDQU32 Z3, 4160(R10)(R11*1)
+	VMOVDQU32 (R9)(CX*1), Z3
+	VMOVDQU32 Z3, 5184(R10)(R11*1)
+	ADDQ      $0x40, CX
+	ADDQ      $0x40, R11
+	TESTQ     $0x000000ff, CX
+	JNE       keep776
+	MOVQ      AX, (R10)
+
+kept775:
+	MOVQ         a+0(FP), CX
+	MOVQ         104(CX), R11
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	VMOVD        R11, X3
+	VPBROADCASTD X3, Z3
+	VMOVDQU32    Z3, 4864(DX)
+	SHRL         $0x08, CX
+	VMOVD        CX, X3
+	VMOVDQA      X3, 5056(DX)
+	VPXORD       Z2, Z2, Z2
+	VPTERNLOGD   $0xff, Z1, Z1, Z1
+
+turn773:
+	LEAQ        512(AX), CX
+	MOVQ        a+0(FP), R11
+	MOVQ        8(R11), R11
+	CMPQ        AX, R11
+	CMOVQCC     AX, CX
+	PREFETCHT0  (R8)(CX*1)
+	PREFETCHT0  (R9)(CX*1)
+	MOVQ        AX, R11
+	ANDQ        $0x000001ff, R11
+	PREFETCHT0  (BX)(CX*2)
+	PREFETCHT0  (SI)(CX*2)
+	PREFETCHT0  (DI)(CX*2)
+	VPMOVZXBD   (R9)(AX*1), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSLLD      5056(DX), Z3, Z3
+	VPADDD.Z    4864(DX), Z3, K1, Z3
+	VPMOVZXBD   (R8)(AX*1), Z4
+	VPSLLD      $0x18, Z4, Z4
+	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
+	VPADDD      patternfe000000<>+0(SB), Z6, Z6
+	VPSRLD      $0x05, Z4, Z5
+	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VSUBPS      Z6, Z5, Z5
+	VPANDD      pattern80000000<>+0(SB), Z4, Z4
+	VPORD       Z4, Z5, Z5
+	VCVTPH2PS   (DI)(AX*2), Z4
+	VPMOVZXWD   (BX)(AX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(AX*2), Z7
+	VPADDD      Z7, Z6, Z6
+	VMULPS      4096(DX), Z4, Z4
+	VFMADD231PS 4160(DX), Z6, Z4
+	VMOVUPS     4224(DX), Z7
+	VMULPS      Z5, Z7, Z5
+	VFMADD231PS 4288(DX), Z4, Z5
+	VMULPS      Z4, Z4, Z4
+	VMOVUPS     4352(DX), Z7
+	VMULPS      Z3, Z3, Z3
+	VMULPS      Z3, Z7, Z3
+	VFMADD231PS 4416(DX), Z4, Z3
+	VMOVUPS     Z5, (DX)(R11*4)
+	VSQRTPS     Z3, Z3
+	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
+	VMOVUPS     Z4, 2048(DX)(R11*4)
+	VPMAXUD     Z4, Z2, Z2
+	VPADDD      patternffffffff<>+0(SB), Z4, Z4
+	VPMINUD     Z4, Z1, Z1
+	VMOVUPS     4480(DX), Z4
+	VFMADD213PS 4544(DX), Z4, Z3
+	VDIVPS      Z3, Z5, Z5
+	VFMADD231PS 4608(DX), Z6, Z6
+	VFMADD231PS 4672(DX), Z5, Z6
+	VPADDD      pattern00008000<>+0(SB), Z6, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, Y3
+	VPMOVDW     Z6, Y4
+	VMOVDQU     Y3, (BX)(AX*2)
+	VMOVDQU     Y4, (SI)(AX*2)
+	ADDQ        $0x10, AX
+	ADDQ        $0x10, CX
+	PREFETCHT0  (BX)(CX*2)
+	PREFETCHT0  (SI)(CX*2)
+	PREFETCHT0  (DI)(CX*2)
+	VPMOVZXBD   (R9)(AX*1), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSLLD      5056(DX), Z3, Z3
+	VPADDD.Z    4864(DX), Z3, K1, Z3
+	VPMOVZXBD   (R8)(AX*1), Z4
+	VPSLLD      $0x18, Z4, Z4
+	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
+	VPADDD      patternfe000000<>+0(SB), Z6, Z6
+	VPSRLD      $0x05, Z4, Z5
+	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VSUBPS      Z6, Z5, Z5
+	VPANDD      pattern80000000<>+0(SB), Z4, Z4
+	VPORD       Z4, Z5, Z5
+	VCVTPH2PS   (DI)(AX*2), Z4
+	VPMOVZXWD   (BX)(AX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(AX*2), Z7
+	VPADDD      Z7, Z6, Z6
+	VMULPS      4096(DX), Z4, Z4
+	VFMADD231PS 4160(DX), Z6, Z4
+	VMOVUPS     4224(DX), Z7
+	VMULPS      Z5, Z7, Z5
+	VFMADD231PS 4288(DX), Z4, Z5
+	VMULPS      Z4, Z4, Z4
+	VMOVUPS     4352(DX), Z7
+	VMULPS      Z3, Z3, Z3
+	VMULPS      Z3, Z7, Z3
+	VFMADD231PS 4416(DX), Z4, Z3
+	VMOVUPS     Z5, 64(DX)(R11*4)
+	VSQRTPS     Z3, Z3
+	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
+	VMOVUPS     Z4, 2112(DX)(R11*4)
+	VPMAXUD     Z4, Z2, Z2
+	VPADDD      patternffffffff<>+0(SB), Z4, Z4
+	VPMINUD     Z4, Z1, Z1
+	VMOVUPS     4480(DX), Z4
+	VFMADD213PS 4544(DX), Z4, Z3
+	VDIVPS      Z3, Z5, Z5
+	VFMADD231PS 4608(DX), Z6, Z6
+	VFMADD231PS 4672(DX), Z5, Z6
+	VPADDD      pattern00008000<>+0(SB), Z6, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, Y3
+	VPMOVDW     Z6, Y4
+	VMOVDQU     Y3, (BX)(AX*2)
+	VMOVDQU     Y4, (SI)(AX*2)
+	ADDQ        $0x10, AX
+	ADDQ        $0x10, CX
+	MOVQ        AX, CX
+	MOVQ        a+0(FP), R12
+	MOVQ        16(R12), R12
+	SUBQ        R12, CX
+	CMPQ        CX, $0x00000100
+	JBE         encoded774
+	XORQ        $0x00000100, R11
+	VMOVDQU32   4928(DX), Z3
+	VPMAXSD     2048(DX)(R11*4), Z3, Z4
+	VPSRLD      5104(DX), Z0, Z3
+	VPADDD      Z3, Z4, Z4
+	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
+	VMOVUPS     (DX)(R11*4), Z6
+	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
+	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
+	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
+	VPADDD      Z3, Z5, Z5
+	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
+	VMOVDQU32   2048(DX)(R11*4), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSRLD      5072(DX), Z4, Z4
+	VPSUBD.Z    4992(DX), Z4, K1, Z4
+	VPMOVDB     Z4, -288(R9)(AX*1)
+	VPSRLD      $0x13, Z5, Z5
+	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
+	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
+	VPSRLD      $0x18, Z6, Z6
+	VPANDD      pattern00000080<>+0(SB), Z6, Z6
+	VPORD.Z     Z6, Z5, K1, Z5
+	VPMOVDB     Z5, -288(R8)(AX*1)
+	VMOVDQU32   4928(DX), Z3
+	VPMAXSD     2112(DX)(R11*4), Z3, Z4
+	VPSRLD      5104(DX), Z0, Z3
+	VPADDD      Z3, Z4, Z4
+	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
+	VMOVUPS     64(DX)(R11*4), Z6
+	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
+	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
+	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
+	VPADDD      Z3, Z5, Z5
+	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
+	VMOVDQU32   2112(DX)(R11*4), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSRLD      5072(DX), Z4, Z4
+	VPSUBD.Z    4992(DX), Z4, K1, Z4
+	VPMOVDB     Z4, -272(R9)(AX*1)
+	VPSRLD      $0x13, Z5, Z5
+	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
+	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
+	VPSRLD      $0x18, Z6, Z6
+	VPANDD      pattern00000080<>+0(SB), Z6, Z6
+	VPORD.Z     Z6, Z5, K1, Z5
+	VPMOVDB     Z5, -272(R8)(AX*1)
+
+encoded774:
+	TESTQ         $0x000000ff, AX
+	JNE           turn773
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R13
+	INCL          CX
+	MOVL          R13, R15
+	ADDL          $0x000fffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x0000001f, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R11
+	MOVL          $0x00000014, R14
+	MOVL          R13, R15
+	ADDL          $0x0007ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x0000000f, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00080000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000013, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R13, R15
+	ADDL          $0x0003ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x00000007, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00040000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000012, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R13, R15
+	ADDL          $0x0001ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x00000003, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00020000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000011, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R14, CX
+	SHLL          $0x08, CX
+	ORL           R11, CX
+	XORL          R12, R12
+	TESTL         R13, R13
+	CMOVLEQ       R12, CX
+	MOVQ          a+0(FP), R12
+	MOVQ          104(R12), R13
+	MOVQ          AX, R12
+	SHRQ          $0x07, R12
+	MOVW          CX, -2(R13)(R12*1)
+	VMOVD         R14, X0
+	VMOVDQA       X0, 5072(DX)
+	MOVL          $0x00000020, R12
+	SUBL          R14, R12
+	VMOVD         R12, X0
+	VMOVDQA       X0, 5104(DX)
+	MOVL          R14, R12
+	SUBL          $0x10, R12
+	VMOVD         R12, X0
+	VMOVDQA       X0, 5088(DX)
+	MOVL          R14, CX
+	SHLL          $0x17, R11
+	MOVL          $0x00000001, R12
+	SHLL          CL, R12
+	ADDL          R11, R12
+	VMOVD         R12, X0
+	VPBROADCASTD  X0, Z0
+	VMOVDQU32     Z0, 4928(DX)
+	SHRL          CL, R11
+	VMOVD         R11, X0
+	VPBROADCASTD  X0, Z0
+	VMOVDQU32     Z0, 4992(DX)
+	MOVQ          AX, R11
+	SUBQ          $0x00000100, R11
+	SHRQ          $0x08, R11
+	MOVQ          a+0(FP), CX
+	MOVL          60(CX), CX
+	ADDL          R11, CX
+	MOVL          CX, R11
+	SHRL          $0x10, R11
+	XORL          R11, CX
+	IMUL3L        $0x85ebca6b, CX, CX
+	MOVL          CX, R11
+	SHRL          $0x0d, R11
+	XORL          R11, CX
+	IMUL3L        $0xc2b2ae35, CX, CX
+	MOVL          CX, R11
+	SHRL          $0x10, R11
+	XORL          R11, CX
+	MOVQ          a+0(FP), R11
+	MOVL          56(R11), R11
+	ADDL          R11, CX
+	VMOVD         CX, X0
+	VPBROADCASTD  X0, Z0
+	VPADDD        blockDitherAVX512<>+0(SB), Z0, Z0
+	MOVQ          a+0(FP), CX
+	MOVQ          (CX), CX
+	CMPQ          AX, CX
+	JB            block772
+	JMP           done766
+
+fp32765:
+block777:
+	TESTQ   R10, R10
+	JEQ     kept780
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R11
+	MOVQ    104(R11), R11
+	MOVWLZX (R11)(CX*1), R11
+	ANDQ    $0x07, CX
+	MOVW    R11, 6208(R10)(CX*1)
+	MOVQ    AX, CX
+	MOVQ    AX, R11
+	ANDQ    $0x000003ff, R11
+
+keep781:
+	VMOVDQU32 (BX)(CX*2), Z3
+	VMOVDQU32 Z3, 64(R10)(R11*2)
+	VMOVDQU32 64(BX)(CX*2), Z3
+	VMOVDQU32 Z3, 128(R10)(R11*2)
+	VMOVDQU32 (SI)(CX*2), Z3
+	VMOVDQU32 Z3, 2112(R10)(R11*2)
+	VMOVDQU32 64(SI)(CX*2), Z3
+	VMOVDQU32 Z3, 2176(R10)(R11*2)
+	VMOVDQU32 (R8)(CX*1), Z3
+	VMOVDQU32 Z3, 4160(R10)(R11*1)
+	VMOVDQU32 (R9)(CX*1), Z3
+	VMOVDQU32 Z3, 5184(R10)(R11*1)
+	ADDQ      $0x40, CX
+	ADDQ      $0x40, R11
+	TESTQ     $0x000000ff, CX
+	JNE       keep781
+	MOVQ      AX, (R10)
+
+kept780:
+	MOVQ         a+0(FP), CX
+	MOVQ         104(CX), R11
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	VMOVD        R11, X3
+	VPBROADCASTD X3, Z3
+	VMOVDQU32    Z3, 4864(DX)
+	SHRL         $0x08, CX
+	VMOVD        CX, X3
+	VMOVDQA      X3, 5056(DX)
+	VPXORD       Z2, Z2, Z2
+	VPTERNLOGD   $0xff, Z1, Z1, Z1
+
+turn778:
+	LEAQ        512(AX), CX
+	MOVQ        a+0(FP), R11
+	MOVQ        8(R11), R11
+	CMPQ        AX, R11
+	CMOVQCC     AX, CX
+	PREFETCHT0  (R8)(CX*1)
+	PREFETCHT0  (R9)(CX*1)
+	MOVQ        AX, R11
+	ANDQ        $0x000001ff, R11
+	PREFETCHT0  (BX)(CX*2)
+	PREFETCHT0  (SI)(CX*2)
+	PREFETCHT0  (DI)(CX*4)
+	VPMOVZXBD   (R9)(AX*1), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSLLD      5056(DX), Z3, Z3
+	VPADDD.Z    4864(DX), Z3, K1, Z3
+	VPMOVZXBD   (R8)(AX*1), Z4
+	VPSLLD      $0x18, Z4, Z4
+	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
+	VPADDD      patternfe000000<>+0(SB), Z6, Z6
+	VPSRLD      $0x05, Z4, Z5
+	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VSUBPS      Z6, Z5, Z5
+	VPANDD      pattern80000000<>+0(SB), Z4, Z4
+	VPORD       Z4, Z5, Z5
+	VMOVUPS     (DI)(AX*4), Z4
+	VPMOVZXWD   (BX)(AX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(AX*2), Z7
+	VPADDD      Z7, Z6, Z6
+	VMULPS      4096(DX), Z4, Z4
+	VFMADD231PS 4160(DX), Z6, Z4
+	VMOVUPS     4224(DX), Z7
+	VMULPS      Z5, Z7, Z5
+	VFMADD231PS 4288(DX), Z4, Z5
+	VMULPS      Z4, Z4, Z4
+	VMOVUPS     4352(DX), Z7
+	VMULPS      Z3, Z3, Z3
+	VMULPS      Z3, Z7, Z3
+	VFMADD231PS 4416(DX), Z4, Z3
+	VMOVUPS     Z5, (DX)(R11*4)
+	VSQRTPS     Z3, Z3
+	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
+	VMOVUPS     Z4, 2048(DX)(R11*4)
+	VPMAXUD     Z4, Z2, Z2
+	VPADDD      patternffffffff<>+0(SB), Z4, Z4
+	VPMINUD     Z4, Z1, Z1
+	VMOVUPS     4480(DX), Z4
+	VFMADD213PS 4544(DX), Z4, Z3
+	VDIVPS      Z3, Z5, Z5
+	VFMADD231PS 4608(DX), Z6, Z6
+	VFMADD231PS 4672(DX), Z5, Z6
+	VPADDD      pattern00008000<>+0(SB), Z6, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, Y3
+	VPMOVDW     Z6, Y4
+	VMOVDQU     Y3, (BX)(AX*2)
+	VMOVDQU     Y4, (SI)(AX*2)
+	ADDQ        $0x10, AX
+	ADDQ        $0x10, CX
+	PREFETCHT0  (BX)(CX*2)
+	PREFETCHT0  (SI)(CX*2)
+	PREFETCHT0  (DI)(CX*4)
+	VPMOVZXBD   (R9)(AX*1), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSLLD      5056(DX), Z3, Z3
+	VPADDD.Z    4864(DX), Z3, K1, Z3
+	VPMOVZXBD   (R8)(AX*1), Z4
+	VPSLLD      $0x18, Z4, Z4
+	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
+	VPADDD      patternfe000000<>+0(SB), Z6, Z6
+	VPSRLD      $0x05, Z4, Z5
+	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VSUBPS      Z6, Z5, Z5
+	VPANDD      pattern80000000<>+0(SB), Z4, Z4
+	VPORD       Z4, Z5, Z5
+	VMOVUPS     (DI)(AX*4), Z4
+	VPMOVZXWD   (BX)(AX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(AX*2), Z7
+	VPADDD      Z7, Z6, Z6
+	VMULPS      4096(DX), Z4, Z4
+	VFMADD231PS 4160(DX), Z6, Z4
+	VMOVUPS     4224(DX), Z7
+	VMULPS      Z5, Z7, Z5
+	VFMADD231PS 4288(DX), Z4, Z5
+	VMULPS      Z4, Z4, Z4
+	VMOVUPS     4352(DX), Z7
+	VMULPS      Z3, Z3, Z3
+	VMULPS      Z3, Z7, Z3
+	VFMADD231PS 4416(DX), Z4, Z3
+	VMOVUPS     Z5, 64(DX)(R11*4)
+	VSQRTPS     Z3, Z3
+	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
+	VMOVUPS     Z4, 2112(DX)(R11*4)
+	VPMAXUD     Z4, Z2, Z2
+	VPADDD      patternffffffff<>+0(SB), Z4, Z4
+	VPMINUD     Z4, Z1, Z1
+	VMOVUPS     4480(DX), Z4
+	VFMADD213PS 4544(DX), Z4, Z3
+	VDIVPS      Z3, Z5, Z5
+	VFMADD231PS 4608(DX), Z6, Z6
+	VFMADD231PS 4672(DX), Z5, Z6
+	VPADDD      pattern00008000<>+0(SB), Z6, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, Y3
+	VPMOVDW     Z6, Y4
+	VMOVDQU     Y3, (BX)(AX*2)
+	VMOVDQU     Y4, (SI)(AX*2)
+	ADDQ        $0x10, AX
+	ADDQ        $0x10, CX
+	MOVQ        AX, CX
+	MOVQ        a+0(FP), R12
+	MOVQ        16(R12), R12
+	SUBQ        R12, CX
+	CMPQ        CX, $0x00000100
+	JBE         encoded779
+	XORQ        $0x00000100, R11
+	VMOVDQU32   4928(DX), Z3
+	VPMAXSD     2048(DX)(R11*4), Z3, Z4
+	VPSRLD      5104(DX), Z0, Z3
+	VPADDD      Z3, Z4, Z4
+	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
+	VMOVUPS     (DX)(R11*4), Z6
+	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
+	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
+	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
+	VPADDD      Z3, Z5, Z5
+	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
+	VMOVDQU32   2048(DX)(R11*4), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSRLD      5072(DX), Z4, Z4
+	VPSUBD.Z    4992(DX), Z4, K1, Z4
+	VPMOVDB     Z4, -288(R9)(AX*1)
+	VPSRLD      $0x13, Z5, Z5
+	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
+	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
+	VPSRLD      $0x18, Z6, Z6
+	VPANDD      pattern00000080<>+0(SB), Z6, Z6
+	VPORD.Z     Z6, Z5, K1, Z5
+	VPMOVDB     Z5, -288(R8)(AX*1)
+	VMOVDQU32   4928(DX), Z3
+	VPMAXSD     2112(DX)(R11*4), Z3, Z4
+	VPSRLD      5104(DX), Z0, Z3
+	VPADDD      Z3, Z4, Z4
+	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
+	VMOVUPS     64(DX)(R11*4), Z6
+	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
+	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
+	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
+	VPADDD      Z3, Z5, Z5
+	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
+	VMOVDQU32   2112(DX)(R11*4), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSRLD      5072(DX), Z4, Z4
+	VPSUBD.Z    4992(DX), Z4, K1, Z4
+	VPMOVDB     Z4, -272(R9)(AX*1)
+	VPSRLD      $0x13, Z5, Z5
+	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
+	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
+	VPSRLD      $0x18, Z6, Z6
+	VPANDD      pattern00000080<>+0(SB), Z6, Z6
+	VPORD.Z     Z6, Z5, K1, Z5
+	VPMOVDB     Z5, -272(R8)(AX*1)
+
+encoded779:
+	TESTQ         $0x000000ff, AX
+	JNE           turn778
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R13
+	INCL          CX
+	MOVL          R13, R15
+	ADDL          $0x000fffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x0000001f, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R11
+	MOVL          $0x00000014, R14
+	MOVL          R13, R15
+	ADDL          $0x0007ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x0000000f, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00080000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000013, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R13, R15
+	ADDL          $0x0003ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x00000007, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00040000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000012, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R13, R15
+	ADDL          $0x0001ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x00000003, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00020000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000011, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R14, CX
+	SHLL          $0x08, CX
+	ORL           R11, CX
+	XORL          R12, R12
+	TESTL         R13, R13
+	CMOVLEQ       R12, CX
+	MOVQ          a+0(FP), R12
+	MOVQ          104(R12), R13
+	MOVQ          AX, R12
+	SHRQ          $0x07, R12
+	MOVW          CX, -2(R13)(R12*1)
+	VMOVD         R14, X0
+	VMOVDQA       X0, 5072(DX)
+	MOVL          $0x00000020, R12
+	SUBL          R14, R12
+	VMOVD         R12, X0
+	VMOVDQA       X0, 5104(DX)
+	MOVL          R14, R12
+	SUBL          $0x10, R12
+	VMOVD         R12, X0
+	VMOVDQA       X0, 5088(DX)
+	MOVL          R14, CX
+	SHLL          $0x17, R11
+	MOVL          $0x00000001, R12
+	SHLL          CL, R12
+	ADDL          R11, R12
+	VMOVD         R12, X0
+	VPBROADCASTD  X0, Z0
+	VMOVDQU32     Z0, 4928(DX)
+	SHRL          CL, R11
+	VMOVD         R11, X0
+	VPBROADCASTD  X0, Z0
+	VMOVDQU32     Z0, 4992(DX)
+	MOVQ          AX, R11
+	SUBQ          $0x00000100, R11
+	SHRQ          $0x08, R11
+	MOVQ          a+0(FP), CX
+	MOVL          60(CX), CX
+	ADDL          R11, CX
+	MOVL          CX, R11
+	SHRL          $0x10, R11
+	XORL          R11, CX
+	IMUL3L        $0x85ebca6b, CX, CX
+	MOVL          CX, R11
+	SHRL          $0x0d, R11
+	XORL          R11, CX
+	IMUL3L        $0xc2b2ae35, CX, CX
+	MOVL          CX, R11
+	SHRL          $0x10, R11
+	XORL          R11, CX
+	MOVQ          a+0(FP), R11
+	MOVL          56(R11), R11
+	ADDL          R11, CX
+	VMOVD         CX, X0
+	VPBROADCASTD  X0, Z0
+	VPADDD        blockDitherAVX512<>+0(SB), Z0, Z0
+	MOVQ          a+0(FP), CX
+	MOVQ          (CX), CX
+	CMPQ          AX, CX
+	JB            block777
+
+done766:
+last782:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -14919,7 +15152,7 @@ last772:
 	VPORD.Z     Z4, Z3, K1, Z3
 	VPMOVDB     Z3, -272(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         last772
+	JNE         last782
 	LDMXCSR     (SP)
 	VZEROUPPER
 	RET
@@ -15056,13 +15289,13 @@ TEXT ·trafficSplit2xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp16774
-	JA     fp32775
+	JE     fp16784
+	JA     fp32785
 	XORQ   DX, DX
 	LEAQ   512(DX), R11
-	JMP    check778
+	JMP    check788
 
-next777:
+next787:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -15078,31 +15311,31 @@ next777:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within779
+	JNE        within789
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within779:
+within789:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check778:
+check788:
 	CMPQ DX, R10
-	JB   next777
+	JB   next787
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next777
-	JMP  done776
+	JB   next787
+	JMP  done786
 
-fp16774:
+fp16784:
 	XORQ DX, DX
 	LEAQ 512(DX), R11
-	JMP  check781
+	JMP  check791
 
-next780:
+next790:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -15118,31 +15351,31 @@ next780:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within782
+	JNE        within792
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within782:
+within792:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check781:
+check791:
 	CMPQ DX, R10
-	JB   next780
+	JB   next790
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next780
-	JMP  done776
+	JB   next790
+	JMP  done786
 
-fp32775:
+fp32785:
 	XORQ DX, DX
 	LEAQ 512(DX), R11
-	JMP  check784
+	JMP  check794
 
-next783:
+next793:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -15158,25 +15391,25 @@ next783:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within785
+	JNE        within795
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within785:
+within795:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check784:
+check794:
 	CMPQ DX, R10
-	JB   next783
+	JB   next793
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next783
+	JB   next793
 
-done776:
+done786:
 	VZEROUPPER
 	RET
 
@@ -15219,15 +15452,15 @@ TEXT ·adamFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R13
 	MOVQ    16(R13), R13
 	CMPQ    CX, $0x01
-	JE      fp16787
-	JA      fp32788
+	JE      fp16797
+	JA      fp32798
 	MOVQ    R13, CX
 	LEAQ    512(CX), R13
-	JMP     check791
+	JMP     check801
 
-next790:
+next800:
 	TESTQ     R10, R10
-	JEQ       kept792
+	JEQ       kept802
 	MOVQ      CX, R14
 	ANDQ      $0x3f, R14
 	VMOVDQU32 (BX)(CX*4), Z6
@@ -15238,7 +15471,7 @@ next790:
 	VMOVDQU32 Z6, 576(R10)(R14*4)
 	MOVQ      CX, (R10)
 
-kept792:
+kept802:
 	PREFETCHT0  (BX)(R13*4)
 	PREFETCHT0  (R8)(R13*4)
 	PREFETCHT0  (R9)(R13*4)
@@ -15262,8 +15495,8 @@ kept792:
 	VFMADD231PS Z5, Z8, Z7
 	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16796
-	JA          fp32797
+	JE          fp16806
+	JA          fp32807
 	VPSRLD      $0x10, Z7, Z6
 	VPANDD      pattern00000001<>+0(SB), Z6, Z6
 	VPADDD      pattern00007fff<>+0(SB), Z6, Z6
@@ -15273,46 +15506,46 @@ kept792:
 	VPSRLD      $0x10, Z6, Z6
 	VPMOVDW     Z6, Y6
 	VMOVDQA     Y6, Y6
-	JMP         done798
+	JMP         done808
 
-fp16796:
+fp16806:
 	VCVTPS2PH $0x00, Z7, Y6
 	VMOVDQA   Y6, Y6
-	JMP       done798
+	JMP       done808
 
-fp32797:
-	JMP stored794
+fp32807:
+	JMP stored804
 
-done798:
+done808:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned793
+	JNE      unaligned803
 	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored794
+	JMP      stored804
 
-unaligned793:
+unaligned803:
 	VMOVDQU Y6, (SI)(CX*2)
 
-stored794:
+stored804:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check791:
+check801:
 	CMPQ CX, R12
-	JB   next790
+	JB   next800
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next790
-	JMP  done789
+	JB   next800
+	JMP  done799
 
-fp16787:
+fp16797:
 	MOVQ R13, CX
 	LEAQ 512(CX), R13
-	JMP  check800
+	JMP  check810
 
-next799:
+next809:
 	TESTQ     R10, R10
-	JEQ       kept801
+	JEQ       kept811
 	MOVQ      CX, R14
 	ANDQ      $0x3f, R14
 	VMOVDQU32 (BX)(CX*4), Z6
@@ -15323,7 +15556,7 @@ next799:
 	VMOVDQU32 Z6, 576(R10)(R14*4)
 	MOVQ      CX, (R10)
 
-kept801:
+kept811:
 	PREFETCHT0  (BX)(R13*4)
 	PREFETCHT0  (R8)(R13*4)
 	PREFETCHT0  (R9)(R13*4)
@@ -15346,8 +15579,8 @@ kept801:
 	VFMADD231PS Z5, Z8, Z7
 	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16805
-	JA          fp32806
+	JE          fp16815
+	JA          fp32816
 	VPSRLD      $0x10, Z7, Z6
 	VPANDD      pattern00000001<>+0(SB), Z6, Z6
 	VPADDD      pattern00007fff<>+0(SB), Z6, Z6
@@ -15357,46 +15590,46 @@ kept801:
 	VPSRLD      $0x10, Z6, Z6
 	VPMOVDW     Z6, Y6
 	VMOVDQA     Y6, Y6
-	JMP         done807
+	JMP         done817
 
-fp16805:
+fp16815:
 	VCVTPS2PH $0x00, Z7, Y6
 	VMOVDQA   Y6, Y6
-	JMP       done807
+	JMP       done817
 
-fp32806:
-	JMP stored803
+fp32816:
+	JMP stored813
 
-done807:
+done817:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned802
+	JNE      unaligned812
 	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored803
+	JMP      stored813
 
-unaligned802:
+unaligned812:
 	VMOVDQU Y6, (SI)(CX*2)
 
-stored803:
+stored813:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check800:
+check810:
 	CMPQ CX, R12
-	JB   next799
+	JB   next809
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next799
-	JMP  done789
+	JB   next809
+	JMP  done799
 
-fp32788:
+fp32798:
 	MOVQ R13, CX
 	LEAQ 512(CX), R13
-	JMP  check809
+	JMP  check819
 
-next808:
+next818:
 	TESTQ     R10, R10
-	JEQ       kept810
+	JEQ       kept820
 	MOVQ      CX, R14
 	ANDQ      $0x3f, R14
 	VMOVDQU32 (BX)(CX*4), Z6
@@ -15407,7 +15640,7 @@ next808:
 	VMOVDQU32 Z6, 576(R10)(R14*4)
 	MOVQ      CX, (R10)
 
-kept810:
+kept820:
 	PREFETCHT0  (BX)(R13*4)
 	PREFETCHT0  (R8)(R13*4)
 	PREFETCHT0  (R9)(R13*4)
@@ -15430,8 +15663,8 @@ kept810:
 	VFMADD231PS Z5, Z8, Z7
 	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16814
-	JA          fp32815
+	JE          fp16824
+	JA          fp32825
 	VPSRLD      $0x10, Z7, Z6
 	VPANDD      pattern00000001<>+0(SB), Z6, Z6
 	VPADDD      pattern00007fff<>+0(SB), Z6, Z6
@@ -15441,38 +15674,38 @@ kept810:
 	VPSRLD      $0x10, Z6, Z6
 	VPMOVDW     Z6, Y6
 	VMOVDQA     Y6, Y6
-	JMP         done816
+	JMP         done826
 
-fp16814:
+fp16824:
 	VCVTPS2PH $0x00, Z7, Y6
 	VMOVDQA   Y6, Y6
-	JMP       done816
+	JMP       done826
 
-fp32815:
-	JMP stored812
+fp32825:
+	JMP stored822
 
-done816:
+done826:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned811
+	JNE      unaligned821
 	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored812
+	JMP      stored822
 
-unaligned811:
+unaligned821:
 	VMOVDQU Y6, (SI)(CX*2)
 
-stored812:
+stored822:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check809:
+check819:
 	CMPQ CX, R12
-	JB   next808
+	JB   next818
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next808
+	JB   next818
 
-done789:
+done799:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -15514,15 +15747,15 @@ TEXT ·lionFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16818
-	JA      fp32819
+	JE      fp16828
+	JA      fp32829
 	MOVQ    R12, CX
 	LEAQ    512(CX), R12
-	JMP     check822
+	JMP     check832
 
-next821:
+next831:
 	TESTQ     R9, R9
-	JEQ       kept823
+	JEQ       kept833
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z5
@@ -15531,7 +15764,7 @@ next821:
 	VMOVDQU32 Z5, 320(R9)(R13*4)
 	MOVQ      CX, (R9)
 
-kept823:
+kept833:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -15556,8 +15789,8 @@ kept823:
 	VMOVUPS     Z8, (R8)(CX*4)
 	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16827
-	JA          fp32828
+	JE          fp16837
+	JA          fp32838
 	VPSRLD      $0x10, Z7, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -15567,46 +15800,46 @@ kept823:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done829
+	JMP         done839
 
-fp16827:
+fp16837:
 	VCVTPS2PH $0x00, Z7, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done829
+	JMP       done839
 
-fp32828:
-	JMP stored825
+fp32838:
+	JMP stored835
 
-done829:
+done839:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned824
+	JNE      unaligned834
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored825
+	JMP      stored835
 
-unaligned824:
+unaligned834:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored825:
+stored835:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check822:
+check832:
 	CMPQ CX, R11
-	JB   next821
+	JB   next831
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next821
-	JMP  done820
+	JB   next831
+	JMP  done830
 
-fp16818:
+fp16828:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check831
+	JMP  check841
 
-next830:
+next840:
 	TESTQ     R9, R9
-	JEQ       kept832
+	JEQ       kept842
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z5
@@ -15615,7 +15848,7 @@ next830:
 	VMOVDQU32 Z5, 320(R9)(R13*4)
 	MOVQ      CX, (R9)
 
-kept832:
+kept842:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -15639,8 +15872,8 @@ kept832:
 	VMOVUPS     Z8, (R8)(CX*4)
 	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16836
-	JA          fp32837
+	JE          fp16846
+	JA          fp32847
 	VPSRLD      $0x10, Z7, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -15650,46 +15883,46 @@ kept832:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done838
+	JMP         done848
 
-fp16836:
+fp16846:
 	VCVTPS2PH $0x00, Z7, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done838
+	JMP       done848
 
-fp32837:
-	JMP stored834
+fp32847:
+	JMP stored844
 
-done838:
+done848:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned833
+	JNE      unaligned843
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored834
+	JMP      stored844
 
-unaligned833:
+unaligned843:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored834:
+stored844:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check831:
+check841:
 	CMPQ CX, R11
-	JB   next830
+	JB   next840
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next830
-	JMP  done820
+	JB   next840
+	JMP  done830
 
-fp32819:
+fp32829:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check840
+	JMP  check850
 
-next839:
+next849:
 	TESTQ     R9, R9
-	JEQ       kept841
+	JEQ       kept851
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z5
@@ -15698,7 +15931,7 @@ next839:
 	VMOVDQU32 Z5, 320(R9)(R13*4)
 	MOVQ      CX, (R9)
 
-kept841:
+kept851:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
@@ -15722,8 +15955,8 @@ kept841:
 	VMOVUPS     Z8, (R8)(CX*4)
 	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16845
-	JA          fp32846
+	JE          fp16855
+	JA          fp32856
 	VPSRLD      $0x10, Z7, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -15733,38 +15966,38 @@ kept841:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done847
+	JMP         done857
 
-fp16845:
+fp16855:
 	VCVTPS2PH $0x00, Z7, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done847
+	JMP       done857
 
-fp32846:
-	JMP stored843
+fp32856:
+	JMP stored853
 
-done847:
+done857:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned842
+	JNE      unaligned852
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored843
+	JMP      stored853
 
-unaligned842:
+unaligned852:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored843:
+stored853:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check840:
+check850:
 	CMPQ CX, R11
-	JB   next839
+	JB   next849
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next839
+	JB   next849
 
-done820:
+done830:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -15803,15 +16036,15 @@ TEXT ·adagradFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16849
-	JA      fp32850
+	JE      fp16859
+	JA      fp32860
 	MOVQ    R12, CX
 	LEAQ    512(CX), R12
-	JMP     check853
+	JMP     check863
 
-next852:
+next862:
 	TESTQ     R9, R9
-	JEQ       kept854
+	JEQ       kept864
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z2
@@ -15820,7 +16053,7 @@ next852:
 	VMOVDQU32 Z2, 320(R9)(R13*4)
 	MOVQ      CX, (R9)
 
-kept854:
+kept864:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -15838,8 +16071,8 @@ kept854:
 	VFMADD231PS Z1, Z2, Z3
 	VMOVUPS     Z3, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16858
-	JA          fp32859
+	JE          fp16868
+	JA          fp32869
 	VPSRLD      $0x10, Z3, Z2
 	VPANDD      pattern00000001<>+0(SB), Z2, Z2
 	VPADDD      pattern00007fff<>+0(SB), Z2, Z2
@@ -15849,46 +16082,46 @@ kept854:
 	VPSRLD      $0x10, Z2, Z2
 	VPMOVDW     Z2, Y2
 	VMOVDQA     Y2, Y2
-	JMP         done860
+	JMP         done870
 
-fp16858:
+fp16868:
 	VCVTPS2PH $0x00, Z3, Y2
 	VMOVDQA   Y2, Y2
-	JMP       done860
+	JMP       done870
 
-fp32859:
-	JMP stored856
+fp32869:
+	JMP stored866
 
-done860:
+done870:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned855
+	JNE      unaligned865
 	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored856
+	JMP      stored866
 
-unaligned855:
+unaligned865:
 	VMOVDQU Y2, (SI)(CX*2)
 
-stored856:
+stored866:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check853:
+check863:
 	CMPQ CX, R11
-	JB   next852
+	JB   next862
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next852
-	JMP  done851
+	JB   next862
+	JMP  done861
 
-fp16849:
+fp16859:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check862
+	JMP  check872
 
-next861:
+next871:
 	TESTQ     R9, R9
-	JEQ       kept863
+	JEQ       kept873
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z2
@@ -15897,7 +16130,7 @@ next861:
 	VMOVDQU32 Z2, 320(R9)(R13*4)
 	MOVQ      CX, (R9)
 
-kept863:
+kept873:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -15914,8 +16147,8 @@ kept863:
 	VFMADD231PS Z1, Z2, Z3
 	VMOVUPS     Z3, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16867
-	JA          fp32868
+	JE          fp16877
+	JA          fp32878
 	VPSRLD      $0x10, Z3, Z2
 	VPANDD      pattern00000001<>+0(SB), Z2, Z2
 	VPADDD      pattern00007fff<>+0(SB), Z2, Z2
@@ -15925,46 +16158,46 @@ kept863:
 	VPSRLD      $0x10, Z2, Z2
 	VPMOVDW     Z2, Y2
 	VMOVDQA     Y2, Y2
-	JMP         done869
+	JMP         done879
 
-fp16867:
+fp16877:
 	VCVTPS2PH $0x00, Z3, Y2
 	VMOVDQA   Y2, Y2
-	JMP       done869
+	JMP       done879
 
-fp32868:
-	JMP stored865
+fp32878:
+	JMP stored875
 
-done869:
+done879:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned864
+	JNE      unaligned874
 	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored865
+	JMP      stored875
 
-unaligned864:
+unaligned874:
 	VMOVDQU Y2, (SI)(CX*2)
 
-stored865:
+stored875:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check862:
+check872:
 	CMPQ CX, R11
-	JB   next861
+	JB   next871
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next861
-	JMP  done851
+	JB   next871
+	JMP  done861
 
-fp32850:
+fp32860:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check871
+	JMP  check881
 
-next870:
+next880:
 	TESTQ     R9, R9
-	JEQ       kept872
+	JEQ       kept882
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z2
@@ -15973,7 +16206,7 @@ next870:
 	VMOVDQU32 Z2, 320(R9)(R13*4)
 	MOVQ      CX, (R9)
 
-kept872:
+kept882:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
@@ -15990,8 +16223,8 @@ kept872:
 	VFMADD231PS Z1, Z2, Z3
 	VMOVUPS     Z3, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16876
-	JA          fp32877
+	JE          fp16886
+	JA          fp32887
 	VPSRLD      $0x10, Z3, Z2
 	VPANDD      pattern00000001<>+0(SB), Z2, Z2
 	VPADDD      pattern00007fff<>+0(SB), Z2, Z2
@@ -16001,38 +16234,38 @@ kept872:
 	VPSRLD      $0x10, Z2, Z2
 	VPMOVDW     Z2, Y2
 	VMOVDQA     Y2, Y2
-	JMP         done878
+	JMP         done888
 
-fp16876:
+fp16886:
 	VCVTPS2PH $0x00, Z3, Y2
 	VMOVDQA   Y2, Y2
-	JMP       done878
+	JMP       done888
 
-fp32877:
-	JMP stored874
+fp32887:
+	JMP stored884
 
-done878:
+done888:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned873
+	JNE      unaligned883
 	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored874
+	JMP      stored884
 
-unaligned873:
+unaligned883:
 	VMOVDQU Y2, (SI)(CX*2)
 
-stored874:
+stored884:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check871:
+check881:
 	CMPQ CX, R11
-	JB   next870
+	JB   next880
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next870
+	JB   next880
 
-done851:
+done861:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -16074,15 +16307,15 @@ TEXT ·sgdFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16880
-	JA      fp32881
+	JE      fp16890
+	JA      fp32891
 	MOVQ    R12, CX
 	LEAQ    512(CX), R12
-	JMP     check884
+	JMP     check894
 
-next883:
+next893:
 	TESTQ     R9, R9
-	JEQ       kept885
+	JEQ       kept895
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z5
@@ -16091,7 +16324,7 @@ next883:
 	VMOVDQU32 Z5, 320(R9)(R13*4)
 	MOVQ      CX, (R9)
 
-kept885:
+kept895:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -16109,8 +16342,8 @@ kept885:
 	VFMADD231PS Z4, Z5, Z6
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16889
-	JA          fp32890
+	JE          fp16899
+	JA          fp32900
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -16120,46 +16353,46 @@ kept885:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done891
+	JMP         done901
 
-fp16889:
+fp16899:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done891
+	JMP       done901
 
-fp32890:
-	JMP stored887
+fp32900:
+	JMP stored897
 
-done891:
+done901:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned886
+	JNE      unaligned896
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored887
+	JMP      stored897
 
-unaligned886:
+unaligned896:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored887:
+stored897:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check884:
+check894:
 	CMPQ CX, R11
-	JB   next883
+	JB   next893
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next883
-	JMP  done882
+	JB   next893
+	JMP  done892
 
-fp16880:
+fp16890:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check893
+	JMP  check903
 
-next892:
+next902:
 	TESTQ     R9, R9
-	JEQ       kept894
+	JEQ       kept904
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z5
@@ -16168,7 +16401,7 @@ next892:
 	VMOVDQU32 Z5, 320(R9)(R13*4)
 	MOVQ      CX, (R9)
 
-kept894:
+kept904:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -16185,8 +16418,8 @@ kept894:
 	VFMADD231PS Z4, Z5, Z6
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16898
-	JA          fp32899
+	JE          fp16908
+	JA          fp32909
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -16196,46 +16429,46 @@ kept894:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done900
+	JMP         done910
 
-fp16898:
+fp16908:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done900
+	JMP       done910
 
-fp32899:
-	JMP stored896
+fp32909:
+	JMP stored906
 
-done900:
+done910:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned895
+	JNE      unaligned905
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored896
+	JMP      stored906
 
-unaligned895:
+unaligned905:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored896:
+stored906:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check893:
+check903:
 	CMPQ CX, R11
-	JB   next892
+	JB   next902
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next892
-	JMP  done882
+	JB   next902
+	JMP  done892
 
-fp32881:
+fp32891:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check902
+	JMP  check912
 
-next901:
+next911:
 	TESTQ     R9, R9
-	JEQ       kept903
+	JEQ       kept913
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z5
@@ -16244,7 +16477,7 @@ next901:
 	VMOVDQU32 Z5, 320(R9)(R13*4)
 	MOVQ      CX, (R9)
 
-kept903:
+kept913:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
@@ -16261,8 +16494,8 @@ kept903:
 	VFMADD231PS Z4, Z5, Z6
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16907
-	JA          fp32908
+	JE          fp16917
+	JA          fp32918
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -16272,38 +16505,38 @@ kept903:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done909
+	JMP         done919
 
-fp16907:
+fp16917:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done909
+	JMP       done919
 
-fp32908:
-	JMP stored905
+fp32918:
+	JMP stored915
 
-done909:
+done919:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned904
+	JNE      unaligned914
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored905
+	JMP      stored915
 
-unaligned904:
+unaligned914:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored905:
+stored915:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check902:
+check912:
 	CMPQ CX, R11
-	JB   next901
+	JB   next911
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next901
+	JB   next911
 
-done882:
+done892:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -16329,13 +16562,13 @@ TEXT ·trafficFP321xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp16911
-	JA     fp32912
+	JE     fp16921
+	JA     fp32922
 	XORQ   DX, DX
 	LEAQ   512(DX), R9
-	JMP    check915
+	JMP    check925
 
-next914:
+next924:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -16345,34 +16578,34 @@ next914:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written916
+	JEQ        written926
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned917
+	JNE        unaligned927
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written916
+	JMP        written926
 
-unaligned917:
+unaligned927:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written916:
+written926:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check915:
+check925:
 	CMPQ DX, R8
-	JB   next914
+	JB   next924
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next914
-	JMP  done913
+	JB   next924
+	JMP  done923
 
-fp16911:
+fp16921:
 	XORQ DX, DX
 	LEAQ 512(DX), R9
-	JMP  check919
+	JMP  check929
 
-next918:
+next928:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -16382,34 +16615,34 @@ next918:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written920
+	JEQ        written930
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned921
+	JNE        unaligned931
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written920
+	JMP        written930
 
-unaligned921:
+unaligned931:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written920:
+written930:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check919:
+check929:
 	CMPQ DX, R8
-	JB   next918
+	JB   next928
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next918
-	JMP  done913
+	JB   next928
+	JMP  done923
 
-fp32912:
+fp32922:
 	XORQ DX, DX
 	LEAQ 512(DX), R9
-	JMP  check923
+	JMP  check933
 
-next922:
+next932:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -16419,28 +16652,28 @@ next922:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written924
+	JEQ        written934
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned925
+	JNE        unaligned935
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written924
+	JMP        written934
 
-unaligned925:
+unaligned935:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written924:
+written934:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check923:
+check933:
 	CMPQ DX, R8
-	JB   next922
+	JB   next932
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next922
+	JB   next932
 
-done913:
+done923:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -16467,13 +16700,13 @@ TEXT ·trafficFP322xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp16927
-	JA     fp32928
+	JE     fp16937
+	JA     fp32938
 	XORQ   DX, DX
 	LEAQ   512(DX), R10
-	JMP    check931
+	JMP    check941
 
-next930:
+next940:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -16486,34 +16719,34 @@ next930:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written932
+	JEQ        written942
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned933
+	JNE        unaligned943
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written932
+	JMP        written942
 
-unaligned933:
+unaligned943:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written932:
+written942:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check931:
+check941:
 	CMPQ DX, R9
-	JB   next930
+	JB   next940
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next930
-	JMP  done929
+	JB   next940
+	JMP  done939
 
-fp16927:
+fp16937:
 	XORQ DX, DX
 	LEAQ 512(DX), R10
-	JMP  check935
+	JMP  check945
 
-next934:
+next944:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -16526,34 +16759,34 @@ next934:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written936
+	JEQ        written946
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned937
+	JNE        unaligned947
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written936
+	JMP        written946
 
-unaligned937:
+unaligned947:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written936:
+written946:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check935:
+check945:
 	CMPQ DX, R9
-	JB   next934
+	JB   next944
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next934
-	JMP  done929
+	JB   next944
+	JMP  done939
 
-fp32928:
+fp32938:
 	XORQ DX, DX
 	LEAQ 512(DX), R10
-	JMP  check939
+	JMP  check949
 
-next938:
+next948:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -16566,28 +16799,28 @@ next938:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written940
+	JEQ        written950
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned941
+	JNE        unaligned951
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written940
+	JMP        written950
 
-unaligned941:
+unaligned951:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written940:
+written950:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check939:
+check949:
 	CMPQ DX, R9
-	JB   next938
+	JB   next948
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next938
+	JB   next948
 
-done929:
+done939:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -16634,15 +16867,15 @@ TEXT ·adamFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R13
 	MOVQ         16(R13), R13
 	CMPQ         CX, $0x01
-	JE           fp16943
-	JA           fp32944
+	JE           fp16953
+	JA           fp32954
 	MOVQ         R13, CX
 	LEAQ         512(CX), R13
-	JMP          check947
+	JMP          check957
 
-next946:
+next956:
 	TESTQ     R10, R10
-	JEQ       kept948
+	JEQ       kept958
 	MOVQ      CX, R14
 	ANDQ      $0x3f, R14
 	VMOVDQU32 (BX)(CX*4), Z7
@@ -16653,7 +16886,7 @@ next946:
 	VMOVDQU   Y7, 448(R10)(R14*2)
 	MOVQ      CX, (R10)
 
-kept948:
+kept958:
 	PREFETCHT0  (BX)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
@@ -16690,8 +16923,8 @@ kept948:
 	VFMADD231PS Z6, Z9, Z8
 	VMOVUPS     Z8, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16952
-	JA          fp32953
+	JE          fp16962
+	JA          fp32963
 	VPSRLD      $0x10, Z8, Z7
 	VPANDD      pattern00000001<>+0(SB), Z7, Z7
 	VPADDD      pattern00007fff<>+0(SB), Z7, Z7
@@ -16701,46 +16934,46 @@ kept948:
 	VPSRLD      $0x10, Z7, Z7
 	VPMOVDW     Z7, Y7
 	VMOVDQA     Y7, Y7
-	JMP         done954
+	JMP         done964
 
-fp16952:
+fp16962:
 	VCVTPS2PH $0x00, Z8, Y7
 	VMOVDQA   Y7, Y7
-	JMP       done954
+	JMP       done964
 
-fp32953:
-	JMP stored950
+fp32963:
+	JMP stored960
 
-done954:
+done964:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned949
+	JNE      unaligned959
 	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored950
+	JMP      stored960
 
-unaligned949:
+unaligned959:
 	VMOVDQU Y7, (SI)(CX*2)
 
-stored950:
+stored960:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check947:
+check957:
 	CMPQ CX, R12
-	JB   next946
+	JB   next956
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next946
-	JMP  done945
+	JB   next956
+	JMP  done955
 
-fp16943:
+fp16953:
 	MOVQ R13, CX
 	LEAQ 512(CX), R13
-	JMP  check956
+	JMP  check966
 
-next955:
+next965:
 	TESTQ     R10, R10
-	JEQ       kept957
+	JEQ       kept967
 	MOVQ      CX, R14
 	ANDQ      $0x3f, R14
 	VMOVDQU32 (BX)(CX*4), Z7
@@ -16751,7 +16984,7 @@ next955:
 	VMOVDQU   Y7, 448(R10)(R14*2)
 	MOVQ      CX, (R10)
 
-kept957:
+kept967:
 	PREFETCHT0  (BX)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
@@ -16787,8 +17020,8 @@ kept957:
 	VFMADD231PS Z6, Z9, Z8
 	VMOVUPS     Z8, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16961
-	JA          fp32962
+	JE          fp16971
+	JA          fp32972
 	VPSRLD      $0x10, Z8, Z7
 	VPANDD      pattern00000001<>+0(SB), Z7, Z7
 	VPADDD      pattern00007fff<>+0(SB), Z7, Z7
@@ -16798,46 +17031,46 @@ kept957:
 	VPSRLD      $0x10, Z7, Z7
 	VPMOVDW     Z7, Y7
 	VMOVDQA     Y7, Y7
-	JMP         done963
+	JMP         done973
 
-fp16961:
+fp16971:
 	VCVTPS2PH $0x00, Z8, Y7
 	VMOVDQA   Y7, Y7
-	JMP       done963
+	JMP       done973
 
-fp32962:
-	JMP stored959
+fp32972:
+	JMP stored969
 
-done963:
+done973:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned958
+	JNE      unaligned968
 	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored959
+	JMP      stored969
 
-unaligned958:
+unaligned968:
 	VMOVDQU Y7, (SI)(CX*2)
 
-stored959:
+stored969:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check956:
+check966:
 	CMPQ CX, R12
-	JB   next955
+	JB   next965
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next955
-	JMP  done945
+	JB   next965
+	JMP  done955
 
-fp32944:
+fp32954:
 	MOVQ R13, CX
 	LEAQ 512(CX), R13
-	JMP  check965
+	JMP  check975
 
-next964:
+next974:
 	TESTQ     R10, R10
-	JEQ       kept966
+	JEQ       kept976
 	MOVQ      CX, R14
 	ANDQ      $0x3f, R14
 	VMOVDQU32 (BX)(CX*4), Z7
@@ -16848,7 +17081,7 @@ next964:
 	VMOVDQU   Y7, 448(R10)(R14*2)
 	MOVQ      CX, (R10)
 
-kept966:
+kept976:
 	PREFETCHT0  (BX)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
@@ -16884,8 +17117,8 @@ kept966:
 	VFMADD231PS Z6, Z9, Z8
 	VMOVUPS     Z8, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16970
-	JA          fp32971
+	JE          fp16980
+	JA          fp32981
 	VPSRLD      $0x10, Z8, Z7
 	VPANDD      pattern00000001<>+0(SB), Z7, Z7
 	VPADDD      pattern00007fff<>+0(SB), Z7, Z7
@@ -16895,38 +17128,38 @@ kept966:
 	VPSRLD      $0x10, Z7, Z7
 	VPMOVDW     Z7, Y7
 	VMOVDQA     Y7, Y7
-	JMP         done972
+	JMP         done982
 
-fp16970:
+fp16980:
 	VCVTPS2PH $0x00, Z8, Y7
 	VMOVDQA   Y7, Y7
-	JMP       done972
+	JMP       done982
 
-fp32971:
-	JMP stored968
+fp32981:
+	JMP stored978
 
-done972:
+done982:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned967
+	JNE      unaligned977
 	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored968
+	JMP      stored978
 
-unaligned967:
+unaligned977:
 	VMOVDQU Y7, (SI)(CX*2)
 
-stored968:
+stored978:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check965:
+check975:
 	CMPQ CX, R12
-	JB   next964
+	JB   next974
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next964
+	JB   next974
 
-done945:
+done955:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -16968,15 +17201,15 @@ TEXT ·lionFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16974
-	JA      fp32975
+	JE      fp16984
+	JA      fp32985
 	MOVQ    R12, CX
 	LEAQ    512(CX), R12
-	JMP     check978
+	JMP     check988
 
-next977:
+next987:
 	TESTQ     R9, R9
-	JEQ       kept979
+	JEQ       kept989
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z5
@@ -16985,7 +17218,7 @@ next977:
 	VMOVDQU   Y5, 320(R9)(R13*2)
 	MOVQ      CX, (R9)
 
-kept979:
+kept989:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -17015,8 +17248,8 @@ kept979:
 	VMOVDQU     Y5, (R8)(CX*2)
 	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16983
-	JA          fp32984
+	JE          fp16993
+	JA          fp32994
 	VPSRLD      $0x10, Z7, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -17026,46 +17259,46 @@ kept979:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done985
+	JMP         done995
 
-fp16983:
+fp16993:
 	VCVTPS2PH $0x00, Z7, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done985
+	JMP       done995
 
-fp32984:
-	JMP stored981
+fp32994:
+	JMP stored991
 
-done985:
+done995:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned980
+	JNE      unaligned990
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored981
+	JMP      stored991
 
-unaligned980:
+unaligned990:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored981:
+stored991:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check978:
+check988:
 	CMPQ CX, R11
-	JB   next977
+	JB   next987
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next977
-	JMP  done976
+	JB   next987
+	JMP  done986
 
-fp16974:
+fp16984:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check987
+	JMP  check997
 
-next986:
+next996:
 	TESTQ     R9, R9
-	JEQ       kept988
+	JEQ       kept998
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z5
@@ -17074,7 +17307,7 @@ next986:
 	VMOVDQU   Y5, 320(R9)(R13*2)
 	MOVQ      CX, (R9)
 
-kept988:
+kept998:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -17103,8 +17336,8 @@ kept988:
 	VMOVDQU     Y5, (R8)(CX*2)
 	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16992
-	JA          fp32993
+	JE          fp161002
+	JA          fp321003
 	VPSRLD      $0x10, Z7, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -17114,46 +17347,46 @@ kept988:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done994
+	JMP         done1004
 
-fp16992:
+fp161002:
 	VCVTPS2PH $0x00, Z7, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done994
+	JMP       done1004
 
-fp32993:
-	JMP stored990
+fp321003:
+	JMP stored1000
 
-done994:
+done1004:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned989
+	JNE      unaligned999
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored990
+	JMP      stored1000
 
-unaligned989:
+unaligned999:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored990:
+stored1000:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check987:
+check997:
 	CMPQ CX, R11
-	JB   next986
+	JB   next996
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next986
-	JMP  done976
+	JB   next996
+	JMP  done986
 
-fp32975:
+fp32985:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check996
+	JMP  check1006
 
-next995:
+next1005:
 	TESTQ     R9, R9
-	JEQ       kept997
+	JEQ       kept1007
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z5
@@ -17162,7 +17395,7 @@ next995:
 	VMOVDQU   Y5, 320(R9)(R13*2)
 	MOVQ      CX, (R9)
 
-kept997:
+kept1007:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
@@ -17191,8 +17424,8 @@ kept997:
 	VMOVDQU     Y5, (R8)(CX*2)
 	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp161001
-	JA          fp321002
+	JE          fp161011
+	JA          fp321012
 	VPSRLD      $0x10, Z7, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -17202,38 +17435,38 @@ kept997:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done1003
+	JMP         done1013
 
-fp161001:
+fp161011:
 	VCVTPS2PH $0x00, Z7, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done1003
+	JMP       done1013
 
-fp321002:
-	JMP stored999
+fp321012:
+	JMP stored1009
 
-done1003:
+done1013:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned998
+	JNE      unaligned1008
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored999
+	JMP      stored1009
 
-unaligned998:
+unaligned1008:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored999:
+stored1009:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check996:
+check1006:
 	CMPQ CX, R11
-	JB   next995
+	JB   next1005
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next995
+	JB   next1005
 
-done976:
+done986:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -17275,15 +17508,15 @@ TEXT ·adagradFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	CMPQ         CX, $0x01
-	JE           fp161005
-	JA           fp321006
+	JE           fp161015
+	JA           fp321016
 	MOVQ         R12, CX
 	LEAQ         512(CX), R12
-	JMP          check1009
+	JMP          check1019
 
-next1008:
+next1018:
 	TESTQ     R9, R9
-	JEQ       kept1010
+	JEQ       kept1020
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z3
@@ -17292,7 +17525,7 @@ next1008:
 	VMOVDQU   Y3, 320(R9)(R13*2)
 	MOVQ      CX, (R9)
 
-kept1010:
+kept1020:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -17317,8 +17550,8 @@ kept1010:
 	VFMADD231PS Z2, Z3, Z4
 	VMOVUPS     Z4, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp161014
-	JA          fp321015
+	JE          fp161024
+	JA          fp321025
 	VPSRLD      $0x10, Z4, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -17328,46 +17561,46 @@ kept1010:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1016
+	JMP         done1026
 
-fp161014:
+fp161024:
 	VCVTPS2PH $0x00, Z4, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1016
+	JMP       done1026
 
-fp321015:
-	JMP stored1012
+fp321025:
+	JMP stored1022
 
-done1016:
+done1026:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1011
+	JNE      unaligned1021
 	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored1012
+	JMP      stored1022
 
-unaligned1011:
+unaligned1021:
 	VMOVDQU Y3, (SI)(CX*2)
 
-stored1012:
+stored1022:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check1009:
+check1019:
 	CMPQ CX, R11
-	JB   next1008
+	JB   next1018
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1008
-	JMP  done1007
+	JB   next1018
+	JMP  done1017
 
-fp161005:
+fp161015:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check1018
+	JMP  check1028
 
-next1017:
+next1027:
 	TESTQ     R9, R9
-	JEQ       kept1019
+	JEQ       kept1029
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z3
@@ -17376,7 +17609,7 @@ next1017:
 	VMOVDQU   Y3, 320(R9)(R13*2)
 	MOVQ      CX, (R9)
 
-kept1019:
+kept1029:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -17400,8 +17633,8 @@ kept1019:
 	VFMADD231PS Z2, Z3, Z4
 	VMOVUPS     Z4, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp161023
-	JA          fp321024
+	JE          fp161033
+	JA          fp321034
 	VPSRLD      $0x10, Z4, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -17411,46 +17644,46 @@ kept1019:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1025
+	JMP         done1035
 
-fp161023:
+fp161033:
 	VCVTPS2PH $0x00, Z4, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1025
+	JMP       done1035
 
-fp321024:
-	JMP stored1021
+fp321034:
+	JMP stored1031
 
-done1025:
+done1035:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1020
+	JNE      unaligned1030
 	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored1021
+	JMP      stored1031
 
-unaligned1020:
+unaligned1030:
 	VMOVDQU Y3, (SI)(CX*2)
 
-stored1021:
+stored1031:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check1018:
+check1028:
 	CMPQ CX, R11
-	JB   next1017
+	JB   next1027
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1017
-	JMP  done1007
+	JB   next1027
+	JMP  done1017
 
-fp321006:
+fp321016:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check1027
+	JMP  check1037
 
-next1026:
+next1036:
 	TESTQ     R9, R9
-	JEQ       kept1028
+	JEQ       kept1038
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z3
@@ -17459,7 +17692,7 @@ next1026:
 	VMOVDQU   Y3, 320(R9)(R13*2)
 	MOVQ      CX, (R9)
 
-kept1028:
+kept1038:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
@@ -17483,8 +17716,8 @@ kept1028:
 	VFMADD231PS Z2, Z3, Z4
 	VMOVUPS     Z4, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp161032
-	JA          fp321033
+	JE          fp161042
+	JA          fp321043
 	VPSRLD      $0x10, Z4, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -17494,38 +17727,38 @@ kept1028:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1034
+	JMP         done1044
 
-fp161032:
+fp161042:
 	VCVTPS2PH $0x00, Z4, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1034
+	JMP       done1044
 
-fp321033:
-	JMP stored1030
+fp321043:
+	JMP stored1040
 
-done1034:
+done1044:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1029
+	JNE      unaligned1039
 	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored1030
+	JMP      stored1040
 
-unaligned1029:
+unaligned1039:
 	VMOVDQU Y3, (SI)(CX*2)
 
-stored1030:
+stored1040:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check1027:
+check1037:
 	CMPQ CX, R11
-	JB   next1026
+	JB   next1036
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1026
+	JB   next1036
 
-done1007:
+done1017:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -17567,15 +17800,15 @@ TEXT ·sgdFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp161036
-	JA      fp321037
+	JE      fp161046
+	JA      fp321047
 	MOVQ    R12, CX
 	LEAQ    512(CX), R12
-	JMP     check1040
+	JMP     check1050
 
-next1039:
+next1049:
 	TESTQ     R9, R9
-	JEQ       kept1041
+	JEQ       kept1051
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z5
@@ -17584,7 +17817,7 @@ next1039:
 	VMOVDQU   Y5, 320(R9)(R13*2)
 	MOVQ      CX, (R9)
 
-kept1041:
+kept1051:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -17607,8 +17840,8 @@ kept1041:
 	VFMADD231PS Z4, Z5, Z6
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp161045
-	JA          fp321046
+	JE          fp161055
+	JA          fp321056
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -17618,46 +17851,46 @@ kept1041:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done1047
+	JMP         done1057
 
-fp161045:
+fp161055:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done1047
+	JMP       done1057
 
-fp321046:
-	JMP stored1043
+fp321056:
+	JMP stored1053
 
-done1047:
+done1057:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1042
+	JNE      unaligned1052
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored1043
+	JMP      stored1053
 
-unaligned1042:
+unaligned1052:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored1043:
+stored1053:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check1040:
+check1050:
 	CMPQ CX, R11
-	JB   next1039
+	JB   next1049
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1039
-	JMP  done1038
+	JB   next1049
+	JMP  done1048
 
-fp161036:
+fp161046:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check1049
+	JMP  check1059
 
-next1048:
+next1058:
 	TESTQ     R9, R9
-	JEQ       kept1050
+	JEQ       kept1060
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z5
@@ -17666,7 +17899,7 @@ next1048:
 	VMOVDQU   Y5, 320(R9)(R13*2)
 	MOVQ      CX, (R9)
 
-kept1050:
+kept1060:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -17688,8 +17921,8 @@ kept1050:
 	VFMADD231PS Z4, Z5, Z6
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp161054
-	JA          fp321055
+	JE          fp161064
+	JA          fp321065
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -17699,46 +17932,46 @@ kept1050:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done1056
+	JMP         done1066
 
-fp161054:
+fp161064:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done1056
+	JMP       done1066
 
-fp321055:
-	JMP stored1052
+fp321065:
+	JMP stored1062
 
-done1056:
+done1066:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1051
+	JNE      unaligned1061
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored1052
+	JMP      stored1062
 
-unaligned1051:
+unaligned1061:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored1052:
+stored1062:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check1049:
+check1059:
 	CMPQ CX, R11
-	JB   next1048
+	JB   next1058
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1048
-	JMP  done1038
+	JB   next1058
+	JMP  done1048
 
-fp321037:
+fp321047:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check1058
+	JMP  check1068
 
-next1057:
+next1067:
 	TESTQ     R9, R9
-	JEQ       kept1059
+	JEQ       kept1069
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z5
@@ -17747,7 +17980,7 @@ next1057:
 	VMOVDQU   Y5, 320(R9)(R13*2)
 	MOVQ      CX, (R9)
 
-kept1059:
+kept1069:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
@@ -17769,8 +18002,8 @@ kept1059:
 	VFMADD231PS Z4, Z5, Z6
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp161063
-	JA          fp321064
+	JE          fp161073
+	JA          fp321074
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -17780,38 +18013,38 @@ kept1059:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done1065
+	JMP         done1075
 
-fp161063:
+fp161073:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done1065
+	JMP       done1075
 
-fp321064:
-	JMP stored1061
+fp321074:
+	JMP stored1071
 
-done1065:
+done1075:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1060
+	JNE      unaligned1070
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored1061
+	JMP      stored1071
 
-unaligned1060:
+unaligned1070:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored1061:
+stored1071:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check1058:
+check1068:
 	CMPQ CX, R11
-	JB   next1057
+	JB   next1067
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1057
+	JB   next1067
 
-done1038:
+done1048:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -17837,13 +18070,13 @@ TEXT ·trafficFP321xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp161067
-	JA     fp321068
+	JE     fp161077
+	JA     fp321078
 	XORQ   DX, DX
 	LEAQ   512(DX), R9
-	JMP    check1071
+	JMP    check1081
 
-next1070:
+next1080:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -17853,34 +18086,34 @@ next1070:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1072
+	JEQ        written1082
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1073
+	JNE        unaligned1083
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1072
+	JMP        written1082
 
-unaligned1073:
+unaligned1083:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1072:
+written1082:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check1071:
+check1081:
 	CMPQ DX, R8
-	JB   next1070
+	JB   next1080
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1070
-	JMP  done1069
+	JB   next1080
+	JMP  done1079
 
-fp161067:
+fp161077:
 	XORQ DX, DX
 	LEAQ 512(DX), R9
-	JMP  check1075
+	JMP  check1085
 
-next1074:
+next1084:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -17890,34 +18123,34 @@ next1074:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1076
+	JEQ        written1086
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1077
+	JNE        unaligned1087
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1076
+	JMP        written1086
 
-unaligned1077:
+unaligned1087:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1076:
+written1086:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check1075:
+check1085:
 	CMPQ DX, R8
-	JB   next1074
+	JB   next1084
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1074
-	JMP  done1069
+	JB   next1084
+	JMP  done1079
 
-fp321068:
+fp321078:
 	XORQ DX, DX
 	LEAQ 512(DX), R9
-	JMP  check1079
+	JMP  check1089
 
-next1078:
+next1088:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -17927,28 +18160,28 @@ next1078:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1080
+	JEQ        written1090
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1081
+	JNE        unaligned1091
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1080
+	JMP        written1090
 
-unaligned1081:
+unaligned1091:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1080:
+written1090:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check1079:
+check1089:
 	CMPQ DX, R8
-	JB   next1078
+	JB   next1088
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1078
+	JB   next1088
 
-done1069:
+done1079:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -17975,13 +18208,13 @@ TEXT ·trafficFP322xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp161083
-	JA     fp321084
+	JE     fp161093
+	JA     fp321094
 	XORQ   DX, DX
 	LEAQ   512(DX), R10
-	JMP    check1087
+	JMP    check1097
 
-next1086:
+next1096:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -17994,34 +18227,34 @@ next1086:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1088
+	JEQ        written1098
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1089
+	JNE        unaligned1099
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1088
+	JMP        written1098
 
-unaligned1089:
+unaligned1099:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1088:
+written1098:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check1087:
+check1097:
 	CMPQ DX, R9
-	JB   next1086
+	JB   next1096
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1086
-	JMP  done1085
+	JB   next1096
+	JMP  done1095
 
-fp161083:
+fp161093:
 	XORQ DX, DX
 	LEAQ 512(DX), R10
-	JMP  check1091
+	JMP  check1101
 
-next1090:
+next1100:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -18034,34 +18267,34 @@ next1090:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1092
+	JEQ        written1102
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1093
+	JNE        unaligned1103
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1092
+	JMP        written1102
 
-unaligned1093:
+unaligned1103:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1092:
+written1102:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check1091:
+check1101:
 	CMPQ DX, R9
-	JB   next1090
+	JB   next1100
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1090
-	JMP  done1085
+	JB   next1100
+	JMP  done1095
 
-fp321084:
+fp321094:
 	XORQ DX, DX
 	LEAQ 512(DX), R10
-	JMP  check1095
+	JMP  check1105
 
-next1094:
+next1104:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -18074,28 +18307,28 @@ next1094:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1096
+	JEQ        written1106
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1097
+	JNE        unaligned1107
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1096
+	JMP        written1106
 
-unaligned1097:
+unaligned1107:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1096:
+written1106:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check1095:
+check1105:
 	CMPQ DX, R9
-	JB   next1094
+	JB   next1104
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1094
+	JB   next1104
 
-done1085:
+done1095:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -18156,12 +18389,12 @@ TEXT ·adamFP32INT8AVX512(SB), $5192-8
 	MOVQ    a+0(FP), AX
 	MOVQ    16(AX), AX
 	CMPQ    CX, $0x01
-	JE      fp161099
-	JA      fp321100
+	JE      fp161109
+	JA      fp321110
 
-block1102:
+block1112:
 	TESTQ   R11, R11
-	JEQ     kept1105
+	JEQ     kept1115
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -18173,7 +18406,7 @@ block1102:
 	MOVQ    AX, R12
 	ANDQ    $0x000003ff, R12
 
-keep1106:
+keep1116:
 	VMOVDQU32 (BX)(CX*4), Z3
 	VMOVDQU32 Z3, 64(R11)(R12*4)
 	VMOVDQU32 64(BX)(CX*4), Z3
@@ -18189,10 +18422,10 @@ keep1106:
 	ADDQ      $0x40, CX
 	ADDQ      $0x40, R12
 	TESTQ     $0x000000ff, CX
-	JNE       keep1106
+	JNE       keep1116
 	MOVQ      AX, (R11)
 
-kept1105:
+kept1115:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R12
 	MOVQ         AX, CX
@@ -18209,7 +18442,7 @@ kept1105:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn1103:
+turn1113:
 	LEAQ        512(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -18262,8 +18495,8 @@ turn1103:
 	VFMADD231PS 4672(DX), Z5, Z6
 	VMOVUPS     Z6, (BX)(AX*4)
 	CMPQ        DI, $0x01
-	JE          fp161110
-	JA          fp321111
+	JE          fp161120
+	JA          fp321121
 	VPSRLD      $0x10, Z6, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -18273,26 +18506,26 @@ turn1103:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1112
+	JMP         done1122
 
-fp161110:
+fp161120:
 	VCVTPS2PH $0x00, Z6, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1112
+	JMP       done1122
 
-fp321111:
-	JMP stored1108
+fp321121:
+	JMP stored1118
 
-done1112:
+done1122:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1107
+	JNE      unaligned1117
 	VMOVNTDQ Y3, (SI)(AX*2)
-	JMP      stored1108
+	JMP      stored1118
 
-unaligned1107:
+unaligned1117:
 	VMOVDQU Y3, (SI)(AX*2)
 
-stored1108:
+stored1118:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
 	PREFETCHT0  (BX)(CX*4)
@@ -18338,8 +18571,8 @@ stored1108:
 	VFMADD231PS 4672(DX), Z5, Z6
 	VMOVUPS     Z6, (BX)(AX*4)
 	CMPQ        DI, $0x01
-	JE          fp161116
-	JA          fp321117
+	JE          fp161126
+	JA          fp321127
 	VPSRLD      $0x10, Z6, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -18349,26 +18582,26 @@ stored1108:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1118
+	JMP         done1128
 
-fp161116:
+fp161126:
 	VCVTPS2PH $0x00, Z6, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1118
+	JMP       done1128
 
-fp321117:
-	JMP stored1114
+fp321127:
+	JMP stored1124
 
-done1118:
+done1128:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1113
+	JNE      unaligned1123
 	VMOVNTDQ Y3, (SI)(AX*2)
-	JMP      stored1114
+	JMP      stored1124
 
-unaligned1113:
+unaligned1123:
 	VMOVDQU Y3, (SI)(AX*2)
 
-stored1114:
+stored1124:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
 	MOVQ        AX, CX
@@ -18376,7 +18609,7 @@ stored1114:
 	MOVQ        16(R13), R13
 	SUBQ        R13, CX
 	CMPQ        CX, $0x00000100
-	JBE         encoded1104
+	JBE         encoded1114
 	XORQ        $0x00000100, R12
 	VMOVDQU32   4928(DX), Z3
 	VPMAXSD     2048(DX)(R12*4), Z3, Z4
@@ -18425,9 +18658,9 @@ stored1114:
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -272(R9)(AX*1)
 
-encoded1104:
+encoded1114:
 	TESTQ         $0x000000ff, AX
-	JNE           turn1103
+	JNE           turn1113
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -18557,13 +18790,13 @@ encoded1104:
 	MOVQ          a+0(FP), CX
 	MOVQ          (CX), CX
 	CMPQ          AX, CX
-	JB            block1102
-	JMP           done1101
+	JB            block1112
+	JMP           done1111
 
-fp161099:
-block1119:
+fp161109:
+block1129:
 	TESTQ   R11, R11
-	JEQ     kept1122
+	JEQ     kept1132
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -18575,7 +18808,7 @@ block1119:
 	MOVQ    AX, R12
 	ANDQ    $0x000003ff, R12
 
-keep1123:
+keep1133:
 	VMOVDQU32 (BX)(CX*4), Z3
 	VMOVDQU32 Z3, 64(R11)(R12*4)
 	VMOVDQU32 64(BX)(CX*4), Z3
@@ -18591,10 +18824,10 @@ keep1123:
 	ADDQ      $0x40, CX
 	ADDQ      $0x40, R12
 	TESTQ     $0x000000ff, CX
-	JNE       keep1123
+	JNE       keep1133
 	MOVQ      AX, (R11)
 
-kept1122:
+kept1132:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R12
 	MOVQ         AX, CX
@@ -18611,7 +18844,7 @@ kept1122:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn1120:
+turn1130:
 	LEAQ        512(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -18663,8 +18896,8 @@ turn1120:
 	VFMADD231PS 4672(DX), Z5, Z6
 	VMOVUPS     Z6, (BX)(AX*4)
 	CMPQ        DI, $0x01
-	JE          fp161127
-	JA          fp321128
+	JE          fp161137
+	JA          fp321138
 	VPSRLD      $0x10, Z6, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -18674,26 +18907,26 @@ turn1120:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1129
+	JMP         done1139
 
-fp161127:
+fp161137:
 	VCVTPS2PH $0x00, Z6, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1129
+	JMP       done1139
 
-fp321128:
-	JMP stored1125
+fp321138:
+	JMP stored1135
 
-done1129:
+done1139:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1124
+	JNE      unaligned1134
 	VMOVNTDQ Y3, (SI)(AX*2)
-	JMP      stored1125
+	JMP      stored1135
 
-unaligned1124:
+unaligned1134:
 	VMOVDQU Y3, (SI)(AX*2)
 
-stored1125:
+stored1135:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
 	PREFETCHT0  (BX)(CX*4)
@@ -18738,8 +18971,8 @@ stored1125:
 	VFMADD231PS 4672(DX), Z5, Z6
 	VMOVUPS     Z6, (BX)(AX*4)
 	CMPQ        DI, $0x01
-	JE          fp161133
-	JA          fp321134
+	JE          fp161143
+	JA          fp321144
 	VPSRLD      $0x10, Z6, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -18749,26 +18982,26 @@ stored1125:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1135
+	JMP         done1145
 
-fp161133:
+fp161143:
 	VCVTPS2PH $0x00, Z6, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1135
+	JMP       done1145
 
-fp321134:
-	JMP stored1131
+fp321144:
+	JMP stored1141
 
-done1135:
+done1145:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1130
+	JNE      unaligned1140
 	VMOVNTDQ Y3, (SI)(AX*2)
-	JMP      stored1131
+	JMP      stored1141
 
-unaligned1130:
+unaligned1140:
 	VMOVDQU Y3, (SI)(AX*2)
 
-stored1131:
+stored1141:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
 	MOVQ        AX, CX
@@ -18776,7 +19009,7 @@ stored1131:
 	MOVQ        16(R13), R13
 	SUBQ        R13, CX
 	CMPQ        CX, $0x00000100
-	JBE         encoded1121
+	JBE         encoded1131
 	XORQ        $0x00000100, R12
 	VMOVDQU32   4928(DX), Z3
 	VPMAXSD     2048(DX)(R12*4), Z3, Z4
@@ -18825,9 +19058,9 @@ stored1131:
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -272(R9)(AX*1)
 
-encoded1121:
+encoded1131:
 	TESTQ         $0x000000ff, AX
-	JNE           turn1120
+	JNE           turn1130
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -18957,13 +19190,13 @@ encoded1121:
 	MOVQ          a+0(FP), CX
 	MOVQ          (CX), CX
 	CMPQ          AX, CX
-	JB            block1119
-	JMP           done1101
+	JB            block1129
+	JMP           done1111
 
-fp321100:
-block1136:
+fp321110:
+block1146:
 	TESTQ   R11, R11
-	JEQ     kept1139
+	JEQ     kept1149
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -18975,7 +19208,7 @@ block1136:
 	MOVQ    AX, R12
 	ANDQ    $0x000003ff, R12
 
-keep1140:
+keep1150:
 	VMOVDQU32 (BX)(CX*4), Z3
 	VMOVDQU32 Z3, 64(R11)(R12*4)
 	VMOVDQU32 64(BX)(CX*4), Z3
@@ -18991,10 +19224,10 @@ keep1140:
 	ADDQ      $0x40, CX
 	ADDQ      $0x40, R12
 	TESTQ     $0x000000ff, CX
-	JNE       keep1140
+	JNE       keep1150
 	MOVQ      AX, (R11)
 
-kept1139:
+kept1149:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R12
 	MOVQ         AX, CX
@@ -19011,7 +19244,7 @@ kept1139:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn1137:
+turn1147:
 	LEAQ        512(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -19063,8 +19296,8 @@ turn1137:
 	VFMADD231PS 4672(DX), Z5, Z6
 	VMOVUPS     Z6, (BX)(AX*4)
 	CMPQ        DI, $0x01
-	JE          fp161144
-	JA          fp321145
+	JE          fp161154
+	JA          fp321155
 	VPSRLD      $0x10, Z6, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -19074,26 +19307,26 @@ turn1137:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1146
+	JMP         done1156
 
-fp161144:
+fp161154:
 	VCVTPS2PH $0x00, Z6, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1146
+	JMP       done1156
 
-fp321145:
-	JMP stored1142
+fp321155:
+	JMP stored1152
 
-done1146:
+done1156:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1141
+	JNE      unaligned1151
 	VMOVNTDQ Y3, (SI)(AX*2)
-	JMP      stored1142
+	JMP      stored1152
 
-unaligned1141:
+unaligned1151:
 	VMOVDQU Y3, (SI)(AX*2)
 
-stored1142:
+stored1152:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
 	PREFETCHT0  (BX)(CX*4)
@@ -19138,8 +19371,8 @@ stored1142:
 	VFMADD231PS 4672(DX), Z5, Z6
 	VMOVUPS     Z6, (BX)(AX*4)
 	CMPQ        DI, $0x01
-	JE          fp161150
-	JA          fp321151
+	JE          fp161160
+	JA          fp321161
 	VPSRLD      $0x10, Z6, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -19149,26 +19382,26 @@ stored1142:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1152
+	JMP         done1162
 
-fp161150:
+fp161160:
 	VCVTPS2PH $0x00, Z6, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1152
+	JMP       done1162
 
-fp321151:
-	JMP stored1148
+fp321161:
+	JMP stored1158
 
-done1152:
+done1162:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1147
+	JNE      unaligned1157
 	VMOVNTDQ Y3, (SI)(AX*2)
-	JMP      stored1148
+	JMP      stored1158
 
-unaligned1147:
+unaligned1157:
 	VMOVDQU Y3, (SI)(AX*2)
 
-stored1148:
+stored1158:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
 	MOVQ        AX, CX
@@ -19176,7 +19409,7 @@ stored1148:
 	MOVQ        16(R13), R13
 	SUBQ        R13, CX
 	CMPQ        CX, $0x00000100
-	JBE         encoded1138
+	JBE         encoded1148
 	XORQ        $0x00000100, R12
 	VMOVDQU32   4928(DX), Z3
 	VPMAXSD     2048(DX)(R12*4), Z3, Z4
@@ -19225,9 +19458,9 @@ stored1148:
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -272(R9)(AX*1)
 
-encoded1138:
+encoded1148:
 	TESTQ         $0x000000ff, AX
-	JNE           turn1137
+	JNE           turn1147
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -19357,10 +19590,10 @@ encoded1138:
 	MOVQ          a+0(FP), CX
 	MOVQ          (CX), CX
 	CMPQ          AX, CX
-	JB            block1136
+	JB            block1146
 
-done1101:
-last1153:
+done1111:
+last1163:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -19412,7 +19645,7 @@ last1153:
 	VPORD.Z     Z4, Z3, K1, Z3
 	VPMOVDB     Z3, -272(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         last1153
+	JNE         last1163
 	SFENCE
 	LDMXCSR     (SP)
 	VZEROUPPER
@@ -19442,107 +19675,11 @@ TEXT ·trafficFP322xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp161155
-	JA     fp321156
+	JE     fp161165
+	JA     fp321166
 	XORQ   DX, DX
 	LEAQ   512(DX), R11
-	JMP    check1159
-
-next1158:
-	PREFETCHT0 (BX)(R11*4)
-	VPORD      (BX)(DX*4), Z0, Z2
-	PREFETCHT0 (SI)(R11*1)
-	VPOR       (SI)(DX*1), X0, X3
-	PREFETCHT0 (DI)(R11*1)
-	VPOR       (DI)(DX*1), X0, X4
-	PREFETCHT0 (CX)(R11*2)
-	VPOR       (CX)(DX*2), Y1, Y1
-	VMOVDQU32  Z2, (BX)(DX*4)
-	VMOVDQU    X3, (SI)(DX*1)
-	VMOVDQU    X4, (DI)(DX*1)
-	TESTQ      $0x000000ff, DX
-	JNE        within1160
-	MOVQ       DX, R12
-	SHRQ       $0x07, R12
-	MOVWLZX    (R8)(R12*1), R13
-	MOVW       R13, (R8)(R12*1)
-
-within1160:
-	TESTQ    AX, AX
-	JEQ      written1161
-	TESTQ    $0x0000001f, AX
-	JNE      unaligned1162
-	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1161
-
-unaligned1162:
-	VMOVDQU Y0, (AX)(DX*2)
-
-written1161:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R11
-
-check1159:
-	CMPQ DX, R10
-	JB   next1158
-	MOVQ DX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next1158
-	JMP  done1157
-
-fp161155:
-	XORQ DX, DX
-	LEAQ 512(DX), R11
-	JMP  check1164
-
-next1163:
-	PREFETCHT0 (BX)(R11*4)
-	VPORD      (BX)(DX*4), Z0, Z2
-	PREFETCHT0 (SI)(R11*1)
-	VPOR       (SI)(DX*1), X0, X3
-	PREFETCHT0 (DI)(R11*1)
-	VPOR       (DI)(DX*1), X0, X4
-	PREFETCHT0 (CX)(R11*2)
-	VPOR       (CX)(DX*2), Y1, Y1
-	VMOVDQU32  Z2, (BX)(DX*4)
-	VMOVDQU    X3, (SI)(DX*1)
-	VMOVDQU    X4, (DI)(DX*1)
-	TESTQ      $0x000000ff, DX
-	JNE        within1165
-	MOVQ       DX, R12
-	SHRQ       $0x07, R12
-	MOVWLZX    (R8)(R12*1), R13
-	MOVW       R13, (R8)(R12*1)
-
-within1165:
-	TESTQ    AX, AX
-	JEQ      written1166
-	TESTQ    $0x0000001f, AX
-	JNE      unaligned1167
-	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1166
-
-unaligned1167:
-	VMOVDQU Y0, (AX)(DX*2)
-
-written1166:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R11
-
-check1164:
-	CMPQ DX, R10
-	JB   next1163
-	MOVQ DX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next1163
-	JMP  done1157
-
-fp321156:
-	XORQ DX, DX
-	LEAQ 512(DX), R11
-	JMP  check1169
+	JMP    check1169
 
 next1168:
 	PREFETCHT0 (BX)(R11*4)
@@ -19551,8 +19688,8 @@ next1168:
 	VPOR       (SI)(DX*1), X0, X3
 	PREFETCHT0 (DI)(R11*1)
 	VPOR       (DI)(DX*1), X0, X4
-	PREFETCHT0 (CX)(R11*4)
-	VPORD      (CX)(DX*4), Z1, Z1
+	PREFETCHT0 (CX)(R11*2)
+	VPOR       (CX)(DX*2), Y1, Y1
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
@@ -19585,15 +19722,267 @@ check1169:
 	CMPQ R10, R9
 	MOVQ R9, R10
 	JB   next1168
+	JMP  done1167
 
-done1157:
+fp161165:
+	XORQ DX, DX
+	LEAQ 512(DX), R11
+	JMP  check1174
+
+next1173:
+	PREFETCHT0 (BX)(R11*4)
+	VPORD      (BX)(DX*4), Z0, Z2
+	PREFETCHT0 (SI)(R11*1)
+	VPOR       (SI)(DX*1), X0, X3
+	PREFETCHT0 (DI)(R11*1)
+	VPOR       (DI)(DX*1), X0, X4
+	PREFETCHT0 (CX)(R11*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU32  Z2, (BX)(DX*4)
+	VMOVDQU    X3, (SI)(DX*1)
+	VMOVDQU    X4, (DI)(DX*1)
+	TESTQ      $0x000000ff, DX
+	JNE        within1175
+	MOVQ       DX, R12
+	SHRQ       $0x07, R12
+	MOVWLZX    (R8)(R12*1), R13
+	MOVW       R13, (R8)(R12*1)
+
+within1175:
+	TESTQ    AX, AX
+	JEQ      written1176
+	TESTQ    $0x0000001f, AX
+	JNE      unaligned1177
+	VMOVNTDQ Y0, (AX)(DX*2)
+	JMP      written1176
+
+unaligned1177:
+	VMOVDQU Y0, (AX)(DX*2)
+
+written1176:
+	ADDQ $0x10, DX
+	ADDQ $0x10, R11
+
+check1174:
+	CMPQ DX, R10
+	JB   next1173
+	MOVQ DX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1173
+	JMP  done1167
+
+fp321166:
+	XORQ DX, DX
+	LEAQ 512(DX), R11
+	JMP  check1179
+
+next1178:
+	PREFETCHT0 (BX)(R11*4)
+	VPORD      (BX)(DX*4), Z0, Z2
+	PREFETCHT0 (SI)(R11*1)
+	VPOR       (SI)(DX*1), X0, X3
+	PREFETCHT0 (DI)(R11*1)
+	VPOR       (DI)(DX*1), X0, X4
+	PREFETCHT0 (CX)(R11*4)
+	VPORD      (CX)(DX*4), Z1, Z1
+	VMOVDQU32  Z2, (BX)(DX*4)
+	VMOVDQU    X3, (SI)(DX*1)
+	VMOVDQU    X4, (DI)(DX*1)
+	TESTQ      $0x000000ff, DX
+	JNE        within1180
+	MOVQ       DX, R12
+	SHRQ       $0x07, R12
+	MOVWLZX    (R8)(R12*1), R13
+	MOVW       R13, (R8)(R12*1)
+
+within1180:
+	TESTQ    AX, AX
+	JEQ      written1181
+	TESTQ    $0x0000001f, AX
+	JNE      unaligned1182
+	VMOVNTDQ Y0, (AX)(DX*2)
+	JMP      written1181
+
+unaligned1182:
+	VMOVDQU Y0, (AX)(DX*2)
+
+written1181:
+	ADDQ $0x10, DX
+	ADDQ $0x10, R11
+
+check1179:
+	CMPQ DX, R10
+	JB   next1178
+	MOVQ DX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1178
+
+done1167:
 	SFENCE
 	VZEROUPPER
 	RET
 
-// func sumSquaresAVX512(n int, prefetching int, gradientKind int, gradient *byte, lanes *[16]float64)
-// Requires: AVX, AVX512F, MMX+, SSE
+// func sumSquaresAVX512(n int, apart int, gradientKind int, gradient *byte, sums *[4][16]float64)
+// Requires: AVX, AVX512F, SSE
 TEXT ·sumSquaresAVX512(SB), NOSPLIT, $8-40
+	STMXCSR (SP)
+	MOVL    (SP), AX
+	ORL     $0x00008040, AX
+	MOVL    AX, 4(SP)
+	LDMXCSR 4(SP)
+	MOVQ    gradientKind+16(FP), AX
+	MOVQ    gradient+24(FP), CX
+	MOVQ    n+0(FP), DX
+	MOVQ    apart+8(FP), BX
+	MOVQ    sums+32(FP), SI
+	CMPQ    AX, $0x01
+	JE      fp161184
+	JA      fp321185
+	MOVQ    BX, R9
+	SHLQ    $0x01, R9
+	XORQ    AX, AX
+
+run1187:
+	MOVQ CX, BX
+	MOVQ SI, DI
+	MOVQ $0x00000004, R8
+
+part1188:
+	VPMOVZXWD     (BX)(AX*2), Z0
+	VPSLLD        $0x10, Z0, Z0
+	VMULPS        Z0, Z0, Z0
+	VPMOVZXWD     32(BX)(AX*2), Z1
+	VPSLLD        $0x10, Z1, Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VPMOVZXWD     64(BX)(AX*2), Z1
+	VPSLLD        $0x10, Z1, Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VPMOVZXWD     96(BX)(AX*2), Z1
+	VPSLLD        $0x10, Z1, Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VPMOVZXWD     128(BX)(AX*2), Z1
+	VPSLLD        $0x10, Z1, Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VPMOVZXWD     160(BX)(AX*2), Z1
+	VPSLLD        $0x10, Z1, Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VPMOVZXWD     192(BX)(AX*2), Z1
+	VPSLLD        $0x10, Z1, Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VPMOVZXWD     224(BX)(AX*2), Z1
+	VPSLLD        $0x10, Z1, Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VCVTPS2PD     Y0, Z1
+	VEXTRACTF64X4 $0x01, Z0, Y0
+	VCVTPS2PD     Y0, Z0
+	VADDPD        (DI), Z1, Z1
+	VMOVUPD       Z1, (DI)
+	VADDPD        64(DI), Z0, Z0
+	VMOVUPD       Z0, 64(DI)
+	ADDQ          R9, BX
+	ADDQ          $0x00000080, DI
+	DECQ          R8
+	JNE           part1188
+	ADDQ          $0x00000080, AX
+	CMPQ          AX, DX
+	JB            run1187
+	JMP           done1186
+
+fp161184:
+	MOVQ BX, R9
+	SHLQ $0x01, R9
+	XORQ AX, AX
+
+run1189:
+	MOVQ CX, BX
+	MOVQ SI, DI
+	MOVQ $0x00000004, R8
+
+part1190:
+	VCVTPH2PS     (BX)(AX*2), Z0
+	VMULPS        Z0, Z0, Z0
+	VCVTPH2PS     32(BX)(AX*2), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VCVTPH2PS     64(BX)(AX*2), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VCVTPH2PS     96(BX)(AX*2), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VCVTPH2PS     128(BX)(AX*2), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VCVTPH2PS     160(BX)(AX*2), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VCVTPH2PS     192(BX)(AX*2), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VCVTPH2PS     224(BX)(AX*2), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VCVTPS2PD     Y0, Z1
+	VEXTRACTF64X4 $0x01, Z0, Y0
+	VCVTPS2PD     Y0, Z0
+	VADDPD        (DI), Z1, Z1
+	VMOVUPD       Z1, (DI)
+	VADDPD        64(DI), Z0, Z0
+	VMOVUPD       Z0, 64(DI)
+	ADDQ          R9, BX
+	ADDQ          $0x00000080, DI
+	DECQ          R8
+	JNE           part1190
+	ADDQ          $0x00000080, AX
+	CMPQ          AX, DX
+	JB            run1189
+	JMP           done1186
+
+fp321185:
+	MOVQ BX, R9
+	SHLQ $0x02, R9
+	XORQ AX, AX
+
+run1191:
+	MOVQ CX, BX
+	MOVQ SI, DI
+	MOVQ $0x00000004, R8
+
+part1192:
+	VMOVUPS       (BX)(AX*4), Z0
+	VMULPS        Z0, Z0, Z0
+	VMOVUPS       64(BX)(AX*4), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VMOVUPS       128(BX)(AX*4), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VMOVUPS       192(BX)(AX*4), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VMOVUPS       256(BX)(AX*4), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VMOVUPS       320(BX)(AX*4), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VMOVUPS       384(BX)(AX*4), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VMOVUPS       448(BX)(AX*4), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VCVTPS2PD     Y0, Z1
+	VEXTRACTF64X4 $0x01, Z0, Y0
+	VCVTPS2PD     Y0, Z0
+	VADDPD        (DI), Z1, Z1
+	VMOVUPD       Z1, (DI)
+	VADDPD        64(DI), Z0, Z0
+	VMOVUPD       Z0, 64(DI)
+	ADDQ          R9, BX
+	ADDQ          $0x00000080, DI
+	DECQ          R8
+	JNE           part1192
+	ADDQ          $0x00000080, AX
+	CMPQ          AX, DX
+	JB            run1191
+
+done1186:
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func sumWideSquaresAVX512(n int, prefetching int, gradientKind int, gradient *byte, lanes *[16]float64)
+// Requires: AVX, AVX512F, MMX+, SSE
+TEXT ·sumWideSquaresAVX512(SB), NOSPLIT, $8-40
 	STMXCSR (SP)
 	MOVL    (SP), AX
 	ORL     $0x00008040, AX
@@ -19607,13 +19996,13 @@ TEXT ·sumSquaresAVX512(SB), NOSPLIT, $8-40
 	VMOVUPD (DX), Z0
 	VMOVUPD 64(DX), Z1
 	CMPQ    AX, $0x01
-	JE      fp161174
-	JA      fp321175
+	JE      fp161194
+	JA      fp321195
 	XORQ    AX, AX
 	LEAQ    2048(AX), DI
-	JMP     check1178
+	JMP     check1198
 
-next1177:
+next1197:
 	PREFETCHT0    (CX)(DI*2)
 	VPMOVZXWD     (CX)(AX*2), Z2
 	VPSLLD        $0x10, Z2, Z2
@@ -19625,21 +20014,21 @@ next1177:
 	ADDQ          $0x10, AX
 	ADDQ          $0x10, DI
 
-check1178:
+check1198:
 	CMPQ AX, SI
-	JB   next1177
+	JB   next1197
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1177
-	JMP  done1176
+	JB   next1197
+	JMP  done1196
 
-fp161174:
+fp161194:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check1180
+	JMP  check1200
 
-next1179:
+next1199:
 	PREFETCHT0    (CX)(DI*2)
 	VCVTPH2PS     (CX)(AX*2), Z2
 	VCVTPS2PD     Y2, Z3
@@ -19650,21 +20039,21 @@ next1179:
 	ADDQ          $0x10, AX
 	ADDQ          $0x10, DI
 
-check1180:
+check1200:
 	CMPQ AX, SI
-	JB   next1179
+	JB   next1199
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1179
-	JMP  done1176
+	JB   next1199
+	JMP  done1196
 
-fp321175:
+fp321195:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check1182
+	JMP  check1202
 
-next1181:
+next1201:
 	PREFETCHT0    (CX)(DI*4)
 	VMOVUPS       (CX)(AX*4), Z2
 	VCVTPS2PD     Y2, Z3
@@ -19675,15 +20064,15 @@ next1181:
 	ADDQ          $0x10, AX
 	ADDQ          $0x10, DI
 
-check1182:
+check1202:
 	CMPQ AX, SI
-	JB   next1181
+	JB   next1201
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1181
+	JB   next1201
 
-done1176:
+done1196:
 	VMOVUPD Z0, (DX)
 	VMOVUPD Z1, 64(DX)
 	LDMXCSR (SP)
@@ -19705,209 +20094,32 @@ TEXT ·accumulateAVX512(SB), NOSPLIT, $8-48
 	MOVQ    n+0(FP), SI
 	MOVQ    prefetching+8(FP), DI
 	CMPQ    AX, $0x01
-	JE      fp161184
-	JA      fp321185
+	JE      fp161204
+	JA      fp321205
 	CMPQ    CX, $0x01
-	JE      fp161188
-	JA      fp321189
+	JE      fp161208
+	JA      fp321209
 	XORQ    AX, AX
 	LEAQ    512(AX), CX
-	JMP     check1192
-
-next1191:
-	PREFETCHT0 (DX)(CX*2)
-	PREFETCHT0 (BX)(CX*2)
-	VPMOVZXWD  (DX)(AX*2), Z0
-	VPSLLD     $0x10, Z0, Z0
-	VPMOVZXWD  (BX)(AX*2), Z1
-	VPSLLD     $0x10, Z1, Z1
-	VADDPS     Z1, Z0, Z0
-	VPSRLD     $0x10, Z0, Z1
-	VPANDD     pattern00000001<>+0(SB), Z1, Z1
-	VPADDD     pattern00007fff<>+0(SB), Z1, Z1
-	VPADDD     Z0, Z1, Z1
-	VCMPPS     $0x03, Z0, Z0, K1
-	VMOVDQU32  pattern7fc00000<>+0(SB), K1, Z1
-	VPSRLD     $0x10, Z1, Z1
-	VPMOVDW    Z1, Y0
-	VMOVDQU    Y0, (DX)(AX*2)
-	ADDQ       $0x10, AX
-	ADDQ       $0x10, CX
-
-check1192:
-	CMPQ AX, DI
-	JB   next1191
-	MOVQ AX, CX
-	CMPQ DI, SI
-	MOVQ SI, DI
-	JB   next1191
-	JMP  done1190
-
-fp161188:
-	XORQ AX, AX
-	LEAQ 512(AX), CX
-	JMP  check1194
-
-next1193:
-	PREFETCHT0 (DX)(CX*2)
-	PREFETCHT0 (BX)(CX*2)
-	VPMOVZXWD  (DX)(AX*2), Z0
-	VPSLLD     $0x10, Z0, Z0
-	VCVTPH2PS  (BX)(AX*2), Z1
-	VADDPS     Z1, Z0, Z0
-	VPSRLD     $0x10, Z0, Z1
-	VPANDD     pattern00000001<>+0(SB), Z1, Z1
-	VPADDD     pattern00007fff<>+0(SB), Z1, Z1
-	VPADDD     Z0, Z1, Z1
-	VCMPPS     $0x03, Z0, Z0, K1
-	VMOVDQU32  pattern7fc00000<>+0(SB), K1, Z1
-	VPSRLD     $0x10, Z1, Z1
-	VPMOVDW    Z1, Y0
-	VMOVDQU    Y0, (DX)(AX*2)
-	ADDQ       $0x10, AX
-	ADDQ       $0x10, CX
-
-check1194:
-	CMPQ AX, DI
-	JB   next1193
-	MOVQ AX, CX
-	CMPQ DI, SI
-	MOVQ SI, DI
-	JB   next1193
-	JMP  done1190
-
-fp321189:
-	XORQ AX, AX
-	LEAQ 512(AX), CX
-	JMP  check1196
-
-next1195:
-	PREFETCHT0 (DX)(CX*2)
-	PREFETCHT0 (BX)(CX*4)
-	VPMOVZXWD  (DX)(AX*2), Z0
-	VPSLLD     $0x10, Z0, Z0
-	VMOVUPS    (BX)(AX*4), Z1
-	VADDPS     Z1, Z0, Z0
-	VPSRLD     $0x10, Z0, Z1
-	VPANDD     pattern00000001<>+0(SB), Z1, Z1
-	VPADDD     pattern00007fff<>+0(SB), Z1, Z1
-	VPADDD     Z0, Z1, Z1
-	VCMPPS     $0x03, Z0, Z0, K1
-	VMOVDQU32  pattern7fc00000<>+0(SB), K1, Z1
-	VPSRLD     $0x10, Z1, Z1
-	VPMOVDW    Z1, Y0
-	VMOVDQU    Y0, (DX)(AX*2)
-	ADDQ       $0x10, AX
-	ADDQ       $0x10, CX
-
-check1196:
-	CMPQ AX, DI
-	JB   next1195
-	MOVQ AX, CX
-	CMPQ DI, SI
-	MOVQ SI, DI
-	JB   next1195
-
-done1190:
-	JMP done1186
-
-fp161184:
-	CMPQ CX, $0x01
-	JE   fp161198
-	JA   fp321199
-	XORQ AX, AX
-	LEAQ 512(AX), CX
-	JMP  check1202
-
-next1201:
-	PREFETCHT0 (DX)(CX*2)
-	PREFETCHT0 (BX)(CX*2)
-	VCVTPH2PS  (DX)(AX*2), Z0
-	VPMOVZXWD  (BX)(AX*2), Z1
-	VPSLLD     $0x10, Z1, Z1
-	VADDPS     Z1, Z0, Z0
-	VCVTPS2PH  $0x00, Z0, Y0
-	VMOVDQU    Y0, (DX)(AX*2)
-	ADDQ       $0x10, AX
-	ADDQ       $0x10, CX
-
-check1202:
-	CMPQ AX, DI
-	JB   next1201
-	MOVQ AX, CX
-	CMPQ DI, SI
-	MOVQ SI, DI
-	JB   next1201
-	JMP  done1200
-
-fp161198:
-	XORQ AX, AX
-	LEAQ 512(AX), CX
-	JMP  check1204
-
-next1203:
-	PREFETCHT0 (DX)(CX*2)
-	PREFETCHT0 (BX)(CX*2)
-	VCVTPH2PS  (DX)(AX*2), Z0
-	VCVTPH2PS  (BX)(AX*2), Z1
-	VADDPS     Z1, Z0, Z0
-	VCVTPS2PH  $0x00, Z0, Y0
-	VMOVDQU    Y0, (DX)(AX*2)
-	ADDQ       $0x10, AX
-	ADDQ       $0x10, CX
-
-check1204:
-	CMPQ AX, DI
-	JB   next1203
-	MOVQ AX, CX
-	CMPQ DI, SI
-	MOVQ SI, DI
-	JB   next1203
-	JMP  done1200
-
-fp321199:
-	XORQ AX, AX
-	LEAQ 512(AX), CX
-	JMP  check1206
-
-next1205:
-	PREFETCHT0 (DX)(CX*2)
-	PREFETCHT0 (BX)(CX*4)
-	VCVTPH2PS  (DX)(AX*2), Z0
-	VMOVUPS    (BX)(AX*4), Z1
-	VADDPS     Z1, Z0, Z0
-	VCVTPS2PH  $0x00, Z0, Y0
-	VMOVDQU    Y0, (DX)(AX*2)
-	ADDQ       $0x10, AX
-	ADDQ       $0x10, CX
-
-check1206:
-	CMPQ AX, DI
-	JB   next1205
-	MOVQ AX, CX
-	CMPQ DI, SI
-	MOVQ SI, DI
-	JB   next1205
-
-done1200:
-	JMP done1186
-
-fp321185:
-	CMPQ CX, $0x01
-	JE   fp161208
-	JA   fp321209
-	XORQ AX, AX
-	LEAQ 512(AX), CX
-	JMP  check1212
+	JMP     check1212
 
 next1211:
-	PREFETCHT0 (DX)(CX*4)
+	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
-	VMOVUPS    (DX)(AX*4), Z0
+	VPMOVZXWD  (DX)(AX*2), Z0
+	VPSLLD     $0x10, Z0, Z0
 	VPMOVZXWD  (BX)(AX*2), Z1
 	VPSLLD     $0x10, Z1, Z1
 	VADDPS     Z1, Z0, Z0
-	VMOVUPS    Z0, (DX)(AX*4)
+	VPSRLD     $0x10, Z0, Z1
+	VPANDD     pattern00000001<>+0(SB), Z1, Z1
+	VPADDD     pattern00007fff<>+0(SB), Z1, Z1
+	VPADDD     Z0, Z1, Z1
+	VCMPPS     $0x03, Z0, Z0, K1
+	VMOVDQU32  pattern7fc00000<>+0(SB), K1, Z1
+	VPSRLD     $0x10, Z1, Z1
+	VPMOVDW    Z1, Y0
+	VMOVDQU    Y0, (DX)(AX*2)
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
@@ -19926,12 +20138,21 @@ fp161208:
 	JMP  check1214
 
 next1213:
-	PREFETCHT0 (DX)(CX*4)
+	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
-	VMOVUPS    (DX)(AX*4), Z0
+	VPMOVZXWD  (DX)(AX*2), Z0
+	VPSLLD     $0x10, Z0, Z0
 	VCVTPH2PS  (BX)(AX*2), Z1
 	VADDPS     Z1, Z0, Z0
-	VMOVUPS    Z0, (DX)(AX*4)
+	VPSRLD     $0x10, Z0, Z1
+	VPANDD     pattern00000001<>+0(SB), Z1, Z1
+	VPADDD     pattern00007fff<>+0(SB), Z1, Z1
+	VPADDD     Z0, Z1, Z1
+	VCMPPS     $0x03, Z0, Z0, K1
+	VMOVDQU32  pattern7fc00000<>+0(SB), K1, Z1
+	VPSRLD     $0x10, Z1, Z1
+	VPMOVDW    Z1, Y0
+	VMOVDQU    Y0, (DX)(AX*2)
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
@@ -19950,12 +20171,21 @@ fp321209:
 	JMP  check1216
 
 next1215:
-	PREFETCHT0 (DX)(CX*4)
+	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*4)
-	VMOVUPS    (DX)(AX*4), Z0
+	VPMOVZXWD  (DX)(AX*2), Z0
+	VPSLLD     $0x10, Z0, Z0
 	VMOVUPS    (BX)(AX*4), Z1
 	VADDPS     Z1, Z0, Z0
-	VMOVUPS    Z0, (DX)(AX*4)
+	VPSRLD     $0x10, Z0, Z1
+	VPANDD     pattern00000001<>+0(SB), Z1, Z1
+	VPADDD     pattern00007fff<>+0(SB), Z1, Z1
+	VPADDD     Z0, Z1, Z1
+	VCMPPS     $0x03, Z0, Z0, K1
+	VMOVDQU32  pattern7fc00000<>+0(SB), K1, Z1
+	VPSRLD     $0x10, Z1, Z1
+	VPMOVDW    Z1, Y0
+	VMOVDQU    Y0, (DX)(AX*2)
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
@@ -19968,7 +20198,166 @@ check1216:
 	JB   next1215
 
 done1210:
-done1186:
+	JMP done1206
+
+fp161204:
+	CMPQ CX, $0x01
+	JE   fp161218
+	JA   fp321219
+	XORQ AX, AX
+	LEAQ 512(AX), CX
+	JMP  check1222
+
+next1221:
+	PREFETCHT0 (DX)(CX*2)
+	PREFETCHT0 (BX)(CX*2)
+	VCVTPH2PS  (DX)(AX*2), Z0
+	VPMOVZXWD  (BX)(AX*2), Z1
+	VPSLLD     $0x10, Z1, Z1
+	VADDPS     Z1, Z0, Z0
+	VCVTPS2PH  $0x00, Z0, Y0
+	VMOVDQU    Y0, (DX)(AX*2)
+	ADDQ       $0x10, AX
+	ADDQ       $0x10, CX
+
+check1222:
+	CMPQ AX, DI
+	JB   next1221
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
+	JB   next1221
+	JMP  done1220
+
+fp161218:
+	XORQ AX, AX
+	LEAQ 512(AX), CX
+	JMP  check1224
+
+next1223:
+	PREFETCHT0 (DX)(CX*2)
+	PREFETCHT0 (BX)(CX*2)
+	VCVTPH2PS  (DX)(AX*2), Z0
+	VCVTPH2PS  (BX)(AX*2), Z1
+	VADDPS     Z1, Z0, Z0
+	VCVTPS2PH  $0x00, Z0, Y0
+	VMOVDQU    Y0, (DX)(AX*2)
+	ADDQ       $0x10, AX
+	ADDQ       $0x10, CX
+
+check1224:
+	CMPQ AX, DI
+	JB   next1223
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
+	JB   next1223
+	JMP  done1220
+
+fp321219:
+	XORQ AX, AX
+	LEAQ 512(AX), CX
+	JMP  check1226
+
+next1225:
+	PREFETCHT0 (DX)(CX*2)
+	PREFETCHT0 (BX)(CX*4)
+	VCVTPH2PS  (DX)(AX*2), Z0
+	VMOVUPS    (BX)(AX*4), Z1
+	VADDPS     Z1, Z0, Z0
+	VCVTPS2PH  $0x00, Z0, Y0
+	VMOVDQU    Y0, (DX)(AX*2)
+	ADDQ       $0x10, AX
+	ADDQ       $0x10, CX
+
+check1226:
+	CMPQ AX, DI
+	JB   next1225
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
+	JB   next1225
+
+done1220:
+	JMP done1206
+
+fp321205:
+	CMPQ CX, $0x01
+	JE   fp161228
+	JA   fp321229
+	XORQ AX, AX
+	LEAQ 512(AX), CX
+	JMP  check1232
+
+next1231:
+	PREFETCHT0 (DX)(CX*4)
+	PREFETCHT0 (BX)(CX*2)
+	VMOVUPS    (DX)(AX*4), Z0
+	VPMOVZXWD  (BX)(AX*2), Z1
+	VPSLLD     $0x10, Z1, Z1
+	VADDPS     Z1, Z0, Z0
+	VMOVUPS    Z0, (DX)(AX*4)
+	ADDQ       $0x10, AX
+	ADDQ       $0x10, CX
+
+check1232:
+	CMPQ AX, DI
+	JB   next1231
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
+	JB   next1231
+	JMP  done1230
+
+fp161228:
+	XORQ AX, AX
+	LEAQ 512(AX), CX
+	JMP  check1234
+
+next1233:
+	PREFETCHT0 (DX)(CX*4)
+	PREFETCHT0 (BX)(CX*2)
+	VMOVUPS    (DX)(AX*4), Z0
+	VCVTPH2PS  (BX)(AX*2), Z1
+	VADDPS     Z1, Z0, Z0
+	VMOVUPS    Z0, (DX)(AX*4)
+	ADDQ       $0x10, AX
+	ADDQ       $0x10, CX
+
+check1234:
+	CMPQ AX, DI
+	JB   next1233
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
+	JB   next1233
+	JMP  done1230
+
+fp321229:
+	XORQ AX, AX
+	LEAQ 512(AX), CX
+	JMP  check1236
+
+next1235:
+	PREFETCHT0 (DX)(CX*4)
+	PREFETCHT0 (BX)(CX*4)
+	VMOVUPS    (DX)(AX*4), Z0
+	VMOVUPS    (BX)(AX*4), Z1
+	VADDPS     Z1, Z0, Z0
+	VMOVUPS    Z0, (DX)(AX*4)
+	ADDQ       $0x10, AX
+	ADDQ       $0x10, CX
+
+check1236:
+	CMPQ AX, DI
+	JB   next1235
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
+	JB   next1235
+
+done1230:
+done1206:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET

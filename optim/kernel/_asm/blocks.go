@@ -219,7 +219,7 @@ func (b *blocks) update(group, kind int, weights array) {
 	}
 	roots := b.decodeRoots()
 	firsts := b.decodeFirsts(roots)
-	g := b.loadKind(kind, b.gradient, b.index)
+	g := b.loadKind(kind, b.gradient, b.index, 0)
 	p := b.registers(weights.load(b.index))
 	for i := range g {
 		VMULPS(constant(abi.GradientScale), g[i], g[i])

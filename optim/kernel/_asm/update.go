@@ -79,7 +79,7 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 			array.prefetch(ahead)
 		}
 		prefetchKind(kind, gradient, ahead)
-		g := s.loadKind(kind, gradient, index)
+		g := s.loadKind(kind, gradient, index, 0)
 		p := s.registers(arrays[0].load(index))
 		for i := range g {
 			VMULPS(constant(abi.GradientScale), g[i], g[i])

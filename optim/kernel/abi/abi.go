@@ -85,6 +85,13 @@ const (
 // Group is the number of elements that one turn of a vector kernel handles.
 const Group = 16
 
+// The squares of a gradient are added up in parts, which are read side by side,
+// and in runs, which are added up in fp32.
+const (
+	Parts = 4
+	Run   = 8 * Group // elements
+)
+
 // Block is the number of elements that share a header where moments are int8.
 const Block = 256
 
