@@ -1,31 +1,26 @@
 package checkpoint
 
 import (
+	"context"
 	"errors"
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/go-json-experiment/json/jsontext"
 	"golang.org/x/sys/unix"
-
-	"plimsoll/optim/kernel"
 )
 
-// benchmarked is a shard of 768 MiB in a folder on the disk of TMPDIR.
+// benchmarked is a shard of 768 MiB, with two workers where there are two CPUs,
+// and a folder on the disk of TMPDIR.
 func benchmarked(b *testing.B) (s Shard, bytes int64, directory string) {
 	b.Helper()
-	model := []tensorOf{{"mlp.weight", []int64{64 << 10, 1 << 10}, 0}}
-	s = newJob(b, splitFormat, 0, cutModel(model, alike(kernel.MomentsFP32)))[0]
-	train(b, []Shard{s}, 1, 0)
-	for _, component := range []string{"exp_avg", "exp_avg_sq"} { // pages that nobody wrote to are cheaper to read
-		moment := s.State.Arena(component).Bytes()
-		copy(moment, s.State.Arena(kernel.ComponentLow).Bytes())
-		copy(moment[len(moment)/2:], s.State.Arena(kernel.ComponentLow).Bytes())
-	}
-	return s, 12 * model[0].elements(), b.TempDir()
+	const parameters = 64 << 20
+	return stepped(b, parameters, min(2, runtime.NumCPU())), 12 * parameters, b.TempDir()
 }
 
 // BenchmarkSave alternates saves with plain writes of the same bytes: large ones,
@@ -45,7 +40,7 @@ func BenchmarkSave(b *testing.B) {
 		_, err = Commit(directory, saving.Step())
 		return err
 	}, func() error { return writePlainly(filepath.Join(directory, "plain"), s) }, func() {
-		os.RemoveAll(filepath.Join(directory, folderOf(0)))
+		os.RemoveAll(filepath.Join(directory, folderOf(s.State.Steps())))
 		os.Remove(filepath.Join(directory, "plain"))
 		settle(b, directory)
 	})
@@ -79,16 +74,22 @@ func writePlainly(path string, s Shard) error {
 	return errors.Join(unix.Fdatasync(int(file.Fd())), file.Close())
 }
 
-// BenchmarkLoad alternates loads, which read everything twice, with a plain read
-// of the file. The page cache is emptied before each.
-func BenchmarkLoad(b *testing.B) {
+// BenchmarkLoad alternates loads into a shard whose state is worth keeping, which
+// read everything twice, with a plain read of the file. The page cache is emptied
+// before each.
+func BenchmarkLoad(b *testing.B) { benchmarkLoad(b, (*Checkpoint).Load) }
+
+// BenchmarkLoadNew is that of loads which read everything once.
+func BenchmarkLoadNew(b *testing.B) { benchmarkLoad(b, (*Checkpoint).LoadNew) }
+
+func benchmarkLoad(b *testing.B, load func(*Checkpoint, context.Context, Shard) (int64, jsontext.Value, error)) {
 	s, bytes, directory := benchmarked(b)
 	path := save(b, directory, []Shard{s}, "")
 	b.SetBytes(bytes)
 	compare(b, func() error {
 		c, err := Open(path)
 		if err == nil {
-			_, _, err = c.Load(b.Context(), s)
+			_, _, err = load(c, b.Context(), s)
 		}
 		return err
 	}, func() error { return readPlainly(dataOf(path, s)) }, func() { emptyCache(b, dataOf(path, s)) })

@@ -120,10 +120,12 @@ var partName = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,64}$`)
 
 // Names of files and folders.
 const (
-	indexName    = "plimsoll.index.json"
-	savingPrefix = ".saving-"
-	dataSuffix   = ".safetensors"
-	manifestEnd  = ".json"
+	indexName       = "plimsoll.index.json"
+	savingPrefix    = ".saving-"
+	discardedPrefix = ".discarded-"
+	replacedMark    = ".replaced"
+	dataSuffix      = ".safetensors"
+	manifestEnd     = ".json"
 )
 
 // maxStep keeps the names of folders within reason; no training gets there.

@@ -19,6 +19,11 @@ import (
 // that is there already is returned. What earlier attempts have left is removed.
 func Commit(directory string, step int64) (string, error) {
 	saving, path := filepath.Join(directory, savingPrefix+folderOf(step)), filepath.Join(directory, folderOf(step))
+	if exists(filepath.Join(saving, replacedMark)) { // by a commit that died then
+		if err := discard(saving); err != nil {
+			return "", err
+		}
+	}
 	if !exists(saving) {
 		if _, err := openFolder(path); err != nil {
 			return "", &fault.Input{Where: fault.Position{File: directory}, What: fmt.Sprintf("nothing was saved here at step %d", step), Err: err}
@@ -90,7 +95,7 @@ func replace(folder, path string) error {
 	if !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	err = unix.Renameat2(unix.AT_FDCWD, folder, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE)
+	err = exchange(folder, path)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) { // not on this file system, as on NFS
 		if err := os.RemoveAll(path); err != nil {
 			return err
@@ -100,26 +105,56 @@ func replace(folder, path string) error {
 	if err != nil {
 		return err
 	}
-	return os.RemoveAll(folder)
+	return discard(folder)
 }
 
-// sweep removes what was begun before a step and never became a checkpoint.
+// exchange marks the older of two folders and puts the newer in its place, in one
+// instant. Where a mark is found among what is being saved, that was done.
+func exchange(newer, older string) error {
+	mark, err := os.Create(filepath.Join(older, replacedMark))
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(mark.Close(), syncFolder(older)); err != nil {
+		return err
+	}
+	return unix.Renameat2(unix.AT_FDCWD, newer, unix.AT_FDCWD, older, unix.RENAME_EXCHANGE)
+}
+
+// discard removes what was exchanged. It is given another name first: a part of
+// it without its mark would pass for what is being saved.
+func discard(folder string) error {
+	gone := filepath.Join(filepath.Dir(folder), discardedPrefix+strings.TrimPrefix(filepath.Base(folder), savingPrefix))
+	if err := errors.Join(os.RemoveAll(gone), os.Rename(folder, gone)); err != nil {
+		return err
+	}
+	return os.RemoveAll(gone)
+}
+
+// sweep removes what was begun before a step and never became a checkpoint, and
+// what was one and was replaced.
 func sweep(directory string, step int64) error {
 	entries, err := os.ReadDir(directory)
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
-		name, saving := strings.CutPrefix(e.Name(), savingPrefix)
-		number := stepName.FindStringSubmatch(name)
-		if !saving || number == nil {
-			continue
-		}
-		if n, err := strconv.ParseInt(number[1], 10, 64); err == nil && n < step {
+		if strings.HasPrefix(e.Name(), discardedPrefix) || begunBefore(e.Name(), step) {
 			if err := os.RemoveAll(filepath.Join(directory, e.Name())); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// begunBefore says that a folder is one in which an earlier step was saved.
+func begunBefore(name string, step int64) bool {
+	name, saving := strings.CutPrefix(name, savingPrefix)
+	number := stepName.FindStringSubmatch(name)
+	if !saving || number == nil {
+		return false
+	}
+	n, err := strconv.ParseInt(number[1], 10, 64)
+	return err == nil && n < step
 }

@@ -175,6 +175,9 @@ func (c *Checkpoint) convert(ctx context.Context, folder string, s Shard, progre
 		if progress != nil {
 			progress(bytesOfChunk(l, chunk))
 		}
+		if err := w.back.pace(ctx); err != nil {
+			return err
+		}
 		return w.write(first, chunk)
 	})
 	if err == nil {

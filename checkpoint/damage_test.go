@@ -24,6 +24,7 @@ type spoiled struct {
 	files  []string
 	others []Shard
 	before []map[string][]byte
+	empty  []Shard
 }
 
 func newSpoiled(t *testing.T) *spoiled {
@@ -31,7 +32,7 @@ func newSpoiled(t *testing.T) *spoiled {
 	cuts := cutModel(smallModel, mixed(f.Moments), 9000)
 	job := newJob(t, f, 700, cuts)
 	train(t, job, 1, 2)
-	s := &spoiled{path: save(t, t.TempDir(), job, `{"epoch":1}`), others: newJob(t, f, 700, cuts)}
+	s := &spoiled{path: save(t, t.TempDir(), job, `{"epoch":1}`), others: newJob(t, f, 700, cuts), empty: newJob(t, f, 700, cuts)}
 	train(t, s.others, 2, 3)
 	for _, o := range s.others {
 		s.before = append(s.before, bytesOfState(o))
@@ -90,6 +91,25 @@ func restore(s Shard, state map[string][]byte) {
 	s.State.SetSteps(3)
 }
 
+// loadsNew loads all ranks into shards that hold nothing, which may be filled in
+// part.
+func (s *spoiled) loadsNew(t failer) error {
+	t.Helper()
+	c, err := Open(s.path)
+	if err != nil {
+		return err
+	}
+	var all error
+	for rank, o := range s.empty {
+		_, _, err := c.LoadNew(context.Background(), o)
+		if err != nil && !errors.Is(err, ErrPartial) {
+			t.Fatalf("rank %d: %v does not say that the state is loaded in part", rank, err)
+		}
+		all = errors.Join(all, err)
+	}
+	return all
+}
+
 var between = regexp.MustCompile(`between bytes (\d+) and (\d+): `)
 
 // TestEveryFlippedBitIsFound, wherever it is: the file is named and, in the data,
@@ -127,6 +147,11 @@ func TestEveryFlippedBitIsFound(t *testing.T) {
 		loaded := s.loads(t)
 		if header := strings.Contains(err.Error(), "the header"); (loaded == nil) != header { // which a load does not need
 			t.Fatalf("verify says %v, and load %v", err, loaded)
+		}
+		if anew := s.loadsNew(t); (anew == nil) != (loaded == nil) {
+			t.Fatalf("load says %v, and into an empty shard %v", loaded, anew)
+		} else if anew != nil {
+			mustSay(t, anew, name)
 		}
 	})
 }
@@ -283,6 +308,55 @@ func TestSameStepAgain(t *testing.T) {
 	loaded := newJob(t, splitFormat, 700, cuts)
 	load(t, directory, loaded)
 	equalState(t, bytesOfState(loaded[0]), bytesOfState(other[0]))
+}
+
+// TestCommitAfterACrash: a checkpoint that was exchanged for an older one of its
+// step stays, when the process died before the older was removed.
+func TestCommitAfterACrash(t *testing.T) {
+	directory := t.TempDir()
+	cuts := cutModel(smallModel, alike(kernel.MomentsFP32))
+	older, newer, loaded := newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cuts)
+	train(t, older, 1, 1)
+	train(t, newer, 2, 1)
+	path := save(t, directory, older, "")
+	saving := filepath.Join(directory, savingPrefix+folderOf(1))
+	crash := func() {
+		writeShard(t, directory, newer[0])
+		if err := writeIndex(saving); err != nil {
+			t.Fatal(err)
+		}
+		if err := exchange(saving, path); err != nil {
+			t.Skip("folders cannot be exchanged here: ", err)
+		}
+	}
+	commit := func(want []Shard) {
+		t.Helper()
+		if _, err := Commit(directory, 1); err != nil {
+			t.Fatal(err)
+		}
+		if got := filesOf(t, directory); len(got) != 1 {
+			t.Errorf("the folder has %v", got)
+		}
+		load(t, directory, loaded)
+		equalState(t, bytesOfState(loaded[0]), bytesOfState(want[0]))
+	}
+	crash()
+	commit(newer)
+	crash()
+	writeShard(t, directory, older[0]) // over what the crash has left
+	commit(older)
+}
+
+// writeShard saves a shard, and does not commit it.
+func writeShard(t *testing.T, directory string, s Shard) {
+	t.Helper()
+	saving, err := Save(directory, s, nil)
+	if err == nil {
+		err = saving.Wait()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func TestSaveRefuses(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 )
 
 // ErrPartial is what [Checkpoint.Load] has failed with where files have changed
-// since they were verified.
+// since they were verified, and [Checkpoint.LoadNew] where one is damaged.
 var ErrPartial = errors.New("the state is loaded in part and must not be used")
 
 // Load fills a shard from the checkpoint, whichever ranks, cuts and formats it
@@ -26,6 +26,16 @@ var ErrPartial = errors.New("the state is loaded in part and must not be used")
 // All that will be read is verified first. Until then nothing is overwritten,
 // and a shard that cannot be filled stays as it is.
 func (c *Checkpoint) Load(ctx context.Context, s Shard) (step int64, training jsontext.Value, err error) {
+	return c.load(ctx, s, func(l *loader) error { return c.verify(ctx, l.tasks(), false, nil) })
+}
+
+// LoadNew fills a shard that holds nothing worth keeping. It reads everything
+// once, and verifies each chunk before it takes it.
+func (c *Checkpoint) LoadNew(ctx context.Context, s Shard) (step int64, training jsontext.Value, err error) {
+	return c.load(ctx, s, func(*loader) error { return nil })
+}
+
+func (c *Checkpoint) load(ctx context.Context, s Shard, first func(*loader) error) (step int64, training jsontext.Value, err error) {
 	l, err := layoutOf(s)
 	if err != nil {
 		return 0, nil, err
@@ -34,7 +44,7 @@ func (c *Checkpoint) Load(ctx context.Context, s Shard) (step int64, training js
 	if err != nil {
 		return 0, nil, err
 	}
-	if err := c.verify(ctx, loader.tasks(), false, nil); err != nil {
+	if err := first(loader); err != nil {
 		return 0, nil, err
 	}
 	if err := loader.load(ctx, s); err != nil {

@@ -14,6 +14,8 @@ import (
 
 	"plimsoll/engine"
 	"plimsoll/fault"
+	"plimsoll/host"
+	"plimsoll/ledger"
 )
 
 // Saving is a shard on its way to the disk.
@@ -50,20 +52,35 @@ func Save(directory string, s Shard, training jsontext.Value) (*Saving, error) {
 		_ = os.Remove(folder) // if nobody else writes there
 		return nil, err
 	}
+	measureSpare()
+	return w.save(s.State), nil
+}
+
+// measureSpare finds out what there is for steps that come meanwhile.
+func measureSpare() {
+	var bytes ledger.Bytes
+	if root, _, err := host.Root(""); err == nil {
+		bytes = host.SparePageCache(root)
+	}
+	pageCache.set(int64(bytes))
+}
+
+// save begins to write a shard.
+func (w *writer) save(state *engine.Shard) *Saving {
 	ctx, cancel := context.WithCancel(context.Background())
-	x := &Saving{step: step, cancel: cancel, done: make(chan struct{})}
-	snapshot := s.State.Snapshot(func(u engine.Unit) error { return w.write(u.First, u.State) })
+	x := &Saving{step: w.manifest.Step, cancel: cancel, done: make(chan struct{})}
+	snapshot := state.Snapshot(func(u engine.Unit) error { return w.write(u.First, u.State) })
 	go func() {
 		defer close(x.done)
 		x.err = w.run(ctx, snapshot)
 		cancel()
 	}()
-	return x, nil
+	return x
 }
 
-// run writes what the snapshot hands out.
+// run writes what the snapshot hands out. It takes its time: only steps hurry.
 func (w *writer) run(ctx context.Context, snapshot *engine.Snapshot) error {
-	err := snapshot.Run(ctx)
+	err := snapshot.Run(ctx, w.back.pace)
 	if err == nil {
 		err = w.finish()
 	}
@@ -107,7 +124,8 @@ func layoutOf(s Shard) (*layout, error) {
 }
 
 // savingFolder makes the folder in which all ranks write, and takes away what
-// was left there by a job of another size.
+// was left there by a job of another size. What is there is not what was
+// replaced any more.
 func savingFolder(directory string, step int64, world int) (string, error) {
 	info, err := os.Stat(directory)
 	switch {
@@ -129,7 +147,8 @@ func savingFolder(directory string, step int64, world int) (string, error) {
 		return "", cause(folder, "", err)
 	}
 	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), "rank-") && !strings.Contains(e.Name(), fmt.Sprintf("-of-%05d-", world)) {
+		otherJob := strings.HasPrefix(e.Name(), "rank-") && !strings.Contains(e.Name(), fmt.Sprintf("-of-%05d-", world))
+		if otherJob || e.Name() == replacedMark {
 			if err := os.Remove(filepath.Join(folder, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return "", cause(folder, "what another job has left here cannot be removed", err)
 			}

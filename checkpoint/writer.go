@@ -14,6 +14,9 @@ import (
 	"plimsoll/optim/kernel"
 )
 
+// pageCache is what all files that are being written share.
+var pageCache = newSpare(0)
+
 // writer writes the files of a shard.
 type writer struct {
 	folder, name string
@@ -62,7 +65,7 @@ func (w *writer) begin() error {
 	default:
 		return fmt.Errorf("%s: %v of room: %w", w.file.Name(), ledger.Bytes(w.manifest.Bytes), err)
 	}
-	w.back = newWriteback(w.file, w.manifest.Bytes)
+	w.back = newWriteback(fileOnDisk{w.file}, w.manifest.Bytes, window, pageCache)
 	return w.writeAt(w.header, 0)
 }
 
@@ -85,7 +88,8 @@ func (w *writer) checkRoom() error {
 }
 
 // write writes a chunk, which begins at an element of the shard, straight from
-// where it lies. Several may be written at once.
+// where it lies. Several may be written at once. It waits for the disk where
+// there is no memory to spare; who can wait paces itself before.
 func (w *writer) write(first int64, c kernel.Chunk) error {
 	if err := w.back.failed(); err != nil {
 		return fmt.Errorf("%s: %w", w.file.Name(), err)
@@ -97,16 +101,18 @@ func (w *writer) write(first int64, c kernel.Chunk) error {
 		if int64(len(b)) != r.bytes {
 			return fmt.Errorf("%s: chunk %d has %d bytes of %s, expected %d", w.file.Name(), number, len(b), stream.name, r.bytes)
 		}
-		w.manifest.Streams[r.stream].Sums[r.sum] = checksum(b)
 		if err := w.writeAt(b, w.manifest.Header+r.offset); err != nil {
 			return err
 		}
+		w.manifest.Streams[r.stream].Sums[r.sum] = checksum(b) // after: copying brings it into the cache the fastest
 	}
 	return nil
 }
 
 func (w *writer) writeAt(b []byte, offset int64) error {
+	w.back.take(int64(len(b)))
 	if _, err := w.file.WriteAt(b, offset); err != nil {
+		w.back.fail(err)
 		return err
 	}
 	w.back.wrote(offset, int64(len(b)))
@@ -132,9 +138,12 @@ func (w *writer) finish() error {
 	return syncFolder(w.folder)
 }
 
+var errDiscarded = errors.New("the file is discarded")
+
 // discard gives the room back of a shard that cannot be finished.
 func (w *writer) discard() error {
 	if w.back != nil {
+		w.back.fail(errDiscarded)
 		_ = w.back.close()
 	}
 	_ = w.file.Close() // or it was closed before

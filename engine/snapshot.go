@@ -61,10 +61,16 @@ func (s *Shard) Snapshot(copy func(Unit) error) *Snapshot {
 }
 
 // Run hands out what no worker has handed out, and returns when all is with the
-// saver. It gives up at the first error of copy, from whichever goroutine, and
-// when the context is cancelled. After it copy is not called any more.
-func (x *Snapshot) Run(ctx context.Context) error {
+// saver. It calls pace, which may be nil, before every chunk: whatever Run has to
+// wait for it waits for there, where no worker waits for it. It gives up at the
+// first error of pace or of copy, from whichever goroutine, and when the context
+// is cancelled. After it copy is not called any more.
+func (x *Snapshot) Run(ctx context.Context, pace func(context.Context) error) error {
 	for unit := range x.states {
+		if pace != nil {
+			x.fail(pace(ctx))
+		}
+		x.shard.Wait() // a step that is under way hands out all that is left
 		if ctx.Err() != nil {
 			x.fail(context.Cause(ctx))
 		}

@@ -59,11 +59,11 @@ func TestSnapshotsAreOfOneInstant(t *testing.T) {
 		done := make(chan error, 1)
 		startLate := random.IntN(4) == 0
 		if !startLate {
-			go func() { done <- x.Run(context.Background()) }()
+			go func() { done <- x.Run(context.Background(), nil) }()
 		}
 		s.makeSteps(t, int64(random.IntN(3)))
 		if startLate {
-			done <- x.Run(context.Background())
+			done <- x.Run(context.Background(), nil)
 		}
 		if err := <-done; err != nil {
 			t.Fatal(err)
@@ -104,7 +104,7 @@ func TestUnitsSayWhereTheirMomentsAre(t *testing.T) {
 			put("moment_headers", bytesOf(u.State.Headers), 2*u.State.First/kernel.Block)
 		}
 		return nil
-	}).Run(context.Background())
+	}).Run(context.Background(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +149,7 @@ func TestSnapshotsEndAtTheFirstError(t *testing.T) {
 		if test.step {
 			s.makeSteps(t, 1)
 		}
-		if err := x.Run(test.context); !errors.Is(err, test.want) {
+		if err := x.Run(test.context, nil); !errors.Is(err, test.want) {
 			t.Errorf("%s: the error is %v, want %v", name, err, test.want)
 		}
 		after := calls
@@ -177,7 +177,7 @@ func TestSnapshotsAreRefusedWhileAStepRuns(t *testing.T) {
 	s.Wait()
 	x := s.Snapshot(func(Unit) error { return nil })
 	refused("beside another")
-	if err := x.Run(context.Background()); err != nil {
+	if err := x.Run(context.Background(), nil); err != nil {
 		t.Error(err)
 	}
 }

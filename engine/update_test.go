@@ -126,7 +126,7 @@ func TestStretchesAreDoneBeforeTheStep(t *testing.T) {
 	if s.Steps() != 1 {
 		t.Error("the step is not finished")
 	}
-	if err := x.Run(context.Background()); err != nil {
+	if err := x.Run(context.Background(), nil); err != nil {
 		t.Error(err)
 	}
 }

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"bytes"
 	"errors"
 	"math/rand/v2"
 	"os"
@@ -18,27 +19,13 @@ func TestFilesThatChangeWhileTheyAreLoaded(t *testing.T) {
 	r := startService(t)
 	s := begun(t, r.Socket, testDocument(small))
 	mustStep(t, s, 2)
-	directory := t.TempDir()
-	if _, err := s.Save(directory, nil); err != nil {
-		t.Fatal(err)
-	}
-	step, err := s.Saved()
-	if err == nil {
-		err = s.Commit(directory, step)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	directory := committed(t, s)
 	saved := fingerprint(t, s)
 	mustStep(t, s, 4)
 	later := fingerprint(t, s)
-	files, err := filepath.Glob(filepath.Join(directory, "step-*", "*.safetensors"))
-	if err != nil || len(files) != 1 {
-		t.Fatalf("%v, %v", files, err)
-	}
 	stop := make(chan struct{})
 	var damaging sync.WaitGroup
-	damaging.Go(func() { damage(t, files[0], stop) })
+	damaging.Go(func() { damage(t, dataFile(t, directory), stop) })
 	outcomes := map[string]int{}
 	for deadline := time.Now().Add(20 * time.Second); (outcomes["in part"] == 0 || outcomes["not at all"] == 0) && time.Now().Before(deadline); {
 		_, err := s.Load(directory)
@@ -77,6 +64,73 @@ func TestFilesThatChangeWhileTheyAreLoaded(t *testing.T) {
 	if got := fingerprint(t, s); got != saved {
 		t.Errorf("in the end %s was loaded, want %s", got, saved)
 	}
+}
+
+// TestLoadIntoANewSession, which has nothing to keep: what is loaded in part does
+// not pass for whole, and a whole checkpoint can be loaded then.
+func TestLoadIntoANewSession(t *testing.T) {
+	r := startService(t)
+	s := begun(t, r.Socket, testDocument(small))
+	mustStep(t, s, 2)
+	directory := committed(t, s)
+	saved := fingerprint(t, s)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	name := dataFile(t, directory)
+	whole, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	damaged := bytes.Clone(whole)
+	damaged[len(damaged)-100] ^= 1
+	if err := os.WriteFile(name, damaged, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s = mustOpen(t, r.Socket, testDocument(small))
+	if _, err := s.Load(directory); err == nil || !strings.Contains(err.Error(), "loaded in part") || !strings.Contains(err.Error(), filepath.Base(name)) {
+		t.Errorf("%v, want what was damaged", err)
+	}
+	if r.overview(t).Sessions[0].Initialized {
+		t.Error("what was loaded in part passes for whole")
+	}
+	if err := os.WriteFile(name, whole, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Load(directory); err != nil {
+		t.Fatal(err)
+	}
+	if got, status := fingerprint(t, s), r.overview(t).Sessions[0]; got != saved || !status.Initialized || status.Step != 2 {
+		t.Errorf("%s at step %d was loaded, initialized %v, want %s", got, status.Step, status.Initialized, saved)
+	}
+}
+
+// committed is the folder of a checkpoint of a session.
+func committed(t *testing.T, s *Session) string {
+	t.Helper()
+	directory := t.TempDir()
+	_, err := s.Save(directory, nil)
+	var step int64
+	if err == nil {
+		step, err = s.Saved()
+	}
+	if err == nil {
+		err = s.Commit(directory, step)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return directory
+}
+
+// dataFile is the file that the only rank of a checkpoint has written.
+func dataFile(t *testing.T, directory string) string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(directory, "step-*", "*.safetensors"))
+	if err != nil || len(files) != 1 {
+		t.Fatalf("%v, %v", files, err)
+	}
+	return files[0]
 }
 
 // damage changes a byte of a file, and back, until it is told to stop.

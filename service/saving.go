@@ -118,7 +118,11 @@ func (s *session) load(body []byte) ([]byte, error) {
 	// the state for whole.
 	s.record.setInitialized(false)
 	s.record.forgetPrepared()
-	step, training, err := found.Load(context.Background(), s.forCheckpoint())
+	load := found.LoadNew
+	if was {
+		load = found.Load // which keeps what is there until all is verified
+	}
+	step, training, err := load(context.Background(), s.forCheckpoint())
 	if err != nil {
 		s.record.setInitialized(was && !errors.Is(err, checkpoint.ErrPartial))
 		return nil, storage(Load, err)

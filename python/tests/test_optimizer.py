@@ -444,3 +444,28 @@ def test_autograd_notices_a_step():
     optimizer.step()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_a_model_keeps_its_parameters_where_a_checkpoint_is_damaged(tmp_path):
+    saved = network()
+    optimizer = plimsoll.torch.AdamW(saved.parameters())
+    train(saved, optimizer, 2)
+    optimizer.save(tmp_path)
+    assert optimizer.saved() == 2
+    (file,) = tmp_path.glob("step-*/*.safetensors")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:])
+
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 40), torch.nn.Tanh(), torch.nn.Linear(40, 4))
+    before = copy.deepcopy(model)
+    successor = plimsoll.torch.AdamW(model.parameters())
+    with pytest.raises(ServiceError, match="loaded in part"):
+        successor.load(tmp_path)
+    assert_same(model, before, rtol=0, atol=0)
+
+    file.write_bytes(whole)
+    successor.load(tmp_path)
+    assert successor.resumed_step == 2
+    assert_same(model, saved, rtol=0, atol=0)
+    assert train(model, successor, 2, first=2) == train(saved, optimizer, 2, first=2)

@@ -1,11 +1,12 @@
 """A torch.optim.Optimizer whose state is held and updated by the optimizer service."""
 
+import functools
 import math
 import os
 import re
 import threading
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, TypeVar
 
 import torch
 import torch.distributed
@@ -19,6 +20,8 @@ from plimsoll.torch.part import Part
 from plimsoll.torch.transfer import transfer_for
 
 _ONE_RANK = Mesh(0, 1, None)
+
+_Result = TypeVar("_Result")
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -100,8 +103,11 @@ class Optimizer(torch.optim.Optimizer):
         Raises ServiceError where the state does not fit, among others; TypeError and ValueError for parameters that
         cannot be held.
         """
-        if self._parts is not None:
-            return
+        if self._parts is None:
+            self._open(self._agree)
+
+    def _open(self, begin: Callable[[], _Result]) -> _Result:
+        """Opens the sessions. ``begin`` makes state and model one; where it fails, the model keeps its parameters."""
         names = layout.names_of(self.param_groups, self._named, self._model)
         mesh = self._mesh()
         divided = layout.divide(self.param_groups, names, layout.embeddings_of(self._model), mesh)
@@ -121,13 +127,14 @@ class Optimizer(torch.optim.Optimizer):
                 part.announces = self.max_grad_norm is not None
                 part.open(path, self._document(part, mesh))
             self._parts = parts
-            self._agree()
+            result = begin()
         except BaseException:
             self._parts = None
             self._close()
             raise
         # With zero1, gradients are whole when all of them are there.
         self._hooks = [] if self._sharding == "zero1" else self._hook_all()
+        return result
 
     def _mesh(self) -> Mesh:
         trained = [p for g in self.param_groups for p in g["params"]]
@@ -528,9 +535,14 @@ class Optimizer(torch.optim.Optimizer):
     def load(self, directory: Any) -> Any:
         """Loads a checkpoint, or the newest in a folder of them, into the state and the model. Its training document.
 
-        All ranks call it. See :attr:`resumed_step` for the step.
+        All ranks call it. See :attr:`resumed_step` for the step. An optimizer that was not opened need not be, and is
+        not filled from the model first.
         """
-        self.open()
+        if self._parts is None:
+            return self._open(functools.partial(self._load, directory))
+        return self._load(directory)
+
+    def _load(self, directory: Any) -> Any:
         loaded = [p.session.load(os.fspath(directory)) for p in self._parts if p.session]
         if len({step for step, _ in loaded}) > 1:
             raise PlimsollError(
@@ -539,7 +551,7 @@ class Optimizer(torch.optim.Optimizer):
         if loaded:
             self._resumed_step = loaded[0][0]
         for part in self._parts:
-            part.pull(after_step=False)
+            part.adopt()
         return loaded[0][1] if loaded else None
 
     def close(self, *, give_back: bool = False) -> None:

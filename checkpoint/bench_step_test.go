@@ -1,0 +1,190 @@
+package checkpoint
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"plimsoll/engine"
+	"plimsoll/host"
+	"plimsoll/optim"
+	"plimsoll/optim/kernel"
+)
+
+// BenchmarkStepWhileSaving alternates steps while nothing is saved, the steps
+// after a save has begun, and plain writes of the same bytes by as many threads.
+// What counts is the median of the ratios of how much longer the first step
+// takes to what a plain copy of the bytes that were written meanwhile takes, into
+// the page cache and to the disk.
+func BenchmarkStepWhileSaving(b *testing.B) {
+	for _, parameters := range []int64{64 << 20, 256 << 20} {
+		for _, workers := range []int{1, 2} {
+			b.Run(fmt.Sprintf("%dMi/workers=%d", parameters>>20, workers), func(b *testing.B) {
+				benchmarkStepWhileSaving(b, stepped(b, parameters, workers))
+			})
+		}
+	}
+}
+
+// stepped is a shard with the fastest kernel and workers on CPUs of their own.
+func stepped(b *testing.B, parameters int64, workers int) Shard {
+	kernels, err := kernel.Select()
+	if err != nil {
+		b.Fatal(err)
+	}
+	h, err := host.Local()
+	if err != nil {
+		b.Fatal(err)
+	}
+	cpus := h.CPUs.List()
+	if len(cpus) < workers {
+		b.Skipf("%d CPUs", len(cpus))
+	}
+	pieces := []Piece{{Name: "mlp.weight", Shape: []int64{parameters}, Count: parameters, Moments: kernel.MomentsFP32}}
+	config := engine.ShardConfig{Format: splitFormat, Kernel: kernels, CPUs: cpus[:workers], Elements: parameters}
+	state, err := engine.NewShard(config)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { state.Close() })
+	s := Shard{World: 1, Part: "bf16", Format: splitFormat, Pieces: pieces, State: state}
+	begin(b, s, 1)
+	s.State.Wait()
+	return s
+}
+
+func benchmarkStepWhileSaving(b *testing.B, s Shard) {
+	directory := b.TempDir()
+	bytes := 12 * s.State.Config().Elements
+	b.SetBytes(bytes)
+	var results [][]float64
+	for b.Loop() {
+		settle(b, directory)
+		copied, written := writeByThreads(b, filepath.Join(directory, "plain"), s)
+		settle(b, directory)
+		var alone []float64
+		for range 5 {
+			alone = append(alone, timedStep(b, s))
+		}
+		step := median(alone)
+		saving, err := Save(directory, s, nil)
+		if err != nil {
+			b.Fatal(err)
+		}
+		before, began := bytesWritten(b), time.Now()
+		first := timedStep(b, s)
+		moved := float64(bytesWritten(b) - before)
+		second, third := timedStep(b, s), timedStep(b, s)
+		if err := saving.Wait(); err != nil {
+			b.Fatal(err)
+		}
+		took := time.Since(began).Seconds()
+		discardSaving(b, directory)
+		copying, disk := copied*moved/float64(bytes), written*moved/float64(bytes)
+		results = append(results, []float64{
+			(first - step) / copying, (first - step) / disk, second / step, third / step,
+			step, first, moved / 1e9, float64(bytes) / 1e9 / copied, float64(bytes) / 1e9 / written, float64(bytes) / 1e9 / took,
+		})
+	}
+	for i, name := range []string{"of-copy", "of-disk", "second", "third", "step-s", "first-s", "moved-GB", "copy-GB/s", "disk-GB/s", "save-GB/s"} {
+		var values []float64
+		for _, r := range results {
+			values = append(values, r[i])
+		}
+		b.ReportMetric(median(values), name)
+		b.Logf("%s %.3f", name, values)
+	}
+}
+
+func median(values []float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[len(sorted)/2]
+}
+
+func timedStep(b *testing.B, s Shard) float64 {
+	began := time.Now()
+	if err := s.State.Begin(s.State.Steps()+1, 1, []optim.Optimizer{optimizerOf(s.Format.Algorithm)}); err != nil {
+		b.Fatal(err)
+	}
+	s.State.Wait()
+	return time.Since(began).Seconds()
+}
+
+// bytesWritten is what this process has handed to the kernel so far.
+func bytesWritten(b *testing.B) (n int64) {
+	text, err := os.ReadFile("/proc/self/io")
+	if err != nil {
+		b.Skip(err)
+	}
+	_, count, _ := bytes.Cut(text, []byte("wchar: "))
+	if _, err := fmt.Sscan(string(count), &n); err != nil {
+		b.Fatal(err)
+	}
+	return n
+}
+
+// writeByThreads writes the bytes of a save, each worker's part by a thread on
+// its CPU in pieces of the size of a chunk's. It returns how long that took, and
+// how long until all was on the disk.
+func writeByThreads(b *testing.B, path string, s Shard) (copied, written float64) {
+	file, err := os.Create(path)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer os.Remove(path)
+	if err := unix.Fallocate(int(file.Fd()), 0, 0, 12*s.State.Config().Elements); err != nil {
+		b.Fatal(err)
+	}
+	cpus := s.State.Config().CPUs
+	began := time.Now()
+	var threads sync.WaitGroup
+	for number, cpu := range cpus {
+		threads.Go(func() {
+			runtime.LockOSThread() // and the thread ends with its mask
+			mask := unix.NewCPUSet(cpu + 1)
+			mask.Set(cpu)
+			if err := unix.SchedSetaffinityDynamic(0, mask); err != nil {
+				b.Error(err)
+			}
+			at := 0
+			for _, component := range []string{"exp_avg", "exp_avg_sq", "parameters", "master_weights_low"} {
+				all := s.State.Arena(component).Bytes()
+				size := len(all) / int(s.State.Config().Elements) * engine.DefaultChunk
+				for from := number * len(all) / len(cpus); from < (number+1)*len(all)/len(cpus); from += size {
+					if _, err := file.WriteAt(all[from:from+size], int64(at+from)); err != nil {
+						b.Error(err)
+					}
+				}
+				at += len(all)
+			}
+		})
+	}
+	threads.Wait()
+	copied = time.Since(began).Seconds()
+	if err := errors.Join(unix.Fdatasync(int(file.Fd())), file.Close()); err != nil {
+		b.Fatal(err)
+	}
+	return copied, time.Since(began).Seconds()
+}
+
+// discardSaving removes what was saved and is no checkpoint.
+func discardSaving(b *testing.B, directory string) {
+	folders, err := filepath.Glob(filepath.Join(directory, savingPrefix+"*"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, folder := range folders {
+		if err := os.RemoveAll(folder); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
