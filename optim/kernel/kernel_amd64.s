@@ -44,7 +44,7 @@ TEXT ·adamSplitFP32AVX2(SB), NOSPLIT, $8-8
 	JE      fp162
 	JA      fp323
 	MOVQ    R12, CX
-	LEAQ    512(CX), R12
+	LEAQ    96(CX), R12
 	JMP     check6
 
 next5:
@@ -136,7 +136,7 @@ check6:
 
 fp162:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 96(CX), R12
 	JMP  check9
 
 next8:
@@ -226,7 +226,7 @@ check9:
 
 fp323:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 96(CX), R12
 	JMP  check12
 
 next11:
@@ -375,7 +375,7 @@ TEXT ·lionSplitFP32AVX2(SB), NOSPLIT, $8-8
 	JE      fp1615
 	JA      fp3216
 	MOVQ    R11, CX
-	LEAQ    512(CX), R11
+	LEAQ    96(CX), R11
 	JMP     check19
 
 next18:
@@ -466,7 +466,7 @@ check19:
 
 fp1615:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 96(CX), R11
 	JMP  check22
 
 next21:
@@ -555,7 +555,7 @@ check22:
 
 fp3216:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 96(CX), R11
 	JMP  check25
 
 next24:
@@ -698,7 +698,7 @@ TEXT ·adagradSplitFP32AVX2(SB), NOSPLIT, $8-8
 	JE      fp1628
 	JA      fp3229
 	MOVQ    R11, CX
-	LEAQ    512(CX), R11
+	LEAQ    96(CX), R11
 	JMP     check32
 
 next31:
@@ -775,7 +775,7 @@ check32:
 
 fp1628:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 96(CX), R11
 	JMP  check35
 
 next34:
@@ -850,7 +850,7 @@ check35:
 
 fp3229:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 96(CX), R11
 	JMP  check38
 
 next37:
@@ -964,7 +964,7 @@ TEXT ·sgdSplitFP32AVX2(SB), NOSPLIT, $8-8
 	JE      fp1641
 	JA      fp3242
 	MOVQ    R11, CX
-	LEAQ    512(CX), R11
+	LEAQ    96(CX), R11
 	JMP     check45
 
 next44:
@@ -1041,7 +1041,7 @@ check45:
 
 fp1641:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 96(CX), R11
 	JMP  check48
 
 next47:
@@ -1116,7 +1116,7 @@ check48:
 
 fp3242:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 96(CX), R11
 	JMP  check51
 
 next50:
@@ -1216,7 +1216,7 @@ TEXT ·trafficSplit1xFP32AVX2(SB), NOSPLIT, $0-8
 	JE    fp1654
 	JA    fp3255
 	XORQ  DX, DX
-	LEAQ  512(DX), R9
+	LEAQ  96(DX), R9
 	JMP   check58
 
 next57:
@@ -1247,7 +1247,7 @@ check58:
 
 fp1654:
 	XORQ DX, DX
-	LEAQ 512(DX), R9
+	LEAQ 96(DX), R9
 	JMP  check60
 
 next59:
@@ -1278,7 +1278,7 @@ check60:
 
 fp3255:
 	XORQ DX, DX
-	LEAQ 512(DX), R9
+	LEAQ 96(DX), R9
 	JMP  check62
 
 next61:
@@ -1336,7 +1336,7 @@ TEXT ·trafficSplit2xFP32AVX2(SB), NOSPLIT, $0-8
 	JE    fp1664
 	JA    fp3265
 	XORQ  DX, DX
-	LEAQ  512(DX), R10
+	LEAQ  96(DX), R10
 	JMP   check68
 
 next67:
@@ -1372,7 +1372,7 @@ check68:
 
 fp1664:
 	XORQ DX, DX
-	LEAQ 512(DX), R10
+	LEAQ 96(DX), R10
 	JMP  check70
 
 next69:
@@ -1408,7 +1408,7 @@ check70:
 
 fp3265:
 	XORQ DX, DX
-	LEAQ 512(DX), R10
+	LEAQ 96(DX), R10
 	JMP  check72
 
 next71:
@@ -1489,7 +1489,7 @@ TEXT ·adamSplitBF16AVX2(SB), NOSPLIT, $8-8
 	JE           fp1674
 	JA           fp3275
 	MOVQ         R12, CX
-	LEAQ         512(CX), R12
+	LEAQ         192(CX), R12
 	JMP          check78
 
 next77:
@@ -1591,7 +1591,7 @@ check78:
 
 fp1674:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 192(CX), R12
 	JMP  check81
 
 next80:
@@ -1696,7 +1696,7 @@ check81:
 
 fp3275:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 192(CX), R12
 	JMP  check84
 
 next83:
@@ -1922,7 +1922,7 @@ TEXT ·lionSplitBF16AVX2(SB), NOSPLIT, $8-8
 	JE      fp1687
 	JA      fp3288
 	MOVQ    R11, CX
-	LEAQ    512(CX), R11
+	LEAQ    192(CX), R11
 	JMP     check91
 
 next90:
@@ -2013,7 +2013,7 @@ check91:
 
 fp1687:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 192(CX), R11
 	JMP  check94
 
 next93:
@@ -2107,7 +2107,7 @@ check94:
 
 fp3288:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 192(CX), R11
 	JMP  check97
 
 next96:
@@ -2240,7 +2240,7 @@ TEXT ·adagradSplitBF16AVX2(SB), NOSPLIT, $8-8
 	JE           fp16100
 	JA           fp32101
 	MOVQ         R11, CX
-	LEAQ         512(CX), R11
+	LEAQ         192(CX), R11
 	JMP          check104
 
 next103:
@@ -2321,7 +2321,7 @@ check104:
 
 fp16100:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 192(CX), R11
 	JMP  check107
 
 next106:
@@ -2405,7 +2405,7 @@ check107:
 
 fp32101:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 192(CX), R11
 	JMP  check110
 
 next109:
@@ -2528,7 +2528,7 @@ TEXT ·sgdSplitBF16AVX2(SB), NOSPLIT, $8-8
 	JE      fp16113
 	JA      fp32114
 	MOVQ    R11, CX
-	LEAQ    512(CX), R11
+	LEAQ    192(CX), R11
 	JMP     check117
 
 next116:
@@ -2605,7 +2605,7 @@ check117:
 
 fp16113:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 192(CX), R11
 	JMP  check120
 
 next119:
@@ -2685,7 +2685,7 @@ check120:
 
 fp32114:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 192(CX), R11
 	JMP  check123
 
 next122:
@@ -2790,7 +2790,7 @@ TEXT ·trafficSplit1xBF16AVX2(SB), NOSPLIT, $0-8
 	JE    fp16126
 	JA    fp32127
 	XORQ  DX, DX
-	LEAQ  512(DX), R9
+	LEAQ  192(DX), R9
 	JMP   check130
 
 next129:
@@ -2819,7 +2819,7 @@ check130:
 
 fp16126:
 	XORQ DX, DX
-	LEAQ 512(DX), R9
+	LEAQ 192(DX), R9
 	JMP  check132
 
 next131:
@@ -2848,7 +2848,7 @@ check132:
 
 fp32127:
 	XORQ DX, DX
-	LEAQ 512(DX), R9
+	LEAQ 192(DX), R9
 	JMP  check134
 
 next133:
@@ -2904,7 +2904,7 @@ TEXT ·trafficSplit2xBF16AVX2(SB), NOSPLIT, $0-8
 	JE    fp16136
 	JA    fp32137
 	XORQ  DX, DX
-	LEAQ  512(DX), R10
+	LEAQ  192(DX), R10
 	JMP   check140
 
 next139:
@@ -2936,7 +2936,7 @@ check140:
 
 fp16136:
 	XORQ DX, DX
-	LEAQ 512(DX), R10
+	LEAQ 192(DX), R10
 	JMP  check142
 
 next141:
@@ -2968,7 +2968,7 @@ check142:
 
 fp32137:
 	XORQ DX, DX
-	LEAQ 512(DX), R10
+	LEAQ 192(DX), R10
 	JMP  check144
 
 next143:
@@ -3149,7 +3149,7 @@ kept152:
 	VPCMPEQD     Y1, Y1, Y1
 
 turn150:
-	LEAQ           512(AX), CX
+	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
 	CMPQ           AX, R11
@@ -3628,7 +3628,7 @@ kept157:
 	VPCMPEQD     Y1, Y1, Y1
 
 turn155:
-	LEAQ           512(AX), CX
+	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
 	CMPQ           AX, R11
@@ -4113,7 +4113,7 @@ kept162:
 	VPCMPEQD     Y1, Y1, Y1
 
 turn160:
-	LEAQ           512(AX), CX
+	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
 	CMPQ           AX, R11
@@ -4916,7 +4916,7 @@ TEXT ·trafficSplit2xINT8AVX2(SB), NOSPLIT, $0-8
 	JE    fp16166
 	JA    fp32167
 	XORQ  DX, DX
-	LEAQ  512(DX), R11
+	LEAQ  192(DX), R11
 	JMP   check170
 
 next169:
@@ -4956,7 +4956,7 @@ check170:
 
 fp16166:
 	XORQ DX, DX
-	LEAQ 512(DX), R11
+	LEAQ 192(DX), R11
 	JMP  check173
 
 next172:
@@ -4996,7 +4996,7 @@ check173:
 
 fp32167:
 	XORQ DX, DX
-	LEAQ 512(DX), R11
+	LEAQ 192(DX), R11
 	JMP  check176
 
 next175:
@@ -5080,7 +5080,7 @@ TEXT ·adamFP32FP32AVX2(SB), NOSPLIT, $8-8
 	JE      fp16179
 	JA      fp32180
 	MOVQ    R13, CX
-	LEAQ    512(CX), R13
+	LEAQ    96(CX), R13
 	JMP     check183
 
 next182:
@@ -5199,7 +5199,7 @@ check183:
 
 fp16179:
 	MOVQ R13, CX
-	LEAQ 512(CX), R13
+	LEAQ 96(CX), R13
 	JMP  check192
 
 next191:
@@ -5316,7 +5316,7 @@ check192:
 
 fp32180:
 	MOVQ R13, CX
-	LEAQ 512(CX), R13
+	LEAQ 96(CX), R13
 	JMP  check201
 
 next200:
@@ -5529,7 +5529,7 @@ TEXT ·lionFP32FP32AVX2(SB), NOSPLIT, $8-8
 	JE      fp16210
 	JA      fp32211
 	MOVQ    R12, CX
-	LEAQ    512(CX), R12
+	LEAQ    96(CX), R12
 	JMP     check214
 
 next213:
@@ -5647,7 +5647,7 @@ check214:
 
 fp16210:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 96(CX), R12
 	JMP  check223
 
 next222:
@@ -5763,7 +5763,7 @@ check223:
 
 fp32211:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 96(CX), R12
 	JMP  check232
 
 next231:
@@ -5918,7 +5918,7 @@ TEXT ·adagradFP32FP32AVX2(SB), NOSPLIT, $8-8
 	JE      fp16241
 	JA      fp32242
 	MOVQ    R12, CX
-	LEAQ    512(CX), R12
+	LEAQ    96(CX), R12
 	JMP     check245
 
 next244:
@@ -6022,7 +6022,7 @@ check245:
 
 fp16241:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 96(CX), R12
 	JMP  check254
 
 next253:
@@ -6124,7 +6124,7 @@ check254:
 
 fp32242:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 96(CX), R12
 	JMP  check263
 
 next262:
@@ -6268,7 +6268,7 @@ TEXT ·sgdFP32FP32AVX2(SB), NOSPLIT, $8-8
 	JE      fp16272
 	JA      fp32273
 	MOVQ    R12, CX
-	LEAQ    512(CX), R12
+	LEAQ    96(CX), R12
 	JMP     check276
 
 next275:
@@ -6372,7 +6372,7 @@ check276:
 
 fp16272:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 96(CX), R12
 	JMP  check285
 
 next284:
@@ -6474,7 +6474,7 @@ check285:
 
 fp32273:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 96(CX), R12
 	JMP  check294
 
 next293:
@@ -6602,7 +6602,7 @@ TEXT ·trafficFP321xFP32AVX2(SB), NOSPLIT, $0-8
 	JE    fp16303
 	JA    fp32304
 	XORQ  DX, DX
-	LEAQ  512(DX), R9
+	LEAQ  96(DX), R9
 	JMP   check307
 
 next306:
@@ -6643,7 +6643,7 @@ check307:
 
 fp16303:
 	XORQ DX, DX
-	LEAQ 512(DX), R9
+	LEAQ 96(DX), R9
 	JMP  check311
 
 next310:
@@ -6684,7 +6684,7 @@ check311:
 
 fp32304:
 	XORQ DX, DX
-	LEAQ 512(DX), R9
+	LEAQ 96(DX), R9
 	JMP  check315
 
 next314:
@@ -6753,7 +6753,7 @@ TEXT ·trafficFP322xFP32AVX2(SB), NOSPLIT, $0-8
 	JE    fp16319
 	JA    fp32320
 	XORQ  DX, DX
-	LEAQ  512(DX), R10
+	LEAQ  96(DX), R10
 	JMP   check323
 
 next322:
@@ -6799,7 +6799,7 @@ check323:
 
 fp16319:
 	XORQ DX, DX
-	LEAQ 512(DX), R10
+	LEAQ 96(DX), R10
 	JMP  check327
 
 next326:
@@ -6845,7 +6845,7 @@ check327:
 
 fp32320:
 	XORQ DX, DX
-	LEAQ 512(DX), R10
+	LEAQ 96(DX), R10
 	JMP  check331
 
 next330:
@@ -6939,7 +6939,7 @@ TEXT ·adamFP32BF16AVX2(SB), NOSPLIT, $8-8
 	JE           fp16335
 	JA           fp32336
 	MOVQ         R13, CX
-	LEAQ         512(CX), R13
+	LEAQ         192(CX), R13
 	JMP          check339
 
 next338:
@@ -7081,7 +7081,7 @@ check339:
 
 fp16335:
 	MOVQ R13, CX
-	LEAQ 512(CX), R13
+	LEAQ 192(CX), R13
 	JMP  check348
 
 next347:
@@ -7226,7 +7226,7 @@ check348:
 
 fp32336:
 	MOVQ R13, CX
-	LEAQ 512(CX), R13
+	LEAQ 192(CX), R13
 	JMP  check357
 
 next356:
@@ -7413,7 +7413,7 @@ TEXT ·lionFP32BF16AVX2(SB), NOSPLIT, $8-8
 	JE      fp16366
 	JA      fp32367
 	MOVQ    R12, CX
-	LEAQ    512(CX), R12
+	LEAQ    192(CX), R12
 	JMP     check370
 
 next369:
@@ -7544,7 +7544,7 @@ check370:
 
 fp16366:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 192(CX), R12
 	JMP  check379
 
 next378:
@@ -7678,7 +7678,7 @@ check379:
 
 fp32367:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 192(CX), R12
 	JMP  check388
 
 next387:
@@ -7854,7 +7854,7 @@ TEXT ·adagradFP32BF16AVX2(SB), NOSPLIT, $8-8
 	JE           fp16397
 	JA           fp32398
 	MOVQ         R12, CX
-	LEAQ         512(CX), R12
+	LEAQ         192(CX), R12
 	JMP          check401
 
 next400:
@@ -7975,7 +7975,7 @@ check401:
 
 fp16397:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 192(CX), R12
 	JMP  check410
 
 next409:
@@ -8099,7 +8099,7 @@ check410:
 
 fp32398:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 192(CX), R12
 	JMP  check419
 
 next418:
@@ -8265,7 +8265,7 @@ TEXT ·sgdFP32BF16AVX2(SB), NOSPLIT, $8-8
 	JE      fp16428
 	JA      fp32429
 	MOVQ    R12, CX
-	LEAQ    512(CX), R12
+	LEAQ    192(CX), R12
 	JMP     check432
 
 next431:
@@ -8382,7 +8382,7 @@ check432:
 
 fp16428:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 192(CX), R12
 	JMP  check441
 
 next440:
@@ -8502,7 +8502,7 @@ check441:
 
 fp32429:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 192(CX), R12
 	JMP  check450
 
 next449:
@@ -8648,7 +8648,7 @@ TEXT ·trafficFP321xBF16AVX2(SB), NOSPLIT, $0-8
 	JE    fp16459
 	JA    fp32460
 	XORQ  DX, DX
-	LEAQ  512(DX), R9
+	LEAQ  192(DX), R9
 	JMP   check463
 
 next462:
@@ -8687,7 +8687,7 @@ check463:
 
 fp16459:
 	XORQ DX, DX
-	LEAQ 512(DX), R9
+	LEAQ 192(DX), R9
 	JMP  check467
 
 next466:
@@ -8726,7 +8726,7 @@ check467:
 
 fp32460:
 	XORQ DX, DX
-	LEAQ 512(DX), R9
+	LEAQ 192(DX), R9
 	JMP  check471
 
 next470:
@@ -8793,7 +8793,7 @@ TEXT ·trafficFP322xBF16AVX2(SB), NOSPLIT, $0-8
 	JE    fp16475
 	JA    fp32476
 	XORQ  DX, DX
-	LEAQ  512(DX), R10
+	LEAQ  192(DX), R10
 	JMP   check479
 
 next478:
@@ -8835,7 +8835,7 @@ check479:
 
 fp16475:
 	XORQ DX, DX
-	LEAQ 512(DX), R10
+	LEAQ 192(DX), R10
 	JMP  check483
 
 next482:
@@ -8877,7 +8877,7 @@ check483:
 
 fp32476:
 	XORQ DX, DX
-	LEAQ 512(DX), R10
+	LEAQ 192(DX), R10
 	JMP  check487
 
 next486:
@@ -9071,7 +9071,7 @@ kept497:
 	VPCMPEQD     Y1, Y1, Y1
 
 turn495:
-	LEAQ           512(AX), CX
+	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
 	CMPQ           AX, R12
@@ -9630,7 +9630,7 @@ kept514:
 	VPCMPEQD     Y1, Y1, Y1
 
 turn512:
-	LEAQ           512(AX), CX
+	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
 	CMPQ           AX, R12
@@ -10195,7 +10195,7 @@ kept531:
 	VPCMPEQD     Y1, Y1, Y1
 
 turn529:
-	LEAQ           512(AX), CX
+	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
 	CMPQ           AX, R12
@@ -10813,7 +10813,7 @@ TEXT ·trafficFP322xINT8AVX2(SB), NOSPLIT, $0-8
 	JE    fp16547
 	JA    fp32548
 	XORQ  DX, DX
-	LEAQ  512(DX), R11
+	LEAQ  192(DX), R11
 	JMP   check551
 
 next550:
@@ -10863,7 +10863,7 @@ check551:
 
 fp16547:
 	XORQ DX, DX
-	LEAQ 512(DX), R11
+	LEAQ 192(DX), R11
 	JMP  check556
 
 next555:
@@ -10913,7 +10913,7 @@ check556:
 
 fp32548:
 	XORQ DX, DX
-	LEAQ 512(DX), R11
+	LEAQ 192(DX), R11
 	JMP  check561
 
 next560:
@@ -11342,7 +11342,7 @@ TEXT ·accumulateAVX2(SB), NOSPLIT, $8-48
 	JE      fp16590
 	JA      fp32591
 	XORQ    AX, AX
-	LEAQ    512(AX), CX
+	LEAQ    192(AX), CX
 	JMP     check594
 
 next593:
@@ -11389,7 +11389,7 @@ check594:
 
 fp16590:
 	XORQ AX, AX
-	LEAQ 512(AX), CX
+	LEAQ 192(AX), CX
 	JMP  check596
 
 next595:
@@ -11434,7 +11434,7 @@ check596:
 
 fp32591:
 	XORQ AX, AX
-	LEAQ 512(AX), CX
+	LEAQ 192(AX), CX
 	JMP  check598
 
 next597:
@@ -11484,7 +11484,7 @@ fp16586:
 	JE   fp16600
 	JA   fp32601
 	XORQ AX, AX
-	LEAQ 512(AX), CX
+	LEAQ 192(AX), CX
 	JMP  check604
 
 next603:
@@ -11516,7 +11516,7 @@ check604:
 
 fp16600:
 	XORQ AX, AX
-	LEAQ 512(AX), CX
+	LEAQ 192(AX), CX
 	JMP  check606
 
 next605:
@@ -11546,7 +11546,7 @@ check606:
 
 fp32601:
 	XORQ AX, AX
-	LEAQ 512(AX), CX
+	LEAQ 192(AX), CX
 	JMP  check608
 
 next607:
@@ -11581,7 +11581,7 @@ fp32587:
 	JE   fp16610
 	JA   fp32611
 	XORQ AX, AX
-	LEAQ 512(AX), CX
+	LEAQ 192(AX), CX
 	JMP  check614
 
 next613:
@@ -11611,7 +11611,7 @@ check614:
 
 fp16610:
 	XORQ AX, AX
-	LEAQ 512(AX), CX
+	LEAQ 192(AX), CX
 	JMP  check616
 
 next615:
@@ -11639,7 +11639,7 @@ check616:
 
 fp32611:
 	XORQ AX, AX
-	LEAQ 512(AX), CX
+	LEAQ 192(AX), CX
 	JMP  check618
 
 next617:

@@ -163,6 +163,9 @@ func (s instructionSet) forMoments(t abi.MomentType) instructionSet {
 	return s
 }
 
+// ahead is how far kernels prefetch.
+func (s instructionSet) ahead(t abi.MomentType) int { return abi.PrefetchAhead(t, s.lanes == 16) }
+
 func (s instructionSet) vector() reg.VecVirtual {
 	if s.lanes == 16 {
 		return ZMM()
@@ -258,7 +261,7 @@ type length struct {
 
 // loop emits a loop in groups. What lies ahead is to be prefetched at index
 // ahead; towards the end of memory that is the index itself.
-func loop(n length, distance uint32, body func(index, ahead reg.Register)) {
+func loop(n length, distance int, body func(index, ahead reg.Register)) {
 	next, check := label("next"), label("check")
 	index, ahead, end := GP64(), GP64(), GP64()
 	if n.start == nil {
@@ -266,7 +269,7 @@ func loop(n length, distance uint32, body func(index, ahead reg.Register)) {
 	} else {
 		MOVQ(n.start, index)
 	}
-	LEAQ(Mem{Base: index, Disp: int(distance)}, ahead)
+	LEAQ(Mem{Base: index, Disp: distance}, ahead)
 	MOVQ(n.prefetching, end)
 	JMP(LabelRef(check))
 	Label(next)
@@ -283,7 +286,7 @@ func loop(n length, distance uint32, body func(index, ahead reg.Register)) {
 }
 
 // loopOfKind emits a loop for each kind.
-func loopOfKind(kind reg.Register, n length, distance uint32, body func(kind int, index, ahead reg.Register)) {
+func loopOfKind(kind reg.Register, n length, distance int, body func(kind int, index, ahead reg.Register)) {
 	eachKind(kind, func(kind int) {
 		loop(n, distance, func(index, ahead reg.Register) { body(kind, index, ahead) })
 	})
