@@ -3344,96 +3344,104 @@ turn150:
 	VMOVDQU        Y6, (SI)(AX*2)
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
+	TESTQ          $0x000000ff, AX
+	JNE            turn150
 	MOVQ           AX, CX
-	MOVQ           a+0(FP), R12
-	MOVQ           16(R12), R12
-	SUBQ           R12, CX
+	MOVQ           a+0(FP), R11
+	MOVQ           16(R11), R11
+	SUBQ           R11, CX
 	CMPQ           CX, $0x00000100
 	JBE            encoded151
-	XORQ           $0x00000100, R11
-	VMOVDQA        4928(DX), Y5
-	VPMAXSD        2048(DX)(R11*4), Y5, Y6
-	VPSRLD         5104(DX), Y0, Y9
-	VPADDD         Y9, Y6, Y6
-	VPSIGND        2048(DX)(R11*4), Y6, Y6
-	VPANDN         Y3, Y6, Y9
-	VMOVUPS        (DX)(R11*4), Y8
-	VPANDN         Y8, Y4, Y7
-	VFMADD213PS    pattern3e000000<>+0(SB), Y9, Y7
-	VPAND          pattern0007ffff<>+0(SB), Y0, Y9
-	VPADDD         Y9, Y7, Y7
-	VPADDD         pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD        2080(DX)(R11*4), Y5, Y9
-	VPSRLD         5104(DX), Y0, Y11
-	VPADDD         Y11, Y9, Y9
-	VPSIGND        2080(DX)(R11*4), Y9, Y9
-	VPANDN         Y3, Y9, Y11
-	VMOVUPS        32(DX)(R11*4), Y10
-	VPANDN         Y10, Y4, Y10
-	VFMADD213PS    pattern3e000000<>+0(SB), Y11, Y10
-	VPAND          pattern0007ffff<>+0(SB), Y0, Y11
-	VPADDD         Y11, Y10, Y10
-	VPADDD         pattern4540215f<>+0(SB), Y0, Y0
-	VPSRLD         5072(DX), Y6, Y6
-	VPSRLD         5088(DX), Y9, Y9
-	VPBLENDW       $0xaa, Y9, Y6, Y6
-	VPSUBW         4992(DX), Y6, Y6
-	VPSRLD         $0x13, Y7, Y7
-	VPSRLD         $0x03, Y10, Y10
-	VPBLENDW       $0xaa, Y10, Y7, Y7
-	VPSUBW         pattern07c007c0<>+0(SB), Y7, Y7
-	VPMINUW        pattern007f007f<>+0(SB), Y7, Y7
-	VPSRLD         $0x10, Y8, Y8
-	VPBLENDW       $0xaa, 32(DX)(R11*4), Y8, Y8
-	VPMAXSD        2112(DX)(R11*4), Y5, Y9
-	VPSRLD         5104(DX), Y0, Y12
-	VPADDD         Y12, Y9, Y9
-	VPSIGND        2112(DX)(R11*4), Y9, Y9
-	VPANDN         Y3, Y9, Y12
-	VMOVUPS        64(DX)(R11*4), Y11
-	VPANDN         Y11, Y4, Y10
-	VFMADD213PS    pattern3e000000<>+0(SB), Y12, Y10
-	VPAND          pattern0007ffff<>+0(SB), Y0, Y12
-	VPADDD         Y12, Y10, Y10
-	VPADDD         pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD        2144(DX)(R11*4), Y5, Y5
-	VPSRLD         5104(DX), Y0, Y13
-	VPADDD         Y13, Y5, Y5
-	VPSIGND        2144(DX)(R11*4), Y5, Y5
-	VPANDN         Y3, Y5, Y13
-	VMOVUPS        96(DX)(R11*4), Y12
-	VPANDN         Y12, Y4, Y12
-	VFMADD213PS    pattern3e000000<>+0(SB), Y13, Y12
-	VPAND          pattern0007ffff<>+0(SB), Y0, Y13
-	VPADDD         Y13, Y12, Y12
-	VPADDD         pattern4540215f<>+0(SB), Y0, Y0
-	VPSRLD         5072(DX), Y9, Y9
-	VPSRLD         5088(DX), Y5, Y5
-	VPBLENDW       $0xaa, Y5, Y9, Y9
-	VPSUBW         4992(DX), Y9, Y9
-	VPSRLD         $0x13, Y10, Y10
-	VPSRLD         $0x03, Y12, Y12
-	VPBLENDW       $0xaa, Y12, Y10, Y10
-	VPSUBW         pattern07c007c0<>+0(SB), Y10, Y10
-	VPMINUW        pattern007f007f<>+0(SB), Y10, Y10
-	VPSRLD         $0x10, Y11, Y11
-	VPBLENDW       $0xaa, 96(DX)(R11*4), Y11, Y11
-	VPACKUSWB      Y9, Y6, Y6
-	VPACKUSWB      Y10, Y7, Y7
-	VPACKSSWB      Y11, Y8, Y8
-	VPAND          pattern80808080<>+0(SB), Y8, Y8
-	VPOR           Y8, Y7, Y7
-	VPXOR          Y5, Y5, Y5
-	VPCMPEQB       Y5, Y6, Y5
-	VPANDN         Y7, Y5, Y7
-	VPERMQ         $0xd8, Y6, Y6
-	VPERMQ         $0xd8, Y7, Y7
-	VMOVDQU        Y6, -288(R9)(AX*1)
-	VMOVDQU        Y7, -288(R8)(AX*1)
+	SUBQ           $0x00000100, AX
+
+turn154:
+	MOVQ        AX, CX
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
+	VMOVDQA     4928(DX), Y5
+	VPMAXSD     2048(DX)(CX*4), Y5, Y6
+	VPSRLD      5104(DX), Y0, Y9
+	VPADDD      Y9, Y6, Y6
+	VPSIGND     2048(DX)(CX*4), Y6, Y6
+	VPANDN      Y3, Y6, Y9
+	VMOVUPS     (DX)(CX*4), Y8
+	VPANDN      Y8, Y4, Y7
+	VFMADD213PS pattern3e000000<>+0(SB), Y9, Y7
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y9
+	VPADDD      Y9, Y7, Y7
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2080(DX)(CX*4), Y5, Y9
+	VPSRLD      5104(DX), Y0, Y11
+	VPADDD      Y11, Y9, Y9
+	VPSIGND     2080(DX)(CX*4), Y9, Y9
+	VPANDN      Y3, Y9, Y11
+	VMOVUPS     32(DX)(CX*4), Y10
+	VPANDN      Y10, Y4, Y10
+	VFMADD213PS pattern3e000000<>+0(SB), Y11, Y10
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y11
+	VPADDD      Y11, Y10, Y10
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y6, Y6
+	VPSRLD      5088(DX), Y9, Y9
+	VPBLENDW    $0xaa, Y9, Y6, Y6
+	VPSUBW      4992(DX), Y6, Y6
+	VPSRLD      $0x13, Y7, Y7
+	VPSRLD      $0x03, Y10, Y10
+	VPBLENDW    $0xaa, Y10, Y7, Y7
+	VPSUBW      pattern07c007c0<>+0(SB), Y7, Y7
+	VPMINUW     pattern007f007f<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, 32(DX)(CX*4), Y8, Y8
+	VPMAXSD     2112(DX)(CX*4), Y5, Y9
+	VPSRLD      5104(DX), Y0, Y12
+	VPADDD      Y12, Y9, Y9
+	VPSIGND     2112(DX)(CX*4), Y9, Y9
+	VPANDN      Y3, Y9, Y12
+	VMOVUPS     64(DX)(CX*4), Y11
+	VPANDN      Y11, Y4, Y10
+	VFMADD213PS pattern3e000000<>+0(SB), Y12, Y10
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y12
+	VPADDD      Y12, Y10, Y10
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2144(DX)(CX*4), Y5, Y5
+	VPSRLD      5104(DX), Y0, Y13
+	VPADDD      Y13, Y5, Y5
+	VPSIGND     2144(DX)(CX*4), Y5, Y5
+	VPANDN      Y3, Y5, Y13
+	VMOVUPS     96(DX)(CX*4), Y12
+	VPANDN      Y12, Y4, Y12
+	VFMADD213PS pattern3e000000<>+0(SB), Y13, Y12
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y13
+	VPADDD      Y13, Y12, Y12
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y9, Y9
+	VPSRLD      5088(DX), Y5, Y5
+	VPBLENDW    $0xaa, Y5, Y9, Y9
+	VPSUBW      4992(DX), Y9, Y9
+	VPSRLD      $0x13, Y10, Y10
+	VPSRLD      $0x03, Y12, Y12
+	VPBLENDW    $0xaa, Y12, Y10, Y10
+	VPSUBW      pattern07c007c0<>+0(SB), Y10, Y10
+	VPMINUW     pattern007f007f<>+0(SB), Y10, Y10
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, 96(DX)(CX*4), Y11, Y11
+	VPACKUSWB   Y9, Y6, Y6
+	VPACKUSWB   Y10, Y7, Y7
+	VPACKSSWB   Y11, Y8, Y8
+	VPAND       pattern80808080<>+0(SB), Y8, Y8
+	VPOR        Y8, Y7, Y7
+	VPXOR       Y5, Y5, Y5
+	VPCMPEQB    Y5, Y6, Y5
+	VPANDN      Y7, Y5, Y7
+	VPERMQ      $0xd8, Y6, Y6
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     Y6, -288(R9)(AX*1)
+	VMOVDQU     Y7, -288(R8)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         turn154
 
 encoded151:
-	TESTQ        $0x000000ff, AX
-	JNE          turn150
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -3564,9 +3572,9 @@ encoded151:
 	JMP          done148
 
 fp16146:
-block154:
+block155:
 	TESTQ   R10, R10
-	JEQ     kept157
+	JEQ     kept158
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -3578,7 +3586,7 @@ block154:
 	MOVQ    AX, R11
 	ANDQ    $0x000003ff, R11
 
-keep158:
+keep159:
 	VMOVDQU (BX)(CX*2), Y1
 	VMOVDQU Y1, 64(R10)(R11*2)
 	VMOVDQU 32(BX)(CX*2), Y1
@@ -3606,10 +3614,10 @@ keep158:
 	ADDQ    $0x40, CX
 	ADDQ    $0x40, R11
 	TESTQ   $0x000000ff, CX
-	JNE     keep158
+	JNE     keep159
 	MOVQ    AX, (R10)
 
-kept157:
+kept158:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R11
 	MOVQ         AX, CX
@@ -3627,7 +3635,7 @@ kept157:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-turn155:
+turn156:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -3829,96 +3837,104 @@ turn155:
 	VMOVDQU        Y6, (SI)(AX*2)
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
+	TESTQ          $0x000000ff, AX
+	JNE            turn156
 	MOVQ           AX, CX
-	MOVQ           a+0(FP), R12
-	MOVQ           16(R12), R12
-	SUBQ           R12, CX
+	MOVQ           a+0(FP), R11
+	MOVQ           16(R11), R11
+	SUBQ           R11, CX
 	CMPQ           CX, $0x00000100
-	JBE            encoded156
-	XORQ           $0x00000100, R11
-	VMOVDQA        4928(DX), Y5
-	VPMAXSD        2048(DX)(R11*4), Y5, Y6
-	VPSRLD         5104(DX), Y0, Y9
-	VPADDD         Y9, Y6, Y6
-	VPSIGND        2048(DX)(R11*4), Y6, Y6
-	VPANDN         Y3, Y6, Y9
-	VMOVUPS        (DX)(R11*4), Y8
-	VPANDN         Y8, Y4, Y7
-	VFMADD213PS    pattern3e000000<>+0(SB), Y9, Y7
-	VPAND          pattern0007ffff<>+0(SB), Y0, Y9
-	VPADDD         Y9, Y7, Y7
-	VPADDD         pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD        2080(DX)(R11*4), Y5, Y9
-	VPSRLD         5104(DX), Y0, Y11
-	VPADDD         Y11, Y9, Y9
-	VPSIGND        2080(DX)(R11*4), Y9, Y9
-	VPANDN         Y3, Y9, Y11
-	VMOVUPS        32(DX)(R11*4), Y10
-	VPANDN         Y10, Y4, Y10
-	VFMADD213PS    pattern3e000000<>+0(SB), Y11, Y10
-	VPAND          pattern0007ffff<>+0(SB), Y0, Y11
-	VPADDD         Y11, Y10, Y10
-	VPADDD         pattern4540215f<>+0(SB), Y0, Y0
-	VPSRLD         5072(DX), Y6, Y6
-	VPSRLD         5088(DX), Y9, Y9
-	VPBLENDW       $0xaa, Y9, Y6, Y6
-	VPSUBW         4992(DX), Y6, Y6
-	VPSRLD         $0x13, Y7, Y7
-	VPSRLD         $0x03, Y10, Y10
-	VPBLENDW       $0xaa, Y10, Y7, Y7
-	VPSUBW         pattern07c007c0<>+0(SB), Y7, Y7
-	VPMINUW        pattern007f007f<>+0(SB), Y7, Y7
-	VPSRLD         $0x10, Y8, Y8
-	VPBLENDW       $0xaa, 32(DX)(R11*4), Y8, Y8
-	VPMAXSD        2112(DX)(R11*4), Y5, Y9
-	VPSRLD         5104(DX), Y0, Y12
-	VPADDD         Y12, Y9, Y9
-	VPSIGND        2112(DX)(R11*4), Y9, Y9
-	VPANDN         Y3, Y9, Y12
-	VMOVUPS        64(DX)(R11*4), Y11
-	VPANDN         Y11, Y4, Y10
-	VFMADD213PS    pattern3e000000<>+0(SB), Y12, Y10
-	VPAND          pattern0007ffff<>+0(SB), Y0, Y12
-	VPADDD         Y12, Y10, Y10
-	VPADDD         pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD        2144(DX)(R11*4), Y5, Y5
-	VPSRLD         5104(DX), Y0, Y13
-	VPADDD         Y13, Y5, Y5
-	VPSIGND        2144(DX)(R11*4), Y5, Y5
-	VPANDN         Y3, Y5, Y13
-	VMOVUPS        96(DX)(R11*4), Y12
-	VPANDN         Y12, Y4, Y12
-	VFMADD213PS    pattern3e000000<>+0(SB), Y13, Y12
-	VPAND          pattern0007ffff<>+0(SB), Y0, Y13
-	VPADDD         Y13, Y12, Y12
-	VPADDD         pattern4540215f<>+0(SB), Y0, Y0
-	VPSRLD         5072(DX), Y9, Y9
-	VPSRLD         5088(DX), Y5, Y5
-	VPBLENDW       $0xaa, Y5, Y9, Y9
-	VPSUBW         4992(DX), Y9, Y9
-	VPSRLD         $0x13, Y10, Y10
-	VPSRLD         $0x03, Y12, Y12
-	VPBLENDW       $0xaa, Y12, Y10, Y10
-	VPSUBW         pattern07c007c0<>+0(SB), Y10, Y10
-	VPMINUW        pattern007f007f<>+0(SB), Y10, Y10
-	VPSRLD         $0x10, Y11, Y11
-	VPBLENDW       $0xaa, 96(DX)(R11*4), Y11, Y11
-	VPACKUSWB      Y9, Y6, Y6
-	VPACKUSWB      Y10, Y7, Y7
-	VPACKSSWB      Y11, Y8, Y8
-	VPAND          pattern80808080<>+0(SB), Y8, Y8
-	VPOR           Y8, Y7, Y7
-	VPXOR          Y5, Y5, Y5
-	VPCMPEQB       Y5, Y6, Y5
-	VPANDN         Y7, Y5, Y7
-	VPERMQ         $0xd8, Y6, Y6
-	VPERMQ         $0xd8, Y7, Y7
-	VMOVDQU        Y6, -288(R9)(AX*1)
-	VMOVDQU        Y7, -288(R8)(AX*1)
+	JBE            encoded157
+	SUBQ           $0x00000100, AX
 
-encoded156:
-	TESTQ        $0x000000ff, AX
-	JNE          turn155
+turn160:
+	MOVQ        AX, CX
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
+	VMOVDQA     4928(DX), Y5
+	VPMAXSD     2048(DX)(CX*4), Y5, Y6
+	VPSRLD      5104(DX), Y0, Y9
+	VPADDD      Y9, Y6, Y6
+	VPSIGND     2048(DX)(CX*4), Y6, Y6
+	VPANDN      Y3, Y6, Y9
+	VMOVUPS     (DX)(CX*4), Y8
+	VPANDN      Y8, Y4, Y7
+	VFMADD213PS pattern3e000000<>+0(SB), Y9, Y7
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y9
+	VPADDD      Y9, Y7, Y7
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2080(DX)(CX*4), Y5, Y9
+	VPSRLD      5104(DX), Y0, Y11
+	VPADDD      Y11, Y9, Y9
+	VPSIGND     2080(DX)(CX*4), Y9, Y9
+	VPANDN      Y3, Y9, Y11
+	VMOVUPS     32(DX)(CX*4), Y10
+	VPANDN      Y10, Y4, Y10
+	VFMADD213PS pattern3e000000<>+0(SB), Y11, Y10
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y11
+	VPADDD      Y11, Y10, Y10
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y6, Y6
+	VPSRLD      5088(DX), Y9, Y9
+	VPBLENDW    $0xaa, Y9, Y6, Y6
+	VPSUBW      4992(DX), Y6, Y6
+	VPSRLD      $0x13, Y7, Y7
+	VPSRLD      $0x03, Y10, Y10
+	VPBLENDW    $0xaa, Y10, Y7, Y7
+	VPSUBW      pattern07c007c0<>+0(SB), Y7, Y7
+	VPMINUW     pattern007f007f<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, 32(DX)(CX*4), Y8, Y8
+	VPMAXSD     2112(DX)(CX*4), Y5, Y9
+	VPSRLD      5104(DX), Y0, Y12
+	VPADDD      Y12, Y9, Y9
+	VPSIGND     2112(DX)(CX*4), Y9, Y9
+	VPANDN      Y3, Y9, Y12
+	VMOVUPS     64(DX)(CX*4), Y11
+	VPANDN      Y11, Y4, Y10
+	VFMADD213PS pattern3e000000<>+0(SB), Y12, Y10
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y12
+	VPADDD      Y12, Y10, Y10
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2144(DX)(CX*4), Y5, Y5
+	VPSRLD      5104(DX), Y0, Y13
+	VPADDD      Y13, Y5, Y5
+	VPSIGND     2144(DX)(CX*4), Y5, Y5
+	VPANDN      Y3, Y5, Y13
+	VMOVUPS     96(DX)(CX*4), Y12
+	VPANDN      Y12, Y4, Y12
+	VFMADD213PS pattern3e000000<>+0(SB), Y13, Y12
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y13
+	VPADDD      Y13, Y12, Y12
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y9, Y9
+	VPSRLD      5088(DX), Y5, Y5
+	VPBLENDW    $0xaa, Y5, Y9, Y9
+	VPSUBW      4992(DX), Y9, Y9
+	VPSRLD      $0x13, Y10, Y10
+	VPSRLD      $0x03, Y12, Y12
+	VPBLENDW    $0xaa, Y12, Y10, Y10
+	VPSUBW      pattern07c007c0<>+0(SB), Y10, Y10
+	VPMINUW     pattern007f007f<>+0(SB), Y10, Y10
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, 96(DX)(CX*4), Y11, Y11
+	VPACKUSWB   Y9, Y6, Y6
+	VPACKUSWB   Y10, Y7, Y7
+	VPACKSSWB   Y11, Y8, Y8
+	VPAND       pattern80808080<>+0(SB), Y8, Y8
+	VPOR        Y8, Y7, Y7
+	VPXOR       Y5, Y5, Y5
+	VPCMPEQB    Y5, Y6, Y5
+	VPANDN      Y7, Y5, Y7
+	VPERMQ      $0xd8, Y6, Y6
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     Y6, -288(R9)(AX*1)
+	VMOVDQU     Y7, -288(R8)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         turn160
+
+encoded157:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -4045,13 +4061,13 @@ encoded156:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block154
+	JB           block155
 	JMP          done148
 
 fp32147:
-block159:
+block161:
 	TESTQ   R10, R10
-	JEQ     kept162
+	JEQ     kept164
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -4063,7 +4079,7 @@ block159:
 	MOVQ    AX, R11
 	ANDQ    $0x000003ff, R11
 
-keep163:
+keep165:
 	VMOVDQU (BX)(CX*2), Y1
 	VMOVDQU Y1, 64(R10)(R11*2)
 	VMOVDQU 32(BX)(CX*2), Y1
@@ -4091,10 +4107,10 @@ keep163:
 	ADDQ    $0x40, CX
 	ADDQ    $0x40, R11
 	TESTQ   $0x000000ff, CX
-	JNE     keep163
+	JNE     keep165
 	MOVQ    AX, (R10)
 
-kept162:
+kept164:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R11
 	MOVQ         AX, CX
@@ -4112,7 +4128,7 @@ kept162:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-turn160:
+turn162:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -4314,96 +4330,104 @@ turn160:
 	VMOVDQU        Y6, (SI)(AX*2)
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
+	TESTQ          $0x000000ff, AX
+	JNE            turn162
 	MOVQ           AX, CX
-	MOVQ           a+0(FP), R12
-	MOVQ           16(R12), R12
-	SUBQ           R12, CX
+	MOVQ           a+0(FP), R11
+	MOVQ           16(R11), R11
+	SUBQ           R11, CX
 	CMPQ           CX, $0x00000100
-	JBE            encoded161
-	XORQ           $0x00000100, R11
-	VMOVDQA        4928(DX), Y5
-	VPMAXSD        2048(DX)(R11*4), Y5, Y6
-	VPSRLD         5104(DX), Y0, Y9
-	VPADDD         Y9, Y6, Y6
-	VPSIGND        2048(DX)(R11*4), Y6, Y6
-	VPANDN         Y3, Y6, Y9
-	VMOVUPS        (DX)(R11*4), Y8
-	VPANDN         Y8, Y4, Y7
-	VFMADD213PS    pattern3e000000<>+0(SB), Y9, Y7
-	VPAND          pattern0007ffff<>+0(SB), Y0, Y9
-	VPADDD         Y9, Y7, Y7
-	VPADDD         pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD        2080(DX)(R11*4), Y5, Y9
-	VPSRLD         5104(DX), Y0, Y11
-	VPADDD         Y11, Y9, Y9
-	VPSIGND        2080(DX)(R11*4), Y9, Y9
-	VPANDN         Y3, Y9, Y11
-	VMOVUPS        32(DX)(R11*4), Y10
-	VPANDN         Y10, Y4, Y10
-	VFMADD213PS    pattern3e000000<>+0(SB), Y11, Y10
-	VPAND          pattern0007ffff<>+0(SB), Y0, Y11
-	VPADDD         Y11, Y10, Y10
-	VPADDD         pattern4540215f<>+0(SB), Y0, Y0
-	VPSRLD         5072(DX), Y6, Y6
-	VPSRLD         5088(DX), Y9, Y9
-	VPBLENDW       $0xaa, Y9, Y6, Y6
-	VPSUBW         4992(DX), Y6, Y6
-	VPSRLD         $0x13, Y7, Y7
-	VPSRLD         $0x03, Y10, Y10
-	VPBLENDW       $0xaa, Y10, Y7, Y7
-	VPSUBW         pattern07c007c0<>+0(SB), Y7, Y7
-	VPMINUW        pattern007f007f<>+0(SB), Y7, Y7
-	VPSRLD         $0x10, Y8, Y8
-	VPBLENDW       $0xaa, 32(DX)(R11*4), Y8, Y8
-	VPMAXSD        2112(DX)(R11*4), Y5, Y9
-	VPSRLD         5104(DX), Y0, Y12
-	VPADDD         Y12, Y9, Y9
-	VPSIGND        2112(DX)(R11*4), Y9, Y9
-	VPANDN         Y3, Y9, Y12
-	VMOVUPS        64(DX)(R11*4), Y11
-	VPANDN         Y11, Y4, Y10
-	VFMADD213PS    pattern3e000000<>+0(SB), Y12, Y10
-	VPAND          pattern0007ffff<>+0(SB), Y0, Y12
-	VPADDD         Y12, Y10, Y10
-	VPADDD         pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD        2144(DX)(R11*4), Y5, Y5
-	VPSRLD         5104(DX), Y0, Y13
-	VPADDD         Y13, Y5, Y5
-	VPSIGND        2144(DX)(R11*4), Y5, Y5
-	VPANDN         Y3, Y5, Y13
-	VMOVUPS        96(DX)(R11*4), Y12
-	VPANDN         Y12, Y4, Y12
-	VFMADD213PS    pattern3e000000<>+0(SB), Y13, Y12
-	VPAND          pattern0007ffff<>+0(SB), Y0, Y13
-	VPADDD         Y13, Y12, Y12
-	VPADDD         pattern4540215f<>+0(SB), Y0, Y0
-	VPSRLD         5072(DX), Y9, Y9
-	VPSRLD         5088(DX), Y5, Y5
-	VPBLENDW       $0xaa, Y5, Y9, Y9
-	VPSUBW         4992(DX), Y9, Y9
-	VPSRLD         $0x13, Y10, Y10
-	VPSRLD         $0x03, Y12, Y12
-	VPBLENDW       $0xaa, Y12, Y10, Y10
-	VPSUBW         pattern07c007c0<>+0(SB), Y10, Y10
-	VPMINUW        pattern007f007f<>+0(SB), Y10, Y10
-	VPSRLD         $0x10, Y11, Y11
-	VPBLENDW       $0xaa, 96(DX)(R11*4), Y11, Y11
-	VPACKUSWB      Y9, Y6, Y6
-	VPACKUSWB      Y10, Y7, Y7
-	VPACKSSWB      Y11, Y8, Y8
-	VPAND          pattern80808080<>+0(SB), Y8, Y8
-	VPOR           Y8, Y7, Y7
-	VPXOR          Y5, Y5, Y5
-	VPCMPEQB       Y5, Y6, Y5
-	VPANDN         Y7, Y5, Y7
-	VPERMQ         $0xd8, Y6, Y6
-	VPERMQ         $0xd8, Y7, Y7
-	VMOVDQU        Y6, -288(R9)(AX*1)
-	VMOVDQU        Y7, -288(R8)(AX*1)
+	JBE            encoded163
+	SUBQ           $0x00000100, AX
 
-encoded161:
-	TESTQ        $0x000000ff, AX
-	JNE          turn160
+turn166:
+	MOVQ        AX, CX
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
+	VMOVDQA     4928(DX), Y5
+	VPMAXSD     2048(DX)(CX*4), Y5, Y6
+	VPSRLD      5104(DX), Y0, Y9
+	VPADDD      Y9, Y6, Y6
+	VPSIGND     2048(DX)(CX*4), Y6, Y6
+	VPANDN      Y3, Y6, Y9
+	VMOVUPS     (DX)(CX*4), Y8
+	VPANDN      Y8, Y4, Y7
+	VFMADD213PS pattern3e000000<>+0(SB), Y9, Y7
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y9
+	VPADDD      Y9, Y7, Y7
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2080(DX)(CX*4), Y5, Y9
+	VPSRLD      5104(DX), Y0, Y11
+	VPADDD      Y11, Y9, Y9
+	VPSIGND     2080(DX)(CX*4), Y9, Y9
+	VPANDN      Y3, Y9, Y11
+	VMOVUPS     32(DX)(CX*4), Y10
+	VPANDN      Y10, Y4, Y10
+	VFMADD213PS pattern3e000000<>+0(SB), Y11, Y10
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y11
+	VPADDD      Y11, Y10, Y10
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y6, Y6
+	VPSRLD      5088(DX), Y9, Y9
+	VPBLENDW    $0xaa, Y9, Y6, Y6
+	VPSUBW      4992(DX), Y6, Y6
+	VPSRLD      $0x13, Y7, Y7
+	VPSRLD      $0x03, Y10, Y10
+	VPBLENDW    $0xaa, Y10, Y7, Y7
+	VPSUBW      pattern07c007c0<>+0(SB), Y7, Y7
+	VPMINUW     pattern007f007f<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, 32(DX)(CX*4), Y8, Y8
+	VPMAXSD     2112(DX)(CX*4), Y5, Y9
+	VPSRLD      5104(DX), Y0, Y12
+	VPADDD      Y12, Y9, Y9
+	VPSIGND     2112(DX)(CX*4), Y9, Y9
+	VPANDN      Y3, Y9, Y12
+	VMOVUPS     64(DX)(CX*4), Y11
+	VPANDN      Y11, Y4, Y10
+	VFMADD213PS pattern3e000000<>+0(SB), Y12, Y10
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y12
+	VPADDD      Y12, Y10, Y10
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2144(DX)(CX*4), Y5, Y5
+	VPSRLD      5104(DX), Y0, Y13
+	VPADDD      Y13, Y5, Y5
+	VPSIGND     2144(DX)(CX*4), Y5, Y5
+	VPANDN      Y3, Y5, Y13
+	VMOVUPS     96(DX)(CX*4), Y12
+	VPANDN      Y12, Y4, Y12
+	VFMADD213PS pattern3e000000<>+0(SB), Y13, Y12
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y13
+	VPADDD      Y13, Y12, Y12
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y9, Y9
+	VPSRLD      5088(DX), Y5, Y5
+	VPBLENDW    $0xaa, Y5, Y9, Y9
+	VPSUBW      4992(DX), Y9, Y9
+	VPSRLD      $0x13, Y10, Y10
+	VPSRLD      $0x03, Y12, Y12
+	VPBLENDW    $0xaa, Y12, Y10, Y10
+	VPSUBW      pattern07c007c0<>+0(SB), Y10, Y10
+	VPMINUW     pattern007f007f<>+0(SB), Y10, Y10
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, 96(DX)(CX*4), Y11, Y11
+	VPACKUSWB   Y9, Y6, Y6
+	VPACKUSWB   Y10, Y7, Y7
+	VPACKSSWB   Y11, Y8, Y8
+	VPAND       pattern80808080<>+0(SB), Y8, Y8
+	VPOR        Y8, Y7, Y7
+	VPXOR       Y5, Y5, Y5
+	VPCMPEQB    Y5, Y6, Y5
+	VPANDN      Y7, Y5, Y7
+	VPERMQ      $0xd8, Y6, Y6
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     Y6, -288(R9)(AX*1)
+	VMOVDQU     Y7, -288(R8)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         turn166
+
+encoded163:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -4530,10 +4554,10 @@ encoded161:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block159
+	JB           block161
 
 done148:
-last164:
+turn167:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -4618,7 +4642,7 @@ last164:
 	VMOVDQU     Y2, -288(R9)(AX*1)
 	VMOVDQU     Y5, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         last164
+	JNE         turn167
 	LDMXCSR     (SP)
 	VZEROUPPER
 	RET
@@ -4913,51 +4937,11 @@ TEXT ·trafficSplit2xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R10
 	MOVQ  8(R10), R10
 	CMPQ  DX, $0x01
-	JE    fp16166
-	JA    fp32167
+	JE    fp16169
+	JA    fp32170
 	XORQ  DX, DX
 	LEAQ  192(DX), R11
-	JMP   check170
-
-next169:
-	PREFETCHT0 (AX)(R11*2)
-	VPOR       (AX)(DX*2), Y0, Y2
-	PREFETCHT0 (BX)(R11*2)
-	VPOR       (BX)(DX*2), Y0, Y3
-	PREFETCHT0 (SI)(R11*1)
-	VPOR       (SI)(DX*1), X0, X4
-	PREFETCHT0 (DI)(R11*1)
-	VPOR       (DI)(DX*1), X0, X5
-	PREFETCHT0 (CX)(R11*2)
-	VPOR       (CX)(DX*2), Y1, Y1
-	VMOVDQU    Y2, (AX)(DX*2)
-	VMOVDQU    Y3, (BX)(DX*2)
-	VMOVDQU    X4, (SI)(DX*1)
-	VMOVDQU    X5, (DI)(DX*1)
-	TESTQ      $0x000000ff, DX
-	JNE        within171
-	MOVQ       DX, R12
-	SHRQ       $0x07, R12
-	MOVWLZX    (R8)(R12*1), R13
-	MOVW       R13, (R8)(R12*1)
-
-within171:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R11
-
-check170:
-	CMPQ DX, R10
-	JB   next169
-	MOVQ DX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next169
-	JMP  done168
-
-fp16166:
-	XORQ DX, DX
-	LEAQ 192(DX), R11
-	JMP  check173
+	JMP   check173
 
 next172:
 	PREFETCHT0 (AX)(R11*2)
@@ -4992,9 +4976,9 @@ check173:
 	CMPQ R10, R9
 	MOVQ R9, R10
 	JB   next172
-	JMP  done168
+	JMP  done171
 
-fp32167:
+fp16169:
 	XORQ DX, DX
 	LEAQ 192(DX), R11
 	JMP  check176
@@ -5008,9 +4992,8 @@ next175:
 	VPOR       (SI)(DX*1), X0, X4
 	PREFETCHT0 (DI)(R11*1)
 	VPOR       (DI)(DX*1), X0, X5
-	PREFETCHT0 (CX)(R11*4)
-	VPOR       (CX)(DX*4), Y1, Y1
-	VPOR       32(CX)(DX*4), Y1, Y1
+	PREFETCHT0 (CX)(R11*2)
+	VPOR       (CX)(DX*2), Y1, Y1
 	VMOVDQU    Y2, (AX)(DX*2)
 	VMOVDQU    Y3, (BX)(DX*2)
 	VMOVDQU    X4, (SI)(DX*1)
@@ -5033,8 +5016,49 @@ check176:
 	CMPQ R10, R9
 	MOVQ R9, R10
 	JB   next175
+	JMP  done171
 
-done168:
+fp32170:
+	XORQ DX, DX
+	LEAQ 192(DX), R11
+	JMP  check179
+
+next178:
+	PREFETCHT0 (AX)(R11*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R11*2)
+	VPOR       (BX)(DX*2), Y0, Y3
+	PREFETCHT0 (SI)(R11*1)
+	VPOR       (SI)(DX*1), X0, X4
+	PREFETCHT0 (DI)(R11*1)
+	VPOR       (DI)(DX*1), X0, X5
+	PREFETCHT0 (CX)(R11*4)
+	VPOR       (CX)(DX*4), Y1, Y1
+	VPOR       32(CX)(DX*4), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    X4, (SI)(DX*1)
+	VMOVDQU    X5, (DI)(DX*1)
+	TESTQ      $0x000000ff, DX
+	JNE        within180
+	MOVQ       DX, R12
+	SHRQ       $0x07, R12
+	MOVWLZX    (R8)(R12*1), R13
+	MOVW       R13, (R8)(R12*1)
+
+within180:
+	ADDQ $0x10, DX
+	ADDQ $0x10, R11
+
+check179:
+	CMPQ DX, R10
+	JB   next178
+	MOVQ DX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next178
+
+done171:
 	VZEROUPPER
 	RET
 
@@ -5077,15 +5101,15 @@ TEXT ·adamFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R13
 	MOVQ    16(R13), R13
 	CMPQ    CX, $0x01
-	JE      fp16179
-	JA      fp32180
+	JE      fp16182
+	JA      fp32183
 	MOVQ    R13, CX
 	LEAQ    96(CX), R13
-	JMP     check183
+	JMP     check186
 
-next182:
+next185:
 	TESTQ   R10, R10
-	JEQ     kept184
+	JEQ     kept187
 	MOVQ    CX, R14
 	ANDQ    $0x3f, R14
 	VMOVDQU (BX)(CX*4), Y6
@@ -5102,7 +5126,7 @@ next182:
 	VMOVDQU Y6, 608(R10)(R14*4)
 	MOVQ    CX, (R10)
 
-kept184:
+kept187:
 	PREFETCHT0     (BX)(R13*4)
 	PREFETCHT0     (R8)(R13*4)
 	PREFETCHT0     (R9)(R13*4)
@@ -5144,8 +5168,8 @@ kept184:
 	VMOVUPS        Y9, (BX)(CX*4)
 	VMOVUPS        Y10, 32(BX)(CX*4)
 	CMPQ           DI, $0x01
-	JE             fp16188
-	JA             fp32189
+	JE             fp16191
+	JA             fp32192
 	VPSRLD         $0x10, Y9, Y6
 	VPAND          pattern00000001<>+0(SB), Y6, Y6
 	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
@@ -5163,48 +5187,48 @@ kept184:
 	VPACKUSDW      Y8, Y6, Y6
 	VPERMQ         $0xd8, Y6, Y6
 	VMOVDQA        Y6, Y6
-	JMP            done190
+	JMP            done193
 
-fp16188:
+fp16191:
 	VCVTPS2PH   $0x00, Y9, X7
 	VCVTPS2PH   $0x00, Y10, X6
 	VINSERTI128 $0x01, X6, Y7, Y7
 	VMOVDQA     Y7, Y6
-	JMP         done190
+	JMP         done193
 
-fp32189:
-	JMP stored186
+fp32192:
+	JMP stored189
 
-done190:
+done193:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned185
+	JNE      unaligned188
 	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored186
+	JMP      stored189
 
-unaligned185:
+unaligned188:
 	VMOVDQU Y6, (SI)(CX*2)
 
-stored186:
+stored189:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check183:
+check186:
 	CMPQ CX, R12
-	JB   next182
+	JB   next185
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next182
-	JMP  done181
+	JB   next185
+	JMP  done184
 
-fp16179:
+fp16182:
 	MOVQ R13, CX
 	LEAQ 96(CX), R13
-	JMP  check192
+	JMP  check195
 
-next191:
+next194:
 	TESTQ   R10, R10
-	JEQ     kept193
+	JEQ     kept196
 	MOVQ    CX, R14
 	ANDQ    $0x3f, R14
 	VMOVDQU (BX)(CX*4), Y6
@@ -5221,7 +5245,7 @@ next191:
 	VMOVDQU Y6, 608(R10)(R14*4)
 	MOVQ    CX, (R10)
 
-kept193:
+kept196:
 	PREFETCHT0  (BX)(R13*4)
 	PREFETCHT0  (R8)(R13*4)
 	PREFETCHT0  (R9)(R13*4)
@@ -5261,8 +5285,8 @@ kept193:
 	VMOVUPS     Y9, (BX)(CX*4)
 	VMOVUPS     Y10, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16197
-	JA          fp32198
+	JE          fp16200
+	JA          fp32201
 	VPSRLD      $0x10, Y9, Y6
 	VPAND       pattern00000001<>+0(SB), Y6, Y6
 	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
@@ -5280,48 +5304,48 @@ kept193:
 	VPACKUSDW   Y8, Y6, Y6
 	VPERMQ      $0xd8, Y6, Y6
 	VMOVDQA     Y6, Y6
-	JMP         done199
+	JMP         done202
 
-fp16197:
+fp16200:
 	VCVTPS2PH   $0x00, Y9, X7
 	VCVTPS2PH   $0x00, Y10, X6
 	VINSERTI128 $0x01, X6, Y7, Y7
 	VMOVDQA     Y7, Y6
-	JMP         done199
+	JMP         done202
 
-fp32198:
-	JMP stored195
+fp32201:
+	JMP stored198
 
-done199:
+done202:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned194
+	JNE      unaligned197
 	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored195
+	JMP      stored198
 
-unaligned194:
+unaligned197:
 	VMOVDQU Y6, (SI)(CX*2)
 
-stored195:
+stored198:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check192:
+check195:
 	CMPQ CX, R12
-	JB   next191
+	JB   next194
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next191
-	JMP  done181
+	JB   next194
+	JMP  done184
 
-fp32180:
+fp32183:
 	MOVQ R13, CX
 	LEAQ 96(CX), R13
-	JMP  check201
+	JMP  check204
 
-next200:
+next203:
 	TESTQ   R10, R10
-	JEQ     kept202
+	JEQ     kept205
 	MOVQ    CX, R14
 	ANDQ    $0x3f, R14
 	VMOVDQU (BX)(CX*4), Y6
@@ -5338,7 +5362,7 @@ next200:
 	VMOVDQU Y6, 608(R10)(R14*4)
 	MOVQ    CX, (R10)
 
-kept202:
+kept205:
 	PREFETCHT0  (BX)(R13*4)
 	PREFETCHT0  (R8)(R13*4)
 	PREFETCHT0  (R9)(R13*4)
@@ -5378,8 +5402,8 @@ kept202:
 	VMOVUPS     Y9, (BX)(CX*4)
 	VMOVUPS     Y10, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16206
-	JA          fp32207
+	JE          fp16209
+	JA          fp32210
 	VPSRLD      $0x10, Y9, Y6
 	VPAND       pattern00000001<>+0(SB), Y6, Y6
 	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
@@ -5397,40 +5421,40 @@ kept202:
 	VPACKUSDW   Y8, Y6, Y6
 	VPERMQ      $0xd8, Y6, Y6
 	VMOVDQA     Y6, Y6
-	JMP         done208
+	JMP         done211
 
-fp16206:
+fp16209:
 	VCVTPS2PH   $0x00, Y9, X7
 	VCVTPS2PH   $0x00, Y10, X6
 	VINSERTI128 $0x01, X6, Y7, Y7
 	VMOVDQA     Y7, Y6
-	JMP         done208
+	JMP         done211
 
-fp32207:
-	JMP stored204
+fp32210:
+	JMP stored207
 
-done208:
+done211:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned203
+	JNE      unaligned206
 	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored204
+	JMP      stored207
 
-unaligned203:
+unaligned206:
 	VMOVDQU Y6, (SI)(CX*2)
 
-stored204:
+stored207:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check201:
+check204:
 	CMPQ CX, R12
-	JB   next200
+	JB   next203
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next200
+	JB   next203
 
-done181:
+done184:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -5526,15 +5550,15 @@ TEXT ·lionFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16210
-	JA      fp32211
+	JE      fp16213
+	JA      fp32214
 	MOVQ    R12, CX
 	LEAQ    96(CX), R12
-	JMP     check214
+	JMP     check217
 
-next213:
+next216:
 	TESTQ   R9, R9
-	JEQ     kept215
+	JEQ     kept218
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y5
@@ -5547,7 +5571,7 @@ next213:
 	VMOVDQU Y5, 352(R9)(R13*4)
 	MOVQ    CX, (R9)
 
-kept215:
+kept218:
 	PREFETCHT0     (BX)(R12*4)
 	PREFETCHT0     (R8)(R12*4)
 	PREFETCHT0     (DX)(R12*2)
@@ -5592,8 +5616,8 @@ kept215:
 	VMOVUPS        Y8, (BX)(CX*4)
 	VMOVUPS        Y9, 32(BX)(CX*4)
 	CMPQ           DI, $0x01
-	JE             fp16219
-	JA             fp32220
+	JE             fp16222
+	JA             fp32223
 	VPSRLD         $0x10, Y8, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -5611,48 +5635,48 @@ kept215:
 	VPACKUSDW      Y7, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVDQA        Y5, Y5
-	JMP            done221
+	JMP            done224
 
-fp16219:
+fp16222:
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	VMOVDQA     Y6, Y5
-	JMP         done221
+	JMP         done224
 
-fp32220:
-	JMP stored217
+fp32223:
+	JMP stored220
 
-done221:
+done224:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned216
+	JNE      unaligned219
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored217
+	JMP      stored220
 
-unaligned216:
+unaligned219:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored217:
+stored220:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check214:
+check217:
 	CMPQ CX, R11
-	JB   next213
+	JB   next216
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next213
-	JMP  done212
+	JB   next216
+	JMP  done215
 
-fp16210:
+fp16213:
 	MOVQ R12, CX
 	LEAQ 96(CX), R12
-	JMP  check223
+	JMP  check226
 
-next222:
+next225:
 	TESTQ   R9, R9
-	JEQ     kept224
+	JEQ     kept227
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y5
@@ -5665,7 +5689,7 @@ next222:
 	VMOVDQU Y5, 352(R9)(R13*4)
 	MOVQ    CX, (R9)
 
-kept224:
+kept227:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -5708,8 +5732,8 @@ kept224:
 	VMOVUPS     Y8, (BX)(CX*4)
 	VMOVUPS     Y9, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16228
-	JA          fp32229
+	JE          fp16231
+	JA          fp32232
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -5727,48 +5751,48 @@ kept224:
 	VPACKUSDW   Y7, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done230
+	JMP         done233
 
-fp16228:
+fp16231:
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	VMOVDQA     Y6, Y5
-	JMP         done230
+	JMP         done233
 
-fp32229:
-	JMP stored226
+fp32232:
+	JMP stored229
 
-done230:
+done233:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned225
+	JNE      unaligned228
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored226
+	JMP      stored229
 
-unaligned225:
+unaligned228:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored226:
+stored229:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check223:
+check226:
 	CMPQ CX, R11
-	JB   next222
+	JB   next225
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next222
-	JMP  done212
+	JB   next225
+	JMP  done215
 
-fp32211:
+fp32214:
 	MOVQ R12, CX
 	LEAQ 96(CX), R12
-	JMP  check232
+	JMP  check235
 
-next231:
+next234:
 	TESTQ   R9, R9
-	JEQ     kept233
+	JEQ     kept236
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y5
@@ -5781,7 +5805,7 @@ next231:
 	VMOVDQU Y5, 352(R9)(R13*4)
 	MOVQ    CX, (R9)
 
-kept233:
+kept236:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
@@ -5824,8 +5848,8 @@ kept233:
 	VMOVUPS     Y8, (BX)(CX*4)
 	VMOVUPS     Y9, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16237
-	JA          fp32238
+	JE          fp16240
+	JA          fp32241
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -5843,40 +5867,40 @@ kept233:
 	VPACKUSDW   Y7, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done239
+	JMP         done242
 
-fp16237:
+fp16240:
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	VMOVDQA     Y6, Y5
-	JMP         done239
+	JMP         done242
 
-fp32238:
-	JMP stored235
+fp32241:
+	JMP stored238
 
-done239:
+done242:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned234
+	JNE      unaligned237
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored235
+	JMP      stored238
 
-unaligned234:
+unaligned237:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored235:
+stored238:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check232:
+check235:
 	CMPQ CX, R11
-	JB   next231
+	JB   next234
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next231
+	JB   next234
 
-done212:
+done215:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -5915,15 +5939,15 @@ TEXT ·adagradFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16241
-	JA      fp32242
+	JE      fp16244
+	JA      fp32245
 	MOVQ    R12, CX
 	LEAQ    96(CX), R12
-	JMP     check245
+	JMP     check248
 
-next244:
+next247:
 	TESTQ   R9, R9
-	JEQ     kept246
+	JEQ     kept249
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y2
@@ -5936,7 +5960,7 @@ next244:
 	VMOVDQU Y2, 352(R9)(R13*4)
 	MOVQ    CX, (R9)
 
-kept246:
+kept249:
 	PREFETCHT0     (BX)(R12*4)
 	PREFETCHT0     (R8)(R12*4)
 	PREFETCHT0     (DX)(R12*2)
@@ -5967,8 +5991,8 @@ kept246:
 	VMOVUPS        Y5, (BX)(CX*4)
 	VMOVUPS        Y6, 32(BX)(CX*4)
 	CMPQ           DI, $0x01
-	JE             fp16250
-	JA             fp32251
+	JE             fp16253
+	JA             fp32254
 	VPSRLD         $0x10, Y5, Y2
 	VPAND          pattern00000001<>+0(SB), Y2, Y2
 	VPADDD         pattern00007fff<>+0(SB), Y2, Y2
@@ -5986,48 +6010,48 @@ kept246:
 	VPACKUSDW      Y4, Y2, Y2
 	VPERMQ         $0xd8, Y2, Y2
 	VMOVDQA        Y2, Y2
-	JMP            done252
+	JMP            done255
 
-fp16250:
+fp16253:
 	VCVTPS2PH   $0x00, Y5, X3
 	VCVTPS2PH   $0x00, Y6, X2
 	VINSERTI128 $0x01, X2, Y3, Y3
 	VMOVDQA     Y3, Y2
-	JMP         done252
+	JMP         done255
 
-fp32251:
-	JMP stored248
+fp32254:
+	JMP stored251
 
-done252:
+done255:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned247
+	JNE      unaligned250
 	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored248
+	JMP      stored251
 
-unaligned247:
+unaligned250:
 	VMOVDQU Y2, (SI)(CX*2)
 
-stored248:
+stored251:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check245:
+check248:
 	CMPQ CX, R11
-	JB   next244
+	JB   next247
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next244
-	JMP  done243
+	JB   next247
+	JMP  done246
 
-fp16241:
+fp16244:
 	MOVQ R12, CX
 	LEAQ 96(CX), R12
-	JMP  check254
+	JMP  check257
 
-next253:
+next256:
 	TESTQ   R9, R9
-	JEQ     kept255
+	JEQ     kept258
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y2
@@ -6040,7 +6064,7 @@ next253:
 	VMOVDQU Y2, 352(R9)(R13*4)
 	MOVQ    CX, (R9)
 
-kept255:
+kept258:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -6069,8 +6093,8 @@ kept255:
 	VMOVUPS     Y5, (BX)(CX*4)
 	VMOVUPS     Y6, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16259
-	JA          fp32260
+	JE          fp16262
+	JA          fp32263
 	VPSRLD      $0x10, Y5, Y2
 	VPAND       pattern00000001<>+0(SB), Y2, Y2
 	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
@@ -6088,48 +6112,48 @@ kept255:
 	VPACKUSDW   Y4, Y2, Y2
 	VPERMQ      $0xd8, Y2, Y2
 	VMOVDQA     Y2, Y2
-	JMP         done261
+	JMP         done264
 
-fp16259:
+fp16262:
 	VCVTPS2PH   $0x00, Y5, X3
 	VCVTPS2PH   $0x00, Y6, X2
 	VINSERTI128 $0x01, X2, Y3, Y3
 	VMOVDQA     Y3, Y2
-	JMP         done261
+	JMP         done264
 
-fp32260:
-	JMP stored257
+fp32263:
+	JMP stored260
 
-done261:
+done264:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned256
+	JNE      unaligned259
 	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored257
+	JMP      stored260
 
-unaligned256:
+unaligned259:
 	VMOVDQU Y2, (SI)(CX*2)
 
-stored257:
+stored260:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check254:
+check257:
 	CMPQ CX, R11
-	JB   next253
+	JB   next256
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next253
-	JMP  done243
+	JB   next256
+	JMP  done246
 
-fp32242:
+fp32245:
 	MOVQ R12, CX
 	LEAQ 96(CX), R12
-	JMP  check263
+	JMP  check266
 
-next262:
+next265:
 	TESTQ   R9, R9
-	JEQ     kept264
+	JEQ     kept267
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y2
@@ -6142,7 +6166,7 @@ next262:
 	VMOVDQU Y2, 352(R9)(R13*4)
 	MOVQ    CX, (R9)
 
-kept264:
+kept267:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
@@ -6171,8 +6195,8 @@ kept264:
 	VMOVUPS     Y5, (BX)(CX*4)
 	VMOVUPS     Y6, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16268
-	JA          fp32269
+	JE          fp16271
+	JA          fp32272
 	VPSRLD      $0x10, Y5, Y2
 	VPAND       pattern00000001<>+0(SB), Y2, Y2
 	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
@@ -6190,40 +6214,40 @@ kept264:
 	VPACKUSDW   Y4, Y2, Y2
 	VPERMQ      $0xd8, Y2, Y2
 	VMOVDQA     Y2, Y2
-	JMP         done270
+	JMP         done273
 
-fp16268:
+fp16271:
 	VCVTPS2PH   $0x00, Y5, X3
 	VCVTPS2PH   $0x00, Y6, X2
 	VINSERTI128 $0x01, X2, Y3, Y3
 	VMOVDQA     Y3, Y2
-	JMP         done270
+	JMP         done273
 
-fp32269:
-	JMP stored266
+fp32272:
+	JMP stored269
 
-done270:
+done273:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned265
+	JNE      unaligned268
 	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored266
+	JMP      stored269
 
-unaligned265:
+unaligned268:
 	VMOVDQU Y2, (SI)(CX*2)
 
-stored266:
+stored269:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check263:
+check266:
 	CMPQ CX, R11
-	JB   next262
+	JB   next265
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next262
+	JB   next265
 
-done243:
+done246:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -6265,15 +6289,15 @@ TEXT ·sgdFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16272
-	JA      fp32273
+	JE      fp16275
+	JA      fp32276
 	MOVQ    R12, CX
 	LEAQ    96(CX), R12
-	JMP     check276
+	JMP     check279
 
-next275:
+next278:
 	TESTQ   R9, R9
-	JEQ     kept277
+	JEQ     kept280
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y5
@@ -6286,7 +6310,7 @@ next275:
 	VMOVDQU Y5, 352(R9)(R13*4)
 	MOVQ    CX, (R9)
 
-kept277:
+kept280:
 	PREFETCHT0     (BX)(R12*4)
 	PREFETCHT0     (R8)(R12*4)
 	PREFETCHT0     (DX)(R12*2)
@@ -6317,8 +6341,8 @@ kept277:
 	VMOVUPS        Y8, (BX)(CX*4)
 	VMOVUPS        Y9, 32(BX)(CX*4)
 	CMPQ           DI, $0x01
-	JE             fp16281
-	JA             fp32282
+	JE             fp16284
+	JA             fp32285
 	VPSRLD         $0x10, Y8, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -6336,48 +6360,48 @@ kept277:
 	VPACKUSDW      Y7, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVDQA        Y5, Y5
-	JMP            done283
+	JMP            done286
 
-fp16281:
+fp16284:
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	VMOVDQA     Y6, Y5
-	JMP         done283
+	JMP         done286
 
-fp32282:
-	JMP stored279
+fp32285:
+	JMP stored282
 
-done283:
+done286:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned278
+	JNE      unaligned281
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored279
+	JMP      stored282
 
-unaligned278:
+unaligned281:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored279:
+stored282:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check276:
+check279:
 	CMPQ CX, R11
-	JB   next275
+	JB   next278
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next275
-	JMP  done274
+	JB   next278
+	JMP  done277
 
-fp16272:
+fp16275:
 	MOVQ R12, CX
 	LEAQ 96(CX), R12
-	JMP  check285
+	JMP  check288
 
-next284:
+next287:
 	TESTQ   R9, R9
-	JEQ     kept286
+	JEQ     kept289
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y5
@@ -6390,7 +6414,7 @@ next284:
 	VMOVDQU Y5, 352(R9)(R13*4)
 	MOVQ    CX, (R9)
 
-kept286:
+kept289:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -6419,8 +6443,8 @@ kept286:
 	VMOVUPS     Y8, (BX)(CX*4)
 	VMOVUPS     Y9, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16290
-	JA          fp32291
+	JE          fp16293
+	JA          fp32294
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -6438,48 +6462,48 @@ kept286:
 	VPACKUSDW   Y7, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done292
+	JMP         done295
 
-fp16290:
+fp16293:
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	VMOVDQA     Y6, Y5
-	JMP         done292
+	JMP         done295
 
-fp32291:
-	JMP stored288
+fp32294:
+	JMP stored291
 
-done292:
+done295:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned287
+	JNE      unaligned290
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored288
+	JMP      stored291
 
-unaligned287:
+unaligned290:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored288:
+stored291:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check285:
+check288:
 	CMPQ CX, R11
-	JB   next284
+	JB   next287
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next284
-	JMP  done274
+	JB   next287
+	JMP  done277
 
-fp32273:
+fp32276:
 	MOVQ R12, CX
 	LEAQ 96(CX), R12
-	JMP  check294
+	JMP  check297
 
-next293:
+next296:
 	TESTQ   R9, R9
-	JEQ     kept295
+	JEQ     kept298
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y5
@@ -6492,7 +6516,7 @@ next293:
 	VMOVDQU Y5, 352(R9)(R13*4)
 	MOVQ    CX, (R9)
 
-kept295:
+kept298:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
@@ -6521,8 +6545,8 @@ kept295:
 	VMOVUPS     Y8, (BX)(CX*4)
 	VMOVUPS     Y9, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16299
-	JA          fp32300
+	JE          fp16302
+	JA          fp32303
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -6540,40 +6564,40 @@ kept295:
 	VPACKUSDW   Y7, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done301
+	JMP         done304
 
-fp16299:
+fp16302:
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	VMOVDQA     Y6, Y5
-	JMP         done301
+	JMP         done304
 
-fp32300:
-	JMP stored297
+fp32303:
+	JMP stored300
 
-done301:
+done304:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned296
+	JNE      unaligned299
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored297
+	JMP      stored300
 
-unaligned296:
+unaligned299:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored297:
+stored300:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check294:
+check297:
 	CMPQ CX, R11
-	JB   next293
+	JB   next296
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next293
+	JB   next296
 
-done274:
+done277:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -6599,13 +6623,13 @@ TEXT ·trafficFP321xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16303
-	JA    fp32304
+	JE    fp16306
+	JA    fp32307
 	XORQ  DX, DX
 	LEAQ  96(DX), R9
-	JMP   check307
+	JMP   check310
 
-next306:
+next309:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6619,34 +6643,34 @@ next306:
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written308
+	JEQ        written311
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned309
+	JNE        unaligned312
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written308
+	JMP        written311
 
-unaligned309:
+unaligned312:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written308:
+written311:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check307:
+check310:
 	CMPQ DX, R8
-	JB   next306
+	JB   next309
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next306
-	JMP  done305
+	JB   next309
+	JMP  done308
 
-fp16303:
+fp16306:
 	XORQ DX, DX
 	LEAQ 96(DX), R9
-	JMP  check311
+	JMP  check314
 
-next310:
+next313:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6660,34 +6684,34 @@ next310:
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written312
+	JEQ        written315
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned313
+	JNE        unaligned316
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written312
+	JMP        written315
 
-unaligned313:
+unaligned316:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written312:
+written315:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check311:
+check314:
 	CMPQ DX, R8
-	JB   next310
+	JB   next313
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next310
-	JMP  done305
+	JB   next313
+	JMP  done308
 
-fp32304:
+fp32307:
 	XORQ DX, DX
 	LEAQ 96(DX), R9
-	JMP  check315
+	JMP  check318
 
-next314:
+next317:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6702,28 +6726,28 @@ next314:
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written316
+	JEQ        written319
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned317
+	JNE        unaligned320
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written316
+	JMP        written319
 
-unaligned317:
+unaligned320:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written316:
+written319:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check315:
+check318:
 	CMPQ DX, R8
-	JB   next314
+	JB   next317
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next314
+	JB   next317
 
-done305:
+done308:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -6750,13 +6774,13 @@ TEXT ·trafficFP322xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp16319
-	JA    fp32320
+	JE    fp16322
+	JA    fp32323
 	XORQ  DX, DX
 	LEAQ  96(DX), R10
-	JMP   check323
+	JMP   check326
 
-next322:
+next325:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6775,34 +6799,34 @@ next322:
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written324
+	JEQ        written327
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned325
+	JNE        unaligned328
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written324
+	JMP        written327
 
-unaligned325:
+unaligned328:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written324:
+written327:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check323:
+check326:
 	CMPQ DX, R9
-	JB   next322
+	JB   next325
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next322
-	JMP  done321
+	JB   next325
+	JMP  done324
 
-fp16319:
+fp16322:
 	XORQ DX, DX
 	LEAQ 96(DX), R10
-	JMP  check327
+	JMP  check330
 
-next326:
+next329:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6821,34 +6845,34 @@ next326:
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written328
+	JEQ        written331
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned329
+	JNE        unaligned332
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written328
+	JMP        written331
 
-unaligned329:
+unaligned332:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written328:
+written331:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check327:
+check330:
 	CMPQ DX, R9
-	JB   next326
+	JB   next329
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next326
-	JMP  done321
+	JB   next329
+	JMP  done324
 
-fp32320:
+fp32323:
 	XORQ DX, DX
 	LEAQ 96(DX), R10
-	JMP  check331
+	JMP  check334
 
-next330:
+next333:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6868,28 +6892,28 @@ next330:
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written332
+	JEQ        written335
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned333
+	JNE        unaligned336
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written332
+	JMP        written335
 
-unaligned333:
+unaligned336:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written332:
+written335:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check331:
+check334:
 	CMPQ DX, R9
-	JB   next330
+	JB   next333
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next330
+	JB   next333
 
-done321:
+done324:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -6936,15 +6960,15 @@ TEXT ·adamFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R13
 	MOVQ         16(R13), R13
 	CMPQ         CX, $0x01
-	JE           fp16335
-	JA           fp32336
+	JE           fp16338
+	JA           fp32339
 	MOVQ         R13, CX
 	LEAQ         192(CX), R13
-	JMP          check339
+	JMP          check342
 
-next338:
+next341:
 	TESTQ   R10, R10
-	JEQ     kept340
+	JEQ     kept343
 	MOVQ    CX, R14
 	ANDQ    $0x3f, R14
 	VMOVDQU (BX)(CX*4), Y7
@@ -6957,7 +6981,7 @@ next338:
 	VMOVDQU Y7, 448(R10)(R14*2)
 	MOVQ    CX, (R10)
 
-kept340:
+kept343:
 	PREFETCHT0  (BX)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
@@ -7024,8 +7048,8 @@ kept340:
 	VMOVUPS     Y12, (BX)(CX*4)
 	VMOVUPS     Y7, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16344
-	JA          fp32345
+	JE          fp16347
+	JA          fp32348
 	VPSRLD      $0x10, Y11, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -7041,9 +7065,9 @@ kept340:
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y9, Y7, Y7
 	VMOVDQA     Y7, Y7
-	JMP         done346
+	JMP         done349
 
-fp16344:
+fp16347:
 	VUNPCKLPS   Y10, Y11, Y7
 	VUNPCKHPS   Y10, Y11, Y9
 	VPERM2F128  $0x20, Y9, Y7, Y10
@@ -7052,41 +7076,41 @@ fp16344:
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
 	VMOVDQA     Y8, Y7
-	JMP         done346
+	JMP         done349
 
-fp32345:
-	JMP stored342
+fp32348:
+	JMP stored345
 
-done346:
+done349:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned341
+	JNE      unaligned344
 	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored342
+	JMP      stored345
 
-unaligned341:
+unaligned344:
 	VMOVDQU Y7, (SI)(CX*2)
 
-stored342:
+stored345:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check339:
+check342:
 	CMPQ CX, R12
-	JB   next338
+	JB   next341
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next338
-	JMP  done337
+	JB   next341
+	JMP  done340
 
-fp16335:
+fp16338:
 	MOVQ R13, CX
 	LEAQ 192(CX), R13
-	JMP  check348
+	JMP  check351
 
-next347:
+next350:
 	TESTQ   R10, R10
-	JEQ     kept349
+	JEQ     kept352
 	MOVQ    CX, R14
 	ANDQ    $0x3f, R14
 	VMOVDQU (BX)(CX*4), Y7
@@ -7099,7 +7123,7 @@ next347:
 	VMOVDQU Y7, 448(R10)(R14*2)
 	MOVQ    CX, (R10)
 
-kept349:
+kept352:
 	PREFETCHT0  (BX)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
@@ -7169,8 +7193,8 @@ kept349:
 	VMOVUPS     Y12, (BX)(CX*4)
 	VMOVUPS     Y7, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16353
-	JA          fp32354
+	JE          fp16356
+	JA          fp32357
 	VPSRLD      $0x10, Y11, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -7186,9 +7210,9 @@ kept349:
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y9, Y7, Y7
 	VMOVDQA     Y7, Y7
-	JMP         done355
+	JMP         done358
 
-fp16353:
+fp16356:
 	VUNPCKLPS   Y10, Y11, Y7
 	VUNPCKHPS   Y10, Y11, Y9
 	VPERM2F128  $0x20, Y9, Y7, Y10
@@ -7197,41 +7221,41 @@ fp16353:
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
 	VMOVDQA     Y8, Y7
-	JMP         done355
+	JMP         done358
 
-fp32354:
-	JMP stored351
+fp32357:
+	JMP stored354
 
-done355:
+done358:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned350
+	JNE      unaligned353
 	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored351
+	JMP      stored354
 
-unaligned350:
+unaligned353:
 	VMOVDQU Y7, (SI)(CX*2)
 
-stored351:
+stored354:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check348:
+check351:
 	CMPQ CX, R12
-	JB   next347
+	JB   next350
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next347
-	JMP  done337
+	JB   next350
+	JMP  done340
 
-fp32336:
+fp32339:
 	MOVQ R13, CX
 	LEAQ 192(CX), R13
-	JMP  check357
+	JMP  check360
 
-next356:
+next359:
 	TESTQ   R10, R10
-	JEQ     kept358
+	JEQ     kept361
 	MOVQ    CX, R14
 	ANDQ    $0x3f, R14
 	VMOVDQU (BX)(CX*4), Y7
@@ -7244,7 +7268,7 @@ next356:
 	VMOVDQU Y7, 448(R10)(R14*2)
 	MOVQ    CX, (R10)
 
-kept358:
+kept361:
 	PREFETCHT0  (BX)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
@@ -7314,8 +7338,8 @@ kept358:
 	VMOVUPS     Y12, (BX)(CX*4)
 	VMOVUPS     Y7, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16362
-	JA          fp32363
+	JE          fp16365
+	JA          fp32366
 	VPSRLD      $0x10, Y11, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -7331,9 +7355,9 @@ kept358:
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y9, Y7, Y7
 	VMOVDQA     Y7, Y7
-	JMP         done364
+	JMP         done367
 
-fp16362:
+fp16365:
 	VUNPCKLPS   Y10, Y11, Y7
 	VUNPCKHPS   Y10, Y11, Y9
 	VPERM2F128  $0x20, Y9, Y7, Y10
@@ -7342,33 +7366,33 @@ fp16362:
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
 	VMOVDQA     Y8, Y7
-	JMP         done364
+	JMP         done367
 
-fp32363:
-	JMP stored360
+fp32366:
+	JMP stored363
 
-done364:
+done367:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned359
+	JNE      unaligned362
 	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored360
+	JMP      stored363
 
-unaligned359:
+unaligned362:
 	VMOVDQU Y7, (SI)(CX*2)
 
-stored360:
+stored363:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check357:
+check360:
 	CMPQ CX, R12
-	JB   next356
+	JB   next359
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next356
+	JB   next359
 
-done337:
+done340:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -7410,15 +7434,15 @@ TEXT ·lionFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16366
-	JA      fp32367
+	JE      fp16369
+	JA      fp32370
 	MOVQ    R12, CX
 	LEAQ    192(CX), R12
-	JMP     check370
+	JMP     check373
 
-next369:
+next372:
 	TESTQ   R9, R9
-	JEQ     kept371
+	JEQ     kept374
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y5
@@ -7429,7 +7453,7 @@ next369:
 	VMOVDQU Y5, 320(R9)(R13*2)
 	MOVQ    CX, (R9)
 
-kept371:
+kept374:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -7487,8 +7511,8 @@ kept371:
 	VMOVUPS     Y10, (BX)(CX*4)
 	VMOVUPS     Y5, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16375
-	JA          fp32376
+	JE          fp16378
+	JA          fp32379
 	VPSRLD      $0x10, Y9, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -7504,9 +7528,9 @@ kept371:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done377
+	JMP         done380
 
-fp16375:
+fp16378:
 	VUNPCKLPS   Y8, Y9, Y5
 	VUNPCKHPS   Y8, Y9, Y7
 	VPERM2F128  $0x20, Y7, Y5, Y8
@@ -7515,41 +7539,41 @@ fp16375:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	VMOVDQA     Y6, Y5
-	JMP         done377
+	JMP         done380
 
-fp32376:
-	JMP stored373
+fp32379:
+	JMP stored376
 
-done377:
+done380:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned372
+	JNE      unaligned375
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored373
+	JMP      stored376
 
-unaligned372:
+unaligned375:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored373:
+stored376:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check370:
+check373:
 	CMPQ CX, R11
-	JB   next369
+	JB   next372
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next369
-	JMP  done368
+	JB   next372
+	JMP  done371
 
-fp16366:
+fp16369:
 	MOVQ R12, CX
 	LEAQ 192(CX), R12
-	JMP  check379
+	JMP  check382
 
-next378:
+next381:
 	TESTQ   R9, R9
-	JEQ     kept380
+	JEQ     kept383
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y5
@@ -7560,7 +7584,7 @@ next378:
 	VMOVDQU Y5, 320(R9)(R13*2)
 	MOVQ    CX, (R9)
 
-kept380:
+kept383:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -7621,8 +7645,8 @@ kept380:
 	VMOVUPS     Y10, (BX)(CX*4)
 	VMOVUPS     Y5, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16384
-	JA          fp32385
+	JE          fp16387
+	JA          fp32388
 	VPSRLD      $0x10, Y9, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -7638,9 +7662,9 @@ kept380:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done386
+	JMP         done389
 
-fp16384:
+fp16387:
 	VUNPCKLPS   Y8, Y9, Y5
 	VUNPCKHPS   Y8, Y9, Y7
 	VPERM2F128  $0x20, Y7, Y5, Y8
@@ -7649,41 +7673,41 @@ fp16384:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	VMOVDQA     Y6, Y5
-	JMP         done386
+	JMP         done389
 
-fp32385:
-	JMP stored382
+fp32388:
+	JMP stored385
 
-done386:
+done389:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned381
+	JNE      unaligned384
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored382
+	JMP      stored385
 
-unaligned381:
+unaligned384:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored382:
+stored385:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check379:
+check382:
 	CMPQ CX, R11
-	JB   next378
+	JB   next381
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next378
-	JMP  done368
+	JB   next381
+	JMP  done371
 
-fp32367:
+fp32370:
 	MOVQ R12, CX
 	LEAQ 192(CX), R12
-	JMP  check388
+	JMP  check391
 
-next387:
+next390:
 	TESTQ   R9, R9
-	JEQ     kept389
+	JEQ     kept392
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y5
@@ -7694,7 +7718,7 @@ next387:
 	VMOVDQU Y5, 320(R9)(R13*2)
 	MOVQ    CX, (R9)
 
-kept389:
+kept392:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
@@ -7755,8 +7779,8 @@ kept389:
 	VMOVUPS     Y10, (BX)(CX*4)
 	VMOVUPS     Y5, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16393
-	JA          fp32394
+	JE          fp16396
+	JA          fp32397
 	VPSRLD      $0x10, Y9, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -7772,9 +7796,9 @@ kept389:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done395
+	JMP         done398
 
-fp16393:
+fp16396:
 	VUNPCKLPS   Y8, Y9, Y5
 	VUNPCKHPS   Y8, Y9, Y7
 	VPERM2F128  $0x20, Y7, Y5, Y8
@@ -7783,33 +7807,33 @@ fp16393:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	VMOVDQA     Y6, Y5
-	JMP         done395
+	JMP         done398
 
-fp32394:
-	JMP stored391
+fp32397:
+	JMP stored394
 
-done395:
+done398:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned390
+	JNE      unaligned393
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored391
+	JMP      stored394
 
-unaligned390:
+unaligned393:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored391:
+stored394:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check388:
+check391:
 	CMPQ CX, R11
-	JB   next387
+	JB   next390
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next387
+	JB   next390
 
-done368:
+done371:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -7851,15 +7875,15 @@ TEXT ·adagradFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	CMPQ         CX, $0x01
-	JE           fp16397
-	JA           fp32398
+	JE           fp16400
+	JA           fp32401
 	MOVQ         R12, CX
 	LEAQ         192(CX), R12
-	JMP          check401
+	JMP          check404
 
-next400:
+next403:
 	TESTQ   R9, R9
-	JEQ     kept402
+	JEQ     kept405
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y3
@@ -7870,7 +7894,7 @@ next400:
 	VMOVDQU Y3, 320(R9)(R13*2)
 	MOVQ    CX, (R9)
 
-kept402:
+kept405:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -7918,8 +7942,8 @@ kept402:
 	VMOVUPS     Y8, (BX)(CX*4)
 	VMOVUPS     Y3, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16406
-	JA          fp32407
+	JE          fp16409
+	JA          fp32410
 	VPSRLD      $0x10, Y7, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -7935,9 +7959,9 @@ kept402:
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y5, Y3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done408
+	JMP         done411
 
-fp16406:
+fp16409:
 	VUNPCKLPS   Y6, Y7, Y3
 	VUNPCKHPS   Y6, Y7, Y5
 	VPERM2F128  $0x20, Y5, Y3, Y6
@@ -7946,41 +7970,41 @@ fp16406:
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
 	VMOVDQA     Y4, Y3
-	JMP         done408
+	JMP         done411
 
-fp32407:
-	JMP stored404
+fp32410:
+	JMP stored407
 
-done408:
+done411:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned403
+	JNE      unaligned406
 	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored404
+	JMP      stored407
 
-unaligned403:
+unaligned406:
 	VMOVDQU Y3, (SI)(CX*2)
 
-stored404:
+stored407:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check401:
+check404:
 	CMPQ CX, R11
-	JB   next400
+	JB   next403
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next400
-	JMP  done399
+	JB   next403
+	JMP  done402
 
-fp16397:
+fp16400:
 	MOVQ R12, CX
 	LEAQ 192(CX), R12
-	JMP  check410
+	JMP  check413
 
-next409:
+next412:
 	TESTQ   R9, R9
-	JEQ     kept411
+	JEQ     kept414
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y3
@@ -7991,7 +8015,7 @@ next409:
 	VMOVDQU Y3, 320(R9)(R13*2)
 	MOVQ    CX, (R9)
 
-kept411:
+kept414:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -8042,8 +8066,8 @@ kept411:
 	VMOVUPS     Y8, (BX)(CX*4)
 	VMOVUPS     Y3, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16415
-	JA          fp32416
+	JE          fp16418
+	JA          fp32419
 	VPSRLD      $0x10, Y7, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -8059,9 +8083,9 @@ kept411:
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y5, Y3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done417
+	JMP         done420
 
-fp16415:
+fp16418:
 	VUNPCKLPS   Y6, Y7, Y3
 	VUNPCKHPS   Y6, Y7, Y5
 	VPERM2F128  $0x20, Y5, Y3, Y6
@@ -8070,41 +8094,41 @@ fp16415:
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
 	VMOVDQA     Y4, Y3
-	JMP         done417
+	JMP         done420
 
-fp32416:
-	JMP stored413
+fp32419:
+	JMP stored416
 
-done417:
+done420:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned412
+	JNE      unaligned415
 	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored413
+	JMP      stored416
 
-unaligned412:
+unaligned415:
 	VMOVDQU Y3, (SI)(CX*2)
 
-stored413:
+stored416:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check410:
+check413:
 	CMPQ CX, R11
-	JB   next409
+	JB   next412
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next409
-	JMP  done399
+	JB   next412
+	JMP  done402
 
-fp32398:
+fp32401:
 	MOVQ R12, CX
 	LEAQ 192(CX), R12
-	JMP  check419
+	JMP  check422
 
-next418:
+next421:
 	TESTQ   R9, R9
-	JEQ     kept420
+	JEQ     kept423
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y3
@@ -8115,7 +8139,7 @@ next418:
 	VMOVDQU Y3, 320(R9)(R13*2)
 	MOVQ    CX, (R9)
 
-kept420:
+kept423:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
@@ -8166,8 +8190,8 @@ kept420:
 	VMOVUPS     Y8, (BX)(CX*4)
 	VMOVUPS     Y3, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16424
-	JA          fp32425
+	JE          fp16427
+	JA          fp32428
 	VPSRLD      $0x10, Y7, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -8183,9 +8207,9 @@ kept420:
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y5, Y3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done426
+	JMP         done429
 
-fp16424:
+fp16427:
 	VUNPCKLPS   Y6, Y7, Y3
 	VUNPCKHPS   Y6, Y7, Y5
 	VPERM2F128  $0x20, Y5, Y3, Y6
@@ -8194,33 +8218,33 @@ fp16424:
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
 	VMOVDQA     Y4, Y3
-	JMP         done426
+	JMP         done429
 
-fp32425:
-	JMP stored422
+fp32428:
+	JMP stored425
 
-done426:
+done429:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned421
+	JNE      unaligned424
 	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored422
+	JMP      stored425
 
-unaligned421:
+unaligned424:
 	VMOVDQU Y3, (SI)(CX*2)
 
-stored422:
+stored425:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check419:
+check422:
 	CMPQ CX, R11
-	JB   next418
+	JB   next421
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next418
+	JB   next421
 
-done399:
+done402:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -8262,15 +8286,15 @@ TEXT ·sgdFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16428
-	JA      fp32429
+	JE      fp16431
+	JA      fp32432
 	MOVQ    R12, CX
 	LEAQ    192(CX), R12
-	JMP     check432
+	JMP     check435
 
-next431:
+next434:
 	TESTQ   R9, R9
-	JEQ     kept433
+	JEQ     kept436
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y5
@@ -8281,7 +8305,7 @@ next431:
 	VMOVDQU Y5, 320(R9)(R13*2)
 	MOVQ    CX, (R9)
 
-kept433:
+kept436:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -8325,8 +8349,8 @@ kept433:
 	VMOVUPS     Y10, (BX)(CX*4)
 	VMOVUPS     Y5, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16437
-	JA          fp32438
+	JE          fp16440
+	JA          fp32441
 	VPSRLD      $0x10, Y9, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -8342,9 +8366,9 @@ kept433:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done439
+	JMP         done442
 
-fp16437:
+fp16440:
 	VUNPCKLPS   Y8, Y9, Y5
 	VUNPCKHPS   Y8, Y9, Y7
 	VPERM2F128  $0x20, Y7, Y5, Y8
@@ -8353,41 +8377,41 @@ fp16437:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	VMOVDQA     Y6, Y5
-	JMP         done439
+	JMP         done442
 
-fp32438:
-	JMP stored435
+fp32441:
+	JMP stored438
 
-done439:
+done442:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned434
+	JNE      unaligned437
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored435
+	JMP      stored438
 
-unaligned434:
+unaligned437:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored435:
+stored438:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check432:
+check435:
 	CMPQ CX, R11
-	JB   next431
+	JB   next434
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next431
-	JMP  done430
+	JB   next434
+	JMP  done433
 
-fp16428:
+fp16431:
 	MOVQ R12, CX
 	LEAQ 192(CX), R12
-	JMP  check441
+	JMP  check444
 
-next440:
+next443:
 	TESTQ   R9, R9
-	JEQ     kept442
+	JEQ     kept445
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y5
@@ -8398,7 +8422,7 @@ next440:
 	VMOVDQU Y5, 320(R9)(R13*2)
 	MOVQ    CX, (R9)
 
-kept442:
+kept445:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -8445,8 +8469,8 @@ kept442:
 	VMOVUPS     Y10, (BX)(CX*4)
 	VMOVUPS     Y5, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16446
-	JA          fp32447
+	JE          fp16449
+	JA          fp32450
 	VPSRLD      $0x10, Y9, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -8462,9 +8486,9 @@ kept442:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done448
+	JMP         done451
 
-fp16446:
+fp16449:
 	VUNPCKLPS   Y8, Y9, Y5
 	VUNPCKHPS   Y8, Y9, Y7
 	VPERM2F128  $0x20, Y7, Y5, Y8
@@ -8473,41 +8497,41 @@ fp16446:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	VMOVDQA     Y6, Y5
-	JMP         done448
+	JMP         done451
 
-fp32447:
-	JMP stored444
+fp32450:
+	JMP stored447
 
-done448:
+done451:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned443
+	JNE      unaligned446
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored444
+	JMP      stored447
 
-unaligned443:
+unaligned446:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored444:
+stored447:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check441:
+check444:
 	CMPQ CX, R11
-	JB   next440
+	JB   next443
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next440
-	JMP  done430
+	JB   next443
+	JMP  done433
 
-fp32429:
+fp32432:
 	MOVQ R12, CX
 	LEAQ 192(CX), R12
-	JMP  check450
+	JMP  check453
 
-next449:
+next452:
 	TESTQ   R9, R9
-	JEQ     kept451
+	JEQ     kept454
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y5
@@ -8518,7 +8542,7 @@ next449:
 	VMOVDQU Y5, 320(R9)(R13*2)
 	MOVQ    CX, (R9)
 
-kept451:
+kept454:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
@@ -8565,8 +8589,8 @@ kept451:
 	VMOVUPS     Y10, (BX)(CX*4)
 	VMOVUPS     Y5, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16455
-	JA          fp32456
+	JE          fp16458
+	JA          fp32459
 	VPSRLD      $0x10, Y9, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -8582,9 +8606,9 @@ kept451:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done457
+	JMP         done460
 
-fp16455:
+fp16458:
 	VUNPCKLPS   Y8, Y9, Y5
 	VUNPCKHPS   Y8, Y9, Y7
 	VPERM2F128  $0x20, Y7, Y5, Y8
@@ -8593,33 +8617,33 @@ fp16455:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	VMOVDQA     Y6, Y5
-	JMP         done457
+	JMP         done460
 
-fp32456:
-	JMP stored453
+fp32459:
+	JMP stored456
 
-done457:
+done460:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned452
+	JNE      unaligned455
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored453
+	JMP      stored456
 
-unaligned452:
+unaligned455:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored453:
+stored456:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check450:
+check453:
 	CMPQ CX, R11
-	JB   next449
+	JB   next452
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next449
+	JB   next452
 
-done430:
+done433:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -8645,13 +8669,13 @@ TEXT ·trafficFP321xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16459
-	JA    fp32460
+	JE    fp16462
+	JA    fp32463
 	XORQ  DX, DX
 	LEAQ  192(DX), R9
-	JMP   check463
+	JMP   check466
 
-next462:
+next465:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -8663,34 +8687,34 @@ next462:
 	VMOVDQU    Y3, 32(BX)(DX*4)
 	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written464
+	JEQ        written467
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned465
+	JNE        unaligned468
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written464
+	JMP        written467
 
-unaligned465:
+unaligned468:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written464:
+written467:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check463:
+check466:
 	CMPQ DX, R8
-	JB   next462
+	JB   next465
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next462
-	JMP  done461
+	JB   next465
+	JMP  done464
 
-fp16459:
+fp16462:
 	XORQ DX, DX
 	LEAQ 192(DX), R9
-	JMP  check467
+	JMP  check470
 
-next466:
+next469:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -8702,34 +8726,34 @@ next466:
 	VMOVDQU    Y3, 32(BX)(DX*4)
 	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written468
+	JEQ        written471
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned469
+	JNE        unaligned472
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written468
+	JMP        written471
 
-unaligned469:
+unaligned472:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written468:
+written471:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check467:
+check470:
 	CMPQ DX, R8
-	JB   next466
+	JB   next469
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next466
-	JMP  done461
+	JB   next469
+	JMP  done464
 
-fp32460:
+fp32463:
 	XORQ DX, DX
 	LEAQ 192(DX), R9
-	JMP  check471
+	JMP  check474
 
-next470:
+next473:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -8742,28 +8766,28 @@ next470:
 	VMOVDQU    Y3, 32(BX)(DX*4)
 	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written472
+	JEQ        written475
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned473
+	JNE        unaligned476
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written472
+	JMP        written475
 
-unaligned473:
+unaligned476:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written472:
+written475:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check471:
+check474:
 	CMPQ DX, R8
-	JB   next470
+	JB   next473
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next470
+	JB   next473
 
-done461:
+done464:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -8790,13 +8814,13 @@ TEXT ·trafficFP322xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp16475
-	JA    fp32476
+	JE    fp16478
+	JA    fp32479
 	XORQ  DX, DX
 	LEAQ  192(DX), R10
-	JMP   check479
+	JMP   check482
 
-next478:
+next481:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -8811,34 +8835,34 @@ next478:
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written480
+	JEQ        written483
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned481
+	JNE        unaligned484
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written480
+	JMP        written483
 
-unaligned481:
+unaligned484:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written480:
+written483:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check479:
+check482:
 	CMPQ DX, R9
-	JB   next478
+	JB   next481
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next478
-	JMP  done477
+	JB   next481
+	JMP  done480
 
-fp16475:
+fp16478:
 	XORQ DX, DX
 	LEAQ 192(DX), R10
-	JMP  check483
+	JMP  check486
 
-next482:
+next485:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -8853,34 +8877,34 @@ next482:
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written484
+	JEQ        written487
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned485
+	JNE        unaligned488
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written484
+	JMP        written487
 
-unaligned485:
+unaligned488:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written484:
+written487:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check483:
+check486:
 	CMPQ DX, R9
-	JB   next482
+	JB   next485
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next482
-	JMP  done477
+	JB   next485
+	JMP  done480
 
-fp32476:
+fp32479:
 	XORQ DX, DX
 	LEAQ 192(DX), R10
-	JMP  check487
+	JMP  check490
 
-next486:
+next489:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -8896,28 +8920,28 @@ next486:
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written488
+	JEQ        written491
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned489
+	JNE        unaligned492
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written488
+	JMP        written491
 
-unaligned489:
+unaligned492:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written488:
+written491:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check487:
+check490:
 	CMPQ DX, R9
-	JB   next486
+	JB   next489
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next486
+	JB   next489
 
-done477:
+done480:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -9004,12 +9028,12 @@ TEXT ·adamFP32INT8AVX2(SB), $5192-8
 	MOVQ    a+0(FP), AX
 	MOVQ    16(AX), AX
 	CMPQ    CX, $0x01
-	JE      fp16491
-	JA      fp32492
+	JE      fp16494
+	JA      fp32495
 
-block494:
+block497:
 	TESTQ   R11, R11
-	JEQ     kept497
+	JEQ     kept500
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -9021,7 +9045,7 @@ block494:
 	MOVQ    AX, R12
 	ANDQ    $0x000003ff, R12
 
-keep498:
+keep501:
 	VMOVDQU (BX)(CX*4), Y1
 	VMOVDQU Y1, 64(R11)(R12*4)
 	VMOVDQU 32(BX)(CX*4), Y1
@@ -9049,10 +9073,10 @@ keep498:
 	ADDQ    $0x40, CX
 	ADDQ    $0x40, R12
 	TESTQ   $0x000000ff, CX
-	JNE     keep498
+	JNE     keep501
 	MOVQ    AX, (R11)
 
-kept497:
+kept500:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R12
 	MOVQ         AX, CX
@@ -9070,7 +9094,7 @@ kept497:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-turn495:
+turn498:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -9168,8 +9192,8 @@ turn495:
 	VMOVUPS        Y7, (BX)(AX*4)
 	VMOVUPS        Y5, 32(BX)(AX*4)
 	CMPQ           DI, $0x01
-	JE             fp16502
-	JA             fp32503
+	JE             fp16505
+	JA             fp32506
 	VPSRLD         $0x10, Y14, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -9185,9 +9209,9 @@ turn495:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVDQA        Y5, Y5
-	JMP            done504
+	JMP            done507
 
-fp16502:
+fp16505:
 	VUNPCKLPS   Y13, Y14, Y5
 	VUNPCKHPS   Y13, Y14, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -9196,21 +9220,21 @@ fp16502:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y9, Y9
 	VMOVDQA     Y9, Y5
-	JMP         done504
+	JMP         done507
 
-fp32503:
-	JMP stored500
+fp32506:
+	JMP stored503
 
-done504:
+done507:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned499
+	JNE      unaligned502
 	VMOVNTDQ Y5, (SI)(AX*2)
-	JMP      stored500
+	JMP      stored503
 
-unaligned499:
+unaligned502:
 	VMOVDQU Y5, (SI)(AX*2)
 
-stored500:
+stored503:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	PREFETCHT0     (BX)(CX*4)
@@ -9301,8 +9325,8 @@ stored500:
 	VMOVUPS        Y7, (BX)(AX*4)
 	VMOVUPS        Y5, 32(BX)(AX*4)
 	CMPQ           DI, $0x01
-	JE             fp16508
-	JA             fp32509
+	JE             fp16511
+	JA             fp32512
 	VPSRLD         $0x10, Y14, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -9318,9 +9342,9 @@ stored500:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVDQA        Y5, Y5
-	JMP            done510
+	JMP            done513
 
-fp16508:
+fp16511:
 	VUNPCKLPS   Y13, Y14, Y5
 	VUNPCKHPS   Y13, Y14, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -9329,48 +9353,56 @@ fp16508:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y10, Y10
 	VMOVDQA     Y10, Y5
-	JMP         done510
+	JMP         done513
 
-fp32509:
-	JMP stored506
+fp32512:
+	JMP stored509
 
-done510:
+done513:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned505
+	JNE      unaligned508
 	VMOVNTDQ Y5, (SI)(AX*2)
-	JMP      stored506
+	JMP      stored509
 
-unaligned505:
+unaligned508:
 	VMOVDQU Y5, (SI)(AX*2)
 
-stored506:
-	ADDQ        $0x10, AX
-	ADDQ        $0x10, CX
+stored509:
+	ADDQ  $0x10, AX
+	ADDQ  $0x10, CX
+	TESTQ $0x000000ff, AX
+	JNE   turn498
+	MOVQ  AX, CX
+	MOVQ  a+0(FP), R12
+	MOVQ  16(R12), R12
+	SUBQ  R12, CX
+	CMPQ  CX, $0x00000100
+	JBE   encoded499
+	SUBQ  $0x00000100, AX
+
+turn514:
 	MOVQ        AX, CX
-	MOVQ        a+0(FP), R13
-	MOVQ        16(R13), R13
-	SUBQ        R13, CX
-	CMPQ        CX, $0x00000100
-	JBE         encoded496
-	XORQ        $0x00000100, R12
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
 	VMOVDQA     4928(DX), Y5
-	VPMAXSD     2048(DX)(R12*4), Y5, Y6
+	VPMAXSD     2048(DX)(CX*4), Y5, Y6
 	VPSRLD      5104(DX), Y0, Y11
 	VPADDD      Y11, Y6, Y6
-	VPSIGND     2048(DX)(R12*4), Y6, Y6
+	VPSIGND     2048(DX)(CX*4), Y6, Y6
 	VPANDN      Y3, Y6, Y11
-	VMOVUPS     (DX)(R12*4), Y8
+	VMOVUPS     (DX)(CX*4), Y8
 	VPANDN      Y8, Y4, Y7
 	VFMADD213PS pattern3e000000<>+0(SB), Y11, Y7
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y11
 	VPADDD      Y11, Y7, Y7
 	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD     2080(DX)(R12*4), Y5, Y11
+	VPMAXSD     2080(DX)(CX*4), Y5, Y11
 	VPSRLD      5104(DX), Y0, Y13
 	VPADDD      Y13, Y11, Y11
-	VPSIGND     2080(DX)(R12*4), Y11, Y11
+	VPSIGND     2080(DX)(CX*4), Y11, Y11
 	VPANDN      Y3, Y11, Y13
-	VMOVUPS     32(DX)(R12*4), Y12
+	VMOVUPS     32(DX)(CX*4), Y12
 	VPANDN      Y12, Y4, Y12
 	VFMADD213PS pattern3e000000<>+0(SB), Y13, Y12
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y13
@@ -9386,24 +9418,24 @@ stored506:
 	VPSUBW      pattern07c007c0<>+0(SB), Y7, Y7
 	VPMINUW     pattern007f007f<>+0(SB), Y7, Y7
 	VPSRLD      $0x10, Y8, Y8
-	VPBLENDW    $0xaa, 32(DX)(R12*4), Y8, Y8
-	VPMAXSD     2112(DX)(R12*4), Y5, Y11
+	VPBLENDW    $0xaa, 32(DX)(CX*4), Y8, Y8
+	VPMAXSD     2112(DX)(CX*4), Y5, Y11
 	VPSRLD      5104(DX), Y0, Y14
 	VPADDD      Y14, Y11, Y11
-	VPSIGND     2112(DX)(R12*4), Y11, Y11
+	VPSIGND     2112(DX)(CX*4), Y11, Y11
 	VPANDN      Y3, Y11, Y14
-	VMOVUPS     64(DX)(R12*4), Y13
+	VMOVUPS     64(DX)(CX*4), Y13
 	VPANDN      Y13, Y4, Y12
 	VFMADD213PS pattern3e000000<>+0(SB), Y14, Y12
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y14
 	VPADDD      Y14, Y12, Y12
 	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD     2144(DX)(R12*4), Y5, Y5
+	VPMAXSD     2144(DX)(CX*4), Y5, Y5
 	VPSRLD      5104(DX), Y0, Y15
 	VPADDD      Y15, Y5, Y5
-	VPSIGND     2144(DX)(R12*4), Y5, Y5
+	VPSIGND     2144(DX)(CX*4), Y5, Y5
 	VPANDN      Y3, Y5, Y15
-	VMOVUPS     96(DX)(R12*4), Y14
+	VMOVUPS     96(DX)(CX*4), Y14
 	VPANDN      Y14, Y4, Y14
 	VFMADD213PS pattern3e000000<>+0(SB), Y15, Y14
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y15
@@ -9419,7 +9451,7 @@ stored506:
 	VPSUBW      pattern07c007c0<>+0(SB), Y12, Y12
 	VPMINUW     pattern007f007f<>+0(SB), Y12, Y12
 	VPSRLD      $0x10, Y13, Y13
-	VPBLENDW    $0xaa, 96(DX)(R12*4), Y13, Y13
+	VPBLENDW    $0xaa, 96(DX)(CX*4), Y13, Y13
 	VPACKUSWB   Y11, Y6, Y6
 	VPACKUSWB   Y12, Y7, Y7
 	VPACKSSWB   Y13, Y8, Y8
@@ -9432,10 +9464,10 @@ stored506:
 	VPERMQ      $0xd8, Y7, Y7
 	VMOVDQU     Y6, -288(R10)(AX*1)
 	VMOVDQU     Y7, -288(R9)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         turn514
 
-encoded496:
-	TESTQ        $0x000000ff, AX
-	JNE          turn495
+encoded499:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -9562,13 +9594,13 @@ encoded496:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block494
-	JMP          done493
+	JB           block497
+	JMP          done496
 
-fp16491:
-block511:
+fp16494:
+block515:
 	TESTQ   R11, R11
-	JEQ     kept514
+	JEQ     kept518
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -9580,7 +9612,7 @@ block511:
 	MOVQ    AX, R12
 	ANDQ    $0x000003ff, R12
 
-keep515:
+keep519:
 	VMOVDQU (BX)(CX*4), Y1
 	VMOVDQU Y1, 64(R11)(R12*4)
 	VMOVDQU 32(BX)(CX*4), Y1
@@ -9608,10 +9640,10 @@ keep515:
 	ADDQ    $0x40, CX
 	ADDQ    $0x40, R12
 	TESTQ   $0x000000ff, CX
-	JNE     keep515
+	JNE     keep519
 	MOVQ    AX, (R11)
 
-kept514:
+kept518:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R12
 	MOVQ         AX, CX
@@ -9629,7 +9661,7 @@ kept514:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-turn512:
+turn516:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -9730,8 +9762,8 @@ turn512:
 	VMOVUPS        Y7, (BX)(AX*4)
 	VMOVUPS        Y5, 32(BX)(AX*4)
 	CMPQ           DI, $0x01
-	JE             fp16519
-	JA             fp32520
+	JE             fp16523
+	JA             fp32524
 	VPSRLD         $0x10, Y14, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -9747,9 +9779,9 @@ turn512:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVDQA        Y5, Y5
-	JMP            done521
+	JMP            done525
 
-fp16519:
+fp16523:
 	VUNPCKLPS   Y13, Y14, Y5
 	VUNPCKHPS   Y13, Y14, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -9758,21 +9790,21 @@ fp16519:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y9, Y9
 	VMOVDQA     Y9, Y5
-	JMP         done521
+	JMP         done525
 
-fp32520:
-	JMP stored517
+fp32524:
+	JMP stored521
 
-done521:
+done525:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned516
+	JNE      unaligned520
 	VMOVNTDQ Y5, (SI)(AX*2)
-	JMP      stored517
+	JMP      stored521
 
-unaligned516:
+unaligned520:
 	VMOVDQU Y5, (SI)(AX*2)
 
-stored517:
+stored521:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	PREFETCHT0     (BX)(CX*4)
@@ -9866,8 +9898,8 @@ stored517:
 	VMOVUPS        Y7, (BX)(AX*4)
 	VMOVUPS        Y5, 32(BX)(AX*4)
 	CMPQ           DI, $0x01
-	JE             fp16525
-	JA             fp32526
+	JE             fp16529
+	JA             fp32530
 	VPSRLD         $0x10, Y14, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -9883,9 +9915,9 @@ stored517:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVDQA        Y5, Y5
-	JMP            done527
+	JMP            done531
 
-fp16525:
+fp16529:
 	VUNPCKLPS   Y13, Y14, Y5
 	VUNPCKHPS   Y13, Y14, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -9894,48 +9926,56 @@ fp16525:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y10, Y10
 	VMOVDQA     Y10, Y5
-	JMP         done527
+	JMP         done531
 
-fp32526:
-	JMP stored523
+fp32530:
+	JMP stored527
 
-done527:
+done531:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned522
+	JNE      unaligned526
 	VMOVNTDQ Y5, (SI)(AX*2)
-	JMP      stored523
+	JMP      stored527
 
-unaligned522:
+unaligned526:
 	VMOVDQU Y5, (SI)(AX*2)
 
-stored523:
-	ADDQ        $0x10, AX
-	ADDQ        $0x10, CX
+stored527:
+	ADDQ  $0x10, AX
+	ADDQ  $0x10, CX
+	TESTQ $0x000000ff, AX
+	JNE   turn516
+	MOVQ  AX, CX
+	MOVQ  a+0(FP), R12
+	MOVQ  16(R12), R12
+	SUBQ  R12, CX
+	CMPQ  CX, $0x00000100
+	JBE   encoded517
+	SUBQ  $0x00000100, AX
+
+turn532:
 	MOVQ        AX, CX
-	MOVQ        a+0(FP), R13
-	MOVQ        16(R13), R13
-	SUBQ        R13, CX
-	CMPQ        CX, $0x00000100
-	JBE         encoded513
-	XORQ        $0x00000100, R12
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
 	VMOVDQA     4928(DX), Y5
-	VPMAXSD     2048(DX)(R12*4), Y5, Y6
+	VPMAXSD     2048(DX)(CX*4), Y5, Y6
 	VPSRLD      5104(DX), Y0, Y11
 	VPADDD      Y11, Y6, Y6
-	VPSIGND     2048(DX)(R12*4), Y6, Y6
+	VPSIGND     2048(DX)(CX*4), Y6, Y6
 	VPANDN      Y3, Y6, Y11
-	VMOVUPS     (DX)(R12*4), Y8
+	VMOVUPS     (DX)(CX*4), Y8
 	VPANDN      Y8, Y4, Y7
 	VFMADD213PS pattern3e000000<>+0(SB), Y11, Y7
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y11
 	VPADDD      Y11, Y7, Y7
 	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD     2080(DX)(R12*4), Y5, Y11
+	VPMAXSD     2080(DX)(CX*4), Y5, Y11
 	VPSRLD      5104(DX), Y0, Y13
 	VPADDD      Y13, Y11, Y11
-	VPSIGND     2080(DX)(R12*4), Y11, Y11
+	VPSIGND     2080(DX)(CX*4), Y11, Y11
 	VPANDN      Y3, Y11, Y13
-	VMOVUPS     32(DX)(R12*4), Y12
+	VMOVUPS     32(DX)(CX*4), Y12
 	VPANDN      Y12, Y4, Y12
 	VFMADD213PS pattern3e000000<>+0(SB), Y13, Y12
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y13
@@ -9951,24 +9991,24 @@ stored523:
 	VPSUBW      pattern07c007c0<>+0(SB), Y7, Y7
 	VPMINUW     pattern007f007f<>+0(SB), Y7, Y7
 	VPSRLD      $0x10, Y8, Y8
-	VPBLENDW    $0xaa, 32(DX)(R12*4), Y8, Y8
-	VPMAXSD     2112(DX)(R12*4), Y5, Y11
+	VPBLENDW    $0xaa, 32(DX)(CX*4), Y8, Y8
+	VPMAXSD     2112(DX)(CX*4), Y5, Y11
 	VPSRLD      5104(DX), Y0, Y14
 	VPADDD      Y14, Y11, Y11
-	VPSIGND     2112(DX)(R12*4), Y11, Y11
+	VPSIGND     2112(DX)(CX*4), Y11, Y11
 	VPANDN      Y3, Y11, Y14
-	VMOVUPS     64(DX)(R12*4), Y13
+	VMOVUPS     64(DX)(CX*4), Y13
 	VPANDN      Y13, Y4, Y12
 	VFMADD213PS pattern3e000000<>+0(SB), Y14, Y12
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y14
 	VPADDD      Y14, Y12, Y12
 	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD     2144(DX)(R12*4), Y5, Y5
+	VPMAXSD     2144(DX)(CX*4), Y5, Y5
 	VPSRLD      5104(DX), Y0, Y15
 	VPADDD      Y15, Y5, Y5
-	VPSIGND     2144(DX)(R12*4), Y5, Y5
+	VPSIGND     2144(DX)(CX*4), Y5, Y5
 	VPANDN      Y3, Y5, Y15
-	VMOVUPS     96(DX)(R12*4), Y14
+	VMOVUPS     96(DX)(CX*4), Y14
 	VPANDN      Y14, Y4, Y14
 	VFMADD213PS pattern3e000000<>+0(SB), Y15, Y14
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y15
@@ -9984,7 +10024,7 @@ stored523:
 	VPSUBW      pattern07c007c0<>+0(SB), Y12, Y12
 	VPMINUW     pattern007f007f<>+0(SB), Y12, Y12
 	VPSRLD      $0x10, Y13, Y13
-	VPBLENDW    $0xaa, 96(DX)(R12*4), Y13, Y13
+	VPBLENDW    $0xaa, 96(DX)(CX*4), Y13, Y13
 	VPACKUSWB   Y11, Y6, Y6
 	VPACKUSWB   Y12, Y7, Y7
 	VPACKSSWB   Y13, Y8, Y8
@@ -9997,10 +10037,10 @@ stored523:
 	VPERMQ      $0xd8, Y7, Y7
 	VMOVDQU     Y6, -288(R10)(AX*1)
 	VMOVDQU     Y7, -288(R9)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         turn532
 
-encoded513:
-	TESTQ        $0x000000ff, AX
-	JNE          turn512
+encoded517:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -10127,13 +10167,13 @@ encoded513:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block511
-	JMP          done493
+	JB           block515
+	JMP          done496
 
-fp32492:
-block528:
+fp32495:
+block533:
 	TESTQ   R11, R11
-	JEQ     kept531
+	JEQ     kept536
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -10145,7 +10185,7 @@ block528:
 	MOVQ    AX, R12
 	ANDQ    $0x000003ff, R12
 
-keep532:
+keep537:
 	VMOVDQU (BX)(CX*4), Y1
 	VMOVDQU Y1, 64(R11)(R12*4)
 	VMOVDQU 32(BX)(CX*4), Y1
@@ -10173,10 +10213,10 @@ keep532:
 	ADDQ    $0x40, CX
 	ADDQ    $0x40, R12
 	TESTQ   $0x000000ff, CX
-	JNE     keep532
+	JNE     keep537
 	MOVQ    AX, (R11)
 
-kept531:
+kept536:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R12
 	MOVQ         AX, CX
@@ -10194,7 +10234,7 @@ kept531:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-turn529:
+turn534:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -10295,8 +10335,8 @@ turn529:
 	VMOVUPS        Y7, (BX)(AX*4)
 	VMOVUPS        Y5, 32(BX)(AX*4)
 	CMPQ           DI, $0x01
-	JE             fp16536
-	JA             fp32537
+	JE             fp16541
+	JA             fp32542
 	VPSRLD         $0x10, Y14, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -10312,9 +10352,9 @@ turn529:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVDQA        Y5, Y5
-	JMP            done538
+	JMP            done543
 
-fp16536:
+fp16541:
 	VUNPCKLPS   Y13, Y14, Y5
 	VUNPCKHPS   Y13, Y14, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -10323,21 +10363,21 @@ fp16536:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y9, Y9
 	VMOVDQA     Y9, Y5
-	JMP         done538
+	JMP         done543
 
-fp32537:
-	JMP stored534
+fp32542:
+	JMP stored539
 
-done538:
+done543:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned533
+	JNE      unaligned538
 	VMOVNTDQ Y5, (SI)(AX*2)
-	JMP      stored534
+	JMP      stored539
 
-unaligned533:
+unaligned538:
 	VMOVDQU Y5, (SI)(AX*2)
 
-stored534:
+stored539:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	PREFETCHT0     (BX)(CX*4)
@@ -10431,8 +10471,8 @@ stored534:
 	VMOVUPS        Y7, (BX)(AX*4)
 	VMOVUPS        Y5, 32(BX)(AX*4)
 	CMPQ           DI, $0x01
-	JE             fp16542
-	JA             fp32543
+	JE             fp16547
+	JA             fp32548
 	VPSRLD         $0x10, Y14, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -10448,9 +10488,9 @@ stored534:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVDQA        Y5, Y5
-	JMP            done544
+	JMP            done549
 
-fp16542:
+fp16547:
 	VUNPCKLPS   Y13, Y14, Y5
 	VUNPCKHPS   Y13, Y14, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -10459,48 +10499,56 @@ fp16542:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y10, Y10
 	VMOVDQA     Y10, Y5
-	JMP         done544
+	JMP         done549
 
-fp32543:
-	JMP stored540
+fp32548:
+	JMP stored545
 
-done544:
+done549:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned539
+	JNE      unaligned544
 	VMOVNTDQ Y5, (SI)(AX*2)
-	JMP      stored540
+	JMP      stored545
 
-unaligned539:
+unaligned544:
 	VMOVDQU Y5, (SI)(AX*2)
 
-stored540:
-	ADDQ        $0x10, AX
-	ADDQ        $0x10, CX
+stored545:
+	ADDQ  $0x10, AX
+	ADDQ  $0x10, CX
+	TESTQ $0x000000ff, AX
+	JNE   turn534
+	MOVQ  AX, CX
+	MOVQ  a+0(FP), R12
+	MOVQ  16(R12), R12
+	SUBQ  R12, CX
+	CMPQ  CX, $0x00000100
+	JBE   encoded535
+	SUBQ  $0x00000100, AX
+
+turn550:
 	MOVQ        AX, CX
-	MOVQ        a+0(FP), R13
-	MOVQ        16(R13), R13
-	SUBQ        R13, CX
-	CMPQ        CX, $0x00000100
-	JBE         encoded530
-	XORQ        $0x00000100, R12
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
 	VMOVDQA     4928(DX), Y5
-	VPMAXSD     2048(DX)(R12*4), Y5, Y6
+	VPMAXSD     2048(DX)(CX*4), Y5, Y6
 	VPSRLD      5104(DX), Y0, Y11
 	VPADDD      Y11, Y6, Y6
-	VPSIGND     2048(DX)(R12*4), Y6, Y6
+	VPSIGND     2048(DX)(CX*4), Y6, Y6
 	VPANDN      Y3, Y6, Y11
-	VMOVUPS     (DX)(R12*4), Y8
+	VMOVUPS     (DX)(CX*4), Y8
 	VPANDN      Y8, Y4, Y7
 	VFMADD213PS pattern3e000000<>+0(SB), Y11, Y7
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y11
 	VPADDD      Y11, Y7, Y7
 	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD     2080(DX)(R12*4), Y5, Y11
+	VPMAXSD     2080(DX)(CX*4), Y5, Y11
 	VPSRLD      5104(DX), Y0, Y13
 	VPADDD      Y13, Y11, Y11
-	VPSIGND     2080(DX)(R12*4), Y11, Y11
+	VPSIGND     2080(DX)(CX*4), Y11, Y11
 	VPANDN      Y3, Y11, Y13
-	VMOVUPS     32(DX)(R12*4), Y12
+	VMOVUPS     32(DX)(CX*4), Y12
 	VPANDN      Y12, Y4, Y12
 	VFMADD213PS pattern3e000000<>+0(SB), Y13, Y12
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y13
@@ -10516,24 +10564,24 @@ stored540:
 	VPSUBW      pattern07c007c0<>+0(SB), Y7, Y7
 	VPMINUW     pattern007f007f<>+0(SB), Y7, Y7
 	VPSRLD      $0x10, Y8, Y8
-	VPBLENDW    $0xaa, 32(DX)(R12*4), Y8, Y8
-	VPMAXSD     2112(DX)(R12*4), Y5, Y11
+	VPBLENDW    $0xaa, 32(DX)(CX*4), Y8, Y8
+	VPMAXSD     2112(DX)(CX*4), Y5, Y11
 	VPSRLD      5104(DX), Y0, Y14
 	VPADDD      Y14, Y11, Y11
-	VPSIGND     2112(DX)(R12*4), Y11, Y11
+	VPSIGND     2112(DX)(CX*4), Y11, Y11
 	VPANDN      Y3, Y11, Y14
-	VMOVUPS     64(DX)(R12*4), Y13
+	VMOVUPS     64(DX)(CX*4), Y13
 	VPANDN      Y13, Y4, Y12
 	VFMADD213PS pattern3e000000<>+0(SB), Y14, Y12
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y14
 	VPADDD      Y14, Y12, Y12
 	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD     2144(DX)(R12*4), Y5, Y5
+	VPMAXSD     2144(DX)(CX*4), Y5, Y5
 	VPSRLD      5104(DX), Y0, Y15
 	VPADDD      Y15, Y5, Y5
-	VPSIGND     2144(DX)(R12*4), Y5, Y5
+	VPSIGND     2144(DX)(CX*4), Y5, Y5
 	VPANDN      Y3, Y5, Y15
-	VMOVUPS     96(DX)(R12*4), Y14
+	VMOVUPS     96(DX)(CX*4), Y14
 	VPANDN      Y14, Y4, Y14
 	VFMADD213PS pattern3e000000<>+0(SB), Y15, Y14
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y15
@@ -10549,7 +10597,7 @@ stored540:
 	VPSUBW      pattern07c007c0<>+0(SB), Y12, Y12
 	VPMINUW     pattern007f007f<>+0(SB), Y12, Y12
 	VPSRLD      $0x10, Y13, Y13
-	VPBLENDW    $0xaa, 96(DX)(R12*4), Y13, Y13
+	VPBLENDW    $0xaa, 96(DX)(CX*4), Y13, Y13
 	VPACKUSWB   Y11, Y6, Y6
 	VPACKUSWB   Y12, Y7, Y7
 	VPACKSSWB   Y13, Y8, Y8
@@ -10562,10 +10610,10 @@ stored540:
 	VPERMQ      $0xd8, Y7, Y7
 	VMOVDQU     Y6, -288(R10)(AX*1)
 	VMOVDQU     Y7, -288(R9)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         turn550
 
-encoded530:
-	TESTQ        $0x000000ff, AX
-	JNE          turn529
+encoded535:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -10692,10 +10740,10 @@ encoded530:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block528
+	JB           block533
 
-done493:
-last545:
+done496:
+turn551:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -10780,7 +10828,7 @@ last545:
 	VMOVDQU     Y2, -288(R10)(AX*1)
 	VMOVDQU     Y5, -288(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         last545
+	JNE         turn551
 	SFENCE
 	LDMXCSR     (SP)
 	VZEROUPPER
@@ -10810,13 +10858,13 @@ TEXT ·trafficFP322xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R10
 	MOVQ  8(R10), R10
 	CMPQ  DX, $0x01
-	JE    fp16547
-	JA    fp32548
+	JE    fp16553
+	JA    fp32554
 	XORQ  DX, DX
 	LEAQ  192(DX), R11
-	JMP   check551
+	JMP   check557
 
-next550:
+next556:
 	PREFETCHT0 (BX)(R11*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -10831,42 +10879,42 @@ next550:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within552
+	JNE        within558
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within552:
+within558:
 	TESTQ    AX, AX
-	JEQ      written553
+	JEQ      written559
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned554
+	JNE      unaligned560
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written553
+	JMP      written559
 
-unaligned554:
+unaligned560:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written553:
+written559:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check551:
+check557:
 	CMPQ DX, R10
-	JB   next550
+	JB   next556
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next550
-	JMP  done549
+	JB   next556
+	JMP  done555
 
-fp16547:
+fp16553:
 	XORQ DX, DX
 	LEAQ 192(DX), R11
-	JMP  check556
+	JMP  check562
 
-next555:
+next561:
 	PREFETCHT0 (BX)(R11*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -10881,42 +10929,42 @@ next555:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within557
+	JNE        within563
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within557:
+within563:
 	TESTQ    AX, AX
-	JEQ      written558
+	JEQ      written564
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned559
+	JNE      unaligned565
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written558
+	JMP      written564
 
-unaligned559:
+unaligned565:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written558:
+written564:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check556:
+check562:
 	CMPQ DX, R10
-	JB   next555
+	JB   next561
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next555
-	JMP  done549
+	JB   next561
+	JMP  done555
 
-fp32548:
+fp32554:
 	XORQ DX, DX
 	LEAQ 192(DX), R11
-	JMP  check561
+	JMP  check567
 
-next560:
+next566:
 	PREFETCHT0 (BX)(R11*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -10932,36 +10980,36 @@ next560:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within562
+	JNE        within568
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within562:
+within568:
 	TESTQ    AX, AX
-	JEQ      written563
+	JEQ      written569
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned564
+	JNE      unaligned570
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written563
+	JMP      written569
 
-unaligned564:
+unaligned570:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written563:
+written569:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check561:
+check567:
 	CMPQ DX, R10
-	JB   next560
+	JB   next566
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next560
+	JB   next566
 
-done549:
+done555:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -10980,18 +11028,18 @@ TEXT ·sumSquaresAVX2(SB), NOSPLIT, $8-40
 	MOVQ    apart+8(FP), BX
 	MOVQ    sums+32(FP), SI
 	CMPQ    AX, $0x01
-	JE      fp16566
-	JA      fp32567
+	JE      fp16572
+	JA      fp32573
 	MOVQ    BX, R9
 	SHLQ    $0x01, R9
 	XORQ    AX, AX
 
-run569:
+run575:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part570:
+part576:
 	VBROADCASTI128 (BX)(AX*2), Y0
 	VPSHUFB        spread<>+0(SB), Y0, Y0
 	VBROADCASTI128 16(BX)(AX*2), Y1
@@ -11057,23 +11105,23 @@ part570:
 	ADDQ           R9, BX
 	ADDQ           $0x00000080, DI
 	DECQ           R8
-	JNE            part570
+	JNE            part576
 	ADDQ           $0x00000080, AX
 	CMPQ           AX, DX
-	JB             run569
-	JMP            done568
+	JB             run575
+	JMP            done574
 
-fp16566:
+fp16572:
 	MOVQ BX, R9
 	SHLQ $0x01, R9
 	XORQ AX, AX
 
-run571:
+run577:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part572:
+part578:
 	VCVTPH2PS    (BX)(AX*2), Y0
 	VCVTPH2PS    16(BX)(AX*2), Y1
 	VMULPS       Y0, Y0, Y0
@@ -11123,23 +11171,23 @@ part572:
 	ADDQ         R9, BX
 	ADDQ         $0x00000080, DI
 	DECQ         R8
-	JNE          part572
+	JNE          part578
 	ADDQ         $0x00000080, AX
 	CMPQ         AX, DX
-	JB           run571
-	JMP          done568
+	JB           run577
+	JMP          done574
 
-fp32567:
+fp32573:
 	MOVQ BX, R9
 	SHLQ $0x02, R9
 	XORQ AX, AX
 
-run573:
+run579:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part574:
+part580:
 	VMOVUPS      (BX)(AX*4), Y0
 	VMOVUPS      32(BX)(AX*4), Y1
 	VMULPS       Y0, Y0, Y0
@@ -11189,12 +11237,12 @@ part574:
 	ADDQ         R9, BX
 	ADDQ         $0x00000080, DI
 	DECQ         R8
-	JNE          part574
+	JNE          part580
 	ADDQ         $0x00000080, AX
 	CMPQ         AX, DX
-	JB           run573
+	JB           run579
 
-done568:
+done574:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -11217,13 +11265,13 @@ TEXT ·sumWideSquaresAVX2(SB), NOSPLIT, $8-40
 	VMOVUPD 64(DX), Y2
 	VMOVUPD 96(DX), Y3
 	CMPQ    AX, $0x01
-	JE      fp16576
-	JA      fp32577
+	JE      fp16582
+	JA      fp32583
 	XORQ    AX, AX
 	LEAQ    2048(AX), DI
-	JMP     check580
+	JMP     check586
 
-next579:
+next585:
 	PREFETCHT0     (CX)(DI*2)
 	VBROADCASTI128 (CX)(AX*2), Y4
 	VPSHUFB        spread<>+0(SB), Y4, Y4
@@ -11242,21 +11290,21 @@ next579:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, DI
 
-check580:
+check586:
 	CMPQ AX, SI
-	JB   next579
+	JB   next585
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next579
-	JMP  done578
+	JB   next585
+	JMP  done584
 
-fp16576:
+fp16582:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check582
+	JMP  check588
 
-next581:
+next587:
 	PREFETCHT0   (CX)(DI*2)
 	VCVTPH2PS    (CX)(AX*2), Y4
 	VCVTPH2PS    16(CX)(AX*2), Y5
@@ -11273,21 +11321,21 @@ next581:
 	ADDQ         $0x10, AX
 	ADDQ         $0x10, DI
 
-check582:
+check588:
 	CMPQ AX, SI
-	JB   next581
+	JB   next587
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next581
-	JMP  done578
+	JB   next587
+	JMP  done584
 
-fp32577:
+fp32583:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check584
+	JMP  check590
 
-next583:
+next589:
 	PREFETCHT0   (CX)(DI*4)
 	VMOVUPS      (CX)(AX*4), Y4
 	VMOVUPS      32(CX)(AX*4), Y5
@@ -11304,15 +11352,15 @@ next583:
 	ADDQ         $0x10, AX
 	ADDQ         $0x10, DI
 
-check584:
+check590:
 	CMPQ AX, SI
-	JB   next583
+	JB   next589
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next583
+	JB   next589
 
-done578:
+done584:
 	VMOVUPD Y0, (DX)
 	VMOVUPD Y1, 32(DX)
 	VMOVUPD Y2, 64(DX)
@@ -11336,16 +11384,16 @@ TEXT ·accumulateAVX2(SB), NOSPLIT, $8-48
 	MOVQ    n+0(FP), SI
 	MOVQ    prefetching+8(FP), DI
 	CMPQ    AX, $0x01
-	JE      fp16586
-	JA      fp32587
+	JE      fp16592
+	JA      fp32593
 	CMPQ    CX, $0x01
-	JE      fp16590
-	JA      fp32591
+	JE      fp16596
+	JA      fp32597
 	XORQ    AX, AX
 	LEAQ    192(AX), CX
-	JMP     check594
+	JMP     check600
 
-next593:
+next599:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -11378,21 +11426,21 @@ next593:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check594:
+check600:
 	CMPQ AX, DI
-	JB   next593
+	JB   next599
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next593
-	JMP  done592
+	JB   next599
+	JMP  done598
 
-fp16590:
+fp16596:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check596
+	JMP  check602
 
-next595:
+next601:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -11423,21 +11471,21 @@ next595:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check596:
+check602:
 	CMPQ AX, DI
-	JB   next595
+	JB   next601
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next595
-	JMP  done592
+	JB   next601
+	JMP  done598
 
-fp32591:
+fp32597:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check598
+	JMP  check604
 
-next597:
+next603:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*4)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -11468,26 +11516,26 @@ next597:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check598:
+check604:
 	CMPQ AX, DI
-	JB   next597
+	JB   next603
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next597
+	JB   next603
 
-done592:
-	JMP done588
+done598:
+	JMP done594
 
-fp16586:
+fp16592:
 	CMPQ CX, $0x01
-	JE   fp16600
-	JA   fp32601
+	JE   fp16606
+	JA   fp32607
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check604
+	JMP  check610
 
-next603:
+next609:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VCVTPH2PS      (DX)(AX*2), Y0
@@ -11505,21 +11553,21 @@ next603:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check604:
+check610:
 	CMPQ AX, DI
-	JB   next603
+	JB   next609
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next603
-	JMP  done602
+	JB   next609
+	JMP  done608
 
-fp16600:
+fp16606:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check606
+	JMP  check612
 
-next605:
+next611:
 	PREFETCHT0  (DX)(CX*2)
 	PREFETCHT0  (BX)(CX*2)
 	VCVTPH2PS   (DX)(AX*2), Y0
@@ -11535,21 +11583,21 @@ next605:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
 
-check606:
+check612:
 	CMPQ AX, DI
-	JB   next605
+	JB   next611
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next605
-	JMP  done602
+	JB   next611
+	JMP  done608
 
-fp32601:
+fp32607:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check608
+	JMP  check614
 
-next607:
+next613:
 	PREFETCHT0  (DX)(CX*2)
 	PREFETCHT0  (BX)(CX*4)
 	VCVTPH2PS   (DX)(AX*2), Y0
@@ -11565,26 +11613,26 @@ next607:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
 
-check608:
+check614:
 	CMPQ AX, DI
-	JB   next607
+	JB   next613
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next607
+	JB   next613
 
-done602:
-	JMP done588
+done608:
+	JMP done594
 
-fp32587:
+fp32593:
 	CMPQ CX, $0x01
-	JE   fp16610
-	JA   fp32611
+	JE   fp16616
+	JA   fp32617
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check614
+	JMP  check620
 
-next613:
+next619:
 	PREFETCHT0     (DX)(CX*4)
 	PREFETCHT0     (BX)(CX*2)
 	VMOVUPS        (DX)(AX*4), Y0
@@ -11600,21 +11648,21 @@ next613:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check614:
+check620:
 	CMPQ AX, DI
-	JB   next613
+	JB   next619
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next613
-	JMP  done612
+	JB   next619
+	JMP  done618
 
-fp16610:
+fp16616:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check616
+	JMP  check622
 
-next615:
+next621:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Y0
@@ -11628,21 +11676,21 @@ next615:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check616:
+check622:
 	CMPQ AX, DI
-	JB   next615
+	JB   next621
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next615
-	JMP  done612
+	JB   next621
+	JMP  done618
 
-fp32611:
+fp32617:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check618
+	JMP  check624
 
-next617:
+next623:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*4)
 	VMOVUPS    (DX)(AX*4), Y0
@@ -11656,16 +11704,16 @@ next617:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check618:
+check624:
 	CMPQ AX, DI
-	JB   next617
+	JB   next623
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next617
+	JB   next623
 
-done612:
-done588:
+done618:
+done594:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -11707,15 +11755,15 @@ TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16620
-	JA      fp32621
+	JE      fp16626
+	JA      fp32627
 	MOVQ    R12, CX
 	LEAQ    512(CX), R12
-	JMP     check624
+	JMP     check630
 
-next623:
+next629:
 	TESTQ     R9, R9
-	JEQ       kept625
+	JEQ       kept631
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU   (BX)(CX*2), Y6
@@ -11728,7 +11776,7 @@ next623:
 	VMOVDQU32 Z6, 576(R9)(R13*4)
 	MOVQ      CX, (R9)
 
-kept625:
+kept631:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*4)
@@ -11763,23 +11811,23 @@ kept625:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 
-check624:
+check630:
 	CMPQ CX, R11
-	JB   next623
+	JB   next629
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next623
-	JMP  done622
+	JB   next629
+	JMP  done628
 
-fp16620:
+fp16626:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check627
+	JMP  check633
 
-next626:
+next632:
 	TESTQ     R9, R9
-	JEQ       kept628
+	JEQ       kept634
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU   (BX)(CX*2), Y6
@@ -11792,7 +11840,7 @@ next626:
 	VMOVDQU32 Z6, 576(R9)(R13*4)
 	MOVQ      CX, (R9)
 
-kept628:
+kept634:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*4)
@@ -11826,23 +11874,23 @@ kept628:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 
-check627:
+check633:
 	CMPQ CX, R11
-	JB   next626
+	JB   next632
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next626
-	JMP  done622
+	JB   next632
+	JMP  done628
 
-fp32621:
+fp32627:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check630
+	JMP  check636
 
-next629:
+next635:
 	TESTQ     R9, R9
-	JEQ       kept631
+	JEQ       kept637
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU   (BX)(CX*2), Y6
@@ -11855,7 +11903,7 @@ next629:
 	VMOVDQU32 Z6, 576(R9)(R13*4)
 	MOVQ      CX, (R9)
 
-kept631:
+kept637:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*4)
@@ -11889,15 +11937,15 @@ kept631:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 
-check630:
+check636:
 	CMPQ CX, R11
-	JB   next629
+	JB   next635
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next629
+	JB   next635
 
-done622:
+done628:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -11936,136 +11984,11 @@ TEXT ·lionSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp16633
-	JA      fp32634
+	JE      fp16639
+	JA      fp32640
 	MOVQ    R11, CX
 	LEAQ    512(CX), R11
-	JMP     check637
-
-next636:
-	TESTQ     R8, R8
-	JEQ       kept638
-	MOVQ      CX, R12
-	ANDQ      $0x3f, R12
-	VMOVDQU   (BX)(CX*2), Y5
-	VMOVDQU   Y5, 64(R8)(R12*2)
-	VMOVDQU   (SI)(CX*2), Y5
-	VMOVDQU   Y5, 192(R8)(R12*2)
-	VMOVDQU32 (DI)(CX*4), Z5
-	VMOVDQU32 Z5, 320(R8)(R12*4)
-	MOVQ      CX, (R8)
-
-kept638:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*4)
-	PREFETCHT0  (DX)(R11*2)
-	VPMOVZXWD   (DX)(CX*2), Z5
-	VPSLLD      $0x10, Z5, Z5
-	VPMOVZXWD   (BX)(CX*2), Z7
-	VPSLLD      $0x10, Z7, Z7
-	VPMOVSXWD   (SI)(CX*2), Z8
-	VPADDD      Z8, Z7, Z7
-	VMULPS      (AX), Z5, Z5
-	VFMADD231PS 64(AX), Z7, Z5
-	VMULPS      (DI)(CX*4), Z0, Z8
-	VFMADD231PS Z1, Z5, Z8
-	VFMADD231PS 512(AX), Z7, Z7
-	VPXORD      Z6, Z6, Z6
-	VANDPS      pattern80000000<>+0(SB), Z8, Z9
-	VXORPS      Z4, Z9, Z9
-	VCMPPS      $0x00, Z6, Z8, K1
-	VCMPPS      $0x03, Z8, Z8, K2
-	VMOVDQA32   Z6, K1, Z9
-	VMOVDQA32   Z8, K2, Z9
-	VADDPS      Z9, Z7, Z7
-	VMULPS      (DI)(CX*4), Z2, Z8
-	VFMADD231PS Z3, Z5, Z8
-	VMOVUPS     Z8, (DI)(CX*4)
-	VPADDD      pattern00008000<>+0(SB), Z7, Z5
-	VPSRLD      $0x10, Z5, Z5
-	VPMOVDW     Z5, Y5
-	VPMOVDW     Z7, Y7
-	VMOVDQU     Y5, (BX)(CX*2)
-	VMOVDQU     Y7, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
-
-check637:
-	CMPQ CX, R10
-	JB   next636
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next636
-	JMP  done635
-
-fp16633:
-	MOVQ R11, CX
-	LEAQ 512(CX), R11
-	JMP  check640
-
-next639:
-	TESTQ     R8, R8
-	JEQ       kept641
-	MOVQ      CX, R12
-	ANDQ      $0x3f, R12
-	VMOVDQU   (BX)(CX*2), Y5
-	VMOVDQU   Y5, 64(R8)(R12*2)
-	VMOVDQU   (SI)(CX*2), Y5
-	VMOVDQU   Y5, 192(R8)(R12*2)
-	VMOVDQU32 (DI)(CX*4), Z5
-	VMOVDQU32 Z5, 320(R8)(R12*4)
-	MOVQ      CX, (R8)
-
-kept641:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*4)
-	PREFETCHT0  (DX)(R11*2)
-	VCVTPH2PS   (DX)(CX*2), Z5
-	VPMOVZXWD   (BX)(CX*2), Z7
-	VPSLLD      $0x10, Z7, Z7
-	VPMOVSXWD   (SI)(CX*2), Z8
-	VPADDD      Z8, Z7, Z7
-	VMULPS      (AX), Z5, Z5
-	VFMADD231PS 64(AX), Z7, Z5
-	VMULPS      (DI)(CX*4), Z0, Z8
-	VFMADD231PS Z1, Z5, Z8
-	VFMADD231PS 512(AX), Z7, Z7
-	VPXORD      Z6, Z6, Z6
-	VANDPS      pattern80000000<>+0(SB), Z8, Z9
-	VXORPS      Z4, Z9, Z9
-	VCMPPS      $0x00, Z6, Z8, K1
-	VCMPPS      $0x03, Z8, Z8, K2
-	VMOVDQA32   Z6, K1, Z9
-	VMOVDQA32   Z8, K2, Z9
-	VADDPS      Z9, Z7, Z7
-	VMULPS      (DI)(CX*4), Z2, Z8
-	VFMADD231PS Z3, Z5, Z8
-	VMOVUPS     Z8, (DI)(CX*4)
-	VPADDD      pattern00008000<>+0(SB), Z7, Z5
-	VPSRLD      $0x10, Z5, Z5
-	VPMOVDW     Z5, Y5
-	VPMOVDW     Z7, Y7
-	VMOVDQU     Y5, (BX)(CX*2)
-	VMOVDQU     Y7, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
-
-check640:
-	CMPQ CX, R10
-	JB   next639
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next639
-	JMP  done635
-
-fp32634:
-	MOVQ R11, CX
-	LEAQ 512(CX), R11
-	JMP  check643
+	JMP     check643
 
 next642:
 	TESTQ     R8, R8
@@ -12084,8 +12007,9 @@ kept644:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
-	PREFETCHT0  (DX)(R11*4)
-	VMOVUPS     (DX)(CX*4), Z5
+	PREFETCHT0  (DX)(R11*2)
+	VPMOVZXWD   (DX)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
 	VPMOVZXWD   (BX)(CX*2), Z7
 	VPSLLD      $0x10, Z7, Z7
 	VPMOVSXWD   (SI)(CX*2), Z8
@@ -12122,8 +12046,132 @@ check643:
 	CMPQ R10, R9
 	MOVQ R9, R10
 	JB   next642
+	JMP  done641
 
-done635:
+fp16639:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check646
+
+next645:
+	TESTQ     R8, R8
+	JEQ       kept647
+	MOVQ      CX, R12
+	ANDQ      $0x3f, R12
+	VMOVDQU   (BX)(CX*2), Y5
+	VMOVDQU   Y5, 64(R8)(R12*2)
+	VMOVDQU   (SI)(CX*2), Y5
+	VMOVDQU   Y5, 192(R8)(R12*2)
+	VMOVDQU32 (DI)(CX*4), Z5
+	VMOVDQU32 Z5, 320(R8)(R12*4)
+	MOVQ      CX, (R8)
+
+kept647:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*4)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Z5
+	VPMOVZXWD   (BX)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VPMOVSXWD   (SI)(CX*2), Z8
+	VPADDD      Z8, Z7, Z7
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z7, Z5
+	VMULPS      (DI)(CX*4), Z0, Z8
+	VFMADD231PS Z1, Z5, Z8
+	VFMADD231PS 512(AX), Z7, Z7
+	VPXORD      Z6, Z6, Z6
+	VANDPS      pattern80000000<>+0(SB), Z8, Z9
+	VXORPS      Z4, Z9, Z9
+	VCMPPS      $0x00, Z6, Z8, K1
+	VCMPPS      $0x03, Z8, Z8, K2
+	VMOVDQA32   Z6, K1, Z9
+	VMOVDQA32   Z8, K2, Z9
+	VADDPS      Z9, Z7, Z7
+	VMULPS      (DI)(CX*4), Z2, Z8
+	VFMADD231PS Z3, Z5, Z8
+	VMOVUPS     Z8, (DI)(CX*4)
+	VPADDD      pattern00008000<>+0(SB), Z7, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VPMOVDW     Z7, Y7
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y7, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+
+check646:
+	CMPQ CX, R10
+	JB   next645
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next645
+	JMP  done641
+
+fp32640:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check649
+
+next648:
+	TESTQ     R8, R8
+	JEQ       kept650
+	MOVQ      CX, R12
+	ANDQ      $0x3f, R12
+	VMOVDQU   (BX)(CX*2), Y5
+	VMOVDQU   Y5, 64(R8)(R12*2)
+	VMOVDQU   (SI)(CX*2), Y5
+	VMOVDQU   Y5, 192(R8)(R12*2)
+	VMOVDQU32 (DI)(CX*4), Z5
+	VMOVDQU32 Z5, 320(R8)(R12*4)
+	MOVQ      CX, (R8)
+
+kept650:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*4)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Z5
+	VPMOVZXWD   (BX)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VPMOVSXWD   (SI)(CX*2), Z8
+	VPADDD      Z8, Z7, Z7
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z7, Z5
+	VMULPS      (DI)(CX*4), Z0, Z8
+	VFMADD231PS Z1, Z5, Z8
+	VFMADD231PS 512(AX), Z7, Z7
+	VPXORD      Z6, Z6, Z6
+	VANDPS      pattern80000000<>+0(SB), Z8, Z9
+	VXORPS      Z4, Z9, Z9
+	VCMPPS      $0x00, Z6, Z8, K1
+	VCMPPS      $0x03, Z8, Z8, K2
+	VMOVDQA32   Z6, K1, Z9
+	VMOVDQA32   Z8, K2, Z9
+	VADDPS      Z9, Z7, Z7
+	VMULPS      (DI)(CX*4), Z2, Z8
+	VFMADD231PS Z3, Z5, Z8
+	VMOVUPS     Z8, (DI)(CX*4)
+	VPADDD      pattern00008000<>+0(SB), Z7, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VPMOVDW     Z7, Y7
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y7, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+
+check649:
+	CMPQ CX, R10
+	JB   next648
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next648
+
+done641:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -12159,122 +12207,11 @@ TEXT ·adagradSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp16646
-	JA      fp32647
+	JE      fp16652
+	JA      fp32653
 	MOVQ    R11, CX
 	LEAQ    512(CX), R11
-	JMP     check650
-
-next649:
-	TESTQ     R8, R8
-	JEQ       kept651
-	MOVQ      CX, R12
-	ANDQ      $0x3f, R12
-	VMOVDQU   (BX)(CX*2), Y2
-	VMOVDQU   Y2, 64(R8)(R12*2)
-	VMOVDQU   (SI)(CX*2), Y2
-	VMOVDQU   Y2, 192(R8)(R12*2)
-	VMOVDQU32 (DI)(CX*4), Z2
-	VMOVDQU32 Z2, 320(R8)(R12*4)
-	MOVQ      CX, (R8)
-
-kept651:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*4)
-	PREFETCHT0  (DX)(R11*2)
-	VPMOVZXWD   (DX)(CX*2), Z2
-	VPSLLD      $0x10, Z2, Z2
-	VPMOVZXWD   (BX)(CX*2), Z3
-	VPSLLD      $0x10, Z3, Z3
-	VPMOVSXWD   (SI)(CX*2), Z4
-	VPADDD      Z4, Z3, Z3
-	VMULPS      (AX), Z2, Z2
-	VFMADD231PS 64(AX), Z3, Z2
-	VMOVUPS     (DI)(CX*4), Z4
-	VFMADD231PS Z2, Z2, Z4
-	VMOVUPS     Z4, (DI)(CX*4)
-	VSQRTPS     Z4, Z4
-	VADDPS      Z0, Z4, Z4
-	VDIVPS      Z4, Z2, Z2
-	VFMADD231PS Z1, Z2, Z3
-	VPADDD      pattern00008000<>+0(SB), Z3, Z2
-	VPSRLD      $0x10, Z2, Z2
-	VPMOVDW     Z2, Y2
-	VPMOVDW     Z3, Y3
-	VMOVDQU     Y2, (BX)(CX*2)
-	VMOVDQU     Y3, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
-
-check650:
-	CMPQ CX, R10
-	JB   next649
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next649
-	JMP  done648
-
-fp16646:
-	MOVQ R11, CX
-	LEAQ 512(CX), R11
-	JMP  check653
-
-next652:
-	TESTQ     R8, R8
-	JEQ       kept654
-	MOVQ      CX, R12
-	ANDQ      $0x3f, R12
-	VMOVDQU   (BX)(CX*2), Y2
-	VMOVDQU   Y2, 64(R8)(R12*2)
-	VMOVDQU   (SI)(CX*2), Y2
-	VMOVDQU   Y2, 192(R8)(R12*2)
-	VMOVDQU32 (DI)(CX*4), Z2
-	VMOVDQU32 Z2, 320(R8)(R12*4)
-	MOVQ      CX, (R8)
-
-kept654:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*4)
-	PREFETCHT0  (DX)(R11*2)
-	VCVTPH2PS   (DX)(CX*2), Z2
-	VPMOVZXWD   (BX)(CX*2), Z3
-	VPSLLD      $0x10, Z3, Z3
-	VPMOVSXWD   (SI)(CX*2), Z4
-	VPADDD      Z4, Z3, Z3
-	VMULPS      (AX), Z2, Z2
-	VFMADD231PS 64(AX), Z3, Z2
-	VMOVUPS     (DI)(CX*4), Z4
-	VFMADD231PS Z2, Z2, Z4
-	VMOVUPS     Z4, (DI)(CX*4)
-	VSQRTPS     Z4, Z4
-	VADDPS      Z0, Z4, Z4
-	VDIVPS      Z4, Z2, Z2
-	VFMADD231PS Z1, Z2, Z3
-	VPADDD      pattern00008000<>+0(SB), Z3, Z2
-	VPSRLD      $0x10, Z2, Z2
-	VPMOVDW     Z2, Y2
-	VPMOVDW     Z3, Y3
-	VMOVDQU     Y2, (BX)(CX*2)
-	VMOVDQU     Y3, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
-
-check653:
-	CMPQ CX, R10
-	JB   next652
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next652
-	JMP  done648
-
-fp32647:
-	MOVQ R11, CX
-	LEAQ 512(CX), R11
-	JMP  check656
+	JMP     check656
 
 next655:
 	TESTQ     R8, R8
@@ -12293,8 +12230,9 @@ kept657:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
-	PREFETCHT0  (DX)(R11*4)
-	VMOVUPS     (DX)(CX*4), Z2
+	PREFETCHT0  (DX)(R11*2)
+	VPMOVZXWD   (DX)(CX*2), Z2
+	VPSLLD      $0x10, Z2, Z2
 	VPMOVZXWD   (BX)(CX*2), Z3
 	VPSLLD      $0x10, Z3, Z3
 	VPMOVSXWD   (SI)(CX*2), Z4
@@ -12324,8 +12262,118 @@ check656:
 	CMPQ R10, R9
 	MOVQ R9, R10
 	JB   next655
+	JMP  done654
 
-done648:
+fp16652:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check659
+
+next658:
+	TESTQ     R8, R8
+	JEQ       kept660
+	MOVQ      CX, R12
+	ANDQ      $0x3f, R12
+	VMOVDQU   (BX)(CX*2), Y2
+	VMOVDQU   Y2, 64(R8)(R12*2)
+	VMOVDQU   (SI)(CX*2), Y2
+	VMOVDQU   Y2, 192(R8)(R12*2)
+	VMOVDQU32 (DI)(CX*4), Z2
+	VMOVDQU32 Z2, 320(R8)(R12*4)
+	MOVQ      CX, (R8)
+
+kept660:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*4)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Z2
+	VPMOVZXWD   (BX)(CX*2), Z3
+	VPSLLD      $0x10, Z3, Z3
+	VPMOVSXWD   (SI)(CX*2), Z4
+	VPADDD      Z4, Z3, Z3
+	VMULPS      (AX), Z2, Z2
+	VFMADD231PS 64(AX), Z3, Z2
+	VMOVUPS     (DI)(CX*4), Z4
+	VFMADD231PS Z2, Z2, Z4
+	VMOVUPS     Z4, (DI)(CX*4)
+	VSQRTPS     Z4, Z4
+	VADDPS      Z0, Z4, Z4
+	VDIVPS      Z4, Z2, Z2
+	VFMADD231PS Z1, Z2, Z3
+	VPADDD      pattern00008000<>+0(SB), Z3, Z2
+	VPSRLD      $0x10, Z2, Z2
+	VPMOVDW     Z2, Y2
+	VPMOVDW     Z3, Y3
+	VMOVDQU     Y2, (BX)(CX*2)
+	VMOVDQU     Y3, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+
+check659:
+	CMPQ CX, R10
+	JB   next658
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next658
+	JMP  done654
+
+fp32653:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check662
+
+next661:
+	TESTQ     R8, R8
+	JEQ       kept663
+	MOVQ      CX, R12
+	ANDQ      $0x3f, R12
+	VMOVDQU   (BX)(CX*2), Y2
+	VMOVDQU   Y2, 64(R8)(R12*2)
+	VMOVDQU   (SI)(CX*2), Y2
+	VMOVDQU   Y2, 192(R8)(R12*2)
+	VMOVDQU32 (DI)(CX*4), Z2
+	VMOVDQU32 Z2, 320(R8)(R12*4)
+	MOVQ      CX, (R8)
+
+kept663:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*4)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Z2
+	VPMOVZXWD   (BX)(CX*2), Z3
+	VPSLLD      $0x10, Z3, Z3
+	VPMOVSXWD   (SI)(CX*2), Z4
+	VPADDD      Z4, Z3, Z3
+	VMULPS      (AX), Z2, Z2
+	VFMADD231PS 64(AX), Z3, Z2
+	VMOVUPS     (DI)(CX*4), Z4
+	VFMADD231PS Z2, Z2, Z4
+	VMOVUPS     Z4, (DI)(CX*4)
+	VSQRTPS     Z4, Z4
+	VADDPS      Z0, Z4, Z4
+	VDIVPS      Z4, Z2, Z2
+	VFMADD231PS Z1, Z2, Z3
+	VPADDD      pattern00008000<>+0(SB), Z3, Z2
+	VPSRLD      $0x10, Z2, Z2
+	VPMOVDW     Z2, Y2
+	VPMOVDW     Z3, Y3
+	VMOVDQU     Y2, (BX)(CX*2)
+	VMOVDQU     Y3, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+
+check662:
+	CMPQ CX, R10
+	JB   next661
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next661
+
+done654:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -12364,122 +12412,11 @@ TEXT ·sgdSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp16659
-	JA      fp32660
+	JE      fp16665
+	JA      fp32666
 	MOVQ    R11, CX
 	LEAQ    512(CX), R11
-	JMP     check663
-
-next662:
-	TESTQ     R8, R8
-	JEQ       kept664
-	MOVQ      CX, R12
-	ANDQ      $0x3f, R12
-	VMOVDQU   (BX)(CX*2), Y5
-	VMOVDQU   Y5, 64(R8)(R12*2)
-	VMOVDQU   (SI)(CX*2), Y5
-	VMOVDQU   Y5, 192(R8)(R12*2)
-	VMOVDQU32 (DI)(CX*4), Z5
-	VMOVDQU32 Z5, 320(R8)(R12*4)
-	MOVQ      CX, (R8)
-
-kept664:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*4)
-	PREFETCHT0  (DX)(R11*2)
-	VPMOVZXWD   (DX)(CX*2), Z5
-	VPSLLD      $0x10, Z5, Z5
-	VPMOVZXWD   (BX)(CX*2), Z6
-	VPSLLD      $0x10, Z6, Z6
-	VPMOVSXWD   (SI)(CX*2), Z7
-	VPADDD      Z7, Z6, Z6
-	VMULPS      (AX), Z5, Z5
-	VFMADD231PS 64(AX), Z6, Z5
-	VMULPS      (DI)(CX*4), Z0, Z7
-	VFMADD231PS Z1, Z5, Z7
-	VMOVUPS     Z7, (DI)(CX*4)
-	VMULPS      Z3, Z5, Z5
-	VFMADD231PS Z2, Z7, Z5
-	VFMADD231PS 512(AX), Z6, Z6
-	VFMADD231PS Z4, Z5, Z6
-	VPADDD      pattern00008000<>+0(SB), Z6, Z5
-	VPSRLD      $0x10, Z5, Z5
-	VPMOVDW     Z5, Y5
-	VPMOVDW     Z6, Y6
-	VMOVDQU     Y5, (BX)(CX*2)
-	VMOVDQU     Y6, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
-
-check663:
-	CMPQ CX, R10
-	JB   next662
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next662
-	JMP  done661
-
-fp16659:
-	MOVQ R11, CX
-	LEAQ 512(CX), R11
-	JMP  check666
-
-next665:
-	TESTQ     R8, R8
-	JEQ       kept667
-	MOVQ      CX, R12
-	ANDQ      $0x3f, R12
-	VMOVDQU   (BX)(CX*2), Y5
-	VMOVDQU   Y5, 64(R8)(R12*2)
-	VMOVDQU   (SI)(CX*2), Y5
-	VMOVDQU   Y5, 192(R8)(R12*2)
-	VMOVDQU32 (DI)(CX*4), Z5
-	VMOVDQU32 Z5, 320(R8)(R12*4)
-	MOVQ      CX, (R8)
-
-kept667:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*4)
-	PREFETCHT0  (DX)(R11*2)
-	VCVTPH2PS   (DX)(CX*2), Z5
-	VPMOVZXWD   (BX)(CX*2), Z6
-	VPSLLD      $0x10, Z6, Z6
-	VPMOVSXWD   (SI)(CX*2), Z7
-	VPADDD      Z7, Z6, Z6
-	VMULPS      (AX), Z5, Z5
-	VFMADD231PS 64(AX), Z6, Z5
-	VMULPS      (DI)(CX*4), Z0, Z7
-	VFMADD231PS Z1, Z5, Z7
-	VMOVUPS     Z7, (DI)(CX*4)
-	VMULPS      Z3, Z5, Z5
-	VFMADD231PS Z2, Z7, Z5
-	VFMADD231PS 512(AX), Z6, Z6
-	VFMADD231PS Z4, Z5, Z6
-	VPADDD      pattern00008000<>+0(SB), Z6, Z5
-	VPSRLD      $0x10, Z5, Z5
-	VPMOVDW     Z5, Y5
-	VPMOVDW     Z6, Y6
-	VMOVDQU     Y5, (BX)(CX*2)
-	VMOVDQU     Y6, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
-
-check666:
-	CMPQ CX, R10
-	JB   next665
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next665
-	JMP  done661
-
-fp32660:
-	MOVQ R11, CX
-	LEAQ 512(CX), R11
-	JMP  check669
+	JMP     check669
 
 next668:
 	TESTQ     R8, R8
@@ -12498,8 +12435,9 @@ kept670:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
-	PREFETCHT0  (DX)(R11*4)
-	VMOVUPS     (DX)(CX*4), Z5
+	PREFETCHT0  (DX)(R11*2)
+	VPMOVZXWD   (DX)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
 	VPMOVZXWD   (BX)(CX*2), Z6
 	VPSLLD      $0x10, Z6, Z6
 	VPMOVSXWD   (SI)(CX*2), Z7
@@ -12529,8 +12467,118 @@ check669:
 	CMPQ R10, R9
 	MOVQ R9, R10
 	JB   next668
+	JMP  done667
 
-done661:
+fp16665:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check672
+
+next671:
+	TESTQ     R8, R8
+	JEQ       kept673
+	MOVQ      CX, R12
+	ANDQ      $0x3f, R12
+	VMOVDQU   (BX)(CX*2), Y5
+	VMOVDQU   Y5, 64(R8)(R12*2)
+	VMOVDQU   (SI)(CX*2), Y5
+	VMOVDQU   Y5, 192(R8)(R12*2)
+	VMOVDQU32 (DI)(CX*4), Z5
+	VMOVDQU32 Z5, 320(R8)(R12*4)
+	MOVQ      CX, (R8)
+
+kept673:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*4)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Z5
+	VPMOVZXWD   (BX)(CX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(CX*2), Z7
+	VPADDD      Z7, Z6, Z6
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z6, Z5
+	VMULPS      (DI)(CX*4), Z0, Z7
+	VFMADD231PS Z1, Z5, Z7
+	VMOVUPS     Z7, (DI)(CX*4)
+	VMULPS      Z3, Z5, Z5
+	VFMADD231PS Z2, Z7, Z5
+	VFMADD231PS 512(AX), Z6, Z6
+	VFMADD231PS Z4, Z5, Z6
+	VPADDD      pattern00008000<>+0(SB), Z6, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VPMOVDW     Z6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+
+check672:
+	CMPQ CX, R10
+	JB   next671
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next671
+	JMP  done667
+
+fp32666:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check675
+
+next674:
+	TESTQ     R8, R8
+	JEQ       kept676
+	MOVQ      CX, R12
+	ANDQ      $0x3f, R12
+	VMOVDQU   (BX)(CX*2), Y5
+	VMOVDQU   Y5, 64(R8)(R12*2)
+	VMOVDQU   (SI)(CX*2), Y5
+	VMOVDQU   Y5, 192(R8)(R12*2)
+	VMOVDQU32 (DI)(CX*4), Z5
+	VMOVDQU32 Z5, 320(R8)(R12*4)
+	MOVQ      CX, (R8)
+
+kept676:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*4)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Z5
+	VPMOVZXWD   (BX)(CX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(CX*2), Z7
+	VPADDD      Z7, Z6, Z6
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z6, Z5
+	VMULPS      (DI)(CX*4), Z0, Z7
+	VFMADD231PS Z1, Z5, Z7
+	VMOVUPS     Z7, (DI)(CX*4)
+	VMULPS      Z3, Z5, Z5
+	VFMADD231PS Z2, Z7, Z5
+	VFMADD231PS 512(AX), Z6, Z6
+	VFMADD231PS Z4, Z5, Z6
+	VPADDD      pattern00008000<>+0(SB), Z6, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VPMOVDW     Z6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+
+check675:
+	CMPQ CX, R10
+	JB   next674
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next674
+
+done667:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -12555,13 +12603,13 @@ TEXT ·trafficSplit1xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp16672
-	JA     fp32673
+	JE     fp16678
+	JA     fp32679
 	XORQ   DX, DX
 	LEAQ   512(DX), R9
-	JMP    check676
+	JMP    check682
 
-next675:
+next681:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -12576,21 +12624,21 @@ next675:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check676:
+check682:
 	CMPQ DX, R8
-	JB   next675
+	JB   next681
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next675
-	JMP  done674
+	JB   next681
+	JMP  done680
 
-fp16672:
+fp16678:
 	XORQ DX, DX
 	LEAQ 512(DX), R9
-	JMP  check678
+	JMP  check684
 
-next677:
+next683:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -12605,21 +12653,21 @@ next677:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check678:
+check684:
 	CMPQ DX, R8
-	JB   next677
+	JB   next683
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next677
-	JMP  done674
+	JB   next683
+	JMP  done680
 
-fp32673:
+fp32679:
 	XORQ DX, DX
 	LEAQ 512(DX), R9
-	JMP  check680
+	JMP  check686
 
-next679:
+next685:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -12634,15 +12682,15 @@ next679:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check680:
+check686:
 	CMPQ DX, R8
-	JB   next679
+	JB   next685
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next679
+	JB   next685
 
-done674:
+done680:
 	VZEROUPPER
 	RET
 
@@ -12668,13 +12716,13 @@ TEXT ·trafficSplit2xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp16682
-	JA     fp32683
+	JE     fp16688
+	JA     fp32689
 	XORQ   DX, DX
 	LEAQ   512(DX), R10
-	JMP    check686
+	JMP    check692
 
-next685:
+next691:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -12692,21 +12740,21 @@ next685:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check686:
+check692:
 	CMPQ DX, R9
-	JB   next685
+	JB   next691
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next685
-	JMP  done684
+	JB   next691
+	JMP  done690
 
-fp16682:
+fp16688:
 	XORQ DX, DX
 	LEAQ 512(DX), R10
-	JMP  check688
+	JMP  check694
 
-next687:
+next693:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -12724,21 +12772,21 @@ next687:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check688:
+check694:
 	CMPQ DX, R9
-	JB   next687
+	JB   next693
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next687
-	JMP  done684
+	JB   next693
+	JMP  done690
 
-fp32683:
+fp32689:
 	XORQ DX, DX
 	LEAQ 512(DX), R10
-	JMP  check690
+	JMP  check696
 
-next689:
+next695:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -12756,15 +12804,15 @@ next689:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check690:
+check696:
 	CMPQ DX, R9
-	JB   next689
+	JB   next695
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next689
+	JB   next695
 
-done684:
+done690:
 	VZEROUPPER
 	RET
 
@@ -12808,15 +12856,15 @@ TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	CMPQ         CX, $0x01
-	JE           fp16692
-	JA           fp32693
+	JE           fp16698
+	JA           fp32699
 	MOVQ         R12, CX
 	LEAQ         512(CX), R12
-	JMP          check696
+	JMP          check702
 
-next695:
+next701:
 	TESTQ   R9, R9
-	JEQ     kept697
+	JEQ     kept703
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*2), Y7
@@ -12829,7 +12877,7 @@ next695:
 	VMOVDQU Y7, 448(R9)(R13*2)
 	MOVQ    CX, (R9)
 
-kept697:
+kept703:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*2)
@@ -12877,23 +12925,23 @@ kept697:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 
-check696:
+check702:
 	CMPQ CX, R11
-	JB   next695
+	JB   next701
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next695
-	JMP  done694
+	JB   next701
+	JMP  done700
 
-fp16692:
+fp16698:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check699
+	JMP  check705
 
-next698:
+next704:
 	TESTQ   R9, R9
-	JEQ     kept700
+	JEQ     kept706
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*2), Y7
@@ -12906,7 +12954,7 @@ next698:
 	VMOVDQU Y7, 448(R9)(R13*2)
 	MOVQ    CX, (R9)
 
-kept700:
+kept706:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*2)
@@ -12953,23 +13001,23 @@ kept700:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 
-check699:
+check705:
 	CMPQ CX, R11
-	JB   next698
+	JB   next704
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next698
-	JMP  done694
+	JB   next704
+	JMP  done700
 
-fp32693:
+fp32699:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check702
+	JMP  check708
 
-next701:
+next707:
 	TESTQ   R9, R9
-	JEQ     kept703
+	JEQ     kept709
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*2), Y7
@@ -12982,7 +13030,7 @@ next701:
 	VMOVDQU Y7, 448(R9)(R13*2)
 	MOVQ    CX, (R9)
 
-kept703:
+kept709:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*2)
@@ -13029,15 +13077,15 @@ kept703:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 
-check702:
+check708:
 	CMPQ CX, R11
-	JB   next701
+	JB   next707
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next701
+	JB   next707
 
-done694:
+done700:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -13094,146 +13142,11 @@ TEXT ·lionSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp16705
-	JA      fp32706
+	JE      fp16711
+	JA      fp32712
 	MOVQ    R11, CX
 	LEAQ    512(CX), R11
-	JMP     check709
-
-next708:
-	TESTQ   R8, R8
-	JEQ     kept710
-	MOVQ    CX, R12
-	ANDQ    $0x3f, R12
-	VMOVDQU (BX)(CX*2), Y5
-	VMOVDQU Y5, 64(R8)(R12*2)
-	VMOVDQU (SI)(CX*2), Y5
-	VMOVDQU Y5, 192(R8)(R12*2)
-	VMOVDQU (DI)(CX*2), Y5
-	VMOVDQU Y5, 320(R8)(R12*2)
-	MOVQ    CX, (R8)
-
-kept710:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VPMOVZXWD   (DX)(CX*2), Z5
-	VPSLLD      $0x10, Z5, Z5
-	VPMOVZXWD   (BX)(CX*2), Z7
-	VPSLLD      $0x10, Z7, Z7
-	VPMOVSXWD   (SI)(CX*2), Z8
-	VPADDD      Z8, Z7, Z7
-	VMULPS      (AX), Z5, Z5
-	VFMADD231PS 64(AX), Z7, Z5
-	VPMOVZXWD   (DI)(CX*2), Z8
-	VPSLLD      $0x10, Z8, Z8
-	VMULPS      Z8, Z0, Z9
-	VFMADD231PS Z1, Z5, Z9
-	VFMADD231PS 512(AX), Z7, Z7
-	VPXORD      Z6, Z6, Z6
-	VANDPS      pattern80000000<>+0(SB), Z9, Z10
-	VXORPS      Z4, Z10, Z10
-	VCMPPS      $0x00, Z6, Z9, K1
-	VCMPPS      $0x03, Z9, Z9, K2
-	VMOVDQA32   Z6, K1, Z10
-	VMOVDQA32   Z9, K2, Z10
-	VADDPS      Z10, Z7, Z7
-	VMULPS      Z8, Z2, Z8
-	VFMADD231PS Z3, Z5, Z8
-	VPADDD      pattern00008000<>+0(SB), Z8, Z5
-	VPSRLD      $0x10, Z5, Z5
-	VPMOVDW     Z5, Y5
-	VMOVDQU     Y5, (DI)(CX*2)
-	VPADDD      pattern00008000<>+0(SB), Z7, Z5
-	VPSRLD      $0x10, Z5, Z5
-	VPMOVDW     Z5, Y5
-	VPMOVDW     Z7, Y7
-	VMOVDQU     Y5, (BX)(CX*2)
-	VMOVDQU     Y7, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
-
-check709:
-	CMPQ CX, R10
-	JB   next708
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next708
-	JMP  done707
-
-fp16705:
-	MOVQ R11, CX
-	LEAQ 512(CX), R11
-	JMP  check712
-
-next711:
-	TESTQ   R8, R8
-	JEQ     kept713
-	MOVQ    CX, R12
-	ANDQ    $0x3f, R12
-	VMOVDQU (BX)(CX*2), Y5
-	VMOVDQU Y5, 64(R8)(R12*2)
-	VMOVDQU (SI)(CX*2), Y5
-	VMOVDQU Y5, 192(R8)(R12*2)
-	VMOVDQU (DI)(CX*2), Y5
-	VMOVDQU Y5, 320(R8)(R12*2)
-	MOVQ    CX, (R8)
-
-kept713:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VCVTPH2PS   (DX)(CX*2), Z5
-	VPMOVZXWD   (BX)(CX*2), Z7
-	VPSLLD      $0x10, Z7, Z7
-	VPMOVSXWD   (SI)(CX*2), Z8
-	VPADDD      Z8, Z7, Z7
-	VMULPS      (AX), Z5, Z5
-	VFMADD231PS 64(AX), Z7, Z5
-	VPMOVZXWD   (DI)(CX*2), Z8
-	VPSLLD      $0x10, Z8, Z8
-	VMULPS      Z8, Z0, Z9
-	VFMADD231PS Z1, Z5, Z9
-	VFMADD231PS 512(AX), Z7, Z7
-	VPXORD      Z6, Z6, Z6
-	VANDPS      pattern80000000<>+0(SB), Z9, Z10
-	VXORPS      Z4, Z10, Z10
-	VCMPPS      $0x00, Z6, Z9, K1
-	VCMPPS      $0x03, Z9, Z9, K2
-	VMOVDQA32   Z6, K1, Z10
-	VMOVDQA32   Z9, K2, Z10
-	VADDPS      Z10, Z7, Z7
-	VMULPS      Z8, Z2, Z8
-	VFMADD231PS Z3, Z5, Z8
-	VPADDD      pattern00008000<>+0(SB), Z8, Z5
-	VPSRLD      $0x10, Z5, Z5
-	VPMOVDW     Z5, Y5
-	VMOVDQU     Y5, (DI)(CX*2)
-	VPADDD      pattern00008000<>+0(SB), Z7, Z5
-	VPSRLD      $0x10, Z5, Z5
-	VPMOVDW     Z5, Y5
-	VPMOVDW     Z7, Y7
-	VMOVDQU     Y5, (BX)(CX*2)
-	VMOVDQU     Y7, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
-
-check712:
-	CMPQ CX, R10
-	JB   next711
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next711
-	JMP  done707
-
-fp32706:
-	MOVQ R11, CX
-	LEAQ 512(CX), R11
-	JMP  check715
+	JMP     check715
 
 next714:
 	TESTQ   R8, R8
@@ -13252,8 +13165,9 @@ kept716:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (DX)(R11*4)
-	VMOVUPS     (DX)(CX*4), Z5
+	PREFETCHT0  (DX)(R11*2)
+	VPMOVZXWD   (DX)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
 	VPMOVZXWD   (BX)(CX*2), Z7
 	VPSLLD      $0x10, Z7, Z7
 	VPMOVSXWD   (SI)(CX*2), Z8
@@ -13295,8 +13209,142 @@ check715:
 	CMPQ R10, R9
 	MOVQ R9, R10
 	JB   next714
+	JMP  done713
 
-done707:
+fp16711:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check718
+
+next717:
+	TESTQ   R8, R8
+	JEQ     kept719
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	MOVQ    CX, (R8)
+
+kept719:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Z5
+	VPMOVZXWD   (BX)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VPMOVSXWD   (SI)(CX*2), Z8
+	VPADDD      Z8, Z7, Z7
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z7, Z5
+	VPMOVZXWD   (DI)(CX*2), Z8
+	VPSLLD      $0x10, Z8, Z8
+	VMULPS      Z8, Z0, Z9
+	VFMADD231PS Z1, Z5, Z9
+	VFMADD231PS 512(AX), Z7, Z7
+	VPXORD      Z6, Z6, Z6
+	VANDPS      pattern80000000<>+0(SB), Z9, Z10
+	VXORPS      Z4, Z10, Z10
+	VCMPPS      $0x00, Z6, Z9, K1
+	VCMPPS      $0x03, Z9, Z9, K2
+	VMOVDQA32   Z6, K1, Z10
+	VMOVDQA32   Z9, K2, Z10
+	VADDPS      Z10, Z7, Z7
+	VMULPS      Z8, Z2, Z8
+	VFMADD231PS Z3, Z5, Z8
+	VPADDD      pattern00008000<>+0(SB), Z8, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQU     Y5, (DI)(CX*2)
+	VPADDD      pattern00008000<>+0(SB), Z7, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VPMOVDW     Z7, Y7
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y7, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+
+check718:
+	CMPQ CX, R10
+	JB   next717
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next717
+	JMP  done713
+
+fp32712:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check721
+
+next720:
+	TESTQ   R8, R8
+	JEQ     kept722
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	MOVQ    CX, (R8)
+
+kept722:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Z5
+	VPMOVZXWD   (BX)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VPMOVSXWD   (SI)(CX*2), Z8
+	VPADDD      Z8, Z7, Z7
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z7, Z5
+	VPMOVZXWD   (DI)(CX*2), Z8
+	VPSLLD      $0x10, Z8, Z8
+	VMULPS      Z8, Z0, Z9
+	VFMADD231PS Z1, Z5, Z9
+	VFMADD231PS 512(AX), Z7, Z7
+	VPXORD      Z6, Z6, Z6
+	VANDPS      pattern80000000<>+0(SB), Z9, Z10
+	VXORPS      Z4, Z10, Z10
+	VCMPPS      $0x00, Z6, Z9, K1
+	VCMPPS      $0x03, Z9, Z9, K2
+	VMOVDQA32   Z6, K1, Z10
+	VMOVDQA32   Z9, K2, Z10
+	VADDPS      Z10, Z7, Z7
+	VMULPS      Z8, Z2, Z8
+	VFMADD231PS Z3, Z5, Z8
+	VPADDD      pattern00008000<>+0(SB), Z8, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQU     Y5, (DI)(CX*2)
+	VPADDD      pattern00008000<>+0(SB), Z7, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VPMOVDW     Z7, Y7
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y7, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+
+check721:
+	CMPQ CX, R10
+	JB   next720
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next720
+
+done713:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -13335,136 +13383,11 @@ TEXT ·adagradSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	CMPQ         CX, $0x01
-	JE           fp16718
-	JA           fp32719
+	JE           fp16724
+	JA           fp32725
 	MOVQ         R11, CX
 	LEAQ         512(CX), R11
-	JMP          check722
-
-next721:
-	TESTQ   R8, R8
-	JEQ     kept723
-	MOVQ    CX, R12
-	ANDQ    $0x3f, R12
-	VMOVDQU (BX)(CX*2), Y3
-	VMOVDQU Y3, 64(R8)(R12*2)
-	VMOVDQU (SI)(CX*2), Y3
-	VMOVDQU Y3, 192(R8)(R12*2)
-	VMOVDQU (DI)(CX*2), Y3
-	VMOVDQU Y3, 320(R8)(R12*2)
-	MOVQ    CX, (R8)
-
-kept723:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VPMOVZXWD   (DX)(CX*2), Z3
-	VPSLLD      $0x10, Z3, Z3
-	VPMOVZXWD   (BX)(CX*2), Z4
-	VPSLLD      $0x10, Z4, Z4
-	VPMOVSXWD   (SI)(CX*2), Z5
-	VPADDD      Z5, Z4, Z4
-	VMULPS      (AX), Z3, Z3
-	VFMADD231PS 64(AX), Z4, Z3
-	VPMOVZXWD   (DI)(CX*2), Z5
-	VPSLLD      $0x10, Z5, Z5
-	VFMADD231PS Z3, Z3, Z5
-	VPMULLD     Z0, Z0, Z6
-	VPSRLD      $0x10, Z6, Z6
-	VPADDD      Z5, Z6, Z6
-	VPSRLD      $0x10, Z6, Z6
-	VPMOVDW     Z6, Y6
-	VMOVDQU     Y6, (DI)(CX*2)
-	VPADDD      patterne3779b90<>+0(SB), Z0, Z0
-	VSQRTPS     Z5, Z5
-	VADDPS      Z1, Z5, Z5
-	VDIVPS      Z5, Z3, Z3
-	VFMADD231PS Z2, Z3, Z4
-	VPADDD      pattern00008000<>+0(SB), Z4, Z3
-	VPSRLD      $0x10, Z3, Z3
-	VPMOVDW     Z3, Y3
-	VPMOVDW     Z4, Y4
-	VMOVDQU     Y3, (BX)(CX*2)
-	VMOVDQU     Y4, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
-
-check722:
-	CMPQ CX, R10
-	JB   next721
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next721
-	JMP  done720
-
-fp16718:
-	MOVQ R11, CX
-	LEAQ 512(CX), R11
-	JMP  check725
-
-next724:
-	TESTQ   R8, R8
-	JEQ     kept726
-	MOVQ    CX, R12
-	ANDQ    $0x3f, R12
-	VMOVDQU (BX)(CX*2), Y3
-	VMOVDQU Y3, 64(R8)(R12*2)
-	VMOVDQU (SI)(CX*2), Y3
-	VMOVDQU Y3, 192(R8)(R12*2)
-	VMOVDQU (DI)(CX*2), Y3
-	VMOVDQU Y3, 320(R8)(R12*2)
-	MOVQ    CX, (R8)
-
-kept726:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VCVTPH2PS   (DX)(CX*2), Z3
-	VPMOVZXWD   (BX)(CX*2), Z4
-	VPSLLD      $0x10, Z4, Z4
-	VPMOVSXWD   (SI)(CX*2), Z5
-	VPADDD      Z5, Z4, Z4
-	VMULPS      (AX), Z3, Z3
-	VFMADD231PS 64(AX), Z4, Z3
-	VPMOVZXWD   (DI)(CX*2), Z5
-	VPSLLD      $0x10, Z5, Z5
-	VFMADD231PS Z3, Z3, Z5
-	VPMULLD     Z0, Z0, Z6
-	VPSRLD      $0x10, Z6, Z6
-	VPADDD      Z5, Z6, Z6
-	VPSRLD      $0x10, Z6, Z6
-	VPMOVDW     Z6, Y6
-	VMOVDQU     Y6, (DI)(CX*2)
-	VPADDD      patterne3779b90<>+0(SB), Z0, Z0
-	VSQRTPS     Z5, Z5
-	VADDPS      Z1, Z5, Z5
-	VDIVPS      Z5, Z3, Z3
-	VFMADD231PS Z2, Z3, Z4
-	VPADDD      pattern00008000<>+0(SB), Z4, Z3
-	VPSRLD      $0x10, Z3, Z3
-	VPMOVDW     Z3, Y3
-	VPMOVDW     Z4, Y4
-	VMOVDQU     Y3, (BX)(CX*2)
-	VMOVDQU     Y4, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
-
-check725:
-	CMPQ CX, R10
-	JB   next724
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next724
-	JMP  done720
-
-fp32719:
-	MOVQ R11, CX
-	LEAQ 512(CX), R11
-	JMP  check728
+	JMP          check728
 
 next727:
 	TESTQ   R8, R8
@@ -13483,8 +13406,9 @@ kept729:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (DX)(R11*4)
-	VMOVUPS     (DX)(CX*4), Z3
+	PREFETCHT0  (DX)(R11*2)
+	VPMOVZXWD   (DX)(CX*2), Z3
+	VPSLLD      $0x10, Z3, Z3
 	VPMOVZXWD   (BX)(CX*2), Z4
 	VPSLLD      $0x10, Z4, Z4
 	VPMOVSXWD   (SI)(CX*2), Z5
@@ -13521,8 +13445,132 @@ check728:
 	CMPQ R10, R9
 	MOVQ R9, R10
 	JB   next727
+	JMP  done726
 
-done720:
+fp16724:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check731
+
+next730:
+	TESTQ   R8, R8
+	JEQ     kept732
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y3
+	VMOVDQU Y3, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y3
+	VMOVDQU Y3, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y3
+	VMOVDQU Y3, 320(R8)(R12*2)
+	MOVQ    CX, (R8)
+
+kept732:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Z3
+	VPMOVZXWD   (BX)(CX*2), Z4
+	VPSLLD      $0x10, Z4, Z4
+	VPMOVSXWD   (SI)(CX*2), Z5
+	VPADDD      Z5, Z4, Z4
+	VMULPS      (AX), Z3, Z3
+	VFMADD231PS 64(AX), Z4, Z3
+	VPMOVZXWD   (DI)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
+	VFMADD231PS Z3, Z3, Z5
+	VPMULLD     Z0, Z0, Z6
+	VPSRLD      $0x10, Z6, Z6
+	VPADDD      Z5, Z6, Z6
+	VPSRLD      $0x10, Z6, Z6
+	VPMOVDW     Z6, Y6
+	VMOVDQU     Y6, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Z0, Z0
+	VSQRTPS     Z5, Z5
+	VADDPS      Z1, Z5, Z5
+	VDIVPS      Z5, Z3, Z3
+	VFMADD231PS Z2, Z3, Z4
+	VPADDD      pattern00008000<>+0(SB), Z4, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, Y3
+	VPMOVDW     Z4, Y4
+	VMOVDQU     Y3, (BX)(CX*2)
+	VMOVDQU     Y4, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+
+check731:
+	CMPQ CX, R10
+	JB   next730
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next730
+	JMP  done726
+
+fp32725:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check734
+
+next733:
+	TESTQ   R8, R8
+	JEQ     kept735
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y3
+	VMOVDQU Y3, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y3
+	VMOVDQU Y3, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y3
+	VMOVDQU Y3, 320(R8)(R12*2)
+	MOVQ    CX, (R8)
+
+kept735:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Z3
+	VPMOVZXWD   (BX)(CX*2), Z4
+	VPSLLD      $0x10, Z4, Z4
+	VPMOVSXWD   (SI)(CX*2), Z5
+	VPADDD      Z5, Z4, Z4
+	VMULPS      (AX), Z3, Z3
+	VFMADD231PS 64(AX), Z4, Z3
+	VPMOVZXWD   (DI)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
+	VFMADD231PS Z3, Z3, Z5
+	VPMULLD     Z0, Z0, Z6
+	VPSRLD      $0x10, Z6, Z6
+	VPADDD      Z5, Z6, Z6
+	VPSRLD      $0x10, Z6, Z6
+	VPMOVDW     Z6, Y6
+	VMOVDQU     Y6, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Z0, Z0
+	VSQRTPS     Z5, Z5
+	VADDPS      Z1, Z5, Z5
+	VDIVPS      Z5, Z3, Z3
+	VFMADD231PS Z2, Z3, Z4
+	VPADDD      pattern00008000<>+0(SB), Z4, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, Y3
+	VPMOVDW     Z4, Y4
+	VMOVDQU     Y3, (BX)(CX*2)
+	VMOVDQU     Y4, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+
+check734:
+	CMPQ CX, R10
+	JB   next733
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next733
+
+done726:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -13561,132 +13609,11 @@ TEXT ·sgdSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp16731
-	JA      fp32732
+	JE      fp16737
+	JA      fp32738
 	MOVQ    R11, CX
 	LEAQ    512(CX), R11
-	JMP     check735
-
-next734:
-	TESTQ   R8, R8
-	JEQ     kept736
-	MOVQ    CX, R12
-	ANDQ    $0x3f, R12
-	VMOVDQU (BX)(CX*2), Y5
-	VMOVDQU Y5, 64(R8)(R12*2)
-	VMOVDQU (SI)(CX*2), Y5
-	VMOVDQU Y5, 192(R8)(R12*2)
-	VMOVDQU (DI)(CX*2), Y5
-	VMOVDQU Y5, 320(R8)(R12*2)
-	MOVQ    CX, (R8)
-
-kept736:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VPMOVZXWD   (DX)(CX*2), Z5
-	VPSLLD      $0x10, Z5, Z5
-	VPMOVZXWD   (BX)(CX*2), Z6
-	VPSLLD      $0x10, Z6, Z6
-	VPMOVSXWD   (SI)(CX*2), Z7
-	VPADDD      Z7, Z6, Z6
-	VMULPS      (AX), Z5, Z5
-	VFMADD231PS 64(AX), Z6, Z5
-	VPMOVZXWD   (DI)(CX*2), Z7
-	VPSLLD      $0x10, Z7, Z7
-	VMULPS      Z7, Z0, Z7
-	VFMADD231PS Z1, Z5, Z7
-	VPADDD      pattern00008000<>+0(SB), Z7, Z8
-	VPSRLD      $0x10, Z8, Z8
-	VPMOVDW     Z8, Y8
-	VMOVDQU     Y8, (DI)(CX*2)
-	VMULPS      Z3, Z5, Z5
-	VFMADD231PS Z2, Z7, Z5
-	VFMADD231PS 512(AX), Z6, Z6
-	VFMADD231PS Z4, Z5, Z6
-	VPADDD      pattern00008000<>+0(SB), Z6, Z5
-	VPSRLD      $0x10, Z5, Z5
-	VPMOVDW     Z5, Y5
-	VPMOVDW     Z6, Y6
-	VMOVDQU     Y5, (BX)(CX*2)
-	VMOVDQU     Y6, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
-
-check735:
-	CMPQ CX, R10
-	JB   next734
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next734
-	JMP  done733
-
-fp16731:
-	MOVQ R11, CX
-	LEAQ 512(CX), R11
-	JMP  check738
-
-next737:
-	TESTQ   R8, R8
-	JEQ     kept739
-	MOVQ    CX, R12
-	ANDQ    $0x3f, R12
-	VMOVDQU (BX)(CX*2), Y5
-	VMOVDQU Y5, 64(R8)(R12*2)
-	VMOVDQU (SI)(CX*2), Y5
-	VMOVDQU Y5, 192(R8)(R12*2)
-	VMOVDQU (DI)(CX*2), Y5
-	VMOVDQU Y5, 320(R8)(R12*2)
-	MOVQ    CX, (R8)
-
-kept739:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VCVTPH2PS   (DX)(CX*2), Z5
-	VPMOVZXWD   (BX)(CX*2), Z6
-	VPSLLD      $0x10, Z6, Z6
-	VPMOVSXWD   (SI)(CX*2), Z7
-	VPADDD      Z7, Z6, Z6
-	VMULPS      (AX), Z5, Z5
-	VFMADD231PS 64(AX), Z6, Z5
-	VPMOVZXWD   (DI)(CX*2), Z7
-	VPSLLD      $0x10, Z7, Z7
-	VMULPS      Z7, Z0, Z7
-	VFMADD231PS Z1, Z5, Z7
-	VPADDD      pattern00008000<>+0(SB), Z7, Z8
-	VPSRLD      $0x10, Z8, Z8
-	VPMOVDW     Z8, Y8
-	VMOVDQU     Y8, (DI)(CX*2)
-	VMULPS      Z3, Z5, Z5
-	VFMADD231PS Z2, Z7, Z5
-	VFMADD231PS 512(AX), Z6, Z6
-	VFMADD231PS Z4, Z5, Z6
-	VPADDD      pattern00008000<>+0(SB), Z6, Z5
-	VPSRLD      $0x10, Z5, Z5
-	VPMOVDW     Z5, Y5
-	VPMOVDW     Z6, Y6
-	VMOVDQU     Y5, (BX)(CX*2)
-	VMOVDQU     Y6, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
-
-check738:
-	CMPQ CX, R10
-	JB   next737
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next737
-	JMP  done733
-
-fp32732:
-	MOVQ R11, CX
-	LEAQ 512(CX), R11
-	JMP  check741
+	JMP     check741
 
 next740:
 	TESTQ   R8, R8
@@ -13705,8 +13632,9 @@ kept742:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (DX)(R11*4)
-	VMOVUPS     (DX)(CX*4), Z5
+	PREFETCHT0  (DX)(R11*2)
+	VPMOVZXWD   (DX)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
 	VPMOVZXWD   (BX)(CX*2), Z6
 	VPSLLD      $0x10, Z6, Z6
 	VPMOVSXWD   (SI)(CX*2), Z7
@@ -13741,8 +13669,128 @@ check741:
 	CMPQ R10, R9
 	MOVQ R9, R10
 	JB   next740
+	JMP  done739
 
-done733:
+fp16737:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check744
+
+next743:
+	TESTQ   R8, R8
+	JEQ     kept745
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	MOVQ    CX, (R8)
+
+kept745:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Z5
+	VPMOVZXWD   (BX)(CX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(CX*2), Z7
+	VPADDD      Z7, Z6, Z6
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z6, Z5
+	VPMOVZXWD   (DI)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VMULPS      Z7, Z0, Z7
+	VFMADD231PS Z1, Z5, Z7
+	VPADDD      pattern00008000<>+0(SB), Z7, Z8
+	VPSRLD      $0x10, Z8, Z8
+	VPMOVDW     Z8, Y8
+	VMOVDQU     Y8, (DI)(CX*2)
+	VMULPS      Z3, Z5, Z5
+	VFMADD231PS Z2, Z7, Z5
+	VFMADD231PS 512(AX), Z6, Z6
+	VFMADD231PS Z4, Z5, Z6
+	VPADDD      pattern00008000<>+0(SB), Z6, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VPMOVDW     Z6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+
+check744:
+	CMPQ CX, R10
+	JB   next743
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next743
+	JMP  done739
+
+fp32738:
+	MOVQ R11, CX
+	LEAQ 512(CX), R11
+	JMP  check747
+
+next746:
+	TESTQ   R8, R8
+	JEQ     kept748
+	MOVQ    CX, R12
+	ANDQ    $0x3f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	MOVQ    CX, (R8)
+
+kept748:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Z5
+	VPMOVZXWD   (BX)(CX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(CX*2), Z7
+	VPADDD      Z7, Z6, Z6
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z6, Z5
+	VPMOVZXWD   (DI)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VMULPS      Z7, Z0, Z7
+	VFMADD231PS Z1, Z5, Z7
+	VPADDD      pattern00008000<>+0(SB), Z7, Z8
+	VPSRLD      $0x10, Z8, Z8
+	VPMOVDW     Z8, Y8
+	VMOVDQU     Y8, (DI)(CX*2)
+	VMULPS      Z3, Z5, Z5
+	VFMADD231PS Z2, Z7, Z5
+	VFMADD231PS 512(AX), Z6, Z6
+	VFMADD231PS Z4, Z5, Z6
+	VPADDD      pattern00008000<>+0(SB), Z6, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VPMOVDW     Z6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+
+check747:
+	CMPQ CX, R10
+	JB   next746
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next746
+
+done739:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -13767,13 +13815,13 @@ TEXT ·trafficSplit1xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp16744
-	JA     fp32745
+	JE     fp16750
+	JA     fp32751
 	XORQ   DX, DX
 	LEAQ   512(DX), R9
-	JMP    check748
+	JMP    check754
 
-next747:
+next753:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -13788,21 +13836,21 @@ next747:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check748:
+check754:
 	CMPQ DX, R8
-	JB   next747
+	JB   next753
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next747
-	JMP  done746
+	JB   next753
+	JMP  done752
 
-fp16744:
+fp16750:
 	XORQ DX, DX
 	LEAQ 512(DX), R9
-	JMP  check750
+	JMP  check756
 
-next749:
+next755:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -13817,21 +13865,21 @@ next749:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check750:
+check756:
 	CMPQ DX, R8
-	JB   next749
+	JB   next755
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next749
-	JMP  done746
+	JB   next755
+	JMP  done752
 
-fp32745:
+fp32751:
 	XORQ DX, DX
 	LEAQ 512(DX), R9
-	JMP  check752
+	JMP  check758
 
-next751:
+next757:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -13846,15 +13894,15 @@ next751:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check752:
+check758:
 	CMPQ DX, R8
-	JB   next751
+	JB   next757
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next751
+	JB   next757
 
-done746:
+done752:
 	VZEROUPPER
 	RET
 
@@ -13880,13 +13928,13 @@ TEXT ·trafficSplit2xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp16754
-	JA     fp32755
+	JE     fp16760
+	JA     fp32761
 	XORQ   DX, DX
 	LEAQ   512(DX), R10
-	JMP    check758
+	JMP    check764
 
-next757:
+next763:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -13904,21 +13952,21 @@ next757:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check758:
+check764:
 	CMPQ DX, R9
-	JB   next757
+	JB   next763
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next757
-	JMP  done756
+	JB   next763
+	JMP  done762
 
-fp16754:
+fp16760:
 	XORQ DX, DX
 	LEAQ 512(DX), R10
-	JMP  check760
+	JMP  check766
 
-next759:
+next765:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -13936,21 +13984,21 @@ next759:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check760:
+check766:
 	CMPQ DX, R9
-	JB   next759
+	JB   next765
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next759
-	JMP  done756
+	JB   next765
+	JMP  done762
 
-fp32755:
+fp32761:
 	XORQ DX, DX
 	LEAQ 512(DX), R10
-	JMP  check762
+	JMP  check768
 
-next761:
+next767:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -13968,15 +14016,15 @@ next761:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check762:
+check768:
 	CMPQ DX, R9
-	JB   next761
+	JB   next767
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next761
+	JB   next767
 
-done756:
+done762:
 	VZEROUPPER
 	RET
 
@@ -14034,12 +14082,12 @@ TEXT ·adamSplitINT8AVX512(SB), $5192-8
 	MOVQ    a+0(FP), AX
 	MOVQ    16(AX), AX
 	CMPQ    CX, $0x01
-	JE      fp16764
-	JA      fp32765
+	JE      fp16770
+	JA      fp32771
 
-block767:
+block773:
 	TESTQ   R10, R10
-	JEQ     kept770
+	JEQ     kept776
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -14051,7 +14099,7 @@ block767:
 	MOVQ    AX, R11
 	ANDQ    $0x000003ff, R11
 
-keep771:
+keep777:
 	VMOVDQU32 (BX)(CX*2), Z3
 	VMOVDQU32 Z3, 64(R10)(R11*2)
 	VMOVDQU32 64(BX)(CX*2), Z3
@@ -14067,10 +14115,10 @@ keep771:
 	ADDQ      $0x40, CX
 	ADDQ      $0x40, R11
 	TESTQ     $0x000000ff, CX
-	JNE       keep771
+	JNE       keep777
 	MOVQ      AX, (R10)
 
-kept770:
+kept776:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R11
 	MOVQ         AX, CX
@@ -14087,7 +14135,7 @@ kept770:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn768:
+turn774:
 	LEAQ        512(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -14203,733 +14251,33 @@ turn768:
 	VMOVDQU     Y4, (SI)(AX*2)
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
+	TESTQ       $0x000000ff, AX
+	JNE         turn774
 	MOVQ        AX, CX
-	MOVQ        a+0(FP), R12
-	MOVQ        16(R12), R12
-	SUBQ        R12, CX
-	CMPQ        CX, $0x00000100
-	JBE         encoded769
-	XORQ        $0x00000100, R11
-	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2048(DX)(R11*4), Z3, Z4
-	VPSRLD      5104(DX), Z0, Z3
-	VPADDD      Z3, Z4, Z4
-	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     (DX)(R11*4), Z6
-	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
-	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
-	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
-	VPADDD      Z3, Z5, Z5
-	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2048(DX)(R11*4), Z3
-	VPTESTMD    Z3, Z3, K1
-	VPSRLD      5072(DX), Z4, Z4
-	VPSUBD.Z    4992(DX), Z4, K1, Z4
-	VPMOVDB     Z4, -288(R9)(AX*1)
-	VPSRLD      $0x13, Z5, Z5
-	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
-	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
-	VPSRLD      $0x18, Z6, Z6
-	VPANDD      pattern00000080<>+0(SB), Z6, Z6
-	VPORD.Z     Z6, Z5, K1, Z5
-	VPMOVDB     Z5, -288(R8)(AX*1)
-	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2112(DX)(R11*4), Z3, Z4
-	VPSRLD      5104(DX), Z0, Z3
-	VPADDD      Z3, Z4, Z4
-	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     64(DX)(R11*4), Z6
-	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
-	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
-	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
-	VPADDD      Z3, Z5, Z5
-	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2112(DX)(R11*4), Z3
-	VPTESTMD    Z3, Z3, K1
-	VPSRLD      5072(DX), Z4, Z4
-	VPSUBD.Z    4992(DX), Z4, K1, Z4
-	VPMOVDB     Z4, -272(R9)(AX*1)
-	VPSRLD      $0x13, Z5, Z5
-	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
-	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
-	VPSRLD      $0x18, Z6, Z6
-	VPANDD      pattern00000080<>+0(SB), Z6, Z6
-	VPORD.Z     Z6, Z5, K1, Z5
-	VPMOVDB     Z5, -272(R8)(AX*1)
-
-encoded769:
-	TESTQ         $0x000000ff, AX
-	JNE           turn768
-	VEXTRACTI64X4 $0x01, Z1, Y0
-	VPMINUD       Y0, Y1, Y1
-	VEXTRACTI128  $0x01, Y1, X0
-	VPMINUD       X0, X1, X1
-	VPSHUFD       $0x4e, X1, X0
-	VPMINUD       X0, X1, X1
-	VPSHUFD       $0xb1, X1, X0
-	VPMINUD       X0, X1, X1
-	VMOVD         X1, CX
-	VEXTRACTI64X4 $0x01, Z2, Y0
-	VPMAXUD       Y0, Y2, Y2
-	VEXTRACTI128  $0x01, Y2, X0
-	VPMAXUD       X0, X2, X2
-	VPSHUFD       $0x4e, X2, X0
-	VPMAXUD       X0, X2, X2
-	VPSHUFD       $0xb1, X2, X0
-	VPMAXUD       X0, X2, X2
-	VMOVD         X2, R13
-	INCL          CX
-	MOVL          R13, R15
-	ADDL          $0x000fffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x0000001f, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R11
-	MOVL          $0x00000014, R14
-	MOVL          R13, R15
-	ADDL          $0x0007ffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x0000000f, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R12
-	SHLL          $0x17, R12
-	ADDL          $0x00080000, R12
-	CMPL          CX, R12
-	MOVL          $0x00000013, R12
-	CMOVLCC       R15, R11
-	CMOVLCC       R12, R14
-	MOVL          R13, R15
-	ADDL          $0x0003ffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x00000007, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R12
-	SHLL          $0x17, R12
-	ADDL          $0x00040000, R12
-	CMPL          CX, R12
-	MOVL          $0x00000012, R12
-	CMOVLCC       R15, R11
-	CMOVLCC       R12, R14
-	MOVL          R13, R15
-	ADDL          $0x0001ffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x00000003, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R12
-	SHLL          $0x17, R12
-	ADDL          $0x00020000, R12
-	CMPL          CX, R12
-	MOVL          $0x00000011, R12
-	CMOVLCC       R15, R11
-	CMOVLCC       R12, R14
-	MOVL          R14, CX
-	SHLL          $0x08, CX
-	ORL           R11, CX
-	XORL          R12, R12
-	TESTL         R13, R13
-	CMOVLEQ       R12, CX
-	MOVQ          a+0(FP), R12
-	MOVQ          104(R12), R13
-	MOVQ          AX, R12
-	SHRQ          $0x07, R12
-	MOVW          CX, -2(R13)(R12*1)
-	VMOVD         R14, X0
-	VMOVDQA       X0, 5072(DX)
-	MOVL          $0x00000020, R12
-	SUBL          R14, R12
-	VMOVD         R12, X0
-	VMOVDQA       X0, 5104(DX)
-	MOVL          R14, R12
-	SUBL          $0x10, R12
-	VMOVD         R12, X0
-	VMOVDQA       X0, 5088(DX)
-	MOVL          R14, CX
-	SHLL          $0x17, R11
-	MOVL          $0x00000001, R12
-	SHLL          CL, R12
-	ADDL          R11, R12
-	VMOVD         R12, X0
-	VPBROADCASTD  X0, Z0
-	VMOVDQU32     Z0, 4928(DX)
-	SHRL          CL, R11
-	VMOVD         R11, X0
-	VPBROADCASTD  X0, Z0
-	VMOVDQU32     Z0, 4992(DX)
-	MOVQ          AX, R11
-	SUBQ          $0x00000100, R11
-	SHRQ          $0x08, R11
-	MOVQ          a+0(FP), CX
-	MOVL          60(CX), CX
-	ADDL          R11, CX
-	MOVL          CX, R11
-	SHRL          $0x10, R11
-	XORL          R11, CX
-	IMUL3L        $0x85ebca6b, CX, CX
-	MOVL          CX, R11
-	SHRL          $0x0d, R11
-	XORL          R11, CX
-	IMUL3L        $0xc2b2ae35, CX, CX
-	MOVL          CX, R11
-	SHRL          $0x10, R11
-	XORL          R11, CX
-	MOVQ          a+0(FP), R11
-	MOVL          56(R11), R11
-	ADDL          R11, CX
-	VMOVD         CX, X0
-	VPBROADCASTD  X0, Z0
-	VPADDD        blockDitherAVX512<>+0(SB), Z0, Z0
-	MOVQ          a+0(FP), CX
-	MOVQ          (CX), CX
-	CMPQ          AX, CX
-	JB            block767
-	JMP           done766
-
-fp16764:
-block772:
-	TESTQ   R10, R10
-	JEQ     kept775
-	MOVQ    AX, CX
-	SHRQ    $0x07, CX
-	MOVQ    a+0(FP), R11
-	MOVQ    104(R11), R11
-	MOVWLZX (R11)(CX*1), R11
-	ANDQ    $0x07, CX
-	MOVW    R11, 6208(R10)(CX*1)
-	MOVQ    AX, CX
-	MOVQ    AX, R11
-	ANDQ    $0x000003ff, R11
-
-keep776:
-	VMOVDQU32 (BX)(CX*2), Z3
-	VMOVDQU32 Z3, 64(R10)(R11*2)
-	VMOVDQU32 64(BX)(CX*2), Z3
-	VMOVDQU32 Z3, 128(R10)(R11*2)
-	VMOVDQU32 (SI)(CX*2), Z3
-	VMOVDQU32 Z3, 2112(R10)(R11*2)
-	VMOVDQU32 64(SI)(CX*2), Z3
-	VMOVDQU32 Z3, 2176(R10)(R11*2)
-	VMOVDQU32 (R8)(CX*1), Z3
-	VMOVDQU32 Z3, 4160(R10)(R11*1)
-	VMOVDQU32 (R9)(CX*1), Z3
-	VMOVDQU32 Z3, 5184(R10)(R11*1)
-	ADDQ      $0x40, CX
-	ADDQ      $0x40, R11
-	TESTQ     $0x000000ff, CX
-	JNE       keep776
-	MOVQ      AX, (R10)
-
-kept775:
-	MOVQ         a+0(FP), CX
-	MOVQ         104(CX), R11
-	MOVQ         AX, CX
-	SHRQ         $0x07, CX
-	MOVWLZX      (R11)(CX*1), CX
-	MOVBLZX      CL, R11
-	SHLL         $0x17, R11
-	VMOVD        R11, X3
-	VPBROADCASTD X3, Z3
-	VMOVDQU32    Z3, 4864(DX)
-	SHRL         $0x08, CX
-	VMOVD        CX, X3
-	VMOVDQA      X3, 5056(DX)
-	VPXORD       Z2, Z2, Z2
-	VPTERNLOGD   $0xff, Z1, Z1, Z1
-
-turn773:
-	LEAQ        512(AX), CX
 	MOVQ        a+0(FP), R11
-	MOVQ        8(R11), R11
-	CMPQ        AX, R11
-	CMOVQCC     AX, CX
-	PREFETCHT0  (R8)(CX*1)
-	PREFETCHT0  (R9)(CX*1)
-	MOVQ        AX, R11
-	ANDQ        $0x000001ff, R11
-	PREFETCHT0  (BX)(CX*2)
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (DI)(CX*2)
-	VPMOVZXBD   (R9)(AX*1), Z3
-	VPTESTMD    Z3, Z3, K1
-	VPSLLD      5056(DX), Z3, Z3
-	VPADDD.Z    4864(DX), Z3, K1, Z3
-	VPMOVZXBD   (R8)(AX*1), Z4
-	VPSLLD      $0x18, Z4, Z4
-	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
-	VPADDD      patternfe000000<>+0(SB), Z6, Z6
-	VPSRLD      $0x05, Z4, Z5
-	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
-	VPADDD      Z6, Z5, Z5
-	VSUBPS      Z6, Z5, Z5
-	VPANDD      pattern80000000<>+0(SB), Z4, Z4
-	VPORD       Z4, Z5, Z5
-	VCVTPH2PS   (DI)(AX*2), Z4
-	VPMOVZXWD   (BX)(AX*2), Z6
-	VPSLLD      $0x10, Z6, Z6
-	VPMOVSXWD   (SI)(AX*2), Z7
-	VPADDD      Z7, Z6, Z6
-	VMULPS      4096(DX), Z4, Z4
-	VFMADD231PS 4160(DX), Z6, Z4
-	VMOVUPS     4224(DX), Z7
-	VMULPS      Z5, Z7, Z5
-	VFMADD231PS 4288(DX), Z4, Z5
-	VMULPS      Z4, Z4, Z4
-	VMOVUPS     4352(DX), Z7
-	VMULPS      Z3, Z3, Z3
-	VMULPS      Z3, Z7, Z3
-	VFMADD231PS 4416(DX), Z4, Z3
-	VMOVUPS     Z5, (DX)(R11*4)
-	VSQRTPS     Z3, Z3
-	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
-	VMOVUPS     Z4, 2048(DX)(R11*4)
-	VPMAXUD     Z4, Z2, Z2
-	VPADDD      patternffffffff<>+0(SB), Z4, Z4
-	VPMINUD     Z4, Z1, Z1
-	VMOVUPS     4480(DX), Z4
-	VFMADD213PS 4544(DX), Z4, Z3
-	VDIVPS      Z3, Z5, Z5
-	VFMADD231PS 4608(DX), Z6, Z6
-	VFMADD231PS 4672(DX), Z5, Z6
-	VPADDD      pattern00008000<>+0(SB), Z6, Z3
-	VPSRLD      $0x10, Z3, Z3
-	VPMOVDW     Z3, Y3
-	VPMOVDW     Z6, Y4
-	VMOVDQU     Y3, (BX)(AX*2)
-	VMOVDQU     Y4, (SI)(AX*2)
-	ADDQ        $0x10, AX
-	ADDQ        $0x10, CX
-	PREFETCHT0  (BX)(CX*2)
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (DI)(CX*2)
-	VPMOVZXBD   (R9)(AX*1), Z3
-	VPTESTMD    Z3, Z3, K1
-	VPSLLD      5056(DX), Z3, Z3
-	VPADDD.Z    4864(DX), Z3, K1, Z3
-	VPMOVZXBD   (R8)(AX*1), Z4
-	VPSLLD      $0x18, Z4, Z4
-	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
-	VPADDD      patternfe000000<>+0(SB), Z6, Z6
-	VPSRLD      $0x05, Z4, Z5
-	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
-	VPADDD      Z6, Z5, Z5
-	VSUBPS      Z6, Z5, Z5
-	VPANDD      pattern80000000<>+0(SB), Z4, Z4
-	VPORD       Z4, Z5, Z5
-	VCVTPH2PS   (DI)(AX*2), Z4
-	VPMOVZXWD   (BX)(AX*2), Z6
-	VPSLLD      $0x10, Z6, Z6
-	VPMOVSXWD   (SI)(AX*2), Z7
-	VPADDD      Z7, Z6, Z6
-	VMULPS      4096(DX), Z4, Z4
-	VFMADD231PS 4160(DX), Z6, Z4
-	VMOVUPS     4224(DX), Z7
-	VMULPS      Z5, Z7, Z5
-	VFMADD231PS 4288(DX), Z4, Z5
-	VMULPS      Z4, Z4, Z4
-	VMOVUPS     4352(DX), Z7
-	VMULPS      Z3, Z3, Z3
-	VMULPS      Z3, Z7, Z3
-	VFMADD231PS 4416(DX), Z4, Z3
-	VMOVUPS     Z5, 64(DX)(R11*4)
-	VSQRTPS     Z3, Z3
-	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
-	VMOVUPS     Z4, 2112(DX)(R11*4)
-	VPMAXUD     Z4, Z2, Z2
-	VPADDD      patternffffffff<>+0(SB), Z4, Z4
-	VPMINUD     Z4, Z1, Z1
-	VMOVUPS     4480(DX), Z4
-	VFMADD213PS 4544(DX), Z4, Z3
-	VDIVPS      Z3, Z5, Z5
-	VFMADD231PS 4608(DX), Z6, Z6
-	VFMADD231PS 4672(DX), Z5, Z6
-	VPADDD      pattern00008000<>+0(SB), Z6, Z3
-	VPSRLD      $0x10, Z3, Z3
-	VPMOVDW     Z3, Y3
-	VPMOVDW     Z6, Y4
-	VMOVDQU     Y3, (BX)(AX*2)
-	VMOVDQU     Y4, (SI)(AX*2)
-	ADDQ        $0x10, AX
-	ADDQ        $0x10, CX
-	MOVQ        AX, CX
-	MOVQ        a+0(FP), R12
-	MOVQ        16(R12), R12
-	SUBQ        R12, CX
+	MOVQ        16(R11), R11
+	SUBQ        R11, CX
 	CMPQ        CX, $0x00000100
-	JBE         encoded774
-	XORQ        $0x00000100, R11
-	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2048(DX)(R11*4), Z3, Z4
-	VPSRLD      5104(DX), Z0, Z3
-	VPADDD      Z3, Z4, Z4
-	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     (DX)(R11*4), Z6
-	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
-	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
-	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
-	VPADDD      Z3, Z5, Z5
-	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2048(DX)(R11*4), Z3
-	VPTESTMD    Z3, Z3, K1
-	VPSRLD      5072(DX), Z4, Z4
-	VPSUBD.Z    4992(DX), Z4, K1, Z4
-	VPMOVDB     Z4, -288(R9)(AX*1)
-	VPSRLD      $0x13, Z5, Z5
-	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
-	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
-	VPSRLD      $0x18, Z6, Z6
-	VPANDD      pattern00000080<>+0(SB), Z6, Z6
-	VPORD.Z     Z6, Z5, K1, Z5
-	VPMOVDB     Z5, -288(R8)(AX*1)
-	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2112(DX)(R11*4), Z3, Z4
-	VPSRLD      5104(DX), Z0, Z3
-	VPADDD      Z3, Z4, Z4
-	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     64(DX)(R11*4), Z6
-	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
-	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
-	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
-	VPADDD      Z3, Z5, Z5
-	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2112(DX)(R11*4), Z3
-	VPTESTMD    Z3, Z3, K1
-	VPSRLD      5072(DX), Z4, Z4
-	VPSUBD.Z    4992(DX), Z4, K1, Z4
-	VPMOVDB     Z4, -272(R9)(AX*1)
-	VPSRLD      $0x13, Z5, Z5
-	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
-	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
-	VPSRLD      $0x18, Z6, Z6
-	VPANDD      pattern00000080<>+0(SB), Z6, Z6
-	VPORD.Z     Z6, Z5, K1, Z5
-	VPMOVDB     Z5, -272(R8)(AX*1)
-
-encoded774:
-	TESTQ         $0x000000ff, AX
-	JNE           turn773
-	VEXTRACTI64X4 $0x01, Z1, Y0
-	VPMINUD       Y0, Y1, Y1
-	VEXTRACTI128  $0x01, Y1, X0
-	VPMINUD       X0, X1, X1
-	VPSHUFD       $0x4e, X1, X0
-	VPMINUD       X0, X1, X1
-	VPSHUFD       $0xb1, X1, X0
-	VPMINUD       X0, X1, X1
-	VMOVD         X1, CX
-	VEXTRACTI64X4 $0x01, Z2, Y0
-	VPMAXUD       Y0, Y2, Y2
-	VEXTRACTI128  $0x01, Y2, X0
-	VPMAXUD       X0, X2, X2
-	VPSHUFD       $0x4e, X2, X0
-	VPMAXUD       X0, X2, X2
-	VPSHUFD       $0xb1, X2, X0
-	VPMAXUD       X0, X2, X2
-	VMOVD         X2, R13
-	INCL          CX
-	MOVL          R13, R15
-	ADDL          $0x000fffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x0000001f, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R11
-	MOVL          $0x00000014, R14
-	MOVL          R13, R15
-	ADDL          $0x0007ffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x0000000f, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R12
-	SHLL          $0x17, R12
-	ADDL          $0x00080000, R12
-	CMPL          CX, R12
-	MOVL          $0x00000013, R12
-	CMOVLCC       R15, R11
-	CMOVLCC       R12, R14
-	MOVL          R13, R15
-	ADDL          $0x0003ffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x00000007, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R12
-	SHLL          $0x17, R12
-	ADDL          $0x00040000, R12
-	CMPL          CX, R12
-	MOVL          $0x00000012, R12
-	CMOVLCC       R15, R11
-	CMOVLCC       R12, R14
-	MOVL          R13, R15
-	ADDL          $0x0001ffff, R15
-	SHRL          $0x17, R15
-	SUBL          $0x00000003, R15
-	CMPL          R15, $0x40
-	MOVL          $0x00000040, R12
-	CMOVLLT       R12, R15
-	MOVL          R15, R12
-	SHLL          $0x17, R12
-	ADDL          $0x00020000, R12
-	CMPL          CX, R12
-	MOVL          $0x00000011, R12
-	CMOVLCC       R15, R11
-	CMOVLCC       R12, R14
-	MOVL          R14, CX
-	SHLL          $0x08, CX
-	ORL           R11, CX
-	XORL          R12, R12
-	TESTL         R13, R13
-	CMOVLEQ       R12, CX
-	MOVQ          a+0(FP), R12
-	MOVQ          104(R12), R13
-	MOVQ          AX, R12
-	SHRQ          $0x07, R12
-	MOVW          CX, -2(R13)(R12*1)
-	VMOVD         R14, X0
-	VMOVDQA       X0, 5072(DX)
-	MOVL          $0x00000020, R12
-	SUBL          R14, R12
-	VMOVD         R12, X0
-	VMOVDQA       X0, 5104(DX)
-	MOVL          R14, R12
-	SUBL          $0x10, R12
-	VMOVD         R12, X0
-	VMOVDQA       X0, 5088(DX)
-	MOVL          R14, CX
-	SHLL          $0x17, R11
-	MOVL          $0x00000001, R12
-	SHLL          CL, R12
-	ADDL          R11, R12
-	VMOVD         R12, X0
-	VPBROADCASTD  X0, Z0
-	VMOVDQU32     Z0, 4928(DX)
-	SHRL          CL, R11
-	VMOVD         R11, X0
-	VPBROADCASTD  X0, Z0
-	VMOVDQU32     Z0, 4992(DX)
-	MOVQ          AX, R11
-	SUBQ          $0x00000100, R11
-	SHRQ          $0x08, R11
-	MOVQ          a+0(FP), CX
-	MOVL          60(CX), CX
-	ADDL          R11, CX
-	MOVL          CX, R11
-	SHRL          $0x10, R11
-	XORL          R11, CX
-	IMUL3L        $0x85ebca6b, CX, CX
-	MOVL          CX, R11
-	SHRL          $0x0d, R11
-	XORL          R11, CX
-	IMUL3L        $0xc2b2ae35, CX, CX
-	MOVL          CX, R11
-	SHRL          $0x10, R11
-	XORL          R11, CX
-	MOVQ          a+0(FP), R11
-	MOVL          56(R11), R11
-	ADDL          R11, CX
-	VMOVD         CX, X0
-	VPBROADCASTD  X0, Z0
-	VPADDD        blockDitherAVX512<>+0(SB), Z0, Z0
-	MOVQ          a+0(FP), CX
-	MOVQ          (CX), CX
-	CMPQ          AX, CX
-	JB            block772
-	JMP           done766
-
-fp32765:
-block777:
-	TESTQ   R10, R10
-	JEQ     kept780
-	MOVQ    AX, CX
-	SHRQ    $0x07, CX
-	MOVQ    a+0(FP), R11
-	MOVQ    104(R11), R11
-	MOVWLZX (R11)(CX*1), R11
-	ANDQ    $0x07, CX
-	MOVW    R11, 6208(R10)(CX*1)
-	MOVQ    AX, CX
-	MOVQ    AX, R11
-	ANDQ    $0x000003ff, R11
-
-keep781:
-	VMOVDQU32 (BX)(CX*2), Z3
-	VMOVDQU32 Z3, 64(R10)(R11*2)
-	VMOVDQU32 64(BX)(CX*2), Z3
-	VMOVDQU32 Z3, 128(R10)(R11*2)
-	VMOVDQU32 (SI)(CX*2), Z3
-	VMOVDQU32 Z3, 2112(R10)(R11*2)
-	VMOVDQU32 64(SI)(CX*2), Z3
-	VMOVDQU32 Z3, 2176(R10)(R11*2)
-	VMOVDQU32 (R8)(CX*1), Z3
-	VMOVDQU32 Z3, 4160(R10)(R11*1)
-	VMOVDQU32 (R9)(CX*1), Z3
-	VMOVDQU32 Z3, 5184(R10)(R11*1)
-	ADDQ      $0x40, CX
-	ADDQ      $0x40, R11
-	TESTQ     $0x000000ff, CX
-	JNE       keep781
-	MOVQ      AX, (R10)
-
-kept780:
-	MOVQ         a+0(FP), CX
-	MOVQ         104(CX), R11
-	MOVQ         AX, CX
-	SHRQ         $0x07, CX
-	MOVWLZX      (R11)(CX*1), CX
-	MOVBLZX      CL, R11
-	SHLL         $0x17, R11
-	VMOVD        R11, X3
-	VPBROADCASTD X3, Z3
-	VMOVDQU32    Z3, 4864(DX)
-	SHRL         $0x08, CX
-	VMOVD        CX, X3
-	VMOVDQA      X3, 5056(DX)
-	VPXORD       Z2, Z2, Z2
-	VPTERNLOGD   $0xff, Z1, Z1, Z1
+	JBE         encoded775
+	SUBQ        $0x00000100, AX
 
 turn778:
-	LEAQ        512(AX), CX
-	MOVQ        a+0(FP), R11
-	MOVQ        8(R11), R11
-	CMPQ        AX, R11
-	CMOVQCC     AX, CX
-	PREFETCHT0  (R8)(CX*1)
-	PREFETCHT0  (R9)(CX*1)
-	MOVQ        AX, R11
-	ANDQ        $0x000001ff, R11
-	PREFETCHT0  (BX)(CX*2)
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (DI)(CX*4)
-	VPMOVZXBD   (R9)(AX*1), Z3
-	VPTESTMD    Z3, Z3, K1
-	VPSLLD      5056(DX), Z3, Z3
-	VPADDD.Z    4864(DX), Z3, K1, Z3
-	VPMOVZXBD   (R8)(AX*1), Z4
-	VPSLLD      $0x18, Z4, Z4
-	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
-	VPADDD      patternfe000000<>+0(SB), Z6, Z6
-	VPSRLD      $0x05, Z4, Z5
-	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
-	VPADDD      Z6, Z5, Z5
-	VSUBPS      Z6, Z5, Z5
-	VPANDD      pattern80000000<>+0(SB), Z4, Z4
-	VPORD       Z4, Z5, Z5
-	VMOVUPS     (DI)(AX*4), Z4
-	VPMOVZXWD   (BX)(AX*2), Z6
-	VPSLLD      $0x10, Z6, Z6
-	VPMOVSXWD   (SI)(AX*2), Z7
-	VPADDD      Z7, Z6, Z6
-	VMULPS      4096(DX), Z4, Z4
-	VFMADD231PS 4160(DX), Z6, Z4
-	VMOVUPS     4224(DX), Z7
-	VMULPS      Z5, Z7, Z5
-	VFMADD231PS 4288(DX), Z4, Z5
-	VMULPS      Z4, Z4, Z4
-	VMOVUPS     4352(DX), Z7
-	VMULPS      Z3, Z3, Z3
-	VMULPS      Z3, Z7, Z3
-	VFMADD231PS 4416(DX), Z4, Z3
-	VMOVUPS     Z5, (DX)(R11*4)
-	VSQRTPS     Z3, Z3
-	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
-	VMOVUPS     Z4, 2048(DX)(R11*4)
-	VPMAXUD     Z4, Z2, Z2
-	VPADDD      patternffffffff<>+0(SB), Z4, Z4
-	VPMINUD     Z4, Z1, Z1
-	VMOVUPS     4480(DX), Z4
-	VFMADD213PS 4544(DX), Z4, Z3
-	VDIVPS      Z3, Z5, Z5
-	VFMADD231PS 4608(DX), Z6, Z6
-	VFMADD231PS 4672(DX), Z5, Z6
-	VPADDD      pattern00008000<>+0(SB), Z6, Z3
-	VPSRLD      $0x10, Z3, Z3
-	VPMOVDW     Z3, Y3
-	VPMOVDW     Z6, Y4
-	VMOVDQU     Y3, (BX)(AX*2)
-	VMOVDQU     Y4, (SI)(AX*2)
-	ADDQ        $0x10, AX
-	ADDQ        $0x10, CX
-	PREFETCHT0  (BX)(CX*2)
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (DI)(CX*4)
-	VPMOVZXBD   (R9)(AX*1), Z3
-	VPTESTMD    Z3, Z3, K1
-	VPSLLD      5056(DX), Z3, Z3
-	VPADDD.Z    4864(DX), Z3, K1, Z3
-	VPMOVZXBD   (R8)(AX*1), Z4
-	VPSLLD      $0x18, Z4, Z4
-	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
-	VPADDD      patternfe000000<>+0(SB), Z6, Z6
-	VPSRLD      $0x05, Z4, Z5
-	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
-	VPADDD      Z6, Z5, Z5
-	VSUBPS      Z6, Z5, Z5
-	VPANDD      pattern80000000<>+0(SB), Z4, Z4
-	VPORD       Z4, Z5, Z5
-	VMOVUPS     (DI)(AX*4), Z4
-	VPMOVZXWD   (BX)(AX*2), Z6
-	VPSLLD      $0x10, Z6, Z6
-	VPMOVSXWD   (SI)(AX*2), Z7
-	VPADDD      Z7, Z6, Z6
-	VMULPS      4096(DX), Z4, Z4
-	VFMADD231PS 4160(DX), Z6, Z4
-	VMOVUPS     4224(DX), Z7
-	VMULPS      Z5, Z7, Z5
-	VFMADD231PS 4288(DX), Z4, Z5
-	VMULPS      Z4, Z4, Z4
-	VMOVUPS     4352(DX), Z7
-	VMULPS      Z3, Z3, Z3
-	VMULPS      Z3, Z7, Z3
-	VFMADD231PS 4416(DX), Z4, Z3
-	VMOVUPS     Z5, 64(DX)(R11*4)
-	VSQRTPS     Z3, Z3
-	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
-	VMOVUPS     Z4, 2112(DX)(R11*4)
-	VPMAXUD     Z4, Z2, Z2
-	VPADDD      patternffffffff<>+0(SB), Z4, Z4
-	VPMINUD     Z4, Z1, Z1
-	VMOVUPS     4480(DX), Z4
-	VFMADD213PS 4544(DX), Z4, Z3
-	VDIVPS      Z3, Z5, Z5
-	VFMADD231PS 4608(DX), Z6, Z6
-	VFMADD231PS 4672(DX), Z5, Z6
-	VPADDD      pattern00008000<>+0(SB), Z6, Z3
-	VPSRLD      $0x10, Z3, Z3
-	VPMOVDW     Z3, Y3
-	VPMOVDW     Z6, Y4
-	VMOVDQU     Y3, (BX)(AX*2)
-	VMOVDQU     Y4, (SI)(AX*2)
-	ADDQ        $0x10, AX
-	ADDQ        $0x10, CX
 	MOVQ        AX, CX
-	MOVQ        a+0(FP), R12
-	MOVQ        16(R12), R12
-	SUBQ        R12, CX
-	CMPQ        CX, $0x00000100
-	JBE         encoded779
-	XORQ        $0x00000100, R11
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2048(DX)(R11*4), Z3, Z4
+	VPMAXSD     2048(DX)(CX*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     (DX)(R11*4), Z6
+	VMOVUPS     (DX)(CX*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2048(DX)(R11*4), Z3
+	VMOVDQU32   2048(DX)(CX*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -14942,17 +14290,17 @@ turn778:
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -288(R8)(AX*1)
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2112(DX)(R11*4), Z3, Z4
+	VPMAXSD     2112(DX)(CX*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     64(DX)(R11*4), Z6
+	VMOVUPS     64(DX)(CX*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2112(DX)(R11*4), Z3
+	VMOVDQU32   2112(DX)(CX*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -14964,10 +14312,10 @@ turn778:
 	VPANDD      pattern00000080<>+0(SB), Z6, Z6
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -272(R8)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         turn778
 
-encoded779:
-	TESTQ         $0x000000ff, AX
-	JNE           turn778
+encoded775:
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -15097,10 +14445,734 @@ encoded779:
 	MOVQ          a+0(FP), CX
 	MOVQ          (CX), CX
 	CMPQ          AX, CX
-	JB            block777
+	JB            block773
+	JMP           done772
 
-done766:
-last782:
+fp16770:
+block779:
+	TESTQ   R10, R10
+	JEQ     kept782
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R11
+	MOVQ    104(R11), R11
+	MOVWLZX (R11)(CX*1), R11
+	ANDQ    $0x07, CX
+	MOVW    R11, 6208(R10)(CX*1)
+	MOVQ    AX, CX
+	MOVQ    AX, R11
+	ANDQ    $0x000003ff, R11
+
+keep783:
+	VMOVDQU32 (BX)(CX*2), Z3
+	VMOVDQU32 Z3, 64(R10)(R11*2)
+	VMOVDQU32 64(BX)(CX*2), Z3
+	VMOVDQU32 Z3, 128(R10)(R11*2)
+	VMOVDQU32 (SI)(CX*2), Z3
+	VMOVDQU32 Z3, 2112(R10)(R11*2)
+	VMOVDQU32 64(SI)(CX*2), Z3
+	VMOVDQU32 Z3, 2176(R10)(R11*2)
+	VMOVDQU32 (R8)(CX*1), Z3
+	VMOVDQU32 Z3, 4160(R10)(R11*1)
+	VMOVDQU32 (R9)(CX*1), Z3
+	VMOVDQU32 Z3, 5184(R10)(R11*1)
+	ADDQ      $0x40, CX
+	ADDQ      $0x40, R11
+	TESTQ     $0x000000ff, CX
+	JNE       keep783
+	MOVQ      AX, (R10)
+
+kept782:
+	MOVQ         a+0(FP), CX
+	MOVQ         104(CX), R11
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	VMOVD        R11, X3
+	VPBROADCASTD X3, Z3
+	VMOVDQU32    Z3, 4864(DX)
+	SHRL         $0x08, CX
+	VMOVD        CX, X3
+	VMOVDQA      X3, 5056(DX)
+	VPXORD       Z2, Z2, Z2
+	VPTERNLOGD   $0xff, Z1, Z1, Z1
+
+turn780:
+	LEAQ        512(AX), CX
+	MOVQ        a+0(FP), R11
+	MOVQ        8(R11), R11
+	CMPQ        AX, R11
+	CMOVQCC     AX, CX
+	PREFETCHT0  (R8)(CX*1)
+	PREFETCHT0  (R9)(CX*1)
+	MOVQ        AX, R11
+	ANDQ        $0x000001ff, R11
+	PREFETCHT0  (BX)(CX*2)
+	PREFETCHT0  (SI)(CX*2)
+	PREFETCHT0  (DI)(CX*2)
+	VPMOVZXBD   (R9)(AX*1), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSLLD      5056(DX), Z3, Z3
+	VPADDD.Z    4864(DX), Z3, K1, Z3
+	VPMOVZXBD   (R8)(AX*1), Z4
+	VPSLLD      $0x18, Z4, Z4
+	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
+	VPADDD      patternfe000000<>+0(SB), Z6, Z6
+	VPSRLD      $0x05, Z4, Z5
+	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VSUBPS      Z6, Z5, Z5
+	VPANDD      pattern80000000<>+0(SB), Z4, Z4
+	VPORD       Z4, Z5, Z5
+	VCVTPH2PS   (DI)(AX*2), Z4
+	VPMOVZXWD   (BX)(AX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(AX*2), Z7
+	VPADDD      Z7, Z6, Z6
+	VMULPS      4096(DX), Z4, Z4
+	VFMADD231PS 4160(DX), Z6, Z4
+	VMOVUPS     4224(DX), Z7
+	VMULPS      Z5, Z7, Z5
+	VFMADD231PS 4288(DX), Z4, Z5
+	VMULPS      Z4, Z4, Z4
+	VMOVUPS     4352(DX), Z7
+	VMULPS      Z3, Z3, Z3
+	VMULPS      Z3, Z7, Z3
+	VFMADD231PS 4416(DX), Z4, Z3
+	VMOVUPS     Z5, (DX)(R11*4)
+	VSQRTPS     Z3, Z3
+	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
+	VMOVUPS     Z4, 2048(DX)(R11*4)
+	VPMAXUD     Z4, Z2, Z2
+	VPADDD      patternffffffff<>+0(SB), Z4, Z4
+	VPMINUD     Z4, Z1, Z1
+	VMOVUPS     4480(DX), Z4
+	VFMADD213PS 4544(DX), Z4, Z3
+	VDIVPS      Z3, Z5, Z5
+	VFMADD231PS 4608(DX), Z6, Z6
+	VFMADD231PS 4672(DX), Z5, Z6
+	VPADDD      pattern00008000<>+0(SB), Z6, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, Y3
+	VPMOVDW     Z6, Y4
+	VMOVDQU     Y3, (BX)(AX*2)
+	VMOVDQU     Y4, (SI)(AX*2)
+	ADDQ        $0x10, AX
+	ADDQ        $0x10, CX
+	PREFETCHT0  (BX)(CX*2)
+	PREFETCHT0  (SI)(CX*2)
+	PREFETCHT0  (DI)(CX*2)
+	VPMOVZXBD   (R9)(AX*1), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSLLD      5056(DX), Z3, Z3
+	VPADDD.Z    4864(DX), Z3, K1, Z3
+	VPMOVZXBD   (R8)(AX*1), Z4
+	VPSLLD      $0x18, Z4, Z4
+	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
+	VPADDD      patternfe000000<>+0(SB), Z6, Z6
+	VPSRLD      $0x05, Z4, Z5
+	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VSUBPS      Z6, Z5, Z5
+	VPANDD      pattern80000000<>+0(SB), Z4, Z4
+	VPORD       Z4, Z5, Z5
+	VCVTPH2PS   (DI)(AX*2), Z4
+	VPMOVZXWD   (BX)(AX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(AX*2), Z7
+	VPADDD      Z7, Z6, Z6
+	VMULPS      4096(DX), Z4, Z4
+	VFMADD231PS 4160(DX), Z6, Z4
+	VMOVUPS     4224(DX), Z7
+	VMULPS      Z5, Z7, Z5
+	VFMADD231PS 4288(DX), Z4, Z5
+	VMULPS      Z4, Z4, Z4
+	VMOVUPS     4352(DX), Z7
+	VMULPS      Z3, Z3, Z3
+	VMULPS      Z3, Z7, Z3
+	VFMADD231PS 4416(DX), Z4, Z3
+	VMOVUPS     Z5, 64(DX)(R11*4)
+	VSQRTPS     Z3, Z3
+	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
+	VMOVUPS     Z4, 2112(DX)(R11*4)
+	VPMAXUD     Z4, Z2, Z2
+	VPADDD      patternffffffff<>+0(SB), Z4, Z4
+	VPMINUD     Z4, Z1, Z1
+	VMOVUPS     4480(DX), Z4
+	VFMADD213PS 4544(DX), Z4, Z3
+	VDIVPS      Z3, Z5, Z5
+	VFMADD231PS 4608(DX), Z6, Z6
+	VFMADD231PS 4672(DX), Z5, Z6
+	VPADDD      pattern00008000<>+0(SB), Z6, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, Y3
+	VPMOVDW     Z6, Y4
+	VMOVDQU     Y3, (BX)(AX*2)
+	VMOVDQU     Y4, (SI)(AX*2)
+	ADDQ        $0x10, AX
+	ADDQ        $0x10, CX
+	TESTQ       $0x000000ff, AX
+	JNE         turn780
+	MOVQ        AX, CX
+	MOVQ        a+0(FP), R11
+	MOVQ        16(R11), R11
+	SUBQ        R11, CX
+	CMPQ        CX, $0x00000100
+	JBE         encoded781
+	SUBQ        $0x00000100, AX
+
+turn784:
+	MOVQ        AX, CX
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
+	VMOVDQU32   4928(DX), Z3
+	VPMAXSD     2048(DX)(CX*4), Z3, Z4
+	VPSRLD      5104(DX), Z0, Z3
+	VPADDD      Z3, Z4, Z4
+	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
+	VMOVUPS     (DX)(CX*4), Z6
+	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
+	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
+	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
+	VPADDD      Z3, Z5, Z5
+	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
+	VMOVDQU32   2048(DX)(CX*4), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSRLD      5072(DX), Z4, Z4
+	VPSUBD.Z    4992(DX), Z4, K1, Z4
+	VPMOVDB     Z4, -288(R9)(AX*1)
+	VPSRLD      $0x13, Z5, Z5
+	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
+	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
+	VPSRLD      $0x18, Z6, Z6
+	VPANDD      pattern00000080<>+0(SB), Z6, Z6
+	VPORD.Z     Z6, Z5, K1, Z5
+	VPMOVDB     Z5, -288(R8)(AX*1)
+	VMOVDQU32   4928(DX), Z3
+	VPMAXSD     2112(DX)(CX*4), Z3, Z4
+	VPSRLD      5104(DX), Z0, Z3
+	VPADDD      Z3, Z4, Z4
+	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
+	VMOVUPS     64(DX)(CX*4), Z6
+	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
+	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
+	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
+	VPADDD      Z3, Z5, Z5
+	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
+	VMOVDQU32   2112(DX)(CX*4), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSRLD      5072(DX), Z4, Z4
+	VPSUBD.Z    4992(DX), Z4, K1, Z4
+	VPMOVDB     Z4, -272(R9)(AX*1)
+	VPSRLD      $0x13, Z5, Z5
+	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
+	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
+	VPSRLD      $0x18, Z6, Z6
+	VPANDD      pattern00000080<>+0(SB), Z6, Z6
+	VPORD.Z     Z6, Z5, K1, Z5
+	VPMOVDB     Z5, -272(R8)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         turn784
+
+encoded781:
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R13
+	INCL          CX
+	MOVL          R13, R15
+	ADDL          $0x000fffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x0000001f, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R11
+	MOVL          $0x00000014, R14
+	MOVL          R13, R15
+	ADDL          $0x0007ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x0000000f, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00080000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000013, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R13, R15
+	ADDL          $0x0003ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x00000007, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00040000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000012, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R13, R15
+	ADDL          $0x0001ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x00000003, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00020000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000011, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R14, CX
+	SHLL          $0x08, CX
+	ORL           R11, CX
+	XORL          R12, R12
+	TESTL         R13, R13
+	CMOVLEQ       R12, CX
+	MOVQ          a+0(FP), R12
+	MOVQ          104(R12), R13
+	MOVQ          AX, R12
+	SHRQ          $0x07, R12
+	MOVW          CX, -2(R13)(R12*1)
+	VMOVD         R14, X0
+	VMOVDQA       X0, 5072(DX)
+	MOVL          $0x00000020, R12
+	SUBL          R14, R12
+	VMOVD         R12, X0
+	VMOVDQA       X0, 5104(DX)
+	MOVL          R14, R12
+	SUBL          $0x10, R12
+	VMOVD         R12, X0
+	VMOVDQA       X0, 5088(DX)
+	MOVL          R14, CX
+	SHLL          $0x17, R11
+	MOVL          $0x00000001, R12
+	SHLL          CL, R12
+	ADDL          R11, R12
+	VMOVD         R12, X0
+	VPBROADCASTD  X0, Z0
+	VMOVDQU32     Z0, 4928(DX)
+	SHRL          CL, R11
+	VMOVD         R11, X0
+	VPBROADCASTD  X0, Z0
+	VMOVDQU32     Z0, 4992(DX)
+	MOVQ          AX, R11
+	SUBQ          $0x00000100, R11
+	SHRQ          $0x08, R11
+	MOVQ          a+0(FP), CX
+	MOVL          60(CX), CX
+	ADDL          R11, CX
+	MOVL          CX, R11
+	SHRL          $0x10, R11
+	XORL          R11, CX
+	IMUL3L        $0x85ebca6b, CX, CX
+	MOVL          CX, R11
+	SHRL          $0x0d, R11
+	XORL          R11, CX
+	IMUL3L        $0xc2b2ae35, CX, CX
+	MOVL          CX, R11
+	SHRL          $0x10, R11
+	XORL          R11, CX
+	MOVQ          a+0(FP), R11
+	MOVL          56(R11), R11
+	ADDL          R11, CX
+	VMOVD         CX, X0
+	VPBROADCASTD  X0, Z0
+	VPADDD        blockDitherAVX512<>+0(SB), Z0, Z0
+	MOVQ          a+0(FP), CX
+	MOVQ          (CX), CX
+	CMPQ          AX, CX
+	JB            block779
+	JMP           done772
+
+fp32771:
+block785:
+	TESTQ   R10, R10
+	JEQ     kept788
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R11
+	MOVQ    104(R11), R11
+	MOVWLZX (R11)(CX*1), R11
+	ANDQ    $0x07, CX
+	MOVW    R11, 6208(R10)(CX*1)
+	MOVQ    AX, CX
+	MOVQ    AX, R11
+	ANDQ    $0x000003ff, R11
+
+keep789:
+	VMOVDQU32 (BX)(CX*2), Z3
+	VMOVDQU32 Z3, 64(R10)(R11*2)
+	VMOVDQU32 64(BX)(CX*2), Z3
+	VMOVDQU32 Z3, 128(R10)(R11*2)
+	VMOVDQU32 (SI)(CX*2), Z3
+	VMOVDQU32 Z3, 2112(R10)(R11*2)
+	VMOVDQU32 64(SI)(CX*2), Z3
+	VMOVDQU32 Z3, 2176(R10)(R11*2)
+	VMOVDQU32 (R8)(CX*1), Z3
+	VMOVDQU32 Z3, 4160(R10)(R11*1)
+	VMOVDQU32 (R9)(CX*1), Z3
+	VMOVDQU32 Z3, 5184(R10)(R11*1)
+	ADDQ      $0x40, CX
+	ADDQ      $0x40, R11
+	TESTQ     $0x000000ff, CX
+	JNE       keep789
+	MOVQ      AX, (R10)
+
+kept788:
+	MOVQ         a+0(FP), CX
+	MOVQ         104(CX), R11
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	VMOVD        R11, X3
+	VPBROADCASTD X3, Z3
+	VMOVDQU32    Z3, 4864(DX)
+	SHRL         $0x08, CX
+	VMOVD        CX, X3
+	VMOVDQA      X3, 5056(DX)
+	VPXORD       Z2, Z2, Z2
+	VPTERNLOGD   $0xff, Z1, Z1, Z1
+
+turn786:
+	LEAQ        512(AX), CX
+	MOVQ        a+0(FP), R11
+	MOVQ        8(R11), R11
+	CMPQ        AX, R11
+	CMOVQCC     AX, CX
+	PREFETCHT0  (R8)(CX*1)
+	PREFETCHT0  (R9)(CX*1)
+	MOVQ        AX, R11
+	ANDQ        $0x000001ff, R11
+	PREFETCHT0  (BX)(CX*2)
+	PREFETCHT0  (SI)(CX*2)
+	PREFETCHT0  (DI)(CX*4)
+	VPMOVZXBD   (R9)(AX*1), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSLLD      5056(DX), Z3, Z3
+	VPADDD.Z    4864(DX), Z3, K1, Z3
+	VPMOVZXBD   (R8)(AX*1), Z4
+	VPSLLD      $0x18, Z4, Z4
+	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
+	VPADDD      patternfe000000<>+0(SB), Z6, Z6
+	VPSRLD      $0x05, Z4, Z5
+	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VSUBPS      Z6, Z5, Z5
+	VPANDD      pattern80000000<>+0(SB), Z4, Z4
+	VPORD       Z4, Z5, Z5
+	VMOVUPS     (DI)(AX*4), Z4
+	VPMOVZXWD   (BX)(AX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(AX*2), Z7
+	VPADDD      Z7, Z6, Z6
+	VMULPS      4096(DX), Z4, Z4
+	VFMADD231PS 4160(DX), Z6, Z4
+	VMOVUPS     4224(DX), Z7
+	VMULPS      Z5, Z7, Z5
+	VFMADD231PS 4288(DX), Z4, Z5
+	VMULPS      Z4, Z4, Z4
+	VMOVUPS     4352(DX), Z7
+	VMULPS      Z3, Z3, Z3
+	VMULPS      Z3, Z7, Z3
+	VFMADD231PS 4416(DX), Z4, Z3
+	VMOVUPS     Z5, (DX)(R11*4)
+	VSQRTPS     Z3, Z3
+	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
+	VMOVUPS     Z4, 2048(DX)(R11*4)
+	VPMAXUD     Z4, Z2, Z2
+	VPADDD      patternffffffff<>+0(SB), Z4, Z4
+	VPMINUD     Z4, Z1, Z1
+	VMOVUPS     4480(DX), Z4
+	VFMADD213PS 4544(DX), Z4, Z3
+	VDIVPS      Z3, Z5, Z5
+	VFMADD231PS 4608(DX), Z6, Z6
+	VFMADD231PS 4672(DX), Z5, Z6
+	VPADDD      pattern00008000<>+0(SB), Z6, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, Y3
+	VPMOVDW     Z6, Y4
+	VMOVDQU     Y3, (BX)(AX*2)
+	VMOVDQU     Y4, (SI)(AX*2)
+	ADDQ        $0x10, AX
+	ADDQ        $0x10, CX
+	PREFETCHT0  (BX)(CX*2)
+	PREFETCHT0  (SI)(CX*2)
+	PREFETCHT0  (DI)(CX*4)
+	VPMOVZXBD   (R9)(AX*1), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSLLD      5056(DX), Z3, Z3
+	VPADDD.Z    4864(DX), Z3, K1, Z3
+	VPMOVZXBD   (R8)(AX*1), Z4
+	VPSLLD      $0x18, Z4, Z4
+	VPANDD      pattern7f800000<>+0(SB), Z3, Z6
+	VPADDD      patternfe000000<>+0(SB), Z6, Z6
+	VPSRLD      $0x05, Z4, Z5
+	VPANDD      pattern03f80000<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VSUBPS      Z6, Z5, Z5
+	VPANDD      pattern80000000<>+0(SB), Z4, Z4
+	VPORD       Z4, Z5, Z5
+	VMOVUPS     (DI)(AX*4), Z4
+	VPMOVZXWD   (BX)(AX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVSXWD   (SI)(AX*2), Z7
+	VPADDD      Z7, Z6, Z6
+	VMULPS      4096(DX), Z4, Z4
+	VFMADD231PS 4160(DX), Z6, Z4
+	VMOVUPS     4224(DX), Z7
+	VMULPS      Z5, Z7, Z5
+	VFMADD231PS 4288(DX), Z4, Z5
+	VMULPS      Z4, Z4, Z4
+	VMOVUPS     4352(DX), Z7
+	VMULPS      Z3, Z3, Z3
+	VMULPS      Z3, Z7, Z3
+	VFMADD231PS 4416(DX), Z4, Z3
+	VMOVUPS     Z5, 64(DX)(R11*4)
+	VSQRTPS     Z3, Z3
+	VPMINUD     pattern5f000000<>+0(SB), Z3, Z4
+	VMOVUPS     Z4, 2112(DX)(R11*4)
+	VPMAXUD     Z4, Z2, Z2
+	VPADDD      patternffffffff<>+0(SB), Z4, Z4
+	VPMINUD     Z4, Z1, Z1
+	VMOVUPS     4480(DX), Z4
+	VFMADD213PS 4544(DX), Z4, Z3
+	VDIVPS      Z3, Z5, Z5
+	VFMADD231PS 4608(DX), Z6, Z6
+	VFMADD231PS 4672(DX), Z5, Z6
+	VPADDD      pattern00008000<>+0(SB), Z6, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, Y3
+	VPMOVDW     Z6, Y4
+	VMOVDQU     Y3, (BX)(AX*2)
+	VMOVDQU     Y4, (SI)(AX*2)
+	ADDQ        $0x10, AX
+	ADDQ        $0x10, CX
+	TESTQ       $0x000000ff, AX
+	JNE         turn786
+	MOVQ        AX, CX
+	MOVQ        a+0(FP), R11
+	MOVQ        16(R11), R11
+	SUBQ        R11, CX
+	CMPQ        CX, $0x00000100
+	JBE         encoded787
+	SUBQ        $0x00000100, AX
+
+turn790:
+	MOVQ        AX, CX
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
+	VMOVDQU32   4928(DX), Z3
+	VPMAXSD     2048(DX)(CX*4), Z3, Z4
+	VPSRLD      5104(DX), Z0, Z3
+	VPADDD      Z3, Z4, Z4
+	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
+	VMOVUPS     (DX)(CX*4), Z6
+	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
+	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
+	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
+	VPADDD      Z3, Z5, Z5
+	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
+	VMOVDQU32   2048(DX)(CX*4), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSRLD      5072(DX), Z4, Z4
+	VPSUBD.Z    4992(DX), Z4, K1, Z4
+	VPMOVDB     Z4, -288(R9)(AX*1)
+	VPSRLD      $0x13, Z5, Z5
+	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
+	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
+	VPSRLD      $0x18, Z6, Z6
+	VPANDD      pattern00000080<>+0(SB), Z6, Z6
+	VPORD.Z     Z6, Z5, K1, Z5
+	VPMOVDB     Z5, -288(R8)(AX*1)
+	VMOVDQU32   4928(DX), Z3
+	VPMAXSD     2112(DX)(CX*4), Z3, Z4
+	VPSRLD      5104(DX), Z0, Z3
+	VPADDD      Z3, Z4, Z4
+	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
+	VMOVUPS     64(DX)(CX*4), Z6
+	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
+	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
+	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
+	VPADDD      Z3, Z5, Z5
+	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
+	VMOVDQU32   2112(DX)(CX*4), Z3
+	VPTESTMD    Z3, Z3, K1
+	VPSRLD      5072(DX), Z4, Z4
+	VPSUBD.Z    4992(DX), Z4, K1, Z4
+	VPMOVDB     Z4, -272(R9)(AX*1)
+	VPSRLD      $0x13, Z5, Z5
+	VPSUBD      pattern000007c0<>+0(SB), Z5, Z5
+	VPMINUD     pattern0000007f<>+0(SB), Z5, Z5
+	VPSRLD      $0x18, Z6, Z6
+	VPANDD      pattern00000080<>+0(SB), Z6, Z6
+	VPORD.Z     Z6, Z5, K1, Z5
+	VPMOVDB     Z5, -272(R8)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         turn790
+
+encoded787:
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R13
+	INCL          CX
+	MOVL          R13, R15
+	ADDL          $0x000fffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x0000001f, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R11
+	MOVL          $0x00000014, R14
+	MOVL          R13, R15
+	ADDL          $0x0007ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x0000000f, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00080000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000013, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R13, R15
+	ADDL          $0x0003ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x00000007, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00040000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000012, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R13, R15
+	ADDL          $0x0001ffff, R15
+	SHRL          $0x17, R15
+	SUBL          $0x00000003, R15
+	CMPL          R15, $0x40
+	MOVL          $0x00000040, R12
+	CMOVLLT       R12, R15
+	MOVL          R15, R12
+	SHLL          $0x17, R12
+	ADDL          $0x00020000, R12
+	CMPL          CX, R12
+	MOVL          $0x00000011, R12
+	CMOVLCC       R15, R11
+	CMOVLCC       R12, R14
+	MOVL          R14, CX
+	SHLL          $0x08, CX
+	ORL           R11, CX
+	XORL          R12, R12
+	TESTL         R13, R13
+	CMOVLEQ       R12, CX
+	MOVQ          a+0(FP), R12
+	MOVQ          104(R12), R13
+	MOVQ          AX, R12
+	SHRQ          $0x07, R12
+	MOVW          CX, -2(R13)(R12*1)
+	VMOVD         R14, X0
+	VMOVDQA       X0, 5072(DX)
+	MOVL          $0x00000020, R12
+	SUBL          R14, R12
+	VMOVD         R12, X0
+	VMOVDQA       X0, 5104(DX)
+	MOVL          R14, R12
+	SUBL          $0x10, R12
+	VMOVD         R12, X0
+	VMOVDQA       X0, 5088(DX)
+	MOVL          R14, CX
+	SHLL          $0x17, R11
+	MOVL          $0x00000001, R12
+	SHLL          CL, R12
+	ADDL          R11, R12
+	VMOVD         R12, X0
+	VPBROADCASTD  X0, Z0
+	VMOVDQU32     Z0, 4928(DX)
+	SHRL          CL, R11
+	VMOVD         R11, X0
+	VPBROADCASTD  X0, Z0
+	VMOVDQU32     Z0, 4992(DX)
+	MOVQ          AX, R11
+	SUBQ          $0x00000100, R11
+	SHRQ          $0x08, R11
+	MOVQ          a+0(FP), CX
+	MOVL          60(CX), CX
+	ADDL          R11, CX
+	MOVL          CX, R11
+	SHRL          $0x10, R11
+	XORL          R11, CX
+	IMUL3L        $0x85ebca6b, CX, CX
+	MOVL          CX, R11
+	SHRL          $0x0d, R11
+	XORL          R11, CX
+	IMUL3L        $0xc2b2ae35, CX, CX
+	MOVL          CX, R11
+	SHRL          $0x10, R11
+	XORL          R11, CX
+	MOVQ          a+0(FP), R11
+	MOVL          56(R11), R11
+	ADDL          R11, CX
+	VMOVD         CX, X0
+	VPBROADCASTD  X0, Z0
+	VPADDD        blockDitherAVX512<>+0(SB), Z0, Z0
+	MOVQ          a+0(FP), CX
+	MOVQ          (CX), CX
+	CMPQ          AX, CX
+	JB            block785
+
+done772:
+turn791:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -15152,7 +15224,7 @@ last782:
 	VPORD.Z     Z4, Z3, K1, Z3
 	VPMOVDB     Z3, -272(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         last782
+	JNE         turn791
 	LDMXCSR     (SP)
 	VZEROUPPER
 	RET
@@ -15289,13 +15361,13 @@ TEXT ·trafficSplit2xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp16784
-	JA     fp32785
+	JE     fp16793
+	JA     fp32794
 	XORQ   DX, DX
 	LEAQ   512(DX), R11
-	JMP    check788
+	JMP    check797
 
-next787:
+next796:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -15311,31 +15383,31 @@ next787:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within789
+	JNE        within798
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within789:
+within798:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check788:
+check797:
 	CMPQ DX, R10
-	JB   next787
+	JB   next796
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next787
-	JMP  done786
+	JB   next796
+	JMP  done795
 
-fp16784:
+fp16793:
 	XORQ DX, DX
 	LEAQ 512(DX), R11
-	JMP  check791
+	JMP  check800
 
-next790:
+next799:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -15351,31 +15423,31 @@ next790:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within792
+	JNE        within801
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within792:
+within801:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check791:
+check800:
 	CMPQ DX, R10
-	JB   next790
+	JB   next799
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next790
-	JMP  done786
+	JB   next799
+	JMP  done795
 
-fp32785:
+fp32794:
 	XORQ DX, DX
 	LEAQ 512(DX), R11
-	JMP  check794
+	JMP  check803
 
-next793:
+next802:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -15391,25 +15463,25 @@ next793:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within795
+	JNE        within804
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within795:
+within804:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check794:
+check803:
 	CMPQ DX, R10
-	JB   next793
+	JB   next802
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next793
+	JB   next802
 
-done786:
+done795:
 	VZEROUPPER
 	RET
 
@@ -15452,96 +15524,11 @@ TEXT ·adamFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R13
 	MOVQ    16(R13), R13
 	CMPQ    CX, $0x01
-	JE      fp16797
-	JA      fp32798
+	JE      fp16806
+	JA      fp32807
 	MOVQ    R13, CX
 	LEAQ    512(CX), R13
-	JMP     check801
-
-next800:
-	TESTQ     R10, R10
-	JEQ       kept802
-	MOVQ      CX, R14
-	ANDQ      $0x3f, R14
-	VMOVDQU32 (BX)(CX*4), Z6
-	VMOVDQU32 Z6, 64(R10)(R14*4)
-	VMOVDQU32 (R8)(CX*4), Z6
-	VMOVDQU32 Z6, 320(R10)(R14*4)
-	VMOVDQU32 (R9)(CX*4), Z6
-	VMOVDQU32 Z6, 576(R10)(R14*4)
-	MOVQ      CX, (R10)
-
-kept802:
-	PREFETCHT0  (BX)(R13*4)
-	PREFETCHT0  (R8)(R13*4)
-	PREFETCHT0  (R9)(R13*4)
-	PREFETCHT0  (DX)(R13*2)
-	VPMOVZXWD   (DX)(CX*2), Z6
-	VPSLLD      $0x10, Z6, Z6
-	VMOVUPS     (BX)(CX*4), Z7
-	VMULPS      (AX), Z6, Z6
-	VFMADD231PS 64(AX), Z7, Z6
-	VMULPS      (R8)(CX*4), Z0, Z8
-	VFMADD231PS Z1, Z6, Z8
-	VMULPS      Z6, Z6, Z6
-	VMULPS      (R9)(CX*4), Z2, Z9
-	VFMADD231PS Z3, Z6, Z9
-	VMOVUPS     Z8, (R8)(CX*4)
-	VMOVUPS     Z9, (R9)(CX*4)
-	VSQRTPS     Z9, Z9
-	VFMADD213PS 448(AX), Z4, Z9
-	VDIVPS      Z9, Z8, Z8
-	VFMADD231PS 512(AX), Z7, Z7
-	VFMADD231PS Z5, Z8, Z7
-	VMOVUPS     Z7, (BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16806
-	JA          fp32807
-	VPSRLD      $0x10, Z7, Z6
-	VPANDD      pattern00000001<>+0(SB), Z6, Z6
-	VPADDD      pattern00007fff<>+0(SB), Z6, Z6
-	VPADDD      Z7, Z6, Z6
-	VCMPPS      $0x03, Z7, Z7, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z6
-	VPSRLD      $0x10, Z6, Z6
-	VPMOVDW     Z6, Y6
-	VMOVDQA     Y6, Y6
-	JMP         done808
-
-fp16806:
-	VCVTPS2PH $0x00, Z7, Y6
-	VMOVDQA   Y6, Y6
-	JMP       done808
-
-fp32807:
-	JMP stored804
-
-done808:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned803
-	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored804
-
-unaligned803:
-	VMOVDQU Y6, (SI)(CX*2)
-
-stored804:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R13
-
-check801:
-	CMPQ CX, R12
-	JB   next800
-	MOVQ CX, R13
-	CMPQ R12, R11
-	MOVQ R11, R12
-	JB   next800
-	JMP  done799
-
-fp16797:
-	MOVQ R13, CX
-	LEAQ 512(CX), R13
-	JMP  check810
+	JMP     check810
 
 next809:
 	TESTQ     R10, R10
@@ -15561,7 +15548,8 @@ kept811:
 	PREFETCHT0  (R8)(R13*4)
 	PREFETCHT0  (R9)(R13*4)
 	PREFETCHT0  (DX)(R13*2)
-	VCVTPH2PS   (DX)(CX*2), Z6
+	VPMOVZXWD   (DX)(CX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
 	VMOVUPS     (BX)(CX*4), Z7
 	VMULPS      (AX), Z6, Z6
 	VFMADD231PS 64(AX), Z7, Z6
@@ -15620,9 +15608,9 @@ check810:
 	CMPQ R12, R11
 	MOVQ R11, R12
 	JB   next809
-	JMP  done799
+	JMP  done808
 
-fp32798:
+fp16806:
 	MOVQ R13, CX
 	LEAQ 512(CX), R13
 	JMP  check819
@@ -15644,8 +15632,8 @@ kept820:
 	PREFETCHT0  (BX)(R13*4)
 	PREFETCHT0  (R8)(R13*4)
 	PREFETCHT0  (R9)(R13*4)
-	PREFETCHT0  (DX)(R13*4)
-	VMOVUPS     (DX)(CX*4), Z6
+	PREFETCHT0  (DX)(R13*2)
+	VCVTPH2PS   (DX)(CX*2), Z6
 	VMOVUPS     (BX)(CX*4), Z7
 	VMULPS      (AX), Z6, Z6
 	VFMADD231PS 64(AX), Z7, Z6
@@ -15704,8 +15692,92 @@ check819:
 	CMPQ R12, R11
 	MOVQ R11, R12
 	JB   next818
+	JMP  done808
 
-done799:
+fp32807:
+	MOVQ R13, CX
+	LEAQ 512(CX), R13
+	JMP  check828
+
+next827:
+	TESTQ     R10, R10
+	JEQ       kept829
+	MOVQ      CX, R14
+	ANDQ      $0x3f, R14
+	VMOVDQU32 (BX)(CX*4), Z6
+	VMOVDQU32 Z6, 64(R10)(R14*4)
+	VMOVDQU32 (R8)(CX*4), Z6
+	VMOVDQU32 Z6, 320(R10)(R14*4)
+	VMOVDQU32 (R9)(CX*4), Z6
+	VMOVDQU32 Z6, 576(R10)(R14*4)
+	MOVQ      CX, (R10)
+
+kept829:
+	PREFETCHT0  (BX)(R13*4)
+	PREFETCHT0  (R8)(R13*4)
+	PREFETCHT0  (R9)(R13*4)
+	PREFETCHT0  (DX)(R13*4)
+	VMOVUPS     (DX)(CX*4), Z6
+	VMOVUPS     (BX)(CX*4), Z7
+	VMULPS      (AX), Z6, Z6
+	VFMADD231PS 64(AX), Z7, Z6
+	VMULPS      (R8)(CX*4), Z0, Z8
+	VFMADD231PS Z1, Z6, Z8
+	VMULPS      Z6, Z6, Z6
+	VMULPS      (R9)(CX*4), Z2, Z9
+	VFMADD231PS Z3, Z6, Z9
+	VMOVUPS     Z8, (R8)(CX*4)
+	VMOVUPS     Z9, (R9)(CX*4)
+	VSQRTPS     Z9, Z9
+	VFMADD213PS 448(AX), Z4, Z9
+	VDIVPS      Z9, Z8, Z8
+	VFMADD231PS 512(AX), Z7, Z7
+	VFMADD231PS Z5, Z8, Z7
+	VMOVUPS     Z7, (BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16833
+	JA          fp32834
+	VPSRLD      $0x10, Z7, Z6
+	VPANDD      pattern00000001<>+0(SB), Z6, Z6
+	VPADDD      pattern00007fff<>+0(SB), Z6, Z6
+	VPADDD      Z7, Z6, Z6
+	VCMPPS      $0x03, Z7, Z7, K1
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z6
+	VPSRLD      $0x10, Z6, Z6
+	VPMOVDW     Z6, Y6
+	VMOVDQA     Y6, Y6
+	JMP         done835
+
+fp16833:
+	VCVTPS2PH $0x00, Z7, Y6
+	VMOVDQA   Y6, Y6
+	JMP       done835
+
+fp32834:
+	JMP stored831
+
+done835:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned830
+	VMOVNTDQ Y6, (SI)(CX*2)
+	JMP      stored831
+
+unaligned830:
+	VMOVDQU Y6, (SI)(CX*2)
+
+stored831:
+	ADDQ $0x10, CX
+	ADDQ $0x10, R13
+
+check828:
+	CMPQ CX, R12
+	JB   next827
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next827
+
+done808:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -15747,95 +15819,11 @@ TEXT ·lionFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16828
-	JA      fp32829
+	JE      fp16837
+	JA      fp32838
 	MOVQ    R12, CX
 	LEAQ    512(CX), R12
-	JMP     check832
-
-next831:
-	TESTQ     R9, R9
-	JEQ       kept833
-	MOVQ      CX, R13
-	ANDQ      $0x3f, R13
-	VMOVDQU32 (BX)(CX*4), Z5
-	VMOVDQU32 Z5, 64(R9)(R13*4)
-	VMOVDQU32 (R8)(CX*4), Z5
-	VMOVDQU32 Z5, 320(R9)(R13*4)
-	MOVQ      CX, (R9)
-
-kept833:
-	PREFETCHT0  (BX)(R12*4)
-	PREFETCHT0  (R8)(R12*4)
-	PREFETCHT0  (DX)(R12*2)
-	VPMOVZXWD   (DX)(CX*2), Z5
-	VPSLLD      $0x10, Z5, Z5
-	VMOVUPS     (BX)(CX*4), Z7
-	VMULPS      (AX), Z5, Z5
-	VFMADD231PS 64(AX), Z7, Z5
-	VMULPS      (R8)(CX*4), Z0, Z8
-	VFMADD231PS Z1, Z5, Z8
-	VFMADD231PS 512(AX), Z7, Z7
-	VPXORD      Z6, Z6, Z6
-	VANDPS      pattern80000000<>+0(SB), Z8, Z9
-	VXORPS      Z4, Z9, Z9
-	VCMPPS      $0x00, Z6, Z8, K1
-	VCMPPS      $0x03, Z8, Z8, K2
-	VMOVDQA32   Z6, K1, Z9
-	VMOVDQA32   Z8, K2, Z9
-	VADDPS      Z9, Z7, Z7
-	VMULPS      (R8)(CX*4), Z2, Z8
-	VFMADD231PS Z3, Z5, Z8
-	VMOVUPS     Z8, (R8)(CX*4)
-	VMOVUPS     Z7, (BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16837
-	JA          fp32838
-	VPSRLD      $0x10, Z7, Z5
-	VPANDD      pattern00000001<>+0(SB), Z5, Z5
-	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
-	VPADDD      Z7, Z5, Z5
-	VCMPPS      $0x03, Z7, Z7, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
-	VPSRLD      $0x10, Z5, Z5
-	VPMOVDW     Z5, Y5
-	VMOVDQA     Y5, Y5
-	JMP         done839
-
-fp16837:
-	VCVTPS2PH $0x00, Z7, Y5
-	VMOVDQA   Y5, Y5
-	JMP       done839
-
-fp32838:
-	JMP stored835
-
-done839:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned834
-	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored835
-
-unaligned834:
-	VMOVDQU Y5, (SI)(CX*2)
-
-stored835:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R12
-
-check832:
-	CMPQ CX, R11
-	JB   next831
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
-	JB   next831
-	JMP  done830
-
-fp16828:
-	MOVQ R12, CX
-	LEAQ 512(CX), R12
-	JMP  check841
+	JMP     check841
 
 next840:
 	TESTQ     R9, R9
@@ -15852,7 +15840,8 @@ kept842:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
-	VCVTPH2PS   (DX)(CX*2), Z5
+	VPMOVZXWD   (DX)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
 	VMOVUPS     (BX)(CX*4), Z7
 	VMULPS      (AX), Z5, Z5
 	VFMADD231PS 64(AX), Z7, Z5
@@ -15913,9 +15902,9 @@ check841:
 	CMPQ R11, R10
 	MOVQ R10, R11
 	JB   next840
-	JMP  done830
+	JMP  done839
 
-fp32829:
+fp16837:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
 	JMP  check850
@@ -15934,8 +15923,8 @@ next849:
 kept851:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
-	PREFETCHT0  (DX)(R12*4)
-	VMOVUPS     (DX)(CX*4), Z5
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Z5
 	VMOVUPS     (BX)(CX*4), Z7
 	VMULPS      (AX), Z5, Z5
 	VFMADD231PS 64(AX), Z7, Z5
@@ -15996,8 +15985,91 @@ check850:
 	CMPQ R11, R10
 	MOVQ R10, R11
 	JB   next849
+	JMP  done839
 
-done830:
+fp32838:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check859
+
+next858:
+	TESTQ     R9, R9
+	JEQ       kept860
+	MOVQ      CX, R13
+	ANDQ      $0x3f, R13
+	VMOVDQU32 (BX)(CX*4), Z5
+	VMOVDQU32 Z5, 64(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z5
+	VMOVDQU32 Z5, 320(R9)(R13*4)
+	MOVQ      CX, (R9)
+
+kept860:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Z5
+	VMOVUPS     (BX)(CX*4), Z7
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z7, Z5
+	VMULPS      (R8)(CX*4), Z0, Z8
+	VFMADD231PS Z1, Z5, Z8
+	VFMADD231PS 512(AX), Z7, Z7
+	VPXORD      Z6, Z6, Z6
+	VANDPS      pattern80000000<>+0(SB), Z8, Z9
+	VXORPS      Z4, Z9, Z9
+	VCMPPS      $0x00, Z6, Z8, K1
+	VCMPPS      $0x03, Z8, Z8, K2
+	VMOVDQA32   Z6, K1, Z9
+	VMOVDQA32   Z8, K2, Z9
+	VADDPS      Z9, Z7, Z7
+	VMULPS      (R8)(CX*4), Z2, Z8
+	VFMADD231PS Z3, Z5, Z8
+	VMOVUPS     Z8, (R8)(CX*4)
+	VMOVUPS     Z7, (BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16864
+	JA          fp32865
+	VPSRLD      $0x10, Z7, Z5
+	VPANDD      pattern00000001<>+0(SB), Z5, Z5
+	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
+	VPADDD      Z7, Z5, Z5
+	VCMPPS      $0x03, Z7, Z7, K1
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQA     Y5, Y5
+	JMP         done866
+
+fp16864:
+	VCVTPS2PH $0x00, Z7, Y5
+	VMOVDQA   Y5, Y5
+	JMP       done866
+
+fp32865:
+	JMP stored862
+
+done866:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned861
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored862
+
+unaligned861:
+	VMOVDQU Y5, (SI)(CX*2)
+
+stored862:
+	ADDQ $0x10, CX
+	ADDQ $0x10, R12
+
+check859:
+	CMPQ CX, R11
+	JB   next858
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next858
+
+done839:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -16036,88 +16108,11 @@ TEXT ·adagradFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16859
-	JA      fp32860
+	JE      fp16868
+	JA      fp32869
 	MOVQ    R12, CX
 	LEAQ    512(CX), R12
-	JMP     check863
-
-next862:
-	TESTQ     R9, R9
-	JEQ       kept864
-	MOVQ      CX, R13
-	ANDQ      $0x3f, R13
-	VMOVDQU32 (BX)(CX*4), Z2
-	VMOVDQU32 Z2, 64(R9)(R13*4)
-	VMOVDQU32 (R8)(CX*4), Z2
-	VMOVDQU32 Z2, 320(R9)(R13*4)
-	MOVQ      CX, (R9)
-
-kept864:
-	PREFETCHT0  (BX)(R12*4)
-	PREFETCHT0  (R8)(R12*4)
-	PREFETCHT0  (DX)(R12*2)
-	VPMOVZXWD   (DX)(CX*2), Z2
-	VPSLLD      $0x10, Z2, Z2
-	VMOVUPS     (BX)(CX*4), Z3
-	VMULPS      (AX), Z2, Z2
-	VFMADD231PS 64(AX), Z3, Z2
-	VMOVUPS     (R8)(CX*4), Z4
-	VFMADD231PS Z2, Z2, Z4
-	VMOVUPS     Z4, (R8)(CX*4)
-	VSQRTPS     Z4, Z4
-	VADDPS      Z0, Z4, Z4
-	VDIVPS      Z4, Z2, Z2
-	VFMADD231PS Z1, Z2, Z3
-	VMOVUPS     Z3, (BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16868
-	JA          fp32869
-	VPSRLD      $0x10, Z3, Z2
-	VPANDD      pattern00000001<>+0(SB), Z2, Z2
-	VPADDD      pattern00007fff<>+0(SB), Z2, Z2
-	VPADDD      Z3, Z2, Z2
-	VCMPPS      $0x03, Z3, Z3, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z2
-	VPSRLD      $0x10, Z2, Z2
-	VPMOVDW     Z2, Y2
-	VMOVDQA     Y2, Y2
-	JMP         done870
-
-fp16868:
-	VCVTPS2PH $0x00, Z3, Y2
-	VMOVDQA   Y2, Y2
-	JMP       done870
-
-fp32869:
-	JMP stored866
-
-done870:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned865
-	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored866
-
-unaligned865:
-	VMOVDQU Y2, (SI)(CX*2)
-
-stored866:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R12
-
-check863:
-	CMPQ CX, R11
-	JB   next862
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
-	JB   next862
-	JMP  done861
-
-fp16859:
-	MOVQ R12, CX
-	LEAQ 512(CX), R12
-	JMP  check872
+	JMP     check872
 
 next871:
 	TESTQ     R9, R9
@@ -16134,7 +16129,8 @@ kept873:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
-	VCVTPH2PS   (DX)(CX*2), Z2
+	VPMOVZXWD   (DX)(CX*2), Z2
+	VPSLLD      $0x10, Z2, Z2
 	VMOVUPS     (BX)(CX*4), Z3
 	VMULPS      (AX), Z2, Z2
 	VFMADD231PS 64(AX), Z3, Z2
@@ -16188,9 +16184,9 @@ check872:
 	CMPQ R11, R10
 	MOVQ R10, R11
 	JB   next871
-	JMP  done861
+	JMP  done870
 
-fp32860:
+fp16868:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
 	JMP  check881
@@ -16209,8 +16205,8 @@ next880:
 kept882:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
-	PREFETCHT0  (DX)(R12*4)
-	VMOVUPS     (DX)(CX*4), Z2
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Z2
 	VMOVUPS     (BX)(CX*4), Z3
 	VMULPS      (AX), Z2, Z2
 	VFMADD231PS 64(AX), Z3, Z2
@@ -16264,8 +16260,84 @@ check881:
 	CMPQ R11, R10
 	MOVQ R10, R11
 	JB   next880
+	JMP  done870
 
-done861:
+fp32869:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check890
+
+next889:
+	TESTQ     R9, R9
+	JEQ       kept891
+	MOVQ      CX, R13
+	ANDQ      $0x3f, R13
+	VMOVDQU32 (BX)(CX*4), Z2
+	VMOVDQU32 Z2, 64(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z2
+	VMOVDQU32 Z2, 320(R9)(R13*4)
+	MOVQ      CX, (R9)
+
+kept891:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Z2
+	VMOVUPS     (BX)(CX*4), Z3
+	VMULPS      (AX), Z2, Z2
+	VFMADD231PS 64(AX), Z3, Z2
+	VMOVUPS     (R8)(CX*4), Z4
+	VFMADD231PS Z2, Z2, Z4
+	VMOVUPS     Z4, (R8)(CX*4)
+	VSQRTPS     Z4, Z4
+	VADDPS      Z0, Z4, Z4
+	VDIVPS      Z4, Z2, Z2
+	VFMADD231PS Z1, Z2, Z3
+	VMOVUPS     Z3, (BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16895
+	JA          fp32896
+	VPSRLD      $0x10, Z3, Z2
+	VPANDD      pattern00000001<>+0(SB), Z2, Z2
+	VPADDD      pattern00007fff<>+0(SB), Z2, Z2
+	VPADDD      Z3, Z2, Z2
+	VCMPPS      $0x03, Z3, Z3, K1
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z2
+	VPSRLD      $0x10, Z2, Z2
+	VPMOVDW     Z2, Y2
+	VMOVDQA     Y2, Y2
+	JMP         done897
+
+fp16895:
+	VCVTPS2PH $0x00, Z3, Y2
+	VMOVDQA   Y2, Y2
+	JMP       done897
+
+fp32896:
+	JMP stored893
+
+done897:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned892
+	VMOVNTDQ Y2, (SI)(CX*2)
+	JMP      stored893
+
+unaligned892:
+	VMOVDQU Y2, (SI)(CX*2)
+
+stored893:
+	ADDQ $0x10, CX
+	ADDQ $0x10, R12
+
+check890:
+	CMPQ CX, R11
+	JB   next889
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next889
+
+done870:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -16307,88 +16379,11 @@ TEXT ·sgdFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16890
-	JA      fp32891
+	JE      fp16899
+	JA      fp32900
 	MOVQ    R12, CX
 	LEAQ    512(CX), R12
-	JMP     check894
-
-next893:
-	TESTQ     R9, R9
-	JEQ       kept895
-	MOVQ      CX, R13
-	ANDQ      $0x3f, R13
-	VMOVDQU32 (BX)(CX*4), Z5
-	VMOVDQU32 Z5, 64(R9)(R13*4)
-	VMOVDQU32 (R8)(CX*4), Z5
-	VMOVDQU32 Z5, 320(R9)(R13*4)
-	MOVQ      CX, (R9)
-
-kept895:
-	PREFETCHT0  (BX)(R12*4)
-	PREFETCHT0  (R8)(R12*4)
-	PREFETCHT0  (DX)(R12*2)
-	VPMOVZXWD   (DX)(CX*2), Z5
-	VPSLLD      $0x10, Z5, Z5
-	VMOVUPS     (BX)(CX*4), Z6
-	VMULPS      (AX), Z5, Z5
-	VFMADD231PS 64(AX), Z6, Z5
-	VMULPS      (R8)(CX*4), Z0, Z7
-	VFMADD231PS Z1, Z5, Z7
-	VMOVUPS     Z7, (R8)(CX*4)
-	VMULPS      Z3, Z5, Z5
-	VFMADD231PS Z2, Z7, Z5
-	VFMADD231PS 512(AX), Z6, Z6
-	VFMADD231PS Z4, Z5, Z6
-	VMOVUPS     Z6, (BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16899
-	JA          fp32900
-	VPSRLD      $0x10, Z6, Z5
-	VPANDD      pattern00000001<>+0(SB), Z5, Z5
-	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
-	VPADDD      Z6, Z5, Z5
-	VCMPPS      $0x03, Z6, Z6, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
-	VPSRLD      $0x10, Z5, Z5
-	VPMOVDW     Z5, Y5
-	VMOVDQA     Y5, Y5
-	JMP         done901
-
-fp16899:
-	VCVTPS2PH $0x00, Z6, Y5
-	VMOVDQA   Y5, Y5
-	JMP       done901
-
-fp32900:
-	JMP stored897
-
-done901:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned896
-	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored897
-
-unaligned896:
-	VMOVDQU Y5, (SI)(CX*2)
-
-stored897:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R12
-
-check894:
-	CMPQ CX, R11
-	JB   next893
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
-	JB   next893
-	JMP  done892
-
-fp16890:
-	MOVQ R12, CX
-	LEAQ 512(CX), R12
-	JMP  check903
+	JMP     check903
 
 next902:
 	TESTQ     R9, R9
@@ -16405,7 +16400,8 @@ kept904:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
-	VCVTPH2PS   (DX)(CX*2), Z5
+	VPMOVZXWD   (DX)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
 	VMOVUPS     (BX)(CX*4), Z6
 	VMULPS      (AX), Z5, Z5
 	VFMADD231PS 64(AX), Z6, Z5
@@ -16459,9 +16455,9 @@ check903:
 	CMPQ R11, R10
 	MOVQ R10, R11
 	JB   next902
-	JMP  done892
+	JMP  done901
 
-fp32891:
+fp16899:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
 	JMP  check912
@@ -16480,8 +16476,8 @@ next911:
 kept913:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
-	PREFETCHT0  (DX)(R12*4)
-	VMOVUPS     (DX)(CX*4), Z5
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Z5
 	VMOVUPS     (BX)(CX*4), Z6
 	VMULPS      (AX), Z5, Z5
 	VFMADD231PS 64(AX), Z6, Z5
@@ -16535,8 +16531,84 @@ check912:
 	CMPQ R11, R10
 	MOVQ R10, R11
 	JB   next911
+	JMP  done901
 
-done892:
+fp32900:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check921
+
+next920:
+	TESTQ     R9, R9
+	JEQ       kept922
+	MOVQ      CX, R13
+	ANDQ      $0x3f, R13
+	VMOVDQU32 (BX)(CX*4), Z5
+	VMOVDQU32 Z5, 64(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z5
+	VMOVDQU32 Z5, 320(R9)(R13*4)
+	MOVQ      CX, (R9)
+
+kept922:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Z5
+	VMOVUPS     (BX)(CX*4), Z6
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z6, Z5
+	VMULPS      (R8)(CX*4), Z0, Z7
+	VFMADD231PS Z1, Z5, Z7
+	VMOVUPS     Z7, (R8)(CX*4)
+	VMULPS      Z3, Z5, Z5
+	VFMADD231PS Z2, Z7, Z5
+	VFMADD231PS 512(AX), Z6, Z6
+	VFMADD231PS Z4, Z5, Z6
+	VMOVUPS     Z6, (BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16926
+	JA          fp32927
+	VPSRLD      $0x10, Z6, Z5
+	VPANDD      pattern00000001<>+0(SB), Z5, Z5
+	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VCMPPS      $0x03, Z6, Z6, K1
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQA     Y5, Y5
+	JMP         done928
+
+fp16926:
+	VCVTPS2PH $0x00, Z6, Y5
+	VMOVDQA   Y5, Y5
+	JMP       done928
+
+fp32927:
+	JMP stored924
+
+done928:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned923
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored924
+
+unaligned923:
+	VMOVDQU Y5, (SI)(CX*2)
+
+stored924:
+	ADDQ $0x10, CX
+	ADDQ $0x10, R12
+
+check921:
+	CMPQ CX, R11
+	JB   next920
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next920
+
+done901:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -16562,13 +16634,13 @@ TEXT ·trafficFP321xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp16921
-	JA     fp32922
+	JE     fp16930
+	JA     fp32931
 	XORQ   DX, DX
 	LEAQ   512(DX), R9
-	JMP    check925
+	JMP    check934
 
-next924:
+next933:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -16578,34 +16650,34 @@ next924:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written926
+	JEQ        written935
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned927
+	JNE        unaligned936
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written926
+	JMP        written935
 
-unaligned927:
+unaligned936:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written926:
+written935:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check925:
+check934:
 	CMPQ DX, R8
-	JB   next924
+	JB   next933
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next924
-	JMP  done923
+	JB   next933
+	JMP  done932
 
-fp16921:
+fp16930:
 	XORQ DX, DX
 	LEAQ 512(DX), R9
-	JMP  check929
+	JMP  check938
 
-next928:
+next937:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -16615,34 +16687,34 @@ next928:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written930
+	JEQ        written939
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned931
+	JNE        unaligned940
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written930
+	JMP        written939
 
-unaligned931:
+unaligned940:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written930:
+written939:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check929:
+check938:
 	CMPQ DX, R8
-	JB   next928
+	JB   next937
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next928
-	JMP  done923
+	JB   next937
+	JMP  done932
 
-fp32922:
+fp32931:
 	XORQ DX, DX
 	LEAQ 512(DX), R9
-	JMP  check933
+	JMP  check942
 
-next932:
+next941:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -16652,28 +16724,28 @@ next932:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written934
+	JEQ        written943
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned935
+	JNE        unaligned944
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written934
+	JMP        written943
 
-unaligned935:
+unaligned944:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written934:
+written943:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check933:
+check942:
 	CMPQ DX, R8
-	JB   next932
+	JB   next941
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next932
+	JB   next941
 
-done923:
+done932:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -16700,13 +16772,13 @@ TEXT ·trafficFP322xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp16937
-	JA     fp32938
+	JE     fp16946
+	JA     fp32947
 	XORQ   DX, DX
 	LEAQ   512(DX), R10
-	JMP    check941
+	JMP    check950
 
-next940:
+next949:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -16719,34 +16791,34 @@ next940:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written942
+	JEQ        written951
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned943
+	JNE        unaligned952
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written942
+	JMP        written951
 
-unaligned943:
+unaligned952:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written942:
+written951:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check941:
+check950:
 	CMPQ DX, R9
-	JB   next940
+	JB   next949
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next940
-	JMP  done939
+	JB   next949
+	JMP  done948
 
-fp16937:
+fp16946:
 	XORQ DX, DX
 	LEAQ 512(DX), R10
-	JMP  check945
+	JMP  check954
 
-next944:
+next953:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -16759,34 +16831,34 @@ next944:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written946
+	JEQ        written955
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned947
+	JNE        unaligned956
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written946
+	JMP        written955
 
-unaligned947:
+unaligned956:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written946:
+written955:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check945:
+check954:
 	CMPQ DX, R9
-	JB   next944
+	JB   next953
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next944
-	JMP  done939
+	JB   next953
+	JMP  done948
 
-fp32938:
+fp32947:
 	XORQ DX, DX
 	LEAQ 512(DX), R10
-	JMP  check949
+	JMP  check958
 
-next948:
+next957:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -16799,28 +16871,28 @@ next948:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written950
+	JEQ        written959
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned951
+	JNE        unaligned960
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written950
+	JMP        written959
 
-unaligned951:
+unaligned960:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written950:
+written959:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check949:
+check958:
 	CMPQ DX, R9
-	JB   next948
+	JB   next957
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next948
+	JB   next957
 
-done939:
+done948:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -16867,109 +16939,11 @@ TEXT ·adamFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R13
 	MOVQ         16(R13), R13
 	CMPQ         CX, $0x01
-	JE           fp16953
-	JA           fp32954
+	JE           fp16962
+	JA           fp32963
 	MOVQ         R13, CX
 	LEAQ         512(CX), R13
-	JMP          check957
-
-next956:
-	TESTQ     R10, R10
-	JEQ       kept958
-	MOVQ      CX, R14
-	ANDQ      $0x3f, R14
-	VMOVDQU32 (BX)(CX*4), Z7
-	VMOVDQU32 Z7, 64(R10)(R14*4)
-	VMOVDQU   (R8)(CX*2), Y7
-	VMOVDQU   Y7, 320(R10)(R14*2)
-	VMOVDQU   (R9)(CX*2), Y7
-	VMOVDQU   Y7, 448(R10)(R14*2)
-	MOVQ      CX, (R10)
-
-kept958:
-	PREFETCHT0  (BX)(R13*4)
-	PREFETCHT0  (R8)(R13*2)
-	PREFETCHT0  (R9)(R13*2)
-	PREFETCHT0  (DX)(R13*2)
-	VPMOVZXWD   (DX)(CX*2), Z7
-	VPSLLD      $0x10, Z7, Z7
-	VMOVUPS     (BX)(CX*4), Z8
-	VMULPS      (AX), Z7, Z7
-	VFMADD231PS 64(AX), Z8, Z7
-	VPMOVZXWD   (R8)(CX*2), Z9
-	VPSLLD      $0x10, Z9, Z9
-	VMULPS      Z9, Z1, Z9
-	VFMADD231PS Z2, Z7, Z9
-	VMULPS      Z7, Z7, Z7
-	VPMOVZXWD   (R9)(CX*2), Z10
-	VPSLLD      $0x10, Z10, Z10
-	VMULPS      Z10, Z3, Z10
-	VFMADD231PS Z4, Z7, Z10
-	VPADDD      pattern00008000<>+0(SB), Z9, Z7
-	VPSRLD      $0x10, Z7, Z7
-	VPMOVDW     Z7, Y7
-	VMOVDQU     Y7, (R8)(CX*2)
-	VPMULLD     Z0, Z0, Z7
-	VPSRLD      $0x10, Z7, Z7
-	VPADDD      Z10, Z7, Z7
-	VPSRLD      $0x10, Z7, Z7
-	VPMOVDW     Z7, Y7
-	VMOVDQU     Y7, (R9)(CX*2)
-	VPADDD      patterne3779b90<>+0(SB), Z0, Z0
-	VSQRTPS     Z10, Z10
-	VFMADD213PS 448(AX), Z5, Z10
-	VDIVPS      Z10, Z9, Z9
-	VFMADD231PS 512(AX), Z8, Z8
-	VFMADD231PS Z6, Z9, Z8
-	VMOVUPS     Z8, (BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16962
-	JA          fp32963
-	VPSRLD      $0x10, Z8, Z7
-	VPANDD      pattern00000001<>+0(SB), Z7, Z7
-	VPADDD      pattern00007fff<>+0(SB), Z7, Z7
-	VPADDD      Z8, Z7, Z7
-	VCMPPS      $0x03, Z8, Z8, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z7
-	VPSRLD      $0x10, Z7, Z7
-	VPMOVDW     Z7, Y7
-	VMOVDQA     Y7, Y7
-	JMP         done964
-
-fp16962:
-	VCVTPS2PH $0x00, Z8, Y7
-	VMOVDQA   Y7, Y7
-	JMP       done964
-
-fp32963:
-	JMP stored960
-
-done964:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned959
-	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored960
-
-unaligned959:
-	VMOVDQU Y7, (SI)(CX*2)
-
-stored960:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R13
-
-check957:
-	CMPQ CX, R12
-	JB   next956
-	MOVQ CX, R13
-	CMPQ R12, R11
-	MOVQ R11, R12
-	JB   next956
-	JMP  done955
-
-fp16953:
-	MOVQ R13, CX
-	LEAQ 512(CX), R13
-	JMP  check966
+	JMP          check966
 
 next965:
 	TESTQ     R10, R10
@@ -16989,7 +16963,8 @@ kept967:
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
 	PREFETCHT0  (DX)(R13*2)
-	VCVTPH2PS   (DX)(CX*2), Z7
+	VPMOVZXWD   (DX)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
 	VMOVUPS     (BX)(CX*4), Z8
 	VMULPS      (AX), Z7, Z7
 	VFMADD231PS 64(AX), Z8, Z7
@@ -17061,9 +17036,9 @@ check966:
 	CMPQ R12, R11
 	MOVQ R11, R12
 	JB   next965
-	JMP  done955
+	JMP  done964
 
-fp32954:
+fp16962:
 	MOVQ R13, CX
 	LEAQ 512(CX), R13
 	JMP  check975
@@ -17085,8 +17060,8 @@ kept976:
 	PREFETCHT0  (BX)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
-	PREFETCHT0  (DX)(R13*4)
-	VMOVUPS     (DX)(CX*4), Z7
+	PREFETCHT0  (DX)(R13*2)
+	VCVTPH2PS   (DX)(CX*2), Z7
 	VMOVUPS     (BX)(CX*4), Z8
 	VMULPS      (AX), Z7, Z7
 	VFMADD231PS 64(AX), Z8, Z7
@@ -17158,8 +17133,105 @@ check975:
 	CMPQ R12, R11
 	MOVQ R11, R12
 	JB   next974
+	JMP  done964
 
-done955:
+fp32963:
+	MOVQ R13, CX
+	LEAQ 512(CX), R13
+	JMP  check984
+
+next983:
+	TESTQ     R10, R10
+	JEQ       kept985
+	MOVQ      CX, R14
+	ANDQ      $0x3f, R14
+	VMOVDQU32 (BX)(CX*4), Z7
+	VMOVDQU32 Z7, 64(R10)(R14*4)
+	VMOVDQU   (R8)(CX*2), Y7
+	VMOVDQU   Y7, 320(R10)(R14*2)
+	VMOVDQU   (R9)(CX*2), Y7
+	VMOVDQU   Y7, 448(R10)(R14*2)
+	MOVQ      CX, (R10)
+
+kept985:
+	PREFETCHT0  (BX)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	PREFETCHT0  (DX)(R13*4)
+	VMOVUPS     (DX)(CX*4), Z7
+	VMOVUPS     (BX)(CX*4), Z8
+	VMULPS      (AX), Z7, Z7
+	VFMADD231PS 64(AX), Z8, Z7
+	VPMOVZXWD   (R8)(CX*2), Z9
+	VPSLLD      $0x10, Z9, Z9
+	VMULPS      Z9, Z1, Z9
+	VFMADD231PS Z2, Z7, Z9
+	VMULPS      Z7, Z7, Z7
+	VPMOVZXWD   (R9)(CX*2), Z10
+	VPSLLD      $0x10, Z10, Z10
+	VMULPS      Z10, Z3, Z10
+	VFMADD231PS Z4, Z7, Z10
+	VPADDD      pattern00008000<>+0(SB), Z9, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPMOVDW     Z7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPMULLD     Z0, Z0, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPADDD      Z10, Z7, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPMOVDW     Z7, Y7
+	VMOVDQU     Y7, (R9)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Z0, Z0
+	VSQRTPS     Z10, Z10
+	VFMADD213PS 448(AX), Z5, Z10
+	VDIVPS      Z10, Z9, Z9
+	VFMADD231PS 512(AX), Z8, Z8
+	VFMADD231PS Z6, Z9, Z8
+	VMOVUPS     Z8, (BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp16989
+	JA          fp32990
+	VPSRLD      $0x10, Z8, Z7
+	VPANDD      pattern00000001<>+0(SB), Z7, Z7
+	VPADDD      pattern00007fff<>+0(SB), Z7, Z7
+	VPADDD      Z8, Z7, Z7
+	VCMPPS      $0x03, Z8, Z8, K1
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPMOVDW     Z7, Y7
+	VMOVDQA     Y7, Y7
+	JMP         done991
+
+fp16989:
+	VCVTPS2PH $0x00, Z8, Y7
+	VMOVDQA   Y7, Y7
+	JMP       done991
+
+fp32990:
+	JMP stored987
+
+done991:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned986
+	VMOVNTDQ Y7, (SI)(CX*2)
+	JMP      stored987
+
+unaligned986:
+	VMOVDQU Y7, (SI)(CX*2)
+
+stored987:
+	ADDQ $0x10, CX
+	ADDQ $0x10, R13
+
+check984:
+	CMPQ CX, R12
+	JB   next983
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next983
+
+done964:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -17201,100 +17273,11 @@ TEXT ·lionFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16984
-	JA      fp32985
+	JE      fp16993
+	JA      fp32994
 	MOVQ    R12, CX
 	LEAQ    512(CX), R12
-	JMP     check988
-
-next987:
-	TESTQ     R9, R9
-	JEQ       kept989
-	MOVQ      CX, R13
-	ANDQ      $0x3f, R13
-	VMOVDQU32 (BX)(CX*4), Z5
-	VMOVDQU32 Z5, 64(R9)(R13*4)
-	VMOVDQU   (R8)(CX*2), Y5
-	VMOVDQU   Y5, 320(R9)(R13*2)
-	MOVQ      CX, (R9)
-
-kept989:
-	PREFETCHT0  (BX)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (DX)(R12*2)
-	VPMOVZXWD   (DX)(CX*2), Z5
-	VPSLLD      $0x10, Z5, Z5
-	VMOVUPS     (BX)(CX*4), Z7
-	VMULPS      (AX), Z5, Z5
-	VFMADD231PS 64(AX), Z7, Z5
-	VPMOVZXWD   (R8)(CX*2), Z8
-	VPSLLD      $0x10, Z8, Z8
-	VMULPS      Z8, Z0, Z9
-	VFMADD231PS Z1, Z5, Z9
-	VFMADD231PS 512(AX), Z7, Z7
-	VPXORD      Z6, Z6, Z6
-	VANDPS      pattern80000000<>+0(SB), Z9, Z10
-	VXORPS      Z4, Z10, Z10
-	VCMPPS      $0x00, Z6, Z9, K1
-	VCMPPS      $0x03, Z9, Z9, K2
-	VMOVDQA32   Z6, K1, Z10
-	VMOVDQA32   Z9, K2, Z10
-	VADDPS      Z10, Z7, Z7
-	VMULPS      Z8, Z2, Z8
-	VFMADD231PS Z3, Z5, Z8
-	VPADDD      pattern00008000<>+0(SB), Z8, Z5
-	VPSRLD      $0x10, Z5, Z5
-	VPMOVDW     Z5, Y5
-	VMOVDQU     Y5, (R8)(CX*2)
-	VMOVUPS     Z7, (BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16993
-	JA          fp32994
-	VPSRLD      $0x10, Z7, Z5
-	VPANDD      pattern00000001<>+0(SB), Z5, Z5
-	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
-	VPADDD      Z7, Z5, Z5
-	VCMPPS      $0x03, Z7, Z7, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
-	VPSRLD      $0x10, Z5, Z5
-	VPMOVDW     Z5, Y5
-	VMOVDQA     Y5, Y5
-	JMP         done995
-
-fp16993:
-	VCVTPS2PH $0x00, Z7, Y5
-	VMOVDQA   Y5, Y5
-	JMP       done995
-
-fp32994:
-	JMP stored991
-
-done995:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned990
-	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored991
-
-unaligned990:
-	VMOVDQU Y5, (SI)(CX*2)
-
-stored991:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R12
-
-check988:
-	CMPQ CX, R11
-	JB   next987
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
-	JB   next987
-	JMP  done986
-
-fp16984:
-	MOVQ R12, CX
-	LEAQ 512(CX), R12
-	JMP  check997
+	JMP     check997
 
 next996:
 	TESTQ     R9, R9
@@ -17311,7 +17294,8 @@ kept998:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
-	VCVTPH2PS   (DX)(CX*2), Z5
+	VPMOVZXWD   (DX)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
 	VMOVUPS     (BX)(CX*4), Z7
 	VMULPS      (AX), Z5, Z5
 	VFMADD231PS 64(AX), Z7, Z5
@@ -17377,9 +17361,9 @@ check997:
 	CMPQ R11, R10
 	MOVQ R10, R11
 	JB   next996
-	JMP  done986
+	JMP  done995
 
-fp32985:
+fp16993:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
 	JMP  check1006
@@ -17398,8 +17382,8 @@ next1005:
 kept1007:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (DX)(R12*4)
-	VMOVUPS     (DX)(CX*4), Z5
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Z5
 	VMOVUPS     (BX)(CX*4), Z7
 	VMULPS      (AX), Z5, Z5
 	VFMADD231PS 64(AX), Z7, Z5
@@ -17465,8 +17449,96 @@ check1006:
 	CMPQ R11, R10
 	MOVQ R10, R11
 	JB   next1005
+	JMP  done995
 
-done986:
+fp32994:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check1015
+
+next1014:
+	TESTQ     R9, R9
+	JEQ       kept1016
+	MOVQ      CX, R13
+	ANDQ      $0x3f, R13
+	VMOVDQU32 (BX)(CX*4), Z5
+	VMOVDQU32 Z5, 64(R9)(R13*4)
+	VMOVDQU   (R8)(CX*2), Y5
+	VMOVDQU   Y5, 320(R9)(R13*2)
+	MOVQ      CX, (R9)
+
+kept1016:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Z5
+	VMOVUPS     (BX)(CX*4), Z7
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z7, Z5
+	VPMOVZXWD   (R8)(CX*2), Z8
+	VPSLLD      $0x10, Z8, Z8
+	VMULPS      Z8, Z0, Z9
+	VFMADD231PS Z1, Z5, Z9
+	VFMADD231PS 512(AX), Z7, Z7
+	VPXORD      Z6, Z6, Z6
+	VANDPS      pattern80000000<>+0(SB), Z9, Z10
+	VXORPS      Z4, Z10, Z10
+	VCMPPS      $0x00, Z6, Z9, K1
+	VCMPPS      $0x03, Z9, Z9, K2
+	VMOVDQA32   Z6, K1, Z10
+	VMOVDQA32   Z9, K2, Z10
+	VADDPS      Z10, Z7, Z7
+	VMULPS      Z8, Z2, Z8
+	VFMADD231PS Z3, Z5, Z8
+	VPADDD      pattern00008000<>+0(SB), Z8, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQU     Y5, (R8)(CX*2)
+	VMOVUPS     Z7, (BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp161020
+	JA          fp321021
+	VPSRLD      $0x10, Z7, Z5
+	VPANDD      pattern00000001<>+0(SB), Z5, Z5
+	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
+	VPADDD      Z7, Z5, Z5
+	VCMPPS      $0x03, Z7, Z7, K1
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQA     Y5, Y5
+	JMP         done1022
+
+fp161020:
+	VCVTPS2PH $0x00, Z7, Y5
+	VMOVDQA   Y5, Y5
+	JMP       done1022
+
+fp321021:
+	JMP stored1018
+
+done1022:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned1017
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored1018
+
+unaligned1017:
+	VMOVDQU Y5, (SI)(CX*2)
+
+stored1018:
+	ADDQ $0x10, CX
+	ADDQ $0x10, R12
+
+check1015:
+	CMPQ CX, R11
+	JB   next1014
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1014
+
+done995:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -17508,95 +17580,11 @@ TEXT ·adagradFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	CMPQ         CX, $0x01
-	JE           fp161015
-	JA           fp321016
+	JE           fp161024
+	JA           fp321025
 	MOVQ         R12, CX
 	LEAQ         512(CX), R12
-	JMP          check1019
-
-next1018:
-	TESTQ     R9, R9
-	JEQ       kept1020
-	MOVQ      CX, R13
-	ANDQ      $0x3f, R13
-	VMOVDQU32 (BX)(CX*4), Z3
-	VMOVDQU32 Z3, 64(R9)(R13*4)
-	VMOVDQU   (R8)(CX*2), Y3
-	VMOVDQU   Y3, 320(R9)(R13*2)
-	MOVQ      CX, (R9)
-
-kept1020:
-	PREFETCHT0  (BX)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (DX)(R12*2)
-	VPMOVZXWD   (DX)(CX*2), Z3
-	VPSLLD      $0x10, Z3, Z3
-	VMOVUPS     (BX)(CX*4), Z4
-	VMULPS      (AX), Z3, Z3
-	VFMADD231PS 64(AX), Z4, Z3
-	VPMOVZXWD   (R8)(CX*2), Z5
-	VPSLLD      $0x10, Z5, Z5
-	VFMADD231PS Z3, Z3, Z5
-	VPMULLD     Z0, Z0, Z6
-	VPSRLD      $0x10, Z6, Z6
-	VPADDD      Z5, Z6, Z6
-	VPSRLD      $0x10, Z6, Z6
-	VPMOVDW     Z6, Y6
-	VMOVDQU     Y6, (R8)(CX*2)
-	VPADDD      patterne3779b90<>+0(SB), Z0, Z0
-	VSQRTPS     Z5, Z5
-	VADDPS      Z1, Z5, Z5
-	VDIVPS      Z5, Z3, Z3
-	VFMADD231PS Z2, Z3, Z4
-	VMOVUPS     Z4, (BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp161024
-	JA          fp321025
-	VPSRLD      $0x10, Z4, Z3
-	VPANDD      pattern00000001<>+0(SB), Z3, Z3
-	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
-	VPADDD      Z4, Z3, Z3
-	VCMPPS      $0x03, Z4, Z4, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z3
-	VPSRLD      $0x10, Z3, Z3
-	VPMOVDW     Z3, Y3
-	VMOVDQA     Y3, Y3
-	JMP         done1026
-
-fp161024:
-	VCVTPS2PH $0x00, Z4, Y3
-	VMOVDQA   Y3, Y3
-	JMP       done1026
-
-fp321025:
-	JMP stored1022
-
-done1026:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned1021
-	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored1022
-
-unaligned1021:
-	VMOVDQU Y3, (SI)(CX*2)
-
-stored1022:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R12
-
-check1019:
-	CMPQ CX, R11
-	JB   next1018
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
-	JB   next1018
-	JMP  done1017
-
-fp161015:
-	MOVQ R12, CX
-	LEAQ 512(CX), R12
-	JMP  check1028
+	JMP          check1028
 
 next1027:
 	TESTQ     R9, R9
@@ -17613,7 +17601,8 @@ kept1029:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
-	VCVTPH2PS   (DX)(CX*2), Z3
+	VPMOVZXWD   (DX)(CX*2), Z3
+	VPSLLD      $0x10, Z3, Z3
 	VMOVUPS     (BX)(CX*4), Z4
 	VMULPS      (AX), Z3, Z3
 	VFMADD231PS 64(AX), Z4, Z3
@@ -17674,9 +17663,9 @@ check1028:
 	CMPQ R11, R10
 	MOVQ R10, R11
 	JB   next1027
-	JMP  done1017
+	JMP  done1026
 
-fp321016:
+fp161024:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
 	JMP  check1037
@@ -17695,8 +17684,8 @@ next1036:
 kept1038:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (DX)(R12*4)
-	VMOVUPS     (DX)(CX*4), Z3
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Z3
 	VMOVUPS     (BX)(CX*4), Z4
 	VMULPS      (AX), Z3, Z3
 	VFMADD231PS 64(AX), Z4, Z3
@@ -17757,8 +17746,91 @@ check1037:
 	CMPQ R11, R10
 	MOVQ R10, R11
 	JB   next1036
+	JMP  done1026
 
-done1017:
+fp321025:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check1046
+
+next1045:
+	TESTQ     R9, R9
+	JEQ       kept1047
+	MOVQ      CX, R13
+	ANDQ      $0x3f, R13
+	VMOVDQU32 (BX)(CX*4), Z3
+	VMOVDQU32 Z3, 64(R9)(R13*4)
+	VMOVDQU   (R8)(CX*2), Y3
+	VMOVDQU   Y3, 320(R9)(R13*2)
+	MOVQ      CX, (R9)
+
+kept1047:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Z3
+	VMOVUPS     (BX)(CX*4), Z4
+	VMULPS      (AX), Z3, Z3
+	VFMADD231PS 64(AX), Z4, Z3
+	VPMOVZXWD   (R8)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
+	VFMADD231PS Z3, Z3, Z5
+	VPMULLD     Z0, Z0, Z6
+	VPSRLD      $0x10, Z6, Z6
+	VPADDD      Z5, Z6, Z6
+	VPSRLD      $0x10, Z6, Z6
+	VPMOVDW     Z6, Y6
+	VMOVDQU     Y6, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Z0, Z0
+	VSQRTPS     Z5, Z5
+	VADDPS      Z1, Z5, Z5
+	VDIVPS      Z5, Z3, Z3
+	VFMADD231PS Z2, Z3, Z4
+	VMOVUPS     Z4, (BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp161051
+	JA          fp321052
+	VPSRLD      $0x10, Z4, Z3
+	VPANDD      pattern00000001<>+0(SB), Z3, Z3
+	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
+	VPADDD      Z4, Z3, Z3
+	VCMPPS      $0x03, Z4, Z4, K1
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, Y3
+	VMOVDQA     Y3, Y3
+	JMP         done1053
+
+fp161051:
+	VCVTPS2PH $0x00, Z4, Y3
+	VMOVDQA   Y3, Y3
+	JMP       done1053
+
+fp321052:
+	JMP stored1049
+
+done1053:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned1048
+	VMOVNTDQ Y3, (SI)(CX*2)
+	JMP      stored1049
+
+unaligned1048:
+	VMOVDQU Y3, (SI)(CX*2)
+
+stored1049:
+	ADDQ $0x10, CX
+	ADDQ $0x10, R12
+
+check1046:
+	CMPQ CX, R11
+	JB   next1045
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1045
+
+done1026:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -17800,93 +17872,11 @@ TEXT ·sgdFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp161046
-	JA      fp321047
+	JE      fp161055
+	JA      fp321056
 	MOVQ    R12, CX
 	LEAQ    512(CX), R12
-	JMP     check1050
-
-next1049:
-	TESTQ     R9, R9
-	JEQ       kept1051
-	MOVQ      CX, R13
-	ANDQ      $0x3f, R13
-	VMOVDQU32 (BX)(CX*4), Z5
-	VMOVDQU32 Z5, 64(R9)(R13*4)
-	VMOVDQU   (R8)(CX*2), Y5
-	VMOVDQU   Y5, 320(R9)(R13*2)
-	MOVQ      CX, (R9)
-
-kept1051:
-	PREFETCHT0  (BX)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (DX)(R12*2)
-	VPMOVZXWD   (DX)(CX*2), Z5
-	VPSLLD      $0x10, Z5, Z5
-	VMOVUPS     (BX)(CX*4), Z6
-	VMULPS      (AX), Z5, Z5
-	VFMADD231PS 64(AX), Z6, Z5
-	VPMOVZXWD   (R8)(CX*2), Z7
-	VPSLLD      $0x10, Z7, Z7
-	VMULPS      Z7, Z0, Z7
-	VFMADD231PS Z1, Z5, Z7
-	VPADDD      pattern00008000<>+0(SB), Z7, Z8
-	VPSRLD      $0x10, Z8, Z8
-	VPMOVDW     Z8, Y8
-	VMOVDQU     Y8, (R8)(CX*2)
-	VMULPS      Z3, Z5, Z5
-	VFMADD231PS Z2, Z7, Z5
-	VFMADD231PS 512(AX), Z6, Z6
-	VFMADD231PS Z4, Z5, Z6
-	VMOVUPS     Z6, (BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp161055
-	JA          fp321056
-	VPSRLD      $0x10, Z6, Z5
-	VPANDD      pattern00000001<>+0(SB), Z5, Z5
-	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
-	VPADDD      Z6, Z5, Z5
-	VCMPPS      $0x03, Z6, Z6, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
-	VPSRLD      $0x10, Z5, Z5
-	VPMOVDW     Z5, Y5
-	VMOVDQA     Y5, Y5
-	JMP         done1057
-
-fp161055:
-	VCVTPS2PH $0x00, Z6, Y5
-	VMOVDQA   Y5, Y5
-	JMP       done1057
-
-fp321056:
-	JMP stored1053
-
-done1057:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned1052
-	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored1053
-
-unaligned1052:
-	VMOVDQU Y5, (SI)(CX*2)
-
-stored1053:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R12
-
-check1050:
-	CMPQ CX, R11
-	JB   next1049
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
-	JB   next1049
-	JMP  done1048
-
-fp161046:
-	MOVQ R12, CX
-	LEAQ 512(CX), R12
-	JMP  check1059
+	JMP     check1059
 
 next1058:
 	TESTQ     R9, R9
@@ -17903,7 +17893,8 @@ kept1060:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
-	VCVTPH2PS   (DX)(CX*2), Z5
+	VPMOVZXWD   (DX)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
 	VMOVUPS     (BX)(CX*4), Z6
 	VMULPS      (AX), Z5, Z5
 	VFMADD231PS 64(AX), Z6, Z5
@@ -17962,9 +17953,9 @@ check1059:
 	CMPQ R11, R10
 	MOVQ R10, R11
 	JB   next1058
-	JMP  done1048
+	JMP  done1057
 
-fp321047:
+fp161055:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
 	JMP  check1068
@@ -17983,8 +17974,8 @@ next1067:
 kept1069:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (DX)(R12*4)
-	VMOVUPS     (DX)(CX*4), Z5
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Z5
 	VMOVUPS     (BX)(CX*4), Z6
 	VMULPS      (AX), Z5, Z5
 	VFMADD231PS 64(AX), Z6, Z5
@@ -18043,8 +18034,89 @@ check1068:
 	CMPQ R11, R10
 	MOVQ R10, R11
 	JB   next1067
+	JMP  done1057
 
-done1048:
+fp321056:
+	MOVQ R12, CX
+	LEAQ 512(CX), R12
+	JMP  check1077
+
+next1076:
+	TESTQ     R9, R9
+	JEQ       kept1078
+	MOVQ      CX, R13
+	ANDQ      $0x3f, R13
+	VMOVDQU32 (BX)(CX*4), Z5
+	VMOVDQU32 Z5, 64(R9)(R13*4)
+	VMOVDQU   (R8)(CX*2), Y5
+	VMOVDQU   Y5, 320(R9)(R13*2)
+	MOVQ      CX, (R9)
+
+kept1078:
+	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Z5
+	VMOVUPS     (BX)(CX*4), Z6
+	VMULPS      (AX), Z5, Z5
+	VFMADD231PS 64(AX), Z6, Z5
+	VPMOVZXWD   (R8)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VMULPS      Z7, Z0, Z7
+	VFMADD231PS Z1, Z5, Z7
+	VPADDD      pattern00008000<>+0(SB), Z7, Z8
+	VPSRLD      $0x10, Z8, Z8
+	VPMOVDW     Z8, Y8
+	VMOVDQU     Y8, (R8)(CX*2)
+	VMULPS      Z3, Z5, Z5
+	VFMADD231PS Z2, Z7, Z5
+	VFMADD231PS 512(AX), Z6, Z6
+	VFMADD231PS Z4, Z5, Z6
+	VMOVUPS     Z6, (BX)(CX*4)
+	CMPQ        DI, $0x01
+	JE          fp161082
+	JA          fp321083
+	VPSRLD      $0x10, Z6, Z5
+	VPANDD      pattern00000001<>+0(SB), Z5, Z5
+	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VCMPPS      $0x03, Z6, Z6, K1
+	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, Y5
+	VMOVDQA     Y5, Y5
+	JMP         done1084
+
+fp161082:
+	VCVTPS2PH $0x00, Z6, Y5
+	VMOVDQA   Y5, Y5
+	JMP       done1084
+
+fp321083:
+	JMP stored1080
+
+done1084:
+	TESTQ    $0x0000001f, SI
+	JNE      unaligned1079
+	VMOVNTDQ Y5, (SI)(CX*2)
+	JMP      stored1080
+
+unaligned1079:
+	VMOVDQU Y5, (SI)(CX*2)
+
+stored1080:
+	ADDQ $0x10, CX
+	ADDQ $0x10, R12
+
+check1077:
+	CMPQ CX, R11
+	JB   next1076
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1076
+
+done1057:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -18070,13 +18142,13 @@ TEXT ·trafficFP321xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp161077
-	JA     fp321078
+	JE     fp161086
+	JA     fp321087
 	XORQ   DX, DX
 	LEAQ   512(DX), R9
-	JMP    check1081
+	JMP    check1090
 
-next1080:
+next1089:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -18086,34 +18158,34 @@ next1080:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1082
+	JEQ        written1091
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1083
+	JNE        unaligned1092
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1082
+	JMP        written1091
 
-unaligned1083:
+unaligned1092:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1082:
+written1091:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check1081:
+check1090:
 	CMPQ DX, R8
-	JB   next1080
+	JB   next1089
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1080
-	JMP  done1079
+	JB   next1089
+	JMP  done1088
 
-fp161077:
+fp161086:
 	XORQ DX, DX
 	LEAQ 512(DX), R9
-	JMP  check1085
+	JMP  check1094
 
-next1084:
+next1093:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -18123,34 +18195,34 @@ next1084:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1086
+	JEQ        written1095
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1087
+	JNE        unaligned1096
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1086
+	JMP        written1095
 
-unaligned1087:
+unaligned1096:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1086:
+written1095:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check1085:
+check1094:
 	CMPQ DX, R8
-	JB   next1084
+	JB   next1093
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1084
-	JMP  done1079
+	JB   next1093
+	JMP  done1088
 
-fp321078:
+fp321087:
 	XORQ DX, DX
 	LEAQ 512(DX), R9
-	JMP  check1089
+	JMP  check1098
 
-next1088:
+next1097:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -18160,28 +18232,28 @@ next1088:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1090
+	JEQ        written1099
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1091
+	JNE        unaligned1100
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1090
+	JMP        written1099
 
-unaligned1091:
+unaligned1100:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1090:
+written1099:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check1089:
+check1098:
 	CMPQ DX, R8
-	JB   next1088
+	JB   next1097
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1088
+	JB   next1097
 
-done1079:
+done1088:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -18208,13 +18280,13 @@ TEXT ·trafficFP322xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp161093
-	JA     fp321094
+	JE     fp161102
+	JA     fp321103
 	XORQ   DX, DX
 	LEAQ   512(DX), R10
-	JMP    check1097
+	JMP    check1106
 
-next1096:
+next1105:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -18227,34 +18299,34 @@ next1096:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1098
+	JEQ        written1107
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1099
+	JNE        unaligned1108
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1098
+	JMP        written1107
 
-unaligned1099:
+unaligned1108:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1098:
+written1107:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check1097:
+check1106:
 	CMPQ DX, R9
-	JB   next1096
+	JB   next1105
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1096
-	JMP  done1095
+	JB   next1105
+	JMP  done1104
 
-fp161093:
+fp161102:
 	XORQ DX, DX
 	LEAQ 512(DX), R10
-	JMP  check1101
+	JMP  check1110
 
-next1100:
+next1109:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -18267,34 +18339,34 @@ next1100:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1102
+	JEQ        written1111
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1103
+	JNE        unaligned1112
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1102
+	JMP        written1111
 
-unaligned1103:
+unaligned1112:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1102:
+written1111:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check1101:
+check1110:
 	CMPQ DX, R9
-	JB   next1100
+	JB   next1109
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1100
-	JMP  done1095
+	JB   next1109
+	JMP  done1104
 
-fp321094:
+fp321103:
 	XORQ DX, DX
 	LEAQ 512(DX), R10
-	JMP  check1105
+	JMP  check1114
 
-next1104:
+next1113:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -18307,28 +18379,28 @@ next1104:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1106
+	JEQ        written1115
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1107
+	JNE        unaligned1116
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1106
+	JMP        written1115
 
-unaligned1107:
+unaligned1116:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1106:
+written1115:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check1105:
+check1114:
 	CMPQ DX, R9
-	JB   next1104
+	JB   next1113
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1104
+	JB   next1113
 
-done1095:
+done1104:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -18389,12 +18461,12 @@ TEXT ·adamFP32INT8AVX512(SB), $5192-8
 	MOVQ    a+0(FP), AX
 	MOVQ    16(AX), AX
 	CMPQ    CX, $0x01
-	JE      fp161109
-	JA      fp321110
+	JE      fp161118
+	JA      fp321119
 
-block1112:
+block1121:
 	TESTQ   R11, R11
-	JEQ     kept1115
+	JEQ     kept1124
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -18406,7 +18478,7 @@ block1112:
 	MOVQ    AX, R12
 	ANDQ    $0x000003ff, R12
 
-keep1116:
+keep1125:
 	VMOVDQU32 (BX)(CX*4), Z3
 	VMOVDQU32 Z3, 64(R11)(R12*4)
 	VMOVDQU32 64(BX)(CX*4), Z3
@@ -18422,10 +18494,10 @@ keep1116:
 	ADDQ      $0x40, CX
 	ADDQ      $0x40, R12
 	TESTQ     $0x000000ff, CX
-	JNE       keep1116
+	JNE       keep1125
 	MOVQ      AX, (R11)
 
-kept1115:
+kept1124:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R12
 	MOVQ         AX, CX
@@ -18442,7 +18514,7 @@ kept1115:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn1113:
+turn1122:
 	LEAQ        512(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -18495,8 +18567,8 @@ turn1113:
 	VFMADD231PS 4672(DX), Z5, Z6
 	VMOVUPS     Z6, (BX)(AX*4)
 	CMPQ        DI, $0x01
-	JE          fp161120
-	JA          fp321121
+	JE          fp161129
+	JA          fp321130
 	VPSRLD      $0x10, Z6, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -18506,26 +18578,26 @@ turn1113:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1122
+	JMP         done1131
 
-fp161120:
+fp161129:
 	VCVTPS2PH $0x00, Z6, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1122
+	JMP       done1131
 
-fp321121:
-	JMP stored1118
+fp321130:
+	JMP stored1127
 
-done1122:
+done1131:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1117
+	JNE      unaligned1126
 	VMOVNTDQ Y3, (SI)(AX*2)
-	JMP      stored1118
+	JMP      stored1127
 
-unaligned1117:
+unaligned1126:
 	VMOVDQU Y3, (SI)(AX*2)
 
-stored1118:
+stored1127:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
 	PREFETCHT0  (BX)(CX*4)
@@ -18571,8 +18643,8 @@ stored1118:
 	VFMADD231PS 4672(DX), Z5, Z6
 	VMOVUPS     Z6, (BX)(AX*4)
 	CMPQ        DI, $0x01
-	JE          fp161126
-	JA          fp321127
+	JE          fp161135
+	JA          fp321136
 	VPSRLD      $0x10, Z6, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -18582,47 +18654,55 @@ stored1118:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1128
+	JMP         done1137
 
-fp161126:
+fp161135:
 	VCVTPS2PH $0x00, Z6, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1128
+	JMP       done1137
 
-fp321127:
-	JMP stored1124
+fp321136:
+	JMP stored1133
 
-done1128:
+done1137:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1123
+	JNE      unaligned1132
 	VMOVNTDQ Y3, (SI)(AX*2)
-	JMP      stored1124
+	JMP      stored1133
 
-unaligned1123:
+unaligned1132:
 	VMOVDQU Y3, (SI)(AX*2)
 
-stored1124:
-	ADDQ        $0x10, AX
-	ADDQ        $0x10, CX
+stored1133:
+	ADDQ  $0x10, AX
+	ADDQ  $0x10, CX
+	TESTQ $0x000000ff, AX
+	JNE   turn1122
+	MOVQ  AX, CX
+	MOVQ  a+0(FP), R12
+	MOVQ  16(R12), R12
+	SUBQ  R12, CX
+	CMPQ  CX, $0x00000100
+	JBE   encoded1123
+	SUBQ  $0x00000100, AX
+
+turn1138:
 	MOVQ        AX, CX
-	MOVQ        a+0(FP), R13
-	MOVQ        16(R13), R13
-	SUBQ        R13, CX
-	CMPQ        CX, $0x00000100
-	JBE         encoded1114
-	XORQ        $0x00000100, R12
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2048(DX)(R12*4), Z3, Z4
+	VPMAXSD     2048(DX)(CX*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     (DX)(R12*4), Z6
+	VMOVUPS     (DX)(CX*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2048(DX)(R12*4), Z3
+	VMOVDQU32   2048(DX)(CX*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -18635,17 +18715,17 @@ stored1124:
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -288(R9)(AX*1)
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2112(DX)(R12*4), Z3, Z4
+	VPMAXSD     2112(DX)(CX*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     64(DX)(R12*4), Z6
+	VMOVUPS     64(DX)(CX*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2112(DX)(R12*4), Z3
+	VMOVDQU32   2112(DX)(CX*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -18657,10 +18737,10 @@ stored1124:
 	VPANDD      pattern00000080<>+0(SB), Z6, Z6
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -272(R9)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         turn1138
 
-encoded1114:
-	TESTQ         $0x000000ff, AX
-	JNE           turn1113
+encoded1123:
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -18790,13 +18870,13 @@ encoded1114:
 	MOVQ          a+0(FP), CX
 	MOVQ          (CX), CX
 	CMPQ          AX, CX
-	JB            block1112
-	JMP           done1111
+	JB            block1121
+	JMP           done1120
 
-fp161109:
-block1129:
+fp161118:
+block1139:
 	TESTQ   R11, R11
-	JEQ     kept1132
+	JEQ     kept1142
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -18808,7 +18888,7 @@ block1129:
 	MOVQ    AX, R12
 	ANDQ    $0x000003ff, R12
 
-keep1133:
+keep1143:
 	VMOVDQU32 (BX)(CX*4), Z3
 	VMOVDQU32 Z3, 64(R11)(R12*4)
 	VMOVDQU32 64(BX)(CX*4), Z3
@@ -18824,10 +18904,10 @@ keep1133:
 	ADDQ      $0x40, CX
 	ADDQ      $0x40, R12
 	TESTQ     $0x000000ff, CX
-	JNE       keep1133
+	JNE       keep1143
 	MOVQ      AX, (R11)
 
-kept1132:
+kept1142:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R12
 	MOVQ         AX, CX
@@ -18844,7 +18924,7 @@ kept1132:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn1130:
+turn1140:
 	LEAQ        512(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -18896,8 +18976,8 @@ turn1130:
 	VFMADD231PS 4672(DX), Z5, Z6
 	VMOVUPS     Z6, (BX)(AX*4)
 	CMPQ        DI, $0x01
-	JE          fp161137
-	JA          fp321138
+	JE          fp161147
+	JA          fp321148
 	VPSRLD      $0x10, Z6, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -18907,26 +18987,26 @@ turn1130:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1139
+	JMP         done1149
 
-fp161137:
+fp161147:
 	VCVTPS2PH $0x00, Z6, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1139
+	JMP       done1149
 
-fp321138:
-	JMP stored1135
+fp321148:
+	JMP stored1145
 
-done1139:
+done1149:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1134
+	JNE      unaligned1144
 	VMOVNTDQ Y3, (SI)(AX*2)
-	JMP      stored1135
+	JMP      stored1145
 
-unaligned1134:
+unaligned1144:
 	VMOVDQU Y3, (SI)(AX*2)
 
-stored1135:
+stored1145:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
 	PREFETCHT0  (BX)(CX*4)
@@ -18971,8 +19051,8 @@ stored1135:
 	VFMADD231PS 4672(DX), Z5, Z6
 	VMOVUPS     Z6, (BX)(AX*4)
 	CMPQ        DI, $0x01
-	JE          fp161143
-	JA          fp321144
+	JE          fp161153
+	JA          fp321154
 	VPSRLD      $0x10, Z6, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -18982,47 +19062,55 @@ stored1135:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1145
+	JMP         done1155
 
-fp161143:
+fp161153:
 	VCVTPS2PH $0x00, Z6, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1145
+	JMP       done1155
 
-fp321144:
-	JMP stored1141
+fp321154:
+	JMP stored1151
 
-done1145:
+done1155:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1140
+	JNE      unaligned1150
 	VMOVNTDQ Y3, (SI)(AX*2)
-	JMP      stored1141
+	JMP      stored1151
 
-unaligned1140:
+unaligned1150:
 	VMOVDQU Y3, (SI)(AX*2)
 
-stored1141:
-	ADDQ        $0x10, AX
-	ADDQ        $0x10, CX
+stored1151:
+	ADDQ  $0x10, AX
+	ADDQ  $0x10, CX
+	TESTQ $0x000000ff, AX
+	JNE   turn1140
+	MOVQ  AX, CX
+	MOVQ  a+0(FP), R12
+	MOVQ  16(R12), R12
+	SUBQ  R12, CX
+	CMPQ  CX, $0x00000100
+	JBE   encoded1141
+	SUBQ  $0x00000100, AX
+
+turn1156:
 	MOVQ        AX, CX
-	MOVQ        a+0(FP), R13
-	MOVQ        16(R13), R13
-	SUBQ        R13, CX
-	CMPQ        CX, $0x00000100
-	JBE         encoded1131
-	XORQ        $0x00000100, R12
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2048(DX)(R12*4), Z3, Z4
+	VPMAXSD     2048(DX)(CX*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     (DX)(R12*4), Z6
+	VMOVUPS     (DX)(CX*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2048(DX)(R12*4), Z3
+	VMOVDQU32   2048(DX)(CX*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -19035,17 +19123,17 @@ stored1141:
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -288(R9)(AX*1)
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2112(DX)(R12*4), Z3, Z4
+	VPMAXSD     2112(DX)(CX*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     64(DX)(R12*4), Z6
+	VMOVUPS     64(DX)(CX*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2112(DX)(R12*4), Z3
+	VMOVDQU32   2112(DX)(CX*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -19057,10 +19145,10 @@ stored1141:
 	VPANDD      pattern00000080<>+0(SB), Z6, Z6
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -272(R9)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         turn1156
 
-encoded1131:
-	TESTQ         $0x000000ff, AX
-	JNE           turn1130
+encoded1141:
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -19190,13 +19278,13 @@ encoded1131:
 	MOVQ          a+0(FP), CX
 	MOVQ          (CX), CX
 	CMPQ          AX, CX
-	JB            block1129
-	JMP           done1111
+	JB            block1139
+	JMP           done1120
 
-fp321110:
-block1146:
+fp321119:
+block1157:
 	TESTQ   R11, R11
-	JEQ     kept1149
+	JEQ     kept1160
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -19208,7 +19296,7 @@ block1146:
 	MOVQ    AX, R12
 	ANDQ    $0x000003ff, R12
 
-keep1150:
+keep1161:
 	VMOVDQU32 (BX)(CX*4), Z3
 	VMOVDQU32 Z3, 64(R11)(R12*4)
 	VMOVDQU32 64(BX)(CX*4), Z3
@@ -19224,10 +19312,10 @@ keep1150:
 	ADDQ      $0x40, CX
 	ADDQ      $0x40, R12
 	TESTQ     $0x000000ff, CX
-	JNE       keep1150
+	JNE       keep1161
 	MOVQ      AX, (R11)
 
-kept1149:
+kept1160:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R12
 	MOVQ         AX, CX
@@ -19244,7 +19332,7 @@ kept1149:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn1147:
+turn1158:
 	LEAQ        512(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -19296,8 +19384,8 @@ turn1147:
 	VFMADD231PS 4672(DX), Z5, Z6
 	VMOVUPS     Z6, (BX)(AX*4)
 	CMPQ        DI, $0x01
-	JE          fp161154
-	JA          fp321155
+	JE          fp161165
+	JA          fp321166
 	VPSRLD      $0x10, Z6, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -19307,26 +19395,26 @@ turn1147:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1156
+	JMP         done1167
 
-fp161154:
+fp161165:
 	VCVTPS2PH $0x00, Z6, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1156
+	JMP       done1167
 
-fp321155:
-	JMP stored1152
+fp321166:
+	JMP stored1163
 
-done1156:
+done1167:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1151
+	JNE      unaligned1162
 	VMOVNTDQ Y3, (SI)(AX*2)
-	JMP      stored1152
+	JMP      stored1163
 
-unaligned1151:
+unaligned1162:
 	VMOVDQU Y3, (SI)(AX*2)
 
-stored1152:
+stored1163:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
 	PREFETCHT0  (BX)(CX*4)
@@ -19371,8 +19459,8 @@ stored1152:
 	VFMADD231PS 4672(DX), Z5, Z6
 	VMOVUPS     Z6, (BX)(AX*4)
 	CMPQ        DI, $0x01
-	JE          fp161160
-	JA          fp321161
+	JE          fp161171
+	JA          fp321172
 	VPSRLD      $0x10, Z6, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -19382,47 +19470,55 @@ stored1152:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1162
+	JMP         done1173
 
-fp161160:
+fp161171:
 	VCVTPS2PH $0x00, Z6, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1162
+	JMP       done1173
 
-fp321161:
-	JMP stored1158
+fp321172:
+	JMP stored1169
 
-done1162:
+done1173:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1157
+	JNE      unaligned1168
 	VMOVNTDQ Y3, (SI)(AX*2)
-	JMP      stored1158
+	JMP      stored1169
 
-unaligned1157:
+unaligned1168:
 	VMOVDQU Y3, (SI)(AX*2)
 
-stored1158:
-	ADDQ        $0x10, AX
-	ADDQ        $0x10, CX
+stored1169:
+	ADDQ  $0x10, AX
+	ADDQ  $0x10, CX
+	TESTQ $0x000000ff, AX
+	JNE   turn1158
+	MOVQ  AX, CX
+	MOVQ  a+0(FP), R12
+	MOVQ  16(R12), R12
+	SUBQ  R12, CX
+	CMPQ  CX, $0x00000100
+	JBE   encoded1159
+	SUBQ  $0x00000100, AX
+
+turn1174:
 	MOVQ        AX, CX
-	MOVQ        a+0(FP), R13
-	MOVQ        16(R13), R13
-	SUBQ        R13, CX
-	CMPQ        CX, $0x00000100
-	JBE         encoded1148
-	XORQ        $0x00000100, R12
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2048(DX)(R12*4), Z3, Z4
+	VPMAXSD     2048(DX)(CX*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     (DX)(R12*4), Z6
+	VMOVUPS     (DX)(CX*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2048(DX)(R12*4), Z3
+	VMOVDQU32   2048(DX)(CX*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -19435,17 +19531,17 @@ stored1158:
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -288(R9)(AX*1)
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2112(DX)(R12*4), Z3, Z4
+	VPMAXSD     2112(DX)(CX*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     64(DX)(R12*4), Z6
+	VMOVUPS     64(DX)(CX*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2112(DX)(R12*4), Z3
+	VMOVDQU32   2112(DX)(CX*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -19457,10 +19553,10 @@ stored1158:
 	VPANDD      pattern00000080<>+0(SB), Z6, Z6
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -272(R9)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         turn1174
 
-encoded1148:
-	TESTQ         $0x000000ff, AX
-	JNE           turn1147
+encoded1159:
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -19590,10 +19686,10 @@ encoded1148:
 	MOVQ          a+0(FP), CX
 	MOVQ          (CX), CX
 	CMPQ          AX, CX
-	JB            block1146
+	JB            block1157
 
-done1111:
-last1163:
+done1120:
+turn1175:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -19645,7 +19741,7 @@ last1163:
 	VPORD.Z     Z4, Z3, K1, Z3
 	VPMOVDB     Z3, -272(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         last1163
+	JNE         turn1175
 	SFENCE
 	LDMXCSR     (SP)
 	VZEROUPPER
@@ -19675,13 +19771,13 @@ TEXT ·trafficFP322xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp161165
-	JA     fp321166
+	JE     fp161177
+	JA     fp321178
 	XORQ   DX, DX
 	LEAQ   512(DX), R11
-	JMP    check1169
+	JMP    check1181
 
-next1168:
+next1180:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -19694,42 +19790,42 @@ next1168:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1170
+	JNE        within1182
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1170:
+within1182:
 	TESTQ    AX, AX
-	JEQ      written1171
+	JEQ      written1183
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned1172
+	JNE      unaligned1184
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1171
+	JMP      written1183
 
-unaligned1172:
+unaligned1184:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1171:
+written1183:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check1169:
+check1181:
 	CMPQ DX, R10
-	JB   next1168
+	JB   next1180
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1168
-	JMP  done1167
+	JB   next1180
+	JMP  done1179
 
-fp161165:
+fp161177:
 	XORQ DX, DX
 	LEAQ 512(DX), R11
-	JMP  check1174
+	JMP  check1186
 
-next1173:
+next1185:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -19742,42 +19838,42 @@ next1173:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1175
+	JNE        within1187
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1175:
+within1187:
 	TESTQ    AX, AX
-	JEQ      written1176
+	JEQ      written1188
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned1177
+	JNE      unaligned1189
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1176
+	JMP      written1188
 
-unaligned1177:
+unaligned1189:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1176:
+written1188:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check1174:
+check1186:
 	CMPQ DX, R10
-	JB   next1173
+	JB   next1185
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1173
-	JMP  done1167
+	JB   next1185
+	JMP  done1179
 
-fp321166:
+fp321178:
 	XORQ DX, DX
 	LEAQ 512(DX), R11
-	JMP  check1179
+	JMP  check1191
 
-next1178:
+next1190:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -19790,36 +19886,36 @@ next1178:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1180
+	JNE        within1192
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1180:
+within1192:
 	TESTQ    AX, AX
-	JEQ      written1181
+	JEQ      written1193
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned1182
+	JNE      unaligned1194
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1181
+	JMP      written1193
 
-unaligned1182:
+unaligned1194:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1181:
+written1193:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check1179:
+check1191:
 	CMPQ DX, R10
-	JB   next1178
+	JB   next1190
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1178
+	JB   next1190
 
-done1167:
+done1179:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -19838,18 +19934,18 @@ TEXT ·sumSquaresAVX512(SB), NOSPLIT, $8-40
 	MOVQ    apart+8(FP), BX
 	MOVQ    sums+32(FP), SI
 	CMPQ    AX, $0x01
-	JE      fp161184
-	JA      fp321185
+	JE      fp161196
+	JA      fp321197
 	MOVQ    BX, R9
 	SHLQ    $0x01, R9
 	XORQ    AX, AX
 
-run1187:
+run1199:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1188:
+part1200:
 	VPMOVZXWD     (BX)(AX*2), Z0
 	VPSLLD        $0x10, Z0, Z0
 	VMULPS        Z0, Z0, Z0
@@ -19884,23 +19980,23 @@ part1188:
 	ADDQ          R9, BX
 	ADDQ          $0x00000080, DI
 	DECQ          R8
-	JNE           part1188
+	JNE           part1200
 	ADDQ          $0x00000080, AX
 	CMPQ          AX, DX
-	JB            run1187
-	JMP           done1186
+	JB            run1199
+	JMP           done1198
 
-fp161184:
+fp161196:
 	MOVQ BX, R9
 	SHLQ $0x01, R9
 	XORQ AX, AX
 
-run1189:
+run1201:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1190:
+part1202:
 	VCVTPH2PS     (BX)(AX*2), Z0
 	VMULPS        Z0, Z0, Z0
 	VCVTPH2PS     32(BX)(AX*2), Z1
@@ -19927,23 +20023,23 @@ part1190:
 	ADDQ          R9, BX
 	ADDQ          $0x00000080, DI
 	DECQ          R8
-	JNE           part1190
+	JNE           part1202
 	ADDQ          $0x00000080, AX
 	CMPQ          AX, DX
-	JB            run1189
-	JMP           done1186
+	JB            run1201
+	JMP           done1198
 
-fp321185:
+fp321197:
 	MOVQ BX, R9
 	SHLQ $0x02, R9
 	XORQ AX, AX
 
-run1191:
+run1203:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1192:
+part1204:
 	VMOVUPS       (BX)(AX*4), Z0
 	VMULPS        Z0, Z0, Z0
 	VMOVUPS       64(BX)(AX*4), Z1
@@ -19970,12 +20066,12 @@ part1192:
 	ADDQ          R9, BX
 	ADDQ          $0x00000080, DI
 	DECQ          R8
-	JNE           part1192
+	JNE           part1204
 	ADDQ          $0x00000080, AX
 	CMPQ          AX, DX
-	JB            run1191
+	JB            run1203
 
-done1186:
+done1198:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -19996,13 +20092,13 @@ TEXT ·sumWideSquaresAVX512(SB), NOSPLIT, $8-40
 	VMOVUPD (DX), Z0
 	VMOVUPD 64(DX), Z1
 	CMPQ    AX, $0x01
-	JE      fp161194
-	JA      fp321195
+	JE      fp161206
+	JA      fp321207
 	XORQ    AX, AX
 	LEAQ    2048(AX), DI
-	JMP     check1198
+	JMP     check1210
 
-next1197:
+next1209:
 	PREFETCHT0    (CX)(DI*2)
 	VPMOVZXWD     (CX)(AX*2), Z2
 	VPSLLD        $0x10, Z2, Z2
@@ -20014,21 +20110,21 @@ next1197:
 	ADDQ          $0x10, AX
 	ADDQ          $0x10, DI
 
-check1198:
+check1210:
 	CMPQ AX, SI
-	JB   next1197
+	JB   next1209
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1197
-	JMP  done1196
+	JB   next1209
+	JMP  done1208
 
-fp161194:
+fp161206:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check1200
+	JMP  check1212
 
-next1199:
+next1211:
 	PREFETCHT0    (CX)(DI*2)
 	VCVTPH2PS     (CX)(AX*2), Z2
 	VCVTPS2PD     Y2, Z3
@@ -20039,21 +20135,21 @@ next1199:
 	ADDQ          $0x10, AX
 	ADDQ          $0x10, DI
 
-check1200:
+check1212:
 	CMPQ AX, SI
-	JB   next1199
+	JB   next1211
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1199
-	JMP  done1196
+	JB   next1211
+	JMP  done1208
 
-fp321195:
+fp321207:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check1202
+	JMP  check1214
 
-next1201:
+next1213:
 	PREFETCHT0    (CX)(DI*4)
 	VMOVUPS       (CX)(AX*4), Z2
 	VCVTPS2PD     Y2, Z3
@@ -20064,15 +20160,15 @@ next1201:
 	ADDQ          $0x10, AX
 	ADDQ          $0x10, DI
 
-check1202:
+check1214:
 	CMPQ AX, SI
-	JB   next1201
+	JB   next1213
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1201
+	JB   next1213
 
-done1196:
+done1208:
 	VMOVUPD Z0, (DX)
 	VMOVUPD Z1, 64(DX)
 	LDMXCSR (SP)
@@ -20094,153 +20190,31 @@ TEXT ·accumulateAVX512(SB), NOSPLIT, $8-48
 	MOVQ    n+0(FP), SI
 	MOVQ    prefetching+8(FP), DI
 	CMPQ    AX, $0x01
-	JE      fp161204
-	JA      fp321205
+	JE      fp161216
+	JA      fp321217
 	CMPQ    CX, $0x01
-	JE      fp161208
-	JA      fp321209
+	JE      fp161220
+	JA      fp321221
 	XORQ    AX, AX
 	LEAQ    512(AX), CX
-	JMP     check1212
-
-next1211:
-	PREFETCHT0 (DX)(CX*2)
-	PREFETCHT0 (BX)(CX*2)
-	VPMOVZXWD  (DX)(AX*2), Z0
-	VPSLLD     $0x10, Z0, Z0
-	VPMOVZXWD  (BX)(AX*2), Z1
-	VPSLLD     $0x10, Z1, Z1
-	VADDPS     Z1, Z0, Z0
-	VPSRLD     $0x10, Z0, Z1
-	VPANDD     pattern00000001<>+0(SB), Z1, Z1
-	VPADDD     pattern00007fff<>+0(SB), Z1, Z1
-	VPADDD     Z0, Z1, Z1
-	VCMPPS     $0x03, Z0, Z0, K1
-	VMOVDQU32  pattern7fc00000<>+0(SB), K1, Z1
-	VPSRLD     $0x10, Z1, Z1
-	VPMOVDW    Z1, Y0
-	VMOVDQU    Y0, (DX)(AX*2)
-	ADDQ       $0x10, AX
-	ADDQ       $0x10, CX
-
-check1212:
-	CMPQ AX, DI
-	JB   next1211
-	MOVQ AX, CX
-	CMPQ DI, SI
-	MOVQ SI, DI
-	JB   next1211
-	JMP  done1210
-
-fp161208:
-	XORQ AX, AX
-	LEAQ 512(AX), CX
-	JMP  check1214
-
-next1213:
-	PREFETCHT0 (DX)(CX*2)
-	PREFETCHT0 (BX)(CX*2)
-	VPMOVZXWD  (DX)(AX*2), Z0
-	VPSLLD     $0x10, Z0, Z0
-	VCVTPH2PS  (BX)(AX*2), Z1
-	VADDPS     Z1, Z0, Z0
-	VPSRLD     $0x10, Z0, Z1
-	VPANDD     pattern00000001<>+0(SB), Z1, Z1
-	VPADDD     pattern00007fff<>+0(SB), Z1, Z1
-	VPADDD     Z0, Z1, Z1
-	VCMPPS     $0x03, Z0, Z0, K1
-	VMOVDQU32  pattern7fc00000<>+0(SB), K1, Z1
-	VPSRLD     $0x10, Z1, Z1
-	VPMOVDW    Z1, Y0
-	VMOVDQU    Y0, (DX)(AX*2)
-	ADDQ       $0x10, AX
-	ADDQ       $0x10, CX
-
-check1214:
-	CMPQ AX, DI
-	JB   next1213
-	MOVQ AX, CX
-	CMPQ DI, SI
-	MOVQ SI, DI
-	JB   next1213
-	JMP  done1210
-
-fp321209:
-	XORQ AX, AX
-	LEAQ 512(AX), CX
-	JMP  check1216
-
-next1215:
-	PREFETCHT0 (DX)(CX*2)
-	PREFETCHT0 (BX)(CX*4)
-	VPMOVZXWD  (DX)(AX*2), Z0
-	VPSLLD     $0x10, Z0, Z0
-	VMOVUPS    (BX)(AX*4), Z1
-	VADDPS     Z1, Z0, Z0
-	VPSRLD     $0x10, Z0, Z1
-	VPANDD     pattern00000001<>+0(SB), Z1, Z1
-	VPADDD     pattern00007fff<>+0(SB), Z1, Z1
-	VPADDD     Z0, Z1, Z1
-	VCMPPS     $0x03, Z0, Z0, K1
-	VMOVDQU32  pattern7fc00000<>+0(SB), K1, Z1
-	VPSRLD     $0x10, Z1, Z1
-	VPMOVDW    Z1, Y0
-	VMOVDQU    Y0, (DX)(AX*2)
-	ADDQ       $0x10, AX
-	ADDQ       $0x10, CX
-
-check1216:
-	CMPQ AX, DI
-	JB   next1215
-	MOVQ AX, CX
-	CMPQ DI, SI
-	MOVQ SI, DI
-	JB   next1215
-
-done1210:
-	JMP done1206
-
-fp161204:
-	CMPQ CX, $0x01
-	JE   fp161218
-	JA   fp321219
-	XORQ AX, AX
-	LEAQ 512(AX), CX
-	JMP  check1222
-
-next1221:
-	PREFETCHT0 (DX)(CX*2)
-	PREFETCHT0 (BX)(CX*2)
-	VCVTPH2PS  (DX)(AX*2), Z0
-	VPMOVZXWD  (BX)(AX*2), Z1
-	VPSLLD     $0x10, Z1, Z1
-	VADDPS     Z1, Z0, Z0
-	VCVTPS2PH  $0x00, Z0, Y0
-	VMOVDQU    Y0, (DX)(AX*2)
-	ADDQ       $0x10, AX
-	ADDQ       $0x10, CX
-
-check1222:
-	CMPQ AX, DI
-	JB   next1221
-	MOVQ AX, CX
-	CMPQ DI, SI
-	MOVQ SI, DI
-	JB   next1221
-	JMP  done1220
-
-fp161218:
-	XORQ AX, AX
-	LEAQ 512(AX), CX
-	JMP  check1224
+	JMP     check1224
 
 next1223:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
-	VCVTPH2PS  (DX)(AX*2), Z0
-	VCVTPH2PS  (BX)(AX*2), Z1
+	VPMOVZXWD  (DX)(AX*2), Z0
+	VPSLLD     $0x10, Z0, Z0
+	VPMOVZXWD  (BX)(AX*2), Z1
+	VPSLLD     $0x10, Z1, Z1
 	VADDPS     Z1, Z0, Z0
-	VCVTPS2PH  $0x00, Z0, Y0
+	VPSRLD     $0x10, Z0, Z1
+	VPANDD     pattern00000001<>+0(SB), Z1, Z1
+	VPADDD     pattern00007fff<>+0(SB), Z1, Z1
+	VPADDD     Z0, Z1, Z1
+	VCMPPS     $0x03, Z0, Z0, K1
+	VMOVDQU32  pattern7fc00000<>+0(SB), K1, Z1
+	VPSRLD     $0x10, Z1, Z1
+	VPMOVDW    Z1, Y0
 	VMOVDQU    Y0, (DX)(AX*2)
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
@@ -20252,20 +20226,28 @@ check1224:
 	CMPQ DI, SI
 	MOVQ SI, DI
 	JB   next1223
-	JMP  done1220
+	JMP  done1222
 
-fp321219:
+fp161220:
 	XORQ AX, AX
 	LEAQ 512(AX), CX
 	JMP  check1226
 
 next1225:
 	PREFETCHT0 (DX)(CX*2)
-	PREFETCHT0 (BX)(CX*4)
-	VCVTPH2PS  (DX)(AX*2), Z0
-	VMOVUPS    (BX)(AX*4), Z1
+	PREFETCHT0 (BX)(CX*2)
+	VPMOVZXWD  (DX)(AX*2), Z0
+	VPSLLD     $0x10, Z0, Z0
+	VCVTPH2PS  (BX)(AX*2), Z1
 	VADDPS     Z1, Z0, Z0
-	VCVTPS2PH  $0x00, Z0, Y0
+	VPSRLD     $0x10, Z0, Z1
+	VPANDD     pattern00000001<>+0(SB), Z1, Z1
+	VPADDD     pattern00007fff<>+0(SB), Z1, Z1
+	VPADDD     Z0, Z1, Z1
+	VCMPPS     $0x03, Z0, Z0, K1
+	VMOVDQU32  pattern7fc00000<>+0(SB), K1, Z1
+	VPSRLD     $0x10, Z1, Z1
+	VPMOVDW    Z1, Y0
 	VMOVDQU    Y0, (DX)(AX*2)
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
@@ -20277,50 +20259,60 @@ check1226:
 	CMPQ DI, SI
 	MOVQ SI, DI
 	JB   next1225
+	JMP  done1222
 
-done1220:
-	JMP done1206
-
-fp321205:
-	CMPQ CX, $0x01
-	JE   fp161228
-	JA   fp321229
+fp321221:
 	XORQ AX, AX
 	LEAQ 512(AX), CX
-	JMP  check1232
+	JMP  check1228
 
-next1231:
-	PREFETCHT0 (DX)(CX*4)
-	PREFETCHT0 (BX)(CX*2)
-	VMOVUPS    (DX)(AX*4), Z0
-	VPMOVZXWD  (BX)(AX*2), Z1
-	VPSLLD     $0x10, Z1, Z1
+next1227:
+	PREFETCHT0 (DX)(CX*2)
+	PREFETCHT0 (BX)(CX*4)
+	VPMOVZXWD  (DX)(AX*2), Z0
+	VPSLLD     $0x10, Z0, Z0
+	VMOVUPS    (BX)(AX*4), Z1
 	VADDPS     Z1, Z0, Z0
-	VMOVUPS    Z0, (DX)(AX*4)
+	VPSRLD     $0x10, Z0, Z1
+	VPANDD     pattern00000001<>+0(SB), Z1, Z1
+	VPADDD     pattern00007fff<>+0(SB), Z1, Z1
+	VPADDD     Z0, Z1, Z1
+	VCMPPS     $0x03, Z0, Z0, K1
+	VMOVDQU32  pattern7fc00000<>+0(SB), K1, Z1
+	VPSRLD     $0x10, Z1, Z1
+	VPMOVDW    Z1, Y0
+	VMOVDQU    Y0, (DX)(AX*2)
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1232:
+check1228:
 	CMPQ AX, DI
-	JB   next1231
+	JB   next1227
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1231
-	JMP  done1230
+	JB   next1227
 
-fp161228:
+done1222:
+	JMP done1218
+
+fp161216:
+	CMPQ CX, $0x01
+	JE   fp161230
+	JA   fp321231
 	XORQ AX, AX
 	LEAQ 512(AX), CX
 	JMP  check1234
 
 next1233:
-	PREFETCHT0 (DX)(CX*4)
+	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
-	VMOVUPS    (DX)(AX*4), Z0
-	VCVTPH2PS  (BX)(AX*2), Z1
+	VCVTPH2PS  (DX)(AX*2), Z0
+	VPMOVZXWD  (BX)(AX*2), Z1
+	VPSLLD     $0x10, Z1, Z1
 	VADDPS     Z1, Z0, Z0
-	VMOVUPS    Z0, (DX)(AX*4)
+	VCVTPS2PH  $0x00, Z0, Y0
+	VMOVDQU    Y0, (DX)(AX*2)
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
@@ -20331,20 +20323,21 @@ check1234:
 	CMPQ DI, SI
 	MOVQ SI, DI
 	JB   next1233
-	JMP  done1230
+	JMP  done1232
 
-fp321229:
+fp161230:
 	XORQ AX, AX
 	LEAQ 512(AX), CX
 	JMP  check1236
 
 next1235:
-	PREFETCHT0 (DX)(CX*4)
-	PREFETCHT0 (BX)(CX*4)
-	VMOVUPS    (DX)(AX*4), Z0
-	VMOVUPS    (BX)(AX*4), Z1
+	PREFETCHT0 (DX)(CX*2)
+	PREFETCHT0 (BX)(CX*2)
+	VCVTPH2PS  (DX)(AX*2), Z0
+	VCVTPH2PS  (BX)(AX*2), Z1
 	VADDPS     Z1, Z0, Z0
-	VMOVUPS    Z0, (DX)(AX*4)
+	VCVTPS2PH  $0x00, Z0, Y0
+	VMOVDQU    Y0, (DX)(AX*2)
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
@@ -20355,9 +20348,112 @@ check1236:
 	CMPQ DI, SI
 	MOVQ SI, DI
 	JB   next1235
+	JMP  done1232
 
-done1230:
-done1206:
+fp321231:
+	XORQ AX, AX
+	LEAQ 512(AX), CX
+	JMP  check1238
+
+next1237:
+	PREFETCHT0 (DX)(CX*2)
+	PREFETCHT0 (BX)(CX*4)
+	VCVTPH2PS  (DX)(AX*2), Z0
+	VMOVUPS    (BX)(AX*4), Z1
+	VADDPS     Z1, Z0, Z0
+	VCVTPS2PH  $0x00, Z0, Y0
+	VMOVDQU    Y0, (DX)(AX*2)
+	ADDQ       $0x10, AX
+	ADDQ       $0x10, CX
+
+check1238:
+	CMPQ AX, DI
+	JB   next1237
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
+	JB   next1237
+
+done1232:
+	JMP done1218
+
+fp321217:
+	CMPQ CX, $0x01
+	JE   fp161240
+	JA   fp321241
+	XORQ AX, AX
+	LEAQ 512(AX), CX
+	JMP  check1244
+
+next1243:
+	PREFETCHT0 (DX)(CX*4)
+	PREFETCHT0 (BX)(CX*2)
+	VMOVUPS    (DX)(AX*4), Z0
+	VPMOVZXWD  (BX)(AX*2), Z1
+	VPSLLD     $0x10, Z1, Z1
+	VADDPS     Z1, Z0, Z0
+	VMOVUPS    Z0, (DX)(AX*4)
+	ADDQ       $0x10, AX
+	ADDQ       $0x10, CX
+
+check1244:
+	CMPQ AX, DI
+	JB   next1243
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
+	JB   next1243
+	JMP  done1242
+
+fp161240:
+	XORQ AX, AX
+	LEAQ 512(AX), CX
+	JMP  check1246
+
+next1245:
+	PREFETCHT0 (DX)(CX*4)
+	PREFETCHT0 (BX)(CX*2)
+	VMOVUPS    (DX)(AX*4), Z0
+	VCVTPH2PS  (BX)(AX*2), Z1
+	VADDPS     Z1, Z0, Z0
+	VMOVUPS    Z0, (DX)(AX*4)
+	ADDQ       $0x10, AX
+	ADDQ       $0x10, CX
+
+check1246:
+	CMPQ AX, DI
+	JB   next1245
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
+	JB   next1245
+	JMP  done1242
+
+fp321241:
+	XORQ AX, AX
+	LEAQ 512(AX), CX
+	JMP  check1248
+
+next1247:
+	PREFETCHT0 (DX)(CX*4)
+	PREFETCHT0 (BX)(CX*4)
+	VMOVUPS    (DX)(AX*4), Z0
+	VMOVUPS    (BX)(AX*4), Z1
+	VADDPS     Z1, Z0, Z0
+	VMOVUPS    Z0, (DX)(AX*4)
+	ADDQ       $0x10, AX
+	ADDQ       $0x10, CX
+
+check1248:
+	CMPQ AX, DI
+	JB   next1247
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
+	JB   next1247
+
+done1242:
+done1218:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET

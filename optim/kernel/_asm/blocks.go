@@ -89,14 +89,7 @@ func (s instructionSet) updateBlocks(state abi.State) {
 	b.log = s.undoLog(state, abi.MomentsInt8, []array{weights, fp32Moment{s, b.first}, fp32Moment{s, b.second}})
 	MOVQ(argument("Start"), b.index)
 	eachKind(kind, func(kind int) { b.updateAll(kind, weights) })
-	last := label("last")
-	Label(last)
-	b.enterRings()
-	XORQ(U32(abi.Block), b.ring)
-	ADDQ(U8(turn), b.index)
-	b.encode()
-	TESTQ(U32(abi.Block-1), b.index)
-	JNE(LabelRef(last))
+	b.encodeBlock()
 	weights.finish()
 	restore()
 	VZEROUPPER()
@@ -126,19 +119,32 @@ func (b *blocks) updateAll(kind int, weights array) {
 		ADDQ(U8(abi.Group), b.index)
 		ADDQ(U8(abi.Group), ahead)
 	}
+	TESTQ(U32(abi.Block-1), b.index)
+	JNE(LabelRef(next))
 	done := GP64()
 	MOVQ(b.index, done)
 	SUBQ(argument("Start"), done)
 	CMPQ(done, U32(abi.Block))
 	JBE(LabelRef(encoded)) // there is no block before the first
-	XORQ(U32(abi.Block), b.ring)
-	b.encode()
+	SUBQ(U32(abi.Block), b.index)
+	b.encodeBlock()
 	Label(encoded)
-	TESTQ(U32(abi.Block-1), b.index)
-	JNE(LabelRef(next))
 	b.endBlock()
 	CMPQ(b.index, argument("Elements"))
 	JB(LabelRef(block))
+}
+
+// encodeBlock encodes the block before the one that begins at index, and goes to
+// the end of that.
+func (b *blocks) encodeBlock() {
+	next := label("turn")
+	Label(next)
+	b.enterRings()
+	XORQ(U32(abi.Block), b.ring)
+	ADDQ(U8(turn), b.index)
+	b.encode()
+	TESTQ(U32(abi.Block-1), b.index)
+	JNE(LabelRef(next))
 }
 
 // enterRings finds the place of the turn in the rings.
