@@ -12,9 +12,8 @@ import (
 
 // The kernels for int8 moments walk each block twice: elements are updated, and
 // first moments and roots wait for the extremes of the roots; then they are
-// encoded. The second walk over a block is woven into the first over the next
-// one, a turn of each at a time, so that the divisions of the one run beside
-// the integer instructions of the other, and the extremes have time to come in.
+// encoded. A block is encoded after the one behind it has been updated, so that
+// the extremes have time to come in.
 
 // turn is the number of elements of a turn.
 const turn = 2 * abi.Group
