@@ -207,8 +207,8 @@ func TestSameBitsHoweverTheWorkIsSplit(t *testing.T) {
 }
 
 // TestRanksShareOneNorm holds the clipped update of 3 ranks against that of 1.
-// The order of the sum differs by the shards' ends, so the norm may differ in
-// its last bit, and with it the scale in its last.
+// The order of the sum differs by the shards' ends, and what fp32 rounds away
+// with it, so the scale may differ in its last bits.
 func TestRanksShareOneNorm(t *testing.T) {
 	norms := map[int]float64{}
 	for _, ranks := range []int{1, 3} {
@@ -216,7 +216,7 @@ func TestRanksShareOneNorm(t *testing.T) {
 		setGradients(shards, 1)
 		norms[ranks] = newEngine(t, shards, 1).Step(1).GradientNorm
 	}
-	if d := math.Abs(norms[1]-norms[3]) / norms[1]; d > 1e-12 {
+	if d := math.Abs(norms[1]-norms[3]) / norms[1]; d > 0x1p-21 {
 		t.Errorf("the norm over 1 rank is %v, over 3 ranks %v", norms[1], norms[3])
 	}
 }

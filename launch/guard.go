@@ -179,5 +179,9 @@ func Keep(stdin *os.File, stdout, stderr io.Writer, say func(format string, valu
 	if !errors.As(err, &a.NotStarted) && err != nil {
 		a.Failed = err.Error()
 	}
-	return json.NewEncoder(os.NewFile(answerDescriptor, "answer")).Encode(a)
+	err = json.NewEncoder(os.NewFile(answerDescriptor, "answer")).Encode(a)
+	if errors.Is(err, syscall.EPIPE) {
+		return nil // the guard was killed
+	}
+	return err
 }

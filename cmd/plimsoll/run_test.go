@@ -266,7 +266,7 @@ func TestScores(t *testing.T) {
 
 func scoreOf(t *testing.T, pid int) int {
 	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid))
+	text, err := os.ReadFile(scoreFile(pid))
 	if err != nil {
 		t.Fatal(err)
 	}

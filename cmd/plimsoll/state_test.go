@@ -191,7 +191,7 @@ func (j *job) named(t *testing.T, words string) int {
 // its state. It ends with the bits of a training that was left alone, and
 // nothing is left over.
 func TestAnyProcessIsKilled(t *testing.T) {
-	kills := 200
+	kills := 120
 	if testing.Short() {
 		kills = 12
 	}

@@ -45,3 +45,26 @@ func BenchmarkUpdate(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkSumSquares measures the sum of the squares of a gradient, a block of
+// the norm after the other, in cache and in memory.
+func BenchmarkSumSquares(b *testing.B) {
+	const block = 64 << 10
+	for _, typ := range []dtype.Type{dtype.BF16, dtype.F32} {
+		for _, n := range []int{block, 64 << 20} {
+			g := Array{typ, make([]byte, int64(n)*typ.Size())}
+			for i := range n {
+				g.Put(i, 1e-3)
+			}
+			for _, set := range Available() {
+				b.Run(fmt.Sprintf("n=%dKi/gradient=%v/impl=%v", n>>10, typ, set), func(b *testing.B) {
+					b.SetBytes(block * typ.Size())
+					for at := 0; b.Loop(); at = (at + block) % n {
+						set.SumSquares(g.Slice(at, at+block))
+					}
+					b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/block, "ns/parameter")
+				})
+			}
+		}
+	}
+}

@@ -52,10 +52,10 @@ func kind(t dtype.Type) int {
 
 // arguments are those of the first n elements of a chunk, a multiple of a
 // group.
-func arguments(n int, f Format, c *Chunk) abi.Arguments {
+func (s Set) arguments(n int, f Format, c *Chunk) abi.Arguments {
 	return abi.Arguments{
 		Elements:     n,
-		Prefetching:  prefetching(n, c.Gradient, abi.PrefetchAhead),
+		Prefetching:  prefetching(n, c.Gradient, abi.PrefetchAhead(f.Moments, s == AVX512)),
 		GradientKind: kind(f.Gradient),
 		CopyKind:     kind(f.Parameter),
 		Parameter:    pointer(c.Parameter),
@@ -78,7 +78,7 @@ func prefetching(n int, stream Array, ahead int) int {
 // update updates elements first to n, both at the beginning of a turn, with an
 // undo log or nil.
 func (s Set) update(first, n int, f Format, constants *Constants, c *Chunk, undo *byte) {
-	a := arguments(n, f, c)
+	a := s.arguments(n, f, c)
 	a.Start, a.Undo = first, undo
 	a.Table, a.Dither = &constants.table, constants.ditherOf(c.First+int64(first))
 	if f.Moments == MomentsInt8 {
@@ -88,21 +88,31 @@ func (s Set) update(first, n int, f Format, constants *Constants, c *Chunk, undo
 }
 
 func (s Set) traffic(n int, f Format, c *Chunk) {
-	a := arguments(n, f, c)
+	a := s.arguments(n, f, c)
 	traffic(trafficKey{s, f.State, f.Moments, f.Algorithm.Moments()}, &a)
 }
 
-func (s Set) sumSquares(n int, g Array, lanes *[16]float64) {
-	reach := prefetching(n, g, abi.PrefetchAlone)
+// sumSquares adds up the first n elements of every part.
+func (s Set) sumSquares(n, apart int, g Array, sums *[abi.Parts][abi.Group]float64) {
 	if s == AVX512 {
-		sumSquaresAVX512(n, reach, kind(g.Type), pointer(g.Data), lanes)
+		sumSquaresAVX512(n, apart, kind(g.Type), pointer(g.Data), sums)
 		return
 	}
-	sumSquaresAVX2(n, reach, kind(g.Type), pointer(g.Data), lanes)
+	sumSquaresAVX2(n, apart, kind(g.Type), pointer(g.Data), sums)
+}
+
+func (s Set) sumWideSquares(n int, g Array, lanes *[abi.Group]float64) {
+	reach := prefetching(n, g, abi.PrefetchAlone)
+	if s == AVX512 {
+		sumWideSquaresAVX512(n, reach, kind(g.Type), pointer(g.Data), lanes)
+		return
+	}
+	sumWideSquaresAVX2(n, reach, kind(g.Type), pointer(g.Data), lanes)
 }
 
 func (s Set) accumulate(n int, sum, gradient Array) {
-	reach := min(prefetching(n, sum, abi.PrefetchAhead), prefetching(n, gradient, abi.PrefetchAhead))
+	ahead := abi.PrefetchAhead(abi.MomentsBF16, s == AVX512)
+	reach := min(prefetching(n, sum, ahead), prefetching(n, gradient, ahead))
 	if s == AVX512 {
 		accumulateAVX512(n, reach, kind(sum.Type), pointer(sum.Data), kind(gradient.Type), pointer(gradient.Data))
 		return

@@ -107,10 +107,29 @@
 //
 // and k and q are 0 where s is 0. The sign of a NaN, and so that of the q that
 // it becomes, is not specified.
+//
+// # The sum of squares
+//
+// Runs of 128 elements, of which the last may be short, are dealt to four parts:
+// of r runs each gets ⌈r/4⌉ that follow each other, and the last parts what is
+// left. Element i of a run goes to lane i modulo 16, and the lanes of a run to
+// those of its part, run by run:
+//
+//	s = fma(g, g, s), beginning with 0
+//	lane = lane + float64(s)
+//
+// Then lane = (part 0 + part 2) + (part 1 + part 3), and the lanes are added up
+// pairwise, those first that are 8 apart. No term is negative, so that what eight
+// operations in binary32 round away is less than a part in two million. If the
+// sum is less than 2^-64, infinite or NaN, squares may have been out of the range
+// of binary32, and it is made in float64 from the beginning, with one part:
+//
+//	lane = lane + float64(g)·float64(g)
 package kernel
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"strings"
 
@@ -189,21 +208,54 @@ func (s Set) Traffic(f Format, c Chunk) {
 	trafficReference(f, c)
 }
 
-// SumSquares is the sum of the squares of a gradient, before scaling, in
-// float64. Element i is added to lane i modulo 16, in order, and the lanes are
-// added up pairwise, so the result depends on the values alone. It is infinite
-// or NaN exactly when an element is.
+// SumSquares is the sum of the squares of a gradient, before scaling; the
+// package's documentation says how it is made. It is infinite or NaN exactly
+// when an element is.
 func (s Set) SumSquares(g Array) float64 {
-	var lanes [16]float64
-	n := g.Len()
-	whole := 0
-	if s != Generic {
-		whole = n - n%abi.Group
-		if whole > 0 {
-			s.sumSquares(whole, g, &lanes)
-		}
+	if sum := s.sumSquaresOfParts(g); leastSum <= sum && sum <= math.MaxFloat64 {
+		return sum
 	}
-	sumSquaresReference(g.Slice(whole, n), &lanes)
+	var lanes [abi.Group]float64
+	n := g.Len()
+	whole := n - n%abi.Group
+	if s == Generic {
+		whole = 0
+	}
+	if whole > 0 {
+		s.sumWideSquares(whole, g, &lanes)
+	}
+	sumWideSquaresReference(g.Slice(whole, n), &lanes)
+	return addUp(&lanes)
+}
+
+// leastSum is a sum of squares to which what counted as zero adds nothing.
+const leastSum = 0x1p-64
+
+func (s Set) sumSquaresOfParts(g Array) float64 {
+	var sums [abi.Parts][abi.Group]float64
+	n := g.Len()
+	runs := (n + abi.Run - 1) / abi.Run
+	apart := (runs + abi.Parts - 1) / abi.Parts * abi.Run
+	whole := max(0, n-(abi.Parts-1)*apart) // what every part has
+	whole -= whole % abi.Run
+	if s == Generic {
+		whole = 0
+	}
+	if whole > 0 {
+		s.sumSquares(whole, apart, g, &sums)
+	}
+	for part := range sums {
+		first, end := min(part*apart+whole, n), min((part+1)*apart, n)
+		sumSquaresReference(g.Slice(first, end), &sums[part])
+	}
+	for lane := range sums[0] {
+		sums[0][lane] = (sums[0][lane] + sums[2][lane]) + (sums[1][lane] + sums[3][lane])
+	}
+	return addUp(&sums[0])
+}
+
+// addUp adds pairs of lanes, those first that are furthest apart.
+func addUp(lanes *[abi.Group]float64) float64 {
 	for width := len(lanes) / 2; width > 0; width /= 2 {
 		for i := range width {
 			lanes[i] += lanes[i+width]

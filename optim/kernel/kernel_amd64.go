@@ -91,7 +91,10 @@ func adamFP32INT8AVX2(a *abi.Arguments)
 func trafficFP322xINT8AVX2(a *abi.Arguments)
 
 //go:noescape
-func sumSquaresAVX2(n int, prefetching int, gradientKind int, gradient *byte, lanes *[16]float64)
+func sumSquaresAVX2(n int, apart int, gradientKind int, gradient *byte, sums *[4][16]float64)
+
+//go:noescape
+func sumWideSquaresAVX2(n int, prefetching int, gradientKind int, gradient *byte, lanes *[16]float64)
 
 //go:noescape
 func accumulateAVX2(n int, prefetching int, sumKind int, sum *byte, kind int, gradient *byte)
@@ -181,7 +184,10 @@ func adamFP32INT8AVX512(a *abi.Arguments)
 func trafficFP322xINT8AVX512(a *abi.Arguments)
 
 //go:noescape
-func sumSquaresAVX512(n int, prefetching int, gradientKind int, gradient *byte, lanes *[16]float64)
+func sumSquaresAVX512(n int, apart int, gradientKind int, gradient *byte, sums *[4][16]float64)
+
+//go:noescape
+func sumWideSquaresAVX512(n int, prefetching int, gradientKind int, gradient *byte, lanes *[16]float64)
 
 //go:noescape
 func accumulateAVX512(n int, prefetching int, sumKind int, sum *byte, kind int, gradient *byte)

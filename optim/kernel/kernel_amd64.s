@@ -44,7 +44,7 @@ TEXT ·adamSplitFP32AVX2(SB), NOSPLIT, $8-8
 	JE      fp162
 	JA      fp323
 	MOVQ    R12, CX
-	LEAQ    512(CX), R12
+	LEAQ    96(CX), R12
 	JMP     check6
 
 next5:
@@ -136,7 +136,7 @@ check6:
 
 fp162:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 96(CX), R12
 	JMP  check9
 
 next8:
@@ -226,7 +226,7 @@ check9:
 
 fp323:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 96(CX), R12
 	JMP  check12
 
 next11:
@@ -375,7 +375,7 @@ TEXT ·lionSplitFP32AVX2(SB), NOSPLIT, $8-8
 	JE      fp1615
 	JA      fp3216
 	MOVQ    R11, CX
-	LEAQ    512(CX), R11
+	LEAQ    96(CX), R11
 	JMP     check19
 
 next18:
@@ -466,7 +466,7 @@ check19:
 
 fp1615:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 96(CX), R11
 	JMP  check22
 
 next21:
@@ -555,7 +555,7 @@ check22:
 
 fp3216:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 96(CX), R11
 	JMP  check25
 
 next24:
@@ -698,7 +698,7 @@ TEXT ·adagradSplitFP32AVX2(SB), NOSPLIT, $8-8
 	JE      fp1628
 	JA      fp3229
 	MOVQ    R11, CX
-	LEAQ    512(CX), R11
+	LEAQ    96(CX), R11
 	JMP     check32
 
 next31:
@@ -775,7 +775,7 @@ check32:
 
 fp1628:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 96(CX), R11
 	JMP  check35
 
 next34:
@@ -850,7 +850,7 @@ check35:
 
 fp3229:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 96(CX), R11
 	JMP  check38
 
 next37:
@@ -964,7 +964,7 @@ TEXT ·sgdSplitFP32AVX2(SB), NOSPLIT, $8-8
 	JE      fp1641
 	JA      fp3242
 	MOVQ    R11, CX
-	LEAQ    512(CX), R11
+	LEAQ    96(CX), R11
 	JMP     check45
 
 next44:
@@ -1041,7 +1041,7 @@ check45:
 
 fp1641:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 96(CX), R11
 	JMP  check48
 
 next47:
@@ -1116,7 +1116,7 @@ check48:
 
 fp3242:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 96(CX), R11
 	JMP  check51
 
 next50:
@@ -1216,7 +1216,7 @@ TEXT ·trafficSplit1xFP32AVX2(SB), NOSPLIT, $0-8
 	JE    fp1654
 	JA    fp3255
 	XORQ  DX, DX
-	LEAQ  512(DX), R9
+	LEAQ  96(DX), R9
 	JMP   check58
 
 next57:
@@ -1247,7 +1247,7 @@ check58:
 
 fp1654:
 	XORQ DX, DX
-	LEAQ 512(DX), R9
+	LEAQ 96(DX), R9
 	JMP  check60
 
 next59:
@@ -1278,7 +1278,7 @@ check60:
 
 fp3255:
 	XORQ DX, DX
-	LEAQ 512(DX), R9
+	LEAQ 96(DX), R9
 	JMP  check62
 
 next61:
@@ -1336,7 +1336,7 @@ TEXT ·trafficSplit2xFP32AVX2(SB), NOSPLIT, $0-8
 	JE    fp1664
 	JA    fp3265
 	XORQ  DX, DX
-	LEAQ  512(DX), R10
+	LEAQ  96(DX), R10
 	JMP   check68
 
 next67:
@@ -1372,7 +1372,7 @@ check68:
 
 fp1664:
 	XORQ DX, DX
-	LEAQ 512(DX), R10
+	LEAQ 96(DX), R10
 	JMP  check70
 
 next69:
@@ -1408,7 +1408,7 @@ check70:
 
 fp3265:
 	XORQ DX, DX
-	LEAQ 512(DX), R10
+	LEAQ 96(DX), R10
 	JMP  check72
 
 next71:
@@ -1489,7 +1489,7 @@ TEXT ·adamSplitBF16AVX2(SB), NOSPLIT, $8-8
 	JE           fp1674
 	JA           fp3275
 	MOVQ         R12, CX
-	LEAQ         512(CX), R12
+	LEAQ         192(CX), R12
 	JMP          check78
 
 next77:
@@ -1591,7 +1591,7 @@ check78:
 
 fp1674:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 192(CX), R12
 	JMP  check81
 
 next80:
@@ -1696,7 +1696,7 @@ check81:
 
 fp3275:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 192(CX), R12
 	JMP  check84
 
 next83:
@@ -1922,7 +1922,7 @@ TEXT ·lionSplitBF16AVX2(SB), NOSPLIT, $8-8
 	JE      fp1687
 	JA      fp3288
 	MOVQ    R11, CX
-	LEAQ    512(CX), R11
+	LEAQ    192(CX), R11
 	JMP     check91
 
 next90:
@@ -2013,7 +2013,7 @@ check91:
 
 fp1687:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 192(CX), R11
 	JMP  check94
 
 next93:
@@ -2107,7 +2107,7 @@ check94:
 
 fp3288:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 192(CX), R11
 	JMP  check97
 
 next96:
@@ -2240,7 +2240,7 @@ TEXT ·adagradSplitBF16AVX2(SB), NOSPLIT, $8-8
 	JE           fp16100
 	JA           fp32101
 	MOVQ         R11, CX
-	LEAQ         512(CX), R11
+	LEAQ         192(CX), R11
 	JMP          check104
 
 next103:
@@ -2321,7 +2321,7 @@ check104:
 
 fp16100:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 192(CX), R11
 	JMP  check107
 
 next106:
@@ -2405,7 +2405,7 @@ check107:
 
 fp32101:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 192(CX), R11
 	JMP  check110
 
 next109:
@@ -2528,7 +2528,7 @@ TEXT ·sgdSplitBF16AVX2(SB), NOSPLIT, $8-8
 	JE      fp16113
 	JA      fp32114
 	MOVQ    R11, CX
-	LEAQ    512(CX), R11
+	LEAQ    192(CX), R11
 	JMP     check117
 
 next116:
@@ -2605,7 +2605,7 @@ check117:
 
 fp16113:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 192(CX), R11
 	JMP  check120
 
 next119:
@@ -2685,7 +2685,7 @@ check120:
 
 fp32114:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 192(CX), R11
 	JMP  check123
 
 next122:
@@ -2790,7 +2790,7 @@ TEXT ·trafficSplit1xBF16AVX2(SB), NOSPLIT, $0-8
 	JE    fp16126
 	JA    fp32127
 	XORQ  DX, DX
-	LEAQ  512(DX), R9
+	LEAQ  192(DX), R9
 	JMP   check130
 
 next129:
@@ -2819,7 +2819,7 @@ check130:
 
 fp16126:
 	XORQ DX, DX
-	LEAQ 512(DX), R9
+	LEAQ 192(DX), R9
 	JMP  check132
 
 next131:
@@ -2848,7 +2848,7 @@ check132:
 
 fp32127:
 	XORQ DX, DX
-	LEAQ 512(DX), R9
+	LEAQ 192(DX), R9
 	JMP  check134
 
 next133:
@@ -2904,7 +2904,7 @@ TEXT ·trafficSplit2xBF16AVX2(SB), NOSPLIT, $0-8
 	JE    fp16136
 	JA    fp32137
 	XORQ  DX, DX
-	LEAQ  512(DX), R10
+	LEAQ  192(DX), R10
 	JMP   check140
 
 next139:
@@ -2936,7 +2936,7 @@ check140:
 
 fp16136:
 	XORQ DX, DX
-	LEAQ 512(DX), R10
+	LEAQ 192(DX), R10
 	JMP  check142
 
 next141:
@@ -2968,7 +2968,7 @@ check142:
 
 fp32137:
 	XORQ DX, DX
-	LEAQ 512(DX), R10
+	LEAQ 192(DX), R10
 	JMP  check144
 
 next143:
@@ -3149,7 +3149,7 @@ kept152:
 	VPCMPEQD     Y1, Y1, Y1
 
 turn150:
-	LEAQ           512(AX), CX
+	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
 	CMPQ           AX, R11
@@ -3344,96 +3344,104 @@ turn150:
 	VMOVDQU        Y6, (SI)(AX*2)
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
+	TESTQ          $0x000000ff, AX
+	JNE            turn150
 	MOVQ           AX, CX
-	MOVQ           a+0(FP), R12
-	MOVQ           16(R12), R12
-	SUBQ           R12, CX
+	MOVQ           a+0(FP), R11
+	MOVQ           16(R11), R11
+	SUBQ           R11, CX
 	CMPQ           CX, $0x00000100
 	JBE            encoded151
-	XORQ           $0x00000100, R11
-	VMOVDQA        4928(DX), Y5
-	VPMAXSD        2048(DX)(R11*4), Y5, Y6
-	VPSRLD         5104(DX), Y0, Y9
-	VPADDD         Y9, Y6, Y6
-	VPSIGND        2048(DX)(R11*4), Y6, Y6
-	VPANDN         Y3, Y6, Y9
-	VMOVUPS        (DX)(R11*4), Y8
-	VPANDN         Y8, Y4, Y7
-	VFMADD213PS    pattern3e000000<>+0(SB), Y9, Y7
-	VPAND          pattern0007ffff<>+0(SB), Y0, Y9
-	VPADDD         Y9, Y7, Y7
-	VPADDD         pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD        2080(DX)(R11*4), Y5, Y9
-	VPSRLD         5104(DX), Y0, Y11
-	VPADDD         Y11, Y9, Y9
-	VPSIGND        2080(DX)(R11*4), Y9, Y9
-	VPANDN         Y3, Y9, Y11
-	VMOVUPS        32(DX)(R11*4), Y10
-	VPANDN         Y10, Y4, Y10
-	VFMADD213PS    pattern3e000000<>+0(SB), Y11, Y10
-	VPAND          pattern0007ffff<>+0(SB), Y0, Y11
-	VPADDD         Y11, Y10, Y10
-	VPADDD         pattern4540215f<>+0(SB), Y0, Y0
-	VPSRLD         5072(DX), Y6, Y6
-	VPSRLD         5088(DX), Y9, Y9
-	VPBLENDW       $0xaa, Y9, Y6, Y6
-	VPSUBW         4992(DX), Y6, Y6
-	VPSRLD         $0x13, Y7, Y7
-	VPSRLD         $0x03, Y10, Y10
-	VPBLENDW       $0xaa, Y10, Y7, Y7
-	VPSUBW         pattern07c007c0<>+0(SB), Y7, Y7
-	VPMINUW        pattern007f007f<>+0(SB), Y7, Y7
-	VPSRLD         $0x10, Y8, Y8
-	VPBLENDW       $0xaa, 32(DX)(R11*4), Y8, Y8
-	VPMAXSD        2112(DX)(R11*4), Y5, Y9
-	VPSRLD         5104(DX), Y0, Y12
-	VPADDD         Y12, Y9, Y9
-	VPSIGND        2112(DX)(R11*4), Y9, Y9
-	VPANDN         Y3, Y9, Y12
-	VMOVUPS        64(DX)(R11*4), Y11
-	VPANDN         Y11, Y4, Y10
-	VFMADD213PS    pattern3e000000<>+0(SB), Y12, Y10
-	VPAND          pattern0007ffff<>+0(SB), Y0, Y12
-	VPADDD         Y12, Y10, Y10
-	VPADDD         pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD        2144(DX)(R11*4), Y5, Y5
-	VPSRLD         5104(DX), Y0, Y13
-	VPADDD         Y13, Y5, Y5
-	VPSIGND        2144(DX)(R11*4), Y5, Y5
-	VPANDN         Y3, Y5, Y13
-	VMOVUPS        96(DX)(R11*4), Y12
-	VPANDN         Y12, Y4, Y12
-	VFMADD213PS    pattern3e000000<>+0(SB), Y13, Y12
-	VPAND          pattern0007ffff<>+0(SB), Y0, Y13
-	VPADDD         Y13, Y12, Y12
-	VPADDD         pattern4540215f<>+0(SB), Y0, Y0
-	VPSRLD         5072(DX), Y9, Y9
-	VPSRLD         5088(DX), Y5, Y5
-	VPBLENDW       $0xaa, Y5, Y9, Y9
-	VPSUBW         4992(DX), Y9, Y9
-	VPSRLD         $0x13, Y10, Y10
-	VPSRLD         $0x03, Y12, Y12
-	VPBLENDW       $0xaa, Y12, Y10, Y10
-	VPSUBW         pattern07c007c0<>+0(SB), Y10, Y10
-	VPMINUW        pattern007f007f<>+0(SB), Y10, Y10
-	VPSRLD         $0x10, Y11, Y11
-	VPBLENDW       $0xaa, 96(DX)(R11*4), Y11, Y11
-	VPACKUSWB      Y9, Y6, Y6
-	VPACKUSWB      Y10, Y7, Y7
-	VPACKSSWB      Y11, Y8, Y8
-	VPAND          pattern80808080<>+0(SB), Y8, Y8
-	VPOR           Y8, Y7, Y7
-	VPXOR          Y5, Y5, Y5
-	VPCMPEQB       Y5, Y6, Y5
-	VPANDN         Y7, Y5, Y7
-	VPERMQ         $0xd8, Y6, Y6
-	VPERMQ         $0xd8, Y7, Y7
-	VMOVDQU        Y6, -288(R9)(AX*1)
-	VMOVDQU        Y7, -288(R8)(AX*1)
+	SUBQ           $0x00000100, AX
+
+turn154:
+	MOVQ        AX, CX
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
+	VMOVDQA     4928(DX), Y5
+	VPMAXSD     2048(DX)(CX*4), Y5, Y6
+	VPSRLD      5104(DX), Y0, Y9
+	VPADDD      Y9, Y6, Y6
+	VPSIGND     2048(DX)(CX*4), Y6, Y6
+	VPANDN      Y3, Y6, Y9
+	VMOVUPS     (DX)(CX*4), Y8
+	VPANDN      Y8, Y4, Y7
+	VFMADD213PS pattern3e000000<>+0(SB), Y9, Y7
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y9
+	VPADDD      Y9, Y7, Y7
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2080(DX)(CX*4), Y5, Y9
+	VPSRLD      5104(DX), Y0, Y11
+	VPADDD      Y11, Y9, Y9
+	VPSIGND     2080(DX)(CX*4), Y9, Y9
+	VPANDN      Y3, Y9, Y11
+	VMOVUPS     32(DX)(CX*4), Y10
+	VPANDN      Y10, Y4, Y10
+	VFMADD213PS pattern3e000000<>+0(SB), Y11, Y10
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y11
+	VPADDD      Y11, Y10, Y10
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y6, Y6
+	VPSRLD      5088(DX), Y9, Y9
+	VPBLENDW    $0xaa, Y9, Y6, Y6
+	VPSUBW      4992(DX), Y6, Y6
+	VPSRLD      $0x13, Y7, Y7
+	VPSRLD      $0x03, Y10, Y10
+	VPBLENDW    $0xaa, Y10, Y7, Y7
+	VPSUBW      pattern07c007c0<>+0(SB), Y7, Y7
+	VPMINUW     pattern007f007f<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, 32(DX)(CX*4), Y8, Y8
+	VPMAXSD     2112(DX)(CX*4), Y5, Y9
+	VPSRLD      5104(DX), Y0, Y12
+	VPADDD      Y12, Y9, Y9
+	VPSIGND     2112(DX)(CX*4), Y9, Y9
+	VPANDN      Y3, Y9, Y12
+	VMOVUPS     64(DX)(CX*4), Y11
+	VPANDN      Y11, Y4, Y10
+	VFMADD213PS pattern3e000000<>+0(SB), Y12, Y10
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y12
+	VPADDD      Y12, Y10, Y10
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2144(DX)(CX*4), Y5, Y5
+	VPSRLD      5104(DX), Y0, Y13
+	VPADDD      Y13, Y5, Y5
+	VPSIGND     2144(DX)(CX*4), Y5, Y5
+	VPANDN      Y3, Y5, Y13
+	VMOVUPS     96(DX)(CX*4), Y12
+	VPANDN      Y12, Y4, Y12
+	VFMADD213PS pattern3e000000<>+0(SB), Y13, Y12
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y13
+	VPADDD      Y13, Y12, Y12
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y9, Y9
+	VPSRLD      5088(DX), Y5, Y5
+	VPBLENDW    $0xaa, Y5, Y9, Y9
+	VPSUBW      4992(DX), Y9, Y9
+	VPSRLD      $0x13, Y10, Y10
+	VPSRLD      $0x03, Y12, Y12
+	VPBLENDW    $0xaa, Y12, Y10, Y10
+	VPSUBW      pattern07c007c0<>+0(SB), Y10, Y10
+	VPMINUW     pattern007f007f<>+0(SB), Y10, Y10
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, 96(DX)(CX*4), Y11, Y11
+	VPACKUSWB   Y9, Y6, Y6
+	VPACKUSWB   Y10, Y7, Y7
+	VPACKSSWB   Y11, Y8, Y8
+	VPAND       pattern80808080<>+0(SB), Y8, Y8
+	VPOR        Y8, Y7, Y7
+	VPXOR       Y5, Y5, Y5
+	VPCMPEQB    Y5, Y6, Y5
+	VPANDN      Y7, Y5, Y7
+	VPERMQ      $0xd8, Y6, Y6
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     Y6, -288(R9)(AX*1)
+	VMOVDQU     Y7, -288(R8)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         turn154
 
 encoded151:
-	TESTQ        $0x000000ff, AX
-	JNE          turn150
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -3564,9 +3572,9 @@ encoded151:
 	JMP          done148
 
 fp16146:
-block154:
+block155:
 	TESTQ   R10, R10
-	JEQ     kept157
+	JEQ     kept158
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -3578,7 +3586,7 @@ block154:
 	MOVQ    AX, R11
 	ANDQ    $0x000003ff, R11
 
-keep158:
+keep159:
 	VMOVDQU (BX)(CX*2), Y1
 	VMOVDQU Y1, 64(R10)(R11*2)
 	VMOVDQU 32(BX)(CX*2), Y1
@@ -3606,10 +3614,10 @@ keep158:
 	ADDQ    $0x40, CX
 	ADDQ    $0x40, R11
 	TESTQ   $0x000000ff, CX
-	JNE     keep158
+	JNE     keep159
 	MOVQ    AX, (R10)
 
-kept157:
+kept158:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R11
 	MOVQ         AX, CX
@@ -3627,8 +3635,8 @@ kept157:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-turn155:
-	LEAQ           512(AX), CX
+turn156:
+	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
 	CMPQ           AX, R11
@@ -3829,96 +3837,104 @@ turn155:
 	VMOVDQU        Y6, (SI)(AX*2)
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
+	TESTQ          $0x000000ff, AX
+	JNE            turn156
 	MOVQ           AX, CX
-	MOVQ           a+0(FP), R12
-	MOVQ           16(R12), R12
-	SUBQ           R12, CX
+	MOVQ           a+0(FP), R11
+	MOVQ           16(R11), R11
+	SUBQ           R11, CX
 	CMPQ           CX, $0x00000100
-	JBE            encoded156
-	XORQ           $0x00000100, R11
-	VMOVDQA        4928(DX), Y5
-	VPMAXSD        2048(DX)(R11*4), Y5, Y6
-	VPSRLD         5104(DX), Y0, Y9
-	VPADDD         Y9, Y6, Y6
-	VPSIGND        2048(DX)(R11*4), Y6, Y6
-	VPANDN         Y3, Y6, Y9
-	VMOVUPS        (DX)(R11*4), Y8
-	VPANDN         Y8, Y4, Y7
-	VFMADD213PS    pattern3e000000<>+0(SB), Y9, Y7
-	VPAND          pattern0007ffff<>+0(SB), Y0, Y9
-	VPADDD         Y9, Y7, Y7
-	VPADDD         pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD        2080(DX)(R11*4), Y5, Y9
-	VPSRLD         5104(DX), Y0, Y11
-	VPADDD         Y11, Y9, Y9
-	VPSIGND        2080(DX)(R11*4), Y9, Y9
-	VPANDN         Y3, Y9, Y11
-	VMOVUPS        32(DX)(R11*4), Y10
-	VPANDN         Y10, Y4, Y10
-	VFMADD213PS    pattern3e000000<>+0(SB), Y11, Y10
-	VPAND          pattern0007ffff<>+0(SB), Y0, Y11
-	VPADDD         Y11, Y10, Y10
-	VPADDD         pattern4540215f<>+0(SB), Y0, Y0
-	VPSRLD         5072(DX), Y6, Y6
-	VPSRLD         5088(DX), Y9, Y9
-	VPBLENDW       $0xaa, Y9, Y6, Y6
-	VPSUBW         4992(DX), Y6, Y6
-	VPSRLD         $0x13, Y7, Y7
-	VPSRLD         $0x03, Y10, Y10
-	VPBLENDW       $0xaa, Y10, Y7, Y7
-	VPSUBW         pattern07c007c0<>+0(SB), Y7, Y7
-	VPMINUW        pattern007f007f<>+0(SB), Y7, Y7
-	VPSRLD         $0x10, Y8, Y8
-	VPBLENDW       $0xaa, 32(DX)(R11*4), Y8, Y8
-	VPMAXSD        2112(DX)(R11*4), Y5, Y9
-	VPSRLD         5104(DX), Y0, Y12
-	VPADDD         Y12, Y9, Y9
-	VPSIGND        2112(DX)(R11*4), Y9, Y9
-	VPANDN         Y3, Y9, Y12
-	VMOVUPS        64(DX)(R11*4), Y11
-	VPANDN         Y11, Y4, Y10
-	VFMADD213PS    pattern3e000000<>+0(SB), Y12, Y10
-	VPAND          pattern0007ffff<>+0(SB), Y0, Y12
-	VPADDD         Y12, Y10, Y10
-	VPADDD         pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD        2144(DX)(R11*4), Y5, Y5
-	VPSRLD         5104(DX), Y0, Y13
-	VPADDD         Y13, Y5, Y5
-	VPSIGND        2144(DX)(R11*4), Y5, Y5
-	VPANDN         Y3, Y5, Y13
-	VMOVUPS        96(DX)(R11*4), Y12
-	VPANDN         Y12, Y4, Y12
-	VFMADD213PS    pattern3e000000<>+0(SB), Y13, Y12
-	VPAND          pattern0007ffff<>+0(SB), Y0, Y13
-	VPADDD         Y13, Y12, Y12
-	VPADDD         pattern4540215f<>+0(SB), Y0, Y0
-	VPSRLD         5072(DX), Y9, Y9
-	VPSRLD         5088(DX), Y5, Y5
-	VPBLENDW       $0xaa, Y5, Y9, Y9
-	VPSUBW         4992(DX), Y9, Y9
-	VPSRLD         $0x13, Y10, Y10
-	VPSRLD         $0x03, Y12, Y12
-	VPBLENDW       $0xaa, Y12, Y10, Y10
-	VPSUBW         pattern07c007c0<>+0(SB), Y10, Y10
-	VPMINUW        pattern007f007f<>+0(SB), Y10, Y10
-	VPSRLD         $0x10, Y11, Y11
-	VPBLENDW       $0xaa, 96(DX)(R11*4), Y11, Y11
-	VPACKUSWB      Y9, Y6, Y6
-	VPACKUSWB      Y10, Y7, Y7
-	VPACKSSWB      Y11, Y8, Y8
-	VPAND          pattern80808080<>+0(SB), Y8, Y8
-	VPOR           Y8, Y7, Y7
-	VPXOR          Y5, Y5, Y5
-	VPCMPEQB       Y5, Y6, Y5
-	VPANDN         Y7, Y5, Y7
-	VPERMQ         $0xd8, Y6, Y6
-	VPERMQ         $0xd8, Y7, Y7
-	VMOVDQU        Y6, -288(R9)(AX*1)
-	VMOVDQU        Y7, -288(R8)(AX*1)
+	JBE            encoded157
+	SUBQ           $0x00000100, AX
 
-encoded156:
-	TESTQ        $0x000000ff, AX
-	JNE          turn155
+turn160:
+	MOVQ        AX, CX
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
+	VMOVDQA     4928(DX), Y5
+	VPMAXSD     2048(DX)(CX*4), Y5, Y6
+	VPSRLD      5104(DX), Y0, Y9
+	VPADDD      Y9, Y6, Y6
+	VPSIGND     2048(DX)(CX*4), Y6, Y6
+	VPANDN      Y3, Y6, Y9
+	VMOVUPS     (DX)(CX*4), Y8
+	VPANDN      Y8, Y4, Y7
+	VFMADD213PS pattern3e000000<>+0(SB), Y9, Y7
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y9
+	VPADDD      Y9, Y7, Y7
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2080(DX)(CX*4), Y5, Y9
+	VPSRLD      5104(DX), Y0, Y11
+	VPADDD      Y11, Y9, Y9
+	VPSIGND     2080(DX)(CX*4), Y9, Y9
+	VPANDN      Y3, Y9, Y11
+	VMOVUPS     32(DX)(CX*4), Y10
+	VPANDN      Y10, Y4, Y10
+	VFMADD213PS pattern3e000000<>+0(SB), Y11, Y10
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y11
+	VPADDD      Y11, Y10, Y10
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y6, Y6
+	VPSRLD      5088(DX), Y9, Y9
+	VPBLENDW    $0xaa, Y9, Y6, Y6
+	VPSUBW      4992(DX), Y6, Y6
+	VPSRLD      $0x13, Y7, Y7
+	VPSRLD      $0x03, Y10, Y10
+	VPBLENDW    $0xaa, Y10, Y7, Y7
+	VPSUBW      pattern07c007c0<>+0(SB), Y7, Y7
+	VPMINUW     pattern007f007f<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, 32(DX)(CX*4), Y8, Y8
+	VPMAXSD     2112(DX)(CX*4), Y5, Y9
+	VPSRLD      5104(DX), Y0, Y12
+	VPADDD      Y12, Y9, Y9
+	VPSIGND     2112(DX)(CX*4), Y9, Y9
+	VPANDN      Y3, Y9, Y12
+	VMOVUPS     64(DX)(CX*4), Y11
+	VPANDN      Y11, Y4, Y10
+	VFMADD213PS pattern3e000000<>+0(SB), Y12, Y10
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y12
+	VPADDD      Y12, Y10, Y10
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2144(DX)(CX*4), Y5, Y5
+	VPSRLD      5104(DX), Y0, Y13
+	VPADDD      Y13, Y5, Y5
+	VPSIGND     2144(DX)(CX*4), Y5, Y5
+	VPANDN      Y3, Y5, Y13
+	VMOVUPS     96(DX)(CX*4), Y12
+	VPANDN      Y12, Y4, Y12
+	VFMADD213PS pattern3e000000<>+0(SB), Y13, Y12
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y13
+	VPADDD      Y13, Y12, Y12
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y9, Y9
+	VPSRLD      5088(DX), Y5, Y5
+	VPBLENDW    $0xaa, Y5, Y9, Y9
+	VPSUBW      4992(DX), Y9, Y9
+	VPSRLD      $0x13, Y10, Y10
+	VPSRLD      $0x03, Y12, Y12
+	VPBLENDW    $0xaa, Y12, Y10, Y10
+	VPSUBW      pattern07c007c0<>+0(SB), Y10, Y10
+	VPMINUW     pattern007f007f<>+0(SB), Y10, Y10
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, 96(DX)(CX*4), Y11, Y11
+	VPACKUSWB   Y9, Y6, Y6
+	VPACKUSWB   Y10, Y7, Y7
+	VPACKSSWB   Y11, Y8, Y8
+	VPAND       pattern80808080<>+0(SB), Y8, Y8
+	VPOR        Y8, Y7, Y7
+	VPXOR       Y5, Y5, Y5
+	VPCMPEQB    Y5, Y6, Y5
+	VPANDN      Y7, Y5, Y7
+	VPERMQ      $0xd8, Y6, Y6
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     Y6, -288(R9)(AX*1)
+	VMOVDQU     Y7, -288(R8)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         turn160
+
+encoded157:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -4045,13 +4061,13 @@ encoded156:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block154
+	JB           block155
 	JMP          done148
 
 fp32147:
-block159:
+block161:
 	TESTQ   R10, R10
-	JEQ     kept162
+	JEQ     kept164
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -4063,7 +4079,7 @@ block159:
 	MOVQ    AX, R11
 	ANDQ    $0x000003ff, R11
 
-keep163:
+keep165:
 	VMOVDQU (BX)(CX*2), Y1
 	VMOVDQU Y1, 64(R10)(R11*2)
 	VMOVDQU 32(BX)(CX*2), Y1
@@ -4091,10 +4107,10 @@ keep163:
 	ADDQ    $0x40, CX
 	ADDQ    $0x40, R11
 	TESTQ   $0x000000ff, CX
-	JNE     keep163
+	JNE     keep165
 	MOVQ    AX, (R10)
 
-kept162:
+kept164:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R11
 	MOVQ         AX, CX
@@ -4112,8 +4128,8 @@ kept162:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-turn160:
-	LEAQ           512(AX), CX
+turn162:
+	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
 	CMPQ           AX, R11
@@ -4314,96 +4330,104 @@ turn160:
 	VMOVDQU        Y6, (SI)(AX*2)
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
+	TESTQ          $0x000000ff, AX
+	JNE            turn162
 	MOVQ           AX, CX
-	MOVQ           a+0(FP), R12
-	MOVQ           16(R12), R12
-	SUBQ           R12, CX
+	MOVQ           a+0(FP), R11
+	MOVQ           16(R11), R11
+	SUBQ           R11, CX
 	CMPQ           CX, $0x00000100
-	JBE            encoded161
-	XORQ           $0x00000100, R11
-	VMOVDQA        4928(DX), Y5
-	VPMAXSD        2048(DX)(R11*4), Y5, Y6
-	VPSRLD         5104(DX), Y0, Y9
-	VPADDD         Y9, Y6, Y6
-	VPSIGND        2048(DX)(R11*4), Y6, Y6
-	VPANDN         Y3, Y6, Y9
-	VMOVUPS        (DX)(R11*4), Y8
-	VPANDN         Y8, Y4, Y7
-	VFMADD213PS    pattern3e000000<>+0(SB), Y9, Y7
-	VPAND          pattern0007ffff<>+0(SB), Y0, Y9
-	VPADDD         Y9, Y7, Y7
-	VPADDD         pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD        2080(DX)(R11*4), Y5, Y9
-	VPSRLD         5104(DX), Y0, Y11
-	VPADDD         Y11, Y9, Y9
-	VPSIGND        2080(DX)(R11*4), Y9, Y9
-	VPANDN         Y3, Y9, Y11
-	VMOVUPS        32(DX)(R11*4), Y10
-	VPANDN         Y10, Y4, Y10
-	VFMADD213PS    pattern3e000000<>+0(SB), Y11, Y10
-	VPAND          pattern0007ffff<>+0(SB), Y0, Y11
-	VPADDD         Y11, Y10, Y10
-	VPADDD         pattern4540215f<>+0(SB), Y0, Y0
-	VPSRLD         5072(DX), Y6, Y6
-	VPSRLD         5088(DX), Y9, Y9
-	VPBLENDW       $0xaa, Y9, Y6, Y6
-	VPSUBW         4992(DX), Y6, Y6
-	VPSRLD         $0x13, Y7, Y7
-	VPSRLD         $0x03, Y10, Y10
-	VPBLENDW       $0xaa, Y10, Y7, Y7
-	VPSUBW         pattern07c007c0<>+0(SB), Y7, Y7
-	VPMINUW        pattern007f007f<>+0(SB), Y7, Y7
-	VPSRLD         $0x10, Y8, Y8
-	VPBLENDW       $0xaa, 32(DX)(R11*4), Y8, Y8
-	VPMAXSD        2112(DX)(R11*4), Y5, Y9
-	VPSRLD         5104(DX), Y0, Y12
-	VPADDD         Y12, Y9, Y9
-	VPSIGND        2112(DX)(R11*4), Y9, Y9
-	VPANDN         Y3, Y9, Y12
-	VMOVUPS        64(DX)(R11*4), Y11
-	VPANDN         Y11, Y4, Y10
-	VFMADD213PS    pattern3e000000<>+0(SB), Y12, Y10
-	VPAND          pattern0007ffff<>+0(SB), Y0, Y12
-	VPADDD         Y12, Y10, Y10
-	VPADDD         pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD        2144(DX)(R11*4), Y5, Y5
-	VPSRLD         5104(DX), Y0, Y13
-	VPADDD         Y13, Y5, Y5
-	VPSIGND        2144(DX)(R11*4), Y5, Y5
-	VPANDN         Y3, Y5, Y13
-	VMOVUPS        96(DX)(R11*4), Y12
-	VPANDN         Y12, Y4, Y12
-	VFMADD213PS    pattern3e000000<>+0(SB), Y13, Y12
-	VPAND          pattern0007ffff<>+0(SB), Y0, Y13
-	VPADDD         Y13, Y12, Y12
-	VPADDD         pattern4540215f<>+0(SB), Y0, Y0
-	VPSRLD         5072(DX), Y9, Y9
-	VPSRLD         5088(DX), Y5, Y5
-	VPBLENDW       $0xaa, Y5, Y9, Y9
-	VPSUBW         4992(DX), Y9, Y9
-	VPSRLD         $0x13, Y10, Y10
-	VPSRLD         $0x03, Y12, Y12
-	VPBLENDW       $0xaa, Y12, Y10, Y10
-	VPSUBW         pattern07c007c0<>+0(SB), Y10, Y10
-	VPMINUW        pattern007f007f<>+0(SB), Y10, Y10
-	VPSRLD         $0x10, Y11, Y11
-	VPBLENDW       $0xaa, 96(DX)(R11*4), Y11, Y11
-	VPACKUSWB      Y9, Y6, Y6
-	VPACKUSWB      Y10, Y7, Y7
-	VPACKSSWB      Y11, Y8, Y8
-	VPAND          pattern80808080<>+0(SB), Y8, Y8
-	VPOR           Y8, Y7, Y7
-	VPXOR          Y5, Y5, Y5
-	VPCMPEQB       Y5, Y6, Y5
-	VPANDN         Y7, Y5, Y7
-	VPERMQ         $0xd8, Y6, Y6
-	VPERMQ         $0xd8, Y7, Y7
-	VMOVDQU        Y6, -288(R9)(AX*1)
-	VMOVDQU        Y7, -288(R8)(AX*1)
+	JBE            encoded163
+	SUBQ           $0x00000100, AX
 
-encoded161:
-	TESTQ        $0x000000ff, AX
-	JNE          turn160
+turn166:
+	MOVQ        AX, CX
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
+	VMOVDQA     4928(DX), Y5
+	VPMAXSD     2048(DX)(CX*4), Y5, Y6
+	VPSRLD      5104(DX), Y0, Y9
+	VPADDD      Y9, Y6, Y6
+	VPSIGND     2048(DX)(CX*4), Y6, Y6
+	VPANDN      Y3, Y6, Y9
+	VMOVUPS     (DX)(CX*4), Y8
+	VPANDN      Y8, Y4, Y7
+	VFMADD213PS pattern3e000000<>+0(SB), Y9, Y7
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y9
+	VPADDD      Y9, Y7, Y7
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2080(DX)(CX*4), Y5, Y9
+	VPSRLD      5104(DX), Y0, Y11
+	VPADDD      Y11, Y9, Y9
+	VPSIGND     2080(DX)(CX*4), Y9, Y9
+	VPANDN      Y3, Y9, Y11
+	VMOVUPS     32(DX)(CX*4), Y10
+	VPANDN      Y10, Y4, Y10
+	VFMADD213PS pattern3e000000<>+0(SB), Y11, Y10
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y11
+	VPADDD      Y11, Y10, Y10
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y6, Y6
+	VPSRLD      5088(DX), Y9, Y9
+	VPBLENDW    $0xaa, Y9, Y6, Y6
+	VPSUBW      4992(DX), Y6, Y6
+	VPSRLD      $0x13, Y7, Y7
+	VPSRLD      $0x03, Y10, Y10
+	VPBLENDW    $0xaa, Y10, Y7, Y7
+	VPSUBW      pattern07c007c0<>+0(SB), Y7, Y7
+	VPMINUW     pattern007f007f<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, 32(DX)(CX*4), Y8, Y8
+	VPMAXSD     2112(DX)(CX*4), Y5, Y9
+	VPSRLD      5104(DX), Y0, Y12
+	VPADDD      Y12, Y9, Y9
+	VPSIGND     2112(DX)(CX*4), Y9, Y9
+	VPANDN      Y3, Y9, Y12
+	VMOVUPS     64(DX)(CX*4), Y11
+	VPANDN      Y11, Y4, Y10
+	VFMADD213PS pattern3e000000<>+0(SB), Y12, Y10
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y12
+	VPADDD      Y12, Y10, Y10
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2144(DX)(CX*4), Y5, Y5
+	VPSRLD      5104(DX), Y0, Y13
+	VPADDD      Y13, Y5, Y5
+	VPSIGND     2144(DX)(CX*4), Y5, Y5
+	VPANDN      Y3, Y5, Y13
+	VMOVUPS     96(DX)(CX*4), Y12
+	VPANDN      Y12, Y4, Y12
+	VFMADD213PS pattern3e000000<>+0(SB), Y13, Y12
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y13
+	VPADDD      Y13, Y12, Y12
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y9, Y9
+	VPSRLD      5088(DX), Y5, Y5
+	VPBLENDW    $0xaa, Y5, Y9, Y9
+	VPSUBW      4992(DX), Y9, Y9
+	VPSRLD      $0x13, Y10, Y10
+	VPSRLD      $0x03, Y12, Y12
+	VPBLENDW    $0xaa, Y12, Y10, Y10
+	VPSUBW      pattern07c007c0<>+0(SB), Y10, Y10
+	VPMINUW     pattern007f007f<>+0(SB), Y10, Y10
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, 96(DX)(CX*4), Y11, Y11
+	VPACKUSWB   Y9, Y6, Y6
+	VPACKUSWB   Y10, Y7, Y7
+	VPACKSSWB   Y11, Y8, Y8
+	VPAND       pattern80808080<>+0(SB), Y8, Y8
+	VPOR        Y8, Y7, Y7
+	VPXOR       Y5, Y5, Y5
+	VPCMPEQB    Y5, Y6, Y5
+	VPANDN      Y7, Y5, Y7
+	VPERMQ      $0xd8, Y6, Y6
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     Y6, -288(R9)(AX*1)
+	VMOVDQU     Y7, -288(R8)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         turn166
+
+encoded163:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -4530,10 +4554,10 @@ encoded161:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block159
+	JB           block161
 
 done148:
-last164:
+turn167:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -4618,7 +4642,7 @@ last164:
 	VMOVDQU     Y2, -288(R9)(AX*1)
 	VMOVDQU     Y5, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         last164
+	JNE         turn167
 	LDMXCSR     (SP)
 	VZEROUPPER
 	RET
@@ -4913,51 +4937,11 @@ TEXT ·trafficSplit2xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R10
 	MOVQ  8(R10), R10
 	CMPQ  DX, $0x01
-	JE    fp16166
-	JA    fp32167
+	JE    fp16169
+	JA    fp32170
 	XORQ  DX, DX
-	LEAQ  512(DX), R11
-	JMP   check170
-
-next169:
-	PREFETCHT0 (AX)(R11*2)
-	VPOR       (AX)(DX*2), Y0, Y2
-	PREFETCHT0 (BX)(R11*2)
-	VPOR       (BX)(DX*2), Y0, Y3
-	PREFETCHT0 (SI)(R11*1)
-	VPOR       (SI)(DX*1), X0, X4
-	PREFETCHT0 (DI)(R11*1)
-	VPOR       (DI)(DX*1), X0, X5
-	PREFETCHT0 (CX)(R11*2)
-	VPOR       (CX)(DX*2), Y1, Y1
-	VMOVDQU    Y2, (AX)(DX*2)
-	VMOVDQU    Y3, (BX)(DX*2)
-	VMOVDQU    X4, (SI)(DX*1)
-	VMOVDQU    X5, (DI)(DX*1)
-	TESTQ      $0x000000ff, DX
-	JNE        within171
-	MOVQ       DX, R12
-	SHRQ       $0x07, R12
-	MOVWLZX    (R8)(R12*1), R13
-	MOVW       R13, (R8)(R12*1)
-
-within171:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R11
-
-check170:
-	CMPQ DX, R10
-	JB   next169
-	MOVQ DX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next169
-	JMP  done168
-
-fp16166:
-	XORQ DX, DX
-	LEAQ 512(DX), R11
-	JMP  check173
+	LEAQ  192(DX), R11
+	JMP   check173
 
 next172:
 	PREFETCHT0 (AX)(R11*2)
@@ -4992,11 +4976,11 @@ check173:
 	CMPQ R10, R9
 	MOVQ R9, R10
 	JB   next172
-	JMP  done168
+	JMP  done171
 
-fp32167:
+fp16169:
 	XORQ DX, DX
-	LEAQ 512(DX), R11
+	LEAQ 192(DX), R11
 	JMP  check176
 
 next175:
@@ -5008,9 +4992,8 @@ next175:
 	VPOR       (SI)(DX*1), X0, X4
 	PREFETCHT0 (DI)(R11*1)
 	VPOR       (DI)(DX*1), X0, X5
-	PREFETCHT0 (CX)(R11*4)
-	VPOR       (CX)(DX*4), Y1, Y1
-	VPOR       32(CX)(DX*4), Y1, Y1
+	PREFETCHT0 (CX)(R11*2)
+	VPOR       (CX)(DX*2), Y1, Y1
 	VMOVDQU    Y2, (AX)(DX*2)
 	VMOVDQU    Y3, (BX)(DX*2)
 	VMOVDQU    X4, (SI)(DX*1)
@@ -5033,8 +5016,49 @@ check176:
 	CMPQ R10, R9
 	MOVQ R9, R10
 	JB   next175
+	JMP  done171
 
-done168:
+fp32170:
+	XORQ DX, DX
+	LEAQ 192(DX), R11
+	JMP  check179
+
+next178:
+	PREFETCHT0 (AX)(R11*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R11*2)
+	VPOR       (BX)(DX*2), Y0, Y3
+	PREFETCHT0 (SI)(R11*1)
+	VPOR       (SI)(DX*1), X0, X4
+	PREFETCHT0 (DI)(R11*1)
+	VPOR       (DI)(DX*1), X0, X5
+	PREFETCHT0 (CX)(R11*4)
+	VPOR       (CX)(DX*4), Y1, Y1
+	VPOR       32(CX)(DX*4), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    X4, (SI)(DX*1)
+	VMOVDQU    X5, (DI)(DX*1)
+	TESTQ      $0x000000ff, DX
+	JNE        within180
+	MOVQ       DX, R12
+	SHRQ       $0x07, R12
+	MOVWLZX    (R8)(R12*1), R13
+	MOVW       R13, (R8)(R12*1)
+
+within180:
+	ADDQ $0x10, DX
+	ADDQ $0x10, R11
+
+check179:
+	CMPQ DX, R10
+	JB   next178
+	MOVQ DX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next178
+
+done171:
 	VZEROUPPER
 	RET
 
@@ -5077,15 +5101,15 @@ TEXT ·adamFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R13
 	MOVQ    16(R13), R13
 	CMPQ    CX, $0x01
-	JE      fp16179
-	JA      fp32180
+	JE      fp16182
+	JA      fp32183
 	MOVQ    R13, CX
-	LEAQ    512(CX), R13
-	JMP     check183
+	LEAQ    96(CX), R13
+	JMP     check186
 
-next182:
+next185:
 	TESTQ   R10, R10
-	JEQ     kept184
+	JEQ     kept187
 	MOVQ    CX, R14
 	ANDQ    $0x3f, R14
 	VMOVDQU (BX)(CX*4), Y6
@@ -5102,7 +5126,7 @@ next182:
 	VMOVDQU Y6, 608(R10)(R14*4)
 	MOVQ    CX, (R10)
 
-kept184:
+kept187:
 	PREFETCHT0     (BX)(R13*4)
 	PREFETCHT0     (R8)(R13*4)
 	PREFETCHT0     (R9)(R13*4)
@@ -5144,8 +5168,8 @@ kept184:
 	VMOVUPS        Y9, (BX)(CX*4)
 	VMOVUPS        Y10, 32(BX)(CX*4)
 	CMPQ           DI, $0x01
-	JE             fp16188
-	JA             fp32189
+	JE             fp16191
+	JA             fp32192
 	VPSRLD         $0x10, Y9, Y6
 	VPAND          pattern00000001<>+0(SB), Y6, Y6
 	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
@@ -5163,48 +5187,48 @@ kept184:
 	VPACKUSDW      Y8, Y6, Y6
 	VPERMQ         $0xd8, Y6, Y6
 	VMOVDQA        Y6, Y6
-	JMP            done190
+	JMP            done193
 
-fp16188:
+fp16191:
 	VCVTPS2PH   $0x00, Y9, X7
 	VCVTPS2PH   $0x00, Y10, X6
 	VINSERTI128 $0x01, X6, Y7, Y7
 	VMOVDQA     Y7, Y6
-	JMP         done190
+	JMP         done193
 
-fp32189:
-	JMP stored186
+fp32192:
+	JMP stored189
 
-done190:
+done193:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned185
+	JNE      unaligned188
 	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored186
+	JMP      stored189
 
-unaligned185:
+unaligned188:
 	VMOVDQU Y6, (SI)(CX*2)
 
-stored186:
+stored189:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check183:
+check186:
 	CMPQ CX, R12
-	JB   next182
+	JB   next185
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next182
-	JMP  done181
+	JB   next185
+	JMP  done184
 
-fp16179:
+fp16182:
 	MOVQ R13, CX
-	LEAQ 512(CX), R13
-	JMP  check192
+	LEAQ 96(CX), R13
+	JMP  check195
 
-next191:
+next194:
 	TESTQ   R10, R10
-	JEQ     kept193
+	JEQ     kept196
 	MOVQ    CX, R14
 	ANDQ    $0x3f, R14
 	VMOVDQU (BX)(CX*4), Y6
@@ -5221,7 +5245,7 @@ next191:
 	VMOVDQU Y6, 608(R10)(R14*4)
 	MOVQ    CX, (R10)
 
-kept193:
+kept196:
 	PREFETCHT0  (BX)(R13*4)
 	PREFETCHT0  (R8)(R13*4)
 	PREFETCHT0  (R9)(R13*4)
@@ -5261,8 +5285,8 @@ kept193:
 	VMOVUPS     Y9, (BX)(CX*4)
 	VMOVUPS     Y10, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16197
-	JA          fp32198
+	JE          fp16200
+	JA          fp32201
 	VPSRLD      $0x10, Y9, Y6
 	VPAND       pattern00000001<>+0(SB), Y6, Y6
 	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
@@ -5280,48 +5304,48 @@ kept193:
 	VPACKUSDW   Y8, Y6, Y6
 	VPERMQ      $0xd8, Y6, Y6
 	VMOVDQA     Y6, Y6
-	JMP         done199
+	JMP         done202
 
-fp16197:
+fp16200:
 	VCVTPS2PH   $0x00, Y9, X7
 	VCVTPS2PH   $0x00, Y10, X6
 	VINSERTI128 $0x01, X6, Y7, Y7
 	VMOVDQA     Y7, Y6
-	JMP         done199
+	JMP         done202
 
-fp32198:
-	JMP stored195
+fp32201:
+	JMP stored198
 
-done199:
+done202:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned194
+	JNE      unaligned197
 	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored195
+	JMP      stored198
 
-unaligned194:
+unaligned197:
 	VMOVDQU Y6, (SI)(CX*2)
 
-stored195:
+stored198:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check192:
+check195:
 	CMPQ CX, R12
-	JB   next191
+	JB   next194
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next191
-	JMP  done181
+	JB   next194
+	JMP  done184
 
-fp32180:
+fp32183:
 	MOVQ R13, CX
-	LEAQ 512(CX), R13
-	JMP  check201
+	LEAQ 96(CX), R13
+	JMP  check204
 
-next200:
+next203:
 	TESTQ   R10, R10
-	JEQ     kept202
+	JEQ     kept205
 	MOVQ    CX, R14
 	ANDQ    $0x3f, R14
 	VMOVDQU (BX)(CX*4), Y6
@@ -5338,7 +5362,7 @@ next200:
 	VMOVDQU Y6, 608(R10)(R14*4)
 	MOVQ    CX, (R10)
 
-kept202:
+kept205:
 	PREFETCHT0  (BX)(R13*4)
 	PREFETCHT0  (R8)(R13*4)
 	PREFETCHT0  (R9)(R13*4)
@@ -5378,8 +5402,8 @@ kept202:
 	VMOVUPS     Y9, (BX)(CX*4)
 	VMOVUPS     Y10, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16206
-	JA          fp32207
+	JE          fp16209
+	JA          fp32210
 	VPSRLD      $0x10, Y9, Y6
 	VPAND       pattern00000001<>+0(SB), Y6, Y6
 	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
@@ -5397,40 +5421,40 @@ kept202:
 	VPACKUSDW   Y8, Y6, Y6
 	VPERMQ      $0xd8, Y6, Y6
 	VMOVDQA     Y6, Y6
-	JMP         done208
+	JMP         done211
 
-fp16206:
+fp16209:
 	VCVTPS2PH   $0x00, Y9, X7
 	VCVTPS2PH   $0x00, Y10, X6
 	VINSERTI128 $0x01, X6, Y7, Y7
 	VMOVDQA     Y7, Y6
-	JMP         done208
+	JMP         done211
 
-fp32207:
-	JMP stored204
+fp32210:
+	JMP stored207
 
-done208:
+done211:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned203
+	JNE      unaligned206
 	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored204
+	JMP      stored207
 
-unaligned203:
+unaligned206:
 	VMOVDQU Y6, (SI)(CX*2)
 
-stored204:
+stored207:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check201:
+check204:
 	CMPQ CX, R12
-	JB   next200
+	JB   next203
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next200
+	JB   next203
 
-done181:
+done184:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -5526,15 +5550,15 @@ TEXT ·lionFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16210
-	JA      fp32211
+	JE      fp16213
+	JA      fp32214
 	MOVQ    R12, CX
-	LEAQ    512(CX), R12
-	JMP     check214
+	LEAQ    96(CX), R12
+	JMP     check217
 
-next213:
+next216:
 	TESTQ   R9, R9
-	JEQ     kept215
+	JEQ     kept218
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y5
@@ -5547,7 +5571,7 @@ next213:
 	VMOVDQU Y5, 352(R9)(R13*4)
 	MOVQ    CX, (R9)
 
-kept215:
+kept218:
 	PREFETCHT0     (BX)(R12*4)
 	PREFETCHT0     (R8)(R12*4)
 	PREFETCHT0     (DX)(R12*2)
@@ -5592,8 +5616,8 @@ kept215:
 	VMOVUPS        Y8, (BX)(CX*4)
 	VMOVUPS        Y9, 32(BX)(CX*4)
 	CMPQ           DI, $0x01
-	JE             fp16219
-	JA             fp32220
+	JE             fp16222
+	JA             fp32223
 	VPSRLD         $0x10, Y8, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -5611,48 +5635,48 @@ kept215:
 	VPACKUSDW      Y7, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVDQA        Y5, Y5
-	JMP            done221
+	JMP            done224
 
-fp16219:
+fp16222:
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	VMOVDQA     Y6, Y5
-	JMP         done221
+	JMP         done224
 
-fp32220:
-	JMP stored217
+fp32223:
+	JMP stored220
 
-done221:
+done224:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned216
+	JNE      unaligned219
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored217
+	JMP      stored220
 
-unaligned216:
+unaligned219:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored217:
+stored220:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check214:
+check217:
 	CMPQ CX, R11
-	JB   next213
+	JB   next216
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next213
-	JMP  done212
+	JB   next216
+	JMP  done215
 
-fp16210:
+fp16213:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
-	JMP  check223
+	LEAQ 96(CX), R12
+	JMP  check226
 
-next222:
+next225:
 	TESTQ   R9, R9
-	JEQ     kept224
+	JEQ     kept227
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y5
@@ -5665,7 +5689,7 @@ next222:
 	VMOVDQU Y5, 352(R9)(R13*4)
 	MOVQ    CX, (R9)
 
-kept224:
+kept227:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -5708,8 +5732,8 @@ kept224:
 	VMOVUPS     Y8, (BX)(CX*4)
 	VMOVUPS     Y9, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16228
-	JA          fp32229
+	JE          fp16231
+	JA          fp32232
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -5727,48 +5751,48 @@ kept224:
 	VPACKUSDW   Y7, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done230
+	JMP         done233
 
-fp16228:
+fp16231:
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	VMOVDQA     Y6, Y5
-	JMP         done230
+	JMP         done233
 
-fp32229:
-	JMP stored226
+fp32232:
+	JMP stored229
 
-done230:
+done233:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned225
+	JNE      unaligned228
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored226
+	JMP      stored229
 
-unaligned225:
+unaligned228:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored226:
+stored229:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check223:
+check226:
 	CMPQ CX, R11
-	JB   next222
+	JB   next225
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next222
-	JMP  done212
+	JB   next225
+	JMP  done215
 
-fp32211:
+fp32214:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
-	JMP  check232
+	LEAQ 96(CX), R12
+	JMP  check235
 
-next231:
+next234:
 	TESTQ   R9, R9
-	JEQ     kept233
+	JEQ     kept236
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y5
@@ -5781,7 +5805,7 @@ next231:
 	VMOVDQU Y5, 352(R9)(R13*4)
 	MOVQ    CX, (R9)
 
-kept233:
+kept236:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
@@ -5824,8 +5848,8 @@ kept233:
 	VMOVUPS     Y8, (BX)(CX*4)
 	VMOVUPS     Y9, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16237
-	JA          fp32238
+	JE          fp16240
+	JA          fp32241
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -5843,40 +5867,40 @@ kept233:
 	VPACKUSDW   Y7, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done239
+	JMP         done242
 
-fp16237:
+fp16240:
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	VMOVDQA     Y6, Y5
-	JMP         done239
+	JMP         done242
 
-fp32238:
-	JMP stored235
+fp32241:
+	JMP stored238
 
-done239:
+done242:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned234
+	JNE      unaligned237
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored235
+	JMP      stored238
 
-unaligned234:
+unaligned237:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored235:
+stored238:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check232:
+check235:
 	CMPQ CX, R11
-	JB   next231
+	JB   next234
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next231
+	JB   next234
 
-done212:
+done215:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -5915,15 +5939,15 @@ TEXT ·adagradFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16241
-	JA      fp32242
+	JE      fp16244
+	JA      fp32245
 	MOVQ    R12, CX
-	LEAQ    512(CX), R12
-	JMP     check245
+	LEAQ    96(CX), R12
+	JMP     check248
 
-next244:
+next247:
 	TESTQ   R9, R9
-	JEQ     kept246
+	JEQ     kept249
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y2
@@ -5936,7 +5960,7 @@ next244:
 	VMOVDQU Y2, 352(R9)(R13*4)
 	MOVQ    CX, (R9)
 
-kept246:
+kept249:
 	PREFETCHT0     (BX)(R12*4)
 	PREFETCHT0     (R8)(R12*4)
 	PREFETCHT0     (DX)(R12*2)
@@ -5967,8 +5991,8 @@ kept246:
 	VMOVUPS        Y5, (BX)(CX*4)
 	VMOVUPS        Y6, 32(BX)(CX*4)
 	CMPQ           DI, $0x01
-	JE             fp16250
-	JA             fp32251
+	JE             fp16253
+	JA             fp32254
 	VPSRLD         $0x10, Y5, Y2
 	VPAND          pattern00000001<>+0(SB), Y2, Y2
 	VPADDD         pattern00007fff<>+0(SB), Y2, Y2
@@ -5986,48 +6010,48 @@ kept246:
 	VPACKUSDW      Y4, Y2, Y2
 	VPERMQ         $0xd8, Y2, Y2
 	VMOVDQA        Y2, Y2
-	JMP            done252
+	JMP            done255
 
-fp16250:
+fp16253:
 	VCVTPS2PH   $0x00, Y5, X3
 	VCVTPS2PH   $0x00, Y6, X2
 	VINSERTI128 $0x01, X2, Y3, Y3
 	VMOVDQA     Y3, Y2
-	JMP         done252
+	JMP         done255
 
-fp32251:
-	JMP stored248
+fp32254:
+	JMP stored251
 
-done252:
+done255:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned247
+	JNE      unaligned250
 	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored248
+	JMP      stored251
 
-unaligned247:
+unaligned250:
 	VMOVDQU Y2, (SI)(CX*2)
 
-stored248:
+stored251:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check245:
+check248:
 	CMPQ CX, R11
-	JB   next244
+	JB   next247
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next244
-	JMP  done243
+	JB   next247
+	JMP  done246
 
-fp16241:
+fp16244:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
-	JMP  check254
+	LEAQ 96(CX), R12
+	JMP  check257
 
-next253:
+next256:
 	TESTQ   R9, R9
-	JEQ     kept255
+	JEQ     kept258
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y2
@@ -6040,7 +6064,7 @@ next253:
 	VMOVDQU Y2, 352(R9)(R13*4)
 	MOVQ    CX, (R9)
 
-kept255:
+kept258:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -6069,8 +6093,8 @@ kept255:
 	VMOVUPS     Y5, (BX)(CX*4)
 	VMOVUPS     Y6, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16259
-	JA          fp32260
+	JE          fp16262
+	JA          fp32263
 	VPSRLD      $0x10, Y5, Y2
 	VPAND       pattern00000001<>+0(SB), Y2, Y2
 	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
@@ -6088,48 +6112,48 @@ kept255:
 	VPACKUSDW   Y4, Y2, Y2
 	VPERMQ      $0xd8, Y2, Y2
 	VMOVDQA     Y2, Y2
-	JMP         done261
+	JMP         done264
 
-fp16259:
+fp16262:
 	VCVTPS2PH   $0x00, Y5, X3
 	VCVTPS2PH   $0x00, Y6, X2
 	VINSERTI128 $0x01, X2, Y3, Y3
 	VMOVDQA     Y3, Y2
-	JMP         done261
+	JMP         done264
 
-fp32260:
-	JMP stored257
+fp32263:
+	JMP stored260
 
-done261:
+done264:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned256
+	JNE      unaligned259
 	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored257
+	JMP      stored260
 
-unaligned256:
+unaligned259:
 	VMOVDQU Y2, (SI)(CX*2)
 
-stored257:
+stored260:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check254:
+check257:
 	CMPQ CX, R11
-	JB   next253
+	JB   next256
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next253
-	JMP  done243
+	JB   next256
+	JMP  done246
 
-fp32242:
+fp32245:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
-	JMP  check263
+	LEAQ 96(CX), R12
+	JMP  check266
 
-next262:
+next265:
 	TESTQ   R9, R9
-	JEQ     kept264
+	JEQ     kept267
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y2
@@ -6142,7 +6166,7 @@ next262:
 	VMOVDQU Y2, 352(R9)(R13*4)
 	MOVQ    CX, (R9)
 
-kept264:
+kept267:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
@@ -6171,8 +6195,8 @@ kept264:
 	VMOVUPS     Y5, (BX)(CX*4)
 	VMOVUPS     Y6, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16268
-	JA          fp32269
+	JE          fp16271
+	JA          fp32272
 	VPSRLD      $0x10, Y5, Y2
 	VPAND       pattern00000001<>+0(SB), Y2, Y2
 	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
@@ -6190,40 +6214,40 @@ kept264:
 	VPACKUSDW   Y4, Y2, Y2
 	VPERMQ      $0xd8, Y2, Y2
 	VMOVDQA     Y2, Y2
-	JMP         done270
+	JMP         done273
 
-fp16268:
+fp16271:
 	VCVTPS2PH   $0x00, Y5, X3
 	VCVTPS2PH   $0x00, Y6, X2
 	VINSERTI128 $0x01, X2, Y3, Y3
 	VMOVDQA     Y3, Y2
-	JMP         done270
+	JMP         done273
 
-fp32269:
-	JMP stored266
+fp32272:
+	JMP stored269
 
-done270:
+done273:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned265
+	JNE      unaligned268
 	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored266
+	JMP      stored269
 
-unaligned265:
+unaligned268:
 	VMOVDQU Y2, (SI)(CX*2)
 
-stored266:
+stored269:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check263:
+check266:
 	CMPQ CX, R11
-	JB   next262
+	JB   next265
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next262
+	JB   next265
 
-done243:
+done246:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -6265,15 +6289,15 @@ TEXT ·sgdFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16272
-	JA      fp32273
+	JE      fp16275
+	JA      fp32276
 	MOVQ    R12, CX
-	LEAQ    512(CX), R12
-	JMP     check276
+	LEAQ    96(CX), R12
+	JMP     check279
 
-next275:
+next278:
 	TESTQ   R9, R9
-	JEQ     kept277
+	JEQ     kept280
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y5
@@ -6286,7 +6310,7 @@ next275:
 	VMOVDQU Y5, 352(R9)(R13*4)
 	MOVQ    CX, (R9)
 
-kept277:
+kept280:
 	PREFETCHT0     (BX)(R12*4)
 	PREFETCHT0     (R8)(R12*4)
 	PREFETCHT0     (DX)(R12*2)
@@ -6317,8 +6341,8 @@ kept277:
 	VMOVUPS        Y8, (BX)(CX*4)
 	VMOVUPS        Y9, 32(BX)(CX*4)
 	CMPQ           DI, $0x01
-	JE             fp16281
-	JA             fp32282
+	JE             fp16284
+	JA             fp32285
 	VPSRLD         $0x10, Y8, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -6336,48 +6360,48 @@ kept277:
 	VPACKUSDW      Y7, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVDQA        Y5, Y5
-	JMP            done283
+	JMP            done286
 
-fp16281:
+fp16284:
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	VMOVDQA     Y6, Y5
-	JMP         done283
+	JMP         done286
 
-fp32282:
-	JMP stored279
+fp32285:
+	JMP stored282
 
-done283:
+done286:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned278
+	JNE      unaligned281
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored279
+	JMP      stored282
 
-unaligned278:
+unaligned281:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored279:
+stored282:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check276:
+check279:
 	CMPQ CX, R11
-	JB   next275
+	JB   next278
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next275
-	JMP  done274
+	JB   next278
+	JMP  done277
 
-fp16272:
+fp16275:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
-	JMP  check285
+	LEAQ 96(CX), R12
+	JMP  check288
 
-next284:
+next287:
 	TESTQ   R9, R9
-	JEQ     kept286
+	JEQ     kept289
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y5
@@ -6390,7 +6414,7 @@ next284:
 	VMOVDQU Y5, 352(R9)(R13*4)
 	MOVQ    CX, (R9)
 
-kept286:
+kept289:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -6419,8 +6443,8 @@ kept286:
 	VMOVUPS     Y8, (BX)(CX*4)
 	VMOVUPS     Y9, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16290
-	JA          fp32291
+	JE          fp16293
+	JA          fp32294
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -6438,48 +6462,48 @@ kept286:
 	VPACKUSDW   Y7, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done292
+	JMP         done295
 
-fp16290:
+fp16293:
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	VMOVDQA     Y6, Y5
-	JMP         done292
+	JMP         done295
 
-fp32291:
-	JMP stored288
+fp32294:
+	JMP stored291
 
-done292:
+done295:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned287
+	JNE      unaligned290
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored288
+	JMP      stored291
 
-unaligned287:
+unaligned290:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored288:
+stored291:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check285:
+check288:
 	CMPQ CX, R11
-	JB   next284
+	JB   next287
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next284
-	JMP  done274
+	JB   next287
+	JMP  done277
 
-fp32273:
+fp32276:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
-	JMP  check294
+	LEAQ 96(CX), R12
+	JMP  check297
 
-next293:
+next296:
 	TESTQ   R9, R9
-	JEQ     kept295
+	JEQ     kept298
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y5
@@ -6492,7 +6516,7 @@ next293:
 	VMOVDQU Y5, 352(R9)(R13*4)
 	MOVQ    CX, (R9)
 
-kept295:
+kept298:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
@@ -6521,8 +6545,8 @@ kept295:
 	VMOVUPS     Y8, (BX)(CX*4)
 	VMOVUPS     Y9, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16299
-	JA          fp32300
+	JE          fp16302
+	JA          fp32303
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -6540,40 +6564,40 @@ kept295:
 	VPACKUSDW   Y7, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done301
+	JMP         done304
 
-fp16299:
+fp16302:
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	VMOVDQA     Y6, Y5
-	JMP         done301
+	JMP         done304
 
-fp32300:
-	JMP stored297
+fp32303:
+	JMP stored300
 
-done301:
+done304:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned296
+	JNE      unaligned299
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored297
+	JMP      stored300
 
-unaligned296:
+unaligned299:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored297:
+stored300:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check294:
+check297:
 	CMPQ CX, R11
-	JB   next293
+	JB   next296
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next293
+	JB   next296
 
-done274:
+done277:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -6599,13 +6623,13 @@ TEXT ·trafficFP321xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16303
-	JA    fp32304
+	JE    fp16306
+	JA    fp32307
 	XORQ  DX, DX
-	LEAQ  512(DX), R9
-	JMP   check307
+	LEAQ  96(DX), R9
+	JMP   check310
 
-next306:
+next309:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6619,34 +6643,34 @@ next306:
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written308
+	JEQ        written311
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned309
+	JNE        unaligned312
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written308
+	JMP        written311
 
-unaligned309:
+unaligned312:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written308:
+written311:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check307:
+check310:
 	CMPQ DX, R8
-	JB   next306
+	JB   next309
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next306
-	JMP  done305
+	JB   next309
+	JMP  done308
 
-fp16303:
+fp16306:
 	XORQ DX, DX
-	LEAQ 512(DX), R9
-	JMP  check311
+	LEAQ 96(DX), R9
+	JMP  check314
 
-next310:
+next313:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6660,34 +6684,34 @@ next310:
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written312
+	JEQ        written315
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned313
+	JNE        unaligned316
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written312
+	JMP        written315
 
-unaligned313:
+unaligned316:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written312:
+written315:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check311:
+check314:
 	CMPQ DX, R8
-	JB   next310
+	JB   next313
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next310
-	JMP  done305
+	JB   next313
+	JMP  done308
 
-fp32304:
+fp32307:
 	XORQ DX, DX
-	LEAQ 512(DX), R9
-	JMP  check315
+	LEAQ 96(DX), R9
+	JMP  check318
 
-next314:
+next317:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6702,28 +6726,28 @@ next314:
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written316
+	JEQ        written319
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned317
+	JNE        unaligned320
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written316
+	JMP        written319
 
-unaligned317:
+unaligned320:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written316:
+written319:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check315:
+check318:
 	CMPQ DX, R8
-	JB   next314
+	JB   next317
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next314
+	JB   next317
 
-done305:
+done308:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -6750,13 +6774,13 @@ TEXT ·trafficFP322xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp16319
-	JA    fp32320
+	JE    fp16322
+	JA    fp32323
 	XORQ  DX, DX
-	LEAQ  512(DX), R10
-	JMP   check323
+	LEAQ  96(DX), R10
+	JMP   check326
 
-next322:
+next325:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6775,34 +6799,34 @@ next322:
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written324
+	JEQ        written327
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned325
+	JNE        unaligned328
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written324
+	JMP        written327
 
-unaligned325:
+unaligned328:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written324:
+written327:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check323:
+check326:
 	CMPQ DX, R9
-	JB   next322
+	JB   next325
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next322
-	JMP  done321
+	JB   next325
+	JMP  done324
 
-fp16319:
+fp16322:
 	XORQ DX, DX
-	LEAQ 512(DX), R10
-	JMP  check327
+	LEAQ 96(DX), R10
+	JMP  check330
 
-next326:
+next329:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6821,34 +6845,34 @@ next326:
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written328
+	JEQ        written331
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned329
+	JNE        unaligned332
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written328
+	JMP        written331
 
-unaligned329:
+unaligned332:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written328:
+written331:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check327:
+check330:
 	CMPQ DX, R9
-	JB   next326
+	JB   next329
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next326
-	JMP  done321
+	JB   next329
+	JMP  done324
 
-fp32320:
+fp32323:
 	XORQ DX, DX
-	LEAQ 512(DX), R10
-	JMP  check331
+	LEAQ 96(DX), R10
+	JMP  check334
 
-next330:
+next333:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6868,28 +6892,28 @@ next330:
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written332
+	JEQ        written335
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned333
+	JNE        unaligned336
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written332
+	JMP        written335
 
-unaligned333:
+unaligned336:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written332:
+written335:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check331:
+check334:
 	CMPQ DX, R9
-	JB   next330
+	JB   next333
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next330
+	JB   next333
 
-done321:
+done324:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -6936,15 +6960,15 @@ TEXT ·adamFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R13
 	MOVQ         16(R13), R13
 	CMPQ         CX, $0x01
-	JE           fp16335
-	JA           fp32336
+	JE           fp16338
+	JA           fp32339
 	MOVQ         R13, CX
-	LEAQ         512(CX), R13
-	JMP          check339
+	LEAQ         192(CX), R13
+	JMP          check342
 
-next338:
+next341:
 	TESTQ   R10, R10
-	JEQ     kept340
+	JEQ     kept343
 	MOVQ    CX, R14
 	ANDQ    $0x3f, R14
 	VMOVDQU (BX)(CX*4), Y7
@@ -6957,7 +6981,7 @@ next338:
 	VMOVDQU Y7, 448(R10)(R14*2)
 	MOVQ    CX, (R10)
 
-kept340:
+kept343:
 	PREFETCHT0  (BX)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
@@ -7024,8 +7048,8 @@ kept340:
 	VMOVUPS     Y12, (BX)(CX*4)
 	VMOVUPS     Y7, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16344
-	JA          fp32345
+	JE          fp16347
+	JA          fp32348
 	VPSRLD      $0x10, Y11, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -7041,9 +7065,9 @@ kept340:
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y9, Y7, Y7
 	VMOVDQA     Y7, Y7
-	JMP         done346
+	JMP         done349
 
-fp16344:
+fp16347:
 	VUNPCKLPS   Y10, Y11, Y7
 	VUNPCKHPS   Y10, Y11, Y9
 	VPERM2F128  $0x20, Y9, Y7, Y10
@@ -7052,41 +7076,41 @@ fp16344:
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
 	VMOVDQA     Y8, Y7
-	JMP         done346
+	JMP         done349
 
-fp32345:
-	JMP stored342
+fp32348:
+	JMP stored345
 
-done346:
+done349:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned341
+	JNE      unaligned344
 	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored342
+	JMP      stored345
 
-unaligned341:
+unaligned344:
 	VMOVDQU Y7, (SI)(CX*2)
 
-stored342:
+stored345:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check339:
+check342:
 	CMPQ CX, R12
-	JB   next338
+	JB   next341
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next338
-	JMP  done337
+	JB   next341
+	JMP  done340
 
-fp16335:
+fp16338:
 	MOVQ R13, CX
-	LEAQ 512(CX), R13
-	JMP  check348
+	LEAQ 192(CX), R13
+	JMP  check351
 
-next347:
+next350:
 	TESTQ   R10, R10
-	JEQ     kept349
+	JEQ     kept352
 	MOVQ    CX, R14
 	ANDQ    $0x3f, R14
 	VMOVDQU (BX)(CX*4), Y7
@@ -7099,7 +7123,7 @@ next347:
 	VMOVDQU Y7, 448(R10)(R14*2)
 	MOVQ    CX, (R10)
 
-kept349:
+kept352:
 	PREFETCHT0  (BX)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
@@ -7169,8 +7193,8 @@ kept349:
 	VMOVUPS     Y12, (BX)(CX*4)
 	VMOVUPS     Y7, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16353
-	JA          fp32354
+	JE          fp16356
+	JA          fp32357
 	VPSRLD      $0x10, Y11, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -7186,9 +7210,9 @@ kept349:
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y9, Y7, Y7
 	VMOVDQA     Y7, Y7
-	JMP         done355
+	JMP         done358
 
-fp16353:
+fp16356:
 	VUNPCKLPS   Y10, Y11, Y7
 	VUNPCKHPS   Y10, Y11, Y9
 	VPERM2F128  $0x20, Y9, Y7, Y10
@@ -7197,41 +7221,41 @@ fp16353:
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
 	VMOVDQA     Y8, Y7
-	JMP         done355
+	JMP         done358
 
-fp32354:
-	JMP stored351
+fp32357:
+	JMP stored354
 
-done355:
+done358:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned350
+	JNE      unaligned353
 	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored351
+	JMP      stored354
 
-unaligned350:
+unaligned353:
 	VMOVDQU Y7, (SI)(CX*2)
 
-stored351:
+stored354:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check348:
+check351:
 	CMPQ CX, R12
-	JB   next347
+	JB   next350
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next347
-	JMP  done337
+	JB   next350
+	JMP  done340
 
-fp32336:
+fp32339:
 	MOVQ R13, CX
-	LEAQ 512(CX), R13
-	JMP  check357
+	LEAQ 192(CX), R13
+	JMP  check360
 
-next356:
+next359:
 	TESTQ   R10, R10
-	JEQ     kept358
+	JEQ     kept361
 	MOVQ    CX, R14
 	ANDQ    $0x3f, R14
 	VMOVDQU (BX)(CX*4), Y7
@@ -7244,7 +7268,7 @@ next356:
 	VMOVDQU Y7, 448(R10)(R14*2)
 	MOVQ    CX, (R10)
 
-kept358:
+kept361:
 	PREFETCHT0  (BX)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
@@ -7314,8 +7338,8 @@ kept358:
 	VMOVUPS     Y12, (BX)(CX*4)
 	VMOVUPS     Y7, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16362
-	JA          fp32363
+	JE          fp16365
+	JA          fp32366
 	VPSRLD      $0x10, Y11, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -7331,9 +7355,9 @@ kept358:
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y9, Y7, Y7
 	VMOVDQA     Y7, Y7
-	JMP         done364
+	JMP         done367
 
-fp16362:
+fp16365:
 	VUNPCKLPS   Y10, Y11, Y7
 	VUNPCKHPS   Y10, Y11, Y9
 	VPERM2F128  $0x20, Y9, Y7, Y10
@@ -7342,33 +7366,33 @@ fp16362:
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
 	VMOVDQA     Y8, Y7
-	JMP         done364
+	JMP         done367
 
-fp32363:
-	JMP stored360
+fp32366:
+	JMP stored363
 
-done364:
+done367:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned359
+	JNE      unaligned362
 	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored360
+	JMP      stored363
 
-unaligned359:
+unaligned362:
 	VMOVDQU Y7, (SI)(CX*2)
 
-stored360:
+stored363:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check357:
+check360:
 	CMPQ CX, R12
-	JB   next356
+	JB   next359
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next356
+	JB   next359
 
-done337:
+done340:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -7410,15 +7434,15 @@ TEXT ·lionFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16366
-	JA      fp32367
+	JE      fp16369
+	JA      fp32370
 	MOVQ    R12, CX
-	LEAQ    512(CX), R12
-	JMP     check370
+	LEAQ    192(CX), R12
+	JMP     check373
 
-next369:
+next372:
 	TESTQ   R9, R9
-	JEQ     kept371
+	JEQ     kept374
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y5
@@ -7429,7 +7453,7 @@ next369:
 	VMOVDQU Y5, 320(R9)(R13*2)
 	MOVQ    CX, (R9)
 
-kept371:
+kept374:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -7487,8 +7511,8 @@ kept371:
 	VMOVUPS     Y10, (BX)(CX*4)
 	VMOVUPS     Y5, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16375
-	JA          fp32376
+	JE          fp16378
+	JA          fp32379
 	VPSRLD      $0x10, Y9, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -7504,9 +7528,9 @@ kept371:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done377
+	JMP         done380
 
-fp16375:
+fp16378:
 	VUNPCKLPS   Y8, Y9, Y5
 	VUNPCKHPS   Y8, Y9, Y7
 	VPERM2F128  $0x20, Y7, Y5, Y8
@@ -7515,41 +7539,41 @@ fp16375:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	VMOVDQA     Y6, Y5
-	JMP         done377
+	JMP         done380
 
-fp32376:
-	JMP stored373
+fp32379:
+	JMP stored376
 
-done377:
+done380:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned372
+	JNE      unaligned375
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored373
+	JMP      stored376
 
-unaligned372:
+unaligned375:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored373:
+stored376:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check370:
+check373:
 	CMPQ CX, R11
-	JB   next369
+	JB   next372
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next369
-	JMP  done368
+	JB   next372
+	JMP  done371
 
-fp16366:
+fp16369:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
-	JMP  check379
+	LEAQ 192(CX), R12
+	JMP  check382
 
-next378:
+next381:
 	TESTQ   R9, R9
-	JEQ     kept380
+	JEQ     kept383
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y5
@@ -7560,7 +7584,7 @@ next378:
 	VMOVDQU Y5, 320(R9)(R13*2)
 	MOVQ    CX, (R9)
 
-kept380:
+kept383:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -7621,8 +7645,8 @@ kept380:
 	VMOVUPS     Y10, (BX)(CX*4)
 	VMOVUPS     Y5, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16384
-	JA          fp32385
+	JE          fp16387
+	JA          fp32388
 	VPSRLD      $0x10, Y9, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -7638,9 +7662,9 @@ kept380:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done386
+	JMP         done389
 
-fp16384:
+fp16387:
 	VUNPCKLPS   Y8, Y9, Y5
 	VUNPCKHPS   Y8, Y9, Y7
 	VPERM2F128  $0x20, Y7, Y5, Y8
@@ -7649,41 +7673,41 @@ fp16384:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	VMOVDQA     Y6, Y5
-	JMP         done386
+	JMP         done389
 
-fp32385:
-	JMP stored382
+fp32388:
+	JMP stored385
 
-done386:
+done389:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned381
+	JNE      unaligned384
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored382
+	JMP      stored385
 
-unaligned381:
+unaligned384:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored382:
+stored385:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check379:
+check382:
 	CMPQ CX, R11
-	JB   next378
+	JB   next381
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next378
-	JMP  done368
+	JB   next381
+	JMP  done371
 
-fp32367:
+fp32370:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
-	JMP  check388
+	LEAQ 192(CX), R12
+	JMP  check391
 
-next387:
+next390:
 	TESTQ   R9, R9
-	JEQ     kept389
+	JEQ     kept392
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y5
@@ -7694,7 +7718,7 @@ next387:
 	VMOVDQU Y5, 320(R9)(R13*2)
 	MOVQ    CX, (R9)
 
-kept389:
+kept392:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
@@ -7755,8 +7779,8 @@ kept389:
 	VMOVUPS     Y10, (BX)(CX*4)
 	VMOVUPS     Y5, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16393
-	JA          fp32394
+	JE          fp16396
+	JA          fp32397
 	VPSRLD      $0x10, Y9, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -7772,9 +7796,9 @@ kept389:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done395
+	JMP         done398
 
-fp16393:
+fp16396:
 	VUNPCKLPS   Y8, Y9, Y5
 	VUNPCKHPS   Y8, Y9, Y7
 	VPERM2F128  $0x20, Y7, Y5, Y8
@@ -7783,33 +7807,33 @@ fp16393:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	VMOVDQA     Y6, Y5
-	JMP         done395
+	JMP         done398
 
-fp32394:
-	JMP stored391
+fp32397:
+	JMP stored394
 
-done395:
+done398:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned390
+	JNE      unaligned393
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored391
+	JMP      stored394
 
-unaligned390:
+unaligned393:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored391:
+stored394:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check388:
+check391:
 	CMPQ CX, R11
-	JB   next387
+	JB   next390
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next387
+	JB   next390
 
-done368:
+done371:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -7851,15 +7875,15 @@ TEXT ·adagradFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	CMPQ         CX, $0x01
-	JE           fp16397
-	JA           fp32398
+	JE           fp16400
+	JA           fp32401
 	MOVQ         R12, CX
-	LEAQ         512(CX), R12
-	JMP          check401
+	LEAQ         192(CX), R12
+	JMP          check404
 
-next400:
+next403:
 	TESTQ   R9, R9
-	JEQ     kept402
+	JEQ     kept405
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y3
@@ -7870,7 +7894,7 @@ next400:
 	VMOVDQU Y3, 320(R9)(R13*2)
 	MOVQ    CX, (R9)
 
-kept402:
+kept405:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -7918,8 +7942,8 @@ kept402:
 	VMOVUPS     Y8, (BX)(CX*4)
 	VMOVUPS     Y3, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16406
-	JA          fp32407
+	JE          fp16409
+	JA          fp32410
 	VPSRLD      $0x10, Y7, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -7935,9 +7959,9 @@ kept402:
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y5, Y3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done408
+	JMP         done411
 
-fp16406:
+fp16409:
 	VUNPCKLPS   Y6, Y7, Y3
 	VUNPCKHPS   Y6, Y7, Y5
 	VPERM2F128  $0x20, Y5, Y3, Y6
@@ -7946,41 +7970,41 @@ fp16406:
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
 	VMOVDQA     Y4, Y3
-	JMP         done408
+	JMP         done411
 
-fp32407:
-	JMP stored404
+fp32410:
+	JMP stored407
 
-done408:
+done411:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned403
+	JNE      unaligned406
 	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored404
+	JMP      stored407
 
-unaligned403:
+unaligned406:
 	VMOVDQU Y3, (SI)(CX*2)
 
-stored404:
+stored407:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check401:
+check404:
 	CMPQ CX, R11
-	JB   next400
+	JB   next403
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next400
-	JMP  done399
+	JB   next403
+	JMP  done402
 
-fp16397:
+fp16400:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
-	JMP  check410
+	LEAQ 192(CX), R12
+	JMP  check413
 
-next409:
+next412:
 	TESTQ   R9, R9
-	JEQ     kept411
+	JEQ     kept414
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y3
@@ -7991,7 +8015,7 @@ next409:
 	VMOVDQU Y3, 320(R9)(R13*2)
 	MOVQ    CX, (R9)
 
-kept411:
+kept414:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -8042,8 +8066,8 @@ kept411:
 	VMOVUPS     Y8, (BX)(CX*4)
 	VMOVUPS     Y3, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16415
-	JA          fp32416
+	JE          fp16418
+	JA          fp32419
 	VPSRLD      $0x10, Y7, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -8059,9 +8083,9 @@ kept411:
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y5, Y3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done417
+	JMP         done420
 
-fp16415:
+fp16418:
 	VUNPCKLPS   Y6, Y7, Y3
 	VUNPCKHPS   Y6, Y7, Y5
 	VPERM2F128  $0x20, Y5, Y3, Y6
@@ -8070,41 +8094,41 @@ fp16415:
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
 	VMOVDQA     Y4, Y3
-	JMP         done417
+	JMP         done420
 
-fp32416:
-	JMP stored413
+fp32419:
+	JMP stored416
 
-done417:
+done420:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned412
+	JNE      unaligned415
 	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored413
+	JMP      stored416
 
-unaligned412:
+unaligned415:
 	VMOVDQU Y3, (SI)(CX*2)
 
-stored413:
+stored416:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check410:
+check413:
 	CMPQ CX, R11
-	JB   next409
+	JB   next412
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next409
-	JMP  done399
+	JB   next412
+	JMP  done402
 
-fp32398:
+fp32401:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
-	JMP  check419
+	LEAQ 192(CX), R12
+	JMP  check422
 
-next418:
+next421:
 	TESTQ   R9, R9
-	JEQ     kept420
+	JEQ     kept423
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y3
@@ -8115,7 +8139,7 @@ next418:
 	VMOVDQU Y3, 320(R9)(R13*2)
 	MOVQ    CX, (R9)
 
-kept420:
+kept423:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
@@ -8166,8 +8190,8 @@ kept420:
 	VMOVUPS     Y8, (BX)(CX*4)
 	VMOVUPS     Y3, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16424
-	JA          fp32425
+	JE          fp16427
+	JA          fp32428
 	VPSRLD      $0x10, Y7, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -8183,9 +8207,9 @@ kept420:
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y5, Y3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done426
+	JMP         done429
 
-fp16424:
+fp16427:
 	VUNPCKLPS   Y6, Y7, Y3
 	VUNPCKHPS   Y6, Y7, Y5
 	VPERM2F128  $0x20, Y5, Y3, Y6
@@ -8194,33 +8218,33 @@ fp16424:
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
 	VMOVDQA     Y4, Y3
-	JMP         done426
+	JMP         done429
 
-fp32425:
-	JMP stored422
+fp32428:
+	JMP stored425
 
-done426:
+done429:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned421
+	JNE      unaligned424
 	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored422
+	JMP      stored425
 
-unaligned421:
+unaligned424:
 	VMOVDQU Y3, (SI)(CX*2)
 
-stored422:
+stored425:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check419:
+check422:
 	CMPQ CX, R11
-	JB   next418
+	JB   next421
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next418
+	JB   next421
 
-done399:
+done402:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -8262,15 +8286,15 @@ TEXT ·sgdFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16428
-	JA      fp32429
+	JE      fp16431
+	JA      fp32432
 	MOVQ    R12, CX
-	LEAQ    512(CX), R12
-	JMP     check432
+	LEAQ    192(CX), R12
+	JMP     check435
 
-next431:
+next434:
 	TESTQ   R9, R9
-	JEQ     kept433
+	JEQ     kept436
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y5
@@ -8281,7 +8305,7 @@ next431:
 	VMOVDQU Y5, 320(R9)(R13*2)
 	MOVQ    CX, (R9)
 
-kept433:
+kept436:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -8325,8 +8349,8 @@ kept433:
 	VMOVUPS     Y10, (BX)(CX*4)
 	VMOVUPS     Y5, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16437
-	JA          fp32438
+	JE          fp16440
+	JA          fp32441
 	VPSRLD      $0x10, Y9, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -8342,9 +8366,9 @@ kept433:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done439
+	JMP         done442
 
-fp16437:
+fp16440:
 	VUNPCKLPS   Y8, Y9, Y5
 	VUNPCKHPS   Y8, Y9, Y7
 	VPERM2F128  $0x20, Y7, Y5, Y8
@@ -8353,41 +8377,41 @@ fp16437:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	VMOVDQA     Y6, Y5
-	JMP         done439
+	JMP         done442
 
-fp32438:
-	JMP stored435
+fp32441:
+	JMP stored438
 
-done439:
+done442:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned434
+	JNE      unaligned437
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored435
+	JMP      stored438
 
-unaligned434:
+unaligned437:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored435:
+stored438:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check432:
+check435:
 	CMPQ CX, R11
-	JB   next431
+	JB   next434
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next431
-	JMP  done430
+	JB   next434
+	JMP  done433
 
-fp16428:
+fp16431:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
-	JMP  check441
+	LEAQ 192(CX), R12
+	JMP  check444
 
-next440:
+next443:
 	TESTQ   R9, R9
-	JEQ     kept442
+	JEQ     kept445
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y5
@@ -8398,7 +8422,7 @@ next440:
 	VMOVDQU Y5, 320(R9)(R13*2)
 	MOVQ    CX, (R9)
 
-kept442:
+kept445:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -8445,8 +8469,8 @@ kept442:
 	VMOVUPS     Y10, (BX)(CX*4)
 	VMOVUPS     Y5, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16446
-	JA          fp32447
+	JE          fp16449
+	JA          fp32450
 	VPSRLD      $0x10, Y9, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -8462,9 +8486,9 @@ kept442:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done448
+	JMP         done451
 
-fp16446:
+fp16449:
 	VUNPCKLPS   Y8, Y9, Y5
 	VUNPCKHPS   Y8, Y9, Y7
 	VPERM2F128  $0x20, Y7, Y5, Y8
@@ -8473,41 +8497,41 @@ fp16446:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	VMOVDQA     Y6, Y5
-	JMP         done448
+	JMP         done451
 
-fp32447:
-	JMP stored444
+fp32450:
+	JMP stored447
 
-done448:
+done451:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned443
+	JNE      unaligned446
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored444
+	JMP      stored447
 
-unaligned443:
+unaligned446:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored444:
+stored447:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check441:
+check444:
 	CMPQ CX, R11
-	JB   next440
+	JB   next443
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next440
-	JMP  done430
+	JB   next443
+	JMP  done433
 
-fp32429:
+fp32432:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
-	JMP  check450
+	LEAQ 192(CX), R12
+	JMP  check453
 
-next449:
+next452:
 	TESTQ   R9, R9
-	JEQ     kept451
+	JEQ     kept454
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*4), Y5
@@ -8518,7 +8542,7 @@ next449:
 	VMOVDQU Y5, 320(R9)(R13*2)
 	MOVQ    CX, (R9)
 
-kept451:
+kept454:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
@@ -8565,8 +8589,8 @@ kept451:
 	VMOVUPS     Y10, (BX)(CX*4)
 	VMOVUPS     Y5, 32(BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16455
-	JA          fp32456
+	JE          fp16458
+	JA          fp32459
 	VPSRLD      $0x10, Y9, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -8582,9 +8606,9 @@ kept451:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done457
+	JMP         done460
 
-fp16455:
+fp16458:
 	VUNPCKLPS   Y8, Y9, Y5
 	VUNPCKHPS   Y8, Y9, Y7
 	VPERM2F128  $0x20, Y7, Y5, Y8
@@ -8593,33 +8617,33 @@ fp16455:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	VMOVDQA     Y6, Y5
-	JMP         done457
+	JMP         done460
 
-fp32456:
-	JMP stored453
+fp32459:
+	JMP stored456
 
-done457:
+done460:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned452
+	JNE      unaligned455
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored453
+	JMP      stored456
 
-unaligned452:
+unaligned455:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored453:
+stored456:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check450:
+check453:
 	CMPQ CX, R11
-	JB   next449
+	JB   next452
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next449
+	JB   next452
 
-done430:
+done433:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -8645,13 +8669,13 @@ TEXT ·trafficFP321xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16459
-	JA    fp32460
+	JE    fp16462
+	JA    fp32463
 	XORQ  DX, DX
-	LEAQ  512(DX), R9
-	JMP   check463
+	LEAQ  192(DX), R9
+	JMP   check466
 
-next462:
+next465:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -8663,34 +8687,34 @@ next462:
 	VMOVDQU    Y3, 32(BX)(DX*4)
 	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written464
+	JEQ        written467
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned465
+	JNE        unaligned468
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written464
+	JMP        written467
 
-unaligned465:
+unaligned468:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written464:
+written467:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check463:
+check466:
 	CMPQ DX, R8
-	JB   next462
+	JB   next465
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next462
-	JMP  done461
+	JB   next465
+	JMP  done464
 
-fp16459:
+fp16462:
 	XORQ DX, DX
-	LEAQ 512(DX), R9
-	JMP  check467
+	LEAQ 192(DX), R9
+	JMP  check470
 
-next466:
+next469:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -8702,34 +8726,34 @@ next466:
 	VMOVDQU    Y3, 32(BX)(DX*4)
 	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written468
+	JEQ        written471
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned469
+	JNE        unaligned472
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written468
+	JMP        written471
 
-unaligned469:
+unaligned472:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written468:
+written471:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check467:
+check470:
 	CMPQ DX, R8
-	JB   next466
+	JB   next469
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next466
-	JMP  done461
+	JB   next469
+	JMP  done464
 
-fp32460:
+fp32463:
 	XORQ DX, DX
-	LEAQ 512(DX), R9
-	JMP  check471
+	LEAQ 192(DX), R9
+	JMP  check474
 
-next470:
+next473:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -8742,28 +8766,28 @@ next470:
 	VMOVDQU    Y3, 32(BX)(DX*4)
 	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written472
+	JEQ        written475
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned473
+	JNE        unaligned476
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written472
+	JMP        written475
 
-unaligned473:
+unaligned476:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written472:
+written475:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check471:
+check474:
 	CMPQ DX, R8
-	JB   next470
+	JB   next473
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next470
+	JB   next473
 
-done461:
+done464:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -8790,13 +8814,13 @@ TEXT ·trafficFP322xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp16475
-	JA    fp32476
+	JE    fp16478
+	JA    fp32479
 	XORQ  DX, DX
-	LEAQ  512(DX), R10
-	JMP   check479
+	LEAQ  192(DX), R10
+	JMP   check482
 
-next478:
+next481:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -8811,34 +8835,34 @@ next478:
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written480
+	JEQ        written483
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned481
+	JNE        unaligned484
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written480
+	JMP        written483
 
-unaligned481:
+unaligned484:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written480:
+written483:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check479:
+check482:
 	CMPQ DX, R9
-	JB   next478
+	JB   next481
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next478
-	JMP  done477
+	JB   next481
+	JMP  done480
 
-fp16475:
+fp16478:
 	XORQ DX, DX
-	LEAQ 512(DX), R10
-	JMP  check483
+	LEAQ 192(DX), R10
+	JMP  check486
 
-next482:
+next485:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -8853,34 +8877,34 @@ next482:
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written484
+	JEQ        written487
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned485
+	JNE        unaligned488
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written484
+	JMP        written487
 
-unaligned485:
+unaligned488:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written484:
+written487:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check483:
+check486:
 	CMPQ DX, R9
-	JB   next482
+	JB   next485
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next482
-	JMP  done477
+	JB   next485
+	JMP  done480
 
-fp32476:
+fp32479:
 	XORQ DX, DX
-	LEAQ 512(DX), R10
-	JMP  check487
+	LEAQ 192(DX), R10
+	JMP  check490
 
-next486:
+next489:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -8896,28 +8920,28 @@ next486:
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written488
+	JEQ        written491
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned489
+	JNE        unaligned492
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written488
+	JMP        written491
 
-unaligned489:
+unaligned492:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written488:
+written491:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check487:
+check490:
 	CMPQ DX, R9
-	JB   next486
+	JB   next489
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next486
+	JB   next489
 
-done477:
+done480:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -9004,12 +9028,12 @@ TEXT ·adamFP32INT8AVX2(SB), $5192-8
 	MOVQ    a+0(FP), AX
 	MOVQ    16(AX), AX
 	CMPQ    CX, $0x01
-	JE      fp16491
-	JA      fp32492
+	JE      fp16494
+	JA      fp32495
 
-block494:
+block497:
 	TESTQ   R11, R11
-	JEQ     kept497
+	JEQ     kept500
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -9021,7 +9045,7 @@ block494:
 	MOVQ    AX, R12
 	ANDQ    $0x000003ff, R12
 
-keep498:
+keep501:
 	VMOVDQU (BX)(CX*4), Y1
 	VMOVDQU Y1, 64(R11)(R12*4)
 	VMOVDQU 32(BX)(CX*4), Y1
@@ -9049,10 +9073,10 @@ keep498:
 	ADDQ    $0x40, CX
 	ADDQ    $0x40, R12
 	TESTQ   $0x000000ff, CX
-	JNE     keep498
+	JNE     keep501
 	MOVQ    AX, (R11)
 
-kept497:
+kept500:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R12
 	MOVQ         AX, CX
@@ -9070,8 +9094,8 @@ kept497:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-turn495:
-	LEAQ           512(AX), CX
+turn498:
+	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
 	CMPQ           AX, R12
@@ -9168,8 +9192,8 @@ turn495:
 	VMOVUPS        Y7, (BX)(AX*4)
 	VMOVUPS        Y5, 32(BX)(AX*4)
 	CMPQ           DI, $0x01
-	JE             fp16502
-	JA             fp32503
+	JE             fp16505
+	JA             fp32506
 	VPSRLD         $0x10, Y14, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -9185,9 +9209,9 @@ turn495:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVDQA        Y5, Y5
-	JMP            done504
+	JMP            done507
 
-fp16502:
+fp16505:
 	VUNPCKLPS   Y13, Y14, Y5
 	VUNPCKHPS   Y13, Y14, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -9196,21 +9220,21 @@ fp16502:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y9, Y9
 	VMOVDQA     Y9, Y5
-	JMP         done504
+	JMP         done507
 
-fp32503:
-	JMP stored500
+fp32506:
+	JMP stored503
 
-done504:
+done507:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned499
+	JNE      unaligned502
 	VMOVNTDQ Y5, (SI)(AX*2)
-	JMP      stored500
+	JMP      stored503
 
-unaligned499:
+unaligned502:
 	VMOVDQU Y5, (SI)(AX*2)
 
-stored500:
+stored503:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	PREFETCHT0     (BX)(CX*4)
@@ -9301,8 +9325,8 @@ stored500:
 	VMOVUPS        Y7, (BX)(AX*4)
 	VMOVUPS        Y5, 32(BX)(AX*4)
 	CMPQ           DI, $0x01
-	JE             fp16508
-	JA             fp32509
+	JE             fp16511
+	JA             fp32512
 	VPSRLD         $0x10, Y14, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -9318,9 +9342,9 @@ stored500:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVDQA        Y5, Y5
-	JMP            done510
+	JMP            done513
 
-fp16508:
+fp16511:
 	VUNPCKLPS   Y13, Y14, Y5
 	VUNPCKHPS   Y13, Y14, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -9329,48 +9353,56 @@ fp16508:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y10, Y10
 	VMOVDQA     Y10, Y5
-	JMP         done510
+	JMP         done513
 
-fp32509:
-	JMP stored506
+fp32512:
+	JMP stored509
 
-done510:
+done513:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned505
+	JNE      unaligned508
 	VMOVNTDQ Y5, (SI)(AX*2)
-	JMP      stored506
+	JMP      stored509
 
-unaligned505:
+unaligned508:
 	VMOVDQU Y5, (SI)(AX*2)
 
-stored506:
-	ADDQ        $0x10, AX
-	ADDQ        $0x10, CX
+stored509:
+	ADDQ  $0x10, AX
+	ADDQ  $0x10, CX
+	TESTQ $0x000000ff, AX
+	JNE   turn498
+	MOVQ  AX, CX
+	MOVQ  a+0(FP), R12
+	MOVQ  16(R12), R12
+	SUBQ  R12, CX
+	CMPQ  CX, $0x00000100
+	JBE   encoded499
+	SUBQ  $0x00000100, AX
+
+turn514:
 	MOVQ        AX, CX
-	MOVQ        a+0(FP), R13
-	MOVQ        16(R13), R13
-	SUBQ        R13, CX
-	CMPQ        CX, $0x00000100
-	JBE         encoded496
-	XORQ        $0x00000100, R12
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
 	VMOVDQA     4928(DX), Y5
-	VPMAXSD     2048(DX)(R12*4), Y5, Y6
+	VPMAXSD     2048(DX)(CX*4), Y5, Y6
 	VPSRLD      5104(DX), Y0, Y11
 	VPADDD      Y11, Y6, Y6
-	VPSIGND     2048(DX)(R12*4), Y6, Y6
+	VPSIGND     2048(DX)(CX*4), Y6, Y6
 	VPANDN      Y3, Y6, Y11
-	VMOVUPS     (DX)(R12*4), Y8
+	VMOVUPS     (DX)(CX*4), Y8
 	VPANDN      Y8, Y4, Y7
 	VFMADD213PS pattern3e000000<>+0(SB), Y11, Y7
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y11
 	VPADDD      Y11, Y7, Y7
 	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD     2080(DX)(R12*4), Y5, Y11
+	VPMAXSD     2080(DX)(CX*4), Y5, Y11
 	VPSRLD      5104(DX), Y0, Y13
 	VPADDD      Y13, Y11, Y11
-	VPSIGND     2080(DX)(R12*4), Y11, Y11
+	VPSIGND     2080(DX)(CX*4), Y11, Y11
 	VPANDN      Y3, Y11, Y13
-	VMOVUPS     32(DX)(R12*4), Y12
+	VMOVUPS     32(DX)(CX*4), Y12
 	VPANDN      Y12, Y4, Y12
 	VFMADD213PS pattern3e000000<>+0(SB), Y13, Y12
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y13
@@ -9386,24 +9418,24 @@ stored506:
 	VPSUBW      pattern07c007c0<>+0(SB), Y7, Y7
 	VPMINUW     pattern007f007f<>+0(SB), Y7, Y7
 	VPSRLD      $0x10, Y8, Y8
-	VPBLENDW    $0xaa, 32(DX)(R12*4), Y8, Y8
-	VPMAXSD     2112(DX)(R12*4), Y5, Y11
+	VPBLENDW    $0xaa, 32(DX)(CX*4), Y8, Y8
+	VPMAXSD     2112(DX)(CX*4), Y5, Y11
 	VPSRLD      5104(DX), Y0, Y14
 	VPADDD      Y14, Y11, Y11
-	VPSIGND     2112(DX)(R12*4), Y11, Y11
+	VPSIGND     2112(DX)(CX*4), Y11, Y11
 	VPANDN      Y3, Y11, Y14
-	VMOVUPS     64(DX)(R12*4), Y13
+	VMOVUPS     64(DX)(CX*4), Y13
 	VPANDN      Y13, Y4, Y12
 	VFMADD213PS pattern3e000000<>+0(SB), Y14, Y12
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y14
 	VPADDD      Y14, Y12, Y12
 	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD     2144(DX)(R12*4), Y5, Y5
+	VPMAXSD     2144(DX)(CX*4), Y5, Y5
 	VPSRLD      5104(DX), Y0, Y15
 	VPADDD      Y15, Y5, Y5
-	VPSIGND     2144(DX)(R12*4), Y5, Y5
+	VPSIGND     2144(DX)(CX*4), Y5, Y5
 	VPANDN      Y3, Y5, Y15
-	VMOVUPS     96(DX)(R12*4), Y14
+	VMOVUPS     96(DX)(CX*4), Y14
 	VPANDN      Y14, Y4, Y14
 	VFMADD213PS pattern3e000000<>+0(SB), Y15, Y14
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y15
@@ -9419,7 +9451,7 @@ stored506:
 	VPSUBW      pattern07c007c0<>+0(SB), Y12, Y12
 	VPMINUW     pattern007f007f<>+0(SB), Y12, Y12
 	VPSRLD      $0x10, Y13, Y13
-	VPBLENDW    $0xaa, 96(DX)(R12*4), Y13, Y13
+	VPBLENDW    $0xaa, 96(DX)(CX*4), Y13, Y13
 	VPACKUSWB   Y11, Y6, Y6
 	VPACKUSWB   Y12, Y7, Y7
 	VPACKSSWB   Y13, Y8, Y8
@@ -9432,10 +9464,10 @@ stored506:
 	VPERMQ      $0xd8, Y7, Y7
 	VMOVDQU     Y6, -288(R10)(AX*1)
 	VMOVDQU     Y7, -288(R9)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         turn514
 
-encoded496:
-	TESTQ        $0x000000ff, AX
-	JNE          turn495
+encoded499:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -9562,13 +9594,13 @@ encoded496:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block494
-	JMP          done493
+	JB           block497
+	JMP          done496
 
-fp16491:
-block511:
+fp16494:
+block515:
 	TESTQ   R11, R11
-	JEQ     kept514
+	JEQ     kept518
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -9580,7 +9612,7 @@ block511:
 	MOVQ    AX, R12
 	ANDQ    $0x000003ff, R12
 
-keep515:
+keep519:
 	VMOVDQU (BX)(CX*4), Y1
 	VMOVDQU Y1, 64(R11)(R12*4)
 	VMOVDQU 32(BX)(CX*4), Y1
@@ -9608,10 +9640,10 @@ keep515:
 	ADDQ    $0x40, CX
 	ADDQ    $0x40, R12
 	TESTQ   $0x000000ff, CX
-	JNE     keep515
+	JNE     keep519
 	MOVQ    AX, (R11)
 
-kept514:
+kept518:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R12
 	MOVQ         AX, CX
@@ -9629,8 +9661,8 @@ kept514:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-turn512:
-	LEAQ           512(AX), CX
+turn516:
+	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
 	CMPQ           AX, R12
@@ -9730,8 +9762,8 @@ turn512:
 	VMOVUPS        Y7, (BX)(AX*4)
 	VMOVUPS        Y5, 32(BX)(AX*4)
 	CMPQ           DI, $0x01
-	JE             fp16519
-	JA             fp32520
+	JE             fp16523
+	JA             fp32524
 	VPSRLD         $0x10, Y14, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -9747,9 +9779,9 @@ turn512:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVDQA        Y5, Y5
-	JMP            done521
+	JMP            done525
 
-fp16519:
+fp16523:
 	VUNPCKLPS   Y13, Y14, Y5
 	VUNPCKHPS   Y13, Y14, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -9758,21 +9790,21 @@ fp16519:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y9, Y9
 	VMOVDQA     Y9, Y5
-	JMP         done521
+	JMP         done525
 
-fp32520:
-	JMP stored517
+fp32524:
+	JMP stored521
 
-done521:
+done525:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned516
+	JNE      unaligned520
 	VMOVNTDQ Y5, (SI)(AX*2)
-	JMP      stored517
+	JMP      stored521
 
-unaligned516:
+unaligned520:
 	VMOVDQU Y5, (SI)(AX*2)
 
-stored517:
+stored521:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	PREFETCHT0     (BX)(CX*4)
@@ -9866,8 +9898,8 @@ stored517:
 	VMOVUPS        Y7, (BX)(AX*4)
 	VMOVUPS        Y5, 32(BX)(AX*4)
 	CMPQ           DI, $0x01
-	JE             fp16525
-	JA             fp32526
+	JE             fp16529
+	JA             fp32530
 	VPSRLD         $0x10, Y14, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -9883,9 +9915,9 @@ stored517:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVDQA        Y5, Y5
-	JMP            done527
+	JMP            done531
 
-fp16525:
+fp16529:
 	VUNPCKLPS   Y13, Y14, Y5
 	VUNPCKHPS   Y13, Y14, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -9894,48 +9926,56 @@ fp16525:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y10, Y10
 	VMOVDQA     Y10, Y5
-	JMP         done527
+	JMP         done531
 
-fp32526:
-	JMP stored523
+fp32530:
+	JMP stored527
 
-done527:
+done531:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned522
+	JNE      unaligned526
 	VMOVNTDQ Y5, (SI)(AX*2)
-	JMP      stored523
+	JMP      stored527
 
-unaligned522:
+unaligned526:
 	VMOVDQU Y5, (SI)(AX*2)
 
-stored523:
-	ADDQ        $0x10, AX
-	ADDQ        $0x10, CX
+stored527:
+	ADDQ  $0x10, AX
+	ADDQ  $0x10, CX
+	TESTQ $0x000000ff, AX
+	JNE   turn516
+	MOVQ  AX, CX
+	MOVQ  a+0(FP), R12
+	MOVQ  16(R12), R12
+	SUBQ  R12, CX
+	CMPQ  CX, $0x00000100
+	JBE   encoded517
+	SUBQ  $0x00000100, AX
+
+turn532:
 	MOVQ        AX, CX
-	MOVQ        a+0(FP), R13
-	MOVQ        16(R13), R13
-	SUBQ        R13, CX
-	CMPQ        CX, $0x00000100
-	JBE         encoded513
-	XORQ        $0x00000100, R12
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
 	VMOVDQA     4928(DX), Y5
-	VPMAXSD     2048(DX)(R12*4), Y5, Y6
+	VPMAXSD     2048(DX)(CX*4), Y5, Y6
 	VPSRLD      5104(DX), Y0, Y11
 	VPADDD      Y11, Y6, Y6
-	VPSIGND     2048(DX)(R12*4), Y6, Y6
+	VPSIGND     2048(DX)(CX*4), Y6, Y6
 	VPANDN      Y3, Y6, Y11
-	VMOVUPS     (DX)(R12*4), Y8
+	VMOVUPS     (DX)(CX*4), Y8
 	VPANDN      Y8, Y4, Y7
 	VFMADD213PS pattern3e000000<>+0(SB), Y11, Y7
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y11
 	VPADDD      Y11, Y7, Y7
 	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD     2080(DX)(R12*4), Y5, Y11
+	VPMAXSD     2080(DX)(CX*4), Y5, Y11
 	VPSRLD      5104(DX), Y0, Y13
 	VPADDD      Y13, Y11, Y11
-	VPSIGND     2080(DX)(R12*4), Y11, Y11
+	VPSIGND     2080(DX)(CX*4), Y11, Y11
 	VPANDN      Y3, Y11, Y13
-	VMOVUPS     32(DX)(R12*4), Y12
+	VMOVUPS     32(DX)(CX*4), Y12
 	VPANDN      Y12, Y4, Y12
 	VFMADD213PS pattern3e000000<>+0(SB), Y13, Y12
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y13
@@ -9951,24 +9991,24 @@ stored523:
 	VPSUBW      pattern07c007c0<>+0(SB), Y7, Y7
 	VPMINUW     pattern007f007f<>+0(SB), Y7, Y7
 	VPSRLD      $0x10, Y8, Y8
-	VPBLENDW    $0xaa, 32(DX)(R12*4), Y8, Y8
-	VPMAXSD     2112(DX)(R12*4), Y5, Y11
+	VPBLENDW    $0xaa, 32(DX)(CX*4), Y8, Y8
+	VPMAXSD     2112(DX)(CX*4), Y5, Y11
 	VPSRLD      5104(DX), Y0, Y14
 	VPADDD      Y14, Y11, Y11
-	VPSIGND     2112(DX)(R12*4), Y11, Y11
+	VPSIGND     2112(DX)(CX*4), Y11, Y11
 	VPANDN      Y3, Y11, Y14
-	VMOVUPS     64(DX)(R12*4), Y13
+	VMOVUPS     64(DX)(CX*4), Y13
 	VPANDN      Y13, Y4, Y12
 	VFMADD213PS pattern3e000000<>+0(SB), Y14, Y12
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y14
 	VPADDD      Y14, Y12, Y12
 	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD     2144(DX)(R12*4), Y5, Y5
+	VPMAXSD     2144(DX)(CX*4), Y5, Y5
 	VPSRLD      5104(DX), Y0, Y15
 	VPADDD      Y15, Y5, Y5
-	VPSIGND     2144(DX)(R12*4), Y5, Y5
+	VPSIGND     2144(DX)(CX*4), Y5, Y5
 	VPANDN      Y3, Y5, Y15
-	VMOVUPS     96(DX)(R12*4), Y14
+	VMOVUPS     96(DX)(CX*4), Y14
 	VPANDN      Y14, Y4, Y14
 	VFMADD213PS pattern3e000000<>+0(SB), Y15, Y14
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y15
@@ -9984,7 +10024,7 @@ stored523:
 	VPSUBW      pattern07c007c0<>+0(SB), Y12, Y12
 	VPMINUW     pattern007f007f<>+0(SB), Y12, Y12
 	VPSRLD      $0x10, Y13, Y13
-	VPBLENDW    $0xaa, 96(DX)(R12*4), Y13, Y13
+	VPBLENDW    $0xaa, 96(DX)(CX*4), Y13, Y13
 	VPACKUSWB   Y11, Y6, Y6
 	VPACKUSWB   Y12, Y7, Y7
 	VPACKSSWB   Y13, Y8, Y8
@@ -9997,10 +10037,10 @@ stored523:
 	VPERMQ      $0xd8, Y7, Y7
 	VMOVDQU     Y6, -288(R10)(AX*1)
 	VMOVDQU     Y7, -288(R9)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         turn532
 
-encoded513:
-	TESTQ        $0x000000ff, AX
-	JNE          turn512
+encoded517:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -10127,13 +10167,13 @@ encoded513:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block511
-	JMP          done493
+	JB           block515
+	JMP          done496
 
-fp32492:
-block528:
+fp32495:
+block533:
 	TESTQ   R11, R11
-	JEQ     kept531
+	JEQ     kept536
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -10145,7 +10185,7 @@ block528:
 	MOVQ    AX, R12
 	ANDQ    $0x000003ff, R12
 
-keep532:
+keep537:
 	VMOVDQU (BX)(CX*4), Y1
 	VMOVDQU Y1, 64(R11)(R12*4)
 	VMOVDQU 32(BX)(CX*4), Y1
@@ -10173,10 +10213,10 @@ keep532:
 	ADDQ    $0x40, CX
 	ADDQ    $0x40, R12
 	TESTQ   $0x000000ff, CX
-	JNE     keep532
+	JNE     keep537
 	MOVQ    AX, (R11)
 
-kept531:
+kept536:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R12
 	MOVQ         AX, CX
@@ -10194,8 +10234,8 @@ kept531:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-turn529:
-	LEAQ           512(AX), CX
+turn534:
+	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
 	CMPQ           AX, R12
@@ -10295,8 +10335,8 @@ turn529:
 	VMOVUPS        Y7, (BX)(AX*4)
 	VMOVUPS        Y5, 32(BX)(AX*4)
 	CMPQ           DI, $0x01
-	JE             fp16536
-	JA             fp32537
+	JE             fp16541
+	JA             fp32542
 	VPSRLD         $0x10, Y14, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -10312,9 +10352,9 @@ turn529:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVDQA        Y5, Y5
-	JMP            done538
+	JMP            done543
 
-fp16536:
+fp16541:
 	VUNPCKLPS   Y13, Y14, Y5
 	VUNPCKHPS   Y13, Y14, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -10323,21 +10363,21 @@ fp16536:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y9, Y9
 	VMOVDQA     Y9, Y5
-	JMP         done538
+	JMP         done543
 
-fp32537:
-	JMP stored534
+fp32542:
+	JMP stored539
 
-done538:
+done543:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned533
+	JNE      unaligned538
 	VMOVNTDQ Y5, (SI)(AX*2)
-	JMP      stored534
+	JMP      stored539
 
-unaligned533:
+unaligned538:
 	VMOVDQU Y5, (SI)(AX*2)
 
-stored534:
+stored539:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	PREFETCHT0     (BX)(CX*4)
@@ -10431,8 +10471,8 @@ stored534:
 	VMOVUPS        Y7, (BX)(AX*4)
 	VMOVUPS        Y5, 32(BX)(AX*4)
 	CMPQ           DI, $0x01
-	JE             fp16542
-	JA             fp32543
+	JE             fp16547
+	JA             fp32548
 	VPSRLD         $0x10, Y14, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -10448,9 +10488,9 @@ stored534:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVDQA        Y5, Y5
-	JMP            done544
+	JMP            done549
 
-fp16542:
+fp16547:
 	VUNPCKLPS   Y13, Y14, Y5
 	VUNPCKHPS   Y13, Y14, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -10459,48 +10499,56 @@ fp16542:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y10, Y10
 	VMOVDQA     Y10, Y5
-	JMP         done544
+	JMP         done549
 
-fp32543:
-	JMP stored540
+fp32548:
+	JMP stored545
 
-done544:
+done549:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned539
+	JNE      unaligned544
 	VMOVNTDQ Y5, (SI)(AX*2)
-	JMP      stored540
+	JMP      stored545
 
-unaligned539:
+unaligned544:
 	VMOVDQU Y5, (SI)(AX*2)
 
-stored540:
-	ADDQ        $0x10, AX
-	ADDQ        $0x10, CX
+stored545:
+	ADDQ  $0x10, AX
+	ADDQ  $0x10, CX
+	TESTQ $0x000000ff, AX
+	JNE   turn534
+	MOVQ  AX, CX
+	MOVQ  a+0(FP), R12
+	MOVQ  16(R12), R12
+	SUBQ  R12, CX
+	CMPQ  CX, $0x00000100
+	JBE   encoded535
+	SUBQ  $0x00000100, AX
+
+turn550:
 	MOVQ        AX, CX
-	MOVQ        a+0(FP), R13
-	MOVQ        16(R13), R13
-	SUBQ        R13, CX
-	CMPQ        CX, $0x00000100
-	JBE         encoded530
-	XORQ        $0x00000100, R12
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
 	VMOVDQA     4928(DX), Y5
-	VPMAXSD     2048(DX)(R12*4), Y5, Y6
+	VPMAXSD     2048(DX)(CX*4), Y5, Y6
 	VPSRLD      5104(DX), Y0, Y11
 	VPADDD      Y11, Y6, Y6
-	VPSIGND     2048(DX)(R12*4), Y6, Y6
+	VPSIGND     2048(DX)(CX*4), Y6, Y6
 	VPANDN      Y3, Y6, Y11
-	VMOVUPS     (DX)(R12*4), Y8
+	VMOVUPS     (DX)(CX*4), Y8
 	VPANDN      Y8, Y4, Y7
 	VFMADD213PS pattern3e000000<>+0(SB), Y11, Y7
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y11
 	VPADDD      Y11, Y7, Y7
 	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD     2080(DX)(R12*4), Y5, Y11
+	VPMAXSD     2080(DX)(CX*4), Y5, Y11
 	VPSRLD      5104(DX), Y0, Y13
 	VPADDD      Y13, Y11, Y11
-	VPSIGND     2080(DX)(R12*4), Y11, Y11
+	VPSIGND     2080(DX)(CX*4), Y11, Y11
 	VPANDN      Y3, Y11, Y13
-	VMOVUPS     32(DX)(R12*4), Y12
+	VMOVUPS     32(DX)(CX*4), Y12
 	VPANDN      Y12, Y4, Y12
 	VFMADD213PS pattern3e000000<>+0(SB), Y13, Y12
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y13
@@ -10516,24 +10564,24 @@ stored540:
 	VPSUBW      pattern07c007c0<>+0(SB), Y7, Y7
 	VPMINUW     pattern007f007f<>+0(SB), Y7, Y7
 	VPSRLD      $0x10, Y8, Y8
-	VPBLENDW    $0xaa, 32(DX)(R12*4), Y8, Y8
-	VPMAXSD     2112(DX)(R12*4), Y5, Y11
+	VPBLENDW    $0xaa, 32(DX)(CX*4), Y8, Y8
+	VPMAXSD     2112(DX)(CX*4), Y5, Y11
 	VPSRLD      5104(DX), Y0, Y14
 	VPADDD      Y14, Y11, Y11
-	VPSIGND     2112(DX)(R12*4), Y11, Y11
+	VPSIGND     2112(DX)(CX*4), Y11, Y11
 	VPANDN      Y3, Y11, Y14
-	VMOVUPS     64(DX)(R12*4), Y13
+	VMOVUPS     64(DX)(CX*4), Y13
 	VPANDN      Y13, Y4, Y12
 	VFMADD213PS pattern3e000000<>+0(SB), Y14, Y12
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y14
 	VPADDD      Y14, Y12, Y12
 	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
-	VPMAXSD     2144(DX)(R12*4), Y5, Y5
+	VPMAXSD     2144(DX)(CX*4), Y5, Y5
 	VPSRLD      5104(DX), Y0, Y15
 	VPADDD      Y15, Y5, Y5
-	VPSIGND     2144(DX)(R12*4), Y5, Y5
+	VPSIGND     2144(DX)(CX*4), Y5, Y5
 	VPANDN      Y3, Y5, Y15
-	VMOVUPS     96(DX)(R12*4), Y14
+	VMOVUPS     96(DX)(CX*4), Y14
 	VPANDN      Y14, Y4, Y14
 	VFMADD213PS pattern3e000000<>+0(SB), Y15, Y14
 	VPAND       pattern0007ffff<>+0(SB), Y0, Y15
@@ -10549,7 +10597,7 @@ stored540:
 	VPSUBW      pattern07c007c0<>+0(SB), Y12, Y12
 	VPMINUW     pattern007f007f<>+0(SB), Y12, Y12
 	VPSRLD      $0x10, Y13, Y13
-	VPBLENDW    $0xaa, 96(DX)(R12*4), Y13, Y13
+	VPBLENDW    $0xaa, 96(DX)(CX*4), Y13, Y13
 	VPACKUSWB   Y11, Y6, Y6
 	VPACKUSWB   Y12, Y7, Y7
 	VPACKSSWB   Y13, Y8, Y8
@@ -10562,10 +10610,10 @@ stored540:
 	VPERMQ      $0xd8, Y7, Y7
 	VMOVDQU     Y6, -288(R10)(AX*1)
 	VMOVDQU     Y7, -288(R9)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         turn550
 
-encoded530:
-	TESTQ        $0x000000ff, AX
-	JNE          turn529
+encoded535:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -10692,10 +10740,10 @@ encoded530:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block528
+	JB           block533
 
-done493:
-last545:
+done496:
+turn551:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -10780,7 +10828,7 @@ last545:
 	VMOVDQU     Y2, -288(R10)(AX*1)
 	VMOVDQU     Y5, -288(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         last545
+	JNE         turn551
 	SFENCE
 	LDMXCSR     (SP)
 	VZEROUPPER
@@ -10810,13 +10858,13 @@ TEXT ·trafficFP322xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R10
 	MOVQ  8(R10), R10
 	CMPQ  DX, $0x01
-	JE    fp16547
-	JA    fp32548
+	JE    fp16553
+	JA    fp32554
 	XORQ  DX, DX
-	LEAQ  512(DX), R11
-	JMP   check551
+	LEAQ  192(DX), R11
+	JMP   check557
 
-next550:
+next556:
 	PREFETCHT0 (BX)(R11*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -10831,42 +10879,42 @@ next550:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within552
+	JNE        within558
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within552:
+within558:
 	TESTQ    AX, AX
-	JEQ      written553
+	JEQ      written559
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned554
+	JNE      unaligned560
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written553
+	JMP      written559
 
-unaligned554:
+unaligned560:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written553:
+written559:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check551:
+check557:
 	CMPQ DX, R10
-	JB   next550
+	JB   next556
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next550
-	JMP  done549
+	JB   next556
+	JMP  done555
 
-fp16547:
+fp16553:
 	XORQ DX, DX
-	LEAQ 512(DX), R11
-	JMP  check556
+	LEAQ 192(DX), R11
+	JMP  check562
 
-next555:
+next561:
 	PREFETCHT0 (BX)(R11*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -10881,42 +10929,42 @@ next555:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within557
+	JNE        within563
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within557:
+within563:
 	TESTQ    AX, AX
-	JEQ      written558
+	JEQ      written564
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned559
+	JNE      unaligned565
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written558
+	JMP      written564
 
-unaligned559:
+unaligned565:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written558:
+written564:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check556:
+check562:
 	CMPQ DX, R10
-	JB   next555
+	JB   next561
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next555
-	JMP  done549
+	JB   next561
+	JMP  done555
 
-fp32548:
+fp32554:
 	XORQ DX, DX
-	LEAQ 512(DX), R11
-	JMP  check561
+	LEAQ 192(DX), R11
+	JMP  check567
 
-next560:
+next566:
 	PREFETCHT0 (BX)(R11*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -10932,43 +10980,276 @@ next560:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within562
+	JNE        within568
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within562:
+within568:
 	TESTQ    AX, AX
-	JEQ      written563
+	JEQ      written569
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned564
+	JNE      unaligned570
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written563
+	JMP      written569
 
-unaligned564:
+unaligned570:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written563:
+written569:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check561:
+check567:
 	CMPQ DX, R10
-	JB   next560
+	JB   next566
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next560
+	JB   next566
 
-done549:
+done555:
 	SFENCE
 	VZEROUPPER
 	RET
 
-// func sumSquaresAVX2(n int, prefetching int, gradientKind int, gradient *byte, lanes *[16]float64)
-// Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
+// func sumSquaresAVX2(n int, apart int, gradientKind int, gradient *byte, sums *[4][16]float64)
+// Requires: AVX, AVX2, F16C, FMA3, SSE
 TEXT ·sumSquaresAVX2(SB), NOSPLIT, $8-40
+	STMXCSR (SP)
+	MOVL    (SP), AX
+	ORL     $0x00008040, AX
+	MOVL    AX, 4(SP)
+	LDMXCSR 4(SP)
+	MOVQ    gradientKind+16(FP), AX
+	MOVQ    gradient+24(FP), CX
+	MOVQ    n+0(FP), DX
+	MOVQ    apart+8(FP), BX
+	MOVQ    sums+32(FP), SI
+	CMPQ    AX, $0x01
+	JE      fp16572
+	JA      fp32573
+	MOVQ    BX, R9
+	SHLQ    $0x01, R9
+	XORQ    AX, AX
+
+run575:
+	MOVQ CX, BX
+	MOVQ SI, DI
+	MOVQ $0x00000004, R8
+
+part576:
+	VBROADCASTI128 (BX)(AX*2), Y0
+	VPSHUFB        spread<>+0(SB), Y0, Y0
+	VBROADCASTI128 16(BX)(AX*2), Y1
+	VPSHUFB        spread<>+0(SB), Y1, Y1
+	VMULPS         Y0, Y0, Y0
+	VMULPS         Y1, Y1, Y1
+	VBROADCASTI128 32(BX)(AX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 48(BX)(AX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VFMADD231PS    Y2, Y2, Y0
+	VFMADD231PS    Y3, Y3, Y1
+	VBROADCASTI128 64(BX)(AX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 80(BX)(AX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VFMADD231PS    Y2, Y2, Y0
+	VFMADD231PS    Y3, Y3, Y1
+	VBROADCASTI128 96(BX)(AX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 112(BX)(AX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VFMADD231PS    Y2, Y2, Y0
+	VFMADD231PS    Y3, Y3, Y1
+	VBROADCASTI128 128(BX)(AX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 144(BX)(AX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VFMADD231PS    Y2, Y2, Y0
+	VFMADD231PS    Y3, Y3, Y1
+	VBROADCASTI128 160(BX)(AX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 176(BX)(AX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VFMADD231PS    Y2, Y2, Y0
+	VFMADD231PS    Y3, Y3, Y1
+	VBROADCASTI128 192(BX)(AX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 208(BX)(AX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VFMADD231PS    Y2, Y2, Y0
+	VFMADD231PS    Y3, Y3, Y1
+	VBROADCASTI128 224(BX)(AX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 240(BX)(AX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VFMADD231PS    Y2, Y2, Y0
+	VFMADD231PS    Y3, Y3, Y1
+	VCVTPS2PD      X0, Y2
+	VEXTRACTF128   $0x01, Y0, X0
+	VCVTPS2PD      X0, Y0
+	VCVTPS2PD      X1, Y3
+	VEXTRACTF128   $0x01, Y1, X1
+	VCVTPS2PD      X1, Y1
+	VADDPD         (DI), Y2, Y2
+	VMOVUPD        Y2, (DI)
+	VADDPD         32(DI), Y0, Y0
+	VMOVUPD        Y0, 32(DI)
+	VADDPD         64(DI), Y3, Y3
+	VMOVUPD        Y3, 64(DI)
+	VADDPD         96(DI), Y1, Y1
+	VMOVUPD        Y1, 96(DI)
+	ADDQ           R9, BX
+	ADDQ           $0x00000080, DI
+	DECQ           R8
+	JNE            part576
+	ADDQ           $0x00000080, AX
+	CMPQ           AX, DX
+	JB             run575
+	JMP            done574
+
+fp16572:
+	MOVQ BX, R9
+	SHLQ $0x01, R9
+	XORQ AX, AX
+
+run577:
+	MOVQ CX, BX
+	MOVQ SI, DI
+	MOVQ $0x00000004, R8
+
+part578:
+	VCVTPH2PS    (BX)(AX*2), Y0
+	VCVTPH2PS    16(BX)(AX*2), Y1
+	VMULPS       Y0, Y0, Y0
+	VMULPS       Y1, Y1, Y1
+	VCVTPH2PS    32(BX)(AX*2), Y2
+	VCVTPH2PS    48(BX)(AX*2), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VCVTPH2PS    64(BX)(AX*2), Y2
+	VCVTPH2PS    80(BX)(AX*2), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VCVTPH2PS    96(BX)(AX*2), Y2
+	VCVTPH2PS    112(BX)(AX*2), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VCVTPH2PS    128(BX)(AX*2), Y2
+	VCVTPH2PS    144(BX)(AX*2), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VCVTPH2PS    160(BX)(AX*2), Y2
+	VCVTPH2PS    176(BX)(AX*2), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VCVTPH2PS    192(BX)(AX*2), Y2
+	VCVTPH2PS    208(BX)(AX*2), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VCVTPH2PS    224(BX)(AX*2), Y2
+	VCVTPH2PS    240(BX)(AX*2), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VCVTPS2PD    X0, Y2
+	VEXTRACTF128 $0x01, Y0, X0
+	VCVTPS2PD    X0, Y0
+	VCVTPS2PD    X1, Y3
+	VEXTRACTF128 $0x01, Y1, X1
+	VCVTPS2PD    X1, Y1
+	VADDPD       (DI), Y2, Y2
+	VMOVUPD      Y2, (DI)
+	VADDPD       32(DI), Y0, Y0
+	VMOVUPD      Y0, 32(DI)
+	VADDPD       64(DI), Y3, Y3
+	VMOVUPD      Y3, 64(DI)
+	VADDPD       96(DI), Y1, Y1
+	VMOVUPD      Y1, 96(DI)
+	ADDQ         R9, BX
+	ADDQ         $0x00000080, DI
+	DECQ         R8
+	JNE          part578
+	ADDQ         $0x00000080, AX
+	CMPQ         AX, DX
+	JB           run577
+	JMP          done574
+
+fp32573:
+	MOVQ BX, R9
+	SHLQ $0x02, R9
+	XORQ AX, AX
+
+run579:
+	MOVQ CX, BX
+	MOVQ SI, DI
+	MOVQ $0x00000004, R8
+
+part580:
+	VMOVUPS      (BX)(AX*4), Y0
+	VMOVUPS      32(BX)(AX*4), Y1
+	VMULPS       Y0, Y0, Y0
+	VMULPS       Y1, Y1, Y1
+	VMOVUPS      64(BX)(AX*4), Y2
+	VMOVUPS      96(BX)(AX*4), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VMOVUPS      128(BX)(AX*4), Y2
+	VMOVUPS      160(BX)(AX*4), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VMOVUPS      192(BX)(AX*4), Y2
+	VMOVUPS      224(BX)(AX*4), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VMOVUPS      256(BX)(AX*4), Y2
+	VMOVUPS      288(BX)(AX*4), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VMOVUPS      320(BX)(AX*4), Y2
+	VMOVUPS      352(BX)(AX*4), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VMOVUPS      384(BX)(AX*4), Y2
+	VMOVUPS      416(BX)(AX*4), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VMOVUPS      448(BX)(AX*4), Y2
+	VMOVUPS      480(BX)(AX*4), Y3
+	VFMADD231PS  Y2, Y2, Y0
+	VFMADD231PS  Y3, Y3, Y1
+	VCVTPS2PD    X0, Y2
+	VEXTRACTF128 $0x01, Y0, X0
+	VCVTPS2PD    X0, Y0
+	VCVTPS2PD    X1, Y3
+	VEXTRACTF128 $0x01, Y1, X1
+	VCVTPS2PD    X1, Y1
+	VADDPD       (DI), Y2, Y2
+	VMOVUPD      Y2, (DI)
+	VADDPD       32(DI), Y0, Y0
+	VMOVUPD      Y0, 32(DI)
+	VADDPD       64(DI), Y3, Y3
+	VMOVUPD      Y3, 64(DI)
+	VADDPD       96(DI), Y1, Y1
+	VMOVUPD      Y1, 96(DI)
+	ADDQ         R9, BX
+	ADDQ         $0x00000080, DI
+	DECQ         R8
+	JNE          part580
+	ADDQ         $0x00000080, AX
+	CMPQ         AX, DX
+	JB           run579
+
+done574:
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func sumWideSquaresAVX2(n int, prefetching int, gradientKind int, gradient *byte, lanes *[16]float64)
+// Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
+TEXT ·sumWideSquaresAVX2(SB), NOSPLIT, $8-40
 	STMXCSR (SP)
 	MOVL    (SP), AX
 	ORL     $0x00008040, AX
@@ -10984,13 +11265,13 @@ TEXT ·sumSquaresAVX2(SB), NOSPLIT, $8-40
 	VMOVUPD 64(DX), Y2
 	VMOVUPD 96(DX), Y3
 	CMPQ    AX, $0x01
-	JE      fp16566
-	JA      fp32567
+	JE      fp16582
+	JA      fp32583
 	XORQ    AX, AX
 	LEAQ    2048(AX), DI
-	JMP     check570
+	JMP     check586
 
-next569:
+next585:
 	PREFETCHT0     (CX)(DI*2)
 	VBROADCASTI128 (CX)(AX*2), Y4
 	VPSHUFB        spread<>+0(SB), Y4, Y4
@@ -10999,87 +11280,87 @@ next569:
 	VCVTPS2PD      X4, Y6
 	VEXTRACTF128   $0x01, Y4, X4
 	VCVTPS2PD      X4, Y4
-	VFMADD231PD    Y6, Y6, Y0
-	VFMADD231PD    Y4, Y4, Y1
-	VCVTPS2PD      X5, Y4
+	VCVTPS2PD      X5, Y7
 	VEXTRACTF128   $0x01, Y5, X5
 	VCVTPS2PD      X5, Y5
-	VFMADD231PD    Y4, Y4, Y2
+	VFMADD231PD    Y6, Y6, Y0
+	VFMADD231PD    Y4, Y4, Y1
+	VFMADD231PD    Y7, Y7, Y2
 	VFMADD231PD    Y5, Y5, Y3
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, DI
 
-check570:
+check586:
 	CMPQ AX, SI
-	JB   next569
+	JB   next585
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next569
-	JMP  done568
+	JB   next585
+	JMP  done584
 
-fp16566:
+fp16582:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check572
+	JMP  check588
 
-next571:
+next587:
 	PREFETCHT0   (CX)(DI*2)
 	VCVTPH2PS    (CX)(AX*2), Y4
 	VCVTPH2PS    16(CX)(AX*2), Y5
 	VCVTPS2PD    X4, Y6
 	VEXTRACTF128 $0x01, Y4, X4
 	VCVTPS2PD    X4, Y4
-	VFMADD231PD  Y6, Y6, Y0
-	VFMADD231PD  Y4, Y4, Y1
-	VCVTPS2PD    X5, Y4
+	VCVTPS2PD    X5, Y7
 	VEXTRACTF128 $0x01, Y5, X5
 	VCVTPS2PD    X5, Y5
-	VFMADD231PD  Y4, Y4, Y2
+	VFMADD231PD  Y6, Y6, Y0
+	VFMADD231PD  Y4, Y4, Y1
+	VFMADD231PD  Y7, Y7, Y2
 	VFMADD231PD  Y5, Y5, Y3
 	ADDQ         $0x10, AX
 	ADDQ         $0x10, DI
 
-check572:
+check588:
 	CMPQ AX, SI
-	JB   next571
+	JB   next587
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next571
-	JMP  done568
+	JB   next587
+	JMP  done584
 
-fp32567:
+fp32583:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check574
+	JMP  check590
 
-next573:
+next589:
 	PREFETCHT0   (CX)(DI*4)
 	VMOVUPS      (CX)(AX*4), Y4
 	VMOVUPS      32(CX)(AX*4), Y5
 	VCVTPS2PD    X4, Y6
 	VEXTRACTF128 $0x01, Y4, X4
 	VCVTPS2PD    X4, Y4
-	VFMADD231PD  Y6, Y6, Y0
-	VFMADD231PD  Y4, Y4, Y1
-	VCVTPS2PD    X5, Y4
+	VCVTPS2PD    X5, Y7
 	VEXTRACTF128 $0x01, Y5, X5
 	VCVTPS2PD    X5, Y5
-	VFMADD231PD  Y4, Y4, Y2
+	VFMADD231PD  Y6, Y6, Y0
+	VFMADD231PD  Y4, Y4, Y1
+	VFMADD231PD  Y7, Y7, Y2
 	VFMADD231PD  Y5, Y5, Y3
 	ADDQ         $0x10, AX
 	ADDQ         $0x10, DI
 
-check574:
+check590:
 	CMPQ AX, SI
-	JB   next573
+	JB   next589
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next573
+	JB   next589
 
-done568:
+done584:
 	VMOVUPD Y0, (DX)
 	VMOVUPD Y1, 32(DX)
 	VMOVUPD Y2, 64(DX)
@@ -11103,16 +11384,16 @@ TEXT ·accumulateAVX2(SB), NOSPLIT, $8-48
 	MOVQ    n+0(FP), SI
 	MOVQ    prefetching+8(FP), DI
 	CMPQ    AX, $0x01
-	JE      fp16576
-	JA      fp32577
+	JE      fp16592
+	JA      fp32593
 	CMPQ    CX, $0x01
-	JE      fp16580
-	JA      fp32581
+	JE      fp16596
+	JA      fp32597
 	XORQ    AX, AX
-	LEAQ    512(AX), CX
-	JMP     check584
+	LEAQ    192(AX), CX
+	JMP     check600
 
-next583:
+next599:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -11145,21 +11426,21 @@ next583:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check584:
+check600:
 	CMPQ AX, DI
-	JB   next583
+	JB   next599
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next583
-	JMP  done582
+	JB   next599
+	JMP  done598
 
-fp16580:
+fp16596:
 	XORQ AX, AX
-	LEAQ 512(AX), CX
-	JMP  check586
+	LEAQ 192(AX), CX
+	JMP  check602
 
-next585:
+next601:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -11190,21 +11471,21 @@ next585:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check586:
+check602:
 	CMPQ AX, DI
-	JB   next585
+	JB   next601
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next585
-	JMP  done582
+	JB   next601
+	JMP  done598
 
-fp32581:
+fp32597:
 	XORQ AX, AX
-	LEAQ 512(AX), CX
-	JMP  check588
+	LEAQ 192(AX), CX
+	JMP  check604
 
-next587:
+next603:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*4)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -11235,26 +11516,26 @@ next587:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check588:
+check604:
 	CMPQ AX, DI
-	JB   next587
+	JB   next603
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next587
+	JB   next603
 
-done582:
-	JMP done578
+done598:
+	JMP done594
 
-fp16576:
+fp16592:
 	CMPQ CX, $0x01
-	JE   fp16590
-	JA   fp32591
+	JE   fp16606
+	JA   fp32607
 	XORQ AX, AX
-	LEAQ 512(AX), CX
-	JMP  check594
+	LEAQ 192(AX), CX
+	JMP  check610
 
-next593:
+next609:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VCVTPH2PS      (DX)(AX*2), Y0
@@ -11272,21 +11553,21 @@ next593:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check594:
+check610:
 	CMPQ AX, DI
-	JB   next593
+	JB   next609
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next593
-	JMP  done592
+	JB   next609
+	JMP  done608
 
-fp16590:
+fp16606:
 	XORQ AX, AX
-	LEAQ 512(AX), CX
-	JMP  check596
+	LEAQ 192(AX), CX
+	JMP  check612
 
-next595:
+next611:
 	PREFETCHT0  (DX)(CX*2)
 	PREFETCHT0  (BX)(CX*2)
 	VCVTPH2PS   (DX)(AX*2), Y0
@@ -11302,21 +11583,21 @@ next595:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
 
-check596:
+check612:
 	CMPQ AX, DI
-	JB   next595
+	JB   next611
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next595
-	JMP  done592
+	JB   next611
+	JMP  done608
 
-fp32591:
+fp32607:
 	XORQ AX, AX
-	LEAQ 512(AX), CX
-	JMP  check598
+	LEAQ 192(AX), CX
+	JMP  check614
 
-next597:
+next613:
 	PREFETCHT0  (DX)(CX*2)
 	PREFETCHT0  (BX)(CX*4)
 	VCVTPH2PS   (DX)(AX*2), Y0
@@ -11332,26 +11613,26 @@ next597:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
 
-check598:
+check614:
 	CMPQ AX, DI
-	JB   next597
+	JB   next613
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next597
+	JB   next613
 
-done592:
-	JMP done578
+done608:
+	JMP done594
 
-fp32577:
+fp32593:
 	CMPQ CX, $0x01
-	JE   fp16600
-	JA   fp32601
+	JE   fp16616
+	JA   fp32617
 	XORQ AX, AX
-	LEAQ 512(AX), CX
-	JMP  check604
+	LEAQ 192(AX), CX
+	JMP  check620
 
-next603:
+next619:
 	PREFETCHT0     (DX)(CX*4)
 	PREFETCHT0     (BX)(CX*2)
 	VMOVUPS        (DX)(AX*4), Y0
@@ -11367,21 +11648,21 @@ next603:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check604:
+check620:
 	CMPQ AX, DI
-	JB   next603
+	JB   next619
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next603
-	JMP  done602
+	JB   next619
+	JMP  done618
 
-fp16600:
+fp16616:
 	XORQ AX, AX
-	LEAQ 512(AX), CX
-	JMP  check606
+	LEAQ 192(AX), CX
+	JMP  check622
 
-next605:
+next621:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Y0
@@ -11395,21 +11676,21 @@ next605:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check606:
+check622:
 	CMPQ AX, DI
-	JB   next605
+	JB   next621
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next605
-	JMP  done602
+	JB   next621
+	JMP  done618
 
-fp32601:
+fp32617:
 	XORQ AX, AX
-	LEAQ 512(AX), CX
-	JMP  check608
+	LEAQ 192(AX), CX
+	JMP  check624
 
-next607:
+next623:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*4)
 	VMOVUPS    (DX)(AX*4), Y0
@@ -11423,16 +11704,16 @@ next607:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check608:
+check624:
 	CMPQ AX, DI
-	JB   next607
+	JB   next623
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next607
+	JB   next623
 
-done602:
-done578:
+done618:
+done594:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -11474,15 +11755,15 @@ TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16610
-	JA      fp32611
+	JE      fp16626
+	JA      fp32627
 	MOVQ    R12, CX
 	LEAQ    512(CX), R12
-	JMP     check614
+	JMP     check630
 
-next613:
+next629:
 	TESTQ     R9, R9
-	JEQ       kept615
+	JEQ       kept631
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU   (BX)(CX*2), Y6
@@ -11495,7 +11776,7 @@ next613:
 	VMOVDQU32 Z6, 576(R9)(R13*4)
 	MOVQ      CX, (R9)
 
-kept615:
+kept631:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*4)
@@ -11530,23 +11811,23 @@ kept615:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 
-check614:
+check630:
 	CMPQ CX, R11
-	JB   next613
+	JB   next629
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next613
-	JMP  done612
+	JB   next629
+	JMP  done628
 
-fp16610:
+fp16626:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check617
+	JMP  check633
 
-next616:
+next632:
 	TESTQ     R9, R9
-	JEQ       kept618
+	JEQ       kept634
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU   (BX)(CX*2), Y6
@@ -11559,7 +11840,7 @@ next616:
 	VMOVDQU32 Z6, 576(R9)(R13*4)
 	MOVQ      CX, (R9)
 
-kept618:
+kept634:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*4)
@@ -11593,23 +11874,23 @@ kept618:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 
-check617:
+check633:
 	CMPQ CX, R11
-	JB   next616
+	JB   next632
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next616
-	JMP  done612
+	JB   next632
+	JMP  done628
 
-fp32611:
+fp32627:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check620
+	JMP  check636
 
-next619:
+next635:
 	TESTQ     R9, R9
-	JEQ       kept621
+	JEQ       kept637
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU   (BX)(CX*2), Y6
@@ -11622,7 +11903,7 @@ next619:
 	VMOVDQU32 Z6, 576(R9)(R13*4)
 	MOVQ      CX, (R9)
 
-kept621:
+kept637:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*4)
@@ -11656,15 +11937,15 @@ kept621:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 
-check620:
+check636:
 	CMPQ CX, R11
-	JB   next619
+	JB   next635
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next619
+	JB   next635
 
-done612:
+done628:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -11703,15 +11984,15 @@ TEXT ·lionSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp16623
-	JA      fp32624
+	JE      fp16639
+	JA      fp32640
 	MOVQ    R11, CX
 	LEAQ    512(CX), R11
-	JMP     check627
+	JMP     check643
 
-next626:
+next642:
 	TESTQ     R8, R8
-	JEQ       kept628
+	JEQ       kept644
 	MOVQ      CX, R12
 	ANDQ      $0x3f, R12
 	VMOVDQU   (BX)(CX*2), Y5
@@ -11722,7 +12003,7 @@ next626:
 	VMOVDQU32 Z5, 320(R8)(R12*4)
 	MOVQ      CX, (R8)
 
-kept628:
+kept644:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -11758,23 +12039,23 @@ kept628:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check627:
+check643:
 	CMPQ CX, R10
-	JB   next626
+	JB   next642
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next626
-	JMP  done625
+	JB   next642
+	JMP  done641
 
-fp16623:
+fp16639:
 	MOVQ R11, CX
 	LEAQ 512(CX), R11
-	JMP  check630
+	JMP  check646
 
-next629:
+next645:
 	TESTQ     R8, R8
-	JEQ       kept631
+	JEQ       kept647
 	MOVQ      CX, R12
 	ANDQ      $0x3f, R12
 	VMOVDQU   (BX)(CX*2), Y5
@@ -11785,7 +12066,7 @@ next629:
 	VMOVDQU32 Z5, 320(R8)(R12*4)
 	MOVQ      CX, (R8)
 
-kept631:
+kept647:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -11820,23 +12101,23 @@ kept631:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check630:
+check646:
 	CMPQ CX, R10
-	JB   next629
+	JB   next645
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next629
-	JMP  done625
+	JB   next645
+	JMP  done641
 
-fp32624:
+fp32640:
 	MOVQ R11, CX
 	LEAQ 512(CX), R11
-	JMP  check633
+	JMP  check649
 
-next632:
+next648:
 	TESTQ     R8, R8
-	JEQ       kept634
+	JEQ       kept650
 	MOVQ      CX, R12
 	ANDQ      $0x3f, R12
 	VMOVDQU   (BX)(CX*2), Y5
@@ -11847,7 +12128,7 @@ next632:
 	VMOVDQU32 Z5, 320(R8)(R12*4)
 	MOVQ      CX, (R8)
 
-kept634:
+kept650:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -11882,15 +12163,15 @@ kept634:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check633:
+check649:
 	CMPQ CX, R10
-	JB   next632
+	JB   next648
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next632
+	JB   next648
 
-done625:
+done641:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -11926,15 +12207,15 @@ TEXT ·adagradSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp16636
-	JA      fp32637
+	JE      fp16652
+	JA      fp32653
 	MOVQ    R11, CX
 	LEAQ    512(CX), R11
-	JMP     check640
+	JMP     check656
 
-next639:
+next655:
 	TESTQ     R8, R8
-	JEQ       kept641
+	JEQ       kept657
 	MOVQ      CX, R12
 	ANDQ      $0x3f, R12
 	VMOVDQU   (BX)(CX*2), Y2
@@ -11945,7 +12226,7 @@ next639:
 	VMOVDQU32 Z2, 320(R8)(R12*4)
 	MOVQ      CX, (R8)
 
-kept641:
+kept657:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -11974,23 +12255,23 @@ kept641:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check640:
+check656:
 	CMPQ CX, R10
-	JB   next639
+	JB   next655
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next639
-	JMP  done638
+	JB   next655
+	JMP  done654
 
-fp16636:
+fp16652:
 	MOVQ R11, CX
 	LEAQ 512(CX), R11
-	JMP  check643
+	JMP  check659
 
-next642:
+next658:
 	TESTQ     R8, R8
-	JEQ       kept644
+	JEQ       kept660
 	MOVQ      CX, R12
 	ANDQ      $0x3f, R12
 	VMOVDQU   (BX)(CX*2), Y2
@@ -12001,7 +12282,7 @@ next642:
 	VMOVDQU32 Z2, 320(R8)(R12*4)
 	MOVQ      CX, (R8)
 
-kept644:
+kept660:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -12029,23 +12310,23 @@ kept644:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check643:
+check659:
 	CMPQ CX, R10
-	JB   next642
+	JB   next658
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next642
-	JMP  done638
+	JB   next658
+	JMP  done654
 
-fp32637:
+fp32653:
 	MOVQ R11, CX
 	LEAQ 512(CX), R11
-	JMP  check646
+	JMP  check662
 
-next645:
+next661:
 	TESTQ     R8, R8
-	JEQ       kept647
+	JEQ       kept663
 	MOVQ      CX, R12
 	ANDQ      $0x3f, R12
 	VMOVDQU   (BX)(CX*2), Y2
@@ -12056,7 +12337,7 @@ next645:
 	VMOVDQU32 Z2, 320(R8)(R12*4)
 	MOVQ      CX, (R8)
 
-kept647:
+kept663:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -12084,15 +12365,15 @@ kept647:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check646:
+check662:
 	CMPQ CX, R10
-	JB   next645
+	JB   next661
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next645
+	JB   next661
 
-done638:
+done654:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -12131,15 +12412,15 @@ TEXT ·sgdSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp16649
-	JA      fp32650
+	JE      fp16665
+	JA      fp32666
 	MOVQ    R11, CX
 	LEAQ    512(CX), R11
-	JMP     check653
+	JMP     check669
 
-next652:
+next668:
 	TESTQ     R8, R8
-	JEQ       kept654
+	JEQ       kept670
 	MOVQ      CX, R12
 	ANDQ      $0x3f, R12
 	VMOVDQU   (BX)(CX*2), Y5
@@ -12150,7 +12431,7 @@ next652:
 	VMOVDQU32 Z5, 320(R8)(R12*4)
 	MOVQ      CX, (R8)
 
-kept654:
+kept670:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -12179,23 +12460,23 @@ kept654:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check653:
+check669:
 	CMPQ CX, R10
-	JB   next652
+	JB   next668
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next652
-	JMP  done651
+	JB   next668
+	JMP  done667
 
-fp16649:
+fp16665:
 	MOVQ R11, CX
 	LEAQ 512(CX), R11
-	JMP  check656
+	JMP  check672
 
-next655:
+next671:
 	TESTQ     R8, R8
-	JEQ       kept657
+	JEQ       kept673
 	MOVQ      CX, R12
 	ANDQ      $0x3f, R12
 	VMOVDQU   (BX)(CX*2), Y5
@@ -12206,7 +12487,7 @@ next655:
 	VMOVDQU32 Z5, 320(R8)(R12*4)
 	MOVQ      CX, (R8)
 
-kept657:
+kept673:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -12234,23 +12515,23 @@ kept657:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check656:
+check672:
 	CMPQ CX, R10
-	JB   next655
+	JB   next671
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next655
-	JMP  done651
+	JB   next671
+	JMP  done667
 
-fp32650:
+fp32666:
 	MOVQ R11, CX
 	LEAQ 512(CX), R11
-	JMP  check659
+	JMP  check675
 
-next658:
+next674:
 	TESTQ     R8, R8
-	JEQ       kept660
+	JEQ       kept676
 	MOVQ      CX, R12
 	ANDQ      $0x3f, R12
 	VMOVDQU   (BX)(CX*2), Y5
@@ -12261,7 +12542,7 @@ next658:
 	VMOVDQU32 Z5, 320(R8)(R12*4)
 	MOVQ      CX, (R8)
 
-kept660:
+kept676:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -12289,15 +12570,15 @@ kept660:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check659:
+check675:
 	CMPQ CX, R10
-	JB   next658
+	JB   next674
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next658
+	JB   next674
 
-done651:
+done667:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -12322,13 +12603,13 @@ TEXT ·trafficSplit1xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp16662
-	JA     fp32663
+	JE     fp16678
+	JA     fp32679
 	XORQ   DX, DX
 	LEAQ   512(DX), R9
-	JMP    check666
+	JMP    check682
 
-next665:
+next681:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -12343,21 +12624,21 @@ next665:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check666:
+check682:
 	CMPQ DX, R8
-	JB   next665
+	JB   next681
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next665
-	JMP  done664
+	JB   next681
+	JMP  done680
 
-fp16662:
+fp16678:
 	XORQ DX, DX
 	LEAQ 512(DX), R9
-	JMP  check668
+	JMP  check684
 
-next667:
+next683:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -12372,21 +12653,21 @@ next667:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check668:
+check684:
 	CMPQ DX, R8
-	JB   next667
+	JB   next683
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next667
-	JMP  done664
+	JB   next683
+	JMP  done680
 
-fp32663:
+fp32679:
 	XORQ DX, DX
 	LEAQ 512(DX), R9
-	JMP  check670
+	JMP  check686
 
-next669:
+next685:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -12401,15 +12682,15 @@ next669:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check670:
+check686:
 	CMPQ DX, R8
-	JB   next669
+	JB   next685
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next669
+	JB   next685
 
-done664:
+done680:
 	VZEROUPPER
 	RET
 
@@ -12435,13 +12716,13 @@ TEXT ·trafficSplit2xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp16672
-	JA     fp32673
+	JE     fp16688
+	JA     fp32689
 	XORQ   DX, DX
 	LEAQ   512(DX), R10
-	JMP    check676
+	JMP    check692
 
-next675:
+next691:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -12459,21 +12740,21 @@ next675:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check676:
+check692:
 	CMPQ DX, R9
-	JB   next675
+	JB   next691
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next675
-	JMP  done674
+	JB   next691
+	JMP  done690
 
-fp16672:
+fp16688:
 	XORQ DX, DX
 	LEAQ 512(DX), R10
-	JMP  check678
+	JMP  check694
 
-next677:
+next693:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -12491,21 +12772,21 @@ next677:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check678:
+check694:
 	CMPQ DX, R9
-	JB   next677
+	JB   next693
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next677
-	JMP  done674
+	JB   next693
+	JMP  done690
 
-fp32673:
+fp32689:
 	XORQ DX, DX
 	LEAQ 512(DX), R10
-	JMP  check680
+	JMP  check696
 
-next679:
+next695:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -12523,15 +12804,15 @@ next679:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check680:
+check696:
 	CMPQ DX, R9
-	JB   next679
+	JB   next695
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next679
+	JB   next695
 
-done674:
+done690:
 	VZEROUPPER
 	RET
 
@@ -12575,15 +12856,15 @@ TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	CMPQ         CX, $0x01
-	JE           fp16682
-	JA           fp32683
+	JE           fp16698
+	JA           fp32699
 	MOVQ         R12, CX
 	LEAQ         512(CX), R12
-	JMP          check686
+	JMP          check702
 
-next685:
+next701:
 	TESTQ   R9, R9
-	JEQ     kept687
+	JEQ     kept703
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*2), Y7
@@ -12596,7 +12877,7 @@ next685:
 	VMOVDQU Y7, 448(R9)(R13*2)
 	MOVQ    CX, (R9)
 
-kept687:
+kept703:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*2)
@@ -12644,23 +12925,23 @@ kept687:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 
-check686:
+check702:
 	CMPQ CX, R11
-	JB   next685
+	JB   next701
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next685
-	JMP  done684
+	JB   next701
+	JMP  done700
 
-fp16682:
+fp16698:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check689
+	JMP  check705
 
-next688:
+next704:
 	TESTQ   R9, R9
-	JEQ     kept690
+	JEQ     kept706
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*2), Y7
@@ -12673,7 +12954,7 @@ next688:
 	VMOVDQU Y7, 448(R9)(R13*2)
 	MOVQ    CX, (R9)
 
-kept690:
+kept706:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*2)
@@ -12720,23 +13001,23 @@ kept690:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 
-check689:
+check705:
 	CMPQ CX, R11
-	JB   next688
+	JB   next704
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next688
-	JMP  done684
+	JB   next704
+	JMP  done700
 
-fp32683:
+fp32699:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check692
+	JMP  check708
 
-next691:
+next707:
 	TESTQ   R9, R9
-	JEQ     kept693
+	JEQ     kept709
 	MOVQ    CX, R13
 	ANDQ    $0x3f, R13
 	VMOVDQU (BX)(CX*2), Y7
@@ -12749,7 +13030,7 @@ next691:
 	VMOVDQU Y7, 448(R9)(R13*2)
 	MOVQ    CX, (R9)
 
-kept693:
+kept709:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*2)
@@ -12796,15 +13077,15 @@ kept693:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 
-check692:
+check708:
 	CMPQ CX, R11
-	JB   next691
+	JB   next707
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next691
+	JB   next707
 
-done684:
+done700:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -12861,15 +13142,15 @@ TEXT ·lionSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp16695
-	JA      fp32696
+	JE      fp16711
+	JA      fp32712
 	MOVQ    R11, CX
 	LEAQ    512(CX), R11
-	JMP     check699
+	JMP     check715
 
-next698:
+next714:
 	TESTQ   R8, R8
-	JEQ     kept700
+	JEQ     kept716
 	MOVQ    CX, R12
 	ANDQ    $0x3f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -12880,7 +13161,7 @@ next698:
 	VMOVDQU Y5, 320(R8)(R12*2)
 	MOVQ    CX, (R8)
 
-kept700:
+kept716:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -12921,23 +13202,23 @@ kept700:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check699:
+check715:
 	CMPQ CX, R10
-	JB   next698
+	JB   next714
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next698
-	JMP  done697
+	JB   next714
+	JMP  done713
 
-fp16695:
+fp16711:
 	MOVQ R11, CX
 	LEAQ 512(CX), R11
-	JMP  check702
+	JMP  check718
 
-next701:
+next717:
 	TESTQ   R8, R8
-	JEQ     kept703
+	JEQ     kept719
 	MOVQ    CX, R12
 	ANDQ    $0x3f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -12948,7 +13229,7 @@ next701:
 	VMOVDQU Y5, 320(R8)(R12*2)
 	MOVQ    CX, (R8)
 
-kept703:
+kept719:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -12988,23 +13269,23 @@ kept703:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check702:
+check718:
 	CMPQ CX, R10
-	JB   next701
+	JB   next717
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next701
-	JMP  done697
+	JB   next717
+	JMP  done713
 
-fp32696:
+fp32712:
 	MOVQ R11, CX
 	LEAQ 512(CX), R11
-	JMP  check705
+	JMP  check721
 
-next704:
+next720:
 	TESTQ   R8, R8
-	JEQ     kept706
+	JEQ     kept722
 	MOVQ    CX, R12
 	ANDQ    $0x3f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -13015,7 +13296,7 @@ next704:
 	VMOVDQU Y5, 320(R8)(R12*2)
 	MOVQ    CX, (R8)
 
-kept706:
+kept722:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -13055,15 +13336,15 @@ kept706:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check705:
+check721:
 	CMPQ CX, R10
-	JB   next704
+	JB   next720
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next704
+	JB   next720
 
-done697:
+done713:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -13102,15 +13383,15 @@ TEXT ·adagradSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	CMPQ         CX, $0x01
-	JE           fp16708
-	JA           fp32709
+	JE           fp16724
+	JA           fp32725
 	MOVQ         R11, CX
 	LEAQ         512(CX), R11
-	JMP          check712
+	JMP          check728
 
-next711:
+next727:
 	TESTQ   R8, R8
-	JEQ     kept713
+	JEQ     kept729
 	MOVQ    CX, R12
 	ANDQ    $0x3f, R12
 	VMOVDQU (BX)(CX*2), Y3
@@ -13121,7 +13402,7 @@ next711:
 	VMOVDQU Y3, 320(R8)(R12*2)
 	MOVQ    CX, (R8)
 
-kept713:
+kept729:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -13157,23 +13438,23 @@ kept713:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check712:
+check728:
 	CMPQ CX, R10
-	JB   next711
+	JB   next727
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next711
-	JMP  done710
+	JB   next727
+	JMP  done726
 
-fp16708:
+fp16724:
 	MOVQ R11, CX
 	LEAQ 512(CX), R11
-	JMP  check715
+	JMP  check731
 
-next714:
+next730:
 	TESTQ   R8, R8
-	JEQ     kept716
+	JEQ     kept732
 	MOVQ    CX, R12
 	ANDQ    $0x3f, R12
 	VMOVDQU (BX)(CX*2), Y3
@@ -13184,7 +13465,7 @@ next714:
 	VMOVDQU Y3, 320(R8)(R12*2)
 	MOVQ    CX, (R8)
 
-kept716:
+kept732:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -13219,23 +13500,23 @@ kept716:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check715:
+check731:
 	CMPQ CX, R10
-	JB   next714
+	JB   next730
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next714
-	JMP  done710
+	JB   next730
+	JMP  done726
 
-fp32709:
+fp32725:
 	MOVQ R11, CX
 	LEAQ 512(CX), R11
-	JMP  check718
+	JMP  check734
 
-next717:
+next733:
 	TESTQ   R8, R8
-	JEQ     kept719
+	JEQ     kept735
 	MOVQ    CX, R12
 	ANDQ    $0x3f, R12
 	VMOVDQU (BX)(CX*2), Y3
@@ -13246,7 +13527,7 @@ next717:
 	VMOVDQU Y3, 320(R8)(R12*2)
 	MOVQ    CX, (R8)
 
-kept719:
+kept735:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -13281,15 +13562,15 @@ kept719:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check718:
+check734:
 	CMPQ CX, R10
-	JB   next717
+	JB   next733
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next717
+	JB   next733
 
-done710:
+done726:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -13328,15 +13609,15 @@ TEXT ·sgdSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp16721
-	JA      fp32722
+	JE      fp16737
+	JA      fp32738
 	MOVQ    R11, CX
 	LEAQ    512(CX), R11
-	JMP     check725
+	JMP     check741
 
-next724:
+next740:
 	TESTQ   R8, R8
-	JEQ     kept726
+	JEQ     kept742
 	MOVQ    CX, R12
 	ANDQ    $0x3f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -13347,7 +13628,7 @@ next724:
 	VMOVDQU Y5, 320(R8)(R12*2)
 	MOVQ    CX, (R8)
 
-kept726:
+kept742:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -13381,23 +13662,23 @@ kept726:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check725:
+check741:
 	CMPQ CX, R10
-	JB   next724
+	JB   next740
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next724
-	JMP  done723
+	JB   next740
+	JMP  done739
 
-fp16721:
+fp16737:
 	MOVQ R11, CX
 	LEAQ 512(CX), R11
-	JMP  check728
+	JMP  check744
 
-next727:
+next743:
 	TESTQ   R8, R8
-	JEQ     kept729
+	JEQ     kept745
 	MOVQ    CX, R12
 	ANDQ    $0x3f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -13408,7 +13689,7 @@ next727:
 	VMOVDQU Y5, 320(R8)(R12*2)
 	MOVQ    CX, (R8)
 
-kept729:
+kept745:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -13441,23 +13722,23 @@ kept729:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check728:
+check744:
 	CMPQ CX, R10
-	JB   next727
+	JB   next743
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next727
-	JMP  done723
+	JB   next743
+	JMP  done739
 
-fp32722:
+fp32738:
 	MOVQ R11, CX
 	LEAQ 512(CX), R11
-	JMP  check731
+	JMP  check747
 
-next730:
+next746:
 	TESTQ   R8, R8
-	JEQ     kept732
+	JEQ     kept748
 	MOVQ    CX, R12
 	ANDQ    $0x3f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -13468,7 +13749,7 @@ next730:
 	VMOVDQU Y5, 320(R8)(R12*2)
 	MOVQ    CX, (R8)
 
-kept732:
+kept748:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -13501,15 +13782,15 @@ kept732:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check731:
+check747:
 	CMPQ CX, R10
-	JB   next730
+	JB   next746
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next730
+	JB   next746
 
-done723:
+done739:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -13534,13 +13815,13 @@ TEXT ·trafficSplit1xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp16734
-	JA     fp32735
+	JE     fp16750
+	JA     fp32751
 	XORQ   DX, DX
 	LEAQ   512(DX), R9
-	JMP    check738
+	JMP    check754
 
-next737:
+next753:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -13555,21 +13836,21 @@ next737:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check738:
+check754:
 	CMPQ DX, R8
-	JB   next737
+	JB   next753
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next737
-	JMP  done736
+	JB   next753
+	JMP  done752
 
-fp16734:
+fp16750:
 	XORQ DX, DX
 	LEAQ 512(DX), R9
-	JMP  check740
+	JMP  check756
 
-next739:
+next755:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -13584,21 +13865,21 @@ next739:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check740:
+check756:
 	CMPQ DX, R8
-	JB   next739
+	JB   next755
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next739
-	JMP  done736
+	JB   next755
+	JMP  done752
 
-fp32735:
+fp32751:
 	XORQ DX, DX
 	LEAQ 512(DX), R9
-	JMP  check742
+	JMP  check758
 
-next741:
+next757:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -13613,15 +13894,15 @@ next741:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check742:
+check758:
 	CMPQ DX, R8
-	JB   next741
+	JB   next757
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next741
+	JB   next757
 
-done736:
+done752:
 	VZEROUPPER
 	RET
 
@@ -13647,13 +13928,13 @@ TEXT ·trafficSplit2xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp16744
-	JA     fp32745
+	JE     fp16760
+	JA     fp32761
 	XORQ   DX, DX
 	LEAQ   512(DX), R10
-	JMP    check748
+	JMP    check764
 
-next747:
+next763:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -13671,21 +13952,21 @@ next747:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check748:
+check764:
 	CMPQ DX, R9
-	JB   next747
+	JB   next763
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next747
-	JMP  done746
+	JB   next763
+	JMP  done762
 
-fp16744:
+fp16760:
 	XORQ DX, DX
 	LEAQ 512(DX), R10
-	JMP  check750
+	JMP  check766
 
-next749:
+next765:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -13703,21 +13984,21 @@ next749:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check750:
+check766:
 	CMPQ DX, R9
-	JB   next749
+	JB   next765
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next749
-	JMP  done746
+	JB   next765
+	JMP  done762
 
-fp32745:
+fp32761:
 	XORQ DX, DX
 	LEAQ 512(DX), R10
-	JMP  check752
+	JMP  check768
 
-next751:
+next767:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -13735,15 +14016,15 @@ next751:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check752:
+check768:
 	CMPQ DX, R9
-	JB   next751
+	JB   next767
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next751
+	JB   next767
 
-done746:
+done762:
 	VZEROUPPER
 	RET
 
@@ -13801,12 +14082,12 @@ TEXT ·adamSplitINT8AVX512(SB), $5192-8
 	MOVQ    a+0(FP), AX
 	MOVQ    16(AX), AX
 	CMPQ    CX, $0x01
-	JE      fp16754
-	JA      fp32755
+	JE      fp16770
+	JA      fp32771
 
-block757:
+block773:
 	TESTQ   R10, R10
-	JEQ     kept760
+	JEQ     kept776
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -13818,7 +14099,7 @@ block757:
 	MOVQ    AX, R11
 	ANDQ    $0x000003ff, R11
 
-keep761:
+keep777:
 	VMOVDQU32 (BX)(CX*2), Z3
 	VMOVDQU32 Z3, 64(R10)(R11*2)
 	VMOVDQU32 64(BX)(CX*2), Z3
@@ -13834,10 +14115,10 @@ keep761:
 	ADDQ      $0x40, CX
 	ADDQ      $0x40, R11
 	TESTQ     $0x000000ff, CX
-	JNE       keep761
+	JNE       keep777
 	MOVQ      AX, (R10)
 
-kept760:
+kept776:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R11
 	MOVQ         AX, CX
@@ -13854,7 +14135,7 @@ kept760:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn758:
+turn774:
 	LEAQ        512(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -13970,25 +14251,33 @@ turn758:
 	VMOVDQU     Y4, (SI)(AX*2)
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
+	TESTQ       $0x000000ff, AX
+	JNE         turn774
 	MOVQ        AX, CX
-	MOVQ        a+0(FP), R12
-	MOVQ        16(R12), R12
-	SUBQ        R12, CX
+	MOVQ        a+0(FP), R11
+	MOVQ        16(R11), R11
+	SUBQ        R11, CX
 	CMPQ        CX, $0x00000100
-	JBE         encoded759
-	XORQ        $0x00000100, R11
+	JBE         encoded775
+	SUBQ        $0x00000100, AX
+
+turn778:
+	MOVQ        AX, CX
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2048(DX)(R11*4), Z3, Z4
+	VPMAXSD     2048(DX)(CX*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     (DX)(R11*4), Z6
+	VMOVUPS     (DX)(CX*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2048(DX)(R11*4), Z3
+	VMOVDQU32   2048(DX)(CX*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -14001,17 +14290,17 @@ turn758:
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -288(R8)(AX*1)
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2112(DX)(R11*4), Z3, Z4
+	VPMAXSD     2112(DX)(CX*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     64(DX)(R11*4), Z6
+	VMOVUPS     64(DX)(CX*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2112(DX)(R11*4), Z3
+	VMOVDQU32   2112(DX)(CX*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -14023,10 +14312,10 @@ turn758:
 	VPANDD      pattern00000080<>+0(SB), Z6, Z6
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -272(R8)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         turn778
 
-encoded759:
-	TESTQ         $0x000000ff, AX
-	JNE           turn758
+encoded775:
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -14156,13 +14445,13 @@ encoded759:
 	MOVQ          a+0(FP), CX
 	MOVQ          (CX), CX
 	CMPQ          AX, CX
-	JB            block757
-	JMP           done756
+	JB            block773
+	JMP           done772
 
-fp16754:
-block762:
+fp16770:
+block779:
 	TESTQ   R10, R10
-	JEQ     kept765
+	JEQ     kept782
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -14174,7 +14463,7 @@ block762:
 	MOVQ    AX, R11
 	ANDQ    $0x000003ff, R11
 
-keep766:
+keep783:
 	VMOVDQU32 (BX)(CX*2), Z3
 	VMOVDQU32 Z3, 64(R10)(R11*2)
 	VMOVDQU32 64(BX)(CX*2), Z3
@@ -14190,10 +14479,10 @@ keep766:
 	ADDQ      $0x40, CX
 	ADDQ      $0x40, R11
 	TESTQ     $0x000000ff, CX
-	JNE       keep766
+	JNE       keep783
 	MOVQ      AX, (R10)
 
-kept765:
+kept782:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R11
 	MOVQ         AX, CX
@@ -14210,7 +14499,7 @@ kept765:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn763:
+turn780:
 	LEAQ        512(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -14324,25 +14613,33 @@ turn763:
 	VMOVDQU     Y4, (SI)(AX*2)
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
+	TESTQ       $0x000000ff, AX
+	JNE         turn780
 	MOVQ        AX, CX
-	MOVQ        a+0(FP), R12
-	MOVQ        16(R12), R12
-	SUBQ        R12, CX
+	MOVQ        a+0(FP), R11
+	MOVQ        16(R11), R11
+	SUBQ        R11, CX
 	CMPQ        CX, $0x00000100
-	JBE         encoded764
-	XORQ        $0x00000100, R11
+	JBE         encoded781
+	SUBQ        $0x00000100, AX
+
+turn784:
+	MOVQ        AX, CX
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2048(DX)(R11*4), Z3, Z4
+	VPMAXSD     2048(DX)(CX*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     (DX)(R11*4), Z6
+	VMOVUPS     (DX)(CX*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2048(DX)(R11*4), Z3
+	VMOVDQU32   2048(DX)(CX*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -14355,17 +14652,17 @@ turn763:
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -288(R8)(AX*1)
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2112(DX)(R11*4), Z3, Z4
+	VPMAXSD     2112(DX)(CX*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     64(DX)(R11*4), Z6
+	VMOVUPS     64(DX)(CX*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2112(DX)(R11*4), Z3
+	VMOVDQU32   2112(DX)(CX*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -14377,10 +14674,10 @@ turn763:
 	VPANDD      pattern00000080<>+0(SB), Z6, Z6
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -272(R8)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         turn784
 
-encoded764:
-	TESTQ         $0x000000ff, AX
-	JNE           turn763
+encoded781:
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -14510,13 +14807,13 @@ encoded764:
 	MOVQ          a+0(FP), CX
 	MOVQ          (CX), CX
 	CMPQ          AX, CX
-	JB            block762
-	JMP           done756
+	JB            block779
+	JMP           done772
 
-fp32755:
-block767:
+fp32771:
+block785:
 	TESTQ   R10, R10
-	JEQ     kept770
+	JEQ     kept788
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -14528,7 +14825,7 @@ block767:
 	MOVQ    AX, R11
 	ANDQ    $0x000003ff, R11
 
-keep771:
+keep789:
 	VMOVDQU32 (BX)(CX*2), Z3
 	VMOVDQU32 Z3, 64(R10)(R11*2)
 	VMOVDQU32 64(BX)(CX*2), Z3
@@ -14544,10 +14841,10 @@ keep771:
 	ADDQ      $0x40, CX
 	ADDQ      $0x40, R11
 	TESTQ     $0x000000ff, CX
-	JNE       keep771
+	JNE       keep789
 	MOVQ      AX, (R10)
 
-kept770:
+kept788:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R11
 	MOVQ         AX, CX
@@ -14564,7 +14861,7 @@ kept770:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn768:
+turn786:
 	LEAQ        512(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -14678,25 +14975,33 @@ turn768:
 	VMOVDQU     Y4, (SI)(AX*2)
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
+	TESTQ       $0x000000ff, AX
+	JNE         turn786
 	MOVQ        AX, CX
-	MOVQ        a+0(FP), R12
-	MOVQ        16(R12), R12
-	SUBQ        R12, CX
+	MOVQ        a+0(FP), R11
+	MOVQ        16(R11), R11
+	SUBQ        R11, CX
 	CMPQ        CX, $0x00000100
-	JBE         encoded769
-	XORQ        $0x00000100, R11
+	JBE         encoded787
+	SUBQ        $0x00000100, AX
+
+turn790:
+	MOVQ        AX, CX
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2048(DX)(R11*4), Z3, Z4
+	VPMAXSD     2048(DX)(CX*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     (DX)(R11*4), Z6
+	VMOVUPS     (DX)(CX*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2048(DX)(R11*4), Z3
+	VMOVDQU32   2048(DX)(CX*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -14709,17 +15014,17 @@ turn768:
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -288(R8)(AX*1)
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2112(DX)(R11*4), Z3, Z4
+	VPMAXSD     2112(DX)(CX*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     64(DX)(R11*4), Z6
+	VMOVUPS     64(DX)(CX*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2112(DX)(R11*4), Z3
+	VMOVDQU32   2112(DX)(CX*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -14731,10 +15036,10 @@ turn768:
 	VPANDD      pattern00000080<>+0(SB), Z6, Z6
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -272(R8)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         turn790
 
-encoded769:
-	TESTQ         $0x000000ff, AX
-	JNE           turn768
+encoded787:
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -14864,10 +15169,10 @@ encoded769:
 	MOVQ          a+0(FP), CX
 	MOVQ          (CX), CX
 	CMPQ          AX, CX
-	JB            block767
+	JB            block785
 
-done756:
-last772:
+done772:
+turn791:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -14919,7 +15224,7 @@ last772:
 	VPORD.Z     Z4, Z3, K1, Z3
 	VPMOVDB     Z3, -272(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         last772
+	JNE         turn791
 	LDMXCSR     (SP)
 	VZEROUPPER
 	RET
@@ -15056,13 +15361,13 @@ TEXT ·trafficSplit2xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp16774
-	JA     fp32775
+	JE     fp16793
+	JA     fp32794
 	XORQ   DX, DX
 	LEAQ   512(DX), R11
-	JMP    check778
+	JMP    check797
 
-next777:
+next796:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -15078,31 +15383,31 @@ next777:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within779
+	JNE        within798
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within779:
+within798:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check778:
+check797:
 	CMPQ DX, R10
-	JB   next777
+	JB   next796
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next777
-	JMP  done776
+	JB   next796
+	JMP  done795
 
-fp16774:
+fp16793:
 	XORQ DX, DX
 	LEAQ 512(DX), R11
-	JMP  check781
+	JMP  check800
 
-next780:
+next799:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -15118,31 +15423,31 @@ next780:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within782
+	JNE        within801
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within782:
+within801:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check781:
+check800:
 	CMPQ DX, R10
-	JB   next780
+	JB   next799
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next780
-	JMP  done776
+	JB   next799
+	JMP  done795
 
-fp32775:
+fp32794:
 	XORQ DX, DX
 	LEAQ 512(DX), R11
-	JMP  check784
+	JMP  check803
 
-next783:
+next802:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -15158,25 +15463,25 @@ next783:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within785
+	JNE        within804
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within785:
+within804:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check784:
+check803:
 	CMPQ DX, R10
-	JB   next783
+	JB   next802
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next783
+	JB   next802
 
-done776:
+done795:
 	VZEROUPPER
 	RET
 
@@ -15219,15 +15524,15 @@ TEXT ·adamFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R13
 	MOVQ    16(R13), R13
 	CMPQ    CX, $0x01
-	JE      fp16787
-	JA      fp32788
+	JE      fp16806
+	JA      fp32807
 	MOVQ    R13, CX
 	LEAQ    512(CX), R13
-	JMP     check791
+	JMP     check810
 
-next790:
+next809:
 	TESTQ     R10, R10
-	JEQ       kept792
+	JEQ       kept811
 	MOVQ      CX, R14
 	ANDQ      $0x3f, R14
 	VMOVDQU32 (BX)(CX*4), Z6
@@ -15238,7 +15543,7 @@ next790:
 	VMOVDQU32 Z6, 576(R10)(R14*4)
 	MOVQ      CX, (R10)
 
-kept792:
+kept811:
 	PREFETCHT0  (BX)(R13*4)
 	PREFETCHT0  (R8)(R13*4)
 	PREFETCHT0  (R9)(R13*4)
@@ -15262,8 +15567,8 @@ kept792:
 	VFMADD231PS Z5, Z8, Z7
 	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16796
-	JA          fp32797
+	JE          fp16815
+	JA          fp32816
 	VPSRLD      $0x10, Z7, Z6
 	VPANDD      pattern00000001<>+0(SB), Z6, Z6
 	VPADDD      pattern00007fff<>+0(SB), Z6, Z6
@@ -15273,46 +15578,46 @@ kept792:
 	VPSRLD      $0x10, Z6, Z6
 	VPMOVDW     Z6, Y6
 	VMOVDQA     Y6, Y6
-	JMP         done798
+	JMP         done817
 
-fp16796:
+fp16815:
 	VCVTPS2PH $0x00, Z7, Y6
 	VMOVDQA   Y6, Y6
-	JMP       done798
+	JMP       done817
 
-fp32797:
-	JMP stored794
+fp32816:
+	JMP stored813
 
-done798:
+done817:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned793
+	JNE      unaligned812
 	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored794
+	JMP      stored813
 
-unaligned793:
+unaligned812:
 	VMOVDQU Y6, (SI)(CX*2)
 
-stored794:
+stored813:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check791:
+check810:
 	CMPQ CX, R12
-	JB   next790
+	JB   next809
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next790
-	JMP  done789
+	JB   next809
+	JMP  done808
 
-fp16787:
+fp16806:
 	MOVQ R13, CX
 	LEAQ 512(CX), R13
-	JMP  check800
+	JMP  check819
 
-next799:
+next818:
 	TESTQ     R10, R10
-	JEQ       kept801
+	JEQ       kept820
 	MOVQ      CX, R14
 	ANDQ      $0x3f, R14
 	VMOVDQU32 (BX)(CX*4), Z6
@@ -15323,7 +15628,7 @@ next799:
 	VMOVDQU32 Z6, 576(R10)(R14*4)
 	MOVQ      CX, (R10)
 
-kept801:
+kept820:
 	PREFETCHT0  (BX)(R13*4)
 	PREFETCHT0  (R8)(R13*4)
 	PREFETCHT0  (R9)(R13*4)
@@ -15346,8 +15651,8 @@ kept801:
 	VFMADD231PS Z5, Z8, Z7
 	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16805
-	JA          fp32806
+	JE          fp16824
+	JA          fp32825
 	VPSRLD      $0x10, Z7, Z6
 	VPANDD      pattern00000001<>+0(SB), Z6, Z6
 	VPADDD      pattern00007fff<>+0(SB), Z6, Z6
@@ -15357,46 +15662,46 @@ kept801:
 	VPSRLD      $0x10, Z6, Z6
 	VPMOVDW     Z6, Y6
 	VMOVDQA     Y6, Y6
-	JMP         done807
+	JMP         done826
 
-fp16805:
+fp16824:
 	VCVTPS2PH $0x00, Z7, Y6
 	VMOVDQA   Y6, Y6
-	JMP       done807
+	JMP       done826
 
-fp32806:
-	JMP stored803
+fp32825:
+	JMP stored822
 
-done807:
+done826:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned802
+	JNE      unaligned821
 	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored803
+	JMP      stored822
 
-unaligned802:
+unaligned821:
 	VMOVDQU Y6, (SI)(CX*2)
 
-stored803:
+stored822:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check800:
+check819:
 	CMPQ CX, R12
-	JB   next799
+	JB   next818
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next799
-	JMP  done789
+	JB   next818
+	JMP  done808
 
-fp32788:
+fp32807:
 	MOVQ R13, CX
 	LEAQ 512(CX), R13
-	JMP  check809
+	JMP  check828
 
-next808:
+next827:
 	TESTQ     R10, R10
-	JEQ       kept810
+	JEQ       kept829
 	MOVQ      CX, R14
 	ANDQ      $0x3f, R14
 	VMOVDQU32 (BX)(CX*4), Z6
@@ -15407,7 +15712,7 @@ next808:
 	VMOVDQU32 Z6, 576(R10)(R14*4)
 	MOVQ      CX, (R10)
 
-kept810:
+kept829:
 	PREFETCHT0  (BX)(R13*4)
 	PREFETCHT0  (R8)(R13*4)
 	PREFETCHT0  (R9)(R13*4)
@@ -15430,8 +15735,8 @@ kept810:
 	VFMADD231PS Z5, Z8, Z7
 	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16814
-	JA          fp32815
+	JE          fp16833
+	JA          fp32834
 	VPSRLD      $0x10, Z7, Z6
 	VPANDD      pattern00000001<>+0(SB), Z6, Z6
 	VPADDD      pattern00007fff<>+0(SB), Z6, Z6
@@ -15441,38 +15746,38 @@ kept810:
 	VPSRLD      $0x10, Z6, Z6
 	VPMOVDW     Z6, Y6
 	VMOVDQA     Y6, Y6
-	JMP         done816
+	JMP         done835
 
-fp16814:
+fp16833:
 	VCVTPS2PH $0x00, Z7, Y6
 	VMOVDQA   Y6, Y6
-	JMP       done816
+	JMP       done835
 
-fp32815:
-	JMP stored812
+fp32834:
+	JMP stored831
 
-done816:
+done835:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned811
+	JNE      unaligned830
 	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored812
+	JMP      stored831
 
-unaligned811:
+unaligned830:
 	VMOVDQU Y6, (SI)(CX*2)
 
-stored812:
+stored831:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check809:
+check828:
 	CMPQ CX, R12
-	JB   next808
+	JB   next827
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next808
+	JB   next827
 
-done789:
+done808:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -15514,15 +15819,15 @@ TEXT ·lionFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16818
-	JA      fp32819
+	JE      fp16837
+	JA      fp32838
 	MOVQ    R12, CX
 	LEAQ    512(CX), R12
-	JMP     check822
+	JMP     check841
 
-next821:
+next840:
 	TESTQ     R9, R9
-	JEQ       kept823
+	JEQ       kept842
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z5
@@ -15531,7 +15836,7 @@ next821:
 	VMOVDQU32 Z5, 320(R9)(R13*4)
 	MOVQ      CX, (R9)
 
-kept823:
+kept842:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -15556,8 +15861,8 @@ kept823:
 	VMOVUPS     Z8, (R8)(CX*4)
 	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16827
-	JA          fp32828
+	JE          fp16846
+	JA          fp32847
 	VPSRLD      $0x10, Z7, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -15567,46 +15872,46 @@ kept823:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done829
+	JMP         done848
 
-fp16827:
+fp16846:
 	VCVTPS2PH $0x00, Z7, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done829
+	JMP       done848
 
-fp32828:
-	JMP stored825
+fp32847:
+	JMP stored844
 
-done829:
+done848:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned824
+	JNE      unaligned843
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored825
+	JMP      stored844
 
-unaligned824:
+unaligned843:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored825:
+stored844:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check822:
+check841:
 	CMPQ CX, R11
-	JB   next821
+	JB   next840
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next821
-	JMP  done820
+	JB   next840
+	JMP  done839
 
-fp16818:
+fp16837:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check831
+	JMP  check850
 
-next830:
+next849:
 	TESTQ     R9, R9
-	JEQ       kept832
+	JEQ       kept851
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z5
@@ -15615,7 +15920,7 @@ next830:
 	VMOVDQU32 Z5, 320(R9)(R13*4)
 	MOVQ      CX, (R9)
 
-kept832:
+kept851:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -15639,8 +15944,8 @@ kept832:
 	VMOVUPS     Z8, (R8)(CX*4)
 	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16836
-	JA          fp32837
+	JE          fp16855
+	JA          fp32856
 	VPSRLD      $0x10, Z7, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -15650,46 +15955,46 @@ kept832:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done838
+	JMP         done857
 
-fp16836:
+fp16855:
 	VCVTPS2PH $0x00, Z7, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done838
+	JMP       done857
 
-fp32837:
-	JMP stored834
+fp32856:
+	JMP stored853
 
-done838:
+done857:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned833
+	JNE      unaligned852
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored834
+	JMP      stored853
 
-unaligned833:
+unaligned852:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored834:
+stored853:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check831:
+check850:
 	CMPQ CX, R11
-	JB   next830
+	JB   next849
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next830
-	JMP  done820
+	JB   next849
+	JMP  done839
 
-fp32819:
+fp32838:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check840
+	JMP  check859
 
-next839:
+next858:
 	TESTQ     R9, R9
-	JEQ       kept841
+	JEQ       kept860
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z5
@@ -15698,7 +16003,7 @@ next839:
 	VMOVDQU32 Z5, 320(R9)(R13*4)
 	MOVQ      CX, (R9)
 
-kept841:
+kept860:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
@@ -15722,8 +16027,8 @@ kept841:
 	VMOVUPS     Z8, (R8)(CX*4)
 	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16845
-	JA          fp32846
+	JE          fp16864
+	JA          fp32865
 	VPSRLD      $0x10, Z7, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -15733,38 +16038,38 @@ kept841:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done847
+	JMP         done866
 
-fp16845:
+fp16864:
 	VCVTPS2PH $0x00, Z7, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done847
+	JMP       done866
 
-fp32846:
-	JMP stored843
+fp32865:
+	JMP stored862
 
-done847:
+done866:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned842
+	JNE      unaligned861
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored843
+	JMP      stored862
 
-unaligned842:
+unaligned861:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored843:
+stored862:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check840:
+check859:
 	CMPQ CX, R11
-	JB   next839
+	JB   next858
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next839
+	JB   next858
 
-done820:
+done839:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -15803,15 +16108,15 @@ TEXT ·adagradFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16849
-	JA      fp32850
+	JE      fp16868
+	JA      fp32869
 	MOVQ    R12, CX
 	LEAQ    512(CX), R12
-	JMP     check853
+	JMP     check872
 
-next852:
+next871:
 	TESTQ     R9, R9
-	JEQ       kept854
+	JEQ       kept873
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z2
@@ -15820,7 +16125,7 @@ next852:
 	VMOVDQU32 Z2, 320(R9)(R13*4)
 	MOVQ      CX, (R9)
 
-kept854:
+kept873:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -15838,8 +16143,8 @@ kept854:
 	VFMADD231PS Z1, Z2, Z3
 	VMOVUPS     Z3, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16858
-	JA          fp32859
+	JE          fp16877
+	JA          fp32878
 	VPSRLD      $0x10, Z3, Z2
 	VPANDD      pattern00000001<>+0(SB), Z2, Z2
 	VPADDD      pattern00007fff<>+0(SB), Z2, Z2
@@ -15849,46 +16154,46 @@ kept854:
 	VPSRLD      $0x10, Z2, Z2
 	VPMOVDW     Z2, Y2
 	VMOVDQA     Y2, Y2
-	JMP         done860
+	JMP         done879
 
-fp16858:
+fp16877:
 	VCVTPS2PH $0x00, Z3, Y2
 	VMOVDQA   Y2, Y2
-	JMP       done860
+	JMP       done879
 
-fp32859:
-	JMP stored856
+fp32878:
+	JMP stored875
 
-done860:
+done879:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned855
+	JNE      unaligned874
 	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored856
+	JMP      stored875
 
-unaligned855:
+unaligned874:
 	VMOVDQU Y2, (SI)(CX*2)
 
-stored856:
+stored875:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check853:
+check872:
 	CMPQ CX, R11
-	JB   next852
+	JB   next871
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next852
-	JMP  done851
+	JB   next871
+	JMP  done870
 
-fp16849:
+fp16868:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check862
+	JMP  check881
 
-next861:
+next880:
 	TESTQ     R9, R9
-	JEQ       kept863
+	JEQ       kept882
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z2
@@ -15897,7 +16202,7 @@ next861:
 	VMOVDQU32 Z2, 320(R9)(R13*4)
 	MOVQ      CX, (R9)
 
-kept863:
+kept882:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -15914,8 +16219,8 @@ kept863:
 	VFMADD231PS Z1, Z2, Z3
 	VMOVUPS     Z3, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16867
-	JA          fp32868
+	JE          fp16886
+	JA          fp32887
 	VPSRLD      $0x10, Z3, Z2
 	VPANDD      pattern00000001<>+0(SB), Z2, Z2
 	VPADDD      pattern00007fff<>+0(SB), Z2, Z2
@@ -15925,46 +16230,46 @@ kept863:
 	VPSRLD      $0x10, Z2, Z2
 	VPMOVDW     Z2, Y2
 	VMOVDQA     Y2, Y2
-	JMP         done869
+	JMP         done888
 
-fp16867:
+fp16886:
 	VCVTPS2PH $0x00, Z3, Y2
 	VMOVDQA   Y2, Y2
-	JMP       done869
+	JMP       done888
 
-fp32868:
-	JMP stored865
+fp32887:
+	JMP stored884
 
-done869:
+done888:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned864
+	JNE      unaligned883
 	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored865
+	JMP      stored884
 
-unaligned864:
+unaligned883:
 	VMOVDQU Y2, (SI)(CX*2)
 
-stored865:
+stored884:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check862:
+check881:
 	CMPQ CX, R11
-	JB   next861
+	JB   next880
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next861
-	JMP  done851
+	JB   next880
+	JMP  done870
 
-fp32850:
+fp32869:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check871
+	JMP  check890
 
-next870:
+next889:
 	TESTQ     R9, R9
-	JEQ       kept872
+	JEQ       kept891
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z2
@@ -15973,7 +16278,7 @@ next870:
 	VMOVDQU32 Z2, 320(R9)(R13*4)
 	MOVQ      CX, (R9)
 
-kept872:
+kept891:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
@@ -15990,8 +16295,8 @@ kept872:
 	VFMADD231PS Z1, Z2, Z3
 	VMOVUPS     Z3, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16876
-	JA          fp32877
+	JE          fp16895
+	JA          fp32896
 	VPSRLD      $0x10, Z3, Z2
 	VPANDD      pattern00000001<>+0(SB), Z2, Z2
 	VPADDD      pattern00007fff<>+0(SB), Z2, Z2
@@ -16001,38 +16306,38 @@ kept872:
 	VPSRLD      $0x10, Z2, Z2
 	VPMOVDW     Z2, Y2
 	VMOVDQA     Y2, Y2
-	JMP         done878
+	JMP         done897
 
-fp16876:
+fp16895:
 	VCVTPS2PH $0x00, Z3, Y2
 	VMOVDQA   Y2, Y2
-	JMP       done878
+	JMP       done897
 
-fp32877:
-	JMP stored874
+fp32896:
+	JMP stored893
 
-done878:
+done897:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned873
+	JNE      unaligned892
 	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored874
+	JMP      stored893
 
-unaligned873:
+unaligned892:
 	VMOVDQU Y2, (SI)(CX*2)
 
-stored874:
+stored893:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check871:
+check890:
 	CMPQ CX, R11
-	JB   next870
+	JB   next889
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next870
+	JB   next889
 
-done851:
+done870:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -16074,15 +16379,15 @@ TEXT ·sgdFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16880
-	JA      fp32881
+	JE      fp16899
+	JA      fp32900
 	MOVQ    R12, CX
 	LEAQ    512(CX), R12
-	JMP     check884
+	JMP     check903
 
-next883:
+next902:
 	TESTQ     R9, R9
-	JEQ       kept885
+	JEQ       kept904
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z5
@@ -16091,7 +16396,7 @@ next883:
 	VMOVDQU32 Z5, 320(R9)(R13*4)
 	MOVQ      CX, (R9)
 
-kept885:
+kept904:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -16109,8 +16414,8 @@ kept885:
 	VFMADD231PS Z4, Z5, Z6
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16889
-	JA          fp32890
+	JE          fp16908
+	JA          fp32909
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -16120,46 +16425,46 @@ kept885:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done891
+	JMP         done910
 
-fp16889:
+fp16908:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done891
+	JMP       done910
 
-fp32890:
-	JMP stored887
+fp32909:
+	JMP stored906
 
-done891:
+done910:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned886
+	JNE      unaligned905
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored887
+	JMP      stored906
 
-unaligned886:
+unaligned905:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored887:
+stored906:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check884:
+check903:
 	CMPQ CX, R11
-	JB   next883
+	JB   next902
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next883
-	JMP  done882
+	JB   next902
+	JMP  done901
 
-fp16880:
+fp16899:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check893
+	JMP  check912
 
-next892:
+next911:
 	TESTQ     R9, R9
-	JEQ       kept894
+	JEQ       kept913
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z5
@@ -16168,7 +16473,7 @@ next892:
 	VMOVDQU32 Z5, 320(R9)(R13*4)
 	MOVQ      CX, (R9)
 
-kept894:
+kept913:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -16185,8 +16490,8 @@ kept894:
 	VFMADD231PS Z4, Z5, Z6
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16898
-	JA          fp32899
+	JE          fp16917
+	JA          fp32918
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -16196,46 +16501,46 @@ kept894:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done900
+	JMP         done919
 
-fp16898:
+fp16917:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done900
+	JMP       done919
 
-fp32899:
-	JMP stored896
+fp32918:
+	JMP stored915
 
-done900:
+done919:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned895
+	JNE      unaligned914
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored896
+	JMP      stored915
 
-unaligned895:
+unaligned914:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored896:
+stored915:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check893:
+check912:
 	CMPQ CX, R11
-	JB   next892
+	JB   next911
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next892
-	JMP  done882
+	JB   next911
+	JMP  done901
 
-fp32881:
+fp32900:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check902
+	JMP  check921
 
-next901:
+next920:
 	TESTQ     R9, R9
-	JEQ       kept903
+	JEQ       kept922
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z5
@@ -16244,7 +16549,7 @@ next901:
 	VMOVDQU32 Z5, 320(R9)(R13*4)
 	MOVQ      CX, (R9)
 
-kept903:
+kept922:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
@@ -16261,8 +16566,8 @@ kept903:
 	VFMADD231PS Z4, Z5, Z6
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16907
-	JA          fp32908
+	JE          fp16926
+	JA          fp32927
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -16272,38 +16577,38 @@ kept903:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done909
+	JMP         done928
 
-fp16907:
+fp16926:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done909
+	JMP       done928
 
-fp32908:
-	JMP stored905
+fp32927:
+	JMP stored924
 
-done909:
+done928:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned904
+	JNE      unaligned923
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored905
+	JMP      stored924
 
-unaligned904:
+unaligned923:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored905:
+stored924:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check902:
+check921:
 	CMPQ CX, R11
-	JB   next901
+	JB   next920
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next901
+	JB   next920
 
-done882:
+done901:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -16329,13 +16634,13 @@ TEXT ·trafficFP321xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp16911
-	JA     fp32912
+	JE     fp16930
+	JA     fp32931
 	XORQ   DX, DX
 	LEAQ   512(DX), R9
-	JMP    check915
+	JMP    check934
 
-next914:
+next933:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -16345,34 +16650,34 @@ next914:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written916
+	JEQ        written935
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned917
+	JNE        unaligned936
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written916
+	JMP        written935
 
-unaligned917:
+unaligned936:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written916:
+written935:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check915:
+check934:
 	CMPQ DX, R8
-	JB   next914
+	JB   next933
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next914
-	JMP  done913
+	JB   next933
+	JMP  done932
 
-fp16911:
+fp16930:
 	XORQ DX, DX
 	LEAQ 512(DX), R9
-	JMP  check919
+	JMP  check938
 
-next918:
+next937:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -16382,34 +16687,34 @@ next918:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written920
+	JEQ        written939
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned921
+	JNE        unaligned940
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written920
+	JMP        written939
 
-unaligned921:
+unaligned940:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written920:
+written939:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check919:
+check938:
 	CMPQ DX, R8
-	JB   next918
+	JB   next937
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next918
-	JMP  done913
+	JB   next937
+	JMP  done932
 
-fp32912:
+fp32931:
 	XORQ DX, DX
 	LEAQ 512(DX), R9
-	JMP  check923
+	JMP  check942
 
-next922:
+next941:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -16419,28 +16724,28 @@ next922:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written924
+	JEQ        written943
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned925
+	JNE        unaligned944
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written924
+	JMP        written943
 
-unaligned925:
+unaligned944:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written924:
+written943:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check923:
+check942:
 	CMPQ DX, R8
-	JB   next922
+	JB   next941
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next922
+	JB   next941
 
-done913:
+done932:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -16467,13 +16772,13 @@ TEXT ·trafficFP322xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp16927
-	JA     fp32928
+	JE     fp16946
+	JA     fp32947
 	XORQ   DX, DX
 	LEAQ   512(DX), R10
-	JMP    check931
+	JMP    check950
 
-next930:
+next949:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -16486,34 +16791,34 @@ next930:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written932
+	JEQ        written951
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned933
+	JNE        unaligned952
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written932
+	JMP        written951
 
-unaligned933:
+unaligned952:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written932:
+written951:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check931:
+check950:
 	CMPQ DX, R9
-	JB   next930
+	JB   next949
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next930
-	JMP  done929
+	JB   next949
+	JMP  done948
 
-fp16927:
+fp16946:
 	XORQ DX, DX
 	LEAQ 512(DX), R10
-	JMP  check935
+	JMP  check954
 
-next934:
+next953:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -16526,34 +16831,34 @@ next934:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written936
+	JEQ        written955
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned937
+	JNE        unaligned956
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written936
+	JMP        written955
 
-unaligned937:
+unaligned956:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written936:
+written955:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check935:
+check954:
 	CMPQ DX, R9
-	JB   next934
+	JB   next953
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next934
-	JMP  done929
+	JB   next953
+	JMP  done948
 
-fp32928:
+fp32947:
 	XORQ DX, DX
 	LEAQ 512(DX), R10
-	JMP  check939
+	JMP  check958
 
-next938:
+next957:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -16566,28 +16871,28 @@ next938:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written940
+	JEQ        written959
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned941
+	JNE        unaligned960
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written940
+	JMP        written959
 
-unaligned941:
+unaligned960:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written940:
+written959:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check939:
+check958:
 	CMPQ DX, R9
-	JB   next938
+	JB   next957
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next938
+	JB   next957
 
-done929:
+done948:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -16634,15 +16939,15 @@ TEXT ·adamFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R13
 	MOVQ         16(R13), R13
 	CMPQ         CX, $0x01
-	JE           fp16943
-	JA           fp32944
+	JE           fp16962
+	JA           fp32963
 	MOVQ         R13, CX
 	LEAQ         512(CX), R13
-	JMP          check947
+	JMP          check966
 
-next946:
+next965:
 	TESTQ     R10, R10
-	JEQ       kept948
+	JEQ       kept967
 	MOVQ      CX, R14
 	ANDQ      $0x3f, R14
 	VMOVDQU32 (BX)(CX*4), Z7
@@ -16653,7 +16958,7 @@ next946:
 	VMOVDQU   Y7, 448(R10)(R14*2)
 	MOVQ      CX, (R10)
 
-kept948:
+kept967:
 	PREFETCHT0  (BX)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
@@ -16690,8 +16995,8 @@ kept948:
 	VFMADD231PS Z6, Z9, Z8
 	VMOVUPS     Z8, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16952
-	JA          fp32953
+	JE          fp16971
+	JA          fp32972
 	VPSRLD      $0x10, Z8, Z7
 	VPANDD      pattern00000001<>+0(SB), Z7, Z7
 	VPADDD      pattern00007fff<>+0(SB), Z7, Z7
@@ -16701,46 +17006,46 @@ kept948:
 	VPSRLD      $0x10, Z7, Z7
 	VPMOVDW     Z7, Y7
 	VMOVDQA     Y7, Y7
-	JMP         done954
+	JMP         done973
 
-fp16952:
+fp16971:
 	VCVTPS2PH $0x00, Z8, Y7
 	VMOVDQA   Y7, Y7
-	JMP       done954
+	JMP       done973
 
-fp32953:
-	JMP stored950
+fp32972:
+	JMP stored969
 
-done954:
+done973:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned949
+	JNE      unaligned968
 	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored950
+	JMP      stored969
 
-unaligned949:
+unaligned968:
 	VMOVDQU Y7, (SI)(CX*2)
 
-stored950:
+stored969:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check947:
+check966:
 	CMPQ CX, R12
-	JB   next946
+	JB   next965
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next946
-	JMP  done945
+	JB   next965
+	JMP  done964
 
-fp16943:
+fp16962:
 	MOVQ R13, CX
 	LEAQ 512(CX), R13
-	JMP  check956
+	JMP  check975
 
-next955:
+next974:
 	TESTQ     R10, R10
-	JEQ       kept957
+	JEQ       kept976
 	MOVQ      CX, R14
 	ANDQ      $0x3f, R14
 	VMOVDQU32 (BX)(CX*4), Z7
@@ -16751,7 +17056,7 @@ next955:
 	VMOVDQU   Y7, 448(R10)(R14*2)
 	MOVQ      CX, (R10)
 
-kept957:
+kept976:
 	PREFETCHT0  (BX)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
@@ -16787,8 +17092,8 @@ kept957:
 	VFMADD231PS Z6, Z9, Z8
 	VMOVUPS     Z8, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16961
-	JA          fp32962
+	JE          fp16980
+	JA          fp32981
 	VPSRLD      $0x10, Z8, Z7
 	VPANDD      pattern00000001<>+0(SB), Z7, Z7
 	VPADDD      pattern00007fff<>+0(SB), Z7, Z7
@@ -16798,46 +17103,46 @@ kept957:
 	VPSRLD      $0x10, Z7, Z7
 	VPMOVDW     Z7, Y7
 	VMOVDQA     Y7, Y7
-	JMP         done963
+	JMP         done982
 
-fp16961:
+fp16980:
 	VCVTPS2PH $0x00, Z8, Y7
 	VMOVDQA   Y7, Y7
-	JMP       done963
+	JMP       done982
 
-fp32962:
-	JMP stored959
+fp32981:
+	JMP stored978
 
-done963:
+done982:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned958
+	JNE      unaligned977
 	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored959
+	JMP      stored978
 
-unaligned958:
+unaligned977:
 	VMOVDQU Y7, (SI)(CX*2)
 
-stored959:
+stored978:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check956:
+check975:
 	CMPQ CX, R12
-	JB   next955
+	JB   next974
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next955
-	JMP  done945
+	JB   next974
+	JMP  done964
 
-fp32944:
+fp32963:
 	MOVQ R13, CX
 	LEAQ 512(CX), R13
-	JMP  check965
+	JMP  check984
 
-next964:
+next983:
 	TESTQ     R10, R10
-	JEQ       kept966
+	JEQ       kept985
 	MOVQ      CX, R14
 	ANDQ      $0x3f, R14
 	VMOVDQU32 (BX)(CX*4), Z7
@@ -16848,7 +17153,7 @@ next964:
 	VMOVDQU   Y7, 448(R10)(R14*2)
 	MOVQ      CX, (R10)
 
-kept966:
+kept985:
 	PREFETCHT0  (BX)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
@@ -16884,8 +17189,8 @@ kept966:
 	VFMADD231PS Z6, Z9, Z8
 	VMOVUPS     Z8, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16970
-	JA          fp32971
+	JE          fp16989
+	JA          fp32990
 	VPSRLD      $0x10, Z8, Z7
 	VPANDD      pattern00000001<>+0(SB), Z7, Z7
 	VPADDD      pattern00007fff<>+0(SB), Z7, Z7
@@ -16895,38 +17200,38 @@ kept966:
 	VPSRLD      $0x10, Z7, Z7
 	VPMOVDW     Z7, Y7
 	VMOVDQA     Y7, Y7
-	JMP         done972
+	JMP         done991
 
-fp16970:
+fp16989:
 	VCVTPS2PH $0x00, Z8, Y7
 	VMOVDQA   Y7, Y7
-	JMP       done972
+	JMP       done991
 
-fp32971:
-	JMP stored968
+fp32990:
+	JMP stored987
 
-done972:
+done991:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned967
+	JNE      unaligned986
 	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored968
+	JMP      stored987
 
-unaligned967:
+unaligned986:
 	VMOVDQU Y7, (SI)(CX*2)
 
-stored968:
+stored987:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check965:
+check984:
 	CMPQ CX, R12
-	JB   next964
+	JB   next983
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next964
+	JB   next983
 
-done945:
+done964:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -16968,15 +17273,15 @@ TEXT ·lionFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16974
-	JA      fp32975
+	JE      fp16993
+	JA      fp32994
 	MOVQ    R12, CX
 	LEAQ    512(CX), R12
-	JMP     check978
+	JMP     check997
 
-next977:
+next996:
 	TESTQ     R9, R9
-	JEQ       kept979
+	JEQ       kept998
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z5
@@ -16985,7 +17290,7 @@ next977:
 	VMOVDQU   Y5, 320(R9)(R13*2)
 	MOVQ      CX, (R9)
 
-kept979:
+kept998:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -17015,8 +17320,8 @@ kept979:
 	VMOVDQU     Y5, (R8)(CX*2)
 	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16983
-	JA          fp32984
+	JE          fp161002
+	JA          fp321003
 	VPSRLD      $0x10, Z7, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -17026,46 +17331,46 @@ kept979:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done985
+	JMP         done1004
 
-fp16983:
+fp161002:
 	VCVTPS2PH $0x00, Z7, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done985
+	JMP       done1004
 
-fp32984:
-	JMP stored981
+fp321003:
+	JMP stored1000
 
-done985:
+done1004:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned980
+	JNE      unaligned999
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored981
+	JMP      stored1000
 
-unaligned980:
+unaligned999:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored981:
+stored1000:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check978:
+check997:
 	CMPQ CX, R11
-	JB   next977
+	JB   next996
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next977
-	JMP  done976
+	JB   next996
+	JMP  done995
 
-fp16974:
+fp16993:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check987
+	JMP  check1006
 
-next986:
+next1005:
 	TESTQ     R9, R9
-	JEQ       kept988
+	JEQ       kept1007
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z5
@@ -17074,7 +17379,7 @@ next986:
 	VMOVDQU   Y5, 320(R9)(R13*2)
 	MOVQ      CX, (R9)
 
-kept988:
+kept1007:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -17103,8 +17408,8 @@ kept988:
 	VMOVDQU     Y5, (R8)(CX*2)
 	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp16992
-	JA          fp32993
+	JE          fp161011
+	JA          fp321012
 	VPSRLD      $0x10, Z7, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -17114,46 +17419,46 @@ kept988:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done994
+	JMP         done1013
 
-fp16992:
+fp161011:
 	VCVTPS2PH $0x00, Z7, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done994
+	JMP       done1013
 
-fp32993:
-	JMP stored990
+fp321012:
+	JMP stored1009
 
-done994:
+done1013:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned989
+	JNE      unaligned1008
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored990
+	JMP      stored1009
 
-unaligned989:
+unaligned1008:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored990:
+stored1009:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check987:
+check1006:
 	CMPQ CX, R11
-	JB   next986
+	JB   next1005
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next986
-	JMP  done976
+	JB   next1005
+	JMP  done995
 
-fp32975:
+fp32994:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check996
+	JMP  check1015
 
-next995:
+next1014:
 	TESTQ     R9, R9
-	JEQ       kept997
+	JEQ       kept1016
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z5
@@ -17162,7 +17467,7 @@ next995:
 	VMOVDQU   Y5, 320(R9)(R13*2)
 	MOVQ      CX, (R9)
 
-kept997:
+kept1016:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
@@ -17191,8 +17496,8 @@ kept997:
 	VMOVDQU     Y5, (R8)(CX*2)
 	VMOVUPS     Z7, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp161001
-	JA          fp321002
+	JE          fp161020
+	JA          fp321021
 	VPSRLD      $0x10, Z7, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -17202,38 +17507,38 @@ kept997:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done1003
+	JMP         done1022
 
-fp161001:
+fp161020:
 	VCVTPS2PH $0x00, Z7, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done1003
+	JMP       done1022
 
-fp321002:
-	JMP stored999
+fp321021:
+	JMP stored1018
 
-done1003:
+done1022:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned998
+	JNE      unaligned1017
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored999
+	JMP      stored1018
 
-unaligned998:
+unaligned1017:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored999:
+stored1018:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check996:
+check1015:
 	CMPQ CX, R11
-	JB   next995
+	JB   next1014
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next995
+	JB   next1014
 
-done976:
+done995:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -17275,15 +17580,15 @@ TEXT ·adagradFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	CMPQ         CX, $0x01
-	JE           fp161005
-	JA           fp321006
+	JE           fp161024
+	JA           fp321025
 	MOVQ         R12, CX
 	LEAQ         512(CX), R12
-	JMP          check1009
+	JMP          check1028
 
-next1008:
+next1027:
 	TESTQ     R9, R9
-	JEQ       kept1010
+	JEQ       kept1029
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z3
@@ -17292,7 +17597,7 @@ next1008:
 	VMOVDQU   Y3, 320(R9)(R13*2)
 	MOVQ      CX, (R9)
 
-kept1010:
+kept1029:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -17317,8 +17622,8 @@ kept1010:
 	VFMADD231PS Z2, Z3, Z4
 	VMOVUPS     Z4, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp161014
-	JA          fp321015
+	JE          fp161033
+	JA          fp321034
 	VPSRLD      $0x10, Z4, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -17328,46 +17633,46 @@ kept1010:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1016
+	JMP         done1035
 
-fp161014:
+fp161033:
 	VCVTPS2PH $0x00, Z4, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1016
+	JMP       done1035
 
-fp321015:
-	JMP stored1012
+fp321034:
+	JMP stored1031
 
-done1016:
+done1035:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1011
+	JNE      unaligned1030
 	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored1012
+	JMP      stored1031
 
-unaligned1011:
+unaligned1030:
 	VMOVDQU Y3, (SI)(CX*2)
 
-stored1012:
+stored1031:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check1009:
+check1028:
 	CMPQ CX, R11
-	JB   next1008
+	JB   next1027
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1008
-	JMP  done1007
+	JB   next1027
+	JMP  done1026
 
-fp161005:
+fp161024:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check1018
+	JMP  check1037
 
-next1017:
+next1036:
 	TESTQ     R9, R9
-	JEQ       kept1019
+	JEQ       kept1038
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z3
@@ -17376,7 +17681,7 @@ next1017:
 	VMOVDQU   Y3, 320(R9)(R13*2)
 	MOVQ      CX, (R9)
 
-kept1019:
+kept1038:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -17400,8 +17705,8 @@ kept1019:
 	VFMADD231PS Z2, Z3, Z4
 	VMOVUPS     Z4, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp161023
-	JA          fp321024
+	JE          fp161042
+	JA          fp321043
 	VPSRLD      $0x10, Z4, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -17411,46 +17716,46 @@ kept1019:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1025
+	JMP         done1044
 
-fp161023:
+fp161042:
 	VCVTPS2PH $0x00, Z4, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1025
+	JMP       done1044
 
-fp321024:
-	JMP stored1021
+fp321043:
+	JMP stored1040
 
-done1025:
+done1044:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1020
+	JNE      unaligned1039
 	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored1021
+	JMP      stored1040
 
-unaligned1020:
+unaligned1039:
 	VMOVDQU Y3, (SI)(CX*2)
 
-stored1021:
+stored1040:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check1018:
+check1037:
 	CMPQ CX, R11
-	JB   next1017
+	JB   next1036
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1017
-	JMP  done1007
+	JB   next1036
+	JMP  done1026
 
-fp321006:
+fp321025:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check1027
+	JMP  check1046
 
-next1026:
+next1045:
 	TESTQ     R9, R9
-	JEQ       kept1028
+	JEQ       kept1047
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z3
@@ -17459,7 +17764,7 @@ next1026:
 	VMOVDQU   Y3, 320(R9)(R13*2)
 	MOVQ      CX, (R9)
 
-kept1028:
+kept1047:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
@@ -17483,8 +17788,8 @@ kept1028:
 	VFMADD231PS Z2, Z3, Z4
 	VMOVUPS     Z4, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp161032
-	JA          fp321033
+	JE          fp161051
+	JA          fp321052
 	VPSRLD      $0x10, Z4, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -17494,38 +17799,38 @@ kept1028:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1034
+	JMP         done1053
 
-fp161032:
+fp161051:
 	VCVTPS2PH $0x00, Z4, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1034
+	JMP       done1053
 
-fp321033:
-	JMP stored1030
+fp321052:
+	JMP stored1049
 
-done1034:
+done1053:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1029
+	JNE      unaligned1048
 	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored1030
+	JMP      stored1049
 
-unaligned1029:
+unaligned1048:
 	VMOVDQU Y3, (SI)(CX*2)
 
-stored1030:
+stored1049:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check1027:
+check1046:
 	CMPQ CX, R11
-	JB   next1026
+	JB   next1045
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1026
+	JB   next1045
 
-done1007:
+done1026:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -17567,15 +17872,15 @@ TEXT ·sgdFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp161036
-	JA      fp321037
+	JE      fp161055
+	JA      fp321056
 	MOVQ    R12, CX
 	LEAQ    512(CX), R12
-	JMP     check1040
+	JMP     check1059
 
-next1039:
+next1058:
 	TESTQ     R9, R9
-	JEQ       kept1041
+	JEQ       kept1060
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z5
@@ -17584,7 +17889,7 @@ next1039:
 	VMOVDQU   Y5, 320(R9)(R13*2)
 	MOVQ      CX, (R9)
 
-kept1041:
+kept1060:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -17607,8 +17912,8 @@ kept1041:
 	VFMADD231PS Z4, Z5, Z6
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp161045
-	JA          fp321046
+	JE          fp161064
+	JA          fp321065
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -17618,46 +17923,46 @@ kept1041:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done1047
+	JMP         done1066
 
-fp161045:
+fp161064:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done1047
+	JMP       done1066
 
-fp321046:
-	JMP stored1043
+fp321065:
+	JMP stored1062
 
-done1047:
+done1066:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1042
+	JNE      unaligned1061
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored1043
+	JMP      stored1062
 
-unaligned1042:
+unaligned1061:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored1043:
+stored1062:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check1040:
+check1059:
 	CMPQ CX, R11
-	JB   next1039
+	JB   next1058
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1039
-	JMP  done1038
+	JB   next1058
+	JMP  done1057
 
-fp161036:
+fp161055:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check1049
+	JMP  check1068
 
-next1048:
+next1067:
 	TESTQ     R9, R9
-	JEQ       kept1050
+	JEQ       kept1069
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z5
@@ -17666,7 +17971,7 @@ next1048:
 	VMOVDQU   Y5, 320(R9)(R13*2)
 	MOVQ      CX, (R9)
 
-kept1050:
+kept1069:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -17688,8 +17993,8 @@ kept1050:
 	VFMADD231PS Z4, Z5, Z6
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp161054
-	JA          fp321055
+	JE          fp161073
+	JA          fp321074
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -17699,46 +18004,46 @@ kept1050:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done1056
+	JMP         done1075
 
-fp161054:
+fp161073:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done1056
+	JMP       done1075
 
-fp321055:
-	JMP stored1052
+fp321074:
+	JMP stored1071
 
-done1056:
+done1075:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1051
+	JNE      unaligned1070
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored1052
+	JMP      stored1071
 
-unaligned1051:
+unaligned1070:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored1052:
+stored1071:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check1049:
+check1068:
 	CMPQ CX, R11
-	JB   next1048
+	JB   next1067
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1048
-	JMP  done1038
+	JB   next1067
+	JMP  done1057
 
-fp321037:
+fp321056:
 	MOVQ R12, CX
 	LEAQ 512(CX), R12
-	JMP  check1058
+	JMP  check1077
 
-next1057:
+next1076:
 	TESTQ     R9, R9
-	JEQ       kept1059
+	JEQ       kept1078
 	MOVQ      CX, R13
 	ANDQ      $0x3f, R13
 	VMOVDQU32 (BX)(CX*4), Z5
@@ -17747,7 +18052,7 @@ next1057:
 	VMOVDQU   Y5, 320(R9)(R13*2)
 	MOVQ      CX, (R9)
 
-kept1059:
+kept1078:
 	PREFETCHT0  (BX)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
@@ -17769,8 +18074,8 @@ kept1059:
 	VFMADD231PS Z4, Z5, Z6
 	VMOVUPS     Z6, (BX)(CX*4)
 	CMPQ        DI, $0x01
-	JE          fp161063
-	JA          fp321064
+	JE          fp161082
+	JA          fp321083
 	VPSRLD      $0x10, Z6, Z5
 	VPANDD      pattern00000001<>+0(SB), Z5, Z5
 	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
@@ -17780,38 +18085,38 @@ kept1059:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VMOVDQA     Y5, Y5
-	JMP         done1065
+	JMP         done1084
 
-fp161063:
+fp161082:
 	VCVTPS2PH $0x00, Z6, Y5
 	VMOVDQA   Y5, Y5
-	JMP       done1065
+	JMP       done1084
 
-fp321064:
-	JMP stored1061
+fp321083:
+	JMP stored1080
 
-done1065:
+done1084:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1060
+	JNE      unaligned1079
 	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored1061
+	JMP      stored1080
 
-unaligned1060:
+unaligned1079:
 	VMOVDQU Y5, (SI)(CX*2)
 
-stored1061:
+stored1080:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check1058:
+check1077:
 	CMPQ CX, R11
-	JB   next1057
+	JB   next1076
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1057
+	JB   next1076
 
-done1038:
+done1057:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -17837,13 +18142,13 @@ TEXT ·trafficFP321xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp161067
-	JA     fp321068
+	JE     fp161086
+	JA     fp321087
 	XORQ   DX, DX
 	LEAQ   512(DX), R9
-	JMP    check1071
+	JMP    check1090
 
-next1070:
+next1089:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -17853,34 +18158,34 @@ next1070:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1072
+	JEQ        written1091
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1073
+	JNE        unaligned1092
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1072
+	JMP        written1091
 
-unaligned1073:
+unaligned1092:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1072:
+written1091:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check1071:
+check1090:
 	CMPQ DX, R8
-	JB   next1070
+	JB   next1089
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1070
-	JMP  done1069
+	JB   next1089
+	JMP  done1088
 
-fp161067:
+fp161086:
 	XORQ DX, DX
 	LEAQ 512(DX), R9
-	JMP  check1075
+	JMP  check1094
 
-next1074:
+next1093:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -17890,34 +18195,34 @@ next1074:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1076
+	JEQ        written1095
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1077
+	JNE        unaligned1096
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1076
+	JMP        written1095
 
-unaligned1077:
+unaligned1096:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1076:
+written1095:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check1075:
+check1094:
 	CMPQ DX, R8
-	JB   next1074
+	JB   next1093
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1074
-	JMP  done1069
+	JB   next1093
+	JMP  done1088
 
-fp321068:
+fp321087:
 	XORQ DX, DX
 	LEAQ 512(DX), R9
-	JMP  check1079
+	JMP  check1098
 
-next1078:
+next1097:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -17927,28 +18232,28 @@ next1078:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1080
+	JEQ        written1099
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1081
+	JNE        unaligned1100
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1080
+	JMP        written1099
 
-unaligned1081:
+unaligned1100:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1080:
+written1099:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check1079:
+check1098:
 	CMPQ DX, R8
-	JB   next1078
+	JB   next1097
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1078
+	JB   next1097
 
-done1069:
+done1088:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -17975,13 +18280,13 @@ TEXT ·trafficFP322xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp161083
-	JA     fp321084
+	JE     fp161102
+	JA     fp321103
 	XORQ   DX, DX
 	LEAQ   512(DX), R10
-	JMP    check1087
+	JMP    check1106
 
-next1086:
+next1105:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -17994,34 +18299,34 @@ next1086:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1088
+	JEQ        written1107
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1089
+	JNE        unaligned1108
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1088
+	JMP        written1107
 
-unaligned1089:
+unaligned1108:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1088:
+written1107:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check1087:
+check1106:
 	CMPQ DX, R9
-	JB   next1086
+	JB   next1105
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1086
-	JMP  done1085
+	JB   next1105
+	JMP  done1104
 
-fp161083:
+fp161102:
 	XORQ DX, DX
 	LEAQ 512(DX), R10
-	JMP  check1091
+	JMP  check1110
 
-next1090:
+next1109:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -18034,34 +18339,34 @@ next1090:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1092
+	JEQ        written1111
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1093
+	JNE        unaligned1112
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1092
+	JMP        written1111
 
-unaligned1093:
+unaligned1112:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1092:
+written1111:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check1091:
+check1110:
 	CMPQ DX, R9
-	JB   next1090
+	JB   next1109
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1090
-	JMP  done1085
+	JB   next1109
+	JMP  done1104
 
-fp321084:
+fp321103:
 	XORQ DX, DX
 	LEAQ 512(DX), R10
-	JMP  check1095
+	JMP  check1114
 
-next1094:
+next1113:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -18074,28 +18379,28 @@ next1094:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1096
+	JEQ        written1115
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1097
+	JNE        unaligned1116
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1096
+	JMP        written1115
 
-unaligned1097:
+unaligned1116:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1096:
+written1115:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check1095:
+check1114:
 	CMPQ DX, R9
-	JB   next1094
+	JB   next1113
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1094
+	JB   next1113
 
-done1085:
+done1104:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -18156,12 +18461,12 @@ TEXT ·adamFP32INT8AVX512(SB), $5192-8
 	MOVQ    a+0(FP), AX
 	MOVQ    16(AX), AX
 	CMPQ    CX, $0x01
-	JE      fp161099
-	JA      fp321100
+	JE      fp161118
+	JA      fp321119
 
-block1102:
+block1121:
 	TESTQ   R11, R11
-	JEQ     kept1105
+	JEQ     kept1124
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -18173,7 +18478,7 @@ block1102:
 	MOVQ    AX, R12
 	ANDQ    $0x000003ff, R12
 
-keep1106:
+keep1125:
 	VMOVDQU32 (BX)(CX*4), Z3
 	VMOVDQU32 Z3, 64(R11)(R12*4)
 	VMOVDQU32 64(BX)(CX*4), Z3
@@ -18189,10 +18494,10 @@ keep1106:
 	ADDQ      $0x40, CX
 	ADDQ      $0x40, R12
 	TESTQ     $0x000000ff, CX
-	JNE       keep1106
+	JNE       keep1125
 	MOVQ      AX, (R11)
 
-kept1105:
+kept1124:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R12
 	MOVQ         AX, CX
@@ -18209,7 +18514,7 @@ kept1105:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn1103:
+turn1122:
 	LEAQ        512(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -18262,8 +18567,8 @@ turn1103:
 	VFMADD231PS 4672(DX), Z5, Z6
 	VMOVUPS     Z6, (BX)(AX*4)
 	CMPQ        DI, $0x01
-	JE          fp161110
-	JA          fp321111
+	JE          fp161129
+	JA          fp321130
 	VPSRLD      $0x10, Z6, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -18273,26 +18578,26 @@ turn1103:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1112
+	JMP         done1131
 
-fp161110:
+fp161129:
 	VCVTPS2PH $0x00, Z6, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1112
+	JMP       done1131
 
-fp321111:
-	JMP stored1108
+fp321130:
+	JMP stored1127
 
-done1112:
+done1131:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1107
+	JNE      unaligned1126
 	VMOVNTDQ Y3, (SI)(AX*2)
-	JMP      stored1108
+	JMP      stored1127
 
-unaligned1107:
+unaligned1126:
 	VMOVDQU Y3, (SI)(AX*2)
 
-stored1108:
+stored1127:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
 	PREFETCHT0  (BX)(CX*4)
@@ -18338,8 +18643,8 @@ stored1108:
 	VFMADD231PS 4672(DX), Z5, Z6
 	VMOVUPS     Z6, (BX)(AX*4)
 	CMPQ        DI, $0x01
-	JE          fp161116
-	JA          fp321117
+	JE          fp161135
+	JA          fp321136
 	VPSRLD      $0x10, Z6, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -18349,47 +18654,55 @@ stored1108:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1118
+	JMP         done1137
 
-fp161116:
+fp161135:
 	VCVTPS2PH $0x00, Z6, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1118
+	JMP       done1137
 
-fp321117:
-	JMP stored1114
+fp321136:
+	JMP stored1133
 
-done1118:
+done1137:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1113
+	JNE      unaligned1132
 	VMOVNTDQ Y3, (SI)(AX*2)
-	JMP      stored1114
+	JMP      stored1133
 
-unaligned1113:
+unaligned1132:
 	VMOVDQU Y3, (SI)(AX*2)
 
-stored1114:
-	ADDQ        $0x10, AX
-	ADDQ        $0x10, CX
+stored1133:
+	ADDQ  $0x10, AX
+	ADDQ  $0x10, CX
+	TESTQ $0x000000ff, AX
+	JNE   turn1122
+	MOVQ  AX, CX
+	MOVQ  a+0(FP), R12
+	MOVQ  16(R12), R12
+	SUBQ  R12, CX
+	CMPQ  CX, $0x00000100
+	JBE   encoded1123
+	SUBQ  $0x00000100, AX
+
+turn1138:
 	MOVQ        AX, CX
-	MOVQ        a+0(FP), R13
-	MOVQ        16(R13), R13
-	SUBQ        R13, CX
-	CMPQ        CX, $0x00000100
-	JBE         encoded1104
-	XORQ        $0x00000100, R12
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2048(DX)(R12*4), Z3, Z4
+	VPMAXSD     2048(DX)(CX*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     (DX)(R12*4), Z6
+	VMOVUPS     (DX)(CX*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2048(DX)(R12*4), Z3
+	VMOVDQU32   2048(DX)(CX*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -18402,17 +18715,17 @@ stored1114:
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -288(R9)(AX*1)
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2112(DX)(R12*4), Z3, Z4
+	VPMAXSD     2112(DX)(CX*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     64(DX)(R12*4), Z6
+	VMOVUPS     64(DX)(CX*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2112(DX)(R12*4), Z3
+	VMOVDQU32   2112(DX)(CX*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -18424,10 +18737,10 @@ stored1114:
 	VPANDD      pattern00000080<>+0(SB), Z6, Z6
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -272(R9)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         turn1138
 
-encoded1104:
-	TESTQ         $0x000000ff, AX
-	JNE           turn1103
+encoded1123:
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -18557,13 +18870,13 @@ encoded1104:
 	MOVQ          a+0(FP), CX
 	MOVQ          (CX), CX
 	CMPQ          AX, CX
-	JB            block1102
-	JMP           done1101
+	JB            block1121
+	JMP           done1120
 
-fp161099:
-block1119:
+fp161118:
+block1139:
 	TESTQ   R11, R11
-	JEQ     kept1122
+	JEQ     kept1142
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -18575,7 +18888,7 @@ block1119:
 	MOVQ    AX, R12
 	ANDQ    $0x000003ff, R12
 
-keep1123:
+keep1143:
 	VMOVDQU32 (BX)(CX*4), Z3
 	VMOVDQU32 Z3, 64(R11)(R12*4)
 	VMOVDQU32 64(BX)(CX*4), Z3
@@ -18591,10 +18904,10 @@ keep1123:
 	ADDQ      $0x40, CX
 	ADDQ      $0x40, R12
 	TESTQ     $0x000000ff, CX
-	JNE       keep1123
+	JNE       keep1143
 	MOVQ      AX, (R11)
 
-kept1122:
+kept1142:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R12
 	MOVQ         AX, CX
@@ -18611,7 +18924,7 @@ kept1122:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn1120:
+turn1140:
 	LEAQ        512(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -18663,8 +18976,8 @@ turn1120:
 	VFMADD231PS 4672(DX), Z5, Z6
 	VMOVUPS     Z6, (BX)(AX*4)
 	CMPQ        DI, $0x01
-	JE          fp161127
-	JA          fp321128
+	JE          fp161147
+	JA          fp321148
 	VPSRLD      $0x10, Z6, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -18674,26 +18987,26 @@ turn1120:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1129
+	JMP         done1149
 
-fp161127:
+fp161147:
 	VCVTPS2PH $0x00, Z6, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1129
+	JMP       done1149
 
-fp321128:
-	JMP stored1125
+fp321148:
+	JMP stored1145
 
-done1129:
+done1149:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1124
+	JNE      unaligned1144
 	VMOVNTDQ Y3, (SI)(AX*2)
-	JMP      stored1125
+	JMP      stored1145
 
-unaligned1124:
+unaligned1144:
 	VMOVDQU Y3, (SI)(AX*2)
 
-stored1125:
+stored1145:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
 	PREFETCHT0  (BX)(CX*4)
@@ -18738,8 +19051,8 @@ stored1125:
 	VFMADD231PS 4672(DX), Z5, Z6
 	VMOVUPS     Z6, (BX)(AX*4)
 	CMPQ        DI, $0x01
-	JE          fp161133
-	JA          fp321134
+	JE          fp161153
+	JA          fp321154
 	VPSRLD      $0x10, Z6, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -18749,47 +19062,55 @@ stored1125:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1135
+	JMP         done1155
 
-fp161133:
+fp161153:
 	VCVTPS2PH $0x00, Z6, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1135
+	JMP       done1155
 
-fp321134:
-	JMP stored1131
+fp321154:
+	JMP stored1151
 
-done1135:
+done1155:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1130
+	JNE      unaligned1150
 	VMOVNTDQ Y3, (SI)(AX*2)
-	JMP      stored1131
+	JMP      stored1151
 
-unaligned1130:
+unaligned1150:
 	VMOVDQU Y3, (SI)(AX*2)
 
-stored1131:
-	ADDQ        $0x10, AX
-	ADDQ        $0x10, CX
+stored1151:
+	ADDQ  $0x10, AX
+	ADDQ  $0x10, CX
+	TESTQ $0x000000ff, AX
+	JNE   turn1140
+	MOVQ  AX, CX
+	MOVQ  a+0(FP), R12
+	MOVQ  16(R12), R12
+	SUBQ  R12, CX
+	CMPQ  CX, $0x00000100
+	JBE   encoded1141
+	SUBQ  $0x00000100, AX
+
+turn1156:
 	MOVQ        AX, CX
-	MOVQ        a+0(FP), R13
-	MOVQ        16(R13), R13
-	SUBQ        R13, CX
-	CMPQ        CX, $0x00000100
-	JBE         encoded1121
-	XORQ        $0x00000100, R12
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2048(DX)(R12*4), Z3, Z4
+	VPMAXSD     2048(DX)(CX*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     (DX)(R12*4), Z6
+	VMOVUPS     (DX)(CX*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2048(DX)(R12*4), Z3
+	VMOVDQU32   2048(DX)(CX*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -18802,17 +19123,17 @@ stored1131:
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -288(R9)(AX*1)
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2112(DX)(R12*4), Z3, Z4
+	VPMAXSD     2112(DX)(CX*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     64(DX)(R12*4), Z6
+	VMOVUPS     64(DX)(CX*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2112(DX)(R12*4), Z3
+	VMOVDQU32   2112(DX)(CX*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -18824,10 +19145,10 @@ stored1131:
 	VPANDD      pattern00000080<>+0(SB), Z6, Z6
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -272(R9)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         turn1156
 
-encoded1121:
-	TESTQ         $0x000000ff, AX
-	JNE           turn1120
+encoded1141:
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -18957,13 +19278,13 @@ encoded1121:
 	MOVQ          a+0(FP), CX
 	MOVQ          (CX), CX
 	CMPQ          AX, CX
-	JB            block1119
-	JMP           done1101
+	JB            block1139
+	JMP           done1120
 
-fp321100:
-block1136:
+fp321119:
+block1157:
 	TESTQ   R11, R11
-	JEQ     kept1139
+	JEQ     kept1160
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -18975,7 +19296,7 @@ block1136:
 	MOVQ    AX, R12
 	ANDQ    $0x000003ff, R12
 
-keep1140:
+keep1161:
 	VMOVDQU32 (BX)(CX*4), Z3
 	VMOVDQU32 Z3, 64(R11)(R12*4)
 	VMOVDQU32 64(BX)(CX*4), Z3
@@ -18991,10 +19312,10 @@ keep1140:
 	ADDQ      $0x40, CX
 	ADDQ      $0x40, R12
 	TESTQ     $0x000000ff, CX
-	JNE       keep1140
+	JNE       keep1161
 	MOVQ      AX, (R11)
 
-kept1139:
+kept1160:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R12
 	MOVQ         AX, CX
@@ -19011,7 +19332,7 @@ kept1139:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn1137:
+turn1158:
 	LEAQ        512(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -19063,8 +19384,8 @@ turn1137:
 	VFMADD231PS 4672(DX), Z5, Z6
 	VMOVUPS     Z6, (BX)(AX*4)
 	CMPQ        DI, $0x01
-	JE          fp161144
-	JA          fp321145
+	JE          fp161165
+	JA          fp321166
 	VPSRLD      $0x10, Z6, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -19074,26 +19395,26 @@ turn1137:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1146
+	JMP         done1167
 
-fp161144:
+fp161165:
 	VCVTPS2PH $0x00, Z6, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1146
+	JMP       done1167
 
-fp321145:
-	JMP stored1142
+fp321166:
+	JMP stored1163
 
-done1146:
+done1167:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1141
+	JNE      unaligned1162
 	VMOVNTDQ Y3, (SI)(AX*2)
-	JMP      stored1142
+	JMP      stored1163
 
-unaligned1141:
+unaligned1162:
 	VMOVDQU Y3, (SI)(AX*2)
 
-stored1142:
+stored1163:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
 	PREFETCHT0  (BX)(CX*4)
@@ -19138,8 +19459,8 @@ stored1142:
 	VFMADD231PS 4672(DX), Z5, Z6
 	VMOVUPS     Z6, (BX)(AX*4)
 	CMPQ        DI, $0x01
-	JE          fp161150
-	JA          fp321151
+	JE          fp161171
+	JA          fp321172
 	VPSRLD      $0x10, Z6, Z3
 	VPANDD      pattern00000001<>+0(SB), Z3, Z3
 	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
@@ -19149,47 +19470,55 @@ stored1142:
 	VPSRLD      $0x10, Z3, Z3
 	VPMOVDW     Z3, Y3
 	VMOVDQA     Y3, Y3
-	JMP         done1152
+	JMP         done1173
 
-fp161150:
+fp161171:
 	VCVTPS2PH $0x00, Z6, Y3
 	VMOVDQA   Y3, Y3
-	JMP       done1152
+	JMP       done1173
 
-fp321151:
-	JMP stored1148
+fp321172:
+	JMP stored1169
 
-done1152:
+done1173:
 	TESTQ    $0x0000001f, SI
-	JNE      unaligned1147
+	JNE      unaligned1168
 	VMOVNTDQ Y3, (SI)(AX*2)
-	JMP      stored1148
+	JMP      stored1169
 
-unaligned1147:
+unaligned1168:
 	VMOVDQU Y3, (SI)(AX*2)
 
-stored1148:
-	ADDQ        $0x10, AX
-	ADDQ        $0x10, CX
+stored1169:
+	ADDQ  $0x10, AX
+	ADDQ  $0x10, CX
+	TESTQ $0x000000ff, AX
+	JNE   turn1158
+	MOVQ  AX, CX
+	MOVQ  a+0(FP), R12
+	MOVQ  16(R12), R12
+	SUBQ  R12, CX
+	CMPQ  CX, $0x00000100
+	JBE   encoded1159
+	SUBQ  $0x00000100, AX
+
+turn1174:
 	MOVQ        AX, CX
-	MOVQ        a+0(FP), R13
-	MOVQ        16(R13), R13
-	SUBQ        R13, CX
-	CMPQ        CX, $0x00000100
-	JBE         encoded1138
-	XORQ        $0x00000100, R12
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2048(DX)(R12*4), Z3, Z4
+	VPMAXSD     2048(DX)(CX*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     (DX)(R12*4), Z6
+	VMOVUPS     (DX)(CX*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2048(DX)(R12*4), Z3
+	VMOVDQU32   2048(DX)(CX*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -19202,17 +19531,17 @@ stored1148:
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -288(R9)(AX*1)
 	VMOVDQU32   4928(DX), Z3
-	VPMAXSD     2112(DX)(R12*4), Z3, Z4
+	VPMAXSD     2112(DX)(CX*4), Z3, Z4
 	VPSRLD      5104(DX), Z0, Z3
 	VPADDD      Z3, Z4, Z4
 	VPANDND     pattern7f800000<>+0(SB), Z4, Z3
-	VMOVUPS     64(DX)(R12*4), Z6
+	VMOVUPS     64(DX)(CX*4), Z6
 	VPANDD      pattern7fffffff<>+0(SB), Z6, Z5
 	VFMADD213PS pattern3e000000<>+0(SB), Z3, Z5
 	VPANDD      pattern0007ffff<>+0(SB), Z0, Z3
 	VPADDD      Z3, Z5, Z5
 	VPADDD      patterne3779b10<>+0(SB), Z0, Z0
-	VMOVDQU32   2112(DX)(R12*4), Z3
+	VMOVDQU32   2112(DX)(CX*4), Z3
 	VPTESTMD    Z3, Z3, K1
 	VPSRLD      5072(DX), Z4, Z4
 	VPSUBD.Z    4992(DX), Z4, K1, Z4
@@ -19224,10 +19553,10 @@ stored1148:
 	VPANDD      pattern00000080<>+0(SB), Z6, Z6
 	VPORD.Z     Z6, Z5, K1, Z5
 	VPMOVDB     Z5, -272(R9)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         turn1174
 
-encoded1138:
-	TESTQ         $0x000000ff, AX
-	JNE           turn1137
+encoded1159:
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -19357,10 +19686,10 @@ encoded1138:
 	MOVQ          a+0(FP), CX
 	MOVQ          (CX), CX
 	CMPQ          AX, CX
-	JB            block1136
+	JB            block1157
 
-done1101:
-last1153:
+done1120:
+turn1175:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -19412,7 +19741,7 @@ last1153:
 	VPORD.Z     Z4, Z3, K1, Z3
 	VPMOVDB     Z3, -272(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         last1153
+	JNE         turn1175
 	SFENCE
 	LDMXCSR     (SP)
 	VZEROUPPER
@@ -19442,13 +19771,13 @@ TEXT ·trafficFP322xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp161155
-	JA     fp321156
+	JE     fp161177
+	JA     fp321178
 	XORQ   DX, DX
 	LEAQ   512(DX), R11
-	JMP    check1159
+	JMP    check1181
 
-next1158:
+next1180:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -19461,42 +19790,42 @@ next1158:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1160
+	JNE        within1182
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1160:
+within1182:
 	TESTQ    AX, AX
-	JEQ      written1161
+	JEQ      written1183
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned1162
+	JNE      unaligned1184
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1161
+	JMP      written1183
 
-unaligned1162:
+unaligned1184:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1161:
+written1183:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check1159:
+check1181:
 	CMPQ DX, R10
-	JB   next1158
+	JB   next1180
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1158
-	JMP  done1157
+	JB   next1180
+	JMP  done1179
 
-fp161155:
+fp161177:
 	XORQ DX, DX
 	LEAQ 512(DX), R11
-	JMP  check1164
+	JMP  check1186
 
-next1163:
+next1185:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -19509,42 +19838,42 @@ next1163:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1165
+	JNE        within1187
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1165:
+within1187:
 	TESTQ    AX, AX
-	JEQ      written1166
+	JEQ      written1188
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned1167
+	JNE      unaligned1189
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1166
+	JMP      written1188
 
-unaligned1167:
+unaligned1189:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1166:
+written1188:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check1164:
+check1186:
 	CMPQ DX, R10
-	JB   next1163
+	JB   next1185
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1163
-	JMP  done1157
+	JB   next1185
+	JMP  done1179
 
-fp321156:
+fp321178:
 	XORQ DX, DX
 	LEAQ 512(DX), R11
-	JMP  check1169
+	JMP  check1191
 
-next1168:
+next1190:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -19557,43 +19886,199 @@ next1168:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1170
+	JNE        within1192
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1170:
+within1192:
 	TESTQ    AX, AX
-	JEQ      written1171
+	JEQ      written1193
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned1172
+	JNE      unaligned1194
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1171
+	JMP      written1193
 
-unaligned1172:
+unaligned1194:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1171:
+written1193:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check1169:
+check1191:
 	CMPQ DX, R10
-	JB   next1168
+	JB   next1190
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1168
+	JB   next1190
 
-done1157:
+done1179:
 	SFENCE
 	VZEROUPPER
 	RET
 
-// func sumSquaresAVX512(n int, prefetching int, gradientKind int, gradient *byte, lanes *[16]float64)
-// Requires: AVX, AVX512F, MMX+, SSE
+// func sumSquaresAVX512(n int, apart int, gradientKind int, gradient *byte, sums *[4][16]float64)
+// Requires: AVX, AVX512F, SSE
 TEXT ·sumSquaresAVX512(SB), NOSPLIT, $8-40
+	STMXCSR (SP)
+	MOVL    (SP), AX
+	ORL     $0x00008040, AX
+	MOVL    AX, 4(SP)
+	LDMXCSR 4(SP)
+	MOVQ    gradientKind+16(FP), AX
+	MOVQ    gradient+24(FP), CX
+	MOVQ    n+0(FP), DX
+	MOVQ    apart+8(FP), BX
+	MOVQ    sums+32(FP), SI
+	CMPQ    AX, $0x01
+	JE      fp161196
+	JA      fp321197
+	MOVQ    BX, R9
+	SHLQ    $0x01, R9
+	XORQ    AX, AX
+
+run1199:
+	MOVQ CX, BX
+	MOVQ SI, DI
+	MOVQ $0x00000004, R8
+
+part1200:
+	VPMOVZXWD     (BX)(AX*2), Z0
+	VPSLLD        $0x10, Z0, Z0
+	VMULPS        Z0, Z0, Z0
+	VPMOVZXWD     32(BX)(AX*2), Z1
+	VPSLLD        $0x10, Z1, Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VPMOVZXWD     64(BX)(AX*2), Z1
+	VPSLLD        $0x10, Z1, Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VPMOVZXWD     96(BX)(AX*2), Z1
+	VPSLLD        $0x10, Z1, Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VPMOVZXWD     128(BX)(AX*2), Z1
+	VPSLLD        $0x10, Z1, Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VPMOVZXWD     160(BX)(AX*2), Z1
+	VPSLLD        $0x10, Z1, Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VPMOVZXWD     192(BX)(AX*2), Z1
+	VPSLLD        $0x10, Z1, Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VPMOVZXWD     224(BX)(AX*2), Z1
+	VPSLLD        $0x10, Z1, Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VCVTPS2PD     Y0, Z1
+	VEXTRACTF64X4 $0x01, Z0, Y0
+	VCVTPS2PD     Y0, Z0
+	VADDPD        (DI), Z1, Z1
+	VMOVUPD       Z1, (DI)
+	VADDPD        64(DI), Z0, Z0
+	VMOVUPD       Z0, 64(DI)
+	ADDQ          R9, BX
+	ADDQ          $0x00000080, DI
+	DECQ          R8
+	JNE           part1200
+	ADDQ          $0x00000080, AX
+	CMPQ          AX, DX
+	JB            run1199
+	JMP           done1198
+
+fp161196:
+	MOVQ BX, R9
+	SHLQ $0x01, R9
+	XORQ AX, AX
+
+run1201:
+	MOVQ CX, BX
+	MOVQ SI, DI
+	MOVQ $0x00000004, R8
+
+part1202:
+	VCVTPH2PS     (BX)(AX*2), Z0
+	VMULPS        Z0, Z0, Z0
+	VCVTPH2PS     32(BX)(AX*2), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VCVTPH2PS     64(BX)(AX*2), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VCVTPH2PS     96(BX)(AX*2), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VCVTPH2PS     128(BX)(AX*2), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VCVTPH2PS     160(BX)(AX*2), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VCVTPH2PS     192(BX)(AX*2), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VCVTPH2PS     224(BX)(AX*2), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VCVTPS2PD     Y0, Z1
+	VEXTRACTF64X4 $0x01, Z0, Y0
+	VCVTPS2PD     Y0, Z0
+	VADDPD        (DI), Z1, Z1
+	VMOVUPD       Z1, (DI)
+	VADDPD        64(DI), Z0, Z0
+	VMOVUPD       Z0, 64(DI)
+	ADDQ          R9, BX
+	ADDQ          $0x00000080, DI
+	DECQ          R8
+	JNE           part1202
+	ADDQ          $0x00000080, AX
+	CMPQ          AX, DX
+	JB            run1201
+	JMP           done1198
+
+fp321197:
+	MOVQ BX, R9
+	SHLQ $0x02, R9
+	XORQ AX, AX
+
+run1203:
+	MOVQ CX, BX
+	MOVQ SI, DI
+	MOVQ $0x00000004, R8
+
+part1204:
+	VMOVUPS       (BX)(AX*4), Z0
+	VMULPS        Z0, Z0, Z0
+	VMOVUPS       64(BX)(AX*4), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VMOVUPS       128(BX)(AX*4), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VMOVUPS       192(BX)(AX*4), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VMOVUPS       256(BX)(AX*4), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VMOVUPS       320(BX)(AX*4), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VMOVUPS       384(BX)(AX*4), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VMOVUPS       448(BX)(AX*4), Z1
+	VFMADD231PS   Z1, Z1, Z0
+	VCVTPS2PD     Y0, Z1
+	VEXTRACTF64X4 $0x01, Z0, Y0
+	VCVTPS2PD     Y0, Z0
+	VADDPD        (DI), Z1, Z1
+	VMOVUPD       Z1, (DI)
+	VADDPD        64(DI), Z0, Z0
+	VMOVUPD       Z0, 64(DI)
+	ADDQ          R9, BX
+	ADDQ          $0x00000080, DI
+	DECQ          R8
+	JNE           part1204
+	ADDQ          $0x00000080, AX
+	CMPQ          AX, DX
+	JB            run1203
+
+done1198:
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func sumWideSquaresAVX512(n int, prefetching int, gradientKind int, gradient *byte, lanes *[16]float64)
+// Requires: AVX, AVX512F, MMX+, SSE
+TEXT ·sumWideSquaresAVX512(SB), NOSPLIT, $8-40
 	STMXCSR (SP)
 	MOVL    (SP), AX
 	ORL     $0x00008040, AX
@@ -19607,13 +20092,13 @@ TEXT ·sumSquaresAVX512(SB), NOSPLIT, $8-40
 	VMOVUPD (DX), Z0
 	VMOVUPD 64(DX), Z1
 	CMPQ    AX, $0x01
-	JE      fp161174
-	JA      fp321175
+	JE      fp161206
+	JA      fp321207
 	XORQ    AX, AX
 	LEAQ    2048(AX), DI
-	JMP     check1178
+	JMP     check1210
 
-next1177:
+next1209:
 	PREFETCHT0    (CX)(DI*2)
 	VPMOVZXWD     (CX)(AX*2), Z2
 	VPSLLD        $0x10, Z2, Z2
@@ -19625,21 +20110,21 @@ next1177:
 	ADDQ          $0x10, AX
 	ADDQ          $0x10, DI
 
-check1178:
+check1210:
 	CMPQ AX, SI
-	JB   next1177
+	JB   next1209
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1177
-	JMP  done1176
+	JB   next1209
+	JMP  done1208
 
-fp161174:
+fp161206:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check1180
+	JMP  check1212
 
-next1179:
+next1211:
 	PREFETCHT0    (CX)(DI*2)
 	VCVTPH2PS     (CX)(AX*2), Z2
 	VCVTPS2PD     Y2, Z3
@@ -19650,21 +20135,21 @@ next1179:
 	ADDQ          $0x10, AX
 	ADDQ          $0x10, DI
 
-check1180:
+check1212:
 	CMPQ AX, SI
-	JB   next1179
+	JB   next1211
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1179
-	JMP  done1176
+	JB   next1211
+	JMP  done1208
 
-fp321175:
+fp321207:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check1182
+	JMP  check1214
 
-next1181:
+next1213:
 	PREFETCHT0    (CX)(DI*4)
 	VMOVUPS       (CX)(AX*4), Z2
 	VCVTPS2PD     Y2, Z3
@@ -19675,15 +20160,15 @@ next1181:
 	ADDQ          $0x10, AX
 	ADDQ          $0x10, DI
 
-check1182:
+check1214:
 	CMPQ AX, SI
-	JB   next1181
+	JB   next1213
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1181
+	JB   next1213
 
-done1176:
+done1208:
 	VMOVUPD Z0, (DX)
 	VMOVUPD Z1, 64(DX)
 	LDMXCSR (SP)
@@ -19705,16 +20190,16 @@ TEXT ·accumulateAVX512(SB), NOSPLIT, $8-48
 	MOVQ    n+0(FP), SI
 	MOVQ    prefetching+8(FP), DI
 	CMPQ    AX, $0x01
-	JE      fp161184
-	JA      fp321185
+	JE      fp161216
+	JA      fp321217
 	CMPQ    CX, $0x01
-	JE      fp161188
-	JA      fp321189
+	JE      fp161220
+	JA      fp321221
 	XORQ    AX, AX
 	LEAQ    512(AX), CX
-	JMP     check1192
+	JMP     check1224
 
-next1191:
+next1223:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VPMOVZXWD  (DX)(AX*2), Z0
@@ -19734,21 +20219,21 @@ next1191:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1192:
+check1224:
 	CMPQ AX, DI
-	JB   next1191
+	JB   next1223
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1191
-	JMP  done1190
+	JB   next1223
+	JMP  done1222
 
-fp161188:
+fp161220:
 	XORQ AX, AX
 	LEAQ 512(AX), CX
-	JMP  check1194
+	JMP  check1226
 
-next1193:
+next1225:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VPMOVZXWD  (DX)(AX*2), Z0
@@ -19767,21 +20252,21 @@ next1193:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1194:
+check1226:
 	CMPQ AX, DI
-	JB   next1193
+	JB   next1225
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1193
-	JMP  done1190
+	JB   next1225
+	JMP  done1222
 
-fp321189:
+fp321221:
 	XORQ AX, AX
 	LEAQ 512(AX), CX
-	JMP  check1196
+	JMP  check1228
 
-next1195:
+next1227:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*4)
 	VPMOVZXWD  (DX)(AX*2), Z0
@@ -19800,26 +20285,26 @@ next1195:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1196:
+check1228:
 	CMPQ AX, DI
-	JB   next1195
+	JB   next1227
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1195
+	JB   next1227
 
-done1190:
-	JMP done1186
+done1222:
+	JMP done1218
 
-fp161184:
+fp161216:
 	CMPQ CX, $0x01
-	JE   fp161198
-	JA   fp321199
+	JE   fp161230
+	JA   fp321231
 	XORQ AX, AX
 	LEAQ 512(AX), CX
-	JMP  check1202
+	JMP  check1234
 
-next1201:
+next1233:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -19831,21 +20316,21 @@ next1201:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1202:
+check1234:
 	CMPQ AX, DI
-	JB   next1201
+	JB   next1233
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1201
-	JMP  done1200
+	JB   next1233
+	JMP  done1232
 
-fp161198:
+fp161230:
 	XORQ AX, AX
 	LEAQ 512(AX), CX
-	JMP  check1204
+	JMP  check1236
 
-next1203:
+next1235:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -19856,21 +20341,21 @@ next1203:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1204:
+check1236:
 	CMPQ AX, DI
-	JB   next1203
+	JB   next1235
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1203
-	JMP  done1200
+	JB   next1235
+	JMP  done1232
 
-fp321199:
+fp321231:
 	XORQ AX, AX
 	LEAQ 512(AX), CX
-	JMP  check1206
+	JMP  check1238
 
-next1205:
+next1237:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*4)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -19881,26 +20366,26 @@ next1205:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1206:
+check1238:
 	CMPQ AX, DI
-	JB   next1205
+	JB   next1237
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1205
+	JB   next1237
 
-done1200:
-	JMP done1186
+done1232:
+	JMP done1218
 
-fp321185:
+fp321217:
 	CMPQ CX, $0x01
-	JE   fp161208
-	JA   fp321209
+	JE   fp161240
+	JA   fp321241
 	XORQ AX, AX
 	LEAQ 512(AX), CX
-	JMP  check1212
+	JMP  check1244
 
-next1211:
+next1243:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -19911,21 +20396,21 @@ next1211:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1212:
+check1244:
 	CMPQ AX, DI
-	JB   next1211
+	JB   next1243
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1211
-	JMP  done1210
+	JB   next1243
+	JMP  done1242
 
-fp161208:
+fp161240:
 	XORQ AX, AX
 	LEAQ 512(AX), CX
-	JMP  check1214
+	JMP  check1246
 
-next1213:
+next1245:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -19935,21 +20420,21 @@ next1213:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1214:
+check1246:
 	CMPQ AX, DI
-	JB   next1213
+	JB   next1245
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1213
-	JMP  done1210
+	JB   next1245
+	JMP  done1242
 
-fp321209:
+fp321241:
 	XORQ AX, AX
 	LEAQ 512(AX), CX
-	JMP  check1216
+	JMP  check1248
 
-next1215:
+next1247:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*4)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -19959,16 +20444,16 @@ next1215:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1216:
+check1248:
 	CMPQ AX, DI
-	JB   next1215
+	JB   next1247
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1215
+	JB   next1247
 
-done1210:
-done1186:
+done1242:
+done1218:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET

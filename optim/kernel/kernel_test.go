@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
 
 	"plimsoll/dtype"
 	"plimsoll/optim/kernel/abi"
@@ -280,10 +281,6 @@ func TestSetsAgree(t *testing.T) {
 								t.Fatalf("n=%d shift=%d step %d: %s", n, shift, step, d)
 							}
 						}
-						sum, reference := set.SumSquares(got.Gradient), Generic.SumSquares(got.Gradient)
-						if sum != reference && !(math.IsNaN(sum) && math.IsNaN(reference)) {
-							t.Fatalf("n=%d shift=%d: sum of squares %g, reference %g", n, shift, sum, reference)
-						}
 					}
 				}
 			})
@@ -417,23 +414,72 @@ func TestBytesPerParameter(t *testing.T) {
 	}
 }
 
-// TestSumSquaresSeesEveryInfinity puts one infinity or NaN at every place.
-func TestSumSquaresSeesEveryInfinity(t *testing.T) {
-	for _, set := range Available() {
-		for i := range 77 {
-			for _, bad := range []float32{float32(math.Inf(1)), float32(math.Inf(-1)), float32(math.NaN())} {
-				data := make([]byte, 4*77)
-				view[float32](data)[i] = bad
-				if s := set.SumSquares(Array{dtype.F32, data}); !math.IsInf(s, 0) && !math.IsNaN(s) {
-					t.Fatalf("%v: %g at %d gives the sum %g", set, bad, i, s)
+// TestSumSquaresAgrees holds the sums of the vector kernels against the
+// reference's, to the bit, with squares in fp32 and in float64.
+func TestSumSquaresAgrees(t *testing.T) {
+	same := func(x, y float64) bool { return x == y || x != x && y != y }
+	for _, set := range vectorSets(t) {
+		for _, typ := range []dtype.Type{dtype.BF16, dtype.F16, dtype.F32} {
+			f := Format{Parameter: dtype.BF16, Gradient: typ}
+			r := rand.New(rand.NewPCG(10, uint64(set)))
+			for _, n := range []int{0, 1, 15, 16, 17, 127, 128, 129, 511, 512, 513, 640, 1023, 1024, 1152, 4000, 4096, 5000} {
+				for _, shift := range []int{0, 1 + r.IntN(15)} {
+					c := newChunk(t, f, n, shift)
+					for _, strange := range []bool{false, true} {
+						fill(r, f, c, strange)
+						if got, want := set.sumSquaresOfParts(c.Gradient), Generic.sumSquaresOfParts(c.Gradient); !same(got, want) {
+							t.Fatalf("%v %v n=%d: sum %g with squares in fp32, the reference's is %g", set, typ, n, got, want)
+						}
+						if got, want := set.SumSquares(c.Gradient), Generic.SumSquares(c.Gradient); !same(got, want) {
+							t.Fatalf("%v %v n=%d: sum %g, the reference's is %g", set, typ, n, got, want)
+						}
+					}
 				}
 			}
 		}
-		data := make([]byte, 4*32)
-		for i := range 32 {
-			view[float32](data)[i] = math.MaxFloat32
+	}
+}
+
+// TestSumSquaresIsAccurate holds sums against float64, for gradients of any
+// size, of which the squares of some are not in the range of fp32.
+func TestSumSquaresIsAccurate(t *testing.T) {
+	for _, set := range Available() {
+		rapid.Check(t, func(t *rapid.T) {
+			r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+			octave := rapid.OneOf(rapid.IntRange(-125, 127), rapid.IntRange(-66, -30), rapid.IntRange(55, 65)).Draw(t, "octave")
+			spread := rapid.IntRange(0, 80).Draw(t, "octaves")
+			g := Array{dtype.F32, make([]byte, 4*rapid.IntRange(1, 3000).Draw(t, "elements"))}
+			want := 0.0
+			for i := range g.Len() {
+				x := math.Ldexp(1+r.Float64(), max(-125, octave-r.IntN(1+spread)))
+				g.Put(i, float32(x))
+				want += float64(g.At(i)) * float64(g.At(i))
+			}
+			if got := set.SumSquares(g); math.Abs(got/want-1) > 0x1p-21 {
+				t.Fatalf("%v: the sum of %d squares is %g, want %g", set, g.Len(), got, want)
+			}
+		})
+	}
+}
+
+// TestSumSquaresSeesEveryInfinity puts one infinity or NaN at every place.
+func TestSumSquaresSeesEveryInfinity(t *testing.T) {
+	for _, set := range Available() {
+		const n = 1100
+		g := Array{dtype.F32, make([]byte, 4*n)}
+		for i := range n {
+			for _, bad := range []float32{float32(math.Inf(1)), float32(math.Inf(-1)), float32(math.NaN())} {
+				g.Put(i, bad)
+				if s := set.SumSquares(g); !math.IsInf(s, 0) && !math.IsNaN(s) {
+					t.Fatalf("%v: %g at %d gives the sum %g", set, bad, i, s)
+				}
+			}
+			g.Put(i, 0)
 		}
-		if s := set.SumSquares(Array{dtype.F32, data}); math.IsInf(s, 0) {
+		for i := range n {
+			g.Put(i, math.MaxFloat32)
+		}
+		if s := set.SumSquares(g); math.IsInf(s, 0) {
 			t.Errorf("%v: finite gradients have the sum of squares %g", set, s)
 		}
 	}

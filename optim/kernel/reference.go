@@ -201,9 +201,23 @@ func trafficReference(f Format, c Chunk) {
 	runtime.KeepAlive(all)
 }
 
-func sumSquaresReference(g Array, lanes *[16]float64) {
+// sumSquaresReference adds up runs, of which the last may be short.
+func sumSquaresReference(g Array, lanes *[abi.Group]float64) {
+	for from := 0; from < g.Len(); from += abi.Run {
+		var run [abi.Group]float32
+		for i := from; i < min(from+abi.Run, g.Len()); i++ {
+			x := flush(g.At(i))
+			run[i%abi.Group] = fma(x, x, run[i%abi.Group])
+		}
+		for lane, x := range run {
+			lanes[lane] += float64(x)
+		}
+	}
+}
+
+func sumWideSquaresReference(g Array, lanes *[abi.Group]float64) {
 	for i := range g.Len() {
 		x := float64(flush(g.At(i)))
-		lanes[i%16] += float64(x * x)
+		lanes[i%abi.Group] += float64(x * x)
 	}
 }

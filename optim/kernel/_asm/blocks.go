@@ -12,9 +12,8 @@ import (
 
 // The kernels for int8 moments walk each block twice: elements are updated, and
 // first moments and roots wait for the extremes of the roots; then they are
-// encoded. The second walk over a block is woven into the first over the next
-// one, a turn of each at a time, so that the divisions of the one run beside
-// the integer instructions of the other, and the extremes have time to come in.
+// encoded. A block is encoded after the one behind it has been updated, so that
+// the extremes have time to come in.
 
 // turn is the number of elements of a turn.
 const turn = 2 * abi.Group
@@ -89,14 +88,7 @@ func (s instructionSet) updateBlocks(state abi.State) {
 	b.log = s.undoLog(state, abi.MomentsInt8, []array{weights, fp32Moment{s, b.first}, fp32Moment{s, b.second}})
 	MOVQ(argument("Start"), b.index)
 	eachKind(kind, func(kind int) { b.updateAll(kind, weights) })
-	last := label("last")
-	Label(last)
-	b.enterRings()
-	XORQ(U32(abi.Block), b.ring)
-	ADDQ(U8(turn), b.index)
-	b.encode()
-	TESTQ(U32(abi.Block-1), b.index)
-	JNE(LabelRef(last))
+	b.encodeBlock()
 	weights.finish()
 	restore()
 	VZEROUPPER()
@@ -112,7 +104,7 @@ func (b *blocks) updateAll(kind int, weights array) {
 	b.beginBlock()
 	Label(next)
 	ahead := GP64()
-	LEAQ(Mem{Base: b.index, Disp: abi.PrefetchAhead}, ahead)
+	LEAQ(Mem{Base: b.index, Disp: b.ahead(abi.MomentsInt8)}, ahead)
 	CMPQ(b.index, argument("Prefetching"))
 	CMOVQCC(b.index, ahead)
 	for _, moment := range []stream{b.first, b.second} {
@@ -126,19 +118,32 @@ func (b *blocks) updateAll(kind int, weights array) {
 		ADDQ(U8(abi.Group), b.index)
 		ADDQ(U8(abi.Group), ahead)
 	}
+	TESTQ(U32(abi.Block-1), b.index)
+	JNE(LabelRef(next))
 	done := GP64()
 	MOVQ(b.index, done)
 	SUBQ(argument("Start"), done)
 	CMPQ(done, U32(abi.Block))
 	JBE(LabelRef(encoded)) // there is no block before the first
-	XORQ(U32(abi.Block), b.ring)
-	b.encode()
+	SUBQ(U32(abi.Block), b.index)
+	b.encodeBlock()
 	Label(encoded)
-	TESTQ(U32(abi.Block-1), b.index)
-	JNE(LabelRef(next))
 	b.endBlock()
 	CMPQ(b.index, argument("Elements"))
 	JB(LabelRef(block))
+}
+
+// encodeBlock encodes the block before the one that begins at index, and goes to
+// the end of that.
+func (b *blocks) encodeBlock() {
+	next := label("turn")
+	Label(next)
+	b.enterRings()
+	XORQ(U32(abi.Block), b.ring)
+	ADDQ(U8(turn), b.index)
+	b.encode()
+	TESTQ(U32(abi.Block-1), b.index)
+	JNE(LabelRef(next))
 }
 
 // enterRings finds the place of the turn in the rings.
@@ -219,7 +224,7 @@ func (b *blocks) update(group, kind int, weights array) {
 	}
 	roots := b.decodeRoots()
 	firsts := b.decodeFirsts(roots)
-	g := b.loadKind(kind, b.gradient, b.index)
+	g := b.loadKind(kind, b.gradient, b.index, 0)
 	p := b.registers(weights.load(b.index))
 	for i := range g {
 		VMULPS(constant(abi.GradientScale), g[i], g[i])

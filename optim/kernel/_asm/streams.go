@@ -84,7 +84,7 @@ type fp32Moment struct {
 
 func (m fp32Moment) prefetch(ahead reg.Register) { PREFETCHT0(m.at(ahead, 0)) }
 
-func (m fp32Moment) load(index reg.Register) operands { return m.wide(m.stream, index) }
+func (m fp32Moment) load(index reg.Register) operands { return m.wide(m.stream, index, 0) }
 
 func (m fp32Moment) store(x vectors, index reg.Register) { m.storeWide(x, m.stream, index) }
 
@@ -246,7 +246,7 @@ type fp32Master struct {
 
 func (m fp32Master) prefetch(ahead reg.Register) { PREFETCHT0(m.weights.at(ahead, 0)) }
 
-func (m fp32Master) load(index reg.Register) operands { return m.wide(m.weights, index) }
+func (m fp32Master) load(index reg.Register) operands { return m.wide(m.weights, index, 0) }
 
 func (m fp32Master) store(p vectors, index reg.Register) {
 	m.storeWide(p, m.weights, index)
@@ -279,35 +279,39 @@ func (m fp32Master) changed() []stream { return []stream{m.weights} }
 
 // prefetchKind prefetches numbers of a kind.
 func prefetchKind(kind int, base, ahead reg.Register) {
-	size := 2
-	if kind == abi.Wide {
-		size = 4
-	}
-	PREFETCHT0(stream{base, size}.at(ahead, 0))
+	PREFETCHT0(streamOf(kind, base).at(ahead, 0))
 }
 
-// loadKind loads a group of numbers of a kind.
-func (s instructionSet) loadKind(kind int, base, index reg.Register) vectors {
-	halves, words := stream{base, 2}, stream{base, 4}
+// streamOf is a stream of numbers of a kind.
+func streamOf(kind int, base reg.Register) stream {
+	if kind == abi.Wide {
+		return stream{base, 4}
+	}
+	return stream{base, 2}
+}
+
+// loadKind loads a group of numbers of a kind, some groups after an index.
+func (s instructionSet) loadKind(kind int, base, index reg.Register, group int) vectors {
+	from, first := streamOf(kind, base), group*abi.Group
 	switch kind {
 	case abi.BF16:
-		return s.loadUpperHalves(halves.at(index, 0))
+		return s.loadUpperHalves(from.at(index, first))
 	case abi.FP16:
 		x := s.vectors()
 		for i := range x {
-			VCVTPH2PS(halves.at(index, i*s.lanes), x[i])
+			VCVTPH2PS(from.at(index, first+i*s.lanes), x[i])
 		}
 		return s.ordered(x)
 	}
-	return s.registers(s.wide(words, index))
+	return s.registers(s.wide(from, index, first))
 }
 
-// wide is a group of fp32 numbers, where they lie in memory if they are in
-// order there.
-func (s instructionSet) wide(from stream, index reg.Register) operands {
+// wide is a group of fp32 numbers, so many elements after an index: where they
+// lie in memory, if they are in order there.
+func (s instructionSet) wide(from stream, index reg.Register, first int) operands {
 	var o operands
 	for i := range abi.Group / s.lanes {
-		o = append(o, from.at(index, i*s.lanes))
+		o = append(o, from.at(index, first+i*s.lanes))
 	}
 	if s.interleaved {
 		return s.ordered(s.registers(o)).operands()

@@ -73,13 +73,13 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 	}
 	log := s.undoLog(state, moments, arrays)
 	n := length{argument("Elements"), argument("Prefetching"), argument("Start")}
-	loopOfKind(kind, n, abi.PrefetchAhead, func(kind int, index, ahead reg.Register) {
+	loopOfKind(kind, n, s.ahead(moments), func(kind int, index, ahead reg.Register) {
 		log.keepGroup(index)
 		for _, array := range arrays {
 			array.prefetch(ahead)
 		}
 		prefetchKind(kind, gradient, ahead)
-		g := s.loadKind(kind, gradient, index)
+		g := s.loadKind(kind, gradient, index, 0)
 		p := s.registers(arrays[0].load(index))
 		for i := range g {
 			VMULPS(constant(abi.GradientScale), g[i], g[i])

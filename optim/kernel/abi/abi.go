@@ -85,6 +85,13 @@ const (
 // Group is the number of elements that one turn of a vector kernel handles.
 const Group = 16
 
+// The squares of a gradient are added up in parts, which are read side by side,
+// and in runs, which are added up in fp32.
+const (
+	Parts = 4
+	Run   = 8 * Group // elements
+)
+
 // Block is the number of elements that share a header where moments are int8.
 const Block = 256
 
@@ -150,13 +157,23 @@ const (
 	ElementStride = 0x9e3779b1 // and from element to element of a block
 )
 
-// PrefetchAhead is how far ahead of the loop kernels prefetch, in elements, and
-// PrefetchAlone the same for a pass over a single stream: as many bytes have to
-// be under way.
-const (
-	PrefetchAhead = 512
-	PrefetchAlone = 2048
-)
+// PrefetchAhead is how far ahead of the loop kernels prefetch, in elements. With
+// AVX2 it is what was quickest where it was measured: enough to bridge pages, at
+// which the processor's own prefetching ends, and little enough to leave the rest
+// to that. AVX-512 has not been measured.
+func PrefetchAhead(m MomentType, avx512 bool) int {
+	switch {
+	case avx512:
+		return 512
+	case m == MomentsFP32:
+		return 96
+	}
+	return 192
+}
+
+// PrefetchAlone is the same for a pass over a single stream: as many bytes have
+// to be under way.
+const PrefetchAlone = 2048
 
 // Rows of the table of constants.
 const (
@@ -192,7 +209,7 @@ const DitherStep = 0x9e3779b9
 type Arguments struct {
 	Elements int // a multiple of Group
 	// Prefetching is for how many of these elements the streams go on at least
-	// PrefetchAhead elements further; a multiple of Group. Prefetching an
+	// PrefetchAhead further; a multiple of Group. Prefetching an
 	// address without memory is harmless but slow.
 	Prefetching  int
 	Start        int   // the element to begin with; of a block, where moments are int8
