@@ -169,6 +169,7 @@ func TestMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	await(t, "a client to go", func() bool { return server.Overview().Clients == 1 })
+	await(t, "the end of an answer that was heard", func() bool { return server.Overview().Unanswered == 0 })
 
 	response, err := http.Get("http://" + address + "/metrics")
 	if err != nil {
