@@ -1,7 +1,6 @@
 package checkpoint
 
 import (
-	"context"
 	"errors"
 	"io"
 	"os"
@@ -11,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-json-experiment/json/jsontext"
 	"golang.org/x/sys/unix"
 )
 
@@ -77,33 +75,34 @@ func writePlainly(path string, s Shard) error {
 // BenchmarkLoad alternates loads into a shard whose state is worth keeping, which
 // read everything twice, with a plain read of the file. The page cache is emptied
 // before each.
-func BenchmarkLoad(b *testing.B) { benchmarkLoad(b, (*Checkpoint).Load) }
+func BenchmarkLoad(b *testing.B) {
+	benchmarkReading(b, func(c *Checkpoint, s Shard) error {
+		_, _, err := c.Load(b.Context(), s)
+		return err
+	})
+}
 
 // BenchmarkLoadNew is that of loads which read everything once.
-func BenchmarkLoadNew(b *testing.B) { benchmarkLoad(b, (*Checkpoint).LoadNew) }
-
-func benchmarkLoad(b *testing.B, load func(*Checkpoint, context.Context, Shard) (int64, jsontext.Value, error)) {
-	s, bytes, directory := benchmarked(b)
-	path := save(b, directory, []Shard{s}, "")
-	b.SetBytes(bytes)
-	compare(b, func() error {
-		c, err := Open(path)
-		if err == nil {
-			_, _, err = load(c, b.Context(), s)
-		}
+func BenchmarkLoadNew(b *testing.B) {
+	benchmarkReading(b, func(c *Checkpoint, s Shard) error {
+		_, _, err := c.LoadNew(b.Context(), s)
 		return err
-	}, func() error { return readPlainly(dataOf(path, s)) }, func() { emptyCache(b, dataOf(path, s)) })
+	})
 }
 
 // BenchmarkVerify is that of reading everything once.
 func BenchmarkVerify(b *testing.B) {
+	benchmarkReading(b, func(c *Checkpoint, _ Shard) error { return c.Verify(b.Context(), nil) })
+}
+
+func benchmarkReading(b *testing.B, read func(*Checkpoint, Shard) error) {
 	s, bytes, directory := benchmarked(b)
 	path := save(b, directory, []Shard{s}, "")
 	b.SetBytes(bytes)
 	compare(b, func() error {
 		c, err := Open(path)
 		if err == nil {
-			err = c.Verify(b.Context(), nil)
+			err = read(c, s)
 		}
 		return err
 	}, func() error { return readPlainly(dataOf(path, s)) }, func() { emptyCache(b, dataOf(path, s)) })

@@ -50,6 +50,18 @@ type recordedDocument struct {
 	Document *Document   `json:"document"`
 }
 
+func (r recordedDocument) validate(groups int) error {
+	switch {
+	case r.Pages > arena.HugetlbPages:
+		return fmt.Errorf("there is no kind of pages %d", uint8(r.Pages))
+	case r.Document == nil:
+		return errors.New("it has no document")
+	case r.Document.Groups != groups:
+		return fmt.Errorf("it has hyperparameters of %d groups, and its document %d", groups, r.Document.Groups)
+	}
+	return r.Document.validate()
+}
+
 // groupsBegin is where the hyperparameters are.
 func groupsBegin(document int) int { return (recordHeadSize + document + 7) &^ 7 }
 
@@ -101,9 +113,12 @@ func readRecord(name string, file *os.File) (*record, recordedDocument, error) {
 	if err != nil {
 		return nil, found, err
 	}
-	text := a.Bytes()[recordHeadSize : recordHeadSize+int(head.document)]
-	if err := json.Unmarshal(text, &found); err != nil || found.Pages > arena.HugetlbPages || found.Document == nil || found.Document.validate() != nil || found.Document.Groups != int(head.groupCount) {
-		return nil, found, errors.Join(fmt.Errorf("the record %s cannot be read: %v", name, err), a.Close())
+	err = json.Unmarshal(a.Bytes()[recordHeadSize:recordHeadSize+int(head.document)], &found)
+	if err == nil {
+		err = found.validate(int(head.groupCount))
+	}
+	if err != nil {
+		return nil, found, errors.Join(fmt.Errorf("the record %s cannot be read: %w", name, err), a.Close())
 	}
 	return overlay(a), found, nil
 }

@@ -283,6 +283,27 @@ def test_groups_that_not_all_ranks_have(tmp_path):
     assert optimizer.resumed_step == 4 and weights(model) == twice[0]
 
 
+def apart(rank):
+    """One rank makes a step that the other does not know of."""
+    torch.manual_seed(0)
+    model = GPT()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), sharding="zero1", model=model)
+    optimizer.open()
+    session = optimizer._parts[0].session
+    if rank == 0:
+        session.begun(session.begin(1.0, optimizer._numbers(), wait=True))
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    with pytest.raises(PlimsollError, match="at different steps: .* load the last checkpoint"):
+        optimizer.step()
+    with pytest.raises(PlimsollError, match="as prepared: step 0 is"):  # nobody takes these gradients for others
+        session.begun(session.begin(1.0, None, wait=True))
+
+
+def test_ranks_at_different_steps_are_noticed():
+    run(apart)
+
+
 def failing(rank, directory):
     model = GPT()
     optimizer = plimsoll.torch.AdamW(model.parameters(), sharding="zero1", model=model)

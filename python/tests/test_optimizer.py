@@ -136,7 +136,7 @@ def of_two_parts():
     return model, optimizer
 
 
-def test_a_step_that_is_interrupted_between_parts_is_made(monkeypatch):
+def test_a_step_that_is_interrupted_between_parts_is_made():
     model, optimizer = of_two_parts()
     session = optimizer._parts[1].session
     begin = session.begin
