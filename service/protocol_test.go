@@ -506,3 +506,31 @@ func TestSaveAndLoad(t *testing.T) {
 		t.Errorf("%d elements were loaded, of %d", at, elements)
 	}
 }
+
+// TestAnswersComeInOrder asks how the service is while a step is under way whose
+// end the client waits for: the step, which was asked for first, is answered
+// first.
+func TestAnswersComeInOrder(t *testing.T) {
+	s := begun(t, startService(t).Socket, testDocument(of(4<<20)))
+	for step := uint64(1); step <= 5; step++ {
+		requests := []packet{
+			{kind: Step, number: 1, body: stepBody{stepHeader{Step: step, Factor: 1, Flags: waitForStep}, adamw[:1]}.encode()},
+			{kind: Stat, number: 2},
+		}
+		for _, p := range requests {
+			if err := writePacket(s.c, p.encode()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, p := range requests {
+			data, files, err := readPacket(s.c, make([]byte, maximumPacket))
+			if err == nil {
+				closeAll(files)
+				_, err = parseAnswer(data, p)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}

@@ -176,18 +176,18 @@ class Mixed(torch.nn.Sequential):
 
 
 RANK = """
-import os, pathlib, signal, sys
+import os, pathlib, signal, sys, time
 import torch
 import torch.distributed as dist
 from plimsoll.client import Session
 from plimsoll.torch import AdamW
 from test_crash import Mixed, digest
-from test_optimizer import backward
+from test_optimizer import backward, network
 
-directory, victim, calls, clip, sharding = sys.argv[1:]
+directory, victim, calls, clip, sharding, types = sys.argv[1:]
 dist.init_process_group("gloo")
 rank = os.environ["RANK"]
-model = Mixed()
+model = Mixed() if types == "2" else network()
 optimizer = AdamW(model.parameters(), lr=1e-2, max_grad_norm=float(clip) or None, sharding=sharding)
 first = optimizer.resumed_step
 begin, left = Session.begin, int(calls)
@@ -196,6 +196,7 @@ def begin_or_die(self, *arguments, **options):
     global left
     if rank == victim and first == 0 and self.step == 7:
         if left == 0:
+            time.sleep(1)  # the other rank makes its step
             os.kill(os.getpid(), signal.SIGKILL)
         left -= 1
     request = begin(self, *arguments, **options)
@@ -214,22 +215,22 @@ dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(
-    "ranks,victim,calls,clip,sharding",
+    "ranks,victim,calls,clip,sharding,types",
     [
-        (2, 1, 0, 0.3, "zero1"),
-        (2, 0, 1, 0, "zero2"),
-        (1, 0, 1, 0, "zero1"),
+        (2, 1, 0, 0.3, "zero1", 1),
+        (2, 0, 1, 0, "zero2", 2),
+        (1, 0, 1, 0, "zero1", 2),
     ],
 )
-def test_ranks_that_are_killed_between_their_steps(tmp_path, ranks, victim, calls, clip, sharding):
+def test_ranks_that_are_killed_between_their_steps(tmp_path, ranks, victim, calls, clip, sharding, types):
     """Some shards have made step 8 when a rank is killed: started again, the others make it, too."""
     here = pathlib.Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
-    program = [sys.executable, "-c", RANK, tmp_path, victim, calls, clip, sharding]
+    program = [sys.executable, "-c", RANK, tmp_path, victim, calls, clip, sharding, types]
     command = [os.environ["PLIMSOLL"], "run", "--nproc", ranks, "--restarts", "1", "--", *program]
     done = subprocess.run([str(c) for c in command], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    model = Mixed()
+    model = Mixed() if types == 2 else network()
     train(model, plimsoll.torch.AdamW(model.parameters(), lr=1e-2, max_grad_norm=clip or None), 12)
     assert [(tmp_path / str(r)).read_text() for r in range(ranks)] == [f"8 {digest(model)}"] * ranks
 
