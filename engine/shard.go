@@ -35,6 +35,7 @@ type Shard struct {
 	updating atomic.Int32 // workers that take part still
 	then     func()       // what the last of them calls, if anything
 	watchers watchers
+	awaited  []atomic.Bool // by chunk: whether somebody sleeps until it is done
 	snapshot atomic.Pointer[Snapshot]
 
 	// The pass that is under way.
@@ -156,6 +157,7 @@ func (s *Shard) open(arenaOf func(ArenaPlan) (*arena.Arena, error), journal func
 		s.constants = make([]kernel.Constants, s.config.groups())
 		s.done = make([]atomic.Uint32, s.config.chunks())
 	}
+	s.awaited = make([]atomic.Bool, len(s.done))
 	s.underway.Store(s.finished.Load())
 	s.gradient = whole.Gradient
 	s.summed = make([]bool, len(s.sums))

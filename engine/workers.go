@@ -23,6 +23,7 @@ func NewWorkers(cpus []int) (*Workers, error) {
 		return nil, errors.New("workers need at least one CPU")
 	}
 	w := &Workers{}
+	addProcessors(len(cpus))
 	bound := make(chan error, len(cpus))
 	for worker, cpu := range cpus {
 		tasks := make(chan func(int), 1)
@@ -86,4 +87,16 @@ func (w *Workers) Close() {
 		close(tasks)
 	}
 	w.ended.Wait()
+	addProcessors(-len(w.tasks))
+}
+
+var processors sync.Mutex
+
+// addProcessors lets Go run that many threads more at a time. Workers are in
+// kernels most of the time, where Go cannot stop them: without threads beside
+// theirs nothing else would run before they have finished.
+func addProcessors(n int) {
+	processors.Lock()
+	defer processors.Unlock()
+	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + n)
 }
