@@ -99,18 +99,19 @@ func (s *Shard) Finish() bool {
 // run has the workers update all chunks that have not had the update begun
 // last.
 func (s *Shard) run() {
-	s.wait()
 	s.underway.Store(s.begun.Load())
-	s.deal(0, int64(len(s.chunks)), true, s.updateChunk)
-	s.updating.Store(int32(s.workers.Count()))
-	s.workers.Start(s.walkUpdate)
+	s.left.Store(int64(len(s.chunks)))
+	s.startChunks(true, s.updateChunk)
 }
 
-// updateUnits is a worker's part of an update. The last worker that is done
-// says that it is finished.
-func (s *Shard) updateUnits(worker int) {
-	s.walkUnits(worker)
-	if s.updating.Add(-1) == 0 {
+// updateUnit updates a chunk. The worker that updates the last one says that the
+// update is finished, and does not wait for workers that have come to nothing
+// because others use their CPUs.
+func (s *Shard) updateUnit(worker, unit int) {
+	if !s.isDone(unit) { // by another process, that is
+		s.makeUpdate(worker, unit)
+	}
+	if s.left.Add(-1) == 0 {
 		s.finished.Store(s.begun.Load())
 		s.watchers.wake()
 		if s.then != nil {
@@ -119,10 +120,7 @@ func (s *Shard) updateUnits(worker int) {
 	}
 }
 
-func (s *Shard) updateUnit(worker, unit int) {
-	if s.isDone(unit) {
-		return // by another process
-	}
+func (s *Shard) makeUpdate(worker, unit int) {
 	if x := s.snapshot.Load(); x != nil {
 		x.hand(unit)
 	}
