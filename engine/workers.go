@@ -90,13 +90,27 @@ func (w *Workers) Close() {
 	addProcessors(-len(w.tasks))
 }
 
-var processors sync.Mutex
+// processors is how many threads Go runs at a time, in this process.
+var processors struct {
+	sync.Mutex
+	workers int // of all shards
+	without int // as long as there were none
+}
 
-// addProcessors lets Go run that many threads more at a time. Workers are in
-// kernels most of the time, where Go cannot stop them: without threads beside
-// theirs nothing else would run before they have finished.
-func addProcessors(n int) {
-	processors.Lock()
-	defer processors.Unlock()
-	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + n)
+// beside is how many threads Go needs beside workers, to answer who asks for
+// something meanwhile. A collection of garbage would use all it has.
+const beside = 4
+
+// addProcessors has Go run other threads beside that many workers more. Workers
+// are in kernels most of the time, where Go cannot stop them: were they all that
+// it runs at a time, nothing else would run before they have finished.
+func addProcessors(workers int) {
+	p := &processors
+	p.Lock()
+	defer p.Unlock()
+	if p.workers == 0 {
+		p.without = runtime.GOMAXPROCS(0)
+	}
+	p.workers += workers
+	runtime.GOMAXPROCS(max(p.without, p.workers+min(p.without, beside)))
 }
