@@ -52,9 +52,7 @@ The catalog of models:
 			if asJSON && explain != "" {
 				return &fault.Input{What: "--json and --explain are both given: each is a report of its own", Mend: "leave one of them out"}
 			}
-			if c.Flags().Changed("clip") {
-				request.Clip = &clip
-			}
+			request.Clip = given(c, "clip", &clip)
 			return reported(func() error { return runPlan(c, request, explain, out, asJSON) })
 		},
 	}
