@@ -299,6 +299,7 @@ def test_an_overflow_leaves_no_trace(options):
             made.append((i, scale))
             assert after != before and scaler.get_scale() in (scale, 4 * scale)
         assert optimizer.skipped == len(skipped) and optimizer._parts[0].session.step == len(made)
+    assert {"weight 0", "step 0", "exp_avg 0", "exp_avg_sq 0", "master_weights 0"} <= set(after)
     assert skipped[0] == 0 and skipped[-1] > made[0][0] and len(made) > 10, (made, skipped)
 
     # A run in which the steps that overflowed never were ends with the same bits.
