@@ -49,8 +49,8 @@ type Job struct {
 	EmbeddingMoments kernel.MomentType
 	Optimizer        optim.Optimizer
 	Clip             float64
-	// LossScaler is how every rehearsal begins to scale its loss. A loss that is
-	// not scaled has a fixed scale of 1.
+	// LossScaler has seen no step yet. A loss that is not scaled has a fixed
+	// scale of 1.
 	LossScaler optim.LossScaler
 	Ranks      int
 	WorldSize  int
@@ -169,12 +169,10 @@ func (r Request) choosePrecision(j *Job) (dtype.Type, error) {
 	switch d := j.Recipe; {
 	case !ok:
 		return asked, &fault.Input{What: fmt.Sprintf("--precision is %q: expected bf16, fp16 or fp32", r.Precision)}
-	case d == nil:
-		return asked, nil
-	case d.Precision == dtype.Invalid && r.Precision == "":
-		j.Notes = append(j.Notes, d.File+": the precision is left to the trainer; rehearsed in bf16: --precision changes that")
+	case d == nil || d.Precision == dtype.Invalid && r.Precision != "":
 		return asked, nil
 	case d.Precision == dtype.Invalid:
+		j.Notes = append(j.Notes, d.File+": the precision is left to the trainer; rehearsed in bf16: --precision changes that")
 		return asked, nil
 	case r.Precision != "" && asked != d.Precision:
 		return asked, &fault.Input{

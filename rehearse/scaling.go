@@ -23,9 +23,8 @@ type LossScaling struct {
 // apply sets the knobs that were given. Gradients are scaled where they are in
 // fp16: in the arena, or in the backward pass.
 func (l LossScaling) apply(j *Job) error {
-	given := ""
+	given, dynamic := "", "" // a flag of each kind
 	set(&given, "--loss-scale", &j.LossScaler.Static, l.LossScale)
-	dynamic := ""
 	set(&dynamic, "--initial-scale-power", &j.LossScaler.InitialScalePower, l.InitialScalePower)
 	set(&dynamic, "--loss-scale-window", &j.LossScaler.Window, l.LossScaleWindow)
 	set(&dynamic, "--hysteresis", &j.LossScaler.Hysteresis, l.Hysteresis)
@@ -46,7 +45,11 @@ func (l LossScaling) apply(j *Job) error {
 		}
 	}
 	if err := j.LossScaler.Validate(); err != nil {
-		return &fault.Input{What: "loss scaling", Err: err}
+		bad := &fault.Input{What: "loss scaling", Err: err}
+		if j.Recipe != nil && given+dynamic == "" {
+			bad.Where.File = j.Recipe.File
+		}
+		return bad
 	}
 	return nil
 }

@@ -256,7 +256,7 @@ func TestKnobsOfLossScaling(t *testing.T) {
 		`loss_scale_window is 0`:                                 {Precision: "fp16", LossScaling: LossScaling{LossScaleWindow: pointer(int64(0))}},
 		`initial_scale_power is 128`:                             {Precision: "fp16", LossScaling: LossScaling{InitialScalePower: pointer(128)}},
 		`min_loss_scale is 32, and the first scale is 2^4`:       {Precision: "fp16", LossScaling: LossScaling{InitialScalePower: pointer(4), MinLossScale: pointer(32.0)}},
-		`hysteresis is -1`:                                       {Precision: "fp16", DeepSpeed: write(`"fp16": {"enabled": "auto", "hysteresis": -1}`)},
+		`ds.json: loss scaling: hysteresis is -1`:                {Precision: "fp16", DeepSpeed: write(`"fp16": {"enabled": "auto", "hysteresis": -1}`)},
 	} {
 		request.Model, request.Ranks = "gpt2", 1
 		if _, err := request.Resolve(); !errors.As(err, new(*fault.Input)) || !strings.Contains(err.Error(), want) {
