@@ -97,7 +97,7 @@ The catalog of models:
 	flags.StringVar(&explain, "explain", "", "explain one `component`: its bytes in every phase, formula and source")
 	flags.StringVar(&out, "out", "", "write the plan to a `file`, with a hash of what it was made from, for run --plan")
 	flags.BoolVar(&asJSON, "json", false, "print one JSON document")
-	flags.Lookup("clip").DefValue = ""
+	flags.Lookup("clip").DefValue = "0" // is not shown
 	for flag, values := range map[string][]string{
 		"precision": plan.Precisions, "attention": plan.Attentions, "gradient-checkpointing": plan.Recomputes, "gpu": gpu.Names(),
 		"optimizer": plan.Optimizers(), "fsdp": {"1", "2"}, "quantization": {"nf4", "nf4-dq", "fp4", "fp4-dq", "int8"}, "adapter-precision": {"fp32", "bf16", "fp16"},
