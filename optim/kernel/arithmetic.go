@@ -5,21 +5,15 @@ import "math"
 // The functions below are the arithmetic of the package's contract in plain
 // Go: binary32 operations, rounded to nearest even, with denormal results as
 // zeros. Operands are results of these functions or have been through flush,
-// so they are no denormals. Each function takes the processor's own operation
-// and repairs the rare results on which it may differ; the conversions keep
-// the compiler from fusing operations of its own accord.
+// so they are no denormals.
 
 // smallest is where rounding to 24 bits, with no limit to the exponent, begins
 // to give the smallest normal number. Below it a result counts as zero.
 const smallest = 0x1p-126 * (1 - 0x1p-25)
 
-// suspect says that a result is so small that it may have to be a zero, or that
-// it is one.
-func suspect(x float32) bool { return math.Float32bits(x)&0x7fffffff <= 0x00800000 }
-
 // round rounds a result of float64 arithmetic to binary32. Rounding to 53 bits
-// first changes nothing for a product, a quotient or a root of 24-bit numbers;
-// fma prepares its result.
+// first changes nothing for a sum, a product, a quotient or a root of 24-bit
+// numbers; fma prepares its result.
 func round(x float64) float32 {
 	if math.Abs(x) < smallest {
 		return float32(math.Copysign(0, x))
@@ -29,56 +23,24 @@ func round(x float64) float32 {
 
 // flush is an operand as the arithmetic sees it.
 func flush(x float32) float32 {
-	if bits := math.Float32bits(x); bits&0x7f800000 == 0 {
-		return math.Float32frombits(bits & 0x80000000)
+	bits := math.Float32bits(x)
+	if bits&exponents == 0 {
+		bits &= sign
 	}
-	return x
+	return math.Float32frombits(bits)
 }
 
-func mul(a, b float32) float32 {
-	if x := float32(a * b); !suspect(x) {
-		return x
-	}
-	return round(float64(a) * float64(b))
-}
-
-func add(a, b float32) float32 {
-	if x := float32(a + b); !suspect(x) {
-		return x
-	}
-	return round(float64(a) + float64(b))
-}
-
-func div(a, b float32) float32 {
-	if x := float32(a / b); !suspect(x) {
-		return x
-	}
-	return round(float64(a) / float64(b))
-}
+func mul(a, b float32) float32 { return round(float64(a) * float64(b)) }
+func add(a, b float32) float32 { return round(float64(a) + float64(b)) }
+func div(a, b float32) float32 { return round(float64(a) / float64(b)) }
 
 // sqrt of a normal number is far from a denormal one.
 func sqrt(a float32) float32 { return float32(math.Sqrt(float64(a))) }
 
-// fma is a·b+c with one rounding. The product of two 24-bit numbers is exact in
-// float64, and rounding the sum to 53 bits before rounding it to 24 goes wrong
-// only where the first result lies halfway between two binary32 numbers.
+// fma is a·b + c with one rounding. The product of two 24-bit numbers is exact
+// in float64.
 func fma(a, b, c float32) float32 {
-	sum := float64(float64(a)*float64(b)) + float64(c)
-	if halfway(sum) {
-		return fmaRepaired(a, b, c)
-	}
-	return float32(sum)
-}
-
-// halfway says that a float64 lies halfway between two binary32 numbers, or
-// that it is so small that it may have to be a zero.
-func halfway(x float64) bool {
-	bits := math.Float64bits(x)
-	return bits&(1<<29-1) == 1<<28 || bits<<1 <= 0x3810_0000_0000_0000<<1
-}
-
-func fmaRepaired(a, b, c float32) float32 {
-	return round(roundToOdd(float64(float64(a)*float64(b)), float64(c)))
+	return round(roundToOdd(float64(a)*float64(b), float64(c)))
 }
 
 // roundToOdd is a sum in which an inexact result whose last bit is even has

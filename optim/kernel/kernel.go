@@ -192,7 +192,7 @@ func (s Set) Update(f Format, constants *Constants, c Chunk) {
 		s.update(0, whole, f, constants, &c, nil)
 		c = c.Slice(whole, n)
 	}
-	updateReference(f, constants, c)
+	updateGeneric(f, constants, c)
 }
 
 // Traffic moves the bytes that Update moves, stream by stream, without its
@@ -205,7 +205,7 @@ func (s Set) Traffic(f Format, c Chunk) {
 		s.traffic(whole, f, &c)
 		c = c.Slice(whole, n)
 	}
-	trafficReference(f, c)
+	trafficGeneric(f, c)
 }
 
 // SumSquares is the sum of the squares of a gradient, before scaling; the
@@ -224,7 +224,7 @@ func (s Set) SumSquares(g Array) float64 {
 	if whole > 0 {
 		s.sumWideSquares(whole, g, &lanes)
 	}
-	sumWideSquaresReference(g.Slice(whole, n), &lanes)
+	sumWideSquaresGeneric(g.Slice(whole, n), &lanes)
 	return addUp(&lanes)
 }
 
@@ -246,7 +246,7 @@ func (s Set) sumSquaresOfParts(g Array) float64 {
 	}
 	for part := range sums {
 		first, end := min(part*apart+whole, n), min((part+1)*apart, n)
-		sumSquaresReference(g.Slice(first, end), &sums[part])
+		sumSquaresGeneric(g.Slice(first, end), &sums[part])
 	}
 	for lane := range sums[0] {
 		sums[0][lane] = (sums[0][lane] + sums[2][lane]) + (sums[1][lane] + sums[3][lane])
@@ -279,7 +279,5 @@ func (s Set) Accumulate(sum, gradient Array) {
 			s.accumulate(whole, sum, gradient)
 		}
 	}
-	for i := whole; i < n; i++ {
-		sum.Put(i, add(flush(sum.At(i)), flush(gradient.At(i))))
-	}
+	accumulateGeneric(sum.Slice(whole, n), gradient.Slice(whole, n))
 }

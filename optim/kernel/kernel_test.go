@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"testing"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
@@ -95,11 +94,6 @@ func guarded(t testing.TB, size, align, shift int) []byte {
 	}
 	start := (page + body - size - shift) / align * align
 	return whole[start+shift : start+shift+size : start+shift+size]
-}
-
-func view[T any](b []byte) []T {
-	var t T
-	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(t)))
 }
 
 // newChunk is a chunk between guard pages. Elements stay naturally aligned, but

@@ -56,10 +56,15 @@ func (s Set) UpdateLogged(f Format, constants *Constants, c Chunk, first int, u 
 		s.update(first, whole, f, constants, &c, pointer(u.bytes))
 		first = whole
 	}
+	if first == n {
+		return
+	}
+	var d desk
+	k := constants.scalars()
 	for ; first < n; first += turn {
 		part := c.Slice(first, min(first+turn, n))
 		u.keep(f, &part, first)
-		updateReference(f, constants, part)
+		d.update(f, constants, &k, &part)
 	}
 }
 
@@ -109,10 +114,4 @@ func (c *Chunk) changed(f Format) [abi.UndoStreams][]byte {
 		master = bytesOf(c.Master)
 	}
 	return [abi.UndoStreams][]byte{master, low, c.Moments[0].Data, c.Moments[1].Data, bytesOf(c.Headers)}
-}
-
-// bytesOf is a stream as it lies in memory.
-func bytesOf[T uint16 | float32](s []T) []byte {
-	var t T
-	return unsafe.Slice((*byte)(unsafe.Pointer(pointer(s))), len(s)*int(unsafe.Sizeof(t)))
 }
