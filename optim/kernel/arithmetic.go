@@ -30,8 +30,11 @@ func flush(x float32) float32 {
 	return math.Float32frombits(bits)
 }
 
+//go:noinline
 func mul(a, b float32) float32 { return round(float64(a) * float64(b)) }
+//go:noinline
 func add(a, b float32) float32 { return round(float64(a) + float64(b)) }
+//go:noinline
 func div(a, b float32) float32 { return round(float64(a) / float64(b)) }
 
 // sqrt of a normal number is far from a denormal one.

@@ -12,17 +12,17 @@ import "math"
 // conversion into a register waits for what the register held before.
 type vector []float32
 
-// suspect says that a result is so small that it may have to be a zero. A result
-// that is a zero is right.
-func suspect(x float32) bool { return math.Float32bits(x)<<1-1 < 0x00800000<<1 }
+// tiny says that a result is so small that it may have to be a zero, but none.
+func tiny(x float32) bool {
+	bits := math.Float32bits(x)
+	return bits&0x7f000000 == 0 && bits<<1 != 0
+}
 
-// halfway says that a float64 lies halfway between two binary32 numbers, so that
-// rounding it again may go wrong, or that it is so small that it may have to be
-// a zero.
-func halfway(x float64) bool {
-	const least = 0x3810_0000_0000_0000 // 2^-126
-	bits := math.Float64bits(x)
-	return bits<<35 == 1<<63 || bits<<1-1 < least<<1
+// suspect says that a sum lies halfway between two binary32 numbers, so that
+// rounding it to x may have gone wrong, or that x is tiny.
+func suspect(sum float64, x float32) bool {
+	wide, bits := math.Float64bits(sum), math.Float32bits(x)
+	return uint32(wide)<<3 == 1<<31 || bits&0x7f000000 == 0 && bits<<1 != 0
 }
 
 // mul is a·b.
@@ -30,7 +30,7 @@ func (to vector) mul(a float32, b vector) {
 	b = b[:len(to)]
 	for i := range to {
 		x := a * b[i]
-		if suspect(x) {
+		if tiny(x) {
 			x = mul(a, b[i])
 		}
 		to[i] = x
@@ -42,7 +42,7 @@ func (to vector) square(a vector) {
 	a = a[:len(to)]
 	for i := range to {
 		x := a[i] * a[i]
-		if suspect(x) {
+		if tiny(x) {
 			x = mul(a[i], a[i])
 		}
 		to[i] = x
@@ -54,7 +54,7 @@ func (to vector) add(a, b vector) {
 	a, b = a[:len(to)], b[:len(to)]
 	for i := range to {
 		x := a[i] + b[i]
-		if suspect(x) {
+		if tiny(x) {
 			x = add(a[i], b[i])
 		}
 		to[i] = x
@@ -66,7 +66,7 @@ func (to vector) div(a, b vector) {
 	a, b = a[:len(to)], b[:len(to)]
 	for i := range to {
 		x := a[i] / b[i]
-		if suspect(x) {
+		if tiny(x) {
 			x = div(a[i], b[i])
 		}
 		to[i] = x
@@ -92,11 +92,11 @@ func (to vector) fma(a float32, b, c vector) {
 	wide := float64(a)
 	for i := range to {
 		sum := wide*float64(b[i]) + float64(c[i])
-		if halfway(sum) {
-			to[i] = fma(a, b[i], c[i])
-			continue
+		x := float32(sum)
+		if suspect(sum, x) {
+			x = fma(a, b[i], c[i])
 		}
-		to[i] = float32(sum)
+		to[i] = x
 	}
 }
 
@@ -106,11 +106,11 @@ func (to vector) fmaPlus(a float32, b vector, c float32) {
 	wide, addend := float64(a), float64(c)
 	for i := range to {
 		sum := wide*float64(b[i]) + addend
-		if halfway(sum) {
-			to[i] = fma(a, b[i], c)
-			continue
+		x := float32(sum)
+		if suspect(sum, x) {
+			x = fma(a, b[i], c)
 		}
-		to[i] = float32(sum)
+		to[i] = x
 	}
 }
 
@@ -118,13 +118,13 @@ func (to vector) fmaPlus(a float32, b vector, c float32) {
 func (to vector) fmaSquare(a, c vector) {
 	a, c = a[:len(to)], c[:len(to)]
 	for i := range to {
-		x := float64(a[i])
-		sum := x*x + float64(c[i])
-		if halfway(sum) {
-			to[i] = fma(a[i], a[i], c[i])
-			continue
+		wide := float64(a[i])
+		sum := wide*wide + float64(c[i])
+		x := float32(sum)
+		if suspect(sum, x) {
+			x = fma(a[i], a[i], c[i])
 		}
-		to[i] = float32(sum)
+		to[i] = x
 	}
 }
 
