@@ -32,8 +32,10 @@ func flush(x float32) float32 {
 
 //go:noinline
 func mul(a, b float32) float32 { return round(float64(a) * float64(b)) }
+
 //go:noinline
 func add(a, b float32) float32 { return round(float64(a) + float64(b)) }
+
 //go:noinline
 func div(a, b float32) float32 { return round(float64(a) / float64(b)) }
 
@@ -80,37 +82,35 @@ func Float32ToBF16(x float32) uint16 {
 
 // FP16ToFloat32 is exact.
 func FP16ToFloat32(h uint16) float32 {
-	sign := uint32(h&0x8000) << 16
-	exponent, fraction := uint32(h>>10&0x1f), uint32(h&0x3ff)
-	switch exponent {
-	case 0:
-		magnitude := float32(fraction) * 0x1p-24
-		return math.Float32frombits(sign | math.Float32bits(magnitude))
-	case 0x1f:
-		if fraction != 0 {
-			fraction |= 0x200 // a quiet NaN
+	bits := uint32(h&0x7fff)<<13 + 112<<23
+	switch exponent := h & 0x7c00; exponent {
+	case 0: // zero or denormal: its fraction counts from 2^-14
+		bits = math.Float32bits(math.Float32frombits(bits+1<<23) - 0x1p-14)
+	case 0x7c00:
+		bits += 112 << 23
+		if bits > exponents {
+			bits |= 1 << 22 // a quiet NaN
 		}
-		return math.Float32frombits(sign | 0x7f800000 | fraction<<13)
 	}
-	return math.Float32frombits(sign | (exponent+112)<<23 | fraction<<13)
+	return math.Float32frombits(bits | uint32(h)<<16&sign)
 }
 
 // Float32ToFP16 rounds to nearest even, denormal results included.
 func Float32ToFP16(x float32) uint16 {
 	bits := math.Float32bits(x)
-	sign, magnitude := uint16(bits>>16)&0x8000, bits&0x7fffffff
-	switch {
-	case magnitude > 0x7f800000: // NaN
-		return sign | 0x7e00 | uint16(magnitude>>13)&0x3ff
-	case magnitude >= 0x477ff000: // rounds to 65536 or more
-		return sign | 0x7c00
-	case magnitude < 0x38800000: // below 2^-14: denormal in fp16
+	magnitude := bits &^ sign
+	h := (magnitude + 0xfff + magnitude>>13&1 - 112<<23) >> 13
+	if magnitude < 0x38800000 { // below 2^-14: denormal in fp16
 		// Adding 0.5 puts the last bit of the result at 2^-24, so that the
 		// addition itself rounds to nearest even.
-		return sign | uint16(math.Float32bits(math.Float32frombits(magnitude)+0.5)-0x3f000000)
+		h = math.Float32bits(math.Float32frombits(magnitude)+0.5) - 0x3f000000
+	} else if magnitude >= 0x477ff000 { // rounds to 65536 or more
+		h = 0x7c00
+		if magnitude > exponents { // NaN
+			h = 0x7e00 | magnitude>>13&0x3ff
+		}
 	}
-	magnitude += 0xfff + magnitude>>13&1
-	return sign | uint16((magnitude-112<<23)>>13)
+	return uint16(h | bits>>16&0x8000)
 }
 
 // Merge is the fp32 master of a parameter and its low 16 bits in split state.

@@ -173,70 +173,98 @@ type desk struct {
 	weights, gradient, first, second, scratch [Block]float32
 }
 
-// updateGeneric updates a chunk.
-func updateGeneric(f Format, constants *Constants, c Chunk) {
-	n := c.Len()
-	if n == 0 {
+// updateGeneric updates a chunk from element first on, the first of a turn, with
+// an undo log or nil.
+func updateGeneric(f Format, constants *Constants, c *Chunk, first int, log *Undo) {
+	n, turn := c.Len(), Block
+	if first == n {
 		return
+	}
+	if log != nil {
+		turn = f.granule()
 	}
 	var d desk
 	k := constants.scalars()
-	for first := 0; first < n; first += Block {
-		part := c.Slice(first, min(first+Block, n))
-		d.update(f, constants, &k, &part)
+	for ; first < n; first += Block {
+		end := min(first+Block, n)
+		part := c.Slice(first, end)
+		d.load(f, &part)
+		d.update(f, &k, end-first)
+		for at := first; at < end; at += turn {
+			part := c.Slice(at, min(at+turn, end))
+			if log != nil {
+				log.keep(f, &part, at)
+			}
+			d.store(f, constants, &part, at-first)
+		}
 	}
 }
 
-// update updates a chunk of up to Block elements.
-func (d *desk) update(f Format, constants *Constants, k *scalars, c *Chunk) {
+// load reads a chunk of up to Block elements.
+func (d *desk) load(f Format, c *Chunk) {
 	n := c.Len()
-	var p, g, m, v, t vector = d.weights[:n], d.gradient[:n], d.first[:n], d.second[:n], d.scratch[:n]
-	c.loadMaster(f, p)
-	c.Gradient.load(g)
-	switch {
-	case f.Moments == MomentsInt8:
-		c.block(0).load(m, v)
-		v.square(v)
-	default:
-		c.Moments[0].load(m)
-		if f.Algorithm.Moments() == 2 {
-			c.Moments[1].load(v)
+	c.loadMaster(f, d.weights[:n])
+	c.Gradient.load(d.gradient[:n])
+	if f.Moments == MomentsInt8 {
+		c.block(0).load(d.first[:n], d.second[:n])
+		vector(d.second[:n]).square(d.second[:n])
+		return
+	}
+	c.Moments[0].load(d.first[:n])
+	if f.Algorithm.Moments() == 2 {
+		c.Moments[1].load(d.second[:n])
+	}
+}
+
+// store stores a chunk that begins with an element of the desk.
+func (d *desk) store(f Format, constants *Constants, c *Chunk, at int) {
+	end := at + c.Len()
+	c.storeMaster(f, d.weights[at:end])
+	if f.Moments == MomentsInt8 {
+		dither := scramble(uint32(c.First/Block)) + constants.stride
+		c.block(0).encode(d.first[at:end], d.second[at:end], atRandom(dither))
+		return
+	}
+	for number, moment := range [][]float32{d.first[at:end], d.second[at:end]}[:f.Algorithm.Moments()] {
+		if number == f.Algorithm.SlowMoment() {
+			c.Moments[number].storeSlowMoment(moment, constants.ditherOf(c.First))
+		} else {
+			c.Moments[number].storeMoment(moment)
 		}
 	}
+}
+
+// update updates the first n elements. A second moment that will be stored in
+// int8 becomes its root.
+func (d *desk) update(f Format, k *scalars, n int) {
+	var p, g, m, v, t vector = d.weights[:n], d.gradient[:n], d.first[:n], d.second[:n], d.scratch[:n]
 	g.mul(k[abi.GradientScale], g)
 	g.fma(k[abi.L2Penalty], p, g)
-	dither := constants.ditherOf(c.First)
 	switch f.Algorithm {
 	case Adam:
-		k.adam(p, g, m, v, t)
+		root := t
 		if f.Moments == MomentsInt8 {
-			v.sqrt(v)
-			c.block(0).encode(m, v, atRandom(scramble(uint32(c.First/Block))+constants.stride))
-			break
+			root = v
 		}
-		c.Moments[0].storeMoment(m)
-		c.Moments[1].storeSlowMoment(v, dither)
+		k.adam(p, g, m, v, root, t)
 	case Lion:
 		k.lion(p, g, m, t)
-		c.Moments[0].storeMoment(m)
 	case Adagrad:
 		k.adagrad(p, g, m, t)
-		c.Moments[0].storeSlowMoment(m, dither)
 	case SGD:
 		k.sgd(p, g, m, t)
-		c.Moments[0].storeMoment(m)
 	}
-	c.storeMaster(f, p)
 }
 
-func (k *scalars) adam(p, g, m, v, t vector) {
+// adam makes the root of v in a vector that may be v or t.
+func (k *scalars) adam(p, g, m, v, root, t vector) {
 	m.mul(k[abi.Beta1], m)
 	m.fma(k[abi.OneMinusBeta1], g, m)
 	t.square(g)
 	v.mul(k[abi.Beta2], v)
 	v.fma(k[abi.OneMinusBeta2], t, v)
-	t.sqrt(v)
-	t.fmaPlus(k[abi.InverseRootBias2], t, k[abi.Epsilon])
+	root.sqrt(v)
+	t.fmaPlus(k[abi.InverseRootBias2], root, k[abi.Epsilon])
 	t.div(m, t)
 	p.fma(k[abi.Decay], p, p)
 	p.fma(k[abi.StepSize], t, p)

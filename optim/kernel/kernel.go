@@ -188,11 +188,14 @@ func Select() (Set, error) {
 // Update updates a chunk. Every stream of the chunk must have the same length.
 func (s Set) Update(f Format, constants *Constants, c Chunk) {
 	n := c.check(f)
-	if whole := n - n%f.granule(); s != Generic && whole > 0 {
-		s.update(0, whole, f, constants, &c, nil)
-		c = c.Slice(whole, n)
+	whole := 0
+	if s != Generic {
+		whole = n - n%f.granule()
 	}
-	updateGeneric(f, constants, c)
+	if whole > 0 {
+		s.update(0, whole, f, constants, &c, nil)
+	}
+	updateGeneric(f, constants, &c, whole, nil)
 }
 
 // Traffic moves the bytes that Update moves, stream by stream, without its

@@ -123,16 +123,34 @@ func accumulateReference(sum, gradient Array) {
 	}
 }
 
-// sumSquaresReference is the sum of one part.
-func sumSquaresReference(g Array, lanes *[abi.Group]float64) {
-	for from := 0; from < g.Len(); from += abi.Run {
+// sumSquaresOfPartsReference is the sum in fp32, run by run, of four parts.
+func sumSquaresOfPartsReference(g Array) float64 {
+	var sums [abi.Parts][abi.Group]float64
+	apart := (g.Len() + abi.Run*abi.Parts - 1) / (abi.Run * abi.Parts) * abi.Run
+	for first := 0; first < g.Len(); first += abi.Run {
 		var run [abi.Group]float32
-		for i := from; i < min(from+abi.Run, g.Len()); i++ {
+		for i := first; i < min(first+abi.Run, g.Len()); i++ {
 			x := flush(g.At(i))
 			run[i%abi.Group] = fma(x, x, run[i%abi.Group])
 		}
 		for lane, x := range run {
-			lanes[lane] += float64(x)
+			sums[first/apart][lane] += float64(x)
 		}
 	}
+	for lane := range sums[0] {
+		sums[0][lane] = (sums[0][lane] + sums[2][lane]) + (sums[1][lane] + sums[3][lane])
+	}
+	return addUp(&sums[0])
+}
+
+func sumSquaresReference(g Array) float64 {
+	if sum := sumSquaresOfPartsReference(g); 0x1p-64 <= sum && sum <= math.MaxFloat64 {
+		return sum
+	}
+	var lanes [abi.Group]float64
+	for i := range g.Len() {
+		x := float64(flush(g.At(i)))
+		lanes[i%abi.Group] += float64(x * x)
+	}
+	return addUp(&lanes)
 }

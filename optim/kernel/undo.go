@@ -51,21 +51,12 @@ func (u Undo) Begun() bool { return u.head().turn.Load() >= 0 }
 // keeps in the log what it takes to make it again. The bits are those of
 // [Set.Update].
 func (s Set) UpdateLogged(f Format, constants *Constants, c Chunk, first int, u Undo) {
-	n, turn := c.check(f), f.granule()
-	if whole := n - n%turn; s != Generic && first < whole {
+	n := c.check(f)
+	if whole := n - n%f.granule(); s != Generic && first < whole {
 		s.update(first, whole, f, constants, &c, pointer(u.bytes))
 		first = whole
 	}
-	if first == n {
-		return
-	}
-	var d desk
-	k := constants.scalars()
-	for ; first < n; first += turn {
-		part := c.Slice(first, min(first+turn, n))
-		u.keep(f, &part, first)
-		d.update(f, constants, &k, &part)
-	}
+	updateGeneric(f, constants, &c, first, &u)
 }
 
 // Restore makes a chunk what it was after some whole turns of a logged update,
