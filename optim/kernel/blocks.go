@@ -25,7 +25,7 @@ type block struct {
 }
 
 // block is one of the blocks of int8 moments of a chunk.
-func (c Chunk) block(number int) block {
+func (c *Chunk) block(number int) block {
 	from := number * Block
 	end := min(from+Block, len(c.Moments[0].Data)) // a byte each
 	return block{&c.Headers[number], c.Moments[0].Data[from:end], c.Moments[1].Data[from:end]}
@@ -33,17 +33,21 @@ func (c Chunk) block(number int) block {
 
 // Moment is element i of the first moment (number 0) or the second (1), as an
 // update would see it.
-func (c Chunk) Moment(number, i int) float32 {
+func (c *Chunk) Moment(number, i int) float32 {
 	if c.Headers == nil {
 		return c.Moments[number].At(i)
 	}
-	m, s := c.block(i / Block).decode(i % Block)
-	return [2]float32{m, s * s}[number]
+	floor, shift := layout(c.Headers[i/Block])
+	m, s := decode(c.Moments[0].Data[i], c.Moments[1].Data[i], floor, shift)
+	if number == 0 {
+		return m
+	}
+	return s * s
 }
 
 // PutBlock holds the moments of a block in int8, rounded to nearest: they come
 // from elsewhere, and are rounded once, not step by step.
-func (c Chunk) PutBlock(number int, firsts, seconds []float32) {
+func (c *Chunk) PutBlock(number int, firsts, seconds []float32) {
 	var roots [Block]float32
 	for i, v := range seconds {
 		roots[i] = sqrt(flush(v))
@@ -60,15 +64,9 @@ func scramble(x uint32) uint32 {
 	return x ^ x>>16
 }
 
-// decode gives element i of the first moment, and the root of the second.
-func (b block) decode(i int) (m, s float32) {
-	floor, shift := b.layout()
-	return decode(b.first[i], b.second[i], floor, shift)
-}
-
 // load reads all elements.
 func (b block) load(firsts, roots vector) {
-	floor, shift := b.layout()
+	floor, shift := layout(*b.header)
 	first, second := b.first[:len(firsts)], b.second[:len(firsts)]
 	roots = roots[:len(firsts)]
 	for i := range firsts {
@@ -76,11 +74,10 @@ func (b block) load(firsts, roots vector) {
 	}
 }
 
-// layout is what the header says.
-func (b block) layout() (floor, shift uint32) {
-	return uint32(*b.header & 0xff), uint32(*b.header >> 8)
-}
+// layout is what a header says.
+func layout(header uint16) (floor, shift uint32) { return uint32(header & 0xff), uint32(header >> 8) }
 
+// decode gives an element of the first moment, and the root of the second.
 func decode(first, second byte, floor, shift uint32) (m, s float32) {
 	if second == 0 {
 		return 0, 0

@@ -35,7 +35,7 @@ func (a Array) Put(i int, x float32) {
 }
 
 // MasterWeight is master weight i of a chunk.
-func (c Chunk) MasterWeight(f Format, i int) float32 {
+func (c *Chunk) MasterWeight(f Format, i int) float32 {
 	if f.State == FP32 {
 		return c.Master[i]
 	}
@@ -43,7 +43,7 @@ func (c Chunk) MasterWeight(f Format, i int) float32 {
 }
 
 // PutMasterWeight stores master weight i, and what the trainer reads of it.
-func (c Chunk) PutMasterWeight(f Format, i int, p float32) {
+func (c *Chunk) PutMasterWeight(f Format, i int, p float32) {
 	if f.State == Split {
 		c.Parameter[i], c.Low[i] = Separate(p)
 		return
