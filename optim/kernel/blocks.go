@@ -6,8 +6,8 @@ import (
 	"plimsoll/optim/kernel/abi"
 )
 
-// The code of int8 moments in plain Go: the specification of the vector
-// kernels. The package's documentation has it as formulas.
+// The code of int8 moments in plain Go. The package's documentation has it as
+// formulas.
 
 const (
 	exponents = uint32(0x7f800000) // the exponent bits of a binary32 number

@@ -1,8 +1,8 @@
 // Package kernel updates optimizer state in one pass over memory: unscale,
 // clip, update and 16-bit output happen in registers.
 //
-// There is a plain Go reference and, generated from _asm, vector kernels for
-// AVX2 (with FMA and F16C) and AVX-512. They give the same bits: each operation
+// There is a kernel in plain Go and, generated from _asm, vector kernels for AVX2
+// (with FMA and F16C) and AVX-512. They give the same bits: each operation
 // below is one IEEE 754 binary32 operation, rounded to nearest even, in the
 // order in which it is written; fma is fused; and a denormal operand or result
 // counts as a zero of its sign. Denormals carry nothing that training needs,
