@@ -5,14 +5,14 @@ import "math"
 // vector is a stretch of numbers in fp32. Its methods set each of them to the
 // result of one operation of the contract; operands may be the vector itself.
 //
-// They take the processor's own operations, which differ from the contract's in
-// rare cases that the result betrays, and leave those to the exact functions.
-// Nothing else in the loops is a call, and nothing depends on the turn before.
-// That is why constants are converted outside of the loops: on x86-64 a
-// conversion into a register waits for what the register held before.
+// They are loops of the processor's own operations. Where a result shows that it
+// may not be the contract's, which is rare, the exact function makes it again.
+// Else there is neither a call nor a branch that is taken, and no turn waits for
+// the one before. For that constants are converted outside of the loops: on
+// x86-64 a conversion waits for what its register held before.
 type vector []float32
 
-// tiny says that a result is so small that it may have to be a zero, but none.
+// tiny says that a result is so small that it may have to be a zero, and is none.
 func tiny(x float32) bool {
 	bits := math.Float32bits(x)
 	return bits&0x7f000000 == 0 && bits<<1 != 0
