@@ -22,8 +22,9 @@ type Pages uint8
 const (
 	// BasePages are the system's ordinary pages.
 	BasePages Pages = iota
-	// TransparentHugePages are ordinary pages that the kernel was asked to
-	// join into huge ones. They are granted where there is room.
+	// TransparentHugePages are ordinary pages that the kernel is asked to
+	// join into huge ones. They are granted where there is room; see
+	// [Arena.Populate].
 	TransparentHugePages
 	// HugetlbPages come from the host's reserved pool of 2 MiB pages. There
 	// must be enough of them: a missing page is a fatal signal on first touch.
@@ -59,12 +60,15 @@ const NamePrefix = "plimsoll/"
 type Arena struct {
 	name  string
 	size  ledger.Bytes
+	pages Pages
 	file  *os.File
 	whole []byte
+	// gaveUp says that joining pages into huge ones takes too long, or cannot be.
+	gaveUp atomic.Bool
 }
 
 // New maps an arena of size bytes, untouched: a page belongs to the NUMA node
-// of the thread that first writes to it.
+// of the thread that populates it, or writes to it first.
 func New(name string, size ledger.Bytes, pages Pages) (*Arena, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("arena %s: %d bytes", name, size)
@@ -77,7 +81,7 @@ func New(name string, size ledger.Bytes, pages Pages) (*Arena, error) {
 	if err != nil {
 		return nil, fmt.Errorf("arena %s: memfd_create: %w", name, err)
 	}
-	a := &Arena{name: name, size: size, file: os.NewFile(uintptr(descriptor), NamePrefix+name)}
+	a := &Arena{name: name, size: size, pages: pages, file: os.NewFile(uintptr(descriptor), NamePrefix+name)}
 	if err := a.open(pages); err != nil {
 		return nil, errors.Join(fmt.Errorf("arena %s of %v: %w", name, size, err), a.Close())
 	}
@@ -94,7 +98,7 @@ func (a *Arena) open(pages Pages) error {
 	if _, err := unix.FcntlInt(a.file.Fd(), unix.F_ADD_SEALS, seals); err != nil {
 		return fmt.Errorf("sealing: %w", err)
 	}
-	return a.mapFile(pages)
+	return a.mapFile()
 }
 
 // Attach maps an arena that another process has made, from its file. The file
@@ -107,9 +111,9 @@ func Attach(name string, size ledger.Bytes, pages Pages, file *os.File) (*Arena,
 	if err != nil {
 		return nil, fmt.Errorf("arena %s: its file: %w", name, err)
 	}
-	a := &Arena{name: name, size: size, file: os.NewFile(uintptr(descriptor), NamePrefix+name)}
+	a := &Arena{name: name, size: size, pages: pages, file: os.NewFile(uintptr(descriptor), NamePrefix+name)}
 	if err = a.check(pages); err == nil {
-		err = a.mapFile(pages)
+		err = a.mapFile()
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("arena %s of %v: %w", name, size, err), a.Close())
@@ -137,11 +141,11 @@ func (a *Arena) check(pages Pages) error {
 	return nil
 }
 
-func (a *Arena) mapFile(pages Pages) error {
-	if err := a.mapAt(uintptr(pages.Round(a.size)), staggered(pages)); err != nil {
+func (a *Arena) mapFile() error {
+	if err := a.mapAt(uintptr(a.pages.Round(a.size)), staggered(a.pages)); err != nil {
 		return err
 	}
-	if pages == TransparentHugePages {
+	if a.pages == TransparentHugePages {
 		if err := unix.Madvise(a.whole, unix.MADV_HUGEPAGE); err != nil {
 			return fmt.Errorf("madvise(MADV_HUGEPAGE): %w", err)
 		}

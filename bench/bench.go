@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"plimsoll/engine"
+	"plimsoll/ledger"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
 	"plimsoll/rehearse"
@@ -74,6 +75,7 @@ func (p *Plan) measure(ctx context.Context, c Case, progress rehearse.Progress) 
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, shard.Close()) }()
+	shard.Populate(ctx, func(ledger.Bytes) {})
 	shard.Each(func(first int64, chunk kernel.Chunk) {
 		if ctx.Err() == nil {
 			synthetic.State(0, first, chunk)

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"slices"
 
 	"plimsoll/arena"
@@ -9,8 +10,7 @@ import (
 )
 
 // ChoosePages takes huge pages when the host grants them: the hugetlb pool must
-// have room for every arena, and shared memory is joined into huge pages only
-// where the administrator allows it.
+// have room for every arena, or the kernel join pages into huge ones.
 func ChoosePages(h *host.Host, shards []ShardConfig) arena.Pages {
 	var whole ledger.Bytes
 	for _, shard := range shards {
@@ -21,7 +21,7 @@ func ChoosePages(h *host.Host, shards []ShardConfig) arena.Pages {
 	switch {
 	case HugetlbFree(h) >= whole:
 		return arena.HugetlbPages
-	case slices.Contains([]string{"always", "within_size", "advise", "force"}, h.HugePages.Shared):
+	case h.HugePages.Joins, slices.Contains([]string{"always", "within_size", "advise", "force"}, h.HugePages.Shared):
 		return arena.TransparentHugePages
 	}
 	return arena.BasePages
@@ -36,4 +36,30 @@ func HugetlbFree(h *host.Host) ledger.Bytes {
 		}
 	}
 	return 0
+}
+
+// Populate has the kernel give all arenas their pages, each on the NUMA node of
+// the worker that will update most of what is in it. The shard is new, and holds
+// nothing but zeros. What is there is told to advance, from the workers; when the
+// context is done, the rest is left out.
+func (s *Shard) Populate(ctx context.Context, advance func(ledger.Bytes)) {
+	const portion = 32 * arena.PopulateUnit
+	s.wait()
+	s.workers.Start(func(worker int) {
+		for i, plan := range s.config.Arenas() {
+			if plan.role == journalRole {
+				continue // it was written when it was made
+			}
+			a := s.arenas[i]
+			units := (a.Mapped() + arena.PopulateUnit - 1) / arena.PopulateUnit
+			share := func(worker int) ledger.Bytes {
+				return min(a.Mapped(), units*ledger.Bytes(worker)/ledger.Bytes(s.workers.Count())*arena.PopulateUnit)
+			}
+			for first, end := share(worker), share(worker+1); first < end && ctx.Err() == nil; first += portion {
+				a.Populate(first, min(first+portion, end))
+				advance(min(portion, end-first))
+			}
+		}
+	})
+	s.wait()
 }

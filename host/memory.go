@@ -95,6 +95,10 @@ type HugePages struct {
 	Pools       []HugePagePool `json:"pools"`         // by size
 	Transparent string         `json:"transparent"`   // "always", "madvise" or "never"; empty where the kernel has none
 	Shared      string         `json:"shared_memory"` // the same for shared memory (shmem_enabled)
+	// Joins says that the kernel joins pages of shared memory into huge ones
+	// when it is asked to (MADV_COLLAPSE), whatever Shared says. It was tried;
+	// of hosts that were recorded it is not known.
+	Joins bool `json:"joins_shared_memory"`
 }
 
 // HugePagePool is a pool of hugetlb pages of one size.

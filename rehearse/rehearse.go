@@ -85,7 +85,18 @@ func (p *Plan) Run(ctx context.Context, progress Progress) (m *Measurement, err 
 	}
 	m = &Measurement{}
 	begin := time.Now()
-	progress.Begin("touching memory", p.Held)
+	var mapped ledger.Bytes
+	for _, s := range t.shards {
+		for _, a := range s.Arenas() {
+			mapped += a.Mapped()
+		}
+	}
+	progress.Begin("getting memory", int64(mapped))
+	for _, s := range t.shards {
+		s.Populate(ctx, func(size ledger.Bytes) { progress.Advance(int64(size)) })
+	}
+	progress.End()
+	progress.Begin("writing weights", p.Held)
 	t.each(func(s *engine.Shard, first int64, c kernel.Chunk) {
 		if ctx.Err() == nil {
 			synthetic.State(s.Config().Rank, first, c)

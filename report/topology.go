@@ -147,6 +147,9 @@ func hugePagesText(pages host.HugePages) string {
 	if pages.Shared != "" {
 		parts = append(parts, "for shared memory "+pages.Shared)
 	}
+	if pages.Joins {
+		parts = append(parts, "joined when asked to")
+	}
 	return strings.Join(parts, "; ")
 }
 

@@ -289,8 +289,7 @@ func (s *Server) create(d *Document, c *connection) (*session, error) {
 		return nil, errors.Join(err, shard.Close())
 	}
 	// Every page is there before the answer is, and near the worker whose it is.
-	shard.Each(func(_ int64, c kernel.Chunk) { zero(c) })
-	clear(shard.Arena(engine.ComponentNorm).Bytes())
+	shard.Populate(context.Background(), func(ledger.Bytes) {})
 	made := &session{document: d, shard: shard, record: record}
 	for _, a := range made.arenas() {
 		if err := s.given.store.keep(a.Name(), a.File()); err != nil {

@@ -166,15 +166,3 @@ func (s *session) accumulate(t transfer) error {
 	s.shard.Accumulate(int64(t.First), kernel.Array{Type: of, Data: data})
 	return nil
 }
-
-// zero touches every page of a chunk.
-func zero(c kernel.Chunk) {
-	clear(c.Parameter)
-	clear(c.Low)
-	clear(c.Master)
-	for _, m := range c.Moments {
-		clear(m.Data)
-	}
-	clear(c.Headers)
-	clear(c.Gradient.Data)
-}

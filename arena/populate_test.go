@@ -1,0 +1,95 @@
+package arena
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"testing"
+	"unsafe"
+
+	"plimsoll/host"
+	"plimsoll/ledger"
+	"plimsoll/probe"
+)
+
+// TestPopulate gets the pages of stretches of arenas of both kinds, and of no
+// others: the kernel says what it has given.
+func TestPopulate(t *testing.T) {
+	for _, pages := range []Pages{BasePages, TransparentHugePages} {
+		for _, size := range []ledger.Bytes{1, 5 * ledger.KiB, 2 * ledger.MiB, 7*ledger.MiB + 12345, 150 * ledger.MiB} {
+			t.Run(fmt.Sprintf("%v/%v", pages, size), func(t *testing.T) {
+				a, err := New("populate", size, pages)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer a.Close()
+				middle := min(a.Mapped(), (a.Mapped()/2+PopulateUnit-1)/PopulateUnit*PopulateUnit)
+				for _, part := range [][2]ledger.Bytes{{middle, a.Mapped() + 1}, {0, middle}} {
+					before := resident(t, a)
+					a.Populate(part[0], part[1])
+					got, want := resident(t, a)-before, min(part[1], a.Mapped())-part[0]
+					// Where shared memory gets huge pages by itself, the last may go beyond the end.
+					if got < want || got > want && got%HugetlbSize != 0 {
+						t.Errorf("%v to %v: the kernel gave %v, want %v", part[0], part[1], got, want)
+					}
+				}
+				if !bytes.Equal(a.Whole(), make([]byte, a.Mapped())) {
+					t.Error("it holds something")
+				}
+			})
+		}
+	}
+}
+
+func resident(t *testing.T, a *Arena) ledger.Bytes {
+	t.Helper()
+	size, err := a.Resident()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return size
+}
+
+// TestPopulateJoinsPages where the kernel can.
+func TestPopulateJoinsPages(t *testing.T) {
+	h, err := host.Local()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !h.HugePages.Joins {
+		t.Skip("this kernel joins no pages of shared memory")
+	}
+	a, err := New("joined", 64*ledger.MiB, TransparentHugePages)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	a.Populate(0, a.Mapped())
+	memory, err := probe.Process(os.DirFS("/"), "self")
+	if err != nil {
+		t.Fatal(err)
+	}
+	huge := memory.Mappings["/memfd:"+NamePrefix+"joined"].Huge
+	if huge == 0 {
+		t.Error("no page is huge, and the kernel made one when it was tried")
+	}
+	t.Logf("%v of %v are on huge pages", huge, a.Mapped())
+}
+
+// TestPopulateGivesUp where the kernel joins no pages: all are there all the same.
+func TestPopulateGivesUp(t *testing.T) {
+	a, err := New("small", 4*ledger.MiB, BasePages) // its address is that of no huge page, most likely
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	a.pages = TransparentHugePages
+	odd := uintptr(unsafe.Pointer(&a.whole[0]))%uintptr(HugetlbSize) != 0
+	a.Populate(0, a.Mapped())
+	if a.gaveUp.Load() != odd {
+		t.Errorf("it gave up: %v, and its address is that of no huge page: %v", a.gaveUp.Load(), odd)
+	}
+	if got := resident(t, a); got != a.Mapped() {
+		t.Errorf("the kernel gave %v of %v", got, a.Mapped())
+	}
+}
