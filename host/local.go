@@ -9,13 +9,17 @@ import (
 )
 
 // Local is the host that this process runs on.
-func Local() (*Host, error) {
-	root, affinity, err := Root("")
+func Local() (*Host, error) { return Of("") }
+
+// Of is the host that this process runs on for an empty name, else one whose
+// files are there: see [Root].
+func Of(name string) (*Host, error) {
+	root, affinity, err := Root(name)
 	if err != nil {
 		return nil, err
 	}
 	h, err := Discover(root, affinity)
-	if err == nil {
+	if err == nil && name == "" {
 		h.HugePages.Joins = joins()
 	}
 	return h, err

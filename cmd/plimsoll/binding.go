@@ -29,7 +29,7 @@ why, and changes nothing.`,
   plimsoll binding --ranks 2 --allowed 2-5,8 --allowed 9,12-15 --fsroot machine.txtar --json`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			h, err := hostAt(fsroot)
+			h, err := host.Of(fsroot)
 			if err != nil {
 				return err
 			}

@@ -36,7 +36,7 @@ holds proc and sys of another machine.`,
 			if record != "" {
 				return recordTopology(c, fsroot, record)
 			}
-			h, err := hostAt(fsroot)
+			h, err := host.Of(fsroot)
 			if err != nil {
 				return err
 			}
@@ -57,15 +57,6 @@ holds proc and sys of another machine.`,
 
 func fsrootFlag(c *cobra.Command, fsroot *string) {
 	c.Flags().StringVar(fsroot, "fsroot", "", "read another machine: a `directory` with proc and sys, or a file of topology --record")
-}
-
-// hostAt is this host, or the recorded one of that name.
-func hostAt(fsroot string) (*host.Host, error) {
-	root, affinity, err := host.Root(fsroot)
-	if err != nil {
-		return nil, err
-	}
-	return host.Discover(root, affinity)
 }
 
 func recordTopology(c *cobra.Command, fsroot, file string) error {
