@@ -52,6 +52,11 @@ class Mesh(NamedTuple):
     replicas: int = 1
 
     @property
+    def size(self) -> int:
+        """All ranks."""
+        return self.world * self.replicas
+
+    @property
     def group(self) -> Any:
         """The ranks that have one copy of all shards."""
         return self.groups[0]
