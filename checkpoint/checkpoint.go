@@ -34,10 +34,13 @@ type Piece struct {
 // Shard is what one rank holds in one format: the concatenation of its pieces.
 type Shard struct {
 	Rank, World int
-	Part        string // tells the shards of a rank apart
-	Format      kernel.Format
-	Pieces      []Piece
-	State       *engine.Shard
+	// Ranks whose shards are copies of each other are its replicas: this is
+	// number Replica of Replicas, and saves its share of the chunks. None is one.
+	Replica, Replicas int
+	Part              string // tells the shards of a rank apart
+	Format            kernel.Format
+	Pieces            []Piece
+	State             *engine.Shard
 }
 
 // Sections are the stretches of a shard that differ in their parameter group or

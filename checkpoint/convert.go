@@ -142,7 +142,7 @@ func (c *Checkpoint) recut(shards []Shard, ranks int) ([]Shard, error) {
 	return all, nil
 }
 
-// cut is elements from to end of the concatenation of whole parameters.
+// cut is elements from to end of the concatenation of the pieces.
 func cut(pieces []Piece, from, end int64) []Piece {
 	var own []Piece
 	at := int64(0)
@@ -150,7 +150,7 @@ func cut(pieces []Piece, from, end int64) []Piece {
 		first, last := max(from, at), min(end, at+p.Count)
 		at += p.Count
 		if first < last {
-			p.First, p.Count = first-(at-p.Count), last-first
+			p.First, p.Count = p.First+first-(at-p.Count), last-first
 			own = append(own, p)
 		}
 	}

@@ -44,7 +44,16 @@ type manifest struct {
 	Header    int64             `json:"header_bytes"`
 	HeaderSum checksums         `json:"header_crc32c"`
 	Streams   []streamDocument  `json:"streams"`
+	Share     *shareDocument    `json:"share,omitzero"` // where several ranks hold the shard
 	Training  jsontext.Value    `json:"training,omitzero"`
+}
+
+// shareDocument says which share of a shard the file holds, so that a checkpoint
+// that lacks the others is known for it.
+type shareDocument struct {
+	Replica  int       `json:"replica"`
+	Replicas int       `json:"replicas"`
+	Pieces   checksums `json:"pieces_crc32c"` // of the pieces of the whole shard, the same in all its replicas
 }
 
 type sectionDocument struct {
@@ -181,13 +190,22 @@ func newManifest(s Shard, l *layout, step int64, header []byte, training jsontex
 	for _, s := range l.sections {
 		m.Sections = append(m.Sections, sectionDocument{s.Elements, s.Group, s.Moments.String()})
 	}
-	for _, p := range l.pieces {
-		m.Pieces = append(m.Pieces, pieceDocument{p.Name, p.Shape, p.Group, p.Moments.String(), p.First, p.Count})
+	m.Pieces = documentOf(l.pieces)
+	if s.Replicas > 1 {
+		m.Share = &shareDocument{s.Replica, s.Replicas, checksums{checksum(fmt.Append(nil, documentOf(s.Pieces)))}}
 	}
 	for _, s := range l.streams {
 		m.Streams = append(m.Streams, streamDocument{s.name, s.Type.String(), int64(len(header)) + s.offset, s.bytes, make(checksums, s.sums)})
 	}
 	return m
+}
+
+func documentOf(pieces []Piece) []pieceDocument {
+	var documents []pieceDocument
+	for _, p := range pieces {
+		documents = append(documents, pieceDocument{p.Name, p.Shape, p.Group, p.Moments.String(), p.First, p.Count})
+	}
+	return documents
 }
 
 // layout is the layout that the manifest describes, held against the manifest.
@@ -197,6 +215,9 @@ func (m *manifest) layout() (*layout, error) {
 	}
 	if err := validateName(m.Rank, m.World, m.Part); err != nil {
 		return nil, err
+	}
+	if s := m.Share; s != nil && (s.Replicas > maxRanks || s.Replica < 0 || s.Replica >= s.Replicas || len(s.Pieces) != 1) {
+		return nil, fmt.Errorf("the share of replica %d of %d, of pieces with %d checksums", s.Replica, s.Replicas, len(s.Pieces))
 	}
 	format, err := m.format()
 	if err != nil {

@@ -292,6 +292,9 @@ func (t *torchFile) stepOf(step any) (int64, error) {
 
 // checkpoint is the file as a checkpoint of one rank, with everything in fp32.
 func (t *torchFile) checkpoint() (*Checkpoint, error) {
+	if len(t.pieces) == 0 {
+		return nil, errors.New("it has no parameters")
+	}
 	format := kernel.Format{Algorithm: t.algorithm, State: kernel.FP32, Parameter: dtype.BF16, Gradient: dtype.BF16}
 	l, err := newLayout(format, engine.DefaultChunk, Sections(t.pieces), t.pieces)
 	if err != nil {

@@ -113,10 +113,37 @@ func (l *layout) addSections(sections []engine.Section) error {
 		l.elements += s.Elements
 		l.sections = append(l.sections, s)
 	}
-	if l.elements == 0 {
-		return fmt.Errorf("a shard without elements")
-	}
 	return nil
+}
+
+// share is the layout of what one of several replicas of the shard saves, and
+// the element of the shard that it begins with. It is whole chunks, so that blocks
+// of int8 moments stay whole; with more replicas than chunks some have none.
+func (l *layout) share(replica, replicas int) (*layout, int64, error) {
+	replicas = max(1, replicas)
+	if replica < 0 || replica >= replicas || replicas > maxRanks {
+		return nil, 0, fmt.Errorf("replica %d of %d, expected 0 to %d of at most %d", replica, replicas, replicas-1, maxRanks)
+	}
+	first, end := l.begin(l.chunks*replica/replicas), l.begin(l.chunks*(replica+1)/replicas)
+	var sections []engine.Section
+	for _, s := range l.sections {
+		own := s.Section
+		own.Elements = min(end, s.first+s.Elements) - max(first, s.first)
+		if own.Elements > 0 {
+			sections = append(sections, own)
+		}
+	}
+	share, err := newLayout(l.format, l.chunk, sections, cut(l.pieces, first, end))
+	return share, first, err
+}
+
+// begin is the element that a chunk begins with, or that after the last.
+func (l *layout) begin(chunk int) int64 {
+	if chunk == l.chunks {
+		return l.elements
+	}
+	first, _ := l.extent(chunk)
+	return first
 }
 
 // blocks is the number of blocks of int8 moments, of which the last may be

@@ -159,12 +159,43 @@ func assemble(folder string, files []*file) (*Checkpoint, error) {
 	if len(ranks) != first.World {
 		return nil, c.incomplete("the files of %s of %d are missing", missing(ranks, first.World), first.World)
 	}
+	if err := c.checkShares(); err != nil {
+		return nil, err
+	}
 	for _, name := range c.names {
 		if err := c.checkWhole(c.parameters[name]); err != nil {
 			return nil, err
 		}
 	}
 	return c, nil
+}
+
+// checkShares says whether all replicas of a shard have saved: a parameter may be
+// in the share of one alone.
+func (c *Checkpoint) checkShares() error {
+	type shard struct {
+		part     string
+		replicas int
+		pieces   uint32
+	}
+	saved := map[shard]map[int]bool{}
+	for _, f := range c.files {
+		s := f.manifest.Share
+		if s == nil {
+			continue
+		}
+		of := shard{f.manifest.Part, s.Replicas, s.Pieces[0]}
+		if saved[of] == nil {
+			saved[of] = map[int]bool{}
+		}
+		saved[of][s.Replica] = true
+	}
+	for of, replicas := range saved {
+		if len(replicas) != of.replicas {
+			return c.incomplete("part %s: %d ranks hold a shard, and the shares of %d of them are here", of.part, of.replicas, len(replicas))
+		}
+	}
+	return nil
 }
 
 func (c *Checkpoint) incomplete(format string, arguments ...any) error {

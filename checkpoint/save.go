@@ -26,14 +26,19 @@ type Saving struct {
 	err    error
 }
 
-// Save begins to write a shard as it is now, and returns. No step may be under
-// way; those that begin later do not change what is written. The training
+// Save begins to write a shard as it is now, or this replica's share of it, and
+// returns. No step may be under way; those that begin later do not change what
+// is written. The training
 // document is the caller's own, and given back by [Checkpoint.Load].
 //
 // What can be wrong with the directory is said before anything begins: it is not
 // there, cannot be written to, or has too little room.
 func Save(directory string, s Shard, training jsontext.Value) (*Saving, error) {
-	l, err := layoutOf(s)
+	whole, err := layoutOf(s)
+	if err != nil {
+		return nil, err
+	}
+	l, first, err := whole.share(s.Replica, s.Replicas)
 	if err != nil {
 		return nil, err
 	}
@@ -53,6 +58,7 @@ func Save(directory string, s Shard, training jsontext.Value) (*Saving, error) {
 		return nil, err
 	}
 	measureSpare()
+	w.first = first
 	return w.save(s.State), nil
 }
 
@@ -65,11 +71,17 @@ func measureSpare() {
 	pageCache.set(int64(bytes))
 }
 
-// save begins to write a shard.
+// save begins to write a shard, or the share of it that the file is of.
 func (w *writer) save(state *engine.Shard) *Saving {
 	ctx, cancel := context.WithCancel(context.Background())
 	x := &Saving{step: w.manifest.Step, cancel: cancel, done: make(chan struct{})}
-	snapshot := state.Snapshot(func(u engine.Unit) error { return w.write(u.First, u.State) })
+	snapshot := state.Snapshot(func(u engine.Unit) error {
+		first := u.First - w.first
+		if first < 0 || first >= w.layout.elements {
+			return nil // another replica writes it
+		}
+		return w.write(first, u.State)
+	})
 	go func() {
 		defer close(x.done)
 		x.err = w.run(ctx, snapshot)

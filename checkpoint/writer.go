@@ -21,6 +21,7 @@ var pageCache = newSpare(0)
 type writer struct {
 	folder, name string
 	file         *os.File
+	first        int64 // element of the shard that the file begins with
 	layout       *layout
 	manifest     *manifest
 	header       []byte
@@ -87,7 +88,7 @@ func (w *writer) checkRoom() error {
 	return nil
 }
 
-// write writes a chunk, which begins at an element of the shard, straight from
+// write writes a chunk, which begins at an element of the file, straight from
 // where it lies. Several may be written at once. It waits for the disk where
 // there is no memory to spare; who can wait paces itself before.
 func (w *writer) write(first int64, c kernel.Chunk) error {

@@ -350,7 +350,7 @@ func (s *Session) Wait(step, first, count int64) error {
 // Save begins to write the state into a folder of checkpoints, and returns the
 // step that it is of.
 func (s *Session) Save(directory string, training jsontext.Value) (int64, error) {
-	return s.ask(Save, saveBody{directory, training})
+	return s.ask(Save, saveBody{Directory: directory, Training: training})
 }
 
 // Saved waits until nothing is being saved, and returns the step that was

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"plimsoll/checkpoint"
 )
 
 // TestFilesThatChangeWhileTheyAreLoaded damages a checkpoint again and again
@@ -102,6 +104,47 @@ func TestLoadIntoANewSession(t *testing.T) {
 	}
 	if got, status := fingerprint(t, s), r.overview(t).Sessions[0]; got != saved || !status.Initialized || status.Step != 2 {
 		t.Errorf("%s at step %d was loaded, initialized %v, want %s", got, status.Step, status.Initialized, saved)
+	}
+}
+
+// TestReplicasSaveOnce: two sessions that hold the same save it together, and one
+// loads it.
+func TestReplicasSaveOnce(t *testing.T) {
+	r := startService(t)
+	document := func(rank int) *Document {
+		return testDocument(small, func(d *Document) { d.Rank, d.World, d.LocalWorld = rank, 2, 2 })
+	}
+	replicas := []*Session{begun(t, r.Socket, document(0)), begun(t, r.Socket, document(1))}
+	directory, elements := t.TempDir(), int64(0)
+	for replica, s := range replicas {
+		mustStep(t, s, 2)
+		if step, err := s.ask(Save, saveBody{Directory: directory, Replica: replica, Replicas: 2}); err != nil || step != 2 {
+			t.Fatalf("step %d is saved: expected 2 (%v)", step, err)
+		}
+		if _, err := s.Saved(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := fingerprint(t, replicas[0])
+	if err := replicas[1].Commit(directory, 2); err != nil {
+		t.Fatal(err)
+	}
+	found, err := checkpoint.Open(directory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range found.Files() {
+		elements += f.Parameters
+	}
+	if elements != replicas[0].Welcome.Elements {
+		t.Errorf("%d elements were written, want %d", elements, replicas[0].Welcome.Elements)
+	}
+	mustStep(t, replicas[1], 3)
+	if _, err := replicas[1].Load(directory); err != nil {
+		t.Fatal(err)
+	}
+	if got := fingerprint(t, replicas[1]); got != want {
+		t.Errorf("%s was loaded, and %s was saved", got, want)
 	}
 }
 

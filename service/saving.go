@@ -15,6 +15,8 @@ type (
 	saveBody struct {
 		Directory string         `json:"directory"`
 		Training  jsontext.Value `json:"training,omitempty"`
+		Replica   int            `json:"replica,omitempty"`
+		Replicas  int            `json:"replicas,omitempty"`
 	}
 	commitBody struct {
 		Directory string `json:"directory"`
@@ -37,12 +39,18 @@ func (s *session) save(body []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	replicas := max(1, b.Replicas)
+	if b.Replica < 0 || b.Replica >= replicas || replicas > s.document.World {
+		return nil, fail(Refused, "save: replica %d of %d in a job of %d ranks: expected the number of this one, from 0 on, and how many ranks hold its shard", b.Replica, replicas, s.document.World)
+	}
 	if !s.record.initialized() {
 		return nil, fail(OutOfOrder, "save: the state was never written: write weights and set_step, or load, or make a step")
 	}
 	s.settle()
 	s.settleSave() // one at a time: a failure is told by the next saved
-	saving, err := checkpoint.Save(b.Directory, s.forCheckpoint(), b.Training)
+	shard := s.forCheckpoint()
+	shard.Replica, shard.Replicas = b.Replica, replicas
+	saving, err := checkpoint.Save(b.Directory, shard, b.Training)
 	if err != nil {
 		return nil, storage(Save, err)
 	}

@@ -404,12 +404,13 @@ class Session:
 
     # Checkpoints
 
-    def save(self, directory: str, training: Any = None) -> int:
+    def save(self, directory: str, training: Any = None, replica: int = 0, replicas: int = 1) -> int:
         """Begins to save the state as it is now, in the background. The step that is saved.
 
-        ``directory`` must be there; ``training`` is a JSON document of at most 64 KiB.
+        ``directory`` must be there; ``training`` is a JSON document of at most 64 KiB. Of several ranks that hold the
+        same, each saves the share of ``replica``, counted from 0.
         """
-        document = {"directory": os.path.abspath(directory), "training": training}
+        document = {"directory": os.path.abspath(directory), "training": training, "replica": replica, "replicas": replicas}
         return protocol.parse_number(self.call(Kind.SAVE, protocol.pack_document(document)), Kind.SAVE)
 
     def saved(self) -> int:

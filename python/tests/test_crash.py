@@ -16,6 +16,7 @@ import torch
 import plimsoll.torch
 from gpt import GPT, batch, text
 from plimsoll import StateLost
+from plimsoll.torch.layout import is_sharded
 from test_optimizer import assert_same, backward, network, train
 
 STEPS = 40
@@ -61,7 +62,8 @@ def big_train(model, optimizer, steps):
 def digest(model):
     hashed = hashlib.sha256()
     for p in model.parameters():
-        hashed.update(p.detach().contiguous().view(torch.uint8).numpy())
+        whole = p.full_tensor() if is_sharded(p) else p
+        hashed.update(whole.detach().contiguous().view(torch.uint8).numpy())
     return hashed.hexdigest()
 
 
@@ -188,6 +190,13 @@ directory, victim, calls, clip, sharding, types = sys.argv[1:]
 dist.init_process_group("gloo")
 rank = os.environ["RANK"]
 model = Mixed() if types == "2" else network()
+if sharding == "hybrid":  # two replicas of two shards
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh, sharding = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")), None
+    for layer in model[0], model[2], model:
+        fully_shard(layer, mesh=mesh)
 optimizer = AdamW(model.parameters(), lr=1e-2, max_grad_norm=float(clip) or None, sharding=sharding)
 first = optimizer.resumed_step
 begin, left = Session.begin, int(calls)
@@ -220,10 +229,13 @@ dist.destroy_process_group()
         (2, 1, 0, 0.3, "zero1", 1),
         (2, 0, 1, 0, "zero2", 2),
         (1, 0, 1, 0, "zero1", 2),
+        (4, 3, 1, 0.3, "hybrid", 2),
     ],
 )
 def test_ranks_that_are_killed_between_their_steps(tmp_path, ranks, victim, calls, clip, sharding, types):
     """Some shards have made step 8 when a rank is killed: started again, the others make it, too."""
+    if sharding == "hybrid":
+        pytest.importorskip("torch.distributed.fsdp", reason="no fully_shard in this torch")
     here = pathlib.Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
     program = [sys.executable, "-c", RANK, tmp_path, victim, calls, clip, sharding, types]

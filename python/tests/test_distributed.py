@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import socket
+import subprocess
 import sys
 import traceback
 
@@ -48,7 +49,7 @@ def enter(rank, world, port, environment, function, arguments, results):
         dist.destroy_process_group()
 
 
-def run(function, *arguments, service=None):
+def run(function, *arguments, service=None, world=RANKS):
     """What each rank returns, as JSON would hold it."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -57,7 +58,7 @@ def run(function, *arguments, service=None):
     context = mp.get_context("fork" if sys.platform == "linux" else "spawn")
     results = context.SimpleQueue()
     ranks = [
-        context.Process(target=enter, args=(r, RANKS, port, environment, function, arguments, results)) for r in range(RANKS)
+        context.Process(target=enter, args=(r, world, port, environment, function, arguments, results)) for r in range(world)
     ]
     for r in ranks:
         r.start()
@@ -68,7 +69,7 @@ def run(function, *arguments, service=None):
         found[rank] = result
     for r in ranks:
         r.join()
-    return [found[r] for r in range(RANKS)]
+    return [found[r] for r in range(world)]
 
 
 def weights(model):
@@ -211,6 +212,276 @@ def test_fully_sharded_as_one_rank(service):
     assert ranks[0][1] == ranks[1][1] == pytest.approx(norms, rel=1e-4)
     moment = optimizer.state_dict()["state"][0]["exp_avg"]
     torch.testing.assert_close(torch.tensor(ranks[0][2]), moment.flatten(), rtol=1e-3, atol=1e-6)
+
+
+def shard(model, *shape):
+    """Shards a model on a mesh: replicas and shards, or shards alone."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def full(model):
+    return {n: p.full_tensor().detach().float().flatten().tolist() for n, p in model.named_parameters()}
+
+
+def held(model):
+    """The bits that this rank holds."""
+    return {n: p.to_local().detach().view(torch.uint8).flatten().tolist() for n, p in model.named_parameters()}
+
+
+def losses_of(model, optimizer, rank, steps, clip=None):
+    """Trains; the global loss of every step."""
+    losses, world = [], dist.get_world_size()
+    for i in steps:
+        rows = batch(text(), i)[rank::world]
+        logits = model(rows[:, :-1]).float()
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        loss.backward()
+        if clip is not None:
+            losses.append(torch.nn.utils.clip_grad_norm_(model.parameters(), clip).full_tensor().item())
+        optimizer.step()
+        if clip is None:
+            losses.append(optimizer.last_grad_norm)
+        optimizer.zero_grad()
+        total = loss.detach().double()
+        dist.all_reduce(total)
+        losses.append(total.item() / world)
+    return losses
+
+
+def hybrid(rank, shape, dtype, options):
+    torch.manual_seed(0)
+    model = shard(GPT(vocabulary=257).to(dtype), *shape)
+    optimizer = plimsoll.torch.AdamW(model.parameters(), model=model, **OPTIONS, **options)
+    losses = losses_of(model, optimizer, rank, range(STEPS))
+    moment = optimizer.state_dict()["state"][0]["exp_avg"]
+    assert moment.placements == model.tokens.weight.placements and moment.shape == (257, 32)
+    return losses, full(model), held(model), moment.full_tensor().flatten().tolist(), optimizer.skipped
+
+
+def hybrid_of_torch(rank, shape):
+    torch.manual_seed(0)
+    model = shard(GPT(vocabulary=257), *shape)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=OPTIONS["lr"], weight_decay=OPTIONS["weight_decay"])
+    losses = losses_of(model, optimizer, rank, range(STEPS), clip=OPTIONS["max_grad_norm"])
+    return losses, full(model), optimizer.state_dict()["state"][0]["exp_avg"].full_tensor().flatten().tolist()
+
+
+@pytest.fixture
+def fully_shard():
+    return pytest.importorskip("torch.distributed.fsdp", reason="no fully_shard in this torch").fully_shard
+
+
+@functools.lru_cache
+def by_torch():
+    return run(hybrid_of_torch, (2, 2), world=4)[0]
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (4, 1)])
+def test_hybrid_as_torch(service, fully_shard, shape):
+    losses, weights_, moment = by_torch()
+    found = run(hybrid, shape, torch.float32, {}, service=service, world=4)
+    for r in range(4):
+        assert found[r][0] == pytest.approx(losses, rel=1e-4)  # and norms
+        assert found[r][2] == found[r % shape[1]][2]  # replicas are equal to the bit
+        assert found[r][4] == 0
+    assert_near(found[0][1], weights_, rtol=1e-3, atol=2e-5)
+    torch.testing.assert_close(torch.tensor(found[0][3]), torch.tensor(moment), rtol=1e-3, atol=1e-6)
+
+
+def test_hybrid_with_moments_that_are_rounded_at_random(service, fully_shard):
+    found = run(hybrid, (2, 2), torch.bfloat16, {"moments": "int8"}, service=service, world=4)
+    assert found[0][2:4] == found[2][2:4] and found[1][2:4] == found[3][2:4]
+    assert found[0][0] == pytest.approx(by_torch()[0], rel=5e-2)
+
+
+def not_finite(rank, victim, scaled):
+    """One rank alone finds a gradient that is not finite, or has a loss that is too large for its type."""
+    torch.manual_seed(0)
+    model = shard(GPT(vocabulary=257), 2, 2)
+    optimizer = plimsoll.torch.AdamW(model.parameters(), model=model, **({} if scaled else OPTIONS))
+    optimizer.open()
+    before = held(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=scaled)
+    for spoil in (True, False):
+        rows = batch(text(), 0)[rank : rank + 1]
+        logits = model(rows[:, :-1])
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        scaler.scale(loss * torch.inf if scaled and spoil and rank == victim else loss).backward()
+        if spoil and not scaled and rank == victim:
+            model.head.weight.grad.to_local()[3, 5] = float("nan")
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        assert (held(model) == before) == spoil
+    return optimizer.skipped, held(model), scaler.get_scale() if scaled else 1
+
+
+@pytest.mark.parametrize("victim, scaled", [(0, False), (3, False), (3, True)])
+def test_hybrid_ranks_skip_a_step_together(service, fully_shard, victim, scaled):
+    found = run(not_finite, victim, scaled, service=service, world=4)
+    assert [f[0] for f in found] == [1] * 4 and {f[2] for f in found} == {4 if scaled else 1}
+    assert found[0][1] == found[2][1] and found[1][1] == found[3][1]
+
+
+def groups_of(model):
+    """Parameter groups that alternate, so that every shard has several chunks."""
+    few = [p for p in model.parameters() if p.dim() < 2]
+    return [{"params": few, "weight_decay": 0.0}, {"params": [p for p in model.parameters() if p.dim() >= 2]}]
+
+
+def saves(rank, directory, shape):
+    torch.manual_seed(0)
+    model = shard(GPT(vocabulary=257).bfloat16(), *shape)
+    optimizer = plimsoll.torch.AdamW(groups_of(model), model=model, **OPTIONS)
+    losses_of(model, optimizer, rank, range(3))
+    assert optimizer.save(directory, {"rank": rank}) == 3
+    losses_of(model, optimizer, rank, range(3, 4))  # while it is written
+    assert optimizer.saved() == 3
+    optimizer.load(directory)
+    return full(model), moments_of(optimizer)
+
+
+def loads(rank, directory, shape):
+    torch.manual_seed(5)
+    model = shard(GPT(vocabulary=257).bfloat16(), *shape)
+    optimizer = plimsoll.torch.AdamW(groups_of(model), model=model, **OPTIONS)
+    training = optimizer.load(directory)
+    assert optimizer.resumed_step == 3
+    return full(model), moments_of(optimizer), training
+
+
+def moments_of(optimizer):
+    entries = optimizer.state_dict()["state"]
+    whole = {i: {n: getattr(t, "full_tensor", lambda t=t: t)() for n, t in e.items()} for i, e in entries.items()}
+    return {f"{i} {n}": t.flatten().tolist() for i, e in whole.items() for n, t in e.items()}
+
+
+def one_process(directory, trains):
+    torch.manual_seed(0)
+    model = GPT(vocabulary=257).bfloat16()
+    optimizer = plimsoll.torch.AdamW(groups_of(model), model=model, **OPTIONS)
+    if trains:
+        for i in range(3):
+            model.loss(batch(text(), i)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.save(directory, {"rank": 0})
+        assert optimizer.saved() == 3
+    else:
+        optimizer.load(directory)
+    return weights(model), moments_of(optimizer)
+
+
+def test_hybrid_checkpoint_is_loaded_anywhere(tmp_path, fully_shard):
+    directory = str(tmp_path)
+    wanted = run(saves, directory, (2, 2), world=4)
+    assert all(w == wanted[0] for w in wanted)
+    subprocess.run([os.environ["PLIMSOLL"], "checkpoint", "verify", directory], check=True, stdout=subprocess.DEVNULL)
+    saved = [sum(p["count"] for p in json.loads(f.read_text())["pieces"]) for f in tmp_path.glob("step-*/rank-*.json")]
+    assert len(saved) == 4 and min(saved) > 0  # each replica its share
+    assert sum(saved) == sum(p.numel() for p in GPT(vocabulary=257).parameters())  # and all once
+    again = run(loads, directory, (2, 2), world=4)
+    assert [a[2] for a in again] == [{"rank": r} for r in range(4)]
+    for found in again + run(loads, directory, (4, 1), world=4) + run(loads, directory, (2,), world=2):
+        assert found[:2] == wanted[0]
+    assert one_process(directory, trains=False) == wanted[0]
+
+
+def test_checkpoint_of_one_process_is_loaded_by_replicas(tmp_path, fully_shard):
+    wanted = one_process(tmp_path, trains=True)
+    for found in run(loads, str(tmp_path), (2, 2), world=4):
+        assert found == (*wanted, {"rank": 0})
+
+
+def with_torch_checkpoints(rank, directory, shape):
+    """Goes back by means of torch.distributed.checkpoint, and makes the same step again."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_state_dict,
+        set_model_state_dict,
+        set_optimizer_state_dict,
+    )
+
+    def step(i):
+        losses_of(model, optimizer, rank, range(i, i + 1))
+        return held(model)
+
+    torch.manual_seed(0)
+    model = shard(GPT(vocabulary=257).bfloat16(), *shape)
+    optimizer = plimsoll.torch.AdamW(model.parameters(), model=model, **OPTIONS)
+    step(0), step(1)
+    weights_, state = get_state_dict(model, optimizer)
+    entry = state["state"]["tokens.weight"]
+    assert entry["step"] == 2 and entry["exp_avg"].placements == model.tokens.weight.placements
+    dcp.save({"model": weights_, "optimizer": state}, checkpoint_id=directory)
+    whole = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    wanted = step(2)
+    weights_, state = get_state_dict(model, optimizer)
+    assert state["state"]["tokens.weight"]["step"] == 3  # to ask for it makes no step
+    dcp.load({"model": weights_, "optimizer": state}, checkpoint_id=directory)
+    set_model_state_dict(model, weights_)
+    set_optimizer_state_dict(model, optimizer, state)
+    assert step(2) == wanted
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, whole[0] if rank == 0 else {}, options=options)
+    set_optimizer_state_dict(model, optimizer, whole[1] if rank == 0 else {}, options=options)
+    assert step(2) == wanted
+    other = torch.optim.AdamW(model.parameters())
+    other.load_state_dict(optimizer.state_dict())
+    optimizer.load_state_dict(other.state_dict())
+    return wanted
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 2)])
+def test_torch_distributed_checkpoint(tmp_path, service, fully_shard, shape):
+    found = run(with_torch_checkpoints, str(tmp_path), shape, service=service, world=2 * len(shape))
+    assert found == found[:2] * len(shape) and found[0] != found[1]
+
+
+def placed(rank):
+    """Whatever else parameters can be placed as: the message, before there is any session."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor, DTensor
+
+    plane, line = init_device_mesh("cpu", (2, 2)), init_device_mesh("cpu", (4,))
+    cube = init_device_mesh("cpu", (1, 2, 2))
+    messages = []
+    for mesh, placements in [
+        (plane, (Shard(0), Shard(0))),
+        (plane, (Shard(0), Replicate())),
+        (plane, (Replicate(), Shard(1))),
+        (plane, (Replicate(), Replicate())),
+        (cube, (Replicate(), Replicate(), Shard(0))),
+        (line, (Shard(1),)),
+        (line, (Replicate(),)),
+        (line, (Partial(),)),
+    ]:
+        if placements == (Partial(),):
+            tensor = DTensor.from_local(torch.randn(8, 8), mesh, placements)
+        else:
+            tensor = distribute_tensor(torch.randn(8, 8), mesh, placements)
+        parameter = torch.nn.Parameter(tensor)
+        optimizer = plimsoll.torch.AdamW([parameter], named_parameters=[("weight", parameter)])
+        with pytest.raises(ValueError) as raised:
+            optimizer.open()
+        assert optimizer._service is None
+        messages.append((str(placements), str(raised.value)))
+    return messages
+
+
+def test_other_placements_are_refused(fully_shard):
+    for placements, message in run(placed, world=4)[0]:
+        assert message.startswith(
+            f"parameter weight is placed as {placements}: expected (Shard(dim=0),) or (Replicate(), Shard(dim=0)), as fully_shard"
+        )
 
 
 OVERFLOW = 3  # the step whose gradients overflow on one rank

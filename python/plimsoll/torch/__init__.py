@@ -17,7 +17,8 @@ finite.
 ``sharding``: None; "zero1", where each rank of ``process_group`` holds a part of
 the state and gradients are the same on all ranks (DDP); "zero2", where the
 optimizer averages gradients itself and each rank keeps those of its part.
-Parameters that fully_shard has sharded are held as they are.
+Parameters that fully_shard has sharded are held as they are, also where it has
+replicated the shards (HSDP).
 
 ``missing_gradients``: "refuse" or "zero", for parameters without one.
 

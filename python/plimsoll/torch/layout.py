@@ -41,15 +41,46 @@ class Piece(NamedTuple):
 
 
 class Mesh(NamedTuple):
-    """The ranks among which parameters are divided."""
+    """The ranks among which parameters are divided, and those that hold copies of their shards."""
 
-    rank: int
-    world: int
-    group: Any  # torch.distributed's process group; None for one rank
+    rank: int = 0
+    world: int = 1
+    # torch.distributed's process groups, that of the shards before that of the
+    # copies. What is told in one after the other all ranks have heard.
+    groups: Tuple[Any, ...] = ()
+    replica: int = 0
+    replicas: int = 1
+
+    @property
+    def size(self) -> int:
+        """All ranks."""
+        return self.world * self.replicas
+
+    @property
+    def group(self) -> Any:
+        """The ranks that have one copy of all shards."""
+        return self.groups[0]
 
 
 def is_sharded(parameter: torch.Tensor) -> bool:
     return bool(DTensor) and isinstance(parameter, DTensor)
+
+
+def mesh_of(parameters: Sequence[Any], names: Dict[torch.Tensor, str]) -> Mesh:
+    """The mesh of DTensors. Raises ValueError for those that are not placed as fully_shard does."""
+    for p in parameters:
+        *copied, divided = p.placements
+        if not p.requires_grad:
+            continue  # it is none of ours
+        if len(copied) > 1 or not all(c.is_replicate() for c in copied) or not divided.is_shard(0):
+            raise ValueError(
+                f"parameter {names[p]} is placed as {tuple(p.placements)}: expected (Shard(dim=0),) or (Replicate(), Shard(dim=0)), "
+                "as fully_shard places parameters on a mesh of one or two dimensions; shard it so, or use an optimizer of torch"
+            )
+    mesh = parameters[0].device_mesh
+    *replica, rank = mesh.get_coordinate()
+    *replicas, world = mesh.mesh.shape
+    return Mesh(rank, world, tuple(mesh.get_group(d) for d in reversed(range(mesh.ndim))), *replica, *replicas)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -130,12 +161,6 @@ def _cut(pieces: List[Piece], world: int) -> List[Piece]:
 
 def _rows(parameter: Any, name: str, mesh: Mesh) -> Tuple[int, int]:
     """The elements of a DTensor that this rank has: rows, as torch.chunk divides them."""
-    placements = tuple(parameter.placements)
-    if len(placements) != 1 or not placements[0].is_shard(0):
-        raise ValueError(
-            f"parameter {name} is placed as {placements}: expected (Shard(dim=0),), as fully_shard places parameters on a mesh "
-            "of one dimension; shard it so, or use an optimizer of torch"
-        )
     rows = parameter.shape[0] if parameter.dim() else 1
     width = parameter.numel() // max(rows, 1)
     per_rank = -(-rows // mesh.world)

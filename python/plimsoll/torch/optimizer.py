@@ -1,5 +1,6 @@
 """A torch.optim.Optimizer whose state is held and updated by the optimizer service."""
 
+import collections
 import functools
 import math
 import os
@@ -14,12 +15,11 @@ import torch.distributed
 from plimsoll.errors import PlimsollError
 from plimsoll.protocol import Kind, Opened
 from plimsoll.service import Service
-from plimsoll.torch import layout, state_dict
+from plimsoll.torch import layout
 from plimsoll.torch.layout import Mesh
 from plimsoll.torch.part import Part
+from plimsoll.torch.state_dict import read_entries, write_entries
 from plimsoll.torch.transfer import transfer_for
-
-_ONE_RANK = Mesh(0, 1, None)
 
 _Result = TypeVar("_Result")
 
@@ -74,6 +74,7 @@ class Optimizer(torch.optim.Optimizer):
             raise ValueError(f"name is {name!r}: expected 1 to 32 of a-z A-Z 0-9 . _ -, and no dot at the beginning")
         self._parts: Optional[List[Part]] = None
         super().__init__(params, defaults)
+        self.state = _Entries(self)
         self._state, self._moments_format = state, moments
         self._process_group, self._sharding = process_group, sharding
         self._refuses_missing = missing_gradients == "refuse"
@@ -109,7 +110,7 @@ class Optimizer(torch.optim.Optimizer):
     def _open(self, begin: Callable[[], _Result]) -> _Result:
         """Opens the sessions. ``begin`` makes state and model one; where it fails, the model keeps its parameters."""
         names = layout.names_of(self.param_groups, self._named, self._model)
-        mesh = self._mesh()
+        mesh = self._mesh(names)
         divided = layout.divide(self.param_groups, names, layout.embeddings_of(self._model), mesh)
         device = self._device()
         self._trained = [p for g in self.param_groups for p in g["params"] if p.requires_grad]
@@ -136,29 +137,28 @@ class Optimizer(torch.optim.Optimizer):
         self._hooks = [] if self._sharding == "zero1" else self._hook_all()
         return result
 
-    def _mesh(self) -> Mesh:
+    def _mesh(self, names: Dict[torch.Tensor, str]) -> Mesh:
         trained = [p for g in self.param_groups for p in g["params"]]
-        meshes = {p.device_mesh for p in trained if layout.is_sharded(p)}
-        if meshes:
+        sharded = [p for p in trained if layout.is_sharded(p)]
+        if sharded:
             if self._sharding is not None:
                 raise ValueError(f"sharding is {self._sharding!r}, and parameters are sharded already (DTensor): leave it None")
-            if len(meshes) > 1 or not all(layout.is_sharded(p) for p in trained if p.requires_grad):
+            if len({p.device_mesh for p in sharded}) > 1 or not all(layout.is_sharded(p) for p in trained if p.requires_grad):
                 raise ValueError(
                     "parameters are of several meshes, or some are DTensors and others are not: give each kind an optimizer of its own"
                 )
-            mesh = meshes.pop()
-            return Mesh(mesh.get_local_rank(), mesh.size(), mesh.get_group()) if mesh.ndim == 1 else Mesh(0, mesh.size(), None)
+            return layout.mesh_of(sharded, names)
         if self._sharding is None:
-            return _ONE_RANK
+            return Mesh()
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         if not distributed:
             if self._sharding == "zero2":
-                return _ONE_RANK  # gradients leave the model, and go nowhere else
+                return Mesh()  # gradients leave the model, and go nowhere else
             raise ValueError(
                 "sharding is 'zero1', and there is no process group: call torch.distributed.init_process_group first, or leave sharding None"
             )
         group = self._process_group or torch.distributed.group.WORLD
-        return Mesh(torch.distributed.get_rank(group), torch.distributed.get_world_size(group), group)
+        return Mesh(torch.distributed.get_rank(group), torch.distributed.get_world_size(group), (group,))
 
     def _device(self) -> torch.device:
         devices = {layout.local(p).device for g in self.param_groups for p in g["params"] if p.requires_grad}
@@ -170,8 +170,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _document(self, part: Part, mesh: Mesh) -> Dict[str, Any]:
         # Ranks whose states are copies of each other have a session each.
-        rank, world = mesh.rank, mesh.world
-        if mesh.group is None:
+        rank, world = mesh.replica * mesh.world + mesh.rank, mesh.size
+        if not mesh.groups:
             rank, world = _number("RANK", 0), _number("WORLD_SIZE", 1)
         document = {
             "schema": "plimsoll.open/1",
@@ -206,9 +206,9 @@ class Optimizer(torch.optim.Optimizer):
     def _agree(self) -> None:
         """All parts of all ranks begin at one step: new ones from the model, others as they are."""
         found = [p.session.opened for p in self._parts if p.session]
-        if self._collective.group is not None:
-            every: List[Any] = [None] * self._collective.world
-            torch.distributed.all_gather_object(every, found, group=self._collective.group)
+        for group in self._collective.groups:
+            every: List[Any] = [None] * torch.distributed.get_world_size(group)
+            torch.distributed.all_gather_object(every, found, group=group)
             found = [f for of_rank in every for f in of_rank]
         last = max((f.step for f in found), default=0)
         whole = all(f.initialized for f in found)
@@ -336,7 +336,7 @@ class Optimizer(torch.optim.Optimizer):
             part.collect(self._reduces)
         parts = [p for p in self._parts if p.session]
         numbers: Dict[Part, Any] = dict.fromkeys(parts, self._numbers())
-        if len(parts) > 1 or self._collective.group is not None:
+        if len(parts) > 1 or self._collective.groups:
             # A step of several shards is one of all or of none: see the protocol.
             for part in parts:
                 part.session.prepare(numbers[part])
@@ -398,6 +398,8 @@ class Optimizer(torch.optim.Optimizer):
             squares = sum(session.norm_result(request) for session, request in asked)
         if found_inf is not None and float(found_inf) != 0:
             squares = math.inf
+        if self._collective.replica and math.isfinite(squares):
+            squares = 0.0  # replicas have the same gradients, and the first counts them
         squares = self._sum_over_ranks(squares, scaled)
         if not asks:
             return 1.0 / scaled
@@ -417,17 +419,17 @@ class Optimizer(torch.optim.Optimizer):
         sessions = [p.session for p in self._parts if p.session]
         for session in sessions:
             session.drain()
-        if self._collective.group is None:
+        if not self._collective.groups:
             return number
         steps = [float(s.step) for s in sessions]
         sums = [number, len(steps), sum(steps), sum(s * s for s in steps), scale, scale * scale]
         total = torch.tensor(sums, dtype=torch.float64, device=self._device())
-        torch.distributed.all_reduce(total, group=self._collective.group)
+        self._reduce(total)
         number, count, of_steps, of_squares, of_scales, of_scale_squares = total.tolist()
         failure = None
         if count * of_squares != of_steps * of_steps:
             failure = "the shards of this job are at different steps: a step was interrupted in between; load the last checkpoint"
-        elif self._collective.world * of_scale_squares > of_scales * of_scales * (1 + 1e-9):  # which allows for rounding
+        elif self._collective.size * of_scale_squares > of_scales * of_scales * (1 + 1e-9):  # which allows for rounding
             failure = (
                 f"the GradScalers of the ranks have different scales, {scale:g} here: gradients were not finite on some ranks only, or "
                 "the first scales differ; give all ranks one scale (scaler.update(new_scale)), and gradients that are averaged"
@@ -437,6 +439,11 @@ class Optimizer(torch.optim.Optimizer):
                 session.call(Kind.CLEAR)  # these gradients are of no step
             raise PlimsollError(failure)
         return number
+
+    def _reduce(self, total: torch.Tensor) -> None:
+        """Adds up over all ranks. The replicas hear the same bits where all but one have added zeros."""
+        for group in self._collective.groups:
+            torch.distributed.all_reduce(total, group=group)
 
     def _numbers(self) -> List[Sequence[float]]:
         numbers = []
@@ -468,27 +475,28 @@ class Optimizer(torch.optim.Optimizer):
                 f"sharding is {self._sharding!r}, and no rank has the whole state: save it with optimizer.save(directory)"
             )
         if self._step_number():
-            self.state.update(state_dict.read(self._parts, self._moments, self._counts_steps))
+            self.state.update(read_entries(self._parts, self._moments, self._counts_steps))
         try:
             return super().state_dict()
         finally:
             self.state.clear()
 
-    def load_state_dict(self, state_dict_: Dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Takes a state from :meth:`state_dict`, or from the optimizer of torch with this one's name.
 
         Opens the optimizer where there is any state. With ``sharding`` every rank gives the whole. Raises ValueError
         where shapes, names or steps do not fit.
         """
-        saved = dict(state_dict_)
+        saved = dict(state_dict)
         entries = saved.get("state", {})
         super().load_state_dict({**saved, "state": {}})
+        self.state = _Entries(self)
         if not entries and self._parts is None:
             return
         ids = [i for g in saved["param_groups"] for i in g["params"]]
         parameters = [p for g in self.param_groups for p in g["params"]]
         self.open()
-        step = state_dict.write(
+        step = write_entries(
             self._parts, self._moments, self._counts_steps, {p: entries.get(i) for i, p in zip(ids, parameters)}
         )
         self._resumed_step = step
@@ -507,10 +515,11 @@ class Optimizer(torch.optim.Optimizer):
         gives back, such as the state of a scheduler.
         """
         self.open()
-        if self._collective.group is None and _number("WORLD_SIZE", 1) > 1:
+        if not self._collective.groups and _number("WORLD_SIZE", 1) > 1:
             raise RuntimeError("every rank has all of the state: save needs it divided (sharding='zero1'), or one rank alone")
         os.makedirs(directory, exist_ok=True)
-        steps = {p.session.save(os.fspath(directory), training) for p in self._parts if p.session}
+        mesh = self._collective
+        steps = {p.session.save(os.fspath(directory), training, mesh.replica, mesh.replicas) for p in self._parts if p.session}
         self._saving = (os.fspath(directory), steps.pop() if steps else self._resumed_step)
         return self._saving[1]
 
@@ -534,17 +543,16 @@ class Optimizer(torch.optim.Optimizer):
             failure = PlimsollError(
                 f"step {step} was not saved to {directory}: the service was started again while it was; call save again"
             )
-        if self._collective.group is not None:
-            failed = torch.tensor(float(failure is not None), device=self._device())
-            torch.distributed.all_reduce(failed, group=self._collective.group)
-            if failed.item() and failure is None:
-                failure = PlimsollError(f"another rank could not save step {step} to {directory}; see its error")
+        failed = torch.tensor(float(failure is not None), device=self._device())
+        self._reduce(failed)
+        if failed.item() and failure is None:
+            failure = PlimsollError(f"another rank could not save step {step} to {directory}; see its error")
         if failure is not None:
             raise failure
-        if self._collective.rank == 0:
+        if self._collective.rank == self._collective.replica == 0:
             next(p.session for p in self._parts if p.session).commit(directory, step)
-        if self._collective.group is not None:
-            torch.distributed.barrier(group=self._collective.group)
+        for group in self._collective.groups:
+            torch.distributed.barrier(group=group)
         return step
 
     def load(self, directory: Any) -> Any:
@@ -586,6 +594,21 @@ class Optimizer(torch.optim.Optimizer):
         if self._service is not None:
             self._service.close()
             self._service = None
+
+
+class _Entries(collections.defaultdict):
+    """What torch knows as an optimizer's state: the entries of parameters, which are here while a state_dict is made.
+
+    It is true whenever there is a state, as with torch: torch.distributed.checkpoint makes a step where there is none.
+    """
+
+    def __init__(self, optimizer: Optimizer):
+        super().__init__(dict)
+        self._optimizer = weakref.ref(optimizer)
+
+    def __bool__(self) -> bool:
+        optimizer = self._optimizer()
+        return optimizer is not None and optimizer._parts is not None and optimizer._step_number() > 0
 
 
 def _let_go(parts: List[Part], transfer: Any, owner: int) -> None:

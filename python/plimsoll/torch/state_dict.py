@@ -17,7 +17,7 @@ _MASTER = "master_weights"
 _ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 
 
-def read(parts: Sequence[Part], moments: Sequence[str], counts_steps: bool) -> Dict[torch.Tensor, Dict[str, Any]]:
+def read_entries(parts: Sequence[Part], moments: Sequence[str], counts_steps: bool) -> Dict[torch.Tensor, Dict[str, Any]]:
     """The entries of all parameters: fp32 tensors of their shapes on the CPU."""
     entries = {}
     for part in parts:
@@ -49,7 +49,7 @@ def _shaped(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def write(
+def write_entries(
     parts: Sequence[Part], moments: Sequence[str], counts_steps: bool, entries: Dict[torch.Tensor, Optional[Dict[str, Any]]]
 ) -> int:
     """Writes entries into the state, and zeros where there are none. The step that they are of."""
