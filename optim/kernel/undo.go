@@ -7,8 +7,9 @@ import (
 	"plimsoll/optim/kernel/abi"
 )
 
-// Undo is a log in which an update keeps what it is about to overwrite, so that
-// one that was broken off can be made again. An update changes a chunk in turns.
+// Undo is a log in which an update, and whatever else changes a chunk, keeps what
+// it is about to overwrite, so that one that was broken off can be made again. It
+// changes the chunk in turns.
 // Before it changes anything of a turn it copies the turn to a ring that has room
 // for a few, which stays in the first-level cache, and stores where the turn
 // begins. What was being changed is the turn that began last or, with moments in
@@ -115,4 +116,75 @@ func (c *Chunk) changed(f Format) [abi.UndoStreams][]byte {
 func bytesOf[T uint16 | float32](s []T) []byte {
 	var t T
 	return unsafe.Slice((*byte)(unsafe.Pointer(pointer(s))), len(s)*int(unsafe.Sizeof(t)))
+}
+
+// Additions to a sum ([Set.AccumulateLogged]) are logged in turns of so many
+// bytes, in a ring of two: one is whole while the next is being kept. A turn is
+// large enough for a call of the kernel, and its log stays in the first-level
+// cache.
+const (
+	sumTurn  = 1 << 10
+	sumTurns = 2
+	sumRing  = 64 // where it begins
+)
+
+// SumUndoBytes is the size of a log for additions to a sum of any type.
+const SumUndoBytes = sumRing + sumTurns*sumTurn
+
+// AccumulateLogged is [Set.Accumulate] from element first on, the first of a
+// turn, and keeps in the log what it takes to make the addition again.
+func (s Set) AccumulateLogged(sum, gradient Array, first int, u Undo) {
+	n, turn := sum.Len(), sumTurn/int(sum.Type.Size())
+	if gradient.Len() != n {
+		panic("kernel: a gradient and the sum that it is added to differ in length")
+	}
+	for ; first < n; first += turn {
+		end := min(first+turn, n)
+		part := sum.Slice(first, end)
+		copy(u.sumTurn(first/turn), part.Data)
+		u.head().turn.Store(int64(first))
+		s.Accumulate(part, gradient.Slice(first, end))
+	}
+}
+
+// RestoreSum makes a sum what it was after some whole turns of a logged addition,
+// and returns the element that comes next. Should this be broken off, or what is
+// added from there with the same log, it can be restored again.
+func (u Undo) RestoreSum(sum Array) int {
+	first, turn := int(u.head().turn.Load()), sumTurn/int(sum.Type.Size())
+	copy(sum.Slice(first, min(first+turn, sum.Len())).Data, u.sumTurn(first/turn))
+	return first
+}
+
+// sumTurn is where the log holds a turn of an addition.
+func (u Undo) sumTurn(number int) []byte {
+	begin := sumRing + number%sumTurns*sumTurn
+	return u.bytes[begin:][:sumTurn]
+}
+
+// keepMoments keeps the int8 moments of a block, which are all of a chunk that
+// [Chunk.PutMoment] changes.
+func (u Undo) keepMoments(f Format, c Chunk, first int) {
+	u.Begin() // what was kept last is of another block
+	c = c.Slice(first, min(first+Block, c.Len()))
+	log := u.turn(f, first)
+	for i, stream := range c.changed(f) {
+		if i >= abi.UndoMoment1 {
+			copy(log[i], stream)
+		}
+	}
+	u.head().turn.Store(int64(first))
+}
+
+// RestoreMoments makes the block of int8 moments what it was that
+// [Chunk.PutMoment] was changing.
+func (u Undo) RestoreMoments(f Format, c Chunk) {
+	first := int(u.head().turn.Load())
+	log := u.turn(f, first)
+	c = c.Slice(first, min(first+Block, c.Len()))
+	for i, stream := range c.changed(f) {
+		if i >= abi.UndoMoment1 {
+			copy(stream, log[i])
+		}
+	}
 }
