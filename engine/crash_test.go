@@ -160,7 +160,7 @@ func TestBrokenOffStepsAreFinished(t *testing.T) {
 				s.setImage(before)
 				s.finished.Store(1)
 				for unit := range s.done {
-					s.done[unit].Store(1)
+					s.done[unit].Store(1 << 1)
 				}
 				for _, slot := range s.slots {
 					slot.undo.Begin()
