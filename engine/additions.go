@@ -104,8 +104,7 @@ func (s *Shard) addUnit(worker, unit int, gradient kernel.Array) {
 		return // by another process
 	}
 	slot := s.slots[worker]
-	slot.undo.Begin() // it is no longer the log of the chunk before
-	slot.unit.Store(int64(unit))
+	slot.begin(unit)
 	s.config.Kernel.AccumulateLogged(sum, part, 0, slot.undo)
 	s.done[unit].Store(s.additions.mark())
 }

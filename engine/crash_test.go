@@ -212,8 +212,7 @@ func (s *Shard) breakOff(random *rand.Rand) {
 		case random.IntN(2) == 0:
 			s.updateUnit(free, unit)
 		default:
-			s.slots[free].undo.Begin()
-			s.slots[free].unit.Store(int64(unit))
+			s.slots[free].begin(unit)
 			s.changePart(s.slots[free], unit, 0, random)
 			free++
 		}

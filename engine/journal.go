@@ -102,6 +102,12 @@ type slot struct {
 	undo kernel.Undo
 }
 
+// begin makes the log that of a chunk of which nothing has been changed.
+func (s slot) begin(unit int) {
+	s.undo.Begin() // it is no longer the log of the chunk before
+	s.unit.Store(int64(unit))
+}
+
 // openJournal lays the journal out over its arena.
 func (s *Shard) openJournal(a *arena.Arena) *journalHead {
 	l, bytes := s.config.journalLayout(), a.Bytes()
@@ -143,8 +149,7 @@ func (h *journalHead) check(c ShardConfig) error {
 
 // change updates a chunk, with what a slot needs to go on.
 func (s *Shard) change(slot slot, unit int) {
-	slot.undo.Begin() // it is no longer the log of the chunk before
-	slot.unit.Store(int64(unit))
+	slot.begin(unit)
 	s.updateFrom(slot, unit, 0)
 }
 

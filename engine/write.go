@@ -30,8 +30,7 @@ func (s *Shard) writeUnit(worker, unit, number, from int, values []float32) {
 	undo := kernel.Undo{}
 	if s.slots != nil {
 		undo = s.slots[worker].undo
-		undo.Begin() // it is no longer the log of the chunk before
-		s.slots[worker].unit.Store(int64(unit))
+		s.slots[worker].begin(unit)
 	}
 	c := s.chunks[unit]
 	c.state().PutMoment(c.section.format, number, from, values, undo)

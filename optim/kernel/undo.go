@@ -165,7 +165,6 @@ func (u Undo) sumTurn(number int) []byte {
 // keepMoments keeps the int8 moments of a block, which are all of a chunk that
 // [Chunk.PutMoment] changes.
 func (u Undo) keepMoments(f Format, c Chunk, first int) {
-	u.Begin() // what was kept last is of another block
 	c = c.Slice(first, min(first+Block, c.Len()))
 	log := u.turn(f, first)
 	for i, stream := range c.changed(f) {
