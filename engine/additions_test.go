@@ -123,7 +123,7 @@ func (s *Shard) breakOffAddition(random *rand.Rand, gradient kernel.Array) {
 // turn, which may be anything then.
 func (s *Shard) addPart(slot slot, unit, first int, random *rand.Rand, gradient kernel.Array) {
 	sum, part := s.sumOf(unit, gradient)
-	turn := 1024 / int(sum.Type.Size())
+	const turn = 512
 	turns := random.IntN((sum.Len()-first+turn-1)/turn + 1)
 	end := min(first+turns*turn, sum.Len())
 	s.config.Kernel.AccumulateLogged(sum.Slice(0, end), part.Slice(0, end), first, slot.undo)

@@ -64,7 +64,7 @@ type journalLayout struct {
 }
 
 func (c ShardConfig) journalLayout() journalLayout {
-	l := journalLayout{slots: min(c.chunks(), journalSlots), slotSize: cacheLine + kernel.SumUndoBytes}
+	l := journalLayout{slots: min(c.chunks(), journalSlots)}
 	for _, s := range c.sections() {
 		l.slotSize = max(l.slotSize, cacheLine+int64(c.formatOf(s).UndoBytes()))
 	}

@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"plimsoll/dtype"
 	"plimsoll/optim/kernel/abi"
 )
 
@@ -21,11 +22,11 @@ type Undo struct {
 	bytes []byte
 }
 
-// UndoBytes is the size of a log for updates of a format, in whole lines of the
-// cache.
+// UndoBytes is the size of a log for updates of a format and for additions to its
+// gradients, in whole lines of the cache.
 func (f Format) UndoBytes() int {
 	_, _, bytes := abi.UndoLayout(f.State, f.Moments, f.Algorithm.Moments())
-	return (bytes + 63) &^ 63
+	return (max(bytes, sumRing+sumTurns*sumTurn*int(f.Gradient.Size())) + 63) &^ 63
 }
 
 // UndoIn is the log in some memory, aligned to a line of the cache.
@@ -119,29 +120,26 @@ func bytesOf[T uint16 | float32](s []T) []byte {
 }
 
 // Additions to a sum ([Set.AccumulateLogged]) are logged in turns of so many
-// bytes, in a ring of two: one is whole while the next is being kept. A turn is
+// elements, in a ring of two: one is whole while the next is being kept. A turn is
 // large enough for a call of the kernel, and its log stays in the first-level
 // cache.
 const (
-	sumTurn  = 1 << 10
+	sumTurn  = 512
 	sumTurns = 2
 	sumRing  = 64 // where it begins
 )
 
-// SumUndoBytes is the size of a log for additions to a sum of any type.
-const SumUndoBytes = sumRing + sumTurns*sumTurn
-
 // AccumulateLogged is [Set.Accumulate] from element first on, the first of a
 // turn, and keeps in the log what it takes to make the addition again.
 func (s Set) AccumulateLogged(sum, gradient Array, first int, u Undo) {
-	n, turn := sum.Len(), sumTurn/int(sum.Type.Size())
+	n := sum.Len()
 	if gradient.Len() != n {
 		panic("kernel: a gradient and the sum that it is added to differ in length")
 	}
-	for ; first < n; first += turn {
-		end := min(first+turn, n)
+	for ; first < n; first += sumTurn {
+		end := min(first+sumTurn, n)
 		part := sum.Slice(first, end)
-		copy(u.sumTurn(first/turn), part.Data)
+		copy(u.sumTurn(sum.Type, first), part.Data)
 		u.head().turn.Store(int64(first))
 		s.Accumulate(part, gradient.Slice(first, end))
 	}
@@ -151,15 +149,16 @@ func (s Set) AccumulateLogged(sum, gradient Array, first int, u Undo) {
 // and returns the element that comes next. Should this be broken off, or what is
 // added from there with the same log, it can be restored again.
 func (u Undo) RestoreSum(sum Array) int {
-	first, turn := int(u.head().turn.Load()), sumTurn/int(sum.Type.Size())
-	copy(sum.Slice(first, min(first+turn, sum.Len())).Data, u.sumTurn(first/turn))
+	first := int(u.head().turn.Load())
+	copy(sum.Slice(first, min(first+sumTurn, sum.Len())).Data, u.sumTurn(sum.Type, first))
 	return first
 }
 
-// sumTurn is where the log holds a turn of an addition.
-func (u Undo) sumTurn(number int) []byte {
-	begin := sumRing + number%sumTurns*sumTurn
-	return u.bytes[begin:][:sumTurn]
+// sumTurn is where the log holds the turn of an addition that begins with an
+// element.
+func (u Undo) sumTurn(of dtype.Type, first int) []byte {
+	size := sumTurn * int(of.Size())
+	return u.bytes[sumRing+first/sumTurn%sumTurns*size:][:size]
 }
 
 // keepMoments keeps the int8 moments of a block, which are all of a chunk that

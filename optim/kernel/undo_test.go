@@ -147,12 +147,11 @@ func plainChunk(f Format, n int) Chunk {
 // of turns again and again, also while they are made again.
 func TestBrokenOffAdditionsAreMadeAgain(t *testing.T) {
 	types := []dtype.Type{dtype.BF16, dtype.F16, dtype.F32}
-	log := UndoIn(make([]byte, SumUndoBytes))
 	rapid.Check(t, func(t *rapid.T) {
 		r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
 		of, added := types[r.IntN(3)], types[r.IntN(3)]
-		turn := sumTurn / int(of.Size())
-		n := 1 + r.IntN(6*turn)
+		log := UndoIn(make([]byte, Format{Gradient: of}.UndoBytes()))
+		n := 1 + r.IntN(6*sumTurn)
 		want, gradient := Array{of, make([]byte, n*int(of.Size()))}, Array{added, make([]byte, n*int(added.Size()))}
 		for i := range n {
 			want.Put(i, float32(r.NormFloat64()))
@@ -163,19 +162,19 @@ func TestBrokenOffAdditionsAreMadeAgain(t *testing.T) {
 		log.Begin()
 		first := 0
 		for range r.IntN(8) {
-			end := min(first+r.IntN((n-first+turn-1)/turn+1)*turn, n)
+			end := min(first+r.IntN((n-first+sumTurn-1)/sumTurn+1)*sumTurn, n)
 			sets := Available()
 			sets[r.IntN(len(sets))].AccumulateLogged(got.Slice(0, end), gradient.Slice(0, end), first, log)
-			if last := (end - 1) / turn * turn; end > first && r.IntN(2) == 0 {
+			if last := (end - 1) / sumTurn * sumTurn; end > first && r.IntN(2) == 0 {
 				anything(r, got.Slice(last, end).Data)
 			} else if end > first {
-				anything(r, log.sumTurn(last/turn+1)) // the next was being kept
+				anything(r, log.sumTurn(of, last+sumTurn)) // the next was being kept
 			}
 			if !log.Begun() {
 				continue
 			}
 			if first = log.RestoreSum(got); r.IntN(2) == 0 {
-				anything(r, got.Slice(first, min(first+turn, n)).Data) // while it is being restored
+				anything(r, got.Slice(first, min(first+sumTurn, n)).Data) // while it is being restored
 				first = log.RestoreSum(got)
 			}
 		}
