@@ -34,9 +34,10 @@ type Shard struct {
 	writing   *atomic.Bool       // whether they are the logs of a write
 	// underway is the update that this process is making or has made last.
 	underway atomic.Uint64
-	updating atomic.Int32 // workers that take part still
-	then     func()       // what the last of them calls, if anything
+	left     atomic.Int64 // chunks of it that are to be done
+	then     func()       // what the worker calls that does the last, if anything
 	watchers watchers
+	awaited  []atomic.Bool // by chunk: whether somebody sleeps until it is done
 	snapshot atomic.Pointer[Snapshot]
 
 	// The pass that is under way.
@@ -44,7 +45,7 @@ type Shard struct {
 	body    func(worker, unit int)
 	cursors []cursor
 	// Bound once: a step allocates nothing.
-	walk, walkUpdate                 func(worker int)
+	walk                             func(worker int)
 	updateChunk, sumBlock, moveChunk func(worker, unit int)
 }
 
@@ -107,7 +108,7 @@ func open(c ShardConfig, arenaOf func(ArenaPlan) (*arena.Arena, error), journal 
 	}
 	c.Chunk = cmp.Or(c.Chunk, DefaultChunk)
 	s := &Shard{config: c}
-	s.walk, s.walkUpdate = s.walkUnits, s.updateUnits
+	s.walk = s.walkUnits
 	s.updateChunk, s.sumBlock, s.moveChunk = s.updateUnit, s.sumSquaresOfBlock, s.moveUnit
 	s.watchers.moved.L = &s.watchers.mutex
 	if err := s.open(arenaOf, journal); err != nil {
@@ -157,6 +158,7 @@ func (s *Shard) open(arenaOf func(ArenaPlan) (*arena.Arena, error), journal func
 		s.constants = make([]kernel.Constants, s.config.groups())
 		s.done = make([]atomic.Uint32, s.config.chunks())
 	}
+	s.awaited = make([]atomic.Bool, len(s.done))
 	s.underway.Store(s.finished.Load())
 	s.gradient = whole.Gradient
 	s.summed = make([]bool, len(s.sums))
@@ -288,18 +290,13 @@ func (s *Shard) startChunks(steal bool, body func(worker, unit int)) {
 // contiguous part of them, and then, if it may, helps the others with theirs.
 func (s *Shard) start(from, end int64, steal bool, body func(worker, unit int)) {
 	s.wait()
-	s.deal(from, end, steal, body)
-	s.workers.Start(s.walk)
-}
-
-// deal gives every worker its range.
-func (s *Shard) deal(from, end int64, steal bool, body func(worker, unit int)) {
 	s.steal, s.body = steal, body
 	units, workers := end-from, int64(s.workers.Count())
 	for w := range workers {
 		s.cursors[w].next.Store(from + w*units/workers)
 		s.cursors[w].end = from + (w+1)*units/workers
 	}
+	s.workers.Start(s.walk)
 }
 
 // wait returns when the pass is done.

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"sync"
-	"sync/atomic"
 
 	"plimsoll/optim"
 )
@@ -105,18 +104,19 @@ func (s *Shard) Finish() bool {
 // run has the workers update all chunks that have not had the update begun
 // last.
 func (s *Shard) run() {
-	s.wait()
 	s.underway.Store(s.begun.Load())
-	s.deal(0, int64(len(s.chunks)), true, s.updateChunk)
-	s.updating.Store(int32(s.workers.Count()))
-	s.workers.Start(s.walkUpdate)
+	s.left.Store(int64(len(s.chunks)))
+	s.startChunks(true, s.updateChunk)
 }
 
-// updateUnits is a worker's part of an update. The last worker that is done
-// says that it is finished.
-func (s *Shard) updateUnits(worker int) {
-	s.walkUnits(worker)
-	if s.updating.Add(-1) == 0 {
+// updateUnit updates a chunk. The worker that updates the last one says that the
+// update is finished, and does not wait for workers that have come to nothing
+// because others use their CPUs.
+func (s *Shard) updateUnit(worker, unit int) {
+	if !s.isDone(unit) { // by another process, that is
+		s.makeUpdate(worker, unit)
+	}
+	if s.left.Add(-1) == 0 {
 		s.finished.Store(s.begun.Load())
 		s.watchers.wake()
 		if s.then != nil {
@@ -125,10 +125,7 @@ func (s *Shard) updateUnits(worker int) {
 	}
 }
 
-func (s *Shard) updateUnit(worker, unit int) {
-	if s.isDone(unit) {
-		return // by another process
-	}
+func (s *Shard) makeUpdate(worker, unit int) {
 	if x := s.snapshot.Load(); x != nil {
 		x.hand(unit)
 	}
@@ -149,16 +146,17 @@ func (s *Shard) isDone(unit int) bool { return s.done[unit].Load() == s.counters
 
 func (s *Shard) setDone(unit int) {
 	s.done[unit].Store(s.counters.mark())
-	s.watchers.wake()
+	if s.awaited[unit].Load() {
+		s.awaited[unit].Store(false)
+		s.watchers.wake()
+	}
 }
 
 // isOver says whether the update that this process began last is finished.
 func (s *Shard) isOver() bool { return s.finished.Load() >= s.underway.Load() }
 
 // Wait returns when the step that was begun is finished.
-func (s *Shard) Wait() {
-	s.watchers.wait(s.isOver)
-}
+func (s *Shard) Wait() { s.watchers.wait(s.isOver) }
 
 // WaitRange returns when the parameters of a stretch of the shard are those
 // after the step that was begun.
@@ -166,44 +164,37 @@ func (s *Shard) WaitRange(first, count int64) {
 	if count <= 0 {
 		return
 	}
-	unit, last := s.chunkAt(int(first)), s.chunkAt(int(first+count-1))
-	s.watchers.wait(func() bool {
-		if s.isOver() {
-			return true
-		}
-		for unit <= last && s.isDone(unit) {
-			unit++
-		}
-		return unit > last
-	})
+	// Workers come to the last chunks last: who waits for these first sleeps
+	// least often.
+	for unit := s.chunkAt(int(first + count - 1)); unit >= s.chunkAt(int(first)); unit-- {
+		s.watchers.wait(func() bool {
+			if s.isOver() || s.isDone(unit) {
+				return true
+			}
+			s.awaited[unit].Store(true)
+			return s.isDone(unit) // the worker may have looked before
+		})
+	}
 }
 
-// watchers wait for workers to get on. Workers look whether there are any after
-// each chunk, which costs them next to nothing when there are none.
+// watchers wait for the end of an update, or for chunks that they have marked:
+// to be woken for each would cost them and the workers more than the chunk.
 type watchers struct {
-	count atomic.Int32
 	mutex sync.Mutex
 	moved sync.Cond
 }
 
 // wait returns when a condition holds that comes true before a wake.
 func (w *watchers) wait(holds func() bool) {
-	if holds() {
-		return
-	}
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
-	w.count.Add(1)
-	defer w.count.Add(-1)
 	for !holds() {
 		w.moved.Wait()
 	}
 }
 
 func (w *watchers) wake() {
-	if w.count.Load() > 0 {
-		w.mutex.Lock()
-		defer w.mutex.Unlock()
-		w.moved.Broadcast()
-	}
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	w.moved.Broadcast()
 }

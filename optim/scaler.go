@@ -40,24 +40,31 @@ func DefaultLossScaler() LossScaler {
 // the training has diverged.
 var ErrMinimumScale = errors.New("gradients overflow at the minimum loss scale")
 
-// Validate refuses knobs that make no sense.
+// Validate refuses knobs that make no sense, by DeepSpeed's names for them.
 func (l *LossScaler) Validate() error {
 	switch {
-	case !(l.Static >= 0) || math.IsInf(l.Static, 0):
-		return fmt.Errorf("loss scale is %g: expected a positive number, or 0 for a dynamic one", l.Static)
+	case l.Static != 0 && !isScale(l.Static):
+		return fmt.Errorf("loss_scale is %g: expected a number from 2^%d to 2^%d, or 0 for a dynamic one", l.Static, -largestPower, largestPower)
 	case l.Static > 0:
 		return nil
-	case l.InitialScalePower < 0 || l.InitialScalePower > 126:
-		return fmt.Errorf("initial scale power is %d: expected 0 to 126", l.InitialScalePower)
+	case l.InitialScalePower < 0 || l.InitialScalePower > largestPower:
+		return fmt.Errorf("initial_scale_power is %d: expected 0 to %d", l.InitialScalePower, largestPower)
 	case l.Window < 1:
-		return fmt.Errorf("loss scale window is %d: expected at least 1 step", l.Window)
+		return fmt.Errorf("loss_scale_window is %d: expected at least 1 step", l.Window)
 	case l.Hysteresis < 1:
-		return fmt.Errorf("hysteresis is %d: expected at least 1", l.Hysteresis)
-	case !(l.Minimum > 0) || math.IsInf(l.Minimum, 0):
-		return fmt.Errorf("minimum loss scale is %g: expected a positive number", l.Minimum)
+		return fmt.Errorf("hysteresis is %d: expected at least 1 overflow", l.Hysteresis)
+	case !isScale(l.Minimum):
+		return fmt.Errorf("min_loss_scale is %g: expected a positive number", l.Minimum)
+	case l.Minimum > l.Scale():
+		return fmt.Errorf("min_loss_scale is %g, and the first scale is 2^%d: expected at most that", l.Minimum, l.InitialScalePower)
 	}
 	return nil
 }
+
+// largestPower is that of fp32: the kernels unscale with a number of that type.
+const largestPower = 127
+
+func isScale(x float64) bool { return x >= 0x1p-127 && x <= 0x1p127 }
 
 // Scale is the factor for the next loss.
 func (l *LossScaler) Scale() float64 {

@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -144,6 +145,7 @@ func (c *checking) precisionConflicts(d *DeepSpeed) []conflict {
 	bf16 := c.bf16()
 	half := c.truth(false, "fp16.enabled")
 	dynamic := half && c.number(0, "fp16.loss_scale") == 0
+	firstScale := math.Exp2(float64(c.integer(16, "fp16.initial_scale_power")))
 	parameters := c.elements("data_types.param_dtype")
 	list := []conflict{
 		{half && c.truth(false, bf16+".enabled"), "fp16.enabled",
@@ -152,6 +154,10 @@ func (c *checking) precisionConflicts(d *DeepSpeed) []conflict {
 			"must be positive with a dynamic loss scale", "remove the key: the default is 1000"},
 		{dynamic && c.integer(1, "fp16.min_loss_scale") <= 0, "fp16.min_loss_scale",
 			"must be positive with a dynamic loss scale", "remove the key: the default is 1"},
+		{dynamic && c.integer(2, "fp16.hysteresis") <= 0, "fp16.hysteresis",
+			"must be positive with a dynamic loss scale", "remove the key: the default is 2"},
+		{dynamic && float64(c.integer(1, "fp16.min_loss_scale")) > firstScale, "fp16.min_loss_scale",
+			fmt.Sprintf("is above the first loss scale, %g, which an overflow would raise", firstScale), `lower it, or raise "initial_scale_power"`},
 		{c.truth(false, "amp.enabled") && (d.Precision == dtype.F16 || d.Precision == dtype.BF16), "amp.enabled",
 			"is true beside " + d.Precision.String() + ": the two exclude each other", "set one of the two to false"},
 		{parameters != dtype.Invalid && d.Precision != dtype.Invalid && parameters != d.Precision, "data_types.param_dtype",

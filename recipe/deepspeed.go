@@ -33,7 +33,7 @@ type DeepSpeed struct {
 	// LowPrecisionState the optimizer's moments, too.
 	LowPrecisionMaster bool
 	LowPrecisionState  bool
-	LossScale          LossScale // of F16; zero for the others
+	LossScale          LossScale // of F16, or where Precision is Invalid; zero for the others
 
 	Optimizer        *Optimizer // nil when the file has none
 	GradientClipping float64    // the largest norm; 0 = off
@@ -188,7 +188,7 @@ func (c *checking) fill(d *DeepSpeed) {
 	}
 	d.LowPrecisionMaster = c.truth(false, bf16+".bf16_master_weights_and_grads") || c.truth(false, "fp16.fp16_master_weights_and_grads")
 	d.LowPrecisionState = c.truth(false, bf16+".bf16_optimizer_states")
-	if d.Precision == dtype.F16 {
+	if d.Precision == dtype.F16 || d.Precision == dtype.Invalid {
 		d.LossScale = LossScale{
 			Static:                c.number(0, "fp16.loss_scale"),
 			InitialPower:          int(c.integer(16, "fp16.initial_scale_power")),

@@ -56,6 +56,7 @@ func TestGood(t *testing.T) {
 			d.OffloadOptimizer.Device, d.OffloadParameters.Device = "cpu", "cpu"
 			d.OffloadOptimizer.PinGiven, d.OffloadParameters.PinGiven, d.GatherOnSave = true, true, true
 			d.Precision = dtype.Invalid
+			d.LossScale = LossScale{InitialPower: 16, Window: 1000, Hysteresis: 2, Minimum: 1}
 			d.Optimizer = &Optimizer{Type: "AdamW", LR: 1e-3, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, AdamW: true, BiasCorrection: true,
 				Defaulted: []string{"lr", "betas", "eps", "weight_decay"}}
 			d.Auto = strings.Fields(`bf16.enabled fp16.enabled gradient_accumulation_steps gradient_clipping

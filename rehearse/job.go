@@ -3,7 +3,6 @@ package rehearse
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"strconv"
 
 	"k8s.io/utils/cpuset"
@@ -34,9 +33,11 @@ type Request struct {
 	Moments   string // "fp32", "bf16" or "int8"
 	// EmbeddingMoments are "fp32" or "int8", where Moments is "int8".
 	EmbeddingMoments string
+	Precision        string   // "bf16", "fp16" or "fp32"
 	GradientType     string   // "bf16", "fp16" or "fp32"
 	Clip             *float64 // 0 for none
-	Workers          int      // of each rank; 0 is one for each of its cores
+	LossScaling      LossScaling
+	Workers          int // of each rank; 0 is one for each of its cores
 }
 
 // Job is a rehearsal in which everything is decided but where it runs.
@@ -48,12 +49,14 @@ type Job struct {
 	EmbeddingMoments kernel.MomentType
 	Optimizer        optim.Optimizer
 	Clip             float64
-	LossScale        float64
-	Ranks            int
-	WorldSize        int
-	Workers          int
-	Steps            int
-	Kernel           kernel.Set
+	// LossScaler has seen no step yet. A loss that is not scaled has a fixed
+	// scale of 1.
+	LossScaler optim.LossScaler
+	Ranks      int
+	WorldSize  int
+	Workers    int
+	Steps      int
+	Kernel     kernel.Set
 	// Notes say what was assumed, and where the job differs from the recipe.
 	Notes []string
 }
@@ -61,7 +64,7 @@ type Job struct {
 // Resolve reads the files of the request and decides what it leaves open. Every
 // error is about the request.
 func (r Request) Resolve() (*Job, error) {
-	j := &Job{Ranks: r.Ranks, WorldSize: r.WorldSize, Workers: r.Workers, Steps: r.Steps, Optimizer: optim.DefaultAdamW(), Clip: 1, LossScale: 1}
+	j := &Job{Ranks: r.Ranks, WorldSize: r.WorldSize, Workers: r.Workers, Steps: r.Steps, Optimizer: optim.DefaultAdamW(), Clip: 1, LossScaler: optim.DefaultLossScaler()}
 	if j.WorldSize == 0 {
 		j.WorldSize = j.Ranks
 	}
@@ -79,16 +82,22 @@ func (r Request) Resolve() (*Job, error) {
 	if j.Model, err = model.Load(r.Model); err != nil {
 		return nil, err
 	}
-	precision := dtype.BF16
 	if r.DeepSpeed != "" {
-		if precision, err = j.applyRecipe(r.DeepSpeed); err != nil {
+		if err := j.applyRecipe(r.DeepSpeed); err != nil {
 			return nil, err
 		}
+	}
+	precision, err := r.choosePrecision(j)
+	if err != nil {
+		return nil, err
 	}
 	if r.Clip != nil {
 		j.Clip = *r.Clip
 	}
 	if j.Format, err = r.chooseFormat(j.Optimizer.Algorithm(), precision); err != nil {
+		return nil, err
+	}
+	if err := r.LossScaling.apply(j); err != nil {
 		return nil, err
 	}
 	j.EmbeddingMoments, err = r.chooseEmbeddingMoments(j.Format.Moments)
@@ -115,12 +124,11 @@ func (r Request) checkNumbers(worldSize int) error {
 	return nil
 }
 
-// applyRecipe takes over what a DeepSpeed configuration says, and returns its
-// precision.
-func (j *Job) applyRecipe(path string) (dtype.Type, error) {
+// applyRecipe takes over what a DeepSpeed configuration says.
+func (j *Job) applyRecipe(path string) error {
 	d, err := recipe.LoadDeepSpeed(path)
 	if err != nil {
-		return dtype.Invalid, err
+		return err
 	}
 	j.Recipe = d
 	for _, note := range d.Notes {
@@ -132,7 +140,7 @@ func (j *Job) applyRecipe(path string) (dtype.Type, error) {
 	if d.Batch.Train == 0 && d.Batch.Micro == 0 {
 		note("no batch size is given as a number, so the batch equation is not checked")
 	} else if _, err := d.ResolveBatch(j.WorldSize); err != nil {
-		return dtype.Invalid, err
+		return err
 	}
 	if d.ZeROStage == 0 {
 		note("ZeRO stage 0 gives every rank the whole optimizer state; rehearsed with the state split among the ranks, as stage 1 does")
@@ -142,21 +150,44 @@ func (j *Job) applyRecipe(path string) (dtype.Type, error) {
 	}
 	if d.Optimizer != nil {
 		if j.Optimizer, err = optimizerOf(path, d.Optimizer); err != nil {
-			return dtype.Invalid, err
+			return err
 		}
 	}
 	j.Clip = d.GradientClipping
-	switch d.Precision {
-	case dtype.Invalid:
-		note("the precision is left to the trainer; rehearsed in bf16")
-		return dtype.BF16, nil
-	case dtype.F16:
-		j.LossScale = d.LossScale.Static
-		if j.LossScale == 0 {
-			j.LossScale = math.Exp2(float64(d.LossScale.InitialPower))
+	if s := d.LossScale; s != (recipe.LossScale{}) {
+		j.LossScaler = optim.LossScaler{
+			Static: s.Static, InitialScalePower: s.InitialPower, Window: int64(s.Window),
+			Hysteresis: s.Hysteresis, ConsecutiveHysteresis: s.ConsecutiveHysteresis, Minimum: float64(s.Minimum),
 		}
 	}
-	return d.Precision, nil
+	return nil
+}
+
+// choosePrecision decides the type that the model is trained in.
+func (r Request) choosePrecision(j *Job) (dtype.Type, error) {
+	asked, ok := trainedIn(cmp.Or(r.Precision, dtype.BF16.String()))
+	switch d := j.Recipe; {
+	case !ok:
+		return asked, &fault.Input{What: fmt.Sprintf("--precision is %q: expected bf16, fp16 or fp32", r.Precision)}
+	case d == nil || d.Precision == dtype.Invalid && r.Precision != "":
+		return asked, nil
+	case d.Precision == dtype.Invalid:
+		j.Notes = append(j.Notes, d.File+": the precision is left to the trainer; rehearsed in bf16: --precision changes that")
+		return asked, nil
+	case r.Precision != "" && asked != d.Precision:
+		return asked, &fault.Input{
+			Where: fault.Position{File: d.File},
+			What:  fmt.Sprintf("DeepSpeed trains in %v, and --precision is %s", d.Precision, r.Precision),
+			Mend:  "leave --precision out, or change the file",
+		}
+	}
+	return j.Recipe.Precision, nil
+}
+
+// trainedIn reads the name of a type that models and gradients can have.
+func trainedIn(name string) (dtype.Type, bool) {
+	t, err := dtype.Parse(name)
+	return t, err == nil && (t == dtype.BF16 || t == dtype.F16 || t == dtype.F32)
 }
 
 // optimizerOf is the engine's counterpart of a recipe's optimizer.
@@ -209,8 +240,8 @@ func (r Request) chooseFormat(algorithm kernel.Algorithm, precision dtype.Type) 
 		return f, &fault.Input{What: fmt.Sprintf("--moments is %v, which is made for Adam, and the optimizer is %v", f.Moments, algorithm), Mend: "--moments bf16"}
 	}
 	if r.GradientType != "" {
-		t, err := dtype.Parse(r.GradientType)
-		if err != nil || t != dtype.BF16 && t != dtype.F16 && t != dtype.F32 {
+		t, ok := trainedIn(r.GradientType)
+		if !ok {
 			return f, &fault.Input{What: fmt.Sprintf("--grad-dtype is %q: expected bf16, fp16 or fp32", r.GradientType)}
 		}
 		f.Gradient = t
@@ -261,10 +292,10 @@ const (
 	ComponentProcess    = "process"
 )
 
-// What the program itself takes: its text and the Go runtime, 5 to 10 MiB
-// resident on Linux on x86-64, and the page tables of those.
+// What the program itself takes: its text, some 11 MiB, and the Go runtime, 4,
+// resident on Linux on x86-64; and the page tables of those.
 const (
-	processBytes      = 12 * ledger.MiB
+	processBytes      = 16 * ledger.MiB
 	processPageTables = 160 * ledger.KiB
 )
 

@@ -18,7 +18,6 @@ import (
 	"plimsoll/arena"
 	"plimsoll/engine"
 	"plimsoll/ledger"
-	"plimsoll/optim"
 	"plimsoll/optim/kernel"
 	"plimsoll/probe"
 	"plimsoll/synthetic"
@@ -35,8 +34,11 @@ type Step struct {
 	// TrafficSeconds is what moving the bytes of the update took right after
 	// it, without arithmetic.
 	TrafficSeconds float64 `json:"traffic_seconds"`
-	GradientNorm   float64 `json:"gradient_norm"`
-	Skipped        bool    `json:"skipped"` // on overflow
+	GradientNorm   float64 `json:"gradient_norm"` // not scaled; 0 where it is not finite
+	LossScale      float64 `json:"loss_scale"`
+	// Skipped says that gradients overflowed. Then nothing was updated, and
+	// nothing moved.
+	Skipped bool `json:"skipped"`
 }
 
 // Measurement is what a rehearsal found.
@@ -44,6 +46,11 @@ type Measurement struct {
 	// Ledger is the plan's, with what was measured after the last step.
 	Ledger ledger.Ledger
 	Steps  []Step
+	// Updates is the step counter of the optimizer, which skipped steps leave
+	// as it is.
+	Updates int64
+	// LossScale is the one that the next step would have.
+	LossScale float64
 	// StateBytes is what the named arenas hold, to the end of their last
 	// pages.
 	StateBytes ledger.Bytes
@@ -71,23 +78,15 @@ type Progress interface {
 // Run maps the arenas, touches them and makes the steps. The plan must fit.
 // Everything is given back before it returns.
 func (p *Plan) Run(ctx context.Context, progress Progress) (m *Measurement, err error) {
-	var shards []*engine.Shard
-	defer func() {
-		for _, s := range shards {
-			err = errors.Join(err, s.Close())
-		}
-	}()
-	for _, config := range p.Shards {
-		s, err := engine.NewShard(config)
-		if err != nil {
-			return nil, err
-		}
-		shards = append(shards, s)
+	t, err := p.begin()
+	defer func() { err = errors.Join(err, t.close()) }()
+	if err != nil {
+		return nil, err
 	}
 	m = &Measurement{}
 	begin := time.Now()
 	progress.Begin("touching memory", p.Held)
-	each(shards, func(s *engine.Shard, first int64, c kernel.Chunk) {
+	t.each(func(s *engine.Shard, first int64, c kernel.Chunk) {
 		if ctx.Err() == nil {
 			synthetic.State(s.Config().Rank, first, c)
 			progress.Advance(int64(c.Len()))
@@ -102,20 +101,17 @@ func (p *Plan) Run(ctx context.Context, progress Progress) (m *Measurement, err 
 		return nil, err
 	}
 	after := make([]probe.Memory, 0, 2)
-	e, err := engine.New(shards, []optim.Optimizer{p.Optimizer}, p.Clip)
-	if err != nil {
-		return nil, err
-	}
 	progress.Begin("optimizer steps", int64(p.Steps))
 	defer progress.End()
 	for i := range p.Steps {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		each(shards, func(s *engine.Shard, first int64, c kernel.Chunk) {
-			synthetic.Gradients(s.Config().Rank, i, first, c.Gradient)
-		})
-		m.Steps = append(m.Steps, oneStep(e, p.LossScale))
+		step, err := t.step(i)
+		if err != nil {
+			return nil, err
+		}
+		m.Steps = append(m.Steps, step)
 		progress.Advance(1)
 		if i == 0 || i == p.Steps-1 {
 			memory, err := measure()
@@ -125,6 +121,7 @@ func (p *Plan) Run(ctx context.Context, progress Progress) (m *Measurement, err 
 			after = append(after, memory)
 		}
 	}
+	m.Updates, m.LossScale = t.engine.Steps(), t.scaler.Scale()
 	return m, p.account(m, after[0], after[len(after)-1])
 }
 
@@ -133,25 +130,6 @@ func (p *Plan) Run(ctx context.Context, progress Progress) (m *Measurement, err 
 func measure() (probe.Memory, error) {
 	debug.FreeOSMemory()
 	return probe.Process(os.DirFS("/"), "self")
-}
-
-// each walks all shards, one after the other, each with its own workers.
-func each(shards []*engine.Shard, body func(s *engine.Shard, first int64, c kernel.Chunk)) {
-	for _, s := range shards {
-		s.Each(func(first int64, c kernel.Chunk) { body(s, first, c) })
-	}
-}
-
-func oneStep(e *engine.Engine, lossScale float64) Step {
-	begin := time.Now()
-	result := e.Step(lossScale)
-	whole := time.Since(begin)
-	begin = time.Now()
-	e.Traffic()
-	return Step{
-		Seconds: whole.Seconds(), NormSeconds: result.NormTime.Seconds(), UpdateSeconds: result.UpdateTime.Seconds(),
-		TrafficSeconds: time.Since(begin).Seconds(), GradientNorm: result.GradientNorm, Skipped: result.Skipped,
-	}
 }
 
 // account fills in what was measured. An arena fills its last page from the

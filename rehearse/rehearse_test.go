@@ -228,7 +228,7 @@ func TestMeasuredIsPlanned(t *testing.T) {
 	for _, request := range []Request{
 		{Ranks: 1, Steps: 3},
 		{Ranks: 2, Steps: 3, State: "fp32", GradientType: "fp32"},
-		{Ranks: 2, WorldSize: 5, Steps: 1, GradientType: "fp16"},
+		{Ranks: 2, WorldSize: 5, Steps: 1, GradientType: "fp16", LossScaling: LossScaling{InitialScalePower: pointer(14)}},
 		{Ranks: 1, Steps: 3, Moments: "int8"},
 		{Ranks: 2, WorldSize: 3, Steps: 2, Moments: "int8", EmbeddingMoments: "int8", State: "fp32"},
 	} {

@@ -32,8 +32,11 @@ type Rehearsal struct {
 
 	BytesPerParameter BytesPerParameter `json:"bytes_per_parameter"`
 
+	LossScaling *LossScaling `json:"loss_scaling"` // null where no gradient is in fp16
+
 	Steps             []rehearse.Step `json:"steps"`
-	StepSecondsMedian float64         `json:"step_seconds_median"` // after the first step, which warms up
+	OptimizerSteps    int64           `json:"optimizer_steps"`     // those that were not skipped
+	StepSecondsMedian float64         `json:"step_seconds_median"` // after the first of those, which warms up
 	StepSecondsMin    float64         `json:"step_seconds_min"`
 	StepSecondsMax    float64         `json:"step_seconds_max"`
 
@@ -74,7 +77,6 @@ type RehearsedJob struct {
 	GradientType        string           `json:"gradient_dtype"`
 	Optimizer           string           `json:"optimizer"`
 	GradientClipping    float64          `json:"gradient_clipping"`
-	LossScale           float64          `json:"loss_scale"`
 	Ranks               int              `json:"ranks"`
 	WorldSize           int              `json:"world_size"`
 	ParametersOnHost    int64            `json:"parameters_on_host"`
@@ -85,6 +87,33 @@ type RehearsedJob struct {
 	ArenaPages          string           `json:"arena_pages"`
 	WorkersOnHost       int              `json:"workers_on_host"`
 	RehearsedStepsCount int              `json:"rehearsed_steps"`
+}
+
+// LossScaling is how the loss is scaled, by DeepSpeed's names, and what came of
+// it.
+type LossScaling struct {
+	Static                float64 `json:"loss_scale"` // 0 for a dynamic one, as follows
+	InitialScalePower     int     `json:"initial_scale_power"`
+	Window                int64   `json:"loss_scale_window"`
+	Hysteresis            int     `json:"hysteresis"`
+	ConsecutiveHysteresis bool    `json:"consecutive_hysteresis"`
+	Minimum               float64 `json:"min_loss_scale"`
+
+	FirstScale   float64 `json:"first_scale"`
+	NextScale    float64 `json:"next_scale"` // after the last step
+	SkippedSteps int64   `json:"skipped_steps"`
+}
+
+func newLossScaling(j *rehearse.Job) *LossScaling {
+	if !j.ScalesLoss() {
+		return nil
+	}
+	l := &LossScaling{Static: j.LossScaler.Static, FirstScale: j.LossScaler.Scale(), NextScale: j.LossScaler.Scale()}
+	if l.Static == 0 {
+		l.InitialScalePower, l.Window, l.Minimum = j.LossScaler.InitialScalePower, j.LossScaler.Window, j.LossScaler.Minimum
+		l.Hysteresis, l.ConsecutiveHysteresis = j.LossScaler.Hysteresis, j.LossScaler.ConsecutiveHysteresis
+	}
+	return l
 }
 
 // RehearsedHost says where.
@@ -139,7 +168,7 @@ func NewRehearsal(version string, p *rehearse.Plan, v rehearse.Verdict, m *rehea
 		Job: RehearsedJob{
 			State: p.Format.State.String(), Moments: p.Format.Moments.String(), EmbeddingMoments: p.EmbeddingMoments.String(), ParametersByMoments: map[string]int64{},
 			ParameterType: p.Format.Parameter.String(), GradientType: p.Format.Gradient.String(),
-			Optimizer: p.Optimizer.String(), GradientClipping: p.Clip, LossScale: p.LossScale,
+			Optimizer: p.Optimizer.String(), GradientClipping: p.Clip,
 			Ranks: p.Ranks, WorldSize: p.WorldSize, ParametersOnHost: p.Parameters, PaddingElements: p.Held - p.Parameters,
 			Kernel: p.Kernel.String(), ChunkElements: p.Chunk(), StateBytesPlanned: int64(p.StateBytes()),
 			ArenaPages: p.Pages.String(), WorkersOnHost: p.WorkerCount(), RehearsedStepsCount: p.Steps,
@@ -148,6 +177,7 @@ func NewRehearsal(version string, p *rehearse.Plan, v rehearse.Verdict, m *rehea
 		BytesPerParameter:            BytesPerParameter{Planned: float64(p.StateBytes()) / float64(p.Parameters)},
 		TrafficBytesPerParameter:     float64(p.TrafficBytes()) / float64(p.Held),
 		NormTrafficBytesPerParameter: p.Format.Gradient.Size(),
+		LossScaling:                  newLossScaling(p.Job),
 		Steps:                        []rehearse.Step{},
 		Ledger:                       p.Ledger,
 		Notes:                        append([]string{}, p.Notes...),
@@ -167,28 +197,29 @@ func NewRehearsal(version string, p *rehearse.Plan, v rehearse.Verdict, m *rehea
 func (r *Rehearsal) measured(p *rehearse.Plan, m *rehearse.Measurement) {
 	perParameter := float64(m.StateBytes) / float64(p.Parameters)
 	r.BytesPerParameter.Measured = &perParameter
-	r.Ledger, r.Steps = m.Ledger, m.Steps
+	r.Ledger, r.Steps, r.OptimizerSteps = m.Ledger, m.Steps, m.Updates
+	if r.LossScaling != nil {
+		r.LossScaling.NextScale, r.LossScaling.SkippedSteps = m.LossScale, int64(len(m.Steps))-m.Updates
+	}
 	r.GrowthAfterFirstStep, r.ProcessSteady, r.ProcessPeak = m.Growth, m.Steady, m.Peak
 	r.HugePageBytes, r.InitializeSeconds = m.Huge, m.InitializeSeconds
 
-	warm := m.Steps
+	warm := slices.DeleteFunc(slices.Clone(m.Steps), func(s rehearse.Step) bool { return s.Skipped })
+	if len(warm) == 0 {
+		return
+	}
 	if len(warm) > 1 {
 		warm = warm[1:]
 	}
 	of := func(value func(rehearse.Step) float64) []float64 {
 		var values []float64
 		for _, s := range warm {
-			if !s.Skipped {
-				values = append(values, value(s))
-			}
+			values = append(values, value(s))
 		}
 		slices.Sort(values)
 		return values
 	}
 	seconds := of(func(s rehearse.Step) float64 { return s.Seconds })
-	if len(seconds) == 0 {
-		return
-	}
 	r.StepSecondsMedian, r.StepSecondsMin, r.StepSecondsMax = median(seconds), seconds[0], seconds[len(seconds)-1]
 	updateBytes := float64(p.TrafficBytes())
 	withNorm := 1 + float64(p.Format.Gradient.Size())/r.TrafficBytesPerParameter
@@ -301,12 +332,20 @@ func (r *Rehearsal) facts() [][2]string {
 	if r.Job.WorldSize > r.Job.Ranks || r.Job.Ranks > 1 {
 		facts = append(facts, [2]string{"ranks", fmt.Sprintf("%d here of %d, %s of %s parameters on this host", r.Job.Ranks, r.Job.WorldSize, ledger.Count(r.Job.ParametersOnHost), ledger.Count(r.Model.Parameters))})
 	}
-	if len(r.Steps) > 0 {
+	if l := r.LossScaling; l != nil {
+		facts = append(facts, [2]string{"loss scale", l.rule()})
+		if len(r.Steps) > 0 {
+			facts = append(facts, [2]string{"overflow", l.outcome(r.OptimizerSteps)})
+		}
+	}
+	if r.OptimizerSteps > 0 {
 		b := r.MemoryBandwidth
 		facts = append(facts,
-			[2]string{"optimizer step", fmt.Sprintf("%s median, %s to %s over %d steps", seconds(r.StepSecondsMedian), seconds(r.StepSecondsMin), seconds(r.StepSecondsMax), len(r.Steps))},
-			[2]string{"update", fmt.Sprintf("%.1f GB/s, %.0f %% of the %.1f GB/s that this memory moves in the same %s B/parameter", b.Update/1e9, 100*b.Fraction, b.Limit/1e9, shortBytes(r.TrafficBytesPerParameter))},
-			[2]string{"process", fmt.Sprintf("%v steady, %v peak, %v since the first step", r.ProcessSteady, r.ProcessPeak, signedOrNone(r.GrowthAfterFirstStep))})
+			[2]string{"optimizer step", fmt.Sprintf("%s median, %s to %s over %d steps", seconds(r.StepSecondsMedian), seconds(r.StepSecondsMin), seconds(r.StepSecondsMax), r.OptimizerSteps)},
+			[2]string{"update", fmt.Sprintf("%.1f GB/s, %.0f %% of the %.1f GB/s that this memory moves in the same %s B/parameter", b.Update/1e9, 100*b.Fraction, b.Limit/1e9, shortBytes(r.TrafficBytesPerParameter))})
+	}
+	if len(r.Steps) > 0 {
+		facts = append(facts, [2]string{"process", fmt.Sprintf("%v steady, %v peak, %v since the first step", r.ProcessSteady, r.ProcessPeak, signedOrNone(r.GrowthAfterFirstStep))})
 	}
 	for _, rank := range r.Binding.Ranks {
 		where := "workers on CPUs " + rank.OptimizerCPUs.String()
@@ -323,6 +362,45 @@ func (r *Rehearsal) facts() [][2]string {
 		pages += fmt.Sprintf(", %v of them huge", r.HugePageBytes)
 	}
 	return append(facts, [2]string{"kernels, pages", r.Job.Kernel + ", " + pages})
+}
+
+// rule says how the scale is chosen.
+func (l *LossScaling) rule() string {
+	if l.Static != 0 {
+		return fmt.Sprintf("fixed at %g", l.Static)
+	}
+	halves := "halves at every overflow"
+	switch {
+	case l.Hysteresis > 1 && l.ConsecutiveHysteresis:
+		halves = fmt.Sprintf("halves from overflow %d in a row on", l.Hysteresis)
+	case l.Hysteresis > 1:
+		halves = fmt.Sprintf("halves from overflow %d on", l.Hysteresis)
+	}
+	return fmt.Sprintf("dynamic from %g: %s, doubles after %s without one, and is at least %g", l.FirstScale, halves, plural(l.Window, "step"), l.Minimum)
+}
+
+// outcome says what became of the scale and the steps, of which so many were
+// made.
+func (l *LossScaling) outcome(made int64) string {
+	skipped := "no step overflowed"
+	if l.SkippedSteps > 0 {
+		skipped = fmt.Sprintf("%d of %s overflowed and changed no state: the optimizer counts %d", l.SkippedSteps, plural(made+l.SkippedSteps, "step"), made)
+	}
+	if l.Static != 0 {
+		return skipped
+	}
+	if l.NextScale == l.FirstScale {
+		return fmt.Sprintf("%s; the scale is still %g", skipped, l.NextScale)
+	}
+	return fmt.Sprintf("%s; the scale went from %g to %g", skipped, l.FirstScale, l.NextScale)
+}
+
+// plural is "1 step", "2 steps".
+func plural(n int64, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return fmt.Sprintf("%d %s", n, noun)
 }
 
 // shortBytes shows a whole number of bytes as one.
@@ -378,5 +456,9 @@ func (r *Rehearsal) VerdictLine() string {
 	case !r.WithinTolerance():
 		return fmt.Sprintf("DIFFERS FROM THE PLAN by more than %.1f %%: %s bytes a parameter", 100*rehearse.Tolerance, r.perParameter())
 	}
-	return fmt.Sprintf("FITS: %.2f bytes a parameter as planned, a step takes %s at %.0f %% of memory bandwidth", *r.BytesPerParameter.Measured, seconds(r.StepSecondsMedian), 100*r.MemoryBandwidth.Fraction)
+	fits := fmt.Sprintf("FITS: %.2f bytes a parameter as planned", *r.BytesPerParameter.Measured)
+	if r.OptimizerSteps == 0 {
+		return fits + "; every step overflowed, and none was measured: use more --steps or a smaller loss scale"
+	}
+	return fits + fmt.Sprintf(", a step takes %s at %.0f %% of memory bandwidth", seconds(r.StepSecondsMedian), 100*r.MemoryBandwidth.Fraction)
 }

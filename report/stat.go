@@ -31,6 +31,7 @@ func (s Stat) WriteText(w io.Writer) error {
 	line("service", fmt.Sprintf("process %d, up %v, %s kernels", s.Process, time.Duration(s.Seconds*float64(time.Second)).Round(time.Second), s.Kernel))
 	line("restarts", fmt.Sprint(s.Restarts))
 	line("requests", fmt.Sprintf("%s, of which %s were refused", ledger.Count(s.Requests), ledger.Count(s.Refused)))
+	line("queue", fmt.Sprintf("%s being handled, this one included; %v not read yet", ledger.Count(s.Unanswered), s.QueuedBytes))
 	if len(s.Sessions) == 0 {
 		out.WriteString("\nNO STATE: no session is open\n")
 		_, err := io.WriteString(w, out.String())

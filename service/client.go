@@ -21,6 +21,7 @@ import (
 type Client struct {
 	c      *net.UnixConn
 	number uint32
+	buffer []byte // of answers
 }
 
 // Dial connects to the service at a socket.
@@ -29,7 +30,7 @@ func Dial(socket string) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the optimizer service at %s: %w", socket, err)
 	}
-	return &Client{c: c}, nil
+	return &Client{c: c, buffer: make([]byte, maximumPacket)}, nil
 }
 
 // Hangup ends the connection. The session stays.
@@ -38,14 +39,15 @@ func (c *Client) Hangup() error { return c.c.Close() }
 // ErrLost says that the service is gone: connect again, and open the session.
 var ErrLost = errors.New("the optimizer service is gone")
 
-// call sends a request and waits for its answer.
+// call sends a request and waits for its answer, whose result holds until the
+// next one.
 func (c *Client) call(kind Kind, body []byte, files ...*os.File) ([]byte, []*os.File, error) {
 	c.number++
 	request := packet{kind: kind, number: c.number, body: body}
 	if err := writePacket(c.c, request.encode(), files...); err != nil {
 		return nil, nil, lost(err)
 	}
-	data, received, err := readPacket(c.c, make([]byte, maximumPacket))
+	data, received, err := readPacket(c.c, c.buffer)
 	if err != nil {
 		return nil, nil, lost(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
+	"plimsoll/arena"
 	"plimsoll/engine"
 	"plimsoll/ledger"
 	"plimsoll/probe"
@@ -48,7 +49,7 @@ func TestLedger(t *testing.T) {
 			o := r.overview(t)
 			var planned, journal ledger.Bytes
 			for _, e := range o.Ledger {
-				if e.Component == ComponentProcess {
+				if e.Rank == ledger.WholeNode {
 					continue
 				}
 				planned += e.Planned
@@ -78,6 +79,14 @@ func TestLedger(t *testing.T) {
 			if process := beside(t, strconv.Itoa(o.Process)); process > 40*ledger.MiB {
 				t.Errorf("the service holds %v beside the arenas", process)
 			}
+			process, tables := o.measured(t, ComponentProcess), o.measured(t, ComponentPageTables)
+			if process < ledger.MiB || process > 80*ledger.MiB { // with all of its text, which others map, too
+				t.Errorf("the service says that it holds %v beside the arenas", process)
+			}
+			const entry, page = 8, 4 * ledger.KiB
+			if onHugePages(t, o.Process) == 0 && (tables < planned/page*entry || tables > planned/page*entry+4*ledger.MiB) {
+				t.Errorf("page tables of %v for arenas of %v", tables, planned)
+			}
 			if more := beside(t, "self") - own; more > 8*ledger.MiB {
 				t.Errorf("the trainer holds %v more than before it had the session", more)
 			}
@@ -89,6 +98,26 @@ func TestLedger(t *testing.T) {
 	}
 }
 
+// measured is what the service says of a component of its own.
+func (o *Overview) measured(t *testing.T, component string) ledger.Bytes {
+	t.Helper()
+	for _, e := range o.Ledger {
+		if e.Component == component && e.Measured != nil {
+			return *e.Measured
+		}
+	}
+	t.Errorf("%s is not in the ledger", component)
+	return 0
+}
+
+func onHugePages(t *testing.T, process int) ledger.Bytes {
+	var huge ledger.Bytes
+	for _, m := range memory(t, strconv.Itoa(process)).Mappings {
+		huge += m.Huge
+	}
+	return huge
+}
+
 func memory(t *testing.T, process string) probe.Memory {
 	t.Helper()
 	m, err := probe.Process(os.DirFS("/"), process)
@@ -97,6 +126,9 @@ func memory(t *testing.T, process string) probe.Memory {
 	}
 	return m
 }
+
+// arenaMapping begins the names of arenas in /proc.
+const arenaMapping = "/memfd:" + arena.NamePrefix
 
 // shared is a process's part of the arenas, beside is what it holds beside them.
 func shared(t *testing.T, process string) ledger.Bytes {
@@ -214,8 +246,8 @@ func TestMetrics(t *testing.T) {
 	}
 	arenas := 0
 	for _, e := range o.Ledger {
-		if e.Component == ComponentProcess {
-			continue // what it is changes
+		if e.Rank == ledger.WholeNode {
+			continue // what the process holds changes
 		}
 		arenas++
 		labels := fmt.Sprintf("{component=%s,rank=%d}", e.Component, e.Rank)

@@ -2,15 +2,14 @@ package service
 
 import (
 	"cmp"
-	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"time"
 
 	"plimsoll/arena"
 	"plimsoll/ledger"
-	"plimsoll/probe"
+
+	"github.com/prometheus/procfs"
 )
 
 // StatSchema is the schema of Overview.
@@ -64,8 +63,11 @@ type SessionStatus struct {
 	LastNormSeconds float64 `json:"last_norm_seconds"`
 }
 
-// ComponentProcess is what the service holds beside its arenas.
-const ComponentProcess = "service_process"
+// What the service holds beside its arenas.
+const (
+	ComponentProcess    = "service_process"
+	ComponentPageTables = "service_page_tables"
+)
 
 // Overview says how the service is.
 func (s *Server) Overview() *Overview {
@@ -92,7 +94,7 @@ func (s *Server) Overview() *Overview {
 		status.Ledger = append(status.Ledger, session.entries()...)
 	}
 	s.mu.Unlock()
-	status.measure()
+	status.Ledger = append(status.Ledger, own()...)
 	return status
 }
 
@@ -110,42 +112,46 @@ func (s *session) status() SessionStatus {
 	}
 }
 
-// entries are the arenas of a session, as they were planned.
+// entries are the arenas of a session, as they were planned and as they are.
 func (s *session) entries() ledger.Ledger {
 	var entries ledger.Ledger
 	config := s.shard.Config()
-	entry := func(component string, size ledger.Bytes, why string) {
-		entries = append(entries, ledger.Entry{
+	entry := func(a *arena.Arena, component string, size ledger.Bytes, why string) {
+		e := ledger.Entry{
 			Device: ledger.Host, Rank: config.Rank, Phase: ledger.Step,
 			Component: config.Part + "/" + component, Planned: size, Why: why,
-		})
+		}
+		if resident, err := a.Resident(); err == nil {
+			e.Measured = &resident
+		}
+		entries = append(entries, e)
 	}
-	for _, plan := range config.Arenas() {
-		entry(plan.Component, config.Pages.Round(plan.Size), plan.Why)
+	for i, plan := range config.Arenas() {
+		entry(s.shard.Arenas()[i], plan.Component, config.Pages.Round(plan.Size), plan.Why)
 	}
-	entry(recordComponent, s.record.Mapped(), "what the session is: the document of the open request, and the hyperparameters of the step that is prepared, for a service that comes after this one")
+	entry(s.record.Arena, recordComponent, s.record.Mapped(), "what the session is: the document of the open request, and the hyperparameters of the step that is prepared, for a service that comes after this one")
 	return entries
 }
 
-// arenaMapping begins the names of arenas in /proc.
-const arenaMapping = "/memfd:" + arena.NamePrefix
-
-// measure adds what the kernel says that is resident. An arena that a trainer
-// has mapped as well is one memory: its resident bytes are counted here.
-func (s *Overview) measure() {
-	memory, err := probe.Process(os.DirFS("/"), "self")
+// own is what this process holds beside its arenas, which are memory that it
+// shares.
+func own() ledger.Ledger {
+	process, err := procfs.Self()
 	if err != nil {
-		return // nothing is measured, and the ledger says so
+		return nil // it is not measured, and the ledger does not have it
 	}
-	for i := range s.Ledger {
-		e := &s.Ledger[i]
-		if m, ok := memory.Mappings[fmt.Sprintf("%srank%d/%s", arenaMapping, e.Rank, e.Component)]; ok {
-			e.Measured = &m.Resident
+	status, err := process.NewStatus()
+	if err != nil {
+		return nil
+	}
+	entry := func(component string, size uint64, why string) ledger.Entry {
+		measured := ledger.Bytes(size)
+		return ledger.Entry{
+			Device: ledger.Host, Rank: ledger.WholeNode, Phase: ledger.Step, Component: component, Measured: &measured, Why: why,
 		}
 	}
-	rest := memory.Proportional(func(name string) bool { return !strings.HasPrefix(name, arenaMapping) })
-	s.Ledger = append(s.Ledger, ledger.Entry{
-		Device: ledger.Host, Rank: ledger.WholeNode, Phase: ledger.Step, Component: ComponentProcess,
-		Measured: &rest, Why: "the program itself: its text, heap and stacks",
-	})
+	return ledger.Ledger{
+		entry(ComponentProcess, status.RssAnon+status.RssFile, "the program itself: its text, heap and stacks"),
+		entry(ComponentPageTables, status.VmPTE, "what the kernel needs to map the arenas: 8 B a page, in the service and in each trainer"),
+	}
 }

@@ -78,3 +78,69 @@ func Gradients(rank, step int, first int64, g kernel.Array) {
 		copy(g.Data[i:], last[:])
 	}
 }
+
+// ScaledGradients are those of a backward pass in fp16 whose loss was multiplied
+// by a scale. They look like other gradients, but for one of 32,768, which is
+// far larger than the rest: the gradients of real models have such outliers, and
+// these are what overflows first. A gradient has 16 random bits, so there are no
+// more of them than fit in a table.
+type ScaledGradients struct {
+	held  dtype.Type // what the gradients are kept in
+	scale float64
+	bits  [1 << 16]uint32 // of the held type
+}
+
+// Outlier is the magnitude of the largest gradients before they are scaled.
+const Outlier = 3
+
+// NewScaledGradients are gradients that are kept in a type after the backward
+// pass, of a loss that is not scaled yet.
+func NewScaledGradients(held dtype.Type) *ScaledGradients {
+	s := &ScaledGradients{held: held}
+	s.SetScale(1)
+	return s
+}
+
+// SetScale changes what the loss is multiplied by. What that puts out of the
+// range of fp16 becomes infinite, or zero.
+func (s *ScaledGradients) SetScale(scale float64) {
+	if scale == s.scale {
+		return
+	}
+	s.scale = scale
+	half := gradientPattern[dtype.F16]
+	for random := range s.bits {
+		gradient := float64(kernel.FP16ToFloat32(uint16(random)&uint16(half.random) | uint16(half.fixed)))
+		if random&0x7fff == 0 {
+			gradient = math.Copysign(Outlier, gradient)
+		}
+		scaled := kernel.Float32ToFP16(float32(gradient * scale))
+		switch s.held {
+		case dtype.F16:
+			s.bits[random] = uint32(scaled)
+		case dtype.BF16:
+			s.bits[random] = uint32(kernel.Float32ToBF16(kernel.FP16ToFloat32(scaled)))
+		default:
+			s.bits[random] = math.Float32bits(kernel.FP16ToFloat32(scaled))
+		}
+	}
+}
+
+// Write writes the gradients of a step from element first of a rank's shard on,
+// which is a multiple of four.
+func (s *ScaledGradients) Write(rank, step int, first int64, g kernel.Array) {
+	seed := mix(uint64(rank)<<32 + uint64(step) + 0x5eed)
+	var word uint64
+	for i := range g.Len() {
+		if i%4 == 0 {
+			word = mix(seed + golden*uint64(first+int64(i)))
+		}
+		bits := s.bits[uint16(word)]
+		word >>= 16
+		if s.held == dtype.F32 {
+			binary.LittleEndian.PutUint32(g.Data[4*i:], bits)
+		} else {
+			binary.LittleEndian.PutUint16(g.Data[2*i:], uint16(bits))
+		}
+	}
+}

@@ -2,6 +2,7 @@ package synthetic
 
 import (
 	"bytes"
+	"encoding/binary"
 	"math"
 	"testing"
 
@@ -31,6 +32,81 @@ func TestGradients(t *testing.T) {
 		rms := math.Sqrt(kernel.Generic.SumSquares(kernel.Array{Type: typ, Data: whole}) / n)
 		if !(rms > 0x1p-11 && rms < 0x1p-7) {
 			t.Errorf("%v: root mean square %g", typ, rms)
+		}
+	}
+}
+
+// numbers are the elements of an array.
+func numbers(g kernel.Array) []float64 {
+	var found []float64
+	for i := range g.Len() {
+		switch g.Type {
+		case dtype.F16:
+			found = append(found, float64(kernel.FP16ToFloat32(binary.LittleEndian.Uint16(g.Data[2*i:]))))
+		case dtype.BF16:
+			found = append(found, float64(kernel.BF16ToFloat32(binary.LittleEndian.Uint16(g.Data[2*i:]))))
+		default:
+			found = append(found, float64(math.Float32frombits(binary.LittleEndian.Uint32(g.Data[4*i:]))))
+		}
+	}
+	return found
+}
+
+// TestScaledGradients are those of scale 1, multiplied, as far as fp16 goes,
+// whatever they are kept in and however a shard is cut.
+func TestScaledGradients(t *testing.T) {
+	const n = 400_003
+	write := func(typ dtype.Type, scale float64, cut int) []float64 {
+		size := int(typ.Size())
+		g := kernel.Array{Type: typ, Data: make([]byte, n*size)}
+		s := NewScaledGradients(typ)
+		s.SetScale(scale)
+		s.Write(0, 1, 0, g.Slice(0, cut))
+		s.Write(0, 1, int64(cut), g.Slice(cut, n))
+		return numbers(g)
+	}
+	plain := write(dtype.F16, 1, n)
+	var squares float64
+	outliers, signs := 0, 0
+	for _, x := range plain {
+		switch {
+		case math.Abs(x) == Outlier:
+			outliers++
+		case !(math.Abs(x) >= 0x1p-11 && math.Abs(x) < 0x1p-7):
+			t.Fatalf("a gradient is %g", x)
+		default:
+			squares += x * x
+		}
+		if math.Signbit(x) {
+			signs++
+		}
+	}
+	if rms := math.Sqrt(squares / n); !(rms > 0x1p-11 && rms < 0x1p-7) || outliers < n/32768/2 || outliers > n/32768*2 || math.Abs(float64(signs)/n-0.5) > 0.01 {
+		t.Errorf("root mean square %g, %d outliers, %d negative of %d", rms, outliers, signs, n)
+	}
+	for _, typ := range []dtype.Type{dtype.F16, dtype.BF16, dtype.F32} {
+		// 2^15 is too much for the outliers and 2^23 for others; 2^-16 leaves
+		// nothing of the smallest. 1000 rounds.
+		for _, scale := range []float64{1, 1024, 1000, 0x1p15, 0x1p23, 0x1p-16} {
+			infinite, zero := 0, 0
+			for i, x := range write(typ, scale, 1200) {
+				want := float64(kernel.FP16ToFloat32(kernel.Float32ToFP16(float32(plain[i] * scale))))
+				if typ == dtype.BF16 {
+					want = float64(kernel.BF16ToFloat32(kernel.Float32ToBF16(float32(want))))
+				}
+				if x != want {
+					t.Fatalf("%v, scale %g: gradient %d is %g, want %g", typ, scale, i, x, want)
+				}
+				if math.IsInf(x, 0) {
+					infinite++
+				}
+				if x == 0 {
+					zero++
+				}
+			}
+			if (infinite > 0) != (scale >= 0x1p15) || scale == 0x1p15 && infinite != outliers || (zero > 0) != (scale == 0x1p-16) {
+				t.Errorf("%v, scale %g: %d are infinite and %d zero, %d outliers", typ, scale, infinite, zero, outliers)
+			}
 		}
 	}
 }

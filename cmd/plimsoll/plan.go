@@ -52,9 +52,7 @@ The catalog of models:
 			if asJSON && explain != "" {
 				return &fault.Input{What: "--json and --explain are both given: each is a report of its own", Mend: "leave one of them out"}
 			}
-			if c.Flags().Changed("clip") {
-				request.Clip = &clip
-			}
+			request.Clip = given(c, "clip", &clip)
 			return reported(func() error { return runPlan(c, request, explain, out, asJSON) })
 		},
 	}
@@ -99,7 +97,7 @@ The catalog of models:
 	flags.StringVar(&explain, "explain", "", "explain one `component`: its bytes in every phase, formula and source")
 	flags.StringVar(&out, "out", "", "write the plan to a `file`, with a hash of what it was made from, for run --plan")
 	flags.BoolVar(&asJSON, "json", false, "print one JSON document")
-	flags.Lookup("clip").DefValue = ""
+	flags.Lookup("clip").DefValue = "0" // is not shown
 	for flag, values := range map[string][]string{
 		"precision": plan.Precisions, "attention": plan.Attentions, "gradient-checkpointing": plan.Recomputes, "gpu": gpu.Names(),
 		"optimizer": plan.Optimizers(), "fsdp": {"1", "2"}, "quantization": {"nf4", "nf4-dq", "fp4", "fp4-dq", "int8"}, "adapter-precision": {"fp32", "bf16", "fp16"},

@@ -17,6 +17,12 @@ import (
 func rehearseCommand() *cobra.Command {
 	var request rehearse.Request
 	var clip float64
+	var scaling struct {
+		scale, minimum    float64
+		power, hysteresis int
+		window            int64
+		consecutive       bool
+	}
 	var asJSON bool
 	command := &cobra.Command{
 		Use:   "rehearse --model NAME|PATH",
@@ -35,8 +41,14 @@ The catalog of models:
   plimsoll rehearse --model llama-3-70b --world-size 8 --steps 0 --json`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if c.Flags().Changed("clip") {
-				request.Clip = &clip
+			request.Clip = given(c, "clip", &clip)
+			request.LossScaling = rehearse.LossScaling{
+				LossScale:             given(c, "loss-scale", &scaling.scale),
+				InitialScalePower:     given(c, "initial-scale-power", &scaling.power),
+				LossScaleWindow:       given(c, "loss-scale-window", &scaling.window),
+				Hysteresis:            given(c, "hysteresis", &scaling.hysteresis),
+				ConsecutiveHysteresis: given(c, "consecutive-hysteresis", &scaling.consecutive),
+				MinLossScale:          given(c, "min-loss-scale", &scaling.minimum),
 			}
 			return runRehearsal(c, request, asJSON)
 		},
@@ -48,19 +60,34 @@ The catalog of models:
 	flags.IntVar(&request.Ranks, "ranks", 1, "ranks on this host")
 	flags.IntVar(&request.WorldSize, "world-size", 0, "ranks of the whole job, of which --ranks run here (default: --ranks)")
 	flags.IntVar(&request.Steps, "steps", 10, "optimizer steps; 0 plans and allocates nothing")
+	flags.StringVar(&request.Precision, "precision", "", "`type` that the model is trained in: bf16, fp16 or fp32 (default: the recipe's, or bf16)")
 	flags.StringVar(&request.State, "state", "", "state `format`: split or fp32 (default: split for bf16, else fp32)")
 	flags.StringVar(&request.Moments, "moments", "", "moment `type`: fp32, or rounded to bf16 or, of Adam only, to int8 (default: fp32)")
 	flags.StringVar(&request.EmbeddingMoments, "embedding-moments", "", "moment `type` of embeddings with --moments int8: fp32 or int8 (default: fp32)")
 	flags.StringVar(&request.GradientType, "grad-dtype", "", "gradient `type`: bf16, fp16 or fp32 (default: that of the training)")
 	flags.Float64Var(&clip, "clip", 1, "clip gradients to this global norm, 0 for not at all (default: the recipe's, or 1)")
+	flags.Float64Var(&scaling.scale, "loss-scale", 0, "with fp16 gradients: a fixed loss scale, 0 for a dynamic one (default of this and the next five: the recipe's, or DeepSpeed's)")
+	flags.IntVar(&scaling.power, "initial-scale-power", 16, "the first loss scale is 2 to this power")
+	flags.Int64Var(&scaling.window, "loss-scale-window", 1000, "steps without overflow that double the loss scale")
+	flags.IntVar(&scaling.hysteresis, "hysteresis", 2, "overflows that halve the loss scale")
+	flags.BoolVar(&scaling.consecutive, "consecutive-hysteresis", false, "count only overflows of consecutive steps")
+	flags.Float64Var(&scaling.minimum, "min-loss-scale", 1, "where the loss scale stops")
 	flags.IntVar(&request.Workers, "workers", 0, "workers of each rank (default: one for each of its cores)")
 	flags.BoolVar(&asJSON, "json", false, "print one JSON document")
-	flags.Lookup("clip").DefValue = ""
-	for flag, values := range map[string][]string{"state": {"split", "fp32"}, "moments": kernel.MomentNames(), "embedding-moments": {"fp32", "int8"}, "grad-dtype": {"bf16", "fp16", "fp32"}} {
+	flags.Lookup("clip").DefValue = "0" // is not shown
+	for flag, values := range map[string][]string{"state": {"split", "fp32"}, "moments": kernel.MomentNames(), "embedding-moments": {"fp32", "int8"}, "precision": {"bf16", "fp16", "fp32"}, "grad-dtype": {"bf16", "fp16", "fp32"}} {
 		mustRegister(command, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}
 	mustRegister(command, "model", completeModel)
 	return command
+}
+
+// given is the value of a flag, or nil where it was left out.
+func given[T any](c *cobra.Command, flag string, value *T) *T {
+	if !c.Flags().Changed(flag) {
+		return nil
+	}
+	return value
 }
 
 // completeModel offers the catalog, and files.

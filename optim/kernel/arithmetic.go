@@ -5,21 +5,15 @@ import "math"
 // The functions below are the arithmetic of the package's contract in plain
 // Go: binary32 operations, rounded to nearest even, with denormal results as
 // zeros. Operands are results of these functions or have been through flush,
-// so they are no denormals. Each function takes the processor's own operation
-// and repairs the rare results on which it may differ; the conversions keep
-// the compiler from fusing operations of its own accord.
+// so they are no denormals.
 
 // smallest is where rounding to 24 bits, with no limit to the exponent, begins
 // to give the smallest normal number. Below it a result counts as zero.
 const smallest = 0x1p-126 * (1 - 0x1p-25)
 
-// suspect says that a result is so small that it may have to be a zero, or that
-// it is one.
-func suspect(x float32) bool { return math.Float32bits(x)&0x7fffffff <= 0x00800000 }
-
 // round rounds a result of float64 arithmetic to binary32. Rounding to 53 bits
-// first changes nothing for a product, a quotient or a root of 24-bit numbers;
-// fma prepares its result.
+// first changes nothing for a sum, a product, a quotient or a root of 24-bit
+// numbers; fma prepares its result.
 func round(x float64) float32 {
 	if math.Abs(x) < smallest {
 		return float32(math.Copysign(0, x))
@@ -29,56 +23,29 @@ func round(x float64) float32 {
 
 // flush is an operand as the arithmetic sees it.
 func flush(x float32) float32 {
-	if bits := math.Float32bits(x); bits&0x7f800000 == 0 {
-		return math.Float32frombits(bits & 0x80000000)
+	bits := math.Float32bits(x)
+	if bits&exponents == 0 {
+		bits &= sign
 	}
-	return x
+	return math.Float32frombits(bits)
 }
 
-func mul(a, b float32) float32 {
-	if x := float32(a * b); !suspect(x) {
-		return x
-	}
-	return round(float64(a) * float64(b))
-}
+//go:noinline
+func mul(a, b float32) float32 { return round(float64(a) * float64(b)) }
 
-func add(a, b float32) float32 {
-	if x := float32(a + b); !suspect(x) {
-		return x
-	}
-	return round(float64(a) + float64(b))
-}
+//go:noinline
+func add(a, b float32) float32 { return round(float64(a) + float64(b)) }
 
-func div(a, b float32) float32 {
-	if x := float32(a / b); !suspect(x) {
-		return x
-	}
-	return round(float64(a) / float64(b))
-}
+//go:noinline
+func div(a, b float32) float32 { return round(float64(a) / float64(b)) }
 
 // sqrt of a normal number is far from a denormal one.
 func sqrt(a float32) float32 { return float32(math.Sqrt(float64(a))) }
 
-// fma is a·b+c with one rounding. The product of two 24-bit numbers is exact in
-// float64, and rounding the sum to 53 bits before rounding it to 24 goes wrong
-// only where the first result lies halfway between two binary32 numbers.
+// fma is a·b + c with one rounding. The product of two 24-bit numbers is exact
+// in float64.
 func fma(a, b, c float32) float32 {
-	sum := float64(float64(a)*float64(b)) + float64(c)
-	if halfway(sum) {
-		return fmaRepaired(a, b, c)
-	}
-	return float32(sum)
-}
-
-// halfway says that a float64 lies halfway between two binary32 numbers, or
-// that it is so small that it may have to be a zero.
-func halfway(x float64) bool {
-	bits := math.Float64bits(x)
-	return bits&(1<<29-1) == 1<<28 || bits<<1 <= 0x3810_0000_0000_0000<<1
-}
-
-func fmaRepaired(a, b, c float32) float32 {
-	return round(roundToOdd(float64(float64(a)*float64(b)), float64(c)))
+	return round(roundToOdd(float64(a)*float64(b), float64(c)))
 }
 
 // roundToOdd is a sum in which an inexact result whose last bit is even has
@@ -115,37 +82,35 @@ func Float32ToBF16(x float32) uint16 {
 
 // FP16ToFloat32 is exact.
 func FP16ToFloat32(h uint16) float32 {
-	sign := uint32(h&0x8000) << 16
-	exponent, fraction := uint32(h>>10&0x1f), uint32(h&0x3ff)
-	switch exponent {
-	case 0:
-		magnitude := float32(fraction) * 0x1p-24
-		return math.Float32frombits(sign | math.Float32bits(magnitude))
-	case 0x1f:
-		if fraction != 0 {
-			fraction |= 0x200 // a quiet NaN
+	bits := uint32(h&0x7fff)<<13 + 112<<23
+	switch exponent := h & 0x7c00; exponent {
+	case 0: // zero or denormal: its fraction counts from 2^-14
+		bits = math.Float32bits(math.Float32frombits(bits+1<<23) - 0x1p-14)
+	case 0x7c00:
+		bits += 112 << 23
+		if bits > exponents {
+			bits |= 1 << 22 // a quiet NaN
 		}
-		return math.Float32frombits(sign | 0x7f800000 | fraction<<13)
 	}
-	return math.Float32frombits(sign | (exponent+112)<<23 | fraction<<13)
+	return math.Float32frombits(bits | uint32(h)<<16&sign)
 }
 
 // Float32ToFP16 rounds to nearest even, denormal results included.
 func Float32ToFP16(x float32) uint16 {
 	bits := math.Float32bits(x)
-	sign, magnitude := uint16(bits>>16)&0x8000, bits&0x7fffffff
-	switch {
-	case magnitude > 0x7f800000: // NaN
-		return sign | 0x7e00 | uint16(magnitude>>13)&0x3ff
-	case magnitude >= 0x477ff000: // rounds to 65536 or more
-		return sign | 0x7c00
-	case magnitude < 0x38800000: // below 2^-14: denormal in fp16
+	magnitude := bits &^ sign
+	h := (magnitude + 0xfff + magnitude>>13&1 - 112<<23) >> 13
+	if magnitude < 0x38800000 { // below 2^-14: denormal in fp16
 		// Adding 0.5 puts the last bit of the result at 2^-24, so that the
 		// addition itself rounds to nearest even.
-		return sign | uint16(math.Float32bits(math.Float32frombits(magnitude)+0.5)-0x3f000000)
+		h = math.Float32bits(math.Float32frombits(magnitude)+0.5) - 0x3f000000
+	} else if magnitude >= 0x477ff000 { // rounds to 65536 or more
+		h = 0x7c00
+		if magnitude > exponents { // NaN
+			h = 0x7e00 | magnitude>>13&0x3ff
+		}
 	}
-	magnitude += 0xfff + magnitude>>13&1
-	return sign | uint16((magnitude-112<<23)>>13)
+	return uint16(h | bits>>16&0x8000)
 }
 
 // Merge is the fp32 master of a parameter and its low 16 bits in split state.

@@ -64,6 +64,9 @@ func TestHalfConversions(t *testing.T) {
 		if x == x && Float32ToFP16(x) != uint16(h) {
 			t.Fatalf("fp16 %#04x is %g and comes back as %#04x", h, x, Float32ToFP16(x))
 		}
+		if x != x && Float32ToFP16(x) != uint16(h)|0x200 {
+			t.Fatalf("fp16 %#04x is NaN and comes back as %#04x, want %#04x", h, Float32ToFP16(x), h|0x200)
+		}
 		// Halfway to the next number the even one wins; beside it the nearer.
 		if next := FP16ToFloat32(uint16(h + 1)); h&0x7fff < 0x7bff {
 			half := float32((float64(x) + float64(next)) / 2)

@@ -46,6 +46,55 @@ func BenchmarkUpdate(b *testing.B) {
 	}
 }
 
+// BenchmarkFormats measures updates of the other algorithms and element types,
+// in cache.
+func BenchmarkFormats(b *testing.B) {
+	const n = 16 << 10
+	for _, f := range []Format{
+		{Adam, FP32, MomentsFP32, dtype.F16, dtype.F16},
+		{Adam, FP32, MomentsInt8, dtype.F16, dtype.F16},
+		{Lion, Split, MomentsFP32, dtype.BF16, dtype.BF16},
+		{Lion, Split, MomentsBF16, dtype.BF16, dtype.BF16},
+		{Adagrad, Split, MomentsFP32, dtype.BF16, dtype.BF16},
+		{Adagrad, Split, MomentsBF16, dtype.BF16, dtype.BF16},
+		{SGD, Split, MomentsFP32, dtype.BF16, dtype.BF16},
+		{SGD, FP32, MomentsBF16, dtype.F32, dtype.F32},
+	} {
+		c := newChunk(b, f, n, 0)
+		fill(rand.New(rand.NewPCG(1, 1)), f, c, false)
+		constants := steps(f.Algorithm)[0]
+		for _, set := range Available() {
+			b.Run(fmt.Sprintf("%v/impl=%v", f, set), func(b *testing.B) {
+				b.SetBytes(f.TrafficBytes(n))
+				for b.Loop() {
+					set.Update(f, &constants, c)
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/parameter")
+			})
+		}
+	}
+}
+
+// BenchmarkAccumulate measures the sum of two gradients, in cache.
+func BenchmarkAccumulate(b *testing.B) {
+	const n = 16 << 10
+	for _, typ := range []dtype.Type{dtype.BF16, dtype.F16, dtype.F32} {
+		sum, gradient := Array{dtype.F32, make([]byte, 4*n)}, Array{typ, make([]byte, n*typ.Size())}
+		for i := range n {
+			gradient.Put(i, 1e-3)
+		}
+		for _, set := range Available() {
+			b.Run(fmt.Sprintf("gradient=%v/impl=%v", typ, set), func(b *testing.B) {
+				b.SetBytes(n * (8 + typ.Size()))
+				for b.Loop() {
+					set.Accumulate(sum, gradient)
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/parameter")
+			})
+		}
+	}
+}
+
 // BenchmarkSumSquares measures the sum of the squares of a gradient, a block of
 // the norm after the other, in cache and in memory.
 func BenchmarkSumSquares(b *testing.B) {

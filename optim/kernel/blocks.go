@@ -6,8 +6,8 @@ import (
 	"plimsoll/optim/kernel/abi"
 )
 
-// The code of int8 moments in plain Go: the specification of the vector
-// kernels. The package's documentation has it as formulas.
+// The code of int8 moments in plain Go. The package's documentation has it as
+// formulas.
 
 const (
 	exponents = uint32(0x7f800000) // the exponent bits of a binary32 number
@@ -25,7 +25,7 @@ type block struct {
 }
 
 // block is one of the blocks of int8 moments of a chunk.
-func (c Chunk) block(number int) block {
+func (c *Chunk) block(number int) block {
 	from := number * Block
 	end := min(from+Block, len(c.Moments[0].Data)) // a byte each
 	return block{&c.Headers[number], c.Moments[0].Data[from:end], c.Moments[1].Data[from:end]}
@@ -33,29 +33,16 @@ func (c Chunk) block(number int) block {
 
 // Moment is element i of the first moment (number 0) or the second (1), as an
 // update would see it.
-func (c Chunk) Moment(number, i int) float32 {
+func (c *Chunk) Moment(number, i int) float32 {
 	if c.Headers == nil {
 		return c.Moments[number].At(i)
 	}
-	m, s := c.block(i / Block).decode(i % Block)
-	return [2]float32{m, s * s}[number]
-}
-
-// updateBlocks is Adam for moments in int8.
-func (k *scalars) updateBlocks(f Format, stepDither uint32, c Chunk) {
-	for number := range c.Headers {
-		b := c.block(number)
-		var firsts, roots [Block]float32
-		for i := range b.first {
-			p, g := k.operands(f, c, number*Block+i)
-			m, s := b.decode(i)
-			p, m, v := k.adam(p, g, m, mul(s, s))
-			firsts[i], roots[i] = m, sqrt(v)
-			c.PutMasterWeight(f, number*Block+i, p)
-		}
-		dither := scramble(uint32(c.First/Block)+uint32(number)) + stepDither
-		b.encode(firsts[:len(b.first)], roots[:len(b.first)], atRandom(dither))
+	floor, shift := layout(c.Headers[i/Block])
+	m, s := decode(c.Moments[0].Data[i], c.Moments[1].Data[i], floor, shift)
+	if number == 0 {
+		return m
 	}
+	return s * s
 }
 
 // PutMoment writes a moment, first (number 0) or second (1), from an element of
@@ -96,7 +83,7 @@ func (c Chunk) PutMoment(f Format, number, from int, values []float32, u Undo) {
 
 // PutBlock holds the moments of a block in int8, rounded to nearest: they come
 // from elsewhere, and are rounded once, not step by step.
-func (c Chunk) PutBlock(number int, firsts, seconds []float32) {
+func (c *Chunk) PutBlock(number int, firsts, seconds []float32) {
 	var roots [Block]float32
 	for i, v := range seconds {
 		roots[i] = sqrt(flush(v))
@@ -113,35 +100,41 @@ func scramble(x uint32) uint32 {
 	return x ^ x>>16
 }
 
-// decode gives element i of the first moment, and the root of the second.
-func (b block) decode(i int) (m, s float32) {
-	k, q := uint32(b.second[i]), uint32(b.first[i])
-	if k == 0 {
-		return 0, 0
+// load reads all elements.
+func (b block) load(firsts, roots vector) {
+	floor, shift := layout(*b.header)
+	first, second := b.first[:len(firsts)], b.second[:len(firsts)]
+	roots = roots[:len(firsts)]
+	for i := range firsts {
+		firsts[i], roots[i] = decode(first[i], second[i], floor, shift)
 	}
-	bits := k<<(*b.header>>8) + uint32(*b.header&0xff)<<23
-	x := math.Float32frombits(q&127<<abi.FirstShift + abi.FirstOffset)
-	m = float32((x - firstOffset) * math.Float32frombits(bits&exponents))
-	return math.Float32frombits(math.Float32bits(m) | q<<24&sign), math.Float32frombits(bits)
 }
 
-// rounding is what is added to element i of a block before its last digits are
-// cut off: shift of them in the code of second, abi.FirstShift in that of first.
-type rounding func(i int, shift uint32) (second, first uint32)
+// layout is what a header says.
+func layout(header uint16) (floor, shift uint32) { return uint32(header & 0xff), uint32(header >> 8) }
+
+// decode gives an element of the first moment, and the root of the second.
+func decode(first, second byte, floor, shift uint32) (m, s float32) {
+	if second == 0 {
+		return 0, 0
+	}
+	bits := uint32(second)<<shift + floor<<23
+	x := math.Float32frombits(uint32(first&127)<<abi.FirstShift + abi.FirstOffset)
+	m = float32((x - firstOffset) * math.Float32frombits(bits&exponents))
+	return math.Float32frombits(math.Float32bits(m) | uint32(first)<<24&sign), math.Float32frombits(bits)
+}
+
+// rounding is what decides what is added to numbers before their last digits are
+// cut off: the upper digits of second in the code of second, the lower ones of
+// first in that of first. Both grow by a stride from element to element.
+type rounding struct{ second, first, stride uint32 }
 
 // atRandom rounds up or down at random. The dither is that of the block and the
 // step.
-func atRandom(dither uint32) rounding {
-	return func(i int, shift uint32) (second, first uint32) {
-		random := dither + uint32(i)*abi.ElementStride
-		return random >> (32 - shift), random & firstMask
-	}
-}
+func atRandom(dither uint32) rounding { return rounding{dither, dither, abi.ElementStride} }
 
 // toNearest adds half.
-func toNearest(_ int, shift uint32) (second, first uint32) {
-	return 1 << (shift - 1), 1 << (abi.FirstShift - 1)
-}
+var toNearest = rounding{1 << 31, 1 << (abi.FirstShift - 1), 0}
 
 // encode rounds moments, of which the second is given by its root.
 func (b block) encode(firsts, roots []float32, added rounding) {
@@ -159,24 +152,26 @@ func (b block) encode(firsts, roots []float32, added rounding) {
 		clear(b.second)
 		return
 	}
-	floor, shift := layout(least+1, largest)
+	floor, shift := chooseLayout(least+1, largest)
 	*b.header = uint16(floor | shift<<8)
-	base := floor << 23
+	base, shift := floor<<23, shift&31 // which tells the compiler that no shift is beyond a number's end
+	first, second, firsts := b.first[:len(roots)], b.second[:len(roots)], firsts[:len(roots)]
 	for i, s := range roots {
-		b.first[i], b.second[i] = 0, 0
+		var q, k uint32
 		if bits := math.Float32bits(s); bits != 0 {
-			toSecond, toFirst := added(i, shift)
 			above := max(int32(bits-base), 1<<shift) // what is below the floor is held as code 1, never as 0
-			k := (uint32(above) + toSecond) >> shift
-			b.second[i] = uint8(k)
-			b.first[i] = encodeFirst(firsts[i], (k<<shift+base)&exponents, toFirst)
+			k = (uint32(above) + added.second>>(-shift&31)) >> shift
+			q = encodeFirst(firsts[i], (k<<shift+base)&exponents, added.first&firstMask)
 		}
+		first[i], second[i] = uint8(q), uint8(k)
+		added.second += added.stride
+		added.first += added.stride
 	}
 }
 
-// layout takes as many digits as leave enough octaves for all of the block. The
+// chooseLayout takes as many digits as leave enough octaves for all of the block. The
 // largest number must keep its place when it is rounded up.
-func layout(least, largest uint32) (floor, shift uint32) {
+func chooseLayout(least, largest uint32) (floor, shift uint32) {
 	for digits := uint32(abi.MostDigits); ; digits-- {
 		shift = 23 - digits
 		top := (largest + 1<<shift - 1) >> 23
@@ -190,9 +185,9 @@ func layout(least, largest uint32) (floor, shift uint32) {
 // encodeFirst divides by the reference. The product is exact, or so small that
 // nothing of it is left in the sum, so that a fused multiply-add gives the same
 // bits.
-func encodeFirst(m float32, reference, added uint32) uint8 {
+func encodeFirst(m float32, reference, added uint32) uint32 {
 	bits := math.Float32bits(m)
 	x := float32(math.Float32frombits(bits&^sign)*math.Float32frombits(254<<23-reference)) + firstOffset
 	q := min((math.Float32bits(x)-abi.FirstOffset+added)>>abi.FirstShift, 127)
-	return uint8(bits&sign>>24 | q)
+	return bits&sign>>24 | q
 }

@@ -13,6 +13,12 @@ import (
 
 func newBlock(n int) block { return block{new(uint16), make([]byte, n), make([]byte, n)} }
 
+// decode gives element i of the first moment, and the root of the second.
+func (b block) decode(i int) (m, s float32) {
+	floor, shift := layout(*b.header)
+	return decode(b.first[i], b.second[i], floor, shift)
+}
+
 // held are the moments of a block as they are held.
 func (b block) held() (firsts, roots []float32) {
 	for i := range b.first {

@@ -4,7 +4,7 @@ package kernel
 
 import "plimsoll/optim/kernel/abi"
 
-// There is only the reference, which is never reached through these.
+// There is only plain Go, which is never reached through these.
 
 func supported(s Set) bool { return s == Generic }
 

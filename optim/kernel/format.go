@@ -290,3 +290,15 @@ func (c *Chunk) check(f Format) int {
 
 // pointer is the address of the first byte of a stream.
 func pointer[T any](s []T) *T { return unsafe.SliceData(s) }
+
+// bytesOf is a stream as it lies in memory.
+func bytesOf[T uint16 | float32](s []T) []byte {
+	var t T
+	return unsafe.Slice((*byte)(unsafe.Pointer(pointer(s))), len(s)*int(unsafe.Sizeof(t)))
+}
+
+// view is memory as the numbers that lie in it.
+func view[T any](b []byte) []T {
+	var t T
+	return unsafe.Slice((*T)(unsafe.Pointer(pointer(b))), len(b)/int(unsafe.Sizeof(t)))
+}

@@ -1,8 +1,8 @@
 // Package kernel updates optimizer state in one pass over memory: unscale,
 // clip, update and 16-bit output happen in registers.
 //
-// There is a plain Go reference and, generated from _asm, vector kernels for
-// AVX2 (with FMA and F16C) and AVX-512. They give the same bits: each operation
+// There is a kernel in plain Go and, generated from _asm, vector kernels for AVX2
+// (with FMA and F16C) and AVX-512. They give the same bits: each operation
 // below is one IEEE 754 binary32 operation, rounded to nearest even, in the
 // order in which it is written; fma is fused; and a denormal operand or result
 // counts as a zero of its sign. Denormals carry nothing that training needs,
@@ -188,11 +188,14 @@ func Select() (Set, error) {
 // Update updates a chunk. Every stream of the chunk must have the same length.
 func (s Set) Update(f Format, constants *Constants, c Chunk) {
 	n := c.check(f)
-	if whole := n - n%f.granule(); s != Generic && whole > 0 {
-		s.update(0, whole, f, constants, &c, nil)
-		c = c.Slice(whole, n)
+	whole := 0
+	if s != Generic {
+		whole = n - n%f.granule()
 	}
-	updateReference(f, constants, c)
+	if whole > 0 {
+		s.update(0, whole, f, constants, &c, nil)
+	}
+	updateGeneric(f, constants, &c, whole, nil)
 }
 
 // Traffic moves the bytes that Update moves, stream by stream, without its
@@ -205,7 +208,7 @@ func (s Set) Traffic(f Format, c Chunk) {
 		s.traffic(whole, f, &c)
 		c = c.Slice(whole, n)
 	}
-	trafficReference(f, c)
+	trafficGeneric(f, c)
 }
 
 // SumSquares is the sum of the squares of a gradient, before scaling; the
@@ -224,7 +227,7 @@ func (s Set) SumSquares(g Array) float64 {
 	if whole > 0 {
 		s.sumWideSquares(whole, g, &lanes)
 	}
-	sumWideSquaresReference(g.Slice(whole, n), &lanes)
+	sumWideSquaresGeneric(g.Slice(whole, n), &lanes)
 	return addUp(&lanes)
 }
 
@@ -246,7 +249,7 @@ func (s Set) sumSquaresOfParts(g Array) float64 {
 	}
 	for part := range sums {
 		first, end := min(part*apart+whole, n), min((part+1)*apart, n)
-		sumSquaresReference(g.Slice(first, end), &sums[part])
+		sumSquaresGeneric(g.Slice(first, end), &sums[part])
 	}
 	for lane := range sums[0] {
 		sums[0][lane] = (sums[0][lane] + sums[2][lane]) + (sums[1][lane] + sums[3][lane])
@@ -279,7 +282,5 @@ func (s Set) Accumulate(sum, gradient Array) {
 			s.accumulate(whole, sum, gradient)
 		}
 	}
-	for i := whole; i < n; i++ {
-		sum.Put(i, add(flush(sum.At(i)), flush(gradient.At(i))))
-	}
+	accumulateGeneric(sum.Slice(whole, n), gradient.Slice(whole, n))
 }

@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"testing"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
@@ -65,11 +64,11 @@ func formats() []Format {
 	return all
 }
 
-// vectorSets are the sets that are held against the reference: the one that the
+// testedSets are the sets that are held against the reference: the one that the
 // environment asks for, or all.
-func vectorSets(t *testing.T) []Set {
+func testedSets(t *testing.T) []Set {
 	if os.Getenv(EnvironmentVariable) == "" {
-		return Available()[1:]
+		return Available()
 	}
 	set, err := Select()
 	if err != nil {
@@ -95,11 +94,6 @@ func guarded(t testing.TB, size, align, shift int) []byte {
 	}
 	start := (page + body - size - shift) / align * align
 	return whole[start+shift : start+shift+size : start+shift+size]
-}
-
-func view[T any](b []byte) []T {
-	var t T
-	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(t)))
 }
 
 // newChunk is a chunk between guard pages. Elements stay naturally aligned, but
@@ -256,11 +250,11 @@ func steps(a Algorithm) []Constants {
 	return constants
 }
 
-// TestSetsAgree holds every vector kernel against the reference, to the bit,
+// TestSetsAgree holds every kernel against the reference, to the bit,
 // for every length up to a few turns of its loop, off alignment, next to guard
 // pages, and for values that no training should see.
 func TestSetsAgree(t *testing.T) {
-	for _, set := range vectorSets(t) {
+	for _, set := range testedSets(t) {
 		for _, f := range formats() {
 			t.Run(fmt.Sprintf("%v/%v", set, f), func(t *testing.T) {
 				r := rand.New(rand.NewPCG(1, uint64(set)))
@@ -288,11 +282,11 @@ func TestSetsAgree(t *testing.T) {
 	}
 }
 
-// TestAccumulateAgrees holds the vector kernels against the reference, for all
+// TestAccumulateAgrees holds the kernels against the reference, for all
 // pairs of types.
 func TestAccumulateAgrees(t *testing.T) {
 	types := []dtype.Type{dtype.BF16, dtype.F16, dtype.F32}
-	for _, set := range vectorSets(t) {
+	for _, set := range testedSets(t) {
 		for _, to := range types {
 			for _, from := range types {
 				r := rand.New(rand.NewPCG(6, uint64(set)))
@@ -305,7 +299,7 @@ func TestAccumulateAgrees(t *testing.T) {
 					want := Array{to, append([]byte{}, sums.Gradient.Data...)}
 					for range 3 {
 						set.Accumulate(sums.Gradient, gradients.Gradient)
-						Generic.Accumulate(want, gradients.Gradient)
+						accumulateReference(want, gradients.Gradient)
 					}
 					for i := range n {
 						x, y := sums.Gradient.At(i), want.At(i)
@@ -414,11 +408,10 @@ func TestBytesPerParameter(t *testing.T) {
 	}
 }
 
-// TestSumSquaresAgrees holds the sums of the vector kernels against the
-// reference's, to the bit, with squares in fp32 and in float64.
+// TestSumSquaresAgrees holds the sums of the kernels against the reference's, to the bit, with squares in fp32 and in float64.
 func TestSumSquaresAgrees(t *testing.T) {
 	same := func(x, y float64) bool { return x == y || x != x && y != y }
-	for _, set := range vectorSets(t) {
+	for _, set := range testedSets(t) {
 		for _, typ := range []dtype.Type{dtype.BF16, dtype.F16, dtype.F32} {
 			f := Format{Parameter: dtype.BF16, Gradient: typ}
 			r := rand.New(rand.NewPCG(10, uint64(set)))
@@ -427,10 +420,10 @@ func TestSumSquaresAgrees(t *testing.T) {
 					c := newChunk(t, f, n, shift)
 					for _, strange := range []bool{false, true} {
 						fill(r, f, c, strange)
-						if got, want := set.sumSquaresOfParts(c.Gradient), Generic.sumSquaresOfParts(c.Gradient); !same(got, want) {
+						if got, want := set.sumSquaresOfParts(c.Gradient), sumSquaresOfPartsReference(c.Gradient); !same(got, want) {
 							t.Fatalf("%v %v n=%d: sum %g with squares in fp32, the reference's is %g", set, typ, n, got, want)
 						}
-						if got, want := set.SumSquares(c.Gradient), Generic.SumSquares(c.Gradient); !same(got, want) {
+						if got, want := set.SumSquares(c.Gradient), sumSquaresReference(c.Gradient); !same(got, want) {
 							t.Fatalf("%v %v n=%d: sum %g, the reference's is %g", set, typ, n, got, want)
 						}
 					}

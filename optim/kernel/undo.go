@@ -53,16 +53,12 @@ func (u Undo) Begun() bool { return u.head().turn.Load() >= 0 }
 // keeps in the log what it takes to make it again. The bits are those of
 // [Set.Update].
 func (s Set) UpdateLogged(f Format, constants *Constants, c Chunk, first int, u Undo) {
-	n, turn := c.check(f), f.granule()
-	if whole := n - n%turn; s != Generic && first < whole {
+	n := c.check(f)
+	if whole := n - n%f.granule(); s != Generic && first < whole {
 		s.update(first, whole, f, constants, &c, pointer(u.bytes))
 		first = whole
 	}
-	for ; first < n; first += turn {
-		part := c.Slice(first, min(first+turn, n))
-		u.keep(f, &part, first)
-		updateReference(f, constants, part)
-	}
+	updateGeneric(f, constants, &c, first, &u)
 }
 
 // Restore makes a chunk what it was after some whole turns of a logged update,
@@ -111,12 +107,6 @@ func (c *Chunk) changed(f Format) [abi.UndoStreams][]byte {
 		master = bytesOf(c.Master)
 	}
 	return [abi.UndoStreams][]byte{master, low, c.Moments[0].Data, c.Moments[1].Data, bytesOf(c.Headers)}
-}
-
-// bytesOf is a stream as it lies in memory.
-func bytesOf[T uint16 | float32](s []T) []byte {
-	var t T
-	return unsafe.Slice((*byte)(unsafe.Pointer(pointer(s))), len(s)*int(unsafe.Sizeof(t)))
 }
 
 // Additions to a sum ([Set.AccumulateLogged]) are logged in turns of so many

@@ -14,9 +14,9 @@ import (
 )
 
 // TestLoggedUpdatesAgree holds logged updates, from several turns on, against
-// those without a log, and the logs of vector kernels against the reference's.
+// the reference, and the logs of vector kernels against plain Go's.
 func TestLoggedUpdatesAgree(t *testing.T) {
-	for _, set := range append(vectorSets(t), Generic) {
+	for _, set := range testedSets(t) {
 		for _, f := range formats() {
 			t.Run(fmt.Sprintf("%v/%v", set, f), func(t *testing.T) {
 				r := rand.New(rand.NewPCG(3, uint64(set)))
@@ -29,18 +29,18 @@ func TestLoggedUpdatesAgree(t *testing.T) {
 					fill(r, f, want, false)
 					copyChunk(got, want)
 					copyChunk(logged, want)
-					log, reference := UndoIn(guarded(t, f.UndoBytes(), 64, 0)), UndoIn(make([]byte, f.UndoBytes()))
+					log, plain := UndoIn(guarded(t, f.UndoBytes(), 64, 0)), UndoIn(make([]byte, f.UndoBytes()))
 					log.Begin()
-					reference.Begin()
+					plain.Begin()
 					constants := steps(f.Algorithm)[1]
 					set.UpdateLogged(f, &constants, got, first, log)
-					Generic.UpdateLogged(f, &constants, logged, first, reference)
-					Generic.Update(f, &constants, want.Slice(first, n))
+					Generic.UpdateLogged(f, &constants, logged, first, plain)
+					updateReference(f, &constants, want.Slice(first, n))
 					if d := differ(f, got, want); d != "" {
 						t.Fatalf("n=%d first=%d: %s", n, first, d)
 					}
-					if !bytes.Equal(log.bytes, reference.bytes) {
-						t.Fatalf("n=%d first=%d: the log is another than the reference's", n, first)
+					if !bytes.Equal(log.bytes, plain.bytes) {
+						t.Fatalf("n=%d first=%d: the log is another than plain Go's", n, first)
 					}
 				}
 			})
@@ -62,7 +62,7 @@ func TestBrokenOffUpdatesAreMadeAgain(t *testing.T) {
 				fill(r, f, want, false)
 				copyChunk(got, want)
 				constants := steps(f.Algorithm)[1]
-				Generic.Update(f, &constants, want)
+				updateReference(f, &constants, want)
 				log.Begin()
 				first := 0
 				for range r.IntN(8) {

@@ -49,6 +49,8 @@ class LateTransfer(HostTransfer):
     def join(self):
         self._run(len(self._tasks))
 
+    settle = join
+
 
 @pytest.fixture
 def copies(monkeypatch):
@@ -115,6 +117,24 @@ def test_discarded_gradients_do_not_come_back(copies):
         optimizer.zero_grad()
         backward(ours, i), backward(theirs, i)
         torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+        optimizer.step(), reference.step()
+        optimizer.zero_grad(), reference.zero_grad()
+    assert_same(ours, theirs)
+
+
+def test_zero_comes_after_a_discarded_gradient(copies):
+    """A gradient is on its way when it is discarded, and none takes its place: it counts as zero."""
+    ours, theirs = network(), network()
+    optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2, missing_gradients="zero")
+    reference = torch.optim.AdamW(theirs.parameters(), lr=1e-2)
+    optimizer.open()
+    for i in range(6):
+        for model in (ours, theirs):
+            backward(model, i)
+        for parameter in list(ours.parameters())[i % 2 :: 2]:
+            parameter.grad = None
+        for parameter in list(theirs.parameters())[i % 2 :: 2]:
+            parameter.grad.zero_()
         optimizer.step(), reference.step()
         optimizer.zero_grad(), reference.zero_grad()
     assert_same(ours, theirs)

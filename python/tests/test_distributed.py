@@ -213,6 +213,104 @@ def test_fully_sharded_as_one_rank(service):
     torch.testing.assert_close(torch.tensor(ranks[0][2]), moment.flatten(), rtol=1e-3, atol=1e-6)
 
 
+OVERFLOW = 3  # the step whose gradients overflow on one rank
+
+
+def overflowing(rank, way, omitted):
+    """fp16 with a GradScaler. Where a step is omitted, it never was."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    torch.manual_seed(0)
+    model = GPT().to(torch.float16)
+    if way == "shard":
+        from torch.distributed.fsdp import fully_shard
+
+        model = fully_shard(model, mesh=init_device_mesh("cpu", (RANKS,)))
+        sharding = None
+    else:
+        model, sharding = DistributedDataParallel(model), "zero1"
+    optimizer = plimsoll.torch.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, sharding=sharding, model=model)
+    optimizer.open()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    scales = []
+    for i in range(STEPS):
+        if omitted and i == OVERFLOW:
+            scaler.scale(torch.ones(()))
+            scaler.update(scaler.get_scale() / 2)
+            continue
+        rows = own_rows(batch(text(), i), rank)
+        logits = model(rows[:, :-1]).float()
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        overflows = i == OVERFLOW and rank == 1
+        # Too much for fp16, and not infinite itself.
+        scaler.scale(loss * 2.0**18 if overflows and way == "loss" else loss).backward()
+        if overflows and way == "shard":
+            next(p for n, p in model.named_parameters() if "up.weight" in n).grad.to_local()[3, 5] = float("inf")
+        before = weights(model) if way == "loss" else None
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        scales.append(scaler.get_scale())
+        if i == OVERFLOW and way == "loss":
+            assert weights(model) == before
+    full = {n: p.full_tensor() if way == "shard" else p for n, p in model.named_parameters()}
+    found = {n: p.detach().float().flatten().tolist() for n, p in full.items()}
+    steps = [p.session.step for p in optimizer._parts]
+    dist.barrier()
+    optimizer.close(give_back=True)
+    return found, steps, optimizer.skipped, scales
+
+
+@pytest.mark.parametrize("way", ["loss", "shard"])
+def test_an_overflow_on_one_rank_skips_the_step_on_all(service, way):
+    """Of the loss of one rank, or in a shard that no other rank sees."""
+    if way == "shard":
+        pytest.importorskip("torch.distributed.fsdp", reason="no fully_shard in this torch")
+    ranks = run(overflowing, way, False, service=service)
+    without = run(overflowing, way, True, service=service)
+    assert ranks[0] == ranks[1] and without[0] == without[1]
+    scales = [2.0**10] * OVERFLOW + [2.0**9] * (STEPS - OVERFLOW)
+    assert ranks[0][1:] == ([STEPS - 1], 1, scales)
+    assert without[0][0] == ranks[0][0] and without[0][1:3] == ([STEPS - 1], 0)
+
+
+def disagreeing(rank):
+    """Gradients that are infinite on one rank only, which DistributedDataParallel would not leave so."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(8, 8).to(torch.float16))
+    optimizer = plimsoll.torch.AdamW(model.parameters(), sharding="zero1")
+    scaler = torch.amp.GradScaler("cpu", init_scale=3.0**5, backoff_factor=0.3)
+
+    def step(infinite):
+        scaler.scale(model(torch.ones(2, 8, dtype=torch.float16)).float().mean()).backward()
+        if infinite:
+            for p in model.parameters():
+                p.grad.fill_(float("inf"))
+        before = weights(model)
+        try:
+            scaler.step(optimizer)
+            scaler.update()
+        except PlimsollError as error:
+            scaler.update(3.0**4)
+            return str(error), weights(model) == before
+        finally:
+            optimizer.zero_grad()
+        return optimizer.skipped, weights(model) == before
+
+    found = [step(False), step(rank == 1), step(False), step(False)]
+    return found, [p.session.step for p in optimizer._parts], weights(model)
+
+
+def test_scales_that_differ_are_noticed(service):
+    ranks = run(disagreeing, service=service)
+    for rank, (found, steps, _) in enumerate(ranks):
+        (first, same1), (second, same2), (third, same3), last = found
+        assert (first, same1) == (0, False) and (second, same2) == (1, True)
+        assert same3 and "different scales" in third and ["243 here", "72.9 here"][rank] in third
+        assert last == (1, False) and steps == [2]
+    assert ranks[0][2] == ranks[1][2]
+
+
 def saving(rank, directory, sharding, steps, resume):
     torch.manual_seed(0 if not resume else 5)
     model = GPT().bfloat16()

@@ -265,6 +265,76 @@ def test_gradient_scaler(dtype, unscale):
         torch.testing.assert_close(p.float(), q, **tolerance)
 
 
+def bits(model, optimizer):
+    """Everything that a step may change, bit by bit."""
+    state = optimizer.state_dict()["state"]
+    found = {f"weight {i}": p for i, p in enumerate(model.parameters())}
+    found.update({f"{name} {i}": t for i, entry in state.items() for name, t in entry.items()})
+    return {
+        name: (t.dtype, t.contiguous().view(torch.uint8).tolist() if t.ndim else t.item()) for name, t in copy.deepcopy(found).items()
+    }
+
+
+@pytest.mark.parametrize("options", [{}, {"max_grad_norm": 0.5}, {"moments": "bf16"}])
+def test_an_overflow_leaves_no_trace(options):
+    """fp16 gradients overflow because the scale is too large: at first, and again when it has grown."""
+    model = network(torch.float16)
+    optimizer = plimsoll.torch.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, **options)
+    optimizer.open()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22, growth_factor=4.0, growth_interval=3)
+    made, skipped = [], []
+    for i in range(30):
+        scale, before = scaler.get_scale(), bits(model, optimizer)
+        assert scaler.scale(torch.ones(())).item() == scale
+        backward(model, i, scale)
+        infinite = not all(p.grad.isfinite().all() for p in model.parameters())
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        after = bits(model, optimizer)
+        if infinite:
+            skipped.append(i)
+            assert after == before and scaler.get_scale() == scale / 2
+        else:
+            made.append((i, scale))
+            assert after != before and scaler.get_scale() in (scale, 4 * scale)
+        assert optimizer.skipped == len(skipped) and optimizer._parts[0].session.step == len(made)
+    assert {"weight 0", "step 0", "exp_avg 0", "exp_avg_sq 0", "master_weights 0"} <= set(after)
+    assert skipped[0] == 0 and skipped[-1] > made[0][0] and len(made) > 10, (made, skipped)
+
+    # A run in which the steps that overflowed never were ends with the same bits.
+    other = network(torch.float16)
+    again = plimsoll.torch.AdamW(other.parameters(), lr=1e-2, weight_decay=0.1, **options)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0, growth_interval=1000)
+    for i, scale in made:
+        scaler.scale(torch.ones(()))
+        scaler.update(scale)
+        backward(other, i, scale)
+        scaler.step(again)
+        scaler.update()
+        again.zero_grad()
+    assert again.skipped == 0 and bits(other, again) == bits(model, optimizer)
+
+
+def test_a_step_that_fails_leaves_the_scale():
+    """GradScaler multiplies its scale with one that an optimizer has already."""
+    ours, theirs = network(torch.float16), network(torch.float16)
+    for model, fails in (ours, True), (theirs, False):
+        optimizer = plimsoll.torch.AdamW(model.parameters(), eps=1e-3, max_grad_norm=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        for i in range(3):
+            backward(model, i, scaler.scale(torch.ones(())).item())
+            if fails:
+                gradient, model[0].bias.grad = model[0].bias.grad, None
+                with pytest.raises(RuntimeError, match="have no gradient"):
+                    scaler.step(optimizer)
+                model[0].bias.grad = gradient
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert_same(ours, theirs, 0, 0)
+
+
 def test_missing_gradients():
     model = torch.nn.ModuleDict({"used": torch.nn.Linear(4, 4), "unused": torch.nn.Linear(4, 4)})
     optimizer = plimsoll.torch.AdamW(model.parameters(), lr=0.1, weight_decay=0.5, model=model)

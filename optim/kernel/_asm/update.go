@@ -17,7 +17,7 @@ type algorithm struct {
 	resident []int // constants that are kept in registers
 	// update changes master weights p and the moments with scaled gradients g.
 	// The arithmetic is that of the function of the same name in
-	// reference.go, operation by operation. Moments are loaded late and
+	// generic.go, operation by operation. Moments are loaded late and
 	// stored early, because registers are few.
 	update func(s instructionSet, c func(row int) Op, p, g vectors, load func(number int) operands, store func(number int, x vectors))
 }

@@ -286,10 +286,16 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with self._lock:
-            self._open_for_step()
-            if self._check_gradients():
-                self._step()
+        try:
+            with self._lock:
+                self._open_for_step()
+                if self._check_gradients():
+                    self._step()
+        except BaseException:
+            # GradScaler takes them away only after a step that succeeds, and multiplies its scale with one that is there.
+            for name in ("grad_scale", "found_inf"):
+                self.__dict__.pop(name, None)
+            raise
         return loss
 
     def _open_for_step(self) -> None:
@@ -392,7 +398,7 @@ class Optimizer(torch.optim.Optimizer):
             squares = sum(session.norm_result(request) for session, request in asked)
         if found_inf is not None and float(found_inf) != 0:
             squares = math.inf
-        squares = self._sum_over_ranks(squares)
+        squares = self._sum_over_ranks(squares, scaled)
         if not asks:
             return 1.0 / scaled
         norm = math.sqrt(squares) / scaled
@@ -403,24 +409,33 @@ class Optimizer(torch.optim.Optimizer):
             return 1.0 / scaled
         return min(1.0, self.max_grad_norm / (norm + 1e-6)) / scaled
 
-    def _sum_over_ranks(self, number: float) -> float:
-        """The sum of a number of every rank. When it is there, all shards have prepared the step."""
+    def _sum_over_ranks(self, number: float, scale: float) -> float:
+        """The sum of a number of every rank. When it is there, all shards have prepared the step.
+
+        Refuses the step where not all of them are at the same, or where the losses of the ranks had different scales.
+        """
         sessions = [p.session for p in self._parts if p.session]
         for session in sessions:
             session.drain()
         if self._collective.group is None:
             return number
         steps = [float(s.step) for s in sessions]
-        sums = [number, len(steps), sum(steps), sum(s * s for s in steps)]
+        sums = [number, len(steps), sum(steps), sum(s * s for s in steps), scale, scale * scale]
         total = torch.tensor(sums, dtype=torch.float64, device=self._device())
         torch.distributed.all_reduce(total, group=self._collective.group)
-        number, count, of_steps, of_squares = total.tolist()
+        number, count, of_steps, of_squares, of_scales, of_scale_squares = total.tolist()
+        failure = None
         if count * of_squares != of_steps * of_steps:
-            for session in sessions:
-                session.call(Kind.CLEAR)  # these gradients are not those of the step that some have made
-            raise PlimsollError(
-                "the shards of this job are at different steps: a step was interrupted in between; load the last checkpoint"
+            failure = "the shards of this job are at different steps: a step was interrupted in between; load the last checkpoint"
+        elif self._collective.world * of_scale_squares > of_scales * of_scales * (1 + 1e-9):  # which allows for rounding
+            failure = (
+                f"the GradScalers of the ranks have different scales, {scale:g} here: gradients were not finite on some ranks only, or "
+                "the first scales differ; give all ranks one scale (scaler.update(new_scale)), and gradients that are averaged"
             )
+        if failure is not None:
+            for session in sessions:
+                session.call(Kind.CLEAR)  # these gradients are of no step
+            raise PlimsollError(failure)
         return number
 
     def _numbers(self) -> List[Sequence[float]]:

@@ -197,20 +197,25 @@ class Part:
             self._take_reduced(0)
             # Said to be ready too early, or not at all.
             again = [s for p, s in self.slots.items() if self.reduced.get(p) and s.fired != s.expected]
+        absent = []
         for parameter, slot in self.slots.items():
             if reduces and self.reduced.get(parameter):
                 continue
             if not reduces and parameter.grad is not None:
                 self.bring(slot)
             elif not slot.zero:
-                slot.gradient.zero_()
-                slot.zero, slot.seen = True, None
-                self._arrived(slot)
+                absent.append(slot)
         while self._copying:
             token, slot = self._copying.popleft()
             self.transfer.finish(token)
             self._arrived(slot)
-        for slot in again:
+        # The step will change parameters, which the last one's may still be read from; and a gradient that was
+        # discarded may have been on its way.
+        self.transfer.settle()
+        for slot in absent:
+            slot.gradient.zero_()
+            slot.zero, slot.seen = True, None
+        for slot in again + absent:
             self._arrived(slot)
         self._announce_rest()
 

@@ -32,6 +32,9 @@ class HostTransfer:
     def finish(self, token: Any) -> None:
         """Waits until the copy is done."""
 
+    def settle(self) -> None:
+        """Waits until nothing reads from arenas or writes to them any more."""
+
     def begin(self) -> None:
         """Copies from here on come after what was computed so far."""
 
@@ -96,6 +99,9 @@ class CudaTransfer(HostTransfer):
 
     def finish(self, token: torch.cuda.Event) -> None:
         token.synchronize()
+
+    def settle(self) -> None:
+        self._stream.synchronize()
 
     def begin(self) -> None:
         self._after_current()

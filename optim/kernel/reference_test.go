@@ -1,0 +1,156 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"math"
+
+	"plimsoll/dtype"
+	"plimsoll/optim/kernel/abi"
+)
+
+// The reference: the formulas of the package's documentation, element by
+// element, in the exact arithmetic of arithmetic.go.
+
+func updateReference(f Format, constants *Constants, c Chunk) {
+	k := constants.scalars()
+	if f.Moments == MomentsInt8 {
+		k.updateBlocks(f, constants.stride, c)
+		return
+	}
+	for i := range c.Len() {
+		p, g := k.operands(f, c, i)
+		first, dither := flush(c.Moments[0].At(i)), constants.ditherOf(c.First+int64(i))
+		switch f.Algorithm {
+		case Adam:
+			var second float32
+			p, first, second = k.adamOf(p, g, first, flush(c.Moments[1].At(i)))
+			c.Moments[0].putMoment(i, first)
+			c.Moments[1].putSlowMoment(i, second, dither)
+		case Lion:
+			p, first = k.lionOf(p, g, first)
+			c.Moments[0].putMoment(i, first)
+		case Adagrad:
+			p, first = k.adagradOf(p, g, first)
+			c.Moments[0].putSlowMoment(i, first, dither)
+		case SGD:
+			p, first = k.sgdOf(p, g, first)
+			c.Moments[0].putMoment(i, first)
+		}
+		c.PutMasterWeight(f, i, p)
+	}
+}
+
+// updateBlocks is Adam for moments in int8.
+func (k *scalars) updateBlocks(f Format, stepDither uint32, c Chunk) {
+	for number := range c.Headers {
+		b := c.block(number)
+		var firsts, roots [Block]float32
+		for i := range b.first {
+			p, g := k.operands(f, c, number*Block+i)
+			m, s := b.decode(i)
+			p, m, v := k.adamOf(p, g, m, mul(s, s))
+			firsts[i], roots[i] = m, sqrt(v)
+			c.PutMasterWeight(f, number*Block+i, p)
+		}
+		dither := scramble(uint32(c.First/Block)+uint32(number)) + stepDither
+		b.encode(firsts[:len(b.first)], roots[:len(b.first)], atRandom(dither))
+	}
+}
+
+// operands are master weight i and its scaled gradient.
+func (k *scalars) operands(f Format, c Chunk, i int) (p, g float32) {
+	p = flush(c.MasterWeight(f, i))
+	g = mul(flush(c.Gradient.At(i)), k[abi.GradientScale])
+	return p, fma(k[abi.L2Penalty], p, g)
+}
+
+func (a Array) putMoment(i int, x float32) {
+	if a.Type == dtype.BF16 {
+		upper, _ := Separate(x)
+		binary.LittleEndian.PutUint16(a.Data[2*i:], upper)
+		return
+	}
+	a.Put(i, x)
+}
+
+func (a Array) putSlowMoment(i int, x float32, dither uint32) {
+	if a.Type == dtype.BF16 {
+		random := dither * dither >> 16
+		binary.LittleEndian.PutUint16(a.Data[2*i:], uint16((math.Float32bits(x)+random)>>16))
+		return
+	}
+	a.Put(i, x)
+}
+
+func (k *scalars) adamOf(p, g, m, v float32) (newP, newM, newV float32) {
+	m = fma(k[abi.OneMinusBeta1], g, mul(k[abi.Beta1], m))
+	v = fma(k[abi.OneMinusBeta2], mul(g, g), mul(k[abi.Beta2], v))
+	d := fma(sqrt(v), k[abi.InverseRootBias2], k[abi.Epsilon])
+	p = fma(k[abi.Decay], p, p)
+	return fma(k[abi.StepSize], div(m, d), p), m, v
+}
+
+func (k *scalars) lionOf(p, g, m float32) (newP, newM float32) {
+	u := fma(k[abi.OneMinusBeta1], g, mul(k[abi.Beta1], m))
+	m = fma(k[abi.OneMinusBeta2], g, mul(k[abi.Beta2], m))
+	p = fma(k[abi.Decay], p, p)
+	switch {
+	case u > 0:
+		u = k[abi.StepSize]
+	case u < 0:
+		u = -k[abi.StepSize]
+	case u == 0:
+		u = 0 // of either sign
+	} // NaN stays
+	return add(p, u), m
+}
+
+func (k *scalars) adagradOf(p, g, sum float32) (newP, newSum float32) {
+	sum = fma(g, g, sum)
+	return fma(k[abi.StepSize], div(g, add(sqrt(sum), k[abi.Epsilon])), p), sum
+}
+
+func (k *scalars) sgdOf(p, g, b float32) (newP, newB float32) {
+	b = fma(k[abi.OneMinusBeta1], g, mul(k[abi.Beta1], b))
+	u := fma(k[abi.MomentumShare], b, mul(k[abi.GradientShare], g))
+	p = fma(k[abi.Decay], p, p)
+	return fma(k[abi.StepSize], u, p), b
+}
+
+func accumulateReference(sum, gradient Array) {
+	for i := range sum.Len() {
+		sum.Put(i, add(flush(sum.At(i)), flush(gradient.At(i))))
+	}
+}
+
+// sumSquaresOfPartsReference is the sum in fp32, run by run, of four parts.
+func sumSquaresOfPartsReference(g Array) float64 {
+	var sums [abi.Parts][abi.Group]float64
+	apart := (g.Len() + abi.Run*abi.Parts - 1) / (abi.Run * abi.Parts) * abi.Run
+	for first := 0; first < g.Len(); first += abi.Run {
+		var run [abi.Group]float32
+		for i := first; i < min(first+abi.Run, g.Len()); i++ {
+			x := flush(g.At(i))
+			run[i%abi.Group] = fma(x, x, run[i%abi.Group])
+		}
+		for lane, x := range run {
+			sums[first/apart][lane] += float64(x)
+		}
+	}
+	for lane := range sums[0] {
+		sums[0][lane] = (sums[0][lane] + sums[2][lane]) + (sums[1][lane] + sums[3][lane])
+	}
+	return addUp(&sums[0])
+}
+
+func sumSquaresReference(g Array) float64 {
+	if sum := sumSquaresOfPartsReference(g); 0x1p-64 <= sum && sum <= math.MaxFloat64 {
+		return sum
+	}
+	var lanes [abi.Group]float64
+	for i := range g.Len() {
+		x := float64(flush(g.At(i)))
+		lanes[i%abi.Group] += float64(x * x)
+	}
+	return addUp(&lanes)
+}

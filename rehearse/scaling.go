@@ -1,0 +1,67 @@
+package rehearse
+
+import (
+	"cmp"
+	"fmt"
+
+	"plimsoll/dtype"
+	"plimsoll/fault"
+	"plimsoll/optim"
+)
+
+// LossScaling are the knobs of the loss scaler, by DeepSpeed's names. Nil leaves
+// one to the recipe, or the default.
+type LossScaling struct {
+	LossScale             *float64 // 0 for a dynamic one
+	InitialScalePower     *int
+	LossScaleWindow       *int64
+	Hysteresis            *int
+	ConsecutiveHysteresis *bool
+	MinLossScale          *float64
+}
+
+// apply sets the knobs that were given. Gradients are scaled where they are in
+// fp16: in the arena, or in the backward pass.
+func (l LossScaling) apply(j *Job) error {
+	given, dynamic := "", "" // a flag of each kind
+	set(&given, "--loss-scale", &j.LossScaler.Static, l.LossScale)
+	set(&dynamic, "--initial-scale-power", &j.LossScaler.InitialScalePower, l.InitialScalePower)
+	set(&dynamic, "--loss-scale-window", &j.LossScaler.Window, l.LossScaleWindow)
+	set(&dynamic, "--hysteresis", &j.LossScaler.Hysteresis, l.Hysteresis)
+	set(&dynamic, "--consecutive-hysteresis", &j.LossScaler.ConsecutiveHysteresis, l.ConsecutiveHysteresis)
+	set(&dynamic, "--min-loss-scale", &j.LossScaler.Minimum, l.MinLossScale)
+	switch {
+	case !j.ScalesLoss() && given+dynamic != "":
+		return &fault.Input{
+			What: fmt.Sprintf("%s is given, and gradients are %v: only a loss with fp16 gradients is scaled", cmp.Or(given, dynamic), j.Format.Gradient),
+			Mend: "--precision fp16",
+		}
+	case !j.ScalesLoss():
+		j.LossScaler = optim.LossScaler{Static: 1}
+	case j.LossScaler.Static != 0 && dynamic != "":
+		return &fault.Input{
+			What: fmt.Sprintf("%s is given, and the loss scale is fixed at %g", dynamic, j.LossScaler.Static),
+			Mend: "--loss-scale 0 makes it dynamic",
+		}
+	}
+	if err := j.LossScaler.Validate(); err != nil {
+		bad := &fault.Input{What: "loss scaling", Err: err}
+		if j.Recipe != nil && given+dynamic == "" {
+			bad.Where.File = j.Recipe.File
+		}
+		return bad
+	}
+	return nil
+}
+
+// set takes over a knob that was given, and its flag.
+func set[T any](flag *string, name string, to, given *T) {
+	if given != nil {
+		*to, *flag = *given, name
+	}
+}
+
+// ScalesLoss says whether gradients are in fp16, and the loss is scaled for it.
+func (j *Job) ScalesLoss() bool {
+	return j.Format.Parameter == dtype.F16 || j.Format.Gradient == dtype.F16
+}

@@ -1,0 +1,90 @@
+package rehearse
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"plimsoll/engine"
+	"plimsoll/fault"
+	"plimsoll/optim"
+	"plimsoll/optim/kernel"
+	"plimsoll/synthetic"
+)
+
+// training is the shards of a job on this host, and what makes their steps.
+type training struct {
+	shards []*engine.Shard
+	engine *engine.Engine
+	scaler optim.LossScaler
+	scaled *synthetic.ScaledGradients // nil where the loss is not scaled
+}
+
+// begin maps the arenas, which hold nothing yet. What it returns is to be
+// closed even where there is an error.
+func (p *Plan) begin() (*training, error) {
+	t := &training{scaler: p.LossScaler}
+	for _, config := range p.Shards {
+		s, err := engine.NewShard(config)
+		if err != nil {
+			return t, err
+		}
+		t.shards = append(t.shards, s)
+	}
+	if p.ScalesLoss() {
+		t.scaled = synthetic.NewScaledGradients(p.Format.Gradient)
+	}
+	var err error
+	t.engine, err = engine.New(t.shards, []optim.Optimizer{p.Optimizer}, p.Clip)
+	return t, err
+}
+
+// close gives the arenas back.
+func (t *training) close() (err error) {
+	for _, s := range t.shards {
+		err = errors.Join(err, s.Close())
+	}
+	return err
+}
+
+// each walks all shards, one after the other, each with its own workers.
+func (t *training) each(body func(s *engine.Shard, first int64, c kernel.Chunk)) {
+	for _, s := range t.shards {
+		s.Each(func(first int64, c kernel.Chunk) { body(s, first, c) })
+	}
+}
+
+// step does what a trainer does: gradients of a loss that is scaled, then a step
+// that unscales them, unless they have overflowed, and then the scale of the
+// next. The same traffic without arithmetic follows. It stores into parameters
+// that are only written, so a step that is skipped goes without.
+func (t *training) step(i int) (Step, error) {
+	step := Step{LossScale: t.scaler.Scale()}
+	backward := synthetic.Gradients
+	if t.scaled != nil {
+		t.scaled.SetScale(step.LossScale)
+		backward = t.scaled.Write
+	}
+	t.each(func(s *engine.Shard, first int64, c kernel.Chunk) {
+		backward(s.Config().Rank, i, first, c.Gradient)
+	})
+
+	begin := time.Now()
+	result := t.engine.Step(step.LossScale)
+	step.Seconds = time.Since(begin).Seconds()
+	step.NormSeconds, step.UpdateSeconds, step.Skipped = result.NormTime.Seconds(), result.UpdateTime.Seconds(), result.Skipped
+	if !step.Skipped {
+		step.GradientNorm = result.GradientNorm
+		begin = time.Now()
+		t.engine.Traffic()
+		step.TrafficSeconds = time.Since(begin).Seconds()
+	}
+
+	if err := t.scaler.Update(step.Skipped); err != nil {
+		return step, &fault.Input{
+			What: fmt.Sprintf("step %d", i+1), Err: err,
+			Mend: fmt.Sprintf("DeepSpeed ends here, too: lower min_loss_scale (--min-loss-scale); the largest synthetic gradient is %d, and fp16 ends at 65504", synthetic.Outlier),
+		}
+	}
+	return step, nil
+}

@@ -1,0 +1,71 @@
+package report_test
+
+import (
+	"bytes"
+	"testing"
+
+	"plimsoll/ledger"
+	"plimsoll/report"
+	"plimsoll/service"
+)
+
+// TestStatIsReadable compares the text of two services with what it should be:
+// one that is busy and one that holds nothing.
+func TestStatIsReadable(t *testing.T) {
+	resident := func(b ledger.Bytes) *ledger.Bytes { return &b }
+	busy := &service.Overview{
+		Process: 8118, Seconds: 6.2, Restarts: 1, Kernel: "avx2", Job: "tune", Requests: 12_345, Refused: 2, Clients: 2,
+		Unanswered: 3, QueuedBytes: 2 * ledger.KiB,
+		Sessions: []service.SessionStatus{{
+			Part: "bf16", Optimizer: "adamw", State: "split", Moments: "fp32", Elements: 1000, Client: 7965, Step: 5,
+			SavedStep: 4, StateBytes: 14_000, TrafficBytes: 26_000_000, LastStepSeconds: 0.001, StepsMade: 5, StepSeconds: 0.005,
+		}},
+		Ledger: ledger.Ledger{
+			{Component: "bf16/parameters", Planned: 14_000, Measured: resident(14_336)},
+			{Rank: ledger.WholeNode, Component: service.ComponentProcess, Measured: resident(6 * ledger.MiB)},
+		},
+	}
+	for _, test := range []struct {
+		overview *service.Overview
+		want     string
+	}{
+		{&service.Overview{Process: 1, Kernel: "generic", Requests: 1, Unanswered: 1}, `service            process 1, up 0s, generic kernels
+restarts           0
+requests           1, of which 0 were refused
+queue              1 being handled, this one included; 0 B not read yet
+
+NO STATE: no session is open
+`},
+		{busy, `service            process 8118, up 6s, avx2 kernels
+restarts           1
+requests           12,345, of which 2 were refused
+queue              3 being handled, this one included; 2.00 KiB not read yet
+job                tune
+
+┌──────┬──────┬───────────┬─────────────────────┬────────────┬──────┬───────────┬───────────┬────────┬────────────┐
+│ rank │ part │ optimizer │ state               │ parameters │ step │ last step │     moved │ client │ checkpoint │
+├──────┼──────┼───────────┼─────────────────────┼────────────┼──────┼───────────┼───────────┼────────┼────────────┤
+│    0 │ bf16 │ adamw     │ split, fp32 moments │      1,000 │    5 │       1ms │ 26.0 GB/s │   7965 │     step 4 │
+└──────┴──────┴───────────┴─────────────────────┴────────────┴──────┴───────────┴───────────┴────────┴────────────┘
+
+┌──────┬─────────────────┬──────────┬──────────┐
+│ rank │ component       │  planned │ resident │
+├──────┼─────────────────┼──────────┼──────────┤
+│ 0    │ bf16/parameters │ 13.7 KiB │ 14.0 KiB │
+│ all  │ service_process │          │ 6.00 MiB │
+├──────┼─────────────────┼──────────┼──────────┤
+│      │ all             │ 13.7 KiB │ 6.01 MiB │
+└──────┴─────────────────┴──────────┴──────────┘
+
+HELD: 1,000 parameters, 14.000 bytes each planned, 14.336 resident
+`},
+	} {
+		var out bytes.Buffer
+		if err := (report.Stat{Overview: test.overview}).WriteText(&out); err != nil {
+			t.Fatal(err)
+		}
+		if out.String() != test.want {
+			t.Errorf("got\n%s\nwant\n%s", out.String(), test.want)
+		}
+	}
+}
