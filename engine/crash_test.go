@@ -160,7 +160,7 @@ func TestBrokenOffStepsAreFinished(t *testing.T) {
 				s.setImage(before)
 				s.finished.Store(1)
 				for unit := range s.done {
-					s.done[unit].Store(1)
+					s.done[unit].Store(1 << 1)
 				}
 				for _, slot := range s.slots {
 					slot.undo.Begin()
@@ -212,8 +212,7 @@ func (s *Shard) breakOff(random *rand.Rand) {
 		case random.IntN(2) == 0:
 			s.updateUnit(free, unit)
 		default:
-			s.slots[free].undo.Begin()
-			s.slots[free].unit.Store(int64(unit))
+			s.slots[free].begin(unit)
 			s.changePart(s.slots[free], unit, 0, random)
 			free++
 		}

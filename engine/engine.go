@@ -30,6 +30,9 @@ func New(shards []*Shard, optimizers []optim.Optimizer, clip float64) (*Engine, 
 	groups := 0
 	for _, s := range shards {
 		groups = max(groups, s.config.groups())
+		if s.isAdding() {
+			return nil, fmt.Errorf("rank %d: a gradient is half added: add it again, or clear all", s.config.Rank)
+		}
 		if s.Steps() != shards[0].Steps() || s.isUnderway() {
 			return nil, fmt.Errorf("rank %d has finished step %d and rank %d step %d, and a step may be under way", shards[0].config.Rank, shards[0].Steps(), s.config.Rank, s.Steps())
 		}

@@ -380,7 +380,9 @@ func TestAccumulatedGradients(t *testing.T) {
 			s.ClearGradients()
 			for range 2 {
 				for from := 0; from < testElements; from += 100_001 {
-					s.Accumulate(int64(from), gradient.Slice(from, min(from+100_001, testElements)))
+					if err := s.Accumulate(int64(from), gradient.Slice(from, min(from+100_001, testElements))); err != nil {
+						t.Fatal(err)
+					}
 				}
 			}
 		} else {

@@ -16,7 +16,9 @@ import (
 // the update under way: its number, the constants of all groups, and which chunks
 // are done; and a slot for each worker, with an undo log of the chunk that it is
 // changing. Who finishes a step restores what was being changed, goes on from
-// there in the same slots, and then runs what is not done.
+// there in the same slots, and then runs what is not done. An addition to the
+// gradients (additions.go) has marks of the same chunks and the same slots, and so
+// has a write of moments (write.go) the slots: only one of the three is under way.
 //
 // It is made for a process that ends at any instant, not for a host that does:
 // a thread that is killed has made all stores before some instruction, and none
@@ -32,7 +34,7 @@ const (
 	journalSlots = 256
 
 	journalMagic   = 0x6c616e72756f6a50 // "Pjournal"
-	journalVersion = 1
+	journalVersion = 2
 
 	cacheLine = 64
 )
@@ -42,6 +44,9 @@ type journalHead struct {
 	magic, version uint64
 	layout         [sha256.Size]byte // fingerprint of the configuration
 	counters
+	additions additions
+	// writing is true while slots are the logs of moments that are being written.
+	writing atomic.Bool
 }
 
 // counters count updates.
@@ -79,7 +84,7 @@ func (c ShardConfig) journalArena() ArenaPlan {
 		Component: ComponentJournal,
 		role:      journalRole,
 		Size:      ledger.Bytes(l.size),
-		Why: fmt.Sprintf("%d B x %d slots: what the parameters were that a worker is changing; 4 B x %s chunks: whether they are done; %d B: step and hyperparameters; in whole lines of %d B",
+		Why: fmt.Sprintf("%d B x %d slots: what the parameters or gradients were that a worker is changing; 4 B x %s chunks: whether they are done; %d B: step and hyperparameters; in whole lines of %d B",
 			l.slotSize, l.slots, ledger.Count(c.chunks()), l.done, cacheLine),
 	}
 }
@@ -97,11 +102,17 @@ type slot struct {
 	undo kernel.Undo
 }
 
+// begin makes the log that of a chunk of which nothing has been changed.
+func (s slot) begin(unit int) {
+	s.undo.Begin() // it is no longer the log of the chunk before
+	s.unit.Store(int64(unit))
+}
+
 // openJournal lays the journal out over its arena.
 func (s *Shard) openJournal(a *arena.Arena) *journalHead {
 	l, bytes := s.config.journalLayout(), a.Bytes()
 	head := at[journalHead](bytes, 0)
-	s.counters = &head.counters
+	s.counters, s.additions, s.writing = &head.counters, &head.additions, &head.writing
 	s.constants = unsafe.Slice(at[kernel.Constants](bytes, l.constants), s.config.groups())
 	s.done = unsafe.Slice(at[atomic.Uint32](bytes, l.done), s.config.chunks())
 	for i := range l.slots {
@@ -130,14 +141,15 @@ func (h *journalHead) check(c ShardConfig) error {
 		return errors.New("it was written for a shard of other sections, format or chunks")
 	case h.begun.Load()-h.finished.Load() > 1:
 		return fmt.Errorf("%d updates were begun and %d finished", h.begun.Load(), h.finished.Load())
+	case h.additions.begun.Load()-h.additions.finished.Load() > 1 && !h.additions.clearing.Load():
+		return fmt.Errorf("%d additions to the gradients were begun and %d finished", h.additions.begun.Load(), h.additions.finished.Load())
 	}
 	return nil
 }
 
 // change updates a chunk, with what a slot needs to go on.
 func (s *Shard) change(slot slot, unit int) {
-	slot.undo.Begin() // it is no longer the log of the chunk before
-	slot.unit.Store(int64(unit))
+	slot.begin(unit)
 	s.updateFrom(slot, unit, 0)
 }
 

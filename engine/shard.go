@@ -25,11 +25,13 @@ type Shard struct {
 	sums     []float64    // of squares, one a norm block
 	summed   []bool       // norm blocks whose gradients arrived and were added up before the step
 
-	// Updates; with a journal, they are in it.
+	// Updates, and additions to the gradients; with a journal, they are in it.
 	*counters
+	additions *additions
 	constants []kernel.Constants // of each parameter group, in the update begun last
-	done      []atomic.Uint32    // by chunk: the update that it had last, modulo 2^32
+	done      []atomic.Uint32    // by chunk: the mark of the update or the addition that it had last
 	slots     []slot             // of each worker; none without a journal
+	writing   *atomic.Bool       // whether they are the logs of a write
 	// underway is the update that this process is making or has made last.
 	underway atomic.Uint64
 	left     atomic.Int64 // chunks of it that are to be done
@@ -87,8 +89,7 @@ func NewShard(c ShardConfig) (*Shard, error) {
 
 // AttachShard maps the arenas of a shard that another process has made, from
 // their files by name, and starts workers, of which the number may be another.
-// The files stay the caller's. Where that process had begun a step, [Shard.Finish]
-// must come next.
+// The files stay the caller's. With a journal, [Shard.Finish] must come next.
 func AttachShard(c ShardConfig, files map[string]*os.File) (*Shard, error) {
 	return open(c, func(plan ArenaPlan) (*arena.Arena, error) {
 		file := files[plan.Name]
@@ -153,7 +154,7 @@ func (s *Shard) open(arenaOf func(ArenaPlan) (*arena.Arena, error), journal func
 		}
 	}
 	if !s.config.Journal {
-		s.counters = &counters{}
+		s.counters, s.additions = &counters{}, &additions{}
 		s.constants = make([]kernel.Constants, s.config.groups())
 		s.done = make([]atomic.Uint32, s.config.chunks())
 	}
@@ -240,7 +241,7 @@ func (s *Shard) Close() error {
 	}
 	// What follows is unmapped.
 	s.arenas, s.sections, s.chunks, s.gradient, s.sums = nil, nil, nil, kernel.Array{}, nil
-	s.counters, s.constants, s.done, s.slots = nil, nil, nil, nil
+	s.counters, s.additions, s.constants, s.done, s.slots = nil, nil, nil, nil, nil
 	return err
 }
 
@@ -272,27 +273,6 @@ func (s *Shard) GradientsArrived(first, count int64) {
 	for block := from; block < end; block++ {
 		s.summed[block] = true
 	}
-}
-
-// Accumulate adds a gradient, of any type, to the gradients from element first
-// on, for trainers that run several backward passes before a step.
-func (s *Shard) Accumulate(first int64, gradient kernel.Array) {
-	const unit = DefaultChunk
-	end := first + int64(gradient.Len())
-	if first < 0 || end > s.config.Elements {
-		panic(fmt.Sprintf("engine: gradients %d to %d of a shard of %d", first, end, s.config.Elements))
-	}
-	s.start(first/unit, (end+unit-1)/unit, true, func(_, i int) {
-		from, to := max(i*unit, int(first)), min((i+1)*unit, int(end))
-		s.config.Kernel.Accumulate(s.gradient.Slice(from, to), gradient.Slice(from-int(first), to-int(first)))
-	})
-	s.wait()
-}
-
-// ClearGradients sets all gradients to 0, so that others can be accumulated.
-func (s *Shard) ClearGradients() {
-	s.startChunks(true, func(_, unit int) { clear(s.chunks[unit].state().Gradient.Data) })
-	s.wait()
 }
 
 // moveUnit moves what an update of a chunk moves.

@@ -35,6 +35,8 @@ func (s *Shard) BeginThen(step int64, scale float64, optimizers []optim.Optimize
 	switch next := s.Steps() + 1; {
 	case s.isUnderway():
 		return fmt.Errorf("step %d cannot begin: step %d is under way", step, next)
+	case s.isAdding():
+		return fmt.Errorf("step %d cannot begin: a gradient is half added: add it again, or clear all", step)
 	case step != next:
 		return fmt.Errorf("step %d cannot begin: the next one is %d", step, next)
 	case math.IsNaN(scale) || math.IsInf(scale, 0):
@@ -75,16 +77,19 @@ func (s *Shard) update(step int64, scale float64, optimizers []optim.Optimizer, 
 	for i := range s.constants {
 		optimizers[i].Constants(&s.constants[i], step, scale)
 	}
-	for _, slot := range s.slots {
-		slot.undo.Begin()
-	}
+	s.forgetLogs()
 	s.begun.Add(1)
 	s.run()
 }
 
-// Finish finishes the step that another process has begun, and says whether
-// there was one.
+// Finish finishes what another process has begun and takes nobody else: a step,
+// and says whether there was one, and clearing the gradients. Of a write that was
+// broken off the block is as before that was being changed.
 func (s *Shard) Finish() bool {
+	s.undoWrite()
+	if s.additions.clearing.Load() {
+		s.ClearGradients()
+	}
 	if !s.isUnderway() {
 		return false
 	}
@@ -132,11 +137,15 @@ func (s *Shard) makeUpdate(worker, unit int) {
 	s.setDone(unit)
 }
 
+// mark is that of chunks that have had the update begun last. Those of additions
+// are odd.
+func (c *counters) mark() uint32 { return uint32(c.begun.Load()) << 1 }
+
 // isDone says whether a chunk has had the update begun last.
-func (s *Shard) isDone(unit int) bool { return s.done[unit].Load() == uint32(s.begun.Load()) }
+func (s *Shard) isDone(unit int) bool { return s.done[unit].Load() == s.counters.mark() }
 
 func (s *Shard) setDone(unit int) {
-	s.done[unit].Store(uint32(s.begun.Load()))
+	s.done[unit].Store(s.counters.mark())
 	if s.awaited[unit].Load() {
 		s.awaited[unit].Store(false)
 		s.watchers.wake()

@@ -219,10 +219,15 @@ func TestWrongArenasAreNotAttached(t *testing.T) {
 	head := at[journalHead](s.Arena(ComponentJournal).Bytes(), 0)
 	for want, spoil := range map[string]func(){
 		"step_journal: it is no journal":               func() { head.magic++ },
-		"step_journal: its version is 2, expected 1":   func() { head.version++ },
-		"step_journal: 3 updates were begun and 1 fin": func() { head.begun.Store(3); head.finished.Store(1) },
+		"step_journal: its version is 3, expected 2":   func() { head.version++ },
+		"step_journal: 3 updates were begun and 1 fin": func() { head.begun.Store(3) },
+		"step_journal: 3 additions to the gradients w": func() { head.additions.begun.Store(3) },
 	} {
 		head.init(s.config)
+		head.begun.Store(1)
+		head.finished.Store(1)
+		head.additions.begun.Store(1)
+		head.additions.finished.Store(1)
 		spoil()
 		if _, err := AttachShard(s.config, files()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("the error is %v, want %q", err, want)

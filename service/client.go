@@ -270,21 +270,22 @@ func (s *Session) makeWindow() error {
 	return s.done(Window, encode(windowBody{uint64(windowSize)}), w.File())
 }
 
-// Accumulate adds fp32 numbers to the gradients from element first on.
-func (s *Session) Accumulate(first int64, values []float32) error {
+// MostAccumulated is how many numbers can be added to the gradients at a time.
+const MostAccumulated = int(windowSize / 4)
+
+// Accumulate adds fp32 numbers to the gradients from element first on. Number
+// counts the calls since the gradients were cleared, from 1. One that had no
+// answer ([ErrLost]) is to be repeated, in the session that is opened then: what
+// was added already is not added again.
+func (s *Session) Accumulate(number, first int64, values []float32) error {
+	if len(values) > MostAccumulated {
+		return fmt.Errorf("accumulate %d: %d numbers: expected at most %d, which the window holds", number, len(values), MostAccumulated)
+	}
 	if err := s.makeWindow(); err != nil {
 		return err
 	}
-	window := arena.View[float32](s.window)
-	for len(values) > 0 {
-		n := copy(window, values)
-		body := transfer{What: 2, First: uint64(first), Count: uint64(n)}
-		if err := s.done(Accumulate, encode(body)); err != nil {
-			return err
-		}
-		first, values = first+int64(n), values[n:]
-	}
-	return nil
+	copy(arena.View[float32](s.window), values)
+	return s.done(Accumulate, encode(accumulation{Type: 2, First: uint64(first), Count: uint64(len(values)), Number: uint64(number)}))
 }
 
 // ClearGradients sets all gradients to 0.

@@ -53,6 +53,8 @@ const (
 	stepping
 	committing
 	loading
+	accumulating
+	writingMoments
 
 	saving = 1 << 8
 )
@@ -424,7 +426,7 @@ func checkEnd(t *testing.T, r *running, x *trainer) {
 // kills do not say.
 func checkHits(t *testing.T, hit hits, least map[uint32]int) {
 	t.Helper()
-	names := map[uint32]string{opening: "opening", writingWeights: "writing weights", writingGradients: "writing gradients", norming: "norm", stepping: "step", committing: "commit", loading: "load", saving: "beside, saving"}
+	names := map[uint32]string{opening: "opening", writingWeights: "writing weights", writingGradients: "writing gradients", norming: "norm", stepping: "step", committing: "commit", loading: "load", accumulating: "accumulate", writingMoments: "writing moments", saving: "beside, saving"}
 	for activity, name := range names {
 		if percent := least[activity]; !testing.Short() && hit[activity]*100 < kills()*percent {
 			t.Errorf("only %d of %d kills hit %s: expected at least %d %%", hit[activity], kills(), name, percent)

@@ -9,7 +9,7 @@ import (
 // What docs/protocol.md fixes.
 const (
 	magic            = 0x4d494c50 // "PLIM"
-	protocolVersion  = 1
+	protocolVersion  = 2
 	maximumPacket    = 64 << 10
 	answerBit        = 1 << 15
 	hyperparameters  = 7 // of each parameter group in a step
@@ -170,6 +170,11 @@ type (
 	transfer   struct {
 		What, Zero           uint32 // a stream, or the type of numbers in the window
 		First, Count, Offset uint64
+	}
+	accumulation struct {
+		Type, Zero           uint32 // of numbers in the window
+		First, Count, Offset uint64
+		Number               uint64
 	}
 	stretch    struct{ First, Count uint64 }
 	setStep    struct{ Step uint64 }

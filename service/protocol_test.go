@@ -305,10 +305,12 @@ func TestAccumulate(t *testing.T) {
 				for i := range count {
 					added.Put(i, float32(math.Sin(float64(i))))
 				}
-				for range 2 {
+				for n := range uint64(2) {
 					kernel.Generic.Accumulate(want.Slice(first, first+count), added)
-					if err := s.done(Accumulate, encode(transfer{What: uint32(number), First: first, Count: count, Offset: offset})); err != nil {
-						t.Fatal(err)
+					for range 2 { // once each
+						if err := s.done(Accumulate, encode(accumulation{Type: uint32(number), First: first, Count: count, Offset: offset, Number: 1 + n})); err != nil {
+							t.Fatal(err)
+						}
 					}
 				}
 				if !bytes.Equal(s.Gradients.Bytes(), want.Data) {
@@ -320,7 +322,7 @@ func TestAccumulate(t *testing.T) {
 				if !bytes.Equal(s.Gradients.Bytes(), make([]byte, len(want.Data))) {
 					t.Error("the gradients are not cleared")
 				}
-				if err := s.Accumulate(5, []float32{1, -2}); err != nil {
+				if err := s.Accumulate(1, 5, []float32{1, -2}); err != nil {
 					t.Fatal(err)
 				}
 				if sum, err := s.SumSquares(); err != nil || sum != 5 {

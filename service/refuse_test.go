@@ -240,8 +240,8 @@ func TestRequestsAreRefused(t *testing.T) {
 		{"an offset that overflows", request(Write, transfer{Count: 2, Offset: math.MaxUint64 - 3}), Refused, "write: 2 numbers of 4 bytes at offset 18446744073709551612 of a window of 16777216 bytes; offsets are multiples of a number's size"},
 		{"an offset between numbers", request(Read, transfer{Count: 1, Offset: 2}), Refused, "read: 1 numbers of 4 bytes at offset 2 of a window of 16777216 bytes; offsets are multiples of a number's size"},
 		{"a stream that there is not", request(Read, transfer{What: 3, Count: 1}), Refused, "read: stream 3: adamw has master weights (0) and 2 moments"},
-		{"a type that there is not", request(Accumulate, transfer{What: 3, Count: 1}), Refused, "accumulate of type 3: expected 0 (bf16), 1 (fp16) or 2 (fp32)"},
-		{"accumulate beyond", request(Accumulate, transfer{What: 2, First: end - 1, Count: 2}), Refused, "accumulate: 2 elements from 199999 on, of a shard of 200000"},
+		{"a type that there is not", request(Accumulate, accumulation{Type: 3, Count: 1}), Refused, "accumulate of type 3: expected 0 (bf16), 1 (fp16) or 2 (fp32)"},
+		{"accumulate beyond", request(Accumulate, accumulation{Type: 2, First: end - 1, Count: 2}), Refused, "accumulate: 2 elements from 199999 on, of a shard of 200000"},
 		{"ready beyond", request(Ready, stretch{1, end}), Refused, "ready: 200000 elements from 1 on, of a shard of 200000"},
 		{"ready of a sum that overflows", request(Ready, stretch{1, math.MaxUint64}), Refused, "ready: 18446744073709551615 elements from 1 on, of a shard of 200000"},
 

@@ -61,18 +61,30 @@ func (c *connection) inSession(p packet, files []*os.File) ([]byte, error) {
 		}
 	}
 	switch p.kind {
+	case Write, Ready, Norm, Prepare, Step:
+		if err := s.notHalfAdded(p.kind); err != nil {
+			return nil, err
+		}
+	}
+	switch p.kind {
 	case Window:
 		body, err := decode[windowBody](p.kind, p.body)
 		if err != nil {
 			return nil, err
 		}
 		return nil, s.setWindow(body.Bytes, files[0])
-	case Write, Read, Accumulate:
+	case Write, Read:
 		body, err := decode[transfer](p.kind, p.body)
 		if err != nil {
 			return nil, err
 		}
-		return nil, map[Kind]func(transfer) error{Write: s.write, Read: s.read, Accumulate: s.accumulate}[p.kind](body)
+		return nil, map[Kind]func(transfer) error{Write: s.write, Read: s.read}[p.kind](body)
+	case Accumulate:
+		body, err := decode[accumulation](p.kind, p.body)
+		if err != nil {
+			return nil, err
+		}
+		return nil, s.accumulate(body)
 	case SetStep:
 		body, err := decode[setStep](p.kind, p.body)
 		if err != nil {
@@ -178,9 +190,15 @@ type Welcome struct {
 	Kernel      string `json:"kernel"`
 	// PreparedStep is the step that is prepared, 0 for none. AskedStep is the one
 	// that was asked for last, with its factor.
-	PreparedStep uint64         `json:"prepared_step"`
-	AskedStep    uint64         `json:"asked_step"`
-	AskedFactor  float64        `json:"asked_factor"`
+	PreparedStep uint64  `json:"prepared_step"`
+	AskedStep    uint64  `json:"asked_step"`
+	AskedFactor  float64 `json:"asked_factor"`
+	// Accumulated is how many gradients were added since all were cleared, which
+	// was at ClearedStep. Accumulating is the number of one that is half added, 0
+	// for none.
+	Accumulated  int64          `json:"accumulated"`
+	Accumulating int64          `json:"accumulating"`
+	ClearedStep  int64          `json:"cleared_step"`
 	Arenas       []WelcomeArena `json:"arenas"`
 }
 
@@ -201,6 +219,10 @@ func (c *connection) welcome(attached bool) ([]byte, []*os.File, error) {
 	}
 	w.PreparedStep = s.record.preparedStep.Load()
 	w.AskedStep, w.AskedFactor = s.record.asked()
+	added, cleared, _, half := s.shard.Additions()
+	if w.Accumulated, w.ClearedStep = added, cleared; half {
+		w.Accumulating = added + 1
+	}
 	var files []*os.File
 	for _, a := range s.shared() {
 		w.Arenas = append(w.Arenas, WelcomeArena{a.Name(), a.component, a.of, a.Size(), a.Mapped()})

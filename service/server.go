@@ -123,6 +123,9 @@ func (s *Server) attach(name string, file *os.File) error {
 		s.say("session %s: finished step %d, which was under way", name, shard.Steps())
 		session.record.setInitialized(true)
 	}
+	if added, _, _, half := shard.Additions(); half {
+		s.say("session %s: accumulate %d is half done, and goes on when it is repeated", name, added+1)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.job = found.Document.Job

@@ -212,7 +212,7 @@ func TestPreparedStepIsForgotten(t *testing.T) {
 	for what, do := range map[string]func() error{
 		"ready":      func() error { return s.Ready(0, 10) },
 		"clear":      s.ClearGradients,
-		"accumulate": func() error { return s.Accumulate(0, make([]float32, 10)) },
+		"accumulate": func() error { return s.Accumulate(s.Welcome.Accumulated+1, 0, make([]float32, 10)) },
 		"write":      func() error { return s.Write(FirstMoment, 0, make([]float32, 10)) },
 		"set_step":   func() error { return s.SetStep(0) },
 		"load":       func() error { _, err := s.Load(checkpoints); return err },

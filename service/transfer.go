@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"plimsoll/dtype"
+	"plimsoll/engine"
 	"plimsoll/optim/kernel"
 )
 
@@ -78,41 +79,17 @@ func (s *session) write(t transfer) error {
 	}
 	s.settle()
 	s.record.forgetPrepared()
+	if t.What != masterStream {
+		s.shard.WriteMoment(int(t.What)-firstMomentStream, int64(t.First), numbers)
+		return nil
+	}
 	format := s.shard.Config().Format
 	s.eachOf(t, func(c kernel.Chunk, from, end int, at int) {
-		part := numbers[at : at+end-from]
-		if t.What == masterStream {
-			for i, w := range part {
-				c.PutMasterWeight(format, from+i, w)
-			}
-			return
+		for i, w := range numbers[at : at+end-from] {
+			c.PutMasterWeight(format, from+i, w)
 		}
-		writeMoment(c, int(t.What)-firstMomentStream, from, part)
 	})
 	return nil
-}
-
-// writeMoment writes a moment from an element of the chunk on. Where moments
-// are int8, the moments of a block are written together.
-func writeMoment(c kernel.Chunk, number, from int, values []float32) {
-	if c.Headers == nil {
-		for i, x := range values {
-			c.Moments[number].Put(from+i, x)
-		}
-		return
-	}
-	var both [2][kernel.Block]float32
-	for block := from / kernel.Block; block*kernel.Block < from+len(values); block++ {
-		begin := block * kernel.Block
-		n := min(kernel.Block, c.Len()-begin)
-		for i := range n {
-			both[0][i], both[1][i] = c.Moment(0, begin+i), c.Moment(1, begin+i)
-			if j := begin + i - from; j >= 0 && j < len(values) {
-				both[number][i] = values[j]
-			}
-		}
-		c.PutBlock(block, both[0][:n], both[1][:n])
-	}
 }
 
 // read moves numbers from the state into the window.
@@ -147,22 +124,43 @@ func (s *session) eachOf(t transfer, body func(c kernel.Chunk, from, end, at int
 	})
 }
 
-// accumulate adds numbers in the window to the gradients.
-func (s *session) accumulate(t transfer) error {
-	if int(t.What) >= len(numberTypes) || t.Zero != 0 {
-		return fail(Refused, "accumulate of type %d: expected 0 (bf16), 1 (fp16) or 2 (fp32)", t.What)
+// accumulate adds numbers in the window to the gradients, once for each number
+// of a request.
+func (s *session) accumulate(b accumulation) error {
+	if int(b.Type) >= len(numberTypes) || b.Zero != 0 {
+		return fail(Refused, "accumulate of type %d: expected 0 (bf16), 1 (fp16) or 2 (fp32)", b.Type)
 	}
-	if err := s.checkStretch(Accumulate, t.First, t.Count); err != nil {
+	if err := s.checkStretch(Accumulate, b.First, b.Count); err != nil {
 		return err
 	}
-	of := numberTypes[t.What]
-	data, err := s.inWindow(Accumulate, t.Offset, t.Count, uint64(of.Size()))
+	of := numberTypes[b.Type]
+	data, err := s.inWindow(Accumulate, b.Offset, b.Count, uint64(of.Size()))
 	if err != nil {
 		return err
 	}
 	s.settle()
+	added, _, last, half := s.shard.Additions()
+	again := b.Number == uint64(added) && added > 0 && !half
+	if next := added + 1; b.Number != uint64(next) && !again {
+		return fail(OutOfOrder, "accumulate %d: %d were finished since the gradients were cleared, so the next is %d", b.Number, added, next)
+	}
+	now := engine.Addition{First: int64(b.First), Count: int64(b.Count), Type: of}
+	if (again || half) && now != last {
+		return fail(OutOfOrder, "accumulate %d of %v: accumulate %d was begun with %v; repeat that, or clear the gradients", b.Number, now, b.Number, last)
+	}
+	if again {
+		return nil // the answer was lost
+	}
 	s.record.forgetPrepared()
 	s.shard.ForgetArrived()
-	s.shard.Accumulate(int64(t.First), kernel.Array{Type: of, Data: data})
+	return s.shard.Accumulate(now.First, kernel.Array{Type: of, Data: data})
+}
+
+// notHalfAdded refuses what makes no sense before a gradient that an earlier
+// service has half added is added, or all are cleared.
+func (s *session) notHalfAdded(kind Kind) error {
+	if added, _, last, half := s.shard.Additions(); half {
+		return fail(OutOfOrder, "%v: accumulate %d, of %v, is half done; repeat it, or clear the gradients", kind, added+1, last)
+	}
 	return nil
 }

@@ -45,6 +45,42 @@ func (c *Chunk) Moment(number, i int) float32 {
 	return s * s
 }
 
+// PutMoment writes a moment, first (number 0) or second (1), from an element of
+// the chunk on. Whoever breaks it off and makes it again, or makes it twice, has
+// the bits of having made it once; with int8 moments, of which those of a block
+// are held together, the log is to restore the block that was being changed. A
+// log of nothing keeps nothing.
+func (c Chunk) PutMoment(f Format, number, from int, values []float32, u Undo) {
+	if c.Headers == nil {
+		for i, x := range values {
+			c.Moments[number].Put(from+i, x)
+		}
+		return
+	}
+	for first := from / Block * Block; first < from+len(values); first += Block {
+		if u.bytes != nil {
+			u.keepMoments(f, c, first)
+		}
+		n := min(Block, c.Len()-first)
+		// What is not written is held anew, in steps that depend on the largest
+		// number; if that is one of those, and is rounded down over a power of two,
+		// the steps are others the second time, and stay from then on.
+		for range 2 {
+			var both [2][Block]float32
+			for i := range n {
+				both[0][i], both[1][i] = c.Moment(0, first+i), c.Moment(1, first+i)
+				if j := first + i - from; j >= 0 && j < len(values) {
+					both[number][i] = values[j]
+				}
+			}
+			c.PutBlock(first/Block, both[0][:n], both[1][:n])
+			if from <= first && first+n <= from+len(values) {
+				break
+			}
+		}
+	}
+}
+
 // PutBlock holds the moments of a block in int8, rounded to nearest: they come
 // from elsewhere, and are rounded once, not step by step.
 func (c *Chunk) PutBlock(number int, firsts, seconds []float32) {

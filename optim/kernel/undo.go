@@ -4,11 +4,13 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"plimsoll/dtype"
 	"plimsoll/optim/kernel/abi"
 )
 
-// Undo is a log in which an update keeps what it is about to overwrite, so that
-// one that was broken off can be made again. An update changes a chunk in turns.
+// Undo is a log in which an update, and whatever else changes a chunk, keeps what
+// it is about to overwrite, so that one that was broken off can be made again. It
+// changes the chunk in turns.
 // Before it changes anything of a turn it copies the turn to a ring that has room
 // for a few, which stays in the first-level cache, and stores where the turn
 // begins. What was being changed is the turn that began last or, with moments in
@@ -20,11 +22,11 @@ type Undo struct {
 	bytes []byte
 }
 
-// UndoBytes is the size of a log for updates of a format, in whole lines of the
-// cache.
+// UndoBytes is the size of a log for updates of a format and for additions to its
+// gradients, in whole lines of the cache.
 func (f Format) UndoBytes() int {
 	_, _, bytes := abi.UndoLayout(f.State, f.Moments, f.Algorithm.Moments())
-	return (bytes + 63) &^ 63
+	return (max(bytes, sumRing+sumTurns*sumTurn*int(f.Gradient.Size())) + 63) &^ 63
 }
 
 // UndoIn is the log in some memory, aligned to a line of the cache.
@@ -105,4 +107,72 @@ func (c *Chunk) changed(f Format) [abi.UndoStreams][]byte {
 		master = bytesOf(c.Master)
 	}
 	return [abi.UndoStreams][]byte{master, low, c.Moments[0].Data, c.Moments[1].Data, bytesOf(c.Headers)}
+}
+
+// Additions to a sum ([Set.AccumulateLogged]) are logged in turns of so many
+// elements, in a ring of two: one is whole while the next is being kept. A turn is
+// large enough for a call of the kernel, and its log stays in the first-level
+// cache.
+const (
+	sumTurn  = 512
+	sumTurns = 2
+	sumRing  = 64 // where it begins
+)
+
+// AccumulateLogged is [Set.Accumulate] from element first on, the first of a
+// turn, and keeps in the log what it takes to make the addition again.
+func (s Set) AccumulateLogged(sum, gradient Array, first int, u Undo) {
+	n := sum.Len()
+	if gradient.Len() != n {
+		panic("kernel: a gradient and the sum that it is added to differ in length")
+	}
+	for ; first < n; first += sumTurn {
+		end := min(first+sumTurn, n)
+		part := sum.Slice(first, end)
+		copy(u.sumTurn(sum.Type, first), part.Data)
+		u.head().turn.Store(int64(first))
+		s.Accumulate(part, gradient.Slice(first, end))
+	}
+}
+
+// RestoreSum makes a sum what it was after some whole turns of a logged addition,
+// and returns the element that comes next. Should this be broken off, or what is
+// added from there with the same log, it can be restored again.
+func (u Undo) RestoreSum(sum Array) int {
+	first := int(u.head().turn.Load())
+	copy(sum.Slice(first, min(first+sumTurn, sum.Len())).Data, u.sumTurn(sum.Type, first))
+	return first
+}
+
+// sumTurn is where the log holds the turn of an addition that begins with an
+// element.
+func (u Undo) sumTurn(of dtype.Type, first int) []byte {
+	size := sumTurn * int(of.Size())
+	return u.bytes[sumRing+first/sumTurn%sumTurns*size:][:size]
+}
+
+// keepMoments keeps the int8 moments of a block, which are all of a chunk that
+// [Chunk.PutMoment] changes.
+func (u Undo) keepMoments(f Format, c Chunk, first int) {
+	c = c.Slice(first, min(first+Block, c.Len()))
+	log := u.turn(f, first)
+	for i, stream := range c.changed(f) {
+		if i >= abi.UndoMoment1 {
+			copy(log[i], stream)
+		}
+	}
+	u.head().turn.Store(int64(first))
+}
+
+// RestoreMoments makes the block of int8 moments what it was that
+// [Chunk.PutMoment] was changing.
+func (u Undo) RestoreMoments(f Format, c Chunk) {
+	first := int(u.head().turn.Load())
+	log := u.turn(f, first)
+	c = c.Slice(first, min(first+Block, c.Len()))
+	for i, stream := range c.changed(f) {
+		if i >= abi.UndoMoment1 {
+			copy(stream, log[i])
+		}
+	}
 }

@@ -3,10 +3,14 @@ package kernel
 import (
 	"bytes"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"plimsoll/dtype"
+	"plimsoll/optim/kernel/abi"
 )
 
 // TestLoggedUpdatesAgree holds logged updates, from several turns on, against
@@ -137,4 +141,144 @@ func plainChunk(f Format, n int) Chunk {
 		c.Low = make([]uint16, n)
 	}
 	return c
+}
+
+// TestBrokenOffAdditionsAreMadeAgain breaks additions to a sum off in the middle
+// of turns again and again, also while they are made again.
+func TestBrokenOffAdditionsAreMadeAgain(t *testing.T) {
+	types := []dtype.Type{dtype.BF16, dtype.F16, dtype.F32}
+	rapid.Check(t, func(t *rapid.T) {
+		r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+		of, added := types[r.IntN(3)], types[r.IntN(3)]
+		log := UndoIn(make([]byte, Format{Gradient: of}.UndoBytes()))
+		n := 1 + r.IntN(6*sumTurn)
+		want, gradient := Array{of, make([]byte, n*int(of.Size()))}, Array{added, make([]byte, n*int(added.Size()))}
+		for i := range n {
+			want.Put(i, float32(r.NormFloat64()))
+			gradient.Put(i, float32(r.NormFloat64()))
+		}
+		got := Array{of, bytes.Clone(want.Data)}
+		Generic.Accumulate(want, gradient)
+		log.Begin()
+		first := 0
+		for range r.IntN(8) {
+			end := min(first+r.IntN((n-first+sumTurn-1)/sumTurn+1)*sumTurn, n)
+			sets := Available()
+			sets[r.IntN(len(sets))].AccumulateLogged(got.Slice(0, end), gradient.Slice(0, end), first, log)
+			if last := (end - 1) / sumTurn * sumTurn; end > first && r.IntN(2) == 0 {
+				anything(r, got.Slice(last, end).Data)
+			} else if end > first {
+				anything(r, log.sumTurn(of, last+sumTurn)) // the next was being kept
+			}
+			if !log.Begun() {
+				continue
+			}
+			if first = log.RestoreSum(got); r.IntN(2) == 0 {
+				anything(r, got.Slice(first, min(first+sumTurn, n)).Data) // while it is being restored
+				first = log.RestoreSum(got)
+			}
+		}
+		sets := Available()
+		sets[r.IntN(len(sets))].AccumulateLogged(got, gradient, first, log)
+		if !bytes.Equal(got.Data, want.Data) {
+			t.Fatalf("%d %v added to %v, broken off: the sum is another", n, added, of)
+		}
+	})
+}
+
+// TestMomentsAreWrittenAgain writes moments of a chunk, breaks that off in the
+// middle of blocks, and writes them again, also when they are written already: the
+// bits are those of having written them once.
+func TestMomentsAreWrittenAgain(t *testing.T) {
+	for _, moments := range []MomentType{MomentsFP32, MomentsBF16, MomentsInt8} {
+		f := Format{Adam, Split, moments, dtype.BF16, dtype.BF16}
+		log := UndoIn(make([]byte, f.UndoBytes()))
+		rapid.Check(t, func(t *rapid.T) {
+			r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+			n := 1 + r.IntN(3*Block)
+			if r.IntN(2) == 0 {
+				n = 1 + r.IntN(8) // in which one element counts
+			}
+			c, want := plainChunk(f, n), plainChunk(f, n)
+			for number := range c.Headers {
+				b := c.block(number)
+				firsts, roots := anyMoments(r, len(b.first))
+				b.encode(firsts, roots, atRandom(r.Uint32()))
+			}
+			number, from := r.IntN(2), r.IntN(n)
+			values, roots := anyMoments(r, 1+r.IntN(n-from))
+			if number == 1 {
+				for i, s := range roots {
+					values[i] = s * s
+				}
+			}
+			copyChunk(want, c)
+			want.PutMoment(f, number, from, values, Undo{})
+			for range r.IntN(4) {
+				end := from + r.IntN(len(values)+1)
+				if whole := end / Block * Block; whole > from {
+					end = whole
+				}
+				log.Begin()
+				c.PutMoment(f, number, from, values[:end-from], log)
+				if moments == MomentsInt8 && log.Begun() {
+					last := (end - 1) / Block * Block
+					block := c.Slice(last, min(last+Block, n))
+					for i, stream := range block.changed(f) {
+						if i >= abi.UndoMoment1 {
+							anything(r, stream)
+						}
+					}
+					log.RestoreMoments(f, c)
+				}
+			}
+			for range 1 + r.IntN(2) {
+				c.PutMoment(f, number, from, values, log)
+			}
+			if d := differ(f, c, want); d != "" {
+				t.Fatalf("elements %d to %d of %d of moment %d: %s", from, from+len(values), n, number, d)
+			}
+		})
+	}
+}
+
+// TestMomentsThatAreRoundedDownOverAPowerOfTwo: when the largest number of a block
+// is, the steps of the block become finer the next time that it is held.
+func TestMomentsThatAreRoundedDownOverAPowerOfTwo(t *testing.T) {
+	f := Format{Adam, Split, MomentsInt8, dtype.BF16, dtype.BF16}
+	c, want := plainChunk(f, 2), plainChunk(f, 2)
+	c.PutBlock(0, []float32{1, 1}, []float32{122. / 64 * 122 / 64, 2})
+	tiny := []float32{0x1p-80}
+	copyChunk(want, c)
+	want.PutMoment(f, 1, 1, tiny, Undo{})
+	var both [2][2]float32
+	for i := range 2 {
+		both[0][i], both[1][i] = c.Moment(0, i), c.Moment(1, i)
+	}
+	both[1][1] = tiny[0]
+	if c.PutBlock(0, both[0][:], both[1][:]); c.Headers[0] == want.Headers[0] {
+		t.Error("the steps do not change: this test is of nothing")
+	}
+	copyChunk(c, want)
+	c.PutMoment(f, 1, 1, tiny, Undo{})
+	if d := differ(f, c, want); d != "" {
+		t.Error(d)
+	}
+}
+
+// anyMoments are first moments and roots of second ones: of all sizes, or nearly
+// the same, and now and then none that can be held.
+func anyMoments(r *rand.Rand, n int) (firsts, roots []float32) {
+	middle, spread, full := -70+140*r.Float64(), 50*r.Float64()*r.Float64(), 1.5*r.Float64()
+	firsts, roots = make([]float32, n), make([]float32, n)
+	for i := range roots {
+		if r.Float64() < full {
+			roots[i] = float32(math.Exp2(middle + spread*(r.Float64()-0.5)))
+			firsts[i] = roots[i] * float32(math.Exp2(8*(r.Float64()-0.8))) * float32(1-2*r.IntN(2))
+		}
+		if r.IntN(200) == 0 {
+			roots[i], firsts[i] = float32(math.NaN()), float32(math.Inf(1))
+		}
+	}
+	return firsts, roots
 }

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 import weakref
-from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -110,6 +110,7 @@ class Session:
             _close(descriptors)
         self.attached, self.initialized = opened.attached, opened.initialized
         self.step, self.service, self.kernel = opened.step, opened.service, opened.kernel
+        self.accumulated = opened.accumulated
         self.opened = opened
         _sessions.add(self)
 
@@ -188,9 +189,13 @@ class Session:
             request.answer = protocol.parse_answer(packet, request.kind, request.number)
             if request.kind in _WITHOUT_RESULT:
                 protocol.parse_nothing(request.answer, request.kind)
-            elif request.kind is Kind.STEP:
-                # Here, where it is certain: whoever began the step may have been interrupted.
+            # Here, where it is certain: whoever began the request may have been interrupted.
+            if request.kind is Kind.STEP:
                 self._stepped(request.answer)
+            elif request.kind is Kind.ACCUMULATE:
+                self.accumulated += 1
+            elif request.kind is Kind.CLEAR:
+                self.accumulated = 0
         except ProtocolError as error:
             # What comes next cannot be told from what should have come.
             self._broken = error
@@ -307,14 +312,14 @@ class Session:
             self._window_halves = [numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]]
         return self._window_halves
 
-    def _transfers(self, kind: Kind, stream: int, first: int, count: int):
-        """Sends a request for each block; yields (slice of the whole, half) around its answer."""
+    def _blocks(self, first: int, count: int):
+        """Cuts a stretch into blocks that fit half of the window: (slice of the whole, half, first element, offset)."""
+        self.drain()  # an earlier transfer may have been interrupted
         halves = self._halves()
         block = len(halves[0])
         for i, start in enumerate(range(0, count, block)):
             length = min(block, count - start)
-            body = protocol.pack_transfer(stream, first + start, length, i % 2 * block * 4)
-            yield slice(start, start + length), halves[i % 2][:length], body
+            yield slice(start, start + length), halves[i % 2][:length], first + start, i % 2 * block * 4
 
     def write(self, stream: int, first: int, values: np.ndarray) -> None:
         """Writes fp32 ``values`` of shape (count,) into a stream of the state, from element ``first`` on.
@@ -322,15 +327,34 @@ class Session:
         ``stream`` is MASTER_WEIGHTS, FIRST_MOMENT or SECOND_MOMENT of plimsoll.protocol. With int8 moments the second
         is written before the first.
         """
+        self._bring(Kind.WRITE, first, values, lambda *where: protocol.pack_transfer(stream, *where))
+
+    def accumulate(self, first: int, values: np.ndarray) -> None:
+        """Adds fp32 ``values`` of shape (count,) to the gradients, from element ``first`` on.
+
+        They are added once, whatever becomes of the service. ``accumulated`` counts the requests that were made of it
+        since :meth:`clear`, which a trainer that attaches to a session calls first: the one before may have died in
+        the middle, and even with something half added (``opened.accumulating``).
+        """
+        self._bring(Kind.ACCUMULATE, first, values, lambda *where: protocol.pack_accumulate(self.accumulated + 1, *where))
+
+    def _bring(self, kind: Kind, first: int, values: np.ndarray, pack: Callable[[int, int, int], bytes]) -> None:
+        """Makes requests about numbers in the window, the next when the last is answered: that alone can be repeated."""
         with self._lock:
-            sent: Deque[Request] = collections.deque()
-            for where, half, body in self._transfers(Kind.WRITE, stream, first, len(values)):
-                if len(sent) == 2:
-                    self.result(sent.popleft())
+            sent: Optional[Request] = None
+            for where, half, start, offset in self._blocks(first, len(values)):
                 half[:] = values[where]
-                sent.append(self.send(Kind.WRITE, body))
-            for request in sent:
-                self.result(request)
+                if sent is not None:
+                    self.result(sent)
+                sent = self.send(kind, pack(start, len(half), offset))
+            if sent is not None:
+                self.result(sent)
+
+    def clear(self) -> None:
+        """Sets all gradients to 0."""
+        with self._lock:
+            self.drain()
+            self.call(Kind.CLEAR)
 
     def read(self, stream: int, first: int, count: int) -> np.ndarray:
         """The fp32 numbers of a stream of the state, as an array of shape (count,)."""
@@ -343,9 +367,10 @@ class Session:
                 self.result(request)
                 values[where] = half
 
-            for where, half, body in self._transfers(Kind.READ, stream, first, count):
+            for where, half, start, offset in self._blocks(first, count):
                 if len(sent) == 2:
                     take()
+                body = protocol.pack_transfer(stream, start, len(half), offset)
                 sent.append((where, half, self.send(Kind.READ, body)))
             while sent:
                 take()

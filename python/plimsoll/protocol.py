@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from plimsoll.errors import ProtocolError, ServiceError
 
 MAGIC = 0x4D494C50
-VERSION = 1
+VERSION = 2
 MAXIMUM_PACKET = 65536
 MAXIMUM_DESCRIPTORS = 16
 ANSWER = 1 << 15
@@ -24,6 +24,7 @@ HEADER = struct.Struct("<IHHII")
 _STATUS = struct.Struct("<I")
 _WINDOW = struct.Struct("<Q")
 _TRANSFER = struct.Struct("<IIQQQ")
+_ACCUMULATE = struct.Struct("<IIQQQQ")
 _STRETCH = struct.Struct("<QQ")
 _NUMBER = struct.Struct("<Q")
 _STEP = struct.Struct("<QdII")
@@ -66,6 +67,7 @@ STATUSES = ("done", "malformed", "refused", "does_not_fit", "busy", "not_permitt
 TYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 MASTER_WEIGHTS, FIRST_MOMENT, SECOND_MOMENT = 0, 1, 2
+_FP32 = 2  # the numbers that accumulate adds
 
 
 def pack(kind: Kind, number: int, body: bytes) -> bytes:
@@ -84,6 +86,11 @@ def pack_window(size: int) -> bytes:
 
 def pack_transfer(what: int, first: int, count: int, offset: int) -> bytes:
     return _TRANSFER.pack(what, 0, first, count, offset)
+
+
+def pack_accumulate(number: int, first: int, count: int, offset: int) -> bytes:
+    """Adds fp32 numbers; ``number`` counts these requests since the gradients were cleared, from 1."""
+    return _ACCUMULATE.pack(_FP32, 0, first, count, offset, number)
 
 
 def pack_stretch(first: int, count: int) -> bytes:
@@ -214,7 +221,8 @@ class Opened:
     """The result of open.
 
     ``prepared_step`` is the step that was prepared last, ``asked_step`` that which was asked for last, with
-    ``asked_factor``.
+    ``asked_factor``. ``accumulated`` times was added to the gradients since they were cleared, which was at
+    ``cleared_step``; ``accumulating`` is the number of what is half added, 0 for nothing.
     """
 
     attached: bool
@@ -223,6 +231,9 @@ class Opened:
     prepared_step: int
     asked_step: int
     asked_factor: float
+    accumulated: int
+    accumulating: int
+    cleared_step: int
     elements: int
     service: str
     kernel: str
@@ -277,6 +288,9 @@ def parse_opened(result: bytes, elements: int) -> Opened:
         prepared_step=_member(document, "prepared_step", int),
         asked_step=_member(document, "asked_step", int),
         asked_factor=_factor(document),
+        accumulated=_member(document, "accumulated", int),
+        accumulating=_member(document, "accumulating", int),
+        cleared_step=_member(document, "cleared_step", int),
         elements=_member(document, "elements", int),
         service=_member(document, "service", str),
         kernel=_member(document, "kernel", str),

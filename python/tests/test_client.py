@@ -241,6 +241,48 @@ def test_state_is_moved_through_the_window(service):
         Session(service.socket, document)
 
 
+def test_gradients_are_added_up(service):
+    count = 2_500_001  # more than half a window
+    document = {**DOCUMENT, "parameters": [{"name": "weight", "shape": [count], "group": 0, "first": 0, "count": count}]}
+    session = Session(service.socket, document)
+    session.set_step(0)
+    session.clear()
+    session.accumulate(0, np.full(count, 0.5, np.float32))
+    assert session.accumulated == 2
+    request = session.send(Kind.ACCUMULATE, protocol.pack_accumulate(3, 7, 1, 0))  # and is interrupted
+    session.accumulate(count - 1, np.array([1.5], np.float32))
+    assert request.answer is not None and session.accumulated == 4
+    assert session.norm_result(session.norm()) == 0.25 * (count - 2) + 1 + 4
+    session.begun(session.begin(1.0, [GROUP], wait=True))
+    session.close()
+    again = Session(service.socket, document)
+    assert again.opened.accumulated == 4 and again.opened.accumulating == 0 and again.opened.cleared_step == 0
+    again.clear()
+    again.accumulate(0, np.ones(1, np.float32))
+    assert again.accumulated == 1 and again.norm_result(again.norm()) == 1
+    with pytest.raises(ServiceError, match="accumulate 5: 1 were finished since the gradients were cleared, so the next is 2"):
+        again.call(Kind.ACCUMULATE, protocol.pack_accumulate(5, 0, 1, 0))
+
+
+def test_numbers_are_sent_when_those_before_are_there(tmp_path):
+    # The service dies with the second half of what is added, and only that is sent again.
+    count = 2_500_000
+    shared = [memfd(5_001_216), memfd(5_001_216)]
+    arenas = [dict(a, bytes=2 * count, mapped_bytes=5_001_216) for a in OPENED["arenas"]]
+
+    def opened(connection, kind, number):
+        body = json.dumps({**OPENED, "elements": count, "arenas": arenas}).encode()
+        socket.send_fds(connection, [answer(kind, number, body)], shared)
+
+    service = Scripted(tmp_path, [opened, send(), send(), nothing], [opened, send(), send(), send()])
+    document = {**DOCUMENT, "parameters": [{"name": "weight", "shape": [count], "group": 0, "first": 0, "count": count}]}
+    session = Session(service.path, document)
+    session.accumulate(0, np.ones(count, np.float32))
+    assert session.accumulated == 2
+    session.write(protocol.FIRST_MOMENT, 0, np.ones(10, np.float32))
+    assert service.seen == ["open", "window", "accumulate", "accumulate", "open", "window", "accumulate", "write"]
+
+
 def test_many_requests_need_no_reading(service):
     session = Session(service.socket, DOCUMENT)
     session.set_step(0)

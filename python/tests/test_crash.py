@@ -10,13 +10,15 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 
 import plimsoll.torch
 from gpt import GPT, batch, text
-from plimsoll import StateLost
+from plimsoll import Session, StateLost
 from plimsoll.torch.layout import is_sharded
+from test_client import DOCUMENT
 from test_optimizer import assert_same, backward, network, train
 
 STEPS = 40
@@ -110,6 +112,44 @@ def test_service_is_killed_during_steps(service):
         thread.join()
     assert sum(kills) >= 10
     assert digest(model) == digest(undisturbed)
+
+
+def test_service_is_killed_while_gradients_are_added(service):
+    count = 3_000_001  # more than half a window
+    piece = {"name": "weight", "shape": [count], "group": 0, "first": 0, "count": count}
+    document = {**DOCUMENT, "state": "fp32", "parameter": "fp32", "gradient": "fp32", "parameters": [piece]}
+    session = Session(service.socket, document)
+    session.set_step(0)
+    gradients = np.frombuffer(session.gradients.memory, np.float32)[:count]
+    gradients[:] = 7
+    session.clear()
+    over, adding, kills = threading.Event(), threading.Event(), []
+
+    def killer():
+        chance = random.Random(2)
+        while not over.is_set():
+            adding.clear()
+            if adding.wait(1):
+                over.wait(chance.uniform(0, 0.02))
+                kills.append(kill_worker(service))
+
+    thread = threading.Thread(target=killer)
+    thread.start()
+    want, generator = np.zeros(count, np.float32), np.random.default_rng(0)
+    try:
+        for i in range(60):
+            values = generator.integers(-1000, 1000, count - 3 * i).astype(np.float32)  # whose sums are exact
+            adding.set()
+            session.accumulate(i, values)
+            want[i : i + len(values)] += values
+    finally:
+        over.set()
+        thread.join()
+    assert sum(kills) >= 10
+    assert session.accumulated == 120
+    assert np.array_equal(gradients, want)
+    session.close()
+    assert Session(service.socket, document).opened.accumulated == 120
 
 
 def test_service_is_gone_for_good(service):

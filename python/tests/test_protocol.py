@@ -18,6 +18,9 @@ OPENED = {
     "prepared_step": 0,
     "asked_step": 0,
     "asked_factor": 0.5,
+    "accumulated": 0,
+    "accumulating": 0,
+    "cleared_step": 0,
     "initialized": False,
     "elements": 100,
     "service": "v0.1.0",
@@ -31,14 +34,15 @@ OPENED = {
 
 def answer(kind, number, body=b"", status=0):
     content = struct.pack("<I", status) + body
-    return protocol.HEADER.pack(protocol.MAGIC, 1, kind | protocol.ANSWER, number, len(content)) + content
+    return protocol.HEADER.pack(protocol.MAGIC, 2, kind | protocol.ANSWER, number, len(content)) + content
 
 
 def test_requests_are_as_documented():
-    assert protocol.pack(Kind.READY, 7, protocol.pack_stretch(3, 5)) == struct.pack("<IHHIIQQ", 0x4D494C50, 1, 6, 7, 16, 3, 5)
+    assert protocol.pack(Kind.READY, 7, protocol.pack_stretch(3, 5)) == struct.pack("<IHHIIQQ", 0x4D494C50, 2, 6, 7, 16, 3, 5)
     step = protocol.pack_step(300, 0.5, True, [(1, 2, 3, 4, 5, 6, 7), (8, 9, 10, 11, 12, 13, 14)])
     assert step == struct.pack("<QdII14d", 300, 0.5, 1, 2, *range(1, 15))
     assert protocol.pack_transfer(2, 10, 20, 64) == struct.pack("<IIQQQ", 2, 0, 10, 20, 64)
+    assert protocol.pack_accumulate(3, 10, 20, 64) == struct.pack("<IIQQQQ", 2, 0, 10, 20, 64, 3)
     with pytest.raises(ValueError, match="a message has at most 65520"):
         protocol.pack(Kind.SAVE, 1, bytes(70000))
     with pytest.raises(ValueError):
@@ -103,6 +107,9 @@ VALUES = st.one_of(
 )
 
 
+COUNTS = ("prepared_step", "asked_step", "accumulated", "accumulating", "cleared_step")
+
+
 @given(st.data())
 @settings(max_examples=300)
 def test_changed_documents_are_refused(data):
@@ -115,7 +122,7 @@ def test_changed_documents_are_refused(data):
     )
     # A larger mapping is as good.
     unchanged = unchanged and not (name == "step" and not 0 <= value < 2**63)
-    unchanged = unchanged or (name in ("prepared_step", "asked_step") and type(value) is int and 0 <= value < 2**63)
+    unchanged = unchanged or (name in COUNTS and type(value) is int and 0 <= value < 2**63)
     unchanged = unchanged or (name == "asked_factor" and type(value) in (int, float) and math.isfinite(value))
     unchanged = unchanged or (name == "mapped_bytes" and type(value) is int and 200 <= value < 2**63)
     where[name] = value

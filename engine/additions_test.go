@@ -1,0 +1,250 @@
+package engine
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"plimsoll/dtype"
+	"plimsoll/optim"
+	"plimsoll/optim/kernel"
+)
+
+// someNumbers are numbers of a type that depend on a seed.
+func someNumbers(random *rand.Rand, of dtype.Type, n int) kernel.Array {
+	numbers := kernel.Array{Type: of, Data: make([]byte, n*int(of.Size()))}
+	for i := range n {
+		numbers.Put(i, float32(random.NormFloat64()))
+	}
+	return numbers
+}
+
+// TestBrokenOffAdditionsAreFinished leaves the memory of a shard as a process can
+// that is killed while it adds to the gradients, or adds what another has half
+// added, and has another add the same again.
+func TestBrokenOffAdditionsAreFinished(t *testing.T) {
+	for i, c := range crashCases() {
+		of := []dtype.Type{dtype.BF16, dtype.F32, dtype.F16}[i%3]
+		c.config.Format.Gradient = of
+		t.Run(c.name+", "+of.String(), func(t *testing.T) {
+			s := c.newShard(t, true)
+			s.makeSteps(t, 1) // whose marks and logs are there still
+			before := s.image()
+			rapid.Check(t, func(t *rapid.T) {
+				random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+				s.setImage(before)
+				first := random.IntN(crashElements)
+				gradient := someNumbers(random, []dtype.Type{dtype.BF16, dtype.F16, dtype.F32}[random.IntN(3)], 1+random.IntN(crashElements-first))
+				kernel.Generic.Accumulate(s.gradient.Slice(first, first+gradient.Len()), gradient)
+				after := s.image()
+				s.setImage(before)
+				finished, _, _, _ := s.Additions()
+				now := Addition{int64(first), int64(gradient.Len()), gradient.Type}
+				s.beginAddition(now)
+				for range 1 + random.IntN(3) {
+					s.breakOffAddition(random, gradient)
+				}
+				other := s.attach(t, 1+random.IntN(3), kernel.Available()[random.IntN(len(kernel.Available()))])
+				defer other.Close()
+				if other.Finish() {
+					t.Fatal("a step was finished, and none was under way")
+				}
+				if n, _, last, half := other.Additions(); n != finished || last != now || !half {
+					t.Fatalf("%d additions are finished, want %d; the last, %v, is half made: %v", n, finished, last, half)
+				}
+				if err := other.beginNext(); err == nil || !strings.Contains(err.Error(), "half added") {
+					t.Fatalf("a step of gradients of which one is half added: %v", err)
+				}
+				if _, err := New([]*Shard{other}, []optim.Optimizer{optim.DefaultAdamW()}, 0); err == nil || !strings.Contains(err.Error(), "half added") {
+					t.Fatalf("an engine of gradients of which one is half added: %v", err)
+				}
+				if gradient.Len() > 1 {
+					if err := other.Accumulate(now.First, gradient.Slice(1, gradient.Len())); err == nil || !strings.Contains(err.Error(), "is half added") {
+						t.Fatalf("another gradient was added: %v", err)
+					}
+				}
+				if err := other.Accumulate(now.First, gradient); err != nil {
+					t.Fatal(err)
+				}
+				if n, _, _, half := other.Additions(); n != finished+1 || half {
+					t.Fatalf("%d additions are finished, want %d; one more is half made: %v", n, finished+1, half)
+				}
+				if !bytes.Equal(s.image(), after) {
+					t.Fatal("the gradients are others than after an addition that is not broken off")
+				}
+				if err := other.Accumulate(now.First, gradient); err != nil {
+					t.Fatal(err)
+				}
+				if bytes.Equal(s.image(), after) && !bytes.Equal(before, after) && of == dtype.F32 {
+					t.Fatal("the next addition added nothing")
+				}
+			})
+		})
+	}
+}
+
+// breakOffAddition goes on with the addition under way, as [Shard.Accumulate]
+// does, and stops somewhere: every slot has got as far as it has.
+func (s *Shard) breakOffAddition(random *rand.Rand, gradient kernel.Array) {
+	for _, slot := range s.slots {
+		unit := int(slot.unit.Load())
+		if !slot.undo.Begun() || s.isAdded(unit) {
+			continue
+		}
+		if random.IntN(len(s.slots)) == 0 {
+			sum, _ := s.sumOf(unit, gradient)
+			s.addPart(slot, unit, slot.undo.RestoreSum(sum), random, gradient)
+			return
+		}
+		s.resumeAddition(slot, gradient)
+	}
+	last := s.additions.last
+	first := s.chunkAt(int(last.First))
+	units := s.chunkAt(int(last.First+last.Count-1)) + 1 - first
+	free := 0
+	for _, unit := range random.Perm(units)[:random.IntN(units+1)] {
+		unit += first
+		switch {
+		case free == len(s.slots) || s.isAdded(unit):
+		case random.IntN(2) == 0:
+			s.addUnit(free, unit, gradient)
+		default:
+			s.slots[free].begin(unit)
+			s.addPart(s.slots[free], unit, 0, random, gradient)
+			free++
+		}
+	}
+}
+
+// addPart adds to a chunk from some element on, and stops in the middle of a
+// turn, which may be anything then.
+func (s *Shard) addPart(slot slot, unit, first int, random *rand.Rand, gradient kernel.Array) {
+	sum, part := s.sumOf(unit, gradient)
+	const turn = 512
+	turns := random.IntN((sum.Len()-first+turn-1)/turn + 1)
+	end := min(first+turns*turn, sum.Len())
+	s.config.Kernel.AccumulateLogged(sum.Slice(0, end), part.Slice(0, end), first, slot.undo)
+	if end > first {
+		broken := sum.Slice((end-1)/turn*turn, end).Data
+		for i := range broken {
+			broken[i] = byte(random.Int())
+		}
+	}
+}
+
+// TestBrokenOffClearIsFinished: whoever comes after it may add at once.
+func TestBrokenOffClearIsFinished(t *testing.T) {
+	s := crashCases()[0].newShard(t, true)
+	s.makeSteps(t, 2)
+	s.beginAddition(Addition{5, 10, dtype.F32}) // and is never finished
+	s.additions.clearing.Store(true)
+	clear(s.gradient.Data[:1000])
+	s.additions.begun.Store(0)
+	other := s.attach(t, 2, kernel.Generic)
+	defer other.Close()
+	other.Finish()
+	if n, cleared, _, half := other.Additions(); n != 0 || cleared != 2 || half {
+		t.Errorf("%d gradients were added since step %d, one half: %v", n, cleared, half)
+	}
+	for i := range crashElements {
+		if s.gradient.At(i) != 0 {
+			t.Fatalf("element %d is %v, and all were cleared", i, s.gradient.At(i))
+		}
+	}
+	gradient := kernel.Array{Type: dtype.F32, Data: make([]byte, 40)}
+	if err := other.Accumulate(5, gradient); err != nil {
+		t.Error(err)
+	}
+	if n, _, _, _ := other.Additions(); n != 1 {
+		t.Errorf("%d gradients were added", n)
+	}
+}
+
+// TestBrokenOffWritesAreMadeAgain leaves the memory of a shard as a process can
+// that is killed while it writes moments, and has another write the same.
+func TestBrokenOffWritesAreMadeAgain(t *testing.T) {
+	for _, c := range crashCases() {
+		if c.config.Format.Moments != kernel.MomentsInt8 && c.name != "adamw split bf16" {
+			continue
+		}
+		t.Run(c.name, func(t *testing.T) {
+			s := c.newShard(t, true)
+			s.makeSteps(t, 2) // whose marks and logs are there still
+			before := s.image()
+			rapid.Check(t, func(t *rapid.T) {
+				random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+				number, first := random.IntN(2), random.IntN(crashElements)
+				values := make([]float32, 1+random.IntN(crashElements-first))
+				for i := range values {
+					values[i] = float32(random.ExpFloat64())
+				}
+				s.setImage(before)
+				s.WriteMoment(number, int64(first), values)
+				after := s.image()
+				s.setImage(before)
+				s.breakOffWrite(random, number, first, values)
+				other := s.attach(t, 1+random.IntN(3), kernel.Generic)
+				defer other.Close()
+				for range 1 + random.IntN(2) {
+					other.Finish()
+				}
+				for i, x := range s.image() {
+					if x != before[i] && x != after[i] {
+						t.Fatalf("byte %d is neither what it was nor what is written", i)
+					}
+				}
+				other.WriteMoment(number, int64(first), values)
+				if !bytes.Equal(s.image(), after) {
+					t.Fatal("the state is another than after a write that is not broken off")
+				}
+				// What is finished stays.
+				if other.Finish(); !bytes.Equal(s.image(), after) {
+					t.Fatal("a write that was finished was undone")
+				}
+			})
+		})
+	}
+}
+
+// breakOffWrite writes a moment and stops somewhere: every slot has got as far as
+// it has.
+func (s *Shard) breakOffWrite(random *rand.Rand, number, first int, values []float32) {
+	s.forgetLogs()
+	s.writing.Store(true)
+	end := first + len(values)
+	units := s.chunkAt(end-1) + 1 - s.chunkAt(first)
+	free := 0
+	for _, unit := range random.Perm(units)[:random.IntN(units+1)] {
+		unit += s.chunkAt(first)
+		c := s.chunks[unit]
+		place := c.section.first + c.first
+		from, to := max(place, first), min(c.section.first+c.end, end)
+		if free == len(s.slots) {
+			return
+		}
+		broken := random.IntN(2) == 0
+		if broken {
+			to = from + random.IntN(to-from+1)
+			if block := place + (to-place)/kernel.Block*kernel.Block; block > from {
+				to = block
+			}
+		}
+		s.writeUnit(free, unit, number, from-place, values[from-first:to-first])
+		if !broken {
+			continue
+		}
+		if slot := s.slots[free]; slot.undo.Begun() { // in the middle of the last block
+			block := (to - 1 - place) / kernel.Block
+			state := c.state().Slice(block*kernel.Block, min((block+1)*kernel.Block, c.end-c.first))
+			for _, stream := range [][]byte{state.Moments[0].Data, state.Moments[1].Data, bytesOf(state.Headers)} {
+				for i := range stream {
+					stream[i] = byte(random.Int())
+				}
+			}
+		}
+		free++
+	}
+}

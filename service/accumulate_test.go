@@ -1,0 +1,288 @@
+package service
+
+import (
+	"bytes"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"plimsoll/arena"
+)
+
+// large changes a document to one of many elements, of which the last are a
+// million, and whose moments are of two types.
+func large(d *Document) {
+	d.Parameters[2] = Piece{Name: "mlp", Shape: []int64{1_000_003}, Count: 1_000_003}
+	d.Moments, d.Parameters[1].Moments = "int8", "fp32"
+}
+
+// someNumbers is what a window is filled with.
+func someNumbers(count int) []float32 {
+	numbers, random := make([]float32, count), rand.New(rand.NewPCG(3, 3))
+	for i := range numbers {
+		numbers[i] = float32(random.ExpFloat64()) * 1e-3
+	}
+	return numbers
+}
+
+// accumulator is a training whose every request is made until it has an answer:
+// the gradients of a step are added up, and some moments are written before it.
+type accumulator struct {
+	trainer
+	numbers  []float32
+	requests []func(s *Session) error // of a step
+	step     int64                    // the one that is made
+}
+
+func newAccumulator(t *testing.T, socket string) *accumulator {
+	x := &accumulator{trainer: trainer{Socket: socket, Document: testDocument(large)}, numbers: someNumbers(1 << 21)}
+	if err := x.init(); err != nil {
+		t.Fatal(err)
+	}
+	all := uint64(100_000 + 777 + 1_000_003)
+	x.requests = append(x.requests, (*Session).ClearGradients)
+	for i, stretch := range [][2]uint64{{0, all}, {100_001, 800_002}, {3, 2}, {17, all - 40}, {99_999, 70_000}} {
+		x.requests = append(x.requests, func(s *Session) error {
+			x.does(accumulating)
+			return s.done(Accumulate, encode(accumulation{
+				Type: 2, First: stretch[0], Count: stretch[1], Offset: 4 * uint64((x.step*97+int64(i)*13)%1000), Number: uint64(1 + i),
+			}))
+		})
+	}
+	for _, stream := range []uint32{SecondMoment, FirstMoment} {
+		x.requests = append(x.requests, func(s *Session) error {
+			x.does(writingMoments)
+			return s.done(Write, encode(transfer{What: stream, First: uint64(99_000 + 100*x.step%7), Count: 30_001, Offset: 4 * uint64(x.step%1000)}))
+		})
+	}
+	x.requests = append(x.requests, func(s *Session) error {
+		x.does(stepping)
+		return s.Step(x.step, 0.5, true, adamw...)
+	})
+	return x
+}
+
+func (x *accumulator) open() (*Session, error) {
+	s, err := openPatiently(x.Socket, x.Document)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.makeWindow(); err != nil {
+		return s, err
+	}
+	copy(arena.View[float32](s.window), x.numbers)
+	return s, nil
+}
+
+// train goes on until it is told to stop, whatever happens to the service.
+func (x *accumulator) train(stop func(step int64) bool) (*Session, error) {
+	s, err := x.open()
+	if err == nil && !s.Welcome.Initialized {
+		err = begin(s)
+		copy(arena.View[float32](s.window), x.numbers) // weights went through it
+	}
+	for x.step = 1; err == nil && !stop(x.step-1); x.step++ {
+		for _, request := range x.requests {
+			for err = request(s); errors.Is(err, ErrLost); err = request(s) {
+				if err := s.Detach(); err != nil {
+					return nil, err
+				}
+				x.does(opening)
+				if s, err = x.open(); err != nil && !errors.Is(err, ErrLost) {
+					return nil, err
+				}
+			}
+			if err != nil {
+				break
+			}
+		}
+	}
+	return s, err
+}
+
+// TestKilledWhileAccumulating kills the service at random instants of a training
+// that adds gradients up, and writes moments: gradients and state are those of one
+// that was left alone.
+func TestKilledWhileAccumulating(t *testing.T) {
+	r := startService(t)
+	x := newAccumulator(t, r.Socket)
+	var enough atomic.Bool
+	var steps atomic.Int64
+	var killed *Session
+	ended := make(chan error, 1)
+	go func() {
+		var err error
+		killed, err = x.train(func(int64) bool {
+			steps.Add(1)
+			return enough.Load()
+		})
+		ended <- err
+	}()
+	hit := killService(t, r, &x.trainer, &steps, 10*time.Millisecond, accumulating, accumulating, writingMoments)
+	enough.Store(true)
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	checkHits(t, hit, map[uint32]int{accumulating: 10, writingMoments: 10})
+	half := strings.Count(r.log.String(), "is half done")
+	t.Logf("%d kills, %d steps; %d times a gradient was half added", kills(), x.step-1, half)
+	if !testing.Short() && half < kills()/20 {
+		t.Errorf("only %d of %d kills left a gradient half added", half, kills())
+	}
+	calm := newAccumulator(t, startService(t).Socket)
+	s, err := calm.train(func(step int64) bool { return step == x.step-1 })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(s.Gradients.Bytes(), killed.Gradients.Bytes()) {
+		t.Errorf("after %d kills the gradients are others than those of a training that was left alone", kills())
+	}
+	if got, want := fingerprint(t, killed), fingerprint(t, s); got != want {
+		t.Errorf("after %d kills and %d steps the state is %s, want %s", kills(), x.step-1, got, want)
+	}
+	if err := errors.Join(s.Detach(), killed.Detach()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestBothDieWhileAccumulating has another trainer find what a trainer and a
+// service have left that died together: it clears the gradients, or repeats what
+// is half added.
+func TestBothDieWhileAccumulating(t *testing.T) {
+	r := startService(t)
+	document := testDocument(large)
+	numbers := someNumbers(1 << 21)
+	s := begun(t, r.Socket, document)
+	all := uint64(s.Welcome.Elements)
+	request := accumulation{Type: 2, First: 1, Count: all - 1}
+	accumulate := func(s *Session, number uint64) error {
+		if err := s.makeWindow(); err != nil {
+			return err
+		}
+		copy(arena.View[float32](s.window), numbers[:all])
+		request.Number = number
+		return s.done(Accumulate, encode(request))
+	}
+	// The sums after so many additions.
+	var sums [][]byte
+	if err := s.ClearGradients(); err != nil {
+		t.Fatal(err)
+	}
+	for n := range uint64(4) {
+		sums = append(sums, bytes.Clone(s.Gradients.Bytes()))
+		if err := accumulate(s, n+1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	random := rand.New(rand.NewPCG(5, 5))
+	halves, wanted := 0, 10
+	if testing.Short() {
+		wanted = 2
+	}
+	for attempt := 0; halves < wanted; attempt++ {
+		if attempt == 50*wanted {
+			t.Fatalf("of %d kills only %d left a gradient half added", attempt, halves)
+		}
+		before := uint64(1 + random.IntN(2))
+		err := s.ClearGradients()
+		for n := range before {
+			err = errors.Join(err, accumulate(s, n+1))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Number = before + 1
+		if err := writePacket(s.c, packet{kind: Accumulate, number: 1, body: encode(request)}.encode()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Duration(random.Int64N(int64(time.Millisecond))))
+		process := r.Process()
+		r.Kill()
+		if err := s.Detach(); err != nil {
+			t.Fatal(err)
+		}
+		await(t, "the end of the service", func() bool { return r.Process() != process })
+		s = mustOpen(t, r.Socket, document)
+		switch w := s.Welcome; {
+		case w.ClearedStep != 0 || w.Accumulated != int64(before) && (w.Accumulated != int64(before+1) || w.Accumulating != 0):
+			t.Fatalf("%d gradients were added, and one more begun: %+v", before, w)
+		case w.Accumulating == 0:
+			if !bytes.Equal(s.Gradients.Bytes(), sums[w.Accumulated]) {
+				t.Fatalf("the gradients are not those after %d were added", w.Accumulated)
+			}
+			continue
+		case w.Accumulating != int64(before+1):
+			t.Fatalf("%d gradients were added, and one more is half: %+v", before, w)
+		}
+		halves++
+		for kind, err := range map[Kind]error{
+			Write:   s.Write(FirstMoment, 0, []float32{1}),
+			Ready:   s.Ready(0, 1),
+			Norm:    func() error { _, err := s.SumSquares(); return err }(),
+			Prepare: s.Prepare(1, adamw...),
+			Step:    s.Step(1, 1, true, adamw...),
+		} {
+			wantError(t, err, OutOfOrder, kind.String()+": accumulate *, of elements 1 to 1100780 in fp32, is half done; repeat it, or clear the gradients")
+		}
+		wantError(t, accumulate(s, before+2), OutOfOrder, "accumulate *: * were finished since the gradients were cleared, so the next is *")
+		wantError(t, accumulate(s, before), OutOfOrder, "accumulate *: * were finished since the gradients were cleared, so the next is *")
+		request.Count--
+		wantError(t, accumulate(s, before+1), OutOfOrder, "accumulate * of elements 1 to 1100779 in fp32: accumulate * was begun with elements 1 to 1100780 in fp32; repeat that, or clear the gradients")
+		request.Count++
+		if halves%2 == 0 {
+			continue // the next clears
+		}
+		for range 2 {
+			if err := accumulate(s, before+1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !bytes.Equal(s.Gradients.Bytes(), sums[before+1]) {
+			t.Fatalf("a gradient that was half added, and added again, is not what was added %d times", before+1)
+		}
+	}
+	t.Logf("%d gradients were half added", halves)
+}
+
+// TestAccumulateIsCounted: what a step or a checkpoint does not change goes on.
+func TestAccumulateIsCounted(t *testing.T) {
+	r := startService(t)
+	document := testDocument(small)
+	s := begun(t, r.Socket, document)
+	mustStep(t, s, 2)
+	one := []float32{1}
+	wantError(t, s.Accumulate(0, 0, one), OutOfOrder, "accumulate 0: 0 were finished since the gradients were cleared, so the next is 1")
+	if err := errors.Join(s.ClearGradients(), s.Accumulate(1, 0, one), s.Accumulate(2, 5, one), s.Prepare(3, adamw...), s.Accumulate(2, 5, one)); err != nil {
+		t.Fatal(err)
+	}
+	wantError(t, s.Accumulate(1, 0, one), OutOfOrder, "accumulate 1: 2 were finished since the gradients were cleared, so the next is 3")
+	wantError(t, s.Accumulate(2, 6, one), OutOfOrder, "accumulate 2 of elements 6 to 7 in fp32: accumulate 2 was begun with elements 5 to 6 in fp32; repeat that, or clear the gradients")
+	wantError(t, s.Accumulate(4, 0, one), OutOfOrder, "accumulate 4: 2 were finished since the gradients were cleared, so the next is 3")
+	if err := s.Accumulate(3, 0, make([]float32, MostAccumulated+1)); err == nil || !strings.Contains(err.Error(), "4194305 numbers: expected at most 4194304") {
+		t.Errorf("more numbers than a window holds: %v", err)
+	}
+	// What was added already and is repeated leaves what is prepared.
+	if err := s.StepPrepared(3, 1, true); err != nil {
+		t.Fatal(err)
+	}
+	process := r.Process()
+	r.Kill()
+	await(t, "the end of the service", func() bool { return r.Process() != process })
+	s = mustOpen(t, r.Socket, document)
+	if w := s.Welcome; w.Accumulated != 2 || w.Accumulating != 0 || w.ClearedStep != 2 || w.Step != 3 {
+		t.Errorf("the session is %+v", w)
+	}
+	if err := errors.Join(s.Accumulate(2, 5, one), s.Accumulate(3, 5, one)); err != nil {
+		t.Fatal(err)
+	}
+	want := make([]byte, len(s.Gradients.Bytes()))
+	copy(want, []byte{0x80, 0x3f})
+	copy(want[2*5:], []byte{0, 0x40})
+	if !slices.Equal(s.Gradients.Bytes(), want) {
+		t.Error("the gradients are not those that were added once each")
+	}
+}
