@@ -66,6 +66,12 @@ func (c crashCase) newShard(t testing.TB, journal bool) *Shard {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Close() })
+	s.fill()
+	return s
+}
+
+// fill puts weights and gradients into it that depend on their place.
+func (s *Shard) fill() {
 	s.Each(func(first int64, k kernel.Chunk) {
 		for i := range k.Len() {
 			place := float64(first + int64(i))
@@ -77,7 +83,6 @@ func (c crashCase) newShard(t testing.TB, journal bool) *Shard {
 			k.Gradient.Put(i, float32(math.Cos(3*place))*0.01)
 		}
 	})
-	return s
 }
 
 // beginNext begins a step whose hyperparameters differ from those of the steps

@@ -30,7 +30,8 @@ func (s *Shard) Begin(step int64, scale float64, optimizers []optim.Optimizer) e
 
 // BeginThen is [Shard.Begin] for those who want to hear of the end without a
 // thread of theirs being woken for it: the worker that finishes the step calls
-// then. The shard's workers are not free before that has returned.
+// then. The shard's workers are not free before that has returned. A shard of one
+// chunk is updated at once, by the caller: to wake a worker would take as long.
 func (s *Shard) BeginThen(step int64, scale float64, optimizers []optim.Optimizer, then func()) error {
 	switch next := s.Steps() + 1; {
 	case s.isUnderway():
@@ -106,6 +107,11 @@ func (s *Shard) Finish() bool {
 func (s *Shard) run() {
 	s.underway.Store(s.begun.Load())
 	s.left.Store(int64(len(s.chunks)))
+	if s.then != nil && len(s.chunks) == 1 {
+		s.wait()
+		s.updateUnit(0, 0)
+		return
+	}
 	s.startChunks(true, s.updateChunk)
 }
 

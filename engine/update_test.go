@@ -245,3 +245,41 @@ func descriptors(t *testing.T) int {
 	}
 	return len(list)
 }
+
+// TestSmallShardIsUpdatedByTheCaller where it wants to hear of the end: it has
+// heard when BeginThen returns, and the bits are those that a worker makes.
+func TestSmallShardIsUpdatedByTheCaller(t *testing.T) {
+	for _, journal := range []bool{false, true} {
+		c := crashCases()[3].with(cpus(t, 2), kernel.Available()[0])
+		c.Elements, c.Sections, c.Chunk, c.Journal = 4000, nil, 4096, journal
+		var shards [2]*Shard
+		for i := range shards {
+			s, err := NewShard(c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			s.fill()
+			shards[i] = s
+		}
+		adam := []optim.Optimizer{optim.DefaultAdamW()}
+		for step := int64(1); step < 4; step++ {
+			heard := 0
+			if err := shards[0].BeginThen(step, 1, adam, func() { heard++ }); err != nil {
+				t.Fatal(err)
+			}
+			if heard != 1 || shards[0].Steps() != step {
+				t.Errorf("step %d: BeginThen has returned, and told %d times of the end of step %d", step, heard, shards[0].Steps())
+			}
+			if err := shards[1].Begin(step, 1, adam); err != nil {
+				t.Fatal(err)
+			}
+			shards[1].Wait()
+		}
+		for i, a := range shards[0].Arenas() {
+			if b := shards[1].Arenas()[i]; !strings.HasSuffix(a.Name(), ComponentJournal) && !bytes.Equal(a.Bytes(), b.Bytes()) {
+				t.Errorf("%s differs", a.Name())
+			}
+		}
+	}
+}
