@@ -23,7 +23,6 @@ func NewWorkers(cpus []int) (*Workers, error) {
 		return nil, errors.New("workers need at least one CPU")
 	}
 	w := &Workers{}
-	addProcessors(len(cpus))
 	bound := make(chan error, len(cpus))
 	for worker, cpu := range cpus {
 		tasks := make(chan func(int), 1)
@@ -87,30 +86,4 @@ func (w *Workers) Close() {
 		close(tasks)
 	}
 	w.ended.Wait()
-	addProcessors(-len(w.tasks))
-}
-
-// processors is how many threads Go runs at a time, in this process.
-var processors struct {
-	sync.Mutex
-	workers int // of all shards
-	without int // as long as there were none
-}
-
-// beside is how many threads Go needs beside workers, to answer who asks for
-// something meanwhile. A collection of garbage would use all it has.
-const beside = 4
-
-// addProcessors has Go run other threads beside that many workers more. Workers
-// are in kernels most of the time, where Go cannot stop them: were they all that
-// it runs at a time, nothing else would run before they have finished.
-func addProcessors(workers int) {
-	p := &processors
-	p.Lock()
-	defer p.Unlock()
-	if p.workers == 0 {
-		p.without = runtime.GOMAXPROCS(0)
-	}
-	p.workers += workers
-	runtime.GOMAXPROCS(max(p.without, p.workers+min(p.without, beside)))
 }

@@ -118,7 +118,7 @@ func (s *Server) attach(name string, file *os.File) error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("session %s: %w", name, err), record.Close())
 	}
-	session := &session{document: found.Document, shard: shard, record: record}
+	session := newSession(found.Document, shard, record)
 	if shard.Finish() {
 		s.say("session %s: finished step %d, which was under way", name, shard.Steps())
 		session.record.setInitialized(true)
@@ -293,7 +293,7 @@ func (s *Server) create(d *Document, c *connection) (*session, error) {
 	}
 	// Every page is there before the answer is, and near the worker whose it is.
 	shard.Populate(context.Background(), func(ledger.Bytes) {})
-	made := &session{document: d, shard: shard, record: record}
+	made := newSession(d, shard, record)
 	for _, a := range made.arenas() {
 		if err := s.given.store.keep(a.Name(), a.File()); err != nil {
 			return nil, errors.Join(err, made.close())

@@ -42,6 +42,11 @@ type session struct {
 	stepIsOver, saveIsOver sync.WaitGroup
 }
 
+func newSession(d *Document, shard *engine.Shard, record *record) *session {
+	addProcessors(len(shard.Config().CPUs))
+	return &session{document: d, shard: shard, record: record}
+}
+
 // key names a session in its job.
 type key struct {
 	rank int
@@ -65,6 +70,7 @@ func (s *session) close() error {
 		_ = s.saving.Wait() // was cancelled
 	}
 	s.dropWindow()
+	addProcessors(-len(s.shard.Config().CPUs))
 	return errors.Join(s.shard.Close(), s.record.Close())
 }
 
