@@ -271,9 +271,10 @@ func killService(t *testing.T, r *running, x *trainer, steps *atomic.Int64, with
 // await waits until something is so.
 func await(t *testing.T, what string, so func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !so(); time.Sleep(50 * time.Microsecond) {
+	const patience = time.Minute // many times what it takes where others use the CPUs, too
+	for deadline := time.Now().Add(patience); !so(); time.Sleep(50 * time.Microsecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited 20 s for %s", what)
+			t.Fatalf("waited %v for %s", patience, what)
 		}
 	}
 }
