@@ -21,6 +21,17 @@ const (
 	patience = time.Second
 )
 
+// Joins tries whether the kernel joins pages of shared memory into huge ones.
+func Joins() bool {
+	a, err := New("trial", HugetlbSize, TransparentHugePages)
+	if err != nil {
+		return false
+	}
+	defer a.Close()
+	touch(a.whole, HugetlbSize)
+	return unix.Madvise(a.whole, unix.MADV_COLLAPSE) == nil
+}
+
 // Populate has the kernel give a stretch of the arena its pages, on the NUMA
 // node of the calling thread. There must be nothing in it yet but zeros, which it
 // then holds. Others may populate other stretches at the same time.

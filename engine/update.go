@@ -83,9 +83,10 @@ func (s *Shard) update(step int64, scale float64, optimizers []optim.Optimizer, 
 	s.run()
 }
 
-// Finish finishes what another process has begun and takes nobody else: a step,
-// and says whether there was one, and clearing the gradients. Of a write that was
-// broken off the block is as before that was being changed.
+// Finish finishes what another process has begun, where that needs nothing from
+// anybody else: a step, of which it says whether there was one, and clearing the
+// gradients. Of a write that was broken off, it restores the block that was being
+// changed.
 func (s *Shard) Finish() bool {
 	s.undoWrite()
 	if s.additions.clearing.Load() {

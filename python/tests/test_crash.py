@@ -1,5 +1,6 @@
 """The service or the trainer is killed: training goes on with the same bits."""
 
+import contextlib
 import hashlib
 import os
 import pathlib
@@ -85,32 +86,39 @@ def test_service_is_killed_between_steps(service):
     assert_same(model, undisturbed, 0, 0)
 
 
+@contextlib.contextmanager
+def killed_again_and_again(service, seed, within):
+    """Kills the service meanwhile, each time some seconds of ``within`` after the event that it gives is set."""
+    over, busy, kills = threading.Event(), threading.Event(), []
+
+    def killer():
+        chance = random.Random(seed)
+        while not over.is_set():
+            busy.clear()
+            # Who is killed again and again before it serves is not started again.
+            if busy.wait(1):
+                over.wait(chance.uniform(0, within))
+                kills.append(kill_worker(service))
+
+    thread = threading.Thread(target=killer)
+    thread.start()
+    try:
+        yield busy
+    finally:
+        over.set()
+        thread.join()
+    assert sum(kills) >= 10
+
+
 def test_service_is_killed_during_steps(service):
     undisturbed, model = big_network(), big_network()
     for _ in big_train(undisturbed, plimsoll.torch.AdamW(undisturbed.parameters(), max_grad_norm=1.0), STEPS):
         pass
     optimizer = plimsoll.torch.AdamW(model.parameters(), max_grad_norm=1.0, socket=service.socket)
     optimizer.open()
-    over, stepped, kills = threading.Event(), threading.Event(), []
-
-    def killer():
-        chance = random.Random(1)
-        while not over.is_set():
-            stepped.clear()
-            # Who is killed again and again before it serves is not started again.
-            if stepped.wait(1):
-                over.wait(chance.uniform(0, 0.05))
-                kills.append(kill_worker(service))
-
-    thread = threading.Thread(target=killer)
-    thread.start()
-    try:
+    with killed_again_and_again(service, 1, within=0.05) as stepped:
         for _ in big_train(model, optimizer, STEPS):
             stepped.set()
-    finally:
-        over.set()
-        thread.join()
-    assert sum(kills) >= 10
     assert digest(model) == digest(undisturbed)
 
 
@@ -123,29 +131,13 @@ def test_service_is_killed_while_gradients_are_added(service):
     gradients = np.frombuffer(session.gradients.memory, np.float32)[:count]
     gradients[:] = 7
     session.clear()
-    over, adding, kills = threading.Event(), threading.Event(), []
-
-    def killer():
-        chance = random.Random(2)
-        while not over.is_set():
-            adding.clear()
-            if adding.wait(1):
-                over.wait(chance.uniform(0, 0.02))
-                kills.append(kill_worker(service))
-
-    thread = threading.Thread(target=killer)
-    thread.start()
     want, generator = np.zeros(count, np.float32), np.random.default_rng(0)
-    try:
+    with killed_again_and_again(service, 2, within=0.02) as adding:
         for i in range(60):
             values = generator.integers(-1000, 1000, count - 3 * i).astype(np.float32)  # whose sums are exact
             adding.set()
             session.accumulate(i, values)
             want[i : i + len(values)] += values
-    finally:
-        over.set()
-        thread.join()
-    assert sum(kills) >= 10
     assert session.accumulated == 120
     assert np.array_equal(gradients, want)
     session.close()
