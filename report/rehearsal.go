@@ -376,7 +376,7 @@ func (l *LossScaling) rule() string {
 	case l.Hysteresis > 1:
 		halves = fmt.Sprintf("halves from overflow %d on", l.Hysteresis)
 	}
-	return fmt.Sprintf("dynamic from %g: %s, doubles after %s without one, and is at least %g", l.FirstScale, halves, plural(l.Window, "step"), l.Minimum)
+	return fmt.Sprintf("dynamic from %g: %s, doubles after %s without one, and is at least %g", l.FirstScale, halves, counted(l.Window, "step"), l.Minimum)
 }
 
 // outcome says what became of the scale and the steps, of which so many were
@@ -384,7 +384,7 @@ func (l *LossScaling) rule() string {
 func (l *LossScaling) outcome(made int64) string {
 	skipped := "no step overflowed"
 	if l.SkippedSteps > 0 {
-		skipped = fmt.Sprintf("%d of %s overflowed and changed no state: the optimizer counts %d", l.SkippedSteps, plural(made+l.SkippedSteps, "step"), made)
+		skipped = fmt.Sprintf("%d of %s overflowed and changed no state: the optimizer counts %d", l.SkippedSteps, counted(made+l.SkippedSteps, "step"), made)
 	}
 	if l.Static != 0 {
 		return skipped
@@ -393,14 +393,6 @@ func (l *LossScaling) outcome(made int64) string {
 		return fmt.Sprintf("%s; the scale is still %g", skipped, l.NextScale)
 	}
 	return fmt.Sprintf("%s; the scale went from %g to %g", skipped, l.FirstScale, l.NextScale)
-}
-
-// plural is "1 step", "2 steps".
-func plural(n int64, noun string) string {
-	if n != 1 {
-		noun += "s"
-	}
-	return fmt.Sprintf("%d %s", n, noun)
 }
 
 // shortBytes shows a whole number of bytes as one.

@@ -129,7 +129,7 @@ func coresText(cores []host.Core) string {
 	return text
 }
 
-func counted(n int, what string) string {
+func counted[N int | int64](n N, what string) string {
 	if n == 1 {
 		return "1 " + what
 	}
