@@ -55,7 +55,7 @@ func kind(t dtype.Type) int {
 func (s Set) arguments(n int, f Format, c *Chunk) abi.Arguments {
 	return abi.Arguments{
 		Elements:     n,
-		Prefetching:  prefetching(n, c.Gradient, abi.PrefetchAhead(f.Moments, s == AVX512)),
+		Prefetching:  prefetching(n, c.Gradient, abi.PrefetchAhead(f.Moments)),
 		GradientKind: kind(f.Gradient),
 		CopyKind:     kind(f.Parameter),
 		Parameter:    pointer(c.Parameter),
@@ -111,7 +111,7 @@ func (s Set) sumWideSquares(n int, g Array, lanes *[abi.Group]float64) {
 }
 
 func (s Set) accumulate(n int, sum, gradient Array) {
-	ahead := abi.PrefetchAhead(abi.MomentsBF16, s == AVX512)
+	ahead := abi.PrefetchAhead(abi.MomentsBF16)
 	reach := min(prefetching(n, sum, ahead), prefetching(n, gradient, ahead))
 	if s == AVX512 {
 		accumulateAVX512(n, reach, kind(sum.Type), pointer(sum.Data), kind(gradient.Type), pointer(gradient.Data))

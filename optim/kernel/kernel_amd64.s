@@ -11758,7 +11758,7 @@ TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	JE      fp16626
 	JA      fp32627
 	MOVQ    R12, CX
-	LEAQ    512(CX), R12
+	LEAQ    96(CX), R12
 	JMP     check630
 
 next629:
@@ -11822,7 +11822,7 @@ check630:
 
 fp16626:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 96(CX), R12
 	JMP  check633
 
 next632:
@@ -11885,7 +11885,7 @@ check633:
 
 fp32627:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 96(CX), R12
 	JMP  check636
 
 next635:
@@ -11987,7 +11987,7 @@ TEXT ·lionSplitFP32AVX512(SB), NOSPLIT, $8-8
 	JE      fp16639
 	JA      fp32640
 	MOVQ    R11, CX
-	LEAQ    512(CX), R11
+	LEAQ    96(CX), R11
 	JMP     check643
 
 next642:
@@ -12050,7 +12050,7 @@ check643:
 
 fp16639:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 96(CX), R11
 	JMP  check646
 
 next645:
@@ -12112,7 +12112,7 @@ check646:
 
 fp32640:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 96(CX), R11
 	JMP  check649
 
 next648:
@@ -12210,7 +12210,7 @@ TEXT ·adagradSplitFP32AVX512(SB), NOSPLIT, $8-8
 	JE      fp16652
 	JA      fp32653
 	MOVQ    R11, CX
-	LEAQ    512(CX), R11
+	LEAQ    96(CX), R11
 	JMP     check656
 
 next655:
@@ -12266,7 +12266,7 @@ check656:
 
 fp16652:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 96(CX), R11
 	JMP  check659
 
 next658:
@@ -12321,7 +12321,7 @@ check659:
 
 fp32653:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 96(CX), R11
 	JMP  check662
 
 next661:
@@ -12415,7 +12415,7 @@ TEXT ·sgdSplitFP32AVX512(SB), NOSPLIT, $8-8
 	JE      fp16665
 	JA      fp32666
 	MOVQ    R11, CX
-	LEAQ    512(CX), R11
+	LEAQ    96(CX), R11
 	JMP     check669
 
 next668:
@@ -12471,7 +12471,7 @@ check669:
 
 fp16665:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 96(CX), R11
 	JMP  check672
 
 next671:
@@ -12526,7 +12526,7 @@ check672:
 
 fp32666:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 96(CX), R11
 	JMP  check675
 
 next674:
@@ -12606,7 +12606,7 @@ TEXT ·trafficSplit1xFP32AVX512(SB), NOSPLIT, $0-8
 	JE     fp16678
 	JA     fp32679
 	XORQ   DX, DX
-	LEAQ   512(DX), R9
+	LEAQ   96(DX), R9
 	JMP    check682
 
 next681:
@@ -12635,7 +12635,7 @@ check682:
 
 fp16678:
 	XORQ DX, DX
-	LEAQ 512(DX), R9
+	LEAQ 96(DX), R9
 	JMP  check684
 
 next683:
@@ -12664,7 +12664,7 @@ check684:
 
 fp32679:
 	XORQ DX, DX
-	LEAQ 512(DX), R9
+	LEAQ 96(DX), R9
 	JMP  check686
 
 next685:
@@ -12719,7 +12719,7 @@ TEXT ·trafficSplit2xFP32AVX512(SB), NOSPLIT, $0-8
 	JE     fp16688
 	JA     fp32689
 	XORQ   DX, DX
-	LEAQ   512(DX), R10
+	LEAQ   96(DX), R10
 	JMP    check692
 
 next691:
@@ -12751,7 +12751,7 @@ check692:
 
 fp16688:
 	XORQ DX, DX
-	LEAQ 512(DX), R10
+	LEAQ 96(DX), R10
 	JMP  check694
 
 next693:
@@ -12783,7 +12783,7 @@ check694:
 
 fp32689:
 	XORQ DX, DX
-	LEAQ 512(DX), R10
+	LEAQ 96(DX), R10
 	JMP  check696
 
 next695:
@@ -12859,7 +12859,7 @@ TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	JE           fp16698
 	JA           fp32699
 	MOVQ         R12, CX
-	LEAQ         512(CX), R12
+	LEAQ         192(CX), R12
 	JMP          check702
 
 next701:
@@ -12936,7 +12936,7 @@ check702:
 
 fp16698:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 192(CX), R12
 	JMP  check705
 
 next704:
@@ -13012,7 +13012,7 @@ check705:
 
 fp32699:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 192(CX), R12
 	JMP  check708
 
 next707:
@@ -13145,7 +13145,7 @@ TEXT ·lionSplitBF16AVX512(SB), NOSPLIT, $8-8
 	JE      fp16711
 	JA      fp32712
 	MOVQ    R11, CX
-	LEAQ    512(CX), R11
+	LEAQ    192(CX), R11
 	JMP     check715
 
 next714:
@@ -13213,7 +13213,7 @@ check715:
 
 fp16711:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 192(CX), R11
 	JMP  check718
 
 next717:
@@ -13280,7 +13280,7 @@ check718:
 
 fp32712:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 192(CX), R11
 	JMP  check721
 
 next720:
@@ -13386,7 +13386,7 @@ TEXT ·adagradSplitBF16AVX512(SB), NOSPLIT, $8-8
 	JE           fp16724
 	JA           fp32725
 	MOVQ         R11, CX
-	LEAQ         512(CX), R11
+	LEAQ         192(CX), R11
 	JMP          check728
 
 next727:
@@ -13449,7 +13449,7 @@ check728:
 
 fp16724:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 192(CX), R11
 	JMP  check731
 
 next730:
@@ -13511,7 +13511,7 @@ check731:
 
 fp32725:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 192(CX), R11
 	JMP  check734
 
 next733:
@@ -13612,7 +13612,7 @@ TEXT ·sgdSplitBF16AVX512(SB), NOSPLIT, $8-8
 	JE      fp16737
 	JA      fp32738
 	MOVQ    R11, CX
-	LEAQ    512(CX), R11
+	LEAQ    192(CX), R11
 	JMP     check741
 
 next740:
@@ -13673,7 +13673,7 @@ check741:
 
 fp16737:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 192(CX), R11
 	JMP  check744
 
 next743:
@@ -13733,7 +13733,7 @@ check744:
 
 fp32738:
 	MOVQ R11, CX
-	LEAQ 512(CX), R11
+	LEAQ 192(CX), R11
 	JMP  check747
 
 next746:
@@ -13818,7 +13818,7 @@ TEXT ·trafficSplit1xBF16AVX512(SB), NOSPLIT, $0-8
 	JE     fp16750
 	JA     fp32751
 	XORQ   DX, DX
-	LEAQ   512(DX), R9
+	LEAQ   192(DX), R9
 	JMP    check754
 
 next753:
@@ -13847,7 +13847,7 @@ check754:
 
 fp16750:
 	XORQ DX, DX
-	LEAQ 512(DX), R9
+	LEAQ 192(DX), R9
 	JMP  check756
 
 next755:
@@ -13876,7 +13876,7 @@ check756:
 
 fp32751:
 	XORQ DX, DX
-	LEAQ 512(DX), R9
+	LEAQ 192(DX), R9
 	JMP  check758
 
 next757:
@@ -13931,7 +13931,7 @@ TEXT ·trafficSplit2xBF16AVX512(SB), NOSPLIT, $0-8
 	JE     fp16760
 	JA     fp32761
 	XORQ   DX, DX
-	LEAQ   512(DX), R10
+	LEAQ   192(DX), R10
 	JMP    check764
 
 next763:
@@ -13963,7 +13963,7 @@ check764:
 
 fp16760:
 	XORQ DX, DX
-	LEAQ 512(DX), R10
+	LEAQ 192(DX), R10
 	JMP  check766
 
 next765:
@@ -13995,7 +13995,7 @@ check766:
 
 fp32761:
 	XORQ DX, DX
-	LEAQ 512(DX), R10
+	LEAQ 192(DX), R10
 	JMP  check768
 
 next767:
@@ -14136,7 +14136,7 @@ kept776:
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
 turn774:
-	LEAQ        512(AX), CX
+	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
 	CMPQ        AX, R11
@@ -14500,7 +14500,7 @@ kept782:
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
 turn780:
-	LEAQ        512(AX), CX
+	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
 	CMPQ        AX, R11
@@ -14862,7 +14862,7 @@ kept788:
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
 turn786:
-	LEAQ        512(AX), CX
+	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
 	CMPQ        AX, R11
@@ -15364,7 +15364,7 @@ TEXT ·trafficSplit2xINT8AVX512(SB), NOSPLIT, $0-8
 	JE     fp16793
 	JA     fp32794
 	XORQ   DX, DX
-	LEAQ   512(DX), R11
+	LEAQ   192(DX), R11
 	JMP    check797
 
 next796:
@@ -15404,7 +15404,7 @@ check797:
 
 fp16793:
 	XORQ DX, DX
-	LEAQ 512(DX), R11
+	LEAQ 192(DX), R11
 	JMP  check800
 
 next799:
@@ -15444,7 +15444,7 @@ check800:
 
 fp32794:
 	XORQ DX, DX
-	LEAQ 512(DX), R11
+	LEAQ 192(DX), R11
 	JMP  check803
 
 next802:
@@ -15527,7 +15527,7 @@ TEXT ·adamFP32FP32AVX512(SB), NOSPLIT, $8-8
 	JE      fp16806
 	JA      fp32807
 	MOVQ    R13, CX
-	LEAQ    512(CX), R13
+	LEAQ    96(CX), R13
 	JMP     check810
 
 next809:
@@ -15612,7 +15612,7 @@ check810:
 
 fp16806:
 	MOVQ R13, CX
-	LEAQ 512(CX), R13
+	LEAQ 96(CX), R13
 	JMP  check819
 
 next818:
@@ -15696,7 +15696,7 @@ check819:
 
 fp32807:
 	MOVQ R13, CX
-	LEAQ 512(CX), R13
+	LEAQ 96(CX), R13
 	JMP  check828
 
 next827:
@@ -15822,7 +15822,7 @@ TEXT ·lionFP32FP32AVX512(SB), NOSPLIT, $8-8
 	JE      fp16837
 	JA      fp32838
 	MOVQ    R12, CX
-	LEAQ    512(CX), R12
+	LEAQ    96(CX), R12
 	JMP     check841
 
 next840:
@@ -15906,7 +15906,7 @@ check841:
 
 fp16837:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 96(CX), R12
 	JMP  check850
 
 next849:
@@ -15989,7 +15989,7 @@ check850:
 
 fp32838:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 96(CX), R12
 	JMP  check859
 
 next858:
@@ -16111,7 +16111,7 @@ TEXT ·adagradFP32FP32AVX512(SB), NOSPLIT, $8-8
 	JE      fp16868
 	JA      fp32869
 	MOVQ    R12, CX
-	LEAQ    512(CX), R12
+	LEAQ    96(CX), R12
 	JMP     check872
 
 next871:
@@ -16188,7 +16188,7 @@ check872:
 
 fp16868:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 96(CX), R12
 	JMP  check881
 
 next880:
@@ -16264,7 +16264,7 @@ check881:
 
 fp32869:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 96(CX), R12
 	JMP  check890
 
 next889:
@@ -16382,7 +16382,7 @@ TEXT ·sgdFP32FP32AVX512(SB), NOSPLIT, $8-8
 	JE      fp16899
 	JA      fp32900
 	MOVQ    R12, CX
-	LEAQ    512(CX), R12
+	LEAQ    96(CX), R12
 	JMP     check903
 
 next902:
@@ -16459,7 +16459,7 @@ check903:
 
 fp16899:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 96(CX), R12
 	JMP  check912
 
 next911:
@@ -16535,7 +16535,7 @@ check912:
 
 fp32900:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 96(CX), R12
 	JMP  check921
 
 next920:
@@ -16637,7 +16637,7 @@ TEXT ·trafficFP321xFP32AVX512(SB), NOSPLIT, $0-8
 	JE     fp16930
 	JA     fp32931
 	XORQ   DX, DX
-	LEAQ   512(DX), R9
+	LEAQ   96(DX), R9
 	JMP    check934
 
 next933:
@@ -16674,7 +16674,7 @@ check934:
 
 fp16930:
 	XORQ DX, DX
-	LEAQ 512(DX), R9
+	LEAQ 96(DX), R9
 	JMP  check938
 
 next937:
@@ -16711,7 +16711,7 @@ check938:
 
 fp32931:
 	XORQ DX, DX
-	LEAQ 512(DX), R9
+	LEAQ 96(DX), R9
 	JMP  check942
 
 next941:
@@ -16775,7 +16775,7 @@ TEXT ·trafficFP322xFP32AVX512(SB), NOSPLIT, $0-8
 	JE     fp16946
 	JA     fp32947
 	XORQ   DX, DX
-	LEAQ   512(DX), R10
+	LEAQ   96(DX), R10
 	JMP    check950
 
 next949:
@@ -16815,7 +16815,7 @@ check950:
 
 fp16946:
 	XORQ DX, DX
-	LEAQ 512(DX), R10
+	LEAQ 96(DX), R10
 	JMP  check954
 
 next953:
@@ -16855,7 +16855,7 @@ check954:
 
 fp32947:
 	XORQ DX, DX
-	LEAQ 512(DX), R10
+	LEAQ 96(DX), R10
 	JMP  check958
 
 next957:
@@ -16942,7 +16942,7 @@ TEXT ·adamFP32BF16AVX512(SB), NOSPLIT, $8-8
 	JE           fp16962
 	JA           fp32963
 	MOVQ         R13, CX
-	LEAQ         512(CX), R13
+	LEAQ         192(CX), R13
 	JMP          check966
 
 next965:
@@ -17040,7 +17040,7 @@ check966:
 
 fp16962:
 	MOVQ R13, CX
-	LEAQ 512(CX), R13
+	LEAQ 192(CX), R13
 	JMP  check975
 
 next974:
@@ -17137,7 +17137,7 @@ check975:
 
 fp32963:
 	MOVQ R13, CX
-	LEAQ 512(CX), R13
+	LEAQ 192(CX), R13
 	JMP  check984
 
 next983:
@@ -17276,7 +17276,7 @@ TEXT ·lionFP32BF16AVX512(SB), NOSPLIT, $8-8
 	JE      fp16993
 	JA      fp32994
 	MOVQ    R12, CX
-	LEAQ    512(CX), R12
+	LEAQ    192(CX), R12
 	JMP     check997
 
 next996:
@@ -17365,7 +17365,7 @@ check997:
 
 fp16993:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 192(CX), R12
 	JMP  check1006
 
 next1005:
@@ -17453,7 +17453,7 @@ check1006:
 
 fp32994:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 192(CX), R12
 	JMP  check1015
 
 next1014:
@@ -17583,7 +17583,7 @@ TEXT ·adagradFP32BF16AVX512(SB), NOSPLIT, $8-8
 	JE           fp161024
 	JA           fp321025
 	MOVQ         R12, CX
-	LEAQ         512(CX), R12
+	LEAQ         192(CX), R12
 	JMP          check1028
 
 next1027:
@@ -17667,7 +17667,7 @@ check1028:
 
 fp161024:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 192(CX), R12
 	JMP  check1037
 
 next1036:
@@ -17750,7 +17750,7 @@ check1037:
 
 fp321025:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 192(CX), R12
 	JMP  check1046
 
 next1045:
@@ -17875,7 +17875,7 @@ TEXT ·sgdFP32BF16AVX512(SB), NOSPLIT, $8-8
 	JE      fp161055
 	JA      fp321056
 	MOVQ    R12, CX
-	LEAQ    512(CX), R12
+	LEAQ    192(CX), R12
 	JMP     check1059
 
 next1058:
@@ -17957,7 +17957,7 @@ check1059:
 
 fp161055:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 192(CX), R12
 	JMP  check1068
 
 next1067:
@@ -18038,7 +18038,7 @@ check1068:
 
 fp321056:
 	MOVQ R12, CX
-	LEAQ 512(CX), R12
+	LEAQ 192(CX), R12
 	JMP  check1077
 
 next1076:
@@ -18145,7 +18145,7 @@ TEXT ·trafficFP321xBF16AVX512(SB), NOSPLIT, $0-8
 	JE     fp161086
 	JA     fp321087
 	XORQ   DX, DX
-	LEAQ   512(DX), R9
+	LEAQ   192(DX), R9
 	JMP    check1090
 
 next1089:
@@ -18182,7 +18182,7 @@ check1090:
 
 fp161086:
 	XORQ DX, DX
-	LEAQ 512(DX), R9
+	LEAQ 192(DX), R9
 	JMP  check1094
 
 next1093:
@@ -18219,7 +18219,7 @@ check1094:
 
 fp321087:
 	XORQ DX, DX
-	LEAQ 512(DX), R9
+	LEAQ 192(DX), R9
 	JMP  check1098
 
 next1097:
@@ -18283,7 +18283,7 @@ TEXT ·trafficFP322xBF16AVX512(SB), NOSPLIT, $0-8
 	JE     fp161102
 	JA     fp321103
 	XORQ   DX, DX
-	LEAQ   512(DX), R10
+	LEAQ   192(DX), R10
 	JMP    check1106
 
 next1105:
@@ -18323,7 +18323,7 @@ check1106:
 
 fp161102:
 	XORQ DX, DX
-	LEAQ 512(DX), R10
+	LEAQ 192(DX), R10
 	JMP  check1110
 
 next1109:
@@ -18363,7 +18363,7 @@ check1110:
 
 fp321103:
 	XORQ DX, DX
-	LEAQ 512(DX), R10
+	LEAQ 192(DX), R10
 	JMP  check1114
 
 next1113:
@@ -18515,7 +18515,7 @@ kept1124:
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
 turn1122:
-	LEAQ        512(AX), CX
+	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
 	CMPQ        AX, R12
@@ -18925,7 +18925,7 @@ kept1142:
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
 turn1140:
-	LEAQ        512(AX), CX
+	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
 	CMPQ        AX, R12
@@ -19333,7 +19333,7 @@ kept1160:
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
 turn1158:
-	LEAQ        512(AX), CX
+	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
 	CMPQ        AX, R12
@@ -19774,7 +19774,7 @@ TEXT ·trafficFP322xINT8AVX512(SB), NOSPLIT, $0-8
 	JE     fp161177
 	JA     fp321178
 	XORQ   DX, DX
-	LEAQ   512(DX), R11
+	LEAQ   192(DX), R11
 	JMP    check1181
 
 next1180:
@@ -19822,7 +19822,7 @@ check1181:
 
 fp161177:
 	XORQ DX, DX
-	LEAQ 512(DX), R11
+	LEAQ 192(DX), R11
 	JMP  check1186
 
 next1185:
@@ -19870,7 +19870,7 @@ check1186:
 
 fp321178:
 	XORQ DX, DX
-	LEAQ 512(DX), R11
+	LEAQ 192(DX), R11
 	JMP  check1191
 
 next1190:
@@ -20196,7 +20196,7 @@ TEXT ·accumulateAVX512(SB), NOSPLIT, $8-48
 	JE      fp161220
 	JA      fp321221
 	XORQ    AX, AX
-	LEAQ    512(AX), CX
+	LEAQ    192(AX), CX
 	JMP     check1224
 
 next1223:
@@ -20230,7 +20230,7 @@ check1224:
 
 fp161220:
 	XORQ AX, AX
-	LEAQ 512(AX), CX
+	LEAQ 192(AX), CX
 	JMP  check1226
 
 next1225:
@@ -20263,7 +20263,7 @@ check1226:
 
 fp321221:
 	XORQ AX, AX
-	LEAQ 512(AX), CX
+	LEAQ 192(AX), CX
 	JMP  check1228
 
 next1227:
@@ -20301,7 +20301,7 @@ fp161216:
 	JE   fp161230
 	JA   fp321231
 	XORQ AX, AX
-	LEAQ 512(AX), CX
+	LEAQ 192(AX), CX
 	JMP  check1234
 
 next1233:
@@ -20327,7 +20327,7 @@ check1234:
 
 fp161230:
 	XORQ AX, AX
-	LEAQ 512(AX), CX
+	LEAQ 192(AX), CX
 	JMP  check1236
 
 next1235:
@@ -20352,7 +20352,7 @@ check1236:
 
 fp321231:
 	XORQ AX, AX
-	LEAQ 512(AX), CX
+	LEAQ 192(AX), CX
 	JMP  check1238
 
 next1237:
@@ -20382,7 +20382,7 @@ fp321217:
 	JE   fp161240
 	JA   fp321241
 	XORQ AX, AX
-	LEAQ 512(AX), CX
+	LEAQ 192(AX), CX
 	JMP  check1244
 
 next1243:
@@ -20407,7 +20407,7 @@ check1244:
 
 fp161240:
 	XORQ AX, AX
-	LEAQ 512(AX), CX
+	LEAQ 192(AX), CX
 	JMP  check1246
 
 next1245:
@@ -20431,7 +20431,7 @@ check1246:
 
 fp321241:
 	XORQ AX, AX
-	LEAQ 512(AX), CX
+	LEAQ 192(AX), CX
 	JMP  check1248
 
 next1247:

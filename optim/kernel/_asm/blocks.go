@@ -104,7 +104,7 @@ func (b *blocks) updateAll(kind int, weights array) {
 	b.beginBlock()
 	Label(next)
 	ahead := GP64()
-	LEAQ(Mem{Base: b.index, Disp: b.ahead(abi.MomentsInt8)}, ahead)
+	LEAQ(Mem{Base: b.index, Disp: abi.PrefetchAhead(abi.MomentsInt8)}, ahead)
 	CMPQ(b.index, argument("Prefetching"))
 	CMOVQCC(b.index, ahead)
 	for _, moment := range []stream{b.first, b.second} {

@@ -163,9 +163,6 @@ func (s instructionSet) forMoments(t abi.MomentType) instructionSet {
 	return s
 }
 
-// ahead is how far kernels prefetch.
-func (s instructionSet) ahead(t abi.MomentType) int { return abi.PrefetchAhead(t, s.lanes == 16) }
-
 func (s instructionSet) vector() reg.VecVirtual {
 	if s.lanes == 16 {
 		return ZMM()

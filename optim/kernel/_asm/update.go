@@ -73,7 +73,7 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 	}
 	log := s.undoLog(state, moments, arrays)
 	n := length{argument("Elements"), argument("Prefetching"), argument("Start")}
-	loopOfKind(kind, n, s.ahead(moments), func(kind int, index, ahead reg.Register) {
+	loopOfKind(kind, n, abi.PrefetchAhead(moments), func(kind int, index, ahead reg.Register) {
 		log.keepGroup(index)
 		for _, array := range arrays {
 			array.prefetch(ahead)

@@ -157,15 +157,12 @@ const (
 	ElementStride = 0x9e3779b1 // and from element to element of a block
 )
 
-// PrefetchAhead is how far ahead of the loop kernels prefetch, in elements. With
-// AVX2 it is what was quickest where it was measured: enough to bridge pages, at
+// PrefetchAhead is how far ahead of the loop kernels prefetch, in elements. It
+// is what was quickest where it was measured: enough to bridge pages, at
 // which the processor's own prefetching ends, and little enough to leave the rest
-// to that. AVX-512 has not been measured.
-func PrefetchAhead(m MomentType, avx512 bool) int {
-	switch {
-	case avx512:
-		return 512
-	case m == MomentsFP32:
+// to that.
+func PrefetchAhead(m MomentType) int {
+	if m == MomentsFP32 {
 		return 96
 	}
 	return 192
