@@ -68,11 +68,11 @@ func (s Set) arguments(n int, f Format, c *Chunk) abi.Arguments {
 	}
 }
 
-// prefetching is for how many of the first n elements a stream goes on that far.
+// prefetching is for how many of the first n elements, a multiple of 32, a stream goes on that far.
 // The capacity of a stretch tells where the whole stream ends.
 func prefetching(n int, stream Array, ahead int) int {
 	last := cap(stream.Data)/int(stream.Type.Size()) - ahead
-	return max(0, min(n, last-last%abi.Group))
+	return max(0, min(n, last-last%(2*abi.Group)))
 }
 
 // update updates elements first to n, both at the beginning of a turn, with an

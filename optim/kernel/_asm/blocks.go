@@ -15,9 +15,6 @@ import (
 // encoded. A block is encoded after the one behind it has been updated, so that
 // the extremes have time to come in.
 
-// turn is the number of elements of a turn.
-const turn = 2 * abi.Group
-
 // What a kernel keeps in memory of its own: rings of two blocks each, the
 // constants of the step, and what blocks are decoded and encoded with. Offsets
 // are in bytes. A vector takes 64, a count of a shift 16.
@@ -30,10 +27,25 @@ const (
 	encodeLeast = decodeBase + 64                  // the bits of code 1
 	encodeBase  = encodeLeast + 64                 // the bits of code 0, shifted by shift
 	decodeShift = encodeBase + 64
-	encodeShift = decodeShift + 16
-	oddShift    = encodeShift + 16
-	ditherShift = oddShift + 16
-	workspace   = ditherShift + 16
+	decodeOdd   = decodeShift + 16
+	encodeShift = decodeOdd + 16
+	encodeOdd   = encodeShift + 16
+	ditherShift = encodeOdd + 16
+	holdsZeros  = ditherShift + 16 // whether some roots are 0; AVX-512 only
+	workspace   = holdsZeros + 16
+)
+
+// Bits of a binary32 number.
+const (
+	exponents = 0x7f800000
+	sign      = 1 << 31
+)
+
+// What decoding adds and selects: a sixteenth less of a unit, and the digits of
+// a first moment.
+const (
+	sixteenth = 1<<32 - 4<<23
+	digits    = 127 << abi.FirstShift
 )
 
 // blocks is an update kernel for int8 moments while it is written.
@@ -43,10 +55,14 @@ type blocks struct {
 	space   reg.Register // the workspace
 	ring    reg.Register // index within the rings
 	dither  reg.VecVirtual
-	least   reg.VecVirtual // bits of the roots less 1, so that zeros are the largest
+	least   reg.VecVirtual // bits of the roots; with AVX2 less 1, so that zeros are the largest
 	largest reg.VecVirtual
+	rows    registers      // constants of the step, those in registers
+	base    reg.VecVirtual // AVX-512 only, as are the next two: floor << 23
+	even    reg.VecVirtual // the shift that makes an even code a root
+	odd     reg.VecVirtual // and an odd one
 
-	exponents, sign Op // bits of a binary32 number
+	encoder encoder // AVX-512 only
 
 	first    stream
 	second   stream
@@ -63,9 +79,12 @@ func (b *blocks) load(from Mem) reg.VecVirtual {
 	return x
 }
 
+// turn is the number of elements of a turn.
+func (b *blocks) turn() int { return 2 * b.group() }
+
 // inRing is the place of vector i of a group of the turn.
 func (b *blocks) inRing(base, group, i int) Mem {
-	return Mem{Base: b.space, Index: b.ring, Scale: 4, Disp: base + 4*(group*abi.Group+i*b.lanes)}
+	return Mem{Base: b.space, Index: b.ring, Scale: 4, Disp: base + 4*(group*b.group()+i*b.lanes)}
 }
 
 // updateBlocks writes the kernel of Adam for int8 moments. Elements are whole
@@ -79,9 +98,10 @@ func (s instructionSet) updateBlocks(state abi.State) {
 	ADDQ(U8(63), b.space)
 	ANDQ(I8(-64), b.space)
 	b.copyConstants()
-	b.exponents, b.sign = integer(0x7f800000), integer(1<<31)
-	if s.lanes != 16 {
-		b.exponents, b.sign = b.load(integer(0x7f800000)), b.load(integer(1<<31))
+	if s.lanes == 16 {
+		b.hold(0x8000, 0xffff0000)
+	} else {
+		b.hold(exponents, sign)
 	}
 	kind, weights := argument("GradientKind"), b.master(state)
 	b.gradient, b.first, b.second = argument("Gradient"), stream{argument("Moment1"), 1}, stream{argument("Moment2"), 1}
@@ -102,6 +122,7 @@ func (b *blocks) updateAll(kind int, weights array) {
 	Label(block)
 	b.log.keepBlock(b.index)
 	b.beginBlock()
+	held := b.forUpdate()
 	Label(next)
 	ahead := GP64()
 	LEAQ(Mem{Base: b.index, Disp: abi.PrefetchAhead(abi.MomentsInt8)}, ahead)
@@ -110,13 +131,13 @@ func (b *blocks) updateAll(kind int, weights array) {
 	for _, moment := range []stream{b.first, b.second} {
 		PREFETCHT0(moment.at(ahead, 0))
 	}
-	b.enterRings()
-	for group := range turn / abi.Group {
+	held.enterRings()
+	for group := range 2 {
 		weights.prefetch(ahead)
 		prefetchKind(kind, b.gradient, ahead)
-		b.update(group, kind, weights)
-		ADDQ(U8(abi.Group), b.index)
-		ADDQ(U8(abi.Group), ahead)
+		held.update(group, kind, weights)
+		ADDQ(U8(b.group()), b.index)
+		ADDQ(U8(b.group()), ahead)
 	}
 	TESTQ(U32(abi.Block-1), b.index)
 	JNE(LabelRef(next))
@@ -137,14 +158,35 @@ func (b *blocks) updateAll(kind int, weights array) {
 // the end of that.
 func (b *blocks) encodeBlock() {
 	next := label("turn")
+	held := b.forEncoding()
 	Label(next)
-	b.enterRings()
-	XORQ(U32(abi.Block), b.ring)
-	ADDQ(U8(turn), b.index)
-	b.encode()
+	held.enterRings()
+	XORQ(U32(abi.Block), held.ring)
+	ADDQ(U8(b.turn()), b.index)
+	held.encode()
 	TESTQ(U32(abi.Block-1), b.index)
 	JNE(LabelRef(next))
+	if b.lanes == 16 {
+		b.clearZeros()
+	}
 }
+
+// forUpdate holds what the updates of a block need, as far as there are registers.
+func (b *blocks) forUpdate() *blocks {
+	held := *b
+	if b.lanes != 16 {
+		return &held
+	}
+	held.hold(exponents, sign, sixteenth, digits)
+	held.rows = registers{}
+	for _, row := range []int{abi.Beta1, abi.OneMinusBeta1, abi.Beta2, abi.OneMinusBeta2, abi.InverseRootBias2, abi.Epsilon, abi.Decay, abi.StepSize} {
+		held.rows[row] = b.load(b.row(row))
+	}
+	return &held
+}
+
+// row is a constant of the step.
+func (b *blocks) row(row int) Mem { return b.at(constants + 4*abi.Group*row) }
 
 // enterRings finds the place of the turn in the rings.
 func (b *blocks) enterRings() {
@@ -172,12 +214,23 @@ func (b *blocks) beginBlock() {
 	MOVWLZX(Mem{Base: headers, Index: place, Scale: 1}, header)
 	MOVBLZX(header.As8L(), floor)
 	SHLL(U8(23), floor)
-	b.broadcast(floor, decodeBase)
 	SHRL(U8(8), header)
-	if b.lanes != 16 {
+	if b.lanes == 16 {
+		b.base, b.even, b.odd = b.vector(), XMM(), XMM()
+		VPBROADCASTD(floor, b.base)
+		VMOVD(header, b.even)
+		SUBL(U8(16), header)
+		VMOVD(header, b.odd)
+	} else {
+		b.broadcast(floor, decodeBase)
 		SUBL(U8(16), header) // of which the shuffle of bytes takes care
+		b.count(header, decodeShift)
 	}
-	b.count(header, decodeShift)
+	b.noExtremes()
+}
+
+// noExtremes are those of no roots.
+func (b *blocks) noExtremes() {
 	b.clear(b.largest)
 	if b.lanes == 16 {
 		VPTERNLOGD(U8(0xff), b.least, b.least, b.least)
@@ -213,8 +266,11 @@ func (b *blocks) count(x reg.Register, offset int) {
 func (b *blocks) update(group, kind int, weights array) {
 	loaded := registers{}
 	constant := func(row int) Op {
-		at := b.at(constants + 4*abi.Group*row)
-		if row != abi.Beta1 && row != abi.Beta2 && row != abi.InverseRootBias2 { // these meet others in memory
+		if held, ok := b.rows[row]; ok {
+			return held
+		}
+		at := b.row(row)
+		if b.lanes == 16 || row != abi.Beta1 && row != abi.Beta2 && row != abi.InverseRootBias2 { // these meet others in memory
 			return at
 		}
 		if _, ok := loaded[row]; !ok {
@@ -247,6 +303,12 @@ func (b *blocks) update(group, kind int, weights array) {
 			}
 		case rootOfSecond:
 			for i := range x {
+				if b.lanes == 16 { // what is unusual waits for the end of the block
+					VMOVUPS(x[i], b.inRing(rootsRing, group, i))
+					VPMAXUD(x[i], b.largest, b.largest)
+					VPMINUD(x[i], b.least, b.least)
+					continue
+				}
 				held := b.vector()
 				VPMINUD(integer(abi.MostRoot), x[i], held)
 				VMOVUPS(held, b.inRing(rootsRing, group, i))
@@ -274,15 +336,7 @@ func everySecondByte(odd, place int) Mem {
 
 // loadBytes loads a group of bytes, each into byte number place of a lane.
 func (b *blocks) loadBytes(from stream, place int) vectors {
-	x := b.vectors()
-	if b.lanes == 16 {
-		VPMOVZXBD(from.at(b.index, 0), x[0])
-		if place > 0 {
-			VPSLLD(U8(8*place), x[0], x[0])
-		}
-		return x
-	}
-	all := b.vector()
+	x, all := b.vectors(), b.vector()
 	VBROADCASTI128(from.at(b.index, 0), all)
 	for i := range x {
 		VPSHUFB(everySecondByte(i, place), all, x[i])
@@ -293,10 +347,16 @@ func (b *blocks) loadBytes(from stream, place int) vectors {
 // decodeRoots gives the roots of the second moments of a group.
 func (b *blocks) decodeRoots() vectors {
 	if b.lanes == 16 {
-		s, some := b.loadBytes(b.second, 0), K()
-		VPTESTMD(s[0], s[0], some)
-		VPSLLD(b.at(decodeShift), s[0], s[0])
-		VPADDD_Z(b.at(decodeBase), s[0], some, s[0])
+		s := b.vectors()
+		VPMOVZXBW(b.second.at(b.index, 0), s[1])
+		VPSLLD(b.even, s[1], s[0]) // shifts the odd ones out
+		b.and(b.integer(0xffff0000), s[1], s[1])
+		VPSLLD(b.odd, s[1], s[1])
+		for i := range s {
+			some := K()
+			VPTESTMD(s[i], s[i], some)
+			VPADDD_Z(b.base, s[i], some, s[i]) // 0 where the code is 0
+		}
 		return s
 	}
 	s, base := b.loadBytes(b.second, 2), b.vector()
@@ -315,20 +375,40 @@ func (b *blocks) decodeRoots() vectors {
 // exponents, and the difference is exact. Where the code is 0, R is, too, and the
 // difference of two equal numbers.
 func (b *blocks) decodeFirsts(roots vectors) vectors {
-	codes := b.loadBytes(b.first, 3)
-	m := b.vectors()
+	m, codes := b.vectors(), b.firstDigits()
 	for i, q := range codes {
 		unit := b.vector() // R/16
-		b.and(b.exponents, roots[i], unit)
-		VPADDD(integer(1<<32-4<<23), unit, unit)
-		VPSRLD(U8(5), q, m[i])
-		b.and(integer(127<<abi.FirstShift), m[i], m[i])
+		b.and(b.integer(exponents), roots[i], unit)
+		VPADDD(b.integer(sixteenth), unit, unit)
+		if b.lanes == 16 {
+			b.and(b.integer(digits), q, m[i])
+		} else {
+			VPSRLD(U8(5), q, m[i])
+			VPAND(integer(digits), m[i], m[i])
+		}
 		VPADDD(unit, m[i], m[i])
 		VSUBPS(unit, m[i], m[i])
-		b.and(b.sign, q, q)
-		b.or(q, m[i], m[i])
+		if b.lanes == 16 {
+			VPTERNLOGD(U8(orAnd), b.integer(sign), q, m[i])
+		} else {
+			VPAND(b.integer(sign), q, q)
+			VPOR(q, m[i], m[i])
+		}
 	}
 	return m
+}
+
+// firstDigits gives the codes of first moments with the sign in its place and,
+// with AVX-512, the digits in theirs; there is more in other bits.
+func (b *blocks) firstDigits() vectors {
+	if b.lanes != 16 {
+		return b.loadBytes(b.first, 3)
+	}
+	q := b.vectors()
+	VPMOVSXBW(b.first.at(b.index, 0), q[1])
+	VPSLLD(U8(abi.FirstShift), q[1], q[0])
+	VPSLLD(U8(abi.FirstShift-16), q[1], q[1])
+	return q
 }
 
 func (s instructionSet) and(a, b, to Op) {

@@ -12,15 +12,13 @@ import (
 // the rings.
 func (b *blocks) encode() {
 	if b.lanes == 16 {
-		for group := range turn / abi.Group {
-			b.encodeGroup(group)
-		}
+		b.encodeWide()
 		return
 	}
 	least := b.vector()
 	VMOVDQA(b.at(encodeLeast), least)
 	var seconds, firsts, signs vectors // words, of a group each
-	for group := range turn / abi.Group {
+	for group := range 2 {
 		var codes, quotients, m vectors
 		for i := range 2 {
 			code, quotient, first := b.quotients(group, i, least)
@@ -28,7 +26,7 @@ func (b *blocks) encode() {
 			b.nextDither(i)
 		}
 		VPSRLD(b.at(encodeShift), codes[0], codes[0])
-		VPSRLD(b.at(oddShift), codes[1], codes[1])
+		VPSRLD(b.at(encodeOdd), codes[1], codes[1])
 		VPBLENDW(U8(oddWords), codes[1], codes[0], codes[0])
 		VPSUBW(b.at(encodeBase), codes[0], codes[0]) // below 0 where the root is 0
 		VPSRLD(U8(abi.FirstShift), quotients[0], quotients[0])
@@ -58,7 +56,7 @@ func (b *blocks) encode() {
 
 // encoded is where codes of a group of the turn go.
 func (b *blocks) encoded(to stream, group int) Mem {
-	return to.at(b.index, group*abi.Group-turn-abi.Block)
+	return to.at(b.index, group*b.group()-b.turn()-abi.Block)
 }
 
 // quotientOffset is 1/16 in the upper digits of a quotient, of twice the size.
@@ -75,50 +73,29 @@ func (b *blocks) quotients(group, i int, least reg.VecVirtual) (code, quotient, 
 	VPMAXSD(root, least, code)
 	VPSRLD(b.at(ditherShift), b.dither, random)
 	VPADDD(random, code, code)
-	if b.lanes != 16 {
-		VPSIGND(root, code, code) // 0 where the root is 0
-		VPANDN(b.exponents, code, reciprocal)
-		VMOVUPS(b.inRing(firstsRing, group, i), first)
-		VPANDN(first, b.sign.(reg.VecVirtual), quotient)
-	} else {
-		VPANDND(b.exponents, code, reciprocal)
-		VMOVUPS(b.inRing(firstsRing, group, i), first)
-		VPANDD(integer(0x7fffffff), first, quotient)
-	}
+	VPSIGND(root, code, code) // 0 where the root is 0
+	VPANDN(b.integer(exponents), code, reciprocal)
+	VMOVUPS(b.inRing(firstsRing, group, i), first)
+	VPANDN(first, b.held[sign], quotient)
 	VFMADD213PS(integer(abi.FirstOffset+1<<23), reciprocal, quotient)
-	b.and(integer(1<<abi.FirstShift-1), b.dither, random)
+	VPAND(integer(1<<abi.FirstShift-1), b.dither, random)
 	VPADDD(random, quotient, quotient)
 	return code, quotient, first
-}
-
-// encodeGroup is encode for AVX-512, where elements are in order.
-func (b *blocks) encodeGroup(group int) {
-	least, some := b.vector(), K()
-	VMOVDQU32(b.at(encodeLeast), least)
-	code, quotient, first := b.quotients(group, 0, least)
-	b.nextDither(0)
-	VMOVDQU32(b.inRing(rootsRing, group, 0), least)
-	VPTESTMD(least, least, some)
-	VPSRLD(b.at(encodeShift), code, code)
-	VPSUBD_Z(b.at(encodeBase), code, some, code)
-	VPMOVDB(code, b.encoded(b.second, group))
-	VPSRLD(U8(abi.FirstShift), quotient, quotient)
-	VPSUBD(integer(quotientOffset), quotient, quotient)
-	VPMINUD(integer(127), quotient, quotient)
-	VPSRLD(U8(24), first, first)
-	VPANDD(integer(0x80), first, first)
-	VPORD_Z(first, quotient, some, quotient)
-	VPMOVDB(quotient, b.encoded(b.first, group))
 }
 
 // nextDither goes on from the dither of vector i of a group to that of the next
 // vector.
 func (b *blocks) nextDither(i int) {
-	here, next := b.elementOf(i, 0), abi.Group
-	if i+1 < abi.Group/b.lanes {
-		next = b.elementOf(i+1, 0)
+	VPADDD(b.integer(b.ditherStep(i)), b.dither, b.dither)
+}
+
+// ditherStep is what nextDither adds.
+func (b *blocks) ditherStep(i int) uint32 {
+	here, next := b.elementOf(i, 0), b.group()
+	if i == 0 {
+		next = b.elementOf(1, 0)
 	}
-	VPADDD(integer(blockDither(next-here)), b.dither, b.dither)
+	return blockDither(next - here)
 }
 
 // blockDither is the dither of an element of a block over that of its first one.
@@ -130,8 +107,7 @@ func words(x uint32) Mem { return integer(x<<16 | x) }
 // endBlock lays the block out whose elements have been updated, stores its
 // header, and prepares its encoding.
 func (b *blocks) endBlock() {
-	least, largest := b.reduce(b.least, VPMINUD), b.reduce(b.largest, VPMAXUD)
-	INCL(least)
+	least, largest := b.extremes()
 	floor, shift, candidate, other := GP32(), GP32(), GP32(), GP32()
 	for digits := abi.FewestDigits; digits <= abi.MostDigits; digits++ {
 		MOVL(largest, candidate)
@@ -173,7 +149,7 @@ func (b *blocks) endBlock() {
 	b.count(other, ditherShift)
 	MOVL(shift, other)
 	SUBL(U8(16), other)
-	b.count(other, oddShift)
+	b.count(other, encodeOdd)
 	MOVL(shift, reg.ECX)
 	SHLL(U8(23), floor)
 	MOVL(U32(1), other)
@@ -181,9 +157,7 @@ func (b *blocks) endBlock() {
 	ADDL(floor, other)
 	b.broadcast(other, encodeLeast)
 	SHRL(reg.CL, floor)
-	if b.lanes != 16 {
-		IMUL3L(U32(0x10001), floor, floor)
-	}
+	IMUL3L(U32(0x10001), floor, floor)
 	b.broadcast(floor, encodeBase)
 	b.setDither()
 }

@@ -10,6 +10,7 @@ import (
 	"flag"
 	"fmt"
 	"log"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -148,19 +149,49 @@ func traffic(key trafficKey, a *abi.Arguments) {
 type instructionSet struct {
 	name  string
 	lanes int
-	// A group of 16 numbers takes one register of 512 bits or two of 256. Of
-	// the two, the first holds the even elements where this is set, and the
-	// second the odd ones: 16-bit streams come apart and together in fewer
-	// instructions that way, and 32-bit ones in more.
+	// Where this is set, what is handled at once takes two registers, of which
+	// the first holds the even elements and the second the odd ones: 16-bit
+	// streams come apart and together in fewer instructions that way, and 32-bit
+	// ones in more.
 	interleaved bool
+	held        map[uint32]reg.VecVirtual // constants in registers
 }
 
 var instructionSets = []instructionSet{{name: "AVX2", lanes: 8}, {name: "AVX512", lanes: 16}}
 
 // forMoments orders elements for the streams of a kernel.
 func (s instructionSet) forMoments(t abi.MomentType) instructionSet {
-	s.interleaved = s.lanes == 8 && t != abi.MomentsFP32
+	s.interleaved = t != abi.MomentsFP32
 	return s
+}
+
+// group is the number of elements that are handled at once: a group of 16 in one
+// register of 512 bits or in two of 256, or two groups in two of 512.
+func (s instructionSet) group() int {
+	if s.interleaved {
+		return 2 * s.lanes
+	}
+	return abi.Group
+}
+
+// hold loads constants into registers. AVX-512 has twice as many, and its
+// constants in memory are twice as large.
+func (s *instructionSet) hold(patterns ...uint32) {
+	held := map[uint32]reg.VecVirtual{}
+	maps.Copy(held, s.held)
+	for _, pattern := range patterns {
+		held[pattern] = s.vector()
+		s.move(integer(pattern), held[pattern])
+	}
+	s.held = held
+}
+
+// integer is a 32-bit pattern for every lane, in a register if it is held.
+func (s instructionSet) integer(pattern uint32) Op {
+	if x, ok := s.held[pattern]; ok {
+		return x
+	}
+	return integer(pattern)
 }
 
 func (s instructionSet) vector() reg.VecVirtual {
@@ -256,9 +287,9 @@ type length struct {
 	start                 reg.Register // nil for 0
 }
 
-// loop emits a loop in groups. What lies ahead is to be prefetched at index
-// ahead; towards the end of memory that is the index itself.
-func loop(n length, distance int, body func(index, ahead reg.Register)) {
+// loop emits a loop in steps of so many elements. What lies ahead is to be
+// prefetched at index ahead; towards the end of memory that is the index itself.
+func loop(n length, distance, step int, body func(index, ahead reg.Register)) {
 	next, check := label("next"), label("check")
 	index, ahead, end := GP64(), GP64(), GP64()
 	if n.start == nil {
@@ -271,8 +302,8 @@ func loop(n length, distance int, body func(index, ahead reg.Register)) {
 	JMP(LabelRef(check))
 	Label(next)
 	body(index, ahead)
-	ADDQ(U8(abi.Group), index)
-	ADDQ(U8(abi.Group), ahead)
+	ADDQ(U8(step), index)
+	ADDQ(U8(step), ahead)
 	Label(check)
 	CMPQ(index, end)
 	JB(LabelRef(next))
@@ -283,8 +314,8 @@ func loop(n length, distance int, body func(index, ahead reg.Register)) {
 }
 
 // loopOfKind emits a loop for each kind.
-func loopOfKind(kind reg.Register, n length, distance int, body func(kind int, index, ahead reg.Register)) {
+func loopOfKind(kind reg.Register, n length, distance, step int, body func(kind int, index, ahead reg.Register)) {
 	eachKind(kind, func(kind int) {
-		loop(n, distance, func(index, ahead reg.Register) { body(kind, index, ahead) })
+		loop(n, distance, step, func(index, ahead reg.Register) { body(kind, index, ahead) })
 	})
 }

@@ -34,7 +34,7 @@ func (s instructionSet) traffic(state abi.State, moments abi.MomentType, count i
 	zero, sink := s.vector(), s.vector()
 	s.clear(zero)
 	s.clear(sink)
-	loopOfKind(kind, length{elements: argument("Elements"), prefetching: argument("Prefetching")}, abi.PrefetchAhead(moments), func(kind int, index, ahead reg.Register) {
+	loopOfKind(kind, length{elements: argument("Elements"), prefetching: argument("Prefetching")}, abi.PrefetchAhead(moments), abi.Group, func(kind int, index, ahead reg.Register) {
 		var writes []func()
 		for _, st := range inPlace {
 			PREFETCHT0(st.at(ahead, 0))
@@ -137,7 +137,7 @@ func (s instructionSet) accumulate() {
 	halves, words := stream{base, 2}, stream{base, 4}
 	n := length{elements: Load(Param("n"), GP64()), prefetching: Load(Param("prefetching"), GP64())}
 	eachKind(sumKind, func(sumKind int) {
-		loopOfKind(kind, n, abi.PrefetchAhead(abi.MomentsBF16), func(kind int, index, ahead reg.Register) {
+		loopOfKind(kind, n, abi.PrefetchAhead(abi.MomentsBF16), abi.Group, func(kind int, index, ahead reg.Register) {
 			prefetchKind(sumKind, base, ahead)
 			prefetchKind(kind, gradient, ahead)
 			sum := s.loadKind(sumKind, base, index, 0)
@@ -235,7 +235,7 @@ func (s instructionSet) sumWideSquares() {
 		VMOVUPD(at(i), sum)
 		sums = append(sums, sum)
 	}
-	loopOfKind(kind, n, abi.PrefetchAlone, func(kind int, index, ahead reg.Register) {
+	loopOfKind(kind, n, abi.PrefetchAlone, abi.Group, func(kind int, index, ahead reg.Register) {
 		prefetchKind(kind, gradient, ahead)
 		for i, x := range s.doubles(s.loadKind(kind, gradient, index, 0)) {
 			VFMADD231PD(x, x, sums[i])

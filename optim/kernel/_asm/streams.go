@@ -11,12 +11,12 @@ import (
 	"plimsoll/optim/kernel/abi"
 )
 
-// vectors hold one group of numbers: one 512-bit register or two 256-bit ones.
+// vectors hold the numbers that are handled at once, in one or two registers.
 type vectors []reg.VecVirtual
 
 func (s instructionSet) vectors() vectors {
 	var v vectors
-	for range abi.Group / s.lanes {
+	for range s.group() / s.lanes {
 		v = append(v, s.vector())
 	}
 	return v
@@ -104,7 +104,7 @@ func (m bf16Moment) load(index reg.Register) operands {
 }
 
 func (m bf16Moment) store(x vectors, index reg.Register) {
-	VMOVDQU(m.packUpperHalves(m.halfAway(x)), m.at(index, 0))
+	m.storeWords(m.packUpperHalves(m.halfAway(x)), m.at(index, 0))
 }
 
 func (bf16Moment) finish() {}
@@ -135,15 +135,15 @@ func (m ditheredMoment) store(x vectors, index reg.Register) {
 	for i, t := range rounded {
 		d := m.dither
 		if i > 0 {
-			VPADDD(integer(m.ditherOf(m.elementOf(i, 0))), m.dither, t)
+			VPADDD(m.integer(m.ditherOf(m.elementOf(i, 0))), m.dither, t)
 			d = t
 		}
 		VPMULLD(d, d, t)
 		VPSRLD(U8(16), t, t)
 		VPADDD(x[i], t, t)
 	}
-	VMOVDQU(m.packUpperHalves(rounded), m.at(index, 0))
-	VPADDD(integer(m.ditherOf(abi.Group)), m.dither, m.dither)
+	m.storeWords(m.packUpperHalves(rounded), m.at(index, 0))
+	VPADDD(m.integer(m.ditherOf(m.group())), m.dither, m.dither)
 }
 
 // ditherOf is the dither of an element over that of element 0.
@@ -186,13 +186,13 @@ func (m splitMaster) load(index reg.Register) operands {
 		// In 16-bit arithmetic, the upper half is one less where the low half
 		// is negative.
 		low, upper, p := m.vector(), m.vector(), m.vectors()
-		VMOVDQU(m.low.at(index, 0), low)
+		m.move(m.low.at(index, 0), low)
 		VPSRAW(U8(15), low, upper)
 		VPADDW(m.parameter.at(index, 0), upper, upper)
 		VPSLLD(U8(16), upper, p[0])
-		VPBLENDW(U8(evenWords), low, p[0], p[0])
+		m.blend(low, p[0], evenWords)
 		VPSRLD(U8(16), low, p[1])
-		VPBLENDW(U8(oddWords), upper, p[1], p[1])
+		m.blend(upper, p[1], oddWords)
 		return p.operands()
 	}
 	p := m.loadUpperHalves(m.parameter.at(index, 0))
@@ -205,16 +205,17 @@ func (m splitMaster) load(index reg.Register) operands {
 }
 
 func (m splitMaster) store(p vectors, index reg.Register) {
-	upper, low := YMM(), YMM()
+	var upper, low reg.VecVirtual
 	switch {
-	case m.lanes == 16:
-		upper = m.packUpperHalves(m.halfAway(p))
-		VPMOVDW(p[0], low)
 	case m.interleaved:
-		upper = m.packUpperHalves(m.halfAway(p))
+		upper, low = m.packUpperHalves(m.halfAway(p)), m.vector()
 		VPSLLD(U8(16), p[1], low)
-		VPBLENDW(U8(evenWords), p[0], low, low)
+		m.blend(p[0], low, evenWords)
+	case m.lanes == 16:
+		upper, low = m.packUpperHalves(m.halfAway(p)), YMM()
+		VPMOVDW(p[0], low)
 	default:
+		upper, low = m.vector(), m.vector()
 		// Both outputs come from one pair of shuffles. In 16-bit arithmetic,
 		// half away from zero is one more where the low half is negative.
 		first, last, negative := m.vector(), m.vector(), m.vector()
@@ -227,8 +228,8 @@ func (m splitMaster) store(p vectors, index reg.Register) {
 		VPSRLW(U8(15), low, negative)
 		VPADDW(negative, upper, upper)
 	}
-	VMOVDQU(upper, m.parameter.at(index, 0))
-	VMOVDQU(low, m.low.at(index, 0))
+	m.storeWords(upper, m.parameter.at(index, 0))
+	m.storeWords(low, m.low.at(index, 0))
 }
 
 func (splitMaster) finish() {}
@@ -251,23 +252,23 @@ func (m fp32Master) load(index reg.Register) operands { return m.wide(m.weights,
 func (m fp32Master) store(p vectors, index reg.Register) {
 	m.storeWide(p, m.weights, index)
 	unaligned, stored := label("unaligned"), label("stored")
-	packed := YMM()
+	packed := m.words()
 	eachKind(m.copyKind, func(kind int) {
 		switch kind {
 		case abi.BF16:
-			VMOVDQA(m.packUpperHalves(m.roundToBF16(p)), packed)
+			m.move(m.packUpperHalves(m.roundToBF16(p)), packed)
 		case abi.FP16:
-			VMOVDQA(m.roundToFP16(p), packed)
+			m.move(m.roundToFP16(p), packed)
 		default:
 			JMP(LabelRef(stored))
 		}
 	})
-	TESTQ(U32(31), m.parameter.base)
+	TESTQ(U32(2*m.group()-1), m.parameter.base)
 	JNE(LabelRef(unaligned))
 	VMOVNTDQ(packed, m.parameter.at(index, 0))
 	JMP(LabelRef(stored))
 	Label(unaligned)
-	VMOVDQU(packed, m.parameter.at(index, 0))
+	m.storeWords(packed, m.parameter.at(index, 0))
 	Label(stored)
 }
 
@@ -310,7 +311,7 @@ func (s instructionSet) loadKind(kind int, base, index reg.Register, group int) 
 // lie in memory, if they are in order there.
 func (s instructionSet) wide(from stream, index reg.Register, first int) operands {
 	var o operands
-	for i := range abi.Group / s.lanes {
+	for i := range s.group() / s.lanes {
 		o = append(o, from.at(index, first+i*s.lanes))
 	}
 	if s.interleaved {
@@ -342,6 +343,9 @@ func (s instructionSet) ordered(x vectors) vectors {
 	if !s.interleaved {
 		return x
 	}
+	if s.lanes == 16 {
+		return s.pick(x, func(i, lane int) int { return 2*lane + i })
+	}
 	first, last, y := s.vector(), s.vector(), s.vectors()
 	VPERM2F128(U8(lowerHalves), x[1], x[0], first)
 	VPERM2F128(U8(upperHalves), x[1], x[0], last)
@@ -355,6 +359,9 @@ func (s instructionSet) consecutive(x vectors) vectors {
 	if !s.interleaved {
 		return x
 	}
+	if s.lanes == 16 {
+		return s.pick(x, func(i, lane int) int { return (i*s.lanes+lane)/2 + lane%2*s.lanes })
+	}
 	first, last, y := s.vector(), s.vector(), s.vectors()
 	VUNPCKLPS(x[1], x[0], first)
 	VUNPCKHPS(x[1], x[0], last)
@@ -363,18 +370,78 @@ func (s instructionSet) consecutive(x vectors) vectors {
 	return y
 }
 
+// pick takes, for lane of vector i, the element of two registers of 512 bits that
+// is in the lane of that number, counted through both.
+func (s instructionSet) pick(x vectors, number func(i, lane int) int) vectors {
+	y := s.vectors()
+	for i := range y {
+		var order []uint32
+		name := "pick"
+		for lane := range s.lanes {
+			order = append(order, uint32(number(i, lane)))
+			name += fmt.Sprintf("x%d", number(i, lane))
+		}
+		VMOVDQU32(table(name, order), y[i])
+		VPERMI2PS(x[1], x[0], y[i])
+	}
+	return y
+}
+
+// move loads a vector or copies a register.
+func (s instructionSet) move(from, to Op) {
+	if s.lanes == 16 {
+		VMOVDQU32(from, to)
+		return
+	}
+	VMOVDQU(from, to)
+}
+
+// words is a register for 16-bit numbers of what is handled at once.
+func (s instructionSet) words() reg.VecVirtual {
+	if s.group() == 2*abi.Group {
+		return ZMM()
+	}
+	return YMM()
+}
+
+// storeWords stores such a register.
+func (s instructionSet) storeWords(x reg.VecVirtual, to Mem) { s.move(x, to) }
+
+// Operations on three operands: x | y & mask, x | y &^ mask, x & mask | y. The
+// result replaces x.
+const (
+	orAnd    = 0xf8
+	orAndNot = 0xf4
+	andOr    = 0xea
+)
+
+// blend replaces the even or the odd 16-bit words of x, which AVX-512 expects to
+// be 0 there.
+func (s instructionSet) blend(from Op, x reg.VecVirtual, which uint64) {
+	if s.lanes == 8 {
+		VPBLENDW(U8(which), from, x, x)
+		return
+	}
+	mask := s.integer(0xffff0000)
+	if which == oddWords {
+		VPTERNLOGD(U8(orAnd), mask, from, x)
+		return
+	}
+	VPTERNLOGD(U8(orAndNot), mask, from, x)
+}
+
 // loadUpperHalves loads a group of 16-bit numbers as the upper halves of 32-bit
 // ones: bf16 as fp32.
 func (s instructionSet) loadUpperHalves(from Mem) vectors {
 	x := s.vectors()
 	switch {
+	case s.interleaved:
+		s.move(from, x[1])
+		VPSLLD(U8(16), x[1], x[0])
+		s.and(s.integer(0xffff0000), x[1], x[1])
 	case s.lanes == 16:
 		VPMOVZXWD(from, x[0])
 		VPSLLD(U8(16), x[0], x[0])
-	case s.interleaved:
-		VMOVDQU(from, x[1])
-		VPSLLD(U8(16), x[1], x[0])
-		VPAND(integer(0xffff0000), x[1], x[1])
 	default:
 		for i := range x {
 			VBROADCASTI128(from.Offset(2*i*s.lanes), x[i])
@@ -386,18 +453,19 @@ func (s instructionSet) loadUpperHalves(from Mem) vectors {
 
 // packUpperHalves packs the upper 16 bits of every lane, and may change x.
 func (s instructionSet) packUpperHalves(x vectors) reg.VecVirtual {
-	packed := YMM()
 	VPSRLD(U8(16), x[0], x[0])
-	switch {
-	case s.lanes == 16:
-		VPMOVDW(x[0], packed)
-	case s.interleaved:
-		VPBLENDW(U8(oddWords), x[1], x[0], packed)
-	default:
-		VPSRLD(U8(16), x[1], x[1])
-		VPACKUSDW(x[1], x[0], packed)
-		VPERMQ(U8(inQuarters), packed, packed)
+	if s.interleaved {
+		s.blend(x[1], x[0], oddWords)
+		return x[0]
 	}
+	packed := YMM()
+	if s.lanes == 16 {
+		VPMOVDW(x[0], packed)
+		return packed
+	}
+	VPSRLD(U8(16), x[1], x[1])
+	VPACKUSDW(x[1], x[0], packed)
+	VPERMQ(U8(inQuarters), packed, packed)
 	return packed
 }
 
@@ -432,9 +500,15 @@ func shuffle(name string, order []byte) Mem {
 func (s instructionSet) roundToFP16(x vectors) reg.VecVirtual {
 	const toNearest = 0
 	x = s.consecutive(x)
-	packed := YMM()
+	packed := s.words()
+	s.clear(packed) // else its upper half would count as taken from before the loop on
 	if s.lanes == 16 {
-		VCVTPS2PH(U8(toNearest), x[0], packed)
+		VCVTPS2PH(U8(toNearest), x[0], packed.AsY())
+		if s.interleaved {
+			upper := YMM()
+			VCVTPS2PH(U8(toNearest), x[1], upper)
+			VINSERTI64X4(U8(1), upper, packed, packed)
+		}
 		return packed
 	}
 	upper := XMM()
@@ -449,7 +523,7 @@ func (s instructionSet) roundToFP16(x vectors) reg.VecVirtual {
 func (s instructionSet) halfAway(x vectors) vectors {
 	rounded := s.vectors()
 	for i := range x {
-		VPADDD(integer(0x8000), x[i], rounded[i])
+		VPADDD(s.integer(0x8000), x[i], rounded[i])
 	}
 	return rounded
 }
@@ -461,12 +535,8 @@ func (s instructionSet) roundToBF16(x vectors) vectors {
 	rounded := s.vectors()
 	for i, t := range rounded {
 		VPSRLD(U8(16), x[i], t)
-		if s.lanes == 16 {
-			VPANDD(integer(1), t, t)
-		} else {
-			VPAND(integer(1), t, t)
-		}
-		VPADDD(integer(0x7fff), t, t)
+		s.and(s.integer(1), t, t)
+		VPADDD(s.integer(0x7fff), t, t)
 		VPADDD(x[i], t, t)
 		if s.lanes == 16 {
 			nan := K()

@@ -32,14 +32,14 @@ func (s instructionSet) undoLog(state abi.State, moments abi.MomentType, arrays 
 	return u
 }
 
-// keepGroup keeps the group that begins at index.
-func (u undoLog) keepGroup(index reg.Register) {
+// keepTurn keeps the turn of so many elements that begins at index.
+func (u undoLog) keepTurn(index reg.Register, turn int) {
 	kept, place := label("kept"), GP64()
 	TESTQ(u.log, u.log)
 	JEQ(LabelRef(kept))
 	MOVQ(index, place)
-	ANDQ(U8(abi.UndoTurns*abi.Group-1), place)
-	u.copy(index, place, abi.Group)
+	ANDQ(U8(abi.UndoTurns*turn-1), place)
+	u.copy(index, place, turn)
 	MOVQ(index, Mem{Base: u.log})
 	Label(kept)
 }

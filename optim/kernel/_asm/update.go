@@ -1,6 +1,8 @@
 package main
 
 import (
+	"slices"
+
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
@@ -15,6 +17,7 @@ type registers map[int]reg.VecVirtual
 // algorithm writes the arithmetic of an update.
 type algorithm struct {
 	resident []int // constants that are kept in registers
+	others   []int // constants for which only AVX-512 has enough of them
 	// update changes master weights p and the moments with scaled gradients g.
 	// The arithmetic is that of the function of the same name in
 	// generic.go, operation by operation. Moments are loaded late and
@@ -25,18 +28,22 @@ type algorithm struct {
 var algorithms = [abi.Algorithms]algorithm{
 	abi.Adam: {
 		[]int{abi.Beta1, abi.OneMinusBeta1, abi.Beta2, abi.OneMinusBeta2, abi.InverseRootBias2, abi.StepSize},
+		[]int{abi.GradientScale, abi.L2Penalty, abi.Epsilon, abi.Decay},
 		instructionSet.adam,
 	},
 	abi.Lion: {
 		[]int{abi.Beta1, abi.OneMinusBeta1, abi.Beta2, abi.OneMinusBeta2, abi.StepSize},
+		[]int{abi.GradientScale, abi.L2Penalty, abi.Decay},
 		instructionSet.lion,
 	},
 	abi.Adagrad: {
 		[]int{abi.Epsilon, abi.StepSize},
+		[]int{abi.GradientScale, abi.L2Penalty},
 		instructionSet.adagrad,
 	},
 	abi.SGD: {
 		[]int{abi.Beta1, abi.OneMinusBeta1, abi.MomentumShare, abi.GradientShare, abi.StepSize},
+		[]int{abi.GradientScale, abi.L2Penalty, abi.Decay},
 		instructionSet.sgd,
 	},
 }
@@ -50,6 +57,12 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 	TEXT(updateName(a, state, moments, s), 4, "func(a *Arguments)")
 	s = s.forMoments(moments)
 	restore := flushDenormals()
+	if s.lanes == 16 {
+		s.hold(0x8000)
+		if s.interleaved {
+			s.hold(0xffff0000, s.ditherOf(s.elementOf(1, 0)), s.ditherOf(s.group()))
+		}
+	}
 	table, kind, gradient := argument("Table"), argument("GradientKind"), argument("Gradient")
 	arrays := []array{s.master(state)}
 	for number := range a.Moments() {
@@ -60,8 +73,11 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 		arrays = append(arrays, moment)
 	}
 	row := func(i int) Mem { return Mem{Base: table, Disp: 4 * abi.Group * i} }
-	kept := registers{}
-	for _, i := range algorithms[a].resident {
+	kept, resident := registers{}, algorithms[a].resident
+	if s.lanes == 16 {
+		resident = slices.Concat(resident, algorithms[a].others)
+	}
+	for _, i := range resident {
 		kept[i] = s.vector()
 		VMOVUPS(row(i), kept[i])
 	}
@@ -73,26 +89,32 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 	}
 	log := s.undoLog(state, moments, arrays)
 	n := length{argument("Elements"), argument("Prefetching"), argument("Start")}
-	loopOfKind(kind, n, abi.PrefetchAhead(moments), func(kind int, index, ahead reg.Register) {
-		log.keepGroup(index)
-		for _, array := range arrays {
-			array.prefetch(ahead)
-		}
-		prefetchKind(kind, gradient, ahead)
-		g := s.loadKind(kind, gradient, index, 0)
-		p := s.registers(arrays[0].load(index))
-		for i := range g {
-			VMULPS(constant(abi.GradientScale), g[i], g[i])
-			VFMADD231PS(constant(abi.L2Penalty), p[i], g[i])
-		}
-		load := func(number int) operands { return arrays[1+number].load(index) }
-		store := func(number int, x vectors) {
-			if number != rootOfSecond {
-				arrays[1+number].store(x, index)
+	loopOfKind(kind, n, abi.PrefetchAhead(moments), s.group(), func(kind int, index, ahead reg.Register) {
+		log.keepTurn(index, moments.Turn())
+		for first := 0; first < moments.Turn(); first += s.group() {
+			if first > 0 {
+				ADDQ(U8(s.group()), index)
+				ADDQ(U8(s.group()), ahead)
 			}
+			for _, array := range arrays {
+				array.prefetch(ahead)
+			}
+			prefetchKind(kind, gradient, ahead)
+			g := s.loadKind(kind, gradient, index, 0)
+			p := s.registers(arrays[0].load(index))
+			for i := range g {
+				VMULPS(constant(abi.GradientScale), g[i], g[i])
+				VFMADD231PS(constant(abi.L2Penalty), p[i], g[i])
+			}
+			load := func(number int) operands { return arrays[1+number].load(index) }
+			store := func(number int, x vectors) {
+				if number != rootOfSecond {
+					arrays[1+number].store(x, index)
+				}
+			}
+			algorithms[a].update(s, constant, p, g, load, store)
+			arrays[0].store(p, index)
 		}
-		algorithms[a].update(s, constant, p, g, load, store)
-		arrays[0].store(p, index)
 	})
 	for _, array := range arrays {
 		array.finish()

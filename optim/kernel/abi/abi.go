@@ -97,10 +97,7 @@ const Block = 256
 
 // Turn is the number of elements that an update changes in one go.
 func (m MomentType) Turn() int {
-	if m == MomentsInt8 {
-		return Block
-	}
-	return Group
+	return [...]int{Group, 2 * Group, Block}[m]
 }
 
 // Where an undo log has what: at its beginning the element that the last turn
