@@ -23,16 +23,18 @@ const (
 	rootsRing  = firstsRing + 2*4*abi.Block
 	constants  = rootsRing + 2*4*abi.Block
 
-	decodeBase  = constants + 4*abi.Group*abi.Rows // floor << 23
+	decodeBase  = constants + 4*abi.Group*abi.Rows // floor << 23; with AVX-512 floor << 7 in each half
 	encodeLeast = decodeBase + 64                  // the bits of code 1
 	encodeBase  = encodeLeast + 64                 // the bits of code 0, shifted by shift
 	decodeShift = encodeBase + 64
-	decodeOdd   = decodeShift + 16
-	encodeShift = decodeOdd + 16
+	encodeShift = decodeShift + 16
 	encodeOdd   = encodeShift + 16
 	ditherShift = encodeOdd + 16
 	holdsZeros  = ditherShift + 16 // whether some roots are 0; AVX-512 only
-	workspace   = holdsZeros + 16
+	firstCodes  = holdsZeros + 8   // where codes go, less the index
+	secondCodes = firstCodes + 8
+	noCodes     = secondCodes + 8 // what is written before there is a block to encode
+	workspace   = noCodes + abi.Block
 )
 
 // Bits of a binary32 number.
@@ -57,12 +59,11 @@ type blocks struct {
 	dither  reg.VecVirtual
 	least   reg.VecVirtual // bits of the roots; with AVX2 less 1, so that zeros are the largest
 	largest reg.VecVirtual
-	rows    registers      // constants of the step, those in registers
-	base    reg.VecVirtual // AVX-512 only, as are the next two: floor << 23
-	even    reg.VecVirtual // the shift that makes an even code a root
-	odd     reg.VecVirtual // and an odd one
+	rows    registers // constants of the step, those in registers
 
-	encoder encoder // AVX-512 only
+	// With AVX-512 only:
+	leastEncoded reg.VecVirtual
+	pending      pending
 
 	first    stream
 	second   stream
@@ -98,10 +99,9 @@ func (s instructionSet) updateBlocks(state abi.State) {
 	ADDQ(U8(63), b.space)
 	ANDQ(I8(-64), b.space)
 	b.copyConstants()
+	b.hold(exponents, sign)
 	if s.lanes == 16 {
-		b.hold(0x8000, 0xffff0000)
-	} else {
-		b.hold(exponents, sign)
+		b.beginWide()
 	}
 	kind, weights := argument("GradientKind"), b.master(state)
 	b.gradient, b.first, b.second = argument("Gradient"), stream{argument("Moment1"), 1}, stream{argument("Moment2"), 1}
@@ -109,6 +109,9 @@ func (s instructionSet) updateBlocks(state abi.State) {
 	MOVQ(argument("Start"), b.index)
 	eachKind(kind, func(kind int) { b.updateAll(kind, weights) })
 	b.encodeBlock()
+	if s.lanes == 16 {
+		b.clearZeros()
+	}
 	weights.finish()
 	restore()
 	VZEROUPPER()
@@ -122,7 +125,6 @@ func (b *blocks) updateAll(kind int, weights array) {
 	Label(block)
 	b.log.keepBlock(b.index)
 	b.beginBlock()
-	held := b.forUpdate()
 	Label(next)
 	ahead := GP64()
 	LEAQ(Mem{Base: b.index, Disp: abi.PrefetchAhead(abi.MomentsInt8)}, ahead)
@@ -131,24 +133,29 @@ func (b *blocks) updateAll(kind int, weights array) {
 	for _, moment := range []stream{b.first, b.second} {
 		PREFETCHT0(moment.at(ahead, 0))
 	}
-	held.enterRings()
+	b.enterRings()
 	for group := range 2 {
 		weights.prefetch(ahead)
 		prefetchKind(kind, b.gradient, ahead)
-		held.update(group, kind, weights)
+		b.update(group, kind, weights)
 		ADDQ(U8(b.group()), b.index)
 		ADDQ(U8(b.group()), ahead)
 	}
 	TESTQ(U32(abi.Block-1), b.index)
 	JNE(LabelRef(next))
-	done := GP64()
-	MOVQ(b.index, done)
-	SUBQ(argument("Start"), done)
-	CMPQ(done, U32(abi.Block))
-	JBE(LabelRef(encoded)) // there is no block before the first
-	SUBQ(U32(abi.Block), b.index)
-	b.encodeBlock()
-	Label(encoded)
+	if b.lanes == 16 {
+		b.clearZeros()
+		b.placeCodes()
+	} else {
+		done := GP64()
+		MOVQ(b.index, done)
+		SUBQ(argument("Start"), done)
+		CMPQ(done, U32(abi.Block))
+		JBE(LabelRef(encoded)) // there is no block before the first
+		SUBQ(U32(abi.Block), b.index)
+		b.encodeBlock()
+		Label(encoded)
+	}
 	b.endBlock()
 	CMPQ(b.index, argument("Elements"))
 	JB(LabelRef(block))
@@ -158,31 +165,20 @@ func (b *blocks) updateAll(kind int, weights array) {
 // the end of that.
 func (b *blocks) encodeBlock() {
 	next := label("turn")
-	held := b.forEncoding()
 	Label(next)
-	held.enterRings()
-	XORQ(U32(abi.Block), held.ring)
-	ADDQ(U8(b.turn()), b.index)
-	held.encode()
+	b.enterRings()
+	if b.lanes == 16 {
+		for group := range 2 {
+			b.encodeWide(group)
+			ADDQ(U8(b.group()), b.index)
+		}
+	} else {
+		XORQ(U32(abi.Block), b.ring)
+		ADDQ(U8(b.turn()), b.index)
+		b.encode()
+	}
 	TESTQ(U32(abi.Block-1), b.index)
 	JNE(LabelRef(next))
-	if b.lanes == 16 {
-		b.clearZeros()
-	}
-}
-
-// forUpdate holds what the updates of a block need, as far as there are registers.
-func (b *blocks) forUpdate() *blocks {
-	held := *b
-	if b.lanes != 16 {
-		return &held
-	}
-	held.hold(exponents, sign, sixteenth, digits)
-	held.rows = registers{}
-	for _, row := range []int{abi.Beta1, abi.OneMinusBeta1, abi.Beta2, abi.OneMinusBeta2, abi.InverseRootBias2, abi.Epsilon, abi.Decay, abi.StepSize} {
-		held.rows[row] = b.load(b.row(row))
-	}
-	return &held
 }
 
 // row is a constant of the step.
@@ -214,18 +210,14 @@ func (b *blocks) beginBlock() {
 	MOVWLZX(Mem{Base: headers, Index: place, Scale: 1}, header)
 	MOVBLZX(header.As8L(), floor)
 	SHLL(U8(23), floor)
-	SHRL(U8(8), header)
 	if b.lanes == 16 {
-		b.base, b.even, b.odd = b.vector(), XMM(), XMM()
-		VPBROADCASTD(floor, b.base)
-		VMOVD(header, b.even)
-		SUBL(U8(16), header)
-		VMOVD(header, b.odd)
-	} else {
-		b.broadcast(floor, decodeBase)
-		SUBL(U8(16), header) // of which the shuffle of bytes takes care
-		b.count(header, decodeShift)
+		SHRL(U8(16), floor)
+		IMUL3L(U32(0x10001), floor, floor)
 	}
+	b.broadcast(floor, decodeBase)
+	SHRL(U8(8), header)
+	SUBL(U8(16), header) // codes are in upper halves, or shifted there later
+	b.count(header, decodeShift)
 	b.noExtremes()
 }
 
@@ -259,7 +251,7 @@ func (b *blocks) put(v reg.VecVirtual, offset int) {
 func (b *blocks) count(x reg.Register, offset int) {
 	v := XMM()
 	VMOVD(x, v)
-	VMOVDQA(v, b.at(offset))
+	b.move(v, b.at(offset))
 }
 
 // update updates a group, and leaves first moments and roots in the rings.
@@ -302,6 +294,9 @@ func (b *blocks) update(group, kind int, weights array) {
 				VMOVUPS(x[i], b.inRing(firstsRing, group, i))
 			}
 		case rootOfSecond:
+			if b.lanes == 16 { // has time while roots are taken
+				b.encodeWide(group)
+			}
 			for i := range x {
 				if b.lanes == 16 { // what is unusual waits for the end of the block
 					VMOVUPS(x[i], b.inRing(rootsRing, group, i))
@@ -347,16 +342,14 @@ func (b *blocks) loadBytes(from stream, place int) vectors {
 // decodeRoots gives the roots of the second moments of a group.
 func (b *blocks) decodeRoots() vectors {
 	if b.lanes == 16 {
-		s := b.vectors()
+		// The lower 16 bits of a root are 0.
+		s, some := b.vectors(), K()
 		VPMOVZXBW(b.second.at(b.index, 0), s[1])
-		VPSLLD(b.even, s[1], s[0]) // shifts the odd ones out
+		VPTESTMW(s[1], s[1], some)
+		VPSLLW(b.at(decodeShift), s[1], s[1])
+		VPADDW_Z(b.at(decodeBase), s[1], some, s[1]) // 0 where the code is 0
+		VPSLLD(U8(16), s[1], s[0])
 		b.and(b.integer(0xffff0000), s[1], s[1])
-		VPSLLD(b.odd, s[1], s[1])
-		for i := range s {
-			some := K()
-			VPTESTMD(s[i], s[i], some)
-			VPADDD_Z(b.base, s[i], some, s[i]) // 0 where the code is 0
-		}
 		return s
 	}
 	s, base := b.loadBytes(b.second, 2), b.vector()

@@ -11,10 +11,6 @@ import (
 // encode encodes the turn before this one in the block before this one, from
 // the rings.
 func (b *blocks) encode() {
-	if b.lanes == 16 {
-		b.encodeWide()
-		return
-	}
 	least := b.vector()
 	VMOVDQA(b.at(encodeLeast), least)
 	var seconds, firsts, signs vectors // words, of a group each
@@ -155,7 +151,11 @@ func (b *blocks) endBlock() {
 	MOVL(U32(1), other)
 	SHLL(reg.CL, other)
 	ADDL(floor, other)
-	b.broadcast(other, encodeLeast)
+	if b.lanes == 16 {
+		VPBROADCASTD(other, b.leastEncoded)
+	} else {
+		b.broadcast(other, encodeLeast)
+	}
 	SHRL(reg.CL, floor)
 	IMUL3L(U32(0x10001), floor, floor)
 	b.broadcast(floor, encodeBase)

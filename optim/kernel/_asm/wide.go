@@ -12,85 +12,103 @@ import (
 // too large or NaN are rare: a block is encoded as if it had none, and put right
 // where it has.
 
-// encoder is what a block is encoded with, in registers.
-type encoder struct {
-	least, base       reg.VecVirtual
-	even, odd, dither reg.VecVirtual // counts of shifts
-	inOrder           reg.VecVirtual // of quarters of two packed registers
-}
-
 // doubled is 1/16 in a quotient of twice the size.
 const doubled = abi.FirstOffset + 1<<23
 
-// forEncoding holds what the encoding of a block needs.
-func (b *blocks) forEncoding() *blocks {
-	held := *b
-	if b.lanes != 16 {
-		return &held
+// randomDigits are those of a random number that a quotient gets.
+const randomDigits = 1<<abi.FirstShift - 1
+
+// beginWide prepares what AVX-512 has registers for. What is encoded with the first
+// block is not there, and goes where nobody reads it.
+func (b *blocks) beginWide() {
+	b.hold(0x8000, 0xffff0000, digits, randomDigits, sixteenth)
+	b.rows = registers{}
+	for _, row := range []int{abi.Beta1, abi.OneMinusBeta1, abi.Beta2, abi.OneMinusBeta2, abi.InverseRootBias2} {
+		b.rows[row] = b.load(b.row(row))
 	}
-	held.hold(exponents, ^uint32(sign), doubled, 1<<32-doubled, 1<<abi.FirstShift-1, 0x80808080, b.ditherStep(0), b.ditherStep(1))
-	count := func(offset int) reg.VecVirtual {
-		x := XMM()
-		VMOVDQU32(b.at(offset), x)
-		return x
-	}
-	held.encoder = encoder{
-		b.load(b.at(encodeLeast)), b.load(b.at(encodeBase)),
-		count(encodeShift), count(encodeOdd), count(ditherShift),
-		b.load(table("inOrder", []uint32{0, 0, 2, 0, 4, 0, 6, 0, 1, 0, 3, 0, 5, 0, 7, 0})),
-	}
-	return &held
+	b.leastEncoded = b.vector()
+	b.clear(b.leastEncoded)
+	b.clear(b.dither)
+	MOVL(U32(0), b.at(holdsZeros))
+	nowhere := GP64()
+	LEAQ(b.at(noCodes), nowhere)
+	SUBQ(argument("Start"), nowhere)
+	MOVQ(nowhere, b.at(firstCodes))
+	MOVQ(nowhere, b.at(secondCodes))
 }
 
-// encodeWide is encode for AVX-512.
-func (b *blocks) encodeWide() {
-	var seconds, firsts, signs vectors // words, of a group each
-	for group := range 2 {
-		var codes, quotients vectors
-		for i := range 2 {
-			code, quotient := b.codes(group, i)
-			codes, quotients = append(codes, code), append(quotients, quotient)
-		}
-		VPSRLD(b.encoder.even, codes[0], codes[0])
-		VPSRLD(b.encoder.odd, codes[1], codes[1])
-		b.blend(codes[1], codes[0], oddWords)
-		VPSUBW(b.encoder.base, codes[0], codes[0])
-		VPSRLD(U8(abi.FirstShift), quotients[0], quotients[0])
-		VPSRLD(U8(abi.FirstShift-16), quotients[1], quotients[1])
-		b.blend(quotients[1], quotients[0], oddWords)
-		words := b.vector()
-		VPSRLD(U8(16), b.inRing(firstsRing, group, 0), words)
-		VPTERNLOGD(U8(orAnd), b.inRing(firstsRing, group, 1), b.held[0xffff0000], words)
-		seconds, firsts, signs = append(seconds, codes[0]), append(firsts, quotients[0]), append(signs, words)
+// placeCodes makes what is encoded next go to the block that has just been
+// updated.
+func (b *blocks) placeCodes() {
+	place := GP64()
+	LEAQ(Mem{Base: b.first.base, Disp: -abi.Block}, place)
+	MOVQ(place, b.at(firstCodes))
+	LEAQ(Mem{Base: b.second.base, Disp: -abi.Block}, place)
+	MOVQ(place, b.at(secondCodes))
+}
+
+// pending are the codes of the first group of a turn, words, until the second is
+// encoded.
+type pending struct{ second, first, sign reg.VecVirtual }
+
+// encodeWide encodes the group before the one at index in the block before that,
+// the first or the second of a turn, and stores the codes of both with the
+// second.
+func (b *blocks) encodeWide(group int) {
+	from := *b
+	from.ring = GP64()
+	MOVQ(b.ring, from.ring)
+	XORQ(U32(abi.Block), from.ring)
+	var codes, quotients vectors
+	for i := range 2 {
+		code, quotient := from.codes(group, i)
+		codes, quotients = append(codes, code), append(quotients, quotient)
+	}
+	VPSRLD(b.at(encodeShift), codes[0], codes[0])
+	VPSRLD(b.at(encodeOdd), codes[1], codes[1])
+	b.blend(codes[1], codes[0], oddWords)
+	VPSUBW(b.at(encodeBase), codes[0], codes[0])
+	VPSRLD(U8(abi.FirstShift), quotients[0], quotients[0])
+	VPSRLD(U8(abi.FirstShift-16), quotients[1], quotients[1])
+	b.blend(quotients[1], quotients[0], oddWords)
+	signs := b.vector()
+	VPSRLD(U8(16), from.inRing(firstsRing, group, 0), signs)
+	VPTERNLOGD(U8(orAnd), from.inRing(firstsRing, group, 1), b.held[0xffff0000], signs)
+	if group == 0 {
+		b.pending = pending{codes[0], quotients[0], signs}
+		return
 	}
 	// Codes fit their bytes; quotients are at most 127 in theirs, and signs are kept.
-	VPACKUSWB(seconds[1], seconds[0], seconds[0])
-	VPACKSSWB(firsts[1], firsts[0], firsts[0])
-	VPACKSSWB(signs[1], signs[0], signs[0])
-	VPTERNLOGD(U8(orAnd), b.held[0x80808080], signs[0], firsts[0])
-	for _, x := range []struct {
-		codes reg.VecVirtual
-		to    stream
-	}{{seconds[0], b.second}, {firsts[0], b.first}} {
-		VPERMQ(x.codes, b.encoder.inOrder, x.codes)
-		VMOVDQU32(x.codes, b.encoded(x.to, 0))
-	}
+	second, first, sign := b.pending.second, b.pending.first, b.pending.sign
+	VPACKUSWB(codes[0], second, second)
+	VPACKSSWB(quotients[0], first, first)
+	VPACKSSWB(signs, sign, sign)
+	VPTERNLOGD(U8(orAnd), integer(0x80808080), sign, first)
+	order := b.load(table("inOrder", []uint32{0, 0, 2, 0, 4, 0, 6, 0, 1, 0, 3, 0, 5, 0, 7, 0}))
+	VPERMQ(second, order, second)
+	VPERMQ(first, order, first)
+	place := GP64()
+	MOVQ(b.at(secondCodes), place)
+	VMOVDQU32(second, stream{place, 1}.at(b.index, -b.group()))
+	place = GP64()
+	MOVQ(b.at(firstCodes), place)
+	VMOVDQU32(first, stream{place, 1}.at(b.index, -b.group()))
 }
 
 // codes is quotients for AVX-512: code and quotient of vector i of a group, in
 // upper bits, where roots are not 0.
 func (b *blocks) codes(group, i int) (code, quotient reg.VecVirtual) {
 	code, quotient = b.vector(), b.vector()
-	random, reciprocal, dither := b.vector(), b.vector(), b.dither
-	VPMAXSD(b.inRing(rootsRing, group, i), b.encoder.least, code)
-	VPSRLD(b.encoder.dither, dither, random)
+	random, reciprocal := b.vector(), b.vector()
+	VPMAXSD(b.inRing(rootsRing, group, i), b.leastEncoded, code)
+	VPSRLD(b.at(ditherShift), b.dither, random)
 	VPADDD(random, code, code)
 	VPANDND(b.integer(exponents), code, reciprocal)
-	VPANDD(b.inRing(firstsRing, group, i), b.held[^uint32(sign)], quotient)
+	VPANDND(b.inRing(firstsRing, group, i), b.held[sign], quotient)
 	VFMADD213PS(b.integer(doubled), reciprocal, quotient)
 	random = b.vector()
-	VMOVDQA32(dither, random)
-	VPTERNLOGD(U8(andOr), b.integer(1<<32-doubled), b.integer(1<<abi.FirstShift-1), random)
+	VMOVDQA32(b.dither, random)
+	VPTERNLOGD(U8(andOr), b.integer(1<<32-doubled), b.integer(randomDigits), random)
 	VPADDD(random, quotient, quotient)
 	b.nextDither(i)
 	return code, quotient
