@@ -10,11 +10,10 @@ import (
 
 // Undo is a log in which an update, and whatever else changes a chunk, keeps what
 // it is about to overwrite, so that one that was broken off can be made again. It
-// changes the chunk in turns.
-// Before it changes anything of a turn it copies the turn to a ring that has room
-// for a few, which stays in the first-level cache, and stores where the turn
-// begins. What was being changed is the turn that began last or, with moments in
-// int8, the one before it, too.
+// changes the chunk in turns. Before it changes anything of a turn, or of a part
+// of one, it copies that to a ring that has room for a few turns, which stays in
+// the first-level cache, and stores how far it got. What was being changed is the
+// turn that was kept last or, with moments in int8, the one before it, too.
 //
 // It is made for a thread that is killed: that has made all its stores before
 // some instruction, and none after.
@@ -34,7 +33,7 @@ func UndoIn(memory []byte) Undo { return Undo{memory} }
 
 // undoHead is what a log begins with.
 type undoHead struct {
-	turn  atomic.Int64 // the element that the turn begins with that began last; -1 before the first
+	kept  atomic.Int64 // the element up to which the rings hold what was; 0 before the first
 	first atomic.Int64 // the element that the update began with
 }
 
@@ -42,12 +41,12 @@ func (u Undo) head() *undoHead { return (*undoHead)(unsafe.Pointer(pointer(u.byt
 
 // Begin makes the log that of an update of which nothing has been changed.
 func (u Undo) Begin() {
-	u.head().turn.Store(-1)
+	u.head().kept.Store(0)
 	u.head().first.Store(0)
 }
 
 // Begun says whether anything may have been changed.
-func (u Undo) Begun() bool { return u.head().turn.Load() >= 0 }
+func (u Undo) Begun() bool { return u.head().kept.Load() > 0 }
 
 // UpdateLogged updates a chunk from element first on, the first of a turn, and
 // keeps in the log what it takes to make it again. The bits are those of
@@ -66,10 +65,10 @@ func (s Set) UpdateLogged(f Format, constants *Constants, c Chunk, first int, u 
 // updates the chunk from there with the same log, it can be restored again.
 func (u Undo) Restore(f Format, c Chunk) int {
 	head, turn := u.head(), f.granule()
-	last := int(head.turn.Load())
-	first := max(last-turn, int(head.first.Load()))
-	for at := first; at <= last; at += turn {
-		part := c.Slice(at, min(at+turn, c.Len()))
+	kept := int(head.kept.Load())
+	first := max(beginning(kept, turn)-turn, int(head.first.Load()))
+	for at := first; at < kept; at += turn {
+		part := c.Slice(at, min(at+turn, kept))
 		log := u.turn(f, at)
 		for i, stream := range part.changed(f) {
 			copy(stream, log[i])
@@ -86,8 +85,11 @@ func (u Undo) keep(f Format, part *Chunk, first int) {
 	for i, stream := range part.changed(f) {
 		copy(log[i], stream)
 	}
-	u.head().turn.Store(int64(first))
+	u.head().kept.Store(int64(first + part.Len()))
 }
+
+// beginning is where the turn begins that is kept up to an element.
+func beginning(kept, turn int) int { return (kept - 1) / turn * turn }
 
 // turn is where the log holds a turn.
 func (u Undo) turn(f Format, first int) (log [abi.UndoStreams][]byte) {
@@ -130,7 +132,7 @@ func (s Set) AccumulateLogged(sum, gradient Array, first int, u Undo) {
 		end := min(first+sumTurn, n)
 		part := sum.Slice(first, end)
 		copy(u.sumTurn(sum.Type, first), part.Data)
-		u.head().turn.Store(int64(first))
+		u.head().kept.Store(int64(end))
 		s.Accumulate(part, gradient.Slice(first, end))
 	}
 }
@@ -139,8 +141,9 @@ func (s Set) AccumulateLogged(sum, gradient Array, first int, u Undo) {
 // and returns the element that comes next. Should this be broken off, or what is
 // added from there with the same log, it can be restored again.
 func (u Undo) RestoreSum(sum Array) int {
-	first := int(u.head().turn.Load())
-	copy(sum.Slice(first, min(first+sumTurn, sum.Len())).Data, u.sumTurn(sum.Type, first))
+	kept := int(u.head().kept.Load())
+	first := beginning(kept, sumTurn)
+	copy(sum.Slice(first, kept).Data, u.sumTurn(sum.Type, first))
 	return first
 }
 
@@ -161,15 +164,16 @@ func (u Undo) keepMoments(f Format, c Chunk, first int) {
 			copy(log[i], stream)
 		}
 	}
-	u.head().turn.Store(int64(first))
+	u.head().kept.Store(int64(first + c.Len()))
 }
 
 // RestoreMoments makes the block of int8 moments what it was that
 // [Chunk.PutMoment] was changing.
 func (u Undo) RestoreMoments(f Format, c Chunk) {
-	first := int(u.head().turn.Load())
+	kept := int(u.head().kept.Load())
+	first := beginning(kept, Block)
 	log := u.turn(f, first)
-	c = c.Slice(first, min(first+Block, c.Len()))
+	c = c.Slice(first, kept)
 	for i, stream := range c.changed(f) {
 		if i >= abi.UndoMoment1 {
 			copy(stream, log[i])

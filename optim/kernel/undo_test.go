@@ -72,7 +72,7 @@ func TestBrokenOffUpdatesAreMadeAgain(t *testing.T) {
 					}
 					if first = log.Restore(f, got); r.IntN(2) == 0 {
 						// Broken off while it is being restored.
-						spoil(r, f, got.Slice(first, min(first+f.granule(), n)))
+						spoil(r, f, got.Slice(first, min(first+f.granule(), int(log.head().kept.Load()))))
 						first = log.Restore(f, got)
 					}
 				}
@@ -92,6 +92,8 @@ func breakOff(r *rand.Rand, f Format, constants *Constants, c Chunk, first int, 
 	turn := f.granule()
 	turns := r.IntN((c.Len()-first+turn-1)/turn + 1)
 	end := min(first+turns*turn, c.Len())
+	before := plainChunk(f, c.Len())
+	copyChunk(before, c)
 	sets := Available()
 	sets[r.IntN(len(sets))].UpdateLogged(f, constants, c.Slice(0, end), first, log)
 	if turns > 0 && r.IntN(3) > 0 {
@@ -100,6 +102,9 @@ func breakOff(r *rand.Rand, f Format, constants *Constants, c Chunk, first int, 
 			inFlight = 2
 		}
 		spoil(r, f, c.Slice(first+max(turns-inFlight, 0)*turn, end))
+		if f.Moments == MomentsInt8 && r.IntN(2) == 0 {
+			unfinish(r, f, c.Slice(0, end), before, first+(turns-1)*turn, log)
+		}
 		return
 	}
 	if turns == 0 && log.Begun() {
@@ -107,6 +112,26 @@ func breakOff(r *rand.Rand, f Format, constants *Constants, c Chunk, first int, 
 	}
 	for _, stream := range log.turn(f, first+turns*turn) {
 		anything(r, stream)
+	}
+}
+
+// unfinish makes the last block of int8 moments one that is kept up to some
+// element: what is behind that has not been changed, and nothing been encoded.
+func unfinish(r *rand.Rand, f Format, c, before Chunk, last int, log Undo) {
+	n := c.Len()
+	kept := min(last+abi.Block/8*(1+r.IntN(8)), n)
+	log.head().kept.Store(int64(kept))
+	moments := c.Slice(last, n)
+	moments.Parameter, moments.Low, moments.Master = nil, nil, nil
+	copyChunk(moments, before.Slice(last, n))
+	changed, was := c.changed(f), before.changed(f)
+	for i, ring := range log.turn(f, last) {
+		if i == abi.UndoHeaders || len(changed[i]) == 0 {
+			continue
+		}
+		size := len(changed[i]) / n
+		copy(changed[i][kept*size:], was[i][kept*size:])
+		anything(r, ring[(kept-last)*size:])
 	}
 }
 

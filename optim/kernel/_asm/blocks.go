@@ -123,9 +123,10 @@ func (s instructionSet) updateBlocks(state abi.State) {
 func (b *blocks) updateAll(kind int, weights array) {
 	block, next, encoded := label("block"), label("turn"), label("encoded")
 	Label(block)
-	b.log.keepBlock(b.index)
+	b.log.keepHeader(b.index)
 	b.beginBlock()
 	Label(next)
+	b.log.keep(b.index, b.turn(), abi.Block)
 	ahead := GP64()
 	LEAQ(Mem{Base: b.index, Disp: abi.PrefetchAhead(abi.MomentsInt8)}, ahead)
 	CMPQ(b.index, argument("Prefetching"))

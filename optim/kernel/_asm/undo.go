@@ -32,40 +32,31 @@ func (s instructionSet) undoLog(state abi.State, moments abi.MomentType, arrays 
 	return u
 }
 
-// keepTurn keeps the turn of so many elements that begins at index.
-func (u undoLog) keepTurn(index reg.Register, turn int) {
-	kept, place := label("kept"), GP64()
+// keep keeps so many elements from index on, of rings that have room for some
+// turns.
+func (u undoLog) keep(index reg.Register, elements, turn int) {
+	kept, place, end := label("kept"), GP64(), GP64()
 	TESTQ(u.log, u.log)
 	JEQ(LabelRef(kept))
 	MOVQ(index, place)
-	ANDQ(U8(abi.UndoTurns*turn-1), place)
-	u.copy(index, place, turn)
-	MOVQ(index, Mem{Base: u.log})
+	ANDQ(U32(abi.UndoTurns*turn-1), place)
+	u.copy(index, place, elements)
+	LEAQ(Mem{Base: index, Disp: elements}, end)
+	MOVQ(end, Mem{Base: u.log})
 	Label(kept)
 }
 
-// keepBlock keeps the block of int8 moments that begins at index.
-func (u undoLog) keepBlock(index reg.Register) {
-	const elements = 4 * abi.Group // at a time
-	kept, next := label("kept"), label("keep")
-	from, place, header := GP64(), GP64(), GP32()
+// keepHeader keeps the header of the block of int8 moments that begins at index,
+// before anything else of the block is kept.
+func (u undoLog) keepHeader(index reg.Register) {
+	kept, place, header := label("kept"), GP64(), GP32()
 	TESTQ(u.log, u.log)
 	JEQ(LabelRef(kept))
-	MOVQ(index, from)
-	SHRQ(U8(7), from) // two bytes for 256 elements
-	MOVWLZX(Mem{Base: argument("Headers"), Index: from, Scale: 1}, header)
-	ANDQ(U8(2*abi.UndoTurns-1), from)
-	MOVW(header.As16(), Mem{Base: u.log, Index: from, Scale: 1, Disp: u.headers})
-	MOVQ(index, from)
 	MOVQ(index, place)
-	ANDQ(U32(abi.UndoTurns*abi.Block-1), place)
-	Label(next)
-	u.copy(from, place, elements)
-	ADDQ(U8(elements), from)
-	ADDQ(U8(elements), place)
-	TESTQ(U32(abi.Block-1), from)
-	JNE(LabelRef(next))
-	MOVQ(index, Mem{Base: u.log})
+	SHRQ(U8(7), place) // two bytes for 256 elements
+	MOVWLZX(Mem{Base: argument("Headers"), Index: place, Scale: 1}, header)
+	ANDQ(U8(2*abi.UndoTurns-1), place)
+	MOVW(header.As16(), Mem{Base: u.log, Index: place, Scale: 1, Disp: u.headers})
 	Label(kept)
 }
 

@@ -90,7 +90,7 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 	log := s.undoLog(state, moments, arrays)
 	n := length{argument("Elements"), argument("Prefetching"), argument("Start")}
 	loopOfKind(kind, n, abi.PrefetchAhead(moments), s.group(), func(kind int, index, ahead reg.Register) {
-		log.keepTurn(index, moments.Turn())
+		log.keep(index, moments.Turn(), moments.Turn())
 		for first := 0; first < moments.Turn(); first += s.group() {
 			if first > 0 {
 				ADDQ(U8(s.group()), index)

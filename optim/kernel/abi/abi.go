@@ -100,10 +100,10 @@ func (m MomentType) Turn() int {
 	return [...]int{Group, 2 * Group, Block}[m]
 }
 
-// Where an undo log has what: at its beginning the element that the last turn
-// begins with, then, for each stream that an update reads and overwrites, a
+// Where an undo log has what: at its beginning the element up to which it is kept
+// what was, then, for each stream that an update reads and overwrites, a
 // ring of what it was in the last turns. A kernel stores the element when the
-// ring holds the turn, and before it changes anything of it.
+// rings hold what is before it, and before it changes anything of that.
 const (
 	UndoTurns = 4
 	undoHead  = 64
