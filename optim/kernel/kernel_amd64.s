@@ -5860,11 +5860,16 @@ TEXT ·adamFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), DX
 	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    64(SI), SI
+	MOVQ    80(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    48(DI), DI
+	TESTQ   $0x0000001f, BX
+	JEQ     aligned181
+	ORQ     $0x04, DI
+
+aligned181:
 	MOVQ    a+0(FP), R8
 	MOVQ    88(R8), R8
 	MOVQ    a+0(FP), R9
@@ -5884,20 +5889,20 @@ TEXT ·adamFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R13
 	MOVQ    16(R13), R13
 	CMPQ    CX, $0x01
-	JE      fp16182
-	JA      fp32183
+	JE      fp16183
+	JA      fp32184
 	MOVQ    R13, CX
 	LEAQ    96(CX), R13
-	JMP     check186
+	JMP     check187
 
-next185:
+next186:
 	TESTQ   R10, R10
-	JEQ     kept187
+	JEQ     kept188
 	MOVQ    CX, R14
 	ANDQ    $0x0000003f, R14
-	VMOVDQU (BX)(CX*4), Y6
+	VMOVDQU (SI)(CX*4), Y6
 	VMOVDQU Y6, 64(R10)(R14*4)
-	VMOVDQU 32(BX)(CX*4), Y6
+	VMOVDQU 32(SI)(CX*4), Y6
 	VMOVDQU Y6, 96(R10)(R14*4)
 	VMOVDQU (R8)(CX*4), Y6
 	VMOVDQU Y6, 320(R10)(R14*4)
@@ -5910,8 +5915,8 @@ next185:
 	LEAQ    16(CX), R14
 	MOVQ    R14, (R10)
 
-kept187:
-	PREFETCHT0     (BX)(R13*4)
+kept188:
+	PREFETCHT0     (SI)(R13*4)
 	PREFETCHT0     (R8)(R13*4)
 	PREFETCHT0     (R9)(R13*4)
 	PREFETCHT0     (DX)(R13*2)
@@ -5919,8 +5924,8 @@ kept187:
 	VPSHUFB        spread<>+0(SB), Y6, Y6
 	VBROADCASTI128 16(DX)(CX*2), Y7
 	VPSHUFB        spread<>+0(SB), Y7, Y7
-	VMOVUPS        (BX)(CX*4), Y8
-	VMOVUPS        32(BX)(CX*4), Y9
+	VMOVUPS        (SI)(CX*4), Y8
+	VMOVUPS        32(SI)(CX*4), Y9
 	VMULPS         (AX), Y6, Y6
 	VFMADD231PS    64(AX), Y8, Y6
 	VMULPS         (AX), Y7, Y7
@@ -5949,11 +5954,10 @@ kept187:
 	VDIVPS         Y6, Y11, Y11
 	VFMADD231PS    512(AX), Y9, Y9
 	VFMADD231PS    Y5, Y11, Y9
-	VMOVUPS        Y8, (BX)(CX*4)
-	VMOVUPS        Y9, 32(BX)(CX*4)
-	CMPQ           DI, $0x01
-	JE             fp16191
-	JA             fp32192
+	VMOVUPS        Y8, (SI)(CX*4)
+	VMOVUPS        Y9, 32(SI)(CX*4)
+	TESTQ          DI, DI
+	JNE            unusual189
 	VPSRLD         $0x10, Y8, Y6
 	VPAND          pattern00000001<>+0(SB), Y6, Y6
 	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
@@ -5970,55 +5974,86 @@ kept187:
 	VPSRLD         $0x10, Y7, Y7
 	VPACKUSDW      Y7, Y6, Y6
 	VPERMQ         $0xd8, Y6, Y6
-	VMOVDQU        Y6, Y6
-	JMP            done193
+	VMOVNTDQ       Y6, (BX)(CX*2)
+	JMP            stored190
 
-fp16191:
+unusual189:
+	MOVQ      DI, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp16192
+	JA        fp32193
+	VPSRLD    $0x10, Y8, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VCMPPS    $0x03, Y8, Y8, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y9, Y7
+	VPAND     pattern00000001<>+0(SB), Y7, Y7
+	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD    Y9, Y7, Y7
+	VCMPPS    $0x03, Y9, Y9, Y8
+	VBLENDVPS Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD    $0x10, Y6, Y6
+	VPSRLD    $0x10, Y7, Y7
+	VPACKUSDW Y7, Y6, Y6
+	VPERMQ    $0xd8, Y6, Y6
+	TESTQ     $0x00000004, DI
+	JNE       ordinary196
+	VMOVNTDQ  Y6, (BX)(CX*2)
+	JMP       stored195
+
+ordinary196:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored195:
+	JMP done194
+
+fp16192:
 	VPXOR       Y6, Y6, Y6
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X7
 	VINSERTI128 $0x01, X7, Y6, Y6
-	VMOVDQU     Y6, Y6
-	JMP         done193
+	TESTQ       $0x00000004, DI
+	JNE         ordinary198
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored197
 
-fp32192:
-	JMP stored189
+ordinary198:
+	VMOVDQU Y6, (BX)(CX*2)
 
-done193:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned188
-	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored189
+stored197:
+	JMP done194
 
-unaligned188:
-	VMOVDQU Y6, (SI)(CX*2)
-
-stored189:
+fp32193:
+done194:
+stored190:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check186:
+check187:
 	CMPQ CX, R12
-	JB   next185
+	JB   next186
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next185
-	JMP  done184
+	JB   next186
+	JMP  done185
 
-fp16182:
+fp16183:
 	MOVQ R13, CX
 	LEAQ 96(CX), R13
-	JMP  check195
+	JMP  check200
 
-next194:
+next199:
 	TESTQ   R10, R10
-	JEQ     kept196
+	JEQ     kept201
 	MOVQ    CX, R14
 	ANDQ    $0x0000003f, R14
-	VMOVDQU (BX)(CX*4), Y6
+	VMOVDQU (SI)(CX*4), Y6
 	VMOVDQU Y6, 64(R10)(R14*4)
-	VMOVDQU 32(BX)(CX*4), Y6
+	VMOVDQU 32(SI)(CX*4), Y6
 	VMOVDQU Y6, 96(R10)(R14*4)
 	VMOVDQU (R8)(CX*4), Y6
 	VMOVDQU Y6, 320(R10)(R14*4)
@@ -6031,15 +6066,15 @@ next194:
 	LEAQ    16(CX), R14
 	MOVQ    R14, (R10)
 
-kept196:
-	PREFETCHT0  (BX)(R13*4)
+kept201:
+	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*4)
 	PREFETCHT0  (R9)(R13*4)
 	PREFETCHT0  (DX)(R13*2)
 	VCVTPH2PS   (DX)(CX*2), Y6
 	VCVTPH2PS   16(DX)(CX*2), Y7
-	VMOVUPS     (BX)(CX*4), Y8
-	VMOVUPS     32(BX)(CX*4), Y9
+	VMOVUPS     (SI)(CX*4), Y8
+	VMOVUPS     32(SI)(CX*4), Y9
 	VMULPS      (AX), Y6, Y6
 	VFMADD231PS 64(AX), Y8, Y6
 	VMULPS      (AX), Y7, Y7
@@ -6068,11 +6103,10 @@ kept196:
 	VDIVPS      Y6, Y11, Y11
 	VFMADD231PS 512(AX), Y9, Y9
 	VFMADD231PS Y5, Y11, Y9
-	VMOVUPS     Y8, (BX)(CX*4)
-	VMOVUPS     Y9, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16200
-	JA          fp32201
+	VMOVUPS     Y8, (SI)(CX*4)
+	VMOVUPS     Y9, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual202
 	VPSRLD      $0x10, Y8, Y6
 	VPAND       pattern00000001<>+0(SB), Y6, Y6
 	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
@@ -6089,55 +6123,86 @@ kept196:
 	VPSRLD      $0x10, Y7, Y7
 	VPACKUSDW   Y7, Y6, Y6
 	VPERMQ      $0xd8, Y6, Y6
-	VMOVDQU     Y6, Y6
-	JMP         done202
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored203
 
-fp16200:
+unusual202:
+	MOVQ      DI, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp16205
+	JA        fp32206
+	VPSRLD    $0x10, Y8, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VCMPPS    $0x03, Y8, Y8, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y9, Y7
+	VPAND     pattern00000001<>+0(SB), Y7, Y7
+	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD    Y9, Y7, Y7
+	VCMPPS    $0x03, Y9, Y9, Y8
+	VBLENDVPS Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD    $0x10, Y6, Y6
+	VPSRLD    $0x10, Y7, Y7
+	VPACKUSDW Y7, Y6, Y6
+	VPERMQ    $0xd8, Y6, Y6
+	TESTQ     $0x00000004, DI
+	JNE       ordinary209
+	VMOVNTDQ  Y6, (BX)(CX*2)
+	JMP       stored208
+
+ordinary209:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored208:
+	JMP done207
+
+fp16205:
 	VPXOR       Y6, Y6, Y6
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X7
 	VINSERTI128 $0x01, X7, Y6, Y6
-	VMOVDQU     Y6, Y6
-	JMP         done202
+	TESTQ       $0x00000004, DI
+	JNE         ordinary211
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored210
 
-fp32201:
-	JMP stored198
+ordinary211:
+	VMOVDQU Y6, (BX)(CX*2)
 
-done202:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned197
-	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored198
+stored210:
+	JMP done207
 
-unaligned197:
-	VMOVDQU Y6, (SI)(CX*2)
-
-stored198:
+fp32206:
+done207:
+stored203:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check195:
+check200:
 	CMPQ CX, R12
-	JB   next194
+	JB   next199
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next194
-	JMP  done184
+	JB   next199
+	JMP  done185
 
-fp32183:
+fp32184:
 	MOVQ R13, CX
 	LEAQ 96(CX), R13
-	JMP  check204
+	JMP  check213
 
-next203:
+next212:
 	TESTQ   R10, R10
-	JEQ     kept205
+	JEQ     kept214
 	MOVQ    CX, R14
 	ANDQ    $0x0000003f, R14
-	VMOVDQU (BX)(CX*4), Y6
+	VMOVDQU (SI)(CX*4), Y6
 	VMOVDQU Y6, 64(R10)(R14*4)
-	VMOVDQU 32(BX)(CX*4), Y6
+	VMOVDQU 32(SI)(CX*4), Y6
 	VMOVDQU Y6, 96(R10)(R14*4)
 	VMOVDQU (R8)(CX*4), Y6
 	VMOVDQU Y6, 320(R10)(R14*4)
@@ -6150,15 +6215,15 @@ next203:
 	LEAQ    16(CX), R14
 	MOVQ    R14, (R10)
 
-kept205:
-	PREFETCHT0  (BX)(R13*4)
+kept214:
+	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*4)
 	PREFETCHT0  (R9)(R13*4)
 	PREFETCHT0  (DX)(R13*4)
 	VMOVUPS     (DX)(CX*4), Y6
 	VMOVUPS     32(DX)(CX*4), Y7
-	VMOVUPS     (BX)(CX*4), Y8
-	VMOVUPS     32(BX)(CX*4), Y9
+	VMOVUPS     (SI)(CX*4), Y8
+	VMOVUPS     32(SI)(CX*4), Y9
 	VMULPS      (AX), Y6, Y6
 	VFMADD231PS 64(AX), Y8, Y6
 	VMULPS      (AX), Y7, Y7
@@ -6187,11 +6252,10 @@ kept205:
 	VDIVPS      Y6, Y11, Y11
 	VFMADD231PS 512(AX), Y9, Y9
 	VFMADD231PS Y5, Y11, Y9
-	VMOVUPS     Y8, (BX)(CX*4)
-	VMOVUPS     Y9, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16209
-	JA          fp32210
+	VMOVUPS     Y8, (SI)(CX*4)
+	VMOVUPS     Y9, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual215
 	VPSRLD      $0x10, Y8, Y6
 	VPAND       pattern00000001<>+0(SB), Y6, Y6
 	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
@@ -6208,42 +6272,73 @@ kept205:
 	VPSRLD      $0x10, Y7, Y7
 	VPACKUSDW   Y7, Y6, Y6
 	VPERMQ      $0xd8, Y6, Y6
-	VMOVDQU     Y6, Y6
-	JMP         done211
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored216
 
-fp16209:
+unusual215:
+	MOVQ      DI, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp16218
+	JA        fp32219
+	VPSRLD    $0x10, Y8, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VCMPPS    $0x03, Y8, Y8, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y9, Y7
+	VPAND     pattern00000001<>+0(SB), Y7, Y7
+	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD    Y9, Y7, Y7
+	VCMPPS    $0x03, Y9, Y9, Y8
+	VBLENDVPS Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD    $0x10, Y6, Y6
+	VPSRLD    $0x10, Y7, Y7
+	VPACKUSDW Y7, Y6, Y6
+	VPERMQ    $0xd8, Y6, Y6
+	TESTQ     $0x00000004, DI
+	JNE       ordinary222
+	VMOVNTDQ  Y6, (BX)(CX*2)
+	JMP       stored221
+
+ordinary222:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored221:
+	JMP done220
+
+fp16218:
 	VPXOR       Y6, Y6, Y6
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X7
 	VINSERTI128 $0x01, X7, Y6, Y6
-	VMOVDQU     Y6, Y6
-	JMP         done211
+	TESTQ       $0x00000004, DI
+	JNE         ordinary224
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored223
 
-fp32210:
-	JMP stored207
+ordinary224:
+	VMOVDQU Y6, (BX)(CX*2)
 
-done211:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned206
-	VMOVNTDQ Y6, (SI)(CX*2)
-	JMP      stored207
+stored223:
+	JMP done220
 
-unaligned206:
-	VMOVDQU Y6, (SI)(CX*2)
-
-stored207:
+fp32219:
+done220:
+stored216:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check204:
+check213:
 	CMPQ CX, R12
-	JB   next203
+	JB   next212
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next203
+	JB   next212
 
-done184:
+done185:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -6318,11 +6413,16 @@ TEXT ·lionFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), DX
 	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    64(SI), SI
+	MOVQ    80(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    48(DI), DI
+	TESTQ   $0x0000001f, BX
+	JEQ     aligned225
+	ORQ     $0x04, DI
+
+aligned225:
 	MOVQ    a+0(FP), R8
 	MOVQ    88(R8), R8
 	VMOVUPS 128(AX), Y0
@@ -6339,20 +6439,20 @@ TEXT ·lionFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16213
-	JA      fp32214
+	JE      fp16227
+	JA      fp32228
 	MOVQ    R12, CX
 	LEAQ    96(CX), R12
-	JMP     check217
+	JMP     check231
 
-next216:
+next230:
 	TESTQ   R9, R9
-	JEQ     kept218
+	JEQ     kept232
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
-	VMOVDQU (BX)(CX*4), Y5
+	VMOVDQU (SI)(CX*4), Y5
 	VMOVDQU Y5, 64(R9)(R13*4)
-	VMOVDQU 32(BX)(CX*4), Y5
+	VMOVDQU 32(SI)(CX*4), Y5
 	VMOVDQU Y5, 96(R9)(R13*4)
 	VMOVDQU (R8)(CX*4), Y5
 	VMOVDQU Y5, 320(R9)(R13*4)
@@ -6361,16 +6461,16 @@ next216:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept218:
-	PREFETCHT0     (BX)(R12*4)
+kept232:
+	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     (R8)(R12*4)
 	PREFETCHT0     (DX)(R12*2)
 	VBROADCASTI128 (DX)(CX*2), Y5
 	VPSHUFB        spread<>+0(SB), Y5, Y5
 	VBROADCASTI128 16(DX)(CX*2), Y6
 	VPSHUFB        spread<>+0(SB), Y6, Y6
-	VMOVUPS        (BX)(CX*4), Y7
-	VMOVUPS        32(BX)(CX*4), Y8
+	VMOVUPS        (SI)(CX*4), Y7
+	VMOVUPS        32(SI)(CX*4), Y8
 	VMULPS         (AX), Y5, Y5
 	VFMADD231PS    64(AX), Y7, Y5
 	VMULPS         (AX), Y6, Y6
@@ -6403,11 +6503,10 @@ kept218:
 	VFMADD231PS    Y3, Y6, Y5
 	VMOVUPS        Y9, (R8)(CX*4)
 	VMOVUPS        Y5, 32(R8)(CX*4)
-	VMOVUPS        Y7, (BX)(CX*4)
-	VMOVUPS        Y8, 32(BX)(CX*4)
-	CMPQ           DI, $0x01
-	JE             fp16222
-	JA             fp32223
+	VMOVUPS        Y7, (SI)(CX*4)
+	VMOVUPS        Y8, 32(SI)(CX*4)
+	TESTQ          DI, DI
+	JNE            unusual233
 	VPSRLD         $0x10, Y7, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -6424,55 +6523,86 @@ kept218:
 	VPSRLD         $0x10, Y6, Y6
 	VPACKUSDW      Y6, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        Y5, Y5
-	JMP            done224
+	VMOVNTDQ       Y5, (BX)(CX*2)
+	JMP            stored234
 
-fp16222:
+unusual233:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16236
+	JA        fp32237
+	VPSRLD    $0x10, Y7, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y7, Y5, Y5
+	VCMPPS    $0x03, Y7, Y7, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y8, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VCMPPS    $0x03, Y8, Y8, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPSRLD    $0x10, Y6, Y6
+	VPACKUSDW Y6, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary240
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored239
+
+ordinary240:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored239:
+	JMP done238
+
+fp16236:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
-	VMOVDQU     Y5, Y5
-	JMP         done224
+	TESTQ       $0x00000004, DI
+	JNE         ordinary242
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored241
 
-fp32223:
-	JMP stored220
+ordinary242:
+	VMOVDQU Y5, (BX)(CX*2)
 
-done224:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned219
-	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored220
+stored241:
+	JMP done238
 
-unaligned219:
-	VMOVDQU Y5, (SI)(CX*2)
-
-stored220:
+fp32237:
+done238:
+stored234:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check217:
+check231:
 	CMPQ CX, R11
-	JB   next216
+	JB   next230
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next216
-	JMP  done215
+	JB   next230
+	JMP  done229
 
-fp16213:
+fp16227:
 	MOVQ R12, CX
 	LEAQ 96(CX), R12
-	JMP  check226
+	JMP  check244
 
-next225:
+next243:
 	TESTQ   R9, R9
-	JEQ     kept227
+	JEQ     kept245
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
-	VMOVDQU (BX)(CX*4), Y5
+	VMOVDQU (SI)(CX*4), Y5
 	VMOVDQU Y5, 64(R9)(R13*4)
-	VMOVDQU 32(BX)(CX*4), Y5
+	VMOVDQU 32(SI)(CX*4), Y5
 	VMOVDQU Y5, 96(R9)(R13*4)
 	VMOVDQU (R8)(CX*4), Y5
 	VMOVDQU Y5, 320(R9)(R13*4)
@@ -6481,14 +6611,14 @@ next225:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept227:
-	PREFETCHT0  (BX)(R12*4)
+kept245:
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
 	VCVTPH2PS   (DX)(CX*2), Y5
 	VCVTPH2PS   16(DX)(CX*2), Y6
-	VMOVUPS     (BX)(CX*4), Y7
-	VMOVUPS     32(BX)(CX*4), Y8
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
 	VMULPS      (AX), Y5, Y5
 	VFMADD231PS 64(AX), Y7, Y5
 	VMULPS      (AX), Y6, Y6
@@ -6521,11 +6651,10 @@ kept227:
 	VFMADD231PS Y3, Y6, Y5
 	VMOVUPS     Y9, (R8)(CX*4)
 	VMOVUPS     Y5, 32(R8)(CX*4)
-	VMOVUPS     Y7, (BX)(CX*4)
-	VMOVUPS     Y8, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16231
-	JA          fp32232
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y8, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual246
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -6542,55 +6671,86 @@ kept227:
 	VPSRLD      $0x10, Y6, Y6
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQU     Y5, Y5
-	JMP         done233
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored247
 
-fp16231:
+unusual246:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16249
+	JA        fp32250
+	VPSRLD    $0x10, Y7, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y7, Y5, Y5
+	VCMPPS    $0x03, Y7, Y7, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y8, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VCMPPS    $0x03, Y8, Y8, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPSRLD    $0x10, Y6, Y6
+	VPACKUSDW Y6, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary253
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored252
+
+ordinary253:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored252:
+	JMP done251
+
+fp16249:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
-	VMOVDQU     Y5, Y5
-	JMP         done233
+	TESTQ       $0x00000004, DI
+	JNE         ordinary255
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored254
 
-fp32232:
-	JMP stored229
+ordinary255:
+	VMOVDQU Y5, (BX)(CX*2)
 
-done233:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned228
-	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored229
+stored254:
+	JMP done251
 
-unaligned228:
-	VMOVDQU Y5, (SI)(CX*2)
-
-stored229:
+fp32250:
+done251:
+stored247:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check226:
+check244:
 	CMPQ CX, R11
-	JB   next225
+	JB   next243
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next225
-	JMP  done215
+	JB   next243
+	JMP  done229
 
-fp32214:
+fp32228:
 	MOVQ R12, CX
 	LEAQ 96(CX), R12
-	JMP  check235
+	JMP  check257
 
-next234:
+next256:
 	TESTQ   R9, R9
-	JEQ     kept236
+	JEQ     kept258
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
-	VMOVDQU (BX)(CX*4), Y5
+	VMOVDQU (SI)(CX*4), Y5
 	VMOVDQU Y5, 64(R9)(R13*4)
-	VMOVDQU 32(BX)(CX*4), Y5
+	VMOVDQU 32(SI)(CX*4), Y5
 	VMOVDQU Y5, 96(R9)(R13*4)
 	VMOVDQU (R8)(CX*4), Y5
 	VMOVDQU Y5, 320(R9)(R13*4)
@@ -6599,14 +6759,14 @@ next234:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept236:
-	PREFETCHT0  (BX)(R12*4)
+kept258:
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Y5
 	VMOVUPS     32(DX)(CX*4), Y6
-	VMOVUPS     (BX)(CX*4), Y7
-	VMOVUPS     32(BX)(CX*4), Y8
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
 	VMULPS      (AX), Y5, Y5
 	VFMADD231PS 64(AX), Y7, Y5
 	VMULPS      (AX), Y6, Y6
@@ -6639,11 +6799,10 @@ kept236:
 	VFMADD231PS Y3, Y6, Y5
 	VMOVUPS     Y9, (R8)(CX*4)
 	VMOVUPS     Y5, 32(R8)(CX*4)
-	VMOVUPS     Y7, (BX)(CX*4)
-	VMOVUPS     Y8, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16240
-	JA          fp32241
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y8, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual259
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -6660,42 +6819,73 @@ kept236:
 	VPSRLD      $0x10, Y6, Y6
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQU     Y5, Y5
-	JMP         done242
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored260
 
-fp16240:
+unusual259:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16262
+	JA        fp32263
+	VPSRLD    $0x10, Y7, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y7, Y5, Y5
+	VCMPPS    $0x03, Y7, Y7, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y8, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VCMPPS    $0x03, Y8, Y8, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPSRLD    $0x10, Y6, Y6
+	VPACKUSDW Y6, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary266
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored265
+
+ordinary266:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored265:
+	JMP done264
+
+fp16262:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
-	VMOVDQU     Y5, Y5
-	JMP         done242
+	TESTQ       $0x00000004, DI
+	JNE         ordinary268
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored267
 
-fp32241:
-	JMP stored238
+ordinary268:
+	VMOVDQU Y5, (BX)(CX*2)
 
-done242:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned237
-	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored238
+stored267:
+	JMP done264
 
-unaligned237:
-	VMOVDQU Y5, (SI)(CX*2)
-
-stored238:
+fp32263:
+done264:
+stored260:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check235:
+check257:
 	CMPQ CX, R11
-	JB   next234
+	JB   next256
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next234
+	JB   next256
 
-done215:
+done229:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -6716,11 +6906,16 @@ TEXT ·adagradFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), DX
 	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    64(SI), SI
+	MOVQ    80(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    48(DI), DI
+	TESTQ   $0x0000001f, BX
+	JEQ     aligned269
+	ORQ     $0x04, DI
+
+aligned269:
 	MOVQ    a+0(FP), R8
 	MOVQ    88(R8), R8
 	VMOVUPS 448(AX), Y0
@@ -6734,20 +6929,20 @@ TEXT ·adagradFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16244
-	JA      fp32245
+	JE      fp16271
+	JA      fp32272
 	MOVQ    R12, CX
 	LEAQ    96(CX), R12
-	JMP     check248
+	JMP     check275
 
-next247:
+next274:
 	TESTQ   R9, R9
-	JEQ     kept249
+	JEQ     kept276
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
-	VMOVDQU (BX)(CX*4), Y2
+	VMOVDQU (SI)(CX*4), Y2
 	VMOVDQU Y2, 64(R9)(R13*4)
-	VMOVDQU 32(BX)(CX*4), Y2
+	VMOVDQU 32(SI)(CX*4), Y2
 	VMOVDQU Y2, 96(R9)(R13*4)
 	VMOVDQU (R8)(CX*4), Y2
 	VMOVDQU Y2, 320(R9)(R13*4)
@@ -6756,16 +6951,16 @@ next247:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept249:
-	PREFETCHT0     (BX)(R12*4)
+kept276:
+	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     (R8)(R12*4)
 	PREFETCHT0     (DX)(R12*2)
 	VBROADCASTI128 (DX)(CX*2), Y2
 	VPSHUFB        spread<>+0(SB), Y2, Y2
 	VBROADCASTI128 16(DX)(CX*2), Y3
 	VPSHUFB        spread<>+0(SB), Y3, Y3
-	VMOVUPS        (BX)(CX*4), Y4
-	VMOVUPS        32(BX)(CX*4), Y5
+	VMOVUPS        (SI)(CX*4), Y4
+	VMOVUPS        32(SI)(CX*4), Y5
 	VMULPS         (AX), Y2, Y2
 	VFMADD231PS    64(AX), Y4, Y2
 	VMULPS         (AX), Y3, Y3
@@ -6784,11 +6979,10 @@ kept249:
 	VADDPS         Y0, Y7, Y7
 	VDIVPS         Y7, Y3, Y3
 	VFMADD231PS    Y1, Y3, Y5
-	VMOVUPS        Y4, (BX)(CX*4)
-	VMOVUPS        Y5, 32(BX)(CX*4)
-	CMPQ           DI, $0x01
-	JE             fp16253
-	JA             fp32254
+	VMOVUPS        Y4, (SI)(CX*4)
+	VMOVUPS        Y5, 32(SI)(CX*4)
+	TESTQ          DI, DI
+	JNE            unusual277
 	VPSRLD         $0x10, Y4, Y2
 	VPAND          pattern00000001<>+0(SB), Y2, Y2
 	VPADDD         pattern00007fff<>+0(SB), Y2, Y2
@@ -6805,55 +6999,86 @@ kept249:
 	VPSRLD         $0x10, Y3, Y3
 	VPACKUSDW      Y3, Y2, Y2
 	VPERMQ         $0xd8, Y2, Y2
-	VMOVDQU        Y2, Y2
-	JMP            done255
+	VMOVNTDQ       Y2, (BX)(CX*2)
+	JMP            stored278
 
-fp16253:
+unusual277:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16280
+	JA        fp32281
+	VPSRLD    $0x10, Y4, Y2
+	VPAND     pattern00000001<>+0(SB), Y2, Y2
+	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD    Y4, Y2, Y2
+	VCMPPS    $0x03, Y4, Y4, Y3
+	VBLENDVPS Y3, pattern7fc00000<>+0(SB), Y2, Y2
+	VPSRLD    $0x10, Y5, Y3
+	VPAND     pattern00000001<>+0(SB), Y3, Y3
+	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD    Y5, Y3, Y3
+	VCMPPS    $0x03, Y5, Y5, Y4
+	VBLENDVPS Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD    $0x10, Y2, Y2
+	VPSRLD    $0x10, Y3, Y3
+	VPACKUSDW Y3, Y2, Y2
+	VPERMQ    $0xd8, Y2, Y2
+	TESTQ     $0x00000004, DI
+	JNE       ordinary284
+	VMOVNTDQ  Y2, (BX)(CX*2)
+	JMP       stored283
+
+ordinary284:
+	VMOVDQU Y2, (BX)(CX*2)
+
+stored283:
+	JMP done282
+
+fp16280:
 	VPXOR       Y2, Y2, Y2
 	VCVTPS2PH   $0x00, Y4, X2
 	VCVTPS2PH   $0x00, Y5, X3
 	VINSERTI128 $0x01, X3, Y2, Y2
-	VMOVDQU     Y2, Y2
-	JMP         done255
+	TESTQ       $0x00000004, DI
+	JNE         ordinary286
+	VMOVNTDQ    Y2, (BX)(CX*2)
+	JMP         stored285
 
-fp32254:
-	JMP stored251
+ordinary286:
+	VMOVDQU Y2, (BX)(CX*2)
 
-done255:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned250
-	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored251
+stored285:
+	JMP done282
 
-unaligned250:
-	VMOVDQU Y2, (SI)(CX*2)
-
-stored251:
+fp32281:
+done282:
+stored278:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check248:
+check275:
 	CMPQ CX, R11
-	JB   next247
+	JB   next274
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next247
-	JMP  done246
+	JB   next274
+	JMP  done273
 
-fp16244:
+fp16271:
 	MOVQ R12, CX
 	LEAQ 96(CX), R12
-	JMP  check257
+	JMP  check288
 
-next256:
+next287:
 	TESTQ   R9, R9
-	JEQ     kept258
+	JEQ     kept289
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
-	VMOVDQU (BX)(CX*4), Y2
+	VMOVDQU (SI)(CX*4), Y2
 	VMOVDQU Y2, 64(R9)(R13*4)
-	VMOVDQU 32(BX)(CX*4), Y2
+	VMOVDQU 32(SI)(CX*4), Y2
 	VMOVDQU Y2, 96(R9)(R13*4)
 	VMOVDQU (R8)(CX*4), Y2
 	VMOVDQU Y2, 320(R9)(R13*4)
@@ -6862,14 +7087,14 @@ next256:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept258:
-	PREFETCHT0  (BX)(R12*4)
+kept289:
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
 	VCVTPH2PS   (DX)(CX*2), Y2
 	VCVTPH2PS   16(DX)(CX*2), Y3
-	VMOVUPS     (BX)(CX*4), Y4
-	VMOVUPS     32(BX)(CX*4), Y5
+	VMOVUPS     (SI)(CX*4), Y4
+	VMOVUPS     32(SI)(CX*4), Y5
 	VMULPS      (AX), Y2, Y2
 	VFMADD231PS 64(AX), Y4, Y2
 	VMULPS      (AX), Y3, Y3
@@ -6888,11 +7113,10 @@ kept258:
 	VADDPS      Y0, Y7, Y7
 	VDIVPS      Y7, Y3, Y3
 	VFMADD231PS Y1, Y3, Y5
-	VMOVUPS     Y4, (BX)(CX*4)
-	VMOVUPS     Y5, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16262
-	JA          fp32263
+	VMOVUPS     Y4, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual290
 	VPSRLD      $0x10, Y4, Y2
 	VPAND       pattern00000001<>+0(SB), Y2, Y2
 	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
@@ -6909,55 +7133,86 @@ kept258:
 	VPSRLD      $0x10, Y3, Y3
 	VPACKUSDW   Y3, Y2, Y2
 	VPERMQ      $0xd8, Y2, Y2
-	VMOVDQU     Y2, Y2
-	JMP         done264
+	VMOVNTDQ    Y2, (BX)(CX*2)
+	JMP         stored291
 
-fp16262:
+unusual290:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16293
+	JA        fp32294
+	VPSRLD    $0x10, Y4, Y2
+	VPAND     pattern00000001<>+0(SB), Y2, Y2
+	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD    Y4, Y2, Y2
+	VCMPPS    $0x03, Y4, Y4, Y3
+	VBLENDVPS Y3, pattern7fc00000<>+0(SB), Y2, Y2
+	VPSRLD    $0x10, Y5, Y3
+	VPAND     pattern00000001<>+0(SB), Y3, Y3
+	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD    Y5, Y3, Y3
+	VCMPPS    $0x03, Y5, Y5, Y4
+	VBLENDVPS Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD    $0x10, Y2, Y2
+	VPSRLD    $0x10, Y3, Y3
+	VPACKUSDW Y3, Y2, Y2
+	VPERMQ    $0xd8, Y2, Y2
+	TESTQ     $0x00000004, DI
+	JNE       ordinary297
+	VMOVNTDQ  Y2, (BX)(CX*2)
+	JMP       stored296
+
+ordinary297:
+	VMOVDQU Y2, (BX)(CX*2)
+
+stored296:
+	JMP done295
+
+fp16293:
 	VPXOR       Y2, Y2, Y2
 	VCVTPS2PH   $0x00, Y4, X2
 	VCVTPS2PH   $0x00, Y5, X3
 	VINSERTI128 $0x01, X3, Y2, Y2
-	VMOVDQU     Y2, Y2
-	JMP         done264
+	TESTQ       $0x00000004, DI
+	JNE         ordinary299
+	VMOVNTDQ    Y2, (BX)(CX*2)
+	JMP         stored298
 
-fp32263:
-	JMP stored260
+ordinary299:
+	VMOVDQU Y2, (BX)(CX*2)
 
-done264:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned259
-	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored260
+stored298:
+	JMP done295
 
-unaligned259:
-	VMOVDQU Y2, (SI)(CX*2)
-
-stored260:
+fp32294:
+done295:
+stored291:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check257:
+check288:
 	CMPQ CX, R11
-	JB   next256
+	JB   next287
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next256
-	JMP  done246
+	JB   next287
+	JMP  done273
 
-fp32245:
+fp32272:
 	MOVQ R12, CX
 	LEAQ 96(CX), R12
-	JMP  check266
+	JMP  check301
 
-next265:
+next300:
 	TESTQ   R9, R9
-	JEQ     kept267
+	JEQ     kept302
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
-	VMOVDQU (BX)(CX*4), Y2
+	VMOVDQU (SI)(CX*4), Y2
 	VMOVDQU Y2, 64(R9)(R13*4)
-	VMOVDQU 32(BX)(CX*4), Y2
+	VMOVDQU 32(SI)(CX*4), Y2
 	VMOVDQU Y2, 96(R9)(R13*4)
 	VMOVDQU (R8)(CX*4), Y2
 	VMOVDQU Y2, 320(R9)(R13*4)
@@ -6966,14 +7221,14 @@ next265:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept267:
-	PREFETCHT0  (BX)(R12*4)
+kept302:
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Y2
 	VMOVUPS     32(DX)(CX*4), Y3
-	VMOVUPS     (BX)(CX*4), Y4
-	VMOVUPS     32(BX)(CX*4), Y5
+	VMOVUPS     (SI)(CX*4), Y4
+	VMOVUPS     32(SI)(CX*4), Y5
 	VMULPS      (AX), Y2, Y2
 	VFMADD231PS 64(AX), Y4, Y2
 	VMULPS      (AX), Y3, Y3
@@ -6992,11 +7247,10 @@ kept267:
 	VADDPS      Y0, Y7, Y7
 	VDIVPS      Y7, Y3, Y3
 	VFMADD231PS Y1, Y3, Y5
-	VMOVUPS     Y4, (BX)(CX*4)
-	VMOVUPS     Y5, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16271
-	JA          fp32272
+	VMOVUPS     Y4, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual303
 	VPSRLD      $0x10, Y4, Y2
 	VPAND       pattern00000001<>+0(SB), Y2, Y2
 	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
@@ -7013,42 +7267,73 @@ kept267:
 	VPSRLD      $0x10, Y3, Y3
 	VPACKUSDW   Y3, Y2, Y2
 	VPERMQ      $0xd8, Y2, Y2
-	VMOVDQU     Y2, Y2
-	JMP         done273
+	VMOVNTDQ    Y2, (BX)(CX*2)
+	JMP         stored304
 
-fp16271:
+unusual303:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16306
+	JA        fp32307
+	VPSRLD    $0x10, Y4, Y2
+	VPAND     pattern00000001<>+0(SB), Y2, Y2
+	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD    Y4, Y2, Y2
+	VCMPPS    $0x03, Y4, Y4, Y3
+	VBLENDVPS Y3, pattern7fc00000<>+0(SB), Y2, Y2
+	VPSRLD    $0x10, Y5, Y3
+	VPAND     pattern00000001<>+0(SB), Y3, Y3
+	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD    Y5, Y3, Y3
+	VCMPPS    $0x03, Y5, Y5, Y4
+	VBLENDVPS Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD    $0x10, Y2, Y2
+	VPSRLD    $0x10, Y3, Y3
+	VPACKUSDW Y3, Y2, Y2
+	VPERMQ    $0xd8, Y2, Y2
+	TESTQ     $0x00000004, DI
+	JNE       ordinary310
+	VMOVNTDQ  Y2, (BX)(CX*2)
+	JMP       stored309
+
+ordinary310:
+	VMOVDQU Y2, (BX)(CX*2)
+
+stored309:
+	JMP done308
+
+fp16306:
 	VPXOR       Y2, Y2, Y2
 	VCVTPS2PH   $0x00, Y4, X2
 	VCVTPS2PH   $0x00, Y5, X3
 	VINSERTI128 $0x01, X3, Y2, Y2
-	VMOVDQU     Y2, Y2
-	JMP         done273
+	TESTQ       $0x00000004, DI
+	JNE         ordinary312
+	VMOVNTDQ    Y2, (BX)(CX*2)
+	JMP         stored311
 
-fp32272:
-	JMP stored269
+ordinary312:
+	VMOVDQU Y2, (BX)(CX*2)
 
-done273:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned268
-	VMOVNTDQ Y2, (SI)(CX*2)
-	JMP      stored269
+stored311:
+	JMP done308
 
-unaligned268:
-	VMOVDQU Y2, (SI)(CX*2)
-
-stored269:
+fp32307:
+done308:
+stored304:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check266:
+check301:
 	CMPQ CX, R11
-	JB   next265
+	JB   next300
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next265
+	JB   next300
 
-done246:
+done273:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -7069,11 +7354,16 @@ TEXT ·sgdFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), DX
 	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    64(SI), SI
+	MOVQ    80(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    48(DI), DI
+	TESTQ   $0x0000001f, BX
+	JEQ     aligned313
+	ORQ     $0x04, DI
+
+aligned313:
 	MOVQ    a+0(FP), R8
 	MOVQ    88(R8), R8
 	VMOVUPS 128(AX), Y0
@@ -7090,20 +7380,20 @@ TEXT ·sgdFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16275
-	JA      fp32276
+	JE      fp16315
+	JA      fp32316
 	MOVQ    R12, CX
 	LEAQ    96(CX), R12
-	JMP     check279
+	JMP     check319
 
-next278:
+next318:
 	TESTQ   R9, R9
-	JEQ     kept280
+	JEQ     kept320
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
-	VMOVDQU (BX)(CX*4), Y5
+	VMOVDQU (SI)(CX*4), Y5
 	VMOVDQU Y5, 64(R9)(R13*4)
-	VMOVDQU 32(BX)(CX*4), Y5
+	VMOVDQU 32(SI)(CX*4), Y5
 	VMOVDQU Y5, 96(R9)(R13*4)
 	VMOVDQU (R8)(CX*4), Y5
 	VMOVDQU Y5, 320(R9)(R13*4)
@@ -7112,16 +7402,16 @@ next278:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept280:
-	PREFETCHT0     (BX)(R12*4)
+kept320:
+	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     (R8)(R12*4)
 	PREFETCHT0     (DX)(R12*2)
 	VBROADCASTI128 (DX)(CX*2), Y5
 	VPSHUFB        spread<>+0(SB), Y5, Y5
 	VBROADCASTI128 16(DX)(CX*2), Y6
 	VPSHUFB        spread<>+0(SB), Y6, Y6
-	VMOVUPS        (BX)(CX*4), Y7
-	VMOVUPS        32(BX)(CX*4), Y8
+	VMOVUPS        (SI)(CX*4), Y7
+	VMOVUPS        32(SI)(CX*4), Y8
 	VMULPS         (AX), Y5, Y5
 	VFMADD231PS    64(AX), Y7, Y5
 	VMULPS         (AX), Y6, Y6
@@ -7140,11 +7430,10 @@ kept280:
 	VFMADD231PS    Y2, Y10, Y6
 	VFMADD231PS    512(AX), Y8, Y8
 	VFMADD231PS    Y4, Y6, Y8
-	VMOVUPS        Y7, (BX)(CX*4)
-	VMOVUPS        Y8, 32(BX)(CX*4)
-	CMPQ           DI, $0x01
-	JE             fp16284
-	JA             fp32285
+	VMOVUPS        Y7, (SI)(CX*4)
+	VMOVUPS        Y8, 32(SI)(CX*4)
+	TESTQ          DI, DI
+	JNE            unusual321
 	VPSRLD         $0x10, Y7, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -7161,55 +7450,86 @@ kept280:
 	VPSRLD         $0x10, Y6, Y6
 	VPACKUSDW      Y6, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        Y5, Y5
-	JMP            done286
+	VMOVNTDQ       Y5, (BX)(CX*2)
+	JMP            stored322
 
-fp16284:
+unusual321:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16324
+	JA        fp32325
+	VPSRLD    $0x10, Y7, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y7, Y5, Y5
+	VCMPPS    $0x03, Y7, Y7, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y8, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VCMPPS    $0x03, Y8, Y8, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPSRLD    $0x10, Y6, Y6
+	VPACKUSDW Y6, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary328
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored327
+
+ordinary328:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored327:
+	JMP done326
+
+fp16324:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
-	VMOVDQU     Y5, Y5
-	JMP         done286
+	TESTQ       $0x00000004, DI
+	JNE         ordinary330
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored329
 
-fp32285:
-	JMP stored282
+ordinary330:
+	VMOVDQU Y5, (BX)(CX*2)
 
-done286:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned281
-	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored282
+stored329:
+	JMP done326
 
-unaligned281:
-	VMOVDQU Y5, (SI)(CX*2)
-
-stored282:
+fp32325:
+done326:
+stored322:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check279:
+check319:
 	CMPQ CX, R11
-	JB   next278
+	JB   next318
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next278
-	JMP  done277
+	JB   next318
+	JMP  done317
 
-fp16275:
+fp16315:
 	MOVQ R12, CX
 	LEAQ 96(CX), R12
-	JMP  check288
+	JMP  check332
 
-next287:
+next331:
 	TESTQ   R9, R9
-	JEQ     kept289
+	JEQ     kept333
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
-	VMOVDQU (BX)(CX*4), Y5
+	VMOVDQU (SI)(CX*4), Y5
 	VMOVDQU Y5, 64(R9)(R13*4)
-	VMOVDQU 32(BX)(CX*4), Y5
+	VMOVDQU 32(SI)(CX*4), Y5
 	VMOVDQU Y5, 96(R9)(R13*4)
 	VMOVDQU (R8)(CX*4), Y5
 	VMOVDQU Y5, 320(R9)(R13*4)
@@ -7218,14 +7538,14 @@ next287:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept289:
-	PREFETCHT0  (BX)(R12*4)
+kept333:
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
 	VCVTPH2PS   (DX)(CX*2), Y5
 	VCVTPH2PS   16(DX)(CX*2), Y6
-	VMOVUPS     (BX)(CX*4), Y7
-	VMOVUPS     32(BX)(CX*4), Y8
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
 	VMULPS      (AX), Y5, Y5
 	VFMADD231PS 64(AX), Y7, Y5
 	VMULPS      (AX), Y6, Y6
@@ -7244,11 +7564,10 @@ kept289:
 	VFMADD231PS Y2, Y10, Y6
 	VFMADD231PS 512(AX), Y8, Y8
 	VFMADD231PS Y4, Y6, Y8
-	VMOVUPS     Y7, (BX)(CX*4)
-	VMOVUPS     Y8, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16293
-	JA          fp32294
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y8, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual334
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -7265,55 +7584,86 @@ kept289:
 	VPSRLD      $0x10, Y6, Y6
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQU     Y5, Y5
-	JMP         done295
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored335
 
-fp16293:
+unusual334:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16337
+	JA        fp32338
+	VPSRLD    $0x10, Y7, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y7, Y5, Y5
+	VCMPPS    $0x03, Y7, Y7, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y8, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VCMPPS    $0x03, Y8, Y8, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPSRLD    $0x10, Y6, Y6
+	VPACKUSDW Y6, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary341
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored340
+
+ordinary341:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored340:
+	JMP done339
+
+fp16337:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
-	VMOVDQU     Y5, Y5
-	JMP         done295
+	TESTQ       $0x00000004, DI
+	JNE         ordinary343
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored342
 
-fp32294:
-	JMP stored291
+ordinary343:
+	VMOVDQU Y5, (BX)(CX*2)
 
-done295:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned290
-	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored291
+stored342:
+	JMP done339
 
-unaligned290:
-	VMOVDQU Y5, (SI)(CX*2)
-
-stored291:
+fp32338:
+done339:
+stored335:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check288:
+check332:
 	CMPQ CX, R11
-	JB   next287
+	JB   next331
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next287
-	JMP  done277
+	JB   next331
+	JMP  done317
 
-fp32276:
+fp32316:
 	MOVQ R12, CX
 	LEAQ 96(CX), R12
-	JMP  check297
+	JMP  check345
 
-next296:
+next344:
 	TESTQ   R9, R9
-	JEQ     kept298
+	JEQ     kept346
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
-	VMOVDQU (BX)(CX*4), Y5
+	VMOVDQU (SI)(CX*4), Y5
 	VMOVDQU Y5, 64(R9)(R13*4)
-	VMOVDQU 32(BX)(CX*4), Y5
+	VMOVDQU 32(SI)(CX*4), Y5
 	VMOVDQU Y5, 96(R9)(R13*4)
 	VMOVDQU (R8)(CX*4), Y5
 	VMOVDQU Y5, 320(R9)(R13*4)
@@ -7322,14 +7672,14 @@ next296:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept298:
-	PREFETCHT0  (BX)(R12*4)
+kept346:
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Y5
 	VMOVUPS     32(DX)(CX*4), Y6
-	VMOVUPS     (BX)(CX*4), Y7
-	VMOVUPS     32(BX)(CX*4), Y8
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
 	VMULPS      (AX), Y5, Y5
 	VFMADD231PS 64(AX), Y7, Y5
 	VMULPS      (AX), Y6, Y6
@@ -7348,11 +7698,10 @@ kept298:
 	VFMADD231PS Y2, Y10, Y6
 	VFMADD231PS 512(AX), Y8, Y8
 	VFMADD231PS Y4, Y6, Y8
-	VMOVUPS     Y7, (BX)(CX*4)
-	VMOVUPS     Y8, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16302
-	JA          fp32303
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y8, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual347
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -7369,42 +7718,73 @@ kept298:
 	VPSRLD      $0x10, Y6, Y6
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQU     Y5, Y5
-	JMP         done304
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored348
 
-fp16302:
+unusual347:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16350
+	JA        fp32351
+	VPSRLD    $0x10, Y7, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y7, Y5, Y5
+	VCMPPS    $0x03, Y7, Y7, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y8, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VCMPPS    $0x03, Y8, Y8, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPSRLD    $0x10, Y6, Y6
+	VPACKUSDW Y6, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary354
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored353
+
+ordinary354:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored353:
+	JMP done352
+
+fp16350:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
-	VMOVDQU     Y5, Y5
-	JMP         done304
+	TESTQ       $0x00000004, DI
+	JNE         ordinary356
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored355
 
-fp32303:
-	JMP stored300
+ordinary356:
+	VMOVDQU Y5, (BX)(CX*2)
 
-done304:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned299
-	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored300
+stored355:
+	JMP done352
 
-unaligned299:
-	VMOVDQU Y5, (SI)(CX*2)
-
-stored300:
+fp32351:
+done352:
+stored348:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check297:
+check345:
 	CMPQ CX, R11
-	JB   next296
+	JB   next344
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next296
+	JB   next344
 
-done277:
+done317:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -7430,13 +7810,13 @@ TEXT ·trafficFP321xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16306
-	JA    fp32307
+	JE    fp16358
+	JA    fp32359
 	XORQ  DX, DX
 	LEAQ  96(DX), R9
-	JMP   check310
+	JMP   check362
 
-next309:
+next361:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -7450,34 +7830,34 @@ next309:
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written311
+	JEQ        written363
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned312
+	JNE        unaligned364
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written311
+	JMP        written363
 
-unaligned312:
+unaligned364:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written311:
+written363:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check310:
+check362:
 	CMPQ DX, R8
-	JB   next309
+	JB   next361
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next309
-	JMP  done308
+	JB   next361
+	JMP  done360
 
-fp16306:
+fp16358:
 	XORQ DX, DX
 	LEAQ 96(DX), R9
-	JMP  check314
+	JMP  check366
 
-next313:
+next365:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -7491,34 +7871,34 @@ next313:
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written315
+	JEQ        written367
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned316
+	JNE        unaligned368
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written315
+	JMP        written367
 
-unaligned316:
+unaligned368:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written315:
+written367:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check314:
+check366:
 	CMPQ DX, R8
-	JB   next313
+	JB   next365
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next313
-	JMP  done308
+	JB   next365
+	JMP  done360
 
-fp32307:
+fp32359:
 	XORQ DX, DX
 	LEAQ 96(DX), R9
-	JMP  check318
+	JMP  check370
 
-next317:
+next369:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -7533,28 +7913,28 @@ next317:
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written319
+	JEQ        written371
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned320
+	JNE        unaligned372
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written319
+	JMP        written371
 
-unaligned320:
+unaligned372:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written319:
+written371:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check318:
+check370:
 	CMPQ DX, R8
-	JB   next317
+	JB   next369
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next317
+	JB   next369
 
-done308:
+done360:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -7581,13 +7961,13 @@ TEXT ·trafficFP322xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp16322
-	JA    fp32323
+	JE    fp16374
+	JA    fp32375
 	XORQ  DX, DX
 	LEAQ  96(DX), R10
-	JMP   check326
+	JMP   check378
 
-next325:
+next377:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -7606,34 +7986,34 @@ next325:
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written327
+	JEQ        written379
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned328
+	JNE        unaligned380
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written327
+	JMP        written379
 
-unaligned328:
+unaligned380:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written327:
+written379:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check326:
+check378:
 	CMPQ DX, R9
-	JB   next325
+	JB   next377
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next325
-	JMP  done324
+	JB   next377
+	JMP  done376
 
-fp16322:
+fp16374:
 	XORQ DX, DX
 	LEAQ 96(DX), R10
-	JMP  check330
+	JMP  check382
 
-next329:
+next381:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -7652,34 +8032,34 @@ next329:
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written331
+	JEQ        written383
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned332
+	JNE        unaligned384
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written331
+	JMP        written383
 
-unaligned332:
+unaligned384:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written331:
+written383:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check330:
+check382:
 	CMPQ DX, R9
-	JB   next329
+	JB   next381
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next329
-	JMP  done324
+	JB   next381
+	JMP  done376
 
-fp32323:
+fp32375:
 	XORQ DX, DX
 	LEAQ 96(DX), R10
-	JMP  check334
+	JMP  check386
 
-next333:
+next385:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -7699,28 +8079,28 @@ next333:
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written335
+	JEQ        written387
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned336
+	JNE        unaligned388
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written335
+	JMP        written387
 
-unaligned336:
+unaligned388:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written335:
+written387:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check334:
+check386:
 	CMPQ DX, R9
-	JB   next333
+	JB   next385
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next333
+	JB   next385
 
-done324:
+done376:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -7728,23 +8108,28 @@ done324:
 // func adamFP32BF16AVX2(a *Arguments)
 // Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
 TEXT ·adamFP32BF16AVX2(SB), NOSPLIT, $8-8
-	STMXCSR      (SP)
-	MOVL         (SP), AX
-	ORL          $0x00008040, AX
-	MOVL         AX, 4(SP)
-	LDMXCSR      4(SP)
-	MOVQ         a+0(FP), AX
-	MOVQ         32(AX), AX
-	MOVQ         a+0(FP), CX
-	MOVQ         40(CX), CX
-	MOVQ         a+0(FP), DX
-	MOVQ         112(DX), DX
-	MOVQ         a+0(FP), BX
-	MOVQ         80(BX), BX
-	MOVQ         a+0(FP), SI
-	MOVQ         64(SI), SI
-	MOVQ         a+0(FP), DI
-	MOVQ         48(DI), DI
+	STMXCSR (SP)
+	MOVL    (SP), AX
+	ORL     $0x00008040, AX
+	MOVL    AX, 4(SP)
+	LDMXCSR 4(SP)
+	MOVQ    a+0(FP), AX
+	MOVQ    32(AX), AX
+	MOVQ    a+0(FP), CX
+	MOVQ    40(CX), CX
+	MOVQ    a+0(FP), DX
+	MOVQ    112(DX), DX
+	MOVQ    a+0(FP), BX
+	MOVQ    64(BX), BX
+	MOVQ    a+0(FP), SI
+	MOVQ    80(SI), SI
+	MOVQ    a+0(FP), DI
+	MOVQ    48(DI), DI
+	TESTQ   $0x0000001f, BX
+	JEQ     aligned389
+	ORQ     $0x04, DI
+
+aligned389:
 	MOVQ         a+0(FP), R8
 	MOVQ         88(R8), R8
 	MOVQ         a+0(FP), R9
@@ -7767,24 +8152,24 @@ TEXT ·adamFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R13
 	MOVQ         16(R13), R13
 	CMPQ         CX, $0x01
-	JE           fp16338
-	JA           fp32339
+	JE           fp16391
+	JA           fp32392
 	MOVQ         R13, CX
 	LEAQ         192(CX), R13
-	JMP          check342
+	JMP          check395
 
-next341:
+next394:
 	TESTQ   R10, R10
-	JEQ     kept343
+	JEQ     kept396
 	MOVQ    CX, R14
 	ANDQ    $0x0000007f, R14
-	VMOVDQU (BX)(CX*4), Y7
+	VMOVDQU (SI)(CX*4), Y7
 	VMOVDQU Y7, 64(R10)(R14*4)
-	VMOVDQU 32(BX)(CX*4), Y7
+	VMOVDQU 32(SI)(CX*4), Y7
 	VMOVDQU Y7, 96(R10)(R14*4)
-	VMOVDQU 64(BX)(CX*4), Y7
+	VMOVDQU 64(SI)(CX*4), Y7
 	VMOVDQU Y7, 128(R10)(R14*4)
-	VMOVDQU 96(BX)(CX*4), Y7
+	VMOVDQU 96(SI)(CX*4), Y7
 	VMOVDQU Y7, 160(R10)(R14*4)
 	VMOVDQU (R8)(CX*2), Y7
 	VMOVDQU Y7, 576(R10)(R14*2)
@@ -7797,16 +8182,16 @@ next341:
 	LEAQ    32(CX), R14
 	MOVQ    R14, (R10)
 
-kept343:
-	PREFETCHT0  (BX)(R13*4)
+kept396:
+	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
 	PREFETCHT0  (DX)(R13*2)
 	VMOVDQU     (DX)(CX*2), Y8
 	VPSLLD      $0x10, Y8, Y7
 	VPAND       patternffff0000<>+0(SB), Y8, Y8
-	VMOVUPS     (BX)(CX*4), Y9
-	VMOVUPS     32(BX)(CX*4), Y10
+	VMOVUPS     (SI)(CX*4), Y9
+	VMOVUPS     32(SI)(CX*4), Y10
 	VPERM2F128  $0x20, Y10, Y9, Y11
 	VPERM2F128  $0x31, Y10, Y9, Y9
 	VSHUFPS     $0x88, Y9, Y11, Y10
@@ -7861,11 +8246,10 @@ kept343:
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y11
 	VPERM2F128  $0x31, Y8, Y7, Y7
-	VMOVUPS     Y11, (BX)(CX*4)
-	VMOVUPS     Y7, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16347
-	JA          fp32348
+	VMOVUPS     Y11, (SI)(CX*4)
+	VMOVUPS     Y7, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual397
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -7880,10 +8264,41 @@ kept343:
 	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
-	VMOVDQU     Y7, Y7
-	JMP         done349
+	VMOVNTDQ    Y7, (BX)(CX*2)
+	JMP         stored398
 
-fp16347:
+unusual397:
+	MOVQ      DI, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp16400
+	JA        fp32401
+	VPSRLD    $0x10, Y10, Y7
+	VPAND     pattern00000001<>+0(SB), Y7, Y7
+	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD    Y10, Y7, Y7
+	VCMPPS    $0x03, Y10, Y10, Y8
+	VBLENDVPS Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD    $0x10, Y9, Y8
+	VPAND     pattern00000001<>+0(SB), Y8, Y8
+	VPADDD    pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD    Y9, Y8, Y8
+	VCMPPS    $0x03, Y9, Y9, Y9
+	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD    $0x10, Y7, Y7
+	VPBLENDW  $0xaa, Y8, Y7, Y7
+	TESTQ     $0x00000004, DI
+	JNE       ordinary404
+	VMOVNTDQ  Y7, (BX)(CX*2)
+	JMP       stored403
+
+ordinary404:
+	VMOVDQU Y7, (BX)(CX*2)
+
+stored403:
+	JMP done402
+
+fp16400:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -7892,33 +8307,31 @@ fp16347:
 	VCVTPS2PH   $0x00, Y9, X8
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
-	VMOVDQU     Y8, Y7
-	JMP         done349
+	TESTQ       $0x00000004, DI
+	JNE         ordinary406
+	VMOVNTDQ    Y8, (BX)(CX*2)
+	JMP         stored405
 
-fp32348:
-	JMP stored345
+ordinary406:
+	VMOVDQU Y8, (BX)(CX*2)
 
-done349:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned344
-	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored345
+stored405:
+	JMP done402
 
-unaligned344:
-	VMOVDQU Y7, (SI)(CX*2)
-
-stored345:
+fp32401:
+done402:
+stored398:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R13
-	PREFETCHT0  (BX)(R13*4)
+	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
 	PREFETCHT0  (DX)(R13*2)
 	VMOVDQU     (DX)(CX*2), Y8
 	VPSLLD      $0x10, Y8, Y7
 	VPAND       patternffff0000<>+0(SB), Y8, Y8
-	VMOVUPS     (BX)(CX*4), Y9
-	VMOVUPS     32(BX)(CX*4), Y10
+	VMOVUPS     (SI)(CX*4), Y9
+	VMOVUPS     32(SI)(CX*4), Y10
 	VPERM2F128  $0x20, Y10, Y9, Y11
 	VPERM2F128  $0x31, Y10, Y9, Y9
 	VSHUFPS     $0x88, Y9, Y11, Y10
@@ -7973,11 +8386,10 @@ stored345:
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y11
 	VPERM2F128  $0x31, Y8, Y7, Y7
-	VMOVUPS     Y11, (BX)(CX*4)
-	VMOVUPS     Y7, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16353
-	JA          fp32354
+	VMOVUPS     Y11, (SI)(CX*4)
+	VMOVUPS     Y7, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual407
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -7992,10 +8404,41 @@ stored345:
 	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
-	VMOVDQU     Y7, Y7
-	JMP         done355
+	VMOVNTDQ    Y7, (BX)(CX*2)
+	JMP         stored408
 
-fp16353:
+unusual407:
+	MOVQ      DI, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp16410
+	JA        fp32411
+	VPSRLD    $0x10, Y10, Y7
+	VPAND     pattern00000001<>+0(SB), Y7, Y7
+	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD    Y10, Y7, Y7
+	VCMPPS    $0x03, Y10, Y10, Y8
+	VBLENDVPS Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD    $0x10, Y9, Y8
+	VPAND     pattern00000001<>+0(SB), Y8, Y8
+	VPADDD    pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD    Y9, Y8, Y8
+	VCMPPS    $0x03, Y9, Y9, Y9
+	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD    $0x10, Y7, Y7
+	VPBLENDW  $0xaa, Y8, Y7, Y7
+	TESTQ     $0x00000004, DI
+	JNE       ordinary414
+	VMOVNTDQ  Y7, (BX)(CX*2)
+	JMP       stored413
+
+ordinary414:
+	VMOVDQU Y7, (BX)(CX*2)
+
+stored413:
+	JMP done412
+
+fp16410:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -8004,51 +8447,49 @@ fp16353:
 	VCVTPS2PH   $0x00, Y9, X8
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
-	VMOVDQU     Y8, Y7
-	JMP         done355
+	TESTQ       $0x00000004, DI
+	JNE         ordinary416
+	VMOVNTDQ    Y8, (BX)(CX*2)
+	JMP         stored415
 
-fp32354:
-	JMP stored351
+ordinary416:
+	VMOVDQU Y8, (BX)(CX*2)
 
-done355:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned350
-	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored351
+stored415:
+	JMP done412
 
-unaligned350:
-	VMOVDQU Y7, (SI)(CX*2)
-
-stored351:
+fp32411:
+done412:
+stored408:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check342:
+check395:
 	CMPQ CX, R12
-	JB   next341
+	JB   next394
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next341
-	JMP  done340
+	JB   next394
+	JMP  done393
 
-fp16338:
+fp16391:
 	MOVQ R13, CX
 	LEAQ 192(CX), R13
-	JMP  check357
+	JMP  check418
 
-next356:
+next417:
 	TESTQ   R10, R10
-	JEQ     kept358
+	JEQ     kept419
 	MOVQ    CX, R14
 	ANDQ    $0x0000007f, R14
-	VMOVDQU (BX)(CX*4), Y7
+	VMOVDQU (SI)(CX*4), Y7
 	VMOVDQU Y7, 64(R10)(R14*4)
-	VMOVDQU 32(BX)(CX*4), Y7
+	VMOVDQU 32(SI)(CX*4), Y7
 	VMOVDQU Y7, 96(R10)(R14*4)
-	VMOVDQU 64(BX)(CX*4), Y7
+	VMOVDQU 64(SI)(CX*4), Y7
 	VMOVDQU Y7, 128(R10)(R14*4)
-	VMOVDQU 96(BX)(CX*4), Y7
+	VMOVDQU 96(SI)(CX*4), Y7
 	VMOVDQU Y7, 160(R10)(R14*4)
 	VMOVDQU (R8)(CX*2), Y7
 	VMOVDQU Y7, 576(R10)(R14*2)
@@ -8061,8 +8502,8 @@ next356:
 	LEAQ    32(CX), R14
 	MOVQ    R14, (R10)
 
-kept358:
-	PREFETCHT0  (BX)(R13*4)
+kept419:
+	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
 	PREFETCHT0  (DX)(R13*2)
@@ -8072,8 +8513,8 @@ kept358:
 	VPERM2F128  $0x31, Y8, Y7, Y7
 	VSHUFPS     $0x88, Y7, Y9, Y8
 	VSHUFPS     $0xdd, Y7, Y9, Y7
-	VMOVUPS     (BX)(CX*4), Y9
-	VMOVUPS     32(BX)(CX*4), Y10
+	VMOVUPS     (SI)(CX*4), Y9
+	VMOVUPS     32(SI)(CX*4), Y10
 	VPERM2F128  $0x20, Y10, Y9, Y11
 	VPERM2F128  $0x31, Y10, Y9, Y9
 	VSHUFPS     $0x88, Y9, Y11, Y10
@@ -8128,11 +8569,10 @@ kept358:
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y11
 	VPERM2F128  $0x31, Y8, Y7, Y7
-	VMOVUPS     Y11, (BX)(CX*4)
-	VMOVUPS     Y7, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16362
-	JA          fp32363
+	VMOVUPS     Y11, (SI)(CX*4)
+	VMOVUPS     Y7, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual420
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -8147,10 +8587,41 @@ kept358:
 	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
-	VMOVDQU     Y7, Y7
-	JMP         done364
+	VMOVNTDQ    Y7, (BX)(CX*2)
+	JMP         stored421
 
-fp16362:
+unusual420:
+	MOVQ      DI, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp16423
+	JA        fp32424
+	VPSRLD    $0x10, Y10, Y7
+	VPAND     pattern00000001<>+0(SB), Y7, Y7
+	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD    Y10, Y7, Y7
+	VCMPPS    $0x03, Y10, Y10, Y8
+	VBLENDVPS Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD    $0x10, Y9, Y8
+	VPAND     pattern00000001<>+0(SB), Y8, Y8
+	VPADDD    pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD    Y9, Y8, Y8
+	VCMPPS    $0x03, Y9, Y9, Y9
+	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD    $0x10, Y7, Y7
+	VPBLENDW  $0xaa, Y8, Y7, Y7
+	TESTQ     $0x00000004, DI
+	JNE       ordinary427
+	VMOVNTDQ  Y7, (BX)(CX*2)
+	JMP       stored426
+
+ordinary427:
+	VMOVDQU Y7, (BX)(CX*2)
+
+stored426:
+	JMP done425
+
+fp16423:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -8159,25 +8630,23 @@ fp16362:
 	VCVTPS2PH   $0x00, Y9, X8
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
-	VMOVDQU     Y8, Y7
-	JMP         done364
+	TESTQ       $0x00000004, DI
+	JNE         ordinary429
+	VMOVNTDQ    Y8, (BX)(CX*2)
+	JMP         stored428
 
-fp32363:
-	JMP stored360
+ordinary429:
+	VMOVDQU Y8, (BX)(CX*2)
 
-done364:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned359
-	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored360
+stored428:
+	JMP done425
 
-unaligned359:
-	VMOVDQU Y7, (SI)(CX*2)
-
-stored360:
+fp32424:
+done425:
+stored421:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R13
-	PREFETCHT0  (BX)(R13*4)
+	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
 	PREFETCHT0  (DX)(R13*2)
@@ -8187,8 +8656,8 @@ stored360:
 	VPERM2F128  $0x31, Y8, Y7, Y7
 	VSHUFPS     $0x88, Y7, Y9, Y8
 	VSHUFPS     $0xdd, Y7, Y9, Y7
-	VMOVUPS     (BX)(CX*4), Y9
-	VMOVUPS     32(BX)(CX*4), Y10
+	VMOVUPS     (SI)(CX*4), Y9
+	VMOVUPS     32(SI)(CX*4), Y10
 	VPERM2F128  $0x20, Y10, Y9, Y11
 	VPERM2F128  $0x31, Y10, Y9, Y9
 	VSHUFPS     $0x88, Y9, Y11, Y10
@@ -8243,11 +8712,10 @@ stored360:
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y11
 	VPERM2F128  $0x31, Y8, Y7, Y7
-	VMOVUPS     Y11, (BX)(CX*4)
-	VMOVUPS     Y7, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16368
-	JA          fp32369
+	VMOVUPS     Y11, (SI)(CX*4)
+	VMOVUPS     Y7, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual430
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -8262,10 +8730,41 @@ stored360:
 	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
-	VMOVDQU     Y7, Y7
-	JMP         done370
+	VMOVNTDQ    Y7, (BX)(CX*2)
+	JMP         stored431
 
-fp16368:
+unusual430:
+	MOVQ      DI, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp16433
+	JA        fp32434
+	VPSRLD    $0x10, Y10, Y7
+	VPAND     pattern00000001<>+0(SB), Y7, Y7
+	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD    Y10, Y7, Y7
+	VCMPPS    $0x03, Y10, Y10, Y8
+	VBLENDVPS Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD    $0x10, Y9, Y8
+	VPAND     pattern00000001<>+0(SB), Y8, Y8
+	VPADDD    pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD    Y9, Y8, Y8
+	VCMPPS    $0x03, Y9, Y9, Y9
+	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD    $0x10, Y7, Y7
+	VPBLENDW  $0xaa, Y8, Y7, Y7
+	TESTQ     $0x00000004, DI
+	JNE       ordinary437
+	VMOVNTDQ  Y7, (BX)(CX*2)
+	JMP       stored436
+
+ordinary437:
+	VMOVDQU Y7, (BX)(CX*2)
+
+stored436:
+	JMP done435
+
+fp16433:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -8274,51 +8773,49 @@ fp16368:
 	VCVTPS2PH   $0x00, Y9, X8
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
-	VMOVDQU     Y8, Y7
-	JMP         done370
+	TESTQ       $0x00000004, DI
+	JNE         ordinary439
+	VMOVNTDQ    Y8, (BX)(CX*2)
+	JMP         stored438
 
-fp32369:
-	JMP stored366
+ordinary439:
+	VMOVDQU Y8, (BX)(CX*2)
 
-done370:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned365
-	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored366
+stored438:
+	JMP done435
 
-unaligned365:
-	VMOVDQU Y7, (SI)(CX*2)
-
-stored366:
+fp32434:
+done435:
+stored431:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check357:
+check418:
 	CMPQ CX, R12
-	JB   next356
+	JB   next417
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next356
-	JMP  done340
+	JB   next417
+	JMP  done393
 
-fp32339:
+fp32392:
 	MOVQ R13, CX
 	LEAQ 192(CX), R13
-	JMP  check372
+	JMP  check441
 
-next371:
+next440:
 	TESTQ   R10, R10
-	JEQ     kept373
+	JEQ     kept442
 	MOVQ    CX, R14
 	ANDQ    $0x0000007f, R14
-	VMOVDQU (BX)(CX*4), Y7
+	VMOVDQU (SI)(CX*4), Y7
 	VMOVDQU Y7, 64(R10)(R14*4)
-	VMOVDQU 32(BX)(CX*4), Y7
+	VMOVDQU 32(SI)(CX*4), Y7
 	VMOVDQU Y7, 96(R10)(R14*4)
-	VMOVDQU 64(BX)(CX*4), Y7
+	VMOVDQU 64(SI)(CX*4), Y7
 	VMOVDQU Y7, 128(R10)(R14*4)
-	VMOVDQU 96(BX)(CX*4), Y7
+	VMOVDQU 96(SI)(CX*4), Y7
 	VMOVDQU Y7, 160(R10)(R14*4)
 	VMOVDQU (R8)(CX*2), Y7
 	VMOVDQU Y7, 576(R10)(R14*2)
@@ -8331,8 +8828,8 @@ next371:
 	LEAQ    32(CX), R14
 	MOVQ    R14, (R10)
 
-kept373:
-	PREFETCHT0  (BX)(R13*4)
+kept442:
+	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
 	PREFETCHT0  (DX)(R13*4)
@@ -8342,8 +8839,8 @@ kept373:
 	VPERM2F128  $0x31, Y8, Y7, Y7
 	VSHUFPS     $0x88, Y7, Y9, Y8
 	VSHUFPS     $0xdd, Y7, Y9, Y7
-	VMOVUPS     (BX)(CX*4), Y9
-	VMOVUPS     32(BX)(CX*4), Y10
+	VMOVUPS     (SI)(CX*4), Y9
+	VMOVUPS     32(SI)(CX*4), Y10
 	VPERM2F128  $0x20, Y10, Y9, Y11
 	VPERM2F128  $0x31, Y10, Y9, Y9
 	VSHUFPS     $0x88, Y9, Y11, Y10
@@ -8398,11 +8895,10 @@ kept373:
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y11
 	VPERM2F128  $0x31, Y8, Y7, Y7
-	VMOVUPS     Y11, (BX)(CX*4)
-	VMOVUPS     Y7, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16377
-	JA          fp32378
+	VMOVUPS     Y11, (SI)(CX*4)
+	VMOVUPS     Y7, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual443
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -8417,10 +8913,41 @@ kept373:
 	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
-	VMOVDQU     Y7, Y7
-	JMP         done379
+	VMOVNTDQ    Y7, (BX)(CX*2)
+	JMP         stored444
 
-fp16377:
+unusual443:
+	MOVQ      DI, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp16446
+	JA        fp32447
+	VPSRLD    $0x10, Y10, Y7
+	VPAND     pattern00000001<>+0(SB), Y7, Y7
+	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD    Y10, Y7, Y7
+	VCMPPS    $0x03, Y10, Y10, Y8
+	VBLENDVPS Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD    $0x10, Y9, Y8
+	VPAND     pattern00000001<>+0(SB), Y8, Y8
+	VPADDD    pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD    Y9, Y8, Y8
+	VCMPPS    $0x03, Y9, Y9, Y9
+	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD    $0x10, Y7, Y7
+	VPBLENDW  $0xaa, Y8, Y7, Y7
+	TESTQ     $0x00000004, DI
+	JNE       ordinary450
+	VMOVNTDQ  Y7, (BX)(CX*2)
+	JMP       stored449
+
+ordinary450:
+	VMOVDQU Y7, (BX)(CX*2)
+
+stored449:
+	JMP done448
+
+fp16446:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -8429,25 +8956,23 @@ fp16377:
 	VCVTPS2PH   $0x00, Y9, X8
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
-	VMOVDQU     Y8, Y7
-	JMP         done379
+	TESTQ       $0x00000004, DI
+	JNE         ordinary452
+	VMOVNTDQ    Y8, (BX)(CX*2)
+	JMP         stored451
 
-fp32378:
-	JMP stored375
+ordinary452:
+	VMOVDQU Y8, (BX)(CX*2)
 
-done379:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned374
-	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored375
+stored451:
+	JMP done448
 
-unaligned374:
-	VMOVDQU Y7, (SI)(CX*2)
-
-stored375:
+fp32447:
+done448:
+stored444:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R13
-	PREFETCHT0  (BX)(R13*4)
+	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
 	PREFETCHT0  (DX)(R13*4)
@@ -8457,8 +8982,8 @@ stored375:
 	VPERM2F128  $0x31, Y8, Y7, Y7
 	VSHUFPS     $0x88, Y7, Y9, Y8
 	VSHUFPS     $0xdd, Y7, Y9, Y7
-	VMOVUPS     (BX)(CX*4), Y9
-	VMOVUPS     32(BX)(CX*4), Y10
+	VMOVUPS     (SI)(CX*4), Y9
+	VMOVUPS     32(SI)(CX*4), Y10
 	VPERM2F128  $0x20, Y10, Y9, Y11
 	VPERM2F128  $0x31, Y10, Y9, Y9
 	VSHUFPS     $0x88, Y9, Y11, Y10
@@ -8513,11 +9038,10 @@ stored375:
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y11
 	VPERM2F128  $0x31, Y8, Y7, Y7
-	VMOVUPS     Y11, (BX)(CX*4)
-	VMOVUPS     Y7, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16383
-	JA          fp32384
+	VMOVUPS     Y11, (SI)(CX*4)
+	VMOVUPS     Y7, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual453
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -8532,10 +9056,41 @@ stored375:
 	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
-	VMOVDQU     Y7, Y7
-	JMP         done385
+	VMOVNTDQ    Y7, (BX)(CX*2)
+	JMP         stored454
 
-fp16383:
+unusual453:
+	MOVQ      DI, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp16456
+	JA        fp32457
+	VPSRLD    $0x10, Y10, Y7
+	VPAND     pattern00000001<>+0(SB), Y7, Y7
+	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD    Y10, Y7, Y7
+	VCMPPS    $0x03, Y10, Y10, Y8
+	VBLENDVPS Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD    $0x10, Y9, Y8
+	VPAND     pattern00000001<>+0(SB), Y8, Y8
+	VPADDD    pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD    Y9, Y8, Y8
+	VCMPPS    $0x03, Y9, Y9, Y9
+	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD    $0x10, Y7, Y7
+	VPBLENDW  $0xaa, Y8, Y7, Y7
+	TESTQ     $0x00000004, DI
+	JNE       ordinary460
+	VMOVNTDQ  Y7, (BX)(CX*2)
+	JMP       stored459
+
+ordinary460:
+	VMOVDQU Y7, (BX)(CX*2)
+
+stored459:
+	JMP done458
+
+fp16456:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -8544,34 +9099,32 @@ fp16383:
 	VCVTPS2PH   $0x00, Y9, X8
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
-	VMOVDQU     Y8, Y7
-	JMP         done385
+	TESTQ       $0x00000004, DI
+	JNE         ordinary462
+	VMOVNTDQ    Y8, (BX)(CX*2)
+	JMP         stored461
 
-fp32384:
-	JMP stored381
+ordinary462:
+	VMOVDQU Y8, (BX)(CX*2)
 
-done385:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned380
-	VMOVNTDQ Y7, (SI)(CX*2)
-	JMP      stored381
+stored461:
+	JMP done458
 
-unaligned380:
-	VMOVDQU Y7, (SI)(CX*2)
-
-stored381:
+fp32457:
+done458:
+stored454:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R13
 
-check372:
+check441:
 	CMPQ CX, R12
-	JB   next371
+	JB   next440
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next371
+	JB   next440
 
-done340:
+done393:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -8592,11 +9145,16 @@ TEXT ·lionFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), DX
 	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    64(SI), SI
+	MOVQ    80(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    48(DI), DI
+	TESTQ   $0x0000001f, BX
+	JEQ     aligned463
+	ORQ     $0x04, DI
+
+aligned463:
 	MOVQ    a+0(FP), R8
 	MOVQ    88(R8), R8
 	VMOVUPS 128(AX), Y0
@@ -8613,24 +9171,24 @@ TEXT ·lionFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16387
-	JA      fp32388
+	JE      fp16465
+	JA      fp32466
 	MOVQ    R12, CX
 	LEAQ    192(CX), R12
-	JMP     check391
+	JMP     check469
 
-next390:
+next468:
 	TESTQ   R9, R9
-	JEQ     kept392
+	JEQ     kept470
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
-	VMOVDQU (BX)(CX*4), Y5
+	VMOVDQU (SI)(CX*4), Y5
 	VMOVDQU Y5, 64(R9)(R13*4)
-	VMOVDQU 32(BX)(CX*4), Y5
+	VMOVDQU 32(SI)(CX*4), Y5
 	VMOVDQU Y5, 96(R9)(R13*4)
-	VMOVDQU 64(BX)(CX*4), Y5
+	VMOVDQU 64(SI)(CX*4), Y5
 	VMOVDQU Y5, 128(R9)(R13*4)
-	VMOVDQU 96(BX)(CX*4), Y5
+	VMOVDQU 96(SI)(CX*4), Y5
 	VMOVDQU Y5, 160(R9)(R13*4)
 	VMOVDQU (R8)(CX*2), Y5
 	VMOVDQU Y5, 576(R9)(R13*2)
@@ -8639,15 +9197,15 @@ next390:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept392:
-	PREFETCHT0  (BX)(R12*4)
+kept470:
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
 	VMOVDQU     (DX)(CX*2), Y6
 	VPSLLD      $0x10, Y6, Y5
 	VPAND       patternffff0000<>+0(SB), Y6, Y6
-	VMOVUPS     (BX)(CX*4), Y7
-	VMOVUPS     32(BX)(CX*4), Y8
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
 	VPERM2F128  $0x31, Y8, Y7, Y7
 	VSHUFPS     $0x88, Y7, Y9, Y8
@@ -8694,11 +9252,10 @@ kept392:
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y9
 	VPERM2F128  $0x31, Y6, Y5, Y5
-	VMOVUPS     Y9, (BX)(CX*4)
-	VMOVUPS     Y5, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16396
-	JA          fp32397
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual471
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -8713,10 +9270,41 @@ kept392:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVDQU     Y5, Y5
-	JMP         done398
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored472
 
-fp16396:
+unusual471:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16474
+	JA        fp32475
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary478
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored477
+
+ordinary478:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored477:
+	JMP done476
+
+fp16474:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -8725,32 +9313,30 @@ fp16396:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	VMOVDQU     Y6, Y5
-	JMP         done398
+	TESTQ       $0x00000004, DI
+	JNE         ordinary480
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored479
 
-fp32397:
-	JMP stored394
+ordinary480:
+	VMOVDQU Y6, (BX)(CX*2)
 
-done398:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned393
-	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored394
+stored479:
+	JMP done476
 
-unaligned393:
-	VMOVDQU Y5, (SI)(CX*2)
-
-stored394:
+fp32475:
+done476:
+stored472:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
-	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
 	VMOVDQU     (DX)(CX*2), Y6
 	VPSLLD      $0x10, Y6, Y5
 	VPAND       patternffff0000<>+0(SB), Y6, Y6
-	VMOVUPS     (BX)(CX*4), Y7
-	VMOVUPS     32(BX)(CX*4), Y8
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
 	VPERM2F128  $0x31, Y8, Y7, Y7
 	VSHUFPS     $0x88, Y7, Y9, Y8
@@ -8797,11 +9383,10 @@ stored394:
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y9
 	VPERM2F128  $0x31, Y6, Y5, Y5
-	VMOVUPS     Y9, (BX)(CX*4)
-	VMOVUPS     Y5, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16402
-	JA          fp32403
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual481
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -8816,10 +9401,41 @@ stored394:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVDQU     Y5, Y5
-	JMP         done404
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored482
 
-fp16402:
+unusual481:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16484
+	JA        fp32485
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary488
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored487
+
+ordinary488:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored487:
+	JMP done486
+
+fp16484:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -8828,51 +9444,49 @@ fp16402:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	VMOVDQU     Y6, Y5
-	JMP         done404
+	TESTQ       $0x00000004, DI
+	JNE         ordinary490
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored489
 
-fp32403:
-	JMP stored400
+ordinary490:
+	VMOVDQU Y6, (BX)(CX*2)
 
-done404:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned399
-	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored400
+stored489:
+	JMP done486
 
-unaligned399:
-	VMOVDQU Y5, (SI)(CX*2)
-
-stored400:
+fp32485:
+done486:
+stored482:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check391:
+check469:
 	CMPQ CX, R11
-	JB   next390
+	JB   next468
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next390
-	JMP  done389
+	JB   next468
+	JMP  done467
 
-fp16387:
+fp16465:
 	MOVQ R12, CX
 	LEAQ 192(CX), R12
-	JMP  check406
+	JMP  check492
 
-next405:
+next491:
 	TESTQ   R9, R9
-	JEQ     kept407
+	JEQ     kept493
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
-	VMOVDQU (BX)(CX*4), Y5
+	VMOVDQU (SI)(CX*4), Y5
 	VMOVDQU Y5, 64(R9)(R13*4)
-	VMOVDQU 32(BX)(CX*4), Y5
+	VMOVDQU 32(SI)(CX*4), Y5
 	VMOVDQU Y5, 96(R9)(R13*4)
-	VMOVDQU 64(BX)(CX*4), Y5
+	VMOVDQU 64(SI)(CX*4), Y5
 	VMOVDQU Y5, 128(R9)(R13*4)
-	VMOVDQU 96(BX)(CX*4), Y5
+	VMOVDQU 96(SI)(CX*4), Y5
 	VMOVDQU Y5, 160(R9)(R13*4)
 	VMOVDQU (R8)(CX*2), Y5
 	VMOVDQU Y5, 576(R9)(R13*2)
@@ -8881,8 +9495,8 @@ next405:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept407:
-	PREFETCHT0  (BX)(R12*4)
+kept493:
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
 	VCVTPH2PS   (DX)(CX*2), Y5
@@ -8891,8 +9505,8 @@ kept407:
 	VPERM2F128  $0x31, Y6, Y5, Y5
 	VSHUFPS     $0x88, Y5, Y7, Y6
 	VSHUFPS     $0xdd, Y5, Y7, Y5
-	VMOVUPS     (BX)(CX*4), Y7
-	VMOVUPS     32(BX)(CX*4), Y8
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
 	VPERM2F128  $0x31, Y8, Y7, Y7
 	VSHUFPS     $0x88, Y7, Y9, Y8
@@ -8939,11 +9553,10 @@ kept407:
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y9
 	VPERM2F128  $0x31, Y6, Y5, Y5
-	VMOVUPS     Y9, (BX)(CX*4)
-	VMOVUPS     Y5, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16411
-	JA          fp32412
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual494
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -8958,10 +9571,41 @@ kept407:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVDQU     Y5, Y5
-	JMP         done413
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored495
 
-fp16411:
+unusual494:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16497
+	JA        fp32498
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary501
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored500
+
+ordinary501:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored500:
+	JMP done499
+
+fp16497:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -8970,25 +9614,23 @@ fp16411:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	VMOVDQU     Y6, Y5
-	JMP         done413
+	TESTQ       $0x00000004, DI
+	JNE         ordinary503
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored502
 
-fp32412:
-	JMP stored409
+ordinary503:
+	VMOVDQU Y6, (BX)(CX*2)
 
-done413:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned408
-	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored409
+stored502:
+	JMP done499
 
-unaligned408:
-	VMOVDQU Y5, (SI)(CX*2)
-
-stored409:
+fp32498:
+done499:
+stored495:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
-	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
 	VCVTPH2PS   (DX)(CX*2), Y5
@@ -8997,8 +9639,8 @@ stored409:
 	VPERM2F128  $0x31, Y6, Y5, Y5
 	VSHUFPS     $0x88, Y5, Y7, Y6
 	VSHUFPS     $0xdd, Y5, Y7, Y5
-	VMOVUPS     (BX)(CX*4), Y7
-	VMOVUPS     32(BX)(CX*4), Y8
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
 	VPERM2F128  $0x31, Y8, Y7, Y7
 	VSHUFPS     $0x88, Y7, Y9, Y8
@@ -9045,11 +9687,10 @@ stored409:
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y9
 	VPERM2F128  $0x31, Y6, Y5, Y5
-	VMOVUPS     Y9, (BX)(CX*4)
-	VMOVUPS     Y5, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16417
-	JA          fp32418
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual504
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -9064,10 +9705,41 @@ stored409:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVDQU     Y5, Y5
-	JMP         done419
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored505
 
-fp16417:
+unusual504:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16507
+	JA        fp32508
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary511
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored510
+
+ordinary511:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored510:
+	JMP done509
+
+fp16507:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -9076,51 +9748,49 @@ fp16417:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	VMOVDQU     Y6, Y5
-	JMP         done419
+	TESTQ       $0x00000004, DI
+	JNE         ordinary513
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored512
 
-fp32418:
-	JMP stored415
+ordinary513:
+	VMOVDQU Y6, (BX)(CX*2)
 
-done419:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned414
-	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored415
+stored512:
+	JMP done509
 
-unaligned414:
-	VMOVDQU Y5, (SI)(CX*2)
-
-stored415:
+fp32508:
+done509:
+stored505:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check406:
+check492:
 	CMPQ CX, R11
-	JB   next405
+	JB   next491
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next405
-	JMP  done389
+	JB   next491
+	JMP  done467
 
-fp32388:
+fp32466:
 	MOVQ R12, CX
 	LEAQ 192(CX), R12
-	JMP  check421
+	JMP  check515
 
-next420:
+next514:
 	TESTQ   R9, R9
-	JEQ     kept422
+	JEQ     kept516
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
-	VMOVDQU (BX)(CX*4), Y5
+	VMOVDQU (SI)(CX*4), Y5
 	VMOVDQU Y5, 64(R9)(R13*4)
-	VMOVDQU 32(BX)(CX*4), Y5
+	VMOVDQU 32(SI)(CX*4), Y5
 	VMOVDQU Y5, 96(R9)(R13*4)
-	VMOVDQU 64(BX)(CX*4), Y5
+	VMOVDQU 64(SI)(CX*4), Y5
 	VMOVDQU Y5, 128(R9)(R13*4)
-	VMOVDQU 96(BX)(CX*4), Y5
+	VMOVDQU 96(SI)(CX*4), Y5
 	VMOVDQU Y5, 160(R9)(R13*4)
 	VMOVDQU (R8)(CX*2), Y5
 	VMOVDQU Y5, 576(R9)(R13*2)
@@ -9129,8 +9799,8 @@ next420:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept422:
-	PREFETCHT0  (BX)(R12*4)
+kept516:
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Y5
@@ -9139,8 +9809,8 @@ kept422:
 	VPERM2F128  $0x31, Y6, Y5, Y5
 	VSHUFPS     $0x88, Y5, Y7, Y6
 	VSHUFPS     $0xdd, Y5, Y7, Y5
-	VMOVUPS     (BX)(CX*4), Y7
-	VMOVUPS     32(BX)(CX*4), Y8
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
 	VPERM2F128  $0x31, Y8, Y7, Y7
 	VSHUFPS     $0x88, Y7, Y9, Y8
@@ -9187,11 +9857,10 @@ kept422:
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y9
 	VPERM2F128  $0x31, Y6, Y5, Y5
-	VMOVUPS     Y9, (BX)(CX*4)
-	VMOVUPS     Y5, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16426
-	JA          fp32427
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual517
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -9206,10 +9875,41 @@ kept422:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVDQU     Y5, Y5
-	JMP         done428
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored518
 
-fp16426:
+unusual517:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16520
+	JA        fp32521
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary524
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored523
+
+ordinary524:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored523:
+	JMP done522
+
+fp16520:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -9218,25 +9918,23 @@ fp16426:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	VMOVDQU     Y6, Y5
-	JMP         done428
+	TESTQ       $0x00000004, DI
+	JNE         ordinary526
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored525
 
-fp32427:
-	JMP stored424
+ordinary526:
+	VMOVDQU Y6, (BX)(CX*2)
 
-done428:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned423
-	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored424
+stored525:
+	JMP done522
 
-unaligned423:
-	VMOVDQU Y5, (SI)(CX*2)
-
-stored424:
+fp32521:
+done522:
+stored518:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
-	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Y5
@@ -9245,8 +9943,8 @@ stored424:
 	VPERM2F128  $0x31, Y6, Y5, Y5
 	VSHUFPS     $0x88, Y5, Y7, Y6
 	VSHUFPS     $0xdd, Y5, Y7, Y5
-	VMOVUPS     (BX)(CX*4), Y7
-	VMOVUPS     32(BX)(CX*4), Y8
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
 	VPERM2F128  $0x31, Y8, Y7, Y7
 	VSHUFPS     $0x88, Y7, Y9, Y8
@@ -9293,11 +9991,10 @@ stored424:
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y9
 	VPERM2F128  $0x31, Y6, Y5, Y5
-	VMOVUPS     Y9, (BX)(CX*4)
-	VMOVUPS     Y5, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16432
-	JA          fp32433
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual527
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -9312,10 +10009,41 @@ stored424:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVDQU     Y5, Y5
-	JMP         done434
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored528
 
-fp16432:
+unusual527:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16530
+	JA        fp32531
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary534
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored533
+
+ordinary534:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored533:
+	JMP done532
+
+fp16530:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -9324,34 +10052,32 @@ fp16432:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	VMOVDQU     Y6, Y5
-	JMP         done434
+	TESTQ       $0x00000004, DI
+	JNE         ordinary536
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored535
 
-fp32433:
-	JMP stored430
+ordinary536:
+	VMOVDQU Y6, (BX)(CX*2)
 
-done434:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned429
-	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored430
+stored535:
+	JMP done532
 
-unaligned429:
-	VMOVDQU Y5, (SI)(CX*2)
-
-stored430:
+fp32531:
+done532:
+stored528:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check421:
+check515:
 	CMPQ CX, R11
-	JB   next420
+	JB   next514
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next420
+	JB   next514
 
-done389:
+done467:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -9360,23 +10086,28 @@ done389:
 // func adagradFP32BF16AVX2(a *Arguments)
 // Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
 TEXT ·adagradFP32BF16AVX2(SB), NOSPLIT, $8-8
-	STMXCSR      (SP)
-	MOVL         (SP), AX
-	ORL          $0x00008040, AX
-	MOVL         AX, 4(SP)
-	LDMXCSR      4(SP)
-	MOVQ         a+0(FP), AX
-	MOVQ         32(AX), AX
-	MOVQ         a+0(FP), CX
-	MOVQ         40(CX), CX
-	MOVQ         a+0(FP), DX
-	MOVQ         112(DX), DX
-	MOVQ         a+0(FP), BX
-	MOVQ         80(BX), BX
-	MOVQ         a+0(FP), SI
-	MOVQ         64(SI), SI
-	MOVQ         a+0(FP), DI
-	MOVQ         48(DI), DI
+	STMXCSR (SP)
+	MOVL    (SP), AX
+	ORL     $0x00008040, AX
+	MOVL    AX, 4(SP)
+	LDMXCSR 4(SP)
+	MOVQ    a+0(FP), AX
+	MOVQ    32(AX), AX
+	MOVQ    a+0(FP), CX
+	MOVQ    40(CX), CX
+	MOVQ    a+0(FP), DX
+	MOVQ    112(DX), DX
+	MOVQ    a+0(FP), BX
+	MOVQ    64(BX), BX
+	MOVQ    a+0(FP), SI
+	MOVQ    80(SI), SI
+	MOVQ    a+0(FP), DI
+	MOVQ    48(DI), DI
+	TESTQ   $0x0000001f, BX
+	JEQ     aligned537
+	ORQ     $0x04, DI
+
+aligned537:
 	MOVQ         a+0(FP), R8
 	MOVQ         88(R8), R8
 	MOVQ         a+0(FP), R9
@@ -9393,24 +10124,24 @@ TEXT ·adagradFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	CMPQ         CX, $0x01
-	JE           fp16436
-	JA           fp32437
+	JE           fp16539
+	JA           fp32540
 	MOVQ         R12, CX
 	LEAQ         192(CX), R12
-	JMP          check440
+	JMP          check543
 
-next439:
+next542:
 	TESTQ   R9, R9
-	JEQ     kept441
+	JEQ     kept544
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
-	VMOVDQU (BX)(CX*4), Y3
+	VMOVDQU (SI)(CX*4), Y3
 	VMOVDQU Y3, 64(R9)(R13*4)
-	VMOVDQU 32(BX)(CX*4), Y3
+	VMOVDQU 32(SI)(CX*4), Y3
 	VMOVDQU Y3, 96(R9)(R13*4)
-	VMOVDQU 64(BX)(CX*4), Y3
+	VMOVDQU 64(SI)(CX*4), Y3
 	VMOVDQU Y3, 128(R9)(R13*4)
-	VMOVDQU 96(BX)(CX*4), Y3
+	VMOVDQU 96(SI)(CX*4), Y3
 	VMOVDQU Y3, 160(R9)(R13*4)
 	VMOVDQU (R8)(CX*2), Y3
 	VMOVDQU Y3, 576(R9)(R13*2)
@@ -9419,15 +10150,15 @@ next439:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept441:
-	PREFETCHT0  (BX)(R12*4)
+kept544:
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
 	VMOVDQU     (DX)(CX*2), Y4
 	VPSLLD      $0x10, Y4, Y3
 	VPAND       patternffff0000<>+0(SB), Y4, Y4
-	VMOVUPS     (BX)(CX*4), Y5
-	VMOVUPS     32(BX)(CX*4), Y6
+	VMOVUPS     (SI)(CX*4), Y5
+	VMOVUPS     32(SI)(CX*4), Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
 	VPERM2F128  $0x31, Y6, Y5, Y5
 	VSHUFPS     $0x88, Y5, Y7, Y6
@@ -9464,11 +10195,10 @@ kept441:
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y7
 	VPERM2F128  $0x31, Y4, Y3, Y3
-	VMOVUPS     Y7, (BX)(CX*4)
-	VMOVUPS     Y3, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16445
-	JA          fp32446
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y3, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual545
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -9483,10 +10213,41 @@ kept441:
 	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
-	VMOVDQU     Y3, Y3
-	JMP         done447
+	VMOVNTDQ    Y3, (BX)(CX*2)
+	JMP         stored546
 
-fp16445:
+unusual545:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16548
+	JA        fp32549
+	VPSRLD    $0x10, Y6, Y3
+	VPAND     pattern00000001<>+0(SB), Y3, Y3
+	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD    Y6, Y3, Y3
+	VCMPPS    $0x03, Y6, Y6, Y4
+	VBLENDVPS Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD    $0x10, Y5, Y4
+	VPAND     pattern00000001<>+0(SB), Y4, Y4
+	VPADDD    pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y5
+	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD    $0x10, Y3, Y3
+	VPBLENDW  $0xaa, Y4, Y3, Y3
+	TESTQ     $0x00000004, DI
+	JNE       ordinary552
+	VMOVNTDQ  Y3, (BX)(CX*2)
+	JMP       stored551
+
+ordinary552:
+	VMOVDQU Y3, (BX)(CX*2)
+
+stored551:
+	JMP done550
+
+fp16548:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -9495,32 +10256,30 @@ fp16445:
 	VCVTPS2PH   $0x00, Y5, X4
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
-	VMOVDQU     Y4, Y3
-	JMP         done447
+	TESTQ       $0x00000004, DI
+	JNE         ordinary554
+	VMOVNTDQ    Y4, (BX)(CX*2)
+	JMP         stored553
 
-fp32446:
-	JMP stored443
+ordinary554:
+	VMOVDQU Y4, (BX)(CX*2)
 
-done447:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned442
-	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored443
+stored553:
+	JMP done550
 
-unaligned442:
-	VMOVDQU Y3, (SI)(CX*2)
-
-stored443:
+fp32549:
+done550:
+stored546:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
-	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
 	VMOVDQU     (DX)(CX*2), Y4
 	VPSLLD      $0x10, Y4, Y3
 	VPAND       patternffff0000<>+0(SB), Y4, Y4
-	VMOVUPS     (BX)(CX*4), Y5
-	VMOVUPS     32(BX)(CX*4), Y6
+	VMOVUPS     (SI)(CX*4), Y5
+	VMOVUPS     32(SI)(CX*4), Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
 	VPERM2F128  $0x31, Y6, Y5, Y5
 	VSHUFPS     $0x88, Y5, Y7, Y6
@@ -9557,11 +10316,10 @@ stored443:
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y7
 	VPERM2F128  $0x31, Y4, Y3, Y3
-	VMOVUPS     Y7, (BX)(CX*4)
-	VMOVUPS     Y3, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16451
-	JA          fp32452
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y3, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual555
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -9576,10 +10334,41 @@ stored443:
 	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
-	VMOVDQU     Y3, Y3
-	JMP         done453
+	VMOVNTDQ    Y3, (BX)(CX*2)
+	JMP         stored556
 
-fp16451:
+unusual555:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16558
+	JA        fp32559
+	VPSRLD    $0x10, Y6, Y3
+	VPAND     pattern00000001<>+0(SB), Y3, Y3
+	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD    Y6, Y3, Y3
+	VCMPPS    $0x03, Y6, Y6, Y4
+	VBLENDVPS Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD    $0x10, Y5, Y4
+	VPAND     pattern00000001<>+0(SB), Y4, Y4
+	VPADDD    pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y5
+	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD    $0x10, Y3, Y3
+	VPBLENDW  $0xaa, Y4, Y3, Y3
+	TESTQ     $0x00000004, DI
+	JNE       ordinary562
+	VMOVNTDQ  Y3, (BX)(CX*2)
+	JMP       stored561
+
+ordinary562:
+	VMOVDQU Y3, (BX)(CX*2)
+
+stored561:
+	JMP done560
+
+fp16558:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -9588,51 +10377,49 @@ fp16451:
 	VCVTPS2PH   $0x00, Y5, X4
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
-	VMOVDQU     Y4, Y3
-	JMP         done453
+	TESTQ       $0x00000004, DI
+	JNE         ordinary564
+	VMOVNTDQ    Y4, (BX)(CX*2)
+	JMP         stored563
 
-fp32452:
-	JMP stored449
+ordinary564:
+	VMOVDQU Y4, (BX)(CX*2)
 
-done453:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned448
-	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored449
+stored563:
+	JMP done560
 
-unaligned448:
-	VMOVDQU Y3, (SI)(CX*2)
-
-stored449:
+fp32559:
+done560:
+stored556:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check440:
+check543:
 	CMPQ CX, R11
-	JB   next439
+	JB   next542
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next439
-	JMP  done438
+	JB   next542
+	JMP  done541
 
-fp16436:
+fp16539:
 	MOVQ R12, CX
 	LEAQ 192(CX), R12
-	JMP  check455
+	JMP  check566
 
-next454:
+next565:
 	TESTQ   R9, R9
-	JEQ     kept456
+	JEQ     kept567
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
-	VMOVDQU (BX)(CX*4), Y3
+	VMOVDQU (SI)(CX*4), Y3
 	VMOVDQU Y3, 64(R9)(R13*4)
-	VMOVDQU 32(BX)(CX*4), Y3
+	VMOVDQU 32(SI)(CX*4), Y3
 	VMOVDQU Y3, 96(R9)(R13*4)
-	VMOVDQU 64(BX)(CX*4), Y3
+	VMOVDQU 64(SI)(CX*4), Y3
 	VMOVDQU Y3, 128(R9)(R13*4)
-	VMOVDQU 96(BX)(CX*4), Y3
+	VMOVDQU 96(SI)(CX*4), Y3
 	VMOVDQU Y3, 160(R9)(R13*4)
 	VMOVDQU (R8)(CX*2), Y3
 	VMOVDQU Y3, 576(R9)(R13*2)
@@ -9641,8 +10428,8 @@ next454:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept456:
-	PREFETCHT0  (BX)(R12*4)
+kept567:
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
 	VCVTPH2PS   (DX)(CX*2), Y3
@@ -9651,8 +10438,8 @@ kept456:
 	VPERM2F128  $0x31, Y4, Y3, Y3
 	VSHUFPS     $0x88, Y3, Y5, Y4
 	VSHUFPS     $0xdd, Y3, Y5, Y3
-	VMOVUPS     (BX)(CX*4), Y5
-	VMOVUPS     32(BX)(CX*4), Y6
+	VMOVUPS     (SI)(CX*4), Y5
+	VMOVUPS     32(SI)(CX*4), Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
 	VPERM2F128  $0x31, Y6, Y5, Y5
 	VSHUFPS     $0x88, Y5, Y7, Y6
@@ -9689,11 +10476,10 @@ kept456:
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y7
 	VPERM2F128  $0x31, Y4, Y3, Y3
-	VMOVUPS     Y7, (BX)(CX*4)
-	VMOVUPS     Y3, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16460
-	JA          fp32461
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y3, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual568
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -9708,10 +10494,41 @@ kept456:
 	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
-	VMOVDQU     Y3, Y3
-	JMP         done462
+	VMOVNTDQ    Y3, (BX)(CX*2)
+	JMP         stored569
 
-fp16460:
+unusual568:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16571
+	JA        fp32572
+	VPSRLD    $0x10, Y6, Y3
+	VPAND     pattern00000001<>+0(SB), Y3, Y3
+	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD    Y6, Y3, Y3
+	VCMPPS    $0x03, Y6, Y6, Y4
+	VBLENDVPS Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD    $0x10, Y5, Y4
+	VPAND     pattern00000001<>+0(SB), Y4, Y4
+	VPADDD    pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y5
+	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD    $0x10, Y3, Y3
+	VPBLENDW  $0xaa, Y4, Y3, Y3
+	TESTQ     $0x00000004, DI
+	JNE       ordinary575
+	VMOVNTDQ  Y3, (BX)(CX*2)
+	JMP       stored574
+
+ordinary575:
+	VMOVDQU Y3, (BX)(CX*2)
+
+stored574:
+	JMP done573
+
+fp16571:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -9720,25 +10537,23 @@ fp16460:
 	VCVTPS2PH   $0x00, Y5, X4
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
-	VMOVDQU     Y4, Y3
-	JMP         done462
+	TESTQ       $0x00000004, DI
+	JNE         ordinary577
+	VMOVNTDQ    Y4, (BX)(CX*2)
+	JMP         stored576
 
-fp32461:
-	JMP stored458
+ordinary577:
+	VMOVDQU Y4, (BX)(CX*2)
 
-done462:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned457
-	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored458
+stored576:
+	JMP done573
 
-unaligned457:
-	VMOVDQU Y3, (SI)(CX*2)
-
-stored458:
+fp32572:
+done573:
+stored569:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
-	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
 	VCVTPH2PS   (DX)(CX*2), Y3
@@ -9747,8 +10562,8 @@ stored458:
 	VPERM2F128  $0x31, Y4, Y3, Y3
 	VSHUFPS     $0x88, Y3, Y5, Y4
 	VSHUFPS     $0xdd, Y3, Y5, Y3
-	VMOVUPS     (BX)(CX*4), Y5
-	VMOVUPS     32(BX)(CX*4), Y6
+	VMOVUPS     (SI)(CX*4), Y5
+	VMOVUPS     32(SI)(CX*4), Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
 	VPERM2F128  $0x31, Y6, Y5, Y5
 	VSHUFPS     $0x88, Y5, Y7, Y6
@@ -9785,11 +10600,10 @@ stored458:
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y7
 	VPERM2F128  $0x31, Y4, Y3, Y3
-	VMOVUPS     Y7, (BX)(CX*4)
-	VMOVUPS     Y3, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16466
-	JA          fp32467
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y3, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual578
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -9804,10 +10618,41 @@ stored458:
 	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
-	VMOVDQU     Y3, Y3
-	JMP         done468
+	VMOVNTDQ    Y3, (BX)(CX*2)
+	JMP         stored579
 
-fp16466:
+unusual578:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16581
+	JA        fp32582
+	VPSRLD    $0x10, Y6, Y3
+	VPAND     pattern00000001<>+0(SB), Y3, Y3
+	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD    Y6, Y3, Y3
+	VCMPPS    $0x03, Y6, Y6, Y4
+	VBLENDVPS Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD    $0x10, Y5, Y4
+	VPAND     pattern00000001<>+0(SB), Y4, Y4
+	VPADDD    pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y5
+	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD    $0x10, Y3, Y3
+	VPBLENDW  $0xaa, Y4, Y3, Y3
+	TESTQ     $0x00000004, DI
+	JNE       ordinary585
+	VMOVNTDQ  Y3, (BX)(CX*2)
+	JMP       stored584
+
+ordinary585:
+	VMOVDQU Y3, (BX)(CX*2)
+
+stored584:
+	JMP done583
+
+fp16581:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -9816,51 +10661,49 @@ fp16466:
 	VCVTPS2PH   $0x00, Y5, X4
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
-	VMOVDQU     Y4, Y3
-	JMP         done468
+	TESTQ       $0x00000004, DI
+	JNE         ordinary587
+	VMOVNTDQ    Y4, (BX)(CX*2)
+	JMP         stored586
 
-fp32467:
-	JMP stored464
+ordinary587:
+	VMOVDQU Y4, (BX)(CX*2)
 
-done468:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned463
-	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored464
+stored586:
+	JMP done583
 
-unaligned463:
-	VMOVDQU Y3, (SI)(CX*2)
-
-stored464:
+fp32582:
+done583:
+stored579:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check455:
+check566:
 	CMPQ CX, R11
-	JB   next454
+	JB   next565
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next454
-	JMP  done438
+	JB   next565
+	JMP  done541
 
-fp32437:
+fp32540:
 	MOVQ R12, CX
 	LEAQ 192(CX), R12
-	JMP  check470
+	JMP  check589
 
-next469:
+next588:
 	TESTQ   R9, R9
-	JEQ     kept471
+	JEQ     kept590
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
-	VMOVDQU (BX)(CX*4), Y3
+	VMOVDQU (SI)(CX*4), Y3
 	VMOVDQU Y3, 64(R9)(R13*4)
-	VMOVDQU 32(BX)(CX*4), Y3
+	VMOVDQU 32(SI)(CX*4), Y3
 	VMOVDQU Y3, 96(R9)(R13*4)
-	VMOVDQU 64(BX)(CX*4), Y3
+	VMOVDQU 64(SI)(CX*4), Y3
 	VMOVDQU Y3, 128(R9)(R13*4)
-	VMOVDQU 96(BX)(CX*4), Y3
+	VMOVDQU 96(SI)(CX*4), Y3
 	VMOVDQU Y3, 160(R9)(R13*4)
 	VMOVDQU (R8)(CX*2), Y3
 	VMOVDQU Y3, 576(R9)(R13*2)
@@ -9869,8 +10712,8 @@ next469:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept471:
-	PREFETCHT0  (BX)(R12*4)
+kept590:
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Y3
@@ -9879,8 +10722,8 @@ kept471:
 	VPERM2F128  $0x31, Y4, Y3, Y3
 	VSHUFPS     $0x88, Y3, Y5, Y4
 	VSHUFPS     $0xdd, Y3, Y5, Y3
-	VMOVUPS     (BX)(CX*4), Y5
-	VMOVUPS     32(BX)(CX*4), Y6
+	VMOVUPS     (SI)(CX*4), Y5
+	VMOVUPS     32(SI)(CX*4), Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
 	VPERM2F128  $0x31, Y6, Y5, Y5
 	VSHUFPS     $0x88, Y5, Y7, Y6
@@ -9917,11 +10760,10 @@ kept471:
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y7
 	VPERM2F128  $0x31, Y4, Y3, Y3
-	VMOVUPS     Y7, (BX)(CX*4)
-	VMOVUPS     Y3, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16475
-	JA          fp32476
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y3, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual591
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -9936,10 +10778,41 @@ kept471:
 	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
-	VMOVDQU     Y3, Y3
-	JMP         done477
+	VMOVNTDQ    Y3, (BX)(CX*2)
+	JMP         stored592
 
-fp16475:
+unusual591:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16594
+	JA        fp32595
+	VPSRLD    $0x10, Y6, Y3
+	VPAND     pattern00000001<>+0(SB), Y3, Y3
+	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD    Y6, Y3, Y3
+	VCMPPS    $0x03, Y6, Y6, Y4
+	VBLENDVPS Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD    $0x10, Y5, Y4
+	VPAND     pattern00000001<>+0(SB), Y4, Y4
+	VPADDD    pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y5
+	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD    $0x10, Y3, Y3
+	VPBLENDW  $0xaa, Y4, Y3, Y3
+	TESTQ     $0x00000004, DI
+	JNE       ordinary598
+	VMOVNTDQ  Y3, (BX)(CX*2)
+	JMP       stored597
+
+ordinary598:
+	VMOVDQU Y3, (BX)(CX*2)
+
+stored597:
+	JMP done596
+
+fp16594:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -9948,25 +10821,23 @@ fp16475:
 	VCVTPS2PH   $0x00, Y5, X4
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
-	VMOVDQU     Y4, Y3
-	JMP         done477
+	TESTQ       $0x00000004, DI
+	JNE         ordinary600
+	VMOVNTDQ    Y4, (BX)(CX*2)
+	JMP         stored599
 
-fp32476:
-	JMP stored473
+ordinary600:
+	VMOVDQU Y4, (BX)(CX*2)
 
-done477:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned472
-	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored473
+stored599:
+	JMP done596
 
-unaligned472:
-	VMOVDQU Y3, (SI)(CX*2)
-
-stored473:
+fp32595:
+done596:
+stored592:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
-	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Y3
@@ -9975,8 +10846,8 @@ stored473:
 	VPERM2F128  $0x31, Y4, Y3, Y3
 	VSHUFPS     $0x88, Y3, Y5, Y4
 	VSHUFPS     $0xdd, Y3, Y5, Y3
-	VMOVUPS     (BX)(CX*4), Y5
-	VMOVUPS     32(BX)(CX*4), Y6
+	VMOVUPS     (SI)(CX*4), Y5
+	VMOVUPS     32(SI)(CX*4), Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
 	VPERM2F128  $0x31, Y6, Y5, Y5
 	VSHUFPS     $0x88, Y5, Y7, Y6
@@ -10013,11 +10884,10 @@ stored473:
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y7
 	VPERM2F128  $0x31, Y4, Y3, Y3
-	VMOVUPS     Y7, (BX)(CX*4)
-	VMOVUPS     Y3, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16481
-	JA          fp32482
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y3, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual601
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -10032,10 +10902,41 @@ stored473:
 	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
-	VMOVDQU     Y3, Y3
-	JMP         done483
+	VMOVNTDQ    Y3, (BX)(CX*2)
+	JMP         stored602
 
-fp16481:
+unusual601:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16604
+	JA        fp32605
+	VPSRLD    $0x10, Y6, Y3
+	VPAND     pattern00000001<>+0(SB), Y3, Y3
+	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD    Y6, Y3, Y3
+	VCMPPS    $0x03, Y6, Y6, Y4
+	VBLENDVPS Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD    $0x10, Y5, Y4
+	VPAND     pattern00000001<>+0(SB), Y4, Y4
+	VPADDD    pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y5
+	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD    $0x10, Y3, Y3
+	VPBLENDW  $0xaa, Y4, Y3, Y3
+	TESTQ     $0x00000004, DI
+	JNE       ordinary608
+	VMOVNTDQ  Y3, (BX)(CX*2)
+	JMP       stored607
+
+ordinary608:
+	VMOVDQU Y3, (BX)(CX*2)
+
+stored607:
+	JMP done606
+
+fp16604:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -10044,34 +10945,32 @@ fp16481:
 	VCVTPS2PH   $0x00, Y5, X4
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
-	VMOVDQU     Y4, Y3
-	JMP         done483
+	TESTQ       $0x00000004, DI
+	JNE         ordinary610
+	VMOVNTDQ    Y4, (BX)(CX*2)
+	JMP         stored609
 
-fp32482:
-	JMP stored479
+ordinary610:
+	VMOVDQU Y4, (BX)(CX*2)
 
-done483:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned478
-	VMOVNTDQ Y3, (SI)(CX*2)
-	JMP      stored479
+stored609:
+	JMP done606
 
-unaligned478:
-	VMOVDQU Y3, (SI)(CX*2)
-
-stored479:
+fp32605:
+done606:
+stored602:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check470:
+check589:
 	CMPQ CX, R11
-	JB   next469
+	JB   next588
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next469
+	JB   next588
 
-done438:
+done541:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -10092,11 +10991,16 @@ TEXT ·sgdFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), DX
 	MOVQ    112(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    64(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    64(SI), SI
+	MOVQ    80(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    48(DI), DI
+	TESTQ   $0x0000001f, BX
+	JEQ     aligned611
+	ORQ     $0x04, DI
+
+aligned611:
 	MOVQ    a+0(FP), R8
 	MOVQ    88(R8), R8
 	VMOVUPS 128(AX), Y0
@@ -10113,24 +11017,24 @@ TEXT ·sgdFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16485
-	JA      fp32486
+	JE      fp16613
+	JA      fp32614
 	MOVQ    R12, CX
 	LEAQ    192(CX), R12
-	JMP     check489
+	JMP     check617
 
-next488:
+next616:
 	TESTQ   R9, R9
-	JEQ     kept490
+	JEQ     kept618
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
-	VMOVDQU (BX)(CX*4), Y5
+	VMOVDQU (SI)(CX*4), Y5
 	VMOVDQU Y5, 64(R9)(R13*4)
-	VMOVDQU 32(BX)(CX*4), Y5
+	VMOVDQU 32(SI)(CX*4), Y5
 	VMOVDQU Y5, 96(R9)(R13*4)
-	VMOVDQU 64(BX)(CX*4), Y5
+	VMOVDQU 64(SI)(CX*4), Y5
 	VMOVDQU Y5, 128(R9)(R13*4)
-	VMOVDQU 96(BX)(CX*4), Y5
+	VMOVDQU 96(SI)(CX*4), Y5
 	VMOVDQU Y5, 160(R9)(R13*4)
 	VMOVDQU (R8)(CX*2), Y5
 	VMOVDQU Y5, 576(R9)(R13*2)
@@ -10139,15 +11043,15 @@ next488:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept490:
-	PREFETCHT0  (BX)(R12*4)
+kept618:
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
 	VMOVDQU     (DX)(CX*2), Y6
 	VPSLLD      $0x10, Y6, Y5
 	VPAND       patternffff0000<>+0(SB), Y6, Y6
-	VMOVUPS     (BX)(CX*4), Y7
-	VMOVUPS     32(BX)(CX*4), Y8
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
 	VPERM2F128  $0x31, Y8, Y7, Y7
 	VSHUFPS     $0x88, Y7, Y9, Y8
@@ -10180,11 +11084,10 @@ kept490:
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y9
 	VPERM2F128  $0x31, Y6, Y5, Y5
-	VMOVUPS     Y9, (BX)(CX*4)
-	VMOVUPS     Y5, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16494
-	JA          fp32495
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual619
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -10199,10 +11102,41 @@ kept490:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVDQU     Y5, Y5
-	JMP         done496
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored620
 
-fp16494:
+unusual619:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16622
+	JA        fp32623
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary626
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored625
+
+ordinary626:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored625:
+	JMP done624
+
+fp16622:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -10211,32 +11145,30 @@ fp16494:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	VMOVDQU     Y6, Y5
-	JMP         done496
+	TESTQ       $0x00000004, DI
+	JNE         ordinary628
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored627
 
-fp32495:
-	JMP stored492
+ordinary628:
+	VMOVDQU Y6, (BX)(CX*2)
 
-done496:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned491
-	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored492
+stored627:
+	JMP done624
 
-unaligned491:
-	VMOVDQU Y5, (SI)(CX*2)
-
-stored492:
+fp32623:
+done624:
+stored620:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
-	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
 	VMOVDQU     (DX)(CX*2), Y6
 	VPSLLD      $0x10, Y6, Y5
 	VPAND       patternffff0000<>+0(SB), Y6, Y6
-	VMOVUPS     (BX)(CX*4), Y7
-	VMOVUPS     32(BX)(CX*4), Y8
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
 	VPERM2F128  $0x31, Y8, Y7, Y7
 	VSHUFPS     $0x88, Y7, Y9, Y8
@@ -10269,11 +11201,10 @@ stored492:
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y9
 	VPERM2F128  $0x31, Y6, Y5, Y5
-	VMOVUPS     Y9, (BX)(CX*4)
-	VMOVUPS     Y5, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16500
-	JA          fp32501
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual629
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -10288,10 +11219,41 @@ stored492:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVDQU     Y5, Y5
-	JMP         done502
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored630
 
-fp16500:
+unusual629:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16632
+	JA        fp32633
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary636
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored635
+
+ordinary636:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored635:
+	JMP done634
+
+fp16632:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -10300,51 +11262,49 @@ fp16500:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	VMOVDQU     Y6, Y5
-	JMP         done502
+	TESTQ       $0x00000004, DI
+	JNE         ordinary638
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored637
 
-fp32501:
-	JMP stored498
+ordinary638:
+	VMOVDQU Y6, (BX)(CX*2)
 
-done502:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned497
-	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored498
+stored637:
+	JMP done634
 
-unaligned497:
-	VMOVDQU Y5, (SI)(CX*2)
-
-stored498:
+fp32633:
+done634:
+stored630:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check489:
+check617:
 	CMPQ CX, R11
-	JB   next488
+	JB   next616
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next488
-	JMP  done487
+	JB   next616
+	JMP  done615
 
-fp16485:
+fp16613:
 	MOVQ R12, CX
 	LEAQ 192(CX), R12
-	JMP  check504
+	JMP  check640
 
-next503:
+next639:
 	TESTQ   R9, R9
-	JEQ     kept505
+	JEQ     kept641
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
-	VMOVDQU (BX)(CX*4), Y5
+	VMOVDQU (SI)(CX*4), Y5
 	VMOVDQU Y5, 64(R9)(R13*4)
-	VMOVDQU 32(BX)(CX*4), Y5
+	VMOVDQU 32(SI)(CX*4), Y5
 	VMOVDQU Y5, 96(R9)(R13*4)
-	VMOVDQU 64(BX)(CX*4), Y5
+	VMOVDQU 64(SI)(CX*4), Y5
 	VMOVDQU Y5, 128(R9)(R13*4)
-	VMOVDQU 96(BX)(CX*4), Y5
+	VMOVDQU 96(SI)(CX*4), Y5
 	VMOVDQU Y5, 160(R9)(R13*4)
 	VMOVDQU (R8)(CX*2), Y5
 	VMOVDQU Y5, 576(R9)(R13*2)
@@ -10353,8 +11313,8 @@ next503:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept505:
-	PREFETCHT0  (BX)(R12*4)
+kept641:
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
 	VCVTPH2PS   (DX)(CX*2), Y5
@@ -10363,8 +11323,8 @@ kept505:
 	VPERM2F128  $0x31, Y6, Y5, Y5
 	VSHUFPS     $0x88, Y5, Y7, Y6
 	VSHUFPS     $0xdd, Y5, Y7, Y5
-	VMOVUPS     (BX)(CX*4), Y7
-	VMOVUPS     32(BX)(CX*4), Y8
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
 	VPERM2F128  $0x31, Y8, Y7, Y7
 	VSHUFPS     $0x88, Y7, Y9, Y8
@@ -10397,11 +11357,10 @@ kept505:
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y9
 	VPERM2F128  $0x31, Y6, Y5, Y5
-	VMOVUPS     Y9, (BX)(CX*4)
-	VMOVUPS     Y5, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16509
-	JA          fp32510
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual642
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -10416,10 +11375,41 @@ kept505:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVDQU     Y5, Y5
-	JMP         done511
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored643
 
-fp16509:
+unusual642:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16645
+	JA        fp32646
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary649
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored648
+
+ordinary649:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored648:
+	JMP done647
+
+fp16645:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -10428,25 +11418,23 @@ fp16509:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	VMOVDQU     Y6, Y5
-	JMP         done511
+	TESTQ       $0x00000004, DI
+	JNE         ordinary651
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored650
 
-fp32510:
-	JMP stored507
+ordinary651:
+	VMOVDQU Y6, (BX)(CX*2)
 
-done511:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned506
-	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored507
+stored650:
+	JMP done647
 
-unaligned506:
-	VMOVDQU Y5, (SI)(CX*2)
-
-stored507:
+fp32646:
+done647:
+stored643:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
-	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
 	VCVTPH2PS   (DX)(CX*2), Y5
@@ -10455,8 +11443,8 @@ stored507:
 	VPERM2F128  $0x31, Y6, Y5, Y5
 	VSHUFPS     $0x88, Y5, Y7, Y6
 	VSHUFPS     $0xdd, Y5, Y7, Y5
-	VMOVUPS     (BX)(CX*4), Y7
-	VMOVUPS     32(BX)(CX*4), Y8
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
 	VPERM2F128  $0x31, Y8, Y7, Y7
 	VSHUFPS     $0x88, Y7, Y9, Y8
@@ -10489,11 +11477,10 @@ stored507:
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y9
 	VPERM2F128  $0x31, Y6, Y5, Y5
-	VMOVUPS     Y9, (BX)(CX*4)
-	VMOVUPS     Y5, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16515
-	JA          fp32516
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual652
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -10508,10 +11495,41 @@ stored507:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVDQU     Y5, Y5
-	JMP         done517
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored653
 
-fp16515:
+unusual652:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16655
+	JA        fp32656
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary659
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored658
+
+ordinary659:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored658:
+	JMP done657
+
+fp16655:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -10520,51 +11538,49 @@ fp16515:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	VMOVDQU     Y6, Y5
-	JMP         done517
+	TESTQ       $0x00000004, DI
+	JNE         ordinary661
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored660
 
-fp32516:
-	JMP stored513
+ordinary661:
+	VMOVDQU Y6, (BX)(CX*2)
 
-done517:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned512
-	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored513
+stored660:
+	JMP done657
 
-unaligned512:
-	VMOVDQU Y5, (SI)(CX*2)
-
-stored513:
+fp32656:
+done657:
+stored653:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check504:
+check640:
 	CMPQ CX, R11
-	JB   next503
+	JB   next639
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next503
-	JMP  done487
+	JB   next639
+	JMP  done615
 
-fp32486:
+fp32614:
 	MOVQ R12, CX
 	LEAQ 192(CX), R12
-	JMP  check519
+	JMP  check663
 
-next518:
+next662:
 	TESTQ   R9, R9
-	JEQ     kept520
+	JEQ     kept664
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
-	VMOVDQU (BX)(CX*4), Y5
+	VMOVDQU (SI)(CX*4), Y5
 	VMOVDQU Y5, 64(R9)(R13*4)
-	VMOVDQU 32(BX)(CX*4), Y5
+	VMOVDQU 32(SI)(CX*4), Y5
 	VMOVDQU Y5, 96(R9)(R13*4)
-	VMOVDQU 64(BX)(CX*4), Y5
+	VMOVDQU 64(SI)(CX*4), Y5
 	VMOVDQU Y5, 128(R9)(R13*4)
-	VMOVDQU 96(BX)(CX*4), Y5
+	VMOVDQU 96(SI)(CX*4), Y5
 	VMOVDQU Y5, 160(R9)(R13*4)
 	VMOVDQU (R8)(CX*2), Y5
 	VMOVDQU Y5, 576(R9)(R13*2)
@@ -10573,8 +11589,8 @@ next518:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept520:
-	PREFETCHT0  (BX)(R12*4)
+kept664:
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Y5
@@ -10583,8 +11599,8 @@ kept520:
 	VPERM2F128  $0x31, Y6, Y5, Y5
 	VSHUFPS     $0x88, Y5, Y7, Y6
 	VSHUFPS     $0xdd, Y5, Y7, Y5
-	VMOVUPS     (BX)(CX*4), Y7
-	VMOVUPS     32(BX)(CX*4), Y8
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
 	VPERM2F128  $0x31, Y8, Y7, Y7
 	VSHUFPS     $0x88, Y7, Y9, Y8
@@ -10617,11 +11633,10 @@ kept520:
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y9
 	VPERM2F128  $0x31, Y6, Y5, Y5
-	VMOVUPS     Y9, (BX)(CX*4)
-	VMOVUPS     Y5, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16524
-	JA          fp32525
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual665
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -10636,10 +11651,41 @@ kept520:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVDQU     Y5, Y5
-	JMP         done526
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored666
 
-fp16524:
+unusual665:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16668
+	JA        fp32669
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary672
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored671
+
+ordinary672:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored671:
+	JMP done670
+
+fp16668:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -10648,25 +11694,23 @@ fp16524:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	VMOVDQU     Y6, Y5
-	JMP         done526
+	TESTQ       $0x00000004, DI
+	JNE         ordinary674
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored673
 
-fp32525:
-	JMP stored522
+ordinary674:
+	VMOVDQU Y6, (BX)(CX*2)
 
-done526:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned521
-	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored522
+stored673:
+	JMP done670
 
-unaligned521:
-	VMOVDQU Y5, (SI)(CX*2)
-
-stored522:
+fp32669:
+done670:
+stored666:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
-	PREFETCHT0  (BX)(R12*4)
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Y5
@@ -10675,8 +11719,8 @@ stored522:
 	VPERM2F128  $0x31, Y6, Y5, Y5
 	VSHUFPS     $0x88, Y5, Y7, Y6
 	VSHUFPS     $0xdd, Y5, Y7, Y5
-	VMOVUPS     (BX)(CX*4), Y7
-	VMOVUPS     32(BX)(CX*4), Y8
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
 	VPERM2F128  $0x31, Y8, Y7, Y7
 	VSHUFPS     $0x88, Y7, Y9, Y8
@@ -10709,11 +11753,10 @@ stored522:
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y9
 	VPERM2F128  $0x31, Y6, Y5, Y5
-	VMOVUPS     Y9, (BX)(CX*4)
-	VMOVUPS     Y5, 32(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16530
-	JA          fp32531
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual675
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -10728,10 +11771,41 @@ stored522:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVDQU     Y5, Y5
-	JMP         done532
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored676
 
-fp16530:
+unusual675:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16678
+	JA        fp32679
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary682
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored681
+
+ordinary682:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored681:
+	JMP done680
+
+fp16678:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -10740,34 +11814,32 @@ fp16530:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	VMOVDQU     Y6, Y5
-	JMP         done532
+	TESTQ       $0x00000004, DI
+	JNE         ordinary684
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored683
 
-fp32531:
-	JMP stored528
+ordinary684:
+	VMOVDQU Y6, (BX)(CX*2)
 
-done532:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned527
-	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored528
+stored683:
+	JMP done680
 
-unaligned527:
-	VMOVDQU Y5, (SI)(CX*2)
-
-stored528:
+fp32679:
+done680:
+stored676:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check519:
+check663:
 	CMPQ CX, R11
-	JB   next518
+	JB   next662
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next518
+	JB   next662
 
-done487:
+done615:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -10793,13 +11865,13 @@ TEXT ·trafficFP321xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16534
-	JA    fp32535
+	JE    fp16686
+	JA    fp32687
 	XORQ  DX, DX
 	LEAQ  192(DX), R9
-	JMP   check538
+	JMP   check690
 
-next537:
+next689:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -10811,34 +11883,34 @@ next537:
 	VMOVDQU    Y3, 32(BX)(DX*4)
 	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written539
+	JEQ        written691
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned540
+	JNE        unaligned692
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written539
+	JMP        written691
 
-unaligned540:
+unaligned692:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written539:
+written691:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check538:
+check690:
 	CMPQ DX, R8
-	JB   next537
+	JB   next689
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next537
-	JMP  done536
+	JB   next689
+	JMP  done688
 
-fp16534:
+fp16686:
 	XORQ DX, DX
 	LEAQ 192(DX), R9
-	JMP  check542
+	JMP  check694
 
-next541:
+next693:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -10850,34 +11922,34 @@ next541:
 	VMOVDQU    Y3, 32(BX)(DX*4)
 	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written543
+	JEQ        written695
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned544
+	JNE        unaligned696
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written543
+	JMP        written695
 
-unaligned544:
+unaligned696:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written543:
+written695:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check542:
+check694:
 	CMPQ DX, R8
-	JB   next541
+	JB   next693
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next541
-	JMP  done536
+	JB   next693
+	JMP  done688
 
-fp32535:
+fp32687:
 	XORQ DX, DX
 	LEAQ 192(DX), R9
-	JMP  check546
+	JMP  check698
 
-next545:
+next697:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -10890,28 +11962,28 @@ next545:
 	VMOVDQU    Y3, 32(BX)(DX*4)
 	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written547
+	JEQ        written699
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned548
+	JNE        unaligned700
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written547
+	JMP        written699
 
-unaligned548:
+unaligned700:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written547:
+written699:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check546:
+check698:
 	CMPQ DX, R8
-	JB   next545
+	JB   next697
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next545
+	JB   next697
 
-done536:
+done688:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -10938,13 +12010,13 @@ TEXT ·trafficFP322xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp16550
-	JA    fp32551
+	JE    fp16702
+	JA    fp32703
 	XORQ  DX, DX
 	LEAQ  192(DX), R10
-	JMP   check554
+	JMP   check706
 
-next553:
+next705:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -10959,34 +12031,34 @@ next553:
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written555
+	JEQ        written707
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned556
+	JNE        unaligned708
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written555
+	JMP        written707
 
-unaligned556:
+unaligned708:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written555:
+written707:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check554:
+check706:
 	CMPQ DX, R9
-	JB   next553
+	JB   next705
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next553
-	JMP  done552
+	JB   next705
+	JMP  done704
 
-fp16550:
+fp16702:
 	XORQ DX, DX
 	LEAQ 192(DX), R10
-	JMP  check558
+	JMP  check710
 
-next557:
+next709:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -11001,34 +12073,34 @@ next557:
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written559
+	JEQ        written711
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned560
+	JNE        unaligned712
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written559
+	JMP        written711
 
-unaligned560:
+unaligned712:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written559:
+written711:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check558:
+check710:
 	CMPQ DX, R9
-	JB   next557
+	JB   next709
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next557
-	JMP  done552
+	JB   next709
+	JMP  done704
 
-fp32551:
+fp32703:
 	XORQ DX, DX
 	LEAQ 192(DX), R10
-	JMP  check562
+	JMP  check714
 
-next561:
+next713:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -11044,28 +12116,28 @@ next561:
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written563
+	JEQ        written715
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned564
+	JNE        unaligned716
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written563
+	JMP        written715
 
-unaligned564:
+unaligned716:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written563:
+written715:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check562:
+check714:
 	CMPQ DX, R9
-	JB   next561
+	JB   next713
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next561
+	JB   next713
 
-done552:
+done704:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -11136,28 +12208,33 @@ TEXT ·adamFP32INT8AVX2(SB), $5472-8
 	MOVQ    a+0(FP), AX
 	MOVQ    40(AX), CX
 	MOVQ    a+0(FP), AX
-	MOVQ    80(AX), BX
+	MOVQ    64(AX), BX
 	MOVQ    a+0(FP), AX
-	MOVQ    64(AX), SI
+	MOVQ    80(AX), SI
 	MOVQ    a+0(FP), AX
 	MOVQ    48(AX), DI
-	MOVQ    a+0(FP), AX
-	MOVQ    112(AX), R8
-	MOVQ    a+0(FP), AX
-	MOVQ    88(AX), R9
-	MOVQ    a+0(FP), AX
-	MOVQ    96(AX), R10
-	MOVQ    a+0(FP), AX
-	MOVQ    24(AX), R11
-	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
-	CMPQ    CX, $0x01
-	JE      fp16566
-	JA      fp32567
+	TESTQ   $0x0000001f, BX
+	JEQ     aligned717
+	ORQ     $0x04, DI
 
-block569:
+aligned717:
+	MOVQ a+0(FP), AX
+	MOVQ 112(AX), R8
+	MOVQ a+0(FP), AX
+	MOVQ 88(AX), R9
+	MOVQ a+0(FP), AX
+	MOVQ 96(AX), R10
+	MOVQ a+0(FP), AX
+	MOVQ 24(AX), R11
+	MOVQ a+0(FP), AX
+	MOVQ 16(AX), AX
+	CMPQ CX, $0x01
+	JE   fp16719
+	JA   fp32720
+
+block722:
 	TESTQ   R11, R11
-	JEQ     kept572
+	JEQ     kept725
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -11166,7 +12243,7 @@ block569:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept572:
+kept725:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R12
 	MOVQ         AX, CX
@@ -11184,18 +12261,18 @@ kept572:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-turn570:
+turn723:
 	TESTQ   R11, R11
-	JEQ     kept573
+	JEQ     kept726
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
-	VMOVDQU (BX)(AX*4), Y5
+	VMOVDQU (SI)(AX*4), Y5
 	VMOVDQU Y5, 64(R11)(CX*4)
-	VMOVDQU 32(BX)(AX*4), Y5
+	VMOVDQU 32(SI)(AX*4), Y5
 	VMOVDQU Y5, 96(R11)(CX*4)
-	VMOVDQU 64(BX)(AX*4), Y5
+	VMOVDQU 64(SI)(AX*4), Y5
 	VMOVDQU Y5, 128(R11)(CX*4)
-	VMOVDQU 96(BX)(AX*4), Y5
+	VMOVDQU 96(SI)(AX*4), Y5
 	VMOVDQU Y5, 160(R11)(CX*4)
 	VMOVDQU (R9)(AX*1), Y5
 	VMOVDQU Y5, 4160(R11)(CX*1)
@@ -11204,7 +12281,7 @@ turn570:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R11)
 
-kept573:
+kept726:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -11214,7 +12291,7 @@ kept573:
 	PREFETCHT0     (R10)(CX*1)
 	MOVQ           AX, R12
 	ANDQ           $0x000001ff, R12
-	PREFETCHT0     (BX)(CX*4)
+	PREFETCHT0     (SI)(CX*4)
 	PREFETCHT0     (R8)(CX*2)
 	VBROADCASTI128 (R10)(AX*1), Y6
 	VPSHUFB        bytes0to2<>+0(SB), Y6, Y5
@@ -11248,8 +12325,8 @@ kept573:
 	VMOVDQU        (R8)(AX*2), Y10
 	VPSLLD         $0x10, Y10, Y9
 	VPAND          patternffff0000<>+0(SB), Y10, Y10
-	VMOVUPS        (BX)(AX*4), Y11
-	VMOVUPS        32(BX)(AX*4), Y12
+	VMOVUPS        (SI)(AX*4), Y11
+	VMOVUPS        32(SI)(AX*4), Y12
 	VPERM2F128     $0x20, Y12, Y11, Y13
 	VPERM2F128     $0x31, Y12, Y11, Y11
 	VSHUFPS        $0x88, Y11, Y13, Y12
@@ -11299,11 +12376,10 @@ kept573:
 	VUNPCKHPS      Y11, Y12, Y6
 	VPERM2F128     $0x20, Y6, Y5, Y7
 	VPERM2F128     $0x31, Y6, Y5, Y5
-	VMOVUPS        Y7, (BX)(AX*4)
-	VMOVUPS        Y5, 32(BX)(AX*4)
-	CMPQ           DI, $0x01
-	JE             fp16577
-	JA             fp32578
+	VMOVUPS        Y7, (SI)(AX*4)
+	VMOVUPS        Y5, 32(SI)(AX*4)
+	TESTQ          DI, DI
+	JNE            unusual727
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -11318,10 +12394,41 @@ kept573:
 	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
-	VMOVDQU        Y5, Y5
-	JMP            done579
+	VMOVNTDQ       Y5, (BX)(AX*2)
+	JMP            stored728
 
-fp16577:
+unusual727:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16730
+	JA        fp32731
+	VPSRLD    $0x10, Y12, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y12, Y5, Y5
+	VCMPPS    $0x03, Y12, Y12, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y11, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y11, Y6, Y6
+	VCMPPS    $0x03, Y11, Y11, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary734
+	VMOVNTDQ  Y5, (BX)(AX*2)
+	JMP       stored733
+
+ordinary734:
+	VMOVDQU Y5, (BX)(AX*2)
+
+stored733:
+	JMP done732
+
+fp16730:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -11330,25 +12437,23 @@ fp16577:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	VMOVDQU     Y6, Y5
-	JMP         done579
+	TESTQ       $0x00000004, DI
+	JNE         ordinary736
+	VMOVNTDQ    Y6, (BX)(AX*2)
+	JMP         stored735
 
-fp32578:
-	JMP stored575
+ordinary736:
+	VMOVDQU Y6, (BX)(AX*2)
 
-done579:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned574
-	VMOVNTDQ Y5, (SI)(AX*2)
-	JMP      stored575
+stored735:
+	JMP done732
 
-unaligned574:
-	VMOVDQU Y5, (SI)(AX*2)
-
-stored575:
+fp32731:
+done732:
+stored728:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
-	PREFETCHT0     (BX)(CX*4)
+	PREFETCHT0     (SI)(CX*4)
 	PREFETCHT0     (R8)(CX*2)
 	VBROADCASTI128 (R10)(AX*1), Y6
 	VPSHUFB        bytes0to2<>+0(SB), Y6, Y5
@@ -11382,8 +12487,8 @@ stored575:
 	VMOVDQU        (R8)(AX*2), Y10
 	VPSLLD         $0x10, Y10, Y9
 	VPAND          patternffff0000<>+0(SB), Y10, Y10
-	VMOVUPS        (BX)(AX*4), Y11
-	VMOVUPS        32(BX)(AX*4), Y12
+	VMOVUPS        (SI)(AX*4), Y11
+	VMOVUPS        32(SI)(AX*4), Y12
 	VPERM2F128     $0x20, Y12, Y11, Y13
 	VPERM2F128     $0x31, Y12, Y11, Y11
 	VSHUFPS        $0x88, Y11, Y13, Y12
@@ -11433,11 +12538,10 @@ stored575:
 	VUNPCKHPS      Y11, Y12, Y6
 	VPERM2F128     $0x20, Y6, Y5, Y7
 	VPERM2F128     $0x31, Y6, Y5, Y5
-	VMOVUPS        Y7, (BX)(AX*4)
-	VMOVUPS        Y5, 32(BX)(AX*4)
-	CMPQ           DI, $0x01
-	JE             fp16583
-	JA             fp32584
+	VMOVUPS        Y7, (SI)(AX*4)
+	VMOVUPS        Y5, 32(SI)(AX*4)
+	TESTQ          DI, DI
+	JNE            unusual737
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -11452,10 +12556,41 @@ stored575:
 	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
-	VMOVDQU        Y5, Y5
-	JMP            done585
+	VMOVNTDQ       Y5, (BX)(AX*2)
+	JMP            stored738
 
-fp16583:
+unusual737:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp16740
+	JA        fp32741
+	VPSRLD    $0x10, Y12, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y12, Y5, Y5
+	VCMPPS    $0x03, Y12, Y12, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y11, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y11, Y6, Y6
+	VCMPPS    $0x03, Y11, Y11, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary744
+	VMOVNTDQ  Y5, (BX)(AX*2)
+	JMP       stored743
+
+ordinary744:
+	VMOVDQU Y5, (BX)(AX*2)
+
+stored743:
+	JMP done742
+
+fp16740:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -11464,35 +12599,33 @@ fp16583:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	VMOVDQU     Y6, Y5
-	JMP         done585
+	TESTQ       $0x00000004, DI
+	JNE         ordinary746
+	VMOVNTDQ    Y6, (BX)(AX*2)
+	JMP         stored745
 
-fp32584:
-	JMP stored581
+ordinary746:
+	VMOVDQU Y6, (BX)(AX*2)
 
-done585:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned580
-	VMOVNTDQ Y5, (SI)(AX*2)
-	JMP      stored581
+stored745:
+	JMP done742
 
-unaligned580:
-	VMOVDQU Y5, (SI)(AX*2)
-
-stored581:
+fp32741:
+done742:
+stored738:
 	ADDQ  $0x10, AX
 	ADDQ  $0x10, CX
 	TESTQ $0x000000ff, AX
-	JNE   turn570
+	JNE   turn723
 	MOVQ  AX, CX
 	MOVQ  a+0(FP), R12
 	MOVQ  16(R12), R12
 	SUBQ  R12, CX
 	CMPQ  CX, $0x00000100
-	JBE   encoded571
+	JBE   encoded724
 	SUBQ  $0x00000100, AX
 
-turn586:
+turn747:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -11577,9 +12710,9 @@ turn586:
 	VMOVDQU     Y6, -288(R10)(AX*1)
 	VMOVDQU     Y7, -288(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         turn586
+	JNE         turn747
 
-encoded571:
+encoded724:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -11706,13 +12839,13 @@ encoded571:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block569
-	JMP          done568
+	JB           block722
+	JMP          done721
 
-fp16566:
-block587:
+fp16719:
+block748:
 	TESTQ   R11, R11
-	JEQ     kept590
+	JEQ     kept751
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -11721,7 +12854,7 @@ block587:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept590:
+kept751:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R12
 	MOVQ         AX, CX
@@ -11739,18 +12872,18 @@ kept590:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-turn588:
+turn749:
 	TESTQ   R11, R11
-	JEQ     kept591
+	JEQ     kept752
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
-	VMOVDQU (BX)(AX*4), Y5
+	VMOVDQU (SI)(AX*4), Y5
 	VMOVDQU Y5, 64(R11)(CX*4)
-	VMOVDQU 32(BX)(AX*4), Y5
+	VMOVDQU 32(SI)(AX*4), Y5
 	VMOVDQU Y5, 96(R11)(CX*4)
-	VMOVDQU 64(BX)(AX*4), Y5
+	VMOVDQU 64(SI)(AX*4), Y5
 	VMOVDQU Y5, 128(R11)(CX*4)
-	VMOVDQU 96(BX)(AX*4), Y5
+	VMOVDQU 96(SI)(AX*4), Y5
 	VMOVDQU Y5, 160(R11)(CX*4)
 	VMOVDQU (R9)(AX*1), Y5
 	VMOVDQU Y5, 4160(R11)(CX*1)
@@ -11759,7 +12892,7 @@ turn588:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R11)
 
-kept591:
+kept752:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -11769,7 +12902,7 @@ kept591:
 	PREFETCHT0     (R10)(CX*1)
 	MOVQ           AX, R12
 	ANDQ           $0x000001ff, R12
-	PREFETCHT0     (BX)(CX*4)
+	PREFETCHT0     (SI)(CX*4)
 	PREFETCHT0     (R8)(CX*2)
 	VBROADCASTI128 (R10)(AX*1), Y6
 	VPSHUFB        bytes0to2<>+0(SB), Y6, Y5
@@ -11806,8 +12939,8 @@ kept591:
 	VPERM2F128     $0x31, Y10, Y9, Y9
 	VSHUFPS        $0x88, Y9, Y11, Y10
 	VSHUFPS        $0xdd, Y9, Y11, Y9
-	VMOVUPS        (BX)(AX*4), Y11
-	VMOVUPS        32(BX)(AX*4), Y12
+	VMOVUPS        (SI)(AX*4), Y11
+	VMOVUPS        32(SI)(AX*4), Y12
 	VPERM2F128     $0x20, Y12, Y11, Y13
 	VPERM2F128     $0x31, Y12, Y11, Y11
 	VSHUFPS        $0x88, Y11, Y13, Y12
@@ -11857,11 +12990,10 @@ kept591:
 	VUNPCKHPS      Y11, Y12, Y6
 	VPERM2F128     $0x20, Y6, Y5, Y7
 	VPERM2F128     $0x31, Y6, Y5, Y5
-	VMOVUPS        Y7, (BX)(AX*4)
-	VMOVUPS        Y5, 32(BX)(AX*4)
-	CMPQ           DI, $0x01
-	JE             fp16595
-	JA             fp32596
+	VMOVUPS        Y7, (SI)(AX*4)
+	VMOVUPS        Y5, 32(SI)(AX*4)
+	TESTQ          DI, DI
+	JNE            unusual753
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -11876,10 +13008,41 @@ kept591:
 	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
-	VMOVDQU        Y5, Y5
-	JMP            done597
+	VMOVNTDQ       Y5, (BX)(AX*2)
+	JMP            stored754
 
-fp16595:
+unusual753:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16756
+	JA        fp32757
+	VPSRLD    $0x10, Y12, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y12, Y5, Y5
+	VCMPPS    $0x03, Y12, Y12, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y11, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y11, Y6, Y6
+	VCMPPS    $0x03, Y11, Y11, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary760
+	VMOVNTDQ  Y5, (BX)(AX*2)
+	JMP       stored759
+
+ordinary760:
+	VMOVDQU Y5, (BX)(AX*2)
+
+stored759:
+	JMP done758
+
+fp16756:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -11888,25 +13051,23 @@ fp16595:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	VMOVDQU     Y6, Y5
-	JMP         done597
+	TESTQ       $0x00000004, DI
+	JNE         ordinary762
+	VMOVNTDQ    Y6, (BX)(AX*2)
+	JMP         stored761
 
-fp32596:
-	JMP stored593
+ordinary762:
+	VMOVDQU Y6, (BX)(AX*2)
 
-done597:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned592
-	VMOVNTDQ Y5, (SI)(AX*2)
-	JMP      stored593
+stored761:
+	JMP done758
 
-unaligned592:
-	VMOVDQU Y5, (SI)(AX*2)
-
-stored593:
+fp32757:
+done758:
+stored754:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
-	PREFETCHT0     (BX)(CX*4)
+	PREFETCHT0     (SI)(CX*4)
 	PREFETCHT0     (R8)(CX*2)
 	VBROADCASTI128 (R10)(AX*1), Y6
 	VPSHUFB        bytes0to2<>+0(SB), Y6, Y5
@@ -11943,8 +13104,8 @@ stored593:
 	VPERM2F128     $0x31, Y10, Y9, Y9
 	VSHUFPS        $0x88, Y9, Y11, Y10
 	VSHUFPS        $0xdd, Y9, Y11, Y9
-	VMOVUPS        (BX)(AX*4), Y11
-	VMOVUPS        32(BX)(AX*4), Y12
+	VMOVUPS        (SI)(AX*4), Y11
+	VMOVUPS        32(SI)(AX*4), Y12
 	VPERM2F128     $0x20, Y12, Y11, Y13
 	VPERM2F128     $0x31, Y12, Y11, Y11
 	VSHUFPS        $0x88, Y11, Y13, Y12
@@ -11994,11 +13155,10 @@ stored593:
 	VUNPCKHPS      Y11, Y12, Y6
 	VPERM2F128     $0x20, Y6, Y5, Y7
 	VPERM2F128     $0x31, Y6, Y5, Y5
-	VMOVUPS        Y7, (BX)(AX*4)
-	VMOVUPS        Y5, 32(BX)(AX*4)
-	CMPQ           DI, $0x01
-	JE             fp16601
-	JA             fp32602
+	VMOVUPS        Y7, (SI)(AX*4)
+	VMOVUPS        Y5, 32(SI)(AX*4)
+	TESTQ          DI, DI
+	JNE            unusual763
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -12013,10 +13173,41 @@ stored593:
 	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
-	VMOVDQU        Y5, Y5
-	JMP            done603
+	VMOVNTDQ       Y5, (BX)(AX*2)
+	JMP            stored764
 
-fp16601:
+unusual763:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp16766
+	JA        fp32767
+	VPSRLD    $0x10, Y12, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y12, Y5, Y5
+	VCMPPS    $0x03, Y12, Y12, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y11, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y11, Y6, Y6
+	VCMPPS    $0x03, Y11, Y11, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary770
+	VMOVNTDQ  Y5, (BX)(AX*2)
+	JMP       stored769
+
+ordinary770:
+	VMOVDQU Y5, (BX)(AX*2)
+
+stored769:
+	JMP done768
+
+fp16766:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -12025,35 +13216,33 @@ fp16601:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	VMOVDQU     Y6, Y5
-	JMP         done603
+	TESTQ       $0x00000004, DI
+	JNE         ordinary772
+	VMOVNTDQ    Y6, (BX)(AX*2)
+	JMP         stored771
 
-fp32602:
-	JMP stored599
+ordinary772:
+	VMOVDQU Y6, (BX)(AX*2)
 
-done603:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned598
-	VMOVNTDQ Y5, (SI)(AX*2)
-	JMP      stored599
+stored771:
+	JMP done768
 
-unaligned598:
-	VMOVDQU Y5, (SI)(AX*2)
-
-stored599:
+fp32767:
+done768:
+stored764:
 	ADDQ  $0x10, AX
 	ADDQ  $0x10, CX
 	TESTQ $0x000000ff, AX
-	JNE   turn588
+	JNE   turn749
 	MOVQ  AX, CX
 	MOVQ  a+0(FP), R12
 	MOVQ  16(R12), R12
 	SUBQ  R12, CX
 	CMPQ  CX, $0x00000100
-	JBE   encoded589
+	JBE   encoded750
 	SUBQ  $0x00000100, AX
 
-turn604:
+turn773:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -12138,9 +13327,9 @@ turn604:
 	VMOVDQU     Y6, -288(R10)(AX*1)
 	VMOVDQU     Y7, -288(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         turn604
+	JNE         turn773
 
-encoded589:
+encoded750:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -12267,13 +13456,13 @@ encoded589:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block587
-	JMP          done568
+	JB           block748
+	JMP          done721
 
-fp32567:
-block605:
+fp32720:
+block774:
 	TESTQ   R11, R11
-	JEQ     kept608
+	JEQ     kept777
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -12282,7 +13471,7 @@ block605:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept608:
+kept777:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R12
 	MOVQ         AX, CX
@@ -12300,18 +13489,18 @@ kept608:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-turn606:
+turn775:
 	TESTQ   R11, R11
-	JEQ     kept609
+	JEQ     kept778
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
-	VMOVDQU (BX)(AX*4), Y5
+	VMOVDQU (SI)(AX*4), Y5
 	VMOVDQU Y5, 64(R11)(CX*4)
-	VMOVDQU 32(BX)(AX*4), Y5
+	VMOVDQU 32(SI)(AX*4), Y5
 	VMOVDQU Y5, 96(R11)(CX*4)
-	VMOVDQU 64(BX)(AX*4), Y5
+	VMOVDQU 64(SI)(AX*4), Y5
 	VMOVDQU Y5, 128(R11)(CX*4)
-	VMOVDQU 96(BX)(AX*4), Y5
+	VMOVDQU 96(SI)(AX*4), Y5
 	VMOVDQU Y5, 160(R11)(CX*4)
 	VMOVDQU (R9)(AX*1), Y5
 	VMOVDQU Y5, 4160(R11)(CX*1)
@@ -12320,7 +13509,7 @@ turn606:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R11)
 
-kept609:
+kept778:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -12330,7 +13519,7 @@ kept609:
 	PREFETCHT0     (R10)(CX*1)
 	MOVQ           AX, R12
 	ANDQ           $0x000001ff, R12
-	PREFETCHT0     (BX)(CX*4)
+	PREFETCHT0     (SI)(CX*4)
 	PREFETCHT0     (R8)(CX*4)
 	VBROADCASTI128 (R10)(AX*1), Y6
 	VPSHUFB        bytes0to2<>+0(SB), Y6, Y5
@@ -12367,8 +13556,8 @@ kept609:
 	VPERM2F128     $0x31, Y10, Y9, Y9
 	VSHUFPS        $0x88, Y9, Y11, Y10
 	VSHUFPS        $0xdd, Y9, Y11, Y9
-	VMOVUPS        (BX)(AX*4), Y11
-	VMOVUPS        32(BX)(AX*4), Y12
+	VMOVUPS        (SI)(AX*4), Y11
+	VMOVUPS        32(SI)(AX*4), Y12
 	VPERM2F128     $0x20, Y12, Y11, Y13
 	VPERM2F128     $0x31, Y12, Y11, Y11
 	VSHUFPS        $0x88, Y11, Y13, Y12
@@ -12418,11 +13607,10 @@ kept609:
 	VUNPCKHPS      Y11, Y12, Y6
 	VPERM2F128     $0x20, Y6, Y5, Y7
 	VPERM2F128     $0x31, Y6, Y5, Y5
-	VMOVUPS        Y7, (BX)(AX*4)
-	VMOVUPS        Y5, 32(BX)(AX*4)
-	CMPQ           DI, $0x01
-	JE             fp16613
-	JA             fp32614
+	VMOVUPS        Y7, (SI)(AX*4)
+	VMOVUPS        Y5, 32(SI)(AX*4)
+	TESTQ          DI, DI
+	JNE            unusual779
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -12437,10 +13625,41 @@ kept609:
 	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
-	VMOVDQU        Y5, Y5
-	JMP            done615
+	VMOVNTDQ       Y5, (BX)(AX*2)
+	JMP            stored780
 
-fp16613:
+unusual779:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16782
+	JA        fp32783
+	VPSRLD    $0x10, Y12, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y12, Y5, Y5
+	VCMPPS    $0x03, Y12, Y12, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y11, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y11, Y6, Y6
+	VCMPPS    $0x03, Y11, Y11, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary786
+	VMOVNTDQ  Y5, (BX)(AX*2)
+	JMP       stored785
+
+ordinary786:
+	VMOVDQU Y5, (BX)(AX*2)
+
+stored785:
+	JMP done784
+
+fp16782:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -12449,25 +13668,23 @@ fp16613:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	VMOVDQU     Y6, Y5
-	JMP         done615
+	TESTQ       $0x00000004, DI
+	JNE         ordinary788
+	VMOVNTDQ    Y6, (BX)(AX*2)
+	JMP         stored787
 
-fp32614:
-	JMP stored611
+ordinary788:
+	VMOVDQU Y6, (BX)(AX*2)
 
-done615:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned610
-	VMOVNTDQ Y5, (SI)(AX*2)
-	JMP      stored611
+stored787:
+	JMP done784
 
-unaligned610:
-	VMOVDQU Y5, (SI)(AX*2)
-
-stored611:
+fp32783:
+done784:
+stored780:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
-	PREFETCHT0     (BX)(CX*4)
+	PREFETCHT0     (SI)(CX*4)
 	PREFETCHT0     (R8)(CX*4)
 	VBROADCASTI128 (R10)(AX*1), Y6
 	VPSHUFB        bytes0to2<>+0(SB), Y6, Y5
@@ -12504,8 +13721,8 @@ stored611:
 	VPERM2F128     $0x31, Y10, Y9, Y9
 	VSHUFPS        $0x88, Y9, Y11, Y10
 	VSHUFPS        $0xdd, Y9, Y11, Y9
-	VMOVUPS        (BX)(AX*4), Y11
-	VMOVUPS        32(BX)(AX*4), Y12
+	VMOVUPS        (SI)(AX*4), Y11
+	VMOVUPS        32(SI)(AX*4), Y12
 	VPERM2F128     $0x20, Y12, Y11, Y13
 	VPERM2F128     $0x31, Y12, Y11, Y11
 	VSHUFPS        $0x88, Y11, Y13, Y12
@@ -12555,11 +13772,10 @@ stored611:
 	VUNPCKHPS      Y11, Y12, Y6
 	VPERM2F128     $0x20, Y6, Y5, Y7
 	VPERM2F128     $0x31, Y6, Y5, Y5
-	VMOVUPS        Y7, (BX)(AX*4)
-	VMOVUPS        Y5, 32(BX)(AX*4)
-	CMPQ           DI, $0x01
-	JE             fp16619
-	JA             fp32620
+	VMOVUPS        Y7, (SI)(AX*4)
+	VMOVUPS        Y5, 32(SI)(AX*4)
+	TESTQ          DI, DI
+	JNE            unusual789
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -12574,10 +13790,41 @@ stored611:
 	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
-	VMOVDQU        Y5, Y5
-	JMP            done621
+	VMOVNTDQ       Y5, (BX)(AX*2)
+	JMP            stored790
 
-fp16619:
+unusual789:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp16792
+	JA        fp32793
+	VPSRLD    $0x10, Y12, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y12, Y5, Y5
+	VCMPPS    $0x03, Y12, Y12, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y11, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y11, Y6, Y6
+	VCMPPS    $0x03, Y11, Y11, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary796
+	VMOVNTDQ  Y5, (BX)(AX*2)
+	JMP       stored795
+
+ordinary796:
+	VMOVDQU Y5, (BX)(AX*2)
+
+stored795:
+	JMP done794
+
+fp16792:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -12586,35 +13833,33 @@ fp16619:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	VMOVDQU     Y6, Y5
-	JMP         done621
+	TESTQ       $0x00000004, DI
+	JNE         ordinary798
+	VMOVNTDQ    Y6, (BX)(AX*2)
+	JMP         stored797
 
-fp32620:
-	JMP stored617
+ordinary798:
+	VMOVDQU Y6, (BX)(AX*2)
 
-done621:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned616
-	VMOVNTDQ Y5, (SI)(AX*2)
-	JMP      stored617
+stored797:
+	JMP done794
 
-unaligned616:
-	VMOVDQU Y5, (SI)(AX*2)
-
-stored617:
+fp32793:
+done794:
+stored790:
 	ADDQ  $0x10, AX
 	ADDQ  $0x10, CX
 	TESTQ $0x000000ff, AX
-	JNE   turn606
+	JNE   turn775
 	MOVQ  AX, CX
 	MOVQ  a+0(FP), R12
 	MOVQ  16(R12), R12
 	SUBQ  R12, CX
 	CMPQ  CX, $0x00000100
-	JBE   encoded607
+	JBE   encoded776
 	SUBQ  $0x00000100, AX
 
-turn622:
+turn799:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -12699,9 +13944,9 @@ turn622:
 	VMOVDQU     Y6, -288(R10)(AX*1)
 	VMOVDQU     Y7, -288(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         turn622
+	JNE         turn799
 
-encoded607:
+encoded776:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -12828,10 +14073,10 @@ encoded607:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block605
+	JB           block774
 
-done568:
-turn623:
+done721:
+turn800:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -12916,7 +14161,7 @@ turn623:
 	VMOVDQU     Y2, -288(R10)(AX*1)
 	VMOVDQU     Y5, -288(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         turn623
+	JNE         turn800
 	SFENCE
 	LDMXCSR     (SP)
 	VZEROUPPER
@@ -12946,13 +14191,13 @@ TEXT ·trafficFP322xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R10
 	MOVQ  8(R10), R10
 	CMPQ  DX, $0x01
-	JE    fp16625
-	JA    fp32626
+	JE    fp16802
+	JA    fp32803
 	XORQ  DX, DX
 	LEAQ  192(DX), R11
-	JMP   check629
+	JMP   check806
 
-next628:
+next805:
 	PREFETCHT0 (BX)(R11*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -12967,42 +14212,42 @@ next628:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within630
+	JNE        within807
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within630:
+within807:
 	TESTQ    AX, AX
-	JEQ      written631
+	JEQ      written808
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned632
+	JNE      unaligned809
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written631
+	JMP      written808
 
-unaligned632:
+unaligned809:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written631:
+written808:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check629:
+check806:
 	CMPQ DX, R10
-	JB   next628
+	JB   next805
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next628
-	JMP  done627
+	JB   next805
+	JMP  done804
 
-fp16625:
+fp16802:
 	XORQ DX, DX
 	LEAQ 192(DX), R11
-	JMP  check634
+	JMP  check811
 
-next633:
+next810:
 	PREFETCHT0 (BX)(R11*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -13017,42 +14262,42 @@ next633:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within635
+	JNE        within812
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within635:
+within812:
 	TESTQ    AX, AX
-	JEQ      written636
+	JEQ      written813
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned637
+	JNE      unaligned814
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written636
+	JMP      written813
 
-unaligned637:
+unaligned814:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written636:
+written813:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check634:
+check811:
 	CMPQ DX, R10
-	JB   next633
+	JB   next810
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next633
-	JMP  done627
+	JB   next810
+	JMP  done804
 
-fp32626:
+fp32803:
 	XORQ DX, DX
 	LEAQ 192(DX), R11
-	JMP  check639
+	JMP  check816
 
-next638:
+next815:
 	PREFETCHT0 (BX)(R11*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -13068,36 +14313,36 @@ next638:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within640
+	JNE        within817
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within640:
+within817:
 	TESTQ    AX, AX
-	JEQ      written641
+	JEQ      written818
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned642
+	JNE      unaligned819
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written641
+	JMP      written818
 
-unaligned642:
+unaligned819:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written641:
+written818:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check639:
+check816:
 	CMPQ DX, R10
-	JB   next638
+	JB   next815
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next638
+	JB   next815
 
-done627:
+done804:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -13116,18 +14361,18 @@ TEXT ·sumSquaresAVX2(SB), NOSPLIT, $8-40
 	MOVQ    apart+8(FP), BX
 	MOVQ    sums+32(FP), SI
 	CMPQ    AX, $0x01
-	JE      fp16644
-	JA      fp32645
+	JE      fp16821
+	JA      fp32822
 	MOVQ    BX, R9
 	SHLQ    $0x01, R9
 	XORQ    AX, AX
 
-run647:
+run824:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part648:
+part825:
 	VBROADCASTI128 (BX)(AX*2), Y0
 	VPSHUFB        spread<>+0(SB), Y0, Y0
 	VBROADCASTI128 16(BX)(AX*2), Y1
@@ -13193,23 +14438,23 @@ part648:
 	ADDQ           R9, BX
 	ADDQ           $0x00000080, DI
 	DECQ           R8
-	JNE            part648
+	JNE            part825
 	ADDQ           $0x00000080, AX
 	CMPQ           AX, DX
-	JB             run647
-	JMP            done646
+	JB             run824
+	JMP            done823
 
-fp16644:
+fp16821:
 	MOVQ BX, R9
 	SHLQ $0x01, R9
 	XORQ AX, AX
 
-run649:
+run826:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part650:
+part827:
 	VCVTPH2PS    (BX)(AX*2), Y0
 	VCVTPH2PS    16(BX)(AX*2), Y1
 	VMULPS       Y0, Y0, Y0
@@ -13259,23 +14504,23 @@ part650:
 	ADDQ         R9, BX
 	ADDQ         $0x00000080, DI
 	DECQ         R8
-	JNE          part650
+	JNE          part827
 	ADDQ         $0x00000080, AX
 	CMPQ         AX, DX
-	JB           run649
-	JMP          done646
+	JB           run826
+	JMP          done823
 
-fp32645:
+fp32822:
 	MOVQ BX, R9
 	SHLQ $0x02, R9
 	XORQ AX, AX
 
-run651:
+run828:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part652:
+part829:
 	VMOVUPS      (BX)(AX*4), Y0
 	VMOVUPS      32(BX)(AX*4), Y1
 	VMULPS       Y0, Y0, Y0
@@ -13325,12 +14570,12 @@ part652:
 	ADDQ         R9, BX
 	ADDQ         $0x00000080, DI
 	DECQ         R8
-	JNE          part652
+	JNE          part829
 	ADDQ         $0x00000080, AX
 	CMPQ         AX, DX
-	JB           run651
+	JB           run828
 
-done646:
+done823:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -13353,13 +14598,13 @@ TEXT ·sumWideSquaresAVX2(SB), NOSPLIT, $8-40
 	VMOVUPD 64(DX), Y2
 	VMOVUPD 96(DX), Y3
 	CMPQ    AX, $0x01
-	JE      fp16654
-	JA      fp32655
+	JE      fp16831
+	JA      fp32832
 	XORQ    AX, AX
 	LEAQ    2048(AX), DI
-	JMP     check658
+	JMP     check835
 
-next657:
+next834:
 	PREFETCHT0     (CX)(DI*2)
 	VBROADCASTI128 (CX)(AX*2), Y4
 	VPSHUFB        spread<>+0(SB), Y4, Y4
@@ -13378,21 +14623,21 @@ next657:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, DI
 
-check658:
+check835:
 	CMPQ AX, SI
-	JB   next657
+	JB   next834
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next657
-	JMP  done656
+	JB   next834
+	JMP  done833
 
-fp16654:
+fp16831:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check660
+	JMP  check837
 
-next659:
+next836:
 	PREFETCHT0   (CX)(DI*2)
 	VCVTPH2PS    (CX)(AX*2), Y4
 	VCVTPH2PS    16(CX)(AX*2), Y5
@@ -13409,21 +14654,21 @@ next659:
 	ADDQ         $0x10, AX
 	ADDQ         $0x10, DI
 
-check660:
+check837:
 	CMPQ AX, SI
-	JB   next659
+	JB   next836
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next659
-	JMP  done656
+	JB   next836
+	JMP  done833
 
-fp32655:
+fp32832:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check662
+	JMP  check839
 
-next661:
+next838:
 	PREFETCHT0   (CX)(DI*4)
 	VMOVUPS      (CX)(AX*4), Y4
 	VMOVUPS      32(CX)(AX*4), Y5
@@ -13440,15 +14685,15 @@ next661:
 	ADDQ         $0x10, AX
 	ADDQ         $0x10, DI
 
-check662:
+check839:
 	CMPQ AX, SI
-	JB   next661
+	JB   next838
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next661
+	JB   next838
 
-done656:
+done833:
 	VMOVUPD Y0, (DX)
 	VMOVUPD Y1, 32(DX)
 	VMOVUPD Y2, 64(DX)
@@ -13472,16 +14717,16 @@ TEXT ·accumulateAVX2(SB), NOSPLIT, $8-48
 	MOVQ    n+0(FP), SI
 	MOVQ    prefetching+8(FP), DI
 	CMPQ    AX, $0x01
-	JE      fp16664
-	JA      fp32665
+	JE      fp16841
+	JA      fp32842
 	CMPQ    CX, $0x01
-	JE      fp16668
-	JA      fp32669
+	JE      fp16845
+	JA      fp32846
 	XORQ    AX, AX
 	LEAQ    192(AX), CX
-	JMP     check672
+	JMP     check849
 
-next671:
+next848:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -13514,21 +14759,21 @@ next671:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check672:
+check849:
 	CMPQ AX, DI
-	JB   next671
+	JB   next848
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next671
-	JMP  done670
+	JB   next848
+	JMP  done847
 
-fp16668:
+fp16845:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check674
+	JMP  check851
 
-next673:
+next850:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -13559,21 +14804,21 @@ next673:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check674:
+check851:
 	CMPQ AX, DI
-	JB   next673
+	JB   next850
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next673
-	JMP  done670
+	JB   next850
+	JMP  done847
 
-fp32669:
+fp32846:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check676
+	JMP  check853
 
-next675:
+next852:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*4)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -13604,26 +14849,26 @@ next675:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check676:
+check853:
 	CMPQ AX, DI
-	JB   next675
+	JB   next852
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next675
+	JB   next852
 
-done670:
-	JMP done666
+done847:
+	JMP done843
 
-fp16664:
+fp16841:
 	CMPQ CX, $0x01
-	JE   fp16678
-	JA   fp32679
+	JE   fp16855
+	JA   fp32856
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check682
+	JMP  check859
 
-next681:
+next858:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VCVTPH2PS      (DX)(AX*2), Y0
@@ -13642,21 +14887,21 @@ next681:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check682:
+check859:
 	CMPQ AX, DI
-	JB   next681
+	JB   next858
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next681
-	JMP  done680
+	JB   next858
+	JMP  done857
 
-fp16678:
+fp16855:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check684
+	JMP  check861
 
-next683:
+next860:
 	PREFETCHT0  (DX)(CX*2)
 	PREFETCHT0  (BX)(CX*2)
 	VCVTPH2PS   (DX)(AX*2), Y0
@@ -13673,21 +14918,21 @@ next683:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
 
-check684:
+check861:
 	CMPQ AX, DI
-	JB   next683
+	JB   next860
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next683
-	JMP  done680
+	JB   next860
+	JMP  done857
 
-fp32679:
+fp32856:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check686
+	JMP  check863
 
-next685:
+next862:
 	PREFETCHT0  (DX)(CX*2)
 	PREFETCHT0  (BX)(CX*4)
 	VCVTPH2PS   (DX)(AX*2), Y0
@@ -13704,26 +14949,26 @@ next685:
 	ADDQ        $0x10, AX
 	ADDQ        $0x10, CX
 
-check686:
+check863:
 	CMPQ AX, DI
-	JB   next685
+	JB   next862
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next685
+	JB   next862
 
-done680:
-	JMP done666
+done857:
+	JMP done843
 
-fp32665:
+fp32842:
 	CMPQ CX, $0x01
-	JE   fp16688
-	JA   fp32689
+	JE   fp16865
+	JA   fp32866
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check692
+	JMP  check869
 
-next691:
+next868:
 	PREFETCHT0     (DX)(CX*4)
 	PREFETCHT0     (BX)(CX*2)
 	VMOVUPS        (DX)(AX*4), Y0
@@ -13739,21 +14984,21 @@ next691:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 
-check692:
+check869:
 	CMPQ AX, DI
-	JB   next691
+	JB   next868
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next691
-	JMP  done690
+	JB   next868
+	JMP  done867
 
-fp16688:
+fp16865:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check694
+	JMP  check871
 
-next693:
+next870:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Y0
@@ -13767,21 +15012,21 @@ next693:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check694:
+check871:
 	CMPQ AX, DI
-	JB   next693
+	JB   next870
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next693
-	JMP  done690
+	JB   next870
+	JMP  done867
 
-fp32689:
+fp32866:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check696
+	JMP  check873
 
-next695:
+next872:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*4)
 	VMOVUPS    (DX)(AX*4), Y0
@@ -13795,16 +15040,16 @@ next695:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check696:
+check873:
 	CMPQ AX, DI
-	JB   next695
+	JB   next872
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next695
+	JB   next872
 
-done690:
-done666:
+done867:
+done843:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -13851,15 +15096,15 @@ TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R11
 	MOVQ      16(R11), R11
 	CMPQ      CX, $0x01
-	JE        fp16698
-	JA        fp32699
+	JE        fp16875
+	JA        fp32876
 	MOVQ      R11, CX
 	LEAQ      96(CX), R11
-	JMP       check702
+	JMP       check879
 
-next701:
+next878:
 	TESTQ     AX, AX
-	JEQ       kept703
+	JEQ       kept880
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU   (BX)(CX*2), Y11
@@ -13873,7 +15118,7 @@ next701:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept703:
+kept880:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -13908,23 +15153,23 @@ kept703:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check702:
+check879:
 	CMPQ CX, R10
-	JB   next701
+	JB   next878
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next701
-	JMP  done700
+	JB   next878
+	JMP  done877
 
-fp16698:
+fp16875:
 	MOVQ R11, CX
 	LEAQ 96(CX), R11
-	JMP  check705
+	JMP  check882
 
-next704:
+next881:
 	TESTQ     AX, AX
-	JEQ       kept706
+	JEQ       kept883
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU   (BX)(CX*2), Y11
@@ -13938,7 +15183,7 @@ next704:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept706:
+kept883:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -13972,23 +15217,23 @@ kept706:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check705:
+check882:
 	CMPQ CX, R10
-	JB   next704
+	JB   next881
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next704
-	JMP  done700
+	JB   next881
+	JMP  done877
 
-fp32699:
+fp32876:
 	MOVQ R11, CX
 	LEAQ 96(CX), R11
-	JMP  check708
+	JMP  check885
 
-next707:
+next884:
 	TESTQ     AX, AX
-	JEQ       kept709
+	JEQ       kept886
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU   (BX)(CX*2), Y11
@@ -14002,7 +15247,7 @@ next707:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept709:
+kept886:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -14036,15 +15281,15 @@ kept709:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R11
 
-check708:
+check885:
 	CMPQ CX, R10
-	JB   next707
+	JB   next884
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next707
+	JB   next884
 
-done700:
+done877:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -14087,15 +15332,15 @@ TEXT ·lionSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	CMPQ      CX, $0x01
-	JE        fp16711
-	JA        fp32712
+	JE        fp16888
+	JA        fp32889
 	MOVQ      R10, CX
 	LEAQ      96(CX), R10
-	JMP       check715
+	JMP       check892
 
-next714:
+next891:
 	TESTQ     AX, AX
-	JEQ       kept716
+	JEQ       kept893
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU   (BX)(CX*2), Y9
@@ -14107,7 +15352,7 @@ next714:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept716:
+kept893:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -14143,23 +15388,23 @@ kept716:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
-check715:
+check892:
 	CMPQ CX, R9
-	JB   next714
+	JB   next891
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next714
-	JMP  done713
+	JB   next891
+	JMP  done890
 
-fp16711:
+fp16888:
 	MOVQ R10, CX
 	LEAQ 96(CX), R10
-	JMP  check718
+	JMP  check895
 
-next717:
+next894:
 	TESTQ     AX, AX
-	JEQ       kept719
+	JEQ       kept896
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU   (BX)(CX*2), Y9
@@ -14171,7 +15416,7 @@ next717:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept719:
+kept896:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -14206,23 +15451,23 @@ kept719:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
-check718:
+check895:
 	CMPQ CX, R9
-	JB   next717
+	JB   next894
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next717
-	JMP  done713
+	JB   next894
+	JMP  done890
 
-fp32712:
+fp32889:
 	MOVQ R10, CX
 	LEAQ 96(CX), R10
-	JMP  check721
+	JMP  check898
 
-next720:
+next897:
 	TESTQ     AX, AX
-	JEQ       kept722
+	JEQ       kept899
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU   (BX)(CX*2), Y9
@@ -14234,7 +15479,7 @@ next720:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept722:
+kept899:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -14269,15 +15514,15 @@ kept722:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
-check721:
+check898:
 	CMPQ CX, R9
-	JB   next720
+	JB   next897
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next720
+	JB   next897
 
-done713:
+done890:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -14316,15 +15561,15 @@ TEXT ·adagradSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	CMPQ      CX, $0x01
-	JE        fp16724
-	JA        fp32725
+	JE        fp16901
+	JA        fp32902
 	MOVQ      R10, CX
 	LEAQ      96(CX), R10
-	JMP       check728
+	JMP       check905
 
-next727:
+next904:
 	TESTQ     AX, AX
-	JEQ       kept729
+	JEQ       kept906
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU   (BX)(CX*2), Y5
@@ -14336,7 +15581,7 @@ next727:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept729:
+kept906:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -14365,23 +15610,23 @@ kept729:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
-check728:
+check905:
 	CMPQ CX, R9
-	JB   next727
+	JB   next904
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next727
-	JMP  done726
+	JB   next904
+	JMP  done903
 
-fp16724:
+fp16901:
 	MOVQ R10, CX
 	LEAQ 96(CX), R10
-	JMP  check731
+	JMP  check908
 
-next730:
+next907:
 	TESTQ     AX, AX
-	JEQ       kept732
+	JEQ       kept909
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU   (BX)(CX*2), Y5
@@ -14393,7 +15638,7 @@ next730:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept732:
+kept909:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -14421,23 +15666,23 @@ kept732:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
-check731:
+check908:
 	CMPQ CX, R9
-	JB   next730
+	JB   next907
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next730
-	JMP  done726
+	JB   next907
+	JMP  done903
 
-fp32725:
+fp32902:
 	MOVQ R10, CX
 	LEAQ 96(CX), R10
-	JMP  check734
+	JMP  check911
 
-next733:
+next910:
 	TESTQ     AX, AX
-	JEQ       kept735
+	JEQ       kept912
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU   (BX)(CX*2), Y5
@@ -14449,7 +15694,7 @@ next733:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept735:
+kept912:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -14477,15 +15722,15 @@ kept735:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
-check734:
+check911:
 	CMPQ CX, R9
-	JB   next733
+	JB   next910
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next733
+	JB   next910
 
-done726:
+done903:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -14528,15 +15773,15 @@ TEXT ·sgdSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	CMPQ      CX, $0x01
-	JE        fp16737
-	JA        fp32738
+	JE        fp16914
+	JA        fp32915
 	MOVQ      R10, CX
 	LEAQ      96(CX), R10
-	JMP       check741
+	JMP       check918
 
-next740:
+next917:
 	TESTQ     AX, AX
-	JEQ       kept742
+	JEQ       kept919
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU   (BX)(CX*2), Y9
@@ -14548,7 +15793,7 @@ next740:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept742:
+kept919:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -14577,23 +15822,23 @@ kept742:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
-check741:
+check918:
 	CMPQ CX, R9
-	JB   next740
+	JB   next917
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next740
-	JMP  done739
+	JB   next917
+	JMP  done916
 
-fp16737:
+fp16914:
 	MOVQ R10, CX
 	LEAQ 96(CX), R10
-	JMP  check744
+	JMP  check921
 
-next743:
+next920:
 	TESTQ     AX, AX
-	JEQ       kept745
+	JEQ       kept922
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU   (BX)(CX*2), Y9
@@ -14605,7 +15850,7 @@ next743:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept745:
+kept922:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -14633,23 +15878,23 @@ kept745:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
-check744:
+check921:
 	CMPQ CX, R9
-	JB   next743
+	JB   next920
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next743
-	JMP  done739
+	JB   next920
+	JMP  done916
 
-fp32738:
+fp32915:
 	MOVQ R10, CX
 	LEAQ 96(CX), R10
-	JMP  check747
+	JMP  check924
 
-next746:
+next923:
 	TESTQ     AX, AX
-	JEQ       kept748
+	JEQ       kept925
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU   (BX)(CX*2), Y9
@@ -14661,7 +15906,7 @@ next746:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept748:
+kept925:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -14689,15 +15934,15 @@ kept748:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R10
 
-check747:
+check924:
 	CMPQ CX, R9
-	JB   next746
+	JB   next923
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next746
+	JB   next923
 
-done739:
+done916:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -14722,13 +15967,13 @@ TEXT ·trafficSplit1xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp16750
-	JA     fp32751
+	JE     fp16927
+	JA     fp32928
 	XORQ   DX, DX
 	LEAQ   96(DX), R9
-	JMP    check754
+	JMP    check931
 
-next753:
+next930:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -14743,21 +15988,21 @@ next753:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check754:
+check931:
 	CMPQ DX, R8
-	JB   next753
+	JB   next930
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next753
-	JMP  done752
+	JB   next930
+	JMP  done929
 
-fp16750:
+fp16927:
 	XORQ DX, DX
 	LEAQ 96(DX), R9
-	JMP  check756
+	JMP  check933
 
-next755:
+next932:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -14772,21 +16017,21 @@ next755:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check756:
+check933:
 	CMPQ DX, R8
-	JB   next755
+	JB   next932
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next755
-	JMP  done752
+	JB   next932
+	JMP  done929
 
-fp32751:
+fp32928:
 	XORQ DX, DX
 	LEAQ 96(DX), R9
-	JMP  check758
+	JMP  check935
 
-next757:
+next934:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -14801,15 +16046,15 @@ next757:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check758:
+check935:
 	CMPQ DX, R8
-	JB   next757
+	JB   next934
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next757
+	JB   next934
 
-done752:
+done929:
 	VZEROUPPER
 	RET
 
@@ -14835,13 +16080,13 @@ TEXT ·trafficSplit2xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp16760
-	JA     fp32761
+	JE     fp16937
+	JA     fp32938
 	XORQ   DX, DX
 	LEAQ   96(DX), R10
-	JMP    check764
+	JMP    check941
 
-next763:
+next940:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -14859,21 +16104,21 @@ next763:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check764:
+check941:
 	CMPQ DX, R9
-	JB   next763
+	JB   next940
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next763
-	JMP  done762
+	JB   next940
+	JMP  done939
 
-fp16760:
+fp16937:
 	XORQ DX, DX
 	LEAQ 96(DX), R10
-	JMP  check766
+	JMP  check943
 
-next765:
+next942:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -14891,21 +16136,21 @@ next765:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check766:
+check943:
 	CMPQ DX, R9
-	JB   next765
+	JB   next942
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next765
-	JMP  done762
+	JB   next942
+	JMP  done939
 
-fp32761:
+fp32938:
 	XORQ DX, DX
 	LEAQ 96(DX), R10
-	JMP  check768
+	JMP  check945
 
-next767:
+next944:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -14923,15 +16168,15 @@ next767:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check768:
+check945:
 	CMPQ DX, R9
-	JB   next767
+	JB   next944
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next767
+	JB   next944
 
-done762:
+done939:
 	VZEROUPPER
 	RET
 
@@ -14983,15 +16228,15 @@ TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	CMPQ         CX, $0x01
-	JE           fp16770
-	JA           fp32771
+	JE           fp16947
+	JA           fp32948
 	MOVQ         R11, CX
 	LEAQ         192(CX), R11
-	JMP          check774
+	JMP          check951
 
-next773:
+next950:
 	TESTQ     AX, AX
-	JEQ       kept775
+	JEQ       kept952
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z15
@@ -15005,7 +16250,7 @@ next773:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept775:
+kept952:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -15078,23 +16323,23 @@ kept775:
 	ADDQ        $0x20, CX
 	ADDQ        $0x20, R11
 
-check774:
+check951:
 	CMPQ CX, R10
-	JB   next773
+	JB   next950
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next773
-	JMP  done772
+	JB   next950
+	JMP  done949
 
-fp16770:
+fp16947:
 	MOVQ R11, CX
 	LEAQ 192(CX), R11
-	JMP  check777
+	JMP  check954
 
-next776:
+next953:
 	TESTQ     AX, AX
-	JEQ       kept778
+	JEQ       kept955
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z15
@@ -15108,7 +16353,7 @@ next776:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept778:
+kept955:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -15184,23 +16429,23 @@ kept778:
 	ADDQ        $0x20, CX
 	ADDQ        $0x20, R11
 
-check777:
+check954:
 	CMPQ CX, R10
-	JB   next776
+	JB   next953
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next776
-	JMP  done772
+	JB   next953
+	JMP  done949
 
-fp32771:
+fp32948:
 	MOVQ R11, CX
 	LEAQ 192(CX), R11
-	JMP  check780
+	JMP  check957
 
-next779:
+next956:
 	TESTQ     AX, AX
-	JEQ       kept781
+	JEQ       kept958
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z15
@@ -15214,7 +16459,7 @@ next779:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept781:
+kept958:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -15290,15 +16535,15 @@ kept781:
 	ADDQ        $0x20, CX
 	ADDQ        $0x20, R11
 
-check780:
+check957:
 	CMPQ CX, R10
-	JB   next779
+	JB   next956
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next779
+	JB   next956
 
-done772:
+done949:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -15416,15 +16661,15 @@ TEXT ·lionSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	CMPQ      CX, $0x01
-	JE        fp16783
-	JA        fp32784
+	JE        fp16960
+	JA        fp32961
 	MOVQ      R10, CX
 	LEAQ      192(CX), R10
-	JMP       check787
+	JMP       check964
 
-next786:
+next963:
 	TESTQ     AX, AX
-	JEQ       kept788
+	JEQ       kept965
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z12
@@ -15436,7 +16681,7 @@ next786:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept788:
+kept965:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -15500,23 +16745,23 @@ kept788:
 	ADDQ        $0x20, CX
 	ADDQ        $0x20, R10
 
-check787:
+check964:
 	CMPQ CX, R9
-	JB   next786
+	JB   next963
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next786
-	JMP  done785
+	JB   next963
+	JMP  done962
 
-fp16783:
+fp16960:
 	MOVQ R10, CX
 	LEAQ 192(CX), R10
-	JMP  check790
+	JMP  check967
 
-next789:
+next966:
 	TESTQ     AX, AX
-	JEQ       kept791
+	JEQ       kept968
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z3
@@ -15528,7 +16773,7 @@ next789:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept791:
+kept968:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -15595,23 +16840,23 @@ kept791:
 	ADDQ        $0x20, CX
 	ADDQ        $0x20, R10
 
-check790:
+check967:
 	CMPQ CX, R9
-	JB   next789
+	JB   next966
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next789
-	JMP  done785
+	JB   next966
+	JMP  done962
 
-fp32784:
+fp32961:
 	MOVQ R10, CX
 	LEAQ 192(CX), R10
-	JMP  check793
+	JMP  check970
 
-next792:
+next969:
 	TESTQ     AX, AX
-	JEQ       kept794
+	JEQ       kept971
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z3
@@ -15623,7 +16868,7 @@ next792:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept794:
+kept971:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -15690,15 +16935,15 @@ kept794:
 	ADDQ        $0x20, CX
 	ADDQ        $0x20, R10
 
-check793:
+check970:
 	CMPQ CX, R9
-	JB   next792
+	JB   next969
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next792
+	JB   next969
 
-done785:
+done962:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -15743,15 +16988,15 @@ TEXT ·adagradSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	CMPQ         CX, $0x01
-	JE           fp16796
-	JA           fp32797
+	JE           fp16973
+	JA           fp32974
 	MOVQ         R10, CX
 	LEAQ         192(CX), R10
-	JMP          check800
+	JMP          check977
 
-next799:
+next976:
 	TESTQ     AX, AX
-	JEQ       kept801
+	JEQ       kept978
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z9
@@ -15763,7 +17008,7 @@ next799:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept801:
+kept978:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -15817,23 +17062,23 @@ kept801:
 	ADDQ        $0x20, CX
 	ADDQ        $0x20, R10
 
-check800:
+check977:
 	CMPQ CX, R9
-	JB   next799
+	JB   next976
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next799
-	JMP  done798
+	JB   next976
+	JMP  done975
 
-fp16796:
+fp16973:
 	MOVQ R10, CX
 	LEAQ 192(CX), R10
-	JMP  check803
+	JMP  check980
 
-next802:
+next979:
 	TESTQ     AX, AX
-	JEQ       kept804
+	JEQ       kept981
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z9
@@ -15845,7 +17090,7 @@ next802:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept804:
+kept981:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -15902,23 +17147,23 @@ kept804:
 	ADDQ        $0x20, CX
 	ADDQ        $0x20, R10
 
-check803:
+check980:
 	CMPQ CX, R9
-	JB   next802
+	JB   next979
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next802
-	JMP  done798
+	JB   next979
+	JMP  done975
 
-fp32797:
+fp32974:
 	MOVQ R10, CX
 	LEAQ 192(CX), R10
-	JMP  check806
+	JMP  check983
 
-next805:
+next982:
 	TESTQ     AX, AX
-	JEQ       kept807
+	JEQ       kept984
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z9
@@ -15930,7 +17175,7 @@ next805:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept807:
+kept984:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -15987,15 +17232,15 @@ kept807:
 	ADDQ        $0x20, CX
 	ADDQ        $0x20, R10
 
-check806:
+check983:
 	CMPQ CX, R9
-	JB   next805
+	JB   next982
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next805
+	JB   next982
 
-done798:
+done975:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -16041,15 +17286,15 @@ TEXT ·sgdSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	CMPQ      CX, $0x01
-	JE        fp16809
-	JA        fp32810
+	JE        fp16986
+	JA        fp32987
 	MOVQ      R10, CX
 	LEAQ      192(CX), R10
-	JMP       check813
+	JMP       check990
 
-next812:
+next989:
 	TESTQ     AX, AX
-	JEQ       kept814
+	JEQ       kept991
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z10
@@ -16061,7 +17306,7 @@ next812:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept814:
+kept991:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -16111,23 +17356,23 @@ kept814:
 	ADDQ        $0x20, CX
 	ADDQ        $0x20, R10
 
-check813:
+check990:
 	CMPQ CX, R9
-	JB   next812
+	JB   next989
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next812
-	JMP  done811
+	JB   next989
+	JMP  done988
 
-fp16809:
+fp16986:
 	MOVQ R10, CX
 	LEAQ 192(CX), R10
-	JMP  check816
+	JMP  check993
 
-next815:
+next992:
 	TESTQ     AX, AX
-	JEQ       kept817
+	JEQ       kept994
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z10
@@ -16139,7 +17384,7 @@ next815:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept817:
+kept994:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -16192,23 +17437,23 @@ kept817:
 	ADDQ        $0x20, CX
 	ADDQ        $0x20, R10
 
-check816:
+check993:
 	CMPQ CX, R9
-	JB   next815
+	JB   next992
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next815
-	JMP  done811
+	JB   next992
+	JMP  done988
 
-fp32810:
+fp32987:
 	MOVQ R10, CX
 	LEAQ 192(CX), R10
-	JMP  check819
+	JMP  check996
 
-next818:
+next995:
 	TESTQ     AX, AX
-	JEQ       kept820
+	JEQ       kept997
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z10
@@ -16220,7 +17465,7 @@ next818:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept820:
+kept997:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -16273,15 +17518,15 @@ kept820:
 	ADDQ        $0x20, CX
 	ADDQ        $0x20, R10
 
-check819:
+check996:
 	CMPQ CX, R9
-	JB   next818
+	JB   next995
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next818
+	JB   next995
 
-done811:
+done988:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -16306,13 +17551,13 @@ TEXT ·trafficSplit1xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp16822
-	JA     fp32823
+	JE     fp16999
+	JA     fp321000
 	XORQ   DX, DX
 	LEAQ   192(DX), R9
-	JMP    check826
+	JMP    check1003
 
-next825:
+next1002:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -16327,21 +17572,21 @@ next825:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check826:
+check1003:
 	CMPQ DX, R8
-	JB   next825
+	JB   next1002
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next825
-	JMP  done824
+	JB   next1002
+	JMP  done1001
 
-fp16822:
+fp16999:
 	XORQ DX, DX
 	LEAQ 192(DX), R9
-	JMP  check828
+	JMP  check1005
 
-next827:
+next1004:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -16356,21 +17601,21 @@ next827:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check828:
+check1005:
 	CMPQ DX, R8
-	JB   next827
+	JB   next1004
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next827
-	JMP  done824
+	JB   next1004
+	JMP  done1001
 
-fp32823:
+fp321000:
 	XORQ DX, DX
 	LEAQ 192(DX), R9
-	JMP  check830
+	JMP  check1007
 
-next829:
+next1006:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -16385,15 +17630,15 @@ next829:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R9
 
-check830:
+check1007:
 	CMPQ DX, R8
-	JB   next829
+	JB   next1006
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next829
+	JB   next1006
 
-done824:
+done1001:
 	VZEROUPPER
 	RET
 
@@ -16419,13 +17664,13 @@ TEXT ·trafficSplit2xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp16832
-	JA     fp32833
+	JE     fp161009
+	JA     fp321010
 	XORQ   DX, DX
 	LEAQ   192(DX), R10
-	JMP    check836
+	JMP    check1013
 
-next835:
+next1012:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -16443,21 +17688,21 @@ next835:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check836:
+check1013:
 	CMPQ DX, R9
-	JB   next835
+	JB   next1012
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next835
-	JMP  done834
+	JB   next1012
+	JMP  done1011
 
-fp16832:
+fp161009:
 	XORQ DX, DX
 	LEAQ 192(DX), R10
-	JMP  check838
+	JMP  check1015
 
-next837:
+next1014:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -16475,21 +17720,21 @@ next837:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check838:
+check1015:
 	CMPQ DX, R9
-	JB   next837
+	JB   next1014
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next837
-	JMP  done834
+	JB   next1014
+	JMP  done1011
 
-fp32833:
+fp321010:
 	XORQ DX, DX
 	LEAQ 192(DX), R10
-	JMP  check840
+	JMP  check1017
 
-next839:
+next1016:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -16507,15 +17752,15 @@ next839:
 	ADDQ       $0x10, DX
 	ADDQ       $0x10, R10
 
-check840:
+check1017:
 	CMPQ DX, R9
-	JB   next839
+	JB   next1016
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next839
+	JB   next1016
 
-done834:
+done1011:
 	VZEROUPPER
 	RET
 
@@ -16594,12 +17839,12 @@ TEXT ·adamSplitINT8AVX512(SB), $5472-8
 	MOVQ      a+0(FP), AX
 	MOVQ      16(AX), AX
 	CMPQ      CX, $0x01
-	JE        fp16842
-	JA        fp32843
+	JE        fp161019
+	JA        fp321020
 
-block845:
+block1022:
 	TESTQ   R10, R10
-	JEQ     kept848
+	JEQ     kept1025
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -16608,7 +17853,7 @@ block845:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept848:
+kept1025:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R11
 	MOVQ         AX, CX
@@ -16628,9 +17873,9 @@ kept848:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn846:
+turn1023:
 	TESTQ     R10, R10
-	JEQ       kept849
+	JEQ       kept1026
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -16648,7 +17893,7 @@ turn846:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept849:
+kept1026:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -16888,12 +18133,12 @@ kept849:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	TESTQ       $0x000000ff, AX
-	JNE         turn846
+	JNE         turn1023
 	CMPL        5120(DX), $0x00
-	JEQ         done851
+	JEQ         done1028
 	SUBQ        $0x00000100, AX
 
-next850:
+next1027:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -16912,9 +18157,9 @@ next850:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next850
+	JNE        next1027
 
-done851:
+done1028:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -16939,11 +18184,11 @@ done851:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual852
+	JEQ           unusual1029
 	CMPL          R13, $0x5f000000
-	JBE           usual853
+	JBE           usual1030
 
-unusual852:
+unusual1029:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -16952,7 +18197,7 @@ unusual852:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next854:
+next1031:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -16961,7 +18206,7 @@ next854:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next854
+	JB            next1031
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -16983,7 +18228,7 @@ next854:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual853:
+usual1030:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -17093,13 +18338,13 @@ usual853:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block845
-	JMP          done844
+	JB           block1022
+	JMP          done1021
 
-fp16842:
-block855:
+fp161019:
+block1032:
 	TESTQ   R10, R10
-	JEQ     kept858
+	JEQ     kept1035
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -17108,7 +18353,7 @@ block855:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept858:
+kept1035:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R11
 	MOVQ         AX, CX
@@ -17128,9 +18373,9 @@ kept858:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn856:
+turn1033:
 	TESTQ     R10, R10
-	JEQ       kept859
+	JEQ       kept1036
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -17148,7 +18393,7 @@ turn856:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept859:
+kept1036:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -17394,12 +18639,12 @@ kept859:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	TESTQ       $0x000000ff, AX
-	JNE         turn856
+	JNE         turn1033
 	CMPL        5120(DX), $0x00
-	JEQ         done861
+	JEQ         done1038
 	SUBQ        $0x00000100, AX
 
-next860:
+next1037:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -17418,9 +18663,9 @@ next860:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next860
+	JNE        next1037
 
-done861:
+done1038:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -17445,11 +18690,11 @@ done861:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual862
+	JEQ           unusual1039
 	CMPL          R13, $0x5f000000
-	JBE           usual863
+	JBE           usual1040
 
-unusual862:
+unusual1039:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -17458,7 +18703,7 @@ unusual862:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next864:
+next1041:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -17467,7 +18712,7 @@ next864:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next864
+	JB            next1041
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -17489,7 +18734,7 @@ next864:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual863:
+usual1040:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -17599,13 +18844,13 @@ usual863:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block855
-	JMP          done844
+	JB           block1032
+	JMP          done1021
 
-fp32843:
-block865:
+fp321020:
+block1042:
 	TESTQ   R10, R10
-	JEQ     kept868
+	JEQ     kept1045
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -17614,7 +18859,7 @@ block865:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept868:
+kept1045:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R11
 	MOVQ         AX, CX
@@ -17634,9 +18879,9 @@ kept868:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn866:
+turn1043:
 	TESTQ     R10, R10
-	JEQ       kept869
+	JEQ       kept1046
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -17654,7 +18899,7 @@ turn866:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept869:
+kept1046:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -17900,12 +19145,12 @@ kept869:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	TESTQ       $0x000000ff, AX
-	JNE         turn866
+	JNE         turn1043
 	CMPL        5120(DX), $0x00
-	JEQ         done871
+	JEQ         done1048
 	SUBQ        $0x00000100, AX
 
-next870:
+next1047:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -17924,9 +19169,9 @@ next870:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next870
+	JNE        next1047
 
-done871:
+done1048:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -17951,11 +19196,11 @@ done871:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual872
+	JEQ           unusual1049
 	CMPL          R13, $0x5f000000
-	JBE           usual873
+	JBE           usual1050
 
-unusual872:
+unusual1049:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -17964,7 +19209,7 @@ unusual872:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next874:
+next1051:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -17973,7 +19218,7 @@ next874:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next874
+	JB            next1051
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -17995,7 +19240,7 @@ next874:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual873:
+usual1050:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -18105,10 +19350,10 @@ usual873:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block865
+	JB           block1042
 
-done844:
-turn875:
+done1021:
+turn1052:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	MOVQ        CX, BX
@@ -18186,12 +19431,12 @@ turn875:
 	VMOVDQU32   Z2, -32(CX)(AX*1)
 	ADDQ        $0x20, AX
 	TESTQ       $0x000000ff, AX
-	JNE         turn875
+	JNE         turn1052
 	CMPL        5120(DX), $0x00
-	JEQ         done877
+	JEQ         done1054
 	SUBQ        $0x00000100, AX
 
-next876:
+next1053:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -18210,9 +19455,9 @@ next876:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next876
+	JNE        next1053
 
-done877:
+done1054:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -18313,13 +19558,13 @@ TEXT ·trafficSplit2xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp16879
-	JA     fp32880
+	JE     fp161056
+	JA     fp321057
 	XORQ   DX, DX
 	LEAQ   192(DX), R11
-	JMP    check883
+	JMP    check1060
 
-next882:
+next1059:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -18335,31 +19580,31 @@ next882:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within884
+	JNE        within1061
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within884:
+within1061:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check883:
+check1060:
 	CMPQ DX, R10
-	JB   next882
+	JB   next1059
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next882
-	JMP  done881
+	JB   next1059
+	JMP  done1058
 
-fp16879:
+fp161056:
 	XORQ DX, DX
 	LEAQ 192(DX), R11
-	JMP  check886
+	JMP  check1063
 
-next885:
+next1062:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -18375,31 +19620,31 @@ next885:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within887
+	JNE        within1064
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within887:
+within1064:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check886:
+check1063:
 	CMPQ DX, R10
-	JB   next885
+	JB   next1062
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next885
-	JMP  done881
+	JB   next1062
+	JMP  done1058
 
-fp32880:
+fp321057:
 	XORQ DX, DX
 	LEAQ 192(DX), R11
-	JMP  check889
+	JMP  check1066
 
-next888:
+next1065:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -18415,25 +19660,25 @@ next888:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within890
+	JNE        within1067
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within890:
+within1067:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check889:
+check1066:
 	CMPQ DX, R10
-	JB   next888
+	JB   next1065
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next888
+	JB   next1065
 
-done881:
+done1058:
 	VZEROUPPER
 	RET
 
@@ -18445,7 +19690,10 @@ TEXT ·adamFP32FP32AVX512(SB), NOSPLIT, $8-8
 	ORL       $0x00008040, AX
 	MOVL      AX, 4(SP)
 	LDMXCSR   4(SP)
-	VMOVDQU32 pattern00008000<>+0(SB), Z0
+	VMOVDQU32 pattern00010000<>+0(SB), Z0
+	VMOVDQU32 pattern00007fff<>+0(SB), Z1
+	VMOVDQU32 pattern00000001<>+0(SB), Z2
+	VMOVDQU32 pattern7fc00000<>+0(SB), Z3
 	MOVQ      a+0(FP), AX
 	MOVQ      32(AX), AX
 	MOVQ      a+0(FP), CX
@@ -18453,298 +19701,381 @@ TEXT ·adamFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DX
 	MOVQ      112(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      64(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      64(SI), SI
+	MOVQ      80(SI), SI
 	MOVQ      a+0(FP), DI
 	MOVQ      48(DI), DI
-	MOVQ      a+0(FP), R8
-	MOVQ      88(R8), R8
-	MOVQ      a+0(FP), R9
-	MOVQ      96(R9), R9
-	VMOVUPS   128(AX), Z0
-	VMOVUPS   192(AX), Z2
-	VMOVUPS   256(AX), Z3
-	VMOVUPS   320(AX), Z4
-	VMOVUPS   384(AX), Z5
-	VMOVUPS   576(AX), Z6
-	VMOVUPS   (AX), Z7
-	VMOVUPS   64(AX), Z8
-	VMOVUPS   448(AX), Z9
-	VMOVUPS   512(AX), Z10
-	MOVQ      a+0(FP), AX
-	MOVQ      24(AX), AX
-	MOVQ      a+0(FP), R10
-	MOVQ      (R10), R10
-	MOVQ      a+0(FP), R11
-	MOVQ      8(R11), R11
-	MOVQ      a+0(FP), R12
-	MOVQ      16(R12), R12
-	CMPQ      CX, $0x01
-	JE        fp16892
-	JA        fp32893
-	MOVQ      R12, CX
-	LEAQ      96(CX), R12
-	JMP       check896
+	TESTQ     $0x0000001f, BX
+	JEQ       aligned1068
+	ORQ       $0x04, DI
 
-next895:
+aligned1068:
+	MOVQ    a+0(FP), R8
+	MOVQ    88(R8), R8
+	MOVQ    a+0(FP), R9
+	MOVQ    96(R9), R9
+	VMOVUPS 128(AX), Z4
+	VMOVUPS 192(AX), Z5
+	VMOVUPS 256(AX), Z6
+	VMOVUPS 320(AX), Z7
+	VMOVUPS 384(AX), Z8
+	VMOVUPS 576(AX), Z9
+	VMOVUPS (AX), Z10
+	VMOVUPS 64(AX), Z11
+	VMOVUPS 448(AX), Z12
+	VMOVUPS 512(AX), Z13
+	MOVQ    a+0(FP), AX
+	MOVQ    24(AX), AX
+	MOVQ    a+0(FP), R10
+	MOVQ    (R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    8(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    16(R12), R12
+	CMPQ    CX, $0x01
+	JE      fp161070
+	JA      fp321071
+	MOVQ    R12, CX
+	LEAQ    96(CX), R12
+	JMP     check1074
+
+next1073:
 	TESTQ     AX, AX
-	JEQ       kept897
+	JEQ       kept1075
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
-	VMOVDQU32 (BX)(CX*4), Z11
-	VMOVDQU32 Z11, 64(AX)(R13*4)
-	VMOVDQU32 (R8)(CX*4), Z11
-	VMOVDQU32 Z11, 320(AX)(R13*4)
-	VMOVDQU32 (R9)(CX*4), Z11
-	VMOVDQU32 Z11, 576(AX)(R13*4)
+	VMOVDQU32 (SI)(CX*4), Z14
+	VMOVDQU32 Z14, 64(AX)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z14
+	VMOVDQU32 Z14, 320(AX)(R13*4)
+	VMOVDQU32 (R9)(CX*4), Z14
+	VMOVDQU32 Z14, 576(AX)(R13*4)
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept897:
-	PREFETCHT0  (BX)(R12*4)
+kept1075:
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
-	VPMOVZXWD   (DX)(CX*2), Z11
-	VPSLLD      $0x10, Z11, Z11
-	VMOVUPS     (BX)(CX*4), Z12
-	VMULPS      Z7, Z11, Z11
-	VFMADD231PS Z8, Z12, Z11
-	VMULPS      (R8)(CX*4), Z0, Z13
-	VFMADD231PS Z2, Z11, Z13
-	VMULPS      Z11, Z11, Z11
-	VMULPS      (R9)(CX*4), Z3, Z14
-	VFMADD231PS Z4, Z11, Z14
-	VMOVUPS     Z13, (R8)(CX*4)
-	VMOVUPS     Z14, (R9)(CX*4)
-	VSQRTPS     Z14, Z14
-	VFMADD213PS Z9, Z5, Z14
-	VDIVPS      Z14, Z13, Z13
-	VFMADD231PS Z10, Z12, Z12
-	VFMADD231PS Z6, Z13, Z12
-	VMOVUPS     Z12, (BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16901
-	JA          fp32902
-	VPSRLD      $0x10, Z12, Z11
-	VPANDD      pattern00000001<>+0(SB), Z11, Z11
-	VPADDD      pattern00007fff<>+0(SB), Z11, Z11
-	VPADDD      Z12, Z11, Z11
-	VCMPPS      $0x03, Z12, Z12, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z11
-	VPSRLD      $0x10, Z11, Z11
-	VPMOVDW     Z11, Y11
-	VMOVDQU32   Y11, Y11
-	JMP         done903
+	VPMOVZXWD   (DX)(CX*2), Z14
+	VPSLLD      $0x10, Z14, Z14
+	VMOVUPS     (SI)(CX*4), Z16
+	VMULPS      Z10, Z14, Z14
+	VFMADD231PS Z11, Z16, Z14
+	VMULPS      (R8)(CX*4), Z4, Z17
+	VFMADD231PS Z5, Z14, Z17
+	VMULPS      Z14, Z14, Z14
+	VMULPS      (R9)(CX*4), Z6, Z18
+	VFMADD231PS Z7, Z14, Z18
+	VMOVUPS     Z17, (R8)(CX*4)
+	VMOVUPS     Z18, (R9)(CX*4)
+	VSQRTPS     Z18, Z18
+	VFMADD213PS Z12, Z8, Z18
+	VDIVPS      Z18, Z17, Z17
+	VFMADD231PS Z13, Z16, Z16
+	VFMADD231PS Z9, Z17, Z16
+	VMOVUPS     Z16, (SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1076
+	VPTESTMD    Z0, Z16, K1
+	VPADDD      Z1, Z16, Z14
+	VCMPPS      $0x03, Z16, Z16, K2
+	VPADDD      Z2, Z14, K1, Z14
+	VMOVDQU32   Z3, K2, Z14
+	VPSRLD      $0x10, Z14, Z14
+	VPMOVDW     Z14, Y14
+	VMOVNTDQ    Y14, (BX)(CX*2)
+	JMP         stored1077
 
-fp16901:
-	VPXORD    Y1, Y1, Y1
-	VCVTPS2PH $0x00, Z12, Y1
-	VMOVDQU32 Y1, Y11
-	JMP       done903
+unusual1076:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp161079
+	JA        fp321080
+	VPTESTMD  Z0, Z16, K1
+	VPADDD    Z1, Z16, Z14
+	VCMPPS    $0x03, Z16, Z16, K2
+	VPADDD    Z2, Z14, K1, Z14
+	VMOVDQU32 Z3, K2, Z14
+	VPSRLD    $0x10, Z14, Z14
+	VPMOVDW   Z14, Y14
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1083
+	VMOVNTDQ  Y14, (BX)(CX*2)
+	JMP       stored1082
 
-fp32902:
-	JMP stored899
+ordinary1083:
+	VMOVDQU32 Y14, (BX)(CX*2)
 
-done903:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned898
-	VMOVNTDQ Y11, (SI)(CX*2)
-	JMP      stored899
+stored1082:
+	JMP done1081
 
-unaligned898:
-	VMOVDQU32 Y11, (SI)(CX*2)
+fp161079:
+	VPXORD    Y15, Y15, Y15
+	VCVTPS2PH $0x00, Z16, Y15
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1085
+	VMOVNTDQ  Y15, (BX)(CX*2)
+	JMP       stored1084
 
-stored899:
+ordinary1085:
+	VMOVDQU32 Y15, (BX)(CX*2)
+
+stored1084:
+	JMP done1081
+
+fp321080:
+done1081:
+stored1077:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check896:
+check1074:
 	CMPQ CX, R11
-	JB   next895
+	JB   next1073
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next895
-	JMP  done894
+	JB   next1073
+	JMP  done1072
 
-fp16892:
+fp161070:
 	MOVQ R12, CX
 	LEAQ 96(CX), R12
-	JMP  check905
+	JMP  check1087
 
-next904:
+next1086:
 	TESTQ     AX, AX
-	JEQ       kept906
+	JEQ       kept1088
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
-	VMOVDQU32 (BX)(CX*4), Z1
-	VMOVDQU32 Z1, 64(AX)(R13*4)
-	VMOVDQU32 (R8)(CX*4), Z1
-	VMOVDQU32 Z1, 320(AX)(R13*4)
-	VMOVDQU32 (R9)(CX*4), Z1
-	VMOVDQU32 Z1, 576(AX)(R13*4)
+	VMOVDQU32 (SI)(CX*4), Z14
+	VMOVDQU32 Z14, 64(AX)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z14
+	VMOVDQU32 Z14, 320(AX)(R13*4)
+	VMOVDQU32 (R9)(CX*4), Z14
+	VMOVDQU32 Z14, 576(AX)(R13*4)
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept906:
-	PREFETCHT0  (BX)(R12*4)
+kept1088:
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
-	VCVTPH2PS   (DX)(CX*2), Z1
-	VMOVUPS     (BX)(CX*4), Z12
-	VMULPS      Z7, Z1, Z1
-	VFMADD231PS Z8, Z12, Z1
-	VMULPS      (R8)(CX*4), Z0, Z13
-	VFMADD231PS Z2, Z1, Z13
-	VMULPS      Z1, Z1, Z1
-	VMULPS      (R9)(CX*4), Z3, Z14
-	VFMADD231PS Z4, Z1, Z14
-	VMOVUPS     Z13, (R8)(CX*4)
-	VMOVUPS     Z14, (R9)(CX*4)
-	VSQRTPS     Z14, Z14
-	VFMADD213PS Z9, Z5, Z14
-	VDIVPS      Z14, Z13, Z13
-	VFMADD231PS Z10, Z12, Z12
-	VFMADD231PS Z6, Z13, Z12
-	VMOVUPS     Z12, (BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16910
-	JA          fp32911
-	VPSRLD      $0x10, Z12, Z1
-	VPANDD      pattern00000001<>+0(SB), Z1, Z1
-	VPADDD      pattern00007fff<>+0(SB), Z1, Z1
-	VPADDD      Z12, Z1, Z1
-	VCMPPS      $0x03, Z12, Z12, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z1
-	VPSRLD      $0x10, Z1, Z1
-	VPMOVDW     Z1, Y1
-	VMOVDQU32   Y1, Y1
-	JMP         done912
+	VCVTPH2PS   (DX)(CX*2), Z14
+	VMOVUPS     (SI)(CX*4), Z16
+	VMULPS      Z10, Z14, Z14
+	VFMADD231PS Z11, Z16, Z14
+	VMULPS      (R8)(CX*4), Z4, Z17
+	VFMADD231PS Z5, Z14, Z17
+	VMULPS      Z14, Z14, Z14
+	VMULPS      (R9)(CX*4), Z6, Z18
+	VFMADD231PS Z7, Z14, Z18
+	VMOVUPS     Z17, (R8)(CX*4)
+	VMOVUPS     Z18, (R9)(CX*4)
+	VSQRTPS     Z18, Z18
+	VFMADD213PS Z12, Z8, Z18
+	VDIVPS      Z18, Z17, Z17
+	VFMADD231PS Z13, Z16, Z16
+	VFMADD231PS Z9, Z17, Z16
+	VMOVUPS     Z16, (SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1089
+	VPTESTMD    Z0, Z16, K1
+	VPADDD      Z1, Z16, Z14
+	VCMPPS      $0x03, Z16, Z16, K2
+	VPADDD      Z2, Z14, K1, Z14
+	VMOVDQU32   Z3, K2, Z14
+	VPSRLD      $0x10, Z14, Z14
+	VPMOVDW     Z14, Y14
+	VMOVNTDQ    Y14, (BX)(CX*2)
+	JMP         stored1090
 
-fp16910:
-	VPXORD    Y11, Y11, Y11
-	VCVTPS2PH $0x00, Z12, Y11
-	VMOVDQU32 Y11, Y1
-	JMP       done912
+unusual1089:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp161092
+	JA        fp321093
+	VPTESTMD  Z0, Z16, K1
+	VPADDD    Z1, Z16, Z14
+	VCMPPS    $0x03, Z16, Z16, K2
+	VPADDD    Z2, Z14, K1, Z14
+	VMOVDQU32 Z3, K2, Z14
+	VPSRLD    $0x10, Z14, Z14
+	VPMOVDW   Z14, Y14
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1096
+	VMOVNTDQ  Y14, (BX)(CX*2)
+	JMP       stored1095
 
-fp32911:
-	JMP stored908
+ordinary1096:
+	VMOVDQU32 Y14, (BX)(CX*2)
 
-done912:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned907
-	VMOVNTDQ Y1, (SI)(CX*2)
-	JMP      stored908
+stored1095:
+	JMP done1094
 
-unaligned907:
-	VMOVDQU32 Y1, (SI)(CX*2)
+fp161092:
+	VPXORD    Y15, Y15, Y15
+	VCVTPS2PH $0x00, Z16, Y15
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1098
+	VMOVNTDQ  Y15, (BX)(CX*2)
+	JMP       stored1097
 
-stored908:
+ordinary1098:
+	VMOVDQU32 Y15, (BX)(CX*2)
+
+stored1097:
+	JMP done1094
+
+fp321093:
+done1094:
+stored1090:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check905:
+check1087:
 	CMPQ CX, R11
-	JB   next904
+	JB   next1086
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next904
-	JMP  done894
+	JB   next1086
+	JMP  done1072
 
-fp32893:
+fp321071:
 	MOVQ R12, CX
 	LEAQ 96(CX), R12
-	JMP  check914
+	JMP  check1100
 
-next913:
+next1099:
 	TESTQ     AX, AX
-	JEQ       kept915
+	JEQ       kept1101
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
-	VMOVDQU32 (BX)(CX*4), Z1
-	VMOVDQU32 Z1, 64(AX)(R13*4)
-	VMOVDQU32 (R8)(CX*4), Z1
-	VMOVDQU32 Z1, 320(AX)(R13*4)
-	VMOVDQU32 (R9)(CX*4), Z1
-	VMOVDQU32 Z1, 576(AX)(R13*4)
+	VMOVDQU32 (SI)(CX*4), Z14
+	VMOVDQU32 Z14, 64(AX)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z14
+	VMOVDQU32 Z14, 320(AX)(R13*4)
+	VMOVDQU32 (R9)(CX*4), Z14
+	VMOVDQU32 Z14, 576(AX)(R13*4)
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept915:
-	PREFETCHT0  (BX)(R12*4)
+kept1101:
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
-	VMOVUPS     (DX)(CX*4), Z1
-	VMOVUPS     (BX)(CX*4), Z12
-	VMULPS      Z7, Z1, Z1
-	VFMADD231PS Z8, Z12, Z1
-	VMULPS      (R8)(CX*4), Z0, Z13
-	VFMADD231PS Z2, Z1, Z13
-	VMULPS      Z1, Z1, Z1
-	VMULPS      (R9)(CX*4), Z3, Z14
-	VFMADD231PS Z4, Z1, Z14
-	VMOVUPS     Z13, (R8)(CX*4)
-	VMOVUPS     Z14, (R9)(CX*4)
-	VSQRTPS     Z14, Z14
-	VFMADD213PS Z9, Z5, Z14
-	VDIVPS      Z14, Z13, Z13
-	VFMADD231PS Z10, Z12, Z12
-	VFMADD231PS Z6, Z13, Z12
-	VMOVUPS     Z12, (BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16919
-	JA          fp32920
-	VPSRLD      $0x10, Z12, Z1
-	VPANDD      pattern00000001<>+0(SB), Z1, Z1
-	VPADDD      pattern00007fff<>+0(SB), Z1, Z1
-	VPADDD      Z12, Z1, Z1
-	VCMPPS      $0x03, Z12, Z12, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z1
-	VPSRLD      $0x10, Z1, Z1
-	VPMOVDW     Z1, Y1
-	VMOVDQU32   Y1, Y1
-	JMP         done921
+	VMOVUPS     (DX)(CX*4), Z14
+	VMOVUPS     (SI)(CX*4), Z16
+	VMULPS      Z10, Z14, Z14
+	VFMADD231PS Z11, Z16, Z14
+	VMULPS      (R8)(CX*4), Z4, Z17
+	VFMADD231PS Z5, Z14, Z17
+	VMULPS      Z14, Z14, Z14
+	VMULPS      (R9)(CX*4), Z6, Z18
+	VFMADD231PS Z7, Z14, Z18
+	VMOVUPS     Z17, (R8)(CX*4)
+	VMOVUPS     Z18, (R9)(CX*4)
+	VSQRTPS     Z18, Z18
+	VFMADD213PS Z12, Z8, Z18
+	VDIVPS      Z18, Z17, Z17
+	VFMADD231PS Z13, Z16, Z16
+	VFMADD231PS Z9, Z17, Z16
+	VMOVUPS     Z16, (SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1102
+	VPTESTMD    Z0, Z16, K1
+	VPADDD      Z1, Z16, Z14
+	VCMPPS      $0x03, Z16, Z16, K2
+	VPADDD      Z2, Z14, K1, Z14
+	VMOVDQU32   Z3, K2, Z14
+	VPSRLD      $0x10, Z14, Z14
+	VPMOVDW     Z14, Y14
+	VMOVNTDQ    Y14, (BX)(CX*2)
+	JMP         stored1103
 
-fp16919:
-	VPXORD    Y11, Y11, Y11
-	VCVTPS2PH $0x00, Z12, Y11
-	VMOVDQU32 Y11, Y1
-	JMP       done921
+unusual1102:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp161105
+	JA        fp321106
+	VPTESTMD  Z0, Z16, K1
+	VPADDD    Z1, Z16, Z14
+	VCMPPS    $0x03, Z16, Z16, K2
+	VPADDD    Z2, Z14, K1, Z14
+	VMOVDQU32 Z3, K2, Z14
+	VPSRLD    $0x10, Z14, Z14
+	VPMOVDW   Z14, Y14
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1109
+	VMOVNTDQ  Y14, (BX)(CX*2)
+	JMP       stored1108
 
-fp32920:
-	JMP stored917
+ordinary1109:
+	VMOVDQU32 Y14, (BX)(CX*2)
 
-done921:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned916
-	VMOVNTDQ Y1, (SI)(CX*2)
-	JMP      stored917
+stored1108:
+	JMP done1107
 
-unaligned916:
-	VMOVDQU32 Y1, (SI)(CX*2)
+fp161105:
+	VPXORD    Y15, Y15, Y15
+	VCVTPS2PH $0x00, Z16, Y15
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1111
+	VMOVNTDQ  Y15, (BX)(CX*2)
+	JMP       stored1110
 
-stored917:
+ordinary1111:
+	VMOVDQU32 Y15, (BX)(CX*2)
+
+stored1110:
+	JMP done1107
+
+fp321106:
+done1107:
+stored1103:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R12
 
-check914:
+check1100:
 	CMPQ CX, R11
-	JB   next913
+	JB   next1099
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next913
+	JB   next1099
 
-done894:
+done1072:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
+
+DATA pattern00010000<>+0(SB)/4, $0x00010000
+DATA pattern00010000<>+4(SB)/4, $0x00010000
+DATA pattern00010000<>+8(SB)/4, $0x00010000
+DATA pattern00010000<>+12(SB)/4, $0x00010000
+DATA pattern00010000<>+16(SB)/4, $0x00010000
+DATA pattern00010000<>+20(SB)/4, $0x00010000
+DATA pattern00010000<>+24(SB)/4, $0x00010000
+DATA pattern00010000<>+28(SB)/4, $0x00010000
+DATA pattern00010000<>+32(SB)/4, $0x00010000
+DATA pattern00010000<>+36(SB)/4, $0x00010000
+DATA pattern00010000<>+40(SB)/4, $0x00010000
+DATA pattern00010000<>+44(SB)/4, $0x00010000
+DATA pattern00010000<>+48(SB)/4, $0x00010000
+DATA pattern00010000<>+52(SB)/4, $0x00010000
+DATA pattern00010000<>+56(SB)/4, $0x00010000
+DATA pattern00010000<>+60(SB)/4, $0x00010000
+GLOBL pattern00010000<>(SB), RODATA|NOPTR, $64
 
 // func lionFP32FP32AVX512(a *Arguments)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, MMX+, SSE
@@ -18754,7 +20085,10 @@ TEXT ·lionFP32FP32AVX512(SB), NOSPLIT, $8-8
 	ORL       $0x00008040, AX
 	MOVL      AX, 4(SP)
 	LDMXCSR   4(SP)
-	VMOVDQU32 pattern00008000<>+0(SB), Z0
+	VMOVDQU32 pattern00010000<>+0(SB), Z0
+	VMOVDQU32 pattern00007fff<>+0(SB), Z1
+	VMOVDQU32 pattern00000001<>+0(SB), Z2
+	VMOVDQU32 pattern7fc00000<>+0(SB), Z3
 	MOVQ      a+0(FP), AX
 	MOVQ      32(AX), AX
 	MOVQ      a+0(FP), CX
@@ -18762,287 +20096,352 @@ TEXT ·lionFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DX
 	MOVQ      112(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      64(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      64(SI), SI
+	MOVQ      80(SI), SI
 	MOVQ      a+0(FP), DI
 	MOVQ      48(DI), DI
-	MOVQ      a+0(FP), R8
-	MOVQ      88(R8), R8
-	VMOVUPS   128(AX), Z0
-	VMOVUPS   192(AX), Z3
-	VMOVUPS   256(AX), Z4
-	VMOVUPS   320(AX), Z5
-	VMOVUPS   576(AX), Z6
-	VMOVUPS   (AX), Z7
-	VMOVUPS   64(AX), Z8
-	VMOVUPS   512(AX), Z9
-	MOVQ      a+0(FP), AX
-	MOVQ      24(AX), AX
-	MOVQ      a+0(FP), R9
-	MOVQ      (R9), R9
-	MOVQ      a+0(FP), R10
-	MOVQ      8(R10), R10
-	MOVQ      a+0(FP), R11
-	MOVQ      16(R11), R11
-	CMPQ      CX, $0x01
-	JE        fp16923
-	JA        fp32924
-	MOVQ      R11, CX
-	LEAQ      96(CX), R11
-	JMP       check927
+	TESTQ     $0x0000001f, BX
+	JEQ       aligned1112
+	ORQ       $0x04, DI
 
-next926:
+aligned1112:
+	MOVQ    a+0(FP), R8
+	MOVQ    88(R8), R8
+	VMOVUPS 128(AX), Z4
+	VMOVUPS 192(AX), Z5
+	VMOVUPS 256(AX), Z6
+	VMOVUPS 320(AX), Z7
+	VMOVUPS 576(AX), Z8
+	VMOVUPS (AX), Z9
+	VMOVUPS 64(AX), Z10
+	VMOVUPS 512(AX), Z11
+	MOVQ    a+0(FP), AX
+	MOVQ    24(AX), AX
+	MOVQ    a+0(FP), R9
+	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
+	CMPQ    CX, $0x01
+	JE      fp161114
+	JA      fp321115
+	MOVQ    R11, CX
+	LEAQ    96(CX), R11
+	JMP     check1118
+
+next1117:
 	TESTQ     AX, AX
-	JEQ       kept928
+	JEQ       kept1119
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
-	VMOVDQU32 (BX)(CX*4), Z10
-	VMOVDQU32 Z10, 64(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*4), Z10
-	VMOVDQU32 Z10, 320(AX)(R12*4)
+	VMOVDQU32 (SI)(CX*4), Z12
+	VMOVDQU32 Z12, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z12
+	VMOVDQU32 Z12, 320(AX)(R12*4)
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept928:
-	PREFETCHT0  (BX)(R11*4)
+kept1119:
+	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
-	VPMOVZXWD   (DX)(CX*2), Z10
-	VPSLLD      $0x10, Z10, Z10
-	VMOVUPS     (BX)(CX*4), Z11
-	VMULPS      Z7, Z10, Z10
-	VFMADD231PS Z8, Z11, Z10
-	VMULPS      (R8)(CX*4), Z0, Z12
-	VFMADD231PS Z3, Z10, Z12
-	VFMADD231PS Z9, Z11, Z11
-	VPXORD      Z1, Z1, Z1
-	VANDPS      pattern80000000<>+0(SB), Z12, Z13
-	VXORPS      Z6, Z13, Z13
-	VCMPPS      $0x00, Z1, Z12, K1
-	VCMPPS      $0x03, Z12, Z12, K2
-	VMOVDQA32   Z1, K1, Z13
-	VMOVDQA32   Z12, K2, Z13
-	VADDPS      Z13, Z11, Z11
-	VMULPS      (R8)(CX*4), Z4, Z12
-	VFMADD231PS Z5, Z10, Z12
-	VMOVUPS     Z12, (R8)(CX*4)
-	VMOVUPS     Z11, (BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16932
-	JA          fp32933
-	VPSRLD      $0x10, Z11, Z10
-	VPANDD      pattern00000001<>+0(SB), Z10, Z10
-	VPADDD      pattern00007fff<>+0(SB), Z10, Z10
-	VPADDD      Z11, Z10, Z10
-	VCMPPS      $0x03, Z11, Z11, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z10
-	VPSRLD      $0x10, Z10, Z10
-	VPMOVDW     Z10, Y10
-	VMOVDQU32   Y10, Y10
-	JMP         done934
+	VPMOVZXWD   (DX)(CX*2), Z12
+	VPSLLD      $0x10, Z12, Z12
+	VMOVUPS     (SI)(CX*4), Z15
+	VMULPS      Z9, Z12, Z12
+	VFMADD231PS Z10, Z15, Z12
+	VMULPS      (R8)(CX*4), Z4, Z16
+	VFMADD231PS Z5, Z12, Z16
+	VFMADD231PS Z11, Z15, Z15
+	VPXORD      Z13, Z13, Z13
+	VANDPS      pattern80000000<>+0(SB), Z16, Z17
+	VXORPS      Z8, Z17, Z17
+	VCMPPS      $0x00, Z13, Z16, K1
+	VCMPPS      $0x03, Z16, Z16, K2
+	VMOVDQA32   Z13, K1, Z17
+	VMOVDQA32   Z16, K2, Z17
+	VADDPS      Z17, Z15, Z15
+	VMULPS      (R8)(CX*4), Z6, Z16
+	VFMADD231PS Z7, Z12, Z16
+	VMOVUPS     Z16, (R8)(CX*4)
+	VMOVUPS     Z15, (SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1120
+	VPTESTMD    Z0, Z15, K1
+	VPADDD      Z1, Z15, Z12
+	VCMPPS      $0x03, Z15, Z15, K2
+	VPADDD      Z2, Z12, K1, Z12
+	VMOVDQU32   Z3, K2, Z12
+	VPSRLD      $0x10, Z12, Z12
+	VPMOVDW     Z12, Y12
+	VMOVNTDQ    Y12, (BX)(CX*2)
+	JMP         stored1121
 
-fp16932:
-	VPXORD    Y2, Y2, Y2
-	VCVTPS2PH $0x00, Z11, Y2
-	VMOVDQU32 Y2, Y10
-	JMP       done934
+unusual1120:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp161123
+	JA        fp321124
+	VPTESTMD  Z0, Z15, K1
+	VPADDD    Z1, Z15, Z12
+	VCMPPS    $0x03, Z15, Z15, K2
+	VPADDD    Z2, Z12, K1, Z12
+	VMOVDQU32 Z3, K2, Z12
+	VPSRLD    $0x10, Z12, Z12
+	VPMOVDW   Z12, Y12
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1127
+	VMOVNTDQ  Y12, (BX)(CX*2)
+	JMP       stored1126
 
-fp32933:
-	JMP stored930
+ordinary1127:
+	VMOVDQU32 Y12, (BX)(CX*2)
 
-done934:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned929
-	VMOVNTDQ Y10, (SI)(CX*2)
-	JMP      stored930
+stored1126:
+	JMP done1125
 
-unaligned929:
-	VMOVDQU32 Y10, (SI)(CX*2)
+fp161123:
+	VPXORD    Y14, Y14, Y14
+	VCVTPS2PH $0x00, Z15, Y14
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1129
+	VMOVNTDQ  Y14, (BX)(CX*2)
+	JMP       stored1128
 
-stored930:
+ordinary1129:
+	VMOVDQU32 Y14, (BX)(CX*2)
+
+stored1128:
+	JMP done1125
+
+fp321124:
+done1125:
+stored1121:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check927:
+check1118:
 	CMPQ CX, R10
-	JB   next926
+	JB   next1117
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next926
-	JMP  done925
+	JB   next1117
+	JMP  done1116
 
-fp16923:
+fp161114:
 	MOVQ R11, CX
 	LEAQ 96(CX), R11
-	JMP  check936
+	JMP  check1131
 
-next935:
+next1130:
 	TESTQ     AX, AX
-	JEQ       kept937
+	JEQ       kept1132
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
-	VMOVDQU32 (BX)(CX*4), Z1
-	VMOVDQU32 Z1, 64(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*4), Z1
-	VMOVDQU32 Z1, 320(AX)(R12*4)
+	VMOVDQU32 (SI)(CX*4), Z12
+	VMOVDQU32 Z12, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z12
+	VMOVDQU32 Z12, 320(AX)(R12*4)
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept937:
-	PREFETCHT0  (BX)(R11*4)
+kept1132:
+	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
-	VCVTPH2PS   (DX)(CX*2), Z1
-	VMOVUPS     (BX)(CX*4), Z11
-	VMULPS      Z7, Z1, Z1
-	VFMADD231PS Z8, Z11, Z1
-	VMULPS      (R8)(CX*4), Z0, Z12
-	VFMADD231PS Z3, Z1, Z12
-	VFMADD231PS Z9, Z11, Z11
-	VPXORD      Z2, Z2, Z2
-	VANDPS      pattern80000000<>+0(SB), Z12, Z13
-	VXORPS      Z6, Z13, Z13
-	VCMPPS      $0x00, Z2, Z12, K1
-	VCMPPS      $0x03, Z12, Z12, K2
-	VMOVDQA32   Z2, K1, Z13
-	VMOVDQA32   Z12, K2, Z13
-	VADDPS      Z13, Z11, Z11
-	VMULPS      (R8)(CX*4), Z4, Z12
-	VFMADD231PS Z5, Z1, Z12
-	VMOVUPS     Z12, (R8)(CX*4)
-	VMOVUPS     Z11, (BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16941
-	JA          fp32942
-	VPSRLD      $0x10, Z11, Z1
-	VPANDD      pattern00000001<>+0(SB), Z1, Z1
-	VPADDD      pattern00007fff<>+0(SB), Z1, Z1
-	VPADDD      Z11, Z1, Z1
-	VCMPPS      $0x03, Z11, Z11, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z1
-	VPSRLD      $0x10, Z1, Z1
-	VPMOVDW     Z1, Y1
-	VMOVDQU32   Y1, Y1
-	JMP         done943
+	VCVTPH2PS   (DX)(CX*2), Z12
+	VMOVUPS     (SI)(CX*4), Z15
+	VMULPS      Z9, Z12, Z12
+	VFMADD231PS Z10, Z15, Z12
+	VMULPS      (R8)(CX*4), Z4, Z16
+	VFMADD231PS Z5, Z12, Z16
+	VFMADD231PS Z11, Z15, Z15
+	VPXORD      Z13, Z13, Z13
+	VANDPS      pattern80000000<>+0(SB), Z16, Z17
+	VXORPS      Z8, Z17, Z17
+	VCMPPS      $0x00, Z13, Z16, K1
+	VCMPPS      $0x03, Z16, Z16, K2
+	VMOVDQA32   Z13, K1, Z17
+	VMOVDQA32   Z16, K2, Z17
+	VADDPS      Z17, Z15, Z15
+	VMULPS      (R8)(CX*4), Z6, Z16
+	VFMADD231PS Z7, Z12, Z16
+	VMOVUPS     Z16, (R8)(CX*4)
+	VMOVUPS     Z15, (SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1133
+	VPTESTMD    Z0, Z15, K1
+	VPADDD      Z1, Z15, Z12
+	VCMPPS      $0x03, Z15, Z15, K2
+	VPADDD      Z2, Z12, K1, Z12
+	VMOVDQU32   Z3, K2, Z12
+	VPSRLD      $0x10, Z12, Z12
+	VPMOVDW     Z12, Y12
+	VMOVNTDQ    Y12, (BX)(CX*2)
+	JMP         stored1134
 
-fp16941:
-	VPXORD    Y10, Y10, Y10
-	VCVTPS2PH $0x00, Z11, Y10
-	VMOVDQU32 Y10, Y1
-	JMP       done943
+unusual1133:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp161136
+	JA        fp321137
+	VPTESTMD  Z0, Z15, K1
+	VPADDD    Z1, Z15, Z12
+	VCMPPS    $0x03, Z15, Z15, K2
+	VPADDD    Z2, Z12, K1, Z12
+	VMOVDQU32 Z3, K2, Z12
+	VPSRLD    $0x10, Z12, Z12
+	VPMOVDW   Z12, Y12
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1140
+	VMOVNTDQ  Y12, (BX)(CX*2)
+	JMP       stored1139
 
-fp32942:
-	JMP stored939
+ordinary1140:
+	VMOVDQU32 Y12, (BX)(CX*2)
 
-done943:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned938
-	VMOVNTDQ Y1, (SI)(CX*2)
-	JMP      stored939
+stored1139:
+	JMP done1138
 
-unaligned938:
-	VMOVDQU32 Y1, (SI)(CX*2)
+fp161136:
+	VPXORD    Y14, Y14, Y14
+	VCVTPS2PH $0x00, Z15, Y14
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1142
+	VMOVNTDQ  Y14, (BX)(CX*2)
+	JMP       stored1141
 
-stored939:
+ordinary1142:
+	VMOVDQU32 Y14, (BX)(CX*2)
+
+stored1141:
+	JMP done1138
+
+fp321137:
+done1138:
+stored1134:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check936:
+check1131:
 	CMPQ CX, R10
-	JB   next935
+	JB   next1130
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next935
-	JMP  done925
+	JB   next1130
+	JMP  done1116
 
-fp32924:
+fp321115:
 	MOVQ R11, CX
 	LEAQ 96(CX), R11
-	JMP  check945
+	JMP  check1144
 
-next944:
+next1143:
 	TESTQ     AX, AX
-	JEQ       kept946
+	JEQ       kept1145
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
-	VMOVDQU32 (BX)(CX*4), Z1
-	VMOVDQU32 Z1, 64(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*4), Z1
-	VMOVDQU32 Z1, 320(AX)(R12*4)
+	VMOVDQU32 (SI)(CX*4), Z12
+	VMOVDQU32 Z12, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z12
+	VMOVDQU32 Z12, 320(AX)(R12*4)
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept946:
-	PREFETCHT0  (BX)(R11*4)
+kept1145:
+	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
-	VMOVUPS     (DX)(CX*4), Z1
-	VMOVUPS     (BX)(CX*4), Z11
-	VMULPS      Z7, Z1, Z1
-	VFMADD231PS Z8, Z11, Z1
-	VMULPS      (R8)(CX*4), Z0, Z12
-	VFMADD231PS Z3, Z1, Z12
-	VFMADD231PS Z9, Z11, Z11
-	VPXORD      Z2, Z2, Z2
-	VANDPS      pattern80000000<>+0(SB), Z12, Z13
-	VXORPS      Z6, Z13, Z13
-	VCMPPS      $0x00, Z2, Z12, K1
-	VCMPPS      $0x03, Z12, Z12, K2
-	VMOVDQA32   Z2, K1, Z13
-	VMOVDQA32   Z12, K2, Z13
-	VADDPS      Z13, Z11, Z11
-	VMULPS      (R8)(CX*4), Z4, Z12
-	VFMADD231PS Z5, Z1, Z12
-	VMOVUPS     Z12, (R8)(CX*4)
-	VMOVUPS     Z11, (BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16950
-	JA          fp32951
-	VPSRLD      $0x10, Z11, Z1
-	VPANDD      pattern00000001<>+0(SB), Z1, Z1
-	VPADDD      pattern00007fff<>+0(SB), Z1, Z1
-	VPADDD      Z11, Z1, Z1
-	VCMPPS      $0x03, Z11, Z11, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z1
-	VPSRLD      $0x10, Z1, Z1
-	VPMOVDW     Z1, Y1
-	VMOVDQU32   Y1, Y1
-	JMP         done952
+	VMOVUPS     (DX)(CX*4), Z12
+	VMOVUPS     (SI)(CX*4), Z15
+	VMULPS      Z9, Z12, Z12
+	VFMADD231PS Z10, Z15, Z12
+	VMULPS      (R8)(CX*4), Z4, Z16
+	VFMADD231PS Z5, Z12, Z16
+	VFMADD231PS Z11, Z15, Z15
+	VPXORD      Z13, Z13, Z13
+	VANDPS      pattern80000000<>+0(SB), Z16, Z17
+	VXORPS      Z8, Z17, Z17
+	VCMPPS      $0x00, Z13, Z16, K1
+	VCMPPS      $0x03, Z16, Z16, K2
+	VMOVDQA32   Z13, K1, Z17
+	VMOVDQA32   Z16, K2, Z17
+	VADDPS      Z17, Z15, Z15
+	VMULPS      (R8)(CX*4), Z6, Z16
+	VFMADD231PS Z7, Z12, Z16
+	VMOVUPS     Z16, (R8)(CX*4)
+	VMOVUPS     Z15, (SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1146
+	VPTESTMD    Z0, Z15, K1
+	VPADDD      Z1, Z15, Z12
+	VCMPPS      $0x03, Z15, Z15, K2
+	VPADDD      Z2, Z12, K1, Z12
+	VMOVDQU32   Z3, K2, Z12
+	VPSRLD      $0x10, Z12, Z12
+	VPMOVDW     Z12, Y12
+	VMOVNTDQ    Y12, (BX)(CX*2)
+	JMP         stored1147
 
-fp16950:
-	VPXORD    Y10, Y10, Y10
-	VCVTPS2PH $0x00, Z11, Y10
-	VMOVDQU32 Y10, Y1
-	JMP       done952
+unusual1146:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp161149
+	JA        fp321150
+	VPTESTMD  Z0, Z15, K1
+	VPADDD    Z1, Z15, Z12
+	VCMPPS    $0x03, Z15, Z15, K2
+	VPADDD    Z2, Z12, K1, Z12
+	VMOVDQU32 Z3, K2, Z12
+	VPSRLD    $0x10, Z12, Z12
+	VPMOVDW   Z12, Y12
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1153
+	VMOVNTDQ  Y12, (BX)(CX*2)
+	JMP       stored1152
 
-fp32951:
-	JMP stored948
+ordinary1153:
+	VMOVDQU32 Y12, (BX)(CX*2)
 
-done952:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned947
-	VMOVNTDQ Y1, (SI)(CX*2)
-	JMP      stored948
+stored1152:
+	JMP done1151
 
-unaligned947:
-	VMOVDQU32 Y1, (SI)(CX*2)
+fp161149:
+	VPXORD    Y14, Y14, Y14
+	VCVTPS2PH $0x00, Z15, Y14
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1155
+	VMOVNTDQ  Y14, (BX)(CX*2)
+	JMP       stored1154
 
-stored948:
+ordinary1155:
+	VMOVDQU32 Y14, (BX)(CX*2)
+
+stored1154:
+	JMP done1151
+
+fp321150:
+done1151:
+stored1147:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check945:
+check1144:
 	CMPQ CX, R10
-	JB   next944
+	JB   next1143
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next944
+	JB   next1143
 
-done925:
+done1116:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -19056,7 +20455,10 @@ TEXT ·adagradFP32FP32AVX512(SB), NOSPLIT, $8-8
 	ORL       $0x00008040, AX
 	MOVL      AX, 4(SP)
 	LDMXCSR   4(SP)
-	VMOVDQU32 pattern00008000<>+0(SB), Z0
+	VMOVDQU32 pattern00010000<>+0(SB), Z0
+	VMOVDQU32 pattern00007fff<>+0(SB), Z1
+	VMOVDQU32 pattern00000001<>+0(SB), Z2
+	VMOVDQU32 pattern7fc00000<>+0(SB), Z3
 	MOVQ      a+0(FP), AX
 	MOVQ      32(AX), AX
 	MOVQ      a+0(FP), CX
@@ -19064,262 +20466,327 @@ TEXT ·adagradFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DX
 	MOVQ      112(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      64(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      64(SI), SI
+	MOVQ      80(SI), SI
 	MOVQ      a+0(FP), DI
 	MOVQ      48(DI), DI
-	MOVQ      a+0(FP), R8
-	MOVQ      88(R8), R8
-	VMOVUPS   448(AX), Z0
-	VMOVUPS   576(AX), Z2
-	VMOVUPS   (AX), Z3
-	VMOVUPS   64(AX), Z4
-	MOVQ      a+0(FP), AX
-	MOVQ      24(AX), AX
-	MOVQ      a+0(FP), R9
-	MOVQ      (R9), R9
-	MOVQ      a+0(FP), R10
-	MOVQ      8(R10), R10
-	MOVQ      a+0(FP), R11
-	MOVQ      16(R11), R11
-	CMPQ      CX, $0x01
-	JE        fp16954
-	JA        fp32955
-	MOVQ      R11, CX
-	LEAQ      96(CX), R11
-	JMP       check958
+	TESTQ     $0x0000001f, BX
+	JEQ       aligned1156
+	ORQ       $0x04, DI
 
-next957:
+aligned1156:
+	MOVQ    a+0(FP), R8
+	MOVQ    88(R8), R8
+	VMOVUPS 448(AX), Z4
+	VMOVUPS 576(AX), Z5
+	VMOVUPS (AX), Z6
+	VMOVUPS 64(AX), Z7
+	MOVQ    a+0(FP), AX
+	MOVQ    24(AX), AX
+	MOVQ    a+0(FP), R9
+	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
+	CMPQ    CX, $0x01
+	JE      fp161158
+	JA      fp321159
+	MOVQ    R11, CX
+	LEAQ    96(CX), R11
+	JMP     check1162
+
+next1161:
 	TESTQ     AX, AX
-	JEQ       kept959
+	JEQ       kept1163
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
-	VMOVDQU32 (BX)(CX*4), Z5
-	VMOVDQU32 Z5, 64(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*4), Z5
-	VMOVDQU32 Z5, 320(AX)(R12*4)
+	VMOVDQU32 (SI)(CX*4), Z8
+	VMOVDQU32 Z8, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z8
+	VMOVDQU32 Z8, 320(AX)(R12*4)
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept959:
-	PREFETCHT0  (BX)(R11*4)
+kept1163:
+	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
-	VPMOVZXWD   (DX)(CX*2), Z5
-	VPSLLD      $0x10, Z5, Z5
-	VMOVUPS     (BX)(CX*4), Z6
-	VMULPS      Z3, Z5, Z5
-	VFMADD231PS Z4, Z6, Z5
-	VMOVUPS     (R8)(CX*4), Z7
-	VFMADD231PS Z5, Z5, Z7
-	VMOVUPS     Z7, (R8)(CX*4)
-	VSQRTPS     Z7, Z7
-	VADDPS      Z0, Z7, Z7
-	VDIVPS      Z7, Z5, Z5
-	VFMADD231PS Z2, Z5, Z6
-	VMOVUPS     Z6, (BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16963
-	JA          fp32964
-	VPSRLD      $0x10, Z6, Z5
-	VPANDD      pattern00000001<>+0(SB), Z5, Z5
-	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
-	VPADDD      Z6, Z5, Z5
-	VCMPPS      $0x03, Z6, Z6, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
-	VPSRLD      $0x10, Z5, Z5
-	VPMOVDW     Z5, Y5
-	VMOVDQU32   Y5, Y5
-	JMP         done965
+	VPMOVZXWD   (DX)(CX*2), Z8
+	VPSLLD      $0x10, Z8, Z8
+	VMOVUPS     (SI)(CX*4), Z10
+	VMULPS      Z6, Z8, Z8
+	VFMADD231PS Z7, Z10, Z8
+	VMOVUPS     (R8)(CX*4), Z11
+	VFMADD231PS Z8, Z8, Z11
+	VMOVUPS     Z11, (R8)(CX*4)
+	VSQRTPS     Z11, Z11
+	VADDPS      Z4, Z11, Z11
+	VDIVPS      Z11, Z8, Z8
+	VFMADD231PS Z5, Z8, Z10
+	VMOVUPS     Z10, (SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1164
+	VPTESTMD    Z0, Z10, K1
+	VPADDD      Z1, Z10, Z8
+	VCMPPS      $0x03, Z10, Z10, K2
+	VPADDD      Z2, Z8, K1, Z8
+	VMOVDQU32   Z3, K2, Z8
+	VPSRLD      $0x10, Z8, Z8
+	VPMOVDW     Z8, Y8
+	VMOVNTDQ    Y8, (BX)(CX*2)
+	JMP         stored1165
 
-fp16963:
-	VPXORD    Y1, Y1, Y1
-	VCVTPS2PH $0x00, Z6, Y1
-	VMOVDQU32 Y1, Y5
-	JMP       done965
+unusual1164:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp161167
+	JA        fp321168
+	VPTESTMD  Z0, Z10, K1
+	VPADDD    Z1, Z10, Z8
+	VCMPPS    $0x03, Z10, Z10, K2
+	VPADDD    Z2, Z8, K1, Z8
+	VMOVDQU32 Z3, K2, Z8
+	VPSRLD    $0x10, Z8, Z8
+	VPMOVDW   Z8, Y8
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1171
+	VMOVNTDQ  Y8, (BX)(CX*2)
+	JMP       stored1170
 
-fp32964:
-	JMP stored961
+ordinary1171:
+	VMOVDQU32 Y8, (BX)(CX*2)
 
-done965:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned960
-	VMOVNTDQ Y5, (SI)(CX*2)
-	JMP      stored961
+stored1170:
+	JMP done1169
 
-unaligned960:
-	VMOVDQU32 Y5, (SI)(CX*2)
+fp161167:
+	VPXORD    Y9, Y9, Y9
+	VCVTPS2PH $0x00, Z10, Y9
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1173
+	VMOVNTDQ  Y9, (BX)(CX*2)
+	JMP       stored1172
 
-stored961:
+ordinary1173:
+	VMOVDQU32 Y9, (BX)(CX*2)
+
+stored1172:
+	JMP done1169
+
+fp321168:
+done1169:
+stored1165:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check958:
+check1162:
 	CMPQ CX, R10
-	JB   next957
+	JB   next1161
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next957
-	JMP  done956
+	JB   next1161
+	JMP  done1160
 
-fp16954:
+fp161158:
 	MOVQ R11, CX
 	LEAQ 96(CX), R11
-	JMP  check967
+	JMP  check1175
 
-next966:
+next1174:
 	TESTQ     AX, AX
-	JEQ       kept968
+	JEQ       kept1176
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
-	VMOVDQU32 (BX)(CX*4), Z1
-	VMOVDQU32 Z1, 64(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*4), Z1
-	VMOVDQU32 Z1, 320(AX)(R12*4)
+	VMOVDQU32 (SI)(CX*4), Z8
+	VMOVDQU32 Z8, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z8
+	VMOVDQU32 Z8, 320(AX)(R12*4)
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept968:
-	PREFETCHT0  (BX)(R11*4)
+kept1176:
+	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
-	VCVTPH2PS   (DX)(CX*2), Z1
-	VMOVUPS     (BX)(CX*4), Z6
-	VMULPS      Z3, Z1, Z1
-	VFMADD231PS Z4, Z6, Z1
-	VMOVUPS     (R8)(CX*4), Z7
-	VFMADD231PS Z1, Z1, Z7
-	VMOVUPS     Z7, (R8)(CX*4)
-	VSQRTPS     Z7, Z7
-	VADDPS      Z0, Z7, Z7
-	VDIVPS      Z7, Z1, Z1
-	VFMADD231PS Z2, Z1, Z6
-	VMOVUPS     Z6, (BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16972
-	JA          fp32973
-	VPSRLD      $0x10, Z6, Z1
-	VPANDD      pattern00000001<>+0(SB), Z1, Z1
-	VPADDD      pattern00007fff<>+0(SB), Z1, Z1
-	VPADDD      Z6, Z1, Z1
-	VCMPPS      $0x03, Z6, Z6, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z1
-	VPSRLD      $0x10, Z1, Z1
-	VPMOVDW     Z1, Y1
-	VMOVDQU32   Y1, Y1
-	JMP         done974
+	VCVTPH2PS   (DX)(CX*2), Z8
+	VMOVUPS     (SI)(CX*4), Z10
+	VMULPS      Z6, Z8, Z8
+	VFMADD231PS Z7, Z10, Z8
+	VMOVUPS     (R8)(CX*4), Z11
+	VFMADD231PS Z8, Z8, Z11
+	VMOVUPS     Z11, (R8)(CX*4)
+	VSQRTPS     Z11, Z11
+	VADDPS      Z4, Z11, Z11
+	VDIVPS      Z11, Z8, Z8
+	VFMADD231PS Z5, Z8, Z10
+	VMOVUPS     Z10, (SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1177
+	VPTESTMD    Z0, Z10, K1
+	VPADDD      Z1, Z10, Z8
+	VCMPPS      $0x03, Z10, Z10, K2
+	VPADDD      Z2, Z8, K1, Z8
+	VMOVDQU32   Z3, K2, Z8
+	VPSRLD      $0x10, Z8, Z8
+	VPMOVDW     Z8, Y8
+	VMOVNTDQ    Y8, (BX)(CX*2)
+	JMP         stored1178
 
-fp16972:
-	VPXORD    Y5, Y5, Y5
-	VCVTPS2PH $0x00, Z6, Y5
-	VMOVDQU32 Y5, Y1
-	JMP       done974
+unusual1177:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp161180
+	JA        fp321181
+	VPTESTMD  Z0, Z10, K1
+	VPADDD    Z1, Z10, Z8
+	VCMPPS    $0x03, Z10, Z10, K2
+	VPADDD    Z2, Z8, K1, Z8
+	VMOVDQU32 Z3, K2, Z8
+	VPSRLD    $0x10, Z8, Z8
+	VPMOVDW   Z8, Y8
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1184
+	VMOVNTDQ  Y8, (BX)(CX*2)
+	JMP       stored1183
 
-fp32973:
-	JMP stored970
+ordinary1184:
+	VMOVDQU32 Y8, (BX)(CX*2)
 
-done974:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned969
-	VMOVNTDQ Y1, (SI)(CX*2)
-	JMP      stored970
+stored1183:
+	JMP done1182
 
-unaligned969:
-	VMOVDQU32 Y1, (SI)(CX*2)
+fp161180:
+	VPXORD    Y9, Y9, Y9
+	VCVTPS2PH $0x00, Z10, Y9
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1186
+	VMOVNTDQ  Y9, (BX)(CX*2)
+	JMP       stored1185
 
-stored970:
+ordinary1186:
+	VMOVDQU32 Y9, (BX)(CX*2)
+
+stored1185:
+	JMP done1182
+
+fp321181:
+done1182:
+stored1178:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check967:
+check1175:
 	CMPQ CX, R10
-	JB   next966
+	JB   next1174
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next966
-	JMP  done956
+	JB   next1174
+	JMP  done1160
 
-fp32955:
+fp321159:
 	MOVQ R11, CX
 	LEAQ 96(CX), R11
-	JMP  check976
+	JMP  check1188
 
-next975:
+next1187:
 	TESTQ     AX, AX
-	JEQ       kept977
+	JEQ       kept1189
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
-	VMOVDQU32 (BX)(CX*4), Z1
-	VMOVDQU32 Z1, 64(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*4), Z1
-	VMOVDQU32 Z1, 320(AX)(R12*4)
+	VMOVDQU32 (SI)(CX*4), Z8
+	VMOVDQU32 Z8, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z8
+	VMOVDQU32 Z8, 320(AX)(R12*4)
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept977:
-	PREFETCHT0  (BX)(R11*4)
+kept1189:
+	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
-	VMOVUPS     (DX)(CX*4), Z1
-	VMOVUPS     (BX)(CX*4), Z6
-	VMULPS      Z3, Z1, Z1
-	VFMADD231PS Z4, Z6, Z1
-	VMOVUPS     (R8)(CX*4), Z7
-	VFMADD231PS Z1, Z1, Z7
-	VMOVUPS     Z7, (R8)(CX*4)
-	VSQRTPS     Z7, Z7
-	VADDPS      Z0, Z7, Z7
-	VDIVPS      Z7, Z1, Z1
-	VFMADD231PS Z2, Z1, Z6
-	VMOVUPS     Z6, (BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16981
-	JA          fp32982
-	VPSRLD      $0x10, Z6, Z1
-	VPANDD      pattern00000001<>+0(SB), Z1, Z1
-	VPADDD      pattern00007fff<>+0(SB), Z1, Z1
-	VPADDD      Z6, Z1, Z1
-	VCMPPS      $0x03, Z6, Z6, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z1
-	VPSRLD      $0x10, Z1, Z1
-	VPMOVDW     Z1, Y1
-	VMOVDQU32   Y1, Y1
-	JMP         done983
+	VMOVUPS     (DX)(CX*4), Z8
+	VMOVUPS     (SI)(CX*4), Z10
+	VMULPS      Z6, Z8, Z8
+	VFMADD231PS Z7, Z10, Z8
+	VMOVUPS     (R8)(CX*4), Z11
+	VFMADD231PS Z8, Z8, Z11
+	VMOVUPS     Z11, (R8)(CX*4)
+	VSQRTPS     Z11, Z11
+	VADDPS      Z4, Z11, Z11
+	VDIVPS      Z11, Z8, Z8
+	VFMADD231PS Z5, Z8, Z10
+	VMOVUPS     Z10, (SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1190
+	VPTESTMD    Z0, Z10, K1
+	VPADDD      Z1, Z10, Z8
+	VCMPPS      $0x03, Z10, Z10, K2
+	VPADDD      Z2, Z8, K1, Z8
+	VMOVDQU32   Z3, K2, Z8
+	VPSRLD      $0x10, Z8, Z8
+	VPMOVDW     Z8, Y8
+	VMOVNTDQ    Y8, (BX)(CX*2)
+	JMP         stored1191
 
-fp16981:
-	VPXORD    Y5, Y5, Y5
-	VCVTPS2PH $0x00, Z6, Y5
-	VMOVDQU32 Y5, Y1
-	JMP       done983
+unusual1190:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp161193
+	JA        fp321194
+	VPTESTMD  Z0, Z10, K1
+	VPADDD    Z1, Z10, Z8
+	VCMPPS    $0x03, Z10, Z10, K2
+	VPADDD    Z2, Z8, K1, Z8
+	VMOVDQU32 Z3, K2, Z8
+	VPSRLD    $0x10, Z8, Z8
+	VPMOVDW   Z8, Y8
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1197
+	VMOVNTDQ  Y8, (BX)(CX*2)
+	JMP       stored1196
 
-fp32982:
-	JMP stored979
+ordinary1197:
+	VMOVDQU32 Y8, (BX)(CX*2)
 
-done983:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned978
-	VMOVNTDQ Y1, (SI)(CX*2)
-	JMP      stored979
+stored1196:
+	JMP done1195
 
-unaligned978:
-	VMOVDQU32 Y1, (SI)(CX*2)
+fp161193:
+	VPXORD    Y9, Y9, Y9
+	VCVTPS2PH $0x00, Z10, Y9
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1199
+	VMOVNTDQ  Y9, (BX)(CX*2)
+	JMP       stored1198
 
-stored979:
+ordinary1199:
+	VMOVDQU32 Y9, (BX)(CX*2)
+
+stored1198:
+	JMP done1195
+
+fp321194:
+done1195:
+stored1191:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check976:
+check1188:
 	CMPQ CX, R10
-	JB   next975
+	JB   next1187
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next975
+	JB   next1187
 
-done956:
+done1160:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -19333,7 +20800,10 @@ TEXT ·sgdFP32FP32AVX512(SB), NOSPLIT, $8-8
 	ORL       $0x00008040, AX
 	MOVL      AX, 4(SP)
 	LDMXCSR   4(SP)
-	VMOVDQU32 pattern00008000<>+0(SB), Z0
+	VMOVDQU32 pattern00010000<>+0(SB), Z0
+	VMOVDQU32 pattern00007fff<>+0(SB), Z1
+	VMOVDQU32 pattern00000001<>+0(SB), Z2
+	VMOVDQU32 pattern7fc00000<>+0(SB), Z3
 	MOVQ      a+0(FP), AX
 	MOVQ      32(AX), AX
 	MOVQ      a+0(FP), CX
@@ -19341,266 +20811,331 @@ TEXT ·sgdFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DX
 	MOVQ      112(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      64(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      64(SI), SI
+	MOVQ      80(SI), SI
 	MOVQ      a+0(FP), DI
 	MOVQ      48(DI), DI
-	MOVQ      a+0(FP), R8
-	MOVQ      88(R8), R8
-	VMOVUPS   128(AX), Z0
-	VMOVUPS   192(AX), Z2
-	VMOVUPS   640(AX), Z3
-	VMOVUPS   704(AX), Z4
-	VMOVUPS   576(AX), Z5
-	VMOVUPS   (AX), Z6
-	VMOVUPS   64(AX), Z7
-	VMOVUPS   512(AX), Z8
-	MOVQ      a+0(FP), AX
-	MOVQ      24(AX), AX
-	MOVQ      a+0(FP), R9
-	MOVQ      (R9), R9
-	MOVQ      a+0(FP), R10
-	MOVQ      8(R10), R10
-	MOVQ      a+0(FP), R11
-	MOVQ      16(R11), R11
-	CMPQ      CX, $0x01
-	JE        fp16985
-	JA        fp32986
-	MOVQ      R11, CX
-	LEAQ      96(CX), R11
-	JMP       check989
+	TESTQ     $0x0000001f, BX
+	JEQ       aligned1200
+	ORQ       $0x04, DI
 
-next988:
+aligned1200:
+	MOVQ    a+0(FP), R8
+	MOVQ    88(R8), R8
+	VMOVUPS 128(AX), Z4
+	VMOVUPS 192(AX), Z5
+	VMOVUPS 640(AX), Z6
+	VMOVUPS 704(AX), Z7
+	VMOVUPS 576(AX), Z8
+	VMOVUPS (AX), Z9
+	VMOVUPS 64(AX), Z10
+	VMOVUPS 512(AX), Z11
+	MOVQ    a+0(FP), AX
+	MOVQ    24(AX), AX
+	MOVQ    a+0(FP), R9
+	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
+	CMPQ    CX, $0x01
+	JE      fp161202
+	JA      fp321203
+	MOVQ    R11, CX
+	LEAQ    96(CX), R11
+	JMP     check1206
+
+next1205:
 	TESTQ     AX, AX
-	JEQ       kept990
+	JEQ       kept1207
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
-	VMOVDQU32 (BX)(CX*4), Z9
-	VMOVDQU32 Z9, 64(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*4), Z9
-	VMOVDQU32 Z9, 320(AX)(R12*4)
+	VMOVDQU32 (SI)(CX*4), Z12
+	VMOVDQU32 Z12, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z12
+	VMOVDQU32 Z12, 320(AX)(R12*4)
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept990:
-	PREFETCHT0  (BX)(R11*4)
+kept1207:
+	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
-	VPMOVZXWD   (DX)(CX*2), Z9
-	VPSLLD      $0x10, Z9, Z9
-	VMOVUPS     (BX)(CX*4), Z10
-	VMULPS      Z6, Z9, Z9
-	VFMADD231PS Z7, Z10, Z9
-	VMULPS      (R8)(CX*4), Z0, Z11
-	VFMADD231PS Z2, Z9, Z11
-	VMOVUPS     Z11, (R8)(CX*4)
-	VMULPS      Z4, Z9, Z9
-	VFMADD231PS Z3, Z11, Z9
-	VFMADD231PS Z8, Z10, Z10
-	VFMADD231PS Z5, Z9, Z10
-	VMOVUPS     Z10, (BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp16994
-	JA          fp32995
-	VPSRLD      $0x10, Z10, Z9
-	VPANDD      pattern00000001<>+0(SB), Z9, Z9
-	VPADDD      pattern00007fff<>+0(SB), Z9, Z9
-	VPADDD      Z10, Z9, Z9
-	VCMPPS      $0x03, Z10, Z10, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z9
-	VPSRLD      $0x10, Z9, Z9
-	VPMOVDW     Z9, Y9
-	VMOVDQU32   Y9, Y9
-	JMP         done996
+	VPMOVZXWD   (DX)(CX*2), Z12
+	VPSLLD      $0x10, Z12, Z12
+	VMOVUPS     (SI)(CX*4), Z14
+	VMULPS      Z9, Z12, Z12
+	VFMADD231PS Z10, Z14, Z12
+	VMULPS      (R8)(CX*4), Z4, Z15
+	VFMADD231PS Z5, Z12, Z15
+	VMOVUPS     Z15, (R8)(CX*4)
+	VMULPS      Z7, Z12, Z12
+	VFMADD231PS Z6, Z15, Z12
+	VFMADD231PS Z11, Z14, Z14
+	VFMADD231PS Z8, Z12, Z14
+	VMOVUPS     Z14, (SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1208
+	VPTESTMD    Z0, Z14, K1
+	VPADDD      Z1, Z14, Z12
+	VCMPPS      $0x03, Z14, Z14, K2
+	VPADDD      Z2, Z12, K1, Z12
+	VMOVDQU32   Z3, K2, Z12
+	VPSRLD      $0x10, Z12, Z12
+	VPMOVDW     Z12, Y12
+	VMOVNTDQ    Y12, (BX)(CX*2)
+	JMP         stored1209
 
-fp16994:
-	VPXORD    Y1, Y1, Y1
-	VCVTPS2PH $0x00, Z10, Y1
-	VMOVDQU32 Y1, Y9
-	JMP       done996
+unusual1208:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp161211
+	JA        fp321212
+	VPTESTMD  Z0, Z14, K1
+	VPADDD    Z1, Z14, Z12
+	VCMPPS    $0x03, Z14, Z14, K2
+	VPADDD    Z2, Z12, K1, Z12
+	VMOVDQU32 Z3, K2, Z12
+	VPSRLD    $0x10, Z12, Z12
+	VPMOVDW   Z12, Y12
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1215
+	VMOVNTDQ  Y12, (BX)(CX*2)
+	JMP       stored1214
 
-fp32995:
-	JMP stored992
+ordinary1215:
+	VMOVDQU32 Y12, (BX)(CX*2)
 
-done996:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned991
-	VMOVNTDQ Y9, (SI)(CX*2)
-	JMP      stored992
+stored1214:
+	JMP done1213
 
-unaligned991:
-	VMOVDQU32 Y9, (SI)(CX*2)
+fp161211:
+	VPXORD    Y13, Y13, Y13
+	VCVTPS2PH $0x00, Z14, Y13
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1217
+	VMOVNTDQ  Y13, (BX)(CX*2)
+	JMP       stored1216
 
-stored992:
+ordinary1217:
+	VMOVDQU32 Y13, (BX)(CX*2)
+
+stored1216:
+	JMP done1213
+
+fp321212:
+done1213:
+stored1209:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check989:
+check1206:
 	CMPQ CX, R10
-	JB   next988
+	JB   next1205
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next988
-	JMP  done987
+	JB   next1205
+	JMP  done1204
 
-fp16985:
+fp161202:
 	MOVQ R11, CX
 	LEAQ 96(CX), R11
-	JMP  check998
+	JMP  check1219
 
-next997:
+next1218:
 	TESTQ     AX, AX
-	JEQ       kept999
+	JEQ       kept1220
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
-	VMOVDQU32 (BX)(CX*4), Z1
-	VMOVDQU32 Z1, 64(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*4), Z1
-	VMOVDQU32 Z1, 320(AX)(R12*4)
+	VMOVDQU32 (SI)(CX*4), Z12
+	VMOVDQU32 Z12, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z12
+	VMOVDQU32 Z12, 320(AX)(R12*4)
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept999:
-	PREFETCHT0  (BX)(R11*4)
+kept1220:
+	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
-	VCVTPH2PS   (DX)(CX*2), Z1
-	VMOVUPS     (BX)(CX*4), Z10
-	VMULPS      Z6, Z1, Z1
-	VFMADD231PS Z7, Z10, Z1
-	VMULPS      (R8)(CX*4), Z0, Z11
-	VFMADD231PS Z2, Z1, Z11
-	VMOVUPS     Z11, (R8)(CX*4)
-	VMULPS      Z4, Z1, Z1
-	VFMADD231PS Z3, Z11, Z1
-	VFMADD231PS Z8, Z10, Z10
-	VFMADD231PS Z5, Z1, Z10
-	VMOVUPS     Z10, (BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp161003
-	JA          fp321004
-	VPSRLD      $0x10, Z10, Z1
-	VPANDD      pattern00000001<>+0(SB), Z1, Z1
-	VPADDD      pattern00007fff<>+0(SB), Z1, Z1
-	VPADDD      Z10, Z1, Z1
-	VCMPPS      $0x03, Z10, Z10, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z1
-	VPSRLD      $0x10, Z1, Z1
-	VPMOVDW     Z1, Y1
-	VMOVDQU32   Y1, Y1
-	JMP         done1005
+	VCVTPH2PS   (DX)(CX*2), Z12
+	VMOVUPS     (SI)(CX*4), Z14
+	VMULPS      Z9, Z12, Z12
+	VFMADD231PS Z10, Z14, Z12
+	VMULPS      (R8)(CX*4), Z4, Z15
+	VFMADD231PS Z5, Z12, Z15
+	VMOVUPS     Z15, (R8)(CX*4)
+	VMULPS      Z7, Z12, Z12
+	VFMADD231PS Z6, Z15, Z12
+	VFMADD231PS Z11, Z14, Z14
+	VFMADD231PS Z8, Z12, Z14
+	VMOVUPS     Z14, (SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1221
+	VPTESTMD    Z0, Z14, K1
+	VPADDD      Z1, Z14, Z12
+	VCMPPS      $0x03, Z14, Z14, K2
+	VPADDD      Z2, Z12, K1, Z12
+	VMOVDQU32   Z3, K2, Z12
+	VPSRLD      $0x10, Z12, Z12
+	VPMOVDW     Z12, Y12
+	VMOVNTDQ    Y12, (BX)(CX*2)
+	JMP         stored1222
 
-fp161003:
-	VPXORD    Y9, Y9, Y9
-	VCVTPS2PH $0x00, Z10, Y9
-	VMOVDQU32 Y9, Y1
-	JMP       done1005
+unusual1221:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp161224
+	JA        fp321225
+	VPTESTMD  Z0, Z14, K1
+	VPADDD    Z1, Z14, Z12
+	VCMPPS    $0x03, Z14, Z14, K2
+	VPADDD    Z2, Z12, K1, Z12
+	VMOVDQU32 Z3, K2, Z12
+	VPSRLD    $0x10, Z12, Z12
+	VPMOVDW   Z12, Y12
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1228
+	VMOVNTDQ  Y12, (BX)(CX*2)
+	JMP       stored1227
 
-fp321004:
-	JMP stored1001
+ordinary1228:
+	VMOVDQU32 Y12, (BX)(CX*2)
 
-done1005:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned1000
-	VMOVNTDQ Y1, (SI)(CX*2)
-	JMP      stored1001
+stored1227:
+	JMP done1226
 
-unaligned1000:
-	VMOVDQU32 Y1, (SI)(CX*2)
+fp161224:
+	VPXORD    Y13, Y13, Y13
+	VCVTPS2PH $0x00, Z14, Y13
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1230
+	VMOVNTDQ  Y13, (BX)(CX*2)
+	JMP       stored1229
 
-stored1001:
+ordinary1230:
+	VMOVDQU32 Y13, (BX)(CX*2)
+
+stored1229:
+	JMP done1226
+
+fp321225:
+done1226:
+stored1222:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check998:
+check1219:
 	CMPQ CX, R10
-	JB   next997
+	JB   next1218
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next997
-	JMP  done987
+	JB   next1218
+	JMP  done1204
 
-fp32986:
+fp321203:
 	MOVQ R11, CX
 	LEAQ 96(CX), R11
-	JMP  check1007
+	JMP  check1232
 
-next1006:
+next1231:
 	TESTQ     AX, AX
-	JEQ       kept1008
+	JEQ       kept1233
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
-	VMOVDQU32 (BX)(CX*4), Z1
-	VMOVDQU32 Z1, 64(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*4), Z1
-	VMOVDQU32 Z1, 320(AX)(R12*4)
+	VMOVDQU32 (SI)(CX*4), Z12
+	VMOVDQU32 Z12, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z12
+	VMOVDQU32 Z12, 320(AX)(R12*4)
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1008:
-	PREFETCHT0  (BX)(R11*4)
+kept1233:
+	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
-	VMOVUPS     (DX)(CX*4), Z1
-	VMOVUPS     (BX)(CX*4), Z10
-	VMULPS      Z6, Z1, Z1
-	VFMADD231PS Z7, Z10, Z1
-	VMULPS      (R8)(CX*4), Z0, Z11
-	VFMADD231PS Z2, Z1, Z11
-	VMOVUPS     Z11, (R8)(CX*4)
-	VMULPS      Z4, Z1, Z1
-	VFMADD231PS Z3, Z11, Z1
-	VFMADD231PS Z8, Z10, Z10
-	VFMADD231PS Z5, Z1, Z10
-	VMOVUPS     Z10, (BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp161012
-	JA          fp321013
-	VPSRLD      $0x10, Z10, Z1
-	VPANDD      pattern00000001<>+0(SB), Z1, Z1
-	VPADDD      pattern00007fff<>+0(SB), Z1, Z1
-	VPADDD      Z10, Z1, Z1
-	VCMPPS      $0x03, Z10, Z10, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z1
-	VPSRLD      $0x10, Z1, Z1
-	VPMOVDW     Z1, Y1
-	VMOVDQU32   Y1, Y1
-	JMP         done1014
+	VMOVUPS     (DX)(CX*4), Z12
+	VMOVUPS     (SI)(CX*4), Z14
+	VMULPS      Z9, Z12, Z12
+	VFMADD231PS Z10, Z14, Z12
+	VMULPS      (R8)(CX*4), Z4, Z15
+	VFMADD231PS Z5, Z12, Z15
+	VMOVUPS     Z15, (R8)(CX*4)
+	VMULPS      Z7, Z12, Z12
+	VFMADD231PS Z6, Z15, Z12
+	VFMADD231PS Z11, Z14, Z14
+	VFMADD231PS Z8, Z12, Z14
+	VMOVUPS     Z14, (SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1234
+	VPTESTMD    Z0, Z14, K1
+	VPADDD      Z1, Z14, Z12
+	VCMPPS      $0x03, Z14, Z14, K2
+	VPADDD      Z2, Z12, K1, Z12
+	VMOVDQU32   Z3, K2, Z12
+	VPSRLD      $0x10, Z12, Z12
+	VPMOVDW     Z12, Y12
+	VMOVNTDQ    Y12, (BX)(CX*2)
+	JMP         stored1235
 
-fp161012:
-	VPXORD    Y9, Y9, Y9
-	VCVTPS2PH $0x00, Z10, Y9
-	VMOVDQU32 Y9, Y1
-	JMP       done1014
+unusual1234:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp161237
+	JA        fp321238
+	VPTESTMD  Z0, Z14, K1
+	VPADDD    Z1, Z14, Z12
+	VCMPPS    $0x03, Z14, Z14, K2
+	VPADDD    Z2, Z12, K1, Z12
+	VMOVDQU32 Z3, K2, Z12
+	VPSRLD    $0x10, Z12, Z12
+	VPMOVDW   Z12, Y12
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1241
+	VMOVNTDQ  Y12, (BX)(CX*2)
+	JMP       stored1240
 
-fp321013:
-	JMP stored1010
+ordinary1241:
+	VMOVDQU32 Y12, (BX)(CX*2)
 
-done1014:
-	TESTQ    $0x0000001f, SI
-	JNE      unaligned1009
-	VMOVNTDQ Y1, (SI)(CX*2)
-	JMP      stored1010
+stored1240:
+	JMP done1239
 
-unaligned1009:
-	VMOVDQU32 Y1, (SI)(CX*2)
+fp161237:
+	VPXORD    Y13, Y13, Y13
+	VCVTPS2PH $0x00, Z14, Y13
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1243
+	VMOVNTDQ  Y13, (BX)(CX*2)
+	JMP       stored1242
 
-stored1010:
+ordinary1243:
+	VMOVDQU32 Y13, (BX)(CX*2)
+
+stored1242:
+	JMP done1239
+
+fp321238:
+done1239:
+stored1235:
 	ADDQ $0x10, CX
 	ADDQ $0x10, R11
 
-check1007:
+check1232:
 	CMPQ CX, R10
-	JB   next1006
+	JB   next1231
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1006
+	JB   next1231
 
-done987:
+done1204:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -19626,13 +21161,13 @@ TEXT ·trafficFP321xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp161016
-	JA     fp321017
+	JE     fp161245
+	JA     fp321246
 	XORQ   DX, DX
 	LEAQ   96(DX), R9
-	JMP    check1020
+	JMP    check1249
 
-next1019:
+next1248:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -19642,34 +21177,34 @@ next1019:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1021
+	JEQ        written1250
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1022
+	JNE        unaligned1251
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1021
+	JMP        written1250
 
-unaligned1022:
+unaligned1251:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1021:
+written1250:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check1020:
+check1249:
 	CMPQ DX, R8
-	JB   next1019
+	JB   next1248
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1019
-	JMP  done1018
+	JB   next1248
+	JMP  done1247
 
-fp161016:
+fp161245:
 	XORQ DX, DX
 	LEAQ 96(DX), R9
-	JMP  check1024
+	JMP  check1253
 
-next1023:
+next1252:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -19679,34 +21214,34 @@ next1023:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1025
+	JEQ        written1254
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1026
+	JNE        unaligned1255
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1025
+	JMP        written1254
 
-unaligned1026:
+unaligned1255:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1025:
+written1254:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check1024:
+check1253:
 	CMPQ DX, R8
-	JB   next1023
+	JB   next1252
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1023
-	JMP  done1018
+	JB   next1252
+	JMP  done1247
 
-fp321017:
+fp321246:
 	XORQ DX, DX
 	LEAQ 96(DX), R9
-	JMP  check1028
+	JMP  check1257
 
-next1027:
+next1256:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -19716,28 +21251,28 @@ next1027:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1029
+	JEQ        written1258
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1030
+	JNE        unaligned1259
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1029
+	JMP        written1258
 
-unaligned1030:
+unaligned1259:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1029:
+written1258:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check1028:
+check1257:
 	CMPQ DX, R8
-	JB   next1027
+	JB   next1256
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1027
+	JB   next1256
 
-done1018:
+done1247:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -19764,13 +21299,13 @@ TEXT ·trafficFP322xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp161032
-	JA     fp321033
+	JE     fp161261
+	JA     fp321262
 	XORQ   DX, DX
 	LEAQ   96(DX), R10
-	JMP    check1036
+	JMP    check1265
 
-next1035:
+next1264:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -19783,34 +21318,34 @@ next1035:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1037
+	JEQ        written1266
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1038
+	JNE        unaligned1267
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1037
+	JMP        written1266
 
-unaligned1038:
+unaligned1267:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1037:
+written1266:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check1036:
+check1265:
 	CMPQ DX, R9
-	JB   next1035
+	JB   next1264
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1035
-	JMP  done1034
+	JB   next1264
+	JMP  done1263
 
-fp161032:
+fp161261:
 	XORQ DX, DX
 	LEAQ 96(DX), R10
-	JMP  check1040
+	JMP  check1269
 
-next1039:
+next1268:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -19823,34 +21358,34 @@ next1039:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1041
+	JEQ        written1270
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1042
+	JNE        unaligned1271
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1041
+	JMP        written1270
 
-unaligned1042:
+unaligned1271:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1041:
+written1270:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check1040:
+check1269:
 	CMPQ DX, R9
-	JB   next1039
+	JB   next1268
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1039
-	JMP  done1034
+	JB   next1268
+	JMP  done1263
 
-fp321033:
+fp321262:
 	XORQ DX, DX
 	LEAQ 96(DX), R10
-	JMP  check1044
+	JMP  check1273
 
-next1043:
+next1272:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -19863,28 +21398,28 @@ next1043:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1045
+	JEQ        written1274
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1046
+	JNE        unaligned1275
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1045
+	JMP        written1274
 
-unaligned1046:
+unaligned1275:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1045:
+written1274:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check1044:
+check1273:
 	CMPQ DX, R9
-	JB   next1043
+	JB   next1272
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1043
+	JB   next1272
 
-done1034:
+done1263:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -19892,44 +21427,52 @@ done1034:
 // func adamFP32BF16AVX512(a *Arguments)
 // Requires: AVX, AVX512F, MMX+, SSE
 TEXT ·adamFP32BF16AVX512(SB), NOSPLIT, $8-8
-	STMXCSR      (SP)
-	MOVL         (SP), AX
-	ORL          $0x00008040, AX
-	MOVL         AX, 4(SP)
-	LDMXCSR      4(SP)
-	VMOVDQU32    pattern00008000<>+0(SB), Z0
-	VMOVDQU32    patternffff0000<>+0(SB), Z1
-	VMOVDQU32    pattern9e3779b9<>+0(SB), Z2
-	VMOVDQU32    patternc6ef3720<>+0(SB), Z3
-	MOVQ         a+0(FP), AX
-	MOVQ         32(AX), AX
-	MOVQ         a+0(FP), CX
-	MOVQ         40(CX), CX
-	MOVQ         a+0(FP), DX
-	MOVQ         112(DX), DX
-	MOVQ         a+0(FP), BX
-	MOVQ         80(BX), BX
-	MOVQ         a+0(FP), SI
-	MOVQ         64(SI), SI
-	MOVQ         a+0(FP), DI
-	MOVQ         48(DI), DI
+	STMXCSR   (SP)
+	MOVL      (SP), AX
+	ORL       $0x00008040, AX
+	MOVL      AX, 4(SP)
+	LDMXCSR   4(SP)
+	VMOVDQU32 pattern00010000<>+0(SB), Z0
+	VMOVDQU32 pattern00007fff<>+0(SB), Z1
+	VMOVDQU32 pattern00000001<>+0(SB), Z2
+	VMOVDQU32 pattern7fc00000<>+0(SB), Z3
+	VMOVDQU32 patternffff0000<>+0(SB), Z4
+	VMOVDQU32 pattern9e3779b9<>+0(SB), Z5
+	VMOVDQU32 patternc6ef3720<>+0(SB), Z6
+	MOVQ      a+0(FP), AX
+	MOVQ      32(AX), AX
+	MOVQ      a+0(FP), CX
+	MOVQ      40(CX), CX
+	MOVQ      a+0(FP), DX
+	MOVQ      112(DX), DX
+	MOVQ      a+0(FP), BX
+	MOVQ      64(BX), BX
+	MOVQ      a+0(FP), SI
+	MOVQ      80(SI), SI
+	MOVQ      a+0(FP), DI
+	MOVQ      48(DI), DI
+	TESTQ     $0x0000003f, BX
+	JEQ       aligned1276
+	ORQ       $0x04, DI
+
+aligned1276:
 	MOVQ         a+0(FP), R8
 	MOVQ         88(R8), R8
 	MOVQ         a+0(FP), R9
 	MOVQ         96(R9), R9
 	MOVQ         a+0(FP), R10
-	VPBROADCASTD 56(R10), Z4
-	VPADDD       ditherOfLanesAVX512<>+0(SB), Z4, Z4
-	VMOVUPS      128(AX), Z5
-	VMOVUPS      192(AX), Z6
-	VMOVUPS      256(AX), Z7
-	VMOVUPS      320(AX), Z8
-	VMOVUPS      384(AX), Z9
-	VMOVUPS      576(AX), Z10
-	VMOVUPS      (AX), Z11
-	VMOVUPS      64(AX), Z12
-	VMOVUPS      448(AX), Z13
-	VMOVUPS      512(AX), Z14
+	VPBROADCASTD 56(R10), Z7
+	VPADDD       ditherOfLanesAVX512<>+0(SB), Z7, Z7
+	VMOVUPS      128(AX), Z8
+	VMOVUPS      192(AX), Z9
+	VMOVUPS      256(AX), Z10
+	VMOVUPS      320(AX), Z11
+	VMOVUPS      384(AX), Z12
+	VMOVUPS      576(AX), Z13
+	VMOVUPS      (AX), Z14
+	VMOVUPS      64(AX), Z15
+	VMOVUPS      448(AX), Z16
+	VMOVUPS      512(AX), Z17
 	MOVQ         a+0(FP), AX
 	MOVQ         24(AX), AX
 	MOVQ         a+0(FP), R10
@@ -19939,445 +21482,517 @@ TEXT ·adamFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	CMPQ         CX, $0x01
-	JE           fp161048
-	JA           fp321049
+	JE           fp161278
+	JA           fp321279
 	MOVQ         R12, CX
 	LEAQ         192(CX), R12
-	JMP          check1052
+	JMP          check1282
 
-next1051:
+next1281:
 	TESTQ     AX, AX
-	JEQ       kept1053
+	JEQ       kept1283
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
-	VMOVDQU32 (BX)(CX*4), Z15
-	VMOVDQU32 Z15, 64(AX)(R13*4)
-	VMOVDQU32 64(BX)(CX*4), Z15
-	VMOVDQU32 Z15, 128(AX)(R13*4)
-	VMOVDQU32 (R8)(CX*2), Z15
-	VMOVDQU32 Z15, 576(AX)(R13*2)
-	VMOVDQU32 (R9)(CX*2), Z15
-	VMOVDQU32 Z15, 832(AX)(R13*2)
+	VMOVDQU32 (SI)(CX*4), Z18
+	VMOVDQU32 Z18, 64(AX)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z18
+	VMOVDQU32 Z18, 128(AX)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z18
+	VMOVDQU32 Z18, 576(AX)(R13*2)
+	VMOVDQU32 (R9)(CX*2), Z18
+	VMOVDQU32 Z18, 832(AX)(R13*2)
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept1053:
-	PREFETCHT0  (BX)(R12*4)
+kept1283:
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
-	VMOVDQU32   (DX)(CX*2), Z17
-	VPSLLD      $0x10, Z17, Z15
-	VPANDD      Z1, Z17, Z17
-	VMOVUPS     (BX)(CX*4), Z18
-	VMOVUPS     64(BX)(CX*4), Z19
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z20
-	VPERMI2PS   Z19, Z18, Z20
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z21
-	VPERMI2PS   Z19, Z18, Z21
-	VMULPS      Z11, Z15, Z15
-	VFMADD231PS Z12, Z20, Z15
-	VMULPS      Z11, Z17, Z17
-	VFMADD231PS Z12, Z21, Z17
-	VMOVDQU32   (R8)(CX*2), Z19
-	VPSLLD      $0x10, Z19, Z18
-	VPANDD      Z1, Z19, Z19
-	VMULPS      Z18, Z5, Z18
-	VFMADD231PS Z6, Z15, Z18
-	VMULPS      Z19, Z5, Z19
-	VFMADD231PS Z6, Z17, Z19
-	VMULPS      Z15, Z15, Z15
-	VMULPS      Z17, Z17, Z17
-	VMOVDQU32   (R9)(CX*2), Z23
-	VPSLLD      $0x10, Z23, Z22
-	VPANDD      Z1, Z23, Z23
-	VMULPS      Z22, Z7, Z22
-	VFMADD231PS Z8, Z15, Z22
-	VMULPS      Z23, Z7, Z15
-	VFMADD231PS Z8, Z17, Z15
-	VPADDD      Z0, Z18, Z17
-	VPADDD      Z0, Z19, Z23
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z1, Z23, Z17
-	VMOVDQU32   Z17, (R8)(CX*2)
-	VPMULLD     Z4, Z4, Z17
-	VPSRLD      $0x10, Z17, Z17
-	VPADDD      Z22, Z17, Z17
-	VPADDD      Z2, Z4, Z23
-	VPMULLD     Z23, Z23, Z23
-	VPSRLD      $0x10, Z23, Z23
-	VPADDD      Z15, Z23, Z23
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z1, Z23, Z17
-	VMOVDQU32   Z17, (R9)(CX*2)
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z22, Z22
-	VSQRTPS     Z15, Z15
-	VFMADD213PS Z13, Z9, Z22
-	VDIVPS      Z22, Z18, Z18
-	VFMADD231PS Z14, Z20, Z20
-	VFMADD231PS Z10, Z18, Z20
-	VFMADD213PS Z13, Z9, Z15
-	VDIVPS      Z15, Z19, Z19
-	VFMADD231PS Z14, Z21, Z21
-	VFMADD231PS Z10, Z19, Z21
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
-	VPERMI2PS   Z21, Z20, Z15
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
-	VPERMI2PS   Z21, Z20, Z17
-	VMOVUPS     Z15, (BX)(CX*4)
-	VMOVUPS     Z17, 64(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp161057
-	JA          fp321058
-	VPSRLD      $0x10, Z20, Z15
-	VPANDD      pattern00000001<>+0(SB), Z15, Z15
-	VPADDD      pattern00007fff<>+0(SB), Z15, Z15
-	VPADDD      Z20, Z15, Z15
-	VCMPPS      $0x03, Z20, Z20, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z15
-	VPSRLD      $0x10, Z21, Z17
-	VPANDD      pattern00000001<>+0(SB), Z17, Z17
-	VPADDD      pattern00007fff<>+0(SB), Z17, Z17
-	VPADDD      Z21, Z17, Z17
-	VCMPPS      $0x03, Z21, Z21, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z17
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z1, Z17, Z15
-	VMOVDQU32   Z15, Z15
-	JMP         done1059
-
-fp161057:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
-	VPERMI2PS    Z21, Z20, Z15
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
-	VPERMI2PS    Z21, Z20, Z17
-	VPXORD       Z16, Z16, Z16
-	VCVTPS2PH    $0x00, Z15, Y16
-	VCVTPS2PH    $0x00, Z17, Y15
-	VINSERTI64X4 $0x01, Y15, Z16, Z16
-	VMOVDQU32    Z16, Z15
-	JMP          done1059
-
-fp321058:
-	JMP stored1055
-
-done1059:
-	TESTQ    $0x0000003f, SI
-	JNE      unaligned1054
-	VMOVNTDQ Z15, (SI)(CX*2)
-	JMP      stored1055
-
-unaligned1054:
-	VMOVDQU32 Z15, (SI)(CX*2)
-
-stored1055:
-	ADDQ $0x20, CX
-	ADDQ $0x20, R12
-
-check1052:
-	CMPQ CX, R11
-	JB   next1051
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
-	JB   next1051
-	JMP  done1050
-
-fp161048:
-	MOVQ R12, CX
-	LEAQ 192(CX), R12
-	JMP  check1061
-
-next1060:
-	TESTQ     AX, AX
-	JEQ       kept1062
-	MOVQ      CX, R13
-	ANDQ      $0x0000007f, R13
-	VMOVDQU32 (BX)(CX*4), Z15
-	VMOVDQU32 Z15, 64(AX)(R13*4)
-	VMOVDQU32 64(BX)(CX*4), Z15
-	VMOVDQU32 Z15, 128(AX)(R13*4)
-	VMOVDQU32 (R8)(CX*2), Z15
-	VMOVDQU32 Z15, 576(AX)(R13*2)
-	VMOVDQU32 (R9)(CX*2), Z15
-	VMOVDQU32 Z15, 832(AX)(R13*2)
-	LEAQ      32(CX), R13
-	MOVQ      R13, (AX)
-
-kept1062:
-	PREFETCHT0  (BX)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (R9)(R12*2)
-	PREFETCHT0  (DX)(R12*2)
-	VCVTPH2PS   (DX)(CX*2), Z15
-	VCVTPH2PS   32(DX)(CX*2), Z17
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
-	VPERMI2PS   Z17, Z15, Z18
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
-	VPERMI2PS   Z17, Z15, Z19
-	VMOVUPS     (BX)(CX*4), Z15
-	VMOVUPS     64(BX)(CX*4), Z17
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z20
-	VPERMI2PS   Z17, Z15, Z20
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z21
-	VPERMI2PS   Z17, Z15, Z21
-	VMULPS      Z11, Z18, Z18
-	VFMADD231PS Z12, Z20, Z18
-	VMULPS      Z11, Z19, Z19
-	VFMADD231PS Z12, Z21, Z19
-	VMOVDQU32   (R8)(CX*2), Z17
-	VPSLLD      $0x10, Z17, Z15
-	VPANDD      Z1, Z17, Z17
-	VMULPS      Z15, Z5, Z15
-	VFMADD231PS Z6, Z18, Z15
-	VMULPS      Z17, Z5, Z17
-	VFMADD231PS Z6, Z19, Z17
+	VMOVDQU32   (DX)(CX*2), Z20
+	VPSLLD      $0x10, Z20, Z18
+	VPANDD      Z4, Z20, Z20
+	VMOVUPS     (SI)(CX*4), Z21
+	VMOVUPS     64(SI)(CX*4), Z22
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
+	VPERMI2PS   Z22, Z21, Z23
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
+	VPERMI2PS   Z22, Z21, Z24
+	VMULPS      Z14, Z18, Z18
+	VFMADD231PS Z15, Z23, Z18
+	VMULPS      Z14, Z20, Z20
+	VFMADD231PS Z15, Z24, Z20
+	VMOVDQU32   (R8)(CX*2), Z22
+	VPSLLD      $0x10, Z22, Z21
+	VPANDD      Z4, Z22, Z22
+	VMULPS      Z21, Z8, Z21
+	VFMADD231PS Z9, Z18, Z21
+	VMULPS      Z22, Z8, Z22
+	VFMADD231PS Z9, Z20, Z22
 	VMULPS      Z18, Z18, Z18
-	VMULPS      Z19, Z19, Z19
-	VMOVDQU32   (R9)(CX*2), Z23
-	VPSLLD      $0x10, Z23, Z22
-	VPANDD      Z1, Z23, Z23
-	VMULPS      Z22, Z7, Z22
-	VFMADD231PS Z8, Z18, Z22
-	VMULPS      Z23, Z7, Z18
-	VFMADD231PS Z8, Z19, Z18
-	VPADDD      Z0, Z15, Z19
-	VPADDD      Z0, Z17, Z23
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z1, Z23, Z19
-	VMOVDQU32   Z19, (R8)(CX*2)
-	VPMULLD     Z4, Z4, Z19
-	VPSRLD      $0x10, Z19, Z19
-	VPADDD      Z22, Z19, Z19
-	VPADDD      Z2, Z4, Z23
-	VPMULLD     Z23, Z23, Z23
-	VPSRLD      $0x10, Z23, Z23
-	VPADDD      Z18, Z23, Z23
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z1, Z23, Z19
-	VMOVDQU32   Z19, (R9)(CX*2)
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z22, Z22
+	VMULPS      Z20, Z20, Z20
+	VMOVDQU32   (R9)(CX*2), Z26
+	VPSLLD      $0x10, Z26, Z25
+	VPANDD      Z4, Z26, Z26
+	VMULPS      Z25, Z10, Z25
+	VFMADD231PS Z11, Z18, Z25
+	VMULPS      Z26, Z10, Z18
+	VFMADD231PS Z11, Z20, Z18
+	VPADDD      pattern00008000<>+0(SB), Z21, Z20
+	VPADDD      pattern00008000<>+0(SB), Z22, Z26
+	VPSRLD      $0x10, Z20, Z20
+	VPTERNLOGD  $0xf8, Z4, Z26, Z20
+	VMOVDQU32   Z20, (R8)(CX*2)
+	VPMULLD     Z7, Z7, Z20
+	VPSRLD      $0x10, Z20, Z20
+	VPADDD      Z25, Z20, Z20
+	VPADDD      Z5, Z7, Z26
+	VPMULLD     Z26, Z26, Z26
+	VPSRLD      $0x10, Z26, Z26
+	VPADDD      Z18, Z26, Z26
+	VPSRLD      $0x10, Z20, Z20
+	VPTERNLOGD  $0xf8, Z4, Z26, Z20
+	VMOVDQU32   Z20, (R9)(CX*2)
+	VPADDD      Z6, Z7, Z7
+	VSQRTPS     Z25, Z25
 	VSQRTPS     Z18, Z18
-	VFMADD213PS Z13, Z9, Z22
-	VDIVPS      Z22, Z15, Z15
-	VFMADD231PS Z14, Z20, Z20
-	VFMADD231PS Z10, Z15, Z20
-	VFMADD213PS Z13, Z9, Z18
-	VDIVPS      Z18, Z17, Z17
-	VFMADD231PS Z14, Z21, Z21
-	VFMADD231PS Z10, Z17, Z21
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
-	VPERMI2PS   Z21, Z20, Z15
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
-	VPERMI2PS   Z21, Z20, Z17
-	VMOVUPS     Z15, (BX)(CX*4)
-	VMOVUPS     Z17, 64(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp161066
-	JA          fp321067
-	VPSRLD      $0x10, Z20, Z15
-	VPANDD      pattern00000001<>+0(SB), Z15, Z15
-	VPADDD      pattern00007fff<>+0(SB), Z15, Z15
-	VPADDD      Z20, Z15, Z15
-	VCMPPS      $0x03, Z20, Z20, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z15
-	VPSRLD      $0x10, Z21, Z17
-	VPANDD      pattern00000001<>+0(SB), Z17, Z17
-	VPADDD      pattern00007fff<>+0(SB), Z17, Z17
-	VPADDD      Z21, Z17, Z17
-	VCMPPS      $0x03, Z21, Z21, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z17
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z1, Z17, Z15
-	VMOVDQU32   Z15, Z15
-	JMP         done1068
+	VFMADD213PS Z16, Z12, Z25
+	VDIVPS      Z25, Z21, Z21
+	VFMADD231PS Z17, Z23, Z23
+	VFMADD231PS Z13, Z21, Z23
+	VFMADD213PS Z16, Z12, Z18
+	VDIVPS      Z18, Z22, Z22
+	VFMADD231PS Z17, Z24, Z24
+	VFMADD231PS Z13, Z22, Z24
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z18
+	VPERMI2PS   Z24, Z23, Z18
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z20
+	VPERMI2PS   Z24, Z23, Z20
+	VMOVUPS     Z18, (SI)(CX*4)
+	VMOVUPS     Z20, 64(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1284
+	VPTESTMD    Z0, Z23, K1
+	VPADDD      Z1, Z23, Z18
+	VCMPPS      $0x03, Z23, Z23, K2
+	VPADDD      Z2, Z18, K1, Z18
+	VMOVDQU32   Z3, K2, Z18
+	VPTESTMD    Z0, Z24, K1
+	VPADDD      Z1, Z24, Z20
+	VCMPPS      $0x03, Z24, Z24, K2
+	VPADDD      Z2, Z20, K1, Z20
+	VMOVDQU32   Z3, K2, Z20
+	VPSRLD      $0x10, Z18, Z18
+	VPTERNLOGD  $0xf8, Z4, Z20, Z18
+	VMOVNTDQ    Z18, (BX)(CX*2)
+	JMP         stored1285
 
-fp161066:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
-	VPERMI2PS    Z21, Z20, Z15
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
-	VPERMI2PS    Z21, Z20, Z17
-	VPXORD       Z16, Z16, Z16
-	VCVTPS2PH    $0x00, Z15, Y16
-	VCVTPS2PH    $0x00, Z17, Y15
-	VINSERTI64X4 $0x01, Y15, Z16, Z16
-	VMOVDQU32    Z16, Z15
-	JMP          done1068
+unusual1284:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp161287
+	JA         fp321288
+	VPTESTMD   Z0, Z23, K1
+	VPADDD     Z1, Z23, Z18
+	VCMPPS     $0x03, Z23, Z23, K2
+	VPADDD     Z2, Z18, K1, Z18
+	VMOVDQU32  Z3, K2, Z18
+	VPTESTMD   Z0, Z24, K1
+	VPADDD     Z1, Z24, Z20
+	VCMPPS     $0x03, Z24, Z24, K2
+	VPADDD     Z2, Z20, K1, Z20
+	VMOVDQU32  Z3, K2, Z20
+	VPSRLD     $0x10, Z18, Z18
+	VPTERNLOGD $0xf8, Z4, Z20, Z18
+	TESTQ      $0x00000004, DI
+	JNE        ordinary1291
+	VMOVNTDQ   Z18, (BX)(CX*2)
+	JMP        stored1290
 
-fp321067:
-	JMP stored1064
+ordinary1291:
+	VMOVDQU32 Z18, (BX)(CX*2)
 
-done1068:
-	TESTQ    $0x0000003f, SI
-	JNE      unaligned1063
-	VMOVNTDQ Z15, (SI)(CX*2)
-	JMP      stored1064
+stored1290:
+	JMP done1289
 
-unaligned1063:
-	VMOVDQU32 Z15, (SI)(CX*2)
+fp161287:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z18
+	VPERMI2PS    Z24, Z23, Z18
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z20
+	VPERMI2PS    Z24, Z23, Z20
+	VPXORD       Z19, Z19, Z19
+	VCVTPS2PH    $0x00, Z18, Y19
+	VCVTPS2PH    $0x00, Z20, Y18
+	VINSERTI64X4 $0x01, Y18, Z19, Z19
+	TESTQ        $0x00000004, DI
+	JNE          ordinary1293
+	VMOVNTDQ     Z19, (BX)(CX*2)
+	JMP          stored1292
 
-stored1064:
+ordinary1293:
+	VMOVDQU32 Z19, (BX)(CX*2)
+
+stored1292:
+	JMP done1289
+
+fp321288:
+done1289:
+stored1285:
 	ADDQ $0x20, CX
 	ADDQ $0x20, R12
 
-check1061:
+check1282:
 	CMPQ CX, R11
-	JB   next1060
+	JB   next1281
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1060
-	JMP  done1050
+	JB   next1281
+	JMP  done1280
 
-fp321049:
+fp161278:
 	MOVQ R12, CX
 	LEAQ 192(CX), R12
-	JMP  check1070
+	JMP  check1295
 
-next1069:
+next1294:
 	TESTQ     AX, AX
-	JEQ       kept1071
+	JEQ       kept1296
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
-	VMOVDQU32 (BX)(CX*4), Z15
-	VMOVDQU32 Z15, 64(AX)(R13*4)
-	VMOVDQU32 64(BX)(CX*4), Z15
-	VMOVDQU32 Z15, 128(AX)(R13*4)
-	VMOVDQU32 (R8)(CX*2), Z15
-	VMOVDQU32 Z15, 576(AX)(R13*2)
-	VMOVDQU32 (R9)(CX*2), Z15
-	VMOVDQU32 Z15, 832(AX)(R13*2)
+	VMOVDQU32 (SI)(CX*4), Z18
+	VMOVDQU32 Z18, 64(AX)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z18
+	VMOVDQU32 Z18, 128(AX)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z18
+	VMOVDQU32 Z18, 576(AX)(R13*2)
+	VMOVDQU32 (R9)(CX*2), Z18
+	VMOVDQU32 Z18, 832(AX)(R13*2)
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept1071:
-	PREFETCHT0  (BX)(R12*4)
+kept1296:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (R9)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Z18
+	VCVTPH2PS   32(DX)(CX*2), Z20
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
+	VPERMI2PS   Z20, Z18, Z21
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
+	VPERMI2PS   Z20, Z18, Z22
+	VMOVUPS     (SI)(CX*4), Z18
+	VMOVUPS     64(SI)(CX*4), Z20
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
+	VPERMI2PS   Z20, Z18, Z23
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
+	VPERMI2PS   Z20, Z18, Z24
+	VMULPS      Z14, Z21, Z21
+	VFMADD231PS Z15, Z23, Z21
+	VMULPS      Z14, Z22, Z22
+	VFMADD231PS Z15, Z24, Z22
+	VMOVDQU32   (R8)(CX*2), Z20
+	VPSLLD      $0x10, Z20, Z18
+	VPANDD      Z4, Z20, Z20
+	VMULPS      Z18, Z8, Z18
+	VFMADD231PS Z9, Z21, Z18
+	VMULPS      Z20, Z8, Z20
+	VFMADD231PS Z9, Z22, Z20
+	VMULPS      Z21, Z21, Z21
+	VMULPS      Z22, Z22, Z22
+	VMOVDQU32   (R9)(CX*2), Z26
+	VPSLLD      $0x10, Z26, Z25
+	VPANDD      Z4, Z26, Z26
+	VMULPS      Z25, Z10, Z25
+	VFMADD231PS Z11, Z21, Z25
+	VMULPS      Z26, Z10, Z21
+	VFMADD231PS Z11, Z22, Z21
+	VPADDD      pattern00008000<>+0(SB), Z18, Z22
+	VPADDD      pattern00008000<>+0(SB), Z20, Z26
+	VPSRLD      $0x10, Z22, Z22
+	VPTERNLOGD  $0xf8, Z4, Z26, Z22
+	VMOVDQU32   Z22, (R8)(CX*2)
+	VPMULLD     Z7, Z7, Z22
+	VPSRLD      $0x10, Z22, Z22
+	VPADDD      Z25, Z22, Z22
+	VPADDD      Z5, Z7, Z26
+	VPMULLD     Z26, Z26, Z26
+	VPSRLD      $0x10, Z26, Z26
+	VPADDD      Z21, Z26, Z26
+	VPSRLD      $0x10, Z22, Z22
+	VPTERNLOGD  $0xf8, Z4, Z26, Z22
+	VMOVDQU32   Z22, (R9)(CX*2)
+	VPADDD      Z6, Z7, Z7
+	VSQRTPS     Z25, Z25
+	VSQRTPS     Z21, Z21
+	VFMADD213PS Z16, Z12, Z25
+	VDIVPS      Z25, Z18, Z18
+	VFMADD231PS Z17, Z23, Z23
+	VFMADD231PS Z13, Z18, Z23
+	VFMADD213PS Z16, Z12, Z21
+	VDIVPS      Z21, Z20, Z20
+	VFMADD231PS Z17, Z24, Z24
+	VFMADD231PS Z13, Z20, Z24
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z18
+	VPERMI2PS   Z24, Z23, Z18
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z20
+	VPERMI2PS   Z24, Z23, Z20
+	VMOVUPS     Z18, (SI)(CX*4)
+	VMOVUPS     Z20, 64(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1297
+	VPTESTMD    Z0, Z23, K1
+	VPADDD      Z1, Z23, Z18
+	VCMPPS      $0x03, Z23, Z23, K2
+	VPADDD      Z2, Z18, K1, Z18
+	VMOVDQU32   Z3, K2, Z18
+	VPTESTMD    Z0, Z24, K1
+	VPADDD      Z1, Z24, Z20
+	VCMPPS      $0x03, Z24, Z24, K2
+	VPADDD      Z2, Z20, K1, Z20
+	VMOVDQU32   Z3, K2, Z20
+	VPSRLD      $0x10, Z18, Z18
+	VPTERNLOGD  $0xf8, Z4, Z20, Z18
+	VMOVNTDQ    Z18, (BX)(CX*2)
+	JMP         stored1298
+
+unusual1297:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp161300
+	JA         fp321301
+	VPTESTMD   Z0, Z23, K1
+	VPADDD     Z1, Z23, Z18
+	VCMPPS     $0x03, Z23, Z23, K2
+	VPADDD     Z2, Z18, K1, Z18
+	VMOVDQU32  Z3, K2, Z18
+	VPTESTMD   Z0, Z24, K1
+	VPADDD     Z1, Z24, Z20
+	VCMPPS     $0x03, Z24, Z24, K2
+	VPADDD     Z2, Z20, K1, Z20
+	VMOVDQU32  Z3, K2, Z20
+	VPSRLD     $0x10, Z18, Z18
+	VPTERNLOGD $0xf8, Z4, Z20, Z18
+	TESTQ      $0x00000004, DI
+	JNE        ordinary1304
+	VMOVNTDQ   Z18, (BX)(CX*2)
+	JMP        stored1303
+
+ordinary1304:
+	VMOVDQU32 Z18, (BX)(CX*2)
+
+stored1303:
+	JMP done1302
+
+fp161300:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z18
+	VPERMI2PS    Z24, Z23, Z18
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z20
+	VPERMI2PS    Z24, Z23, Z20
+	VPXORD       Z19, Z19, Z19
+	VCVTPS2PH    $0x00, Z18, Y19
+	VCVTPS2PH    $0x00, Z20, Y18
+	VINSERTI64X4 $0x01, Y18, Z19, Z19
+	TESTQ        $0x00000004, DI
+	JNE          ordinary1306
+	VMOVNTDQ     Z19, (BX)(CX*2)
+	JMP          stored1305
+
+ordinary1306:
+	VMOVDQU32 Z19, (BX)(CX*2)
+
+stored1305:
+	JMP done1302
+
+fp321301:
+done1302:
+stored1298:
+	ADDQ $0x20, CX
+	ADDQ $0x20, R12
+
+check1295:
+	CMPQ CX, R11
+	JB   next1294
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1294
+	JMP  done1280
+
+fp321279:
+	MOVQ R12, CX
+	LEAQ 192(CX), R12
+	JMP  check1308
+
+next1307:
+	TESTQ     AX, AX
+	JEQ       kept1309
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z18
+	VMOVDQU32 Z18, 64(AX)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z18
+	VMOVDQU32 Z18, 128(AX)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z18
+	VMOVDQU32 Z18, 576(AX)(R13*2)
+	VMOVDQU32 (R9)(CX*2), Z18
+	VMOVDQU32 Z18, 832(AX)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (AX)
+
+kept1309:
+	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
-	VMOVUPS     (DX)(CX*4), Z15
-	VMOVUPS     64(DX)(CX*4), Z17
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
-	VPERMI2PS   Z17, Z15, Z18
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
-	VPERMI2PS   Z17, Z15, Z19
-	VMOVUPS     (BX)(CX*4), Z15
-	VMOVUPS     64(BX)(CX*4), Z17
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z20
-	VPERMI2PS   Z17, Z15, Z20
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z21
-	VPERMI2PS   Z17, Z15, Z21
-	VMULPS      Z11, Z18, Z18
-	VFMADD231PS Z12, Z20, Z18
-	VMULPS      Z11, Z19, Z19
-	VFMADD231PS Z12, Z21, Z19
-	VMOVDQU32   (R8)(CX*2), Z17
-	VPSLLD      $0x10, Z17, Z15
-	VPANDD      Z1, Z17, Z17
-	VMULPS      Z15, Z5, Z15
-	VFMADD231PS Z6, Z18, Z15
-	VMULPS      Z17, Z5, Z17
-	VFMADD231PS Z6, Z19, Z17
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z19, Z19, Z19
-	VMOVDQU32   (R9)(CX*2), Z23
-	VPSLLD      $0x10, Z23, Z22
-	VPANDD      Z1, Z23, Z23
-	VMULPS      Z22, Z7, Z22
-	VFMADD231PS Z8, Z18, Z22
-	VMULPS      Z23, Z7, Z18
-	VFMADD231PS Z8, Z19, Z18
-	VPADDD      Z0, Z15, Z19
-	VPADDD      Z0, Z17, Z23
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z1, Z23, Z19
-	VMOVDQU32   Z19, (R8)(CX*2)
-	VPMULLD     Z4, Z4, Z19
-	VPSRLD      $0x10, Z19, Z19
-	VPADDD      Z22, Z19, Z19
-	VPADDD      Z2, Z4, Z23
-	VPMULLD     Z23, Z23, Z23
-	VPSRLD      $0x10, Z23, Z23
-	VPADDD      Z18, Z23, Z23
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z1, Z23, Z19
-	VMOVDQU32   Z19, (R9)(CX*2)
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z22, Z22
-	VSQRTPS     Z18, Z18
-	VFMADD213PS Z13, Z9, Z22
-	VDIVPS      Z22, Z15, Z15
-	VFMADD231PS Z14, Z20, Z20
-	VFMADD231PS Z10, Z15, Z20
-	VFMADD213PS Z13, Z9, Z18
-	VDIVPS      Z18, Z17, Z17
-	VFMADD231PS Z14, Z21, Z21
-	VFMADD231PS Z10, Z17, Z21
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
-	VPERMI2PS   Z21, Z20, Z15
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
-	VPERMI2PS   Z21, Z20, Z17
-	VMOVUPS     Z15, (BX)(CX*4)
-	VMOVUPS     Z17, 64(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp161075
-	JA          fp321076
-	VPSRLD      $0x10, Z20, Z15
-	VPANDD      pattern00000001<>+0(SB), Z15, Z15
-	VPADDD      pattern00007fff<>+0(SB), Z15, Z15
-	VPADDD      Z20, Z15, Z15
-	VCMPPS      $0x03, Z20, Z20, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z15
-	VPSRLD      $0x10, Z21, Z17
-	VPANDD      pattern00000001<>+0(SB), Z17, Z17
-	VPADDD      pattern00007fff<>+0(SB), Z17, Z17
-	VPADDD      Z21, Z17, Z17
-	VCMPPS      $0x03, Z21, Z21, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z17
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z1, Z17, Z15
-	VMOVDQU32   Z15, Z15
-	JMP         done1077
+	VMOVUPS     (DX)(CX*4), Z18
+	VMOVUPS     64(DX)(CX*4), Z20
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
+	VPERMI2PS   Z20, Z18, Z21
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
+	VPERMI2PS   Z20, Z18, Z22
+	VMOVUPS     (SI)(CX*4), Z18
+	VMOVUPS     64(SI)(CX*4), Z20
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
+	VPERMI2PS   Z20, Z18, Z23
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
+	VPERMI2PS   Z20, Z18, Z24
+	VMULPS      Z14, Z21, Z21
+	VFMADD231PS Z15, Z23, Z21
+	VMULPS      Z14, Z22, Z22
+	VFMADD231PS Z15, Z24, Z22
+	VMOVDQU32   (R8)(CX*2), Z20
+	VPSLLD      $0x10, Z20, Z18
+	VPANDD      Z4, Z20, Z20
+	VMULPS      Z18, Z8, Z18
+	VFMADD231PS Z9, Z21, Z18
+	VMULPS      Z20, Z8, Z20
+	VFMADD231PS Z9, Z22, Z20
+	VMULPS      Z21, Z21, Z21
+	VMULPS      Z22, Z22, Z22
+	VMOVDQU32   (R9)(CX*2), Z26
+	VPSLLD      $0x10, Z26, Z25
+	VPANDD      Z4, Z26, Z26
+	VMULPS      Z25, Z10, Z25
+	VFMADD231PS Z11, Z21, Z25
+	VMULPS      Z26, Z10, Z21
+	VFMADD231PS Z11, Z22, Z21
+	VPADDD      pattern00008000<>+0(SB), Z18, Z22
+	VPADDD      pattern00008000<>+0(SB), Z20, Z26
+	VPSRLD      $0x10, Z22, Z22
+	VPTERNLOGD  $0xf8, Z4, Z26, Z22
+	VMOVDQU32   Z22, (R8)(CX*2)
+	VPMULLD     Z7, Z7, Z22
+	VPSRLD      $0x10, Z22, Z22
+	VPADDD      Z25, Z22, Z22
+	VPADDD      Z5, Z7, Z26
+	VPMULLD     Z26, Z26, Z26
+	VPSRLD      $0x10, Z26, Z26
+	VPADDD      Z21, Z26, Z26
+	VPSRLD      $0x10, Z22, Z22
+	VPTERNLOGD  $0xf8, Z4, Z26, Z22
+	VMOVDQU32   Z22, (R9)(CX*2)
+	VPADDD      Z6, Z7, Z7
+	VSQRTPS     Z25, Z25
+	VSQRTPS     Z21, Z21
+	VFMADD213PS Z16, Z12, Z25
+	VDIVPS      Z25, Z18, Z18
+	VFMADD231PS Z17, Z23, Z23
+	VFMADD231PS Z13, Z18, Z23
+	VFMADD213PS Z16, Z12, Z21
+	VDIVPS      Z21, Z20, Z20
+	VFMADD231PS Z17, Z24, Z24
+	VFMADD231PS Z13, Z20, Z24
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z18
+	VPERMI2PS   Z24, Z23, Z18
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z20
+	VPERMI2PS   Z24, Z23, Z20
+	VMOVUPS     Z18, (SI)(CX*4)
+	VMOVUPS     Z20, 64(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1310
+	VPTESTMD    Z0, Z23, K1
+	VPADDD      Z1, Z23, Z18
+	VCMPPS      $0x03, Z23, Z23, K2
+	VPADDD      Z2, Z18, K1, Z18
+	VMOVDQU32   Z3, K2, Z18
+	VPTESTMD    Z0, Z24, K1
+	VPADDD      Z1, Z24, Z20
+	VCMPPS      $0x03, Z24, Z24, K2
+	VPADDD      Z2, Z20, K1, Z20
+	VMOVDQU32   Z3, K2, Z20
+	VPSRLD      $0x10, Z18, Z18
+	VPTERNLOGD  $0xf8, Z4, Z20, Z18
+	VMOVNTDQ    Z18, (BX)(CX*2)
+	JMP         stored1311
 
-fp161075:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
-	VPERMI2PS    Z21, Z20, Z15
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
-	VPERMI2PS    Z21, Z20, Z17
-	VPXORD       Z16, Z16, Z16
-	VCVTPS2PH    $0x00, Z15, Y16
-	VCVTPS2PH    $0x00, Z17, Y15
-	VINSERTI64X4 $0x01, Y15, Z16, Z16
-	VMOVDQU32    Z16, Z15
-	JMP          done1077
+unusual1310:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp161313
+	JA         fp321314
+	VPTESTMD   Z0, Z23, K1
+	VPADDD     Z1, Z23, Z18
+	VCMPPS     $0x03, Z23, Z23, K2
+	VPADDD     Z2, Z18, K1, Z18
+	VMOVDQU32  Z3, K2, Z18
+	VPTESTMD   Z0, Z24, K1
+	VPADDD     Z1, Z24, Z20
+	VCMPPS     $0x03, Z24, Z24, K2
+	VPADDD     Z2, Z20, K1, Z20
+	VMOVDQU32  Z3, K2, Z20
+	VPSRLD     $0x10, Z18, Z18
+	VPTERNLOGD $0xf8, Z4, Z20, Z18
+	TESTQ      $0x00000004, DI
+	JNE        ordinary1317
+	VMOVNTDQ   Z18, (BX)(CX*2)
+	JMP        stored1316
 
-fp321076:
-	JMP stored1073
+ordinary1317:
+	VMOVDQU32 Z18, (BX)(CX*2)
 
-done1077:
-	TESTQ    $0x0000003f, SI
-	JNE      unaligned1072
-	VMOVNTDQ Z15, (SI)(CX*2)
-	JMP      stored1073
+stored1316:
+	JMP done1315
 
-unaligned1072:
-	VMOVDQU32 Z15, (SI)(CX*2)
+fp161313:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z18
+	VPERMI2PS    Z24, Z23, Z18
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z20
+	VPERMI2PS    Z24, Z23, Z20
+	VPXORD       Z19, Z19, Z19
+	VCVTPS2PH    $0x00, Z18, Y19
+	VCVTPS2PH    $0x00, Z20, Y18
+	VINSERTI64X4 $0x01, Y18, Z19, Z19
+	TESTQ        $0x00000004, DI
+	JNE          ordinary1319
+	VMOVNTDQ     Z19, (BX)(CX*2)
+	JMP          stored1318
 
-stored1073:
+ordinary1319:
+	VMOVDQU32 Z19, (BX)(CX*2)
+
+stored1318:
+	JMP done1315
+
+fp321314:
+done1315:
+stored1311:
 	ADDQ $0x20, CX
 	ADDQ $0x20, R12
 
-check1070:
+check1308:
 	CMPQ CX, R11
-	JB   next1069
+	JB   next1307
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1069
+	JB   next1307
 
-done1050:
+done1280:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -20427,10 +22042,13 @@ TEXT ·lionFP32BF16AVX512(SB), NOSPLIT, $8-8
 	ORL       $0x00008040, AX
 	MOVL      AX, 4(SP)
 	LDMXCSR   4(SP)
-	VMOVDQU32 pattern00008000<>+0(SB), Z0
-	VMOVDQU32 patternffff0000<>+0(SB), Z1
-	VMOVDQU32 pattern9e3779b9<>+0(SB), Z2
-	VMOVDQU32 patternc6ef3720<>+0(SB), Z2
+	VMOVDQU32 pattern00010000<>+0(SB), Z0
+	VMOVDQU32 pattern00007fff<>+0(SB), Z1
+	VMOVDQU32 pattern00000001<>+0(SB), Z2
+	VMOVDQU32 pattern7fc00000<>+0(SB), Z3
+	VMOVDQU32 patternffff0000<>+0(SB), Z4
+	VMOVDQU32 pattern9e3779b9<>+0(SB), Z5
+	VMOVDQU32 patternc6ef3720<>+0(SB), Z5
 	MOVQ      a+0(FP), AX
 	MOVQ      32(AX), AX
 	MOVQ      a+0(FP), CX
@@ -20438,436 +22056,513 @@ TEXT ·lionFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DX
 	MOVQ      112(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      64(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      64(SI), SI
+	MOVQ      80(SI), SI
 	MOVQ      a+0(FP), DI
 	MOVQ      48(DI), DI
-	MOVQ      a+0(FP), R8
-	MOVQ      88(R8), R8
-	VMOVUPS   128(AX), Z2
-	VMOVUPS   192(AX), Z6
-	VMOVUPS   256(AX), Z7
-	VMOVUPS   320(AX), Z8
-	VMOVUPS   576(AX), Z9
-	VMOVUPS   (AX), Z10
-	VMOVUPS   64(AX), Z11
-	VMOVUPS   512(AX), Z12
-	MOVQ      a+0(FP), AX
-	MOVQ      24(AX), AX
-	MOVQ      a+0(FP), R9
-	MOVQ      (R9), R9
-	MOVQ      a+0(FP), R10
-	MOVQ      8(R10), R10
-	MOVQ      a+0(FP), R11
-	MOVQ      16(R11), R11
-	CMPQ      CX, $0x01
-	JE        fp161079
-	JA        fp321080
-	MOVQ      R11, CX
-	LEAQ      192(CX), R11
-	JMP       check1083
+	TESTQ     $0x0000003f, BX
+	JEQ       aligned1320
+	ORQ       $0x04, DI
 
-next1082:
+aligned1320:
+	MOVQ    a+0(FP), R8
+	MOVQ    88(R8), R8
+	VMOVUPS 128(AX), Z5
+	VMOVUPS 192(AX), Z9
+	VMOVUPS 256(AX), Z10
+	VMOVUPS 320(AX), Z11
+	VMOVUPS 576(AX), Z12
+	VMOVUPS (AX), Z13
+	VMOVUPS 64(AX), Z14
+	VMOVUPS 512(AX), Z15
+	MOVQ    a+0(FP), AX
+	MOVQ    24(AX), AX
+	MOVQ    a+0(FP), R9
+	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
+	CMPQ    CX, $0x01
+	JE      fp161322
+	JA      fp321323
+	MOVQ    R11, CX
+	LEAQ    192(CX), R11
+	JMP     check1326
+
+next1325:
 	TESTQ     AX, AX
-	JEQ       kept1084
+	JEQ       kept1327
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
-	VMOVDQU32 (BX)(CX*4), Z13
-	VMOVDQU32 Z13, 64(AX)(R12*4)
-	VMOVDQU32 64(BX)(CX*4), Z13
-	VMOVDQU32 Z13, 128(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*2), Z13
-	VMOVDQU32 Z13, 576(AX)(R12*2)
+	VMOVDQU32 (SI)(CX*4), Z16
+	VMOVDQU32 Z16, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z16
+	VMOVDQU32 Z16, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z16
+	VMOVDQU32 Z16, 576(AX)(R12*2)
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1084:
-	PREFETCHT0  (BX)(R11*4)
+kept1327:
+	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*2)
-	VMOVDQU32   (DX)(CX*2), Z14
-	VPSLLD      $0x10, Z14, Z13
-	VPANDD      Z1, Z14, Z14
-	VMOVUPS     (BX)(CX*4), Z15
-	VMOVUPS     64(BX)(CX*4), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z16, Z15, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z16, Z15, Z18
-	VMULPS      Z10, Z13, Z13
-	VFMADD231PS Z11, Z17, Z13
-	VMULPS      Z10, Z14, Z14
-	VFMADD231PS Z11, Z18, Z14
-	VMOVDQU32   (R8)(CX*2), Z16
-	VPSLLD      $0x10, Z16, Z15
-	VPANDD      Z1, Z16, Z16
-	VMULPS      Z15, Z2, Z19
-	VFMADD231PS Z6, Z13, Z19
-	VFMADD231PS Z12, Z17, Z17
-	VPXORD      Z3, Z3, Z3
-	VANDPS      pattern80000000<>+0(SB), Z19, Z20
-	VXORPS      Z9, Z20, Z20
-	VCMPPS      $0x00, Z3, Z19, K1
-	VCMPPS      $0x03, Z19, Z19, K2
-	VMOVDQA32   Z3, K1, Z20
-	VMOVDQA32   Z19, K2, Z20
-	VADDPS      Z20, Z17, Z17
-	VMULPS      Z16, Z2, Z19
-	VFMADD231PS Z6, Z14, Z19
-	VFMADD231PS Z12, Z18, Z18
-	VPXORD      Z4, Z4, Z4
-	VANDPS      pattern80000000<>+0(SB), Z19, Z20
-	VXORPS      Z9, Z20, Z20
-	VCMPPS      $0x00, Z4, Z19, K1
-	VCMPPS      $0x03, Z19, Z19, K2
-	VMOVDQA32   Z4, K1, Z20
-	VMOVDQA32   Z19, K2, Z20
-	VADDPS      Z20, Z18, Z18
-	VMULPS      Z15, Z7, Z15
-	VFMADD231PS Z8, Z13, Z15
-	VMULPS      Z16, Z7, Z13
-	VFMADD231PS Z8, Z14, Z13
-	VPADDD      Z0, Z15, Z14
-	VPADDD      Z0, Z13, Z13
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z1, Z13, Z14
-	VMOVDQU32   Z14, (R8)(CX*2)
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z13
-	VPERMI2PS   Z18, Z17, Z13
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS   Z18, Z17, Z14
-	VMOVUPS     Z13, (BX)(CX*4)
-	VMOVUPS     Z14, 64(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp161088
-	JA          fp321089
-	VPSRLD      $0x10, Z17, Z13
-	VPANDD      pattern00000001<>+0(SB), Z13, Z13
-	VPADDD      pattern00007fff<>+0(SB), Z13, Z13
-	VPADDD      Z17, Z13, Z13
-	VCMPPS      $0x03, Z17, Z17, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z13
-	VPSRLD      $0x10, Z18, Z14
-	VPANDD      pattern00000001<>+0(SB), Z14, Z14
-	VPADDD      pattern00007fff<>+0(SB), Z14, Z14
-	VPADDD      Z18, Z14, Z14
-	VCMPPS      $0x03, Z18, Z18, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z14
-	VPSRLD      $0x10, Z13, Z13
-	VPTERNLOGD  $0xf8, Z1, Z14, Z13
-	VMOVDQU32   Z13, Z13
-	JMP         done1090
+	VMOVDQU32   (DX)(CX*2), Z17
+	VPSLLD      $0x10, Z17, Z16
+	VPANDD      Z4, Z17, Z17
+	VMOVUPS     (SI)(CX*4), Z18
+	VMOVUPS     64(SI)(CX*4), Z19
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z20
+	VPERMI2PS   Z19, Z18, Z20
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z21
+	VPERMI2PS   Z19, Z18, Z21
+	VMULPS      Z13, Z16, Z16
+	VFMADD231PS Z14, Z20, Z16
+	VMULPS      Z13, Z17, Z17
+	VFMADD231PS Z14, Z21, Z17
+	VMOVDQU32   (R8)(CX*2), Z19
+	VPSLLD      $0x10, Z19, Z18
+	VPANDD      Z4, Z19, Z19
+	VMULPS      Z18, Z5, Z22
+	VFMADD231PS Z9, Z16, Z22
+	VFMADD231PS Z15, Z20, Z20
+	VPXORD      Z6, Z6, Z6
+	VANDPS      pattern80000000<>+0(SB), Z22, Z23
+	VXORPS      Z12, Z23, Z23
+	VCMPPS      $0x00, Z6, Z22, K1
+	VCMPPS      $0x03, Z22, Z22, K2
+	VMOVDQA32   Z6, K1, Z23
+	VMOVDQA32   Z22, K2, Z23
+	VADDPS      Z23, Z20, Z20
+	VMULPS      Z19, Z5, Z22
+	VFMADD231PS Z9, Z17, Z22
+	VFMADD231PS Z15, Z21, Z21
+	VPXORD      Z7, Z7, Z7
+	VANDPS      pattern80000000<>+0(SB), Z22, Z23
+	VXORPS      Z12, Z23, Z23
+	VCMPPS      $0x00, Z7, Z22, K1
+	VCMPPS      $0x03, Z22, Z22, K2
+	VMOVDQA32   Z7, K1, Z23
+	VMOVDQA32   Z22, K2, Z23
+	VADDPS      Z23, Z21, Z21
+	VMULPS      Z18, Z10, Z18
+	VFMADD231PS Z11, Z16, Z18
+	VMULPS      Z19, Z10, Z16
+	VFMADD231PS Z11, Z17, Z16
+	VPADDD      pattern00008000<>+0(SB), Z18, Z17
+	VPADDD      pattern00008000<>+0(SB), Z16, Z16
+	VPSRLD      $0x10, Z17, Z17
+	VPTERNLOGD  $0xf8, Z4, Z16, Z17
+	VMOVDQU32   Z17, (R8)(CX*2)
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z16
+	VPERMI2PS   Z21, Z20, Z16
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
+	VPERMI2PS   Z21, Z20, Z17
+	VMOVUPS     Z16, (SI)(CX*4)
+	VMOVUPS     Z17, 64(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1328
+	VPTESTMD    Z0, Z20, K1
+	VPADDD      Z1, Z20, Z16
+	VCMPPS      $0x03, Z20, Z20, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPTESTMD    Z0, Z21, K1
+	VPADDD      Z1, Z21, Z17
+	VCMPPS      $0x03, Z21, Z21, K2
+	VPADDD      Z2, Z17, K1, Z17
+	VMOVDQU32   Z3, K2, Z17
+	VPSRLD      $0x10, Z16, Z16
+	VPTERNLOGD  $0xf8, Z4, Z17, Z16
+	VMOVNTDQ    Z16, (BX)(CX*2)
+	JMP         stored1329
 
-fp161088:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z13
-	VPERMI2PS    Z18, Z17, Z13
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS    Z18, Z17, Z14
-	VPXORD       Z5, Z5, Z5
-	VCVTPS2PH    $0x00, Z13, Y5
-	VCVTPS2PH    $0x00, Z14, Y13
-	VINSERTI64X4 $0x01, Y13, Z5, Z5
-	VMOVDQU32    Z5, Z13
-	JMP          done1090
+unusual1328:
+	MOVQ       DI, R12
+	ANDQ       $0x03, R12
+	CMPQ       R12, $0x01
+	JE         fp161331
+	JA         fp321332
+	VPTESTMD   Z0, Z20, K1
+	VPADDD     Z1, Z20, Z16
+	VCMPPS     $0x03, Z20, Z20, K2
+	VPADDD     Z2, Z16, K1, Z16
+	VMOVDQU32  Z3, K2, Z16
+	VPTESTMD   Z0, Z21, K1
+	VPADDD     Z1, Z21, Z17
+	VCMPPS     $0x03, Z21, Z21, K2
+	VPADDD     Z2, Z17, K1, Z17
+	VMOVDQU32  Z3, K2, Z17
+	VPSRLD     $0x10, Z16, Z16
+	VPTERNLOGD $0xf8, Z4, Z17, Z16
+	TESTQ      $0x00000004, DI
+	JNE        ordinary1335
+	VMOVNTDQ   Z16, (BX)(CX*2)
+	JMP        stored1334
 
-fp321089:
-	JMP stored1086
+ordinary1335:
+	VMOVDQU32 Z16, (BX)(CX*2)
 
-done1090:
-	TESTQ    $0x0000003f, SI
-	JNE      unaligned1085
-	VMOVNTDQ Z13, (SI)(CX*2)
-	JMP      stored1086
+stored1334:
+	JMP done1333
 
-unaligned1085:
-	VMOVDQU32 Z13, (SI)(CX*2)
+fp161331:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z16
+	VPERMI2PS    Z21, Z20, Z16
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
+	VPERMI2PS    Z21, Z20, Z17
+	VPXORD       Z8, Z8, Z8
+	VCVTPS2PH    $0x00, Z16, Y8
+	VCVTPS2PH    $0x00, Z17, Y16
+	VINSERTI64X4 $0x01, Y16, Z8, Z8
+	TESTQ        $0x00000004, DI
+	JNE          ordinary1337
+	VMOVNTDQ     Z8, (BX)(CX*2)
+	JMP          stored1336
 
-stored1086:
+ordinary1337:
+	VMOVDQU32 Z8, (BX)(CX*2)
+
+stored1336:
+	JMP done1333
+
+fp321332:
+done1333:
+stored1329:
 	ADDQ $0x20, CX
 	ADDQ $0x20, R11
 
-check1083:
+check1326:
 	CMPQ CX, R10
-	JB   next1082
+	JB   next1325
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1082
-	JMP  done1081
+	JB   next1325
+	JMP  done1324
 
-fp161079:
+fp161322:
 	MOVQ R11, CX
 	LEAQ 192(CX), R11
-	JMP  check1092
+	JMP  check1339
 
-next1091:
+next1338:
 	TESTQ     AX, AX
-	JEQ       kept1093
+	JEQ       kept1340
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
-	VMOVDQU32 (BX)(CX*4), Z3
-	VMOVDQU32 Z3, 64(AX)(R12*4)
-	VMOVDQU32 64(BX)(CX*4), Z3
-	VMOVDQU32 Z3, 128(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*2), Z3
-	VMOVDQU32 Z3, 576(AX)(R12*2)
+	VMOVDQU32 (SI)(CX*4), Z6
+	VMOVDQU32 Z6, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z6
+	VMOVDQU32 Z6, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z6
+	VMOVDQU32 Z6, 576(AX)(R12*2)
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1093:
-	PREFETCHT0  (BX)(R11*4)
+kept1340:
+	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*2)
-	VCVTPH2PS   (DX)(CX*2), Z3
-	VCVTPH2PS   32(DX)(CX*2), Z14
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z14, Z3, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z14, Z3, Z16
-	VMOVUPS     (BX)(CX*4), Z3
-	VMOVUPS     64(BX)(CX*4), Z14
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z14, Z3, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z14, Z3, Z18
-	VMULPS      Z10, Z15, Z15
-	VFMADD231PS Z11, Z17, Z15
-	VMULPS      Z10, Z16, Z16
-	VFMADD231PS Z11, Z18, Z16
-	VMOVDQU32   (R8)(CX*2), Z14
-	VPSLLD      $0x10, Z14, Z3
-	VPANDD      Z1, Z14, Z14
-	VMULPS      Z3, Z2, Z19
-	VFMADD231PS Z6, Z15, Z19
-	VFMADD231PS Z12, Z17, Z17
-	VPXORD      Z4, Z4, Z4
-	VANDPS      pattern80000000<>+0(SB), Z19, Z20
-	VXORPS      Z9, Z20, Z20
-	VCMPPS      $0x00, Z4, Z19, K1
-	VCMPPS      $0x03, Z19, Z19, K2
-	VMOVDQA32   Z4, K1, Z20
-	VMOVDQA32   Z19, K2, Z20
-	VADDPS      Z20, Z17, Z17
-	VMULPS      Z14, Z2, Z19
-	VFMADD231PS Z6, Z16, Z19
-	VFMADD231PS Z12, Z18, Z18
-	VPXORD      Z5, Z5, Z5
-	VANDPS      pattern80000000<>+0(SB), Z19, Z20
-	VXORPS      Z9, Z20, Z20
-	VCMPPS      $0x00, Z5, Z19, K1
-	VCMPPS      $0x03, Z19, Z19, K2
-	VMOVDQA32   Z5, K1, Z20
-	VMOVDQA32   Z19, K2, Z20
-	VADDPS      Z20, Z18, Z18
-	VMULPS      Z3, Z7, Z3
-	VFMADD231PS Z8, Z15, Z3
-	VMULPS      Z14, Z7, Z14
-	VFMADD231PS Z8, Z16, Z14
-	VPADDD      Z0, Z3, Z3
-	VPADDD      Z0, Z14, Z14
-	VPSRLD      $0x10, Z3, Z3
-	VPTERNLOGD  $0xf8, Z1, Z14, Z3
-	VMOVDQU32   Z3, (R8)(CX*2)
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
-	VPERMI2PS   Z18, Z17, Z3
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS   Z18, Z17, Z14
-	VMOVUPS     Z3, (BX)(CX*4)
-	VMOVUPS     Z14, 64(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp161097
-	JA          fp321098
-	VPSRLD      $0x10, Z17, Z3
-	VPANDD      pattern00000001<>+0(SB), Z3, Z3
-	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
-	VPADDD      Z17, Z3, Z3
-	VCMPPS      $0x03, Z17, Z17, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z3
-	VPSRLD      $0x10, Z18, Z14
-	VPANDD      pattern00000001<>+0(SB), Z14, Z14
-	VPADDD      pattern00007fff<>+0(SB), Z14, Z14
-	VPADDD      Z18, Z14, Z14
-	VCMPPS      $0x03, Z18, Z18, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z14
-	VPSRLD      $0x10, Z3, Z3
-	VPTERNLOGD  $0xf8, Z1, Z14, Z3
-	VMOVDQU32   Z3, Z3
-	JMP         done1099
+	VCVTPH2PS   (DX)(CX*2), Z6
+	VCVTPH2PS   32(DX)(CX*2), Z17
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
+	VPERMI2PS   Z17, Z6, Z18
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
+	VPERMI2PS   Z17, Z6, Z19
+	VMOVUPS     (SI)(CX*4), Z6
+	VMOVUPS     64(SI)(CX*4), Z17
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z20
+	VPERMI2PS   Z17, Z6, Z20
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z21
+	VPERMI2PS   Z17, Z6, Z21
+	VMULPS      Z13, Z18, Z18
+	VFMADD231PS Z14, Z20, Z18
+	VMULPS      Z13, Z19, Z19
+	VFMADD231PS Z14, Z21, Z19
+	VMOVDQU32   (R8)(CX*2), Z17
+	VPSLLD      $0x10, Z17, Z6
+	VPANDD      Z4, Z17, Z17
+	VMULPS      Z6, Z5, Z22
+	VFMADD231PS Z9, Z18, Z22
+	VFMADD231PS Z15, Z20, Z20
+	VPXORD      Z7, Z7, Z7
+	VANDPS      pattern80000000<>+0(SB), Z22, Z23
+	VXORPS      Z12, Z23, Z23
+	VCMPPS      $0x00, Z7, Z22, K1
+	VCMPPS      $0x03, Z22, Z22, K2
+	VMOVDQA32   Z7, K1, Z23
+	VMOVDQA32   Z22, K2, Z23
+	VADDPS      Z23, Z20, Z20
+	VMULPS      Z17, Z5, Z22
+	VFMADD231PS Z9, Z19, Z22
+	VFMADD231PS Z15, Z21, Z21
+	VPXORD      Z8, Z8, Z8
+	VANDPS      pattern80000000<>+0(SB), Z22, Z23
+	VXORPS      Z12, Z23, Z23
+	VCMPPS      $0x00, Z8, Z22, K1
+	VCMPPS      $0x03, Z22, Z22, K2
+	VMOVDQA32   Z8, K1, Z23
+	VMOVDQA32   Z22, K2, Z23
+	VADDPS      Z23, Z21, Z21
+	VMULPS      Z6, Z10, Z6
+	VFMADD231PS Z11, Z18, Z6
+	VMULPS      Z17, Z10, Z17
+	VFMADD231PS Z11, Z19, Z17
+	VPADDD      pattern00008000<>+0(SB), Z6, Z6
+	VPADDD      pattern00008000<>+0(SB), Z17, Z17
+	VPSRLD      $0x10, Z6, Z6
+	VPTERNLOGD  $0xf8, Z4, Z17, Z6
+	VMOVDQU32   Z6, (R8)(CX*2)
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS   Z21, Z20, Z6
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
+	VPERMI2PS   Z21, Z20, Z17
+	VMOVUPS     Z6, (SI)(CX*4)
+	VMOVUPS     Z17, 64(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1341
+	VPTESTMD    Z0, Z20, K1
+	VPADDD      Z1, Z20, Z6
+	VCMPPS      $0x03, Z20, Z20, K2
+	VPADDD      Z2, Z6, K1, Z6
+	VMOVDQU32   Z3, K2, Z6
+	VPTESTMD    Z0, Z21, K1
+	VPADDD      Z1, Z21, Z17
+	VCMPPS      $0x03, Z21, Z21, K2
+	VPADDD      Z2, Z17, K1, Z17
+	VMOVDQU32   Z3, K2, Z17
+	VPSRLD      $0x10, Z6, Z6
+	VPTERNLOGD  $0xf8, Z4, Z17, Z6
+	VMOVNTDQ    Z6, (BX)(CX*2)
+	JMP         stored1342
 
-fp161097:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
-	VPERMI2PS    Z18, Z17, Z3
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS    Z18, Z17, Z14
-	VPXORD       Z13, Z13, Z13
-	VCVTPS2PH    $0x00, Z3, Y13
-	VCVTPS2PH    $0x00, Z14, Y3
-	VINSERTI64X4 $0x01, Y3, Z13, Z13
-	VMOVDQU32    Z13, Z3
-	JMP          done1099
+unusual1341:
+	MOVQ       DI, R12
+	ANDQ       $0x03, R12
+	CMPQ       R12, $0x01
+	JE         fp161344
+	JA         fp321345
+	VPTESTMD   Z0, Z20, K1
+	VPADDD     Z1, Z20, Z6
+	VCMPPS     $0x03, Z20, Z20, K2
+	VPADDD     Z2, Z6, K1, Z6
+	VMOVDQU32  Z3, K2, Z6
+	VPTESTMD   Z0, Z21, K1
+	VPADDD     Z1, Z21, Z17
+	VCMPPS     $0x03, Z21, Z21, K2
+	VPADDD     Z2, Z17, K1, Z17
+	VMOVDQU32  Z3, K2, Z17
+	VPSRLD     $0x10, Z6, Z6
+	VPTERNLOGD $0xf8, Z4, Z17, Z6
+	TESTQ      $0x00000004, DI
+	JNE        ordinary1348
+	VMOVNTDQ   Z6, (BX)(CX*2)
+	JMP        stored1347
 
-fp321098:
-	JMP stored1095
+ordinary1348:
+	VMOVDQU32 Z6, (BX)(CX*2)
 
-done1099:
-	TESTQ    $0x0000003f, SI
-	JNE      unaligned1094
-	VMOVNTDQ Z3, (SI)(CX*2)
-	JMP      stored1095
+stored1347:
+	JMP done1346
 
-unaligned1094:
-	VMOVDQU32 Z3, (SI)(CX*2)
+fp161344:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS    Z21, Z20, Z6
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
+	VPERMI2PS    Z21, Z20, Z17
+	VPXORD       Z16, Z16, Z16
+	VCVTPS2PH    $0x00, Z6, Y16
+	VCVTPS2PH    $0x00, Z17, Y6
+	VINSERTI64X4 $0x01, Y6, Z16, Z16
+	TESTQ        $0x00000004, DI
+	JNE          ordinary1350
+	VMOVNTDQ     Z16, (BX)(CX*2)
+	JMP          stored1349
 
-stored1095:
+ordinary1350:
+	VMOVDQU32 Z16, (BX)(CX*2)
+
+stored1349:
+	JMP done1346
+
+fp321345:
+done1346:
+stored1342:
 	ADDQ $0x20, CX
 	ADDQ $0x20, R11
 
-check1092:
+check1339:
 	CMPQ CX, R10
-	JB   next1091
+	JB   next1338
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1091
-	JMP  done1081
+	JB   next1338
+	JMP  done1324
 
-fp321080:
+fp321323:
 	MOVQ R11, CX
 	LEAQ 192(CX), R11
-	JMP  check1101
+	JMP  check1352
 
-next1100:
+next1351:
 	TESTQ     AX, AX
-	JEQ       kept1102
+	JEQ       kept1353
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
-	VMOVDQU32 (BX)(CX*4), Z3
-	VMOVDQU32 Z3, 64(AX)(R12*4)
-	VMOVDQU32 64(BX)(CX*4), Z3
-	VMOVDQU32 Z3, 128(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*2), Z3
-	VMOVDQU32 Z3, 576(AX)(R12*2)
+	VMOVDQU32 (SI)(CX*4), Z6
+	VMOVDQU32 Z6, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z6
+	VMOVDQU32 Z6, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z6
+	VMOVDQU32 Z6, 576(AX)(R12*2)
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1102:
-	PREFETCHT0  (BX)(R11*4)
+kept1353:
+	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*4)
-	VMOVUPS     (DX)(CX*4), Z3
-	VMOVUPS     64(DX)(CX*4), Z14
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z14, Z3, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z14, Z3, Z16
-	VMOVUPS     (BX)(CX*4), Z3
-	VMOVUPS     64(BX)(CX*4), Z14
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z14, Z3, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z14, Z3, Z18
-	VMULPS      Z10, Z15, Z15
-	VFMADD231PS Z11, Z17, Z15
-	VMULPS      Z10, Z16, Z16
-	VFMADD231PS Z11, Z18, Z16
-	VMOVDQU32   (R8)(CX*2), Z14
-	VPSLLD      $0x10, Z14, Z3
-	VPANDD      Z1, Z14, Z14
-	VMULPS      Z3, Z2, Z19
-	VFMADD231PS Z6, Z15, Z19
-	VFMADD231PS Z12, Z17, Z17
-	VPXORD      Z4, Z4, Z4
-	VANDPS      pattern80000000<>+0(SB), Z19, Z20
-	VXORPS      Z9, Z20, Z20
-	VCMPPS      $0x00, Z4, Z19, K1
-	VCMPPS      $0x03, Z19, Z19, K2
-	VMOVDQA32   Z4, K1, Z20
-	VMOVDQA32   Z19, K2, Z20
-	VADDPS      Z20, Z17, Z17
-	VMULPS      Z14, Z2, Z19
-	VFMADD231PS Z6, Z16, Z19
-	VFMADD231PS Z12, Z18, Z18
-	VPXORD      Z5, Z5, Z5
-	VANDPS      pattern80000000<>+0(SB), Z19, Z20
-	VXORPS      Z9, Z20, Z20
-	VCMPPS      $0x00, Z5, Z19, K1
-	VCMPPS      $0x03, Z19, Z19, K2
-	VMOVDQA32   Z5, K1, Z20
-	VMOVDQA32   Z19, K2, Z20
-	VADDPS      Z20, Z18, Z18
-	VMULPS      Z3, Z7, Z3
-	VFMADD231PS Z8, Z15, Z3
-	VMULPS      Z14, Z7, Z14
-	VFMADD231PS Z8, Z16, Z14
-	VPADDD      Z0, Z3, Z3
-	VPADDD      Z0, Z14, Z14
-	VPSRLD      $0x10, Z3, Z3
-	VPTERNLOGD  $0xf8, Z1, Z14, Z3
-	VMOVDQU32   Z3, (R8)(CX*2)
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
-	VPERMI2PS   Z18, Z17, Z3
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS   Z18, Z17, Z14
-	VMOVUPS     Z3, (BX)(CX*4)
-	VMOVUPS     Z14, 64(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp161106
-	JA          fp321107
-	VPSRLD      $0x10, Z17, Z3
-	VPANDD      pattern00000001<>+0(SB), Z3, Z3
-	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
-	VPADDD      Z17, Z3, Z3
-	VCMPPS      $0x03, Z17, Z17, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z3
-	VPSRLD      $0x10, Z18, Z14
-	VPANDD      pattern00000001<>+0(SB), Z14, Z14
-	VPADDD      pattern00007fff<>+0(SB), Z14, Z14
-	VPADDD      Z18, Z14, Z14
-	VCMPPS      $0x03, Z18, Z18, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z14
-	VPSRLD      $0x10, Z3, Z3
-	VPTERNLOGD  $0xf8, Z1, Z14, Z3
-	VMOVDQU32   Z3, Z3
-	JMP         done1108
+	VMOVUPS     (DX)(CX*4), Z6
+	VMOVUPS     64(DX)(CX*4), Z17
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
+	VPERMI2PS   Z17, Z6, Z18
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
+	VPERMI2PS   Z17, Z6, Z19
+	VMOVUPS     (SI)(CX*4), Z6
+	VMOVUPS     64(SI)(CX*4), Z17
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z20
+	VPERMI2PS   Z17, Z6, Z20
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z21
+	VPERMI2PS   Z17, Z6, Z21
+	VMULPS      Z13, Z18, Z18
+	VFMADD231PS Z14, Z20, Z18
+	VMULPS      Z13, Z19, Z19
+	VFMADD231PS Z14, Z21, Z19
+	VMOVDQU32   (R8)(CX*2), Z17
+	VPSLLD      $0x10, Z17, Z6
+	VPANDD      Z4, Z17, Z17
+	VMULPS      Z6, Z5, Z22
+	VFMADD231PS Z9, Z18, Z22
+	VFMADD231PS Z15, Z20, Z20
+	VPXORD      Z7, Z7, Z7
+	VANDPS      pattern80000000<>+0(SB), Z22, Z23
+	VXORPS      Z12, Z23, Z23
+	VCMPPS      $0x00, Z7, Z22, K1
+	VCMPPS      $0x03, Z22, Z22, K2
+	VMOVDQA32   Z7, K1, Z23
+	VMOVDQA32   Z22, K2, Z23
+	VADDPS      Z23, Z20, Z20
+	VMULPS      Z17, Z5, Z22
+	VFMADD231PS Z9, Z19, Z22
+	VFMADD231PS Z15, Z21, Z21
+	VPXORD      Z8, Z8, Z8
+	VANDPS      pattern80000000<>+0(SB), Z22, Z23
+	VXORPS      Z12, Z23, Z23
+	VCMPPS      $0x00, Z8, Z22, K1
+	VCMPPS      $0x03, Z22, Z22, K2
+	VMOVDQA32   Z8, K1, Z23
+	VMOVDQA32   Z22, K2, Z23
+	VADDPS      Z23, Z21, Z21
+	VMULPS      Z6, Z10, Z6
+	VFMADD231PS Z11, Z18, Z6
+	VMULPS      Z17, Z10, Z17
+	VFMADD231PS Z11, Z19, Z17
+	VPADDD      pattern00008000<>+0(SB), Z6, Z6
+	VPADDD      pattern00008000<>+0(SB), Z17, Z17
+	VPSRLD      $0x10, Z6, Z6
+	VPTERNLOGD  $0xf8, Z4, Z17, Z6
+	VMOVDQU32   Z6, (R8)(CX*2)
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS   Z21, Z20, Z6
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
+	VPERMI2PS   Z21, Z20, Z17
+	VMOVUPS     Z6, (SI)(CX*4)
+	VMOVUPS     Z17, 64(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1354
+	VPTESTMD    Z0, Z20, K1
+	VPADDD      Z1, Z20, Z6
+	VCMPPS      $0x03, Z20, Z20, K2
+	VPADDD      Z2, Z6, K1, Z6
+	VMOVDQU32   Z3, K2, Z6
+	VPTESTMD    Z0, Z21, K1
+	VPADDD      Z1, Z21, Z17
+	VCMPPS      $0x03, Z21, Z21, K2
+	VPADDD      Z2, Z17, K1, Z17
+	VMOVDQU32   Z3, K2, Z17
+	VPSRLD      $0x10, Z6, Z6
+	VPTERNLOGD  $0xf8, Z4, Z17, Z6
+	VMOVNTDQ    Z6, (BX)(CX*2)
+	JMP         stored1355
 
-fp161106:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
-	VPERMI2PS    Z18, Z17, Z3
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS    Z18, Z17, Z14
-	VPXORD       Z13, Z13, Z13
-	VCVTPS2PH    $0x00, Z3, Y13
-	VCVTPS2PH    $0x00, Z14, Y3
-	VINSERTI64X4 $0x01, Y3, Z13, Z13
-	VMOVDQU32    Z13, Z3
-	JMP          done1108
+unusual1354:
+	MOVQ       DI, R12
+	ANDQ       $0x03, R12
+	CMPQ       R12, $0x01
+	JE         fp161357
+	JA         fp321358
+	VPTESTMD   Z0, Z20, K1
+	VPADDD     Z1, Z20, Z6
+	VCMPPS     $0x03, Z20, Z20, K2
+	VPADDD     Z2, Z6, K1, Z6
+	VMOVDQU32  Z3, K2, Z6
+	VPTESTMD   Z0, Z21, K1
+	VPADDD     Z1, Z21, Z17
+	VCMPPS     $0x03, Z21, Z21, K2
+	VPADDD     Z2, Z17, K1, Z17
+	VMOVDQU32  Z3, K2, Z17
+	VPSRLD     $0x10, Z6, Z6
+	VPTERNLOGD $0xf8, Z4, Z17, Z6
+	TESTQ      $0x00000004, DI
+	JNE        ordinary1361
+	VMOVNTDQ   Z6, (BX)(CX*2)
+	JMP        stored1360
 
-fp321107:
-	JMP stored1104
+ordinary1361:
+	VMOVDQU32 Z6, (BX)(CX*2)
 
-done1108:
-	TESTQ    $0x0000003f, SI
-	JNE      unaligned1103
-	VMOVNTDQ Z3, (SI)(CX*2)
-	JMP      stored1104
+stored1360:
+	JMP done1359
 
-unaligned1103:
-	VMOVDQU32 Z3, (SI)(CX*2)
+fp161357:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS    Z21, Z20, Z6
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
+	VPERMI2PS    Z21, Z20, Z17
+	VPXORD       Z16, Z16, Z16
+	VCVTPS2PH    $0x00, Z6, Y16
+	VCVTPS2PH    $0x00, Z17, Y6
+	VINSERTI64X4 $0x01, Y6, Z16, Z16
+	TESTQ        $0x00000004, DI
+	JNE          ordinary1363
+	VMOVNTDQ     Z16, (BX)(CX*2)
+	JMP          stored1362
 
-stored1104:
+ordinary1363:
+	VMOVDQU32 Z16, (BX)(CX*2)
+
+stored1362:
+	JMP done1359
+
+fp321358:
+done1359:
+stored1355:
 	ADDQ $0x20, CX
 	ADDQ $0x20, R11
 
-check1101:
+check1352:
 	CMPQ CX, R10
-	JB   next1100
+	JB   next1351
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1100
+	JB   next1351
 
-done1081:
+done1324:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -20876,36 +22571,44 @@ done1081:
 // func adagradFP32BF16AVX512(a *Arguments)
 // Requires: AVX, AVX512F, MMX+, SSE
 TEXT ·adagradFP32BF16AVX512(SB), NOSPLIT, $8-8
-	STMXCSR      (SP)
-	MOVL         (SP), AX
-	ORL          $0x00008040, AX
-	MOVL         AX, 4(SP)
-	LDMXCSR      4(SP)
-	VMOVDQU32    pattern00008000<>+0(SB), Z0
-	VMOVDQU32    patternffff0000<>+0(SB), Z0
-	VMOVDQU32    pattern9e3779b9<>+0(SB), Z2
-	VMOVDQU32    patternc6ef3720<>+0(SB), Z3
-	MOVQ         a+0(FP), AX
-	MOVQ         32(AX), AX
-	MOVQ         a+0(FP), CX
-	MOVQ         40(CX), CX
-	MOVQ         a+0(FP), DX
-	MOVQ         112(DX), DX
-	MOVQ         a+0(FP), BX
-	MOVQ         80(BX), BX
-	MOVQ         a+0(FP), SI
-	MOVQ         64(SI), SI
-	MOVQ         a+0(FP), DI
-	MOVQ         48(DI), DI
+	STMXCSR   (SP)
+	MOVL      (SP), AX
+	ORL       $0x00008040, AX
+	MOVL      AX, 4(SP)
+	LDMXCSR   4(SP)
+	VMOVDQU32 pattern00010000<>+0(SB), Z0
+	VMOVDQU32 pattern00007fff<>+0(SB), Z1
+	VMOVDQU32 pattern00000001<>+0(SB), Z2
+	VMOVDQU32 pattern7fc00000<>+0(SB), Z3
+	VMOVDQU32 patternffff0000<>+0(SB), Z4
+	VMOVDQU32 pattern9e3779b9<>+0(SB), Z5
+	VMOVDQU32 patternc6ef3720<>+0(SB), Z6
+	MOVQ      a+0(FP), AX
+	MOVQ      32(AX), AX
+	MOVQ      a+0(FP), CX
+	MOVQ      40(CX), CX
+	MOVQ      a+0(FP), DX
+	MOVQ      112(DX), DX
+	MOVQ      a+0(FP), BX
+	MOVQ      64(BX), BX
+	MOVQ      a+0(FP), SI
+	MOVQ      80(SI), SI
+	MOVQ      a+0(FP), DI
+	MOVQ      48(DI), DI
+	TESTQ     $0x0000003f, BX
+	JEQ       aligned1364
+	ORQ       $0x04, DI
+
+aligned1364:
 	MOVQ         a+0(FP), R8
 	MOVQ         88(R8), R8
 	MOVQ         a+0(FP), R9
-	VPBROADCASTD 56(R9), Z4
-	VPADDD       ditherOfLanesAVX512<>+0(SB), Z4, Z4
-	VMOVUPS      448(AX), Z5
-	VMOVUPS      576(AX), Z6
-	VMOVUPS      (AX), Z7
-	VMOVUPS      64(AX), Z8
+	VPBROADCASTD 56(R9), Z7
+	VPADDD       ditherOfLanesAVX512<>+0(SB), Z7, Z7
+	VMOVUPS      448(AX), Z8
+	VMOVUPS      576(AX), Z9
+	VMOVUPS      (AX), Z10
+	VMOVUPS      64(AX), Z11
 	MOVQ         a+0(FP), AX
 	MOVQ         24(AX), AX
 	MOVQ         a+0(FP), R9
@@ -20915,382 +22618,454 @@ TEXT ·adagradFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	CMPQ         CX, $0x01
-	JE           fp161110
-	JA           fp321111
+	JE           fp161366
+	JA           fp321367
 	MOVQ         R11, CX
 	LEAQ         192(CX), R11
-	JMP          check1114
+	JMP          check1370
 
-next1113:
+next1369:
 	TESTQ     AX, AX
-	JEQ       kept1115
+	JEQ       kept1371
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
-	VMOVDQU32 (BX)(CX*4), Z9
-	VMOVDQU32 Z9, 64(AX)(R12*4)
-	VMOVDQU32 64(BX)(CX*4), Z9
-	VMOVDQU32 Z9, 128(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*2), Z9
-	VMOVDQU32 Z9, 576(AX)(R12*2)
+	VMOVDQU32 (SI)(CX*4), Z12
+	VMOVDQU32 Z12, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z12
+	VMOVDQU32 Z12, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z12
+	VMOVDQU32 Z12, 576(AX)(R12*2)
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1115:
-	PREFETCHT0  (BX)(R11*4)
+kept1371:
+	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*2)
-	VMOVDQU32   (DX)(CX*2), Z10
-	VPSLLD      $0x10, Z10, Z9
-	VPANDD      Z0, Z10, Z10
-	VMOVUPS     (BX)(CX*4), Z11
-	VMOVUPS     64(BX)(CX*4), Z12
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
-	VPERMI2PS   Z12, Z11, Z13
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
-	VPERMI2PS   Z12, Z11, Z14
-	VMULPS      Z7, Z9, Z9
-	VFMADD231PS Z8, Z13, Z9
-	VMULPS      Z7, Z10, Z10
-	VFMADD231PS Z8, Z14, Z10
-	VMOVDQU32   (R8)(CX*2), Z12
-	VPSLLD      $0x10, Z12, Z11
-	VPANDD      Z0, Z12, Z12
-	VFMADD231PS Z9, Z9, Z11
-	VFMADD231PS Z10, Z10, Z12
-	VPMULLD     Z4, Z4, Z15
-	VPSRLD      $0x10, Z15, Z15
-	VPADDD      Z11, Z15, Z15
-	VPADDD      Z2, Z4, Z16
-	VPMULLD     Z16, Z16, Z16
-	VPSRLD      $0x10, Z16, Z16
-	VPADDD      Z12, Z16, Z16
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z0, Z16, Z15
-	VMOVDQU32   Z15, (R8)(CX*2)
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z11, Z11
-	VADDPS      Z5, Z11, Z11
-	VDIVPS      Z11, Z9, Z9
-	VFMADD231PS Z6, Z9, Z13
+	VMOVDQU32   (DX)(CX*2), Z14
+	VPSLLD      $0x10, Z14, Z12
+	VPANDD      Z4, Z14, Z14
+	VMOVUPS     (SI)(CX*4), Z15
+	VMOVUPS     64(SI)(CX*4), Z16
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS   Z16, Z15, Z17
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS   Z16, Z15, Z18
+	VMULPS      Z10, Z12, Z12
+	VFMADD231PS Z11, Z17, Z12
+	VMULPS      Z10, Z14, Z14
+	VFMADD231PS Z11, Z18, Z14
+	VMOVDQU32   (R8)(CX*2), Z16
+	VPSLLD      $0x10, Z16, Z15
+	VPANDD      Z4, Z16, Z16
+	VFMADD231PS Z12, Z12, Z15
+	VFMADD231PS Z14, Z14, Z16
+	VPMULLD     Z7, Z7, Z19
+	VPSRLD      $0x10, Z19, Z19
+	VPADDD      Z15, Z19, Z19
+	VPADDD      Z5, Z7, Z20
+	VPMULLD     Z20, Z20, Z20
+	VPSRLD      $0x10, Z20, Z20
+	VPADDD      Z16, Z20, Z20
+	VPSRLD      $0x10, Z19, Z19
+	VPTERNLOGD  $0xf8, Z4, Z20, Z19
+	VMOVDQU32   Z19, (R8)(CX*2)
+	VPADDD      Z6, Z7, Z7
+	VSQRTPS     Z15, Z15
+	VADDPS      Z8, Z15, Z15
+	VDIVPS      Z15, Z12, Z12
+	VFMADD231PS Z9, Z12, Z17
+	VSQRTPS     Z16, Z16
+	VADDPS      Z8, Z16, Z16
+	VDIVPS      Z16, Z14, Z14
+	VFMADD231PS Z9, Z14, Z18
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z12
+	VPERMI2PS   Z18, Z17, Z12
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
+	VPERMI2PS   Z18, Z17, Z14
+	VMOVUPS     Z12, (SI)(CX*4)
+	VMOVUPS     Z14, 64(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1372
+	VPTESTMD    Z0, Z17, K1
+	VPADDD      Z1, Z17, Z12
+	VCMPPS      $0x03, Z17, Z17, K2
+	VPADDD      Z2, Z12, K1, Z12
+	VMOVDQU32   Z3, K2, Z12
+	VPTESTMD    Z0, Z18, K1
+	VPADDD      Z1, Z18, Z14
+	VCMPPS      $0x03, Z18, Z18, K2
+	VPADDD      Z2, Z14, K1, Z14
+	VMOVDQU32   Z3, K2, Z14
+	VPSRLD      $0x10, Z12, Z12
+	VPTERNLOGD  $0xf8, Z4, Z14, Z12
+	VMOVNTDQ    Z12, (BX)(CX*2)
+	JMP         stored1373
+
+unusual1372:
+	MOVQ       DI, R12
+	ANDQ       $0x03, R12
+	CMPQ       R12, $0x01
+	JE         fp161375
+	JA         fp321376
+	VPTESTMD   Z0, Z17, K1
+	VPADDD     Z1, Z17, Z12
+	VCMPPS     $0x03, Z17, Z17, K2
+	VPADDD     Z2, Z12, K1, Z12
+	VMOVDQU32  Z3, K2, Z12
+	VPTESTMD   Z0, Z18, K1
+	VPADDD     Z1, Z18, Z14
+	VCMPPS     $0x03, Z18, Z18, K2
+	VPADDD     Z2, Z14, K1, Z14
+	VMOVDQU32  Z3, K2, Z14
+	VPSRLD     $0x10, Z12, Z12
+	VPTERNLOGD $0xf8, Z4, Z14, Z12
+	TESTQ      $0x00000004, DI
+	JNE        ordinary1379
+	VMOVNTDQ   Z12, (BX)(CX*2)
+	JMP        stored1378
+
+ordinary1379:
+	VMOVDQU32 Z12, (BX)(CX*2)
+
+stored1378:
+	JMP done1377
+
+fp161375:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z12
+	VPERMI2PS    Z18, Z17, Z12
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
+	VPERMI2PS    Z18, Z17, Z14
+	VPXORD       Z13, Z13, Z13
+	VCVTPS2PH    $0x00, Z12, Y13
+	VCVTPS2PH    $0x00, Z14, Y12
+	VINSERTI64X4 $0x01, Y12, Z13, Z13
+	TESTQ        $0x00000004, DI
+	JNE          ordinary1381
+	VMOVNTDQ     Z13, (BX)(CX*2)
+	JMP          stored1380
+
+ordinary1381:
+	VMOVDQU32 Z13, (BX)(CX*2)
+
+stored1380:
+	JMP done1377
+
+fp321376:
+done1377:
+stored1373:
+	ADDQ $0x20, CX
+	ADDQ $0x20, R11
+
+check1370:
+	CMPQ CX, R10
+	JB   next1369
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1369
+	JMP  done1368
+
+fp161366:
+	MOVQ R11, CX
+	LEAQ 192(CX), R11
+	JMP  check1383
+
+next1382:
+	TESTQ     AX, AX
+	JEQ       kept1384
+	MOVQ      CX, R12
+	ANDQ      $0x0000007f, R12
+	VMOVDQU32 (SI)(CX*4), Z12
+	VMOVDQU32 Z12, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z12
+	VMOVDQU32 Z12, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z12
+	VMOVDQU32 Z12, 576(AX)(R12*2)
+	LEAQ      32(CX), R12
+	MOVQ      R12, (AX)
+
+kept1384:
+	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Z12
+	VCVTPH2PS   32(DX)(CX*2), Z14
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS   Z14, Z12, Z15
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS   Z14, Z12, Z16
+	VMOVUPS     (SI)(CX*4), Z12
+	VMOVUPS     64(SI)(CX*4), Z14
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS   Z14, Z12, Z17
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS   Z14, Z12, Z18
+	VMULPS      Z10, Z15, Z15
+	VFMADD231PS Z11, Z17, Z15
+	VMULPS      Z10, Z16, Z16
+	VFMADD231PS Z11, Z18, Z16
+	VMOVDQU32   (R8)(CX*2), Z14
+	VPSLLD      $0x10, Z14, Z12
+	VPANDD      Z4, Z14, Z14
+	VFMADD231PS Z15, Z15, Z12
+	VFMADD231PS Z16, Z16, Z14
+	VPMULLD     Z7, Z7, Z19
+	VPSRLD      $0x10, Z19, Z19
+	VPADDD      Z12, Z19, Z19
+	VPADDD      Z5, Z7, Z20
+	VPMULLD     Z20, Z20, Z20
+	VPSRLD      $0x10, Z20, Z20
+	VPADDD      Z14, Z20, Z20
+	VPSRLD      $0x10, Z19, Z19
+	VPTERNLOGD  $0xf8, Z4, Z20, Z19
+	VMOVDQU32   Z19, (R8)(CX*2)
+	VPADDD      Z6, Z7, Z7
 	VSQRTPS     Z12, Z12
-	VADDPS      Z5, Z12, Z12
-	VDIVPS      Z12, Z10, Z10
-	VFMADD231PS Z6, Z10, Z14
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z9
-	VPERMI2PS   Z14, Z13, Z9
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
-	VPERMI2PS   Z14, Z13, Z10
-	VMOVUPS     Z9, (BX)(CX*4)
-	VMOVUPS     Z10, 64(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp161119
-	JA          fp321120
-	VPSRLD      $0x10, Z13, Z9
-	VPANDD      pattern00000001<>+0(SB), Z9, Z9
-	VPADDD      pattern00007fff<>+0(SB), Z9, Z9
-	VPADDD      Z13, Z9, Z9
-	VCMPPS      $0x03, Z13, Z13, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z9
-	VPSRLD      $0x10, Z14, Z10
-	VPANDD      pattern00000001<>+0(SB), Z10, Z10
-	VPADDD      pattern00007fff<>+0(SB), Z10, Z10
-	VPADDD      Z14, Z10, Z10
-	VCMPPS      $0x03, Z14, Z14, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z10
-	VPSRLD      $0x10, Z9, Z9
-	VPTERNLOGD  $0xf8, Z0, Z10, Z9
-	VMOVDQU32   Z9, Z9
-	JMP         done1121
+	VADDPS      Z8, Z12, Z12
+	VDIVPS      Z12, Z15, Z15
+	VFMADD231PS Z9, Z15, Z17
+	VSQRTPS     Z14, Z14
+	VADDPS      Z8, Z14, Z14
+	VDIVPS      Z14, Z16, Z16
+	VFMADD231PS Z9, Z16, Z18
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z12
+	VPERMI2PS   Z18, Z17, Z12
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
+	VPERMI2PS   Z18, Z17, Z14
+	VMOVUPS     Z12, (SI)(CX*4)
+	VMOVUPS     Z14, 64(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1385
+	VPTESTMD    Z0, Z17, K1
+	VPADDD      Z1, Z17, Z12
+	VCMPPS      $0x03, Z17, Z17, K2
+	VPADDD      Z2, Z12, K1, Z12
+	VMOVDQU32   Z3, K2, Z12
+	VPTESTMD    Z0, Z18, K1
+	VPADDD      Z1, Z18, Z14
+	VCMPPS      $0x03, Z18, Z18, K2
+	VPADDD      Z2, Z14, K1, Z14
+	VMOVDQU32   Z3, K2, Z14
+	VPSRLD      $0x10, Z12, Z12
+	VPTERNLOGD  $0xf8, Z4, Z14, Z12
+	VMOVNTDQ    Z12, (BX)(CX*2)
+	JMP         stored1386
 
-fp161119:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z9
-	VPERMI2PS    Z14, Z13, Z9
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
-	VPERMI2PS    Z14, Z13, Z10
-	VPXORD       Z1, Z1, Z1
-	VCVTPS2PH    $0x00, Z9, Y1
-	VCVTPS2PH    $0x00, Z10, Y9
-	VINSERTI64X4 $0x01, Y9, Z1, Z1
-	VMOVDQU32    Z1, Z9
-	JMP          done1121
+unusual1385:
+	MOVQ       DI, R12
+	ANDQ       $0x03, R12
+	CMPQ       R12, $0x01
+	JE         fp161388
+	JA         fp321389
+	VPTESTMD   Z0, Z17, K1
+	VPADDD     Z1, Z17, Z12
+	VCMPPS     $0x03, Z17, Z17, K2
+	VPADDD     Z2, Z12, K1, Z12
+	VMOVDQU32  Z3, K2, Z12
+	VPTESTMD   Z0, Z18, K1
+	VPADDD     Z1, Z18, Z14
+	VCMPPS     $0x03, Z18, Z18, K2
+	VPADDD     Z2, Z14, K1, Z14
+	VMOVDQU32  Z3, K2, Z14
+	VPSRLD     $0x10, Z12, Z12
+	VPTERNLOGD $0xf8, Z4, Z14, Z12
+	TESTQ      $0x00000004, DI
+	JNE        ordinary1392
+	VMOVNTDQ   Z12, (BX)(CX*2)
+	JMP        stored1391
 
-fp321120:
-	JMP stored1117
+ordinary1392:
+	VMOVDQU32 Z12, (BX)(CX*2)
 
-done1121:
-	TESTQ    $0x0000003f, SI
-	JNE      unaligned1116
-	VMOVNTDQ Z9, (SI)(CX*2)
-	JMP      stored1117
+stored1391:
+	JMP done1390
 
-unaligned1116:
-	VMOVDQU32 Z9, (SI)(CX*2)
+fp161388:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z12
+	VPERMI2PS    Z18, Z17, Z12
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
+	VPERMI2PS    Z18, Z17, Z14
+	VPXORD       Z13, Z13, Z13
+	VCVTPS2PH    $0x00, Z12, Y13
+	VCVTPS2PH    $0x00, Z14, Y12
+	VINSERTI64X4 $0x01, Y12, Z13, Z13
+	TESTQ        $0x00000004, DI
+	JNE          ordinary1394
+	VMOVNTDQ     Z13, (BX)(CX*2)
+	JMP          stored1393
 
-stored1117:
+ordinary1394:
+	VMOVDQU32 Z13, (BX)(CX*2)
+
+stored1393:
+	JMP done1390
+
+fp321389:
+done1390:
+stored1386:
 	ADDQ $0x20, CX
 	ADDQ $0x20, R11
 
-check1114:
+check1383:
 	CMPQ CX, R10
-	JB   next1113
+	JB   next1382
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1113
-	JMP  done1112
+	JB   next1382
+	JMP  done1368
 
-fp161110:
+fp321367:
 	MOVQ R11, CX
 	LEAQ 192(CX), R11
-	JMP  check1123
+	JMP  check1396
 
-next1122:
+next1395:
 	TESTQ     AX, AX
-	JEQ       kept1124
+	JEQ       kept1397
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
-	VMOVDQU32 (BX)(CX*4), Z1
-	VMOVDQU32 Z1, 64(AX)(R12*4)
-	VMOVDQU32 64(BX)(CX*4), Z1
-	VMOVDQU32 Z1, 128(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*2), Z1
-	VMOVDQU32 Z1, 576(AX)(R12*2)
+	VMOVDQU32 (SI)(CX*4), Z12
+	VMOVDQU32 Z12, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z12
+	VMOVDQU32 Z12, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z12
+	VMOVDQU32 Z12, 576(AX)(R12*2)
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1124:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VCVTPH2PS   (DX)(CX*2), Z1
-	VCVTPH2PS   32(DX)(CX*2), Z10
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z11
-	VPERMI2PS   Z10, Z1, Z11
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z12
-	VPERMI2PS   Z10, Z1, Z12
-	VMOVUPS     (BX)(CX*4), Z1
-	VMOVUPS     64(BX)(CX*4), Z10
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
-	VPERMI2PS   Z10, Z1, Z13
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
-	VPERMI2PS   Z10, Z1, Z14
-	VMULPS      Z7, Z11, Z11
-	VFMADD231PS Z8, Z13, Z11
-	VMULPS      Z7, Z12, Z12
-	VFMADD231PS Z8, Z14, Z12
-	VMOVDQU32   (R8)(CX*2), Z10
-	VPSLLD      $0x10, Z10, Z1
-	VPANDD      Z0, Z10, Z10
-	VFMADD231PS Z11, Z11, Z1
-	VFMADD231PS Z12, Z12, Z10
-	VPMULLD     Z4, Z4, Z15
-	VPSRLD      $0x10, Z15, Z15
-	VPADDD      Z1, Z15, Z15
-	VPADDD      Z2, Z4, Z16
-	VPMULLD     Z16, Z16, Z16
-	VPSRLD      $0x10, Z16, Z16
-	VPADDD      Z10, Z16, Z16
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z0, Z16, Z15
-	VMOVDQU32   Z15, (R8)(CX*2)
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z1, Z1
-	VADDPS      Z5, Z1, Z1
-	VDIVPS      Z1, Z11, Z11
-	VFMADD231PS Z6, Z11, Z13
-	VSQRTPS     Z10, Z10
-	VADDPS      Z5, Z10, Z10
-	VDIVPS      Z10, Z12, Z12
-	VFMADD231PS Z6, Z12, Z14
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
-	VPERMI2PS   Z14, Z13, Z1
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
-	VPERMI2PS   Z14, Z13, Z10
-	VMOVUPS     Z1, (BX)(CX*4)
-	VMOVUPS     Z10, 64(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp161128
-	JA          fp321129
-	VPSRLD      $0x10, Z13, Z1
-	VPANDD      pattern00000001<>+0(SB), Z1, Z1
-	VPADDD      pattern00007fff<>+0(SB), Z1, Z1
-	VPADDD      Z13, Z1, Z1
-	VCMPPS      $0x03, Z13, Z13, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z1
-	VPSRLD      $0x10, Z14, Z10
-	VPANDD      pattern00000001<>+0(SB), Z10, Z10
-	VPADDD      pattern00007fff<>+0(SB), Z10, Z10
-	VPADDD      Z14, Z10, Z10
-	VCMPPS      $0x03, Z14, Z14, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z10
-	VPSRLD      $0x10, Z1, Z1
-	VPTERNLOGD  $0xf8, Z0, Z10, Z1
-	VMOVDQU32   Z1, Z1
-	JMP         done1130
-
-fp161128:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
-	VPERMI2PS    Z14, Z13, Z1
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
-	VPERMI2PS    Z14, Z13, Z10
-	VPXORD       Z9, Z9, Z9
-	VCVTPS2PH    $0x00, Z1, Y9
-	VCVTPS2PH    $0x00, Z10, Y1
-	VINSERTI64X4 $0x01, Y1, Z9, Z9
-	VMOVDQU32    Z9, Z1
-	JMP          done1130
-
-fp321129:
-	JMP stored1126
-
-done1130:
-	TESTQ    $0x0000003f, SI
-	JNE      unaligned1125
-	VMOVNTDQ Z1, (SI)(CX*2)
-	JMP      stored1126
-
-unaligned1125:
-	VMOVDQU32 Z1, (SI)(CX*2)
-
-stored1126:
-	ADDQ $0x20, CX
-	ADDQ $0x20, R11
-
-check1123:
-	CMPQ CX, R10
-	JB   next1122
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next1122
-	JMP  done1112
-
-fp321111:
-	MOVQ R11, CX
-	LEAQ 192(CX), R11
-	JMP  check1132
-
-next1131:
-	TESTQ     AX, AX
-	JEQ       kept1133
-	MOVQ      CX, R12
-	ANDQ      $0x0000007f, R12
-	VMOVDQU32 (BX)(CX*4), Z1
-	VMOVDQU32 Z1, 64(AX)(R12*4)
-	VMOVDQU32 64(BX)(CX*4), Z1
-	VMOVDQU32 Z1, 128(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*2), Z1
-	VMOVDQU32 Z1, 576(AX)(R12*2)
-	LEAQ      32(CX), R12
-	MOVQ      R12, (AX)
-
-kept1133:
-	PREFETCHT0  (BX)(R11*4)
+kept1397:
+	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*4)
-	VMOVUPS     (DX)(CX*4), Z1
-	VMOVUPS     64(DX)(CX*4), Z10
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z11
-	VPERMI2PS   Z10, Z1, Z11
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z12
-	VPERMI2PS   Z10, Z1, Z12
-	VMOVUPS     (BX)(CX*4), Z1
-	VMOVUPS     64(BX)(CX*4), Z10
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
-	VPERMI2PS   Z10, Z1, Z13
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
-	VPERMI2PS   Z10, Z1, Z14
-	VMULPS      Z7, Z11, Z11
-	VFMADD231PS Z8, Z13, Z11
-	VMULPS      Z7, Z12, Z12
-	VFMADD231PS Z8, Z14, Z12
-	VMOVDQU32   (R8)(CX*2), Z10
-	VPSLLD      $0x10, Z10, Z1
-	VPANDD      Z0, Z10, Z10
-	VFMADD231PS Z11, Z11, Z1
-	VFMADD231PS Z12, Z12, Z10
-	VPMULLD     Z4, Z4, Z15
-	VPSRLD      $0x10, Z15, Z15
-	VPADDD      Z1, Z15, Z15
-	VPADDD      Z2, Z4, Z16
-	VPMULLD     Z16, Z16, Z16
-	VPSRLD      $0x10, Z16, Z16
-	VPADDD      Z10, Z16, Z16
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z0, Z16, Z15
-	VMOVDQU32   Z15, (R8)(CX*2)
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z1, Z1
-	VADDPS      Z5, Z1, Z1
-	VDIVPS      Z1, Z11, Z11
-	VFMADD231PS Z6, Z11, Z13
-	VSQRTPS     Z10, Z10
-	VADDPS      Z5, Z10, Z10
-	VDIVPS      Z10, Z12, Z12
-	VFMADD231PS Z6, Z12, Z14
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
-	VPERMI2PS   Z14, Z13, Z1
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
-	VPERMI2PS   Z14, Z13, Z10
-	VMOVUPS     Z1, (BX)(CX*4)
-	VMOVUPS     Z10, 64(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp161137
-	JA          fp321138
-	VPSRLD      $0x10, Z13, Z1
-	VPANDD      pattern00000001<>+0(SB), Z1, Z1
-	VPADDD      pattern00007fff<>+0(SB), Z1, Z1
-	VPADDD      Z13, Z1, Z1
-	VCMPPS      $0x03, Z13, Z13, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z1
-	VPSRLD      $0x10, Z14, Z10
-	VPANDD      pattern00000001<>+0(SB), Z10, Z10
-	VPADDD      pattern00007fff<>+0(SB), Z10, Z10
-	VPADDD      Z14, Z10, Z10
-	VCMPPS      $0x03, Z14, Z14, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z10
-	VPSRLD      $0x10, Z1, Z1
-	VPTERNLOGD  $0xf8, Z0, Z10, Z1
-	VMOVDQU32   Z1, Z1
-	JMP         done1139
+	VMOVUPS     (DX)(CX*4), Z12
+	VMOVUPS     64(DX)(CX*4), Z14
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS   Z14, Z12, Z15
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS   Z14, Z12, Z16
+	VMOVUPS     (SI)(CX*4), Z12
+	VMOVUPS     64(SI)(CX*4), Z14
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS   Z14, Z12, Z17
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS   Z14, Z12, Z18
+	VMULPS      Z10, Z15, Z15
+	VFMADD231PS Z11, Z17, Z15
+	VMULPS      Z10, Z16, Z16
+	VFMADD231PS Z11, Z18, Z16
+	VMOVDQU32   (R8)(CX*2), Z14
+	VPSLLD      $0x10, Z14, Z12
+	VPANDD      Z4, Z14, Z14
+	VFMADD231PS Z15, Z15, Z12
+	VFMADD231PS Z16, Z16, Z14
+	VPMULLD     Z7, Z7, Z19
+	VPSRLD      $0x10, Z19, Z19
+	VPADDD      Z12, Z19, Z19
+	VPADDD      Z5, Z7, Z20
+	VPMULLD     Z20, Z20, Z20
+	VPSRLD      $0x10, Z20, Z20
+	VPADDD      Z14, Z20, Z20
+	VPSRLD      $0x10, Z19, Z19
+	VPTERNLOGD  $0xf8, Z4, Z20, Z19
+	VMOVDQU32   Z19, (R8)(CX*2)
+	VPADDD      Z6, Z7, Z7
+	VSQRTPS     Z12, Z12
+	VADDPS      Z8, Z12, Z12
+	VDIVPS      Z12, Z15, Z15
+	VFMADD231PS Z9, Z15, Z17
+	VSQRTPS     Z14, Z14
+	VADDPS      Z8, Z14, Z14
+	VDIVPS      Z14, Z16, Z16
+	VFMADD231PS Z9, Z16, Z18
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z12
+	VPERMI2PS   Z18, Z17, Z12
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
+	VPERMI2PS   Z18, Z17, Z14
+	VMOVUPS     Z12, (SI)(CX*4)
+	VMOVUPS     Z14, 64(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1398
+	VPTESTMD    Z0, Z17, K1
+	VPADDD      Z1, Z17, Z12
+	VCMPPS      $0x03, Z17, Z17, K2
+	VPADDD      Z2, Z12, K1, Z12
+	VMOVDQU32   Z3, K2, Z12
+	VPTESTMD    Z0, Z18, K1
+	VPADDD      Z1, Z18, Z14
+	VCMPPS      $0x03, Z18, Z18, K2
+	VPADDD      Z2, Z14, K1, Z14
+	VMOVDQU32   Z3, K2, Z14
+	VPSRLD      $0x10, Z12, Z12
+	VPTERNLOGD  $0xf8, Z4, Z14, Z12
+	VMOVNTDQ    Z12, (BX)(CX*2)
+	JMP         stored1399
 
-fp161137:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
-	VPERMI2PS    Z14, Z13, Z1
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
-	VPERMI2PS    Z14, Z13, Z10
-	VPXORD       Z9, Z9, Z9
-	VCVTPS2PH    $0x00, Z1, Y9
-	VCVTPS2PH    $0x00, Z10, Y1
-	VINSERTI64X4 $0x01, Y1, Z9, Z9
-	VMOVDQU32    Z9, Z1
-	JMP          done1139
+unusual1398:
+	MOVQ       DI, R12
+	ANDQ       $0x03, R12
+	CMPQ       R12, $0x01
+	JE         fp161401
+	JA         fp321402
+	VPTESTMD   Z0, Z17, K1
+	VPADDD     Z1, Z17, Z12
+	VCMPPS     $0x03, Z17, Z17, K2
+	VPADDD     Z2, Z12, K1, Z12
+	VMOVDQU32  Z3, K2, Z12
+	VPTESTMD   Z0, Z18, K1
+	VPADDD     Z1, Z18, Z14
+	VCMPPS     $0x03, Z18, Z18, K2
+	VPADDD     Z2, Z14, K1, Z14
+	VMOVDQU32  Z3, K2, Z14
+	VPSRLD     $0x10, Z12, Z12
+	VPTERNLOGD $0xf8, Z4, Z14, Z12
+	TESTQ      $0x00000004, DI
+	JNE        ordinary1405
+	VMOVNTDQ   Z12, (BX)(CX*2)
+	JMP        stored1404
 
-fp321138:
-	JMP stored1135
+ordinary1405:
+	VMOVDQU32 Z12, (BX)(CX*2)
 
-done1139:
-	TESTQ    $0x0000003f, SI
-	JNE      unaligned1134
-	VMOVNTDQ Z1, (SI)(CX*2)
-	JMP      stored1135
+stored1404:
+	JMP done1403
 
-unaligned1134:
-	VMOVDQU32 Z1, (SI)(CX*2)
+fp161401:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z12
+	VPERMI2PS    Z18, Z17, Z12
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
+	VPERMI2PS    Z18, Z17, Z14
+	VPXORD       Z13, Z13, Z13
+	VCVTPS2PH    $0x00, Z12, Y13
+	VCVTPS2PH    $0x00, Z14, Y12
+	VINSERTI64X4 $0x01, Y12, Z13, Z13
+	TESTQ        $0x00000004, DI
+	JNE          ordinary1407
+	VMOVNTDQ     Z13, (BX)(CX*2)
+	JMP          stored1406
 
-stored1135:
+ordinary1407:
+	VMOVDQU32 Z13, (BX)(CX*2)
+
+stored1406:
+	JMP done1403
+
+fp321402:
+done1403:
+stored1399:
 	ADDQ $0x20, CX
 	ADDQ $0x20, R11
 
-check1132:
+check1396:
 	CMPQ CX, R10
-	JB   next1131
+	JB   next1395
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1131
+	JB   next1395
 
-done1112:
+done1368:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -21304,10 +23079,13 @@ TEXT ·sgdFP32BF16AVX512(SB), NOSPLIT, $8-8
 	ORL       $0x00008040, AX
 	MOVL      AX, 4(SP)
 	LDMXCSR   4(SP)
-	VMOVDQU32 pattern00008000<>+0(SB), Z0
-	VMOVDQU32 patternffff0000<>+0(SB), Z1
-	VMOVDQU32 pattern9e3779b9<>+0(SB), Z2
-	VMOVDQU32 patternc6ef3720<>+0(SB), Z2
+	VMOVDQU32 pattern00010000<>+0(SB), Z0
+	VMOVDQU32 pattern00007fff<>+0(SB), Z1
+	VMOVDQU32 pattern00000001<>+0(SB), Z2
+	VMOVDQU32 pattern7fc00000<>+0(SB), Z3
+	VMOVDQU32 patternffff0000<>+0(SB), Z4
+	VMOVDQU32 pattern9e3779b9<>+0(SB), Z5
+	VMOVDQU32 patternc6ef3720<>+0(SB), Z5
 	MOVQ      a+0(FP), AX
 	MOVQ      32(AX), AX
 	MOVQ      a+0(FP), CX
@@ -21315,394 +23093,471 @@ TEXT ·sgdFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DX
 	MOVQ      112(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      64(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      64(SI), SI
+	MOVQ      80(SI), SI
 	MOVQ      a+0(FP), DI
 	MOVQ      48(DI), DI
-	MOVQ      a+0(FP), R8
-	MOVQ      88(R8), R8
-	VMOVUPS   128(AX), Z2
-	VMOVUPS   192(AX), Z4
-	VMOVUPS   640(AX), Z5
-	VMOVUPS   704(AX), Z6
-	VMOVUPS   576(AX), Z7
-	VMOVUPS   (AX), Z8
-	VMOVUPS   64(AX), Z9
-	VMOVUPS   512(AX), Z10
-	MOVQ      a+0(FP), AX
-	MOVQ      24(AX), AX
-	MOVQ      a+0(FP), R9
-	MOVQ      (R9), R9
-	MOVQ      a+0(FP), R10
-	MOVQ      8(R10), R10
-	MOVQ      a+0(FP), R11
-	MOVQ      16(R11), R11
-	CMPQ      CX, $0x01
-	JE        fp161141
-	JA        fp321142
-	MOVQ      R11, CX
-	LEAQ      192(CX), R11
-	JMP       check1145
+	TESTQ     $0x0000003f, BX
+	JEQ       aligned1408
+	ORQ       $0x04, DI
 
-next1144:
+aligned1408:
+	MOVQ    a+0(FP), R8
+	MOVQ    88(R8), R8
+	VMOVUPS 128(AX), Z5
+	VMOVUPS 192(AX), Z7
+	VMOVUPS 640(AX), Z8
+	VMOVUPS 704(AX), Z9
+	VMOVUPS 576(AX), Z10
+	VMOVUPS (AX), Z11
+	VMOVUPS 64(AX), Z12
+	VMOVUPS 512(AX), Z13
+	MOVQ    a+0(FP), AX
+	MOVQ    24(AX), AX
+	MOVQ    a+0(FP), R9
+	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
+	CMPQ    CX, $0x01
+	JE      fp161410
+	JA      fp321411
+	MOVQ    R11, CX
+	LEAQ    192(CX), R11
+	JMP     check1414
+
+next1413:
 	TESTQ     AX, AX
-	JEQ       kept1146
+	JEQ       kept1415
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
-	VMOVDQU32 (BX)(CX*4), Z11
-	VMOVDQU32 Z11, 64(AX)(R12*4)
-	VMOVDQU32 64(BX)(CX*4), Z11
-	VMOVDQU32 Z11, 128(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*2), Z11
-	VMOVDQU32 Z11, 576(AX)(R12*2)
+	VMOVDQU32 (SI)(CX*4), Z14
+	VMOVDQU32 Z14, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z14
+	VMOVDQU32 Z14, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z14
+	VMOVDQU32 Z14, 576(AX)(R12*2)
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1146:
-	PREFETCHT0  (BX)(R11*4)
+kept1415:
+	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*2)
-	VMOVDQU32   (DX)(CX*2), Z12
-	VPSLLD      $0x10, Z12, Z11
-	VPANDD      Z1, Z12, Z12
-	VMOVUPS     (BX)(CX*4), Z13
-	VMOVUPS     64(BX)(CX*4), Z14
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z14, Z13, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z14, Z13, Z16
-	VMULPS      Z8, Z11, Z11
-	VFMADD231PS Z9, Z15, Z11
-	VMULPS      Z8, Z12, Z12
-	VFMADD231PS Z9, Z16, Z12
-	VMOVDQU32   (R8)(CX*2), Z14
-	VPSLLD      $0x10, Z14, Z13
-	VPANDD      Z1, Z14, Z14
-	VMULPS      Z13, Z2, Z13
-	VFMADD231PS Z4, Z11, Z13
-	VMULPS      Z14, Z2, Z14
-	VFMADD231PS Z4, Z12, Z14
-	VPADDD      Z0, Z13, Z17
-	VPADDD      Z0, Z14, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z1, Z18, Z17
-	VMOVDQU32   Z17, (R8)(CX*2)
-	VMULPS      Z6, Z11, Z11
-	VFMADD231PS Z5, Z13, Z11
-	VFMADD231PS Z10, Z15, Z15
-	VFMADD231PS Z7, Z11, Z15
-	VMULPS      Z6, Z12, Z12
-	VFMADD231PS Z5, Z14, Z12
-	VFMADD231PS Z10, Z16, Z16
-	VFMADD231PS Z7, Z12, Z16
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z11
-	VPERMI2PS   Z16, Z15, Z11
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
-	VPERMI2PS   Z16, Z15, Z12
-	VMOVUPS     Z11, (BX)(CX*4)
-	VMOVUPS     Z12, 64(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp161150
-	JA          fp321151
-	VPSRLD      $0x10, Z15, Z11
-	VPANDD      pattern00000001<>+0(SB), Z11, Z11
-	VPADDD      pattern00007fff<>+0(SB), Z11, Z11
-	VPADDD      Z15, Z11, Z11
-	VCMPPS      $0x03, Z15, Z15, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z11
-	VPSRLD      $0x10, Z16, Z12
-	VPANDD      pattern00000001<>+0(SB), Z12, Z12
-	VPADDD      pattern00007fff<>+0(SB), Z12, Z12
-	VPADDD      Z16, Z12, Z12
-	VCMPPS      $0x03, Z16, Z16, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z12
-	VPSRLD      $0x10, Z11, Z11
-	VPTERNLOGD  $0xf8, Z1, Z12, Z11
-	VMOVDQU32   Z11, Z11
-	JMP         done1152
-
-fp161150:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z11
-	VPERMI2PS    Z16, Z15, Z11
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
-	VPERMI2PS    Z16, Z15, Z12
-	VPXORD       Z3, Z3, Z3
-	VCVTPS2PH    $0x00, Z11, Y3
-	VCVTPS2PH    $0x00, Z12, Y11
-	VINSERTI64X4 $0x01, Y11, Z3, Z3
-	VMOVDQU32    Z3, Z11
-	JMP          done1152
-
-fp321151:
-	JMP stored1148
-
-done1152:
-	TESTQ    $0x0000003f, SI
-	JNE      unaligned1147
-	VMOVNTDQ Z11, (SI)(CX*2)
-	JMP      stored1148
-
-unaligned1147:
-	VMOVDQU32 Z11, (SI)(CX*2)
-
-stored1148:
-	ADDQ $0x20, CX
-	ADDQ $0x20, R11
-
-check1145:
-	CMPQ CX, R10
-	JB   next1144
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next1144
-	JMP  done1143
-
-fp161141:
-	MOVQ R11, CX
-	LEAQ 192(CX), R11
-	JMP  check1154
-
-next1153:
-	TESTQ     AX, AX
-	JEQ       kept1155
-	MOVQ      CX, R12
-	ANDQ      $0x0000007f, R12
-	VMOVDQU32 (BX)(CX*4), Z3
-	VMOVDQU32 Z3, 64(AX)(R12*4)
-	VMOVDQU32 64(BX)(CX*4), Z3
-	VMOVDQU32 Z3, 128(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*2), Z3
-	VMOVDQU32 Z3, 576(AX)(R12*2)
-	LEAQ      32(CX), R12
-	MOVQ      R12, (AX)
-
-kept1155:
-	PREFETCHT0  (BX)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VCVTPH2PS   (DX)(CX*2), Z3
-	VCVTPH2PS   32(DX)(CX*2), Z12
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
-	VPERMI2PS   Z12, Z3, Z13
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
-	VPERMI2PS   Z12, Z3, Z14
-	VMOVUPS     (BX)(CX*4), Z3
-	VMOVUPS     64(BX)(CX*4), Z12
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z12, Z3, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z12, Z3, Z16
-	VMULPS      Z8, Z13, Z13
-	VFMADD231PS Z9, Z15, Z13
-	VMULPS      Z8, Z14, Z14
-	VFMADD231PS Z9, Z16, Z14
-	VMOVDQU32   (R8)(CX*2), Z12
-	VPSLLD      $0x10, Z12, Z3
-	VPANDD      Z1, Z12, Z12
-	VMULPS      Z3, Z2, Z3
-	VFMADD231PS Z4, Z13, Z3
-	VMULPS      Z12, Z2, Z12
-	VFMADD231PS Z4, Z14, Z12
-	VPADDD      Z0, Z3, Z17
-	VPADDD      Z0, Z12, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z1, Z18, Z17
-	VMOVDQU32   Z17, (R8)(CX*2)
-	VMULPS      Z6, Z13, Z13
-	VFMADD231PS Z5, Z3, Z13
-	VFMADD231PS Z10, Z15, Z15
-	VFMADD231PS Z7, Z13, Z15
-	VMULPS      Z6, Z14, Z14
-	VFMADD231PS Z5, Z12, Z14
-	VFMADD231PS Z10, Z16, Z16
+	VMOVDQU32   (DX)(CX*2), Z15
+	VPSLLD      $0x10, Z15, Z14
+	VPANDD      Z4, Z15, Z15
+	VMOVUPS     (SI)(CX*4), Z16
+	VMOVUPS     64(SI)(CX*4), Z17
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
+	VPERMI2PS   Z17, Z16, Z18
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
+	VPERMI2PS   Z17, Z16, Z19
+	VMULPS      Z11, Z14, Z14
+	VFMADD231PS Z12, Z18, Z14
+	VMULPS      Z11, Z15, Z15
+	VFMADD231PS Z12, Z19, Z15
+	VMOVDQU32   (R8)(CX*2), Z17
+	VPSLLD      $0x10, Z17, Z16
+	VPANDD      Z4, Z17, Z17
+	VMULPS      Z16, Z5, Z16
 	VFMADD231PS Z7, Z14, Z16
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
-	VPERMI2PS   Z16, Z15, Z3
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
-	VPERMI2PS   Z16, Z15, Z12
-	VMOVUPS     Z3, (BX)(CX*4)
-	VMOVUPS     Z12, 64(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp161159
-	JA          fp321160
-	VPSRLD      $0x10, Z15, Z3
-	VPANDD      pattern00000001<>+0(SB), Z3, Z3
-	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
-	VPADDD      Z15, Z3, Z3
-	VCMPPS      $0x03, Z15, Z15, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z3
-	VPSRLD      $0x10, Z16, Z12
-	VPANDD      pattern00000001<>+0(SB), Z12, Z12
-	VPADDD      pattern00007fff<>+0(SB), Z12, Z12
-	VPADDD      Z16, Z12, Z12
-	VCMPPS      $0x03, Z16, Z16, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z12
-	VPSRLD      $0x10, Z3, Z3
-	VPTERNLOGD  $0xf8, Z1, Z12, Z3
-	VMOVDQU32   Z3, Z3
-	JMP         done1161
+	VMULPS      Z17, Z5, Z17
+	VFMADD231PS Z7, Z15, Z17
+	VPADDD      pattern00008000<>+0(SB), Z16, Z20
+	VPADDD      pattern00008000<>+0(SB), Z17, Z21
+	VPSRLD      $0x10, Z20, Z20
+	VPTERNLOGD  $0xf8, Z4, Z21, Z20
+	VMOVDQU32   Z20, (R8)(CX*2)
+	VMULPS      Z9, Z14, Z14
+	VFMADD231PS Z8, Z16, Z14
+	VFMADD231PS Z13, Z18, Z18
+	VFMADD231PS Z10, Z14, Z18
+	VMULPS      Z9, Z15, Z15
+	VFMADD231PS Z8, Z17, Z15
+	VFMADD231PS Z13, Z19, Z19
+	VFMADD231PS Z10, Z15, Z19
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS   Z19, Z18, Z14
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z15
+	VPERMI2PS   Z19, Z18, Z15
+	VMOVUPS     Z14, (SI)(CX*4)
+	VMOVUPS     Z15, 64(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1416
+	VPTESTMD    Z0, Z18, K1
+	VPADDD      Z1, Z18, Z14
+	VCMPPS      $0x03, Z18, Z18, K2
+	VPADDD      Z2, Z14, K1, Z14
+	VMOVDQU32   Z3, K2, Z14
+	VPTESTMD    Z0, Z19, K1
+	VPADDD      Z1, Z19, Z15
+	VCMPPS      $0x03, Z19, Z19, K2
+	VPADDD      Z2, Z15, K1, Z15
+	VMOVDQU32   Z3, K2, Z15
+	VPSRLD      $0x10, Z14, Z14
+	VPTERNLOGD  $0xf8, Z4, Z15, Z14
+	VMOVNTDQ    Z14, (BX)(CX*2)
+	JMP         stored1417
 
-fp161159:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
-	VPERMI2PS    Z16, Z15, Z3
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
-	VPERMI2PS    Z16, Z15, Z12
-	VPXORD       Z11, Z11, Z11
-	VCVTPS2PH    $0x00, Z3, Y11
-	VCVTPS2PH    $0x00, Z12, Y3
-	VINSERTI64X4 $0x01, Y3, Z11, Z11
-	VMOVDQU32    Z11, Z3
-	JMP          done1161
+unusual1416:
+	MOVQ       DI, R12
+	ANDQ       $0x03, R12
+	CMPQ       R12, $0x01
+	JE         fp161419
+	JA         fp321420
+	VPTESTMD   Z0, Z18, K1
+	VPADDD     Z1, Z18, Z14
+	VCMPPS     $0x03, Z18, Z18, K2
+	VPADDD     Z2, Z14, K1, Z14
+	VMOVDQU32  Z3, K2, Z14
+	VPTESTMD   Z0, Z19, K1
+	VPADDD     Z1, Z19, Z15
+	VCMPPS     $0x03, Z19, Z19, K2
+	VPADDD     Z2, Z15, K1, Z15
+	VMOVDQU32  Z3, K2, Z15
+	VPSRLD     $0x10, Z14, Z14
+	VPTERNLOGD $0xf8, Z4, Z15, Z14
+	TESTQ      $0x00000004, DI
+	JNE        ordinary1423
+	VMOVNTDQ   Z14, (BX)(CX*2)
+	JMP        stored1422
 
-fp321160:
-	JMP stored1157
+ordinary1423:
+	VMOVDQU32 Z14, (BX)(CX*2)
 
-done1161:
-	TESTQ    $0x0000003f, SI
-	JNE      unaligned1156
-	VMOVNTDQ Z3, (SI)(CX*2)
-	JMP      stored1157
+stored1422:
+	JMP done1421
 
-unaligned1156:
-	VMOVDQU32 Z3, (SI)(CX*2)
+fp161419:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS    Z19, Z18, Z14
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z15
+	VPERMI2PS    Z19, Z18, Z15
+	VPXORD       Z6, Z6, Z6
+	VCVTPS2PH    $0x00, Z14, Y6
+	VCVTPS2PH    $0x00, Z15, Y14
+	VINSERTI64X4 $0x01, Y14, Z6, Z6
+	TESTQ        $0x00000004, DI
+	JNE          ordinary1425
+	VMOVNTDQ     Z6, (BX)(CX*2)
+	JMP          stored1424
 
-stored1157:
+ordinary1425:
+	VMOVDQU32 Z6, (BX)(CX*2)
+
+stored1424:
+	JMP done1421
+
+fp321420:
+done1421:
+stored1417:
 	ADDQ $0x20, CX
 	ADDQ $0x20, R11
 
-check1154:
+check1414:
 	CMPQ CX, R10
-	JB   next1153
+	JB   next1413
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1153
-	JMP  done1143
+	JB   next1413
+	JMP  done1412
 
-fp321142:
+fp161410:
 	MOVQ R11, CX
 	LEAQ 192(CX), R11
-	JMP  check1163
+	JMP  check1427
 
-next1162:
+next1426:
 	TESTQ     AX, AX
-	JEQ       kept1164
+	JEQ       kept1428
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
-	VMOVDQU32 (BX)(CX*4), Z3
-	VMOVDQU32 Z3, 64(AX)(R12*4)
-	VMOVDQU32 64(BX)(CX*4), Z3
-	VMOVDQU32 Z3, 128(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*2), Z3
-	VMOVDQU32 Z3, 576(AX)(R12*2)
+	VMOVDQU32 (SI)(CX*4), Z6
+	VMOVDQU32 Z6, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z6
+	VMOVDQU32 Z6, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z6
+	VMOVDQU32 Z6, 576(AX)(R12*2)
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1164:
-	PREFETCHT0  (BX)(R11*4)
+kept1428:
+	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Z6
+	VCVTPH2PS   32(DX)(CX*2), Z15
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z16
+	VPERMI2PS   Z15, Z6, Z16
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z17
+	VPERMI2PS   Z15, Z6, Z17
+	VMOVUPS     (SI)(CX*4), Z6
+	VMOVUPS     64(SI)(CX*4), Z15
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
+	VPERMI2PS   Z15, Z6, Z18
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
+	VPERMI2PS   Z15, Z6, Z19
+	VMULPS      Z11, Z16, Z16
+	VFMADD231PS Z12, Z18, Z16
+	VMULPS      Z11, Z17, Z17
+	VFMADD231PS Z12, Z19, Z17
+	VMOVDQU32   (R8)(CX*2), Z15
+	VPSLLD      $0x10, Z15, Z6
+	VPANDD      Z4, Z15, Z15
+	VMULPS      Z6, Z5, Z6
+	VFMADD231PS Z7, Z16, Z6
+	VMULPS      Z15, Z5, Z15
+	VFMADD231PS Z7, Z17, Z15
+	VPADDD      pattern00008000<>+0(SB), Z6, Z20
+	VPADDD      pattern00008000<>+0(SB), Z15, Z21
+	VPSRLD      $0x10, Z20, Z20
+	VPTERNLOGD  $0xf8, Z4, Z21, Z20
+	VMOVDQU32   Z20, (R8)(CX*2)
+	VMULPS      Z9, Z16, Z16
+	VFMADD231PS Z8, Z6, Z16
+	VFMADD231PS Z13, Z18, Z18
+	VFMADD231PS Z10, Z16, Z18
+	VMULPS      Z9, Z17, Z17
+	VFMADD231PS Z8, Z15, Z17
+	VFMADD231PS Z13, Z19, Z19
+	VFMADD231PS Z10, Z17, Z19
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS   Z19, Z18, Z6
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z15
+	VPERMI2PS   Z19, Z18, Z15
+	VMOVUPS     Z6, (SI)(CX*4)
+	VMOVUPS     Z15, 64(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1429
+	VPTESTMD    Z0, Z18, K1
+	VPADDD      Z1, Z18, Z6
+	VCMPPS      $0x03, Z18, Z18, K2
+	VPADDD      Z2, Z6, K1, Z6
+	VMOVDQU32   Z3, K2, Z6
+	VPTESTMD    Z0, Z19, K1
+	VPADDD      Z1, Z19, Z15
+	VCMPPS      $0x03, Z19, Z19, K2
+	VPADDD      Z2, Z15, K1, Z15
+	VMOVDQU32   Z3, K2, Z15
+	VPSRLD      $0x10, Z6, Z6
+	VPTERNLOGD  $0xf8, Z4, Z15, Z6
+	VMOVNTDQ    Z6, (BX)(CX*2)
+	JMP         stored1430
+
+unusual1429:
+	MOVQ       DI, R12
+	ANDQ       $0x03, R12
+	CMPQ       R12, $0x01
+	JE         fp161432
+	JA         fp321433
+	VPTESTMD   Z0, Z18, K1
+	VPADDD     Z1, Z18, Z6
+	VCMPPS     $0x03, Z18, Z18, K2
+	VPADDD     Z2, Z6, K1, Z6
+	VMOVDQU32  Z3, K2, Z6
+	VPTESTMD   Z0, Z19, K1
+	VPADDD     Z1, Z19, Z15
+	VCMPPS     $0x03, Z19, Z19, K2
+	VPADDD     Z2, Z15, K1, Z15
+	VMOVDQU32  Z3, K2, Z15
+	VPSRLD     $0x10, Z6, Z6
+	VPTERNLOGD $0xf8, Z4, Z15, Z6
+	TESTQ      $0x00000004, DI
+	JNE        ordinary1436
+	VMOVNTDQ   Z6, (BX)(CX*2)
+	JMP        stored1435
+
+ordinary1436:
+	VMOVDQU32 Z6, (BX)(CX*2)
+
+stored1435:
+	JMP done1434
+
+fp161432:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS    Z19, Z18, Z6
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z15
+	VPERMI2PS    Z19, Z18, Z15
+	VPXORD       Z14, Z14, Z14
+	VCVTPS2PH    $0x00, Z6, Y14
+	VCVTPS2PH    $0x00, Z15, Y6
+	VINSERTI64X4 $0x01, Y6, Z14, Z14
+	TESTQ        $0x00000004, DI
+	JNE          ordinary1438
+	VMOVNTDQ     Z14, (BX)(CX*2)
+	JMP          stored1437
+
+ordinary1438:
+	VMOVDQU32 Z14, (BX)(CX*2)
+
+stored1437:
+	JMP done1434
+
+fp321433:
+done1434:
+stored1430:
+	ADDQ $0x20, CX
+	ADDQ $0x20, R11
+
+check1427:
+	CMPQ CX, R10
+	JB   next1426
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1426
+	JMP  done1412
+
+fp321411:
+	MOVQ R11, CX
+	LEAQ 192(CX), R11
+	JMP  check1440
+
+next1439:
+	TESTQ     AX, AX
+	JEQ       kept1441
+	MOVQ      CX, R12
+	ANDQ      $0x0000007f, R12
+	VMOVDQU32 (SI)(CX*4), Z6
+	VMOVDQU32 Z6, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z6
+	VMOVDQU32 Z6, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z6
+	VMOVDQU32 Z6, 576(AX)(R12*2)
+	LEAQ      32(CX), R12
+	MOVQ      R12, (AX)
+
+kept1441:
+	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*4)
-	VMOVUPS     (DX)(CX*4), Z3
-	VMOVUPS     64(DX)(CX*4), Z12
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
-	VPERMI2PS   Z12, Z3, Z13
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
-	VPERMI2PS   Z12, Z3, Z14
-	VMOVUPS     (BX)(CX*4), Z3
-	VMOVUPS     64(BX)(CX*4), Z12
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z12, Z3, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z12, Z3, Z16
-	VMULPS      Z8, Z13, Z13
-	VFMADD231PS Z9, Z15, Z13
-	VMULPS      Z8, Z14, Z14
-	VFMADD231PS Z9, Z16, Z14
-	VMOVDQU32   (R8)(CX*2), Z12
-	VPSLLD      $0x10, Z12, Z3
-	VPANDD      Z1, Z12, Z12
-	VMULPS      Z3, Z2, Z3
-	VFMADD231PS Z4, Z13, Z3
-	VMULPS      Z12, Z2, Z12
-	VFMADD231PS Z4, Z14, Z12
-	VPADDD      Z0, Z3, Z17
-	VPADDD      Z0, Z12, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z1, Z18, Z17
-	VMOVDQU32   Z17, (R8)(CX*2)
-	VMULPS      Z6, Z13, Z13
-	VFMADD231PS Z5, Z3, Z13
-	VFMADD231PS Z10, Z15, Z15
-	VFMADD231PS Z7, Z13, Z15
-	VMULPS      Z6, Z14, Z14
-	VFMADD231PS Z5, Z12, Z14
-	VFMADD231PS Z10, Z16, Z16
-	VFMADD231PS Z7, Z14, Z16
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
-	VPERMI2PS   Z16, Z15, Z3
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
-	VPERMI2PS   Z16, Z15, Z12
-	VMOVUPS     Z3, (BX)(CX*4)
-	VMOVUPS     Z12, 64(BX)(CX*4)
-	CMPQ        DI, $0x01
-	JE          fp161168
-	JA          fp321169
-	VPSRLD      $0x10, Z15, Z3
-	VPANDD      pattern00000001<>+0(SB), Z3, Z3
-	VPADDD      pattern00007fff<>+0(SB), Z3, Z3
-	VPADDD      Z15, Z3, Z3
-	VCMPPS      $0x03, Z15, Z15, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z3
-	VPSRLD      $0x10, Z16, Z12
-	VPANDD      pattern00000001<>+0(SB), Z12, Z12
-	VPADDD      pattern00007fff<>+0(SB), Z12, Z12
-	VPADDD      Z16, Z12, Z12
-	VCMPPS      $0x03, Z16, Z16, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z12
-	VPSRLD      $0x10, Z3, Z3
-	VPTERNLOGD  $0xf8, Z1, Z12, Z3
-	VMOVDQU32   Z3, Z3
-	JMP         done1170
+	VMOVUPS     (DX)(CX*4), Z6
+	VMOVUPS     64(DX)(CX*4), Z15
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z16
+	VPERMI2PS   Z15, Z6, Z16
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z17
+	VPERMI2PS   Z15, Z6, Z17
+	VMOVUPS     (SI)(CX*4), Z6
+	VMOVUPS     64(SI)(CX*4), Z15
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
+	VPERMI2PS   Z15, Z6, Z18
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
+	VPERMI2PS   Z15, Z6, Z19
+	VMULPS      Z11, Z16, Z16
+	VFMADD231PS Z12, Z18, Z16
+	VMULPS      Z11, Z17, Z17
+	VFMADD231PS Z12, Z19, Z17
+	VMOVDQU32   (R8)(CX*2), Z15
+	VPSLLD      $0x10, Z15, Z6
+	VPANDD      Z4, Z15, Z15
+	VMULPS      Z6, Z5, Z6
+	VFMADD231PS Z7, Z16, Z6
+	VMULPS      Z15, Z5, Z15
+	VFMADD231PS Z7, Z17, Z15
+	VPADDD      pattern00008000<>+0(SB), Z6, Z20
+	VPADDD      pattern00008000<>+0(SB), Z15, Z21
+	VPSRLD      $0x10, Z20, Z20
+	VPTERNLOGD  $0xf8, Z4, Z21, Z20
+	VMOVDQU32   Z20, (R8)(CX*2)
+	VMULPS      Z9, Z16, Z16
+	VFMADD231PS Z8, Z6, Z16
+	VFMADD231PS Z13, Z18, Z18
+	VFMADD231PS Z10, Z16, Z18
+	VMULPS      Z9, Z17, Z17
+	VFMADD231PS Z8, Z15, Z17
+	VFMADD231PS Z13, Z19, Z19
+	VFMADD231PS Z10, Z17, Z19
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS   Z19, Z18, Z6
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z15
+	VPERMI2PS   Z19, Z18, Z15
+	VMOVUPS     Z6, (SI)(CX*4)
+	VMOVUPS     Z15, 64(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1442
+	VPTESTMD    Z0, Z18, K1
+	VPADDD      Z1, Z18, Z6
+	VCMPPS      $0x03, Z18, Z18, K2
+	VPADDD      Z2, Z6, K1, Z6
+	VMOVDQU32   Z3, K2, Z6
+	VPTESTMD    Z0, Z19, K1
+	VPADDD      Z1, Z19, Z15
+	VCMPPS      $0x03, Z19, Z19, K2
+	VPADDD      Z2, Z15, K1, Z15
+	VMOVDQU32   Z3, K2, Z15
+	VPSRLD      $0x10, Z6, Z6
+	VPTERNLOGD  $0xf8, Z4, Z15, Z6
+	VMOVNTDQ    Z6, (BX)(CX*2)
+	JMP         stored1443
 
-fp161168:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
-	VPERMI2PS    Z16, Z15, Z3
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
-	VPERMI2PS    Z16, Z15, Z12
-	VPXORD       Z11, Z11, Z11
-	VCVTPS2PH    $0x00, Z3, Y11
-	VCVTPS2PH    $0x00, Z12, Y3
-	VINSERTI64X4 $0x01, Y3, Z11, Z11
-	VMOVDQU32    Z11, Z3
-	JMP          done1170
+unusual1442:
+	MOVQ       DI, R12
+	ANDQ       $0x03, R12
+	CMPQ       R12, $0x01
+	JE         fp161445
+	JA         fp321446
+	VPTESTMD   Z0, Z18, K1
+	VPADDD     Z1, Z18, Z6
+	VCMPPS     $0x03, Z18, Z18, K2
+	VPADDD     Z2, Z6, K1, Z6
+	VMOVDQU32  Z3, K2, Z6
+	VPTESTMD   Z0, Z19, K1
+	VPADDD     Z1, Z19, Z15
+	VCMPPS     $0x03, Z19, Z19, K2
+	VPADDD     Z2, Z15, K1, Z15
+	VMOVDQU32  Z3, K2, Z15
+	VPSRLD     $0x10, Z6, Z6
+	VPTERNLOGD $0xf8, Z4, Z15, Z6
+	TESTQ      $0x00000004, DI
+	JNE        ordinary1449
+	VMOVNTDQ   Z6, (BX)(CX*2)
+	JMP        stored1448
 
-fp321169:
-	JMP stored1166
+ordinary1449:
+	VMOVDQU32 Z6, (BX)(CX*2)
 
-done1170:
-	TESTQ    $0x0000003f, SI
-	JNE      unaligned1165
-	VMOVNTDQ Z3, (SI)(CX*2)
-	JMP      stored1166
+stored1448:
+	JMP done1447
 
-unaligned1165:
-	VMOVDQU32 Z3, (SI)(CX*2)
+fp161445:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS    Z19, Z18, Z6
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z15
+	VPERMI2PS    Z19, Z18, Z15
+	VPXORD       Z14, Z14, Z14
+	VCVTPS2PH    $0x00, Z6, Y14
+	VCVTPS2PH    $0x00, Z15, Y6
+	VINSERTI64X4 $0x01, Y6, Z14, Z14
+	TESTQ        $0x00000004, DI
+	JNE          ordinary1451
+	VMOVNTDQ     Z14, (BX)(CX*2)
+	JMP          stored1450
 
-stored1166:
+ordinary1451:
+	VMOVDQU32 Z14, (BX)(CX*2)
+
+stored1450:
+	JMP done1447
+
+fp321446:
+done1447:
+stored1443:
 	ADDQ $0x20, CX
 	ADDQ $0x20, R11
 
-check1163:
+check1440:
 	CMPQ CX, R10
-	JB   next1162
+	JB   next1439
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1162
+	JB   next1439
 
-done1143:
+done1412:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -21728,13 +23583,13 @@ TEXT ·trafficFP321xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp161172
-	JA     fp321173
+	JE     fp161453
+	JA     fp321454
 	XORQ   DX, DX
 	LEAQ   192(DX), R9
-	JMP    check1176
+	JMP    check1457
 
-next1175:
+next1456:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -21744,34 +23599,34 @@ next1175:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1177
+	JEQ        written1458
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1178
+	JNE        unaligned1459
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1177
+	JMP        written1458
 
-unaligned1178:
+unaligned1459:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1177:
+written1458:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check1176:
+check1457:
 	CMPQ DX, R8
-	JB   next1175
+	JB   next1456
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1175
-	JMP  done1174
+	JB   next1456
+	JMP  done1455
 
-fp161172:
+fp161453:
 	XORQ DX, DX
 	LEAQ 192(DX), R9
-	JMP  check1180
+	JMP  check1461
 
-next1179:
+next1460:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -21781,34 +23636,34 @@ next1179:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1181
+	JEQ        written1462
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1182
+	JNE        unaligned1463
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1181
+	JMP        written1462
 
-unaligned1182:
+unaligned1463:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1181:
+written1462:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check1180:
+check1461:
 	CMPQ DX, R8
-	JB   next1179
+	JB   next1460
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1179
-	JMP  done1174
+	JB   next1460
+	JMP  done1455
 
-fp321173:
+fp321454:
 	XORQ DX, DX
 	LEAQ 192(DX), R9
-	JMP  check1184
+	JMP  check1465
 
-next1183:
+next1464:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -21818,28 +23673,28 @@ next1183:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1185
+	JEQ        written1466
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1186
+	JNE        unaligned1467
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1185
+	JMP        written1466
 
-unaligned1186:
+unaligned1467:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1185:
+written1466:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R9
 
-check1184:
+check1465:
 	CMPQ DX, R8
-	JB   next1183
+	JB   next1464
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1183
+	JB   next1464
 
-done1174:
+done1455:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -21866,13 +23721,13 @@ TEXT ·trafficFP322xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp161188
-	JA     fp321189
+	JE     fp161469
+	JA     fp321470
 	XORQ   DX, DX
 	LEAQ   192(DX), R10
-	JMP    check1192
+	JMP    check1473
 
-next1191:
+next1472:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -21885,34 +23740,34 @@ next1191:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1193
+	JEQ        written1474
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1194
+	JNE        unaligned1475
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1193
+	JMP        written1474
 
-unaligned1194:
+unaligned1475:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1193:
+written1474:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check1192:
+check1473:
 	CMPQ DX, R9
-	JB   next1191
+	JB   next1472
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1191
-	JMP  done1190
+	JB   next1472
+	JMP  done1471
 
-fp161188:
+fp161469:
 	XORQ DX, DX
 	LEAQ 192(DX), R10
-	JMP  check1196
+	JMP  check1477
 
-next1195:
+next1476:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -21925,34 +23780,34 @@ next1195:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1197
+	JEQ        written1478
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1198
+	JNE        unaligned1479
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1197
+	JMP        written1478
 
-unaligned1198:
+unaligned1479:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1197:
+written1478:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check1196:
+check1477:
 	CMPQ DX, R9
-	JB   next1195
+	JB   next1476
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1195
-	JMP  done1190
+	JB   next1476
+	JMP  done1471
 
-fp321189:
+fp321470:
 	XORQ DX, DX
 	LEAQ 192(DX), R10
-	JMP  check1200
+	JMP  check1481
 
-next1199:
+next1480:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -21965,28 +23820,28 @@ next1199:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1201
+	JEQ        written1482
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1202
+	JNE        unaligned1483
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1201
+	JMP        written1482
 
-unaligned1202:
+unaligned1483:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1201:
+written1482:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R10
 
-check1200:
+check1481:
 	CMPQ DX, R9
-	JB   next1199
+	JB   next1480
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1199
+	JB   next1480
 
-done1190:
+done1471:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -22052,28 +23907,33 @@ TEXT ·adamFP32INT8AVX512(SB), $5472-8
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), CX
 	MOVQ      a+0(FP), AX
-	MOVQ      80(AX), BX
+	MOVQ      64(AX), BX
 	MOVQ      a+0(FP), AX
-	MOVQ      64(AX), SI
+	MOVQ      80(AX), SI
 	MOVQ      a+0(FP), AX
 	MOVQ      48(AX), DI
-	MOVQ      a+0(FP), AX
-	MOVQ      112(AX), R8
-	MOVQ      a+0(FP), AX
-	MOVQ      88(AX), R9
-	MOVQ      a+0(FP), AX
-	MOVQ      96(AX), R10
-	MOVQ      a+0(FP), AX
-	MOVQ      24(AX), R11
-	MOVQ      a+0(FP), AX
-	MOVQ      16(AX), AX
-	CMPQ      CX, $0x01
-	JE        fp161204
-	JA        fp321205
+	TESTQ     $0x0000003f, BX
+	JEQ       aligned1484
+	ORQ       $0x04, DI
 
-block1207:
+aligned1484:
+	MOVQ a+0(FP), AX
+	MOVQ 112(AX), R8
+	MOVQ a+0(FP), AX
+	MOVQ 88(AX), R9
+	MOVQ a+0(FP), AX
+	MOVQ 96(AX), R10
+	MOVQ a+0(FP), AX
+	MOVQ 24(AX), R11
+	MOVQ a+0(FP), AX
+	MOVQ 16(AX), AX
+	CMPQ CX, $0x01
+	JE   fp161486
+	JA   fp321487
+
+block1489:
 	TESTQ   R11, R11
-	JEQ     kept1210
+	JEQ     kept1492
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -22082,7 +23942,7 @@ block1207:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept1210:
+kept1492:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R12
 	MOVQ         AX, CX
@@ -22102,18 +23962,18 @@ kept1210:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn1208:
+turn1490:
 	TESTQ     R11, R11
-	JEQ       kept1211
+	JEQ       kept1493
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
-	VMOVDQU32 (BX)(AX*4), Z17
+	VMOVDQU32 (SI)(AX*4), Z17
 	VMOVDQU32 Z17, 64(R11)(CX*4)
-	VMOVDQU32 64(BX)(AX*4), Z17
+	VMOVDQU32 64(SI)(AX*4), Z17
 	VMOVDQU32 Z17, 128(R11)(CX*4)
-	VMOVDQU32 128(BX)(AX*4), Z17
+	VMOVDQU32 128(SI)(AX*4), Z17
 	VMOVDQU32 Z17, 192(R11)(CX*4)
-	VMOVDQU32 192(BX)(AX*4), Z17
+	VMOVDQU32 192(SI)(AX*4), Z17
 	VMOVDQU32 Z17, 256(R11)(CX*4)
 	VMOVDQU32 (R9)(AX*1), Z17
 	VMOVDQU32 Z17, 4160(R11)(CX*1)
@@ -22122,7 +23982,7 @@ turn1208:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept1211:
+kept1493:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -22132,7 +23992,7 @@ kept1211:
 	PREFETCHT0  (R10)(CX*1)
 	MOVQ        AX, R12
 	ANDQ        $0x000001ff, R12
-	PREFETCHT0  (BX)(CX*4)
+	PREFETCHT0  (SI)(CX*4)
 	PREFETCHT0  (R8)(CX*2)
 	VPMOVZXBW   (R10)(AX*1), Z18
 	VPTESTMW    Z18, Z18, K1
@@ -22158,8 +24018,8 @@ kept1211:
 	VMOVDQU32   (R8)(AX*2), Z22
 	VPSLLD      $0x10, Z22, Z21
 	VPANDD      Z8, Z22, Z22
-	VMOVUPS     (BX)(AX*4), Z23
-	VMOVUPS     64(BX)(AX*4), Z24
+	VMOVUPS     (SI)(AX*4), Z23
+	VMOVUPS     64(SI)(AX*4), Z24
 	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
 	VPERMI2PS   Z24, Z23, Z25
 	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
@@ -22233,29 +24093,55 @@ kept1211:
 	VPERMI2PS   Z26, Z25, Z17
 	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
 	VPERMI2PS   Z26, Z25, Z18
-	VMOVUPS     Z17, (BX)(AX*4)
-	VMOVUPS     Z18, 64(BX)(AX*4)
-	CMPQ        DI, $0x01
-	JE          fp161215
-	JA          fp321216
-	VPSRLD      $0x10, Z25, Z17
-	VPANDD      pattern00000001<>+0(SB), Z17, Z17
-	VPADDD      pattern00007fff<>+0(SB), Z17, Z17
-	VPADDD      Z25, Z17, Z17
-	VCMPPS      $0x03, Z25, Z25, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z17
-	VPSRLD      $0x10, Z26, Z18
-	VPANDD      pattern00000001<>+0(SB), Z18, Z18
-	VPADDD      pattern00007fff<>+0(SB), Z18, Z18
-	VPADDD      Z26, Z18, Z18
-	VCMPPS      $0x03, Z26, Z26, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z18
+	VMOVUPS     Z17, (SI)(AX*4)
+	VMOVUPS     Z18, 64(SI)(AX*4)
+	TESTQ       DI, DI
+	JNE         unusual1494
+	VPTESTMD    pattern00010000<>+0(SB), Z25, K1
+	VPADDD      pattern00007fff<>+0(SB), Z25, Z17
+	VCMPPS      $0x03, Z25, Z25, K2
+	VPADDD      pattern00000001<>+0(SB), Z17, K1, Z17
+	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z17
+	VPTESTMD    pattern00010000<>+0(SB), Z26, K1
+	VPADDD      pattern00007fff<>+0(SB), Z26, Z18
+	VCMPPS      $0x03, Z26, Z26, K2
+	VPADDD      pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z18
 	VPSRLD      $0x10, Z17, Z17
 	VPTERNLOGD  $0xf8, Z8, Z18, Z17
-	VMOVDQU32   Z17, Z17
-	JMP         done1217
+	VMOVNTDQ    Z17, (BX)(AX*2)
+	JMP         stored1495
 
-fp161215:
+unusual1494:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp161497
+	JA         fp321498
+	VPTESTMD   pattern00010000<>+0(SB), Z25, K1
+	VPADDD     pattern00007fff<>+0(SB), Z25, Z17
+	VCMPPS     $0x03, Z25, Z25, K2
+	VPADDD     pattern00000001<>+0(SB), Z17, K1, Z17
+	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z17
+	VPTESTMD   pattern00010000<>+0(SB), Z26, K1
+	VPADDD     pattern00007fff<>+0(SB), Z26, Z18
+	VCMPPS     $0x03, Z26, Z26, K2
+	VPADDD     pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD     $0x10, Z17, Z17
+	VPTERNLOGD $0xf8, Z8, Z18, Z17
+	TESTQ      $0x00000004, DI
+	JNE        ordinary1501
+	VMOVNTDQ   Z17, (BX)(AX*2)
+	JMP        stored1500
+
+ordinary1501:
+	VMOVDQU32 Z17, (BX)(AX*2)
+
+stored1500:
+	JMP done1499
+
+fp161497:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
 	VPERMI2PS    Z26, Z25, Z17
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -22264,25 +24150,23 @@ fp161215:
 	VCVTPS2PH    $0x00, Z17, Y5
 	VCVTPS2PH    $0x00, Z18, Y17
 	VINSERTI64X4 $0x01, Y17, Z5, Z5
-	VMOVDQU32    Z5, Z17
-	JMP          done1217
+	TESTQ        $0x00000004, DI
+	JNE          ordinary1503
+	VMOVNTDQ     Z5, (BX)(AX*2)
+	JMP          stored1502
 
-fp321216:
-	JMP stored1213
+ordinary1503:
+	VMOVDQU32 Z5, (BX)(AX*2)
 
-done1217:
-	TESTQ    $0x0000003f, SI
-	JNE      unaligned1212
-	VMOVNTDQ Z17, (SI)(AX*2)
-	JMP      stored1213
+stored1502:
+	JMP done1499
 
-unaligned1212:
-	VMOVDQU32 Z17, (SI)(AX*2)
-
-stored1213:
+fp321498:
+done1499:
+stored1495:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
-	PREFETCHT0  (BX)(CX*4)
+	PREFETCHT0  (SI)(CX*4)
 	PREFETCHT0  (R8)(CX*2)
 	VPMOVZXBW   (R10)(AX*1), Z18
 	VPTESTMW    Z18, Z18, K1
@@ -22308,8 +24192,8 @@ stored1213:
 	VMOVDQU32   (R8)(AX*2), Z25
 	VPSLLD      $0x10, Z25, Z24
 	VPANDD      Z8, Z25, Z25
-	VMOVUPS     (BX)(AX*4), Z26
-	VMOVUPS     64(BX)(AX*4), Z27
+	VMOVUPS     (SI)(AX*4), Z26
+	VMOVUPS     64(SI)(AX*4), Z27
 	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z28
 	VPERMI2PS   Z27, Z26, Z28
 	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z29
@@ -22394,29 +24278,55 @@ stored1213:
 	VPERMI2PS   Z29, Z28, Z17
 	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
 	VPERMI2PS   Z29, Z28, Z18
-	VMOVUPS     Z17, (BX)(AX*4)
-	VMOVUPS     Z18, 64(BX)(AX*4)
-	CMPQ        DI, $0x01
-	JE          fp161221
-	JA          fp321222
-	VPSRLD      $0x10, Z28, Z17
-	VPANDD      pattern00000001<>+0(SB), Z17, Z17
-	VPADDD      pattern00007fff<>+0(SB), Z17, Z17
-	VPADDD      Z28, Z17, Z17
-	VCMPPS      $0x03, Z28, Z28, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z17
-	VPSRLD      $0x10, Z29, Z18
-	VPANDD      pattern00000001<>+0(SB), Z18, Z18
-	VPADDD      pattern00007fff<>+0(SB), Z18, Z18
-	VPADDD      Z29, Z18, Z18
-	VCMPPS      $0x03, Z29, Z29, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z18
+	VMOVUPS     Z17, (SI)(AX*4)
+	VMOVUPS     Z18, 64(SI)(AX*4)
+	TESTQ       DI, DI
+	JNE         unusual1504
+	VPTESTMD    pattern00010000<>+0(SB), Z28, K1
+	VPADDD      pattern00007fff<>+0(SB), Z28, Z17
+	VCMPPS      $0x03, Z28, Z28, K2
+	VPADDD      pattern00000001<>+0(SB), Z17, K1, Z17
+	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z17
+	VPTESTMD    pattern00010000<>+0(SB), Z29, K1
+	VPADDD      pattern00007fff<>+0(SB), Z29, Z18
+	VCMPPS      $0x03, Z29, Z29, K2
+	VPADDD      pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z18
 	VPSRLD      $0x10, Z17, Z17
 	VPTERNLOGD  $0xf8, Z8, Z18, Z17
-	VMOVDQU32   Z17, Z17
-	JMP         done1223
+	VMOVNTDQ    Z17, (BX)(AX*2)
+	JMP         stored1505
 
-fp161221:
+unusual1504:
+	MOVQ       DI, R12
+	ANDQ       $0x03, R12
+	CMPQ       R12, $0x01
+	JE         fp161507
+	JA         fp321508
+	VPTESTMD   pattern00010000<>+0(SB), Z28, K1
+	VPADDD     pattern00007fff<>+0(SB), Z28, Z17
+	VCMPPS     $0x03, Z28, Z28, K2
+	VPADDD     pattern00000001<>+0(SB), Z17, K1, Z17
+	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z17
+	VPTESTMD   pattern00010000<>+0(SB), Z29, K1
+	VPADDD     pattern00007fff<>+0(SB), Z29, Z18
+	VCMPPS     $0x03, Z29, Z29, K2
+	VPADDD     pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD     $0x10, Z17, Z17
+	VPTERNLOGD $0xf8, Z8, Z18, Z17
+	TESTQ      $0x00000004, DI
+	JNE        ordinary1511
+	VMOVNTDQ   Z17, (BX)(AX*2)
+	JMP        stored1510
+
+ordinary1511:
+	VMOVDQU32 Z17, (BX)(AX*2)
+
+stored1510:
+	JMP done1509
+
+fp161507:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
 	VPERMI2PS    Z29, Z28, Z17
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -22425,31 +24335,29 @@ fp161221:
 	VCVTPS2PH    $0x00, Z17, Y6
 	VCVTPS2PH    $0x00, Z18, Y17
 	VINSERTI64X4 $0x01, Y17, Z6, Z6
-	VMOVDQU32    Z6, Z17
-	JMP          done1223
+	TESTQ        $0x00000004, DI
+	JNE          ordinary1513
+	VMOVNTDQ     Z6, (BX)(AX*2)
+	JMP          stored1512
 
-fp321222:
-	JMP stored1219
+ordinary1513:
+	VMOVDQU32 Z6, (BX)(AX*2)
 
-done1223:
-	TESTQ    $0x0000003f, SI
-	JNE      unaligned1218
-	VMOVNTDQ Z17, (SI)(AX*2)
-	JMP      stored1219
+stored1512:
+	JMP done1509
 
-unaligned1218:
-	VMOVDQU32 Z17, (SI)(AX*2)
-
-stored1219:
+fp321508:
+done1509:
+stored1505:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   turn1208
+	JNE   turn1490
 	CMPL  5120(DX), $0x00
-	JEQ   done1225
+	JEQ   done1515
 	SUBQ  $0x00000100, AX
 
-next1224:
+next1514:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -22468,9 +24376,9 @@ next1224:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1224
+	JNE        next1514
 
-done1225:
+done1515:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -22495,11 +24403,11 @@ done1225:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1226
+	JEQ           unusual1516
 	CMPL          R14, $0x5f000000
-	JBE           usual1227
+	JBE           usual1517
 
-unusual1226:
+unusual1516:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -22508,7 +24416,7 @@ unusual1226:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next1228:
+next1518:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -22517,7 +24425,7 @@ next1228:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next1228
+	JB            next1518
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -22539,7 +24447,7 @@ next1228:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual1227:
+usual1517:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -22649,13 +24557,13 @@ usual1227:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1207
-	JMP          done1206
+	JB           block1489
+	JMP          done1488
 
-fp161204:
-block1229:
+fp161486:
+block1519:
 	TESTQ   R11, R11
-	JEQ     kept1232
+	JEQ     kept1522
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -22664,7 +24572,7 @@ block1229:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept1232:
+kept1522:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R12
 	MOVQ         AX, CX
@@ -22684,18 +24592,18 @@ kept1232:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn1230:
+turn1520:
 	TESTQ     R11, R11
-	JEQ       kept1233
+	JEQ       kept1523
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
-	VMOVDQU32 (BX)(AX*4), Z5
+	VMOVDQU32 (SI)(AX*4), Z5
 	VMOVDQU32 Z5, 64(R11)(CX*4)
-	VMOVDQU32 64(BX)(AX*4), Z5
+	VMOVDQU32 64(SI)(AX*4), Z5
 	VMOVDQU32 Z5, 128(R11)(CX*4)
-	VMOVDQU32 128(BX)(AX*4), Z5
+	VMOVDQU32 128(SI)(AX*4), Z5
 	VMOVDQU32 Z5, 192(R11)(CX*4)
-	VMOVDQU32 192(BX)(AX*4), Z5
+	VMOVDQU32 192(SI)(AX*4), Z5
 	VMOVDQU32 Z5, 256(R11)(CX*4)
 	VMOVDQU32 (R9)(AX*1), Z5
 	VMOVDQU32 Z5, 4160(R11)(CX*1)
@@ -22704,7 +24612,7 @@ turn1230:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept1233:
+kept1523:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -22714,7 +24622,7 @@ kept1233:
 	PREFETCHT0  (R10)(CX*1)
 	MOVQ        AX, R12
 	ANDQ        $0x000001ff, R12
-	PREFETCHT0  (BX)(CX*4)
+	PREFETCHT0  (SI)(CX*4)
 	PREFETCHT0  (R8)(CX*2)
 	VPMOVZXBW   (R10)(AX*1), Z18
 	VPTESTMW    Z18, Z18, K1
@@ -22743,8 +24651,8 @@ kept1233:
 	VPERMI2PS   Z22, Z21, Z23
 	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
 	VPERMI2PS   Z22, Z21, Z24
-	VMOVUPS     (BX)(AX*4), Z21
-	VMOVUPS     64(BX)(AX*4), Z22
+	VMOVUPS     (SI)(AX*4), Z21
+	VMOVUPS     64(SI)(AX*4), Z22
 	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
 	VPERMI2PS   Z22, Z21, Z25
 	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
@@ -22818,29 +24726,55 @@ kept1233:
 	VPERMI2PS   Z26, Z25, Z5
 	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
 	VPERMI2PS   Z26, Z25, Z18
-	VMOVUPS     Z5, (BX)(AX*4)
-	VMOVUPS     Z18, 64(BX)(AX*4)
-	CMPQ        DI, $0x01
-	JE          fp161237
-	JA          fp321238
-	VPSRLD      $0x10, Z25, Z5
-	VPANDD      pattern00000001<>+0(SB), Z5, Z5
-	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
-	VPADDD      Z25, Z5, Z5
-	VCMPPS      $0x03, Z25, Z25, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
-	VPSRLD      $0x10, Z26, Z18
-	VPANDD      pattern00000001<>+0(SB), Z18, Z18
-	VPADDD      pattern00007fff<>+0(SB), Z18, Z18
-	VPADDD      Z26, Z18, Z18
-	VCMPPS      $0x03, Z26, Z26, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z18
+	VMOVUPS     Z5, (SI)(AX*4)
+	VMOVUPS     Z18, 64(SI)(AX*4)
+	TESTQ       DI, DI
+	JNE         unusual1524
+	VPTESTMD    pattern00010000<>+0(SB), Z25, K1
+	VPADDD      pattern00007fff<>+0(SB), Z25, Z5
+	VCMPPS      $0x03, Z25, Z25, K2
+	VPADDD      pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD    pattern00010000<>+0(SB), Z26, K1
+	VPADDD      pattern00007fff<>+0(SB), Z26, Z18
+	VCMPPS      $0x03, Z26, Z26, K2
+	VPADDD      pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z18
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z8, Z18, Z5
-	VMOVDQU32   Z5, Z5
-	JMP         done1239
+	VMOVNTDQ    Z5, (BX)(AX*2)
+	JMP         stored1525
 
-fp161237:
+unusual1524:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp161527
+	JA         fp321528
+	VPTESTMD   pattern00010000<>+0(SB), Z25, K1
+	VPADDD     pattern00007fff<>+0(SB), Z25, Z5
+	VCMPPS     $0x03, Z25, Z25, K2
+	VPADDD     pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD   pattern00010000<>+0(SB), Z26, K1
+	VPADDD     pattern00007fff<>+0(SB), Z26, Z18
+	VCMPPS     $0x03, Z26, Z26, K2
+	VPADDD     pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD     $0x10, Z5, Z5
+	VPTERNLOGD $0xf8, Z8, Z18, Z5
+	TESTQ      $0x00000004, DI
+	JNE        ordinary1531
+	VMOVNTDQ   Z5, (BX)(AX*2)
+	JMP        stored1530
+
+ordinary1531:
+	VMOVDQU32 Z5, (BX)(AX*2)
+
+stored1530:
+	JMP done1529
+
+fp161527:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z26, Z25, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -22849,25 +24783,23 @@ fp161237:
 	VCVTPS2PH    $0x00, Z5, Y6
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z6, Z6
-	VMOVDQU32    Z6, Z5
-	JMP          done1239
+	TESTQ        $0x00000004, DI
+	JNE          ordinary1533
+	VMOVNTDQ     Z6, (BX)(AX*2)
+	JMP          stored1532
 
-fp321238:
-	JMP stored1235
+ordinary1533:
+	VMOVDQU32 Z6, (BX)(AX*2)
 
-done1239:
-	TESTQ    $0x0000003f, SI
-	JNE      unaligned1234
-	VMOVNTDQ Z5, (SI)(AX*2)
-	JMP      stored1235
+stored1532:
+	JMP done1529
 
-unaligned1234:
-	VMOVDQU32 Z5, (SI)(AX*2)
-
-stored1235:
+fp321528:
+done1529:
+stored1525:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
-	PREFETCHT0  (BX)(CX*4)
+	PREFETCHT0  (SI)(CX*4)
 	PREFETCHT0  (R8)(CX*2)
 	VPMOVZXBW   (R10)(AX*1), Z18
 	VPTESTMW    Z18, Z18, K1
@@ -22896,8 +24828,8 @@ stored1235:
 	VPERMI2PS   Z25, Z24, Z26
 	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z27
 	VPERMI2PS   Z25, Z24, Z27
-	VMOVUPS     (BX)(AX*4), Z24
-	VMOVUPS     64(BX)(AX*4), Z25
+	VMOVUPS     (SI)(AX*4), Z24
+	VMOVUPS     64(SI)(AX*4), Z25
 	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z28
 	VPERMI2PS   Z25, Z24, Z28
 	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z29
@@ -22982,29 +24914,55 @@ stored1235:
 	VPERMI2PS   Z29, Z28, Z5
 	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
 	VPERMI2PS   Z29, Z28, Z18
-	VMOVUPS     Z5, (BX)(AX*4)
-	VMOVUPS     Z18, 64(BX)(AX*4)
-	CMPQ        DI, $0x01
-	JE          fp161243
-	JA          fp321244
-	VPSRLD      $0x10, Z28, Z5
-	VPANDD      pattern00000001<>+0(SB), Z5, Z5
-	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
-	VPADDD      Z28, Z5, Z5
-	VCMPPS      $0x03, Z28, Z28, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
-	VPSRLD      $0x10, Z29, Z18
-	VPANDD      pattern00000001<>+0(SB), Z18, Z18
-	VPADDD      pattern00007fff<>+0(SB), Z18, Z18
-	VPADDD      Z29, Z18, Z18
-	VCMPPS      $0x03, Z29, Z29, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z18
+	VMOVUPS     Z5, (SI)(AX*4)
+	VMOVUPS     Z18, 64(SI)(AX*4)
+	TESTQ       DI, DI
+	JNE         unusual1534
+	VPTESTMD    pattern00010000<>+0(SB), Z28, K1
+	VPADDD      pattern00007fff<>+0(SB), Z28, Z5
+	VCMPPS      $0x03, Z28, Z28, K2
+	VPADDD      pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD    pattern00010000<>+0(SB), Z29, K1
+	VPADDD      pattern00007fff<>+0(SB), Z29, Z18
+	VCMPPS      $0x03, Z29, Z29, K2
+	VPADDD      pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z18
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z8, Z18, Z5
-	VMOVDQU32   Z5, Z5
-	JMP         done1245
+	VMOVNTDQ    Z5, (BX)(AX*2)
+	JMP         stored1535
 
-fp161243:
+unusual1534:
+	MOVQ       DI, R12
+	ANDQ       $0x03, R12
+	CMPQ       R12, $0x01
+	JE         fp161537
+	JA         fp321538
+	VPTESTMD   pattern00010000<>+0(SB), Z28, K1
+	VPADDD     pattern00007fff<>+0(SB), Z28, Z5
+	VCMPPS     $0x03, Z28, Z28, K2
+	VPADDD     pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD   pattern00010000<>+0(SB), Z29, K1
+	VPADDD     pattern00007fff<>+0(SB), Z29, Z18
+	VCMPPS     $0x03, Z29, Z29, K2
+	VPADDD     pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD     $0x10, Z5, Z5
+	VPTERNLOGD $0xf8, Z8, Z18, Z5
+	TESTQ      $0x00000004, DI
+	JNE        ordinary1541
+	VMOVNTDQ   Z5, (BX)(AX*2)
+	JMP        stored1540
+
+ordinary1541:
+	VMOVDQU32 Z5, (BX)(AX*2)
+
+stored1540:
+	JMP done1539
+
+fp161537:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z29, Z28, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -23013,31 +24971,29 @@ fp161243:
 	VCVTPS2PH    $0x00, Z5, Y17
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z17, Z17
-	VMOVDQU32    Z17, Z5
-	JMP          done1245
+	TESTQ        $0x00000004, DI
+	JNE          ordinary1543
+	VMOVNTDQ     Z17, (BX)(AX*2)
+	JMP          stored1542
 
-fp321244:
-	JMP stored1241
+ordinary1543:
+	VMOVDQU32 Z17, (BX)(AX*2)
 
-done1245:
-	TESTQ    $0x0000003f, SI
-	JNE      unaligned1240
-	VMOVNTDQ Z5, (SI)(AX*2)
-	JMP      stored1241
+stored1542:
+	JMP done1539
 
-unaligned1240:
-	VMOVDQU32 Z5, (SI)(AX*2)
-
-stored1241:
+fp321538:
+done1539:
+stored1535:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   turn1230
+	JNE   turn1520
 	CMPL  5120(DX), $0x00
-	JEQ   done1247
+	JEQ   done1545
 	SUBQ  $0x00000100, AX
 
-next1246:
+next1544:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -23056,9 +25012,9 @@ next1246:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1246
+	JNE        next1544
 
-done1247:
+done1545:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -23083,11 +25039,11 @@ done1247:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1248
+	JEQ           unusual1546
 	CMPL          R14, $0x5f000000
-	JBE           usual1249
+	JBE           usual1547
 
-unusual1248:
+unusual1546:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -23096,7 +25052,7 @@ unusual1248:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next1250:
+next1548:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -23105,7 +25061,7 @@ next1250:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next1250
+	JB            next1548
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -23127,7 +25083,7 @@ next1250:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual1249:
+usual1547:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -23237,13 +25193,13 @@ usual1249:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1229
-	JMP          done1206
+	JB           block1519
+	JMP          done1488
 
-fp321205:
-block1251:
+fp321487:
+block1549:
 	TESTQ   R11, R11
-	JEQ     kept1254
+	JEQ     kept1552
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -23252,7 +25208,7 @@ block1251:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept1254:
+kept1552:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R12
 	MOVQ         AX, CX
@@ -23272,18 +25228,18 @@ kept1254:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-turn1252:
+turn1550:
 	TESTQ     R11, R11
-	JEQ       kept1255
+	JEQ       kept1553
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
-	VMOVDQU32 (BX)(AX*4), Z5
+	VMOVDQU32 (SI)(AX*4), Z5
 	VMOVDQU32 Z5, 64(R11)(CX*4)
-	VMOVDQU32 64(BX)(AX*4), Z5
+	VMOVDQU32 64(SI)(AX*4), Z5
 	VMOVDQU32 Z5, 128(R11)(CX*4)
-	VMOVDQU32 128(BX)(AX*4), Z5
+	VMOVDQU32 128(SI)(AX*4), Z5
 	VMOVDQU32 Z5, 192(R11)(CX*4)
-	VMOVDQU32 192(BX)(AX*4), Z5
+	VMOVDQU32 192(SI)(AX*4), Z5
 	VMOVDQU32 Z5, 256(R11)(CX*4)
 	VMOVDQU32 (R9)(AX*1), Z5
 	VMOVDQU32 Z5, 4160(R11)(CX*1)
@@ -23292,7 +25248,7 @@ turn1252:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept1255:
+kept1553:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -23302,7 +25258,7 @@ kept1255:
 	PREFETCHT0  (R10)(CX*1)
 	MOVQ        AX, R12
 	ANDQ        $0x000001ff, R12
-	PREFETCHT0  (BX)(CX*4)
+	PREFETCHT0  (SI)(CX*4)
 	PREFETCHT0  (R8)(CX*4)
 	VPMOVZXBW   (R10)(AX*1), Z18
 	VPTESTMW    Z18, Z18, K1
@@ -23331,8 +25287,8 @@ kept1255:
 	VPERMI2PS   Z22, Z21, Z23
 	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
 	VPERMI2PS   Z22, Z21, Z24
-	VMOVUPS     (BX)(AX*4), Z21
-	VMOVUPS     64(BX)(AX*4), Z22
+	VMOVUPS     (SI)(AX*4), Z21
+	VMOVUPS     64(SI)(AX*4), Z22
 	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
 	VPERMI2PS   Z22, Z21, Z25
 	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
@@ -23406,29 +25362,55 @@ kept1255:
 	VPERMI2PS   Z26, Z25, Z5
 	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
 	VPERMI2PS   Z26, Z25, Z18
-	VMOVUPS     Z5, (BX)(AX*4)
-	VMOVUPS     Z18, 64(BX)(AX*4)
-	CMPQ        DI, $0x01
-	JE          fp161259
-	JA          fp321260
-	VPSRLD      $0x10, Z25, Z5
-	VPANDD      pattern00000001<>+0(SB), Z5, Z5
-	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
-	VPADDD      Z25, Z5, Z5
-	VCMPPS      $0x03, Z25, Z25, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
-	VPSRLD      $0x10, Z26, Z18
-	VPANDD      pattern00000001<>+0(SB), Z18, Z18
-	VPADDD      pattern00007fff<>+0(SB), Z18, Z18
-	VPADDD      Z26, Z18, Z18
-	VCMPPS      $0x03, Z26, Z26, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z18
+	VMOVUPS     Z5, (SI)(AX*4)
+	VMOVUPS     Z18, 64(SI)(AX*4)
+	TESTQ       DI, DI
+	JNE         unusual1554
+	VPTESTMD    pattern00010000<>+0(SB), Z25, K1
+	VPADDD      pattern00007fff<>+0(SB), Z25, Z5
+	VCMPPS      $0x03, Z25, Z25, K2
+	VPADDD      pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD    pattern00010000<>+0(SB), Z26, K1
+	VPADDD      pattern00007fff<>+0(SB), Z26, Z18
+	VCMPPS      $0x03, Z26, Z26, K2
+	VPADDD      pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z18
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z8, Z18, Z5
-	VMOVDQU32   Z5, Z5
-	JMP         done1261
+	VMOVNTDQ    Z5, (BX)(AX*2)
+	JMP         stored1555
 
-fp161259:
+unusual1554:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp161557
+	JA         fp321558
+	VPTESTMD   pattern00010000<>+0(SB), Z25, K1
+	VPADDD     pattern00007fff<>+0(SB), Z25, Z5
+	VCMPPS     $0x03, Z25, Z25, K2
+	VPADDD     pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD   pattern00010000<>+0(SB), Z26, K1
+	VPADDD     pattern00007fff<>+0(SB), Z26, Z18
+	VCMPPS     $0x03, Z26, Z26, K2
+	VPADDD     pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD     $0x10, Z5, Z5
+	VPTERNLOGD $0xf8, Z8, Z18, Z5
+	TESTQ      $0x00000004, DI
+	JNE        ordinary1561
+	VMOVNTDQ   Z5, (BX)(AX*2)
+	JMP        stored1560
+
+ordinary1561:
+	VMOVDQU32 Z5, (BX)(AX*2)
+
+stored1560:
+	JMP done1559
+
+fp161557:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z26, Z25, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -23437,25 +25419,23 @@ fp161259:
 	VCVTPS2PH    $0x00, Z5, Y6
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z6, Z6
-	VMOVDQU32    Z6, Z5
-	JMP          done1261
+	TESTQ        $0x00000004, DI
+	JNE          ordinary1563
+	VMOVNTDQ     Z6, (BX)(AX*2)
+	JMP          stored1562
 
-fp321260:
-	JMP stored1257
+ordinary1563:
+	VMOVDQU32 Z6, (BX)(AX*2)
 
-done1261:
-	TESTQ    $0x0000003f, SI
-	JNE      unaligned1256
-	VMOVNTDQ Z5, (SI)(AX*2)
-	JMP      stored1257
+stored1562:
+	JMP done1559
 
-unaligned1256:
-	VMOVDQU32 Z5, (SI)(AX*2)
-
-stored1257:
+fp321558:
+done1559:
+stored1555:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
-	PREFETCHT0  (BX)(CX*4)
+	PREFETCHT0  (SI)(CX*4)
 	PREFETCHT0  (R8)(CX*4)
 	VPMOVZXBW   (R10)(AX*1), Z18
 	VPTESTMW    Z18, Z18, K1
@@ -23484,8 +25464,8 @@ stored1257:
 	VPERMI2PS   Z25, Z24, Z26
 	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z27
 	VPERMI2PS   Z25, Z24, Z27
-	VMOVUPS     (BX)(AX*4), Z24
-	VMOVUPS     64(BX)(AX*4), Z25
+	VMOVUPS     (SI)(AX*4), Z24
+	VMOVUPS     64(SI)(AX*4), Z25
 	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z28
 	VPERMI2PS   Z25, Z24, Z28
 	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z29
@@ -23570,29 +25550,55 @@ stored1257:
 	VPERMI2PS   Z29, Z28, Z5
 	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
 	VPERMI2PS   Z29, Z28, Z18
-	VMOVUPS     Z5, (BX)(AX*4)
-	VMOVUPS     Z18, 64(BX)(AX*4)
-	CMPQ        DI, $0x01
-	JE          fp161265
-	JA          fp321266
-	VPSRLD      $0x10, Z28, Z5
-	VPANDD      pattern00000001<>+0(SB), Z5, Z5
-	VPADDD      pattern00007fff<>+0(SB), Z5, Z5
-	VPADDD      Z28, Z5, Z5
-	VCMPPS      $0x03, Z28, Z28, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z5
-	VPSRLD      $0x10, Z29, Z18
-	VPANDD      pattern00000001<>+0(SB), Z18, Z18
-	VPADDD      pattern00007fff<>+0(SB), Z18, Z18
-	VPADDD      Z29, Z18, Z18
-	VCMPPS      $0x03, Z29, Z29, K1
-	VMOVDQU32   pattern7fc00000<>+0(SB), K1, Z18
+	VMOVUPS     Z5, (SI)(AX*4)
+	VMOVUPS     Z18, 64(SI)(AX*4)
+	TESTQ       DI, DI
+	JNE         unusual1564
+	VPTESTMD    pattern00010000<>+0(SB), Z28, K1
+	VPADDD      pattern00007fff<>+0(SB), Z28, Z5
+	VCMPPS      $0x03, Z28, Z28, K2
+	VPADDD      pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD    pattern00010000<>+0(SB), Z29, K1
+	VPADDD      pattern00007fff<>+0(SB), Z29, Z18
+	VCMPPS      $0x03, Z29, Z29, K2
+	VPADDD      pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z18
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z8, Z18, Z5
-	VMOVDQU32   Z5, Z5
-	JMP         done1267
+	VMOVNTDQ    Z5, (BX)(AX*2)
+	JMP         stored1565
 
-fp161265:
+unusual1564:
+	MOVQ       DI, R12
+	ANDQ       $0x03, R12
+	CMPQ       R12, $0x01
+	JE         fp161567
+	JA         fp321568
+	VPTESTMD   pattern00010000<>+0(SB), Z28, K1
+	VPADDD     pattern00007fff<>+0(SB), Z28, Z5
+	VCMPPS     $0x03, Z28, Z28, K2
+	VPADDD     pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD   pattern00010000<>+0(SB), Z29, K1
+	VPADDD     pattern00007fff<>+0(SB), Z29, Z18
+	VCMPPS     $0x03, Z29, Z29, K2
+	VPADDD     pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD     $0x10, Z5, Z5
+	VPTERNLOGD $0xf8, Z8, Z18, Z5
+	TESTQ      $0x00000004, DI
+	JNE        ordinary1571
+	VMOVNTDQ   Z5, (BX)(AX*2)
+	JMP        stored1570
+
+ordinary1571:
+	VMOVDQU32 Z5, (BX)(AX*2)
+
+stored1570:
+	JMP done1569
+
+fp161567:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z29, Z28, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -23601,31 +25607,29 @@ fp161265:
 	VCVTPS2PH    $0x00, Z5, Y17
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z17, Z17
-	VMOVDQU32    Z17, Z5
-	JMP          done1267
+	TESTQ        $0x00000004, DI
+	JNE          ordinary1573
+	VMOVNTDQ     Z17, (BX)(AX*2)
+	JMP          stored1572
 
-fp321266:
-	JMP stored1263
+ordinary1573:
+	VMOVDQU32 Z17, (BX)(AX*2)
 
-done1267:
-	TESTQ    $0x0000003f, SI
-	JNE      unaligned1262
-	VMOVNTDQ Z5, (SI)(AX*2)
-	JMP      stored1263
+stored1572:
+	JMP done1569
 
-unaligned1262:
-	VMOVDQU32 Z5, (SI)(AX*2)
-
-stored1263:
+fp321568:
+done1569:
+stored1565:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   turn1252
+	JNE   turn1550
 	CMPL  5120(DX), $0x00
-	JEQ   done1269
+	JEQ   done1575
 	SUBQ  $0x00000100, AX
 
-next1268:
+next1574:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -23644,9 +25648,9 @@ next1268:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1268
+	JNE        next1574
 
-done1269:
+done1575:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -23671,11 +25675,11 @@ done1269:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1270
+	JEQ           unusual1576
 	CMPL          R14, $0x5f000000
-	JBE           usual1271
+	JBE           usual1577
 
-unusual1270:
+unusual1576:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -23684,7 +25688,7 @@ unusual1270:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next1272:
+next1578:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -23693,7 +25697,7 @@ next1272:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next1272
+	JB            next1578
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -23715,7 +25719,7 @@ next1272:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual1271:
+usual1577:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -23825,10 +25829,10 @@ usual1271:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1251
+	JB           block1549
 
-done1206:
-turn1273:
+done1488:
+turn1579:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	MOVQ        CX, BX
@@ -23906,12 +25910,12 @@ turn1273:
 	VMOVDQU32   Z2, -32(CX)(AX*1)
 	ADDQ        $0x20, AX
 	TESTQ       $0x000000ff, AX
-	JNE         turn1273
+	JNE         turn1579
 	CMPL        5120(DX), $0x00
-	JEQ         done1275
+	JEQ         done1581
 	SUBQ        $0x00000100, AX
 
-next1274:
+next1580:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -23930,9 +25934,9 @@ next1274:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1274
+	JNE        next1580
 
-done1275:
+done1581:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -23962,13 +25966,13 @@ TEXT ·trafficFP322xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp161277
-	JA     fp321278
+	JE     fp161583
+	JA     fp321584
 	XORQ   DX, DX
 	LEAQ   192(DX), R11
-	JMP    check1281
+	JMP    check1587
 
-next1280:
+next1586:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -23981,42 +25985,42 @@ next1280:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1282
+	JNE        within1588
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1282:
+within1588:
 	TESTQ    AX, AX
-	JEQ      written1283
+	JEQ      written1589
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned1284
+	JNE      unaligned1590
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1283
+	JMP      written1589
 
-unaligned1284:
+unaligned1590:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1283:
+written1589:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check1281:
+check1587:
 	CMPQ DX, R10
-	JB   next1280
+	JB   next1586
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1280
-	JMP  done1279
+	JB   next1586
+	JMP  done1585
 
-fp161277:
+fp161583:
 	XORQ DX, DX
 	LEAQ 192(DX), R11
-	JMP  check1286
+	JMP  check1592
 
-next1285:
+next1591:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -24029,42 +26033,42 @@ next1285:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1287
+	JNE        within1593
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1287:
+within1593:
 	TESTQ    AX, AX
-	JEQ      written1288
+	JEQ      written1594
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned1289
+	JNE      unaligned1595
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1288
+	JMP      written1594
 
-unaligned1289:
+unaligned1595:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1288:
+written1594:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check1286:
+check1592:
 	CMPQ DX, R10
-	JB   next1285
+	JB   next1591
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1285
-	JMP  done1279
+	JB   next1591
+	JMP  done1585
 
-fp321278:
+fp321584:
 	XORQ DX, DX
 	LEAQ 192(DX), R11
-	JMP  check1291
+	JMP  check1597
 
-next1290:
+next1596:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -24077,36 +26081,36 @@ next1290:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1292
+	JNE        within1598
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1292:
+within1598:
 	TESTQ    AX, AX
-	JEQ      written1293
+	JEQ      written1599
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned1294
+	JNE      unaligned1600
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1293
+	JMP      written1599
 
-unaligned1294:
+unaligned1600:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1293:
+written1599:
 	ADDQ $0x10, DX
 	ADDQ $0x10, R11
 
-check1291:
+check1597:
 	CMPQ DX, R10
-	JB   next1290
+	JB   next1596
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1290
+	JB   next1596
 
-done1279:
+done1585:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -24125,18 +26129,18 @@ TEXT ·sumSquaresAVX512(SB), NOSPLIT, $8-40
 	MOVQ    apart+8(FP), BX
 	MOVQ    sums+32(FP), SI
 	CMPQ    AX, $0x01
-	JE      fp161296
-	JA      fp321297
+	JE      fp161602
+	JA      fp321603
 	MOVQ    BX, R9
 	SHLQ    $0x01, R9
 	XORQ    AX, AX
 
-run1299:
+run1605:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1300:
+part1606:
 	VPMOVZXWD     (BX)(AX*2), Z0
 	VPSLLD        $0x10, Z0, Z0
 	VMULPS        Z0, Z0, Z0
@@ -24171,23 +26175,23 @@ part1300:
 	ADDQ          R9, BX
 	ADDQ          $0x00000080, DI
 	DECQ          R8
-	JNE           part1300
+	JNE           part1606
 	ADDQ          $0x00000080, AX
 	CMPQ          AX, DX
-	JB            run1299
-	JMP           done1298
+	JB            run1605
+	JMP           done1604
 
-fp161296:
+fp161602:
 	MOVQ BX, R9
 	SHLQ $0x01, R9
 	XORQ AX, AX
 
-run1301:
+run1607:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1302:
+part1608:
 	VCVTPH2PS     (BX)(AX*2), Z0
 	VMULPS        Z0, Z0, Z0
 	VCVTPH2PS     32(BX)(AX*2), Z1
@@ -24214,23 +26218,23 @@ part1302:
 	ADDQ          R9, BX
 	ADDQ          $0x00000080, DI
 	DECQ          R8
-	JNE           part1302
+	JNE           part1608
 	ADDQ          $0x00000080, AX
 	CMPQ          AX, DX
-	JB            run1301
-	JMP           done1298
+	JB            run1607
+	JMP           done1604
 
-fp321297:
+fp321603:
 	MOVQ BX, R9
 	SHLQ $0x02, R9
 	XORQ AX, AX
 
-run1303:
+run1609:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1304:
+part1610:
 	VMOVUPS       (BX)(AX*4), Z0
 	VMULPS        Z0, Z0, Z0
 	VMOVUPS       64(BX)(AX*4), Z1
@@ -24257,12 +26261,12 @@ part1304:
 	ADDQ          R9, BX
 	ADDQ          $0x00000080, DI
 	DECQ          R8
-	JNE           part1304
+	JNE           part1610
 	ADDQ          $0x00000080, AX
 	CMPQ          AX, DX
-	JB            run1303
+	JB            run1609
 
-done1298:
+done1604:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -24283,13 +26287,13 @@ TEXT ·sumWideSquaresAVX512(SB), NOSPLIT, $8-40
 	VMOVUPD (DX), Z0
 	VMOVUPD 64(DX), Z1
 	CMPQ    AX, $0x01
-	JE      fp161306
-	JA      fp321307
+	JE      fp161612
+	JA      fp321613
 	XORQ    AX, AX
 	LEAQ    2048(AX), DI
-	JMP     check1310
+	JMP     check1616
 
-next1309:
+next1615:
 	PREFETCHT0    (CX)(DI*2)
 	VPMOVZXWD     (CX)(AX*2), Z2
 	VPSLLD        $0x10, Z2, Z2
@@ -24301,21 +26305,21 @@ next1309:
 	ADDQ          $0x10, AX
 	ADDQ          $0x10, DI
 
-check1310:
+check1616:
 	CMPQ AX, SI
-	JB   next1309
+	JB   next1615
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1309
-	JMP  done1308
+	JB   next1615
+	JMP  done1614
 
-fp161306:
+fp161612:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check1312
+	JMP  check1618
 
-next1311:
+next1617:
 	PREFETCHT0    (CX)(DI*2)
 	VCVTPH2PS     (CX)(AX*2), Z2
 	VCVTPS2PD     Y2, Z3
@@ -24326,21 +26330,21 @@ next1311:
 	ADDQ          $0x10, AX
 	ADDQ          $0x10, DI
 
-check1312:
+check1618:
 	CMPQ AX, SI
-	JB   next1311
+	JB   next1617
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1311
-	JMP  done1308
+	JB   next1617
+	JMP  done1614
 
-fp321307:
+fp321613:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check1314
+	JMP  check1620
 
-next1313:
+next1619:
 	PREFETCHT0    (CX)(DI*4)
 	VMOVUPS       (CX)(AX*4), Z2
 	VCVTPS2PD     Y2, Z3
@@ -24351,15 +26355,15 @@ next1313:
 	ADDQ          $0x10, AX
 	ADDQ          $0x10, DI
 
-check1314:
+check1620:
 	CMPQ AX, SI
-	JB   next1313
+	JB   next1619
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1313
+	JB   next1619
 
-done1308:
+done1614:
 	VMOVUPD Z0, (DX)
 	VMOVUPD Z1, 64(DX)
 	LDMXCSR (SP)
@@ -24381,16 +26385,16 @@ TEXT ·accumulateAVX512(SB), NOSPLIT, $8-48
 	MOVQ    n+0(FP), SI
 	MOVQ    prefetching+8(FP), DI
 	CMPQ    AX, $0x01
-	JE      fp161316
-	JA      fp321317
+	JE      fp161622
+	JA      fp321623
 	CMPQ    CX, $0x01
-	JE      fp161320
-	JA      fp321321
+	JE      fp161626
+	JA      fp321627
 	XORQ    AX, AX
 	LEAQ    192(AX), CX
-	JMP     check1324
+	JMP     check1630
 
-next1323:
+next1629:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VPMOVZXWD  (DX)(AX*2), Z0
@@ -24398,104 +26402,101 @@ next1323:
 	VPMOVZXWD  (BX)(AX*2), Z1
 	VPSLLD     $0x10, Z1, Z1
 	VADDPS     Z1, Z0, Z0
-	VPSRLD     $0x10, Z0, Z1
-	VPANDD     pattern00000001<>+0(SB), Z1, Z1
-	VPADDD     pattern00007fff<>+0(SB), Z1, Z1
-	VPADDD     Z0, Z1, Z1
-	VCMPPS     $0x03, Z0, Z0, K1
-	VMOVDQU32  pattern7fc00000<>+0(SB), K1, Z1
+	VPTESTMD   pattern00010000<>+0(SB), Z0, K1
+	VPADDD     pattern00007fff<>+0(SB), Z0, Z1
+	VCMPPS     $0x03, Z0, Z0, K2
+	VPADDD     pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z1
 	VPSRLD     $0x10, Z1, Z1
 	VPMOVDW    Z1, Y0
 	VMOVDQU    Y0, (DX)(AX*2)
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1324:
+check1630:
 	CMPQ AX, DI
-	JB   next1323
+	JB   next1629
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1323
-	JMP  done1322
+	JB   next1629
+	JMP  done1628
 
-fp161320:
+fp161626:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1326
+	JMP  check1632
 
-next1325:
+next1631:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VPMOVZXWD  (DX)(AX*2), Z0
 	VPSLLD     $0x10, Z0, Z0
 	VCVTPH2PS  (BX)(AX*2), Z1
 	VADDPS     Z1, Z0, Z0
-	VPSRLD     $0x10, Z0, Z1
-	VPANDD     pattern00000001<>+0(SB), Z1, Z1
-	VPADDD     pattern00007fff<>+0(SB), Z1, Z1
-	VPADDD     Z0, Z1, Z1
-	VCMPPS     $0x03, Z0, Z0, K1
-	VMOVDQU32  pattern7fc00000<>+0(SB), K1, Z1
+	VPTESTMD   pattern00010000<>+0(SB), Z0, K1
+	VPADDD     pattern00007fff<>+0(SB), Z0, Z1
+	VCMPPS     $0x03, Z0, Z0, K2
+	VPADDD     pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z1
 	VPSRLD     $0x10, Z1, Z1
 	VPMOVDW    Z1, Y0
 	VMOVDQU    Y0, (DX)(AX*2)
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1326:
+check1632:
 	CMPQ AX, DI
-	JB   next1325
+	JB   next1631
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1325
-	JMP  done1322
+	JB   next1631
+	JMP  done1628
 
-fp321321:
+fp321627:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1328
+	JMP  check1634
 
-next1327:
+next1633:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*4)
 	VPMOVZXWD  (DX)(AX*2), Z0
 	VPSLLD     $0x10, Z0, Z0
 	VMOVUPS    (BX)(AX*4), Z1
 	VADDPS     Z1, Z0, Z0
-	VPSRLD     $0x10, Z0, Z1
-	VPANDD     pattern00000001<>+0(SB), Z1, Z1
-	VPADDD     pattern00007fff<>+0(SB), Z1, Z1
-	VPADDD     Z0, Z1, Z1
-	VCMPPS     $0x03, Z0, Z0, K1
-	VMOVDQU32  pattern7fc00000<>+0(SB), K1, Z1
+	VPTESTMD   pattern00010000<>+0(SB), Z0, K1
+	VPADDD     pattern00007fff<>+0(SB), Z0, Z1
+	VCMPPS     $0x03, Z0, Z0, K2
+	VPADDD     pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z1
 	VPSRLD     $0x10, Z1, Z1
 	VPMOVDW    Z1, Y0
 	VMOVDQU    Y0, (DX)(AX*2)
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1328:
+check1634:
 	CMPQ AX, DI
-	JB   next1327
+	JB   next1633
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1327
+	JB   next1633
 
-done1322:
-	JMP done1318
+done1628:
+	JMP done1624
 
-fp161316:
+fp161622:
 	CMPQ CX, $0x01
-	JE   fp161330
-	JA   fp321331
+	JE   fp161636
+	JA   fp321637
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1334
+	JMP  check1640
 
-next1333:
+next1639:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -24508,21 +26509,21 @@ next1333:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1334:
+check1640:
 	CMPQ AX, DI
-	JB   next1333
+	JB   next1639
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1333
-	JMP  done1332
+	JB   next1639
+	JMP  done1638
 
-fp161330:
+fp161636:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1336
+	JMP  check1642
 
-next1335:
+next1641:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -24534,21 +26535,21 @@ next1335:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1336:
+check1642:
 	CMPQ AX, DI
-	JB   next1335
+	JB   next1641
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1335
-	JMP  done1332
+	JB   next1641
+	JMP  done1638
 
-fp321331:
+fp321637:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1338
+	JMP  check1644
 
-next1337:
+next1643:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*4)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -24560,26 +26561,26 @@ next1337:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1338:
+check1644:
 	CMPQ AX, DI
-	JB   next1337
+	JB   next1643
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1337
+	JB   next1643
 
-done1332:
-	JMP done1318
+done1638:
+	JMP done1624
 
-fp321317:
+fp321623:
 	CMPQ CX, $0x01
-	JE   fp161340
-	JA   fp321341
+	JE   fp161646
+	JA   fp321647
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1344
+	JMP  check1650
 
-next1343:
+next1649:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -24590,21 +26591,21 @@ next1343:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1344:
+check1650:
 	CMPQ AX, DI
-	JB   next1343
+	JB   next1649
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1343
-	JMP  done1342
+	JB   next1649
+	JMP  done1648
 
-fp161340:
+fp161646:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1346
+	JMP  check1652
 
-next1345:
+next1651:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -24614,21 +26615,21 @@ next1345:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1346:
+check1652:
 	CMPQ AX, DI
-	JB   next1345
+	JB   next1651
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1345
-	JMP  done1342
+	JB   next1651
+	JMP  done1648
 
-fp321341:
+fp321647:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1348
+	JMP  check1654
 
-next1347:
+next1653:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*4)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -24638,16 +26639,16 @@ next1347:
 	ADDQ       $0x10, AX
 	ADDQ       $0x10, CX
 
-check1348:
+check1654:
 	CMPQ AX, DI
-	JB   next1347
+	JB   next1653
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1347
+	JB   next1653
 
-done1342:
-done1318:
+done1648:
+done1624:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET

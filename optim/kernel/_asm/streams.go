@@ -65,7 +65,8 @@ func (s instructionSet) master(state abi.State) array {
 	if state == abi.Split {
 		return splitMaster{s, stream{argument("Parameter"), 2}, stream{argument("Low"), 2}}
 	}
-	return fp32Master{s, stream{argument("Master"), 4}, stream{argument("Parameter"), 2}, argument("CopyKind")}
+	parameter := argument("Parameter")
+	return fp32Master{s, stream{argument("Master"), 4}, stream{parameter, 2}, s.loadCopyKind(parameter)}
 }
 
 // moment is the first or second moment.
@@ -251,25 +252,50 @@ func (m fp32Master) load(index reg.Register) operands { return m.wide(m.weights,
 
 func (m fp32Master) store(p vectors, index reg.Register) {
 	m.storeWide(p, m.weights, index)
-	unaligned, stored := label("unaligned"), label("stored")
-	packed := m.words()
-	eachKind(m.copyKind, func(kind int) {
+	unusual, stored := label("unusual"), label("stored")
+	to := m.parameter.at(index, 0)
+	TESTQ(m.copyKind, m.copyKind)
+	JNE(LabelRef(unusual))
+	VMOVNTDQ(m.packUpperHalves(m.roundToBF16(p)), to)
+	JMP(LabelRef(stored))
+	Label(unusual)
+	kind := GP64()
+	MOVQ(m.copyKind, kind)
+	ANDQ(U8(unaligned-1), kind)
+	eachKind(kind, func(kind int) {
+		var packed reg.VecVirtual
 		switch kind {
 		case abi.BF16:
-			m.move(m.packUpperHalves(m.roundToBF16(p)), packed)
+			packed = m.packUpperHalves(m.roundToBF16(p))
 		case abi.FP16:
-			m.move(m.roundToFP16(p), packed)
+			packed = m.roundToFP16(p)
 		default:
-			JMP(LabelRef(stored))
+			return
 		}
+		stored, ordinary := label("stored"), label("ordinary")
+		TESTQ(U32(unaligned), m.copyKind)
+		JNE(LabelRef(ordinary))
+		VMOVNTDQ(packed, to)
+		JMP(LabelRef(stored))
+		Label(ordinary)
+		m.storeWords(packed, to)
+		Label(stored)
 	})
-	TESTQ(U32(2*m.group()-1), m.parameter.base)
-	JNE(LabelRef(unaligned))
-	VMOVNTDQ(packed, m.parameter.at(index, 0))
-	JMP(LabelRef(stored))
-	Label(unaligned)
-	m.storeWords(packed, m.parameter.at(index, 0))
 	Label(stored)
+}
+
+// unaligned is set in the kind of a copy to which nothing can be stored past the
+// caches. The usual kind is 0.
+const unaligned = 4
+
+// loadCopyKind loads the kind of the copy of the parameters.
+func (s instructionSet) loadCopyKind(parameter reg.Register) reg.Register {
+	kind, aligned := argument("CopyKind"), label("aligned")
+	TESTQ(U32(2*s.group()-1), parameter)
+	JEQ(LabelRef(aligned))
+	ORQ(U8(unaligned), kind)
+	Label(aligned)
+	return kind
 }
 
 // finish orders the stores past the caches before whatever the caller does
@@ -534,19 +560,22 @@ func (s instructionSet) roundToBF16(x vectors) vectors {
 	const unordered = 3
 	rounded := s.vectors()
 	for i, t := range rounded {
-		VPSRLD(U8(16), x[i], t)
-		s.and(s.integer(1), t, t)
-		VPADDD(s.integer(0x7fff), t, t)
-		VPADDD(x[i], t, t)
 		if s.lanes == 16 {
-			nan := K()
+			odd, nan := K(), K()
+			VPTESTMD(s.integer(0x10000), x[i], odd)
+			VPADDD(s.integer(0x7fff), x[i], t)
 			VCMPPS(U8(unordered), x[i], x[i], nan)
-			VMOVDQU32(integer(0x7fc00000), nan, t)
-		} else {
-			nan := s.vector()
-			VCMPPS(U8(unordered), x[i], x[i], nan)
-			VBLENDVPS(nan, integer(0x7fc00000), t, t)
+			VPADDD(s.integer(1), t, odd, t)
+			VMOVDQU32(s.integer(0x7fc00000), nan, t)
+			continue
 		}
+		VPSRLD(U8(16), x[i], t)
+		VPAND(integer(1), t, t)
+		VPADDD(integer(0x7fff), t, t)
+		VPADDD(x[i], t, t)
+		nan := s.vector()
+		VCMPPS(U8(unordered), x[i], x[i], nan)
+		VBLENDVPS(nan, integer(0x7fc00000), t, t)
 	}
 	return rounded
 }

@@ -58,7 +58,11 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 	s = s.forMoments(moments)
 	restore := flushDenormals()
 	if s.lanes == 16 {
-		s.hold(0x8000)
+		if state == abi.FP32 {
+			s.hold(0x10000, 0x7fff, 1, 0x7fc00000)
+		} else {
+			s.hold(0x8000)
+		}
 		if s.interleaved {
 			s.hold(0xffff0000, s.ditherOf(s.elementOf(1, 0)), s.ditherOf(s.group()))
 		}
