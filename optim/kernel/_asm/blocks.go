@@ -12,8 +12,9 @@ import (
 
 // The kernels for int8 moments walk each block twice: elements are updated, and
 // first moments and roots wait for the extremes of the roots; then they are
-// encoded. A block is encoded after the one behind it has been updated, so that
-// the extremes have time to come in.
+// encoded. With AVX2 a block is encoded after the one behind it has been updated,
+// so that the extremes have time to come in; with AVX-512 while that is updated,
+// and waits for its roots.
 
 // What a kernel keeps in memory of its own: rings of two blocks each, the
 // constants of the step, and what blocks are decoded and encoded with. Offsets
@@ -101,7 +102,7 @@ func (s instructionSet) updateBlocks(state abi.State) {
 	b.copyConstants()
 	b.hold(exponents, sign)
 	if s.lanes == 16 {
-		b.beginWide()
+		b.holdConstants()
 	}
 	kind, weights := argument("GradientKind"), b.master(state)
 	b.gradient, b.first, b.second = argument("Gradient"), stream{argument("Moment1"), 1}, stream{argument("Moment2"), 1}
@@ -170,7 +171,7 @@ func (b *blocks) encodeBlock() {
 	b.enterRings()
 	if b.lanes == 16 {
 		for group := range 2 {
-			b.encodeWide(group)
+			b.encodeGroup(group)
 			ADDQ(U8(b.group()), b.index)
 		}
 	} else {
@@ -296,7 +297,7 @@ func (b *blocks) update(group, kind int, weights array) {
 			}
 		case rootOfSecond:
 			if b.lanes == 16 { // has time while roots are taken
-				b.encodeWide(group)
+				b.encodeGroup(group)
 			}
 			for i := range x {
 				if b.lanes == 16 { // what is unusual waits for the end of the block

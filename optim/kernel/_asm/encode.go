@@ -46,14 +46,12 @@ func (b *blocks) encode() {
 	VPANDN(first, zero, first)
 	VPERMQ(U8(inQuarters), second, second)
 	VPERMQ(U8(inQuarters), first, first)
-	VMOVDQU(second, b.encoded(b.second, 0))
-	VMOVDQU(first, b.encoded(b.first, 0))
+	VMOVDQU(second, b.encoded(b.second))
+	VMOVDQU(first, b.encoded(b.first))
 }
 
-// encoded is where codes of a group of the turn go.
-func (b *blocks) encoded(to stream, group int) Mem {
-	return to.at(b.index, group*b.group()-b.turn()-abi.Block)
-}
+// encoded is where codes of the turn go.
+func (b *blocks) encoded(to stream) Mem { return to.at(b.index, -b.turn()-abi.Block) }
 
 // quotientOffset is 1/16 in the upper digits of a quotient, of twice the size.
 const quotientOffset = (abi.FirstOffset + 1<<23) >> abi.FirstShift

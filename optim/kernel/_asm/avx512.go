@@ -18,9 +18,9 @@ const doubled = abi.FirstOffset + 1<<23
 // randomDigits are those of a random number that a quotient gets.
 const randomDigits = 1<<abi.FirstShift - 1
 
-// beginWide prepares what AVX-512 has registers for. What is encoded with the first
-// block is not there, and goes where nobody reads it.
-func (b *blocks) beginWide() {
+// holdConstants loads what there are registers for, and says where codes go: what
+// is encoded with the first block is none, and goes where nobody reads it.
+func (b *blocks) holdConstants() {
 	b.hold(0x8000, 0xffff0000, digits, randomDigits, sixteenth)
 	b.rows = registers{}
 	for _, row := range []int{abi.Beta1, abi.OneMinusBeta1, abi.Beta2, abi.OneMinusBeta2, abi.InverseRootBias2} {
@@ -51,10 +51,10 @@ func (b *blocks) placeCodes() {
 // encoded.
 type pending struct{ second, first, sign reg.VecVirtual }
 
-// encodeWide encodes the group before the one at index in the block before that,
+// encodeGroup encodes the group before the one at index in the block before that,
 // the first or the second of a turn, and stores the codes of both with the
 // second.
-func (b *blocks) encodeWide(group int) {
+func (b *blocks) encodeGroup(group int) {
 	from := *b
 	from.ring = GP64()
 	MOVQ(b.ring, from.ring)
