@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -452,6 +453,31 @@ func TestSumSquaresIsAccurate(t *testing.T) {
 				t.Fatalf("%v: the sum of %d squares is %g, want %g", set, g.Len(), got, want)
 			}
 		})
+	}
+}
+
+// TestCopiesOfNaN holds the copy of a weight that is NaN to be one, whatever its
+// fraction: one of ones alone would overflow where it is rounded to bf16.
+func TestCopiesOfNaN(t *testing.T) {
+	for _, set := range testedSets(t) {
+		for _, f := range formats() {
+			if f.State != FP32 || !f.hasParameter() {
+				continue
+			}
+			n := 2*f.granule() + 1
+			c := newChunk(t, f, n, 0)
+			fill(rand.New(rand.NewPCG(5, 5)), f, c, false)
+			for i := range n {
+				c.Master[i] = math.Float32frombits([]uint32{0x7fffffff, 0xffffffff, 0x7f800001, 0x7fc00000}[i%4])
+			}
+			set.Update(f, &steps(f.Algorithm)[0], c)
+			for i, bits := range c.Parameter {
+				if x := (Array{f.Parameter, binary.LittleEndian.AppendUint16(nil, bits)}).At(0); x == x {
+					t.Errorf("%v, %v: the copy of weight %d, which is NaN, is %g (%#04x)", set, f, i, x, bits)
+					break
+				}
+			}
+		}
 	}
 }
 
