@@ -17,7 +17,8 @@ import (
 // Commit makes the files that all ranks have saved at a step a checkpoint, in
 // one instant, and returns its folder. It may be asked for again: a checkpoint
 // that is there already is returned. What earlier attempts have left is removed.
-func Commit(directory string, step int64) (string, error) {
+// Ranks without any state, of a model that has not enough for all, save nothing.
+func Commit(directory string, step int64, without ...int) (string, error) {
 	saving, path := filepath.Join(directory, savingPrefix+folderOf(step)), filepath.Join(directory, folderOf(step))
 	if exists(filepath.Join(saving, replacedMark)) { // by a commit that died then
 		if err := discard(saving); err != nil {
@@ -30,7 +31,7 @@ func Commit(directory string, step int64) (string, error) {
 		}
 		return path, nil
 	}
-	if err := writeIndex(saving); err != nil {
+	if err := writeIndex(saving, without); err != nil {
 		return "", err
 	}
 	if err := replace(saving, path); err != nil {
@@ -44,12 +45,12 @@ func Commit(directory string, step int64) (string, error) {
 
 // writeIndex writes the index of the files that are there, if they are a
 // checkpoint, and brings their names to the disk.
-func writeIndex(folder string) error {
+func writeIndex(folder string, without []int) error {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
 		return err
 	}
-	x := &index{Schema: IndexSchema}
+	x := &index{Schema: IndexSchema, Without: without}
 	var files []*file
 	for _, e := range entries {
 		name := e.Name()
@@ -74,7 +75,7 @@ func writeIndex(folder string) error {
 	if len(files) == 0 {
 		return &fault.Input{Where: fault.Position{File: folder}, What: "the checkpoint is not complete: no rank has saved here"}
 	}
-	c, err := assemble(folder, files)
+	c, err := assemble(folder, files, without)
 	if err != nil {
 		return err
 	}

@@ -231,6 +231,45 @@ func TestOpenTakesTheNewestComplete(t *testing.T) {
 	mustSay(t, err, "no complete checkpoint")
 }
 
+// TestRanksWithoutState: where a model has not enough for all ranks, those without
+// any state save nothing, and who commits says so.
+func TestRanksWithoutState(t *testing.T) {
+	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 3000))
+	train(t, job, 3, 2)
+	saved := func() string {
+		directory := t.TempDir()
+		for _, s := range job {
+			s.World = 4
+			saving, err := Save(directory, s, nil)
+			if err != nil || saving.Wait() != nil {
+				t.Fatal(err, saving.Wait())
+			}
+		}
+		return directory
+	}
+	for _, c := range []struct {
+		without []int
+		want    string
+	}{
+		{nil, "the files of ranks 2, 3 of 4 are missing"},
+		{[]int{3}, "the files of rank 2 of 4 are missing"},
+		{[]int{1, 2, 3}, "rank 1 is said to have no state, and has saved some"},
+		{[]int{2, 3, 4}, "rank 4 of 4 is said to have no state"},
+	} {
+		_, err := Commit(saved(), 2, c.without...)
+		mustSay(t, err, c.want)
+	}
+	path, err := Commit(saved(), 2, 2, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	others := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 3000))
+	load(t, path, others)
+	for i := range job {
+		equalState(t, bytesOfState(others[i]), bytesOfState(job[i]))
+	}
+}
+
 func TestCommitWaitsForAllRanks(t *testing.T) {
 	directory := t.TempDir()
 	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 3000, 6000, 9000))
@@ -322,7 +361,7 @@ func TestCommitAfterACrash(t *testing.T) {
 	saving := filepath.Join(directory, savingPrefix+folderOf(1))
 	crash := func() {
 		writeShard(t, directory, newer[0])
-		if err := writeIndex(saving); err != nil {
+		if err := writeIndex(saving, nil); err != nil {
 			t.Fatal(err)
 		}
 		if err := exchange(saving, path); err != nil {

@@ -301,6 +301,7 @@ type index struct {
 	Algorithm string  `json:"algorithm"`
 	Bytes     int64   `json:"bytes"` // of all safetensors files
 	Manifests []stamp `json:"manifests"`
+	Without   []int   `json:"ranks_without_state,omitempty"`
 }
 
 // validate says whether the index names files beside it.

@@ -306,7 +306,7 @@ func (t *torchFile) checkpoint() (*Checkpoint, error) {
 		at += p.Count
 	}
 	m := newManifest(Shard{World: 1, Part: torchPart, Format: format}, l, t.step, nil, nil)
-	return assemble(t.path, []*file{{path: t.path, manifest: m, layout: l, torch: t}})
+	return assemble(t.path, []*file{{path: t.path, manifest: m, layout: l, torch: t}}, nil)
 }
 
 // read reads elements of a stream of the shard.

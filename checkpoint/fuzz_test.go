@@ -66,7 +66,7 @@ func FuzzManifest(f *testing.F) {
 				}
 			}
 		}
-		if _, err := assemble("folder", []*file{{path: "file", manifest: m, layout: l}}); err == nil {
+		if _, err := assemble("folder", []*file{{path: "file", manifest: m, layout: l}}, nil); err == nil {
 			if _, err := l.header(m.Step); err != nil {
 				t.Log(err) // tensors may have the same name
 			}
@@ -98,7 +98,7 @@ func FuzzSealed(f *testing.F) {
 // which every element can be read, or an input error.
 func FuzzTorch(f *testing.F) {
 	for _, a := range []kernel.Algorithm{kernel.Adam, kernel.SGD} {
-		c, err := assemble("folder", []*file{fileOf(f, format(a, kernel.FP32, kernel.MomentsFP32, dtype.F32))})
+		c, err := assemble("folder", []*file{fileOf(f, format(a, kernel.FP32, kernel.MomentsFP32, dtype.F32))}, nil)
 		if err != nil {
 			f.Fatal(err)
 		}

@@ -101,7 +101,7 @@ func openFolder(folder string) (*Checkpoint, error) {
 		}
 		files = append(files, f)
 	}
-	c, err := assemble(folder, files)
+	c, err := assemble(folder, files, x.Without)
 	if err != nil {
 		return nil, err
 	}
@@ -136,8 +136,9 @@ func readManifest(path string) (*file, stamp, error) {
 	return f, found, nil
 }
 
-// assemble puts the files of all shards together, if they are all there.
-func assemble(folder string, files []*file) (*Checkpoint, error) {
+// assemble puts the files of all shards together, if they are all there but those
+// of ranks without any state.
+func assemble(folder string, files []*file, without []int) (*Checkpoint, error) {
 	slices.SortFunc(files, func(a, b *file) int {
 		return cmp.Or(cmp.Compare(a.manifest.Part, b.manifest.Part), cmp.Compare(a.manifest.Rank, b.manifest.Rank))
 	})
@@ -155,6 +156,17 @@ func assemble(folder string, files []*file) (*Checkpoint, error) {
 		if err := c.add(i, f); err != nil {
 			return nil, err
 		}
+	}
+	for _, rank := range without {
+		switch {
+		case rank < 0 || rank >= first.World:
+			return nil, broken(folder, "rank %d of %d is said to have no state", rank, first.World)
+		case ranks[rank]:
+			return nil, broken(folder, "rank %d is said to have no state, and has saved some", rank)
+		}
+	}
+	for _, rank := range without {
+		ranks[rank] = true
 	}
 	if len(ranks) != first.World {
 		return nil, c.incomplete("the files of %s of %d are missing", missing(ranks, first.World), first.World)

@@ -358,9 +358,10 @@ func (s *Session) Save(directory string, training jsontext.Value) (int64, error)
 // saved last.
 func (s *Session) Saved() (int64, error) { return s.ask(Saved, nil) }
 
-// Commit makes what all ranks have saved at a step a checkpoint.
-func (s *Session) Commit(directory string, step int64) error {
-	_, err := s.ask(Commit, commitBody{directory, step})
+// Commit makes what all ranks have saved at a step a checkpoint, all but those
+// without any state.
+func (s *Session) Commit(directory string, step int64, without ...int) error {
+	_, err := s.ask(Commit, commitBody{directory, step, without})
 	return err
 }
 

@@ -21,6 +21,7 @@ type (
 	commitBody struct {
 		Directory string `json:"directory"`
 		Step      int64  `json:"step"`
+		Without   []int  `json:"ranks_without_state,omitempty"`
 	}
 	loadBody struct {
 		Directory string `json:"directory"`
@@ -103,7 +104,7 @@ func (s *session) commit(body []byte) ([]byte, error) {
 		return nil, err
 	}
 	s.settleSave()
-	if _, err := checkpoint.Commit(b.Directory, b.Step); err != nil {
+	if _, err := checkpoint.Commit(b.Directory, b.Step, b.Without...); err != nil {
 		return nil, storage(Commit, err)
 	}
 	return encodeStep(b.Step), nil

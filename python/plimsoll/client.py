@@ -442,9 +442,11 @@ class Session:
         """Waits until nothing is being saved any more. The step that was saved last."""
         return protocol.parse_number(self.call(Kind.SAVED), Kind.SAVED)
 
-    def commit(self, directory: str, step: int) -> None:
-        """Makes what all ranks have saved at that step a checkpoint."""
-        document = {"directory": os.path.abspath(directory), "step": step}
+    def commit(self, directory: str, step: int, without: Sequence[int] = ()) -> None:
+        """Makes what all ranks have saved at that step a checkpoint; the ranks ``without`` any state have saved nothing."""
+        document: Dict[str, Any] = {"directory": os.path.abspath(directory), "step": step}
+        if without:
+            document["ranks_without_state"] = list(without)
         protocol.parse_number(self.call(Kind.COMMIT, protocol.pack_document(document)), Kind.COMMIT)
 
     def load(self, directory: str) -> Tuple[int, Any]:

@@ -3,6 +3,7 @@
 import datetime
 import functools
 import json
+import math
 import os
 import pathlib
 import socket
@@ -398,6 +399,45 @@ def test_checkpoint_of_one_process_is_loaded_by_replicas(tmp_path, fully_shard):
     wanted = one_process(tmp_path, trains=True)
     for found in run(loads, str(tmp_path), (2, 2), world=4):
         assert found == (*wanted, {"rank": 0})
+
+
+def small(directory, shape, loads):
+    """A model of two rows."""
+    torch.manual_seed(1 if loads else 0)
+    model = torch.nn.Linear(5, 2).bfloat16()
+    if shape:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model, mesh=init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :]))
+    optimizer = plimsoll.torch.AdamW(model.parameters(), model=model, **OPTIONS)
+    training = None
+    if loads:
+        training = optimizer.load(directory)
+        assert optimizer.resumed_step == 3
+    else:
+        for i in range(3):
+            model(torch.arange(10, dtype=torch.bfloat16).reshape(2, 5) + i).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert optimizer.save(directory, {"epoch": 1}) == 3
+        assert optimizer.saved() == 3
+    return {n: getattr(p, "full_tensor", lambda p=p: p)().detach().tolist() for n, p in model.named_parameters()}, training
+
+
+def a_small_one(rank, directory, shape, loads):
+    return small(directory, shape, loads)
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 3)], ids=str)
+def test_checkpoint_of_a_model_with_fewer_rows_than_ranks(tmp_path, service, fully_shard, shape):
+    saved = run(a_small_one, str(tmp_path), shape, False, service=service, world=math.prod(shape))
+    assert all(s == saved[0] for s in saved)
+    subprocess.run([os.environ["PLIMSOLL"], "checkpoint", "verify", str(tmp_path)], check=True, stdout=subprocess.DEVNULL)
+    wanted = (saved[0][0], {"epoch": 1})
+    assert small(str(tmp_path), (), True) == wanted
+    for found in run(a_small_one, str(tmp_path), (4,), True, world=4):
+        assert found == wanted
 
 
 def with_torch_checkpoints(rank, directory, shape):

@@ -174,6 +174,18 @@ def _rows(parameter: Any, name: str, mesh: Mesh) -> Tuple[int, int]:
     return first * width, held
 
 
+def without_state(parameters: Sequence[torch.Tensor], mesh: Mesh) -> List[int]:
+    """The ranks, among all, that have no row of any parameter: where models are small. All ranks find the same."""
+    holders = 0
+    for p in parameters:
+        if not is_sharded(p):
+            return []
+        if p.numel():
+            rows = p.shape[0] if p.dim() else 1
+            holders = max(holders, -(-rows // -(-rows // mesh.world)))
+    return [replica * mesh.world + rank for replica in range(mesh.replicas) for rank in range(holders, mesh.world)]
+
+
 def _check_names(parts: Dict[str, List[Piece]]) -> None:
     for pieces in parts.values():
         seen = set()

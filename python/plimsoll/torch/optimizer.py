@@ -90,6 +90,7 @@ class Optimizer(torch.optim.Optimizer):
         #: The norm of all gradients at the last step, before clipping; None where it was not asked for.
         self.last_grad_norm: Optional[float] = None
         self._resumed_step = 0
+        self._counted = 0  # the step of the other ranks, as this one last heard of it
         self._saving: Optional[Tuple[str, int]] = None  # directory and step
 
     # Opening
@@ -205,11 +206,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _agree(self) -> None:
         """All parts of all ranks begin at one step: new ones from the model, others as they are."""
-        found = [p.session.opened for p in self._parts if p.session]
-        for group in self._collective.groups:
-            every: List[Any] = [None] * torch.distributed.get_world_size(group)
-            torch.distributed.all_gather_object(every, found, group=group)
-            found = [f for of_rank in every for f in of_rank]
+        found = self._gather([p.session.opened for p in self._parts if p.session])
         last = max((f.step for f in found), default=0)
         whole = all(f.initialized for f in found)
         if any(f.step != last for f in found):
@@ -218,7 +215,7 @@ class Optimizer(torch.optim.Optimizer):
             if not whole:
                 part.initialize(in_arena=part.name == "fp32" or (part.name == "bf16" and self._state == "split"))
             part.adopt()
-        self._resumed_step = last
+        self._resumed_step = self._counted = last
 
     def _catch_up(self, last: int, found: Sequence[Opened]) -> None:
         """Makes the last step where it was not made: the job ended between two requests for it.
@@ -353,7 +350,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _begin(self, factor: float, numbers: Dict[Part, Any]) -> None:
         """Begins the step of every shard, or makes it where the model has its parameters in the arena."""
-        step = 1 + self._step_number()
+        step = self._counted = 1 + self._step_number()
 
         def begin_rest() -> None:
             for part in numbers:
@@ -426,6 +423,7 @@ class Optimizer(torch.optim.Optimizer):
         total = torch.tensor(sums, dtype=torch.float64, device=self._device())
         self._reduce(total)
         number, count, of_steps, of_squares, of_scales, of_scale_squares = total.tolist()
+        self._counted = int(of_steps / count)
         failure = None
         if count * of_squares != of_steps * of_steps:
             failure = "the shards of this job are at different steps: a step was interrupted in between; load the last checkpoint"
@@ -439,6 +437,14 @@ class Optimizer(torch.optim.Optimizer):
                 session.call(Kind.CLEAR)  # these gradients are of no step
             raise PlimsollError(failure)
         return number
+
+    def _gather(self, own: List[Any]) -> List[Any]:
+        """What all ranks have."""
+        for group in self._collective.groups:
+            every: List[Any] = [None] * torch.distributed.get_world_size(group)
+            torch.distributed.all_gather_object(every, own, group=group)
+            own = [x for of_rank in every for x in of_rank]
+        return own
 
     def _reduce(self, total: torch.Tensor) -> None:
         """Adds up over all ranks. The replicas hear the same bits where all but one have added zeros."""
@@ -499,12 +505,12 @@ class Optimizer(torch.optim.Optimizer):
         step = write_entries(
             self._parts, self._moments, self._counts_steps, {p: entries.get(i) for i, p in zip(ids, parameters)}
         )
-        self._resumed_step = step
+        self._resumed_step = self._counted = step
         for part in self._parts:
             part.pull(after_step=False)
 
     def _step_number(self) -> int:
-        return max((p.session.step for p in self._parts if p.session), default=0)
+        return max((p.session.step for p in self._parts if p.session), default=self._counted)
 
     # Checkpoints
 
@@ -520,7 +526,7 @@ class Optimizer(torch.optim.Optimizer):
         os.makedirs(directory, exist_ok=True)
         mesh = self._collective
         steps = {p.session.save(os.fspath(directory), training, mesh.replica, mesh.replicas) for p in self._parts if p.session}
-        self._saving = (os.fspath(directory), steps.pop() if steps else self._resumed_step)
+        self._saving = (os.fspath(directory), steps.pop() if steps else self._counted)
         return self._saving[1]
 
     def saved(self) -> int:
@@ -550,7 +556,8 @@ class Optimizer(torch.optim.Optimizer):
         if failure is not None:
             raise failure
         if self._collective.rank == self._collective.replica == 0:
-            next(p.session for p in self._parts if p.session).commit(directory, step)
+            without = layout.without_state(self._trained, self._collective)
+            next(p.session for p in self._parts if p.session).commit(directory, step, without)
         for group in self._collective.groups:
             torch.distributed.barrier(group=group)
         return step
@@ -559,7 +566,7 @@ class Optimizer(torch.optim.Optimizer):
         """Loads a checkpoint, or the newest in a folder of them, into the state and the model. Its training document.
 
         All ranks call it. See :attr:`resumed_step` for the step. An optimizer that was not opened need not be, and is
-        not filled from the model first.
+        not filled from the model first. A rank without any state gets the document of another.
         """
         if self._parts is None:
             return self._open(functools.partial(self._load, directory))
@@ -567,12 +574,15 @@ class Optimizer(torch.optim.Optimizer):
 
     def _load(self, directory: Any) -> Any:
         loaded = [p.session.load(os.fspath(directory)) for p in self._parts if p.session]
+        if layout.without_state(self._trained, self._collective):
+            everybody = self._gather(loaded)
+            loaded = loaded or everybody
         if len({step for step, _ in loaded}) > 1:
             raise PlimsollError(
                 f"the parts of the checkpoint in {directory} are of different steps: {sorted({s for s, _ in loaded})}"
             )
         if loaded:
-            self._resumed_step = loaded[0][0]
+            self._resumed_step = self._counted = loaded[0][0]
         for part in self._parts:
             part.adopt()
         return loaded[0][1] if loaded else None
