@@ -50,8 +50,7 @@ func kind(t dtype.Type) int {
 	return abi.Wide
 }
 
-// arguments are those of the first n elements of a chunk, a multiple of a
-// group.
+// arguments are those of the first n elements of a chunk, whole turns.
 func (s Set) arguments(n int, f Format, c *Chunk) abi.Arguments {
 	return abi.Arguments{
 		Elements:     n,
@@ -68,8 +67,9 @@ func (s Set) arguments(n int, f Format, c *Chunk) abi.Arguments {
 	}
 }
 
-// prefetching is for how many of the first n elements, a multiple of 32, a stream goes on that far.
-// The capacity of a stretch tells where the whole stream ends.
+// prefetching is for how many of the first n elements a stream goes on that far.
+// The capacity of a stretch tells where the whole stream ends. Loops end there,
+// and the longest go on by two groups.
 func prefetching(n int, stream Array, ahead int) int {
 	last := cap(stream.Data)/int(stream.Type.Size()) - ahead
 	return max(0, min(n, last-last%(2*abi.Group)))

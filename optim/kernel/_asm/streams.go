@@ -105,7 +105,7 @@ func (m bf16Moment) load(index reg.Register) operands {
 }
 
 func (m bf16Moment) store(x vectors, index reg.Register) {
-	m.storeWords(m.packUpperHalves(m.halfAway(x)), m.at(index, 0))
+	m.move(m.packUpperHalves(m.halfAway(x)), m.at(index, 0))
 }
 
 func (bf16Moment) finish() {}
@@ -143,7 +143,7 @@ func (m ditheredMoment) store(x vectors, index reg.Register) {
 		VPSRLD(U8(16), t, t)
 		VPADDD(x[i], t, t)
 	}
-	m.storeWords(m.packUpperHalves(rounded), m.at(index, 0))
+	m.move(m.packUpperHalves(rounded), m.at(index, 0))
 	VPADDD(m.integer(m.ditherOf(m.group())), m.dither, m.dither)
 }
 
@@ -229,8 +229,8 @@ func (m splitMaster) store(p vectors, index reg.Register) {
 		VPSRLW(U8(15), low, negative)
 		VPADDW(negative, upper, upper)
 	}
-	m.storeWords(upper, m.parameter.at(index, 0))
-	m.storeWords(low, m.low.at(index, 0))
+	m.move(upper, m.parameter.at(index, 0))
+	m.move(low, m.low.at(index, 0))
 }
 
 func (splitMaster) finish() {}
@@ -278,7 +278,7 @@ func (m fp32Master) store(p vectors, index reg.Register) {
 		VMOVNTDQ(packed, to)
 		JMP(LabelRef(stored))
 		Label(ordinary)
-		m.storeWords(packed, to)
+		m.move(packed, to)
 		Label(stored)
 	})
 	Label(stored)
@@ -413,7 +413,7 @@ func (s instructionSet) pick(x vectors, number func(i, lane int) int) vectors {
 	return y
 }
 
-// move loads a vector or copies a register.
+// move loads, stores or copies a vector of any size.
 func (s instructionSet) move(from, to Op) {
 	if s.lanes == 16 {
 		VMOVDQU32(from, to)
@@ -429,9 +429,6 @@ func (s instructionSet) words() reg.VecVirtual {
 	}
 	return YMM()
 }
-
-// storeWords stores such a register.
-func (s instructionSet) storeWords(x reg.VecVirtual, to Mem) { s.move(x, to) }
 
 // Operations on three operands: x | y & mask, x | y &^ mask, x & mask | y. The
 // result replaces x.

@@ -82,7 +82,7 @@ const (
 	Wide // fp32 gradients; no parameter copy
 )
 
-// Group is the number of elements that one turn of a vector kernel handles.
+// Group is the number of elements that vector kernels count in.
 const Group = 16
 
 // The squares of a gradient are added up in parts, which are read side by side,
@@ -201,9 +201,9 @@ const DitherStep = 0x9e3779b9
 // Arguments are those of every update and traffic kernel. Streams that a kernel
 // does not use are nil.
 type Arguments struct {
-	Elements int // a multiple of Group
+	Elements int // whole turns
 	// Prefetching is for how many of these elements the streams go on at least
-	// PrefetchAhead further; a multiple of Group. Prefetching an
+	// PrefetchAhead further; a multiple of 2 Groups. Prefetching an
 	// address without memory is harmless but slow.
 	Prefetching  int
 	Start        int   // the element to begin with; of a block, where moments are int8
