@@ -51,9 +51,8 @@ func (b *blocks) placeCodes() {
 // encoded.
 type pending struct{ second, first, sign reg.VecVirtual }
 
-// encodeGroup encodes the group before the one at index in the block before that,
-// the first or the second of a turn, and stores the codes of both with the
-// second.
+// encodeGroup encodes the group that lies a block before index, the first or the
+// second of a turn, and stores the codes of both with the second.
 func (b *blocks) encodeGroup(group int) {
 	from := *b
 	from.ring = GP64()
@@ -64,25 +63,19 @@ func (b *blocks) encodeGroup(group int) {
 		code, quotient := from.codes(group, i)
 		codes, quotients = append(codes, code), append(quotients, quotient)
 	}
-	VPSRLD(b.at(encodeShift), codes[0], codes[0])
-	VPSRLD(b.at(encodeOdd), codes[1], codes[1])
-	b.blend(codes[1], codes[0], oddWords)
-	VPSUBW(b.at(encodeBase), codes[0], codes[0])
-	VPSRLD(U8(abi.FirstShift), quotients[0], quotients[0])
-	VPSRLD(U8(abi.FirstShift-16), quotients[1], quotients[1])
-	b.blend(quotients[1], quotients[0], oddWords)
-	signs := b.vector()
-	VPSRLD(U8(16), from.inRing(firstsRing, group, 0), signs)
-	VPTERNLOGD(U8(orAnd), from.inRing(firstsRing, group, 1), b.held[0xffff0000], signs)
+	second, first := b.join(codes, quotients)
+	sign := b.vector()
+	VPSRLD(U8(16), from.inRing(firstsRing, group, 0), sign)
+	b.blend(from.inRing(firstsRing, group, 1), sign, oddWords)
 	if group == 0 {
-		b.pending = pending{codes[0], quotients[0], signs}
+		b.pending = pending{second, first, sign}
 		return
 	}
 	// Codes fit their bytes; quotients are at most 127 in theirs, and signs are kept.
-	second, first, sign := b.pending.second, b.pending.first, b.pending.sign
-	VPACKUSWB(codes[0], second, second)
-	VPACKSSWB(quotients[0], first, first)
-	VPACKSSWB(signs, sign, sign)
+	before := b.pending
+	VPACKUSWB(second, before.second, second)
+	VPACKSSWB(first, before.first, first)
+	VPACKSSWB(sign, before.sign, sign)
 	VPTERNLOGD(U8(orAnd), integer(0x80808080), sign, first)
 	order := b.load(table("inOrder", []uint32{0, 0, 2, 0, 4, 0, 6, 0, 1, 0, 3, 0, 5, 0, 7, 0}))
 	VPERMQ(second, order, second)

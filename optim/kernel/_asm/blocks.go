@@ -238,15 +238,7 @@ func (b *blocks) broadcast(x reg.Register, offset int) {
 	v := b.vector()
 	VMOVD(x, v.AsX())
 	VPBROADCASTD(v.AsX(), v)
-	b.put(v, offset)
-}
-
-func (b *blocks) put(v reg.VecVirtual, offset int) {
-	if b.lanes == 16 {
-		VMOVDQU32(v, b.at(offset))
-	} else {
-		VMOVDQA(v, b.at(offset))
-	}
+	b.move(v, b.at(offset))
 }
 
 // count puts a number into the workspace as the count of a shift.
@@ -264,7 +256,7 @@ func (b *blocks) update(group, kind int, weights array) {
 			return held
 		}
 		at := b.row(row)
-		if b.lanes == 16 || row != abi.Beta1 && row != abi.Beta2 && row != abi.InverseRootBias2 { // these meet others in memory
+		if row != abi.Beta1 && row != abi.Beta2 && row != abi.InverseRootBias2 { // these meet others in memory
 			return at
 		}
 		if _, ok := loaded[row]; !ok {

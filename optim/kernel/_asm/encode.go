@@ -21,18 +21,12 @@ func (b *blocks) encode() {
 			codes, quotients, m = append(codes, code), append(quotients, quotient), append(m, first)
 			b.nextDither(i)
 		}
-		VPSRLD(b.at(encodeShift), codes[0], codes[0])
-		VPSRLD(b.at(encodeOdd), codes[1], codes[1])
-		VPBLENDW(U8(oddWords), codes[1], codes[0], codes[0])
-		VPSUBW(b.at(encodeBase), codes[0], codes[0]) // below 0 where the root is 0
-		VPSRLD(U8(abi.FirstShift), quotients[0], quotients[0])
-		VPSRLD(U8(abi.FirstShift-16), quotients[1], quotients[1])
-		VPBLENDW(U8(oddWords), quotients[1], quotients[0], quotients[0])
-		VPSUBW(words(quotientOffset), quotients[0], quotients[0])
-		VPMINUW(words(127), quotients[0], quotients[0])
+		second, first := b.join(codes, quotients) // second is below 0 where the root is 0
+		VPSUBW(words(quotientOffset), first, first)
+		VPMINUW(words(127), first, first)
 		VPSRLD(U8(16), m[0], m[0])
-		VPBLENDW(U8(oddWords), b.inRing(firstsRing, group, 1), m[0], m[0])
-		seconds, firsts, signs = append(seconds, codes[0]), append(firsts, quotients[0]), append(signs, m[0])
+		b.blend(b.inRing(firstsRing, group, 1), m[0], oddWords)
+		seconds, firsts, signs = append(seconds, second), append(firsts, first), append(signs, m[0])
 	}
 	zero := b.vector()
 	second, first, sign := seconds[0], firsts[0], signs[0]
@@ -48,6 +42,18 @@ func (b *blocks) encode() {
 	VPERMQ(U8(inQuarters), first, first)
 	VMOVDQU(second, b.encoded(b.second))
 	VMOVDQU(first, b.encoded(b.first))
+}
+
+// join makes words of the codes and quotients of even and odd elements.
+func (b *blocks) join(codes, quotients vectors) (second, first reg.VecVirtual) {
+	VPSRLD(b.at(encodeShift), codes[0], codes[0])
+	VPSRLD(b.at(encodeOdd), codes[1], codes[1])
+	b.blend(codes[1], codes[0], oddWords)
+	VPSUBW(b.at(encodeBase), codes[0], codes[0])
+	VPSRLD(U8(abi.FirstShift), quotients[0], quotients[0])
+	VPSRLD(U8(abi.FirstShift-16), quotients[1], quotients[1])
+	b.blend(quotients[1], quotients[0], oddWords)
+	return codes[0], quotients[0]
 }
 
 // encoded is where codes of the turn go.

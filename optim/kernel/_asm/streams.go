@@ -438,8 +438,9 @@ const (
 	andOr    = 0xea
 )
 
-// blend replaces the even or the odd 16-bit words of x, which AVX-512 expects to
-// be 0 there.
+// blend replaces the even 16-bit words of x by those of a register, or the odd ones
+// by those of a register or in memory. With AVX-512 they have to be 0, and the mask
+// to be held.
 func (s instructionSet) blend(from Op, x reg.VecVirtual, which uint64) {
 	if s.lanes == 8 {
 		VPBLENDW(U8(which), from, x, x)
@@ -447,7 +448,7 @@ func (s instructionSet) blend(from Op, x reg.VecVirtual, which uint64) {
 	}
 	mask := s.integer(0xffff0000)
 	if which == oddWords {
-		VPTERNLOGD(U8(orAnd), mask, from, x)
+		VPTERNLOGD(U8(orAnd), from, mask, x)
 		return
 	}
 	VPTERNLOGD(U8(orAndNot), mask, from, x)

@@ -161,9 +161,8 @@ def _cut(pieces: List[Piece], world: int) -> List[Piece]:
 
 def _rows(parameter: Any, name: str, mesh: Mesh) -> Tuple[int, int]:
     """The elements of a DTensor that this rank has: rows, as torch.chunk divides them."""
-    rows = parameter.shape[0] if parameter.dim() else 1
+    rows, per_rank = _divided(parameter, mesh)
     width = parameter.numel() // max(rows, 1)
-    per_rank = -(-rows // mesh.world)
     first, last = min(rows, mesh.rank * per_rank), min(rows, (mesh.rank + 1) * per_rank)
     held = parameter.to_local().numel()
     if held != (last - first) * width:
@@ -174,6 +173,12 @@ def _rows(parameter: Any, name: str, mesh: Mesh) -> Tuple[int, int]:
     return first * width, held
 
 
+def _divided(parameter: Any, mesh: Mesh) -> Tuple[int, int]:
+    """The rows of a DTensor, and how many a rank has where there are enough."""
+    rows = parameter.shape[0] if parameter.dim() else 1
+    return rows, -(-rows // mesh.world)
+
+
 def without_state(parameters: Sequence[torch.Tensor], mesh: Mesh) -> List[int]:
     """The ranks, among all, that have no row of any parameter: where models are small. All ranks find the same."""
     holders = 0
@@ -181,8 +186,8 @@ def without_state(parameters: Sequence[torch.Tensor], mesh: Mesh) -> List[int]:
         if not is_sharded(p):
             return []
         if p.numel():
-            rows = p.shape[0] if p.dim() else 1
-            holders = max(holders, -(-rows // -(-rows // mesh.world)))
+            rows, per_rank = _divided(p, mesh)
+            holders = max(holders, -(-rows // per_rank))
     return [replica * mesh.world + rank for replica in range(mesh.replicas) for rank in range(holders, mesh.world)]
 
 
