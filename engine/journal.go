@@ -34,7 +34,7 @@ const (
 	journalSlots = 256
 
 	journalMagic   = 0x6c616e72756f6a50 // "Pjournal"
-	journalVersion = 2
+	journalVersion = 3
 
 	cacheLine = 64
 )

@@ -3,6 +3,7 @@ package engine
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"math"
 	"os"
 	"strings"
@@ -218,10 +219,10 @@ func TestWrongArenasAreNotAttached(t *testing.T) {
 	}
 	head := at[journalHead](s.Arena(ComponentJournal).Bytes(), 0)
 	for want, spoil := range map[string]func(){
-		"step_journal: it is no journal":               func() { head.magic++ },
-		"step_journal: its version is 3, expected 2":   func() { head.version++ },
-		"step_journal: 3 updates were begun and 1 fin": func() { head.begun.Store(3) },
-		"step_journal: 3 additions to the gradients w": func() { head.additions.begun.Store(3) },
+		"step_journal: it is no journal": func() { head.magic++ },
+		fmt.Sprintf("step_journal: its version is %d, expected %d", journalVersion+1, journalVersion): func() { head.version++ },
+		"step_journal: 3 updates were begun and 1 fin":                                                func() { head.begun.Store(3) },
+		"step_journal: 3 additions to the gradients w":                                                func() { head.additions.begun.Store(3) },
 	} {
 		head.init(s.config)
 		head.begun.Store(1)
