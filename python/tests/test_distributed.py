@@ -713,18 +713,121 @@ def test_ranks_at_different_steps_are_noticed():
     run(apart)
 
 
-def failing(rank, directory):
+def opened(**options):
+    torch.manual_seed(0)
     model = GPT()
-    optimizer = plimsoll.torch.AdamW(model.parameters(), sharding="zero1", model=model)
+    optimizer = plimsoll.torch.AdamW(model.parameters(), sharding="zero1", model=model, **options)
     optimizer.open()
+    return model, optimizer
+
+
+def stale(rank, directory):
+    """One rank finds that another step was saved than it had begun to save."""
+    _, optimizer = opened()
     optimizer.save(directory)
     if rank == 1:
         optimizer._saving = (directory, 77)
-    with pytest.raises(PlimsollError, match="step 77 was not saved" if rank else "another rank could not save step 0"):
+    with pytest.raises(
+        PlimsollError, match="^step 77 was not saved" if rank else "failed on 1 of 2 ranks: rank 1: .*step 77 was not"
+    ):
         optimizer.saved()
     return [str(p) for p in pathlib.Path(directory).glob("*")]
 
 
 def test_a_rank_that_cannot_save_fails_all(tmp_path):
-    for left in run(failing, str(tmp_path)):
+    for left in run(stale, str(tmp_path)):
         assert not any("step-00000000" in p and ".saving" not in p for p in left), json.dumps(left)
+
+
+def saving_again(rank, directory):
+    """A rank that fails keeps no other waiting, and what is saved afterwards is whole."""
+    model, optimizer = opened()
+    failing = pathlib.Path(directory, "file", "checkpoints") if rank else pathlib.Path(directory, "first")
+    pathlib.Path(directory, "file").touch()
+    with pytest.raises(
+        NotADirectoryError if rank else PlimsollError,
+        match="" if rank else "^saving to .* failed on 1 of 2 ranks: rank 1: NotADir",
+    ):
+        optimizer.save(failing)
+    with pytest.raises(RuntimeError, match="nothing is being saved"):
+        optimizer.saved()
+    saved = optimizer._parts[0].session.saved
+
+    def failed():
+        """What the service says of the save in vain, should that have failed meanwhile: once."""
+        optimizer._parts[0].session.saved = saved
+        raise PlimsollError("of the save in vain")
+
+    optimizer._parts[0].session.saved = failed
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert optimizer.save(directory, {"rank": rank}) == 1 and optimizer.saved() == 1
+    return weights(model)
+
+
+def test_a_save_that_one_rank_cannot_begin(tmp_path):
+    wanted, _ = run(saving_again, str(tmp_path))
+    assert sorted(p.name for p in tmp_path.glob("step-*")) == ["step-00000001"]
+    model = GPT()
+    plimsoll.torch.AdamW(model.parameters(), model=model).load(tmp_path)
+    assert weights(model) == wanted
+
+
+def committing(rank, directory):
+    """What the first rank finds wrong with the files of all, all hear."""
+    _, optimizer = opened()
+    optimizer.save(directory)
+    optimizer._parts[0].session.saved()
+    dist.barrier()
+    if rank == 1:
+        manifest, *_ = pathlib.Path(directory).glob(".saving-*/rank-00001-*.json")
+        manifest.unlink()
+    dist.barrier()
+    with pytest.raises(PlimsollError, match="failed on 1 of 2 ranks: rank 0: ServiceError: commit: " if rank else "^commit: "):
+        optimizer.saved()
+    optimizer.save(directory)
+    assert optimizer.saved() == 0
+
+
+def test_a_commit_that_fails(tmp_path):
+    run(committing, str(tmp_path))
+    assert [p.name for p in tmp_path.glob("step-*")] == ["step-00000000"]
+
+
+def loading(rank, directory):
+    """All load, or none goes on: from a folder that one does not see, and from folders of different steps."""
+    model, optimizer = opened()
+    for step in range(2):
+        optimizer.save(f"{directory}/{step}", {"rank": rank})
+        optimizer.saved()
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+    with pytest.raises(
+        PlimsollError, match="^load: " if rank else "^loading .* failed on 1 of 2 ranks: rank 1: ServiceError: load: "
+    ):
+        optimizer.load(f"{directory}/{2 if rank else 1}")
+    with pytest.raises(PlimsollError, match="have loaded different steps from .*: 0, 1; load one"):
+        optimizer.load(f"{directory}/{rank}")
+    assert optimizer.load(f"{directory}/1") == {"rank": rank} and optimizer.resumed_step == 1
+    return weights(model)
+
+
+def test_a_load_that_fails_on_one_rank(tmp_path):
+    first, second = run(loading, str(tmp_path))
+    assert first == second
+
+
+def opening(rank, directory):
+    """A rank that finds no service keeps no other waiting for it."""
+    failure = "^rank |nowhere" if rank else "^opening the state failed on 1 of 2 ranks: rank 1: .*nowhere"
+    with pytest.raises(Exception, match=failure):
+        opened(socket=f"{directory}/nowhere" if rank else None)
+    model, optimizer = opened()
+    return weights(model), optimizer.resumed_step
+
+
+def test_a_rank_that_cannot_open(tmp_path, service):
+    first, second = run(opening, str(tmp_path), service=service)
+    assert first == second and first[1] == 0

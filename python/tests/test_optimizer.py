@@ -271,7 +271,8 @@ def bits(model, optimizer):
     found = {f"weight {i}": p for i, p in enumerate(model.parameters())}
     found.update({f"{name} {i}": t for i, entry in state.items() for name, t in entry.items()})
     return {
-        name: (t.dtype, t.contiguous().view(torch.uint8).tolist() if t.ndim else t.item()) for name, t in copy.deepcopy(found).items()
+        name: (t.dtype, t.contiguous().view(torch.uint8).tolist() if t.ndim else t.item())
+        for name, t in copy.deepcopy(found).items()
     }
 
 

@@ -57,6 +57,11 @@ class Mesh(NamedTuple):
         return self.world * self.replicas
 
     @property
+    def number(self) -> int:
+        """This rank among all."""
+        return self.replica * self.world + self.rank
+
+    @property
     def group(self) -> Any:
         """The ranks that have one copy of all shards."""
         return self.groups[0]

@@ -1,7 +1,7 @@
 """A torch.optim.Optimizer whose state is held and updated by the optimizer service."""
 
 import collections
-import functools
+import contextlib
 import math
 import os
 import re
@@ -92,6 +92,7 @@ class Optimizer(torch.optim.Optimizer):
         self._resumed_step = 0
         self._counted = 0  # the step of the other ranks, as this one last heard of it
         self._saving: Optional[Tuple[str, int]] = None  # directory and step
+        self._saves_in_vain = False  # some ranks may be saving what will be no checkpoint
 
     # Opening
 
@@ -108,8 +109,11 @@ class Optimizer(torch.optim.Optimizer):
         if self._parts is None:
             self._open(self._agree)
 
-    def _open(self, begin: Callable[[], _Result]) -> _Result:
-        """Opens the sessions. ``begin`` makes state and model one; where it fails, the model keeps its parameters."""
+    def _open(self, begin: Callable[[List[Opened]], _Result]) -> _Result:
+        """Opens the sessions. ``begin`` makes state and model one; where it fails, the model keeps its parameters.
+
+        It is given what the sessions of all ranks found when they were opened.
+        """
         names = layout.names_of(self.param_groups, self._named, self._model)
         mesh = self._mesh(names)
         divided = layout.divide(self.param_groups, names, layout.embeddings_of(self._model), mesh)
@@ -124,12 +128,17 @@ class Optimizer(torch.optim.Optimizer):
         path = self._socket or self._service.socket
         parts = [Part(name, pieces, mesh, self._transfer, shared) for name, pieces in sorted(divided.items()) if pieces]
         self._close = weakref.finalize(self, _let_go, parts, self._transfer, os.getpid())
-        try:
+
+        def open_parts() -> List[Opened]:
             for part in parts:
                 part.announces = self.max_grad_norm is not None
                 part.open(path, self._document(part, mesh))
+            return [p.session.opened for p in parts if p.session]
+
+        try:
+            opened = self._on_all_ranks("opening the state", open_parts)
             self._parts = parts
-            result = begin()
+            result = begin([o for of_rank in opened for o in of_rank])
         except BaseException:
             self._parts = None
             self._close()
@@ -171,7 +180,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _document(self, part: Part, mesh: Mesh) -> Dict[str, Any]:
         # Ranks whose states are copies of each other have a session each.
-        rank, world = mesh.replica * mesh.world + mesh.rank, mesh.size
+        rank, world = mesh.number, mesh.size
         if not mesh.groups:
             rank, world = _number("RANK", 0), _number("WORLD_SIZE", 1)
         document = {
@@ -204,9 +213,8 @@ class Optimizer(torch.optim.Optimizer):
             document["cpus"] = _cpu_list(cpus)
         return document
 
-    def _agree(self) -> None:
+    def _agree(self, found: List[Opened]) -> None:
         """All parts of all ranks begin at one step: new ones from the model, others as they are."""
-        found = self._gather([p.session.opened for p in self._parts if p.session])
         last = max((f.step for f in found), default=0)
         whole = all(f.initialized for f in found)
         if any(f.step != last for f in found):
@@ -426,7 +434,9 @@ class Optimizer(torch.optim.Optimizer):
         self._counted = int(of_steps / count)
         failure = None
         if count * of_squares != of_steps * of_steps:
-            failure = "the shards of this job are at different steps: a step was interrupted in between; load the last checkpoint"
+            failure = (
+                "the shards of this job are at different steps: a step was interrupted in between; load the last checkpoint"
+            )
         elif self._collective.size * of_scale_squares > of_scales * of_scales * (1 + 1e-9):  # which allows for rounding
             failure = (
                 f"the GradScalers of the ranks have different scales, {scale:g} here: gradients were not finite on some ranks only, or "
@@ -438,8 +448,27 @@ class Optimizer(torch.optim.Optimizer):
             raise PlimsollError(failure)
         return number
 
+    def _on_all_ranks(self, what: str, act: Callable[[], _Result]) -> List[_Result]:
+        """What ``act`` returns on each rank. Where it fails on one it fails on all, so that none waits for one that has given up."""
+        result, failure = None, None
+        try:
+            result = act()
+        except Exception as error:
+            failure = error
+        try:
+            every = self._gather([(result, None if failure is None else f"{type(failure).__name__}: {failure}")])
+        except Exception:
+            if failure is None:
+                raise
+        if failure is not None:
+            raise failure
+        failures = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(every) if text is not None]
+        if failures:
+            raise PlimsollError(f"{what} failed on {len(failures)} of {len(every)} ranks: {'; '.join(failures)}")
+        return [result for result, _ in every]
+
     def _gather(self, own: List[Any]) -> List[Any]:
-        """What all ranks have."""
+        """What all ranks have, in their order."""
         for group in self._collective.groups:
             every: List[Any] = [None] * torch.distributed.get_world_size(group)
             torch.distributed.all_gather_object(every, own, group=group)
@@ -523,69 +552,90 @@ class Optimizer(torch.optim.Optimizer):
         self.open()
         if not self._collective.groups and _number("WORLD_SIZE", 1) > 1:
             raise RuntimeError("every rank has all of the state: save needs it divided (sharding='zero1'), or one rank alone")
-        os.makedirs(directory, exist_ok=True)
-        mesh = self._collective
-        steps = {p.session.save(os.fspath(directory), training, mesh.replica, mesh.replicas) for p in self._parts if p.session}
-        self._saving = (os.fspath(directory), steps.pop() if steps else self._counted)
-        return self._saving[1]
+        mesh, sessions = self._collective, [p.session for p in self._parts if p.session]
+        if self._saves_in_vain:
+            for session in sessions:
+                with contextlib.suppress(PlimsollError):  # which nobody has asked for
+                    session.saved()
+        self._saving, self._saves_in_vain = None, True
+
+        def begin() -> List[int]:
+            os.makedirs(directory, exist_ok=True)
+            return [session.save(os.fspath(directory), training, mesh.replica, mesh.replicas) for session in sessions]
+
+        begun = self._on_all_ranks(f"saving to {directory}", begin)
+        steps = {step for of_rank in begun for step in of_rank}
+        if len(steps) > 1:
+            raise PlimsollError(
+                f"the shards of this job are at different steps ({', '.join(map(str, sorted(steps)))}): "
+                "a step was interrupted in between; load the last checkpoint"
+            )
+        step = steps.pop()
+        self._saving, self._saves_in_vain = (os.fspath(directory), step), False
+        return step
 
     def saved(self) -> int:
         """Waits until all ranks have written what :meth:`save` began, and makes it a checkpoint. Its step.
 
-        Raises ServiceError where a file could not be written, PlimsollError where the service was started again
-        meanwhile: then call save again.
+        Raises ServiceError where a file could not be written, PlimsollError where another rank failed, or where the
+        service was started again meanwhile: then call save again.
         """
         if self._saving is None:
             raise RuntimeError("saved: nothing is being saved: call save first")
         (directory, step), self._saving = self._saving, None
-        found, failure = [], None
-        for part in self._parts:
-            if part.session:
+        sessions = [p.session for p in self._parts if p.session]
+        saves = f"saving step {step} to {directory}"
+
+        def wait() -> None:
+            # All are asked, whatever the first says: the next save begins anew.
+            found, failure = [], None
+            for session in sessions:
                 try:
-                    found.append(part.session.saved())
+                    found.append(session.saved())
                 except PlimsollError as error:
                     failure = error
-        if failure is None and any(f != step for f in found):
-            failure = PlimsollError(
-                f"step {step} was not saved to {directory}: the service was started again while it was; call save again"
-            )
-        failed = torch.tensor(float(failure is not None), device=self._device())
-        self._reduce(failed)
-        if failed.item() and failure is None:
-            failure = PlimsollError(f"another rank could not save step {step} to {directory}; see its error")
-        if failure is not None:
-            raise failure
-        if self._collective.rank == self._collective.replica == 0:
-            without = layout.without_state(self._trained, self._collective)
-            next(p.session for p in self._parts if p.session).commit(directory, step, without)
-        for group in self._collective.groups:
-            torch.distributed.barrier(group=group)
+            if failure is not None:
+                raise failure
+            if any(f != step for f in found):
+                raise PlimsollError(
+                    f"step {step} was not saved to {directory}: the service was started again while it was; call save again"
+                )
+
+        def commit() -> None:
+            if self._collective.number == 0:
+                sessions[0].commit(directory, step, layout.without_state(self._trained, self._collective))
+
+        self._on_all_ranks(saves, wait)
+        self._on_all_ranks(saves, commit)
         return step
 
     def load(self, directory: Any) -> Any:
         """Loads a checkpoint, or the newest in a folder of them, into the state and the model. Its training document.
 
         All ranks call it. See :attr:`resumed_step` for the step. An optimizer that was not opened need not be, and is
-        not filled from the model first. A rank without any state gets the document of another.
+        not filled from the model first. A rank without any state gets the document of another. Where it fails on one
+        rank it fails on all, and the states of some may have been overwritten: load again before the next step.
         """
         if self._parts is None:
-            return self._open(functools.partial(self._load, directory))
+            return self._open(lambda opened: self._load(directory))
         return self._load(directory)
 
     def _load(self, directory: Any) -> Any:
-        loaded = [p.session.load(os.fspath(directory)) for p in self._parts if p.session]
-        if layout.without_state(self._trained, self._collective):
-            everybody = self._gather(loaded)
-            loaded = loaded or everybody
-        if len({step for step, _ in loaded}) > 1:
+        sessions = [p.session for p in self._parts if p.session]
+        every = self._on_all_ranks(f"loading {directory}", lambda: [s.load(os.fspath(directory)) for s in sessions])
+        loaded = [x for of_rank in every for x in of_rank]
+        steps = {step for step, _ in loaded}
+        if len(steps) > 1:
             raise PlimsollError(
-                f"the parts of the checkpoint in {directory} are of different steps: {sorted({s for s, _ in loaded})}"
+                f"the ranks or parts have loaded different steps from {directory}: {', '.join(map(str, sorted(steps)))}; "
+                "load one checkpoint by its name, such as step-00000300"
             )
-        if loaded:
-            self._resumed_step = self._counted = loaded[0][0]
+        own = every[self._collective.number]
+        step, training = own[0] if own else loaded[0]
+        self._resumed_step = self._counted = step
         for part in self._parts:
             part.adopt()
-        return loaded[0][1] if loaded else None
+        return training
 
     def close(self, *, give_back: bool = False) -> None:
         """Ends the sessions. State in a service that is not this process's own stays, unless it is given back.
