@@ -123,13 +123,13 @@ class Optimizer(torch.optim.Optimizer):
         self._reduces = self._sharding == "zero2"
         self._collective = mesh
         self._transfer = transfer_for(device)
-        if self._socket is None:
-            self._service = Service()
-        path = self._socket or self._service.socket
         parts = [Part(name, pieces, mesh, self._transfer, shared) for name, pieces in sorted(divided.items()) if pieces]
         self._close = weakref.finalize(self, _let_go, parts, self._transfer, os.getpid())
 
         def open_parts() -> List[Opened]:
+            if self._socket is None:
+                self._service = Service()
+            path = self._socket or self._service.socket
             for part in parts:
                 part.announces = self.max_grad_norm is not None
                 part.open(path, self._document(part, mesh))
