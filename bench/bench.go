@@ -29,10 +29,10 @@ type Result struct {
 	Repeats int
 	Samples []Sample
 	Rounds  Rounds
-	// Checked is nil where no check was asked for, and Torch where there was no
+	// Checked is nil where no check was asked for, and Compared where there was no
 	// peer.
-	Checked *Checks
-	Torch   *Torch
+	Checked  *Checks
+	Compared *Peer
 }
 
 // Sample is one round: the mean seconds of a pass of each kind.
@@ -84,8 +84,8 @@ func (p *Plan) measure(ctx context.Context, c Case, progress rehearse.Progress) 
 	})
 	result = &Result{Case: c}
 	w := watch{cpus: p.Host.CPUs}
-	var peer *peer
-	if c.Peer {
+	var peer *peerProcess
+	if c.Peer != "" {
 		if peer, err = startPeer(ctx, p.Python, c); err != nil {
 			return nil, err
 		}
@@ -114,7 +114,7 @@ func (p *Plan) measure(ctx context.Context, c Case, progress rehearse.Progress) 
 		return nil, err
 	}
 	if peer != nil {
-		result.Torch = &peer.torch
+		result.Compared = &peer.found
 	}
 	if c.Checks {
 		result.Checked, err = p.check(ctx, w, s.(*steps), 1+result.Repeats/8)

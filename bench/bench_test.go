@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"plimsoll/host"
@@ -110,7 +111,7 @@ func TestPeer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	torch := results[0].Torch
+	torch := results[0].Compared
 	if torch == nil || torch.Version == "" {
 		t.Fatalf("%+v", results[0])
 	}
@@ -123,6 +124,31 @@ func TestPeer(t *testing.T) {
 		most := peerExtraBytes * 8 * ledger.MiB
 		if least := 2 * 8 * ledger.MiB; v.Name == "foreach" && v.Extra < least || v.Extra > most {
 			t.Errorf("%s took %v beside its tensors", v.Name, v.Extra)
+		}
+	}
+}
+
+// TestDeepSpeed has DeepSpeed's own kernel, built where it was not, in its own
+// sequence.
+func TestDeepSpeed(t *testing.T) {
+	t.Setenv(PythonVariable, optimtest.Python(t, PeerDeepSpeed))
+	r := usual()
+	r.Parameters, r.Workers, r.Peer = []string{"8Mi"}, []int{1}, PeerDeepSpeed
+	results, err := planOf(t, r, 4*ledger.GiB).Run(context.Background(), silent{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, sample := results[0].Compared, results[0].Samples[0]
+	if found.Name != PeerDeepSpeed || !strings.Contains(found.Version, " with torch 2.") || len(found.Variants) != 2 {
+		t.Errorf("%+v", found)
+	}
+	kernel, sequence := sample.Peer["cpu_adam"], sample.Peer["sequence"]
+	if kernel <= 0 || sequence <= kernel {
+		t.Errorf("the update takes %g s, and the sequence with it %g s", kernel, sequence)
+	}
+	for _, v := range found.Variants {
+		if v.WholeStep != (v.Name == "sequence") || v.Extra > 8*ledger.MiB {
+			t.Errorf("%+v", v)
 		}
 	}
 }

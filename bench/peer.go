@@ -20,27 +20,36 @@ import (
 	"plimsoll/ledger"
 )
 
-// PeerTorch is the peer that there is, and peerOptimizer what it measures.
+// The peers: what torch.optim has, and what DeepSpeed has for offloaded
+// optimizers.
 const (
 	PeerTorch     = "torch"
-	peerOptimizer = "adamw"
+	PeerDeepSpeed = "deepspeed"
 )
 
-// PythonVariable names a Python interpreter that has torch. It goes before any
+// Peers are the names of the peers, which are the modules of Python that they are
+// in.
+func Peers() []string { return []string{PeerTorch, PeerDeepSpeed} }
+
+// peerOptimizer is what a peer measures.
+const peerOptimizer = "adamw"
+
+// PythonVariable names a Python interpreter that has the peer. It goes before any
 // other.
 const PythonVariable = "PLIMSOLL_PYTHON"
 
 //go:embed peer.py
 var peerScript string
 
-// Torch is what PyTorch says of itself, and what its steps took.
-type Torch struct {
-	Version  string         `json:"version"`
-	Variants []TorchVariant `json:"variants"`
+// Peer is what a peer says of itself, and what its steps took.
+type Peer struct {
+	Name     string        `json:"-"`
+	Version  string        `json:"version"`
+	Variants []PeerVariant `json:"variants"`
 }
 
-// TorchVariant is a way to make the step of AdamW.
-type TorchVariant struct {
+// PeerVariant is a way to make the step of AdamW.
+type PeerVariant struct {
 	Name string `json:"name"` // in Sample.Peer
 	// WholeStep says that it includes the norm of the gradients and the bf16
 	// copy, as our whole step does; otherwise it is the update alone.
@@ -53,8 +62,8 @@ func (r Request) checkPeer(names []string) error {
 	switch {
 	case r.Peer == "":
 		return nil
-	case r.Peer != PeerTorch:
-		return &fault.Input{What: fmt.Sprintf("--peer is %q: expected %s", r.Peer, PeerTorch)}
+	case !slices.Contains(Peers(), r.Peer):
+		return &fault.Input{What: fmt.Sprintf("--peer is %q: expected %s", r.Peer, strings.Join(Peers(), " or "))}
 	case !slices.Contains(names, peerOptimizer):
 		return &fault.Input{What: fmt.Sprintf("--peer %s measures AdamW, and --optimizer is %s", r.Peer, r.Optimizer), Mend: "--optimizer " + peerOptimizer}
 	}
@@ -66,19 +75,19 @@ func (r Request) checkPeer(names []string) error {
 const (
 	peerTensorBytes = 18
 	peerExtraBytes  = 12
-	torchBytes      = 800 * ledger.MiB // of the library and its threads
+	peerBaseBytes   = 800 * ledger.MiB // of the libraries and their threads
 )
 
 func (c Case) peerBytes() ledger.Bytes {
-	if !c.Peer {
+	if c.Peer == "" {
 		return 0
 	}
-	return torchBytes + ledger.Bytes(c.Shard.Elements*(peerTensorBytes+peerExtraBytes))
+	return peerBaseBytes + ledger.Bytes(c.Shard.Elements*(peerTensorBytes+peerExtraBytes))
 }
 
 // findPython is the interpreter that the environment names, else the project's
-// own, else python3; the first that has torch.
-func findPython() (string, error) {
+// own, else python3; the first that has the peer.
+func findPython(peer string) (string, error) {
 	tried := []string{os.Getenv(PythonVariable)}
 	if tried[0] == "" {
 		tried = []string{"python3"}
@@ -87,32 +96,34 @@ func findPython() (string, error) {
 		}
 	}
 	for _, python := range tried {
-		// Looking for torch takes no time; importing it takes seconds.
-		if exec.Command(python, "-c", "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)").Run() == nil {
+		// Looking for a module takes no time; importing it takes seconds.
+		const find = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
+		if exec.Command(python, "-c", find, peer).Run() == nil {
 			return python, nil
 		}
 	}
 	return "", &fault.Input{
-		What: "--peer torch: there is no Python with torch: tried " + strings.Join(tried, ", "),
-		Mend: "python3 -m pip install torch, or set " + PythonVariable + " to an interpreter that has it",
+		What: fmt.Sprintf("--peer %[1]s: there is no Python with %[1]s: tried %[2]s", peer, strings.Join(tried, ", ")),
+		Mend: fmt.Sprintf("python3 -m pip install %s, or set %s to an interpreter that has it", peer, PythonVariable),
 	}
 }
 
-// peer is a Python process that makes one step for each line that it reads.
-type peer struct {
+// peerProcess is a Python process that makes one step for each line that it
+// reads.
+type peerProcess struct {
 	command *exec.Cmd
 	stdin   io.WriteCloser
 	answers *bufio.Reader
 	stderr  bytes.Buffer
-	torch   Torch
+	found   Peer
 }
 
-func startPeer(ctx context.Context, python string, c Case) (*peer, error) {
-	request, err := json.Marshal(map[string]any{"elements": c.Shard.Elements, "cpus": c.Shard.CPUs})
+func startPeer(ctx context.Context, python string, c Case) (*peerProcess, error) {
+	request, err := json.Marshal(map[string]any{"peer": c.Peer, "elements": c.Shard.Elements, "cpus": c.Shard.CPUs})
 	if err != nil {
 		return nil, err
 	}
-	p := &peer{command: exec.CommandContext(ctx, python, "-c", peerScript, string(request))}
+	p := &peerProcess{command: exec.CommandContext(ctx, python, "-c", peerScript, string(request)), found: Peer{Name: c.Peer}}
 	p.command.Stderr = &p.stderr
 	if p.stdin, err = p.command.StdinPipe(); err != nil {
 		return nil, err
@@ -125,19 +136,19 @@ func startPeer(ctx context.Context, python string, c Case) (*peer, error) {
 	if err := p.command.Start(); err != nil {
 		return nil, err
 	}
-	if err := p.read(&p.torch); err != nil {
+	if err := p.read(&p.found); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 	return p, nil
 }
 
 // round makes one step of each variant.
-func (p *peer) round() (map[string]float64, error) {
+func (p *peerProcess) round() (map[string]float64, error) {
 	seconds := map[string]float64{}
-	for i := range p.torch.Variants {
-		v := &p.torch.Variants[i]
+	for i := range p.found.Variants {
+		v := &p.found.Variants[i]
 		if _, err := io.WriteString(p.stdin, v.Name+"\n"); err != nil {
-			return nil, fmt.Errorf("%s: %w", PeerTorch, err)
+			return nil, fmt.Errorf("%s: %w", p.found.Name, err)
 		}
 		var answer struct {
 			Seconds float64      `json:"seconds"`
@@ -155,23 +166,23 @@ func (p *peer) round() (map[string]float64, error) {
 }
 
 // read reads one line of JSON.
-func (p *peer) read(into any) error {
+func (p *peerProcess) read(into any) error {
 	line, err := p.answers.ReadBytes('\n')
 	if err == nil {
 		err = json.Unmarshal(line, into)
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", PeerTorch, err)
+		return fmt.Errorf("%s: %w", p.found.Name, err)
 	}
 	return nil
 }
 
 // Close ends the process, which it does when its input ends.
-func (p *peer) Close() error {
+func (p *peerProcess) Close() error {
 	err := p.stdin.Close()
 	if failed := p.command.Wait(); failed != nil {
 		lines := strings.Split(strings.TrimSpace(p.stderr.String()), "\n")
-		err = errors.Join(err, fmt.Errorf("%s: %w: %s", PeerTorch, failed, lines[len(lines)-1]))
+		err = errors.Join(err, fmt.Errorf("%s: %w: %s", p.found.Name, failed, lines[len(lines)-1]))
 	}
 	return err
 }

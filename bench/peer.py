@@ -1,22 +1,33 @@
-"""One optimizer step of PyTorch on the CPU for each line of input.
+"""One optimizer step of PyTorch or DeepSpeed on the CPU for each line of input.
 
-The argument is JSON: "elements", the number of parameters, and "cpus", where to
-run, one thread on each. The first line of output says which variants there are.
-Each line of input names one of them, and is answered with the seconds that a
-step took and the most memory that the process held beside its tensors.
+The argument is JSON: "peer", whose steps; "elements", the number of parameters;
+and "cpus", where to run, one thread on each. The first line of output says which
+variants there are. Each line of input names one of them, and is answered with the
+seconds that a step took and the most memory that the process held beside its
+tensors.
 """
 
+import copy
 import json
 import os
 import sys
 import time
 
 request = json.loads(sys.argv[1])
-os.sched_setaffinity(0, request["cpus"])  # before torch counts its threads
+os.sched_setaffinity(0, request["cpus"])  # before OpenMP counts its threads
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # libraries, and what builds their kernels, print what they like
 
 import torch
 
 torch.set_num_threads(len(request["cpus"]))
+version = torch.__version__
+if request["peer"] == "deepspeed":
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    import deepspeed
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    version = f"{deepspeed.__version__} with torch {version}"
 
 # A model is many tensors. Temporaries of a loop over them are small; those of
 # foreach are as large as all of them.
@@ -30,21 +41,25 @@ def variants(elements):
     moment, variance = random(1e-3), random(1e-3).square_()
     bf16 = torch.zeros(elements, dtype=torch.bfloat16)
 
-    def adamw(pieces, **how):
+    def adamw(pieces, make=torch.optim.AdamW, step=torch.tensor(1000.0), **how):
         parameters = [torch.nn.Parameter(p) for p in master.chunk(pieces)]
-        optimizer = torch.optim.AdamW(parameters, **how)
+        optimizer = make(parameters, **how)
         slices = zip(parameters, gradient.chunk(pieces), moment.chunk(pieces), variance.chunk(pieces))
         for p, g, m, v in slices:
             p.grad = g
-            optimizer.state[p] = {"step": torch.tensor(1000.0), "exp_avg": m, "exp_avg_sq": v}
+            optimizer.state[p] = {"step": copy.copy(step), "exp_avg": m, "exp_avg_sq": v}
         return optimizer
 
-    found = {"single": adamw(TENSORS, foreach=False).step, "foreach": adamw(TENSORS, foreach=True).step}
-    try:
-        found["fused"] = adamw(TENSORS, fused=True).step
-        flat = adamw(1, fused=True)
-    except (RuntimeError, TypeError):  # an older version: not on the CPU
-        flat = adamw(1, foreach=False)
+    if request["peer"] == "deepspeed":
+        flat = adamw(1, DeepSpeedCPUAdam, 1000, adamw_mode=True)
+        found = {"cpu_adam": flat.step}
+    else:
+        found = {"single": adamw(TENSORS, foreach=False).step, "foreach": adamw(TENSORS, foreach=True).step}
+        try:
+            found["fused"] = adamw(TENSORS, fused=True).step
+            flat = adamw(1, fused=True)
+        except (RuntimeError, TypeError):  # an older version: not on the CPU
+            flat = adamw(1, foreach=False)
 
     def sequence():
         # What DeepSpeed does on the host in its ZeRO stages 1 and 2 with the
@@ -72,7 +87,7 @@ def reset_peak():
 
 
 def answer(line):
-    print(json.dumps(line), flush=True)
+    print(json.dumps(line), file=answers, flush=True)
 
 
 # The first steps import and set up what is not memory of a step.
@@ -82,7 +97,7 @@ for step in variants(TENSORS * 1024).values():
 steps = variants(request["elements"])
 tensors = memory("VmRSS")
 answer({
-    "version": torch.__version__,
+    "version": version,
     "variants": [{"name": name, "whole_step": name == "sequence"} for name in steps],
 })
 for line in sys.stdin:

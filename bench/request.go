@@ -31,7 +31,7 @@ type Request struct {
 	Norm         bool
 	Journal      bool
 	Checks       bool
-	Peer         string // "torch", or none
+	Peer         string // "torch" or "deepspeed"; empty for none
 }
 
 // All asks for every value that there is.
@@ -68,8 +68,8 @@ type Case struct {
 	InCore bool
 	// Place is the nearest memory that holds all streams: "L2", "L3" or "DRAM".
 	Place  string
-	Peer   bool // measure PyTorch beside it
-	Checks bool // look for stops of the world and slow numbers, too
+	Peer   string // measured beside it; empty for none
+	Checks bool   // look for stops of the world and slow numbers, too
 	// Needed is what the case takes of the host's memory.
 	Needed ledger.Bytes
 }
@@ -137,7 +137,9 @@ func NewPlan(r Request, h *host.Host) (*Plan, error) {
 			}
 			for _, size := range of {
 				c := newCase(names[i], f, size, cpus, r.Journal, p.Kernel, h)
-				c.Peer = r.Peer != "" && c.Name == peerOptimizer && !c.InCore
+				if c.Name == peerOptimizer && !c.InCore {
+					c.Peer = r.Peer
+				}
 				c.Needed += c.peerBytes()
 				if err := p.fits(c); err == nil {
 					p.Cases = append(p.Cases, c)
@@ -151,7 +153,7 @@ func NewPlan(r Request, h *host.Host) (*Plan, error) {
 		p.chooseChecked()
 	}
 	if r.Peer != "" {
-		p.Python, err = findPython()
+		p.Python, err = findPython(r.Peer)
 	}
 	return p, err
 }

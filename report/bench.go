@@ -144,7 +144,7 @@ func newBenchmarkCase(r bench.Result, hidden bool) BenchmarkCase {
 			Added: over(func(s bench.Sample) float64 { return s.Journaled/s.Update - 1 }),
 		}
 	}
-	if r.Torch != nil {
+	if r.Compared != nil {
 		c.Peer = newBenchmarkPeer(r)
 	}
 	if k := r.Checked; k != nil {
@@ -161,8 +161,8 @@ func newBenchmarkCase(r bench.Result, hidden bool) BenchmarkCase {
 
 func newBenchmarkPeer(r bench.Result) *BenchmarkPeer {
 	n := float64(r.Shard.Elements)
-	p := &BenchmarkPeer{Name: bench.PeerTorch, Version: r.Torch.Version}
-	for _, v := range r.Torch.Variants {
+	p := &BenchmarkPeer{Name: r.Compared.Name, Version: r.Compared.Version}
+	for _, v := range r.Compared.Variants {
 		p.Variants = append(p.Variants, BenchmarkPeerVariant{
 			Name: v.Name, WholeStep: v.WholeStep, Extra: float64(v.Extra) / n,
 			Time: bench.Over(r.Samples, func(s bench.Sample) float64 { return s.Peer[v.Name] / n }),

@@ -41,11 +41,11 @@ CPUs are repeated.`,
 	flags.BoolVar(&request.Norm, "norm", false, "show what the norm of the gradients costs")
 	flags.BoolVar(&request.Journal, "journal", false, "show what it costs that another process could finish an update")
 	flags.BoolVar(&request.Checks, "checks", true, "look for stops of the world and slow denormal numbers, at the largest size of the first format")
-	flags.StringVar(&request.Peer, "peer", "", "measure torch.optim.AdamW in the same rounds: torch")
+	flags.StringVar(&request.Peer, "peer", "", "measure AdamW of others in the same rounds: torch (torch.optim) or deepspeed (DeepSpeedCPUAdam)")
 	flags.BoolVar(&asJSON, "json", false, "print one JSON document with every sample")
 	for flag, values := range map[string][]string{
 		"optimizer": append(bench.Optimizers(), bench.All), "state": {"split", "fp32", bench.All}, "moments": append(kernel.MomentNames(), bench.All),
-		"grad-dtype": {"bf16", "fp16", "fp32"}, "peer": {bench.PeerTorch},
+		"grad-dtype": {"bf16", "fp16", "fp32"}, "peer": bench.Peers(),
 	} {
 		mustRegister(command, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}
