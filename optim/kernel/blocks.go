@@ -88,7 +88,7 @@ func (c *Chunk) PutBlock(number int, firsts, seconds []float32) {
 	for i, v := range seconds {
 		roots[i] = sqrt(flush(v))
 	}
-	c.block(number).encode(firsts, roots[:len(seconds)], toNearest)
+	Generic.encode(c.block(number), firsts, roots[:len(seconds)], toNearest)
 }
 
 // scramble is the finalizer of MurmurHash3.
@@ -137,15 +137,8 @@ func atRandom(dither uint32) rounding { return rounding{dither, dither, abi.Elem
 var toNearest = rounding{1 << 31, 1 << (abi.FirstShift - 1), 0}
 
 // encode rounds moments, of which the second is given by its root.
-func (b block) encode(firsts, roots []float32, added rounding) {
-	least, largest := ^uint32(0), uint32(0)
-	for i, s := range roots {
-		if !(s <= mostRoot) {
-			roots[i] = mostRoot
-		}
-		bits := math.Float32bits(roots[i])
-		least, largest = min(least, bits-1), max(largest, bits) // zeros wrap around
-	}
+func (s Set) encode(b block, firsts, roots vector, added rounding) {
+	least, largest := s.bound(roots)
 	if largest == 0 {
 		*b.header = 0
 		clear(b.first)
@@ -154,6 +147,26 @@ func (b block) encode(firsts, roots []float32, added rounding) {
 	}
 	floor, shift := chooseLayout(least+1, largest)
 	*b.header = uint16(floor | shift<<8)
+	s.codes(b, firsts, roots, added)
+}
+
+// bound bounds roots, and returns the least of them that is not 0, less 1, and the
+// largest, as bits.
+func (roots vector) bound() (least, largest uint32) {
+	least = ^uint32(0)
+	for i, s := range roots {
+		if !(s <= mostRoot) {
+			roots[i] = mostRoot
+		}
+		bits := math.Float32bits(roots[i])
+		least, largest = min(least, bits-1), max(largest, bits) // zeros wrap around
+	}
+	return least, largest
+}
+
+// codes holds elements as the header says.
+func (b block) codes(firsts, roots vector, added rounding) {
+	floor, shift := layout(*b.header)
 	base, shift := floor<<23, shift&31 // which tells the compiler that no shift is beyond a number's end
 	first, second, firsts := b.first[:len(roots)], b.second[:len(roots)], firsts[:len(roots)]
 	for i, s := range roots {

@@ -11,18 +11,13 @@ import (
 
 //go:generate go run -C _asm . -out ../kernel_amd64.s -dispatch ../kernel_amd64.go
 
-func supported(s Set) bool {
+func hasAVX512() bool {
 	x := &cpu.X86
-	switch s {
-	case AVX512:
-		return x.HasAVX512F && x.HasAVX512BW && x.HasAVX512DQ && x.HasAVX512VL && supported(AVX2)
-	case AVX2:
-		// x/sys/cpu has no bit for F16C; every processor with AVX2 and FMA
-		// has it.
-		return x.HasAVX2 && x.HasFMA
-	}
-	return true
+	return x.HasAVX512F && x.HasAVX512BW && x.HasAVX512DQ && x.HasAVX512VL && hasAVX2()
 }
+
+// x/sys/cpu has no bit for F16C; every processor with AVX2 and FMA has it.
+func hasAVX2() bool { return cpu.X86.HasAVX2 && cpu.X86.HasFMA }
 
 // kernelKey and trafficKey name a kernel.
 type kernelKey struct {

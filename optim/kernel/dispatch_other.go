@@ -4,9 +4,10 @@ package kernel
 
 import "plimsoll/optim/kernel/abi"
 
-// There is only plain Go, which is never reached through these.
+func hasAVX512() bool { return false }
+func hasAVX2() bool   { return false }
 
-func supported(s Set) bool { return s == Generic }
+// There are no kernels that work in registers, and nothing reaches these.
 
 func (s Set) update(int, int, Format, *Constants, *Chunk, *byte) { panic("kernel: no " + s.String()) }
 func (s Set) traffic(int, Format, *Chunk)                        { panic("kernel: no " + s.String()) }

@@ -93,29 +93,18 @@ func (a Array) store(from vector) {
 	}
 }
 
-// storeMoment stores a moment. In bf16, it is rounded half away from zero, as
-// the parameters of split state are: that takes a third of the instructions of
-// rounding to even, and ties are rare.
-func (a Array) storeMoment(from vector) {
-	if a.Type != dtype.BF16 {
-		a.store(from)
-		return
-	}
-	to := view[uint16](a.Data)[:len(from)]
+// away rounds numbers to bf16, half away from zero.
+func (from vector) away(to []uint16) {
+	to = to[:len(from)]
 	for i, x := range from {
 		to[i], _ = Separate(x)
 	}
 }
 
-// storeSlowMoment stores a moment that hardly changes. In bf16, it is rounded up
-// with the probability of the part that is cut off. The dither is that of the
-// first element.
-func (a Array) storeSlowMoment(from vector, dither uint32) {
-	if a.Type != dtype.BF16 {
-		a.store(from)
-		return
-	}
-	to := view[uint16](a.Data)[:len(from)]
+// dithered rounds numbers to bf16, up with the probability of the part that is
+// cut off. The dither is that of the first element.
+func (from vector) dithered(to []uint16, dither uint32) {
+	to = to[:len(from)]
 	for i, x := range from {
 		random := dither * dither >> 16
 		to[i] = uint16((math.Float32bits(x) + random) >> 16)
@@ -123,32 +112,61 @@ func (a Array) storeSlowMoment(from vector, dither uint32) {
 	}
 }
 
-// loadMaster reads the master weights as the arithmetic sees them.
-func (c *Chunk) loadMaster(f Format, to vector) {
-	if f.State == FP32 {
-		for i, x := range c.Master[:len(to)] {
-			to[i] = flush(x)
-		}
-		return
-	}
-	low := c.Low[:len(to)]
-	for i, parameter := range c.Parameter[:len(to)] {
+// merge reads master weights of split state as the arithmetic sees them.
+func (to vector) merge(parameter, low []uint16) {
+	low = low[:len(to)]
+	for i, parameter := range parameter[:len(to)] {
 		to[i] = flush(Merge(parameter, low[i]))
 	}
 }
 
-// storeMaster stores the master weights, and what the trainer reads of them.
-func (c *Chunk) storeMaster(f Format, from vector) {
-	if f.State == FP32 {
-		copy(c.Master, from)
-		if f.hasParameter() {
-			Array{f.Parameter, bytesOf(c.Parameter)}.store(from)
-		}
-		return
-	}
-	parameter, low := c.Parameter[:len(from)], c.Low[:len(from)]
+// separate is master weights in split state.
+func (from vector) separate(parameter, low []uint16) {
+	parameter, low = parameter[:len(from)], low[:len(from)]
 	for i, p := range from {
 		parameter[i], low[i] = Separate(p)
+	}
+}
+
+// storeMoment stores a moment. In bf16, it is rounded half away from zero, as
+// the parameters of split state are: that takes a third of the instructions of
+// rounding to even, and ties are rare.
+func (s Set) storeMoment(to Array, from vector) {
+	if to.Type != dtype.BF16 {
+		s.store(to, from)
+		return
+	}
+	s.away(view[uint16](to.Data), from)
+}
+
+// storeSlowMoment stores a moment that hardly changes. In bf16, it is rounded at
+// random.
+func (s Set) storeSlowMoment(to Array, from vector, dither uint32) {
+	if to.Type != dtype.BF16 {
+		s.store(to, from)
+		return
+	}
+	s.dithered(view[uint16](to.Data), from, dither)
+}
+
+// loadMaster reads the master weights of a chunk as the arithmetic sees them.
+func (s Set) loadMaster(to vector, f Format, c *Chunk) {
+	if f.State == FP32 {
+		s.load(to, Array{dtype.F32, bytesOf(c.Master)})
+		return
+	}
+	s.merge(to, c.Parameter, c.Low)
+}
+
+// storeMaster stores the master weights, and what the trainer reads of them.
+func (s Set) storeMaster(f Format, c *Chunk, from vector) {
+	if f.State == Split {
+		s.separate(c.Parameter, c.Low, from)
+		return
+	}
+	copy(c.Master, from)
+	if f.hasParameter() {
+		s.store(Array{f.Parameter, bytesOf(c.Parameter)}, from)
 	}
 }
 
@@ -167,15 +185,15 @@ func (c *Constants) scalars() (k scalars) {
 	return k
 }
 
-// desk is where the plain Go kernel works. It takes as many elements through all
-// operations at a time as stay in the first-level cache.
+// desk is where sets work that do not work in registers. They take as many elements
+// through all operations at a time as stay in the first-level cache.
 type desk struct {
 	weights, gradient, first, second, scratch [Block]float32
 }
 
-// updateGeneric updates a chunk from element first on, the first of a turn, with
+// updateOnDesk updates a chunk from element first on, the first of a turn, with
 // an undo log or nil.
-func updateGeneric(f Format, constants *Constants, c *Chunk, first int, log *Undo) {
+func (s Set) updateOnDesk(f Format, constants *Constants, c *Chunk, first int, log *Undo) {
 	n, turn := c.Len(), Block
 	if first == n {
 		return
@@ -188,153 +206,149 @@ func updateGeneric(f Format, constants *Constants, c *Chunk, first int, log *Und
 	for ; first < n; first += Block {
 		end := min(first+Block, n)
 		part := c.Slice(first, end)
-		d.load(f, &part)
-		d.update(f, &k, end-first)
+		d.load(s, f, &part)
+		d.update(s, f, &k, end-first)
 		for at := first; at < end; at += turn {
 			part := c.Slice(at, min(at+turn, end))
 			if log != nil {
 				log.keep(f, &part, at)
 			}
-			d.store(f, constants, &part, at-first)
+			d.store(s, f, constants, &part, at-first)
 		}
 	}
 }
 
 // load reads a chunk of up to Block elements.
-func (d *desk) load(f Format, c *Chunk) {
+func (d *desk) load(s Set, f Format, c *Chunk) {
 	n := c.Len()
-	c.loadMaster(f, d.weights[:n])
-	c.Gradient.load(d.gradient[:n])
+	s.loadMaster(d.weights[:n], f, c)
+	s.load(d.gradient[:n], c.Gradient)
 	if f.Moments == MomentsInt8 {
-		c.block(0).load(d.first[:n], d.second[:n])
-		vector(d.second[:n]).square(d.second[:n])
+		s.loadBlock(c.block(0), d.first[:n], d.second[:n])
+		s.square(d.second[:n], d.second[:n])
 		return
 	}
-	c.Moments[0].load(d.first[:n])
+	s.load(d.first[:n], c.Moments[0])
 	if f.Algorithm.Moments() == 2 {
-		c.Moments[1].load(d.second[:n])
+		s.load(d.second[:n], c.Moments[1])
 	}
 }
 
 // store stores a chunk that begins with an element of the desk.
-func (d *desk) store(f Format, constants *Constants, c *Chunk, at int) {
+func (d *desk) store(s Set, f Format, constants *Constants, c *Chunk, at int) {
 	end := at + c.Len()
-	c.storeMaster(f, d.weights[at:end])
+	s.storeMaster(f, c, d.weights[at:end])
 	if f.Moments == MomentsInt8 {
 		dither := scramble(uint32(c.First/Block)) + constants.stride
-		c.block(0).encode(d.first[at:end], d.second[at:end], atRandom(dither))
+		s.encode(c.block(0), d.first[at:end], d.second[at:end], atRandom(dither))
 		return
 	}
 	for number, moment := range [][]float32{d.first[at:end], d.second[at:end]}[:f.Algorithm.Moments()] {
 		if number == f.Algorithm.SlowMoment() {
-			c.Moments[number].storeSlowMoment(moment, constants.ditherOf(c.First))
+			s.storeSlowMoment(c.Moments[number], moment, constants.ditherOf(c.First))
 		} else {
-			c.Moments[number].storeMoment(moment)
+			s.storeMoment(c.Moments[number], moment)
 		}
 	}
 }
 
 // update updates the first n elements. A second moment that will be stored in
 // int8 becomes its root.
-func (d *desk) update(f Format, k *scalars, n int) {
+func (d *desk) update(s Set, f Format, k *scalars, n int) {
 	var p, g, m, v, t vector = d.weights[:n], d.gradient[:n], d.first[:n], d.second[:n], d.scratch[:n]
-	g.mul(k[abi.GradientScale], g)
-	g.fma(k[abi.L2Penalty], p, g)
+	s.mul(g, k[abi.GradientScale], g)
+	s.fma(g, k[abi.L2Penalty], p, g)
 	switch f.Algorithm {
 	case Adam:
 		root := t
 		if f.Moments == MomentsInt8 {
 			root = v
 		}
-		k.adam(p, g, m, v, root, t)
+		s.adam(k, p, g, m, v, root, t)
 	case Lion:
-		k.lion(p, g, m, t)
+		s.lion(k, p, g, m, t)
 	case Adagrad:
-		k.adagrad(p, g, m, t)
+		s.adagrad(k, p, g, m, t)
 	case SGD:
-		k.sgd(p, g, m, t)
+		s.sgd(k, p, g, m, t)
 	}
 }
 
 // adam makes the root of v in a vector that may be v or t.
-func (k *scalars) adam(p, g, m, v, root, t vector) {
-	m.mul(k[abi.Beta1], m)
-	m.fma(k[abi.OneMinusBeta1], g, m)
-	t.square(g)
-	v.mul(k[abi.Beta2], v)
-	v.fma(k[abi.OneMinusBeta2], t, v)
-	root.sqrt(v)
-	t.fmaPlus(k[abi.InverseRootBias2], root, k[abi.Epsilon])
-	t.div(m, t)
-	p.fma(k[abi.Decay], p, p)
-	p.fma(k[abi.StepSize], t, p)
+func (s Set) adam(k *scalars, p, g, m, v, root, t vector) {
+	s.mul(m, k[abi.Beta1], m)
+	s.fma(m, k[abi.OneMinusBeta1], g, m)
+	s.square(t, g)
+	s.mul(v, k[abi.Beta2], v)
+	s.fma(v, k[abi.OneMinusBeta2], t, v)
+	s.sqrt(root, v)
+	s.fmaPlus(t, k[abi.InverseRootBias2], root, k[abi.Epsilon])
+	s.div(t, m, t)
+	s.fma(p, k[abi.Decay], p, p)
+	s.fma(p, k[abi.StepSize], t, p)
 }
 
-func (k *scalars) lion(p, g, m, u vector) {
-	u.mul(k[abi.Beta1], m)
-	u.fma(k[abi.OneMinusBeta1], g, u)
-	m.mul(k[abi.Beta2], m)
-	m.fma(k[abi.OneMinusBeta2], g, m)
-	p.fma(k[abi.Decay], p, p)
-	u.withSign(k[abi.StepSize], u)
-	p.add(p, u)
+func (s Set) lion(k *scalars, p, g, m, u vector) {
+	s.mul(u, k[abi.Beta1], m)
+	s.fma(u, k[abi.OneMinusBeta1], g, u)
+	s.mul(m, k[abi.Beta2], m)
+	s.fma(m, k[abi.OneMinusBeta2], g, m)
+	s.fma(p, k[abi.Decay], p, p)
+	s.withSign(u, k[abi.StepSize], u)
+	s.add(p, p, u)
 }
 
-func (k *scalars) adagrad(p, g, sum, t vector) {
-	sum.fmaSquare(g, sum)
-	t.sqrt(sum)
-	t.fmaPlus(1, t, k[abi.Epsilon])
-	t.div(g, t)
-	p.fma(k[abi.StepSize], t, p)
+func (s Set) adagrad(k *scalars, p, g, sum, t vector) {
+	s.fmaSquare(sum, g, sum)
+	s.sqrt(t, sum)
+	s.fmaPlus(t, 1, t, k[abi.Epsilon])
+	s.div(t, g, t)
+	s.fma(p, k[abi.StepSize], t, p)
 }
 
-func (k *scalars) sgd(p, g, b, u vector) {
-	b.mul(k[abi.Beta1], b)
-	b.fma(k[abi.OneMinusBeta1], g, b)
-	u.mul(k[abi.GradientShare], g)
-	u.fma(k[abi.MomentumShare], b, u)
-	p.fma(k[abi.Decay], p, p)
-	p.fma(k[abi.StepSize], u, p)
+func (s Set) sgd(k *scalars, p, g, b, u vector) {
+	s.mul(b, k[abi.Beta1], b)
+	s.fma(b, k[abi.OneMinusBeta1], g, b)
+	s.mul(u, k[abi.GradientShare], g)
+	s.fma(u, k[abi.MomentumShare], b, u)
+	s.fma(p, k[abi.Decay], p, p)
+	s.fma(p, k[abi.StepSize], u, p)
 }
 
-// accumulateGeneric adds a gradient to a sum.
-func accumulateGeneric(sum, gradient Array) {
+// accumulateOnDesk adds a gradient to a sum.
+func (s Set) accumulateOnDesk(sum, gradient Array) {
 	var a, b [Block]float32
 	for first, n := 0, sum.Len(); first < n; first += Block {
 		end := min(first+Block, n)
 		x, y := vector(a[:end-first]), vector(b[:end-first])
 		part := sum.Slice(first, end)
-		part.load(x)
-		gradient.Slice(first, end).load(y)
-		x.add(x, y)
-		part.store(x)
+		s.load(x, part)
+		s.load(y, gradient.Slice(first, end))
+		s.add(x, x, y)
+		s.store(part, x)
 	}
 }
 
-// sumSquaresGeneric adds up runs, of which the last may be short.
-func sumSquaresGeneric(g Array, lanes *[abi.Group]float64) {
+// sumSquaresOnDesk adds up runs, of which the last may be short.
+func (s Set) sumSquaresOnDesk(g Array, lanes *[abi.Group]float64) {
 	var numbers [abi.Run]float32
 	for first, n := 0, g.Len(); first < n; first += abi.Run {
 		end := min(first+abi.Run, n)
 		run := vector(numbers[:end-first])
-		g.Slice(first, end).load(run)
+		s.load(run, g.Slice(first, end))
 		var sums [abi.Group]float32
-		for len(run) > 0 {
-			group := run[:min(abi.Group, len(run))]
-			vector(sums[:len(group)]).fmaSquare(group, sums[:])
-			run = run[len(group):]
-		}
+		s.addSquares(&sums, run)
 		for lane, x := range sums {
 			lanes[lane] += float64(x)
 		}
 	}
 }
 
-func sumWideSquaresGeneric(g Array, lanes *[abi.Group]float64) {
+func (s Set) sumWideSquaresOnDesk(g Array, lanes *[abi.Group]float64) {
 	var numbers [abi.Run]float32
 	for first, n := 0, g.Len(); first < n; first += abi.Run {
 		end := min(first+abi.Run, n)
-		g.Slice(first, end).load(numbers[:end-first])
+		s.load(numbers[:end-first], g.Slice(first, end))
 		for i, x := range numbers[:end-first] {
 			lanes[i%abi.Group] += float64(float64(x) * float64(x))
 		}

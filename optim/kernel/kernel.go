@@ -1,7 +1,8 @@
 // Package kernel updates optimizer state in one pass over memory: unscale,
 // clip, update and 16-bit output happen in registers.
 //
-// There is a kernel in plain Go and, generated from _asm, vector kernels for AVX2
+// There is a kernel in plain Go, the same with vector operations for NEON, which
+// every 64-bit Arm processor has, and, generated from _asm, vector kernels for AVX2
 // (with FMA and F16C) and AVX-512. They give the same bits: each operation
 // below is one IEEE 754 binary32 operation, rounded to nearest even, in the
 // order in which it is written; fma is fused; and a denormal operand or result
@@ -136,33 +137,51 @@ import (
 	"plimsoll/optim/kernel/abi"
 )
 
-// EnvironmentVariable forces a choice of kernels: "generic", "avx2" or
-// "avx512".
+// EnvironmentVariable forces a choice of kernels: "generic", "avx2", "avx512" or
+// "neon".
 const EnvironmentVariable = "PLIMSOLL_KERNEL"
 
 // Set is a set of kernels for one instruction set.
 type Set uint8
 
-// The sets, from the slowest to the fastest.
+// The sets, of each kind of processor from the slowest to the fastest.
 const (
 	Generic Set = iota
 	AVX2
 	AVX512
+	NEON
 )
 
-var setNames = [...]string{Generic: "generic", AVX2: "avx2", AVX512: "avx512"}
+var setNames = [...]string{Generic: "generic", AVX2: "avx2", AVX512: "avx512", NEON: "neon"}
 
 func (s Set) String() string { return setNames[s] }
 
-// Available lists the sets that this processor and this build can run.
+// inRegisters says whether the set takes whole turns through all operations in
+// registers. Else, and for the rest, operations take many elements each.
+func (s Set) inRegisters() bool { return s == AVX2 || s == AVX512 }
+
+// Available lists the sets that this processor and this build can run, the fastest
+// last.
 func Available() []Set {
 	sets := []Set{Generic}
-	for _, s := range []Set{AVX2, AVX512} {
+	for _, s := range []Set{AVX2, AVX512, NEON} {
 		if supported(s) {
 			sets = append(sets, s)
 		}
 	}
 	return sets
+}
+
+func supported(s Set) bool {
+	switch s {
+	case AVX2:
+		return hasAVX2()
+	case AVX512:
+		return hasAVX512()
+	case NEON:
+		return hasNEON
+	}
+	return s == Generic
 }
 
 // Select is the fastest set, or the one that the environment variable
@@ -189,13 +208,13 @@ func Select() (Set, error) {
 func (s Set) Update(f Format, constants *Constants, c Chunk) {
 	n := c.check(f)
 	whole := 0
-	if s != Generic {
+	if s.inRegisters() {
 		whole = n - n%f.granule()
 	}
 	if whole > 0 {
 		s.update(0, whole, f, constants, &c, nil)
 	}
-	updateGeneric(f, constants, &c, whole, nil)
+	s.updateOnDesk(f, constants, &c, whole, nil)
 }
 
 // Traffic moves the bytes that Update moves, stream by stream, without its
@@ -204,7 +223,7 @@ func (s Set) Update(f Format, constants *Constants, c Chunk) {
 // zeros afterwards, until the next update writes it.
 func (s Set) Traffic(f Format, c Chunk) {
 	n := c.check(f)
-	if whole := n - n%f.granule(); s != Generic && whole > 0 {
+	if whole := n - n%f.granule(); s.inRegisters() && whole > 0 {
 		s.traffic(whole, f, &c)
 		c = c.Slice(whole, n)
 	}
@@ -220,14 +239,14 @@ func (s Set) SumSquares(g Array) float64 {
 	}
 	var lanes [abi.Group]float64
 	n := g.Len()
-	whole := n - n%abi.Group
-	if s == Generic {
-		whole = 0
+	whole := 0
+	if s.inRegisters() {
+		whole = n - n%abi.Group
 	}
 	if whole > 0 {
 		s.sumWideSquares(whole, g, &lanes)
 	}
-	sumWideSquaresGeneric(g.Slice(whole, n), &lanes)
+	s.sumWideSquaresOnDesk(g.Slice(whole, n), &lanes)
 	return addUp(&lanes)
 }
 
@@ -241,7 +260,7 @@ func (s Set) sumSquaresOfParts(g Array) float64 {
 	apart := (runs + abi.Parts - 1) / abi.Parts * abi.Run
 	whole := max(0, n-(abi.Parts-1)*apart) // what every part has
 	whole -= whole % abi.Run
-	if s == Generic {
+	if !s.inRegisters() {
 		whole = 0
 	}
 	if whole > 0 {
@@ -249,7 +268,7 @@ func (s Set) sumSquaresOfParts(g Array) float64 {
 	}
 	for part := range sums {
 		first, end := min(part*apart+whole, n), min((part+1)*apart, n)
-		sumSquaresGeneric(g.Slice(first, end), &sums[part])
+		s.sumSquaresOnDesk(g.Slice(first, end), &sums[part])
 	}
 	for lane := range sums[0] {
 		sums[0][lane] = (sums[0][lane] + sums[2][lane]) + (sums[1][lane] + sums[3][lane])
@@ -276,11 +295,11 @@ func (s Set) Accumulate(sum, gradient Array) {
 		panic("kernel: a gradient and the sum that it is added to differ in length")
 	}
 	whole := 0
-	if s != Generic {
+	if s.inRegisters() {
 		whole = n - n%abi.Group
 		if whole > 0 {
 			s.accumulate(whole, sum, gradient)
 		}
 	}
-	accumulateGeneric(sum.Slice(whole, n), gradient.Slice(whole, n))
+	s.accumulateOnDesk(sum.Slice(whole, n), gradient.Slice(whole, n))
 }

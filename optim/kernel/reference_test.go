@@ -53,7 +53,7 @@ func (k *scalars) updateBlocks(f Format, stepDither uint32, c Chunk) {
 			c.PutMasterWeight(f, number*Block+i, p)
 		}
 		dither := scramble(uint32(c.First/Block)+uint32(number)) + stepDither
-		b.encode(firsts[:len(b.first)], roots[:len(b.first)], atRandom(dither))
+		Generic.encode(b, firsts[:len(b.first)], roots[:len(b.first)], atRandom(dither))
 	}
 }
 

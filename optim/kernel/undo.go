@@ -53,11 +53,11 @@ func (u Undo) Begun() bool { return u.head().kept.Load() > 0 }
 // [Set.Update].
 func (s Set) UpdateLogged(f Format, constants *Constants, c Chunk, first int, u Undo) {
 	n := c.check(f)
-	if whole := n - n%f.granule(); s != Generic && first < whole {
+	if whole := n - n%f.granule(); s.inRegisters() && first < whole {
 		s.update(first, whole, f, constants, &c, pointer(u.bytes))
 		first = whole
 	}
-	updateGeneric(f, constants, &c, first, &u)
+	s.updateOnDesk(f, constants, &c, first, &u)
 }
 
 // Restore makes a chunk what it was after some whole turns of a logged update,

@@ -228,7 +228,7 @@ func TestMomentsAreWrittenAgain(t *testing.T) {
 			for number := range c.Headers {
 				b := c.block(number)
 				firsts, roots := anyMoments(r, len(b.first))
-				b.encode(firsts, roots, atRandom(r.Uint32()))
+				Generic.encode(b, firsts, roots, atRandom(r.Uint32()))
 			}
 			number, from := r.IntN(2), r.IntN(n)
 			values, roots := anyMoments(r, 1+r.IntN(n-from))

@@ -1,6 +1,10 @@
 package kernel
 
-import "math"
+import (
+	"math"
+
+	"plimsoll/optim/kernel/abi"
+)
 
 // vector is a stretch of numbers in fp32. Its methods set each of them to the
 // result of one operation of the contract; operands may be the vector itself.
@@ -139,5 +143,14 @@ func (to vector) withSign(magnitude float32, a vector) {
 		} else if x != x {
 			to[i] = x
 		}
+	}
+}
+
+// addSquares adds the squares of a run to sums, each to that of its lane.
+func (run vector) addSquares(sums *[abi.Group]float32) {
+	for len(run) > 0 {
+		group := run[:min(abi.Group, len(run))]
+		vector(sums[:len(group)]).fmaSquare(group, sums[:])
+		run = run[len(group):]
 	}
 }
