@@ -119,9 +119,13 @@ func (x *trainer) goOn(s *Session, stop func(step int64) bool) error {
 	step, saved := s.Welcome.Step, int64(-1)
 	if !s.Welcome.Initialized {
 		x.does(writingWeights)
-		err := begin(s)
+		var err error
 		if complete, _ := filepath.Glob(filepath.Join(x.Checkpoints, "step-*")); x.Checkpoints != "" && len(complete) > 0 {
-			step, err = s.Load(x.Checkpoints) // it was broken off in loading
+			// It was broken off in loading. To begin with weights would take the moments for zeros that were loaded
+			// already, which nobody would know any more if this were broken off, too.
+			step, err = s.Load(x.Checkpoints)
+		} else {
+			err = begin(s)
 		}
 		if err != nil {
 			return err
