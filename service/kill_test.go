@@ -121,8 +121,7 @@ func (x *trainer) goOn(s *Session, stop func(step int64) bool) error {
 		x.does(writingWeights)
 		var err error
 		if complete, _ := filepath.Glob(filepath.Join(x.Checkpoints, "step-*")); x.Checkpoints != "" && len(complete) > 0 {
-			// It was broken off in loading. To begin with weights would take the moments for zeros that were loaded
-			// already, which nobody would know any more if this were broken off, too.
+			// It was broken off in loading, and no weights are taken then.
 			step, err = s.Load(x.Checkpoints)
 		} else {
 			err = begin(s)

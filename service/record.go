@@ -26,14 +26,14 @@ type record struct {
 // recordComponent ends the name of the arena of a record.
 const recordComponent = "session"
 
-const recordMagic = 0x326e6f6973736573 // "session2"
+const recordMagic = 0x336e6f6973736573 // "session3"
 
 type recordHead struct {
 	magic      uint64
 	document   uint64 // bytes
 	groupCount uint64
-	// whole is 1 where weights were written or loaded.
-	whole atomic.Uint64
+	// condition is that of the state.
+	condition atomic.Uint64
 	// preparedStep is the step whose hyperparameters are here, and whose gradients
 	// are final; 0 is none.
 	preparedStep atomic.Uint64
@@ -41,6 +41,13 @@ type recordHead struct {
 	// are multiplied by, as binary64.
 	askedStep, factor atomic.Uint64
 }
+
+// Conditions of a state.
+const (
+	stateIsNew     = iota // zeros, but for what its client has written so far
+	stateIsWhole          // written or loaded
+	stateIsInParts        // of a checkpoint, of which loading was broken off
+)
 
 const recordHeadSize = int(unsafe.Sizeof(recordHead{}))
 
@@ -123,15 +130,7 @@ func readRecord(name string, file *os.File) (*record, recordedDocument, error) {
 	return overlay(a), found, nil
 }
 
-func (r *record) initialized() bool { return r.whole.Load() != 0 }
-
-func (r *record) setInitialized(yes bool) {
-	value := uint64(0)
-	if yes {
-		value = 1
-	}
-	r.whole.Store(value)
-}
+func (r *record) initialized() bool { return r.condition.Load() == stateIsWhole }
 
 // prepare takes down that the gradients of a step are final, and its
 // hyperparameters.

@@ -147,11 +147,14 @@ func (s *session) setStep(step uint64) error {
 	if err := s.notSaving(SetStep); err != nil {
 		return err
 	}
+	if err := s.notInParts(SetStep); err != nil {
+		return err
+	}
 	s.settle()
 	s.record.forgetPrepared()
 	s.shard.SetSteps(int64(step))
 	s.begun = int64(step)
-	s.record.setInitialized(true)
+	s.record.condition.Store(stateIsWhole)
 	return nil
 }
 

@@ -96,6 +96,10 @@ func TestLoadIntoANewSession(t *testing.T) {
 	if r.overview(t).Sessions[0].Initialized {
 		t.Error("what was loaded in part passes for whole")
 	}
+	// Moments of the checkpoint are no zeros that training begins with.
+	const mend = "*a load was broken off, and some of the state is the checkpoint's: load again, or give the state back and open it anew"
+	wantError(t, begin(s), OutOfOrder, "set_step"+mend)
+	wantError(t, stepOnce(s, 1), OutOfOrder, "step"+mend)
 	if err := os.WriteFile(name, whole, 0o600); err != nil {
 		t.Fatal(err)
 	}

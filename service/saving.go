@@ -97,6 +97,14 @@ func (s *session) notSaving(kind Kind) error {
 	return nil
 }
 
+// notInParts refuses what would take a state that was loaded in part for one.
+func (s *session) notInParts(kind Kind) error {
+	if s.record.condition.Load() == stateIsInParts {
+		return fail(OutOfOrder, "%v: a load was broken off, and some of the state is the checkpoint's: load again, or give the state back and open it anew", kind)
+	}
+	return nil
+}
+
 // commit makes what all ranks have saved a checkpoint.
 func (s *session) commit(body []byte) ([]byte, error) {
 	b, err := decodeText[commitBody](Commit, body)
@@ -122,22 +130,23 @@ func (s *session) load(body []byte) ([]byte, error) {
 	if err != nil {
 		return nil, storage(Load, err)
 	}
-	was := s.record.initialized()
 	// From here to the end a service that comes after this one must not take
-	// the state for whole.
-	s.record.setInitialized(false)
+	// the state for whole, or for new.
+	was := s.record.condition.Swap(stateIsInParts)
 	s.record.forgetPrepared()
 	load := found.LoadNew
-	if was {
+	if was == stateIsWhole {
 		load = found.Load // which keeps what is there until all is verified
 	}
 	step, training, err := load(context.Background(), s.forCheckpoint())
 	if err != nil {
-		s.record.setInitialized(was && !errors.Is(err, checkpoint.ErrPartial))
+		if !errors.Is(err, checkpoint.ErrPartial) {
+			s.record.condition.Store(was)
+		}
 		return nil, storage(Load, err)
 	}
 	s.begun = step
-	s.record.setInitialized(true)
+	s.record.condition.Store(stateIsWhole)
 	return append(encodeStep(step), training...), nil
 }
 

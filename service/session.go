@@ -164,8 +164,11 @@ func (s *session) prepare(b stepBody) error {
 	return nil
 }
 
-// checkStep refuses any but the next step.
+// checkStep refuses any but the next step of a state that is one.
 func (s *session) checkStep(kind Kind, step uint64) error {
+	if err := s.notInParts(kind); err != nil {
+		return err
+	}
 	if last := s.shard.Steps(); step != uint64(last)+1 {
 		return fail(OutOfOrder, "%v %d: the session has finished step %d, so the next is %d", kind, step, last, last+1)
 	}
@@ -245,7 +248,7 @@ func (s *session) stepped(took time.Duration) {
 	s.lastStep.Store(int64(took))
 	s.busyTime.Add(int64(took))
 	s.stepsMade.Add(1)
-	s.record.setInitialized(true)
+	s.record.condition.Store(stateIsWhole)
 }
 
 // wait returns when the parameters of a stretch are those after a step.
