@@ -7,7 +7,6 @@ seconds that a step took and the most memory that the process held beside its
 tensors.
 """
 
-import copy
 import json
 import os
 import sys
@@ -41,17 +40,17 @@ def variants(elements):
     moment, variance = random(1e-3), random(1e-3).square_()
     bf16 = torch.zeros(elements, dtype=torch.bfloat16)
 
-    def adamw(pieces, make=torch.optim.AdamW, step=torch.tensor(1000.0), **how):
+    def adamw(pieces, make=torch.optim.AdamW, step=lambda: torch.tensor(1000.0), **how):
         parameters = [torch.nn.Parameter(p) for p in master.chunk(pieces)]
         optimizer = make(parameters, **how)
         slices = zip(parameters, gradient.chunk(pieces), moment.chunk(pieces), variance.chunk(pieces))
         for p, g, m, v in slices:
             p.grad = g
-            optimizer.state[p] = {"step": copy.copy(step), "exp_avg": m, "exp_avg_sq": v}
+            optimizer.state[p] = {"step": step(), "exp_avg": m, "exp_avg_sq": v}
         return optimizer
 
     if request["peer"] == "deepspeed":
-        flat = adamw(1, DeepSpeedCPUAdam, 1000, adamw_mode=True)
+        flat = adamw(1, DeepSpeedCPUAdam, lambda: 1000, adamw_mode=True)
         found = {"cpu_adam": flat.step}
     else:
         found = {"single": adamw(TENSORS, foreach=False).step, "foreach": adamw(TENSORS, foreach=True).step}
