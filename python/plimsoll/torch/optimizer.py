@@ -23,6 +23,8 @@ from plimsoll.torch.transfer import transfer_for
 
 _Result = TypeVar("_Result")
 
+_APART = "the shards of this job are at different steps: a step was interrupted in between; load the last checkpoint"
+
 
 class Optimizer(torch.optim.Optimizer):
     """What the optimizers of this package have in common.
@@ -434,9 +436,7 @@ class Optimizer(torch.optim.Optimizer):
         self._counted = int(of_steps / count)
         failure = None
         if count * of_squares != of_steps * of_steps:
-            failure = (
-                "the shards of this job are at different steps: a step was interrupted in between; load the last checkpoint"
-            )
+            failure = _APART
         elif self._collective.size * of_scale_squares > of_scales * of_scales * (1 + 1e-9):  # which allows for rounding
             failure = (
                 f"the GradScalers of the ranks have different scales, {scale:g} here: gradients were not finite on some ranks only, or "
@@ -566,10 +566,7 @@ class Optimizer(torch.optim.Optimizer):
         begun = self._on_all_ranks(f"saving to {directory}", begin)
         steps = {step for of_rank in begun for step in of_rank}
         if len(steps) > 1:
-            raise PlimsollError(
-                f"the shards of this job are at different steps ({', '.join(map(str, sorted(steps)))}): "
-                "a step was interrupted in between; load the last checkpoint"
-            )
+            raise PlimsollError(_APART)
         step = steps.pop()
         self._saving, self._saves_in_vain = (os.fspath(directory), step), False
         return step
