@@ -831,3 +831,85 @@ def opening(rank, directory):
 def test_a_rank_that_cannot_open(tmp_path, service):
     first, second = run(opening, str(tmp_path), service=service)
     assert first == second and first[1] == 0
+
+
+def failing(rank, having):
+    """A rank whose gradients cannot be used keeps no other waiting, and the next step is one of all."""
+    model, optimizer = opened(max_grad_norm=0.5)
+    parameters = list(model.parameters())
+
+    def give(parameters):
+        for p in parameters:
+            p.grad = torch.full_like(p, 0.25)
+
+    give(parameters[:having] if rank else parameters)
+    before = weights(model)
+    with pytest.raises(RuntimeError if rank and having else PlimsollError) as raised:
+        optimizer.step()
+    assert weights(model) == before and optimizer._parts[0].session.step == 0
+    if rank:
+        give(parameters[having:])
+    optimizer.step()  # with gradients of which some are those of before
+    return str(raised.value), weights(model), optimizer._parts[0].session.step, optimizer.last_grad_norm
+
+
+def test_a_step_that_one_rank_cannot_make():
+    (first, *same), (second, *other) = run(failing, 3)
+    assert "parameters have no gradient, " in second
+    assert first == f"step 1 failed on 1 of 2 ranks: rank 1: RuntimeError: {second}"
+    assert same == other and same[1] == 1
+    assert same[2] == pytest.approx(0.25 * math.sqrt(sum(len(x) for x in same[0].values())))
+
+
+def test_gradients_on_one_rank_only():
+    (first, *same), (second, *other) = run(failing, 0)
+    assert first.startswith("1 of 2 ranks have gradients, and this one: ")
+    assert second.startswith("1 of 2 ranks have gradients, and not this one: ")
+    assert same == other and same[1] == 1
+
+
+def out_of_touch(rank):
+    """A rank that does not hear whether the others make the step keeps what it has prepared, to make it later."""
+    model, optimizer = opened()
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    if rank == 1:
+        reduce = optimizer._reduce
+
+        def unheard(total):
+            reduce(total)
+            raise RuntimeError("connection reset by peer")
+
+        optimizer._reduce = unheard
+        with pytest.raises(RuntimeError, match="connection reset by peer"):
+            optimizer.step()
+        session = optimizer._parts[0].session
+        session.begun(session.begin(1.0, None, wait=True))
+    else:
+        optimizer._parts[0].pull = lambda **_: None  # which the other takes no part in
+        optimizer.step()
+    return optimizer._parts[0].session.step
+
+
+def test_what_was_prepared_outlives_the_process_group():
+    assert run(out_of_touch) == [1, 1]
+
+
+def without_service(rank):
+    """Of a service that has ended on one rank's host, all hear."""
+    model, optimizer = opened()
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    if rank == 1:
+        optimizer._parts[0].session.patience = 0.1
+        optimizer._service.close()
+    with pytest.raises(PlimsollError) as raised:
+        optimizer.step()
+    assert rank or optimizer._parts[0].session.step == 0
+    return str(raised.value)
+
+
+def test_a_service_that_ends_on_one_rank():
+    first, second = run(without_service)
+    assert second.startswith("the optimizer service at ")
+    assert first == f"step 1 failed on 1 of 2 ranks: rank 1: PlimsollError: {second}"

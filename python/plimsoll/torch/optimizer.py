@@ -296,8 +296,7 @@ class Optimizer(torch.optim.Optimizer):
         try:
             with self._lock:
                 self._open_for_step()
-                if self._check_gradients():
-                    self._step()
+                self._step()
         except BaseException:
             # GradScaler takes them away only after a step that succeeds, and multiplies its scale with one that is there.
             for name in ("grad_scale", "found_inf"):
@@ -338,6 +337,30 @@ class Optimizer(torch.optim.Optimizer):
         return True
 
     def _step(self) -> None:
+        numbers: Optional[Dict[Part, Any]] = None
+        scale, squares, failure = 1.0, 0.0, None
+        try:
+            scale = self._scale()
+            if self._check_gradients():
+                numbers = self._prepare()
+                squares = self._squares()
+        except Exception as error:
+            failure = error
+        squares = self._sum_over_ranks(squares, scale, numbers is not None, failure)
+        if numbers is None:
+            return
+        factor = self._factor(squares, scale)
+        if factor is None:
+            self.skipped += 1
+        else:
+            self._begin(factor, numbers)
+            for part in self._parts:
+                part.pull(after_step=True)
+        for part in self._parts:
+            part.forget()
+
+    def _prepare(self) -> Dict[Part, Any]:
+        """Brings all gradients to the shards. What each of these is to be sent with the step."""
         self._check_steps()
         for part in self._parts:
             part.collect(self._reduces)
@@ -348,15 +371,7 @@ class Optimizer(torch.optim.Optimizer):
             for part in parts:
                 part.session.prepare(numbers[part])
             numbers = dict.fromkeys(parts)
-        factor = self._factor()
-        if factor is None:
-            self.skipped += 1
-        else:
-            self._begin(factor, numbers)
-            for part in self._parts:
-                part.pull(after_step=True)
-        for part in self._parts:
-            part.forget()
+        return numbers
 
     def _begin(self, factor: float, numbers: Dict[Part, Any]) -> None:
         """Begins the step of every shard, or makes it where the model has its parameters in the arena."""
@@ -388,65 +403,95 @@ class Optimizer(torch.optim.Optimizer):
                 f"the parameters are at different steps ({found}): a step was interrupted in between; load the last checkpoint"
             )
 
-    def _factor(self) -> Optional[float]:
-        """What gradients are multiplied by; None where they are not finite."""
+    def _scale(self) -> float:
+        """What the loss was multiplied by."""
         scale = getattr(self, "grad_scale", None)
+        return 1.0 if scale is None else float(scale)
+
+    def _asks_norm(self) -> bool:
+        return self.max_grad_norm is not None or getattr(self, "found_inf", None) is not None
+
+    def _squares(self) -> float:
+        """The sum of the squares of this rank's gradients, 0 where nobody asks for it. Not finite where they are not."""
         found_inf = getattr(self, "found_inf", None)
-        scaled = 1.0 if scale is None else float(scale)
         if found_inf is not None and self._reduces:
             raise RuntimeError(
                 "sharding is 'zero2', whose gradients a GradScaler cannot see: use bfloat16, or sharding='zero1'"
             )
-        self.last_grad_norm = None
-        asks = self.max_grad_norm is not None or found_inf is not None
+        sessions = [p.session for p in self._parts if p.session]
         squares = 0.0
-        if asks:
-            asked = [(p.session, p.session.norm()) for p in self._parts if p.session]
+        if self._asks_norm():
+            asked = [(session, session.norm()) for session in sessions]
             squares = sum(session.norm_result(request) for session, request in asked)
+        for session in sessions:
+            session.drain()  # what was prepared is
         if found_inf is not None and float(found_inf) != 0:
-            squares = math.inf
+            return math.inf
         if self._collective.replica and math.isfinite(squares):
-            squares = 0.0  # replicas have the same gradients, and the first counts them
-        squares = self._sum_over_ranks(squares, scaled)
-        if not asks:
-            return 1.0 / scaled
-        norm = math.sqrt(squares) / scaled
+            return 0.0  # replicas have the same gradients, and the first counts them
+        return squares
+
+    def _factor(self, squares: float, scale: float) -> Optional[float]:
+        """What gradients are multiplied by; None where they are not finite."""
+        self.last_grad_norm = None
+        if not self._asks_norm():
+            return 1.0 / scale
+        norm = math.sqrt(squares) / scale
         self.last_grad_norm = norm
         if not math.isfinite(norm):
             return None
         if self.max_grad_norm is None:
-            return 1.0 / scaled
-        return min(1.0, self.max_grad_norm / (norm + 1e-6)) / scaled
+            return 1.0 / scale
+        return min(1.0, self.max_grad_norm / (norm + 1e-6)) / scale
 
-    def _sum_over_ranks(self, number: float, scale: float) -> float:
-        """The sum of a number of every rank. When it is there, all shards have prepared the step.
+    def _sum_over_ranks(self, squares: float, scale: float, has_gradients: bool, failure: Optional[Exception]) -> float:
+        """The sum of the squares of every rank. When it is there, all shards have prepared the step.
 
-        Refuses the step where not all of them are at the same, or where the losses of the ranks had different scales.
+        Refuses the step on all ranks where one has failed, where not all have gradients, where their shards are not all
+        at the same step, or where their losses had different scales.
         """
-        sessions = [p.session for p in self._parts if p.session]
-        for session in sessions:
-            session.drain()
         if not self._collective.groups:
-            return number
-        steps = [float(s.step) for s in sessions]
-        sums = [number, len(steps), sum(steps), sum(s * s for s in steps), scale, scale * scale]
+            if failure is not None:
+                raise failure
+            return squares
+        steps = [float(p.session.step) for p in self._parts if p.session]
+        sums = [squares, failure is not None, has_gradients, len(steps), sum(steps), sum(s * s for s in steps), scale, scale**2]
         total = torch.tensor(sums, dtype=torch.float64, device=self._device())
-        self._reduce(total)
-        number, count, of_steps, of_squares, of_scales, of_scale_squares = total.tolist()
-        self._counted = int(of_steps / count)
-        failure = None
-        if count * of_squares != of_steps * of_steps:
-            failure = _APART
-        elif self._collective.size * of_scale_squares > of_scales * of_scales * (1 + 1e-9):  # which allows for rounding
-            failure = (
-                f"the GradScalers of the ranks have different scales, {scale:g} here: gradients were not finite on some ranks only, or "
-                "the first scales differ; give all ranks one scale (scaler.update(new_scale)), and gradients that are averaged"
-            )
-        if failure is not None:
-            for session in sessions:
-                session.call(Kind.CLEAR)  # these gradients are of no step
-            raise PlimsollError(failure)
-        return number
+        try:
+            self._reduce(total)
+        except Exception as error:
+            # Others may have the sum, and make the step: what was prepared here stays, for this rank to catch up.
+            raise failure or error
+        squares, failures, having, count, of_steps, of_squares, of_scales, of_scale_squares = total.tolist()
+        try:
+            if failures:
+                self._on_all_ranks(f"step {self._step_number() + 1}", lambda: _raise(failure))
+            if 0 < having < self._collective.size:
+                raise PlimsollError(
+                    f"{having:.0f} of {self._collective.size} ranks have gradients, and {'this one' if has_gradients else 'not this one'}: "
+                    "expected all or none; call backward on every rank before the step"
+                )
+            if count * of_squares != of_steps * of_steps:
+                raise PlimsollError(_APART)
+            if self._collective.size * of_scale_squares > of_scales * of_scales * (1 + 1e-9):  # which allows for rounding
+                raise PlimsollError(
+                    f"the GradScalers of the ranks have different scales, {scale:g} here: gradients were not finite on some ranks only, or "
+                    "the first scales differ; give all ranks one scale (scaler.update(new_scale)), and gradients that are averaged"
+                )
+        except Exception:
+            self._discard_gradients()
+            raise
+        if having:
+            self._counted = int(of_steps / count)
+        return squares
+
+    def _discard_gradients(self) -> None:
+        """Takes back what was prepared: these gradients are of no step."""
+        for part in self._parts:
+            part.forget()
+            if part.session:
+                with contextlib.suppress(PlimsollError):  # what has failed is being raised
+                    part.session.call(Kind.CLEAR)
 
     def _on_all_ranks(self, what: str, act: Callable[[], _Result]) -> List[_Result]:
         """What ``act`` returns on each rank. Where it fails on one it fails on all, so that none waits for one that has given up."""
@@ -666,6 +711,11 @@ class _Entries(collections.defaultdict):
     def __bool__(self) -> bool:
         optimizer = self._optimizer()
         return optimizer is not None and optimizer._parts is not None and optimizer._step_number() > 0
+
+
+def _raise(failure: Optional[Exception]) -> None:
+    if failure is not None:
+        raise failure
 
 
 def _let_go(parts: List[Part], transfer: Any, owner: int) -> None:
