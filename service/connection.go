@@ -5,12 +5,13 @@ import (
 	"io"
 	"net"
 	"os"
-	"plimsoll/ledger"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"plimsoll/ledger"
 )
 
 // connection is a client.

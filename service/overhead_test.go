@@ -1,14 +1,18 @@
 package service
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"plimsoll/arena"
 	"plimsoll/engine"
@@ -87,49 +91,109 @@ func memfds(t testing.TB, process int) map[string]*os.File {
 	return found
 }
 
-// step makes a step with both, one after the other, and says what each took.
-func (r *rivals) step(t testing.TB) (service, engine time.Duration) {
+// turn makes a step with both, the service first in every other turn, and says
+// what each took.
+func (r *rivals) turn(t testing.TB) (service, engine time.Duration) {
 	t.Helper()
-	begin := time.Now()
-	if err := r.session.Step(r.last+1, 1, true, adamw[0]); err != nil {
-		t.Fatal(err)
+	overService := func() {
+		begin := time.Now()
+		if err := r.session.Step(r.last+1, 1, true, adamw[0]); err != nil {
+			t.Fatal(err)
+		}
+		service = time.Since(begin)
+		r.last++
 	}
-	service = time.Since(begin)
-	optimizers := []optim.Optimizer{testDocument().optimizer(adamw[0])}
-	begin = time.Now()
-	if err := r.shard.Begin(r.last+2, 1, optimizers); err != nil {
-		t.Fatal(err)
+	inProcess := func() {
+		optimizers := []optim.Optimizer{testDocument().optimizer(adamw[0])}
+		begin := time.Now()
+		if err := r.shard.Begin(r.last+1, 1, optimizers); err != nil {
+			t.Fatal(err)
+		}
+		r.shard.Wait()
+		engine = time.Since(begin)
+		r.last++
 	}
-	r.shard.Wait()
-	r.last += 2
-	return service, time.Since(begin)
+	if r.last%4 == 0 {
+		overService()
+		inProcess()
+	} else {
+		inProcess()
+		overService()
+	}
+	return service, engine
 }
 
-// sizes are those of a small and of larger models.
-var sizes = []struct {
-	name     string
-	elements int64
-	steps    int
-}{{"64Ki", 64 << 10, 400}, {"1Mi", 1 << 20, 200}, {"16Mi", 16 << 20, 40}}
+// startEcho starts a process that sends every message back. The function says how
+// long one takes there and back: no service can answer sooner.
+func startEcho(t testing.TB) func() time.Duration {
+	t.Helper()
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := os.NewFile(uintptr(pair[1]), "echo")
+	command := exec.Command(os.Args[0])
+	command.Env = append(os.Environ(), echoVariable+"=1")
+	command.Stderr = os.Stderr
+	command.ExtraFiles = []*os.File{theirs}
+	if err := errors.Join(command.Start(), theirs.Close()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(unix.Close(pair[0]), command.Wait()); err != nil {
+			t.Error(err)
+		}
+	})
+	message := make([]byte, 64)
+	return func() time.Duration {
+		begin := time.Now()
+		if _, err := unix.Write(pair[0], message); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := unix.Read(pair[0], message); err != nil {
+			t.Fatal(err)
+		}
+		return time.Since(begin)
+	}
+}
+
+// echo is the other side, until its peer is gone.
+func echo() error {
+	message := make([]byte, 64)
+	for {
+		n, err := unix.Read(3, message)
+		if n == 0 || err != nil {
+			return err
+		}
+		if _, err := unix.Write(3, message[:n]); err != nil {
+			return err
+		}
+	}
+}
 
 // TestOverhead holds a step of the service against one of the engine in this
-// process, step by step in turn. What the service costs is two messages, at any
-// size of the model. Others use this machine, too: so the quickest step of the
-// service must not be far behind those of the engine. A copy of the gradients
-// alone would put it there.
+// process, step by step in turn. What the service costs is a message there and one
+// back, at any size of the model, and these are measured beside it: the more a step
+// has moved through the caches, the longer they take by themselves. Others use this
+// machine, too: so the quickest step of the service must not be far behind those of
+// the engine. A copy of the gradients alone would put it there.
 func TestOverhead(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector takes most of the time")
 	}
-	for _, size := range sizes {
+	for _, size := range []struct {
+		name            string
+		elements, turns int64
+	}{{"64Ki", 64 << 10, 400}, {"1Mi", 1 << 20, 200}, {"4Mi", 4 << 20, 100}, {"16Mi", 16 << 20, 100}} {
 		t.Run(size.name, func(t *testing.T) {
-			r := newRivals(t, size.elements)
-			var service, engine, more []time.Duration
-			for range size.steps {
-				a, b := r.step(t)
-				service, engine, more = append(service, a), append(engine, b), append(more, a-b)
+			r, message := newRivals(t, size.elements), startEcho(t)
+			var service, engine, more, messages []time.Duration
+			for range size.turns {
+				a, b := r.turn(t)
+				service, engine, more, messages = append(service, a), append(engine, b), append(more, a-b), append(messages, message())
 			}
-			t.Logf("medians: the service %v, the engine %v, difference of two steps in turn %v; quickest: %v and %v", median(service), median(engine), median(more), slices.Min(service), slices.Min(engine))
+			t.Logf("medians: the service %v, the engine %v, difference of two steps in turn %v, a message there and back %v; quickest steps: %v and %v",
+				median(service), median(engine), median(more), median(messages), slices.Min(service), slices.Min(engine))
 			if overhead := slices.Min(service) - median(engine); overhead > 300*time.Microsecond {
 				t.Errorf("a step takes %v longer over the service", overhead)
 			}
@@ -139,23 +203,6 @@ func TestOverhead(t *testing.T) {
 
 func median(of []time.Duration) time.Duration {
 	return slices.Sorted(slices.Values(of))[len(of)/2]
-}
-
-// BenchmarkStep measures the same, for a person to read.
-func BenchmarkStep(b *testing.B) {
-	for _, size := range sizes {
-		b.Run(size.name, func(b *testing.B) {
-			r := newRivals(b, size.elements)
-			var service, engine, more []time.Duration
-			for b.Loop() {
-				x, y := r.step(b)
-				service, engine, more = append(service, x), append(engine, y), append(more, x-y)
-			}
-			b.ReportMetric(float64(median(service).Microseconds()), "µs/step-service")
-			b.ReportMetric(float64(median(engine).Microseconds()), "µs/step-engine")
-			b.ReportMetric(float64(median(more).Microseconds()), "µs/more")
-		})
-	}
 }
 
 // TestJournalIsUsed says that the service makes steps that another can finish.

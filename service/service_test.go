@@ -31,6 +31,7 @@ const (
 	serveVariable  = "PLIMSOLL_TEST_SERVE"     // it is the service
 	trainVariable  = "PLIMSOLL_TEST_TRAIN"     // a trainer: see trainer
 	visitVariable  = "PLIMSOLL_TEST_VISIT"     // a client of another user, of the socket that it names
+	echoVariable   = "PLIMSOLL_TEST_ECHO"      // it sends back what it is sent: see startEcho
 	memoryVariable = "PLIMSOLL_TEST_AVAILABLE" // bytes that the service believes to be available
 )
 
@@ -43,6 +44,8 @@ func TestMain(m *testing.M) {
 		err = trainInThisProcess(os.Getenv(trainVariable))
 	case os.Getenv(visitVariable) != "":
 		err = visit(os.Getenv(visitVariable))
+	case os.Getenv(echoVariable) != "":
+		err = echo()
 	default:
 		os.Exit(m.Run())
 	}
