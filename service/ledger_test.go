@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	dto "github.com/prometheus/client_model/go"
@@ -269,6 +270,31 @@ func TestMetrics(t *testing.T) {
 	if _, err := http.Get("http://" + address + "/metrics"); err == nil {
 		t.Error("metrics are answered after the end")
 	}
+}
+
+// TestOverviewWhileTheServiceEnds asks how things are as Prometheus does, which
+// comes whenever it likes: also while sessions wait for their checkpoints, of which
+// others are closed already.
+func TestOverviewWhileTheServiceEnds(t *testing.T) {
+	server, socket := serveHere(t)
+	for rank := range 4 {
+		s := begun(t, socket, testDocument(small, func(d *Document) { d.Rank, d.World = rank, 4 }))
+		if _, err := s.Save(t.TempDir(), nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Detach(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var asking sync.WaitGroup
+	asking.Go(func() {
+		for len(server.Overview().Sessions) > 0 {
+		}
+	})
+	if err := server.end(); err != nil {
+		t.Fatal(err)
+	}
+	asking.Wait()
 }
 
 func labelsOf(m *dto.Metric) string {

@@ -170,6 +170,7 @@ func (s *Server) end() error {
 	for _, session := range s.all {
 		session.settle()
 		session.settleSave()
+		s.remove(session)
 		err = errors.Join(err, session.saveError, session.close())
 	}
 	return err
@@ -357,13 +358,19 @@ func (s *Server) cpus(d *Document) ([]int, error) {
 	return plan.Ranks[d.Rank%d.LocalWorld].OptimizerCPUs.List(), nil
 }
 
+// remove hides a session whose memory is about to be unmapped from those who ask
+// how things are.
+func (s *Server) remove(gone *session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.all, gone.document.key())
+}
+
 // forget gives the state of a session back. It is held until that is done: one
 // that is made anew has the same names, and needs the memory.
 func (s *Server) forget(gone *session) error {
 	defer s.letGo(gone)
-	s.mu.Lock()
-	delete(s.all, gone.document.key())
-	s.mu.Unlock()
+	s.remove(gone)
 	var err error
 	arenas := gone.arenas()
 	slices.Reverse(arenas) // the record first: without it the others are nobody's
