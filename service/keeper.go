@@ -80,6 +80,9 @@ type keptFile struct {
 
 // Listen makes the socket. Clients can connect from now on, and wait.
 func (k *Keeper) Listen() error {
+	if length := len(k.Socket); length > longestSocket {
+		return fmt.Errorf("the socket of the service, %s, has a path of %d bytes: expected at most %d, as the kernel takes no more; choose a shorter one, such as /tmp/plimsoll/socket", k.Socket, length, longestSocket)
+	}
 	var err error
 	if k.made, err = privateDirectory(filepath.Dir(k.Socket)); err != nil {
 		return err
@@ -105,7 +108,13 @@ func (k *Keeper) Listen() error {
 	return err
 }
 
-func (k *Keeper) notifyPath() string { return k.Socket + ".notify" }
+const (
+	notifySuffix = ".notify"
+	// longestSocket is what leaves room for the suffix and a zero.
+	longestSocket = len(unix.RawSockaddrUnix{}.Path) - len(notifySuffix) - 1
+)
+
+func (k *Keeper) notifyPath() string { return k.Socket + notifySuffix }
 
 // privateDirectory makes the directory, or sees to it that nobody else may use
 // the one that is there.

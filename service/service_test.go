@@ -211,6 +211,34 @@ func TestDirectoryOfTheSocket(t *testing.T) {
 	}
 }
 
+// TestSocketWithALongPath: one that is too long is refused with what is expected,
+// before anything is made.
+func TestSocketWithALongPath(t *testing.T) {
+	parent, err := os.MkdirTemp("", "plimsoll-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(parent)
+	directory := filepath.Join(parent, "made") + "/"
+	of := func(length int) *Keeper {
+		return &Keeper{Socket: directory + strings.Repeat("s", length-len(directory))}
+	}
+	for _, length := range []int{101, 107, 108, 200} {
+		err := of(length).Listen()
+		if want := fmt.Sprintf("has a path of %d bytes: expected at most 100", length); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+		if left, err := os.ReadDir(parent); err != nil || len(left) > 0 {
+			t.Errorf("a keeper that did not listen has left %v (%v)", left, err)
+		}
+	}
+	longest := of(100)
+	if err := longest.Listen(); err != nil {
+		t.Fatal(err)
+	}
+	longest.close()
+}
+
 // sharedMapping is a line of /proc/PID/maps of shared memory of this project.
 var sharedMapping = regexp.MustCompile(`(?m)^\S+ \S+ \S+ \S+ (\d+) +(/memfd:plimsoll/.*)$`)
 

@@ -70,7 +70,7 @@ socket (ListenSequentialPacket=) and keeps its memory (FileDescriptorStoreMax=).
 	}
 	flags := command.Flags()
 	flags.SortFlags = false
-	flags.StringVar(&socket, "socket", "", "`path` of the socket; its directory is made, and removed in the end, or must be for this user alone (mode 0700)")
+	flags.StringVar(&socket, "socket", "", "`path` of the socket, of at most 100 bytes; its directory is made, and removed in the end, or must be for this user alone (mode 0700)")
 	flags.StringVar(&metrics, "metrics", "", "`address`, such as 127.0.0.1:9464, to answer Prometheus at: http://ADDRESS/metrics")
 	flags.BoolVar(&untilStdinCloses, "until-stdin-closes", false, "end when stdin is closed, as it is when the process at its other end dies")
 	return command
