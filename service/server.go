@@ -121,7 +121,6 @@ func (s *Server) attach(name string, file *os.File) error {
 	session := newSession(found.Document, shard, record)
 	if shard.Finish() {
 		s.say("session %s: finished step %d, which was under way", name, shard.Steps())
-		session.record.condition.Store(stateIsWhole)
 	}
 	if added, _, _, half := shard.Additions(); half {
 		s.say("session %s: accumulate %d is half done, and goes on when it is repeated", name, added+1)

@@ -225,6 +225,7 @@ func (s *session) step(b stepBody, done func(took time.Duration)) (begun bool, e
 		return false, err
 	}
 	s.record.ask(b.Step, b.Factor)
+	s.record.condition.Store(stateIsWhole) // before there is a step that it could be whole without
 	begin := time.Now()
 	s.stepIsOver.Add(1)
 	err = s.shard.BeginThen(int64(b.Step), b.Factor, optimizers, func() {
@@ -248,7 +249,6 @@ func (s *session) stepped(took time.Duration) {
 	s.lastStep.Store(int64(took))
 	s.busyTime.Add(int64(took))
 	s.stepsMade.Add(1)
-	s.record.condition.Store(stateIsWhole)
 }
 
 // wait returns when the parameters of a stretch are those after a step.
