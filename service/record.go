@@ -44,8 +44,8 @@ type recordHead struct {
 
 // Conditions of a state.
 const (
-	stateIsNew     = iota // zeros, but for what its client has written so far
-	stateIsWhole          // written or loaded
+	stateIsWritten = iota // zeros, or what was there, but for what its client has written so far
+	stateIsWhole          // as its client has said, or loaded
 	stateIsInParts        // of a checkpoint, of which loading was broken off
 )
 
@@ -128,6 +128,13 @@ func readRecord(name string, file *os.File) (*record, recordedDocument, error) {
 		return nil, found, errors.Join(fmt.Errorf("the record %s cannot be read: %w", name, err), a.Close())
 	}
 	return overlay(a), found, nil
+}
+
+// beginWrite takes down that the state is no longer whole: a client that dies
+// from here on leaves a mixture.
+func (r *record) beginWrite() {
+	r.forgetPrepared()
+	r.condition.CompareAndSwap(stateIsWhole, stateIsWritten)
 }
 
 func (r *record) initialized() bool { return r.condition.Load() == stateIsWhole }

@@ -312,7 +312,7 @@ func TestWithoutASession(t *testing.T) {
 	s := mustOpen(t, r.Socket, testDocument(func(d *Document) { d.Optimizer, d.Moments, d.State = "lion", "bf16", "fp32" }))
 	wantError(t, s.done(Read, encode(transfer{Count: 1})), OutOfOrder, "read: there is no window; send one first")
 	_, err := s.Save(t.TempDir(), nil)
-	wantError(t, err, OutOfOrder, "save: the state was never written: write weights and set_step, or load, or make a step")
+	wantError(t, err, OutOfOrder, "save: the state is not whole: write weights and set_step, or load, or make a step")
 	wantError(t, s.Read(SecondMoment, 0, make([]float32, 1)), Refused, "read: stream 2: lion has master weights (0) and 1 moments")
 }
 

@@ -45,7 +45,7 @@ func (s *session) save(body []byte) ([]byte, error) {
 		return nil, fail(Refused, "save: replica %d of %d in a job of %d ranks: expected the number of this one, from 0 on, and how many ranks hold its shard", b.Replica, replicas, s.document.World)
 	}
 	if !s.record.initialized() {
-		return nil, fail(OutOfOrder, "save: the state was never written: write weights and set_step, or load, or make a step")
+		return nil, fail(OutOfOrder, "save: the state is not whole: write weights and set_step, or load, or make a step")
 	}
 	s.settle()
 	s.settleSave() // one at a time: a failure is told by the next saved

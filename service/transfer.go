@@ -78,7 +78,7 @@ func (s *session) write(t transfer) error {
 		return err
 	}
 	s.settle()
-	s.record.forgetPrepared()
+	s.record.beginWrite()
 	if t.What != masterStream {
 		s.shard.WriteMoment(int(t.What)-firstMomentStream, int64(t.First), numbers)
 		return nil

@@ -6,6 +6,53 @@ import (
 	"testing"
 )
 
+// TestWhatIsBeingWrittenIsNotWhole: a trainer that dies while it writes another
+// state leaves a mixture, which must not pass for the state of a step.
+func TestWhatIsBeingWrittenIsNotWhole(t *testing.T) {
+	r := startService(t)
+	document := testDocument(small)
+	for stream := range streams {
+		s := begun(t, r.Socket, document)
+		mustStep(t, s, 3)
+		if err := errors.Join(s.Write(stream, 7, make([]float32, 10)), s.Detach()); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			s = mustOpen(t, r.Socket, document)
+			if s.Welcome.Initialized {
+				t.Errorf("stream %d was written in part, and the state passes for that of step %d", stream, s.Welcome.Step)
+			}
+			if err := s.Detach(); err != nil {
+				t.Fatal(err)
+			}
+			process := r.Process()
+			r.Kill() // which the next service must know, too
+			await(t, "the end of the service", func() bool { return r.Process() != process })
+		}
+		s = mustOpen(t, r.Socket, document)
+		_, err := s.Save(t.TempDir(), nil)
+		wantError(t, err, OutOfOrder, "save: the state is not whole*")
+		if err := errors.Join(s.SetStep(5), s.Detach()); err != nil {
+			t.Fatal(err)
+		}
+		s = mustOpen(t, r.Socket, document)
+		if !s.Welcome.Initialized || s.Welcome.Step != 5 {
+			t.Errorf("set_step 5 has left %+v", s.Welcome)
+		}
+		// Who makes a step knows what the state is.
+		if err := errors.Join(s.Write(stream, 7, make([]float32, 10)), stepOnce(s, 6), s.Detach()); err != nil {
+			t.Fatal(err)
+		}
+		s = mustOpen(t, r.Socket, document)
+		if !s.Welcome.Initialized || s.Welcome.Step != 6 {
+			t.Errorf("step 6 has left %+v", s.Welcome)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestStepsAreOfAWholeState looks at sessions whose client has not said set_step:
 // at no instant is there a step and no state of it, as would be found after a kill.
 func TestStepsAreOfAWholeState(t *testing.T) {
