@@ -49,12 +49,15 @@ func NewWorkers(cpus []int) (*Workers, error) {
 	return w, nil
 }
 
+// ErrBinding says that a worker cannot be on the CPU that is meant for it.
+var ErrBinding = errors.New("binding a worker")
+
 // bindThread binds the calling thread to one CPU and reads the binding back.
 func bindThread(cpu int) error {
 	set := unix.NewCPUSet(cpu + 1)
 	set.Set(cpu)
 	if err := unix.SchedSetaffinityDynamic(0, set); err != nil {
-		return fmt.Errorf("binding a worker to CPU %d: %w", cpu, err)
+		return fmt.Errorf("%w to CPU %d: %w", ErrBinding, cpu, err)
 	}
 	now := unix.NewCPUSet(max(cpu+1, 8192))
 	if err := unix.SchedGetaffinityDynamic(0, now); err != nil {

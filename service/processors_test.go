@@ -1,7 +1,11 @@
 package service
 
 import (
+	"bytes"
+	"fmt"
+	"io"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 )
@@ -52,5 +56,46 @@ func TestSessionsLeaveGoItsThreads(t *testing.T) {
 	})
 	if now := runtime.GOMAXPROCS(0); now != before {
 		t.Errorf("Go runs %d threads at a time after the service, and %d before", now, before)
+	}
+}
+
+// TestCPUIsTakenAway: a service that comes after one that was killed may not use a
+// CPU any more that a session had a worker on. The state is more than the place of
+// its workers.
+func TestCPUIsTakenAway(t *testing.T) {
+	r := startService(t)
+	document := testDocument(small)
+	cpu := r.cpus(t)[0]
+	document.CPUs = []int{cpu, cpu, cpu, cpu}
+	s := begun(t, r.Socket, document)
+	mustStep(t, s, 2)
+	want := fingerprint(t, s)
+	if err := s.Detach(); err != nil {
+		t.Fatal(err)
+	}
+	text := func(cpus []int) []byte {
+		return fmt.Appendf(nil, `"cpus":%s`, strings.ReplaceAll(fmt.Sprint(cpus), " ", ","))
+	}
+	record := memfds(t, r.Process())["rank0/bf16/session"]
+	content, err := io.ReadAll(record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	had, none := text(document.CPUs), text([]int{maximumCPUs - 1}) // no host has that one
+	none = append(none, bytes.Repeat([]byte(" "), len(had)-len(none))...)
+	if _, err := record.WriteAt(none, int64(bytes.Index(content, had))); err != nil {
+		t.Fatal(err)
+	}
+	r.Kill()
+	s = mustOpen(t, r.Socket, document)
+	if got := fingerprint(t, s); got != want || s.Welcome.Step != 2 {
+		t.Errorf("at step %d the state is %s, want %s", s.Welcome.Step, got, want)
+	}
+	if said := r.log.String(); !strings.Contains(said, fmt.Sprintf("session rank0/bf16: binding a worker to CPU %d: invalid argument; its workers", maximumCPUs-1)) {
+		t.Errorf("the service has said %q", said)
+	}
+	mustStep(t, s, 4)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -106,15 +106,12 @@ func (s *Server) attach(name string, file *os.File) error {
 	if err != nil {
 		return err
 	}
-	cpus, err := s.cpus(found.Document)
-	if err != nil {
-		return errors.Join(err, record.Close())
+	shard, err := s.attachShard(found, found.Document.CPUs)
+	if errors.Is(err, engine.ErrBinding) {
+		// Some CPU was taken from this process since, by a cgroup or by switching it off.
+		s.say("session %s: %v; its workers are bound to what else this process may use", name, err)
+		shard, err = s.attachShard(found, nil)
 	}
-	config, err := found.Document.config(s.kernel, found.Pages, cpus)
-	if err != nil {
-		return errors.Join(err, record.Close())
-	}
-	shard, err := engine.AttachShard(config, s.given.Files)
 	if err != nil {
 		return errors.Join(fmt.Errorf("session %s: %w", name, err), record.Close())
 	}
@@ -130,6 +127,22 @@ func (s *Server) attach(name string, file *os.File) error {
 	s.job = found.Document.Job
 	s.all[found.Document.key()] = session
 	return nil
+}
+
+// attachShard attaches to the shard of a record, with workers on the CPUs that are
+// named, or on the rank's part of what this process may use.
+func (s *Server) attachShard(found recordedDocument, named []int) (*engine.Shard, error) {
+	document := *found.Document
+	document.CPUs = named
+	cpus, err := s.cpus(&document)
+	if err != nil {
+		return nil, err
+	}
+	config, err := document.config(s.kernel, found.Pages, cpus)
+	if err != nil {
+		return nil, err
+	}
+	return engine.AttachShard(config, s.given.Files)
 }
 
 // Serve answers clients until the context ends. Then it finishes what is under
