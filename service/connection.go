@@ -62,9 +62,9 @@ func (c *connection) run() {
 			}
 			return
 		}
-		p := packet{}
+		p, faulty := parsePacket(data) // also where only its kind and number are left, which the answer has
 		if err == nil {
-			p, err = parsePacket(data)
+			err = faulty
 		}
 		switch {
 		case int(credentials.Uid) != os.Getuid():

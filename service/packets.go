@@ -15,7 +15,8 @@ import (
 const maximumFiles = 16
 
 // readPacket receives one packet, which it puts into data, and the files that
-// came with it. A packet that is longer is an error: its rest is lost.
+// came with it. A packet that is longer is an error: its rest is lost. What there is
+// of a faulty packet comes with the error.
 func readPacket(c *net.UnixConn, data []byte) ([]byte, []*os.File, error) {
 	control := make([]byte, unix.CmsgSpace(4*maximumFiles))
 	n, controls, flags, _, err := c.ReadMsgUnix(data, control)
@@ -34,7 +35,7 @@ func readPacket(c *net.UnixConn, data []byte) ([]byte, []*os.File, error) {
 	}
 	if err != nil {
 		closeAll(files)
-		return nil, nil, err
+		return data[:n], nil, err
 	}
 	return data[:n], files, nil
 }

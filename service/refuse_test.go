@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"plimsoll/ledger"
 	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -314,6 +315,17 @@ func TestWithoutASession(t *testing.T) {
 	_, err := s.Save(t.TempDir(), nil)
 	wantError(t, err, OutOfOrder, "save: the state is not whole: write weights and set_step, or load, or make a step")
 	wantError(t, s.Read(SecondMoment, 0, make([]float32, 1)), Refused, "read: stream 2: lion has master weights (0) and 1 moments")
+}
+
+// TestPacketsThatAreCutOff: the answer is that of the request, so that its client
+// hears what is wrong.
+func TestPacketsThatAreCutOff(t *testing.T) {
+	r := startService(t)
+	file := memfd(t, nil, 10, fixed)
+	err := dial(t, r).done(Stat, nil, slices.Repeat([]*os.File{file}, maximumFiles+1)...)
+	wantError(t, err, Malformed, "a packet with more than 16 file descriptors, or more than this process may open")
+	err = dial(t, r).done(Prepare, make([]byte, maximumPacket))
+	wantError(t, err, Malformed, "a packet of more than 65536 bytes")
 }
 
 // TestWindowStaysAsItIs is a client that would cut off what the service has
