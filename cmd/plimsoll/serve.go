@@ -83,7 +83,7 @@ func keeperOf(socket, metrics string, say func(string, ...any)) (*service.Keeper
 		return nil, err
 	}
 	return &service.Keeper{Socket: socket, Say: say, Command: func() *exec.Cmd {
-		command := exec.Command(self, "serve")
+		command := exec.Command(running(self), "serve")
 		command.Args[0] = "plimsoll"
 		if metrics != "" {
 			command.Args = append(command.Args, "--metrics", metrics)
@@ -91,6 +91,19 @@ func keeperOf(socket, metrics string, say func(string, ...any)) (*service.Keeper
 		command.Stdout, command.Stderr = os.Stderr, os.Stderr
 		return command
 	}}, nil
+}
+
+// running is where the program of this process is: at its path, or, where an upgrade
+// has put another there or removed it, with the kernel. The state is kept for a
+// service of the same release.
+func running(path string) string {
+	const held = "/proc/self/exe"
+	found, missing := os.Stat(path)
+	own, err := os.Stat(held)
+	if err == nil && (missing != nil || !os.SameFile(found, own)) {
+		return held
+	}
+	return path
 }
 
 // serve is the service itself.
