@@ -108,16 +108,21 @@ func running(path string) string {
 
 // serve is the service itself.
 func serve(ctx context.Context, c *cobra.Command, given *service.Inherited, metrics string) error {
+	hasState := len(given.Files) > 0
 	server, err := service.NewServer(c.Root().Version, given, host.Local, sayTo(c))
 	if err != nil {
 		return err
 	}
 	if metrics != "" {
 		stop, err := server.ServeMetrics(metrics)
-		if err != nil {
+		switch {
+		case err == nil:
+			defer stop()
+		case hasState: // which would be lost for want of an address
+			sayTo(c)("--metrics: %v; Prometheus is not answered", err)
+		default:
 			return &fault.Input{What: "--metrics", Err: err}
 		}
-		defer stop()
 	}
 	err = server.Serve(ctx)
 	if errors.Is(err, context.Canceled) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +12,67 @@ import (
 
 	"plimsoll/service"
 )
+
+// serving starts plimsoll serve from a copy of this program. It returns where that
+// is, and what opens a session, waiting for a service.
+func serving(t *testing.T, flags ...string) (program string, open func() *service.Session) {
+	t.Helper()
+	directory, err := os.MkdirTemp("", "plimsoll-test-") // a short path for the socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(directory) })
+	program = filepath.Join(directory, "plimsoll")
+	content, err := os.ReadFile("/proc/self/exe")
+	if err := errors.Join(err, os.WriteFile(program, content, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(directory, "private", "socket")
+	keeper := exec.Command(program, append([]string{"serve", "--socket", socket}, flags...)...)
+	keeper.Stderr = os.Stderr
+	if err := keeper.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(keeper.Process.Signal(syscall.SIGTERM), keeper.Wait()); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Setenv(service.SocketVariable, socket)
+	t.Setenv("PLIMSOLL_JOB", "test")
+	return program, func() *service.Session {
+		t.Helper()
+		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			s, err := openLittle(littleElements)
+			if err == nil {
+				return s
+			}
+			if time.Now().After(deadline) {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// checkAfterKill kills the service, does something else, and looks for the state.
+func checkAfterKill(t *testing.T, open func() *service.Session, then func() error) {
+	t.Helper()
+	s := open()
+	overview, err := s.Overview()
+	if err := errors.Join(err, s.SetStep(5), s.Detach()); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(syscall.Kill(overview.Process, syscall.SIGKILL), then()); err != nil {
+		t.Fatal(err)
+	}
+	s = open()
+	if !s.Welcome.Attached || s.Welcome.Step != 5 {
+		t.Errorf("the session is %+v", s.Welcome)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
 
 // TestServiceOfAnotherRelease has another program put where the running one was, as
 // an upgrade does, or none left there. The service that comes after one that was
@@ -24,56 +86,34 @@ func TestServiceOfAnotherRelease(t *testing.T) {
 		"as it was": func(string) error { return nil },
 	} {
 		t.Run(name, func(t *testing.T) {
-			directory, err := os.MkdirTemp("", "plimsoll-test-") // a short path for the socket
-			if err != nil {
+			program, open := serving(t)
+			if err := errors.Join(open().Close(), upgrade(program)); err != nil { // when the service runs
 				t.Fatal(err)
 			}
-			defer os.RemoveAll(directory)
-			program := filepath.Join(directory, "plimsoll")
-			content, err := os.ReadFile("/proc/self/exe")
-			if err := errors.Join(err, os.WriteFile(program, content, 0o755)); err != nil {
-				t.Fatal(err)
-			}
-			socket := filepath.Join(directory, "private", "socket")
-			keeper := exec.Command(program, "serve", "--socket", socket)
-			keeper.Stderr = os.Stderr
-			if err := keeper.Start(); err != nil {
-				t.Fatal(err)
-			}
-			defer func() {
-				if err := errors.Join(keeper.Process.Signal(syscall.SIGTERM), keeper.Wait()); err != nil {
-					t.Error(err)
-				}
-			}()
-			t.Setenv(service.SocketVariable, socket)
-			t.Setenv("PLIMSOLL_JOB", "test")
-			open := func() *service.Session {
-				t.Helper()
-				for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-					s, err := openLittle(littleElements)
-					if err == nil {
-						return s
-					}
-					if time.Now().After(deadline) {
-						t.Fatal(err)
-					}
-				}
-			}
-			s := open()
-			if err := s.SetStep(5); err != nil {
-				t.Fatal(err)
-			}
-			overview, err := s.Overview()
-			if err := errors.Join(err, s.Detach(), upgrade(program), syscall.Kill(overview.Process, syscall.SIGKILL)); err != nil {
-				t.Fatal(err)
-			}
-			s = open()
-			if !s.Welcome.Attached || s.Welcome.Step != 5 {
-				t.Errorf("the session is %+v", s.Welcome)
-			}
-			if err := s.Close(); err != nil {
-				t.Fatal(err)
-			}
+			checkAfterKill(t, open, func() error { return nil })
 		})
 	}
+}
+
+// TestMetricsCannotBeAnswered has somebody else take the address of the metrics when
+// the service has been killed. One that has state serves without them.
+func TestMetricsCannotBeAnswered(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := listener.Addr().String()
+	if err := listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, open := serving(t, "--metrics", address)
+	checkAfterKill(t, open, func() error {
+		for deadline := time.Now().Add(time.Second); time.Now().Before(deadline); {
+			if listener, err = net.Listen("tcp", address); err == nil {
+				t.Cleanup(func() { _ = listener.Close() })
+				return nil
+			}
+		}
+		return err
+	})
 }
