@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 
 	"github.com/go-json-experiment/json/jsontext"
 
@@ -34,9 +35,21 @@ func (s *session) forCheckpoint() checkpoint.Shard {
 	return checkpoint.Shard{Rank: d.Rank, World: d.World, Part: d.Part, Format: s.shard.Config().Format, Pieces: d.pieces(), State: s.shard}
 }
 
+// checkDirectory refuses a path by which the client means another folder than this
+// process would.
+func checkDirectory(kind Kind, directory string) error {
+	if !filepath.IsAbs(directory) {
+		return fail(Refused, "%v: the directory is %q: expected an absolute path, as the service has a working directory of its own", kind, directory)
+	}
+	return nil
+}
+
 // save begins to write the state as it is.
 func (s *session) save(body []byte) ([]byte, error) {
 	b, err := decodeText[saveBody](Save, body)
+	if err == nil {
+		err = checkDirectory(Save, b.Directory)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -108,6 +121,9 @@ func (s *session) notInParts(kind Kind) error {
 // commit makes what all ranks have saved a checkpoint.
 func (s *session) commit(body []byte) ([]byte, error) {
 	b, err := decodeText[commitBody](Commit, body)
+	if err == nil {
+		err = checkDirectory(Commit, b.Directory)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -121,6 +137,9 @@ func (s *session) commit(body []byte) ([]byte, error) {
 // load overwrites the state with that of a checkpoint.
 func (s *session) load(body []byte) ([]byte, error) {
 	b, err := decodeText[loadBody](Load, body)
+	if err == nil {
+		err = checkDirectory(Load, b.Directory)
+	}
 	if err != nil {
 		return nil, err
 	}
