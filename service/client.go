@@ -155,7 +155,11 @@ func (s *Session) open(d *Document) error {
 		return fmt.Errorf("the answer to open names %d arenas and has %d files", len(s.Welcome.Arenas), len(files))
 	}
 	for i, w := range s.Welcome.Arenas {
-		a, err := arena.Attach(w.Name, w.Bytes, pagesOf(w), files[i])
+		pages, err := pagesOf(files[i])
+		if err != nil {
+			return err
+		}
+		a, err := arena.Attach(w.Name, w.Bytes, pages, files[i])
 		if err != nil {
 			return err
 		}
@@ -174,12 +178,16 @@ func (s *Session) open(d *Document) error {
 	return nil
 }
 
-// pagesOf finds the kind of pages from what is mapped.
-func pagesOf(w WelcomeArena) arena.Pages {
-	if w.Mapped == arena.HugetlbPages.Round(w.Bytes) && w.Mapped != arena.BasePages.Round(w.Bytes) {
-		return arena.HugetlbPages
+// pagesOf finds the kind of pages that a file has.
+func pagesOf(file *os.File) (arena.Pages, error) {
+	var system unix.Statfs_t
+	if err := unix.Fstatfs(int(file.Fd()), &system); err != nil {
+		return arena.BasePages, fmt.Errorf("%s: fstatfs: %w", file.Name(), err)
 	}
-	return arena.BasePages
+	if system.Type == unix.HUGETLBFS_MAGIC {
+		return arena.HugetlbPages, nil
+	}
+	return arena.BasePages, nil
 }
 
 // sealedFile is a memfd with a text, that cannot change any more.
