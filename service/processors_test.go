@@ -95,7 +95,7 @@ func TestCPUIsTakenAway(t *testing.T) {
 		t.Errorf("the service has said %q", said)
 	}
 	mustStep(t, s, 4)
-	if err := s.Close(); err != nil {
+	if err := s.Detach(); err != nil {
 		t.Fatal(err)
 	}
 }

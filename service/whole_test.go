@@ -2,6 +2,7 @@ package service
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 )
@@ -10,8 +11,8 @@ import (
 // state leaves a mixture, which must not pass for the state of a step.
 func TestWhatIsBeingWrittenIsNotWhole(t *testing.T) {
 	r := startService(t)
-	document := testDocument(small)
 	for stream := range streams {
+		document := testDocument(small, func(d *Document) { d.Part = fmt.Sprint("part", stream) })
 		s := begun(t, r.Socket, document)
 		mustStep(t, s, 3)
 		if err := errors.Join(s.Write(stream, 7, make([]float32, 10)), s.Detach()); err != nil {
@@ -47,7 +48,7 @@ func TestWhatIsBeingWrittenIsNotWhole(t *testing.T) {
 		if !s.Welcome.Initialized || s.Welcome.Step != 6 {
 			t.Errorf("step 6 has left %+v", s.Welcome)
 		}
-		if err := s.Close(); err != nil {
+		if err := s.Detach(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -57,10 +58,11 @@ func TestWhatIsBeingWrittenIsNotWhole(t *testing.T) {
 // at no instant is there a step and no state of it, as would be found after a kill.
 func TestStepsAreOfAWholeState(t *testing.T) {
 	server, socket := serveHere(t)
-	for range 300 {
-		s := mustOpen(t, socket, testDocument(small))
+	for i := range 30 {
+		document := testDocument(small, func(d *Document) { d.Part = fmt.Sprint("part", i) })
+		s := mustOpen(t, socket, document)
 		server.mu.Lock()
-		session := server.all[testDocument(small).key()]
+		session := server.all[document.key()]
 		server.mu.Unlock()
 		var watching sync.WaitGroup
 		watching.Go(func() {
@@ -72,7 +74,7 @@ func TestStepsAreOfAWholeState(t *testing.T) {
 		})
 		err := s.Step(1, 1, true, adamw...)
 		watching.Wait()
-		if err := errors.Join(err, s.Close()); err != nil || t.Failed() {
+		if err := errors.Join(err, s.Detach()); err != nil || t.Failed() {
 			t.Fatal(err)
 		}
 	}
