@@ -51,7 +51,10 @@ func (c *Checkpoint) Convert(ctx context.Context, directory string, to Conversio
 			return "", errors.Join(err, os.RemoveAll(folder))
 		}
 	}
-	return Commit(directory, c.step)
+	if to.Ranks > 0 { // of which each has a file
+		return Commit(directory, c.step)
+	}
+	return Commit(directory, c.step, c.without...)
 }
 
 // converted are the shards that the checkpoint is to consist of.

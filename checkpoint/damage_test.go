@@ -264,9 +264,22 @@ func TestRanksWithoutState(t *testing.T) {
 		t.Fatal(err)
 	}
 	others := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 3000))
-	load(t, path, others)
+	c := load(t, path, others)
 	for i := range job {
 		equalState(t, bytesOfState(others[i]), bytesOfState(job[i]))
+	}
+	for ranks, want := range map[int]int{0: 4, 3: 3} { // 0: as it is
+		path, err := c.Convert(t.Context(), t.TempDir(), Conversion{Ranks: ranks}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		others := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 3000))
+		if converted := load(t, path, others); converted.World() != want {
+			t.Errorf("converted for %d ranks, it is of %d, want %d", ranks, converted.World(), want)
+		}
+		for i := range job {
+			equalState(t, bytesOfState(others[i]), bytesOfState(job[i]))
+		}
 	}
 }
 

@@ -24,6 +24,7 @@ type Checkpoint struct {
 	files      []*file // in the order of parts, and ranks in each
 	parameters map[string]*parameter
 	names      []string // of the parameters, in the order in which shards have them
+	without    []int    // ranks that have no state, and no file
 }
 
 // file is what a shard has written.
@@ -142,7 +143,7 @@ func assemble(folder string, files []*file, without []int) (*Checkpoint, error) 
 	slices.SortFunc(files, func(a, b *file) int {
 		return cmp.Or(cmp.Compare(a.manifest.Part, b.manifest.Part), cmp.Compare(a.manifest.Rank, b.manifest.Rank))
 	})
-	c := &Checkpoint{path: folder, files: files, parameters: map[string]*parameter{}}
+	c := &Checkpoint{path: folder, files: files, parameters: map[string]*parameter{}, without: without}
 	first := files[0].manifest
 	c.step = first.Step
 	ranks := map[int]bool{}
