@@ -576,6 +576,29 @@ func TestFailedWriteLeavesNothing(t *testing.T) {
 	}
 }
 
+// TestTwoSavesAtOnce: who comes second is refused, and spoils nothing of the
+// first.
+func TestTwoSavesAtOnce(t *testing.T) {
+	directory := t.TempDir()
+	cuts := cutModel(smallModel, alike(kernel.MomentsFP32))
+	job, other := newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cuts)
+	train(t, job, 1, 1)
+	train(t, other, 2, 1)
+	w := newTestWriter(t, directory, job[0])
+	_, err := Save(directory, other[0], nil)
+	mustSay(t, err, "rank-00000-of-00001-bf16.safetensors", "another job is saving the same step in this folder")
+	if err := errors.Join(w.writeAll(job[0]), w.finish()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Commit(directory, 1); err != nil {
+		t.Fatal(err)
+	}
+	loaded := newJob(t, splitFormat, 700, cuts)
+	load(t, directory, loaded)
+	equalState(t, bytesOfState(loaded[0]), bytesOfState(job[0]))
+	save(t, directory, other, "") // afterwards it may
+}
+
 func TestCancel(t *testing.T) {
 	directory := t.TempDir()
 	job := newJob(t, splitFormat, 1, cutModel(smallModel, alike(kernel.MomentsFP32))) // many chunks
