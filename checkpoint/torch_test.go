@@ -139,10 +139,20 @@ def unnamed(d): del d["names"]
 def lacks(d): del d["master"][names[1]]
 def other(d): del d["state"][0]["exp_avg"]; d["state"][0]["exp"] = 1
 def grouped(d): d["param_groups"][1]["params"].pop()
+def few(d): d["names"].pop()
+def stepless(d): del d["state"][0]["step"]
+def amsgrad(d): d["state"][0]["max_exp_avg_sq"] = torch.zeros(30, 40)
 class Thing: pass
 def thing(d): d["thing"] = Thing()
-for change in (turn, bf16, shape, step, unnamed, lacks, other, grouped, thing):
+for change in (turn, bf16, shape, step, unnamed, lacks, other, grouped, few, stepless, amsgrad, thing):
     bad(change.__name__, change)
+
+for kind, arguments in ((torch.optim.SGD, {"dampening": 0.5}), (torch.optim.RMSprop, {})):
+    p = torch.nn.Parameter(torch.ones(5))
+    optimizer = kind([p], lr=0.1, momentum=0.9, **arguments)
+    p.grad = torch.ones(5)
+    optimizer.step()
+    torch.save({**optimizer.state_dict(), "names": ["p"], "master": {"p": p.data}}, f"{folder}/{kind.__name__}.pt")
 `
 
 func TestFromTorch(t *testing.T) {
@@ -178,21 +188,31 @@ func TestFromTorch(t *testing.T) {
 		}
 	})
 	for name, says := range map[string][]string{
-		"turn":    {`"0.weight": master: a tensor of shape [40 30] with strides [1 40]`, "contiguous"},
-		"bf16":    {`"2.weight": exp_avg: a tensor with a BFloat16Storage, expected fp32`},
-		"shape":   {`"0.weight": exp_avg_sq: a tensor of shape [3]`},
-		"step":    {"Adam at step 9, and the parameters before it that of Adam at step 3"},
-		"unnamed": {`no list "names"`, "docs/checkpoints.md"},
-		"lacks":   {`"2.weight": it has no tensor in "master"`},
-		"other":   {`"0.weight": its "state" has no moments`},
-		"grouped": {"in no parameter group"},
-		"thing":   {"a __main__.Thing, expected nothing but tensors"},
+		"turn":     {`"0.weight": master: a tensor of shape [40 30] with strides [1 40]`, "contiguous"},
+		"bf16":     {`"2.weight": exp_avg: a tensor with a BFloat16Storage, expected fp32`},
+		"shape":    {`"0.weight": exp_avg_sq: a tensor of shape [3]`},
+		"step":     {"Adam at step 9, and the parameters before it that of Adam at step 3"},
+		"unnamed":  {`no list "names"`, "docs/checkpoints.md"},
+		"lacks":    {`"2.weight": it has no tensor in "master"`},
+		"other":    {`"0.weight": its "state" has no moments`},
+		"grouped":  {"in no parameter group"},
+		"few":      {`5 "names", and 6 parameters in its "param_groups"`},
+		"stepless": {`"0.weight": it has no step, which Adam needs`},
+		"amsgrad":  {`"0.weight": its "state" has max_exp_avg_sq`, "the optimizer is another"},
+		"RMSprop":  {`"p": its "state" has square_avg, which is none of SGD's here`},
+		"thing":    {"a __main__.Thing, expected nothing but tensors"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := OpenTorch(t.Context(), filepath.Join(folder, name+".pt"), nil)
 			mustSay(t, err, append(says, name+".pt")...)
 		})
 	}
+	t.Run("SGD", func(t *testing.T) { // whose next step is dampened, as it is not the first
+		c, err := OpenTorch(t.Context(), filepath.Join(folder, "SGD.pt"), nil)
+		if err != nil || c.Algorithm() != kernel.SGD || c.Step() != 1 {
+			t.Errorf("%+v, %v, want SGD after its first step", c, err)
+		}
+	})
 	t.Run("damaged", func(t *testing.T) { refuseDamage(t, filepath.Join(folder, "good.pt")) })
 }
 
