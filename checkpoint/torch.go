@@ -25,8 +25,10 @@ import (
 
 // WriteTorch writes the checkpoint as a file for torch.load, so that training
 // can go on without Plimsoll: a dict with the "state" and "param_groups" of a
-// torch.optim optimizer, the "names" of the parameters in its order, and their
-// fp32 "master" weights by name. Memory does not grow with the state.
+// torch.optim optimizer, the "names" of the parameters in the order of these, and
+// their fp32 "master" weights by name. It need not be the order of the trainer's
+// optimizer, which is not known: the names tell what is whose. Memory does not
+// grow with the state.
 func (c *Checkpoint) WriteTorch(ctx context.Context, path string, progress func(bytes int64)) error {
 	file, err := renameio.NewPendingFile(path, renameio.WithPermissions(0o644))
 	if err != nil {
@@ -51,7 +53,7 @@ func (c *Checkpoint) WriteTorch(ctx context.Context, path string, progress func(
 // parameters share one, or torch would count every step once for each of them.
 type exporter struct {
 	c          *Checkpoint
-	parameters []*parameter // in the order of torch.optim: by parameter group
+	parameters []*parameter // by parameter group
 	roles      []kernel.Role
 	components []string // of the moments
 	out        *counter
