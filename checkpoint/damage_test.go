@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -457,13 +458,15 @@ func TestSaveRefuses(t *testing.T) {
 	}
 }
 
-// TestNamesOfTensorsDiffer: a parameter that is named like the stream of another
-// would be in the file twice.
+// TestNamesOfTensorsDiffer: a parameter that is named like the stream of another,
+// or like what safetensors has beside tensors, would be in the file twice.
 func TestNamesOfTensorsDiffer(t *testing.T) {
-	model := []tensorOf{{"a", []int64{4}, 0}, {"a/exp_avg", []int64{4}, 0}}
-	job := newJob(t, splitFormat, 700, cutModel(model, alike(kernel.MomentsFP32)))
-	if _, err := Save(t.TempDir(), job[0], nil); err == nil || !strings.Contains(err.Error(), `two tensors would have the name "a/exp_avg"`) {
-		t.Error(err)
+	for _, name := range []string{"a/exp_avg", "__metadata__"} {
+		model := []tensorOf{{"a", []int64{4}, 0}, {name, []int64{4}, 0}}
+		job := newJob(t, splitFormat, 700, cutModel(model, alike(kernel.MomentsFP32)))
+		if _, err := Save(t.TempDir(), job[0], nil); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("two tensors would have the name %q", name)) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 
