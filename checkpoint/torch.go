@@ -30,7 +30,7 @@ import (
 // optimizer, which is not known: the names tell what is whose. Memory does not
 // grow with the state.
 func (c *Checkpoint) WriteTorch(ctx context.Context, path string, progress func(bytes int64)) error {
-	file, err := renameio.NewPendingFile(path, renameio.WithPermissions(0o644))
+	file, err := renameio.NewPendingFile(path, renameio.WithPermissions(0o644), beside(path))
 	if err != nil {
 		return cause(path, "the file cannot be written", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"plimsoll/optim/kernel"
 	"plimsoll/optim/optimtest"
@@ -72,6 +73,26 @@ func TestTorchGoesOnFromAnExport(t *testing.T) {
 		if !want[line] {
 			t.Errorf("%.60s... is not what was saved", line)
 		}
+	}
+}
+
+// TestNothingAmongTemporaryFiles: what a crash leaves lies in the folder that is
+// written to, and not where nobody looks for it.
+func TestNothingAmongTemporaryFiles(t *testing.T) {
+	temporary, directory := t.TempDir(), t.TempDir()
+	t.Setenv("TMPDIR", temporary)
+	if err := os.Chtimes(temporary, time.Unix(1, 0), time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Open(save(t, directory, newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32))), ""))
+	if err == nil {
+		err = c.WriteTorch(t.Context(), filepath.Join(directory, "optimizer.pt"), nil)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(temporary); err != nil || !info.ModTime().Equal(time.Unix(1, 0)) {
+		t.Errorf("a file was made in %s (%v)", temporary, err)
 	}
 }
 
