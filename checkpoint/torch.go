@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -17,6 +18,7 @@ import (
 
 	"plimsoll/dtype"
 	"plimsoll/engine"
+	"plimsoll/fault"
 	"plimsoll/optim/kernel"
 )
 
@@ -30,6 +32,9 @@ import (
 // optimizer, which is not known: the names tell what is whose. Memory does not
 // grow with the state.
 func (c *Checkpoint) WriteTorch(ctx context.Context, path string, progress func(bytes int64)) error {
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return &fault.Input{Where: fault.Position{File: path}, What: "a file to write was expected, and a folder or a device is here, which none can take the place of", Mend: "name a file"}
+	}
 	file, err := renameio.NewPendingFile(path, renameio.WithPermissions(0o644), beside(path))
 	if err != nil {
 		return cause(path, "the file cannot be written", err)

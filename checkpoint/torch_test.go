@@ -96,6 +96,26 @@ func TestNothingAmongTemporaryFiles(t *testing.T) {
 	}
 }
 
+// TestWriteTorchOverWhatIsNoFile: a folder is refused before anything is written,
+// and a device is not replaced, nor what stands for one.
+func TestWriteTorchOverWhatIsNoFile(t *testing.T) {
+	c, err := Open(filepath.Join("..", "examples", "checkpoints"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	device := filepath.Join(t.TempDir(), "stdout")
+	if err := os.Symlink(os.DevNull, device); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{t.TempDir(), device} {
+		err := c.WriteTorch(t.Context(), path, func(int64) { t.Errorf("%s: numbers were written", path) })
+		mustSay(t, err, path, "a folder or a device is here")
+	}
+	if to, err := os.Readlink(device); err != nil || to != os.DevNull {
+		t.Errorf("%s is %q now (%v)", device, to, err)
+	}
+}
+
 // comeBack converts the export back, and finds what was saved.
 func comeBack(t *testing.T, exported string, job []Shard) {
 	c, err := OpenTorch(t.Context(), exported, nil)
