@@ -25,18 +25,17 @@ func Commit(directory string, step int64, without ...int) (string, error) {
 			return "", err
 		}
 	}
-	if !exists(saving) {
-		if _, err := openFolder(path); err != nil {
-			return "", &fault.Input{Where: fault.Position{File: directory}, What: fmt.Sprintf("nothing was saved here at step %d", step), Err: err}
+	if exists(saving) {
+		if err := writeIndex(saving, without); err != nil {
+			return "", err
 		}
-		return path, nil
+		if err := replace(saving, path); err != nil {
+			return "", fmt.Errorf("%s: %w", path, err)
+		}
+	} else if _, err := openFolder(path); err != nil {
+		return "", &fault.Input{Where: fault.Position{File: directory}, What: fmt.Sprintf("nothing was saved here at step %d", step), Err: err}
 	}
-	if err := writeIndex(saving, without); err != nil {
-		return "", err
-	}
-	if err := replace(saving, path); err != nil {
-		return "", fmt.Errorf("%s: %w", path, err)
-	}
+	// Also where an earlier commit died between this and what is above.
 	if err := syncFolder(directory); err != nil {
 		return "", fmt.Errorf("%s: %w", directory, err)
 	}

@@ -331,6 +331,18 @@ func TestCommitSweeps(t *testing.T) {
 	if got := filesOf(t, path); len(got) != 5 {
 		t.Errorf("the checkpoint has the files %v", got)
 	}
+	// One that died before it had swept is asked for again.
+	for _, name := range []string{".discarded-step-00000005", ".saving-step-00000003"} {
+		if err := os.Mkdir(filepath.Join(directory, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := Commit(directory, 5); err != nil {
+		t.Error(err)
+	}
+	if got, want := strings.Join(filesOf(t, directory), " "), ".saving-step-00000009 step-00000005"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
 }
 
 func filesOf(t failer, directory string) []string {
