@@ -230,6 +230,15 @@ func TestOpenTakesTheNewestComplete(t *testing.T) {
 	}
 	_, err = Open(filepath.Join(directory, ".saving-"+folderOf(4)))
 	mustSay(t, err, "no complete checkpoint")
+	// One that cannot be looked into is not passed over for an older one.
+	if err := os.WriteFile(filepath.Join(directory, folderOf(12)), nil, 0o644); err != nil { // no folder
+		t.Fatal(err)
+	}
+	if err := os.Symlink(indexName, filepath.Join(directory, folderOf(9), indexName)); err != nil { // to itself
+		t.Fatal(err)
+	}
+	_, err = Open(directory)
+	mustSay(t, err, filepath.Join(folderOf(9), indexName), "symbolic links")
 }
 
 // TestRanksWithoutState: where a model has not enough for all ranks, those without

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"plimsoll/fault"
 	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
@@ -62,7 +64,12 @@ func Open(path string) (*Checkpoint, error) {
 	}
 	newest := int64(-1)
 	for _, e := range entries {
-		if step := stepName.FindStringSubmatch(e.Name()); step != nil && exists(filepath.Join(path, e.Name(), indexName)) {
+		step := stepName.FindStringSubmatch(e.Name())
+		if step == nil {
+			continue
+		}
+		// One that cannot be looked into may be the newest: then that is said.
+		if _, err := os.Stat(filepath.Join(path, e.Name(), indexName)); !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
 			if n, err := strconv.ParseInt(step[1], 10, 64); err == nil {
 				newest = max(newest, n)
 			}
