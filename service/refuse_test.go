@@ -275,6 +275,9 @@ func TestRequestsAreRefused(t *testing.T) {
 		{"save as one of two in a job of one", func() error { _, err := s.ask(Save, saveBody{Directory: "/nowhere", Replicas: 2}); return err }, Refused, "save: replica 0 of 2 in a job of 1 ranks: *"},
 		{"save without a document", func() error { return s.done(Save, []byte("step")) }, Refused, "save: the document cannot be read: *"},
 		{"commit of nothing", func() error { return s.Commit(t.TempDir(), 1) }, Storage, "commit: *: nothing was saved here at step 1*"},
+		{"save to a folder of the service's", func() error { _, err := s.Save(".", nil); return err }, Refused, `save: the folder ".": expected one from the root on*`},
+		{"commit in a folder of the service's", func() error { return s.Commit(".", 1) }, Refused, `commit: the folder ".": expected one from the root on*`},
+		{"load from a folder of the service's", func() error { _, err := s.Load(""); return err }, Refused, `load: the folder "": expected one from the root on*`},
 		{"load of nothing", func() error { _, err := s.Load(t.TempDir()); return err }, Storage, "load: *: no complete checkpoint is here*"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

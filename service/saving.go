@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 
 	"github.com/go-json-experiment/json/jsontext"
 
@@ -38,6 +39,9 @@ func (s *session) forCheckpoint() checkpoint.Shard {
 func (s *session) save(body []byte) ([]byte, error) {
 	b, err := decodeText[saveBody](Save, body)
 	if err != nil {
+		return nil, err
+	}
+	if err := checkFolder(Save, b.Directory); err != nil {
 		return nil, err
 	}
 	replicas := max(1, b.Replicas)
@@ -111,6 +115,9 @@ func (s *session) commit(body []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := checkFolder(Commit, b.Directory); err != nil {
+		return nil, err
+	}
 	s.settleSave()
 	if _, err := checkpoint.Commit(b.Directory, b.Step, b.Without...); err != nil {
 		return nil, storage(Commit, err)
@@ -122,6 +129,9 @@ func (s *session) commit(body []byte) ([]byte, error) {
 func (s *session) load(body []byte) ([]byte, error) {
 	b, err := decodeText[loadBody](Load, body)
 	if err != nil {
+		return nil, err
+	}
+	if err := checkFolder(Load, b.Directory); err != nil {
 		return nil, err
 	}
 	s.settle()
@@ -148,6 +158,15 @@ func (s *session) load(body []byte) ([]byte, error) {
 	s.begun = step
 	s.record.condition.Store(stateIsWhole)
 	return append(encodeStep(step), training...), nil
+}
+
+// checkFolder refuses a folder that is another to the client than to the service,
+// which has a working directory of its own.
+func checkFolder(kind Kind, path string) error {
+	if !filepath.IsAbs(path) {
+		return fail(Refused, "%v: the folder %q: expected one from the root on, such as /path", kind, path)
+	}
+	return nil
 }
 
 // storage is the answer where files fail.
