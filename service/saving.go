@@ -59,7 +59,7 @@ func (s *session) save(body []byte) ([]byte, error) {
 	if err != nil {
 		return nil, storage(Save, err)
 	}
-	s.saving = saving
+	s.saving, s.inherited = saving, false
 	s.isSaving.Store(true)
 	s.saveIsOver.Go(func() {
 		_ = saving.Wait() // settleSave asks again
@@ -78,9 +78,15 @@ func (s *session) settleSave() {
 	if err == nil {
 		s.savedStep.Store(s.saving.Step())
 	}
-	s.saveError = errors.Join(s.saveError, err)
+	if !s.inherited {
+		s.saveError = errors.Join(s.saveError, err)
+	}
 	s.saving = nil
 }
+
+// forgetFailures is for a client that attaches: what failed, or is going to, of
+// what another has begun says nothing of its own saves.
+func (s *session) forgetFailures() { s.saveError, s.inherited = nil, s.saving != nil }
 
 // saved tells what became of what was being saved.
 func (s *session) saved() ([]byte, error) {
