@@ -74,6 +74,9 @@ func newExporter(c *Checkpoint, w io.Writer, progress func(bytes int64)) *export
 		e.parameters = append(e.parameters, c.parameters[name])
 	}
 	slices.SortStableFunc(e.parameters, func(a, b *parameter) int { return cmp.Compare(a.Group, b.Group) })
+	if c.Algorithm() == kernel.SGD && c.step == 0 {
+		return e // a momentum that is there would make torch dampen its first step
+	}
 	for _, stream := range exportFormat(c).MomentStreams() {
 		e.roles = append(e.roles, stream.Role)
 		e.components = append(e.components, stream.Component)
@@ -208,11 +211,11 @@ func (e *exporter) parameter(ctx context.Context, number int, p *parameter) erro
 
 // ExportBytes is what WriteTorch writes of numbers, for its progress.
 func (c *Checkpoint) ExportBytes() int64 {
-	var sum int64
+	var elements int64
 	for _, p := range c.parameters {
-		sum += 4 * p.Count * int64(1+c.Algorithm().Moments())
+		elements += p.Count
 	}
-	return sum
+	return 4 * elements * int64(len(newExporter(c, io.Discard, nil).roles))
 }
 
 func (e *exporter) entry(name string, data []byte) error {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"plimsoll/dtype"
 	"plimsoll/optim/kernel"
 	"plimsoll/optim/optimtest"
 )
@@ -113,6 +114,37 @@ func TestWriteTorchOverWhatIsNoFile(t *testing.T) {
 	}
 	if to, err := os.Readlink(device); err != nil || to != os.DevNull {
 		t.Errorf("%s is %q now (%v)", device, to, err)
+	}
+}
+
+const firstStepInTorch = `
+import sys, torch
+saved = torch.load(sys.argv[1], weights_only=True)
+parameters = [torch.nn.Parameter(saved["master"][n].clone()) for n in saved["names"]]
+optimizer = torch.optim.SGD(parameters, lr=1, momentum=0.9, dampening=0.5)
+optimizer.load_state_dict({**saved, "param_groups": optimizer.state_dict()["param_groups"]})
+for p in parameters:
+    p.grad = torch.ones_like(p)
+optimizer.step()
+print(all(torch.equal(p.data, saved["master"][n] - 1) for p, n in zip(parameters, saved["names"])))
+`
+
+// TestTorchMakesTheFirstStep from an export: it is not dampened, as it is with
+// a momentum.
+func TestTorchMakesTheFirstStep(t *testing.T) {
+	job := newJob(t, format(kernel.SGD, kernel.Split, kernel.MomentsFP32, dtype.BF16), 700, cutModel([]tensorOf{{"a", []int64{7, 3}, 0}, {"b", []int64{5}, 0}}, alike(kernel.MomentsFP32)))
+	train(t, job, 1, 0)
+	c, err := Open(save(t, t.TempDir(), job, ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	exported := filepath.Join(t.TempDir(), "optimizer.pt")
+	var told int64
+	if err := c.WriteTorch(t.Context(), exported, func(bytes int64) { told += bytes }); err != nil || told != c.ExportBytes() {
+		t.Fatalf("%v after %d of %d bytes", err, told, c.ExportBytes())
+	}
+	if got := python(t, firstStepInTorch, exported); got != "True\n" {
+		t.Errorf("the first step was dampened: %s", got)
 	}
 }
 
