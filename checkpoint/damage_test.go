@@ -424,6 +424,54 @@ func TestCommitAfterACrash(t *testing.T) {
 	commit(older)
 }
 
+// TestReplaceInTwo: where two folders cannot be exchanged, no part of the older
+// checkpoint is ever there in place of the whole. Who looks for it all the time
+// sees either, or for an instant none.
+func TestReplaceInTwo(t *testing.T) {
+	directory := t.TempDir()
+	cuts := cutModel(smallModel, alike(kernel.MomentsFP32))
+	older, newer, loaded := newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cuts)
+	train(t, older, 1, 1)
+	train(t, newer, 2, 1)
+	path := save(t, directory, older, "")
+	for i := range 3000 { // that take a while to be removed
+		if err := os.WriteFile(filepath.Join(path, fmt.Sprintf("other-%d", i)), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	writeShard(t, directory, newer[0])
+	saving := filepath.Join(directory, savingPrefix+folderOf(1))
+	if err := errors.Join(writeIndex(saving, nil), os.MkdirAll(filepath.Join(directory, discardedPrefix+folderOf(1), "left"), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	go func() { done <- replaceInTwo(saving, path) }()
+	for replaced := false; !replaced; {
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Fatal(err)
+			}
+			replaced = true
+		default:
+		}
+		if held := len(filesOf(t, directory)); held == 0 {
+			t.Fatal("nothing is left")
+		}
+		before, _ := os.Stat(path)
+		files, err := os.ReadDir(path)
+		after, _ := os.Stat(path) // the same, or it was another that was read
+		if err == nil && before != nil && after != nil && os.SameFile(before, after) && len(files) != 3 && len(files) != 3003 {
+			t.Fatalf("a part of the older checkpoint is there: %d files", len(files))
+		}
+	}
+	if got := filesOf(t, directory); len(got) != 1 {
+		t.Errorf("the folder has %v", got)
+	}
+	load(t, directory, loaded)
+	equalState(t, bytesOfState(loaded[0]), bytesOfState(newer[0]))
+}
+
 // writeShard saves a shard, and does not commit it.
 func writeShard(t *testing.T, directory string, s Shard) {
 	t.Helper()
