@@ -149,7 +149,7 @@ func (s *session) load(body []byte) ([]byte, error) {
 	// From here to the end a service that comes after this one must not take
 	// the state for whole, or for new.
 	was := s.record.condition.Swap(stateIsInParts)
-	s.record.forgetPrepared()
+	s.record.forgetSteps()
 	load := found.LoadNew
 	if was == stateIsWhole {
 		load = found.Load // which keeps what is there until all is verified
