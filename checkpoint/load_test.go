@@ -388,7 +388,7 @@ func TestConvertAfterAConversionThatWasKilled(t *testing.T) {
 		if finished {
 			err = w.finish()
 		} else {
-			err = w.file.Close()
+			err = errors.Join(w.back.close(), w.file.Close())
 		}
 		if err != nil {
 			t.Fatal(err)
