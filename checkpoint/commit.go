@@ -25,18 +25,17 @@ func Commit(directory string, step int64, without ...int) (string, error) {
 			return "", err
 		}
 	}
-	if !exists(saving) {
-		if _, err := openFolder(path); err != nil {
-			return "", &fault.Input{Where: fault.Position{File: directory}, What: fmt.Sprintf("nothing was saved here at step %d", step), Err: err}
+	if exists(saving) {
+		if err := writeIndex(saving, without); err != nil {
+			return "", err
 		}
-		return path, nil
+		if err := replace(saving, path); err != nil {
+			return "", fmt.Errorf("%s: %w", path, err)
+		}
+	} else if _, err := openFolder(path); err != nil {
+		return "", &fault.Input{Where: fault.Position{File: directory}, What: fmt.Sprintf("nothing was saved here at step %d", step), Err: err}
 	}
-	if err := writeIndex(saving, without); err != nil {
-		return "", err
-	}
-	if err := replace(saving, path); err != nil {
-		return "", fmt.Errorf("%s: %w", path, err)
-	}
+	// Also where an earlier commit died between this and what is above.
 	if err := syncFolder(directory); err != nil {
 		return "", fmt.Errorf("%s: %w", directory, err)
 	}
@@ -98,15 +97,26 @@ func replace(folder, path string) error {
 	}
 	err = exchange(folder, path)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) { // not on this file system, as on NFS
-		if err := os.RemoveAll(path); err != nil {
-			return err
-		}
-		return os.Rename(folder, path)
+		return replaceInTwo(folder, path)
 	}
 	if err != nil {
 		return err
 	}
 	return discard(folder)
+}
+
+// replaceInTwo replaces a folder where two cannot be exchanged: for an instant
+// there is none. It takes long to remove the older one, which has no name of a
+// checkpoint then.
+func replaceInTwo(folder, path string) error {
+	gone, err := putAside(path)
+	if err == nil {
+		err = os.Rename(folder, path)
+	}
+	if err != nil {
+		return err
+	}
+	return os.RemoveAll(gone)
 }
 
 // exchange marks the older of two folders and puts the newer in its place, in one
@@ -125,11 +135,17 @@ func exchange(newer, older string) error {
 // discard removes what was exchanged. It is given another name first: a part of
 // it without its mark would pass for what is being saved.
 func discard(folder string) error {
-	gone := filepath.Join(filepath.Dir(folder), discardedPrefix+strings.TrimPrefix(filepath.Base(folder), savingPrefix))
-	if err := errors.Join(os.RemoveAll(gone), os.Rename(folder, gone)); err != nil {
+	gone, err := putAside(folder)
+	if err != nil {
 		return err
 	}
 	return os.RemoveAll(gone)
+}
+
+// putAside gives a folder the name of one that is being removed.
+func putAside(folder string) (gone string, err error) {
+	gone = filepath.Join(filepath.Dir(folder), discardedPrefix+strings.TrimPrefix(filepath.Base(folder), savingPrefix))
+	return gone, errors.Join(os.RemoveAll(gone), os.Rename(folder, gone))
 }
 
 // sweep removes what was begun before a step and never became a checkpoint, and

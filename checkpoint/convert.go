@@ -42,6 +42,10 @@ func (c *Checkpoint) Convert(ctx context.Context, directory string, to Conversio
 	if err := os.MkdirAll(directory, 0o755); err != nil {
 		return "", cause(directory, "checkpoints cannot be written here", errors.Unwrap(err))
 	}
+	// What a conversion that was killed has left may be of other ranks and parts.
+	if err := os.RemoveAll(filepath.Join(directory, savingPrefix+folderOf(c.step))); err != nil {
+		return "", cause(directory, "what an earlier conversion has left here cannot be removed", err)
+	}
 	folder, err := savingFolder(directory, c.step, shards[0].World)
 	if err != nil {
 		return "", err
@@ -51,7 +55,14 @@ func (c *Checkpoint) Convert(ctx context.Context, directory string, to Conversio
 			return "", errors.Join(err, os.RemoveAll(folder))
 		}
 	}
-	return Commit(directory, c.step)
+	without := c.without
+	if to.Ranks > 0 { // of which each has a file
+		without = nil
+	}
+	if path, err = Commit(directory, c.step, without...); err != nil {
+		return "", errors.Join(err, os.RemoveAll(folder))
+	}
+	return path, nil
 }
 
 // converted are the shards that the checkpoint is to consist of.

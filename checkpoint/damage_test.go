@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -229,6 +230,15 @@ func TestOpenTakesTheNewestComplete(t *testing.T) {
 	}
 	_, err = Open(filepath.Join(directory, ".saving-"+folderOf(4)))
 	mustSay(t, err, "no complete checkpoint")
+	// One that cannot be looked into is not passed over for an older one.
+	if err := os.WriteFile(filepath.Join(directory, folderOf(12)), nil, 0o644); err != nil { // no folder
+		t.Fatal(err)
+	}
+	if err := os.Symlink(indexName, filepath.Join(directory, folderOf(9), indexName)); err != nil { // to itself
+		t.Fatal(err)
+	}
+	_, err = Open(directory)
+	mustSay(t, err, filepath.Join(folderOf(9), indexName), "symbolic links")
 }
 
 // TestRanksWithoutState: where a model has not enough for all ranks, those without
@@ -264,9 +274,22 @@ func TestRanksWithoutState(t *testing.T) {
 		t.Fatal(err)
 	}
 	others := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 3000))
-	load(t, path, others)
+	c := load(t, path, others)
 	for i := range job {
 		equalState(t, bytesOfState(others[i]), bytesOfState(job[i]))
+	}
+	for ranks, want := range map[int]int{0: 4, 3: 3} { // 0: as it is
+		path, err := c.Convert(t.Context(), t.TempDir(), Conversion{Ranks: ranks}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		others := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 3000))
+		if converted := load(t, path, others); converted.World() != want {
+			t.Errorf("converted for %d ranks, it is of %d, want %d", ranks, converted.World(), want)
+		}
+		for i := range job {
+			equalState(t, bytesOfState(others[i]), bytesOfState(job[i]))
+		}
 	}
 }
 
@@ -316,6 +339,18 @@ func TestCommitSweeps(t *testing.T) {
 	}
 	if got := filesOf(t, path); len(got) != 5 {
 		t.Errorf("the checkpoint has the files %v", got)
+	}
+	// One that died before it had swept is asked for again.
+	for _, name := range []string{".discarded-step-00000005", ".saving-step-00000003"} {
+		if err := os.Mkdir(filepath.Join(directory, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := Commit(directory, 5); err != nil {
+		t.Error(err)
+	}
+	if got, want := strings.Join(filesOf(t, directory), " "), ".saving-step-00000009 step-00000005"; got != want {
+		t.Errorf("%s, want %s", got, want)
 	}
 }
 
@@ -389,6 +424,54 @@ func TestCommitAfterACrash(t *testing.T) {
 	commit(older)
 }
 
+// TestReplaceInTwo: where two folders cannot be exchanged, no part of the older
+// checkpoint is ever there in place of the whole. Who looks for it all the time
+// sees either, or for an instant none.
+func TestReplaceInTwo(t *testing.T) {
+	directory := t.TempDir()
+	cuts := cutModel(smallModel, alike(kernel.MomentsFP32))
+	older, newer, loaded := newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cuts)
+	train(t, older, 1, 1)
+	train(t, newer, 2, 1)
+	path := save(t, directory, older, "")
+	for i := range 3000 { // that take a while to be removed
+		if err := os.WriteFile(filepath.Join(path, fmt.Sprintf("other-%d", i)), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	writeShard(t, directory, newer[0])
+	saving := filepath.Join(directory, savingPrefix+folderOf(1))
+	if err := errors.Join(writeIndex(saving, nil), os.MkdirAll(filepath.Join(directory, discardedPrefix+folderOf(1), "left"), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	go func() { done <- replaceInTwo(saving, path) }()
+	for replaced := false; !replaced; {
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Fatal(err)
+			}
+			replaced = true
+		default:
+		}
+		if held := len(filesOf(t, directory)); held == 0 {
+			t.Fatal("nothing is left")
+		}
+		before, _ := os.Stat(path)
+		files, err := os.ReadDir(path)
+		after, _ := os.Stat(path) // the same, or it was another that was read
+		if err == nil && before != nil && after != nil && os.SameFile(before, after) && len(files) != 3 && len(files) != 3003 {
+			t.Fatalf("a part of the older checkpoint is there: %d files", len(files))
+		}
+	}
+	if got := filesOf(t, directory); len(got) != 1 {
+		t.Errorf("the folder has %v", got)
+	}
+	load(t, directory, loaded)
+	equalState(t, bytesOfState(loaded[0]), bytesOfState(newer[0]))
+}
+
 // writeShard saves a shard, and does not commit it.
 func writeShard(t *testing.T, directory string, s Shard) {
 	t.Helper()
@@ -444,13 +527,15 @@ func TestSaveRefuses(t *testing.T) {
 	}
 }
 
-// TestNamesOfTensorsDiffer: a parameter that is named like the stream of another
-// would be in the file twice.
+// TestNamesOfTensorsDiffer: a parameter that is named like the stream of another,
+// or like what safetensors has beside tensors, would be in the file twice.
 func TestNamesOfTensorsDiffer(t *testing.T) {
-	model := []tensorOf{{"a", []int64{4}, 0}, {"a/exp_avg", []int64{4}, 0}}
-	job := newJob(t, splitFormat, 700, cutModel(model, alike(kernel.MomentsFP32)))
-	if _, err := Save(t.TempDir(), job[0], nil); err == nil || !strings.Contains(err.Error(), `two tensors would have the name "a/exp_avg"`) {
-		t.Error(err)
+	for _, name := range []string{"a/exp_avg", "__metadata__"} {
+		model := []tensorOf{{"a", []int64{4}, 0}, {name, []int64{4}, 0}}
+		job := newJob(t, splitFormat, 700, cutModel(model, alike(kernel.MomentsFP32)))
+		if _, err := Save(t.TempDir(), job[0], nil); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("two tensors would have the name %q", name)) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 
@@ -561,6 +646,29 @@ func TestFailedWriteLeavesNothing(t *testing.T) {
 	if got := filesOf(t, directory); len(got) != 0 {
 		t.Errorf("a save that failed has left %v", got)
 	}
+}
+
+// TestTwoSavesAtOnce: who comes second is refused, and spoils nothing of the
+// first.
+func TestTwoSavesAtOnce(t *testing.T) {
+	directory := t.TempDir()
+	cuts := cutModel(smallModel, alike(kernel.MomentsFP32))
+	job, other := newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cuts)
+	train(t, job, 1, 1)
+	train(t, other, 2, 1)
+	w := newTestWriter(t, directory, job[0])
+	_, err := Save(directory, other[0], nil)
+	mustSay(t, err, "rank-00000-of-00001-bf16.safetensors", "another job is saving the same step in this folder")
+	if err := errors.Join(w.writeAll(job[0]), w.finish()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Commit(directory, 1); err != nil {
+		t.Fatal(err)
+	}
+	loaded := newJob(t, splitFormat, 700, cuts)
+	load(t, directory, loaded)
+	equalState(t, bytesOfState(loaded[0]), bytesOfState(job[0]))
+	save(t, directory, other, "") // afterwards it may
 }
 
 func TestCancel(t *testing.T) {

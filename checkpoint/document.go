@@ -146,13 +146,17 @@ func unseal(text []byte, into any) error {
 func writeSealed(path string, document any) error {
 	text, err := seal(document)
 	if err == nil {
-		err = renameio.WriteFile(path, text, 0o644)
+		err = renameio.WriteFile(path, text, 0o644, beside(path))
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	return nil
 }
+
+// beside has a file that takes the place of another written in its folder, where
+// what a crash leaves of it is found, and not among the system's temporary files.
+func beside(path string) renameio.Option { return renameio.WithTempDir(filepath.Dir(path)) }
 
 // readSealed reads a document, and what it is known by.
 func readSealed(path string, into any) (stamp, error) {

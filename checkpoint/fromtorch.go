@@ -128,6 +128,9 @@ func (t *torchFile) understand(document any) error {
 	if len(names) == 0 {
 		return errors.New(`it has no list "names" of the parameters`)
 	}
+	if len(names) < len(groups) {
+		return fmt.Errorf(`%d "names", and %d parameters in its "param_groups"`, len(names), len(groups))
+	}
 	for i, item := range names {
 		name, isName := item.(string)
 		group, isIn := groups[int64(i)]
@@ -190,6 +193,9 @@ func (t *torchFile) add(name string, group int, master, state any) error {
 		return errors.New(`its "state" has no moments of Adam, Lion, Adagrad or SGD`)
 	}
 	known := momentsByName[i]
+	if foreign := foreignTo(known.moments, state); foreign != "" {
+		return fmt.Errorf("its \"state\" has %s, which is none of %v's here: the optimizer is another", foreign, known.algorithm)
+	}
 	weights, ok := master.(torchTensor)
 	if !ok {
 		return errors.New(`it has no tensor in "master"`)
@@ -212,7 +218,7 @@ func (t *torchFile) add(name string, group int, master, state any) error {
 			return fmt.Errorf("%s: %w", component, err)
 		}
 	}
-	step, err := t.stepOf(member(state, "step"))
+	step, err := t.stepOf(known.algorithm, member(state, "step"))
 	if err != nil {
 		return err
 	}
@@ -257,11 +263,31 @@ func contiguous(t torchTensor) bool {
 	return true
 }
 
-// stepOf is the step of a parameter. SGD has none.
-func (t *torchFile) stepOf(step any) (int64, error) {
+// foreignTo is what a state has beside moments: that of another optimizer, which
+// would be lost. Master weights are in a state of Plimsoll's, and given by name too.
+func foreignTo(moments []string, state any) string {
+	for _, e := range entries(state) {
+		name := shown(e.key)
+		if key, ok := e.key.(string); ok {
+			name = key
+		}
+		if e.value != nil && !slices.Contains(moments, name) && name != "step" && name != kernel.ComponentMaster {
+			return name
+		}
+	}
+	return ""
+}
+
+// stepOf is the step of a parameter. SGD and Lion count none: where there is a
+// moment the first, which is a special one of SGD, is over.
+func (t *torchFile) stepOf(algorithm kernel.Algorithm, step any) (int64, error) {
 	var number float64
 	switch s := step.(type) {
 	case nil:
+		if algorithm != kernel.SGD && algorithm != kernel.Lion {
+			return 0, fmt.Errorf("it has no step, which %v needs", algorithm)
+		}
+		number = 1
 	case int64:
 		number = float64(s)
 	case float64:

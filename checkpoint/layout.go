@@ -358,11 +358,12 @@ const maxHeader = 100_000_000
 // header is everything before the data: the length of the header and the
 // header, with blanks up to a whole page.
 func (l *layout) header(step int64) ([]byte, error) {
-	text := []byte(fmt.Sprintf(`{"__metadata__":{"format":"pt","schema":%q,"step":"%d"}`, ShardSchema, step))
-	names := map[string]bool{}
+	const metadata = "__metadata__" // what safetensors has beside tensors
+	text := []byte(fmt.Sprintf(`{%q:{"format":"pt","schema":%q,"step":"%d"}`, metadata, ShardSchema, step))
+	names := map[string]bool{metadata: true}
 	for _, t := range l.tensors() {
 		if names[t.name] {
-			return nil, fmt.Errorf("two tensors would have the name %q: a parameter is named like a stream of another", t.name)
+			return nil, fmt.Errorf("two tensors would have the name %q: a parameter is named like a stream of another, or like what is no parameter", t.name)
 		}
 		names[t.name] = true
 		name, err := json.Marshal(t.name)

@@ -369,6 +369,41 @@ func TestConvert(t *testing.T) {
 	}
 }
 
+// TestConvertAfterAConversionThatWasKilled, of another file: what that has left is
+// no part of this one, whether it was finished or not.
+func TestConvertAfterAConversionThatWasKilled(t *testing.T) {
+	cuts := cutModel(smallModel, alike(kernel.MomentsFP32))
+	job, other := newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cutModel([]tensorOf{{"other", []int64{7}, 0}}, alike(kernel.MomentsFP32)))
+	other[0].Part = torchPart
+	c, err := Open(save(t, t.TempDir(), job, ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, finished := range []bool{true, false} {
+		out := t.TempDir()
+		w := newTestWriter(t, out, other[0])
+		if err := w.writeAll(other[0]); err != nil {
+			t.Fatal(err)
+		}
+		if finished {
+			err = w.finish()
+		} else {
+			err = errors.Join(w.back.close(), w.file.Close())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		path, err := c.Convert(t.Context(), out, Conversion{}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		converted, err := Open(path)
+		if err != nil || len(converted.names) != len(smallModel) {
+			t.Errorf("the parameters are %v (%v), those of the other file among them", converted.names, err)
+		}
+	}
+}
+
 // pieces are those of all ranks of a checkpoint.
 func pieces(c *Checkpoint) [][]Piece {
 	var ranks [][]Piece

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"plimsoll/fault"
 	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
@@ -24,6 +26,7 @@ type Checkpoint struct {
 	files      []*file // in the order of parts, and ranks in each
 	parameters map[string]*parameter
 	names      []string // of the parameters, in the order in which shards have them
+	without    []int    // ranks that have no state, and no file
 }
 
 // file is what a shard has written.
@@ -61,7 +64,12 @@ func Open(path string) (*Checkpoint, error) {
 	}
 	newest := int64(-1)
 	for _, e := range entries {
-		if step := stepName.FindStringSubmatch(e.Name()); step != nil && exists(filepath.Join(path, e.Name(), indexName)) {
+		step := stepName.FindStringSubmatch(e.Name())
+		if step == nil {
+			continue
+		}
+		// One that cannot be looked into may be the newest: then that is said.
+		if _, err := os.Stat(filepath.Join(path, e.Name(), indexName)); !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
 			if n, err := strconv.ParseInt(step[1], 10, 64); err == nil {
 				newest = max(newest, n)
 			}
@@ -142,7 +150,7 @@ func assemble(folder string, files []*file, without []int) (*Checkpoint, error) 
 	slices.SortFunc(files, func(a, b *file) int {
 		return cmp.Or(cmp.Compare(a.manifest.Part, b.manifest.Part), cmp.Compare(a.manifest.Rank, b.manifest.Rank))
 	})
-	c := &Checkpoint{path: folder, files: files, parameters: map[string]*parameter{}}
+	c := &Checkpoint{path: folder, files: files, parameters: map[string]*parameter{}, without: without}
 	first := files[0].manifest
 	c.step = first.Step
 	ranks := map[int]bool{}

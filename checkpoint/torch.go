@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -17,6 +18,7 @@ import (
 
 	"plimsoll/dtype"
 	"plimsoll/engine"
+	"plimsoll/fault"
 	"plimsoll/optim/kernel"
 )
 
@@ -25,10 +27,15 @@ import (
 
 // WriteTorch writes the checkpoint as a file for torch.load, so that training
 // can go on without Plimsoll: a dict with the "state" and "param_groups" of a
-// torch.optim optimizer, the "names" of the parameters in its order, and their
-// fp32 "master" weights by name. Memory does not grow with the state.
+// torch.optim optimizer, the "names" of the parameters in the order of these, and
+// their fp32 "master" weights by name. It need not be the order of the trainer's
+// optimizer, which is not known: the names tell what is whose. Memory does not
+// grow with the state.
 func (c *Checkpoint) WriteTorch(ctx context.Context, path string, progress func(bytes int64)) error {
-	file, err := renameio.NewPendingFile(path, renameio.WithPermissions(0o644))
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return &fault.Input{Where: fault.Position{File: path}, What: "a file to write was expected, and a folder or a device is here, which none can take the place of", Mend: "name a file"}
+	}
+	file, err := renameio.NewPendingFile(path, renameio.WithPermissions(0o644), beside(path))
 	if err != nil {
 		return cause(path, "the file cannot be written", err)
 	}
@@ -51,7 +58,7 @@ func (c *Checkpoint) WriteTorch(ctx context.Context, path string, progress func(
 // parameters share one, or torch would count every step once for each of them.
 type exporter struct {
 	c          *Checkpoint
-	parameters []*parameter // in the order of torch.optim: by parameter group
+	parameters []*parameter // by parameter group
 	roles      []kernel.Role
 	components []string // of the moments
 	out        *counter
@@ -67,6 +74,9 @@ func newExporter(c *Checkpoint, w io.Writer, progress func(bytes int64)) *export
 		e.parameters = append(e.parameters, c.parameters[name])
 	}
 	slices.SortStableFunc(e.parameters, func(a, b *parameter) int { return cmp.Compare(a.Group, b.Group) })
+	if c.Algorithm() == kernel.SGD && c.step == 0 {
+		return e // a momentum that is there would make torch dampen its first step
+	}
 	for _, stream := range exportFormat(c).MomentStreams() {
 		e.roles = append(e.roles, stream.Role)
 		e.components = append(e.components, stream.Component)
@@ -201,11 +211,11 @@ func (e *exporter) parameter(ctx context.Context, number int, p *parameter) erro
 
 // ExportBytes is what WriteTorch writes of numbers, for its progress.
 func (c *Checkpoint) ExportBytes() int64 {
-	var sum int64
+	var elements int64
 	for _, p := range c.parameters {
-		sum += 4 * p.Count * int64(1+c.Algorithm().Moments())
+		elements += p.Count
 	}
-	return sum
+	return 4 * elements * int64(len(newExporter(c, io.Discard, nil).roles))
 }
 
 func (e *exporter) entry(name string, data []byte) error {

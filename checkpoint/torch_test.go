@@ -7,7 +7,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"plimsoll/dtype"
 	"plimsoll/optim/kernel"
 	"plimsoll/optim/optimtest"
 )
@@ -75,6 +77,77 @@ func TestTorchGoesOnFromAnExport(t *testing.T) {
 	}
 }
 
+// TestNothingAmongTemporaryFiles: what a crash leaves lies in the folder that is
+// written to, and not where nobody looks for it.
+func TestNothingAmongTemporaryFiles(t *testing.T) {
+	temporary, directory := t.TempDir(), t.TempDir()
+	t.Setenv("TMPDIR", temporary)
+	if err := os.Chtimes(temporary, time.Unix(1, 0), time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Open(save(t, directory, newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32))), ""))
+	if err == nil {
+		err = c.WriteTorch(t.Context(), filepath.Join(directory, "optimizer.pt"), nil)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(temporary); err != nil || !info.ModTime().Equal(time.Unix(1, 0)) {
+		t.Errorf("a file was made in %s (%v)", temporary, err)
+	}
+}
+
+// TestWriteTorchOverWhatIsNoFile: a folder is refused before anything is written,
+// and a device is not replaced, nor what stands for one.
+func TestWriteTorchOverWhatIsNoFile(t *testing.T) {
+	c, err := Open(filepath.Join("..", "examples", "checkpoints"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	device := filepath.Join(t.TempDir(), "stdout")
+	if err := os.Symlink(os.DevNull, device); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{t.TempDir(), device} {
+		err := c.WriteTorch(t.Context(), path, func(int64) { t.Errorf("%s: numbers were written", path) })
+		mustSay(t, err, path, "a folder or a device is here")
+	}
+	if to, err := os.Readlink(device); err != nil || to != os.DevNull {
+		t.Errorf("%s is %q now (%v)", device, to, err)
+	}
+}
+
+const firstStepInTorch = `
+import sys, torch
+saved = torch.load(sys.argv[1], weights_only=True)
+parameters = [torch.nn.Parameter(saved["master"][n].clone()) for n in saved["names"]]
+optimizer = torch.optim.SGD(parameters, lr=1, momentum=0.9, dampening=0.5)
+optimizer.load_state_dict({**saved, "param_groups": optimizer.state_dict()["param_groups"]})
+for p in parameters:
+    p.grad = torch.ones_like(p)
+optimizer.step()
+print(all(torch.equal(p.data, saved["master"][n] - 1) for p, n in zip(parameters, saved["names"])))
+`
+
+// TestTorchMakesTheFirstStep from an export: it is not dampened, as it is with
+// a momentum.
+func TestTorchMakesTheFirstStep(t *testing.T) {
+	job := newJob(t, format(kernel.SGD, kernel.Split, kernel.MomentsFP32, dtype.BF16), 700, cutModel([]tensorOf{{"a", []int64{7, 3}, 0}, {"b", []int64{5}, 0}}, alike(kernel.MomentsFP32)))
+	train(t, job, 1, 0)
+	c, err := Open(save(t, t.TempDir(), job, ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	exported := filepath.Join(t.TempDir(), "optimizer.pt")
+	var told int64
+	if err := c.WriteTorch(t.Context(), exported, func(bytes int64) { told += bytes }); err != nil || told != c.ExportBytes() {
+		t.Fatalf("%v after %d of %d bytes", err, told, c.ExportBytes())
+	}
+	if got := python(t, firstStepInTorch, exported); got != "True\n" {
+		t.Errorf("the first step was dampened: %s", got)
+	}
+}
+
 // comeBack converts the export back, and finds what was saved.
 func comeBack(t *testing.T, exported string, job []Shard) {
 	c, err := OpenTorch(t.Context(), exported, nil)
@@ -139,10 +212,20 @@ def unnamed(d): del d["names"]
 def lacks(d): del d["master"][names[1]]
 def other(d): del d["state"][0]["exp_avg"]; d["state"][0]["exp"] = 1
 def grouped(d): d["param_groups"][1]["params"].pop()
+def few(d): d["names"].pop()
+def stepless(d): del d["state"][0]["step"]
+def amsgrad(d): d["state"][0]["max_exp_avg_sq"] = torch.zeros(30, 40)
 class Thing: pass
 def thing(d): d["thing"] = Thing()
-for change in (turn, bf16, shape, step, unnamed, lacks, other, grouped, thing):
+for change in (turn, bf16, shape, step, unnamed, lacks, other, grouped, few, stepless, amsgrad, thing):
     bad(change.__name__, change)
+
+for kind, arguments in ((torch.optim.SGD, {"dampening": 0.5}), (torch.optim.RMSprop, {})):
+    p = torch.nn.Parameter(torch.ones(5))
+    optimizer = kind([p], lr=0.1, momentum=0.9, **arguments)
+    p.grad = torch.ones(5)
+    optimizer.step()
+    torch.save({**optimizer.state_dict(), "names": ["p"], "master": {"p": p.data}}, f"{folder}/{kind.__name__}.pt")
 `
 
 func TestFromTorch(t *testing.T) {
@@ -178,21 +261,31 @@ func TestFromTorch(t *testing.T) {
 		}
 	})
 	for name, says := range map[string][]string{
-		"turn":    {`"0.weight": master: a tensor of shape [40 30] with strides [1 40]`, "contiguous"},
-		"bf16":    {`"2.weight": exp_avg: a tensor with a BFloat16Storage, expected fp32`},
-		"shape":   {`"0.weight": exp_avg_sq: a tensor of shape [3]`},
-		"step":    {"Adam at step 9, and the parameters before it that of Adam at step 3"},
-		"unnamed": {`no list "names"`, "docs/checkpoints.md"},
-		"lacks":   {`"2.weight": it has no tensor in "master"`},
-		"other":   {`"0.weight": its "state" has no moments`},
-		"grouped": {"in no parameter group"},
-		"thing":   {"a __main__.Thing, expected nothing but tensors"},
+		"turn":     {`"0.weight": master: a tensor of shape [40 30] with strides [1 40]`, "contiguous"},
+		"bf16":     {`"2.weight": exp_avg: a tensor with a BFloat16Storage, expected fp32`},
+		"shape":    {`"0.weight": exp_avg_sq: a tensor of shape [3]`},
+		"step":     {"Adam at step 9, and the parameters before it that of Adam at step 3"},
+		"unnamed":  {`no list "names"`, "docs/checkpoints.md"},
+		"lacks":    {`"2.weight": it has no tensor in "master"`},
+		"other":    {`"0.weight": its "state" has no moments`},
+		"grouped":  {"in no parameter group"},
+		"few":      {`5 "names", and 6 parameters in its "param_groups"`},
+		"stepless": {`"0.weight": it has no step, which Adam needs`},
+		"amsgrad":  {`"0.weight": its "state" has max_exp_avg_sq`, "the optimizer is another"},
+		"RMSprop":  {`"p": its "state" has square_avg, which is none of SGD's here`},
+		"thing":    {"a __main__.Thing, expected nothing but tensors"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := OpenTorch(t.Context(), filepath.Join(folder, name+".pt"), nil)
 			mustSay(t, err, append(says, name+".pt")...)
 		})
 	}
+	t.Run("SGD", func(t *testing.T) { // whose next step is dampened, as it is not the first
+		c, err := OpenTorch(t.Context(), filepath.Join(folder, "SGD.pt"), nil)
+		if err != nil || c.Algorithm() != kernel.SGD || c.Step() != 1 {
+			t.Errorf("%+v, %v, want SGD after its first step", c, err)
+		}
+	})
 	t.Run("damaged", func(t *testing.T) { refuseDamage(t, filepath.Join(folder, "good.pt")) })
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 	"golang.org/x/sys/unix"
 
+	"plimsoll/fault"
 	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
 )
@@ -40,16 +41,37 @@ func newWriter(folder string, s Shard, l *layout, step int64, training jsontext.
 		folder: folder, name: fileName(s.Rank, s.World, s.Part), layout: l, header: header,
 		manifest: newManifest(s, l, step, header, training),
 	}
-	if err := os.Remove(w.path(manifestEnd)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if w.file, err = claim(w.path(dataSuffix)); err != nil {
 		return nil, err
 	}
-	if w.file, err = os.OpenFile(w.path(dataSuffix), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644); err != nil {
-		return nil, err
+	err = os.Remove(w.path(manifestEnd))
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		err = w.file.Truncate(0)
 	}
-	if err := w.begin(); err != nil {
+	if err == nil {
+		err = w.begin()
+	}
+	if err != nil {
 		return nil, errors.Join(err, w.discard())
 	}
 	return w, nil
+}
+
+// claim opens a file for one writer: two would each write over what the other
+// has written. It is free again when it is closed, or its process is gone. File
+// systems that cannot lock files do without.
+func claim(path string) (*os.File, error) {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, errors.Join(&fault.Input{
+			Where: fault.Position{File: path}, What: "another job is saving the same step in this folder, and writes this file",
+			Mend: "give each job, and each optimizer of a program, a folder of its own",
+		}, file.Close())
+	}
+	return file, nil
 }
 
 func (w *writer) path(suffix string) string { return filepath.Join(w.folder, w.name+suffix) }
@@ -147,11 +169,11 @@ func (w *writer) discard() error {
 		w.back.fail(errDiscarded)
 		_ = w.back.close()
 	}
-	_ = w.file.Close() // or it was closed before
 	err := os.Remove(w.path(dataSuffix))
 	if gone := os.Remove(w.path(manifestEnd)); !errors.Is(gone, fs.ErrNotExist) {
 		err = errors.Join(err, gone)
 	}
+	_ = w.file.Close()      // or it was closed before; from here on another may have its name
 	_ = os.Remove(w.folder) // if there was nothing else in it
 	return err
 }

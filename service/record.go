@@ -150,6 +150,12 @@ func (r *record) prepare(step uint64, groups [][hyperparameters]float64) {
 // forgetPrepared is for whoever changes state or gradients.
 func (r *record) forgetPrepared() { r.preparedStep.Store(0) }
 
+// forgetSteps is for whoever puts another state in place of all of it.
+func (r *record) forgetSteps() {
+	r.forgetPrepared()
+	r.askedStep.Store(0)
+}
+
 // ask takes down that a step was asked for.
 func (r *record) ask(step uint64, factor float64) {
 	r.askedStep.Store(0)

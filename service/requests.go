@@ -151,7 +151,7 @@ func (s *session) setStep(step uint64) error {
 		return err
 	}
 	s.settle()
-	s.record.forgetPrepared()
+	s.record.forgetSteps()
 	s.shard.SetSteps(int64(step))
 	s.begun = int64(step)
 	s.record.condition.Store(stateIsWhole)

@@ -214,3 +214,30 @@ func damage(t *testing.T, name string, stop <-chan struct{}) {
 		}
 	}
 }
+
+// TestFailureIsNotTheNextClients: a client that attaches is not told of what
+// another one's save has failed with, whether that is over or not.
+func TestFailureIsNotTheNextClients(t *testing.T) {
+	r := startService(t)
+	for range 20 { // in some the folder goes before the file is whole
+		s := begun(t, r.Socket, testDocument())
+		mustStep(t, s, 2)
+		gone := t.TempDir()
+		if _, err := s.Save(gone, nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(os.RemoveAll(gone), s.Detach()); err != nil {
+			t.Fatal(err)
+		}
+		s = mustOpen(t, r.Socket, testDocument())
+		if _, err := s.Save(t.TempDir(), nil); err != nil {
+			t.Fatal(err)
+		}
+		if step, err := s.Saved(); err != nil || step != s.Welcome.Step {
+			t.Fatalf("step %d was saved (%v), want %d", step, err, s.Welcome.Step)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

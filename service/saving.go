@@ -68,7 +68,7 @@ func (s *session) save(body []byte) ([]byte, error) {
 	if err != nil {
 		return nil, storage(Save, err)
 	}
-	s.saving = saving
+	s.saving, s.inherited = saving, false
 	s.isSaving.Store(true)
 	s.saveIsOver.Go(func() {
 		_ = saving.Wait() // settleSave asks again
@@ -87,9 +87,15 @@ func (s *session) settleSave() {
 	if err == nil {
 		s.savedStep.Store(s.saving.Step())
 	}
-	s.saveError = errors.Join(s.saveError, err)
+	if !s.inherited {
+		s.saveError = errors.Join(s.saveError, err)
+	}
 	s.saving = nil
 }
+
+// forgetFailures is for a client that attaches: what failed, or is going to, of
+// what another has begun says nothing of its own saves.
+func (s *session) forgetFailures() { s.saveError, s.inherited = nil, s.saving != nil }
 
 // saved tells what became of what was being saved.
 func (s *session) saved() ([]byte, error) {
@@ -152,7 +158,7 @@ func (s *session) load(body []byte) ([]byte, error) {
 	// From here to the end a service that comes after this one must not take
 	// the state for whole, or for new.
 	was := s.record.condition.Swap(stateIsInParts)
-	s.record.forgetPrepared()
+	s.record.forgetSteps()
 	load := found.LoadNew
 	if was == stateIsWhole {
 		load = found.Load // which keeps what is there until all is verified

@@ -241,6 +241,7 @@ func (c *connection) openSession(body []byte, files []*os.File) ([]byte, []*os.F
 		return nil, nil, err
 	}
 	c.session = found
+	found.forgetFailures()
 	found.holder.Store(int64(c.process))
 	return c.welcome(attached)
 }

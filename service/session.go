@@ -28,6 +28,7 @@ type session struct {
 
 	begun     int64              // the last step that was begun
 	saving    *checkpoint.Saving // nil where nothing was, or it was settled
+	inherited bool               // it was begun by a client that is gone
 	saveError error
 
 	// For those who ask how things are.

@@ -227,3 +227,26 @@ func TestPreparedStepIsForgotten(t *testing.T) {
 	}
 	wantError(t, s.StepPrepared(2, 1, true), OutOfOrder, "step 2 as prepared: step 1 is (0 is none)")
 }
+
+// TestAskedStepIsForgotten: a state that was loaded or written as a whole has not
+// come from the step that was asked for last, and another shard must not be
+// brought to the same step by making that.
+func TestAskedStepIsForgotten(t *testing.T) {
+	r := startService(t)
+	s := begun(t, r.Socket, testDocument(small))
+	mustStep(t, s, 2)
+	checkpoints := committed(t, s)
+	for what, do := range map[string]func() error{
+		"set_step": func() error { return s.SetStep(2) },
+		"load":     func() error { _, err := s.Load(checkpoints); return err },
+	} {
+		if err := errors.Join(do(), s.Detach()); err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		s = mustOpen(t, r.Socket, testDocument(small))
+		if w := s.Welcome; w.Step != 2 || w.AskedStep != 0 {
+			t.Errorf("%s: step %d is said to have been asked for, of a state at step %d", what, w.AskedStep, w.Step)
+		}
+		mustStep(t, s, 3)
+	}
+}

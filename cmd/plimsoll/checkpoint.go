@@ -97,9 +97,9 @@ are rounded to nearest. What no flag names stays as it is. (A checkpoint is load
 into any number of ranks and any format without being converted.)
 
 With --to torch, OUT is a file for torch.load: a dict with the "state" and
-"param_groups" of a torch.optim optimizer, the "names" of the parameters in its
-order, and their fp32 "master" weights by name. With --from torch, PATH is such a
-file.`,
+"param_groups" of a torch.optim optimizer, the "names" of the parameters in the
+order of these, and their fp32 "master" weights by name. It need not be the order
+of your optimizer: go by the names. With --from torch, PATH is such a file.`,
 		Example: `  plimsoll checkpoint convert checkpoints converted --ranks 4
   plimsoll checkpoint convert checkpoints converted --state fp32 --moments bf16
   plimsoll checkpoint convert checkpoints optimizer.pt --to torch

@@ -1,10 +1,12 @@
-"""What docs/python.md shows is run."""
+"""What docs/python.md and docs/checkpoints.md show is run."""
 
 import os
 import pathlib
 import re
 import socket
+import subprocess
 
+import plimsoll.torch
 import torch.distributed
 
 from gpt import GPT, ROOT, batch, text
@@ -40,3 +42,47 @@ def test_documented_programs(tmp_path, monkeypatch):
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
     assert (pathlib.Path("checkpoints").is_dir() and os.listdir("checkpoints")) == ["step-00000003"]
+
+
+def test_checkpoints_to_and_from_torch(tmp_path, monkeypatch):
+    """The parameters are of two types: their order in a checkpoint is not that of the optimizer. One is not trained."""
+    monkeypatch.chdir(tmp_path)
+    convert = [os.environ["PLIMSOLL"], "checkpoint", "convert"]
+    to_torch, from_torch = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "checkpoints.md").read_text(), re.DOTALL)
+    model = torch.nn.Sequential(*(torch.nn.Linear(16, 16, bias=False) for _ in range(4)))
+    model[0].bfloat16()
+    model[1].requires_grad_(False)
+    model[3].bfloat16()
+    ours = plimsoll.torch.AdamW(model.parameters(), lr=1e-3, model=model)
+    for number, p in enumerate(model.parameters(), 1):
+        p.grad = torch.full_like(p, number) if p.requires_grad else None
+    ours.step()
+    ours.save("checkpoints")
+    ours.saved()
+
+    subprocess.run([*convert, "checkpoints", "optimizer.pt", "--to", "torch"], check=True)
+    names = {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-3), "torch": torch}
+    exec(compile(to_torch, "docs/checkpoints.md, to torch", "exec"), names)
+    entries = ours.state_dict()["state"]
+    for i, (name, p) in enumerate(model.named_parameters()):
+        if p.requires_grad:
+            theirs = names["optimizer"].state[p]
+            assert theirs["step"] == 1 and torch.equal(theirs["exp_avg"], entries[i]["exp_avg"].to(p.dtype))
+            assert torch.equal(names["master"][name].to(p.dtype), p)
+    assert len(names["optimizer"].state) == 3
+
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    weights = {name: p.detach().float() for name, p in trained.items()}
+    theirs = torch.optim.AdamW([torch.nn.Parameter(w.clone()) for w in weights.values()])
+    for group in theirs.param_groups:
+        for p in group["params"]:
+            p.grad = torch.ones_like(p)
+    theirs.step()
+    exec(
+        compile(from_torch, "docs/checkpoints.md, from torch", "exec"),
+        {"optimizer": theirs, "names": list(weights), "dict_of_fp32_weights": weights, "torch": torch},
+    )
+    subprocess.run([*convert, "optimizer.pt", "converted", "--from", "torch"], check=True)
+    ours.load("converted")
+    entries = ours.state_dict()["state"]
+    assert all(torch.equal(entries[i]["exp_avg"], torch.full((16, 16), 0.1)) for i in entries)
