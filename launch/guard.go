@@ -65,7 +65,7 @@ func (j *Job) Guard() (*Result, error) {
 	}
 	kept := keptJob{Command: j.Command, Grace: j.Grace, Restarts: j.Restarts, Metrics: j.Metrics, StateCPUs: j.StateCPUs.List(), Scores: jobScores(lowerScore(scoreRange))}
 	if directory := socketDirectory(j.Ranks); directory != "" {
-		defer os.RemoveAll(directory) // also where the keeper was killed
+		defer removeSocketDirectory(directory) // also where the keeper was killed
 		kept.Socket = filepath.Join(directory, "socket")
 	}
 	for _, rank := range j.Ranks {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -57,21 +58,40 @@ func socketDirectory(ranks []Rank) string {
 }
 
 // removeDeadDirectories removes those of jobs of which guard and keeper were
-// killed together: nobody listens at their sockets.
+// killed together: nobody listens at their sockets. A directory that only looks
+// like one may be anybody's work, so nothing but sockets is removed.
 func removeDeadDirectories(parent string) {
-	sockets, _ := filepath.Glob(filepath.Join(parent, "plimsoll-*-*", "socket"))
-	for _, socket := range sockets {
-		info, err := os.Stat(socket)
-		if err != nil || time.Since(info.ModTime()) < time.Minute { // it may not listen yet
+	directories, _ := filepath.Glob(filepath.Join(parent, "plimsoll-*-*"))
+	for _, directory := range directories {
+		if !jobDirectory.MatchString(filepath.Base(directory)) {
+			continue
+		}
+		socket := filepath.Join(directory, "socket")
+		info, err := os.Lstat(socket)
+		if err != nil || info.Mode().Type() != os.ModeSocket || time.Since(info.ModTime()) < time.Minute { // it may not listen yet
 			continue
 		}
 		c, err := net.Dial("unixpacket", socket)
 		if err == nil {
 			_ = c.Close()
 		} else if errors.Is(err, syscall.ECONNREFUSED) {
-			_ = os.RemoveAll(filepath.Dir(socket)) // another user's stays
+			removeSocketDirectory(directory) // another user's stays
 		}
 	}
+}
+
+var jobDirectory = regexp.MustCompile(`^plimsoll-[0-9]+-[0-9]+$`)
+
+// removeSocketDirectory removes a directory and the sockets in it, or as much of
+// that as there is.
+func removeSocketDirectory(directory string) {
+	entries, _ := os.ReadDir(directory)
+	for _, entry := range entries {
+		if entry.Type() == os.ModeSocket {
+			_ = os.Remove(filepath.Join(directory, entry.Name()))
+		}
+	}
+	_ = os.Remove(directory)
 }
 
 func (j *Job) startState(socket, metrics string, cpus cpuset.CPUSet, newService NewService) (*stateService, error) {
@@ -127,7 +147,7 @@ func (s *stateService) stop(signals <-chan os.Signal, lost <-chan struct{}) {
 	if s == nil {
 		return
 	}
-	defer os.RemoveAll(filepath.Dir(s.keeper.Socket))
+	defer removeSocketDirectory(filepath.Dir(s.keeper.Socket))
 	s.end()
 	for {
 		select {
