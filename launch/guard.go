@@ -96,7 +96,7 @@ func (j *Job) Guard() (*Result, error) {
 	// In a group of its own the keeper gets no signal of the terminal, only
 	// what is passed on: every rank gets each signal once.
 	keeper.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	defer keepTerminal(j.Stdin)()
+	defer reclaimTerminal(j.Stdin)
 	err = errors.Join(startWithScore(keeper, kept.Scores.Keeper), lifeline.Close(), reply.Close())
 	if err != nil {
 		return nil, fmt.Errorf("start the keeper of the ranks: %w", err)
@@ -136,15 +136,6 @@ func (j *Job) result(a answer, status syscall.WaitStatus, kills []host.MemoryCou
 		return nil, errors.New("the keeper of the ranks: " + a.Failed)
 	}
 	return a.Result, nil
-}
-
-// keepTerminal returns the terminal to this process's group if that has it now.
-func keepTerminal(terminal *os.File) (giveBack func()) {
-	own := unix.Getpgrp()
-	if group, err := unix.IoctlGetInt(int(terminal.Fd()), unix.TIOCGPGRP); err != nil || group != own {
-		return func() {}
-	}
-	return func() { setTerminal(int(terminal.Fd()), own) }
 }
 
 // Keep is the keeper: it runs the job of the guard.

@@ -17,7 +17,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/utils/cpuset"
 
 	"plimsoll/host"
@@ -95,12 +94,14 @@ type process struct {
 // signal is for the rank's own process: data loaders that end before it would
 // spoil what it wants to save. SIGKILL is for the whole group.
 func (p *process) signal(s syscall.Signal) {
-	target := p.command.Process.Pid
 	if s == syscall.SIGKILL {
-		target = -target
+		p.signalGroup(s)
+		return
 	}
-	_ = syscall.Kill(target, s)
+	_ = syscall.Kill(p.command.Process.Pid, s)
 }
+
+func (p *process) signalGroup(s syscall.Signal) { _ = syscall.Kill(-p.command.Process.Pid, s) }
 
 // end is how a rank ended.
 type end struct {
@@ -127,8 +128,10 @@ type Result struct {
 var passedOn = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2}
 
 // heeded are those of them that this process was not started to ignore, as
-// nohup has it ignore SIGHUP.
-func heeded() []os.Signal { return slices.DeleteFunc(slices.Clone(passedOn), signal.Ignored) }
+// nohup has it ignore SIGHUP, and the one with which a shell has a job go on.
+func heeded() []os.Signal {
+	return append(slices.DeleteFunc(slices.Clone(passedOn), signal.Ignored), syscall.SIGCONT)
+}
 
 // surviveClosedOutput has writes to an output that nobody reads fail, and not
 // end this process. A signal that is ignored would be ignored by the ranks as
@@ -194,7 +197,7 @@ func (j *Job) attempt(s *starter, signals <-chan os.Signal, number int) attempt 
 	}
 	a.first, a.asked = j.watch(a.processes, ends, signals, a.failed != nil)
 	for _, p := range a.processes {
-		p.returnTerminal()
+		j.returnTerminal(p)
 	}
 	return a
 }
@@ -240,6 +243,9 @@ func (j *Job) outcome(a attempt, kills []host.MemoryCounter) *Result {
 // accord, or else the first that did not end with 0; and whether the user has
 // asked them to end.
 func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Signal, stop bool) (first *end, byUser bool) {
+	changes := make(chan os.Signal, 1) // of processes that end or stop
+	signal.Notify(changes, syscall.SIGCHLD)
+	defer signal.Stop(changes)
 	var deadline <-chan time.Time
 	asked := false // whether the ranks were asked to end
 	overdue := false
@@ -257,6 +263,11 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 			deadline = time.After(j.Grace)
 		}
 	}
+	alone := func(do func(*process)) { // a rank that may have the terminal
+		if len(processes) == 1 && len(j.Ranks) == 1 && !processes[0].ended {
+			do(processes[0])
+		}
+	}
 	if stop {
 		ask(syscall.SIGTERM)
 	}
@@ -271,6 +282,10 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 			j.Say("plimsoll run was killed, and its ranks with it")
 			all(syscall.SIGKILL)
 		case s := <-signals:
+			if s == syscall.SIGCONT {
+				alone(j.resume)
+				break
+			}
 			j.Say("%v: passed on to %d ranks", s, running)
 			if s == syscall.SIGINT || s == syscall.SIGTERM {
 				byUser = true
@@ -278,6 +293,8 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 			} else {
 				all(s.(syscall.Signal))
 			}
+		case <-changes:
+			alone(j.suspend)
 		case e := <-ends:
 			e.process.ended, e.overdue = true, overdue
 			running--
@@ -323,7 +340,7 @@ func (j *Job) start(s *starter, rank Rank) (*process, error) {
 	p := &process{rank: rank, command: command}
 	if len(j.Ranks) == 1 {
 		command.Stdin, command.Stdout, command.Stderr = j.Stdin, j.Stdout, j.Stderr
-		if _, err := unix.IoctlGetTermios(int(j.Stdin.Fd()), unix.TCGETS); err == nil {
+		if j.mayHaveTerminal() {
 			command.SysProcAttr.Foreground, command.SysProcAttr.Ctty = true, int(j.Stdin.Fd())
 		}
 	} else {
@@ -354,20 +371,6 @@ func (p *process) wait() end {
 	}
 	_ = err // says the same, or that output was cut off after WaitDelay
 	return e
-}
-
-// returnTerminal makes this process's group the one that the terminal talks to,
-// after a rank has been.
-func (p *process) returnTerminal() {
-	if p.command.SysProcAttr.Foreground {
-		setTerminal(p.command.SysProcAttr.Ctty, unix.Getpgrp())
-	}
-}
-
-func setTerminal(terminal, group int) {
-	signal.Ignore(syscall.SIGTTOU) // or the kernel stops this process for asking
-	_ = unix.IoctlSetPointerInt(terminal, unix.TIOCSPGRP, group)
-	signal.Reset(syscall.SIGTTOU)
 }
 
 // starter is a thread that starts processes with its own binding. Their death
