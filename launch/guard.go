@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -29,7 +31,7 @@ const (
 
 // keptJob is a job on its way to the keeper.
 type keptJob struct {
-	Command  []string
+	Command  words
 	Ranks    []keptRank
 	Grace    time.Duration
 	Restarts int
@@ -42,7 +44,25 @@ type keptJob struct {
 
 type keptRank struct {
 	Rank
-	CPUs []int // in the place of Rank.CPUs
+	// In the place of those of Rank.
+	CPUs        []int
+	Environment words
+}
+
+// words are arguments or variables, which may be any bytes but 0: as strings of
+// JSON they would lose those that are not UTF-8.
+type words []string
+
+// MarshalText joins them.
+func (w words) MarshalText() ([]byte, error) {
+	return []byte(base64.StdEncoding.EncodeToString([]byte(strings.Join(w, "\x00")))), nil
+}
+
+// UnmarshalText takes them apart.
+func (w *words) UnmarshalText(text []byte) error {
+	joined, err := base64.StdEncoding.DecodeString(string(text))
+	*w = strings.Split(string(joined), "\x00")
+	return err
 }
 
 // answer is what became of it.
@@ -69,7 +89,7 @@ func (j *Job) Guard() (*Result, error) {
 		kept.Socket = filepath.Join(directory, "socket")
 	}
 	for _, rank := range j.Ranks {
-		kept.Ranks = append(kept.Ranks, keptRank{rank, rank.CPUs.List()})
+		kept.Ranks = append(kept.Ranks, keptRank{rank, rank.CPUs.List(), rank.Environment})
 	}
 	document, err := json.Marshal(kept)
 	if err != nil {
@@ -162,7 +182,7 @@ func Keep(stdin *os.File, stdout, stderr io.Writer, say func(format string, valu
 	}
 	for _, rank := range kept.Ranks {
 		rank.Rank.CPUs = cpuset.New(rank.CPUs...)
-		rank.Environment = append(rank.Environment, j.state.variables(rank.Environment)...)
+		rank.Rank.Environment = append(rank.Environment, j.state.variables(rank.Environment)...)
 		j.Ranks = append(j.Ranks, rank.Rank)
 	}
 	result, err := j.Run()

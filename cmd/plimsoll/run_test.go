@@ -294,6 +294,18 @@ func TestProgramThatCannotBeStarted(t *testing.T) {
 	newJob(t, "--", plain).start(t).ends(t, 126, "rank 0 cannot be started", "permission denied")
 }
 
+// TestBytesOfArguments: names of files and values of variables are bytes, not text.
+func TestBytesOfArguments(t *testing.T) {
+	j := newJob(t, "--nproc", "2", "--", "sh", "-c", `printf '%s,%s,%s\n' "$1" "$2" "$LATIN"`, "sh", "", "\xe4\xff.txt")
+	j.command.Env = append(j.command.Env, "LATIN=\xfc=\n")
+	j.start(t).ends(t, 0)
+	for _, rank := range []string{"0", "1"} {
+		if want := "[rank " + rank + "] ,\xe4\xff.txt,\xfc=\n"; !strings.Contains(j.stdout.String(), want) {
+			t.Errorf("got %q, want %q", &j.stdout, want)
+		}
+	}
+}
+
 func TestBusyPort(t *testing.T) {
 	listener, err := net.Listen("tcp", ":0")
 	if err != nil {
