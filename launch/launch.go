@@ -335,8 +335,6 @@ func (j *Job) start(s *starter, rank Rank) (*process, error) {
 	command.Env = rank.Environment
 	// The kernel ends the rank when this process dies, whatever of.
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	// What a rank leaves behind may hold its output open, but not for ever.
-	command.WaitDelay = time.Second
 	p := &process{rank: rank, command: command}
 	if len(j.Ranks) == 1 {
 		command.Stdin, command.Stdout, command.Stderr = j.Stdin, j.Stdout, j.Stderr
@@ -344,12 +342,19 @@ func (j *Job) start(s *starter, rank Rank) (*process, error) {
 			command.SysProcAttr.Foreground, command.SysProcAttr.Ctty = true, int(j.Stdin.Fd())
 		}
 	} else {
-		label := func(out io.Writer) *labelled {
-			l := &labelled{lock: &outputLock, out: out, label: fmt.Sprintf("[rank %d] ", rank.Number)}
+		for _, output := range []struct {
+			stream *io.Writer
+			out    io.Writer
+		}{{&command.Stdout, j.Stdout}, {&command.Stderr, j.Stderr}} {
+			l := &labelled{lock: &outputLock, out: output.out, label: fmt.Sprintf("[rank %d] ", rank.Number)}
+			writer, err := l.pipe()
+			if err != nil {
+				return nil, err
+			}
+			defer writer.Close() // the rank has its own
+			*output.stream = writer
 			p.outputs = append(p.outputs, l)
-			return l
 		}
-		command.Stdout, command.Stderr = label(j.Stdout), label(j.Stderr)
 	}
 	return p, s.start(command, rank, j.scores.Ranks, j.Say)
 }
@@ -360,7 +365,10 @@ var outputLock sync.Mutex
 func (p *process) wait() end {
 	err := p.command.Wait()
 	for _, out := range p.outputs {
-		out.flush()
+		out.expire()
+	}
+	for _, out := range p.outputs {
+		<-out.copied
 	}
 	e := end{process: p}
 	switch status := p.command.ProcessState.Sys().(syscall.WaitStatus); {
@@ -369,7 +377,7 @@ func (p *process) wait() end {
 	case status.Exited():
 		e.code = status.ExitStatus()
 	}
-	_ = err // says the same, or that output was cut off after WaitDelay
+	_ = err // says the same
 	return e
 }
 

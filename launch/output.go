@@ -2,8 +2,13 @@ package launch
 
 import (
 	"bytes"
+	"errors"
 	"io"
+	"os"
 	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // longestLine is where a line is cut that does not end.
@@ -16,6 +21,40 @@ type labelled struct {
 	out   io.Writer
 	label string
 	rest  []byte // of a line that has not ended
+
+	reader *os.File
+	copied chan struct{} // closed when all has been written
+}
+
+// pipe makes the pipe that a rank writes to, and copies from it.
+func (l *labelled) pipe() (writer *os.File, err error) {
+	if l.reader, writer, err = os.Pipe(); err != nil {
+		return nil, err
+	}
+	l.copied = make(chan struct{})
+	go func() {
+		defer close(l.copied)
+		defer l.reader.Close()
+		_, err := io.Copy(l, l.reader)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			l.drain()
+		}
+		l.flush()
+	}()
+	return writer, nil
+}
+
+// expire is called when the rank has ended. What it leaves behind may hold its
+// output open, but not for ever.
+func (l *labelled) expire() { _ = l.reader.SetReadDeadline(time.Now().Add(time.Second)) } // fails if all was read
+
+// drain writes what is in the pipe by now: the rank may have written it while
+// whoever reads our output did not.
+func (l *labelled) drain() {
+	held, err := unix.IoctlGetInt(int(l.reader.Fd()), unix.TIOCINQ)
+	if err == nil && l.reader.SetReadDeadline(time.Time{}) == nil {
+		_, _ = io.CopyN(l, l.reader, int64(held))
+	}
 }
 
 // Write ends lines where a terminal would begin to write over them: progress

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -339,6 +340,32 @@ func TestOutputIsWholeAndLabelled(t *testing.T) {
 	}
 	if len(count) != 4 {
 		t.Errorf("%d different lines, want 4", len(count))
+	}
+}
+
+// TestSlowReader reads the output only after the ranks have ended, with as much
+// of it in pipes as these hold: none of it is lost.
+func TestSlowReader(t *testing.T) {
+	const lines = 630 // less than the pipe of each rank holds, and for both more than that of our output and what is being copied
+	begun := filepath.Join(t.TempDir(), "begun")
+	j := newJob(t, "--nproc", "2", "--", "sh", "-c", fmt.Sprintf(`for i in $(seq %d); do printf '%%099d\n' $i; done; : > %s$RANK`, lines, begun))
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	j.command.Stdout = writer
+	j.start(t)
+	writer.Close()
+	j.has(t, 2, begun)
+	time.Sleep(2 * time.Second)
+	text, err := io.ReadAll(reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	j.ends(t, 0)
+	if got := bytes.Count(text, []byte("\n")); got != 2*lines {
+		t.Errorf("%d lines of %d", got, 2*lines)
 	}
 }
 
