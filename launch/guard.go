@@ -72,7 +72,7 @@ type answer struct {
 	Failed     string // any other error
 }
 
-// Guard runs the job like Run, but in another process, the keeper. Guard and
+// Guard runs the job in another process, the keeper. Guard and
 // keeper both adopt orphans. Whichever is killed, the other ends all that was
 // started: the kernel alone would end the ranks, but not what these started.
 func (j *Job) Guard() (*Result, error) {
@@ -160,6 +160,8 @@ func (j *Job) result(a answer, status syscall.WaitStatus, kills []host.MemoryCou
 
 // Keep is the keeper: it runs the job of the guard.
 func Keep(stdin *os.File, stdout, stderr io.Writer, say func(format string, values ...any), newService NewService) error {
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, heeded()...) // what comes before the ranks are there ends them when they are
 	for _, descriptor := range []int{lifelineDescriptor, answerDescriptor} {
 		unix.CloseOnExec(descriptor) // not for the ranks
 	}
@@ -185,7 +187,7 @@ func Keep(stdin *os.File, stdout, stderr io.Writer, say func(format string, valu
 		rank.Rank.Environment = append(rank.Environment, j.state.variables(rank.Environment)...)
 		j.Ranks = append(j.Ranks, rank.Rank)
 	}
-	result, err := j.Run()
+	result, err := j.run(signals)
 	a := answer{Result: result}
 	if !errors.As(err, &a.NotStarted) && err != nil {
 		a.Failed = err.Error()

@@ -142,13 +142,10 @@ func surviveClosedOutput() (undo func()) {
 	return func() { signal.Stop(closed) }
 }
 
-// Run starts all ranks and returns when the last has ended. A rank that fails
+// run starts all ranks and returns when the last has ended. A rank that fails
 // ends the others, and its exit code is that of the job. No process that a rank
 // started is left.
-func (j *Job) Run() (*Result, error) {
-	signals := make(chan os.Signal, 16)
-	signal.Notify(signals, heeded()...)
-	defer signal.Stop(signals)
+func (j *Job) run(signals <-chan os.Signal) (*Result, error) {
 	defer surviveClosedOutput()()
 	if err := adoptOrphans(); err != nil {
 		return nil, err

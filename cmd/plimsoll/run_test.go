@@ -190,6 +190,53 @@ func TestSignalsArePassedOn(t *testing.T) {
 	}
 }
 
+// TestInterruptedEarly interrupts jobs at many instants of their beginning: none
+// goes on as if nothing had been.
+func TestInterruptedEarly(t *testing.T) {
+	for after := time.Duration(0); after < 120*time.Millisecond; after += 4 * time.Millisecond {
+		s := []syscall.Signal{syscall.SIGINT, syscall.SIGTERM}[after/(4*time.Millisecond)%2]
+		j := newJob(t, "--nproc", "2", "--", "sleep", "1000").start(t)
+		time.Sleep(after)
+		if err := j.command.Process.Signal(s); err != nil {
+			t.Fatal(err)
+		}
+		_ = j.wait(t)
+		j.isGone(t)
+		status := j.command.ProcessState.Sys().(syscall.WaitStatus)
+		if !status.Signaled() && status.ExitStatus() != 128+int(s) || status.Signaled() && status.Signal() != s {
+			t.Errorf("%v after %v: status %v\n%s", s, after, status, &j.stderr)
+		}
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+// TestInterruptedWhileWaiting interrupts what waits for somebody else.
+func TestInterruptedWhileWaiting(t *testing.T) {
+	j := newJob(t, "--", "sleep", "1000") // for another rank, which does not come
+	j.command.Env = append(j.command.Env, "RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2")
+	silent := filepath.Join(t.TempDir(), "socket") // of a service that is stopped
+	listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: silent, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	stat := newJob(t)
+	stat.command.Args = []string{"plimsoll", "stat", "--socket", silent}
+	for _, j := range []*job{j, stat} {
+		j.start(t)
+		time.Sleep(time.Second)
+		if err := j.command.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		_ = j.wait(t)
+		if status := j.command.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() || status.Signal() != syscall.SIGTERM {
+			t.Errorf("%q: status %v, stderr:\n%s", j.command.Args, status, &j.stderr)
+		}
+	}
+}
+
 // childOf is the process of the job whose parent that is.
 func (j *job) childOf(t *testing.T, parent int) int {
 	t.Helper()

@@ -7,8 +7,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"os/signal"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -37,8 +35,7 @@ socket (ListenSequentialPacket=) and keeps its memory (FileDescriptorStoreMax=).
   plimsoll serve --socket ~/.plimsoll/socket --metrics 127.0.0.1:9464`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGTERM, syscall.SIGINT)
-			defer stop()
+			ctx := interruptible(c)
 			given, err := service.Inherit()
 			if err != nil {
 				return err
