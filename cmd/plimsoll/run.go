@@ -90,6 +90,9 @@ them dies; with --restarts they are started again and find it.`,
 			for _, note := range bound.Notes {
 				job.Say("%s", note)
 			}
+			if err := checkMetrics(job.Metrics); err != nil {
+				return err
+			}
 			var found io.WriteCloser
 			if reportFile != "" {
 				if found, err = create("--report", reportFile); err != nil {

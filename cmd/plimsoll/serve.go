@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -54,6 +56,9 @@ socket (ListenSequentialPacket=) and keeps its memory (FileDescriptorStoreMax=).
 					cancel()
 				}()
 			}
+			if err := checkMetrics(metrics); err != nil {
+				return err
+			}
 			launch.SpareService()
 			keeper, err := keeperOf(socket, metrics, sayTo(c))
 			if err != nil {
@@ -71,6 +76,18 @@ socket (ListenSequentialPacket=) and keeps its memory (FileDescriptorStoreMax=).
 	flags.StringVar(&metrics, "metrics", "", "`address`, such as 127.0.0.1:9464, to answer Prometheus at: http://ADDRESS/metrics")
 	flags.BoolVar(&untilStdinCloses, "until-stdin-closes", false, "end when stdin is closed, as it is when the process at its other end dies")
 	return command
+}
+
+// checkMetrics refuses an address that a service could not answer Prometheus at.
+func checkMetrics(address string) error {
+	if address == "" {
+		return nil
+	}
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return &fault.Input{What: "--metrics", Err: err, Mend: "give the address of this host and a port that is free, such as 127.0.0.1:9464"}
+	}
+	return listener.Close()
 }
 
 // keeperOf keeps the service that this program is when it is started by it.
@@ -98,10 +115,14 @@ func serve(ctx context.Context, c *cobra.Command, given *service.Inherited, metr
 	}
 	if metrics != "" {
 		stop, err := server.ServeMetrics(metrics)
-		if err != nil {
+		switch {
+		case errors.Is(err, syscall.EADDRINUSE): // by now: state is worth more than to be watched
+			fmt.Fprintf(c.ErrOrStderr(), "plimsoll: --metrics: %v: the optimizer service goes on without\n", err)
+		case err != nil:
 			return &fault.Input{What: "--metrics", Err: err}
+		default:
+			defer stop()
 		}
-		defer stop()
 	}
 	err = server.Serve(ctx)
 	if errors.Is(err, context.Canceled) {
