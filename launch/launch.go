@@ -246,6 +246,9 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 	var deadline <-chan time.Time
 	asked := false // whether the ranks were asked to end
 	overdue := false
+	// Signals of which the end of a rank is wanted: those of a terminal, which
+	// a single rank gets from that itself, and what has been passed on.
+	wanted := []syscall.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP}
 	all := func(s syscall.Signal) {
 		for _, p := range processes {
 			if !p.ended {
@@ -284,6 +287,7 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 				break
 			}
 			j.Say("%v: passed on to %d ranks", s, running)
+			wanted = append(wanted, s.(syscall.Signal))
 			if s == syscall.SIGINT || s == syscall.SIGTERM {
 				byUser = true
 				ask(s.(syscall.Signal))
@@ -307,6 +311,7 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 			}
 			if first == nil {
 				first = &e
+				byUser = byUser || slices.Contains(wanted, e.signal)
 				ask(syscall.SIGTERM)
 			}
 		case <-deadline:

@@ -190,6 +190,23 @@ func TestSignalsArePassedOn(t *testing.T) {
 	}
 }
 
+// TestEndedByUser: ranks that a signal to the job has ended are not started
+// again, nor is one that the terminal has interrupted.
+func TestEndedByUser(t *testing.T) {
+	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1} {
+		begun := filepath.Join(t.TempDir(), "begun")
+		j := newJob(t, "--nproc", "2", "--restarts", "1", "--", "sh", "-c", ": > "+begun+"$RANK; exec sleep 1000").start(t)
+		j.has(t, 2, begun)
+		if err := j.command.Process.Signal(s); err != nil {
+			t.Fatal(err)
+		}
+		j.ends(t, 128+int(s), "passed on")
+	}
+	newJob(t, "--restarts", "1", "--", "sh", "-c", "kill -INT $$").start(t).ends(t, 130)
+	begun := filepath.Join(t.TempDir(), "begun")
+	newJob(t, "--restarts", "1", "--", "sh", "-c", "[ -e "+begun+" ] && exit 0; : > "+begun+"; kill -TERM $$").start(t).ends(t, 0, "started again")
+}
+
 // TestInterruptedEarly interrupts jobs at many instants of their beginning: none
 // goes on as if nothing had been.
 func TestInterruptedEarly(t *testing.T) {
