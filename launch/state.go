@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/utils/cpuset"
 
 	"plimsoll/binding"
@@ -44,17 +45,22 @@ func socketDirectory(ranks []Rank) string {
 	if slices.ContainsFunc(ranks, func(r Rank) bool { return slices.ContainsFunc(r.Environment, told) }) {
 		return ""
 	}
-	// The name of a socket has at most 107 bytes.
-	const longest = 60
-	parent := os.Getenv("XDG_RUNTIME_DIR")
-	if info, err := os.Stat(parent); err != nil || !info.IsDir() || len(parent) > longest {
-		parent = os.TempDir()
-	}
-	if len(parent) > longest {
-		parent = "/tmp"
-	}
+	parent := socketParent()
 	removeDeadDirectories(parent)
 	return filepath.Join(parent, fmt.Sprintf("plimsoll-%d-%d", os.Getpid(), rand.Uint32()))
+}
+
+// socketParent is where directories of sockets are: the first of those for such
+// things where one can be made, and be found from any working directory.
+func socketParent() string {
+	const last, longest = "/tmp", 60 // the name of a socket has at most 107 bytes
+	for _, parent := range []string{os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR")} {
+		info, err := os.Stat(parent)
+		if err == nil && info.IsDir() && filepath.IsAbs(parent) && len(parent) <= longest && unix.Access(parent, unix.W_OK|unix.X_OK) == nil {
+			return parent
+		}
+	}
+	return last
 }
 
 // removeDeadDirectories removes those of jobs of which guard and keeper were

@@ -1,13 +1,42 @@
 package launch
 
 import (
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
+
+// TestSocketParent: a directory of the environment is used if a rank can connect
+// to a socket in it from anywhere.
+func TestSocketParent(t *testing.T) {
+	parent := t.TempDir()
+	t.Chdir(parent)
+	file, long := filepath.Join(parent, "file"), filepath.Join(parent, strings.Repeat("x", 60))
+	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Mkdir(long, 0o700), os.Mkdir("relative", 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	good, err := os.MkdirTemp("/tmp", "good")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(good)
+	for _, c := range []struct{ runtime, temporary, want string }{
+		{good, "", good}, {"", good, good}, {good, "/tmp", good}, {"", "", "/tmp"},
+		{"relative", good, good}, {file, good, good}, {long, good, good}, {"/no/such/directory", good, good},
+		{"", "relative", "/tmp"}, {"", file, "/tmp"}, {"", long, "/tmp"}, {"", "/no/such/directory", "/tmp"},
+	} {
+		t.Setenv("XDG_RUNTIME_DIR", c.runtime)
+		t.Setenv("TMPDIR", c.temporary)
+		if got := socketParent(); got != c.want {
+			t.Errorf("XDG_RUNTIME_DIR=%s TMPDIR=%s: %s, want %s", c.runtime, c.temporary, got, c.want)
+		}
+	}
+}
 
 // TestDeadDirectories: a job removes the directories of dead ones, and nothing
 // that is called alike.
