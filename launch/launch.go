@@ -348,7 +348,7 @@ func (j *Job) start(s *starter, rank Rank) (*process, error) {
 			stream *io.Writer
 			out    io.Writer
 		}{{&command.Stdout, j.Stdout}, {&command.Stderr, j.Stderr}} {
-			l := &labelled{lock: &outputLock, out: output.out, label: fmt.Sprintf("[rank %d] ", rank.Number)}
+			l := &labelled{lock: &outputLock, out: output.out, label: fmt.Sprintf("[rank %d] ", rank.Number), say: j.Say}
 			writer, err := l.pipe()
 			if err != nil {
 				return nil, err

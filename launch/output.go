@@ -5,7 +5,9 @@ import (
 	"errors"
 	"io"
 	"os"
+	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,6 +24,7 @@ type labelled struct {
 	label string
 	rest  []byte // of a line that has not ended
 
+	say    func(format string, values ...any)
 	reader *os.File
 	copied chan struct{} // closed when all has been written
 }
@@ -36,8 +39,11 @@ func (l *labelled) pipe() (writer *os.File, err error) {
 		defer close(l.copied)
 		defer l.reader.Close()
 		_, err := io.Copy(l, l.reader)
-		if errors.Is(err, os.ErrDeadlineExceeded) {
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
 			l.drain()
+		case err != nil && !errors.Is(err, syscall.EPIPE): // which the rank learns as it is
+			l.say("the output of %s cannot be written, and is closed: %v", strings.Trim(l.label, "[] "), err)
 		}
 		l.flush()
 	}()

@@ -407,6 +407,19 @@ func TestOutputIsWholeAndLabelled(t *testing.T) {
 	}
 }
 
+// TestFullDisk: ranks of which the output cannot be written end as if nobody
+// read it, and why is said.
+func TestFullDisk(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer full.Close()
+	j := newJob(t, "--nproc", "2", "--", "sh", "-c", "while :; do echo line; done")
+	j.command.Stdout = full
+	j.start(t).ends(t, 128+13, "the output of rank ", "no space left on device", "was ended by signal 13")
+}
+
 // TestSlowReader reads the output only after the ranks have ended, with as much
 // of it in pipes as these hold: none of it is lost.
 func TestSlowReader(t *testing.T) {
