@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -29,7 +31,7 @@ const (
 
 // keptJob is a job on its way to the keeper.
 type keptJob struct {
-	Command  []string
+	Command  words
 	Ranks    []keptRank
 	Grace    time.Duration
 	Restarts int
@@ -42,7 +44,25 @@ type keptJob struct {
 
 type keptRank struct {
 	Rank
-	CPUs []int // in the place of Rank.CPUs
+	// In the place of those of Rank.
+	CPUs        []int
+	Environment words
+}
+
+// words are arguments or variables, which may be any bytes but 0: as strings of
+// JSON they would lose those that are not UTF-8.
+type words []string
+
+// MarshalText joins them.
+func (w words) MarshalText() ([]byte, error) {
+	return []byte(base64.StdEncoding.EncodeToString([]byte(strings.Join(w, "\x00")))), nil
+}
+
+// UnmarshalText takes them apart.
+func (w *words) UnmarshalText(text []byte) error {
+	joined, err := base64.StdEncoding.DecodeString(string(text))
+	*w = strings.Split(string(joined), "\x00")
+	return err
 }
 
 // answer is what became of it.
@@ -52,7 +72,7 @@ type answer struct {
 	Failed     string // any other error
 }
 
-// Guard runs the job like Run, but in another process, the keeper. Guard and
+// Guard runs the job in another process, the keeper. Guard and
 // keeper both adopt orphans. Whichever is killed, the other ends all that was
 // started: the kernel alone would end the ranks, but not what these started.
 func (j *Job) Guard() (*Result, error) {
@@ -65,11 +85,11 @@ func (j *Job) Guard() (*Result, error) {
 	}
 	kept := keptJob{Command: j.Command, Grace: j.Grace, Restarts: j.Restarts, Metrics: j.Metrics, StateCPUs: j.StateCPUs.List(), Scores: jobScores(lowerScore(scoreRange))}
 	if directory := socketDirectory(j.Ranks); directory != "" {
-		defer os.RemoveAll(directory) // also where the keeper was killed
+		defer removeSocketDirectory(directory) // also where the keeper was killed
 		kept.Socket = filepath.Join(directory, "socket")
 	}
 	for _, rank := range j.Ranks {
-		kept.Ranks = append(kept.Ranks, keptRank{rank, rank.CPUs.List()})
+		kept.Ranks = append(kept.Ranks, keptRank{rank, rank.CPUs.List(), rank.Environment})
 	}
 	document, err := json.Marshal(kept)
 	if err != nil {
@@ -96,7 +116,7 @@ func (j *Job) Guard() (*Result, error) {
 	// In a group of its own the keeper gets no signal of the terminal, only
 	// what is passed on: every rank gets each signal once.
 	keeper.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	defer keepTerminal(j.Stdin)()
+	defer reclaimTerminal(j.Stdin)
 	err = errors.Join(startWithScore(keeper, kept.Scores.Keeper), lifeline.Close(), reply.Close())
 	if err != nil {
 		return nil, fmt.Errorf("start the keeper of the ranks: %w", err)
@@ -138,17 +158,10 @@ func (j *Job) result(a answer, status syscall.WaitStatus, kills []host.MemoryCou
 	return a.Result, nil
 }
 
-// keepTerminal returns the terminal to this process's group if that has it now.
-func keepTerminal(terminal *os.File) (giveBack func()) {
-	own := unix.Getpgrp()
-	if group, err := unix.IoctlGetInt(int(terminal.Fd()), unix.TIOCGPGRP); err != nil || group != own {
-		return func() {}
-	}
-	return func() { setTerminal(int(terminal.Fd()), own) }
-}
-
 // Keep is the keeper: it runs the job of the guard.
 func Keep(stdin *os.File, stdout, stderr io.Writer, say func(format string, values ...any), newService NewService) error {
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, heeded()...) // what comes before the ranks are there ends them when they are
 	for _, descriptor := range []int{lifelineDescriptor, answerDescriptor} {
 		unix.CloseOnExec(descriptor) // not for the ranks
 	}
@@ -171,10 +184,10 @@ func Keep(stdin *os.File, stdout, stderr io.Writer, say func(format string, valu
 	}
 	for _, rank := range kept.Ranks {
 		rank.Rank.CPUs = cpuset.New(rank.CPUs...)
-		rank.Environment = append(rank.Environment, j.state.variables(rank.Environment)...)
+		rank.Rank.Environment = append(rank.Environment, j.state.variables(rank.Environment)...)
 		j.Ranks = append(j.Ranks, rank.Rank)
 	}
-	result, err := j.Run()
+	result, err := j.run(signals)
 	a := answer{Result: result}
 	if !errors.As(err, &a.NotStarted) && err != nil {
 		a.Failed = err.Error()

@@ -17,7 +17,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/utils/cpuset"
 
 	"plimsoll/host"
@@ -95,12 +94,14 @@ type process struct {
 // signal is for the rank's own process: data loaders that end before it would
 // spoil what it wants to save. SIGKILL is for the whole group.
 func (p *process) signal(s syscall.Signal) {
-	target := p.command.Process.Pid
 	if s == syscall.SIGKILL {
-		target = -target
+		p.signalGroup(s)
+		return
 	}
-	_ = syscall.Kill(target, s)
+	_ = syscall.Kill(p.command.Process.Pid, s)
 }
+
+func (p *process) signalGroup(s syscall.Signal) { _ = syscall.Kill(-p.command.Process.Pid, s) }
 
 // end is how a rank ended.
 type end struct {
@@ -127,8 +128,10 @@ type Result struct {
 var passedOn = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2}
 
 // heeded are those of them that this process was not started to ignore, as
-// nohup has it ignore SIGHUP.
-func heeded() []os.Signal { return slices.DeleteFunc(slices.Clone(passedOn), signal.Ignored) }
+// nohup has it ignore SIGHUP, and the one with which a shell has a job go on.
+func heeded() []os.Signal {
+	return append(slices.DeleteFunc(slices.Clone(passedOn), signal.Ignored), syscall.SIGCONT)
+}
 
 // surviveClosedOutput has writes to an output that nobody reads fail, and not
 // end this process. A signal that is ignored would be ignored by the ranks as
@@ -139,13 +142,10 @@ func surviveClosedOutput() (undo func()) {
 	return func() { signal.Stop(closed) }
 }
 
-// Run starts all ranks and returns when the last has ended. A rank that fails
+// run starts all ranks and returns when the last has ended. A rank that fails
 // ends the others, and its exit code is that of the job. No process that a rank
 // started is left.
-func (j *Job) Run() (*Result, error) {
-	signals := make(chan os.Signal, 16)
-	signal.Notify(signals, heeded()...)
-	defer signal.Stop(signals)
+func (j *Job) run(signals <-chan os.Signal) (*Result, error) {
 	defer surviveClosedOutput()()
 	if err := adoptOrphans(); err != nil {
 		return nil, err
@@ -194,7 +194,7 @@ func (j *Job) attempt(s *starter, signals <-chan os.Signal, number int) attempt 
 	}
 	a.first, a.asked = j.watch(a.processes, ends, signals, a.failed != nil)
 	for _, p := range a.processes {
-		p.returnTerminal()
+		j.returnTerminal(p)
 	}
 	return a
 }
@@ -240,9 +240,15 @@ func (j *Job) outcome(a attempt, kills []host.MemoryCounter) *Result {
 // accord, or else the first that did not end with 0; and whether the user has
 // asked them to end.
 func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Signal, stop bool) (first *end, byUser bool) {
+	changes := make(chan os.Signal, 1) // of processes that end or stop
+	signal.Notify(changes, syscall.SIGCHLD)
+	defer signal.Stop(changes)
 	var deadline <-chan time.Time
 	asked := false // whether the ranks were asked to end
 	overdue := false
+	// Signals of which the end of a rank is wanted: those of a terminal, which
+	// a single rank gets from that itself, and what has been passed on.
+	wanted := []syscall.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP}
 	all := func(s syscall.Signal) {
 		for _, p := range processes {
 			if !p.ended {
@@ -255,6 +261,11 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 		all(s)
 		if deadline == nil {
 			deadline = time.After(j.Grace)
+		}
+	}
+	alone := func(do func(*process)) { // a rank that may have the terminal
+		if len(processes) == 1 && len(j.Ranks) == 1 && !processes[0].ended {
+			do(processes[0])
 		}
 	}
 	if stop {
@@ -271,13 +282,20 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 			j.Say("plimsoll run was killed, and its ranks with it")
 			all(syscall.SIGKILL)
 		case s := <-signals:
+			if s == syscall.SIGCONT {
+				alone(j.resume)
+				break
+			}
 			j.Say("%v: passed on to %d ranks", s, running)
+			wanted = append(wanted, s.(syscall.Signal))
 			if s == syscall.SIGINT || s == syscall.SIGTERM {
 				byUser = true
 				ask(s.(syscall.Signal))
 			} else {
 				all(s.(syscall.Signal))
 			}
+		case <-changes:
+			alone(j.suspend)
 		case e := <-ends:
 			e.process.ended, e.overdue = true, overdue
 			running--
@@ -293,6 +311,7 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 			}
 			if first == nil {
 				first = &e
+				byUser = byUser || slices.Contains(wanted, e.signal)
 				ask(syscall.SIGTERM)
 			}
 		case <-deadline:
@@ -318,21 +337,26 @@ func (j *Job) start(s *starter, rank Rank) (*process, error) {
 	command.Env = rank.Environment
 	// The kernel ends the rank when this process dies, whatever of.
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	// What a rank leaves behind may hold its output open, but not for ever.
-	command.WaitDelay = time.Second
 	p := &process{rank: rank, command: command}
 	if len(j.Ranks) == 1 {
 		command.Stdin, command.Stdout, command.Stderr = j.Stdin, j.Stdout, j.Stderr
-		if _, err := unix.IoctlGetTermios(int(j.Stdin.Fd()), unix.TCGETS); err == nil {
+		if j.mayHaveTerminal() {
 			command.SysProcAttr.Foreground, command.SysProcAttr.Ctty = true, int(j.Stdin.Fd())
 		}
 	} else {
-		label := func(out io.Writer) *labelled {
-			l := &labelled{lock: &outputLock, out: out, label: fmt.Sprintf("[rank %d] ", rank.Number)}
+		for _, output := range []struct {
+			stream *io.Writer
+			out    io.Writer
+		}{{&command.Stdout, j.Stdout}, {&command.Stderr, j.Stderr}} {
+			l := &labelled{lock: &outputLock, out: output.out, label: fmt.Sprintf("[rank %d] ", rank.Number), say: j.Say}
+			writer, err := l.pipe()
+			if err != nil {
+				return nil, err
+			}
+			defer writer.Close() // the rank has its own
+			*output.stream = writer
 			p.outputs = append(p.outputs, l)
-			return l
 		}
-		command.Stdout, command.Stderr = label(j.Stdout), label(j.Stderr)
 	}
 	return p, s.start(command, rank, j.scores.Ranks, j.Say)
 }
@@ -343,7 +367,10 @@ var outputLock sync.Mutex
 func (p *process) wait() end {
 	err := p.command.Wait()
 	for _, out := range p.outputs {
-		out.flush()
+		out.expire()
+	}
+	for _, out := range p.outputs {
+		<-out.copied
 	}
 	e := end{process: p}
 	switch status := p.command.ProcessState.Sys().(syscall.WaitStatus); {
@@ -352,22 +379,8 @@ func (p *process) wait() end {
 	case status.Exited():
 		e.code = status.ExitStatus()
 	}
-	_ = err // says the same, or that output was cut off after WaitDelay
+	_ = err // says the same
 	return e
-}
-
-// returnTerminal makes this process's group the one that the terminal talks to,
-// after a rank has been.
-func (p *process) returnTerminal() {
-	if p.command.SysProcAttr.Foreground {
-		setTerminal(p.command.SysProcAttr.Ctty, unix.Getpgrp())
-	}
-}
-
-func setTerminal(terminal, group int) {
-	signal.Ignore(syscall.SIGTTOU) // or the kernel stops this process for asking
-	_ = unix.IoctlSetPointerInt(terminal, unix.TIOCSPGRP, group)
-	signal.Reset(syscall.SIGTTOU)
 }
 
 // starter is a thread that starts processes with its own binding. Their death

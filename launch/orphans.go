@@ -70,11 +70,21 @@ func processes(field, number int) []int {
 		if err != nil {
 			continue
 		}
-		if stat, err := os.ReadFile("/proc/" + entry.Name() + "/stat"); err == nil && statField(string(stat), field) == number {
+		if statOf(pid, field) == number {
 			found = append(found, pid)
 		}
 	}
 	return found
+}
+
+// statOf is a number in the status of a process; -1 where there is no such
+// process.
+func statOf(pid, field int) int {
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return -1
+	}
+	return statField(string(stat), field)
 }
 
 // statField is a number in /proc/PID/stat behind the second field, a name in

@@ -2,8 +2,15 @@ package launch
 
 import (
 	"bytes"
+	"errors"
 	"io"
+	"os"
+	"strings"
 	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // longestLine is where a line is cut that does not end.
@@ -16,6 +23,44 @@ type labelled struct {
 	out   io.Writer
 	label string
 	rest  []byte // of a line that has not ended
+
+	say    func(format string, values ...any)
+	reader *os.File
+	copied chan struct{} // closed when all has been written
+}
+
+// pipe makes the pipe that a rank writes to, and copies from it.
+func (l *labelled) pipe() (writer *os.File, err error) {
+	if l.reader, writer, err = os.Pipe(); err != nil {
+		return nil, err
+	}
+	l.copied = make(chan struct{})
+	go func() {
+		defer close(l.copied)
+		defer l.reader.Close()
+		_, err := io.Copy(l, l.reader)
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			l.drain()
+		case err != nil && !errors.Is(err, syscall.EPIPE): // which the rank learns as it is
+			l.say("the output of %s cannot be written, and is closed: %v", strings.Trim(l.label, "[] "), err)
+		}
+		l.flush()
+	}()
+	return writer, nil
+}
+
+// expire is called when the rank has ended. What it leaves behind may hold its
+// output open, but not for ever.
+func (l *labelled) expire() { _ = l.reader.SetReadDeadline(time.Now().Add(time.Second)) } // fails if all was read
+
+// drain writes what is in the pipe by now: the rank may have written it while
+// whoever reads our output did not.
+func (l *labelled) drain() {
+	held, err := unix.IoctlGetInt(int(l.reader.Fd()), unix.TIOCINQ)
+	if err == nil && l.reader.SetReadDeadline(time.Time{}) == nil {
+		_, _ = io.CopyN(l, l.reader, int64(held))
+	}
 }
 
 // Write ends lines where a terminal would begin to write over them: progress

@@ -52,11 +52,9 @@ func PeerMasks(p *Placement, environment Environment) []cpuset.CPUSet {
 // how far above it is.
 func launcherOf(pid int, local string) (launcher, steps int) {
 	for pid > 1 {
-		stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-		if err != nil {
+		if pid = statOf(pid, parentField); pid < 0 {
 			return 0, 0
 		}
-		pid = statField(string(stat), parentField)
 		steps++
 		if variableOf(pid, local) == "" {
 			break

@@ -98,6 +98,9 @@ func NewPlan(h *host.Host, r Request, environment []string) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	if slices.ContainsFunc(p.Bound, func(r binding.Rank) bool { return r.TrainerCPUs.IsEmpty() }) {
+		return nil, &fault.Input{What: fmt.Sprintf("--trainer-cores %v leaves no CPU to the program", r.Binding.TrainerCores), Mend: "give the trainer a core or more, or leave --trainer-cores out"}
+	}
 	port := ""
 	if inner == "" {
 		if port, err = p.masterPort(lookup); err != nil {
@@ -160,7 +163,7 @@ func (p *Plan) takePlace(h *host.Host, request binding.Request) error {
 		p.Notes = append(p.Notes, fmt.Sprintf("%s has bound this rank to CPUs %s", place.Launcher, h.CPUs))
 		ranks, own = 1, 0
 	}
-	if ranks == 1 && place.LocalWorldSize > 1 && len(request.GPUs) > 1 {
+	if ranks == 1 && len(request.GPUs) == place.LocalWorldSize && len(request.GPUs) > 1 {
 		request.GPUs = request.GPUs[place.LocalRank:][:1]
 	}
 	if err := p.divide(h, request, ranks); err != nil {
@@ -213,7 +216,7 @@ func (p *Plan) masterPort(lookup Environment) (string, error) {
 		given = "0" // any
 	}
 	number, err := strconv.ParseUint(given, 10, 16)
-	if err != nil {
+	if err != nil || set && number == 0 { // the ranks would not know which
 		return "", &fault.Input{What: fmt.Sprintf("the environment variable MASTER_PORT is %q: expected a port", given)}
 	}
 	listener, err := net.Listen("tcp", fmt.Sprintf(":%d", number))

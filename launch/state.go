@@ -9,11 +9,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/utils/cpuset"
 
 	"plimsoll/binding"
@@ -43,35 +45,59 @@ func socketDirectory(ranks []Rank) string {
 	if slices.ContainsFunc(ranks, func(r Rank) bool { return slices.ContainsFunc(r.Environment, told) }) {
 		return ""
 	}
-	// The name of a socket has at most 107 bytes.
-	const longest = 60
-	parent := os.Getenv("XDG_RUNTIME_DIR")
-	if info, err := os.Stat(parent); err != nil || !info.IsDir() || len(parent) > longest {
-		parent = os.TempDir()
-	}
-	if len(parent) > longest {
-		parent = "/tmp"
-	}
+	parent := socketParent()
 	removeDeadDirectories(parent)
 	return filepath.Join(parent, fmt.Sprintf("plimsoll-%d-%d", os.Getpid(), rand.Uint32()))
 }
 
+// socketParent is where directories of sockets are: the first of those for such
+// things where one can be made, and be found from any working directory.
+func socketParent() string {
+	const last, longest = "/tmp", 60 // the name of a socket has at most 107 bytes
+	for _, parent := range []string{os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR")} {
+		info, err := os.Stat(parent)
+		if err == nil && info.IsDir() && filepath.IsAbs(parent) && len(parent) <= longest && unix.Access(parent, unix.W_OK|unix.X_OK) == nil {
+			return parent
+		}
+	}
+	return last
+}
+
 // removeDeadDirectories removes those of jobs of which guard and keeper were
-// killed together: nobody listens at their sockets.
+// killed together: nobody listens at their sockets. A directory that only looks
+// like one may be anybody's work, so nothing but sockets is removed.
 func removeDeadDirectories(parent string) {
-	sockets, _ := filepath.Glob(filepath.Join(parent, "plimsoll-*-*", "socket"))
-	for _, socket := range sockets {
-		info, err := os.Stat(socket)
-		if err != nil || time.Since(info.ModTime()) < time.Minute { // it may not listen yet
+	directories, _ := filepath.Glob(filepath.Join(parent, "plimsoll-*-*"))
+	for _, directory := range directories {
+		if !jobDirectory.MatchString(filepath.Base(directory)) {
+			continue
+		}
+		socket := filepath.Join(directory, "socket")
+		info, err := os.Lstat(socket)
+		if err != nil || info.Mode().Type() != os.ModeSocket || time.Since(info.ModTime()) < time.Minute { // it may not listen yet
 			continue
 		}
 		c, err := net.Dial("unixpacket", socket)
 		if err == nil {
 			_ = c.Close()
 		} else if errors.Is(err, syscall.ECONNREFUSED) {
-			_ = os.RemoveAll(filepath.Dir(socket)) // another user's stays
+			removeSocketDirectory(directory) // another user's stays
 		}
 	}
+}
+
+var jobDirectory = regexp.MustCompile(`^plimsoll-[0-9]+-[0-9]+$`)
+
+// removeSocketDirectory removes a directory and the sockets in it, or as much of
+// that as there is.
+func removeSocketDirectory(directory string) {
+	entries, _ := os.ReadDir(directory)
+	for _, entry := range entries {
+		if entry.Type() == os.ModeSocket {
+			_ = os.Remove(filepath.Join(directory, entry.Name()))
+		}
+	}
+	_ = os.Remove(directory)
 }
 
 func (j *Job) startState(socket, metrics string, cpus cpuset.CPUSet, newService NewService) (*stateService, error) {
@@ -127,7 +153,7 @@ func (s *stateService) stop(signals <-chan os.Signal, lost <-chan struct{}) {
 	if s == nil {
 		return
 	}
-	defer os.RemoveAll(filepath.Dir(s.keeper.Socket))
+	defer removeSocketDirectory(filepath.Dir(s.keeper.Socket))
 	s.end()
 	for {
 		select {

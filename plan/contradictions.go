@@ -75,7 +75,7 @@ func positions(n *model.Network, parameters []model.Parameter) int64 {
 func (r *resolver) engines() error {
 	j := r.job
 	list := []contradiction{
-		{math.IsNaN(j.Clip) || j.Clip < 0, fmt.Sprintf("--clip is %v, expected 0 or more", j.Clip), "leave it out, or give 0 for no clipping"},
+		{math.IsNaN(j.Clip) || math.IsInf(j.Clip, 0) || j.Clip < 0, fmt.Sprintf("--clip is %v, expected 0 or more", j.Clip), "leave it out, or give 0 for no clipping"},
 		{r.OffloadParameters && j.FSDP == nil, "--fsdp-offload is given without FSDP", "add --fsdp 2"},
 	}
 	lomo := j.Optimizer.Name == "lomo"

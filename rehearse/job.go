@@ -3,6 +3,7 @@ package rehearse
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"strconv"
 
 	"k8s.io/utils/cpuset"
@@ -104,6 +105,9 @@ func (r Request) Resolve() (*Job, error) {
 	return j, err
 }
 
+// maxWorldSize is more than any job has. The plan lists the parts of all ranks.
+const maxWorldSize = 1 << 20
+
 func (r Request) checkNumbers(worldSize int) error {
 	for _, number := range []struct {
 		flag         string
@@ -118,7 +122,10 @@ func (r Request) checkNumbers(worldSize int) error {
 			return &fault.Input{What: fmt.Sprintf("%s is %d: expected at least %d", number.flag, number.value, number.least)}
 		}
 	}
-	if r.Clip != nil && !(*r.Clip >= 0) {
+	if worldSize > maxWorldSize {
+		return &fault.Input{What: fmt.Sprintf("--world-size is %d: expected at most %d", worldSize, maxWorldSize)}
+	}
+	if r.Clip != nil && (!(*r.Clip >= 0) || math.IsInf(*r.Clip, 1)) {
 		return &fault.Input{What: fmt.Sprintf("--clip is %g: expected a norm of 0 or more", *r.Clip), Mend: "--clip 0 turns clipping off"}
 	}
 	return nil

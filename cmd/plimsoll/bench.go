@@ -66,7 +66,7 @@ func runBenchmark(c *cobra.Command, request bench.Request, asJSON bool) error {
 	if err != nil {
 		return err
 	}
-	results, err := plan.Run(c.Context(), newProgress(os.Stderr, c.ErrOrStderr()))
+	results, err := plan.Run(interruptible(c), newProgress(os.Stderr, c.ErrOrStderr()))
 	if err != nil {
 		return err
 	}

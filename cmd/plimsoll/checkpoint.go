@@ -71,7 +71,7 @@ the first damage, and says in which file, at which bytes and in which parameters
 			progress := newProgress(os.Stderr, c.ErrOrStderr())
 			progress.Begin("verifying "+opened.Path(), opened.Bytes())
 			defer progress.End()
-			if err := opened.Verify(c.Context(), progress.Advance); err != nil {
+			if err := opened.Verify(interruptible(c), progress.Advance); err != nil {
 				return err
 			}
 			return report.NewCheckpoint(c.Root().Version, opened).WriteVerified(c.OutOrStdout())
@@ -155,6 +155,7 @@ func (f conversion) apply(c *cobra.Command, to *checkpoint.Conversion) error {
 }
 
 func convert(c *cobra.Command, path, out string, flags conversion, to checkpoint.Conversion) error {
+	interruptible(c)
 	progress := newProgress(os.Stderr, c.ErrOrStderr())
 	opened, err := open(c, path, flags.from == torchFormat, progress)
 	if err != nil {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"os"
@@ -19,7 +18,7 @@ import (
 // takes memory.
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
-		"plimsoll":     func() { os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) },
+		"plimsoll":     main,
 		"touch-memory": touchMemory,
 		"train-little": trainLittle,
 		"leave-state":  leaveState,

@@ -1,11 +1,10 @@
 package main
 
 import (
+	"errors"
 	"fmt"
-	"os"
 	"runtime/debug"
 	"strconv"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -172,12 +171,12 @@ func runPlan(c *cobra.Command, request plan.Request, explain, out string, asJSON
 		return err
 	}
 	if out != "" {
-		var b strings.Builder
-		if err := document.WriteJSON(&b); err != nil {
+		file, err := create("--out", out)
+		if err != nil {
 			return err
 		}
-		if err := os.WriteFile(out, []byte(b.String()), 0o644); err != nil {
-			return &fault.Input{What: "--out", Err: err}
+		if err := errors.Join(document.WriteJSON(file), file.Close()); err != nil {
+			return fmt.Errorf("--out: %w", err)
 		}
 	}
 	switch {

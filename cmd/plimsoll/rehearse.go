@@ -131,7 +131,7 @@ func runRehearsal(c *cobra.Command, request rehearse.Request, asJSON bool) error
 	var measurement *rehearse.Measurement
 	if verdict.Fits && job.Steps > 0 {
 		progress := newProgress(os.Stderr, c.ErrOrStderr())
-		if measurement, err = plan.Run(c.Context(), progress); err != nil {
+		if measurement, err = plan.Run(interruptible(c), progress); err != nil {
 			return err
 		}
 	}

@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"os/signal"
 	"runtime/debug"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -29,18 +32,28 @@ type outcome int
 func (o outcome) Error() string { return fmt.Sprintf("exit code %d", int(o)) }
 
 // run is the whole program.
-func run(ctx context.Context, arguments []string, stdout, stderr io.Writer) int {
+func run(arguments []string, stdout, stderr io.Writer) int {
 	root := rootCommand()
 	root.SetArgs(arguments)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	err := root.ExecuteContext(ctx)
-	code := exitCode(ctx, err)
+	root.SetContext(context.Background())
+	c, err := root.ExecuteC()
+	code := exitCode(c.Context(), err)
 	var said outcome
 	if err != nil && !errors.As(err, &said) {
 		fmt.Fprintf(stderr, "plimsoll: %v\n", err)
 	}
 	return code
+}
+
+// interruptible is the context of a command that has something to put in order
+// when it is interrupted. The signals end all others at once, whatever these are
+// waiting for.
+func interruptible(c *cobra.Command) context.Context {
+	ctx, _ := signal.NotifyContext(c.Context(), os.Interrupt, syscall.SIGTERM) // until the program ends
+	c.SetContext(ctx)
+	return ctx
 }
 
 func exitCode(ctx context.Context, err error) int {

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"time"
 
@@ -89,6 +90,16 @@ them dies; with --restarts they are started again and find it.`,
 			for _, note := range bound.Notes {
 				job.Say("%s", note)
 			}
+			if err := checkMetrics(job.Metrics); err != nil {
+				return err
+			}
+			var found io.WriteCloser
+			if reportFile != "" {
+				if found, err = create("--report", reportFile); err != nil {
+					return err
+				}
+				defer found.Close()
+			}
 			result, err := job.Guard()
 			var notStarted *launch.NotStarted
 			if errors.As(err, &notStarted) {
@@ -98,15 +109,18 @@ them dies; with --restarts they are started again and find it.`,
 			if err != nil {
 				return err
 			}
-			if reportFile != "" {
-				if err := writeReport(reportFile, document(result)); err != nil {
-					return err
+			if found != nil {
+				if err = errors.Join(document(result).WriteJSON(found), found.Close()); err != nil {
+					err = fmt.Errorf("--report: %w", err)
 				}
 			}
-			if result.ExitCode != 0 {
-				return outcome(result.ExitCode)
+			if result.ExitCode == 0 {
+				return err
 			}
-			return nil
+			if err != nil {
+				job.Say("%v", err)
+			}
+			return outcome(result.ExitCode)
 		},
 	}
 	flags := command.Flags()
@@ -141,12 +155,4 @@ func keepCommand() *cobra.Command {
 			return launch.Keep(os.Stdin, os.Stdout, os.Stderr, sayTo(c), keeperOf)
 		},
 	}
-}
-
-func writeReport(name string, document *report.Run) error {
-	file, err := os.Create(name)
-	if err != nil {
-		return &fault.Input{What: "--report", Err: err}
-	}
-	return errors.Join(document.WriteJSON(file), file.Close())
 }

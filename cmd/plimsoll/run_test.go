@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -189,6 +190,70 @@ func TestSignalsArePassedOn(t *testing.T) {
 	}
 }
 
+// TestEndedByUser: ranks that a signal to the job has ended are not started
+// again, nor is one that the terminal has interrupted.
+func TestEndedByUser(t *testing.T) {
+	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1} {
+		begun := filepath.Join(t.TempDir(), "begun")
+		j := newJob(t, "--nproc", "2", "--restarts", "1", "--", "sh", "-c", ": > "+begun+"$RANK; exec sleep 1000").start(t)
+		j.has(t, 2, begun)
+		if err := j.command.Process.Signal(s); err != nil {
+			t.Fatal(err)
+		}
+		j.ends(t, 128+int(s), "passed on")
+	}
+	newJob(t, "--restarts", "1", "--", "sh", "-c", "kill -INT $$").start(t).ends(t, 130)
+	begun := filepath.Join(t.TempDir(), "begun")
+	newJob(t, "--restarts", "1", "--", "sh", "-c", "[ -e "+begun+" ] && exit 0; : > "+begun+"; kill -TERM $$").start(t).ends(t, 0, "started again")
+}
+
+// TestInterruptedEarly interrupts jobs at many instants of their beginning: none
+// goes on as if nothing had been.
+func TestInterruptedEarly(t *testing.T) {
+	for after := time.Duration(0); after < 120*time.Millisecond; after += 4 * time.Millisecond {
+		s := []syscall.Signal{syscall.SIGINT, syscall.SIGTERM}[after/(4*time.Millisecond)%2]
+		j := newJob(t, "--nproc", "2", "--", "sleep", "1000").start(t)
+		time.Sleep(after)
+		if err := j.command.Process.Signal(s); err != nil {
+			t.Fatal(err)
+		}
+		_ = j.wait(t)
+		j.isGone(t)
+		status := j.command.ProcessState.Sys().(syscall.WaitStatus)
+		if !status.Signaled() && status.ExitStatus() != 128+int(s) || status.Signaled() && status.Signal() != s {
+			t.Errorf("%v after %v: status %v\n%s", s, after, status, &j.stderr)
+		}
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+// TestInterruptedWhileWaiting interrupts what waits for somebody else.
+func TestInterruptedWhileWaiting(t *testing.T) {
+	j := newJob(t, "--", "sleep", "1000") // for another rank, which does not come
+	j.command.Env = append(j.command.Env, "RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2")
+	silent := filepath.Join(t.TempDir(), "socket") // of a service that is stopped
+	listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: silent, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	stat := newJob(t)
+	stat.command.Args = []string{"plimsoll", "stat", "--socket", silent}
+	for _, j := range []*job{j, stat} {
+		j.start(t)
+		time.Sleep(time.Second)
+		if err := j.command.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		_ = j.wait(t)
+		if status := j.command.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() || status.Signal() != syscall.SIGTERM {
+			t.Errorf("%q: status %v, stderr:\n%s", j.command.Args, status, &j.stderr)
+		}
+	}
+}
+
 // childOf is the process of the job whose parent that is.
 func (j *job) childOf(t *testing.T, parent int) int {
 	t.Helper()
@@ -294,6 +359,18 @@ func TestProgramThatCannotBeStarted(t *testing.T) {
 	newJob(t, "--", plain).start(t).ends(t, 126, "rank 0 cannot be started", "permission denied")
 }
 
+// TestBytesOfArguments: names of files and values of variables are bytes, not text.
+func TestBytesOfArguments(t *testing.T) {
+	j := newJob(t, "--nproc", "2", "--", "sh", "-c", `printf '%s,%s,%s\n' "$1" "$2" "$LATIN"`, "sh", "", "\xe4\xff.txt")
+	j.command.Env = append(j.command.Env, "LATIN=\xfc=\n")
+	j.start(t).ends(t, 0)
+	for _, rank := range []string{"0", "1"} {
+		if want := "[rank " + rank + "] ,\xe4\xff.txt,\xfc=\n"; !strings.Contains(j.stdout.String(), want) {
+			t.Errorf("got %q, want %q", &j.stdout, want)
+		}
+	}
+}
+
 func TestBusyPort(t *testing.T) {
 	listener, err := net.Listen("tcp", ":0")
 	if err != nil {
@@ -327,6 +404,45 @@ func TestOutputIsWholeAndLabelled(t *testing.T) {
 	}
 	if len(count) != 4 {
 		t.Errorf("%d different lines, want 4", len(count))
+	}
+}
+
+// TestFullDisk: ranks of which the output cannot be written end as if nobody
+// read it, and why is said.
+func TestFullDisk(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer full.Close()
+	j := newJob(t, "--nproc", "2", "--", "sh", "-c", "while :; do echo line; done")
+	j.command.Stdout = full
+	j.start(t).ends(t, 128+13, "the output of rank ", "no space left on device", "was ended by signal 13")
+}
+
+// TestSlowReader reads the output only after the ranks have ended, with as much
+// of it in pipes as these hold: none of it is lost.
+func TestSlowReader(t *testing.T) {
+	const lines = 630 // less than the pipe of each rank holds, and for both more than that of our output and what is being copied
+	begun := filepath.Join(t.TempDir(), "begun")
+	j := newJob(t, "--nproc", "2", "--", "sh", "-c", fmt.Sprintf(`for i in $(seq %d); do printf '%%099d\n' $i; done; : > %s$RANK`, lines, begun))
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	j.command.Stdout = writer
+	j.start(t)
+	writer.Close()
+	j.has(t, 2, begun)
+	time.Sleep(2 * time.Second)
+	text, err := io.ReadAll(reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	j.ends(t, 0)
+	if got := bytes.Count(text, []byte("\n")); got != 2*lines {
+		t.Errorf("%d lines of %d", got, 2*lines)
 	}
 }
 

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
-	"os/signal"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -37,8 +37,7 @@ socket (ListenSequentialPacket=) and keeps its memory (FileDescriptorStoreMax=).
   plimsoll serve --socket ~/.plimsoll/socket --metrics 127.0.0.1:9464`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGTERM, syscall.SIGINT)
-			defer stop()
+			ctx := interruptible(c)
 			given, err := service.Inherit()
 			if err != nil {
 				return err
@@ -57,6 +56,9 @@ socket (ListenSequentialPacket=) and keeps its memory (FileDescriptorStoreMax=).
 					cancel()
 				}()
 			}
+			if err := checkMetrics(metrics); err != nil {
+				return err
+			}
 			launch.SpareService()
 			keeper, err := keeperOf(socket, metrics, sayTo(c))
 			if err != nil {
@@ -74,6 +76,18 @@ socket (ListenSequentialPacket=) and keeps its memory (FileDescriptorStoreMax=).
 	flags.StringVar(&metrics, "metrics", "", "`address`, such as 127.0.0.1:9464, to answer Prometheus at: http://ADDRESS/metrics")
 	flags.BoolVar(&untilStdinCloses, "until-stdin-closes", false, "end when stdin is closed, as it is when the process at its other end dies")
 	return command
+}
+
+// checkMetrics refuses an address that a service could not answer Prometheus at.
+func checkMetrics(address string) error {
+	if address == "" {
+		return nil
+	}
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return &fault.Input{What: "--metrics", Err: err, Mend: "give the address of this host and a port that is free, such as 127.0.0.1:9464"}
+	}
+	return listener.Close()
 }
 
 // keeperOf keeps the service that this program is when it is started by it.
@@ -118,8 +132,8 @@ func serve(ctx context.Context, c *cobra.Command, given *service.Inherited, metr
 		switch {
 		case err == nil:
 			defer stop()
-		case hasState: // which would be lost for want of an address
-			sayTo(c)("--metrics: %v; Prometheus is not answered", err)
+		case hasState || errors.Is(err, syscall.EADDRINUSE): // by now: state is worth more than to be watched
+			sayTo(c)("--metrics: %v: the optimizer service goes on without", err)
 		default:
 			return &fault.Input{What: "--metrics", Err: err}
 		}

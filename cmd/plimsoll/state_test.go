@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -190,6 +191,60 @@ func (j *job) named(t *testing.T, words string) int {
 // started again and goes on; and the trainer, which is started again and finds
 // its state. It ends with the bits of a training that was left alone, and
 // nothing is left over.
+// TestBusyMetrics has others listen at the address for Prometheus: before
+// anything is started that is refused, and later the service goes on without.
+func TestBusyMetrics(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := listener.Addr().String()
+	begun, socket := filepath.Join(t.TempDir(), "begun"), filepath.Join(t.TempDir(), "socket")
+	newJob(t, "--metrics", address, "--", "touch", begun).start(t).ends(t, 2, "--metrics: listen tcp "+address, "hint")
+	serve := func() *job {
+		j := newJob(t)
+		j.command.Args = []string{j.command.Path, "serve", "--socket", socket, "--metrics", address}
+		return j.start(t)
+	}
+	if err := os.Chmod(filepath.Dir(socket), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	serve().ends(t, 2, "--metrics: listen tcp "+address, "hint")
+	if _, err := os.Stat(begun); err == nil {
+		t.Error("a rank was started")
+	}
+
+	listener.Close()
+	j := serve()
+	if !await(func() bool {
+		c, err := net.Dial("tcp", address)
+		if err == nil {
+			c.Close()
+		}
+		return err == nil
+	}) {
+		t.Fatal("the service does not listen")
+	}
+	keeper := j.command.Process
+	_ = keeper.Signal(syscall.SIGSTOP) // until the address is taken
+	_ = syscall.Kill(j.childOf(t, keeper.Pid), syscall.SIGKILL)
+	if !await(func() bool { listener, err = net.Listen("tcp", address); return err == nil }) {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	_ = keeper.Signal(syscall.SIGCONT)
+	client, err := service.Dial(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Hangup()
+	if overview, err := client.Overview(); err != nil || overview.Restarts != 1 {
+		t.Errorf("%+v, %v", overview, err)
+	}
+	_ = keeper.Signal(syscall.SIGTERM)
+	j.ends(t, 0, "goes on without")
+}
+
 func TestAnyProcessIsKilled(t *testing.T) {
 	kills := 120
 	if testing.Short() {

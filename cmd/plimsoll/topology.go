@@ -1,8 +1,8 @@
 package main
 
 import (
+	"errors"
 	"fmt"
-	"os"
 
 	"github.com/spf13/cobra"
 
@@ -68,8 +68,13 @@ func recordTopology(c *cobra.Command, fsroot, file string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(file, data, 0o644); err != nil {
+	out, err := create("--record", file)
+	if err != nil {
 		return err
+	}
+	_, err = out.Write(data)
+	if err := errors.Join(err, out.Close()); err != nil {
+		return fmt.Errorf("--record: %w", err)
 	}
 	fmt.Fprintf(c.ErrOrStderr(), "plimsoll: %s describes this machine in %d bytes; read it before you give it away\n", file, len(data))
 	return nil

@@ -1,0 +1,124 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// terminal is a shell with job control on a terminal of its own.
+type terminal struct {
+	*job
+	typed io.Writer
+	lock  sync.Mutex
+	shown bytes.Buffer
+}
+
+// newTerminal starts the shell, for which $plimsoll is the program.
+func newTerminal(t *testing.T) *terminal {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		t.Skipf("no terminal: %v", err)
+	}
+	t.Cleanup(func() { master.Close() })
+	number, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	slave, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer slave.Close()
+	s := &terminal{job: newJob(t), typed: master}
+	shell := exec.Command("sh", "-m")
+	shell.Env = append(s.command.Env, "plimsoll="+s.command.Path)
+	shell.Stdin, shell.Stdout, shell.Stderr = slave, slave, slave
+	shell.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	s.command = shell
+	s.start(t)
+	go func() {
+		for part := make([]byte, 1000); ; {
+			n, err := master.Read(part)
+			s.lock.Lock()
+			s.shown.Write(part[:n])
+			s.lock.Unlock()
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return s
+}
+
+func (s *terminal) text() string {
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	return s.shown.String()
+}
+
+// types has the user type something and wait for the terminal to show a text
+// once more. What is typed is shown, too, so the text must not be part of it.
+func (s *terminal) types(t *testing.T, keys, shows string) {
+	t.Helper()
+	before := strings.Count(s.text(), shows)
+	if _, err := io.WriteString(s.typed, keys); err != nil {
+		t.Fatal(err)
+	}
+	if !await(func() bool { return strings.Count(s.text(), shows) > before }) {
+		t.Fatalf("%q is not shown after %q was typed:\n%s", shows, keys, s.text())
+	}
+}
+
+const controlZ, controlC, controlD = "\x1a", "\x03", "\x04"
+
+// TestTerminal: a single rank has the terminal exactly while a program would
+// have it that the shell itself had started.
+func TestTerminal(t *testing.T) {
+	const answers = "echo answer=$((40+2))\n"
+	t.Run("stopped and continued", func(t *testing.T) {
+		s := newTerminal(t)
+		s.types(t, "$plimsoll run -- sh -c 'echo begin=$((3+4)); cat'\n", "begin=7")
+		s.types(t, controlZ, "Stopped")
+		s.types(t, answers, "answer=42")
+		s.types(t, "fg\n", "run --")
+		s.types(t, "to the rank\n", "\nto the rank\r\nto the rank")
+		s.types(t, controlD+answers, "answer=42")
+	})
+	t.Run("in the background", func(t *testing.T) {
+		s := newTerminal(t)
+		s.types(t, "$plimsoll run -- sh -c 'echo begin=$((3+4)); sleep 0.2; echo end=$((3+4))' &\n", "end=7")
+		s.types(t, "wait; "+answers, "answer=42")
+		s.types(t, answers, "answer=42")
+	})
+	t.Run("continued in the background", func(t *testing.T) {
+		s := newTerminal(t)
+		s.types(t, "$plimsoll run -- sh -c 'echo begin=$((3+4)); sleep 1000'\n", "begin=7")
+		s.types(t, controlZ, "Stopped")
+		s.types(t, "bg; "+answers, "answer=42")
+		s.types(t, "kill %1; wait; "+answers, "answer=42")
+	})
+	t.Run("of another session", func(t *testing.T) {
+		s := newTerminal(t)
+		s.types(t, "setsid -w $plimsoll run -- sh -c 'echo begin=$((3+4))'\n", "begin=7")
+	})
+	t.Run("without a shell that could continue it", func(t *testing.T) {
+		s := newTerminal(t)
+		s.types(t, "exec $plimsoll run -- sh -c 'echo begin=$((3+4)); cat'\n", "begin=7")
+		s.types(t, controlZ, "^Z")
+		s.types(t, "to the rank\n", "\nto the rank")
+		s.types(t, controlC, "ended by signal 2")
+	})
+}

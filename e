@@ -1,0 +1,1 @@
+plimsoll: terminated: passed on to 2 ranks

@@ -1,0 +1,108 @@
+package launch
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestSocketParent: a directory of the environment is used if a rank can connect
+// to a socket in it from anywhere.
+func TestSocketParent(t *testing.T) {
+	parent := t.TempDir()
+	t.Chdir(parent)
+	file, long := filepath.Join(parent, "file"), filepath.Join(parent, strings.Repeat("x", 60))
+	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Mkdir(long, 0o700), os.Mkdir("relative", 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	good, err := os.MkdirTemp("/tmp", "good")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(good)
+	for _, c := range []struct{ runtime, temporary, want string }{
+		{good, "", good}, {"", good, good}, {good, "/tmp", good}, {"", "", "/tmp"},
+		{"relative", good, good}, {file, good, good}, {long, good, good}, {"/no/such/directory", good, good},
+		{"", "relative", "/tmp"}, {"", file, "/tmp"}, {"", long, "/tmp"}, {"", "/no/such/directory", "/tmp"},
+	} {
+		t.Setenv("XDG_RUNTIME_DIR", c.runtime)
+		t.Setenv("TMPDIR", c.temporary)
+		if got := socketParent(); got != c.want {
+			t.Errorf("XDG_RUNTIME_DIR=%s TMPDIR=%s: %s, want %s", c.runtime, c.temporary, got, c.want)
+		}
+	}
+}
+
+// TestDeadDirectories: a job removes the directories of dead ones, and nothing
+// that is called alike.
+func TestDeadDirectories(t *testing.T) {
+	parent := t.TempDir()
+	listen := func(directory, name string) *net.UnixListener {
+		if err := os.MkdirAll(filepath.Join(parent, directory), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(parent, directory, name), Net: "unixpacket"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		listener.SetUnlinkOnClose(false)
+		return listener
+	}
+	dead := func(directory string) {
+		for _, name := range []string{"socket", "socket.notify"} {
+			if err := listen(directory, name).Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	write := func(name string) {
+		name = filepath.Join(parent, name)
+		if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dead("plimsoll-1-1")
+	defer listen("plimsoll-1-2", "socket").Close()
+	dead("plimsoll-my-service")
+	write("plimsoll-my-work/socket/socket.go")
+	write("plimsoll-2-1/socket/socket.go")
+	write("plimsoll-2-2/socket")
+	dead("plimsoll-2-3")
+	write("plimsoll-2-3/notes")
+	sockets, err := filepath.Glob(filepath.Join(parent, "*", "socket"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, socket := range sockets {
+		if err := os.Chtimes(socket, time.Time{}, time.Now().Add(-time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	removeDeadDirectories(parent)
+
+	var left []string
+	entries, err := os.ReadDir(parent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range entries {
+		left = append(left, entry.Name())
+	}
+	if want := []string{"plimsoll-1-2", "plimsoll-2-1", "plimsoll-2-2", "plimsoll-2-3", "plimsoll-my-service", "plimsoll-my-work"}; !slices.Equal(left, want) {
+		t.Errorf("left are %q, want %q", left, want)
+	}
+	for _, name := range []string{"plimsoll-my-work/socket/socket.go", "plimsoll-2-1/socket/socket.go", "plimsoll-2-2/socket", "plimsoll-2-3/notes"} {
+		if _, err := os.Stat(filepath.Join(parent, name)); err != nil {
+			t.Error(err)
+		}
+	}
+}
