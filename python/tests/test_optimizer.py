@@ -363,6 +363,27 @@ def test_missing_gradients():
     torch.testing.assert_close(optimizer.state_dict()["state"][2]["exp_avg"], moment * 0.9)
 
 
+def test_a_gradient_that_was_discarded_counts_as_zero():
+    """Also where more backward passes were expected than there were when it was discarded."""
+    model = torch.nn.ModuleDict({"used": torch.nn.Linear(4, 4), "unused": torch.nn.Linear(4, 4)})
+    optimizer = plimsoll.torch.SGD(model.parameters(), lr=1.0, missing_gradients="zero")
+    optimizer.open()
+
+    def accumulate(*names):
+        sum(model[n](torch.ones(2, 4)).sum() for n in names).backward()
+
+    accumulate("used", "unused"), accumulate("used", "unused")
+    optimizer.step(), optimizer.zero_grad()
+    accumulate("used")
+    optimizer.step(), optimizer.zero_grad()
+    accumulate("used", "unused")
+    optimizer.zero_grad()
+    before = model["unused"].weight.detach().clone()
+    accumulate("used")
+    optimizer.step()
+    assert torch.equal(model["unused"].weight, before)
+
+
 def test_frozen_and_empty_parameters_stay():
     model = network()
     model[0].weight.requires_grad_(False)

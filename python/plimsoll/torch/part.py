@@ -122,6 +122,7 @@ class Part:
         if slot.shown is None:
             slot.shown = slot.gradient.view(parameter.shape)
         slot.shown.copy_(_dense(parameter, slot.piece))
+        slot.zero = False
         parameter.grad = slot.shown
 
     def bring(self, slot: Slot) -> None:
