@@ -107,6 +107,30 @@ def test_changed_gradients_are_copied_again(copies):
     assert_same(ours, theirs)
 
 
+def test_another_gradient_at_the_same_address_is_copied(copies, monkeypatch):
+    """As that which a program makes of the gradients of several losses, when the last one's memory is free again."""
+    monkeypatch.setattr(optimizer_module, "transfer_for", lambda device: HostTransfer())  # which holds no gradient
+    ours, theirs = network(), network()
+    optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2)
+    reference = torch.optim.AdamW(theirs.parameters(), lr=1e-2)
+    optimizer.open()
+    reused = 0
+    for i in range(6):
+        for model in (ours, theirs):
+            backward(model, i)
+            for p in model.parameters():
+                halved, address = p.grad / 2, p.grad.data_ptr()
+                p.grad = None
+                others = [torch.empty_like(halved) for _ in range(100)]
+                p.grad = next((o for o in others if o.data_ptr() == address), others[0])
+                p.grad.data.copy_(halved)
+                reused += model is ours and p.grad.data_ptr() == address
+        optimizer.step(), reference.step()
+        optimizer.zero_grad(), reference.zero_grad()
+    assert reused
+    assert_same(ours, theirs)
+
+
 def test_discarded_gradients_do_not_come_back(copies):
     ours, theirs = network(), network()
     optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2, max_grad_norm=1.0)

@@ -5,6 +5,7 @@ from typing import Any, Deque, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed
+from torch.utils.weak import TensorWeakRef
 
 from plimsoll import protocol
 from plimsoll.client import Arena, Request, Session
@@ -20,6 +21,21 @@ _REDUCING_BYTES = 64 << 20  # of gradients on their way to their owners
 _increment_version = getattr(torch.autograd.graph, "increment_version", lambda tensor: None)
 
 
+class _Seen:
+    """A gradient at one moment. It is not held, and one that gets its memory when it is gone is another."""
+
+    def __init__(self, gradient: torch.Tensor):
+        self._gradient, self._state = TensorWeakRef(gradient), self._state_of(gradient)
+
+    def is_still(self, gradient: torch.Tensor) -> bool:
+        return self._gradient() is gradient and self._state_of(gradient) == self._state
+
+    @staticmethod
+    def _state_of(gradient: torch.Tensor) -> Tuple[int, int]:
+        values = local(gradient)
+        return values.data_ptr(), values._version
+
+
 class Slot:
     """The place of a piece in this rank's shard, and what became of its gradient since the last step."""
 
@@ -30,7 +46,7 @@ class Slot:
         self.weight = _tensor(parameters, piece)
         self.gradient = _tensor(gradients, piece)
         self.shown: Optional[torch.Tensor] = None  # what the parameter has as its gradient, where that is in the arena
-        self.seen: Optional[Tuple[int, int]] = None  # address and version of the gradient that was brought
+        self.seen: Optional[_Seen] = None  # the gradient that was brought, as it was then
         self.zero = False
         self.fired = 0  # gradients that were accumulated since the last step
         self.expected = 1  # and how many there were before the last one
@@ -127,8 +143,8 @@ class Part:
 
     def bring(self, slot: Slot) -> None:
         """Brings a gradient into the arena, unless it is there as it is now."""
-        gradient = local(_dense(slot.piece.parameter, slot.piece))
-        if (gradient.data_ptr(), gradient._version) == slot.seen:
+        gradient = _dense(slot.piece.parameter, slot.piece)
+        if slot.seen is not None and slot.seen.is_still(gradient):
             return
         slot.zero = False
         token = None
@@ -136,8 +152,8 @@ class Part:
             self._share(slot)
             gradient = slot.shown
         else:
-            token = self.transfer.store(slot.gradient, gradient.reshape(-1)[_within(slot.piece)])
-        slot.seen = (gradient.data_ptr(), gradient._version)
+            token = self.transfer.store(slot.gradient, local(gradient).reshape(-1)[_within(slot.piece)])
+        slot.seen = _Seen(gradient)
         self._arriving(token, slot)
 
     def _arriving(self, token: Any, slot: Slot) -> None:
