@@ -164,6 +164,45 @@ def test_zero_comes_after_a_discarded_gradient(copies):
     assert_same(ours, theirs)
 
 
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("options", [{}, {"state": "fp32"}, {"moments": "bf16"}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_weights_that_the_program_changes_are_taken(request, tmp_path, dtype, options, copied):
+    """Also where the state has them elsewhere, and all bits of those that it has left as they were."""
+    if copied:
+        request.getfixturevalue("copies")
+    ours, wanted = network(dtype), network(dtype)
+    optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-3, **options)
+    train(ours, optimizer, 3)
+    state = optimizer.state_dict()["state"]
+
+    other = copy.deepcopy(ours).requires_grad_(False)
+    other[0].weight[3] = torch.linspace(-1, 1, 16)
+    other[2].bias.fill_(0.125)
+    ours.load_state_dict(other.state_dict())
+    changed = optimizer.state_dict()["state"]
+    for i, (p, q) in enumerate(zip(ours.parameters(), other.parameters())):
+        assert torch.equal(p, q)
+        if dtype is not torch.float32:
+            was, now = state[i]["master_weights"], changed[i]["master_weights"]
+            kept = torch.ones_like(was, dtype=torch.bool)
+            if i in (0, 3):
+                kept[3 if i == 0 else slice(None)] = False
+            assert torch.equal(now[kept], was[kept]) and torch.equal(now.to(dtype), q)
+
+    # A step goes on from there, and a checkpoint has them.
+    wanted.load_state_dict(other.state_dict())
+    successor = plimsoll.torch.AdamW(wanted.parameters(), lr=1e-3, **options)
+    successor.load_state_dict({**optimizer.state_dict(), "state": changed})
+    assert train(ours, optimizer, 3, 3) == train(wanted, successor, 3, 3)
+    assert_same(ours, wanted, 0, 0)
+    ours.load_state_dict(other.state_dict())
+    optimizer.save(tmp_path)
+    optimizer.saved()
+    optimizer.load(tmp_path)
+    assert_same(ours, other, 0, 0)
+
+
 def test_state_is_attached_to(copies, service):
     model = network()
     train(model, plimsoll.torch.AdamW(model.parameters(), socket=service.socket), 3)

@@ -18,7 +18,7 @@ from plimsoll.service import Service
 from plimsoll.torch import layout
 from plimsoll.torch.layout import Mesh
 from plimsoll.torch.part import Part
-from plimsoll.torch.state_dict import read_entries, write_entries
+from plimsoll.torch.state_dict import read_entries, take_weights, write_entries
 from plimsoll.torch.transfer import transfer_for
 
 _Result = TypeVar("_Result")
@@ -223,7 +223,7 @@ class Optimizer(torch.optim.Optimizer):
             self._catch_up(last, found)
         for part in self._parts:
             if not whole:
-                part.initialize(in_arena=part.name == "fp32" or (part.name == "bf16" and self._state == "split"))
+                part.initialize()
             part.adopt()
         self._resumed_step = self._counted = last
 
@@ -362,6 +362,7 @@ class Optimizer(torch.optim.Optimizer):
     def _prepare(self) -> Dict[Part, Any]:
         """Brings all gradients to the shards. What each of these is to be sent with the step."""
         self._check_steps()
+        take_weights(self._parts)
         for part in self._parts:
             part.collect(self._reduces)
         parts = [p for p in self._parts if p.session]
@@ -555,6 +556,7 @@ class Optimizer(torch.optim.Optimizer):
                 f"sharding is {self._sharding!r}, and no rank has the whole state: save it with optimizer.save(directory)"
             )
         if self._step_number():
+            take_weights(self._parts)
             self.state.update(read_entries(self._parts, self._moments, self._counts_steps))
         try:
             return super().state_dict()
@@ -605,6 +607,7 @@ class Optimizer(torch.optim.Optimizer):
         self._saving, self._saves_in_vain = None, True
 
         def begin() -> List[int]:
+            take_weights(self._parts)
             os.makedirs(directory, exist_ok=True)
             return [session.save(os.fspath(directory), training, mesh.replica, mesh.replicas) for session in sessions]
 

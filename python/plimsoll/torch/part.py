@@ -50,6 +50,10 @@ class Slot:
         self.zero = False
         self.fired = 0  # gradients that were accumulated since the last step
         self.expected = 1  # and how many there were before the last one
+        self.left: Optional[int] = None  # version of the parameter that was brought into the model, once it is there
+
+    def version(self) -> int:
+        return local(self.piece.parameter.detach())._version
 
 
 def _tensor(arena: Arena, piece: Piece) -> torch.Tensor:
@@ -79,6 +83,7 @@ class Part:
         self._reducing: Deque[Tuple[Any, torch.Tensor, Piece, bool]] = collections.deque()
         self._reducing_bytes = 0
         self.announces = False  # whether gradients are said to be ready
+        self.in_arena = False  # whether the weights of the state are in the arena of parameters, not beside it
 
     # The session
 
@@ -86,6 +91,7 @@ class Part:
         """Opens the session of this rank's shard, if it has one."""
         if not self.own:
             return
+        self.in_arena = document["parameter"] == "fp32" or document["state"] == "split"
         self.session = Session(path, document)
         if self.session.attached and not self.session.initialized:
             # Somebody has died before it was whole.
@@ -95,13 +101,13 @@ class Part:
         self.transfer.register(self.session.gradients)
         self.slots = {p.parameter: Slot(p, self.session.parameters, self.session.gradients) for p in self.own}
 
-    def initialize(self, in_arena: bool) -> None:
-        """Writes the model's parameters into a new state: into the arena where that holds all of them."""
+    def initialize(self) -> None:
+        """Writes the model's parameters into a new state."""
         if self.session is None:
             return
         for slot in self.slots.values():
             values = _flat(slot.piece)
-            if in_arena:
+            if self.in_arena:
                 slot.weight.copy_(values)
             else:
                 self.session.write(protocol.MASTER_WEIGHTS, slot.piece.offset, values.float().cpu().numpy())
@@ -109,12 +115,10 @@ class Part:
 
     def adopt(self) -> None:
         """Makes the model's parameters those of the state."""
-        if not self.shared:
-            self.pull(after_step=False)
-            return
-        for parameter, slot in self.slots.items():
-            parameter.data = slot.weight.view(parameter.shape)
-            _increment_version(parameter)
+        if self.shared:
+            for parameter, slot in self.slots.items():
+                parameter.data = slot.weight.view(parameter.shape)
+        self.pull(after_step=False)
 
     # Gradients
 
@@ -270,10 +274,23 @@ class Part:
 
         With ``after_step`` a block comes when the step that has begun is through with it.
         """
+        for slot in self.slots.values():
+            slot.left = None
         if self.shared:
             for parameter in self.slots:
                 _increment_version(parameter)
-            return
+        else:
+            self._copy_parameters(after_step)
+        for slot in self.slots.values():
+            slot.left = slot.version()
+
+    def changed(self) -> List[Slot]:
+        """Those whose parameters the program has changed in the model, where the state does not have them from there."""
+        if self.shared and self.in_arena:
+            return []
+        return [slot for slot in self.slots.values() if slot.left not in (None, slot.version())]
+
+    def _copy_parameters(self, after_step: bool) -> None:
         for piece in self.pieces:
             if not local(piece.parameter).is_contiguous():
                 raise ValueError(

@@ -6,15 +6,11 @@ import numpy as np
 import torch
 
 from plimsoll import protocol
-from plimsoll.torch.layout import DTensor, is_sharded, local
+from plimsoll.torch.layout import DTYPES, DTensor, is_sharded, local
 from plimsoll.torch.part import Part, Slot
 
 _STREAMS = (protocol.FIRST_MOMENT, protocol.SECOND_MOMENT)
 _MASTER = "master_weights"
-
-# How far a 16-bit number may be from the number that it was rounded from, in
-# parts of it.
-_ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 
 
 def read_entries(parts: Sequence[Part], moments: Sequence[str], counts_steps: bool) -> Dict[torch.Tensor, Dict[str, Any]]:
@@ -62,10 +58,22 @@ def write_entries(
             # The second before the first: with int8 moments it is the first's unit.
             for name, stream in reversed(list(zip(moments, _STREAMS))):
                 part.session.write(stream, slot.piece.offset, _values(entry.get(name), name, slot))
-            weights = _weights(parameter, slot, entry.get(_MASTER), part.name)
+            master = entry.get(_MASTER)
+            exact = master is not None and master.dtype == torch.float32
+            weights = _weights(slot, _values(master, _MASTER, slot) if exact else None, part.name)
             part.session.write(protocol.MASTER_WEIGHTS, slot.piece.offset, weights)
         part.session.set_step(step)
     return step
+
+
+def take_weights(parts: Sequence[Part]) -> None:
+    """Brings weights that the program has changed in the model, as by its load_state_dict, into the state."""
+    for part in parts:
+        for slot in part.changed():
+            piece, version = slot.piece, slot.version()
+            held = part.session.read(protocol.MASTER_WEIGHTS, piece.offset, piece.count)
+            part.session.write(protocol.MASTER_WEIGHTS, piece.offset, _weights(slot, held, part.name))
+            slot.left = version
 
 
 def _step_of(entries: Dict[torch.Tensor, Optional[Dict[str, Any]]], counts_steps: bool) -> int:
@@ -93,18 +101,19 @@ def _values(tensor: Any, name: str, slot: Slot) -> np.ndarray:
     return flat.to("cpu", torch.float32).numpy()
 
 
-def _weights(parameter: torch.Tensor, slot: Slot, master: Any, part: str) -> np.ndarray:
-    """The master weights of a piece: what the model has, and the bits below it where they are of the same numbers.
+def _weights(slot: Slot, masters: Optional[np.ndarray], part: str) -> np.ndarray:
+    """The master weights of a piece: what the model has, and the bits below it where ``masters`` are of the same numbers.
 
     Whoever has loaded other weights into the model since means those.
     """
     piece = slot.piece
-    flat = local(parameter.detach()).reshape(-1)
-    if not is_sharded(parameter):
+    flat = local(piece.parameter.detach()).reshape(-1)
+    if not is_sharded(piece.parameter):
         flat = flat[piece.first : piece.first + piece.count]
     weights = flat.to("cpu", torch.float32).numpy()
-    if master is None or part == "fp32" or master.dtype != torch.float32:
+    if masters is None or part == "fp32":
         return weights
-    saved = _values(master, _MASTER, slot)
-    same = np.abs(saved - weights) <= np.abs(saved) * _ROUNDING[part] + np.float32(2.0**-25)
-    return np.where(same, saved, weights)
+    nearest = torch.from_numpy(masters).to(DTYPES[part]).float().numpy()
+    # Halfway between two numbers, the state may have either.
+    halfway = np.isfinite(nearest) & (np.abs(masters - weights) == np.abs(masters - nearest))
+    return np.where((nearest == weights) | halfway, masters, weights)
