@@ -514,6 +514,52 @@ def test_wrong_state_is_explained():
         optimizer.load_state_dict(state)
 
 
+def test_a_state_that_does_not_fit_changes_nothing():
+    model = network(torch.bfloat16)
+    optimizer = plimsoll.torch.AdamW(model.parameters())
+    train(model, optimizer, 2)
+    before, groups = bits(model, optimizer), copy.deepcopy(optimizer.state_dict()["param_groups"])
+    last = max(optimizer.state_dict()["state"])
+    for change, message in (
+        (
+            lambda entry: entry.update(exp_avg_sq=torch.zeros(99)),
+            r"exp_avg_sq of parameter group0.parameter3 has the shape \(99,\)",
+        ),
+        (lambda entry: entry.update(master_weights=torch.zeros(99)), r"master_weights of .* has the shape \(99,\)"),
+        (
+            lambda entry: entry.pop("exp_avg_sq"),
+            "has step, exp_avg, master_weights, and no exp_avg_sq: it is of another optimizer",
+        ),
+    ):
+        state = copy.deepcopy(optimizer.state_dict())
+        state["param_groups"][0]["lr"] = 7.0
+        for entry in state["state"].values():
+            entry["exp_avg"].fill_(5.0)
+        change(state["state"][last])
+        with pytest.raises(ValueError, match=message):
+            optimizer.load_state_dict(state)
+        assert bits(model, optimizer) == before and optimizer.state_dict()["param_groups"] == groups
+    other = torch.optim.SGD(model.parameters(), momentum=0.9)
+    train(model, other, 1)
+    with pytest.raises(ValueError, match="has momentum_buffer, and no exp_avg or exp_avg_sq or step"):
+        optimizer.load_state_dict(other.state_dict())
+
+
+def test_frozen_parameters_may_be_at_another_step():
+    model = network()
+    reference = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    train(model, reference, 3)
+    model[0].requires_grad_(False)
+    model.zero_grad()
+    train(model, reference, 2)
+    ours = copy.deepcopy(model)
+    optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2)
+    optimizer.load_state_dict(copy.deepcopy(reference.state_dict()))
+    assert optimizer.resumed_step == 5
+    train(ours, optimizer, 3), train(model, reference, 3)
+    assert_same(ours, model)
+
+
 def test_model_outlives_its_optimizer():
     model = network()
     optimizer = plimsoll.torch.AdamW(model.parameters())

@@ -18,7 +18,7 @@ from plimsoll.service import Service
 from plimsoll.torch import layout
 from plimsoll.torch.layout import Mesh
 from plimsoll.torch.part import Part
-from plimsoll.torch.state_dict import read_entries, take_weights, write_entries
+from plimsoll.torch.state_dict import check_entries, read_entries, take_weights, write_entries
 from plimsoll.torch.transfer import transfer_for
 
 _Result = TypeVar("_Result")
@@ -567,21 +567,32 @@ class Optimizer(torch.optim.Optimizer):
         """Takes a state from :meth:`state_dict`, or from the optimizer of torch with this one's name.
 
         Opens the optimizer where there is any state. With ``sharding`` every rank gives the whole. Raises ValueError
-        where shapes, names or steps do not fit.
+        where shapes, names or steps do not fit, and PlimsollError where they do not on another rank: then nothing has
+        changed.
         """
         saved = dict(state_dict)
         entries = saved.get("state", {})
-        super().load_state_dict({**saved, "state": {}})
-        self.state = _Entries(self)
-        if not entries and self._parts is None:
-            return
-        ids = [i for g in saved["param_groups"] for i in g["params"]]
-        parameters = [p for g in self.param_groups for p in g["params"]]
-        self.open()
-        step = write_entries(
-            self._parts, self._moments, self._counts_steps, {p: entries.get(i) for i, p in zip(ids, parameters)}
-        )
-        self._resumed_step = self._counted = step
+        groups = self.param_groups
+        try:
+            super().load_state_dict({**saved, "state": {}})
+            self.state = _Entries(self)
+            if not entries and self._parts is None:
+                return
+            self.open()
+            ids = [i for g in saved["param_groups"] for i in g["params"]]
+            parameters = [p for g in self.param_groups for p in g["params"]]
+            trained = set(self._trained)  # others may be at other steps, since they were frozen
+            given = {p: entries.get(i) for i, p in zip(ids, parameters) if p in trained}
+            steps = self._on_all_ranks(
+                "load_state_dict", lambda: check_entries(self._parts, self._moments, self._counts_steps, given)
+            )
+            if len(set(steps)) > 1:
+                raise PlimsollError(f"load_state_dict: the ranks have states of different steps, {steps}: give all ranks one")
+        except Exception:
+            self.param_groups = groups
+            raise
+        write_entries(self._parts, self._moments, steps[0], given)
+        self._resumed_step = self._counted = steps[0]
         for part in self._parts:
             part.pull(after_step=False)
 

@@ -45,11 +45,34 @@ def _shaped(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def write_entries(
-    parts: Sequence[Part], moments: Sequence[str], counts_steps: bool, entries: Dict[torch.Tensor, Optional[Dict[str, Any]]]
-) -> int:
-    """Writes entries into the state, and zeros where there are none. The step that they are of."""
+_Entries = Dict[torch.Tensor, Optional[Dict[str, Any]]]
+
+
+def check_entries(parts: Sequence[Part], moments: Sequence[str], counts_steps: bool, entries: _Entries) -> int:
+    """The step that entries are of. Raises ValueError for those that :func:`write_entries` cannot write."""
     step = _step_of(entries, counts_steps)
+    for part in parts:
+        for parameter, slot in part.slots.items():
+            entry = entries.get(parameter)
+            if not entry:
+                continue
+            missing = [name for name in (*moments, *["step"] * counts_steps) if name not in entry]
+            if missing:
+                raise ValueError(
+                    f"the state of parameter {slot.piece.name} has {', '.join(map(str, entry))}, and no {' or '.join(missing)}: "
+                    "it is of another optimizer"
+                )
+            for name in (*moments, _MASTER):
+                tensor = entry.get(name)
+                if tensor is not None and tuple(tensor.shape) != slot.piece.shape:
+                    raise ValueError(
+                        f"{name} of parameter {slot.piece.name} has the shape {tuple(tensor.shape)}: expected {slot.piece.shape}"
+                    )
+    return step
+
+
+def write_entries(parts: Sequence[Part], moments: Sequence[str], step: int, entries: _Entries) -> None:
+    """Writes entries into the state, and zeros where there are none."""
     for part in parts:
         if part.session is None:
             continue
@@ -57,13 +80,12 @@ def write_entries(
             entry = entries.get(parameter) or {}
             # The second before the first: with int8 moments it is the first's unit.
             for name, stream in reversed(list(zip(moments, _STREAMS))):
-                part.session.write(stream, slot.piece.offset, _values(entry.get(name), name, slot))
+                part.session.write(stream, slot.piece.offset, _values(entry.get(name), slot))
             master = entry.get(_MASTER)
             exact = master is not None and master.dtype == torch.float32
-            weights = _weights(slot, _values(master, _MASTER, slot) if exact else None, part.name)
+            weights = _weights(slot, _values(master, slot) if exact else None, part.name)
             part.session.write(protocol.MASTER_WEIGHTS, slot.piece.offset, weights)
         part.session.set_step(step)
-    return step
 
 
 def take_weights(parts: Sequence[Part]) -> None:
@@ -76,7 +98,7 @@ def take_weights(parts: Sequence[Part]) -> None:
             slot.left = version
 
 
-def _step_of(entries: Dict[torch.Tensor, Optional[Dict[str, Any]]], counts_steps: bool) -> int:
+def _step_of(entries: _Entries, counts_steps: bool) -> int:
     if not counts_steps:
         # torch's SGD treats its first step alone differently, and that is over
         # where there is a momentum.
@@ -89,12 +111,10 @@ def _step_of(entries: Dict[torch.Tensor, Optional[Dict[str, Any]]], counts_steps
     return steps.pop() if steps else 0
 
 
-def _values(tensor: Any, name: str, slot: Slot) -> np.ndarray:
+def _values(tensor: Any, slot: Slot) -> np.ndarray:
     piece = slot.piece
     if tensor is None:
         return np.zeros(piece.count, np.float32)
-    if tuple(tensor.shape) != piece.shape:
-        raise ValueError(f"{name} of parameter {piece.name} has the shape {tuple(tensor.shape)}: expected {piece.shape}")
     flat = local(tensor.detach()).reshape(-1)
     if not is_sharded(tensor):
         flat = flat[piece.first : piece.first + piece.count]
