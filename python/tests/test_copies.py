@@ -131,13 +131,22 @@ def test_another_gradient_at_the_same_address_is_copied(copies, monkeypatch):
     assert_same(ours, theirs)
 
 
-def test_discarded_gradients_do_not_come_back(copies):
+@pytest.mark.parametrize("sharding", [None, "zero2"])
+def test_discarded_gradients_do_not_come_back(copies, sharding):
     ours, theirs = network(), network()
-    optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2, max_grad_norm=1.0)
+    optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2, max_grad_norm=1.0, sharding=sharding)
     reference = torch.optim.AdamW(theirs.parameters(), lr=1e-2)
     optimizer.open()
     for i in range(4):
-        backward(ours, 100 + i)
+        for j in range(i):
+            backward(ours, 100 + i + j)
+        if i == 2:
+            list(ours.parameters())[0].requires_grad_(False)
+            optimizer.zero_grad()
+            backward(ours, 200)
+            with pytest.raises(RuntimeError, match="1 parameters have no gradient"):
+                optimizer.step()
+            list(ours.parameters())[0].requires_grad_(True)
         optimizer.zero_grad()
         backward(ours, i), backward(theirs, i)
         torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)

@@ -282,6 +282,14 @@ class Optimizer(torch.optim.Optimizer):
 
     # Steps
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As in torch. With ``sharding="zero2"`` it discards the gradients that have gone to their owners."""
+        super().zero_grad(set_to_none)
+        if self._parts is not None and self._reduces:
+            with self._lock:
+                for part in self._parts:
+                    part.forget()
+
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Makes a step, and returns what ``closure`` returned.
