@@ -1,6 +1,7 @@
 """Parameters that are not in shared memory: gradients and parameters are copied, later than asked for."""
 
 import copy
+import random
 
 import pytest
 import torch
@@ -153,6 +154,36 @@ def test_discarded_gradients_do_not_come_back(copies, sharding):
         optimizer.step(), reference.step()
         optimizer.zero_grad(), reference.zero_grad()
     assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("sharding", [None, "zero2"])
+def test_any_order_of_gradients(copies, monkeypatch, sharding, late):
+    """Some are there and some are not, accumulate, are changed, and are discarded."""
+    monkeypatch.setattr(part_module, "_REDUCING_BYTES", 0)
+    if not late:
+        monkeypatch.setattr(optimizer_module, "transfer_for", lambda device: HostTransfer())
+    numbers = random.Random(0)
+    ours = [torch.nn.Parameter(torch.ones(numbers.randint(1, 8))) for _ in range(12)]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+    optimizer = plimsoll.torch.SGD(ours, lr=0.1, sharding=sharding, missing_gradients="zero", max_grad_norm=0.1)
+    optimizer.open()
+    reference = torch.optim.SGD(theirs, lr=0.1)
+    for _ in range(300):
+        order, factor, what = numbers.sample(range(12), numbers.randint(1, 12)), numbers.random(), numbers.random()
+        for parameters in (ours, theirs):
+            sum((parameters[i] * factor).sum() for i in order).backward()
+            if sharding is None and what > 0.8:
+                torch.nn.utils.clip_grad_norm_(parameters, 0.2)
+        if what < 0.3:
+            continue
+        if what > 0.5:
+            norm = torch.nn.utils.clip_grad_norm_(theirs, 0.1)
+            optimizer.step(), reference.step()
+            assert optimizer.last_grad_norm == pytest.approx(norm.item(), rel=1e-5)
+            for p, q in zip(ours, theirs):
+                torch.testing.assert_close(p, q)
+        optimizer.zero_grad(), reference.zero_grad()
 
 
 def test_zero_comes_after_a_discarded_gradient(copies):
