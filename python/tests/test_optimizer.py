@@ -395,6 +395,25 @@ def test_frozen_and_empty_parameters_stay():
     assert torch.equal(model[0].weight, frozen) and not torch.equal(model[2].weight, before)
 
 
+def test_parameters_that_are_trained_later_need_a_new_optimizer():
+    ours = network()
+    optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2)
+    ours[0].requires_grad_(False)
+    train(ours, optimizer, 3)
+    ours[0].requires_grad_(True)
+    backward(ours, 3)
+    with pytest.raises(RuntimeError, match="2 parameters have a gradient and were frozen .* group0.parameter0 among them"):
+        optimizer.step()
+    state = optimizer.state_dict()
+    optimizer.close()
+    ours.zero_grad()
+    optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2)
+    optimizer.load_state_dict(state)
+    before = ours[0].weight.detach().clone()
+    train(ours, optimizer, 3, 3)
+    assert optimizer.resumed_step == 3 and (ours[0].weight != before).any()
+
+
 def test_groups_are_added_before_the_first_step_only():
     model = network()
     optimizer = plimsoll.torch.AdamW(model[0].parameters())

@@ -121,6 +121,7 @@ class Optimizer(torch.optim.Optimizer):
         divided = layout.divide(self.param_groups, names, layout.embeddings_of(self._model), mesh)
         device = self._device()
         self._trained = [p for g in self.param_groups for p in g["params"] if p.requires_grad]
+        self._frozen = [(names[p], p) for g in self.param_groups for p in g["params"] if not p.requires_grad]
         shared = device.type == "cpu" and self._sharding is None and not any(map(layout.is_sharded, self._trained))
         self._reduces = self._sharding == "zero2"
         self._collective = mesh
@@ -330,6 +331,12 @@ class Optimizer(torch.optim.Optimizer):
         """Whether there are gradients. Raises where some are missing that must not."""
         for part in self._parts:
             part.check()
+        thawed = sorted(name for name, p in self._frozen if p.requires_grad and p.grad is not None)
+        if thawed:
+            raise RuntimeError(
+                f"{len(thawed)} parameters have a gradient and were frozen when the optimizer was opened, {thawed[0]} among them: there is no state "
+                "for them. Close it, and make a new one of all that are trained now; state_dict() takes the state of the others along"
+            )
         # All ranks must find the same, whatever shards they have.
         if not any(p.grad is not None for p in self._trained) and not any(part.reduced for part in self._parts):
             return False
