@@ -460,19 +460,18 @@ class Session:
     def close(self, *, give_back: bool = False) -> None:
         """Ends the session. The state stays for who attaches next, unless it is given back."""
         with self._lock:
-            if self._socket is None:
-                return
             try:
-                self.call(Kind.CLOSE, protocol.pack_flags(int(give_back)))
+                if self._socket is not None:
+                    self.call(Kind.CLOSE, protocol.pack_flags(int(give_back)))
             finally:
-                self._disconnect()
-                if self._window is not None:
-                    os.close(self._window)
-                    self._window = None
+                self.abandon()
 
     def abandon(self) -> None:
         """Lets go of the connection without a word, as the end of the process does."""
         self._disconnect()
+        if self._window is not None:
+            os.close(self._window)
+            self._window = None
 
 
 _sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()

@@ -2,6 +2,8 @@
 
 import copy
 import gc
+import os
+import pathlib
 
 import pytest
 import torch
@@ -591,6 +593,26 @@ def test_model_outlives_its_optimizer():
     successor = plimsoll.torch.AdamW(model.parameters())
     train(model, successor, 1)
     assert successor.resumed_step == 0
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_model_holds_nothing_of_optimizers_that_are_gone(closed):
+    def held():
+        gc.collect()
+        files = [os.readlink(f.path) for f in os.scandir("/proc/self/fd") if os.path.islink(f.path)]
+        maps = pathlib.Path("/proc/self/maps").read_text().splitlines()
+        return sum("memfd:" in f for f in files), sum("memfd:" in m for m in maps)
+
+    model, found = network(), []
+    for _ in range(4):
+        optimizer = plimsoll.torch.AdamW(model.parameters())
+        train(model, optimizer, 1)
+        optimizer.state_dict()
+        if closed:
+            optimizer.close()
+        del optimizer
+        found.append((*held(), len(model[0].weight._post_accumulate_grad_hooks)))
+    assert found == found[:1] * 4 and found[0][2] == 0
 
 
 def test_autograd_notices_a_step():

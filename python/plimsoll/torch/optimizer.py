@@ -127,7 +127,8 @@ class Optimizer(torch.optim.Optimizer):
         self._collective = mesh
         self._transfer = transfer_for(device)
         parts = [Part(name, pieces, mesh, self._transfer, shared) for name, pieces in sorted(divided.items()) if pieces]
-        self._close = weakref.finalize(self, _let_go, parts, self._transfer, os.getpid())
+        self._hooks: List[Any] = []
+        self._close = weakref.finalize(self, _let_go, parts, self._hooks, self._transfer, os.getpid())
 
         def open_parts() -> List[Opened]:
             if self._socket is None:
@@ -147,7 +148,8 @@ class Optimizer(torch.optim.Optimizer):
             self._close()
             raise
         # With zero1, gradients are whole when all of them are there.
-        self._hooks = [] if self._sharding == "zero1" else self._hook_all()
+        if self._sharding != "zero1":
+            self._hook_all()
         return result
 
     def _mesh(self, names: Dict[torch.Tensor, str]) -> Mesh:
@@ -245,9 +247,8 @@ class Optimizer(torch.optim.Optimizer):
             if part.session and part.session.step != last:
                 part.session.begun(part.session.begin(min(factors), None, wait=True))
 
-    def _hook_all(self) -> List[Any]:
+    def _hook_all(self) -> None:
         own = weakref.ref(self)
-        handles = []
         for part in self._parts:
             for parameter in {p.parameter for p in part.pieces}:
                 if layout.is_sharded(parameter):
@@ -260,8 +261,7 @@ class Optimizer(torch.optim.Optimizer):
                     with optimizer._lock:
                         (part.reduce if optimizer._reduces else part.accumulated)(parameter)
 
-                handles.append(parameter.register_post_accumulate_grad_hook(hook))
-        return handles
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
 
     @property
     def resumed_step(self) -> int:
@@ -715,8 +715,6 @@ class Optimizer(torch.optim.Optimizer):
         """
         if self._parts is None:
             return
-        for handle in self._hooks:
-            handle.remove()
         for part in self._parts:
             if part.session:
                 part.session.close(give_back=give_back)
@@ -747,9 +745,11 @@ def _raise(failure: Optional[Exception]) -> None:
         raise failure
 
 
-def _let_go(parts: List[Part], transfer: Any, owner: int) -> None:
+def _let_go(parts: List[Part], hooks: List[Any], transfer: Any, owner: int) -> None:
     if os.getpid() != owner:
         return  # a forked child has nothing to let go of
+    for hook in hooks:
+        hook.remove()  # the model would hold the parts, and all that they have mapped
     transfer.release()
     for part in parts:
         if part.session:
