@@ -5,13 +5,14 @@ import random
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import plimsoll.torch
 from plimsoll.torch import optimizer as optimizer_module
 from plimsoll.torch import part as part_module
 from plimsoll.torch.layout import Stretches
 from plimsoll.torch.transfer import HostTransfer
-from test_optimizer import assert_same, backward, network, train
+from test_optimizer import assert_same, backward, data, network, train
 
 
 class LateTransfer(HostTransfer):
@@ -153,6 +154,33 @@ def test_discarded_gradients_do_not_come_back(copies, sharding):
         torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
         optimizer.step(), reference.step()
         optimizer.zero_grad(), reference.zero_grad()
+    assert_same(ours, theirs)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("way", ["shared", "copied", "zero2"])
+def test_gradients_with_a_graph(request, way):
+    """The program may go through it once more, and it is gone after the step."""
+    if way == "copied":
+        request.getfixturevalue("copies")
+    ours, theirs = network(), network()
+    optimizer = plimsoll.torch.SGD(ours.parameters(), lr=1e-2, sharding="zero2" if way == "zero2" else None)
+    optimizer.open()
+    reference = torch.optim.SGD(theirs.parameters(), lr=1e-2)
+    for i in range(5):
+        for model, its in ((ours, optimizer), (theirs, reference)):
+            x, y = data(i)
+            F.cross_entropy(model(x), y).backward(create_graph=True)
+            if way != "zero2":
+                penalty = sum(p.grad.square().sum() for p in model.parameters())
+                its.zero_grad()
+                penalty.backward(create_graph=i % 2 == 0)
+            its.step()
+            its.zero_grad(set_to_none=i % 2 == 0 or model is theirs)
+        assert not any(
+            s.gradient.requires_grad or (s.shown is not None and s.shown.requires_grad)
+            for s in optimizer._parts[0].slots.values()
+        )
     assert_same(ours, theirs)
 
 

@@ -129,6 +129,8 @@ class Part:
             return
         slot.fired += 1
         slot.seen = None
+        if parameter.grad.requires_grad:
+            return  # of backward(create_graph=True): the program may want its graph until the step, and nobody after it
         if self.shared:
             self._share(slot)
         if slot.fired == slot.expected:
@@ -173,7 +175,7 @@ class Part:
 
     def reduce(self, parameter: torch.Tensor) -> None:
         """The hook of a parameter whose gradient goes to its owners: the average over all ranks, pieces to each."""
-        gradient = _dense(parameter, self._pieces_of[parameter][0]).reshape(-1)
+        gradient = _dense(parameter, self._pieces_of[parameter][0]).detach().reshape(-1)
         again = self.reduced.get(parameter, 0) > 0
         self.reduced[parameter] = self.reduced.get(parameter, 0) + 1
         parameter.grad = None
