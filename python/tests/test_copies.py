@@ -271,6 +271,30 @@ def test_weights_that_the_program_changes_are_taken(request, tmp_path, dtype, op
     assert_same(ours, other, 0, 0)
 
 
+def test_a_step_that_is_interrupted_between_blocks_is_made(copies, monkeypatch):
+    ours, theirs = network(), network()
+    optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2)
+    reference = torch.optim.AdamW(theirs.parameters(), lr=1e-2)
+    optimizer.open()
+    place = part_module.Part._place
+    for i in range(5):
+        backward(ours, i), backward(theirs, i)
+        blocks = iter(range(2 * i))
+
+        def interrupted(*arguments):
+            if next(blocks, None) is None:
+                monkeypatch.setattr(part_module.Part, "_place", place)
+                raise KeyboardInterrupt
+            place(*arguments)
+
+        monkeypatch.setattr(part_module.Part, "_place", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+        reference.step()
+        assert_same(ours, theirs)
+        optimizer.zero_grad(), reference.zero_grad()
+
+
 def test_state_is_attached_to(copies, service):
     model = network()
     train(model, plimsoll.torch.AdamW(model.parameters(), socket=service.socket), 3)

@@ -368,9 +368,7 @@ class Optimizer(torch.optim.Optimizer):
         if factor is None:
             self.skipped += 1
         else:
-            self._begin(factor, numbers)
-            for part in self._parts:
-                part.pull(after_step=True)
+            self._make(factor, numbers)
         for part in self._parts:
             part.forget()
 
@@ -389,22 +387,25 @@ class Optimizer(torch.optim.Optimizer):
             numbers = dict.fromkeys(parts)
         return numbers
 
-    def _begin(self, factor: float, numbers: Dict[Part, Any]) -> None:
-        """Begins the step of every shard, or makes it where the model has its parameters in the arena."""
+    def _make(self, factor: float, numbers: Dict[Part, Any]) -> None:
+        """Makes the step of every shard, and brings the parameters of all into the model. Also where it is interrupted."""
         step = self._counted = 1 + self._step_number()
 
-        def begin_rest() -> None:
+        def make(parts: List[Part]) -> None:
             for part in numbers:
                 part.session.drain()
             rest = [p for p in numbers if p.session.step < step]
             begun = [(p.session, p.session.begin(factor, numbers[p], wait=p.shared)) for p in rest]
             for session, request in begun:
                 session.begun(request)
+            for part in parts:
+                part.pull(after_step=True)
 
         try:
-            begin_rest()
+            make(self._parts)
         except KeyboardInterrupt:
-            begin_rest()
+            # Other ranks send what they have once.
+            make([p for p in self._parts if not p.gathers()])
             raise
 
     def _check_steps(self) -> None:

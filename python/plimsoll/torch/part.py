@@ -302,7 +302,7 @@ class Part:
         moving: Deque[Tuple[Any, torch.Tensor, List[Tuple[Piece, int, int]]]] = collections.deque()
         for tensor, block, owner in self._blocks(after_step):
             work = None
-            if self.mesh.world > 1 and not self._divided():
+            if self.gathers():
                 self.transfer.join()
                 source = torch.distributed.get_global_rank(self.mesh.group, owner)
                 # As bytes: gloo of torch 2.1 does not know bf16.
@@ -314,15 +314,14 @@ class Part:
             self._place(*moving.popleft())
         self.transfer.join()
 
-    def _divided(self) -> bool:
-        """Whether the ranks' parameters are divided already, so that each needs but its own."""
-        return any(is_sharded(p.parameter) for p in self.own[:1])
+    def gathers(self) -> bool:
+        """Whether the ranks send each other parameters: they do unless these are divided as the shards are."""
+        return self.mesh.world > 1 and not any(is_sharded(p.parameter) for p in self.own[:1])
 
     def _blocks(self, after_step: bool) -> Iterator[Tuple[torch.Tensor, List[Tuple[Piece, int, int]], int]]:
         """All shards in blocks: the tensor for a block, the (piece, first in it, count) of which it consists, its owner."""
         dtype = DTYPES[self.name]
         own = self._whole_arena() if self.session else None
-        gathers = self.mesh.world > 1 and not self._divided()
         blocks = list(_cut_blocks(self.pieces, _BLOCK_BYTES // dtype.itemsize))
         asked: Deque[Request] = collections.deque()
         ahead = iter([b for b in blocks if b[0] == self.mesh.rank] if after_step else [])
@@ -335,7 +334,7 @@ class Part:
                     protocol.parse_stepped(self.session.result(asked.popleft()), protocol.Kind.WAIT)
                     self._ask(ahead, asked)
                 tensor = own[first : first + count]
-                if gathers and local(self.pieces[0].parameter).device.type != "cpu":
+                if self.gathers() and local(self.pieces[0].parameter).device.type != "cpu":
                     buffer = torch.empty(count, dtype=dtype, device=local(self.pieces[0].parameter).device)
                     self.transfer.begin()
                     self.transfer.fetch(buffer, tensor)
