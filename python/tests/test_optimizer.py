@@ -4,6 +4,7 @@ import copy
 import gc
 import os
 import pathlib
+import pickle
 
 import pytest
 import torch
@@ -593,6 +594,19 @@ def test_model_outlives_its_optimizer():
     successor = plimsoll.torch.AdamW(model.parameters())
     train(model, successor, 1)
     assert successor.resumed_step == 0
+
+
+def test_optimizers_are_not_copied():
+    model = network()
+    optimizer = plimsoll.torch.AdamW(model.parameters())
+    for do in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="AdamW of plimsoll is not copied or pickled: .* state_dict"):
+            do(optimizer)
+        train(model, optimizer, 1)
+    copied = copy.deepcopy(model)
+    again = plimsoll.torch.AdamW(copied.parameters())
+    again.load_state_dict(pickle.loads(pickle.dumps(optimizer.state_dict())))
+    assert train(copied, again, 2, 1) == train(model, optimizer, 2, 1)
 
 
 @pytest.mark.parametrize("closed", [False, True])

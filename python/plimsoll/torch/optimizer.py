@@ -559,6 +559,12 @@ class Optimizer(torch.optim.Optimizer):
 
     # State
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{type(self).__name__} of plimsoll is not copied or pickled: its state is the service's, and its parameters are the model's. "
+            "Copy the model, make an optimizer of it, and load this one's state_dict() there"
+        )
+
     def state_dict(self) -> Dict[str, Any]:
         """The state in torch's format, as fp32 tensors on the CPU: 8 bytes a parameter and more.
 
