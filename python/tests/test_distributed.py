@@ -844,6 +844,36 @@ def test_a_state_that_does_not_fit_one_rank():
     assert same == other
 
 
+def reloading(rank, sharded):
+    """Weights that are loaded after the first step are those that the next one goes on from."""
+    torch.manual_seed(0)
+    model = GPT()
+    if sharded:
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model)
+    optimizer = plimsoll.torch.SGD(model.parameters(), lr=0.5, sharding=None if sharded else "zero1", model=model)
+
+    def step():
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+
+    step()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.full_like(p, 3.0))
+    step()
+    return sorted({x for p in model.parameters() for x in (p.to_local() if sharded else p).flatten().tolist()})
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_weights_that_are_loaded_after_a_step(request, sharded):
+    if sharded:
+        request.getfixturevalue("fully_shard")
+    assert run(reloading, sharded) == [[2.5], [2.5]]
+
+
 def opening(rank, directory):
     """A rank that finds no service keeps no other waiting for it."""
     failure = "nowhere" if rank else "^opening the state failed on 1 of 2 ranks: rank 1: .*nowhere"

@@ -31,9 +31,13 @@ class _Seen:
         return self._gradient() is gradient and self._state_of(gradient) == self._state
 
     @staticmethod
-    def _state_of(gradient: torch.Tensor) -> Tuple[int, int]:
-        values = local(gradient)
-        return values.data_ptr(), values._version
+    def _state_of(gradient: torch.Tensor) -> Tuple[int, ...]:
+        return (local(gradient).data_ptr(), *_versions(gradient))
+
+
+def _versions(tensor: torch.Tensor) -> Tuple[int, int]:
+    """Other than they were where the tensor was changed. A DTensor counts changes of itself, not of what it consists of."""
+    return tensor._version, local(tensor.detach())._version
 
 
 class Slot:
@@ -50,10 +54,12 @@ class Slot:
         self.zero = False
         self.fired = 0  # gradients that were accumulated since the last step
         self.expected = 1  # and how many there were before the last one
-        self.left: Optional[int] = None  # version of the parameter that was brought into the model, once it is there
+        self.left: Optional[Tuple[int, int]] = (
+            None  # versions of the parameter that was brought into the model, once it is there
+        )
 
-    def version(self) -> int:
-        return local(self.piece.parameter.detach())._version
+    def versions(self) -> Tuple[int, int]:
+        return _versions(self.piece.parameter)
 
 
 def _tensor(arena: Arena, piece: Piece) -> torch.Tensor:
@@ -284,13 +290,13 @@ class Part:
         else:
             self._copy_parameters(after_step)
         for slot in self.slots.values():
-            slot.left = slot.version()
+            slot.left = slot.versions()
 
     def changed(self) -> List[Slot]:
         """Those whose parameters the program has changed in the model, where the state does not have them from there."""
         if self.shared and self.in_arena:
             return []
-        return [slot for slot in self.slots.values() if slot.left not in (None, slot.version())]
+        return [slot for slot in self.slots.values() if slot.left not in (None, slot.versions())]
 
     def _copy_parameters(self, after_step: bool) -> None:
         for piece in self.pieces:

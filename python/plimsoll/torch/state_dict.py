@@ -92,10 +92,10 @@ def take_weights(parts: Sequence[Part]) -> None:
     """Brings weights that the program has changed in the model, as by its load_state_dict, into the state."""
     for part in parts:
         for slot in part.changed():
-            piece, version = slot.piece, slot.version()
+            piece, versions = slot.piece, slot.versions()
             held = part.session.read(protocol.MASTER_WEIGHTS, piece.offset, piece.count)
             part.session.write(protocol.MASTER_WEIGHTS, piece.offset, _weights(slot, held, part.name))
-            slot.left = version
+            slot.left = versions
 
 
 def _step_of(entries: _Entries, counts_steps: bool) -> int:
