@@ -61,11 +61,12 @@ def _check_file(description: protocol.ArenaDescription, descriptor: int) -> None
 class Request:
     """A request that was sent. :meth:`Session.result` waits for its answer."""
 
-    __slots__ = ("answer", "attempts", "descriptors", "error", "kind", "number", "packet")
+    __slots__ = ("answer", "attempts", "count", "descriptors", "error", "kind", "number", "packet")
 
     def __init__(self, kind: Kind, number: int, packet: bytes, descriptors: Sequence[int]):
         self.kind, self.number, self.packet, self.descriptors = kind, number, packet, descriptors
         self.attempts = 0
+        self.count = 0  # what there is when it is done, of steps or of what was accumulated
         self.answer: Optional[bytes] = None
         self.error: Optional[Exception] = None
 
@@ -80,7 +81,8 @@ class Session:
     A service that has died is started again by its keeper. The session then
     connects again, for up to ``patience`` seconds, and sends what had no answer
     once more; every request that it sends may be made twice with the result of
-    once. Where the state did not survive, that is :class:`StateLost`.
+    once. Where the state did not survive, that is :class:`StateLost`. So it does
+    when a KeyboardInterrupt came between a message and the note of it.
 
     Raises ServiceError for what the service refuses, ProtocolError for answers
     that make no sense, and PlimsollError where there is no service. Methods may
@@ -97,6 +99,7 @@ class Session:
         self._window: Optional[int] = None
         self._window_halves: List[np.ndarray] = []
         self._broken: Optional[Exception] = None
+        self._in_doubt = False  # whether what was sent and received may be more or less than is noted
         try:
             opened, descriptors = self._connect()
         except ConnectionError as error:
@@ -133,8 +136,12 @@ class Session:
             while len(self._outstanding) >= _OUTSTANDING:
                 self._receive()
             self._check_open()
+            if kind is not Kind.CLEAR:
+                request.count = 1 + (self.step if kind is Kind.STEP else self.accumulated)
+            self._in_doubt = True
             self._outstanding.append(request)
             self._transmit(request)
+            self._in_doubt = False
             return request
 
     def result(self, request: Request) -> bytes:
@@ -159,6 +166,8 @@ class Session:
     def _check_open(self) -> None:
         if self._broken is not None:
             raise PlimsollError(f"the session is closed, because of this: {self._broken}") from self._broken
+        if self._in_doubt:
+            self._recover(None)
         if self._socket is None:
             raise PlimsollError("the session is closed: open another one")
 
@@ -169,12 +178,14 @@ class Session:
             self._recover(error)
         except OSError:
             self._outstanding.pop()  # it was not sent
+            self._in_doubt = False
             raise
 
     def _receive(self) -> None:
         """Takes the next answer, which is that of the oldest request."""
         self._check_open()
         request = self._outstanding[0]
+        self._in_doubt = True
         try:
             packet, descriptors = _receive(self._socket)
         except ConnectionError as error:
@@ -189,13 +200,12 @@ class Session:
             request.answer = protocol.parse_answer(packet, request.kind, request.number)
             if request.kind in _WITHOUT_RESULT:
                 protocol.parse_nothing(request.answer, request.kind)
-            # Here, where it is certain: whoever began the request may have been interrupted.
+            # Here, where it is certain: whoever began the request may have been interrupted. So may this be, and then
+            # the answer comes again.
             if request.kind is Kind.STEP:
-                self._stepped(request.answer)
-            elif request.kind is Kind.ACCUMULATE:
-                self.accumulated += 1
-            elif request.kind is Kind.CLEAR:
-                self.accumulated = 0
+                self._stepped(request)
+            elif request.kind in (Kind.ACCUMULATE, Kind.CLEAR):
+                self.accumulated = request.count
         except ProtocolError as error:
             # What comes next cannot be told from what should have come.
             self._broken = error
@@ -204,6 +214,7 @@ class Session:
         except PlimsollError as error:
             request.error = error
         self._outstanding.popleft()
+        self._in_doubt = False
         if request.error is not None and request.kind in _WITHOUT_RESULT:
             # Nobody may ask for this one.
             raise request.error
@@ -245,19 +256,23 @@ class Session:
             self._socket.close()
             self._socket = None
 
-    def _recover(self, cause: Exception) -> None:
-        """Connects to a service that was started again, and sends what had no answer once more."""
+    def _recover(self, cause: Optional[Exception]) -> None:
+        """Connects again, and sends what had no answer once more.
+
+        To a service that was started again; without a ``cause`` to the same one, after an interrupt.
+        """
         deadline = time.monotonic() + self.patience
         try:
             while True:
                 self._disconnect()
                 try:
-                    self._reattach()
+                    self._reattach(counts=cause is not None)
+                    self._in_doubt = False
                     return
                 except ConnectionError as error:
                     if time.monotonic() > deadline:
                         raise PlimsollError(
-                            f"the optimizer service at {self.path} has ended ({cause}), and none took its place "
+                            f"the optimizer service at {self.path} has ended ({cause or error}), and none took its place "
                             f"within {self.patience:g} s: {error}"
                         ) from error
                 time.sleep(0.02)
@@ -266,7 +281,7 @@ class Session:
             self._disconnect()
             raise
 
-    def _reattach(self) -> None:
+    def _reattach(self, counts: bool) -> None:
         opened, descriptors = self._connect()
         try:
             found = {a.component: _identity(d) for a, d in zip(opened.arenas, descriptors)}
@@ -278,7 +293,7 @@ class Session:
                 "load the last checkpoint"
             )
         for request in list(self._outstanding)[:1]:
-            request.attempts += 1
+            request.attempts += counts
             if request.attempts > _ATTEMPTS:
                 raise PlimsollError(
                     f"the optimizer service at {self.path} has ended {_ATTEMPTS} times at the same request, {request.kind.name.lower()}; "
@@ -417,10 +432,10 @@ class Session:
         """Waits for the answer of :meth:`begin`. The seconds that the step took, where it was waited for."""
         return protocol.parse_stepped(self.result(request), Kind.STEP)[1]
 
-    def _stepped(self, answer: bytes) -> None:
-        step, _ = protocol.parse_stepped(answer, Kind.STEP)
-        if step != self.step + 1:
-            raise ProtocolError(f"step: the service has made step {step}: expected {self.step + 1}")
+    def _stepped(self, request: Request) -> None:
+        step, _ = protocol.parse_stepped(request.answer, Kind.STEP)
+        if step != request.count:
+            raise ProtocolError(f"step: the service has made step {step}: expected {request.count}")
         self.step, self.initialized = step, True
 
     def wait(self, first: int, count: int) -> Request:
@@ -460,19 +475,19 @@ class Session:
     def close(self, *, give_back: bool = False) -> None:
         """Ends the session. The state stays for who attaches next, unless it is given back."""
         with self._lock:
-            if self._socket is None:
-                return
             try:
-                self.call(Kind.CLOSE, protocol.pack_flags(int(give_back)))
+                if self._socket is not None:
+                    self.call(Kind.CLOSE, protocol.pack_flags(int(give_back)))
             finally:
-                self._disconnect()
-                if self._window is not None:
-                    os.close(self._window)
-                    self._window = None
+                self.abandon()
 
     def abandon(self) -> None:
         """Lets go of the connection without a word, as the end of the process does."""
         self._disconnect()
+        self._in_doubt = False
+        if self._window is not None:
+            os.close(self._window)
+            self._window = None
 
 
 _sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()

@@ -1,8 +1,10 @@
 """Sessions, with a service that says what a test wants, and with the real one."""
 
+import contextlib
 import fcntl
 import json
 import os
+import random
 import signal
 import socket
 import struct
@@ -16,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plimsoll import PlimsollError, ProtocolError, Service, ServiceError, Session, StateLost, protocol
+from plimsoll import PlimsollError, ProtocolError, Service, ServiceError, Session, StateLost, client, protocol
 from plimsoll.protocol import Kind
 from test_protocol import OPENED, answer
 
@@ -297,6 +299,69 @@ def test_a_step_that_was_interrupted_counts(service):
     session.begin(1.0, [GROUP], wait=True)  # nobody waits for its answer
     assert session.begun(session.begin(1.0, [GROUP], wait=True)) >= 0
     assert session.step == 2
+
+
+@pytest.mark.parametrize("where", ["before it is sent", "after the answer", "after the step is noted"])
+def test_an_interrupt_at_any_point_loses_nothing(service, monkeypatch, where):
+    session = Session(service.socket, DOCUMENT)
+    session.set_step(0)
+    session._socket.settimeout(5)
+
+    def interrupted(*of, after):
+        act = getattr(*of)
+
+        def once(*arguments):
+            if after:
+                act(*arguments)
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(*of, once)
+
+    for step in range(1, 6):  # more often than a request that ends the service is sent
+        if where == "before it is sent":
+            interrupted(session, "_transmit", after=False)
+        elif where == "after the answer":
+            interrupted(client, "_receive", after=True)
+        else:
+            interrupted(session, "_stepped", after=True)
+        with pytest.raises(KeyboardInterrupt):
+            session.begun(session.begin(1.0, [GROUP], wait=True))
+        session.drain()
+        assert session.step == step
+    request = session.norm()
+    for _ in range(5):
+        interrupted(client, "_receive", after=True)
+        with pytest.raises(KeyboardInterrupt):
+            session.norm_result(request)
+    assert session.norm_result(request) == 0
+    assert session.begun(session.begin(1.0, [GROUP], wait=True)) >= 0 and session.step == 6
+
+
+def test_interrupts_at_random(service):
+    session = Session(service.socket, DOCUMENT)
+    session.set_step(0)
+    numbers = random.Random(0)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for i in range(1000):
+            step = session.step
+            with contextlib.suppress(KeyboardInterrupt):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, numbers.uniform(1e-5, 4e-4))
+                    session.ready(0, 50)
+                    session.norm_result(session.norm())
+                    session.begun(session.begin(1.0, [GROUP], wait=True))
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            session.drain()
+            assert session.step - step in (0, 1)
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_forked_children_do_not_hold_the_session(service):

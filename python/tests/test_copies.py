@@ -1,16 +1,18 @@
 """Parameters that are not in shared memory: gradients and parameters are copied, later than asked for."""
 
 import copy
+import random
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import plimsoll.torch
 from plimsoll.torch import optimizer as optimizer_module
 from plimsoll.torch import part as part_module
 from plimsoll.torch.layout import Stretches
 from plimsoll.torch.transfer import HostTransfer
-from test_optimizer import assert_same, backward, network, train
+from test_optimizer import assert_same, backward, data, network, train
 
 
 class LateTransfer(HostTransfer):
@@ -107,19 +109,109 @@ def test_changed_gradients_are_copied_again(copies):
     assert_same(ours, theirs)
 
 
-def test_discarded_gradients_do_not_come_back(copies):
+def test_another_gradient_at_the_same_address_is_copied(copies, monkeypatch):
+    """As that which a program makes of the gradients of several losses, when the last one's memory is free again."""
+    monkeypatch.setattr(optimizer_module, "transfer_for", lambda device: HostTransfer())  # which holds no gradient
     ours, theirs = network(), network()
-    optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2, max_grad_norm=1.0)
+    optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2)
+    reference = torch.optim.AdamW(theirs.parameters(), lr=1e-2)
+    optimizer.open()
+    reused = 0
+    for i in range(6):
+        for model in (ours, theirs):
+            backward(model, i)
+            for p in model.parameters():
+                halved, address = p.grad / 2, p.grad.data_ptr()
+                p.grad = None
+                others = [torch.empty_like(halved) for _ in range(100)]
+                p.grad = next((o for o in others if o.data_ptr() == address), others[0])
+                p.grad.data.copy_(halved)
+                reused += model is ours and p.grad.data_ptr() == address
+        optimizer.step(), reference.step()
+        optimizer.zero_grad(), reference.zero_grad()
+    assert reused
+    assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("sharding", [None, "zero2"])
+def test_discarded_gradients_do_not_come_back(copies, sharding):
+    ours, theirs = network(), network()
+    optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2, max_grad_norm=1.0, sharding=sharding)
     reference = torch.optim.AdamW(theirs.parameters(), lr=1e-2)
     optimizer.open()
     for i in range(4):
-        backward(ours, 100 + i)
+        for j in range(i):
+            backward(ours, 100 + i + j)
+        if i == 2:
+            list(ours.parameters())[0].requires_grad_(False)
+            optimizer.zero_grad()
+            backward(ours, 200)
+            with pytest.raises(RuntimeError, match="1 parameters have no gradient"):
+                optimizer.step()
+            list(ours.parameters())[0].requires_grad_(True)
         optimizer.zero_grad()
         backward(ours, i), backward(theirs, i)
         torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
         optimizer.step(), reference.step()
         optimizer.zero_grad(), reference.zero_grad()
     assert_same(ours, theirs)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("way", ["shared", "copied", "zero2"])
+def test_gradients_with_a_graph(request, way):
+    """The program may go through it once more, and it is gone after the step."""
+    if way == "copied":
+        request.getfixturevalue("copies")
+    ours, theirs = network(), network()
+    optimizer = plimsoll.torch.SGD(ours.parameters(), lr=1e-2, sharding="zero2" if way == "zero2" else None)
+    optimizer.open()
+    reference = torch.optim.SGD(theirs.parameters(), lr=1e-2)
+    for i in range(5):
+        for model, its in ((ours, optimizer), (theirs, reference)):
+            x, y = data(i)
+            F.cross_entropy(model(x), y).backward(create_graph=True)
+            if way != "zero2":
+                penalty = sum(p.grad.square().sum() for p in model.parameters())
+                its.zero_grad()
+                penalty.backward(create_graph=i % 2 == 0)
+            its.step()
+            its.zero_grad(set_to_none=i % 2 == 0 or model is theirs)
+        assert not any(
+            s.gradient.requires_grad or (s.shown is not None and s.shown.requires_grad)
+            for s in optimizer._parts[0].slots.values()
+        )
+    assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("sharding", [None, "zero2"])
+def test_any_order_of_gradients(copies, monkeypatch, sharding, late):
+    """Some are there and some are not, accumulate, are changed, and are discarded."""
+    monkeypatch.setattr(part_module, "_REDUCING_BYTES", 0)
+    if not late:
+        monkeypatch.setattr(optimizer_module, "transfer_for", lambda device: HostTransfer())
+    numbers = random.Random(0)
+    ours = [torch.nn.Parameter(torch.ones(numbers.randint(1, 8))) for _ in range(12)]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+    optimizer = plimsoll.torch.SGD(ours, lr=0.1, sharding=sharding, missing_gradients="zero", max_grad_norm=0.1)
+    optimizer.open()
+    reference = torch.optim.SGD(theirs, lr=0.1)
+    for _ in range(300):
+        order, factor, what = numbers.sample(range(12), numbers.randint(1, 12)), numbers.random(), numbers.random()
+        for parameters in (ours, theirs):
+            sum((parameters[i] * factor).sum() for i in order).backward()
+            if sharding is None and what > 0.8:
+                torch.nn.utils.clip_grad_norm_(parameters, 0.2)
+        if what < 0.3:
+            continue
+        if what > 0.5:
+            norm = torch.nn.utils.clip_grad_norm_(theirs, 0.1)
+            optimizer.step(), reference.step()
+            assert optimizer.last_grad_norm == pytest.approx(norm.item(), rel=1e-5)
+            for p, q in zip(ours, theirs):
+                torch.testing.assert_close(p, q)
+        optimizer.zero_grad(), reference.zero_grad()
 
 
 def test_zero_comes_after_a_discarded_gradient(copies):
@@ -138,6 +230,69 @@ def test_zero_comes_after_a_discarded_gradient(copies):
         optimizer.step(), reference.step()
         optimizer.zero_grad(), reference.zero_grad()
     assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("options", [{}, {"state": "fp32"}, {"moments": "bf16"}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_weights_that_the_program_changes_are_taken(request, tmp_path, dtype, options, copied):
+    """Also where the state has them elsewhere, and all bits of those that it has left as they were."""
+    if copied:
+        request.getfixturevalue("copies")
+    ours, wanted = network(dtype), network(dtype)
+    optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-3, **options)
+    train(ours, optimizer, 3)
+    state = optimizer.state_dict()["state"]
+
+    other = copy.deepcopy(ours).requires_grad_(False)
+    other[0].weight[3] = torch.linspace(-1, 1, 16)
+    other[2].bias.fill_(0.125)
+    ours.load_state_dict(other.state_dict())
+    changed = optimizer.state_dict()["state"]
+    for i, (p, q) in enumerate(zip(ours.parameters(), other.parameters())):
+        assert torch.equal(p, q)
+        if dtype is not torch.float32:
+            was, now = state[i]["master_weights"], changed[i]["master_weights"]
+            kept = torch.ones_like(was, dtype=torch.bool)
+            if i in (0, 3):
+                kept[3 if i == 0 else slice(None)] = False
+            assert torch.equal(now[kept], was[kept]) and torch.equal(now.to(dtype), q)
+
+    # A step goes on from there, and a checkpoint has them.
+    wanted.load_state_dict(other.state_dict())
+    successor = plimsoll.torch.AdamW(wanted.parameters(), lr=1e-3, **options)
+    successor.load_state_dict({**optimizer.state_dict(), "state": changed})
+    assert train(ours, optimizer, 3, 3) == train(wanted, successor, 3, 3)
+    assert_same(ours, wanted, 0, 0)
+    ours.load_state_dict(other.state_dict())
+    optimizer.save(tmp_path)
+    optimizer.saved()
+    optimizer.load(tmp_path)
+    assert_same(ours, other, 0, 0)
+
+
+def test_a_step_that_is_interrupted_between_blocks_is_made(copies, monkeypatch):
+    ours, theirs = network(), network()
+    optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2)
+    reference = torch.optim.AdamW(theirs.parameters(), lr=1e-2)
+    optimizer.open()
+    place = part_module.Part._place
+    for i in range(5):
+        backward(ours, i), backward(theirs, i)
+        blocks = iter(range(2 * i))
+
+        def interrupted(*arguments):
+            if next(blocks, None) is None:
+                monkeypatch.setattr(part_module.Part, "_place", place)
+                raise KeyboardInterrupt
+            place(*arguments)
+
+        monkeypatch.setattr(part_module.Part, "_place", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+        reference.step()
+        assert_same(ours, theirs)
+        optimizer.zero_grad(), reference.zero_grad()
 
 
 def test_state_is_attached_to(copies, service):

@@ -819,6 +819,61 @@ def test_a_load_that_fails_on_one_rank(tmp_path):
     assert first == second
 
 
+def giving(rank):
+    """A rank whose state does not fit keeps no other waiting, and none has changed."""
+    model, optimizer = opened()
+    reference = torch.optim.AdamW(model.parameters(), lr=0.5)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    reference.step()
+    whole, damaged = reference.state_dict(), reference.state_dict()
+    damaged["state"] = {i: {**entry, "exp_avg": torch.ones(99)} for i, entry in damaged["state"].items()}
+    with pytest.raises(ValueError if rank else PlimsollError) as raised:
+        optimizer.load_state_dict(damaged if rank else whole)
+    assert optimizer.param_groups[0]["lr"] == 1e-3 and optimizer.resumed_step == 0
+    optimizer.load_state_dict(whole)
+    assert optimizer.param_groups[0]["lr"] == 0.5 and optimizer.resumed_step == 1
+    optimizer.step()
+    return str(raised.value), weights(model)
+
+
+def test_a_state_that_does_not_fit_one_rank():
+    (first, *same), (second, *other) = run(giving)
+    assert "has the shape (99,)" in second
+    assert first == f"load_state_dict failed on 1 of 2 ranks: rank 1: ValueError: {second}"
+    assert same == other
+
+
+def reloading(rank, sharded):
+    """Weights that are loaded after the first step are those that the next one goes on from."""
+    torch.manual_seed(0)
+    model = GPT()
+    if sharded:
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model)
+    optimizer = plimsoll.torch.SGD(model.parameters(), lr=0.5, sharding=None if sharded else "zero1", model=model)
+
+    def step():
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+
+    step()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.full_like(p, 3.0))
+    step()
+    return sorted({x for p in model.parameters() for x in (p.to_local() if sharded else p).flatten().tolist()})
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_weights_that_are_loaded_after_a_step(request, sharded):
+    if sharded:
+        request.getfixturevalue("fully_shard")
+    assert run(reloading, sharded) == [[2.5], [2.5]]
+
+
 def opening(rank, directory):
     """A rank that finds no service keeps no other waiting for it."""
     failure = "nowhere" if rank else "^opening the state failed on 1 of 2 ranks: rank 1: .*nowhere"

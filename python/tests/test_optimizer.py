@@ -2,6 +2,9 @@
 
 import copy
 import gc
+import os
+import pathlib
+import pickle
 
 import pytest
 import torch
@@ -363,6 +366,27 @@ def test_missing_gradients():
     torch.testing.assert_close(optimizer.state_dict()["state"][2]["exp_avg"], moment * 0.9)
 
 
+def test_a_gradient_that_was_discarded_counts_as_zero():
+    """Also where more backward passes were expected than there were when it was discarded."""
+    model = torch.nn.ModuleDict({"used": torch.nn.Linear(4, 4), "unused": torch.nn.Linear(4, 4)})
+    optimizer = plimsoll.torch.SGD(model.parameters(), lr=1.0, missing_gradients="zero")
+    optimizer.open()
+
+    def accumulate(*names):
+        sum(model[n](torch.ones(2, 4)).sum() for n in names).backward()
+
+    accumulate("used", "unused"), accumulate("used", "unused")
+    optimizer.step(), optimizer.zero_grad()
+    accumulate("used")
+    optimizer.step(), optimizer.zero_grad()
+    accumulate("used", "unused")
+    optimizer.zero_grad()
+    before = model["unused"].weight.detach().clone()
+    accumulate("used")
+    optimizer.step()
+    assert torch.equal(model["unused"].weight, before)
+
+
 def test_frozen_and_empty_parameters_stay():
     model = network()
     model[0].weight.requires_grad_(False)
@@ -372,6 +396,25 @@ def test_frozen_and_empty_parameters_stay():
     before = model[2].weight.clone()
     train(model, optimizer, 2)
     assert torch.equal(model[0].weight, frozen) and not torch.equal(model[2].weight, before)
+
+
+def test_parameters_that_are_trained_later_need_a_new_optimizer():
+    ours = network()
+    optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2)
+    ours[0].requires_grad_(False)
+    train(ours, optimizer, 3)
+    ours[0].requires_grad_(True)
+    backward(ours, 3)
+    with pytest.raises(RuntimeError, match="2 parameters have a gradient and were frozen .* group0.parameter0 among them"):
+        optimizer.step()
+    state = optimizer.state_dict()
+    optimizer.close()
+    ours.zero_grad()
+    optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2)
+    optimizer.load_state_dict(state)
+    before = ours[0].weight.detach().clone()
+    train(ours, optimizer, 3, 3)
+    assert optimizer.resumed_step == 3 and (ours[0].weight != before).any()
 
 
 def test_groups_are_added_before_the_first_step_only():
@@ -493,6 +536,52 @@ def test_wrong_state_is_explained():
         optimizer.load_state_dict(state)
 
 
+def test_a_state_that_does_not_fit_changes_nothing():
+    model = network(torch.bfloat16)
+    optimizer = plimsoll.torch.AdamW(model.parameters())
+    train(model, optimizer, 2)
+    before, groups = bits(model, optimizer), copy.deepcopy(optimizer.state_dict()["param_groups"])
+    last = max(optimizer.state_dict()["state"])
+    for change, message in (
+        (
+            lambda entry: entry.update(exp_avg_sq=torch.zeros(99)),
+            r"exp_avg_sq of parameter group0.parameter3 has the shape \(99,\)",
+        ),
+        (lambda entry: entry.update(master_weights=torch.zeros(99)), r"master_weights of .* has the shape \(99,\)"),
+        (
+            lambda entry: entry.pop("exp_avg_sq"),
+            "has step, exp_avg, master_weights, and no exp_avg_sq: it is of another optimizer",
+        ),
+    ):
+        state = copy.deepcopy(optimizer.state_dict())
+        state["param_groups"][0]["lr"] = 7.0
+        for entry in state["state"].values():
+            entry["exp_avg"].fill_(5.0)
+        change(state["state"][last])
+        with pytest.raises(ValueError, match=message):
+            optimizer.load_state_dict(state)
+        assert bits(model, optimizer) == before and optimizer.state_dict()["param_groups"] == groups
+    other = torch.optim.SGD(model.parameters(), momentum=0.9)
+    train(model, other, 1)
+    with pytest.raises(ValueError, match="has momentum_buffer, and no exp_avg or exp_avg_sq or step"):
+        optimizer.load_state_dict(other.state_dict())
+
+
+def test_frozen_parameters_may_be_at_another_step():
+    model = network()
+    reference = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    train(model, reference, 3)
+    model[0].requires_grad_(False)
+    model.zero_grad()
+    train(model, reference, 2)
+    ours = copy.deepcopy(model)
+    optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2)
+    optimizer.load_state_dict(copy.deepcopy(reference.state_dict()))
+    assert optimizer.resumed_step == 5
+    train(ours, optimizer, 3), train(model, reference, 3)
+    assert_same(ours, model)
+
+
 def test_model_outlives_its_optimizer():
     model = network()
     optimizer = plimsoll.torch.AdamW(model.parameters())
@@ -505,6 +594,39 @@ def test_model_outlives_its_optimizer():
     successor = plimsoll.torch.AdamW(model.parameters())
     train(model, successor, 1)
     assert successor.resumed_step == 0
+
+
+def test_optimizers_are_not_copied():
+    model = network()
+    optimizer = plimsoll.torch.AdamW(model.parameters())
+    for do in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="AdamW of plimsoll is not copied or pickled: .* state_dict"):
+            do(optimizer)
+        train(model, optimizer, 1)
+    copied = copy.deepcopy(model)
+    again = plimsoll.torch.AdamW(copied.parameters())
+    again.load_state_dict(pickle.loads(pickle.dumps(optimizer.state_dict())))
+    assert train(copied, again, 2, 1) == train(model, optimizer, 2, 1)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_model_holds_nothing_of_optimizers_that_are_gone(closed):
+    def held():
+        gc.collect()
+        files = [os.readlink(f.path) for f in os.scandir("/proc/self/fd") if os.path.islink(f.path)]
+        maps = pathlib.Path("/proc/self/maps").read_text().splitlines()
+        return sum("memfd:" in f for f in files), sum("memfd:" in m for m in maps)
+
+    model, found = network(), []
+    for _ in range(4):
+        optimizer = plimsoll.torch.AdamW(model.parameters())
+        train(model, optimizer, 1)
+        optimizer.state_dict()
+        if closed:
+            optimizer.close()
+        del optimizer
+        found.append((*held(), len(model[0].weight._post_accumulate_grad_hooks)))
+    assert found == found[:1] * 4 and found[0][2] == 0
 
 
 def test_autograd_notices_a_step():

@@ -219,9 +219,16 @@ class Stretches:
         self._enough = enough
         self._ends: Dict[int, int] = {}  # by where a stretch begins
         self._begins: Dict[int, int] = {}  # by where it ends
+        self._counts: Dict[int, int] = {}  # of what was added to them, by where that begins
 
     def add(self, first: int, count: int) -> Optional[Tuple[int, int]]:
-        """Takes a stretch. The (first, count) that it has become part of, once that is long enough."""
+        """Takes a stretch. The (first, count) that it has become part of, once that is long enough.
+
+        One that is taken again, before it was handed out, is handed out once.
+        """
+        if first in self._counts:
+            return None
+        self._counts[first] = count
         end = first + count
         if first in self._begins:
             before = first
@@ -232,6 +239,9 @@ class Stretches:
             end = self._ends.pop(after)
             del self._begins[end]
         if end - first >= self._enough:
+            at = first
+            while at < end:
+                at += self._counts.pop(at)
             return first, end - first
         self._ends[first], self._begins[end] = end, first
         return None
@@ -241,4 +251,5 @@ class Stretches:
         left = [(first, end - first) for first, end in sorted(self._ends.items())]
         self._ends.clear()
         self._begins.clear()
+        self._counts.clear()
         return left

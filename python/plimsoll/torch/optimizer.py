@@ -18,7 +18,7 @@ from plimsoll.service import Service
 from plimsoll.torch import layout
 from plimsoll.torch.layout import Mesh
 from plimsoll.torch.part import Part
-from plimsoll.torch.state_dict import read_entries, write_entries
+from plimsoll.torch.state_dict import check_entries, read_entries, take_weights, write_entries
 from plimsoll.torch.transfer import transfer_for
 
 _Result = TypeVar("_Result")
@@ -121,12 +121,14 @@ class Optimizer(torch.optim.Optimizer):
         divided = layout.divide(self.param_groups, names, layout.embeddings_of(self._model), mesh)
         device = self._device()
         self._trained = [p for g in self.param_groups for p in g["params"] if p.requires_grad]
+        self._frozen = [(names[p], p) for g in self.param_groups for p in g["params"] if not p.requires_grad]
         shared = device.type == "cpu" and self._sharding is None and not any(map(layout.is_sharded, self._trained))
         self._reduces = self._sharding == "zero2"
         self._collective = mesh
         self._transfer = transfer_for(device)
         parts = [Part(name, pieces, mesh, self._transfer, shared) for name, pieces in sorted(divided.items()) if pieces]
-        self._close = weakref.finalize(self, _let_go, parts, self._transfer, os.getpid())
+        self._hooks: List[Any] = []
+        self._close = weakref.finalize(self, _let_go, parts, self._hooks, self._transfer, os.getpid())
 
         def open_parts() -> List[Opened]:
             if self._socket is None:
@@ -146,7 +148,8 @@ class Optimizer(torch.optim.Optimizer):
             self._close()
             raise
         # With zero1, gradients are whole when all of them are there.
-        self._hooks = [] if self._sharding == "zero1" else self._hook_all()
+        if self._sharding != "zero1":
+            self._hook_all()
         return result
 
     def _mesh(self, names: Dict[torch.Tensor, str]) -> Mesh:
@@ -223,7 +226,7 @@ class Optimizer(torch.optim.Optimizer):
             self._catch_up(last, found)
         for part in self._parts:
             if not whole:
-                part.initialize(in_arena=part.name == "fp32" or (part.name == "bf16" and self._state == "split"))
+                part.initialize()
             part.adopt()
         self._resumed_step = self._counted = last
 
@@ -244,9 +247,8 @@ class Optimizer(torch.optim.Optimizer):
             if part.session and part.session.step != last:
                 part.session.begun(part.session.begin(min(factors), None, wait=True))
 
-    def _hook_all(self) -> List[Any]:
+    def _hook_all(self) -> None:
         own = weakref.ref(self)
-        handles = []
         for part in self._parts:
             for parameter in {p.parameter for p in part.pieces}:
                 if layout.is_sharded(parameter):
@@ -259,8 +261,7 @@ class Optimizer(torch.optim.Optimizer):
                     with optimizer._lock:
                         (part.reduce if optimizer._reduces else part.accumulated)(parameter)
 
-                handles.append(parameter.register_post_accumulate_grad_hook(hook))
-        return handles
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
 
     @property
     def resumed_step(self) -> int:
@@ -281,6 +282,14 @@ class Optimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     # Steps
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As in torch. With ``sharding="zero2"`` it discards the gradients that have gone to their owners."""
+        super().zero_grad(set_to_none)
+        if self._parts is not None and self._reduces:
+            with self._lock:
+                for part in self._parts:
+                    part.forget()
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
@@ -322,6 +331,12 @@ class Optimizer(torch.optim.Optimizer):
         """Whether there are gradients. Raises where some are missing that must not."""
         for part in self._parts:
             part.check()
+        thawed = sorted(name for name, p in self._frozen if p.requires_grad and p.grad is not None)
+        if thawed:
+            raise RuntimeError(
+                f"{len(thawed)} parameters have a gradient and were frozen when the optimizer was opened, {thawed[0]} among them: there is no state "
+                "for them. Close it, and make a new one of all that are trained now; state_dict() takes the state of the others along"
+            )
         # All ranks must find the same, whatever shards they have.
         if not any(p.grad is not None for p in self._trained) and not any(part.reduced for part in self._parts):
             return False
@@ -353,15 +368,14 @@ class Optimizer(torch.optim.Optimizer):
         if factor is None:
             self.skipped += 1
         else:
-            self._begin(factor, numbers)
-            for part in self._parts:
-                part.pull(after_step=True)
+            self._make(factor, numbers)
         for part in self._parts:
             part.forget()
 
     def _prepare(self) -> Dict[Part, Any]:
         """Brings all gradients to the shards. What each of these is to be sent with the step."""
         self._check_steps()
+        take_weights(self._parts)
         for part in self._parts:
             part.collect(self._reduces)
         parts = [p for p in self._parts if p.session]
@@ -373,22 +387,25 @@ class Optimizer(torch.optim.Optimizer):
             numbers = dict.fromkeys(parts)
         return numbers
 
-    def _begin(self, factor: float, numbers: Dict[Part, Any]) -> None:
-        """Begins the step of every shard, or makes it where the model has its parameters in the arena."""
+    def _make(self, factor: float, numbers: Dict[Part, Any]) -> None:
+        """Makes the step of every shard, and brings the parameters of all into the model. Also where it is interrupted."""
         step = self._counted = 1 + self._step_number()
 
-        def begin_rest() -> None:
+        def make(parts: List[Part]) -> None:
             for part in numbers:
                 part.session.drain()
             rest = [p for p in numbers if p.session.step < step]
             begun = [(p.session, p.session.begin(factor, numbers[p], wait=p.shared)) for p in rest]
             for session, request in begun:
                 session.begun(request)
+            for part in parts:
+                part.pull(after_step=True)
 
         try:
-            begin_rest()
+            make(self._parts)
         except KeyboardInterrupt:
-            begin_rest()
+            # Other ranks send what they have once.
+            make([p for p in self._parts if not p.gathers()])
             raise
 
     def _check_steps(self) -> None:
@@ -542,6 +559,12 @@ class Optimizer(torch.optim.Optimizer):
 
     # State
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{type(self).__name__} of plimsoll is not copied or pickled: its state is the service's, and its parameters are the model's. "
+            "Copy the model, make an optimizer of it, and load this one's state_dict() there"
+        )
+
     def state_dict(self) -> Dict[str, Any]:
         """The state in torch's format, as fp32 tensors on the CPU: 8 bytes a parameter and more.
 
@@ -555,6 +578,7 @@ class Optimizer(torch.optim.Optimizer):
                 f"sharding is {self._sharding!r}, and no rank has the whole state: save it with optimizer.save(directory)"
             )
         if self._step_number():
+            take_weights(self._parts)
             self.state.update(read_entries(self._parts, self._moments, self._counts_steps))
         try:
             return super().state_dict()
@@ -565,21 +589,32 @@ class Optimizer(torch.optim.Optimizer):
         """Takes a state from :meth:`state_dict`, or from the optimizer of torch with this one's name.
 
         Opens the optimizer where there is any state. With ``sharding`` every rank gives the whole. Raises ValueError
-        where shapes, names or steps do not fit.
+        where shapes, names or steps do not fit, and PlimsollError where they do not on another rank: then nothing has
+        changed.
         """
         saved = dict(state_dict)
         entries = saved.get("state", {})
-        super().load_state_dict({**saved, "state": {}})
-        self.state = _Entries(self)
-        if not entries and self._parts is None:
-            return
-        ids = [i for g in saved["param_groups"] for i in g["params"]]
-        parameters = [p for g in self.param_groups for p in g["params"]]
-        self.open()
-        step = write_entries(
-            self._parts, self._moments, self._counts_steps, {p: entries.get(i) for i, p in zip(ids, parameters)}
-        )
-        self._resumed_step = self._counted = step
+        groups = self.param_groups
+        try:
+            super().load_state_dict({**saved, "state": {}})
+            self.state = _Entries(self)
+            if not entries and self._parts is None:
+                return
+            self.open()
+            ids = [i for g in saved["param_groups"] for i in g["params"]]
+            parameters = [p for g in self.param_groups for p in g["params"]]
+            trained = set(self._trained)  # others may be at other steps, since they were frozen
+            given = {p: entries.get(i) for i, p in zip(ids, parameters) if p in trained}
+            steps = self._on_all_ranks(
+                "load_state_dict", lambda: check_entries(self._parts, self._moments, self._counts_steps, given)
+            )
+            if len(set(steps)) > 1:
+                raise PlimsollError(f"load_state_dict: the ranks have states of different steps, {steps}: give all ranks one")
+        except Exception:
+            self.param_groups = groups
+            raise
+        write_entries(self._parts, self._moments, steps[0], given)
+        self._resumed_step = self._counted = steps[0]
         for part in self._parts:
             part.pull(after_step=False)
 
@@ -605,6 +640,7 @@ class Optimizer(torch.optim.Optimizer):
         self._saving, self._saves_in_vain = None, True
 
         def begin() -> List[int]:
+            take_weights(self._parts)
             os.makedirs(directory, exist_ok=True)
             return [session.save(os.fspath(directory), training, mesh.replica, mesh.replicas) for session in sessions]
 
@@ -686,8 +722,6 @@ class Optimizer(torch.optim.Optimizer):
         """
         if self._parts is None:
             return
-        for handle in self._hooks:
-            handle.remove()
         for part in self._parts:
             if part.session:
                 part.session.close(give_back=give_back)
@@ -718,9 +752,11 @@ def _raise(failure: Optional[Exception]) -> None:
         raise failure
 
 
-def _let_go(parts: List[Part], transfer: Any, owner: int) -> None:
+def _let_go(parts: List[Part], hooks: List[Any], transfer: Any, owner: int) -> None:
     if os.getpid() != owner:
         return  # a forked child has nothing to let go of
+    for hook in hooks:
+        hook.remove()  # the model would hold the parts, and all that they have mapped
     transfer.release()
     for part in parts:
         if part.session:

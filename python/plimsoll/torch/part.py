@@ -5,6 +5,7 @@ from typing import Any, Deque, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed
+from torch.utils.weak import TensorWeakRef
 
 from plimsoll import protocol
 from plimsoll.client import Arena, Request, Session
@@ -20,6 +21,25 @@ _REDUCING_BYTES = 64 << 20  # of gradients on their way to their owners
 _increment_version = getattr(torch.autograd.graph, "increment_version", lambda tensor: None)
 
 
+class _Seen:
+    """A gradient at one moment. It is not held, and one that gets its memory when it is gone is another."""
+
+    def __init__(self, gradient: torch.Tensor):
+        self._gradient, self._state = TensorWeakRef(gradient), self._state_of(gradient)
+
+    def is_still(self, gradient: torch.Tensor) -> bool:
+        return self._gradient() is gradient and self._state_of(gradient) == self._state
+
+    @staticmethod
+    def _state_of(gradient: torch.Tensor) -> Tuple[int, ...]:
+        return (local(gradient).data_ptr(), *_versions(gradient))
+
+
+def _versions(tensor: torch.Tensor) -> Tuple[int, int]:
+    """Other than they were where the tensor was changed. A DTensor counts changes of itself, not of what it consists of."""
+    return tensor._version, local(tensor.detach())._version
+
+
 class Slot:
     """The place of a piece in this rank's shard, and what became of its gradient since the last step."""
 
@@ -30,10 +50,16 @@ class Slot:
         self.weight = _tensor(parameters, piece)
         self.gradient = _tensor(gradients, piece)
         self.shown: Optional[torch.Tensor] = None  # what the parameter has as its gradient, where that is in the arena
-        self.seen: Optional[Tuple[int, int]] = None  # address and version of the gradient that was brought
+        self.seen: Optional[_Seen] = None  # the gradient that was brought, as it was then
         self.zero = False
         self.fired = 0  # gradients that were accumulated since the last step
         self.expected = 1  # and how many there were before the last one
+        self.left: Optional[Tuple[int, int]] = (
+            None  # versions of the parameter that was brought into the model, once it is there
+        )
+
+    def versions(self) -> Tuple[int, int]:
+        return _versions(self.piece.parameter)
 
 
 def _tensor(arena: Arena, piece: Piece) -> torch.Tensor:
@@ -63,6 +89,7 @@ class Part:
         self._reducing: Deque[Tuple[Any, torch.Tensor, Piece, bool]] = collections.deque()
         self._reducing_bytes = 0
         self.announces = False  # whether gradients are said to be ready
+        self.in_arena = False  # whether the weights of the state are in the arena of parameters, not beside it
 
     # The session
 
@@ -70,6 +97,7 @@ class Part:
         """Opens the session of this rank's shard, if it has one."""
         if not self.own:
             return
+        self.in_arena = document["parameter"] == "fp32" or document["state"] == "split"
         self.session = Session(path, document)
         if self.session.attached and not self.session.initialized:
             # Somebody has died before it was whole.
@@ -79,13 +107,13 @@ class Part:
         self.transfer.register(self.session.gradients)
         self.slots = {p.parameter: Slot(p, self.session.parameters, self.session.gradients) for p in self.own}
 
-    def initialize(self, in_arena: bool) -> None:
-        """Writes the model's parameters into a new state: into the arena where that holds all of them."""
+    def initialize(self) -> None:
+        """Writes the model's parameters into a new state."""
         if self.session is None:
             return
         for slot in self.slots.values():
             values = _flat(slot.piece)
-            if in_arena:
+            if self.in_arena:
                 slot.weight.copy_(values)
             else:
                 self.session.write(protocol.MASTER_WEIGHTS, slot.piece.offset, values.float().cpu().numpy())
@@ -93,12 +121,10 @@ class Part:
 
     def adopt(self) -> None:
         """Makes the model's parameters those of the state."""
-        if not self.shared:
-            self.pull(after_step=False)
-            return
-        for parameter, slot in self.slots.items():
-            parameter.data = slot.weight.view(parameter.shape)
-            _increment_version(parameter)
+        if self.shared:
+            for parameter, slot in self.slots.items():
+                parameter.data = slot.weight.view(parameter.shape)
+        self.pull(after_step=False)
 
     # Gradients
 
@@ -109,6 +135,8 @@ class Part:
             return
         slot.fired += 1
         slot.seen = None
+        if parameter.grad.requires_grad:
+            return  # of backward(create_graph=True): the program may want its graph until the step, and nobody after it
         if self.shared:
             self._share(slot)
         if slot.fired == slot.expected:
@@ -122,12 +150,13 @@ class Part:
         if slot.shown is None:
             slot.shown = slot.gradient.view(parameter.shape)
         slot.shown.copy_(_dense(parameter, slot.piece))
+        slot.zero = False
         parameter.grad = slot.shown
 
     def bring(self, slot: Slot) -> None:
         """Brings a gradient into the arena, unless it is there as it is now."""
-        gradient = local(_dense(slot.piece.parameter, slot.piece))
-        if (gradient.data_ptr(), gradient._version) == slot.seen:
+        gradient = _dense(slot.piece.parameter, slot.piece)
+        if slot.seen is not None and slot.seen.is_still(gradient):
             return
         slot.zero = False
         token = None
@@ -135,8 +164,8 @@ class Part:
             self._share(slot)
             gradient = slot.shown
         else:
-            token = self.transfer.store(slot.gradient, gradient.reshape(-1)[_within(slot.piece)])
-        slot.seen = (gradient.data_ptr(), gradient._version)
+            token = self.transfer.store(slot.gradient, local(gradient).reshape(-1)[_within(slot.piece)])
+        slot.seen = _Seen(gradient)
         self._arriving(token, slot)
 
     def _arriving(self, token: Any, slot: Slot) -> None:
@@ -152,7 +181,7 @@ class Part:
 
     def reduce(self, parameter: torch.Tensor) -> None:
         """The hook of a parameter whose gradient goes to its owners: the average over all ranks, pieces to each."""
-        gradient = _dense(parameter, self._pieces_of[parameter][0]).reshape(-1)
+        gradient = _dense(parameter, self._pieces_of[parameter][0]).detach().reshape(-1)
         again = self.reduced.get(parameter, 0) > 0
         self.reduced[parameter] = self.reduced.get(parameter, 0) + 1
         parameter.grad = None
@@ -253,10 +282,23 @@ class Part:
 
         With ``after_step`` a block comes when the step that has begun is through with it.
         """
+        for slot in self.slots.values():
+            slot.left = None
         if self.shared:
             for parameter in self.slots:
                 _increment_version(parameter)
-            return
+        else:
+            self._copy_parameters(after_step)
+        for slot in self.slots.values():
+            slot.left = slot.versions()
+
+    def changed(self) -> List[Slot]:
+        """Those whose parameters the program has changed in the model, where the state does not have them from there."""
+        if self.shared and self.in_arena:
+            return []
+        return [slot for slot in self.slots.values() if slot.left not in (None, slot.versions())]
+
+    def _copy_parameters(self, after_step: bool) -> None:
         for piece in self.pieces:
             if not local(piece.parameter).is_contiguous():
                 raise ValueError(
@@ -266,7 +308,7 @@ class Part:
         moving: Deque[Tuple[Any, torch.Tensor, List[Tuple[Piece, int, int]]]] = collections.deque()
         for tensor, block, owner in self._blocks(after_step):
             work = None
-            if self.mesh.world > 1 and not self._divided():
+            if self.gathers():
                 self.transfer.join()
                 source = torch.distributed.get_global_rank(self.mesh.group, owner)
                 # As bytes: gloo of torch 2.1 does not know bf16.
@@ -278,15 +320,14 @@ class Part:
             self._place(*moving.popleft())
         self.transfer.join()
 
-    def _divided(self) -> bool:
-        """Whether the ranks' parameters are divided already, so that each needs but its own."""
-        return any(is_sharded(p.parameter) for p in self.own[:1])
+    def gathers(self) -> bool:
+        """Whether the ranks send each other parameters: they do unless these are divided as the shards are."""
+        return self.mesh.world > 1 and not any(is_sharded(p.parameter) for p in self.own[:1])
 
     def _blocks(self, after_step: bool) -> Iterator[Tuple[torch.Tensor, List[Tuple[Piece, int, int]], int]]:
         """All shards in blocks: the tensor for a block, the (piece, first in it, count) of which it consists, its owner."""
         dtype = DTYPES[self.name]
         own = self._whole_arena() if self.session else None
-        gathers = self.mesh.world > 1 and not self._divided()
         blocks = list(_cut_blocks(self.pieces, _BLOCK_BYTES // dtype.itemsize))
         asked: Deque[Request] = collections.deque()
         ahead = iter([b for b in blocks if b[0] == self.mesh.rank] if after_step else [])
@@ -299,7 +340,7 @@ class Part:
                     protocol.parse_stepped(self.session.result(asked.popleft()), protocol.Kind.WAIT)
                     self._ask(ahead, asked)
                 tensor = own[first : first + count]
-                if gathers and local(self.pieces[0].parameter).device.type != "cpu":
+                if self.gathers() and local(self.pieces[0].parameter).device.type != "cpu":
                     buffer = torch.empty(count, dtype=dtype, device=local(self.pieces[0].parameter).device)
                     self.transfer.begin()
                     self.transfer.fetch(buffer, tensor)

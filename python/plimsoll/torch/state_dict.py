@@ -6,15 +6,11 @@ import numpy as np
 import torch
 
 from plimsoll import protocol
-from plimsoll.torch.layout import DTensor, is_sharded, local
+from plimsoll.torch.layout import DTYPES, DTensor, is_sharded, local
 from plimsoll.torch.part import Part, Slot
 
 _STREAMS = (protocol.FIRST_MOMENT, protocol.SECOND_MOMENT)
 _MASTER = "master_weights"
-
-# How far a 16-bit number may be from the number that it was rounded from, in
-# parts of it.
-_ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 
 
 def read_entries(parts: Sequence[Part], moments: Sequence[str], counts_steps: bool) -> Dict[torch.Tensor, Dict[str, Any]]:
@@ -49,11 +45,34 @@ def _shaped(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def write_entries(
-    parts: Sequence[Part], moments: Sequence[str], counts_steps: bool, entries: Dict[torch.Tensor, Optional[Dict[str, Any]]]
-) -> int:
-    """Writes entries into the state, and zeros where there are none. The step that they are of."""
+_Entries = Dict[torch.Tensor, Optional[Dict[str, Any]]]
+
+
+def check_entries(parts: Sequence[Part], moments: Sequence[str], counts_steps: bool, entries: _Entries) -> int:
+    """The step that entries are of. Raises ValueError for those that :func:`write_entries` cannot write."""
     step = _step_of(entries, counts_steps)
+    for part in parts:
+        for parameter, slot in part.slots.items():
+            entry = entries.get(parameter)
+            if not entry:
+                continue
+            missing = [name for name in (*moments, *["step"] * counts_steps) if name not in entry]
+            if missing:
+                raise ValueError(
+                    f"the state of parameter {slot.piece.name} has {', '.join(map(str, entry))}, and no {' or '.join(missing)}: "
+                    "it is of another optimizer"
+                )
+            for name in (*moments, _MASTER):
+                tensor = entry.get(name)
+                if tensor is not None and tuple(tensor.shape) != slot.piece.shape:
+                    raise ValueError(
+                        f"{name} of parameter {slot.piece.name} has the shape {tuple(tensor.shape)}: expected {slot.piece.shape}"
+                    )
+    return step
+
+
+def write_entries(parts: Sequence[Part], moments: Sequence[str], step: int, entries: _Entries) -> None:
+    """Writes entries into the state, and zeros where there are none."""
     for part in parts:
         if part.session is None:
             continue
@@ -61,14 +80,25 @@ def write_entries(
             entry = entries.get(parameter) or {}
             # The second before the first: with int8 moments it is the first's unit.
             for name, stream in reversed(list(zip(moments, _STREAMS))):
-                part.session.write(stream, slot.piece.offset, _values(entry.get(name), name, slot))
-            weights = _weights(parameter, slot, entry.get(_MASTER), part.name)
+                part.session.write(stream, slot.piece.offset, _values(entry.get(name), slot))
+            master = entry.get(_MASTER)
+            exact = master is not None and master.dtype == torch.float32
+            weights = _weights(slot, _values(master, slot) if exact else None, part.name)
             part.session.write(protocol.MASTER_WEIGHTS, slot.piece.offset, weights)
         part.session.set_step(step)
-    return step
 
 
-def _step_of(entries: Dict[torch.Tensor, Optional[Dict[str, Any]]], counts_steps: bool) -> int:
+def take_weights(parts: Sequence[Part]) -> None:
+    """Brings weights that the program has changed in the model, as by its load_state_dict, into the state."""
+    for part in parts:
+        for slot in part.changed():
+            piece, versions = slot.piece, slot.versions()
+            held = part.session.read(protocol.MASTER_WEIGHTS, piece.offset, piece.count)
+            part.session.write(protocol.MASTER_WEIGHTS, piece.offset, _weights(slot, held, part.name))
+            slot.left = versions
+
+
+def _step_of(entries: _Entries, counts_steps: bool) -> int:
     if not counts_steps:
         # torch's SGD treats its first step alone differently, and that is over
         # where there is a momentum.
@@ -81,30 +111,29 @@ def _step_of(entries: Dict[torch.Tensor, Optional[Dict[str, Any]]], counts_steps
     return steps.pop() if steps else 0
 
 
-def _values(tensor: Any, name: str, slot: Slot) -> np.ndarray:
+def _values(tensor: Any, slot: Slot) -> np.ndarray:
     piece = slot.piece
     if tensor is None:
         return np.zeros(piece.count, np.float32)
-    if tuple(tensor.shape) != piece.shape:
-        raise ValueError(f"{name} of parameter {piece.name} has the shape {tuple(tensor.shape)}: expected {piece.shape}")
     flat = local(tensor.detach()).reshape(-1)
     if not is_sharded(tensor):
         flat = flat[piece.first : piece.first + piece.count]
     return flat.to("cpu", torch.float32).numpy()
 
 
-def _weights(parameter: torch.Tensor, slot: Slot, master: Any, part: str) -> np.ndarray:
-    """The master weights of a piece: what the model has, and the bits below it where they are of the same numbers.
+def _weights(slot: Slot, masters: Optional[np.ndarray], part: str) -> np.ndarray:
+    """The master weights of a piece: what the model has, and the bits below it where ``masters`` are of the same numbers.
 
     Whoever has loaded other weights into the model since means those.
     """
     piece = slot.piece
-    flat = local(parameter.detach()).reshape(-1)
-    if not is_sharded(parameter):
+    flat = local(piece.parameter.detach()).reshape(-1)
+    if not is_sharded(piece.parameter):
         flat = flat[piece.first : piece.first + piece.count]
     weights = flat.to("cpu", torch.float32).numpy()
-    if master is None or part == "fp32" or master.dtype != torch.float32:
+    if masters is None or part == "fp32":
         return weights
-    saved = _values(master, _MASTER, slot)
-    same = np.abs(saved - weights) <= np.abs(saved) * _ROUNDING[part] + np.float32(2.0**-25)
-    return np.where(same, saved, weights)
+    nearest = torch.from_numpy(masters).to(DTYPES[part]).float().numpy()
+    # Halfway between two numbers, the state may have either.
+    halfway = np.isfinite(nearest) & (np.abs(masters - weights) == np.abs(masters - nearest))
+    return np.where((nearest == weights) | halfway, masters, weights)
