@@ -144,13 +144,11 @@ func (s *session) setStep(step uint64) error {
 	if step > maximumStep {
 		return fail(Refused, "set_step %d: expected at most %d", step, int64(maximumStep))
 	}
-	if err := s.notSaving(SetStep); err != nil {
-		return err
-	}
 	if err := s.notInParts(SetStep); err != nil {
 		return err
 	}
 	s.settle()
+	s.saveIsOver.Wait() // the checkpoint is of the step that it was
 	s.record.forgetSteps()
 	s.shard.SetSteps(int64(step))
 	s.begun = int64(step)

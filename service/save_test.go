@@ -152,6 +152,45 @@ func TestReplicasSaveOnce(t *testing.T) {
 	}
 }
 
+// TestWriteWaitsForASave: what is written while a checkpoint is comes after it.
+func TestWriteWaitsForASave(t *testing.T) {
+	r := startService(t)
+	s := begun(t, r.Socket, testDocument(of(4<<20)))
+	putGradients(s, 1, 0, s.Welcome.Elements)
+	if err := s.Step(1, 1, true, adamw[0]); err != nil {
+		t.Fatal(err)
+	}
+	saved := fingerprint(t, s)
+	for tries, waited := 0, false; !waited; tries++ {
+		if tries == 20 {
+			t.Fatal("every save was over before anything could be written")
+		}
+		directory := t.TempDir()
+		if _, err := s.Save(directory, nil); err != nil {
+			t.Fatal(err)
+		}
+		waited = r.overview(t).Sessions[0].Saving
+		if err := s.Write(MasterWeights, 0, make([]float32, s.Welcome.Elements)); err != nil {
+			t.Fatal(err)
+		}
+		if step, err := s.Saved(); err != nil || step != 1 {
+			t.Fatalf("step %d was saved: %v", step, err)
+		}
+		if err := s.Commit(directory, 1); err != nil {
+			t.Fatal(err)
+		}
+		if now := fingerprint(t, s); now == saved {
+			t.Fatal("nothing was written")
+		}
+		if _, err := s.Load(directory); err != nil {
+			t.Fatal(err)
+		}
+		if loaded := fingerprint(t, s); loaded != saved {
+			t.Fatalf("%s was saved, want %s", loaded, saved)
+		}
+	}
+}
+
 // committed is the folder of a checkpoint of a session.
 func committed(t *testing.T, s *Session) string {
 	t.Helper()

@@ -108,14 +108,6 @@ func (s *session) saved() ([]byte, error) {
 	return encodeStep(s.savedStep.Load()), nil
 }
 
-// notSaving refuses what would change the state under a checkpoint.
-func (s *session) notSaving(kind Kind) error {
-	if s.isSaving.Load() {
-		return fail(OutOfOrder, "%v: the state is being saved; ask for saved first", kind)
-	}
-	return nil
-}
-
 // notInParts refuses what would take a state that was loaded in part for one.
 func (s *session) notInParts(kind Kind) error {
 	if s.record.condition.Load() == stateIsInParts {

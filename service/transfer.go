@@ -74,10 +74,8 @@ func (s *session) write(t transfer) error {
 	if err != nil {
 		return err
 	}
-	if err := s.notSaving(Write); err != nil {
-		return err
-	}
 	s.settle()
+	s.saveIsOver.Wait() // the checkpoint is of the state as it was
 	s.record.beginWrite()
 	if t.What != masterStream {
 		s.shard.WriteMoment(int(t.What)-firstMomentStream, int64(t.First), numbers)

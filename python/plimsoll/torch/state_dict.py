@@ -89,13 +89,19 @@ def write_entries(parts: Sequence[Part], moments: Sequence[str], step: int, entr
 
 
 def take_weights(parts: Sequence[Part]) -> None:
-    """Brings weights that the program has changed in the model, as by its load_state_dict, into the state."""
+    """Brings weights that the program has changed in the model, as by its load_state_dict, into the state.
+
+    Where a checkpoint is being written, it waits for that.
+    """
     for part in parts:
-        for slot in part.changed():
+        changed = part.changed()
+        for slot in changed:
             piece, versions = slot.piece, slot.versions()
             held = part.session.read(protocol.MASTER_WEIGHTS, piece.offset, piece.count)
             part.session.write(protocol.MASTER_WEIGHTS, piece.offset, _weights(slot, held, part.name))
             slot.left = versions
+        if changed:
+            part.session.set_step(part.session.step)  # it is whole again
 
 
 def _step_of(entries: _Entries, counts_steps: bool) -> int:
