@@ -271,6 +271,7 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 	if stop {
 		ask(syscall.SIGTERM)
 	}
+	alone(j.suspend) // if it was stopped before changes were told
 	pause := time.Second
 	proving := time.NewTimer(pause)
 	defer proving.Stop()
