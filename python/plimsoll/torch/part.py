@@ -5,6 +5,7 @@ from typing import Any, Deque, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed
+from torch.autograd.graph import increment_version
 from torch.utils.weak import TensorWeakRef
 
 from plimsoll import protocol
@@ -16,9 +17,6 @@ _READY_BYTES = 4 << 20  # of gradients for a message
 _BLOCK_BYTES = 16 << 20  # of parameters that are copied at once
 _IN_FLIGHT = 4  # blocks
 _REDUCING_BYTES = 64 << 20  # of gradients on their way to their owners
-
-# torch.autograd.graph has it from 2.4 on.
-_increment_version = getattr(torch.autograd.graph, "increment_version", lambda tensor: None)
 
 
 class _Seen:
@@ -286,7 +284,7 @@ class Part:
             slot.left = None
         if self.shared:
             for parameter in self.slots:
-                _increment_version(parameter)
+                increment_version(parameter)
         else:
             self._copy_parameters(after_step)
         for slot in self.slots.values():
