@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -193,6 +194,10 @@ func TestSignalsArePassedOn(t *testing.T) {
 // TestEndedByUser: ranks that a signal to the job has ended are not started
 // again, nor is one that the terminal has interrupted.
 func TestEndedByUser(t *testing.T) {
+	// Where nohup runs the tests, jobs would ignore SIGHUP as they are told to.
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	defer signal.Stop(hangups)
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1} {
 		begun := filepath.Join(t.TempDir(), "begun")
 		j := newJob(t, "--nproc", "2", "--restarts", "1", "--", "sh", "-c", ": > "+begun+"$RANK; exec sleep 1000").start(t)
