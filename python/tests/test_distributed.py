@@ -440,6 +440,32 @@ def test_checkpoint_of_a_model_with_fewer_rows_than_ranks(tmp_path, service, ful
         assert found == wanted
 
 
+def tiny(rank, directory, sharding, loads):
+    """A model of three elements, of two types."""
+    torch.manual_seed(1 if loads else 0)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 1, bias=False).bfloat16(), torch.nn.PReLU())
+    optimizer = plimsoll.torch.AdamW(model.parameters(), sharding=sharding, model=model, **OPTIONS)
+    if loads:
+        optimizer.load(directory)
+        return weights(model), optimizer.resumed_step
+    optimizer.open()
+    for i in range(3):
+        for p in model.parameters():
+            (p * (i + 1)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.save(directory)
+    return weights(model), optimizer.saved()
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "zero2"])
+def test_checkpoint_of_a_model_with_fewer_elements_than_ranks(tmp_path, sharding):
+    saved = run(tiny, str(tmp_path), sharding, False, world=4)
+    assert saved[0][1] == 3 and saved == saved[:1] * 4
+    for other, world in ("zero1", 4), ("zero2", 3), (None, 1):
+        assert run(tiny, str(tmp_path), other, True, world=world) == saved[:1] * world
+
+
 def with_torch_checkpoints(rank, directory, shape):
     """Goes back by means of torch.distributed.checkpoint, and makes the same step again."""
     import torch.distributed.checkpoint as dcp

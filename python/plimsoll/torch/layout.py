@@ -166,7 +166,8 @@ def _cut(pieces: List[Piece], world: int) -> List[Piece]:
 
 def _rows(parameter: Any, name: str, mesh: Mesh) -> Tuple[int, int]:
     """The elements of a DTensor that this rank has: rows, as torch.chunk divides them."""
-    rows, per_rank = _divided(parameter, mesh)
+    rows = parameter.shape[0] if parameter.dim() else 1
+    per_rank = -(-rows // mesh.world)
     width = parameter.numel() // max(rows, 1)
     first, last = min(rows, mesh.rank * per_rank), min(rows, (mesh.rank + 1) * per_rank)
     held = parameter.to_local().numel()
@@ -176,24 +177,6 @@ def _rows(parameter: Any, name: str, mesh: Mesh) -> Tuple[int, int]:
             f"expected {(last - first) * width}, rows {first} to {last}; other ways to shard are not known here"
         )
     return first * width, held
-
-
-def _divided(parameter: Any, mesh: Mesh) -> Tuple[int, int]:
-    """The rows of a DTensor, and how many a rank has where there are enough."""
-    rows = parameter.shape[0] if parameter.dim() else 1
-    return rows, -(-rows // mesh.world)
-
-
-def without_state(parameters: Sequence[torch.Tensor], mesh: Mesh) -> List[int]:
-    """The ranks, among all, that have no row of any parameter: where models are small. All ranks find the same."""
-    holders = 0
-    for p in parameters:
-        if not is_sharded(p):
-            return []
-        if p.numel():
-            rows, per_rank = _divided(p, mesh)
-            holders = max(holders, -(-rows // per_rank))
-    return [replica * mesh.world + rank for replica in range(mesh.replicas) for rank in range(holders, mesh.world)]
 
 
 def _check_names(parts: Dict[str, List[Piece]]) -> None:

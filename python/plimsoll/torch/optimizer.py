@@ -664,7 +664,7 @@ class Optimizer(torch.optim.Optimizer):
         sessions = [p.session for p in self._parts if p.session]
         saves = f"saving step {step} to {directory}"
 
-        def wait() -> None:
+        def wait() -> bool:
             # All are asked, whatever the first says: the next save begins anew.
             found, failure = [], None
             for session in sessions:
@@ -678,12 +678,14 @@ class Optimizer(torch.optim.Optimizer):
                 raise PlimsollError(
                     f"step {step} was not saved to {directory}: the service was started again while it was; call save again"
                 )
+            return bool(sessions)
 
         def commit() -> None:
-            if self._collective.number == 0:
-                sessions[0].commit(directory, step, layout.without_state(self._trained, self._collective))
+            # Of a model that has not enough for all ranks, the first may have nothing.
+            if self._collective.number == having.index(True):
+                sessions[0].commit(directory, step, [rank for rank, has in enumerate(having) if not has])
 
-        self._on_all_ranks(saves, wait)
+        having = self._on_all_ranks(saves, wait)
         self._on_all_ranks(saves, commit)
         return step
 
