@@ -341,3 +341,28 @@ def test_lost_state(service):
     session = optimizer._parts[0].session
     with pytest.raises(StateLost):
         session._recover(ConnectionError("a test"))
+
+
+def test_a_forked_child_changes_nothing_of_its_parent():
+    """Neither gradients nor weights, which are in shared memory."""
+    model = network()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), max_grad_norm=1.0)
+    train(model, optimizer, 1)
+    backward(model, 1)
+    before = [x.detach().clone() for p in model.parameters() for x in (p, p.grad)]
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            gradient = model[0].weight.grad.clone()
+            backward(model, 1)
+            torch.testing.assert_close(model[0].weight.grad, 2 * gradient)
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.zero_()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert all(torch.equal(x, b) for x, b in zip((x for p in model.parameters() for x in (p, p.grad)), before))
+    optimizer.step()

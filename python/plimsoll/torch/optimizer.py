@@ -248,7 +248,7 @@ class Optimizer(torch.optim.Optimizer):
                 part.session.begun(part.session.begin(min(factors), None, wait=True))
 
     def _hook_all(self) -> None:
-        own = weakref.ref(self)
+        own, owner = weakref.ref(self), os.getpid()
         for part in self._parts:
             for parameter in {p.parameter for p in part.pieces}:
                 if layout.is_sharded(parameter):
@@ -256,8 +256,8 @@ class Optimizer(torch.optim.Optimizer):
 
                 def hook(parameter: torch.Tensor, part: Part = part) -> None:
                     optimizer = own()
-                    if optimizer is None or optimizer._parts is None:
-                        return
+                    if optimizer is None or optimizer._parts is None or os.getpid() != owner:
+                        return  # in a forked child, gradients are its own
                     with optimizer._lock:
                         (part.reduce if optimizer._reduces else part.accumulated)(parameter)
 
