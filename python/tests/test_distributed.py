@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import plimsoll.torch
 from gpt import GPT, batch, text
 from plimsoll import PlimsollError
+from plimsoll.protocol import Kind
 
 RANKS = 2
 STEPS = 8
@@ -947,6 +948,40 @@ def test_gradients_on_one_rank_only():
     assert first.startswith("1 of 2 ranks have gradients, and this one: ")
     assert second.startswith("1 of 2 ranks have gradients, and not this one: ")
     assert same == other and same[1] == 1
+
+
+def interrupted(rank, interrupts):
+    """What was under way at an interrupt is sent again when the next gradients are there already."""
+    plimsoll.torch.part._REDUCING_BYTES = 0
+    torch.manual_seed(0)
+    model = GPT()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), sharding="zero2", model=model)
+    optimizer.open()
+    session = optimizer._parts[0].session
+    receive, take = session._receive, plimsoll.client._receive
+
+    def interrupt(connection):
+        raise KeyboardInterrupt
+
+    def receive_or_not():
+        if session._outstanding[0].kind in (Kind.READY, Kind.CLEAR):
+            plimsoll.client._receive = interrupt
+        receive()
+
+    if interrupts:
+        next(model.parameters()).sum().backward()
+        session._receive = receive_or_not
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+        session._receive, plimsoll.client._receive = receive, take
+        optimizer.zero_grad()
+    model.loss(own_rows(batch(text(), 0), rank)).backward()
+    optimizer.step()
+    return weights(model)
+
+
+def test_gradients_after_an_interrupt_while_others_were_discarded():
+    assert run(interrupted, True) == run(interrupted, False)
 
 
 def out_of_touch(rank):

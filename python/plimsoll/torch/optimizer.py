@@ -13,7 +13,7 @@ import torch
 import torch.distributed
 
 from plimsoll.errors import PlimsollError
-from plimsoll.protocol import Kind, Opened
+from plimsoll.protocol import Opened
 from plimsoll.service import Service
 from plimsoll.torch import layout
 from plimsoll.torch.layout import Mesh
@@ -507,8 +507,10 @@ class Optimizer(torch.optim.Optimizer):
         for part in self._parts:
             part.forget()
             if part.session:
+                # By a request that changes no gradient: after an interrupt it is sent again, and others may be there.
                 with contextlib.suppress(PlimsollError):  # what has failed is being raised
-                    part.session.call(Kind.CLEAR)
+                    part.session.ready(0, 1)
+                    part.session.drain()
 
     def _on_all_ranks(self, what: str, act: Callable[[], _Result]) -> List[_Result]:
         """What ``act`` returns on each rank. Where it fails on one it fails on all, so that none waits for one that has given up."""
