@@ -229,7 +229,10 @@ if sharding == "hybrid":  # two replicas of two shards
     mesh, sharding = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")), None
     for layer in model[0], model[2], model:
         fully_shard(layer, mesh=mesh)
-optimizer = AdamW(model.parameters(), lr=1e-2, max_grad_norm=float(clip) or None, sharding=sharding)
+group = None
+if sharding == "copies":
+    group, sharding = dist.group.WORLD, None
+optimizer = AdamW(model.parameters(), lr=1e-2, max_grad_norm=float(clip) or None, sharding=sharding, process_group=group)
 first = optimizer.resumed_step
 begin, left = Session.begin, int(calls)
 
@@ -262,6 +265,8 @@ dist.destroy_process_group()
         (2, 0, 1, 0, "zero2", 2),
         (1, 0, 1, 0, "zero1", 2),
         (4, 3, 1, 0.3, "hybrid", 2),
+        (2, 1, 0, 0.3, "copies", 1),
+        (2, 0, 1, 0, "copies", 2),
     ],
 )
 def test_ranks_that_are_killed_between_their_steps(tmp_path, ranks, victim, calls, clip, sharding, types):

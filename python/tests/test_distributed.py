@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import plimsoll.torch
 from gpt import GPT, batch, text
-from plimsoll import PlimsollError
+from plimsoll import PlimsollError, Service
 from plimsoll.protocol import Kind
 
 RANKS = 2
@@ -167,6 +167,54 @@ def test_replicated_as_one_rank(service, bucket_view):
     ranks = run(replicated, bucket_view, service=service)
     assert ranks[0] == ranks[1]
     assert_near(ranks[0], one_rank(torch.float32)[0], rtol=1e-3, atol=2e-5)
+
+
+def in_copies(rank, directory, kind):
+    """Every rank has the whole state, and hears of the others by its group, or by that of the model."""
+    torch.manual_seed(0)
+    model = GPT()
+    wrapped = DistributedDataParallel(model)
+    known = {
+        "group": {"process_group": dist.group.WORLD, "model": model},
+        "model": {"model": wrapped},
+        "alone": {"model": model},
+    }
+    optimizer = plimsoll.torch.AdamW(wrapped.parameters(), **known[kind], **OPTIONS)
+    optimizer.open()
+    for i in range(2):
+        rows = own_rows(batch(text(), i), rank)
+        logits = wrapped(rows[:, :-1])
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if kind == "alone":
+        with pytest.raises(RuntimeError, match="does not hear of the others: save needs these"):
+            optimizer.save(directory)
+        optimizer.close()
+        with pytest.raises(PlimsollError, match="found its state at step 2, and does not hear whether that of the others is: "):
+            optimizer.open()
+        optimizer.load(f"{directory}/checkpoint")
+    else:
+        optimizer.save(directory)
+        optimizer.saved()
+        optimizer.close()
+        optimizer.open()
+    return weights(model), optimizer.resumed_step, optimizer.last_grad_norm
+
+
+def test_copies_are_saved_and_go_on_together(tmp_path):
+    (tmp_path / "alone").mkdir()
+    found = []
+    for kind, directory in ("group", "group"), ("model", "alone/checkpoint"), ("alone", "alone"):
+        service = Service()
+        found += run(in_copies, str(tmp_path / directory), kind, service=service)
+        service.close()
+    assert found == found[:1] * 6 and found[0][1] == 2
+    torch.manual_seed(1)
+    model = GPT()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), model=model)
+    optimizer.load(tmp_path / "group")
+    assert weights(model) == found[0][0]
 
 
 def fully_sharded(rank, dtype):

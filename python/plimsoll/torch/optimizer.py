@@ -163,9 +163,13 @@ class Optimizer(torch.optim.Optimizer):
                     "parameters are of several meshes, or some are DTensors and others are not: give each kind an optimizer of its own"
                 )
             return layout.mesh_of(sharded, names)
+        distributed = _is_distributed()
         if self._sharding is None:
-            return Mesh()
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+            group = self._replicas_group() if distributed else None
+            if group is None:
+                return Mesh()
+            replica, replicas = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
+            return Mesh(groups=(group,), replica=replica, replicas=replicas)
         if not distributed:
             if self._sharding == "zero2":
                 return Mesh()  # gradients leave the model, and go nowhere else
@@ -174,6 +178,11 @@ class Optimizer(torch.optim.Optimizer):
             )
         group = self._process_group or torch.distributed.group.WORLD
         return Mesh(torch.distributed.get_rank(group), torch.distributed.get_world_size(group), (group,))
+
+    def _replicas_group(self) -> Any:
+        """The ranks that hold copies of the whole state, where that is known: without ``sharding`` a group says so, or the model."""
+        model = self._model if isinstance(self._model, torch.nn.parallel.DistributedDataParallel) else None
+        return self._process_group or getattr(model, "process_group", None)
 
     def _device(self) -> torch.device:
         devices = {layout.local(p).device for g in self.param_groups for p in g["params"] if p.requires_grad}
@@ -221,6 +230,12 @@ class Optimizer(torch.optim.Optimizer):
     def _agree(self, found: List[Opened]) -> None:
         """All parts of all ranks begin at one step: new ones from the model, others as they are."""
         last = max((f.step for f in found), default=0)
+        if last and not self._collective.groups and _is_distributed() and torch.distributed.get_world_size() > 1:
+            raise PlimsollError(
+                f"this rank has found its state at step {last}, and does not hear whether that of the others is: give the optimizer "
+                "the ranks that hold the same (process_group=torch.distributed.group.WORLD, or model= wrapped by "
+                "DistributedDataParallel), or sharding"
+            )
         whole = all(f.initialized for f in found)
         if any(f.step != last for f in found):
             self._catch_up(last, found)
@@ -633,7 +648,9 @@ class Optimizer(torch.optim.Optimizer):
         """
         self.open()
         if not self._collective.groups and _number("WORLD_SIZE", 1) > 1:
-            raise RuntimeError("every rank has all of the state: save needs it divided (sharding='zero1'), or one rank alone")
+            raise RuntimeError(
+                "every rank has all of the state, and does not hear of the others: save needs these (process_group=), or sharding, or one rank alone"
+            )
         mesh, sessions = self._collective, [p.session for p in self._parts if p.session]
         if self._saves_in_vain:
             for session in sessions:
@@ -749,6 +766,10 @@ class _Entries(collections.defaultdict):
     def __bool__(self) -> bool:
         optimizer = self._optimizer()
         return optimizer is not None and optimizer._parts is not None and optimizer._step_number() > 0
+
+
+def _is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _raise(failure: Optional[Exception]) -> None:
