@@ -295,6 +295,25 @@ def test_a_step_that_not_all_have_prepared(service):
         plimsoll.torch.AdamW(Mixed().parameters(), socket=service.socket).open()
 
 
+def test_weights_after_close_are_the_models_own(service):
+    """What trains the state further does not change them, nor they the state."""
+    model, again = network(), network()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), socket=service.socket)
+    train(model, optimizer, 1)
+    backward(model, 1)
+    before = [x.detach().clone() for p in model.parameters() for x in (p, p.grad)]
+    optimizer.close()
+    optimizer = plimsoll.torch.AdamW(again.parameters(), socket=service.socket)
+    assert optimizer.resumed_step == 1
+    train(again, optimizer, 1, 1)
+    assert all(torch.equal(x, b) for x, b in zip((x for p in model.parameters() for x in (p, p.grad)), before))
+    trained = digest(again)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    assert digest(again) == trained
+
+
 def test_gradients_of_other_weights_are_refused(service):
     model = network()
     train(model, plimsoll.torch.AdamW(model.parameters(), socket=service.socket), 3)

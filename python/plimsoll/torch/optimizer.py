@@ -744,6 +744,8 @@ class Optimizer(torch.optim.Optimizer):
         if self._parts is None:
             return
         for part in self._parts:
+            if self._service is None and not give_back:
+                part.depart()
             if part.session:
                 part.session.close(give_back=give_back)
         self._close()
