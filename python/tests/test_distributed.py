@@ -444,6 +444,31 @@ def test_hybrid_checkpoint_is_loaded_anywhere(tmp_path, fully_shard):
     assert one_process(directory, trains=False) == wanted[0]
 
 
+def on_a_mesh_in_another_order(rank, directory, order):
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 8)
+    wanted = weights(model)
+    names = ("replicate", "shard")[-torch.tensor(order).dim() :]
+    fully_shard(model, mesh=DeviceMesh("cpu", order, mesh_dim_names=names))
+    optimizer = plimsoll.torch.AdamW(model.parameters(), model=model)
+    optimizer.save(directory, {"rank": rank})
+    optimizer.saved()
+    assert optimizer.load(directory) == {"rank": rank} and full(model) == wanted
+    return wanted
+
+
+@pytest.mark.parametrize("order", [[1, 0], [[3, 2], [1, 0]]], ids=str)
+def test_checkpoint_of_ranks_in_another_order(tmp_path, fully_shard, order):
+    wanted, *_ = run(on_a_mesh_in_another_order, str(tmp_path), order, world=torch.tensor(order).numel())
+    torch.manual_seed(1)
+    model = torch.nn.Linear(3, 8)
+    plimsoll.torch.AdamW(model.parameters(), model=model).load(tmp_path)
+    assert weights(model) == wanted
+
+
 def test_checkpoint_of_one_process_is_loaded_by_replicas(tmp_path, fully_shard):
     wanted = one_process(tmp_path, trains=True)
     for found in run(loads, str(tmp_path), (2, 2), world=4):

@@ -9,6 +9,7 @@ import re
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
+import torch.distributed
 
 try:
     from torch.distributed.tensor import DTensor
@@ -83,9 +84,11 @@ def mesh_of(parameters: Sequence[Any], names: Dict[torch.Tensor, str]) -> Mesh:
                 "as fully_shard places parameters on a mesh of one or two dimensions; shard it so, or use an optimizer of torch"
             )
     mesh = parameters[0].device_mesh
-    *replica, rank = mesh.get_coordinate()
+    groups = [mesh.get_group(d) for d in range(mesh.ndim)]
+    # By their ranks in the groups, as fully_shard does: those have an order of their own, where that of the mesh is another.
+    *replica, rank = map(torch.distributed.get_rank, groups)
     *replicas, world = mesh.mesh.shape
-    return Mesh(rank, world, tuple(mesh.get_group(d) for d in reversed(range(mesh.ndim))), *replica, *replicas)
+    return Mesh(rank, world, tuple(reversed(groups)), *replica, *replicas)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
