@@ -141,12 +141,16 @@ func sgdOurs(o optim.SGD) model {
 	return func(a arithmetic, step int64, rate float64) func(*element, float64) {
 		penalty, momentum, stepSize := a.constant(o.WeightDecay), a.constant(o.Momentum), a.constant(-rate)
 		share := a.constant(1 - o.Dampening)
-		if step == 1 || o.Momentum == 0 {
+		if step == 1 {
 			share = number64(1)
 		}
 		ofMomentum, ofGradient := number64(1), number{}
-		if o.Nesterov {
+		switch {
+		case o.Nesterov:
 			ofMomentum, ofGradient = momentum, number64(1)
+		case o.Momentum == 0:
+			momentum, share = number64(1), number{}
+			ofMomentum, ofGradient = number{}, number64(1)
 		}
 		return func(x *element, gradient float64) {
 			p, b := &x[0], &x[1]

@@ -56,7 +56,8 @@
 //	p = fma(stepSize, u, p)
 //
 // is torch.optim.SGD, where beta1 is the momentum and oneMinusBeta1 is 1 minus
-// the dampening; u is b or, for Nesterov's momentum, g + momentum·b.
+// the dampening; u is b or, for Nesterov's momentum, g + momentum·b. Without
+// momentum b stays as it is and u is g.
 //
 // # Moments in bf16
 //

@@ -134,11 +134,15 @@ func (s SGDStep) Constants(c *Constants) {
 		abi.MomentumShare: 1,
 		abi.StepSize:      -s.LearningRate,
 	}
-	if s.Step == 1 || s.Momentum == 0 {
+	if s.Step == 1 {
 		rows[abi.OneMinusBeta1] = 1
 	}
-	if s.Nesterov {
+	switch {
+	case s.Nesterov:
 		rows[abi.MomentumShare], rows[abi.GradientShare] = s.Momentum, 1
+	case s.Momentum == 0: // what is there stays for later steps that have one
+		rows[abi.Beta1], rows[abi.OneMinusBeta1] = 1, 0
+		rows[abi.MomentumShare], rows[abi.GradientShare] = 0, 1
 	}
 	c.set(s.Step, rows)
 }

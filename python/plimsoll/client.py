@@ -2,6 +2,7 @@
 
 import array
 import collections
+import ctypes
 import fcntl
 import mmap
 import os
@@ -37,7 +38,30 @@ class Arena:
         self.bytes = description.bytes
         self.identity = _identity(descriptor)
         _check_file(description, descriptor)
-        self.memory = mmap.mmap(descriptor, description.mapped_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        self.memory = mmap.mmap(descriptor, description.mapped_bytes, mmap.MAP_SHARED, _READ_AND_WRITE)
+        # As long as the mapping: what is in it may outlive the session.
+        kept = os.dup(descriptor)
+        weakref.finalize(self.memory, _close, [kept])
+        _mapped[self.memory] = kept
+
+
+_READ_AND_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+_mapped: "weakref.WeakKeyDictionary[mmap.mmap, int]" = weakref.WeakKeyDictionary()
+
+
+def _keep_changes_to_oneself() -> None:
+    """What a forked child changes is a copy of its own, as it is of all other memory."""
+    map_at = ctypes.CDLL(None, use_errno=True).mmap
+    map_at.restype = ctypes.c_void_p
+    map_at.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    for memory, descriptor in _mapped.items():
+        at = np.frombuffer(memory, np.uint8).ctypes.data
+        if map_at(at, len(memory), _READ_AND_WRITE, _A_COPY_OF_ONES_OWN, descriptor, 0) != at:
+            raise OSError(ctypes.get_errno(), "mmap of an arena in a forked child")
+
+
+_A_COPY_OF_ONES_OWN = mmap.MAP_PRIVATE | 0x10 | 0x4000  # MAP_FIXED | MAP_NORESERVE
+os.register_at_fork(after_in_child=_keep_changes_to_oneself)
 
 
 def _identity(descriptor: int) -> Tuple[int, int]:

@@ -229,7 +229,10 @@ if sharding == "hybrid":  # two replicas of two shards
     mesh, sharding = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")), None
     for layer in model[0], model[2], model:
         fully_shard(layer, mesh=mesh)
-optimizer = AdamW(model.parameters(), lr=1e-2, max_grad_norm=float(clip) or None, sharding=sharding)
+group = None
+if sharding == "copies":
+    group, sharding = dist.group.WORLD, None
+optimizer = AdamW(model.parameters(), lr=1e-2, max_grad_norm=float(clip) or None, sharding=sharding, process_group=group)
 first = optimizer.resumed_step
 begin, left = Session.begin, int(calls)
 
@@ -262,6 +265,8 @@ dist.destroy_process_group()
         (2, 0, 1, 0, "zero2", 2),
         (1, 0, 1, 0, "zero1", 2),
         (4, 3, 1, 0.3, "hybrid", 2),
+        (2, 1, 0, 0.3, "copies", 1),
+        (2, 0, 1, 0, "copies", 2),
     ],
 )
 def test_ranks_that_are_killed_between_their_steps(tmp_path, ranks, victim, calls, clip, sharding, types):
@@ -288,6 +293,25 @@ def test_a_step_that_not_all_have_prepared(service):
     optimizer.close()
     with pytest.raises(RuntimeError, match="at different steps .3, 4., and the last was not prepared by all; .* checkpoint"):
         plimsoll.torch.AdamW(Mixed().parameters(), socket=service.socket).open()
+
+
+def test_weights_after_close_are_the_models_own(service):
+    """What trains the state further does not change them, nor they the state."""
+    model, again = network(), network()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), socket=service.socket)
+    train(model, optimizer, 1)
+    backward(model, 1)
+    before = [x.detach().clone() for p in model.parameters() for x in (p, p.grad)]
+    optimizer.close()
+    optimizer = plimsoll.torch.AdamW(again.parameters(), socket=service.socket)
+    assert optimizer.resumed_step == 1
+    train(again, optimizer, 1, 1)
+    assert all(torch.equal(x, b) for x, b in zip((x for p in model.parameters() for x in (p, p.grad)), before))
+    trained = digest(again)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    assert digest(again) == trained
 
 
 def test_gradients_of_other_weights_are_refused(service):
@@ -341,3 +365,28 @@ def test_lost_state(service):
     session = optimizer._parts[0].session
     with pytest.raises(StateLost):
         session._recover(ConnectionError("a test"))
+
+
+def test_a_forked_child_changes_nothing_of_its_parent():
+    """Neither gradients nor weights, which are in shared memory."""
+    model = network()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), max_grad_norm=1.0)
+    train(model, optimizer, 1)
+    backward(model, 1)
+    before = [x.detach().clone() for p in model.parameters() for x in (p, p.grad)]
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            gradient = model[0].weight.grad.clone()
+            backward(model, 1)
+            torch.testing.assert_close(model[0].weight.grad, 2 * gradient)
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.zero_()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert all(torch.equal(x, b) for x, b in zip((x for p in model.parameters() for x in (p, p.grad)), before))
+    optimizer.step()

@@ -19,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import plimsoll.torch
 from gpt import GPT, batch, text
-from plimsoll import PlimsollError
+from plimsoll import PlimsollError, Service
+from plimsoll.protocol import Kind
 
 RANKS = 2
 STEPS = 8
@@ -166,6 +167,54 @@ def test_replicated_as_one_rank(service, bucket_view):
     ranks = run(replicated, bucket_view, service=service)
     assert ranks[0] == ranks[1]
     assert_near(ranks[0], one_rank(torch.float32)[0], rtol=1e-3, atol=2e-5)
+
+
+def in_copies(rank, directory, kind):
+    """Every rank has the whole state, and hears of the others by its group, or by that of the model."""
+    torch.manual_seed(0)
+    model = GPT()
+    wrapped = DistributedDataParallel(model)
+    known = {
+        "group": {"process_group": dist.group.WORLD, "model": model},
+        "model": {"model": wrapped},
+        "alone": {"model": model},
+    }
+    optimizer = plimsoll.torch.AdamW(wrapped.parameters(), **known[kind], **OPTIONS)
+    optimizer.open()
+    for i in range(2):
+        rows = own_rows(batch(text(), i), rank)
+        logits = wrapped(rows[:, :-1])
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if kind == "alone":
+        with pytest.raises(RuntimeError, match="does not hear of the others: save needs these"):
+            optimizer.save(directory)
+        optimizer.close()
+        with pytest.raises(PlimsollError, match="found its state at step 2, and does not hear whether that of the others is: "):
+            optimizer.open()
+        optimizer.load(f"{directory}/checkpoint")
+    else:
+        optimizer.save(directory)
+        optimizer.saved()
+        optimizer.close()
+        optimizer.open()
+    return weights(model), optimizer.resumed_step, optimizer.last_grad_norm
+
+
+def test_copies_are_saved_and_go_on_together(tmp_path):
+    (tmp_path / "alone").mkdir()
+    found = []
+    for kind, directory in ("group", "group"), ("model", "alone/checkpoint"), ("alone", "alone"):
+        service = Service()
+        found += run(in_copies, str(tmp_path / directory), kind, service=service)
+        service.close()
+    assert found == found[:1] * 6 and found[0][1] == 2
+    torch.manual_seed(1)
+    model = GPT()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), model=model)
+    optimizer.load(tmp_path / "group")
+    assert weights(model) == found[0][0]
 
 
 def fully_sharded(rank, dtype):
@@ -395,6 +444,31 @@ def test_hybrid_checkpoint_is_loaded_anywhere(tmp_path, fully_shard):
     assert one_process(directory, trains=False) == wanted[0]
 
 
+def on_a_mesh_in_another_order(rank, directory, order):
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 8)
+    wanted = weights(model)
+    names = ("replicate", "shard")[-torch.tensor(order).dim() :]
+    fully_shard(model, mesh=DeviceMesh("cpu", order, mesh_dim_names=names))
+    optimizer = plimsoll.torch.AdamW(model.parameters(), model=model)
+    optimizer.save(directory, {"rank": rank})
+    optimizer.saved()
+    assert optimizer.load(directory) == {"rank": rank} and full(model) == wanted
+    return wanted
+
+
+@pytest.mark.parametrize("order", [[1, 0], [[3, 2], [1, 0]]], ids=str)
+def test_checkpoint_of_ranks_in_another_order(tmp_path, fully_shard, order):
+    wanted, *_ = run(on_a_mesh_in_another_order, str(tmp_path), order, world=torch.tensor(order).numel())
+    torch.manual_seed(1)
+    model = torch.nn.Linear(3, 8)
+    plimsoll.torch.AdamW(model.parameters(), model=model).load(tmp_path)
+    assert weights(model) == wanted
+
+
 def test_checkpoint_of_one_process_is_loaded_by_replicas(tmp_path, fully_shard):
     wanted = one_process(tmp_path, trains=True)
     for found in run(loads, str(tmp_path), (2, 2), world=4):
@@ -438,6 +512,32 @@ def test_checkpoint_of_a_model_with_fewer_rows_than_ranks(tmp_path, service, ful
     assert small(str(tmp_path), (), True) == wanted
     for found in run(a_small_one, str(tmp_path), (4,), True, world=4):
         assert found == wanted
+
+
+def tiny(rank, directory, sharding, loads):
+    """A model of three elements, of two types."""
+    torch.manual_seed(1 if loads else 0)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 1, bias=False).bfloat16(), torch.nn.PReLU())
+    optimizer = plimsoll.torch.AdamW(model.parameters(), sharding=sharding, model=model, **OPTIONS)
+    if loads:
+        optimizer.load(directory)
+        return weights(model), optimizer.resumed_step
+    optimizer.open()
+    for i in range(3):
+        for p in model.parameters():
+            (p * (i + 1)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.save(directory)
+    return weights(model), optimizer.saved()
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "zero2"])
+def test_checkpoint_of_a_model_with_fewer_elements_than_ranks(tmp_path, sharding):
+    saved = run(tiny, str(tmp_path), sharding, False, world=4)
+    assert saved[0][1] == 3 and saved == saved[:1] * 4
+    for other, world in ("zero1", 4), ("zero2", 3), (None, 1):
+        assert run(tiny, str(tmp_path), other, True, world=world) == saved[:1] * world
 
 
 def with_torch_checkpoints(rank, directory, shape):
@@ -921,6 +1021,40 @@ def test_gradients_on_one_rank_only():
     assert first.startswith("1 of 2 ranks have gradients, and this one: ")
     assert second.startswith("1 of 2 ranks have gradients, and not this one: ")
     assert same == other and same[1] == 1
+
+
+def interrupted(rank, interrupts):
+    """What was under way at an interrupt is sent again when the next gradients are there already."""
+    plimsoll.torch.part._REDUCING_BYTES = 0
+    torch.manual_seed(0)
+    model = GPT()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), sharding="zero2", model=model)
+    optimizer.open()
+    session = optimizer._parts[0].session
+    receive, take = session._receive, plimsoll.client._receive
+
+    def interrupt(connection):
+        raise KeyboardInterrupt
+
+    def receive_or_not():
+        if session._outstanding[0].kind in (Kind.READY, Kind.CLEAR):
+            plimsoll.client._receive = interrupt
+        receive()
+
+    if interrupts:
+        next(model.parameters()).sum().backward()
+        session._receive = receive_or_not
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+        session._receive, plimsoll.client._receive = receive, take
+        optimizer.zero_grad()
+    model.loss(own_rows(batch(text(), 0), rank)).backward()
+    optimizer.step()
+    return weights(model)
+
+
+def test_gradients_after_an_interrupt_while_others_were_discarded():
+    assert run(interrupted, True) == run(interrupted, False)
 
 
 def out_of_touch(rank):

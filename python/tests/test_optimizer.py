@@ -55,6 +55,18 @@ OPTIMIZERS = {
 }
 
 
+def test_momentum_that_comes_and_goes():
+    """Steps without momentum leave what there is of it alone, and a first one after them finds none."""
+    model, reference = network(), network()
+    optimizer = plimsoll.torch.SGD(model.parameters(), lr=1e-2)
+    wanted = torch.optim.SGD(reference.parameters(), lr=1e-2)
+    for i, momentum in enumerate([0, 0, 0.9, 0.9, 0, 0, 0.5]):
+        optimizer.param_groups[0]["momentum"] = wanted.param_groups[0]["momentum"] = momentum
+        train(model, optimizer, 1, i)
+        train(reference, wanted, 1, i)
+        assert_same(model, reference, 1e-5, 1e-7)
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_follows_torch(name):
     ours, theirs = network(), network()

@@ -17,6 +17,8 @@ finite.
 ``sharding``: None; "zero1", where each rank of ``process_group`` holds a part of
 the state and gradients are the same on all ranks (DDP); "zero2", where the
 optimizer averages gradients itself and each rank keeps those of its part.
+Without it, the ranks of ``process_group`` (where ``model`` is wrapped by
+DistributedDataParallel: of that) hold copies of one state.
 Parameters that fully_shard has sharded are held as they are, also where it has
 replicated the shards (HSDP).
 

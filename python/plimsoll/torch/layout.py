@@ -9,6 +9,7 @@ import re
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
+import torch.distributed
 
 try:
     from torch.distributed.tensor import DTensor
@@ -83,9 +84,11 @@ def mesh_of(parameters: Sequence[Any], names: Dict[torch.Tensor, str]) -> Mesh:
                 "as fully_shard places parameters on a mesh of one or two dimensions; shard it so, or use an optimizer of torch"
             )
     mesh = parameters[0].device_mesh
-    *replica, rank = mesh.get_coordinate()
+    groups = [mesh.get_group(d) for d in range(mesh.ndim)]
+    # By their ranks in the groups, as fully_shard does: those have an order of their own, where that of the mesh is another.
+    *replica, rank = map(torch.distributed.get_rank, groups)
     *replicas, world = mesh.mesh.shape
-    return Mesh(rank, world, tuple(mesh.get_group(d) for d in reversed(range(mesh.ndim))), *replica, *replicas)
+    return Mesh(rank, world, tuple(reversed(groups)), *replica, *replicas)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -166,7 +169,8 @@ def _cut(pieces: List[Piece], world: int) -> List[Piece]:
 
 def _rows(parameter: Any, name: str, mesh: Mesh) -> Tuple[int, int]:
     """The elements of a DTensor that this rank has: rows, as torch.chunk divides them."""
-    rows, per_rank = _divided(parameter, mesh)
+    rows = parameter.shape[0] if parameter.dim() else 1
+    per_rank = -(-rows // mesh.world)
     width = parameter.numel() // max(rows, 1)
     first, last = min(rows, mesh.rank * per_rank), min(rows, (mesh.rank + 1) * per_rank)
     held = parameter.to_local().numel()
@@ -176,24 +180,6 @@ def _rows(parameter: Any, name: str, mesh: Mesh) -> Tuple[int, int]:
             f"expected {(last - first) * width}, rows {first} to {last}; other ways to shard are not known here"
         )
     return first * width, held
-
-
-def _divided(parameter: Any, mesh: Mesh) -> Tuple[int, int]:
-    """The rows of a DTensor, and how many a rank has where there are enough."""
-    rows = parameter.shape[0] if parameter.dim() else 1
-    return rows, -(-rows // mesh.world)
-
-
-def without_state(parameters: Sequence[torch.Tensor], mesh: Mesh) -> List[int]:
-    """The ranks, among all, that have no row of any parameter: where models are small. All ranks find the same."""
-    holders = 0
-    for p in parameters:
-        if not is_sharded(p):
-            return []
-        if p.numel():
-            rows, per_rank = _divided(p, mesh)
-            holders = max(holders, -(-rows // per_rank))
-    return [replica * mesh.world + rank for replica in range(mesh.replicas) for rank in range(holders, mesh.world)]
 
 
 def _check_names(parts: Dict[str, List[Piece]]) -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed
 
 from plimsoll.errors import PlimsollError
-from plimsoll.protocol import Kind, Opened
+from plimsoll.protocol import Opened
 from plimsoll.service import Service
 from plimsoll.torch import layout
 from plimsoll.torch.layout import Mesh
@@ -163,9 +163,13 @@ class Optimizer(torch.optim.Optimizer):
                     "parameters are of several meshes, or some are DTensors and others are not: give each kind an optimizer of its own"
                 )
             return layout.mesh_of(sharded, names)
+        distributed = _is_distributed()
         if self._sharding is None:
-            return Mesh()
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+            group = self._replicas_group() if distributed else None
+            if group is None:
+                return Mesh()
+            replica, replicas = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
+            return Mesh(groups=(group,), replica=replica, replicas=replicas)
         if not distributed:
             if self._sharding == "zero2":
                 return Mesh()  # gradients leave the model, and go nowhere else
@@ -174,6 +178,11 @@ class Optimizer(torch.optim.Optimizer):
             )
         group = self._process_group or torch.distributed.group.WORLD
         return Mesh(torch.distributed.get_rank(group), torch.distributed.get_world_size(group), (group,))
+
+    def _replicas_group(self) -> Any:
+        """The ranks that hold copies of the whole state, where that is known: without ``sharding`` a group says so, or the model."""
+        model = self._model if isinstance(self._model, torch.nn.parallel.DistributedDataParallel) else None
+        return self._process_group or getattr(model, "process_group", None)
 
     def _device(self) -> torch.device:
         devices = {layout.local(p).device for g in self.param_groups for p in g["params"] if p.requires_grad}
@@ -221,6 +230,12 @@ class Optimizer(torch.optim.Optimizer):
     def _agree(self, found: List[Opened]) -> None:
         """All parts of all ranks begin at one step: new ones from the model, others as they are."""
         last = max((f.step for f in found), default=0)
+        if last and not self._collective.groups and _is_distributed() and torch.distributed.get_world_size() > 1:
+            raise PlimsollError(
+                f"this rank has found its state at step {last}, and does not hear whether that of the others is: give the optimizer "
+                "the ranks that hold the same (process_group=torch.distributed.group.WORLD, or model= wrapped by "
+                "DistributedDataParallel), or sharding"
+            )
         whole = all(f.initialized for f in found)
         if any(f.step != last for f in found):
             self._catch_up(last, found)
@@ -248,7 +263,7 @@ class Optimizer(torch.optim.Optimizer):
                 part.session.begun(part.session.begin(min(factors), None, wait=True))
 
     def _hook_all(self) -> None:
-        own = weakref.ref(self)
+        own, owner = weakref.ref(self), os.getpid()
         for part in self._parts:
             for parameter in {p.parameter for p in part.pieces}:
                 if layout.is_sharded(parameter):
@@ -256,8 +271,8 @@ class Optimizer(torch.optim.Optimizer):
 
                 def hook(parameter: torch.Tensor, part: Part = part) -> None:
                     optimizer = own()
-                    if optimizer is None or optimizer._parts is None:
-                        return
+                    if optimizer is None or optimizer._parts is None or os.getpid() != owner:
+                        return  # in a forked child, gradients are its own
                     with optimizer._lock:
                         (part.reduce if optimizer._reduces else part.accumulated)(parameter)
 
@@ -507,8 +522,10 @@ class Optimizer(torch.optim.Optimizer):
         for part in self._parts:
             part.forget()
             if part.session:
+                # By a request that changes no gradient: after an interrupt it is sent again, and others may be there.
                 with contextlib.suppress(PlimsollError):  # what has failed is being raised
-                    part.session.call(Kind.CLEAR)
+                    part.session.ready(0, 1)
+                    part.session.drain()
 
     def _on_all_ranks(self, what: str, act: Callable[[], _Result]) -> List[_Result]:
         """What ``act`` returns on each rank. Where it fails on one it fails on all, so that none waits for one that has given up."""
@@ -631,7 +648,9 @@ class Optimizer(torch.optim.Optimizer):
         """
         self.open()
         if not self._collective.groups and _number("WORLD_SIZE", 1) > 1:
-            raise RuntimeError("every rank has all of the state: save needs it divided (sharding='zero1'), or one rank alone")
+            raise RuntimeError(
+                "every rank has all of the state, and does not hear of the others: save needs these (process_group=), or sharding, or one rank alone"
+            )
         mesh, sessions = self._collective, [p.session for p in self._parts if p.session]
         if self._saves_in_vain:
             for session in sessions:
@@ -664,7 +683,7 @@ class Optimizer(torch.optim.Optimizer):
         sessions = [p.session for p in self._parts if p.session]
         saves = f"saving step {step} to {directory}"
 
-        def wait() -> None:
+        def wait() -> bool:
             # All are asked, whatever the first says: the next save begins anew.
             found, failure = [], None
             for session in sessions:
@@ -678,12 +697,14 @@ class Optimizer(torch.optim.Optimizer):
                 raise PlimsollError(
                     f"step {step} was not saved to {directory}: the service was started again while it was; call save again"
                 )
+            return bool(sessions)
 
         def commit() -> None:
-            if self._collective.number == 0:
-                sessions[0].commit(directory, step, layout.without_state(self._trained, self._collective))
+            # Of a model that has not enough for all ranks, the first may have nothing.
+            if self._collective.number == having.index(True):
+                sessions[0].commit(directory, step, [rank for rank, has in enumerate(having) if not has])
 
-        self._on_all_ranks(saves, wait)
+        having = self._on_all_ranks(saves, wait)
         self._on_all_ranks(saves, commit)
         return step
 
@@ -723,6 +744,8 @@ class Optimizer(torch.optim.Optimizer):
         if self._parts is None:
             return
         for part in self._parts:
+            if self._service is None and not give_back:
+                part.depart()
             if part.session:
                 part.session.close(give_back=give_back)
         self._close()
@@ -745,6 +768,10 @@ class _Entries(collections.defaultdict):
     def __bool__(self) -> bool:
         optimizer = self._optimizer()
         return optimizer is not None and optimizer._parts is not None and optimizer._step_number() > 0
+
+
+def _is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _raise(failure: Optional[Exception]) -> None:

@@ -124,6 +124,14 @@ class Part:
                 parameter.data = slot.weight.view(parameter.shape)
         self.pull(after_step=False)
 
+    def depart(self) -> None:
+        """Gives the model memory of its own: what is in the arenas is the next trainer's."""
+        for parameter, slot in self.slots.items() if self.shared else ():
+            if parameter.data_ptr() == slot.weight.data_ptr():
+                parameter.data = parameter.data.clone()
+            if parameter.grad is not None and parameter.grad is slot.shown:
+                parameter.grad = parameter.grad.clone()
+
     # Gradients
 
     def accumulated(self, parameter: torch.Tensor) -> None:
