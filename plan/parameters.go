@@ -21,13 +21,15 @@ func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
 	}
 	elsewhere := j.otherExperts()
 	undivided := j.Model.Network.Undivided()
+	own := make(map[string]*autograd.Parameter, count) // those of the model, in whose place others may be trained
+	copies := map[copied]*autograd.Parameter{}
 	for _, p := range j.Model.Parameters {
-		if owner, ok := m.ByName[p.TiedTo]; ok {
-			m.ByName[p.Name] = owner
-			continue
-		}
 		module, isWeight := strings.CutSuffix(p.Name, ".weight")
 		if elsewhere[module] {
+			continue
+		}
+		if owner, ok := own[p.TiedTo]; ok {
+			m.ByName[p.Name] = j.copied(copies, p.Name, owner, &list)
 			continue
 		}
 		made := &autograd.Parameter{Name: p.Name, Elements: p.Elements(), DType: j.compute(), Trainable: j.Adapter == nil, Embedding: p.IsEmbedding()}
@@ -43,10 +45,11 @@ func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
 			j.quantize(made)
 		}
 		if a := j.Adapter; a != nil {
-			made.Trainable = a.Saves(module) || a.Bias == "all" && strings.HasSuffix(p.Name, ".bias")
+			made.Trainable = a.Bias == "all" && strings.HasSuffix(p.Name, ".bias")
 		}
-		m.ByName[p.Name] = made
+		own[p.Name] = made
 		list = append(list, made)
+		m.ByName[p.Name] = j.copied(copies, p.Name, made, &list)
 	}
 	for _, b := range j.Model.Network.Blocks() {
 		if x := b.FeedForward.Mixture; x != nil {
@@ -57,6 +60,33 @@ func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
 		list = append(list, j.adapt(m)...)
 	}
 	return m, list
+}
+
+// copied is a parameter in a module that PEFT trains a copy of.
+type copied struct {
+	module   string
+	original *autograd.Parameter
+}
+
+// copied is the parameter that is used under a name: the original, or that of a
+// copy of its module, which is trained beside the original (PEFT's
+// ModulesToSaveWrapper and LNTuningLayer). What is tied to a parameter outside
+// of the module is not tied any more.
+func (j *Job) copied(copies map[copied]*autograd.Parameter, name string, original *autograd.Parameter, list *[]*autograd.Parameter) *autograd.Parameter {
+	if j.Adapter == nil {
+		return original
+	}
+	key := copied{j.Adapter.Copies(name[:max(0, strings.LastIndexByte(name, '.'))]), original}
+	if key.module == "" {
+		return original
+	}
+	if copies[key] == nil {
+		again := *original
+		again.Trainable, original.Trainable = true, false
+		copies[key] = &again
+		*list = append(*list, &again)
+	}
+	return copies[key]
 }
 
 // experts are the weights of a mixture that the rank has.
@@ -124,9 +154,6 @@ func (j *Job) quantizesHead() bool {
 func (j *Job) adapt(m forward.Parameters) []*autograd.Parameter {
 	a := j.Adapter
 	if a.Type == "LN_TUNING" {
-		for name, p := range m.ByName {
-			p.Trainable = p.Trainable || a.Targets(strings.TrimSuffix(strings.TrimSuffix(name, ".weight"), ".bias"))
-		}
 		return nil
 	}
 	var list []*autograd.Parameter

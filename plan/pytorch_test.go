@@ -142,6 +142,8 @@ func TestAgainstPyTorch(t *testing.T) {
 		{name: "autocast", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 256, flags: "--precision amp-bf16 --for-loop", request: Request{Precision: "amp-bf16", Optimizer: "adamw/for-loop"}},
 		{name: "eager", config: "gpt2", layers: 4, batch: 4, length: 512, flags: "--precision fp32 --attention eager", request: Request{Precision: "fp32", Attention: "eager"}},
 		{name: "lora", config: "qwen2.5-0.5b", layers: 4, batch: 2, length: 512, adapter: loraOfQueriesAndValues, flags: "--precision bf16", request: Request{Precision: "bf16"}},
+		{name: "copied modules", config: "qwen2.5-0.5b", layers: 4, batch: 2, length: 512, flags: "--precision bf16", request: Request{Precision: "bf16"},
+			adapter: `{"peft_type": "LORA", "r": 8, "target_modules": ["q_proj", "v_proj"], "modules_to_save": ["embed_tokens"]}`},
 		{name: "mixture", config: "qwen3-30b-a3b", layers: 2, batch: 1, length: 1024, flags: "--precision bf16", request: Request{Precision: "bf16"}},
 		{name: "encoder and decoder", config: "t5-small", layers: 3, batch: 2, length: 256, flags: "--precision bf16", request: Request{Precision: "bf16"}},
 		{name: "partial rotary", config: "gpt-neox-20b", layers: 2, batch: 1, length: 512, flags: "--precision bf16 --optimizer sgd", request: Request{Precision: "bf16", Optimizer: "sgd"}},

@@ -82,6 +82,20 @@ func (a *Adapter) Saves(module string) bool {
 	return slices.ContainsFunc(a.ModulesToSave, func(name string) bool { return strings.HasSuffix(module, name) })
 }
 
+// Copies is the path of the outermost module, this one or one that it is in, of
+// which a copy is trained; it is empty where there is none.
+func (a *Adapter) Copies(module string) string {
+	for end := range len(module) + 1 {
+		if end < len(module) && module[end] != '.' {
+			continue
+		}
+		if around := module[:end]; a.Saves(around) || a.Type == "LN_TUNING" && a.Targets(around) {
+			return around
+		}
+	}
+	return ""
+}
+
 // Feedforward says that IA3 scales the input of the module, not its output.
 func (a *Adapter) Feedforward(module string) bool {
 	if a.feedforward.pattern != nil {

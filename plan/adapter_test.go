@@ -1,0 +1,58 @@
+package plan
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// TestAdaptedParameters counts what PEFT 0.21 counts of models of transformers
+// 5.23 on the meta device: the trained parameters, and all that are held.
+func TestAdaptedParameters(t *testing.T) {
+	models := map[string]string{
+		"llama": `{"model_type": "llama", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
+			"num_attention_heads": 4, "num_key_value_heads": 2, "attention_bias": true}`,
+		"tied": `{"model_type": "llama", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
+			"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": true}`,
+		"bert": `{"architectures": ["BertForMaskedLM"], "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
+			"num_attention_heads": 4, "max_position_embeddings": 256}`,
+		"gpt2": `{"model_type": "gpt2", "vocab_size": 1000, "n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 256}`,
+		"opt": `{"model_type": "opt", "vocab_size": 1000, "hidden_size": 64, "ffn_dim": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+			"max_position_embeddings": 256, "word_embed_proj_dim": 32}`,
+	}
+	folder := t.TempDir()
+	file := func(name, text string) string {
+		path := filepath.Join(folder, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	for _, c := range []struct {
+		model, adapter   string
+		trained, besides int64 // besides the model's own
+	}{
+		{"llama", `"target_modules": ["q_proj", "v_proj"]`, 3584, 3584},
+		{"llama", `"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["lm_head"]`, 67584, 67584},
+		{"tied", `"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["lm_head"]`, 67584, 67584},
+		{"tied", `"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["embed_tokens", "lm_head"]`, 131584, 131584},
+		{"bert", `"target_modules": ["query", "value"], "modules_to_save": ["cls"]`, 73384, 73384},
+		{"bert", `"target_modules": ["query", "value"], "modules_to_save": ["LayerNorm"]`, 5376, 5376},
+	} {
+		q := Request{Model: file("config.json", models[c.model]), Adapter: file("adapter.json", `{"peft_type": "LORA", "r": 4, `+c.adapter+`}`)}
+		j, err := q.Resolve()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, list := j.makeParameters()
+		var trained int64
+		for _, p := range list {
+			if p.Trainable {
+				trained += p.Elements
+			}
+		}
+		if besides := elementsOf(list) - j.Model.Elements(); trained != c.trained || besides != c.besides {
+			t.Errorf("%s, %s: %d trained and %d besides, PEFT has %d and %d", c.model, c.adapter, trained, besides, c.trained, c.besides)
+		}
+	}
+}
