@@ -3,11 +3,13 @@ package plan
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
 // TestAdaptedParameters counts what PEFT 0.21 counts of models of transformers
-// 5.23 on the meta device: the trained parameters, and all that are held.
+// 5.23 on the meta device: the trained parameters, and all that are held (with
+// the matrices that VeRA shares, which are buffers).
 func TestAdaptedParameters(t *testing.T) {
 	models := map[string]string{
 		"llama": `{"model_type": "llama", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
@@ -38,8 +40,15 @@ func TestAdaptedParameters(t *testing.T) {
 		{"tied", `"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["embed_tokens", "lm_head"]`, 131584, 131584},
 		{"bert", `"target_modules": ["query", "value"], "modules_to_save": ["cls"]`, 73384, 73384},
 		{"bert", `"target_modules": ["query", "value"], "modules_to_save": ["LayerNorm"]`, 5376, 5376},
+		{"llama", `"target_modules": ["q_proj", "v_proj"], "bias": "lora_only"`, 3968, 3584},
+		{"gpt2", `"target_modules": ["c_attn", "c_proj"], "bias": "lora_only"`, 12544, 11264},
+		{"llama", `"peft_type": "VERA", "r": 8, "target_modules": ["q_proj", "v_proj"], "bias": "vera_only"`, 832, 448 + 8*(64+64)},
 	} {
-		q := Request{Model: file("config.json", models[c.model]), Adapter: file("adapter.json", `{"peft_type": "LORA", "r": 4, `+c.adapter+`}`)}
+		text := `{` + c.adapter + `}`
+		if !strings.Contains(text, "peft_type") {
+			text = `{"peft_type": "LORA", "r": 4, ` + c.adapter + `}`
+		}
+		q := Request{Model: file("config.json", models[c.model]), Adapter: file("adapter.json", text)}
 		j, err := q.Resolve()
 		if err != nil {
 			t.Fatal(err)

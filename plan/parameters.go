@@ -176,6 +176,9 @@ func (j *Job) adapt(m forward.Parameters) []*autograd.Parameter {
 	}
 	var sharedA, sharedB *autograd.Parameter
 	for _, t := range targets {
+		if bias := m.ByName[t.path+".bias"]; bias != nil && strings.HasSuffix(a.Bias, "_only") { // lora_only, vera_only
+			bias.Trainable = true
+		}
 		f := &forward.Adapter{Dropout: a.Dropout, Rank: int64(a.RankOf(t.path))}
 		switch a.Type {
 		case "IA3":
@@ -195,6 +198,9 @@ func (j *Job) adapt(m forward.Parameters) []*autograd.Parameter {
 		default: // LORA and ADALORA
 			f.Kind = forward.LoRA
 			f.A, f.B = add(t.path+".lora_A", f.Rank, t.in, true), add(t.path+".lora_B", t.out, f.Rank, true)
+			if a.LoRABias && a.Type == "LORA" {
+				f.Bias = add(t.path+".lora_B.bias", t.out, 1, true)
+			}
 			if a.Type == "ADALORA" {
 				f.Vectors = []*autograd.Parameter{add(t.path+".lora_E", f.Rank, 1, true)}
 			}
