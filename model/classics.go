@@ -9,7 +9,7 @@ func gpt2(s scope) {
 	vocabulary, hidden := s.size("vocab_size"), s.size("n_embd", "hidden_size")
 	heads, inner := s.sizeOr(12, "n_head", "num_attention_heads"), s.sizeOr(4*hidden, "n_inner")
 	width := s.divide(hidden, "n_embd", heads, "n_head")
-	// GPT-2's projections are stored input first.
+	s.network.InputFirst = true
 	project := func(s scope, name string, in, out int64) string {
 		s.tensor(name+".weight", in, out)
 		s.tensor(name+".bias", out)

@@ -10,6 +10,9 @@ type Network struct {
 	Hidden int64 // width of the residual stream
 	Stacks []*Stack
 	Head   Head
+	// InputFirst says that the weights of the blocks' linear modules have a row
+	// for every input, as GPT-2's, and not for every output.
+	InputFirst bool
 }
 
 // Stack is an encoder or a decoder: embeddings, blocks and a norm.

@@ -42,6 +42,9 @@ func TestAdaptedParameters(t *testing.T) {
 		{"bert", `"target_modules": ["query", "value"], "modules_to_save": ["LayerNorm"]`, 5376, 5376},
 		{"llama", `"target_modules": ["q_proj", "v_proj"], "bias": "lora_only"`, 3968, 3584},
 		{"gpt2", `"target_modules": ["c_attn", "c_proj"], "bias": "lora_only"`, 12544, 11264},
+		{"gpt2", `"target_modules": ["c_attn", "c_proj"], "lora_bias": true`, 12544, 12544},
+		{"gpt2", `"target_modules": ["c_attn", "c_proj"], "use_dora": true`, 12544, 12544},
+		{"gpt2", `"peft_type": "IA3", "target_modules": ["c_attn", "c_proj"], "feedforward_modules": ["c_proj"]`, 2048, 2048},
 		{"llama", `"peft_type": "VERA", "r": 8, "target_modules": ["q_proj", "v_proj"], "bias": "vera_only"`, 832, 448 + 8*(64+64)},
 	} {
 		text := `{` + c.adapter + `}`

@@ -33,10 +33,13 @@ func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
 			continue
 		}
 		made := &autograd.Parameter{Name: p.Name, Elements: p.Elements(), DType: j.compute(), Trainable: j.Adapter == nil, Embedding: p.IsEmbedding()}
+		quantized, product := linear[module]
 		if len(p.Shape) == 2 {
 			made.Rows = p.Shape[0]
+			if quantized && isWeight && j.Model.Network.InputFirst {
+				made.Rows = p.Shape[1]
+			}
 		}
-		quantized, product := linear[module]
 		if isWeight && (product && !undivided[module] || made.Embedding) {
 			made.Elements /= j.SplitWidth
 			made.Rows = max(1, made.Rows/j.SplitWidth)
