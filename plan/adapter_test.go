@@ -18,6 +18,8 @@ func TestAdaptedParameters(t *testing.T) {
 			"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": true}`,
 		"bert": `{"architectures": ["BertForMaskedLM"], "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
 			"num_attention_heads": 4, "max_position_embeddings": 256}`,
+		"classifier": `{"architectures": ["BertForSequenceClassification"], "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
+			"num_attention_heads": 4, "max_position_embeddings": 256}`,
 		"gpt2": `{"model_type": "gpt2", "vocab_size": 1000, "n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 256}`,
 		"opt": `{"model_type": "opt", "vocab_size": 1000, "hidden_size": 64, "ffn_dim": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
 			"max_position_embeddings": 256, "word_embed_proj_dim": 32}`,
@@ -45,6 +47,10 @@ func TestAdaptedParameters(t *testing.T) {
 		{"gpt2", `"target_modules": ["c_attn", "c_proj"], "lora_bias": true`, 12544, 12544},
 		{"gpt2", `"target_modules": ["c_attn", "c_proj"], "use_dora": true`, 12544, 12544},
 		{"gpt2", `"peft_type": "IA3", "target_modules": ["c_attn", "c_proj"], "feedforward_modules": ["c_proj"]`, 2048, 2048},
+		{"opt", `"target_modules": "all-linear"`, 15104, 15104},
+		{"bert", `"target_modules": "all-linear"`, 14848, 14848},
+		{"classifier", `"target_modules": "all-linear"`, 15112, 15112},
+		{"classifier", `"target_modules": "all-linear", "task_type": "SEQ_CLS"`, 14978, 14978},
 		{"llama", `"peft_type": "VERA", "r": 8, "target_modules": ["q_proj", "v_proj"], "bias": "vera_only"`, 832, 448 + 8*(64+64)},
 	} {
 		text := `{` + c.adapter + `}`

@@ -32,9 +32,9 @@ type pattern struct {
 	rank    int
 }
 
-// heads are the names of output embeddings, which "all-linear" leaves out, and
-// of classifiers. PEFT asks the model for them.
-var heads = strings.Fields("lm_head embed_out output_layer score classifier")
+// heads are the names of output embeddings, which "all-linear" leaves out. PEFT
+// asks the model for them.
+var heads = strings.Fields("lm_head embed_out output_layer predictions.decoder")
 
 func (m *match) matches(module string) bool {
 	switch {
