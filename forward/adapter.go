@@ -7,7 +7,7 @@ import (
 	"plimsoll/dtype"
 )
 
-// Adapter is what PEFT adds to a linear module.
+// Adapter is what PEFT adds to a linear module or, LoRA only, to an embedding.
 type Adapter struct {
 	Kind AdapterKind
 	Rank int64
@@ -102,6 +102,21 @@ func (p *pass) lora(a *Adapter, path string, base, x *autograd.Tensor, out int64
 	sum := p.add(base, scaled)
 	p.Drop(base, scaled)
 	return p.follow(sum, p.cast(sum, base.DType))
+}
+
+// adaptedRows adds the product of rows of A, of which an embedding has one for
+// every token, with B.
+func (p *pass) adaptedRows(a *Adapter, base *autograd.Tensor) *autograd.Tensor {
+	defer p.SetComponent(p.SetComponent(Adapters))
+	return p.Scope(func() *autograd.Tensor {
+		low := p.rows(a.A, base.Elements/a.B.Rows*a.Rank)
+		high := p.small(a.B, nil, low, a.Rank, a.B.Rows)
+		p.Drop(low)
+		scaled := p.follow(high, p.unary(high, high.DType, saveNothing))
+		sum := p.add(base, scaled)
+		p.Drop(base, scaled)
+		return p.follow(sum, p.cast(sum, base.DType))
+	})
 }
 
 // share keeps what dropout made of a tensor, until it is asked for another.

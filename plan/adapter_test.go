@@ -51,6 +51,9 @@ func TestAdaptedParameters(t *testing.T) {
 		{"bert", `"target_modules": "all-linear"`, 14848, 14848},
 		{"classifier", `"target_modules": "all-linear"`, 15112, 15112},
 		{"classifier", `"target_modules": "all-linear", "task_type": "SEQ_CLS"`, 14978, 14978},
+		{"llama", `"target_modules": ["q_proj", "v_proj", "embed_tokens"]`, 7840, 7840},
+		{"tied", `"target_modules": ["q_proj", "v_proj", "embed_tokens", "lm_head"]`, 12096, 12096},
+		{"opt", `"target_modules": ["q_proj", "v_proj", "embed_tokens"]`, 8224, 8224},
 		{"llama", `"peft_type": "VERA", "r": 8, "target_modules": ["q_proj", "v_proj"], "bias": "vera_only"`, 832, 448 + 8*(64+64)},
 	} {
 		text := `{` + c.adapter + `}`

@@ -218,7 +218,8 @@ func (j *Job) adapt(m forward.Parameters) []*autograd.Parameter {
 	return list
 }
 
-// target is a linear module that the adapter adapts, with its widths.
+// target is a linear module or an embedding that the adapter adapts, with its
+// widths.
 type target struct {
 	path    string
 	in, out int64
@@ -229,6 +230,15 @@ func (j *Job) targets(m forward.Parameters) []target {
 	for _, path := range append(j.Model.Network.Linears(), j.Model.Network.Head.Projection) {
 		if w := m.ByName[path+".weight"]; w != nil && w.Rows > 0 && j.Adapter.Targets(path) {
 			list = append(list, target{path, w.Elements / w.Rows, w.Rows})
+		}
+	}
+	if j.Adapter.Type != "LORA" || j.Adapter.AllLinear() {
+		return list
+	}
+	for _, p := range j.Model.Parameters {
+		path := strings.TrimSuffix(p.Name, ".weight")
+		if w := m.ByName[p.Name]; p.IsEmbedding() && j.Adapter.Targets(path) {
+			list = append(list, target{path, w.Rows, w.Elements / w.Rows})
 		}
 	}
 	return list

@@ -144,6 +144,8 @@ func TestAgainstPyTorch(t *testing.T) {
 		{name: "lora", config: "qwen2.5-0.5b", layers: 4, batch: 2, length: 512, adapter: loraOfQueriesAndValues, flags: "--precision bf16", request: Request{Precision: "bf16"}},
 		{name: "copied modules", config: "qwen2.5-0.5b", layers: 4, batch: 2, length: 512, flags: "--precision bf16", request: Request{Precision: "bf16"},
 			adapter: `{"peft_type": "LORA", "r": 8, "target_modules": ["q_proj", "v_proj"], "modules_to_save": ["embed_tokens"]}`},
+		{name: "adapted embedding", config: "llama-3.2-1b", layers: 3, batch: 2, length: 512, flags: "--precision bf16", request: Request{Precision: "bf16"},
+			adapter: `{"peft_type": "LORA", "r": 16, "target_modules": ["q_proj", "v_proj", "embed_tokens"]}`},
 		{name: "mixture", config: "qwen3-30b-a3b", layers: 2, batch: 1, length: 1024, flags: "--precision bf16", request: Request{Precision: "bf16"}},
 		{name: "encoder and decoder", config: "t5-small", layers: 3, batch: 2, length: 256, flags: "--precision bf16", request: Request{Precision: "bf16"}},
 		{name: "partial rotary", config: "gpt-neox-20b", layers: 2, batch: 1, length: 512, flags: "--precision bf16 --optimizer sgd", request: Request{Precision: "bf16", Optimizer: "sgd"}},

@@ -77,6 +77,9 @@ func (a *Adapter) Targets(module string) bool {
 	return a.targets.matches(module) && a.layers.has(module)
 }
 
+// AllLinear says that target_modules is "all-linear": nothing else is adapted.
+func (a *Adapter) AllLinear() bool { return a.targets.allLinear }
+
 // Saves says that the module is trained as it is, beside the adapter.
 func (a *Adapter) Saves(module string) bool {
 	return slices.ContainsFunc(a.ModulesToSave, func(name string) bool { return strings.HasSuffix(module, name) })
