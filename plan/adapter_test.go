@@ -77,3 +77,16 @@ func TestAdaptedParameters(t *testing.T) {
 		}
 	}
 }
+
+// TestUnplannedAdapters refuses what would make the plan of another job.
+func TestUnplannedAdapters(t *testing.T) {
+	for _, text := range []string{`"trainable_token_indices": [1, 2]`, `"trainable_token_indices": {"embed_tokens": [1]}`, `"target_parameters": ["experts.down_proj"]`, `"layer_replication": [[0, 4], [2, 5]]`} {
+		file := filepath.Join(t.TempDir(), "adapter.json")
+		if err := os.WriteFile(file, []byte(`{"peft_type": "LORA", "target_modules": ["q_proj"], `+text+`}`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := (Request{Model: "qwen2.5-0.5b", Adapter: file}).Resolve(); err == nil {
+			t.Errorf("%s is planned as if it were not there", text)
+		}
+	}
+}
