@@ -450,6 +450,11 @@ func (r *resolver) passes() error {
 		if r.training.Checkpointing.Reentrant {
 			recompute = "reentrant"
 		}
+		if r.training.Checkpointing.Offload {
+			return &fault.Input{Where: fault.Position{File: r.training.File}, What: "gradient checkpointing with \"offload\" keeps the inputs of blocks on the host, which is not planned yet",
+				Mend: "remove the key, and expect the job to take less of the GPU and more of the host than the plan says"}
+		}
+		j.RecomputeEvery, j.RecomputeFirst = r.training.Checkpointing.EveryN, true
 	}
 	if recompute == "" && j.FSDP != nil && j.FSDP.ActivationCheckpointing {
 		recompute = "full"
