@@ -67,7 +67,10 @@ func phi(s scope) {
 	vocabulary, hidden, inner := s.size("vocab_size"), s.size("hidden_size"), s.size("intermediate_size")
 	heads := s.size("num_attention_heads")
 	groups := s.sizeOr(heads, "num_key_value_heads")
-	width := s.divide(hidden, "hidden_size", heads, "num_attention_heads")
+	width := s.sizeOr(0, "head_dim")
+	if width == 0 {
+		width = s.divide(hidden, "hidden_size", heads, "num_attention_heads")
+	}
 	body := s.in("model")
 	stack := s.stack(hidden, Stack{Causal: true, EmbeddingDropout: s.shareOr(0, "embd_pdrop")})
 	stack.TokenEmbedding = body.embedding("embed_tokens", vocabulary, hidden)
