@@ -500,6 +500,7 @@ func TestUnplannedDeepSpeed(t *testing.T) {
 		`"zero_optimization": {"stage": 3, "zero_quantized_nontrainable_weights": true}`: "zero_quantized_nontrainable_weights",
 		`"zero_optimization": {"stage": 3, "zero_quantized_weights": true}`:              "",
 		`"torch_autocast": {"enabled": true, "dtype": "bfloat16"}`:                       "torch_autocast",
+		`"sequence_parallel_size": 2`:                                                    "sequence_parallel_size",
 		`"torch_autocast": {"enabled": false}`:                                           "",
 		`"amp": {"enabled": true}`:                                                       "amp",
 		`"zero_optimization": {"stage": 3}, "tensor_parallel": {"autotp_size": 2}`:       "autotp",

@@ -236,6 +236,7 @@ func (c *checking) unplanned(d *DeepSpeed) []Note {
 		{shards && c.integer(1, zero+"zero_hpz_partition_size") > 1, zero + "zero_hpz_partition_size", "has a second copy of the parameters held, divided among few ranks"},
 		{shards && c.integer(-1, zero+"mics_shard_size") > 0, zero + "mics_shard_size", "has everything divided among few ranks, and not among all"},
 		{shards && c.truth(false, zero+"zero_quantized_nontrainable_weights"), zero + "zero_quantized_nontrainable_weights", "has frozen parameters held in 8 bits"},
+		{c.integer(1, "sequence_parallel_size") > 1, "sequence_parallel_size", "divides sequences among ranks, and the batch among fewer"},
 		{c.truth(false, "torch_autocast.enabled"), "torch_autocast", "computes in 16 bits with parameters in 32"},
 		{c.truth(false, "amp.enabled"), "amp", "leaves the precision to Apex"},
 	} {
