@@ -1,16 +1,19 @@
 package forward
 
 import (
+	"slices"
+
 	"plimsoll/autograd"
 	"plimsoll/dtype"
 )
 
-// Adapter is what PEFT adds to a linear module.
+// Adapter is what PEFT adds to a linear module or, LoRA only, to an embedding.
 type Adapter struct {
 	Kind AdapterKind
 	Rank int64
 	// A and B are LoRA's matrices, which VeRA shares among modules and freezes.
 	A, B *autograd.Parameter
+	Bias *autograd.Parameter // of B; nil without
 	// Vectors scale: IA3's activations, DoRA's columns, VeRA's two products.
 	Vectors []*autograd.Parameter
 	Dropout float64
@@ -80,11 +83,11 @@ func (p *pass) lora(a *Adapter, path string, base, x *autograd.Tensor, out int64
 			p.share(x, dropped)
 		}
 	}
-	low := p.small(a.A, dropped, p.parameter(path+".weight").Elements/out, a.Rank)
+	low := p.small(a.A, nil, dropped, p.parameter(path+".weight").Elements/out, a.Rank)
 	if a.Kind == VeRA {
 		low = p.follow(low, p.multiply(low, a.Vectors[0].Tensor()))
 	}
-	high := p.small(a.B, low, a.Rank, out)
+	high := p.small(a.B, a.Bias, low, a.Rank, out)
 	if a.Kind == VeRA {
 		high = p.follow(high, p.multiply(high, a.Vectors[1].Tensor()))
 	}
@@ -101,6 +104,21 @@ func (p *pass) lora(a *Adapter, path string, base, x *autograd.Tensor, out int64
 	return p.follow(sum, p.cast(sum, base.DType))
 }
 
+// adaptedRows adds the product of rows of A, of which an embedding has one for
+// every token, with B.
+func (p *pass) adaptedRows(a *Adapter, base *autograd.Tensor) *autograd.Tensor {
+	defer p.SetComponent(p.SetComponent(Adapters))
+	return p.Scope(func() *autograd.Tensor {
+		low := p.rows(a.A, base.Elements/a.B.Rows*a.Rank)
+		high := p.small(a.B, nil, low, a.Rank, a.B.Rows)
+		p.Drop(low)
+		scaled := p.follow(high, p.unary(high, high.DType, saveNothing))
+		sum := p.add(base, scaled)
+		p.Drop(base, scaled)
+		return p.follow(sum, p.cast(sum, base.DType))
+	})
+}
+
 // share keeps what dropout made of a tensor, until it is asked for another.
 func (p *pass) share(x, dropped *autograd.Tensor) {
 	if p.dropped != nil {
@@ -112,8 +130,13 @@ func (p *pass) share(x, dropped *autograd.Tensor) {
 	p.droppedFrom, p.dropped = x, dropped
 }
 
-// small is a product with a matrix of the adapter.
-func (p *pass) small(w *autograd.Parameter, x *autograd.Tensor, in, out int64) *autograd.Tensor {
+// Parameters are those that there are.
+func (a *Adapter) Parameters() []*autograd.Parameter {
+	return slices.DeleteFunc(append([]*autograd.Parameter{a.A, a.B, a.Bias}, a.Vectors...), func(p *autograd.Parameter) bool { return p == nil })
+}
+
+// small is a product with a matrix of the adapter, and its bias if there is one.
+func (p *pass) small(w, bias *autograd.Parameter, x *autograd.Tensor, in, out int64) *autograd.Tensor {
 	compute := w.DType
 	if p.Autocast != dtype.Invalid {
 		compute = p.Autocast
@@ -125,6 +148,9 @@ func (p *pass) small(w *autograd.Parameter, x *autograd.Tensor, in, out int64) *
 	}
 	if input.NeedsGradient() {
 		o.Saved = append(o.Saved, o.Inputs[1])
+	}
+	if bias != nil {
+		o.Inputs = append(o.Inputs, bias.Tensor())
 	}
 	y := p.Do(o)[0]
 	p.dropCasts(x, input)

@@ -90,8 +90,10 @@ type Options struct {
 	// input beside their result (_softmax_backward_data took it).
 	SavesSoftmaxInput bool
 	// RecomputeEvery is the distance of the blocks that are recomputed; 0 and 1
-	// mean all.
+	// mean all. Of so many blocks it is the last one, as in torchtitan, or the
+	// first one, as in transformers.
 	RecomputeEvery int
+	RecomputeFirst bool
 	// SavesQuantizedInput is bitsandbytes before 0.43.2: products with 4-bit
 	// weights save their input, though nothing needs it.
 	SavesQuantizedInput bool
@@ -250,7 +252,11 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 	}
 	return p.hooked(b.Path, func() *autograd.Tensor {
 		p.blocks++
-		if p.Recompute == nil || p.RecomputeEvery > 1 && p.blocks%p.RecomputeEvery != 0 {
+		wanted := 0
+		if p.RecomputeFirst {
+			wanted = 1
+		}
+		if p.Recompute == nil || p.RecomputeEvery > 1 && p.blocks%p.RecomputeEvery != wanted {
 			return body(x)
 		}
 		defer p.SetComponent(p.SetComponent(Residual))

@@ -125,10 +125,18 @@ func (p *pass) normalized(x *autograd.Tensor, result dtype.Type) *autograd.Tenso
 
 // lookUp is an embedding. The gradient of the table is dense.
 func (p *pass) lookUp(path string, elements int64) *autograd.Tensor {
-	table := p.parameter(path + ".weight")
 	return p.hooked(path, func() *autograd.Tensor {
-		return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{table.Tensor()}, Outputs: []autograd.Output{{Elements: elements, DType: table.DType}}})[0]
+		rows := p.rows(p.parameter(path+".weight"), elements)
+		if adapter := p.parameters.Adapters[path]; adapter != nil {
+			return p.adaptedRows(adapter, rows)
+		}
+		return rows
 	})
+}
+
+// rows are what is read of a table.
+func (p *pass) rows(table *autograd.Parameter, elements int64) *autograd.Tensor {
+	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{table.Tensor()}, Outputs: []autograd.Output{{Elements: elements, DType: table.DType}}})[0]
 }
 
 // parameter finds a parameter by its name.

@@ -9,7 +9,7 @@ func gpt2(s scope) {
 	vocabulary, hidden := s.size("vocab_size"), s.size("n_embd", "hidden_size")
 	heads, inner := s.sizeOr(12, "n_head", "num_attention_heads"), s.sizeOr(4*hidden, "n_inner")
 	width := s.divide(hidden, "n_embd", heads, "n_head")
-	// GPT-2's projections are stored input first.
+	s.network.InputFirst = true
 	project := func(s scope, name string, in, out int64) string {
 		s.tensor(name+".weight", in, out)
 		s.tensor(name+".bias", out)
@@ -67,7 +67,10 @@ func phi(s scope) {
 	vocabulary, hidden, inner := s.size("vocab_size"), s.size("hidden_size"), s.size("intermediate_size")
 	heads := s.size("num_attention_heads")
 	groups := s.sizeOr(heads, "num_key_value_heads")
-	width := s.divide(hidden, "hidden_size", heads, "num_attention_heads")
+	width := s.sizeOr(0, "head_dim")
+	if width == 0 {
+		width = s.divide(hidden, "hidden_size", heads, "num_attention_heads")
+	}
 	body := s.in("model")
 	stack := s.stack(hidden, Stack{Causal: true, EmbeddingDropout: s.shareOr(0, "embd_pdrop")})
 	stack.TokenEmbedding = body.embedding("embed_tokens", vocabulary, hidden)

@@ -10,6 +10,9 @@ type Network struct {
 	Hidden int64 // width of the residual stream
 	Stacks []*Stack
 	Head   Head
+	// InputFirst says that the weights of the blocks' linear modules have a row
+	// for every input, as GPT-2's, and not for every output.
+	InputFirst bool
 }
 
 // Stack is an encoder or a decoder: embeddings, blocks and a norm.
@@ -172,8 +175,8 @@ func (n *Network) Blocks() []Block {
 	return blocks
 }
 
-// Linears are the paths of the linear modules of the blocks, in the order of
-// the forward pass.
+// Linears are the paths of the linear modules but the head's projection, in the
+// order of the forward pass.
 func (n *Network) Linears() []string {
 	var paths []string
 	add := func(more ...string) {
@@ -194,7 +197,7 @@ func (n *Network) Linears() []string {
 		}
 		add(a.Output)
 	}
-	for _, b := range n.Blocks() {
+	block := func(b *Block) {
 		attention(&b.Attention)
 		if b.Cross != nil {
 			attention(b.Cross)
@@ -211,13 +214,21 @@ func (n *Network) Linears() []string {
 			}
 		}
 	}
+	for _, s := range n.Stacks {
+		add(s.ProjectIn)
+		for i := range s.Blocks {
+			block(&s.Blocks[i])
+		}
+		add(s.ProjectOut)
+	}
+	add(n.Head.Dense, n.Head.Pooler)
 	return slices.Clip(paths)
 }
 
 // Undivided are the paths of the linear modules that every rank has whole under
 // tensor parallelism: routers, the gates of shared experts, the ways to
-// DeepSeek's latent spaces, and what makes one output a sequence (the plans of
-// torchtitan and of transformers, base_model_tp_plan).
+// DeepSeek's latent spaces, what makes one output a sequence, and what is around
+// the blocks (the plans of torchtitan and of transformers, base_model_tp_plan).
 func (n *Network) Undivided() map[string]bool {
 	whole := map[string]bool{}
 	attention := func(a *Attention) {
@@ -234,6 +245,10 @@ func (n *Network) Undivided() map[string]bool {
 			whole[m.Router], whole[m.SharedGate] = true, true
 		}
 	}
+	for _, s := range n.Stacks {
+		whole[s.ProjectIn], whole[s.ProjectOut] = true, true
+	}
+	whole[n.Head.Dense], whole[n.Head.Pooler] = true, true
 	if n.Head.PerSequence {
 		whole[n.Head.Projection] = true
 	}

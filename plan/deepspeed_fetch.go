@@ -75,10 +75,8 @@ func newFetcher(e *deepSpeed, persistent []*autograd.Parameter) *fetcher {
 		}
 	}
 	for path, a := range e.simulation.modules.Adapters {
-		for _, p := range append([]*autograd.Parameter{a.A, a.B}, a.Vectors...) {
-			if p != nil {
-				f.add(path, p)
-			}
+		for _, p := range a.Parameters() {
+			f.add(path, p)
 		}
 	}
 	return f

@@ -487,3 +487,48 @@ func TestDeepSpeedProperties(t *testing.T) {
 		}
 	})
 }
+
+// TestUnplannedDeepSpeed refuses what changes memory and is not planned, where
+// it has an effect.
+func TestUnplannedDeepSpeed(t *testing.T) {
+	for text, refused := range map[string]string{
+		`"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}`:                "zero_hpz_partition_size",
+		`"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 1}`:                "",
+		`"zero_optimization": {"stage": 2, "zero_hpz_partition_size": 8}`:                "",
+		`"zero_optimization": {"stage": 3, "mics_shard_size": 4}`:                        "mics_shard_size",
+		`"zero_optimization": {"stage": 3, "mics_shard_size": -1}`:                       "",
+		`"zero_optimization": {"stage": 3, "zero_quantized_nontrainable_weights": true}`: "zero_quantized_nontrainable_weights",
+		`"zero_optimization": {"stage": 3, "zero_quantized_weights": true}`:              "",
+		`"torch_autocast": {"enabled": true, "dtype": "bfloat16"}`:                       "torch_autocast",
+		`"sequence_parallel_size": 2`:                                                    "sequence_parallel_size",
+		`"torch_autocast": {"enabled": false}`:                                           "",
+		`"amp": {"enabled": true}`:                                                       "amp",
+		`"zero_optimization": {"stage": 3}, "tensor_parallel": {"autotp_size": 2}`:       "autotp",
+	} {
+		file := filepath.Join(t.TempDir(), "zero.json")
+		if err := os.WriteFile(file, []byte(`{"train_micro_batch_size_per_gpu": 1, `+text+`}`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Request{Model: "llama-3-8b", DeepSpeed: file, GPUs: 8}.Resolve()
+		if (err != nil) != (refused != "") || err != nil && !strings.Contains(err.Error(), refused) {
+			t.Errorf("%s: refused for %v, expected %q", text, err, refused)
+		}
+	}
+}
+
+// TestTensorParallelOfDeepSpeed is what the file says, but for a flag.
+func TestTensorParallelOfDeepSpeed(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "zero.json")
+	if err := os.WriteFile(file, []byte(`{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 4}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for flag, expected := range map[int]int64{0: 4, 2: 2} {
+		j, err := Request{Model: "llama-3-8b", DeepSpeed: file, GPUs: 8, TensorParallel: flag}.Resolve()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if j.SplitWidth != expected || j.ShardRanks != 8/int(expected) {
+			t.Errorf("--tensor-parallel %d: split among %d and sharded among %d", flag, j.SplitWidth, j.ShardRanks)
+		}
+	}
+}

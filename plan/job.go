@@ -45,7 +45,8 @@ type Job struct {
 	// KeepsLastBlock says that FSDP does not give the last block back between the
 	// passes.
 	KeepsLastBlock bool
-	RecomputeEvery int // blocks are recomputed at this distance; 0 and 1: all
+	RecomputeEvery int  // blocks are recomputed at this distance; 0 and 1: all
+	RecomputeFirst bool // of these it is the first, not the last
 	// ZeROInit says that parameters are divided among the ranks while the model
 	// is made, as transformers does with ZeRO-3 when the Trainer is made first.
 	ZeROInit bool

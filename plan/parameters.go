@@ -21,20 +21,25 @@ func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
 	}
 	elsewhere := j.otherExperts()
 	undivided := j.Model.Network.Undivided()
+	own := make(map[string]*autograd.Parameter, count) // those of the model, in whose place others may be trained
+	copies := map[copied]*autograd.Parameter{}
 	for _, p := range j.Model.Parameters {
-		if owner, ok := m.ByName[p.TiedTo]; ok {
-			m.ByName[p.Name] = owner
-			continue
-		}
 		module, isWeight := strings.CutSuffix(p.Name, ".weight")
 		if elsewhere[module] {
 			continue
 		}
+		if owner, ok := own[p.TiedTo]; ok {
+			m.ByName[p.Name] = j.copied(copies, p.Name, owner, &list)
+			continue
+		}
 		made := &autograd.Parameter{Name: p.Name, Elements: p.Elements(), DType: j.compute(), Trainable: j.Adapter == nil, Embedding: p.IsEmbedding()}
+		quantized, product := linear[module]
 		if len(p.Shape) == 2 {
 			made.Rows = p.Shape[0]
+			if quantized && isWeight && j.Model.Network.InputFirst {
+				made.Rows = p.Shape[1]
+			}
 		}
-		quantized, product := linear[module]
 		if isWeight && (product && !undivided[module] || made.Embedding) {
 			made.Elements /= j.SplitWidth
 			made.Rows = max(1, made.Rows/j.SplitWidth)
@@ -43,10 +48,11 @@ func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
 			j.quantize(made)
 		}
 		if a := j.Adapter; a != nil {
-			made.Trainable = a.Saves(module) || a.Bias == "all" && strings.HasSuffix(p.Name, ".bias")
+			made.Trainable = a.Bias == "all" && strings.HasSuffix(p.Name, ".bias")
 		}
-		m.ByName[p.Name] = made
+		own[p.Name] = made
 		list = append(list, made)
+		m.ByName[p.Name] = j.copied(copies, p.Name, made, &list)
 	}
 	for _, b := range j.Model.Network.Blocks() {
 		if x := b.FeedForward.Mixture; x != nil {
@@ -57,6 +63,33 @@ func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
 		list = append(list, j.adapt(m)...)
 	}
 	return m, list
+}
+
+// copied is a parameter in a module that PEFT trains a copy of.
+type copied struct {
+	module   string
+	original *autograd.Parameter
+}
+
+// copied is the parameter that is used under a name: the original, or that of a
+// copy of its module, which is trained beside the original (PEFT's
+// ModulesToSaveWrapper and LNTuningLayer). What is tied to a parameter outside
+// of the module is not tied any more.
+func (j *Job) copied(copies map[copied]*autograd.Parameter, name string, original *autograd.Parameter, list *[]*autograd.Parameter) *autograd.Parameter {
+	if j.Adapter == nil {
+		return original
+	}
+	key := copied{j.Adapter.Copies(name[:max(0, strings.LastIndexByte(name, '.'))]), original}
+	if key.module == "" {
+		return original
+	}
+	if copies[key] == nil {
+		again := *original
+		again.Trainable, original.Trainable = true, false
+		copies[key] = &again
+		*list = append(*list, &again)
+	}
+	return copies[key]
 }
 
 // experts are the weights of a mixture that the rank has.
@@ -124,9 +157,6 @@ func (j *Job) quantizesHead() bool {
 func (j *Job) adapt(m forward.Parameters) []*autograd.Parameter {
 	a := j.Adapter
 	if a.Type == "LN_TUNING" {
-		for name, p := range m.ByName {
-			p.Trainable = p.Trainable || a.Targets(strings.TrimSuffix(strings.TrimSuffix(name, ".weight"), ".bias"))
-		}
 		return nil
 	}
 	var list []*autograd.Parameter
@@ -149,6 +179,9 @@ func (j *Job) adapt(m forward.Parameters) []*autograd.Parameter {
 	}
 	var sharedA, sharedB *autograd.Parameter
 	for _, t := range targets {
+		if bias := m.ByName[t.path+".bias"]; bias != nil && strings.HasSuffix(a.Bias, "_only") { // lora_only, vera_only
+			bias.Trainable = true
+		}
 		f := &forward.Adapter{Dropout: a.Dropout, Rank: int64(a.RankOf(t.path))}
 		switch a.Type {
 		case "IA3":
@@ -168,6 +201,9 @@ func (j *Job) adapt(m forward.Parameters) []*autograd.Parameter {
 		default: // LORA and ADALORA
 			f.Kind = forward.LoRA
 			f.A, f.B = add(t.path+".lora_A", f.Rank, t.in, true), add(t.path+".lora_B", t.out, f.Rank, true)
+			if a.LoRABias && a.Type == "LORA" {
+				f.Bias = add(t.path+".lora_B.bias", t.out, 1, true)
+			}
 			if a.Type == "ADALORA" {
 				f.Vectors = []*autograd.Parameter{add(t.path+".lora_E", f.Rank, 1, true)}
 			}
@@ -182,7 +218,8 @@ func (j *Job) adapt(m forward.Parameters) []*autograd.Parameter {
 	return list
 }
 
-// target is a linear module that the adapter adapts, with its widths.
+// target is a linear module or an embedding that the adapter adapts, with its
+// widths.
 type target struct {
 	path    string
 	in, out int64
@@ -193,6 +230,15 @@ func (j *Job) targets(m forward.Parameters) []target {
 	for _, path := range append(j.Model.Network.Linears(), j.Model.Network.Head.Projection) {
 		if w := m.ByName[path+".weight"]; w != nil && w.Rows > 0 && j.Adapter.Targets(path) {
 			list = append(list, target{path, w.Elements / w.Rows, w.Rows})
+		}
+	}
+	if j.Adapter.Type != "LORA" || j.Adapter.AllLinear() {
+		return list
+	}
+	for _, p := range j.Model.Parameters {
+		path := strings.TrimSuffix(p.Name, ".weight")
+		if w := m.ByName[p.Name]; p.IsEmbedding() && j.Adapter.Targets(path) {
+			list = append(list, target{path, w.Rows, w.Elements / w.Rows})
 		}
 	}
 	return list

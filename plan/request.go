@@ -127,6 +127,9 @@ func (r *resolver) read() (err error) {
 		}
 	}
 	if d := r.job.DeepSpeed; d != nil {
+		if len(d.Unplanned) > 0 {
+			return &fault.Input{Where: d.Unplanned[0].Where, What: d.Unplanned[0].What + ", which is not planned yet", Mend: "remove it, and expect the job to take another amount of memory than the plan says"}
+		}
 		r.note(d.Notes)
 	}
 	if r.job.DeepSpeed != nil && (r.job.FSDP != nil || r.Request.FSDP != "") {
@@ -447,6 +450,11 @@ func (r *resolver) passes() error {
 		if r.training.Checkpointing.Reentrant {
 			recompute = "reentrant"
 		}
+		if r.training.Checkpointing.Offload {
+			return &fault.Input{Where: fault.Position{File: r.training.File}, What: "gradient checkpointing with \"offload\" keeps the inputs of blocks on the host, which is not planned yet",
+				Mend: "remove the key, and expect the job to take less of the GPU and more of the host than the plan says"}
+		}
+		j.RecomputeEvery, j.RecomputeFirst = r.training.Checkpointing.EveryN, true
 	}
 	if recompute == "" && j.FSDP != nil && j.FSDP.ActivationCheckpointing {
 		recompute = "full"
@@ -484,6 +492,9 @@ func (r *resolver) passes() error {
 		j.Loss = forward.FusedLoss
 	}
 	j.SplitWidth, j.SplitSequence = int64(max(1, r.TensorParallel)), int64(max(1, r.ContextParallel))
+	if d := j.DeepSpeed; d != nil && r.TensorParallel == 0 {
+		j.SplitWidth = int64(max(1, d.TensorParallel))
+	}
 	j.SplitExperts = int64(max(1, r.ExpertParallel))
 	if l := r.launch; l != nil && l.Parallelism != nil {
 		j.SplitWidth, j.SplitSequence = int64(max(1, l.Parallelism.Tensor)), int64(max(1, l.Parallelism.Context))

@@ -32,6 +32,8 @@ type Adapter struct {
 	TrainableTokens map[string][]int
 	// Parameters are names of parameters, not of modules, that are adapted.
 	Parameters []string
+	// ReplicatesLayers says that layer_replication lists layers to repeat.
+	ReplicatesLayers bool
 
 	SaveProjection bool // of VERA: the shared matrices are saved, too
 
@@ -138,6 +140,8 @@ func (c *checking) fillAdapter(a *Adapter) {
 		a.Weights = c.word("true", "init_lora_weights")
 		a.Parameters = c.list("target_parameters")
 		a.TrainableTokens = c.tokens()
+		replicated := c.root.find("layer_replication")
+		a.ReplicatesLayers = replicated != nil && len(replicated.elements) > 0
 	case "VERA":
 		a.Rank, a.Dropout = int(c.integer(256, "r")), c.number(0, "vera_dropout")
 		a.Bias = c.word("none", "bias")

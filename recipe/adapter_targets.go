@@ -32,9 +32,9 @@ type pattern struct {
 	rank    int
 }
 
-// heads are the names of output embeddings, which "all-linear" leaves out, and
-// of classifiers. PEFT asks the model for them.
-var heads = strings.Fields("lm_head embed_out output_layer score classifier")
+// heads are the names of output embeddings, which "all-linear" leaves out. PEFT
+// asks the model for them.
+var heads = strings.Fields("lm_head embed_out output_layer predictions.decoder")
 
 func (m *match) matches(module string) bool {
 	switch {
@@ -77,9 +77,26 @@ func (a *Adapter) Targets(module string) bool {
 	return a.targets.matches(module) && a.layers.has(module)
 }
 
+// AllLinear says that target_modules is "all-linear": nothing else is adapted.
+func (a *Adapter) AllLinear() bool { return a.targets.allLinear }
+
 // Saves says that the module is trained as it is, beside the adapter.
 func (a *Adapter) Saves(module string) bool {
 	return slices.ContainsFunc(a.ModulesToSave, func(name string) bool { return strings.HasSuffix(module, name) })
+}
+
+// Copies is the path of the outermost module, this one or one that it is in, of
+// which a copy is trained; it is empty where there is none.
+func (a *Adapter) Copies(module string) string {
+	for end := range len(module) + 1 {
+		if end < len(module) && module[end] != '.' {
+			continue
+		}
+		if around := module[:end]; a.Saves(around) || a.Type == "LN_TUNING" && a.Targets(around) {
+			return around
+		}
+	}
+	return ""
 }
 
 // Feedforward says that IA3 scales the input of the module, not its output.

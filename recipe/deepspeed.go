@@ -20,6 +20,7 @@ type DeepSpeed struct {
 
 	ZeROStage         int
 	Sizes             Sizes
+	TensorParallel    int  // autotp_size; 0 = not said
 	OverlapReduction  bool // overlap_comm: a second reduce bucket
 	OffloadOptimizer  Offload
 	OffloadParameters Offload
@@ -48,6 +49,9 @@ type DeepSpeed struct {
 	Auto []string
 	// Notes tell what DeepSpeed accepts, but ignores or calls deprecated.
 	Notes []Note
+	// Unplanned are keys that change how much memory a job takes, which nothing
+	// else here says.
+	Unplanned []Note
 
 	batchKeys  map[string]fault.Position
 	elasticity fault.Position // zero when it is off
@@ -138,6 +142,7 @@ func readDeepSpeed(document *document) (*DeepSpeed, error) {
 	if err := c.conflicts(d); err != nil {
 		return nil, err
 	}
+	d.Unplanned = c.unplanned(d)
 	slices.Sort(c.auto)
 	d.Auto, d.Notes = c.auto, c.notes
 	return d, nil
@@ -146,6 +151,7 @@ func readDeepSpeed(document *document) (*DeepSpeed, error) {
 func (c *checking) fill(d *DeepSpeed) {
 	const zero = "zero_optimization."
 	d.ZeROStage = int(c.integer(0, zero+"stage"))
+	d.TensorParallel = int(c.integer(0, "tensor_parallel.autotp_size"))
 	d.Sizes = Sizes{
 		ReduceBucket:        c.integer(5e8, zero+"reduce_bucket_size"),
 		AllgatherBucket:     c.integer(5e8, zero+"allgather_bucket_size"),
@@ -216,6 +222,29 @@ func (c *checking) fill(d *DeepSpeed) {
 	if c.truth(false, "elasticity.enabled") {
 		d.elasticity = c.place("elasticity")
 	}
+}
+
+// unplanned lists the keys that are there and of which no field tells.
+func (c *checking) unplanned(d *DeepSpeed) []Note {
+	const zero = "zero_optimization."
+	shards := d.ZeROStage == 3
+	var list []Note
+	for _, k := range []struct {
+		is        bool
+		path, why string
+	}{
+		{shards && c.integer(1, zero+"zero_hpz_partition_size") > 1, zero + "zero_hpz_partition_size", "has a second copy of the parameters held, divided among few ranks"},
+		{shards && c.integer(-1, zero+"mics_shard_size") > 0, zero + "mics_shard_size", "has everything divided among few ranks, and not among all"},
+		{shards && c.truth(false, zero+"zero_quantized_nontrainable_weights"), zero + "zero_quantized_nontrainable_weights", "has frozen parameters held in 8 bits"},
+		{c.integer(1, "sequence_parallel_size") > 1, "sequence_parallel_size", "divides sequences among ranks, and the batch among fewer"},
+		{c.truth(false, "torch_autocast.enabled"), "torch_autocast", "computes in 16 bits with parameters in 32"},
+		{c.truth(false, "amp.enabled"), "amp", "leaves the precision to Apex"},
+	} {
+		if k.is {
+			list = append(list, Note{c.place(k.path), k.path + " " + k.why})
+		}
+	}
+	return list
 }
 
 // bf16 is the name of the section that DeepSpeed takes for bfloat16: the old

@@ -1,0 +1,92 @@
+package plan
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestAdaptedParameters counts what PEFT 0.21 counts of models of transformers
+// 5.23 on the meta device: the trained parameters, and all that are held (with
+// the matrices that VeRA shares, which are buffers).
+func TestAdaptedParameters(t *testing.T) {
+	models := map[string]string{
+		"llama": `{"model_type": "llama", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
+			"num_attention_heads": 4, "num_key_value_heads": 2, "attention_bias": true}`,
+		"tied": `{"model_type": "llama", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
+			"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": true}`,
+		"bert": `{"architectures": ["BertForMaskedLM"], "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
+			"num_attention_heads": 4, "max_position_embeddings": 256}`,
+		"classifier": `{"architectures": ["BertForSequenceClassification"], "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
+			"num_attention_heads": 4, "max_position_embeddings": 256}`,
+		"gpt2": `{"model_type": "gpt2", "vocab_size": 1000, "n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 256}`,
+		"opt": `{"model_type": "opt", "vocab_size": 1000, "hidden_size": 64, "ffn_dim": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+			"max_position_embeddings": 256, "word_embed_proj_dim": 32}`,
+	}
+	folder := t.TempDir()
+	file := func(name, text string) string {
+		path := filepath.Join(folder, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	for _, c := range []struct {
+		model, adapter   string
+		trained, besides int64 // besides the model's own
+	}{
+		{"llama", `"target_modules": ["q_proj", "v_proj"]`, 3584, 3584},
+		{"llama", `"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["lm_head"]`, 67584, 67584},
+		{"tied", `"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["lm_head"]`, 67584, 67584},
+		{"tied", `"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["embed_tokens", "lm_head"]`, 131584, 131584},
+		{"bert", `"target_modules": ["query", "value"], "modules_to_save": ["cls"]`, 73384, 73384},
+		{"bert", `"target_modules": ["query", "value"], "modules_to_save": ["LayerNorm"]`, 5376, 5376},
+		{"llama", `"target_modules": ["q_proj", "v_proj"], "bias": "lora_only"`, 3968, 3584},
+		{"gpt2", `"target_modules": ["c_attn", "c_proj"], "bias": "lora_only"`, 12544, 11264},
+		{"gpt2", `"target_modules": ["c_attn", "c_proj"], "lora_bias": true`, 12544, 12544},
+		{"gpt2", `"target_modules": ["c_attn", "c_proj"], "use_dora": true`, 12544, 12544},
+		{"gpt2", `"peft_type": "IA3", "target_modules": ["c_attn", "c_proj"], "feedforward_modules": ["c_proj"]`, 2048, 2048},
+		{"opt", `"target_modules": "all-linear"`, 15104, 15104},
+		{"bert", `"target_modules": "all-linear"`, 14848, 14848},
+		{"classifier", `"target_modules": "all-linear"`, 15112, 15112},
+		{"classifier", `"target_modules": "all-linear", "task_type": "SEQ_CLS"`, 14978, 14978},
+		{"llama", `"target_modules": ["q_proj", "v_proj", "embed_tokens"]`, 7840, 7840},
+		{"tied", `"target_modules": ["q_proj", "v_proj", "embed_tokens", "lm_head"]`, 12096, 12096},
+		{"opt", `"target_modules": ["q_proj", "v_proj", "embed_tokens"]`, 8224, 8224},
+		{"llama", `"peft_type": "VERA", "r": 8, "target_modules": ["q_proj", "v_proj"], "bias": "vera_only"`, 832, 448 + 8*(64+64)},
+	} {
+		text := `{` + c.adapter + `}`
+		if !strings.Contains(text, "peft_type") {
+			text = `{"peft_type": "LORA", "r": 4, ` + c.adapter + `}`
+		}
+		q := Request{Model: file("config.json", models[c.model]), Adapter: file("adapter.json", text)}
+		j, err := q.Resolve()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, list := j.makeParameters()
+		var trained int64
+		for _, p := range list {
+			if p.Trainable {
+				trained += p.Elements
+			}
+		}
+		if besides := elementsOf(list) - j.Model.Elements(); trained != c.trained || besides != c.besides {
+			t.Errorf("%s, %s: %d trained and %d besides, PEFT has %d and %d", c.model, c.adapter, trained, besides, c.trained, c.besides)
+		}
+	}
+}
+
+// TestUnplannedAdapters refuses what would make the plan of another job.
+func TestUnplannedAdapters(t *testing.T) {
+	for _, text := range []string{`"trainable_token_indices": [1, 2]`, `"trainable_token_indices": {"embed_tokens": [1]}`, `"target_parameters": ["experts.down_proj"]`, `"layer_replication": [[0, 4], [2, 5]]`} {
+		file := filepath.Join(t.TempDir(), "adapter.json")
+		if err := os.WriteFile(file, []byte(`{"peft_type": "LORA", "target_modules": ["q_proj"], `+text+`}`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := (Request{Model: "qwen2.5-0.5b", Adapter: file}).Resolve(); err == nil {
+			t.Errorf("%s is planned as if it were not there", text)
+		}
+	}
+}
