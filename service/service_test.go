@@ -260,29 +260,48 @@ func memoryOf(process int) map[string]string {
 // a file, and, where the keeper has ended, for its services.
 func (r *running) checkNothingLeft(t testing.TB, held map[string]string, ended bool) {
 	t.Helper()
+	var found []string
+	// The keeper lets go of what it is told to when it gets to that.
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if found = r.whatIsLeft(t, held, ended); len(found) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			break
+		}
+	}
+	for _, what := range found {
+		t.Error(what)
+	}
+}
+
+func (r *running) whatIsLeft(t testing.TB, held map[string]string, ended bool) (found []string) {
+	t.Helper()
 	processes, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
 		t.Fatal(err)
 	}
+	note := func(format string, values ...any) { found = append(found, fmt.Sprintf(format, values...)) }
 	for _, process := range processes {
 		number, _ := strconv.Atoi(filepath.Base(process))
 		if environment, _ := os.ReadFile(process + "/environ"); ended && strings.Contains(string(environment), notifySocket+"="+r.notifyPath()) {
-			t.Errorf("process %d, a service, is left", number)
+			note("process %d, a service, is left", number)
 		}
 		for inode := range memoryOf(number) {
 			if name := held[inode]; name != "" {
-				t.Errorf("process %d has %s mapped, which was the service's", number, name)
+				note("process %d has %s mapped, which was the service's", number, name)
 			}
 		}
 		files, _ := filepath.Glob(process + "/fd/*")
 		for _, file := range files {
 			if info, err := os.Stat(file); err == nil {
 				if name := held[strconv.FormatUint(info.Sys().(*syscall.Stat_t).Ino, 10)]; strings.HasPrefix(readLink(file), "/memfd:") && name != "" {
-					t.Errorf("process %d has the file %s, which was the service's", number, name)
+					note("process %d has the file %s, which was the service's", number, name)
 				}
 			}
 		}
 	}
+	return found
 }
 
 func readLink(name string) string {
