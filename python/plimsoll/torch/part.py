@@ -35,7 +35,7 @@ class _Seen:
 
 def _versions(tensor: torch.Tensor) -> Tuple[int, int]:
     """Other than they were where the tensor was changed. A DTensor counts changes of itself, not of what it consists of."""
-    return tensor._version, local(tensor.detach())._version
+    return tensor._version, local(tensor.detach())._version if is_sharded(tensor) else 0
 
 
 class Slot:
@@ -295,14 +295,13 @@ class Part:
                 increment_version(parameter)
         else:
             self._copy_parameters(after_step)
-        for slot in self.slots.values():
-            slot.left = slot.versions()
+        if not (self.shared and self.in_arena):
+            for slot in self.slots.values():
+                slot.left = slot.versions()
 
     def changed(self) -> List[Slot]:
         """Those whose parameters the program has changed in the model, where the state does not have them from there."""
-        if self.shared and self.in_arena:
-            return []
-        return [slot for slot in self.slots.values() if slot.left not in (None, slot.versions())]
+        return [slot for slot in self.slots.values() if slot.left is not None and slot.left != slot.versions()]
 
     def _copy_parameters(self, after_step: bool) -> None:
         for piece in self.pieces:
