@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -42,8 +44,7 @@ func (c *Checkpoint) Convert(ctx context.Context, directory string, to Conversio
 	if err := os.MkdirAll(directory, 0o755); err != nil {
 		return "", cause(directory, "checkpoints cannot be written here", errors.Unwrap(err))
 	}
-	// What a conversion that was killed has left may be of other ranks and parts.
-	if err := os.RemoveAll(filepath.Join(directory, savingPrefix+folderOf(c.step))); err != nil {
+	if err := removeLeftovers(filepath.Join(directory, savingPrefix+folderOf(c.step))); err != nil {
 		return "", cause(directory, "what an earlier conversion has left here cannot be removed", err)
 	}
 	folder, err := savingFolder(directory, c.step, shards[0].World)
@@ -63,6 +64,25 @@ func (c *Checkpoint) Convert(ctx context.Context, directory string, to Conversio
 		return "", errors.Join(err, os.RemoveAll(folder))
 	}
 	return path, nil
+}
+
+// removeLeftovers removes what a conversion that was killed has left, which may be
+// of other ranks and parts; but not what somebody is writing.
+func removeLeftovers(folder string) error {
+	entries, err := os.ReadDir(folder)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, e := range entries {
+		if strings.HasSuffix(e.Name(), dataSuffix) {
+			file, err := claim(filepath.Join(folder, e.Name()))
+			if err != nil {
+				return err
+			}
+			defer file.Close()
+		}
+	}
+	return os.RemoveAll(folder)
 }
 
 // converted are the shards that the checkpoint is to consist of.

@@ -384,15 +384,21 @@ func TestSameStepAgain(t *testing.T) {
 	equalState(t, bytesOfState(loaded[0]), bytesOfState(other[0]))
 }
 
+// twoOfAStep are two states of one step, of which the older is saved at a path, and
+// a job to load either.
+func twoOfAStep(t *testing.T) (directory, path string, older, newer, loaded []Shard) {
+	directory = t.TempDir()
+	cuts := cutModel(smallModel, alike(kernel.MomentsFP32))
+	older, newer, loaded = newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cuts)
+	train(t, older, 1, 1)
+	train(t, newer, 2, 1)
+	return directory, save(t, directory, older, ""), older, newer, loaded
+}
+
 // TestCommitAfterACrash: a checkpoint that was exchanged for an older one of its
 // step stays, when the process died before the older was removed.
 func TestCommitAfterACrash(t *testing.T) {
-	directory := t.TempDir()
-	cuts := cutModel(smallModel, alike(kernel.MomentsFP32))
-	older, newer, loaded := newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cuts)
-	train(t, older, 1, 1)
-	train(t, newer, 2, 1)
-	path := save(t, directory, older, "")
+	directory, path, older, newer, loaded := twoOfAStep(t)
 	saving := filepath.Join(directory, savingPrefix+folderOf(1))
 	crash := func() {
 		writeShard(t, directory, newer[0])
@@ -428,12 +434,7 @@ func TestCommitAfterACrash(t *testing.T) {
 // checkpoint is ever there in place of the whole. Who looks for it all the time
 // sees either, or for an instant none.
 func TestReplaceInTwo(t *testing.T) {
-	directory := t.TempDir()
-	cuts := cutModel(smallModel, alike(kernel.MomentsFP32))
-	older, newer, loaded := newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cuts)
-	train(t, older, 1, 1)
-	train(t, newer, 2, 1)
-	path := save(t, directory, older, "")
+	directory, path, _, newer, loaded := twoOfAStep(t)
 	for i := range 3000 { // that take a while to be removed
 		if err := os.WriteFile(filepath.Join(path, fmt.Sprintf("other-%d", i)), nil, 0o644); err != nil {
 			t.Fatal(err)

@@ -404,6 +404,25 @@ func TestConvertAfterAConversionThatWasKilled(t *testing.T) {
 	}
 }
 
+// TestConvertBesideASave: what somebody is saving is no leftover.
+func TestConvertBesideASave(t *testing.T) {
+	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32)))
+	c, err := Open(save(t, t.TempDir(), job, ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := t.TempDir()
+	w := newTestWriter(t, out, job[0])
+	_, err = c.Convert(t.Context(), out, Conversion{}, nil)
+	mustSay(t, err, "another job is saving the same step", w.path(dataSuffix))
+	if err := errors.Join(w.writeAll(job[0]), w.finish()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Commit(out, c.Step()); err != nil {
+		t.Error(err)
+	}
+}
+
 // pieces are those of all ranks of a checkpoint.
 func pieces(c *Checkpoint) [][]Piece {
 	var ranks [][]Piece

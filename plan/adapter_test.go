@@ -24,14 +24,7 @@ func TestAdaptedParameters(t *testing.T) {
 		"opt": `{"model_type": "opt", "vocab_size": 1000, "hidden_size": 64, "ffn_dim": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
 			"max_position_embeddings": 256, "word_embed_proj_dim": 32}`,
 	}
-	folder := t.TempDir()
-	file := func(name, text string) string {
-		path := filepath.Join(folder, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
+	file := inNewFolder(t)
 	for _, c := range []struct {
 		model, adapter   string
 		trained, besides int64 // besides the model's own

@@ -9,16 +9,22 @@ import (
 	"plimsoll/ledger"
 )
 
-// jobs are of all kinds, with small models.
-func jobs(t *testing.T) map[string]Request {
+// inNewFolder is a function that writes a file to a folder of the test's own, and
+// says its path.
+func inNewFolder(t testing.TB) func(name, text string) string {
 	folder := t.TempDir()
-	file := func(name, text string) string {
+	return func(name, text string) string {
 		path := filepath.Join(folder, name)
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		return path
 	}
+}
+
+// jobs are of all kinds, with small models.
+func jobs(t *testing.T) map[string]Request {
+	file := inNewFolder(t)
 	lora := file("lora.json", `{"peft_type": "LORA", "r": 8, "target_modules": "all-linear", "lora_dropout": 0.1}`)
 	zero := func(name, text string) string {
 		return file(name, `{"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true}, "zero_optimization": {`+text+`}}`)

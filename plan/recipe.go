@@ -43,9 +43,12 @@ func (r *resolver) readAdapter() (err error) {
 		return &fault.Input{Where: fault.Position{File: j.Adapter.File}, What: j.Adapter.Type + " is not planned: virtual tokens change the length of every sequence",
 			Mend: "planned are LORA, ADALORA, IA3, VERA and LN_TUNING"}
 	}
-	for key, is := range map[string]bool{"trainable_token_indices": len(j.Adapter.TrainableTokens) > 0, "target_parameters": j.Adapter.Parameters != nil, "layer_replication": j.Adapter.ReplicatesLayers} {
-		if is {
-			return &fault.Input{Where: fault.Position{File: j.Adapter.File}, What: key + " changes what is held, and is not planned yet", Mend: "remove it, and expect the job to take more than the plan"}
+	for _, unplanned := range []struct {
+		key string
+		is  bool
+	}{{"trainable_token_indices", len(j.Adapter.TrainableTokens) > 0}, {"target_parameters", j.Adapter.Parameters != nil}, {"layer_replication", j.Adapter.ReplicatesLayers}} {
+		if unplanned.is {
+			return &fault.Input{Where: fault.Position{File: j.Adapter.File}, What: unplanned.key + " changes what is held, and is not planned yet", Mend: "remove it, and expect the job to take more than the plan"}
 		}
 	}
 	// PEFT holds adapters of 16-bit models in fp32 (autocast_adapter_dtype).

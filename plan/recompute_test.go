@@ -2,8 +2,6 @@ package plan
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"plimsoll/ledger"
@@ -12,14 +10,7 @@ import (
 // TestCheckpointedLayers has layers 0, n, 2n... checkpointed, as transformers
 // has with every_n_layers.
 func TestCheckpointedLayers(t *testing.T) {
-	folder := t.TempDir()
-	file := func(name, text string) string {
-		path := filepath.Join(folder, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
+	file := inNewFolder(t)
 	config := file("config.json", `{"model_type": "llama", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4}`)
 	held := func(options string) ledger.Bytes {
 		arguments := file("arguments.json", `{"per_device_train_batch_size": 1, `+options+`}`)

@@ -1,8 +1,6 @@
 package plan
 
 import (
-	"os"
-	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
@@ -19,14 +17,7 @@ func speeds(t testing.TB) map[string]struct {
 	request Request
 	limit   time.Duration
 } {
-	folder := t.TempDir()
-	file := func(name, text string) string {
-		path := filepath.Join(folder, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
+	file := inNewFolder(t)
 	config := file("config.json", trillion)
 	zero := func(name, section string) Request {
 		path := file(name, `{"bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4, "zero_optimization": {`+section+`}}`)

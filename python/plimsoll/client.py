@@ -49,14 +49,17 @@ _READ_AND_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 _mapped: "weakref.WeakKeyDictionary[mmap.mmap, int]" = weakref.WeakKeyDictionary()
 
 
+# Looked up now: a forked child may not, as another thread may have been at it.
+_map_at = ctypes.CDLL(None, use_errno=True).mmap
+_map_at.restype = ctypes.c_void_p
+_map_at.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+
+
 def _keep_changes_to_oneself() -> None:
     """What a forked child changes is a copy of its own, as it is of all other memory."""
-    map_at = ctypes.CDLL(None, use_errno=True).mmap
-    map_at.restype = ctypes.c_void_p
-    map_at.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
     for memory, descriptor in _mapped.items():
         at = np.frombuffer(memory, np.uint8).ctypes.data
-        if map_at(at, len(memory), _READ_AND_WRITE, _A_COPY_OF_ONES_OWN, descriptor, 0) != at:
+        if _map_at(at, len(memory), _READ_AND_WRITE, _A_COPY_OF_ONES_OWN, descriptor, 0) != at:
             raise OSError(ctypes.get_errno(), "mmap of an arena in a forked child")
 
 

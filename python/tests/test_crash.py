@@ -17,7 +17,7 @@ import torch
 
 import plimsoll.torch
 from gpt import GPT, batch, text
-from plimsoll import Session, StateLost
+from plimsoll import Session, StateLost, protocol
 from plimsoll.torch.layout import is_sharded
 from test_client import DOCUMENT
 from test_optimizer import assert_same, backward, network, train
@@ -293,6 +293,18 @@ def test_a_step_that_not_all_have_prepared(service):
     optimizer.close()
     with pytest.raises(RuntimeError, match="at different steps .3, 4., and the last was not prepared by all; .* checkpoint"):
         plimsoll.torch.AdamW(Mixed().parameters(), socket=service.socket).open()
+
+
+def test_a_state_that_was_being_changed_is_not_gone_on_from(service):
+    """A trainer dies while it loads another one: the next begins anew, and is told."""
+    model = network()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), socket=service.socket)
+    train(model, optimizer, 3)
+    session = optimizer._parts[0].session
+    session.write(protocol.FIRST_MOMENT, 0, np.ones(100, np.float32))
+    optimizer.close()
+    with pytest.warns(UserWarning, match="at step 3, and was being changed when its trainer died: .* given back"):
+        assert plimsoll.torch.AdamW(network().parameters(), socket=service.socket).resumed_step == 0
 
 
 def test_weights_after_close_are_the_models_own(service):

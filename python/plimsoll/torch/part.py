@@ -1,6 +1,7 @@
 """A rank's shard of the parameters of one type, and the way of gradients and parameters to it and back."""
 
 import collections
+import warnings
 from typing import Any, Deque, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
@@ -52,9 +53,8 @@ class Slot:
         self.zero = False
         self.fired = 0  # gradients that were accumulated since the last step
         self.expected = 1  # and how many there were before the last one
-        self.left: Optional[Tuple[int, int]] = (
-            None  # versions of the parameter that was brought into the model, once it is there
-        )
+        # Versions of the parameter that was brought into the model, once it is there.
+        self.left: Optional[Tuple[int, int]] = None
 
     def versions(self) -> Tuple[int, int]:
         return _versions(self.piece.parameter)
@@ -99,6 +99,11 @@ class Part:
         self.session = Session(path, document)
         if self.session.attached and not self.session.initialized:
             # Somebody has died before it was whole.
+            if self.session.step > 0:
+                warnings.warn(
+                    f"the {self.name} state of job {document['job']} was at step {self.session.step}, and was being changed when its trainer died: "
+                    "it is a mixture, and is given back. Training begins anew, unless a checkpoint is loaded"
+                )
             self.session.close(give_back=True)
             self.session = Session(path, document)
         self.transfer.register(self.session.parameters)

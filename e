@@ -1,1 +1,0 @@
-plimsoll: terminated: passed on to 2 ranks
