@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"plimsoll/host"
 )
@@ -197,7 +199,12 @@ func newControlGroups(t *testing.T) controlGroups {
 }
 
 func (controlGroups) remove(t *testing.T, directory string) {
-	if err := os.Remove(directory); err != nil {
+	// A process that was killed may be in its group for a moment longer than in /proc.
+	err := os.Remove(directory)
+	for deadline := time.Now().Add(20 * time.Second); errors.Is(err, syscall.EBUSY) && time.Now().Before(deadline); err = os.Remove(directory) {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if err != nil {
 		t.Errorf("a control group is left over: %v", err)
 	}
 }
