@@ -85,12 +85,14 @@ func (s *terminal) types(t *testing.T, keys, shows string) {
 const controlZ, controlC, controlD = "\x1a", "\x03", "\x04"
 
 // TestTerminal: a single rank has the terminal exactly while a program would
-// have it that the shell itself had started.
+// have it that the shell itself had started. The ranks that are stopped here
+// start nothing: the kernel stops no process that waits for a child from vfork
+// to become another program, as sh does, and tells nobody if the child stops.
 func TestTerminal(t *testing.T) {
 	const answers = "echo answer=$((40+2))\n"
 	t.Run("stopped and continued", func(t *testing.T) {
 		s := newTerminal(t)
-		s.types(t, "$plimsoll run -- sh -c 'echo begin=$((3+4)); cat'\n", "begin=7")
+		s.types(t, "$plimsoll run -- sh -c 'echo begin=$((3+4)); exec cat'\n", "begin=7")
 		s.types(t, controlZ, "Stopped")
 		s.types(t, answers, "answer=42")
 		s.types(t, "fg\n", "run --")
@@ -105,7 +107,7 @@ func TestTerminal(t *testing.T) {
 	})
 	t.Run("continued in the background", func(t *testing.T) {
 		s := newTerminal(t)
-		s.types(t, "$plimsoll run -- sh -c 'echo begin=$((3+4)); sleep 1000'\n", "begin=7")
+		s.types(t, "$plimsoll run -- sh -c 'echo begin=$((3+4)); exec sleep 1000'\n", "begin=7")
 		s.types(t, controlZ, "Stopped")
 		s.types(t, "bg; "+answers, "answer=42")
 		s.types(t, "kill %1; wait; "+answers, "answer=42")
@@ -116,7 +118,7 @@ func TestTerminal(t *testing.T) {
 	})
 	t.Run("without a shell that could continue it", func(t *testing.T) {
 		s := newTerminal(t)
-		s.types(t, "exec $plimsoll run -- sh -c 'echo begin=$((3+4)); cat'\n", "begin=7")
+		s.types(t, "exec $plimsoll run -- sh -c 'echo begin=$((3+4)); exec cat'\n", "begin=7")
 		s.types(t, controlZ, "^Z")
 		s.types(t, "to the rank\n", "\nto the rank")
 		s.types(t, controlC, "ended by signal 2")
