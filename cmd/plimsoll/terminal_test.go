@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -77,8 +78,14 @@ func (s *terminal) types(t *testing.T, keys, shows string) {
 	if _, err := io.WriteString(s.typed, keys); err != nil {
 		t.Fatal(err)
 	}
-	if !await(func() bool { return strings.Count(s.text(), shows) > before }) {
-		t.Fatalf("%q is not shown after %q was typed:\n%s", shows, keys, s.text())
+	s.shows(t, before+1, shows)
+}
+
+// shows waits for the terminal to have shown a text so many times.
+func (s *terminal) shows(t *testing.T, times int, text string) {
+	t.Helper()
+	if !await(func() bool { return strings.Count(s.text(), text) >= times }) {
+		t.Fatalf("%q is not shown %d times:\n%s", text, times, s.text())
 	}
 }
 
@@ -111,6 +118,14 @@ func TestTerminal(t *testing.T) {
 		s.types(t, controlZ, "Stopped")
 		s.types(t, "bg; "+answers, "answer=42")
 		s.types(t, "kill %1; wait; "+answers, "answer=42")
+	})
+	t.Run("several ranks", func(t *testing.T) {
+		s, file := newTerminal(t), filepath.Join(t.TempDir(), "file")
+		s.types(t, "$plimsoll run --nproc 2 -- sh -c 'echo begin=$((3+4)); until [ -e "+file+" ]; do sleep 0.1; done; echo end=$((3+4))'\n", "begin=7")
+		s.types(t, controlZ, "Stopped")
+		s.types(t, "touch "+file+"; "+answers, "answer=42")
+		s.shows(t, 2, "end=7")
+		s.types(t, "fg; "+answers, "answer=42")
 	})
 	t.Run("of another session", func(t *testing.T) {
 		s := newTerminal(t)
