@@ -64,6 +64,10 @@ test-slurm: build ## Run jobs under a real Slurm on this host (root; installs it
 test-numa: ## Run tests on an emulated machine with three NUMA nodes (installs QEMU on Debian as root)
 	scripts/test-numa
 
+.PHONY: test-nfs
+test-nfs: ## Run the tests of checkpoints on NFS, on an emulated machine (installs QEMU on Debian as root)
+	scripts/test-nfs
+
 .PHONY: lint
 lint: ## Check format, vet, staticcheck and generated files
 	@test -z "$$(gofmt -l .)" || { gofmt -d .; exit 1; }

@@ -69,20 +69,32 @@ func (c *Checkpoint) Convert(ctx context.Context, directory string, to Conversio
 // removeLeftovers removes what a conversion that was killed has left, which may be
 // of other ranks and parts; but not what somebody is writing.
 func removeLeftovers(folder string) error {
-	entries, err := os.ReadDir(folder)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	gone, err := takeLeftovers(folder)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
 		return err
+	}
+	return os.RemoveAll(gone) // its files are closed now: NFS keeps a name of those that are open
+}
+
+// takeLeftovers puts a folder aside in which nobody is writing.
+func takeLeftovers(folder string) (gone string, err error) {
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return "", err
 	}
 	for _, e := range entries {
 		if strings.HasSuffix(e.Name(), dataSuffix) {
 			file, err := claim(filepath.Join(folder, e.Name()))
 			if err != nil {
-				return err
+				return "", err
 			}
 			defer file.Close()
 		}
 	}
-	return os.RemoveAll(folder)
+	return putAside(folder)
 }
 
 // converted are the shards that the checkpoint is to consist of.

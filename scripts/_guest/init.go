@@ -1,5 +1,5 @@
-// Command init is the first process of an emulated machine. It runs every
-// /tests/*.test with the arguments and the environment that the files
+// Command init is the first process of an emulated machine. It runs the shell script
+// /tests/setup, if there is one, and every /tests/*.test with the arguments and the environment that the files
 // /tests/arguments and /tests/environment list, one a line, says how they ended,
 // and turns the machine off.
 package main
@@ -23,15 +23,17 @@ func main() {
 		}
 	}
 	verdict := "ok"
+	if _, err := os.Stat("/tests/setup"); err == nil {
+		if err := run("/bin/sh", "/tests/setup"); err != nil {
+			fmt.Println("guest: /tests/setup:", err)
+		}
+	}
 	tests, err := filepath.Glob("/tests/*.test")
 	if err != nil || len(tests) == 0 {
 		verdict = "FAIL"
 	}
 	for _, test := range tests {
-		command := exec.Command(test, lines("/tests/arguments")...)
-		command.Dir, command.Stdout, command.Stderr = "/tests", os.Stdout, os.Stderr
-		command.Env = append([]string{"HOME=/tmp", "TMPDIR=/tmp", "PATH=/bin"}, lines("/tests/environment")...)
-		if err := command.Run(); err != nil {
+		if err := run(test, lines("/tests/arguments")...); err != nil {
 			fmt.Println("guest:", test, err)
 			verdict = "FAIL"
 		}
@@ -40,6 +42,13 @@ func main() {
 	// Until the serial line has sent everything, or the last lines are lost.
 	_ = unix.IoctlSetInt(1, unix.TCSBRK, 1)
 	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
+}
+
+func run(program string, arguments ...string) error {
+	command := exec.Command(program, arguments...)
+	command.Dir, command.Stdout, command.Stderr = "/tests", os.Stdout, os.Stderr
+	command.Env = append([]string{"HOME=/tmp", "TMPDIR=/tmp", "PATH=/bin"}, lines("/tests/environment")...)
+	return command.Run()
 }
 
 func lines(name string) []string {
