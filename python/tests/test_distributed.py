@@ -919,7 +919,7 @@ def test_a_load_that_fails_on_one_rank(tmp_path):
     assert first == second
 
 
-def giving(rank):
+def giving(rank, wrong, is_open):
     """A rank whose state does not fit keeps no other waiting, and none has changed."""
     model, optimizer = opened()
     reference = torch.optim.AdamW(model.parameters(), lr=0.5)
@@ -927,7 +927,12 @@ def giving(rank):
         p.grad = torch.ones_like(p)
     reference.step()
     whole, damaged = reference.state_dict(), reference.state_dict()
-    damaged["state"] = {i: {**entry, "exp_avg": torch.ones(99)} for i, entry in damaged["state"].items()}
+    if wrong == "shape":
+        damaged["state"] = {i: {**entry, "exp_avg": torch.ones(99)} for i, entry in damaged["state"].items()}
+    else:
+        damaged["param_groups"] = 2 * damaged["param_groups"]
+    if not is_open:
+        optimizer.close(give_back=True)
     with pytest.raises(ValueError if rank else PlimsollError) as raised:
         optimizer.load_state_dict(damaged if rank else whole)
     assert optimizer.param_groups[0]["lr"] == 1e-3 and optimizer.resumed_step == 0
@@ -937,11 +942,43 @@ def giving(rank):
     return str(raised.value), weights(model)
 
 
-def test_a_state_that_does_not_fit_one_rank():
-    (first, *same), (second, *other) = run(giving)
-    assert "has the shape (99,)" in second
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize(
+    "wrong, message", [("shape", "has the shape (99,)"), ("groups", "different number of parameter groups")]
+)
+def test_a_state_that_does_not_fit_one_rank(wrong, message, is_open):
+    (first, *same), (second, *other) = run(giving, wrong, is_open)
+    assert message in second
     assert first == f"load_state_dict failed on 1 of 2 ranks: rank 1: ValueError: {second}"
     assert same == other
+
+
+def not_writing(rank, loads):
+    """A rank that cannot write its state, as for want of a service, keeps no other waiting for its parameters."""
+    model, optimizer = opened()
+    state = torch.optim.AdamW(model.parameters()).state_dict()
+    state["state"] = {0: {"step": torch.tensor(1.0), "exp_avg": torch.ones(256, 32), "exp_avg_sq": torch.ones(256, 32)}}
+    if not loads:
+        optimizer.close(give_back=True)
+    set_step = plimsoll.Session.set_step
+
+    def fail(session, step):
+        raise PlimsollError("no service")
+
+    if rank:
+        plimsoll.Session.set_step = fail
+    with pytest.raises(PlimsollError) as raised:
+        optimizer.load_state_dict(state) if loads else optimizer.open()
+    plimsoll.Session.set_step = set_step
+    optimizer.load_state_dict(state)
+    return str(raised.value), optimizer.resumed_step, weights(model)
+
+
+@pytest.mark.parametrize("loads, what", [(True, "load_state_dict"), (False, "opening the state")])
+def test_a_state_that_one_rank_cannot_write(loads, what):
+    (first, *same), (second, *other) = run(not_writing, loads)
+    assert first == f"{what} failed on 1 of 2 ranks: rank 1: PlimsollError: {second}" and second == "no service"
+    assert same == other and same[0] == 1
 
 
 def reloading(rank, sharded):

@@ -237,11 +237,15 @@ class Optimizer(torch.optim.Optimizer):
                 "DistributedDataParallel), or sharding"
             )
         whole = all(f.initialized for f in found)
-        if any(f.step != last for f in found):
-            self._catch_up(last, found)
-        for part in self._parts:
-            if not whole:
+
+        def begin() -> None:
+            if any(f.step != last for f in found):
+                self._catch_up(last, found)
+            for part in self._parts if not whole else ():
                 part.initialize()
+
+        self._on_all_ranks("opening the state", begin)
+        for part in self._parts:
             part.adopt()
         self._resumed_step = self._counted = last
 
@@ -609,28 +613,32 @@ class Optimizer(torch.optim.Optimizer):
         where shapes, names or steps do not fit, and PlimsollError where they do not on another rank: then nothing has
         changed.
         """
-        saved = dict(state_dict)
-        entries = saved.get("state", {})
-        groups = self.param_groups
-        try:
-            super().load_state_dict({**saved, "state": {}})
+        load, entries = super().load_state_dict, state_dict.get("state", {})
+        if self._parts is None and not entries:
+            load(state_dict)
             self.state = _Entries(self)
-            if not entries and self._parts is None:
-                return
-            self.open()
-            ids = [i for g in saved["param_groups"] for i in g["params"]]
+            return
+        self.open()
+        groups, given = self.param_groups, {}
+
+        def fit() -> int:
+            load({**state_dict, "state": {}})
+            ids = [i for g in state_dict["param_groups"] for i in g["params"]]
             parameters = [p for g in self.param_groups for p in g["params"]]
             trained = set(self._trained)  # others may be at other steps, since they were frozen
-            given = {p: entries.get(i) for i, p in zip(ids, parameters) if p in trained}
-            steps = self._on_all_ranks(
-                "load_state_dict", lambda: check_entries(self._parts, self._moments, self._counts_steps, given)
-            )
+            given.update((p, entries.get(i)) for i, p in zip(ids, parameters) if p in trained)
+            return check_entries(self._parts, self._moments, self._counts_steps, given)
+
+        try:
+            steps = self._on_all_ranks("load_state_dict", fit)
             if len(set(steps)) > 1:
                 raise PlimsollError(f"load_state_dict: the ranks have states of different steps, {steps}: give all ranks one")
         except Exception:
             self.param_groups = groups
             raise
-        write_entries(self._parts, self._moments, steps[0], given)
+        finally:
+            self.state = _Entries(self)
+        self._on_all_ranks("load_state_dict", lambda: write_entries(self._parts, self._moments, steps[0], given))
         self._resumed_step = self._counted = steps[0]
         for part in self._parts:
             part.pull(after_step=False)
