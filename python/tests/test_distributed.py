@@ -1,5 +1,6 @@
 """Several ranks, by torch.distributed with gloo."""
 
+import contextlib
 import datetime
 import functools
 import json
@@ -1139,3 +1140,138 @@ def test_a_service_that_ends_on_one_rank():
     first, second = run(without_service)
     assert second.startswith("the optimizer service at ")
     assert first == f"step 1 failed on 1 of 2 ranks: rank 1: PlimsollError: {second}"
+
+
+class Branches(torch.nn.Module):
+    """Layers of one size, of which each rank uses others."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x, used):
+        for i in used:
+            x = self.layers[i](x).tanh()
+        return x.square().sum()
+
+
+def branching(rank, way, used):
+    torch.manual_seed(0)
+    model = Branches()
+    if way == "torch":
+        wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    else:
+        wrapped = model
+        optimizer = plimsoll.torch.SGD(
+            model.parameters(), lr=0.5, sharding="zero2", model=model, process_group=dist.new_group()
+        )
+        optimizer.open()
+    losses = []
+    for step in range(3):
+        for i, of_ranks in enumerate(used):
+            with wrapped.no_sync() if way == "torch" and i + 1 < len(used) else contextlib.nullcontext():
+                loss = wrapped(torch.full((2, 8), 0.1 * (rank + 1) + step), of_ranks[rank])
+                loss.backward()
+            losses.append(loss.detach())
+            dist.all_reduce(losses[-1])
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(model), torch.stack(losses).tolist()
+
+
+@pytest.mark.parametrize(
+    "used",
+    [
+        [((0, 1, 2, 3), (0, 3))],  # one lacks what the other has
+        [((0, 1, 3), (0, 2, 3))],  # each has what the other lacks, of the same size
+        [((3, 2, 1, 0), (0, 1, 2, 3))],  # in another order
+        [((0, 1), (2, 3)), ((1, 2, 3), (0, 1))],  # of two passes
+    ],
+    ids=str,
+)
+def test_ranks_that_use_other_parameters(used):
+    (wanted, losses), _ = run(branching, "torch", used)
+    first, second = run(branching, "ours", used)
+    assert first == second and first[1] == pytest.approx(losses, rel=1e-4)
+    assert_near(first[0], wanted, rtol=1e-5, atol=1e-6)
+
+
+def not_alike(rank, way):
+    """Ranks that do not do the same: the step fails on all, and the next is one of all."""
+    torch.manual_seed(0)
+    model = Branches()
+    missing = "zero" if way == "decays" else "refuse"
+    optimizer = plimsoll.torch.SGD(model.parameters(), lr=0.5, sharding="zero2", model=model, missing_gradients=missing)
+    optimizer.open()
+
+    def backward(used=(0, 1, 2, 3), scale=1.0):
+        model(torch.full((2, 8), 0.1 * scale), used).backward()
+
+    message = ""
+    if way == "discards":
+        if rank:
+            backward((1, 2), 7.0)
+            optimizer.zero_grad()
+        backward(scale=3.0)
+    elif way == "idle":
+        backward() if rank == 0 else None
+    elif way == "unused":
+        backward((0, rank + 1))
+    if way != "decays":
+        before = weights(model)
+        with pytest.raises((RuntimeError, PlimsollError)) as raised:
+            optimizer.step()
+        message = str(raised.value)
+        assert weights(model) == before
+        optimizer.zero_grad()
+    for _ in range(2):
+        backward((0, 1, 2, 3) if way != "decays" else (0, 1, 2))
+        optimizer.step()
+    return message, weights(model)
+
+
+_NOT_ALIKE = {
+    "discards": ["some ranks have discarded gradients that others have kept"] * 2,
+    "idle": ["1 of 2 ranks have gradients, and this one", "1 of 2 ranks have gradients, and not this one"],
+    "unused": ["2 parameters have no gradient, layers.3.bias among them"] * 2,
+    "decays": [""] * 2,
+}
+
+
+@pytest.mark.parametrize("way", _NOT_ALIKE)
+def test_ranks_that_do_not_do_the_same(way):
+    found = run(not_alike, way)
+    for (message, same), wanted in zip(found, _NOT_ALIKE[way]):
+        assert message.startswith(wanted) and same == weights_after(2, (0, 1, 2) if way == "decays" else (0, 1, 2, 3))
+
+
+def weights_after(steps, used):
+    """By torch, of one process."""
+    torch.manual_seed(0)
+    model = Branches()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(steps):
+        model(torch.full((2, 8), 0.1), used).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(model)
+
+
+def waiting(rank):
+    """A model whose parameters are registered in the order in which they get gradients."""
+    model = Branches()
+    optimizer = plimsoll.torch.SGD(model.parameters(), sharding="zero2", model=model)
+    optimizer.open()
+    kept = []
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(lambda _: kept.append(sum(p.grad is not None for p in model.parameters())))
+    for _ in range(2):
+        model(torch.ones(2, 8), (3, 2, 1, 0)).backward()
+        optimizer.step()
+    return kept
+
+
+def test_gradients_wait_for_each_other_in_the_first_step_only():
+    for kept in run(waiting):
+        assert max(kept[:8]) > 4 and max(kept[8:]) == 0

@@ -18,6 +18,7 @@ from plimsoll.service import Service
 from plimsoll.torch import layout
 from plimsoll.torch.layout import Mesh
 from plimsoll.torch.part import Part
+from plimsoll.torch.rounds import Rounds
 from plimsoll.torch.state_dict import check_entries, read_entries, take_weights, write_entries
 from plimsoll.torch.transfer import transfer_for
 
@@ -123,10 +124,12 @@ class Optimizer(torch.optim.Optimizer):
         self._trained = [p for g in self.param_groups for p in g["params"] if p.requires_grad]
         self._frozen = [(names[p], p) for g in self.param_groups for p in g["params"] if not p.requires_grad]
         shared = device.type == "cpu" and self._sharding is None and not any(map(layout.is_sharded, self._trained))
-        self._reduces = self._sharding == "zero2"
         self._collective = mesh
         self._transfer = transfer_for(device)
         parts = [Part(name, pieces, mesh, self._transfer, shared) for name, pieces in sorted(divided.items()) if pieces]
+        part_of = {piece.parameter: part for part in parts for piece in part.pieces}
+        ours = [p for p in self._trained if p in part_of]
+        self._rounds = Rounds(ours, mesh, device, lambda p: part_of[p].reduce(p)) if self._sharding == "zero2" else None
         self._hooks: List[Any] = []
         self._close = weakref.finalize(self, _let_go, parts, self._hooks, self._transfer, os.getpid())
 
@@ -278,7 +281,11 @@ class Optimizer(torch.optim.Optimizer):
                     if optimizer is None or optimizer._parts is None or os.getpid() != owner:
                         return  # in a forked child, gradients are its own
                     with optimizer._lock:
-                        (part.reduce if optimizer._reduces else part.accumulated)(parameter)
+                        if optimizer._rounds is None:
+                            part.accumulated(parameter)
+                        else:
+                            part.check_dense(parameter)
+                            optimizer._rounds.came(parameter)
 
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
 
@@ -305,10 +312,10 @@ class Optimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch. With ``sharding="zero2"`` it discards the gradients that have gone to their owners."""
         super().zero_grad(set_to_none)
-        if self._parts is not None and self._reduces:
+        if self._parts is not None and self._rounds is not None:
             with self._lock:
-                for part in self._parts:
-                    part.forget()
+                self._rounds.discard()
+                self._forget()
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
@@ -357,11 +364,13 @@ class Optimizer(torch.optim.Optimizer):
                 "for them. Close it, and make a new one of all that are trained now; state_dict() takes the state of the others along"
             )
         # All ranks must find the same, whatever shards they have.
-        if not any(p.grad is not None for p in self._trained) and not any(part.reduced for part in self._parts):
+        if self._rounds is None:
+            own = having = {p for p in self._trained if p.grad is not None}
+        else:
+            own, having = self._rounds.own, self._rounds.all
+        if not own:
             return False
-        names = sorted(
-            {x.name for part in self._parts for x in part.pieces if not part.has_gradient(x.parameter, self._reduces)}
-        )
+        names = sorted({x.name for part in self._parts for x in part.pieces if x.parameter not in having})
         if names and self._refuses_missing:
             raise RuntimeError(
                 f"{len(names)} parameters have no gradient, {names[0]} among them: every step updates all parameters. Freeze them before the "
@@ -374,6 +383,8 @@ class Optimizer(torch.optim.Optimizer):
         numbers: Optional[Dict[Part, Any]] = None
         scale, squares, failure = 1.0, 0.0, None
         try:
+            if self._rounds is not None:
+                self._rounds.finish()
             scale = self._scale()
             if self._check_gradients():
                 numbers = self._prepare()
@@ -388,15 +399,14 @@ class Optimizer(torch.optim.Optimizer):
             self.skipped += 1
         else:
             self._make(factor, numbers)
-        for part in self._parts:
-            part.forget()
+        self._forget()
 
     def _prepare(self) -> Dict[Part, Any]:
         """Brings all gradients to the shards. What each of these is to be sent with the step."""
         self._check_steps()
         take_weights(self._parts)
         for part in self._parts:
-            part.collect(self._reduces)
+            part.collect(self._rounds is not None)
         parts = [p for p in self._parts if p.session]
         numbers: Dict[Part, Any] = dict.fromkeys(parts, self._numbers())
         if len(parts) > 1 or self._collective.groups:
@@ -450,7 +460,7 @@ class Optimizer(torch.optim.Optimizer):
     def _squares(self) -> float:
         """The sum of the squares of this rank's gradients, 0 where nobody asks for it. Not finite where they are not."""
         found_inf = getattr(self, "found_inf", None)
-        if found_inf is not None and self._reduces:
+        if found_inf is not None and self._rounds is not None:
             raise RuntimeError(
                 "sharding is 'zero2', whose gradients a GradScaler cannot see: use bfloat16, or sharding='zero1'"
             )
@@ -523,13 +533,20 @@ class Optimizer(torch.optim.Optimizer):
 
     def _discard_gradients(self) -> None:
         """Takes back what was prepared: these gradients are of no step."""
+        self._forget()
         for part in self._parts:
-            part.forget()
             if part.session:
                 # By a request that changes no gradient: after an interrupt it is sent again, and others may be there.
                 with contextlib.suppress(PlimsollError):  # what has failed is being raised
                     part.session.ready(0, 1)
                     part.session.drain()
+
+    def _forget(self) -> None:
+        """The next gradients are those of another step."""
+        if self._rounds is not None:
+            self._rounds.over()
+        for part in self._parts:
+            part.forget()
 
     def _on_all_ranks(self, what: str, act: Callable[[], _Result]) -> List[_Result]:
         """What ``act`` returns on each rank. Where it fails on one it fails on all, so that none waits for one that has given up."""

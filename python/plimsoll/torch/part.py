@@ -190,9 +190,16 @@ class Part:
             if stretch:
                 self.session.ready(*stretch)
 
+    def check_dense(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The gradient of a parameter. Raises TypeError where it is not dense."""
+        return _dense(parameter, self._pieces_of[parameter][0])
+
     def reduce(self, parameter: torch.Tensor) -> None:
-        """The hook of a parameter whose gradient goes to its owners: the average over all ranks, pieces to each."""
-        gradient = _dense(parameter, self._pieces_of[parameter][0]).detach().reshape(-1)
+        """Sends a gradient to its owners, or zeros in its place: the average over all ranks, pieces to each."""
+        if parameter.grad is None:
+            gradient = torch.zeros_like(parameter).reshape(-1)
+        else:
+            gradient = self.check_dense(parameter).detach().reshape(-1)
         again = self.reduced.get(parameter, 0) > 0
         self.reduced[parameter] = self.reduced.get(parameter, 0) + 1
         parameter.grad = None
@@ -263,9 +270,6 @@ class Part:
         for stretch in self._stretches.rest():
             if self.announces:
                 self.session.ready(*stretch)
-
-    def has_gradient(self, parameter: torch.Tensor, reduces: bool) -> bool:
-        return bool(self.reduced.get(parameter)) if reduces else parameter.grad is not None
 
     def forget(self) -> None:
         """What was learned of the gradients of this step is over."""
