@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -1275,3 +1276,73 @@ def waiting(rank):
 def test_gradients_wait_for_each_other_in_the_first_step_only():
     for kept in run(waiting):
         assert max(kept[:8]) > 4 and max(kept[8:]) == 0
+
+
+def signalled(rank, where):
+    """A handler of a signal raises while ranks wait for each other: when they are through."""
+    model, optimizer = opened(max_grad_norm=0.5)
+    other = optimizer if hasattr(optimizer, where) else optimizer._parts[0]
+    act = getattr(other, where)
+
+    def interrupt(*arguments, **options):
+        setattr(other, where, act)
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(100):
+            pass  # handlers run between two operations
+        return act(*arguments, **options)
+
+    def step():
+        for p in model.parameters():
+            p.grad = torch.full_like(p, 0.25)
+        optimizer.step()
+
+    def load():
+        optimizer.load_state_dict(state)
+
+    state = torch.optim.AdamW(model.parameters()).state_dict()
+    state["state"] = {0: {"step": torch.tensor(1.0), "exp_avg": torch.ones(256, 32), "exp_avg_sq": torch.ones(256, 32)}}
+    if rank:
+        setattr(other, where, interrupt)
+    with pytest.raises(KeyboardInterrupt) if rank else contextlib.nullcontext():
+        (load if where == "_gather" else step)()
+    after = weights(model)
+    step()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return after, weights(model), optimizer._parts[0].session.step
+
+
+@pytest.mark.parametrize("where", ["_reduce", "pull", "_place", "_gather"])
+def test_an_interrupt_while_ranks_wait_for_each_other(where):
+    first, second = run(signalled, where)
+    assert first == second and first[2] == 2
+
+
+def broken_off(rank):
+    """A rank on which parameters of a step did not come makes no other step with those of the one before."""
+    model, optimizer = opened()
+    part = optimizer._parts[0]
+    place = part._place
+
+    def fail(*_):
+        part._place = place
+        raise RuntimeError("connection reset by peer")
+
+    if rank:
+        part._place = fail
+    for step in range(2):
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        if rank + step == 0:
+            optimizer.step()
+        else:
+            with pytest.raises(RuntimeError) as raised:
+                optimizer.step()
+    optimizer.close()
+    optimizer.open()
+    return str(raised.value), weights(model)
+
+
+def test_parameters_that_have_not_come(service):
+    (first, *same), (second, *other) = run(broken_off, service=service)
+    assert second.startswith("the model has parameters of two steps: those of the last step have not come as a whole")
+    assert first == f"step 2 failed on 1 of 2 ranks: rank 1: PlimsollError: {second}" and same == other

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import math
 import os
 import re
@@ -19,12 +20,24 @@ from plimsoll.torch import layout
 from plimsoll.torch.layout import Mesh
 from plimsoll.torch.part import Part
 from plimsoll.torch.rounds import Rounds
+from plimsoll.torch.signals import deferred
 from plimsoll.torch.state_dict import check_entries, read_entries, take_weights, write_entries
 from plimsoll.torch.transfer import transfer_for
 
 _Result = TypeVar("_Result")
 
 _APART = "the shards of this job are at different steps: a step was interrupted in between; load the last checkpoint"
+
+
+def _of_all_ranks(method: Callable[..., _Result]) -> Callable[..., _Result]:
+    """A method that all ranks call. One that an interrupt took out of it would leave the others waiting, and lose its place."""
+
+    @functools.wraps(method)
+    def whole(*arguments: Any, **options: Any) -> _Result:
+        with deferred() if _is_distributed() else contextlib.nullcontext():
+            return method(*arguments, **options)
+
+    return whole
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -99,6 +112,7 @@ class Optimizer(torch.optim.Optimizer):
 
     # Opening
 
+    @_of_all_ranks
     def open(self) -> None:
         """Makes the state from the model's parameters, or attaches to the state that the service has.
 
@@ -379,6 +393,7 @@ class Optimizer(torch.optim.Optimizer):
             )
         return True
 
+    @_of_all_ranks
     def _step(self) -> None:
         numbers: Optional[Dict[Part, Any]] = None
         scale, squares, failure = 1.0, 0.0, None
@@ -623,6 +638,7 @@ class Optimizer(torch.optim.Optimizer):
         finally:
             self.state.clear()
 
+    @_of_all_ranks
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Takes a state from :meth:`state_dict`, or from the optimizer of torch with this one's name.
 
@@ -665,6 +681,7 @@ class Optimizer(torch.optim.Optimizer):
 
     # Checkpoints
 
+    @_of_all_ranks
     def save(self, directory: Any, training: Any = None) -> int:
         """Begins to save the state to ``directory``, in the background; training may go on. The step that is saved.
 
@@ -696,6 +713,7 @@ class Optimizer(torch.optim.Optimizer):
         self._saving, self._saves_in_vain = (os.fspath(directory), step), False
         return step
 
+    @_of_all_ranks
     def saved(self) -> int:
         """Waits until all ranks have written what :meth:`save` began, and makes it a checkpoint. Its step.
 
@@ -733,6 +751,7 @@ class Optimizer(torch.optim.Optimizer):
         self._on_all_ranks(saves, commit)
         return step
 
+    @_of_all_ranks
     def load(self, directory: Any) -> Any:
         """Loads a checkpoint, or the newest in a folder of them, into the state and the model. Its training document.
 

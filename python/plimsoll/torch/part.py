@@ -11,6 +11,7 @@ from torch.utils.weak import TensorWeakRef
 
 from plimsoll import protocol
 from plimsoll.client import Arena, Request, Session
+from plimsoll.errors import PlimsollError
 from plimsoll.torch.layout import DTYPES, Mesh, Piece, Stretches, is_sharded, local
 from plimsoll.torch.transfer import HostTransfer
 
@@ -87,6 +88,7 @@ class Part:
         self._reducing: Deque[Tuple[Any, torch.Tensor, Piece, bool]] = collections.deque()
         self._reducing_bytes = 0
         self.announces = False  # whether gradients are said to be ready
+        self.torn = False  # whether parameters of the last step have not come into the model
         self.in_arena = False  # whether the weights of the state are in the arena of parameters, not beside it
 
     # The session
@@ -282,7 +284,12 @@ class Part:
     # Parameters
 
     def check(self) -> None:
-        """Refuses a step where the model's parameters are no longer those in the arena."""
+        """Refuses a step where the model's parameters are no longer those in the arena, or of the last step."""
+        if self.torn:
+            raise PlimsollError(
+                "the model has parameters of two steps: those of the last step have not come as a whole "
+                "from the other ranks or the service; load the last checkpoint, or close the optimizers of all ranks and open them again"
+            )
         if not self.shared:
             return
         for parameter, slot in self.slots.items():
@@ -297,6 +304,7 @@ class Part:
 
         With ``after_step`` a block comes when the step that has begun is through with it.
         """
+        self.torn = True
         for slot in self.slots.values():
             slot.left = None
         if self.shared:
@@ -307,6 +315,7 @@ class Part:
         if not (self.shared and self.in_arena):
             for slot in self.slots.values():
                 slot.left = slot.versions()
+        self.torn = False
 
     def changed(self) -> List[Slot]:
         """Those whose parameters the program has changed in the model, where the state does not have them from there."""
