@@ -235,6 +235,45 @@ def test_gradients_may_be_changed_until_the_step():
     assert_same(ours, theirs)
 
 
+def test_gradients_in_one_buffer():
+    """As of programs that average or scale all gradients at once."""
+    ours, theirs = network(), network()
+    optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2, max_grad_norm=1e9)
+    reference = torch.optim.AdamW(theirs.parameters(), lr=1e-2)
+    optimizer.open()
+    buffers = []
+    for model in (ours, theirs):
+        buffers.append(torch.zeros(sum(p.numel() for p in model.parameters())))
+        for p, stretch in zip(model.parameters(), buffers[-1].split([p.numel() for p in model.parameters()])):
+            p.grad = stretch.view_as(p)
+    for i in range(5):
+        for model, buffer in zip((ours, theirs), buffers):
+            backward(model, i)
+            buffer.mul_(0.1)
+        optimizer.step(), reference.step()
+        assert optimizer.last_grad_norm == pytest.approx(buffers[1].norm().item(), rel=1e-5)
+        for buffer in buffers:
+            buffer.zero_() if i != 3 else None  # and accumulates
+    assert_same(ours, theirs)
+
+
+def test_parameters_in_the_same_memory_are_refused():
+    flat = torch.zeros(9)
+    for parameters, message in (
+        ((flat, flat), "parameters first and second are in the same memory"),
+        ((flat[4:], flat[:5]), "parameters second and first are in the same memory"),
+        ((flat[::2], flat[8:]), "parameters first and second are in the same memory"),
+        ((flat, flat[:1].expand(3)), "parameters first and second are in the same memory"),
+        ((torch.zeros(3), flat[:1].expand(3)), "parameter second has several elements in one place"),
+    ):
+        named = [(name, torch.nn.Parameter(tensor)) for name, tensor in zip(("first", "second"), parameters)]
+        optimizer = plimsoll.torch.AdamW([p for _, p in named], named_parameters=named)
+        with pytest.raises(ValueError, match=message):
+            optimizer.open()
+    halves = [torch.nn.Parameter(flat[:4]), torch.nn.Parameter(flat[4:])]
+    plimsoll.torch.AdamW(halves).open()
+
+
 def test_not_finite_gradients_skip_the_step():
     model = network()
     optimizer = plimsoll.torch.AdamW(model.parameters(), max_grad_norm=1.0)

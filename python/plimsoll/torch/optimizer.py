@@ -148,6 +148,7 @@ class Optimizer(torch.optim.Optimizer):
         self._close = weakref.finalize(self, _let_go, parts, self._hooks, self._transfer, os.getpid())
 
         def open_parts() -> List[Opened]:
+            layout.check_memory(self._trained, names)
             if self._socket is None:
                 self._service = Service()
             path = self._socket or self._service.socket

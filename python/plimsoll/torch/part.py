@@ -150,10 +150,17 @@ class Part:
         slot.seen = None
         if parameter.grad.requires_grad:
             return  # of backward(create_graph=True): the program may want its graph until the step, and nobody after it
+        if self._is_elsewhere(slot):
+            return  # and may be changed there
         if self.shared:
             self._share(slot)
         if slot.fired == slot.expected:
             self.bring(slot)
+
+    def _is_elsewhere(self, slot: Slot) -> bool:
+        """Whether a gradient is to stay where it is: in a buffer that the program has for several."""
+        gradient = _dense(slot.piece.parameter, slot.piece)
+        return self.shared and gradient.untyped_storage().nbytes() > gradient.nbytes
 
     def _share(self, slot: Slot) -> None:
         """Makes the gradient one that is in the arena."""
@@ -173,7 +180,7 @@ class Part:
             return
         slot.zero = False
         token = None
-        if self.shared:
+        if self.shared and not self._is_elsewhere(slot):
             self._share(slot)
             gradient = slot.shown
         else:
