@@ -5,6 +5,7 @@ import gc
 import os
 import pathlib
 import pickle
+import threading
 
 import pytest
 import torch
@@ -181,6 +182,30 @@ def test_a_step_that_fails_between_parts_is_noticed(monkeypatch):
             optimizer.step()
     with pytest.raises(RuntimeError, match="at different steps \\(bf16: 2, fp32: 1\\).*load the last checkpoint"):
         optimizer.step()
+
+
+def test_a_state_that_another_thread_asks_for():
+    """It is that of one step."""
+    model = network()
+    optimizer = plimsoll.torch.AdamW(model.parameters())
+    backward(model, 0)
+    optimizer.step()
+    found, over = set(), threading.Event()
+
+    def ask():
+        while not over.is_set():
+            entries = optimizer.state_dict()["state"]
+            found.add((len(entries), len({int(entry["step"]) for entry in entries.values()})))
+
+    asking = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in asking:
+        thread.start()
+    for _ in range(200):
+        optimizer.step()
+    over.set()
+    for thread in asking:
+        thread.join()
+    assert found == {(len(list(model.parameters())), 1)}
 
 
 def test_closure():

@@ -29,13 +29,16 @@ _Result = TypeVar("_Result")
 _APART = "the shards of this job are at different steps: a step was interrupted in between; load the last checkpoint"
 
 
-def _of_all_ranks(method: Callable[..., _Result]) -> Callable[..., _Result]:
-    """A method that all ranks call. One that an interrupt took out of it would leave the others waiting, and lose its place."""
+def _whole(method: Callable[..., _Result]) -> Callable[..., _Result]:
+    """A method that another thread's is not in the middle of; nor is an interrupt, with several ranks.
+
+    All of these call it. One that was taken out of it would leave the others waiting, and lose its place among them.
+    """
 
     @functools.wraps(method)
-    def whole(*arguments: Any, **options: Any) -> _Result:
-        with deferred() if _is_distributed() else contextlib.nullcontext():
-            return method(*arguments, **options)
+    def whole(self: "Optimizer", *arguments: Any, **options: Any) -> _Result:
+        with self._lock, deferred() if _is_distributed() else contextlib.nullcontext():
+            return method(self, *arguments, **options)
 
     return whole
 
@@ -112,7 +115,7 @@ class Optimizer(torch.optim.Optimizer):
 
     # Opening
 
-    @_of_all_ranks
+    @_whole
     def open(self) -> None:
         """Makes the state from the model's parameters, or attaches to the state that the service has.
 
@@ -344,9 +347,7 @@ class Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         try:
-            with self._lock:
-                self._open_for_step()
-                self._step()
+            self._step()
         except BaseException:
             # GradScaler takes them away only after a step that succeeds, and multiplies its scale with one that is there.
             for name in ("grad_scale", "found_inf"):
@@ -394,8 +395,9 @@ class Optimizer(torch.optim.Optimizer):
             )
         return True
 
-    @_of_all_ranks
+    @_whole
     def _step(self) -> None:
+        self._open_for_step()
         numbers: Optional[Dict[Part, Any]] = None
         scale, squares, failure = 1.0, 0.0, None
         try:
@@ -619,6 +621,7 @@ class Optimizer(torch.optim.Optimizer):
             "Copy the model, make an optimizer of it, and load this one's state_dict() there"
         )
 
+    @_whole
     def state_dict(self) -> Dict[str, Any]:
         """The state in torch's format, as fp32 tensors on the CPU: 8 bytes a parameter and more.
 
@@ -639,7 +642,7 @@ class Optimizer(torch.optim.Optimizer):
         finally:
             self.state.clear()
 
-    @_of_all_ranks
+    @_whole
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Takes a state from :meth:`state_dict`, or from the optimizer of torch with this one's name.
 
@@ -682,7 +685,7 @@ class Optimizer(torch.optim.Optimizer):
 
     # Checkpoints
 
-    @_of_all_ranks
+    @_whole
     def save(self, directory: Any, training: Any = None) -> int:
         """Begins to save the state to ``directory``, in the background; training may go on. The step that is saved.
 
@@ -714,7 +717,7 @@ class Optimizer(torch.optim.Optimizer):
         self._saving, self._saves_in_vain = (os.fspath(directory), step), False
         return step
 
-    @_of_all_ranks
+    @_whole
     def saved(self) -> int:
         """Waits until all ranks have written what :meth:`save` began, and makes it a checkpoint. Its step.
 
@@ -752,7 +755,7 @@ class Optimizer(torch.optim.Optimizer):
         self._on_all_ranks(saves, commit)
         return step
 
-    @_of_all_ranks
+    @_whole
     def load(self, directory: Any) -> Any:
         """Loads a checkpoint, or the newest in a folder of them, into the state and the model. Its training document.
 
