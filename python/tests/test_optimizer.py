@@ -282,6 +282,21 @@ def test_gradients_in_one_buffer():
     assert_same(ours, theirs)
 
 
+def test_gradients_of_another_type():
+    ours, theirs = network().bfloat16(), network().bfloat16()
+    if not hasattr(ours[0].weight, "grad_dtype"):
+        pytest.skip("no grad_dtype in this torch")
+    for p in ours.parameters():
+        p.grad_dtype = torch.float32
+    optimizers = [plimsoll.torch.AdamW(model.parameters(), lr=1e-2) for model in (ours, theirs)]
+    for i in range(5):
+        for model, optimizer in zip((ours, theirs), optimizers):
+            for p in model.parameters():
+                (p * torch.full_like(p, i / 3)).sum().backward()
+            optimizer.step(), optimizer.zero_grad()
+    assert_same(ours, theirs)
+
+
 def test_parameters_in_the_same_memory_are_refused():
     flat = torch.zeros(9)
     for parameters, message in (

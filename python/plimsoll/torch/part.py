@@ -158,9 +158,11 @@ class Part:
             self.bring(slot)
 
     def _is_elsewhere(self, slot: Slot) -> bool:
-        """Whether a gradient is to stay where it is: in a buffer that the program has for several."""
+        """Whether a gradient is to stay where it is: in a buffer that the program has for several, or of another type."""
         gradient = _dense(slot.piece.parameter, slot.piece)
-        return self.shared and gradient.untyped_storage().nbytes() > gradient.nbytes
+        return self.shared and (
+            gradient.dtype is not slot.gradient.dtype or gradient.untyped_storage().nbytes() > gradient.nbytes
+        )
 
     def _share(self, slot: Slot) -> None:
         """Makes the gradient one that is in the arena."""
@@ -206,7 +208,8 @@ class Part:
     def reduce(self, parameter: torch.Tensor) -> None:
         """Sends a gradient to its owners, or zeros in its place: the average over all ranks, pieces to each."""
         if parameter.grad is None:
-            gradient = torch.zeros_like(parameter).reshape(-1)
+            dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
+            gradient = torch.zeros_like(parameter, dtype=dtype).reshape(-1)
         else:
             gradient = self.check_dense(parameter).detach().reshape(-1)
         again = self.reduced.get(parameter, 0) > 0
