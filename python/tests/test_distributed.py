@@ -1259,6 +1259,41 @@ def weights_after(steps, used):
     return weights(model)
 
 
+def wrapped_in_vain(rank):
+    """DistributedDataParallel has averaged gradients already, and puts back those that were sent."""
+    torch.manual_seed(0)
+    model = Branches()
+    wrapped = DistributedDataParallel(model)
+    optimizer = plimsoll.torch.SGD(model.parameters(), lr=0.5, sharding="zero2", model=model)
+    optimizer.open()
+    for _ in range(2):
+        wrapped(torch.full((2, 8), 0.1), (0, 1, 2, 3)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(model)
+
+
+def test_gradients_that_are_averaged_twice():
+    for found in run(wrapped_in_vain):
+        assert_near(found, weights_after(2, (0, 1, 2, 3)))
+
+
+def of_other_ranks(rank, sharding):
+    """A rank that is not in the process group that the optimizer is given."""
+    model, group = Branches(), dist.new_group([0])
+    optimizer = plimsoll.torch.SGD(model.parameters(), sharding=sharding, process_group=group)
+    if rank == 0:
+        optimizer.open()
+    else:
+        with pytest.raises(ValueError, match="process_group is one of other ranks than this, 1: "):
+            optimizer.open()
+
+
+@pytest.mark.parametrize("sharding", [None, "zero1", "zero2"])
+def test_process_group_of_other_ranks(sharding):
+    run(of_other_ranks, sharding)
+
+
 def waiting(rank):
     """A model whose parameters are registered in the order in which they get gradients."""
     model = Branches()

@@ -146,7 +146,11 @@ class Optimizer(torch.optim.Optimizer):
         parts = [Part(name, pieces, mesh, self._transfer, shared) for name, pieces in sorted(divided.items()) if pieces]
         part_of = {piece.parameter: part for part in parts for piece in part.pieces}
         ours = [p for p in self._trained if p in part_of]
-        self._rounds = Rounds(ours, mesh, device, lambda p: part_of[p].reduce(p)) if self._sharding == "zero2" else None
+        self._rounds = (
+            Rounds(ours, mesh, device, lambda p, has_come: part_of[p].reduce(p, has_come))
+            if self._sharding == "zero2"
+            else None
+        )
         self._hooks: List[Any] = []
         self._close = weakref.finalize(self, _let_go, parts, self._hooks, self._transfer, os.getpid())
 
@@ -189,7 +193,7 @@ class Optimizer(torch.optim.Optimizer):
             group = self._replicas_group() if distributed else None
             if group is None:
                 return Mesh()
-            replica, replicas = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
+            replica, replicas = _place_in(group)
             return Mesh(groups=(group,), replica=replica, replicas=replicas)
         if not distributed:
             if self._sharding == "zero2":
@@ -198,7 +202,7 @@ class Optimizer(torch.optim.Optimizer):
                 "sharding is 'zero1', and there is no process group: call torch.distributed.init_process_group first, or leave sharding None"
             )
         group = self._process_group or torch.distributed.group.WORLD
-        return Mesh(torch.distributed.get_rank(group), torch.distributed.get_world_size(group), (group,))
+        return Mesh(*_place_in(group), (group,))
 
     def _replicas_group(self) -> Any:
         """The ranks that hold copies of the whole state, where that is known: without ``sharding`` a group says so, or the model."""
@@ -380,12 +384,10 @@ class Optimizer(torch.optim.Optimizer):
                 "for them. Close it, and make a new one of all that are trained now; state_dict() takes the state of the others along"
             )
         # All ranks must find the same, whatever shards they have.
-        if self._rounds is None:
-            own = having = {p for p in self._trained if p.grad is not None}
-        else:
-            own, having = self._rounds.own, self._rounds.all
-        if not own:
+        given = {p for p in self._trained if p.grad is not None}
+        if not given and not (self._rounds is not None and self._rounds.own):
             return False
+        having = given if self._rounds is None else self._rounds.all
         names = sorted({x.name for part in self._parts for x in part.pieces if x.parameter not in having})
         if names and self._refuses_missing:
             raise RuntimeError(
@@ -820,6 +822,16 @@ class _Entries(collections.defaultdict):
 
 def _is_distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _place_in(group: Any) -> Tuple[int, int]:
+    """This rank's number in a process group, and how many there are."""
+    rank = torch.distributed.get_rank(group)
+    if rank < 0:
+        raise ValueError(
+            f"process_group is one of other ranks than this, {torch.distributed.get_rank()}: expected that of the ranks which train these parameters"
+        )
+    return rank, torch.distributed.get_world_size(group)
 
 
 def _raise(failure: Optional[Exception]) -> None:

@@ -205,16 +205,17 @@ class Part:
         """The gradient of a parameter. Raises TypeError where it is not dense."""
         return _dense(parameter, self._pieces_of[parameter][0])
 
-    def reduce(self, parameter: torch.Tensor) -> None:
-        """Sends a gradient to its owners, or zeros in its place: the average over all ranks, pieces to each."""
-        if parameter.grad is None:
+    def reduce(self, parameter: torch.Tensor, has_come: bool) -> None:
+        """Sends a gradient to its owners, or zeros where none has come: the average over all ranks, pieces to each."""
+        if not has_come or parameter.grad is None:
             dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
             gradient = torch.zeros_like(parameter, dtype=dtype).reshape(-1)
         else:
             gradient = self.check_dense(parameter).detach().reshape(-1)
         again = self.reduced.get(parameter, 0) > 0
         self.reduced[parameter] = self.reduced.get(parameter, 0) + 1
-        parameter.grad = None
+        if has_come:
+            parameter.grad = None
         if self.mesh.world > 1:
             gradient.div_(self.mesh.world)
         for piece in self._pieces_of[parameter]:

@@ -17,16 +17,17 @@ class Rounds:
     sends zeros in its place when the step needs the others. Each says before a round that there is one, and in the step
     that it begins no more: then it takes part with zeros, as long as others do.
 
-    ``reduce`` sends the gradient of a parameter, or zeros where it has none, and takes it away.
+    ``reduce`` takes the gradient of a parameter away and sends it, or zeros where it is said that none has come.
     """
 
     def __init__(
-        self, parameters: Sequence[torch.Tensor], mesh: Mesh, device: torch.device, reduce: Callable[[torch.Tensor], None]
+        self, parameters: Sequence[torch.Tensor], mesh: Mesh, device: torch.device, reduce: Callable[[torch.Tensor, bool], None]
     ):
         self._order = list(reversed(parameters))  # of the backward pass, as far as is known
         self._learned = False
         self._next = len(self._order)  # the place in the round: this is between two
         self._mesh, self._device, self._reduce = mesh, device, reduce
+        self._waiting: Set[torch.Tensor] = set()  # parameters whose gradients have come and were not sent
         self._told: List[_Told] = []
         self._discarded = 0  # how often gradients were
         self._lost = False
@@ -39,9 +40,10 @@ class Rounds:
         """Sends the gradient that has come, and those that have waited for it; or keeps it until it is its turn."""
         self.own.setdefault(parameter)
         if self._mesh.world == 1:
-            self._reduce(parameter)
+            self._reduce(parameter, True)
             return
-        while self._order[self._next % len(self._order)].grad is not None:
+        self._waiting.add(parameter)
+        while self._order[self._next % len(self._order)] in self._waiting:
             if self._next == len(self._order):
                 self._tell(True)
             self._send()
@@ -51,17 +53,13 @@ class Rounds:
 
         Raises PlimsollError, on all ranks, where some have discarded gradients and others have not.
         """
-        left = [p for p in self._order if p.grad is not None]
         if self._mesh.world == 1:
-            for parameter in left:
-                self.came(parameter)
             self.all = set(self.own)
             return
-        self.own.update(dict.fromkeys(left))
         more = True
         while more:
             self._complete()
-            more = bool(self._tell(any(p.grad is not None for p in self._order)).result()[0])
+            more = bool(self._tell(bool(self._waiting)).result()[0])
             if more:
                 self._next = 0
         told = [t.result() for t in self._told]
@@ -79,6 +77,7 @@ class Rounds:
     def discard(self) -> None:
         """The gradients since the last step are not wanted."""
         if self.own:
+            self._waiting.clear()
             self._complete()
             self._discarded += 1
         self.over()
@@ -94,7 +93,9 @@ class Rounds:
 
     def _send(self) -> None:
         with self._in_place():
-            self._reduce(self._order[self._next])
+            parameter = self._order[self._next]
+            self._reduce(parameter, parameter in self._waiting)
+            self._waiting.discard(parameter)
             self._next += 1
 
     def _tell(self, more: bool) -> "_Told":
