@@ -23,6 +23,8 @@ import plimsoll.torch
 from gpt import GPT, batch, text
 from plimsoll import PlimsollError, Service
 from plimsoll.protocol import Kind
+from plimsoll.torch.layout import Mesh
+from plimsoll.torch.rounds import Rounds
 
 RANKS = 2
 STEPS = 8
@@ -1381,3 +1383,18 @@ def test_parameters_that_have_not_come(service):
     (first, *same), (second, *other) = run(broken_off, service=service)
     assert second.startswith("the model has parameters of two steps: those of the last step have not come as a whole")
     assert first == f"step 2 failed on 1 of 2 ranks: rank 1: PlimsollError: {second}" and same == other
+
+
+def test_a_rank_that_was_interrupted_while_it_sent_gradients(monkeypatch):
+    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: None)
+    parameters = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    rounds = Rounds(parameters, Mesh(world=2, groups=(None,)), torch.device("cpu"), interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        rounds.came(parameters[1])
+    for act in (lambda: rounds.came(parameters[0]), rounds.finish, rounds.discard):
+        with pytest.raises(PlimsollError, match="was interrupted while it sent gradients to the others"):
+            act()

@@ -687,6 +687,26 @@ def test_model_outlives_its_optimizer():
     assert successor.resumed_step == 0
 
 
+@pytest.mark.parametrize("begin", ["open", "load"])
+def test_a_state_that_was_not_begun_is_given_back(service, tmp_path, monkeypatch, begin):
+    """It would take its memory until the service ends, and keep the job from beginning in another way."""
+    model = torch.nn.Sequential(network(), network(torch.bfloat16))
+
+    def refuse(part, path, document):
+        if part.name == "fp32":
+            raise ServiceError("does_not_fit", "open")
+        opens(part, path, document)
+
+    opens = plimsoll.torch.part.Part.open
+    optimizer = plimsoll.torch.AdamW(model.parameters(), model=model, socket=service.socket)
+    with monkeypatch.context() as patched:
+        if begin == "open":
+            patched.setattr(plimsoll.torch.part.Part, "open", refuse)
+        with pytest.raises(ServiceError):
+            optimizer.open() if begin == "open" else optimizer.load(tmp_path)
+    plimsoll.torch.AdamW(model.parameters(), model=model, socket=service.socket, moments="bf16").open()
+
+
 def test_optimizers_are_not_copied():
     model = network()
     optimizer = plimsoll.torch.AdamW(model.parameters())

@@ -170,6 +170,8 @@ class Optimizer(torch.optim.Optimizer):
             result = begin([o for of_rank in opened for o in of_rank])
         except BaseException:
             self._parts = None
+            for part in parts:
+                part.give_back_if_new()
             self._close()
             raise
         # With zero1, gradients are whole when all of them are there.

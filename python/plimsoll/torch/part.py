@@ -1,6 +1,7 @@
 """A rank's shard of the parameters of one type, and the way of gradients and parameters to it and back."""
 
 import collections
+import contextlib
 import warnings
 from typing import Any, Deque, Dict, Iterator, List, Optional, Sequence, Tuple
 
@@ -111,6 +112,12 @@ class Part:
         self.transfer.register(self.session.parameters)
         self.transfer.register(self.session.gradients)
         self.slots = {p.parameter: Slot(p, self.session.parameters, self.session.gradients) for p in self.own}
+
+    def give_back_if_new(self) -> None:
+        """Nobody has a use for a state that was not begun, and it would keep its memory."""
+        if self.session is not None and not self.session.initialized:
+            with contextlib.suppress(PlimsollError):  # the reason is being raised
+                self.session.close(give_back=True)
 
     def initialize(self) -> None:
         """Writes the model's parameters into a new state."""
