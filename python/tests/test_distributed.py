@@ -1,11 +1,13 @@
 """Several ranks, by torch.distributed with gloo."""
 
+import contextlib
 import datetime
 import functools
 import json
 import math
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +23,8 @@ import plimsoll.torch
 from gpt import GPT, batch, text
 from plimsoll import PlimsollError, Service
 from plimsoll.protocol import Kind
+from plimsoll.torch.layout import Mesh
+from plimsoll.torch.rounds import Rounds
 
 RANKS = 2
 STEPS = 8
@@ -919,7 +923,7 @@ def test_a_load_that_fails_on_one_rank(tmp_path):
     assert first == second
 
 
-def giving(rank):
+def giving(rank, wrong, is_open):
     """A rank whose state does not fit keeps no other waiting, and none has changed."""
     model, optimizer = opened()
     reference = torch.optim.AdamW(model.parameters(), lr=0.5)
@@ -927,7 +931,12 @@ def giving(rank):
         p.grad = torch.ones_like(p)
     reference.step()
     whole, damaged = reference.state_dict(), reference.state_dict()
-    damaged["state"] = {i: {**entry, "exp_avg": torch.ones(99)} for i, entry in damaged["state"].items()}
+    if wrong == "shape":
+        damaged["state"] = {i: {**entry, "exp_avg": torch.ones(99)} for i, entry in damaged["state"].items()}
+    else:
+        damaged["param_groups"] = 2 * damaged["param_groups"]
+    if not is_open:
+        optimizer.close(give_back=True)
     with pytest.raises(ValueError if rank else PlimsollError) as raised:
         optimizer.load_state_dict(damaged if rank else whole)
     assert optimizer.param_groups[0]["lr"] == 1e-3 and optimizer.resumed_step == 0
@@ -937,11 +946,43 @@ def giving(rank):
     return str(raised.value), weights(model)
 
 
-def test_a_state_that_does_not_fit_one_rank():
-    (first, *same), (second, *other) = run(giving)
-    assert "has the shape (99,)" in second
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize(
+    "wrong, message", [("shape", "has the shape (99,)"), ("groups", "different number of parameter groups")]
+)
+def test_a_state_that_does_not_fit_one_rank(wrong, message, is_open):
+    (first, *same), (second, *other) = run(giving, wrong, is_open)
+    assert message in second
     assert first == f"load_state_dict failed on 1 of 2 ranks: rank 1: ValueError: {second}"
     assert same == other
+
+
+def not_writing(rank, loads):
+    """A rank that cannot write its state, as for want of a service, keeps no other waiting for its parameters."""
+    model, optimizer = opened()
+    state = torch.optim.AdamW(model.parameters()).state_dict()
+    state["state"] = {0: {"step": torch.tensor(1.0), "exp_avg": torch.ones(256, 32), "exp_avg_sq": torch.ones(256, 32)}}
+    if not loads:
+        optimizer.close(give_back=True)
+    set_step = plimsoll.Session.set_step
+
+    def fail(session, step):
+        raise PlimsollError("no service")
+
+    if rank:
+        plimsoll.Session.set_step = fail
+    with pytest.raises(PlimsollError) as raised:
+        optimizer.load_state_dict(state) if loads else optimizer.open()
+    plimsoll.Session.set_step = set_step
+    optimizer.load_state_dict(state)
+    return str(raised.value), optimizer.resumed_step, weights(model)
+
+
+@pytest.mark.parametrize("loads, what", [(True, "load_state_dict"), (False, "opening the state")])
+def test_a_state_that_one_rank_cannot_write(loads, what):
+    (first, *same), (second, *other) = run(not_writing, loads)
+    assert first == f"{what} failed on 1 of 2 ranks: rank 1: PlimsollError: {second}" and second == "no service"
+    assert same == other and same[0] == 1
 
 
 def reloading(rank, sharded):
@@ -1102,3 +1143,258 @@ def test_a_service_that_ends_on_one_rank():
     first, second = run(without_service)
     assert second.startswith("the optimizer service at ")
     assert first == f"step 1 failed on 1 of 2 ranks: rank 1: PlimsollError: {second}"
+
+
+class Branches(torch.nn.Module):
+    """Layers of one size, of which each rank uses others."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x, used):
+        for i in used:
+            x = self.layers[i](x).tanh()
+        return x.square().sum()
+
+
+def branching(rank, way, used):
+    torch.manual_seed(0)
+    model = Branches()
+    if way == "torch":
+        wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    else:
+        wrapped = model
+        optimizer = plimsoll.torch.SGD(
+            model.parameters(), lr=0.5, sharding="zero2", model=model, process_group=dist.new_group()
+        )
+        optimizer.open()
+    losses = []
+    for step in range(3):
+        for i, of_ranks in enumerate(used):
+            with wrapped.no_sync() if way == "torch" and i + 1 < len(used) else contextlib.nullcontext():
+                loss = wrapped(torch.full((2, 8), 0.1 * (rank + 1) + step), of_ranks[rank])
+                loss.backward()
+            losses.append(loss.detach())
+            dist.all_reduce(losses[-1])
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(model), torch.stack(losses).tolist()
+
+
+@pytest.mark.parametrize(
+    "used",
+    [
+        [((0, 1, 2, 3), (0, 3))],  # one lacks what the other has
+        [((0, 1, 3), (0, 2, 3))],  # each has what the other lacks, of the same size
+        [((3, 2, 1, 0), (0, 1, 2, 3))],  # in another order
+        [((0, 1), (2, 3)), ((1, 2, 3), (0, 1))],  # of two passes
+    ],
+    ids=str,
+)
+def test_ranks_that_use_other_parameters(used):
+    (wanted, losses), _ = run(branching, "torch", used)
+    first, second = run(branching, "ours", used)
+    assert first == second and first[1] == pytest.approx(losses, rel=1e-4)
+    assert_near(first[0], wanted, rtol=1e-5, atol=1e-6)
+
+
+def not_alike(rank, way):
+    """Ranks that do not do the same: the step fails on all, and the next is one of all."""
+    torch.manual_seed(0)
+    model = Branches()
+    missing = "zero" if way == "decays" else "refuse"
+    optimizer = plimsoll.torch.SGD(model.parameters(), lr=0.5, sharding="zero2", model=model, missing_gradients=missing)
+    optimizer.open()
+
+    def backward(used=(0, 1, 2, 3), scale=1.0):
+        model(torch.full((2, 8), 0.1 * scale), used).backward()
+
+    message = ""
+    if way == "discards":
+        if rank:
+            backward((1, 2), 7.0)
+            optimizer.zero_grad()
+        backward(scale=3.0)
+    elif way == "idle":
+        backward() if rank == 0 else None
+    elif way == "unused":
+        backward((0, rank + 1))
+    if way != "decays":
+        before = weights(model)
+        with pytest.raises((RuntimeError, PlimsollError)) as raised:
+            optimizer.step()
+        message = str(raised.value)
+        assert weights(model) == before
+        optimizer.zero_grad()
+    for _ in range(2):
+        backward((0, 1, 2, 3) if way != "decays" else (0, 1, 2))
+        optimizer.step()
+    return message, weights(model)
+
+
+_NOT_ALIKE = {
+    "discards": ["some ranks have discarded gradients that others have kept"] * 2,
+    "idle": ["1 of 2 ranks have gradients, and this one", "1 of 2 ranks have gradients, and not this one"],
+    "unused": ["2 parameters have no gradient, layers.3.bias among them"] * 2,
+    "decays": [""] * 2,
+}
+
+
+@pytest.mark.parametrize("way", _NOT_ALIKE)
+def test_ranks_that_do_not_do_the_same(way):
+    found = run(not_alike, way)
+    for (message, same), wanted in zip(found, _NOT_ALIKE[way]):
+        assert message.startswith(wanted) and same == weights_after(2, (0, 1, 2) if way == "decays" else (0, 1, 2, 3))
+
+
+def weights_after(steps, used):
+    """By torch, of one process."""
+    torch.manual_seed(0)
+    model = Branches()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(steps):
+        model(torch.full((2, 8), 0.1), used).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(model)
+
+
+def wrapped_in_vain(rank):
+    """DistributedDataParallel has averaged gradients already, and puts back those that were sent."""
+    torch.manual_seed(0)
+    model = Branches()
+    wrapped = DistributedDataParallel(model)
+    optimizer = plimsoll.torch.SGD(model.parameters(), lr=0.5, sharding="zero2", model=model)
+    optimizer.open()
+    for _ in range(2):
+        wrapped(torch.full((2, 8), 0.1), (0, 1, 2, 3)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(model)
+
+
+def test_gradients_that_are_averaged_twice():
+    for found in run(wrapped_in_vain):
+        assert_near(found, weights_after(2, (0, 1, 2, 3)))
+
+
+def of_other_ranks(rank, sharding):
+    """A rank that is not in the process group that the optimizer is given."""
+    model, group = Branches(), dist.new_group([0])
+    optimizer = plimsoll.torch.SGD(model.parameters(), sharding=sharding, process_group=group)
+    if rank == 0:
+        optimizer.open()
+    else:
+        with pytest.raises(ValueError, match="process_group is one of other ranks than this, 1: "):
+            optimizer.open()
+
+
+@pytest.mark.parametrize("sharding", [None, "zero1", "zero2"])
+def test_process_group_of_other_ranks(sharding):
+    run(of_other_ranks, sharding)
+
+
+def waiting(rank):
+    """A model whose parameters are registered in the order in which they get gradients."""
+    model = Branches()
+    optimizer = plimsoll.torch.SGD(model.parameters(), sharding="zero2", model=model)
+    optimizer.open()
+    kept = []
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(lambda _: kept.append(sum(p.grad is not None for p in model.parameters())))
+    for _ in range(2):
+        model(torch.ones(2, 8), (3, 2, 1, 0)).backward()
+        optimizer.step()
+    return kept
+
+
+def test_gradients_wait_for_each_other_in_the_first_step_only():
+    for kept in run(waiting):
+        assert max(kept[:8]) > 4 and max(kept[8:]) == 0
+
+
+def signalled(rank, where):
+    """A handler of a signal raises while ranks wait for each other: when they are through."""
+    model, optimizer = opened(max_grad_norm=0.5)
+    other = optimizer if hasattr(optimizer, where) else optimizer._parts[0]
+    act = getattr(other, where)
+
+    def interrupt(*arguments, **options):
+        setattr(other, where, act)
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(100):
+            pass  # handlers run between two operations
+        return act(*arguments, **options)
+
+    def step():
+        for p in model.parameters():
+            p.grad = torch.full_like(p, 0.25)
+        optimizer.step()
+
+    def load():
+        optimizer.load_state_dict(state)
+
+    state = torch.optim.AdamW(model.parameters()).state_dict()
+    state["state"] = {0: {"step": torch.tensor(1.0), "exp_avg": torch.ones(256, 32), "exp_avg_sq": torch.ones(256, 32)}}
+    if rank:
+        setattr(other, where, interrupt)
+    with pytest.raises(KeyboardInterrupt) if rank else contextlib.nullcontext():
+        (load if where == "_gather" else step)()
+    after = weights(model)
+    step()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return after, weights(model), optimizer._parts[0].session.step
+
+
+@pytest.mark.parametrize("where", ["_reduce", "pull", "_place", "_gather"])
+def test_an_interrupt_while_ranks_wait_for_each_other(where):
+    first, second = run(signalled, where)
+    assert first == second and first[2] == 2
+
+
+def broken_off(rank):
+    """A rank on which parameters of a step did not come makes no other step with those of the one before."""
+    model, optimizer = opened()
+    part = optimizer._parts[0]
+    place = part._place
+
+    def fail(*_):
+        part._place = place
+        raise RuntimeError("connection reset by peer")
+
+    if rank:
+        part._place = fail
+    for step in range(2):
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        if rank + step == 0:
+            optimizer.step()
+        else:
+            with pytest.raises(RuntimeError) as raised:
+                optimizer.step()
+    optimizer.close()
+    optimizer.open()
+    return str(raised.value), weights(model)
+
+
+def test_parameters_that_have_not_come(service):
+    (first, *same), (second, *other) = run(broken_off, service=service)
+    assert second.startswith("the model has parameters of two steps: those of the last step have not come as a whole")
+    assert first == f"step 2 failed on 1 of 2 ranks: rank 1: PlimsollError: {second}" and same == other
+
+
+def test_a_rank_that_was_interrupted_while_it_sent_gradients(monkeypatch):
+    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: None)
+    parameters = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    rounds = Rounds(parameters, Mesh(world=2, groups=(None,)), torch.device("cpu"), interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        rounds.came(parameters[1])
+    for act in (lambda: rounds.came(parameters[0]), rounds.finish, rounds.discard):
+        with pytest.raises(PlimsollError, match="was interrupted while it sent gradients to the others"):
+            act()

@@ -5,6 +5,7 @@ import gc
 import os
 import pathlib
 import pickle
+import threading
 
 import pytest
 import torch
@@ -183,6 +184,30 @@ def test_a_step_that_fails_between_parts_is_noticed(monkeypatch):
         optimizer.step()
 
 
+def test_a_state_that_another_thread_asks_for():
+    """It is that of one step."""
+    model = network()
+    optimizer = plimsoll.torch.AdamW(model.parameters())
+    backward(model, 0)
+    optimizer.step()
+    found, over = set(), threading.Event()
+
+    def ask():
+        while not over.is_set():
+            entries = optimizer.state_dict()["state"]
+            found.add((len(entries), len({int(entry["step"]) for entry in entries.values()})))
+
+    asking = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in asking:
+        thread.start()
+    for _ in range(200):
+        optimizer.step()
+    over.set()
+    for thread in asking:
+        thread.join()
+    assert found == {(len(list(model.parameters())), 1)}
+
+
 def test_closure():
     ours, theirs = network(), network()
     for model, optimizer in (
@@ -233,6 +258,60 @@ def test_gradients_may_be_changed_until_the_step():
         assert optimizer.last_grad_norm < 0.05
         optimizer.zero_grad(), reference.zero_grad()
     assert_same(ours, theirs)
+
+
+def test_gradients_in_one_buffer():
+    """As of programs that average or scale all gradients at once."""
+    ours, theirs = network(), network()
+    optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2, max_grad_norm=1e9)
+    reference = torch.optim.AdamW(theirs.parameters(), lr=1e-2)
+    optimizer.open()
+    buffers = []
+    for model in (ours, theirs):
+        buffers.append(torch.zeros(sum(p.numel() for p in model.parameters())))
+        for p, stretch in zip(model.parameters(), buffers[-1].split([p.numel() for p in model.parameters()])):
+            p.grad = stretch.view_as(p)
+    for i in range(5):
+        for model, buffer in zip((ours, theirs), buffers):
+            backward(model, i)
+            buffer.mul_(0.1)
+        optimizer.step(), reference.step()
+        assert optimizer.last_grad_norm == pytest.approx(buffers[1].norm().item(), rel=1e-5)
+        for buffer in buffers:
+            buffer.zero_() if i != 3 else None  # and accumulates
+    assert_same(ours, theirs)
+
+
+def test_gradients_of_another_type():
+    ours, theirs = network().bfloat16(), network().bfloat16()
+    if not hasattr(ours[0].weight, "grad_dtype"):
+        pytest.skip("no grad_dtype in this torch")
+    for p in ours.parameters():
+        p.grad_dtype = torch.float32
+    optimizers = [plimsoll.torch.AdamW(model.parameters(), lr=1e-2) for model in (ours, theirs)]
+    for i in range(5):
+        for model, optimizer in zip((ours, theirs), optimizers):
+            for p in model.parameters():
+                (p * torch.full_like(p, i / 3)).sum().backward()
+            optimizer.step(), optimizer.zero_grad()
+    assert_same(ours, theirs)
+
+
+def test_parameters_in_the_same_memory_are_refused():
+    flat = torch.zeros(9)
+    for parameters, message in (
+        ((flat, flat), "parameters first and second are in the same memory"),
+        ((flat[4:], flat[:5]), "parameters second and first are in the same memory"),
+        ((flat[::2], flat[8:]), "parameters first and second are in the same memory"),
+        ((flat, flat[:1].expand(3)), "parameters first and second are in the same memory"),
+        ((torch.zeros(3), flat[:1].expand(3)), "parameter second has several elements in one place"),
+    ):
+        named = [(name, torch.nn.Parameter(tensor)) for name, tensor in zip(("first", "second"), parameters)]
+        optimizer = plimsoll.torch.AdamW([p for _, p in named], named_parameters=named)
+        with pytest.raises(ValueError, match=message):
+            optimizer.open()
+    halves = [torch.nn.Parameter(flat[:4]), torch.nn.Parameter(flat[4:])]
+    plimsoll.torch.AdamW(halves).open()
 
 
 def test_not_finite_gradients_skip_the_step():
@@ -606,6 +685,26 @@ def test_model_outlives_its_optimizer():
     successor = plimsoll.torch.AdamW(model.parameters())
     train(model, successor, 1)
     assert successor.resumed_step == 0
+
+
+@pytest.mark.parametrize("begin", ["open", "load"])
+def test_a_state_that_was_not_begun_is_given_back(service, tmp_path, monkeypatch, begin):
+    """It would take its memory until the service ends, and keep the job from beginning in another way."""
+    model = torch.nn.Sequential(network(), network(torch.bfloat16))
+
+    def refuse(part, path, document):
+        if part.name == "fp32":
+            raise ServiceError("does_not_fit", "open")
+        opens(part, path, document)
+
+    opens = plimsoll.torch.part.Part.open
+    optimizer = plimsoll.torch.AdamW(model.parameters(), model=model, socket=service.socket)
+    with monkeypatch.context() as patched:
+        if begin == "open":
+            patched.setattr(plimsoll.torch.part.Part, "open", refuse)
+        with pytest.raises(ServiceError):
+            optimizer.open() if begin == "open" else optimizer.load(tmp_path)
+    plimsoll.torch.AdamW(model.parameters(), model=model, socket=service.socket, moments="bf16").open()
 
 
 def test_optimizers_are_not_copied():

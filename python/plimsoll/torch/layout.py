@@ -182,6 +182,25 @@ def _rows(parameter: Any, name: str, mesh: Mesh) -> Tuple[int, int]:
     return first * width, held
 
 
+def check_memory(parameters: Iterable[torch.Tensor], names: Dict[torch.Tensor, str]) -> None:
+    """Raises ValueError for parameters of which two have elements in common, or one has some twice."""
+    end, before = 0, ""
+    for begin, name, tensor in sorted(
+        ((local(p).data_ptr(), names[p], local(p)) for p in parameters if local(p).numel()), key=lambda place: place[0]
+    ):
+        extent = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
+        if begin < end:
+            raise ValueError(
+                f"parameters {before} and {name} are in the same memory, and each has a state and a step of its own: make them one "
+                "parameter (one.weight = other.weight), or give each its own memory (parameter.data = parameter.data.clone())"
+            )
+        if extent < tensor.numel():
+            raise ValueError(
+                f"parameter {name} has several elements in one place (expand): give it memory of its own (parameter.data = parameter.data.clone())"
+            )
+        end, before = begin + extent * tensor.element_size(), name
+
+
 def _check_names(parts: Dict[str, List[Piece]]) -> None:
     for pieces in parts.values():
         seen = set()

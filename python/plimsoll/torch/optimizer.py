@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import math
 import os
 import re
@@ -18,12 +19,28 @@ from plimsoll.service import Service
 from plimsoll.torch import layout
 from plimsoll.torch.layout import Mesh
 from plimsoll.torch.part import Part
+from plimsoll.torch.rounds import Rounds
+from plimsoll.torch.signals import deferred
 from plimsoll.torch.state_dict import check_entries, read_entries, take_weights, write_entries
 from plimsoll.torch.transfer import transfer_for
 
 _Result = TypeVar("_Result")
 
 _APART = "the shards of this job are at different steps: a step was interrupted in between; load the last checkpoint"
+
+
+def _whole(method: Callable[..., _Result]) -> Callable[..., _Result]:
+    """A method that another thread's is not in the middle of; nor is an interrupt, with several ranks.
+
+    All of these call it. One that was taken out of it would leave the others waiting, and lose its place among them.
+    """
+
+    @functools.wraps(method)
+    def whole(self: "Optimizer", *arguments: Any, **options: Any) -> _Result:
+        with self._lock, deferred() if _is_distributed() else contextlib.nullcontext():
+            return method(self, *arguments, **options)
+
+    return whole
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -98,6 +115,7 @@ class Optimizer(torch.optim.Optimizer):
 
     # Opening
 
+    @_whole
     def open(self) -> None:
         """Makes the state from the model's parameters, or attaches to the state that the service has.
 
@@ -123,14 +141,21 @@ class Optimizer(torch.optim.Optimizer):
         self._trained = [p for g in self.param_groups for p in g["params"] if p.requires_grad]
         self._frozen = [(names[p], p) for g in self.param_groups for p in g["params"] if not p.requires_grad]
         shared = device.type == "cpu" and self._sharding is None and not any(map(layout.is_sharded, self._trained))
-        self._reduces = self._sharding == "zero2"
         self._collective = mesh
         self._transfer = transfer_for(device)
         parts = [Part(name, pieces, mesh, self._transfer, shared) for name, pieces in sorted(divided.items()) if pieces]
+        part_of = {piece.parameter: part for part in parts for piece in part.pieces}
+        ours = [p for p in self._trained if p in part_of]
+        self._rounds = (
+            Rounds(ours, mesh, device, lambda p, has_come: part_of[p].reduce(p, has_come))
+            if self._sharding == "zero2"
+            else None
+        )
         self._hooks: List[Any] = []
         self._close = weakref.finalize(self, _let_go, parts, self._hooks, self._transfer, os.getpid())
 
         def open_parts() -> List[Opened]:
+            layout.check_memory(self._trained, names)
             if self._socket is None:
                 self._service = Service()
             path = self._socket or self._service.socket
@@ -145,6 +170,8 @@ class Optimizer(torch.optim.Optimizer):
             result = begin([o for of_rank in opened for o in of_rank])
         except BaseException:
             self._parts = None
+            for part in parts:
+                part.give_back_if_new()
             self._close()
             raise
         # With zero1, gradients are whole when all of them are there.
@@ -168,7 +195,7 @@ class Optimizer(torch.optim.Optimizer):
             group = self._replicas_group() if distributed else None
             if group is None:
                 return Mesh()
-            replica, replicas = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
+            replica, replicas = _place_in(group)
             return Mesh(groups=(group,), replica=replica, replicas=replicas)
         if not distributed:
             if self._sharding == "zero2":
@@ -177,7 +204,7 @@ class Optimizer(torch.optim.Optimizer):
                 "sharding is 'zero1', and there is no process group: call torch.distributed.init_process_group first, or leave sharding None"
             )
         group = self._process_group or torch.distributed.group.WORLD
-        return Mesh(torch.distributed.get_rank(group), torch.distributed.get_world_size(group), (group,))
+        return Mesh(*_place_in(group), (group,))
 
     def _replicas_group(self) -> Any:
         """The ranks that hold copies of the whole state, where that is known: without ``sharding`` a group says so, or the model."""
@@ -237,11 +264,15 @@ class Optimizer(torch.optim.Optimizer):
                 "DistributedDataParallel), or sharding"
             )
         whole = all(f.initialized for f in found)
-        if any(f.step != last for f in found):
-            self._catch_up(last, found)
-        for part in self._parts:
-            if not whole:
+
+        def begin() -> None:
+            if any(f.step != last for f in found):
+                self._catch_up(last, found)
+            for part in self._parts if not whole else ():
                 part.initialize()
+
+        self._on_all_ranks("opening the state", begin)
+        for part in self._parts:
             part.adopt()
         self._resumed_step = self._counted = last
 
@@ -274,7 +305,11 @@ class Optimizer(torch.optim.Optimizer):
                     if optimizer is None or optimizer._parts is None or os.getpid() != owner:
                         return  # in a forked child, gradients are its own
                     with optimizer._lock:
-                        (part.reduce if optimizer._reduces else part.accumulated)(parameter)
+                        if optimizer._rounds is None:
+                            part.accumulated(parameter)
+                        else:
+                            part.check_dense(parameter)
+                            optimizer._rounds.came(parameter)
 
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
 
@@ -301,10 +336,10 @@ class Optimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch. With ``sharding="zero2"`` it discards the gradients that have gone to their owners."""
         super().zero_grad(set_to_none)
-        if self._parts is not None and self._reduces:
+        if self._parts is not None and self._rounds is not None:
             with self._lock:
-                for part in self._parts:
-                    part.forget()
+                self._rounds.discard()
+                self._forget()
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
@@ -318,9 +353,7 @@ class Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         try:
-            with self._lock:
-                self._open_for_step()
-                self._step()
+            self._step()
         except BaseException:
             # GradScaler takes them away only after a step that succeeds, and multiplies its scale with one that is there.
             for name in ("grad_scale", "found_inf"):
@@ -353,11 +386,11 @@ class Optimizer(torch.optim.Optimizer):
                 "for them. Close it, and make a new one of all that are trained now; state_dict() takes the state of the others along"
             )
         # All ranks must find the same, whatever shards they have.
-        if not any(p.grad is not None for p in self._trained) and not any(part.reduced for part in self._parts):
+        given = {p for p in self._trained if p.grad is not None}
+        if not given and not (self._rounds is not None and self._rounds.own):
             return False
-        names = sorted(
-            {x.name for part in self._parts for x in part.pieces if not part.has_gradient(x.parameter, self._reduces)}
-        )
+        having = given if self._rounds is None else self._rounds.all
+        names = sorted({x.name for part in self._parts for x in part.pieces if x.parameter not in having})
         if names and self._refuses_missing:
             raise RuntimeError(
                 f"{len(names)} parameters have no gradient, {names[0]} among them: every step updates all parameters. Freeze them before the "
@@ -366,10 +399,14 @@ class Optimizer(torch.optim.Optimizer):
             )
         return True
 
+    @_whole
     def _step(self) -> None:
+        self._open_for_step()
         numbers: Optional[Dict[Part, Any]] = None
         scale, squares, failure = 1.0, 0.0, None
         try:
+            if self._rounds is not None:
+                self._rounds.finish()
             scale = self._scale()
             if self._check_gradients():
                 numbers = self._prepare()
@@ -384,15 +421,14 @@ class Optimizer(torch.optim.Optimizer):
             self.skipped += 1
         else:
             self._make(factor, numbers)
-        for part in self._parts:
-            part.forget()
+        self._forget()
 
     def _prepare(self) -> Dict[Part, Any]:
         """Brings all gradients to the shards. What each of these is to be sent with the step."""
         self._check_steps()
         take_weights(self._parts)
         for part in self._parts:
-            part.collect(self._reduces)
+            part.collect(self._rounds is not None)
         parts = [p for p in self._parts if p.session]
         numbers: Dict[Part, Any] = dict.fromkeys(parts, self._numbers())
         if len(parts) > 1 or self._collective.groups:
@@ -446,7 +482,7 @@ class Optimizer(torch.optim.Optimizer):
     def _squares(self) -> float:
         """The sum of the squares of this rank's gradients, 0 where nobody asks for it. Not finite where they are not."""
         found_inf = getattr(self, "found_inf", None)
-        if found_inf is not None and self._reduces:
+        if found_inf is not None and self._rounds is not None:
             raise RuntimeError(
                 "sharding is 'zero2', whose gradients a GradScaler cannot see: use bfloat16, or sharding='zero1'"
             )
@@ -519,13 +555,20 @@ class Optimizer(torch.optim.Optimizer):
 
     def _discard_gradients(self) -> None:
         """Takes back what was prepared: these gradients are of no step."""
+        self._forget()
         for part in self._parts:
-            part.forget()
             if part.session:
                 # By a request that changes no gradient: after an interrupt it is sent again, and others may be there.
                 with contextlib.suppress(PlimsollError):  # what has failed is being raised
                     part.session.ready(0, 1)
                     part.session.drain()
+
+    def _forget(self) -> None:
+        """The next gradients are those of another step."""
+        if self._rounds is not None:
+            self._rounds.over()
+        for part in self._parts:
+            part.forget()
 
     def _on_all_ranks(self, what: str, act: Callable[[], _Result]) -> List[_Result]:
         """What ``act`` returns on each rank. Where it fails on one it fails on all, so that none waits for one that has given up."""
@@ -582,6 +625,7 @@ class Optimizer(torch.optim.Optimizer):
             "Copy the model, make an optimizer of it, and load this one's state_dict() there"
         )
 
+    @_whole
     def state_dict(self) -> Dict[str, Any]:
         """The state in torch's format, as fp32 tensors on the CPU: 8 bytes a parameter and more.
 
@@ -602,6 +646,7 @@ class Optimizer(torch.optim.Optimizer):
         finally:
             self.state.clear()
 
+    @_whole
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Takes a state from :meth:`state_dict`, or from the optimizer of torch with this one's name.
 
@@ -609,28 +654,32 @@ class Optimizer(torch.optim.Optimizer):
         where shapes, names or steps do not fit, and PlimsollError where they do not on another rank: then nothing has
         changed.
         """
-        saved = dict(state_dict)
-        entries = saved.get("state", {})
-        groups = self.param_groups
-        try:
-            super().load_state_dict({**saved, "state": {}})
+        load, entries = super().load_state_dict, state_dict.get("state", {})
+        if self._parts is None and not entries:
+            load(state_dict)
             self.state = _Entries(self)
-            if not entries and self._parts is None:
-                return
-            self.open()
-            ids = [i for g in saved["param_groups"] for i in g["params"]]
+            return
+        self.open()
+        groups, given = self.param_groups, {}
+
+        def fit() -> int:
+            load({**state_dict, "state": {}})
+            ids = [i for g in state_dict["param_groups"] for i in g["params"]]
             parameters = [p for g in self.param_groups for p in g["params"]]
             trained = set(self._trained)  # others may be at other steps, since they were frozen
-            given = {p: entries.get(i) for i, p in zip(ids, parameters) if p in trained}
-            steps = self._on_all_ranks(
-                "load_state_dict", lambda: check_entries(self._parts, self._moments, self._counts_steps, given)
-            )
+            given.update((p, entries.get(i)) for i, p in zip(ids, parameters) if p in trained)
+            return check_entries(self._parts, self._moments, self._counts_steps, given)
+
+        try:
+            steps = self._on_all_ranks("load_state_dict", fit)
             if len(set(steps)) > 1:
                 raise PlimsollError(f"load_state_dict: the ranks have states of different steps, {steps}: give all ranks one")
         except Exception:
             self.param_groups = groups
             raise
-        write_entries(self._parts, self._moments, steps[0], given)
+        finally:
+            self.state = _Entries(self)
+        self._on_all_ranks("load_state_dict", lambda: write_entries(self._parts, self._moments, steps[0], given))
         self._resumed_step = self._counted = steps[0]
         for part in self._parts:
             part.pull(after_step=False)
@@ -640,6 +689,7 @@ class Optimizer(torch.optim.Optimizer):
 
     # Checkpoints
 
+    @_whole
     def save(self, directory: Any, training: Any = None) -> int:
         """Begins to save the state to ``directory``, in the background; training may go on. The step that is saved.
 
@@ -671,6 +721,7 @@ class Optimizer(torch.optim.Optimizer):
         self._saving, self._saves_in_vain = (os.fspath(directory), step), False
         return step
 
+    @_whole
     def saved(self) -> int:
         """Waits until all ranks have written what :meth:`save` began, and makes it a checkpoint. Its step.
 
@@ -708,6 +759,7 @@ class Optimizer(torch.optim.Optimizer):
         self._on_all_ranks(saves, commit)
         return step
 
+    @_whole
     def load(self, directory: Any) -> Any:
         """Loads a checkpoint, or the newest in a folder of them, into the state and the model. Its training document.
 
@@ -772,6 +824,16 @@ class _Entries(collections.defaultdict):
 
 def _is_distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _place_in(group: Any) -> Tuple[int, int]:
+    """This rank's number in a process group, and how many there are."""
+    rank = torch.distributed.get_rank(group)
+    if rank < 0:
+        raise ValueError(
+            f"process_group is one of other ranks than this, {torch.distributed.get_rank()}: expected that of the ranks which train these parameters"
+        )
+    return rank, torch.distributed.get_world_size(group)
 
 
 def _raise(failure: Optional[Exception]) -> None:

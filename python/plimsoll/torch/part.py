@@ -1,6 +1,7 @@
 """A rank's shard of the parameters of one type, and the way of gradients and parameters to it and back."""
 
 import collections
+import contextlib
 import warnings
 from typing import Any, Deque, Dict, Iterator, List, Optional, Sequence, Tuple
 
@@ -11,6 +12,7 @@ from torch.utils.weak import TensorWeakRef
 
 from plimsoll import protocol
 from plimsoll.client import Arena, Request, Session
+from plimsoll.errors import PlimsollError
 from plimsoll.torch.layout import DTYPES, Mesh, Piece, Stretches, is_sharded, local
 from plimsoll.torch.transfer import HostTransfer
 
@@ -87,6 +89,7 @@ class Part:
         self._reducing: Deque[Tuple[Any, torch.Tensor, Piece, bool]] = collections.deque()
         self._reducing_bytes = 0
         self.announces = False  # whether gradients are said to be ready
+        self.torn = False  # whether parameters of the last step have not come into the model
         self.in_arena = False  # whether the weights of the state are in the arena of parameters, not beside it
 
     # The session
@@ -109,6 +112,12 @@ class Part:
         self.transfer.register(self.session.parameters)
         self.transfer.register(self.session.gradients)
         self.slots = {p.parameter: Slot(p, self.session.parameters, self.session.gradients) for p in self.own}
+
+    def give_back_if_new(self) -> None:
+        """Nobody has a use for a state that was not begun, and it would keep its memory."""
+        if self.session is not None and not self.session.initialized:
+            with contextlib.suppress(PlimsollError):  # the reason is being raised
+                self.session.close(give_back=True)
 
     def initialize(self) -> None:
         """Writes the model's parameters into a new state."""
@@ -148,10 +157,19 @@ class Part:
         slot.seen = None
         if parameter.grad.requires_grad:
             return  # of backward(create_graph=True): the program may want its graph until the step, and nobody after it
+        if self._is_elsewhere(slot):
+            return  # and may be changed there
         if self.shared:
             self._share(slot)
         if slot.fired == slot.expected:
             self.bring(slot)
+
+    def _is_elsewhere(self, slot: Slot) -> bool:
+        """Whether a gradient is to stay where it is: in a buffer that the program has for several, or of another type."""
+        gradient = _dense(slot.piece.parameter, slot.piece)
+        return self.shared and (
+            gradient.dtype is not slot.gradient.dtype or gradient.untyped_storage().nbytes() > gradient.nbytes
+        )
 
     def _share(self, slot: Slot) -> None:
         """Makes the gradient one that is in the arena."""
@@ -171,7 +189,7 @@ class Part:
             return
         slot.zero = False
         token = None
-        if self.shared:
+        if self.shared and not self._is_elsewhere(slot):
             self._share(slot)
             gradient = slot.shown
         else:
@@ -190,12 +208,21 @@ class Part:
             if stretch:
                 self.session.ready(*stretch)
 
-    def reduce(self, parameter: torch.Tensor) -> None:
-        """The hook of a parameter whose gradient goes to its owners: the average over all ranks, pieces to each."""
-        gradient = _dense(parameter, self._pieces_of[parameter][0]).detach().reshape(-1)
+    def check_dense(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The gradient of a parameter. Raises TypeError where it is not dense."""
+        return _dense(parameter, self._pieces_of[parameter][0])
+
+    def reduce(self, parameter: torch.Tensor, has_come: bool) -> None:
+        """Sends a gradient to its owners, or zeros where none has come: the average over all ranks, pieces to each."""
+        if not has_come or parameter.grad is None:
+            dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
+            gradient = torch.zeros_like(parameter, dtype=dtype).reshape(-1)
+        else:
+            gradient = self.check_dense(parameter).detach().reshape(-1)
         again = self.reduced.get(parameter, 0) > 0
         self.reduced[parameter] = self.reduced.get(parameter, 0) + 1
-        parameter.grad = None
+        if has_come:
+            parameter.grad = None
         if self.mesh.world > 1:
             gradient.div_(self.mesh.world)
         for piece in self._pieces_of[parameter]:
@@ -264,9 +291,6 @@ class Part:
             if self.announces:
                 self.session.ready(*stretch)
 
-    def has_gradient(self, parameter: torch.Tensor, reduces: bool) -> bool:
-        return bool(self.reduced.get(parameter)) if reduces else parameter.grad is not None
-
     def forget(self) -> None:
         """What was learned of the gradients of this step is over."""
         self.reduced.clear()
@@ -278,7 +302,12 @@ class Part:
     # Parameters
 
     def check(self) -> None:
-        """Refuses a step where the model's parameters are no longer those in the arena."""
+        """Refuses a step where the model's parameters are no longer those in the arena, or of the last step."""
+        if self.torn:
+            raise PlimsollError(
+                "the model has parameters of two steps: those of the last step have not come as a whole "
+                "from the other ranks or the service; load the last checkpoint, or close the optimizers of all ranks and open them again"
+            )
         if not self.shared:
             return
         for parameter, slot in self.slots.items():
@@ -293,6 +322,7 @@ class Part:
 
         With ``after_step`` a block comes when the step that has begun is through with it.
         """
+        self.torn = True
         for slot in self.slots.values():
             slot.left = None
         if self.shared:
@@ -303,6 +333,7 @@ class Part:
         if not (self.shared and self.in_arena):
             for slot in self.slots.values():
                 slot.left = slot.versions()
+        self.torn = False
 
     def changed(self) -> List[Slot]:
         """Those whose parameters the program has changed in the model, where the state does not have them from there."""
