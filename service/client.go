@@ -369,7 +369,7 @@ func (s *Session) Saved() (int64, error) { return s.ask(Saved, nil) }
 // Commit makes what all ranks have saved at a step a checkpoint, all but those
 // without any state.
 func (s *Session) Commit(directory string, step int64, without ...int) error {
-	_, err := s.ask(Commit, commitBody{directory, step, without})
+	_, err := s.ask(Commit, commitBody{Directory: directory, Step: step, Without: without})
 	return err
 }
 

@@ -2,6 +2,7 @@ package service
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"math/rand/v2"
 	"os"
@@ -149,6 +150,91 @@ func TestReplicasSaveOnce(t *testing.T) {
 	}
 	if got := fingerprint(t, replicas[1]); got != want {
 		t.Errorf("%s was loaded, and %s was saved", got, want)
+	}
+}
+
+// TestTwoJobsSaveOneStep: of two jobs that save the same step in one folder, each
+// in its own time, no checkpoint has files of both.
+func TestTwoJobsSaveOneStep(t *testing.T) {
+	document := func(rank int) *Document {
+		return testDocument(small, func(d *Document) {
+			d.Rank, d.World, d.LocalWorld = rank, 2, 2
+			d.Parameters = [][]Piece{d.Parameters[:2], d.Parameters[2:]}[rank]
+		})
+	}
+	jobs, prints := map[string][]*Session{}, map[string][]string{}
+	for job, gradients := range map[string]int64{"one": 1, "other": 5} {
+		r := startService(t)
+		for rank := range 2 {
+			s := begun(t, r.Socket, document(rank))
+			putGradients(s, gradients, 0, s.Welcome.Elements)
+			if err := s.Step(1, 1, true, adamw...); err != nil {
+				t.Fatal(err)
+			}
+			jobs[job] = append(jobs[job], s)
+			prints[job] = append(prints[job], fingerprint(t, s))
+		}
+	}
+	const commit = -1
+	type act struct {
+		job  string
+		rank int    // that saves
+		want string // what it is refused with
+	}
+	const mend = ": this is of another save of the same step, *: another job saves in this folder, or has left it here*give each job a folder of its own*"
+	for name, acts := range map[string][]act{
+		"one is faster": {
+			{"one", 0, ""}, {"one", 1, ""}, {"other", 0, ""},
+			{"one", commit, "rank-00000-of-00002-bf16.json" + mend}, {"other", commit, "rank-00001-of-00002-bf16.json" + mend},
+			{"other", 1, ""}, {"other", commit, ""},
+			{"one", commit, "step-00000001" + mend}, {"other", commit, ""},
+		},
+		"each has a rank that is faster": {
+			{"one", 0, ""}, {"other", 1, ""}, {"other", 0, ""}, {"one", 1, ""},
+			{"one", commit, "rank-00000-of-00002-bf16.json" + mend}, {"other", commit, "rank-00001-of-00002-bf16.json" + mend},
+			{"one", 0, ""}, {"one", commit, ""},
+		},
+		"one has committed": {
+			{"one", 0, ""}, {"one", 1, ""}, {"one", commit, ""}, {"other", 0, ""}, {"one", commit, ""},
+			{"other", 1, ""}, {"other", commit, ""}, {"one", commit, "step-00000001" + mend},
+		},
+		"nobody says who it is": {
+			{"", 0, ""}, {"", 1, ""}, {"one", commit, "rank-00000-of-00002-bf16.json" + mend},
+			{"one", 0, ""}, {"", commit, "rank-00000-of-00002-bf16.json" + mend}, {"one", 1, ""}, {"one", commit, ""},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			directory, committed := t.TempDir(), ""
+			for _, a := range acts {
+				session := jobs[cmp.Or(a.job, "other")][max(a.rank, 0)]
+				if a.rank != commit {
+					_, err := session.ask(Save, saveBody{Directory: directory, Identity: a.job})
+					if err == nil {
+						_, err = session.Saved()
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+					continue
+				}
+				_, err := session.ask(Commit, commitBody{Directory: directory, Step: 1, Identity: a.job})
+				if a.want != "" {
+					wantError(t, err, Storage, "commit: *"+a.want)
+				} else if committed = a.job; err != nil {
+					t.Fatal(err)
+				}
+			}
+			r := startService(t)
+			for rank, want := range prints[committed] {
+				s := mustOpen(t, r.Socket, document(rank))
+				if _, err := s.Load(directory); err != nil {
+					t.Fatal(err)
+				}
+				if got := fingerprint(t, s); got != want {
+					t.Errorf("rank %d loads %s, and %q has saved %s", rank, got, committed, want)
+				}
+			}
+		})
 	}
 }
 

@@ -16,12 +16,14 @@ type (
 	saveBody struct {
 		Directory string         `json:"directory"`
 		Training  jsontext.Value `json:"training,omitempty"`
+		Identity  string         `json:"identity,omitempty"`
 		Replica   int            `json:"replica,omitempty"`
 		Replicas  int            `json:"replicas,omitempty"`
 	}
 	commitBody struct {
 		Directory string `json:"directory"`
 		Step      int64  `json:"step"`
+		Identity  string `json:"identity,omitempty"`
 		Without   []int  `json:"ranks_without_state,omitempty"`
 	}
 	loadBody struct {
@@ -44,11 +46,22 @@ func checkDirectory(kind Kind, directory string) error {
 	return nil
 }
 
+// checkIdentity refuses what manifests are not to hold.
+func checkIdentity(kind Kind, identity string) error {
+	if identity != "" && !nameOfJob.MatchString(identity) {
+		return fail(Refused, "%v: the identity is %q: expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot at the beginning", kind, identity)
+	}
+	return nil
+}
+
 // save begins to write the state as it is.
 func (s *session) save(body []byte) ([]byte, error) {
 	b, err := decodeText[saveBody](Save, body)
 	if err == nil {
 		err = checkDirectory(Save, b.Directory)
+	}
+	if err == nil {
+		err = checkIdentity(Save, b.Identity)
 	}
 	if err != nil {
 		return nil, err
@@ -63,7 +76,7 @@ func (s *session) save(body []byte) ([]byte, error) {
 	s.settle()
 	s.settleSave() // one at a time: a failure is told by the next saved
 	shard := s.forCheckpoint()
-	shard.Replica, shard.Replicas = b.Replica, replicas
+	shard.Replica, shard.Replicas, shard.Identity = b.Replica, replicas, b.Identity
 	saving, err := checkpoint.Save(b.Directory, shard, b.Training)
 	if err != nil {
 		return nil, storage(Save, err)
@@ -122,11 +135,14 @@ func (s *session) commit(body []byte) ([]byte, error) {
 	if err == nil {
 		err = checkDirectory(Commit, b.Directory)
 	}
+	if err == nil {
+		err = checkIdentity(Commit, b.Identity)
+	}
 	if err != nil {
 		return nil, err
 	}
 	s.settleSave()
-	if _, err := checkpoint.Commit(b.Directory, b.Step, b.Without...); err != nil {
+	if _, err := checkpoint.Commit(b.Directory, b.Step, b.Identity, b.Without...); err != nil {
 		return nil, storage(Commit, err)
 	}
 	return encodeStep(b.Step), nil

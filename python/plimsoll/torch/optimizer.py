@@ -5,6 +5,7 @@ import contextlib
 import math
 import os
 import re
+import secrets
 import threading
 import weakref
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, TypeVar
@@ -93,7 +94,7 @@ class Optimizer(torch.optim.Optimizer):
         self.last_grad_norm: Optional[float] = None
         self._resumed_step = 0
         self._counted = 0  # the step of the other ranks, as this one last heard of it
-        self._saving: Optional[Tuple[str, int]] = None  # directory and step
+        self._saving: Optional[Tuple[str, int, str]] = None  # directory, step and identity
         self._saves_in_vain = False  # some ranks may be saving what will be no checkpoint
 
     # Opening
@@ -657,18 +658,20 @@ class Optimizer(torch.optim.Optimizer):
                 with contextlib.suppress(PlimsollError):  # which nobody has asked for
                     session.saved()
         self._saving, self._saves_in_vain = None, True
+        identity = self._gather([secrets.token_hex(16)])[0]  # the first rank's, for the files of all
 
         def begin() -> List[int]:
             take_weights(self._parts)
             os.makedirs(directory, exist_ok=True)
-            return [session.save(os.fspath(directory), training, mesh.replica, mesh.replicas) for session in sessions]
+            of_all = mesh.replica, mesh.replicas
+            return [session.save(os.fspath(directory), training, *of_all, identity=identity) for session in sessions]
 
         begun = self._on_all_ranks(f"saving to {directory}", begin)
         steps = {step for of_rank in begun for step in of_rank}
         if len(steps) > 1:
             raise PlimsollError(_APART)
         step = steps.pop()
-        self._saving, self._saves_in_vain = (os.fspath(directory), step), False
+        self._saving, self._saves_in_vain = (os.fspath(directory), step, identity), False
         return step
 
     def saved(self) -> int:
@@ -679,7 +682,7 @@ class Optimizer(torch.optim.Optimizer):
         """
         if self._saving is None:
             raise RuntimeError("saved: nothing is being saved: call save first")
-        (directory, step), self._saving = self._saving, None
+        (directory, step, identity), self._saving = self._saving, None
         sessions = [p.session for p in self._parts if p.session]
         saves = f"saving step {step} to {directory}"
 
@@ -702,7 +705,8 @@ class Optimizer(torch.optim.Optimizer):
         def commit() -> None:
             # Of a model that has not enough for all ranks, the first may have nothing.
             if self._collective.number == having.index(True):
-                sessions[0].commit(directory, step, [rank for rank, has in enumerate(having) if not has])
+                without = [rank for rank, has in enumerate(having) if not has]
+                sessions[0].commit(directory, step, without, identity=identity)
 
         having = self._on_all_ranks(saves, wait)
         self._on_all_ranks(saves, commit)
