@@ -374,7 +374,9 @@ func (s *Session) Commit(directory string, step int64, without ...int) error {
 }
 
 // Load overwrites the state with that of a checkpoint, and returns its step.
-func (s *Session) Load(directory string) (int64, error) { return s.ask(Load, loadBody{directory}) }
+func (s *Session) Load(directory string) (int64, error) {
+	return s.ask(Load, loadBody{Directory: directory})
+}
 
 // ask makes a request with a document, whose answer begins with a step.
 func (s *Session) ask(kind Kind, document any) (int64, error) {

@@ -112,6 +112,53 @@ func TestLoadIntoANewSession(t *testing.T) {
 	}
 }
 
+// TestLoadAsOneOfSeveral: what is loaded together with others is nobody's to go on
+// from, whoever dies, until it is said that all are loaded.
+func TestLoadAsOneOfSeveral(t *testing.T) {
+	r := startService(t)
+	s := begun(t, r.Socket, testDocument(small))
+	mustStep(t, s, 2)
+	directory := committed(t, s)
+	saved := fingerprint(t, s)
+	mustStep(t, s, 4)
+	load := func(several bool) {
+		t.Helper()
+		if step, err := s.ask(Load, loadBody{directory, several}); err != nil || step != 2 {
+			t.Fatalf("step %d was loaded: %v", step, err)
+		}
+	}
+	load(true)
+	for range 2 {
+		_, err := s.Save(t.TempDir(), nil)
+		wantError(t, err, OutOfOrder, "save: the state is not whole*")
+		wantError(t, s.Prepare(3, adamw...), OutOfOrder, "prepare: the state was loaded as one of several, and set_step has not said that all are: load all again*")
+		wantError(t, stepOnce(s, 3), OutOfOrder, "step: the state was loaded as one of several*")
+		if err := s.Detach(); err != nil {
+			t.Fatal(err)
+		}
+		process := r.Process()
+		r.Kill()
+		await(t, "the end of the service", func() bool { return r.Process() != process })
+		if s = mustOpen(t, r.Socket, testDocument(small)); s.Welcome.Initialized || s.Welcome.Step != 2 {
+			t.Errorf("the state passes for whole: %+v", s.Welcome)
+		}
+	}
+	for _, several := range []bool{false, true} {
+		load(several)
+		if several {
+			if err := s.SetStep(2); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, status := fingerprint(t, s), r.overview(t).Sessions[0]; got != saved || !status.Initialized || status.Step != 2 {
+			t.Errorf("%s at step %d was loaded, initialized %v, want %s", got, status.Step, status.Initialized, saved)
+		}
+		if err := stepOnce(s, 3); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestReplicasSaveOnce: two sessions that hold the same save it together, and one
 // loads it.
 func TestReplicasSaveOnce(t *testing.T) {

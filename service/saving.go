@@ -28,6 +28,7 @@ type (
 	}
 	loadBody struct {
 		Directory string `json:"directory"`
+		Several   bool   `json:"several,omitempty"`
 	}
 )
 
@@ -129,6 +130,14 @@ func (s *session) notInParts(kind Kind) error {
 	return nil
 }
 
+// notAlone refuses to go on from a state while those of other shards may be others'.
+func (s *session) notAlone(kind Kind) error {
+	if s.record.condition.Load() == stateIsLoaded {
+		return fail(OutOfOrder, "%v: the state was loaded as one of several, and set_step has not said that all are: load all again, or give the states back and open them anew", kind)
+	}
+	return nil
+}
+
 // commit makes what all ranks have saved a checkpoint.
 func (s *session) commit(body []byte) ([]byte, error) {
 	b, err := decodeText[commitBody](Commit, body)
@@ -179,7 +188,11 @@ func (s *session) load(body []byte) ([]byte, error) {
 		return nil, storage(Load, err)
 	}
 	s.begun = step
-	s.record.condition.Store(stateIsWhole)
+	if b.Several {
+		s.record.condition.Store(stateIsLoaded)
+	} else {
+		s.record.condition.Store(stateIsWhole)
+	}
 	return append(encodeStep(step), training...), nil
 }
 

@@ -493,12 +493,14 @@ class Session:
             document["ranks_without_state"] = list(without)
         protocol.parse_number(self.call(Kind.COMMIT, protocol.pack_document(document)), Kind.COMMIT)
 
-    def load(self, directory: str) -> Tuple[int, Any]:
-        """Loads a checkpoint, or the newest in a folder. Its step, and its training document."""
-        step, training = protocol.parse_loaded(
-            self.call(Kind.LOAD, protocol.pack_document({"directory": os.path.abspath(directory)}))
-        )
-        self.step, self.initialized = step, True
+    def load(self, directory: str, *, several: bool = False) -> Tuple[int, Any]:
+        """Loads a checkpoint, or the newest in a folder. Its step, and its training document.
+
+        Where ``several`` sessions load it together, the state is whole when :meth:`set_step` says that all have.
+        """
+        document = {"directory": os.path.abspath(directory), "several": several}
+        step, training = protocol.parse_loaded(self.call(Kind.LOAD, protocol.pack_document(document)))
+        self.step, self.initialized = step, not several
         return step, training
 
     def close(self, *, give_back: bool = False) -> None:

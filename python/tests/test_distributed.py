@@ -939,6 +939,12 @@ def loading(rank, directory):
         PlimsollError, match="^load: " if rank else "^loading .* failed on 1 of 2 ranks: rank 1: ServiceError: load: "
     ):
         optimizer.load(f"{directory}/{2 if rank else 1}")
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    with pytest.raises(
+        PlimsollError, match="the state was loaded as one of several, and set_step has not said that all are: load all"
+    ):
+        optimizer.step()
     with pytest.raises(PlimsollError, match="have loaded different steps from .*: 0, 1; load one"):
         optimizer.load(f"{directory}/{rank}")
     assert optimizer.load(f"{directory}/1") == {"rank": rank} and optimizer.resumed_step == 1

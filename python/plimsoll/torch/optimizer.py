@@ -631,10 +631,17 @@ class Optimizer(torch.optim.Optimizer):
         except Exception:
             self.param_groups = groups
             raise
-        write_entries(self._parts, self._moments, steps[0], given)
+        self._on_all_ranks("load_state_dict", lambda: write_entries(self._parts, self._moments, given))
+        self._on_all_ranks("load_state_dict", lambda: self._is_whole(steps[0]))
         self._resumed_step = self._counted = steps[0]
         for part in self._parts:
             part.pull(after_step=False)
+
+    def _is_whole(self, step: int) -> None:
+        """Says that the state is that of the step, when all parts of all ranks are: else they are a mixture, which one of them tells."""
+        for part in self._parts:
+            if part.session:
+                part.session.set_step(step)
 
     def _step_number(self) -> int:
         return max((p.session.step for p in self._parts if p.session), default=self._counted)
@@ -717,7 +724,7 @@ class Optimizer(torch.optim.Optimizer):
 
         All ranks call it. See :attr:`resumed_step` for the step. An optimizer that was not opened need not be, and is
         not filled from the model first. A rank without any state gets the document of another. Where it fails on one
-        rank it fails on all, and the states of some may have been overwritten: load again before the next step.
+        rank it fails on all, and the states of some may have been overwritten: then steps are refused until all have loaded.
         """
         if self._parts is None:
             return self._open(lambda opened: self._load(directory))
@@ -725,7 +732,9 @@ class Optimizer(torch.optim.Optimizer):
 
     def _load(self, directory: Any) -> Any:
         sessions = [p.session for p in self._parts if p.session]
-        every = self._on_all_ranks(f"loading {directory}", lambda: [s.load(os.fspath(directory)) for s in sessions])
+        several = len(sessions) > 1 or bool(self._collective.groups)
+        loads = f"loading {directory}"
+        every = self._on_all_ranks(loads, lambda: [s.load(os.fspath(directory), several=several) for s in sessions])
         loaded = [x for of_rank in every for x in of_rank]
         steps = {step for step, _ in loaded}
         if len(steps) > 1:
@@ -735,6 +744,8 @@ class Optimizer(torch.optim.Optimizer):
             )
         own = every[self._collective.number]
         step, training = own[0] if own else loaded[0]
+        if several:
+            self._on_all_ranks(loads, lambda: self._is_whole(step))
         self._resumed_step = self._counted = step
         for part in self._parts:
             part.adopt()
