@@ -651,6 +651,18 @@ def test_autograd_notices_a_step():
         loss.backward()
 
 
+def test_a_save_ends_in_the_folder_that_it_began_in(tmp_path, monkeypatch):
+    model = network()
+    optimizer = plimsoll.torch.AdamW(model.parameters())
+    train(model, optimizer, 1)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    optimizer.save("checkpoints")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert optimizer.saved() == 1
+    assert [p.name for p in (tmp_path / "checkpoints").glob("*")] == ["step-00000001"]
+
+
 def test_a_model_keeps_its_parameters_where_a_checkpoint_is_damaged(tmp_path):
     saved = network()
     optimizer = plimsoll.torch.AdamW(saved.parameters())

@@ -659,6 +659,7 @@ class Optimizer(torch.optim.Optimizer):
             raise RuntimeError(
                 "every rank has all of the state, and does not hear of the others: save needs these (process_group=), or sharding, or one rank alone"
             )
+        directory = os.path.abspath(directory)  # wherever the program goes meanwhile
         mesh, sessions = self._collective, [p.session for p in self._parts if p.session]
         if self._saves_in_vain:
             for session in sessions:
@@ -671,14 +672,14 @@ class Optimizer(torch.optim.Optimizer):
             take_weights(self._parts)
             os.makedirs(directory, exist_ok=True)
             of_all = mesh.replica, mesh.replicas
-            return [session.save(os.fspath(directory), training, *of_all, identity=identity) for session in sessions]
+            return [session.save(directory, training, *of_all, identity=identity) for session in sessions]
 
         begun = self._on_all_ranks(f"saving to {directory}", begin)
         steps = {step for of_rank in begun for step in of_rank}
         if len(steps) > 1:
             raise PlimsollError(_APART)
         step = steps.pop()
-        self._saving, self._saves_in_vain = (os.fspath(directory), step, identity), False
+        self._saving, self._saves_in_vain = (directory, step, identity), False
         return step
 
     def saved(self) -> int:
