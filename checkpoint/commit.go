@@ -123,6 +123,15 @@ func replace(folder, path string) error {
 	if !errors.Is(err, fs.ErrExist) {
 		return err
 	}
+	if !exists(filepath.Join(path, indexName)) {
+		if unix.Rmdir(path) == nil { // it was empty
+			return replace(folder, path)
+		}
+		return &fault.Input{
+			What: "this is in the place of the checkpoint, and is none",
+			Mend: "move it away and save again; other files may be put beside those of a checkpoint when it is there",
+		}
+	}
 	older, err := lock(path, os.O_RDONLY, unix.LOCK_EX) // nobody is to take it for what is being saved, once it has that name
 	if err != nil {
 		return err

@@ -395,6 +395,30 @@ func twoOfAStep(t *testing.T) (directory, path string, older, newer, loaded []Sh
 	return directory, save(t, directory, older, ""), older, newer, loaded
 }
 
+// TestCommitLeavesWhatIsNoCheckpoint: a folder that a program has made for other
+// things, and named like a checkpoint, is not taken for an older one.
+func TestCommitLeavesWhatIsNoCheckpoint(t *testing.T) {
+	directory := t.TempDir()
+	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32)))
+	folder := filepath.Join(directory, folderOf(0))
+	weights := filepath.Join(folder, "model.pt")
+	if err := errors.Join(os.Mkdir(folder, 0o755), os.WriteFile(weights, []byte("weights"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	writeShard(t, directory, job[0])
+	_, err := Commit(directory, 0, "")
+	mustSay(t, err, folder, "this is in the place of the checkpoint, and is none", "move it away")
+	if _, err := os.Stat(weights); err != nil {
+		t.Error(err)
+	}
+	if err := os.Remove(weights); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Commit(directory, 0, ""); err != nil { // nothing is lost with an empty folder
+		t.Error(err)
+	}
+}
+
 // TestCommitAfterACrash: a checkpoint that was exchanged for an older one of its
 // step stays, when the process died before the older was removed.
 func TestCommitAfterACrash(t *testing.T) {
