@@ -159,6 +159,59 @@ func TestLoadAsOneOfSeveral(t *testing.T) {
 	}
 }
 
+// TestServiceEndsWhileItLoads: whoever ends a job does not wait for a checkpoint
+// that nobody will go on from.
+func TestServiceEndsWhileItLoads(t *testing.T) {
+	r := startService(t)
+	document := testDocument(of(16 << 20))
+	s := begun(t, r.Socket, document)
+	directory := committed(t, s)
+	if err := s.Detach(); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	r.end()
+	idle := time.Since(begin)
+	ends := func() (loads, end time.Duration) {
+		r := startService(t)
+		s, err := openPatiently(r.Socket, document)
+		if err != nil {
+			t.Fatal(err)
+		}
+		begin := time.Now()
+		if _, err := s.Load(directory); err != nil {
+			t.Fatal(err)
+		}
+		loads = time.Since(begin)
+		outcome := make(chan error, 1)
+		go func() {
+			_, err := s.Load(directory)
+			if detached := s.Detach(); detached != nil {
+				err = detached
+			}
+			outcome <- err
+		}()
+		time.Sleep(loads / 10)
+		begin = time.Now()
+		r.end()
+		end = time.Since(begin)
+		if err := <-outcome; !errors.Is(err, ErrLost) {
+			t.Errorf("%v, want that the service is gone: the next is to be asked again", err)
+		}
+		return loads, end
+	}
+	for tries := 0; ; tries++ { // others use the CPUs, too
+		loads, end := ends()
+		t.Logf("a load takes %v, and the service ended %v after it was asked to in the middle of one", loads, end)
+		if end < idle+loads/2 {
+			return
+		}
+		if tries == 5 || t.Failed() {
+			t.Fatal("the service has waited for the load")
+		}
+	}
+}
+
 // TestReplicasSaveOnce: two sessions that hold the same save it together, and one
 // loads it.
 func TestReplicasSaveOnce(t *testing.T) {

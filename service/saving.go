@@ -158,7 +158,7 @@ func (s *session) commit(body []byte) ([]byte, error) {
 }
 
 // load overwrites the state with that of a checkpoint.
-func (s *session) load(body []byte) ([]byte, error) {
+func (s *session) load(until context.Context, body []byte) ([]byte, error) {
 	b, err := decodeText[loadBody](Load, body)
 	if err == nil {
 		err = checkDirectory(Load, b.Directory)
@@ -180,10 +180,13 @@ func (s *session) load(body []byte) ([]byte, error) {
 	if was == stateIsWhole {
 		load = found.Load // which keeps what is there until all is verified
 	}
-	step, training, err := load(context.Background(), s.forCheckpoint())
+	step, training, err := load(until, s.forCheckpoint())
 	if err != nil {
 		if !errors.Is(err, checkpoint.ErrPartial) {
 			s.record.condition.Store(was)
+		}
+		if until.Err() != nil {
+			return nil, errEnding
 		}
 		return nil, storage(Load, err)
 	}
