@@ -59,7 +59,7 @@ func otherSave(path, found, expected string) error {
 	return &fault.Input{
 		Where: fault.Position{File: path},
 		What:  fmt.Sprintf("this is of another save of the same step, %q, and %q is to be committed: another job saves in this folder, or has left it here", found, expected),
-		Mend:  "give each job a folder of its own, or remove this if no job needs it, and save again",
+		Mend:  "give each job, and each optimizer of a program, a folder of its own, or remove this if none needs it, and save again",
 	}
 }
 

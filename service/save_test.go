@@ -281,7 +281,7 @@ func TestTwoJobsSaveOneStep(t *testing.T) {
 		rank int    // that saves
 		want string // what it is refused with
 	}
-	const mend = ": this is of another save of the same step, *: another job saves in this folder, or has left it here*give each job a folder of its own*"
+	const mend = ": this is of another save of the same step, *: another job saves in this folder, or has left it here*give each job, and each optimizer of a program, a folder of its own*"
 	for name, acts := range map[string][]act{
 		"one is faster": {
 			{"one", 0, ""}, {"one", 1, ""}, {"other", 0, ""},

@@ -140,10 +140,19 @@ class Optimizer(torch.optim.Optimizer):
                 part.open(path, self._document(part, mesh))
             return [p.session.opened for p in parts if p.session]
 
+        def open_anew() -> List[Opened]:
+            self._transfer.release()
+            for part in parts:
+                part.open_anew()
+            return [p.session.opened for p in parts if p.session]
+
         try:
-            opened = self._on_all_ranks("opening the state", open_parts)
+            every = self._on_all_ranks("opening the state", open_parts)
+            if any(o.attached and not o.initialized for of_rank in every for o in of_rank):
+                # Somebody has died before all were whole.
+                every = self._on_all_ranks("opening the state anew", open_anew)
             self._parts = parts
-            result = begin([o for of_rank in opened for o in of_rank])
+            result = begin([o for of_rank in every for o in of_rank])
         except BaseException:
             self._parts = None
             self._close()
