@@ -942,7 +942,7 @@ def loading(rank, directory):
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     with pytest.raises(
-        PlimsollError, match="the state was loaded as one of several, and set_step has not said that all are: load all"
+        PlimsollError, match="the fp32 state of a checkpoint was loaded, and that of others was not: load again"
     ):
         optimizer.step()
     with pytest.raises(PlimsollError, match="have loaded different steps from .*: 0, 1; load one"):

@@ -434,10 +434,14 @@ class Optimizer(torch.optim.Optimizer):
             raise
 
     def _check_steps(self) -> None:
-        """Refuses to go on where a step was interrupted between two parts."""
+        """Refuses to go on where a step was interrupted between two parts, or a load."""
         for part in self._parts:
             if part.session:
                 part.session.drain()
+                if not part.session.initialized:
+                    raise PlimsollError(
+                        f"the {part.name} state of a checkpoint was loaded, and that of others was not: load again before anything else"
+                    )
         steps = {p.name: p.session.step for p in self._parts if p.session}
         if len(set(steps.values())) > 1:
             found = ", ".join(f"{name}: {step}" for name, step in steps.items())
@@ -605,6 +609,7 @@ class Optimizer(torch.optim.Optimizer):
                 f"sharding is {self._sharding!r}, and no rank has the whole state: save it with optimizer.save(directory)"
             )
         if self._step_number():
+            self._check_steps()
             take_weights(self._parts)
             self.state.update(read_entries(self._parts, self._moments, self._counts_steps))
         try:
@@ -678,6 +683,7 @@ class Optimizer(torch.optim.Optimizer):
         identity = self._gather([secrets.token_hex(16)])[0]  # the first rank's, for the files of all
 
         def begin() -> List[int]:
+            self._check_steps()
             take_weights(self._parts)
             os.makedirs(directory, exist_ok=True)
             of_all = mesh.replica, mesh.replicas
