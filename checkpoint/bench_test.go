@@ -35,7 +35,7 @@ func BenchmarkSave(b *testing.B) {
 		if err := saving.Wait(); err != nil {
 			return err
 		}
-		_, err = Commit(directory, saving.Step())
+		_, err = Commit(directory, saving.Step(), "")
 		return err
 	}, func() error { return writePlainly(filepath.Join(directory, "plain"), s) }, func() {
 		os.RemoveAll(filepath.Join(directory, folderOf(s.State.Steps())))

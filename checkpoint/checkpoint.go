@@ -41,6 +41,10 @@ type Shard struct {
 	Format            kernel.Format
 	Pieces            []Piece
 	State             *engine.Shard
+	// Identity tells the files of a save from those of any other, of another job
+	// or of an earlier attempt: all shards of a save have the same one, which
+	// nobody has had before. Empty is one, too.
+	Identity string
 }
 
 // Sections are the stretches of a shard that differ in their parameter group or

@@ -226,7 +226,7 @@ func save(f failer, directory string, job []Shard, training string) string {
 			f.Fatalf("%v", err)
 		}
 	}
-	path, err := Commit(directory, job[0].State.Steps())
+	path, err := Commit(directory, job[0].State.Steps(), "")
 	if err != nil {
 		f.Fatalf("%v", err)
 	}

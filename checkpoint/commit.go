@@ -15,24 +15,36 @@ import (
 )
 
 // Commit makes the files that all ranks have saved at a step a checkpoint, in
-// one instant, and returns its folder. It may be asked for again: a checkpoint
-// that is there already is returned. What earlier attempts have left is removed.
+// one instant, and returns its folder. All must be of the save of that identity.
+// It may be asked for again: a checkpoint that is there already is returned.
+// What earlier attempts have left is removed.
 // Ranks without any state, of a model that has not enough for all, save nothing.
-func Commit(directory string, step int64, without ...int) (string, error) {
+func Commit(directory string, step int64, identity string, without ...int) (string, error) {
 	saving, path := filepath.Join(directory, savingPrefix+folderOf(step)), filepath.Join(directory, folderOf(step))
+	switch alone, err := lock(saving, os.O_RDONLY, unix.LOCK_EX); {
+	case err == nil:
+		defer alone.Close()
+	case !errors.Is(err, fs.ErrNotExist):
+		return "", cause(saving, "", err)
+	}
 	if exists(filepath.Join(saving, replacedMark)) { // by a commit that died then
 		if err := discard(saving); err != nil {
 			return "", err
 		}
 	}
-	if exists(saving) {
-		if err := writeIndex(saving, without); err != nil {
+	there, err := openFolder(path)
+	switch {
+	case err == nil && there.identity == identity && (identity != "" || !exists(saving)):
+	case exists(saving):
+		if err := writeIndex(saving, identity, without); err != nil {
 			return "", err
 		}
 		if err := replace(saving, path); err != nil {
 			return "", fmt.Errorf("%s: %w", path, err)
 		}
-	} else if _, err := openFolder(path); err != nil {
+	case err == nil:
+		return "", otherSave(path, there.identity, identity)
+	default:
 		return "", &fault.Input{Where: fault.Position{File: directory}, What: fmt.Sprintf("nothing was saved here at step %d", step), Err: err}
 	}
 	// Also where an earlier commit died between this and what is above.
@@ -42,15 +54,25 @@ func Commit(directory string, step int64, without ...int) (string, error) {
 	return path, sweep(directory, step)
 }
 
+// otherSave is what is not of the save that is to be committed.
+func otherSave(path, found, expected string) error {
+	return &fault.Input{
+		Where: fault.Position{File: path},
+		What:  fmt.Sprintf("this is of another save of the same step, %q, and %q is to be committed: another job saves in this folder, or has left it here", found, expected),
+		Mend:  "give each job, and each optimizer of a program, a folder of its own, or remove this if none needs it, and save again",
+	}
+}
+
 // writeIndex writes the index of the files that are there, if they are a
 // checkpoint, and brings their names to the disk.
-func writeIndex(folder string, without []int) error {
+func writeIndex(folder, identity string, without []int) error {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
 		return err
 	}
-	x := &index{Schema: IndexSchema, Without: without}
+	x := &index{Schema: IndexSchema, Identity: identity, Without: without}
 	var files []*file
+	var left []string // by processes that died while they wrote small files, where no file is begun
 	for _, e := range entries {
 		name := e.Name()
 		path := filepath.Join(folder, name)
@@ -60,13 +82,14 @@ func writeIndex(folder string, without []int) error {
 			if err != nil {
 				return err
 			}
+			if f.manifest.Identity != identity {
+				return otherSave(path, f.manifest.Identity, identity)
+			}
 			files = append(files, f)
 			x.Manifests = append(x.Manifests, found)
 			x.Bytes += f.manifest.Bytes
-		case strings.HasPrefix(name, "."): // of a process that died while it wrote a small file
-			if err := os.Remove(path); err != nil {
-				return err
-			}
+		case strings.HasPrefix(name, "."):
+			left = append(left, path)
 		case strings.HasSuffix(name, dataSuffix) && !exists(strings.TrimSuffix(path, dataSuffix)+manifestEnd):
 			return &fault.Input{Where: fault.Position{File: path}, What: "the checkpoint is not complete: this file was begun and not finished", Mend: "save that rank again"}
 		}
@@ -82,6 +105,11 @@ func writeIndex(folder string, without []int) error {
 	if want := savingPrefix + folderOf(x.Step); filepath.Base(folder) != want {
 		return broken(folder, "the files are of step %d", x.Step)
 	}
+	for _, path := range left {
+		if err := os.Remove(path); err != nil {
+			return err
+		}
+	}
 	if err := writeSealed(filepath.Join(folder, indexName), x); err != nil {
 		return err
 	}
@@ -95,6 +123,20 @@ func replace(folder, path string) error {
 	if !errors.Is(err, fs.ErrExist) {
 		return err
 	}
+	if !exists(filepath.Join(path, indexName)) {
+		if unix.Rmdir(path) == nil { // it was empty
+			return replace(folder, path)
+		}
+		return &fault.Input{
+			What: "this is in the place of the checkpoint, and is none",
+			Mend: "move it away and save again; other files may be put beside those of a checkpoint when it is there",
+		}
+	}
+	older, err := lock(path, os.O_RDONLY, unix.LOCK_EX) // nobody is to take it for what is being saved, once it has that name
+	if err != nil {
+		return err
+	}
+	defer older.Close()
 	err = exchange(folder, path)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) { // not on this file system, as on NFS
 		return replaceInTwo(folder, path)

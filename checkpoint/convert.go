@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+
+	"golang.org/x/sys/unix"
 
 	"plimsoll/dtype"
 	"plimsoll/engine"
@@ -44,26 +47,50 @@ func (c *Checkpoint) Convert(ctx context.Context, directory string, to Conversio
 	if err := os.MkdirAll(directory, 0o755); err != nil {
 		return "", cause(directory, "checkpoints cannot be written here", errors.Unwrap(err))
 	}
-	if err := removeLeftovers(filepath.Join(directory, savingPrefix+folderOf(c.step))); err != nil {
+	folder := filepath.Join(directory, savingPrefix+folderOf(c.step))
+	if err := removeLeftovers(folder); err != nil {
 		return "", cause(directory, "what an earlier conversion has left here cannot be removed", err)
 	}
-	folder, err := savingFolder(directory, c.step, shards[0].World)
-	if err != nil {
-		return "", err
-	}
+	identity := rand.Text()
 	for _, s := range shards {
-		if err := c.convert(ctx, folder, s, progress); err != nil {
-			return "", errors.Join(err, os.RemoveAll(folder))
+		s.Identity = identity
+		if err := c.convert(ctx, directory, s, progress); err != nil {
+			return "", errors.Join(err, takeBack(folder, identity))
 		}
 	}
 	without := c.without
 	if to.Ranks > 0 { // of which each has a file
 		without = nil
 	}
-	if path, err = Commit(directory, c.step, without...); err != nil {
-		return "", errors.Join(err, os.RemoveAll(folder))
+	if path, err = Commit(directory, c.step, identity, without...); err != nil {
+		return "", errors.Join(err, takeBack(folder, identity))
 	}
 	return path, nil
+}
+
+// takeBack removes the files of a save that becomes no checkpoint, and leaves those
+// of others.
+func takeBack(folder, identity string) error {
+	alone, err := lock(folder, os.O_RDONLY, unix.LOCK_EX)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer alone.Close()
+	entries, err := os.ReadDir(folder)
+	for _, e := range entries {
+		path, m := filepath.Join(folder, e.Name()), &manifest{}
+		if !manifestName.MatchString(e.Name()) {
+			continue
+		}
+		if _, damaged := readSealed(path, m); damaged == nil && m.Identity == identity {
+			err = errors.Join(err, os.Remove(path), os.Remove(strings.TrimSuffix(path, manifestEnd)+dataSuffix))
+		}
+	}
+	_ = os.Remove(folder) // if there was nothing else in it
+	return err
 }
 
 // removeLeftovers removes what a conversion that was killed has left, which may be
@@ -201,7 +228,7 @@ func cut(pieces []Piece, from, end int64) []Piece {
 }
 
 // convert writes a shard.
-func (c *Checkpoint) convert(ctx context.Context, folder string, s Shard, progress func(bytes int64)) error {
+func (c *Checkpoint) convert(ctx context.Context, directory string, s Shard, progress func(bytes int64)) error {
 	l, err := newLayout(s.Format, engine.DefaultChunk, Sections(s.Pieces), s.Pieces)
 	if err != nil {
 		return err
@@ -210,7 +237,7 @@ func (c *Checkpoint) convert(ctx context.Context, folder string, s Shard, progre
 	if err != nil {
 		return err
 	}
-	w, err := newWriter(folder, s, l, c.step, c.training(s.Rank, s.Part))
+	w, err := newWriter(directory, s, l, c.step, c.training(s.Rank, s.Part))
 	if err != nil {
 		return err
 	}

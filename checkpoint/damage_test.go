@@ -266,10 +266,10 @@ func TestRanksWithoutState(t *testing.T) {
 		{[]int{1, 2, 3}, "rank 1 is said to have no state, and has saved some"},
 		{[]int{2, 3, 4}, "rank 4 of 4 is said to have no state"},
 	} {
-		_, err := Commit(saved(), 2, c.without...)
+		_, err := Commit(saved(), 2, "", c.without...)
 		mustSay(t, err, c.want)
 	}
-	path, err := Commit(saved(), 2, 2, 3)
+	path, err := Commit(saved(), 2, "", 2, 3)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -296,18 +296,18 @@ func TestRanksWithoutState(t *testing.T) {
 func TestCommitWaitsForAllRanks(t *testing.T) {
 	directory := t.TempDir()
 	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 3000, 6000, 9000))
-	_, err := Commit(directory, 0)
+	_, err := Commit(directory, 0, "")
 	mustSay(t, err, directory, "nothing was saved here at step 0")
 	for i, rank := range []int{2, 0} {
 		saving, err := Save(directory, job[rank], nil)
 		if err != nil || saving.Wait() != nil {
 			t.Fatal(err, saving.Wait())
 		}
-		_, err = Commit(directory, 0)
+		_, err = Commit(directory, 0, "")
 		mustSay(t, err, []string{"ranks 0, 1, 3 of 4", "ranks 1, 3 of 4"}[i])
 	}
 	path := save(t, directory, job, "")
-	if again, err := Commit(directory, 0); err != nil || again != path {
+	if again, err := Commit(directory, 0, ""); err != nil || again != path {
 		t.Errorf("once more: %s, %v", again, err)
 	}
 }
@@ -346,7 +346,7 @@ func TestCommitSweeps(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := Commit(directory, 5); err != nil {
+	if _, err := Commit(directory, 5, ""); err != nil {
 		t.Error(err)
 	}
 	if got, want := strings.Join(filesOf(t, directory), " "), ".saving-step-00000009 step-00000005"; got != want {
@@ -395,6 +395,30 @@ func twoOfAStep(t *testing.T) (directory, path string, older, newer, loaded []Sh
 	return directory, save(t, directory, older, ""), older, newer, loaded
 }
 
+// TestCommitLeavesWhatIsNoCheckpoint: a folder that a program has made for other
+// things, and named like a checkpoint, is not taken for an older one.
+func TestCommitLeavesWhatIsNoCheckpoint(t *testing.T) {
+	directory := t.TempDir()
+	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32)))
+	folder := filepath.Join(directory, folderOf(0))
+	weights := filepath.Join(folder, "model.pt")
+	if err := errors.Join(os.Mkdir(folder, 0o755), os.WriteFile(weights, []byte("weights"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	writeShard(t, directory, job[0])
+	_, err := Commit(directory, 0, "")
+	mustSay(t, err, folder, "this is in the place of the checkpoint, and is none", "move it away")
+	if _, err := os.Stat(weights); err != nil {
+		t.Error(err)
+	}
+	if err := os.Remove(weights); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Commit(directory, 0, ""); err != nil { // nothing is lost with an empty folder
+		t.Error(err)
+	}
+}
+
 // TestCommitAfterACrash: a checkpoint that was exchanged for an older one of its
 // step stays, when the process died before the older was removed.
 func TestCommitAfterACrash(t *testing.T) {
@@ -402,7 +426,7 @@ func TestCommitAfterACrash(t *testing.T) {
 	saving := filepath.Join(directory, savingPrefix+folderOf(1))
 	crash := func() {
 		writeShard(t, directory, newer[0])
-		if err := writeIndex(saving, nil); err != nil {
+		if err := writeIndex(saving, "", nil); err != nil {
 			t.Fatal(err)
 		}
 		if err := exchange(saving, path); err != nil {
@@ -414,7 +438,7 @@ func TestCommitAfterACrash(t *testing.T) {
 	}
 	commit := func(want []Shard) {
 		t.Helper()
-		if _, err := Commit(directory, 1); err != nil {
+		if _, err := Commit(directory, 1, ""); err != nil {
 			t.Fatal(err)
 		}
 		if got := filesOf(t, directory); len(got) != 1 {
@@ -442,7 +466,7 @@ func TestReplaceInTwo(t *testing.T) {
 	}
 	writeShard(t, directory, newer[0])
 	saving := filepath.Join(directory, savingPrefix+folderOf(1))
-	if err := errors.Join(writeIndex(saving, nil), os.MkdirAll(filepath.Join(directory, discardedPrefix+folderOf(1), "left"), 0o755)); err != nil {
+	if err := errors.Join(writeIndex(saving, "", nil), os.MkdirAll(filepath.Join(directory, discardedPrefix+folderOf(1), "left"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	done := make(chan error)
@@ -602,11 +626,7 @@ func newTestWriter(f failer, directory string, s Shard) *writer {
 	if err != nil {
 		f.Fatalf("%v", err)
 	}
-	folder, err := savingFolder(directory, s.State.Steps(), s.World)
-	if err != nil {
-		f.Fatalf("%v", err)
-	}
-	w, err := newWriter(folder, s, l, s.State.Steps(), nil)
+	w, err := newWriter(directory, s, l, s.State.Steps(), nil)
 	if err != nil {
 		f.Fatalf("%v", err)
 	}
@@ -663,7 +683,7 @@ func TestTwoSavesAtOnce(t *testing.T) {
 	if err := errors.Join(w.writeAll(job[0]), w.finish()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Commit(directory, 1); err != nil {
+	if _, err := Commit(directory, 1, ""); err != nil {
 		t.Fatal(err)
 	}
 	loaded := newJob(t, splitFormat, 700, cuts)

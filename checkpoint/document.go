@@ -29,6 +29,7 @@ const (
 type manifest struct {
 	Schema    string            `json:"schema"`
 	Step      int64             `json:"step"`
+	Identity  string            `json:"identity,omitzero"` // of the save
 	Rank      int               `json:"rank"`
 	World     int               `json:"world"`
 	Part      string            `json:"part"`
@@ -185,7 +186,7 @@ func stampOf(path string, text []byte) stamp {
 func newManifest(s Shard, l *layout, step int64, header []byte, training jsontext.Value) *manifest {
 	f := s.Format
 	m := &manifest{
-		Schema: ShardSchema, Step: step, Rank: s.Rank, World: s.World, Part: s.Part,
+		Schema: ShardSchema, Step: step, Identity: s.Identity, Rank: s.Rank, World: s.World, Part: s.Part,
 		Algorithm: f.Algorithm.String(), State: f.State.String(), Moments: f.Moments.String(),
 		Parameter: f.Parameter.String(), Gradient: f.Gradient.String(),
 		Chunk: l.chunk, Bytes: int64(len(header)) + l.data, Header: int64(len(header)), HeaderSum: checksums{checksum(header)},
@@ -301,6 +302,7 @@ func byName[T fmt.Stringer](name string, known ...T) (T, error) {
 type index struct {
 	Schema    string  `json:"schema"`
 	Step      int64   `json:"step"`
+	Identity  string  `json:"identity,omitzero"` // of the save
 	World     int     `json:"world"`
 	Algorithm string  `json:"algorithm"`
 	Bytes     int64   `json:"bytes"` // of all safetensors files

@@ -202,7 +202,7 @@ func (t *torchFile) add(name string, group int, master, state any) error {
 	}
 	p := Piece{Name: name, Shape: weights.shape, Group: group}
 	var err error
-	if p.Count, err = p.elements(); err != nil {
+	if p.Count, err = p.elements(); err != nil || p.Count == 0 { // of which no shard has a piece
 		return err
 	}
 	offsets := make([]int64, 1+len(known.moments))

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -404,22 +405,35 @@ func TestConvertAfterAConversionThatWasKilled(t *testing.T) {
 	}
 }
 
-// TestConvertBesideASave: what somebody is saving is no leftover.
+// TestConvertBesideASave: what somebody is saving is no leftover, nor of the
+// conversion that finds it.
 func TestConvertBesideASave(t *testing.T) {
-	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32)))
+	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 9000))
 	c, err := Open(save(t, t.TempDir(), job, ""))
 	if err != nil {
 		t.Fatal(err)
 	}
-	out := t.TempDir()
-	w := newTestWriter(t, out, job[0])
-	_, err = c.Convert(t.Context(), out, Conversion{}, nil)
-	mustSay(t, err, "another job is saving the same step", w.path(dataSuffix))
-	if err := errors.Join(w.writeAll(job[0]), w.finish()); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Commit(out, c.Step()); err != nil {
-		t.Error(err)
+	for name, meanwhile := range map[string]bool{"begun before": false, "begun meanwhile": true} {
+		t.Run(name, func(t *testing.T) {
+			out := t.TempDir()
+			var w *writer
+			begin := sync.OnceFunc(func() { w = newTestWriter(t, out, job[1]) })
+			if !meanwhile {
+				begin()
+			}
+			_, err = c.Convert(t.Context(), out, Conversion{}, func(int64) { begin() })
+			mustSay(t, err, "another job is saving the same step", w.path(dataSuffix))
+			if err := errors.Join(w.writeAll(job[1]), w.finish()); err != nil {
+				t.Fatal(err)
+			}
+			w = newTestWriter(t, out, job[0])
+			if err := errors.Join(w.writeAll(job[0]), w.finish()); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := Commit(out, c.Step(), ""); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 

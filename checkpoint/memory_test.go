@@ -28,7 +28,7 @@ func TestMemoryStaysSmall(t *testing.T) {
 				err = saving.Wait()
 			}
 			if err == nil {
-				_, err = Commit(directory, 0)
+				_, err = Commit(directory, 0, "")
 			}
 			return err
 		}},

@@ -23,6 +23,7 @@ import (
 type Checkpoint struct {
 	path       string
 	step       int64
+	identity   string  // of the save
 	files      []*file // in the order of parts, and ranks in each
 	parameters map[string]*parameter
 	names      []string // of the parameters, in the order in which shards have them
@@ -113,6 +114,7 @@ func openFolder(folder string) (*Checkpoint, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.identity = x.Identity
 	if c.step != x.Step {
 		return nil, broken(path, "the index is that of step %d, and the files are of step %d", x.Step, c.step)
 	}

@@ -46,7 +46,7 @@ func saveDuringSteps(t *testing.T, directory string, job []Shard) string {
 			t.Fatal(err)
 		}
 	}
-	path, err := Commit(directory, savings[0].Step())
+	path, err := Commit(directory, savings[0].Step(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +133,7 @@ func TestReplicasAreNeededAll(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if _, err := Commit(directory, 3); err == nil || !strings.Contains(err.Error(), c.want) {
+			if _, err := Commit(directory, 3, ""); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v, want %q", err, c.want)
 			}
 			if found, _ := filepath.Glob(filepath.Join(directory, "step-*")); len(found) > 0 {

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
+	"golang.org/x/sys/unix"
 
 	"plimsoll/engine"
 	"plimsoll/fault"
@@ -47,14 +48,8 @@ func Save(directory string, s Shard, training jsontext.Value) (*Saving, error) {
 	} else if !training.IsValid() {
 		return nil, fmt.Errorf("the training document is not valid JSON: %.40q", training)
 	}
-	step := s.State.Steps()
-	folder, err := savingFolder(directory, step, s.World)
+	w, err := newWriter(directory, s, l, s.State.Steps(), training)
 	if err != nil {
-		return nil, err
-	}
-	w, err := newWriter(folder, s, l, step, training)
-	if err != nil {
-		_ = os.Remove(folder) // if nobody else writes there
 		return nil, err
 	}
 	measureSpare()
@@ -137,34 +132,51 @@ func layoutOf(s Shard) (*layout, error) {
 
 // savingFolder makes the folder in which all ranks write, and takes away what
 // was left there by a job of another size. What is there is not what was
-// replaced any more.
-func savingFolder(directory string, step int64, world int) (string, error) {
+// replaced any more. Until it is closed, nobody makes a checkpoint of it: a file
+// that is begun there later would be one of that checkpoint.
+func savingFolder(directory string, step int64, world int) (*os.File, error) {
 	info, err := os.Stat(directory)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return "", &fault.Input{Where: fault.Position{File: directory}, What: "there is no such folder to save checkpoints in", Mend: "make it: mkdir -p " + directory}
+		return nil, &fault.Input{Where: fault.Position{File: directory}, What: "there is no such folder to save checkpoints in", Mend: "make it: mkdir -p " + directory}
 	case err != nil:
-		return "", cause(directory, "", err)
+		return nil, cause(directory, "", err)
 	case !info.IsDir():
-		return "", &fault.Input{Where: fault.Position{File: directory}, What: "a folder to save checkpoints in was expected, and this is a file"}
+		return nil, &fault.Input{Where: fault.Position{File: directory}, What: "a folder to save checkpoints in was expected, and this is a file"}
 	case step < 0 || step > maxStep:
-		return "", fmt.Errorf("step %d, expected 0 to %d", step, int64(maxStep))
+		return nil, fmt.Errorf("step %d, expected 0 to %d", step, int64(maxStep))
 	}
-	folder := filepath.Join(directory, savingPrefix+folderOf(step))
-	if err := os.Mkdir(folder, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-		return "", cause(directory, "checkpoints cannot be saved here", err)
+	path := filepath.Join(directory, savingPrefix+folderOf(step))
+	var folder *os.File
+	err = fs.ErrNotExist
+	for tries := 0; errors.Is(err, fs.ErrNotExist) && tries < 100; tries++ { // another may make a checkpoint of it
+		if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, cause(directory, "checkpoints cannot be saved here", err)
+		}
+		folder, err = lock(path, os.O_RDONLY, unix.LOCK_SH)
 	}
+	if err != nil {
+		return nil, cause(path, "", err)
+	}
+	if err := removeOthers(path, world); err != nil {
+		return nil, errors.Join(err, folder.Close())
+	}
+	return folder, nil
+}
+
+// removeOthers removes what a job of another size has left.
+func removeOthers(folder string, world int) error {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
-		return "", cause(folder, "", err)
+		return cause(folder, "", err)
 	}
 	for _, e := range entries {
 		otherJob := strings.HasPrefix(e.Name(), "rank-") && !strings.Contains(e.Name(), fmt.Sprintf("-of-%05d-", world))
 		if otherJob || e.Name() == replacedMark {
 			if err := os.Remove(filepath.Join(folder, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return "", cause(folder, "what another job has left here cannot be removed", err)
+				return cause(folder, "what another job has left here cannot be removed", err)
 			}
 		}
 	}
-	return folder, nil
+	return nil
 }

@@ -47,7 +47,7 @@ func TestSaveWhileStepsRun(t *testing.T) {
 				if saving.Step() != job[0].State.Steps()-3 {
 					t.Errorf("step %d is saved, and three later it is %d", saving.Step(), job[0].State.Steps())
 				}
-				path, err := Commit(directory, saving.Step())
+				path, err := Commit(directory, saving.Step(), "")
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -119,7 +119,7 @@ func trainForEver(directory string) {
 				f.Fatalf("%v", err)
 			}
 		}
-		if _, err := Commit(directory, savings[0].Step()); err != nil {
+		if _, err := Commit(directory, savings[0].Step(), ""); err != nil {
 			f.Fatalf("%v", err)
 		}
 	}

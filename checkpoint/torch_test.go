@@ -215,9 +215,16 @@ def grouped(d): d["param_groups"][1]["params"].pop()
 def few(d): d["names"].pop()
 def stepless(d): del d["state"][0]["step"]
 def amsgrad(d): d["state"][0]["max_exp_avg_sq"] = torch.zeros(30, 40)
+def empty(d):
+    none = torch.optim.AdamW([torch.nn.Parameter(torch.empty(s)) for s in ((4, 0), (0, 4))])
+    for p in none.param_groups[0]["params"]: p.grad = torch.empty_like(p)
+    none.step()
+    for i, (p, s) in enumerate(none.state.items(), len(d["names"])):
+        d["names"].append(f"empty{i}"); d["master"][f"empty{i}"] = p.data
+        d["param_groups"][1]["params"].append(i); d["state"][i] = s
 class Thing: pass
 def thing(d): d["thing"] = Thing()
-for change in (turn, bf16, shape, step, unnamed, lacks, other, grouped, few, stepless, amsgrad, thing):
+for change in (turn, bf16, shape, step, unnamed, lacks, other, grouped, few, stepless, amsgrad, thing, empty):
     bad(change.__name__, change)
 
 for kind, arguments in ((torch.optim.SGD, {"dampening": 0.5}), (torch.optim.RMSprop, {})):
@@ -280,6 +287,12 @@ func TestFromTorch(t *testing.T) {
 			mustSay(t, err, append(says, name+".pt")...)
 		})
 	}
+	t.Run("empty", func(t *testing.T) { // parameters without any element, which torch steps, too
+		c, err := OpenTorch(t.Context(), filepath.Join(folder, "empty.pt"), nil)
+		if err != nil || len(c.names) != 6 {
+			t.Errorf("%+v, %v, want the 6 parameters that have elements", c, err)
+		}
+	})
 	t.Run("SGD", func(t *testing.T) { // whose next step is dampened, as it is not the first
 		c, err := OpenTorch(t.Context(), filepath.Join(folder, "SGD.pt"), nil)
 		if err != nil || c.Algorithm() != kernel.SGD || c.Step() != 1 {

@@ -128,7 +128,7 @@ func TestStepsDoNotWaitForTheDisk(t *testing.T) {
 			if w.back.held != 0 || w.back.spare.used != 0 {
 				t.Errorf("in the end %d bytes are held, %d of what is to spare", w.back.held, w.back.spare.used)
 			}
-			path, err := Commit(directory, saving.Step())
+			path, err := Commit(directory, saving.Step(), "")
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -32,16 +32,22 @@ type writer struct {
 // newWriter makes the safetensors file in its full size, with the header. What
 // an earlier attempt left in its place goes; its manifest goes first, so that
 // nobody takes the new file for the old.
-func newWriter(folder string, s Shard, l *layout, step int64, training jsontext.Value) (*writer, error) {
+func newWriter(directory string, s Shard, l *layout, step int64, training jsontext.Value) (*writer, error) {
 	header, err := l.header(step)
 	if err != nil {
 		return nil, err
 	}
+	folder, err := savingFolder(directory, step, s.World)
+	if err != nil {
+		return nil, err
+	}
+	defer folder.Close()
 	w := &writer{
-		folder: folder, name: fileName(s.Rank, s.World, s.Part), layout: l, header: header,
+		folder: folder.Name(), name: fileName(s.Rank, s.World, s.Part), layout: l, header: header,
 		manifest: newManifest(s, l, step, header, training),
 	}
 	if w.file, err = claim(w.path(dataSuffix)); err != nil {
+		_ = os.Remove(w.folder) // if nobody else writes there
 		return nil, err
 	}
 	err = os.Remove(w.path(manifestEnd))
@@ -61,17 +67,44 @@ func newWriter(folder string, s Shard, l *layout, step int64, training jsontext.
 // has written. It is free again when it is closed, or its process is gone. File
 // systems that cannot lock files do without.
 func claim(path string) (*os.File, error) {
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, errors.Join(&fault.Input{
+	file, err := lock(path, os.O_WRONLY|os.O_CREATE, unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, &fault.Input{
 			Where: fault.Position{File: path}, What: "another job is saving the same step in this folder, and writes this file",
 			Mend: "give each job, and each optimizer of a program, a folder of its own",
-		}, file.Close())
+		}
 	}
-	return file, nil
+	return file, err
+}
+
+// lock opens what has a name, and locks it until it is closed. In a folder in which
+// a step is saved many may begin files (unix.LOCK_SH), and who makes a
+// checkpoint of it has it alone (unix.LOCK_EX).
+func lock(path string, flags, how int) (*os.File, error) {
+	for {
+		file, err := os.OpenFile(path, flags, 0o644)
+		if err != nil {
+			return nil, err
+		}
+		for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+			err = unix.Flock(int(file.Fd()), how)
+		}
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, errors.Join(err, file.Close())
+		}
+		if now, err := os.Stat(path); err == nil && isOpen(file, now) {
+			return file, nil
+		}
+		if err := file.Close(); err != nil { // it has lost its name meanwhile, which another may have
+			return nil, err
+		}
+	}
+}
+
+// isOpen says that an open file is the one that was found.
+func isOpen(file *os.File, found fs.FileInfo) bool {
+	own, err := file.Stat()
+	return err == nil && os.SameFile(own, found)
 }
 
 func (w *writer) path(suffix string) string { return filepath.Join(w.folder, w.name+suffix) }
@@ -143,22 +176,20 @@ func (w *writer) writeAt(b []byte, offset int64) error {
 }
 
 // finish brings the file to the disk, and after it the manifest: a manifest
-// says that its file is whole.
+// says that its file is whole. Until both are there the file is this writer's.
 func (w *writer) finish() error {
 	err := w.back.close()
 	if err == nil {
 		err = w.file.Sync()
 	}
-	if err == nil {
-		_ = unix.Fadvise(int(w.file.Fd()), 0, 0, unix.FADV_DONTNEED)
-	}
-	if err := errors.Join(err, w.file.Close()); err != nil {
+	if err != nil {
 		return fmt.Errorf("%s: %w", w.file.Name(), err)
 	}
+	_ = unix.Fadvise(int(w.file.Fd()), 0, 0, unix.FADV_DONTNEED)
 	if err := writeSealed(w.path(manifestEnd), w.manifest); err != nil {
 		return err
 	}
-	return syncFolder(w.folder)
+	return errors.Join(syncFolder(w.folder), w.file.Close())
 }
 
 var errDiscarded = errors.New("the file is discarded")

@@ -369,12 +369,14 @@ func (s *Session) Saved() (int64, error) { return s.ask(Saved, nil) }
 // Commit makes what all ranks have saved at a step a checkpoint, all but those
 // without any state.
 func (s *Session) Commit(directory string, step int64, without ...int) error {
-	_, err := s.ask(Commit, commitBody{directory, step, without})
+	_, err := s.ask(Commit, commitBody{Directory: directory, Step: step, Without: without})
 	return err
 }
 
 // Load overwrites the state with that of a checkpoint, and returns its step.
-func (s *Session) Load(directory string) (int64, error) { return s.ask(Load, loadBody{directory}) }
+func (s *Session) Load(directory string) (int64, error) {
+	return s.ask(Load, loadBody{Directory: directory})
+}
 
 // ask makes a request with a document, whose answer begins with a step.
 func (s *Session) ask(kind Kind, document any) (int64, error) {

@@ -81,6 +81,10 @@ func (c *connection) run() {
 // errLater says that the answer to a request is sent when it is there.
 var errLater = errors.New("answered later")
 
+// errEnding says that the service ends instead of answering: whoever waits for
+// the answer asks the next one again, if there is one.
+var errEnding = errors.New("the service is ending")
+
 // serve handles a request, unless it is faulty already, and says whether
 // another may come.
 func (c *connection) serve(p packet, files []*os.File, fault error) (more bool) {
@@ -92,8 +96,11 @@ func (c *connection) serve(p packet, files []*os.File, fault error) (more bool) 
 		result, out, fault = c.handle(p, files)
 	}
 	closeAll(files)
-	if fault == errLater {
+	switch fault {
+	case errLater:
 		return true
+	case errEnding:
+		return false
 	}
 	status := Done
 	if fault != nil {

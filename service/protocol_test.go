@@ -472,7 +472,7 @@ func TestSaveAndLoad(t *testing.T) {
 	at := 0
 	for _, d := range job(3, func(d *Document) { d.State, d.Moments, d.Parameter, d.Gradient = "fp32", "bf16", "fp16", "fp16" }) {
 		s := mustOpen(t, other.Socket, d)
-		body, err := json.Marshal(loadBody{directory})
+		body, err := json.Marshal(loadBody{Directory: directory})
 		if err != nil {
 			t.Fatal(err)
 		}

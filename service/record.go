@@ -47,6 +47,7 @@ const (
 	stateIsWritten = iota // zeros, or what was there, but for what its client has written so far
 	stateIsWhole          // as its client has said, or loaded
 	stateIsInParts        // of a checkpoint, of which loading was broken off
+	stateIsLoaded         // of a checkpoint, to which the states of other shards may not be loaded yet
 )
 
 const recordHeadSize = int(unsafe.Sizeof(recordHead{}))

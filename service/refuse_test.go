@@ -278,6 +278,11 @@ func TestRequestsAreRefused(t *testing.T) {
 		{"save as the second of one", func() error { _, err := s.ask(Save, saveBody{Directory: "/nowhere", Replica: 1}); return err }, Refused, "save: replica 1 of 1 in a job of 1 ranks: *"},
 		{"save as no replica", func() error { _, err := s.ask(Save, saveBody{Directory: "/nowhere", Replica: -1}); return err }, Refused, "save: replica -1 of 1 in a job of 1 ranks: *"},
 		{"save as one of two in a job of one", func() error { _, err := s.ask(Save, saveBody{Directory: "/nowhere", Replicas: 2}); return err }, Refused, "save: replica 0 of 2 in a job of 1 ranks: *"},
+		{"save with an identity that is none", func() error { _, err := s.ask(Save, saveBody{Directory: "/nowhere", Identity: "of all"}); return err }, Refused, `save: the identity is "of all": expected 1 to 64 of a-z A-Z 0-9 . _ -, *`},
+		{"commit with an identity that is none", func() error {
+			_, err := s.ask(Commit, commitBody{Directory: "/nowhere", Identity: strings.Repeat("x", 65)})
+			return err
+		}, Refused, `commit: the identity is "xxx*": expected 1 to 64 *`},
 		{"save without a document", func() error { return s.done(Save, []byte("step")) }, Refused, "save: the document cannot be read: *"},
 		{"commit of nothing", func() error { return s.Commit(t.TempDir(), 1) }, Storage, "commit: *: nothing was saved here at step 1*"},
 		{"load of nothing", func() error { _, err := s.Load(t.TempDir()); return err }, Storage, "load: *: no complete checkpoint is here*"},

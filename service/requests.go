@@ -126,7 +126,7 @@ func (c *connection) inSession(p packet, files []*os.File) ([]byte, error) {
 	case Commit:
 		return s.commit(p.body)
 	case Load:
-		return s.load(p.body)
+		return s.load(c.server.until, p.body)
 	}
 	body, err := decode[closeBody](Close, p.body)
 	if err != nil {

@@ -2,6 +2,7 @@ package service
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"math/rand/v2"
 	"os"
@@ -111,6 +112,106 @@ func TestLoadIntoANewSession(t *testing.T) {
 	}
 }
 
+// TestLoadAsOneOfSeveral: what is loaded together with others is nobody's to go on
+// from, whoever dies, until it is said that all are loaded.
+func TestLoadAsOneOfSeveral(t *testing.T) {
+	r := startService(t)
+	s := begun(t, r.Socket, testDocument(small))
+	mustStep(t, s, 2)
+	directory := committed(t, s)
+	saved := fingerprint(t, s)
+	mustStep(t, s, 4)
+	load := func(several bool) {
+		t.Helper()
+		if step, err := s.ask(Load, loadBody{directory, several}); err != nil || step != 2 {
+			t.Fatalf("step %d was loaded: %v", step, err)
+		}
+	}
+	load(true)
+	for range 2 {
+		_, err := s.Save(t.TempDir(), nil)
+		wantError(t, err, OutOfOrder, "save: the state is not whole*")
+		wantError(t, s.Prepare(3, adamw...), OutOfOrder, "prepare: the state was loaded as one of several, and set_step has not said that all are: load all again*")
+		wantError(t, stepOnce(s, 3), OutOfOrder, "step: the state was loaded as one of several*")
+		if err := s.Detach(); err != nil {
+			t.Fatal(err)
+		}
+		process := r.Process()
+		r.Kill()
+		await(t, "the end of the service", func() bool { return r.Process() != process })
+		if s = mustOpen(t, r.Socket, testDocument(small)); s.Welcome.Initialized || s.Welcome.Step != 2 {
+			t.Errorf("the state passes for whole: %+v", s.Welcome)
+		}
+	}
+	for _, several := range []bool{false, true} {
+		load(several)
+		if several {
+			if err := s.SetStep(2); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, status := fingerprint(t, s), r.overview(t).Sessions[0]; got != saved || !status.Initialized || status.Step != 2 {
+			t.Errorf("%s at step %d was loaded, initialized %v, want %s", got, status.Step, status.Initialized, saved)
+		}
+		if err := stepOnce(s, 3); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestServiceEndsWhileItLoads: whoever ends a job does not wait for a checkpoint
+// that nobody will go on from.
+func TestServiceEndsWhileItLoads(t *testing.T) {
+	r := startService(t)
+	document := testDocument(of(16 << 20))
+	s := begun(t, r.Socket, document)
+	directory := committed(t, s)
+	if err := s.Detach(); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	r.end()
+	idle := time.Since(begin)
+	ends := func() (loads, end time.Duration) {
+		r := startService(t)
+		s, err := openPatiently(r.Socket, document)
+		if err != nil {
+			t.Fatal(err)
+		}
+		begin := time.Now()
+		if _, err := s.Load(directory); err != nil {
+			t.Fatal(err)
+		}
+		loads = time.Since(begin)
+		outcome := make(chan error, 1)
+		go func() {
+			_, err := s.Load(directory)
+			if detached := s.Detach(); detached != nil {
+				err = detached
+			}
+			outcome <- err
+		}()
+		time.Sleep(loads / 10)
+		begin = time.Now()
+		r.end()
+		end = time.Since(begin)
+		if err := <-outcome; !errors.Is(err, ErrLost) {
+			t.Errorf("%v, want that the service is gone: the next is to be asked again", err)
+		}
+		return loads, end
+	}
+	for tries := 0; ; tries++ { // others use the CPUs, too
+		loads, end := ends()
+		t.Logf("a load takes %v, and the service ended %v after it was asked to in the middle of one", loads, end)
+		if end < idle+loads/2 {
+			return
+		}
+		if tries == 5 || t.Failed() {
+			t.Fatal("the service has waited for the load")
+		}
+	}
+}
+
 // TestReplicasSaveOnce: two sessions that hold the same save it together, and one
 // loads it.
 func TestReplicasSaveOnce(t *testing.T) {
@@ -149,6 +250,91 @@ func TestReplicasSaveOnce(t *testing.T) {
 	}
 	if got := fingerprint(t, replicas[1]); got != want {
 		t.Errorf("%s was loaded, and %s was saved", got, want)
+	}
+}
+
+// TestTwoJobsSaveOneStep: of two jobs that save the same step in one folder, each
+// in its own time, no checkpoint has files of both.
+func TestTwoJobsSaveOneStep(t *testing.T) {
+	document := func(rank int) *Document {
+		return testDocument(small, func(d *Document) {
+			d.Rank, d.World, d.LocalWorld = rank, 2, 2
+			d.Parameters = [][]Piece{d.Parameters[:2], d.Parameters[2:]}[rank]
+		})
+	}
+	jobs, prints := map[string][]*Session{}, map[string][]string{}
+	for job, gradients := range map[string]int64{"one": 1, "other": 5} {
+		r := startService(t)
+		for rank := range 2 {
+			s := begun(t, r.Socket, document(rank))
+			putGradients(s, gradients, 0, s.Welcome.Elements)
+			if err := s.Step(1, 1, true, adamw...); err != nil {
+				t.Fatal(err)
+			}
+			jobs[job] = append(jobs[job], s)
+			prints[job] = append(prints[job], fingerprint(t, s))
+		}
+	}
+	const commit = -1
+	type act struct {
+		job  string
+		rank int    // that saves
+		want string // what it is refused with
+	}
+	const mend = ": this is of another save of the same step, *: another job saves in this folder, or has left it here*give each job, and each optimizer of a program, a folder of its own*"
+	for name, acts := range map[string][]act{
+		"one is faster": {
+			{"one", 0, ""}, {"one", 1, ""}, {"other", 0, ""},
+			{"one", commit, "rank-00000-of-00002-bf16.json" + mend}, {"other", commit, "rank-00001-of-00002-bf16.json" + mend},
+			{"other", 1, ""}, {"other", commit, ""},
+			{"one", commit, "step-00000001" + mend}, {"other", commit, ""},
+		},
+		"each has a rank that is faster": {
+			{"one", 0, ""}, {"other", 1, ""}, {"other", 0, ""}, {"one", 1, ""},
+			{"one", commit, "rank-00000-of-00002-bf16.json" + mend}, {"other", commit, "rank-00001-of-00002-bf16.json" + mend},
+			{"one", 0, ""}, {"one", commit, ""},
+		},
+		"one has committed": {
+			{"one", 0, ""}, {"one", 1, ""}, {"one", commit, ""}, {"other", 0, ""}, {"one", commit, ""},
+			{"other", 1, ""}, {"other", commit, ""}, {"one", commit, "step-00000001" + mend},
+		},
+		"nobody says who it is": {
+			{"", 0, ""}, {"", 1, ""}, {"one", commit, "rank-00000-of-00002-bf16.json" + mend},
+			{"one", 0, ""}, {"", commit, "rank-00000-of-00002-bf16.json" + mend}, {"one", 1, ""}, {"one", commit, ""},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			directory, committed := t.TempDir(), ""
+			for _, a := range acts {
+				session := jobs[cmp.Or(a.job, "other")][max(a.rank, 0)]
+				if a.rank != commit {
+					_, err := session.ask(Save, saveBody{Directory: directory, Identity: a.job})
+					if err == nil {
+						_, err = session.Saved()
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+					continue
+				}
+				_, err := session.ask(Commit, commitBody{Directory: directory, Step: 1, Identity: a.job})
+				if a.want != "" {
+					wantError(t, err, Storage, "commit: *"+a.want)
+				} else if committed = a.job; err != nil {
+					t.Fatal(err)
+				}
+			}
+			r := startService(t)
+			for rank, want := range prints[committed] {
+				s := mustOpen(t, r.Socket, document(rank))
+				if _, err := s.Load(directory); err != nil {
+					t.Fatal(err)
+				}
+				if got := fingerprint(t, s); got != want {
+					t.Errorf("rank %d loads %s, and %q has saved %s", rank, got, committed, want)
+				}
+			}
+		})
 	}
 }
 

@@ -16,16 +16,19 @@ type (
 	saveBody struct {
 		Directory string         `json:"directory"`
 		Training  jsontext.Value `json:"training,omitempty"`
+		Identity  string         `json:"identity,omitempty"`
 		Replica   int            `json:"replica,omitempty"`
 		Replicas  int            `json:"replicas,omitempty"`
 	}
 	commitBody struct {
 		Directory string `json:"directory"`
 		Step      int64  `json:"step"`
+		Identity  string `json:"identity,omitempty"`
 		Without   []int  `json:"ranks_without_state,omitempty"`
 	}
 	loadBody struct {
 		Directory string `json:"directory"`
+		Several   bool   `json:"several,omitempty"`
 	}
 )
 
@@ -44,11 +47,22 @@ func checkDirectory(kind Kind, directory string) error {
 	return nil
 }
 
+// checkIdentity refuses what manifests are not to hold.
+func checkIdentity(kind Kind, identity string) error {
+	if identity != "" && !nameOfJob.MatchString(identity) {
+		return fail(Refused, "%v: the identity is %q: expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot at the beginning", kind, identity)
+	}
+	return nil
+}
+
 // save begins to write the state as it is.
 func (s *session) save(body []byte) ([]byte, error) {
 	b, err := decodeText[saveBody](Save, body)
 	if err == nil {
 		err = checkDirectory(Save, b.Directory)
+	}
+	if err == nil {
+		err = checkIdentity(Save, b.Identity)
 	}
 	if err != nil {
 		return nil, err
@@ -63,7 +77,7 @@ func (s *session) save(body []byte) ([]byte, error) {
 	s.settle()
 	s.settleSave() // one at a time: a failure is told by the next saved
 	shard := s.forCheckpoint()
-	shard.Replica, shard.Replicas = b.Replica, replicas
+	shard.Replica, shard.Replicas, shard.Identity = b.Replica, replicas, b.Identity
 	saving, err := checkpoint.Save(b.Directory, shard, b.Training)
 	if err != nil {
 		return nil, storage(Save, err)
@@ -116,24 +130,35 @@ func (s *session) notInParts(kind Kind) error {
 	return nil
 }
 
+// notAlone refuses to go on from a state while those of other shards may be others'.
+func (s *session) notAlone(kind Kind) error {
+	if s.record.condition.Load() == stateIsLoaded {
+		return fail(OutOfOrder, "%v: the state was loaded as one of several, and set_step has not said that all are: load all again, or give the states back and open them anew", kind)
+	}
+	return nil
+}
+
 // commit makes what all ranks have saved a checkpoint.
 func (s *session) commit(body []byte) ([]byte, error) {
 	b, err := decodeText[commitBody](Commit, body)
 	if err == nil {
 		err = checkDirectory(Commit, b.Directory)
 	}
+	if err == nil {
+		err = checkIdentity(Commit, b.Identity)
+	}
 	if err != nil {
 		return nil, err
 	}
 	s.settleSave()
-	if _, err := checkpoint.Commit(b.Directory, b.Step, b.Without...); err != nil {
+	if _, err := checkpoint.Commit(b.Directory, b.Step, b.Identity, b.Without...); err != nil {
 		return nil, storage(Commit, err)
 	}
 	return encodeStep(b.Step), nil
 }
 
 // load overwrites the state with that of a checkpoint.
-func (s *session) load(body []byte) ([]byte, error) {
+func (s *session) load(until context.Context, body []byte) ([]byte, error) {
 	b, err := decodeText[loadBody](Load, body)
 	if err == nil {
 		err = checkDirectory(Load, b.Directory)
@@ -155,15 +180,22 @@ func (s *session) load(body []byte) ([]byte, error) {
 	if was == stateIsWhole {
 		load = found.Load // which keeps what is there until all is verified
 	}
-	step, training, err := load(context.Background(), s.forCheckpoint())
+	step, training, err := load(until, s.forCheckpoint())
 	if err != nil {
 		if !errors.Is(err, checkpoint.ErrPartial) {
 			s.record.condition.Store(was)
 		}
+		if until.Err() != nil {
+			return nil, errEnding
+		}
 		return nil, storage(Load, err)
 	}
 	s.begun = step
-	s.record.condition.Store(stateIsWhole)
+	if b.Several {
+		s.record.condition.Store(stateIsLoaded)
+	} else {
+		s.record.condition.Store(stateIsWhole)
+	}
 	return append(encodeStep(step), training...), nil
 }
 

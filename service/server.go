@@ -33,6 +33,7 @@ type Server struct {
 	say      func(format string, values ...any)
 	host     func() (*host.Host, error)
 	given    *Inherited
+	until    context.Context // of Serve
 	began    time.Time
 	requests atomic.Int64
 	refused  atomic.Int64
@@ -146,8 +147,9 @@ func (s *Server) attachShard(found recordedDocument, named []int) (*engine.Shard
 }
 
 // Serve answers clients until the context ends. Then it finishes what is under
-// way, checkpoints included, and returns.
+// way, checkpoints that are written included, and returns.
 func (s *Server) Serve(ctx context.Context) error {
+	s.until = ctx
 	if err := s.given.store.ready(); err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -167,7 +168,7 @@ func (s *session) prepare(b stepBody) error {
 
 // checkStep refuses any but the next step of a state that is one.
 func (s *session) checkStep(kind Kind, step uint64) error {
-	if err := s.notInParts(kind); err != nil {
+	if err := cmp.Or(s.notInParts(kind), s.notAlone(kind)); err != nil {
 		return err
 	}
 	if last := s.shard.Steps(); step != uint64(last)+1 {

@@ -471,32 +471,36 @@ class Session:
 
     # Checkpoints
 
-    def save(self, directory: str, training: Any = None, replica: int = 0, replicas: int = 1) -> int:
+    def save(self, directory: str, training: Any = None, replica: int = 0, replicas: int = 1, *, identity: str = "") -> int:
         """Begins to save the state as it is now, in the background. The step that is saved.
 
         ``directory`` must be there; ``training`` is a JSON document of at most 64 KiB. Of several ranks that hold the
-        same, each saves the share of ``replica``, counted from 0.
+        same, each saves the share of ``replica``, counted from 0. ``identity`` tells this save from any other: all
+        ranks give the same, and :meth:`commit` takes the files of that alone.
         """
-        document = {"directory": os.path.abspath(directory), "training": training, "replica": replica, "replicas": replicas}
+        document: Dict[str, Any] = {"directory": os.path.abspath(directory), "training": training}
+        document.update(replica=replica, replicas=replicas, identity=identity)
         return protocol.parse_number(self.call(Kind.SAVE, protocol.pack_document(document)), Kind.SAVE)
 
     def saved(self) -> int:
         """Waits until nothing is being saved any more. The step that was saved last."""
         return protocol.parse_number(self.call(Kind.SAVED), Kind.SAVED)
 
-    def commit(self, directory: str, step: int, without: Sequence[int] = ()) -> None:
+    def commit(self, directory: str, step: int, without: Sequence[int] = (), *, identity: str = "") -> None:
         """Makes what all ranks have saved at that step a checkpoint; the ranks ``without`` any state have saved nothing."""
-        document: Dict[str, Any] = {"directory": os.path.abspath(directory), "step": step}
+        document: Dict[str, Any] = {"directory": os.path.abspath(directory), "step": step, "identity": identity}
         if without:
             document["ranks_without_state"] = list(without)
         protocol.parse_number(self.call(Kind.COMMIT, protocol.pack_document(document)), Kind.COMMIT)
 
-    def load(self, directory: str) -> Tuple[int, Any]:
-        """Loads a checkpoint, or the newest in a folder. Its step, and its training document."""
-        step, training = protocol.parse_loaded(
-            self.call(Kind.LOAD, protocol.pack_document({"directory": os.path.abspath(directory)}))
-        )
-        self.step, self.initialized = step, True
+    def load(self, directory: str, *, several: bool = False) -> Tuple[int, Any]:
+        """Loads a checkpoint, or the newest in a folder. Its step, and its training document.
+
+        Where ``several`` sessions load it together, the state is whole when :meth:`set_step` says that all have.
+        """
+        document = {"directory": os.path.abspath(directory), "several": several}
+        step, training = protocol.parse_loaded(self.call(Kind.LOAD, protocol.pack_document(document)))
+        self.step, self.initialized = step, not several
         return step, training
 
     def close(self, *, give_back: bool = False) -> None:

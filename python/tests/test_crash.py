@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ import torch
 
 import plimsoll.torch
 from gpt import GPT, batch, text
-from plimsoll import Session, StateLost, protocol
+from plimsoll import PlimsollError, Session, StateLost, protocol
+from plimsoll.client import _close
 from plimsoll.torch.layout import is_sharded
 from test_client import DOCUMENT
 from test_optimizer import assert_same, backward, network, train
@@ -57,7 +59,7 @@ def big_train(model, optimizer, steps):
     for i in range(steps):
         generator = torch.Generator().manual_seed(i)
         for p in model.parameters():
-            p.grad = torch.randn(p.shape, generator=generator, dtype=torch.bfloat16)
+            p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype)
         optimizer.step()
         yield i
 
@@ -305,6 +307,115 @@ def test_a_state_that_was_being_changed_is_not_gone_on_from(service):
     optimizer.close()
     with pytest.warns(UserWarning, match="at step 3, and was being changed when its trainer died: .* given back"):
         assert plimsoll.torch.AdamW(network().parameters(), socket=service.socket).resumed_step == 0
+
+
+@pytest.mark.parametrize("way", ["load", "load_state_dict"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_state_of_which_a_part_was_replaced_is_not_gone_on_from(service, tmp_path, way, first):
+    """A trainer dies when one part has the state of another training at the same step, and the other its own."""
+    model, other = Mixed(), Mixed()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), socket=service.socket)
+    train(model, optimizer, 3)
+    successor = plimsoll.torch.AdamW(other.parameters(), lr=0.1)
+    train(other, successor, 3)
+    successor.save(tmp_path)
+    successor.saved()
+    session, died = optimizer._parts[1 - first].session, KeyboardInterrupt("the trainer is killed here")
+
+    def die(*_, **__):
+        raise died
+
+    session.load = session.write = die
+    optimizer._parts = optimizer._parts[:: 1 if first == 0 else -1]
+    with pytest.raises(KeyboardInterrupt):
+        if way == "load":
+            optimizer.load(tmp_path)
+        else:
+            optimizer.load_state_dict(successor.state_dict())
+    optimizer.close()
+    again = Mixed()
+    optimizer = plimsoll.torch.AdamW(again.parameters(), socket=service.socket)
+    with pytest.warns(UserWarning, match="was being changed when its trainer died: it is a mixture") as warned:
+        assert optimizer.resumed_step == 0
+    assert len(warned) == 2  # the other part alone is none to go on from
+    assert_same(again, Mixed(), 0, 0)
+    optimizer.load(tmp_path)
+    assert optimizer.resumed_step == 3
+    assert_same(again, other, 0, 0)
+
+
+class BigMixed(torch.nn.Sequential):
+    """Two parts, to load which takes a while."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        super().__init__(torch.nn.Linear(1000, 1000), torch.nn.Linear(1000, 1000).bfloat16())
+
+
+@pytest.fixture(scope="module")
+def two_of_a_step(tmp_path_factory):
+    """Checkpoints of two trainings at the same step: the folder and the weights of each."""
+    found = []
+    for rate in 0.01, 0.02:
+        model, folder = BigMixed(), tmp_path_factory.mktemp("checkpoints")
+        optimizer = plimsoll.torch.AdamW(model.parameters(), lr=rate)
+        for _ in big_train(model, optimizer, 3):
+            pass
+        optimizer.save(folder)
+        optimizer.saved()
+        found.append((folder, digest(model)))
+    return found
+
+
+def test_trainer_is_killed_while_it_loads(service, two_of_a_step):
+    """The state is the old one or the new one, or is said to be neither; and the next can load."""
+    (old, before), (new, after) = two_of_a_step
+    chance, outcomes = random.Random(5), []
+    for _ in range(20):
+        optimizer = plimsoll.torch.AdamW(BigMixed().parameters(), socket=service.socket)
+        begin = time.monotonic()
+        optimizer.load(old)
+        takes = time.monotonic() - begin
+        optimizer.close()
+        hear, say = os.pipe()
+        child = os.fork()
+        if child == 0:
+            optimizer = plimsoll.torch.AdamW(BigMixed().parameters(), socket=service.socket)
+            optimizer.open()
+            os.write(say, b"!")
+            optimizer.load(new)
+            os._exit(0)
+        assert os.read(hear, 1)
+        time.sleep(chance.uniform(0, takes))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        _close([hear, say])
+        model = BigMixed()
+        optimizer = plimsoll.torch.AdamW(model.parameters(), socket=service.socket)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                optimizer.open()
+            outcomes.append({before: "old", after: "new"}[digest(model)])
+        except (UserWarning, PlimsollError) as error:
+            assert "load" in str(error)
+            outcomes.append("neither")
+        optimizer.load(new)
+        assert digest(model) == after
+        optimizer.close()
+    assert "neither" in outcomes
+
+
+def test_service_is_killed_while_it_loads(service, two_of_a_step):
+    model = BigMixed()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), socket=service.socket)
+    optimizer.open()
+    with killed_again_and_again(service, 3, within=0.05) as loading:
+        for i in range(60):
+            folder, wanted = two_of_a_step[i % 2]
+            loading.set()
+            optimizer.load(folder)
+            assert digest(model) == wanted and optimizer.resumed_step == 3
 
 
 def test_weights_after_close_are_the_models_own(service):

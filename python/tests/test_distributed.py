@@ -830,7 +830,7 @@ def stale(rank, directory):
     _, optimizer = opened()
     optimizer.save(directory)
     if rank == 1:
-        optimizer._saving = (directory, 77)
+        optimizer._saving = (directory, 77, "")
     with pytest.raises(
         PlimsollError, match="^step 77 was not saved" if rank else "failed on 1 of 2 ranks: rank 1: .*step 77 was not"
     ):
@@ -899,6 +899,37 @@ def test_a_commit_that_fails(tmp_path):
     assert [p.name for p in tmp_path.glob("step-*")] == ["step-00000000"]
 
 
+def two_jobs(rank, directory):
+    """One has saved when the other begins to, which fails on a rank: of that rank there is the one's file, of the other the other's."""
+    (model, one), (_, other) = opened(), opened()
+    one.save(directory)
+    one._parts[0].session.saved()
+    dist.barrier()
+    with torch.no_grad():
+        for group in other.param_groups:
+            for p in group["params"]:
+                p.add_(1)
+    if rank == 1:
+        other._parts[0].session.save = lambda *_, **__: (_ for _ in ()).throw(OSError("this rank cannot"))
+    with pytest.raises(Exception, match="this rank cannot"):
+        other.save(directory)
+    if rank == 0:
+        other._parts[0].session.saved()
+    with pytest.raises(PlimsollError, match="rank-00000-of-00002-fp32.json: this is of another save of the same step"):
+        one.saved()
+    assert not list(pathlib.Path(directory).glob("step-*"))
+    one.save(directory)
+    assert one.saved() == 0
+    return weights(model)
+
+
+def test_two_jobs_that_save_one_step(tmp_path):
+    wanted, _ = run(two_jobs, str(tmp_path))
+    model = GPT()
+    plimsoll.torch.AdamW(model.parameters(), model=model).load(tmp_path)
+    assert weights(model) == wanted
+
+
 def loading(rank, directory):
     """All load, or none goes on: from a folder that one does not see, and from folders of different steps."""
     model, optimizer = opened()
@@ -912,6 +943,12 @@ def loading(rank, directory):
         PlimsollError, match="^load: " if rank else "^loading .* failed on 1 of 2 ranks: rank 1: ServiceError: load: "
     ):
         optimizer.load(f"{directory}/{2 if rank else 1}")
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    with pytest.raises(
+        PlimsollError, match="the fp32 state of a checkpoint was loaded, and that of others was not: load again"
+    ):
+        optimizer.step()
     with pytest.raises(PlimsollError, match="have loaded different steps from .*: 0, 1; load one"):
         optimizer.load(f"{directory}/{rank}")
     assert optimizer.load(f"{directory}/1") == {"rank": rank} and optimizer.resumed_step == 1

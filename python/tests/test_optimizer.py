@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 import plimsoll.torch
-from plimsoll import ServiceError
+from plimsoll import PlimsollError, ServiceError
 
 
 def network(dtype=torch.float32):
@@ -748,6 +748,47 @@ def test_autograd_notices_a_step():
     optimizer.step()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_a_state_of_which_a_part_could_not_be_loaded_is_not_used(tmp_path):
+    """Also where all parts are at the step of the checkpoint, and where weights are written since."""
+    model = torch.nn.Sequential(torch.nn.Linear(16, 40).half(), torch.nn.Linear(40, 4).bfloat16())
+    optimizer = plimsoll.torch.AdamW(model.parameters(), state="fp32")
+
+    def step():
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+
+    optimizer.open()
+    step()
+    optimizer.save(tmp_path)
+    optimizer.saved()
+    (file,) = tmp_path.glob("step-*/*fp16.safetensors")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:])
+    with pytest.raises(ServiceError, match="fp16.safetensors: damaged"):
+        optimizer.load(tmp_path)
+    with torch.no_grad():
+        model[1].weight.add_(1)
+    for use in optimizer.state_dict, step, lambda: optimizer.save(tmp_path / "other"):
+        with pytest.raises(PlimsollError, match="was loaded, and that of others was not: load again"):
+            use()
+    file.write_bytes(whole)
+    optimizer.load(tmp_path)
+    step()
+
+
+def test_a_save_ends_in_the_folder_that_it_began_in(tmp_path, monkeypatch):
+    model = network()
+    optimizer = plimsoll.torch.AdamW(model.parameters())
+    train(model, optimizer, 1)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    optimizer.save("checkpoints")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert optimizer.saved() == 1
+    assert [p.name for p in (tmp_path / "checkpoints").glob("*")] == ["step-00000001"]
 
 
 def test_a_model_keeps_its_parameters_where_a_checkpoint_is_damaged(tmp_path):

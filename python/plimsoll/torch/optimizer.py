@@ -6,6 +6,7 @@ import functools
 import math
 import os
 import re
+import secrets
 import threading
 import weakref
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, TypeVar
@@ -110,7 +111,7 @@ class Optimizer(torch.optim.Optimizer):
         self.last_grad_norm: Optional[float] = None
         self._resumed_step = 0
         self._counted = 0  # the step of the other ranks, as this one last heard of it
-        self._saving: Optional[Tuple[str, int]] = None  # directory and step
+        self._saving: Optional[Tuple[str, int, str]] = None  # directory, step and identity
         self._saves_in_vain = False  # some ranks may be saving what will be no checkpoint
 
     # Opening
@@ -164,10 +165,19 @@ class Optimizer(torch.optim.Optimizer):
                 part.open(path, self._document(part, mesh))
             return [p.session.opened for p in parts if p.session]
 
+        def open_anew() -> List[Opened]:
+            self._transfer.release()
+            for part in parts:
+                part.open_anew()
+            return [p.session.opened for p in parts if p.session]
+
         try:
-            opened = self._on_all_ranks("opening the state", open_parts)
+            every = self._on_all_ranks("opening the state", open_parts)
+            if any(o.attached and not o.initialized for of_rank in every for o in of_rank):
+                # Somebody has died before all were whole.
+                every = self._on_all_ranks("opening the state anew", open_anew)
             self._parts = parts
-            result = begin([o for of_rank in opened for o in of_rank])
+            result = begin([o for of_rank in every for o in of_rank])
         except BaseException:
             self._parts = None
             for part in parts:
@@ -460,10 +470,14 @@ class Optimizer(torch.optim.Optimizer):
             raise
 
     def _check_steps(self) -> None:
-        """Refuses to go on where a step was interrupted between two parts."""
+        """Refuses to go on where a step was interrupted between two parts, or a load."""
         for part in self._parts:
             if part.session:
                 part.session.drain()
+                if not part.session.initialized:
+                    raise PlimsollError(
+                        f"the {part.name} state of a checkpoint was loaded, and that of others was not: load again before anything else"
+                    )
         steps = {p.name: p.session.step for p in self._parts if p.session}
         if len(set(steps.values())) > 1:
             found = ", ".join(f"{name}: {step}" for name, step in steps.items())
@@ -639,6 +653,7 @@ class Optimizer(torch.optim.Optimizer):
                 f"sharding is {self._sharding!r}, and no rank has the whole state: save it with optimizer.save(directory)"
             )
         if self._step_number():
+            self._check_steps()
             take_weights(self._parts)
             self.state.update(read_entries(self._parts, self._moments, self._counts_steps))
         try:
@@ -679,10 +694,17 @@ class Optimizer(torch.optim.Optimizer):
             raise
         finally:
             self.state = _Entries(self)
-        self._on_all_ranks("load_state_dict", lambda: write_entries(self._parts, self._moments, steps[0], given))
+        self._on_all_ranks("load_state_dict", lambda: write_entries(self._parts, self._moments, given))
+        self._on_all_ranks("load_state_dict", lambda: self._is_whole(steps[0]))
         self._resumed_step = self._counted = steps[0]
         for part in self._parts:
             part.pull(after_step=False)
+
+    def _is_whole(self, step: int) -> None:
+        """Says that the state is that of the step, when all parts of all ranks are: else they are a mixture, which one of them tells."""
+        for part in self._parts:
+            if part.session:
+                part.session.set_step(step)
 
     def _step_number(self) -> int:
         return max((p.session.step for p in self._parts if p.session), default=self._counted)
@@ -701,24 +723,28 @@ class Optimizer(torch.optim.Optimizer):
             raise RuntimeError(
                 "every rank has all of the state, and does not hear of the others: save needs these (process_group=), or sharding, or one rank alone"
             )
+        directory = os.path.abspath(directory)  # wherever the program goes meanwhile
         mesh, sessions = self._collective, [p.session for p in self._parts if p.session]
         if self._saves_in_vain:
             for session in sessions:
                 with contextlib.suppress(PlimsollError):  # which nobody has asked for
                     session.saved()
         self._saving, self._saves_in_vain = None, True
+        identity = self._gather([secrets.token_hex(16)])[0]  # the first rank's, for the files of all
 
         def begin() -> List[int]:
+            self._check_steps()
             take_weights(self._parts)
             os.makedirs(directory, exist_ok=True)
-            return [session.save(os.fspath(directory), training, mesh.replica, mesh.replicas) for session in sessions]
+            of_all = mesh.replica, mesh.replicas
+            return [session.save(directory, training, *of_all, identity=identity) for session in sessions]
 
         begun = self._on_all_ranks(f"saving to {directory}", begin)
         steps = {step for of_rank in begun for step in of_rank}
         if len(steps) > 1:
             raise PlimsollError(_APART)
         step = steps.pop()
-        self._saving, self._saves_in_vain = (os.fspath(directory), step), False
+        self._saving, self._saves_in_vain = (directory, step, identity), False
         return step
 
     @_whole
@@ -730,7 +756,7 @@ class Optimizer(torch.optim.Optimizer):
         """
         if self._saving is None:
             raise RuntimeError("saved: nothing is being saved: call save first")
-        (directory, step), self._saving = self._saving, None
+        (directory, step, identity), self._saving = self._saving, None
         sessions = [p.session for p in self._parts if p.session]
         saves = f"saving step {step} to {directory}"
 
@@ -753,7 +779,8 @@ class Optimizer(torch.optim.Optimizer):
         def commit() -> None:
             # Of a model that has not enough for all ranks, the first may have nothing.
             if self._collective.number == having.index(True):
-                sessions[0].commit(directory, step, [rank for rank, has in enumerate(having) if not has])
+                without = [rank for rank, has in enumerate(having) if not has]
+                sessions[0].commit(directory, step, without, identity=identity)
 
         having = self._on_all_ranks(saves, wait)
         self._on_all_ranks(saves, commit)
@@ -765,7 +792,7 @@ class Optimizer(torch.optim.Optimizer):
 
         All ranks call it. See :attr:`resumed_step` for the step. An optimizer that was not opened need not be, and is
         not filled from the model first. A rank without any state gets the document of another. Where it fails on one
-        rank it fails on all, and the states of some may have been overwritten: load again before the next step.
+        rank it fails on all, and the states of some may have been overwritten: then steps are refused until all have loaded.
         """
         if self._parts is None:
             return self._open(lambda opened: self._load(directory))
@@ -773,7 +800,9 @@ class Optimizer(torch.optim.Optimizer):
 
     def _load(self, directory: Any) -> Any:
         sessions = [p.session for p in self._parts if p.session]
-        every = self._on_all_ranks(f"loading {directory}", lambda: [s.load(os.fspath(directory)) for s in sessions])
+        several = len(sessions) > 1 or bool(self._collective.groups)
+        loads = f"loading {directory}"
+        every = self._on_all_ranks(loads, lambda: [s.load(os.fspath(directory), several=several) for s in sessions])
         loaded = [x for of_rank in every for x in of_rank]
         steps = {step for step, _ in loaded}
         if len(steps) > 1:
@@ -783,6 +812,8 @@ class Optimizer(torch.optim.Optimizer):
             )
         own = every[self._collective.number]
         step, training = own[0] if own else loaded[0]
+        if several:
+            self._on_all_ranks(loads, lambda: self._is_whole(step))
         self._resumed_step = self._counted = step
         for part in self._parts:
             part.adopt()

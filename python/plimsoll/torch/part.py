@@ -100,15 +100,28 @@ class Part:
             return
         self.in_arena = document["parameter"] == "fp32" or document["state"] == "split"
         self.session = Session(path, document)
-        if self.session.attached and not self.session.initialized:
-            # Somebody has died before it was whole.
-            if self.session.step > 0:
+        self._use_arenas()
+
+    def open_anew(self) -> None:
+        """Gives a state back that was found, as it is of no use without that of another shard. No arena is registered any more."""
+        if self.session is None:
+            return
+        found = self.session
+        if found.attached:
+            if found.step > 0:
+                whose = "that of another shard was" if found.initialized else "was"
                 warnings.warn(
-                    f"the {self.name} state of job {document['job']} was at step {self.session.step}, and was being changed when its trainer died: "
+                    f"the {self.name} state of job {found.document['job']} was at step {found.step}, and {whose} being changed when its trainer died: "
                     "it is a mixture, and is given back. Training begins anew, unless a checkpoint is loaded"
                 )
-            self.session.close(give_back=True)
+            path, document = found.path, found.document
+            found.close(give_back=True)
+            self.session = found = None  # its pages are free when nobody has them mapped
+            self.slots = {}
             self.session = Session(path, document)
+        self._use_arenas()
+
+    def _use_arenas(self) -> None:
         self.transfer.register(self.session.parameters)
         self.transfer.register(self.session.gradients)
         self.slots = {p.parameter: Slot(p, self.session.parameters, self.session.gradients) for p in self.own}

@@ -71,8 +71,8 @@ def check_entries(parts: Sequence[Part], moments: Sequence[str], counts_steps: b
     return step
 
 
-def write_entries(parts: Sequence[Part], moments: Sequence[str], step: int, entries: _Entries) -> None:
-    """Writes entries into the state, and zeros where there are none."""
+def write_entries(parts: Sequence[Part], moments: Sequence[str], entries: _Entries) -> None:
+    """Writes entries into the state, and zeros where there are none. It is not whole until ``set_step``."""
     for part in parts:
         if part.session is None:
             continue
@@ -85,7 +85,6 @@ def write_entries(parts: Sequence[Part], moments: Sequence[str], step: int, entr
             exact = master is not None and master.dtype == torch.float32
             weights = _weights(slot, _values(master, slot) if exact else None, part.name)
             part.session.write(protocol.MASTER_WEIGHTS, slot.piece.offset, weights)
-        part.session.set_step(step)
 
 
 def take_weights(parts: Sequence[Part]) -> None:
