@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"crypto/rand"
 	"os"
 	"path/filepath"
 	"strings"
@@ -58,7 +59,9 @@ func TestHosts(t *testing.T) {
 	}
 	for round := range 4 {
 		for _, job := range jobs {
+			identity := rand.Text()
 			for rank, s := range job {
+				s.Identity = identity
 				saving, err := Save(folders[rank], s, nil)
 				if err != nil {
 					t.Fatal(err)
@@ -67,7 +70,7 @@ func TestHosts(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if _, err := Commit(folders[0], job[0].State.Steps()); err != nil {
+			if _, err := Commit(folders[0], job[0].State.Steps(), identity); err != nil {
 				t.Fatal(err)
 			}
 			if round < 2 {
