@@ -31,7 +31,7 @@ func mixtralBlock(s scope, _ int64, b *Block) {
 	b.Attention = attention{keyValueHeads: 8}.describe(s.in("self_attn"))
 	hidden, inner, experts := s.size("hidden_size"), s.size("intermediate_size"), s.size("num_local_experts", "num_experts")
 	sparse := s.in("block_sparse_moe")
-	m := Mixture{Router: sparse.linear("gate", hidden, experts, false), Chosen: s.sizeOr(2, "num_experts_per_tok")}
+	m := Mixture{Path: s.module("mlp"), Router: sparse.linear("gate", hidden, experts, false), Chosen: s.sizeOr(2, "num_experts_per_tok")}
 	sparse.repeat("experts", experts, func(expert scope, _ int64) {
 		m.Experts = append(m.Experts, FeedForward{
 			Gate:  expert.linear("w1", hidden, inner, false),
@@ -331,7 +331,7 @@ func gated(s scope, inner int64, bias bool) FeedForward {
 // where config.json does not say.
 func mixture(s scope, experts, chosen int64) FeedForward {
 	inner := s.size("moe_intermediate_size")
-	m := &Mixture{Router: s.linear("gate", s.size("hidden_size"), experts, false), Chosen: min(experts, s.sizeOr(chosen, "num_experts_per_tok"))}
+	m := &Mixture{Path: s.module(""), Router: s.linear("gate", s.size("hidden_size"), experts, false), Chosen: min(experts, s.sizeOr(chosen, "num_experts_per_tok"))}
 	s.repeat("experts", experts, func(expert scope, _ int64) { m.Experts = append(m.Experts, gated(expert, inner, false)) })
 	return FeedForward{Mixture: m}
 }

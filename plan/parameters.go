@@ -19,7 +19,7 @@ func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
 	for _, path := range j.Model.Network.Linears() {
 		linear[path] = true
 	}
-	elsewhere := j.otherExperts()
+	elsewhere, fused := j.otherExperts(), j.fusedExperts()
 	undivided := j.Model.Network.Undivided()
 	own := make(map[string]*autograd.Parameter, count) // those of the model, in whose place others may be trained
 	copies := map[copied]*autograd.Parameter{}
@@ -34,13 +34,20 @@ func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
 		}
 		made := &autograd.Parameter{Name: p.Name, Elements: p.Elements(), DType: j.compute(), Trainable: j.Adapter == nil, Embedding: p.IsEmbedding()}
 		quantized, product := linear[module]
-		if len(p.Shape) == 2 {
+		switch len(p.Shape) {
+		case 2:
 			made.Rows = p.Shape[0]
 			if quantized && isWeight && j.Model.Network.InputFirst {
 				made.Rows = p.Shape[1]
 			}
+		case 3: // of fused experts, or of a convolution
+			made.Matrices, made.Rows = p.Shape[0], p.Shape[1]
 		}
-		if isWeight && (product && !undivided[module] || made.Embedding) {
+		if fused[p.Name] {
+			made.Matrices /= j.SplitExperts
+			made.Elements /= j.SplitExperts
+		}
+		if isWeight && (product && !undivided[module] || made.Embedding) || fused[p.Name] {
 			made.Elements /= j.SplitWidth
 			made.Rows = max(1, made.Rows/j.SplitWidth)
 		}
@@ -95,6 +102,9 @@ func (j *Job) copied(copies map[copied]*autograd.Parameter, name string, origina
 // experts are the weights of a mixture that the rank has.
 func experts(x *model.Mixture, m forward.Parameters) forward.Experts {
 	var e forward.Experts
+	if x.Fused() {
+		return forward.Experts{GateUp: []*autograd.Parameter{m.ByName[x.GateUp]}, Down: []*autograd.Parameter{m.ByName[x.Down]}}
+	}
 	for i := range x.Experts {
 		f := &x.Experts[i]
 		if gate := m.ByName[f.Gate+".weight"]; gate != nil {
@@ -111,7 +121,7 @@ func (j *Job) otherExperts() map[string]bool {
 		return others
 	}
 	for _, b := range j.Model.Network.Blocks() {
-		if x := b.FeedForward.Mixture; x != nil {
+		if x := b.FeedForward.Mixture; x != nil && !x.Fused() {
 			own := (int64(len(x.Experts)) + j.SplitExperts - 1) / j.SplitExperts
 			for i := own; i < int64(len(x.Experts)); i++ {
 				f := &x.Experts[i]
@@ -120,6 +130,17 @@ func (j *Job) otherExperts() map[string]bool {
 		}
 	}
 	return others
+}
+
+// fusedExperts are the parameters that hold the weights of all experts.
+func (j *Job) fusedExperts() map[string]bool {
+	fused := map[string]bool{}
+	for _, b := range j.Model.Network.Blocks() {
+		if x := b.FeedForward.Mixture; x != nil && x.Fused() {
+			fused[x.GateUp], fused[x.Down] = true, true
+		}
+	}
+	return fused
 }
 
 // quantize has the weight of a linear module held as bitsandbytes holds it. In

@@ -147,6 +147,8 @@ func TestAgainstPyTorch(t *testing.T) {
 		{name: "adapted embedding", config: "llama-3.2-1b", layers: 3, batch: 2, length: 512, flags: "--precision bf16", request: Request{Precision: "bf16"},
 			adapter: `{"peft_type": "LORA", "r": 16, "target_modules": ["q_proj", "v_proj", "embed_tokens"]}`},
 		{name: "mixture", config: "qwen3-30b-a3b", layers: 2, batch: 1, length: 1024, flags: "--precision bf16", request: Request{Precision: "bf16"}},
+		{name: "mixture under autocast", config: "mixtral-8x7b", layers: 1, batch: 1, length: 512, flags: "--precision amp-bf16 --optimizer sgd", request: Request{Precision: "amp-bf16", Optimizer: "sgd"}},
+		{name: "mixture with shared experts", config: "deepseek-v2-lite", layers: 3, batch: 1, length: 512, flags: "--precision bf16", request: Request{Precision: "bf16"}},
 		{name: "encoder and decoder", config: "t5-small", layers: 3, batch: 2, length: 256, flags: "--precision bf16", request: Request{Precision: "bf16"}},
 		{name: "partial rotary", config: "gpt-neox-20b", layers: 2, batch: 1, length: 512, flags: "--precision bf16 --optimizer sgd", request: Request{Precision: "bf16", Optimizer: "sgd"}},
 	} {

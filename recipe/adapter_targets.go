@@ -80,6 +80,18 @@ func (a *Adapter) Targets(module string) bool {
 // AllLinear says that target_modules is "all-linear": nothing else is adapted.
 func (a *Adapter) AllLinear() bool { return a.targets.allLinear }
 
+// Lists says that target_modules is a list with that name, or one that ends in it
+// after a dot. It may be of modules that there are not.
+func (a *Adapter) Lists(name string) bool {
+	return slices.ContainsFunc(a.targets.names, func(target string) bool { return ends(target, []string{name}) })
+}
+
+// NamesTargets says that target_modules is given, or taken for a model.
+func (a *Adapter) NamesTargets() bool { return a.targets.given }
+
+// Place is where target_modules stands.
+func (a *Adapter) Place() fault.Position { return a.place }
+
 // Saves says that the module is trained as it is, beside the adapter.
 func (a *Adapter) Saves(module string) bool {
 	return slices.ContainsFunc(a.ModulesToSave, func(name string) bool { return strings.HasSuffix(module, name) })
