@@ -8,6 +8,39 @@ import (
 const smallMixtral = `{"model_type": "mixtral", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
 	"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}`
 
+// TestShardsOfFSDP2 counts what fully_shard of torch 2.15 gives the first of so
+// many ranks of Mixtral of transformers 5.23, and what it gathers of a layer:
+// with 16 ranks most have none of the 4 experts.
+func TestShardsOfFSDP2(t *testing.T) {
+	file := inNewFolder(t)
+	lora := file("lora.json", `{"peft_type": "LORA", "r": 8, "target_modules": ["q_proj", "v_proj"]}`)
+	for _, c := range []struct {
+		ranks           int
+		adapter         string
+		shard, gathered int64 // elements
+	}{
+		{3, "", 125294, 123780},
+		{16, "", 46612, 308352},
+		{16, lora, 46964, 311168},
+	} {
+		j, err := Request{Model: file("config.json", smallMixtral), GPUs: c.ranks, FSDP: "2", Precision: "fp32", Adapter: c.adapter}.Resolve()
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := newSimulation(j, nil, nil).engine.(*sharded)
+		var shard, gathered int64
+		for _, u := range append(e.order, e.root) {
+			shard += e.shardedBytes(u) / 4
+		}
+		for _, p := range e.order[0].parameters {
+			gathered += e.spread(p)
+		}
+		if shard != c.shard || gathered != c.gathered {
+			t.Errorf("%d ranks: a shard of %d elements and %d gathered, torch has %d and %d", c.ranks, shard, gathered, c.shard, c.gathered)
+		}
+	}
+}
+
 // TestFusedExperts: from transformers 5 on, PEFT and bitsandbytes find no modules
 // of experts, and the router is none that they know.
 func TestFusedExperts(t *testing.T) {
