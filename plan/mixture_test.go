@@ -96,6 +96,16 @@ func TestFusedExperts(t *testing.T) {
 			}
 		}
 	}
+	for _, text := range []string{`"stage": 2, "offload_optimizer": {"device": "cpu"}, "zenflow": {"topk_ratio": 0.1, "update_interval": 4}}`, `"stage": 1}, "tensor_parallel": {"autotp_size": 2}`} {
+		q := Request{Model: file("config.json", qwen3), GPUs: 2, DeepSpeed: file("ds.json", `{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {`+text+`}`)}
+		if _, err := q.Resolve(); err == nil {
+			t.Errorf("%s is planned with fused experts", text)
+		}
+		q.Transformers = "4.57"
+		if _, err := q.Resolve(); err != nil {
+			t.Error(err)
+		}
+	}
 	q := Request{Model: "mixtral-8x7b", Adapter: file("adapter.json", `{"peft_type": "LORA", "target_modules": ["q_proj"]}`), Quantization: "nf4", Precision: "bf16"}
 	stored := map[string]int64{}
 	for _, q.Transformers = range []string{"4.57", "5.0"} {
