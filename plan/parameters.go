@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"plimsoll/autograd"
+	"plimsoll/dtype"
 	"plimsoll/forward"
 	"plimsoll/model"
 )
@@ -226,7 +227,12 @@ func (j *Job) adapt(m forward.Parameters) []*autograd.Parameter {
 				f.Bias = add(t.path+".lora_B.bias", t.out, 1, true)
 			}
 			if a.Type == "ADALORA" {
-				f.Vectors = []*autograd.Parameter{add(t.path+".lora_E", f.Rank, 1, true)}
+				f.Kind = forward.AdaLoRA
+				// PEFT makes ranknum in fp32 without a gradient. Taken to the type of
+				// the weight, it becomes another parameter, which has one.
+				w := m.ByName[t.path+".weight"]
+				taken := w.DType != dtype.F32 || w.Quantized != autograd.Unquantized
+				f.Vectors = []*autograd.Parameter{add(t.path+".lora_E", f.Rank, 1, true), add(t.path+".ranknum", 1, 1, taken)}
 			}
 			if a.DoRA {
 				f.Kind = forward.DoRA
