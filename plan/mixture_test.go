@@ -60,6 +60,7 @@ func TestFusedExperts(t *testing.T) {
 		{"a pattern of experts", qwen3, `"target_modules": ".*(q_proj|experts.*_proj)"`, 0},
 		{"a pattern of old experts", qwen3, `"target_modules": ".*(q_proj|experts.gate_proj)"`, 0},
 		{"a pattern of attention", qwen3, `"target_modules": ".*self_attn.*_proj"`, 3584},
+		{"a pattern of a layer", qwen3, `"target_modules": ".*layers.1.*o_proj"`, 1024},
 		{"a router", qwen3, `"target_modules": ["q_proj", "gate"]`, 0},
 		{"everything of Qwen2", qwen2, `"target_modules": "all-linear"`, 7560},
 		{"shared experts of Qwen2", qwen2, `"target_modules": ["q_proj", "down_proj"]`, 2176},

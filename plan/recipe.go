@@ -53,10 +53,13 @@ func (r *resolver) readAdapter() (err error) {
 	for _, unplanned := range []struct {
 		key string
 		is  bool
-	}{{"trainable_token_indices", len(j.Adapter.TrainableTokens) > 0}, {"target_parameters", j.Adapter.Parameters != nil}, {"layer_replication", j.Adapter.ReplicatesLayers}} {
+	}{{"trainable_token_indices", len(j.Adapter.TrainableTokens) > 0}, {"target_parameters", j.Adapter.Parameters != nil}, {"layer_replication", j.Adapter.ReplicatesLayers}, {"ensure_weight_tying", j.tiesAdapted()}} {
 		if unplanned.is {
 			return &fault.Input{Where: fault.Position{File: j.Adapter.File}, What: unplanned.key + " changes what is held, and is not planned yet", Mend: "remove it, and expect the job to take more than the plan"}
 		}
+	}
+	if embedding := j.adaptsEmbedding(); embedding != "" && j.Adapter.Type == "LORA" && j.Adapter.LoRABias {
+		return &fault.Input{Where: j.Adapter.Place(), What: "target_modules adapts " + embedding + ": PEFT says \"lora_bias=True is not supported for Embedding\"", Mend: "remove it, or lora_bias"}
 	}
 	// PEFT holds adapters of 16-bit models in fp32 (autocast_adapter_dtype).
 	j.AdapterType = dtype.F32
@@ -80,6 +83,27 @@ func (r *resolver) readAdapter() (err error) {
 			Mend: "its linear modules are " + strings.Join(lastNames(j.Model.Network.Linears()), ", ")}
 	}
 	return nil
+}
+
+// tiesAdapted says that PEFT keeps an embedding and the head tied, of which one
+// at least is adapted or trained.
+func (j *Job) tiesAdapted() bool {
+	return j.Adapter.TiesWeights && slices.ContainsFunc(j.Model.Parameters, func(p model.Parameter) bool {
+		return p.TiedTo != "" && slices.ContainsFunc([]string{p.Name, p.TiedTo}, func(name string) bool {
+			module := strings.TrimSuffix(name, ".weight")
+			return j.Adapter.Targets(module) || j.Adapter.Copies(module) != ""
+		})
+	})
+}
+
+// adaptsEmbedding is the embedding of which a LoRA would have a bias.
+func (j *Job) adaptsEmbedding() string {
+	for _, p := range j.Model.Parameters {
+		if module := strings.TrimSuffix(p.Name, ".weight"); p.IsEmbedding() && !j.Adapter.AllLinear() && j.Adapter.Targets(module) {
+			return module
+		}
+	}
+	return ""
 }
 
 // convertedTargets are the names, by model_type, that PEFT takes for parameters
@@ -122,6 +146,10 @@ func (r *resolver) fusedTargets() error {
 				Mend: "name modules of the attention alone, or give the version that the job runs with, such as --transformers 4.57"}
 		}
 	}
+	for _, p := range r.job.Model.Parameters {
+		modules = append(modules, strings.TrimSuffix(p.Name, ".weight"))
+	}
+	a.ToLeaves(modules)
 	return nil
 }
 
