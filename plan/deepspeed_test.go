@@ -533,6 +533,20 @@ func TestTensorParallelOfDeepSpeed(t *testing.T) {
 	}
 }
 
+// TestTrainerOfDeepSpeed: what the Trainer says of bf16 holds where the file that
+// it names says nothing.
+func TestTrainerOfDeepSpeed(t *testing.T) {
+	file := inNewFolder(t)
+	file("zero.json", `{"zero_optimization": {"stage": 2}}`)
+	j, err := Request{Model: "gpt2", TrainingArgs: file("args.json", `{"output_dir": "x", "bf16": true, "deepspeed": "zero.json"}`), GPUs: 2}.Resolve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if j.Weights != dtype.BF16 {
+		t.Errorf("weights in %v under DeepSpeed and a Trainer with bf16", j.Weights)
+	}
+}
+
 // TestTrainerBesideDeepSpeed refuses values that the Trainer refuses where it
 // did not name the file itself: propagate_args_to_deepspeed, and fill_match.
 func TestTrainerBesideDeepSpeed(t *testing.T) {

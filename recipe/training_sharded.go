@@ -75,6 +75,12 @@ func (c *checking) trainerDeepSpeed(t *Training) (*DeepSpeed, error) {
 	if err != nil {
 		return nil, err
 	}
+	// DeepSpeedPlugin.set_mixed_precision adds a section that is not there.
+	for section, precision := range map[string]Precision{"bf16": MixedBF16, "fp16": MixedF16} {
+		if d.root.kind == '{' && t.Precision == precision && d.root.member(section) == nil {
+			d.root.members = append(d.root.members, member{section, d.root.at, &value{kind: '{', at: d.root.at, members: []member{{"enabled", d.root.at, truth(true)}}}})
+		}
+	}
 	if d.root.kind == '{' && d.root.member(accumulationKey) == nil && t.GradientAccumulation > 1 {
 		c.note(accumulationKey, "has no effect on DeepSpeed, whose configuration does not have the key: accelerate adds it as 1")
 	}
