@@ -92,12 +92,12 @@ func (r *resolver) engines() error {
 	}
 	if d := j.DeepSpeed; d != nil {
 		if t := r.training; t != nil && t.DeepSpeed != d {
-			if err := t.Mismatch(d); err != nil {
+			trained := mixedType(t.Precision)
+			precision := contradiction{trained != dtype.Invalid && d.Precision != dtype.Invalid && trained != d.Precision,
+				fmt.Sprintf("%s trains in %v, and %s in %v: transformers refuses DeepSpeed values \"that mismatch TrainingArguments values\"", d.File, d.Precision, t.File, trained), "change one of the two"}
+			if err := cmp.Or(refuse(precision), t.Mismatch(d)); err != nil {
 				return err
 			}
-			trained := mixedType(t.Precision)
-			list = append(list, contradiction{trained != dtype.Invalid && d.Precision != dtype.Invalid && trained != d.Precision,
-				fmt.Sprintf("%s trains in %v, and %s in %v: transformers refuses DeepSpeed values \"that mismatch TrainingArguments values\"", d.File, d.Precision, t.File, trained), "change one of the two"})
 		}
 		fused := len(j.fusedExperts()) > 0
 		list = append(list,

@@ -556,9 +556,9 @@ func TestTrainerBesideDeepSpeed(t *testing.T) {
 		{"auto", `"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "bf16": {"enabled": "auto"}`, "", ""},
 		{"the same", `"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "gradient_clipping": 0.5, "bf16": {"enabled": true}`, "", ""},
 		{"less", `"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": true}`, "", ""},
-		{"micro batch", `"train_micro_batch_size_per_gpu": 2`, "", `zero.json:1:37: DeepSpeed's train_micro_batch_size_per_gpu is 2, but per_device_train_batch_size is 4`},
-		{"accumulation", `"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1`, "", `gradient_accumulation_steps is 1, but gradient_accumulation_steps is 2`},
-		{"clipping", `"gradient_clipping": 1`, "", `gradient_clipping is 1, but max_grad_norm is 0.5`},
+		{"micro batch", `"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true}`, "", `zero.json:1:37: DeepSpeed's train_micro_batch_size_per_gpu is 2, but per_device_train_batch_size is 4`},
+		{"accumulation", `"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1, "bf16": {"enabled": true}`, "", `gradient_accumulation_steps is 1, but gradient_accumulation_steps is 2`},
+		{"clipping", `"gradient_clipping": 1, "bf16": {"enabled": true}`, "", `gradient_clipping is 1, but max_grad_norm is 0.5`},
 		{"accelerate", "", "zero_stage: 2\nmixed_precision: bf16", ""},
 		{"accelerate's accumulation", "", "gradient_accumulation_steps: 4\nmixed_precision: bf16", `launch.yaml:4:3: DeepSpeed's gradient_accumulation_steps is 4`},
 	} {
