@@ -109,6 +109,7 @@ type Parameter struct {
 	Index     int // among the parameters of a model
 	Elements  int64
 	Rows      int64 // of a matrix, otherwise 0
+	Matrices  int64 // of so many Rows, one on the other: the experts of a layer; otherwise 0
 	DType     dtype.Type
 	Trainable bool
 	Embedding bool

@@ -14,7 +14,8 @@ type Adapter struct {
 	// A and B are LoRA's matrices, which VeRA shares among modules and freezes.
 	A, B *autograd.Parameter
 	Bias *autograd.Parameter // of B; nil without
-	// Vectors scale: IA3's activations, DoRA's columns, VeRA's two products.
+	// Vectors scale: IA3's activations, DoRA's columns, VeRA's two products;
+	// AdaLoRA's rows of A, and the rank that it divides by.
 	Vectors []*autograd.Parameter
 	Dropout float64
 	// Padded says that the product is put into a larger tensor by an operation
@@ -29,10 +30,11 @@ type AdapterKind string
 
 // The methods, as peft_type names them; DoRA is LORA with use_dora.
 const (
-	LoRA AdapterKind = "LORA"
-	DoRA AdapterKind = "DORA"
-	IA3  AdapterKind = "IA3"
-	VeRA AdapterKind = "VERA"
+	LoRA    AdapterKind = "LORA"
+	DoRA    AdapterKind = "DORA"
+	AdaLoRA AdapterKind = "ADALORA"
+	IA3     AdapterKind = "IA3"
+	VeRA    AdapterKind = "VERA"
 )
 
 // adapted is a linear module with its adapter (peft/tuners/*/layer.py).
@@ -54,7 +56,9 @@ func (p *pass) adapted(a *Adapter, path string, x *autograd.Tensor, out int64) *
 func (p *pass) ia3(a *Adapter, path string, x *autograd.Tensor, out int64) *autograd.Tensor {
 	vector := a.Vectors[0].Tensor()
 	if a.ScalesInput {
-		scaled := p.multiply(x, vector)
+		wide := p.cast(x, vector.DType)
+		scaled := p.multiply(wide, vector)
+		p.dropCasts(x, wide)
 		rounded := p.cast(scaled, x.DType)
 		return p.bare(path, rounded, out)
 	}
@@ -83,7 +87,14 @@ func (p *pass) lora(a *Adapter, path string, base, x *autograd.Tensor, out int64
 			p.share(x, dropped)
 		}
 	}
-	low := p.small(a.A, nil, dropped, p.parameter(path+".weight").Elements/out, a.Rank)
+	in := p.parameter(path+".weight").Elements / out
+	switch a.Kind {
+	case DoRA:
+		return p.dora(a, path, base, dropped, in, out)
+	case AdaLoRA:
+		return p.adaLoRA(a, base, dropped, in, out)
+	}
+	low := p.small(a.A, nil, dropped, in, a.Rank)
 	if a.Kind == VeRA {
 		low = p.follow(low, p.multiply(low, a.Vectors[0].Tensor()))
 	}
@@ -95,12 +106,14 @@ func (p *pass) lora(a *Adapter, path string, base, x *autograd.Tensor, out int64
 	if a.Padded {
 		save = saveInput
 	}
-	scaled := p.follow(high, p.unary(high, high.DType, save))
-	if a.Kind == DoRA {
-		scaled = p.dora(a, path, base, scaled, out)
-	}
-	sum := p.add(base, scaled)
-	p.Drop(base, scaled)
+	return p.onto(base, p.follow(high, p.unary(high, high.DType, save)))
+}
+
+// onto adds what an adapter made to the result without it, in whose type it
+// stays.
+func (p *pass) onto(base, made *autograd.Tensor) *autograd.Tensor {
+	sum := p.add(base, made)
+	p.Drop(base, made)
 	return p.follow(sum, p.cast(sum, base.DType))
 }
 
@@ -112,10 +125,7 @@ func (p *pass) adaptedRows(a *Adapter, base *autograd.Tensor) *autograd.Tensor {
 		low := p.rows(a.A, base.Elements/a.B.Rows*a.Rank)
 		high := p.small(a.B, nil, low, a.Rank, a.B.Rows)
 		p.Drop(low)
-		scaled := p.follow(high, p.unary(high, high.DType, saveNothing))
-		sum := p.add(base, scaled)
-		p.Drop(base, scaled)
-		return p.follow(sum, p.cast(sum, base.DType))
+		return p.onto(base, p.follow(high, p.unary(high, high.DType, saveNothing)))
 	})
 }
 
@@ -137,39 +147,75 @@ func (a *Adapter) Parameters() []*autograd.Parameter {
 
 // small is a product with a matrix of the adapter, and its bias if there is one.
 func (p *pass) small(w, bias *autograd.Parameter, x *autograd.Tensor, in, out int64) *autograd.Tensor {
-	compute := w.DType
+	var b *autograd.Tensor
+	if bias != nil {
+		b = bias.Tensor()
+	}
+	return p.matrix(p.weight(w), b, x, in, out)
+}
+
+// matrix is the product with a matrix, which may be frozen, and the bias if there
+// is one.
+func (p *pass) matrix(weight, bias, x *autograd.Tensor, in, out int64) *autograd.Tensor {
+	compute := weight.DType
 	if p.Autocast != dtype.Invalid {
 		compute = p.Autocast
 	}
-	input := p.cast(x, compute)
-	o := autograd.Operation{Inputs: []*autograd.Tensor{input, p.weight(w)}, Outputs: []autograd.Output{{Elements: input.Elements / in * out, DType: compute}}, Product: true, Kept: true}
-	if w.Trainable {
+	input, w := p.cast(x, compute), p.cast(weight, compute)
+	o := autograd.Operation{Inputs: []*autograd.Tensor{input, w}, Outputs: []autograd.Output{{Elements: input.Elements / in * out, DType: compute}}, Product: true, Kept: true}
+	if w.NeedsGradient() {
 		o.Saved = append(o.Saved, input)
 	}
 	if input.NeedsGradient() {
-		o.Saved = append(o.Saved, o.Inputs[1])
+		o.Saved = append(o.Saved, w)
 	}
 	if bias != nil {
-		o.Inputs = append(o.Inputs, bias.Tensor())
+		o.Inputs = append(o.Inputs, bias)
 	}
 	y := p.Do(o)[0]
-	p.dropCasts(x, input)
+	p.dropCasts(x, input, weight, w)
 	return y
 }
 
-// dora divides by the norms of the columns of the adapted weight, for which it
-// makes that weight (peft/tuners/lora/dora.py).
-func (p *pass) dora(a *Adapter, path string, base, scaled *autograd.Tensor, out int64) *autograd.Tensor {
+// adaLoRA scales the rows of A, and divides by the rank, which is a parameter
+// (peft/tuners/adalora/layer.py).
+func (p *pass) adaLoRA(a *Adapter, base, x *autograd.Tensor, in, out int64) *autograd.Tensor {
+	rows := p.multiply(a.A.Tensor(), a.Vectors[0].Tensor())
+	low := p.matrix(rows, nil, x, in, a.Rank)
+	p.Drop(rows)
+	high := p.follow(low, p.small(a.B, nil, low, a.Rank, out))
+	scaled := p.follow(high, p.unary(high, high.DType, saveNothing))
+	return p.onto(base, p.follow(scaled, p.multiply(scaled, a.Vectors[1].Tensor())))
+}
+
+// dora divides by the norms of the rows of the adapted weight, for which it
+// makes that weight: B(A(1)) with all that its gradient would need, and a copy of
+// the weight in the adapter's type. With dropout it computes the module again
+// (peft/tuners/lora/dora.py).
+func (p *pass) dora(a *Adapter, path string, base, x *autograd.Tensor, in, out int64) *autograd.Tensor {
 	w := p.parameter(path + ".weight")
-	magnitude := a.Vectors[0].Tensor()
+	made := p.New(in*in+in*a.Rank+w.Elements, x.DType)
+	weight := w.Tensor()
+	if w.Quantized != autograd.Unquantized || w.DType != x.DType {
+		weight = p.unary(weight, x.DType, saveNothing)
+	}
 	norms := p.Do(autograd.Operation{
-		Inputs: []*autograd.Tensor{magnitude}, Outputs: []autograd.Output{{Elements: out, DType: dtype.F32, Saved: true}},
-		Scratch: w.Elements * (4 + 4 + w.DType.Size()),
+		Inputs: []*autograd.Tensor{a.Vectors[0].Tensor()}, Outputs: []autograd.Output{{Elements: out, DType: x.DType, Saved: true}},
+		Scratch: 2 * w.Elements * x.DType.Size(),
 	})[0]
-	product := p.multiply(base, norms)
-	other := p.multiply(scaled, norms)
-	p.Drop(scaled)
+	low := p.small(a.A, nil, x, in, a.Rank)
+	high := p.follow(low, p.small(a.B, a.Bias, low, a.Rank, out))
+	plain := base
+	if a.Dropout > 0 {
+		plain = p.matrix(weight, nil, x, in, out)
+	} else if bias := p.parameter(path + ".bias"); bias != nil {
+		plain = p.unary(base, promoted(base.DType, bias.DType), saveNothing)
+	}
+	product := p.multiply(plain, norms)
+	other := p.multiply(high, norms)
+	other = p.follow(other, p.unary(other, other.DType, saveNothing))
 	sum := p.add(product, other)
-	p.Drop(product, other)
-	return sum
+	p.Drop(product, other, high, made, weight)
+	p.dropCasts(base, plain)
+	return p.onto(base, sum)
 }

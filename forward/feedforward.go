@@ -98,15 +98,7 @@ func (p *pass) mixture(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 	p.Drop(weights, best[1])
 
 	taken := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: chosen * hidden, DType: x.DType}}})[0]
-	inner := p.inner(&m.Experts[0])
-	experts := p.parameters.Experts[m]
-	gate := p.grouped(experts.Gate, taken, inner)
-	up := p.grouped(experts.Up, taken, inner)
-	p.Drop(taken)
-	active := p.follow(gate, p.activate(m.Experts[0].Activation, gate))
-	h := p.multiply(active, up)
-	p.Drop(active, up)
-	down := p.follow(h, p.grouped(experts.Down, h, hidden))
+	down := p.hooked(m.ExpertsPath(), func() *autograd.Tensor { return p.experts(m, taken) })
 	weighed := p.multiply(down, best[0])
 	p.Drop(down, best[0])
 	y := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{weighed}, Outputs: []autograd.Output{{Elements: x.Elements, DType: x.DType}}})[0]
@@ -127,11 +119,36 @@ func (p *pass) mixture(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 	return y
 }
 
+// experts are the networks of all experts, each on its tokens, which are let go
+// of.
+func (p *pass) experts(m *model.Mixture, taken *autograd.Tensor) *autograd.Tensor {
+	inner, weights := p.inner(&m.Experts[0]), p.parameters.Experts[m]
+	gate, up := p.gateAndUp(m, taken, inner)
+	p.Drop(taken)
+	active := p.follow(gate, p.activate(m.Experts[0].Activation, gate))
+	h := p.multiply(active, up)
+	p.Drop(active, up)
+	return p.follow(h, p.grouped(weights.Down, h, inner, p.network.Hidden))
+}
+
+func (p *pass) gateAndUp(m *model.Mixture, taken *autograd.Tensor, inner int64) (gate, up *autograd.Tensor) {
+	weights, hidden := p.parameters.Experts[m], p.network.Hidden
+	if !m.Fused() {
+		return p.grouped(weights.Gate, taken, hidden, inner), p.grouped(weights.Up, taken, hidden, inner)
+	}
+	both := p.grouped(weights.GateUp, taken, hidden, 2*inner)
+	parts := p.split(both, inner, inner)
+	p.Drop(both)
+	return parts[0], parts[1]
+}
+
 // grouped is the same linear module of all experts, each on its tokens.
-func (p *pass) grouped(weights []*autograd.Parameter, x *autograd.Tensor, out int64) *autograd.Tensor {
-	in := weights[0].Elements / out
-	compute := weights[0].DType
-	if p.Autocast != dtype.Invalid {
+func (p *pass) grouped(weights []*autograd.Parameter, x *autograd.Tensor, in, out int64) *autograd.Tensor {
+	compute, weight := weights[0].DType, p.weight
+	switch {
+	case weights[0].Matrices > 0: // torch's grouped_mm, which autocast does not know
+		weight = (*autograd.Parameter).Tensor
+	case p.Autocast != dtype.Invalid:
 		compute = p.Autocast
 	}
 	input := p.cast(x, compute)
@@ -141,7 +158,7 @@ func (p *pass) grouped(weights []*autograd.Parameter, x *autograd.Tensor, out in
 	}
 	o.Inputs[0] = input
 	for _, w := range weights {
-		x := p.weight(w)
+		x := weight(w)
 		o.Inputs = append(o.Inputs, x)
 		if input.NeedsGradient() {
 			o.Saved = append(o.Saved, x)

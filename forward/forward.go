@@ -120,8 +120,8 @@ type Parameters struct {
 }
 
 // Experts are the weights that a rank has of a mixture's experts, in the order
-// of the experts.
-type Experts struct{ Gate, Up, Down []*autograd.Parameter }
+// of the experts. Fused experts have one of GateUp, and one of Down.
+type Experts struct{ Gate, Up, GateUp, Down []*autograd.Parameter }
 
 // Result is what the training loop holds after the forward pass.
 type Result struct {

@@ -1,9 +1,9 @@
 package model
 
 // architecture describes the modules of a class of Hugging Face transformers.
-// Where its modules differ from release to release (version 5 fuses the
-// experts of a layer, say), the names and shapes are those of the checkpoints
-// that the authors published.
+// Where its modules differ from release to release, the names and shapes are
+// those of the checkpoints that the authors published; FuseExperts makes those
+// of version 5 of them.
 type architecture struct {
 	name      string
 	modelType string // model_type in config.json; on its own it means the first in the table

@@ -76,6 +76,21 @@ func TestLayerFaults(t *testing.T) {
 	}
 }
 
+// The class of DeepSeek-V2 has no number of experts that a token passes.
+func TestChosenExperts(t *testing.T) {
+	m, err := Load("deepseek-v2-lite")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if chosen := m.Network.Blocks()[1].FeedForward.Mixture.Chosen; chosen != 6 {
+		t.Errorf("tokens of DeepSeek-V2-Lite pass %d experts, not 6", chosen)
+	}
+	text, _ := catalogConfig("deepseek-v2-lite")
+	edited := strings.Replace(string(text), "num_experts_per_tok", "experts_per_tok", 1)
+	_, err = fromConfig(document{"c.json", []byte(edited)}, "c", "c.json")
+	checkFault(t, "without a number", err, "num_experts_per_tok is missing", "")
+}
+
 func TestModelTypeAlone(t *testing.T) {
 	m, err := fromConfig(document{"c.json", []byte(small)}, "c", "c.json")
 	if err != nil {

@@ -31,7 +31,7 @@ func mixtralBlock(s scope, _ int64, b *Block) {
 	b.Attention = attention{keyValueHeads: 8}.describe(s.in("self_attn"))
 	hidden, inner, experts := s.size("hidden_size"), s.size("intermediate_size"), s.size("num_local_experts", "num_experts")
 	sparse := s.in("block_sparse_moe")
-	m := Mixture{Router: sparse.linear("gate", hidden, experts, false), Chosen: s.sizeOr(2, "num_experts_per_tok")}
+	m := Mixture{Path: s.module("mlp"), Router: sparse.linear("gate", hidden, experts, false), Chosen: s.sizeOr(2, "num_experts_per_tok")}
 	sparse.repeat("experts", experts, func(expert scope, _ int64) {
 		m.Experts = append(m.Experts, FeedForward{
 			Gate:  expert.linear("w1", hidden, inner, false),
@@ -191,21 +191,21 @@ func phi3Block(s scope, _ int64, b *Block) {
 }
 
 func deepseekV2Block(s scope, index int64, b *Block) {
-	deepseekBlock(s, index, b, 0, s.flagOr(false, "mlp_bias"))
+	deepseekBlock(s, index, b, 0, s.size("num_experts_per_tok"), s.flagOr(false, "mlp_bias"))
 }
 
-func deepseekV3Block(s scope, index int64, b *Block) { deepseekBlock(s, index, b, 3, false) }
+func deepseekV3Block(s scope, index int64, b *Block) { deepseekBlock(s, index, b, 3, 8, false) }
 
 // deepseekBlock leaves out what is in the published files and is not trained
 // with the model: the bias that balances the experts (a buffer), the scales of
 // the fp8 weights, and the module that predicts further tokens.
-func deepseekBlock(s scope, index int64, b *Block, dense int64, bias bool) {
+func deepseekBlock(s scope, index int64, b *Block, dense, chosen int64, bias bool) {
 	b.Attention = latentAttention(s.in("self_attn"))
 	mlp := s.in("mlp")
 	if index < s.countOr(dense, "first_k_dense_replace") {
 		b.FeedForward = gated(mlp, s.size("intermediate_size"), bias)
 	} else {
-		b.FeedForward = mixture(mlp, s.size("n_routed_experts"), 8)
+		b.FeedForward = mixture(mlp, s.size("n_routed_experts"), chosen)
 		shared := gated(mlp.in("shared_experts"), s.size("moe_intermediate_size")*s.size("n_shared_experts"), bias)
 		b.FeedForward.Mixture.Shared = &shared
 	}
@@ -331,7 +331,7 @@ func gated(s scope, inner int64, bias bool) FeedForward {
 // where config.json does not say.
 func mixture(s scope, experts, chosen int64) FeedForward {
 	inner := s.size("moe_intermediate_size")
-	m := &Mixture{Router: s.linear("gate", s.size("hidden_size"), experts, false), Chosen: min(experts, s.sizeOr(chosen, "num_experts_per_tok"))}
+	m := &Mixture{Path: s.module(""), Router: s.linear("gate", s.size("hidden_size"), experts, false), Chosen: min(experts, s.sizeOr(chosen, "num_experts_per_tok"))}
 	s.repeat("experts", experts, func(expert scope, _ int64) { m.Experts = append(m.Experts, gated(expert, inner, false)) })
 	return FeedForward{Mixture: m}
 }

@@ -14,6 +14,7 @@ func TestIsEmbedding(t *testing.T) {
 		{"shared.weight", table, true},
 		{"bert.embeddings.token_type_embeddings.weight", table, true},
 		{"tok_embeddings.weight", table, true},
+		{"encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight", table, true},
 		{"lm_head.weight", table, false},
 		{"embed_out.weight", table, false},
 		{"transformer.word_embeddings_layernorm.weight", table[1:], false},

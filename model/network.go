@@ -158,13 +158,23 @@ type FeedForward struct {
 // Mixture is a choice of experts in place of one network, of which every token
 // passes Chosen, and the shared ones.
 type Mixture struct {
+	Path    string // of the module, as transformers has it from version 5 on
 	Router  string
 	Experts []FeedForward
 	Chosen  int64
 	Shared  *FeedForward
 	// SharedGate weighs the shared experts.
 	SharedGate string
+	// GateUp and Down are the parameters that hold the weights of all experts,
+	// one on the other; empty where every expert has modules of its own.
+	GateUp, Down string
 }
+
+// Fused says that the experts have no modules of their own.
+func (m *Mixture) Fused() bool { return m.GateUp != "" }
+
+// ExpertsPath is the module of the fused experts.
+func (m *Mixture) ExpertsPath() string { return m.Path + ".experts" }
 
 // Blocks are the blocks of all stacks.
 func (n *Network) Blocks() []Block {
@@ -204,7 +214,9 @@ func (n *Network) Linears() []string {
 		}
 		feedForward(&b.FeedForward)
 		if m := b.FeedForward.Mixture; m != nil {
-			add(m.Router)
+			if !m.Fused() { // whose router has a weight and is no linear module
+				add(m.Router)
+			}
 			for i := range m.Experts {
 				feedForward(&m.Experts[i])
 			}

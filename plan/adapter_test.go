@@ -23,6 +23,7 @@ func TestAdaptedParameters(t *testing.T) {
 		"gpt2": `{"model_type": "gpt2", "vocab_size": 1000, "n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 256}`,
 		"opt": `{"model_type": "opt", "vocab_size": 1000, "hidden_size": 64, "ffn_dim": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
 			"max_position_embeddings": 256, "word_embed_proj_dim": 32}`,
+		"t5": `{"model_type": "t5", "vocab_size": 1000, "d_model": 64, "d_ff": 128, "num_layers": 2, "num_heads": 4, "d_kv": 16}`,
 	}
 	file := inNewFolder(t)
 	for _, c := range []struct {
@@ -47,6 +48,10 @@ func TestAdaptedParameters(t *testing.T) {
 		{"llama", `"target_modules": ["q_proj", "v_proj", "embed_tokens"]`, 7840, 7840},
 		{"tied", `"target_modules": ["q_proj", "v_proj", "embed_tokens", "lm_head"]`, 12096, 12096},
 		{"opt", `"target_modules": ["q_proj", "v_proj", "embed_tokens"]`, 8224, 8224},
+		{"t5", `"target_modules": ["q", "relative_attention_bias"]`, 3360, 3360},
+		{"llama", `"peft_type": "ADALORA", "init_r": 4, "target_r": 2, "total_step": 100, "target_modules": ["q_proj", "v_proj"]`, 4 * (4*(64+64) + 4 + 4*(64+32) + 4), 4*(4*(64+64)+4+4*(64+32)+4) + 8},
+		{"llama", `"peft_type": "VERA", "r": 8, "target_modules": ["q_proj", "v_proj"], "exclude_modules": ["q_proj"]`, 4 * (8 + 64 + 8 + 32), 4*(8+64+8+32) + 8*(64+64)},
+		{"llama", `"target_modules": ["q_proj", "v_proj"], "ensure_weight_tying": true`, 3584, 3584},
 		{"llama", `"peft_type": "VERA", "r": 8, "target_modules": ["q_proj", "v_proj"], "bias": "vera_only"`, 832, 448 + 8*(64+64)},
 	} {
 		text := `{` + c.adapter + `}`
@@ -73,9 +78,13 @@ func TestAdaptedParameters(t *testing.T) {
 
 // TestUnplannedAdapters refuses what would make the plan of another job.
 func TestUnplannedAdapters(t *testing.T) {
-	for _, text := range []string{`"trainable_token_indices": [1, 2]`, `"trainable_token_indices": {"embed_tokens": [1]}`, `"target_parameters": ["experts.down_proj"]`, `"layer_replication": [[0, 4], [2, 5]]`} {
-		file := filepath.Join(t.TempDir(), "adapter.json")
-		if err := os.WriteFile(file, []byte(`{"peft_type": "LORA", "target_modules": ["q_proj"], `+text+`}`), 0o600); err != nil {
+	for _, text := range []string{`"trainable_token_indices": [1, 2]`, `"trainable_token_indices": {"embed_tokens": [1]}`, `"target_parameters": ["experts.down_proj"]`, `"layer_replication": [[0, 4], [2, 5]]`,
+		`"modules_to_save": ["embed_tokens"], "ensure_weight_tying": true`, `"target_modules": ["lm_head"], "ensure_weight_tying": true`, `"target_modules": ["embed_tokens"], "lora_bias": true`} {
+		file, targets := filepath.Join(t.TempDir(), "adapter.json"), `"target_modules": ["q_proj"], `
+		if strings.Contains(text, "target_modules") {
+			targets = ""
+		}
+		if err := os.WriteFile(file, []byte(`{"peft_type": "LORA", `+targets+text+`}`), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := (Request{Model: "qwen2.5-0.5b", Adapter: file}).Resolve(); err == nil {

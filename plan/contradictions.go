@@ -93,9 +93,16 @@ func (r *resolver) engines() error {
 	if d := j.DeepSpeed; d != nil {
 		if t := r.training; t != nil && t.DeepSpeed != d {
 			trained := mixedType(t.Precision)
-			list = append(list, contradiction{trained != dtype.Invalid && d.Precision != dtype.Invalid && trained != d.Precision,
-				fmt.Sprintf("%s trains in %v, and %s in %v: transformers refuses DeepSpeed values \"that mismatch TrainingArguments values\"", d.File, d.Precision, t.File, trained), "change one of the two"})
+			precision := contradiction{trained != dtype.Invalid && d.Precision != dtype.Invalid && trained != d.Precision,
+				fmt.Sprintf("%s trains in %v, and %s in %v: transformers refuses DeepSpeed values \"that mismatch TrainingArguments values\"", d.File, d.Precision, t.File, trained), "change one of the two"}
+			if err := cmp.Or(refuse(precision), t.Mismatch(d)); err != nil {
+				return err
+			}
 		}
+		fused := len(j.fusedExperts()) > 0
+		list = append(list,
+			contradiction{fused && d.ZenFlow != nil, fmt.Sprintf("ZenFlow chooses columns of matrices, and transformers %v has the experts of a layer in tensors of three dimensions", j.Versions.Transformers), "remove \"zenflow\", or give --transformers 4.57 if the job runs with that"},
+			contradiction{fused && j.SplitWidth > 1, fmt.Sprintf("DeepSpeed's tensor parallelism divides linear modules, and transformers %v has the experts of a layer in two tensors: this is not planned yet", j.Versions.Transformers), "remove \"tensor_parallel\", or give --transformers 4.57 if the job runs with that"})
 		list = append(list, contradiction{d.ZeROStage == 3 && j.SplitWidth > 1,
 			"DeepSpeed's tensor parallelism does not go with ZeRO-3: \"the compatibility between 'autotp' and 'zero_stage = 3' has not been validated\"", "use \"stage\": 2, or leave --tensor-parallel out"})
 	}

@@ -58,6 +58,9 @@ func newFetcher(e *deepSpeed, persistent []*autograd.Parameter) *fetcher {
 	}
 	blocks := make([]string, len(e.parameters)) // of weights of experts, which are fetched with their block
 	for _, b := range e.Model.Network.Blocks() {
+		if m := b.FeedForward.Mixture; m == nil || m.Fused() { // which is a module that is used as a whole
+			continue
+		}
 		x := e.simulation.modules.Experts[b.FeedForward.Mixture]
 		for _, weights := range [][]*autograd.Parameter{x.Gate, x.Up, x.Down} {
 			for _, p := range weights {

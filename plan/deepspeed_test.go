@@ -532,3 +532,48 @@ func TestTensorParallelOfDeepSpeed(t *testing.T) {
 		}
 	}
 }
+
+// TestTrainerOfDeepSpeed: what the Trainer says of bf16 holds where the file that
+// it names says nothing.
+func TestTrainerOfDeepSpeed(t *testing.T) {
+	file := inNewFolder(t)
+	file("zero.json", `{"zero_optimization": {"stage": 2}}`)
+	j, err := Request{Model: "gpt2", TrainingArgs: file("args.json", `{"output_dir": "x", "bf16": true, "deepspeed": "zero.json"}`), GPUs: 2}.Resolve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if j.Weights != dtype.BF16 {
+		t.Errorf("weights in %v under DeepSpeed and a Trainer with bf16", j.Weights)
+	}
+}
+
+// TestTrainerBesideDeepSpeed refuses values that the Trainer refuses where it
+// did not name the file itself: propagate_args_to_deepspeed, and fill_match.
+func TestTrainerBesideDeepSpeed(t *testing.T) {
+	file := inNewFolder(t)
+	arguments := `{"output_dir": "x", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "bf16": true, "max_grad_norm": 0.5}`
+	for _, c := range []struct{ name, deepSpeed, accelerate, refused string }{
+		{"auto", `"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "bf16": {"enabled": "auto"}`, "", ""},
+		{"the same", `"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "gradient_clipping": 0.5, "bf16": {"enabled": true}`, "", ""},
+		{"less", `"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": true}`, "", ""},
+		{"micro batch", `"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true}`, "", `zero.json:1:37: DeepSpeed's train_micro_batch_size_per_gpu is 2, but per_device_train_batch_size is 4`},
+		{"accumulation", `"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1, "bf16": {"enabled": true}`, "", `gradient_accumulation_steps is 1, but gradient_accumulation_steps is 2`},
+		{"clipping", `"gradient_clipping": 1, "bf16": {"enabled": true}`, "", `gradient_clipping is 1, but max_grad_norm is 0.5`},
+		{"accelerate", "", "zero_stage: 2\nmixed_precision: bf16", ""},
+		{"accelerate's accumulation", "", "gradient_accumulation_steps: 4\nmixed_precision: bf16", `launch.yaml:4:3: DeepSpeed's gradient_accumulation_steps is 4`},
+	} {
+		q := Request{Model: "qwen2.5-0.5b", TrainingArgs: file("args.json", arguments), GPUs: 2}
+		if c.accelerate == "" {
+			q.DeepSpeed = file("zero.json", `{"zero_optimization": {"stage": 2}, `+c.deepSpeed+`}`)
+		} else {
+			q.Accelerate = file("launch.yaml", "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  "+c.accelerate+"\n")
+		}
+		j, err := q.Resolve()
+		if (err != nil) != (c.refused != "") || err != nil && !strings.Contains(err.Error(), c.refused) {
+			t.Errorf("%s: refused for %v, expected %q", c.name, err, c.refused)
+		}
+		if err == nil && (j.MicroBatch != 4 || j.Accumulation != 2 || j.Clip != 0.5) {
+			t.Errorf("%s: %d sequences x %d, clipped at %v", c.name, j.MicroBatch, j.Accumulation, j.Clip)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -81,8 +82,11 @@ func newSharded(s *simulation) *sharded {
 	}
 	for _, p := range s.trained {
 		shard := *p
-		shard.Elements, shard.DType = e.part(p.Elements), s.Weights
-		if p.Rows > 0 {
+		shard.Elements, shard.DType = e.part(e.spread(p)), s.Weights
+		switch {
+		case p.Matrices > 0 && s.FSDP.Version == 2:
+			shard.Matrices = e.part(p.Matrices)
+		case p.Rows > 0:
 			shard.Rows = e.part(p.Rows)
 		}
 		e.shards = append(e.shards, &shard)
@@ -94,6 +98,17 @@ func newSharded(s *simulation) *sharded {
 func (e *sharded) part(n int64) int64 {
 	ranks := int64(e.ShardRanks)
 	return (n + ranks - 1) / ranks
+}
+
+// spread is how many elements all ranks have of a parameter. With FSDP2 that is
+// as many as if they all had the rows of the first, which has the most: the
+// first dimension is divided, and what others lack is padding.
+func (e *sharded) spread(p *autograd.Parameter) int64 {
+	if e.FSDP.Version == 1 {
+		return p.Elements
+	}
+	first := cmp.Or(p.Matrices, p.Rows, p.Elements)
+	return e.part(first) * (p.Elements / first) * int64(e.ShardRanks)
 }
 
 // unitOf finds the unit of a parameter by its name.
@@ -133,7 +148,7 @@ func (e *sharded) shardedBytes(u *unit) int64 {
 		if p.Quantized != autograd.Unquantized {
 			return e.part(p.Bytes())
 		}
-		return e.part(p.Elements) * e.Weights.Size()
+		return e.part(e.spread(p)) * e.Weights.Size()
 	})
 }
 
@@ -162,7 +177,13 @@ func (e *sharded) gather(u *unit) {
 		e.gpu.on(gatherStream, func() { u.gathered = e.gpu.hold(bytes, Gathered) })
 		return
 	}
-	// FSDP2 copies every parameter out of what was gathered.
+	// FSDP2 copies every parameter out of what was gathered, padding and all.
+	bytes = u.elements(nil, func(p *autograd.Parameter) int64 {
+		if p.Quantized != autograd.Unquantized {
+			return p.Bytes()
+		}
+		return e.spread(p) * p.DType.Size()
+	})
 	var flat hold
 	e.gpu.on(gatherStream, func() { flat = e.gpu.hold(bytes, Gathered) })
 	u.gathered = e.gpu.hold(bytes, Gathered)
@@ -260,7 +281,7 @@ func (e *sharded) accumulate(u *unit) {
 // in the type of the reduction, and that buffer lives until the next unit
 // needs one.
 func (e *sharded) reduce(u *unit) {
-	whole := u.elements(func(p *autograd.Parameter) bool { return p.HasGradient() }, func(p *autograd.Parameter) int64 { return p.Elements })
+	whole := u.elements(func(p *autograd.Parameter) bool { return p.HasGradient() }, e.spread)
 	if whole == 0 {
 		return
 	}

@@ -97,13 +97,13 @@ func wide(names ...string) func(*autograd.Parameter) []state {
 	}
 }
 
-// factored are Adafactor's: a row and a column for a matrix, and the whole for
-// a vector.
+// factored are Adafactor's: a row and a column for every matrix, and the whole
+// for a vector.
 func factored(p *autograd.Parameter) []state {
 	if p.Rows == 0 {
 		return []state{{"exp_avg_sq", p.Elements * 4}}
 	}
-	return []state{{"exp_avg_sq_row", p.Rows * 4}, {"exp_avg_sq_col", p.Elements / p.Rows * 4}}
+	return []state{{"exp_avg_sq_row", p.Rows * max(1, p.Matrices) * 4}, {"exp_avg_sq_col", p.Elements / p.Rows * 4}}
 }
 
 // blockwise are bitsandbytes' states: a byte an element and an fp32 scale for

@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"plimsoll/autograd"
+	"plimsoll/dtype"
 	"plimsoll/forward"
 	"plimsoll/model"
 )
@@ -19,7 +20,7 @@ func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
 	for _, path := range j.Model.Network.Linears() {
 		linear[path] = true
 	}
-	elsewhere := j.otherExperts()
+	elsewhere, fused := j.otherExperts(), j.fusedExperts()
 	undivided := j.Model.Network.Undivided()
 	own := make(map[string]*autograd.Parameter, count) // those of the model, in whose place others may be trained
 	copies := map[copied]*autograd.Parameter{}
@@ -34,13 +35,20 @@ func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
 		}
 		made := &autograd.Parameter{Name: p.Name, Elements: p.Elements(), DType: j.compute(), Trainable: j.Adapter == nil, Embedding: p.IsEmbedding()}
 		quantized, product := linear[module]
-		if len(p.Shape) == 2 {
+		switch len(p.Shape) {
+		case 2:
 			made.Rows = p.Shape[0]
 			if quantized && isWeight && j.Model.Network.InputFirst {
 				made.Rows = p.Shape[1]
 			}
+		case 3: // of fused experts, or of a convolution
+			made.Matrices, made.Rows = p.Shape[0], p.Shape[1]
 		}
-		if isWeight && (product && !undivided[module] || made.Embedding) {
+		if fused[p.Name] {
+			made.Matrices /= j.SplitExperts
+			made.Elements /= j.SplitExperts
+		}
+		if isWeight && (product && !undivided[module] || made.Embedding) || fused[p.Name] {
 			made.Elements /= j.SplitWidth
 			made.Rows = max(1, made.Rows/j.SplitWidth)
 		}
@@ -95,6 +103,9 @@ func (j *Job) copied(copies map[copied]*autograd.Parameter, name string, origina
 // experts are the weights of a mixture that the rank has.
 func experts(x *model.Mixture, m forward.Parameters) forward.Experts {
 	var e forward.Experts
+	if x.Fused() {
+		return forward.Experts{GateUp: []*autograd.Parameter{m.ByName[x.GateUp]}, Down: []*autograd.Parameter{m.ByName[x.Down]}}
+	}
 	for i := range x.Experts {
 		f := &x.Experts[i]
 		if gate := m.ByName[f.Gate+".weight"]; gate != nil {
@@ -111,7 +122,7 @@ func (j *Job) otherExperts() map[string]bool {
 		return others
 	}
 	for _, b := range j.Model.Network.Blocks() {
-		if x := b.FeedForward.Mixture; x != nil {
+		if x := b.FeedForward.Mixture; x != nil && !x.Fused() {
 			own := (int64(len(x.Experts)) + j.SplitExperts - 1) / j.SplitExperts
 			for i := own; i < int64(len(x.Experts)); i++ {
 				f := &x.Experts[i]
@@ -120,6 +131,17 @@ func (j *Job) otherExperts() map[string]bool {
 		}
 	}
 	return others
+}
+
+// fusedExperts are the parameters that hold the weights of all experts.
+func (j *Job) fusedExperts() map[string]bool {
+	fused := map[string]bool{}
+	for _, b := range j.Model.Network.Blocks() {
+		if x := b.FeedForward.Mixture; x != nil && x.Fused() {
+			fused[x.GateUp], fused[x.Down] = true, true
+		}
+	}
+	return fused
 }
 
 // quantize has the weight of a linear module held as bitsandbytes holds it. In
@@ -205,7 +227,12 @@ func (j *Job) adapt(m forward.Parameters) []*autograd.Parameter {
 				f.Bias = add(t.path+".lora_B.bias", t.out, 1, true)
 			}
 			if a.Type == "ADALORA" {
-				f.Vectors = []*autograd.Parameter{add(t.path+".lora_E", f.Rank, 1, true)}
+				f.Kind = forward.AdaLoRA
+				// PEFT makes ranknum in fp32 without a gradient. Taken to the type of
+				// the weight, it becomes another parameter, which has one.
+				w := m.ByName[t.path+".weight"]
+				taken := w.DType != dtype.F32 || w.Quantized != autograd.Unquantized
+				f.Vectors = []*autograd.Parameter{add(t.path+".lora_E", f.Rank, 1, true), add(t.path+".ranknum", 1, 1, taken)}
 			}
 			if a.DoRA {
 				f.Kind = forward.DoRA

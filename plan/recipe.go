@@ -10,6 +10,7 @@ import (
 	"plimsoll/dtype"
 	"plimsoll/fault"
 	"plimsoll/ledger"
+	"plimsoll/model"
 	"plimsoll/recipe"
 	"plimsoll/version"
 )
@@ -19,6 +20,9 @@ func (r *resolver) readAdapter() (err error) {
 	j := r.job
 	if err := r.quantization(); err != nil {
 		return err
+	}
+	if q := j.Quantization; q != nil && q.Bits > 0 && len(j.fusedExperts()) > 0 {
+		r.assume("the weights of experts in %v: bitsandbytes quantizes linear modules, and transformers 5 has the experts of a layer in one parameter", j.Weights)
 	}
 	if r.Request.Adapter == "" {
 		if r.AdapterPrecision != "" {
@@ -34,6 +38,9 @@ func (r *resolver) readAdapter() (err error) {
 		return err
 	}
 	r.note(j.Adapter.Notes)
+	if err := r.fusedTargets(); err != nil {
+		return err
+	}
 	if err := j.Adapter.ForModel(j.Model.Type); err != nil {
 		return err
 	}
@@ -46,10 +53,13 @@ func (r *resolver) readAdapter() (err error) {
 	for _, unplanned := range []struct {
 		key string
 		is  bool
-	}{{"trainable_token_indices", len(j.Adapter.TrainableTokens) > 0}, {"target_parameters", j.Adapter.Parameters != nil}, {"layer_replication", j.Adapter.ReplicatesLayers}} {
+	}{{"trainable_token_indices", len(j.Adapter.TrainableTokens) > 0}, {"target_parameters", j.Adapter.Parameters != nil}, {"layer_replication", j.Adapter.ReplicatesLayers}, {"ensure_weight_tying", j.tiesAdapted()}} {
 		if unplanned.is {
 			return &fault.Input{Where: fault.Position{File: j.Adapter.File}, What: unplanned.key + " changes what is held, and is not planned yet", Mend: "remove it, and expect the job to take more than the plan"}
 		}
+	}
+	if embedding := j.adaptsEmbedding(); embedding != "" && j.Adapter.Type == "LORA" && j.Adapter.LoRABias {
+		return &fault.Input{Where: j.Adapter.Place(), What: "target_modules adapts " + embedding + ": PEFT says \"lora_bias=True is not supported for Embedding\"", Mend: "remove it, or lora_bias"}
 	}
 	// PEFT holds adapters of 16-bit models in fp32 (autocast_adapter_dtype).
 	j.AdapterType = dtype.F32
@@ -72,6 +82,74 @@ func (r *resolver) readAdapter() (err error) {
 		return &fault.Input{Where: fault.Position{File: j.Adapter.File}, What: fmt.Sprintf("target_modules matches no module of %s", j.Model.Name),
 			Mend: "its linear modules are " + strings.Join(lastNames(j.Model.Network.Linears()), ", ")}
 	}
+	return nil
+}
+
+// tiesAdapted says that PEFT keeps an embedding and the head tied, of which one
+// at least is adapted or trained.
+func (j *Job) tiesAdapted() bool {
+	return j.Adapter.TiesWeights && slices.ContainsFunc(j.Model.Parameters, func(p model.Parameter) bool {
+		return p.TiedTo != "" && slices.ContainsFunc([]string{p.Name, p.TiedTo}, func(name string) bool {
+			module := strings.TrimSuffix(name, ".weight")
+			return j.Adapter.Targets(module) || j.Adapter.Copies(module) != ""
+		})
+	})
+}
+
+// adaptsEmbedding is the embedding of which a LoRA would have a bias.
+func (j *Job) adaptsEmbedding() string {
+	for _, p := range j.Model.Parameters {
+		if module := strings.TrimSuffix(p.Name, ".weight"); p.IsEmbedding() && !j.Adapter.AllLinear() && j.Adapter.Targets(module) {
+			return module
+		}
+	}
+	return ""
+}
+
+// convertedTargets are the names, by model_type, that PEFT takes for parameters
+// when transformers has fused the experts (_MOE_TARGET_MODULE_MAPPING in
+// peft/utils/transformers_weight_conversion.py). Qwen2-MoE is not among them.
+var convertedTargets = func() map[string][]string {
+	gated := strings.Fields("gate gate_proj up_proj down_proj")
+	return map[string][]string{"mixtral": strings.Fields("gate w1 w2 w3"), "qwen3_moe": gated, "qwen3_next": gated, "deepseek_v2": gated, "deepseek_v3": gated}
+}()
+
+// fusedTargets refuses what PEFT adapts otherwise, or not at all, where experts
+// are fused.
+func (r *resolver) fusedTargets() error {
+	a, network := r.job.Adapter, r.job.Model.Network
+	fused := func(b model.Block) bool { return b.FeedForward.Mixture != nil && b.FeedForward.Mixture.Fused() }
+	at := slices.IndexFunc(network.Blocks(), fused)
+	if at < 0 {
+		return nil
+	}
+	x := network.Blocks()[at].FeedForward.Mixture
+	names := convertedTargets[r.job.Model.Type]
+	if a.Type != "LORA" || names == nil {
+		if !a.AllLinear() && a.Targets(x.Router) {
+			return &fault.Input{Where: a.Place(), What: "target_modules adapts " + x.Router + ", which PEFT refuses: transformers 5 has routers that are no linear modules",
+				Mend: "remove it, or give the version that the job runs with, such as --transformers 4.57"}
+		}
+		return nil
+	}
+	if !a.NamesTargets() {
+		return &fault.Input{Where: a.Place(), What: fmt.Sprintf("target_modules is not given, and PEFT has no default for %s of transformers 5", r.job.Model.Type), Mend: `add "target_modules": ["q_proj", "v_proj"]`}
+	}
+	modules := append(network.Linears(), x.Router, x.GateUp, x.Down)
+	for _, name := range names {
+		modules = append(modules, x.ExpertsPath()+"."+name)
+	}
+	for _, module := range modules {
+		name := module[strings.LastIndexByte(module, '.')+1:]
+		if converts := slices.Contains(names, name) || name == "gate_up_proj"; converts && (a.Lists(name) || a.Targets(module)) {
+			return &fault.Input{Where: a.Place(), What: fmt.Sprintf("target_modules adapts %q: transformers 5 has the weights of all experts in one parameter, and PEFT makes target_parameters of it, which is not planned yet", name),
+				Mend: "name modules of the attention alone, or give the version that the job runs with, such as --transformers 4.57"}
+		}
+	}
+	for _, p := range r.job.Model.Parameters {
+		modules = append(modules, strings.TrimSuffix(p.Name, ".weight"))
+	}
+	a.ToLeaves(modules)
 	return nil
 }
 

@@ -175,6 +175,9 @@ func (r *resolver) versions() error {
 		}
 		*program.to = parsed
 	}
+	if (r.Modules == "" || r.Modules == "transformers") && v.Transformers.AtLeast(5, 0, 0) {
+		r.job.Model.ToVersion5()
+	}
 	return nil
 }
 

@@ -32,6 +32,9 @@ type Adapter struct {
 	TrainableTokens map[string][]int
 	// Parameters are names of parameters, not of modules, that are adapted.
 	Parameters []string
+	// TiesWeights is ensure_weight_tying: what is tied stays tied when it is
+	// adapted or trained.
+	TiesWeights bool
 	// ReplicatesLayers says that layer_replication lists layers to repeat.
 	ReplicatesLayers bool
 
@@ -139,6 +142,7 @@ func (c *checking) fillAdapter(a *Adapter) {
 		a.Bias = c.word("none", "bias")
 		a.Weights = c.word("true", "init_lora_weights")
 		a.Parameters = c.list("target_parameters")
+		a.TiesWeights = c.truth(false, "ensure_weight_tying")
 		a.TrainableTokens = c.tokens()
 		replicated := c.root.find("layer_replication")
 		a.ReplicatesLayers = replicated != nil && len(replicated.elements) > 0

@@ -51,8 +51,9 @@ var adapterSchemas = func() map[string]map[string]rule {
 			"rank_pattern": free, // written in training: which singular values are left
 		}),
 		"IA3": with(targeted, map[string]rule{"feedforward_modules": modules, "fan_in_fan_out": isBoolean(), "init_ia3_weights": isBoolean()}),
-		"VERA": with(targeted, layered, map[string]rule{
-			"r": isInteger().from(1).to(1 << 16), "projection_prng_key": isInteger(), "save_projection": isBoolean(), "vera_dropout": isNumber().from(0).to(1),
+		"VERA": with(common, layered, map[string]rule{
+			"target_modules": modules,
+			"r":              isInteger().from(1).to(1 << 16), "projection_prng_key": isInteger(), "save_projection": isBoolean(), "vera_dropout": isNumber().from(0).to(1),
 			"d_initial": isNumber(), "fan_in_fan_out": isBoolean(), "bias": isText("none", "all", "vera_only"), "init_weights": isBoolean(),
 		}),
 		"LN_TUNING": with(targeted, map[string]rule{"modules_to_save": modules}),

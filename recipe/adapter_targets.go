@@ -80,6 +80,33 @@ func (a *Adapter) Targets(module string) bool {
 // AllLinear says that target_modules is "all-linear": nothing else is adapted.
 func (a *Adapter) AllLinear() bool { return a.targets.allLinear }
 
+// Lists says that target_modules is a list with that name, or one that ends in it
+// after a dot. It may be of modules that there are not.
+func (a *Adapter) Lists(name string) bool {
+	return slices.ContainsFunc(a.targets.names, func(target string) bool { return ends(target, []string{name}) })
+}
+
+// ToLeaves has the last names of modules that a pattern chooses in its place, which
+// may be those of others, too: so does PEFT where transformers has fused experts.
+func (a *Adapter) ToLeaves(modules []string) {
+	if a.targets.pattern == nil {
+		return
+	}
+	leaves := match{given: true}
+	for _, module := range modules {
+		if a.Targets(module) {
+			leaves.names = append(leaves.names, module[strings.LastIndexByte(module, '.')+1:])
+		}
+	}
+	a.targets = leaves
+}
+
+// NamesTargets says that target_modules is given, or taken for a model.
+func (a *Adapter) NamesTargets() bool { return a.targets.given }
+
+// Place is where target_modules stands.
+func (a *Adapter) Place() fault.Position { return a.place }
+
 // Saves says that the module is trained as it is, beside the adapter.
 func (a *Adapter) Saves(module string) bool {
 	return slices.ContainsFunc(a.ModulesToSave, func(name string) bool { return strings.HasSuffix(module, name) })
@@ -153,6 +180,9 @@ func (c *checking) adapterMatches(a *Adapter) error {
 		key string
 		in  *match
 	}{{"target_modules", &a.targets}, {"exclude_modules", &a.excluded}, {"feedforward_modules", &a.feedforward}} {
+		if _, known := adapterSchemas[a.Type][m.key]; !known { // and PEFT does not read it
+			continue
+		}
 		if *m.in, err = c.match(m.key); err != nil {
 			return err
 		}

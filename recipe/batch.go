@@ -56,7 +56,7 @@ func (d *DeepSpeed) ResolveBatch(worldSize int) (Batch, error) {
 	given = append(given, factor{worldSize, fmt.Sprintf("%d ranks", worldSize)})
 	product, ok := multiply(given)
 	if !ok {
-		return Batch{}, &fault.Input{Where: d.batchKeys[microKey], What: describe(given) + " is more than a computer can count"}
+		return Batch{}, &fault.Input{Where: d.places[microKey], What: describe(given) + " is more than a computer can count"}
 	}
 
 	complete := b.Micro > 0 && b.Accumulation > 0
@@ -79,12 +79,12 @@ func (d *DeepSpeed) ResolveBatch(worldSize int) (Batch, error) {
 }
 
 func (d *DeepSpeed) contradiction(what, mend string) error {
-	return &fault.Input{Where: d.batchKeys[trainKey], What: fmt.Sprintf("%s is %d, %s", trainKey, d.Batch.Train, what), Mend: mend}
+	return &fault.Input{Where: d.places[trainKey], What: fmt.Sprintf("%s is %d, %s", trainKey, d.Batch.Train, what), Mend: mend}
 }
 
 // given is a number that the file gives, with its place.
 func (d *DeepSpeed) given(key string, count int) factor {
-	return factor{count, fmt.Sprintf("%s %d (line %d)", key, count, d.batchKeys[key].Line)}
+	return factor{count, fmt.Sprintf("%s %d (line %d)", key, count, d.places[key].Line)}
 }
 
 func describe(factors []factor) string {

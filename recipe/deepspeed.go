@@ -53,7 +53,7 @@ type DeepSpeed struct {
 	// else here says.
 	Unplanned []Note
 
-	batchKeys  map[string]fault.Position
+	places     map[string]fault.Position
 	elasticity fault.Position // zero when it is off
 }
 
@@ -213,10 +213,10 @@ func (c *checking) fill(d *DeepSpeed) {
 		Micro:        int(c.integer(0, microKey)),
 		Accumulation: int(c.integer(0, accumulationKey)),
 	}
-	d.batchKeys = map[string]fault.Position{}
-	for _, key := range []string{trainKey, microKey, accumulationKey} {
-		if c.root.find(key) != nil {
-			d.batchKeys[key] = c.place(key)
+	d.places = map[string]fault.Position{}
+	for _, key := range []string{trainKey, microKey, accumulationKey, "gradient_clipping"} {
+		if v := c.root.find(key); v != nil && v.kind == '0' { // and not "auto"
+			d.places[key] = c.place(key)
 		}
 	}
 	if c.truth(false, "elasticity.enabled") {

@@ -75,10 +75,37 @@ func (c *checking) trainerDeepSpeed(t *Training) (*DeepSpeed, error) {
 	if err != nil {
 		return nil, err
 	}
+	// DeepSpeedPlugin.set_mixed_precision adds a section that is not there.
+	for section, precision := range map[string]Precision{"bf16": MixedBF16, "fp16": MixedF16} {
+		if d.root.kind == '{' && t.Precision == precision && d.root.member(section) == nil {
+			d.root.members = append(d.root.members, member{section, d.root.at, &value{kind: '{', at: d.root.at, members: []member{{"enabled", d.root.at, truth(true)}}}})
+		}
+	}
 	if d.root.kind == '{' && d.root.member(accumulationKey) == nil && t.GradientAccumulation > 1 {
 		c.note(accumulationKey, "has no effect on DeepSpeed, whose configuration does not have the key: accelerate adds it as 1")
 	}
 	return hostedDeepSpeed(d)
+}
+
+// Mismatch is what the Trainer refuses of a DeepSpeed configuration that is given
+// beside its arguments, and not by them; nil for nothing.
+func (t *Training) Mismatch(d *DeepSpeed) error {
+	for _, m := range []struct {
+		key       string
+		is        float64
+		name      string
+		said      float64
+		overruled bool
+	}{
+		{microKey, float64(d.Batch.Micro), "per_device_train_batch_size", float64(t.MicroBatch), t.AutoFindBatchSize},
+		{accumulationKey, float64(d.Batch.Accumulation), accumulationKey, float64(t.GradientAccumulation), false},
+		{"gradient_clipping", d.GradientClipping, "max_grad_norm", t.MaxGradNorm, false},
+	} {
+		if where, given := d.places[m.key]; given && m.is != m.said && !m.overruled {
+			return &fault.Input{Where: where, What: fmt.Sprintf("DeepSpeed's %s is %v, but %s is %v in %s: transformers refuses that", m.key, m.is, m.name, m.said, t.File), Mend: `set it to "auto"`}
+		}
+	}
+	return nil
 }
 
 // fillingsOfPlugin are the defaults of accelerate's DeepSpeedPlugin.

@@ -416,8 +416,9 @@ def build_model(arguments):
             sys.exit("--lora needs the package peft, which is not installed: pip install peft")
         with open(arguments.lora) as file:
             fields = json.load(file)
-        known = {name: value for name, value in fields.items() if name in peft.LoraConfig.__dataclass_fields__}
-        model = peft.get_peft_model(model, peft.LoraConfig(**known))
+        adapter = peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING[fields.pop("peft_type", "LORA")]
+        known = {name: value for name, value in fields.items() if name in adapter.__dataclass_fields__}
+        model = peft.get_peft_model(model, adapter(**known))
     return model, config
 
 

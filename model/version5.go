@@ -1,0 +1,52 @@
+package model
+
+import "strings"
+
+// ToVersion5 makes the parameters and the network those that transformers has in
+// memory from version 5 on, whatever the checkpoint: the weights of all experts
+// of a layer are two tensors, routers are modules of their own kind, and some
+// modules have other names.
+func (m *Model) ToVersion5() {
+	instead := map[string][]Parameter{} // of the weight of a module; names and shapes
+	for _, b := range m.Network.Blocks() {
+		if x := b.FeedForward.Mixture; x != nil {
+			instead[x.Router] = []Parameter{{Name: x.Path + ".gate.weight"}}
+			for _, e := range x.Experts {
+				instead[e.Gate], instead[e.Up], instead[e.Down] = nil, nil, nil
+			}
+			first := x.Experts[0].Gate
+			instead[first] = x.fuse(m.Network.Hidden)
+		}
+	}
+	if head := &m.Network.Head; head.Projection == "embed_out" { // of GPT-NeoX
+		instead[head.Projection] = []Parameter{{Name: "lm_head.weight"}}
+		head.Projection = "lm_head"
+	}
+	var parameters []Parameter
+	for _, p := range m.Parameters {
+		list, differs := instead[strings.TrimSuffix(p.Name, ".weight")]
+		if !differs {
+			parameters = append(parameters, p)
+		}
+		for _, other := range list {
+			made := p
+			made.Name = other.Name
+			if other.Shape != nil {
+				made.Shape = other.Shape
+			}
+			parameters = append(parameters, made)
+		}
+	}
+	m.Parameters = parameters
+}
+
+// fuse makes two parameters of the experts.
+func (x *Mixture) fuse(hidden int64) []Parameter {
+	count, inner := int64(len(x.Experts)), x.Experts[0].Inner
+	x.Router, x.GateUp, x.Down = x.Path+".gate", x.ExpertsPath()+".gate_up_proj", x.ExpertsPath()+".down_proj"
+	for i := range x.Experts {
+		e := &x.Experts[i]
+		e.Gate, e.Up, e.Down = "", "", ""
+	}
+	return []Parameter{{Name: x.GateUp, Shape: []int64{count, 2 * inner, hidden}}, {Name: x.Down, Shape: []int64{count, hidden, inner}}}
+}
