@@ -68,13 +68,17 @@ def run(function, *arguments, service=None, world=RANKS):
     ]
     for r in ranks:
         r.start()
-    found = {}
-    for _ in ranks:
+    found, failed = {}, []
+    while len(found) < world and not failed:
         rank, result, error = results.get()
-        assert error is None, f"rank {rank}:\n{error}"
+        failed += [f"rank {rank}:\n{error}"] if error else []
         found[rank] = result
     for r in ranks:
         r.join()
+    while failed and not results.empty():  # often the first to tell has failed because of another
+        rank, _, error = results.get()
+        failed.append(f"rank {rank}:\n{error}")
+    assert not failed, "\n".join([*failed, f"exit codes: {[r.exitcode for r in ranks]}"])
     return [found[r] for r in range(world)]
 
 
