@@ -8,9 +8,9 @@ import math
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
+import tempfile
 import traceback
 
 import pytest
@@ -31,20 +31,12 @@ STEPS = 8
 OPTIONS = dict(lr=1e-3, weight_decay=0.1, max_grad_norm=0.5)
 
 
-def enter(rank, world, port, environment, function, arguments, results):
+def enter(rank, world, store, environment, function, arguments, results):
     """A rank: joins the process group, runs the function, and sends what it returns."""
-    os.environ.update(
-        environment,
-        RANK=str(rank),
-        WORLD_SIZE=str(world),
-        LOCAL_RANK=str(rank),
-        LOCAL_WORLD_SIZE=str(world),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-    )
+    os.environ.update(environment, RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))
     torch.set_num_threads(1)
     try:
-        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+        dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=world, timeout=datetime.timedelta(seconds=60))
         result = function(rank, *arguments)
         dist.barrier()
         results.put((rank, result, None))
@@ -57,24 +49,24 @@ def enter(rank, world, port, environment, function, arguments, results):
 
 def run(function, *arguments, service=None, world=RANKS):
     """What each rank returns, as JSON would hold it."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
     environment = {"PLIMSOLL_SOCKET": service.socket} if service else {}
     context = mp.get_context("fork" if sys.platform == "linux" else "spawn")
     results = context.SimpleQueue()
-    ranks = [
-        context.Process(target=enter, args=(r, world, port, environment, function, arguments, results)) for r in range(world)
-    ]
-    for r in ranks:
-        r.start()
-    found, failed = {}, []
-    while len(found) < world and not failed:
-        rank, result, error = results.get()
-        failed += [f"rank {rank}:\n{error}"] if error else []
-        found[rank] = result
-    for r in ranks:
-        r.join()
+    with tempfile.TemporaryDirectory() as folder:
+        store = os.path.join(folder, "store")  # a port that is free now may be another's when it is used
+        ranks = [
+            context.Process(target=enter, args=(r, world, store, environment, function, arguments, results))
+            for r in range(world)
+        ]
+        for r in ranks:
+            r.start()
+        found, failed = {}, []
+        while len(found) < world and not failed:
+            rank, result, error = results.get()
+            failed += [f"rank {rank}:\n{error}"] if error else []
+            found[rank] = result
+        for r in ranks:
+            r.join()
     while failed and not results.empty():  # often the first to tell has failed because of another
         rank, _, error = results.get()
         failed.append(f"rank {rank}:\n{error}")
