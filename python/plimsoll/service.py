@@ -79,10 +79,8 @@ _services: "weakref.WeakSet[Service]" = weakref.WeakSet()
 def _leave_to_parent() -> None:
     """A child that is forked must not hold the pipe open beyond this process."""
     for service in _services:
-        try:
-            os.close(service.process.stdin.fileno())
-        except (OSError, ValueError):
-            pass  # closed already
+        # The object, which would close its number once more later, when that is another file's.
+        service.process.stdin.close()
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)

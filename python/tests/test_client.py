@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import gc
 import json
 import os
 import random
@@ -399,3 +400,21 @@ def test_service_ends_with_its_owner(tmp_path):
             assert time.monotonic() < deadline, "the service lives on"
             time.sleep(0.05)
         assert not os.path.exists(os.path.dirname(path))
+
+
+def test_a_forked_child_closes_no_file_that_is_not_its_own():
+    service = Service()
+    number = service.process.stdin.fileno()
+    child = os.fork()
+    if child == 0:
+        found = 1
+        try:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), number)  # a file of the child's, which may have that number now
+            del service
+            gc.collect()
+            os.fstat(number)
+            found = 0
+        finally:
+            os._exit(found)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    service.close()
