@@ -15,15 +15,29 @@ import (
 	"plimsoll/checkpoint"
 )
 
+// savedAtTwo starts a service with a session that was saved at step 2, in a
+// directory and with a fingerprint.
+func savedAtTwo(t *testing.T) (r *running, s *Session, directory, saved string) {
+	t.Helper()
+	r = startService(t)
+	s = begun(t, r.Socket, testDocument(small))
+	mustStep(t, s, 2)
+	return r, s, committed(t, s), fingerprint(t, s)
+}
+
+// wantLoaded says that a session is whole, and as it was saved at step 2.
+func wantLoaded(t *testing.T, r *running, s *Session, saved string) {
+	t.Helper()
+	if got, status := fingerprint(t, s), r.overview(t).Sessions[0]; got != saved || !status.Initialized || status.Step != 2 {
+		t.Errorf("%s at step %d was loaded, initialized %v, want %s", got, status.Step, status.Initialized, saved)
+	}
+}
+
 // TestFilesThatChangeWhileTheyAreLoaded damages a checkpoint again and again
 // while it is loaded. Either nothing was overwritten, or the state does not pass
 // for whole any more.
 func TestFilesThatChangeWhileTheyAreLoaded(t *testing.T) {
-	r := startService(t)
-	s := begun(t, r.Socket, testDocument(small))
-	mustStep(t, s, 2)
-	directory := committed(t, s)
-	saved := fingerprint(t, s)
+	r, s, directory, saved := savedAtTwo(t)
 	mustStep(t, s, 4)
 	later := fingerprint(t, s)
 	stop := make(chan struct{})
@@ -72,11 +86,7 @@ func TestFilesThatChangeWhileTheyAreLoaded(t *testing.T) {
 // TestLoadIntoANewSession, which has nothing to keep: what is loaded in part does
 // not pass for whole, and a whole checkpoint can be loaded then.
 func TestLoadIntoANewSession(t *testing.T) {
-	r := startService(t)
-	s := begun(t, r.Socket, testDocument(small))
-	mustStep(t, s, 2)
-	directory := committed(t, s)
-	saved := fingerprint(t, s)
+	r, s, directory, saved := savedAtTwo(t)
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -107,19 +117,13 @@ func TestLoadIntoANewSession(t *testing.T) {
 	if _, err := s.Load(directory); err != nil {
 		t.Fatal(err)
 	}
-	if got, status := fingerprint(t, s), r.overview(t).Sessions[0]; got != saved || !status.Initialized || status.Step != 2 {
-		t.Errorf("%s at step %d was loaded, initialized %v, want %s", got, status.Step, status.Initialized, saved)
-	}
+	wantLoaded(t, r, s, saved)
 }
 
 // TestLoadAsOneOfSeveral: what is loaded together with others is nobody's to go on
 // from, whoever dies, until it is said that all are loaded.
 func TestLoadAsOneOfSeveral(t *testing.T) {
-	r := startService(t)
-	s := begun(t, r.Socket, testDocument(small))
-	mustStep(t, s, 2)
-	directory := committed(t, s)
-	saved := fingerprint(t, s)
+	r, s, directory, saved := savedAtTwo(t)
 	mustStep(t, s, 4)
 	load := func(several bool) {
 		t.Helper()
@@ -150,9 +154,7 @@ func TestLoadAsOneOfSeveral(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if got, status := fingerprint(t, s), r.overview(t).Sessions[0]; got != saved || !status.Initialized || status.Step != 2 {
-			t.Errorf("%s at step %d was loaded, initialized %v, want %s", got, status.Step, status.Initialized, saved)
-		}
+		wantLoaded(t, r, s, saved)
 		if err := stepOnce(s, 3); err != nil {
 			t.Error(err)
 		}

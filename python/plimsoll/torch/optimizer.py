@@ -30,18 +30,18 @@ _Result = TypeVar("_Result")
 _APART = "the shards of this job are at different steps: a step was interrupted in between; load the last checkpoint"
 
 
-def _whole(method: Callable[..., _Result]) -> Callable[..., _Result]:
+def _uninterrupted(method: Callable[..., _Result]) -> Callable[..., _Result]:
     """A method that another thread's is not in the middle of; nor is an interrupt, with several ranks.
 
     All of these call it. One that was taken out of it would leave the others waiting, and lose its place among them.
     """
 
     @functools.wraps(method)
-    def whole(self: "Optimizer", *arguments: Any, **options: Any) -> _Result:
+    def uninterrupted(self: "Optimizer", *arguments: Any, **options: Any) -> _Result:
         with self._lock, deferred() if _is_distributed() else contextlib.nullcontext():
             return method(self, *arguments, **options)
 
-    return whole
+    return uninterrupted
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -116,7 +116,7 @@ class Optimizer(torch.optim.Optimizer):
 
     # Opening
 
-    @_whole
+    @_uninterrupted
     def open(self) -> None:
         """Makes the state from the model's parameters, or attaches to the state that the service has.
 
@@ -409,7 +409,7 @@ class Optimizer(torch.optim.Optimizer):
             )
         return True
 
-    @_whole
+    @_uninterrupted
     def _step(self) -> None:
         self._open_for_step()
         numbers: Optional[Dict[Part, Any]] = None
@@ -639,7 +639,7 @@ class Optimizer(torch.optim.Optimizer):
             "Copy the model, make an optimizer of it, and load this one's state_dict() there"
         )
 
-    @_whole
+    @_uninterrupted
     def state_dict(self) -> Dict[str, Any]:
         """The state in torch's format, as fp32 tensors on the CPU: 8 bytes a parameter and more.
 
@@ -661,7 +661,7 @@ class Optimizer(torch.optim.Optimizer):
         finally:
             self.state.clear()
 
-    @_whole
+    @_uninterrupted
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Takes a state from :meth:`state_dict`, or from the optimizer of torch with this one's name.
 
@@ -695,12 +695,12 @@ class Optimizer(torch.optim.Optimizer):
         finally:
             self.state = _Entries(self)
         self._on_all_ranks("load_state_dict", lambda: write_entries(self._parts, self._moments, given))
-        self._on_all_ranks("load_state_dict", lambda: self._is_whole(steps[0]))
+        self._on_all_ranks("load_state_dict", lambda: self._set_step(steps[0]))
         self._resumed_step = self._counted = steps[0]
         for part in self._parts:
             part.pull(after_step=False)
 
-    def _is_whole(self, step: int) -> None:
+    def _set_step(self, step: int) -> None:
         """Says that the state is that of the step, when all parts of all ranks are: else they are a mixture, which one of them tells."""
         for part in self._parts:
             if part.session:
@@ -711,7 +711,7 @@ class Optimizer(torch.optim.Optimizer):
 
     # Checkpoints
 
-    @_whole
+    @_uninterrupted
     def save(self, directory: Any, training: Any = None) -> int:
         """Begins to save the state to ``directory``, in the background; training may go on. The step that is saved.
 
@@ -747,7 +747,7 @@ class Optimizer(torch.optim.Optimizer):
         self._saving, self._saves_in_vain = (directory, step, identity), False
         return step
 
-    @_whole
+    @_uninterrupted
     def saved(self) -> int:
         """Waits until all ranks have written what :meth:`save` began, and makes it a checkpoint. Its step.
 
@@ -786,7 +786,7 @@ class Optimizer(torch.optim.Optimizer):
         self._on_all_ranks(saves, commit)
         return step
 
-    @_whole
+    @_uninterrupted
     def load(self, directory: Any) -> Any:
         """Loads a checkpoint, or the newest in a folder of them, into the state and the model. Its training document.
 
@@ -813,7 +813,7 @@ class Optimizer(torch.optim.Optimizer):
         own = every[self._collective.number]
         step, training = own[0] if own else loaded[0]
         if several:
-            self._on_all_ranks(loads, lambda: self._is_whole(step))
+            self._on_all_ranks(loads, lambda: self._set_step(step))
         self._resumed_step = self._counted = step
         for part in self._parts:
             part.adopt()
