@@ -16,6 +16,7 @@ import (
 	"plimsoll/dtype"
 	"plimsoll/engine"
 	"plimsoll/fault"
+	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
 )
 
@@ -271,7 +272,7 @@ func foreignTo(moments []string, state any) string {
 		if key, ok := e.key.(string); ok {
 			name = key
 		}
-		if e.value != nil && !slices.Contains(moments, name) && name != "step" && name != kernel.ComponentMaster {
+		if e.value != nil && !slices.Contains(moments, name) && name != "step" && name != string(ledger.MasterWeights) {
 			return name
 		}
 	}

@@ -24,9 +24,6 @@ import (
 // a thread that is killed has made all stores before some instruction, and none
 // after. So all that counts is the order of each thread's own stores.
 
-// ComponentJournal is the ledger's name of the journal.
-const ComponentJournal = "step_journal"
-
 const (
 	// journalSlots is the number of slots of a large shard, and the most
 	// workers that it can have. It does not follow the number of workers, so
@@ -81,7 +78,7 @@ func wholeLines(size int64) int64 { return (size + cacheLine - 1) / cacheLine * 
 func (c ShardConfig) journalArena() ArenaPlan {
 	l := c.journalLayout()
 	return ArenaPlan{
-		Component: ComponentJournal,
+		Component: ledger.StepJournal,
 		role:      journalRole,
 		Size:      ledger.Bytes(l.size),
 		Why: fmt.Sprintf("%d B x %d slots: what the parameters or gradients were that a worker is changing; 4 B x %s chunks: whether they are done; %d B: step and hyperparameters; in whole lines of %d B",

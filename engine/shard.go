@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"plimsoll/arena"
+	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
 )
 
@@ -217,7 +218,7 @@ func (s *Shard) chunkAt(element int) int {
 func (s *Shard) Arenas() []*arena.Arena { return s.arenas }
 
 // Arena is the arena of a component, nil where there is none.
-func (s *Shard) Arena(component string) *arena.Arena {
+func (s *Shard) Arena(component ledger.Component) *arena.Arena {
 	for i, plan := range s.config.Arenas() {
 		if plan.Component == component {
 			return s.arenas[i]

@@ -1,7 +1,6 @@
 package ledger
 
 import (
-	"encoding/json"
 	"math"
 	"strconv"
 	"strings"
@@ -55,23 +54,6 @@ func TestCount(t *testing.T) {
 	})
 	if got := Count(494032768); got != "494,032,768" {
 		t.Error(got)
-	}
-}
-
-func TestSumsAndJSON(t *testing.T) {
-	ten := Bytes(10)
-	l := Ledger{
-		{Device: Host, Rank: 0, Phase: Step, Component: "a", Planned: 8, Measured: &ten, Why: "w"},
-		{Device: Host, Rank: 1, Phase: Step, Component: "b", Planned: 5},
-	}
-	if l.Planned(nil) != 13 || l.Measured(nil) != 10 || l.Planned(func(e Entry) bool { return e.Rank == 1 }) != 5 {
-		t.Error("sums are wrong")
-	}
-	text, err := json.Marshal(l)
-	want := `[{"device":"host","rank":0,"phase":"step","component":"a","planned_bytes":8,"measured_bytes":10,"why":"w"},` +
-		`{"device":"host","rank":1,"phase":"step","component":"b","planned_bytes":5,"measured_bytes":null,"why":""}]`
-	if err != nil || string(text) != want {
-		t.Errorf("%s, %v", text, err)
 	}
 }
 

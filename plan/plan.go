@@ -27,11 +27,11 @@ type Plan struct {
 // Device is a GPU or the memory of a node, as rank or node 0 has it; Count
 // devices are alike.
 type Device struct {
-	Kind     ledger.Device `json:"kind"`
-	Name     string        `json:"name"`
-	Rank     int           `json:"rank"`
-	Count    int           `json:"count"`
-	Capacity ledger.Bytes  `json:"capacity_bytes"` // 0 = unknown
+	Kind     ledger.Kind  `json:"kind"`
+	Name     string       `json:"name"`
+	Rank     int          `json:"rank"`
+	Count    int          `json:"count"`
+	Capacity ledger.Bytes `json:"capacity_bytes"` // 0 = unknown
 	// Outside is held outside of the allocator, from the first phase on.
 	Outside []Component `json:"outside_allocator"`
 	Phases  []Phase     `json:"phases"`
@@ -63,7 +63,7 @@ const (
 // Verdict is the answer for the device that is nearest to its limit.
 type Verdict struct {
 	Result    Result
-	Device    ledger.Device
+	Device    ledger.Kind
 	Phase     PhaseName
 	Iteration Iteration
 	Needed    ledger.Bytes

@@ -60,7 +60,7 @@ func contextOf(torch version.Version) Component {
 }
 
 // reasonsOf are the reasons of all components of a device.
-func (s *simulation) reasonsOf(device ledger.Device) map[string]string {
+func (s *simulation) reasonsOf(device ledger.Kind) map[string]string {
 	tokens := s.MicroBatch * s.Sequence
 	batch := fmt.Sprintf("%d x %s tokens", s.MicroBatch, ledger.Count(s.Sequence))
 	kept := "kept for the backward pass"

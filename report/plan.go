@@ -36,7 +36,7 @@ type Plan struct {
 
 // PlanLimit is where the job comes nearest to what a device has.
 type PlanLimit struct {
-	Device    ledger.Device  `json:"device"`
+	Device    ledger.Kind    `json:"device"`
 	Phase     plan.PhaseName `json:"phase"`
 	Iteration plan.Iteration `json:"iteration"`
 	Needed    ledger.Bytes   `json:"needed_bytes"`

@@ -24,7 +24,7 @@ type record struct {
 }
 
 // recordComponent ends the name of the arena of a record.
-const recordComponent = "session"
+const recordComponent = string(ledger.SessionHeader)
 
 const recordMagic = 0x336e6f6973736573 // "session3"
 

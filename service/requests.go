@@ -205,11 +205,11 @@ type Welcome struct {
 
 // WelcomeArena is an arena that the trainer maps.
 type WelcomeArena struct {
-	Name      string       `json:"name"`
-	Component string       `json:"component"`
-	Type      string       `json:"type"`
-	Bytes     ledger.Bytes `json:"bytes"`
-	Mapped    ledger.Bytes `json:"mapped_bytes"`
+	Name      string           `json:"name"`
+	Component ledger.Component `json:"component"`
+	Type      string           `json:"type"`
+	Bytes     ledger.Bytes     `json:"bytes"`
+	Mapped    ledger.Bytes     `json:"mapped_bytes"`
 }
 
 func (c *connection) welcome(attached bool) ([]byte, []*os.File, error) {

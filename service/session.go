@@ -14,8 +14,8 @@ import (
 	"plimsoll/arena"
 	"plimsoll/checkpoint"
 	"plimsoll/engine"
+	"plimsoll/ledger"
 	"plimsoll/optim"
-	"plimsoll/optim/kernel"
 )
 
 // session is the state of one shard. One connection at a time holds it.
@@ -93,19 +93,19 @@ func (s *session) settle() {
 // shared are the arenas that a trainer maps.
 func (s *session) shared() []sharedArena {
 	format := s.shard.Config().Format
-	parameters := kernel.ComponentParameter
+	parameters := ledger.Parameters
 	if s.shard.Arena(parameters) == nil {
-		parameters = kernel.ComponentMaster // fp32 parameters are the master weights
+		parameters = ledger.MasterWeights // fp32 parameters are the master weights
 	}
 	return []sharedArena{
-		{s.shard.Arena(parameters), kernel.ComponentParameter, format.Parameter.String()},
-		{s.shard.Arena(kernel.ComponentGradient), kernel.ComponentGradient, format.Gradient.String()},
+		{s.shard.Arena(parameters), ledger.Parameters, format.Parameter.String()},
+		{s.shard.Arena(ledger.Gradients), ledger.Gradients, format.Gradient.String()},
 	}
 }
 
 type sharedArena struct {
 	*arena.Arena
-	component string
+	component ledger.Component
 	of        string // type
 }
 

@@ -173,7 +173,7 @@ func (m moment) of(d *plan.Device) []plan.Phase {
 	return phases
 }
 
-func (o *outcome) device(kind ledger.Device) *plan.Device {
+func (o *outcome) device(kind ledger.Kind) *plan.Device {
 	for i := range o.plan.Devices {
 		if d := &o.plan.Devices[i]; d.Kind == kind {
 			return d
