@@ -445,6 +445,8 @@ func seconds(s float64) string {
 func (r *Rehearsal) VerdictLine() string {
 	v := r.Verdict
 	switch {
+	case v.Missing == 0 && v.Shortage != "":
+		return "DOES NOT FIT: " + v.Shortage
 	case !v.Fits:
 		return fmt.Sprintf("DOES NOT FIT: needs %v, %v is left (%s), %v is missing", v.Needed, v.Available, v.LimitedBy, v.Missing)
 	case r.BytesPerParameter.Measured == nil:

@@ -79,6 +79,15 @@ func (t *Topology) WriteText(w io.Writer) error {
 	for _, limit := range t.Memory.Limits {
 		line("limit", "%v, %v of it used (%s)", limit.Limit, limit.Used, limit.Name)
 	}
+	if a := t.Memory.AddressSpace; a != nil {
+		line("limit", "%v, %v of it used (%s)", a.Limit, a.Used, a.Name)
+	}
+	if t.FileSize > 0 {
+		line("limit", "%v a file, in memory too (ulimit -f, RLIMIT_FSIZE)", t.FileSize)
+	}
+	for _, limit := range t.ThreadLimits {
+		line("limit", "%s, %d of them running (%s)", counted(limit.Limit, "thread"), limit.Used, limit.Name)
+	}
 	if pages := hugePagesText(t.HugePages); pages != "" {
 		line("huge pages", "%s", pages)
 	}
