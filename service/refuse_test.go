@@ -405,6 +405,13 @@ func TestDoesNotFit(t *testing.T) {
 	}
 }
 
+// TestTooFewThreads: the Go runtime ends a service that cannot start a worker.
+func TestTooFewThreads(t *testing.T) {
+	r := startService(t, threadsVariable+"=3")
+	_, err := OpenSession(r.Socket, testDocument())
+	wantError(t, err, DoesNotFit, `open: * more threads are needed, and 3 may be started (pids.max); raise that limit where the service is started`)
+}
+
 // TestClientVanishes lets clients go in the middle of things.
 func TestClientVanishes(t *testing.T) {
 	r := startService(t)
