@@ -1,6 +1,7 @@
 package service
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net"
@@ -23,8 +24,28 @@ type connection struct {
 	// answering is one request at most: a step, which the worker answers that
 	// finishes it. It saves a thread from being woken for that.
 	answering sync.WaitGroup
+	// abandoned ends when another client wants the session of this one, which has
+	// hung up: what can be broken off is.
+	abandoned context.Context
+	abandon   context.CancelFunc
+	// kind is that of the request that is being handled, 0 for none.
+	kind atomic.Uint32
 	// unanswered counts it, and what is being handled, for those who ask.
 	unanswered atomic.Int64
+}
+
+func newConnection(s *Server, c *net.UnixConn) *connection {
+	client := &connection{server: s, c: c}
+	client.abandoned, client.abandon = context.WithCancel(context.Background())
+	return client
+}
+
+// doing is what is being handled, for messages.
+func (c *connection) doing() string {
+	if kind := Kind(c.kind.Load()); kind != 0 {
+		return "request " + kind.String()
+	}
+	return "last request"
 }
 
 // peer reads who is at the other end.
@@ -43,6 +64,7 @@ func peer(c *net.UnixConn) (*unix.Ucred, error) {
 
 // run answers requests until the client goes, or says something that is none.
 func (c *connection) run() {
+	defer c.abandon()
 	defer c.c.Close()
 	defer c.release()
 	credentials, err := peer(c.c)
@@ -93,7 +115,9 @@ func (c *connection) serve(p packet, files []*os.File, fault error) (more bool) 
 	var result []byte
 	var out []*os.File
 	if fault == nil {
+		c.kind.Store(uint32(p.kind))
 		result, out, fault = c.handle(p, files)
+		c.kind.Store(0)
 	}
 	closeAll(files)
 	switch fault {
