@@ -30,12 +30,16 @@ type connection struct {
 	abandon   context.CancelFunc
 	// kind is that of the request that is being handled, 0 for none.
 	kind atomic.Uint32
+	// idleSince is when the last request was answered, in nanoseconds; 0 where one
+	// is under way, or there is a session.
+	idleSince atomic.Int64
 	// unanswered counts it, and what is being handled, for those who ask.
 	unanswered atomic.Int64
 }
 
 func newConnection(s *Server, c *net.UnixConn) *connection {
 	client := &connection{server: s, c: c}
+	client.idleSince.Store(time.Now().UnixNano())
 	client.abandoned, client.abandon = context.WithCancel(context.Background())
 	return client
 }
@@ -73,13 +77,17 @@ func (c *connection) run() {
 		return
 	}
 	c.process = int(credentials.Pid)
+	stranger := int(credentials.Uid) != os.Getuid()
+	if stranger {
+		c.idleSince.Store(1) // the first to go where there are too many
+	}
 	buffer := make([]byte, maximumPacket)
 	for {
 		data, files, err := readPacket(c.c, buffer)
 		c.answering.Wait() // answers come in order
 		var wrong *Error
 		if err != nil && !errors.As(err, &wrong) {
-			if !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) {
+			if !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, net.ErrClosed) {
 				c.server.say("process %d: %v", c.process, err)
 			}
 			return
@@ -89,13 +97,17 @@ func (c *connection) run() {
 			err = faulty
 		}
 		switch {
-		case int(credentials.Uid) != os.Getuid():
+		case stranger:
 			err = fail(NotPermitted, "this service belongs to user %d, and process %d to user %d", os.Getuid(), c.process, credentials.Uid)
 		case err == nil && p.answer:
 			err = fail(Malformed, "an answer, where a request was expected")
 		}
+		c.idleSince.Store(0)
 		if !c.serve(p, files, err) {
 			return
+		}
+		if c.session == nil {
+			c.idleSince.Store(time.Now().UnixNano())
 		}
 	}
 }

@@ -95,7 +95,7 @@ func newStore(address string) (*store, error) {
 }
 
 // keeperPatience is how long the service waits for the keeper to take a message.
-const keeperPatience = 20 * time.Second
+var keeperPatience = 20 * time.Second
 
 // keep has a file kept. A nil store keeps nothing.
 func (s *store) keep(name string, file *os.File) error {

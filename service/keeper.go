@@ -375,13 +375,13 @@ func (k *Keeper) read(process int) {
 			return
 		case sender == nil || int(sender.Uid) != os.Getuid():
 			closeAll(files)
+		case int(sender.Pid) == os.Getpid() && string(data) == lastMessage:
+			closeAll(files)
+			return
 		case int(sender.Pid) == process:
 			k.take(parseNotification(string(data)), files)
 		default:
 			closeAll(files)
-			if int(sender.Pid) == os.Getpid() && string(data) == lastMessage {
-				return
-			}
 		}
 	}
 }

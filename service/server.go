@@ -212,6 +212,7 @@ func (s *Server) serve(c *net.UnixConn) {
 		return
 	}
 	s.open[client] = true
+	s.hangUpOnIdle()
 	s.serving.Go(func() {
 		client.run()
 		s.mu.Lock()

@@ -33,6 +33,9 @@ const (
 	visitVariable  = "PLIMSOLL_TEST_VISIT"     // a client of another user, of the socket that it names
 	echoVariable   = "PLIMSOLL_TEST_ECHO"      // it sends back what it is sent: see startEcho
 	memoryVariable = "PLIMSOLL_TEST_AVAILABLE" // bytes that the service believes to be available
+	notifyVariable = "PLIMSOLL_TEST_NOTIFY"    // a process that writes to the keeper's socket, which it names
+
+	patienceVariable = "PLIMSOLL_TEST_PATIENCE" // of the service with saves, when it ends
 )
 
 func TestMain(m *testing.M) {
@@ -44,6 +47,8 @@ func TestMain(m *testing.M) {
 		err = trainInThisProcess(os.Getenv(trainVariable))
 	case os.Getenv(visitVariable) != "":
 		err = visit(os.Getenv(visitVariable))
+	case os.Getenv(notifyVariable) != "":
+		err = notifyKeeper(os.Getenv(notifyVariable))
 	case os.Getenv(echoVariable) != "":
 		err = echo()
 	default:
@@ -59,6 +64,9 @@ func TestMain(m *testing.M) {
 func serve() error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
+	if patience, err := time.ParseDuration(os.Getenv(patienceVariable)); err == nil {
+		savePatience = patience
+	}
 	given, err := Inherit()
 	if err != nil || given == nil {
 		return errors.Join(err, errors.New("nothing was inherited"))
@@ -112,6 +120,12 @@ func (o *output) String() string {
 // the test has ended, nothing of them may be left.
 func startService(t testing.TB, variables ...string) *running {
 	t.Helper()
+	return startServiceWith(t, func(*Keeper) {}, variables...)
+}
+
+// startServiceWith has a keeper that differs.
+func startServiceWith(t testing.TB, differ func(*Keeper), variables ...string) *running {
+	t.Helper()
 	directory, err := os.MkdirTemp("", "plimsoll-test-") // a short path: that of a socket has 107 bytes
 	if err != nil {
 		t.Fatal(err)
@@ -128,6 +142,7 @@ func startService(t testing.TB, variables ...string) *running {
 			return command
 		},
 	}
+	differ(r.Keeper)
 	if err := r.Listen(); err != nil {
 		t.Fatal(err)
 	}
