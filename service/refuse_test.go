@@ -606,7 +606,6 @@ func TestAnotherUser(t *testing.T) {
 	}
 	r := startService(t)
 	watch(t, r)
-	const nobody = 65534
 	visitor := func() (string, error) {
 		command := exec.Command("/proc/self/fd/3")
 		// The program lies where another user may not look, so it is given open.

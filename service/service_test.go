@@ -35,6 +35,8 @@ const (
 	memoryVariable = "PLIMSOLL_TEST_AVAILABLE" // bytes that the service believes to be available
 	notifyVariable = "PLIMSOLL_TEST_NOTIFY"    // a process that writes to the keeper's socket, which it names
 
+	impersonateVariable = "PLIMSOLL_TEST_IMPERSONATE" // what listens at the socket that it names, as another user
+
 	patienceVariable = "PLIMSOLL_TEST_PATIENCE" // of the service with saves, when it ends
 )
 
@@ -47,6 +49,8 @@ func TestMain(m *testing.M) {
 		err = trainInThisProcess(os.Getenv(trainVariable))
 	case os.Getenv(visitVariable) != "":
 		err = visit(os.Getenv(visitVariable))
+	case os.Getenv(impersonateVariable) != "":
+		err = impersonate(os.Getenv(impersonateVariable))
 	case os.Getenv(notifyVariable) != "":
 		err = notifyKeeper(os.Getenv(notifyVariable))
 	case os.Getenv(echoVariable) != "":

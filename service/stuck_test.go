@@ -222,11 +222,8 @@ func TestStuckServiceIsStartedAgain(t *testing.T) {
 	if err := errors.Join(s.Detach(), syscall.Kill(process, syscall.SIGSTOP)); err != nil {
 		t.Fatal(err)
 	}
-	s, err := openPatiently(r.Socket, testDocument())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !s.Welcome.Attached || s.Welcome.Step != 3 {
+	await(t, "another service", func() bool { now := r.Process(); return now != 0 && now != process })
+	if s = mustOpen(t, r.Socket, testDocument()); !s.Welcome.Attached || s.Welcome.Step != 3 {
 		t.Errorf("attached %v at step %d: expected the session at step 3", s.Welcome.Attached, s.Welcome.Step)
 	}
 	if want := "it gave no sign of life for 1s, and was killed"; !strings.Contains(r.log.String(), want) {

@@ -142,7 +142,9 @@ them dies; with --restarts they are started again and find it.`,
 
 // sayTo tells the user something while ranks run.
 func sayTo(c *cobra.Command) func(format string, values ...any) {
-	return func(format string, values ...any) { fmt.Fprintf(c.ErrOrStderr(), "plimsoll: "+format+"\n", values...) }
+	return func(format string, values ...any) {
+		fmt.Fprintf(c.ErrOrStderr(), "plimsoll: %s\n", fault.Printable(fmt.Sprintf(format, values...)))
+	}
 }
 
 // keepCommand is what run starts to watch over the ranks.
