@@ -35,6 +35,11 @@ const (
 	memoryVariable = "PLIMSOLL_TEST_AVAILABLE" // bytes that the service believes to be available
 	// threadsVariable is how many threads the service believes that it may start.
 	threadsVariable = "PLIMSOLL_TEST_THREADS"
+	notifyVariable  = "PLIMSOLL_TEST_NOTIFY" // a process that writes to the keeper's socket, which it names
+
+	impersonateVariable = "PLIMSOLL_TEST_IMPERSONATE" // what listens at the socket that it names, as another user
+
+	patienceVariable = "PLIMSOLL_TEST_PATIENCE" // of the service with saves, when it ends
 )
 
 func TestMain(m *testing.M) {
@@ -46,6 +51,10 @@ func TestMain(m *testing.M) {
 		err = trainInThisProcess(os.Getenv(trainVariable))
 	case os.Getenv(visitVariable) != "":
 		err = visit(os.Getenv(visitVariable))
+	case os.Getenv(impersonateVariable) != "":
+		err = impersonate(os.Getenv(impersonateVariable))
+	case os.Getenv(notifyVariable) != "":
+		err = notifyKeeper(os.Getenv(notifyVariable))
 	case os.Getenv(echoVariable) != "":
 		err = echo()
 	default:
@@ -61,6 +70,9 @@ func TestMain(m *testing.M) {
 func serve() error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
+	if patience, err := time.ParseDuration(os.Getenv(patienceVariable)); err == nil {
+		savePatience = patience
+	}
 	given, err := Inherit()
 	if err != nil || given == nil {
 		return errors.Join(err, errors.New("nothing was inherited"))
@@ -119,6 +131,12 @@ func (o *output) String() string {
 // the test has ended, nothing of them may be left.
 func startService(t testing.TB, variables ...string) *running {
 	t.Helper()
+	return startServiceWith(t, func(*Keeper) {}, variables...)
+}
+
+// startServiceWith has a keeper that differs.
+func startServiceWith(t testing.TB, differ func(*Keeper), variables ...string) *running {
+	t.Helper()
 	directory, err := os.MkdirTemp("", "plimsoll-test-") // a short path: that of a socket has 107 bytes
 	if err != nil {
 		t.Fatal(err)
@@ -135,6 +153,7 @@ func startService(t testing.TB, variables ...string) *running {
 			return command
 		},
 	}
+	differ(r.Keeper)
 	if err := r.Listen(); err != nil {
 		t.Fatal(err)
 	}
