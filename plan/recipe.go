@@ -326,6 +326,9 @@ func (r *resolver) sharding() error {
 	if strings.HasPrefix(j.FSDP.Strategy, "hybrid") {
 		j.ShardRanks = j.RanksPerNode
 	}
+	if l := r.launch; l != nil && l.Parallelism != nil {
+		j.ShardRanks = l.Parallelism.Shard * l.Parallelism.Context
+	}
 	// FSDP casts parameters itself; accelerate has gradients added up in the
 	// same type.
 	if j.Autocast != dtype.Invalid {
