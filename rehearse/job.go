@@ -217,7 +217,7 @@ func optimizerOf(path string, o *recipe.Optimizer) (optim.Optimizer, error) {
 			Mend:  "the bytes of an optimizer with two moments are those of AdamW: set optimizer.type to AdamW to rehearse it",
 		}
 	}
-	if err := found.Validate(); err != nil {
+	if err := optim.Check(found, 1, 1); err != nil {
 		return nil, &fault.Input{Where: fault.Position{File: path}, What: "optimizer.params", Err: err}
 	}
 	return found, nil
