@@ -160,7 +160,7 @@ func savingFolder(directory string, step int64, world int) (*os.File, error) {
 		if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, cause(directory, "checkpoints cannot be saved here", err)
 		}
-		folder, err = lock(path, os.O_RDONLY, unix.LOCK_SH)
+		folder, err = lockFolder(path, unix.LOCK_SH)
 	}
 	if err != nil {
 		return nil, cause(path, "", err)

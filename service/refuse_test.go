@@ -257,6 +257,11 @@ func TestRequestsAreRefused(t *testing.T) {
 		{"a rate that is no number", step(3, 1, adamw[0], with(0, math.NaN())), Refused, "step, parameter group 1, *: *learning rate*"},
 		{"a beta of 1", step(3, 1, with(1, 1), adamw[1]), Refused, "step, parameter group 0, *: *beta*"},
 		{"an infinite epsilon", step(3, 1, with(3, math.Inf(1)), adamw[1]), Refused, "step, parameter group 0, *: *epsilon*"},
+		{"a rate that fp32 cannot hold", step(3, 1, adamw[0], with(0, 1e39)), Refused, "step, parameter group 1, *: the learning rate*binary32*"},
+		{"a weight decay that fp32 cannot hold", step(3, 1, with(4, 1e308), adamw[1]), Refused, "step, parameter group 0, *: the weight decay*binary32*"},
+		{"an epsilon that would be zero", step(3, 1, with(3, 1e-60), adamw[1]), Refused, "step, parameter group 0, *: the epsilon*binary32*"},
+		{"a factor that fp32 cannot hold", step(3, 1e39, adamw...), Refused, "step, parameter group 0, *: the factor*binary32*"},
+		{"a factor that would be zero", step(3, 1e-60, adamw...), Refused, "step, parameter group 0, *: the factor*binary32*"},
 
 		{"flags that there are not", body(Step, stepHeader{Step: 3, Factor: 1, Flags: 8}, adamw...), Refused, "step with flags 0x8: this version has 0x3"},
 		{"a step that is not prepared", body(Step, stepHeader{Step: 3, Factor: 1, Flags: preparedStep}), OutOfOrder, "step 3 as prepared: step 0 is (0 is none)"},
@@ -266,6 +271,7 @@ func TestRequestsAreRefused(t *testing.T) {
 		{"flags before their time", body(Prepare, stepHeader{Step: 3, Flags: waitForStep}, adamw...), Refused, "prepare with flags 0x1 and factor 0: expected neither, which come with the step"},
 		{"a group too few is prepared", body(Prepare, stepHeader{Step: 3}, adamw[0]), Refused, "prepare with 1 parameter groups: the session has 2"},
 		{"a beta of 1 is prepared", body(Prepare, stepHeader{Step: 3}, with(1, 1), adamw[1]), Refused, "prepare, parameter group 0, *: *beta*"},
+		{"a rate that fp32 cannot hold is prepared", body(Prepare, stepHeader{Step: 3}, with(0, 1e39), adamw[1]), Refused, "prepare, parameter group 0, *: the learning rate*binary32*"},
 
 		{"wait for what did not begin", request(Wait, waitBody{3, 0, 1}), OutOfOrder, "wait for step 3: the last that was begun is 2"},
 		{"wait beyond", request(Wait, waitBody{2, end, 1}), Refused, "wait: 1 elements from 200000 on, of a shard of 200000"},
@@ -403,6 +409,13 @@ func TestDoesNotFit(t *testing.T) {
 			t.Errorf("%s was allocated", name)
 		}
 	}
+}
+
+// TestTooFewThreads: the Go runtime ends a service that cannot start a worker.
+func TestTooFewThreads(t *testing.T) {
+	r := startService(t, threadsVariable+"=3")
+	_, err := OpenSession(r.Socket, testDocument())
+	wantError(t, err, DoesNotFit, `open: * more threads are needed, and 3 may be started (pids.max); raise that limit where the service is started`)
 }
 
 // TestClientVanishes lets clients go in the middle of things.

@@ -424,14 +424,18 @@ func (s *Server) expected(d *Document) int {
 // checkRoom refuses a job that does not fit before the first byte of it is
 // allocated: the other ranks of this host need as much.
 func (s *Server) checkRoom(h *host.Host, d *Document, config engine.ShardConfig) error {
-	var needed ledger.Bytes
+	var needed, largest, pool ledger.Bytes
 	for _, a := range config.Arenas() {
 		needed += config.Pages.Round(a.Size)
+		largest = max(largest, config.Pages.Round(a.Size))
 	}
-	available, counter := h.Memory.Headroom()
 	if config.Pages == arena.HugetlbPages {
-		available += engine.HugetlbFree(h)
+		pool = engine.HugetlbFree(h)
 	}
+	if short := h.Shortage(len(config.CPUs)+threadsBeside, largest); short != "" {
+		return fail(DoesNotFit, "open: %s; raise that limit where the service is started", short)
+	}
+	available, counter := h.Memory.HeadroomWith(pool)
 	ranks := s.expected(d)
 	if whole := needed * ledger.Bytes(ranks); counter != "" && whole > available {
 		return fail(DoesNotFit, "open: the state of %d parameters in %v takes %v a rank, %v for the %d ranks of this host that are still to come, and %v are available (%s); use a smaller format (moments \"bf16\" or \"int8\"), more hosts, or fewer ranks on this one",

@@ -33,7 +33,9 @@ const (
 	visitVariable  = "PLIMSOLL_TEST_VISIT"     // a client of another user, of the socket that it names
 	echoVariable   = "PLIMSOLL_TEST_ECHO"      // it sends back what it is sent: see startEcho
 	memoryVariable = "PLIMSOLL_TEST_AVAILABLE" // bytes that the service believes to be available
-	notifyVariable = "PLIMSOLL_TEST_NOTIFY"    // a process that writes to the keeper's socket, which it names
+	// threadsVariable is how many threads the service believes that it may start.
+	threadsVariable = "PLIMSOLL_TEST_THREADS"
+	notifyVariable  = "PLIMSOLL_TEST_NOTIFY" // a process that writes to the keeper's socket, which it names
 
 	impersonateVariable = "PLIMSOLL_TEST_IMPERSONATE" // what listens at the socket that it names, as another user
 
@@ -90,6 +92,11 @@ func testHost() (*host.Host, error) {
 	if err == nil && os.Getenv(memoryVariable) != "" {
 		_, err = fmt.Sscan(os.Getenv(memoryVariable), (*int64)(&h.Memory.Available))
 		h.Memory.Limits = nil
+	}
+	if err == nil && os.Getenv(threadsVariable) != "" {
+		limit := host.ThreadLimit{Name: "pids.max"}
+		_, err = fmt.Sscan(os.Getenv(threadsVariable), &limit.Limit)
+		h.ThreadLimits = []host.ThreadLimit{limit}
 	}
 	return h, err
 }

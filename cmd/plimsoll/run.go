@@ -85,6 +85,10 @@ them dies; with --restarts they are started again and find it.`,
 			case asJSON:
 				return &fault.Input{What: "--json is for --dry-run: what the ranks print is theirs", Mend: "give --report FILE"}
 			}
+			if short := h.Shortage(threadsOfRun+len(bound.Ranks), 0); short != "" {
+				sayTo(c)("the job does not fit: %s; nothing was started", short)
+				return outcome(exitDoesNotFit)
+			}
 			job.Ranks, job.Stdout, job.Stderr = bound.Ranks, c.OutOrStdout(), c.ErrOrStderr()
 			job.Say, job.StateCPUs = sayTo(c), bound.StateCPUs()
 			for _, note := range bound.Notes {
@@ -140,6 +144,10 @@ them dies; with --restarts they are started again and find it.`,
 	mustRegister(command, "memory-policy", cobra.FixedCompletions(binding.MemoryPolicies, cobra.ShellCompDirectiveNoFileComp))
 	return command
 }
+
+// threadsOfRun are those of the keeper and the optimizer service, beside the
+// ranks: the Go runtime ends a process that cannot start a thread.
+const threadsOfRun = 2 * 16
 
 // sayTo tells the user something while ranks run.
 func sayTo(c *cobra.Command) func(format string, values ...any) {
