@@ -334,6 +334,7 @@ func (r *resolver) sharding() error {
 	if j.Autocast != dtype.Invalid {
 		j.Compute, j.Autocast = j.Autocast, dtype.Invalid
 	}
+	r.assumeLoading()
 	if j.ReduceType == dtype.Invalid || j.Compute == dtype.Invalid && j.Weights != dtype.F32 {
 		j.ReduceType = j.compute()
 	}
