@@ -32,7 +32,7 @@ const (
 // since then every rank loads, whatever cpu_ram_efficient_loading says.
 func (j *Job) loader() loader {
 	v := j.Versions.Transformers
-	quantized := j.Quantization != nil && j.Quantization.Bits > 0
+	quantized := j.Quantization != nil && (j.Quantization.Bits > 0 || j.Quantization.Dequantized)
 	switch {
 	case j.Modules != "" && j.Modules != transformersModules:
 		return nobody
