@@ -83,6 +83,10 @@ func (r Request) Resolve() (*Job, error) {
 	if j.Model, err = model.Load(r.Model); err != nil {
 		return nil, err
 	}
+	if j.Model.Elements() == 0 {
+		where := fault.Position{File: r.Model}
+		return nil, &fault.Input{Where: where, What: "the model has no parameters: every tensor has 0 elements"}
+	}
 	if r.DeepSpeed != "" {
 		if err := j.applyRecipe(r.DeepSpeed); err != nil {
 			return nil, err

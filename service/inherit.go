@@ -67,7 +67,9 @@ func Inherit() (*Inherited, error) {
 		in.Listener = unixListener
 		in.Listener.SetUnlinkOnClose(false) // it is the keeper's
 	}
-	for _, name := range []string{inheritedCount, inheritedNames, inheritedProcess, notifySocket, restartCount, watchdogTime, watchdogProcess} {
+	for _, name := range []string{
+		inheritedCount, inheritedNames, inheritedProcess, notifySocket, restartCount, watchdogTime, watchdogProcess,
+	} {
 		if err := os.Unsetenv(name); err != nil {
 			return nil, err
 		}
@@ -138,7 +140,8 @@ func (s *store) send(text string, files ...*os.File) error {
 		err = unix.Sendmsg(s.socket, []byte(text), rights, &unix.SockaddrUnix{Name: s.address}, 0)
 	}
 	if errors.Is(err, unix.EAGAIN) {
-		return fmt.Errorf("the keeper of the service, which listens at %s, has taken no message for %v; is that process stopped?", s.address, keeperPatience)
+		return fmt.Errorf("the keeper of the service, which listens at %s, has taken no message for %v; is it stopped?",
+			s.address, keeperPatience)
 	}
 	if err != nil {
 		return fmt.Errorf("tell the keeper at %s: %w", s.address, err)

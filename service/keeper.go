@@ -125,7 +125,9 @@ func listenToServices(path string) (*net.UnixConn, error) {
 	raw, err := c.SyscallConn()
 	if err == nil {
 		var failed error
-		err = raw.Control(func(fd uintptr) { failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSCRED, 1) })
+		err = raw.Control(func(fd uintptr) {
+			failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSCRED, 1)
+		})
 		err = errors.Join(err, failed)
 	}
 	if err = errors.Join(err, os.Chmod(path, 0o600)); err != nil {
@@ -352,7 +354,8 @@ func (k *Keeper) watch(ctx context.Context, service *os.Process, ended <-chan er
 			switch {
 			case quiet == ticks:
 				if stopping {
-					k.Say("the optimizer service does not end: it gave no sign of life for %v, and is killed", k.patience())
+					k.Say("the optimizer service does not end: it gave no sign of life for %v, and is killed",
+						k.patience())
 				}
 				_ = service.Kill()
 			case quiet == 2*ticks && stopping:

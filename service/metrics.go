@@ -53,7 +53,8 @@ func (s *Server) ServeMetrics(address string) (stop func(), err error) {
 	}
 	server.SetKeepAlivesEnabled(false) // a connection a scrape: none is idle
 	go func() {
-		if err := server.Serve(netutil.LimitListener(listener, portion(mostScrapes))); !errors.Is(err, http.ErrServerClosed) {
+		err := server.Serve(netutil.LimitListener(listener, portion(mostScrapes)))
+		if !errors.Is(err, http.ErrServerClosed) {
 			s.say("metrics: %v", err)
 		}
 	}()
@@ -77,7 +78,9 @@ func knownHosts(address string, next http.Handler) http.Handler {
 		_, notAnAddress := netip.ParseAddr(name)
 		known := []string{"", "localhost", strings.ToLower(given)}
 		if notAnAddress != nil && !slices.Contains(known, name) && (short != ownShort || own == "") {
-			http.Error(w, fmt.Sprintf("the request is for the host %.100q: expected an address, localhost, %q, or the name given in --metrics", name, own), http.StatusForbidden)
+			message := fmt.Sprintf("the request is for the host %.100q: expected an address, localhost, %q, or the name in --metrics",
+				name, own)
+			http.Error(w, message, http.StatusForbidden)
 			return
 		}
 		next.ServeHTTP(w, r)

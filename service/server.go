@@ -35,9 +35,12 @@ type Server struct {
 	given    *Inherited
 	until    context.Context // of Serve
 	began    time.Time
-	lastSign time.Time // of life, to the keeper; of Serve
 	requests atomic.Int64
 	refused  atomic.Int64
+
+	// Of Serve alone.
+	lastSign   time.Time // of life, to the keeper
+	outOfFiles bool      // this was said
 
 	allocating sync.Mutex    // one session at a time takes memory
 	mu         sync.Mutex    // guards what follows; nobody waits while he has it
@@ -60,7 +63,8 @@ func NewServer(version string, given *Inherited, findHost func() (*host.Host, er
 	}
 	s := &Server{
 		version: version, kernel: set, say: say, host: findHost, given: given, began: time.Now(),
-		all: map[key]*session{}, held: map[key]*connection{}, open: map[*connection]bool{}, released: make(chan struct{}),
+		all: map[key]*session{}, held: map[key]*connection{}, open: map[*connection]bool{},
+		released: make(chan struct{}),
 	}
 	return s, s.restore()
 }
@@ -170,12 +174,17 @@ func (s *Server) Serve(ctx context.Context) error {
 			return s.end()
 		case errors.Is(err, os.ErrDeadlineExceeded): // it is time for a sign of life
 		case errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE):
-			s.say("too many open files: a client waits")
+			if !s.hangUpOnIdle(0) && !s.outOfFiles {
+				s.say("too many open files (ulimit -n): clients wait until others go")
+				s.outOfFiles = true // said once
+			}
 			time.Sleep(100 * time.Millisecond)
 		case err != nil:
 			return fmt.Errorf("accept: %w", err)
 		default:
+			s.outOfFiles = false
 			s.serve(c)
+			s.hangUpOnIdle(portion(mostIdle))
 		}
 	}
 }
@@ -212,7 +221,6 @@ func (s *Server) serve(c *net.UnixConn) {
 		return
 	}
 	s.open[client] = true
-	s.hangUpOnIdle()
 	s.serving.Go(func() {
 		client.run()
 		s.mu.Lock()
@@ -313,22 +321,27 @@ func (s *Server) awaitRelease(d *Document, c *connection) error {
 				d.key(), d.Job, holder.process, holder.doing(), claimPatience)
 		case waited >= claimNotice && !noticed:
 			noticed = true
-			s.say("process %d waits for session %v: process %d has hung up, and its %v is still under way", c.process, d.key(), holder.process, holder.doing())
+			s.withoutMutex(func() {
+				s.say("process %d waits for session %v: process %d has hung up, and its %v is still under way",
+					c.process, d.key(), holder.process, holder.doing())
+			})
 		}
-		s.waitWithoutMutex()
+		released := s.released
+		s.withoutMutex(func() {
+			select {
+			case <-released:
+			case <-time.After(200 * time.Millisecond): // to see whether the client is still there
+			}
+		})
 	}
 	return nil
 }
 
-// waitWithoutMutex waits until some session is released, for a short while at most.
-func (s *Server) waitWithoutMutex() {
-	released := s.released
+// withoutMutex does what may wait for somebody.
+func (s *Server) withoutMutex(body func()) {
 	s.mu.Unlock()
 	defer s.mu.Lock()
-	select {
-	case <-released:
-	case <-time.After(200 * time.Millisecond):
-	}
+	body()
 }
 
 // toItself is for a program that opens a session twice.

@@ -159,7 +159,7 @@ func TestLoadIsBrokenOffForTheNextClient(t *testing.T) {
 		if err := writePacket(s.c, packet{kind: Load, number: 1000, body: body}.encode()); err != nil {
 			t.Fatal(err)
 		}
-		await(t, "the load to begin", func() bool { return server.Overview().Unanswered == 2 || server.Overview().Unanswered == 1 })
+		await(t, "the load to begin", func() bool { return server.Overview().Unanswered > 0 })
 		if err := s.Detach(); err != nil {
 			t.Fatal(err)
 		}
