@@ -17,7 +17,7 @@ import (
 // are done; and a slot for each worker, with an undo log of the chunk that it is
 // changing. Who finishes a step restores what was being changed, goes on from
 // there in the same slots, and then runs what is not done. An addition to the
-// gradients (additions.go) has marks of the same chunks and the same slots, and so
+// gradients (accumulations.go) has marks of the same chunks and the same slots, and so
 // has a write of moments (write.go) the slots: only one of the three is under way.
 //
 // It is made for a process that ends at any instant, not for a host that does:
@@ -41,16 +41,9 @@ type journalHead struct {
 	magic, version uint64
 	layout         [sha256.Size]byte // fingerprint of the configuration
 	counters
-	additions additions
+	accumulations accumulations
 	// writing is true while slots are the logs of moments that are being written.
 	writing atomic.Bool
-}
-
-// counters count updates.
-type counters struct {
-	begun, finished atomic.Uint64 // one apart while an update is under way
-	// before is the step that the state was at before the first update.
-	before atomic.Int64
 }
 
 // journalLayout says where what lies in a journal.
@@ -92,29 +85,16 @@ func (c ShardConfig) fingerprint() [sha256.Size]byte {
 	return sha256.Sum256(fmt.Appendf(nil, "%d %d %v %v %v", c.chunkOf(Section{}), c.Elements, c.Format, c.sections(), c.journalLayout()))
 }
 
-// slot is a worker's part of the journal.
-type slot struct {
-	// unit is the chunk that undo is the log of, if that has begun.
-	unit *atomic.Int64
-	undo kernel.Undo
-}
-
-// begin makes the log that of a chunk of which nothing has been changed.
-func (s slot) begin(unit int) {
-	s.undo.Begin() // it is no longer the log of the chunk before
-	s.unit.Store(int64(unit))
-}
-
 // openJournal lays the journal out over its arena.
-func (s *Shard) openJournal(a *arena.Arena) *journalHead {
-	l, bytes := s.config.journalLayout(), a.Bytes()
+func (p *progress) openJournal(c ShardConfig, a *arena.Arena) *journalHead {
+	l, bytes := c.journalLayout(), a.Bytes()
 	head := at[journalHead](bytes, 0)
-	s.counters, s.additions, s.writing = &head.counters, &head.additions, &head.writing
-	s.constants = unsafe.Slice(at[kernel.Constants](bytes, l.constants), s.config.groups())
-	s.done = unsafe.Slice(at[atomic.Uint32](bytes, l.done), s.config.chunks())
+	p.counters, p.accumulations, p.writing = &head.counters, &head.accumulations, &head.writing
+	p.constants = unsafe.Slice(at[kernel.Constants](bytes, l.constants), c.groups())
+	p.done = unsafe.Slice(at[atomic.Uint32](bytes, l.done), c.chunks())
 	for i := range l.slots {
 		begin := l.slotsBegin + i*l.slotSize
-		s.slots = append(s.slots, slot{at[atomic.Int64](bytes, begin), kernel.UndoIn(bytes[begin+cacheLine : begin+l.slotSize])})
+		p.slots = append(p.slots, slot{at[atomic.Int64](bytes, begin), kernel.UndoIn(bytes[begin+cacheLine : begin+l.slotSize])})
 	}
 	return head
 }
@@ -138,32 +118,8 @@ func (h *journalHead) check(c ShardConfig) error {
 		return errors.New("it was written for a shard of other sections, format or chunks")
 	case h.begun.Load()-h.finished.Load() > 1:
 		return fmt.Errorf("%d updates were begun and %d finished", h.begun.Load(), h.finished.Load())
-	case h.additions.begun.Load()-h.additions.finished.Load() > 1 && !h.additions.clearing.Load():
-		return fmt.Errorf("%d additions to the gradients were begun and %d finished", h.additions.begun.Load(), h.additions.finished.Load())
+	case h.accumulations.begun.Load()-h.accumulations.finished.Load() > 1 && !h.accumulations.clearing.Load():
+		return fmt.Errorf("%d additions to the gradients were begun and %d finished", h.accumulations.begun.Load(), h.accumulations.finished.Load())
 	}
 	return nil
-}
-
-// change updates a chunk, with what a slot needs to go on.
-func (s *Shard) change(slot slot, unit int) {
-	slot.begin(unit)
-	s.updateFrom(slot, unit, 0)
-}
-
-// updateFrom updates a chunk from some element on.
-func (s *Shard) updateFrom(slot slot, unit, first int) {
-	c := s.chunks[unit]
-	s.config.Kernel.UpdateLogged(c.section.format, &s.constants[c.section.group], c.state(), first, slot.undo)
-}
-
-// resume brings the chunk to its end whose update a slot is in the middle of.
-// Should this process be killed, too, the slot says where to go on.
-func (s *Shard) resume(slot slot) {
-	unit := int(slot.unit.Load())
-	if !slot.undo.Begun() || s.isDone(unit) {
-		return
-	}
-	c := s.chunks[unit]
-	s.updateFrom(slot, unit, slot.undo.Restore(c.section.format, c.state()))
-	s.setDone(unit)
 }

@@ -7,10 +7,6 @@ import (
 	"plimsoll/optim"
 )
 
-// Steps is the number of steps that are finished. With a journal it outlives
-// the process.
-func (s *Shard) Steps() int64 { return s.before.Load() + int64(s.finished.Load()) }
-
 // SetSteps says that the state was loaded from elsewhere, where it had seen that
 // many steps. A step that another process has begun is not finished any more.
 func (s *Shard) SetSteps(n int64) {
@@ -35,7 +31,7 @@ func (s *Shard) BeginThen(step int64, scale float64, optimizers []optim.Optimize
 	switch next := s.Steps() + 1; {
 	case s.isUnderway():
 		return fmt.Errorf("step %d cannot begin: step %d is under way", step, next)
-	case s.isAdding():
+	case s.isAccumulating():
 		return fmt.Errorf("step %d cannot begin: a gradient is half added: add it again, or clear all", step)
 	case step != next:
 		return fmt.Errorf("step %d cannot begin: the next one is %d", step, next)
@@ -65,12 +61,8 @@ func (s *Shard) suits(group int, o optim.Optimizer) error {
 	return nil
 }
 
-// isUnderway says whether an update was begun and is not finished, by whatever
-// process.
-func (s *Shard) isUnderway() bool { return s.begun.Load() != s.finished.Load() }
-
-// checkConstants refuses hyperparameters and a scale of which updates in binary32
-// would make NaN. The journal stays as it is.
+// checkConstants refuses hyperparameters and a scale with which an update in
+// binary32 would make NaN. It leaves the journal as it is.
 func (s *Shard) checkConstants(step int64, scale float64, optimizers []optim.Optimizer) error {
 	for group := range s.constants {
 		if err := optimizers[group].Constants(&s.trial, step, scale); err != nil {
@@ -80,17 +72,16 @@ func (s *Shard) checkConstants(step int64, scale float64, optimizers []optim.Opt
 	return nil
 }
 
-// update begins an update whose constants were checked. From the store of its
-// number on, whoever attaches the shard finishes it: all that takes has been
-// stored before.
+// update begins an update whose constants were checked. The store of its number
+// comes last: from then on, any process that attaches the shard can finish it.
 func (s *Shard) update(step int64, scale float64, optimizers []optim.Optimizer, then func()) {
 	s.ForgetArrived()
 	s.wait() // for the worker that tells of the last step
-	s.then = then
+	s.current.then = then
 	for i := range s.constants {
 		_ = optimizers[i].Constants(&s.constants[i], step, scale) // was checked
 	}
-	s.forgetLogs()
+	s.clearLogs()
 	s.begun.Add(1)
 	s.run()
 }
@@ -101,7 +92,7 @@ func (s *Shard) update(step int64, scale float64, optimizers []optim.Optimizer, 
 // changed.
 func (s *Shard) Finish() bool {
 	s.undoWrite()
-	if s.additions.clearing.Load() {
+	if s.accumulations.clearing.Load() {
 		s.ClearGradients()
 	}
 	if !s.isUnderway() {
@@ -118,9 +109,9 @@ func (s *Shard) Finish() bool {
 // run has the workers update all chunks that have not had the update begun
 // last.
 func (s *Shard) run() {
-	s.underway.Store(s.begun.Load())
-	s.left.Store(int64(len(s.chunks)))
-	if s.then != nil && len(s.chunks) == 1 {
+	s.current.underway.Store(s.begun.Load())
+	s.current.left.Store(int64(len(s.chunks)))
+	if s.current.then != nil && len(s.chunks) == 1 {
 		s.wait()
 		s.updateUnit(0, 0)
 		return
@@ -135,18 +126,18 @@ func (s *Shard) updateUnit(worker, unit int) {
 	if !s.isDone(unit) { // by another process, that is
 		s.makeUpdate(worker, unit)
 	}
-	if s.left.Add(-1) == 0 {
+	if s.current.left.Add(-1) == 0 {
 		s.finished.Store(s.begun.Load())
-		s.watchers.wake()
-		if s.then != nil {
-			s.then()
+		s.current.watchers.wake()
+		if s.current.then != nil {
+			s.current.then()
 		}
 	}
 }
 
 func (s *Shard) makeUpdate(worker, unit int) {
 	if x := s.snapshot.Load(); x != nil {
-		x.hand(unit)
+		x.copyOnWrite(unit)
 	}
 	if c := s.chunks[unit]; s.slots == nil {
 		s.config.Kernel.Update(c.section.format, &s.constants[c.section.group], c.state())
@@ -156,26 +147,19 @@ func (s *Shard) makeUpdate(worker, unit int) {
 	s.setDone(unit)
 }
 
-// mark is that of chunks that have had the update begun last. Those of additions
-// are odd.
-func (c *counters) mark() uint32 { return uint32(c.begun.Load()) << 1 }
-
-// isDone says whether a chunk has had the update begun last.
-func (s *Shard) isDone(unit int) bool { return s.done[unit].Load() == s.counters.mark() }
-
 func (s *Shard) setDone(unit int) {
 	s.done[unit].Store(s.counters.mark())
-	if s.awaited[unit].Load() {
-		s.awaited[unit].Store(false)
-		s.watchers.wake()
+	if s.current.awaited[unit].Load() {
+		s.current.awaited[unit].Store(false)
+		s.current.watchers.wake()
 	}
 }
 
 // isOver says whether the update that this process began last is finished.
-func (s *Shard) isOver() bool { return s.finished.Load() >= s.underway.Load() }
+func (s *Shard) isOver() bool { return s.finished.Load() >= s.current.underway.Load() }
 
 // Wait returns when the step that was begun is finished.
-func (s *Shard) Wait() { s.watchers.wait(s.isOver) }
+func (s *Shard) Wait() { s.current.watchers.wait(s.isOver) }
 
 // WaitRange returns when the parameters of a stretch of the shard are those
 // after the step that was begun.
@@ -186,11 +170,11 @@ func (s *Shard) WaitRange(first, count int64) {
 	// Workers come to the last chunks last: who waits for these first sleeps
 	// least often.
 	for unit := s.chunkAt(int(first + count - 1)); unit >= s.chunkAt(int(first)); unit-- {
-		s.watchers.wait(func() bool {
+		s.current.watchers.wait(func() bool {
 			if s.isOver() || s.isDone(unit) {
 				return true
 			}
-			s.awaited[unit].Store(true)
+			s.current.awaited[unit].Store(true)
 			return s.isDone(unit) // the worker may have looked before
 		})
 	}
@@ -216,4 +200,28 @@ func (w *watchers) wake() {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
 	w.moved.Broadcast()
+}
+
+// change updates a chunk, with what a slot needs to go on.
+func (s *Shard) change(slot slot, unit int) {
+	slot.begin(unit)
+	s.updateFrom(slot, unit, 0)
+}
+
+// updateFrom updates a chunk from some element on.
+func (s *Shard) updateFrom(slot slot, unit, first int) {
+	c := s.chunks[unit]
+	s.config.Kernel.UpdateLogged(c.section.format, &s.constants[c.section.group], c.state(), first, slot.undo)
+}
+
+// resume brings the chunk to its end whose update a slot is in the middle of.
+// Should this process be killed, too, the slot says where to go on.
+func (s *Shard) resume(slot slot) {
+	unit := int(slot.unit.Load())
+	if !slot.undo.Begun() || s.isDone(unit) {
+		return
+	}
+	c := s.chunks[unit]
+	s.updateFrom(slot, unit, slot.undo.Restore(c.section.format, c.state()))
+	s.setDone(unit)
 }

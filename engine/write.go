@@ -7,11 +7,11 @@ import "plimsoll/optim/kernel"
 // as it was or as it is to be, once [Shard.Finish] has been called; and writing
 // the same again gives the bits of having written it once.
 func (s *Shard) WriteMoment(number int, first int64, values []float32) {
-	if s.Wait(); s.isUnderway() || s.isAdding() {
+	if s.Wait(); s.isUnderway() || s.isAccumulating() {
 		panic("engine: moments are written while a step or an addition is under way")
 	}
 	if s.slots != nil {
-		s.forgetLogs()
+		s.clearLogs()
 		s.writing.Store(true)
 		defer s.writing.Store(false)
 	}

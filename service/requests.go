@@ -220,7 +220,7 @@ func (c *connection) welcome(attached bool) ([]byte, []*os.File, error) {
 	}
 	w.PreparedStep = s.record.preparedStep.Load()
 	w.AskedStep, w.AskedFactor = s.record.asked()
-	added, cleared, _, half := s.shard.Additions()
+	added, cleared, _, half := s.shard.Accumulations()
 	if w.Accumulated, w.ClearedStep = added, cleared; half {
 		w.Accumulating = added + 1
 	}

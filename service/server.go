@@ -125,7 +125,7 @@ func (s *Server) attach(name string, file *os.File) error {
 	if shard.Finish() {
 		s.say("session %s: finished step %d, which was under way", name, shard.Steps())
 	}
-	if added, _, _, half := shard.Additions(); half {
+	if added, _, _, half := shard.Accumulations(); half {
 		s.say("session %s: accumulate %d is half done, and goes on when it is repeated", name, added+1)
 	}
 	s.mu.Lock()
