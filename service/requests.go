@@ -126,7 +126,7 @@ func (c *connection) inSession(p packet, files []*os.File) ([]byte, error) {
 		}
 		return encode(body.Step, 0.0), s.wait(body)
 	case Save:
-		return s.save(p.body)
+		return s.save(p.body, c.server.say)
 	case Saved:
 		return s.saved()
 	case Commit:
