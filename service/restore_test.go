@@ -233,12 +233,23 @@ func TestNamesOfManySessions(t *testing.T) {
 	delete(server.aside, "1")
 }
 
-// TestSystemdKeepsNoMore refuses a session that systemd would not keep all of.
-func TestSystemdKeepsNoMore(t *testing.T) {
-	server, _ := serveHere(t)
-	server.given.store = &store{most: 8}
-	defer func() { server.given.store = nil }()
-	wantError(t, server.checkKept("1", 8), DoesNotFit, "open: with this session 9 files are to be kept, and systemd keeps 8; raise FileDescriptorStoreMax=")
+// TestSystemdKeepsTheFiles: systemd takes files without an answer, and says how many it
+// keeps at most.
+func TestSystemdKeepsTheFiles(t *testing.T) {
+	r := startService(t)
+	start := func(command *exec.Cmd) error {
+		keeper := func(v string) bool { return strings.HasPrefix(v, restartCount+"=") }
+		command.Env = append(slices.DeleteFunc(command.Env, keeper), mostKept+"=20")
+		return command.Start()
+	}
+	r.startAs.Store(&start)
+	r.overview(t)
+	r.killAndWait(t) // that one was started otherwise
+	prints := openMany(t, r, 2)
+	_, err := OpenSession(r.Socket, testDocument(small, func(d *Document) { d.Part, d.World = "more", 2 }))
+	wantError(t, err, DoesNotFit, "open: with this session 24 files are to be kept, and systemd keeps 20; raise FileDescriptorStoreMax=")
+	r.killAndWait(t)
+	checkMany(t, r, prints)
 }
 
 // TestRecordHasTheDocumentAsItCame: it is no longer than what open has accepted.
