@@ -222,6 +222,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
+			return nil
 		case <-time.After(min(time.Duration(failed)*cmp.Or(k.pause, firstPause), longestPause)):
 		}
 	}
@@ -271,12 +272,13 @@ func (k *Keeper) runOnce(ctx context.Context) error {
 	command.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	k.ready = false
 	read := make(chan struct{})
-	go func() {
-		k.read()
-		close(read)
-	}()
 	kills := host.LocalMemoryCounters()
-	err := explained(k.runBound(ctx, command), kills)
+	err := explained(k.runBound(ctx, command, func() {
+		go func() { // when the files are with the service: it may have some closed
+			k.read()
+			close(read)
+		}()
+	}), kills)
 	// All that it had sent is read when this comes back.
 	if _, sent := k.notify.WriteToUnix([]byte(lastMessage), &net.UnixAddr{Name: k.notifyPath(), Net: "unixgram"}); sent != nil {
 		return errors.Join(err, sent)
@@ -298,8 +300,8 @@ func explained(err error, kills []host.MemoryCounter) error {
 const lastMessage = "X_PLIMSOLL_LAST=1"
 
 // runBound runs a process that ends when this one does, and is asked to end
-// when the context ends.
-func (k *Keeper) runBound(ctx context.Context, command *exec.Cmd) error {
+// when the context ends. It calls begun when the process was started, or could not be.
+func (k *Keeper) runBound(ctx context.Context, command *exec.Cmd, begun func()) error {
 	started, ended := make(chan error), make(chan error, 1)
 	go func() {
 		// The death signal is tied to the thread that starts the process, and
@@ -320,7 +322,9 @@ func (k *Keeper) runBound(ctx context.Context, command *exec.Cmd) error {
 			ended <- err
 		}
 	}()
-	if err := <-started; err != nil {
+	err := <-started
+	begun()
+	if err != nil {
 		return fmt.Errorf("start the optimizer service: %w", err)
 	}
 	select {

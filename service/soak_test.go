@@ -32,7 +32,7 @@ func TestKilledWithManySessions(t *testing.T) {
 	var enough atomic.Bool
 	var steps atomic.Int64
 	var training sync.WaitGroup
-	reached, prints := make([]int64, sessions), make([]string, sessions)
+	reached, prints := make([]atomic.Int64, sessions), make([]string, sessions)
 	for rank := range sessions {
 		x := &trainer{Socket: r.Socket, Document: tiny(rank, sessions)}
 		if err := x.init(); err != nil {
@@ -40,7 +40,7 @@ func TestKilledWithManySessions(t *testing.T) {
 		}
 		training.Go(func() {
 			s, err := x.train(func(step int64) bool {
-				reached[rank] = step
+				reached[rank].Store(step)
 				steps.Add(1)
 				return enough.Load()
 			})
@@ -68,6 +68,10 @@ func TestKilledWithManySessions(t *testing.T) {
 			}
 		}
 	}
+	for rank := range reached { // all have heard of the last kill
+		last := reached[rank].Load()
+		await(t, "a step of each", func() bool { return reached[rank].Load() >= last+2 || t.Failed() })
+	}
 	enough.Store(true)
 	training.Wait()
 	t.Logf("%d kills, %d services, %d steps of %d sessions", kills, r.started.Load(), steps.Load(), sessions)
@@ -75,9 +79,9 @@ func TestKilledWithManySessions(t *testing.T) {
 	calm := startService(t)
 	for rank, got := range prints {
 		s := begun(t, calm.Socket, tiny(rank, sessions))
-		mustStepAs(t, s, reached[rank])
+		mustStepAs(t, s, reached[rank].Load())
 		if want := fingerprint(t, s); got != want {
-			t.Errorf("rank %d holds %s after step %d, want %s", rank, got, reached[rank], want)
+			t.Errorf("rank %d holds %s after step %d, want %s", rank, got, reached[rank].Load(), want)
 		}
 		if err := s.Close(); err != nil {
 			t.Error(err)
