@@ -178,12 +178,22 @@ func staggered(pages Pages) uintptr {
 	return uintptr(arenas.Add(1)%32) * step
 }
 
+// addressSpaceLimit names the limit of this process, where it has one.
+func addressSpaceLimit() string {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_AS, &limit); err != nil || limit.Cur == unix.RLIM_INFINITY {
+		return ""
+	}
+	return fmt.Sprintf(" (this process may use %v of it: raise ulimit -v, and limit memory with a cgroup instead)",
+		ledger.Bytes(limit.Cur))
+}
+
 // mapAt maps the arena that far behind an alignment.
 func (a *Arena) mapAt(size, behind uintptr) error {
 	reserved := size + behind + alignment
 	reservation, err := unix.MmapPtr(-1, 0, nil, reserved, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
-		return fmt.Errorf("reserving %d bytes of address space: %w", reserved, err)
+		return fmt.Errorf("reserving %v of address space: %w%s", ledger.Bytes(reserved), err, addressSpaceLimit())
 	}
 	before := -uintptr(reservation)%alignment + behind
 	start := unsafe.Add(reservation, before)

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"plimsoll/files"
 	"plimsoll/ledger"
 )
 
@@ -114,7 +115,7 @@ func clearLeftovers(directory string, s Shard) []Leftover {
 
 // clearFolder removes what it may of a folder in which another step was saved.
 func clearFolder(l Leftover, s Shard) []Leftover {
-	folder, err := lock(l.Path, os.O_RDONLY, unix.LOCK_EX|unix.LOCK_NB)
+	folder, err := lockFolder(l.Path, unix.LOCK_EX|unix.LOCK_NB)
 	if err != nil {
 		return nil // a file is being begun there, or a checkpoint made
 	}
@@ -163,7 +164,7 @@ func isLeftBy(name string, s Shard) bool {
 
 // isFree says that nobody writes a file, as far as its file system can say so.
 func isFree(path string) bool {
-	file, err := os.OpenFile(path, os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	file, _, err := files.OpenFile(path, os.O_WRONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return false
 	}

@@ -91,12 +91,15 @@ func TestClearLeftovers(t *testing.T) {
 // lockFile locks a file of a folder, or the folder itself, as who uses it does.
 func lockFile(name string) func(t *testing.T, folder string) {
 	return func(t *testing.T, folder string) {
+		file, err := os.Open(filepath.Join(folder, name))
+		if err != nil {
+			t.Fatal(err)
+		}
 		how := unix.LOCK_EX
 		if name == "" {
 			how = unix.LOCK_SH
 		}
-		file, err := lock(filepath.Join(folder, name), os.O_RDONLY, how)
-		if err != nil {
+		if err := unix.Flock(int(file.Fd()), how); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { file.Close() })

@@ -29,6 +29,7 @@ type Shard struct {
 	*counters
 	additions *additions
 	constants []kernel.Constants // of each parameter group, in the update begun last
+	trial     kernel.Constants   // of a step that may not begin: the journal has only those that do
 	done      []atomic.Uint32    // by chunk: the mark of the update or the addition that it had last
 	slots     []slot             // of each worker; none without a journal
 	writing   *atomic.Bool       // whether they are the logs of a write

@@ -83,6 +83,10 @@ func (r Request) Resolve() (*Job, error) {
 	if j.Model, err = model.Load(r.Model); err != nil {
 		return nil, err
 	}
+	if j.Model.Elements() == 0 {
+		where := fault.Position{File: r.Model}
+		return nil, &fault.Input{Where: where, What: "the model has no parameters: every tensor has 0 elements"}
+	}
 	if r.DeepSpeed != "" {
 		if err := j.applyRecipe(r.DeepSpeed); err != nil {
 			return nil, err
@@ -217,7 +221,7 @@ func optimizerOf(path string, o *recipe.Optimizer) (optim.Optimizer, error) {
 			Mend:  "the bytes of an optimizer with two moments are those of AdamW: set optimizer.type to AdamW to rehearse it",
 		}
 	}
-	if err := found.Validate(); err != nil {
+	if err := optim.Check(found, 1, 1); err != nil {
 		return nil, &fault.Input{Where: fault.Position{File: path}, What: "optimizer.params", Err: err}
 	}
 	return found, nil
@@ -397,21 +401,42 @@ type Verdict struct {
 	LimitedBy string       `json:"limited_by"`
 	Missing   ledger.Bytes `json:"missing_bytes"`
 	WouldFit  []string     `json:"would_fit"` // changes, each of which would be enough
+	// Shortage is a limit of threads or files that is in the way; empty for none.
+	Shortage string `json:"shortage"`
 }
 
 // Verdict says whether the plan fits, and if not, what would.
 func (p *Plan) Verdict() Verdict {
-	available, counter := p.Host.Memory.Headroom()
+	var pool ledger.Bytes
 	if p.Pages == arena.HugetlbPages {
-		available += engine.HugetlbFree(p.Host)
+		pool = engine.HugetlbFree(p.Host)
 	}
+	available, counter := p.Host.Memory.HeadroomWith(pool)
 	v := Verdict{Needed: p.Ledger.Planned(nil), Available: available, LimitedBy: counter, WouldFit: []string{}}
 	v.Fits = counter == "" || v.Needed <= available
+	v.Shortage = p.shortage()
 	if !v.Fits {
 		v.Missing = v.Needed - available
 		v.WouldFit = p.wouldFit(available)
 	}
+	v.Fits = v.Fits && v.Shortage == ""
 	return v
+}
+
+// threadsBeside is how many threads the program may start beside its workers:
+// those of the Go runtime.
+const threadsBeside = 16
+
+// shortage says which limit other than memory the plan does not keep to.
+func (p *Plan) shortage() string {
+	threads, largest := threadsBeside, ledger.Bytes(0)
+	for _, shard := range p.Shards {
+		threads += len(shard.CPUs)
+		for _, a := range shard.Arenas() {
+			largest = max(largest, p.Pages.Round(a.Size))
+		}
+	}
+	return p.Host.Shortage(threads, largest)
 }
 
 // wouldFit looks for a smaller format, for more hosts, and for a smaller model.

@@ -35,6 +35,8 @@ const (
 	inheritedNames   = "LISTEN_FDNAMES"
 	inheritedProcess = "LISTEN_PID"
 	notifySocket     = "NOTIFY_SOCKET"
+	watchdogTime     = "WATCHDOG_USEC"
+	watchdogProcess  = "WATCHDOG_PID"
 	restartCount     = "PLIMSOLL_RESTARTS"
 	mostKept         = "FDSTORE"
 
@@ -58,6 +60,9 @@ type Keeper struct {
 	Start func(*exec.Cmd) error
 	// Say tells the user something.
 	Say func(format string, values ...any)
+	// Watchdog is how long the service may be without a sign of life before it is
+	// killed, while it serves and while it ends; 0 is a minute.
+	Watchdog time.Duration
 
 	made     bool // whether the directory of the socket was made for it
 	listener *os.File
@@ -66,6 +71,7 @@ type Keeper struct {
 	ready    bool // whether the service that runs now has begun to serve
 	restarts int
 	pause    time.Duration // before the second start in a row; 0 is firstPause
+	signs    atomic.Int64  // of life, from the service that runs now
 	process  atomic.Int64  // that runs now; 0 for none
 }
 
@@ -117,8 +123,29 @@ func (k *Keeper) Listen() error {
 	if err = errors.Join(err, listener.Close()); err != nil {
 		return err
 	}
-	k.notify, err = net.ListenUnixgram("unixgram", &net.UnixAddr{Name: k.notifyPath(), Net: "unixgram"})
+	k.notify, err = listenToServices(k.notifyPath())
 	return err
+}
+
+// listenToServices makes the socket that services send their files to. The kernel
+// adds to every message who has sent it.
+func listenToServices(path string) (*net.UnixConn, error) {
+	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		return nil, err
+	}
+	raw, err := c.SyscallConn()
+	if err == nil {
+		var failed error
+		err = raw.Control(func(fd uintptr) {
+			failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSCRED, 1)
+		})
+		err = errors.Join(err, failed)
+	}
+	if err = errors.Join(err, os.Chmod(path, 0o600)); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
 }
 
 const (
@@ -137,11 +164,14 @@ func privateDirectory(name string) (made bool, err error) {
 	if err := os.MkdirAll(name, 0o700); err != nil {
 		return false, fmt.Errorf("the directory of the socket: %w", err)
 	}
+	if err := trustedDirectory(name); err != nil {
+		return false, err
+	}
 	info, err := os.Stat(name)
 	if err != nil {
 		return made, err
 	}
-	if owner := int(info.Sys().(*syscall.Stat_t).Uid); info.Mode().Perm()&0o077 != 0 || owner != os.Getuid() {
+	if owner := ownerOf(info); info.Mode().Perm()&0o077 != 0 || owner != os.Getuid() {
 		return false, fmt.Errorf("the directory of the socket, %s, has mode %#o and belongs to user %d: expected 0700 and user %d, or others could reach the service", name, info.Mode().Perm(), owner, os.Getuid())
 	}
 	return made, nil
@@ -149,7 +179,7 @@ func privateDirectory(name string) (made bool, err error) {
 
 // lockDirectory locks a directory until it is closed, or its process ends.
 func lockDirectory(name string) (*os.File, error) {
-	directory, err := os.Open(name)
+	directory, err := os.OpenFile(name, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, fmt.Errorf("the directory of the socket: %w", err)
 	}
@@ -175,8 +205,15 @@ func removeDeadSocket(name string) error {
 		return fmt.Errorf("%s is there and is no socket", name)
 	}
 	for _, network := range []string{"unixpacket", "unixgram"} {
-		if c, err := net.Dial(network, name); err == nil {
+		c, err := net.Dial(network, name)
+		switch {
+		case err == nil:
 			return errors.Join(fmt.Errorf("a service listens at %s already", name), c.Close())
+		case errors.Is(err, unix.EAGAIN):
+			return fmt.Errorf("a service listens at %s already, and is too busy to answer", name)
+		case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.EPROTOTYPE): // nobody listens, or not this way
+		default:
+			return fmt.Errorf("whether a service listens at %s cannot be found out: %w", name, err)
 		}
 	}
 	return os.Remove(name)
@@ -264,6 +301,8 @@ func (k *Keeper) runOnce(ctx context.Context) error {
 		inheritedProcess+"=", // not known before it is started
 		notifySocket+"="+k.notifyPath(),
 		mostKept+"=", // that would be what systemd keeps for this process
+		watchdogTime+"="+strconv.FormatInt(k.patience().Microseconds(), 10),
+		watchdogProcess+"=", // as above
 		restartCount+"="+strconv.Itoa(k.restarts))
 	if command.SysProcAttr == nil {
 		command.SysProcAttr = &syscall.SysProcAttr{}
@@ -271,14 +310,18 @@ func (k *Keeper) runOnce(ctx context.Context) error {
 	command.SysProcAttr.Setpgid = true // a terminal's signals are for the keeper
 	command.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	k.ready = false
-	read := make(chan struct{})
+	k.signs.Store(0)
 	kills := host.LocalMemoryCounters()
-	err := explained(k.runBound(ctx, command, func() {
-		go func() { // when the files are with the service: it may have some closed
-			k.read()
-			close(read)
-		}()
-	}), kills)
+	ended, err := k.start(command)
+	if err != nil {
+		return fmt.Errorf("start the optimizer service: %w", err)
+	}
+	read := make(chan struct{})
+	go func() {
+		k.read(command.Process.Pid)
+		close(read)
+	}()
+	err = explained(k.watch(ctx, command.Process, ended), kills)
 	// All that it had sent is read when this comes back.
 	if _, sent := k.notify.WriteToUnix([]byte(lastMessage), &net.UnixAddr{Name: k.notifyPath(), Net: "unixgram"}); sent != nil {
 		return errors.Join(err, sent)
@@ -299,9 +342,8 @@ func explained(err error, kills []host.MemoryCounter) error {
 
 const lastMessage = "X_PLIMSOLL_LAST=1"
 
-// runBound runs a process that ends when this one does, and is asked to end
-// when the context ends. It calls begun when the process was started, or could not be.
-func (k *Keeper) runBound(ctx context.Context, command *exec.Cmd, begun func()) error {
+// start starts a process that ends when this one does, and says how it has ended.
+func (k *Keeper) start(command *exec.Cmd) (<-chan error, error) {
 	started, ended := make(chan error), make(chan error, 1)
 	go func() {
 		// The death signal is tied to the thread that starts the process, and
@@ -322,33 +364,72 @@ func (k *Keeper) runBound(ctx context.Context, command *exec.Cmd, begun func()) 
 			ended <- err
 		}
 	}()
-	err := <-started
-	begun()
-	if err != nil {
-		return fmt.Errorf("start the optimizer service: %w", err)
-	}
-	select {
-	case err := <-ended:
-		return err
-	case <-ctx.Done():
-		_ = command.Process.Signal(syscall.SIGTERM) // it may have ended
-		return <-ended
+	return ended, <-started
+}
+
+func (k *Keeper) patience() time.Duration { return cmp.Or(k.Watchdog, time.Minute) }
+
+// watch waits until a service has ended, asks it to when the context ends, and
+// kills it when it gives no sign of life for too long. Time is counted in ticks:
+// while this process is stopped, as with the whole host, there are none.
+func (k *Keeper) watch(ctx context.Context, service *os.Process, ended <-chan error) error {
+	const ticks = 20
+	tick := time.NewTicker(k.patience() / ticks)
+	defer tick.Stop()
+	asked, stopping := ctx.Done(), false
+	for quiet, signs := 0, int64(0); ; {
+		select {
+		case err := <-ended:
+			if quiet >= ticks {
+				return fmt.Errorf("it gave no sign of life for %v, and was killed", k.patience())
+			}
+			return err
+		case <-asked:
+			asked, stopping, quiet = nil, true, 0
+			_ = service.Signal(syscall.SIGTERM) // it may have ended
+			_ = service.Signal(syscall.SIGCONT) // it may be stopped
+		case <-tick.C:
+			now := k.signs.Load()
+			if now != signs || !stopping && now == 0 { // it watches itself from the first sign on
+				quiet, signs = 0, now
+				continue
+			}
+			quiet++
+			switch {
+			case quiet == ticks:
+				if stopping {
+					k.Say("the optimizer service does not end: it gave no sign of life for %v, and is killed",
+						k.patience())
+				}
+				_ = service.Kill()
+			case quiet == 2*ticks && stopping:
+				return fmt.Errorf("process %d, the optimizer service, does not end by SIGKILL: "+
+					"it waits for a device or a file system that does not answer", service.Pid)
+			}
+		}
 	}
 }
 
-// read takes what services send until the keeper's own last message.
-func (k *Keeper) read() {
+// read takes what a service sends until the keeper's own last message. What other
+// processes send is nothing to the keeper: it would give state away, or lose it.
+func (k *Keeper) read(process int) {
 	for {
-		data, files, err := readPacket(k.notify, make([]byte, 4096))
+		data, files, sender, err := readWithSender(k.notify, make([]byte, 4096))
 		var wrong *Error
-		if errors.As(err, &wrong) || errors.Is(err, io.EOF) {
-			continue // a message that is too long, or empty
-		}
-		if err != nil || string(data) == lastMessage {
+		switch {
+		case errors.As(err, &wrong) || errors.Is(err, io.EOF): // a message that is too long, or empty
+		case err != nil:
+			return
+		case sender == nil || int(sender.Uid) != os.Getuid():
+			closeAll(files)
+		case int(sender.Pid) == os.Getpid() && string(data) == lastMessage:
 			closeAll(files)
 			return
+		case int(sender.Pid) == process:
+			k.take(parseNotification(string(data)), files)
+		default:
+			closeAll(files)
 		}
-		k.take(parseNotification(string(data)), files)
 	}
 }
 
@@ -366,6 +447,9 @@ func parseNotification(text string) map[string]string {
 func (k *Keeper) take(fields map[string]string, files []*os.File) {
 	if fields["READY"] == "1" {
 		k.ready = true
+	}
+	if fields["WATCHDOG"] == "1" || fields["EXTEND_TIMEOUT_USEC"] != "" {
+		k.signs.Add(1)
 	}
 	name := fields["FDNAME"]
 	switch {

@@ -35,6 +35,13 @@ const (
 	memoryVariable = "PLIMSOLL_TEST_AVAILABLE" // bytes that the service believes to be available
 	deadlyVariable = "PLIMSOLL_TEST_DEADLY"    // it ends when it asks what the host has
 	limitVariable  = "PLIMSOLL_TEST_LIMIT"     // a limit that the service has: see setLimit
+	// threadsVariable is how many threads the service believes that it may start.
+	threadsVariable = "PLIMSOLL_TEST_THREADS"
+	notifyVariable  = "PLIMSOLL_TEST_NOTIFY" // a process that writes to the keeper's socket, which it names
+
+	impersonateVariable = "PLIMSOLL_TEST_IMPERSONATE" // what listens at the socket that it names, as another user
+
+	patienceVariable = "PLIMSOLL_TEST_PATIENCE" // of the service with saves, when it ends
 )
 
 func TestMain(m *testing.M) {
@@ -46,6 +53,10 @@ func TestMain(m *testing.M) {
 		err = trainInThisProcess(os.Getenv(trainVariable))
 	case os.Getenv(visitVariable) != "":
 		err = visit(os.Getenv(visitVariable))
+	case os.Getenv(impersonateVariable) != "":
+		err = impersonate(os.Getenv(impersonateVariable))
+	case os.Getenv(notifyVariable) != "":
+		err = notifyKeeper(os.Getenv(notifyVariable))
 	case os.Getenv(echoVariable) != "":
 		err = echo()
 	default:
@@ -63,6 +74,9 @@ func serve() error {
 	defer stop()
 	if err := setLimit(os.Getenv(limitVariable)); err != nil {
 		return err
+	}
+	if patience, err := time.ParseDuration(os.Getenv(patienceVariable)); err == nil {
+		savePatience = patience
 	}
 	given, err := Inherit()
 	if err != nil || given == nil {
@@ -86,6 +100,11 @@ func testHost() (*host.Host, error) {
 	if err == nil && os.Getenv(memoryVariable) != "" {
 		_, err = fmt.Sscan(os.Getenv(memoryVariable), (*int64)(&h.Memory.Available))
 		h.Memory.Limits = nil
+	}
+	if err == nil && os.Getenv(threadsVariable) != "" {
+		limit := host.ThreadLimit{Name: "pids.max"}
+		_, err = fmt.Sscan(os.Getenv(threadsVariable), &limit.Limit)
+		h.ThreadLimits = []host.ThreadLimit{limit}
 	}
 	return h, err
 }
@@ -122,6 +141,12 @@ func (o *output) String() string {
 // the test has ended, nothing of them may be left.
 func startService(t testing.TB, variables ...string) *running {
 	t.Helper()
+	return startServiceWith(t, func(*Keeper) {}, variables...)
+}
+
+// startServiceWith has a keeper that differs.
+func startServiceWith(t testing.TB, differ func(*Keeper), variables ...string) *running {
+	t.Helper()
 	directory, err := os.MkdirTemp("", "plimsoll-test-") // a short path: that of a socket has 107 bytes
 	if err != nil {
 		t.Fatal(err)
@@ -148,6 +173,7 @@ func startService(t testing.TB, variables ...string) *running {
 		},
 		pause: 5 * time.Millisecond,
 	}
+	differ(r.Keeper)
 	if err := r.Listen(); err != nil {
 		t.Fatal(err)
 	}

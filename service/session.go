@@ -37,8 +37,8 @@ type session struct {
 	stepsMade atomic.Int64 // by this service
 	busyTime  atomic.Int64 // nanoseconds of all steps together
 	savedStep atomic.Int64
-	isSaving  atomic.Bool
-	holder    atomic.Int64 // process of the client; 0 for none
+	written   atomic.Pointer[checkpoint.Saving] // nil where nothing is being saved
+	holder    atomic.Int64                      // process of the client; 0 for none
 
 	stepIsOver, saveIsOver sync.WaitGroup
 }
@@ -161,7 +161,7 @@ func (s *session) prepare(b stepBody) error {
 	if err := s.checkStep(Prepare, b.Step); err != nil {
 		return err
 	}
-	if _, err := s.optimizers(Prepare, b.groups); err != nil {
+	if _, err := s.optimizers(Prepare, b.Step, b.groups, 1); err != nil {
 		return err
 	}
 	s.record.prepare(b.Step, b.groups)
@@ -179,15 +179,16 @@ func (s *session) checkStep(kind Kind, step uint64) error {
 	return nil
 }
 
-// optimizers are those of the parameter groups in a step.
-func (s *session) optimizers(kind Kind, groups [][hyperparameters]float64) ([]optim.Optimizer, error) {
+// optimizers are those of the parameter groups in a step whose gradients are
+// multiplied by factor. What would make NaN of the weights is refused.
+func (s *session) optimizers(kind Kind, step uint64, groups [][hyperparameters]float64, factor float64) ([]optim.Optimizer, error) {
 	if len(groups) != s.document.Groups {
 		return nil, fail(Refused, "%v with %d parameter groups: the session has %d", kind, len(groups), s.document.Groups)
 	}
 	optimizers := make([]optim.Optimizer, len(groups))
 	for i, group := range groups {
 		optimizers[i] = s.document.optimizer(group)
-		if err := optimizers[i].Validate(); err != nil {
+		if err := optim.Check(optimizers[i], int64(step), factor); err != nil {
 			return nil, fail(Refused, "%v, parameter group %d, %v: %v", kind, i, optimizers[i], err)
 		}
 	}
@@ -197,7 +198,7 @@ func (s *session) optimizers(kind Kind, groups [][hyperparameters]float64) ([]op
 // optimizersOf are those of a step, in the request or prepared before.
 func (s *session) optimizersOf(b stepBody) ([]optim.Optimizer, error) {
 	if b.Flags&preparedStep == 0 {
-		return s.optimizers(Step, b.groups)
+		return s.optimizers(Step, b.Step, b.groups, b.Factor)
 	}
 	if len(b.groups) > 0 {
 		return nil, fail(Refused, "step %d as prepared, with %d parameter groups: expected none", b.Step, len(b.groups))
@@ -205,7 +206,7 @@ func (s *session) optimizersOf(b stepBody) ([]optim.Optimizer, error) {
 	if prepared := s.record.preparedStep.Load(); prepared != b.Step {
 		return nil, fail(OutOfOrder, "step %d as prepared: step %d is (0 is none)", b.Step, prepared)
 	}
-	return s.optimizers(Step, s.record.groups)
+	return s.optimizers(Step, b.Step, s.record.groups, b.Factor)
 }
 
 // step begins a step, unless it was made already. The worker that finishes it
