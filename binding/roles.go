@@ -19,6 +19,8 @@ type roles struct {
 	policy  string        // as requested
 	near    cpuset.CPUSet // the CPUs near the rank's GPU
 	threads int           // how many may run at a time
+
+	oneThread bool // whether the trainer uses one hardware thread of each core
 }
 
 func (r roles) assign() Rank {
@@ -69,12 +71,19 @@ func (r roles) assign() Rank {
 	}
 	var trainerCPUs, optimizerCPUs []int
 	for _, c := range trainer {
-		trainerCPUs = append(trainerCPUs, c.Usable.UnsortedList()...)
+		if r.oneThread {
+			trainerCPUs = append(trainerCPUs, c.first)
+		} else {
+			trainerCPUs = append(trainerCPUs, c.Usable.UnsortedList()...)
+		}
 	}
 	for _, c := range optimizer {
 		optimizerCPUs = append(optimizerCPUs, c.first)
 	}
 	part.TrainerCPUs, part.OptimizerCPUs = cpuset.New(trainerCPUs...), cpuset.New(optimizerCPUs...)
+	if isolated := part.TrainerCPUs.Intersection(r.host.Isolated); isolated.Size() > 1 {
+		reason("CPUs %s are isolated: the kernel moves no thread between them, so the program has to bind its threads itself", isolated)
+	}
 	part.NUMANodes = r.memoryNodes(optimizer)
 	if len(optimizer) == 0 {
 		part.NUMANodes = r.memoryNodes(trainer)

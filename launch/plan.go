@@ -163,6 +163,12 @@ func (p *Plan) takePlace(h *host.Host, request binding.Request) error {
 		p.Notes = append(p.Notes, fmt.Sprintf("%s has bound this rank to CPUs %s", place.Launcher, h.CPUs))
 		ranks, own = 1, 0
 	}
+	if ranks == 1 && place.LocalWorldSize > 1 && request.Reserve > 0 {
+		return &fault.Input{
+			What: fmt.Sprintf("--reserve is %d, but %s has bound the ranks of this host, and plimsoll cannot tell which cores they have together", request.Reserve, place.Launcher),
+			Mend: "have " + place.Launcher + " bind them to fewer cores, or bind none",
+		}
+	}
 	if ranks == 1 && len(request.GPUs) == place.LocalWorldSize && len(request.GPUs) > 1 {
 		request.GPUs = request.GPUs[place.LocalRank:][:1]
 	}

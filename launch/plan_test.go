@@ -109,6 +109,8 @@ func TestRefusals(t *testing.T) {
 	// The last of four ranks, of which mpirun has given each CPUs of its own.
 	bound := []string{"OMPI_COMM_WORLD_RANK=3", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_LOCAL_RANK=3", "OMPI_COMM_WORLD_LOCAL_SIZE=4"}
 	whole := binding.Request{TrainerCores: binding.WholeTrainerShare}
+	reserving := whole
+	reserving.Reserve = 1
 	fewGPUs := whole
 	fewGPUs.GPUs = []string{"0000:17:00.0", "0000:b1:00.0"}
 	for name, c := range map[string]struct {
@@ -116,15 +118,16 @@ func TestRefusals(t *testing.T) {
 		environment []string
 		says        string
 	}{
-		"no command":                    {Request{Binding: whole}, nil, "no command"},
-		"ranks below 0":                 {Request{Command: command, Ranks: -1, Binding: whole}, nil, "--nproc is -1"},
-		"two who start ranks":           {Request{Command: command, Ranks: 2, Binding: whole}, []string{"RANK=0", "WORLD_SIZE=2", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"}, "torchrun has started"},
-		"torchrun within":               {Request{Command: []string{"/usr/bin/torchrun"}, Ranks: 2, Binding: whole}, nil, "torchrun starts ranks itself"},
-		"python -m torchrun within":     {Request{Command: []string{"python", "-m", "torch.distributed.run"}, Ranks: 2, Binding: whole}, nil, "torch.distributed.run starts ranks itself"},
-		"a port that is none":           {Request{Command: command, Binding: whole}, []string{"MASTER_PORT=http"}, `MASTER_PORT is "http"`},
-		"a port that ranks cannot know": {Request{Command: command, Binding: whole}, []string{"MASTER_PORT=0"}, `MASTER_PORT is "0"`},
-		"no core for the program":       {Request{Command: command}, nil, "--trainer-cores 0 leaves no CPU"},
-		"fewer GPUs than ranks":         {Request{Command: command, Binding: fewGPUs}, bound, "2 GPUs for 1 rank"},
+		"no command":                       {Request{Binding: whole}, nil, "no command"},
+		"ranks below 0":                    {Request{Command: command, Ranks: -1, Binding: whole}, nil, "--nproc is -1"},
+		"two who start ranks":              {Request{Command: command, Ranks: 2, Binding: whole}, []string{"RANK=0", "WORLD_SIZE=2", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"}, "torchrun has started"},
+		"torchrun within":                  {Request{Command: []string{"/usr/bin/torchrun"}, Ranks: 2, Binding: whole}, nil, "torchrun starts ranks itself"},
+		"python -m torchrun within":        {Request{Command: []string{"python", "-m", "torch.distributed.run"}, Ranks: 2, Binding: whole}, nil, "torch.distributed.run starts ranks itself"},
+		"a port that is none":              {Request{Command: command, Binding: whole}, []string{"MASTER_PORT=http"}, `MASTER_PORT is "http"`},
+		"a port that ranks cannot know":    {Request{Command: command, Binding: whole}, []string{"MASTER_PORT=0"}, `MASTER_PORT is "0"`},
+		"no core for the program":          {Request{Command: command}, nil, "--trainer-cores 0 leaves no CPU"},
+		"cores of ranks that others bound": {Request{Command: command, Binding: reserving}, bound, "Open MPI has bound the ranks"},
+		"fewer GPUs than ranks":            {Request{Command: command, Binding: fewGPUs}, bound, "2 GPUs for 1 rank"},
 	} {
 		if _, err := NewPlan(within(t, twoSockets(t), "0-4"), c.request, c.environment); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: got %v, want %q", name, err, c.says)
