@@ -459,3 +459,45 @@ func TestOneThreadPerCore(t *testing.T) {
 		}
 	}
 }
+
+// TestOneTeamOneSpeed: the threads of an OpenMP loop wait for the slowest. The
+// trainer gets fast cores, the optimizer the slow ones.
+func TestOneTeamOneSpeed(t *testing.T) {
+	hybrid := func(fast, slow, capacity int) hosttest.Machine {
+		cores := []hosttest.Core{}
+		for cpu := range fast + slow {
+			core := hosttest.Core{CPUs: []int{cpu}, Capacity: 1000}
+			if cpu >= fast {
+				core.Capacity = capacity
+			}
+			cores = append(cores, core)
+		}
+		return hosttest.Build("hybrid", cores)
+	}
+	cores := func(n int) binding.TrainerShare { return binding.TrainerShare{Cores: n} }
+	for _, c := range []struct {
+		name               string
+		machine            hosttest.Machine
+		share              binding.TrainerShare
+		trainer, optimizer string
+		threads            int
+		says               string
+	}{
+		{"half of 6 and 8", hybrid(6, 8, 600), binding.DefaultTrainerShare, "0-5", "6-13", 6, "cores of one speed"},
+		{"half of 8 and 4", hybrid(8, 4, 600), binding.DefaultTrainerShare, "0-5", "6-11", 6, "cores of one speed"},
+		{"many slow ones do more", hybrid(2, 10, 600), binding.DefaultTrainerShare, "0-5", "6-11", 6, "4 of the trainer's cores are slower"},
+		{"as many as asked for", hybrid(4, 4, 500), cores(6), "0-5", "6-7", 6, "2 of the trainer's cores are slower"},
+		{"all, where the fast do more", hybrid(8, 4, 500), binding.WholeTrainerShare, "0-11", "", 8, "8 OpenMP threads of the trainer"},
+		{"all, where all do more", hybrid(6, 8, 600), binding.WholeTrainerShare, "0-13", "", 14, "all cores are the trainer's"},
+	} {
+		plan, err := binding.Split(c.machine.Discover(t), binding.Request{Ranks: 1, TrainerCores: c.share})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := plan.Ranks[0]
+		if r.TrainerCPUs.String() != c.trainer || r.OptimizerCPUs.String() != c.optimizer || r.OMPNumThreads != c.threads ||
+			!strings.Contains(strings.Join(r.Reasons, "\n"), c.says) {
+			t.Errorf("%s: trainer %s, optimizer %s, %d threads, %q", c.name, r.TrainerCPUs, r.OptimizerCPUs, r.OMPNumThreads, r.Reasons)
+		}
+	}
+}
