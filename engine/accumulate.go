@@ -7,8 +7,8 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// Accumulation is what is added to the gradients: so many numbers of a type, from an
-// element of the shard on.
+// Accumulation is a gradient that is added to the shard's gradients: Count elements
+// of a type, beginning at element First of the shard.
 type Accumulation struct {
 	First, Count int64
 	Type         dtype.Type
@@ -18,17 +18,17 @@ func (a Accumulation) String() string {
 	return fmt.Sprintf("elements %d to %d in %v", a.First, a.First+a.Count, a.Type)
 }
 
-// Additions is how many gradients were added since all were cleared, and the step
-// that the state was at then. The last of them, and whether it is only half
-// added, by a process that was killed, is what comes next.
+// Accumulations returns how many gradients were added since all gradients were
+// cleared, and the step of the state at that time. It also returns the last one
+// begun, and whether that one is half added: the process that added it was killed.
 func (s *Shard) Accumulations() (finished, cleared int64, last Accumulation, half bool) {
 	a := s.accumulations
 	return a.finished.Load(), a.cleared.Load(), a.last, s.isAccumulating()
 }
 
-// Accumulate adds a gradient, of any type, to the gradients from element first
-// on, for trainers that run several backward passes before a step. Where another
-// process has half added one, this has to be the same.
+// Accumulate adds a gradient of any type to the shard's gradients, beginning at
+// element first. Trainers that run several backward passes before a step need it.
+// If another process has left an accumulation half done, this one must be the same.
 func (s *Shard) Accumulate(first int64, gradient kernel.Array) error {
 	a, now := s.accumulations, Accumulation{first, int64(gradient.Len()), gradient.Type}
 	end := first + now.Count
@@ -56,8 +56,8 @@ func (s *Shard) Accumulate(first int64, gradient kernel.Array) error {
 	return nil
 }
 
-// beginAccumulation begins an addition. From the store of its number on it can be gone
-// on with: all that takes has been stored before.
+// beginAccumulation begins an accumulation. It stores the number last: from then
+// on, another process can go on with it.
 func (s *Shard) beginAccumulation(now Accumulation) {
 	s.clearLogs()
 	s.accumulations.last = now
@@ -72,7 +72,7 @@ func (s *Shard) addUnit(worker, unit int, gradient kernel.Array) {
 		return
 	}
 	if s.isAdded(unit) {
-		return // by another process
+		return // another process has added it
 	}
 	slot := s.slots[worker]
 	slot.begin(unit)
@@ -80,7 +80,7 @@ func (s *Shard) addUnit(worker, unit int, gradient kernel.Array) {
 	s.done[unit].Store(s.accumulations.mark())
 }
 
-// resumeAccumulation adds the rest to the chunk that a slot is the log of.
+// resumeAccumulation adds the rest of a gradient to the chunk of a slot's undo log.
 func (s *Shard) resumeAccumulation(slot slot, gradient kernel.Array) {
 	unit := int(slot.unit.Load())
 	if !slot.undo.Begun() || s.isAdded(unit) {
@@ -91,7 +91,8 @@ func (s *Shard) resumeAccumulation(slot slot, gradient kernel.Array) {
 	s.done[unit].Store(s.accumulations.mark())
 }
 
-// sumOf is what the addition begun last adds to in a chunk, and what it adds.
+// sumOf returns the part of a chunk that the accumulation begun last adds to, and
+// the part of the gradient that it adds.
 func (s *Shard) sumOf(unit int, gradient kernel.Array) (sum, part kernel.Array) {
 	c, first := s.chunks[unit], int(s.accumulations.last.First)
 	from := max(c.section.first+c.first, first)
@@ -99,8 +100,7 @@ func (s *Shard) sumOf(unit int, gradient kernel.Array) (sum, part kernel.Array) 
 	return s.gradient.Slice(from, to), gradient.Slice(from-first, to-first)
 }
 
-// ClearGradients sets all gradients to 0, so that others can be accumulated. Of
-// one that is half added nothing is left.
+// ClearGradients sets all gradients to 0. A half-done accumulation is discarded.
 func (s *Shard) ClearGradients() {
 	s.Wait()
 	a := s.accumulations

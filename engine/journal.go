@@ -12,22 +12,24 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// The journal is in pages that outlive the process. It has what it takes to make
-// the update under way: its number, the constants of all groups, and which chunks
-// are done; and a slot for each worker, with an undo log of the chunk that it is
-// changing. Who finishes a step restores what was being changed, goes on from
-// there in the same slots, and then runs what is not done. An addition to the
-// gradients (accumulations.go) has marks of the same chunks and the same slots, and so
-// has a write of moments (write.go) the slots: only one of the three is under way.
+// The journal lies in pages that outlive the process. It holds what another process
+// needs to finish an update: its number, the constants of all parameter groups, and
+// which chunks are done. It also holds a slot for each worker: the undo log of the
+// chunk that the worker is changing.
 //
-// It is made for a process that ends at any instant, not for a host that does:
-// a thread that is killed has made all stores before some instruction, and none
-// after. So all that counts is the order of each thread's own stores.
+// To finish a step, a process restores what was being changed, goes on from there in
+// the same slots, and then updates the chunks that are not done. Accumulations
+// (accumulate.go) use the same marks and slots, and writes of moments (write.go) the
+// same slots. Only one of the three is under way at any time.
+//
+// The journal protects against the end of a process, not of a host. A thread that is
+// killed has made all stores before some instruction and none after it, so only the
+// order of each thread's own stores counts.
 
 const (
-	// journalSlots is the number of slots of a large shard, and the most
-	// workers that it can have. It does not follow the number of workers, so
-	// that a step can be finished with another.
+	// journalSlots is the number of slots of a large shard, and so the most
+	// workers that it can have. It does not depend on the number of workers:
+	// another process may finish a step with another number.
 	journalSlots = 256
 
 	journalMagic   = 0x6c616e72756f6a50 // "Pjournal"
@@ -36,17 +38,17 @@ const (
 	cacheLine = 64
 )
 
-// journalHead is what a journal begins with.
+// journalHead is the beginning of a journal.
 type journalHead struct {
 	magic, version uint64
 	layout         [sha256.Size]byte // fingerprint of the configuration
 	counters
 	accumulations accumulations
-	// writing is true while slots are the logs of moments that are being written.
+	// writing is true while slots are the undo logs of a write of moments.
 	writing atomic.Bool
 }
 
-// journalLayout says where what lies in a journal.
+// journalLayout holds the offsets of the parts of a journal.
 type journalLayout struct {
 	slots, slotSize             int64
 	constants, done, slotsBegin int64 // offsets
@@ -65,7 +67,7 @@ func (c ShardConfig) journalLayout() journalLayout {
 	return l
 }
 
-// wholeLines is a size rounded up to whole cache lines.
+// wholeLines rounds a size up to whole cache lines.
 func wholeLines(size int64) int64 { return (size + cacheLine - 1) / cacheLine * cacheLine }
 
 func (c ShardConfig) journalArena() ArenaPlan {
@@ -79,13 +81,13 @@ func (c ShardConfig) journalArena() ArenaPlan {
 	}
 }
 
-// fingerprint is that of all that the layout of the journal depends on, and of
-// what its numbers mean.
+// fingerprint identifies everything that the layout and the meaning of the journal
+// depend on.
 func (c ShardConfig) fingerprint() [sha256.Size]byte {
 	return sha256.Sum256(fmt.Appendf(nil, "%d %d %v %v %v", c.chunkOf(Section{}), c.Elements, c.Format, c.sections(), c.journalLayout()))
 }
 
-// openJournal lays the journal out over its arena.
+// openJournal lays the progress out over the arena of the journal.
 func (p *progress) openJournal(c ShardConfig, a *arena.Arena) *journalHead {
 	l, bytes := c.journalLayout(), a.Bytes()
 	head := at[journalHead](bytes, 0)
@@ -99,15 +101,15 @@ func (p *progress) openJournal(c ShardConfig, a *arena.Arena) *journalHead {
 	return head
 }
 
-// at is what lies at an offset.
+// at returns what lies at an offset.
 func at[T any](bytes []byte, offset int64) *T { return (*T)(unsafe.Pointer(&bytes[offset])) }
 
-// init makes it the journal of a shard without steps.
+// init makes the head that of a shard without steps.
 func (h *journalHead) init(c ShardConfig) {
 	h.magic, h.version, h.layout = journalMagic, journalVersion, c.fingerprint()
 }
 
-// check says whether the journal is that of such a shard.
+// check refuses the journal of another shard, or a damaged one.
 func (h *journalHead) check(c ShardConfig) error {
 	switch {
 	case h.magic != journalMagic:
@@ -119,7 +121,7 @@ func (h *journalHead) check(c ShardConfig) error {
 	case h.begun.Load()-h.finished.Load() > 1:
 		return fmt.Errorf("%d updates were begun and %d finished", h.begun.Load(), h.finished.Load())
 	case h.accumulations.begun.Load()-h.accumulations.finished.Load() > 1 && !h.accumulations.clearing.Load():
-		return fmt.Errorf("%d additions to the gradients were begun and %d finished", h.accumulations.begun.Load(), h.accumulations.finished.Load())
+		return fmt.Errorf("%d accumulations of gradients were begun and %d finished", h.accumulations.begun.Load(), h.accumulations.finished.Load())
 	}
 	return nil
 }

@@ -7,26 +7,25 @@ import (
 	"plimsoll/optim"
 )
 
-// SetSteps says that the state was loaded from elsewhere, where it had seen that
-// many steps. A step that another process has begun is not finished any more.
+// SetSteps sets the number of steps that the state has seen, for a state that was
+// loaded. A step that another process has begun is forgotten.
 func (s *Shard) SetSteps(n int64) {
 	s.Wait()
 	s.finished.Store(s.begun.Load())
 	s.before.Store(n - int64(s.finished.Load()))
 }
 
-// Begin begins a step: the one after those that are finished. It multiplies
-// every gradient by scale, and updates each parameter group with its optimizer.
-// It returns at once; see [Shard.Wait] and [Shard.WaitRange]. Whoever writes
-// gradients or reads parameters meanwhile has to wait first.
+// Begin begins the next step. It multiplies every gradient by scale and updates each
+// parameter group with its optimizer. It returns at once: call [Shard.Wait] or
+// [Shard.WaitRange] before reading parameters or writing gradients.
 func (s *Shard) Begin(step int64, scale float64, optimizers []optim.Optimizer) error {
 	return s.BeginThen(step, scale, optimizers, nil)
 }
 
-// BeginThen is [Shard.Begin] for those who want to hear of the end without a
-// thread of theirs being woken for it: the worker that finishes the step calls
-// then. The shard's workers are not free before that has returned. A shard of one
-// chunk is updated at once, by the caller: to wake a worker would take as long.
+// BeginThen is [Shard.Begin] with a function that the worker that finishes the step
+// calls: no other thread needs to be woken for it. The shard's workers are busy until
+// it returns. The caller updates a one-chunk shard itself; waking a worker would take
+// as long as the update.
 func (s *Shard) BeginThen(step int64, scale float64, optimizers []optim.Optimizer, then func()) error {
 	switch next := s.Steps() + 1; {
 	case s.isUnderway():
@@ -50,7 +49,7 @@ func (s *Shard) BeginThen(step int64, scale float64, optimizers []optim.Optimize
 	return nil
 }
 
-// suits says whether an optimizer can update a parameter group.
+// suits refuses an optimizer that cannot update a parameter group.
 func (s *Shard) suits(group int, o optim.Optimizer) error {
 	if err := o.Validate(); err != nil {
 		return fmt.Errorf("parameter group %d: %v: %w", group, o, err)
@@ -86,10 +85,9 @@ func (s *Shard) update(step int64, scale float64, optimizers []optim.Optimizer, 
 	s.run()
 }
 
-// Finish finishes what another process has begun, where that needs nothing from
-// anybody else: a step, of which it says whether there was one, and clearing the
-// gradients. Of a write that was broken off, it restores the block that was being
-// changed.
+// Finish finishes what another process has begun: a step, and clearing the
+// gradients. It restores blocks that the process was writing. It reports whether it
+// finished a step.
 func (s *Shard) Finish() bool {
 	s.undoWrite()
 	if s.accumulations.clearing.Load() {
@@ -106,8 +104,7 @@ func (s *Shard) Finish() bool {
 	return true
 }
 
-// run has the workers update all chunks that have not had the update begun
-// last.
+// run has the workers update all chunks that lack the update begun last.
 func (s *Shard) run() {
 	s.current.underway.Store(s.begun.Load())
 	s.current.left.Store(int64(len(s.chunks)))
@@ -119,11 +116,11 @@ func (s *Shard) run() {
 	s.startChunks(true, s.updateChunk)
 }
 
-// updateUnit updates a chunk. The worker that updates the last one says that the
-// update is finished, and does not wait for workers that have come to nothing
-// because others use their CPUs.
+// updateUnit updates a chunk. The worker that updates the last chunk finishes the
+// update. It does not wait for workers that got no chunk because other processes
+// use their CPUs.
 func (s *Shard) updateUnit(worker, unit int) {
-	if !s.isDone(unit) { // by another process, that is
+	if !s.isDone(unit) { // another process may have updated it
 		s.makeUpdate(worker, unit)
 	}
 	if s.current.left.Add(-1) == 0 {
@@ -155,7 +152,7 @@ func (s *Shard) setDone(unit int) {
 	}
 }
 
-// isOver says whether the update that this process began last is finished.
+// isOver reports whether the update that this process began last is finished.
 func (s *Shard) isOver() bool { return s.finished.Load() >= s.current.underway.Load() }
 
 // Underway is the number of the update that this process is making, and how many
@@ -167,36 +164,35 @@ func (s *Shard) Underway() (number uint64, left int64) {
 	return s.current.underway.Load(), s.current.left.Load()
 }
 
-// Wait returns when the step that was begun is finished.
+// Wait returns when the step that was begun last is finished.
 func (s *Shard) Wait() { s.current.watchers.wait(s.isOver) }
 
-// WaitRange returns when the parameters of a stretch of the shard are those
-// after the step that was begun.
+// WaitRange returns when a range of parameters has had the step that was begun last.
 func (s *Shard) WaitRange(first, count int64) {
 	if count <= 0 {
 		return
 	}
-	// Workers come to the last chunks last: who waits for these first sleeps
-	// least often.
+	// Workers come to the last chunks last. Waiting for those first means waking
+	// up least often.
 	for unit := s.chunkAt(int(first + count - 1)); unit >= s.chunkAt(int(first)); unit-- {
 		s.current.watchers.wait(func() bool {
 			if s.isOver() || s.isDone(unit) {
 				return true
 			}
 			s.current.awaited[unit].Store(true)
-			return s.isDone(unit) // the worker may have looked before
+			return s.isDone(unit) // a worker that looked before the mark does not wake anybody
 		})
 	}
 }
 
-// watchers wait for the end of an update, or for chunks that they have marked:
-// to be woken for each would cost them and the workers more than the chunk.
+// watchers wait for the end of an update, or for chunks that they have marked.
+// Waking them for every chunk would take longer than the chunk.
 type watchers struct {
 	mutex sync.Mutex
 	moved sync.Cond
 }
 
-// wait returns when a condition holds that comes true before a wake.
+// wait returns when the condition holds. Whoever makes it true calls wake.
 func (w *watchers) wait(holds func() bool) {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
@@ -211,20 +207,20 @@ func (w *watchers) wake() {
 	w.moved.Broadcast()
 }
 
-// change updates a chunk, with what a slot needs to go on.
+// change updates a chunk and keeps an undo log of it.
 func (s *Shard) change(slot slot, unit int) {
 	slot.begin(unit)
 	s.updateFrom(slot, unit, 0)
 }
 
-// updateFrom updates a chunk from some element on.
+// updateFrom updates a chunk, beginning at an element.
 func (s *Shard) updateFrom(slot slot, unit, first int) {
 	c := s.chunks[unit]
 	s.config.Kernel.UpdateLogged(c.section.format, &s.constants[c.section.group], c.state(), first, slot.undo)
 }
 
-// resume brings the chunk to its end whose update a slot is in the middle of.
-// Should this process be killed, too, the slot says where to go on.
+// resume finishes the chunk of a slot's undo log. If this process is killed, too,
+// the slot still says where to go on.
 func (s *Shard) resume(slot slot) {
 	unit := int(slot.unit.Load())
 	if !slot.undo.Begun() || s.isDone(unit) {
