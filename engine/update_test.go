@@ -225,7 +225,7 @@ func TestWrongArenasAreNotAttached(t *testing.T) {
 		"step_journal: it is no journal": func() { head.magic++ },
 		fmt.Sprintf("step_journal: its version is %d, expected %d", journalVersion+1, journalVersion): func() { head.version++ },
 		"step_journal: 3 updates were begun and 1 fin":                                                func() { head.begun.Store(3) },
-		"step_journal: 3 additions to the gradients w":                                                func() { head.accumulations.begun.Store(3) },
+		"step_journal: 3 accumulations of gradients w":                                                func() { head.accumulations.begun.Store(3) },
 	} {
 		head.init(s.config)
 		head.begun.Store(1)
