@@ -22,6 +22,7 @@ import (
 // Saving is a shard on its way to the disk.
 type Saving struct {
 	step   int64
+	back   *writeback
 	cancel context.CancelFunc
 	done   chan struct{}
 	err    error
@@ -69,7 +70,7 @@ func measureSpare() {
 // save begins to write a shard, or the share of it that the file is of.
 func (w *writer) save(state *engine.Shard) *Saving {
 	ctx, cancel := context.WithCancel(context.Background())
-	x := &Saving{step: w.manifest.Step, cancel: cancel, done: make(chan struct{})}
+	x := &Saving{step: w.manifest.Step, back: w.back, cancel: cancel, done: make(chan struct{})}
 	snapshot := state.Snapshot(func(u engine.Unit) error {
 		first := u.First - w.first
 		if first < 0 || first >= w.layout.elements {
@@ -106,6 +107,12 @@ func (x *Saving) Wait() error {
 	<-x.done
 	return x.err
 }
+
+// Done is closed when Wait returns at once.
+func (x *Saving) Done() <-chan struct{} { return x.done }
+
+// Progress grows while the file is written and comes to the disk.
+func (x *Saving) Progress() int64 { return x.back.progress() }
 
 // Cancel gives up. Wait returns soon.
 func (x *Saving) Cancel() { x.cancel() }
@@ -153,7 +160,7 @@ func savingFolder(directory string, step int64, world int) (*os.File, error) {
 		if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, cause(directory, "checkpoints cannot be saved here", err)
 		}
-		folder, err = lock(path, os.O_RDONLY, unix.LOCK_SH)
+		folder, err = lockFolder(path, unix.LOCK_SH)
 	}
 	if err != nil {
 		return nil, cause(path, "", err)

@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/utils/cpuset"
 
+	"plimsoll/files"
 	"plimsoll/host"
 )
 
@@ -100,7 +101,7 @@ func masksBelow(launcher int, local string) map[int]cpuset.CPUSet {
 // variableOf is a variable of the environment that a process was started with;
 // empty where that may not be read.
 func variableOf(pid int, name string) string {
-	text, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+	text, _ := files.ReadKernel("/proc/" + strconv.Itoa(pid) + "/environ")
 	for entry := range strings.SplitSeq(string(text), "\x00") {
 		if value, ok := strings.CutPrefix(entry, name+"="); ok {
 			return value

@@ -31,6 +31,7 @@ type unit struct {
 	gathered   hold
 	gradients  hold // sharded
 	flat       hold // whole, of FSDP1 before it is reduced
+	replicated hold // what FSDP2 adds up among replicas
 	inUse      bool
 }
 
@@ -309,6 +310,10 @@ func (e *sharded) receive(u *unit, part int64) {
 		if !u.gradients.held() {
 			u.gradients = e.home().hold(part*e.Weights.Size(), autograd.Gradients)
 		}
+		if e.FSDP.Version == 2 && e.Replicas() > 1 {
+			u.replicated = output // until the backward pass ends (AllReduceState in _fsdp_param_group.py)
+			return
+		}
 		output.free()
 	default:
 		u.gradients = output
@@ -322,6 +327,9 @@ func (e *sharded) endBackward(bool) {
 		e.reduce(e.root)
 	}
 	drop(&e.reducing)
+	for _, u := range append(e.order, e.root) {
+		drop(&u.replicated)
+	}
 	if e.FSDP.Strategy != "no_shard" {
 		drop(&e.root.gathered)
 	}

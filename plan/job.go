@@ -77,6 +77,13 @@ type Job struct {
 	Assumptions []string
 }
 
+// Replicas is how many groups of ranks each hold all parts of the model
+// between them, and add their gradients up: those of data parallelism, and of
+// hybrid sharding.
+func (j *Job) Replicas() int {
+	return max(1, j.World/(j.ShardRanks*int(max(1, j.SplitWidth))))
+}
+
 // Versions are those of the programs that the job runs on.
 type Versions struct {
 	Torch, DeepSpeed, Transformers, BitsAndBytes version.Version

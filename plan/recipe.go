@@ -198,11 +198,11 @@ func (r *resolver) quantization() error {
 func (r *resolver) chooseOptimizer() error {
 	name, variant, _ := strings.Cut(r.Optimizer, "/")
 	where := fault.Position{}
-	if name == "" && r.training != nil {
-		name, where.File = r.training.Optimizer.Name, r.training.File
-	}
 	if d := r.job.DeepSpeed; name == "" && d != nil && d.Optimizer != nil {
 		name, where.File = strings.ToLower(d.Optimizer.Type), d.File
+	}
+	if name == "" && r.training != nil { // the Trainer's, where DeepSpeed has none of its own
+		name, where.File = r.training.Optimizer.Name, r.training.File
 	}
 	if name == "" {
 		name = "adamw"
@@ -223,6 +223,9 @@ func (r *resolver) chooseOptimizer() error {
 			return err
 		}
 		o.Variant = Variant(variant)
+	}
+	if d := r.job.DeepSpeed; o.Variant == "" && d != nil && d.Optimizer.IsFusedAdam() && strings.HasPrefix(known.kind, "adam") {
+		o.Variant = Fused
 	}
 	if o.Variant == "" { // torch's defaults
 		o.Variant = Foreach
@@ -322,6 +325,9 @@ func (r *resolver) sharding() error {
 	}
 	if strings.HasPrefix(j.FSDP.Strategy, "hybrid") {
 		j.ShardRanks = j.RanksPerNode
+	}
+	if l := r.launch; l != nil && l.Parallelism != nil {
+		j.ShardRanks = l.Parallelism.Shard * l.Parallelism.Context
 	}
 	// FSDP casts parameters itself; accelerate has gradients added up in the
 	// same type.

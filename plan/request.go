@@ -500,7 +500,11 @@ func (r *resolver) passes() error {
 	}
 	j.SplitExperts = int64(max(1, r.ExpertParallel))
 	if l := r.launch; l != nil && l.Parallelism != nil {
-		j.SplitWidth, j.SplitSequence = int64(max(1, l.Parallelism.Tensor)), int64(max(1, l.Parallelism.Context))
+		if ranks := l.Parallelism.Ranks(); ranks != j.World {
+			return &fault.Input{Where: fault.Position{File: l.File}, What: fmt.Sprintf("parallelism_config makes %d ranks, and the job has %d", ranks, j.World),
+				Mend: "change --gpus, --nodes or one of the sizes"}
+		}
+		j.SplitWidth, j.SplitSequence = int64(l.Parallelism.Tensor), int64(l.Parallelism.Context)
 	}
 	if j.World%int(j.SplitWidth*j.SplitSequence) != 0 {
 		return &fault.Input{What: fmt.Sprintf("%d ranks cannot be divided among tensor parallelism of %d and context parallelism of %d", j.World, j.SplitWidth, j.SplitSequence),

@@ -397,21 +397,42 @@ type Verdict struct {
 	LimitedBy string       `json:"limited_by"`
 	Missing   ledger.Bytes `json:"missing_bytes"`
 	WouldFit  []string     `json:"would_fit"` // changes, each of which would be enough
+	// Shortage is a limit of threads or files that is in the way; empty for none.
+	Shortage string `json:"shortage"`
 }
 
 // Verdict says whether the plan fits, and if not, what would.
 func (p *Plan) Verdict() Verdict {
-	available, counter := p.Host.Memory.Headroom()
+	var pool ledger.Bytes
 	if p.Pages == arena.HugetlbPages {
-		available += engine.HugetlbFree(p.Host)
+		pool = engine.HugetlbFree(p.Host)
 	}
+	available, counter := p.Host.Memory.HeadroomWith(pool)
 	v := Verdict{Needed: p.Ledger.Planned(nil), Available: available, LimitedBy: counter, WouldFit: []string{}}
 	v.Fits = counter == "" || v.Needed <= available
+	v.Shortage = p.shortage()
 	if !v.Fits {
 		v.Missing = v.Needed - available
 		v.WouldFit = p.wouldFit(available)
 	}
+	v.Fits = v.Fits && v.Shortage == ""
 	return v
+}
+
+// threadsBeside is how many threads the program may start beside its workers:
+// those of the Go runtime.
+const threadsBeside = 16
+
+// shortage says which limit other than memory the plan does not keep to.
+func (p *Plan) shortage() string {
+	threads, largest := threadsBeside, ledger.Bytes(0)
+	for _, shard := range p.Shards {
+		threads += len(shard.CPUs)
+		for _, a := range shard.Arenas() {
+			largest = max(largest, p.Pages.Round(a.Size))
+		}
+	}
+	return p.Host.Shortage(threads, largest)
 }
 
 // wouldFit looks for a smaller format, for more hosts, and for a smaller model.

@@ -24,9 +24,9 @@ type Client struct {
 	buffer []byte // of answers
 }
 
-// Dial connects to the service at a socket.
+// Dial connects to the service at a socket. It must be this user's or root's.
 func Dial(socket string) (*Client, error) {
-	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: socket, Net: "unixpacket"})
+	c, err := dialTrusted(socket)
 	if err != nil {
 		return nil, fmt.Errorf("the optimizer service at %s: %w", socket, err)
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,6 +18,7 @@ type Inherited struct {
 	// Files are what earlier services had kept, by name.
 	Files    map[string]*os.File
 	Restarts int
+	watchdog time.Duration // the keeper expects a sign of life as often as this; 0 is never
 	store    *store
 }
 
@@ -36,6 +38,10 @@ func Inherit() (*Inherited, error) {
 	}
 	in := &Inherited{Files: map[string]*os.File{}}
 	in.Restarts, _ = strconv.Atoi(os.Getenv(restartCount)) // systemd does not say
+	if process := os.Getenv(watchdogProcess); process == "" || process == strconv.Itoa(os.Getpid()) {
+		microseconds, _ := strconv.ParseInt(os.Getenv(watchdogTime), 10, 64) // 0 where there is none
+		in.watchdog = time.Duration(microseconds) * time.Microsecond
+	}
 	if address := os.Getenv(notifySocket); address != "" {
 		if in.store, err = newStore(address); err != nil {
 			return nil, err
@@ -61,7 +67,7 @@ func Inherit() (*Inherited, error) {
 		in.Listener = unixListener
 		in.Listener.SetUnlinkOnClose(false) // it is the keeper's
 	}
-	for _, name := range []string{inheritedCount, inheritedNames, inheritedProcess, notifySocket, restartCount} {
+	for _, name := range []string{inheritedCount, inheritedNames, inheritedProcess, notifySocket, restartCount, watchdogTime, watchdogProcess} {
 		if err := os.Unsetenv(name); err != nil {
 			return nil, err
 		}
@@ -80,8 +86,16 @@ func newStore(address string) (*store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: socket: %w", notifySocket, err)
 	}
+	// A keeper that does not read, as one that was stopped, must not stop the service.
+	timeout := unix.NsecToTimeval(int64(keeperPatience))
+	if err := unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &timeout); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: SO_SNDTIMEO: %w", notifySocket, err), unix.Close(socket))
+	}
 	return &store{socket, address}, nil
 }
+
+// keeperPatience is how long the service waits for the keeper to take a message.
+var keeperPatience = 20 * time.Second
 
 // keep has a file kept. A nil store keeps nothing.
 func (s *store) keep(name string, file *os.File) error {
@@ -95,6 +109,21 @@ func (s *store) ready() error { return s.send("READY=1") }
 
 func (s *store) stopping() error { return s.send("STOPPING=1") }
 
+// alive says that the service is not stuck.
+func (s *store) alive() { s.hint("WATCHDOG=1") }
+
+// extend says that a service that is ending still gets on. That lasts for the time
+// that systemd and the keeper give it without a word.
+func (s *store) extend() { s.hint("EXTEND_TIMEOUT_USEC=30000000") }
+
+// hint sends a message that may be lost: a keeper that does not read has enough of
+// them waiting.
+func (s *store) hint(text string) {
+	if s != nil {
+		_ = unix.Sendmsg(s.socket, []byte(text), nil, &unix.SockaddrUnix{Name: s.address}, unix.MSG_DONTWAIT)
+	}
+}
+
 func (s *store) send(text string, files ...*os.File) error {
 	if s == nil {
 		return nil
@@ -104,7 +133,14 @@ func (s *store) send(text string, files ...*os.File) error {
 		rights = append(rights, unix.UnixRights(int(f.Fd()))...)
 	}
 	// The address is a new one each time: sending writes to it.
-	if err := unix.Sendmsg(s.socket, []byte(text), rights, &unix.SockaddrUnix{Name: s.address}, 0); err != nil {
+	err := error(unix.EINTR) // which a call with a timeout ends with
+	for errors.Is(err, unix.EINTR) {
+		err = unix.Sendmsg(s.socket, []byte(text), rights, &unix.SockaddrUnix{Name: s.address}, 0)
+	}
+	if errors.Is(err, unix.EAGAIN) {
+		return fmt.Errorf("the keeper of the service, which listens at %s, has taken no message for %v; is that process stopped?", s.address, keeperPatience)
+	}
+	if err != nil {
 		return fmt.Errorf("tell the keeper at %s: %w", s.address, err)
 	}
 	return nil

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,6 +34,8 @@ const (
 	inheritedNames   = "LISTEN_FDNAMES"
 	inheritedProcess = "LISTEN_PID"
 	notifySocket     = "NOTIFY_SOCKET"
+	watchdogTime     = "WATCHDOG_USEC"
+	watchdogProcess  = "WATCHDOG_PID"
 	restartCount     = "PLIMSOLL_RESTARTS"
 )
 
@@ -52,6 +55,9 @@ type Keeper struct {
 	Start func(*exec.Cmd) error
 	// Say tells the user something.
 	Say func(format string, values ...any)
+	// Watchdog is how long the service may be without a sign of life before it is
+	// killed, while it serves and while it ends; 0 is a minute.
+	Watchdog time.Duration
 
 	made     bool // whether the directory of the socket was made for it
 	listener *os.File
@@ -59,6 +65,7 @@ type Keeper struct {
 	kept     []keptFile
 	ready    bool // whether the service that runs now has begun to serve
 	restarts int
+	signs    atomic.Int64 // of life, from the service that runs now
 	process  atomic.Int64 // that runs now; 0 for none
 }
 
@@ -104,8 +111,27 @@ func (k *Keeper) Listen() error {
 	if err = errors.Join(err, listener.Close()); err != nil {
 		return err
 	}
-	k.notify, err = net.ListenUnixgram("unixgram", &net.UnixAddr{Name: k.notifyPath(), Net: "unixgram"})
+	k.notify, err = listenToServices(k.notifyPath())
 	return err
+}
+
+// listenToServices makes the socket that services send their files to. The kernel
+// adds to every message who has sent it.
+func listenToServices(path string) (*net.UnixConn, error) {
+	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		return nil, err
+	}
+	raw, err := c.SyscallConn()
+	if err == nil {
+		var failed error
+		err = raw.Control(func(fd uintptr) { failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSCRED, 1) })
+		err = errors.Join(err, failed)
+	}
+	if err = errors.Join(err, os.Chmod(path, 0o600)); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
 }
 
 const (
@@ -124,11 +150,14 @@ func privateDirectory(name string) (made bool, err error) {
 	if err := os.MkdirAll(name, 0o700); err != nil {
 		return false, fmt.Errorf("the directory of the socket: %w", err)
 	}
+	if err := trustedDirectory(name); err != nil {
+		return false, err
+	}
 	info, err := os.Stat(name)
 	if err != nil {
 		return made, err
 	}
-	if owner := int(info.Sys().(*syscall.Stat_t).Uid); info.Mode().Perm()&0o077 != 0 || owner != os.Getuid() {
+	if owner := ownerOf(info); info.Mode().Perm()&0o077 != 0 || owner != os.Getuid() {
 		return false, fmt.Errorf("the directory of the socket, %s, has mode %#o and belongs to user %d: expected 0700 and user %d, or others could reach the service", name, info.Mode().Perm(), owner, os.Getuid())
 	}
 	return made, nil
@@ -147,8 +176,15 @@ func removeDeadSocket(name string) error {
 		return fmt.Errorf("%s is there and is no socket", name)
 	}
 	for _, network := range []string{"unixpacket", "unixgram"} {
-		if c, err := net.Dial(network, name); err == nil {
+		c, err := net.Dial(network, name)
+		switch {
+		case err == nil:
 			return errors.Join(fmt.Errorf("a service listens at %s already", name), c.Close())
+		case errors.Is(err, unix.EAGAIN):
+			return fmt.Errorf("a service listens at %s already, and is too busy to answer", name)
+		case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.EPROTOTYPE): // nobody listens, or not this way
+		default:
+			return fmt.Errorf("whether a service listens at %s cannot be found out: %w", name, err)
 		}
 	}
 	return os.Remove(name)
@@ -219,6 +255,8 @@ func (k *Keeper) runOnce(ctx context.Context) error {
 		inheritedNames+"="+strings.Join(names, ":"),
 		inheritedProcess+"=", // not known before it is started
 		notifySocket+"="+k.notifyPath(),
+		watchdogTime+"="+strconv.FormatInt(k.patience().Microseconds(), 10),
+		watchdogProcess+"=", // as above
 		restartCount+"="+strconv.Itoa(k.restarts))
 	if command.SysProcAttr == nil {
 		command.SysProcAttr = &syscall.SysProcAttr{}
@@ -226,13 +264,18 @@ func (k *Keeper) runOnce(ctx context.Context) error {
 	command.SysProcAttr.Setpgid = true // a terminal's signals are for the keeper
 	command.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	k.ready = false
+	k.signs.Store(0)
+	kills := host.LocalMemoryCounters()
+	ended, err := k.start(command)
+	if err != nil {
+		return fmt.Errorf("start the optimizer service: %w", err)
+	}
 	read := make(chan struct{})
 	go func() {
-		k.read()
+		k.read(command.Process.Pid)
 		close(read)
 	}()
-	kills := host.LocalMemoryCounters()
-	err := explained(k.runBound(ctx, command), kills)
+	err = explained(k.watch(ctx, command.Process, ended), kills)
 	// All that it had sent is read when this comes back.
 	if _, sent := k.notify.WriteToUnix([]byte(lastMessage), &net.UnixAddr{Name: k.notifyPath(), Net: "unixgram"}); sent != nil {
 		return errors.Join(err, sent)
@@ -253,9 +296,8 @@ func explained(err error, kills []host.MemoryCounter) error {
 
 const lastMessage = "BARRIER=1"
 
-// runBound runs a process that ends when this one does, and is asked to end
-// when the context ends.
-func (k *Keeper) runBound(ctx context.Context, command *exec.Cmd) error {
+// start starts a process that ends when this one does, and says how it has ended.
+func (k *Keeper) start(command *exec.Cmd) (<-chan error, error) {
 	started, ended := make(chan error), make(chan error, 1)
 	go func() {
 		// The death signal is tied to the thread that starts the process, and
@@ -276,31 +318,71 @@ func (k *Keeper) runBound(ctx context.Context, command *exec.Cmd) error {
 			ended <- err
 		}
 	}()
-	if err := <-started; err != nil {
-		return fmt.Errorf("start the optimizer service: %w", err)
-	}
-	select {
-	case err := <-ended:
-		return err
-	case <-ctx.Done():
-		_ = command.Process.Signal(syscall.SIGTERM) // it may have ended
-		return <-ended
+	return ended, <-started
+}
+
+func (k *Keeper) patience() time.Duration { return cmp.Or(k.Watchdog, time.Minute) }
+
+// watch waits until a service has ended, asks it to when the context ends, and
+// kills it when it gives no sign of life for too long. Time is counted in ticks:
+// while this process is stopped, as with the whole host, there are none.
+func (k *Keeper) watch(ctx context.Context, service *os.Process, ended <-chan error) error {
+	const ticks = 20
+	tick := time.NewTicker(k.patience() / ticks)
+	defer tick.Stop()
+	asked, stopping := ctx.Done(), false
+	for quiet, signs := 0, int64(0); ; {
+		select {
+		case err := <-ended:
+			if quiet >= ticks {
+				return fmt.Errorf("it gave no sign of life for %v, and was killed", k.patience())
+			}
+			return err
+		case <-asked:
+			asked, stopping, quiet = nil, true, 0
+			_ = service.Signal(syscall.SIGTERM) // it may have ended
+			_ = service.Signal(syscall.SIGCONT) // it may be stopped
+		case <-tick.C:
+			now := k.signs.Load()
+			if now != signs || !stopping && now == 0 { // it watches itself from the first sign on
+				quiet, signs = 0, now
+				continue
+			}
+			quiet++
+			switch {
+			case quiet == ticks:
+				if stopping {
+					k.Say("the optimizer service does not end: it gave no sign of life for %v, and is killed", k.patience())
+				}
+				_ = service.Kill()
+			case quiet == 2*ticks && stopping:
+				return fmt.Errorf("process %d, the optimizer service, does not end by SIGKILL: "+
+					"it waits for a device or a file system that does not answer", service.Pid)
+			}
+		}
 	}
 }
 
-// read takes what services send until the keeper's own last message.
-func (k *Keeper) read() {
+// read takes what a service sends until the keeper's own last message. What other
+// processes send is nothing to the keeper: it would give state away, or lose it.
+func (k *Keeper) read(process int) {
 	for {
-		data, files, err := readPacket(k.notify, make([]byte, 4096))
+		data, files, sender, err := readWithSender(k.notify, make([]byte, 4096))
 		var wrong *Error
-		if errors.As(err, &wrong) || errors.Is(err, io.EOF) {
-			continue // a message that is too long, or empty
-		}
-		if err != nil || string(data) == lastMessage {
+		switch {
+		case errors.As(err, &wrong) || errors.Is(err, io.EOF): // a message that is too long, or empty
+		case err != nil:
+			return
+		case sender == nil || int(sender.Uid) != os.Getuid():
+			closeAll(files)
+		case int(sender.Pid) == os.Getpid() && string(data) == lastMessage:
 			closeAll(files)
 			return
+		case int(sender.Pid) == process:
+			k.take(parseNotification(string(data)), files)
+		default:
+			closeAll(files)
 		}
-		k.take(parseNotification(string(data)), files)
 	}
 }
 
@@ -318,6 +400,9 @@ func parseNotification(text string) map[string]string {
 func (k *Keeper) take(fields map[string]string, files []*os.File) {
 	if fields["READY"] == "1" {
 		k.ready = true
+	}
+	if fields["WATCHDOG"] == "1" || fields["EXTEND_TIMEOUT_USEC"] != "" {
+		k.signs.Add(1)
 	}
 	name := fields["FDNAME"]
 	switch {

@@ -1,22 +1,45 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
+	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/net/netutil"
 
 	"plimsoll/ledger"
 )
 
-// ServeMetrics answers Prometheus at an address until it is stopped.
+// ListenForMetrics listens at an address at which Prometheus is answered. Without a
+// host it listens on the loopback interface alone.
+func ListenForMetrics(address string) (net.Listener, error) {
+	name, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
+	return net.Listen("tcp", net.JoinHostPort(cmp.Or(name, loopback), port))
+}
+
+const loopback = "127.0.0.1"
+
+// mostScrapes is how many connections of Prometheus there are at a time. Others wait.
+const mostScrapes = 16
+
+// ServeMetrics answers Prometheus at an address until it is stopped. Whoever may
+// connect can hold no connection for long, and only few at a time.
 func (s *Server) ServeMetrics(address string) (stop func(), err error) {
-	listener, err := net.Listen("tcp", address)
+	listener, err := ListenForMetrics(address)
 	if err != nil {
 		return nil, err
 	}
@@ -24,9 +47,13 @@ func (s *Server) ServeMetrics(address string) (stop func(), err error) {
 	registry.MustRegister(&collector{s})
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	server := &http.Server{
+		Handler: knownHosts(address, mux), MaxHeaderBytes: 16 << 10,
+		ReadTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second,
+	}
+	server.SetKeepAlivesEnabled(false) // a connection a scrape: none is idle
 	go func() {
-		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		if err := server.Serve(netutil.LimitListener(listener, portion(mostScrapes))); !errors.Is(err, http.ErrServerClosed) {
 			s.say("metrics: %v", err)
 		}
 	}()
@@ -35,6 +62,34 @@ func (s *Server) ServeMetrics(address string) (stop func(), err error) {
 		defer cancel()
 		_ = server.Shutdown(ctx) // who still reads is cut off
 	}, nil
+}
+
+// knownHosts refuses requests for a host that this is not. A page of another site can
+// have a browser here ask for its own name, once that name leads here (DNS rebinding);
+// it cannot have it ask for an address, or for a name of this host.
+func knownHosts(address string, next http.Handler) http.Handler {
+	given, _, _ := net.SplitHostPort(address) // was listened at
+	own, _ := os.Hostname()                   // or there is none
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		name := strings.ToLower(hostOf(r.Host))
+		short, _, _ := strings.Cut(name, ".")
+		ownShort, _, _ := strings.Cut(strings.ToLower(own), ".")
+		_, notAnAddress := netip.ParseAddr(name)
+		known := []string{"", "localhost", strings.ToLower(given)}
+		if notAnAddress != nil && !slices.Contains(known, name) && (short != ownShort || own == "") {
+			http.Error(w, fmt.Sprintf("the request is for the host %.100q: expected an address, localhost, %q, or the name given in --metrics", name, own), http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// hostOf is the host of a Host header, without its port.
+func hostOf(header string) string {
+	if name, _, err := net.SplitHostPort(header); err == nil {
+		return name
+	}
+	return strings.Trim(header, "[]")
 }
 
 // collector reads an overview when Prometheus asks: nothing is counted twice,

@@ -105,7 +105,7 @@ func (s *session) status() SessionStatus {
 		Rank: config.Rank, Part: config.Part, Optimizer: s.document.Optimizer,
 		State: s.document.State, Moments: s.document.Moments, Parameter: s.document.Parameter, Gradient: s.document.Gradient,
 		Elements: config.Elements, CPUs: config.CPUs, Client: s.holder.Load(), Initialized: s.record.initialized(),
-		Step: s.shard.Steps(), Saving: s.isSaving.Load(), SavedStep: s.savedStep.Load(),
+		Step: s.shard.Steps(), Saving: s.written.Load() != nil, SavedStep: s.savedStep.Load(),
 		StateBytes: config.StateBytes(), TrafficBytes: config.TrafficBytes(),
 		StepsMade: s.stepsMade.Load(), StepSeconds: seconds(s.busyTime.Load()),
 		LastStepSeconds: seconds(s.lastStep.Load()), LastNormSeconds: seconds(s.lastNorm.Load()),

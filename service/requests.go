@@ -122,11 +122,11 @@ func (c *connection) inSession(p packet, files []*os.File) ([]byte, error) {
 	case Save:
 		return s.save(p.body)
 	case Saved:
-		return s.saved()
+		return s.saved(c.abandoned)
 	case Commit:
 		return s.commit(p.body)
 	case Load:
-		return s.load(c.server.until, p.body)
+		return c.load(p.body)
 	}
 	body, err := decode[closeBody](Close, p.body)
 	if err != nil {

@@ -83,10 +83,10 @@ func (s *session) save(body []byte) ([]byte, error) {
 		return nil, storage(Save, err)
 	}
 	s.saving, s.inherited = saving, false
-	s.isSaving.Store(true)
+	s.written.Store(saving)
 	s.saveIsOver.Go(func() {
 		_ = saving.Wait() // settleSave asks again
-		s.isSaving.Store(false)
+		s.written.Store(nil)
 	})
 	return encodeStep(saving.Step()), nil
 }
@@ -111,8 +111,16 @@ func (s *session) settleSave() {
 // what another has begun says nothing of its own saves.
 func (s *session) forgetFailures() { s.saveError, s.inherited = nil, s.saving != nil }
 
-// saved tells what became of what was being saved.
-func (s *session) saved() ([]byte, error) {
+// saved tells what became of what was being saved, unless nobody wants to know
+// any more.
+func (s *session) saved(abandoned context.Context) ([]byte, error) {
+	if s.saving != nil {
+		select {
+		case <-s.saving.Done():
+		case <-abandoned.Done():
+			return nil, errEnding
+		}
+	}
 	s.settleSave()
 	err := s.saveError
 	s.saveError = nil
@@ -155,6 +163,15 @@ func (s *session) commit(body []byte) ([]byte, error) {
 		return nil, storage(Commit, err)
 	}
 	return encodeStep(b.Step), nil
+}
+
+// load loads a checkpoint, until the service ends or another client wants the
+// session of one that has hung up.
+func (c *connection) load(body []byte) ([]byte, error) {
+	until, cancel := context.WithCancel(c.server.until)
+	defer cancel()
+	defer context.AfterFunc(c.abandoned, cancel)()
+	return c.session.load(until, body)
 }
 
 // load overwrites the state with that of a checkpoint.

@@ -35,18 +35,20 @@ type Server struct {
 	given    *Inherited
 	until    context.Context // of Serve
 	began    time.Time
+	lastSign time.Time // of life, to the keeper; of Serve
 	requests atomic.Int64
 	refused  atomic.Int64
 
-	opening sync.Mutex // one session at a time is made
-	mu      sync.Mutex // guards what follows
-	free    *sync.Cond // a session was released
-	job     string
-	all     map[key]*session
-	held    map[key]*connection // also while a session is being given back
-	open    map[*connection]bool
-	closing bool
-	serving sync.WaitGroup
+	allocating sync.Mutex    // one session at a time takes memory
+	mu         sync.Mutex    // guards what follows; nobody waits while he has it
+	released   chan struct{} // closed, and made anew, when a session is released
+	job        string
+	all        map[key]*session
+	creating   int                 // sessions that are being made
+	held       map[key]*connection // also while a session is being made or given back
+	open       map[*connection]bool
+	closing    bool
+	serving    sync.WaitGroup
 }
 
 // NewServer is a service with the sessions that an earlier one has left. Steps
@@ -58,9 +60,8 @@ func NewServer(version string, given *Inherited, findHost func() (*host.Host, er
 	}
 	s := &Server{
 		version: version, kernel: set, say: say, host: findHost, given: given, began: time.Now(),
-		all: map[key]*session{}, held: map[key]*connection{}, open: map[*connection]bool{},
+		all: map[key]*session{}, held: map[key]*connection{}, open: map[*connection]bool{}, released: make(chan struct{}),
 	}
-	s.free = sync.NewCond(&s.mu)
 	return s, s.restore()
 }
 
@@ -148,18 +149,26 @@ func (s *Server) attachShard(found recordedDocument, named []int) (*engine.Shard
 
 // Serve answers clients until the context ends. Then it finishes what is under
 // way, checkpoints that are written included, and returns.
+//
+// This loop also sends the signs of life that the keeper waits for: who accepts
+// clients and finds the mutex free is not stuck.
 func (s *Server) Serve(ctx context.Context) error {
 	s.until = ctx
 	if err := s.given.store.ready(); err != nil {
 		return err
 	}
-	stopped := context.AfterFunc(ctx, func() { _ = s.given.Listener.Close() }) // accept fails, and ends the loop
+	listener := s.given.Listener
+	stopped := context.AfterFunc(ctx, func() { _ = listener.Close() }) // accept fails, and ends the loop
 	defer stopped()
 	for {
-		c, err := s.given.Listener.AcceptUnix()
+		if interval := s.signOfLife(); interval > 0 {
+			_ = listener.SetDeadline(time.Now().Add(interval)) // fails where it is closed, which accept tells
+		}
+		c, err := listener.AcceptUnix()
 		switch {
 		case ctx.Err() != nil:
 			return s.end()
+		case errors.Is(err, os.ErrDeadlineExceeded): // it is time for a sign of life
 		case errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE):
 			s.say("too many open files: a client waits")
 			time.Sleep(100 * time.Millisecond)
@@ -171,23 +180,21 @@ func (s *Server) Serve(ctx context.Context) error {
 	}
 }
 
-func (s *Server) end() error {
-	err := s.given.store.stopping()
-	s.mu.Lock()
-	s.closing = true
-	for c := range s.open {
-		_ = c.c.CloseRead() // the answer to the request under way is still sent
-		c.hurry()
+// signOfLife tells the keeper that this service is not stuck. It returns when the
+// next sign is due, 0 for never.
+func (s *Server) signOfLife() time.Duration {
+	interval := s.given.watchdog / 3
+	if interval == 0 {
+		return 0
 	}
-	s.mu.Unlock()
-	s.serving.Wait()
-	for _, session := range s.all {
-		session.settle()
-		session.settleSave()
-		s.remove(session)
-		err = errors.Join(err, session.saveError, session.close())
+	due := s.lastSign.Add(interval)
+	if now := time.Now(); !now.Before(due) {
+		s.mu.Lock()   // a service in which this waits forever is stuck
+		s.mu.Unlock() //nolint:staticcheck // the section is empty on purpose
+		s.given.store.alive()
+		s.lastSign, due = now, now.Add(interval)
 	}
-	return err
+	return time.Until(due)
 }
 
 func (s *Server) ending() bool {
@@ -199,12 +206,13 @@ func (s *Server) ending() bool {
 func (s *Server) serve(c *net.UnixConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	client := &connection{server: s, c: c}
+	client := newConnection(s, c)
 	if s.closing {
 		_ = c.Close()
 		return
 	}
 	s.open[client] = true
+	s.hangUpOnIdle()
 	s.serving.Go(func() {
 		client.run()
 		s.mu.Lock()
@@ -217,8 +225,14 @@ func (s *Server) serve(c *net.UnixConn) {
 func (s *Server) letGo(free *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.held, free.document.key())
-	s.free.Broadcast()
+	s.letGoOf(free.document.key())
+}
+
+// letGoOf says the same with the mutex held.
+func (s *Server) letGoOf(k key) {
+	delete(s.held, k)
+	close(s.released)
+	s.released = make(chan struct{})
 }
 
 // openSession is the request that begins: it makes a session, or attaches to
@@ -232,12 +246,10 @@ func (c *connection) openSession(body []byte, files []*os.File) ([]byte, []*os.F
 		return nil, nil, err
 	}
 	s := c.server
-	s.opening.Lock()
-	defer s.opening.Unlock()
 	found, err := s.claim(d, c)
 	attached := found != nil
 	if err == nil && !attached {
-		found, err = s.create(d, c)
+		found, err = s.create(d)
 	}
 	if err != nil {
 		return nil, nil, err
@@ -248,14 +260,15 @@ func (c *connection) openSession(body []byte, files []*os.File) ([]byte, []*os.F
 	return c.welcome(attached)
 }
 
-// claim takes the session that is there already; nil is none.
+// claim takes the name of a session for a connection, and the session itself if
+// it is there already; nil is none, and the caller makes it.
 func (s *Server) claim(d *Document, c *connection) (*session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for holder := s.held[d.key()]; holder != nil && holder.gone(); holder = s.held[d.key()] {
-		s.free.Wait()
+	if err := s.awaitRelease(d, c); err != nil {
+		return nil, err
 	}
-	if len(s.all) > 0 && s.job != d.Job {
+	if len(s.all)+s.creating > 0 && s.job != d.Job {
 		return nil, fail(Busy, "open: this service holds the job %s, and not %s; it takes another when that one's sessions are closed", s.job, d.Job)
 	}
 	found := s.all[d.key()]
@@ -267,10 +280,55 @@ func (s *Server) claim(d *Document, c *connection) (*session, error) {
 	if holder := s.held[d.key()]; holder != nil {
 		return nil, fail(Busy, "open: session %v of job %s is held by process %d%s", d.key(), d.Job, holder.process, toItself(holder, c))
 	}
-	if found != nil {
-		s.held[d.key()] = c
+	s.held[d.key()] = c
+	if found == nil {
+		s.job = d.Job
+		s.creating++
 	}
 	return found, nil
+}
+
+// How long open waits for a client that has hung up while its last request is
+// still under way, and when the service says so.
+var (
+	claimPatience = 5 * time.Minute
+	claimNotice   = 10 * time.Second
+)
+
+// awaitRelease waits, without the mutex, until a former holder that has hung up
+// has let go of a session.
+func (s *Server) awaitRelease(d *Document, c *connection) error {
+	began, noticed := time.Now(), false
+	for holder := s.held[d.key()]; holder != nil && holder.gone(); holder = s.held[d.key()] {
+		holder.abandon()
+		waited := time.Since(began)
+		switch {
+		case s.closing:
+			return errEnding
+		case c.gone():
+			return fail(Busy, "open: the client has hung up while it waited for session %v", d.key())
+		case waited >= claimPatience:
+			return fail(Busy, "open: session %v of job %s is held by process %d, which has hung up; its %v is still under way after another %v. "+
+				"The files that it works on may be on a file system that does not answer; when that answers, open the session again",
+				d.key(), d.Job, holder.process, holder.doing(), claimPatience)
+		case waited >= claimNotice && !noticed:
+			noticed = true
+			s.say("process %d waits for session %v: process %d has hung up, and its %v is still under way", c.process, d.key(), holder.process, holder.doing())
+		}
+		s.waitWithoutMutex()
+	}
+	return nil
+}
+
+// waitWithoutMutex waits until some session is released, for a short while at most.
+func (s *Server) waitWithoutMutex() {
+	released := s.released
+	s.mu.Unlock()
+	defer s.mu.Lock()
+	select {
+	case <-released:
+	case <-time.After(200 * time.Millisecond):
+	}
 }
 
 // toItself is for a program that opens a session twice.
@@ -281,8 +339,23 @@ func toItself(holder, c *connection) string {
 	return ", which is this one; give each optimizer of a program a name of its own (name= in Python), and so its session a part of its own"
 }
 
-// create makes a session, once it is known to fit.
-func (s *Server) create(d *Document, c *connection) (*session, error) {
+// create makes a session that was claimed, or gives the claim back.
+func (s *Server) create(d *Document) (*session, error) {
+	made, err := s.make(d)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.creating--
+	if err != nil {
+		s.letGoOf(d.key())
+	}
+	return made, err
+}
+
+// make makes a session, once it is known to fit. What one session takes must be
+// taken before the next looks at what there is.
+func (s *Server) make(d *Document) (*session, error) {
+	s.allocating.Lock()
+	defer s.allocating.Unlock()
 	h, err := s.host()
 	if err != nil {
 		return nil, err
@@ -317,9 +390,7 @@ func (s *Server) create(d *Document, c *connection) (*session, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.job = d.Job
 	s.all[d.key()] = made
-	s.held[d.key()] = c
 	return made, nil
 }
 
@@ -340,14 +411,18 @@ func (s *Server) expected(d *Document) int {
 // checkRoom refuses a job that does not fit before the first byte of it is
 // allocated: the other ranks of this host need as much.
 func (s *Server) checkRoom(h *host.Host, d *Document, config engine.ShardConfig) error {
-	var needed ledger.Bytes
+	var needed, largest, pool ledger.Bytes
 	for _, a := range config.Arenas() {
 		needed += config.Pages.Round(a.Size)
+		largest = max(largest, config.Pages.Round(a.Size))
 	}
-	available, counter := h.Memory.Headroom()
 	if config.Pages == arena.HugetlbPages {
-		available += engine.HugetlbFree(h)
+		pool = engine.HugetlbFree(h)
 	}
+	if short := h.Shortage(len(config.CPUs)+threadsBeside, largest); short != "" {
+		return fail(DoesNotFit, "open: %s; raise that limit where the service is started", short)
+	}
+	available, counter := h.Memory.HeadroomWith(pool)
 	ranks := s.expected(d)
 	if whole := needed * ledger.Bytes(ranks); counter != "" && whole > available {
 		return fail(DoesNotFit, "open: the state of %d parameters in %v takes %v a rank, %v for the %d ranks of this host that are still to come, and %v are available (%s); use a smaller format (moments \"bf16\" or \"int8\"), more hosts, or fewer ranks on this one",

@@ -33,6 +33,13 @@ const (
 	visitVariable  = "PLIMSOLL_TEST_VISIT"     // a client of another user, of the socket that it names
 	echoVariable   = "PLIMSOLL_TEST_ECHO"      // it sends back what it is sent: see startEcho
 	memoryVariable = "PLIMSOLL_TEST_AVAILABLE" // bytes that the service believes to be available
+	// threadsVariable is how many threads the service believes that it may start.
+	threadsVariable = "PLIMSOLL_TEST_THREADS"
+	notifyVariable  = "PLIMSOLL_TEST_NOTIFY" // a process that writes to the keeper's socket, which it names
+
+	impersonateVariable = "PLIMSOLL_TEST_IMPERSONATE" // what listens at the socket that it names, as another user
+
+	patienceVariable = "PLIMSOLL_TEST_PATIENCE" // of the service with saves, when it ends
 )
 
 func TestMain(m *testing.M) {
@@ -44,6 +51,10 @@ func TestMain(m *testing.M) {
 		err = trainInThisProcess(os.Getenv(trainVariable))
 	case os.Getenv(visitVariable) != "":
 		err = visit(os.Getenv(visitVariable))
+	case os.Getenv(impersonateVariable) != "":
+		err = impersonate(os.Getenv(impersonateVariable))
+	case os.Getenv(notifyVariable) != "":
+		err = notifyKeeper(os.Getenv(notifyVariable))
 	case os.Getenv(echoVariable) != "":
 		err = echo()
 	default:
@@ -59,6 +70,9 @@ func TestMain(m *testing.M) {
 func serve() error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
+	if patience, err := time.ParseDuration(os.Getenv(patienceVariable)); err == nil {
+		savePatience = patience
+	}
 	given, err := Inherit()
 	if err != nil || given == nil {
 		return errors.Join(err, errors.New("nothing was inherited"))
@@ -78,6 +92,11 @@ func testHost() (*host.Host, error) {
 	if err == nil && os.Getenv(memoryVariable) != "" {
 		_, err = fmt.Sscan(os.Getenv(memoryVariable), (*int64)(&h.Memory.Available))
 		h.Memory.Limits = nil
+	}
+	if err == nil && os.Getenv(threadsVariable) != "" {
+		limit := host.ThreadLimit{Name: "pids.max"}
+		_, err = fmt.Sscan(os.Getenv(threadsVariable), &limit.Limit)
+		h.ThreadLimits = []host.ThreadLimit{limit}
 	}
 	return h, err
 }
@@ -112,6 +131,12 @@ func (o *output) String() string {
 // the test has ended, nothing of them may be left.
 func startService(t testing.TB, variables ...string) *running {
 	t.Helper()
+	return startServiceWith(t, func(*Keeper) {}, variables...)
+}
+
+// startServiceWith has a keeper that differs.
+func startServiceWith(t testing.TB, differ func(*Keeper), variables ...string) *running {
+	t.Helper()
 	directory, err := os.MkdirTemp("", "plimsoll-test-") // a short path: that of a socket has 107 bytes
 	if err != nil {
 		t.Fatal(err)
@@ -128,6 +153,7 @@ func startService(t testing.TB, variables ...string) *running {
 			return command
 		},
 	}
+	differ(r.Keeper)
 	if err := r.Listen(); err != nil {
 		t.Fatal(err)
 	}

@@ -38,8 +38,8 @@ type session struct {
 	stepsMade atomic.Int64 // by this service
 	busyTime  atomic.Int64 // nanoseconds of all steps together
 	savedStep atomic.Int64
-	isSaving  atomic.Bool
-	holder    atomic.Int64 // process of the client; 0 for none
+	written   atomic.Pointer[checkpoint.Saving] // nil where nothing is being saved
+	holder    atomic.Int64                      // process of the client; 0 for none
 
 	stepIsOver, saveIsOver sync.WaitGroup
 }

@@ -71,7 +71,7 @@ func (j *job) processes(t *testing.T) []int {
 const hung = 2 * time.Minute
 
 // overdue is what is said of ranks that had to be killed.
-const overdue = "have not ended within"
+const overdue = "not ended within"
 
 // ends waits for the job and checks how it ends: with an exit code, something
 // on stderr, ranks that did as they were asked, and with no process left.
@@ -175,7 +175,7 @@ func TestSignalsArePassedOn(t *testing.T) {
 		{[]string{"--nproc", "2"}, syscall.SIGTERM, `sleep 1000 & child=$!
 			trap 'sleep 0.1; [ "$(cut -d" " -f3 /proc/$child/stat)" = S ] && exit 5; exit 6' TERM`, 5, "passed on"},
 		{[]string{"--nproc", "2"}, syscall.SIGUSR1, `trap "exit 0" USR1`, 0, "passed on"},
-		{[]string{"--nproc", "2", "--grace", "200ms"}, syscall.SIGTERM, `trap "" TERM`, 128 + 9, "2 ranks " + overdue + " 200ms"},
+		{[]string{"--nproc", "2", "--grace", "200ms"}, syscall.SIGTERM, `trap "" TERM`, 128 + 9, "2 ranks have " + overdue + " 200ms"},
 	} {
 		begun := filepath.Join(t.TempDir(), "begun")
 		script := c.script + "\n: > " + begun + "$RANK\nwhile :; do sleep 0.05; done"
@@ -188,6 +188,50 @@ func TestSignalsArePassedOn(t *testing.T) {
 		if strings.Contains(j.stderr.String(), "exit code 137") {
 			t.Errorf("plimsoll says that another has killed what it has killed itself:\n%s", &j.stderr)
 		}
+	}
+}
+
+// TestSIGTERMComesOnce: a rank that saves its state after SIGTERM, or Ctrl-C, gets
+// the time to finish, whichever rank ends first and whoever asks again.
+func TestSIGTERMComesOnce(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		trapped string // the signal at which rank 0 saves; SIGTERM ends it otherwise
+		send    []syscall.Signal
+		other   string // what rank 1 does
+		code    int
+	}{
+		{"the other rank ends first", "TERM", []syscall.Signal{syscall.SIGTERM}, `trap "sleep 0.5; exit 9" TERM; while :; do sleep 0.05; done`, 9},
+		{"the other rank is interrupted", "INT", []syscall.Signal{syscall.SIGINT}, "exec sleep 1000", 128 + 2},
+		{"the user asks twice", "TERM", []syscall.Signal{syscall.SIGTERM, syscall.SIGTERM}, "exec sleep 1000", 128 + 15},
+		{"the other rank fails", "TERM", nil, "exit 3", 3},
+		{"the other rank fails, and the user asks", "TERM", []syscall.Signal{syscall.SIGTERM}, "exit 3", 3},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			directory := t.TempDir()
+			begun, saving, saved := filepath.Join(directory, "begun"), filepath.Join(directory, "saving"), filepath.Join(directory, "saved")
+			other := c.other
+			if c.other == "exit 3" {
+				other = "while [ ! -e " + begun + "0 ]; do sleep 0.05; done; exit 3"
+			}
+			script := fmt.Sprintf(`[ $RANK = 1 ] && { : > %[1]s1; %[2]s; }
+				trap 'trap - TERM INT; : > %[3]s; sleep 2; : > %[4]s; exit 0' %[5]s
+				: > %[1]s0; while :; do sleep 0.05; done`, begun, other, saving, saved, c.trapped)
+			j := newJob(t, "--nproc", "2", "--", "sh", "-c", script).start(t)
+			j.has(t, 2, begun)
+			for i, s := range c.send {
+				if i > 0 || c.code == 3 {
+					j.has(t, 1, saving)
+				}
+				if err := j.command.Process.Signal(s); err != nil {
+					t.Fatal(err)
+				}
+			}
+			j.ends(t, c.code)
+			if _, err := os.Stat(saved); err != nil {
+				t.Errorf("rank 0 was ended while it saved:\n%s", &j.stderr)
+			}
+		})
 	}
 }
 
@@ -352,7 +396,7 @@ func scoreOf(t *testing.T, pid int) int {
 // open.
 func TestNothingIsLeftBehind(t *testing.T) {
 	newJob(t, "--nproc", "2", "--grace", "500ms", "--", "sh", "-c", "setsid sleep 1000 & (trap '' TERM; exec sleep 1000) & exit $RANK").start(t).
-		ends(t, 1, "rank 1 ended with exit code 1", "left behind were ended")
+		ends(t, 1, "rank 1 ended with exit code 1", "that the ranks had left behind")
 }
 
 func TestProgramThatCannotBeStarted(t *testing.T) {

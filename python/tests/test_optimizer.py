@@ -1,18 +1,22 @@
 """The interface of torch.optim.Optimizer, piece by piece."""
 
 import copy
+import ctypes
 import gc
 import os
 import pathlib
 import pickle
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
 import plimsoll.torch
 from plimsoll import PlimsollError, ServiceError
+
+BOTH_WAYS = True
 
 
 def network(dtype=torch.float32):
@@ -115,7 +119,7 @@ def test_groups_of_a_type_each():
     # A part has but the groups of its own parameters.
     model = torch.nn.ModuleList([torch.nn.Linear(8, 8), torch.nn.Linear(8, 8).bfloat16(), torch.nn.Linear(8, 8).bfloat16()])
     optimizer = plimsoll.torch.SGD([{"params": m.parameters(), "lr": 10.0**-i} for i, m in enumerate(model)])
-    before = [m.weight.detach().float() for m in model]
+    before = [m.weight.detach().clone().float() for m in model]
     for m in model:
         for p in m.parameters():
             p.grad = torch.ones_like(p)
@@ -508,16 +512,17 @@ def test_parameters_that_are_trained_later_need_a_new_optimizer():
     assert optimizer.resumed_step == 3 and (ours[0].weight != before).any()
 
 
-def test_groups_are_added_before_the_first_step_only():
+def test_groups_are_added_before_the_first_step_only(way):
     model = network()
     optimizer = plimsoll.torch.AdamW(model[0].parameters())
     optimizer.add_param_group({"params": model[2].parameters(), "lr": 1e-4})
     train(model, optimizer, 1)
     with pytest.raises(RuntimeError, match="add all groups before the first step"):
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3))]})
-    with pytest.raises(RuntimeError, match="has got other memory"):
-        model.double().float()
-        train(model, optimizer, 1)
+    if way == "shared":
+        with pytest.raises(RuntimeError, match="has got other memory"):
+            model.double().float()
+            train(model, optimizer, 1)
 
 
 def test_bad_arguments_are_explained():
@@ -805,3 +810,155 @@ def test_a_model_keeps_its_parameters_where_a_checkpoint_is_damaged(tmp_path):
     assert successor.resumed_step == 2
     assert_same(model, saved, rtol=0, atol=0)
     assert train(model, successor, 2, first=2) == train(saved, optimizer, 2, first=2)
+
+
+@pytest.fixture
+def wide(way):
+    """Makes models with more gradients than wait for each other before the service is told of them: 4 MiB, or 64 bytes."""
+    width = 1100 if way == "shared" else 40
+
+    def make():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(16, width), torch.nn.Linear(width, width), torch.nn.Linear(width, 4))
+
+    return make
+
+
+@pytest.mark.parametrize("options", [{}, {"max_grad_norm": 0.1}])
+def test_gradients_that_a_scaler_has_unscaled(wide, options):
+    """Its operator changes gradients and counts no version of them."""
+    ours, theirs = wide(), wide()
+    optimizer = plimsoll.torch.SGD(ours.parameters(), lr=1.0, **options)
+    reference = torch.optim.SGD(theirs.parameters(), lr=1.0)
+    optimizer.open()
+    scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**12) for _ in range(2)]
+    for i in range(4):
+        for model, its, scaler in zip((ours, theirs), (optimizer, reference), scalers):
+            backward(model, i, scale=scaler.scale(torch.ones(())).item())
+            scaler.unscale_(its)
+            norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()
+            if model is theirs:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), options.get("max_grad_norm", torch.inf))
+            scaler.step(its), scaler.update(), its.zero_grad()
+        assert optimizer.last_grad_norm == pytest.approx(norm, rel=1e-4)  # torch adds up in fp32
+    assert_same(ours, theirs)
+
+
+def scale_data(tensor):
+    tensor.data.mul_(0.5)
+
+
+def scale_numpy(tensor):
+    tensor.detach().numpy()[...] *= 0.5
+
+
+def scale_address(tensor):
+    pointer = ctypes.cast(tensor.data_ptr(), ctypes.POINTER(ctypes.c_float))
+    np.ctypeslib.as_array(pointer, (tensor.numel(),))[:] *= 0.5
+
+
+@pytest.mark.parametrize("scale", [scale_data, scale_numpy, scale_address])
+@pytest.mark.parametrize("gradients", ["backward", "step"])
+def test_gradients_written_behind_the_back_of_autograd(wide, gradients, scale):
+    ours, theirs = wide(), wide()
+    optimizer = plimsoll.torch.SGD(ours.parameters(), lr=1.0, max_grad_norm=1e-2, gradients=gradients)
+    reference = torch.optim.SGD(theirs.parameters(), lr=1.0)
+    optimizer.open()
+    for i in range(3):
+        for model in (ours, theirs):
+            backward(model, i)
+            for p in model.parameters():
+                scale(p.grad)
+        norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1e-2)
+        if gradients == "backward":
+            before = copy.deepcopy(ours)
+            with pytest.raises(RuntimeError, match="among them, in a way that autograd does not count.*gradients='step'"):
+                optimizer.step()
+            assert_same(ours, before, 0, 0)
+            return
+        optimizer.step(), reference.step()
+        assert optimizer.last_grad_norm == pytest.approx(norm.item(), rel=1e-4)
+        optimizer.zero_grad(), reference.zero_grad()
+    assert_same(ours, theirs)
+
+
+def test_gradients_that_are_taken_in_the_step_are_taken_again_when_it_is_repeated(wide):
+    model = wide()
+    optimizer = plimsoll.torch.SGD(model.parameters(), lr=1.0, max_grad_norm=1e9, gradients="step")
+    optimizer.open()
+    backward(model, 0)
+    session = optimizer._parts[0].session
+    norm = session.norm
+    session.norm = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step()
+    session.norm = norm
+    for p in model.parameters():
+        p.grad.data.mul_(0.5)
+    wanted = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()
+    optimizer.step()
+    assert optimizer.last_grad_norm == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_written_behind_the_back_of_autograd(way, dtype):
+    """In shared memory the step goes on from them. Where they are copied it would overwrite them, and is refused."""
+    ours, theirs = network(dtype), network(dtype)
+    optimizers = [plimsoll.torch.AdamW(model.parameters(), lr=1e-2) for model in (ours, theirs)]
+    for model, optimizer in zip((ours, theirs), optimizers):
+        train(model, optimizer, 2)
+    for p, q in zip(ours.parameters(), theirs.parameters()):
+        p.data.mul_(0.5)
+        with torch.no_grad():
+            q.mul_(0.5)
+    if way == "copied":
+        backward(ours, 2)
+        for use in optimizers[0].step, optimizers[0].state_dict:
+            with pytest.raises(RuntimeError, match="4 parameters were written since the last step, group0.parameter0 among them"):
+                use()
+        for p in ours.parameters():
+            torch.autograd.graph.increment_version(p)
+        optimizers[0].zero_grad()
+    assert train(ours, optimizers[0], 3, 2) == train(theirs, optimizers[1], 3, 2)
+    assert bits(ours, optimizers[0]) == bits(theirs, optimizers[1])
+
+
+def test_gradients_of_any_layout_are_compared(monkeypatch):
+    """Expanded, transposed, and of a single element."""
+    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((40, 30), (), (1,), (3, 50))]
+    optimizer = plimsoll.torch.SGD(parameters, lr=1.0)
+    optimizer.open()
+    for _ in range(2):
+        parameters[0].grad = torch.randn(30, 40).t()
+        parameters[1].grad, parameters[2].grad = torch.ones(()), torch.ones(1)
+        parameters[3].grad = torch.randn(50).expand(3, 50)
+        wanted = [p.detach() - p.grad for p in parameters]
+        optimizer.step()
+        for p, w in zip(parameters, wanted):
+            torch.testing.assert_close(p.detach(), w)
+
+
+@pytest.mark.parametrize("change", ["other", "order", "removed", "emptied", "moved"])
+def test_parameter_groups_that_change_after_opening(change, tmp_path):
+    """As schemes do that train some layers at a time."""
+    model = network()
+    optimizer = plimsoll.torch.SGD([{"params": model[0].parameters()}, {"params": [model[2].weight]}], lr=0.1)
+    backward(model, 0)
+    optimizer.step()
+    before = copy.deepcopy(model)
+    groups = optimizer.param_groups
+    if change == "other":
+        groups[1]["params"] = list(model[2].parameters())
+    elif change == "order":
+        groups[0]["params"].reverse()
+    elif change == "removed":
+        groups.pop()
+    elif change == "emptied":
+        groups[0]["params"].clear()
+    else:
+        groups[1]["params"].append(groups[0]["params"].pop())
+    message = "there are 1 parameter groups; there were 2" if change == "removed" else "has not the parameters that it had when"
+    for use in optimizer.step, optimizer.state_dict, lambda: optimizer.save(tmp_path):
+        with pytest.raises(RuntimeError, match=message):
+            use()
+    assert_same(model, before, 0, 0)

@@ -12,6 +12,7 @@ StateFormat = Literal["split", "fp32"]
 Moments = Literal["fp32", "bf16"]
 MomentsOfAdam = Literal["fp32", "bf16", "int8"]
 Sharding = Optional[Literal["zero1", "zero2"]]
+Gradients = Literal["backward", "step"]
 MissingGradients = Literal["refuse", "zero"]
 
 _IGNORED = "chooses among torch's implementations. It is accepted and changes nothing: the service has one."
@@ -54,6 +55,10 @@ _MEANINGS = {
     ),
     "missing_gradients": (
         '"refuse" raises for a parameter without a gradient. "zero" counts its gradient as zero: its moments and its weight decay.'
+    ),
+    "gradients": (
+        '"backward" takes each gradient when autograd is through with it. "step" takes all of them in the step, also those that were '
+        "written through an address."
     ),
     "model": "for the names of parameters in checkpoints and messages.",
     "named_parameters": "the same, where there is no model: (name, parameter) pairs.",

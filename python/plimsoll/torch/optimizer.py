@@ -4,12 +4,13 @@ import collections
 import contextlib
 import functools
 import math
-import numbers
+import operator
 import os
 import re
 import secrets
 import threading
 import weakref
+from numbers import Real
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type, TypeVar
 
 import torch
@@ -48,6 +49,10 @@ _FLAGS = {
 _UNKNOWN_TO_OLD_TORCH = ("fused", "differentiable", "decoupled_weight_decay")
 # The range of fp32, whose smaller numbers the service takes for zeros.
 _SMALLEST, _LARGEST = 2.0**-126, torch.finfo(torch.float32).max
+_REGROUPED = (
+    "when the optimizer was opened, and the state is that of those parameters. Close the optimizer, and make a new one of "
+    "the parameters that are to be trained from now on"
+)
 
 _APART = "the shards of this job are at different steps: a step was interrupted in between; load the last checkpoint"
 
@@ -99,6 +104,7 @@ class Optimizer(torch.optim.Optimizer):
         process_group: Any = None,
         sharding: Optional[str] = None,
         missing_gradients: str = "refuse",
+        gradients: str = "backward",
         model: Optional[torch.nn.Module] = None,
         named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]] = None,
         job: Optional[str] = None,
@@ -110,6 +116,12 @@ class Optimizer(torch.optim.Optimizer):
         _choose("moments", moments, self._moment_formats)
         _choose("sharding", sharding, (None, "zero1", "zero2"))
         _choose("missing_gradients", missing_gradients, ("refuse", "zero"))
+        _choose("gradients", gradients, ("backward", "step"))
+        if gradients == "step" and sharding == "zero2":
+            raise ValueError(
+                "gradients is 'step' and sharding is 'zero2', which sends gradients to their owners in the backward pass: "
+                "leave gradients at 'backward', or use sharding='zero1'"
+            )
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm is {max_grad_norm}: expected a number above 0, or None not to clip")
         if name is not None and not re.fullmatch("[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,31}", name):
@@ -124,6 +136,7 @@ class Optimizer(torch.optim.Optimizer):
         self._state, self._moments_format = state, moments
         self._process_group, self._sharding = process_group, sharding
         self._refuses_missing = missing_gradients == "refuse"
+        self._takes_gradients_in_step = gradients == "step"
         self._job = job or os.environ.get("PLIMSOLL_JOB") or "job"
         self._name_in_job = name
         self._service: Optional[Service] = None
@@ -165,9 +178,10 @@ class Optimizer(torch.optim.Optimizer):
         device = self._device()
         self._trained = [p for g in self.param_groups for p in g["params"] if p.requires_grad]
         self._frozen = [(names[p], p) for g in self.param_groups for p in g["params"] if not p.requires_grad]
-        shared = device.type == "cpu" and self._sharding is None and not any(map(layout.is_sharded, self._trained))
+        self._opened_groups = [list(g["params"]) for g in self.param_groups]
         self._collective = mesh
         self._transfer = transfer_for(device)
+        shared = self._transfer.shares and self._sharding is None and not any(map(layout.is_sharded, self._trained))
         parts = [Part(name, pieces, mesh, self._transfer, shared) for name, pieces in sorted(divided.items()) if pieces]
         part_of = {piece.parameter: part for part in parts for piece in part.pieces}
         ours = [p for p in self._trained if p in part_of]
@@ -188,6 +202,7 @@ class Optimizer(torch.optim.Optimizer):
             for part in parts:
                 part.first_moments = first_moments
                 part.announces = self.max_grad_norm is not None
+                part.waits = self._takes_gradients_in_step
                 part.open(path, self._document(part, mesh))
             return [p.session.opened for p in parts if p.session]
 
@@ -367,7 +382,7 @@ class Optimizer(torch.optim.Optimizer):
             )
         super().add_param_group(param_group)
         try:
-            self._check_group(len(self.param_groups) - 1)
+            self._check_options(len(self.param_groups) - 1)
         except BaseException:
             self.param_groups.pop()
             raise
@@ -384,11 +399,11 @@ class Optimizer(torch.optim.Optimizer):
         options = {**options, **{name: taken[name] for name in given}}
         for name, value in options.items():
             for number in value if isinstance(value, (tuple, list)) else (value,):
-                if isinstance(number, (numbers.Real, torch.Tensor)):
+                if isinstance(number, (Real, torch.Tensor)):
                     _check_number(name, float(number))
         return options
 
-    def _check_group(self, g: int) -> None:
+    def _check_options(self, g: int) -> None:
         """Refuses a parameter group that no step could be made of."""
         group = self.param_groups[g]
         try:
@@ -404,8 +419,8 @@ class Optimizer(torch.optim.Optimizer):
         for flag, reason in _REFUSED.items():
             if group.get(flag):
                 raise ValueError(
-                    f"{flag} is {group[flag]}, and there is no {flag} in {type(self).__name__} here: {reason}. Leave it False, or give these "
-                    f"parameters an optimizer of torch"
+                    f"{flag} is {group[flag]}, and there is no {flag} in {type(self).__name__} here: {reason}. Leave it False, or "
+                    "give these parameters an optimizer of torch"
                 )
 
     def _check_agreement(self, groups: Sequence[Dict[str, Any]]) -> None:
@@ -433,6 +448,8 @@ class Optimizer(torch.optim.Optimizer):
             self._check_flags(group)
         self._check_agreement(state["param_groups"])
         super().__setstate__(state)
+
+    # Steps
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch. With ``sharding="zero2"`` it discards the gradients that have gone to their owners."""
@@ -482,6 +499,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _check_gradients(self) -> bool:
         """Whether there are gradients. Raises where some are missing that must not."""
+        self._check_groups()
         for part in self._parts:
             part.check()
         thawed = sorted(name for name, p in self._frozen if p.requires_grad and p.grad is not None)
@@ -532,8 +550,9 @@ class Optimizer(torch.optim.Optimizer):
         """Brings all gradients to the shards. What each of these is to be sent with the step."""
         self._check_steps()
         take_weights(self._parts)
+        anew = self._takes_gradients_in_step or self._was_unscaled()
         for part in self._parts:
-            part.collect(self._rounds is not None)
+            part.collect(self._rounds is not None, anew)
         parts = [p for p in self._parts if p.session]
         numbers: Dict[Part, Any] = dict.fromkeys(parts, self._numbers())
         if len(parts) > 1 or self._collective.groups:
@@ -564,6 +583,16 @@ class Optimizer(torch.optim.Optimizer):
             make([p for p in self._parts if not p.gathers()])
             raise
 
+    def _check_groups(self) -> None:
+        """Refuses parameter groups that have other parameters than when the state was made."""
+        if len(self.param_groups) != len(self._opened_groups):
+            raise RuntimeError(
+                f"there are {len(self.param_groups)} parameter groups; there were {len(self._opened_groups)} {_REGROUPED}"
+            )
+        for g, (group, opened) in enumerate(zip(self.param_groups, self._opened_groups)):
+            if len(group["params"]) != len(opened) or any(map(operator.is_not, group["params"], opened)):
+                raise RuntimeError(f"parameter group {g} has not the parameters that it had {_REGROUPED}")
+
     def _check_steps(self) -> None:
         """Refuses to go on where a step was interrupted between two parts, or a load."""
         for part in self._parts:
@@ -590,6 +619,10 @@ class Optimizer(torch.optim.Optimizer):
                 "a scale falls that far where gradients are never finite"
             )
         return scale
+
+    def _was_unscaled(self) -> bool:
+        """Whether GradScaler.unscale_ has divided the gradients in place: its operator counts no version of them."""
+        return getattr(self, "found_inf", None) is not None and getattr(self, "grad_scale", None) is None
 
     def _asks_norm(self) -> bool:
         return self.max_grad_norm is not None or getattr(self, "found_inf", None) is not None
@@ -761,6 +794,7 @@ class Optimizer(torch.optim.Optimizer):
             raise RuntimeError(
                 f"sharding is {self._sharding!r}, and no rank has the whole state: save it with optimizer.save(directory)"
             )
+        self._check_groups()
         if self._step_number():
             self._check_steps()
             take_weights(self._parts)
@@ -787,6 +821,7 @@ class Optimizer(torch.optim.Optimizer):
         groups, given = self.param_groups, {}
 
         def fit() -> int:
+            self._check_groups()
             load({**state_dict, "state": {}})
             ids = [i for g in state_dict["param_groups"] for i in g["params"]]
             parameters = [p for g in self.param_groups for p in g["params"]]
@@ -842,6 +877,7 @@ class Optimizer(torch.optim.Optimizer):
         identity = self._gather([secrets.token_hex(16)])[0]  # the first rank's, for the files of all
 
         def begin() -> List[int]:
+            self._check_groups()
             self._check_steps()
             take_weights(self._parts)
             os.makedirs(directory, exist_ok=True)

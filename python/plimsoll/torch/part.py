@@ -15,6 +15,7 @@ from plimsoll import protocol
 from plimsoll.client import Arena, Request, Session
 from plimsoll.errors import PlimsollError
 from plimsoll.torch.layout import DTYPES, Mesh, Piece, Stretches, is_sharded, local
+from plimsoll.torch.samples import Samples
 from plimsoll.torch.transfer import HostTransfer
 
 _READY_BYTES = 4 << 20  # of gradients for a message
@@ -91,6 +92,7 @@ class Part:
         self._reducing_bytes = 0
         self.first_moments: Sequence[float] = ()  # what they begin with, in each parameter group
         self.announces = False  # whether gradients are said to be ready
+        self.waits = False  # whether gradients are taken in the step alone, not as they arrive
         self.torn = False  # whether parameters of the last step have not come into the model
         self.in_arena = False  # whether the weights of the state are in the arena of parameters, not beside it
 
@@ -120,6 +122,7 @@ class Part:
             found.close(give_back=True)
             self.session = found = None  # its pages are free when nobody has them mapped
             self.slots = {}
+            del self._gradients, self._weights
             self.session = Session(path, document)
         self._use_arenas()
 
@@ -127,6 +130,10 @@ class Part:
         self.transfer.register(self.session.parameters)
         self.transfer.register(self.session.gradients)
         self.slots = {p.parameter: Slot(p, self.session.parameters, self.session.gradients) for p in self.own}
+        self._weights = Samples(self.own, self.session.parameters)
+        self._gradients = Samples(self.own, self.session.gradients)
+        # Samples of the gradients for which the service has added up its part of the norm, as they were then.
+        self._announced, self._announced_bits = np.zeros(len(self._gradients), bool), self._gradients.in_arena()
 
     def give_back_if_new(self) -> None:
         """Nobody has a use for a state that was not begun, and it would keep its memory."""
@@ -179,18 +186,18 @@ class Part:
         if parameter.grad.requires_grad:
             return  # of backward(create_graph=True): the program may want its graph until the step, and nobody after it
         if self._is_elsewhere(slot):
-            return  # and may be changed there
+            return  # and may be changed there, as DistributedDataParallel averages its buckets
         if self.shared:
             self._share(slot)
-        if slot.fired == slot.expected:
+        if slot.fired == slot.expected and not self.waits:
             self.bring(slot)
 
     def _is_elsewhere(self, slot: Slot) -> bool:
         """Whether a gradient is to stay where it is: in a buffer that the program has for several, or of another type."""
         gradient = _dense(slot.piece.parameter, slot.piece)
-        return self.shared and (
-            gradient.dtype is not slot.gradient.dtype or gradient.untyped_storage().nbytes() > gradient.nbytes
-        )
+        if self.shared and gradient.dtype is not slot.gradient.dtype:
+            return True
+        return not is_sharded(gradient) and gradient.untyped_storage().nbytes() > gradient.nbytes
 
     def _share(self, slot: Slot) -> None:
         """Makes the gradient one that is in the arena."""
@@ -203,11 +210,11 @@ class Part:
         slot.zero = False
         parameter.grad = slot.shown
 
-    def bring(self, slot: Slot) -> None:
-        """Brings a gradient into the arena, unless it is there as it is now."""
+    def bring(self, slot: Slot) -> bool:
+        """Brings a gradient into the arena, unless it is there as it is now. Whether it was brought."""
         gradient = _dense(slot.piece.parameter, slot.piece)
         if slot.seen is not None and slot.seen.is_still(gradient):
-            return
+            return False
         slot.zero = False
         token = None
         if self.shared and not self._is_elsewhere(slot):
@@ -217,6 +224,7 @@ class Part:
             token = self.transfer.store(slot.gradient, local(gradient).reshape(-1)[_within(slot.piece)])
         slot.seen = _Seen(gradient)
         self._arriving(token, slot)
+        return True
 
     def _arriving(self, token: Any, slot: Slot) -> None:
         self._copying.append((token, slot))
@@ -227,7 +235,13 @@ class Part:
         if self.announces and slot is not None:
             stretch = self._stretches.add(slot.piece.offset, slot.piece.count)
             if stretch:
-                self.session.ready(*stretch)
+                self._announce(*stretch)
+
+    def _announce(self, first: int, count: int) -> None:
+        """Says that gradients are ready. The service adds up their part of the norm."""
+        self.session.ready(first, count)
+        which = self._gradients.between(first, count)
+        self._announced[which], self._announced_bits[which] = True, self._gradients.in_arena(which)
 
     def check_dense(self, parameter: torch.Tensor) -> torch.Tensor:
         """The gradient of a parameter. Raises TypeError where it is not dense."""
@@ -274,23 +288,28 @@ class Part:
             else:
                 self._copying.append((token, None))
 
-    def collect(self, reduces: bool) -> None:
+    def collect(self, reduces: bool, anew: bool) -> None:
         """Brings all gradients to the arena that are not there, says which are ready, and waits for them.
 
-        A parameter without a gradient counts as one whose gradient is zero.
+        A parameter without a gradient counts as one whose gradient is zero. With ``anew`` all gradients are brought
+        again. Otherwise it raises RuntimeError where it finds one that was changed behind autograd's back.
         """
+        if anew:
+            for slot in self.slots.values():
+                slot.seen = None
         self._announce_rest()
         again = []
         if reduces:
             self._take_reduced(0)
             # Said to be ready too early, or not at all.
             again = [s for p, s in self.slots.items() if self.reduced.get(p) and s.fired != s.expected]
-        absent = []
+        absent, kept = [], []
         for parameter, slot in self.slots.items():
             if reduces and self.reduced.get(parameter):
                 continue
             if not reduces and parameter.grad is not None:
-                self.bring(slot)
+                if not self.bring(slot) and parameter.grad is not slot.shown:
+                    kept.append((slot.piece, parameter.grad))
             elif not slot.zero:
                 absent.append(slot)
         while self._copying:
@@ -306,11 +325,27 @@ class Part:
         for slot in again + absent:
             self._arrived(slot)
         self._announce_rest()
+        if self.slots:
+            self._check_gradients(kept)
 
     def _announce_rest(self) -> None:
         for stretch in self._stretches.rest():
             if self.announces:
-                self.session.ready(*stretch)
+                self._announce(*stretch)
+
+    def _check_gradients(self, kept: Sequence[Tuple[Piece, torch.Tensor]]) -> None:
+        """Refuses gradients that were written since they were brought or announced, and autograd has not counted it.
+
+        ``kept`` are those outside the arena that were not brought again.
+        """
+        stale = np.flatnonzero(self._announced & (self._announced_bits != self._gradients.in_arena()))
+        names = self._gradients.names(stale) or self._gradients.unlike_arena(kept)
+        if names:
+            raise RuntimeError(
+                f"the gradients of {len(names)} parameters were written after the backward pass, {names[0]} among them, in a way that "
+                "autograd does not count: through .data, numpy or an address. Write p.grad itself (p.grad.mul_(x)), or give the "
+                "optimizer gradients='step': then it takes all gradients in the step, not as they arrive"
+            )
 
     def forget(self) -> None:
         """What was learned of the gradients of this step is over."""
@@ -319,6 +354,8 @@ class Part:
             if slot.fired:
                 slot.expected = slot.fired
             slot.fired, slot.seen = 0, None
+        if self.slots:
+            self._announced[:] = False
 
     # Parameters
 
@@ -357,8 +394,22 @@ class Part:
         self.torn = False
 
     def changed(self) -> List[Slot]:
-        """Those whose parameters the program has changed in the model, where the state does not have them from there."""
-        return [slot for slot in self.slots.values() if slot.left is not None and slot.left != slot.versions()]
+        """Those whose parameters the program has changed in the model, where the state does not have them from there.
+
+        Raises RuntimeError where it finds one that was changed behind autograd's back: the next step would overwrite it.
+        """
+        left = [slot for slot in self.slots.values() if slot.left is not None]
+        changed = [slot for slot in left if slot.left != slot.versions()]
+        if not self.shared:
+            kept = [(s.piece, s.piece.parameter) for s in left if s.left == s.versions()]
+            names = self._weights.unlike_arena(kept) if kept else []
+            if names:
+                raise RuntimeError(
+                    f"{len(names)} parameters were written since the last step, {names[0]} among them, in a way that autograd does not "
+                    "count: through .data, numpy or an address. Write the parameter itself (with torch.no_grad(): p.copy_(x)), or "
+                    "call torch.autograd.graph.increment_version(p) afterwards: then the optimizer takes the new weights"
+                )
+        return changed
 
     def _copy_parameters(self, after_step: bool) -> None:
         for piece in self.pieces:
