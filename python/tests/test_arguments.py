@@ -29,7 +29,11 @@ def assert_equal(a, b):
 def test_arguments_by_position():
     """The fifth of Adagrad's is what the sums begin with, as in torch."""
     parameters = list(network().parameters())
-    for name, values in {"Adagrad": (0.1, 0.2, 0.3, 0.4, 0.5), "SGD": (0.1, 0.2, 0.3, 0.4), "AdamW": (0.1, (0.2, 0.3), 0.4, 0.5)}.items():
+    for name, values in (
+        ("Adagrad", (0.1, 0.2, 0.3, 0.4, 0.5)),
+        ("SGD", (0.1, 0.2, 0.3, 0.4)),
+        ("AdamW", (0.1, (0.2, 0.3), 0.4, 0.5)),
+    ):
         ours, theirs = (getattr(module, name)(parameters, *values) for module in (plimsoll.torch, torch.optim))
         assert ours.defaults == theirs.defaults
 
@@ -216,7 +220,7 @@ def test_numbers_that_overflow_together_are_refused_by_the_service():
     model = network()
     optimizer = make("AdamW", model, lr=1e30, weight_decay=1e30)
     before = copy.deepcopy(model)
-    with pytest.raises(ServiceError, match="parameter group 0, .*: the weight decay times the learning rate is -1e\\+60: updates are in"):
+    with pytest.raises(ServiceError, match="group 0, .*: the weight decay times the learning rate is -1e\\+60: updates are in"):
         train(model, optimizer, 1)
     assert_same(model, before, 0, 0)
     optimizer.param_groups[0].update(lr=1e-3, weight_decay=0.1)
@@ -244,7 +248,7 @@ def test_a_factor_that_fp32_cannot_hold_is_refused():
     weight = torch.nn.Parameter(torch.ones(8))
     optimizer = plimsoll.torch.SGD([weight], lr=0.1, max_grad_norm=1e-10)
     weight.grad = torch.full((8,), 1e30)
-    with pytest.raises(ValueError, match="the norm of all gradients is 2.8.*e\\+30, and max_grad_norm is 1e-10: fp32 cannot hold"):
+    with pytest.raises(ValueError, match="the norm of all gradients is 2.8.*e\\+30, and max_grad_norm is 1e-10: fp32 cannot"):
         optimizer.step()
     assert weight.tolist() == [1.0] * 8
     optimizer.max_grad_norm = 1.0

@@ -24,7 +24,8 @@ from gpt import ROOT
 
 INFOS = {i.optim_cls.__name__: i for i in optim_db if i.optim_cls.__name__ in plimsoll.torch.__all__}
 IMPLEMENTATIONS = {"foreach": False, "fused": False, "capturable": False}
-TABLE = re.search(r"\| argument or test of PyTorch \| .*\n\|---\|---\|\n((?:\|.*\n)+)", (ROOT / "docs" / "python.md").read_text())
+DOCS = (ROOT / "docs" / "python.md").read_text()
+TABLE = re.search(r"\| argument or test of PyTorch \| .*\n\|---\|---\|\n((?:\|.*\n)+)", DOCS)
 BY_DESIGN = dict(re.findall(r"^\| `(.*?)` \| (.*) \|$", TABLE[1], re.MULTILINE))
 met = set()
 
@@ -234,7 +235,10 @@ def test_rosenbrock_sparse(case):
 
 @over(cases())
 def test_param_groups_lr(case):
-    ours, optimizer, theirs, reference = both(case, lambda p: [{"params": [p.weight]}, {"params": [p.bias], "lr": 1e-2}], lr=1e-3)
+    def groups(problem):
+        return [{"params": [problem.weight]}, {"params": [problem.bias], "lr": 1e-2}]
+
+    ours, optimizer, theirs, reference = both(case, groups, lr=1e-3)
     ours.train(optimizer, 20)
     theirs.train(reference, 20)
     ours.is_close_to(theirs)

@@ -25,8 +25,8 @@ from plimsoll.torch.optimizer import Optimizer
 __all__ = ["Adagrad", "Adam", "AdamW", "Lion", "SGD"]
 
 _MOMENTS_OF_ADAM = (
-    '"fp32"; "bf16", which takes 4 bytes a parameter less; or "int8", 6 less. With "int8", tensors of less than 4096 elements keep fp32 '
-    "moments, and so do embeddings where model is given."
+    '"fp32"; "bf16", which takes 4 bytes a parameter less; or "int8", 6 less. With "int8", tensors of less than 4096 elements '
+    "keep fp32 moments, and so do embeddings where model is given."
 )
 
 

@@ -41,8 +41,8 @@ _MEANINGS = {
     ),
     "moments": '"fp32" or "bf16", which takes 2 bytes a parameter less.',
     "max_grad_norm": (
-        "clips to this norm of all gradients, as torch.nn.utils.clip_grad_norm_ does. A step whose gradients are not finite "
-        "is left out, and counted in ``skipped``."
+        "clips to this norm of all gradients, as torch.nn.utils.clip_grad_norm_ does. A step whose gradients are not "
+        "finite is left out, and counted in ``skipped``."
     ),
     "sharding": (
         'None; "zero1", where each rank of process_group holds a part of the state, and gradients are the same on all ranks '
@@ -50,29 +50,31 @@ _MEANINGS = {
         "part. Parameters that fully_shard has sharded are held as they are, with None."
     ),
     "process_group": (
-        "the ranks among which the state is divided. Without sharding: the ranks that hold copies of one state. Where model is "
-        "wrapped by DistributedDataParallel, its ranks do."
+        "the ranks among which the state is divided. Without sharding: the ranks that hold copies of one state. Where model "
+        "is wrapped by DistributedDataParallel, its ranks do."
     ),
     "missing_gradients": (
-        '"refuse" raises for a parameter without a gradient. "zero" counts its gradient as zero: its moments and its weight decay.'
+        '"refuse" raises for a parameter without a gradient. "zero" counts its gradient as zero: its moments decay, and so '
+        "does its weight."
     ),
     "gradients": (
-        '"backward" takes each gradient when autograd is through with it. "step" takes all of them in the step, also those that were '
-        "written through an address."
+        '"backward" takes each gradient when autograd is through with it. "step" takes all of them in the step, also those '
+        "that were written through an address."
     ),
     "model": "for the names of parameters in checkpoints and messages.",
     "named_parameters": "the same, where there is no model: (name, parameter) pairs.",
     "name": "tells the optimizers of one program apart: each but one needs a name.",
     "job": "of the service; $PLIMSOLL_JOB where it is not given.",
     "socket": (
-        "of the service; $PLIMSOLL_SOCKET where it is not given. Without either the process starts a service of its own, with the "
-        "program plimsoll that is on PATH, or that $PLIMSOLL names."
+        "of the service; $PLIMSOLL_SOCKET where it is not given. Without either the process starts a service of its own, with "
+        "the program plimsoll that is on PATH, or that $PLIMSOLL names."
     ),
 }
 
 _RAISES = (
-    "Raises what torch raises for the same arguments. Raises ValueError for numbers that fp32 cannot hold, TypeError for parameters "
-    "that are not bfloat16, float16 or float32, and PlimsollError where the program plimsoll is needed and was not found."
+    "Raises what torch raises for the same arguments. Raises ValueError for numbers that fp32 cannot hold, TypeError for "
+    "parameters that are not bfloat16, float16 or float32, and PlimsollError where the program plimsoll is needed "
+    "and was not found."
 )
 
 
