@@ -38,6 +38,9 @@ type Job struct {
 	Recompute *autograd.Checkpoint
 	Loss      forward.LossKind
 	Compile   bool
+	// Modules is whose code the model runs: transformers', litgpt's or
+	// torchtitan's; empty for transformers'.
+	Modules string
 	// FusedActivations says that functions between projections are one kernel.
 	FusedActivations bool
 	// JoinsProjections says that queries, keys and values are one tensor.

@@ -307,3 +307,19 @@ func TestInterruptedRehearsalEnds(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// TestModelWithoutParameters has a file whose tensors have no elements: that is bad
+// input, and no fault of the program.
+func TestModelWithoutParameters(t *testing.T) {
+	header := `{"a": {"dtype": "F32", "shape": [0, 8], "data_offsets": [0, 0]}}`
+	file := filepath.Join(t.TempDir(), "model.safetensors")
+	content := append([]byte{byte(len(header)), 0, 0, 0, 0, 0, 0, 0}, header...)
+	if err := os.WriteFile(file, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Request{Model: file, Ranks: 1}.Resolve()
+	var input *fault.Input
+	if !errors.As(err, &input) || !strings.Contains(err.Error(), file+": the model has no parameters") {
+		t.Errorf("the error is %v", err)
+	}
+}

@@ -72,6 +72,9 @@ func (c *connection) run() {
 	defer c.c.Close()
 	defer c.release()
 	credentials, err := peer(c.c)
+	if errors.Is(err, net.ErrClosed) {
+		return // to make room
+	}
 	if err != nil {
 		c.server.say("a client whose credentials cannot be read: %v", err)
 		return

@@ -15,9 +15,11 @@ func portion(most int) int {
 // mostIdle is how many clients without a session may be idle at a time.
 const mostIdle = 256
 
-// hangUpOnIdle ends the connection that was idle for the longest, where too many are:
-// each takes a file, which sessions need. It is called with the mutex held.
-func (s *Server) hangUpOnIdle() {
+// hangUpOnIdle ends the connection that was idle for the longest, where more than so
+// many are: each takes a file, which sessions need.
+func (s *Server) hangUpOnIdle(most int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	idle := 0
 	var longest *connection
 	for c := range s.open {
@@ -30,8 +32,10 @@ func (s *Server) hangUpOnIdle() {
 			longest = c
 		}
 	}
-	if longest != nil && idle > portion(mostIdle) {
-		longest.idleSince.Store(0) // it is counted no more
-		_ = longest.c.Close()
+	if idle <= most {
+		return false
 	}
+	longest.idleSince.Store(0) // it is counted no more
+	_ = longest.c.Close()
+	return true
 }

@@ -53,7 +53,8 @@ func (s *Server) ServeMetrics(address string) (stop func(), err error) {
 	}
 	server.SetKeepAlivesEnabled(false) // a connection a scrape: none is idle
 	go func() {
-		if err := server.Serve(netutil.LimitListener(listener, portion(mostScrapes))); !errors.Is(err, http.ErrServerClosed) {
+		err := server.Serve(netutil.LimitListener(listener, portion(mostScrapes)))
+		if !errors.Is(err, http.ErrServerClosed) {
 			s.say("metrics: %v", err)
 		}
 	}()
@@ -77,7 +78,9 @@ func knownHosts(address string, next http.Handler) http.Handler {
 		_, notAnAddress := netip.ParseAddr(name)
 		known := []string{"", "localhost", strings.ToLower(given)}
 		if notAnAddress != nil && !slices.Contains(known, name) && (short != ownShort || own == "") {
-			http.Error(w, fmt.Sprintf("the request is for the host %.100q: expected an address, localhost, %q, or the name given in --metrics", name, own), http.StatusForbidden)
+			message := fmt.Sprintf("the request is for the host %.100q: expected an address, localhost, %q, or the name in --metrics",
+				name, own)
+			http.Error(w, message, http.StatusForbidden)
 			return
 		}
 		next.ServeHTTP(w, r)
@@ -107,6 +110,7 @@ var (
 	unansweredMetric = metric("requests_unanswered", "Requests that are being handled.")
 	queuedMetric     = metric("requests_queued_bytes", "Bytes of requests that have arrived and were not read yet.")
 	clientsMetric    = metric("clients", "Connections that are open.")
+	asideMetric      = metric("sessions_set_aside", "Sessions of an earlier service that could not be restored; their memory is kept.")
 	plannedMetric    = metric("planned_bytes", "Bytes that the ledger plans.", "rank", "component")
 	residentMetric   = metric("resident_bytes", "Bytes that are resident.", "rank", "component")
 	stepMetric       = metric("step", "The last step that is finished.", "rank", "part")
@@ -123,7 +127,7 @@ var (
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		infoMetric, restartsMetric, requestsMetric, unansweredMetric, queuedMetric, clientsMetric, plannedMetric, residentMetric, stepMetric, stepsMetric,
+		infoMetric, restartsMetric, requestsMetric, unansweredMetric, queuedMetric, clientsMetric, asideMetric, plannedMetric, residentMetric, stepMetric, stepsMetric,
 		secondsMetric, lastMetric, bandwidthMetric, trafficMetric, attachedMetric, savingMetric, savedMetric,
 	} {
 		out <- d
@@ -146,6 +150,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	gauge(unansweredMetric, float64(o.Unanswered))
 	gauge(queuedMetric, float64(o.QueuedBytes))
 	gauge(clientsMetric, float64(o.Clients))
+	gauge(asideMetric, float64(len(o.SetAside)))
 	for _, e := range o.Ledger {
 		rank := strconv.Itoa(e.Rank)
 		if e.Rank == ledger.WholeNode {

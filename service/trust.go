@@ -23,10 +23,12 @@ func trustedDirectory(name string) error {
 			return fmt.Errorf("the directory of the socket: %w", err)
 		}
 		if owner := ownerOf(info); !trusted(owner) {
-			return fmt.Errorf("the directory of the socket, %s, belongs to user %d: expected user %d or root, or that user could put another service in its place", name, owner, os.Geteuid())
+			return fmt.Errorf("the directory of the socket, %s, belongs to user %d, who could put another service there: "+
+				"expected user %d or root", name, owner, os.Geteuid())
 		}
 		if mode := info.Mode(); mode.IsDir() && mode.Perm()&0o022 != 0 {
-			return fmt.Errorf("the directory of the socket, %s, has mode %#o, so that other users may write to it and put another service in its place: expected 0700 (chmod 700 %s)", name, mode.Perm(), name)
+			return fmt.Errorf("the directory of the socket, %s, has mode %#o, so that other users could put another service there: "+
+				"expected 0700 (chmod 700 %s)", name, mode.Perm(), name)
 		}
 	}
 	return nil
@@ -43,7 +45,8 @@ func dialTrusted(socket string) (*net.UnixConn, error) {
 	}
 	credentials, err := peer(c)
 	if err == nil && !trusted(int(credentials.Uid)) {
-		err = fmt.Errorf("process %d of user %d answers: expected user %d or root, or another user would have the weights", credentials.Pid, credentials.Uid, os.Geteuid())
+		err = fmt.Errorf("process %d of user %d answers, who would have the weights: expected user %d or root",
+			credentials.Pid, credentials.Uid, os.Geteuid())
 	}
 	if err != nil {
 		_ = c.Close()

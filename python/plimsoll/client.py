@@ -44,6 +44,11 @@ class Arena:
         weakref.finalize(self.memory, _close, [kept])
         _mapped[self.memory] = kept
 
+    @property
+    def descriptor(self) -> int:
+        """Of the arena's file, as long as ``memory`` is there."""
+        return _mapped[self.memory]
+
 
 _READ_AND_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 _mapped: "weakref.WeakKeyDictionary[mmap.mmap, int]" = weakref.WeakKeyDictionary()

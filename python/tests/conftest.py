@@ -46,7 +46,7 @@ def way(request, monkeypatch):
     """How gradients and parameters reach the arenas. Copies stand for a device such as CUDA."""
     chosen = getattr(request, "param", WAYS[0])
     if chosen == "copied":
-        use_copies(monkeypatch)
+        use_copies(monkeypatch, block_bytes=4096)
     return chosen
 
 

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 import plimsoll.torch
 from plimsoll import PlimsollError, ServiceError
+from plimsoll.torch import own_pages
 
 BOTH_WAYS = True
 
@@ -962,3 +963,174 @@ def test_parameter_groups_that_change_after_opening(change, tmp_path):
         with pytest.raises(RuntimeError, match=message):
             use()
     assert_same(model, before, 0, 0)
+
+
+@pytest.fixture(params=["private", "no pagemap", "hugetlb"])
+def pages(request, monkeypatch):
+    """Ways to learn of weights that the program has written in shared memory."""
+
+    def refuse(*_):
+        raise PermissionError
+
+    if request.param == "no pagemap":
+        monkeypatch.setattr(own_pages.OwnPages, "_are_own", refuse)
+    elif request.param == "hugetlb":
+        monkeypatch.setattr(own_pages, "_can_be_copied", lambda arena: False)
+    return request.param
+
+
+@pytest.mark.parametrize("options", [{}, {"state": "fp32"}])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_masters_of_weights_that_are_set_are_the_weights(pages, dtype, options):
+    model = network(dtype)
+    optimizer = plimsoll.torch.AdamW(model.parameters(), lr=1e-2, **options)
+    train(model, optimizer, 3)
+    weight = torch.randn(40, 16).to(dtype)
+    with torch.no_grad():
+        model[0].weight.copy_(weight)
+        model[2].bias.fill_(1.0)
+    masters = [entry["master_weights"] for entry in optimizer.state_dict()["state"].values()]
+    assert torch.equal(masters[0], weight.float()) and (masters[3] == 1).all()
+
+
+def test_weights_that_come_back_keep_their_masters(pages, way):
+    """As where averages of weights take their place for an evaluation."""
+    if pages == "hugetlb" and way == "shared":
+        pytest.skip("what was there before is not known, and weights that were written are their masters")
+    ours, theirs = network(torch.bfloat16), network(torch.bfloat16)
+    optimizers = [plimsoll.torch.AdamW(model.parameters(), lr=1e-2) for model in (ours, theirs)]
+    for i in range(4):
+        assert train(ours, optimizers[0], 1, i) == train(theirs, optimizers[1], 1, i)
+        backup = [p.detach().clone() for p in ours.parameters()]
+        for evaluated in (True, False):
+            for p, b in zip(ours.parameters(), backup):
+                with torch.no_grad():
+                    p.copy_(b * 0.9 if evaluated else b)
+    assert bits(ours, optimizers[0]) == bits(theirs, optimizers[1])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_some_weights_are_set_and_all_others_keep_their_masters(pages, way, share):
+    """Over many pages, and also where the same values are written."""
+    if pages == "hugetlb" and way == "shared":
+        pytest.skip("what was there before is not known, and weights that were written are their masters")
+    torch.manual_seed(1)
+    w = torch.nn.Parameter(torch.randn(300, 100).bfloat16())
+    v = torch.nn.Parameter(torch.randn(70).bfloat16())
+    optimizer = plimsoll.torch.AdamW([w, v], lr=1e-2)
+    for i in range(4):
+        w.grad, v.grad = torch.randn(300, 100).bfloat16(), torch.randn(70).bfloat16()
+        optimizer.step()
+        before = optimizer.state_dict()["state"][0]["master_weights"]
+        rows = torch.rand(300) < share
+        new = torch.where(rows[:, None], torch.randn(300, 100).bfloat16(), w.detach())
+        with torch.no_grad():
+            same = new == w
+            w.copy_(new)
+        after = optimizer.state_dict()["state"][0]["master_weights"]
+        assert torch.equal(after, torch.where(same, before, new.float()))
+
+
+@pytest.mark.parametrize("first", ["model", "optimizer"])
+@pytest.mark.parametrize("options", [{}, {"state": "fp32"}])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_model_and_optimizer_are_loaded_in_any_order(first, dtype, options):
+    model = network(dtype)
+    optimizer = plimsoll.torch.AdamW(model.parameters(), lr=1e-2, **options)
+    train(model, optimizer, 4)
+    saved = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    torch.manual_seed(7)
+    other = torch.nn.Sequential(torch.nn.Linear(16, 40), torch.nn.Tanh(), torch.nn.Linear(40, 4)).to(dtype)
+    again = plimsoll.torch.AdamW(other.parameters(), lr=1e-2, **options)
+    train(other, again, 2)
+    for what in (first, "optimizer" if first == "model" else "model"):
+        other.load_state_dict(saved[0]) if what == "model" else again.load_state_dict(saved[1])
+    assert train(model, optimizer, 4, 4) == train(other, again, 4, 4)
+    assert bits(model, optimizer) == bits(other, again)
+
+
+def test_masters_that_were_loaded_are_not_for_weights_of_later(tmp_path):
+    model = network(torch.bfloat16)
+    optimizer = plimsoll.torch.AdamW(model.parameters(), lr=1e-2)
+    train(model, optimizer, 2)
+    state, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
+    train(model, optimizer, 2, 2)
+    optimizer.load_state_dict(state)  # the model has other weights
+    assert any(slot.loaded is not None for slot in optimizer._parts[0].slots.values())
+    train(model, optimizer, 1, 4)
+    assert all(slot.loaded is None for slot in optimizer._parts[0].slots.values())
+    model.load_state_dict(weights)
+    for entry, p in zip(optimizer.state_dict()["state"].values(), model.parameters()):
+        changed = entry["master_weights"] == p.float()
+        assert changed.float().mean() > 0.9
+
+
+def test_pages_that_the_program_has_locked_are_refused(way):
+    """Locked pages of its own would go on showing the weights of before."""
+    if way == "copied":
+        pytest.skip("has no pages of its own")
+    model = torch.nn.Linear(100, 100).bfloat16()
+    optimizer = plimsoll.torch.SGD(model.parameters(), lr=0.1)
+    optimizer.open()
+    page = model.weight.data_ptr() & -4096
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mlock(ctypes.c_void_p(page), 4096):
+        pytest.skip(f"mlock: {os.strerror(ctypes.get_errno())}")
+    model(torch.ones(2, 100).bfloat16()).sum().backward()
+    with pytest.raises(PlimsollError, match="memory was locked \\(mlock, mlockall\\)"):
+        optimizer.step()
+    libc.munlock(ctypes.c_void_p(page), 4096)
+    before = model.weight.detach().clone()
+    optimizer.step()
+    assert (model.weight != before).any()
+
+
+def test_weights_that_are_written_while_a_step_is_made_are_noticed(way):
+    if way == "copied":
+        pytest.skip("has no pages of its own")
+    model = torch.nn.Linear(100, 100).bfloat16()
+    optimizer = plimsoll.torch.SGD(model.parameters(), lr=10.0)
+    optimizer.open()
+    session = optimizer._parts[0].session
+    begin = session.begin
+
+    def write(*arguments, **options):
+        model.weight.data.fill_(1.0)
+        return begin(*arguments, **options)
+
+    session.begin = write
+    model(torch.ones(2, 100).bfloat16()).sum().backward()
+    with pytest.raises(PlimsollError, match="do not show the step"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("own_service", [True, False])
+def test_a_closed_optimizer_is_not_begun_anew_by_accident(service, tmp_path, own_service):
+    model = network()
+    optimizer = plimsoll.torch.AdamW(model.parameters(), socket=None if own_service else service.socket)
+    train(model, optimizer, 3)
+    optimizer.save(tmp_path)
+    optimizer.saved()
+    state = optimizer.state_dict()
+    optimizer.close()
+    before = copy.deepcopy(model)
+    backward(model, 3)
+    uses = (optimizer.step, optimizer.state_dict, lambda: optimizer.save(tmp_path), optimizer.saved, lambda: optimizer.resumed_step)
+    for use in uses:
+        with pytest.raises(RuntimeError, match="the optimizer is closed: open\\(\\) "):
+            use()
+    assert_same(model, before, 0, 0)
+    optimizer.zero_grad()
+    optimizer.close()
+    if own_service:
+        optimizer.load_state_dict(state)
+    else:
+        optimizer.open()
+    assert optimizer.resumed_step == 3
+    train(model, optimizer, 1)
+    optimizer.close(give_back=True)
+    optimizer.load(tmp_path)
+    assert optimizer.resumed_step == 3
+    optimizer.close(give_back=True)
+    optimizer.open()
+    assert optimizer.resumed_step == 0

@@ -57,8 +57,8 @@ class PromptTransfer(HostTransfer):
     shares = False
 
 
-def use_copies(monkeypatch: pytest.MonkeyPatch, transfer=LateTransfer) -> None:
+def use_copies(monkeypatch: pytest.MonkeyPatch, transfer=LateTransfer, block_bytes=100) -> None:
     """Parameters of the CPU are treated as those of a device, in small blocks."""
     monkeypatch.setattr(optimizer_module, "transfer_for", lambda device: transfer())
-    monkeypatch.setattr(part_module, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(part_module, "_BLOCK_BYTES", block_bytes)
     monkeypatch.setattr(part_module, "_READY_BYTES", 64)

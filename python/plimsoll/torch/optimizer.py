@@ -127,6 +127,7 @@ class Optimizer(torch.optim.Optimizer):
         if name is not None and not re.fullmatch("[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,31}", name):
             raise ValueError(f"name is {name!r}: expected 1 to 32 of a-z A-Z 0-9 . _ -, and no dot at the beginning")
         self._parts: Optional[List[Part]] = None
+        self._closed = False
         self._model, self._named = model, list(named_parameters) if named_parameters is not None else None
         self._socket = socket or os.environ.get("PLIMSOLL_SOCKET")
         if self._socket is None:
@@ -166,6 +167,18 @@ class Optimizer(torch.optim.Optimizer):
         """
         if self._parts is None:
             self._open(self._agree)
+
+    def _open_unless_closed(self) -> None:
+        """Opens for what needs the state. After :meth:`close` the program must say whether it wants a new one."""
+        self._check_not_closed()
+        self.open()
+
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            raise RuntimeError(
+                "the optimizer is closed: open() attaches to the state where that is still in a service, and else begins with a new one "
+                "(moments of zero); load() and load_state_dict() fill it"
+            )
 
     def _open(self, begin: Callable[[List[Opened]], _Result]) -> _Result:
         """Opens the sessions. ``begin`` makes state and model one; where it fails, the model keeps its parameters.
@@ -225,6 +238,7 @@ class Optimizer(torch.optim.Optimizer):
                 part.give_back_if_new()
             self._close()
             raise
+        self._closed = False
         # With zero1, gradients are whole when all of them are there.
         if self._sharding != "zero1":
             self._hook_all()
@@ -371,7 +385,7 @@ class Optimizer(torch.optim.Optimizer):
         Opens the optimizer. A program that may have been restarted asks for it before its first forward pass, and
         goes on with the data of the step after it.
         """
-        self.open()
+        self._open_unless_closed()
         return self._resumed_step
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
@@ -486,11 +500,11 @@ class Optimizer(torch.optim.Optimizer):
     def _open_for_step(self) -> None:
         if self._parts is not None:
             return
-        if self._sharding == "zero2":
+        if self._sharding == "zero2" and not self._closed:
             raise RuntimeError(
                 "sharding is 'zero2': call optimizer.open() before the first backward pass, from which gradients go to their owners"
             )
-        self.open()
+        self._open_unless_closed()
         if self._resumed_step > 0:
             raise RuntimeError(
                 f"the service has the state of step {self._resumed_step} of job {self._job}, and these gradients were computed without it: "
@@ -789,6 +803,7 @@ class Optimizer(torch.optim.Optimizer):
         state, as in torch. Raises RuntimeError with ``sharding``: no rank has it all; use :meth:`save`.
         """
         if self._parts is None:
+            self._check_not_closed()
             return super().state_dict()
         if self._sharding is not None:
             raise RuntimeError(
@@ -862,7 +877,7 @@ class Optimizer(torch.optim.Optimizer):
         All ranks call it, and later :meth:`saved`. ``training`` is a JSON document of at most 64 KiB that :meth:`load`
         gives back, such as the state of a scheduler.
         """
-        self.open()
+        self._open_unless_closed()
         if not self._collective.groups and _number("WORLD_SIZE", 1) > 1:
             raise RuntimeError(
                 "every rank has all of the state, and does not hear of the others: save needs these (process_group=), or sharding, or one rank alone"
@@ -899,6 +914,7 @@ class Optimizer(torch.optim.Optimizer):
         Raises ServiceError where a file could not be written, PlimsollError where another rank failed, or where the
         service was started again meanwhile: then call save again.
         """
+        self._check_not_closed()
         if self._saving is None:
             raise RuntimeError("saved: nothing is being saved: call save first")
         (directory, step, identity), self._saving = self._saving, None
@@ -967,7 +983,8 @@ class Optimizer(torch.optim.Optimizer):
     def close(self, *, give_back: bool = False) -> None:
         """Ends the sessions. State in a service that is not this process's own stays, unless it is given back.
 
-        Parameters keep their values.
+        Parameters keep their values. Afterwards :meth:`open`, :meth:`load` or :meth:`load_state_dict` open the optimizer
+        again. All else that needs the state raises RuntimeError, so that no training goes on with a new state by accident.
         """
         if self._parts is None:
             return
@@ -977,7 +994,7 @@ class Optimizer(torch.optim.Optimizer):
             if part.session:
                 part.session.close(give_back=give_back)
         self._close()
-        self._parts = None
+        self._parts, self._closed, self._saving = None, True, None
         if self._service is not None:
             self._service.close()
             self._service = None

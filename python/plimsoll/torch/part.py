@@ -15,6 +15,7 @@ from plimsoll import protocol
 from plimsoll.client import Arena, Request, Session
 from plimsoll.errors import PlimsollError
 from plimsoll.torch.layout import DTYPES, Mesh, Piece, Stretches, is_sharded, local
+from plimsoll.torch.own_pages import STALE, OwnPages
 from plimsoll.torch.samples import Samples
 from plimsoll.torch.transfer import HostTransfer
 
@@ -46,12 +47,14 @@ def _versions(tensor: torch.Tensor) -> Tuple[int, int]:
 class Slot:
     """The place of a piece in this rank's shard, and what became of its gradient since the last step."""
 
-    def __init__(self, piece: Piece, parameters: Arena, gradients: Arena):
+    def __init__(self, piece: Piece, parameters: Arena, gradients: Arena, own_pages: Optional[OwnPages]):
         self.piece = piece
         # Each has a storage of its own, so that a change of one gradient does
         # not show in the versions of all others.
-        self.weight = _tensor(parameters, piece)
-        self.gradient = _tensor(gradients, piece)
+        self.in_arena = _tensor(parameters, piece, parameters.memory)
+        # What the model has as its parameter, where that is in the arena.
+        self.weight = self.in_arena if own_pages is None else _tensor(parameters, piece, own_pages.memory)
+        self.gradient = _tensor(gradients, piece, gradients.memory)
         self.shown: Optional[torch.Tensor] = None  # what the parameter has as its gradient, where that is in the arena
         self.seen: Optional[_Seen] = None  # the gradient that was brought, as it was then
         self.zero = False
@@ -59,14 +62,17 @@ class Slot:
         self.expected = 1  # and how many there were before the last one
         # Versions of the parameter that was brought into the model, once it is there.
         self.left: Optional[Tuple[int, int]] = None
+        # Master weights of a state_dict that are of other weights than the model had when it was loaded. The model may
+        # get those later.
+        self.loaded: Optional[torch.Tensor] = None
 
     def versions(self) -> Tuple[int, int]:
         return _versions(self.piece.parameter)
 
 
-def _tensor(arena: Arena, piece: Piece) -> torch.Tensor:
+def _tensor(arena: Arena, piece: Piece, memory: Any) -> torch.Tensor:
     dtype = DTYPES[arena.type]
-    return torch.frombuffer(arena.memory, dtype=dtype, count=piece.count, offset=piece.offset * dtype.itemsize)
+    return torch.frombuffer(memory, dtype=dtype, count=piece.count, offset=piece.offset * dtype.itemsize)
 
 
 class Part:
@@ -94,6 +100,8 @@ class Part:
         self.announces = False  # whether gradients are said to be ready
         self.waits = False  # whether gradients are taken in the step alone, not as they arrive
         self.torn = False  # whether parameters of the last step have not come into the model
+        self._own_pages: Optional[OwnPages] = None
+        self._to_give_up: List[Tuple[int, int]] = []  # pages with weights that the state is getting
         self.in_arena = False  # whether the weights of the state are in the arena of parameters, not beside it
 
     # The session
@@ -122,16 +130,22 @@ class Part:
             found.close(give_back=True)
             self.session = found = None  # its pages are free when nobody has them mapped
             self.slots = {}
-            del self._gradients, self._weights
+            self._own_pages = None
+            del self._gradients, self._weights, self._shown
             self.session = Session(path, document)
         self._use_arenas()
 
     def _use_arenas(self) -> None:
         self.transfer.register(self.session.parameters)
         self.transfer.register(self.session.gradients)
-        self.slots = {p.parameter: Slot(p, self.session.parameters, self.session.gradients) for p in self.own}
-        self._weights = Samples(self.own, self.session.parameters)
-        self._gradients = Samples(self.own, self.session.gradients)
+        parameters, gradients = self.session.parameters, self.session.gradients
+        # The weights of fp32 parameters are the parameters: there is nothing else to lose.
+        self._own_pages = OwnPages.of(parameters) if self.shared and self.name != "fp32" else None
+        self.slots = {p.parameter: Slot(p, parameters, gradients, self._own_pages) for p in self.own}
+        dtype = DTYPES[self.name]
+        self._weights = Samples(self.own, dtype, parameters.memory)
+        self._shown = Samples(self.own, dtype, self._own_pages.memory) if self._own_pages else None
+        self._gradients = Samples(self.own, dtype, gradients.memory)
         # Samples of the gradients for which the service has added up its part of the norm, as they were then.
         self._announced, self._announced_bits = np.zeros(len(self._gradients), bool), self._gradients.in_arena()
 
@@ -148,7 +162,7 @@ class Part:
         for slot in self.slots.values():
             values = _flat(slot.piece)
             if self.in_arena:
-                slot.weight.copy_(values)
+                slot.in_arena.copy_(values)
             else:
                 self.session.write(protocol.MASTER_WEIGHTS, slot.piece.offset, values.float().cpu().numpy())
             if self.first_moments[slot.piece.group]:
@@ -161,6 +175,7 @@ class Part:
 
     def adopt(self) -> None:
         """Makes the model's parameters those of the state."""
+        self.forget_loaded()
         if self.shared:
             for parameter, slot in self.slots.items():
                 parameter.data = slot.weight.view(parameter.shape)
@@ -384,25 +399,45 @@ class Part:
         for slot in self.slots.values():
             slot.left = None
         if self.shared:
+            self._show(after_step)
             for parameter in self.slots:
                 increment_version(parameter)
         else:
             self._copy_parameters(after_step)
-        if not (self.shared and self.in_arena):
-            for slot in self.slots.values():
-                slot.left = slot.versions()
+        for slot in self.slots.values():
+            slot.left = slot.versions()
+        if after_step:
+            self.forget_loaded()
         self.torn = False
+
+    def _show(self, after_step: bool) -> None:
+        """Makes sure that the program sees the parameters in the arena. Before a step it had no pages of its own."""
+        if self._own_pages is None:
+            return
+        if not after_step:
+            self._own_pages.give_up(self._own_pages.written())
+        if (self._shown.in_arena() != self._weights.in_arena()).any():
+            raise PlimsollError(STALE)
+
+    def forget_loaded(self) -> None:
+        """Masters of a state_dict are of no use to weights that come after a step."""
+        for slot in self.slots.values():
+            slot.loaded = None
 
     def changed(self) -> List[Slot]:
         """Those whose parameters the program has changed in the model, where the state does not have them from there.
 
-        Raises RuntimeError where it finds one that was changed behind autograd's back: the next step would overwrite it.
+        Raises RuntimeError where it finds one that was changed behind autograd's back, and the next step would overwrite it.
         """
+        if self.shared and self.name == "fp32":
+            return []  # the parameters are the state
+        if self._own_pages is not None:
+            return self._written()
         left = [slot for slot in self.slots.values() if slot.left is not None]
         changed = [slot for slot in left if slot.left != slot.versions()]
         if not self.shared:
             kept = [(s.piece, s.piece.parameter) for s in left if s.left == s.versions()]
-            names = self._weights.unlike_arena(kept) if kept else []
+            names = self._weights.unlike_arena(kept)
             if names:
                 raise RuntimeError(
                     f"{len(names)} parameters were written since the last step, {names[0]} among them, in a way that autograd does not "
@@ -410,6 +445,30 @@ class Part:
                     "call torch.autograd.graph.increment_version(p) afterwards: then the optimizer takes the new weights"
                 )
         return changed
+
+    def _written(self) -> List[Slot]:
+        """The slots that have other weights in pages of the program's own than in the arena."""
+        size = DTYPES[self.name].itemsize
+        slots, found = iter(self.slots.values()), []
+        slot = next(slots, None)
+        self._to_give_up = self._own_pages.written()
+        for begin, end in self._to_give_up:
+            while slot is not None and slot.piece.offset * size < end:
+                if (slot.piece.offset + slot.piece.count) * size > begin and not _same_bits(slot.weight, slot.in_arena):
+                    found.append(slot)
+                slot = next(slots, None)
+        return found
+
+    def knows_weights_before(self) -> bool:
+        """Whether what the state has of weights that the program has changed is as it was before."""
+        return self._own_pages is not None or not (self.shared and self.in_arena)
+
+    def taken(self, slots: Sequence[Slot]) -> None:
+        """The state has the weights of these from the model now."""
+        for slot in slots:
+            slot.left = slot.versions()
+        if self._own_pages is not None:
+            self._own_pages.give_up(self._to_give_up)
 
     def _copy_parameters(self, after_step: bool) -> None:
         for piece in self.pieces:
@@ -485,6 +544,10 @@ class Part:
             else:
                 parameter.copy_(source)
             at += count
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.view(torch.int16), b.view(torch.int16))
 
 
 def _cut_blocks(pieces: Sequence[Piece], size: int) -> Iterator[Tuple[int, int, List[Tuple[Piece, int, int]]]]:

@@ -4,23 +4,22 @@ autograd counts the changes of a tensor, but not those through ``.data``, numpy,
 libraries make them. Such programs scale or set whole tensors, so a few elements of each tell.
 """
 
+import mmap
 from typing import Any, List, Sequence, Tuple
 
 import numpy as np
 import torch
 
-from plimsoll.client import Arena
-from plimsoll.torch.layout import DTYPES, Piece, is_sharded, local
+from plimsoll.torch.layout import Piece, is_sharded, local
 
 _EACH = 16  # elements of a piece
 
 
 class Samples:
-    """Elements at fixed places of each piece: in an arena that holds the pieces, or in tensors."""
+    """Elements at fixed places of each piece: in a mapping of the arena that holds the pieces, or in tensors."""
 
-    def __init__(self, pieces: Sequence[Piece], arena: Arena):
-        self._dtype = DTYPES[arena.type]
-        self._memory = _bits(torch.frombuffer(arena.memory, dtype=self._dtype))
+    def __init__(self, pieces: Sequence[Piece], dtype: torch.dtype, memory: mmap.mmap):
+        self._dtype, self._memory = dtype, _bits(torch.frombuffer(memory, dtype=dtype))
         self._pieces = pieces
         numbers = [_places(piece.count)[0] for piece in pieces]
         ends = np.cumsum(numbers)
@@ -36,7 +35,7 @@ class Samples:
         return slice(*np.searchsorted(self._places, [first, first + count]))
 
     def in_arena(self, which: Any = slice(None)) -> np.ndarray:
-        """The bits of elements in the arena."""
+        """The bits of elements in the arena, as the mapping shows them."""
         return self._memory[self._places[which]]
 
     def unlike_arena(self, tensors: Sequence[Tuple[Piece, torch.Tensor]]) -> List[str]:
