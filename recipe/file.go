@@ -16,11 +16,11 @@ import (
 // name (weights, a log) from being read as one.
 const largest = 1 << 20
 
-// load parses the file at path, which should hold what.
-func load[T any](path, what string, parse func(file string, text []byte) (*T, error)) (*T, error) {
+// load parses the file at path, which should be of the kind.
+func load[T any](path string, what *kind, parse func(file string, text []byte) (*T, error)) (*T, error) {
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, &fault.Input{Where: fault.Position{File: path}, What: "there is no such file", Mend: "give the path of the " + what}
+		return nil, &fault.Input{Where: fault.Position{File: path}, What: "there is no such file", Mend: fmt.Sprintf("give the path of the %v", what)}
 	}
 	if err != nil {
 		return nil, &fault.Input{Where: fault.Position{File: path}, Err: err}
@@ -31,6 +31,9 @@ func load[T any](path, what string, parse func(file string, text []byte) (*T, er
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, &fault.Input{Where: fault.Position{File: path}, Err: err}
+	}
+	if err := what.expect(path, text); err != nil {
+		return nil, err
 	}
 	return parse(path, text)
 }
