@@ -96,11 +96,15 @@ func (r *resolver) read() (err error) {
 		return &fault.Input{What: "no model was named", Mend: "add --model with a name of the catalog or the path of a config.json"}
 	}
 	if r.job.Model, err = model.Load(r.Request.Model); err != nil {
-		return err
+		return cmp.Or(recipe.Misplaced(r.Request.Model), err)
 	}
-	if r.job.Model.Network == nil {
-		return &fault.Input{Where: fault.Position{File: r.job.Model.Source}, What: "the headers of weights do not say how the model computes, so its activations cannot be planned",
+	if m := r.job.Model; m.Network == nil {
+		in := &fault.Input{Where: fault.Position{File: m.Source}, What: "the headers of weights do not say how the model computes, so its activations cannot be planned",
 			Mend: "name the model's config.json"}
+		if m.Architecture != "" { // as config.json says, which lies beside them
+			in.What, in.Mend = fmt.Sprintf("how %s computes is not known here, so its activations cannot be planned", m.Architecture), "planned are "+strings.Join(model.Architectures(), ", ")
+		}
+		return in
 	}
 	if r.TrainingArgs != "" {
 		if r.training, err = recipe.LoadTraining(r.TrainingArgs); err != nil {

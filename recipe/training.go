@@ -68,7 +68,7 @@ type Saving struct {
 // LoadTraining reads the file at path: what TrainingArguments.to_json_string
 // writes, or some of its fields, as JSON or YAML.
 func LoadTraining(path string) (*Training, error) {
-	return load(path, "TrainingArguments in JSON", ParseTraining)
+	return load(path, trainingKind, ParseTraining)
 }
 
 // ParseTraining reads the text of a file. Files that it names are found
