@@ -21,11 +21,12 @@ import (
 
 // Saving is a shard on its way to the disk.
 type Saving struct {
-	step   int64
-	back   *writeback
-	cancel context.CancelFunc
-	done   chan struct{}
-	err    error
+	step    int64
+	removed []Leftover
+	back    *writeback
+	cancel  context.CancelFunc
+	done    chan struct{}
+	err     error
 }
 
 // Save begins to write a shard as it is now, or this replica's share of it, and
@@ -34,7 +35,8 @@ type Saving struct {
 // document is the caller's own, and given back by [Checkpoint.Load].
 //
 // What can be wrong with the directory is said before anything begins: it is not
-// there, cannot be written to, or has too little room.
+// there, cannot be written to, or has too little room, also when what broken saves
+// have left is removed.
 func Save(directory string, s Shard, training jsontext.Value) (*Saving, error) {
 	whole, err := layoutOf(s)
 	if err != nil {
@@ -49,13 +51,17 @@ func Save(directory string, s Shard, training jsontext.Value) (*Saving, error) {
 	} else if !training.IsValid() {
 		return nil, fmt.Errorf("the training document is not valid JSON: %.40q", training)
 	}
-	w, err := newWriter(directory, s, l, s.State.Steps(), training)
+	w, removed, err := newWriterWithRoom(directory, s, func() (*writer, error) {
+		return newWriter(directory, s, l, s.State.Steps(), training)
+	})
 	if err != nil {
 		return nil, err
 	}
 	measureSpare()
 	w.first = first
-	return w.save(s.State), nil
+	x := w.save(s.State)
+	x.removed = removed
+	return x, nil
 }
 
 // measureSpare finds out what there is for steps that come meanwhile.
@@ -100,6 +106,10 @@ func (w *writer) run(ctx context.Context, snapshot *engine.Snapshot) error {
 
 // Step is the step whose state is written.
 func (x *Saving) Step() int64 { return x.step }
+
+// Removed is what saves that were broken off had left, and this one has removed to
+// have room.
+func (x *Saving) Removed() []Leftover { return x.removed }
 
 // Wait returns when the shard is on the disk, or cannot be. Then nothing of it
 // is left.

@@ -90,7 +90,8 @@ func NewShard(c ShardConfig) (*Shard, error) {
 
 // AttachShard maps the arenas of a shard that another process has made, from
 // their files by name, and starts workers, of which the number may be another.
-// The files stay the caller's. With a journal, [Shard.Finish] must come next.
+// The files stay the caller's until [Shard.Adopt]. With a journal, [Shard.Finish]
+// must come next.
 func AttachShard(c ShardConfig, files map[string]*os.File) (*Shard, error) {
 	return open(c, func(plan ArenaPlan) (*arena.Arena, error) {
 		file := files[plan.Name]
@@ -99,6 +100,13 @@ func AttachShard(c ShardConfig, files map[string]*os.File) (*Shard, error) {
 		}
 		return arena.Attach(plan.Name, plan.Size, c.Pages, file)
 	}, func(head *journalHead, _ []byte) error { return head.check(c) })
+}
+
+// Adopt makes the files of an attached shard its own: Close closes them.
+func (s *Shard) Adopt() {
+	for _, a := range s.arenas {
+		a.Adopt()
+	}
 }
 
 // open makes a shard of arenas that come from somewhere, and of a journal that

@@ -23,13 +23,7 @@ const peerPatience = 5 * time.Second
 // is a process of plimsoll below the same launcher. All are waited for: ranks
 // that divide the same masks get parts that are disjoint.
 func PeerMasks(p *Placement, environment Environment) []cpuset.CPUSet {
-	local := ""
-	for _, l := range launchers {
-		if l.name == p.Launcher && l.local != "" && has(l.local)(environment) {
-			local = l.local
-			break
-		}
-	}
+	local := localVariable(p, environment)
 	if local == "" || p.LocalWorldSize < 2 {
 		return nil
 	}
@@ -47,6 +41,31 @@ func PeerMasks(p *Placement, environment Environment) []cpuset.CPUSet {
 		}
 	}
 	return nil
+}
+
+// localVariable is the name of the variable by which the launcher numbers the
+// ranks of a host; empty where it has none.
+func localVariable(p *Placement, environment Environment) string {
+	for _, l := range launchers {
+		if l.name == p.Launcher && l.local != "" && has(l.local)(environment) {
+			return l.local
+		}
+	}
+	return ""
+}
+
+// LauncherVariable is a variable of the environment that the launcher itself was
+// started with, empty where it was not set; false where that cannot be read.
+func LauncherVariable(p *Placement, name string, environment Environment) (value string, known bool) {
+	local := localVariable(p, environment)
+	if local == "" {
+		return "", false
+	}
+	launcher, _ := launcherOf(os.Getpid(), local)
+	if text, err := os.ReadFile("/proc/" + strconv.Itoa(launcher) + "/environ"); err != nil || len(text) == 0 {
+		return "", false
+	}
+	return variableOf(launcher, name), true
 }
 
 // launcherOf is the nearest ancestor of a process that has no rank itself, and

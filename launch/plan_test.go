@@ -104,11 +104,78 @@ func TestHiddenGPUs(t *testing.T) {
 	}
 }
 
+// TestSharedCoresAreSaid: ranks that take turns on a core are slow, and say nothing of it themselves.
+func TestSharedCoresAreSaid(t *testing.T) {
+	half := binding.Request{TrainerCores: binding.DefaultTrainerShare}
+	whole := binding.Request{TrainerCores: binding.WholeTrainerShare}
+	for name, c := range map[string]struct {
+		cpus    string
+		ranks   int
+		binding binding.Request
+		says    string
+	}{
+		"enough":                {"0-5", 2, whole, ""},
+		"fewer cores":           {"0-1", 3, whole, "take turns on a core: 2 usable cores for 3 ranks of this host"},
+		"one core":              {"0", 2, whole, "ranks 0-1 take turns on a core: 1 usable core for 2 ranks"},
+		"one core of two roles": {"0", 1, half, "rank 0 has one core for the program and the optimizer, which take turns on it"},
+	} {
+		p, err := NewPlan(within(t, twoSockets(t), c.cpus), Request{Command: []string{"python"}, Ranks: c.ranks, Binding: c.binding}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if notes := strings.Join(p.Notes, "\n"); (c.says == "") != (notes == "") || !strings.Contains(notes, c.says) {
+			t.Errorf("%s: notes %q, want %q", name, notes, c.says)
+		}
+	}
+}
+
+// TestThreadsOfTorchrun: torchrun sets OMP_NUM_THREADS to 1 where the user has not
+// set it. That is not what the user wants of bound cores.
+func TestThreadsOfTorchrun(t *testing.T) {
+	rank := []string{"RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2"}
+	for name, c := range map[string]struct {
+		environment []string
+		launcher    map[string]string // the environment that it was started with; nil where that is not known
+		set, says   string
+	}{
+		"torchrun's own":           {append(rank, "OMP_NUM_THREADS=1"), map[string]string{}, "OMP_NUM_THREADS=3", "torchrun has set OMP_NUM_THREADS to 1"},
+		"the user's":               {append(rank, "OMP_NUM_THREADS=1"), map[string]string{"OMP_NUM_THREADS": "1"}, "", "OMP_NUM_THREADS is 1"},
+		"not known whose":          {append(rank, "OMP_NUM_THREADS=1"), nil, "", "OMP_NUM_THREADS is 1"},
+		"another number":           {append(rank, "OMP_NUM_THREADS=2"), map[string]string{}, "", "OMP_NUM_THREADS is 2, and a rank has 3 cores"},
+		"none":                     {rank, map[string]string{}, "OMP_NUM_THREADS=3", ""},
+		"the number of cores":      {append(rank, "OMP_NUM_THREADS=3"), map[string]string{}, "", ""},
+		"without another launcher": {[]string{"OMP_NUM_THREADS=64"}, nil, "", "OMP_NUM_THREADS is 64, and a rank has 6 cores"},
+	} {
+		request := Request{Command: []string{"python"}, Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}}
+		request.LauncherVariable = func(_ *Placement, name string, _ Environment) (string, bool) {
+			return c.launcher[name], c.launcher != nil
+		}
+		p, err := NewPlan(twoSockets(t), request, c.environment)
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(p.Variables[0], func(v string) bool { return strings.HasPrefix(v, "OMP_NUM_THREADS=") })
+		got := ""
+		if i >= 0 {
+			got = p.Variables[0][i]
+		}
+		if notes := strings.Join(p.Notes, "\n"); got != c.set || (c.says == "") != (notes == "") || !strings.Contains(notes, c.says) {
+			t.Errorf("%s: set %q, notes %q", name, got, notes)
+		}
+	}
+	inner, err := NewPlan(twoSockets(t), Request{Command: []string{"torchrun", "train.py"}, Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}}, nil)
+	if err != nil || !strings.Contains(strings.Join(inner.Notes, "\n"), "OMP_NUM_THREADS=1") {
+		t.Errorf("torchrun within: notes %q, %v", inner.Notes, err)
+	}
+}
+
 func TestRefusals(t *testing.T) {
 	command := []string{"python"}
 	// The last of four ranks, of which mpirun has given each CPUs of its own.
 	bound := []string{"OMPI_COMM_WORLD_RANK=3", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_LOCAL_RANK=3", "OMPI_COMM_WORLD_LOCAL_SIZE=4"}
 	whole := binding.Request{TrainerCores: binding.WholeTrainerShare}
+	reserving := whole
+	reserving.Reserve = 1
 	fewGPUs := whole
 	fewGPUs.GPUs = []string{"0000:17:00.0", "0000:b1:00.0"}
 	for name, c := range map[string]struct {
@@ -116,15 +183,16 @@ func TestRefusals(t *testing.T) {
 		environment []string
 		says        string
 	}{
-		"no command":                    {Request{Binding: whole}, nil, "no command"},
-		"ranks below 0":                 {Request{Command: command, Ranks: -1, Binding: whole}, nil, "--nproc is -1"},
-		"two who start ranks":           {Request{Command: command, Ranks: 2, Binding: whole}, []string{"RANK=0", "WORLD_SIZE=2", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"}, "torchrun has started"},
-		"torchrun within":               {Request{Command: []string{"/usr/bin/torchrun"}, Ranks: 2, Binding: whole}, nil, "torchrun starts ranks itself"},
-		"python -m torchrun within":     {Request{Command: []string{"python", "-m", "torch.distributed.run"}, Ranks: 2, Binding: whole}, nil, "torch.distributed.run starts ranks itself"},
-		"a port that is none":           {Request{Command: command, Binding: whole}, []string{"MASTER_PORT=http"}, `MASTER_PORT is "http"`},
-		"a port that ranks cannot know": {Request{Command: command, Binding: whole}, []string{"MASTER_PORT=0"}, `MASTER_PORT is "0"`},
-		"no core for the program":       {Request{Command: command}, nil, "--trainer-cores 0 leaves no CPU"},
-		"fewer GPUs than ranks":         {Request{Command: command, Binding: fewGPUs}, bound, "2 GPUs for 1 rank"},
+		"no command":                       {Request{Binding: whole}, nil, "no command"},
+		"ranks below 0":                    {Request{Command: command, Ranks: -1, Binding: whole}, nil, "--nproc is -1"},
+		"two who start ranks":              {Request{Command: command, Ranks: 2, Binding: whole}, []string{"RANK=0", "WORLD_SIZE=2", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"}, "torchrun has started"},
+		"torchrun within":                  {Request{Command: []string{"/usr/bin/torchrun"}, Ranks: 2, Binding: whole}, nil, "torchrun starts ranks itself"},
+		"python -m torchrun within":        {Request{Command: []string{"python", "-m", "torch.distributed.run"}, Ranks: 2, Binding: whole}, nil, "torch.distributed.run starts ranks itself"},
+		"a port that is none":              {Request{Command: command, Binding: whole}, []string{"MASTER_PORT=http"}, `MASTER_PORT is "http"`},
+		"a port that ranks cannot know":    {Request{Command: command, Binding: whole}, []string{"MASTER_PORT=0"}, `MASTER_PORT is "0"`},
+		"no core for the program":          {Request{Command: command}, nil, "--trainer-cores 0 leaves no CPU"},
+		"cores of ranks that others bound": {Request{Command: command, Binding: reserving}, bound, "Open MPI has bound the ranks"},
+		"fewer GPUs than ranks":            {Request{Command: command, Binding: fewGPUs}, bound, "2 GPUs for 1 rank"},
 	} {
 		if _, err := NewPlan(within(t, twoSockets(t), "0-4"), c.request, c.environment); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: got %v, want %q", name, err, c.says)

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -37,6 +38,10 @@ const (
 	watchdogTime     = "WATCHDOG_USEC"
 	watchdogProcess  = "WATCHDOG_PID"
 	restartCount     = "PLIMSOLL_RESTARTS"
+	mostKept         = "FDSTORE"
+
+	barrier        = "BARRIER=1"
+	barrierSession = "X_PLIMSOLL_SESSION" // systemd ignores names that begin with X_
 )
 
 // SocketVariable names the socket of the service to the trainer.
@@ -65,8 +70,9 @@ type Keeper struct {
 	kept     []keptFile
 	ready    bool // whether the service that runs now has begun to serve
 	restarts int
-	signs    atomic.Int64 // of life, from the service that runs now
-	process  atomic.Int64 // that runs now; 0 for none
+	pause    time.Duration // before the second start in a row; 0 is firstPause
+	signs    atomic.Int64  // of life, from the service that runs now
+	process  atomic.Int64  // that runs now; 0 for none
 }
 
 // Process is the number of the service's process, 0 where none runs.
@@ -94,6 +100,12 @@ func (k *Keeper) Listen() error {
 	if k.made, err = privateDirectory(filepath.Dir(k.Socket)); err != nil {
 		return err
 	}
+	// Of several keepers that find the dead sockets of another, one at a time looks.
+	directory, err := lockDirectory(filepath.Dir(k.Socket))
+	if err != nil {
+		return err
+	}
+	defer directory.Close()
 	for _, name := range []string{k.Socket, k.notifyPath()} {
 		if err := removeDeadSocket(name); err != nil {
 			return err
@@ -165,6 +177,21 @@ func privateDirectory(name string) (made bool, err error) {
 	return made, nil
 }
 
+// lockDirectory locks a directory until it is closed, or its process ends.
+func lockDirectory(name string) (*os.File, error) {
+	directory, err := os.OpenFile(name, os.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, fmt.Errorf("the directory of the socket: %w", err)
+	}
+	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+		err = unix.Flock(int(directory.Fd()), unix.LOCK_EX)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("the directory of the socket, %s: flock: %w", name, err), directory.Close())
+	}
+	return directory, nil
+}
+
 // removeDeadSocket removes what a service that was killed has left; the socket
 // of one that lives is an error.
 func removeDeadSocket(name string) error {
@@ -192,8 +219,16 @@ func removeDeadSocket(name string) error {
 	return os.Remove(name)
 }
 
-// failedStarts is how many services in a row may die before they serve.
+// failedStarts is how many services in a row may die before they serve, as long as
+// no state is kept. State is kept however often they do.
 const failedStarts = 10
+
+// Between starts of services that die before they serve is a pause, each time longer
+// by the first one.
+const (
+	firstPause   = 100 * time.Millisecond
+	longestPause = 10 * time.Second
+)
 
 // Run starts the service and returns when it has ended of its own accord, or
 // when the context ends: then the service is asked to end.
@@ -214,13 +249,18 @@ func (k *Keeper) Run(ctx context.Context) error {
 		default:
 			failed++
 		}
-		if failed == failedStarts {
+		switch {
+		case len(k.kept) > 0 && failed > 1:
+			k.Say("the optimizer service has ended %d times before it served (%v) and is started again; its state is kept, in %d files", failed, err, len(k.kept))
+		case failed >= failedStarts:
 			return fmt.Errorf("the optimizer service ended %d times before it served: %w", failed, err)
+		default:
+			k.Say("the optimizer service has ended (%v) and is started again", err)
 		}
-		k.Say("the optimizer service has ended (%v) and is started again", err)
 		select {
 		case <-ctx.Done():
-		case <-time.After(time.Duration(failed) * 100 * time.Millisecond):
+			return nil
+		case <-time.After(min(time.Duration(failed)*cmp.Or(k.pause, firstPause), longestPause)):
 		}
 	}
 }
@@ -245,6 +285,9 @@ func (k *Keeper) runOnce(ctx context.Context) error {
 	command := k.Command()
 	names := []string{socketName}
 	command.ExtraFiles = append(command.ExtraFiles, k.listener)
+	// In this order every descriptor of the child is at most that of its parent: none
+	// is in the way of another, which would take one more.
+	slices.SortFunc(k.kept, func(a, b keptFile) int { return cmp.Compare(a.file.Fd(), b.file.Fd()) })
 	for _, kept := range k.kept {
 		names = append(names, kept.name)
 		command.ExtraFiles = append(command.ExtraFiles, kept.file)
@@ -257,6 +300,7 @@ func (k *Keeper) runOnce(ctx context.Context) error {
 		inheritedNames+"="+strings.Join(names, ":"),
 		inheritedProcess+"=", // not known before it is started
 		notifySocket+"="+k.notifyPath(),
+		mostKept+"=", // that would be what systemd keeps for this process
 		watchdogTime+"="+strconv.FormatInt(k.patience().Microseconds(), 10),
 		watchdogProcess+"=", // as above
 		restartCount+"="+strconv.Itoa(k.restarts))
@@ -296,7 +340,7 @@ func explained(err error, kills []host.MemoryCounter) error {
 	return err
 }
 
-const lastMessage = "BARRIER=1"
+const lastMessage = "X_PLIMSOLL_LAST=1"
 
 // start starts a process that ends when this one does, and says how it has ended.
 func (k *Keeper) start(command *exec.Cmd) (<-chan error, error) {
@@ -409,9 +453,11 @@ func (k *Keeper) take(fields map[string]string, files []*os.File) {
 	}
 	name := fields["FDNAME"]
 	switch {
-	case fields["FDSTORE"] == "1" && len(files) == 1:
+	case fields["FDSTORE"] == "1" && len(files) == 1 && leavesRoom(files[0]):
 		k.kept = append(k.kept, keptFile{name, files[0]})
 		return
+	case fields["BARRIER"] == "1" && len(files) == 1:
+		_, _ = files[0].WriteString(strconv.Itoa(k.keptOf(fields[barrierSession]))) // who asks may be gone
 	case fields["FDSTOREREMOVE"] == "1":
 		left := k.kept[:0]
 		for _, kept := range k.kept {
@@ -424,6 +470,28 @@ func (k *Keeper) take(fields map[string]string, files []*os.File) {
 		k.kept = left
 	}
 	closeAll(files)
+}
+
+// descriptorsToStart are what the keeper needs beside the files that it keeps, to
+// start a service.
+const descriptorsToStart = 16
+
+// leavesRoom says whether there are descriptors left behind this one.
+func leavesRoom(file *os.File) bool {
+	var limit unix.Rlimit
+	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
+	return err == nil && uint64(file.Fd())+descriptorsToStart < limit.Cur
+}
+
+// keptOf is how many files of a session are kept.
+func (k *Keeper) keptOf(session string) int {
+	files := 0
+	for _, kept := range k.kept {
+		if keptSession(kept.name) == session {
+			files++
+		}
+	}
+	return files
 }
 
 func (k *Keeper) close() {

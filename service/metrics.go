@@ -117,6 +117,7 @@ var (
 	unansweredMetric = metric("requests_unanswered", "Requests that are being handled.")
 	queuedMetric     = metric("requests_queued_bytes", "Bytes of requests that have arrived and were not read yet.")
 	clientsMetric    = metric("clients", "Connections that are open.")
+	asideMetric      = metric("sessions_set_aside", "Sessions of an earlier service that could not be restored; their memory is kept.")
 	plannedMetric    = metric("planned_bytes", "Bytes that the ledger plans.", "rank", "component")
 	residentMetric   = metric("resident_bytes", "Bytes that are resident.", "rank", "component")
 	stepMetric       = metric("step", "The last step that is finished.", "rank", "part")
@@ -133,7 +134,7 @@ var (
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		infoMetric, restartsMetric, requestsMetric, unansweredMetric, queuedMetric, clientsMetric, plannedMetric, residentMetric, stepMetric, stepsMetric,
+		infoMetric, restartsMetric, requestsMetric, unansweredMetric, queuedMetric, clientsMetric, asideMetric, plannedMetric, residentMetric, stepMetric, stepsMetric,
 		secondsMetric, lastMetric, bandwidthMetric, trafficMetric, attachedMetric, savingMetric, savedMetric,
 	} {
 		out <- d
@@ -156,6 +157,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	gauge(unansweredMetric, float64(o.Unanswered))
 	gauge(queuedMetric, float64(o.QueuedBytes))
 	gauge(clientsMetric, float64(o.Clients))
+	gauge(asideMetric, float64(len(o.SetAside)))
 	for _, e := range o.Ledger {
 		rank := strconv.Itoa(e.Rank)
 		if e.Rank == ledger.WholeNode {

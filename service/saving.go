@@ -56,7 +56,7 @@ func checkIdentity(kind Kind, identity string) error {
 }
 
 // save begins to write the state as it is.
-func (s *session) save(body []byte) ([]byte, error) {
+func (s *session) save(body []byte, say func(format string, values ...any)) ([]byte, error) {
 	b, err := decodeText[saveBody](Save, body)
 	if err == nil {
 		err = checkDirectory(Save, b.Directory)
@@ -81,6 +81,9 @@ func (s *session) save(body []byte) ([]byte, error) {
 	saving, err := checkpoint.Save(b.Directory, shard, b.Training)
 	if err != nil {
 		return nil, storage(Save, err)
+	}
+	for _, r := range saving.Removed() {
+		say("session %v: save of step %d: %s (%v), which a save had left that was broken off, was removed for want of room", s.document.key(), saving.Step(), r.Path, r.Bytes)
 	}
 	s.saving, s.inherited = saving, false
 	s.written.Store(saving)

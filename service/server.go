@@ -52,6 +52,12 @@ type Server struct {
 	open       map[*connection]bool
 	closing    bool
 	serving    sync.WaitGroup
+	// aside are sessions of an earlier service that could not be restored, by the
+	// name that their files are kept as.
+	aside      map[string]*leftSession
+	lastNumber int // of a name of a session
+
+	restoring sync.Mutex // one session that was set aside is tried at a time
 }
 
 // NewServer is a service with the sessions that an earlier one has left. Steps
@@ -64,91 +70,10 @@ func NewServer(version string, given *Inherited, findHost func() (*host.Host, er
 	s := &Server{
 		version: version, kernel: set, say: say, host: findHost, given: given, began: time.Now(),
 		all: map[key]*session{}, held: map[key]*connection{}, open: map[*connection]bool{},
-		released: make(chan struct{}),
+		released: make(chan struct{}), aside: map[string]*leftSession{},
 	}
-	return s, s.restore()
-}
-
-// restore attaches to the sessions that were kept.
-func (s *Server) restore() error {
-	var attaching sync.WaitGroup
-	errs := make(chan error, len(s.given.Files))
-	for name, file := range s.given.Files {
-		if componentOf(name) == recordComponent {
-			attaching.Go(func() { errs <- s.attach(sessionOf(name), file) })
-		}
-	}
-	attaching.Wait()
-	close(errs)
-	var failed error
-	for err := range errs {
-		failed = errors.Join(failed, err)
-	}
-	if failed != nil {
-		return failed
-	}
-	for name, file := range s.given.Files {
-		// What has no record is of a session whose client was never answered.
-		if !s.has(sessionOf(name)) {
-			failed = errors.Join(failed, s.given.store.forget(name))
-		}
-		failed = errors.Join(failed, file.Close())
-	}
-	s.given.Files = nil
-	return failed
-}
-
-func (s *Server) has(name string) bool {
-	for k := range s.all {
-		if k.String() == name {
-			return true
-		}
-	}
-	return false
-}
-
-func (s *Server) attach(name string, file *os.File) error {
-	record, found, err := readRecord(name+"/"+recordComponent, file)
-	if err != nil {
-		return err
-	}
-	shard, err := s.attachShard(found, found.Document.CPUs)
-	if errors.Is(err, engine.ErrBinding) {
-		// Some CPU was taken from this process since, by a cgroup or by switching it off.
-		s.say("session %s: %v; its workers are bound to what else this process may use", name, err)
-		shard, err = s.attachShard(found, nil)
-	}
-	if err != nil {
-		return errors.Join(fmt.Errorf("session %s: %w", name, err), record.Close())
-	}
-	session := newSession(found.Document, shard, record)
-	if shard.Finish() {
-		s.say("session %s: finished step %d, which was under way", name, shard.Steps())
-	}
-	if added, _, _, half := shard.Additions(); half {
-		s.say("session %s: accumulate %d is half done, and goes on when it is repeated", name, added+1)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.job = found.Document.Job
-	s.all[found.Document.key()] = session
-	return nil
-}
-
-// attachShard attaches to the shard of a record, with workers on the CPUs that are
-// named, or on the rank's part of what this process may use.
-func (s *Server) attachShard(found recordedDocument, named []int) (*engine.Shard, error) {
-	document := *found.Document
-	document.CPUs = named
-	cpus, err := s.cpus(&document)
-	if err != nil {
-		return nil, err
-	}
-	config, err := document.config(s.kernel, found.Pages, cpus)
-	if err != nil {
-		return nil, err
-	}
-	return engine.AttachShard(config, s.given.Files)
+	s.restore()
+	return s, nil
 }
 
 // Serve answers clients until the context ends. Then it finishes what is under
@@ -252,15 +177,18 @@ func (c *connection) openSession(body []byte, files []*os.File) ([]byte, []*os.F
 	if c.session != nil {
 		return nil, nil, fail(OutOfOrder, "open: this connection has a session already")
 	}
-	d, err := readDocument(body, files)
+	d, text, err := readDocument(body, files)
 	if err != nil {
 		return nil, nil, err
 	}
 	s := c.server
+	if err := s.checkAside(d); err != nil {
+		return nil, nil, err
+	}
 	found, err := s.claim(d, c)
 	attached := found != nil
 	if err == nil && !attached {
-		found, err = s.create(d)
+		found, err = s.create(d, text)
 	}
 	if err != nil {
 		return nil, nil, err
@@ -355,9 +283,10 @@ func toItself(holder, c *connection) string {
 	return ", which is this one; give each optimizer of a program a name of its own (name= in Python), and so its session a part of its own"
 }
 
-// create makes a session that was claimed, or gives the claim back.
-func (s *Server) create(d *Document) (*session, error) {
-	made, err := s.make(d)
+// create makes a session that was claimed, of a document that was read from a text, or
+// gives the claim back.
+func (s *Server) create(d *Document, text []byte) (*session, error) {
+	made, err := s.make(d, text)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.creating--
@@ -369,7 +298,7 @@ func (s *Server) create(d *Document) (*session, error) {
 
 // make makes a session, once it is known to fit. What one session takes must be
 // taken before the next looks at what there is.
-func (s *Server) make(d *Document) (*session, error) {
+func (s *Server) make(d *Document, text []byte) (*session, error) {
 	s.allocating.Lock()
 	defer s.allocating.Unlock()
 	h, err := s.host()
@@ -388,21 +317,26 @@ func (s *Server) make(d *Document) (*session, error) {
 	if err := s.checkRoom(h, d, config); err != nil {
 		return nil, err
 	}
+	name := s.newName()
+	if err := s.checkKept(name, len(config.Arenas())); err != nil {
+		return nil, err
+	}
 	shard, err := engine.NewShard(config)
 	if err != nil {
 		return nil, fail(Refused, "open: %v", err)
 	}
-	record, err := newRecord(d, config.Pages)
+	record, err := newRecord(d, text, config.Pages)
 	if err != nil {
-		return nil, errors.Join(err, shard.Close())
+		return nil, errors.Join(fail(Refused, "open: %v", err), shard.Close())
 	}
-	// Every page is there before the answer is, and near the worker whose it is.
-	shard.Populate(context.Background(), func(ledger.Bytes) {})
-	made := newSession(d, shard, record)
-	for _, a := range made.arenas() {
-		if err := s.given.store.keep(a.Name(), a.File()); err != nil {
-			return nil, errors.Join(err, made.close())
-		}
+	made := newSession(name, d, shard, record)
+	err = s.keepArenas(made)
+	if err == nil {
+		populate(shard)
+		err = s.keepRecord(made)
+	}
+	if err != nil {
+		return nil, errors.Join(err, made.close())
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -478,10 +412,8 @@ func (s *Server) forget(gone *session) error {
 	defer s.letGo(gone)
 	s.remove(gone)
 	var err error
-	arenas := gone.arenas()
-	slices.Reverse(arenas) // the record first: without it the others are nobody's
-	for _, a := range arenas {
-		err = errors.Join(err, s.given.store.forget(a.Name()))
+	for _, name := range slices.Backward(gone.keptNames()) { // the record first: without it the others are nobody's
+		err = errors.Join(err, s.given.store.forget(name))
 	}
 	return errors.Join(err, gone.close())
 }

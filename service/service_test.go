@@ -33,6 +33,8 @@ const (
 	visitVariable  = "PLIMSOLL_TEST_VISIT"     // a client of another user, of the socket that it names
 	echoVariable   = "PLIMSOLL_TEST_ECHO"      // it sends back what it is sent: see startEcho
 	memoryVariable = "PLIMSOLL_TEST_AVAILABLE" // bytes that the service believes to be available
+	deadlyVariable = "PLIMSOLL_TEST_DEADLY"    // it ends when it asks what the host has
+	limitVariable  = "PLIMSOLL_TEST_LIMIT"     // a limit that the service has: see setLimit
 	// threadsVariable is how many threads the service believes that it may start.
 	threadsVariable = "PLIMSOLL_TEST_THREADS"
 	notifyVariable  = "PLIMSOLL_TEST_NOTIFY" // a process that writes to the keeper's socket, which it names
@@ -70,6 +72,9 @@ func TestMain(m *testing.M) {
 func serve() error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
+	if err := setLimit(os.Getenv(limitVariable)); err != nil {
+		return err
+	}
 	if patience, err := time.ParseDuration(os.Getenv(patienceVariable)); err == nil {
 		savePatience = patience
 	}
@@ -88,6 +93,9 @@ func serve() error {
 
 // testHost is this host, of which some tests say that it has less memory.
 func testHost() (*host.Host, error) {
+	if os.Getenv(deadlyVariable) != "" {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	}
 	h, err := host.Local()
 	if err == nil && os.Getenv(memoryVariable) != "" {
 		_, err = fmt.Sscan(os.Getenv(memoryVariable), (*int64)(&h.Memory.Available))
@@ -106,6 +114,8 @@ type running struct {
 	*Keeper
 	log     output
 	started atomic.Int64
+	more    atomic.Pointer[string] // a variable of services that are started from now on; nil for none
+	startAs atomic.Pointer[func(*exec.Cmd) error]
 	end     func()
 }
 
@@ -149,9 +159,19 @@ func startServiceWith(t testing.TB, differ func(*Keeper), variables ...string) *
 			r.started.Add(1)
 			command := exec.Command(os.Args[0])
 			command.Env = append(append(os.Environ(), serveVariable+"=1"), variables...)
+			if variable := r.more.Load(); variable != nil {
+				command.Env = append(command.Env, *variable)
+			}
 			command.Stderr = &r.log
 			return command
 		},
+		Start: func(command *exec.Cmd) error {
+			if start := r.startAs.Load(); start != nil {
+				return (*start)(command)
+			}
+			return command.Start()
+		},
+		pause: 5 * time.Millisecond,
 	}
 	differ(r.Keeper)
 	if err := r.Listen(); err != nil {

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"path"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,6 +18,7 @@ import (
 
 // session is the state of one shard. One connection at a time holds it.
 type session struct {
+	name     string // that its files are kept as
 	document *Document
 	shard    *engine.Shard
 	record   *record
@@ -46,9 +45,9 @@ type session struct {
 	watched stepWatch // of Server.stuckStep
 }
 
-func newSession(d *Document, shard *engine.Shard, record *record) *session {
+func newSession(name string, d *Document, shard *engine.Shard, record *record) *session {
 	addProcessors(len(shard.Config().CPUs))
-	return &session{document: d, shard: shard, record: record}
+	return &session{name: name, document: d, shard: shard, record: record}
 }
 
 // key names a session in its job.
@@ -65,6 +64,9 @@ func (k key) String() string { return fmt.Sprintf("rank%d/%s", k.rank, k.part) }
 func (s *session) arenas() []*arena.Arena {
 	return append(append([]*arena.Arena{}, s.shard.Arenas()...), s.record.Arena)
 }
+
+// keptNames are what the arenas are kept as, in their order.
+func (s *session) keptNames() []string { return keptNames(s.name, len(s.shard.Arenas())) }
 
 // close gives the state back.
 func (s *session) close() error {
@@ -267,8 +269,3 @@ func (s *session) wait(b waitBody) error {
 	s.shard.WaitRange(int64(b.First), int64(b.Count))
 	return nil
 }
-
-// componentOf is the last part of an arena's name, and sessionOf the rest.
-func componentOf(name string) string { return path.Base(name) }
-
-func sessionOf(name string) string { return strings.TrimSuffix(name, "/"+path.Base(name)) }

@@ -92,6 +92,7 @@ func rootCommand() *cobra.Command {
 	root.AddCommand(keepCommand())
 	root.AddCommand(planCommand())
 	root.AddCommand(rehearseCommand())
+	root.AddCommand(restoreCommand())
 	root.AddCommand(runCommand())
 	root.AddCommand(serveCommand())
 	root.AddCommand(statCommand())
