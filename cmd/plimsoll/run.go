@@ -62,7 +62,7 @@ them dies; with --restarts they are started again and find it.`,
 					return err
 				}
 				if planned.Verdict == plan.DoesNotFit {
-					fmt.Fprintf(c.ErrOrStderr(), "plimsoll: %s: the job %s\n", planFile, planned.Text)
+					sayTo(c)("%s: the job %s", planFile, planned.Text)
 					return outcome(exitDoesNotFit)
 				}
 			}
