@@ -110,6 +110,10 @@ fuzz: ## Run every fuzz target for FUZZTIME (20s)
 		done; \
 	done
 
+.PHONY: soak
+soak: ## Kill the service 200 times with 100 sessions, send it 10,000 mutations, and have every limit fail in turn
+	PLIMSOLL_SOAK=1 $(GO) test -count=1 -v -timeout 60m -run 'ManySessions|Mutated|FailsInTurn' ./service
+
 .PHONY: clean
 clean: ## Remove what was built
 	rm -rf bin

@@ -14,7 +14,11 @@ import (
 	"k8s.io/utils/cpuset"
 
 	"plimsoll/fault"
+	"plimsoll/files"
 )
+
+// maxRecord is far above any recorded machine: one of 1,000 CPUs has up to 2.5 MB.
+const maxRecord = 64 << 20
 
 // Root is a file system to discover and the affinity mask that goes with it:
 // those of this process for an empty name, else a directory with proc and sys
@@ -38,11 +42,11 @@ func Root(name string) (fs.FS, cpuset.CPUSet, error) {
 	}
 	root := fs.FS(directory{os.DirFS(name), name})
 	if !info.IsDir() {
-		archive, err := txtar.ParseFile(name)
+		text, err := files.Read(name, maxRecord)
 		if err != nil {
 			return nil, cpuset.New(), bad(err)
 		}
-		if root, err = txtar.FS(archive); err != nil {
+		if root, err = txtar.FS(txtar.Parse(text)); err != nil {
 			return nil, cpuset.New(), bad(err)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/utils/cpuset"
 
+	"plimsoll/files"
 	"plimsoll/host"
 )
 
@@ -67,7 +68,7 @@ func LauncherVariable(p *Placement, name string, environment Environment) (value
 		return "", false
 	}
 	launcher, _ := launcherOf(os.Getpid(), local)
-	if text, err := os.ReadFile("/proc/" + strconv.Itoa(launcher) + "/environ"); err != nil || len(text) == 0 {
+	if text, err := files.ReadKernel("/proc/" + strconv.Itoa(launcher) + "/environ"); err != nil || len(text) == 0 {
 		return "", false
 	}
 	return variableOf(launcher, name), true
@@ -131,7 +132,7 @@ func variableOf(pid int, name string) string {
 // environmentOf is the environment that a process was started with, as far as it
 // may be read.
 func environmentOf(pid int) Environment {
-	text, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+	text, _ := files.ReadKernel("/proc/" + strconv.Itoa(pid) + "/environ")
 	return func(name string) (string, bool) {
 		for entry := range strings.SplitSeq(string(text), "\x00") {
 			if value, ok := strings.CutPrefix(entry, name+"="); ok {

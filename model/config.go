@@ -250,5 +250,6 @@ func fromConfig(doc document, name, source string) (*Model, error) {
 		return nil, c.err
 	}
 	numberBlocks(root.parameters)
-	return &Model{Name: name, Architecture: a.name, Type: a.modelType, Source: source, Parameters: root.parameters, Network: root.network}, nil
+	_, quantized := c.find("quantization_config", "compression_config")
+	return &Model{Name: name, Architecture: a.name, Type: a.modelType, Source: source, Quantized: quantized, Parameters: root.parameters, Network: root.network}, nil
 }

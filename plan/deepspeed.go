@@ -49,11 +49,6 @@ func newDeepSpeed(s *simulation) sharding {
 	if d.LowPrecisionMaster {
 		e.master = s.Weights
 	}
-	if o := d.Optimizer; o != nil && !o.TorchAdam && (o.Type == "Adam" || o.Type == "AdamW") && s.Optimizer.Variant == Foreach {
-		job := *s.Job
-		job.Optimizer.Variant = Fused // deepspeed.ops.adam.FusedAdam
-		s.Job = &job
-	}
 	for _, p := range s.parameters {
 		if p.Quantized == autograd.Unquantized {
 			p.DType = s.Weights // module.half() or module.bfloat16()

@@ -159,7 +159,7 @@ func (r *resolver) versions() error {
 	}{
 		{"--torch", r.Torch, "torch", "2.13.0", &v.Torch, true},
 		{"--transformers", r.Transformers, "transformers", beside.transformers, &v.Transformers, true},
-		{"--bitsandbytes", r.BitsAndBytes, "bitsandbytes", beside.bitsandbytes, &v.BitsAndBytes, r.Request.Quantization != ""},
+		{"--bitsandbytes", r.BitsAndBytes, "bitsandbytes", beside.bitsandbytes, &v.BitsAndBytes, r.Request.Quantization != "" || r.job.Model.Quantized},
 		{"--engine-version", r.Engine, "DeepSpeed", "0.19.6", &v.DeepSpeed, r.job.DeepSpeed != nil},
 	} {
 		text := program.text
@@ -175,7 +175,7 @@ func (r *resolver) versions() error {
 		}
 		*program.to = parsed
 	}
-	if (r.Modules == "" || r.Modules == "transformers") && v.Transformers.AtLeast(5, 0, 0) {
+	if (r.Modules == "" || r.Modules == transformersModules) && v.Transformers.AtLeast(5, 0, 0) {
 		r.job.Model.ToVersion5()
 	}
 	return nil
@@ -404,11 +404,14 @@ func contemporaries(torch version.Version) release {
 	return last
 }
 
+const transformersModules = "transformers"
+
 // modules is whose code the model runs.
 func (r *resolver) modules() error {
 	j := r.job
+	j.Modules = r.Modules
 	switch r.Modules {
-	case "", "transformers":
+	case "", transformersModules:
 	case "litgpt": // litgpt/model.py, litgpt/utils.py
 		j.FusedActivations, j.JoinsProjections = true, true
 		if j.Loss != forward.CompiledLoss {
@@ -500,7 +503,11 @@ func (r *resolver) passes() error {
 	}
 	j.SplitExperts = int64(max(1, r.ExpertParallel))
 	if l := r.launch; l != nil && l.Parallelism != nil {
-		j.SplitWidth, j.SplitSequence = int64(max(1, l.Parallelism.Tensor)), int64(max(1, l.Parallelism.Context))
+		if ranks := l.Parallelism.Ranks(); ranks != j.World {
+			return &fault.Input{Where: fault.Position{File: l.File}, What: fmt.Sprintf("parallelism_config makes %d ranks, and the job has %d", ranks, j.World),
+				Mend: "change --gpus, --nodes or one of the sizes"}
+		}
+		j.SplitWidth, j.SplitSequence = int64(l.Parallelism.Tensor), int64(l.Parallelism.Context)
 	}
 	if j.World%int(j.SplitWidth*j.SplitSequence) != 0 {
 		return &fault.Input{What: fmt.Sprintf("%d ranks cannot be divided among tensor parallelism of %d and context parallelism of %d", j.World, j.SplitWidth, j.SplitSequence),

@@ -85,6 +85,10 @@ func (r Request) Resolve() (*Job, error) {
 	if j.Model, err = model.Load(r.Model); err != nil {
 		return nil, err
 	}
+	if j.Model.Elements() == 0 {
+		where := fault.Position{File: r.Model}
+		return nil, &fault.Input{Where: where, What: "the model has no parameters: every tensor has 0 elements"}
+	}
 	if r.DeepSpeed != "" {
 		if err := j.applyRecipe(r.DeepSpeed); err != nil {
 			return nil, err
@@ -219,7 +223,7 @@ func optimizerOf(path string, o *recipe.Optimizer) (optim.Optimizer, error) {
 			Mend:  "the bytes of an optimizer with two moments are those of AdamW: set optimizer.type to AdamW to rehearse it",
 		}
 	}
-	if err := found.Validate(); err != nil {
+	if err := optim.Check(found, 1, 1); err != nil {
 		return nil, &fault.Input{Where: fault.Position{File: path}, What: "optimizer.params", Err: err}
 	}
 	return found, nil

@@ -94,7 +94,7 @@ them dies; with --restarts they are started again and find it.`,
 			for _, note := range bound.Notes {
 				job.Say("%s", note)
 			}
-			if err := checkMetrics(job.Metrics); err != nil {
+			if err := checkMetrics(job.Metrics, job.Say); err != nil {
 				return err
 			}
 			var found io.WriteCloser
@@ -137,7 +137,8 @@ them dies; with --restarts they are started again and find it.`,
 	smtFlag(command, &request.Binding.OneThreadPerCore)
 	flags.DurationVar(&job.Grace, "grace", 30*time.Second, "how long ranks may take to end when they are asked to, before they are killed")
 	flags.IntVar(&job.Restarts, "restarts", 0, "how `often` all ranks are started again after one has failed; the optimizer state is kept meanwhile")
-	flags.StringVar(&job.Metrics, "metrics", "", "`address`, such as 127.0.0.1:9464, at which the optimizer service answers Prometheus")
+	flags.StringVar(&job.Metrics, "metrics", "",
+		"`address`, such as :9464 (for this host alone) or 10.0.0.5:9464, at which the optimizer service answers Prometheus")
 	flags.StringVar(&planFile, "plan", "", "`file` that plan --out has written: nothing is started if the job does not fit, or if what it was planned from has changed")
 	flags.StringVar(&reportFile, "report", "", "write what was planned and found to a JSON `file`")
 	flags.BoolVar(&dryRun, "dry-run", false, "show what would be started")
@@ -152,7 +153,9 @@ const threadsOfRun = 2 * 16
 
 // sayTo tells the user something while ranks run.
 func sayTo(c *cobra.Command) func(format string, values ...any) {
-	return func(format string, values ...any) { fmt.Fprintf(c.ErrOrStderr(), "plimsoll: "+format+"\n", values...) }
+	return func(format string, values ...any) {
+		fmt.Fprintf(c.ErrOrStderr(), "plimsoll: %s\n", fault.Printable(fmt.Sprintf(format, values...)))
+	}
 }
 
 // keepCommand is what run starts to watch over the ranks.

@@ -5,10 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -34,7 +35,7 @@ again, and finishes the step that was under way.
 
 "plimsoll run" brings one along for the ranks that it starts; this command is for
 trainers that were started otherwise. It ends with SIGTERM or Ctrl-C, and finishes
-checkpoints that are being written first. As a unit of systemd it inherits its
+checkpoints that are being written first; a second signal ends it at once. As a unit of systemd it inherits its
 socket (ListenSequentialPacket=) and keeps its memory (FileDescriptorStoreMax=).`,
 		Example: `  plimsoll serve --socket ~/.plimsoll/socket
   plimsoll serve --socket ~/.plimsoll/socket --metrics 127.0.0.1:9464`,
@@ -59,7 +60,7 @@ socket (ListenSequentialPacket=) and keeps its memory (FileDescriptorStoreMax=).
 					cancel()
 				}()
 			}
-			if err := checkMetrics(metrics); err != nil {
+			if err := checkMetrics(metrics, sayTo(c)); err != nil {
 				return err
 			}
 			launch.SpareService()
@@ -73,26 +74,41 @@ socket (ListenSequentialPacket=) and keeps its memory (FileDescriptorStoreMax=).
 			if err := keeper.Listen(); err != nil {
 				return &fault.Input{What: "--socket", Err: err}
 			}
+			go killWhenAskedAgain(ctx, keeper)
 			return keeper.Run(ctx)
 		},
 	}
 	flags := command.Flags()
 	flags.SortFlags = false
 	flags.StringVar(&socket, "socket", "", "`path` of the socket, of at most 100 bytes; its directory is made, and removed in the end, or must be for this user alone (mode 0700)")
-	flags.StringVar(&metrics, "metrics", "", "`address`, such as 127.0.0.1:9464, to answer Prometheus at: http://ADDRESS/metrics")
+	flags.StringVar(&metrics, "metrics", "",
+		"`address`, such as :9464 (for this host alone) or 10.0.0.5:9464, to answer Prometheus at: http://ADDRESS/metrics")
 	reserveFlag(command, &reserve)
 	flags.BoolVar(&untilStdinCloses, "until-stdin-closes", false, "end when stdin is closed, as it is when the process at its other end dies")
 	return command
 }
 
+// killWhenAskedAgain is for who does not want to wait for checkpoints.
+func killWhenAskedAgain(ctx context.Context, keeper *service.Keeper) {
+	<-ctx.Done()
+	again := make(chan os.Signal, 1)
+	signal.Notify(again, os.Interrupt, syscall.SIGTERM)
+	<-again
+	keeper.Kill()
+}
+
 // checkMetrics refuses an address that a service could not answer Prometheus at.
-func checkMetrics(address string) error {
+func checkMetrics(address string, say func(string, ...any)) error {
 	if address == "" {
 		return nil
 	}
-	listener, err := net.Listen("tcp", address)
+	listener, err := service.ListenForMetrics(address)
 	if err != nil {
 		return &fault.Input{What: "--metrics", Err: err, Mend: "give the address of this host and a port that is free, such as 127.0.0.1:9464"}
+	}
+	if strings.HasPrefix(address, ":") {
+		say("--metrics %s: this host alone can read them, at http://%v/metrics; for all networks give 0.0.0.0%s",
+			address, listener.Addr(), address)
 	}
 	return listener.Close()
 }

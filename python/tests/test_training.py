@@ -8,6 +8,8 @@ import torch
 import plimsoll.torch
 from gpt import GPT, batch, text
 
+BOTH_WAYS = True
+
 
 def with_masters(model, **options):
     """Mixed precision as users write it: fp32 copies, which torch's optimizer updates."""

@@ -4,6 +4,7 @@ import collections
 import contextlib
 import functools
 import math
+import operator
 import os
 import re
 import secrets
@@ -26,6 +27,11 @@ from plimsoll.torch.state_dict import check_entries, read_entries, take_weights,
 from plimsoll.torch.transfer import transfer_for
 
 _Result = TypeVar("_Result")
+
+_REGROUPED = (
+    "when the optimizer was opened, and the state is that of those parameters. Close the optimizer, and make a new one of "
+    "the parameters that are to be trained from now on"
+)
 
 _APART = "the shards of this job are at different steps: a step was interrupted in between; load the last checkpoint"
 
@@ -78,6 +84,7 @@ class Optimizer(torch.optim.Optimizer):
         process_group: Any = None,
         sharding: Optional[str] = None,
         missing_gradients: str = "refuse",
+        gradients: str = "backward",
         model: Optional[torch.nn.Module] = None,
         named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]] = None,
         job: Optional[str] = None,
@@ -88,16 +95,24 @@ class Optimizer(torch.optim.Optimizer):
         _choose("moments", moments, ("fp32", "bf16", "int8"))
         _choose("sharding", sharding, (None, "zero1", "zero2"))
         _choose("missing_gradients", missing_gradients, ("refuse", "zero"))
+        _choose("gradients", gradients, ("backward", "step"))
+        if gradients == "step" and sharding == "zero2":
+            raise ValueError(
+                "gradients is 'step' and sharding is 'zero2', which sends gradients to their owners in the backward pass: "
+                "leave gradients at 'backward', or use sharding='zero1'"
+            )
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm is {max_grad_norm}: expected a number above 0, or None not to clip")
         if name is not None and not re.fullmatch("[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,31}", name):
             raise ValueError(f"name is {name!r}: expected 1 to 32 of a-z A-Z 0-9 . _ -, and no dot at the beginning")
         self._parts: Optional[List[Part]] = None
+        self._closed = False
         super().__init__(params, defaults)
         self.state = _Entries(self)
         self._state, self._moments_format = state, moments
         self._process_group, self._sharding = process_group, sharding
         self._refuses_missing = missing_gradients == "refuse"
+        self._takes_gradients_in_step = gradients == "step"
         self._model, self._named = model, list(named_parameters) if named_parameters is not None else None
         self._job = job or os.environ.get("PLIMSOLL_JOB") or "job"
         self._name_in_job = name
@@ -130,6 +145,18 @@ class Optimizer(torch.optim.Optimizer):
         if self._parts is None:
             self._open(self._agree)
 
+    def _open_unless_closed(self) -> None:
+        """Opens for what needs the state. After :meth:`close` the program must say whether it wants a new one."""
+        self._check_not_closed()
+        self.open()
+
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            raise RuntimeError(
+                "the optimizer is closed: open() attaches to the state where that is still in a service, and else begins with a new one "
+                "(moments of zero); load() and load_state_dict() fill it"
+            )
+
     def _open(self, begin: Callable[[List[Opened]], _Result]) -> _Result:
         """Opens the sessions. ``begin`` makes state and model one; where it fails, the model keeps its parameters.
 
@@ -141,9 +168,10 @@ class Optimizer(torch.optim.Optimizer):
         device = self._device()
         self._trained = [p for g in self.param_groups for p in g["params"] if p.requires_grad]
         self._frozen = [(names[p], p) for g in self.param_groups for p in g["params"] if not p.requires_grad]
-        shared = device.type == "cpu" and self._sharding is None and not any(map(layout.is_sharded, self._trained))
+        self._opened_groups = [list(g["params"]) for g in self.param_groups]
         self._collective = mesh
         self._transfer = transfer_for(device)
+        shared = self._transfer.shares and self._sharding is None and not any(map(layout.is_sharded, self._trained))
         parts = [Part(name, pieces, mesh, self._transfer, shared) for name, pieces in sorted(divided.items()) if pieces]
         part_of = {piece.parameter: part for part in parts for piece in part.pieces}
         ours = [p for p in self._trained if p in part_of]
@@ -162,6 +190,7 @@ class Optimizer(torch.optim.Optimizer):
             path = self._socket or self._service.socket
             for part in parts:
                 part.announces = self.max_grad_norm is not None
+                part.waits = self._takes_gradients_in_step
                 part.open(path, self._document(part, mesh))
             return [p.session.opened for p in parts if p.session]
 
@@ -184,6 +213,7 @@ class Optimizer(torch.optim.Optimizer):
                 part.give_back_if_new()
             self._close()
             raise
+        self._closed = False
         # With zero1, gradients are whole when all of them are there.
         if self._sharding != "zero1":
             self._hook_all()
@@ -330,7 +360,7 @@ class Optimizer(torch.optim.Optimizer):
         Opens the optimizer. A program that may have been restarted asks for it before its first forward pass, and
         goes on with the data of the step after it.
         """
-        self.open()
+        self._open_unless_closed()
         return self._resumed_step
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
@@ -374,11 +404,11 @@ class Optimizer(torch.optim.Optimizer):
     def _open_for_step(self) -> None:
         if self._parts is not None:
             return
-        if self._sharding == "zero2":
+        if self._sharding == "zero2" and not self._closed:
             raise RuntimeError(
                 "sharding is 'zero2': call optimizer.open() before the first backward pass, from which gradients go to their owners"
             )
-        self.open()
+        self._open_unless_closed()
         if self._resumed_step > 0:
             raise RuntimeError(
                 f"the service has the state of step {self._resumed_step} of job {self._job}, and these gradients were computed without it: "
@@ -387,6 +417,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _check_gradients(self) -> bool:
         """Whether there are gradients. Raises where some are missing that must not."""
+        self._check_groups()
         for part in self._parts:
             part.check()
         thawed = sorted(name for name, p in self._frozen if p.requires_grad and p.grad is not None)
@@ -437,8 +468,9 @@ class Optimizer(torch.optim.Optimizer):
         """Brings all gradients to the shards. What each of these is to be sent with the step."""
         self._check_steps()
         take_weights(self._parts)
+        anew = self._takes_gradients_in_step or self._was_unscaled()
         for part in self._parts:
-            part.collect(self._rounds is not None)
+            part.collect(self._rounds is not None, anew)
         parts = [p for p in self._parts if p.session]
         numbers: Dict[Part, Any] = dict.fromkeys(parts, self._numbers())
         if len(parts) > 1 or self._collective.groups:
@@ -469,6 +501,16 @@ class Optimizer(torch.optim.Optimizer):
             make([p for p in self._parts if not p.gathers()])
             raise
 
+    def _check_groups(self) -> None:
+        """Refuses parameter groups that have other parameters than when the state was made."""
+        if len(self.param_groups) != len(self._opened_groups):
+            raise RuntimeError(
+                f"there are {len(self.param_groups)} parameter groups; there were {len(self._opened_groups)} {_REGROUPED}"
+            )
+        for g, (group, opened) in enumerate(zip(self.param_groups, self._opened_groups)):
+            if len(group["params"]) != len(opened) or any(map(operator.is_not, group["params"], opened)):
+                raise RuntimeError(f"parameter group {g} has not the parameters that it had {_REGROUPED}")
+
     def _check_steps(self) -> None:
         """Refuses to go on where a step was interrupted between two parts, or a load."""
         for part in self._parts:
@@ -489,6 +531,10 @@ class Optimizer(torch.optim.Optimizer):
         """What the loss was multiplied by."""
         scale = getattr(self, "grad_scale", None)
         return 1.0 if scale is None else float(scale)
+
+    def _was_unscaled(self) -> bool:
+        """Whether GradScaler.unscale_ has divided the gradients in place: its operator counts no version of them."""
+        return getattr(self, "found_inf", None) is not None and getattr(self, "grad_scale", None) is None
 
     def _asks_norm(self) -> bool:
         return self.max_grad_norm is not None or getattr(self, "found_inf", None) is not None
@@ -647,11 +693,13 @@ class Optimizer(torch.optim.Optimizer):
         state, as in torch. Raises RuntimeError with ``sharding``: no rank has it all; use :meth:`save`.
         """
         if self._parts is None:
+            self._check_not_closed()
             return super().state_dict()
         if self._sharding is not None:
             raise RuntimeError(
                 f"sharding is {self._sharding!r}, and no rank has the whole state: save it with optimizer.save(directory)"
             )
+        self._check_groups()
         if self._step_number():
             self._check_steps()
             take_weights(self._parts)
@@ -678,6 +726,7 @@ class Optimizer(torch.optim.Optimizer):
         groups, given = self.param_groups, {}
 
         def fit() -> int:
+            self._check_groups()
             load({**state_dict, "state": {}})
             ids = [i for g in state_dict["param_groups"] for i in g["params"]]
             parameters = [p for g in self.param_groups for p in g["params"]]
@@ -718,7 +767,7 @@ class Optimizer(torch.optim.Optimizer):
         All ranks call it, and later :meth:`saved`. ``training`` is a JSON document of at most 64 KiB that :meth:`load`
         gives back, such as the state of a scheduler.
         """
-        self.open()
+        self._open_unless_closed()
         if not self._collective.groups and _number("WORLD_SIZE", 1) > 1:
             raise RuntimeError(
                 "every rank has all of the state, and does not hear of the others: save needs these (process_group=), or sharding, or one rank alone"
@@ -733,6 +782,7 @@ class Optimizer(torch.optim.Optimizer):
         identity = self._gather([secrets.token_hex(16)])[0]  # the first rank's, for the files of all
 
         def begin() -> List[int]:
+            self._check_groups()
             self._check_steps()
             take_weights(self._parts)
             os.makedirs(directory, exist_ok=True)
@@ -754,6 +804,7 @@ class Optimizer(torch.optim.Optimizer):
         Raises ServiceError where a file could not be written, PlimsollError where another rank failed, or where the
         service was started again meanwhile: then call save again.
         """
+        self._check_not_closed()
         if self._saving is None:
             raise RuntimeError("saved: nothing is being saved: call save first")
         (directory, step, identity), self._saving = self._saving, None
@@ -822,7 +873,8 @@ class Optimizer(torch.optim.Optimizer):
     def close(self, *, give_back: bool = False) -> None:
         """Ends the sessions. State in a service that is not this process's own stays, unless it is given back.
 
-        Parameters keep their values.
+        Parameters keep their values. Afterwards :meth:`open`, :meth:`load` or :meth:`load_state_dict` open the optimizer
+        again. All else that needs the state raises RuntimeError, so that no training goes on with a new state by accident.
         """
         if self._parts is None:
             return
@@ -832,7 +884,7 @@ class Optimizer(torch.optim.Optimizer):
             if part.session:
                 part.session.close(give_back=give_back)
         self._close()
-        self._parts = None
+        self._parts, self._closed, self._saving = None, True, None
         if self._service is not None:
             self._service.close()
             self._service = None
