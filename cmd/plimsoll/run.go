@@ -18,7 +18,7 @@ import (
 )
 
 func runCommand() *cobra.Command {
-	request := launch.Request{Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}, PeerMasks: launch.PeerMasks, LauncherVariable: launch.LauncherVariable}
+	request := launch.Request{Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}, Peers: launch.Peers, LauncherVariable: launch.LauncherVariable}
 	job := launch.Job{Stdin: os.Stdin}
 	var dryRun, asJSON bool
 	var reportFile, planFile string
