@@ -174,6 +174,15 @@ func (s *Shard) setDone(unit int) {
 // isOver says whether the update that this process began last is finished.
 func (s *Shard) isOver() bool { return s.finished.Load() >= s.underway.Load() }
 
+// Underway is the number of the update that this process is making, and how many
+// chunks of it are left; 0 and 0 where it makes none.
+func (s *Shard) Underway() (number uint64, left int64) {
+	if s.isOver() {
+		return 0, 0
+	}
+	return s.underway.Load(), s.left.Load()
+}
+
 // Wait returns when the step that was begun is finished.
 func (s *Shard) Wait() { s.watchers.wait(s.isOver) }
 

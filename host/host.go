@@ -124,6 +124,15 @@ func (h *Host) UsableCores() []Core {
 	return cores
 }
 
+// OneThreadPerCore is one usable CPU of each usable core.
+func (h *Host) OneThreadPerCore() cpuset.CPUSet {
+	cpus := []int{}
+	for _, core := range h.UsableCores() {
+		cpus = append(cpus, slices.Min(core.Usable.UnsortedList()))
+	}
+	return cpuset.New(cpus...)
+}
+
 // Exclusion is why this process may not use some CPUs.
 type Exclusion struct {
 	CPUs   cpuset.CPUSet `json:"cpus"`

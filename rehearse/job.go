@@ -39,6 +39,7 @@ type Request struct {
 	Clip             *float64 // 0 for none
 	LossScaling      LossScaling
 	Workers          int // of each rank; 0 is one for each of its cores
+	Reserve          int // cores that are left to the system
 }
 
 // Job is a rehearsal in which everything is decided but where it runs.
@@ -56,6 +57,7 @@ type Job struct {
 	Ranks      int
 	WorldSize  int
 	Workers    int
+	Reserve    int
 	Steps      int
 	Kernel     kernel.Set
 	// Notes say what was assumed, and where the job differs from the recipe.
@@ -65,7 +67,7 @@ type Job struct {
 // Resolve reads the files of the request and decides what it leaves open. Every
 // error is about the request.
 func (r Request) Resolve() (*Job, error) {
-	j := &Job{Ranks: r.Ranks, WorldSize: r.WorldSize, Workers: r.Workers, Steps: r.Steps, Optimizer: optim.DefaultAdamW(), Clip: 1, LossScaler: optim.DefaultLossScaler()}
+	j := &Job{Ranks: r.Ranks, WorldSize: r.WorldSize, Workers: r.Workers, Reserve: r.Reserve, Steps: r.Steps, Optimizer: optim.DefaultAdamW(), Clip: 1, LossScaler: optim.DefaultLossScaler()}
 	if j.WorldSize == 0 {
 		j.WorldSize = j.Ranks
 	}
@@ -317,7 +319,7 @@ func NewPlan(j *Job, h *host.Host) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.Binding, err = binding.Split(h, binding.Request{Ranks: j.Ranks}); err != nil {
+	if p.Binding, err = binding.Split(h, binding.Request{Ranks: j.Ranks, Reserve: j.Reserve}); err != nil {
 		return nil, err
 	}
 	for i, part := range parts[:j.Ranks] {

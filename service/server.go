@@ -95,6 +95,9 @@ func (s *Server) Serve(ctx context.Context) error {
 	for {
 		if interval := s.signOfLife(); interval > 0 {
 			_ = listener.SetDeadline(time.Now().Add(interval)) // fails where it is closed, which accept tells
+			if err := s.stuckStep(); err != nil {
+				return err
+			}
 		}
 		c, err := listener.AcceptUnix()
 		switch {

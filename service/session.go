@@ -41,6 +41,8 @@ type session struct {
 	holder    atomic.Int64                      // process of the client; 0 for none
 
 	stepIsOver, saveIsOver sync.WaitGroup
+
+	watched stepWatch // of Server.stuckStep
 }
 
 func newSession(name string, d *Document, shard *engine.Shard, record *record) *session {

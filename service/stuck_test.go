@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"plimsoll/engine"
 )
 
 // rank is a small document of one rank of four.
@@ -309,5 +311,48 @@ func TestSocketOfABusyService(t *testing.T) {
 	}
 	if err := removeDeadSocket(name); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestStuckStep has a step wait for a save that does not get on.
+func TestStuckStep(t *testing.T) {
+	patiently(t, &stepPatience, 200*time.Millisecond)
+	server, socket := serveHere(t)
+	s := begun(t, socket, testDocument(small))
+	server.mu.Lock()
+	shard := server.all[key{0, "bf16"}].shard
+	server.mu.Unlock()
+	disk, saved := make(chan struct{}), make(chan error, 1)
+	snapshot := shard.Snapshot(func(engine.Unit) error {
+		<-disk
+		return nil
+	})
+	go func() { saved <- snapshot.Run(context.Background(), nil) }()
+	if err := server.stuckStep(); err != nil {
+		t.Error(err)
+	}
+	stepped := make(chan error, 1)
+	go func() { stepped <- stepOnce(s, 1) }()
+	await(t, "the step", func() bool {
+		number, _ := shard.Underway()
+		return number != 0
+	})
+	if err := server.stuckStep(); err != nil {
+		t.Errorf("at its beginning: %v", err)
+	}
+	time.Sleep(2 * stepPatience)
+	const want = "the step of session rank0/bf16 has made no progress for 200ms"
+	if err := server.stuckStep(); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("the error is %v, want %q", err, want)
+	}
+	close(disk)
+	if err := errors.Join(<-stepped, <-saved); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.stuckStep(); err != nil {
+		t.Errorf("in the end: %v", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -18,7 +18,7 @@ import (
 )
 
 func runCommand() *cobra.Command {
-	request := launch.Request{Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}, PeerMasks: launch.PeerMasks}
+	request := launch.Request{Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}, Peers: launch.Peers, LauncherVariable: launch.LauncherVariable}
 	job := launch.Job{Stdin: os.Stdin}
 	var dryRun, asJSON bool
 	var reportFile, planFile string
@@ -62,7 +62,7 @@ them dies; with --restarts they are started again and find it.`,
 					return err
 				}
 				if planned.Verdict == plan.DoesNotFit {
-					fmt.Fprintf(c.ErrOrStderr(), "plimsoll: %s: the job %s\n", planFile, planned.Text)
+					sayTo(c)("%s: the job %s", planFile, planned.Text)
 					return outcome(exitDoesNotFit)
 				}
 			}
@@ -133,6 +133,8 @@ them dies; with --restarts they are started again and find it.`,
 	flags.Var(&request.Binding.TrainerCores, "trainer-cores", "cores of each rank for the trainer: a number, or a fraction such as 0.5; the rest is named in PLIMSOLL_OPTIMIZER_CPUS")
 	flags.StringSliceVar(&request.Binding.GPUs, "gpus", nil, "PCI `addresses` of the ranks' GPUs (default: in the order of the bus, if there is one for each rank)")
 	flags.StringVar(&request.Binding.MemoryPolicy, "memory-policy", "", "`policy`: default, preferred, interleave or bind (default: preferred for one NUMA node, interleave for several)")
+	reserveFlag(command, &request.Binding.Reserve)
+	smtFlag(command, &request.Binding.OneThreadPerCore)
 	flags.DurationVar(&job.Grace, "grace", 30*time.Second, "how long ranks may take to end when they are asked to, before they are killed")
 	flags.IntVar(&job.Restarts, "restarts", 0, "how `often` all ranks are started again after one has failed; the optimizer state is kept meanwhile")
 	flags.StringVar(&job.Metrics, "metrics", "",

@@ -551,6 +551,57 @@ func TestRanksAreBoundAndLookedAt(t *testing.T) {
 	}
 }
 
+// TestReserve leaves a core to the system, whatever is started.
+func TestReserve(t *testing.T) {
+	h, err := host.Local()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(h.UsableCores()) < 2 {
+		t.Skip("needs two cores")
+	}
+	reserved := fmt.Sprint(h.CPUs.List()[0])
+	j := newJob(t, "--reserve", "1", "--smt", "off", "--", "sh", "-c", "grep Cpus_allowed_list /proc/self/status | cut -f 2").start(t)
+	j.ends(t, 0)
+	cpus, err := host.ParseList(strings.TrimSpace(j.stdout.String()))
+	if err != nil || cpus.IsEmpty() || strings.Contains(","+cpus.String()+",", ","+reserved+",") || cpus.Size() >= h.CPUs.Size() {
+		t.Errorf("the rank is on CPUs %s of %s (%v)", cpus, h.CPUs, err)
+	}
+	newJob(t, "--nproc", "2", "--reserve", fmt.Sprint(len(h.UsableCores())), "--", "true").start(t).ends(t, 2, "--reserve is")
+	newJob(t, "--smt", "maybe", "--", "true").start(t).ends(t, 2, `"maybe" is neither on nor off`)
+	for _, c := range []struct {
+		says      string
+		arguments []string
+	}{
+		{"not usable         0,2: left to the system (--reserve)\n", []string{"topology", "--reserve", "1"}},
+		{"not usable         3: further hardware threads of cores (--smt off)\n", []string{"topology", "--smt", "off", "--reserve", "1"}},
+		{"CPUs 0,2 left to the system, as asked\n", []string{"binding", "--reserve", "1"}},
+	} {
+		out, err := exec.Command(program(t), append(c.arguments, "--fsroot", fourCPUs(t))...).CombinedOutput()
+		if err != nil || !strings.Contains(string(out), c.says) {
+			t.Errorf("%v does not say %q (%v):\n%s", c.arguments, c.says, err, out)
+		}
+	}
+	out, err := exec.Command(program(t), "rehearse", "--model", smallModel(), "--steps", "0", "--reserve", "1").Output()
+	if err != nil || strings.Contains(string(out), "on CPU "+reserved) || strings.Contains(string(out), "on CPUs "+reserved) {
+		t.Errorf("a worker is on CPU %s (%v):\n%s", reserved, err, out)
+	}
+}
+
+// fourCPUs is a recorded machine of two cores with two hardware threads each.
+func fourCPUs(t *testing.T) string {
+	t.Helper()
+	text := "-- sys/devices/system/cpu/online --\n0-3\n"
+	for cpu := range 4 {
+		text += fmt.Sprintf("-- sys/devices/system/cpu/cpu%d/topology/core_cpus_list --\n%d,%d\n", cpu, cpu%2, cpu%2+2)
+	}
+	file := filepath.Join(t.TempDir(), "machine.txtar")
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
 // TestThreadsOfPyTorchMayUseAllCores: what the main thread starts after torch
 // is loaded inherits its mask.
 func TestThreadsOfPyTorchMayUseAllCores(t *testing.T) {

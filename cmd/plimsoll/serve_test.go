@@ -7,11 +7,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"plimsoll/host"
 	"plimsoll/service"
 )
 
@@ -192,4 +194,28 @@ func fileOf(t *testing.T, process int, target string) *os.File {
 	}
 	t.Fatalf("process %d has no %s", process, target)
 	return nil
+}
+
+// TestServiceReservesCores: the service has no worker on cores that are left to the system.
+func TestServiceReservesCores(t *testing.T) {
+	h, err := host.Local()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(h.UsableCores()) < 2 {
+		t.Skip("needs two cores")
+	}
+	_, open := serving(t, "--reserve", "1")
+	s := open()
+	overview, err := s.Overview()
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := h.CPUs.List()[0]
+	if cpus := overview.Sessions[0].CPUs; len(cpus) == 0 || slices.Contains(cpus, first) {
+		t.Errorf("workers are on CPUs %v; %d is reserved", cpus, first)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
 }

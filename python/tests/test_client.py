@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from plimsoll import PlimsollError, ProtocolError, Service, ServiceError, Session, StateLost, client, protocol, trust
 from plimsoll.protocol import Kind
+from plimsoll.service import _end
 from test_protocol import OPENED, answer
 
 DOCUMENT = {
@@ -461,6 +462,14 @@ def test_service_ends_with_its_owner(tmp_path):
             assert time.monotonic() < deadline, "the service lives on"
             time.sleep(0.05)
         assert not os.path.exists(os.path.dirname(path))
+
+
+def test_a_service_that_takes_its_time_to_end_is_not_killed(tmp_path):
+    """It may be writing a checkpoint."""
+    script = f"cat; sleep 11; touch {tmp_path}/saved"
+    process = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    _end(process, str(tmp_path / "nothing"), os.getpid())
+    assert process.returncode == 0 and (tmp_path / "saved").exists()
 
 
 def test_a_forked_child_closes_no_file_that_is_not_its_own():

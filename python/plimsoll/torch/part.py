@@ -96,6 +96,7 @@ class Part:
         self._copying: Deque[Tuple[Any, Optional[Slot]]] = collections.deque()
         self._reducing: Deque[Tuple[Any, torch.Tensor, Piece, bool]] = collections.deque()
         self._reducing_bytes = 0
+        self.first_moments: Sequence[float] = ()  # what they begin with, in each parameter group
         self.announces = False  # whether gradients are said to be ready
         self.waits = False  # whether gradients are taken in the step alone, not as they arrive
         self.torn = False  # whether parameters of the last step have not come into the model
@@ -164,7 +165,13 @@ class Part:
                 slot.in_arena.copy_(values)
             else:
                 self.session.write(protocol.MASTER_WEIGHTS, slot.piece.offset, values.float().cpu().numpy())
+            if self.first_moments[slot.piece.group]:
+                self.session.write(protocol.FIRST_MOMENT, slot.piece.offset, self.first_moment(slot))
         self.session.set_step(0)
+
+    def first_moment(self, slot: Slot) -> np.ndarray:
+        """The first moment of a parameter that has seen no step."""
+        return np.broadcast_to(np.float32(self.first_moments[slot.piece.group]), (slot.piece.count,))
 
     def adopt(self) -> None:
         """Makes the model's parameters those of the state."""
