@@ -277,7 +277,7 @@ func (p *pins) lock(bytes int64, component string) locked {
 
 func (p *pins) count() {
 	s := p.allocator.Statistics()
-	p.beyond = p.host.hold(int64(s.Locked.Now-s.Requested.Now), PinnedRounding)
+	p.beyond = p.host.hold(int64(s.Pinned.Now-s.Requested.Now), PinnedRounding)
 }
 
 // free ends the tensor. A block stays with the allocator.

@@ -104,8 +104,9 @@ func (k *kind) expect(file string, text []byte) error {
 		return nil
 	}
 	var foreign []string
+	spelled := isObject(k.known).spellings()
 	for _, m := range d.root.members {
-		if _, known := k.known[m.name]; !known && !isObject(k.known).isSlip(m.name) {
+		if _, known := k.known[m.name]; !known && !spelled.haveSlip(m.name) {
 			foreign = append(foreign, fmt.Sprintf("%.40q", m.name))
 		}
 	}
