@@ -2,10 +2,11 @@ package recipe
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"plimsoll/files"
 )
 
 // kind is a kind of configuration file, recognized by the keys at its top level.
@@ -25,8 +26,9 @@ func (k *kind) String() string { return k.name }
 
 // The kinds. Files of programs that wrap around these have their keys, too.
 var (
-	llamaFactoryKind = &kind{name: "LLaMA-Factory configuration", marks: keys("finetuning_type cutoff_len lora_target dist_config init_config")}
-	axolotlKind      = &kind{name: "axolotl configuration",
+	llamaFactoryKind = &kind{name: "LLaMA-Factory configuration",
+		marks: keys("finetuning_type cutoff_len lora_target dist_config init_config")}
+	axolotlKind = &kind{name: "axolotl configuration",
 		marks: keys("base_model base_model_config sequence_len sample_packing dataset_prepared_path micro_batch_size")}
 	nemoKind      = &kind{name: "NeMo configuration", marks: keys("exp_manager restore_from_path")}
 	trlxKind      = &kind{name: "trlx configuration", marks: keys("tune_config method")}
@@ -38,11 +40,15 @@ var (
 	accelerateKind = &kind{name: "accelerate configuration in YAML", flag: "--accelerate",
 		marks: keys("distributed_type compute_environment main_training_function num_machines")}
 	deepSpeedKind = &kind{name: "DeepSpeed JSON configuration", flag: "--deepspeed",
-		marks: keys("zero_optimization train_batch_size train_micro_batch_size_per_gpu steps_per_print wall_clock_breakdown compression_training")}
-	adapterKind = &kind{name: "adapter_config.json of PEFT", flag: "--adapter", marks: keys("peft_type base_model_name_or_path")}
-	modelKind   = &kind{name: "config.json of a model", flag: "--model",
-		marks: keys("architectures model_type quantization_config num_hidden_layers hidden_size num_attention_heads n_embd transformers_version")}
-	quantizationKind = &kind{name: "config.json with quantization_config, or BitsAndBytesConfig in JSON", flag: "--quantization",
+		marks: keys(`zero_optimization train_batch_size train_micro_batch_size_per_gpu steps_per_print
+			wall_clock_breakdown compression_training`)}
+	adapterKind = &kind{name: "adapter_config.json of PEFT", flag: "--adapter",
+		marks: keys("peft_type base_model_name_or_path")}
+	modelKind = &kind{name: "config.json of a model", flag: "--model",
+		marks: keys(`architectures model_type quantization_config num_hidden_layers hidden_size num_attention_heads
+			n_embd transformers_version`)}
+	quantizationKind = &kind{name: "config.json with quantization_config, or BitsAndBytesConfig in JSON",
+		flag: "--quantization",
 		marks: keys(`quant_method load_in_4bit load_in_8bit bnb_4bit_quant_type bnb_4bit_compute_dtype
 			llm_int8_threshold llm_int8_has_fp16_weight`), known: bitsAndBytesKeys}
 	trainingKind = &kind{name: "file of TrainingArguments", flag: "--training-args", known: trainingSchema.keys,
@@ -113,7 +119,9 @@ func (k *kind) expect(file string, text []byte) error {
 	if known := len(d.root.members) - len(foreign); known > 0 && known >= len(foreign) {
 		return nil
 	}
-	return d.bad(d.root.at, fmt.Sprintf("this is no %v: %d of its %d keys are not known there, such as %s", k, len(foreign), len(d.root.members), foreign[0]),
+	what := fmt.Sprintf("this is no %v: %d of its %d keys are not known there, such as %s",
+		k, len(foreign), len(d.root.members), foreign[0])
+	return d.bad(d.root.at, what,
 		fmt.Sprintf("give the path of the %v, without the keys of other programs", k))
 }
 
@@ -130,7 +138,9 @@ func (d *document) misplaced(found *kind, m *member, wanted *kind) error {
 	if found.flag != "" {
 		mend = "give it as " + found.flag
 	}
-	return d.bad(m.at, fmt.Sprintf("this seems to be %s, as it has the key %q: expected %s", article(found.name), m.name, article(wanted.name)), mend)
+	what := fmt.Sprintf("this seems to be %s, as it has the key %q: expected %s",
+		article(found.name), m.name, article(wanted.name))
+	return d.bad(m.at, what, mend)
 }
 
 // article is a name with its article.
@@ -144,11 +154,7 @@ func article(name string) string {
 // Misplaced refuses a file that was given as a model and seems to be of another
 // kind; nil where it does not.
 func Misplaced(path string) error {
-	info, err := os.Stat(path)
-	if err != nil || !info.Mode().IsRegular() || info.Size() > largest {
-		return nil
-	}
-	text, err := os.ReadFile(path)
+	text, err := files.Read(path, largest)
 	if err != nil {
 		return nil
 	}
