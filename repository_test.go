@@ -111,6 +111,7 @@ var mayOpen = map[string]string{
 	"files/files.go":       "it is the package that others are to use",
 	"launch/proof.go":      "it reads /proc/PID/numa_maps line by line",
 	"checkpoint/writer.go": "it opens folders",
+	"service/keeper.go":    "it opens the folder of the socket, to lock it",
 	"docs/experiments/":    "it is not a part of the program",
 	"host/hosttest/":       "it is for tests, and reads their data",
 	"files/filestest/":     "it is for tests",

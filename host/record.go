@@ -141,10 +141,11 @@ func (r recorder) ReadDir(directory string) ([]fs.DirEntry, error) {
 // neededLines are the keys that discovery reads of files that hold more.
 var neededLines = map[string][]string{
 	"cpuinfo":     {"model name", "cpu model", "cpu", "cpu implementer", "cpu part"},
-	"status":      {"cpus_allowed_list", "mems_allowed_list"},
+	"status":      {"cpus_allowed_list", "mems_allowed_list", "vmsize"},
 	"meminfo":     {"memtotal", "memavailable", "memfree", "inactive(file)", "sreclaimable", "commitlimit", "committed_as"},
 	"memory.stat": {"total_inactive_file", "inactive_file"},
 	"numa_status": {"node"},
+	"information": {"device minor"}, // and no UUID
 }
 
 var ofNodeMeminfo = regexp.MustCompile(`^Node \d+ `)

@@ -46,7 +46,7 @@ func endOrphans(patience time.Duration, spared int, say func(string, ...any)) {
 		}
 	}
 	if len(ended) > 0 {
-		say("%d processes that the ranks had left behind were ended", len(ended))
+		say("ended %s that the ranks had left behind", agree(len(ended), "process", "processes"))
 	}
 }
 

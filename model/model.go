@@ -51,6 +51,9 @@ type Model struct {
 	Type string `json:"-"`
 	// Source is where the list comes from: FromCatalog or a path.
 	Source string `json:"source"`
+	// Quantized says that config.json has a quantization_config: the weights are
+	// stored in another form than Parameters have.
+	Quantized bool `json:"-"`
 	// Parameters are in the order of the modules in transformers (that of the
 	// experts aside), or, from headers, in the order of the names.
 	Parameters []Parameter `json:"parameters"`

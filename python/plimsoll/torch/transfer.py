@@ -15,6 +15,9 @@ from plimsoll.client import Arena
 class HostTransfer:
     """Parameters are in host memory: every copy is done when the call returns."""
 
+    #: Whether the model's parameters and gradients may lie in the arenas themselves.
+    shares = True
+
     def register(self, arena: Arena) -> None:
         """Prepares an arena for copies."""
 
@@ -51,6 +54,8 @@ class HostTransfer:
 
 class CudaTransfer(HostTransfer):
     """Parameters are on a CUDA device: copies are on a stream of their own, to and from pinned memory."""
+
+    shares = False
 
     def __init__(self, device: torch.device):
         self._device = device
