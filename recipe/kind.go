@@ -2,10 +2,11 @@ package recipe
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"plimsoll/files"
 )
 
 // kind is a kind of configuration file, recognized by the keys at its top level.
@@ -144,11 +145,7 @@ func article(name string) string {
 // Misplaced refuses a file that was given as a model and seems to be of another
 // kind; nil where it does not.
 func Misplaced(path string) error {
-	info, err := os.Stat(path)
-	if err != nil || !info.Mode().IsRegular() || info.Size() > largest {
-		return nil
-	}
-	text, err := os.ReadFile(path)
+	text, err := files.Read(path, largest)
 	if err != nil {
 		return nil
 	}
