@@ -101,14 +101,10 @@ accuracy: ## Hold plans against public measurements, and write docs/accuracy.md 
 	$(GO) run ./docs/experiments/accuracy -write docs/accuracy.md
 
 FUZZTIME ?= 20s
+FUZZMINIMUM ?= 20000
 .PHONY: fuzz
-fuzz: ## Run every fuzz target for FUZZTIME (20s)
-	@for package in $$($(GO) list ./...); do \
-		for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz'); do \
-			echo "$$package $$target"; \
-			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$package || exit 1; \
-		done; \
-	done
+fuzz: ## Run every fuzz target for FUZZTIME (20s), with at least FUZZMINIMUM executions (20000)
+	GO=$(GO) scripts/fuzz $(FUZZTIME) $(FUZZMINIMUM)
 
 .PHONY: soak
 soak: ## Kill the service 200 times with 100 sessions, send it 10,000 mutations, and have every limit fail in turn
