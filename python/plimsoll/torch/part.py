@@ -437,7 +437,7 @@ class Part:
         changed = [slot for slot in left if slot.left != slot.versions()]
         if not self.shared:
             kept = [(s.piece, s.piece.parameter) for s in left if s.left == s.versions()]
-            names = self._weights.unlike_arena(kept)
+            names = self._weights.unlike_arena(kept) if kept else []  # a rank may have no shard, and no arena
             if names:
                 raise RuntimeError(
                     f"{len(names)} parameters were written since the last step, {names[0]} among them, in a way that autograd does not "
