@@ -23,6 +23,7 @@ from plimsoll.torch import layout
 from plimsoll.torch.layout import Mesh
 from plimsoll.torch.part import Part
 from plimsoll.torch.rounds import Rounds
+from plimsoll.torch.samples import Fingerprint
 from plimsoll.torch.signals import deferred
 from plimsoll.torch.state_dict import check_entries, read_entries, take_weights, write_entries
 from plimsoll.torch.transfer import transfer_for
@@ -540,7 +541,7 @@ class Optimizer(torch.optim.Optimizer):
     def _step(self) -> None:
         self._open_for_step()
         numbers: Optional[Dict[Part, Any]] = None
-        scale, squares, failure = 1.0, 0.0, None
+        scale, squares, failure, fingerprint = 1.0, 0.0, None, Fingerprint()
         try:
             if self._rounds is not None:
                 self._rounds.finish()
@@ -548,9 +549,10 @@ class Optimizer(torch.optim.Optimizer):
             if self._check_gradients():
                 numbers = self._prepare()
                 squares = self._squares()
+                fingerprint = self._fingerprint()
         except Exception as error:
             failure = error
-        squares = self._sum_over_ranks(squares, scale, numbers is not None, failure)
+        squares = self._sum_over_ranks(squares, scale, numbers is not None, failure, fingerprint)
         if numbers is None:
             return
         factor = self._factor(squares, scale)
@@ -579,6 +581,8 @@ class Optimizer(torch.optim.Optimizer):
     def _make(self, factor: float, numbers: Dict[Part, Any]) -> None:
         """Makes the step of every shard, and brings the parameters of all into the model. Also where it is interrupted."""
         step = self._counted = 1 + self._step_number()
+        for part in self._parts:
+            part.will_change()
 
         def make(parts: List[Part]) -> None:
             for part in numbers:
@@ -679,11 +683,19 @@ class Optimizer(torch.optim.Optimizer):
             )
         return -factor if self.param_groups[0].get("maximize") else factor
 
-    def _sum_over_ranks(self, squares: float, scale: float, has_gradients: bool, failure: Optional[Exception]) -> float:
+    def _fingerprint(self) -> Fingerprint:
+        """What this rank's gradients are like, where those of all ranks must be the same: nobody averages them here."""
+        if not self._collective.groups or self._rounds is not None or any(map(layout.is_sharded, self._trained)):
+            return Fingerprint()
+        return Fingerprint.of([piece for part in self._parts for piece in part.pieces])
+
+    def _sum_over_ranks(
+        self, squares: float, scale: float, has_gradients: bool, failure: Optional[Exception], fingerprint: Fingerprint
+    ) -> float:
         """The sum of the squares of every rank. When it is there, all shards have prepared the step.
 
         Refuses the step on all ranks where one has failed, where not all have gradients, where their shards are not all
-        at the same step, or where their losses had different scales.
+        at the same step, where their losses had different scales, or where gradients differ that were to be averaged.
         """
         if not self._collective.groups:
             if failure is not None:
@@ -691,13 +703,13 @@ class Optimizer(torch.optim.Optimizer):
             return squares
         steps = [float(p.session.step) for p in self._parts if p.session]
         sums = [squares, failure is not None, has_gradients, len(steps), sum(steps), sum(s * s for s in steps), scale, scale**2]
-        total = torch.tensor(sums, dtype=torch.float64, device=self._device())
+        total = torch.tensor(sums + fingerprint.to_add_up(), dtype=torch.float64, device=self._device())
         try:
             self._reduce(total)
         except Exception as error:
             # Others may have the sum, and make the step: what was prepared here stays, for this rank to catch up.
             raise failure or error
-        squares, failures, having, count, of_steps, of_squares, of_scales, of_scale_squares = total.tolist()
+        squares, failures, having, count, of_steps, of_squares, of_scales, of_scale_squares, *prints = total.tolist()
         try:
             if failures:
                 self._on_all_ranks(f"step {self._step_number() + 1}", lambda: _raise(failure))
@@ -712,6 +724,11 @@ class Optimizer(torch.optim.Optimizer):
                 raise PlimsollError(
                     f"the GradScalers of the ranks have different scales, {scale:g} here: gradients were not finite on some ranks only, or "
                     "the first scales differ; give all ranks one scale (scaler.update(new_scale)), and gradients that are averaged"
+                )
+            if having and Fingerprint.differ(prints, self._collective.size):
+                raise PlimsollError(
+                    "the gradients of the ranks differ, and nobody has averaged them: wrap the model in DistributedDataParallel, leave its "
+                    "no_sync() for the last backward pass before a step, or use sharding='zero2', which averages them itself"
                 )
         except Exception:
             self._discard_gradients()
@@ -853,6 +870,8 @@ class Optimizer(torch.optim.Optimizer):
             raise
         finally:
             self.state = _Entries(self)
+        for part in self._parts:
+            part.will_change()
         self._on_all_ranks("load_state_dict", lambda: write_entries(self._parts, self._moments, given))
         self._on_all_ranks("load_state_dict", lambda: self._set_step(steps[0]))
         self._resumed_step = self._counted = steps[0]
@@ -963,6 +982,8 @@ class Optimizer(torch.optim.Optimizer):
         sessions = [p.session for p in self._parts if p.session]
         several = len(sessions) > 1 or bool(self._collective.groups)
         loads = f"loading {directory}"
+        for part in self._parts:
+            part.will_change()
         every = self._on_all_ranks(loads, lambda: [s.load(os.fspath(directory), several=several) for s in sessions])
         loaded = [x for of_rank in every for x in of_rank]
         steps = {step for step, _ in loaded}

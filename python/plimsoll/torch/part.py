@@ -14,6 +14,7 @@ from torch.utils.weak import TensorWeakRef
 from plimsoll import protocol
 from plimsoll.client import Arena, Request, Session
 from plimsoll.errors import PlimsollError
+from plimsoll.torch.forked import SharedParameters
 from plimsoll.torch.layout import DTYPES, Mesh, Piece, Stretches, is_sharded, local
 from plimsoll.torch.own_pages import STALE, OwnPages
 from plimsoll.torch.samples import Samples
@@ -101,6 +102,7 @@ class Part:
         self.waits = False  # whether gradients are taken in the step alone, not as they arrive
         self.torn = False  # whether parameters of the last step have not come into the model
         self._own_pages: Optional[OwnPages] = None
+        self._forkable: Optional[SharedParameters] = None
         self._to_give_up: List[Tuple[int, int]] = []  # pages with weights that the state is getting
         self.in_arena = False  # whether the weights of the state are in the arena of parameters, not beside it
 
@@ -176,6 +178,8 @@ class Part:
     def adopt(self) -> None:
         """Makes the model's parameters those of the state."""
         self.forget_loaded()
+        if self.shared and self.slots and self._forkable is None:
+            self._forkable = SharedParameters(list(self.slots), self._shown or self._weights)
         if self.shared:
             for parameter, slot in self.slots.items():
                 parameter.data = slot.weight.view(parameter.shape)
@@ -409,6 +413,13 @@ class Part:
         if after_step:
             self.forget_loaded()
         self.torn = False
+        if self._forkable is not None:
+            self._forkable.generation.end()
+
+    def will_change(self) -> None:
+        """The service is about to change parameters, until :meth:`pull` has brought them into the model."""
+        if self._forkable is not None:
+            self._forkable.generation.begin()
 
     def _show(self, after_step: bool) -> None:
         """Makes sure that the program sees the parameters in the arena. Before a step it had no pages of its own."""
@@ -429,8 +440,8 @@ class Part:
 
         Raises RuntimeError where it finds one that was changed behind autograd's back, and the next step would overwrite it.
         """
-        if self.shared and self.name == "fp32":
-            return []  # the parameters are the state
+        if not self.slots or (self.shared and self.name == "fp32"):
+            return []  # fp32 parameters are the state
         if self._own_pages is not None:
             return self._written()
         left = [slot for slot in self.slots.values() if slot.left is not None]
