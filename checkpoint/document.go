@@ -348,7 +348,12 @@ func (x *index) validate() error {
 	case len(x.Manifests) == 0:
 		return errors.New("no manifest is named")
 	}
+	named := map[string]bool{}
 	for _, m := range x.Manifests {
+		if named[m.File] { // or a short index could have one file read any number of times
+			return fmt.Errorf("%q is named twice", m.File)
+		}
+		named[m.File] = true
 		if !manifestName.MatchString(m.File) || m.Bytes < 0 || len(m.Sum) != 1 {
 			return fmt.Errorf("%q of %d bytes with %d checksums is no manifest", m.File, m.Bytes, len(m.Sum))
 		}

@@ -71,3 +71,18 @@ func TestSpecialFilesInASave(t *testing.T) {
 	eachSpecial(t, folder, save, "a directory")
 	eachSpecial(t, folder, commit, "a directory")
 }
+
+// TestIndexNamesEachManifestOnce: a manifest that is named again is refused before
+// any is read, and these are not even there.
+func TestIndexNamesEachManifestOnce(t *testing.T) {
+	directory := t.TempDir()
+	x := &index{Schema: IndexSchema}
+	for range 2 {
+		x.Manifests = append(x.Manifests, stamp{"rank-00000-of-00001-bf16.json", 1, checksums{0}})
+	}
+	if err := writeSealed(filepath.Join(directory, indexName), x); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Open(directory)
+	mustSay(t, err, indexName, `"rank-00000-of-00001-bf16.json" is named twice`)
+}

@@ -145,6 +145,7 @@ var neededLines = map[string][]string{
 	"meminfo":     {"memtotal", "memavailable", "memfree", "inactive(file)", "sreclaimable", "commitlimit", "committed_as"},
 	"memory.stat": {"total_inactive_file", "inactive_file"},
 	"numa_status": {"node"},
+	"information": {"device minor"}, // and no UUID
 }
 
 var ofNodeMeminfo = regexp.MustCompile(`^Node \d+ `)

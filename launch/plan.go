@@ -26,9 +26,9 @@ type Request struct {
 	Ranks int
 	// Binding says how they are bound, but not how many there are.
 	Binding binding.Request
-	// PeerMasks finds the masks of the other ranks where their launcher does
-	// not say them: the function of that name, or nil for none.
-	PeerMasks func(*Placement, Environment) []cpuset.CPUSet
+	// Peers finds the ranks of this host, where their launcher does not say what
+	// it has given them: the function of that name, or nil for none.
+	Peers func(*Placement, Environment) []Peer
 	// LauncherVariable is a variable of the environment that the launcher itself
 	// was started with: the function of that name, or nil for none.
 	LauncherVariable func(p *Placement, name string, environment Environment) (value string, known bool)
@@ -70,8 +70,14 @@ func NewPlan(h *host.Host, r Request, environment []string) (*Plan, error) {
 	if placement != nil && placement.WorldSize == 1 && r.Ranks > 1 {
 		placement = nil // the only process of its job has the job to itself
 	}
-	if placement != nil && placement.Masks == nil && r.PeerMasks != nil {
-		placement.Masks = r.PeerMasks(placement, lookup)
+	var peers []Peer
+	if placement != nil && r.Peers != nil && (placement.Masks == nil || visibleGPUs(h, lookup).variable != "") {
+		peers = r.Peers(placement, lookup)
+	}
+	if placement != nil && placement.Masks == nil {
+		for _, peer := range peers {
+			placement.Masks = append(placement.Masks, peer.Mask)
+		}
 	}
 	p := &Plan{Placement: placement}
 	inner := innerLauncher(r.Command)
@@ -81,10 +87,7 @@ func NewPlan(h *host.Host, r Request, environment []string) (*Plan, error) {
 		r.Binding.MemoryPolicy = binding.PolicyDefault
 	}
 	if r.Binding.GPUs == nil {
-		if name := visibleDevices(lookup); name != "" {
-			p.Notes = append(p.Notes, name+" is set, so that it is not known which GPU is whose: bound without regard to GPUs (--gpus names them)")
-			r.Binding.GPUs = []string{}
-		}
+		p.findGPUs(h, &r.Binding, max(1, r.Ranks), peers, lookup)
 	}
 	switch {
 	case placement != nil && r.Ranks > 1:
@@ -192,14 +195,30 @@ func (p *Plan) takePlace(h *host.Host, request binding.Request) error {
 	return p.divide(h, request, ranks, own)
 }
 
-// visibleDevices is the variable that hides or reorders GPUs, or "".
-func visibleDevices(lookup Environment) string {
-	for _, name := range []string{"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"} {
-		if _, set := lookup(name); set {
-			return name
+// findGPUs tells the binding which GPUs the ranks see, where variables hide or
+// reorder them. All ranks of this host have to find the same.
+func (p *Plan) findGPUs(h *host.Host, request *binding.Request, ranks int, peers []Peer, lookup Environment) {
+	own := visibleGPUs(h, lookup)
+	if own.variable == "" || len(h.GPUs) == 0 {
+		return
+	}
+	seen, why := slices.Repeat([]visible{own}, ranks), ""
+	if p.Placement != nil && p.Placement.LocalWorldSize > 1 {
+		seen = nil
+		for _, peer := range peers {
+			seen = append(seen, visibleGPUs(h, peer.Environment))
+		}
+		if len(peers) == 0 {
+			why = "what the other ranks of this host see cannot be found out"
 		}
 	}
-	return ""
+	if why == "" {
+		request.GPUs, why = gpusOfRanks(seen)
+	}
+	if why != "" {
+		p.Notes = append(p.Notes, fmt.Sprintf("%s is set, and %s: bound without regard to GPUs (--gpus names them)", own.variable, why))
+		request.GPUs = []string{}
+	}
 }
 
 // innerLaunchers are programs that start ranks of their own.

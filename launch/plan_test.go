@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -91,16 +92,137 @@ func TestOnlyProcessOfAJob(t *testing.T) {
 	}
 }
 
-// TestHiddenGPUs binds without regard to GPUs whose order is not known.
-func TestHiddenGPUs(t *testing.T) {
-	for variable, near := range map[string]bool{"HOME=/": true, "CUDA_VISIBLE_DEVICES=1,0": false} {
-		p, err := NewPlan(twoSockets(t), Request{Command: []string{"python"}, Ranks: 2, Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}}, []string{variable})
+// gpuUUIDs are those of the GPUs of twoSockets, which the driver names.
+var gpuUUIDs = []string{"GPU-8a56a4bc-0000-4000-8000-000000000001", "GPU-8a99b1e2-0000-4000-8000-000000000002"}
+
+// withDriver is the machine of twoSockets with the driver's files; of divided GPUs
+// there are instances.
+func withDriver(t *testing.T, divided ...int) *host.Host {
+	t.Helper()
+	m := hosttest.ReadText(t, "../host/testdata/two-socket.txtar")
+	for i, address := range []string{"0000:17:00.0", "0000:b1:00.0"} {
+		m.Files.Set("proc/driver/nvidia/gpus/"+address+"/information",
+			fmt.Appendf(nil, "Model: \t\t NVIDIA L40\nGPU UUID: \t %s\nBus Location: \t %s\nDevice Minor: \t %d\n", gpuUUIDs[i], address, i))
+	}
+	for _, minor := range divided {
+		m.Files.Set(fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig/gi1/access", minor), nil)
+	}
+	return m.Discover(t)
+}
+
+// TestVisibleGPUs: which GPU is whose follows from the variables that hide and
+// reorder them.
+func TestVisibleGPUs(t *testing.T) {
+	const first, second = "0000:17:00.0", "0000:b1:00.0"
+	for _, c := range []struct {
+		variables string
+		divided   []int
+		gpus      []string // of two ranks; nil where they are not known
+		note      string
+	}{
+		{"HOME=/", nil, []string{first, second}, ""},
+		{"CUDA_VISIBLE_DEVICES=0,1", nil, []string{first, second}, ""},
+		{"CUDA_VISIBLE_DEVICES=1,0", nil, []string{second, first}, ""},
+		{"CUDA_VISIBLE_DEVICES= 1 , 0", nil, []string{second, first}, ""},
+		{"CUDA_VISIBLE_DEVICES=" + gpuUUIDs[1] + "," + gpuUUIDs[0], nil, []string{second, first}, ""},
+		{"CUDA_VISIBLE_DEVICES=GPU-8a99,gpu-8A56", nil, []string{second, first}, ""},
+		{"CUDA_VISIBLE_DEVICES=GPU-8a9,1", nil, []string{second, second}, ""}, // which CUDA refuses
+		{"CUDA_VISIBLE_DEVICES=GPU-8a,0", nil, nil, `"GPU-8a" fits 2 GPUs`},
+		{"CUDA_VISIBLE_DEVICES=GPU-ff,0", nil, nil, `"GPU-ff" fits 0 GPUs`},
+		{"CUDA_VISIBLE_DEVICES=MIG-" + gpuUUIDs[1] + "/1/0,MIG-" + gpuUUIDs[0] + "/2/0", nil, []string{second, first}, ""},
+		{"CUDA_VISIBLE_DEVICES=MIG-1c2d,MIG-3e4f", []int{1}, []string{second, second}, ""},
+		{"CUDA_VISIBLE_DEVICES=MIG-1c2d,MIG-3e4f", []int{0, 1}, nil, `"MIG-1c2d" fits 2 GPUs`},
+		{"CUDA_VISIBLE_DEVICES=", nil, []string{"", ""}, ""},
+		{"CUDA_VISIBLE_DEVICES=NoDevFiles", nil, []string{"", ""}, ""},
+		{"CUDA_VISIBLE_DEVICES=-1,0", nil, []string{"", ""}, ""},
+		{"CUDA_VISIBLE_DEVICES=1,7", nil, nil, "several ranks name the same GPU"},
+		{"CUDA_VISIBLE_DEVICES=x", nil, nil, `"x" fits 0 GPUs`},
+		{"ROCR_VISIBLE_DEVICES=1,0", nil, []string{first, second}, ""}, // of AMD's GPUs
+	} {
+		h := withDriver(t, c.divided...)
+		p, err := NewPlan(h, Request{Command: []string{"python"}, Ranks: 2, Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}}, []string{c.variables})
+		if err != nil {
+			t.Errorf("%s: %v", c.variables, err)
+			continue
+		}
+		for i, bound := range p.Bound {
+			reasons := strings.Join(bound.Reasons, "\n")
+			_, after, found := strings.Cut(reasons, "near GPU ")
+			gpu, _, _ := strings.Cut(after, "\n")
+			want := ""
+			if c.gpus != nil {
+				want = c.gpus[i]
+			}
+			if gpu != want || found != (want != "") {
+				t.Errorf("%s: rank %d is near GPU %q, want %q", c.variables, i, gpu, want)
+			}
+		}
+		if notes := strings.Join(p.Notes, "\n"); (c.note == "") != (notes == "") || !strings.Contains(notes, c.note) {
+			t.Errorf("%s: notes %q, want %q", c.variables, notes, c.note)
+		}
+	}
+}
+
+// TestVisibleGPUsOfPeers: each rank that another launcher has started may see another GPU.
+func TestVisibleGPUsOfPeers(t *testing.T) {
+	rank := []string{"RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2"}
+	for name, c := range map[string]struct {
+		values []string // of all ranks; nil where they cannot be found
+		near   string
+		note   string
+	}{
+		"one each":                 {[]string{"1", "0"}, "0000:17:00.0", ""},
+		"all see all":              {[]string{"1,0", "1,0"}, "0000:17:00.0", ""},
+		"numbered from 0 for each": {[]string{"0", "0"}, "", "several ranks name the same GPU"},
+		"nobody is found":          {nil, "", "cannot be found out"},
+	} {
+		h := withDriver(t)
+		request := Request{Command: []string{"python"}, Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}}
+		request.Peers = func(*Placement, Environment) (peers []Peer) {
+			for _, value := range c.values {
+				peers = append(peers, Peer{h.CPUs, variables{"CUDA_VISIBLE_DEVICES": value}.lookup})
+			}
+			return peers
+		}
+		own := "0"
+		if c.values != nil {
+			own = c.values[1]
+		}
+		p, err := NewPlan(h, request, append(rank, "CUDA_VISIBLE_DEVICES="+own))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := strings.Contains(strings.Join(p.Bound[0].Reasons, "\n"), "GPU"); got != near || (len(p.Notes) == 0) != near {
-			t.Errorf("%s: reasons %q, notes %q", variable, p.Bound[0].Reasons, p.Notes)
+		_, near, _ := strings.Cut(strings.Join(p.Bound[0].Reasons, "\n"), "near GPU ")
+		near, _, _ = strings.Cut(near, "\n")
+		if notes := strings.Join(p.Notes, "\n"); near != c.near || (c.note == "") != (notes == "") || !strings.Contains(notes, c.note) {
+			t.Errorf("%s: near %q, notes %q", name, near, notes)
 		}
+	}
+}
+
+// TestNumbersOfSlurm: a step that is confined to some GPUs numbers those from 0.
+func TestNumbersOfSlurm(t *testing.T) {
+	for value, c := range map[string]struct {
+		step string
+		want string // addresses, or why not
+	}{
+		"0": {"1", "0000:b1:00.0"}, "1": {"1", "0000:b1:00.0"}, "0,1": {"0,1", "0000:17:00.0 0000:b1:00.0"},
+	} {
+		seen := visibleGPUs(withDriver(t), variables{"CUDA_VISIBLE_DEVICES": value, "SLURM_STEP_GPUS": c.step}.lookup)
+		got := []string{}
+		for _, gpu := range seen.gpus {
+			got = append(got, gpu.Address)
+		}
+		if strings.Join(got, " ") != c.want || seen.why != "" {
+			t.Errorf("%s of step %s: %v, %s", value, c.step, got, seen.why)
+		}
+	}
+	three := gpusOf(withDriver(t), nvidia)
+	three = append(three, three[0])
+	v := visible{gpus: three}
+	v.choose("1", variables{"SLURM_STEP_GPUS": "1,2"}.lookup)
+	if !strings.Contains(v.why, "not known from where") {
+		t.Errorf("GPU 1 of a step with two of three: %+v", v)
 	}
 }
 

@@ -160,9 +160,10 @@ func (e *deepSpeed) overflow(elements int64) {
 // moments are what DeepSpeed's CPU Adam holds for an element.
 func (e *deepSpeed) moments(flat []*autograd.Parameter) int64 {
 	var sum int64
+	low := e.recipe.LowPrecisionState || e.recipe.Optimizer != nil && e.recipe.Optimizer.LowPrecisionState
 	for _, p := range flat {
 		q := *p
-		if !e.recipe.LowPrecisionState {
+		if !low { // else those of the master weights (fp32_optimizer_states of DeepSpeedCPUAdam)
 			q.DType = dtype.F32
 		}
 		for _, state := range e.Optimizer.states(&q) {

@@ -136,15 +136,19 @@ func (e *sharded) explainLoading() map[string]string {
 			r[Loading] += "; with accelerate's cpu_ram_efficient_loading only the first rank of a node does"
 		}
 	case firstRank:
-		r[Loading] = "the first rank of a node loads the whole model, and the others get their parts from it (cpu_ram_efficient_loading), here a part of each rank: " + all
+		r[Loading] = "the first rank of a node loads the whole model, and the others get their parts from it " +
+			"(cpu_ram_efficient_loading), here a part of each rank: " + all
 	case pageCache:
-		r[Loading] = "files of weights that from_pretrained maps and does not convert: one copy a node in the page cache, which the kernel can take back, here a part of each rank: " + all
+		r[Loading] = "files of weights that from_pretrained maps and does not convert: one copy a node in the page cache, " +
+			"which the kernel can take back, here a part of each rank: " + all
 	}
 	r[Wrapping] = "a unit as it was loaded, whole, before FSDP2 keeps a part of it"
 	if e.FSDP.Version == 1 {
-		r[Wrapping] = "a unit as it was loaded, whole, and again as one flat tensor, before FSDP1 keeps a part of it (torch/distributed/fsdp/_flat_param.py)"
+		r[Wrapping] = "a unit as it was loaded, whole, and again as one flat tensor, before FSDP1 keeps a part of it " +
+			"(torch/distributed/fsdp/_flat_param.py)"
 	}
-	r[FullStateDict] = fmt.Sprintf("the whole model on the host of the first rank: %s parameters x %d B, here a part of each rank of its node (FULL_STATE_DICT, rank0_only)",
+	r[FullStateDict] = fmt.Sprintf("the whole model on the host of the first rank: %s parameters x %d B, "+
+		"here a part of each rank of its node (FULL_STATE_DICT, rank0_only)",
 		ledger.Count(elementsOf(e.parameters)), e.Weights.Size())
 	return r
 }

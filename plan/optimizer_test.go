@@ -33,3 +33,27 @@ func TestOptimizerOfDeepSpeed(t *testing.T) {
 		}
 	}
 }
+
+// TestMomentsOfCPUAdam has moments in the type of the master weights where the
+// file asks for it.
+func TestMomentsOfCPUAdam(t *testing.T) {
+	file := inNewFolder(t)
+	states := func(name, params, bf16 string) int64 {
+		text := `{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true` + bf16 + `}, "optimizer": {"type": "AdamW", "params": {` + params + `}},
+			"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}`
+		for _, c := range phaseOf(t, hostOf(planned(t, Request{Model: "qwen2.5-0.5b", Sequence: 64, DeepSpeed: file(name, text)})), Checkpoint).End {
+			if c.Name == States {
+				return int64(c.Bytes)
+			}
+		}
+		return 0
+	}
+	const low, half = `"fp32_optimizer_states": false`, `, "bf16_master_weights_and_grads": true`
+	wide := states("wide.json", `"lr": 1e-4`, half)
+	if got := states("low.json", low, half); got != wide/2 {
+		t.Errorf("moments of bf16 master weights take %d B without fp32_optimizer_states, and %d B with them", got, wide)
+	}
+	if got := states("master.json", low, ""); got != wide {
+		t.Errorf("moments of fp32 master weights take %d B without fp32_optimizer_states, want %d", got, wide)
+	}
+}

@@ -348,8 +348,42 @@ func (r *resolver) sharding() error {
 		j.Compute, j.Autocast = j.Autocast, dtype.Invalid
 	}
 	r.assumeLoading()
+	r.sayPadding()
 	if j.ReduceType == dtype.Invalid || j.Compute == dtype.Invalid && j.Weights != dtype.F32 {
 		j.ReduceType = j.compute()
 	}
 	return nil
+}
+
+// sayPadding tells where FSDP2 gathers much more than the model has: it divides
+// the rows of every parameter, and a rank without a row of its own is padded to
+// one (_init_sharded_param in _fsdp_param.py).
+func (r *resolver) sayPadding() {
+	j := r.job
+	if j.FSDP.Version != 2 {
+		return
+	}
+	fused, ranks := j.fusedExperts(), int64(j.ShardRanks)
+	var whole, padded, most, rows int64
+	var name string
+	for _, p := range j.Model.Parameters {
+		if p.TiedTo != "" || len(p.Shape) == 0 {
+			continue
+		}
+		first := p.Shape[0]
+		if fused[p.Name] {
+			first = max(1, first/j.SplitExperts)
+		}
+		all := (first + ranks - 1) / ranks * ranks * (p.Elements() / p.Shape[0])
+		own := first * (p.Elements() / p.Shape[0])
+		whole, padded = whole+own, padded+all
+		if all-own > most {
+			most, name, rows = all-own, p.Name, first
+		}
+	}
+	if padded < whole*5/4 {
+		return
+	}
+	r.assume("FSDP2 divides the %d rows of %s among %d ranks and pads every rank to a whole row, so that all ranks together gather %.1f times the model: divide it among fewer (accelerate's dp_shard_size and dp_replicate_size), give --expert-parallel, or divide another dimension (fully_shard's shard_placement_fn), which is not planned",
+		rows, name, ranks, float64(padded)/float64(whole))
 }

@@ -81,7 +81,7 @@ func (r *resolver) assume(format string, arguments ...any) {
 // *fault.Input.
 func (q Request) Resolve() (*Job, error) {
 	r := &resolver{Request: q, job: &Job{Allocator: q.Allocator}}
-	for _, step := range []func() error{r.read, r.versions, r.ranks, r.size, r.types, r.readAdapter, r.chooseOptimizer, r.passes, r.sharding, r.contradictions} {
+	for _, step := range []func() error{r.read, r.versions, r.ranks, r.size, r.types, r.readAdapter, r.chooseOptimizer, r.passes, r.sharding, r.contradictions, r.unplanned} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -96,11 +96,15 @@ func (r *resolver) read() (err error) {
 		return &fault.Input{What: "no model was named", Mend: "add --model with a name of the catalog or the path of a config.json"}
 	}
 	if r.job.Model, err = model.Load(r.Request.Model); err != nil {
-		return err
+		return cmp.Or(recipe.Misplaced(r.Request.Model), err)
 	}
-	if r.job.Model.Network == nil {
-		return &fault.Input{Where: fault.Position{File: r.job.Model.Source}, What: "the headers of weights do not say how the model computes, so its activations cannot be planned",
+	if m := r.job.Model; m.Network == nil {
+		in := &fault.Input{Where: fault.Position{File: m.Source}, What: "the headers of weights do not say how the model computes, so its activations cannot be planned",
 			Mend: "name the model's config.json"}
+		if m.Architecture != "" { // as config.json says, which lies beside them
+			in.What, in.Mend = fmt.Sprintf("how %s computes is not known here, so its activations cannot be planned", m.Architecture), "planned are "+strings.Join(model.Architectures(), ", ")
+		}
+		return in
 	}
 	if r.TrainingArgs != "" {
 		if r.training, err = recipe.LoadTraining(r.TrainingArgs); err != nil {
@@ -189,8 +193,12 @@ func (r *resolver) ranks() error {
 		if r.Nodes == 0 && l.Machines > 0 {
 			j.Nodes = l.Machines
 		}
-		if r.GPUs == 0 && l.Processes > 0 {
+		switch {
+		case r.GPUs > 0:
+		case l.Processes > 0:
 			j.RanksPerNode = max(1, l.Processes/j.Nodes)
+		case len(l.GPUs) > 0 && l.Engine != "none":
+			j.RanksPerNode = len(l.GPUs)
 		}
 	}
 	if r.GPUs < 0 || r.Nodes < 0 {
@@ -482,7 +490,7 @@ func (r *resolver) passes() error {
 	if !j.Versions.Transformers.AtLeast(4, 46, 0) {
 		j.Loss = forward.ShiftLogits
 	}
-	j.Compile = r.Compile || r.training != nil && r.training.TorchCompile
+	j.Compile = r.Compile || r.training != nil && r.training.TorchCompile || compiles(r.launch)
 	if j.Compile {
 		// Inductor fuses what lies between products of matrices, and computes it
 		// again in the backward pass where that is cheaper than keeping it.

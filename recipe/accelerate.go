@@ -52,7 +52,7 @@ var engines = map[string]string{"NO": "none", "MULTI_GPU": "ddp", "FSDP": "fsdp"
 
 // LoadAccelerate reads the file at path, which "accelerate config" writes.
 func LoadAccelerate(path string) (*Accelerate, error) {
-	return load(path, "accelerate configuration in YAML", ParseAccelerate)
+	return load(path, accelerateKind, ParseAccelerate)
 }
 
 // ParseAccelerate reads the text of a file. Files that it names are found
@@ -224,7 +224,7 @@ func (c *checking) deepSpeedFile(section string) (*DeepSpeed, error) {
 	if err != nil {
 		return nil, err
 	}
-	d, err := load(path, "DeepSpeed JSON configuration", parseCommented)
+	d, err := load(path, deepSpeedKind, parseCommented)
 	if err != nil {
 		return nil, err
 	}

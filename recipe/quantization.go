@@ -63,7 +63,7 @@ var quantizationMethods = []string{"gptq", "awq", "aqlm", "vptq", "quanto", "eet
 // LoadQuantization reads the file at path: a config.json with a
 // quantization_config, or what BitsAndBytesConfig writes.
 func LoadQuantization(path string) (*Quantization, error) {
-	return load(path, "config.json with quantization_config, or BitsAndBytesConfig in JSON", ParseQuantization)
+	return load(path, quantizationKind, ParseQuantization)
 }
 
 // ParseQuantization reads the text of a file; its name is for messages. Every

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -89,6 +90,8 @@ type store struct {
 	answers bool
 	// most is how many files are kept; 0 is not known.
 	most int
+	// silent says that the keeper has not taken the last message in time.
+	silent atomic.Bool
 }
 
 func newStore(address string) (*store, error) {
@@ -177,11 +180,16 @@ func (s *store) send(text string, files ...*os.File) error {
 	for _, f := range files {
 		rights = append(rights, unix.UnixRights(int(f.Fd()))...)
 	}
+	flags := 0
+	if s.silent.Load() {
+		flags = unix.MSG_DONTWAIT // it was waited for once
+	}
 	// The address is a new one each time: sending writes to it.
 	err := error(unix.EINTR) // which a call with a timeout ends with
 	for errors.Is(err, unix.EINTR) {
-		err = unix.Sendmsg(s.socket, []byte(text), rights, &unix.SockaddrUnix{Name: s.address}, 0)
+		err = unix.Sendmsg(s.socket, []byte(text), rights, &unix.SockaddrUnix{Name: s.address}, flags)
 	}
+	s.silent.Store(errors.Is(err, unix.EAGAIN))
 	if errors.Is(err, unix.EAGAIN) {
 		return fmt.Errorf("the keeper of the service, which listens at %s, has taken no message for %v; is it stopped?",
 			s.address, keeperPatience)

@@ -45,10 +45,17 @@ func (s *Server) ServeMetrics(address string) (stop func(), err error) {
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(&collector{s})
-	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	metrics := promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
+	// A ServeMux would answer paths such as /metrics/../x with a redirection.
+	only := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/metrics" {
+			http.NotFound(w, r)
+			return
+		}
+		metrics.ServeHTTP(w, r)
+	})
 	server := &http.Server{
-		Handler: knownHosts(address, mux), MaxHeaderBytes: 16 << 10,
+		Handler: knownHosts(address, only), MaxHeaderBytes: 16 << 10,
 		ReadTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second,
 	}
 	server.SetKeepAlivesEnabled(false) // a connection a scrape: none is idle

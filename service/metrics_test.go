@@ -1,6 +1,7 @@
 package service
 
 import (
+	"bufio"
 	"io"
 	"net"
 	"net/http"
@@ -107,5 +108,24 @@ func TestMetricsKeepNoConnection(t *testing.T) {
 	answer, err := io.ReadAll(c) // to the end of the connection
 	if err != nil || !strings.Contains(string(answer), "plimsoll_clients") {
 		t.Errorf("%v\n%.500s", err, answer)
+	}
+}
+
+// TestNothingButMetrics: no other path leads anywhere.
+func TestNothingButMetrics(t *testing.T) {
+	address := answering(t)
+	for path, want := range map[string]int{"/metrics": 200, "/": 404, "/metrics/": 404, "/debug/pprof/": 404, "/x/../metrics": 404} {
+		c, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := io.WriteString(c, "GET "+path+" HTTP/1.0\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		answer, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil || answer.StatusCode != want {
+			t.Errorf("%s: %v, %v: want %d", path, answer, err, want)
+		}
 	}
 }

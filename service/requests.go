@@ -32,6 +32,9 @@ func (c *connection) handle(p packet, files []*os.File) ([]byte, []*os.File, err
 		}
 		return c.server.answerStat()
 	case p.kind == Restore:
+		if len(p.body) == 0 {
+			return nil, nil, fail(Malformed, "restore without a body: expected a document that names a session")
+		}
 		body, err := decodeText[restoreBody](p.kind, p.body)
 		if err != nil {
 			return nil, nil, err

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"plimsoll/binding"
 	"plimsoll/engine"
 	"plimsoll/ledger"
 )
@@ -78,6 +79,8 @@ var errDeadly = fmt.Errorf("%d services have died while they restored it", mostA
 // set aside.
 func (s *Server) restore() {
 	left := s.leftSessions()
+	s.divided = map[int]*binding.Plan{}
+	defer func() { s.divided = nil }()
 	var attaching sync.WaitGroup
 	for _, l := range left {
 		if l.readRecord() == nil && l.record.attempts.Load() == 0 {

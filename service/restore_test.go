@@ -93,12 +93,17 @@ func checkMany(t *testing.T, r *running, prints []string) {
 	}
 }
 
-// killAndWait kills the service and waits until it is gone.
+// killAndWait kills the service, or one that is just being started, and waits until
+// the next one is being started.
 func (r *running) killAndWait(t *testing.T) {
 	t.Helper()
-	process := r.Process()
-	r.Kill()
-	await(t, "the end of the service", func() bool { return process == 0 || r.Process() != process })
+	before := r.started.Load()
+	await(t, "the end of the service", func() bool {
+		if r.started.Load() == before {
+			r.Kill()
+		}
+		return r.started.Load() != before
+	})
 }
 
 // TestWhatIsOpenCanBeRestored: under a limit on descriptors a service takes as many

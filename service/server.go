@@ -58,6 +58,9 @@ type Server struct {
 	lastNumber int // of a name of a session
 
 	restoring sync.Mutex // one session that was set aside is tried at a time
+
+	dividing sync.Mutex
+	divided  map[int]*binding.Plan // by number of ranks; nil when nothing is being restored
 }
 
 // NewServer is a service with the sessions that an earlier one has left. Steps
@@ -387,15 +390,30 @@ func (s *Server) cpus(d *Document) ([]int, error) {
 	if len(d.CPUs) > 0 {
 		return d.CPUs, nil
 	}
-	h, err := s.host()
-	if err != nil {
-		return nil, err
-	}
-	plan, err := binding.Split(h, binding.Request{Ranks: d.LocalWorld})
+	plan, err := s.divide(d.LocalWorld)
 	if err != nil {
 		return nil, err
 	}
 	return plan.Ranks[d.Rank%d.LocalWorld].OptimizerCPUs.List(), nil
+}
+
+// divide divides what this process may use among the ranks of this host. While many
+// sessions are restored at once that is done once: for hundreds of ranks it takes long.
+func (s *Server) divide(ranks int) (*binding.Plan, error) {
+	s.dividing.Lock()
+	defer s.dividing.Unlock()
+	if plan := s.divided[ranks]; plan != nil {
+		return plan, nil
+	}
+	h, err := s.host()
+	if err != nil {
+		return nil, err
+	}
+	plan, err := binding.Split(h, binding.Request{Ranks: ranks})
+	if err == nil && s.divided != nil {
+		s.divided[ranks] = plan
+	}
+	return plan, err
 }
 
 // remove hides a session whose memory is about to be unmapped from those who ask

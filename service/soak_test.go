@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -33,7 +34,9 @@ func TestKilledWithManySessions(t *testing.T) {
 	var steps atomic.Int64
 	var training sync.WaitGroup
 	reached, prints := make([]atomic.Int64, sessions), make([]string, sessions)
+	opened := make([]*atomic.Bool, sessions)
 	for rank := range sessions {
+		opened[rank] = &atomic.Bool{}
 		x := &trainer{Socket: r.Socket, Document: tiny(rank, sessions)}
 		if err := x.init(); err != nil {
 			t.Fatal(err)
@@ -41,6 +44,7 @@ func TestKilledWithManySessions(t *testing.T) {
 		training.Go(func() {
 			s, err := x.train(func(step int64) bool {
 				reached[rank].Store(step)
+				opened[rank].Store(true)
 				steps.Add(1)
 				return enough.Load()
 			})
@@ -54,6 +58,9 @@ func TestKilledWithManySessions(t *testing.T) {
 			}
 		})
 	}
+	await(t, "every session", func() bool {
+		return t.Failed() || !slices.ContainsFunc(opened, func(o *atomic.Bool) bool { return !o.Load() })
+	})
 	random := rand.New(rand.NewPCG(5, 5))
 	for i := range kills {
 		if random.IntN(8) > 0 { // else while it restores

@@ -18,7 +18,7 @@ import (
 )
 
 func runCommand() *cobra.Command {
-	request := launch.Request{Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}, PeerMasks: launch.PeerMasks, LauncherVariable: launch.LauncherVariable}
+	request := launch.Request{Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}, Peers: launch.Peers, LauncherVariable: launch.LauncherVariable}
 	job := launch.Job{Stdin: os.Stdin}
 	var dryRun, asJSON bool
 	var reportFile, planFile string
@@ -62,7 +62,7 @@ them dies; with --restarts they are started again and find it.`,
 					return err
 				}
 				if planned.Verdict == plan.DoesNotFit {
-					fmt.Fprintf(c.ErrOrStderr(), "plimsoll: %s: the job %s\n", planFile, planned.Text)
+					sayTo(c)("%s: the job %s", planFile, planned.Text)
 					return outcome(exitDoesNotFit)
 				}
 			}

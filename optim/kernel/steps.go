@@ -33,7 +33,7 @@ func (c *Constants) set(step int64, rows [abi.Rows]float64) error {
 			c.table[row][lane] = float32(value)
 		}
 		if err == nil && !fits(row, value) {
-			err = fmt.Errorf("%s is %g: %s", meanings[row], value, expected(row))
+			err = fmt.Errorf("%s is %.4g: %s", meanings[row], value, expected(row))
 		}
 	}
 	return err

@@ -42,8 +42,8 @@ def check_directory(name: str) -> None:
             )
         if stat.S_ISDIR(status.st_mode) and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise PlimsollError(
-                f"the directory of the socket, {name}, has mode {stat.S_IMODE(status.st_mode):#o}, so that other users may write to it "
-                f"and put another service in its place: expected 0700 (chmod 700 {name})"
+                f"the directory of the socket, {name}, has mode {stat.S_IMODE(status.st_mode):#o}, so that other users may "
+                f"write to it and put another service in its place: expected 0700 (chmod 700 {name})"
             )
 
 

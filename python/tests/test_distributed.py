@@ -148,6 +148,41 @@ def test_sharded_as_one_rank(service, dtype, sharding, accumulate, own_service):
     assert sum(r[2] for r in ranks) == ranks[0][3] and abs(ranks[0][2] - ranks[1][2]) <= 1
 
 
+def not_averaged(rank, how):
+    torch.manual_seed(0)
+    model = GPT()
+    wrapped = DistributedDataParallel(model)
+    options = {"process_group": dist.group.WORLD} if how == "copies" else {"sharding": "zero1"}
+    optimizer = plimsoll.torch.AdamW(model.parameters(), model=model, **options, **OPTIONS)
+    optimizer.open()
+
+    def backward(i, module):
+        rows = own_rows(batch(text(), i), rank)
+        logits = module(rows[:, :-1])
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).backward()
+
+    before = weights(model)
+    with wrapped.no_sync() if how == "no_sync" else contextlib.nullcontext():
+        backward(0, wrapped if how == "no_sync" else model)
+    with pytest.raises(PlimsollError, match="the gradients of the ranks differ, and nobody has averaged them: wrap the model in"):
+        optimizer.step()
+    assert weights(model) == before
+    optimizer.zero_grad()
+    backward(0, wrapped)
+    # Clipped on devices that differ in the last bit.
+    for p in model.parameters():
+        p.grad.mul_(0.5 * (1 + rank * 2.0**-22))
+    optimizer.step()
+    return weights(model)
+
+
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+@pytest.mark.parametrize("how", ["zero1", "no_sync", "copies"])
+def test_gradients_that_nobody_has_averaged_are_refused(service, how, way):
+    ranks = run(not_averaged, how, service=service)
+    assert_near(ranks[0], ranks[1], rtol=1e-5, atol=1e-6)
+
+
 def replicated(rank, bucket_view):
     torch.manual_seed(0)
     model = GPT()

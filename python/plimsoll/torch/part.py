@@ -14,6 +14,7 @@ from torch.utils.weak import TensorWeakRef
 from plimsoll import protocol
 from plimsoll.client import Arena, Request, Session
 from plimsoll.errors import PlimsollError
+from plimsoll.torch.forked import SharedParameters
 from plimsoll.torch.layout import DTYPES, Mesh, Piece, Stretches, is_sharded, local
 from plimsoll.torch.own_pages import STALE, OwnPages
 from plimsoll.torch.samples import Samples
@@ -96,10 +97,12 @@ class Part:
         self._copying: Deque[Tuple[Any, Optional[Slot]]] = collections.deque()
         self._reducing: Deque[Tuple[Any, torch.Tensor, Piece, bool]] = collections.deque()
         self._reducing_bytes = 0
+        self.first_moments: Sequence[float] = ()  # what they begin with, in each parameter group
         self.announces = False  # whether gradients are said to be ready
         self.waits = False  # whether gradients are taken in the step alone, not as they arrive
         self.torn = False  # whether parameters of the last step have not come into the model
         self._own_pages: Optional[OwnPages] = None
+        self._forkable: Optional[SharedParameters] = None
         self._to_give_up: List[Tuple[int, int]] = []  # pages with weights that the state is getting
         self.in_arena = False  # whether the weights of the state are in the arena of parameters, not beside it
 
@@ -164,11 +167,19 @@ class Part:
                 slot.in_arena.copy_(values)
             else:
                 self.session.write(protocol.MASTER_WEIGHTS, slot.piece.offset, values.float().cpu().numpy())
+            if self.first_moments[slot.piece.group]:
+                self.session.write(protocol.FIRST_MOMENT, slot.piece.offset, self.first_moment(slot))
         self.session.set_step(0)
+
+    def first_moment(self, slot: Slot) -> np.ndarray:
+        """The first moment of a parameter that has seen no step."""
+        return np.broadcast_to(np.float32(self.first_moments[slot.piece.group]), (slot.piece.count,))
 
     def adopt(self) -> None:
         """Makes the model's parameters those of the state."""
         self.forget_loaded()
+        if self.shared and self.slots and self._forkable is None:
+            self._forkable = SharedParameters(list(self.slots), self._shown or self._weights)
         if self.shared:
             for parameter, slot in self.slots.items():
                 parameter.data = slot.weight.view(parameter.shape)
@@ -402,6 +413,13 @@ class Part:
         if after_step:
             self.forget_loaded()
         self.torn = False
+        if self._forkable is not None:
+            self._forkable.generation.end()
+
+    def will_change(self) -> None:
+        """The service is about to change parameters, until :meth:`pull` has brought them into the model."""
+        if self._forkable is not None:
+            self._forkable.generation.begin()
 
     def _show(self, after_step: bool) -> None:
         """Makes sure that the program sees the parameters in the arena. Before a step it had no pages of its own."""
@@ -422,15 +440,15 @@ class Part:
 
         Raises RuntimeError where it finds one that was changed behind autograd's back, and the next step would overwrite it.
         """
-        if self.shared and self.name == "fp32":
-            return []  # the parameters are the state
+        if not self.slots or (self.shared and self.name == "fp32"):
+            return []  # fp32 parameters are the state
         if self._own_pages is not None:
             return self._written()
         left = [slot for slot in self.slots.values() if slot.left is not None]
         changed = [slot for slot in left if slot.left != slot.versions()]
         if not self.shared:
             kept = [(s.piece, s.piece.parameter) for s in left if s.left == s.versions()]
-            names = self._weights.unlike_arena(kept)
+            names = self._weights.unlike_arena(kept) if kept else []  # a rank may have no shard, and no arena
             if names:
                 raise RuntimeError(
                     f"{len(names)} parameters were written since the last step, {names[0]} among them, in a way that autograd does not "

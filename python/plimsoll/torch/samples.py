@@ -4,6 +4,8 @@ autograd counts the changes of a tensor, but not those through ``.data``, numpy,
 libraries make them. Such programs scale or set whole tensors, so a few elements of each tell.
 """
 
+import functools
+import math
 import mmap
 from typing import Any, List, Sequence, Tuple
 
@@ -48,6 +50,45 @@ class Samples:
     def names(self, elements: np.ndarray) -> List[str]:
         """The names of the parameters that elements are of."""
         return [self._pieces[i].name for i in np.unique(self._piece_of[elements])]
+
+
+class Fingerprint:
+    """Some numbers that gradients of different batches do not share: sums of a sample with random signs, and its energy.
+
+    Gradients that were averaged are the same on all ranks, but for the last bit where ranks clip them on different devices.
+    """
+
+    _SUMS = 4
+    _TOLERANCE = 0.01  # of the size of gradients
+
+    def __init__(self, sums: Sequence[float] = (0.0,) * _SUMS, energy: float = 0.0):
+        self._sums, self._energy = sums, energy
+
+    @classmethod
+    def of(cls, pieces: Sequence[Piece]) -> "Fingerprint":
+        """That of the gradients of pieces; a missing one counts as zero."""
+        given = [(piece, piece.parameter.grad) for piece in pieces if piece.parameter.grad is not None]
+        sample = gather(given, torch.float32).cpu().double()
+        numbers = [_places(piece.count)[0] for piece in pieces]
+        has = torch.tensor([piece.parameter.grad is not None for piece in pieces]).repeat_interleave(torch.tensor(numbers))
+        return cls((_signs(cls._SUMS, len(has))[:, has] @ sample).tolist(), float(sample @ sample))
+
+    def to_add_up(self) -> List[float]:
+        """What the ranks add up to find out whether their gradients differ."""
+        return [self._energy, *self._sums, *(s * s for s in self._sums)]
+
+    @classmethod
+    def differ(cls, added_up: Sequence[float], ranks: int) -> bool:
+        energy, sums, squares = added_up[0] / ranks, added_up[1 : 1 + cls._SUMS], added_up[1 + cls._SUMS :]
+        if not math.isfinite(energy):
+            return False  # the norm tells
+        return any(q / ranks - (s / ranks) ** 2 > cls._TOLERANCE**2 * energy for s, q in zip(sums, squares))
+
+
+@functools.lru_cache(maxsize=4)
+def _signs(rows: int, columns: int) -> torch.Tensor:
+    """Random signs, the same on all ranks."""
+    return torch.randint(0, 2, (rows, columns), generator=torch.Generator().manual_seed(0)).double() * 2 - 1
 
 
 def gather(tensors: Sequence[Tuple[Piece, torch.Tensor]], dtype: torch.dtype) -> torch.Tensor:

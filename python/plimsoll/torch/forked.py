@@ -1,0 +1,115 @@
+"""Parameters in shared memory after a fork.
+
+Elsewhere a forked child keeps the weights of the fork. Here the parent's next step would change them under the child. A copy
+for every child would take the memory of the model for each worker of a data loader, which never looks at it. So the child
+copies the parameters when it first uses one, and a use after the parent has changed them is an error.
+"""
+
+import ctypes
+import functools
+import mmap
+import os
+import types
+import weakref
+from typing import Any, Dict, List, Type
+
+import numpy as np
+import torch
+
+from plimsoll.torch.samples import Samples
+
+
+class Generation:
+    """Counts the changes of parameters that the optimizer makes, in memory that forked children read. Odd: one is under way."""
+
+    def __init__(self) -> None:
+        self._count = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.int64)[:1]
+
+    def begin(self) -> None:
+        self._count += 1 if self.is_stable() else 2
+
+    def end(self) -> None:
+        if not self.is_stable():
+            self._count += 1
+
+    def number(self) -> int:
+        return int(self._count[0])
+
+    def is_stable(self) -> bool:
+        return self.number() % 2 == 0
+
+
+class SharedParameters:
+    """Parameters that lie in an arena, as long as the optimizer may change them."""
+
+    def __init__(self, parameters: List[torch.Tensor], samples: Samples):
+        self.generation = Generation()
+        self._parameters, self._samples = parameters, samples
+        self._classes: Dict[torch.Tensor, Type[torch.Tensor]] = {}
+        _shared.add(self)
+
+    def remember(self) -> None:
+        """Runs before a fork. A child that forks before it has used its parameters leaves them to the first parent."""
+        if self._classes:
+            return
+        self._number, self._bits = self.generation.number(), self._samples.in_arena()
+
+    def leave_to_parent(self) -> None:
+        """Runs in the child: the next use of a parameter copies all, or fails."""
+        for parameter in self._parameters if not self._classes else ():
+            self._classes[parameter] = type(parameter)
+            parameter.__class__ = _left_to_parent(type(parameter))
+            _left[parameter] = self
+
+    def copy(self) -> None:
+        """Gives the child the parameters of the fork. Raises RuntimeError where the parent has changed them since."""
+        with torch._C.DisableTorchFunctionSubclass():
+            values = [_copy(parameter.detach()) for parameter in self._parameters]
+            bits = self._samples.in_arena()
+            if not self.generation.is_stable() or self.generation.number() != self._number or (bits != self._bits).any():
+                raise RuntimeError(
+                    "this process was forked, and its model has the parameters of the parent process, which has changed them since: those of "
+                    "the fork are gone. Use a parameter before the parent goes on (p.shape is enough: then the child has a copy of its "
+                    "own), give the child a copy of the model that was made before the fork (copy.deepcopy(model)), or start it by spawn"
+                )
+            for parameter, value in zip(self._parameters, values):
+                parameter.data = value
+                parameter.__class__ = self._classes.pop(parameter)
+                del _left[parameter]
+            _shared.discard(self)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that no other thread helps with: a forked child has none, and OpenMP would wait for those of the parent."""
+    copied = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+    ctypes.memmove(copied.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+    return copied
+
+
+_shared: "weakref.WeakSet[SharedParameters]" = weakref.WeakSet()
+_left: Dict[torch.Tensor, SharedParameters] = {}  # in a child
+
+
+@functools.lru_cache(maxsize=None)
+def _left_to_parent(original: Type[torch.Tensor]) -> Type[torch.Tensor]:
+    """The class of parameters of ``original`` that a child has not used yet."""
+
+    def use(cls: Any, function: Any, classes: Any, arguments: Any = (), options: Any = None) -> Any:
+        for shared in set(_left.values()):
+            shared.copy()
+        return function(*arguments, **(options or {}))
+
+    return types.new_class(original.__name__, (original,), exec_body=lambda body: body.update(__torch_function__=classmethod(use)))
+
+
+def _before_fork() -> None:
+    for shared in list(_shared):
+        shared.remember()
+
+
+def _after_fork_in_child() -> None:
+    for shared in list(_shared):
+        shared.leave_to_parent()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
