@@ -136,6 +136,7 @@ class Optimizer(torch.optim.Optimizer):
         It is given what the sessions of all ranks found when they were opened.
         """
         names = layout.names_of(self.param_groups, self._named, self._model)
+        layout.refuse_fsdp1((p for g in self.param_groups for p in g["params"]), names)
         mesh = self._mesh(names)
         divided = layout.divide(self.param_groups, names, layout.embeddings_of(self._model), mesh)
         device = self._device()
@@ -307,8 +308,8 @@ class Optimizer(torch.optim.Optimizer):
         own, owner = weakref.ref(self), os.getpid()
         for part in self._parts:
             for parameter in {p.parameter for p in part.pieces}:
-                if layout.is_sharded(parameter):
-                    continue  # fully_shard reduces gradients after autograd is through with them
+                if layout.is_offloaded(parameter):
+                    continue  # some versions of fully_shard call hooks while the gradient is still on its way to the host
 
                 def hook(parameter: torch.Tensor, part: Part = part) -> None:
                     optimizer = own()
