@@ -7,6 +7,7 @@ import math
 import os
 import re
 import secrets
+import sys
 import threading
 import weakref
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, TypeVar
@@ -57,8 +58,15 @@ class Optimizer(torch.optim.Optimizer):
     it alone.
     """
 
-    # GradScaler gives its scale to the step: one pass over memory less.
-    _step_supports_amp_scaling = True
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether GradScaler may leave gradients scaled, and give its scale to the step.
+
+        Lightning asks the same, and understands by it that gradients cannot be unscaled before: it then clips none, even without
+        a scaler. They can: GradScaler tells the step when ``unscale_`` was called. So Lightning hears no, and calls it.
+        """
+        asking = sys._getframe(1).f_globals.get("__name__", "")
+        return not asking.startswith(("lightning.", "lightning_fabric.", "pytorch_lightning."))
 
     # What the protocol calls the optimizer, and what torch calls its moments.
     _name: str
