@@ -330,7 +330,7 @@ func (s *Server) expected(d *Document) int {
 	defer s.mu.Unlock()
 	left := d.LocalWorld
 	for k := range s.all {
-		if k.part == d.Part {
+		if k.part == d.partOfSession() {
 			left--
 		}
 	}

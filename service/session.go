@@ -55,7 +55,15 @@ type key struct {
 	part string
 }
 
-func (d *Document) key() key { return key{d.Rank, d.Part} }
+func (d *Document) key() key { return key{d.Rank, d.partOfSession()} }
+
+// partOfSession tells the sessions of a rank apart: optimizers of one program may each have a part of the same name.
+func (d *Document) partOfSession() string {
+	if d.Instance == 0 {
+		return d.Part
+	}
+	return fmt.Sprintf("%s@%d", d.Part, d.Instance)
+}
 
 func (k key) String() string { return fmt.Sprintf("rank%d/%s", k.rank, k.part) }
 

@@ -17,7 +17,7 @@ import torch.distributed
 
 from plimsoll.errors import PlimsollError
 from plimsoll.protocol import Opened
-from plimsoll.service import Service
+from plimsoll.service import Service, shared_service
 from plimsoll.torch import layout
 from plimsoll.torch.layout import Mesh
 from plimsoll.torch.part import Part
@@ -162,16 +162,19 @@ class Optimizer(torch.optim.Optimizer):
             else None
         )
         self._hooks: List[Any] = []
-        self._close = weakref.finalize(self, _let_go, parts, self._hooks, self._transfer, os.getpid())
+        own: List[Service] = []
+        self._close = weakref.finalize(self, _let_go, parts, self._hooks, self._transfer, own, os.getpid())
 
         def open_parts() -> List[Opened]:
             layout.check_memory(self._trained, names)
-            if self._socket is None:
-                self._service = Service()
-            path = self._socket or self._service.socket
+            path, instance = self._socket, 0
+            if path is None:
+                self._service, instance = shared_service(self._job)
+                own.append(self._service)
+                path = self._service.socket
             for part in parts:
                 part.announces = self.max_grad_norm is not None
-                part.open(path, self._document(part, mesh))
+                part.open(path, {**self._document(part, mesh), "instance": instance})
             return [p.session.opened for p in parts if p.session]
 
         def open_anew() -> List[Opened]:
@@ -192,6 +195,7 @@ class Optimizer(torch.optim.Optimizer):
             for part in parts:
                 part.give_back_if_new()
             self._close()
+            self._service = None
             raise
         # With zero1, gradients are whole when all of them are there.
         if self._sharding != "zero1":
@@ -323,6 +327,8 @@ class Optimizer(torch.optim.Optimizer):
                     optimizer = own()
                     if optimizer is None or optimizer._parts is None or os.getpid() != owner:
                         return  # in a forked child, gradients are its own
+                    if parameter.grad is None:
+                        return  # a hook before this one has made the step with it, and taken it away
                     with optimizer._lock:
                         if optimizer._rounds is None:
                             part.accumulated(parameter)
@@ -839,12 +845,11 @@ class Optimizer(torch.optim.Optimizer):
             if self._service is None and not give_back:
                 part.depart()
             if part.session:
-                part.session.close(give_back=give_back)
+                # A service of this process's own may have other optimizers, which need the memory.
+                part.session.close(give_back=give_back or self._service is not None)
         self._close()
         self._parts = None
-        if self._service is not None:
-            self._service.close()
-            self._service = None
+        self._service = None
 
 
 class _Entries(collections.defaultdict):
@@ -881,7 +886,7 @@ def _raise(failure: Optional[Exception]) -> None:
         raise failure
 
 
-def _let_go(parts: List[Part], hooks: List[Any], transfer: Any, owner: int) -> None:
+def _let_go(parts: List[Part], hooks: List[Any], transfer: Any, own: List[Service], owner: int) -> None:
     if os.getpid() != owner:
         return  # a forked child has nothing to let go of
     for hook in hooks:
@@ -889,6 +894,9 @@ def _let_go(parts: List[Part], hooks: List[Any], transfer: Any, owner: int) -> N
     transfer.release()
     for part in parts:
         if part.session:
+            if any(service.process.poll() is None for service in own):
+                with contextlib.suppress(PlimsollError, OSError):  # nobody waits for this
+                    part.session.close(give_back=True)  # who else is in the service needs the memory
             part.session.abandon()
 
 
