@@ -96,6 +96,16 @@ def mesh_of(parameters: Sequence[Any], names: Dict[torch.Tensor, str]) -> Mesh:
     return Mesh(rank, world, tuple(reversed(groups)), *replica, *replicas)
 
 
+def refuse_inference(groups: Sequence[Dict[str, Any]], names: Dict[torch.Tensor, str]) -> None:
+    """Raises ValueError for parameters that can never be trained."""
+    for p in (p for g in groups for p in g["params"]):
+        if p.is_inference():
+            raise ValueError(
+                f"parameter {names[p]} was made in inference mode, and autograd refuses to train it: make the model outside of "
+                "torch.inference_mode(), or give it a copy (parameter = torch.nn.Parameter(parameter.clone()))"
+            )
+
+
 def refuse_fsdp1(parameters: Iterable[torch.Tensor], names: Dict[torch.Tensor, str]) -> None:
     """Raises ValueError for parameters of FullyShardedDataParallel (FSDP1).
 

@@ -1,6 +1,5 @@
 """A torch.optim.Optimizer whose state is held and updated by the optimizer service."""
 
-import collections
 import contextlib
 import functools
 import math
@@ -20,10 +19,11 @@ from plimsoll.protocol import Opened
 from plimsoll.service import Service, shared_service
 from plimsoll.torch import layout
 from plimsoll.torch.layout import Mesh
-from plimsoll.torch.part import Part
+from plimsoll.torch.entries import Entries, entry_of
+from plimsoll.torch.part import Part, Slot
 from plimsoll.torch.rounds import Rounds
 from plimsoll.torch.signals import deferred
-from plimsoll.torch.state_dict import check_entries, read_entries, take_weights, write_entries
+from plimsoll.torch.state_dict import check_entries, read_entries, read_entry, take_weights, write_entries
 from plimsoll.torch.transfer import transfer_for
 
 _Result = TypeVar("_Result")
@@ -39,8 +39,10 @@ def _uninterrupted(method: Callable[..., _Result]) -> Callable[..., _Result]:
 
     @functools.wraps(method)
     def uninterrupted(self: "Optimizer", *arguments: Any, **options: Any) -> _Result:
-        with self._lock, deferred() if _is_distributed() else contextlib.nullcontext():
-            return method(self, *arguments, **options)
+        # In inference mode, what is made here and becomes a parameter or its gradient could not be trained any more.
+        with torch.inference_mode(False), torch.no_grad():
+            with self._lock, deferred() if _is_distributed() else contextlib.nullcontext():
+                return method(self, *arguments, **options)
 
     return uninterrupted
 
@@ -102,7 +104,6 @@ class Optimizer(torch.optim.Optimizer):
             raise ValueError(f"name is {name!r}: expected 1 to 32 of a-z A-Z 0-9 . _ -, and no dot at the beginning")
         self._parts: Optional[List[Part]] = None
         super().__init__(params, defaults)
-        self.state = _Entries(self)
         self._state, self._moments_format = state, moments
         self._process_group, self._sharding = process_group, sharding
         self._refuses_missing = missing_gradients == "refuse"
@@ -144,6 +145,7 @@ class Optimizer(torch.optim.Optimizer):
         It is given what the sessions of all ranks found when they were opened.
         """
         names = layout.names_of(self.param_groups, self._named, self._model)
+        layout.refuse_inference(self.param_groups, names)
         layout.refuse_fsdp1((p for g in self.param_groups for p in g["params"]), names)
         mesh = self._mesh(names)
         divided = layout.divide(self.param_groups, names, layout.embeddings_of(self._model), mesh)
@@ -648,6 +650,42 @@ class Optimizer(torch.optim.Optimizer):
 
     # State
 
+    @property
+    def state(self) -> Entries:  # type: ignore[override]
+        """The state of each parameter, fetched from the service when it is looked at: ``optimizer.state[p]["exp_avg"]``.
+
+        It is for reading: what would write to it raises RuntimeError.
+        """
+        return self._entries
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        if "_entries" in self.__dict__:
+            raise RuntimeError(
+                "optimizer.state cannot be set: the state is the service's. Use optimizer.load_state_dict, or make a new optimizer "
+                "to begin with moments of zero"
+            )
+        self._entries = Entries(self)  # torch's constructor sets it first
+
+    def _has_state(self) -> bool:
+        return self._parts is not None and self._step_number() > 0
+
+    def _readers(self) -> Dict[torch.Tensor, Callable[[], Any]]:
+        """The parameters whose state is here, and what reads it."""
+        if not self._has_state() or self._sharding is not None:
+            return {}
+
+        def reader(part: Part, slot: Slot) -> Callable[[], Any]:
+            return lambda: entry_of(read_entry(part, slot, self._moments, self._counts_steps))
+
+        return {p: reader(part, slot) for part in self._parts for p, slot in part.slots.items()}
+
+    def _refuse_where_divided(self) -> None:
+        if self._sharding is not None:
+            raise RuntimeError(
+                f"sharding is {self._sharding!r}, and no rank has the whole state: save it with optimizer.save(directory)"
+            )
+
     def __reduce__(self) -> Any:
         raise TypeError(
             f"{type(self).__name__} of plimsoll is not copied or pickled: its state is the service's, and its parameters are the model's. "
@@ -663,18 +701,14 @@ class Optimizer(torch.optim.Optimizer):
         """
         if self._parts is None:
             return super().state_dict()
-        if self._sharding is not None:
-            raise RuntimeError(
-                f"sharding is {self._sharding!r}, and no rank has the whole state: save it with optimizer.save(directory)"
-            )
+        self._refuse_where_divided()
+        entries: Dict[torch.Tensor, Any] = {}
         if self._step_number():
             self._check_steps()
             take_weights(self._parts)
-            self.state.update(read_entries(self._parts, self._moments, self._counts_steps))
-        try:
+            entries = read_entries(self._parts, self._moments, self._counts_steps)
+        with self.state.showing(entries):
             return super().state_dict()
-        finally:
-            self.state.clear()
 
     @_uninterrupted
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
@@ -687,7 +721,6 @@ class Optimizer(torch.optim.Optimizer):
         load, entries = super().load_state_dict, state_dict.get("state", {})
         if self._parts is None and not entries:
             load(state_dict)
-            self.state = _Entries(self)
             return
         self.open()
         groups, given = self.param_groups, {}
@@ -707,8 +740,6 @@ class Optimizer(torch.optim.Optimizer):
         except Exception:
             self.param_groups = groups
             raise
-        finally:
-            self.state = _Entries(self)
         self._on_all_ranks("load_state_dict", lambda: write_entries(self._parts, self._moments, given))
         self._on_all_ranks("load_state_dict", lambda: self._set_step(steps[0]))
         self._resumed_step = self._counted = steps[0]
@@ -850,21 +881,6 @@ class Optimizer(torch.optim.Optimizer):
         self._close()
         self._parts = None
         self._service = None
-
-
-class _Entries(collections.defaultdict):
-    """What torch knows as an optimizer's state: the entries of parameters, which are here while a state_dict is made.
-
-    It is true whenever there is a state, as with torch: torch.distributed.checkpoint makes a step where there is none.
-    """
-
-    def __init__(self, optimizer: Optimizer):
-        super().__init__(dict)
-        self._optimizer = weakref.ref(optimizer)
-
-    def __bool__(self) -> bool:
-        optimizer = self._optimizer()
-        return optimizer is not None and optimizer._parts is not None and optimizer._step_number() > 0
 
 
 def _is_distributed() -> bool:

@@ -49,6 +49,8 @@ class Slot:
         # Each has a storage of its own, so that a change of one gradient does
         # not show in the versions of all others.
         self.weight = _tensor(parameters, piece)
+        # The arenas have the order of the shape. A parameter with another layout (channels_last) stays where it is.
+        self.contiguous = local(piece.parameter).is_contiguous()
         self.gradient = _tensor(gradients, piece)
         self.shown: Optional[torch.Tensor] = None  # what the parameter has as its gradient, where that is in the arena
         self.seen: Optional[_Seen] = None  # the gradient that was brought, as it was then
@@ -60,6 +62,10 @@ class Slot:
 
     def versions(self) -> Tuple[int, int]:
         return _versions(self.piece.parameter)
+
+    def like_parameter(self, elements: torch.Tensor) -> torch.Tensor:
+        """Elements in an arena with the shape and strides of the parameter, which is contiguous."""
+        return elements.as_strided(self.piece.parameter.shape, self.piece.parameter.stride())
 
 
 def _tensor(arena: Arena, piece: Piece) -> torch.Tensor:
@@ -148,7 +154,8 @@ class Part:
         """Makes the model's parameters those of the state."""
         if self.shared:
             for parameter, slot in self.slots.items():
-                parameter.data = slot.weight.view(parameter.shape)
+                if slot.contiguous:
+                    parameter.data = slot.like_parameter(slot.weight)
         self.pull(after_step=False)
 
     def depart(self) -> None:
@@ -172,7 +179,7 @@ class Part:
             return  # of backward(create_graph=True): the program may want its graph until the step, and nobody after it
         if self._is_elsewhere(slot):
             return  # and may be changed there
-        if self.shared:
+        if self.shared and slot.contiguous:
             self._share(slot)
         if slot.fired == slot.expected:
             self.bring(slot)
@@ -190,7 +197,7 @@ class Part:
         if parameter.grad is slot.shown and slot.shown is not None:
             return
         if slot.shown is None:
-            slot.shown = slot.gradient.view(parameter.shape)
+            slot.shown = slot.like_parameter(slot.gradient)
         slot.shown.copy_(_dense(parameter, slot.piece))
         slot.zero = False
         parameter.grad = slot.shown
@@ -202,7 +209,7 @@ class Part:
             return
         slot.zero = False
         token = None
-        if self.shared and not self._is_elsewhere(slot):
+        if self.shared and slot.contiguous and not self._is_elsewhere(slot):
             self._share(slot)
             gradient = slot.shown
         else:
@@ -324,7 +331,7 @@ class Part:
         if not self.shared:
             return
         for parameter, slot in self.slots.items():
-            if parameter.data_ptr() != slot.weight.data_ptr():
+            if slot.contiguous and parameter.data_ptr() != slot.weight.data_ptr():
                 raise RuntimeError(
                     f"parameter {slot.piece.name} has got other memory since the optimizer was opened (model.to(), or an assignment to "
                     "its data): do that before the first step, or make a new optimizer"
@@ -339,12 +346,15 @@ class Part:
         for slot in self.slots.values():
             slot.left = None
         if self.shared:
-            for parameter in self.slots:
-                increment_version(parameter)
+            for parameter, slot in self.slots.items():
+                if slot.contiguous:
+                    increment_version(parameter)
+                else:
+                    parameter.copy_(slot.weight.view(parameter.shape))
         else:
             self._copy_parameters(after_step)
-        if not (self.shared and self.in_arena):
-            for slot in self.slots.values():
+        for slot in self.slots.values():
+            if not (self.shared and self.in_arena and slot.contiguous):
                 slot.left = slot.versions()
         self.torn = False
 
@@ -353,11 +363,12 @@ class Part:
         return [slot for slot in self.slots.values() if slot.left is not None and slot.left != slot.versions()]
 
     def _copy_parameters(self, after_step: bool) -> None:
-        for piece in self.pieces:
-            if not local(piece.parameter).is_contiguous():
-                raise ValueError(
-                    f"parameter {piece.name} is not contiguous, and is copied piece by piece: make it so (parameter.data = parameter.data.contiguous())"
-                )
+        # Others than contiguous ones (channels_last) come as a whole: blocks have the order of the shape.
+        whole = {
+            p: torch.empty(local(p).numel(), dtype=p.dtype, device=local(p).device)
+            for p in self._pieces_of
+            if not local(p).is_contiguous()
+        }
         self.transfer.begin()
         moving: Deque[Tuple[Any, torch.Tensor, List[Tuple[Piece, int, int]]]] = collections.deque()
         for tensor, block, owner in self._blocks(after_step):
@@ -369,10 +380,13 @@ class Part:
                 work = torch.distributed.broadcast(tensor.view(torch.uint8), source, group=self.mesh.group, async_op=True)
             moving.append((work, tensor, block))
             if len(moving) >= _IN_FLIGHT:
-                self._place(*moving.popleft())
+                self._place(*moving.popleft(), whole)
         while moving:
-            self._place(*moving.popleft())
+            self._place(*moving.popleft(), whole)
         self.transfer.join()
+        for parameter, values in whole.items():
+            own = local(parameter.detach())
+            own.copy_(values.view(own.shape))
 
     def gathers(self) -> bool:
         """Whether the ranks send each other parameters: they do unless these are divided as the shards are."""
@@ -412,14 +426,22 @@ class Part:
         arena = self.session.parameters
         return torch.frombuffer(arena.memory, dtype=DTYPES[arena.type], count=self.session.elements)
 
-    def _place(self, work: Any, tensor: torch.Tensor, block: List[Tuple[Piece, int, int]]) -> None:
-        """Copies a block into the parameters that it has pieces of."""
+    def _place(
+        self,
+        work: Any,
+        tensor: torch.Tensor,
+        block: List[Tuple[Piece, int, int]],
+        whole: Dict[torch.Tensor, torch.Tensor],
+    ) -> None:
+        """Copies a block into the parameters that it has pieces of, or into what is there in their place."""
         if work is not None:
             work.wait()
         at = 0
         for piece, first, count in block:
             begin = first if not is_sharded(piece.parameter) else first - piece.first
-            parameter = local(piece.parameter.detach()).view(-1)[begin : begin + count]
+            into = whole.get(piece.parameter)
+            flat = local(piece.parameter.detach()).view(-1) if into is None else into
+            parameter = flat[begin : begin + count]
             source = tensor[at : at + count]
             if work is None:
                 self.transfer.fetch(parameter, source)
