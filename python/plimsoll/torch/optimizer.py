@@ -329,6 +329,14 @@ class Optimizer(torch.optim.Optimizer):
                     optimizer = own()
                     if optimizer is None or optimizer._parts is None or os.getpid() != owner:
                         return  # in a forked child, gradients are its own
+                    if optimizer._transfer.is_capturing():
+                        # The step takes the gradients: when the graph is replayed, no hook runs.
+                        if optimizer._rounds is None:
+                            return
+                        raise RuntimeError(
+                            "sharding is 'zero2', which takes gradients away in the backward pass, and this one is captured for a CUDA "
+                            "graph: leave it out of the graph, or use sharding='zero1'"
+                        )
                     if parameter.grad is None:
                         return  # a hook before this one has made the step with it, and taken it away
                     with optimizer._lock:
@@ -429,6 +437,11 @@ class Optimizer(torch.optim.Optimizer):
     @_uninterrupted
     def _step(self) -> None:
         self._open_for_step()
+        if self._transfer.is_capturing():
+            raise RuntimeError(
+                "optimizer.step() was called while a CUDA graph is captured: the update is made on the host, and is no part of a graph; "
+                "capture forward and backward pass alone, and call step() after each replay()"
+            )
         numbers: Optional[Dict[Part, Any]] = None
         scale, squares, failure = 1.0, 0.0, None
         try:
@@ -907,7 +920,8 @@ def _let_go(parts: List[Part], hooks: List[Any], transfer: Any, own: List[Servic
         return  # a forked child has nothing to let go of
     for hook in hooks:
         hook.remove()  # the model would hold the parts, and all that they have mapped
-    transfer.release()
+    with contextlib.suppress(RuntimeError):  # of a device that has failed: who called may be raising that
+        transfer.release()
     for part in parts:
         if part.session:
             if any(service.process.poll() is None for service in own):

@@ -262,6 +262,7 @@ class Part:
             self._reducing_bytes -= stretch.nbytes
             if work is not None:
                 work.wait()
+                self.transfer.keep(stretch)  # its stream may be another than that which waits, as autograd has its own
             if piece.owner != self.mesh.rank:
                 continue
             slot = self.slots[piece.parameter]
@@ -284,14 +285,20 @@ class Part:
             self._take_reduced(0)
             # Said to be ready too early, or not at all.
             again = [s for p, s in self.slots.items() if self.reduced.get(p) and s.fired != s.expected]
-        absent = []
+        absent, changed = [], 0
         for parameter, slot in self.slots.items():
             if reduces and self.reduced.get(parameter):
                 continue
             if not reduces and parameter.grad is not None:
+                changed += slot.seen is not None and not slot.seen.is_still(parameter.grad)
                 self.bring(slot)
             elif not slot.zero:
                 absent.append(slot)
+        if self.transfer.crosses_bus and 2 * changed > len(self.slots):
+            warnings.warn(
+                "most gradients were changed after they were copied to the host, and are copied again in the step: where the program "
+                "clips them (clip_grad_norm_, or max_grad_norm of a Trainer), let the optimizer do it (AdamW(..., max_grad_norm=1.0))"
+            )
         while self._copying:
             token, slot = self._copying.popleft()
             self.transfer.finish(token)
