@@ -1,6 +1,7 @@
 """What is asked of CUDA, where there is none: stand-ins note it."""
 
 import contextlib
+import itertools
 import platform
 import types
 
@@ -33,7 +34,7 @@ class Cuda:
     """The runtime: streams, its last error, and what it was asked for, in order."""
 
     def __init__(self, monkeypatch):
-        self.notes, self.names, self.last, self.capturing, self.broken = [], iter(("out", "in", "more")), 0, False, False
+        self.notes, self.names, self.last, self.capturing, self.broken = [], itertools.cycle(("out", "in")), 0, False, False
         self.refuses, self.registered = lambda bytes: 0, []
         self.current = Stream(self, "current")
         for name, stand_in in {
