@@ -28,6 +28,8 @@ from plimsoll.torch.transfer import transfer_for
 
 _Result = TypeVar("_Result")
 
+_APART_KEY = "plimsoll_state_saved_apart"  # in a state_dict
+
 _APART = "the shards of this job are at different steps: a step was interrupted in between; load the last checkpoint"
 
 
@@ -118,6 +120,11 @@ class Optimizer(torch.optim.Optimizer):
         self.skipped = 0
         #: The norm of all gradients at the last step, before clipping; None where it was not asked for.
         self.last_grad_norm: Optional[float] = None
+        #: Whether :meth:`state_dict` leaves the state out, as :meth:`save` writes it beside. See plimsoll.transformers.
+        self.saves_state_apart = False
+        #: What tells the state that a state_dict without one was saved with, until it is loaded.
+        self.awaits_state: Optional[str] = None
+        self._saved_with: Optional[str] = None
         self._resumed_step = 0
         self._counted = 0  # the step of the other ranks, as this one last heard of it
         self._saving: Optional[Tuple[str, int, str]] = None  # directory, step and identity
@@ -436,6 +443,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @_uninterrupted
     def _step(self) -> None:
+        self._check_awaited()
         self._open_for_step()
         if self._transfer.is_capturing():
             raise RuntimeError(
@@ -712,6 +720,10 @@ class Optimizer(torch.optim.Optimizer):
         Parameters in 16 bits have ``master_weights`` beside torch's entries. Before anything was opened there is no
         state, as in torch. Raises RuntimeError with ``sharding``: no rank has it all; use :meth:`save`.
         """
+        if self.saves_state_apart:
+            self._saved_with = secrets.token_hex(16)
+            with self.state.showing({}):
+                return {**super().state_dict(), _APART_KEY: self._saved_with}
         if self._parts is None:
             return super().state_dict()
         self._refuse_where_divided()
@@ -732,6 +744,11 @@ class Optimizer(torch.optim.Optimizer):
         changed.
         """
         load, entries = super().load_state_dict, state_dict.get("state", {})
+        apart = state_dict.get(_APART_KEY)
+        if apart is not None:
+            load({**state_dict, "state": {}})
+            self.awaits_state = apart
+            return
         if self._parts is None and not entries:
             load(state_dict)
             return
@@ -756,6 +773,7 @@ class Optimizer(torch.optim.Optimizer):
         self._on_all_ranks("load_state_dict", lambda: write_entries(self._parts, self._moments, given))
         self._on_all_ranks("load_state_dict", lambda: self._set_step(steps[0]))
         self._resumed_step = self._counted = steps[0]
+        self.awaits_state = None
         for part in self._parts:
             part.pull(after_step=False)
 
@@ -770,6 +788,18 @@ class Optimizer(torch.optim.Optimizer):
 
     # Checkpoints
 
+    def saved_with(self) -> Optional[str]:
+        """What tells the last state_dict without a state from any other, on all ranks that of the first."""
+        self.open()
+        return self._gather([self._saved_with])[0]
+
+    def _check_awaited(self) -> None:
+        if self.awaits_state is not None:
+            raise RuntimeError(
+                "this optimizer has loaded a state_dict that plimsoll.transformers.CheckpointCallback has saved, whose state is in the folder "
+                "plimsoll beside it: give the Trainer that callback, or call optimizer.load(folder)"
+            )
+
     @_uninterrupted
     def save(self, directory: Any, training: Any = None) -> int:
         """Begins to save the state to ``directory``, in the background; training may go on. The step that is saved.
@@ -777,6 +807,7 @@ class Optimizer(torch.optim.Optimizer):
         All ranks call it, and later :meth:`saved`. ``training`` is a JSON document of at most 64 KiB that :meth:`load`
         gives back, such as the state of a scheduler.
         """
+        self._check_awaited()
         self.open()
         if not self._collective.groups and _number("WORLD_SIZE", 1) > 1:
             raise RuntimeError(
@@ -874,6 +905,7 @@ class Optimizer(torch.optim.Optimizer):
         if several:
             self._on_all_ranks(loads, lambda: self._set_step(step))
         self._resumed_step = self._counted = step
+        self.awaits_state = None
         for part in self._parts:
             part.adopt()
         return training
