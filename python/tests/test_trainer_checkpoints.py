@@ -15,6 +15,7 @@ transformers = pytest.importorskip("transformers")
 from plimsoll.transformers import CheckpointCallback  # noqa: E402
 from test_trainer import Texts, model  # noqa: E402
 
+
 def trainer_of(made, optimizer, directory, callbacks, steps=8, **options):
     arguments = dict(save_strategy="steps", save_steps=2, max_steps=steps, per_device_train_batch_size=4, max_grad_norm=0.5)
     arguments.update(logging_steps=1, report_to=[], use_cpu=True, seed=0, lr_scheduler_type="linear", disable_tqdm=True, **options)
