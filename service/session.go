@@ -45,7 +45,7 @@ type session struct {
 }
 
 func newSession(d *Document, shard *engine.Shard, record *record) *session {
-	addProcessors(len(shard.Config().CPUs))
+	useWorkers(shard.Config())
 	return &session{document: d, shard: shard, record: record}
 }
 
@@ -80,7 +80,7 @@ func (s *session) close() error {
 		_ = s.saving.Wait() // was cancelled
 	}
 	s.dropWindow()
-	addProcessors(-len(s.shard.Config().CPUs))
+	leaveWorkers(s.shard.Config())
 	return errors.Join(s.shard.Close(), s.record.Close())
 }
 
