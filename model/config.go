@@ -177,7 +177,7 @@ func (c *config) dtype() dtype.Type {
 	}
 }
 
-const headersInstead = "name the model's safetensors file or its model.safetensors.index.json instead: their headers are read, whatever the architecture"
+const headersInstead = "plimsoll rehearse takes the model's safetensors file or its model.safetensors.index.json instead, whatever the architecture; plimsoll plan has to know how the model computes"
 
 // unknownArchitecture is told from other faults because a folder may hold the
 // headers that know better.
@@ -250,5 +250,6 @@ func fromConfig(doc document, name, source string) (*Model, error) {
 		return nil, c.err
 	}
 	numberBlocks(root.parameters)
-	return &Model{Name: name, Architecture: a.name, Type: a.modelType, Source: source, Parameters: root.parameters, Network: root.network}, nil
+	_, quantized := c.find("quantization_config", "compression_config")
+	return &Model{Name: name, Architecture: a.name, Type: a.modelType, Source: source, Quantized: quantized, Parameters: root.parameters, Network: root.network}, nil
 }

@@ -14,8 +14,8 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from plimsoll import protocol
-from plimsoll.descriptors import in_use, make_room
+from plimsoll import protocol, trust
+from plimsoll.descriptors import by_file, make_room
 from plimsoll.errors import PlimsollError, ProtocolError, StateLost
 from plimsoll.protocol import Kind
 
@@ -43,6 +43,11 @@ class Arena:
         self.memory = mmap.mmap(descriptor, description.mapped_bytes, mmap.MAP_SHARED, _READ_AND_WRITE)
         _mapped[self.memory] = self.identity
 
+    @property
+    def descriptor(self) -> int:
+        """That of the mapping, as long as ``memory`` is there."""
+        return by_file()[self.identity]
+
 
 _READ_AND_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 _mapped: "weakref.WeakKeyDictionary[mmap.mmap, Tuple[int, int]]" = weakref.WeakKeyDictionary()  # to identities of files
@@ -58,7 +63,7 @@ def _keep_changes_to_oneself() -> None:
     """What a forked child changes is a copy of its own, as it is of all other memory."""
     if not _mapped:
         return
-    descriptors = {_identity(descriptor): descriptor for descriptor in in_use()}
+    descriptors = by_file()
     for memory, identity in _mapped.items():
         descriptor = descriptors[identity]
         at = np.frombuffer(memory, np.uint8).ctypes.data
@@ -253,17 +258,16 @@ class Session:
     # Connections
 
     def _connect(self) -> Tuple[protocol.Opened, List[int]]:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         document = protocol.pack_document(self.document)
+        try:
+            connection = trust.connect(self.path)
+        except OSError as error:
+            raise ConnectionError(
+                f"no optimizer service answers at {self.path}: {error}; start one (plimsoll serve --socket {self.path}), "
+                "or leave PLIMSOLL_SOCKET unset and each process starts its own"
+            ) from None
         descriptors: List[int] = []
         try:
-            try:
-                connection.connect(self.path)
-            except OSError as error:
-                raise ConnectionError(
-                    f"no optimizer service answers at {self.path}: {error}; start one (plimsoll serve --socket {self.path}), "
-                    "or leave PLIMSOLL_SOCKET unset and each process starts its own"
-                ) from None
             file = _sealed("plimsoll-open", document)
             try:
                 _send(connection, protocol.pack(Kind.OPEN, 0, protocol.pack_number(len(document))), [file])

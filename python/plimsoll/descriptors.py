@@ -2,7 +2,7 @@
 
 import os
 import resource
-from typing import Iterator
+from typing import Dict, Iterator, Tuple
 
 from plimsoll.errors import PlimsollError
 
@@ -27,15 +27,20 @@ def make_room(needed: int = 16) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def in_use() -> Iterator[int]:
-    """The descriptors that are open, as far as can be told without a list: those that can be looked at."""
+def by_file() -> Dict[Tuple[int, int], int]:
+    """A descriptor of each file that is open, by the device and number of the file."""
+    return {identity: descriptor for descriptor, identity in in_use()}
+
+
+def in_use() -> Iterator[Tuple[int, Tuple[int, int]]]:
+    """The descriptors that are open, each with the device and number of its file."""
     try:
         candidates = map(int, os.listdir("/proc/self/fd"))
     except OSError:
         candidates = iter(range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 1 << 16)))
     for descriptor in candidates:
         try:
-            os.fstat(descriptor)
+            status = os.fstat(descriptor)
         except OSError:
             continue  # that of the list itself
-        yield descriptor
+        yield descriptor, (status.st_dev, status.st_ino)

@@ -8,6 +8,7 @@ import torch
 from hypothesis import settings
 
 from plimsoll import Service
+from transfers import WAYS, use_copies
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("plimsoll", deadline=None)
@@ -32,6 +33,21 @@ for variable in (
 def deterministic():
     torch.manual_seed(0)
     torch.set_num_threads(1)
+
+
+def pytest_generate_tests(metafunc):
+    """Modules that say ``BOTH_WAYS = True`` run every test with shared and with copied gradients and parameters."""
+    if getattr(metafunc.module, "BOTH_WAYS", False):
+        metafunc.parametrize("way", WAYS, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def way(request, monkeypatch):
+    """How gradients and parameters reach the arenas. Copies stand for a device such as CUDA."""
+    chosen = getattr(request, "param", WAYS[0])
+    if chosen == "copied":
+        use_copies(monkeypatch, block_bytes=4096)
+    return chosen
 
 
 @pytest.fixture

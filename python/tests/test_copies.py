@@ -8,64 +8,15 @@ import torch
 from torch.nn import functional as F
 
 import plimsoll.torch
-from plimsoll.torch import optimizer as optimizer_module
 from plimsoll.torch import part as part_module
 from plimsoll.torch.layout import Stretches
-from plimsoll.torch.transfer import HostTransfer
 from test_optimizer import assert_same, backward, data, network, train
-
-
-class LateTransfer(HostTransfer):
-    """Does what is asked of it as late as it may, as a device would, and in order."""
-
-    def __init__(self):
-        self._tasks = []
-        self._done = 0
-
-    def _later(self, task):
-        self._tasks.append(task)
-        return len(self._tasks)
-
-    def _run(self, until):
-        while self._done < until:
-            self._tasks[self._done]()
-            self._done += 1
-
-    def store(self, arena, gradient):
-        return self._later(lambda: arena.copy_(gradient))
-
-    def add(self, arena, gradient):
-        return self._later(lambda: arena.add_(gradient))
-
-    def is_done(self, token):
-        self._run(token - 2)  # two copies are always under way
-        return self._done >= token
-
-    def finish(self, token):
-        self._run(token)
-
-    def fetch(self, parameter, arena):
-        values = arena.clone()  # the step is through with it now, or never
-        self._later(lambda: parameter.copy_(values))
-
-    def join(self):
-        self._run(len(self._tasks))
-
-    settle = join
+from transfers import PromptTransfer, use_copies
 
 
 @pytest.fixture
 def copies(monkeypatch):
-    """Parameters of the CPU are treated as those of a device."""
-    part = part_module.Part.__init__
-    monkeypatch.setattr(optimizer_module, "transfer_for", lambda device: LateTransfer())
-    monkeypatch.setattr(
-        part_module.Part,
-        "__init__",
-        lambda self, name, pieces, mesh, transfer, shared: part(self, name, pieces, mesh, transfer, False),
-    )
-    monkeypatch.setattr(part_module, "_BLOCK_BYTES", 100)
-    monkeypatch.setattr(part_module, "_READY_BYTES", 64)
+    use_copies(monkeypatch)
 
 
 @pytest.mark.parametrize("sharding", [None, "zero2"])
@@ -111,7 +62,7 @@ def test_changed_gradients_are_copied_again(copies):
 
 def test_another_gradient_at_the_same_address_is_copied(copies, monkeypatch):
     """As that which a program makes of the gradients of several losses, when the last one's memory is free again."""
-    monkeypatch.setattr(optimizer_module, "transfer_for", lambda device: HostTransfer())  # which holds no gradient
+    use_copies(monkeypatch, PromptTransfer)  # which holds no gradient
     ours, theirs = network(), network()
     optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2)
     reference = torch.optim.AdamW(theirs.parameters(), lr=1e-2)
@@ -190,7 +141,7 @@ def test_any_order_of_gradients(copies, monkeypatch, sharding, late):
     """Some are there and some are not, accumulate, are changed, and are discarded."""
     monkeypatch.setattr(part_module, "_REDUCING_BYTES", 0)
     if not late:
-        monkeypatch.setattr(optimizer_module, "transfer_for", lambda device: HostTransfer())
+        use_copies(monkeypatch, PromptTransfer)
     numbers = random.Random(0)
     ours = [torch.nn.Parameter(torch.ones(numbers.randint(1, 8))) for _ in range(12)]
     theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]

@@ -25,6 +25,7 @@ from plimsoll import PlimsollError, Service
 from plimsoll.protocol import Kind
 from plimsoll.torch.layout import Mesh
 from plimsoll.torch.rounds import Rounds
+from transfers import WAYS
 
 RANKS = 2
 STEPS = 8
@@ -162,6 +163,7 @@ def replicated(rank, bucket_view):
     return weights(model)
 
 
+@pytest.mark.parametrize("way", WAYS, indirect=True)
 @pytest.mark.parametrize("bucket_view", [False, True])
 def test_replicated_as_one_rank(service, bucket_view):
     ranks = run(replicated, bucket_view, service=service)

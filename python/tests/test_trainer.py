@@ -8,6 +8,8 @@ import torch
 import plimsoll.torch
 from gpt import GPT, batch, text
 
+BOTH_WAYS = True
+
 transformers = pytest.importorskip("transformers")
 accelerate = pytest.importorskip("accelerate")
 

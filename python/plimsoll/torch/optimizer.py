@@ -3,20 +3,22 @@
 import contextlib
 import functools
 import math
+import operator
 import os
 import re
 import secrets
 import sys
 import threading
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, TypeVar
+from numbers import Real
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type, TypeVar
 
 import torch
 import torch.distributed
 
 from plimsoll.errors import PlimsollError
 from plimsoll.protocol import Opened
-from plimsoll.service import Service, shared_service
+from plimsoll.service import Service, find_program, shared_service
 from plimsoll.torch import layout
 from plimsoll.torch.layout import Mesh
 from plimsoll.torch.entries import Entries, entry_of
@@ -29,6 +31,30 @@ from plimsoll.torch.transfer import transfer_for
 _Result = TypeVar("_Result")
 
 _APART_KEY = "plimsoll_state_saved_apart"  # in a state_dict
+# What torch's optimizers have and these have not.
+_REFUSED = {
+    "amsgrad": "it needs a third moment, and the service holds two",
+    "differentiable": "autograd cannot follow a step into the service",
+}
+# Flags of torch, and what they are where a parameter group does not name them.
+_FLAGS = {
+    "foreach": None,
+    "fused": None,
+    "capturable": False,
+    "differentiable": False,
+    "maximize": False,
+    "amsgrad": False,
+    "nesterov": False,
+    "decoupled_weight_decay": False,
+}
+# Arguments that the constructors of torch 2.1 do not have, or check against the devices of parameters.
+_UNKNOWN_TO_OLD_TORCH = ("fused", "differentiable", "decoupled_weight_decay")
+# The range of fp32, whose smaller numbers the service takes for zeros.
+_SMALLEST, _LARGEST = 2.0**-126, torch.finfo(torch.float32).max
+_REGROUPED = (
+    "when the optimizer was opened, and the state is that of those parameters. Close the optimizer, and make a new one of "
+    "the parameters that are to be trained from now on"
+)
 
 _APART = "the shards of this job are at different steps: a step was interrupted in between; load the last checkpoint"
 
@@ -72,12 +98,11 @@ class Optimizer(torch.optim.Optimizer):
         asking = sys._getframe(1).f_globals.get("__name__", "")
         return not asking.startswith(("lightning.", "lightning_fabric.", "pytorch_lightning."))
 
-    # What the protocol calls the optimizer, and what torch calls its moments.
-    _name: str
+    # The optimizer of torch whose constructor checks the hyperparameters, and what torch calls the moments.
+    _checks: Type[torch.optim.Optimizer]
     _moments: Tuple[str, ...]
+    _moment_formats: Tuple[str, ...] = ("fp32", "bf16")
     _counts_steps = True
-    # Options of torch's optimizer that there is no counterpart for.
-    _refused: Tuple[str, ...] = ("maximize", "amsgrad", "nesterov")
 
     def __init__(
         self,
@@ -90,29 +115,41 @@ class Optimizer(torch.optim.Optimizer):
         process_group: Any = None,
         sharding: Optional[str] = None,
         missing_gradients: str = "refuse",
+        gradients: str = "backward",
         model: Optional[torch.nn.Module] = None,
         named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]] = None,
         job: Optional[str] = None,
         name: Optional[str] = None,
         socket: Optional[str] = None,
     ):
+        defaults = self._checked(defaults)
         _choose("state", state, ("split", "fp32"))
-        _choose("moments", moments, ("fp32", "bf16", "int8"))
+        _choose("moments", moments, self._moment_formats)
         _choose("sharding", sharding, (None, "zero1", "zero2"))
         _choose("missing_gradients", missing_gradients, ("refuse", "zero"))
+        _choose("gradients", gradients, ("backward", "step"))
+        if gradients == "step" and sharding == "zero2":
+            raise ValueError(
+                "gradients is 'step' and sharding is 'zero2', which sends gradients to their owners in the backward pass: "
+                "leave gradients at 'backward', or use sharding='zero1'"
+            )
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm is {max_grad_norm}: expected a number above 0, or None not to clip")
         if name is not None and not re.fullmatch("[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,31}", name):
             raise ValueError(f"name is {name!r}: expected 1 to 32 of a-z A-Z 0-9 . _ -, and no dot at the beginning")
         self._parts: Optional[List[Part]] = None
+        self._closed = False
+        self._model, self._named = model, list(named_parameters) if named_parameters is not None else None
+        self._socket = socket or os.environ.get("PLIMSOLL_SOCKET")
+        if self._socket is None:
+            find_program()  # which the first step will start
         super().__init__(params, defaults)
         self._state, self._moments_format = state, moments
         self._process_group, self._sharding = process_group, sharding
         self._refuses_missing = missing_gradients == "refuse"
-        self._model, self._named = model, list(named_parameters) if named_parameters is not None else None
+        self._takes_gradients_in_step = gradients == "step"
         self._job = job or os.environ.get("PLIMSOLL_JOB") or "job"
         self._name_in_job = name
-        self._socket = socket or os.environ.get("PLIMSOLL_SOCKET")
         self._service: Optional[Service] = None
         self._lock = threading.RLock()  # hooks run on autograd's threads, one for each device
         self.max_grad_norm = max_grad_norm
@@ -146,6 +183,18 @@ class Optimizer(torch.optim.Optimizer):
         if self._parts is None:
             self._open(self._agree)
 
+    def _open_unless_closed(self) -> None:
+        """Opens for what needs the state. After :meth:`close` the program must say whether it wants a new one."""
+        self._check_not_closed()
+        self.open()
+
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            raise RuntimeError(
+                "the optimizer is closed: open() attaches to the state where that is still in a service, and else begins with a new one "
+                "(moments of zero); load() and load_state_dict() fill it"
+            )
+
     def _open(self, begin: Callable[[List[Opened]], _Result]) -> _Result:
         """Opens the sessions. ``begin`` makes state and model one; where it fails, the model keeps its parameters.
 
@@ -159,9 +208,10 @@ class Optimizer(torch.optim.Optimizer):
         device = self._device()
         self._trained = [p for g in self.param_groups for p in g["params"] if p.requires_grad]
         self._frozen = [(names[p], p) for g in self.param_groups for p in g["params"] if not p.requires_grad]
-        shared = device.type == "cpu" and self._sharding is None and not any(map(layout.is_sharded, self._trained))
+        self._opened_groups = [list(g["params"]) for g in self.param_groups]
         self._collective = mesh
         self._transfer = transfer_for(device)
+        shared = self._transfer.shares and self._sharding is None and not any(map(layout.is_sharded, self._trained))
         parts = [Part(name, pieces, mesh, self._transfer, shared) for name, pieces in sorted(divided.items()) if pieces]
         part_of = {piece.parameter: part for part in parts for piece in part.pieces}
         ours = [p for p in self._trained if p in part_of]
@@ -176,13 +226,16 @@ class Optimizer(torch.optim.Optimizer):
 
         def open_parts() -> List[Opened]:
             layout.check_memory(self._trained, names)
+            first_moments = [self._first_moment(group) for group in self.param_groups]
             path, instance = self._socket, 0
             if path is None:
                 self._service, instance = shared_service(self._job)
                 own.append(self._service)
                 path = self._service.socket
             for part in parts:
+                part.first_moments = first_moments
                 part.announces = self.max_grad_norm is not None
+                part.waits = self._takes_gradients_in_step
                 part.open(path, {**self._document(part, mesh), "instance": instance})
             return [p.session.opened for p in parts if p.session]
 
@@ -206,6 +259,7 @@ class Optimizer(torch.optim.Optimizer):
             self._close()
             self._service = None
             raise
+        self._closed = False
         # With zero1, gradients are whole when all of them are there.
         if self._sharding != "zero1":
             self._hook_all()
@@ -263,7 +317,7 @@ class Optimizer(torch.optim.Optimizer):
             "world": world,
             "local_world": min(world, _number("PLIMSOLL_LOCAL_RANKS", _number("LOCAL_WORLD_SIZE", world))),
             "part": f"{self._name_in_job}.{part.name}" if self._name_in_job else part.name,
-            "optimizer": self._name,
+            "optimizer": self._rule(self.param_groups[0]),
             "state": self._state if part.name == "bf16" else "fp32",
             "moments": self._moments_format,
             "parameter": part.name,
@@ -362,7 +416,7 @@ class Optimizer(torch.optim.Optimizer):
         Opens the optimizer. A program that may have been restarted asks for it before its first forward pass, and
         goes on with the data of the step after it.
         """
-        self.open()
+        self._open_unless_closed()
         return self._resumed_step
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
@@ -372,6 +426,73 @@ class Optimizer(torch.optim.Optimizer):
                 "add_param_group: the state is made already, in memory of exactly its size: add all groups before the first step"
             )
         super().add_param_group(param_group)
+        try:
+            self._check_options(len(self.param_groups) - 1)
+        except BaseException:
+            self.param_groups.pop()
+            raise
+
+    # Options
+
+    def _checked(self, options: Dict[str, Any]) -> Dict[str, Any]:
+        """The options of a parameter group, as torch has them. Raises what torch's constructor raises, and ValueError."""
+        if options.get("fused") and options.get("foreach"):
+            raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
+        self._check_flags(options)
+        given = {name: value for name, value in options.items() if name not in _UNKNOWN_TO_OLD_TORCH}
+        taken = self._checks([torch.zeros(1, device="cpu")], **given).defaults
+        options = {**options, **{name: taken[name] for name in given}}
+        for name, value in options.items():
+            for number in value if isinstance(value, (tuple, list)) else (value,):
+                if isinstance(number, (Real, torch.Tensor)):
+                    _check_number(name, float(number))
+        return options
+
+    def _check_options(self, g: int) -> None:
+        """Refuses a parameter group that no step could be made of."""
+        group = self.param_groups[g]
+        try:
+            self._checked({name: group[name] for name in self.defaults})
+        except ValueError as error:
+            raise ValueError(f"parameter group {g}: {error}") from None
+        self._check_agreement(self.param_groups)
+        for p in group["params"]:
+            if p.requires_grad and p.dtype not in layout.TYPES:
+                layout.refuse_type(p, layout.names_of(self.param_groups, self._named, self._model)[p])
+
+    def _check_flags(self, group: Dict[str, Any]) -> None:
+        for flag, reason in _REFUSED.items():
+            if group.get(flag):
+                raise ValueError(
+                    f"{flag} is {group[flag]}, and there is no {flag} in {type(self).__name__} here: {reason}. Leave it False, or "
+                    "give these parameters an optimizer of torch"
+                )
+
+    def _check_agreement(self, groups: Sequence[Dict[str, Any]]) -> None:
+        """Refuses parameter groups whose steps are of different kinds, or of another kind than the state."""
+        for option in ("maximize", "decoupled_weight_decay"):
+            if len({bool(group.get(option)) for group in groups}) > 1:
+                raise ValueError(
+                    f"{option} is True in some parameter groups and False in others: expected one value, as one step is made of all "
+                    "groups; give each kind an optimizer of its own (name=)"
+                )
+        rule = self._rule(groups[0])
+        opened = {part.session.document["optimizer"] for part in self._parts or () if part.session}
+        if opened - {rule}:
+            raise ValueError(
+                f"the parameter groups say {rule} now, and the state is one of {opened.pop()}: decoupled_weight_decay was changed. "
+                "Give it to the constructor"
+            )
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        """Takes parameter groups from a state_dict, which an older release of torch may have saved."""
+        for group in state["param_groups"]:
+            for flag, value in _FLAGS.items():
+                if flag in self.defaults:
+                    group.setdefault(flag, value)
+            self._check_flags(group)
+        self._check_agreement(state["param_groups"])
+        super().__setstate__(state)
 
     # Steps
 
@@ -390,6 +511,10 @@ class Optimizer(torch.optim.Optimizer):
         Gradients are clipped to ``max_grad_norm``; where they are not finite the step is skipped and counted in
         :attr:`skipped`. Without any gradient nothing happens. Raises RuntimeError for a parameter without one.
         """
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "step: a CUDA graph is being captured, and the service makes steps outside of any: capture forward and backward pass alone"
+            )
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -406,11 +531,11 @@ class Optimizer(torch.optim.Optimizer):
     def _open_for_step(self) -> None:
         if self._parts is not None:
             return
-        if self._sharding == "zero2":
+        if self._sharding == "zero2" and not self._closed:
             raise RuntimeError(
                 "sharding is 'zero2': call optimizer.open() before the first backward pass, from which gradients go to their owners"
             )
-        self.open()
+        self._open_unless_closed()
         if self._resumed_step > 0:
             raise RuntimeError(
                 f"the service has the state of step {self._resumed_step} of job {self._job}, and these gradients were computed without it: "
@@ -419,6 +544,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _check_gradients(self) -> bool:
         """Whether there are gradients. Raises where some are missing that must not."""
+        self._check_groups()
         for part in self._parts:
             part.check()
         thawed = sorted(name for name, p in self._frozen if p.requires_grad and p.grad is not None)
@@ -475,8 +601,9 @@ class Optimizer(torch.optim.Optimizer):
         """Brings all gradients to the shards. What each of these is to be sent with the step."""
         self._check_steps()
         take_weights(self._parts)
+        anew = self._takes_gradients_in_step or self._was_unscaled()
         for part in self._parts:
-            part.collect(self._rounds is not None)
+            part.collect(self._rounds is not None, anew)
         parts = [p for p in self._parts if p.session]
         numbers: Dict[Part, Any] = dict.fromkeys(parts, self._numbers())
         if len(parts) > 1 or self._collective.groups:
@@ -507,6 +634,16 @@ class Optimizer(torch.optim.Optimizer):
             make([p for p in self._parts if not p.gathers()])
             raise
 
+    def _check_groups(self) -> None:
+        """Refuses parameter groups that have other parameters than when the state was made."""
+        if len(self.param_groups) != len(self._opened_groups):
+            raise RuntimeError(
+                f"there are {len(self.param_groups)} parameter groups; there were {len(self._opened_groups)} {_REGROUPED}"
+            )
+        for g, (group, opened) in enumerate(zip(self.param_groups, self._opened_groups)):
+            if len(group["params"]) != len(opened) or any(map(operator.is_not, group["params"], opened)):
+                raise RuntimeError(f"parameter group {g} has not the parameters that it had {_REGROUPED}")
+
     def _check_steps(self) -> None:
         """Refuses to go on where a step was interrupted between two parts, or a load."""
         for part in self._parts:
@@ -525,8 +662,18 @@ class Optimizer(torch.optim.Optimizer):
 
     def _scale(self) -> float:
         """What the loss was multiplied by."""
-        scale = getattr(self, "grad_scale", None)
-        return 1.0 if scale is None else float(scale)
+        tensor = getattr(self, "grad_scale", None)
+        scale = 1.0 if tensor is None else float(tensor)
+        if not _SMALLEST / 2 <= scale <= 1 / _SMALLEST:
+            raise ValueError(
+                f"the scale of the GradScaler is {scale:g}: expected {_SMALLEST / 2:.3g} to {1 / _SMALLEST:.3g}, by which fp32 can divide; "
+                "a scale falls that far where gradients are never finite"
+            )
+        return scale
+
+    def _was_unscaled(self) -> bool:
+        """Whether GradScaler.unscale_ has divided the gradients in place: its operator counts no version of them."""
+        return getattr(self, "found_inf", None) is not None and getattr(self, "grad_scale", None) is None
 
     def _asks_norm(self) -> bool:
         return self.max_grad_norm is not None or getattr(self, "found_inf", None) is not None
@@ -553,16 +700,21 @@ class Optimizer(torch.optim.Optimizer):
 
     def _factor(self, squares: float, scale: float) -> Optional[float]:
         """What gradients are multiplied by; None where they are not finite."""
-        self.last_grad_norm = None
-        if not self._asks_norm():
-            return 1.0 / scale
-        norm = math.sqrt(squares) / scale
-        self.last_grad_norm = norm
-        if not math.isfinite(norm):
-            return None
-        if self.max_grad_norm is None:
-            return 1.0 / scale
-        return min(1.0, self.max_grad_norm / (norm + 1e-6)) / scale
+        self.last_grad_norm, clip = None, 1.0
+        if self._asks_norm():
+            self.last_grad_norm = norm = math.sqrt(squares) / scale
+            if not math.isfinite(norm):
+                return None
+            if self.max_grad_norm is not None:
+                clip = min(1.0, self.max_grad_norm / (norm + 1e-6))
+        factor = clip / scale
+        if factor < _SMALLEST:
+            self._discard_gradients()
+            raise ValueError(
+                f"the norm of all gradients is {self.last_grad_norm:g}, and max_grad_norm is {self.max_grad_norm:g}: fp32 cannot hold the "
+                f"factor {factor:g} that clips them; give a larger max_grad_norm, or look for what makes gradients so large"
+            )
+        return -factor if self.param_groups[0].get("maximize") else factor
 
     def _sum_over_ranks(self, squares: float, scale: float, has_gradients: bool, failure: Optional[Exception]) -> float:
         """The sum of the squares of every rank. When it is there, all shards have prepared the step.
@@ -655,19 +807,22 @@ class Optimizer(torch.optim.Optimizer):
             torch.distributed.all_reduce(total, group=group)
 
     def _numbers(self) -> List[Sequence[float]]:
-        numbers = []
-        for g, group in enumerate(self.param_groups):
-            for option in self._refused:
-                if group.get(option):
-                    raise ValueError(
-                        f"parameter group {g}: {option} is {group[option]}: there is no {option} in {type(self).__name__} here; use torch's"
-                    )
-            numbers.append([float(x) for x in self._hyperparameters(group)])
-        return numbers
+        for group in self.param_groups:
+            self._check_flags(group)
+        self._check_agreement(self.param_groups)
+        return [[float(x) for x in self._hyperparameters(group)] for group in self.param_groups]
+
+    def _rule(self, group: Dict[str, Any]) -> str:
+        """What the protocol calls the optimizer that a group has."""
+        raise NotImplementedError
 
     def _hyperparameters(self, group: Dict[str, Any]) -> Sequence[float]:
         """The seven numbers of a group in a step, as the protocol orders them."""
         raise NotImplementedError
+
+    def _first_moment(self, group: Dict[str, Any]) -> float:
+        """What the first moment begins with."""
+        return 0.0
 
     # State
 
@@ -725,8 +880,10 @@ class Optimizer(torch.optim.Optimizer):
             with self.state.showing({}):
                 return {**super().state_dict(), _APART_KEY: self._saved_with}
         if self._parts is None:
+            self._check_not_closed()
             return super().state_dict()
         self._refuse_where_divided()
+        self._check_groups()
         entries: Dict[torch.Tensor, Any] = {}
         if self._step_number():
             self._check_steps()
@@ -756,6 +913,7 @@ class Optimizer(torch.optim.Optimizer):
         groups, given = self.param_groups, {}
 
         def fit() -> int:
+            self._check_groups()
             load({**state_dict, "state": {}})
             ids = [i for g in state_dict["param_groups"] for i in g["params"]]
             parameters = [p for g in self.param_groups for p in g["params"]]
@@ -808,7 +966,7 @@ class Optimizer(torch.optim.Optimizer):
         gives back, such as the state of a scheduler.
         """
         self._check_awaited()
-        self.open()
+        self._open_unless_closed()
         if not self._collective.groups and _number("WORLD_SIZE", 1) > 1:
             raise RuntimeError(
                 "every rank has all of the state, and does not hear of the others: save needs these (process_group=), or sharding, or one rank alone"
@@ -823,6 +981,7 @@ class Optimizer(torch.optim.Optimizer):
         identity = self._gather([secrets.token_hex(16)])[0]  # the first rank's, for the files of all
 
         def begin() -> List[int]:
+            self._check_groups()
             self._check_steps()
             take_weights(self._parts)
             os.makedirs(directory, exist_ok=True)
@@ -844,6 +1003,7 @@ class Optimizer(torch.optim.Optimizer):
         Raises ServiceError where a file could not be written, PlimsollError where another rank failed, or where the
         service was started again meanwhile: then call save again.
         """
+        self._check_not_closed()
         if self._saving is None:
             raise RuntimeError("saved: nothing is being saved: call save first")
         (directory, step, identity), self._saving = self._saving, None
@@ -913,7 +1073,8 @@ class Optimizer(torch.optim.Optimizer):
     def close(self, *, give_back: bool = False) -> None:
         """Ends the sessions. State in a service that is not this process's own stays, unless it is given back.
 
-        Parameters keep their values.
+        Parameters keep their values. Afterwards :meth:`open`, :meth:`load` or :meth:`load_state_dict` open the optimizer
+        again. All else that needs the state raises RuntimeError, so that no training goes on with a new state by accident.
         """
         if self._parts is None:
             return
@@ -924,7 +1085,7 @@ class Optimizer(torch.optim.Optimizer):
                 # A service of this process's own may have other optimizers, which need the memory.
                 part.session.close(give_back=give_back or self._service is not None)
         self._close()
-        self._parts = None
+        self._parts, self._closed, self._saving = None, True, None
         self._service = None
 
 
@@ -965,6 +1126,14 @@ def _let_go(parts: List[Part], hooks: List[Any], transfer: Any, own: List[Servic
 def _choose(name: str, value: Any, among: Sequence[Any]) -> None:
     if value not in among:
         raise ValueError(f"{name} is {value!r}: expected one of {', '.join(map(repr, among))}")
+
+
+def _check_number(name: str, value: float) -> None:
+    """Refuses a hyperparameter that is no number in fp32, in which the service makes steps."""
+    if not abs(value) <= _LARGEST:
+        raise ValueError(f"{name} is {value:g}: steps are made in fp32: expected a magnitude of at most {_LARGEST:.3g}")
+    if name == "eps" and 0 < value < _SMALLEST:
+        raise ValueError(f"eps is {value:g}: steps are made in fp32: expected 0, or at least {_SMALLEST:.3g}")
 
 
 def _number(variable: str, otherwise: int) -> int:

@@ -5,6 +5,7 @@ import contextlib
 import warnings
 from typing import Any, Deque, Dict, Iterator, List, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
 import torch.distributed
 from torch.autograd.graph import increment_version
@@ -14,6 +15,8 @@ from plimsoll import protocol
 from plimsoll.client import Arena, Request, Session
 from plimsoll.errors import PlimsollError
 from plimsoll.torch.layout import DTYPES, Mesh, Piece, Stretches, is_sharded, local
+from plimsoll.torch.own_pages import STALE, OwnPages
+from plimsoll.torch.samples import Samples
 from plimsoll.torch.transfer import HostTransfer
 
 _READY_BYTES = 4 << 20  # of gradients for a message
@@ -44,14 +47,16 @@ def _versions(tensor: torch.Tensor) -> Tuple[int, int]:
 class Slot:
     """The place of a piece in this rank's shard, and what became of its gradient since the last step."""
 
-    def __init__(self, piece: Piece, parameters: Arena, gradients: Arena):
+    def __init__(self, piece: Piece, parameters: Arena, gradients: Arena, own_pages: Optional[OwnPages]):
         self.piece = piece
         # Each has a storage of its own, so that a change of one gradient does
         # not show in the versions of all others.
-        self.weight = _tensor(parameters, piece)
+        self.in_arena = _tensor(parameters, piece, parameters.memory)
+        # What the model has as its parameter, where that is in the arena.
+        self.weight = self.in_arena if own_pages is None else _tensor(parameters, piece, own_pages.memory)
         # The arenas have the order of the shape. A parameter with another layout (channels_last) stays where it is.
         self.contiguous = local(piece.parameter).is_contiguous()
-        self.gradient = _tensor(gradients, piece)
+        self.gradient = _tensor(gradients, piece, gradients.memory)
         self.shown: Optional[torch.Tensor] = None  # what the parameter has as its gradient, where that is in the arena
         self.seen: Optional[_Seen] = None  # the gradient that was brought, as it was then
         self.zero = False
@@ -59,6 +64,9 @@ class Slot:
         self.expected = 1  # and how many there were before the last one
         # Versions of the parameter that was brought into the model, once it is there.
         self.left: Optional[Tuple[int, int]] = None
+        # Master weights of a state_dict that are of other weights than the model had when it was loaded. The model may
+        # get those later.
+        self.loaded: Optional[torch.Tensor] = None
 
     def versions(self) -> Tuple[int, int]:
         return _versions(self.piece.parameter)
@@ -68,9 +76,9 @@ class Slot:
         return elements.as_strided(self.piece.parameter.shape, self.piece.parameter.stride())
 
 
-def _tensor(arena: Arena, piece: Piece) -> torch.Tensor:
+def _tensor(arena: Arena, piece: Piece, memory: Any) -> torch.Tensor:
     dtype = DTYPES[arena.type]
-    return torch.frombuffer(arena.memory, dtype=dtype, count=piece.count, offset=piece.offset * dtype.itemsize)
+    return torch.frombuffer(memory, dtype=dtype, count=piece.count, offset=piece.offset * dtype.itemsize)
 
 
 class Part:
@@ -94,8 +102,12 @@ class Part:
         self._copying: Deque[Tuple[Any, Optional[Slot]]] = collections.deque()
         self._reducing: Deque[Tuple[Any, torch.Tensor, Piece, bool]] = collections.deque()
         self._reducing_bytes = 0
+        self.first_moments: Sequence[float] = ()  # what they begin with, in each parameter group
         self.announces = False  # whether gradients are said to be ready
+        self.waits = False  # whether gradients are taken in the step alone, not as they arrive
         self.torn = False  # whether parameters of the last step have not come into the model
+        self._own_pages: Optional[OwnPages] = None
+        self._to_give_up: List[Tuple[int, int]] = []  # pages with weights that the state is getting
         self.in_arena = False  # whether the weights of the state are in the arena of parameters, not beside it
 
     # The session
@@ -124,13 +136,24 @@ class Part:
             found.close(give_back=True)
             self.session = found = None  # its pages are free when nobody has them mapped
             self.slots = {}
+            self._own_pages = None
+            del self._gradients, self._weights, self._shown
             self.session = Session(path, document)
         self._use_arenas()
 
     def _use_arenas(self) -> None:
         self.transfer.register(self.session.parameters)
         self.transfer.register(self.session.gradients)
-        self.slots = {p.parameter: Slot(p, self.session.parameters, self.session.gradients) for p in self.own}
+        parameters, gradients = self.session.parameters, self.session.gradients
+        # The weights of fp32 parameters are the parameters: there is nothing else to lose.
+        self._own_pages = OwnPages.of(parameters) if self.shared and self.name != "fp32" else None
+        self.slots = {p.parameter: Slot(p, parameters, gradients, self._own_pages) for p in self.own}
+        dtype = DTYPES[self.name]
+        self._weights = Samples(self.own, dtype, parameters.memory)
+        self._shown = Samples(self.own, dtype, self._own_pages.memory) if self._own_pages else None
+        self._gradients = Samples(self.own, dtype, gradients.memory)
+        # Samples of the gradients for which the service has added up its part of the norm, as they were then.
+        self._announced, self._announced_bits = np.zeros(len(self._gradients), bool), self._gradients.in_arena()
 
     def give_back_if_new(self) -> None:
         """Nobody has a use for a state that was not begun, and it would keep its memory."""
@@ -145,13 +168,20 @@ class Part:
         for slot in self.slots.values():
             values = _flat(slot.piece)
             if self.in_arena:
-                slot.weight.copy_(values)
+                slot.in_arena.copy_(values)
             else:
                 self.session.write(protocol.MASTER_WEIGHTS, slot.piece.offset, values.float().cpu().numpy())
+            if self.first_moments[slot.piece.group]:
+                self.session.write(protocol.FIRST_MOMENT, slot.piece.offset, self.first_moment(slot))
         self.session.set_step(0)
+
+    def first_moment(self, slot: Slot) -> np.ndarray:
+        """The first moment of a parameter that has seen no step."""
+        return np.broadcast_to(np.float32(self.first_moments[slot.piece.group]), (slot.piece.count,))
 
     def adopt(self) -> None:
         """Makes the model's parameters those of the state."""
+        self.forget_loaded()
         if self.shared:
             for parameter, slot in self.slots.items():
                 if slot.contiguous:
@@ -178,18 +208,18 @@ class Part:
         if parameter.grad.requires_grad:
             return  # of backward(create_graph=True): the program may want its graph until the step, and nobody after it
         if self._is_elsewhere(slot):
-            return  # and may be changed there
+            return  # and may be changed there, as DistributedDataParallel averages its buckets
         if self.shared and slot.contiguous:
             self._share(slot)
-        if slot.fired == slot.expected:
+        if slot.fired == slot.expected and not self.waits:
             self.bring(slot)
 
     def _is_elsewhere(self, slot: Slot) -> bool:
         """Whether a gradient is to stay where it is: in a buffer that the program has for several, or of another type."""
         gradient = _dense(slot.piece.parameter, slot.piece)
-        return self.shared and (
-            gradient.dtype is not slot.gradient.dtype or gradient.untyped_storage().nbytes() > gradient.nbytes
-        )
+        if self.shared and gradient.dtype is not slot.gradient.dtype:
+            return True
+        return not is_sharded(gradient) and gradient.untyped_storage().nbytes() > gradient.nbytes
 
     def _share(self, slot: Slot) -> None:
         """Makes the gradient one that is in the arena."""
@@ -202,11 +232,11 @@ class Part:
         slot.zero = False
         parameter.grad = slot.shown
 
-    def bring(self, slot: Slot) -> None:
-        """Brings a gradient into the arena, unless it is there as it is now."""
+    def bring(self, slot: Slot) -> bool:
+        """Brings a gradient into the arena, unless it is there as it is now. Whether it was brought."""
         gradient = _dense(slot.piece.parameter, slot.piece)
         if slot.seen is not None and slot.seen.is_still(gradient):
-            return
+            return False
         slot.zero = False
         token = None
         if self.shared and slot.contiguous and not self._is_elsewhere(slot):
@@ -216,6 +246,7 @@ class Part:
             token = self.transfer.store(slot.gradient, local(gradient).reshape(-1)[_within(slot.piece)])
         slot.seen = _Seen(gradient)
         self._arriving(token, slot)
+        return True
 
     def _arriving(self, token: Any, slot: Slot) -> None:
         self._copying.append((token, slot))
@@ -226,7 +257,13 @@ class Part:
         if self.announces and slot is not None:
             stretch = self._stretches.add(slot.piece.offset, slot.piece.count)
             if stretch:
-                self.session.ready(*stretch)
+                self._announce(*stretch)
+
+    def _announce(self, first: int, count: int) -> None:
+        """Says that gradients are ready. The service adds up their part of the norm."""
+        self.session.ready(first, count)
+        which = self._gradients.between(first, count)
+        self._announced[which], self._announced_bits[which] = True, self._gradients.in_arena(which)
 
     def check_dense(self, parameter: torch.Tensor) -> torch.Tensor:
         """The gradient of a parameter. Raises TypeError where it is not dense."""
@@ -274,27 +311,32 @@ class Part:
             else:
                 self._copying.append((token, None))
 
-    def collect(self, reduces: bool) -> None:
+    def collect(self, reduces: bool, anew: bool) -> None:
         """Brings all gradients to the arena that are not there, says which are ready, and waits for them.
 
-        A parameter without a gradient counts as one whose gradient is zero.
+        A parameter without a gradient counts as one whose gradient is zero. With ``anew`` all gradients are brought
+        again. Otherwise it raises RuntimeError where it finds one that was changed behind autograd's back.
         """
+        if anew:
+            for slot in self.slots.values():
+                slot.seen = None
         self._announce_rest()
         again = []
         if reduces:
             self._take_reduced(0)
             # Said to be ready too early, or not at all.
             again = [s for p, s in self.slots.items() if self.reduced.get(p) and s.fired != s.expected]
-        absent, changed = [], 0
+        absent, kept, changed = [], [], 0
         for parameter, slot in self.slots.items():
             if reduces and self.reduced.get(parameter):
                 continue
             if not reduces and parameter.grad is not None:
                 changed += slot.seen is not None and not slot.seen.is_still(parameter.grad)
-                self.bring(slot)
+                if not self.bring(slot) and parameter.grad is not slot.shown:
+                    kept.append((slot.piece, parameter.grad))
             elif not slot.zero:
                 absent.append(slot)
-        if self.transfer.crosses_bus and 2 * changed > len(self.slots):
+        if not self.transfer.shares and 2 * changed > len(self.slots):
             warnings.warn(
                 "most gradients were changed after they were copied to the host, and are copied again in the step: where the program "
                 "clips them (clip_grad_norm_, or max_grad_norm of a Trainer), let the optimizer do it (AdamW(..., max_grad_norm=1.0))"
@@ -312,11 +354,27 @@ class Part:
         for slot in again + absent:
             self._arrived(slot)
         self._announce_rest()
+        if self.slots:
+            self._check_gradients(kept)
 
     def _announce_rest(self) -> None:
         for stretch in self._stretches.rest():
             if self.announces:
-                self.session.ready(*stretch)
+                self._announce(*stretch)
+
+    def _check_gradients(self, kept: Sequence[Tuple[Piece, torch.Tensor]]) -> None:
+        """Refuses gradients that were written since they were brought or announced, and autograd has not counted it.
+
+        ``kept`` are those outside the arena that were not brought again.
+        """
+        stale = np.flatnonzero(self._announced & (self._announced_bits != self._gradients.in_arena()))
+        names = self._gradients.names(stale) or self._gradients.unlike_arena(kept)
+        if names:
+            raise RuntimeError(
+                f"the gradients of {len(names)} parameters were written after the backward pass, {names[0]} among them, in a way that "
+                "autograd does not count: through .data, numpy or an address. Write p.grad itself (p.grad.mul_(x)), or give the "
+                "optimizer gradients='step': then it takes all gradients in the step, not as they arrive"
+            )
 
     def forget(self) -> None:
         """What was learned of the gradients of this step is over."""
@@ -325,6 +383,8 @@ class Part:
             if slot.fired:
                 slot.expected = slot.fired
             slot.fired, slot.seen = 0, None
+        if self.slots:
+            self._announced[:] = False
 
     # Parameters
 
@@ -353,21 +413,83 @@ class Part:
         for slot in self.slots.values():
             slot.left = None
         if self.shared:
+            self._show(after_step)
             for parameter, slot in self.slots.items():
                 if slot.contiguous:
                     increment_version(parameter)
                 else:
-                    parameter.copy_(slot.weight.view(parameter.shape))
+                    parameter.copy_(slot.in_arena.view(parameter.shape))
         else:
             self._copy_parameters(after_step)
         for slot in self.slots.values():
-            if not (self.shared and self.in_arena and slot.contiguous):
-                slot.left = slot.versions()
+            slot.left = slot.versions()
+        if after_step:
+            self.forget_loaded()
         self.torn = False
 
+    def _show(self, after_step: bool) -> None:
+        """Makes sure that the program sees the parameters in the arena. Before a step it had no pages of its own."""
+        if self._own_pages is None:
+            return
+        if not after_step:
+            self._own_pages.give_up(self._own_pages.written())
+        if (self._shown.in_arena() != self._weights.in_arena()).any():
+            raise PlimsollError(STALE)
+
+    def forget_loaded(self) -> None:
+        """Masters of a state_dict are of no use to weights that come after a step."""
+        for slot in self.slots.values():
+            slot.loaded = None
+
     def changed(self) -> List[Slot]:
-        """Those whose parameters the program has changed in the model, where the state does not have them from there."""
-        return [slot for slot in self.slots.values() if slot.left is not None and slot.left != slot.versions()]
+        """Those whose parameters the program has changed in the model, where the state does not have them from there.
+
+        Raises RuntimeError where it finds one that was changed behind autograd's back, and the next step would overwrite it.
+        """
+        inside = [slot for slot in self.slots.values() if self.shared and slot.contiguous]
+        outside = self._changed_outside([slot for slot in self.slots.values() if not (self.shared and slot.contiguous)])
+        if self.name == "fp32":
+            return outside  # the parameters inside are the state
+        if self._own_pages is not None:
+            return self._written() + outside
+        return [slot for slot in inside if slot.left not in (None, slot.versions())] + outside
+
+    def _changed_outside(self, slots: Sequence[Slot]) -> List[Slot]:
+        """Those that the program has changed of parameters that are not in the arena."""
+        left = [slot for slot in slots if slot.left is not None]
+        kept = [(s.piece, s.piece.parameter) for s in left if s.left == s.versions()]
+        names = self._weights.unlike_arena(kept) if kept else []
+        if names:
+            raise RuntimeError(
+                f"{len(names)} parameters were written since the last step, {names[0]} among them, in a way that autograd does not "
+                "count: through .data, numpy or an address. Write the parameter itself (with torch.no_grad(): p.copy_(x)), or "
+                "call torch.autograd.graph.increment_version(p) afterwards: then the optimizer takes the new weights"
+            )
+        return [slot for slot in left if slot.left != slot.versions()]
+
+    def _written(self) -> List[Slot]:
+        """The slots that have other weights in pages of the program's own than in the arena."""
+        size = DTYPES[self.name].itemsize
+        slots, found = iter(self.slots.values()), []
+        slot = next(slots, None)
+        self._to_give_up = self._own_pages.written()
+        for begin, end in self._to_give_up:
+            while slot is not None and slot.piece.offset * size < end:
+                if (slot.piece.offset + slot.piece.count) * size > begin and not _same_bits(slot.weight, slot.in_arena):
+                    found.append(slot)
+                slot = next(slots, None)
+        return found
+
+    def knows_weights_before(self) -> bool:
+        """Whether what the state has of weights that the program has changed is as it was before."""
+        return self._own_pages is not None or not (self.shared and self.in_arena)
+
+    def taken(self, slots: Sequence[Slot]) -> None:
+        """The state has the weights of these from the model now."""
+        for slot in slots:
+            slot.left = slot.versions()
+        if self._own_pages is not None:
+            self._own_pages.give_up(self._to_give_up)
 
     def _copy_parameters(self, after_step: bool) -> None:
         # Others than contiguous ones (channels_last) come as a whole: blocks have the order of the shape.
@@ -455,6 +577,10 @@ class Part:
             else:
                 parameter.copy_(source)
             at += count
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.view(torch.int16), b.view(torch.int16))
 
 
 def _cut_blocks(pieces: Sequence[Piece], size: int) -> Iterator[Tuple[int, int, List[Tuple[Piece, int, int]]]]:

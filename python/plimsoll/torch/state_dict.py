@@ -81,7 +81,7 @@ def check_entries(parts: Sequence[Part], moments: Sequence[str], counts_steps: b
 
 
 def write_entries(parts: Sequence[Part], moments: Sequence[str], entries: _Entries) -> None:
-    """Writes entries into the state, and zeros where there are none. It is not whole until ``set_step``."""
+    """Writes entries into the state, and where there are none what it begins with. It is not whole until ``set_step``."""
     for part in parts:
         if part.session is None:
             continue
@@ -89,11 +89,15 @@ def write_entries(parts: Sequence[Part], moments: Sequence[str], entries: _Entri
             entry = entries.get(parameter) or {}
             # The second before the first: with int8 moments it is the first's unit.
             for name, stream in reversed(list(zip(moments, _STREAMS))):
-                part.session.write(stream, slot.piece.offset, _values(entry.get(name), slot))
+                given = entry.get(name)
+                begins = stream == protocol.FIRST_MOMENT and given is None
+                part.session.write(stream, slot.piece.offset, part.first_moment(slot) if begins else _values(given, slot))
             master = entry.get(_MASTER)
             exact = master is not None and master.dtype == torch.float32
-            weights = _weights(slot, _values(master, slot) if exact else None, part.name)
+            masters = _values(master, slot) if exact else None
+            weights = _weights(slot, [masters] if exact else [], part.name)
             part.session.write(protocol.MASTER_WEIGHTS, slot.piece.offset, weights)
+            slot.loaded = master if exact and part.name != "fp32" and not np.array_equal(weights, masters) else None
 
 
 def take_weights(parts: Sequence[Part]) -> None:
@@ -104,12 +108,15 @@ def take_weights(parts: Sequence[Part]) -> None:
     for part in parts:
         changed = part.changed()
         for slot in changed:
-            piece, versions = slot.piece, slot.versions()
-            held = part.session.read(protocol.MASTER_WEIGHTS, piece.offset, piece.count)
-            part.session.write(protocol.MASTER_WEIGHTS, piece.offset, _weights(slot, held, part.name))
-            slot.left = versions
+            piece, masters = slot.piece, []
+            if part.knows_weights_before():
+                masters.append(part.session.read(protocol.MASTER_WEIGHTS, piece.offset, piece.count))
+            if slot.loaded is not None:
+                masters.append(_values(slot.loaded, slot))
+            part.session.write(protocol.MASTER_WEIGHTS, piece.offset, _weights(slot, masters, part.name))
         if changed:
             part.session.set_step(part.session.step)  # it is whole again
+        part.taken(changed)
 
 
 def _step_of(entries: _Entries, counts_steps: bool) -> int:
@@ -135,19 +142,19 @@ def _values(tensor: Any, slot: Slot) -> np.ndarray:
     return flat.to("cpu", torch.float32).numpy()
 
 
-def _weights(slot: Slot, masters: Optional[np.ndarray], part: str) -> np.ndarray:
+def _weights(slot: Slot, masters: Sequence[np.ndarray], part: str) -> np.ndarray:
     """The master weights of a piece: what the model has, and the bits below it where ``masters`` are of the same numbers.
 
-    Whoever has loaded other weights into the model since means those.
+    Whoever has loaded other weights into the model since means those. Later masters go before earlier ones.
     """
     piece = slot.piece
     flat = local(piece.parameter.detach()).reshape(-1)
     if not is_sharded(piece.parameter):
         flat = flat[piece.first : piece.first + piece.count]
-    weights = flat.to("cpu", torch.float32).numpy()
-    if masters is None or part == "fp32":
-        return weights
-    nearest = torch.from_numpy(masters).to(DTYPES[part]).float().numpy()
-    # Halfway between two numbers, the state may have either.
-    halfway = np.isfinite(nearest) & (np.abs(masters - weights) == np.abs(masters - nearest))
-    return np.where((nearest == weights) | halfway, masters, weights)
+    weights = found = flat.to("cpu", torch.float32).numpy()
+    for held in masters if part != "fp32" else ():
+        nearest = torch.from_numpy(held).to(DTYPES[part]).float().numpy()
+        # Halfway between two numbers, the state may have either.
+        halfway = np.isfinite(nearest) & (np.abs(held - weights) == np.abs(held - nearest))
+        found = np.where((nearest == weights) | halfway, held, found)
+    return found

@@ -19,8 +19,8 @@ from plimsoll.errors import PlimsollError
 class HostTransfer:
     """Parameters are in host memory: every copy is done when the call returns."""
 
-    #: Whether what is copied twice crosses a bus twice.
-    crosses_bus = False
+    #: Whether the model's parameters and gradients may lie in the arenas themselves.
+    shares = True
 
     def register(self, arena: Arena) -> None:
         """Prepares an arena for copies."""
@@ -66,7 +66,7 @@ class HostTransfer:
 class CudaTransfer(HostTransfer):
     """Parameters are on a CUDA device: copies are on streams of their own, one for each direction, to and from pinned memory."""
 
-    crosses_bus = True
+    shares = False
 
     def __init__(self, device: torch.device):
         self._device = device

@@ -1,0 +1,82 @@
+"""Parameters in shared memory that the program may write without the state losing what was there.
+
+A 16-bit parameter in an arena is the upper half, or a rounded copy, of its fp32 master weight. When the program writes it,
+the optimizer must know which elements have changed: their master weights change, and all others keep every bit. So the
+model gets a private mapping of the arena (MAP_PRIVATE). It shows what the service writes, until the program writes to a page: the kernel
+then gives the program a copy of that page. The arena still has the old values, however the program has written.
+"""
+
+import ctypes
+import mmap
+import os
+from typing import List, Optional, Tuple
+
+import numpy as np
+
+from plimsoll.client import Arena
+from plimsoll.errors import PlimsollError
+
+STALE = (
+    "parameters are in pages of this process's own, which do not show the step: memory was locked (mlock, mlockall), or weights were "
+    "written while the step was made. Lock memory before the optimizer is opened, and write weights between steps"
+)
+_NO_RESERVE = 0x4000  # MAP_NORESERVE: copies are rare, and no memory is set aside for them
+_HUGETLBFS = 0x958458F6
+_fstatfs = ctypes.CDLL(None).fstatfs
+
+
+class OwnPages:
+    """A private mapping of an arena, and which of its pages have become this process's own."""
+
+    @classmethod
+    def of(cls, arena: Arena) -> Optional["OwnPages"]:
+        """None where the kernel cannot tell the program's pages apart, or cannot copy them."""
+        if not _can_be_copied(arena):
+            return None
+        own = cls(arena)
+        return None if own._has_been_copied() else own
+
+    def __init__(self, arena: Arena):
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        self.memory = mmap.mmap(arena.descriptor, len(arena.memory), mmap.MAP_PRIVATE | _NO_RESERVE, protection)
+        self._address = np.frombuffer(self.memory, np.uint8).ctypes.data
+
+    def written(self) -> List[Tuple[int, int]]:
+        """The (begin, end) of bytes that the program may have written: whole pages, joined where they are side by side."""
+        try:
+            own = self._are_own()
+        except OSError:  # no /proc, or one that hides it
+            return [(0, len(self.memory))]
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], own, [False]]).astype(np.int8))) * mmap.PAGESIZE
+        return list(zip(edges[::2].tolist(), edges[1::2].tolist()))
+
+    def _has_been_copied(self) -> bool:
+        """Whether all pages are own ones from the beginning: the program has locked all memory that it maps (mlockall)."""
+        try:
+            return bool(self._are_own().any())
+        except OSError:
+            return False
+
+    def _are_own(self) -> np.ndarray:
+        """Whether each page is this process's own: an anonymous one, in memory or swapped out, and not one of a file."""
+        first, count = self._address // mmap.PAGESIZE, len(self.memory) // mmap.PAGESIZE
+        with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+            entries = np.frombuffer(os.pread(pagemap.fileno(), 8 * count, 8 * first), np.uint64)
+        if len(entries) != count:
+            raise OSError("pagemap is cut off")
+        present, swapped, of_file = (entries & np.uint64(1 << bit) != 0 for bit in (63, 62, 61))
+        return (present | swapped) & ~of_file
+
+    def give_up(self, ranges: List[Tuple[int, int]]) -> None:
+        """Shows the arena again where the program had pages of its own."""
+        for begin, end in ranges:
+            try:
+                self.memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+            except OSError as error:
+                raise PlimsollError(f"{STALE} ({error})") from None
+
+
+def _can_be_copied(arena: Arena) -> bool:
+    """Not from the hugetlb pool: the kernel ends a process that writes when the pool has no page left for the copy."""
+    status = (ctypes.c_long * 64)()
+    return _fstatfs(arena.descriptor, status) == 0 and status[0] & 0xFFFFFFFF != _HUGETLBFS

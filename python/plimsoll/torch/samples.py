@@ -1,0 +1,82 @@
+"""A few elements of every gradient or weight, to notice writes that autograd does not count.
+
+autograd counts the changes of a tensor, but not those through ``.data``, numpy, or its address, as kernels of other
+libraries make them. Such programs scale or set whole tensors, so a few elements of each tell.
+"""
+
+import mmap
+from typing import Any, List, Sequence, Tuple
+
+import numpy as np
+import torch
+
+from plimsoll.torch.layout import Piece, is_sharded, local
+
+_EACH = 16  # elements of a piece
+
+
+class Samples:
+    """Elements at fixed places of each piece: in a mapping of the arena that holds the pieces, or in tensors."""
+
+    def __init__(self, pieces: Sequence[Piece], dtype: torch.dtype, memory: mmap.mmap):
+        self._dtype, self._memory = dtype, _bits(torch.frombuffer(memory, dtype=dtype))
+        self._pieces = pieces
+        numbers = [_places(piece.count)[0] for piece in pieces]
+        ends = np.cumsum(numbers)
+        self._where = {p.parameter: slice(end - n, end) for p, n, end in zip(pieces, numbers, ends)}
+        self._piece_of = np.repeat(np.arange(len(pieces)), numbers)
+        self._places = np.concatenate([p.offset + _offsets(p) for p in pieces])
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def between(self, first: int, count: int) -> slice:
+        """Which elements lie in a range of the arena."""
+        return slice(*np.searchsorted(self._places, [first, first + count]))
+
+    def in_arena(self, which: Any = slice(None)) -> np.ndarray:
+        """The bits of elements in the arena, as the mapping shows them."""
+        return self._memory[self._places[which]]
+
+    def unlike_arena(self, tensors: Sequence[Tuple[Piece, torch.Tensor]]) -> List[str]:
+        """The names of the pieces whose tensors have other bits than the arena, in the order of the pieces."""
+        if not tensors:
+            return []
+        which = np.concatenate([np.r_[self._where[piece.parameter]] for piece, _ in tensors])
+        return self.names(which[_bits(gather(tensors, self._dtype).cpu()) != self.in_arena(which)])
+
+    def names(self, elements: np.ndarray) -> List[str]:
+        """The names of the parameters that elements are of."""
+        return [self._pieces[i].name for i in np.unique(self._piece_of[elements])]
+
+
+def gather(tensors: Sequence[Tuple[Piece, torch.Tensor]], dtype: torch.dtype) -> torch.Tensor:
+    """The samples of pieces from tensors, on their device: one operation where the tensors are contiguous."""
+    return torch.cat([_sample(piece, tensor).to(dtype) for piece, tensor in tensors])
+
+
+def _sample(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:
+    own = local(tensor.detach())
+    first = 0 if is_sharded(piece.parameter) else piece.first
+    number, apart = _places(piece.count)
+    if own.is_contiguous():
+        return own.as_strided((number,), (apart,), own.storage_offset() + first)
+    places = np.unravel_index(first + _offsets(piece), own.shape)
+    return own[tuple(torch.from_numpy(p).to(own.device) for p in places)]
+
+
+def _offsets(piece: Piece) -> np.ndarray:
+    """Where the elements of its sample are in a piece."""
+    number, apart = _places(piece.count)
+    return apart * np.arange(number)
+
+
+def _places(count: int) -> Tuple[int, int]:
+    """How many elements of ``count`` are in a sample, and how far they are apart."""
+    number = min(count, _EACH)
+    apart = max(1, (count - 1) // max(1, number - 1))
+    return number, apart - (apart % 2 == 0)  # odd: widths are even, and a single column may be padding
+
+
+def _bits(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.view(torch.int16 if tensor.dtype.itemsize == 2 else torch.int32).numpy()
