@@ -99,3 +99,27 @@ def offloaded(rank):
 
 def test_gradients_that_a_device_still_copies_are_taken_in_the_step(fully_shard):  # noqa: F811
     assert run(offloaded) == [(False, True)] * RANKS
+
+
+def changed_shards(rank, module):
+    """The program changes its own rows of a weight between steps, and of a gradient before one."""
+    torch.manual_seed(0)
+    model = shard(GPT(), RANKS)
+    optimizer = module.AdamW(model.parameters(), lr=1e-2)
+    if module is plimsoll.torch:
+        optimizer.open()
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(3):
+        model(torch.randint(0, 200, (2, 8), generator=generator)).square().mean().backward()
+        with torch.no_grad():
+            model.head.weight.grad.to_local()[3, 5] = 7
+            model.head.weight.to_local()[2] = 0.25
+        optimizer.step()
+        optimizer.zero_grad()
+    return [p.full_tensor().detach().flatten().tolist() for p in model.parameters()]
+
+
+def test_shards_that_the_program_changes(fully_shard):  # noqa: F811
+    ours, theirs = run(changed_shards, plimsoll.torch), run(changed_shards, torch.optim)
+    for found, wanted in zip(ours[0], theirs[0]):
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(wanted), rtol=1e-3, atol=2e-5)

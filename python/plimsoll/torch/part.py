@@ -40,8 +40,11 @@ class _Seen:
 
 
 def _versions(tensor: torch.Tensor) -> Tuple[int, int]:
-    """Other than they were where the tensor was changed. A DTensor counts changes of itself, not of what it consists of."""
-    return tensor._version, local(tensor.detach())._version if is_sharded(tensor) else 0
+    """Other than they were where the tensor was changed. A DTensor counts changes of itself, not of what it consists of.
+
+    That is asked itself: what ``detach`` makes of it counts anew.
+    """
+    return tensor._version, tensor._local_tensor._version if is_sharded(tensor) else 0
 
 
 class Slot:
