@@ -178,7 +178,7 @@ func (s *Shard) open(arenaOf func(ArenaPlan) (*arena.Arena, error), journal func
 	}
 	s.cursors = make([]cursor, len(cpus))
 	var err error
-	s.workers, err = NewWorkers(cpus)
+	s.workers, err = NewWorkers(s.config.Rank, cpus)
 	return err
 }
 
