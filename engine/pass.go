@@ -19,14 +19,14 @@ type cursor struct {
 	_    [48]byte
 }
 
-// open starts a worker on each CPU.
-func (p *pass) open(cpus []int) (err error) {
+// open gives a rank's shard a worker on each CPU.
+func (p *pass) open(rank int, cpus []int) (err error) {
 	p.walk, p.cursors = p.walkUnits, make([]cursor, len(cpus))
-	p.workers, err = NewWorkers(cpus)
+	p.workers, err = NewWorkers(rank, cpus)
 	return err
 }
 
-// close ends the workers.
+// close ends the workers, unless other shards of the rank use them.
 func (p *pass) close() {
 	if p.workers != nil {
 		p.workers.Close()

@@ -119,7 +119,7 @@ func (s *Shard) open(arenaOf func(ArenaPlan) (*arena.Arena, error), journal func
 	if s.config.Journal {
 		cpus = cpus[:min(len(cpus), len(s.slots))]
 	}
-	return s.pass.open(cpus)
+	return s.pass.open(s.config.Rank, cpus)
 }
 
 // Config is what the shard was made from, with the number of elements of a

@@ -101,7 +101,7 @@ func (e *sharded) divide(u *unit) {
 		bytes := e.loadedBytes(p)
 		whole, largest = whole+bytes, max(largest, bytes)
 		if !onDevice {
-			parameters = append(parameters, e.gpu.hold(bytes, Wrapping))
+			parameters = append(parameters, e.gpu.hold(bytes, ledger.UndividedUnits))
 		}
 	}
 	release := func() {
@@ -111,12 +111,12 @@ func (e *sharded) divide(u *unit) {
 	}
 	switch {
 	case onDevice:
-		e.gpu.during(ledger.Bytes(largest), Wrapping, shard)
+		e.gpu.during(ledger.Bytes(largest), ledger.UndividedUnits, shard)
 	case e.FSDP.Version == 2:
 		shard()
 		release()
 	default:
-		flat := e.gpu.hold(whole, Wrapping)
+		flat := e.gpu.hold(whole, ledger.UndividedUnits)
 		release()
 		shard()
 		flat.free()
@@ -142,9 +142,9 @@ func (e *sharded) explainLoading() map[ledger.Component]string {
 		r[ledger.LoadStaging] = "files of weights that from_pretrained maps and does not convert: one copy a node in the page cache, " +
 			"which the kernel can take back, here a part of each rank: " + all
 	}
-	r[Wrapping] = "a unit as it was loaded, whole, before FSDP2 keeps a part of it"
+	r[ledger.UndividedUnits] = "a unit as it was loaded, whole, before FSDP2 keeps a part of it"
 	if e.FSDP.Version == 1 {
-		r[Wrapping] = "a unit as it was loaded, whole, and again as one flat tensor, before FSDP1 keeps a part of it " +
+		r[ledger.UndividedUnits] = "a unit as it was loaded, whole, and again as one flat tensor, before FSDP1 keeps a part of it " +
 			"(torch/distributed/fsdp/_flat_param.py)"
 	}
 	r[ledger.FullStateDict] = fmt.Sprintf("the whole model on the host of the first rank: %s parameters x %d B, "+

@@ -7,11 +7,6 @@ import (
 	"plimsoll/ledger"
 )
 
-// Components of a plan, beside those of the forward pass and the tape.
-const (
-	Wrapping = "units before they are divided"
-)
-
 // sharding is who shards, moves and updates the parameters of a rank. A
 // simulation calls it as the training loop calls the real one.
 type sharding interface {

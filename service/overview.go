@@ -107,7 +107,7 @@ func (s *Server) Overview() *Overview {
 		sessions = append(sessions, session)
 	}
 	slices.SortFunc(sessions, func(a, b *session) int {
-		return cmp.Or(a.document.Rank-b.document.Rank, cmp.Compare(a.document.Part, b.document.Part))
+		return cmp.Or(a.document.Rank-b.document.Rank, cmp.Compare(a.document.partOfSession(), b.document.partOfSession()))
 	})
 	var planned, measured []ledger.Device
 	for _, session := range sessions {

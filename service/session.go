@@ -46,7 +46,7 @@ type session struct {
 }
 
 func newSession(name string, d *Document, shard *engine.Shard, record *record) *session {
-	addProcessors(len(shard.Config().CPUs))
+	useWorkers(shard.Config())
 	return &session{name: name, document: d, shard: shard, record: record}
 }
 
@@ -56,7 +56,15 @@ type key struct {
 	part string
 }
 
-func (d *Document) key() key { return key{d.Rank, d.Part} }
+func (d *Document) key() key { return key{d.Rank, d.partOfSession()} }
+
+// partOfSession tells the sessions of a rank apart: optimizers of one program may each have a part of the same name.
+func (d *Document) partOfSession() string {
+	if d.Instance == 0 {
+		return d.Part
+	}
+	return fmt.Sprintf("%s@%d", d.Part, d.Instance)
+}
 
 func (k key) String() string { return fmt.Sprintf("rank%d/%s", k.rank, k.part) }
 
@@ -76,7 +84,7 @@ func (s *session) close() error {
 		_ = s.saving.Wait() // was cancelled
 	}
 	s.dropWindow()
-	addProcessors(-len(s.shard.Config().CPUs))
+	leaveWorkers(s.shard.Config())
 	return errors.Join(s.shard.Close(), s.record.Close())
 }
 
