@@ -272,9 +272,9 @@ func (o *outcome) total(r row, d *ledger.Device) (float64, string) {
 func (o *outcome) component(d *ledger.Device, point string) (float64, string) {
 	names := map[string][]ledger.Component{
 		"parameters":       {ledger.Parameters},
-		"gradients":        {"gradients"},
+		"gradients":        {ledger.Gradients},
 		"optimizer states": {ledger.OptimizerStates, ledger.MasterWeights},
-		"activations":      {"activations", "logits", "batch"},
+		"activations":      {ledger.LogitsAndLoss, ledger.Batch},
 	}[point]
 	var most float64
 	for _, p := range d.Phases {
@@ -282,7 +282,7 @@ func (o *outcome) component(d *ledger.Device, point string) (float64, string) {
 		for _, c := range p.Components {
 			if slices.ContainsFunc(names, func(name ledger.Component) bool {
 				return c.Component == name || name != ledger.Gradients && strings.HasPrefix(string(c.Component), string(name))
-			}) {
+			}) || point == "activations" && strings.HasPrefix(string(c.Component), point) {
 				sum += c.Bytes
 			}
 		}
