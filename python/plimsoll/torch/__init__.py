@@ -24,6 +24,9 @@ replicated the shards (HSDP).
 
 ``missing_gradients``: "refuse" or "zero", for parameters without one.
 
+``gradients``: "backward" takes gradients as the backward pass computes them; "step"
+takes them in the step alone, however the program has written them until then.
+
 ``model`` or ``named_parameters``: for names in checkpoints.
 
 ``name``: where one program has several optimizers, each but one needs a name.
