@@ -25,7 +25,7 @@ test: ## Run all tests
 	$(GO) test -tags purego ./optim/... ./engine/...
 
 PYTHON_ENVIRONMENT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/plimsoll/venv
-PYTHON_PACKAGES := torch numpy deepspeed transformers peft accelerate pytest pytest-xdist hypothesis hatchling
+PYTHON_PACKAGES := torch numpy deepspeed transformers peft accelerate pytest pytest-xdist hypothesis hatchling expecttest
 # An environment that was made for other packages gets what it lacks.
 PYTHON_INSTALLED := $(PYTHON_ENVIRONMENT)/installed-$(shell echo $(PYTHON_PACKAGES) | tr ' ' '-')
 
@@ -101,14 +101,14 @@ accuracy: ## Hold plans against public measurements, and write docs/accuracy.md 
 	$(GO) run ./docs/experiments/accuracy -write docs/accuracy.md
 
 FUZZTIME ?= 20s
+FUZZMINIMUM ?= 20000
 .PHONY: fuzz
-fuzz: ## Run every fuzz target for FUZZTIME (20s)
-	@for package in $$($(GO) list ./...); do \
-		for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz'); do \
-			echo "$$package $$target"; \
-			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$package || exit 1; \
-		done; \
-	done
+fuzz: ## Run every fuzz target for FUZZTIME (20s), with at least FUZZMINIMUM executions (20000)
+	GO=$(GO) scripts/fuzz $(FUZZTIME) $(FUZZMINIMUM)
+
+.PHONY: soak
+soak: ## Kill the service 200 times with 100 sessions, send it 10,000 mutations, and have every limit fail in turn
+	PLIMSOLL_SOAK=1 $(GO) test -count=1 -v -timeout 60m -run 'ManySessions|Mutated|FailsInTurn' ./service
 
 .PHONY: clean
 clean: ## Remove what was built

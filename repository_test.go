@@ -102,6 +102,58 @@ func TestImportsPointDownwards(t *testing.T) {
 	}
 }
 
+// opensFiles are the functions that open a file whatever it is, and read it
+// however long it is.
+var opensFiles = regexp.MustCompile(`\b(os\.(Open|OpenFile|ReadFile)|txtar\.ParseFile|zip\.OpenReader|unix\.Open)\(`)
+
+// mayOpen are the files of the program that may call them, with the reason.
+var mayOpen = map[string]string{
+	"files/files.go":       "it is the package that others are to use",
+	"launch/proof.go":      "it reads /proc/PID/numa_maps line by line",
+	"checkpoint/writer.go": "it opens folders",
+	"service/keeper.go":    "it opens the folder of the socket, to lock it",
+	"docs/experiments/":    "it is not a part of the program",
+	"host/hosttest/":       "it is for tests, and reads their data",
+	"files/filestest/":     "it is for tests",
+	"scripts/":             "it is not a part of the program",
+}
+
+// TestFilesAreOpenedByOnePackage has files opened by the package files, which
+// neither waits for a pipe nor reads a device without end.
+func TestFilesAreOpenedByOnePackage(t *testing.T) {
+	used := map[string]bool{}
+	for _, name := range tracked(t) {
+		if !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		text, err := os.ReadFile(name)
+		if err != nil {
+			continue // deleted and not yet committed
+		}
+		excepted := ""
+		for place := range mayOpen {
+			if strings.HasPrefix(name, place) {
+				excepted = place
+			}
+		}
+		for number, line := range strings.Split(string(text), "\n") {
+			code, _, _ := strings.Cut(line, "//")
+			if !opensFiles.MatchString(code) {
+				continue
+			}
+			used[excepted] = true
+			if excepted == "" {
+				t.Errorf("%s:%d: use the package files: %s", name, number+1, strings.TrimSpace(line))
+			}
+		}
+	}
+	for place := range mayOpen {
+		if !used[place] {
+			t.Errorf("%s opens no file itself: take it off the list", place)
+		}
+	}
+}
+
 // tracked lists the files of the repository. In an export without git there is
 // nothing to check.
 func tracked(t *testing.T) []string {

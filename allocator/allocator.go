@@ -1,16 +1,17 @@
-// Package allocator replays allocations and frees through models of PyTorch's
-// CUDA caching allocator and of its pinned host allocator, so that a plan can
-// say what a program will reserve and not only what it asks for: rounding,
-// segments, fragmentation and pages that never go back are bytes, too.
+// Package allocator models PyTorch's CUDA caching allocator, its pinned host
+// allocator, and glibc's malloc. A plan replays its allocations and frees through
+// them to learn what a program reserves, not only what it requests. Rounding,
+// segments, fragmentation and pages that are never returned are bytes, too.
 //
-// The policies are those of c10/cuda/CUDACachingAllocator.cpp and
-// aten/src/ATen/core/CachingHostAllocator.h of PyTorch. Not modelled: private
-// pools (CUDA graphs, torch.cuda.MemPool) and the backend cudaMallocAsync.
+// The policies come from PyTorch's c10/cuda/CUDACachingAllocator.cpp and
+// aten/src/ATen/core/CachingHostAllocator.h; names follow these files. Not
+// modelled: private pools (CUDA graphs, torch.cuda.MemPool) and the backend
+// cudaMallocAsync.
 package allocator
 
 import "plimsoll/ledger"
 
-// Gauge is a level and the highest that it has been.
+// Gauge is a level and its peak.
 type Gauge[T ledger.Bytes | int] struct{ Now, Peak T }
 
 func (g *Gauge[T]) add(change T) {
@@ -20,9 +21,8 @@ func (g *Gauge[T]) add(change T) {
 
 func (g *Gauge[T]) reset() { g.Peak = g.Now }
 
-// Block is what an allocator has handed out. The zero Block is what a request
-// for nothing gets.
+// Block names an allocated block. A request for 0 bytes gets the zero Block.
 type Block struct{ index, generation uint32 }
 
-// roundUp is the lowest multiple of step that is not below size.
+// roundUp rounds size up to a multiple of step.
 func roundUp(size, step ledger.Bytes) ledger.Bytes { return (size + step - 1) / step * step }

@@ -6,9 +6,9 @@ import (
 	"plimsoll/ledger"
 )
 
-// place is where bytes are. Segments are numbered in the order in which they
-// were made, which stands for their addresses: these break ties between
-// blocks of one size.
+// place is the position of a block. Segments are numbered in order of creation,
+// and the number stands for the address: it breaks ties between blocks of one
+// size.
 type place struct {
 	size    ledger.Bytes
 	segment int
@@ -23,27 +23,26 @@ const (
 	pending // freed by the program, still used by another stream
 )
 
-// block is a part of a segment. The blocks of a segment are linked in the
-// order of their offsets, and no two neighbours are both free and both mapped
-// or unmapped.
+// block is a part of a segment. The blocks of a segment form a list in order of
+// offset. Two free neighbours are never both mapped or both unmapped: they would
+// have been merged.
 type block struct {
 	place
-	state    state
-	unmapped bool // address space without memory, in an expandable segment
-	// expandable tells the kind of segment.
-	expandable bool
-	shelf      *shelf
+	state      state
+	unmapped   bool // address space without memory, in an expandable segment
+	expandable bool // the segment is an expandable one
+	list       *freeList
 	prev, next *block
 	requested  ledger.Bytes
-	since      int // free: how many searches the pool had seen
+	since      int // searches the pool had seen when the block became free
 
 	index, generation uint32
 }
 
-// isSplit tells whether the block is only a part of its segment.
+// isSplit reports whether the block is only a part of its segment.
 func (b *block) isSplit() bool { return b.prev != nil || b.next != nil }
 
-// reach is the size that a free block can grow to without moving.
+// reach returns the size that a free block can grow to without moving.
 func (b *block) reach() ledger.Bytes {
 	if b.next != nil && b.next.unmapped {
 		return b.size + b.next.size
@@ -51,7 +50,7 @@ func (b *block) reach() ledger.Bytes {
 	return b.size
 }
 
-// entry is a block in an ordered set, with what it is ordered by at hand.
+// entry is a block in an ordered set. It carries a copy of the sort key.
 type entry struct {
 	place
 	block *block
@@ -77,49 +76,49 @@ func bySize(a, b entry) bool {
 	return byAddress(a, b)
 }
 
-// shelf holds the unused blocks of one stream in one pool: memory that was
-// used by a stream is not given to another one.
-type shelf struct {
-	pool     *pool
+// freeList holds the free blocks of one stream in one pool. PyTorch never gives
+// memory of one stream to another.
+type freeList struct {
+	pool     *blockPool
 	free     *set // by size
 	unmapped *set // by address
 }
 
-// of is the set that an unused block belongs in.
-func (s *shelf) of(b *block) *set {
+// of returns the set that a free block belongs in.
+func (s *freeList) of(b *block) *set {
 	if b.unmapped {
 		return s.unmapped
 	}
 	return s.free
 }
 
-// pool is one of the two that requests are divided into by size.
-type pool struct {
-	isSmall  bool
-	page     ledger.Bytes // what expandable segments are mapped in
-	shelves  map[int]*shelf
-	searches int
+// blockPool is PyTorch's BlockPool: one for small requests, one for large ones.
+type blockPool struct {
+	isSmall   bool
+	page      ledger.Bytes // unit in which expandable segments are mapped
+	freeLists map[int]*freeList
+	searches  int
 }
 
-func (p *pool) shelf(stream int) *shelf {
-	s := p.shelves[stream]
+func (p *blockPool) freeList(stream int) *freeList {
+	s := p.freeLists[stream]
 	if s == nil {
-		s = &shelf{p, newSet(bySize), newSet(byAddress)}
-		p.shelves[stream] = s
+		s = &freeList{p, newSet(bySize), newSet(byAddress)}
+		p.freeLists[stream] = s
 	}
 	return s
 }
 
-// store makes blocks and takes them back, so that a long replay does not
-// leave one behind for every split.
-type store struct {
+// blockStore allocates and recycles block structs, so that a long replay does
+// not leave one behind for every split.
+type blockStore struct {
 	chunks [][]block
 	unused *block // linked by next
 }
 
 const chunkSize = 512
 
-func (s *store) take() *block {
+func (s *blockStore) take() *block {
 	if s.unused == nil {
 		chunk := make([]block, chunkSize)
 		for i := range chunk {
@@ -134,20 +133,20 @@ func (s *store) take() *block {
 	return b
 }
 
-func (s *store) giveBack(b *block) {
+func (s *blockStore) giveBack(b *block) {
 	b.state = free
 	b.next, s.unused = s.unused, b
 }
 
-// handOut marks the block as allocated and names it.
-func (s *store) handOut(b *block, requested ledger.Bytes) Block {
+// handOut marks the block allocated and returns its name.
+func (s *blockStore) handOut(b *block, requested ledger.Bytes) Block {
 	b.state, b.requested = allocated, requested
-	b.generation++ // from 1, so that no name is the zero Block
+	b.generation++ // starts at 1, so no name equals the zero Block
 	return Block{b.index, b.generation}
 }
 
-// find is the allocated block of that name, or nil.
-func (s *store) find(name Block) *block {
+// find returns the allocated block of that name, or nil.
+func (s *blockStore) find(name Block) *block {
 	chunk := int(name.index / chunkSize)
 	if chunk >= len(s.chunks) {
 		return nil

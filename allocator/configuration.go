@@ -12,52 +12,51 @@ import (
 	"plimsoll/version"
 )
 
-// Configuration is what PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF says, as
-// far as it changes bytes. The zero Configuration is PyTorch's default.
+// Configuration holds the settings of PYTORCH_ALLOC_CONF or
+// PYTORCH_CUDA_ALLOC_CONF that change bytes. The zero value is PyTorch's default.
 type Configuration struct {
-	// MallocAsync says that the driver's allocator is used in place of
-	// PyTorch's. CUDA does not model it: there are no segments to count.
+	// MallocAsync selects the driver's allocator instead of PyTorch's. CUDA does
+	// not model it: there are no segments to count.
 	MallocAsync bool
 
 	Expandable bool // expandable_segments
-	// MaxSplit is the size from which on blocks are oversize: not split, and
-	// kept for oversize requests. 0 means none.
+	// MaxSplit is the size of the smallest oversize block. Oversize blocks are
+	// never split, and serve oversize requests only. 0 means no block is.
 	MaxSplit ledger.Bytes
-	// MaxNonSplitRounding is how far an oversize block may exceed an oversize
-	// request. 0 means 20 MiB.
+	// MaxNonSplitRounding limits how much larger than its request an oversize
+	// block may be. 0 means 20 MiB.
 	MaxNonSplitRounding ledger.Bytes
-	// LargeSegment is the segment of requests above 1 MiB and below 10 MiB,
-	// and the page of expandable segments. 0 means 20 MiB.
+	// LargeSegment is the segment size for requests above 1 MiB and below
+	// 10 MiB, and the page size of expandable segments. 0 means 20 MiB.
 	LargeSegment ledger.Bytes
-	// Divisions are the steps to a power of two that sizes are rounded to,
-	// by size: below 2 MiB, below 4 MiB, ... 32 GiB and above. 0 and 1 mean
-	// no such rounding.
+	// Divisions holds the number of rounding steps between two powers of two,
+	// by size: below 2 MiB, below 4 MiB, ... 32 GiB and above. 0 and 1 mean no
+	// rounding.
 	Divisions [16]ledger.Bytes
-	// GarbageCollection is the part of the allowed memory above which cached
-	// blocks are released by age. 0 means never; so does MemoryFraction 0.
+	// GarbageCollection is a share of the allowed memory. Above it, PyTorch
+	// releases cached blocks by age. 0 means never; so does MemoryFraction 0.
 	GarbageCollection float64
-	// MemoryFraction is the part of the device that the process may reserve,
-	// as torch.cuda.set_per_process_memory_fraction sets it too. 0 means all.
+	// MemoryFraction is the share of the device that the process may reserve.
+	// torch.cuda.set_per_process_memory_fraction sets it, too. 0 means all.
 	MemoryFraction float64
 
-	// PinnedHostRegister says that pinned memory is ordinary memory that was
-	// registered (anonymous pages), not memory from the driver (shared pages).
+	// PinnedHostRegister selects registered ordinary memory (anonymous pages) for
+	// pinned blocks, instead of memory from the driver (shared pages).
 	PinnedHostRegister bool
-	// PinnedReserve is a slab from which pinned blocks are served while it
-	// lasts.
+	// PinnedReserve is the size of a slab that serves pinned blocks while it lasts.
 	PinnedReserve ledger.Bytes
-	// PinnedMaxRound is the size above which pinned blocks are not rounded to
-	// a power of two, PinnedMaxCached the one above which they are not kept
-	// either. nil means no such size.
+	// PyTorch does not round pinned blocks above PinnedMaxRound to a power of
+	// two, and does not cache pinned blocks above PinnedMaxCached. nil means no
+	// limit.
 	PinnedMaxRound, PinnedMaxCached *ledger.Bytes
 }
 
 const (
 	minimumBlock        = 512
-	smallLimit          = ledger.MiB      // sizes up to this come from the small pool
-	smallSegment        = 2 * ledger.MiB  // and from segments of this size
-	ownSegment          = 10 * ledger.MiB // sizes from this on get a segment of their own
-	ownSegmentStep      = 2 * ledger.MiB  // which is a multiple of this
+	smallLimit          = ledger.MiB      // requests up to this size come from the small pool
+	smallSegment        = 2 * ledger.MiB  // segment size of the small pool
+	ownSegment          = 10 * ledger.MiB // requests of at least this size get a segment of their own
+	ownSegmentStep      = 2 * ledger.MiB  // whose size is a multiple of this
 	defaultLargeSegment = 20 * ledger.MiB
 )
 
@@ -65,7 +64,7 @@ const (
 type setting struct {
 	key   string
 	since version.Version
-	// read takes the value; nil where the key's effect is not modelled.
+	// read parses the value. It is nil if the key's effect is not modelled.
 	read func(*parser, *Configuration) error
 }
 
@@ -97,7 +96,7 @@ var settings = []setting{
 	{"per_process_memory_fraction", version.Version{Major: 2, Minor: 10}, func(p *parser, c *Configuration) error {
 		return p.fraction(&c.MemoryFraction, "above 0 and up to 1", func(f float64) bool { return f > 0 && f <= 1 })
 	}},
-	// A segment must hold the largest request that is served from it.
+	// A segment must hold the largest request that it serves.
 	{"large_segment_size_mb", version.Version{Major: 2, Minor: 10}, func(p *parser, c *Configuration) error {
 		return p.megabytes(int64(ownSegment/ledger.MiB), &c.LargeSegment)
 	}},
@@ -119,8 +118,8 @@ var settings = []setting{
 func ignoredBoolean(p *parser, _ *Configuration) error { return p.boolean(new(bool)) }
 
 // ParseConfiguration reads the value of PYTORCH_CUDA_ALLOC_CONF or
-// PYTORCH_ALLOC_CONF as PyTorch of that version does, and refuses what that
-// PyTorch would refuse.
+// PYTORCH_ALLOC_CONF as that version of PyTorch does. It refuses every value
+// that PyTorch would refuse.
 func ParseConfiguration(text string, v version.Version) (Configuration, error) {
 	p := parser{tokens: tokens(text), version: v}
 	var c Configuration
@@ -139,8 +138,7 @@ func ParseConfiguration(text string, v version.Version) (Configuration, error) {
 
 const separators = ",:[]"
 
-// tokens divides a text at its separators, which are tokens themselves.
-// Blanks do not count.
+// tokens splits a text at its separators. Separators are tokens, blanks are not.
 func tokens(text string) []string {
 	text = strings.ReplaceAll(text, " ", "")
 	all := []string{}
@@ -159,8 +157,8 @@ func tokens(text string) []string {
 }
 
 type parser struct {
-	tokens  []string // those not yet read
-	key     string   // whose value is being read
+	tokens  []string // tokens that are left
+	key     string   // key of the value that is being read
 	version version.Version
 }
 
@@ -216,7 +214,7 @@ func (p *parser) knownKeys() []string {
 	return keys
 }
 
-// bad is the error for a value of the current key.
+// bad returns the error for a value of the current key.
 func (p *parser) bad(found, expected string) error {
 	if found == "" {
 		found = "the end"
@@ -261,7 +259,7 @@ func (p *parser) integer(expected string, valid func(int64) bool) (int64, error)
 	return n, nil
 }
 
-// most is the highest number of megabytes: an exbibyte, which no device has.
+// most is the highest number of megabytes, one exbibyte. No device has as much.
 const most = int64(limitless / ledger.MiB)
 
 func (p *parser) megabytes(least int64, into *ledger.Bytes) error {
@@ -270,8 +268,8 @@ func (p *parser) megabytes(least int64, into *ledger.Bytes) error {
 	return err
 }
 
-// leastOversize is the lowest max_split_size_mb. Since torch 2.9 it may be the
-// size of a large segment, before it had to be above.
+// leastOversize returns the lowest valid max_split_size_mb. Since torch 2.9 it may
+// equal the size of a large segment. Before, it had to be larger.
 func (p *parser) leastOversize(c *Configuration) int64 {
 	least := int64(c.largeSegment() / ledger.MiB)
 	if !p.version.AtLeast(2, 9, 0) {
@@ -290,9 +288,9 @@ func (p *parser) fraction(into *float64, expected string, valid func(float64) bo
 	return nil
 }
 
-// divisions reads a number for all sizes, or a list such as
-// [256:1,512:2,>:8]: the divisions by the lowest size in MiB. The first entry
-// holds for smaller sizes, too, and ">" from the last size on.
+// divisions reads one number for all sizes, or a list such as [256:1,512:2,>:8]:
+// divisions by lowest size in MiB. The first entry applies to smaller sizes, too;
+// ">" applies from the last size on.
 func (p *parser) divisions(into *[16]ledger.Bytes) error {
 	if p.peek() != "[" {
 		n, err := p.integer("a power of two or a list", isPowerOfTwo)

@@ -117,7 +117,7 @@ func FuzzParseConfiguration(f *testing.F) {
 				reserved             ledger.Bytes
 			}{
 				{err, c.Statistics().Requested.Now, c.Statistics().Allocated.Now, c.Statistics().Reserved.Now},
-				{pinnedErr, p.Statistics().Requested.Now, p.Statistics().Allocated.Now, p.Statistics().Locked.Now},
+				{pinnedErr, p.Statistics().Requested.Now, p.Statistics().Allocated.Now, p.Statistics().Pinned.Now},
 			} {
 				if s.err == nil && s.requested != ledger.Bytes(size) || s.requested > s.allocated || s.allocated > s.reserved {
 					t.Fatalf("%+v", s)
@@ -129,7 +129,7 @@ func FuzzParseConfiguration(f *testing.F) {
 		}
 		c.EmptyCache()
 		p.EmptyCache()
-		if c.Statistics().Reserved.Now != 0 || p.Statistics().Locked.Now > configuration.PinnedReserve {
+		if c.Statistics().Reserved.Now != 0 || p.Statistics().Pinned.Now > configuration.PinnedReserve {
 			t.Fatalf("%+v, %+v", c.Statistics(), p.Statistics())
 		}
 	})

@@ -9,41 +9,41 @@ import (
 	"plimsoll/ledger"
 )
 
-// limitless stands for no capacity. PyTorch refuses any request of this size.
+// limitless stands for "no limit". PyTorch refuses a request of this size.
 const limitless = ledger.Bytes(1 << 60)
 
 // Statistics are those of torch.cuda.memory_stats.
 type Statistics struct {
-	Requested     Gauge[ledger.Bytes] // what the program asked for, until no stream uses it
-	Allocated     Gauge[ledger.Bytes] // the blocks that the program holds
-	Active        Gauge[ledger.Bytes] // and those that a stream still uses
-	Reserved      Gauge[ledger.Bytes] // what was taken from the driver
-	InactiveSplit Gauge[ledger.Bytes] // free parts of segments in use; expandable ones do not count
-	Segments      Gauge[int]          // allocations from the driver; expandable segments do not count
-	Retries       int                 // how often the cache was released to go on
+	Requested     Gauge[ledger.Bytes] // bytes the program asked for, until no stream uses them
+	Allocated     Gauge[ledger.Bytes] // blocks the program holds
+	Active        Gauge[ledger.Bytes] // Allocated, and freed blocks that a stream still uses
+	Reserved      Gauge[ledger.Bytes] // memory taken from the driver
+	InactiveSplit Gauge[ledger.Bytes] // free parts of segments in use, expandable segments excluded
+	Segments      Gauge[int]          // cudaMalloc'ed segments, expandable segments excluded
+	Retries       int                 // times the allocator emptied its cache and tried again
 }
 
 // CUDA is the caching allocator of one device.
 type CUDA struct {
 	capacity     ledger.Bytes
-	allowed      ledger.Bytes // by MemoryFraction; 0 for none
-	threshold    ledger.Bytes // of garbage collection; 0 for none
+	allowed      ledger.Bytes // limit set by MemoryFraction; 0 for none
+	threshold    ledger.Bytes // garbage collection starts above it; 0 for never
 	maxSplit     ledger.Bytes // limitless for none
 	maxRounding  ledger.Bytes
 	largeSegment ledger.Bytes
 	expandable   bool
 	divisions    [16]ledger.Bytes
 
-	small, large pool
-	blocks       store
-	segments     int // made so far
+	small, large blockPool
+	blocks       blockStore
+	segments     int // created so far
 	pending      []*block
 	scratch      []*block
 	statistics   Statistics
 }
 
-// NewCUDA is an empty allocator of a device that has the given capacity for
-// it; 0 or less means without limit. MemoryFraction is a part of capacity.
+// NewCUDA returns an empty allocator with that many bytes of device memory.
+// A capacity of 0 or less means no limit. MemoryFraction is a share of capacity.
 func NewCUDA(configuration Configuration, capacity ledger.Bytes) *CUDA {
 	c := &CUDA{
 		capacity:     min(capacity, limitless),
@@ -66,19 +66,19 @@ func NewCUDA(configuration Configuration, capacity ledger.Bytes) *CUDA {
 		c.allowed = ledger.Bytes(fraction * float64(c.capacity))
 		c.threshold = ledger.Bytes(configuration.GarbageCollection * float64(c.allowed))
 	}
-	c.small = pool{isSmall: true, page: smallSegment, shelves: map[int]*shelf{}}
-	c.large = pool{page: c.largeSegment, shelves: map[int]*shelf{}}
+	c.small = blockPool{isSmall: true, page: smallSegment, freeLists: map[int]*freeList{}}
+	c.large = blockPool{page: c.largeSegment, freeLists: map[int]*freeList{}}
 	return c
 }
 
-// OutOfMemory says that a request could not be served even after all unused
-// memory had been given back to the driver.
+// OutOfMemory reports a request that failed even after the allocator had
+// returned all unused memory to the driver.
 type OutOfMemory struct {
 	Requested ledger.Bytes // by the program
-	Segment   ledger.Bytes // what the driver was asked for
+	Segment   ledger.Bytes // by the allocator, from the driver
 	Allocated ledger.Bytes
 	Reserved  ledger.Bytes
-	Free      ledger.Bytes // what the driver had left
+	Free      ledger.Bytes // left at the driver
 }
 
 func (e *OutOfMemory) Error() string {
@@ -86,7 +86,7 @@ func (e *OutOfMemory) Error() string {
 		e.Requested, e.Segment, e.Free, e.Allocated, e.Reserved-e.Allocated)
 }
 
-// Allocate serves a request of a stream. The error is an *OutOfMemory, or a
+// Allocate serves a request on a stream. The error is an *OutOfMemory, or a
 // *fault.Input for a negative size.
 func (c *CUDA) Allocate(size ledger.Bytes, stream int) (Block, error) {
 	switch {
@@ -102,11 +102,11 @@ func (c *CUDA) Allocate(size ledger.Bytes, stream int) (Block, error) {
 	if rounded <= smallLimit {
 		pool = &c.small
 	}
-	shelf := pool.shelf(stream)
+	list := pool.freeList(stream)
 	pool.searches++
-	b := c.reuse(shelf, rounded)
+	b := c.getFreeBlock(list, rounded)
 	if b == nil {
-		b = c.obtain(shelf, rounded)
+		b = c.allocBlockWithRetries(list, rounded)
 	}
 	if b == nil {
 		return Block{}, c.outOfMemory(size, c.segmentSize(rounded))
@@ -124,20 +124,20 @@ func negative(size ledger.Bytes) error {
 
 var errNotAllocated = errors.New("freed a block that is not allocated")
 
-// Free takes back a block that no other stream uses.
+// Free frees a block that no other stream uses.
 func (c *CUDA) Free(name Block) error {
-	b, err := c.giveUp(name)
+	b, err := c.deallocate(name)
 	if b != nil {
-		c.release(b)
+		c.freeBlock(b)
 	}
 	return err
 }
 
-// FreeLater takes back a block that other streams still use (a tensor with
-// record_stream). It is active until Synchronize, or until the allocator runs
-// out of memory and waits for all streams itself.
+// FreeLater frees a block that other streams still use (a tensor with
+// record_stream). The block stays active until Synchronize. An allocator that
+// runs out of memory synchronizes by itself.
 func (c *CUDA) FreeLater(name Block) error {
-	b, err := c.giveUp(name)
+	b, err := c.deallocate(name)
 	if b != nil {
 		b.state = pending
 		c.pending = append(c.pending, b)
@@ -145,16 +145,17 @@ func (c *CUDA) FreeLater(name Block) error {
 	return err
 }
 
-// Synchronize says that all streams have done what they were given.
+// Synchronize reports that all streams have finished their work.
 func (c *CUDA) Synchronize() {
 	for _, b := range c.pending {
-		c.release(b)
+		c.freeBlock(b)
 	}
 	c.pending = c.pending[:0]
 }
 
-// giveUp ends the program's use of a block. It is nil for the zero Block.
-func (c *CUDA) giveUp(name Block) (*block, error) {
+// deallocate ends the program's use of a block and returns it. The zero Block
+// gives nil.
+func (c *CUDA) deallocate(name Block) (*block, error) {
 	if name == (Block{}) {
 		return nil, nil
 	}
@@ -166,10 +167,10 @@ func (c *CUDA) giveUp(name Block) (*block, error) {
 	return b, nil
 }
 
-// Statistics are the levels now and their peaks.
+// Statistics returns the current levels and their peaks.
 func (c *CUDA) Statistics() Statistics { return c.statistics }
 
-// ResetPeaks makes the levels of now the peaks.
+// ResetPeaks sets every peak to the current level.
 func (c *CUDA) ResetPeaks() {
 	s := &c.statistics
 	for _, gauge := range []*Gauge[ledger.Bytes]{&s.Requested, &s.Allocated, &s.Active, &s.Reserved, &s.InactiveSplit} {
@@ -182,12 +183,12 @@ func (c *CUDA) outOfMemory(size, segment ledger.Bytes) error {
 	return &OutOfMemory{size, segment, c.statistics.Allocated.Now, c.statistics.Reserved.Now, c.capacity - c.statistics.Reserved.Now}
 }
 
-// round is the size of the block for a request.
+// round returns the block size for a request.
 func (c *CUDA) round(size ledger.Bytes) ledger.Bytes {
 	if size < minimumBlock {
 		return minimumBlock
 	}
-	// The highest bit of size says how it is divided, from 1 MiB on.
+	// roundup_power2_divisions has one entry for each power of two from 1 MiB on.
 	top := bits.Len64(uint64(size)) - 1
 	divisions := c.divisions[max(0, min(top-20, len(c.divisions)-1))]
 	if divisions > 1 && size > minimumBlock*divisions {
@@ -207,10 +208,11 @@ func (c *CUDA) segmentSize(rounded ledger.Bytes) ledger.Bytes {
 	}
 }
 
-// reuse takes the best fit of a shelf: the smallest block that is large
-// enough, at the lowest address. Where that one ends at unmapped space, what
-// it can grow to is its size, so that holes are filled before a segment grows.
-func (c *CUDA) reuse(s *shelf, size ledger.Bytes) *block {
+// getFreeBlock removes the best fit from a free list: the smallest block that
+// is large enough, at the lowest address. A block that ends at unmapped space
+// counts with the size it can grow to, so holes are filled before a segment
+// grows.
+func (c *CUDA) getFreeBlock(s *freeList, size ledger.Bytes) *block {
 	var best *block
 	s.free.Ascend(entry{place: place{size: size}}, func(e entry) bool {
 		if best != nil && e.block.reach() >= best.reach() {
@@ -228,27 +230,27 @@ func (c *CUDA) reuse(s *shelf, size ledger.Bytes) *block {
 	return best
 }
 
-// obtain takes memory from the driver, and first gives back to it what has to
-// be given back.
-func (c *CUDA) obtain(s *shelf, size ledger.Bytes) *block {
+// allocBlockWithRetries takes memory from the driver. Where the driver has too
+// little, it releases cached blocks and tries again, as PyTorch does.
+func (c *CUDA) allocBlockWithRetries(s *freeList, size ledger.Bytes) *block {
 	if c.threshold > 0 {
 		c.collectGarbage()
 	}
-	b := c.reserve(s, size)
+	b := c.allocBlock(s, size)
 	if b == nil && c.releaseOversize(s, size) {
-		b = c.reserve(s, size)
+		b = c.allocBlock(s, size)
 	}
 	if b == nil {
 		c.EmptyCache()
 		c.statistics.Retries++
-		b = c.reserve(s, size)
+		b = c.allocBlock(s, size)
 	}
 	return b
 }
 
-// reserve makes a segment or, in expandable mode, lets one grow. It is nil
-// where the driver has too little.
-func (c *CUDA) reserve(s *shelf, size ledger.Bytes) *block {
+// allocBlock creates a segment, or grows one in expandable mode. It returns nil
+// if the driver has too little memory.
+func (c *CUDA) allocBlock(s *freeList, size ledger.Bytes) *block {
 	segment := c.segmentSize(size)
 	if c.allowed > 0 && c.statistics.Reserved.Now+segment > c.allowed {
 		return nil
@@ -264,18 +266,18 @@ func (c *CUDA) reserve(s *shelf, size ledger.Bytes) *block {
 	return c.newSegment(s, segment)
 }
 
-func (c *CUDA) newSegment(s *shelf, size ledger.Bytes) *block {
+func (c *CUDA) newSegment(s *freeList, size ledger.Bytes) *block {
 	c.segments++
 	b := c.blocks.take()
-	b.place, b.shelf, b.expandable = place{size: size, segment: c.segments}, s, c.expandable
+	b.place, b.list, b.expandable = place{size: size, segment: c.segments}, s, c.expandable
 	return b
 }
 
-// split cuts what a request does not need off its block, unless the rest is
-// too small to be worth it.
+// split returns the unneeded end of a block to the free list, unless that end
+// is too small to be worth it.
 func (c *CUDA) split(b *block, size ledger.Bytes) {
 	rest := b.size - size
-	if b.shelf.pool.isSmall || c.expandable {
+	if b.list.pool.isSmall || c.expandable {
 		if rest < minimumBlock {
 			return
 		}
@@ -285,11 +287,12 @@ func (c *CUDA) split(b *block, size ledger.Bytes) {
 	c.insert(c.cut(b, size))
 }
 
-// cut shortens a block to size and is the rest of it, in no set yet.
+// cut shortens a block to size and returns the rest, which is in no free list
+// yet.
 func (c *CUDA) cut(b *block, size ledger.Bytes) *block {
 	rest := c.blocks.take()
 	rest.place = place{b.size - size, b.segment, b.offset + size}
-	rest.shelf, rest.expandable, rest.unmapped = b.shelf, b.expandable, b.unmapped
+	rest.list, rest.expandable, rest.unmapped = b.list, b.expandable, b.unmapped
 	rest.prev, rest.next = b, b.next
 	if rest.next != nil {
 		rest.next.prev = rest
@@ -298,15 +301,16 @@ func (c *CUDA) cut(b *block, size ledger.Bytes) *block {
 	return rest
 }
 
-// release makes a block free that no stream uses any more.
-func (c *CUDA) release(b *block) {
+// freeBlock marks a block free once no stream uses it.
+func (c *CUDA) freeBlock(b *block) {
 	c.statistics.Active.add(-b.size)
 	c.statistics.Requested.add(-b.requested)
 	b.state = free
 	c.mergeAndInsert(b)
 }
 
-// mergeAndInsert joins an unused block with its unused neighbours.
+// mergeAndInsert merges a free block with its free neighbours and puts it on its
+// free list.
 func (c *CUDA) mergeAndInsert(b *block) {
 	if p := b.prev; p != nil && p.state == free && p.unmapped == b.unmapped {
 		c.remove(p)
@@ -328,15 +332,15 @@ func (c *CUDA) mergeAndInsert(b *block) {
 }
 
 func (c *CUDA) insert(b *block) {
-	b.since = b.shelf.pool.searches
-	b.shelf.of(b).Set(entry{b.place, b})
+	b.since = b.list.pool.searches
+	b.list.of(b).Set(entry{b.place, b})
 	if b.isSplit() && !b.expandable {
 		c.statistics.InactiveSplit.add(b.size)
 	}
 }
 
 func (c *CUDA) remove(b *block) {
-	b.shelf.of(b).Delete(entry{place: b.place})
+	b.list.of(b).Delete(entry{place: b.place})
 	if b.isSplit() && !b.expandable {
 		c.statistics.InactiveSplit.add(-b.size)
 	}

@@ -338,7 +338,7 @@ func compare(t *rapid.T, c *CUDA, n *naive, peaks *Statistics) {
 		t.Fatalf("%d segments and %d retries, naive says %d and %d", s.Segments.Now, s.Retries, levels.Segments.Now, levels.Retries)
 	}
 	inactive := ledger.Bytes(0)
-	for _, pool := range []*pool{&c.small, &c.large} {
+	for _, pool := range []*blockPool{&c.small, &c.large} {
 		for _, b := range c.cached(pool) {
 			inactive += b.size
 		}

@@ -2,28 +2,28 @@ package allocator
 
 import "plimsoll/ledger"
 
-// expand maps as many pages as a request needs, at the lowest address where
-// there is room for it.
-func (c *CUDA) expand(s *shelf, size ledger.Bytes) *block {
-	b := c.room(s, size)
-	if b.unmapped && !c.commit(b, min(b.size, size)) {
+// expand maps the pages that a request needs, at the lowest address with enough
+// room.
+func (c *CUDA) expand(s *freeList, size ledger.Bytes) *block {
+	b := c.findExpandable(s, size)
+	if b.unmapped && !c.mapBlock(b, min(b.size, size)) {
 		return nil
 	}
 	for b.size < size {
 		next := b.next
-		if !c.commit(next, min(next.size, size-b.size)) {
-			return nil // what was mapped so far stays
+		if !c.mapBlock(next, min(next.size, size-b.size)) {
+			return nil // PyTorch keeps the pages that were mapped so far
 		}
-		b = next // which b is now a part of
+		b = next // mapBlock merged b into it
 	}
 	c.remove(b)
 	return b
 }
 
-// room is the first of a run of unused blocks that together are large enough,
-// in a new segment if there is no such run. Unmapped blocks are few: one a
-// segment, and one for each hole that giving memory back has left.
-func (c *CUDA) room(s *shelf, size ledger.Bytes) *block {
+// findExpandable returns the first block of a free run that is large enough. If
+// there is none, it creates a segment. Unmapped blocks are few: one for each
+// segment, and one for each hole that released memory has left.
+func (c *CUDA) findExpandable(s *freeList, size ledger.Bytes) *block {
 	var found *block
 	s.unmapped.Scan(func(e entry) bool {
 		first := e.block
@@ -42,18 +42,18 @@ func (c *CUDA) room(s *shelf, size ledger.Bytes) *block {
 	if found != nil {
 		return found
 	}
-	// Address space costs nothing, so a segment has more of it than the device
-	// has memory: holes need not be filled before it can grow.
+	// Address space costs nothing, so PyTorch reserves more than the device has
+	// memory: a segment can grow past its holes.
 	b := c.newSegment(s, roundUp(c.capacity+c.capacity/8, s.pool.page))
 	b.unmapped = true
 	c.insert(b)
 	return b
 }
 
-// commit maps the pages that the first bytes of an unmapped block lie in. It
-// does nothing where the device has too little memory for them.
-func (c *CUDA) commit(b *block, size ledger.Bytes) bool {
-	size = roundUp(size, b.shelf.pool.page)
+// mapBlock maps the pages of the first size bytes of an unmapped block. It
+// returns false, and maps nothing, if the device has too little memory.
+func (c *CUDA) mapBlock(b *block, size ledger.Bytes) bool {
+	size = roundUp(size, b.list.pool.page)
 	if c.statistics.Reserved.Now+size > c.capacity {
 		return false
 	}
@@ -67,10 +67,10 @@ func (c *CUDA) commit(b *block, size ledger.Bytes) bool {
 	return true
 }
 
-// decommit gives the whole pages of a free block back, and the segment itself
-// when nothing of it is left.
-func (c *CUDA) decommit(b *block) {
-	page := b.shelf.pool.page
+// unmapBlock returns the whole pages of a free block to the driver. A segment
+// with no page left ends.
+func (c *CUDA) unmapBlock(b *block) {
+	page := b.list.pool.page
 	begin, end := roundUp(b.offset, page), (b.offset+b.size)/page*page
 	if begin >= end {
 		return

@@ -7,20 +7,20 @@ import (
 )
 
 // Glibc is the malloc of the GNU C library (malloc/malloc.c) for one thread, as
-// torch calls it for tensors on the CPU. Large blocks are mappings of their
-// own, which go back to the system when they are freed. But the first time
-// that such a mapping is freed, blocks of its size and below come from the heap
-// from then on (the dynamic mmap threshold), and of the heap only the top goes
-// back: freed tensors leave holes that stay resident.
+// torch calls it for tensors on the CPU. A large block is a mapping of its own,
+// and free returns it to the system. But the first free of such a mapping raises
+// the mmap threshold to its size (the dynamic mmap threshold): blocks up to that
+// size then come from the heap. Malloc returns only the top of the heap, so
+// freed tensors leave holes that stay resident.
 type Glibc struct {
-	threshold ledger.Bytes // from here on a block is a mapping of its own
-	trim      ledger.Bytes // the top is given back when it is larger
+	threshold ledger.Bytes // blocks of at least this size are mappings of their own
+	trim      ledger.Bytes // malloc returns the top when it is larger than this
 	free      *btree.BTreeG[*chunk]
-	last      *chunk       // the one before the top
+	last      *chunk       // the chunk before the top
 	end       ledger.Bytes // of the heap
-	top       ledger.Bytes // where the top begins
-	touched   ledger.Bytes // what of the heap has been written since it was taken
-	mapped    ledger.Bytes // in mappings
+	top       ledger.Bytes // offset of the top
+	touched   ledger.Bytes // bytes of the heap that were written since they were taken
+	mapped    ledger.Bytes // bytes in mappings
 
 	used                    ledger.Bytes
 	peakUsed, peakResidence ledger.Bytes
@@ -44,7 +44,7 @@ const (
 	pageSize         = 4096
 )
 
-// NewGlibc is an empty heap.
+// NewGlibc returns an empty heap.
 func NewGlibc() *Glibc {
 	less := func(a, b *chunk) bool { return a.size < b.size || a.size == b.size && a.address < b.address }
 	return &Glibc{threshold: firstThreshold, trim: firstThreshold, free: btree.NewBTreeGOptions(less, btree.Options{NoLocks: true})}
@@ -53,7 +53,7 @@ func NewGlibc() *Glibc {
 // GlibcBlock is allocated memory.
 type GlibcBlock = chunk
 
-// Allocate is posix_memalign. A request of no bytes has no block.
+// Allocate models posix_memalign. A request for 0 bytes gets no block.
 func (g *Glibc) Allocate(bytes ledger.Bytes) *GlibcBlock {
 	if bytes <= 0 {
 		return nil
@@ -78,7 +78,7 @@ func (g *Glibc) Allocate(bytes ledger.Bytes) *GlibcBlock {
 	return c
 }
 
-// fit takes the smallest free chunk that is large enough, and splits it.
+// fit splits the smallest free chunk that is large enough.
 func (g *Glibc) fit(size ledger.Bytes) *chunk {
 	var c *chunk
 	g.free.Ascend(&chunk{size: size}, func(found *chunk) bool {
@@ -113,7 +113,7 @@ func (g *Glibc) fromTop(size ledger.Bytes) *chunk {
 	return c
 }
 
-// Free gives a block back.
+// Free frees a block.
 func (g *Glibc) Free(c *GlibcBlock) {
 	if c == nil {
 		return
@@ -140,7 +140,7 @@ func (g *Glibc) Free(c *GlibcBlock) {
 		g.free.Set(c)
 		return
 	}
-	// It was next to the top, and becomes part of it.
+	// The chunk borders on the top and becomes part of it.
 	g.last, g.top = c.previous, c.address
 	if g.last != nil {
 		g.last.next = nil
@@ -151,7 +151,7 @@ func (g *Glibc) Free(c *GlibcBlock) {
 	}
 }
 
-// join makes one chunk of two neighbours.
+// join merges two neighbouring chunks.
 func (g *Glibc) join(c, n *chunk) {
 	c.size += n.size
 	c.next = n.next
@@ -164,14 +164,13 @@ func (g *Glibc) join(c, n *chunk) {
 
 func (g *Glibc) resident() ledger.Bytes { return g.mapped + g.touched }
 
-// GlibcStatistics are in bytes: what is in use with its headers, and what is
-// resident.
+// GlibcStatistics counts bytes in use, headers included, and resident bytes.
 type GlibcStatistics struct{ Used, Resident, PeakUsed, PeakResident ledger.Bytes }
 
-// Statistics are the counters.
+// Statistics returns the counters.
 func (g *Glibc) Statistics() GlibcStatistics {
 	return GlibcStatistics{g.used, g.resident(), g.peakUsed, g.peakResidence}
 }
 
-// ResetPeaks begins a new measurement of peaks.
+// ResetPeaks sets every peak to the current level.
 func (g *Glibc) ResetPeaks() { g.peakUsed, g.peakResidence = g.used, g.resident() }

@@ -11,38 +11,38 @@ import (
 
 // PinnedStatistics are those of the pinned host allocator.
 type PinnedStatistics struct {
-	Requested Gauge[ledger.Bytes] // what the program asked for
-	Allocated Gauge[ledger.Bytes] // the blocks that it holds
-	Locked    Gauge[ledger.Bytes] // page-locked memory, unused blocks and the reserved slab included
+	Requested Gauge[ledger.Bytes] // bytes the program asked for
+	Allocated Gauge[ledger.Bytes] // blocks the program holds
+	Pinned    Gauge[ledger.Bytes] // pinned memory, unused blocks and the reserved slab included
 }
 
-// Pinned is the caching allocator of page-locked host memory. It neither
-// splits blocks nor merges them, and keeps those that are freed.
+// Pinned is the caching allocator of pinned host memory. It never splits or
+// merges blocks, and it keeps freed blocks.
 type Pinned struct {
-	rounds  bool // sizes are rounded up to a power of two
-	bestFit bool // a request may get a block that is larger than its own would be
+	rounds  bool // rounds sizes up to a power of two
+	bestFit bool // may serve a request from a larger block
 
 	maxRound, maxCached ledger.Bytes
-	slab, slabLeft      ledger.Bytes // slab is 0 once it is there
+	slab, slabLeft      ledger.Bytes // slab becomes 0 when it is allocated
 
-	blocks     store
-	made       int                       // blocks so far
-	free       *set                      // of bestFit: by size
-	stacks     map[ledger.Bytes][]*block // of others: by size, the last one freed on top
+	blocks     blockStore
+	made       int                       // blocks created so far
+	free       *set                      // with bestFit: free blocks by size
+	stacks     map[ledger.Bytes][]*block // without: free blocks by size, last in first out
 	statistics PinnedStatistics
 }
 
-// The alignment of blocks that are not rounded to a power of two, and that of
-// blocks within the slab.
+// Alignment of blocks that are not rounded to a power of two, and of blocks in
+// the slab.
 const (
 	hostAlignment = 512
 	slabAlignment = 4096
 )
 
-// NewPinned is an empty allocator of that version of torch. Up to 2.5 it hands
-// out the best fit; since 2.6 only blocks of the size that it would make. For
-// sizes that PinnedMaxRound exempts from rounding this is an assumption, which
-// errs towards more memory.
+// NewPinned returns an empty allocator that behaves as that version of torch.
+// Torch up to 2.5 serves the best fit. Torch 2.6 and later reuses a block only
+// if its size equals the size of a new block. Plimsoll assumes the same for
+// sizes that PinnedMaxRound exempts from rounding; this errs towards more memory.
 func NewPinned(configuration Configuration, v version.Version) *Pinned {
 	p := &Pinned{
 		rounds:    v.AtLeast(1, 11, 0),
@@ -62,27 +62,27 @@ func NewPinned(configuration Configuration, v version.Version) *Pinned {
 	return p
 }
 
-// Allocate serves a request. Host memory has no limit here: whether it fits is
-// for the plan to say.
+// Allocate serves a request. It has no limit: the plan says whether host memory
+// suffices.
 func (p *Pinned) Allocate(size ledger.Bytes) (Block, error) {
 	switch {
 	case size < 0:
 		return Block{}, negative(size)
 	case size == 0:
 		return Block{}, nil
-	case size > limitless-p.statistics.Locked.Now-p.slab:
-		return Block{}, &fault.Input{What: fmt.Sprintf("pinned memory of %v on top of %v, expected less than %v", size, p.statistics.Locked.Now, limitless)}
+	case size > limitless-p.statistics.Pinned.Now-p.slab:
+		return Block{}, &fault.Input{What: fmt.Sprintf("pinned memory of %v on top of %v, expected less than %v", size, p.statistics.Pinned.Now, limitless)}
 	}
 	b := p.reuse(size)
 	if b == nil {
-		b = p.lock(p.Rounded(size))
+		b = p.pin(p.Rounded(size))
 	}
 	p.statistics.Allocated.add(b.size)
 	p.statistics.Requested.add(size)
 	return p.blocks.handOut(b, size), nil
 }
 
-// Free takes a block back that no stream uses any more.
+// Free frees a block that no stream uses.
 func (p *Pinned) Free(name Block) error {
 	if name == (Block{}) {
 		return nil
@@ -96,7 +96,7 @@ func (p *Pinned) Free(name Block) error {
 	b.state = free
 	switch {
 	case b.size > p.maxCached:
-		p.unlock(b)
+		p.unpin(b)
 	case p.bestFit:
 		p.free.Set(entry{b.place, b})
 	default:
@@ -105,31 +105,31 @@ func (p *Pinned) Free(name Block) error {
 	return nil
 }
 
-// EmptyCache unlocks all unused blocks, as torch._C._host_emptyCache does.
-// torch.cuda.empty_cache does not.
+// EmptyCache frees all unused blocks, as torch._C._host_emptyCache does.
+// torch.cuda.empty_cache leaves pinned memory alone.
 func (p *Pinned) EmptyCache() {
 	for e, any := p.free.PopMin(); any; e, any = p.free.PopMin() {
-		p.unlock(e.block)
+		p.unpin(e.block)
 	}
 	for _, stack := range p.stacks {
 		for _, b := range stack {
-			p.unlock(b)
+			p.unpin(b)
 		}
 	}
 	clear(p.stacks)
 }
 
-// Statistics are the levels now and their peaks.
+// Statistics returns the current levels and their peaks.
 func (p *Pinned) Statistics() PinnedStatistics { return p.statistics }
 
-// ResetPeaks makes the levels of now the peaks.
+// ResetPeaks sets every peak to the current level.
 func (p *Pinned) ResetPeaks() {
 	p.statistics.Requested.reset()
 	p.statistics.Allocated.reset()
-	p.statistics.Locked.reset()
+	p.statistics.Pinned.reset()
 }
 
-// Rounded is the size of a new block for a request.
+// Rounded returns the size of a new block for a request.
 func (p *Pinned) Rounded(size ledger.Bytes) ledger.Bytes {
 	switch {
 	case !p.rounds:
@@ -163,13 +163,14 @@ func (p *Pinned) reuse(size ledger.Bytes) *block {
 	return stack[top]
 }
 
-// inSlab is the segment of all blocks in the slab; others have one each.
+// inSlab is the segment number of all blocks in the slab. Other blocks have a
+// segment each.
 const inSlab = 0
 
-// lock makes a block: in the slab while that has room, else of its own.
-func (p *Pinned) lock(size ledger.Bytes) *block {
+// pin creates a block, in the slab while it has room.
+func (p *Pinned) pin(size ledger.Bytes) *block {
 	if p.slab > 0 {
-		p.statistics.Locked.add(p.slab)
+		p.statistics.Pinned.add(p.slab)
 		p.slabLeft, p.slab = p.slab, 0
 	}
 	b := p.blocks.take()
@@ -181,14 +182,14 @@ func (p *Pinned) lock(size ledger.Bytes) *block {
 	}
 	p.made++
 	b.segment = p.made
-	p.statistics.Locked.add(size)
+	p.statistics.Pinned.add(size)
 	return b
 }
 
-// unlock ends a block. The slab stays, and so do its holes.
-func (p *Pinned) unlock(b *block) {
+// unpin ends a block. A block of the slab leaves a hole that is never reused.
+func (p *Pinned) unpin(b *block) {
 	if b.segment != inSlab {
-		p.statistics.Locked.add(-b.size)
+		p.statistics.Pinned.add(-b.size)
 	}
 	p.blocks.giveBack(b)
 }

@@ -36,7 +36,7 @@ func TestPinnedRounding(t *testing.T) {
 		if _, err := p.Allocate(size); err != nil {
 			t.Fatal(err)
 		}
-		if got := p.Statistics().Locked.Now; got != test.locked {
+		if got := p.Statistics().Pinned.Now; got != test.locked {
 			t.Errorf("torch %s, %q: %d bytes locked, want %d", v, test.text, got, test.locked)
 		}
 	}
@@ -56,7 +56,7 @@ func TestPinnedReuse(t *testing.T) {
 		if _, err := p.Allocate(3 * mib); err != nil {
 			t.Fatal(err)
 		}
-		if got := p.Statistics().Locked.Now; got != want {
+		if got := p.Statistics().Pinned.Now; got != want {
 			t.Errorf("torch %s: %v locked, want %v", v, got, want)
 		}
 	}
@@ -104,7 +104,7 @@ func TestPinnedAgainstNaive(t *testing.T) {
 			s := p.Statistics()
 			requested, allocated, locked := n.levels()
 			peak = max(peak, locked)
-			if s.Requested.Now != requested || s.Allocated.Now != allocated || s.Locked.Now != locked || s.Locked.Peak != peak || requested > allocated {
+			if s.Requested.Now != requested || s.Allocated.Now != allocated || s.Pinned.Now != locked || s.Pinned.Peak != peak || requested > allocated {
 				t.Fatalf("step %d: %+v, naive says %d, %d, %d with peak %d", step, s, requested, allocated, locked, peak)
 			}
 			if rapid.IntRange(0, 30).Draw(t, "reset") == 0 {

@@ -2,26 +2,25 @@ package allocator
 
 import "plimsoll/ledger"
 
-// EmptyCache waits for all streams and gives all segments back that are wholly
-// unused, and of expandable ones the unused pages.
+// EmptyCache waits for all streams and returns unused memory to the driver: whole
+// segments, and the unused pages of expandable segments.
 func (c *CUDA) EmptyCache() {
 	c.Synchronize()
-	for _, pool := range []*pool{&c.large, &c.small} {
+	for _, pool := range []*blockPool{&c.large, &c.small} {
 		for _, b := range c.cached(pool) {
 			if b.expandable {
-				c.decommit(b)
+				c.unmapBlock(b)
 			} else if !b.isSplit() {
-				c.giveBack(b)
+				c.releaseBlock(b)
 			}
 		}
 	}
 }
 
-// cached lists the free blocks of a pool. The list is good until the next
-// call.
-func (c *CUDA) cached(p *pool) []*block {
+// cached lists the free blocks of a pool. The next call overwrites the list.
+func (c *CUDA) cached(p *blockPool) []*block {
 	c.scratch = c.scratch[:0]
-	for _, s := range p.shelves {
+	for _, s := range p.freeLists {
 		s.free.Scan(func(e entry) bool {
 			c.scratch = append(c.scratch, e.block)
 			return true
@@ -30,18 +29,18 @@ func (c *CUDA) cached(p *pool) []*block {
 	return c.scratch
 }
 
-// giveBack returns a segment that is one free block.
-func (c *CUDA) giveBack(b *block) {
+// releaseBlock returns a segment to the driver. The segment is one free block.
+func (c *CUDA) releaseBlock(b *block) {
 	c.remove(b)
 	c.statistics.Reserved.add(-b.size)
 	c.statistics.Segments.add(-1)
 	c.blocks.giveBack(b)
 }
 
-// releaseOversize gives oversize blocks of a stream back: the best fit, or the
-// largest ones until they add up to the request. It tells whether that is
-// enough for a second attempt to make sense.
-func (c *CUDA) releaseOversize(s *shelf, size ledger.Bytes) bool {
+// releaseOversize returns oversize blocks of a stream to the driver: the best
+// fit, or the largest ones until they add up to the request. It reports whether
+// a second attempt makes sense.
+func (c *CUDA) releaseOversize(s *freeList, size ledger.Bytes) bool {
 	if c.maxSplit == limitless {
 		return false
 	}
@@ -62,17 +61,17 @@ func (c *CUDA) releaseOversize(s *shelf, size ledger.Bytes) bool {
 	if sum == 0 {
 		s.free.Reverse(choose)
 	}
-	// What has been given back stays so, even if it is not enough.
+	// PyTorch releases the blocks even if they are not enough.
 	for _, b := range chosen {
-		c.giveBack(b)
+		c.releaseBlock(b)
 	}
 	c.scratch = chosen
 	return sum >= wanted
 }
 
-// collectGarbage gives whole segments of the large pool back, those first that
-// have gone unused for longer than the average, until the threshold is met or
-// none is left.
+// collectGarbage releases whole segments of the large pool until the threshold
+// is met or none is left. Segments that were free for longer than the average go
+// first.
 func (c *CUDA) collectGarbage() {
 	excess := c.statistics.Reserved.Now - c.threshold
 	if excess <= 0 {
@@ -96,7 +95,7 @@ func (c *CUDA) collectGarbage() {
 			}
 			sum -= age(b)
 			excess -= b.size
-			c.giveBack(b)
+			c.releaseBlock(b)
 		}
 		candidates = kept
 	}

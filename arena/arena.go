@@ -62,7 +62,9 @@ type Arena struct {
 	size  ledger.Bytes
 	pages Pages
 	file  *os.File
-	whole []byte
+	// borrowed says that the file is somebody else's, who closes it.
+	borrowed bool
+	whole    []byte
 	// gaveUp says that joining pages into huge ones takes too long, or cannot be.
 	gaveUp atomic.Bool
 }
@@ -101,18 +103,15 @@ func (a *Arena) open(pages Pages) error {
 	return a.mapFile()
 }
 
-// Attach maps an arena that another process has made, from its file. The file
-// stays the caller's: the arena has a descriptor of its own.
+// Attach maps an arena that another process has made, from its file. It opens no
+// further descriptor: the file stays the caller's until [Arena.Adopt].
 func Attach(name string, size ledger.Bytes, pages Pages, file *os.File) (*Arena, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("arena %s: %d bytes", name, size)
 	}
-	descriptor, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("arena %s: its file: %w", name, err)
-	}
-	a := &Arena{name: name, size: size, pages: pages, file: os.NewFile(uintptr(descriptor), NamePrefix+name)}
-	if err = a.check(pages); err == nil {
+	a := &Arena{name: name, size: size, pages: pages, file: file, borrowed: true}
+	err := a.check(pages)
+	if err == nil {
 		err = a.mapFile()
 	}
 	if err != nil {
@@ -120,6 +119,9 @@ func Attach(name string, size ledger.Bytes, pages Pages, file *os.File) (*Arena,
 	}
 	return a, nil
 }
+
+// Adopt makes the file of an attached arena the arena's own: Close closes it.
+func (a *Arena) Adopt() { a.borrowed = false }
 
 // check holds a file against what [New] makes. A file that could shrink would
 // end whoever has mapped it with a signal.
@@ -176,12 +178,22 @@ func staggered(pages Pages) uintptr {
 	return uintptr(arenas.Add(1)%32) * step
 }
 
+// addressSpaceLimit names the limit of this process, where it has one.
+func addressSpaceLimit() string {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_AS, &limit); err != nil || limit.Cur == unix.RLIM_INFINITY {
+		return ""
+	}
+	return fmt.Sprintf(" (this process may use %v of it: raise ulimit -v, and limit memory with a cgroup instead)",
+		ledger.Bytes(limit.Cur))
+}
+
 // mapAt maps the arena that far behind an alignment.
 func (a *Arena) mapAt(size, behind uintptr) error {
 	reserved := size + behind + alignment
 	reservation, err := unix.MmapPtr(-1, 0, nil, reserved, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
-		return fmt.Errorf("reserving %d bytes of address space: %w", reserved, err)
+		return fmt.Errorf("reserving %v of address space: %w%s", ledger.Bytes(reserved), err, addressSpaceLimit())
 	}
 	before := -uintptr(reservation)%alignment + behind
 	start := unsafe.Add(reservation, before)
@@ -228,13 +240,16 @@ func (a *Arena) Whole() []byte { return a.whole }
 // File is the memfd, to be passed to another process.
 func (a *Arena) File() *os.File { return a.file }
 
-// Close unmaps the arena and closes its file. The memory is given back when no
-// other process holds it.
+// Close unmaps the arena and closes its file, unless that is borrowed. The memory is
+// given back when no other process holds it.
 func (a *Arena) Close() error {
 	var err error
 	if a.whole != nil {
 		err = unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(a.whole)), uintptr(len(a.whole)))
 		a.whole = nil
+	}
+	if a.borrowed {
+		return err
 	}
 	return errors.Join(err, a.file.Close())
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/cpuset"
 
+	"plimsoll/files"
 	"plimsoll/rehearse"
 )
 
@@ -95,7 +95,7 @@ func (w watch) read() (reading, error) {
 		return r, fmt.Errorf("getrusage: %w", err)
 	}
 	r.own = time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
-	text, err := os.ReadFile("/proc/stat")
+	text, err := files.ReadKernel("/proc/stat")
 	if err != nil {
 		return r, err
 	}
@@ -104,7 +104,7 @@ func (w watch) read() (reading, error) {
 	}
 	if w.child != 0 {
 		name := fmt.Sprintf("/proc/%d/stat", w.child)
-		text, err := os.ReadFile(name)
+		text, err := files.ReadKernel(name)
 		if err != nil {
 			return r, err
 		}

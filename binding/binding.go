@@ -47,6 +47,11 @@ type Request struct {
 	Peers []cpuset.CPUSet
 	// MemoryPolicy is one of the policies below; empty chooses.
 	MemoryPolicy string
+	// Reserve is how many cores are left to the system and to other programs.
+	Reserve int
+	// OneThreadPerCore leaves the other hardware threads of the trainer's cores
+	// idle, as those of the optimizer's are.
+	OneThreadPerCore bool
 }
 
 // Plan says which CPUs each rank uses for what.
@@ -130,6 +135,10 @@ func Split(h *host.Host, request Request) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	whole := h.CPUs
+	if h, masks, err = request.reserve(h, masks); err != nil {
+		return nil, err
+	}
 	near := make([]cpuset.CPUSet, request.Ranks)
 	for rank, gpu := range gpus {
 		if gpu != nil {
@@ -140,13 +149,16 @@ func Split(h *host.Host, request Request) (*Plan, error) {
 	d := divide(cores, masks, near)
 	plan := &Plan{}
 	for rank, positions := range d.parts {
-		r := roles{host: h, share: request.TrainerCores, policy: request.MemoryPolicy, near: near[rank], threads: threads(h.Quota, request.Ranks, rank)}
+		r := roles{host: h, share: request.TrainerCores, oneThread: request.OneThreadPerCore, policy: request.MemoryPolicy, near: near[rank], threads: threads(h.Quota, request.Ranks, rank)}
 		for _, position := range positions {
 			r.cores = append(r.cores, cores[position].within(masks[rank]))
 		}
 		part := r.assign()
 		part.Rank = rank
 		reasons := []string{fmt.Sprintf("%s of %d usable", count(len(r.cores), "core"), len(cores))}
+		if request.Reserve > 0 {
+			reasons = append(reasons, fmt.Sprintf("CPUs %s left to the system, as asked", whole.Difference(h.CPUs)))
+		}
 		if gpus[rank] != nil {
 			reasons = append(reasons, r.nearReason(gpus[rank]))
 		}
@@ -188,6 +200,8 @@ func (r Request) check() error {
 		return bad("give one GPU for each rank, in the order of the ranks", "%s for %s", count(len(r.GPUs), "GPU"), count(r.Ranks, "rank"))
 	case len(r.Peers) > 0 && len(r.Peers) != r.Ranks:
 		return bad("give one mask for each rank, in the order of the ranks", "%s for %s", count(len(r.Peers), "affinity mask"), count(r.Ranks, "rank"))
+	case r.Reserve < 0:
+		return bad("give the number of cores to leave to the system", "--reserve is %d: expected 0 or more", r.Reserve)
 	case r.MemoryPolicy != "" && !slices.Contains(MemoryPolicies, r.MemoryPolicy):
 		return bad("give one of "+strings.Join(MemoryPolicies, ", "), "%q is no memory policy", r.MemoryPolicy)
 	}

@@ -1,6 +1,7 @@
 package binding_test
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -357,6 +358,146 @@ func TestNestedNeighbours(t *testing.T) {
 	for i, want := range []string{"4-7,12-15", "0-3,8-11"} {
 		if got := plan.Ranks[i].OptimizerCPUs.String(); got != want {
 			t.Errorf("rank %d: got %s, want %s", i, got, want)
+		}
+	}
+}
+
+// TestFewestGroupsAreCut: where each rank can have whole nodes of its own, only
+// the nodes that are left over are cut.
+func TestFewestGroupsAreCut(t *testing.T) {
+	for _, c := range []struct {
+		machine    hosttest.Machine
+		ranks, cut int
+	}{
+		{hosttest.AdjacentGrid(4, 8, 1), 3, 1},
+		{hosttest.AdjacentGrid(4, 6, 1), 3, 1},
+		{hosttest.Grid(4, 5, 2), 3, 1},
+		{hosttest.AdjacentGrid(8, 8, 1), 6, 2},
+		{hosttest.AdjacentGrid(8, 8, 1), 5, 3},
+		{hosttest.AdjacentGrid(4, 8, 1), 4, 0},
+		{hosttest.AdjacentGrid(4, 8, 1), 2, 0},
+		{hosttest.AdjacentGrid(2, 9, 1), 3, 2}, // no rank has room for a whole node
+	} {
+		h := c.machine.Discover(t)
+		plan, err := binding.Split(h, binding.Request{Ranks: c.ranks})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cut := 0
+		for _, node := range h.Nodes {
+			sharers := 0
+			for _, rank := range plan.Ranks {
+				if !rank.OptimizerCPUs.Intersection(node.CPUs).IsEmpty() {
+					sharers++
+				}
+			}
+			if sharers > 1 {
+				cut++
+			}
+		}
+		if problem := check(h, binding.Request{Ranks: c.ranks}); cut != c.cut || problem != "" {
+			t.Errorf("%s, %d ranks: %d nodes are cut, want %d; %s", c.machine.Name, c.ranks, cut, c.cut, problem)
+		}
+	}
+}
+
+// TestReserve leaves cores to the system: one of each node in turn, the slowest
+// first, and never the last one of a rank.
+func TestReserve(t *testing.T) {
+	slow := []hosttest.Core{}
+	for core := range 6 {
+		capacity := 1024
+		if core >= 4 {
+			capacity = 400
+		}
+		slow = append(slow, hosttest.Core{CPUs: []int{core}, Capacity: capacity})
+	}
+	for _, c := range []struct {
+		name    string
+		machine hosttest.Machine
+		request binding.Request
+		want    string // the CPUs that are left; empty for a refusal
+	}{
+		{"none", hosttest.Grid(2, 4, 2), binding.Request{Ranks: 2}, "0-15"},
+		{"one", hosttest.Grid(2, 4, 2), binding.Request{Ranks: 2, Reserve: 1}, "1-7,9-15"},
+		{"one of each node", hosttest.Grid(2, 4, 2), binding.Request{Ranks: 2, Reserve: 2}, "1-3,5-7,9-11,13-15"},
+		{"a slow one", hosttest.Build("slow", slow), binding.Request{Ranks: 2, Reserve: 1}, "0-3,5"},
+		{"all but one for each rank", hosttest.Grid(1, 4, 1), binding.Request{Ranks: 2, Reserve: 2}, "2-3"},
+		{"too many", hosttest.Grid(1, 4, 1), binding.Request{Ranks: 2, Reserve: 3}, ""},
+		{"fewer than none", hosttest.Grid(1, 4, 1), binding.Request{Ranks: 2, Reserve: -1}, ""},
+		{"not the only one of a rank", hosttest.Grid(1, 4, 1),
+			binding.Request{Ranks: 2, Reserve: 1, Peers: []cpuset.CPUSet{cpuset.New(0), cpuset.New(1, 2, 3)}}, "0,2-3"},
+		{"the only ones", hosttest.Grid(1, 4, 1),
+			binding.Request{Ranks: 2, Reserve: 1, Peers: []cpuset.CPUSet{cpuset.New(0), cpuset.New(1)}}, ""},
+	} {
+		c.request.TrainerCores = binding.WholeTrainerShare
+		plan, err := binding.Split(c.machine.Discover(t), c.request)
+		got := cpuset.New()
+		for rank := range c.request.Ranks {
+			if err == nil {
+				got = got.Union(plan.Ranks[rank].TrainerCPUs)
+			}
+		}
+		var input *fault.Input
+		if got.String() != c.want || c.want == "" && (!errors.As(err, &input) || !strings.Contains(err.Error(), "--reserve")) {
+			t.Errorf("%s: CPUs %s are left (%v), want %q", c.name, got, err, c.want)
+		}
+	}
+}
+
+// TestOneThreadPerCore leaves the other hardware threads idle, for the trainer as for the optimizer.
+func TestOneThreadPerCore(t *testing.T) {
+	request := binding.Request{Ranks: 2, TrainerCores: binding.DefaultTrainerShare, OneThreadPerCore: true}
+	plan, err := binding.Split(hosttest.Grid(2, 4, 2).Discover(t), request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []struct{ trainer, optimizer string }{{"0-1", "2-3"}, {"4-5", "6-7"}} {
+		r := plan.Ranks[i]
+		if r.TrainerCPUs.String() != want.trainer || r.OptimizerCPUs.String() != want.optimizer || r.OMPNumThreads != 2 {
+			t.Errorf("rank %d: trainer %s, optimizer %s, %d threads", i, r.TrainerCPUs, r.OptimizerCPUs, r.OMPNumThreads)
+		}
+	}
+}
+
+// TestOneTeamOneSpeed: the threads of an OpenMP loop wait for the slowest. The
+// trainer gets fast cores, the optimizer the slow ones.
+func TestOneTeamOneSpeed(t *testing.T) {
+	hybrid := func(fast, slow, capacity int) hosttest.Machine {
+		cores := []hosttest.Core{}
+		for cpu := range fast + slow {
+			core := hosttest.Core{CPUs: []int{cpu}, Capacity: 1000}
+			if cpu >= fast {
+				core.Capacity = capacity
+			}
+			cores = append(cores, core)
+		}
+		return hosttest.Build("hybrid", cores)
+	}
+	cores := func(n int) binding.TrainerShare { return binding.TrainerShare{Cores: n} }
+	for _, c := range []struct {
+		name               string
+		machine            hosttest.Machine
+		share              binding.TrainerShare
+		trainer, optimizer string
+		threads            int
+		says               string
+	}{
+		{"half of 6 and 8", hybrid(6, 8, 600), binding.DefaultTrainerShare, "0-5", "6-13", 6, "cores of one speed"},
+		{"half of 8 and 4", hybrid(8, 4, 600), binding.DefaultTrainerShare, "0-5", "6-11", 6, "cores of one speed"},
+		{"many slow ones do more", hybrid(2, 10, 600), binding.DefaultTrainerShare, "0-5", "6-11", 6, "4 of the trainer's cores are slower"},
+		{"as many as asked for", hybrid(4, 4, 500), cores(6), "0-5", "6-7", 6, "2 of the trainer's cores are slower"},
+		{"all, where the fast do more", hybrid(8, 4, 500), binding.WholeTrainerShare, "0-11", "", 8, "8 OpenMP threads of the trainer"},
+		{"all, where all do more", hybrid(6, 8, 600), binding.WholeTrainerShare, "0-13", "", 14, "all cores are the trainer's"},
+	} {
+		plan, err := binding.Split(c.machine.Discover(t), binding.Request{Ranks: 1, TrainerCores: c.share})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := plan.Ranks[0]
+		if r.TrainerCPUs.String() != c.trainer || r.OptimizerCPUs.String() != c.optimizer || r.OMPNumThreads != c.threads ||
+			!strings.Contains(strings.Join(r.Reasons, "\n"), c.says) {
+			t.Errorf("%s: trainer %s, optimizer %s, %d threads, %q", c.name, r.TrainerCPUs, r.OptimizerCPUs, r.OMPNumThreads, r.Reasons)
 		}
 	}
 }

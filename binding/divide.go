@@ -253,16 +253,14 @@ func (d *divider) hand(positions, ranks []int) []int {
 			sizes[i], grow[i] = min(d.owed[rank], level), d.owed[rank] > level
 		}
 	}
-	start := 0
-	for i, size := range d.cut(given, sizes, grow) {
+	for i, part := range d.arrange(given, sizes, grow) {
 		rank := ranks[i]
-		d.parts[rank] = append(d.parts[rank], given[start:start+size]...)
-		start += size
-		if size > d.owed[rank] {
+		d.parts[rank] = append(d.parts[rank], part...)
+		if len(part) > d.owed[rank] {
 			d.may[rank] = false
 			d.extra--
 		}
-		d.owed[rank] = max(0, d.owed[rank]-size)
+		d.owed[rank] = max(0, d.owed[rank]-len(part))
 	}
 	return given
 }
@@ -319,6 +317,119 @@ func (d *divider) cut(positions, sizes []int, grow []bool) []int {
 		}
 	}
 	return result
+}
+
+// arrange gives the parts their positions: in a line, or first as many whole
+// groups of a level to each part as all parts have room for, and the rest in a
+// line. Three parts of four equal nodes are a node each and a third of the
+// fourth: one node is cut. In a line two would be.
+func (d *divider) arrange(positions, sizes []int, grow []bool) [][]int {
+	best := d.inLine(positions, sizes, grow)
+	least := d.measure(best)
+	for level := range levels {
+		for _, parts := range d.wholeFirst(level, positions, sizes, grow) {
+			if cuts := d.measure(parts); cuts.fewerThan(least) {
+				best, least = parts, cuts
+			}
+		}
+	}
+	return best
+}
+
+func (d *divider) inLine(positions, sizes []int, grow []bool) [][]int {
+	parts := [][]int{}
+	for _, size := range d.cut(positions, sizes, grow) {
+		parts, positions = append(parts, positions[:size:size]), positions[size:]
+	}
+	return parts
+}
+
+// wholeFirst are arrangements that give each part the same number of whole
+// groups: they differ in which groups are left for the rest.
+func (d *divider) wholeFirst(level int, positions, sizes []int, grow []bool) [][][]int {
+	groups := d.runs(level, positions)
+	each := len(groups) / len(sizes)
+	if len(sizes) < 2 || each == 0 || len(groups)%len(sizes) == 0 {
+		return nil
+	}
+	left := len(groups) - each*len(sizes)
+	found := [][][]int{}
+	for _, before := range []int{len(sizes), 0, len(sizes) / 2} { // how many parts have theirs before what is left
+		whole, smaller := make([][]int, len(sizes)), slices.Clone(sizes)
+		fits := true
+		for i := range sizes {
+			first := i * each
+			if i >= before {
+				first += left
+			}
+			whole[i] = slices.Concat(groups[first : first+each]...)
+			smaller[i] -= len(whole[i])
+			fits = fits && smaller[i] >= 0
+		}
+		if !fits {
+			continue
+		}
+		rest := slices.Concat(groups[before*each : before*each+left]...)
+		for i, part := range d.inLine(rest, smaller, grow) {
+			whole[i] = append(whole[i], part...)
+		}
+		found = append(found, whole)
+	}
+	return found
+}
+
+// runs are the stretches of the positions that are in one group of the level.
+func (d *divider) runs(level int, positions []int) [][]int {
+	runs := [][]int{}
+	for i, position := range positions {
+		if i == 0 || d.cores[position].groups[level] != d.cores[positions[i-1]].groups[level] {
+			runs = append(runs, nil)
+		}
+		runs[len(runs)-1] = append(runs[len(runs)-1], position)
+	}
+	return runs
+}
+
+// cuts is how parts lie in the groups of each level.
+type cuts struct {
+	pieces [levels]int // of groups: a group in three parts is three
+	groups [levels]int // in more than one part
+}
+
+func (d *divider) measure(parts [][]int) cuts {
+	found := cuts{}
+	for level := range levels {
+		sharers, last := map[int]int{}, map[int]int{}
+		for i, part := range parts {
+			for _, position := range part {
+				group := d.cores[position].groups[level]
+				if group < 0 || last[group] == i+1 {
+					continue
+				}
+				last[group] = i + 1
+				sharers[group]++
+				found.pieces[level]++
+				if sharers[group] == 2 {
+					found.groups[level]++
+				}
+			}
+		}
+	}
+	return found
+}
+
+// fewerThan says that fewer groups are cut, and that no part reaches into more
+// groups of any level.
+func (c cuts) fewerThan(other cuts) bool {
+	cost, otherCost := 0, 0
+	for level, weight := range together {
+		if c.pieces[level] > other.pieces[level] {
+			return false
+		}
+		cost += weight * c.groups[level]
+		otherCost += weight * other.groups[level]
+	}
+	return cost < otherCost
 }
 
 // groupReasons says of what kinds the cores of a rank are and with whom it

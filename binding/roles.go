@@ -3,6 +3,7 @@ package binding
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 
@@ -19,6 +20,8 @@ type roles struct {
 	policy  string        // as requested
 	near    cpuset.CPUSet // the CPUs near the rank's GPU
 	threads int           // how many may run at a time
+
+	oneThread bool // whether the trainer uses one hardware thread of each core
 }
 
 func (r roles) assign() Rank {
@@ -39,8 +42,11 @@ func (r roles) assign() Rank {
 	case r.share == TrainerShare{}:
 		optimizer = r.spread(r.cores, budget)
 	case r.share.Fraction == 1:
-		trainer, part.OMPNumThreads = r.cores, budget
+		trainer, part.OMPNumThreads = r.cores, r.team(budget)
 		reason("no optimizer beside the trainer: all cores are the trainer's")
+		if part.OMPNumThreads < budget {
+			reason("%s of the trainer, as many as there are fast cores: a team waits for its slowest thread", count(part.OMPNumThreads, "OpenMP thread"))
+		}
 	case len(r.cores) == 1:
 		trainer, optimizer = r.cores, r.cores
 		part.Shared, part.OMPNumThreads = true, 1
@@ -52,7 +58,15 @@ func (r roles) assign() Rank {
 		if number < r.share.Cores {
 			reason("%s wanted for the trainer, %d given: the optimizer needs one", count(want, "core"), number)
 		}
+		if r.share.Fraction > 0 {
+			number = r.team(number)
+		}
 		trainer = r.nearest(number)
+		if slower := slowerThanFirst(trainer); slower > 0 {
+			reason("%d of the trainer's cores are slower than its others, and its OpenMP threads wait for them: it has too few fast ones", slower)
+		} else if slowerThanFirst(r.byKind()) > 0 {
+			reason("the trainer has cores of one speed, as its OpenMP threads wait for the slowest; the optimizer's workers do not wait")
+		}
 		rest := slices.DeleteFunc(slices.Clone(r.cores), func(c *core) bool { return slices.Contains(trainer, c) })
 		optimizer = r.spread(rest, budget-number)
 		part.OMPNumThreads = number
@@ -69,12 +83,19 @@ func (r roles) assign() Rank {
 	}
 	var trainerCPUs, optimizerCPUs []int
 	for _, c := range trainer {
-		trainerCPUs = append(trainerCPUs, c.Usable.UnsortedList()...)
+		if r.oneThread {
+			trainerCPUs = append(trainerCPUs, c.first)
+		} else {
+			trainerCPUs = append(trainerCPUs, c.Usable.UnsortedList()...)
+		}
 	}
 	for _, c := range optimizer {
 		optimizerCPUs = append(optimizerCPUs, c.first)
 	}
 	part.TrainerCPUs, part.OptimizerCPUs = cpuset.New(trainerCPUs...), cpuset.New(optimizerCPUs...)
+	if isolated := part.TrainerCPUs.Intersection(r.host.Isolated); isolated.Size() > 1 {
+		reason("CPUs %s are isolated: the kernel moves no thread between them, so the program has to bind its threads itself", isolated)
+	}
 	part.NUMANodes = r.memoryNodes(optimizer)
 	if len(optimizer) == 0 {
 		part.NUMANodes = r.memoryNodes(trainer)
@@ -85,14 +106,55 @@ func (r roles) assign() Rank {
 	return part
 }
 
-// nearest chooses the cores of the trainer: near the GPU first, but while it
-// can be helped no more than half of a node or of a kind of cores, since the
-// optimizer lives on the memory bandwidth of every node it can reach.
+// team is how many threads of at most that many do the most together, when all
+// of them wait for the slowest, as the threads of an OpenMP loop do.
+func (r roles) team(most int) int {
+	byKind := r.byKind()
+	size, best := most, 0.0
+	for i, c := range byKind[:min(most, len(byKind))] {
+		last := i+1 == min(most, len(byKind)) || byKind[i+1].Kind != c.Kind
+		if speed := float64(i+1) * r.host.Kinds[c.Kind].Capacity; last && speed > best {
+			size, best = i+1, speed
+		}
+	}
+	return size
+}
+
+// byKind are the cores, the fastest first.
+func (r roles) byKind() []*core {
+	return slices.SortedStableFunc(slices.Values(r.cores), func(a, b *core) int { return cmp.Compare(a.Kind, b.Kind) })
+}
+
+func slowerThanFirst(cores []*core) (slower int) {
+	for _, c := range cores {
+		if c.Kind > cores[0].Kind {
+			slower++
+		}
+	}
+	return slower
+}
+
+// nearest chooses the cores of the trainer: the fastest, of these the ones near
+// the GPU first, but while it can be helped no more than half of a node, since
+// the optimizer lives on the memory bandwidth of every node it can reach.
 func (r roles) nearest(number int) []*core {
-	pools := r.pools()
+	chosen := []*core{}
+	for _, pools := range r.pools() {
+		chosen = append(chosen, fromPools(pools, number-len(chosen))...)
+	}
+	return chosen
+}
+
+// fromPools takes cores from pools, while it can no more than half of each.
+func fromPools(pools [][]*core, number int) []*core {
+	all := 0
+	for _, pool := range pools {
+		all += len(pool)
+	}
+	number = min(number, all)
 	chosen := []*core{}
 	for i, pool := range pools {
-		limit := len(pool) * max(2*number, len(r.cores)) / (2 * len(r.cores))
+		limit := len(pool) * max(2*number, all) / (2 * all)
 		take := min(limit, number-len(chosen))
 		chosen, pools[i] = append(chosen, pool[:take]...), pool[take:]
 	}
@@ -106,9 +168,9 @@ func (r roles) nearest(number int) []*core {
 	return chosen
 }
 
-// pools are the cores by node and kind: near the GPU first, then the fastest.
-func (r roles) pools() [][]*core {
-	type key struct{ far, kind, node int }
+// pools are the cores of each kind, the fastest first, by node: near the GPU first.
+func (r roles) pools() [][][]*core {
+	type key struct{ kind, far, node int }
 	byKey := map[key][]*core{}
 	for _, c := range r.cores {
 		k := key{far: 1, kind: c.Kind, node: c.groups[ofNode]}
@@ -117,16 +179,15 @@ func (r roles) pools() [][]*core {
 		}
 		byKey[k] = append(byKey[k], c)
 	}
-	keys := []key{}
-	for k := range byKey {
-		keys = append(keys, k)
-	}
-	slices.SortFunc(keys, func(a, b key) int {
-		return cmp.Or(cmp.Compare(a.far, b.far), cmp.Compare(a.kind, b.kind), cmp.Compare(a.node, b.node))
+	keys := slices.SortedFunc(maps.Keys(byKey), func(a, b key) int {
+		return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.far, b.far), cmp.Compare(a.node, b.node))
 	})
-	pools := [][]*core{}
-	for _, k := range keys {
-		pools = append(pools, byKey[k])
+	pools := [][][]*core{}
+	for i, k := range keys {
+		if i == 0 || k.kind != keys[i-1].kind {
+			pools = append(pools, nil)
+		}
+		pools[len(pools)-1] = append(pools[len(pools)-1], byKey[k])
 	}
 	return pools
 }

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"math"
 	"regexp"
+	"strings"
 	"unicode/utf8"
 
 	"plimsoll/engine"
@@ -65,10 +66,26 @@ func Sections(pieces []Piece) []engine.Section {
 type DoesNotFit struct {
 	Directory         string
 	Needed, Available ledger.Bytes
+	// Removed is what saves that were broken off had left and this one has removed,
+	// and Left what it may not remove.
+	Removed, Left []Leftover
 }
 
 func (e *DoesNotFit) Error() string {
-	return fmt.Sprintf("%s: the checkpoint takes %v, and %v are free on the file system\n  hint: remove older checkpoints, or name a folder on another file system", e.Directory, e.Needed, e.Available)
+	var text strings.Builder
+	fmt.Fprintf(&text, "%s: the checkpoint takes %v, and %v are free on the file system", e.Directory, e.Needed, e.Available)
+	for _, r := range e.Removed {
+		fmt.Fprintf(&text, "; %s (%v), which a save had left that was broken off, was removed", r.Path, r.Bytes)
+	}
+	for _, l := range e.Left {
+		fmt.Fprintf(&text, "; %s holds %v of a save that is not finished", l.Path, l.Bytes)
+	}
+	text.WriteString("\n  hint: ")
+	if len(e.Left) > 0 {
+		text.WriteString("remove what is not finished if no job is saving there; ")
+	}
+	text.WriteString("remove older checkpoints, or name a folder on another file system")
+	return text.String()
 }
 
 // Limits that keep sums and products of sizes within 64 bits.

@@ -21,7 +21,7 @@ import (
 // Ranks without any state, of a model that has not enough for all, save nothing.
 func Commit(directory string, step int64, identity string, without ...int) (string, error) {
 	saving, path := filepath.Join(directory, savingPrefix+folderOf(step)), filepath.Join(directory, folderOf(step))
-	switch alone, err := lock(saving, os.O_RDONLY, unix.LOCK_EX); {
+	switch alone, err := lockFolder(saving, unix.LOCK_EX); {
 	case err == nil:
 		defer alone.Close()
 	case !errors.Is(err, fs.ErrNotExist):
@@ -132,7 +132,7 @@ func replace(folder, path string) error {
 			Mend: "move it away and save again; other files may be put beside those of a checkpoint when it is there",
 		}
 	}
-	older, err := lock(path, os.O_RDONLY, unix.LOCK_EX) // nobody is to take it for what is being saved, once it has that name
+	older, err := lockFolder(path, unix.LOCK_EX) // nobody is to take it for what is being saved, once it has that name
 	if err != nil {
 		return err
 	}

@@ -71,7 +71,7 @@ func (c *Checkpoint) Convert(ctx context.Context, directory string, to Conversio
 // takeBack removes the files of a save that becomes no checkpoint, and leaves those
 // of others.
 func takeBack(folder, identity string) error {
-	alone, err := lock(folder, os.O_RDONLY, unix.LOCK_EX)
+	alone, err := lockFolder(folder, unix.LOCK_EX)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -85,7 +85,7 @@ func takeBack(folder, identity string) error {
 		if !manifestName.MatchString(e.Name()) {
 			continue
 		}
-		if _, damaged := readSealed(path, m); damaged == nil && m.Identity == identity {
+		if _, damaged := readSealed(path, maxManifest, m); damaged == nil && m.Identity == identity {
 			err = errors.Join(err, os.Remove(path), os.Remove(strings.TrimSuffix(path, manifestEnd)+dataSuffix))
 		}
 	}

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"os"
+	"io"
 	"path/filepath"
 	"slices"
 
@@ -16,6 +16,7 @@ import (
 
 	"plimsoll/dtype"
 	"plimsoll/engine"
+	"plimsoll/files"
 	"plimsoll/optim/kernel"
 )
 
@@ -159,16 +160,43 @@ func writeSealed(path string, document any) error {
 // what a crash leaves of it is found, and not among the system's temporary files.
 func beside(path string) renameio.Option { return renameio.WithTempDir(filepath.Dir(path)) }
 
-// readSealed reads a document, and what it is known by.
-func readSealed(path string, into any) (stamp, error) {
-	text, err := os.ReadFile(path)
+// The largest documents that are written and read. A manifest has 8 bytes for each
+// chunk of each stream, so this is enough for 10^12 parameters on one rank. An
+// index has about 100 bytes for each file.
+const (
+	maxManifest = 1 << 30
+	maxIndex    = 1 << 28
+)
+
+// readSealed reads a document of at most limit bytes, and what it is known by.
+func readSealed(path string, limit int64, into any) (stamp, error) {
+	text, err := readBegun(path, sealBegin, limit)
 	if err != nil {
-		return stamp{}, cause(path, "the checkpoint is not complete", err)
+		return stamp{}, err
 	}
 	if err := unseal(text, into); err != nil {
 		return stamp{}, broken(path, "damaged: %v", err)
 	}
 	return stampOf(path, text), nil
+}
+
+// readBegun reads a file whole if it begins as it should. A large file of another
+// kind, or of nothing but zeros, takes no memory.
+func readBegun(path, begin string, limit int64) ([]byte, error) {
+	file, info, err := files.Open(path)
+	if err != nil {
+		return nil, cause(path, "the checkpoint is not complete", errors.Unwrap(err))
+	}
+	defer file.Close()
+	head := make([]byte, len(begin))
+	if n, err := file.ReadAt(head, 0); err == nil && string(head) != begin || err == io.EOF && n < len(begin) {
+		return nil, broken(path, "damaged: it does not begin with %s", begin)
+	}
+	text, err := files.ReadOpen(file, info, limit)
+	if err != nil {
+		return nil, cause(path, "the file cannot be read", errors.Unwrap(err))
+	}
+	return text, nil
 }
 
 // stamp is what a small file is known by.
@@ -320,7 +348,12 @@ func (x *index) validate() error {
 	case len(x.Manifests) == 0:
 		return errors.New("no manifest is named")
 	}
+	named := map[string]bool{}
 	for _, m := range x.Manifests {
+		if named[m.File] { // or a short index could have one file read any number of times
+			return fmt.Errorf("%q is named twice", m.File)
+		}
+		named[m.File] = true
 		if !manifestName.MatchString(m.File) || m.Bytes < 0 || len(m.Sum) != 1 {
 			return fmt.Errorf("%q of %d bytes with %d checksums is no manifest", m.File, m.Bytes, len(m.Sum))
 		}

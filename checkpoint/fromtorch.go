@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"slices"
 	"sort"
 	"strings"
@@ -16,11 +15,12 @@ import (
 	"plimsoll/dtype"
 	"plimsoll/engine"
 	"plimsoll/fault"
+	"plimsoll/files"
 	"plimsoll/optim/kernel"
 )
 
 // maxPickle is far above what a document without numbers takes.
-const maxPickle = 256 << 20
+const maxPickle = 128 << 20
 
 // torchPart is the part that the parameters of a file of torch.save are.
 const torchPart = "torch"
@@ -29,11 +29,20 @@ const torchPart = "torch"
 // with torch.save, as a checkpoint of one rank that can be converted. Every
 // number is read and held against the archive's own checksums.
 func OpenTorch(ctx context.Context, path string, progress func(bytes int64)) (*Checkpoint, error) {
-	t := &torchFile{path: path}
+	file, info, err := files.Open(path)
+	if err != nil {
+		return nil, cause(path, "a file of torch.save was expected", errors.Unwrap(err))
+	}
+	defer file.Close()
+	return readTorch(ctx, path, file, info.Size(), progress)
+}
+
+// readTorch is OpenTorch of what has been opened.
+func readTorch(ctx context.Context, path string, data io.ReaderAt, size int64, progress func(bytes int64)) (*Checkpoint, error) {
+	t := &torchFile{path: path, data: data, size: size}
 	if err := t.open(); err != nil {
 		return nil, err
 	}
-	defer t.archive.Close()
 	text, err := t.entry("data.pkl", maxPickle)
 	if err != nil {
 		return nil, err
@@ -55,7 +64,9 @@ func OpenTorch(ctx context.Context, path string, progress func(bytes int64)) (*C
 // torchFile is a file of torch.save.
 type torchFile struct {
 	path    string
-	archive *zip.ReadCloser
+	data    io.ReaderAt // of the file, while it is open
+	size    int64
+	archive *zip.Reader
 	prefix  string               // of the names of all entries
 	entries map[string]*zip.File // by what is behind the prefix
 
@@ -74,15 +85,14 @@ func (t *torchFile) wrong(format string, arguments ...any) error {
 }
 
 func (t *torchFile) open() error {
-	archive, err := zip.OpenReader(t.path)
-	var system *os.PathError
-	switch {
-	case errors.As(err, &system):
-		return cause(t.path, "a file of torch.save was expected", system.Err)
-	case err != nil:
+	archive, err := zip.NewReader(t.data, t.size)
+	if err != nil {
 		return t.wrong("%v", err)
 	}
 	t.archive, t.entries = archive, map[string]*zip.File{}
+	if err := t.checkSizes(); err != nil {
+		return err
+	}
 	for _, f := range archive.File {
 		if prefix, ok := strings.CutSuffix(f.Name, "data.pkl"); ok {
 			t.prefix = prefix
@@ -99,6 +109,23 @@ func (t *torchFile) open() error {
 	return nil
 }
 
+// checkSizes holds the entries against the file: torch.save does not compress,
+// and no two entries share bytes. So no file says that it holds more than it has.
+func (t *torchFile) checkSizes() error {
+	var sum uint64
+	for _, f := range t.archive.File {
+		size := f.UncompressedSize64
+		if f.Method != zip.Store || size != f.CompressedSize64 {
+			return t.wrong("%.60q in the archive is compressed, and torch.save does not compress", f.Name)
+		}
+		if size > uint64(t.size)-sum {
+			return t.wrong("the entries of the archive have more bytes than the file, %d", t.size)
+		}
+		sum += size
+	}
+	return nil
+}
+
 // entry reads a small entry.
 func (t *torchFile) entry(name string, limit uint64) ([]byte, error) {
 	f := t.entries[name]
@@ -110,8 +137,8 @@ func (t *torchFile) entry(name string, limit uint64) ([]byte, error) {
 		return nil, t.wrong("%s: %v", name, err)
 	}
 	defer r.Close()
-	text, err := io.ReadAll(io.LimitReader(r, int64(limit)))
-	if err != nil {
+	text := make([]byte, f.UncompressedSize64) // which the file has
+	if _, err := io.ReadFull(r, text); err != nil {
 		return nil, t.wrong("%s: %v", name, err)
 	}
 	return text, nil
@@ -181,6 +208,10 @@ var momentsByName = []struct {
 	{kernel.SGD, []string{"momentum_buffer"}},
 }
 
+// maxStateMembers is far above what any optimizer holds of a parameter. All are
+// looked at for each parameter, and parameters may share a state in the file.
+const maxStateMembers = 64
+
 // add adds a parameter: its master weights and what the optimizer holds of it.
 func (t *torchFile) add(name string, group int, master, state any) error {
 	i := slices.IndexFunc(momentsByName, func(a struct {
@@ -193,6 +224,9 @@ func (t *torchFile) add(name string, group int, master, state any) error {
 		return errors.New(`its "state" has no moments of Adam, Lion, Adagrad or SGD`)
 	}
 	known := momentsByName[i]
+	if n := len(entries(state)); n > maxStateMembers {
+		return fmt.Errorf(`its "state" has %d members, expected at most %d`, n, maxStateMembers)
+	}
 	if foreign := foreignTo(known.moments, state); foreign != "" {
 		return fmt.Errorf("its \"state\" has %s, which is none of %v's here: the optimizer is another", foreign, known.algorithm)
 	}
@@ -239,10 +273,10 @@ func (t *torchFile) locate(tensor torchTensor, p Piece) (int64, error) {
 		return 0, fmt.Errorf("a tensor of shape %v with strides %v, expected a contiguous one of shape %v", tensor.shape, tensor.strides, p.Shape)
 	}
 	f := t.entries["data/"+tensor.key]
-	if f == nil || f.Method != zip.Store || f.UncompressedSize64 != f.CompressedSize64 {
-		return 0, fmt.Errorf("the archive has no data/%s that is not compressed", tensor.key)
+	if f == nil {
+		return 0, fmt.Errorf("the archive has no data/%s", tensor.key)
 	}
-	if size := f.UncompressedSize64; size > math.MaxInt64 || int64(size)/4-tensor.offset < p.Count {
+	if size := f.UncompressedSize64; int64(size)/4-tensor.offset < p.Count {
 		return 0, fmt.Errorf("data/%s has %d bytes, too few for %d numbers from %d on", tensor.key, size, p.Count, tensor.offset)
 	}
 	at, err := f.DataOffset()
@@ -297,13 +331,8 @@ func (t *torchFile) stepOf(algorithm kernel.Algorithm, step any) (int64, error) 
 		if err != nil || len(s.shape) != 0 {
 			return 0, fmt.Errorf("its step is no number: %w", err)
 		}
-		file, err := os.Open(t.path)
-		if err != nil {
-			return 0, err
-		}
-		defer file.Close()
 		var bytes [4]byte
-		if _, err := file.ReadAt(bytes[:], at); err != nil {
+		if _, err := t.data.ReadAt(bytes[:], at); err != nil {
 			return 0, err
 		}
 		number = float64(math.Float32frombits(binary.LittleEndian.Uint32(bytes[:])))

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"plimsoll/fault"
+	"plimsoll/files"
 	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
 )
@@ -93,7 +94,7 @@ func exists(path string) bool {
 func openFolder(folder string) (*Checkpoint, error) {
 	path := filepath.Join(folder, indexName)
 	x := &index{}
-	if _, err := readSealed(path, x); err != nil {
+	if _, err := readSealed(path, maxIndex, x); err != nil {
 		return nil, err
 	}
 	if err := x.validate(); err != nil {
@@ -124,7 +125,7 @@ func openFolder(folder string) (*Checkpoint, error) {
 // readManifest reads a manifest and looks whether its file has the right size.
 func readManifest(path string) (*file, stamp, error) {
 	m := &manifest{}
-	found, err := readSealed(path, m)
+	found, err := readSealed(path, maxManifest, m)
 	if err != nil {
 		return nil, found, err
 	}
@@ -136,10 +137,11 @@ func readManifest(path string) (*file, stamp, error) {
 		return nil, found, broken(path, "the manifest is that of %s", want)
 	}
 	f := &file{path: strings.TrimSuffix(path, manifestEnd) + dataSuffix, manifest: m, layout: l}
-	info, err := os.Stat(f.path)
+	data, info, err := files.Open(f.path)
 	if err != nil {
 		return nil, found, cause(f.path, "the checkpoint is not complete", errors.Unwrap(err))
 	}
+	_ = data.Close()
 	if info.Size() != m.Bytes {
 		return nil, found, broken(f.path, "damaged: the file has %d bytes, and %d were written", info.Size(), m.Bytes)
 	}

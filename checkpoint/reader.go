@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"plimsoll/files"
 	"plimsoll/optim/kernel"
 )
 
@@ -62,7 +63,7 @@ func (r *reader) open(number int) error {
 		return err
 	}
 	f := r.c.files[number]
-	file, err := os.Open(f.path)
+	file, _, err := files.Open(f.path)
 	if err != nil {
 		return cause(f.path, "", errors.Unwrap(err))
 	}
@@ -241,7 +242,7 @@ func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) err
 
 // verifyHeader reads what stands before the data.
 func (f *file) verifyHeader() error {
-	file, err := os.Open(f.path)
+	file, _, err := files.Open(f.path)
 	if err != nil {
 		return cause(f.path, "", errors.Unwrap(err))
 	}

@@ -21,10 +21,12 @@ import (
 
 // Saving is a shard on its way to the disk.
 type Saving struct {
-	step   int64
-	cancel context.CancelFunc
-	done   chan struct{}
-	err    error
+	step    int64
+	removed []Leftover
+	back    *writeback
+	cancel  context.CancelFunc
+	done    chan struct{}
+	err     error
 }
 
 // Save begins to write a shard as it is now, or this replica's share of it, and
@@ -33,7 +35,8 @@ type Saving struct {
 // document is the caller's own, and given back by [Checkpoint.Load].
 //
 // What can be wrong with the directory is said before anything begins: it is not
-// there, cannot be written to, or has too little room.
+// there, cannot be written to, or has too little room, also when what broken saves
+// have left is removed.
 func Save(directory string, s Shard, training jsontext.Value) (*Saving, error) {
 	whole, err := layoutOf(s)
 	if err != nil {
@@ -48,13 +51,17 @@ func Save(directory string, s Shard, training jsontext.Value) (*Saving, error) {
 	} else if !training.IsValid() {
 		return nil, fmt.Errorf("the training document is not valid JSON: %.40q", training)
 	}
-	w, err := newWriter(directory, s, l, s.State.Steps(), training)
+	w, removed, err := newWriterWithRoom(directory, s, func() (*writer, error) {
+		return newWriter(directory, s, l, s.State.Steps(), training)
+	})
 	if err != nil {
 		return nil, err
 	}
 	measureSpare()
 	w.first = first
-	return w.save(s.State), nil
+	x := w.save(s.State)
+	x.removed = removed
+	return x, nil
 }
 
 // measureSpare finds out what there is for steps that come meanwhile.
@@ -69,7 +76,7 @@ func measureSpare() {
 // save begins to write a shard, or the share of it that the file is of.
 func (w *writer) save(state *engine.Shard) *Saving {
 	ctx, cancel := context.WithCancel(context.Background())
-	x := &Saving{step: w.manifest.Step, cancel: cancel, done: make(chan struct{})}
+	x := &Saving{step: w.manifest.Step, back: w.back, cancel: cancel, done: make(chan struct{})}
 	snapshot := state.Snapshot(func(u engine.Unit) error {
 		first := u.First - w.first
 		if first < 0 || first >= w.layout.elements {
@@ -100,12 +107,22 @@ func (w *writer) run(ctx context.Context, snapshot *engine.Snapshot) error {
 // Step is the step whose state is written.
 func (x *Saving) Step() int64 { return x.step }
 
+// Removed is what saves that were broken off had left, and this one has removed to
+// have room.
+func (x *Saving) Removed() []Leftover { return x.removed }
+
 // Wait returns when the shard is on the disk, or cannot be. Then nothing of it
 // is left.
 func (x *Saving) Wait() error {
 	<-x.done
 	return x.err
 }
+
+// Done is closed when Wait returns at once.
+func (x *Saving) Done() <-chan struct{} { return x.done }
+
+// Progress grows while the file is written and comes to the disk.
+func (x *Saving) Progress() int64 { return x.back.progress() }
 
 // Cancel gives up. Wait returns soon.
 func (x *Saving) Cancel() { x.cancel() }
@@ -153,7 +170,7 @@ func savingFolder(directory string, step int64, world int) (*os.File, error) {
 		if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, cause(directory, "checkpoints cannot be saved here", err)
 		}
-		folder, err = lock(path, os.O_RDONLY, unix.LOCK_SH)
+		folder, err = lockFolder(path, unix.LOCK_SH)
 	}
 	if err != nil {
 		return nil, cause(path, "", err)

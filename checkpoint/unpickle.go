@@ -13,7 +13,10 @@ import (
 type (
 	tuple []any
 	list  struct{ items []any }
-	dict  struct{ entries []entry }
+	dict  struct {
+		entries []entry
+		places  map[any]int // of keys in a large dict that is looked into: the last of each
+	}
 	entry struct{ key, value any }
 	// class is a name, which nothing is ever called by.
 	class struct{ module, name string }
@@ -38,10 +41,27 @@ func member(of any, key string) any {
 	if d == nil {
 		return nil
 	}
+	if len(d.entries) > 16 {
+		return d.lookUp(key)
+	}
 	for i := len(d.entries) - 1; i >= 0; i-- { // as in Python, the last counts
 		if d.entries[i].key == any(key) {
 			return d.entries[i].value
 		}
+	}
+	return nil
+}
+
+// lookUp is member of a dict to which nothing is added any more.
+func (d *dict) lookUp(key string) any {
+	if d.places == nil {
+		d.places = make(map[any]int, len(d.entries))
+		for i, e := range d.entries {
+			d.places[e.key] = i
+		}
+	}
+	if i, ok := d.places[key]; ok {
+		return d.entries[i].value
 	}
 	return nil
 }
@@ -84,9 +104,12 @@ func shown(x any) string {
 
 // unpickle reads the document of a file of torch.save: the opcodes of protocol 2
 // that Python writes for tensors, numbers and texts in dicts, lists and tuples.
-// Nothing in it runs, and what it takes is no more than a few times its length.
+// Nothing in it runs, and its objects take no more than a few times its length.
 func unpickle(text []byte) (any, error) {
-	u := &unpickler{text: text, memo: map[uint32]any{}}
+	u := &unpickler{text: text, memo: map[uint32]any{}, left: freeBytes + bytesPerByte*int64(len(text))}
+	if err := u.findFetched(); err != nil {
+		return nil, err
+	}
 	for {
 		at := len(text) - len(u.text)
 		opcode, err := u.take(1)
@@ -102,12 +125,91 @@ func unpickle(text []byte) (any, error) {
 	}
 }
 
+// Bounds of what a pickle may have made: one byte of it can make an object of 48
+// bytes. Pickles of torch.save make objects of up to 9 bytes for each of their own.
+// All parameters of a file may be on the stack at once.
+const (
+	freeBytes    = 16 << 20
+	bytesPerByte = 16
+	maxStack     = 1 << 21
+)
+
 type unpickler struct {
 	text  []byte // what is left
+	left  int64  // bytes that objects may still take
 	stack []any
-	marks []int // places in the stack
-	memo  map[uint32]any
+	marks []int          // places in the stack
+	memo  map[uint32]any // of objects that are fetched again, by number
+	// fetched are the numbers of those. Python numbers nearly every object and
+	// fetches few: to keep them all would take most of the memory.
+	fetched map[uint32]bool
 }
+
+// operands are the bytes behind each opcode, where their number is always the same.
+var operands = map[byte]int{'\x80': 1, 'K': 1, 'M': 2, 'J': 4, 'G': 8, 'q': 1, 'r': 4, 'h': 1, 'j': 4}
+
+// findFetched walks along the opcodes and notes the objects that are fetched.
+func (u *unpickler) findFetched() error {
+	u.fetched = map[uint32]bool{}
+	text := u.text
+	defer func() { u.text = text }()
+	for {
+		opcode, err := u.take(1)
+		if err != nil {
+			return err
+		}
+		switch opcode := opcode[0]; opcode {
+		case '.': // STOP
+			return nil
+		case 'h', 'j': // BINGET, LONG_BINGET
+			number, err := u.number(operands[opcode])
+			if err != nil {
+				return err
+			}
+			if !u.fetched[number] {
+				if err := u.charge(bytesOfMemo); err != nil {
+					return err
+				}
+				u.fetched[number] = true
+			}
+		case 'X', '\x8a': // BINUNICODE, LONG1
+			_, err = u.counted(opcode)
+		case 'c': // GLOBAL
+			if _, err = u.line(); err == nil {
+				_, err = u.line()
+			}
+		default:
+			_, err = u.take(operands[opcode])
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// counted takes what is behind an opcode that says how many bytes it has.
+func (u *unpickler) counted(opcode byte) ([]byte, error) {
+	bytes := 1
+	if opcode == 'X' {
+		bytes = 4
+	}
+	n, err := u.number(bytes)
+	if err != nil {
+		return nil, err
+	}
+	return u.take(int(n))
+}
+
+// What objects take, about: a list, a dict, a tuple or a text itself, one item of
+// it, and a place in the memo and among what is fetched.
+const (
+	bytesOfObject = 32
+	bytesOfItem   = 16
+	bytesOfMemo   = 96
+)
+
+// emptyTuple is one object, however often it is there.
+var emptyTuple any = tuple{}
 
 var errCutShort = errors.New("the pickle ends too early")
 
@@ -139,7 +241,26 @@ func (u *unpickler) line() (string, error) {
 }
 
 func (u *unpickler) push(x any) error {
+	if len(u.stack) >= maxStack {
+		return fmt.Errorf("more than %d objects are on the stack", maxStack)
+	}
 	u.stack = append(u.stack, x)
+	return nil
+}
+
+// pushNew pushes an object that takes memory of its own.
+func (u *unpickler) pushNew(x any, bytes int) error {
+	if err := u.charge(bytes); err != nil {
+		return err
+	}
+	return u.push(x)
+}
+
+// charge takes bytes off what is left.
+func (u *unpickler) charge(bytes int) error {
+	if u.left -= int64(bytes); u.left < 0 {
+		return fmt.Errorf("its objects take more than %d bytes for each of its own", bytesPerByte)
+	}
 	return nil
 }
 
@@ -191,6 +312,9 @@ func (u *unpickler) execute(opcode byte) error {
 		}
 		return nil
 	case '(': // MARK
+		if len(u.marks) >= maxStack {
+			return fmt.Errorf("more than %d marks are on the stack", maxStack)
+		}
 		u.marks = append(u.marks, len(u.stack))
 		return nil
 	case 'N': // NONE
@@ -198,11 +322,11 @@ func (u *unpickler) execute(opcode byte) error {
 	case '\x88', '\x89': // NEWTRUE, NEWFALSE
 		return u.push(opcode == '\x88')
 	case '}': // EMPTY_DICT
-		return u.push(&dict{})
+		return u.pushNew(&dict{}, bytesOfObject)
 	case ']': // EMPTY_LIST
-		return u.push(&list{})
+		return u.pushNew(&list{}, bytesOfObject)
 	case ')': // EMPTY_TUPLE
-		return u.push(tuple{})
+		return u.push(emptyTuple)
 	case 'K', 'M', 'J', '\x8a', 'G', 'X': // BININT1, BININT2, BININT, LONG1, BINFLOAT, BINUNICODE
 		return u.literal(opcode)
 	case 't', '\x85', '\x86', '\x87': // TUPLE, TUPLE1, TUPLE2, TUPLE3
@@ -219,43 +343,38 @@ func (u *unpickler) execute(opcode byte) error {
 
 // literal pushes a number or a text.
 func (u *unpickler) literal(opcode byte) error {
-	bytes := map[byte]int{'K': 1, 'M': 2, 'J': 4, '\x8a': 1, 'G': 8, 'X': 4}[opcode]
-	if opcode == 'G' {
-		b, err := u.take(bytes)
+	switch opcode {
+	case 'G':
+		b, err := u.take(operands[opcode])
 		if err != nil {
 			return err
 		}
 		return u.push(math.Float64frombits(binary.BigEndian.Uint64(b)))
+	case 'X', '\x8a':
+		b, err := u.counted(opcode)
+		switch {
+		case err != nil:
+			return err
+		case opcode == '\x8a':
+			return u.long(b)
+		case !utf8.Valid(b):
+			return errors.New("a text that is not UTF-8")
+		}
+		return u.pushNew(string(b), bytesOfObject+len(b))
 	}
-	n, err := u.number(bytes)
+	n, err := u.number(operands[opcode])
 	if err != nil {
 		return err
 	}
-	switch opcode {
-	case 'J':
+	if opcode == 'J' {
 		return u.push(int64(int32(n)))
-	case '\x8a':
-		return u.long(int(n))
-	case 'X':
-		b, err := u.take(int(n))
-		if err != nil {
-			return err
-		}
-		if !utf8.Valid(b) {
-			return errors.New("a text that is not UTF-8")
-		}
-		return u.push(string(b))
 	}
 	return u.push(int64(n))
 }
 
 // long pushes an integer of up to 8 bytes, in two's complement.
-func (u *unpickler) long(bytes int) error {
-	b, err := u.take(bytes)
-	if err != nil {
-		return err
-	}
-	x := int64(0)
+func (u *unpickler) long(b []byte) error {
+	x, bytes := int64(0), len(b)
 	for i, digit := range b {
 		if i < 8 {
 			x |= int64(digit) << (8 * i)
@@ -280,7 +399,7 @@ func (u *unpickler) tuple(opcode byte) error {
 	if err != nil {
 		return err
 	}
-	return u.push(tuple(parts))
+	return u.pushNew(tuple(parts), bytesOfObject+bytesOfItem*len(parts))
 }
 
 // extend adds to a list or a dict.
@@ -300,6 +419,9 @@ func (u *unpickler) extend(opcode byte) error {
 	}
 	to, err := u.top()
 	if err != nil {
+		return err
+	}
+	if err := u.charge(2 * bytesOfItem * len(parts)); err != nil { // a slice grows to up to twice its length
 		return err
 	}
 	switch to := to.(type) {
@@ -330,16 +452,15 @@ func hashable(key any) any {
 
 // remember gives objects numbers, and finds them again.
 func (u *unpickler) remember(opcode byte) error {
-	bytes := 1
-	if opcode == 'r' || opcode == 'j' {
-		bytes = 4
-	}
-	number, err := u.number(bytes)
+	number, err := u.number(operands[opcode])
 	if err != nil {
 		return err
 	}
 	if opcode == 'q' || opcode == 'r' {
-		u.memo[number], err = u.top()
+		x, err := u.top()
+		if err == nil && u.fetched[number] {
+			u.memo[number] = x
+		}
 		return err
 	}
 	x, ok := u.memo[number]
@@ -360,7 +481,7 @@ func (u *unpickler) construct(opcode byte) error {
 		if err != nil {
 			return err
 		}
-		return u.push(class{module, name})
+		return u.pushNew(class{module, name}, bytesOfObject+len(module)+len(name))
 	}
 	argument, err := u.pop()
 	if err != nil {
@@ -386,7 +507,7 @@ func (u *unpickler) construct(opcode byte) error {
 			return u.push(arguments[0])
 		}
 	case any(class{"collections", "OrderedDict"}):
-		return u.push(&dict{})
+		return u.pushNew(&dict{}, bytesOfObject)
 	}
 	return fmt.Errorf("%s, expected nothing but tensors, numbers and texts in dicts and lists", shown(callable))
 }
@@ -397,7 +518,7 @@ func (u *unpickler) storage(id any) error {
 		kind, isKind := parts[1].(class)
 		key, isKey := parts[2].(string)
 		if isKind && isKey && kind.module == "torch" {
-			return u.push(storage{kind.name, key})
+			return u.pushNew(storage{kind.name, key}, bytesOfObject)
 		}
 	}
 	return errors.New("a persistent object that is no storage")
@@ -411,14 +532,20 @@ func (u *unpickler) tensor(arguments tuple) error {
 		shape, isShape := sizes(arguments[2])
 		strides, isStrides := sizes(arguments[3])
 		if isStorage && isOffset && isShape && isStrides && offset >= 0 && offset <= maxElements {
-			return u.push(torchTensor{s, offset, shape, strides})
+			return u.pushNew(torchTensor{s, offset, shape, strides}, 3*bytesOfObject+8*(len(shape)+len(strides)))
 		}
 	}
 	return errors.New("a tensor that is not made of a storage, an offset, a shape and strides")
 }
 
+// maxDimensions is PyTorch's limit.
+const maxDimensions = 64
+
 func sizes(of any) ([]int64, bool) {
 	t, ok := of.(tuple)
+	if len(t) > maxDimensions {
+		return nil, false
+	}
 	list := make([]int64, 0, len(t))
 	for _, part := range t {
 		n, isSize := part.(int64)

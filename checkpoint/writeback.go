@@ -100,6 +100,15 @@ func newWriteback(disk disk, size, window int64, spare *spare) *writeback {
 // extent is the size of a window.
 func (w *writeback) extent(number int64) int64 { return min(w.window, w.size-number*w.window) }
 
+// progress is the number of bytes that were written, and of those that have come to
+// the disk, added up.
+func (w *writeback) progress() int64 {
+	w.spare.mutex.Lock()
+	defer w.spare.mutex.Unlock()
+	written := w.size - w.left
+	return written + written - w.held
+}
+
 // pace waits until the file is less than its lead ahead of the disk.
 func (w *writeback) pace(ctx context.Context) error {
 	defer context.AfterFunc(ctx, w.wake)()

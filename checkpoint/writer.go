@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"plimsoll/fault"
+	"plimsoll/files"
 	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
 )
@@ -67,22 +68,39 @@ func newWriter(directory string, s Shard, l *layout, step int64, training jsonte
 // has written. It is free again when it is closed, or its process is gone. File
 // systems that cannot lock files do without.
 func claim(path string) (*os.File, error) {
-	file, err := lock(path, os.O_WRONLY|os.O_CREATE, unix.LOCK_EX|unix.LOCK_NB)
+	open := func() (*os.File, error) {
+		file, _, err := files.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
+		return file, err
+	}
+	file, err := lock(path, open, unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return nil, &fault.Input{
 			Where: fault.Position{File: path}, What: "another job is saving the same step in this folder, and writes this file",
 			Mend: "give each job, and each optimizer of a program, a folder of its own",
 		}
 	}
+	var other *files.NotRegular
+	if errors.As(err, &other) {
+		return nil, &fault.Input{
+			Where: fault.Position{File: path}, What: "this is in the place of a file of the checkpoint", Err: other,
+			Mend: "move it away and save again",
+		}
+	}
 	return file, err
 }
 
-// lock opens what has a name, and locks it until it is closed. In a folder in which
+// lockFolder opens a folder, and locks it until it is closed. In a folder in which
 // a step is saved many may begin files (unix.LOCK_SH), and who makes a
 // checkpoint of it has it alone (unix.LOCK_EX).
-func lock(path string, flags, how int) (*os.File, error) {
+func lockFolder(path string, how int) (*os.File, error) {
+	open := func() (*os.File, error) { return os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0) }
+	return lock(path, open, how)
+}
+
+// lock opens what has a name, and locks it until it is closed.
+func lock(path string, open func() (*os.File, error), how int) (*os.File, error) {
 	for {
-		file, err := os.OpenFile(path, flags, 0o644)
+		file, err := open()
 		if err != nil {
 			return nil, err
 		}
@@ -136,6 +154,9 @@ func (w *writer) checkRoom() error {
 		return fmt.Errorf("%s: statfs: %w", w.file.Name(), err)
 	}
 	block := room.Bsize
+	if len(manifest) > maxManifest {
+		return fmt.Errorf("%s: the manifest would have %d bytes, and at most %d can be read again", w.path(manifestEnd), len(manifest), maxManifest)
+	}
 	needed := (w.manifest.Bytes+block-1)/block*block + (int64(len(manifest))+block-1)/block*block
 	if available := int64(room.Bavail) * block; needed > available {
 		return &DoesNotFit{Directory: filepath.Dir(w.folder), Needed: ledger.Bytes(needed), Available: ledger.Bytes(available)}

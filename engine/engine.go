@@ -69,6 +69,9 @@ type Result struct {
 	// Skipped says that a gradient was infinite or NaN. Such a step leaves
 	// every state and the step counter as they were.
 	Skipped bool
+	// Err says that binary32 cannot hold the hyperparameters or the factor that
+	// unscales and clips. Such a step leaves everything as it was, too.
+	Err error
 }
 
 // Step updates all shards from the gradients in their arenas, which were
@@ -79,13 +82,17 @@ func (e *Engine) Step(lossScale float64) Result {
 	result := Result{GradientNorm: norm, NormTime: time.Since(begin)}
 	if math.IsInf(norm, 0) || math.IsNaN(norm) {
 		result.Skipped = true
-		for _, s := range e.shards {
-			s.ForgetArrived()
-		}
+		e.forgetArrived()
 		return result
 	}
 	begin = time.Now()
 	step, scale := e.Steps()+1, optim.GradientScale(norm, lossScale, e.clip)
+	for _, s := range e.shards {
+		if result.Err = s.checkConstants(step, scale, e.optimizers); result.Err != nil {
+			e.forgetArrived()
+			return result
+		}
+	}
 	for _, s := range e.shards {
 		s.update(step, scale, e.optimizers, nil)
 	}
@@ -94,6 +101,13 @@ func (e *Engine) Step(lossScale float64) Result {
 	}
 	result.UpdateTime = time.Since(begin)
 	return result
+}
+
+// forgetArrived says that the gradients are those of no step.
+func (e *Engine) forgetArrived() {
+	for _, s := range e.shards {
+		s.ForgetArrived()
+	}
 }
 
 // gradientNorm is the norm of the gradients of all ranks as they lie in the

@@ -243,6 +243,26 @@ func TestOverflowTouchesNothing(t *testing.T) {
 	}
 }
 
+// TestAFactorThatBinary32CannotHoldTouchesNothing unscales with one, and then
+// makes the step with another.
+func TestAFactorThatBinary32CannotHoldTouchesNothing(t *testing.T) {
+	shards := newShards(t, testElements, 2, 1, 0, split, kernel.Available()[len(kernel.Available())-1])
+	e := newEngine(t, shards, 0)
+	setGradients(shards, 0)
+	before := fingerprint(shards, testElements)
+	for _, scale := range []float64{1e-39, 1e39} {
+		if r := e.Step(scale); r.Err == nil {
+			t.Errorf("a step was made that divides gradients by %g", scale)
+		}
+	}
+	if after := fingerprint(shards, testElements); e.Steps() != 0 || after != before {
+		t.Errorf("a step that was refused changed the state, which is at step %d", e.Steps())
+	}
+	if r := e.Step(1); r.Err != nil || e.Steps() != 1 {
+		t.Errorf("the step after: %+v, at step %d", r, e.Steps())
+	}
+}
+
 // TestLossScaleIsDividedOut: gradients and loss scale both 1024 times as large
 // change nothing, as both are powers of two.
 func TestLossScaleIsDividedOut(t *testing.T) {

@@ -29,6 +29,7 @@ type Shard struct {
 	*counters
 	additions *additions
 	constants []kernel.Constants // of each parameter group, in the update begun last
+	trial     kernel.Constants   // of a step that may not begin: the journal has only those that do
 	done      []atomic.Uint32    // by chunk: the mark of the update or the addition that it had last
 	slots     []slot             // of each worker; none without a journal
 	writing   *atomic.Bool       // whether they are the logs of a write
@@ -89,7 +90,8 @@ func NewShard(c ShardConfig) (*Shard, error) {
 
 // AttachShard maps the arenas of a shard that another process has made, from
 // their files by name, and starts workers, of which the number may be another.
-// The files stay the caller's. With a journal, [Shard.Finish] must come next.
+// The files stay the caller's until [Shard.Adopt]. With a journal, [Shard.Finish]
+// must come next.
 func AttachShard(c ShardConfig, files map[string]*os.File) (*Shard, error) {
 	return open(c, func(plan ArenaPlan) (*arena.Arena, error) {
 		file := files[plan.Name]
@@ -98,6 +100,13 @@ func AttachShard(c ShardConfig, files map[string]*os.File) (*Shard, error) {
 		}
 		return arena.Attach(plan.Name, plan.Size, c.Pages, file)
 	}, func(head *journalHead, _ []byte) error { return head.check(c) })
+}
+
+// Adopt makes the files of an attached shard its own: Close closes them.
+func (s *Shard) Adopt() {
+	for _, a := range s.arenas {
+		a.Adopt()
+	}
 }
 
 // open makes a shard of arenas that come from somewhere, and of a journal that

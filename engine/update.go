@@ -2,7 +2,6 @@ package engine
 
 import (
 	"fmt"
-	"math"
 	"sync"
 
 	"plimsoll/optim"
@@ -40,8 +39,6 @@ func (s *Shard) BeginThen(step int64, scale float64, optimizers []optim.Optimize
 		return fmt.Errorf("step %d cannot begin: a gradient is half added: add it again, or clear all", step)
 	case step != next:
 		return fmt.Errorf("step %d cannot begin: the next one is %d", step, next)
-	case math.IsNaN(scale) || math.IsInf(scale, 0):
-		return fmt.Errorf("step %d cannot begin: its gradients are to be multiplied by %g", step, scale)
 	case len(optimizers) < len(s.constants):
 		return fmt.Errorf("step %d cannot begin: there are %d parameter groups and %d optimizers", step, len(s.constants), len(optimizers))
 	}
@@ -49,6 +46,9 @@ func (s *Shard) BeginThen(step int64, scale float64, optimizers []optim.Optimize
 		if err := s.suits(group, optimizers[group]); err != nil {
 			return fmt.Errorf("step %d cannot begin: %w", step, err)
 		}
+	}
+	if err := s.checkConstants(step, scale, optimizers); err != nil {
+		return fmt.Errorf("step %d cannot begin: %w", step, err)
 	}
 	s.update(step, scale, optimizers, then)
 	return nil
@@ -69,14 +69,26 @@ func (s *Shard) suits(group int, o optim.Optimizer) error {
 // process.
 func (s *Shard) isUnderway() bool { return s.begun.Load() != s.finished.Load() }
 
-// update begins an update. From the store of its number on, whoever attaches
-// the shard finishes it: all that takes has been stored before.
+// checkConstants refuses hyperparameters and a scale of which updates in binary32
+// would make NaN. The journal stays as it is.
+func (s *Shard) checkConstants(step int64, scale float64, optimizers []optim.Optimizer) error {
+	for group := range s.constants {
+		if err := optimizers[group].Constants(&s.trial, step, scale); err != nil {
+			return fmt.Errorf("parameter group %d: %v: %w", group, optimizers[group], err)
+		}
+	}
+	return nil
+}
+
+// update begins an update whose constants were checked. From the store of its
+// number on, whoever attaches the shard finishes it: all that takes has been
+// stored before.
 func (s *Shard) update(step int64, scale float64, optimizers []optim.Optimizer, then func()) {
 	s.ForgetArrived()
 	s.wait() // for the worker that tells of the last step
 	s.then = then
 	for i := range s.constants {
-		optimizers[i].Constants(&s.constants[i], step, scale)
+		_ = optimizers[i].Constants(&s.constants[i], step, scale) // was checked
 	}
 	s.forgetLogs()
 	s.begun.Add(1)
@@ -161,6 +173,15 @@ func (s *Shard) setDone(unit int) {
 
 // isOver says whether the update that this process began last is finished.
 func (s *Shard) isOver() bool { return s.finished.Load() >= s.underway.Load() }
+
+// Underway is the number of the update that this process is making, and how many
+// chunks of it are left; 0 and 0 where it makes none.
+func (s *Shard) Underway() (number uint64, left int64) {
+	if s.isOver() {
+		return 0, 0
+	}
+	return s.underway.Load(), s.left.Load()
+}
 
 // Wait returns when the step that was begun is finished.
 func (s *Shard) Wait() { s.watchers.wait(s.isOver) }

@@ -41,6 +41,8 @@ func TestOnlyTheNextStepBegins(t *testing.T) {
 		"the one before":    {0, 1, adam},
 		"the one after":     {2, 1, adam},
 		"scale":             {1, math.Inf(1), adam},
+		"too large a scale": {1, 1e39, adam},
+		"too large a rate":  {1, 1, []optim.Optimizer{adam[0], optim.Adam{LearningRate: 1e39}}},
 		"too few groups":    {1, 1, adam[:1]},
 		"other algorithm":   {1, 1, []optim.Optimizer{optim.DefaultLion(), optim.DefaultLion()}},
 		"no such optimizer": {1, 1, []optim.Optimizer{adam[0], optim.Adam{LearningRate: -1}}},

@@ -29,11 +29,34 @@ func (t tree) controlGroups() controlGroups {
 	if len(groups.mounts) == 0 {
 		groups.mounts = parseMounts(t.text("proc/mounts"))
 	}
-	// Kernels before cgroups had cpusets alone.
-	if group := t.text("proc/self/cpuset"); group != "" && len(groups.members) == 0 {
-		groups.members = []membership{{[]string{"cpuset"}, group}}
+	if len(groups.mounts) == 0 && t.text(path.Join(unifiedMount, "cgroup.controllers")) != "" {
+		groups.mounts = []mount{{root: "/", point: "/" + unifiedMount, kind: "cgroup2"}}
+	}
+	if len(groups.members) == 0 {
+		groups.members = t.guessedMemberships(groups.mounts)
 	}
 	return groups
+}
+
+// unifiedMount is where version 2 is mounted by convention.
+const unifiedMount = "sys/fs/cgroup"
+
+// guessedMemberships are for hosts without /proc/self/cgroup: sandboxes that
+// hide it, and kernels before cgroups, which had cpusets alone. The file for the
+// cpuset names the cgroup of version 2, too. Where that is missing as well, the
+// mount points are the best guess: in a container they show its own cgroup.
+func (t tree) guessedMemberships(mounts []mount) []membership {
+	group := t.text("proc/self/cpuset")
+	if group == "" {
+		group = "/"
+	}
+	guessed := []membership{{path: group}, {controllers: []string{"cpuset"}, path: group}}
+	for _, m := range mounts {
+		if m.kind == "cgroup" && !slices.Contains(m.options, "cpuset") {
+			guessed = append(guessed, membership{controllers: m.options, path: "/"})
+		}
+	}
+	return guessed
 }
 
 // level is one cgroup: the directory to read and the name to report.
@@ -123,6 +146,19 @@ var memoryCounters = []struct{ limit, used string }{
 	{"memory.high", "memory.current"},
 	{"memory.limit_in_bytes", "memory.usage_in_bytes"},
 	{"memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes"},
+}
+
+// threadLimits are the limits of processes and threads of all levels.
+func (g controlGroups) threadLimits() []ThreadLimit {
+	limits := []ThreadLimit{}
+	for _, l := range g.levels("pids") {
+		limit, limited := g.number(path.Join(l.directory, "pids.max"))
+		used, _ := g.number(path.Join(l.directory, "pids.current"))
+		if limited {
+			limits = append(limits, ThreadLimit{Name: l.name + " pids.max", Limit: limit, Used: used})
+		}
+	}
+	return limits
 }
 
 func (g controlGroups) memoryLimits() []Limit {

@@ -21,6 +21,14 @@ type Device struct {
 	// CPUs are the online CPUs nearest to the device, which may be fewer than
 	// those of its node; empty where nothing is known.
 	CPUs cpuset.CPUSet `json:"cpus"`
+	// UUID is what the driver of NVIDIA calls it, "GPU-8a56..."; empty where it
+	// does not say. It tells one machine from all others, so no report has it.
+	UUID string `json:"-"`
+	// Driven says that the driver of NVIDIA has it: of those that it does not
+	// have, such as another container's, a program sees none.
+	Driven bool `json:"-"`
+	// Divided says that it is divided into instances (MIG).
+	Divided bool `json:"-"`
 	// Names are what the kernel calls the device: "eth0", "mlx5_0".
 	Names []string `json:"names"`
 }
@@ -57,6 +65,9 @@ func (t tree) devices(h *Host) (gpus, nics []Device) {
 				device.CPUs = h.Node(node).CPUs
 			}
 		}
+		if device.Driven = slices.Contains(driven, address); device.Driven {
+			t.askDriver(&device)
+		}
 		if isGPU {
 			gpus = append(gpus, device)
 		} else {
@@ -64,4 +75,22 @@ func (t tree) devices(h *Host) (gpus, nics []Device) {
 		}
 	}
 	return gpus, nics
+}
+
+// askDriver reads what the driver of NVIDIA knows of a GPU.
+func (t tree) askDriver(device *Device) {
+	var minor string
+	for line := range strings.Lines(t.text(path.Join(nvidiaDirectory, device.Address, "information"))) {
+		key, value, _ := strings.Cut(line, ":")
+		switch value = strings.TrimSpace(value); key {
+		case "GPU UUID":
+			if !strings.Contains(value, "?") { // before it was first used
+				device.UUID = value
+			}
+		case "Device Minor":
+			minor = value
+		}
+	}
+	instances := t.names("proc/driver/nvidia/capabilities/gpu" + minor + "/mig")
+	device.Divided = minor != "" && slices.ContainsFunc(instances, func(name string) bool { return strings.HasPrefix(name, "gi") })
 }

@@ -2,43 +2,35 @@ package host
 
 import (
 	"io/fs"
+	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
+	"plimsoll/files"
 )
 
-// directory is os.DirFS with a short cut. The files of the kernel are many,
-// small and never waited for; os.ReadFile asks for their size and hands each
-// to the poller first, which takes longer than to read them.
+// directory is os.DirFS that reads nothing but regular files and directories. A
+// user may name any directory as the root of a machine.
 type directory struct {
 	fs.FS
 	path string
 }
 
-func (d directory) ReadFile(name string) ([]byte, error) {
-	fail := func(err error) ([]byte, error) { return nil, &fs.PathError{Op: "read", Path: name, Err: err} }
+func (d directory) Open(name string) (fs.File, error) {
 	if !fs.ValidPath(name) {
-		return fail(fs.ErrInvalid)
+		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrInvalid}
 	}
-	file, err := unix.Open(filepath.Join(d.path, name), unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fail(err)
+	path := filepath.Join(d.path, name)
+	if info, err := os.Stat(path); err == nil && info.IsDir() {
+		return d.FS.Open(name)
 	}
-	defer unix.Close(file)
-	data := make([]byte, 0, 512)
-	for {
-		n, err := unix.Read(file, data[len(data):cap(data)])
-		switch {
-		case err == unix.EINTR:
-		case err != nil:
-			return fail(err)
-		case n == 0:
-			return data, nil
-		default:
-			data = data[:len(data)+n]
-			if len(data) == cap(data) {
-				data = append(data, make([]byte, len(data))...)[:len(data)]
-			}
-		}
+	file, _, err := files.Open(path)
+	return file, err
+}
+
+// ReadFile is a short cut: the files of the kernel are many and small.
+func (d directory) ReadFile(name string) ([]byte, error) {
+	if !fs.ValidPath(name) {
+		return nil, &fs.PathError{Op: "read", Path: name, Err: fs.ErrInvalid}
 	}
+	return files.ReadKernel(filepath.Join(d.path, name))
 }

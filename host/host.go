@@ -54,6 +54,12 @@ type Host struct {
 	Quota     float64 `json:"quota_cpus"`
 	QuotaFrom string  `json:"quota_from"`
 
+	// ThreadLimits bound how many threads this process may start, with others.
+	ThreadLimits []ThreadLimit `json:"thread_limits"`
+	// FileSize is the largest file that this process may make, in memory, too;
+	// 0 for no limit.
+	FileSize ledger.Bytes `json:"file_size_limit_bytes"`
+
 	Memory    Memory    `json:"memory"`
 	HugePages HugePages `json:"huge_pages"`
 
@@ -116,6 +122,15 @@ func (h *Host) UsableCores() []Core {
 		}
 	}
 	return cores
+}
+
+// OneThreadPerCore is one usable CPU of each usable core.
+func (h *Host) OneThreadPerCore() cpuset.CPUSet {
+	cpus := []int{}
+	for _, core := range h.UsableCores() {
+		cpus = append(cpus, slices.Min(core.Usable.UnsortedList()))
+	}
+	return cpuset.New(cpus...)
 }
 
 // Exclusion is why this process may not use some CPUs.
@@ -182,6 +197,10 @@ func Discover(root fs.FS, affinity cpuset.CPUSet) (*Host, error) {
 	h.Kinds = t.kinds(h)
 	h.Quota, h.QuotaFrom = groups.quota()
 	h.Memory = t.memory(h.Nodes, groups)
+	h.ThreadLimits = groups.threadLimits()
+	if size, limited := t.resourceLimit(fileSizeLine); limited {
+		h.FileSize = ledger.Bytes(size)
+	}
 	h.GPUs, h.NICs = t.devices(h)
 	return h.WithAffinity(affinity)
 }

@@ -22,6 +22,9 @@ func Of(name string) (*Host, error) {
 	h, err := Discover(root, affinity)
 	if err == nil && name == "" {
 		h.HugePages.Joins = arena.Joins()
+		if limit, limited := (tree{root}).userThreads(); limited {
+			h.ThreadLimits = append(h.ThreadLimits, limit)
+		}
 	}
 	return h, err
 }

@@ -17,6 +17,9 @@ type Memory struct {
 	Total     ledger.Bytes `json:"total_bytes"`     // MemTotal; 0 for not known
 	Available ledger.Bytes `json:"available_bytes"` // MemAvailable
 	Limits    []Limit      `json:"limits"`
+	// AddressSpace bounds what this process maps, whatever memory that is; nil
+	// for no limit.
+	AddressSpace *Limit `json:"address_space"`
 }
 
 // Limit is a bound on this process and others with it: each cgroup limit up
@@ -34,7 +37,11 @@ type Limit struct {
 
 // Headroom is how many bytes may still be allocated, and the name of the
 // counter that says so. An empty name means that nothing is known.
-func (m Memory) Headroom() (ledger.Bytes, string) {
+func (m Memory) Headroom() (ledger.Bytes, string) { return m.HeadroomWith(0) }
+
+// HeadroomWith is the same for memory of which so much comes from a pool that
+// none of the limits counts, save that of the address space.
+func (m Memory) HeadroomWith(pool ledger.Bytes) (ledger.Bytes, string) {
 	room, name := m.Available, ""
 	if m.Total > 0 {
 		name = "MemAvailable"
@@ -42,6 +49,11 @@ func (m Memory) Headroom() (ledger.Bytes, string) {
 	for _, limit := range m.Limits {
 		if left := max(0, limit.Limit-limit.Used); name == "" || left < room {
 			room, name = left, limit.Name
+		}
+	}
+	if room += pool; m.AddressSpace != nil {
+		if left := max(0, m.AddressSpace.Limit-m.AddressSpace.Used); name == "" || left < room {
+			room, name = left, m.AddressSpace.Name
 		}
 	}
 	return room, name
@@ -67,6 +79,9 @@ func (t tree) memory(nodes []NUMANode, groups controlGroups) Memory {
 	}
 	if limit, ok := nodeLimit(nodes); ok {
 		m.Limits = append(m.Limits, limit)
+	}
+	if limit, limited := t.addressSpace(); limited {
+		m.AddressSpace = &limit
 	}
 	return m
 }

@@ -12,18 +12,18 @@ import (
 	"plimsoll/ledger"
 )
 
-// maxID bounds CPU and node ids. No kernel is built for as many; without a
+// maxID bounds CPU and node ids: Linux is built for at most 8,192 CPUs. Without a
 // bound a damaged file ("0-4294967295") would fill the memory.
-const maxID = 1<<16 - 1
+const maxID = 1<<13 - 1
 
 // ParseList reads a list of ids as the kernel writes it: "0,4-11,21-26". An
 // empty text is an empty set.
 func ParseList(text string) (cpuset.CPUSet, error) {
-	ids := []int{}
 	text = strings.TrimSpace(text)
 	if text == "" {
 		return cpuset.New(), nil
 	}
+	ids := []int{}
 	for part := range strings.SplitSeq(text, ",") {
 		low, high, isRange := strings.Cut(part, "-")
 		if !isRange {
@@ -39,6 +39,12 @@ func ParseList(text string) (cpuset.CPUSet, error) {
 		}
 		for id := first; id <= last; id++ {
 			ids = append(ids, int(id))
+		}
+		if len(ids) > maxID+1 { // or a short text could name all ids again and again
+			return cpuset.New(), &fault.Input{
+				What: fmt.Sprintf("the list %q names ids more than once", shorten(text)),
+				Mend: "name each id once",
+			}
 		}
 	}
 	return cpuset.New(ids...), nil

@@ -17,13 +17,14 @@ func TestParseList(t *testing.T) {
 		"0":              "0",
 		"0,4-11,21-26\n": "0,4-11,21-26",
 		"3,1,1-2":        "1-3",
-		"65535":          "65535",
+		"8191":           "8191",
+		"1-3,2-5,1,7-7":  "1-5,7",
 	} {
 		if got, err := ParseList(text); err != nil || got.String() != want {
 			t.Errorf("%q: got %q, %v", text, got, err)
 		}
 	}
-	for _, text := range []string{"a", "1-", "-1", "2-1", "0,,1", "0-4294967295", "65536", "0-7:2/4", "1 2", "0x1", "+1"} {
+	for _, text := range []string{"a", "1-", "-1", "2-1", "0,,1", "0-4294967295", "8192", "0-7:2/4", "1 2", "0x1", "+1"} {
 		if got, err := ParseList(text); err == nil {
 			t.Errorf("%q: got %q, want an error", text, got)
 		}
@@ -103,6 +104,15 @@ func TestUnescape(t *testing.T) {
 		if got := unescape(text); got != want {
 			t.Errorf("%q: got %q, want %q", text, got, want)
 		}
+	}
+}
+
+// TestParseListOfManyRanges: a list that names all ids again and again would
+// take a thousand times its length.
+func TestParseListOfManyRanges(t *testing.T) {
+	text := strings.Repeat("0-8191,", 1<<20) + "0"
+	if _, err := ParseList(text); err == nil || !strings.Contains(err.Error(), "names ids more than once") {
+		t.Error(err)
 	}
 }
 

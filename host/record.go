@@ -14,7 +14,11 @@ import (
 	"k8s.io/utils/cpuset"
 
 	"plimsoll/fault"
+	"plimsoll/files"
 )
+
+// maxRecord is far above any recorded machine: one of 1,000 CPUs has up to 2.5 MB.
+const maxRecord = 64 << 20
 
 // Root is a file system to discover and the affinity mask that goes with it:
 // those of this process for an empty name, else a directory with proc and sys
@@ -38,11 +42,11 @@ func Root(name string) (fs.FS, cpuset.CPUSet, error) {
 	}
 	root := fs.FS(directory{os.DirFS(name), name})
 	if !info.IsDir() {
-		archive, err := txtar.ParseFile(name)
+		text, err := files.Read(name, maxRecord)
 		if err != nil {
 			return nil, cpuset.New(), bad(err)
 		}
-		if root, err = txtar.FS(archive); err != nil {
+		if root, err = txtar.FS(txtar.Parse(text)); err != nil {
 			return nil, cpuset.New(), bad(err)
 		}
 	}
@@ -137,10 +141,11 @@ func (r recorder) ReadDir(directory string) ([]fs.DirEntry, error) {
 // neededLines are the keys that discovery reads of files that hold more.
 var neededLines = map[string][]string{
 	"cpuinfo":     {"model name", "cpu model", "cpu", "cpu implementer", "cpu part"},
-	"status":      {"cpus_allowed_list", "mems_allowed_list"},
+	"status":      {"cpus_allowed_list", "mems_allowed_list", "vmsize"},
 	"meminfo":     {"memtotal", "memavailable", "memfree", "inactive(file)", "sreclaimable", "commitlimit", "committed_as"},
 	"memory.stat": {"total_inactive_file", "inactive_file"},
 	"numa_status": {"node"},
+	"information": {"device minor"}, // and no UUID
 }
 
 var ofNodeMeminfo = regexp.MustCompile(`^Node \d+ `)

@@ -13,6 +13,7 @@ import (
 	"k8s.io/utils/cpuset"
 
 	"plimsoll/fault"
+	"plimsoll/files/filestest"
 	"plimsoll/host"
 	"plimsoll/host/hosttest"
 )
@@ -89,6 +90,41 @@ func TestRecordIsNotPrivate(t *testing.T) {
 	}
 	if !strings.Contains(string(data), "-- sys/fs/cgroup/memory/slurm_HOST/memory.limit_in_bytes --\n4096\n") {
 		t.Error("the limit of slurm_HOST is not there")
+	}
+}
+
+// TestRootWithSpecialFiles has a directory for a machine in which files are none.
+func TestRootWithSpecialFiles(t *testing.T) {
+	m := hosttest.ReadText(t, "testdata/virtual-machine.txtar")
+	for kind, make := range filestest.Special {
+		directory := t.TempDir()
+		for _, name := range []string{
+			"proc/cpuinfo", "proc/meminfo", "proc/self/cgroup", "proc/self/mountinfo", "sys/devices/system/node", "sys/bus",
+		} {
+			path := filepath.Join(directory, name)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), make(path)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.WriteFile(filepath.Join(directory, "affinity"), []byte(m.Affinity.String()), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		root, affinity, err := host.Root(directory)
+		if err != nil {
+			t.Fatalf("%s: %v", kind, err)
+		}
+		if h, err := host.Discover(root, affinity); err != nil || h.Name != "" || h.Memory.Total != 0 {
+			t.Errorf("%s: %+v, %v", kind, h, err)
+		}
+		if err := os.Remove(filepath.Join(directory, "affinity")); err != nil {
+			t.Fatal(err)
+		}
+		if err := make(filepath.Join(directory, "affinity")); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := host.Root(directory); err == nil {
+			t.Errorf("the affinity is %s, and was read", kind)
+		}
 	}
 }
 

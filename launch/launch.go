@@ -88,6 +88,7 @@ type process struct {
 	command *exec.Cmd
 	outputs []*labelled
 	ended   bool
+	asked   bool // whether it has had SIGTERM
 	proof   Proof
 }
 
@@ -249,19 +250,25 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 	// Signals of which the end of a rank is wanted: those of a terminal, which
 	// a single rank gets from that itself, and what has been passed on.
 	wanted := []syscall.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP}
-	all := func(s syscall.Signal) {
+	// A rank gets SIGTERM once. Programs save when it comes first; a second one
+	// ends most of them in the middle of that.
+	all := func(s syscall.Signal) (signalled int) {
 		for _, p := range processes {
-			if !p.ended {
-				p.signal(s)
+			if p.ended || s == syscall.SIGTERM && p.asked {
+				continue
 			}
+			p.asked = p.asked || s == syscall.SIGTERM
+			p.signal(s)
+			signalled++
 		}
+		return signalled
 	}
-	ask := func(s syscall.Signal) {
+	ask := func(s syscall.Signal) (signalled int) {
 		asked = true
-		all(s)
 		if deadline == nil {
 			deadline = time.After(j.Grace)
 		}
+		return all(s)
 	}
 	alone := func(do func(*process)) { // a rank that may have the terminal
 		if len(processes) == 1 && len(j.Ranks) == 1 && !processes[0].ended {
@@ -287,13 +294,16 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 				alone(j.resume)
 				break
 			}
-			j.Say("%v: passed on to %d ranks", s, running)
 			wanted = append(wanted, s.(syscall.Signal))
+			pass := all
 			if s == syscall.SIGINT || s == syscall.SIGTERM {
-				byUser = true
-				ask(s.(syscall.Signal))
-			} else {
-				all(s.(syscall.Signal))
+				byUser, pass = true, ask
+			}
+			switch signalled := pass(s.(syscall.Signal)); {
+			case signalled > 0:
+				j.Say("%v: passed on to %s", s, ranks(signalled))
+			case running > 0:
+				j.Say("%v: not passed on again: a second one could end a rank that saves its state", s)
 			}
 		case <-changes:
 			alone(j.suspend)
@@ -306,17 +316,19 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 			switch {
 			case asked:
 			case running > 0:
-				j.Say("%v; the other %d are asked to end", e, running)
+				j.Say("%v; the %s asked to end", e, others(running))
 			default:
 				j.Say("%v", e)
 			}
 			if first == nil {
 				first = &e
 				byUser = byUser || slices.Contains(wanted, e.signal)
-				ask(syscall.SIGTERM)
+				if !asked {
+					ask(syscall.SIGTERM)
+				}
 			}
 		case <-deadline:
-			j.Say("%d ranks have not ended within %v and are killed", running, j.Grace)
+			j.Say("%s not ended within %v: killed", agree(running, "rank has", "ranks have"), j.Grace)
 			overdue = true
 			all(syscall.SIGKILL)
 		case <-proving.C:
@@ -330,6 +342,23 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 		}
 	}
 	return first, byUser
+}
+
+// agree is a number with the words that agree with it.
+func agree(n int, one, several string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, several)
+}
+
+func ranks(n int) string { return agree(n, "rank", "ranks") }
+
+func others(n int) string {
+	if n == 1 {
+		return "other is"
+	}
+	return fmt.Sprintf("other %d are", n)
 }
 
 // start starts a rank.

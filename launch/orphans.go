@@ -3,6 +3,7 @@ package launch
 import (
 	"fmt"
 	"os"
+	"plimsoll/files"
 	"slices"
 	"strconv"
 	"strings"
@@ -45,7 +46,7 @@ func endOrphans(patience time.Duration, spared int, say func(string, ...any)) {
 		}
 	}
 	if len(ended) > 0 {
-		say("%d processes that the ranks had left behind were ended", len(ended))
+		say("ended %s that the ranks had left behind", agree(len(ended), "process", "processes"))
 	}
 }
 
@@ -80,7 +81,7 @@ func processes(field, number int) []int {
 // statOf is a number in the status of a process; -1 where there is no such
 // process.
 func statOf(pid, field int) int {
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	stat, err := files.ReadKernel("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return -1
 	}

@@ -23,6 +23,7 @@ type labelled struct {
 	out   io.Writer
 	label string
 	rest  []byte // of a line that has not ended
+	whole []byte // lines that go out with the next write
 
 	say    func(format string, values ...any)
 	reader *os.File
@@ -67,44 +68,71 @@ func (l *labelled) drain() {
 // bars return the carriage, and in a label's line would run into those of other
 // ranks. An error closes the pipe that the rank writes to, so that the rank
 // learns what it would have learned without a label.
+//
+// All lines that end in the data go out in one write.
 func (l *labelled) Write(data []byte) (int, error) {
 	l.rest = append(l.rest, data...)
+	rest := l.rest
 	for {
-		end := bytes.IndexAny(l.rest, "\n\r")
-		next := end + 1
-		switch {
-		case end < 0 && len(l.rest) < longestLine:
-			return len(data), nil
-		case end < 0 || end > longestLine:
-			end, next = longestLine, longestLine
-		case l.rest[end] == '\r' && next == len(l.rest):
-			return len(data), nil // perhaps a new line follows
-		case l.rest[end] == '\r' && l.rest[next] == '\n':
-			next++
-		case l.rest[end] == '\r' && end == 0:
-			l.rest = l.rest[:copy(l.rest, l.rest[next:])]
-			continue // a progress bar that begins with it
+		line, next, ended := firstLine(rest)
+		if !ended {
+			break
 		}
-		err := l.line(l.rest[:end])
-		l.rest = l.rest[:copy(l.rest, l.rest[next:])]
-		if err != nil {
-			return 0, err
+		// A progress bar may begin with the return of the carriage.
+		if bar := next == 1 && rest[0] == '\r'; !bar {
+			l.add(line)
 		}
+		rest = rest[next:]
+	}
+	l.rest = l.rest[:copy(l.rest, rest)]
+	if err := l.send(); err != nil {
+		return 0, err
+	}
+	return len(data), nil
+}
+
+// firstLine is the first line of the text without its end, and where the next
+// one begins. A line that is too long ends where it is cut.
+func firstLine(text []byte) (line []byte, next int, ended bool) {
+	end := bytes.IndexAny(text[:min(len(text), longestLine+1)], "\n\r")
+	switch {
+	case end < 0 && len(text) < longestLine:
+		return nil, 0, false
+	case end < 0:
+		return text[:longestLine], longestLine, true
+	case text[end] == '\n':
+		return text[:end], end + 1, true
+	case end+1 == len(text): // perhaps a new line follows
+		return nil, 0, false
+	case text[end+1] == '\n':
+		return text[:end], end + 2, true
+	default:
+		return text[:end], end + 1, true
 	}
 }
 
-func (l *labelled) line(line []byte) error {
-	whole := append(append([]byte(l.label), line...), '\n')
+// add adds a line to those that go out with the next write.
+func (l *labelled) add(line []byte) {
+	l.whole = append(append(append(l.whole, l.label...), line...), '\n')
+}
+
+// send writes the lines that were added.
+func (l *labelled) send() error {
+	if len(l.whole) == 0 {
+		return nil
+	}
 	l.lock.Lock()
 	defer l.lock.Unlock()
-	_, err := l.out.Write(whole)
+	_, err := l.out.Write(l.whole)
+	l.whole = l.whole[:0]
 	return err
 }
 
 // flush writes what has no end of line.
 func (l *labelled) flush() {
 	if rest := bytes.TrimSuffix(l.rest, []byte{'\r'}); len(rest) > 0 {
-		_ = l.line(rest)
+		l.add(rest)
+		_ = l.send()
 	}
 	l.rest = nil
 }

@@ -43,3 +43,30 @@ func TestLineWithoutEndIsCut(t *testing.T) {
 		t.Errorf("%d lines, %d bytes", lines, out.Len())
 	}
 }
+
+// writes counts them.
+type writes struct {
+	strings.Builder
+	count int
+}
+
+func (w *writes) Write(data []byte) (int, error) {
+	w.count++
+	return w.Builder.Write(data)
+}
+
+// TestLinesOfAReadGoOutTogether: a write for each line would be a system call for each.
+func TestLinesOfAReadGoOutTogether(t *testing.T) {
+	var out writes
+	l := &labelled{lock: new(sync.Mutex), out: &out, label: "# "}
+	for range 3 {
+		if _, err := l.Write([]byte(strings.Repeat("line\n", 1000) + "part")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.flush()
+	want := strings.Repeat("# line\n", 1000) + strings.Repeat("# partline\n"+strings.Repeat("# line\n", 999), 2) + "# part\n"
+	if out.String() != want || out.count != 4 {
+		t.Errorf("%d writes of %d bytes, want 4 of %d", out.count, out.Len(), len(want))
+	}
+}

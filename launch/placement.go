@@ -45,6 +45,9 @@ var launchers = []struct {
 	// alone do not.
 	present func(Environment) bool
 	finish  func(*Placement, Environment) error
+	// shell says that its only task is often a shell, from which another
+	// launcher may start ranks.
+	shell bool
 }{
 	{name: "torchrun", rank: "RANK", world: "WORLD_SIZE", local: "LOCAL_RANK", localWorld: "LOCAL_WORLD_SIZE", present: has("LOCAL_WORLD_SIZE")},
 	{name: "DeepSpeed", rank: "RANK", world: "WORLD_SIZE", local: "LOCAL_RANK", localWorld: "LOCAL_SIZE", present: has("LOCAL_SIZE")},
@@ -55,7 +58,19 @@ var launchers = []struct {
 	{name: "MVAPICH", rank: "MVP_COMM_WORLD_RANK", world: "MVP_COMM_WORLD_SIZE", local: "MVP_COMM_WORLD_LOCAL_RANK", localWorld: "MVP_COMM_WORLD_LOCAL_SIZE", finish: finishMPI},
 	{name: "MVAPICH", rank: "MV2_COMM_WORLD_RANK", world: "MV2_COMM_WORLD_SIZE", local: "MV2_COMM_WORLD_LOCAL_RANK", localWorld: "MV2_COMM_WORLD_LOCAL_SIZE", finish: finishMPI},
 	{name: "MPI", rank: "PMI_RANK", world: "PMI_SIZE", local: "MPI_LOCALRANKID", localWorld: "MPI_LOCALNRANKS", finish: finishMPI},
-	{name: "Slurm", rank: "SLURM_PROCID", world: "SLURM_NTASKS", local: "SLURM_LOCALID", present: inSlurmStep, finish: finishSlurm},
+	{
+		name: "jsrun", rank: "JSM_NAMESPACE_RANK", world: "JSM_NAMESPACE_SIZE", local: "JSM_NAMESPACE_LOCAL_RANK",
+		localWorld: "JSM_NAMESPACE_LOCAL_SIZE", finish: finishMPI,
+	},
+	{name: "horovodrun", rank: "HOROVOD_RANK", world: "HOROVOD_SIZE", local: "HOROVOD_LOCAL_RANK", localWorld: "HOROVOD_LOCAL_SIZE"},
+	{name: "Flux", rank: "FLUX_TASK_RANK", world: "FLUX_JOB_SIZE", local: "FLUX_TASK_LOCAL_ID", finish: finishFlux},
+	// The number of tasks of the step comes first. Slurm's interactive step has one task, and
+	// SLURM_NTASKS is the number that the job asked for.
+	{name: "Slurm", rank: "SLURM_PROCID", world: "SLURM_STEP_NUM_TASKS", local: "SLURM_LOCALID", present: inSlurmStep, finish: finishSlurm, shell: true},
+	{name: "Slurm", rank: "SLURM_PROCID", world: "SLURM_NTASKS", local: "SLURM_LOCALID", present: inOldSlurmStep, finish: finishSlurm, shell: true},
+	// Slurm sets some of these variables, too, and says more.
+	{name: "PALS", rank: "PALS_RANKID", world: "PMI_SIZE", local: "PALS_LOCAL_RANKID", localWorld: "PALS_LOCAL_SIZE", finish: finishMPI},
+	{name: "MPI", rank: "PMI_RANK", world: "PMI_SIZE", local: "PMI_LOCAL_RANK", localWorld: "PMI_LOCAL_SIZE", finish: finishMPI},
 	// Scripts that set these by hand must set the last one, too.
 	{name: "torchrun", rank: "RANK", world: "WORLD_SIZE", local: "LOCAL_RANK", localWorld: "LOCAL_WORLD_SIZE"},
 	// The training operators of Kubernetes start one process in each pod.
@@ -72,6 +87,7 @@ func has(name string) func(Environment) bool {
 // FindPlacement is the place that the environment names, or nil where no
 // launcher has given one.
 func FindPlacement(environment Environment) (*Placement, error) {
+	var alone *Placement
 	for _, l := range launchers {
 		if l.present != nil && !l.present(environment) {
 			continue
@@ -108,9 +124,47 @@ func FindPlacement(environment Environment) (*Placement, error) {
 		if err != nil {
 			return nil, err
 		}
-		return p, nil
+		if l.shell && p.WorldSize == 1 {
+			alone = p
+			continue
+		}
+		if p.WorldSize > 1 || alone == nil {
+			return p, nil
+		}
 	}
-	return nil, nil
+	return alone, refuseUnknown(environment, alone != nil)
+}
+
+// unknownLaunchers are variables by which a process knows that it is a rank, of
+// launchers that do not say which rank of how many it is on this host.
+var unknownLaunchers = []struct{ rank, world string }{
+	{"PMI_RANK", "PMI_SIZE"},
+	{"PMIX_RANK", "PMIX_SIZE"},
+	{"PALS_RANKID", "PMI_SIZE"},
+	{"ALPS_APP_PE", "ALPS_APP_SIZE"},
+	{"MPT_LRANK", "MPT_SIZE"},
+}
+
+// refuseUnknown refuses to start a job in a process that may be one of many
+// ranks: each would become a job of its own. A process that a known launcher has
+// started alone may have its variables from that.
+func refuseUnknown(environment Environment, alone bool) error {
+	for _, l := range unknownLaunchers {
+		rank, isRank := environment(l.rank)
+		size, isSize := environment(l.world)
+		if !isRank || isSize && size == "1" || alone && (rank == "0" && !isSize) {
+			continue
+		}
+		what := fmt.Sprintf("the environment variable %s is %s", l.rank, rank)
+		if isSize {
+			what += fmt.Sprintf(" and %s is %s", l.world, size)
+		}
+		return &fault.Input{
+			What: what + ": another launcher has started this process as a rank, but plimsoll cannot tell which rank of this host it is",
+			Mend: "set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for each rank, or, for a job of its own, unset the variable (env -u " + l.rank + ")",
+		}
+	}
+	return nil
 }
 
 const mostRanks = 1 << 24
@@ -131,7 +185,14 @@ func integer(environment Environment, name string, least, most int) (int, error)
 
 // inSlurmStep tells a task of srun from a batch script, which has most of the
 // same variables and is no rank.
-func inSlurmStep(environment Environment) bool { return has("SLURM_STEP_ID")(environment) }
+func inSlurmStep(environment Environment) bool {
+	return has("SLURM_STEP_ID")(environment) && has("SLURM_STEP_NUM_TASKS")(environment)
+}
+
+// inOldSlurmStep is for steps that do not say how many tasks they have.
+func inOldSlurmStep(environment Environment) bool {
+	return has("SLURM_STEP_ID")(environment) && !has("SLURM_STEP_NUM_TASKS")(environment)
+}
 
 func finishSlurm(p *Placement, environment Environment) error {
 	node, err := integer(environment, "SLURM_NODEID", 0, mostRanks)
@@ -168,6 +229,32 @@ func finishSlurm(p *Placement, environment Environment) error {
 	step, _ := environment("SLURM_STEP_ID")
 	p.MasterPort = portFor(job + "." + step)
 	return nil
+}
+
+// finishFlux finds out how many ranks of a Flux job are on this host, where that
+// follows from the number of hosts. Flux itself does not say.
+func finishFlux(p *Placement, environment Environment) error {
+	hosts, err := integer(environment, "FLUX_JOB_NNODES", 1, p.WorldSize)
+	if err != nil {
+		return err
+	}
+	_, told := environment("LOCAL_WORLD_SIZE")
+	switch {
+	case told:
+		p.LocalWorldSize, err = integer(environment, "LOCAL_WORLD_SIZE", 1, p.WorldSize)
+	case hosts == 1:
+		p.MasterAddress = "127.0.0.1"
+	case hosts == p.WorldSize:
+		p.LocalWorldSize = 1
+	default:
+		err = &fault.Input{
+			What: fmt.Sprintf("Flux does not say how many of its %d ranks on %d hosts are on this one", p.WorldSize, hosts),
+			Mend: "set LOCAL_WORLD_SIZE to the number of ranks on this host (flux run --env=LOCAL_WORLD_SIZE=N)",
+		}
+	}
+	job, _ := environment("FLUX_JOB_ID")
+	p.MasterPort = portFor(job)
+	return err
 }
 
 func finishMPI(p *Placement, environment Environment) error {

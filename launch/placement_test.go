@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -63,8 +64,53 @@ func TestPlacement(t *testing.T) {
 		},
 		"Slurm, with variables of a script": {slurmTask(variables{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}), &slurm},
 		"DeepSpeed":                         {variables{"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}, &Placement{Launcher: "DeepSpeed", Rank: 1, WorldSize: 2, LocalRank: 1, LocalWorldSize: 2}},
-		"a pod":                             {variables{"RANK": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "job-0"}, &Placement{Launcher: "Kubernetes", Rank: 2, WorldSize: 3, LocalWorldSize: 1}},
-		"a rank without a local one":        {variables{"RANK": "3"}, nil},
+		// salloc with LaunchParameters=use_interactive_step: a step of one task, beside the job's number of tasks.
+		"Slurm's interactive step": {
+			slurmTask(variables{"SLURM_STEP_ID": "4294967290", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "8",
+				"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_STEP_NODELIST": "node08", "SLURM_CPU_BIND_LIST": "0x3F3C"}),
+			&Placement{Launcher: "Slurm", WorldSize: 1, LocalWorldSize: 1, Masks: []cpuset.CPUSet{cpuset.New(2, 3, 4, 5, 8, 9, 10, 11, 12, 13)},
+				MasterAddress: "node08", MasterPort: portFor("6.4294967290")},
+		},
+		"a step that is smaller than its job": {
+			slurmTask(variables{"SLURM_NTASKS": "64", "SLURM_STEP_NUM_TASKS": "8"}), &slurm,
+		},
+		"PALS": {
+			variables{"PALS_RANKID": "5", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "4", "PMI_RANK": "5", "PMI_SIZE": "8", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "4"},
+			&Placement{Launcher: "PALS", Rank: 5, WorldSize: 8, LocalRank: 1, LocalWorldSize: 4, Bound: true},
+		},
+		"Cray PMI": {
+			variables{"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "4"},
+			&Placement{Launcher: "MPI", Rank: 5, WorldSize: 8, LocalRank: 1, LocalWorldSize: 4, Bound: true},
+		},
+		"jsrun": {
+			variables{"JSM_NAMESPACE_RANK": "5", "JSM_NAMESPACE_SIZE": "8", "JSM_NAMESPACE_LOCAL_RANK": "1", "JSM_NAMESPACE_LOCAL_SIZE": "4"},
+			&Placement{Launcher: "jsrun", Rank: 5, WorldSize: 8, LocalRank: 1, LocalWorldSize: 4, Bound: true},
+		},
+		"horovodrun": {
+			variables{"HOROVOD_RANK": "5", "HOROVOD_SIZE": "8", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "4"},
+			&Placement{Launcher: "horovodrun", Rank: 5, WorldSize: 8, LocalRank: 1, LocalWorldSize: 4},
+		},
+		"Flux on one host": {
+			variables{"FLUX_JOB_ID": "77", "FLUX_TASK_RANK": "3", "FLUX_TASK_LOCAL_ID": "3", "FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "1"},
+			&Placement{Launcher: "Flux", Rank: 3, WorldSize: 4, LocalRank: 3, LocalWorldSize: 4, MasterAddress: "127.0.0.1", MasterPort: portFor("77")},
+		},
+		"Flux, a rank on each host": {
+			variables{"FLUX_JOB_ID": "77", "FLUX_TASK_RANK": "3", "FLUX_TASK_LOCAL_ID": "0", "FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "4"},
+			&Placement{Launcher: "Flux", Rank: 3, WorldSize: 4, LocalRank: 0, LocalWorldSize: 1, MasterPort: portFor("77")},
+		},
+		"Flux on two hosts, told how many ranks are here": {
+			variables{"FLUX_JOB_ID": "77", "FLUX_TASK_RANK": "3", "FLUX_TASK_LOCAL_ID": "0", "FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "2", "LOCAL_WORLD_SIZE": "1"},
+			&Placement{Launcher: "Flux", Rank: 3, WorldSize: 4, LocalRank: 0, LocalWorldSize: 1, MasterPort: portFor("77")},
+		},
+		"PMI of a step": {slurmTask(variables{"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2", "PMIX_RANK": "5"}), &slurm},
+		"PALS in Slurm's interactive step": {
+			slurmTask(variables{"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1",
+				"PALS_RANKID": "5", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "4", "PMI_SIZE": "8"}),
+			&Placement{Launcher: "PALS", Rank: 5, WorldSize: 8, LocalRank: 1, LocalWorldSize: 4, Bound: true},
+		},
+		"PMI of a job of one rank":   {variables{"PMI_RANK": "0", "PMI_SIZE": "1"}, nil},
+		"a pod":                      {variables{"RANK": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "job-0"}, &Placement{Launcher: "Kubernetes", Rank: 2, WorldSize: 3, LocalWorldSize: 1}},
+		"a rank without a local one": {variables{"RANK": "3"}, nil},
 	} {
 		got, err := FindPlacement(c.environment.lookup)
 		if diff := cmp.Diff(c.want, got, cmp.Comparer(cpuset.CPUSet.Equals)); err != nil || diff != "" {
@@ -89,6 +135,31 @@ func TestRanksOfAnUnknownHost(t *testing.T) {
 	_, err := FindPlacement(variables{"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}.lookup)
 	if err == nil || !strings.Contains(err.Error(), "LOCAL_WORLD_SIZE is not set") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestUnknownLaunchers: a process that may be one of many ranks is not taken for a job of its own.
+func TestUnknownLaunchers(t *testing.T) {
+	for name, c := range map[string]struct {
+		environment variables
+		says        string
+	}{
+		"PMI without a local rank": {variables{"PMI_RANK": "1", "PMI_SIZE": "2"}, "PMI_RANK is 1 and PMI_SIZE is 2"},
+		"PMI without a size":       {variables{"PMI_RANK": "0"}, "PMI_RANK is 0"},
+		"PMIx":                     {variables{"PMIX_RANK": "0", "PMIX_NAMESPACE": "prterun-1"}, "PMIX_RANK is 0"},
+		"aprun":                    {variables{"ALPS_APP_PE": "3"}, "ALPS_APP_PE is 3"},
+		"PMI in an interactive step of Slurm": {
+			variables{"SLURM_STEP_ID": "4294967290", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": "1",
+				"SLURM_STEP_TASKS_PER_NODE": "1", "PMI_RANK": "0", "PMI_SIZE": "2"}, "PMI_RANK is 0 and PMI_SIZE is 2"},
+		"PALS without a size": {variables{"PALS_RANKID": "1", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "2"}, "PMI_SIZE is not set"},
+		"Flux on two hosts": {variables{"FLUX_TASK_RANK": "3", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "2"},
+			"Flux does not say how many of its 4 ranks on 2 hosts are on this one"},
+	} {
+		_, err := FindPlacement(c.environment.lookup)
+		var input *fault.Input
+		if !errors.As(err, &input) || !strings.Contains(err.Error(), c.says) || input.Mend == "" {
+			t.Errorf("%s: got %v, want %q", name, err, c.says)
+		}
 	}
 }
 

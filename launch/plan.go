@@ -3,6 +3,7 @@ package launch
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"path/filepath"
 	"slices"
@@ -25,9 +26,12 @@ type Request struct {
 	Ranks int
 	// Binding says how they are bound, but not how many there are.
 	Binding binding.Request
-	// PeerMasks finds the masks of the other ranks where their launcher does
-	// not say them: the function of that name, or nil for none.
-	PeerMasks func(*Placement, Environment) []cpuset.CPUSet
+	// Peers finds the ranks of this host, where their launcher does not say what
+	// it has given them: the function of that name, or nil for none.
+	Peers func(*Placement, Environment) []Peer
+	// LauncherVariable is a variable of the environment that the launcher itself
+	// was started with: the function of that name, or nil for none.
+	LauncherVariable func(p *Placement, name string, environment Environment) (value string, known bool)
 }
 
 // Plan is what will be started, and why so.
@@ -66,8 +70,14 @@ func NewPlan(h *host.Host, r Request, environment []string) (*Plan, error) {
 	if placement != nil && placement.WorldSize == 1 && r.Ranks > 1 {
 		placement = nil // the only process of its job has the job to itself
 	}
-	if placement != nil && placement.Masks == nil && r.PeerMasks != nil {
-		placement.Masks = r.PeerMasks(placement, lookup)
+	var peers []Peer
+	if placement != nil && r.Peers != nil && (placement.Masks == nil || visibleGPUs(h, lookup).variable != "") {
+		peers = r.Peers(placement, lookup)
+	}
+	if placement != nil && placement.Masks == nil {
+		for _, peer := range peers {
+			placement.Masks = append(placement.Masks, peer.Mask)
+		}
 	}
 	p := &Plan{Placement: placement}
 	inner := innerLauncher(r.Command)
@@ -77,10 +87,7 @@ func NewPlan(h *host.Host, r Request, environment []string) (*Plan, error) {
 		r.Binding.MemoryPolicy = binding.PolicyDefault
 	}
 	if r.Binding.GPUs == nil {
-		if name := visibleDevices(lookup); name != "" {
-			p.Notes = append(p.Notes, name+" is set, so that it is not known which GPU is whose: bound without regard to GPUs (--gpus names them)")
-			r.Binding.GPUs = []string{}
-		}
+		p.findGPUs(h, &r.Binding, max(1, r.Ranks), peers, lookup)
 	}
 	switch {
 	case placement != nil && r.Ranks > 1:
@@ -93,7 +100,7 @@ func NewPlan(h *host.Host, r Request, environment []string) (*Plan, error) {
 	case placement != nil:
 		err = p.takePlace(h, r.Binding)
 	default:
-		err = p.divide(h, r.Binding, max(1, r.Ranks))
+		err = p.divide(h, r.Binding, max(1, r.Ranks), 0)
 	}
 	if err != nil {
 		return nil, err
@@ -108,13 +115,20 @@ func NewPlan(h *host.Host, r Request, environment []string) (*Plan, error) {
 		}
 	} else {
 		p.Notes = append(p.Notes, fmt.Sprintf("%s starts the ranks: they share these CPUs, and get their variables from it", inner))
+		if _, set := lookup(threadsVariable); !set && slices.Contains(torchruns, inner) {
+			p.Notes = append(p.Notes, fmt.Sprintf("%s gives each of several ranks %s=1 where it is not set; set it to %d divided by the number of ranks", inner, threadsVariable, p.Bound[0].OMPNumThreads))
+		}
 	}
+	ownThreads := p.torchrunSetThreads(r, lookup)
 	for i, bound := range p.Bound {
 		rank := Rank{Number: i, CPUs: bound.TrainerCPUs, NUMANodes: bound.NUMANodes, MemoryPolicy: bound.MemoryPolicy}
 		if placement != nil {
 			rank.Number = placement.Rank
 		}
 		variables := p.variables(h, bound, i, inner, port, lookup)
+		if inner == "" {
+			variables = append(variables, p.threads(bound, ownThreads, lookup)...)
+		}
 		rank.Environment = append(slices.Clone(environment), variables...)
 		p.Ranks, p.Variables = append(p.Ranks, rank), append(p.Variables, variables)
 	}
@@ -134,8 +148,9 @@ func (p *Plan) StateCPUs() cpuset.CPUSet {
 	return left
 }
 
-// divide binds ranks that are all started here.
-func (p *Plan) divide(h *host.Host, request binding.Request, ranks int) error {
+// divide binds ranks that are all started here, or of all ranks of this host the
+// own, which another launcher has started.
+func (p *Plan) divide(h *host.Host, request binding.Request, ranks, own int) error {
 	request.Ranks = ranks
 	if request.GPUs == nil {
 		request.GPUs = binding.GPUsInOrder(h, ranks)
@@ -144,7 +159,12 @@ func (p *Plan) divide(h *host.Host, request binding.Request, ranks int) error {
 	if err != nil {
 		return err
 	}
-	p.Bound = plan.Ranks
+	first, last := 0, ranks
+	if p.Placement != nil {
+		first, last = own, own+1
+	}
+	p.noteShared(h, plan.Ranks, first, last)
+	p.Bound = plan.Ranks[first:last]
 	return nil
 }
 
@@ -163,24 +183,42 @@ func (p *Plan) takePlace(h *host.Host, request binding.Request) error {
 		p.Notes = append(p.Notes, fmt.Sprintf("%s has bound this rank to CPUs %s", place.Launcher, h.CPUs))
 		ranks, own = 1, 0
 	}
+	if ranks == 1 && place.LocalWorldSize > 1 && request.Reserve > 0 {
+		return &fault.Input{
+			What: fmt.Sprintf("--reserve is %d, but %s has bound the ranks of this host, and plimsoll cannot tell which cores they have together", request.Reserve, place.Launcher),
+			Mend: "have " + place.Launcher + " bind them to fewer cores, or bind none",
+		}
+	}
 	if ranks == 1 && len(request.GPUs) == place.LocalWorldSize && len(request.GPUs) > 1 {
 		request.GPUs = request.GPUs[place.LocalRank:][:1]
 	}
-	if err := p.divide(h, request, ranks); err != nil {
-		return err
-	}
-	p.Bound = p.Bound[own : own+1]
-	return nil
+	return p.divide(h, request, ranks, own)
 }
 
-// visibleDevices is the variable that hides or reorders GPUs, or "".
-func visibleDevices(lookup Environment) string {
-	for _, name := range []string{"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"} {
-		if _, set := lookup(name); set {
-			return name
+// findGPUs tells the binding which GPUs the ranks see, where variables hide or
+// reorder them. All ranks of this host have to find the same.
+func (p *Plan) findGPUs(h *host.Host, request *binding.Request, ranks int, peers []Peer, lookup Environment) {
+	own := visibleGPUs(h, lookup)
+	if own.variable == "" || len(h.GPUs) == 0 {
+		return
+	}
+	seen, why := slices.Repeat([]visible{own}, ranks), ""
+	if p.Placement != nil && p.Placement.LocalWorldSize > 1 {
+		seen = nil
+		for _, peer := range peers {
+			seen = append(seen, visibleGPUs(h, peer.Environment))
+		}
+		if len(peers) == 0 {
+			why = "what the other ranks of this host see cannot be found out"
 		}
 	}
-	return ""
+	if why == "" {
+		request.GPUs, why = gpusOfRanks(seen)
+	}
+	if why != "" {
+		p.Notes = append(p.Notes, fmt.Sprintf("%s is set, and %s: bound without regard to GPUs (--gpus names them)", own.variable, why))
+		request.GPUs = []string{}
+	}
 }
 
 // innerLaunchers are programs that start ranks of their own.
@@ -274,7 +312,6 @@ func (p *Plan) variables(h *host.Host, bound binding.Rank, i int, inner, port st
 	if bound.OMPNumThreads == 0 {
 		return variables
 	}
-	propose("OMP_NUM_THREADS", strconv.Itoa(bound.OMPNumThreads))
 	// Places that were chosen otherwise would contradict these. They are for
 	// whoever sets OMP_PROC_BIND: with it the OpenMP runtime binds the main
 	// thread to the first place as soon as it is loaded, and every thread and
@@ -285,6 +322,94 @@ func (p *Plan) variables(h *host.Host, bound binding.Rank, i int, inner, port st
 		propose("OMP_PROC_BIND", "false")
 	}
 	return variables
+}
+
+const threadsVariable = "OMP_NUM_THREADS"
+
+// torchruns are the names of torchrun as a command.
+var torchruns = []string{"torchrun", "torch.distributed.run", "torch.distributed.launch"}
+
+// torchrunSetThreads says that the number of OpenMP threads is torchrun's own: it
+// gives each rank one thread where its own environment does not say a number.
+func (p *Plan) torchrunSetThreads(r Request, lookup Environment) bool {
+	if value, _ := lookup(threadsVariable); value != "1" || p.Placement == nil || p.Placement.Launcher != "torchrun" || r.LauncherVariable == nil {
+		return false
+	}
+	given, known := r.LauncherVariable(p.Placement, threadsVariable, lookup)
+	return known && given == ""
+}
+
+// threads is the variable for the number of OpenMP threads, unless the user has
+// set it. What is kept and does not fit the cores is noted.
+func (p *Plan) threads(bound binding.Rank, ofTorchrun bool, lookup Environment) []string {
+	cores := strconv.Itoa(bound.OMPNumThreads)
+	given, set := lookup(threadsVariable)
+	switch {
+	case bound.OMPNumThreads == 0 || given == cores:
+		return nil
+	case ofTorchrun:
+		p.noteOnce("torchrun has set %s to 1, as nobody had set it; a rank gets %s, for its cores", threadsVariable, cores)
+	case set:
+		p.noteOnce("%s is %s, and a rank has %s for its threads: it stays as it was set", threadsVariable, given, agree(bound.OMPNumThreads, "core", "cores"))
+		return nil
+	}
+	return []string{threadsVariable + "=" + cores}
+}
+
+func (p *Plan) noteOnce(format string, values ...any) {
+	if note := fmt.Sprintf(format, values...); !slices.Contains(p.Notes, note) {
+		p.Notes = append(p.Notes, note)
+	}
+}
+
+// noteShared says which of the ranks that are started here, from the first to
+// before the last, take turns on a core.
+func (p *Plan) noteShared(h *host.Host, all []binding.Rank, first, last int) {
+	coreOf, users := map[int]int{}, map[int]int{}
+	for i, core := range h.Cores {
+		for _, cpu := range core.Siblings.UnsortedList() {
+			coreOf[cpu] = i
+		}
+	}
+	used := make([]map[int]bool, len(all)) // cores of each rank
+	for i, rank := range all {
+		used[i] = map[int]bool{}
+		for _, cpu := range rank.TrainerCPUs.Union(rank.OptimizerCPUs).UnsortedList() {
+			used[i][coreOf[cpu]] = true
+		}
+		for core := range used[i] {
+			users[core]++
+		}
+	}
+	between, within := []int{}, []int{}
+	for i := first; i < last; i++ {
+		crowded := slices.ContainsFunc(slices.Collect(maps.Keys(used[i])), func(core int) bool { return users[core] > 1 })
+		number := i
+		if p.Placement != nil {
+			number = p.Placement.Rank
+		}
+		switch {
+		case crowded:
+			between = append(between, number)
+		case all[i].Shared:
+			within = append(within, number)
+		}
+	}
+	if len(between) > 0 {
+		p.Notes = append(p.Notes, fmt.Sprintf("%s on a core: %s for %s of this host", whose(between, "takes turns", "take turns"),
+			agree(len(h.UsableCores()), "usable core", "usable cores"), ranks(len(all))))
+	}
+	if len(within) > 0 {
+		p.Notes = append(p.Notes, whose(within, "has", "have")+" one core for the program and the optimizer, which take turns on it")
+	}
+}
+
+// whose is the verb after the ranks that it is about.
+func whose(ids []int, one, several string) string {
+	if len(ids) == 1 {
+		return fmt.Sprintf("rank %d %s", ids[0], one)
+	}
+	return fmt.Sprintf("ranks %s %s", cpuset.New(ids...), several)
 }
 
 // places lists one place for each core, "{0,64},{1,65}".

@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -91,16 +92,202 @@ func TestOnlyProcessOfAJob(t *testing.T) {
 	}
 }
 
-// TestHiddenGPUs binds without regard to GPUs whose order is not known.
-func TestHiddenGPUs(t *testing.T) {
-	for variable, near := range map[string]bool{"HOME=/": true, "CUDA_VISIBLE_DEVICES=1,0": false} {
-		p, err := NewPlan(twoSockets(t), Request{Command: []string{"python"}, Ranks: 2, Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}}, []string{variable})
+// gpuUUIDs are those of the GPUs of twoSockets, which the driver names.
+var gpuUUIDs = []string{"GPU-8a56a4bc-0000-4000-8000-000000000001", "GPU-8a99b1e2-0000-4000-8000-000000000002"}
+
+// withDriver is the machine of twoSockets with the driver's files; of divided GPUs
+// there are instances.
+func withDriver(t *testing.T, divided ...int) *host.Host {
+	t.Helper()
+	m := hosttest.ReadText(t, "../host/testdata/two-socket.txtar")
+	for i, address := range []string{"0000:17:00.0", "0000:b1:00.0"} {
+		m.Files.Set("proc/driver/nvidia/gpus/"+address+"/information",
+			fmt.Appendf(nil, "Model: \t\t NVIDIA L40\nGPU UUID: \t %s\nBus Location: \t %s\nDevice Minor: \t %d\n", gpuUUIDs[i], address, i))
+	}
+	for _, minor := range divided {
+		m.Files.Set(fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig/gi1/access", minor), nil)
+	}
+	return m.Discover(t)
+}
+
+// TestVisibleGPUs: which GPU is whose follows from the variables that hide and
+// reorder them.
+func TestVisibleGPUs(t *testing.T) {
+	const first, second = "0000:17:00.0", "0000:b1:00.0"
+	for _, c := range []struct {
+		variables string
+		divided   []int
+		gpus      []string // of two ranks; nil where they are not known
+		note      string
+	}{
+		{"HOME=/", nil, []string{first, second}, ""},
+		{"CUDA_VISIBLE_DEVICES=0,1", nil, []string{first, second}, ""},
+		{"CUDA_VISIBLE_DEVICES=1,0", nil, []string{second, first}, ""},
+		{"CUDA_VISIBLE_DEVICES= 1 , 0", nil, []string{second, first}, ""},
+		{"CUDA_VISIBLE_DEVICES=" + gpuUUIDs[1] + "," + gpuUUIDs[0], nil, []string{second, first}, ""},
+		{"CUDA_VISIBLE_DEVICES=GPU-8a99,gpu-8A56", nil, []string{second, first}, ""},
+		{"CUDA_VISIBLE_DEVICES=GPU-8a9,1", nil, []string{second, second}, ""}, // which CUDA refuses
+		{"CUDA_VISIBLE_DEVICES=GPU-8a,0", nil, nil, `"GPU-8a" fits 2 GPUs`},
+		{"CUDA_VISIBLE_DEVICES=GPU-ff,0", nil, nil, `"GPU-ff" fits 0 GPUs`},
+		{"CUDA_VISIBLE_DEVICES=MIG-" + gpuUUIDs[1] + "/1/0,MIG-" + gpuUUIDs[0] + "/2/0", nil, []string{second, first}, ""},
+		{"CUDA_VISIBLE_DEVICES=MIG-1c2d,MIG-3e4f", []int{1}, []string{second, second}, ""},
+		{"CUDA_VISIBLE_DEVICES=MIG-1c2d,MIG-3e4f", []int{0, 1}, nil, `"MIG-1c2d" fits 2 GPUs`},
+		{"CUDA_VISIBLE_DEVICES=", nil, []string{"", ""}, ""},
+		{"CUDA_VISIBLE_DEVICES=NoDevFiles", nil, []string{"", ""}, ""},
+		{"CUDA_VISIBLE_DEVICES=-1,0", nil, []string{"", ""}, ""},
+		{"CUDA_VISIBLE_DEVICES=1,7", nil, nil, "several ranks name the same GPU"},
+		{"CUDA_VISIBLE_DEVICES=x", nil, nil, `"x" fits 0 GPUs`},
+		{"ROCR_VISIBLE_DEVICES=1,0", nil, []string{first, second}, ""}, // of AMD's GPUs
+	} {
+		h := withDriver(t, c.divided...)
+		p, err := NewPlan(h, Request{Command: []string{"python"}, Ranks: 2, Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}}, []string{c.variables})
+		if err != nil {
+			t.Errorf("%s: %v", c.variables, err)
+			continue
+		}
+		for i, bound := range p.Bound {
+			reasons := strings.Join(bound.Reasons, "\n")
+			_, after, found := strings.Cut(reasons, "near GPU ")
+			gpu, _, _ := strings.Cut(after, "\n")
+			want := ""
+			if c.gpus != nil {
+				want = c.gpus[i]
+			}
+			if gpu != want || found != (want != "") {
+				t.Errorf("%s: rank %d is near GPU %q, want %q", c.variables, i, gpu, want)
+			}
+		}
+		if notes := strings.Join(p.Notes, "\n"); (c.note == "") != (notes == "") || !strings.Contains(notes, c.note) {
+			t.Errorf("%s: notes %q, want %q", c.variables, notes, c.note)
+		}
+	}
+}
+
+// TestVisibleGPUsOfPeers: each rank that another launcher has started may see another GPU.
+func TestVisibleGPUsOfPeers(t *testing.T) {
+	rank := []string{"RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2"}
+	for name, c := range map[string]struct {
+		values []string // of all ranks; nil where they cannot be found
+		near   string
+		note   string
+	}{
+		"one each":                 {[]string{"1", "0"}, "0000:17:00.0", ""},
+		"all see all":              {[]string{"1,0", "1,0"}, "0000:17:00.0", ""},
+		"numbered from 0 for each": {[]string{"0", "0"}, "", "several ranks name the same GPU"},
+		"nobody is found":          {nil, "", "cannot be found out"},
+	} {
+		h := withDriver(t)
+		request := Request{Command: []string{"python"}, Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}}
+		request.Peers = func(*Placement, Environment) (peers []Peer) {
+			for _, value := range c.values {
+				peers = append(peers, Peer{h.CPUs, variables{"CUDA_VISIBLE_DEVICES": value}.lookup})
+			}
+			return peers
+		}
+		own := "0"
+		if c.values != nil {
+			own = c.values[1]
+		}
+		p, err := NewPlan(h, request, append(rank, "CUDA_VISIBLE_DEVICES="+own))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := strings.Contains(strings.Join(p.Bound[0].Reasons, "\n"), "GPU"); got != near || (len(p.Notes) == 0) != near {
-			t.Errorf("%s: reasons %q, notes %q", variable, p.Bound[0].Reasons, p.Notes)
+		_, near, _ := strings.Cut(strings.Join(p.Bound[0].Reasons, "\n"), "near GPU ")
+		near, _, _ = strings.Cut(near, "\n")
+		if notes := strings.Join(p.Notes, "\n"); near != c.near || (c.note == "") != (notes == "") || !strings.Contains(notes, c.note) {
+			t.Errorf("%s: near %q, notes %q", name, near, notes)
 		}
+	}
+}
+
+// TestNumbersOfSlurm: a step that is confined to some GPUs numbers those from 0.
+func TestNumbersOfSlurm(t *testing.T) {
+	for value, c := range map[string]struct {
+		step string
+		want string // addresses, or why not
+	}{
+		"0": {"1", "0000:b1:00.0"}, "1": {"1", "0000:b1:00.0"}, "0,1": {"0,1", "0000:17:00.0 0000:b1:00.0"},
+	} {
+		seen := visibleGPUs(withDriver(t), variables{"CUDA_VISIBLE_DEVICES": value, "SLURM_STEP_GPUS": c.step}.lookup)
+		got := []string{}
+		for _, gpu := range seen.gpus {
+			got = append(got, gpu.Address)
+		}
+		if strings.Join(got, " ") != c.want || seen.why != "" {
+			t.Errorf("%s of step %s: %v, %s", value, c.step, got, seen.why)
+		}
+	}
+	three := gpusOf(withDriver(t), nvidia)
+	three = append(three, three[0])
+	v := visible{gpus: three}
+	v.choose("1", variables{"SLURM_STEP_GPUS": "1,2"}.lookup)
+	if !strings.Contains(v.why, "not known from where") {
+		t.Errorf("GPU 1 of a step with two of three: %+v", v)
+	}
+}
+
+// TestSharedCoresAreSaid: ranks that take turns on a core are slow, and say nothing of it themselves.
+func TestSharedCoresAreSaid(t *testing.T) {
+	half := binding.Request{TrainerCores: binding.DefaultTrainerShare}
+	whole := binding.Request{TrainerCores: binding.WholeTrainerShare}
+	for name, c := range map[string]struct {
+		cpus    string
+		ranks   int
+		binding binding.Request
+		says    string
+	}{
+		"enough":                {"0-5", 2, whole, ""},
+		"fewer cores":           {"0-1", 3, whole, "take turns on a core: 2 usable cores for 3 ranks of this host"},
+		"one core":              {"0", 2, whole, "ranks 0-1 take turns on a core: 1 usable core for 2 ranks"},
+		"one core of two roles": {"0", 1, half, "rank 0 has one core for the program and the optimizer, which take turns on it"},
+	} {
+		p, err := NewPlan(within(t, twoSockets(t), c.cpus), Request{Command: []string{"python"}, Ranks: c.ranks, Binding: c.binding}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if notes := strings.Join(p.Notes, "\n"); (c.says == "") != (notes == "") || !strings.Contains(notes, c.says) {
+			t.Errorf("%s: notes %q, want %q", name, notes, c.says)
+		}
+	}
+}
+
+// TestThreadsOfTorchrun: torchrun sets OMP_NUM_THREADS to 1 where the user has not
+// set it. That is not what the user wants of bound cores.
+func TestThreadsOfTorchrun(t *testing.T) {
+	rank := []string{"RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2"}
+	for name, c := range map[string]struct {
+		environment []string
+		launcher    map[string]string // the environment that it was started with; nil where that is not known
+		set, says   string
+	}{
+		"torchrun's own":           {append(rank, "OMP_NUM_THREADS=1"), map[string]string{}, "OMP_NUM_THREADS=3", "torchrun has set OMP_NUM_THREADS to 1"},
+		"the user's":               {append(rank, "OMP_NUM_THREADS=1"), map[string]string{"OMP_NUM_THREADS": "1"}, "", "OMP_NUM_THREADS is 1"},
+		"not known whose":          {append(rank, "OMP_NUM_THREADS=1"), nil, "", "OMP_NUM_THREADS is 1"},
+		"another number":           {append(rank, "OMP_NUM_THREADS=2"), map[string]string{}, "", "OMP_NUM_THREADS is 2, and a rank has 3 cores"},
+		"none":                     {rank, map[string]string{}, "OMP_NUM_THREADS=3", ""},
+		"the number of cores":      {append(rank, "OMP_NUM_THREADS=3"), map[string]string{}, "", ""},
+		"without another launcher": {[]string{"OMP_NUM_THREADS=64"}, nil, "", "OMP_NUM_THREADS is 64, and a rank has 6 cores"},
+	} {
+		request := Request{Command: []string{"python"}, Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}}
+		request.LauncherVariable = func(_ *Placement, name string, _ Environment) (string, bool) {
+			return c.launcher[name], c.launcher != nil
+		}
+		p, err := NewPlan(twoSockets(t), request, c.environment)
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(p.Variables[0], func(v string) bool { return strings.HasPrefix(v, "OMP_NUM_THREADS=") })
+		got := ""
+		if i >= 0 {
+			got = p.Variables[0][i]
+		}
+		if notes := strings.Join(p.Notes, "\n"); got != c.set || (c.says == "") != (notes == "") || !strings.Contains(notes, c.says) {
+			t.Errorf("%s: set %q, notes %q", name, got, notes)
+		}
+	}
+	inner, err := NewPlan(twoSockets(t), Request{Command: []string{"torchrun", "train.py"}, Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}}, nil)
+	if err != nil || !strings.Contains(strings.Join(inner.Notes, "\n"), "OMP_NUM_THREADS=1") {
+		t.Errorf("torchrun within: notes %q, %v", inner.Notes, err)
 	}
 }
 
@@ -109,6 +296,8 @@ func TestRefusals(t *testing.T) {
 	// The last of four ranks, of which mpirun has given each CPUs of its own.
 	bound := []string{"OMPI_COMM_WORLD_RANK=3", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_LOCAL_RANK=3", "OMPI_COMM_WORLD_LOCAL_SIZE=4"}
 	whole := binding.Request{TrainerCores: binding.WholeTrainerShare}
+	reserving := whole
+	reserving.Reserve = 1
 	fewGPUs := whole
 	fewGPUs.GPUs = []string{"0000:17:00.0", "0000:b1:00.0"}
 	for name, c := range map[string]struct {
@@ -116,15 +305,16 @@ func TestRefusals(t *testing.T) {
 		environment []string
 		says        string
 	}{
-		"no command":                    {Request{Binding: whole}, nil, "no command"},
-		"ranks below 0":                 {Request{Command: command, Ranks: -1, Binding: whole}, nil, "--nproc is -1"},
-		"two who start ranks":           {Request{Command: command, Ranks: 2, Binding: whole}, []string{"RANK=0", "WORLD_SIZE=2", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"}, "torchrun has started"},
-		"torchrun within":               {Request{Command: []string{"/usr/bin/torchrun"}, Ranks: 2, Binding: whole}, nil, "torchrun starts ranks itself"},
-		"python -m torchrun within":     {Request{Command: []string{"python", "-m", "torch.distributed.run"}, Ranks: 2, Binding: whole}, nil, "torch.distributed.run starts ranks itself"},
-		"a port that is none":           {Request{Command: command, Binding: whole}, []string{"MASTER_PORT=http"}, `MASTER_PORT is "http"`},
-		"a port that ranks cannot know": {Request{Command: command, Binding: whole}, []string{"MASTER_PORT=0"}, `MASTER_PORT is "0"`},
-		"no core for the program":       {Request{Command: command}, nil, "--trainer-cores 0 leaves no CPU"},
-		"fewer GPUs than ranks":         {Request{Command: command, Binding: fewGPUs}, bound, "2 GPUs for 1 rank"},
+		"no command":                       {Request{Binding: whole}, nil, "no command"},
+		"ranks below 0":                    {Request{Command: command, Ranks: -1, Binding: whole}, nil, "--nproc is -1"},
+		"two who start ranks":              {Request{Command: command, Ranks: 2, Binding: whole}, []string{"RANK=0", "WORLD_SIZE=2", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"}, "torchrun has started"},
+		"torchrun within":                  {Request{Command: []string{"/usr/bin/torchrun"}, Ranks: 2, Binding: whole}, nil, "torchrun starts ranks itself"},
+		"python -m torchrun within":        {Request{Command: []string{"python", "-m", "torch.distributed.run"}, Ranks: 2, Binding: whole}, nil, "torch.distributed.run starts ranks itself"},
+		"a port that is none":              {Request{Command: command, Binding: whole}, []string{"MASTER_PORT=http"}, `MASTER_PORT is "http"`},
+		"a port that ranks cannot know":    {Request{Command: command, Binding: whole}, []string{"MASTER_PORT=0"}, `MASTER_PORT is "0"`},
+		"no core for the program":          {Request{Command: command}, nil, "--trainer-cores 0 leaves no CPU"},
+		"cores of ranks that others bound": {Request{Command: command, Binding: reserving}, bound, "Open MPI has bound the ranks"},
+		"fewer GPUs than ranks":            {Request{Command: command, Binding: fewGPUs}, bound, "2 GPUs for 1 rank"},
 	} {
 		if _, err := NewPlan(within(t, twoSockets(t), "0-4"), c.request, c.environment); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: got %v, want %q", name, err, c.says)

@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/cpuset"
 
 	"plimsoll/binding"
+	"plimsoll/files"
 	"plimsoll/host"
 	"plimsoll/ledger"
 )
@@ -85,7 +86,7 @@ func (p *process) look() Proof {
 			}
 			proof.Threads++
 			if !cpus.IsSubsetOf(p.rank.CPUs) {
-				name, _ := os.ReadFile(thread + "/comm")
+				name, _ := files.ReadKernel(thread + "/comm")
 				proof.Outside = append(proof.Outside, Thread{id, strings.TrimSpace(string(name)), cpus.String()})
 			}
 		}

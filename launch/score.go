@@ -3,6 +3,7 @@ package launch
 import (
 	"os"
 	"os/exec"
+	"plimsoll/files"
 	"strconv"
 	"strings"
 	"sync"
@@ -47,7 +48,7 @@ func jobScores(guard int) scores {
 func SpareService() { lowerScore(scoreRange - 1) }
 
 func score() int {
-	text, _ := os.ReadFile(scoreFile)
+	text, _ := files.ReadKernel(scoreFile)
 	score, _ := strconv.Atoi(strings.TrimSpace(string(text)))
 	return score
 }

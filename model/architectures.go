@@ -1,5 +1,7 @@
 package model
 
+import "slices"
+
 // architecture describes the modules of a class of Hugging Face transformers.
 // Where its modules differ from release to release, the names and shapes are
 // those of the checkpoints that the authors published; FuseExperts makes those
@@ -8,6 +10,16 @@ type architecture struct {
 	name      string
 	modelType string // model_type in config.json; on its own it means the first in the table
 	describe  func(s scope)
+}
+
+// Architectures are the classes that are known, sorted.
+func Architectures() []string {
+	names := make([]string, len(architectures))
+	for i, a := range architectures {
+		names[i] = a.name
+	}
+	slices.Sort(names)
+	return names
 }
 
 var architectures = []architecture{

@@ -52,6 +52,9 @@ func (c *config) isNull(name string) bool {
 // size is a positive integer that must be there. Further names are other
 // spellings of the field.
 func (c *config) size(names ...string) int64 {
+	if c.err != nil { // only the first fault is told
+		return 1
+	}
 	if _, ok := c.find(names...); !ok {
 		mend := fmt.Sprintf("add %q with the size of the model", names[0])
 		if near := fault.Nearest(names[0], slices.Sorted(maps.Keys(c.fields))); near != "" {
@@ -177,7 +180,7 @@ func (c *config) dtype() dtype.Type {
 	}
 }
 
-const headersInstead = "name the model's safetensors file or its model.safetensors.index.json instead: their headers are read, whatever the architecture"
+const headersInstead = "plimsoll rehearse takes the model's safetensors file or its model.safetensors.index.json instead, whatever the architecture; plimsoll plan has to know how the model computes"
 
 // unknownArchitecture is told from other faults because a folder may hold the
 // headers that know better.
@@ -250,5 +253,6 @@ func fromConfig(doc document, name, source string) (*Model, error) {
 		return nil, c.err
 	}
 	numberBlocks(root.parameters)
-	return &Model{Name: name, Architecture: a.name, Type: a.modelType, Source: source, Parameters: root.parameters, Network: root.network}, nil
+	_, quantized := c.find("quantization_config", "compression_config")
+	return &Model{Name: name, Architecture: a.name, Type: a.modelType, Source: source, Quantized: quantized, Parameters: root.parameters, Network: root.network}, nil
 }

@@ -43,7 +43,7 @@ func TestConfigFaults(t *testing.T) {
 		{edit(`heads": 3`, `heads": 3, "torch_dtype": "int8"`), `torch_dtype is "int8": "float32"`, ""},
 		{edit(`heads": 3`, `heads": 3, "hidden_size": 4`), "c.json:7:29: not valid JSON: duplicate", ""},
 		{edit(`layers": 2`, `layers": 16777216`), "the sizes make more than", ""},
-		{edit(`"llama"`, `"lama"`), `c.json:2:17: unknown model_type "lama" (known: bert`, `did you mean "llama"? Otherwise name the model's safetensors`},
+		{edit(`"llama"`, `"lama"`), `c.json:2:17: unknown model_type "lama" (known: bert`, `did you mean "llama"? Otherwise plimsoll rehearse takes the model's safetensors file`},
 		{edit(`"llama"`, `7`), "c.json:2:17: model_type is 7: a string was expected", ""},
 		{edit(`"model_type"`, `"architectures": ["LlamaForCausalLm"], "model_type"`), `c.json:2:21: unknown architecture "LlamaForCausalLm"`, `did you mean "LlamaForCausalLM"?`},
 		{edit(`"model_type"`, `"architectures": "LlamaForCausalLM", "model_type"`), "c.json:2:20: architectures: an array was expected, and a string is here", ""},

@@ -7,7 +7,6 @@ package model
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -17,6 +16,7 @@ import (
 
 	"plimsoll/dtype"
 	"plimsoll/fault"
+	"plimsoll/files"
 )
 
 // Parameter is one named tensor of a model.
@@ -51,6 +51,9 @@ type Model struct {
 	Type string `json:"-"`
 	// Source is where the list comes from: FromCatalog or a path.
 	Source string `json:"source"`
+	// Quantized says that config.json has a quantization_config: the weights are
+	// stored in another form than Parameters have.
+	Quantized bool `json:"-"`
 	// Parameters are in the order of the modules in transformers (that of the
 	// experts aside), or, from headers, in the order of the names.
 	Parameters []Parameter `json:"parameters"`
@@ -185,20 +188,16 @@ func folderName(folder string) string {
 const maxDocument = 100_000_000
 
 func readDocument(path string) (document, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return document{}, unreadable(path, err)
-	}
-	defer file.Close()
-	text, err := io.ReadAll(io.LimitReader(file, maxDocument+1))
-	if err != nil {
-		return document{}, unreadable(path, err)
-	}
-	if len(text) > maxDocument {
+	text, err := files.Read(path, maxDocument)
+	var tooLarge *files.TooLarge
+	switch {
+	case errors.As(err, &tooLarge):
 		return document{}, &fault.Input{
 			Where: fault.Position{File: path},
 			What:  fmt.Sprintf("more than %d bytes of JSON: this is not a model's description", maxDocument),
 		}
+	case err != nil:
+		return document{}, unreadable(path, err)
 	}
 	return document{path, text}, nil
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -14,6 +13,7 @@ import (
 
 	"plimsoll/dtype"
 	"plimsoll/fault"
+	"plimsoll/files"
 )
 
 // A safetensors file is the length of its header (8 bytes, little-endian), the
@@ -61,15 +61,11 @@ func readHeader(path string) (document, []tensor, error) {
 			Mend:  "download the file again",
 		}
 	}
-	file, err := os.Open(path)
+	file, info, err := files.Open(path)
 	if err != nil {
 		return document{}, nil, unreadable(path, err)
 	}
 	defer file.Close()
-	info, err := file.Stat()
-	if err != nil {
-		return document{}, nil, unreadable(path, err)
-	}
 	var prefix [8]byte
 	if _, err := io.ReadFull(file, prefix[:]); err != nil {
 		return fail("not a safetensors file: it has %d bytes, and the length of the header takes 8", info.Size())

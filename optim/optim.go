@@ -18,10 +18,21 @@ type Optimizer interface {
 	Algorithm() kernel.Algorithm
 	// Validate refuses what PyTorch refuses.
 	Validate() error
-	// Constants sets what the kernels need for a step; steps count from 1.
-	Constants(c *kernel.Constants, step int64, gradientScale float64)
+	// Constants sets what the kernels need for a step; steps count from 1. It
+	// reports what binary32 cannot hold: such a step makes NaN.
+	Constants(c *kernel.Constants, step int64, gradientScale float64) error
 	// String is the optimizer as one would write it in Python.
 	String() string
+}
+
+// Check refuses hyperparameters that PyTorch refuses, and those of which updates
+// in binary32 would make NaN at a step whose gradients are multiplied by
+// gradientScale.
+func Check(o Optimizer, step int64, gradientScale float64) error {
+	if err := o.Validate(); err != nil {
+		return err
+	}
+	return o.Constants(new(kernel.Constants), step, gradientScale)
 }
 
 // Adam is torch.optim.AdamW or, with L2, torch.optim.Adam.
@@ -52,8 +63,8 @@ func (a Adam) Validate() error {
 }
 
 // Constants implements [Optimizer].
-func (a Adam) Constants(c *kernel.Constants, step int64, gradientScale float64) {
-	kernel.AdamStep{
+func (a Adam) Constants(c *kernel.Constants, step int64, gradientScale float64) error {
+	return kernel.AdamStep{
 		LearningRate: a.LearningRate, Beta1: a.Beta1, Beta2: a.Beta2, Epsilon: a.Epsilon, WeightDecay: a.WeightDecay,
 		L2: a.L2, Uncorrected: a.Uncorrected, Step: step, GradientScale: gradientScale,
 	}.Constants(c)
@@ -88,8 +99,8 @@ func (l Lion) Validate() error {
 }
 
 // Constants implements [Optimizer].
-func (l Lion) Constants(c *kernel.Constants, _ int64, gradientScale float64) {
-	kernel.LionStep{LearningRate: l.LearningRate, Beta1: l.Beta1, Beta2: l.Beta2, WeightDecay: l.WeightDecay, GradientScale: gradientScale}.Constants(c)
+func (l Lion) Constants(c *kernel.Constants, _ int64, gradientScale float64) error {
+	return kernel.LionStep{LearningRate: l.LearningRate, Beta1: l.Beta1, Beta2: l.Beta2, WeightDecay: l.WeightDecay, GradientScale: gradientScale}.Constants(c)
 }
 
 func (l Lion) String() string {
@@ -118,8 +129,8 @@ func (a Adagrad) Validate() error {
 }
 
 // Constants implements [Optimizer].
-func (a Adagrad) Constants(c *kernel.Constants, step int64, gradientScale float64) {
-	kernel.AdagradStep{
+func (a Adagrad) Constants(c *kernel.Constants, step int64, gradientScale float64) error {
+	return kernel.AdagradStep{
 		LearningRate: a.LearningRate, LearningRateDecay: a.LearningRateDecay, Epsilon: a.Epsilon, WeightDecay: a.WeightDecay,
 		Step: step, GradientScale: gradientScale,
 	}.Constants(c)
@@ -147,12 +158,15 @@ func (s SGD) Validate() error {
 	if s.Nesterov && (s.Momentum <= 0 || s.Dampening != 0) {
 		err = fmt.Errorf("the momentum of Nesterov needs a momentum above 0 (it is %g) and no dampening (it is %g)", s.Momentum, s.Dampening)
 	}
+	if math.IsNaN(s.Dampening) || math.IsInf(s.Dampening, 0) { // which the first step would not notice
+		err = errors.Join(err, fmt.Errorf("dampening is %g: expected a finite number", s.Dampening))
+	}
 	return errors.Join(atLeastZero("learning rate", s.LearningRate), atLeastZero("momentum", s.Momentum), atLeastZero("weight decay", s.WeightDecay), err)
 }
 
 // Constants implements [Optimizer].
-func (s SGD) Constants(c *kernel.Constants, step int64, gradientScale float64) {
-	kernel.SGDStep{
+func (s SGD) Constants(c *kernel.Constants, step int64, gradientScale float64) error {
+	return kernel.SGDStep{
 		LearningRate: s.LearningRate, Momentum: s.Momentum, Dampening: s.Dampening, Nesterov: s.Nesterov, WeightDecay: s.WeightDecay,
 		Step: step, GradientScale: gradientScale,
 	}.Constants(c)

@@ -44,7 +44,7 @@ var ErrMinimumScale = errors.New("gradients overflow at the minimum loss scale")
 func (l *LossScaler) Validate() error {
 	switch {
 	case l.Static != 0 && !isScale(l.Static):
-		return fmt.Errorf("loss_scale is %g: expected a number from 2^%d to 2^%d, or 0 for a dynamic one", l.Static, -largestPower, largestPower)
+		return fmt.Errorf("loss_scale is %g: expected a number from 2^%d to 2^%d, or 0 for a dynamic one", l.Static, -largestPower-1, largestPower)
 	case l.Static > 0:
 		return nil
 	case l.InitialScalePower < 0 || l.InitialScalePower > largestPower:
@@ -61,10 +61,11 @@ func (l *LossScaler) Validate() error {
 	return nil
 }
 
-// largestPower is that of fp32: the kernels unscale with a number of that type.
-const largestPower = 127
+// largestPower is that of the largest scale whose inverse is a normal number of
+// fp32: the kernels unscale with that, and take denormals for zeros.
+const largestPower = 126
 
-func isScale(x float64) bool { return x >= 0x1p-127 && x <= 0x1p127 }
+func isScale(x float64) bool { return x >= 0x1p-127 && x <= 0x1p126 }
 
 // Scale is the factor for the next loss.
 func (l *LossScaler) Scale() float64 {

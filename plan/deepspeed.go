@@ -49,11 +49,6 @@ func newDeepSpeed(s *simulation) sharding {
 	if d.LowPrecisionMaster {
 		e.master = s.Weights
 	}
-	if o := d.Optimizer; o != nil && !o.TorchAdam && (o.Type == "Adam" || o.Type == "AdamW") && s.Optimizer.Variant == Foreach {
-		job := *s.Job
-		job.Optimizer.Variant = Fused // deepspeed.ops.adam.FusedAdam
-		s.Job = &job
-	}
 	for _, p := range s.parameters {
 		if p.Quantized == autograd.Unquantized {
 			p.DType = s.Weights // module.half() or module.bfloat16()
@@ -165,9 +160,10 @@ func (e *deepSpeed) overflow(elements int64) {
 // moments are what DeepSpeed's CPU Adam holds for an element.
 func (e *deepSpeed) moments(flat []*autograd.Parameter) int64 {
 	var sum int64
+	low := e.recipe.LowPrecisionState || e.recipe.Optimizer != nil && e.recipe.Optimizer.LowPrecisionState
 	for _, p := range flat {
 		q := *p
-		if !e.recipe.LowPrecisionState {
+		if !low { // else those of the master weights (fp32_optimizer_states of DeepSpeedCPUAdam)
 			q.DType = dtype.F32
 		}
 		for _, state := range e.Optimizer.states(&q) {
@@ -281,7 +277,7 @@ func (p *pins) lock(bytes int64, component string) locked {
 
 func (p *pins) count() {
 	s := p.allocator.Statistics()
-	p.beyond = p.host.hold(int64(s.Locked.Now-s.Requested.Now), PinnedRounding)
+	p.beyond = p.host.hold(int64(s.Pinned.Now-s.Requested.Now), PinnedRounding)
 }
 
 // free ends the tensor. A block stays with the allocator.

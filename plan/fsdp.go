@@ -3,6 +3,7 @@ package plan
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"strings"
 
 	"plimsoll/autograd"
@@ -31,6 +32,7 @@ type unit struct {
 	gathered   hold
 	gradients  hold // sharded
 	flat       hold // whole, of FSDP1 before it is reduced
+	replicated hold // what FSDP2 adds up among replicas
 	inUse      bool
 }
 
@@ -150,12 +152,6 @@ func (e *sharded) shardedBytes(u *unit) int64 {
 		}
 		return e.part(e.spread(p)) * e.Weights.Size()
 	})
-}
-
-func (e *sharded) load() {
-	for _, u := range append(e.order, e.root) {
-		allocate(e.home(), e.shardedBytes(u), Weights)
-	}
 }
 
 func (e *sharded) initialize() {}
@@ -309,6 +305,10 @@ func (e *sharded) receive(u *unit, part int64) {
 		if !u.gradients.held() {
 			u.gradients = e.home().hold(part*e.Weights.Size(), autograd.Gradients)
 		}
+		if e.FSDP.Version == 2 && e.Replicas() > 1 {
+			u.replicated = output // until the backward pass ends (AllReduceState in _fsdp_param_group.py)
+			return
+		}
 		output.free()
 	default:
 		u.gradients = output
@@ -322,6 +322,9 @@ func (e *sharded) endBackward(bool) {
 		e.reduce(e.root)
 	}
 	drop(&e.reducing)
+	for _, u := range append(e.order, e.root) {
+		drop(&u.replicated)
+	}
 	if e.FSDP.Strategy != "no_shard" {
 		drop(&e.root.gathered)
 	}
@@ -336,7 +339,8 @@ func (e *sharded) zeroGradients() {
 }
 
 // save gathers the whole model on the host of the first rank for a full
-// state_dict, a parameter at a time through the GPU.
+// state_dict, a parameter at a time through the GPU. The other ranks of its
+// node hold none of it (rank0_only).
 func (e *sharded) save() {
 	if e.FSDP.StateDictType != "full_state_dict" {
 		return
@@ -346,7 +350,7 @@ func (e *sharded) save() {
 		largest = max(largest, p.Elements*e.Weights.Size())
 		sum += p.Elements * e.Weights.Size()
 	}
-	e.gpu.during(ledger.Bytes(largest), Gathered, func() { e.host.during(ledger.Bytes(sum), "full state_dict", func() {}) })
+	e.gpu.during(ledger.Bytes(largest), Gathered, func() { e.host.during(ledger.Bytes(e.perNode(sum)), FullStateDict, func() {}) })
 }
 
 func (e *sharded) reasons() map[string]string {
@@ -358,12 +362,14 @@ func (e *sharded) reasons() map[string]string {
 	for _, u := range e.order {
 		largest = max(largest, u.elements(nil, (*autograd.Parameter).Bytes))
 	}
-	return map[string]string{
+	r := map[string]string{
 		Weights:            fmt.Sprintf("a part of each of %d ranks: %s parameters x %d B (%v)", e.ShardRanks, ledger.Count(elements), e.Weights.Size(), e.Weights),
 		Gathered:           fmt.Sprintf("units gathered in %v: the root, which stays, and two blocks at a time of up to %v: the one in use and the next", e.compute(), ledger.Bytes(largest)),
 		Buckets:            fmt.Sprintf("gradients of a unit put together in %v for the reduce-scatter; the buffer lives until the next unit's (FSDP2's ReduceScatterState)", e.ReduceType),
 		autograd.Gradients: fmt.Sprintf("whole gradients of a unit in %v until they are reduced, then a part of each of %d ranks in %v", e.compute(), e.ShardRanks, e.Weights),
 	}
+	maps.Copy(r, e.explainLoading())
+	return r
 }
 
 // compute is the type that the passes see.

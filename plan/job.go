@@ -38,6 +38,9 @@ type Job struct {
 	Recompute *autograd.Checkpoint
 	Loss      forward.LossKind
 	Compile   bool
+	// Modules is whose code the model runs: transformers', litgpt's or
+	// torchtitan's; empty for transformers'.
+	Modules string
 	// FusedActivations says that functions between projections are one kernel.
 	FusedActivations bool
 	// JoinsProjections says that queries, keys and values are one tensor.
@@ -75,6 +78,13 @@ type Job struct {
 
 	// Assumptions are what nobody said.
 	Assumptions []string
+}
+
+// Replicas is how many groups of ranks each hold all parts of the model
+// between them, and add their gradients up: those of data parallelism, and of
+// hybrid sharding.
+func (j *Job) Replicas() int {
+	return max(1, j.World/(j.ShardRanks*int(max(1, j.SplitWidth))))
 }
 
 // Versions are those of the programs that the job runs on.

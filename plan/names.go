@@ -43,6 +43,23 @@ func (j *Job) EngineName() string {
 	return "one GPU"
 }
 
+// ParallelNames are the ways in which ranks share the work beside the engine's.
+func (j *Job) ParallelNames() []string {
+	var names []string
+	if j.FSDP != nil && j.Replicas() > 1 {
+		names = append(names, fmt.Sprintf("%d replicas of %d ranks", j.Replicas(), j.ShardRanks))
+	}
+	for _, split := range []struct {
+		name   string
+		degree int64
+	}{{"tensor", j.SplitWidth}, {"context", j.SplitSequence}, {"expert", j.SplitExperts}} {
+		if split.degree > 1 {
+			names = append(names, fmt.Sprintf("%s parallel %d", split.name, split.degree))
+		}
+	}
+	return names
+}
+
 // OptimizerName is the optimizer with its variant.
 func (j *Job) OptimizerName() string { return j.Optimizer.Name + "/" + string(j.Optimizer.Variant) }
 
@@ -52,6 +69,15 @@ func (j *Job) AutocastName() string {
 		return ""
 	}
 	return j.Autocast.String()
+}
+
+// ComputeName is the type that the engine casts parameters to before they are
+// used, empty where it does not.
+func (j *Job) ComputeName() string {
+	if j.Compute == dtype.Invalid {
+		return ""
+	}
+	return j.Compute.String()
 }
 
 // RecomputeName says what is recomputed.

@@ -174,8 +174,17 @@ var quantizations = map[string]recipe.Quantization{
 	"int8":   {Bits: 8},
 }
 
+// quantization reads how weights are stored: as the model's config.json says,
+// which transformers takes before anything else, or as is asked for.
 func (r *resolver) quantization() error {
-	switch name := r.Request.Quantization; {
+	name := r.Request.Quantization
+	if model := r.job.Model; model.Quantized && model.Source != name {
+		if name != "" {
+			r.assume("--quantization has no effect: transformers takes the quantization_config of %s", model.Source)
+		}
+		name = model.Source
+	}
+	switch {
 	case name == "":
 	case quantizations[name].Bits > 0:
 		q := quantizations[name]
@@ -189,6 +198,10 @@ func (r *resolver) quantization() error {
 			return err
 		}
 		r.note(q.Notes)
+		if q.Bits == 8 && q.FP16Weights {
+			return &fault.Input{Where: fault.Position{File: q.File}, What: "llm_int8_has_fp16_weight is true: 16-bit weights are kept beside those in 8 bits, which is not planned yet",
+				Mend: "set it to false, or plan without quantization"}
+		}
 		r.job.Quantization = q
 	}
 	return nil
@@ -198,11 +211,11 @@ func (r *resolver) quantization() error {
 func (r *resolver) chooseOptimizer() error {
 	name, variant, _ := strings.Cut(r.Optimizer, "/")
 	where := fault.Position{}
-	if name == "" && r.training != nil {
-		name, where.File = r.training.Optimizer.Name, r.training.File
-	}
 	if d := r.job.DeepSpeed; name == "" && d != nil && d.Optimizer != nil {
 		name, where.File = strings.ToLower(d.Optimizer.Type), d.File
+	}
+	if name == "" && r.training != nil { // the Trainer's, where DeepSpeed has none of its own
+		name, where.File = r.training.Optimizer.Name, r.training.File
 	}
 	if name == "" {
 		name = "adamw"
@@ -223,6 +236,9 @@ func (r *resolver) chooseOptimizer() error {
 			return err
 		}
 		o.Variant = Variant(variant)
+	}
+	if d := r.job.DeepSpeed; o.Variant == "" && d != nil && d.Optimizer.IsFusedAdam() && strings.HasPrefix(known.kind, "adam") {
+		o.Variant = Fused
 	}
 	if o.Variant == "" { // torch's defaults
 		o.Variant = Foreach
@@ -323,13 +339,51 @@ func (r *resolver) sharding() error {
 	if strings.HasPrefix(j.FSDP.Strategy, "hybrid") {
 		j.ShardRanks = j.RanksPerNode
 	}
+	if l := r.launch; l != nil && l.Parallelism != nil {
+		j.ShardRanks = l.Parallelism.Shard * l.Parallelism.Context
+	}
 	// FSDP casts parameters itself; accelerate has gradients added up in the
 	// same type.
 	if j.Autocast != dtype.Invalid {
 		j.Compute, j.Autocast = j.Autocast, dtype.Invalid
 	}
+	r.assumeLoading()
+	r.sayPadding()
 	if j.ReduceType == dtype.Invalid || j.Compute == dtype.Invalid && j.Weights != dtype.F32 {
 		j.ReduceType = j.compute()
 	}
 	return nil
+}
+
+// sayPadding tells where FSDP2 gathers much more than the model has: it divides
+// the rows of every parameter, and a rank without a row of its own is padded to
+// one (_init_sharded_param in _fsdp_param.py).
+func (r *resolver) sayPadding() {
+	j := r.job
+	if j.FSDP.Version != 2 {
+		return
+	}
+	fused, ranks := j.fusedExperts(), int64(j.ShardRanks)
+	var whole, padded, most, rows int64
+	var name string
+	for _, p := range j.Model.Parameters {
+		if p.TiedTo != "" || len(p.Shape) == 0 {
+			continue
+		}
+		first := p.Shape[0]
+		if fused[p.Name] {
+			first = max(1, first/j.SplitExperts)
+		}
+		all := (first + ranks - 1) / ranks * ranks * (p.Elements() / p.Shape[0])
+		own := first * (p.Elements() / p.Shape[0])
+		whole, padded = whole+own, padded+all
+		if all-own > most {
+			most, name, rows = all-own, p.Name, first
+		}
+	}
+	if padded < whole*5/4 {
+		return
+	}
+	r.assume("FSDP2 divides the %d rows of %s among %d ranks and pads every rank to a whole row, so that all ranks together gather %.1f times the model: divide it among fewer (accelerate's dp_shard_size and dp_replicate_size), give --expert-parallel, or divide another dimension (fully_shard's shard_placement_fn), which is not planned",
+		rows, name, ranks, float64(padded)/float64(whole))
 }

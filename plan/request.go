@@ -81,7 +81,7 @@ func (r *resolver) assume(format string, arguments ...any) {
 // *fault.Input.
 func (q Request) Resolve() (*Job, error) {
 	r := &resolver{Request: q, job: &Job{Allocator: q.Allocator}}
-	for _, step := range []func() error{r.read, r.versions, r.ranks, r.size, r.types, r.readAdapter, r.chooseOptimizer, r.passes, r.sharding, r.contradictions} {
+	for _, step := range []func() error{r.read, r.versions, r.ranks, r.size, r.types, r.readAdapter, r.chooseOptimizer, r.passes, r.sharding, r.contradictions, r.unplanned} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -96,11 +96,15 @@ func (r *resolver) read() (err error) {
 		return &fault.Input{What: "no model was named", Mend: "add --model with a name of the catalog or the path of a config.json"}
 	}
 	if r.job.Model, err = model.Load(r.Request.Model); err != nil {
-		return err
+		return cmp.Or(recipe.Misplaced(r.Request.Model), err)
 	}
-	if r.job.Model.Network == nil {
-		return &fault.Input{Where: fault.Position{File: r.job.Model.Source}, What: "the headers of weights do not say how the model computes, so its activations cannot be planned",
+	if m := r.job.Model; m.Network == nil {
+		in := &fault.Input{Where: fault.Position{File: m.Source}, What: "the headers of weights do not say how the model computes, so its activations cannot be planned",
 			Mend: "name the model's config.json"}
+		if m.Architecture != "" { // as config.json says, which lies beside them
+			in.What, in.Mend = fmt.Sprintf("how %s computes is not known here, so its activations cannot be planned", m.Architecture), "planned are "+strings.Join(model.Architectures(), ", ")
+		}
+		return in
 	}
 	if r.TrainingArgs != "" {
 		if r.training, err = recipe.LoadTraining(r.TrainingArgs); err != nil {
@@ -159,7 +163,7 @@ func (r *resolver) versions() error {
 	}{
 		{"--torch", r.Torch, "torch", "2.13.0", &v.Torch, true},
 		{"--transformers", r.Transformers, "transformers", beside.transformers, &v.Transformers, true},
-		{"--bitsandbytes", r.BitsAndBytes, "bitsandbytes", beside.bitsandbytes, &v.BitsAndBytes, r.Request.Quantization != ""},
+		{"--bitsandbytes", r.BitsAndBytes, "bitsandbytes", beside.bitsandbytes, &v.BitsAndBytes, r.Request.Quantization != "" || r.job.Model.Quantized},
 		{"--engine-version", r.Engine, "DeepSpeed", "0.19.6", &v.DeepSpeed, r.job.DeepSpeed != nil},
 	} {
 		text := program.text
@@ -175,7 +179,7 @@ func (r *resolver) versions() error {
 		}
 		*program.to = parsed
 	}
-	if (r.Modules == "" || r.Modules == "transformers") && v.Transformers.AtLeast(5, 0, 0) {
+	if (r.Modules == "" || r.Modules == transformersModules) && v.Transformers.AtLeast(5, 0, 0) {
 		r.job.Model.ToVersion5()
 	}
 	return nil
@@ -189,8 +193,12 @@ func (r *resolver) ranks() error {
 		if r.Nodes == 0 && l.Machines > 0 {
 			j.Nodes = l.Machines
 		}
-		if r.GPUs == 0 && l.Processes > 0 {
+		switch {
+		case r.GPUs > 0:
+		case l.Processes > 0:
 			j.RanksPerNode = max(1, l.Processes/j.Nodes)
+		case len(l.GPUs) > 0 && l.Engine != "none":
+			j.RanksPerNode = len(l.GPUs)
 		}
 	}
 	if r.GPUs < 0 || r.Nodes < 0 {
@@ -404,11 +412,14 @@ func contemporaries(torch version.Version) release {
 	return last
 }
 
+const transformersModules = "transformers"
+
 // modules is whose code the model runs.
 func (r *resolver) modules() error {
 	j := r.job
+	j.Modules = r.Modules
 	switch r.Modules {
-	case "", "transformers":
+	case "", transformersModules:
 	case "litgpt": // litgpt/model.py, litgpt/utils.py
 		j.FusedActivations, j.JoinsProjections = true, true
 		if j.Loss != forward.CompiledLoss {
@@ -479,7 +490,7 @@ func (r *resolver) passes() error {
 	if !j.Versions.Transformers.AtLeast(4, 46, 0) {
 		j.Loss = forward.ShiftLogits
 	}
-	j.Compile = r.Compile || r.training != nil && r.training.TorchCompile
+	j.Compile = r.Compile || r.training != nil && r.training.TorchCompile || compiles(r.launch)
 	if j.Compile {
 		// Inductor fuses what lies between products of matrices, and computes it
 		// again in the backward pass where that is cheaper than keeping it.
@@ -500,7 +511,11 @@ func (r *resolver) passes() error {
 	}
 	j.SplitExperts = int64(max(1, r.ExpertParallel))
 	if l := r.launch; l != nil && l.Parallelism != nil {
-		j.SplitWidth, j.SplitSequence = int64(max(1, l.Parallelism.Tensor)), int64(max(1, l.Parallelism.Context))
+		if ranks := l.Parallelism.Ranks(); ranks != j.World {
+			return &fault.Input{Where: fault.Position{File: l.File}, What: fmt.Sprintf("parallelism_config makes %d ranks, and the job has %d", ranks, j.World),
+				Mend: "change --gpus, --nodes or one of the sizes"}
+		}
+		j.SplitWidth, j.SplitSequence = int64(l.Parallelism.Tensor), int64(l.Parallelism.Context)
 	}
 	if j.World%int(j.SplitWidth*j.SplitSequence) != 0 {
 		return &fault.Input{What: fmt.Sprintf("%d ranks cannot be divided among tensor parallelism of %d and context parallelism of %d", j.World, j.SplitWidth, j.SplitSequence),

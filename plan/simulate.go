@@ -19,6 +19,7 @@ const (
 	Workspaces      = "workspaces of matrix products"
 	Staging         = "staging buffers"
 	Loading         = "weights on their way to the GPU"
+	Wrapping        = "units before they are divided"
 )
 
 // sharding is who shards, moves and updates the parameters of a rank. A

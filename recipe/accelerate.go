@@ -32,12 +32,14 @@ type Accelerate struct {
 	Notes       []Note
 }
 
-// Parallelism is the number of ranks in each direction.
+// Parallelism is the number of ranks in each direction. FSDP divides a model
+// among Shard x Context ranks; Replicate groups of them add gradients up.
 type Parallelism struct {
 	Replicate, Shard, Tensor, Context, Sequence int
 }
 
-func (p *Parallelism) product() int {
+// Ranks is how many there are in all directions together.
+func (p *Parallelism) Ranks() int {
 	product := 1
 	for _, size := range []int{p.Replicate, p.Shard, p.Tensor, p.Context, p.Sequence} {
 		product *= size
@@ -50,7 +52,7 @@ var engines = map[string]string{"NO": "none", "MULTI_GPU": "ddp", "FSDP": "fsdp"
 
 // LoadAccelerate reads the file at path, which "accelerate config" writes.
 func LoadAccelerate(path string) (*Accelerate, error) {
-	return load(path, "accelerate configuration in YAML", ParseAccelerate)
+	return load(path, accelerateKind, ParseAccelerate)
 }
 
 // ParseAccelerate reads the text of a file. Files that it names are found
@@ -222,7 +224,7 @@ func (c *checking) deepSpeedFile(section string) (*DeepSpeed, error) {
 	if err != nil {
 		return nil, err
 	}
-	d, err := load(path, "DeepSpeed JSON configuration", parseCommented)
+	d, err := load(path, deepSpeedKind, parseCommented)
 	if err != nil {
 		return nil, err
 	}
@@ -245,10 +247,15 @@ func (c *checking) parallelism(a *Accelerate) error {
 	return c.refuse([]conflict{
 		{a.Engine == "none", "parallelism_config", "is given, but distributed_type is NO", "remove it, or set distributed_type to FSDP"},
 		{a.Engine == "fsdp" && a.FSDP.Version == 1, "parallelism_config", "needs FSDP2", "add fsdp_version: 2 to fsdp_config"},
+		{a.Engine == "ddp" && p.Shard > 1, prefix + "dp_shard_size", "is above 1, but distributed_type is MULTI_GPU, which shards nothing",
+			"set distributed_type to FSDP, with fsdp_version: 2"},
+		{p.Sequence > 1 && p.Context == 1, prefix + "sp_size", "is above 1, which is not planned yet", "plan without it for an upper bound: whole sequences on every rank"},
 		{p.Context > 1 && p.Sequence > 1, prefix + "cp_size", "and sp_size are both above 1: they exclude each other", "set one of the two to 1"},
 		{p.Replicate > 1 && p.Shard == 1 && (p.Tensor > 1 || p.Context > 1), prefix + "dp_replicate_size",
 			"is above 1, and dp_shard_size is 1: tensor and context parallelism do not go with replicas alone", "set dp_shard_size above 1, or dp_replicate_size to 1"},
-		{a.Processes > 0 && p.product() != a.Processes, "parallelism_config",
-			fmt.Sprintf("makes %d ranks, but num_processes is %d", p.product(), a.Processes), "change one of the sizes, or num_processes"},
+		{a.Engine == "fsdp" && p.Shard == 1 && p.Context == 1, "parallelism_config", "leaves FSDP no ranks to divide the model among",
+			"set dp_shard_size to the number of ranks, or remove parallelism_config"},
+		{a.Processes > 0 && p.Ranks() != a.Processes, "parallelism_config",
+			fmt.Sprintf("makes %d ranks, but num_processes is %d", p.Ranks(), a.Processes), "change one of the sizes, or num_processes"},
 	})
 }

@@ -67,7 +67,7 @@ type Prompt struct {
 
 // LoadAdapter reads the file at path.
 func LoadAdapter(path string) (*Adapter, error) {
-	return load(path, "adapter_config.json of PEFT", ParseAdapter)
+	return load(path, adapterKind, ParseAdapter)
 }
 
 // ParseAdapter reads the text of a file; its name is for messages. Every error

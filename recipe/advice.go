@@ -59,21 +59,34 @@ func whereabouts(r rule, path, name string) []string {
 	return places
 }
 
-// isSlip says that name is probably one of the keys, spelled wrongly: each of
+// spellings are the keys of a rule, in the form in which names are held against
+// them.
+type spellings struct {
+	joined map[string]bool // without underscores
+	words  [][]string
+}
+
+func (r rule) spellings() spellings {
+	s := spellings{joined: map[string]bool{}}
+	for key := range r.keys {
+		key = strings.ToLower(key)
+		s.joined[strings.ReplaceAll(key, "_", "")] = true
+		s.words = append(s.words, strings.Split(key, "_"))
+	}
+	return s
+}
+
+// haveSlip says that name is probably one of the keys, spelled wrongly: each of
 // its words differs from that key's in one place, by at most two letters, or
 // in a short word by one letter or two that are swapped. fault.Nearest looks further, because it is asked about
 // names that cannot be right.
-func (r rule) isSlip(name string) bool {
-	for key := range r.keys {
-		words, meant := strings.Split(strings.ToLower(name), "_"), strings.Split(strings.ToLower(key), "_")
-		if strings.Join(words, "") == strings.Join(meant, "") {
-			return true
-		}
-		if slices.EqualFunc(words, meant, isSlipOfWord) {
-			return true
-		}
+func (s spellings) haveSlip(name string) bool {
+	name = strings.ToLower(name)
+	if s.joined[strings.ReplaceAll(name, "_", "")] {
+		return true
 	}
-	return false
+	words := strings.Split(name, "_")
+	return slices.ContainsFunc(s.words, func(meant []string) bool { return slices.EqualFunc(words, meant, isSlipOfWord) })
 }
 
 func isSlipOfWord(a, b string) bool {

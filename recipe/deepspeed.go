@@ -111,7 +111,7 @@ func (n Note) String() string { return n.Where.String() + ": " + n.What }
 
 // LoadDeepSpeed reads the file at path.
 func LoadDeepSpeed(path string) (*DeepSpeed, error) {
-	return load(path, "DeepSpeed JSON configuration", ParseDeepSpeed)
+	return load(path, deepSpeedKind, ParseDeepSpeed)
 }
 
 // ParseDeepSpeed reads the text of a file; its name is for messages. Every

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"sort"
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -64,6 +65,22 @@ type document struct {
 	blanked []byte // text as plain JSON of the same length
 	root    *value
 	decoder *jsontext.Decoder
+
+	lines  []int64 // offsets at which lines begin; see lineStarts
+	cursor cursor  // of offset
+}
+
+// lineStarts are found once: there may be as many positions to name as keys.
+func (d *document) lineStarts() []int64 {
+	if d.lines == nil {
+		d.lines = []int64{0}
+		for i, c := range d.text {
+			if c == '\n' {
+				d.lines = append(d.lines, int64(i)+1)
+			}
+		}
+	}
+	return d.lines
 }
 
 // parseCommented reads JSON with comments (//, /* */, #) and trailing commas.
@@ -103,7 +120,13 @@ func (d *document) parse() (*document, error) {
 	return d, nil
 }
 
-func (d *document) position(at int64) fault.Position { return fault.At(d.file, d.text, at) }
+// position is that of [fault.At].
+func (d *document) position(at int64) fault.Position {
+	at = min(max(at, 0), int64(len(d.text)))
+	starts := d.lineStarts()
+	line := sort.Search(len(starts), func(i int) bool { return starts[i] > at })
+	return fault.Position{File: d.file, Line: line, Column: int(at-starts[line-1]) + 1}
+}
 
 func (d *document) bad(at int64, what, mend string) error {
 	return &fault.Input{Where: d.position(at), What: what, Mend: mend}

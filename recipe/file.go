@@ -4,33 +4,39 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"slices"
 	"strings"
 
 	"plimsoll/dtype"
 	"plimsoll/fault"
+	"plimsoll/files"
 )
 
 // largest is far above any real configuration file, and keeps a wrong file
 // name (weights, a log) from being read as one.
 const largest = 1 << 20
 
-// load parses the file at path, which should hold what.
-func load[T any](path, what string, parse func(file string, text []byte) (*T, error)) (*T, error) {
-	info, err := os.Stat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, &fault.Input{Where: fault.Position{File: path}, What: "there is no such file", Mend: "give the path of the " + what}
-	}
-	if err != nil {
+// load parses the file at path, which should be of the kind.
+func load[T any](path string, what *kind, parse func(file string, text []byte) (*T, error)) (*T, error) {
+	text, err := files.Read(path, largest)
+	var notRegular *files.NotRegular
+	var tooLarge *files.TooLarge
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, &fault.Input{
+			Where: fault.Position{File: path}, What: "there is no such file", Mend: fmt.Sprintf("give the path of the %v", what),
+		}
+	case errors.As(err, &notRegular) || errors.As(err, &tooLarge):
+		return nil, &fault.Input{
+			Where: fault.Position{File: path},
+			What:  fmt.Sprintf("expected a %v of at most %d bytes", what, largest),
+			Err:   errors.Unwrap(err),
+		}
+	case err != nil:
 		return nil, &fault.Input{Where: fault.Position{File: path}, Err: err}
 	}
-	if !info.Mode().IsRegular() || info.Size() > largest {
-		return nil, &fault.Input{Where: fault.Position{File: path}, What: fmt.Sprintf("expected a %s: a regular file of at most %d bytes", what, largest)}
-	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return nil, &fault.Input{Where: fault.Position{File: path}, Err: err}
+	if err := what.expect(path, text); err != nil {
+		return nil, err
 	}
 	return parse(path, text)
 }

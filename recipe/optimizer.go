@@ -103,6 +103,10 @@ func optimizerNamed(name string) optimizerType {
 // isAdam says that DeepSpeed builds one of its own kernels for Adam.
 func (o *Optimizer) isAdam() bool { return o.Type == "Adam" || o.Type == "AdamW" }
 
+// IsFusedAdam says that DeepSpeed builds its own kernel: FusedAdam on the GPU,
+// DeepSpeedCPUAdam where the optimizer is offloaded. nil is none.
+func (o *Optimizer) IsFusedAdam() bool { return o != nil && o.isAdam() && !o.TorchAdam }
+
 // commonKeys are the parameters that nearly every optimizer takes.
 var commonKeys = map[string]rule{
 	"lr":           isNumber().from(0).orAuto(),

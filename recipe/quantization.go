@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/go-json-experiment/json/jsontext"
+
 	"plimsoll/dtype"
 	"plimsoll/fault"
 )
@@ -28,6 +30,10 @@ type Quantization struct {
 
 	SkipModules []string // nil = what transformers skips: the output head
 	OffloadCPU  bool     // modules on the CPU are allowed, in fp32
+
+	// Dequantized says that transformers makes ordinary weights of stored ones
+	// while it loads them.
+	Dequantized bool
 
 	Notes []Note
 }
@@ -57,7 +63,7 @@ var quantizationMethods = []string{"gptq", "awq", "aqlm", "vptq", "quanto", "eet
 // LoadQuantization reads the file at path: a config.json with a
 // quantization_config, or what BitsAndBytesConfig writes.
 func LoadQuantization(path string) (*Quantization, error) {
-	return load(path, "config.json with quantization_config, or BitsAndBytesConfig in JSON", ParseQuantization)
+	return load(path, quantizationKind, ParseQuantization)
 }
 
 // ParseQuantization reads the text of a file; its name is for messages. Every
@@ -68,6 +74,9 @@ func ParseQuantization(file string, text []byte) (*Quantization, error) {
 		return nil, err
 	}
 	section := document.root.member("quantization_config")
+	if section == nil {
+		section = document.root.member("compression_config") // the older name, of compressed-tensors
+	}
 	switch {
 	case section != nil && section.value.kind != 'n':
 		document.root = section.value
@@ -76,6 +85,9 @@ func ParseQuantization(file string, text []byte) (*Quantization, error) {
 	}
 	c, err := schema{"BitsAndBytesConfig", isObject(bitsAndBytesKeys).notingOthers()}.read(document)
 	if method := document.root.member("quant_method"); method != nil && method.value.kind == '"' && method.value.text != "bitsandbytes" {
+		if q := c.dequantized(file, method.value.text); q != nil {
+			return q, nil
+		}
 		return nil, c.otherMethod(method.value)
 	}
 	if err != nil {
@@ -120,10 +132,26 @@ func ParseQuantization(file string, text []byte) (*Quantization, error) {
 	return q, nil
 }
 
+// dequantized is a method whose weights transformers makes ordinary ones of when
+// it is asked to; nil for others. Every key is said by the method, so that only
+// those that decide are looked at.
+func (c *checking) dequantized(file, method string) *Quantization {
+	key := map[string]string{"fp8": "dequantize", "mxfp4": "dequantize", "compressed-tensors": "dequantize"}[method]
+	is := func(name string, kind jsontext.Kind) bool {
+		m := c.root.member(name)
+		return m != nil && m.value.kind == kind
+	}
+	if key == "" || !is(key, 't') && !(method == "compressed-tensors" && is("run_compressed", 'f')) {
+		return nil
+	}
+	return &Quantization{File: file, Dequantized: true, Notes: []Note{{fault.Position{File: file}, "the weights are stored by " + method + " and dequantized while they are loaded: they are planned as ordinary ones"}}}
+}
+
 // otherMethod refuses what is not bitsandbytes.
 func (c *checking) otherMethod(method *value) error {
 	if slices.Contains(quantizationMethods, method.text) {
-		return c.bad(method.at, fmt.Sprintf("quant_method is %s, which is not planned yet", method), "planned is bitsandbytes")
+		return c.bad(method.at, fmt.Sprintf("quant_method is %s, which is not planned yet", method),
+			"planned is bitsandbytes; to plan the training of dequantized weights, remove quantization_config (fp8, mxfp4 and compressed-tensors: or add \"dequantize\": true)")
 	}
 	in := &fault.Input{Where: c.position(method.at), What: fmt.Sprintf("quant_method is %s, which transformers does not know", method)}
 	if near := fault.Nearest(method.text, append(slices.Clone(quantizationMethods), "bitsandbytes")); near != "" {

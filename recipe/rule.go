@@ -290,21 +290,25 @@ func (c *checking) inside(r rule, path string, v *value) error {
 			}
 		}
 	}
+	var known spellings // of the keys, where one of them may have been meant
+	if r.noted {
+		known = r.spellings()
+	}
 	for _, m := range v.members {
 		below := m.name
 		if path != "" {
 			below = path + "." + m.name
 		}
-		key, known := r.keys[m.name]
+		key, isKey := r.keys[m.name]
 		if r.form == objectForm && r.each != nil {
-			key, known = *r.each, true
+			key, isKey = *r.each, true
 		}
 		unknown := fmt.Sprintf("%s knows no key %q%s", c.schema.program, m.name, within(path))
 		switch {
-		case known:
+		case isKey:
 		case r.form != objectForm || r.open || r.comments && strings.HasPrefix(m.name, "_"):
 			continue
-		case r.noted && !r.isSlip(m.name):
+		case r.noted && !known.haveSlip(m.name):
 			c.notes = append(c.notes, Note{c.position(m.at), unknown + ": it is not planned with"})
 			continue
 		default:

@@ -68,7 +68,7 @@ type Saving struct {
 // LoadTraining reads the file at path: what TrainingArguments.to_json_string
 // writes, or some of its fields, as JSON or YAML.
 func LoadTraining(path string) (*Training, error) {
-	return load(path, "TrainingArguments in JSON", ParseTraining)
+	return load(path, trainingKind, ParseTraining)
 }
 
 // ParseTraining reads the text of a file. Files that it names are found
@@ -207,6 +207,8 @@ func (c *checking) trainingConflicts() error {
 			"is given, but without workers nothing is prefetched", `set "dataloader_num_workers" to 1 or more, or remove the key`},
 		{workers == 0 && c.truth(false, "dataloader_persistent_workers"), "dataloader_persistent_workers",
 			"is true, but there are no workers", `set "dataloader_num_workers" to 1 or more, or remove the key`},
+		{c.root.find("parallelism_config") != nil && (c.root.find("parallelism_config").text != "" || len(c.root.find("parallelism_config").members) > 0),
+			"parallelism_config", "is given, which is not planned yet", "say it in an accelerate configuration"},
 		{c.usesFSDP() && c.usesDeepSpeed(), "fsdp",
 			fmt.Sprintf("and deepspeed (line %d) exclude each other", c.place("deepspeed").Line), "remove one of the two"},
 	}...))

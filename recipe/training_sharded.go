@@ -41,7 +41,7 @@ func (c *checking) trainerDeepSpeed(t *Training) (*DeepSpeed, error) {
 		if err != nil {
 			return nil, err
 		}
-		if d, err = load(path, "DeepSpeed JSON configuration", parseCommented); err != nil {
+		if d, err = load(path, deepSpeedKind, parseCommented); err != nil {
 			return nil, err
 		}
 	}
@@ -165,7 +165,7 @@ func (c *checking) trainerFSDP() (*FSDP, error) {
 			return nil, err
 		}
 		// The file is read as if it stood here.
-		d, err := load(path, "FSDP configuration in JSON", parseDocument)
+		d, err := load(path, fsdpKind, parseDocument)
 		if err != nil {
 			return nil, err
 		}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"regexp"
 	"strconv"
+	"unicode/utf8"
 
 	"github.com/go-json-experiment/json/jsontext"
 	"go.yaml.in/yaml/v3"
@@ -54,24 +55,28 @@ func (d *document) notYAML(err error) error {
 	return bad
 }
 
-// offset is where a node begins: its column counts characters.
+// cursor is a place in the text: a line, a column in characters, and the offset.
+type cursor struct {
+	line, column int
+	at           int64
+}
+
+// offset is where a node begins: its column counts characters. Nodes come in the
+// order of the text, so the walk along a line goes on where the last one ended.
 func (d *document) offset(n *yaml.Node) int64 {
-	at := 0
-	for range n.Line - 1 {
-		end := bytes.IndexByte(d.text[at:], '\n')
-		if end < 0 {
-			break
-		}
-		at += end + 1
+	starts := d.lineStarts()
+	c := d.cursor
+	if n.Line != c.line || n.Column < c.column {
+		line := min(max(n.Line, 1), len(starts))
+		c = cursor{n.Line, 1, starts[line-1]}
 	}
-	characters := 1
-	for i := range string(d.text[at:]) {
-		if characters >= n.Column {
-			return int64(at + i)
-		}
-		characters++
+	for c.column < n.Column && c.at < int64(len(d.text)) {
+		_, size := utf8.DecodeRune(d.text[c.at:])
+		c.at += int64(size)
+		c.column++
 	}
-	return int64(len(d.text))
+	d.cursor = c
+	return c.at
 }
 
 func (d *document) fromYAML(n *yaml.Node) (*value, error) {

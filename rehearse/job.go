@@ -39,6 +39,7 @@ type Request struct {
 	Clip             *float64 // 0 for none
 	LossScaling      LossScaling
 	Workers          int // of each rank; 0 is one for each of its cores
+	Reserve          int // cores that are left to the system
 }
 
 // Job is a rehearsal in which everything is decided but where it runs.
@@ -56,6 +57,7 @@ type Job struct {
 	Ranks      int
 	WorldSize  int
 	Workers    int
+	Reserve    int
 	Steps      int
 	Kernel     kernel.Set
 	// Notes say what was assumed, and where the job differs from the recipe.
@@ -65,7 +67,7 @@ type Job struct {
 // Resolve reads the files of the request and decides what it leaves open. Every
 // error is about the request.
 func (r Request) Resolve() (*Job, error) {
-	j := &Job{Ranks: r.Ranks, WorldSize: r.WorldSize, Workers: r.Workers, Steps: r.Steps, Optimizer: optim.DefaultAdamW(), Clip: 1, LossScaler: optim.DefaultLossScaler()}
+	j := &Job{Ranks: r.Ranks, WorldSize: r.WorldSize, Workers: r.Workers, Reserve: r.Reserve, Steps: r.Steps, Optimizer: optim.DefaultAdamW(), Clip: 1, LossScaler: optim.DefaultLossScaler()}
 	if j.WorldSize == 0 {
 		j.WorldSize = j.Ranks
 	}
@@ -82,6 +84,10 @@ func (r Request) Resolve() (*Job, error) {
 	}
 	if j.Model, err = model.Load(r.Model); err != nil {
 		return nil, err
+	}
+	if j.Model.Elements() == 0 {
+		where := fault.Position{File: r.Model}
+		return nil, &fault.Input{Where: where, What: "the model has no parameters: every tensor has 0 elements"}
 	}
 	if r.DeepSpeed != "" {
 		if err := j.applyRecipe(r.DeepSpeed); err != nil {
@@ -217,7 +223,7 @@ func optimizerOf(path string, o *recipe.Optimizer) (optim.Optimizer, error) {
 			Mend:  "the bytes of an optimizer with two moments are those of AdamW: set optimizer.type to AdamW to rehearse it",
 		}
 	}
-	if err := found.Validate(); err != nil {
+	if err := optim.Check(found, 1, 1); err != nil {
 		return nil, &fault.Input{Where: fault.Position{File: path}, What: "optimizer.params", Err: err}
 	}
 	return found, nil
@@ -313,7 +319,7 @@ func NewPlan(j *Job, h *host.Host) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.Binding, err = binding.Split(h, binding.Request{Ranks: j.Ranks}); err != nil {
+	if p.Binding, err = binding.Split(h, binding.Request{Ranks: j.Ranks, Reserve: j.Reserve}); err != nil {
 		return nil, err
 	}
 	for i, part := range parts[:j.Ranks] {
@@ -397,21 +403,42 @@ type Verdict struct {
 	LimitedBy string       `json:"limited_by"`
 	Missing   ledger.Bytes `json:"missing_bytes"`
 	WouldFit  []string     `json:"would_fit"` // changes, each of which would be enough
+	// Shortage is a limit of threads or files that is in the way; empty for none.
+	Shortage string `json:"shortage"`
 }
 
 // Verdict says whether the plan fits, and if not, what would.
 func (p *Plan) Verdict() Verdict {
-	available, counter := p.Host.Memory.Headroom()
+	var pool ledger.Bytes
 	if p.Pages == arena.HugetlbPages {
-		available += engine.HugetlbFree(p.Host)
+		pool = engine.HugetlbFree(p.Host)
 	}
+	available, counter := p.Host.Memory.HeadroomWith(pool)
 	v := Verdict{Needed: p.Ledger.Planned(nil), Available: available, LimitedBy: counter, WouldFit: []string{}}
 	v.Fits = counter == "" || v.Needed <= available
+	v.Shortage = p.shortage()
 	if !v.Fits {
 		v.Missing = v.Needed - available
 		v.WouldFit = p.wouldFit(available)
 	}
+	v.Fits = v.Fits && v.Shortage == ""
 	return v
+}
+
+// threadsBeside is how many threads the program may start beside its workers:
+// those of the Go runtime.
+const threadsBeside = 16
+
+// shortage says which limit other than memory the plan does not keep to.
+func (p *Plan) shortage() string {
+	threads, largest := threadsBeside, ledger.Bytes(0)
+	for _, shard := range p.Shards {
+		threads += len(shard.CPUs)
+		for _, a := range shard.Arenas() {
+			largest = max(largest, p.Pages.Round(a.Size))
+		}
+	}
+	return p.Host.Shortage(threads, largest)
 }
 
 // wouldFit looks for a smaller format, for more hosts, and for a smaller model.

@@ -107,6 +107,26 @@ func TestMomentsThatDoNotSuit(t *testing.T) {
 	}
 }
 
+// TestHyperparametersThatBinary32CannotHold are refused before anything is planned.
+func TestHyperparametersThatBinary32CannotHold(t *testing.T) {
+	for params, want := range map[string]string{
+		`{"lr": 1e39}`:            "the learning rate",
+		`{"weight_decay": 1e308}`: "the weight decay",
+		`{"eps": 1e-60}`:          "the epsilon",
+		`{"lr": 1e30, "weight_decay": 1e30, "eps": 1.0}`: "the weight decay",
+	} {
+		path := filepath.Join(t.TempDir(), "recipe.json")
+		text := `{"train_batch_size": 1, "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": ` + params + `}, "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}`
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Request{Model: "gpt2", Ranks: 1, DeepSpeed: path}.Resolve()
+		if !errors.As(err, new(*fault.Input)) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "binary32") {
+			t.Errorf("%s: got %v", params, err)
+		}
+	}
+}
+
 // hostWith is this host with a given amount of memory available.
 func hostWith(t *testing.T, available ledger.Bytes) *host.Host {
 	h, err := host.Local()
@@ -285,5 +305,21 @@ func TestInterruptedRehearsalEnds(t *testing.T) {
 	}
 	if _, err := p.Run(ctx, silent{}); !errors.Is(err, stop) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestModelWithoutParameters has a file whose tensors have no elements: that is bad
+// input, and no fault of the program.
+func TestModelWithoutParameters(t *testing.T) {
+	header := `{"a": {"dtype": "F32", "shape": [0, 8], "data_offsets": [0, 0]}}`
+	file := filepath.Join(t.TempDir(), "model.safetensors")
+	content := append([]byte{byte(len(header)), 0, 0, 0, 0, 0, 0, 0}, header...)
+	if err := os.WriteFile(file, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Request{Model: file, Ranks: 1}.Resolve()
+	var input *fault.Input
+	if !errors.As(err, &input) || !strings.Contains(err.Error(), file+": the model has no parameters") {
+		t.Errorf("the error is %v", err)
 	}
 }

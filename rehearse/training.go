@@ -71,6 +71,9 @@ func (t *training) step(i int) (Step, error) {
 
 	begin := time.Now()
 	result := t.engine.Step(step.LossScale)
+	if result.Err != nil {
+		return step, &fault.Input{What: fmt.Sprintf("step %d", i+1), Err: result.Err}
+	}
 	step.Seconds = time.Since(begin).Seconds()
 	step.NormSeconds, step.UpdateSeconds, step.Skipped = result.NormTime.Seconds(), result.UpdateTime.Seconds(), result.Skipped
 	if !step.Skipped {

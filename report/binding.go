@@ -114,5 +114,8 @@ func (b *Binding) verdict() string {
 	if len(shared) == 0 {
 		return "SEPARATE: no core has two ranks or two roles"
 	}
+	if len(shared) == 1 {
+		return fmt.Sprintf("SHARED: there are too few cores; trainer and optimizer of rank %d share one", shared[0])
+	}
 	return fmt.Sprintf("SHARED: there are too few cores; ranks %s share", cpuset.New(shared...))
 }

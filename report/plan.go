@@ -63,9 +63,18 @@ type PlannedJob struct {
 	Accumulation int    `json:"gradient_accumulation"`
 	Weights      string `json:"weight_dtype"`
 	Autocast     string `json:"autocast_dtype"` // empty: off
+	Compute      string `json:"compute_dtype"`  // that FSDP casts parameters to; empty: the weights' own
 	Attention    string `json:"attention"`
 	Optimizer    string `json:"optimizer"`
 	Recompute    string `json:"recompute"`
+
+	// The degrees of parallelism beside the engine's, 1 without. Replicas are the
+	// groups of ranks that each hold the whole model between them.
+	TensorParallel  int64    `json:"tensor_parallel"`
+	ContextParallel int64    `json:"context_parallel"`
+	ExpertParallel  int64    `json:"expert_parallel"`
+	Replicas        int      `json:"replicas"`
+	Parallel        []string `json:"-"` // the same in words
 }
 
 // Input is a file that the plan was made from.
@@ -83,7 +92,8 @@ func NewPlan(version string, request plan.Request, p *plan.Plan) (*Plan, error) 
 		Hosted:      append([]plan.Hosted{}, p.Hosted...),
 		Assumptions: append([]string{}, j.Assumptions...),
 		Job: PlannedJob{Engine: j.EngineName(), Ranks: j.World, Nodes: j.Nodes, MicroBatch: j.MicroBatch, Sequence: j.Sequence, Accumulation: j.Accumulation,
-			Weights: j.Weights.String(), Attention: string(j.Attention), Optimizer: j.OptimizerName(), Recompute: j.RecomputeName()},
+			Weights: j.Weights.String(), Attention: string(j.Attention), Optimizer: j.OptimizerName(), Recompute: j.RecomputeName(),
+			Compute: j.ComputeName(), TensorParallel: j.SplitWidth, ContextParallel: j.SplitSequence, ExpertParallel: j.SplitExperts, Replicas: j.Replicas(), Parallel: j.ParallelNames()},
 	}
 	if v := p.Verdict; v.Result != plan.Unknown {
 		d.Limit = &PlanLimit{v.Device, v.Phase, v.Iteration, v.Needed, v.Least, v.Capacity}
@@ -122,7 +132,8 @@ func (d *Plan) WriteText(w io.Writer) error {
 		}
 	}
 	line("model", fmt.Sprintf("%s, %s parameters (%s)", d.Model.Name, ledger.Count(d.Model.Parameters), d.Model.Architecture)+d.trained())
-	line("job", fmt.Sprintf("%s, %s, %d x %s tokens x %d, %s attention, %s", d.Job.Engine, d.types(), d.Job.MicroBatch, ledger.Count(d.Job.Sequence), d.Job.Accumulation, d.Job.Attention, d.Job.Optimizer))
+	engine := strings.Join(append([]string{d.Job.Engine}, d.Job.Parallel...), ", ")
+	line("job", fmt.Sprintf("%s, %s, %d x %s tokens x %d, %s attention, %s", engine, d.types(), d.Job.MicroBatch, ledger.Count(d.Job.Sequence), d.Job.Accumulation, d.Job.Attention, d.Job.Optimizer))
 	for i := range d.Devices {
 		device := &d.Devices[i]
 		b.WriteString("\n")
@@ -150,6 +161,9 @@ func (d *Plan) trained() string {
 func (d *Plan) types() string {
 	if d.Job.Autocast != "" {
 		return d.Job.Weights + " weights under " + d.Job.Autocast + " autocast"
+	}
+	if d.Job.Compute != "" && d.Job.Compute != d.Job.Weights {
+		return d.Job.Weights + " weights computed with in " + d.Job.Compute
 	}
 	return d.Job.Weights
 }

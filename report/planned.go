@@ -6,17 +6,26 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
-	"os"
+	"strings"
 
 	"plimsoll/fault"
+	"plimsoll/files"
 	"plimsoll/plan"
+)
+
+// The largest files that are read: a plan of thousands of devices has a few MB,
+// and of what a plan is made from, the largest index of a model has 8 MB.
+const (
+	maxPlan  = 64 << 20
+	maxInput = 100_000_000
 )
 
 // ReadPlan reads the document that plan --out has written. Every error is a
 // *fault.Input.
 func ReadPlan(file string) (*Plan, error) {
-	text, err := os.ReadFile(file)
+	text, err := files.Read(file, maxPlan)
 	if err != nil {
 		return nil, &fault.Input{Where: fault.Position{File: file}, Err: cause(err), Mend: "write it with plimsoll plan --out " + file}
 	}
@@ -84,13 +93,22 @@ func (d *Plan) current(file string) error {
 	return nil
 }
 
+// hashOf reads a file whole. Only one with weights may be larger than a document.
 func hashOf(file string) (string, error) {
-	content, err := os.ReadFile(file)
+	sum := sha256.New()
+	opened, info, err := files.Open(file)
+	if err == nil {
+		defer opened.Close()
+		if info.Size() > maxInput && !strings.HasSuffix(file, ".safetensors") {
+			err = &files.TooLarge{Limit: maxInput}
+		} else {
+			_, err = io.Copy(sum, opened)
+		}
+	}
 	if err != nil {
 		return "", &fault.Input{Where: fault.Position{File: file}, Err: cause(err)}
 	}
-	sum := sha256.Sum256(content)
-	return hex.EncodeToString(sum[:]), nil
+	return hex.EncodeToString(sum.Sum(nil)), nil
 }
 
 // cause is an error without the name of the file, which is said before.

@@ -135,7 +135,11 @@ func newHost(h *host.Host) RehearsedHost {
 }
 
 func (h RehearsedHost) String() string {
-	return fmt.Sprintf("%s, %d usable cores (CPUs %s), %v of %v available", h.CPU, h.UsableCores, h.UsableCPUs, h.MemoryAvailable, h.MemoryTotal)
+	memory := "memory not known"
+	if h.MemoryTotal > 0 {
+		memory = fmt.Sprintf("%v of %v available", h.MemoryAvailable, h.MemoryTotal)
+	}
+	return fmt.Sprintf("%s, %s (CPUs %s), %s", processorName(h.CPU), counted(h.UsableCores, "usable core"), h.UsableCPUs, memory)
 }
 
 // BytesPerParameter compares the state arenas with their plan. The measured
@@ -441,6 +445,8 @@ func seconds(s float64) string {
 func (r *Rehearsal) VerdictLine() string {
 	v := r.Verdict
 	switch {
+	case v.Missing == 0 && v.Shortage != "":
+		return "DOES NOT FIT: " + v.Shortage
 	case !v.Fits:
 		return fmt.Sprintf("DOES NOT FIT: needs %v, %v is left (%s), %v is missing", v.Needed, v.Available, v.LimitedBy, v.Missing)
 	case r.BytesPerParameter.Measured == nil:

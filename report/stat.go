@@ -32,6 +32,14 @@ func (s Stat) WriteText(w io.Writer) error {
 	line("restarts", fmt.Sprint(s.Restarts))
 	line("requests", fmt.Sprintf("%s, of which %s were refused", ledger.Count(s.Requests), ledger.Count(s.Refused)))
 	line("queue", fmt.Sprintf("%s being handled, this one included; %v not read yet", ledger.Count(s.Unanswered), s.QueuedBytes))
+	for _, x := range s.SetAside {
+		line("set aside", s.setAside(x))
+	}
+	if len(s.Sessions) == 0 && len(s.SetAside) > 0 {
+		out.WriteString("\nSET ASIDE: no session is open; plimsoll restore NAME tries again, and with --discard gives the memory back\n")
+		_, err := io.WriteString(w, out.String())
+		return err
+	}
 	if len(s.Sessions) == 0 {
 		out.WriteString("\nNO STATE: no session is open\n")
 		_, err := io.WriteString(w, out.String())
@@ -41,6 +49,15 @@ func (s Stat) WriteText(w io.Writer) error {
 	fmt.Fprintf(&out, "\n%s\n\n%s\n\n%s\n", s.sessions(), s.bytes(), s.verdict())
 	_, err := io.WriteString(w, out.String())
 	return err
+}
+
+// setAside is a session that could not be restored.
+func (s Stat) setAside(x service.SetAside) string {
+	whose := ""
+	if x.Job != "" {
+		whose = fmt.Sprintf(" (job %s, rank%d/%s)", x.Job, x.Rank, x.Part)
+	}
+	return fmt.Sprintf("session %s%s, %v: %s", x.Name, whose, x.Bytes, x.Reason)
 }
 
 func (s Stat) sessions() string {

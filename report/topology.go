@@ -64,6 +64,12 @@ func (t *Topology) WriteText(w io.Writer) error {
 	if forbidden := forbiddenMemory(t.Nodes); !forbidden.IsEmpty() {
 		line("not usable", "memory of NUMA nodes %s: not among the allowed memory nodes (cpuset.mems)", forbidden)
 	}
+	if !t.Isolated.IsEmpty() {
+		line("isolated", "%s: the kernel moves no thread to or from these CPUs by itself (isolcpus); %s", t.Isolated, usableOf(t.Isolated, t.CPUs))
+	}
+	if !t.NoHZFull.IsEmpty() {
+		line("nohz_full", "%s: no timer tick while one thread runs", t.NoHZFull)
+	}
 	if t.Quota > 0 {
 		line("quota", "%.4g CPUs (%s)", t.Quota, t.QuotaFrom)
 	}
@@ -72,6 +78,15 @@ func (t *Topology) WriteText(w io.Writer) error {
 	}
 	for _, limit := range t.Memory.Limits {
 		line("limit", "%v, %v of it used (%s)", limit.Limit, limit.Used, limit.Name)
+	}
+	if a := t.Memory.AddressSpace; a != nil {
+		line("limit", "%v, %v of it used (%s)", a.Limit, a.Used, a.Name)
+	}
+	if t.FileSize > 0 {
+		line("limit", "%v a file, in memory too (ulimit -f, RLIMIT_FSIZE)", t.FileSize)
+	}
+	for _, limit := range t.ThreadLimits {
+		line("limit", "%s, %d of them running (%s)", counted(limit.Limit, "thread"), limit.Used, limit.Name)
 	}
 	if pages := hugePagesText(t.HugePages); pages != "" {
 		line("huge pages", "%s", pages)
@@ -89,6 +104,18 @@ func (t *Topology) WriteText(w io.Writer) error {
 	return err
 }
 
+// usableOf says which of the CPUs are usable.
+func usableOf(cpus, usable cpuset.CPUSet) string {
+	switch own := cpus.Intersection(usable); {
+	case own.IsEmpty():
+		return "none of them usable"
+	case own.Equals(cpus):
+		return "all of them usable"
+	default:
+		return "of them usable " + own.String()
+	}
+}
+
 func forbiddenMemory(nodes []host.NUMANode) cpuset.CPUSet {
 	ids := []int{}
 	for _, node := range nodes {
@@ -100,12 +127,17 @@ func forbiddenMemory(nodes []host.NUMANode) cpuset.CPUSet {
 }
 
 func title(h *host.Host) string {
-	name := h.Name
-	if name == "" {
-		name = "unknown processor"
-	}
+	name := processorName(h.Name)
 	if h.Kernel != "" {
 		name += ", Linux " + h.Kernel
+	}
+	return name
+}
+
+// processorName is for processors, too, that the kernel does not name.
+func processorName(name string) string {
+	if name == "" {
+		return "unknown processor"
 	}
 	return name
 }

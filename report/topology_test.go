@@ -2,9 +2,12 @@ package report_test
 
 import (
 	"bytes"
+	"fmt"
 	"strings"
 	"testing"
 
+	"plimsoll/binding"
+	"plimsoll/host"
 	"plimsoll/host/hosttest"
 	"plimsoll/report"
 )
@@ -93,5 +96,48 @@ func TestTopologyTree(t *testing.T) {
 	want := "package 0, NUMA node 0 (64.0 GiB), L3: 2 cores of 2 threads, CPUs 0-1,4-5, usable 4-5 (2 cores, 2 of them in part)"
 	if text := topologyText(t, part); !strings.Contains(text, want) || !strings.Contains(text, "not usable         0-2: not in the affinity mask") {
 		t.Errorf("got\n%s\nwant %s", text, want)
+	}
+}
+
+// TestUnnamed: what the firmware or the kernel does not name has no number, and no empty place.
+func TestUnnamed(t *testing.T) {
+	m := hosttest.Grid(1, 4, 1)
+	for cpu, die := range []string{"0-1", "0-1", "2-3", "2-3"} {
+		m.Files.Set(fmt.Sprintf("sys/devices/system/cpu/cpu%d/topology/die_cpus_list", cpu), []byte(die+"\n"))
+	}
+	if text := topologyText(t, m); strings.Contains(text, "-1") || !strings.Contains(text, "die") {
+		t.Errorf("a die without an id:\n%s", text)
+	}
+	h := m.Discover(t)
+	request := binding.Request{Ranks: 1}
+	plan, err := binding.Split(h, request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := report.NewBinding("test", h, request, plan, nil).WriteText(&out); err != nil {
+		t.Fatal(err)
+	}
+	want := "host               unknown processor, 4 usable cores (CPUs 0-3), memory not known\n"
+	if !strings.HasPrefix(out.String(), want) {
+		t.Errorf("got\n%s\nwant %s", &out, want)
+	}
+}
+
+// TestIsolatedCPUsAreShown, whether they may be used or not.
+func TestIsolatedCPUsAreShown(t *testing.T) {
+	for affinity, says := range map[string]string{
+		"0-1": "none of them usable", "0-3": "all of them usable", "0-2": "of them usable 2",
+	} {
+		m := hosttest.Grid(1, 4, 1)
+		m.Affinity, _ = host.ParseList(affinity)
+		m.Files.Set("sys/devices/system/cpu/isolated", []byte("2-3\n"))
+		m.Files.Set("sys/devices/system/cpu/nohz_full", []byte("3\n"))
+		text := topologyText(t, m)
+		for _, want := range []string{"isolated           2-3: ", says, "nohz_full          3: "} {
+			if !strings.Contains(text, want) {
+				t.Errorf("affinity %s: %q is missing:\n%s", affinity, want, text)
+			}
+		}
 	}
 }

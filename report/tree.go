@@ -66,7 +66,11 @@ func levelsOf(h *host.Host) []level {
 			if c.Die < 0 {
 				return "", label{}
 			}
-			return fmt.Sprint(c.Die), label{"die", []int{h.Dies[c.Die].ID}, ""}
+			id := h.Dies[c.Die].ID
+			if id < 0 { // the firmware gives none
+				return fmt.Sprint(c.Die), label{what: "die"}
+			}
+			return fmt.Sprint(c.Die), label{"die", []int{id}, ""}
 		},
 		func(c host.Core) (string, label) { return fmt.Sprint(c.Nodes), nodeLabel(h, c.Nodes) },
 		func(c host.Core) (string, label) {

@@ -24,9 +24,9 @@ type Client struct {
 	buffer []byte // of answers
 }
 
-// Dial connects to the service at a socket.
+// Dial connects to the service at a socket. It must be this user's or root's.
 func Dial(socket string) (*Client, error) {
-	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: socket, Net: "unixpacket"})
+	c, err := dialTrusted(socket)
 	if err != nil {
 		return nil, fmt.Errorf("the optimizer service at %s: %w", socket, err)
 	}
@@ -110,6 +110,15 @@ func (c *Client) Overview() (*Overview, error) {
 	return o, nil
 }
 
+// Restore tries a session again that was set aside, or gives it back.
+func (c *Client) Restore(name string, discard bool) error {
+	body, err := json.Marshal(restoreBody{name, discard})
+	if err != nil {
+		return err
+	}
+	return c.done(Restore, body)
+}
+
 // Session is a shard of which the service holds the state. Its arenas are
 // mapped here, too.
 type Session struct {
@@ -155,14 +164,17 @@ func (s *Session) open(d *Document) error {
 		return fmt.Errorf("the answer to open names %d arenas and has %d files", len(s.Welcome.Arenas), len(files))
 	}
 	for i, w := range s.Welcome.Arenas {
-		pages, err := pagesOf(files[i])
+		file := files[i]
+		pages, err := pagesOf(file)
 		if err != nil {
 			return err
 		}
-		a, err := arena.Attach(w.Name, w.Bytes, pages, files[i])
+		a, err := arena.Attach(w.Name, w.Bytes, pages, file)
 		if err != nil {
 			return err
 		}
+		a.Adopt()
+		files[i] = nil
 		switch w.Component {
 		case "parameters":
 			s.Parameters = a

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net"
@@ -23,8 +24,32 @@ type connection struct {
 	// answering is one request at most: a step, which the worker answers that
 	// finishes it. It saves a thread from being woken for that.
 	answering sync.WaitGroup
+	// abandoned ends when another client wants the session of this one, which has
+	// hung up: what can be broken off is.
+	abandoned context.Context
+	abandon   context.CancelFunc
+	// kind is that of the request that is being handled, 0 for none.
+	kind atomic.Uint32
+	// idleSince is when the last request was answered, in nanoseconds; 0 where one
+	// is under way, or there is a session.
+	idleSince atomic.Int64
 	// unanswered counts it, and what is being handled, for those who ask.
 	unanswered atomic.Int64
+}
+
+func newConnection(s *Server, c *net.UnixConn) *connection {
+	client := &connection{server: s, c: c}
+	client.idleSince.Store(time.Now().UnixNano())
+	client.abandoned, client.abandon = context.WithCancel(context.Background())
+	return client
+}
+
+// doing is what is being handled, for messages.
+func (c *connection) doing() string {
+	if kind := Kind(c.kind.Load()); kind != 0 {
+		return "request " + kind.String()
+	}
+	return "last request"
 }
 
 // peer reads who is at the other end.
@@ -43,21 +68,29 @@ func peer(c *net.UnixConn) (*unix.Ucred, error) {
 
 // run answers requests until the client goes, or says something that is none.
 func (c *connection) run() {
+	defer c.abandon()
 	defer c.c.Close()
 	defer c.release()
 	credentials, err := peer(c.c)
+	if errors.Is(err, net.ErrClosed) {
+		return // to make room
+	}
 	if err != nil {
 		c.server.say("a client whose credentials cannot be read: %v", err)
 		return
 	}
 	c.process = int(credentials.Pid)
+	stranger := int(credentials.Uid) != os.Getuid()
+	if stranger {
+		c.idleSince.Store(1) // the first to go where there are too many
+	}
 	buffer := make([]byte, maximumPacket)
 	for {
 		data, files, err := readPacket(c.c, buffer)
 		c.answering.Wait() // answers come in order
 		var wrong *Error
 		if err != nil && !errors.As(err, &wrong) {
-			if !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) {
+			if !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, net.ErrClosed) {
 				c.server.say("process %d: %v", c.process, err)
 			}
 			return
@@ -67,13 +100,17 @@ func (c *connection) run() {
 			err = faulty
 		}
 		switch {
-		case int(credentials.Uid) != os.Getuid():
+		case stranger:
 			err = fail(NotPermitted, "this service belongs to user %d, and process %d to user %d", os.Getuid(), c.process, credentials.Uid)
 		case err == nil && p.answer:
 			err = fail(Malformed, "an answer, where a request was expected")
 		}
+		c.idleSince.Store(0)
 		if !c.serve(p, files, err) {
 			return
+		}
+		if c.session == nil {
+			c.idleSince.Store(time.Now().UnixNano())
 		}
 	}
 }
@@ -93,7 +130,9 @@ func (c *connection) serve(p packet, files []*os.File, fault error) (more bool) 
 	var result []byte
 	var out []*os.File
 	if fault == nil {
+		c.kind.Store(uint32(p.kind))
 		result, out, fault = c.handle(p, files)
+		c.kind.Store(0)
 	}
 	closeAll(files)
 	switch fault {

@@ -3,10 +3,13 @@ package service
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"strconv"
 	"strings"
+	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,9 +17,10 @@ import (
 // Inherited is what a keeper, or systemd, gives a service at its start.
 type Inherited struct {
 	Listener *net.UnixListener
-	// Files are what earlier services had kept, by name.
+	// Files are what earlier services had kept, by name: see keptName.
 	Files    map[string]*os.File
 	Restarts int
+	watchdog time.Duration // the keeper expects a sign of life as often as this; 0 is never
 	store    *store
 }
 
@@ -35,11 +39,18 @@ func Inherit() (*Inherited, error) {
 		return nil, fmt.Errorf("%s is %d, and %s names %d files", inheritedCount, count, inheritedNames, len(names))
 	}
 	in := &Inherited{Files: map[string]*os.File{}}
-	in.Restarts, _ = strconv.Atoi(os.Getenv(restartCount)) // systemd does not say
+	restarts, isKeeper := os.LookupEnv(restartCount) // systemd does not say
+	in.Restarts, _ = strconv.Atoi(restarts)
+	if process := os.Getenv(watchdogProcess); process == "" || process == strconv.Itoa(os.Getpid()) {
+		microseconds, _ := strconv.ParseInt(os.Getenv(watchdogTime), 10, 64) // 0 where there is none
+		in.watchdog = time.Duration(microseconds) * time.Microsecond
+	}
 	if address := os.Getenv(notifySocket); address != "" {
 		if in.store, err = newStore(address); err != nil {
 			return nil, err
 		}
+		in.store.answers = isKeeper
+		in.store.most, _ = strconv.Atoi(os.Getenv(mostKept)) // systemd says so from version 254 on
 	}
 	for i, name := range names {
 		descriptor := firstInherited + i
@@ -61,7 +72,9 @@ func Inherit() (*Inherited, error) {
 		in.Listener = unixListener
 		in.Listener.SetUnlinkOnClose(false) // it is the keeper's
 	}
-	for _, name := range []string{inheritedCount, inheritedNames, inheritedProcess, notifySocket, restartCount} {
+	for _, name := range []string{
+		inheritedCount, inheritedNames, inheritedProcess, notifySocket, restartCount, mostKept, watchdogTime, watchdogProcess,
+	} {
 		if err := os.Unsetenv(name); err != nil {
 			return nil, err
 		}
@@ -73,6 +86,12 @@ func Inherit() (*Inherited, error) {
 type store struct {
 	socket  int
 	address string
+	// answers says that a [Keeper] keeps them, which tells what it has kept.
+	answers bool
+	// most is how many files are kept; 0 is not known.
+	most int
+	// silent says that the keeper has not taken the last message in time.
+	silent atomic.Bool
 }
 
 func newStore(address string) (*store, error) {
@@ -80,8 +99,16 @@ func newStore(address string) (*store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: socket: %w", notifySocket, err)
 	}
-	return &store{socket, address}, nil
+	// A keeper that does not read, as one that was stopped, must not stop the service.
+	timeout := unix.NsecToTimeval(int64(keeperPatience))
+	if err := unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &timeout); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: SO_SNDTIMEO: %w", notifySocket, err), unix.Close(socket))
+	}
+	return &store{socket: socket, address: address}, nil
 }
+
+// keeperPatience is how long the service waits for the keeper to take a message.
+var keeperPatience = 20 * time.Second
 
 // keep has a file kept. A nil store keeps nothing.
 func (s *store) keep(name string, file *os.File) error {
@@ -91,9 +118,59 @@ func (s *store) keep(name string, file *os.File) error {
 // forget has the files of that name closed.
 func (s *store) forget(name string) error { return s.send("FDSTOREREMOVE=1\nFDNAME=" + name) }
 
+// confirm returns when all that was sent before has been taken, which systemd says by
+// closing the descriptor that comes with BARRIER=1. A [Keeper] writes to it how many
+// files of the session it has kept: it may have had no descriptor for one.
+func (s *store) confirm(session string, files int) error {
+	if s == nil {
+		return nil
+	}
+	answer, asked, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("ask the keeper what it has kept: %w", err)
+	}
+	defer answer.Close()
+	text := barrier
+	if s.answers {
+		text += "\n" + barrierSession + "=" + session
+	}
+	err = errors.Join(s.send(text, asked), asked.Close(), answer.SetReadDeadline(time.Now().Add(keeperPatience)))
+	if err != nil {
+		return err
+	}
+	told, err := io.ReadAll(answer)
+	switch want := strconv.Itoa(files); {
+	case err != nil:
+		return fmt.Errorf("the keeper at %s has not said what it has kept: %w", s.address, err)
+	case s.answers && len(told) == 0:
+		return fmt.Errorf("the keeper at %s has not answered; %s", s.address, moreDescriptors)
+	case s.answers && string(told) != want:
+		return fmt.Errorf("the keeper at %s has kept %s of %s files; %s", s.address, told, want, moreDescriptors)
+	}
+	return nil
+}
+
+// moreDescriptors says how to mend a limit on open files.
+const moreDescriptors = "raise the hard limit on open files (ulimit -Hn, LimitNOFILE= of systemd)"
+
 func (s *store) ready() error { return s.send("READY=1") }
 
 func (s *store) stopping() error { return s.send("STOPPING=1") }
+
+// alive says that the service is not stuck.
+func (s *store) alive() { s.hint("WATCHDOG=1") }
+
+// extend says that a service that is ending still gets on. That lasts for the time
+// that systemd and the keeper give it without a word.
+func (s *store) extend() { s.hint("EXTEND_TIMEOUT_USEC=30000000") }
+
+// hint sends a message that may be lost: a keeper that does not read has enough of
+// them waiting.
+func (s *store) hint(text string) {
+	if s != nil {
+		_ = unix.Sendmsg(s.socket, []byte(text), nil, &unix.SockaddrUnix{Name: s.address}, unix.MSG_DONTWAIT)
+	}
+}
 
 func (s *store) send(text string, files ...*os.File) error {
 	if s == nil {
@@ -103,8 +180,21 @@ func (s *store) send(text string, files ...*os.File) error {
 	for _, f := range files {
 		rights = append(rights, unix.UnixRights(int(f.Fd()))...)
 	}
+	flags := 0
+	if s.silent.Load() {
+		flags = unix.MSG_DONTWAIT // it was waited for once
+	}
 	// The address is a new one each time: sending writes to it.
-	if err := unix.Sendmsg(s.socket, []byte(text), rights, &unix.SockaddrUnix{Name: s.address}, 0); err != nil {
+	err := error(unix.EINTR) // which a call with a timeout ends with
+	for errors.Is(err, unix.EINTR) {
+		err = unix.Sendmsg(s.socket, []byte(text), rights, &unix.SockaddrUnix{Name: s.address}, flags)
+	}
+	s.silent.Store(errors.Is(err, unix.EAGAIN))
+	if errors.Is(err, unix.EAGAIN) {
+		return fmt.Errorf("the keeper of the service, which listens at %s, has taken no message for %v; is it stopped?",
+			s.address, keeperPatience)
+	}
+	if err != nil {
 		return fmt.Errorf("tell the keeper at %s: %w", s.address, err)
 	}
 	return nil

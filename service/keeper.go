@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -33,7 +35,13 @@ const (
 	inheritedNames   = "LISTEN_FDNAMES"
 	inheritedProcess = "LISTEN_PID"
 	notifySocket     = "NOTIFY_SOCKET"
+	watchdogTime     = "WATCHDOG_USEC"
+	watchdogProcess  = "WATCHDOG_PID"
 	restartCount     = "PLIMSOLL_RESTARTS"
+	mostKept         = "FDSTORE"
+
+	barrier        = "BARRIER=1"
+	barrierSession = "X_PLIMSOLL_SESSION" // systemd ignores names that begin with X_
 )
 
 // SocketVariable names the socket of the service to the trainer.
@@ -52,6 +60,9 @@ type Keeper struct {
 	Start func(*exec.Cmd) error
 	// Say tells the user something.
 	Say func(format string, values ...any)
+	// Watchdog is how long the service may be without a sign of life before it is
+	// killed, while it serves and while it ends; 0 is a minute.
+	Watchdog time.Duration
 
 	made     bool // whether the directory of the socket was made for it
 	listener *os.File
@@ -59,7 +70,9 @@ type Keeper struct {
 	kept     []keptFile
 	ready    bool // whether the service that runs now has begun to serve
 	restarts int
-	process  atomic.Int64 // that runs now; 0 for none
+	pause    time.Duration // before the second start in a row; 0 is firstPause
+	signs    atomic.Int64  // of life, from the service that runs now
+	process  atomic.Int64  // that runs now; 0 for none
 }
 
 // Process is the number of the service's process, 0 where none runs.
@@ -87,6 +100,12 @@ func (k *Keeper) Listen() error {
 	if k.made, err = privateDirectory(filepath.Dir(k.Socket)); err != nil {
 		return err
 	}
+	// Of several keepers that find the dead sockets of another, one at a time looks.
+	directory, err := lockDirectory(filepath.Dir(k.Socket))
+	if err != nil {
+		return err
+	}
+	defer directory.Close()
 	for _, name := range []string{k.Socket, k.notifyPath()} {
 		if err := removeDeadSocket(name); err != nil {
 			return err
@@ -104,8 +123,29 @@ func (k *Keeper) Listen() error {
 	if err = errors.Join(err, listener.Close()); err != nil {
 		return err
 	}
-	k.notify, err = net.ListenUnixgram("unixgram", &net.UnixAddr{Name: k.notifyPath(), Net: "unixgram"})
+	k.notify, err = listenToServices(k.notifyPath())
 	return err
+}
+
+// listenToServices makes the socket that services send their files to. The kernel
+// adds to every message who has sent it.
+func listenToServices(path string) (*net.UnixConn, error) {
+	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		return nil, err
+	}
+	raw, err := c.SyscallConn()
+	if err == nil {
+		var failed error
+		err = raw.Control(func(fd uintptr) {
+			failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSCRED, 1)
+		})
+		err = errors.Join(err, failed)
+	}
+	if err = errors.Join(err, os.Chmod(path, 0o600)); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
 }
 
 const (
@@ -124,14 +164,32 @@ func privateDirectory(name string) (made bool, err error) {
 	if err := os.MkdirAll(name, 0o700); err != nil {
 		return false, fmt.Errorf("the directory of the socket: %w", err)
 	}
+	if err := trustedDirectory(name); err != nil {
+		return false, err
+	}
 	info, err := os.Stat(name)
 	if err != nil {
 		return made, err
 	}
-	if owner := int(info.Sys().(*syscall.Stat_t).Uid); info.Mode().Perm()&0o077 != 0 || owner != os.Getuid() {
+	if owner := ownerOf(info); info.Mode().Perm()&0o077 != 0 || owner != os.Getuid() {
 		return false, fmt.Errorf("the directory of the socket, %s, has mode %#o and belongs to user %d: expected 0700 and user %d, or others could reach the service", name, info.Mode().Perm(), owner, os.Getuid())
 	}
 	return made, nil
+}
+
+// lockDirectory locks a directory until it is closed, or its process ends.
+func lockDirectory(name string) (*os.File, error) {
+	directory, err := os.OpenFile(name, os.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, fmt.Errorf("the directory of the socket: %w", err)
+	}
+	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+		err = unix.Flock(int(directory.Fd()), unix.LOCK_EX)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("the directory of the socket, %s: flock: %w", name, err), directory.Close())
+	}
+	return directory, nil
 }
 
 // removeDeadSocket removes what a service that was killed has left; the socket
@@ -147,15 +205,30 @@ func removeDeadSocket(name string) error {
 		return fmt.Errorf("%s is there and is no socket", name)
 	}
 	for _, network := range []string{"unixpacket", "unixgram"} {
-		if c, err := net.Dial(network, name); err == nil {
+		c, err := net.Dial(network, name)
+		switch {
+		case err == nil:
 			return errors.Join(fmt.Errorf("a service listens at %s already", name), c.Close())
+		case errors.Is(err, unix.EAGAIN):
+			return fmt.Errorf("a service listens at %s already, and is too busy to answer", name)
+		case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.EPROTOTYPE): // nobody listens, or not this way
+		default:
+			return fmt.Errorf("whether a service listens at %s cannot be found out: %w", name, err)
 		}
 	}
 	return os.Remove(name)
 }
 
-// failedStarts is how many services in a row may die before they serve.
+// failedStarts is how many services in a row may die before they serve, as long as
+// no state is kept. State is kept however often they do.
 const failedStarts = 10
+
+// Between starts of services that die before they serve is a pause, each time longer
+// by the first one.
+const (
+	firstPause   = 100 * time.Millisecond
+	longestPause = 10 * time.Second
+)
 
 // Run starts the service and returns when it has ended of its own accord, or
 // when the context ends: then the service is asked to end.
@@ -176,13 +249,18 @@ func (k *Keeper) Run(ctx context.Context) error {
 		default:
 			failed++
 		}
-		if failed == failedStarts {
+		switch {
+		case len(k.kept) > 0 && failed > 1:
+			k.Say("the optimizer service has ended %d times before it served (%v) and is started again; its state is kept, in %d files", failed, err, len(k.kept))
+		case failed >= failedStarts:
 			return fmt.Errorf("the optimizer service ended %d times before it served: %w", failed, err)
+		default:
+			k.Say("the optimizer service has ended (%v) and is started again", err)
 		}
-		k.Say("the optimizer service has ended (%v) and is started again", err)
 		select {
 		case <-ctx.Done():
-		case <-time.After(time.Duration(failed) * 100 * time.Millisecond):
+			return nil
+		case <-time.After(min(time.Duration(failed)*cmp.Or(k.pause, firstPause), longestPause)):
 		}
 	}
 }
@@ -207,6 +285,9 @@ func (k *Keeper) runOnce(ctx context.Context) error {
 	command := k.Command()
 	names := []string{socketName}
 	command.ExtraFiles = append(command.ExtraFiles, k.listener)
+	// In this order every descriptor of the child is at most that of its parent: none
+	// is in the way of another, which would take one more.
+	slices.SortFunc(k.kept, func(a, b keptFile) int { return cmp.Compare(a.file.Fd(), b.file.Fd()) })
 	for _, kept := range k.kept {
 		names = append(names, kept.name)
 		command.ExtraFiles = append(command.ExtraFiles, kept.file)
@@ -219,6 +300,9 @@ func (k *Keeper) runOnce(ctx context.Context) error {
 		inheritedNames+"="+strings.Join(names, ":"),
 		inheritedProcess+"=", // not known before it is started
 		notifySocket+"="+k.notifyPath(),
+		mostKept+"=", // that would be what systemd keeps for this process
+		watchdogTime+"="+strconv.FormatInt(k.patience().Microseconds(), 10),
+		watchdogProcess+"=", // as above
 		restartCount+"="+strconv.Itoa(k.restarts))
 	if command.SysProcAttr == nil {
 		command.SysProcAttr = &syscall.SysProcAttr{}
@@ -226,13 +310,18 @@ func (k *Keeper) runOnce(ctx context.Context) error {
 	command.SysProcAttr.Setpgid = true // a terminal's signals are for the keeper
 	command.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	k.ready = false
+	k.signs.Store(0)
+	kills := host.LocalMemoryCounters()
+	ended, err := k.start(command)
+	if err != nil {
+		return fmt.Errorf("start the optimizer service: %w", err)
+	}
 	read := make(chan struct{})
 	go func() {
-		k.read()
+		k.read(command.Process.Pid)
 		close(read)
 	}()
-	kills := host.LocalMemoryCounters()
-	err := explained(k.runBound(ctx, command), kills)
+	err = explained(k.watch(ctx, command.Process, ended), kills)
 	// All that it had sent is read when this comes back.
 	if _, sent := k.notify.WriteToUnix([]byte(lastMessage), &net.UnixAddr{Name: k.notifyPath(), Net: "unixgram"}); sent != nil {
 		return errors.Join(err, sent)
@@ -251,11 +340,10 @@ func explained(err error, kills []host.MemoryCounter) error {
 	return err
 }
 
-const lastMessage = "BARRIER=1"
+const lastMessage = "X_PLIMSOLL_LAST=1"
 
-// runBound runs a process that ends when this one does, and is asked to end
-// when the context ends.
-func (k *Keeper) runBound(ctx context.Context, command *exec.Cmd) error {
+// start starts a process that ends when this one does, and says how it has ended.
+func (k *Keeper) start(command *exec.Cmd) (<-chan error, error) {
 	started, ended := make(chan error), make(chan error, 1)
 	go func() {
 		// The death signal is tied to the thread that starts the process, and
@@ -276,31 +364,72 @@ func (k *Keeper) runBound(ctx context.Context, command *exec.Cmd) error {
 			ended <- err
 		}
 	}()
-	if err := <-started; err != nil {
-		return fmt.Errorf("start the optimizer service: %w", err)
-	}
-	select {
-	case err := <-ended:
-		return err
-	case <-ctx.Done():
-		_ = command.Process.Signal(syscall.SIGTERM) // it may have ended
-		return <-ended
+	return ended, <-started
+}
+
+func (k *Keeper) patience() time.Duration { return cmp.Or(k.Watchdog, time.Minute) }
+
+// watch waits until a service has ended, asks it to when the context ends, and
+// kills it when it gives no sign of life for too long. Time is counted in ticks:
+// while this process is stopped, as with the whole host, there are none.
+func (k *Keeper) watch(ctx context.Context, service *os.Process, ended <-chan error) error {
+	const ticks = 20
+	tick := time.NewTicker(k.patience() / ticks)
+	defer tick.Stop()
+	asked, stopping := ctx.Done(), false
+	for quiet, signs := 0, int64(0); ; {
+		select {
+		case err := <-ended:
+			if quiet >= ticks {
+				return fmt.Errorf("it gave no sign of life for %v, and was killed", k.patience())
+			}
+			return err
+		case <-asked:
+			asked, stopping, quiet = nil, true, 0
+			_ = service.Signal(syscall.SIGTERM) // it may have ended
+			_ = service.Signal(syscall.SIGCONT) // it may be stopped
+		case <-tick.C:
+			now := k.signs.Load()
+			if now != signs || !stopping && now == 0 { // it watches itself from the first sign on
+				quiet, signs = 0, now
+				continue
+			}
+			quiet++
+			switch {
+			case quiet == ticks:
+				if stopping {
+					k.Say("the optimizer service does not end: it gave no sign of life for %v, and is killed",
+						k.patience())
+				}
+				_ = service.Kill()
+			case quiet == 2*ticks && stopping:
+				return fmt.Errorf("process %d, the optimizer service, does not end by SIGKILL: "+
+					"it waits for a device or a file system that does not answer", service.Pid)
+			}
+		}
 	}
 }
 
-// read takes what services send until the keeper's own last message.
-func (k *Keeper) read() {
+// read takes what a service sends until the keeper's own last message. What other
+// processes send is nothing to the keeper: it would give state away, or lose it.
+func (k *Keeper) read(process int) {
 	for {
-		data, files, err := readPacket(k.notify, make([]byte, 4096))
+		data, files, sender, err := readWithSender(k.notify, make([]byte, 4096))
 		var wrong *Error
-		if errors.As(err, &wrong) || errors.Is(err, io.EOF) {
-			continue // a message that is too long, or empty
-		}
-		if err != nil || string(data) == lastMessage {
+		switch {
+		case errors.As(err, &wrong) || errors.Is(err, io.EOF): // a message that is too long, or empty
+		case err != nil:
+			return
+		case sender == nil || int(sender.Uid) != os.Getuid():
+			closeAll(files)
+		case int(sender.Pid) == os.Getpid() && string(data) == lastMessage:
 			closeAll(files)
 			return
+		case int(sender.Pid) == process:
+			k.take(parseNotification(string(data)), files)
+		default:
+			closeAll(files)
 		}
-		k.take(parseNotification(string(data)), files)
 	}
 }
 
@@ -319,11 +448,16 @@ func (k *Keeper) take(fields map[string]string, files []*os.File) {
 	if fields["READY"] == "1" {
 		k.ready = true
 	}
+	if fields["WATCHDOG"] == "1" || fields["EXTEND_TIMEOUT_USEC"] != "" {
+		k.signs.Add(1)
+	}
 	name := fields["FDNAME"]
 	switch {
-	case fields["FDSTORE"] == "1" && len(files) == 1:
+	case fields["FDSTORE"] == "1" && len(files) == 1 && leavesRoom(files[0]):
 		k.kept = append(k.kept, keptFile{name, files[0]})
 		return
+	case fields["BARRIER"] == "1" && len(files) == 1:
+		_, _ = files[0].WriteString(strconv.Itoa(k.keptOf(fields[barrierSession]))) // who asks may be gone
 	case fields["FDSTOREREMOVE"] == "1":
 		left := k.kept[:0]
 		for _, kept := range k.kept {
@@ -336,6 +470,28 @@ func (k *Keeper) take(fields map[string]string, files []*os.File) {
 		k.kept = left
 	}
 	closeAll(files)
+}
+
+// descriptorsToStart are what the keeper needs beside the files that it keeps, to
+// start a service.
+const descriptorsToStart = 16
+
+// leavesRoom says whether there are descriptors left behind this one.
+func leavesRoom(file *os.File) bool {
+	var limit unix.Rlimit
+	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
+	return err == nil && uint64(file.Fd())+descriptorsToStart < limit.Cur
+}
+
+// keptOf is how many files of a session are kept.
+func (k *Keeper) keptOf(session string) int {
+	files := 0
+	for _, kept := range k.kept {
+		if keptSession(kept.name) == session {
+			files++
+		}
+	}
+	return files
 }
 
 func (k *Keeper) close() {

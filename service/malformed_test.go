@@ -44,6 +44,7 @@ func requests(t testing.TB) []packet {
 		{kind: Stat},
 		{kind: Close, body: encode(closeBody{})},
 		{kind: Prepare, body: stepBody{stepHeader{Step: 1}, adamw}.encode()},
+		{kind: Restore, body: []byte(`{"session": "1", "discard": true}`)},
 	}
 	for i := range all {
 		all[i].number = uint32(i)
@@ -254,6 +255,10 @@ func FuzzRequest(f *testing.F) {
 			Save:   func() ([]byte, error) { _, err := decodeText[saveBody](p.kind, p.body); return p.body, err },
 			Commit: func() ([]byte, error) { _, err := decodeText[commitBody](p.kind, p.body); return p.body, err },
 			Load:   func() ([]byte, error) { _, err := decodeText[loadBody](p.kind, p.body); return p.body, err },
+			Restore: func() ([]byte, error) {
+				_, err := decodeText[restoreBody](p.kind, p.body)
+				return p.body, err
+			},
 		}
 		decode := decoders[p.kind]
 		if decode == nil {
@@ -376,7 +381,11 @@ func FuzzNotification(f *testing.F) {
 
 // FuzzRecord reads what a service finds that follows another.
 func FuzzRecord(f *testing.F) {
-	record, err := newRecord(testDocument(), arena.BasePages)
+	text, err := json.Marshal(testDocument())
+	if err != nil {
+		f.Fatal(err)
+	}
+	record, err := newRecord(testDocument(), text, arena.BasePages)
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -388,7 +397,7 @@ func FuzzRecord(f *testing.F) {
 	headOf(groups).groupCount = 1
 	f.Add(groups)
 	f.Add([]byte{})
-	pages, err := newRecord(testDocument(), 200) // there is no such kind
+	pages, err := newRecord(testDocument(), text, 200) // there is no such kind
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -406,7 +415,7 @@ func FuzzRecord(f *testing.F) {
 		if _, err := unix.FcntlInt(file.Fd(), unix.F_ADD_SEALS, fixed|unix.F_SEAL_SEAL); err != nil {
 			t.Fatal(err)
 		}
-		a, r, err := readRecord("record", file)
+		a, d, err := readRecord("record", file)
 		if err != nil {
 			if a != nil {
 				t.Fatal("a record that cannot be read is mapped still")
@@ -414,13 +423,14 @@ func FuzzRecord(f *testing.F) {
 			return
 		}
 		defer a.Close()
-		if err := r.Document.validate(); err != nil {
+		if err := d.validate(); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := r.Document.config(0, r.Pages, nil); err != nil {
+		pages := a.kindOfPages()
+		if _, err := d.config(0, pages, nil); err != nil {
 			t.Fatal(err)
 		}
-		_ = r.Pages.Size() + r.Pages.Round(1)
-		_ = r.Pages.String()
+		_ = pages.Size() + pages.Round(1)
+		_ = pages.String()
 	})
 }

@@ -42,11 +42,12 @@ const (
 	Stat
 	Close
 	Prepare
+	Restore
 	kinds
 )
 
 func (k Kind) String() string {
-	names := [...]string{"open", "window", "write", "read", "set_step", "ready", "norm", "accumulate", "clear", "step", "wait", "save", "saved", "commit", "load", "stat", "close", "prepare"}
+	names := [...]string{"open", "window", "write", "read", "set_step", "ready", "norm", "accumulate", "clear", "step", "wait", "save", "saved", "commit", "load", "stat", "close", "prepare", "restore"}
 	if k < Open || k >= kinds {
 		return fmt.Sprintf("request %d", uint16(k))
 	}
@@ -185,6 +186,11 @@ type (
 	}
 	waitBody  struct{ Step, First, Count uint64 }
 	closeBody struct{ Flags uint32 }
+	// restoreBody names a session that was set aside.
+	restoreBody struct {
+		Session string `json:"session"`
+		Discard bool   `json:"discard,omitempty"` // give it back instead
+	}
 )
 
 // stepBody is a step, with the hyperparameters of each group.

@@ -1,32 +1,67 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
+	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/net/netutil"
 
 	"plimsoll/ledger"
 )
 
-// ServeMetrics answers Prometheus at an address until it is stopped.
+// ListenForMetrics listens at an address at which Prometheus is answered. Without a
+// host it listens on the loopback interface alone.
+func ListenForMetrics(address string) (net.Listener, error) {
+	name, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
+	return net.Listen("tcp", net.JoinHostPort(cmp.Or(name, loopback), port))
+}
+
+const loopback = "127.0.0.1"
+
+// mostScrapes is how many connections of Prometheus there are at a time. Others wait.
+const mostScrapes = 16
+
+// ServeMetrics answers Prometheus at an address until it is stopped. Whoever may
+// connect can hold no connection for long, and only few at a time.
 func (s *Server) ServeMetrics(address string) (stop func(), err error) {
-	listener, err := net.Listen("tcp", address)
+	listener, err := ListenForMetrics(address)
 	if err != nil {
 		return nil, err
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(&collector{s})
-	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	metrics := promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
+	// A ServeMux would answer paths such as /metrics/../x with a redirection.
+	only := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/metrics" {
+			http.NotFound(w, r)
+			return
+		}
+		metrics.ServeHTTP(w, r)
+	})
+	server := &http.Server{
+		Handler: knownHosts(address, only), MaxHeaderBytes: 16 << 10,
+		ReadTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second,
+	}
+	server.SetKeepAlivesEnabled(false) // a connection a scrape: none is idle
 	go func() {
-		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		err := server.Serve(netutil.LimitListener(listener, portion(mostScrapes)))
+		if !errors.Is(err, http.ErrServerClosed) {
 			s.say("metrics: %v", err)
 		}
 	}()
@@ -35,6 +70,36 @@ func (s *Server) ServeMetrics(address string) (stop func(), err error) {
 		defer cancel()
 		_ = server.Shutdown(ctx) // who still reads is cut off
 	}, nil
+}
+
+// knownHosts refuses requests for a host that this is not. A page of another site can
+// have a browser here ask for its own name, once that name leads here (DNS rebinding);
+// it cannot have it ask for an address, or for a name of this host.
+func knownHosts(address string, next http.Handler) http.Handler {
+	given, _, _ := net.SplitHostPort(address) // was listened at
+	own, _ := os.Hostname()                   // or there is none
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		name := strings.ToLower(hostOf(r.Host))
+		short, _, _ := strings.Cut(name, ".")
+		ownShort, _, _ := strings.Cut(strings.ToLower(own), ".")
+		_, notAnAddress := netip.ParseAddr(name)
+		known := []string{"", "localhost", strings.ToLower(given)}
+		if notAnAddress != nil && !slices.Contains(known, name) && (short != ownShort || own == "") {
+			message := fmt.Sprintf("the request is for the host %.100q: expected an address, localhost, %q, or the name in --metrics",
+				name, own)
+			http.Error(w, message, http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// hostOf is the host of a Host header, without its port.
+func hostOf(header string) string {
+	if name, _, err := net.SplitHostPort(header); err == nil {
+		return name
+	}
+	return strings.Trim(header, "[]")
 }
 
 // collector reads an overview when Prometheus asks: nothing is counted twice,
@@ -52,6 +117,7 @@ var (
 	unansweredMetric = metric("requests_unanswered", "Requests that are being handled.")
 	queuedMetric     = metric("requests_queued_bytes", "Bytes of requests that have arrived and were not read yet.")
 	clientsMetric    = metric("clients", "Connections that are open.")
+	asideMetric      = metric("sessions_set_aside", "Sessions of an earlier service that could not be restored; their memory is kept.")
 	plannedMetric    = metric("planned_bytes", "Bytes that the ledger plans.", "rank", "component")
 	residentMetric   = metric("resident_bytes", "Bytes that are resident.", "rank", "component")
 	stepMetric       = metric("step", "The last step that is finished.", "rank", "part")
@@ -68,7 +134,7 @@ var (
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		infoMetric, restartsMetric, requestsMetric, unansweredMetric, queuedMetric, clientsMetric, plannedMetric, residentMetric, stepMetric, stepsMetric,
+		infoMetric, restartsMetric, requestsMetric, unansweredMetric, queuedMetric, clientsMetric, asideMetric, plannedMetric, residentMetric, stepMetric, stepsMetric,
 		secondsMetric, lastMetric, bandwidthMetric, trafficMetric, attachedMetric, savingMetric, savedMetric,
 	} {
 		out <- d
@@ -91,6 +157,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	gauge(unansweredMetric, float64(o.Unanswered))
 	gauge(queuedMetric, float64(o.QueuedBytes))
 	gauge(clientsMetric, float64(o.Clients))
+	gauge(asideMetric, float64(len(o.SetAside)))
 	for _, e := range o.Ledger {
 		rank := strconv.Itoa(e.Rank)
 		if e.Rank == ledger.WholeNode {

@@ -2,6 +2,7 @@ package service
 
 import (
 	"cmp"
+	"maps"
 	"os"
 	"slices"
 	"time"
@@ -32,6 +33,9 @@ type Overview struct {
 	Unanswered  int64           `json:"requests_unanswered"`
 	QueuedBytes ledger.Bytes    `json:"requests_queued_bytes"`
 	Sessions    []SessionStatus `json:"sessions"`
+	// SetAside are sessions that an earlier service has left and this one could not
+	// restore. Their memory is kept.
+	SetAside []SetAside `json:"set_aside"`
 	// Ledger has every arena of every session, and what the process holds
 	// beside them.
 	Ledger ledger.Ledger `json:"ledger"`
@@ -63,6 +67,25 @@ type SessionStatus struct {
 	LastNormSeconds float64 `json:"last_norm_seconds"`
 }
 
+// SetAside is a session that could not be restored. What of it cannot be read is empty.
+type SetAside struct {
+	Name   string       `json:"name"` // by which it is restored or given back
+	Job    string       `json:"job"`
+	Rank   int          `json:"rank"`
+	Part   string       `json:"part"`
+	Bytes  ledger.Bytes `json:"bytes"`
+	Reason string       `json:"reason"`
+}
+
+// status is how a session is that was set aside.
+func (l *leftSession) status() SetAside {
+	status := SetAside{Name: l.name, Bytes: l.bytes(), Reason: l.reason.Error()}
+	if l.document != nil {
+		status.Job, status.Rank, status.Part = l.document.Job, l.document.Rank, l.document.Part
+	}
+	return status
+}
+
 // What the service holds beside its arenas.
 const (
 	ComponentProcess    = "service_process"
@@ -76,7 +99,10 @@ func (s *Server) Overview() *Overview {
 		Schema: StatSchema, Service: s.version, Process: os.Getpid(), Seconds: time.Since(s.began).Seconds(),
 		Restarts: s.given.Restarts, Kernel: s.kernel.String(), Job: s.job,
 		Requests: s.requests.Load(), Refused: s.refused.Load(), Clients: len(s.open),
-		Sessions: []SessionStatus{}, Ledger: ledger.Ledger{},
+		Sessions: []SessionStatus{}, SetAside: []SetAside{}, Ledger: ledger.Ledger{},
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.aside)) {
+		status.SetAside = append(status.SetAside, s.aside[name].status())
 	}
 	for client := range s.open {
 		status.Unanswered += client.unanswered.Load()
@@ -105,7 +131,7 @@ func (s *session) status() SessionStatus {
 		Rank: config.Rank, Part: config.Part, Optimizer: s.document.Optimizer,
 		State: s.document.State, Moments: s.document.Moments, Parameter: s.document.Parameter, Gradient: s.document.Gradient,
 		Elements: config.Elements, CPUs: config.CPUs, Client: s.holder.Load(), Initialized: s.record.initialized(),
-		Step: s.shard.Steps(), Saving: s.isSaving.Load(), SavedStep: s.savedStep.Load(),
+		Step: s.shard.Steps(), Saving: s.written.Load() != nil, SavedStep: s.savedStep.Load(),
 		StateBytes: config.StateBytes(), TrafficBytes: config.TrafficBytes(),
 		StepsMade: s.stepsMade.Load(), StepSeconds: seconds(s.busyTime.Load()),
 		LastStepSeconds: seconds(s.lastStep.Load()), LastNormSeconds: seconds(s.lastNorm.Load()),

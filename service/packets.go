@@ -18,49 +18,64 @@ const maximumFiles = 16
 // came with it. A packet that is longer is an error: its rest is lost. What there is
 // of a faulty packet comes with the error.
 func readPacket(c *net.UnixConn, data []byte) ([]byte, []*os.File, error) {
-	control := make([]byte, unix.CmsgSpace(4*maximumFiles))
+	data, files, _, err := readWithSender(c, data)
+	return data, files, err
+}
+
+// readWithSender is readPacket, and says who has sent the packet where the socket
+// has SO_PASSCRED.
+func readWithSender(c *net.UnixConn, data []byte) ([]byte, []*os.File, *unix.Ucred, error) {
+	control := make([]byte, unix.CmsgSpace(4*maximumFiles)+unix.CmsgSpace(unix.SizeofUcred))
 	n, controls, flags, _, err := c.ReadMsgUnix(data, control)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	files, err := filesOf(control[:controls])
+	files, sender, err := readControl(control[:controls])
 	switch {
 	case err != nil:
 	case flags&unix.MSG_TRUNC != 0:
 		err = fail(Malformed, "a packet of more than %d bytes", len(data))
-	case flags&unix.MSG_CTRUNC != 0:
+	case flags&unix.MSG_CTRUNC != 0 || len(files) > maximumFiles:
 		err = fail(Malformed, "a packet with more than %d file descriptors, or more than this process may open", maximumFiles)
 	case n == 0 && len(files) == 0:
 		err = io.EOF
 	}
 	if err != nil {
 		closeAll(files)
-		return data[:n], nil, err
+		return data[:n], nil, sender, err
 	}
-	return data[:n], files, nil
+	return data[:n], files, sender, nil
 }
 
-func filesOf(control []byte) ([]*os.File, error) {
+// readControl reads the files and the sender of a packet.
+func readControl(control []byte) (files []*os.File, sender *unix.Ucred, err error) {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
-		return nil, fail(Malformed, "control messages that cannot be read: %v", err)
+		return nil, nil, fail(Malformed, "control messages that cannot be read: %v", err)
 	}
-	var files []*os.File
 	for _, m := range messages {
-		if m.Header.Level != unix.SOL_SOCKET || m.Header.Type != unix.SCM_RIGHTS {
+		if m.Header.Level != unix.SOL_SOCKET {
 			continue
 		}
-		descriptors, err := unix.ParseUnixRights(&m)
-		if err != nil {
-			closeAll(files)
-			return nil, fail(Malformed, "file descriptors that cannot be read: %v", err)
-		}
-		for _, fd := range descriptors {
-			unix.CloseOnExec(fd)
-			files = append(files, os.NewFile(uintptr(fd), "received"))
+		switch m.Header.Type {
+		case unix.SCM_CREDENTIALS:
+			if sender, err = unix.ParseUnixCredentials(&m); err != nil {
+				closeAll(files)
+				return nil, nil, fail(Malformed, "credentials that cannot be read: %v", err)
+			}
+		case unix.SCM_RIGHTS:
+			descriptors, err := unix.ParseUnixRights(&m)
+			if err != nil {
+				closeAll(files)
+				return nil, nil, fail(Malformed, "file descriptors that cannot be read: %v", err)
+			}
+			for _, fd := range descriptors {
+				unix.CloseOnExec(fd)
+				files = append(files, os.NewFile(uintptr(fd), "received"))
+			}
 		}
 	}
-	return files, nil
+	return files, sender, nil
 }
 
 // writePacket sends one packet with files.

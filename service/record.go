@@ -8,8 +8,6 @@ import (
 	"sync/atomic"
 	"unsafe"
 
-	"github.com/go-json-experiment/json"
-
 	"plimsoll/arena"
 	"plimsoll/ledger"
 )
@@ -26,12 +24,16 @@ type record struct {
 // recordComponent ends the name of the arena of a record.
 const recordComponent = "session"
 
-const recordMagic = 0x336e6f6973736573 // "session3"
+const recordMagic = 0x346e6f6973736573 // "session4"
 
 type recordHead struct {
 	magic      uint64
 	document   uint64 // bytes
 	groupCount uint64
+	pages      uint64 // of the arenas of the shard
+	// attempts is how many services in a row have begun to restore the session and
+	// have died in it.
+	attempts atomic.Uint64
 	// condition is that of the state.
 	condition atomic.Uint64
 	// preparedStep is the step whose hyperparameters are here, and whose gradients
@@ -52,24 +54,6 @@ const (
 
 const recordHeadSize = int(unsafe.Sizeof(recordHead{}))
 
-// recordedDocument is what the shard is made from.
-type recordedDocument struct {
-	Pages    arena.Pages `json:"pages"`
-	Document *Document   `json:"document"`
-}
-
-func (r recordedDocument) validate(groups int) error {
-	switch {
-	case r.Pages > arena.HugetlbPages:
-		return fmt.Errorf("there is no kind of pages %d", uint8(r.Pages))
-	case r.Document == nil:
-		return errors.New("it has no document")
-	case r.Document.Groups != groups:
-		return fmt.Errorf("it has hyperparameters of %d groups, and its document %d", groups, r.Document.Groups)
-	}
-	return r.Document.validate()
-}
-
 // groupsBegin is where the hyperparameters are.
 func groupsBegin(document int) int { return (recordHeadSize + document + 7) &^ 7 }
 
@@ -77,19 +61,17 @@ func sizeOfRecord(document, groups int) ledger.Bytes {
 	return ledger.Bytes(groupsBegin(document) + groups*8*hyperparameters)
 }
 
-// newRecord makes the record of a session.
-func newRecord(d *Document, pages arena.Pages) (*record, error) {
-	text, err := json.Marshal(recordedDocument{pages, d})
-	if err != nil {
-		return nil, err
-	}
+// newRecord makes the record of a session, with the text that its document was read
+// from: whoever restores the session reads the same, and refuses it no more than
+// open has.
+func newRecord(d *Document, text []byte, pages arena.Pages) (*record, error) {
 	a, err := arena.New(d.key().String()+"/"+recordComponent, sizeOfRecord(len(text), d.Groups), arena.BasePages)
 	if err != nil {
 		return nil, err
 	}
 	copy(a.Bytes()[recordHeadSize:], text)
 	head := headOf(a.Bytes())
-	head.document, head.groupCount = uint64(len(text)), uint64(d.Groups)
+	head.document, head.groupCount, head.pages = uint64(len(text)), uint64(d.Groups), uint64(pages)
 	head.magic = recordMagic
 	return overlay(a), nil
 }
@@ -106,30 +88,48 @@ func overlay(a *arena.Arena) *record {
 	return r
 }
 
-// readRecord reads the record that an earlier service has made.
-func readRecord(name string, file *os.File) (*record, recordedDocument, error) {
-	var found recordedDocument
+// check says what is wrong with a head that was found.
+func (h *recordHead) check() error {
+	switch {
+	case h.magic != recordMagic:
+		return errors.New("it is none of this release")
+	case checkLength(h.document) != nil:
+		return checkLength(h.document)
+	case h.groupCount > maximumGroups:
+		return fmt.Errorf("it has %d parameter groups: expected at most %d", h.groupCount, maximumGroups)
+	case h.pages > uint64(arena.HugetlbPages):
+		return fmt.Errorf("there is no kind of pages %d", h.pages)
+	}
+	return nil
+}
+
+// readRecord reads the record that an earlier service has made. The file stays the
+// caller's.
+func readRecord(name string, file *os.File) (*record, *Document, error) {
 	bytes := make([]byte, recordHeadSize)
 	if _, err := file.ReadAt(bytes, 0); err != nil {
-		return nil, found, fmt.Errorf("the record %s: %w", name, err)
+		return nil, nil, fmt.Errorf("the record %s: %w", name, err)
 	}
 	head := headOf(bytes)
-	if head.magic != recordMagic || head.document > maximumDocument || head.groupCount > maximumGroups {
-		return nil, found, fmt.Errorf("the record %s is none of this release", name)
+	if err := head.check(); err != nil {
+		return nil, nil, fmt.Errorf("the record %s: %w", name, err)
 	}
 	a, err := arena.Attach(name, sizeOfRecord(int(head.document), int(head.groupCount)), arena.BasePages, file)
 	if err != nil {
-		return nil, found, err
+		return nil, nil, err
 	}
-	err = json.Unmarshal(a.Bytes()[recordHeadSize:recordHeadSize+int(head.document)], &found)
-	if err == nil {
-		err = found.validate(int(head.groupCount))
+	d, err := parseDocument(a.Bytes()[recordHeadSize : recordHeadSize+int(head.document)])
+	if err == nil && d.Groups != int(head.groupCount) {
+		err = fmt.Errorf("it has hyperparameters of %d groups, and its document %d", head.groupCount, d.Groups)
 	}
 	if err != nil {
-		return nil, found, errors.Join(fmt.Errorf("the record %s cannot be read: %w", name, err), a.Close())
+		return nil, nil, errors.Join(fmt.Errorf("the record %s cannot be read: %w", name, err), a.Close())
 	}
-	return overlay(a), found, nil
+	return overlay(a), d, nil
 }
+
+// kindOfPages is that of the arenas of the shard.
+func (r *record) kindOfPages() arena.Pages { return arena.Pages(r.pages) }
 
 // beginWrite takes down that the state is no longer whole: a client that dies
 // from here on leaves a mixture.

@@ -257,6 +257,11 @@ func TestRequestsAreRefused(t *testing.T) {
 		{"a rate that is no number", step(3, 1, adamw[0], with(0, math.NaN())), Refused, "step, parameter group 1, *: *learning rate*"},
 		{"a beta of 1", step(3, 1, with(1, 1), adamw[1]), Refused, "step, parameter group 0, *: *beta*"},
 		{"an infinite epsilon", step(3, 1, with(3, math.Inf(1)), adamw[1]), Refused, "step, parameter group 0, *: *epsilon*"},
+		{"a rate that fp32 cannot hold", step(3, 1, adamw[0], with(0, 1e39)), Refused, "step, parameter group 1, *: the learning rate*binary32*"},
+		{"a weight decay that fp32 cannot hold", step(3, 1, with(4, 1e308), adamw[1]), Refused, "step, parameter group 0, *: the weight decay*binary32*"},
+		{"an epsilon that would be zero", step(3, 1, with(3, 1e-60), adamw[1]), Refused, "step, parameter group 0, *: the epsilon*binary32*"},
+		{"a factor that fp32 cannot hold", step(3, 1e39, adamw...), Refused, "step, parameter group 0, *: the factor*binary32*"},
+		{"a factor that would be zero", step(3, 1e-60, adamw...), Refused, "step, parameter group 0, *: the factor*binary32*"},
 
 		{"flags that there are not", body(Step, stepHeader{Step: 3, Factor: 1, Flags: 8}, adamw...), Refused, "step with flags 0x8: this version has 0x3"},
 		{"a step that is not prepared", body(Step, stepHeader{Step: 3, Factor: 1, Flags: preparedStep}), OutOfOrder, "step 3 as prepared: step 0 is (0 is none)"},
@@ -266,6 +271,7 @@ func TestRequestsAreRefused(t *testing.T) {
 		{"flags before their time", body(Prepare, stepHeader{Step: 3, Flags: waitForStep}, adamw...), Refused, "prepare with flags 0x1 and factor 0: expected neither, which come with the step"},
 		{"a group too few is prepared", body(Prepare, stepHeader{Step: 3}, adamw[0]), Refused, "prepare with 1 parameter groups: the session has 2"},
 		{"a beta of 1 is prepared", body(Prepare, stepHeader{Step: 3}, with(1, 1), adamw[1]), Refused, "prepare, parameter group 0, *: *beta*"},
+		{"a rate that fp32 cannot hold is prepared", body(Prepare, stepHeader{Step: 3}, with(0, 1e39), adamw[1]), Refused, "prepare, parameter group 0, *: the learning rate*binary32*"},
 
 		{"wait for what did not begin", request(Wait, waitBody{3, 0, 1}), OutOfOrder, "wait for step 3: the last that was begun is 2"},
 		{"wait beyond", request(Wait, waitBody{2, end, 1}), Refused, "wait: 1 elements from 200000 on, of a shard of 200000"},
@@ -309,7 +315,7 @@ func TestWithoutASession(t *testing.T) {
 	r := startService(t)
 	client := dial(t, r)
 	for kind := Open + 1; kind < kinds; kind++ {
-		if kind == Stat {
+		if kind == Stat || kind == Restore {
 			continue
 		}
 		var files []*os.File
@@ -403,6 +409,13 @@ func TestDoesNotFit(t *testing.T) {
 			t.Errorf("%s was allocated", name)
 		}
 	}
+}
+
+// TestTooFewThreads: the Go runtime ends a service that cannot start a worker.
+func TestTooFewThreads(t *testing.T) {
+	r := startService(t, threadsVariable+"=3")
+	_, err := OpenSession(r.Socket, testDocument())
+	wantError(t, err, DoesNotFit, `open: * more threads are needed, and 3 may be started (pids.max); raise that limit where the service is started`)
 }
 
 // TestClientVanishes lets clients go in the middle of things.
@@ -510,28 +523,76 @@ func TestClientThatDoesNotRead(t *testing.T) {
 	r.end() // fails where that takes too long
 }
 
-// TestEmptyNotification sends the keeper what says nothing: it goes on to keep
-// what the service sends.
+// TestEmptyNotification has a service send the keeper what says nothing: it goes on
+// to keep what comes after.
 func TestEmptyNotification(t *testing.T) {
-	r := startService(t)
-	r.overview(t)
-	descriptor, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	k := &Keeper{Socket: filepath.Join(t.TempDir(), "s")}
+	var err error
+	if k.notify, err = listenToServices(k.notifyPath()); err != nil {
+		t.Fatal(err)
+	}
+	defer k.notify.Close()
+	read := make(chan struct{})
+	go func() {
+		k.read(os.Getpid()) // this process is the service
+		close(read)
+	}()
+	s, err := newStore(k.notifyPath())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Close(descriptor)
+	defer unix.Close(s.socket)
 	for _, text := range []string{"", "READY", strings.Repeat("X", 5000), "FDSTORE=1\nFDNAME=nothing", "FDSTOREREMOVE=1\nFDNAME=nothing"} {
-		if err := unix.Sendto(descriptor, []byte(text), 0, &unix.SockaddrUnix{Name: r.notifyPath()}); err != nil {
+		if err := s.send(text); err != nil {
 			t.Fatal(err)
 		}
 	}
-	s := begun(t, r.Socket, testDocument())
-	mustStep(t, s, 3)
+	if err := errors.Join(s.keep("something", memfd(t, nil, 1, 0)), s.send(lastMessage)); err != nil {
+		t.Fatal(err)
+	}
+	<-read
+	if len(k.kept) != 1 || k.kept[0].name != "something" {
+		t.Errorf("the keeper has %v, want one file", k.kept)
+	}
+	for _, kept := range k.kept {
+		_ = kept.file.Close()
+	}
+}
+
+// notifyKeeper is a process that is not the service, and writes to the keeper.
+func notifyKeeper(address string) error {
+	s, err := newStore(address)
+	if err != nil {
+		return err
+	}
+	return errors.Join(s.send(lastMessage), s.forget("rank0/bf16/session"), s.stopping())
+}
+
+// TestKeeperListensToItsServiceAlone has another process of this user write to the
+// socket of the keeper. No state is lost, before or after.
+func TestKeeperListensToItsServiceAlone(t *testing.T) {
+	r := startService(t)
+	info, err := os.Stat(r.notifyPath())
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v: expected mode 0600", info.Mode(), err)
+	}
+	a := begun(t, r.Socket, testDocument(small))
+	mustStep(t, a, 3)
+	command := exec.Command(os.Args[0])
+	command.Env = append(os.Environ(), notifyVariable+"="+r.notifyPath())
+	if output, err := command.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, output)
+	}
+	later := testDocument(small, func(d *Document) { d.Part = "later" })
+	b := begun(t, r.Socket, later)
+	mustStep(t, b, 2)
 	process := r.Process()
 	r.Kill()
 	await(t, "the end of the service", func() bool { return r.Process() != process })
-	if again := mustOpen(t, r.Socket, testDocument()); !again.Welcome.Attached || again.Welcome.Step != 3 {
-		t.Errorf("attached %v at step %d: expected the session at step 3", again.Welcome.Attached, again.Welcome.Step)
+	for document, step := range map[*Document]int64{testDocument(small): 3, later: 2} {
+		if s := mustOpen(t, r.Socket, document); !s.Welcome.Attached || s.Welcome.Step != step {
+			t.Errorf("part %s: attached %v at step %d: expected step %d", document.Part, s.Welcome.Attached, s.Welcome.Step, step)
+		}
 	}
 }
 
@@ -558,7 +619,6 @@ func TestAnotherUser(t *testing.T) {
 	}
 	r := startService(t)
 	watch(t, r)
-	const nobody = 65534
 	visitor := func() (string, error) {
 		command := exec.Command("/proc/self/fd/3")
 		// The program lies where another user may not look, so it is given open.

@@ -31,6 +31,15 @@ func (c *connection) handle(p packet, files []*os.File) ([]byte, []*os.File, err
 			return nil, nil, fail(Malformed, "stat with a body of %d bytes: expected none", len(p.body))
 		}
 		return c.server.answerStat()
+	case p.kind == Restore:
+		if len(p.body) == 0 {
+			return nil, nil, fail(Malformed, "restore without a body: expected a document that names a session")
+		}
+		body, err := decodeText[restoreBody](p.kind, p.body)
+		if err != nil {
+			return nil, nil, err
+		}
+		return nil, nil, c.server.restoreAside(body)
 	case c.session == nil:
 		return nil, nil, fail(OutOfOrder, "%v: there is no session; open one first", p.kind)
 	}
@@ -120,13 +129,13 @@ func (c *connection) inSession(p packet, files []*os.File) ([]byte, error) {
 		}
 		return encode(body.Step, 0.0), s.wait(body)
 	case Save:
-		return s.save(p.body)
+		return s.save(p.body, c.server.say)
 	case Saved:
-		return s.saved()
+		return s.saved(c.abandoned)
 	case Commit:
 		return s.commit(p.body)
 	case Load:
-		return s.load(c.server.until, p.body)
+		return c.load(p.body)
 	}
 	body, err := decode[closeBody](Close, p.body)
 	if err != nil {
@@ -158,23 +167,34 @@ func (s *session) setStep(step uint64) error {
 
 const maximumStep = 1 << 62
 
-// readDocument reads the document of an open request from its memfd.
-func readDocument(body []byte, files []*os.File) (*Document, error) {
+// checkLength refuses documents that are too long, when a session is opened and
+// when it is restored.
+func checkLength(document uint64) error {
+	if document == 0 || document > maximumDocument {
+		return fmt.Errorf("a document of %d bytes: expected 1 to %d", document, maximumDocument)
+	}
+	return nil
+}
+
+// readDocument reads the document of an open request from its memfd, and returns its
+// text, too.
+func readDocument(body []byte, files []*os.File) (*Document, []byte, error) {
 	b, err := decode[openBody](Open, body)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	if b.Length == 0 || b.Length > maximumDocument {
-		return nil, fail(Refused, "open: a document of %d bytes: expected 1 to %d", b.Length, maximumDocument)
+	if err := checkLength(b.Length); err != nil {
+		return nil, nil, fail(Refused, "open: %v", err)
 	}
 	if err := sealed(files[0], int64(b.Length), unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE); err != nil {
-		return nil, fail(Refused, "open: the document: %v", err)
+		return nil, nil, fail(Refused, "open: the document: %v", err)
 	}
 	text := make([]byte, b.Length)
 	if _, err := files[0].ReadAt(text, 0); err != nil {
-		return nil, fail(Refused, "open: the document: %v", err)
+		return nil, nil, fail(Refused, "open: the document: %v", err)
 	}
-	return parseDocument(text)
+	d, err := parseDocument(text)
+	return d, text, err
 }
 
 // SessionSchema is the schema of the answer to open.

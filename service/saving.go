@@ -56,7 +56,7 @@ func checkIdentity(kind Kind, identity string) error {
 }
 
 // save begins to write the state as it is.
-func (s *session) save(body []byte) ([]byte, error) {
+func (s *session) save(body []byte, say func(format string, values ...any)) ([]byte, error) {
 	b, err := decodeText[saveBody](Save, body)
 	if err == nil {
 		err = checkDirectory(Save, b.Directory)
@@ -82,11 +82,14 @@ func (s *session) save(body []byte) ([]byte, error) {
 	if err != nil {
 		return nil, storage(Save, err)
 	}
+	for _, r := range saving.Removed() {
+		say("session %v: save of step %d: %s (%v), which a save had left that was broken off, was removed for want of room", s.document.key(), saving.Step(), r.Path, r.Bytes)
+	}
 	s.saving, s.inherited = saving, false
-	s.isSaving.Store(true)
+	s.written.Store(saving)
 	s.saveIsOver.Go(func() {
 		_ = saving.Wait() // settleSave asks again
-		s.isSaving.Store(false)
+		s.written.Store(nil)
 	})
 	return encodeStep(saving.Step()), nil
 }
@@ -111,8 +114,16 @@ func (s *session) settleSave() {
 // what another has begun says nothing of its own saves.
 func (s *session) forgetFailures() { s.saveError, s.inherited = nil, s.saving != nil }
 
-// saved tells what became of what was being saved.
-func (s *session) saved() ([]byte, error) {
+// saved tells what became of what was being saved, unless nobody wants to know
+// any more.
+func (s *session) saved(abandoned context.Context) ([]byte, error) {
+	if s.saving != nil {
+		select {
+		case <-s.saving.Done():
+		case <-abandoned.Done():
+			return nil, errEnding
+		}
+	}
 	s.settleSave()
 	err := s.saveError
 	s.saveError = nil
@@ -155,6 +166,15 @@ func (s *session) commit(body []byte) ([]byte, error) {
 		return nil, storage(Commit, err)
 	}
 	return encodeStep(b.Step), nil
+}
+
+// load loads a checkpoint, until the service ends or another client wants the
+// session of one that has hung up.
+func (c *connection) load(body []byte) ([]byte, error) {
+	until, cancel := context.WithCancel(c.server.until)
+	defer cancel()
+	defer context.AfterFunc(c.abandoned, cancel)()
+	return c.session.load(until, body)
 }
 
 // load overwrites the state with that of a checkpoint.

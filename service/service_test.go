@@ -33,6 +33,15 @@ const (
 	visitVariable  = "PLIMSOLL_TEST_VISIT"     // a client of another user, of the socket that it names
 	echoVariable   = "PLIMSOLL_TEST_ECHO"      // it sends back what it is sent: see startEcho
 	memoryVariable = "PLIMSOLL_TEST_AVAILABLE" // bytes that the service believes to be available
+	deadlyVariable = "PLIMSOLL_TEST_DEADLY"    // it ends when it asks what the host has
+	limitVariable  = "PLIMSOLL_TEST_LIMIT"     // a limit that the service has: see setLimit
+	// threadsVariable is how many threads the service believes that it may start.
+	threadsVariable = "PLIMSOLL_TEST_THREADS"
+	notifyVariable  = "PLIMSOLL_TEST_NOTIFY" // a process that writes to the keeper's socket, which it names
+
+	impersonateVariable = "PLIMSOLL_TEST_IMPERSONATE" // what listens at the socket that it names, as another user
+
+	patienceVariable = "PLIMSOLL_TEST_PATIENCE" // of the service with saves, when it ends
 )
 
 func TestMain(m *testing.M) {
@@ -44,6 +53,10 @@ func TestMain(m *testing.M) {
 		err = trainInThisProcess(os.Getenv(trainVariable))
 	case os.Getenv(visitVariable) != "":
 		err = visit(os.Getenv(visitVariable))
+	case os.Getenv(impersonateVariable) != "":
+		err = impersonate(os.Getenv(impersonateVariable))
+	case os.Getenv(notifyVariable) != "":
+		err = notifyKeeper(os.Getenv(notifyVariable))
 	case os.Getenv(echoVariable) != "":
 		err = echo()
 	default:
@@ -59,6 +72,12 @@ func TestMain(m *testing.M) {
 func serve() error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
+	if err := setLimit(os.Getenv(limitVariable)); err != nil {
+		return err
+	}
+	if patience, err := time.ParseDuration(os.Getenv(patienceVariable)); err == nil {
+		savePatience = patience
+	}
 	given, err := Inherit()
 	if err != nil || given == nil {
 		return errors.Join(err, errors.New("nothing was inherited"))
@@ -74,10 +93,18 @@ func serve() error {
 
 // testHost is this host, of which some tests say that it has less memory.
 func testHost() (*host.Host, error) {
+	if os.Getenv(deadlyVariable) != "" {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	}
 	h, err := host.Local()
 	if err == nil && os.Getenv(memoryVariable) != "" {
 		_, err = fmt.Sscan(os.Getenv(memoryVariable), (*int64)(&h.Memory.Available))
 		h.Memory.Limits = nil
+	}
+	if err == nil && os.Getenv(threadsVariable) != "" {
+		limit := host.ThreadLimit{Name: "pids.max"}
+		_, err = fmt.Sscan(os.Getenv(threadsVariable), &limit.Limit)
+		h.ThreadLimits = []host.ThreadLimit{limit}
 	}
 	return h, err
 }
@@ -87,6 +114,8 @@ type running struct {
 	*Keeper
 	log     output
 	started atomic.Int64
+	more    atomic.Pointer[string] // a variable of services that are started from now on; nil for none
+	startAs atomic.Pointer[func(*exec.Cmd) error]
 	end     func()
 }
 
@@ -112,6 +141,12 @@ func (o *output) String() string {
 // the test has ended, nothing of them may be left.
 func startService(t testing.TB, variables ...string) *running {
 	t.Helper()
+	return startServiceWith(t, func(*Keeper) {}, variables...)
+}
+
+// startServiceWith has a keeper that differs.
+func startServiceWith(t testing.TB, differ func(*Keeper), variables ...string) *running {
+	t.Helper()
 	directory, err := os.MkdirTemp("", "plimsoll-test-") // a short path: that of a socket has 107 bytes
 	if err != nil {
 		t.Fatal(err)
@@ -124,10 +159,21 @@ func startService(t testing.TB, variables ...string) *running {
 			r.started.Add(1)
 			command := exec.Command(os.Args[0])
 			command.Env = append(append(os.Environ(), serveVariable+"=1"), variables...)
+			if variable := r.more.Load(); variable != nil {
+				command.Env = append(command.Env, *variable)
+			}
 			command.Stderr = &r.log
 			return command
 		},
+		Start: func(command *exec.Cmd) error {
+			if start := r.startAs.Load(); start != nil {
+				return (*start)(command)
+			}
+			return command.Start()
+		},
+		pause: 5 * time.Millisecond,
 	}
+	differ(r.Keeper)
 	if err := r.Listen(); err != nil {
 		t.Fatal(err)
 	}

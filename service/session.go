@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"path"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,6 +18,7 @@ import (
 
 // session is the state of one shard. One connection at a time holds it.
 type session struct {
+	name     string // that its files are kept as
 	document *Document
 	shard    *engine.Shard
 	record   *record
@@ -38,15 +37,17 @@ type session struct {
 	stepsMade atomic.Int64 // by this service
 	busyTime  atomic.Int64 // nanoseconds of all steps together
 	savedStep atomic.Int64
-	isSaving  atomic.Bool
-	holder    atomic.Int64 // process of the client; 0 for none
+	written   atomic.Pointer[checkpoint.Saving] // nil where nothing is being saved
+	holder    atomic.Int64                      // process of the client; 0 for none
 
 	stepIsOver, saveIsOver sync.WaitGroup
+
+	watched stepWatch // of Server.stuckStep
 }
 
-func newSession(d *Document, shard *engine.Shard, record *record) *session {
+func newSession(name string, d *Document, shard *engine.Shard, record *record) *session {
 	addProcessors(len(shard.Config().CPUs))
-	return &session{document: d, shard: shard, record: record}
+	return &session{name: name, document: d, shard: shard, record: record}
 }
 
 // key names a session in its job.
@@ -63,6 +64,9 @@ func (k key) String() string { return fmt.Sprintf("rank%d/%s", k.rank, k.part) }
 func (s *session) arenas() []*arena.Arena {
 	return append(append([]*arena.Arena{}, s.shard.Arenas()...), s.record.Arena)
 }
+
+// keptNames are what the arenas are kept as, in their order.
+func (s *session) keptNames() []string { return keptNames(s.name, len(s.shard.Arenas())) }
 
 // close gives the state back.
 func (s *session) close() error {
@@ -159,7 +163,7 @@ func (s *session) prepare(b stepBody) error {
 	if err := s.checkStep(Prepare, b.Step); err != nil {
 		return err
 	}
-	if _, err := s.optimizers(Prepare, b.groups); err != nil {
+	if _, err := s.optimizers(Prepare, b.Step, b.groups, 1); err != nil {
 		return err
 	}
 	s.record.prepare(b.Step, b.groups)
@@ -177,15 +181,16 @@ func (s *session) checkStep(kind Kind, step uint64) error {
 	return nil
 }
 
-// optimizers are those of the parameter groups in a step.
-func (s *session) optimizers(kind Kind, groups [][hyperparameters]float64) ([]optim.Optimizer, error) {
+// optimizers are those of the parameter groups in a step whose gradients are
+// multiplied by factor. What would make NaN of the weights is refused.
+func (s *session) optimizers(kind Kind, step uint64, groups [][hyperparameters]float64, factor float64) ([]optim.Optimizer, error) {
 	if len(groups) != s.document.Groups {
 		return nil, fail(Refused, "%v with %d parameter groups: the session has %d", kind, len(groups), s.document.Groups)
 	}
 	optimizers := make([]optim.Optimizer, len(groups))
 	for i, group := range groups {
 		optimizers[i] = s.document.optimizer(group)
-		if err := optimizers[i].Validate(); err != nil {
+		if err := optim.Check(optimizers[i], int64(step), factor); err != nil {
 			return nil, fail(Refused, "%v, parameter group %d, %v: %v", kind, i, optimizers[i], err)
 		}
 	}
@@ -195,7 +200,7 @@ func (s *session) optimizers(kind Kind, groups [][hyperparameters]float64) ([]op
 // optimizersOf are those of a step, in the request or prepared before.
 func (s *session) optimizersOf(b stepBody) ([]optim.Optimizer, error) {
 	if b.Flags&preparedStep == 0 {
-		return s.optimizers(Step, b.groups)
+		return s.optimizers(Step, b.Step, b.groups, b.Factor)
 	}
 	if len(b.groups) > 0 {
 		return nil, fail(Refused, "step %d as prepared, with %d parameter groups: expected none", b.Step, len(b.groups))
@@ -203,7 +208,7 @@ func (s *session) optimizersOf(b stepBody) ([]optim.Optimizer, error) {
 	if prepared := s.record.preparedStep.Load(); prepared != b.Step {
 		return nil, fail(OutOfOrder, "step %d as prepared: step %d is (0 is none)", b.Step, prepared)
 	}
-	return s.optimizers(Step, s.record.groups)
+	return s.optimizers(Step, b.Step, s.record.groups, b.Factor)
 }
 
 // step begins a step, unless it was made already. The worker that finishes it
@@ -264,8 +269,3 @@ func (s *session) wait(b waitBody) error {
 	s.shard.WaitRange(int64(b.First), int64(b.Count))
 	return nil
 }
-
-// componentOf is the last part of an arena's name, and sessionOf the rest.
-func componentOf(name string) string { return path.Base(name) }
-
-func sessionOf(name string) string { return strings.TrimSuffix(name, "/"+path.Base(name)) }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -60,7 +59,7 @@ func runBenchmark(c *cobra.Command, request bench.Request, asJSON bool) error {
 	plan, err := bench.NewPlan(request, here)
 	var tooLarge *bench.DoesNotFit
 	if errors.As(err, &tooLarge) {
-		fmt.Fprintf(c.ErrOrStderr(), "plimsoll: %v\n", err)
+		sayTo(c)("%v", err)
 		return outcome(exitDoesNotFit)
 	}
 	if err != nil {

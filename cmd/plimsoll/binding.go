@@ -58,11 +58,44 @@ why, and changes nothing.`,
 	flags.StringSliceVar(&request.GPUs, "gpus", nil, "PCI `addresses` of the ranks' GPUs (default: in the order of the bus, if there is one for each rank; \"\" for none)")
 	flags.StringArrayVar(&allowed, "allowed", nil, "CPU `list` to divide instead of the affinity mask; once for each rank where each has its own")
 	flags.StringVar(&request.MemoryPolicy, "memory-policy", "", "`policy`: default, preferred, interleave or bind (default: preferred for one NUMA node, interleave for several)")
+	reserveFlag(command, &request.Reserve)
+	smtFlag(command, &request.OneThreadPerCore)
 	fsrootFlag(command, &fsroot)
 	flags.BoolVar(&asJSON, "json", false, "print one JSON document")
 	mustRegister(command, "memory-policy", cobra.FixedCompletions(binding.MemoryPolicies, cobra.ShellCompDirectiveNoFileComp))
 	return command
 }
+
+func reserveFlag(c *cobra.Command, cores *int) {
+	c.Flags().IntVar(cores, "reserve", 0, "`cores` to leave to the system and to other programs: the slowest, and of each NUMA node the first")
+}
+
+// smtFlag is on or off, as the kernel has it in /sys/devices/system/cpu/smt/control.
+func smtFlag(c *cobra.Command, off *bool) {
+	c.Flags().Var((*smt)(off), "smt", "on, or off to use one hardware thread of each core")
+	mustRegister(c, "smt", cobra.FixedCompletions([]string{"on", "off"}, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// smt is the value of the flag: true for off.
+type smt bool
+
+func (s *smt) Set(text string) error {
+	if text != "on" && text != "off" {
+		return &fault.Input{What: fmt.Sprintf("%q is neither on nor off", text), Mend: "give on, or off for one hardware thread of each core"}
+	}
+	*s = text == "off"
+	return nil
+}
+
+func (s *smt) String() string {
+	if *s {
+		return "off"
+	}
+	return "on"
+}
+
+// Type is the name of the type in a help text.
+func (*smt) Type() string { return "on|off" }
 
 // allow puts the lists of CPUs in the place of the affinity mask: one for all
 // ranks, or one for each. What the kernel would drop is dropped, and noted.

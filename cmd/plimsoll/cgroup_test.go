@@ -64,6 +64,39 @@ func TestRealControlGroups(t *testing.T) {
 	}
 }
 
+// TestLimitsAreNamed: a limit that would end the program after it has begun is
+// named before anything is allocated or started.
+func TestLimitsAreNamed(t *testing.T) {
+	rehearsal := []string{"rehearse", "--model", smallModel(), "--steps", "1"}
+	job := []string{"run", "--nproc", "2", "--", "true"}
+	t.Run("threads of a control group", func(t *testing.T) {
+		h, err := host.Local()
+		if err != nil {
+			t.Fatal(err)
+		}
+		groups := newControlGroups(t)
+		groups.limit(t, h.CPUs.String(), "400000", "100000", "1073741824")
+		groups.limitThreads(t, 20)
+		for _, arguments := range [][]string{rehearsal, job} {
+			command := groups.command(t, arguments...)
+			out, _ := command.CombinedOutput()
+			if command.ProcessState.ExitCode() != exitDoesNotFit || !strings.Contains(string(out), groups.name+" pids.max") {
+				t.Errorf("%v: %v, want exit code 3 for pids.max\n%s", arguments, command.ProcessState, out)
+			}
+		}
+	})
+	for limit, name := range map[string]string{"-v 2000000": "RLIMIT_AS", "-f 1000": "RLIMIT_FSIZE"} {
+		t.Run(name, func(t *testing.T) {
+			script := "ulimit " + limit + ` && exec "$0" "$@"`
+			command := exec.Command("bash", append([]string{"-c", script, program(t)}, rehearsal...)...)
+			out, _ := command.CombinedOutput()
+			if command.ProcessState.ExitCode() != exitDoesNotFit || !strings.Contains(string(out), name) {
+				t.Errorf("ulimit %s: %v, want exit code 3 for %s\n%s", limit, command.ProcessState, name, out)
+			}
+		})
+	}
+}
+
 // TestOutOfMemoryIsExplained has the kernel kill a process of a job for its
 // memory limit: the rank that takes too much, or one that it is made to prefer.
 // It may kill another after that, when what it has got back comes too late.
@@ -179,9 +212,9 @@ func newControlGroups(t *testing.T) controlGroups {
 	if _, err := os.Stat(mounts + "/cgroup.controllers"); err == nil {
 		g.unified = true
 		// Children have the controllers that their parent hands down.
-		_ = os.WriteFile(mounts+"/cgroup.subtree_control", []byte("+cpuset +cpu +memory"), 0o644)
+		_ = os.WriteFile(mounts+"/cgroup.subtree_control", []byte("+cpuset +cpu +memory +pids"), 0o644)
 	} else {
-		roots = []string{mounts + "/cpuset", mounts + "/cpu", mounts + "/memory"}
+		roots = []string{mounts + "/cpuset", mounts + "/cpu", mounts + "/memory", mounts + "/pids"}
 	}
 	for _, root := range roots {
 		parent := filepath.Join(root, g.name)
@@ -191,7 +224,7 @@ func newControlGroups(t *testing.T) controlGroups {
 		t.Cleanup(func() { g.remove(t, parent) })
 		g.parents = append(g.parents, parent)
 		if g.unified {
-			if err := os.WriteFile(parent+"/cgroup.subtree_control", []byte("+cpuset +cpu +memory"), 0o644); err != nil {
+			if err := os.WriteFile(parent+"/cgroup.subtree_control", []byte("+cpuset +cpu +memory +pids"), 0o644); err != nil {
 				g.cannot(t, err)
 			}
 		}
@@ -246,6 +279,14 @@ func (g controlGroups) limit(t *testing.T, cpus, quota, period, memory string) {
 	write(g.parents[1], "cpu.cfs_period_us", period)
 	write(g.parents[1], "cpu.cfs_quota_us", quota)
 	write(g.parents[2], "memory.limit_in_bytes", memory)
+}
+
+// limitThreads limits the processes and threads of the parents.
+func (g controlGroups) limitThreads(t *testing.T, most int) {
+	directory := g.parents[len(g.parents)-1]
+	if err := os.WriteFile(filepath.Join(directory, "pids.max"), []byte(strconv.Itoa(most)), 0o644); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // run starts the program in the children and reads its document.

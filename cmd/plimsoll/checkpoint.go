@@ -112,7 +112,7 @@ of your optimizer: go by the names. With --from torch, PATH is such a file.`,
 			}
 			var full *checkpoint.DoesNotFit
 			if errors.As(err, &full) {
-				fmt.Fprintf(c.ErrOrStderr(), "plimsoll: %v\n", err)
+				sayTo(c)("%v", err)
 				return outcome(exitDoesNotFit)
 			}
 			return err

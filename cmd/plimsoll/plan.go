@@ -16,6 +16,8 @@ import (
 	"plimsoll/report"
 )
 
+const checkpointingFlag = "gradient-checkpointing"
+
 // planCommand plans a job on paper.
 func planCommand() *cobra.Command {
 	var request plan.Request
@@ -46,7 +48,14 @@ The catalog of models:
 		Example: `  plimsoll plan --model llama-3-8b --gpus 8 --gpu H100-80GB --fsdp 2 --precision bf16 --seq-len 4096
   plimsoll plan --model falcon-7b --precision fp16 --gpu A100-80GB --seq-len 128
   plimsoll plan --model path/to/config.json --deepspeed ds_config.json --gpus 8 --explain gradients`,
-		Args: noArguments,
+		Args: func(c *cobra.Command, arguments []string) error {
+			// Without "=", the value of a flag that may stand alone is an argument.
+			if flag := c.Flags().Lookup(checkpointingFlag); len(arguments) == 1 && flag.Changed && request.Recompute == flag.NoOptDefVal {
+				request.Recompute = arguments[0]
+				return nil
+			}
+			return noArguments(c, arguments)
+		},
 		RunE: func(c *cobra.Command, _ []string) error {
 			if asJSON && explain != "" {
 				return &fault.Input{What: "--json and --explain are both given: each is a report of its own", Mend: "leave one of them out"}
@@ -78,8 +87,8 @@ The catalog of models:
 	flags.StringVar(&request.Attention, "attention", "", "attention `implementation`: eager, sdpa or flash")
 	flags.StringVar(&request.Optimizer, "optimizer", "", "optimizer `name`, with its variant: adamw/foreach, adamw/fused or adamw/for-loop")
 	flags.Float64Var(&clip, "clip", 1, "largest norm of the gradients, 0 for no clipping")
-	flags.StringVar(&request.Recompute, "gradient-checkpointing", "", "blocks that are recomputed: none, full, reentrant, or selective (results of matrix products and attention are kept)")
-	flags.Lookup("gradient-checkpointing").NoOptDefVal = "full"
+	flags.StringVar(&request.Recompute, checkpointingFlag, "", "blocks that are recomputed: none, full, reentrant, or selective (results of matrix products and attention are kept)")
+	flags.Lookup(checkpointingFlag).NoOptDefVal = "full"
 	flags.StringVar(&request.FSDP, "fsdp", "", "shard by FSDP of this `version`, 1 or 2, a block at a time")
 	flags.BoolVar(&request.OffloadParameters, "fsdp-offload", false, "keep FSDP's shards on the host")
 	flags.StringVar(&request.Modules, "modules", "", "whose `code` the model runs: transformers, litgpt or torchtitan")
@@ -98,7 +107,7 @@ The catalog of models:
 	flags.BoolVar(&asJSON, "json", false, "print one JSON document")
 	flags.Lookup("clip").DefValue = "0" // is not shown
 	for flag, values := range map[string][]string{
-		"precision": plan.Precisions, "attention": plan.Attentions, "gradient-checkpointing": plan.Recomputes, "gpu": gpu.Names(),
+		"precision": plan.Precisions, "attention": plan.Attentions, checkpointingFlag: plan.Recomputes, "gpu": gpu.Names(),
 		"optimizer": plan.Optimizers(), "fsdp": {"1", "2"}, "quantization": {"nf4", "nf4-dq", "fp4", "fp4-dq", "int8"}, "adapter-precision": {"fp32", "bf16", "fp16"},
 	} {
 		mustRegister(command, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveDefault))

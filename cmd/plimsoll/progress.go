@@ -9,6 +9,7 @@ import (
 	"github.com/schollz/progressbar/v3"
 	"golang.org/x/term"
 
+	"plimsoll/fault"
 	"plimsoll/rehearse"
 )
 
@@ -29,7 +30,7 @@ type bar struct {
 func (b *bar) Begin(activity string, parts int64) {
 	b.bar = progressbar.NewOptions64(parts,
 		progressbar.OptionSetWriter(b.out),
-		progressbar.OptionSetDescription(activity),
+		progressbar.OptionSetDescription(fault.Printable(activity)),
 		progressbar.OptionSetWidth(30),
 		progressbar.OptionShowCount(),
 		progressbar.OptionThrottle(100*time.Millisecond),
@@ -49,8 +50,8 @@ type lines struct {
 }
 
 func (l *lines) Begin(activity string, _ int64) {
-	l.activity, l.began = activity, time.Now()
-	fmt.Fprintf(l.out, "%s ...\n", activity)
+	l.activity, l.began = fault.Printable(activity), time.Now()
+	fmt.Fprintf(l.out, "%s ...\n", l.activity)
 }
 
 func (l *lines) Advance(int64) {}

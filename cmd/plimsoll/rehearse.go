@@ -73,6 +73,7 @@ The catalog of models:
 	flags.BoolVar(&scaling.consecutive, "consecutive-hysteresis", false, "count only overflows of consecutive steps")
 	flags.Float64Var(&scaling.minimum, "min-loss-scale", 1, "where the loss scale stops")
 	flags.IntVar(&request.Workers, "workers", 0, "workers of each rank (default: one for each of its cores)")
+	reserveFlag(command, &request.Reserve)
 	flags.BoolVar(&asJSON, "json", false, "print one JSON document")
 	flags.Lookup("clip").DefValue = "0" // is not shown
 	for flag, values := range map[string][]string{"state": {"split", "fp32"}, "moments": kernel.MomentNames(), "embedding-moments": {"fp32", "int8"}, "precision": {"bf16", "fp16", "fp32"}, "grad-dtype": {"bf16", "fp16", "fp32"}} {

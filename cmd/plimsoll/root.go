@@ -42,7 +42,7 @@ func run(arguments []string, stdout, stderr io.Writer) int {
 	code := exitCode(c.Context(), err)
 	var said outcome
 	if err != nil && !errors.As(err, &said) {
-		fmt.Fprintf(stderr, "plimsoll: %v\n", err)
+		fmt.Fprintf(stderr, "plimsoll: %s\n", fault.Printable(err.Error()))
 	}
 	return code
 }
@@ -92,6 +92,7 @@ func rootCommand() *cobra.Command {
 	root.AddCommand(keepCommand())
 	root.AddCommand(planCommand())
 	root.AddCommand(rehearseCommand())
+	root.AddCommand(restoreCommand())
 	root.AddCommand(runCommand())
 	root.AddCommand(serveCommand())
 	root.AddCommand(statCommand())

@@ -18,7 +18,7 @@ import (
 )
 
 func runCommand() *cobra.Command {
-	request := launch.Request{Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}, PeerMasks: launch.PeerMasks}
+	request := launch.Request{Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}, Peers: launch.Peers, LauncherVariable: launch.LauncherVariable}
 	job := launch.Job{Stdin: os.Stdin}
 	var dryRun, asJSON bool
 	var reportFile, planFile string
@@ -62,7 +62,7 @@ them dies; with --restarts they are started again and find it.`,
 					return err
 				}
 				if planned.Verdict == plan.DoesNotFit {
-					fmt.Fprintf(c.ErrOrStderr(), "plimsoll: %s: the job %s\n", planFile, planned.Text)
+					sayTo(c)("%s: the job %s", planFile, planned.Text)
 					return outcome(exitDoesNotFit)
 				}
 			}
@@ -85,12 +85,16 @@ them dies; with --restarts they are started again and find it.`,
 			case asJSON:
 				return &fault.Input{What: "--json is for --dry-run: what the ranks print is theirs", Mend: "give --report FILE"}
 			}
+			if short := h.Shortage(threadsOfRun+len(bound.Ranks), 0); short != "" {
+				sayTo(c)("the job does not fit: %s; nothing was started", short)
+				return outcome(exitDoesNotFit)
+			}
 			job.Ranks, job.Stdout, job.Stderr = bound.Ranks, c.OutOrStdout(), c.ErrOrStderr()
 			job.Say, job.StateCPUs = sayTo(c), bound.StateCPUs()
 			for _, note := range bound.Notes {
 				job.Say("%s", note)
 			}
-			if err := checkMetrics(job.Metrics); err != nil {
+			if err := checkMetrics(job.Metrics, job.Say); err != nil {
 				return err
 			}
 			var found io.WriteCloser
@@ -129,9 +133,12 @@ them dies; with --restarts they are started again and find it.`,
 	flags.Var(&request.Binding.TrainerCores, "trainer-cores", "cores of each rank for the trainer: a number, or a fraction such as 0.5; the rest is named in PLIMSOLL_OPTIMIZER_CPUS")
 	flags.StringSliceVar(&request.Binding.GPUs, "gpus", nil, "PCI `addresses` of the ranks' GPUs (default: in the order of the bus, if there is one for each rank)")
 	flags.StringVar(&request.Binding.MemoryPolicy, "memory-policy", "", "`policy`: default, preferred, interleave or bind (default: preferred for one NUMA node, interleave for several)")
+	reserveFlag(command, &request.Binding.Reserve)
+	smtFlag(command, &request.Binding.OneThreadPerCore)
 	flags.DurationVar(&job.Grace, "grace", 30*time.Second, "how long ranks may take to end when they are asked to, before they are killed")
 	flags.IntVar(&job.Restarts, "restarts", 0, "how `often` all ranks are started again after one has failed; the optimizer state is kept meanwhile")
-	flags.StringVar(&job.Metrics, "metrics", "", "`address`, such as 127.0.0.1:9464, at which the optimizer service answers Prometheus")
+	flags.StringVar(&job.Metrics, "metrics", "",
+		"`address`, such as :9464 (for this host alone) or 10.0.0.5:9464, at which the optimizer service answers Prometheus")
 	flags.StringVar(&planFile, "plan", "", "`file` that plan --out has written: nothing is started if the job does not fit, or if what it was planned from has changed")
 	flags.StringVar(&reportFile, "report", "", "write what was planned and found to a JSON `file`")
 	flags.BoolVar(&dryRun, "dry-run", false, "show what would be started")
@@ -140,9 +147,15 @@ them dies; with --restarts they are started again and find it.`,
 	return command
 }
 
+// threadsOfRun are those of the keeper and the optimizer service, beside the
+// ranks: the Go runtime ends a process that cannot start a thread.
+const threadsOfRun = 2 * 16
+
 // sayTo tells the user something while ranks run.
 func sayTo(c *cobra.Command) func(format string, values ...any) {
-	return func(format string, values ...any) { fmt.Fprintf(c.ErrOrStderr(), "plimsoll: "+format+"\n", values...) }
+	return func(format string, values ...any) {
+		fmt.Fprintf(c.ErrOrStderr(), "plimsoll: %s\n", fault.Printable(fmt.Sprintf(format, values...)))
+	}
 }
 
 // keepCommand is what run starts to watch over the ranks.

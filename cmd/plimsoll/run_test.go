@@ -71,7 +71,7 @@ func (j *job) processes(t *testing.T) []int {
 const hung = 2 * time.Minute
 
 // overdue is what is said of ranks that had to be killed.
-const overdue = "have not ended within"
+const overdue = "not ended within"
 
 // ends waits for the job and checks how it ends: with an exit code, something
 // on stderr, ranks that did as they were asked, and with no process left.
@@ -175,7 +175,7 @@ func TestSignalsArePassedOn(t *testing.T) {
 		{[]string{"--nproc", "2"}, syscall.SIGTERM, `sleep 1000 & child=$!
 			trap 'sleep 0.1; [ "$(cut -d" " -f3 /proc/$child/stat)" = S ] && exit 5; exit 6' TERM`, 5, "passed on"},
 		{[]string{"--nproc", "2"}, syscall.SIGUSR1, `trap "exit 0" USR1`, 0, "passed on"},
-		{[]string{"--nproc", "2", "--grace", "200ms"}, syscall.SIGTERM, `trap "" TERM`, 128 + 9, "2 ranks " + overdue + " 200ms"},
+		{[]string{"--nproc", "2", "--grace", "200ms"}, syscall.SIGTERM, `trap "" TERM`, 128 + 9, "2 ranks have " + overdue + " 200ms"},
 	} {
 		begun := filepath.Join(t.TempDir(), "begun")
 		script := c.script + "\n: > " + begun + "$RANK\nwhile :; do sleep 0.05; done"
@@ -188,6 +188,50 @@ func TestSignalsArePassedOn(t *testing.T) {
 		if strings.Contains(j.stderr.String(), "exit code 137") {
 			t.Errorf("plimsoll says that another has killed what it has killed itself:\n%s", &j.stderr)
 		}
+	}
+}
+
+// TestSIGTERMComesOnce: a rank that saves its state after SIGTERM, or Ctrl-C, gets
+// the time to finish, whichever rank ends first and whoever asks again.
+func TestSIGTERMComesOnce(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		trapped string // the signal at which rank 0 saves; SIGTERM ends it otherwise
+		send    []syscall.Signal
+		other   string // what rank 1 does
+		code    int
+	}{
+		{"the other rank ends first", "TERM", []syscall.Signal{syscall.SIGTERM}, `trap "sleep 0.5; exit 9" TERM; while :; do sleep 0.05; done`, 9},
+		{"the other rank is interrupted", "INT", []syscall.Signal{syscall.SIGINT}, "exec sleep 1000", 128 + 2},
+		{"the user asks twice", "TERM", []syscall.Signal{syscall.SIGTERM, syscall.SIGTERM}, "exec sleep 1000", 128 + 15},
+		{"the other rank fails", "TERM", nil, "exit 3", 3},
+		{"the other rank fails, and the user asks", "TERM", []syscall.Signal{syscall.SIGTERM}, "exit 3", 3},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			directory := t.TempDir()
+			begun, saving, saved := filepath.Join(directory, "begun"), filepath.Join(directory, "saving"), filepath.Join(directory, "saved")
+			other := c.other
+			if c.other == "exit 3" {
+				other = "while [ ! -e " + begun + "0 ]; do sleep 0.05; done; exit 3"
+			}
+			script := fmt.Sprintf(`[ $RANK = 1 ] && { : > %[1]s1; %[2]s; }
+				trap 'trap - TERM INT; : > %[3]s; sleep 2; : > %[4]s; exit 0' %[5]s
+				: > %[1]s0; while :; do sleep 0.05; done`, begun, other, saving, saved, c.trapped)
+			j := newJob(t, "--nproc", "2", "--", "sh", "-c", script).start(t)
+			j.has(t, 2, begun)
+			for i, s := range c.send {
+				if i > 0 || c.code == 3 {
+					j.has(t, 1, saving)
+				}
+				if err := j.command.Process.Signal(s); err != nil {
+					t.Fatal(err)
+				}
+			}
+			j.ends(t, c.code)
+			if _, err := os.Stat(saved); err != nil {
+				t.Errorf("rank 0 was ended while it saved:\n%s", &j.stderr)
+			}
+		})
 	}
 }
 
@@ -352,7 +396,7 @@ func scoreOf(t *testing.T, pid int) int {
 // open.
 func TestNothingIsLeftBehind(t *testing.T) {
 	newJob(t, "--nproc", "2", "--grace", "500ms", "--", "sh", "-c", "setsid sleep 1000 & (trap '' TERM; exec sleep 1000) & exit $RANK").start(t).
-		ends(t, 1, "rank 1 ended with exit code 1", "left behind were ended")
+		ends(t, 1, "rank 1 ended with exit code 1", "that the ranks had left behind")
 }
 
 func TestProgramThatCannotBeStarted(t *testing.T) {
@@ -505,6 +549,57 @@ func TestRanksAreBoundAndLookedAt(t *testing.T) {
 			t.Errorf("rank %d: %+v", i, r.Found)
 		}
 	}
+}
+
+// TestReserve leaves a core to the system, whatever is started.
+func TestReserve(t *testing.T) {
+	h, err := host.Local()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(h.UsableCores()) < 2 {
+		t.Skip("needs two cores")
+	}
+	reserved := fmt.Sprint(h.CPUs.List()[0])
+	j := newJob(t, "--reserve", "1", "--smt", "off", "--", "sh", "-c", "grep Cpus_allowed_list /proc/self/status | cut -f 2").start(t)
+	j.ends(t, 0)
+	cpus, err := host.ParseList(strings.TrimSpace(j.stdout.String()))
+	if err != nil || cpus.IsEmpty() || strings.Contains(","+cpus.String()+",", ","+reserved+",") || cpus.Size() >= h.CPUs.Size() {
+		t.Errorf("the rank is on CPUs %s of %s (%v)", cpus, h.CPUs, err)
+	}
+	newJob(t, "--nproc", "2", "--reserve", fmt.Sprint(len(h.UsableCores())), "--", "true").start(t).ends(t, 2, "--reserve is")
+	newJob(t, "--smt", "maybe", "--", "true").start(t).ends(t, 2, `"maybe" is neither on nor off`)
+	for _, c := range []struct {
+		says      string
+		arguments []string
+	}{
+		{"not usable         0,2: left to the system (--reserve)\n", []string{"topology", "--reserve", "1"}},
+		{"not usable         3: further hardware threads of cores (--smt off)\n", []string{"topology", "--smt", "off", "--reserve", "1"}},
+		{"CPUs 0,2 left to the system, as asked\n", []string{"binding", "--reserve", "1"}},
+	} {
+		out, err := exec.Command(program(t), append(c.arguments, "--fsroot", fourCPUs(t))...).CombinedOutput()
+		if err != nil || !strings.Contains(string(out), c.says) {
+			t.Errorf("%v does not say %q (%v):\n%s", c.arguments, c.says, err, out)
+		}
+	}
+	out, err := exec.Command(program(t), "rehearse", "--model", smallModel(), "--steps", "0", "--reserve", "1").Output()
+	if err != nil || strings.Contains(string(out), "on CPU "+reserved) || strings.Contains(string(out), "on CPUs "+reserved) {
+		t.Errorf("a worker is on CPU %s (%v):\n%s", reserved, err, out)
+	}
+}
+
+// fourCPUs is a recorded machine of two cores with two hardware threads each.
+func fourCPUs(t *testing.T) string {
+	t.Helper()
+	text := "-- sys/devices/system/cpu/online --\n0-3\n"
+	for cpu := range 4 {
+		text += fmt.Sprintf("-- sys/devices/system/cpu/cpu%d/topology/core_cpus_list --\n%d,%d\n", cpu, cpu%2, cpu%2+2)
+	}
+	file := filepath.Join(t.TempDir(), "machine.txtar")
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return file
 }
 
 // TestThreadsOfPyTorchMayUseAllCores: what the main thread starts after torch

@@ -5,13 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
+	"os/signal"
+	"strconv"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
+	"plimsoll/binding"
 	"plimsoll/fault"
 	"plimsoll/host"
 	"plimsoll/launch"
@@ -21,6 +24,7 @@ import (
 func serveCommand() *cobra.Command {
 	var socket, metrics string
 	var untilStdinCloses bool
+	var reserve int
 	command := &cobra.Command{
 		Use:   "serve --socket PATH",
 		Short: "Hold the optimizer state of a job, and update it for its trainers",
@@ -31,7 +35,7 @@ again, and finishes the step that was under way.
 
 "plimsoll run" brings one along for the ranks that it starts; this command is for
 trainers that were started otherwise. It ends with SIGTERM or Ctrl-C, and finishes
-checkpoints that are being written first. As a unit of systemd it inherits its
+checkpoints that are being written first; a second signal ends it at once. As a unit of systemd it inherits its
 socket (ListenSequentialPacket=) and keeps its memory (FileDescriptorStoreMax=).`,
 		Example: `  plimsoll serve --socket ~/.plimsoll/socket
   plimsoll serve --socket ~/.plimsoll/socket --metrics 127.0.0.1:9464`,
@@ -43,7 +47,7 @@ socket (ListenSequentialPacket=) and keeps its memory (FileDescriptorStoreMax=).
 				return err
 			}
 			if given != nil {
-				return serve(ctx, c, given, metrics)
+				return serve(ctx, c, given, metrics, reserve)
 			}
 			if socket == "" {
 				return &fault.Input{What: "--socket is missing: expected the path of the socket to listen at", Mend: "give --socket ~/.plimsoll/socket"}
@@ -56,48 +60,72 @@ socket (ListenSequentialPacket=) and keeps its memory (FileDescriptorStoreMax=).
 					cancel()
 				}()
 			}
-			if err := checkMetrics(metrics); err != nil {
+			if err := checkMetrics(metrics, sayTo(c)); err != nil {
 				return err
 			}
 			launch.SpareService()
-			keeper, err := keeperOf(socket, metrics, sayTo(c))
+			if _, err := localHost(reserve); err != nil {
+				return err
+			}
+			keeper, err := keeperWith(socket, metrics, sayTo(c), "--reserve", strconv.Itoa(reserve))
 			if err != nil {
 				return err
 			}
 			if err := keeper.Listen(); err != nil {
 				return &fault.Input{What: "--socket", Err: err}
 			}
+			go killWhenAskedAgain(ctx, keeper)
 			return keeper.Run(ctx)
 		},
 	}
 	flags := command.Flags()
 	flags.SortFlags = false
 	flags.StringVar(&socket, "socket", "", "`path` of the socket, of at most 100 bytes; its directory is made, and removed in the end, or must be for this user alone (mode 0700)")
-	flags.StringVar(&metrics, "metrics", "", "`address`, such as 127.0.0.1:9464, to answer Prometheus at: http://ADDRESS/metrics")
+	flags.StringVar(&metrics, "metrics", "",
+		"`address`, such as :9464 (for this host alone) or 10.0.0.5:9464, to answer Prometheus at: http://ADDRESS/metrics")
+	reserveFlag(command, &reserve)
 	flags.BoolVar(&untilStdinCloses, "until-stdin-closes", false, "end when stdin is closed, as it is when the process at its other end dies")
 	return command
 }
 
+// killWhenAskedAgain is for who does not want to wait for checkpoints.
+func killWhenAskedAgain(ctx context.Context, keeper *service.Keeper) {
+	<-ctx.Done()
+	again := make(chan os.Signal, 1)
+	signal.Notify(again, os.Interrupt, syscall.SIGTERM)
+	<-again
+	keeper.Kill()
+}
+
 // checkMetrics refuses an address that a service could not answer Prometheus at.
-func checkMetrics(address string) error {
+func checkMetrics(address string, say func(string, ...any)) error {
 	if address == "" {
 		return nil
 	}
-	listener, err := net.Listen("tcp", address)
+	listener, err := service.ListenForMetrics(address)
 	if err != nil {
 		return &fault.Input{What: "--metrics", Err: err, Mend: "give the address of this host and a port that is free, such as 127.0.0.1:9464"}
+	}
+	if strings.HasPrefix(address, ":") {
+		say("--metrics %s: this host alone can read them, at http://%v/metrics; for all networks give 0.0.0.0%s",
+			address, listener.Addr(), address)
 	}
 	return listener.Close()
 }
 
 // keeperOf keeps the service that this program is when it is started by it.
 func keeperOf(socket, metrics string, say func(string, ...any)) (*service.Keeper, error) {
+	return keeperWith(socket, metrics, say)
+}
+
+// keeperWith gives the service more arguments.
+func keeperWith(socket, metrics string, say func(string, ...any), arguments ...string) (*service.Keeper, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
 	return &service.Keeper{Socket: socket, Say: say, Command: func() *exec.Cmd {
-		command := exec.Command(running(self), "serve")
+		command := exec.Command(running(self), append([]string{"serve"}, arguments...)...)
 		command.Args[0] = "plimsoll"
 		if metrics != "" {
 			command.Args = append(command.Args, "--metrics", metrics)
@@ -120,10 +148,19 @@ func running(path string) string {
 	return path
 }
 
+// localHost is this host without the cores that are left to the system.
+func localHost(reserve int) (*host.Host, error) {
+	h, err := host.Local()
+	if err != nil {
+		return nil, err
+	}
+	return binding.Reserve(h, reserve)
+}
+
 // serve is the service itself.
-func serve(ctx context.Context, c *cobra.Command, given *service.Inherited, metrics string) error {
+func serve(ctx context.Context, c *cobra.Command, given *service.Inherited, metrics string, reserve int) error {
 	hasState := len(given.Files) > 0
-	server, err := service.NewServer(c.Root().Version, given, host.Local, sayTo(c))
+	server, err := service.NewServer(c.Root().Version, given, func() (*host.Host, error) { return localHost(reserve) }, sayTo(c))
 	if err != nil {
 		return err
 	}

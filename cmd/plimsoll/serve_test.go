@@ -2,14 +2,18 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"plimsoll/host"
 	"plimsoll/service"
 )
 
@@ -116,4 +120,102 @@ func TestMetricsCannotBeAnswered(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// TestRestore has a session that cannot be restored, which is shown, tried again and
+// given back.
+func TestRestore(t *testing.T) {
+	_, open := serving(t)
+	s := open()
+	overview, err := s.Overview()
+	if err := errors.Join(err, s.SetStep(5), s.Detach()); err != nil {
+		t.Fatal(err)
+	}
+	journal := fileOf(t, overview.Process, "/memfd:plimsoll/rank0/bf16/step_journal (deleted)")
+	magic := make([]byte, 8)
+	if _, err := journal.ReadAt(magic, 0); err != nil {
+		t.Fatal(err)
+	}
+	put := func(what []byte) {
+		t.Helper()
+		if _, err := journal.WriteAt(what, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(make([]byte, 8))
+	if err := syscall.Kill(overview.Process, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	says := func(want string, code int, arguments ...string) {
+		t.Helper()
+		command := exec.Command(program(t), arguments...)
+		text, _ := command.CombinedOutput()
+		if !strings.Contains(string(text), want) || command.ProcessState.ExitCode() != code {
+			t.Errorf("%v ends with %d, want %d, and says\n%s\nwant\n%s", arguments, command.ProcessState.ExitCode(), code, text, want)
+		}
+	}
+	for range 100 { // until the next service serves
+		if now, err := dialService(""); err == nil {
+			_, err = now.Overview()
+			if errors.Join(err, now.Hangup()) == nil {
+				break
+			}
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	const what = "session 1 (job test, rank0/bf16)"
+	says("set aside          "+what+", ", 0, "stat")
+	says("restore: "+what+": arena rank0/bf16/step_journal: it is no journal; its memory is kept, and plimsoll restore --discard 1 gives it back", 2, "restore", "1")
+	says("no session is named", 2, "restore")
+	put(magic)
+	says("session 1 is restored", 0, "restore", "1")
+	if s = open(); !s.Welcome.Attached || s.Welcome.Step != 5 {
+		t.Errorf("the session is %+v", s.Welcome)
+	}
+	if err := s.Detach(); err != nil {
+		t.Fatal(err)
+	}
+	says(`no session is set aside as "1"`, 2, "restore", "--discard", "1")
+}
+
+// fileOf opens a file that a process has open.
+func fileOf(t *testing.T, process int, target string) *os.File {
+	t.Helper()
+	names, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", process))
+	for _, name := range names {
+		if found, _ := os.Readlink(name); found == target {
+			file, err := os.OpenFile(name, os.O_RDWR, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { file.Close() })
+			return file
+		}
+	}
+	t.Fatalf("process %d has no %s", process, target)
+	return nil
+}
+
+// TestServiceReservesCores: the service has no worker on cores that are left to the system.
+func TestServiceReservesCores(t *testing.T) {
+	h, err := host.Local()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(h.UsableCores()) < 2 {
+		t.Skip("needs two cores")
+	}
+	_, open := serving(t, "--reserve", "1")
+	s := open()
+	overview, err := s.Overview()
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := h.CPUs.List()[0]
+	if cpus := overview.Sessions[0].CPUs; len(cpus) == 0 || slices.Contains(cpus, first) {
+		t.Errorf("workers are on CPUs %v; %d is reserved", cpus, first)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
 }

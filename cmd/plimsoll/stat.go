@@ -1,11 +1,8 @@
 package main
 
 import (
-	"os"
-
 	"github.com/spf13/cobra"
 
-	"plimsoll/fault"
 	"plimsoll/report"
 	"plimsoll/service"
 )
@@ -23,15 +20,9 @@ planned and its resident bytes.`,
   plimsoll stat --json`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if socket == "" {
-				socket = os.Getenv(service.SocketVariable)
-			}
-			if socket == "" {
-				return &fault.Input{What: "--socket is missing, and " + service.SocketVariable + " is not set", Mend: "give the --socket of plimsoll serve"}
-			}
-			client, err := service.Dial(socket)
+			client, err := dialService(socket)
 			if err != nil {
-				return &fault.Input{Err: err, Mend: "is plimsoll serve running?"}
+				return err
 			}
 			defer client.Hangup()
 			overview, err := client.Overview()

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"plimsoll/binding"
 	"plimsoll/fault"
 	"plimsoll/host"
 	"plimsoll/report"
@@ -13,7 +14,8 @@ import (
 
 func topologyCommand() *cobra.Command {
 	var fsroot, record string
-	var asJSON bool
+	var asJSON, oneThread bool
+	var reserve int
 	command := &cobra.Command{
 		Use:   "topology",
 		Short: "Show what this process may use of the machine, and why not more",
@@ -40,7 +42,10 @@ holds proc and sys of another machine.`,
 			if err != nil {
 				return err
 			}
-			document := report.NewTopology(c.Root().Version, h)
+			document, err := restricted(c.Root().Version, h, reserve, oneThread)
+			if err != nil {
+				return err
+			}
 			if asJSON {
 				return document.WriteJSON(c.OutOrStdout())
 			}
@@ -49,10 +54,38 @@ holds proc and sys of another machine.`,
 	}
 	flags := command.Flags()
 	flags.SortFlags = false
+	reserveFlag(command, &reserve)
+	smtFlag(command, &oneThread)
 	fsrootFlag(command, &fsroot)
 	flags.StringVar(&record, "record", "", "write the machine to this `file` instead of showing it")
 	flags.BoolVar(&asJSON, "json", false, "print one JSON document")
 	return command
+}
+
+// restricted describes the host without the cores that are left to the system,
+// and where so asked with one hardware thread of each of the others.
+func restricted(version string, h *host.Host, reserve int, oneThread bool) (*report.Topology, error) {
+	excluded := h.Excluded()
+	exclude := func(to *host.Host, reason string) {
+		if cpus := h.CPUs.Difference(to.CPUs); !cpus.IsEmpty() {
+			excluded = append(excluded, host.Exclusion{CPUs: cpus, Reason: reason})
+		}
+		h = to
+	}
+	left, err := binding.Reserve(h, reserve)
+	if err != nil {
+		return nil, err
+	}
+	exclude(left, "left to the system (--reserve)")
+	if oneThread {
+		if left, err = h.WithAffinity(h.OneThreadPerCore()); err != nil {
+			return nil, err
+		}
+		exclude(left, "further hardware threads of cores (--smt off)")
+	}
+	document := report.NewTopology(version, h)
+	document.Excluded = excluded
+	return document, nil
 }
 
 func fsrootFlag(c *cobra.Command, fsroot *string) {

@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"fmt"
 	"math"
 
 	"plimsoll/optim/kernel/abi"
@@ -8,7 +9,8 @@ import (
 
 // Constants are what an update needs of one step's hyperparameters. They are
 // rounded to fp32 only after everything that depends on several of them has
-// been computed in float64. Setting them allocates nothing.
+// been computed in float64. Setting them allocates nothing. Those that binary32
+// cannot hold are set as well as it can, and reported.
 type Constants struct {
 	table abi.Table
 	// dither is that of element 0, for stochastic rounding, and stride is the
@@ -17,7 +19,7 @@ type Constants struct {
 }
 
 // set takes the rows of the table, and the step that dithers depend on.
-func (c *Constants) set(step int64, rows [abi.Rows]float64) {
+func (c *Constants) set(step int64, rows [abi.Rows]float64) error {
 	// The output function of SplitMix64 (G. Steele, D. Lea and C. Flood, "Fast
 	// splittable pseudorandom number generators", OOPSLA 2014).
 	x := uint64(step) * 0x9e3779b97f4a7c15
@@ -25,11 +27,54 @@ func (c *Constants) set(step int64, rows [abi.Rows]float64) {
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	c.dither = uint32((x ^ x>>31) >> 32)
 	c.stride = uint32(step) * abi.StepStride
+	var err error
 	for row, value := range rows {
 		for lane := range c.table[row] {
 			c.table[row][lane] = float32(value)
 		}
+		if err == nil && !fits(row, value) {
+			err = fmt.Errorf("%s is %.4g: %s", meanings[row], value, expected(row))
+		}
 	}
+	return err
+}
+
+// meanings say what rows are made of, to those who have chosen hyperparameters.
+var meanings = [abi.Rows]string{
+	abi.GradientScale:    "the factor that unscales and clips gradients",
+	abi.L2Penalty:        "the weight decay",
+	abi.Beta1:            "the first beta (SGD: the momentum)",
+	abi.OneMinusBeta1:    "1 minus the first beta (SGD: 1 minus the dampening)",
+	abi.Beta2:            "the second beta",
+	abi.OneMinusBeta2:    "1 minus the second beta",
+	abi.InverseRootBias2: "the correction of the second beta's bias",
+	abi.Epsilon:          "the epsilon",
+	abi.Decay:            "the weight decay times the learning rate",
+	abi.StepSize:         "the learning rate with the corrections of this step",
+	abi.MomentumShare:    "the momentum",
+	abi.GradientShare:    "the share of a gradient",
+}
+
+// smallestNormal is the least positive number that kernels tell from zero.
+const smallestNormal = 0x1p-126
+
+// fits says whether binary32 can hold a constant. A step size or a decay may
+// vanish: the update is then too small to matter. An epsilon may not vanish, as
+// 0 / 0 is NaN. The factor may not vanish, as all gradients would.
+func fits(row int, value float64) bool {
+	if single := float64(float32(value)); math.IsInf(single, 0) || math.IsNaN(single) {
+		return false
+	}
+	return value == 0 || math.Abs(value) >= smallestNormal || !mustNotVanish(row)
+}
+
+func mustNotVanish(row int) bool { return row == abi.GradientScale || row == abi.Epsilon }
+
+func expected(row int) string {
+	if mustNotVanish(row) {
+		return fmt.Sprintf("updates are in binary32: expected 0, or a magnitude from %.3g to %.3g", smallestNormal, math.MaxFloat32)
+	}
+	return fmt.Sprintf("updates are in binary32: expected a magnitude of at most %.3g", math.MaxFloat32)
 }
 
 // AdamStep are the hyperparameters of a step of [Adam], as torch.optim.AdamW
@@ -45,8 +90,8 @@ type AdamStep struct {
 	GradientScale float64
 }
 
-// Constants sets the constants of the step.
-func (s AdamStep) Constants(c *Constants) {
+// Constants sets the constants of the step, and reports what binary32 cannot hold.
+func (s AdamStep) Constants(c *Constants) error {
 	bias1, bias2 := 1.0, 1.0
 	if !s.Uncorrected {
 		bias1 = 1 - math.Pow(s.Beta1, float64(s.Step))
@@ -56,7 +101,7 @@ func (s AdamStep) Constants(c *Constants) {
 	if s.L2 {
 		penalty, decoupled = s.WeightDecay, 0
 	}
-	c.set(s.Step, [abi.Rows]float64{
+	return c.set(s.Step, [abi.Rows]float64{
 		abi.GradientScale:    s.GradientScale,
 		abi.L2Penalty:        penalty,
 		abi.Beta1:            s.Beta1,
@@ -78,9 +123,9 @@ type LionStep struct {
 	GradientScale float64
 }
 
-// Constants sets the constants of the step.
-func (s LionStep) Constants(c *Constants) {
-	c.set(0, [abi.Rows]float64{
+// Constants sets the constants of the step, and reports what binary32 cannot hold.
+func (s LionStep) Constants(c *Constants) error {
+	return c.set(0, [abi.Rows]float64{
 		abi.GradientScale: s.GradientScale,
 		abi.Beta1:         s.Beta1,
 		abi.OneMinusBeta1: 1 - s.Beta1,
@@ -102,9 +147,9 @@ type AdagradStep struct {
 	GradientScale     float64
 }
 
-// Constants sets the constants of the step.
-func (s AdagradStep) Constants(c *Constants) {
-	c.set(s.Step, [abi.Rows]float64{
+// Constants sets the constants of the step, and reports what binary32 cannot hold.
+func (s AdagradStep) Constants(c *Constants) error {
+	return c.set(s.Step, [abi.Rows]float64{
 		abi.GradientScale: s.GradientScale,
 		abi.L2Penalty:     s.WeightDecay,
 		abi.Epsilon:       s.Epsilon,
@@ -124,8 +169,8 @@ type SGDStep struct {
 	GradientScale float64
 }
 
-// Constants sets the constants of the step.
-func (s SGDStep) Constants(c *Constants) {
+// Constants sets the constants of the step, and reports what binary32 cannot hold.
+func (s SGDStep) Constants(c *Constants) error {
 	rows := [abi.Rows]float64{
 		abi.GradientScale: s.GradientScale,
 		abi.L2Penalty:     s.WeightDecay,
@@ -144,5 +189,5 @@ func (s SGDStep) Constants(c *Constants) {
 		rows[abi.Beta1], rows[abi.OneMinusBeta1] = 1, 0
 		rows[abi.MomentumShare], rows[abi.GradientShare] = 0, 1
 	}
-	c.set(s.Step, rows)
+	return c.set(s.Step, rows)
 }

@@ -14,7 +14,7 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from plimsoll import protocol
+from plimsoll import protocol, trust
 from plimsoll.errors import PlimsollError, ProtocolError, StateLost
 from plimsoll.protocol import Kind
 
@@ -254,17 +254,16 @@ class Session:
     # Connections
 
     def _connect(self) -> Tuple[protocol.Opened, List[int]]:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         document = protocol.pack_document(self.document)
+        try:
+            connection = trust.connect(self.path)
+        except OSError as error:
+            raise ConnectionError(
+                f"no optimizer service answers at {self.path}: {error}; start one (plimsoll serve --socket {self.path}), "
+                "or leave PLIMSOLL_SOCKET unset and each process starts its own"
+            ) from None
         descriptors: List[int] = []
         try:
-            try:
-                connection.connect(self.path)
-            except OSError as error:
-                raise ConnectionError(
-                    f"no optimizer service answers at {self.path}: {error}; start one (plimsoll serve --socket {self.path}), "
-                    "or leave PLIMSOLL_SOCKET unset and each process starts its own"
-                ) from None
             file = _sealed("plimsoll-open", document)
             try:
                 _send(connection, protocol.pack(Kind.OPEN, 0, protocol.pack_number(len(document))), [file])

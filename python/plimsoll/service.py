@@ -86,14 +86,18 @@ def _leave_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
+# The service writes its checkpoints first. Where nothing of them reaches the disk, it gives up by itself.
+_LONGEST_END = 3600
+
+
 def _end(process: subprocess.Popen, directory: str, owner: int) -> None:
     if os.getpid() != owner:
         return  # a forked child is not the one to end it
     assert process.stdin is not None
     process.stdin.close()
     try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
+        process.wait(_LONGEST_END)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
         process.kill()
         process.wait()
     shutil.rmtree(directory, ignore_errors=True)

@@ -19,8 +19,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plimsoll import PlimsollError, ProtocolError, Service, ServiceError, Session, StateLost, client, protocol
+from plimsoll import PlimsollError, ProtocolError, Service, ServiceError, Session, StateLost, client, protocol, trust
 from plimsoll.protocol import Kind
+from plimsoll.service import _end
 from test_protocol import OPENED, answer
 
 DOCUMENT = {
@@ -206,6 +207,67 @@ def test_a_service_that_does_not_come_back(tmp_path):
 def test_there_is_no_service(tmp_path):
     with pytest.raises(PlimsollError, match="no optimizer service answers at .*; start one \\(plimsoll serve --socket"):
         Session(str(tmp_path / "socket"), DOCUMENT)
+
+
+ANOTHER = 65534
+
+
+@pytest.fixture
+def become(monkeypatch):
+    """Makes this process one of another user than before: in earnest where it may, else as far as it asks."""
+
+    def become(user):
+        if own == 0:
+            os.seteuid(user)
+        else:
+            monkeypatch.setattr(os, "geteuid", lambda: user)
+
+    own = os.geteuid()
+    yield become
+    if own == 0:
+        os.seteuid(0)
+
+
+def test_a_service_of_another_user_is_not_spoken_to(tmp_path, monkeypatch, become):
+    own = os.geteuid()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(tmp_path / "socket"))
+    # The credentials of a socket are those of whoever listens.
+    become(ANOTHER if own == 0 else own)
+    listener.listen()
+    become(0 if own == 0 else ANOTHER)
+    monkeypatch.setattr(trust, "check_directory", lambda name: None)  # which is another's, too, in some of these cases
+    with pytest.raises(PlimsollError, match="process [0-9]+ of user [0-9]+ answers: expected user [0-9]+ or root"):
+        Session(str(tmp_path / "socket"), DOCUMENT)
+    connection, _ = listener.accept()
+    assert connection.recv(1) == b""  # it was told nothing
+
+
+@pytest.mark.parametrize("which", ["directory", "link", "directory behind a link"])
+def test_a_socket_in_a_directory_of_another_user_is_not_opened(tmp_path, become, which):
+    directory, link = tmp_path / "directory", tmp_path / "link"
+    directory.mkdir(mode=0o755)
+    link.symlink_to(directory)
+    if os.geteuid() == 0:
+        os.chown(link if which == "link" else directory, ANOTHER, ANOTHER, follow_symlinks=False)
+    else:
+        become(ANOTHER)
+    with pytest.raises(PlimsollError, match="the directory of the socket, .*, belongs to user [0-9]+: expected user [0-9]+ or root"):
+        Session(str((directory if which == "directory" else link) / "socket"), DOCUMENT)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770])
+def test_a_socket_in_a_directory_that_others_may_write_to_is_not_opened(tmp_path, mode):
+    tmp_path.chmod(mode)
+    with pytest.raises(PlimsollError, match=f"has mode {mode:#o}, so that other users may write to it .* expected 0700"):
+        Session(str(tmp_path / "socket"), DOCUMENT)
+
+
+def test_a_link_of_ones_own_to_the_directory_of_a_socket(tmp_path):
+    (tmp_path / "service").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "service")
+    Scripted(tmp_path / "service", [open_well, send()])
+    Session(str(tmp_path / "link" / "socket"), DOCUMENT).close()
 
 
 def test_program_is_not_found(monkeypatch):
@@ -400,6 +462,14 @@ def test_service_ends_with_its_owner(tmp_path):
             assert time.monotonic() < deadline, "the service lives on"
             time.sleep(0.05)
         assert not os.path.exists(os.path.dirname(path))
+
+
+def test_a_service_that_takes_its_time_to_end_is_not_killed(tmp_path):
+    """It may be writing a checkpoint."""
+    script = f"cat; sleep 11; touch {tmp_path}/saved"
+    process = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    _end(process, str(tmp_path / "nothing"), os.getpid())
+    assert process.returncode == 0 and (tmp_path / "saved").exists()
 
 
 def test_a_forked_child_closes_no_file_that_is_not_its_own():

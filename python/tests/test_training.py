@@ -36,7 +36,7 @@ def test_bf16_follows_master_weights():
     options = dict(lr=5e-4, weight_decay=0.1)
     optimizer = plimsoll.torch.AdamW(ours.parameters(), max_grad_norm=1.0, **options)
     step = with_masters(theirs, **options)
-    first = None
+    history = []
     for i in range(300):
         losses = []
         for model in (ours, theirs):
@@ -46,9 +46,9 @@ def test_bf16_follows_master_weights():
         optimizer.step()
         optimizer.zero_grad()
         step()
-        first = first or losses[0]
+        history.append(losses[0])
         assert losses[0] == pytest.approx(losses[1], rel=1e-3), f"step {i}"
-    assert losses[0] < 0.6 * first  # it has learned
+    assert sum(history[-20:]) / 20 < 0.6 * history[0]  # it has learned; one batch alone may be a hard one
     assert optimizer.skipped == 0
 
 

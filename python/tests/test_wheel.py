@@ -15,6 +15,7 @@ PROGRAM = """
 import importlib.metadata, pathlib, sys, torch
 import plimsoll, plimsoll.torch
 assert pathlib.Path(plimsoll.__file__).is_relative_to(sys.prefix), plimsoll.__file__
+assert (pathlib.Path(plimsoll.__file__).parent / "py.typed").exists()
 assert importlib.metadata.version("plimsoll") == plimsoll.__version__
 weight = torch.nn.Parameter(torch.ones(8))
 optimizer = plimsoll.torch.SGD([weight], lr=0.5)

@@ -66,7 +66,7 @@ func compare(r row, folder string) result {
 			planned[f.Point] = o
 		}
 		if o.err != nil {
-			out.reason = o.err.Error()
+			out.reason = strings.ReplaceAll(o.err.Error(), folder+string(filepath.Separator), "")
 			out.left = append(out.left, f)
 			continue
 		}

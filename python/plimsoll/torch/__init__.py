@@ -1,138 +1,353 @@
 """Optimizers for PyTorch whose state the optimizer service holds and updates.
 
-Each takes the arguments of torch's optimizer of its name (Lion: of its paper,
-arXiv 2302.06675), and these:
-
-``state``: how bf16 parameters are held: "split", where parameter and 16 more
-bits are the fp32 master weight, or "fp32", a master weight beside. fp32
-parameters are their own master weights, fp16 ones always have one beside.
-
-``moments``: "fp32"; "bf16", which takes 4 bytes a parameter less with Adam's
-two; or "int8", 6 less, for Adam and AdamW.
-
-``max_grad_norm``: clips to this norm of all gradients, as
-torch.nn.utils.clip_grad_norm_ does, and skips a step whose gradients are not
-finite.
-
-``sharding``: None; "zero1", where each rank of ``process_group`` holds a part of
-the state and gradients are the same on all ranks (DDP); "zero2", where the
-optimizer averages gradients itself and each rank keeps those of its part.
-Without it, the ranks of ``process_group`` (where ``model`` is wrapped by
-DistributedDataParallel: of that) hold copies of one state.
-Parameters that fully_shard has sharded are held as they are, also where it has
-replicated the shards (HSDP).
-
-``missing_gradients``: "refuse" or "zero", for parameters without one.
-
-``gradients``: "backward" takes gradients as the backward pass computes them; "step"
-takes them in the step alone, however the program has written them until then.
-
-``model`` or ``named_parameters``: for names in checkpoints.
-
-``name``: where one program has several optimizers, each but one needs a name.
-
-``job`` and ``socket``: of the service; $PLIMSOLL_JOB and $PLIMSOLL_SOCKET where
-they are not given. Without a socket each process starts a service of its own.
+Each takes the arguments of torch's optimizer of its name, in torch's order and
+with torch's defaults (Lion: those of its paper, arXiv 2302.06675), and options
+of its own by name: see ``help(plimsoll.torch.AdamW)``.
 """
 
-from typing import Any, Dict, Sequence, Tuple
+from typing import Any, Dict, Iterable, Optional, Sequence, Tuple
 
+import torch
+
+from plimsoll.torch.arguments import (
+    Gradients,
+    MissingGradients,
+    Moments,
+    MomentsOfAdam,
+    Number,
+    Parameters,
+    Sharding,
+    StateFormat,
+    described,
+)
 from plimsoll.torch.optimizer import Optimizer
 
 __all__ = ["Adagrad", "Adam", "AdamW", "Lion", "SGD"]
 
+_MOMENTS_OF_ADAM = (
+    '"fp32"; "bf16", which takes 4 bytes a parameter less; or "int8", 6 less. With "int8", tensors of less than 4096 elements '
+    "keep fp32 moments, and so do embeddings where model is given."
+)
 
-class AdamW(Optimizer):
-    """torch.optim.AdamW."""
 
-    _name, _moments = "adamw", ("exp_avg", "exp_avg_sq")
+@described(moments=_MOMENTS_OF_ADAM)
+class Adam(Optimizer):
+    """torch.optim.Adam: weight decay is added to the gradient."""
+
+    _checks, _moments = torch.optim.Adam, ("exp_avg", "exp_avg_sq")
+    _moment_formats = ("fp32", "bf16", "int8")
 
     def __init__(
         self,
-        params: Any,
-        lr: float = 1e-3,
-        betas: Tuple[float, float] = (0.9, 0.999),
+        params: Parameters,
+        lr: Number = 1e-3,
+        betas: Tuple[Number, Number] = (0.9, 0.999),
         eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        **options: Any,
-    ):
-        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay), **options)
+        weight_decay: float = 0,
+        amsgrad: bool = False,
+        *,
+        foreach: Optional[bool] = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: Optional[bool] = None,
+        decoupled_weight_decay: bool = False,
+        state: StateFormat = "split",
+        moments: MomentsOfAdam = "fp32",
+        max_grad_norm: Optional[float] = None,
+        sharding: Sharding = None,
+        process_group: Optional["torch.distributed.ProcessGroup"] = None,
+        missing_gradients: MissingGradients = "refuse",
+        gradients: Gradients = "backward",
+        model: Optional[torch.nn.Module] = None,
+        named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]] = None,
+        name: Optional[str] = None,
+        job: Optional[str] = None,
+        socket: Optional[str] = None,
+    ) -> None:
+        super().__init__(
+            params,
+            dict(
+                lr=lr,
+                betas=betas,
+                eps=eps,
+                weight_decay=weight_decay,
+                amsgrad=amsgrad,
+                maximize=maximize,
+                foreach=foreach,
+                capturable=capturable,
+                differentiable=differentiable,
+                fused=fused,
+                decoupled_weight_decay=decoupled_weight_decay,
+            ),
+            state=state,
+            moments=moments,
+            max_grad_norm=max_grad_norm,
+            sharding=sharding,
+            process_group=process_group,
+            missing_gradients=missing_gradients,
+            gradients=gradients,
+            model=model,
+            named_parameters=named_parameters,
+            name=name,
+            job=job,
+            socket=socket,
+        )
+
+    def _rule(self, group: Dict[str, Any]) -> str:
+        return "adamw" if group["decoupled_weight_decay"] else "adam"
 
     def _hyperparameters(self, group: Dict[str, Any]) -> Sequence[float]:
         return (group["lr"], *group["betas"], group["eps"], group["weight_decay"], 0, 0)
 
 
-class Adam(AdamW):
-    """torch.optim.Adam: weight decay is added to the gradient."""
-
-    _name = "adam"
+@described(moments=_MOMENTS_OF_ADAM, weight_decay="is what a weight loses in a step, times lr and itself.")
+class AdamW(Adam):
+    """torch.optim.AdamW: weight decay shrinks the weights."""
 
     def __init__(
         self,
-        params: Any,
-        lr: float = 1e-3,
-        betas: Tuple[float, float] = (0.9, 0.999),
+        params: Parameters,
+        lr: Number = 1e-3,
+        betas: Tuple[Number, Number] = (0.9, 0.999),
         eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        **options: Any,
-    ):
-        super().__init__(params, lr, betas, eps, weight_decay, **options)
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: Optional[bool] = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: Optional[bool] = None,
+        state: StateFormat = "split",
+        moments: MomentsOfAdam = "fp32",
+        max_grad_norm: Optional[float] = None,
+        sharding: Sharding = None,
+        process_group: Optional["torch.distributed.ProcessGroup"] = None,
+        missing_gradients: MissingGradients = "refuse",
+        gradients: Gradients = "backward",
+        model: Optional[torch.nn.Module] = None,
+        named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]] = None,
+        name: Optional[str] = None,
+        job: Optional[str] = None,
+        socket: Optional[str] = None,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            foreach=foreach,
+            maximize=maximize,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+            decoupled_weight_decay=True,
+            state=state,
+            moments=moments,
+            max_grad_norm=max_grad_norm,
+            sharding=sharding,
+            process_group=process_group,
+            missing_gradients=missing_gradients,
+            gradients=gradients,
+            model=model,
+            named_parameters=named_parameters,
+            name=name,
+            job=job,
+            socket=socket,
+        )
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        # States of AdamW that older releases of torch have saved do not say so.
+        for group in state["param_groups"]:
+            group["decoupled_weight_decay"] = True
+        super().__setstate__(state)
 
 
+@described(weight_decay="is what a weight loses in a step, times lr and itself.")
 class Lion(Optimizer):
     """Lion, of arXiv 2302.06675, with decoupled weight decay."""
 
-    _name, _moments = "lion", ("exp_avg",)
+    _checks, _moments = torch.optim.AdamW, ("exp_avg",)  # the ranges of its numbers are AdamW's
 
     def __init__(
-        self, params: Any, lr: float = 1e-4, betas: Tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0, **options: Any
-    ):
-        super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay), **options)
+        self,
+        params: Parameters,
+        lr: Number = 1e-4,
+        betas: Tuple[Number, Number] = (0.9, 0.99),
+        weight_decay: float = 0,
+        *,
+        maximize: bool = False,
+        state: StateFormat = "split",
+        moments: Moments = "fp32",
+        max_grad_norm: Optional[float] = None,
+        sharding: Sharding = None,
+        process_group: Optional["torch.distributed.ProcessGroup"] = None,
+        missing_gradients: MissingGradients = "refuse",
+        gradients: Gradients = "backward",
+        model: Optional[torch.nn.Module] = None,
+        named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]] = None,
+        name: Optional[str] = None,
+        job: Optional[str] = None,
+        socket: Optional[str] = None,
+    ) -> None:
+        super().__init__(
+            params,
+            dict(lr=lr, betas=betas, weight_decay=weight_decay, maximize=maximize),
+            state=state,
+            moments=moments,
+            max_grad_norm=max_grad_norm,
+            sharding=sharding,
+            process_group=process_group,
+            missing_gradients=missing_gradients,
+            gradients=gradients,
+            model=model,
+            named_parameters=named_parameters,
+            name=name,
+            job=job,
+            socket=socket,
+        )
+
+    def _rule(self, group: Dict[str, Any]) -> str:
+        return "lion"
 
     def _hyperparameters(self, group: Dict[str, Any]) -> Sequence[float]:
         return (group["lr"], *group["betas"], 0, group["weight_decay"], 0, 0)
 
 
+@described()
 class Adagrad(Optimizer):
-    """torch.optim.Adagrad, with an initial accumulator value of 0."""
+    """torch.optim.Adagrad."""
 
-    _name, _moments = "adagrad", ("sum",)
+    _checks, _moments = torch.optim.Adagrad, ("sum",)
 
     def __init__(
         self,
-        params: Any,
-        lr: float = 1e-2,
-        lr_decay: float = 0.0,
-        weight_decay: float = 0.0,
+        params: Parameters,
+        lr: Number = 1e-2,
+        lr_decay: float = 0,
+        weight_decay: float = 0,
+        initial_accumulator_value: float = 0,
         eps: float = 1e-10,
-        **options: Any,
-    ):
-        super().__init__(params, dict(lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps), **options)
+        foreach: Optional[bool] = None,
+        *,
+        maximize: bool = False,
+        differentiable: bool = False,
+        fused: Optional[bool] = None,
+        state: StateFormat = "split",
+        moments: Moments = "fp32",
+        max_grad_norm: Optional[float] = None,
+        sharding: Sharding = None,
+        process_group: Optional["torch.distributed.ProcessGroup"] = None,
+        missing_gradients: MissingGradients = "refuse",
+        gradients: Gradients = "backward",
+        model: Optional[torch.nn.Module] = None,
+        named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]] = None,
+        name: Optional[str] = None,
+        job: Optional[str] = None,
+        socket: Optional[str] = None,
+    ) -> None:
+        super().__init__(
+            params,
+            dict(
+                lr=lr,
+                lr_decay=lr_decay,
+                eps=eps,
+                weight_decay=weight_decay,
+                initial_accumulator_value=initial_accumulator_value,
+                maximize=maximize,
+                foreach=foreach,
+                differentiable=differentiable,
+                fused=fused,
+            ),
+            state=state,
+            moments=moments,
+            max_grad_norm=max_grad_norm,
+            sharding=sharding,
+            process_group=process_group,
+            missing_gradients=missing_gradients,
+            gradients=gradients,
+            model=model,
+            named_parameters=named_parameters,
+            name=name,
+            job=job,
+            socket=socket,
+        )
+
+    def _rule(self, group: Dict[str, Any]) -> str:
+        return "adagrad"
 
     def _hyperparameters(self, group: Dict[str, Any]) -> Sequence[float]:
         return (group["lr"], 0, 0, group["eps"], group["weight_decay"], group["lr_decay"], 0)
 
+    def _first_moment(self, group: Dict[str, Any]) -> float:
+        return float(group["initial_accumulator_value"])
 
+
+@described()
 class SGD(Optimizer):
     """torch.optim.SGD."""
 
-    _name, _moments = "sgd", ("momentum_buffer",)
+    _checks, _moments = torch.optim.SGD, ("momentum_buffer",)
     _counts_steps = False
-    _refused = ("maximize",)
 
     def __init__(
         self,
-        params: Any,
-        lr: float = 1e-3,
-        momentum: float = 0.0,
-        dampening: float = 0.0,
-        weight_decay: float = 0.0,
+        params: Parameters,
+        lr: Number = 1e-3,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: Number = 0,
         nesterov: bool = False,
-        **options: Any,
-    ):
+        *,
+        maximize: bool = False,
+        foreach: Optional[bool] = None,
+        differentiable: bool = False,
+        fused: Optional[bool] = None,
+        state: StateFormat = "split",
+        moments: Moments = "fp32",
+        max_grad_norm: Optional[float] = None,
+        sharding: Sharding = None,
+        process_group: Optional["torch.distributed.ProcessGroup"] = None,
+        missing_gradients: MissingGradients = "refuse",
+        gradients: Gradients = "backward",
+        model: Optional[torch.nn.Module] = None,
+        named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]] = None,
+        name: Optional[str] = None,
+        job: Optional[str] = None,
+        socket: Optional[str] = None,
+    ) -> None:
         super().__init__(
-            params, dict(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov), **options
+            params,
+            dict(
+                lr=lr,
+                momentum=momentum,
+                dampening=dampening,
+                weight_decay=weight_decay,
+                nesterov=nesterov,
+                maximize=maximize,
+                foreach=foreach,
+                differentiable=differentiable,
+                fused=fused,
+            ),
+            state=state,
+            moments=moments,
+            max_grad_norm=max_grad_norm,
+            sharding=sharding,
+            process_group=process_group,
+            missing_gradients=missing_gradients,
+            gradients=gradients,
+            model=model,
+            named_parameters=named_parameters,
+            name=name,
+            job=job,
+            socket=socket,
         )
+
+    def _rule(self, group: Dict[str, Any]) -> str:
+        return "sgd"
 
     def _hyperparameters(self, group: Dict[str, Any]) -> Sequence[float]:
         return (group["lr"], group["momentum"], 0, 0, group["weight_decay"], group["dampening"], float(group["nesterov"]))

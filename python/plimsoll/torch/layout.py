@@ -121,6 +121,10 @@ def embeddings_of(model: Optional[torch.nn.Module]) -> List[torch.Tensor]:
     return [m.weight for m in modules if isinstance(m, (torch.nn.Embedding, torch.nn.EmbeddingBag))]
 
 
+def refuse_type(parameter: torch.Tensor, name: str) -> None:
+    raise TypeError(f"parameter {name} is {parameter.dtype}: expected bfloat16, float16 or float32; leave it to an optimizer of torch")
+
+
 def divide(
     groups: Sequence[Dict[str, Any]], names: Dict[torch.Tensor, str], embeddings: Sequence[torch.Tensor], mesh: Mesh
 ) -> Dict[str, List[Piece]]:
@@ -136,9 +140,7 @@ def divide(
             if not p.requires_grad:
                 continue  # it never changes
             if p.dtype not in TYPES:
-                raise TypeError(
-                    f"parameter {names[p]} is {p.dtype}: expected bfloat16, float16 or float32; leave it to an optimizer of torch"
-                )
+                refuse_type(p, names[p])
             first, count = _rows(p, names[p], mesh) if is_sharded(p) else (0, p.numel())
             pieces = whole.setdefault(TYPES[p.dtype], [])
             offset = pieces[-1].offset + pieces[-1].count if pieces else 0

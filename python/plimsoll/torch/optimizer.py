@@ -10,14 +10,15 @@ import re
 import secrets
 import threading
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, TypeVar
+from numbers import Real
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type, TypeVar
 
 import torch
 import torch.distributed
 
 from plimsoll.errors import PlimsollError
 from plimsoll.protocol import Opened
-from plimsoll.service import Service
+from plimsoll.service import Service, find_program
 from plimsoll.torch import layout
 from plimsoll.torch.layout import Mesh
 from plimsoll.torch.part import Part
@@ -29,6 +30,26 @@ from plimsoll.torch.transfer import transfer_for
 
 _Result = TypeVar("_Result")
 
+# What torch's optimizers have and these have not.
+_REFUSED = {
+    "amsgrad": "it needs a third moment, and the service holds two",
+    "differentiable": "autograd cannot follow a step into the service",
+}
+# Flags of torch, and what they are where a parameter group does not name them.
+_FLAGS = {
+    "foreach": None,
+    "fused": None,
+    "capturable": False,
+    "differentiable": False,
+    "maximize": False,
+    "amsgrad": False,
+    "nesterov": False,
+    "decoupled_weight_decay": False,
+}
+# Arguments that the constructors of torch 2.1 do not have, or check against the devices of parameters.
+_UNKNOWN_TO_OLD_TORCH = ("fused", "differentiable", "decoupled_weight_decay")
+# The range of fp32, whose smaller numbers the service takes for zeros.
+_SMALLEST, _LARGEST = 2.0**-126, torch.finfo(torch.float32).max
 _REGROUPED = (
     "when the optimizer was opened, and the state is that of those parameters. Close the optimizer, and make a new one of "
     "the parameters that are to be trained from now on"
@@ -67,12 +88,11 @@ class Optimizer(torch.optim.Optimizer):
     # GradScaler gives its scale to the step: one pass over memory less.
     _step_supports_amp_scaling = True
 
-    # What the protocol calls the optimizer, and what torch calls its moments.
-    _name: str
+    # The optimizer of torch whose constructor checks the hyperparameters, and what torch calls the moments.
+    _checks: Type[torch.optim.Optimizer]
     _moments: Tuple[str, ...]
+    _moment_formats: Tuple[str, ...] = ("fp32", "bf16")
     _counts_steps = True
-    # Options of torch's optimizer that there is no counterpart for.
-    _refused: Tuple[str, ...] = ("maximize", "amsgrad", "nesterov")
 
     def __init__(
         self,
@@ -92,8 +112,9 @@ class Optimizer(torch.optim.Optimizer):
         name: Optional[str] = None,
         socket: Optional[str] = None,
     ):
+        defaults = self._checked(defaults)
         _choose("state", state, ("split", "fp32"))
-        _choose("moments", moments, ("fp32", "bf16", "int8"))
+        _choose("moments", moments, self._moment_formats)
         _choose("sharding", sharding, (None, "zero1", "zero2"))
         _choose("missing_gradients", missing_gradients, ("refuse", "zero"))
         _choose("gradients", gradients, ("backward", "step"))
@@ -108,16 +129,18 @@ class Optimizer(torch.optim.Optimizer):
             raise ValueError(f"name is {name!r}: expected 1 to 32 of a-z A-Z 0-9 . _ -, and no dot at the beginning")
         self._parts: Optional[List[Part]] = None
         self._closed = False
+        self._model, self._named = model, list(named_parameters) if named_parameters is not None else None
+        self._socket = socket or os.environ.get("PLIMSOLL_SOCKET")
+        if self._socket is None:
+            find_program()  # which the first step will start
         super().__init__(params, defaults)
         self.state = _Entries(self)
         self._state, self._moments_format = state, moments
         self._process_group, self._sharding = process_group, sharding
         self._refuses_missing = missing_gradients == "refuse"
         self._takes_gradients_in_step = gradients == "step"
-        self._model, self._named = model, list(named_parameters) if named_parameters is not None else None
         self._job = job or os.environ.get("PLIMSOLL_JOB") or "job"
         self._name_in_job = name
-        self._socket = socket or os.environ.get("PLIMSOLL_SOCKET")
         self._service: Optional[Service] = None
         self._lock = threading.RLock()  # hooks run on autograd's threads, one for each device
         self.max_grad_norm = max_grad_norm
@@ -189,7 +212,9 @@ class Optimizer(torch.optim.Optimizer):
             if self._socket is None:
                 self._service = Service()
             path = self._socket or self._service.socket
+            first_moments = [self._first_moment(group) for group in self.param_groups]
             for part in parts:
+                part.first_moments = first_moments
                 part.announces = self.max_grad_norm is not None
                 part.waits = self._takes_gradients_in_step
                 part.open(path, self._document(part, mesh))
@@ -272,7 +297,7 @@ class Optimizer(torch.optim.Optimizer):
             "world": world,
             "local_world": min(world, _number("PLIMSOLL_LOCAL_RANKS", _number("LOCAL_WORLD_SIZE", world))),
             "part": f"{self._name_in_job}.{part.name}" if self._name_in_job else part.name,
-            "optimizer": self._name,
+            "optimizer": self._rule(self.param_groups[0]),
             "state": self._state if part.name == "bf16" else "fp32",
             "moments": self._moments_format,
             "parameter": part.name,
@@ -371,6 +396,73 @@ class Optimizer(torch.optim.Optimizer):
                 "add_param_group: the state is made already, in memory of exactly its size: add all groups before the first step"
             )
         super().add_param_group(param_group)
+        try:
+            self._check_options(len(self.param_groups) - 1)
+        except BaseException:
+            self.param_groups.pop()
+            raise
+
+    # Options
+
+    def _checked(self, options: Dict[str, Any]) -> Dict[str, Any]:
+        """The options of a parameter group, as torch has them. Raises what torch's constructor raises, and ValueError."""
+        if options.get("fused") and options.get("foreach"):
+            raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
+        self._check_flags(options)
+        given = {name: value for name, value in options.items() if name not in _UNKNOWN_TO_OLD_TORCH}
+        taken = self._checks([torch.zeros(1, device="cpu")], **given).defaults
+        options = {**options, **{name: taken[name] for name in given}}
+        for name, value in options.items():
+            for number in value if isinstance(value, (tuple, list)) else (value,):
+                if isinstance(number, (Real, torch.Tensor)):
+                    _check_number(name, float(number))
+        return options
+
+    def _check_options(self, g: int) -> None:
+        """Refuses a parameter group that no step could be made of."""
+        group = self.param_groups[g]
+        try:
+            self._checked({name: group[name] for name in self.defaults})
+        except ValueError as error:
+            raise ValueError(f"parameter group {g}: {error}") from None
+        self._check_agreement(self.param_groups)
+        for p in group["params"]:
+            if p.requires_grad and p.dtype not in layout.TYPES:
+                layout.refuse_type(p, layout.names_of(self.param_groups, self._named, self._model)[p])
+
+    def _check_flags(self, group: Dict[str, Any]) -> None:
+        for flag, reason in _REFUSED.items():
+            if group.get(flag):
+                raise ValueError(
+                    f"{flag} is {group[flag]}, and there is no {flag} in {type(self).__name__} here: {reason}. Leave it False, or "
+                    "give these parameters an optimizer of torch"
+                )
+
+    def _check_agreement(self, groups: Sequence[Dict[str, Any]]) -> None:
+        """Refuses parameter groups whose steps are of different kinds, or of another kind than the state."""
+        for option in ("maximize", "decoupled_weight_decay"):
+            if len({bool(group.get(option)) for group in groups}) > 1:
+                raise ValueError(
+                    f"{option} is True in some parameter groups and False in others: expected one value, as one step is made of all "
+                    "groups; give each kind an optimizer of its own (name=)"
+                )
+        rule = self._rule(groups[0])
+        opened = {part.session.document["optimizer"] for part in self._parts or () if part.session}
+        if opened - {rule}:
+            raise ValueError(
+                f"the parameter groups say {rule} now, and the state is one of {opened.pop()}: decoupled_weight_decay was changed. "
+                "Give it to the constructor"
+            )
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        """Takes parameter groups from a state_dict, which an older release of torch may have saved."""
+        for group in state["param_groups"]:
+            for flag, value in _FLAGS.items():
+                if flag in self.defaults:
+                    group.setdefault(flag, value)
+            self._check_flags(group)
+        self._check_agreement(state["param_groups"])
+        super().__setstate__(state)
 
     # Steps
 
@@ -389,6 +481,10 @@ class Optimizer(torch.optim.Optimizer):
         Gradients are clipped to ``max_grad_norm``; where they are not finite the step is skipped and counted in
         :attr:`skipped`. Without any gradient nothing happens. Raises RuntimeError for a parameter without one.
         """
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "step: a CUDA graph is being captured, and the service makes steps outside of any: capture forward and backward pass alone"
+            )
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -533,8 +629,14 @@ class Optimizer(torch.optim.Optimizer):
 
     def _scale(self) -> float:
         """What the loss was multiplied by."""
-        scale = getattr(self, "grad_scale", None)
-        return 1.0 if scale is None else float(scale)
+        tensor = getattr(self, "grad_scale", None)
+        scale = 1.0 if tensor is None else float(tensor)
+        if not _SMALLEST / 2 <= scale <= 1 / _SMALLEST:
+            raise ValueError(
+                f"the scale of the GradScaler is {scale:g}: expected {_SMALLEST / 2:.3g} to {1 / _SMALLEST:.3g}, by which fp32 can divide; "
+                "a scale falls that far where gradients are never finite"
+            )
+        return scale
 
     def _was_unscaled(self) -> bool:
         """Whether GradScaler.unscale_ has divided the gradients in place: its operator counts no version of them."""
@@ -565,16 +667,21 @@ class Optimizer(torch.optim.Optimizer):
 
     def _factor(self, squares: float, scale: float) -> Optional[float]:
         """What gradients are multiplied by; None where they are not finite."""
-        self.last_grad_norm = None
-        if not self._asks_norm():
-            return 1.0 / scale
-        norm = math.sqrt(squares) / scale
-        self.last_grad_norm = norm
-        if not math.isfinite(norm):
-            return None
-        if self.max_grad_norm is None:
-            return 1.0 / scale
-        return min(1.0, self.max_grad_norm / (norm + 1e-6)) / scale
+        self.last_grad_norm, clip = None, 1.0
+        if self._asks_norm():
+            self.last_grad_norm = norm = math.sqrt(squares) / scale
+            if not math.isfinite(norm):
+                return None
+            if self.max_grad_norm is not None:
+                clip = min(1.0, self.max_grad_norm / (norm + 1e-6))
+        factor = clip / scale
+        if factor < _SMALLEST:
+            self._discard_gradients()
+            raise ValueError(
+                f"the norm of all gradients is {self.last_grad_norm:g}, and max_grad_norm is {self.max_grad_norm:g}: fp32 cannot hold the "
+                f"factor {factor:g} that clips them; give a larger max_grad_norm, or look for what makes gradients so large"
+            )
+        return -factor if self.param_groups[0].get("maximize") else factor
 
     def _fingerprint(self) -> Fingerprint:
         """What this rank's gradients are like, where those of all ranks must be the same: nobody averages them here."""
@@ -680,19 +787,22 @@ class Optimizer(torch.optim.Optimizer):
             torch.distributed.all_reduce(total, group=group)
 
     def _numbers(self) -> List[Sequence[float]]:
-        numbers = []
-        for g, group in enumerate(self.param_groups):
-            for option in self._refused:
-                if group.get(option):
-                    raise ValueError(
-                        f"parameter group {g}: {option} is {group[option]}: there is no {option} in {type(self).__name__} here; use torch's"
-                    )
-            numbers.append([float(x) for x in self._hyperparameters(group)])
-        return numbers
+        for group in self.param_groups:
+            self._check_flags(group)
+        self._check_agreement(self.param_groups)
+        return [[float(x) for x in self._hyperparameters(group)] for group in self.param_groups]
+
+    def _rule(self, group: Dict[str, Any]) -> str:
+        """What the protocol calls the optimizer that a group has."""
+        raise NotImplementedError
 
     def _hyperparameters(self, group: Dict[str, Any]) -> Sequence[float]:
         """The seven numbers of a group in a step, as the protocol orders them."""
         raise NotImplementedError
+
+    def _first_moment(self, group: Dict[str, Any]) -> float:
+        """What the first moment begins with."""
+        return 0.0
 
     # State
 
@@ -959,6 +1069,14 @@ def _let_go(parts: List[Part], hooks: List[Any], transfer: Any, owner: int) -> N
 def _choose(name: str, value: Any, among: Sequence[Any]) -> None:
     if value not in among:
         raise ValueError(f"{name} is {value!r}: expected one of {', '.join(map(repr, among))}")
+
+
+def _check_number(name: str, value: float) -> None:
+    """Refuses a hyperparameter that is no number in fp32, in which the service makes steps."""
+    if not abs(value) <= _LARGEST:
+        raise ValueError(f"{name} is {value:g}: steps are made in fp32: expected a magnitude of at most {_LARGEST:.3g}")
+    if name == "eps" and 0 < value < _SMALLEST:
+        raise ValueError(f"eps is {value:g}: steps are made in fp32: expected 0, or at least {_SMALLEST:.3g}")
 
 
 def _number(variable: str, otherwise: int) -> int:

@@ -97,6 +97,7 @@ class Part:
         self._copying: Deque[Tuple[Any, Optional[Slot]]] = collections.deque()
         self._reducing: Deque[Tuple[Any, torch.Tensor, Piece, bool]] = collections.deque()
         self._reducing_bytes = 0
+        self.first_moments: Sequence[float] = ()  # what they begin with, in each parameter group
         self.announces = False  # whether gradients are said to be ready
         self.waits = False  # whether gradients are taken in the step alone, not as they arrive
         self.torn = False  # whether parameters of the last step have not come into the model
@@ -166,7 +167,13 @@ class Part:
                 slot.in_arena.copy_(values)
             else:
                 self.session.write(protocol.MASTER_WEIGHTS, slot.piece.offset, values.float().cpu().numpy())
+            if self.first_moments[slot.piece.group]:
+                self.session.write(protocol.FIRST_MOMENT, slot.piece.offset, self.first_moment(slot))
         self.session.set_step(0)
+
+    def first_moment(self, slot: Slot) -> np.ndarray:
+        """The first moment of a parameter that has seen no step."""
+        return np.broadcast_to(np.float32(self.first_moments[slot.piece.group]), (slot.piece.count,))
 
     def adopt(self) -> None:
         """Makes the model's parameters those of the state."""
@@ -441,7 +448,7 @@ class Part:
         changed = [slot for slot in left if slot.left != slot.versions()]
         if not self.shared:
             kept = [(s.piece, s.piece.parameter) for s in left if s.left == s.versions()]
-            names = self._weights.unlike_arena(kept)
+            names = self._weights.unlike_arena(kept) if kept else []  # a rank may have no shard, and no arena
             if names:
                 raise RuntimeError(
                     f"{len(names)} parameters were written since the last step, {names[0]} among them, in a way that autograd does not "

@@ -72,7 +72,7 @@ def check_entries(parts: Sequence[Part], moments: Sequence[str], counts_steps: b
 
 
 def write_entries(parts: Sequence[Part], moments: Sequence[str], entries: _Entries) -> None:
-    """Writes entries into the state, and zeros where there are none. It is not whole until ``set_step``."""
+    """Writes entries into the state, and where there are none what it begins with. It is not whole until ``set_step``."""
     for part in parts:
         if part.session is None:
             continue
@@ -80,7 +80,9 @@ def write_entries(parts: Sequence[Part], moments: Sequence[str], entries: _Entri
             entry = entries.get(parameter) or {}
             # The second before the first: with int8 moments it is the first's unit.
             for name, stream in reversed(list(zip(moments, _STREAMS))):
-                part.session.write(stream, slot.piece.offset, _values(entry.get(name), slot))
+                given = entry.get(name)
+                begins = stream == protocol.FIRST_MOMENT and given is None
+                part.session.write(stream, slot.piece.offset, part.first_moment(slot) if begins else _values(given, slot))
             master = entry.get(_MASTER)
             exact = master is not None and master.dtype == torch.float32
             masters = _values(master, slot) if exact else None

@@ -1,0 +1,176 @@
+package checkpoint
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"plimsoll/files"
+	"plimsoll/ledger"
+)
+
+// A save that is broken off leaves its files behind, with all the room that they
+// took. A later commit removes them. Where there is no room for a later save either,
+// no commit comes: then that save removes what is its own rank's to remove.
+//
+// It removes files of its own rank and part in folders of other steps: a rank that
+// begins a save has given up the one before, which it has not committed. And it
+// removes files of a job of another size, as a save does in its own folder. It leaves
+// a folder alone in which anybody writes a file or makes a checkpoint (by flock, so
+// only where the file system has it), one that holds a complete checkpoint, and
+// whatever no save has written.
+
+// Leftover is what a save or a commit that was broken off has left.
+type Leftover struct {
+	Path  string
+	Bytes ledger.Bytes
+}
+
+// clearing has one rank of this process at a time clear a folder: what another is
+// removing is free when it is this one's turn.
+var clearing sync.Mutex
+
+// rankFile is the name of a file of a shard: without suffix, and the size of its job.
+var rankFile = regexp.MustCompile(`^\.?(rank-\d{5,7}-of-(\d{5,7})-[a-zA-Z0-9._-]{1,64})(\.safetensors|\.json\d*)$`)
+
+// isFull says that a save has failed for want of room.
+func isFull(err error) bool {
+	var full *DoesNotFit
+	return errors.As(err, &full) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
+}
+
+// newWriterWithRoom is newWriter. Where there is no room it removes what broken saves
+// have left, and names that.
+func newWriterWithRoom(directory string, s Shard, begin func() (*writer, error)) (*writer, []Leftover, error) {
+	w, err := begin()
+	if !isFull(err) {
+		return w, nil, err
+	}
+	clearing.Lock()
+	defer clearing.Unlock()
+	removed := clearLeftovers(directory, s)
+	w, err = begin()
+	var full *DoesNotFit
+	if errors.As(err, &full) {
+		full.Removed, full.Left = removed, leftovers(directory, s.State.Steps())
+	}
+	return w, removed, err
+}
+
+// leftovers lists what is left of other steps than the one that is being saved.
+func leftovers(directory string, step int64) []Leftover {
+	entries, err := os.ReadDir(directory)
+	if err != nil {
+		return nil // the save says what is wrong with it
+	}
+	var left []Leftover
+	for _, e := range entries {
+		isLeft := strings.HasPrefix(e.Name(), savingPrefix) || strings.HasPrefix(e.Name(), discardedPrefix)
+		if path := filepath.Join(directory, e.Name()); isLeft && e.IsDir() && e.Name() != savingPrefix+folderOf(step) {
+			left = append(left, Leftover{path, sizeOf(path)})
+		}
+	}
+	return left
+}
+
+// sizeOf is the room that the files in a folder take, or that of one file.
+func sizeOf(path string) ledger.Bytes {
+	const block = 512 // of st_blocks
+	var bytes ledger.Bytes
+	_ = filepath.WalkDir(path, func(name string, _ fs.DirEntry, err error) error {
+		var stat unix.Stat_t
+		if err == nil && unix.Lstat(name, &stat) == nil && stat.Mode&unix.S_IFMT == unix.S_IFREG {
+			bytes += ledger.Bytes(stat.Blocks * block)
+		}
+		return nil
+	})
+	return bytes
+}
+
+// clearLeftovers removes what it may, and returns that.
+func clearLeftovers(directory string, s Shard) []Leftover {
+	var removed []Leftover
+	for _, l := range leftovers(directory, s.State.Steps()) {
+		name := filepath.Base(l.Path)
+		if step, discarded := strings.CutPrefix(name, discardedPrefix); discarded {
+			// It was replaced, and another is there.
+			if exists(filepath.Join(directory, step, indexName)) && os.RemoveAll(l.Path) == nil {
+				removed = append(removed, l)
+			}
+			continue
+		}
+		if stepName.MatchString(strings.TrimPrefix(name, savingPrefix)) {
+			removed = append(removed, clearFolder(l, s)...)
+		}
+	}
+	return removed
+}
+
+// clearFolder removes what it may of a folder in which another step was saved.
+func clearFolder(l Leftover, s Shard) []Leftover {
+	folder, err := lockFolder(l.Path, unix.LOCK_EX|unix.LOCK_NB)
+	if err != nil {
+		return nil // a file is being begun there, or a checkpoint made
+	}
+	defer folder.Close()
+	if exists(filepath.Join(l.Path, replacedMark)) { // by a commit that died then: another is in its place
+		if discard(l.Path) != nil {
+			return nil
+		}
+		return []Leftover{l}
+	}
+	entries, err := os.ReadDir(l.Path)
+	if err != nil || exists(filepath.Join(l.Path, indexName)) { // which lacks nothing but its name
+		return nil
+	}
+	var ours []string
+	for _, e := range entries {
+		path := filepath.Join(l.Path, e.Name())
+		if strings.HasSuffix(e.Name(), dataSuffix) && !(e.Type().IsRegular() && isFree(path)) {
+			return nil // a save is under way
+		}
+		if e.Type().IsRegular() && isLeftBy(e.Name(), s) {
+			ours = append(ours, path)
+		}
+	}
+	var removed []Leftover
+	for _, path := range ours {
+		gone := Leftover{path, sizeOf(path)}
+		if os.Remove(path) == nil && strings.HasSuffix(path, dataSuffix) {
+			removed = append(removed, gone)
+		}
+	}
+	_ = os.Remove(l.Path) // if there was nothing else in it
+	return removed
+}
+
+// isLeftBy says whether a file is of an earlier save of this rank and part, or of a
+// job of another size.
+func isLeftBy(name string, s Shard) bool {
+	parts := rankFile.FindStringSubmatch(name)
+	if parts == nil {
+		return false
+	}
+	world, err := strconv.Atoi(parts[2])
+	return err == nil && (world != s.World || parts[1] == fileName(s.Rank, s.World, s.Part))
+}
+
+// isFree says that nobody writes a file, as far as its file system can say so.
+func isFree(path string) bool {
+	file, _, err := files.OpenFile(path, os.O_WRONLY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return false
+	}
+	defer file.Close()
+	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+		err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	}
+	return err == nil
+}

@@ -1,0 +1,164 @@
+// Package files opens files that users and other programs name. It waits for
+// nobody, and it reads no more than the caller can use.
+//
+// A path may name anything. Opening a FIFO blocks until somebody writes to it.
+// A device such as /dev/zero never ends. A sparse file claims any size and takes
+// no room on the disk. So a file is opened without blocking, only a regular file
+// is accepted, and every document has a limit.
+package files
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// errNotRegular is for files of which nobody is told.
+var errNotRegular = errors.New("expected a regular file")
+
+// NotRegular says what a path names in place of a regular file.
+type NotRegular struct{ Mode fs.FileMode }
+
+func (e *NotRegular) Error() string {
+	return "it is " + kind(e.Mode) + ", expected a regular file"
+}
+
+func kind(mode fs.FileMode) string {
+	switch {
+	case mode.IsDir():
+		return "a directory"
+	case mode&fs.ModeNamedPipe != 0:
+		return "a pipe"
+	case mode&fs.ModeSocket != 0:
+		return "a socket"
+	case mode&fs.ModeDevice != 0:
+		return "a device"
+	}
+	return "no file" // as an epoll or a timer in /proc/PID/fd
+}
+
+// TooLarge says that a file is above the limit of its kind of document.
+type TooLarge struct{ Limit int64 }
+
+func (e *TooLarge) Error() string {
+	return fmt.Sprintf("it has more than %d bytes, the limit", e.Limit)
+}
+
+// Open opens a regular file for reading. It follows symbolic links. Errors are
+// of type *fs.PathError.
+func Open(path string) (*os.File, fs.FileInfo, error) { return OpenFile(path, os.O_RDONLY, 0) }
+
+// OpenFile is os.OpenFile for regular files alone.
+//
+// The first look keeps devices from being opened, which some act upon. The second
+// holds what was opened against another taking its place in between.
+func OpenFile(path string, flags int, mode fs.FileMode) (*os.File, fs.FileInfo, error) {
+	info, err := os.Stat(path)
+	switch {
+	case err == nil && !info.Mode().IsRegular():
+		return nil, nil, notRegular(path, info)
+	case err != nil && !(flags&os.O_CREATE != 0 && errors.Is(err, fs.ErrNotExist)):
+		return nil, nil, err
+	}
+	file, err := os.OpenFile(path, flags|unix.O_NONBLOCK, mode)
+	if err != nil {
+		return nil, nil, err
+	}
+	info, err = file.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = notRegular(path, info)
+	}
+	if err != nil {
+		_ = file.Close()
+		return nil, nil, err
+	}
+	return file, info, nil
+}
+
+func notRegular(path string, info fs.FileInfo) error {
+	return &fs.PathError{Op: "open", Path: path, Err: &NotRegular{info.Mode()}}
+}
+
+// Read reads a document, a regular file of at most limit bytes. Errors are of
+// type *fs.PathError.
+func Read(path string, limit int64) ([]byte, error) {
+	file, info, err := Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	return ReadOpen(file, info, limit)
+}
+
+// ReadOpen reads what is left of an open file. It refuses a file that is too
+// large before it takes memory for it.
+func ReadOpen(file *os.File, info fs.FileInfo, limit int64) ([]byte, error) {
+	tooLarge := &fs.PathError{Op: "read", Path: file.Name(), Err: &TooLarge{limit}}
+	if info.Size() > limit {
+		return nil, tooLarge
+	}
+	text := make([]byte, 0, info.Size()+1) // one more, so that the end is found without growing
+	for {
+		n, err := file.Read(text[len(text):cap(text)])
+		text = text[:len(text)+n]
+		switch {
+		case err == io.EOF:
+			return text, nil
+		case err != nil:
+			return nil, err
+		case int64(len(text)) > limit: // it has grown meanwhile
+			return nil, tooLarge
+		case len(text) == cap(text):
+			text = append(text, 0)[:len(text)]
+		}
+	}
+}
+
+// kernelLimit is far above any file of /proc or /sys that is read whole: the
+// mount table of a host with 10,000 containers has 3 MB.
+const kernelLimit = 16 << 20
+
+// ReadKernel reads a file of /proc or /sys, or a copy of one. The kernel makes
+// these files up as they are read and says that their size is 0. They are many,
+// small and never waited for, so this goes around [os.File]: to hand each to the
+// poller takes longer than to read it. Errors are of type *fs.PathError.
+func ReadKernel(path string) ([]byte, error) {
+	fail := func(err error) ([]byte, error) { return nil, &fs.PathError{Op: "read", Path: path, Err: err} }
+	file, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return fail(err)
+	}
+	defer unix.Close(file)
+	var info unix.Stat_t
+	switch err := unix.Fstat(file, &info); {
+	case err != nil:
+		return fail(err)
+	case info.Mode&unix.S_IFMT != unix.S_IFREG:
+		return fail(errNotRegular)
+	case info.Size > kernelLimit:
+		return fail(&TooLarge{kernelLimit})
+	}
+	text := make([]byte, 0, 512)
+	for {
+		n, err := unix.Read(file, text[len(text):cap(text)])
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return fail(err)
+		case n == 0:
+			return text, nil
+		default:
+			text = text[:len(text)+n]
+			if len(text) > kernelLimit {
+				return fail(&TooLarge{kernelLimit})
+			}
+			if len(text) == cap(text) {
+				text = append(text, make([]byte, len(text))...)[:len(text)]
+			}
+		}
+	}
+}

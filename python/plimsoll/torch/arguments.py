@@ -1,0 +1,92 @@
+"""What the arguments of optimizers are and do."""
+
+import inspect
+import textwrap
+from typing import Any, Dict, Iterable, Literal, Optional, Tuple, Type, Union
+
+import torch
+
+Parameters = Union[Iterable[torch.Tensor], Iterable[Dict[str, Any]], Iterable[Tuple[str, torch.Tensor]]]
+Number = Union[float, torch.Tensor]
+StateFormat = Literal["split", "fp32"]
+Moments = Literal["fp32", "bf16"]
+MomentsOfAdam = Literal["fp32", "bf16", "int8"]
+Sharding = Optional[Literal["zero1", "zero2"]]
+Gradients = Literal["backward", "step"]
+MissingGradients = Literal["refuse", "zero"]
+
+_IGNORED = "chooses among torch's implementations. It is accepted and changes nothing: the service has one."
+
+_MEANINGS = {
+    "params": "parameters, (name, parameter) pairs, or dicts that are parameter groups.",
+    "lr": "the learning rate. A tensor has one element, and is read at each step.",
+    "betas": "how much of the averages of the gradient and of its square stays in a step.",
+    "eps": "is added to the denominator: 0, or at least 1.2e-38.",
+    "weight_decay": "is added to the gradient, times the weight.",
+    "amsgrad": "False. True is a ValueError: it needs a third moment, and the service holds two.",
+    "maximize": "makes the objective larger. All parameter groups agree on it.",
+    "foreach": _IGNORED,
+    "fused": _IGNORED,
+    "capturable": f"{_IGNORED} A step cannot be captured in a CUDA graph, and raises then.",
+    "differentiable": "False. True is a ValueError: autograd cannot follow into the service.",
+    "decoupled_weight_decay": "True makes Adam an AdamW. All parameter groups agree on it.",
+    "lr_decay": "the learning rate of step n is lr / (1 + (n - 1) * lr_decay).",
+    "initial_accumulator_value": "what the sums of squares begin with.",
+    "momentum": "how much of the momentum stays in a step.",
+    "dampening": "how much less of a gradient than all of it goes into the momentum.",
+    "nesterov": "Nesterov's momentum.",
+    "state": (
+        'how a bf16 parameter is held. "split": parameter and 16 more bits are the fp32 master weight. "fp32": the master '
+        "weight is beside it, 2 bytes more. fp32 parameters are their own master weights; fp16 ones have theirs beside them."
+    ),
+    "moments": '"fp32" or "bf16", which takes 2 bytes a parameter less.',
+    "max_grad_norm": (
+        "clips to this norm of all gradients, as torch.nn.utils.clip_grad_norm_ does. A step whose gradients are not "
+        "finite is left out, and counted in ``skipped``."
+    ),
+    "sharding": (
+        'None; "zero1", where each rank of process_group holds a part of the state, and gradients are the same on all ranks '
+        '(DistributedDataParallel); "zero2", where the optimizer averages gradients itself, and each rank keeps those of its '
+        "part. Parameters that fully_shard has sharded are held as they are, with None."
+    ),
+    "process_group": (
+        "the ranks among which the state is divided. Without sharding: the ranks that hold copies of one state. Where model "
+        "is wrapped by DistributedDataParallel, its ranks do."
+    ),
+    "missing_gradients": (
+        '"refuse" raises for a parameter without a gradient. "zero" counts its gradient as zero: its moments decay, and so '
+        "does its weight."
+    ),
+    "gradients": (
+        '"backward" takes each gradient when autograd is through with it. "step" takes all of them in the step, also those '
+        "that were written through an address."
+    ),
+    "model": "for the names of parameters in checkpoints and messages.",
+    "named_parameters": "the same, where there is no model: (name, parameter) pairs.",
+    "name": "tells the optimizers of one program apart: each but one needs a name.",
+    "job": "of the service; $PLIMSOLL_JOB where it is not given.",
+    "socket": (
+        "of the service; $PLIMSOLL_SOCKET where it is not given. Without either the process starts a service of its own, with "
+        "the program plimsoll that is on PATH, or that $PLIMSOLL names."
+    ),
+}
+
+_RAISES = (
+    "Raises what torch raises for the same arguments. Raises ValueError for numbers that fp32 cannot hold, TypeError for "
+    "parameters that are not bfloat16, float16 or float32, and PlimsollError where the program plimsoll is needed "
+    "and was not found."
+)
+
+
+def described(**meanings: str) -> Any:
+    """A decorator that adds to a class's docstring what each argument does: as ``meanings`` say, or as it does everywhere."""
+
+    def describe(optimizer: Type[Any]) -> Type[Any]:
+        lines = [inspect.getdoc(optimizer), "", "Args:"]
+        for argument in list(inspect.signature(optimizer).parameters):
+            text = f"{argument}: {meanings.get(argument) or _MEANINGS[argument]}"
+            lines += textwrap.wrap(text, 110, initial_indent=" " * 4, subsequent_indent=" " * 8)
+        optimizer.__doc__ = "\n".join([*lines, "", *textwrap.wrap(_RAISES, 110)])
+        return optimizer
+
+    return describe

@@ -1,0 +1,162 @@
+package recipe
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"plimsoll/files"
+)
+
+// kind is a kind of configuration file, recognized by the keys at its top level.
+// A file that is given in the place of another would be planned with the
+// defaults for everything that it does not say.
+type kind struct {
+	name string
+	flag string // that takes it; empty where none does
+	// marks are keys of which one is enough, where no kind before has one of its own.
+	marks []string
+	// known are the keys that its program reads, where it passes over others; nil
+	// where the schema refuses what it does not know.
+	known map[string]rule
+}
+
+func (k *kind) String() string { return k.name }
+
+// The kinds. Files of programs that wrap around these have their keys, too.
+var (
+	llamaFactoryKind = &kind{name: "LLaMA-Factory configuration",
+		marks: keys("finetuning_type cutoff_len lora_target dist_config init_config")}
+	axolotlKind = &kind{name: "axolotl configuration",
+		marks: keys("base_model base_model_config sequence_len sample_packing dataset_prepared_path micro_batch_size")}
+	nemoKind      = &kind{name: "NeMo configuration", marks: keys("exp_manager restore_from_path")}
+	trlxKind      = &kind{name: "trlx configuration", marks: keys("tune_config method")}
+	torchtuneKind = &kind{name: "torchtune recipe", marks: keys("checkpointer metric_logger")}
+	swiftKind     = &kind{name: "ms-swift configuration", marks: keys("train_type tuner_type tuner_backend")}
+	scriptKind    = &kind{name: "configuration of a training script, such as TRL's",
+		marks: keys("model_name_or_path dataset_name dataset_mixture dataset_mixer use_peft lora_r")}
+
+	accelerateKind = &kind{name: "accelerate configuration in YAML", flag: "--accelerate",
+		marks: keys("distributed_type compute_environment main_training_function num_machines")}
+	deepSpeedKind = &kind{name: "DeepSpeed JSON configuration", flag: "--deepspeed",
+		marks: keys(`zero_optimization train_batch_size train_micro_batch_size_per_gpu steps_per_print
+			wall_clock_breakdown compression_training`)}
+	adapterKind = &kind{name: "adapter_config.json of PEFT", flag: "--adapter",
+		marks: keys("peft_type base_model_name_or_path")}
+	modelKind = &kind{name: "config.json of a model", flag: "--model",
+		marks: keys(`architectures model_type quantization_config num_hidden_layers hidden_size num_attention_heads
+			n_embd transformers_version`)}
+	quantizationKind = &kind{name: "config.json with quantization_config, or BitsAndBytesConfig in JSON",
+		flag: "--quantization",
+		marks: keys(`quant_method load_in_4bit load_in_8bit bnb_4bit_quant_type bnb_4bit_compute_dtype
+			llm_int8_threshold llm_int8_has_fp16_weight`), known: bitsAndBytesKeys}
+	trainingKind = &kind{name: "file of TrainingArguments", flag: "--training-args", known: trainingSchema.keys,
+		marks: keys(`per_device_train_batch_size per_device_eval_batch_size num_train_epochs learning_rate lr_scheduler_type
+			output_dir save_strategy`)}
+
+	fsdpKind = &kind{name: "FSDP configuration in JSON"} // of TrainingArguments; nothing else is like it
+
+	kinds = []*kind{llamaFactoryKind, axolotlKind, nemoKind, trlxKind, torchtuneKind, swiftKind, scriptKind,
+		accelerateKind, deepSpeedKind, adapterKind, modelKind, quantizationKind, trainingKind}
+)
+
+func keys(names string) []string { return strings.Fields(names) }
+
+// recognized is the kind of an object, with the key that told; nil for none.
+func recognized(root *value) (*kind, *member) {
+	if root == nil || root.kind != '{' {
+		return nil, nil
+	}
+	for _, k := range kinds {
+		for _, mark := range k.marks {
+			if m := root.member(mark); m != nil {
+				return k, m
+			}
+		}
+	}
+	return nil, nil
+}
+
+// parseAny reads a file of unknown kind; nil where it is none.
+func parseAny(file string, text []byte) *document {
+	parse := parseCommented
+	if ending := strings.ToLower(filepath.Ext(file)); ending == ".yaml" || ending == ".yml" {
+		parse = parseDocument
+	}
+	d, err := parse(file, text)
+	if err != nil {
+		return nil
+	}
+	return d
+}
+
+// expect refuses a file that is of another kind, or of none that anybody knows.
+// What cannot be read is refused by who parses it.
+func (k *kind) expect(file string, text []byte) error {
+	d := parseAny(file, text)
+	if d == nil {
+		return nil
+	}
+	found, m := recognized(d.root)
+	switch {
+	case found == nil || found == k:
+	case k == quantizationKind && found == modelKind: // which holds one
+		return nil
+	default:
+		return d.misplaced(found, m, k)
+	}
+	if k.known == nil || d.root.kind != '{' || len(d.root.members) == 0 || k.marked(d.root) {
+		return nil
+	}
+	var foreign []string
+	spelled := isObject(k.known).spellings()
+	for _, m := range d.root.members {
+		if _, known := k.known[m.name]; !known && !spelled.haveSlip(m.name) {
+			foreign = append(foreign, fmt.Sprintf("%.40q", m.name))
+		}
+	}
+	if known := len(d.root.members) - len(foreign); known > 0 && known >= len(foreign) {
+		return nil
+	}
+	what := fmt.Sprintf("this is no %v: %d of its %d keys are not known there, such as %s",
+		k, len(foreign), len(d.root.members), foreign[0])
+	return d.bad(d.root.at, what,
+		fmt.Sprintf("give the path of the %v, without the keys of other programs", k))
+}
+
+// marked says that the object has a key that only this kind has.
+func (k *kind) marked(root *value) bool {
+	return k != trainingKind && slices.ContainsFunc(k.marks, func(mark string) bool { return root.member(mark) != nil })
+}
+
+func (d *document) misplaced(found *kind, m *member, wanted *kind) error {
+	mend := fmt.Sprintf("%ss are not read yet: give the path of the %v", found, wanted)
+	if found == scriptKind {
+		mend = "keep the keys of TrainingArguments alone in a file, and give the rest by other flags"
+	}
+	if found.flag != "" {
+		mend = "give it as " + found.flag
+	}
+	what := fmt.Sprintf("this seems to be %s, as it has the key %q: expected %s",
+		article(found.name), m.name, article(wanted.name))
+	return d.bad(m.at, what, mend)
+}
+
+// article is a name with its article.
+func article(name string) string {
+	if strings.ContainsRune("aeiou", rune(name[0])) {
+		return "an " + name
+	}
+	return "a " + name
+}
+
+// Misplaced refuses a file that was given as a model and seems to be of another
+// kind; nil where it does not.
+func Misplaced(path string) error {
+	text, err := files.Read(path, largest)
+	if err != nil {
+		return nil
+	}
+	return modelKind.expect(path, text)
+}

@@ -1,0 +1,110 @@
+package recipe
+
+import (
+	"encoding/csv"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// loaders are who reads the files of each flag.
+var loaders = map[string]func(string) error{
+	"--deepspeed":     func(path string) error { _, err := LoadDeepSpeed(path); return err },
+	"--accelerate":    func(path string) error { _, err := LoadAccelerate(path); return err },
+	"--training-args": func(path string) error { _, err := LoadTraining(path); return err },
+	"--adapter":       func(path string) error { _, err := LoadAdapter(path); return err },
+	"--quantization":  func(path string) error { _, err := LoadQuantization(path); return err },
+}
+
+// TestKinds has each flag refuse files of other kinds, and say what they seem to
+// be and which flag takes them.
+func TestKinds(t *testing.T) {
+	const training = `{"per_device_train_batch_size": 4, "num_train_epochs": 3, "bf16": true}`
+	for _, c := range []struct{ name, text, kind string }{
+		{"ds.json", `{"train_batch_size": 8, "zero_optimization": {"stage": 2}}`, "--deepspeed"},
+		{"launch.yaml", "distributed_type: MULTI_GPU\nnum_machines: 1\nnum_processes: 4\n", "--accelerate"},
+		{"args.json", training, "--training-args"},
+		{"args.yaml", "learning_rate: 1.0e-5\nper_device_train_batch_size: 4\n", "--training-args"},
+		{"sft.json", `{"learning_rate": 1.0e-5, "max_length": 1024, "packing": true, "bf16": true}`, "--training-args"},
+		{"lora.json", `{"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]}`, "--adapter"},
+		{"bnb.json", `{"load_in_4bit": true, "bnb_4bit_quant_type": "nf4"}`, "--quantization"},
+		{"config.json", `{"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "quantization_config": {"load_in_8bit": true}}`, "--quantization"},
+		{"qlora.yml", "base_model: mistralai/Mistral-7B-v0.1\nload_in_4bit: true\nadapter: qlora\nsequence_len: 8192\nmicro_batch_size: 2\nlearning_rate: 0.0002\nbf16: true\n", "axolotl"},
+		{"factory.yaml", "model_name_or_path: x\nstage: sft\nfinetuning_type: lora\nlora_target: all\nper_device_train_batch_size: 1\nbf16: true\n", "LLaMA-Factory"},
+		{"trl.yaml", "model_name_or_path: x\nuse_peft: true\nper_device_train_batch_size: 1\nbf16: true\n", "training script"},
+		{"_config.yml", "title: A site\nbaseurl: /docs\nmarkdown: kramdown\nplugins:\n  - jekyll-feed\n", ""},
+		{"package.json", `{"name": "site", "version": "1.0.0", "private": true}`, ""},
+		{"one.json", `{"bf16": true, "widgets": 3, "colour": "blue"}`, ""},
+	} {
+		path := filepath.Join(t.TempDir(), c.name)
+		if err := os.WriteFile(path, []byte(c.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for flag, load := range loaders {
+			err := load(path)
+			switch {
+			case flag == c.kind && err != nil:
+				t.Errorf("%s refuses %s: %v", flag, c.name, err)
+			case flag != c.kind && err == nil:
+				t.Errorf("%s accepts %s", flag, c.name)
+			case flag != c.kind && c.name != "config.json" && !strings.Contains(err.Error(), c.kind):
+				t.Errorf("%s does not say of %s that it is of the kind %s: %v", flag, c.name, c.kind, err)
+			}
+			if err != nil {
+				requireInput(t, err)
+			}
+		}
+		if err := Misplaced(path); (err == nil) != (c.kind == "" || c.name == "config.json") {
+			t.Errorf("as a model, %s: %v", c.name, err)
+		}
+	}
+}
+
+// TestKindsOfPublicFiles gives each of some hundred configurations from public
+// repositories to every flag: only that of its kind accepts it.
+func TestKindsOfPublicFiles(t *testing.T) {
+	const folder = "../../shared/data/configs"
+	file, err := os.Open(filepath.Join(folder, "INDEX.tsv"))
+	if err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatal(err)
+		}
+		t.Skip("there are no public configurations here: ", err)
+	}
+	defer file.Close()
+	table := csv.NewReader(file)
+	table.Comma, table.LazyQuotes, table.FieldsPerRecord = '\t', true, -1
+	rows, err := table.ReadAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Of the others, these hold fields of TrainingArguments and nothing else.
+	fields := []string{"fsdp", "fsdp_config"}
+	for _, row := range rows[1:] {
+		path := filepath.Join(folder, row[0])
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := parseAny(path, text)
+		isFields := d != nil && d.root.kind == '{' && len(d.root.members) == len(fields)
+		for _, name := range fields {
+			isFields = isFields && d.root.member(name) != nil
+		}
+		for flag, load := range loaders {
+			launch := d != nil && d.root.member("distributed_type") != nil // accelerate's, within the files of another program
+			if load(path) == nil && flag != "--"+row[2] && !(isFields && flag == "--training-args") && !(launch && flag == "--accelerate") {
+				t.Errorf("%s accepts %s, of the kind %s", flag, row[0], row[2])
+			}
+		}
+		if d != nil {
+			if kind, _ := recognized(d.root); kind != nil && row[2] != "other" && kind.flag != "--"+row[2] {
+				t.Errorf("%s, of the kind %s, is taken for a %v", row[0], row[2], kind)
+			}
+		}
+	}
+	if len(rows) < 200 {
+		t.Errorf("only %d files", len(rows))
+	}
+}

@@ -1,0 +1,115 @@
+package recipe
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"plimsoll/fault"
+)
+
+// processorTime is what this process has used, in seconds. It depends less than
+// the clock on what else runs.
+func processorTime(t *testing.T) float64 {
+	var usage unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
+		t.Fatal(err)
+	}
+	return float64(usage.Utime.Nano()+usage.Stime.Nano()) / 1e9
+}
+
+// manyKeys is an object of 60,000 keys, close to the largest file that is read.
+func manyKeys(begin, key, end string) string {
+	var b strings.Builder
+	b.WriteString(begin)
+	for i := range 60_000 {
+		fmt.Fprintf(&b, key, i)
+	}
+	return b.String() + end
+}
+
+// largeDocuments are those that take the longest to read, by file name.
+var largeDocuments = map[string]string{
+	"keys.json":          manyKeys(`{"a":1`, `,"k%d":1`, `}`),
+	"lines.json":         manyKeys("{\"a\":1", ",\n\"k%d\":1", `}`),
+	"names.json":         manyKeys(`{"a":1`, `,"lr_%d":1`, `}`),
+	"values.json":        manyKeys(`{"a":[1`, `,%d`, `]}`),
+	"inside.json":        manyKeys(`{"lr_scheduler_kwargs":{"a":1`, `,"k%d":1`, `}}`),
+	"comments.json":      "{" + strings.Repeat("/**/\n//\n", 100_000) + "}",
+	"lists.json":         strings.Repeat("[", 1<<20),
+	"objects.json":       strings.Repeat(`{"a":`, 200_000),
+	"lines.yaml":         manyKeys("a: 1\n", "k%d: 1\n", ""),
+	"quotes.yaml":        manyKeys("a: 1\n", "'k%d': \"1\"\n", ""),
+	"values.yaml":        manyKeys("a:\n", "- k%d\n", ""),
+	"objects.yaml":       manyKeys("a:\n", "- k%d: 1\n", ""),
+	"one line.yaml":      manyKeys("{a: 1", ", k%d: 1", "}"),
+	"not ASCII.yaml":     manyKeys("{a: 1", ", é%d: 1", "}"),
+	"one text.yaml":      manyKeys("a: |\n", "  k%d\n", ""),
+	"words.yaml":         manyKeys("a:\n", "  k%d\n", ""),
+	"comments.yaml":      manyKeys("a: 1\n", "# %d\n", ""),
+	"documents.yaml":     strings.Repeat("---\n", 200_000),
+	"lists.yaml":         strings.Repeat("[", 1<<20),
+	"flow objects.yaml":  strings.Repeat("{a: ", 200_000),
+	"block lists.yaml":   strings.Repeat("- ", 1<<19),
+	"keys of keys.yaml":  strings.Repeat("? ", 1<<19),
+	"colons.yaml":        strings.Repeat(":", 1<<20),
+	"quoted colons.yaml": strings.Repeat("\"a\":", 1<<18),
+	"anchors.yaml":       manyKeys("", "k%[1]d: &%[1]d 1\n", ""),
+	"aliases.yaml":       "a: &a [1]\n" + manyKeys("", "k%d: *a\n", ""),
+	"bomb.yaml": func() string {
+		var b strings.Builder
+		b.WriteString("a0: &a0 [1]\n")
+		for i := range 1000 {
+			fmt.Fprintf(&b, "a%d: &a%d [%s]\n", i+1, i+1, strings.Repeat(fmt.Sprintf("*a%d,", i), 9))
+		}
+		return b.String()
+	}(),
+}
+
+// TestPositions holds positions in a document against those of package fault.
+func TestPositions(t *testing.T) {
+	for _, text := range []string{"", "\n", "a\n\nb", "é\r\nx\n"} {
+		d := &document{file: "file", text: []byte(text)}
+		for at := int64(-1); at < int64(len(text))+2; at++ {
+			if got, want := d.position(at), fault.At("file", []byte(text), at); got != want {
+				t.Errorf("offset %d of %q is at %v, want %v", at, text, got, want)
+			}
+		}
+	}
+}
+
+// TestLargeDocuments has each of them read, or refused, in a time that does not
+// grow with the square of its length.
+func TestLargeDocuments(t *testing.T) {
+	for name, text := range largeDocuments {
+		t.Run(name, func(t *testing.T) {
+			if len(text) > largest {
+				t.Fatalf("%d bytes, which no file may have", len(text))
+			}
+			for what, parse := range map[string]func() error{
+				"DeepSpeed":         func() error { _, err := ParseDeepSpeed(name, []byte(text)); return err },
+				"TrainingArguments": func() error { _, err := ParseTraining(name, []byte(text)); return err },
+				"accelerate":        func() error { _, err := ParseAccelerate(name, []byte(text)); return err },
+				"PEFT":              func() error { _, err := ParseAdapter(name, []byte(text)); return err },
+				"bitsandbytes":      func() error { _, err := ParseQuantization(name, []byte(text)); return err },
+			} {
+				begin := processorTime(t)
+				err := parse()
+				var input *fault.Input
+				if err != nil && !errors.As(err, &input) {
+					t.Errorf("%s: %v", what, err)
+				}
+				took := processorTime(t) - begin
+				if took > 3 {
+					t.Errorf("%s took %.1f s (%v)", what, took, err)
+				}
+				if testing.Verbose() && took > .3 {
+					t.Logf("%s took %.1f s", what, took)
+				}
+			}
+		})
+	}
+}

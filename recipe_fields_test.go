@@ -1,0 +1,130 @@
+package plimsoll
+
+import (
+	"go/ast"
+	"go/importer"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// fieldsWithoutMemory are the fields of recipe that no other package reads, with
+// why a plan and a rehearsal are right without them.
+var fieldsWithoutMemory = map[string]string{
+	"Adapter.Alpha Adapter.RankScaled Adapter.BaseModel Adapter.FanInFanOut":         "scales products, names the model, says how weights lie",
+	"Adapter.Weights Adapter.SaveProjection":                                         "how an adapter begins, and what its file has",
+	"Adapter.ModulesToSave Adapter.Rank":                                             "read by Adapter.Copies and Adapter.RankOf",
+	"Adapter.Prompt":                                                                 "prompts are refused",
+	"Prompt.Encoder Prompt.EncoderLayers Prompt.EncoderWidth Prompt.Heads":           "prompts are refused",
+	"Prompt.Layers Prompt.Projection Prompt.Submodules Prompt.TokenWidth":            "prompts are refused",
+	"Prompt.VirtualTokens":                                                           "prompts are refused",
+	"DataLoader.PersistentWorkers DataLoader.PinMemory DataLoader.PrefetchFactor":    "said with the workers, which are not planned",
+	"DeepSpeed.Auto Optimizer.Defaulted":                                             "read by recipe, for what the Trainer fills in",
+	"Optimizer.TorchAdam":                                                            "read by Optimizer.IsFusedAdam",
+	"FSDP.ForwardPrefetch":                                                           "the next unit is gathered before this one is done in any case",
+	"FSDP.SyncModuleStates FSDP.UseOrigParams FSDP.WrapBySize":                       "follow from cpu_ram_efficient_loading; views of the same memory; refused with the policy",
+	"Parallelism.Replicate":                                                          "follows from the other sizes and the number of ranks",
+	"Parallelism.Sequence":                                                           "refused by recipe",
+	"Quantization.Kind Quantization.OffloadCPU Quantization.StorageDType":            "other values in as many bytes; without effect on a model that is trained",
+	"Quantization.Threshold":                                                         "columns of outliers depend on the data",
+	"Saving.Enabled Saving.ModelOnly Training.Saving":                                "a plan has a checkpoint in any case",
+	"Sizes.AllgatherBucket":                                                          "parameters are gathered in place",
+	"TrainerOptimizer.Algorithm TrainerOptimizer.Arguments TrainerOptimizer.Library": "plan decides by TrainerOptimizer.Name",
+	"TrainerOptimizer.StateBits TrainerOptimizer.Paged TrainerOptimizer.Layerwise":   "plan decides by TrainerOptimizer.Name",
+	"TrainerOptimizer.Projected TrainerOptimizer.TargetModules":                      "plan refuses the names",
+	"TrainerOptimizer.LR TrainerOptimizer.Beta1 TrainerOptimizer.Beta2":              "numbers in the step",
+	"TrainerOptimizer.Epsilon TrainerOptimizer.WeightDecay":                          "numbers in the step",
+	"Training.DDPBucketMiB":                                                          "buckets are as large as all gradients, however many there are",
+	"Training.GroupByLength Training.TF32":                                           "the longest batch counts; the same tensors",
+	"ZenFlow.UpdateInterval":                                                         "when the host steps, not what it holds",
+}
+
+// TestFieldsOfRecipeAreUsed wants every key that is read to be planned with,
+// refused or told of, or to stand in the list above.
+func TestFieldsOfRecipeAreUsed(t *testing.T) {
+	excused := map[string]bool{}
+	for names := range fieldsWithoutMemory {
+		for name := range strings.FieldsSeq(names) {
+			excused[name] = true
+		}
+	}
+	used, fields := usedFields(t, "plimsoll/recipe")
+	for _, name := range fields {
+		switch {
+		case !used[name] && !excused[name]:
+			t.Errorf("recipe.%s is read from files and used by no other package: plan with it, refuse it, or say in the plan that it is not planned", name)
+		case used[name] && excused[name]:
+			t.Errorf("recipe.%s is used: take it off the list", name)
+		}
+		delete(excused, name)
+	}
+	for name := range excused {
+		t.Errorf("recipe has no field %s: take it off the list", name)
+	}
+}
+
+// usedFields are the exported fields of a package's exported structs, and those
+// that other packages of the module name.
+func usedFields(t *testing.T, of string) (used map[string]bool, all []string) {
+	list, err := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}}\t{{.Export}}\t{{.Dir}}\t{{join .GoFiles \",\"}}", "./...").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	exports, sources := map[string]string{}, map[string][]string{}
+	for line := range strings.Lines(string(list)) {
+		columns := strings.Split(strings.TrimSpace(line), "\t")
+		exports[columns[0]] = columns[1]
+		if strings.HasPrefix(columns[0], "plimsoll/") && columns[0] != of && len(columns) > 3 {
+			for name := range strings.SplitSeq(columns[3], ",") {
+				sources[columns[0]] = append(sources[columns[0]], filepath.Join(columns[2], name))
+			}
+		}
+	}
+	positions := token.NewFileSet()
+	packages := importer.ForCompiler(positions, "gc", func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) })
+	subject, err := packages.Import(of)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := map[types.Object]string{}
+	for _, name := range subject.Scope().Names() {
+		object, isType := subject.Scope().Lookup(name).(*types.TypeName)
+		if !isType || !object.Exported() {
+			continue
+		}
+		if s, isStruct := object.Type().Underlying().(*types.Struct); isStruct {
+			for field := range s.Fields() {
+				if field.Exported() {
+					names[field] = name + "." + field.Name()
+					all = append(all, names[field])
+				}
+			}
+		}
+	}
+	used = map[string]bool{}
+	for path, files := range sources {
+		var parsed []*ast.File
+		for _, file := range files {
+			f, err := parser.ParseFile(positions, file, nil, parser.SkipObjectResolution)
+			if err != nil {
+				t.Fatal(err)
+			}
+			parsed = append(parsed, f)
+		}
+		info := &types.Info{Selections: map[*ast.SelectorExpr]*types.Selection{}}
+		config := types.Config{Importer: packages, Error: func(error) {}} // what uses cgo or assembly has faults here
+		_, _ = config.Check(path, positions, parsed, info)
+		for _, selection := range info.Selections {
+			used[names[selection.Obj()]] = true
+		}
+	}
+	slices.Sort(all)
+	return used, all
+}

@@ -1,0 +1,418 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"regexp"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"plimsoll/binding"
+	"plimsoll/engine"
+	"plimsoll/ledger"
+)
+
+// A service keeps the files of a session under short names: all of them go to the
+// next service in one variable of its environment. Session 12 has its record as
+// "12", and its arenas, in order, as "12.0", "12.1" and so on.
+
+// keptName is what an arena of a session is kept as.
+func keptName(session string, arena int) string { return session + "." + strconv.Itoa(arena) }
+
+// keptSession is the session of a kept file.
+func keptSession(name string) string {
+	session, _, _ := strings.Cut(name, ".")
+	return session
+}
+
+var keptPattern = regexp.MustCompile(`^[0-9]{1,9}(\.[0-9]{1,9})?$`)
+
+// keptNames are what the arenas of a session are kept as: the record last, so who
+// finds it finds all.
+func keptNames(session string, arenas int) []string {
+	names := make([]string, 0, arenas+1)
+	for i := range arenas {
+		names = append(names, keptName(session, i))
+	}
+	return append(names, session)
+}
+
+// leftSession is a session that an earlier service has left.
+type leftSession struct {
+	name  string
+	files map[string]*os.File // by the names that they are kept as
+
+	// The record and the document in it; nil where they could not be read.
+	record   *record
+	document *Document
+
+	// reason is why it could not be restored.
+	reason error
+}
+
+// readRecord reads the record, unless that was done.
+func (l *leftSession) readRecord() error {
+	if l.record != nil {
+		return nil
+	}
+	var err error
+	l.record, l.document, err = readRecord(l.name, l.files[l.name])
+	return err
+}
+
+// mostAttempts is how many services may die while they restore a session, before it
+// is set aside. It is no fewer, as some of them may be killed for other reasons.
+const mostAttempts = 5
+
+// errDeadly says that services have died while they restored a session.
+var errDeadly = fmt.Errorf("%d services have died while they restored it", mostAttempts)
+
+// restore attaches to the sessions that were kept. Those that it cannot attach to are
+// set aside.
+func (s *Server) restore() {
+	left := s.leftSessions()
+	s.divided = map[int]*binding.Plan{}
+	defer func() { s.divided = nil }()
+	var attaching sync.WaitGroup
+	for _, l := range left {
+		if l.readRecord() == nil && l.record.attempts.Load() == 0 {
+			attaching.Go(func() { s.attach(l) })
+		}
+	}
+	attaching.Wait()
+	// The others one after the other: so only the one that is deadly is found to be. And
+	// what failed for want of something may succeed when it does not compete for that.
+	for _, l := range left {
+		if s.sessionCalled(l.name) == nil {
+			s.attach(l)
+		}
+	}
+	for _, l := range left {
+		if s.sessionCalled(l.name) == nil {
+			s.aside[l.name] = l
+			s.say("%v is set aside: %v; its memory is kept: plimsoll restore %s tries again, and with --discard gives it back", l, l.reason, l.name)
+		}
+	}
+}
+
+// leftSessions sorts the files that were kept by session.
+func (s *Server) leftSessions() []*leftSession {
+	found := map[string]*leftSession{}
+	for name, file := range s.given.Files {
+		session := keptSession(name)
+		if !keptPattern.MatchString(name) {
+			session = name
+		} else if number, err := strconv.Atoi(session); err == nil {
+			s.lastNumber = max(s.lastNumber, number)
+		}
+		if found[session] == nil {
+			found[session] = &leftSession{name: session, files: map[string]*os.File{}}
+		}
+		found[session].files[name] = file
+	}
+	s.given.Files = nil
+	var left []*leftSession
+	for _, name := range slices.Sorted(maps.Keys(found)) {
+		l := found[name]
+		if l.files[name] == nil {
+			// What has no record is of a session whose client was never answered.
+			if err := s.giveBack(l); err != nil {
+				s.say("%v", err)
+			}
+			continue
+		}
+		left = append(left, l)
+	}
+	return left
+}
+
+// giveBack has the files of a session forgotten, its record first.
+func (s *Server) giveBack(l *leftSession) error {
+	var err error
+	if l.record != nil {
+		err = l.record.Close()
+	}
+	for _, name := range slices.Sorted(maps.Keys(l.files)) {
+		err = errors.Join(err, s.given.store.forget(name), l.files[name].Close())
+	}
+	return err
+}
+
+// String names a session that was left.
+func (l *leftSession) String() string {
+	if l.document == nil {
+		return "session " + l.name
+	}
+	return fmt.Sprintf("session %s (job %s, %v)", l.name, l.document.Job, l.document.key())
+}
+
+// bytes is what its files hold.
+func (l *leftSession) bytes() ledger.Bytes {
+	const block = 512 // of st_blocks
+	var bytes ledger.Bytes
+	for _, file := range l.files {
+		var stat unix.Stat_t
+		if unix.Fstat(int(file.Fd()), &stat) == nil {
+			bytes += ledger.Bytes(stat.Blocks * block)
+		}
+	}
+	return bytes
+}
+
+// attach attaches to a session that was left, or takes down why it cannot.
+func (s *Server) attach(l *leftSession) { l.reason = s.tryAttach(l) }
+
+func (s *Server) tryAttach(l *leftSession) (err error) {
+	// Whatever is wrong with one session, the others are to be restored.
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	var shard *engine.Shard
+	defer func() {
+		if cause := recover(); cause != nil {
+			s.say("%v: restoring it panicked: %v\n%s", l, cause, debug.Stack())
+			err = fmt.Errorf("restoring it panicked: %v", cause)
+			if shard != nil {
+				err = errors.Join(err, shard.Close())
+			}
+		}
+	}()
+	if !keptPattern.MatchString(l.name) {
+		return errors.New("its files have no names that this release gives")
+	}
+	if err := l.readRecord(); err != nil {
+		return err
+	}
+	record, d := l.record, l.document
+	if record.attempts.Load() >= mostAttempts {
+		return errDeadly
+	}
+	record.attempts.Add(1)
+	shard, err = s.attachShard(l)
+	if err != nil {
+		record.attempts.Store(0) // nobody has died
+		return err
+	}
+	if shard.Finish() {
+		s.say("session %v: finished step %d, which was under way", d.key(), shard.Steps())
+	}
+	if added, _, _, half := shard.Additions(); half {
+		s.say("session %v: accumulate %d is half done, and goes on when it is repeated", d.key(), added+1)
+	}
+	record.attempts.Store(0)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.all[d.key()] != nil || len(s.all)+s.creating > 0 && s.job != d.Job {
+		return errors.Join(fmt.Errorf("the service holds the job %s, and may have a session %v of it already", s.job, d.key()), shard.Close())
+	}
+	session := newSession(l.name, d, shard, record)
+	shard.Adopt()
+	record.Adopt()
+	for name, file := range l.files {
+		if !slices.Contains(session.keptNames(), name) {
+			_ = file.Close() // there is no arena for it
+		}
+	}
+	s.job = d.Job
+	s.all[d.key()] = session
+	return nil
+}
+
+// attachShard attaches to the shard of a session that was left.
+func (s *Server) attachShard(l *leftSession) (*engine.Shard, error) {
+	shard, err := s.attachShardTo(l, l.document.CPUs)
+	if errors.Is(err, engine.ErrBinding) {
+		// Some CPU was taken from this process since, by a cgroup or by switching it off.
+		s.say("session %v: %v; its workers are bound to what else this process may use", l.document.key(), err)
+		shard, err = s.attachShardTo(l, nil)
+	}
+	return shard, err
+}
+
+// attachShardTo attaches to a shard with workers on the CPUs that are named, or on the
+// rank's part of what this process may use.
+func (s *Server) attachShardTo(l *leftSession, named []int) (*engine.Shard, error) {
+	document := *l.document
+	document.CPUs = named
+	cpus, err := s.cpus(&document)
+	if err != nil {
+		return nil, err
+	}
+	config, err := document.config(s.kernel, l.record.kindOfPages(), cpus)
+	if err != nil {
+		return nil, err
+	}
+	files := map[string]*os.File{}
+	for i, plan := range config.Arenas() {
+		files[plan.Name] = l.files[keptName(l.name, i)]
+	}
+	return engine.AttachShard(config, files)
+}
+
+// sessionCalled is the session whose files have that name, nil for none.
+func (s *Server) sessionCalled(name string) *session {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, session := range s.all {
+		if session.name == name {
+			return session
+		}
+	}
+	return nil
+}
+
+// asideNames are the sessions that were set aside.
+func (s *Server) asideNames() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Sorted(maps.Keys(s.aside))
+}
+
+// restoreAside tries a session again that was set aside, or gives it back.
+func (s *Server) restoreAside(b restoreBody) error {
+	s.restoring.Lock()
+	defer s.restoring.Unlock()
+	s.mu.Lock()
+	l := s.aside[b.Session]
+	s.mu.Unlock()
+	if l == nil {
+		return fail(Refused, "restore: no session is set aside as %q: there are %q", b.Session, s.asideNames())
+	}
+	if b.Discard {
+		s.noLongerAside(l)
+		return s.giveBack(l)
+	}
+	if l.readRecord() == nil {
+		l.record.attempts.Store(0) // whoever asks knows that it is deadly
+	}
+	return s.tryAgain(l)
+}
+
+// tryAgain attaches to a session that was set aside.
+func (s *Server) tryAgain(l *leftSession) error {
+	if s.attach(l); l.reason != nil {
+		return fail(Refused, "restore: %v: %v; its memory is kept, and plimsoll restore --discard %s gives it back", l, l.reason, l.name)
+	}
+	s.noLongerAside(l)
+	s.say("%v is restored", l)
+	return nil
+}
+
+func (s *Server) noLongerAside(l *leftSession) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.aside, l.name)
+}
+
+// checkAside is for a client that opens a session. Where that one is set aside it is
+// tried again: nobody is to begin anew while state is kept.
+func (s *Server) checkAside(d *Document) error {
+	s.restoring.Lock()
+	defer s.restoring.Unlock()
+	for _, name := range s.asideNames() {
+		s.mu.Lock()
+		l := s.aside[name]
+		s.mu.Unlock()
+		switch {
+		case l.document == nil || l.document.Job != d.Job:
+			return fail(Busy, "open: %v is set aside, which may be of another job (%v); restore it (plimsoll restore %s), or give it back (--discard)", l, l.reason, name)
+		case l.document.key() != d.key():
+		case errors.Is(l.reason, errDeadly):
+			return fail(Refused, "open: %v is set aside: %v; restore it (plimsoll restore %s), or give it back (--discard)", l, l.reason, name)
+		default:
+			if err := s.tryAgain(l); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// What a session needs beside its arenas, and the service beside its sessions: a
+// connection, and a file that is being saved; and what is opened now and then.
+const (
+	descriptorsOfSession = 2
+	descriptorsOfService = 32
+)
+
+// longestVariable is what the kernel takes for a variable of an environment.
+const longestVariable = 128 << 10
+
+// checkKept refuses a session with so many files that no service that comes after
+// this one could take them over.
+func (s *Server) checkKept(name string, arenas int) error {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return err
+	}
+	kept := keptNames(name, arenas)
+	sessions := 1
+	s.mu.Lock()
+	for _, session := range s.all {
+		kept = append(kept, session.keptNames()...)
+		sessions++
+	}
+	for _, l := range s.aside {
+		kept = slices.AppendSeq(kept, maps.Keys(l.files))
+	}
+	s.mu.Unlock()
+	store := s.given.store
+	if needed := len(kept) + sessions*descriptorsOfSession + descriptorsOfService; uint64(needed) > limit.Cur {
+		return fail(DoesNotFit, "open: with this session the service needs %d file descriptors, and may have %d; %s", needed, limit.Cur, moreDescriptors)
+	}
+	if store != nil && store.most > 0 && len(kept) > store.most {
+		return fail(DoesNotFit, "open: with this session %d files are to be kept, and systemd keeps %d; raise FileDescriptorStoreMax=", len(kept), store.most)
+	}
+	if length := len(inheritedNames + "=" + socketName + ":" + strings.Join(kept, ":")); length >= longestVariable {
+		return fail(DoesNotFit, "open: with this session %d files are to be kept, and %d bytes of names are more than the kernel gives the next service (%d); use several services", len(kept), length, longestVariable)
+	}
+	return nil
+}
+
+// newName is a name that no session has whose files are kept.
+func (s *Server) newName() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lastNumber++
+	return strconv.Itoa(s.lastNumber)
+}
+
+// keepArenas has the arenas of a new session kept.
+func (s *Server) keepArenas(made *session) error {
+	return s.keep(made, made.keptNames()[:len(made.arenas())-1]...)
+}
+
+// keepRecord has the record kept, and with it the session.
+func (s *Server) keepRecord(made *session) error { return s.keep(made, made.name) }
+
+// keep has some files of a session kept, and forgets all where it cannot.
+func (s *Server) keep(made *session, names ...string) error {
+	store, all := s.given.store, made.keptNames()
+	var err error
+	kept := 0
+	for i, name := range all {
+		if slices.Contains(names, name) {
+			err = errors.Join(err, store.keep(name, made.arenas()[i].File()))
+			kept = i + 1
+		}
+	}
+	if err == nil {
+		err = store.confirm(made.name, kept)
+	}
+	if err == nil {
+		return nil
+	}
+	for _, name := range slices.Backward(all) {
+		_ = store.forget(name) // it may not be kept
+	}
+	return fail(Refused, "open: the state would not outlive the service: %v", err)
+}
+
+// populate has every page there before the answer is, near the worker whose it is.
+func populate(shard *engine.Shard) { shard.Populate(context.Background(), func(ledger.Bytes) {}) }

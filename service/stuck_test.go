@@ -1,0 +1,364 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"plimsoll/engine"
+)
+
+// rank is a small document of one rank of four.
+func rank(number int) *Document {
+	return testDocument(small, func(d *Document) { d.World, d.LocalWorld, d.Rank = 4, 4, number })
+}
+
+// saveThatIsStuck has a client of a rank save where another holds the lock of the
+// folder, as on a file system that does not answer, and hang up. The save goes on
+// when the lock is given back.
+func saveThatIsStuck(t *testing.T, socket string, overview func() *Overview, document *Document) (giveWay func()) {
+	t.Helper()
+	s := begun(t, socket, document)
+	directory := t.TempDir()
+	folder := filepath.Join(directory, fmt.Sprintf(".saving-step-%08d", s.Welcome.Step))
+	if err := os.Mkdir(folder, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.Open(folder)
+	if err == nil {
+		err = unix.Flock(int(file.Fd()), unix.LOCK_EX)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = file.Close() }) // the test may have done so
+	body := fmt.Appendf(nil, `{"directory": %q}`, directory)
+	if err := writePacket(s.c, packet{kind: Save, number: 1000, body: body}.encode()); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the save to begin", func() bool { return overview().Unanswered > 0 })
+	if err := s.Detach(); err != nil {
+		t.Fatal(err)
+	}
+	return func() { _ = file.Close() }
+}
+
+// patiently sets how long things may take, for a test.
+func patiently(t *testing.T, variable *time.Duration, value time.Duration) {
+	before := *variable
+	*variable = value
+	t.Cleanup(func() { *variable = before })
+}
+
+// TestStuckRequestHoldsUpNobodyElse has a client open a session whose last client
+// is gone, and has left a request that does not end. Other ranks open theirs.
+func TestStuckRequestHoldsUpNobodyElse(t *testing.T) {
+	patiently(t, &claimPatience, 2*time.Second)
+	server, socket := serveHere(t)
+	giveWay := saveThatIsStuck(t, socket, server.Overview, rank(1))
+	again := make(chan error, 1)
+	go func() {
+		_, err := OpenSession(socket, rank(1))
+		again <- err
+	}()
+	await(t, "rank 1 to be opened again", func() bool { return server.Overview().Unanswered == 2 })
+	began := time.Now()
+	for _, other := range []int{0, 2} {
+		s := mustOpen(t, socket, rank(other))
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if took := time.Since(began); took > claimPatience/2 {
+		t.Errorf("others have opened their sessions in %v", took)
+	}
+	wantError(t, <-again, Busy, "open: session rank1/bf16 of job test is held by process *, which has hung up; its request save is still under way after another 2s. *")
+	giveWay()
+	s, err := openPatiently(socket, rank(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !s.Welcome.Attached {
+		t.Error("the session is another one")
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestWaitingClientGoes has the client go that waits for a session, and the service
+// end meanwhile.
+func TestWaitingClientGoes(t *testing.T) {
+	server, socket := serveHere(t)
+	giveWay := saveThatIsStuck(t, socket, server.Overview, rank(1))
+	waiting := make(chan error, 1)
+	client, err := Dial(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		s := &Session{Client: *client}
+		waiting <- s.open(rank(1))
+	}()
+	await(t, "a client to wait", func() bool { return server.Overview().Unanswered == 2 })
+	if err := unix.Shutdown(descriptorOf(t, client.c), unix.SHUT_RDWR); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-waiting; err == nil {
+		t.Error("a session was opened that another has")
+	}
+	await(t, "the service to notice", func() bool { return server.Overview().Clients == 1 })
+	giveWay()
+	await(t, "the end of the save", func() bool {
+		o := server.Overview()
+		return o.Clients == 0 && !o.Sessions[0].Saving
+	})
+}
+
+func descriptorOf(t *testing.T, c *net.UnixConn) (descriptor int) {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	if err == nil {
+		err = raw.Control(func(fd uintptr) { descriptor = int(fd) })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return descriptor
+}
+
+// TestLoadIsBrokenOffForTheNextClient has a client go in the middle of a load. The
+// next client of that session does not wait for the end of it.
+func TestLoadIsBrokenOffForTheNextClient(t *testing.T) {
+	server, socket := serveHere(t)
+	document := testDocument(of(16 << 20))
+	s := begun(t, socket, document)
+	directory := committed(t, s)
+	if err := s.Detach(); err != nil {
+		t.Fatal(err)
+	}
+	for tries := 0; ; tries++ { // others use the CPUs, too
+		s, err := openPatiently(socket, document)
+		if err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		if _, err := s.Load(directory); err != nil {
+			t.Fatal(err)
+		}
+		loads := time.Since(began)
+		body := fmt.Appendf(nil, `{"directory": %q}`, directory)
+		if err := writePacket(s.c, packet{kind: Load, number: 1000, body: body}.encode()); err != nil {
+			t.Fatal(err)
+		}
+		await(t, "the load to begin", func() bool { return server.Overview().Unanswered > 0 })
+		if err := s.Detach(); err != nil {
+			t.Fatal(err)
+		}
+		began = time.Now()
+		if s, err = openPatiently(socket, document); err != nil {
+			t.Fatal(err)
+		}
+		took := time.Since(began)
+		t.Logf("a load takes %v, and the session was opened after %v of one", loads, took)
+		if err := s.Detach(); err != nil {
+			t.Fatal(err)
+		}
+		if took < loads/2 {
+			return
+		}
+		if tries == 5 {
+			t.Fatal("open has waited for the load of a client that is gone")
+		}
+	}
+}
+
+// TestStopLeavesWhatIsStuck ends a service with a request that does not end.
+func TestStopLeavesWhatIsStuck(t *testing.T) {
+	r := startService(t, patienceVariable+"=1s")
+	saveThatIsStuck(t, r.Socket, func() *Overview { return r.overview(t) }, rank(1))
+	began := time.Now()
+	r.end()
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	if want := "a checkpoint is not finished: nothing of it has reached the disk for 1s"; !strings.Contains(r.log.String(), want) {
+		t.Errorf("the service has said %q, want %q", r.log.String(), want)
+	}
+}
+
+// TestStoppedServiceEnds asks a service to end that was stopped (SIGSTOP).
+func TestStoppedServiceEnds(t *testing.T) {
+	r := startService(t)
+	r.overview(t)
+	if err := syscall.Kill(r.Process(), syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	r.end()
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("it took %v", took)
+	}
+}
+
+// TestStuckServiceIsStartedAgain stops the service, which gives no sign of life then.
+func TestStuckServiceIsStartedAgain(t *testing.T) {
+	r := startServiceWith(t, func(k *Keeper) { k.Watchdog = time.Second })
+	s := begun(t, r.Socket, testDocument())
+	mustStep(t, s, 3)
+	process := r.Process()
+	time.Sleep(2 * r.Watchdog)
+	if r.Process() != process {
+		t.Fatal("a service that does nothing was taken for stuck")
+	}
+	if err := errors.Join(s.Detach(), syscall.Kill(process, syscall.SIGSTOP)); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "another service", func() bool { now := r.Process(); return now != 0 && now != process })
+	if s = mustOpen(t, r.Socket, testDocument()); !s.Welcome.Attached || s.Welcome.Step != 3 {
+		t.Errorf("attached %v at step %d: expected the session at step 3", s.Welcome.Attached, s.Welcome.Step)
+	}
+	if want := "it gave no sign of life for 1s, and was killed"; !strings.Contains(r.log.String(), want) {
+		t.Errorf("the keeper has said %q, want %q", r.log.String(), want)
+	}
+}
+
+// TestServiceThatDoesNotEndIsKilled has a service that ignores what it is asked.
+func TestServiceThatDoesNotEndIsKilled(t *testing.T) {
+	var log output
+	k := &Keeper{
+		Socket:   filepath.Join(t.TempDir(), "d", "socket"),
+		Say:      func(format string, values ...any) { fmt.Fprintf(&log, format+"\n", values...) },
+		Command:  func() *exec.Cmd { return exec.Command("sh", "-c", `trap "" TERM; while :; do sleep 0.1; done`) },
+		Watchdog: time.Second,
+	}
+	if err := k.Listen(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- k.Run(ctx) }()
+	await(t, "the service", func() bool { return k.Process() != 0 })
+	time.Sleep(300 * time.Millisecond) // until it ignores the signal
+	cancel()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		k.Kill()
+		t.Fatal("the keeper waits for ever")
+	}
+	if want := "does not end: it gave no sign of life for 1s, and is killed"; !strings.Contains(log.String(), want) {
+		t.Errorf("the keeper has said %q, want %q", log.String(), want)
+	}
+}
+
+// TestKeeperThatDoesNotRead: a service does not wait for it for ever.
+func TestKeeperThatDoesNotRead(t *testing.T) {
+	patiently(t, &keeperPatience, 200*time.Millisecond)
+	address := filepath.Join(t.TempDir(), "n")
+	listener, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: address, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	s, err := newStore(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(s.socket)
+	for range 10_000 {
+		s.alive() // is dropped where there are too many
+	}
+	began := time.Now()
+	for range 100 { // it is waited for once
+		if err := s.ready(); err == nil || !strings.Contains(err.Error(), "has taken no message for 200ms") {
+			t.Errorf("the error is %v", err)
+		}
+	}
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("it took %v", took)
+	}
+}
+
+// TestSocketOfABusyService is not removed: one that cannot take another client now
+// is not dead.
+func TestSocketOfABusyService(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "s")
+	listener, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(unix.Bind(listener, &unix.SockaddrUnix{Name: name}), unix.Listen(listener, 0)); err != nil {
+		t.Fatal(err)
+	}
+	for range 10 {
+		if c, err := net.Dial("unixpacket", name); err == nil {
+			defer c.Close()
+		}
+	}
+	if err := removeDeadSocket(name); err == nil || !strings.Contains(err.Error(), "is too busy to answer") {
+		t.Errorf("the error is %v", err)
+	}
+	if err := unix.Close(listener); err != nil {
+		t.Fatal(err)
+	}
+	if err := removeDeadSocket(name); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestStuckStep has a step wait for a save that does not get on.
+func TestStuckStep(t *testing.T) {
+	patiently(t, &stepPatience, 200*time.Millisecond)
+	server, socket := serveHere(t)
+	s := begun(t, socket, testDocument(small))
+	server.mu.Lock()
+	shard := server.all[key{0, "bf16"}].shard
+	server.mu.Unlock()
+	disk, saved := make(chan struct{}), make(chan error, 1)
+	snapshot := shard.Snapshot(func(engine.Unit) error {
+		<-disk
+		return nil
+	})
+	go func() { saved <- snapshot.Run(context.Background(), nil) }()
+	if err := server.stuckStep(); err != nil {
+		t.Error(err)
+	}
+	stepped := make(chan error, 1)
+	go func() { stepped <- stepOnce(s, 1) }()
+	await(t, "the step", func() bool {
+		number, _ := shard.Underway()
+		return number != 0
+	})
+	if err := server.stuckStep(); err != nil {
+		t.Errorf("at its beginning: %v", err)
+	}
+	time.Sleep(2 * stepPatience)
+	const want = "the step of session rank0/bf16 has made no progress for 200ms"
+	if err := server.stuckStep(); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("the error is %v, want %q", err, want)
+	}
+	close(disk)
+	if err := errors.Join(<-stepped, <-saved); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.stuckStep(); err != nil {
+		t.Errorf("in the end: %v", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
