@@ -1,15 +1,14 @@
 """Parameters in shared memory after a fork.
 
-Elsewhere a forked child keeps the weights of the fork. Here the parent's next step would change them under the child. A copy
-for every child would take the memory of the model for each worker of a data loader, which never looks at it. So the child
-copies the parameters when it first uses one, and a use after the parent has changed them is an error.
+With torch's optimizers a forked child keeps the weights of the fork. Here the parent's next step would change them under
+the child. A copy for every child would take the memory of the model for each worker of a data loader, which never looks
+at it. So the child copies the parameters when it first uses one, and a use after the parent has changed them is an error.
 """
 
 import ctypes
 import functools
 import mmap
 import os
-import types
 import weakref
 from typing import Any, Dict, List, Type
 
@@ -19,8 +18,15 @@ import torch
 from plimsoll.torch.samples import Samples
 
 
+_GONE = (
+    "this process was forked, and its model has the parameters of the parent process, which has changed them since: those of "
+    "the fork are gone. Use a parameter before the parent goes on (p.shape is enough: then the child has a copy of its own), "
+    "give the child a copy of the model that was made before the fork (copy.deepcopy(model)), or start it by spawn"
+)
+
+
 class Generation:
-    """Counts the changes of parameters that the optimizer makes, in memory that forked children read. Odd: one is under way."""
+    """Counts the optimizer's changes of parameters, in memory that forked children read. Odd: one is under way."""
 
     def __init__(self) -> None:
         self._count = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.int64)[:1]
@@ -66,12 +72,9 @@ class SharedParameters:
         with torch._C.DisableTorchFunctionSubclass():
             values = [_copy(parameter.detach()) for parameter in self._parameters]
             bits = self._samples.in_arena()
-            if not self.generation.is_stable() or self.generation.number() != self._number or (bits != self._bits).any():
-                raise RuntimeError(
-                    "this process was forked, and its model has the parameters of the parent process, which has changed them since: those of "
-                    "the fork are gone. Use a parameter before the parent goes on (p.shape is enough: then the child has a copy of its "
-                    "own), give the child a copy of the model that was made before the fork (copy.deepcopy(model)), or start it by spawn"
-                )
+            same_number = self.generation.is_stable() and self.generation.number() == self._number
+            if not same_number or (bits != self._bits).any():
+                raise RuntimeError(_GONE)
             for parameter, value in zip(self._parameters, values):
                 parameter.data = value
                 parameter.__class__ = self._classes.pop(parameter)
@@ -99,7 +102,7 @@ def _left_to_parent(original: Type[torch.Tensor]) -> Type[torch.Tensor]:
             shared.copy()
         return function(*arguments, **(options or {}))
 
-    return types.new_class(original.__name__, (original,), exec_body=lambda body: body.update(__torch_function__=classmethod(use)))
+    return type(original)(original.__name__, (original,), {"__torch_function__": classmethod(use)})
 
 
 def _before_fork() -> None:

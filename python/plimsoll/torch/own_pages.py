@@ -1,9 +1,10 @@
 """Parameters in shared memory that the program may write without the state losing what was there.
 
-A 16-bit parameter in an arena is the upper half, or a rounded copy, of its fp32 master weight. When the program writes it,
-the optimizer must know which elements have changed: their master weights change, and all others keep every bit. So the
-model gets a private mapping of the arena (MAP_PRIVATE). It shows what the service writes, until the program writes to a page: the kernel
-then gives the program a copy of that page. The arena still has the old values, however the program has written.
+A 16-bit parameter in an arena is the upper half, or a rounded copy, of its fp32 master weight. When the program writes
+it, the optimizer must know which elements have changed: their master weights change, and all others keep every bit. So
+the model gets a private mapping of the arena (MAP_PRIVATE). It shows what the service writes, until the program writes
+to a page: the kernel then gives the program a copy of that page. The arena still has the old values, however the program
+has written.
 """
 
 import ctypes
@@ -17,8 +18,8 @@ from plimsoll.client import Arena
 from plimsoll.errors import PlimsollError
 
 STALE = (
-    "parameters are in pages of this process's own, which do not show the step: memory was locked (mlock, mlockall), or weights were "
-    "written while the step was made. Lock memory before the optimizer is opened, and write weights between steps"
+    "parameters are in pages of this process's own, which do not show the step: memory was locked (mlock, mlockall), or "
+    "weights were written while the step was made. Lock memory before the optimizer is opened, and write weights between steps"
 )
 _NO_RESERVE = 0x4000  # MAP_NORESERVE: copies are rare, and no memory is set aside for them
 _HUGETLBFS = 0x958458F6
@@ -42,7 +43,7 @@ class OwnPages:
         self._address = np.frombuffer(self.memory, np.uint8).ctypes.data
 
     def written(self) -> List[Tuple[int, int]]:
-        """The (begin, end) of bytes that the program may have written: whole pages, joined where they are side by side."""
+        """The (begin, end) of bytes that the program may have written: whole pages, neighbours joined."""
         try:
             own = self._are_own()
         except OSError:  # no /proc, or one that hides it
@@ -51,14 +52,14 @@ class OwnPages:
         return list(zip(edges[::2].tolist(), edges[1::2].tolist()))
 
     def _has_been_copied(self) -> bool:
-        """Whether all pages are own ones from the beginning: the program has locked all memory that it maps (mlockall)."""
+        """Whether pages are own ones from the beginning: the program has locked all its memory (mlockall)."""
         try:
             return bool(self._are_own().any())
         except OSError:
             return False
 
     def _are_own(self) -> np.ndarray:
-        """Whether each page is this process's own: an anonymous one, in memory or swapped out, and not one of a file."""
+        """Whether each page is this process's own: anonymous, in memory or swapped out, and not a file's."""
         first, count = self._address // mmap.PAGESIZE, len(self.memory) // mmap.PAGESIZE
         with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
             entries = np.frombuffer(os.pread(pagemap.fileno(), 8 * count, 8 * first), np.uint64)

@@ -25,7 +25,7 @@ class Samples:
         self._pieces = pieces
         numbers = [_places(piece.count)[0] for piece in pieces]
         ends = np.cumsum(numbers)
-        self._where = {p.parameter: slice(end - n, end) for p, n, end in zip(pieces, numbers, ends)}
+        self._where = {p.parameter: np.arange(end - n, end) for p, n, end in zip(pieces, numbers, ends)}
         self._piece_of = np.repeat(np.arange(len(pieces)), numbers)
         self._places = np.concatenate([p.offset + _offsets(p) for p in pieces])
 
@@ -44,7 +44,7 @@ class Samples:
         """The names of the pieces whose tensors have other bits than the arena, in the order of the pieces."""
         if not tensors:
             return []
-        which = np.concatenate([np.r_[self._where[piece.parameter]] for piece, _ in tensors])
+        which = np.concatenate([self._where[piece.parameter] for piece, _ in tensors])
         return self.names(which[_bits(gather(tensors, self._dtype).cpu()) != self.in_arena(which)])
 
     def names(self, elements: np.ndarray) -> List[str]:
@@ -53,9 +53,9 @@ class Samples:
 
 
 class Fingerprint:
-    """Some numbers that gradients of different batches do not share: sums of a sample with random signs, and its energy.
+    """Numbers that gradients of different batches do not share: sums of a sample with random signs, and its energy.
 
-    Gradients that were averaged are the same on all ranks, but for the last bit where ranks clip them on different devices.
+    Averaged gradients are the same on all ranks, but for the last bit where ranks clip them on different devices.
     """
 
     _SUMS = 4
@@ -70,7 +70,8 @@ class Fingerprint:
         given = [(piece, piece.parameter.grad) for piece in pieces if piece.parameter.grad is not None]
         sample = gather(given, torch.float32).cpu().double()
         numbers = [_places(piece.count)[0] for piece in pieces]
-        has = torch.tensor([piece.parameter.grad is not None for piece in pieces]).repeat_interleave(torch.tensor(numbers))
+        has = torch.tensor([piece.parameter.grad is not None for piece in pieces])
+        has = has.repeat_interleave(torch.tensor(numbers))
         return cls((_signs(cls._SUMS, len(has))[:, has] @ sample).tolist(), float(sample @ sample))
 
     def to_add_up(self) -> List[float]:
@@ -93,7 +94,8 @@ def _signs(rows: int, columns: int) -> torch.Tensor:
 
 def gather(tensors: Sequence[Tuple[Piece, torch.Tensor]], dtype: torch.dtype) -> torch.Tensor:
     """The samples of pieces from tensors, on their device: one operation where the tensors are contiguous."""
-    return torch.cat([_sample(piece, tensor).to(dtype) for piece, tensor in tensors])
+    samples = [_sample(piece, tensor) for piece, tensor in tensors]
+    return torch.cat([s if s.dtype is dtype else s.to(dtype) for s in samples])
 
 
 def _sample(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:
@@ -112,6 +114,7 @@ def _offsets(piece: Piece) -> np.ndarray:
     return apart * np.arange(number)
 
 
+@functools.lru_cache(maxsize=None)
 def _places(count: int) -> Tuple[int, int]:
     """How many elements of ``count`` are in a sample, and how far they are apart."""
     number = min(count, _EACH)
