@@ -155,7 +155,7 @@ func (j *Job) run(signals <-chan os.Signal) (*Result, error) {
 	s := newStarter()
 	defer s.close()
 	defer func() {
-		j.state.stop(signals, j.lost)
+		j.stopState(j.state, signals)
 		endOrphans(j.patience(), 0, j.Say)
 	}()
 	for attempt := 0; ; attempt++ {

@@ -147,23 +147,29 @@ func (s *stateService) process() int {
 	return s.keeper.Process()
 }
 
-// stop ends the service. It finishes the checkpoints that it writes, unless the
-// user does not want to wait, or is gone.
-func (s *stateService) stop(signals <-chan os.Signal, lost <-chan struct{}) {
+// stopState ends the service, which finishes the checkpoints that it writes. The
+// first signal of the user is told what is waited for, and the second one kills
+// the service. So does the end of the guard.
+func (j *Job) stopState(s *stateService, signals <-chan os.Signal) {
 	if s == nil {
 		return
 	}
 	defer removeSocketDirectory(filepath.Dir(s.keeper.Socket))
 	s.end()
-	for {
+	for told := false; ; {
 		select {
 		case <-s.ended:
 			return
 		case signal := <-signals:
-			if signal == syscall.SIGINT || signal == syscall.SIGTERM {
+			switch {
+			case signal != syscall.SIGINT && signal != syscall.SIGTERM:
+			case told:
 				s.keeper.Kill()
+			default:
+				j.Say("%v: the optimizer service finishes its checkpoints first; a second signal kills it", signal)
+				told = true
 			}
-		case <-lost:
+		case <-j.lost:
 			s.keeper.Kill()
 			<-s.ended
 			return

@@ -2,13 +2,19 @@ package launch
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"plimsoll/host"
+	"plimsoll/service"
 )
 
 // TestSocketParent: a directory of the environment is used if a rank can connect
@@ -105,4 +111,47 @@ func TestDeadDirectories(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// TestASavingServiceIsNotKilledAtOnce: after the ranks, one signal is told and
+// waits for the service; the second one kills it.
+func TestASavingServiceIsNotKilledAtOnce(t *testing.T) {
+	for signals, wantSaved := range map[int]bool{0: true, 1: true, 2: false} {
+		directory := t.TempDir()
+		saved, begun := filepath.Join(directory, "saved"), filepath.Join(directory, "begun")
+		var said strings.Builder
+		j := &Job{Say: func(format string, values ...any) { fmt.Fprintf(&said, format+"\n", values...) }}
+		cpus, err := host.Affinity(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const script = `trap 'sleep 0.5; touch "$0"; exit' TERM; touch "$1"; while :; do sleep 0.01; done`
+		newService := func(socket, _ string, say func(string, ...any)) (*service.Keeper, error) {
+			command := func() *exec.Cmd { return exec.Command("sh", "-c", script, saved, begun) }
+			return &service.Keeper{Socket: socket, Command: command, Say: say}, nil
+		}
+		s, err := j.startState(filepath.Join(directory, "service", "socket"), "metrics", cpus, newService)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for !exists(begun) {
+			time.Sleep(time.Millisecond)
+		}
+		sent := make(chan os.Signal, signals)
+		for range signals {
+			sent <- syscall.SIGTERM
+		}
+		j.stopState(s, sent)
+		if exists(saved) != wantSaved {
+			t.Errorf("after %d signals: saved is %t, want %t", signals, !wantSaved, wantSaved)
+		}
+		if told := strings.Contains(said.String(), "a second signal kills it"); told != (signals > 0) {
+			t.Errorf("after %d signals it was said: %s", signals, &said)
+		}
+	}
+}
+
+func exists(name string) bool {
+	_, err := os.Stat(name)
+	return err == nil
 }
