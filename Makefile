@@ -25,7 +25,7 @@ test: ## Run all tests
 	$(GO) test -tags purego ./optim/... ./engine/...
 
 PYTHON_ENVIRONMENT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/plimsoll/venv
-PYTHON_PACKAGES := torch numpy deepspeed transformers peft accelerate pytest pytest-xdist hypothesis hatchling expecttest
+PYTHON_PACKAGES := torch numpy deepspeed transformers peft accelerate lightning pytest pytest-xdist hypothesis hatchling expecttest
 # An environment that was made for other packages gets what it lacks.
 PYTHON_INSTALLED := $(PYTHON_ENVIRONMENT)/installed-$(shell echo $(PYTHON_PACKAGES) | tr ' ' '-')
 

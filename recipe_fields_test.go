@@ -1,15 +1,7 @@
 package plimsoll
 
 import (
-	"go/ast"
-	"go/importer"
-	"go/parser"
-	"go/token"
 	"go/types"
-	"io"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -73,56 +65,37 @@ func TestFieldsOfRecipeAreUsed(t *testing.T) {
 // usedFields are the exported fields of a package's exported structs, and those
 // that other packages of the module name.
 func usedFields(t *testing.T, of string) (used map[string]bool, all []string) {
-	list, err := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}}\t{{.Export}}\t{{.Dir}}\t{{join .GoFiles \",\"}}", "./...").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	exports, sources := map[string]string{}, map[string][]string{}
-	for line := range strings.Lines(string(list)) {
-		columns := strings.Split(strings.TrimSpace(line), "\t")
-		exports[columns[0]] = columns[1]
-		if strings.HasPrefix(columns[0], "plimsoll/") && columns[0] != of && len(columns) > 3 {
-			for name := range strings.SplitSeq(columns[3], ",") {
-				sources[columns[0]] = append(sources[columns[0]], filepath.Join(columns[2], name))
-			}
-		}
-	}
-	positions := token.NewFileSet()
-	packages := importer.ForCompiler(positions, "gc", func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) })
-	subject, err := packages.Import(of)
-	if err != nil {
-		t.Fatal(err)
-	}
-	names := map[types.Object]string{}
-	for _, name := range subject.Scope().Names() {
-		object, isType := subject.Scope().Lookup(name).(*types.TypeName)
-		if !isType || !object.Exported() {
+	used = map[string]bool{}
+	names := map[string]string{} // by position, as other packages read fields from export data
+	loaded := typedPackages(t)
+	for _, p := range loaded {
+		if p.PkgPath != of {
 			continue
 		}
-		if s, isStruct := object.Type().Underlying().(*types.Struct); isStruct {
-			for field := range s.Fields() {
-				if field.Exported() {
-					names[field] = name + "." + field.Name()
-					all = append(all, names[field])
+		for _, name := range p.Types.Scope().Names() {
+			object, isType := p.Types.Scope().Lookup(name).(*types.TypeName)
+			if !isType || !object.Exported() {
+				continue
+			}
+			if s, isStruct := object.Type().Underlying().(*types.Struct); isStruct {
+				for field := range s.Fields() {
+					if field.Exported() {
+						full := name + "." + field.Name()
+						names[p.Fset.Position(field.Pos()).String()] = full
+						all = append(all, full)
+					}
 				}
 			}
 		}
 	}
-	used = map[string]bool{}
-	for path, files := range sources {
-		var parsed []*ast.File
-		for _, file := range files {
-			f, err := parser.ParseFile(positions, file, nil, parser.SkipObjectResolution)
-			if err != nil {
-				t.Fatal(err)
-			}
-			parsed = append(parsed, f)
+	for _, p := range loaded {
+		if p.PkgPath == of {
+			continue
 		}
-		info := &types.Info{Selections: map[*ast.SelectorExpr]*types.Selection{}}
-		config := types.Config{Importer: packages, Error: func(error) {}} // what uses cgo or assembly has faults here
-		_, _ = config.Check(path, positions, parsed, info)
-		for _, selection := range info.Selections {
-			used[names[selection.Obj()]] = true
+		for _, selection := range p.TypesInfo.Selections {
+			if selection.Obj().Pkg() != nil && selection.Obj().Pkg().Path() == of {
+				used[names[p.Fset.Position(selection.Obj().Pos()).String()]] = true
+			}
 		}
 	}
 	slices.Sort(all)

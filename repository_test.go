@@ -22,7 +22,7 @@ type pkg struct {
 	GoFiles, TestGoFiles, Imports []string
 }
 
-func packages(t *testing.T) []pkg {
+func listed(t *testing.T) []pkg {
 	command := exec.Command("go", "list", "-json", "./...")
 	command.Stderr = os.Stderr
 	out, err := command.Output()
@@ -50,7 +50,7 @@ func read(t *testing.T, name string) string {
 }
 
 func TestEveryPackageIsDocumented(t *testing.T) {
-	for _, p := range packages(t) {
+	for _, p := range listed(t) {
 		documented := false
 		for _, file := range slices.Concat(p.GoFiles, p.TestGoFiles) {
 			parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, file), nil, parser.PackageClauseOnly|parser.ParseComments)
@@ -77,7 +77,7 @@ func TestImportsPointDownwards(t *testing.T) {
 	for i, line := range strings.Split(strings.TrimSpace(list), "\n") {
 		level["plimsoll/"+strings.Fields(line)[0]] = i
 	}
-	for _, p := range packages(t) {
+	for _, p := range listed(t) {
 		if p.ImportPath == "plimsoll" {
 			continue
 		}

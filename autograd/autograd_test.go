@@ -15,17 +15,17 @@ import (
 type memory struct {
 	t    interface{ Fatalf(string, ...any) }
 	live map[int]ledger.Bytes
-	of   map[int]string
+	of   map[int]ledger.Component
 	next int
 	peak ledger.Bytes
 	log  []string
 }
 
 func newMemory(t interface{ Fatalf(string, ...any) }) *memory {
-	return &memory{t: t, live: map[int]ledger.Bytes{}, of: map[int]string{}}
+	return &memory{t: t, live: map[int]ledger.Bytes{}, of: map[int]ledger.Component{}}
 }
 
-func (m *memory) Allocate(bytes ledger.Bytes, component string) int {
+func (m *memory) Allocate(bytes ledger.Bytes, component ledger.Component) int {
 	if bytes <= 0 {
 		m.t.Fatalf("%d bytes of %q are allocated", bytes, component)
 	}
@@ -36,7 +36,7 @@ func (m *memory) Allocate(bytes ledger.Bytes, component string) int {
 	return m.next
 }
 
-func (m *memory) Relabel(id int, component string) {
+func (m *memory) Relabel(id int, component ledger.Component) {
 	if _, ok := m.live[id]; !ok {
 		m.t.Fatalf("%d is given another name and is not allocated", id)
 	}
@@ -59,7 +59,7 @@ func (m *memory) sum() (sum ledger.Bytes) {
 	return sum
 }
 
-func (m *memory) component(name string) (sum ledger.Bytes) {
+func (m *memory) component(name ledger.Component) (sum ledger.Bytes) {
 	for id, bytes := range m.live {
 		if m.of[id] == name {
 			sum += bytes
@@ -106,8 +106,8 @@ func TestLinear(t *testing.T) {
 		t.Errorf("backward: %s", got)
 	}
 	tape.Drop(y)
-	if m.sum() != 48 || m.component(Gradients) != 48 || !w.HasGradient() {
-		t.Errorf("%v are left, %v of gradients", m.sum(), m.component(Gradients))
+	if m.sum() != 48 || m.component(ledger.Gradients) != 48 || !w.HasGradient() {
+		t.Errorf("%v are left, %v of gradients", m.sum(), m.component(ledger.Gradients))
 	}
 	w.DropGradient()
 	if m.sum() != 0 {
@@ -220,8 +220,8 @@ func TestCheckpoint(t *testing.T) {
 		}
 		tape.Backward(y)
 		tape.Drop(y)
-		if m.component(Gradients) != 1200 {
-			t.Errorf("%+v: gradients of %v, expected 1200 B", c, m.component(Gradients))
+		if m.component(ledger.Gradients) != 1200 {
+			t.Errorf("%+v: gradients of %v, expected 1200 B", c, m.component(ledger.Gradients))
 		}
 		tape.Drop(x)
 		if m.sum() != 1200 {
@@ -356,8 +356,8 @@ func TestSharedGradient(t *testing.T) {
 	tape.Drop(x)
 	m.events()
 	tape.Backward(y)
-	if got := m.events(); got != "+40 +40 -40" || m.component(Gradients) != 40 {
-		t.Errorf("backward: %s with gradients of %v", got, m.component(Gradients))
+	if got := m.events(); got != "+40 +40 -40" || m.component(ledger.Gradients) != 40 {
+		t.Errorf("backward: %s with gradients of %v", got, m.component(ledger.Gradients))
 	}
 }
 
@@ -421,7 +421,7 @@ func TestMarks(t *testing.T) {
 func TestHold(t *testing.T) {
 	m := newMemory(t)
 	tape := NewTape(m)
-	tape.SetComponent("a component")
+	tape.In("a component")
 	var held *Tensor
 	result := tape.Scope(func() *Tensor {
 		held = tape.New(10, dtype.F32)
@@ -508,8 +508,8 @@ func TestEverythingIsFreed(t *testing.T) {
 					r.Fatalf("the loss depends on a parameter that has no gradient")
 				}
 			}
-			if m.sum() != gradients || m.component(Gradients) != gradients || len(tape.nodes) > 0 {
-				r.Fatalf("%v are left, %v of it named gradients, and gradients take %v; %d nodes are left", m.sum(), m.component(Gradients), gradients, len(tape.nodes))
+			if m.sum() != gradients || m.component(ledger.Gradients) != gradients || len(tape.nodes) > 0 {
+				r.Fatalf("%v are left, %v of it named gradients, and gradients take %v; %d nodes are left", m.sum(), m.component(ledger.Gradients), gradients, len(tape.nodes))
 			}
 			if rapid.Bool().Draw(r, "zero_grad") {
 				for _, w := range parameters {

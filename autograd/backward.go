@@ -1,11 +1,13 @@
 package autograd
 
+import "plimsoll/ledger"
+
 // Backward runs the backward pass from a tensor, the loss, and empties the
 // tape.
 func (t *Tape) Backward(loss *Tensor) {
 	var first *storage // which the caller of the engine holds until the end
 	if loss.gradient != nil {
-		first = t.allocate(loss.Bytes(), ActivationGradients)
+		first = t.allocate(loss.Bytes(), ledger.ActivationGradients)
 		loss.gradient.sum = first.retain()
 	}
 	t.run(0)
@@ -60,7 +62,7 @@ func (t *Tape) step(n node) {
 func (t *Tape) differentiate(n node, incoming, made []*storage) {
 	var scratch *storage
 	if n.scratch > 0 {
-		scratch = t.allocate(n.scratch, Scratch)
+		scratch = t.allocate(n.scratch, ledger.OperationScratch)
 	}
 	if n.replace {
 		for i, s := range n.saved {
@@ -72,7 +74,7 @@ func (t *Tape) differentiate(n node, incoming, made []*storage) {
 		if e.shared {
 			made[i] = incoming[0].retain()
 		} else {
-			made[i] = t.allocate(e.to.bytes, ActivationGradients)
+			made[i] = t.allocate(e.to.bytes, ledger.ActivationGradients)
 			made[i].viewed = n.product
 		}
 	}
@@ -107,7 +109,7 @@ func (t *Tape) added(sum, s *storage, bytes int64) *storage {
 		t.release(s)
 		return sum
 	}
-	made := t.allocate(bytes, ActivationGradients)
+	made := t.allocate(bytes, ledger.ActivationGradients)
 	t.release(sum)
 	t.release(s)
 	return made
@@ -127,10 +129,10 @@ func (t *Tape) used(p *Parameter) {
 	case p.gradient != nil:
 		t.release(sum)
 	case sum.references > 1:
-		p.gradient = t.allocate(p.Elements*p.DType.Size(), Gradients)
+		p.gradient = t.allocate(p.Elements*p.DType.Size(), ledger.Gradients)
 		t.release(sum)
 	default:
-		t.memory.Relabel(sum.id, Gradients)
+		t.memory.Relabel(sum.id, ledger.Gradients)
 		p.gradient = sum
 	}
 	if p.OnGradient != nil {

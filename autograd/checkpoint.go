@@ -1,5 +1,7 @@
 package autograd
 
+import "plimsoll/ledger"
+
 // Checkpoint runs body and keeps of it only the input: the backward pass runs
 // it again (torch.utils.checkpoint). With reentrant the result of the second
 // run is held until its gradient is done; without, the second run ends where
@@ -48,9 +50,9 @@ func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tenso
 		start := len(t.nodes)
 		before := t.replay
 		t.recording, t.replay = true, &replay{every: c.Selective, kept: forward.kept}
-		component := t.SetComponent(Recomputed)
+		leave := t.In(ledger.RecomputedActivations)
 		output := t.Scope(func() *Tensor { return body(again) })
-		t.SetComponent(component)
+		leave()
 		t.recording, t.replay = false, before
 		forward.free(t)
 		output.gradient.sum = incoming[0]
@@ -73,9 +75,6 @@ func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tenso
 	t.nodes = append(t.nodes, n)
 	return result
 }
-
-// Recomputed is the component of what a checkpoint computes again.
-const Recomputed = "activations (recomputed)"
 
 // replay is the run of a selective checkpoint's body: the first run keeps
 // results, the second takes them in the same order.

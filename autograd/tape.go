@@ -14,25 +14,17 @@ import (
 // Memory is told of every allocation and free, in their order.
 type Memory interface {
 	// Allocate begins a storage; what it is for is a component of the ledger.
-	Allocate(bytes ledger.Bytes, component string) int
+	Allocate(bytes ledger.Bytes, component ledger.Component) int
 	// Relabel says that a storage is for something else from now on: the
 	// gradient of an operation becomes the gradient of a parameter.
-	Relabel(id int, component string)
+	Relabel(id int, component ledger.Component)
 	Free(id int)
 }
-
-// The components that the tape itself names. Those of activations are named
-// by SetComponent.
-const (
-	Gradients           = "gradients"
-	ActivationGradients = "gradients of activations"
-	Scratch             = "scratch of operations"
-)
 
 // Tape records operations for the backward pass.
 type Tape struct {
 	memory    Memory
-	component string
+	component ledger.Component
 	recording bool
 	nodes     []node
 	locals    []*Tensor
@@ -42,12 +34,12 @@ type Tape struct {
 // NewTape has gradients recorded.
 func NewTape(memory Memory) *Tape { return &Tape{memory: memory, recording: true} }
 
-// SetComponent names what the storages of the following operations are for,
-// and returns the name before.
-func (t *Tape) SetComponent(name string) string {
+// In names what the storages of the following operations are for, until the
+// function that it returns is called.
+func (t *Tape) In(component ledger.Component) (leave func()) {
 	before := t.component
-	t.component = name
-	return before
+	t.component = component
+	return func() { t.component = before }
 }
 
 // storage is memory that tensors, nodes and gradients share.
@@ -58,7 +50,7 @@ type storage struct {
 	viewed bool
 }
 
-func (t *Tape) allocate(bytes int64, component string) *storage {
+func (t *Tape) allocate(bytes int64, component ledger.Component) *storage {
 	return &storage{id: t.memory.Allocate(ledger.Bytes(bytes), component), references: 1}
 }
 
@@ -217,7 +209,7 @@ func (t *Tape) Do(o Operation) []*Tensor {
 	cached := t.replay.next(kept)
 	var scratch *storage
 	if o.Scratch > 0 && cached == nil {
-		scratch = t.allocate(o.Scratch, Scratch)
+		scratch = t.allocate(o.Scratch, ledger.OperationScratch)
 	}
 	for i, out := range o.Outputs {
 		r := &Tensor{Elements: out.Elements, DType: out.DType, held: true}

@@ -17,6 +17,7 @@ import (
 
 	"plimsoll/engine"
 	"plimsoll/host"
+	"plimsoll/ledger"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
 )
@@ -202,7 +203,7 @@ func writeByThreads(b *testing.B, path string, s Shard, back bool) (copied, writ
 				b.Error(err)
 			}
 			at := 0
-			for _, component := range []string{"exp_avg", "exp_avg_sq", "parameters", "master_weights_low"} {
+			for _, component := range []ledger.Component{ledger.ExpAvg, ledger.ExpAvgSq, ledger.Parameters, ledger.MasterWeightsLow} {
 				all := s.State.Arena(component).Bytes()
 				size := len(all) / int(s.State.Config().Elements) * engine.DefaultChunk
 				for from := number * len(all) / len(cpus); from < (number+1)*len(all)/len(cpus); from += size {

@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"plimsoll/ledger"
 	"runtime"
 	"slices"
 	"testing"
@@ -62,7 +63,7 @@ func writePlainly(path string, s Shard) error {
 	if err != nil {
 		return err
 	}
-	for _, component := range []string{"exp_avg", "exp_avg_sq", "parameters", "master_weights_low"} {
+	for _, component := range []ledger.Component{ledger.ExpAvg, ledger.ExpAvgSq, ledger.Parameters, ledger.MasterWeightsLow} {
 		for chunk := range slices.Chunk(s.State.Arena(component).Bytes(), 8<<20) {
 			if _, err := file.Write(chunk); err != nil {
 				return err

@@ -15,6 +15,7 @@ import (
 
 	"plimsoll/dtype"
 	"plimsoll/engine"
+	"plimsoll/ledger"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
 )
@@ -189,10 +190,10 @@ func step(f failer, s Shard, seed uint64) {
 }
 
 // bytesOfState are all arenas of a shard that are its state.
-func bytesOfState(s Shard) map[string][]byte {
-	state := map[string][]byte{}
+func bytesOfState(s Shard) map[ledger.Component][]byte {
+	state := map[ledger.Component][]byte{}
 	for _, plan := range s.State.Config().Arenas() {
-		if plan.Component != kernel.ComponentGradient && plan.Component != engine.ComponentNorm && plan.Component != "step_journal" {
+		if plan.Component != ledger.Gradients && plan.Component != ledger.GradientNormSums && plan.Component != ledger.StepJournal {
 			state[plan.Component] = bytes.Clone(s.State.Arena(plan.Component).Bytes())
 		}
 	}
@@ -200,7 +201,7 @@ func bytesOfState(s Shard) map[string][]byte {
 }
 
 // equalState compares to the bit.
-func equalState(f failer, got, want map[string][]byte) {
+func equalState(f failer, got, want map[ledger.Component][]byte) {
 	f.Helper()
 	if len(got) != len(want) {
 		f.Fatalf("%d arenas, want %d", len(got), len(want))

@@ -16,6 +16,7 @@ import (
 	"pgregory.net/rapid"
 
 	"plimsoll/dtype"
+	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
 )
 
@@ -24,7 +25,7 @@ type spoiled struct {
 	path   string
 	files  []string
 	others []Shard
-	before []map[string][]byte
+	before []map[ledger.Component][]byte
 	empty  []Shard
 }
 
@@ -85,7 +86,7 @@ func (s *spoiled) loads(t failer) error {
 }
 
 // restore gives a shard a state back.
-func restore(s Shard, state map[string][]byte) {
+func restore(s Shard, state map[ledger.Component][]byte) {
 	for component, bytes := range state {
 		copy(s.State.Arena(component).Bytes(), bytes)
 	}

@@ -16,6 +16,7 @@ import (
 	"plimsoll/engine"
 	"plimsoll/fault"
 	"plimsoll/files"
+	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
 )
 
@@ -305,7 +306,7 @@ func foreignTo(moments []string, state any) string {
 		if key, ok := e.key.(string); ok {
 			name = key
 		}
-		if e.value != nil && !slices.Contains(moments, name) && name != "step" && name != kernel.ComponentMaster {
+		if e.value != nil && !slices.Contains(moments, name) && name != "step" && name != string(ledger.MasterWeights) {
 			return name
 		}
 	}

@@ -185,14 +185,14 @@ func (l *layout) addStreams() {
 			continue // parameters are the master, rounded
 		}
 		if ofMoments := (stream{Stream: s}).ofMoments(); !ofMoments {
-			l.streams = append(l.streams, stream{Stream: s, name: s.Component, bytes: s.Bytes(l.elements), sums: l.chunks})
+			l.streams = append(l.streams, stream{Stream: s, name: string(s.Component), bytes: s.Bytes(l.elements), sums: l.chunks})
 		}
 	}
 	for _, moments := range l.momentTypes() {
 		format := l.format
 		format.Moments = moments
 		for _, s := range format.MomentStreams() {
-			own := stream{Stream: s, name: s.Component, moments: moments}
+			own := stream{Stream: s, name: string(s.Component), moments: moments}
 			if moments != l.format.Moments {
 				own.name += "_" + moments.String()
 			}
@@ -341,7 +341,7 @@ func tensorName(p Piece, s stream) string {
 	if s.Role == kernel.ParameterRole {
 		return p.String()
 	}
-	return p.String() + "/" + s.Component
+	return p.String() + "/" + string(s.Component)
 }
 
 func safetensorsName(t dtype.Type) string {

@@ -16,6 +16,7 @@ import (
 
 	"plimsoll/dtype"
 	"plimsoll/fault"
+	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
 )
 
@@ -195,16 +196,16 @@ func TestInt8BlocksStayAsTheyAre(t *testing.T) {
 	load(t, directory, others)
 	var joined []byte
 	for _, s := range others {
-		joined = append(joined, s.State.Arena(kernel.ComponentHeaders).Bytes()...)
+		joined = append(joined, s.State.Arena(ledger.MomentHeaders).Bytes()...)
 	}
-	if want := job[0].State.Arena(kernel.ComponentHeaders).Bytes(); !slices.Equal(joined, want) {
+	if want := job[0].State.Arena(ledger.MomentHeaders).Bytes(); !slices.Equal(joined, want) {
 		t.Errorf("headers %x, want %x", joined, want)
 	}
 	compareRaw(t, job, others, "exp_avg")
 	compareRaw(t, job, others, "exp_avg_sq")
 }
 
-func compareRaw(t *testing.T, job, others []Shard, component string) {
+func compareRaw(t *testing.T, job, others []Shard, component ledger.Component) {
 	var joined []byte
 	for _, s := range others {
 		joined = append(joined, s.State.Arena(component).Bytes()...)

@@ -11,6 +11,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"plimsoll/dtype"
+	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
 )
 
@@ -66,7 +67,7 @@ func TestReplicasSaveOnce(t *testing.T) {
 			cuts := cutModel(smallModel, mixed(f.Moments), 15000)
 			for _, replicas := range []int{2, 15} {
 				job := replicate(t, f, cuts, replicas)
-				var want []map[string][]byte
+				var want []map[ledger.Component][]byte
 				for _, s := range job[:len(cuts)] {
 					want = append(want, bytesOfState(s))
 				}

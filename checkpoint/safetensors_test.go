@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"plimsoll/dtype"
+	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
 )
 
@@ -58,8 +59,8 @@ func TestSafetensorsReadsTheFiles(t *testing.T) {
 
 // addTensors lists the tensors of a shard as the program prints them.
 func addTensors(lines map[string]int, s Shard) {
-	at := map[string]int64{} // of each arena
-	line := func(name, arena, kind, shape string, size, count int64) {
+	at := map[ledger.Component]int64{} // of each arena
+	line := func(name string, arena ledger.Component, kind, shape string, size, count int64) {
 		bytes := s.State.Arena(arena).Bytes()[at[arena] : at[arena]+size*count]
 		at[arena] += size * count
 		lines[fmt.Sprintf("%s %s %s %x", name, kind, shape, bytes)]++
@@ -76,12 +77,12 @@ func addTensors(lines map[string]int, s Shard) {
 		} else {
 			line(name+"/master_weights", "master_weights", "float32", shape, 4, p.Count)
 		}
-		for _, component := range map[kernel.Algorithm][]string{kernel.Adam: {"exp_avg", "exp_avg_sq"}, kernel.SGD: {"momentum_buffer"}}[s.Format.Algorithm] {
+		for _, component := range map[kernel.Algorithm][]ledger.Component{kernel.Adam: {"exp_avg", "exp_avg_sq"}, kernel.SGD: {"momentum_buffer"}}[s.Format.Algorithm] {
 			arena := component
 			if p.Moments != s.Format.Moments {
-				arena += "_" + p.Moments.String()
+				arena = arena.InType(p.Moments.String())
 			}
-			line(name+"/"+component, arena, momentType[p.Moments], shape, p.Moments.Size(), p.Count)
+			line(name+"/"+string(component), arena, momentType[p.Moments], shape, p.Moments.Size(), p.Count)
 		}
 	}
 	if headers := s.State.Arena("moment_headers"); headers != nil {

@@ -79,7 +79,7 @@ func newExporter(c *Checkpoint, w io.Writer, progress func(bytes int64)) *export
 	}
 	for _, stream := range exportFormat(c).MomentStreams() {
 		e.roles = append(e.roles, stream.Role)
-		e.components = append(e.components, stream.Component)
+		e.components = append(e.components, string(stream.Component))
 	}
 	return e
 }

@@ -55,7 +55,7 @@ type Section struct {
 // ArenaPlan is an arena before it is mapped.
 type ArenaPlan struct {
 	Name      string // of the arena
-	Component string // in the ledger
+	Component ledger.Component
 	Size      ledger.Bytes
 	Why       string
 
@@ -69,9 +69,6 @@ const (
 	normRole    = kernel.Role(255 - iota) // the sums of squares
 	journalRole                           // the journal
 )
-
-// ComponentNorm is the ledger's name of the sums of squares.
-const ComponentNorm = "gradient_norm_sums"
 
 // Arenas lists every byte that the shard maps. The plan and the shard are made
 // from this one list.
@@ -90,7 +87,7 @@ func (c ShardConfig) Arenas() []ArenaPlan {
 	}
 	blocks := c.normBlocks()
 	plans = append(plans, ArenaPlan{
-		Component: ComponentNorm,
+		Component: ledger.GradientNormSums,
 		role:      normRole,
 		Size:      ledger.Bytes(8 * blocks),
 		Why:       fmt.Sprintf("8 B x %s blocks of %s gradients: float64 sums of squares, so that the norm is the same for any number of workers", ledger.Count(blocks), ledger.Count(normBlock)),
@@ -99,7 +96,7 @@ func (c ShardConfig) Arenas() []ArenaPlan {
 		plans = append(plans, c.journalArena())
 	}
 	for i := range plans {
-		plans[i].Name = path.Join(fmt.Sprintf("rank%d", c.Rank), c.Part, plans[i].Component)
+		plans[i].Name = path.Join(fmt.Sprintf("rank%d", c.Rank), c.Part, string(plans[i].Component))
 	}
 	return plans
 }
@@ -133,7 +130,7 @@ func (c ShardConfig) momentArenas(moments kernel.MomentType) []ArenaPlan {
 		plan := arenaOf(stream, bytes, elements)
 		plan.moments = moments
 		if moments != c.Format.Moments {
-			plan.Component += "_" + moments.String()
+			plan.Component = plan.Component.InType(moments.String())
 		}
 		plans = append(plans, plan)
 	}

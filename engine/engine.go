@@ -30,7 +30,7 @@ func New(shards []*Shard, optimizers []optim.Optimizer, clip float64) (*Engine, 
 	groups := 0
 	for _, s := range shards {
 		groups = max(groups, s.config.groups())
-		if s.isAdding() {
+		if s.isAccumulating() {
 			return nil, fmt.Errorf("rank %d: a gradient is half added: add it again, or clear all", s.config.Rank)
 		}
 		if s.Steps() != shards[0].Steps() || s.isUnderway() {

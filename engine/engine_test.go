@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"plimsoll/dtype"
+	"plimsoll/ledger"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
 	"plimsoll/partition"
@@ -603,11 +604,11 @@ func TestSectionsHoldTheirMomentsTheirWay(t *testing.T) {
 		}
 	}
 	// 100 and 700 parameters are 1 and 3 blocks.
-	sizes := map[string]int{}
+	sizes := map[ledger.Component]int{}
 	for _, a := range (ShardConfig{Elements: 1000, Sections: mixedSections, Format: kernel.Format{Moments: kernel.MomentsInt8, Parameter: dtype.BF16, Gradient: dtype.BF16}}).Arenas() {
 		sizes[a.Component] = int(a.Size)
 	}
-	want := map[string]int{
+	want := map[ledger.Component]int{
 		"parameters": 2000, "master_weights_low": 2000, "exp_avg": 800, "exp_avg_sq": 800, "moment_headers": 8,
 		"exp_avg_fp32": 600, "exp_avg_sq_fp32": 600, "exp_avg_bf16": 100, "exp_avg_sq_bf16": 100, "gradients": 2000, "gradient_norm_sums": 8,
 	}

@@ -12,25 +12,24 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// The journal is in pages that outlive the process. It has what it takes to make
-// the update under way: its number, the constants of all groups, and which chunks
-// are done; and a slot for each worker, with an undo log of the chunk that it is
-// changing. Who finishes a step restores what was being changed, goes on from
-// there in the same slots, and then runs what is not done. An addition to the
-// gradients (additions.go) has marks of the same chunks and the same slots, and so
-// has a write of moments (write.go) the slots: only one of the three is under way.
+// The journal lies in pages that outlive the process. It holds what another process
+// needs to finish an update: its number, the constants of all parameter groups, and
+// which chunks are done. It also holds a slot for each worker: the undo log of the
+// chunk that the worker is changing.
 //
-// It is made for a process that ends at any instant, not for a host that does:
-// a thread that is killed has made all stores before some instruction, and none
-// after. So all that counts is the order of each thread's own stores.
-
-// ComponentJournal is the ledger's name of the journal.
-const ComponentJournal = "step_journal"
+// To finish a step, a process restores what was being changed, goes on from there in
+// the same slots, and then updates the chunks that are not done. Accumulations
+// (accumulate.go) use the same marks and slots, and writes of moments (write.go) the
+// same slots. Only one of the three is under way at any time.
+//
+// The journal protects against the end of a process, not of a host. A thread that is
+// killed has made all stores before some instruction and none after it, so only the
+// order of each thread's own stores counts.
 
 const (
-	// journalSlots is the number of slots of a large shard, and the most
-	// workers that it can have. It does not follow the number of workers, so
-	// that a step can be finished with another.
+	// journalSlots is the number of slots of a large shard, and so the most
+	// workers that it can have. It does not depend on the number of workers:
+	// another process may finish a step with another number.
 	journalSlots = 256
 
 	journalMagic   = 0x6c616e72756f6a50 // "Pjournal"
@@ -39,24 +38,17 @@ const (
 	cacheLine = 64
 )
 
-// journalHead is what a journal begins with.
+// journalHead is the beginning of a journal.
 type journalHead struct {
 	magic, version uint64
 	layout         [sha256.Size]byte // fingerprint of the configuration
 	counters
-	additions additions
-	// writing is true while slots are the logs of moments that are being written.
+	accumulations accumulations
+	// writing is true while slots are the undo logs of a write of moments.
 	writing atomic.Bool
 }
 
-// counters count updates.
-type counters struct {
-	begun, finished atomic.Uint64 // one apart while an update is under way
-	// before is the step that the state was at before the first update.
-	before atomic.Int64
-}
-
-// journalLayout says where what lies in a journal.
+// journalLayout holds the offsets of the parts of a journal.
 type journalLayout struct {
 	slots, slotSize             int64
 	constants, done, slotsBegin int64 // offsets
@@ -75,13 +67,13 @@ func (c ShardConfig) journalLayout() journalLayout {
 	return l
 }
 
-// wholeLines is a size rounded up to whole cache lines.
+// wholeLines rounds a size up to whole cache lines.
 func wholeLines(size int64) int64 { return (size + cacheLine - 1) / cacheLine * cacheLine }
 
 func (c ShardConfig) journalArena() ArenaPlan {
 	l := c.journalLayout()
 	return ArenaPlan{
-		Component: ComponentJournal,
+		Component: ledger.StepJournal,
 		role:      journalRole,
 		Size:      ledger.Bytes(l.size),
 		Why: fmt.Sprintf("%d B x %d slots: what the parameters or gradients were that a worker is changing; 4 B x %s chunks: whether they are done; %d B: step and hyperparameters; in whole lines of %d B",
@@ -89,48 +81,35 @@ func (c ShardConfig) journalArena() ArenaPlan {
 	}
 }
 
-// fingerprint is that of all that the layout of the journal depends on, and of
-// what its numbers mean.
+// fingerprint identifies everything that the layout and the meaning of the journal
+// depend on.
 func (c ShardConfig) fingerprint() [sha256.Size]byte {
 	return sha256.Sum256(fmt.Appendf(nil, "%d %d %v %v %v", c.chunkOf(Section{}), c.Elements, c.Format, c.sections(), c.journalLayout()))
 }
 
-// slot is a worker's part of the journal.
-type slot struct {
-	// unit is the chunk that undo is the log of, if that has begun.
-	unit *atomic.Int64
-	undo kernel.Undo
-}
-
-// begin makes the log that of a chunk of which nothing has been changed.
-func (s slot) begin(unit int) {
-	s.undo.Begin() // it is no longer the log of the chunk before
-	s.unit.Store(int64(unit))
-}
-
-// openJournal lays the journal out over its arena.
-func (s *Shard) openJournal(a *arena.Arena) *journalHead {
-	l, bytes := s.config.journalLayout(), a.Bytes()
+// openJournal lays the progress out over the arena of the journal.
+func (p *progress) openJournal(c ShardConfig, a *arena.Arena) *journalHead {
+	l, bytes := c.journalLayout(), a.Bytes()
 	head := at[journalHead](bytes, 0)
-	s.counters, s.additions, s.writing = &head.counters, &head.additions, &head.writing
-	s.constants = unsafe.Slice(at[kernel.Constants](bytes, l.constants), s.config.groups())
-	s.done = unsafe.Slice(at[atomic.Uint32](bytes, l.done), s.config.chunks())
+	p.counters, p.accumulations, p.writing = &head.counters, &head.accumulations, &head.writing
+	p.constants = unsafe.Slice(at[kernel.Constants](bytes, l.constants), c.groups())
+	p.done = unsafe.Slice(at[atomic.Uint32](bytes, l.done), c.chunks())
 	for i := range l.slots {
 		begin := l.slotsBegin + i*l.slotSize
-		s.slots = append(s.slots, slot{at[atomic.Int64](bytes, begin), kernel.UndoIn(bytes[begin+cacheLine : begin+l.slotSize])})
+		p.slots = append(p.slots, slot{at[atomic.Int64](bytes, begin), kernel.UndoIn(bytes[begin+cacheLine : begin+l.slotSize])})
 	}
 	return head
 }
 
-// at is what lies at an offset.
+// at returns what lies at an offset.
 func at[T any](bytes []byte, offset int64) *T { return (*T)(unsafe.Pointer(&bytes[offset])) }
 
-// init makes it the journal of a shard without steps.
+// init makes the head that of a shard without steps.
 func (h *journalHead) init(c ShardConfig) {
 	h.magic, h.version, h.layout = journalMagic, journalVersion, c.fingerprint()
 }
 
-// check says whether the journal is that of such a shard.
+// check refuses the journal of another shard, or a damaged one.
 func (h *journalHead) check(c ShardConfig) error {
 	switch {
 	case h.magic != journalMagic:
@@ -141,32 +120,8 @@ func (h *journalHead) check(c ShardConfig) error {
 		return errors.New("it was written for a shard of other sections, format or chunks")
 	case h.begun.Load()-h.finished.Load() > 1:
 		return fmt.Errorf("%d updates were begun and %d finished", h.begun.Load(), h.finished.Load())
-	case h.additions.begun.Load()-h.additions.finished.Load() > 1 && !h.additions.clearing.Load():
-		return fmt.Errorf("%d additions to the gradients were begun and %d finished", h.additions.begun.Load(), h.additions.finished.Load())
+	case h.accumulations.begun.Load()-h.accumulations.finished.Load() > 1 && !h.accumulations.clearing.Load():
+		return fmt.Errorf("%d accumulations of gradients were begun and %d finished", h.accumulations.begun.Load(), h.accumulations.finished.Load())
 	}
 	return nil
-}
-
-// change updates a chunk, with what a slot needs to go on.
-func (s *Shard) change(slot slot, unit int) {
-	slot.begin(unit)
-	s.updateFrom(slot, unit, 0)
-}
-
-// updateFrom updates a chunk from some element on.
-func (s *Shard) updateFrom(slot slot, unit, first int) {
-	c := s.chunks[unit]
-	s.config.Kernel.UpdateLogged(c.section.format, &s.constants[c.section.group], c.state(), first, slot.undo)
-}
-
-// resume brings the chunk to its end whose update a slot is in the middle of.
-// Should this process be killed, too, the slot says where to go on.
-func (s *Shard) resume(slot slot) {
-	unit := int(slot.unit.Load())
-	if !slot.undo.Begun() || s.isDone(unit) {
-		return
-	}
-	c := s.chunks[unit]
-	s.updateFrom(slot, unit, slot.undo.Restore(c.section.format, c.state()))
-	s.setDone(unit)
 }

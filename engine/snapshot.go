@@ -7,29 +7,29 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// Snapshot is the state of a shard at one instant, which is handed out while
-// steps go on: a worker that is about to change a chunk hands it out first.
+// Snapshot is the state of a shard at one instant, copied while steps go on. It is
+// copy-on-write: a worker copies a chunk before it changes it.
 type Snapshot struct {
 	shard *Shard
 	copy  func(Unit) error
 
 	mutex   sync.Mutex
 	changed sync.Cond
-	states  []handing // of each chunk
-	copying int       // chunks that are with copy now
-	err     error     // the first of copy
+	states  []copyState // of each chunk
+	copying int         // chunks that are with copy now
+	err     error       // the first of copy
 }
 
-// handing is what has become of a chunk.
-type handing uint8
+// copyState says whether a chunk was copied.
+type copyState uint8
 
 const (
-	notHanded handing = iota
-	inCopy
-	handed
+	notCopied copyState = iota
+	beingCopied
+	copied
 )
 
-// Unit is a stretch of a shard that a snapshot hands out.
+// Unit is a range of a shard, as a snapshot shows it.
 type Unit struct {
 	First   int64 // element of the shard
 	Section int   // number of the section in the configuration
@@ -43,16 +43,16 @@ type Unit struct {
 	State kernel.Chunk
 }
 
-// Snapshot begins a snapshot of the state as it is now; no step may be under
-// way, and no other snapshot. Every chunk is handed to copy once: by
-// [Snapshot.Run], in order, or by a worker right before it changes the chunk.
-// So copy is called concurrently, and a step waits for it. The caller has to
-// call Run, and must not change the state otherwise before that returns.
+// Snapshot begins a snapshot of the state as it is now. No step and no other
+// snapshot may be under way. Every chunk goes to copy once: from [Snapshot.Run],
+// in order, or from a worker right before it changes the chunk. So copy is called
+// concurrently, and a step waits for it. The caller must call Run. Until Run
+// returns, only steps may change the state.
 func (s *Shard) Snapshot(copy func(Unit) error) *Snapshot {
 	if s.isUnderway() {
 		panic("engine: a snapshot while a step is under way")
 	}
-	x := &Snapshot{shard: s, copy: copy, states: make([]handing, len(s.chunks))}
+	x := &Snapshot{shard: s, copy: copy, states: make([]copyState, len(s.chunks))}
 	x.changed.L = &x.mutex
 	if !s.snapshot.CompareAndSwap(nil, x) {
 		panic("engine: a snapshot while another is being taken")
@@ -60,21 +60,21 @@ func (s *Shard) Snapshot(copy func(Unit) error) *Snapshot {
 	return x
 }
 
-// Run hands out what no worker has handed out, and returns when all is with the
-// saver. It calls pace, which may be nil, before every chunk: whatever Run has to
-// wait for it waits for there, where no worker waits for it. It gives up at the
-// first error of pace or of copy, from whichever goroutine, and when the context
-// is cancelled. After it copy is not called any more.
+// Run copies the chunks that no worker has copied, and returns when all are
+// copied. It calls pace, unless that is nil, before every chunk: pace may wait, as
+// no worker waits for it. Run gives up at the first error of pace or of copy, from
+// whichever goroutine, and when the context is cancelled. After Run has returned,
+// copy is not called again.
 func (x *Snapshot) Run(ctx context.Context, pace func(context.Context) error) error {
 	for unit := range x.states {
 		if pace != nil {
 			x.fail(pace(ctx))
 		}
-		x.shard.Wait() // a step that is under way hands out all that is left
+		x.shard.Wait() // a step that is under way copies all that is left
 		if ctx.Err() != nil {
 			x.fail(context.Cause(ctx))
 		}
-		if !x.hand(unit) {
+		if !x.copyOnWrite(unit) {
 			break
 		}
 	}
@@ -89,19 +89,19 @@ func (x *Snapshot) Run(ctx context.Context, pace func(context.Context) error) er
 
 // hand hands a chunk out, unless that was done, and returns when it may be
 // changed. It says whether the snapshot can still become whole.
-func (x *Snapshot) hand(unit int) bool {
+func (x *Snapshot) copyOnWrite(unit int) bool {
 	x.mutex.Lock()
 	defer x.mutex.Unlock()
-	for x.states[unit] == inCopy {
+	for x.states[unit] == beingCopied {
 		x.changed.Wait()
 	}
-	if x.states[unit] == notHanded && x.err == nil {
-		x.states[unit] = inCopy
+	if x.states[unit] == notCopied && x.err == nil {
+		x.states[unit] = beingCopied
 		x.copying++
 		x.mutex.Unlock()
 		err := x.copy(x.shard.unit(unit))
 		x.mutex.Lock()
-		x.states[unit] = handed
+		x.states[unit] = copied
 		x.copying--
 		x.keep(err)
 		x.changed.Broadcast()
@@ -119,17 +119,5 @@ func (x *Snapshot) fail(err error) {
 func (x *Snapshot) keep(err error) {
 	if x.err == nil {
 		x.err = err
-	}
-}
-
-// unit is a chunk as a snapshot hands it out.
-func (s *Shard) unit(number int) Unit {
-	c := s.chunks[number]
-	return Unit{
-		First:        int64(c.section.first + c.first),
-		Section:      c.section.number,
-		MomentsFirst: int64(c.section.momentsFirst + c.first),
-		Moments:      c.section.format.Moments,
-		State:        c.state(),
 	}
 }

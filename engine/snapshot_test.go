@@ -11,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
 )
 
@@ -89,14 +90,14 @@ func TestSnapshotsAreOfOneInstant(t *testing.T) {
 func TestUnitsSayWhereTheirMomentsAre(t *testing.T) {
 	s := slowCase().newShard(t, true)
 	s.makeSteps(t, 2)
-	got := map[string][]byte{}
-	put := func(component string, stream []byte, at int64) {
+	got := map[ledger.Component][]byte{}
+	put := func(component ledger.Component, stream []byte, at int64) {
 		if got[component] == nil {
 			got[component] = make([]byte, s.Arena(component).Size())
 		}
 		copy(got[component][at:], stream)
 	}
-	suffix := map[kernel.MomentType]string{kernel.MomentsFP32: "_fp32", kernel.MomentsBF16: "_bf16", kernel.MomentsInt8: ""}
+	suffix := map[kernel.MomentType]ledger.Component{kernel.MomentsFP32: "_fp32", kernel.MomentsBF16: "_bf16", kernel.MomentsInt8: ""}
 	err := s.Snapshot(func(u Unit) error {
 		put("exp_avg"+suffix[u.Moments], u.State.Moments[0].Data, u.MomentsFirst*u.Moments.Size())
 		put("exp_avg_sq"+suffix[u.Moments], u.State.Moments[1].Data, u.MomentsFirst*u.Moments.Size())

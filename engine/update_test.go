@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 
+	"plimsoll/ledger"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
 )
@@ -47,11 +48,11 @@ func TestOnlyTheNextStepBegins(t *testing.T) {
 		"other algorithm":   {1, 1, []optim.Optimizer{optim.DefaultLion(), optim.DefaultLion()}},
 		"no such optimizer": {1, 1, []optim.Optimizer{adam[0], optim.Adam{LearningRate: -1}}},
 	} {
-		before := bytes.Clone(s.Arena(ComponentJournal).Bytes())
+		before := bytes.Clone(s.Arena(ledger.StepJournal).Bytes())
 		if s.Begin(refused.step, refused.scale, refused.optimizers) == nil {
 			t.Errorf("%s: a step began", name)
 		}
-		if !bytes.Equal(s.Arena(ComponentJournal).Bytes(), before) {
+		if !bytes.Equal(s.Arena(ledger.StepJournal).Bytes(), before) {
 			t.Errorf("%s: the journal was changed", name)
 		}
 	}
@@ -219,18 +220,18 @@ func TestWrongArenasAreNotAttached(t *testing.T) {
 			t.Errorf("the error is %q, want %q", err, want)
 		}
 	}
-	head := at[journalHead](s.Arena(ComponentJournal).Bytes(), 0)
+	head := at[journalHead](s.Arena(ledger.StepJournal).Bytes(), 0)
 	for want, spoil := range map[string]func(){
 		"step_journal: it is no journal": func() { head.magic++ },
 		fmt.Sprintf("step_journal: its version is %d, expected %d", journalVersion+1, journalVersion): func() { head.version++ },
 		"step_journal: 3 updates were begun and 1 fin":                                                func() { head.begun.Store(3) },
-		"step_journal: 3 additions to the gradients w":                                                func() { head.additions.begun.Store(3) },
+		"step_journal: 3 accumulations of gradients w":                                                func() { head.accumulations.begun.Store(3) },
 	} {
 		head.init(s.config)
 		head.begun.Store(1)
 		head.finished.Store(1)
-		head.additions.begun.Store(1)
-		head.additions.finished.Store(1)
+		head.accumulations.begun.Store(1)
+		head.accumulations.finished.Store(1)
 		spoil()
 		if _, err := AttachShard(s.config, files()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("the error is %v, want %q", err, want)
@@ -280,7 +281,7 @@ func TestSmallShardIsUpdatedByTheCaller(t *testing.T) {
 			shards[1].Wait()
 		}
 		for i, a := range shards[0].Arenas() {
-			if b := shards[1].Arenas()[i]; !strings.HasSuffix(a.Name(), ComponentJournal) && !bytes.Equal(a.Bytes(), b.Bytes()) {
+			if b := shards[1].Arenas()[i]; !strings.HasSuffix(a.Name(), string(ledger.StepJournal)) && !bytes.Equal(a.Bytes(), b.Bytes()) {
 				t.Errorf("%s differs", a.Name())
 			}
 		}

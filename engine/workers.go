@@ -9,32 +9,72 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Workers are OS threads, each bound to one CPU for life.
+// Workers are OS threads, each bound to one CPU for life. The shards of one rank
+// share them where they have the same CPUs: a program may have an optimizer for
+// each parameter, and a core needs one thread for all of them. It makes their
+// passes one after the other. Ranks share none, as one may wait for another.
 type Workers struct {
-	tasks   []chan func(worker int)
+	crew    *crew
 	running sync.WaitGroup
-	ended   sync.WaitGroup
 }
 
-// NewWorkers starts a worker on each of the CPUs and returns when each is where
-// it should be.
-func NewWorkers(cpus []int) (*Workers, error) {
+// crew is the threads of one rank on one list of CPUs, for all shards that use it.
+type crew struct {
+	name  string
+	users int // guarded by crews
+	tasks []chan task
+	ended sync.WaitGroup
+}
+
+// task is a worker's part of a pass.
+type task struct {
+	run  func(worker int)
+	done *sync.WaitGroup
+}
+
+// waitingTasks is how many passes can wait for a worker before their callers do.
+const waitingTasks = 64
+
+var crews = struct {
+	sync.Mutex
+	byName map[string]*crew
+}{byName: map[string]*crew{}}
+
+// NewWorkers returns when the rank has a worker on each of the CPUs and each is
+// where it should be.
+func NewWorkers(rank int, cpus []int) (*Workers, error) {
 	if len(cpus) == 0 {
 		return nil, errors.New("workers need at least one CPU")
 	}
-	w := &Workers{}
+	crews.Lock()
+	defer crews.Unlock()
+	name := fmt.Sprint(rank, cpus)
+	c := crews.byName[name]
+	if c == nil {
+		var err error
+		if c, err = newCrew(name, cpus); err != nil {
+			return nil, err
+		}
+		crews.byName[name] = c
+	}
+	c.users++
+	return &Workers{crew: c}, nil
+}
+
+func newCrew(name string, cpus []int) (*crew, error) {
+	c := &crew{name: name}
 	bound := make(chan error, len(cpus))
 	for worker, cpu := range cpus {
-		tasks := make(chan func(int), 1)
-		w.tasks = append(w.tasks, tasks)
-		w.ended.Go(func() {
+		tasks := make(chan task, waitingTasks)
+		c.tasks = append(c.tasks, tasks)
+		c.ended.Go(func() {
 			// The thread is never unlocked, so that it ends with the goroutine
 			// and no other goroutine inherits its binding.
 			runtime.LockOSThread()
 			bound <- bindThread(cpu)
-			for task := range tasks {
-				task(worker)
-				w.running.Done()
+			for t := range tasks {
+				t.run(worker)
+				t.done.Done()
 			}
 		})
 	}
@@ -43,10 +83,17 @@ func NewWorkers(cpus []int) (*Workers, error) {
 		err = errors.Join(err, <-bound)
 	}
 	if err != nil {
-		w.Close()
+		c.end()
 		return nil, err
 	}
-	return w, nil
+	return c, nil
+}
+
+func (c *crew) end() {
+	for _, tasks := range c.tasks {
+		close(tasks)
+	}
+	c.ended.Wait()
 }
 
 // ErrBinding says that a worker cannot be on the CPU that is meant for it.
@@ -70,23 +117,27 @@ func bindThread(cpu int) error {
 }
 
 // Count is the number of workers.
-func (w *Workers) Count() int { return len(w.tasks) }
+func (w *Workers) Count() int { return len(w.crew.tasks) }
 
 // Start hands a task to every worker and returns at once.
-func (w *Workers) Start(task func(worker int)) {
-	w.running.Add(len(w.tasks))
-	for _, tasks := range w.tasks {
-		tasks <- task
+func (w *Workers) Start(run func(worker int)) {
+	w.running.Add(len(w.crew.tasks))
+	for _, tasks := range w.crew.tasks {
+		tasks <- task{run, &w.running}
 	}
 }
 
 // Wait returns when every worker has finished what Start gave it.
 func (w *Workers) Wait() { w.running.Wait() }
 
-// Close ends the workers.
+// Close waits for what Start gave, and ends the workers when nobody else uses
+// them.
 func (w *Workers) Close() {
-	for _, tasks := range w.tasks {
-		close(tasks)
+	w.Wait()
+	crews.Lock()
+	defer crews.Unlock()
+	if w.crew.users--; w.crew.users == 0 {
+		delete(crews.byName, w.crew.name)
+		w.crew.end()
 	}
-	w.ended.Wait()
 }

@@ -2,16 +2,16 @@ package engine
 
 import "plimsoll/optim/kernel"
 
-// WriteMoment writes a moment, first (number 0) or second (1), from element first
-// on. With a journal, a process that is killed leaves every block of int8 moments
-// as it was or as it is to be, once [Shard.Finish] has been called; and writing
-// the same again gives the bits of having written it once.
+// WriteMoment writes values of the first (number 0) or second (1) moment, beginning
+// at element first. With a journal, a kill leaves no block of int8 moments half
+// written once [Shard.Finish] was called. Writing the same values twice gives the
+// same bits as writing them once.
 func (s *Shard) WriteMoment(number int, first int64, values []float32) {
-	if s.Wait(); s.isUnderway() || s.isAdding() {
-		panic("engine: moments are written while a step or an addition is under way")
+	if s.Wait(); s.isUnderway() || s.isAccumulating() {
+		panic("engine: moments are written while a step or an accumulation is under way")
 	}
 	if s.slots != nil {
-		s.forgetLogs()
+		s.clearLogs()
 		s.writing.Store(true)
 		defer s.writing.Store(false)
 	}
@@ -25,7 +25,7 @@ func (s *Shard) WriteMoment(number int, first int64, values []float32) {
 	s.wait()
 }
 
-// writeUnit writes a moment from an element of a chunk on.
+// writeUnit writes values of a moment, beginning at an element of a chunk.
 func (s *Shard) writeUnit(worker, unit, number, from int, values []float32) {
 	undo := kernel.Undo{}
 	if s.slots != nil {
@@ -36,8 +36,7 @@ func (s *Shard) writeUnit(worker, unit, number, from int, values []float32) {
 	c.state().PutMoment(c.section.format, number, from, values, undo)
 }
 
-// undoWrite makes the blocks what they were that a process was writing when it was
-// killed.
+// undoWrite restores the blocks that a killed process was writing.
 func (s *Shard) undoWrite() {
 	if s.slots == nil || !s.writing.Load() {
 		return

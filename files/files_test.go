@@ -5,10 +5,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"plimsoll/files"
-	"plimsoll/files/filestest"
 	"strings"
 	"testing"
+
+	"plimsoll/files"
+	"plimsoll/files/filestest"
 )
 
 // says is what is said of each kind of file that is no document.

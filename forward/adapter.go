@@ -1,6 +1,7 @@
 package forward
 
 import (
+	"plimsoll/ledger"
 	"slices"
 
 	"plimsoll/autograd"
@@ -39,15 +40,15 @@ const (
 
 // adapted is a linear module with its adapter (peft/tuners/*/layer.py).
 func (p *pass) adapted(a *Adapter, path string, x *autograd.Tensor, out int64) *autograd.Tensor {
-	defer p.SetComponent(p.SetComponent(Adapters))
+	defer p.In(ledger.AdapterActivations)()
 	return p.Scope(func() *autograd.Tensor {
 		switch a.Kind {
 		case IA3:
 			return p.ia3(a, path, x, out)
 		default:
-			component := p.SetComponent(Attention)
+			leave := p.In(ledger.AttentionActivations)
 			base := p.bare(path, x, out)
-			p.SetComponent(component)
+			leave()
 			return p.lora(a, path, base, x, out)
 		}
 	})
@@ -120,7 +121,7 @@ func (p *pass) onto(base, made *autograd.Tensor) *autograd.Tensor {
 // adaptedRows adds the product of rows of A, of which an embedding has one for
 // every token, with B.
 func (p *pass) adaptedRows(a *Adapter, base *autograd.Tensor) *autograd.Tensor {
-	defer p.SetComponent(p.SetComponent(Adapters))
+	defer p.In(ledger.AdapterActivations)()
 	return p.Scope(func() *autograd.Tensor {
 		low := p.rows(a.A, base.Elements/a.B.Rows*a.Rank)
 		high := p.small(a.B, nil, low, a.Rank, a.B.Rows)

@@ -3,13 +3,14 @@ package forward
 import (
 	"plimsoll/autograd"
 	"plimsoll/dtype"
+	"plimsoll/ledger"
 	"plimsoll/model"
 )
 
 // attention runs the attention of x to source, which is x but for a decoder's
 // attention to its encoder.
 func (p *pass) attention(s *model.Stack, a *model.Attention, x, source *autograd.Tensor) *autograd.Tensor {
-	defer p.SetComponent(p.SetComponent(Attention))
+	defer p.In(ledger.AttentionActivations)()
 	return p.Scope(func() *autograd.Tensor {
 		whole := p.gather(x)
 		of := whole
@@ -166,7 +167,7 @@ func (p *pass) scores(a *model.Attention, q, k, v *autograd.Tensor) *autograd.Te
 	heads := p.heads(a.Heads)
 	rows := q.Elements / a.Width // of all heads
 	pairs := rows * (k.Elements / a.Width / heads / p.Batch)
-	component := p.SetComponent(Scores)
+	leave := p.In(ledger.AttentionScores)
 	x := p.matmul(q, k, pairs)
 	x = p.follow(x, p.unary(x, x.DType, saveNothing)) // scaled
 	if a.Soft {
@@ -184,7 +185,7 @@ func (p *pass) scores(a *model.Attention, q, k, v *autograd.Tensor) *autograd.Te
 		x = p.follow(x, p.cast(x, q.DType))
 	}
 	x = p.dropout(x, a.Dropout)
-	p.SetComponent(component)
+	leave()
 	mixed := p.matmul(x, v, rows*a.ValueWidth)
 	p.Drop(x)
 	return p.follow(mixed, p.unary(mixed, mixed.DType, saveNothing)) // the heads side by side

@@ -3,12 +3,13 @@ package forward
 import (
 	"plimsoll/autograd"
 	"plimsoll/dtype"
+	"plimsoll/ledger"
 	"plimsoll/model"
 )
 
 // feedForward is the second half of a block.
 func (p *pass) feedForward(f *model.FeedForward, x *autograd.Tensor) *autograd.Tensor {
-	defer p.SetComponent(p.SetComponent(FeedForward))
+	defer p.In(ledger.FeedForwardActivations)()
 	return p.Scope(func() *autograd.Tensor {
 		x := p.gather(x)
 		if f.Mixture != nil {

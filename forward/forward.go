@@ -6,21 +6,8 @@ package forward
 import (
 	"plimsoll/autograd"
 	"plimsoll/dtype"
+	"plimsoll/ledger"
 	"plimsoll/model"
-)
-
-// Components of what a forward pass holds.
-const (
-	Batch       = "batch"
-	Embeddings  = "activations: embeddings"
-	Norms       = "activations: norms"
-	Attention   = "activations: attention"
-	Scores      = "activations: attention scores"
-	FeedForward = "activations: feed-forward"
-	Residual    = "activations: residual stream"
-	Adapters    = "activations: adapters"
-	Logits      = "logits and loss"
-	CastWeights = "weights cast by autocast"
 )
 
 // AttentionKind is how attention is computed.
@@ -146,7 +133,7 @@ type pass struct {
 
 // Run runs a micro batch through the network up to the loss.
 func Run(t *autograd.Tape, network *model.Network, parameters Parameters, options Options) Result {
-	defer t.SetComponent(t.SetComponent(Residual)) // what nothing else names
+	defer t.In(ledger.ResidualActivations)() // what nothing else names
 	p := &pass{Tape: t, Options: options, network: network, parameters: parameters, weights: map[*autograd.Parameter]*autograd.Tensor{}}
 	var result Result
 	t.Scope(func() *autograd.Tensor {
@@ -208,7 +195,7 @@ func (p *pass) follow(before, next *autograd.Tensor) *autograd.Tensor {
 
 // embed looks tokens and positions up.
 func (p *pass) embed(s *model.Stack) *autograd.Tensor {
-	defer p.SetComponent(p.SetComponent(Embeddings))
+	defer p.In(ledger.EmbeddingActivations)()
 	width := s.EmbeddingWidth
 	if width == 0 {
 		width = p.network.Hidden
@@ -259,7 +246,7 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 		if p.Recompute == nil || p.RecomputeEvery > 1 && p.blocks%p.RecomputeEvery != wanted {
 			return body(x)
 		}
-		defer p.SetComponent(p.SetComponent(Residual))
+		defer p.In(ledger.ResidualActivations)()
 		var others []*autograd.Tensor
 		if b.Cross != nil {
 			others = append(others, p.encoded)
@@ -314,13 +301,13 @@ func (p *pass) parallel(s *model.Stack, b *model.Block, x *autograd.Tensor) *aut
 		h = p.follow(h, p.norm(b.FeedForwardNorm, x))
 	}
 	f := p.dropout(p.feedForward(&b.FeedForward, h), b.Dropout)
-	defer p.SetComponent(p.SetComponent(Residual))
+	defer p.In(ledger.ResidualActivations)()
 	return p.follow(f, p.add(p.residual(f, a), x))
 }
 
 // residual adds what a half of a block made, and drops it.
 func (p *pass) residual(x, made *autograd.Tensor) *autograd.Tensor {
-	defer p.SetComponent(p.SetComponent(Residual))
+	defer p.In(ledger.ResidualActivations)()
 	return p.follow(made, p.add(x, made))
 }
 

@@ -3,12 +3,13 @@ package forward
 import (
 	"plimsoll/autograd"
 	"plimsoll/dtype"
+	"plimsoll/ledger"
 	"plimsoll/model"
 )
 
 // head makes logits of the last hidden states, and of them the loss.
 func (p *pass) head(x *autograd.Tensor) Result {
-	defer p.SetComponent(p.SetComponent(Logits))
+	defer p.In(ledger.LogitsAndLoss)()
 	h := &p.network.Head
 	if h.Projection == "" {
 		return Result{Loss: p.mean(x)}

@@ -3,6 +3,7 @@ package forward
 import (
 	"plimsoll/autograd"
 	"plimsoll/dtype"
+	"plimsoll/ledger"
 	"plimsoll/model"
 )
 
@@ -152,9 +153,9 @@ func (p *pass) weight(w *autograd.Parameter) *autograd.Tensor {
 	if x, ok := p.weights[w]; ok {
 		return x
 	}
-	component := p.SetComponent(CastWeights)
+	leave := p.In(ledger.AutocastWeights)
 	x := p.cast(w.Tensor(), p.Autocast)
-	p.SetComponent(component)
+	leave()
 	if w.Trainable && w.DType == dtype.F32 {
 		p.Hold(x)
 		p.weights[w] = x
@@ -211,7 +212,7 @@ func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor
 
 // norm is a normalisation, as transformers writes it out.
 func (p *pass) norm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
-	defer p.SetComponent(p.SetComponent(Norms))
+	defer p.In(ledger.NormActivations)()
 	return p.hooked(n.Path, func() *autograd.Tensor {
 		return p.Scope(func() *autograd.Tensor {
 			if n.Kind == model.LayerNorm || p.FusesPointwise {

@@ -3,7 +3,6 @@ package launch
 import (
 	"fmt"
 	"os"
-	"plimsoll/files"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"plimsoll/files"
 )
 
 // adoptOrphans makes this process, and not init, the parent of all below it

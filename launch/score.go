@@ -3,10 +3,11 @@ package launch
 import (
 	"os"
 	"os/exec"
-	"plimsoll/files"
 	"strconv"
 	"strings"
 	"sync"
+
+	"plimsoll/files"
 )
 
 // For want of memory the kernel kills the process with the highest score:

@@ -1,66 +1,252 @@
-// Package ledger is the account of bytes that every verb shares: a plan is a
-// ledger, a measurement is a ledger, and a difference of the two answers most
-// questions.
+// Package ledger is the account of bytes that every verb shares. A plan is a list
+// of devices with what they hold, phase by phase. A measurement is the same.
+// Compare puts the two side by side.
 package ledger
 
-// Device is where bytes are held.
-type Device string
+import "slices"
 
-// The devices of the ledger.
+// Kind is the kind of a device.
+type Kind string
+
+// The kinds of devices.
 const (
-	Host Device = "host"
-	GPU  Device = "gpu"
+	Host Kind = "host"
+	GPU  Kind = "gpu"
 )
 
-// Phase is the part of a job in which bytes are held.
-type Phase string
+// PhaseName is a part of a training job.
+type PhaseName string
 
-// The phases of the ledger.
+// The phases, in their order.
 const (
-	Initialize Phase = "initialize"
-	Step       Phase = "step"
+	Load       PhaseName = "load"
+	Initialize PhaseName = "initialize"
+	Forward    PhaseName = "forward"
+	Backward   PhaseName = "backward"
+	Step       PhaseName = "step"
+	Checkpoint PhaseName = "checkpoint"
 )
 
-// WholeNode is the rank of an entry that belongs to no single rank.
+// Iteration tells the first optimizer step from the later ones.
+type Iteration string
+
+// The iterations. Phases outside of the training loop happen once.
+const (
+	Once   Iteration = ""
+	First  Iteration = "first"
+	Steady Iteration = "steady"
+)
+
+// WholeNode is the rank of bytes that belong to no single rank.
 const WholeNode = -1
 
-// Entry says which device, rank, phase and component holds how many bytes,
-// and why.
-type Entry struct {
-	Device    Device `json:"device"`
-	Rank      int    `json:"rank"`
-	Phase     Phase  `json:"phase"`
-	Component string `json:"component"`
-	Planned   Bytes  `json:"planned_bytes"`
-	// Measured is nil where nothing was measured.
-	Measured *Bytes `json:"measured_bytes"`
-	// Why is the formula with its numbers and, where it is not ours, its
-	// source.
+// Holding is the bytes of one component.
+type Holding struct {
+	Component Component `json:"component"`
+	// Part is the group of parameters of one type that the bytes are for. It is
+	// empty where a rank has one group only.
+	Part  string `json:"part,omitempty"`
+	Bytes Bytes  `json:"bytes"`
+	// Why is the formula with its numbers, and its source if it is not ours.
 	Why string `json:"why"`
 }
 
-// Ledger is a list of entries. The order is the order of the report.
-type Ledger []Entry
+// Phase is what a device holds in a phase: requested by the program, allocated
+// in blocks, and reserved by the allocator.
+type Phase struct {
+	Name          PhaseName `json:"phase"`
+	Iteration     Iteration `json:"iteration,omitempty"`
+	PeakRequested Bytes     `json:"peak_requested_bytes"`
+	PeakAllocated Bytes     `json:"peak_allocated_bytes"`
+	PeakReserved  Bytes     `json:"peak_reserved_bytes"`
+	// PeakUsed adds memory outside of the allocator: the CUDA context, NCCL.
+	PeakUsed     Bytes `json:"peak_used_bytes"`
+	EndRequested Bytes `json:"end_requested_bytes"`
+	EndAllocated Bytes `json:"end_allocated_bytes"`
+	EndReserved  Bytes `json:"end_reserved_bytes"`
+	// Components are those at the peak of requested bytes.
+	Components []Holding `json:"components"`
+	End        []Holding `json:"-"`
+}
 
-// Planned is the sum of the planned bytes of the entries that keep holds for.
-// A nil keep means all.
-func (l Ledger) Planned(keep func(Entry) bool) Bytes {
+// Hold adds a component to the phase, at its peak and at its end.
+func (p *Phase) Hold(h Holding) {
+	p.Components, p.End = append(p.Components, h), append(p.End, h)
+	for _, sum := range []*Bytes{&p.PeakRequested, &p.PeakAllocated, &p.PeakReserved, &p.PeakUsed} {
+		*sum += h.Bytes
+	}
+	for _, sum := range []*Bytes{&p.EndRequested, &p.EndAllocated, &p.EndReserved} {
+		*sum += h.Bytes
+	}
+}
+
+// Device is a GPU, or host memory: of a rank or of a whole node. Count devices
+// are alike.
+type Device struct {
+	Kind     Kind   `json:"kind"`
+	Name     string `json:"name"`
+	Rank     int    `json:"rank"`
+	Count    int    `json:"count"`
+	Capacity Bytes  `json:"capacity_bytes"` // 0 if unknown
+	// Outside is held outside of the allocator, from the first phase on.
+	Outside []Holding `json:"outside_allocator"`
+	Phases  []Phase   `json:"phases"`
+	// NUMANodes divide a host's ranks. The list is empty if their number is
+	// unknown.
+	NUMANodes []NUMANode `json:"numa_nodes,omitempty"`
+}
+
+// NUMANode is the part of a host's memory that is near to some of its cores.
+type NUMANode struct {
+	Node     int   `json:"node"`
+	Ranks    int   `json:"ranks"`
+	PeakUsed Bytes `json:"peak_used_bytes"`
+	Capacity Bytes `json:"capacity_bytes"` // 0 if unknown
+}
+
+// Peak is the phase in which the device holds most.
+func (d *Device) Peak() *Phase {
+	var most *Phase
+	for i := range d.Phases {
+		p := &d.Phases[i]
+		if most == nil || p.PeakUsed > most.PeakUsed ||
+			p.PeakUsed == most.PeakUsed && p.PeakAllocated > most.PeakAllocated {
+			most = p
+		}
+	}
+	return most
+}
+
+// Line is a component of a device in a phase, planned and measured.
+type Line struct {
+	Device    Kind      `json:"device"`
+	Rank      int       `json:"rank"`
+	Phase     PhaseName `json:"phase"`
+	Iteration Iteration `json:"iteration,omitempty"`
+	Part      string    `json:"part,omitempty"`
+	Component Component `json:"component"`
+	Planned   Bytes     `json:"planned_bytes"`
+	// Measured is nil if nothing was measured.
+	Measured *Bytes `json:"measured_bytes"`
+	Why      string `json:"why"`
+}
+
+// Comparison is a plan beside a measurement. Planned lines come first, in the
+// order of the plan.
+type Comparison []Line
+
+// Compare puts the components of every phase of the measured devices beside
+// those of the planned ones. Where one side knows only the whole of what the
+// other has in parts, the parts are added up: exp_avg and exp_avg_sq against
+// optimizer_states.
+func Compare(planned, measured []Device) Comparison {
+	var c comparing
+	inPlan, inMeasurement := namesIn(planned), namesIn(measured)
+	eachHolding(planned, func(at place, h Holding) {
+		l := c.line(at, h.Component.sharedWith(inMeasurement[at]))
+		l.Planned += h.Bytes
+		l.addWhy(h.Why)
+	})
+	eachHolding(measured, func(at place, h Holding) {
+		l := c.line(at, h.Component.sharedWith(inPlan[at]))
+		if l.Measured == nil {
+			l.Measured = new(Bytes)
+		}
+		*l.Measured += h.Bytes
+		if !inPlan[at][l.Component] {
+			l.addWhy(h.Why)
+		}
+	})
+	return c.lines
+}
+
+// place is where and when bytes are held.
+type place struct {
+	device    Kind
+	rank      int
+	phase     PhaseName
+	iteration Iteration
+	part      string
+}
+
+func eachHolding(devices []Device, f func(place, Holding)) {
+	for _, d := range devices {
+		for _, p := range d.Phases {
+			for _, h := range slices.Concat(p.Components, d.Outside) {
+				f(place{d.Kind, d.Rank, p.Name, p.Iteration, h.Part}, h)
+			}
+		}
+	}
+}
+
+func namesIn(devices []Device) map[place]map[Component]bool {
+	names := map[place]map[Component]bool{}
+	eachHolding(devices, func(at place, h Holding) {
+		if names[at] == nil {
+			names[at] = map[Component]bool{}
+		}
+		names[at][h.Component] = true
+	})
+	return names
+}
+
+// comparing is a comparison under construction.
+type comparing struct {
+	lines Comparison
+	index map[lineKey]int
+}
+
+type lineKey struct {
+	place
+	component Component
+}
+
+// line returns the line of a component, appended if there is none yet. The next
+// call may move it.
+func (c *comparing) line(at place, component Component) *Line {
+	key := lineKey{at, component}
+	i, known := c.index[key]
+	if !known {
+		i = len(c.lines)
+		if c.index == nil {
+			c.index = map[lineKey]int{}
+		}
+		c.index[key] = i
+		c.lines = append(c.lines, Line{
+			Device: at.device, Rank: at.rank, Phase: at.phase, Iteration: at.iteration, Part: at.part, Component: component,
+		})
+	}
+	return &c.lines[i]
+}
+
+func (l *Line) addWhy(why string) {
+	switch {
+	case l.Why == "":
+		l.Why = why
+	case why != "" && why != l.Why:
+		l.Why += "; " + why
+	}
+}
+
+// Planned is the sum of the planned bytes of the lines that keep holds for. A
+// nil keep means all.
+func (c Comparison) Planned(keep func(Line) bool) Bytes {
 	var sum Bytes
-	for _, e := range l {
-		if keep == nil || keep(e) {
-			sum += e.Planned
+	for _, l := range c {
+		if keep == nil || keep(l) {
+			sum += l.Planned
 		}
 	}
 	return sum
 }
 
-// Measured is the sum of the measured bytes of the entries that keep holds
-// for; entries that were not measured count nothing.
-func (l Ledger) Measured(keep func(Entry) bool) Bytes {
+// Measured is the sum of the measured bytes of the lines that keep holds for.
+// Lines without a measurement count nothing.
+func (c Comparison) Measured(keep func(Line) bool) Bytes {
 	var sum Bytes
-	for _, e := range l {
-		if e.Measured != nil && (keep == nil || keep(e)) {
-			sum += *e.Measured
+	for _, l := range c {
+		if l.Measured != nil && (keep == nil || keep(l)) {
+			sum += *l.Measured
 		}
 	}
 	return sum

@@ -1,7 +1,6 @@
 package ledger
 
 import (
-	"encoding/json"
 	"math"
 	"strconv"
 	"strings"
@@ -58,23 +57,6 @@ func TestCount(t *testing.T) {
 	}
 }
 
-func TestSumsAndJSON(t *testing.T) {
-	ten := Bytes(10)
-	l := Ledger{
-		{Device: Host, Rank: 0, Phase: Step, Component: "a", Planned: 8, Measured: &ten, Why: "w"},
-		{Device: Host, Rank: 1, Phase: Step, Component: "b", Planned: 5},
-	}
-	if l.Planned(nil) != 13 || l.Measured(nil) != 10 || l.Planned(func(e Entry) bool { return e.Rank == 1 }) != 5 {
-		t.Error("sums are wrong")
-	}
-	text, err := json.Marshal(l)
-	want := `[{"device":"host","rank":0,"phase":"step","component":"a","planned_bytes":8,"measured_bytes":10,"why":"w"},` +
-		`{"device":"host","rank":1,"phase":"step","component":"b","planned_bytes":5,"measured_bytes":null,"why":""}]`
-	if err != nil || string(text) != want {
-		t.Errorf("%s, %v", text, err)
-	}
-}
-
 func TestParseBytes(t *testing.T) {
 	for text, want := range map[string]Bytes{
 		"80GiB": 80 * GiB, "80 GiB": 80 * GiB, "80g": 80 * GiB, "1.5GiB": 1536 * MiB, "24GB": 24e9, "512MB": 512e6, "1k": KiB, "1073741824": GiB, "7B": 7, " 1 TiB ": TiB, "0": 0,
@@ -91,7 +73,7 @@ func TestParseBytes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := Bytes(rapid.Int64Range(0, 1<<61).Draw(t, "bytes"))
 		got, err := ParseBytes(b.String())
-		if err != nil || math.Abs(float64(got-b)) > 0.0051*float64(b) {
+		if err != nil || math.Abs(float64(got-b)) > 0.0051*float64(b)+1 {
 			t.Fatalf("%d is read back from %q as %d, %v", b, b, got, err)
 		}
 	})

@@ -119,28 +119,28 @@ func TestComponents(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for _, d := range planned(t, request).Devices {
 				for _, c := range d.Outside {
-					if c.Name == "" || c.Why == "" || c.Bytes <= 0 {
+					if c.Component == "" || c.Why == "" || c.Bytes <= 0 {
 						t.Errorf("%s, outside of the allocator: %+v", d.Kind, c)
 					}
 				}
 				for _, p := range d.Phases {
-					p.check(t, string(d.Kind)+", "+string(p.Iteration)+" "+string(p.Name))
+					checkPhase(t, &p, string(d.Kind)+", "+string(p.Iteration)+" "+string(p.Name))
 				}
 			}
 		})
 	}
 }
 
-func (p *Phase) check(t *testing.T, where string) {
+func checkPhase(t *testing.T, p *ledger.Phase, where string) {
 	t.Helper()
 	for _, list := range []struct {
 		of         string
-		components []Component
+		components []ledger.Holding
 		sum        ledger.Bytes
 	}{{"peak", p.Components, p.PeakRequested}, {"end", p.End, p.EndRequested}} {
 		var sum ledger.Bytes
 		for _, c := range list.components {
-			if c.Name == "" || c.Why == "" || c.Bytes <= 0 {
+			if c.Component == "" || c.Why == "" || c.Bytes <= 0 {
 				t.Errorf("%s, %s: %+v", where, list.of, c)
 			}
 			sum += c.Bytes
@@ -148,7 +148,7 @@ func (p *Phase) check(t *testing.T, where string) {
 		if sum != list.sum {
 			t.Errorf("%s, %s: components are %v, and %v are requested", where, list.of, sum.Exact(), list.sum.Exact())
 		}
-		if !slices.IsSortedFunc(list.components, func(a, b Component) int { return int(b.Bytes - a.Bytes) }) {
+		if !slices.IsSortedFunc(list.components, func(a, b ledger.Holding) int { return int(b.Bytes - a.Bytes) }) {
 			t.Errorf("%s, %s: components are not in order", where, list.of)
 		}
 	}

@@ -11,22 +11,6 @@ import (
 	"plimsoll/recipe"
 )
 
-// Components that only DeepSpeed has.
-const (
-	Flattening           = "copies while parameters are flattened"
-	MasterGradients      = "gradients of the master weights"
-	AccumulatedGradients = "accumulated gradients"
-	BucketCopies         = "copies of communication buckets"
-	ReductionTemporaries = "temporaries of the reduction"
-	Bit16Staging         = "bit16 staging buffer"
-	Conversions          = "temporaries of a change of type"
-	PinningCopies        = "pageable copies while memory is pinned"
-	PinnedRounding       = "rounding of pinned blocks"
-	SwapBuffers          = "page-locked buffers before NVMe"
-	AdamTiles            = "page-locked tiles of CPU Adam"
-	FullStateDict        = "full state_dict"
-)
-
 // deepSpeed is what the engines of DeepSpeed's ZeRO stages have in common:
 // files that are named in comments are in deepspeed/runtime.
 type deepSpeed struct {
@@ -38,14 +22,14 @@ type deepSpeed struct {
 	master dtype.Type // of master weights and their gradients
 	// flat are the flat tensors that the optimizer steps, one a group or sub-group.
 	flat []*autograd.Parameter
-	why  map[string]string
+	why  map[ledger.Component]string
 }
 
 // newDeepSpeed is the engine that DeepSpeed takes for the stage and the types
 // (engine.py, _configure_optimizer).
 func newDeepSpeed(s *simulation) sharding {
 	d := s.Job.DeepSpeed
-	e := &deepSpeed{simulation: s, recipe: d, pins: newPins(s), loaded: make([]hold, len(s.parameters)), master: dtype.F32, why: map[string]string{}}
+	e := &deepSpeed{simulation: s, recipe: d, pins: newPins(s), loaded: make([]hold, len(s.parameters)), master: dtype.F32, why: map[ledger.Component]string{}}
 	if d.LowPrecisionMaster {
 		e.master = s.Weights
 	}
@@ -116,9 +100,9 @@ func (e *deepSpeed) since(major, minor, patch int) bool {
 
 // load puts the whole model on the GPU, through the host.
 func (e *deepSpeed) load() {
-	e.host.during(ledger.Bytes(e.storedBytes()), Loading, func() {})
+	e.host.during(ledger.Bytes(e.storedBytes()), ledger.LoadStaging, func() {})
 	for _, p := range e.parameters {
-		e.loaded[p.Index] = e.gpu.hold(p.Bytes(), Weights)
+		e.loaded[p.Index] = e.gpu.hold(p.Bytes(), ledger.Parameters)
 	}
 }
 
@@ -138,12 +122,12 @@ func (e *deepSpeed) shard(elements int64) *autograd.Parameter {
 
 // place puts a tensor that was made on the host into its place there. To pin
 // it, torch makes a page-locked copy, and both are there for a moment.
-func (e *deepSpeed) place(bytes int64, component string, pin bool) locked {
+func (e *deepSpeed) place(bytes int64, component ledger.Component, pin bool) locked {
 	if !pin {
 		return locked{hold: e.host.hold(bytes, component)}
 	}
 	var l locked
-	e.host.during(ledger.Bytes(bytes), PinningCopies, func() { l = e.pins.lock(bytes, component) })
+	e.host.during(ledger.Bytes(bytes), ledger.PinningCopies, func() { l = e.pins.lock(bytes, component) })
 	return l
 }
 
@@ -154,7 +138,7 @@ func (e *deepSpeed) overflow(elements int64) {
 	if !e.since(0, 13, 3) {
 		each = 4
 	}
-	e.gpu.during(ledger.Bytes(each*elements), ReductionTemporaries, func() {})
+	e.gpu.during(ledger.Bytes(each*elements), ledger.ReductionTemporaries, func() {})
 }
 
 // moments are what DeepSpeed's CPU Adam holds for an element.
@@ -177,7 +161,7 @@ func (e *deepSpeed) moments(flat []*autograd.Parameter) int64 {
 func (e *deepSpeed) deviceStates(flat []*autograd.Parameter) {
 	for _, p := range flat {
 		for _, state := range e.Optimizer.states(p) {
-			allocate(e.gpu, state.bytes, States)
+			allocate(e.gpu, state.bytes, ledger.OptimizerStates)
 		}
 	}
 }
@@ -199,9 +183,9 @@ func (e *deepSpeed) tiles() {
 	switch {
 	case e.since(0, 14, 3):
 	case e.since(0, 3, 15):
-		allocate(e.host, 2*128<<20*4, AdamTiles)
+		allocate(e.host, 2*128<<20*4, ledger.AdamTiles)
 	default:
-		allocate(e.host, 2*1024<<20*4, AdamTiles)
+		allocate(e.host, 2*1024<<20*4, ledger.AdamTiles)
 	}
 }
 
@@ -222,19 +206,19 @@ func largestOf(parameters []*autograd.Parameter) int64 {
 }
 
 // explain says why a component is as large as it is.
-func (e *deepSpeed) explain(component, format string, values ...any) {
+func (e *deepSpeed) explain(component ledger.Component, format string, values ...any) {
 	e.why[component] = fmt.Sprintf(format, values...)
 }
 
-func (e *deepSpeed) reasons() map[string]string {
-	r := map[string]string{
-		Weights:            fmt.Sprintf("%s parameters in %v, whole on every rank", ledger.Count(elementsOf(e.parameters)), e.Weights),
-		autograd.Gradients: "gradients of parameters, as the backward pass makes them",
-		Loading:            "from_pretrained makes the model on the host, and it goes to the GPU from there; every rank does so",
-		PinningCopies:      "Tensor.pin_memory() copies: the pageable tensor and its page-locked copy are there together",
-		PinnedRounding:     "PyTorch's allocator of page-locked memory takes powers of two and keeps what is freed (CachingHostAllocator.h, pytorch issue 95823)",
-		Conversions:        "a copy between devices that changes the type makes a tensor of the whole (aten/src/ATen/native/cuda/Copy.cu)",
-		AdamTiles:          "two tiles of cudaMallocHost in the extension of CPU Adam, 4 B x 1 Gi elements before 0.3.15 and x 128 Mi before 0.14.3 (DeepSpeed #879, #5409)",
+func (e *deepSpeed) reasons() map[ledger.Component]string {
+	r := map[ledger.Component]string{
+		ledger.Parameters:       fmt.Sprintf("%s parameters in %v, whole on every rank", ledger.Count(elementsOf(e.parameters)), e.Weights),
+		ledger.Gradients:        "gradients of parameters, as the backward pass makes them",
+		ledger.LoadStaging:      "from_pretrained makes the model on the host, and it goes to the GPU from there; every rank does so",
+		ledger.PinningCopies:    "Tensor.pin_memory() copies: the pageable tensor and its page-locked copy are there together",
+		ledger.PinnedRounding:   "PyTorch's allocator of page-locked memory takes powers of two and keeps what is freed (CachingHostAllocator.h, pytorch issue 95823)",
+		ledger.DtypeConversions: "a copy between devices that changes the type makes a tensor of the whole (aten/src/ATen/native/cuda/Copy.cu)",
+		ledger.AdamTiles:        "two tiles of cudaMallocHost in the extension of CPU Adam, 4 B x 1 Gi elements before 0.3.15 and x 128 Mi before 0.14.3 (DeepSpeed #879, #5409)",
 	}
 	maps.Copy(r, e.why)
 	return r
@@ -264,7 +248,7 @@ type locked struct {
 	fixed bool // page-locked
 }
 
-func (p *pins) lock(bytes int64, component string) locked {
+func (p *pins) lock(bytes int64, component ledger.Component) locked {
 	drop(&p.beyond)
 	block, err := p.allocator.Allocate(ledger.Bytes(bytes))
 	if err != nil && p.host.failed == nil {
@@ -277,7 +261,7 @@ func (p *pins) lock(bytes int64, component string) locked {
 
 func (p *pins) count() {
 	s := p.allocator.Statistics()
-	p.beyond = p.host.hold(int64(s.Pinned.Now-s.Requested.Now), PinnedRounding)
+	p.beyond = p.host.hold(int64(s.Pinned.Now-s.Requested.Now), ledger.PinnedRounding)
 }
 
 // free ends the tensor. A block stays with the allocator.

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"plimsoll/ledger"
 	"slices"
 	"strings"
 
@@ -155,7 +156,7 @@ func (f *fetcher) gather(missing []*autograd.Parameter) {
 	case len(missing) == 0 || f.gathers() == 0:
 	case len(missing) == 1 || f.ShardRanks == 1:
 		for _, p := range missing {
-			f.of(p).hold = f.gpu.hold(f.gatheredBytes(p), Gathered)
+			f.of(p).hold = f.gpu.hold(f.gatheredBytes(p), ledger.GatheredParameters)
 		}
 	default:
 		together := &flight{parameters: missing}
@@ -164,7 +165,7 @@ func (f *fetcher) gather(missing []*autograd.Parameter) {
 			f.of(p).flight = together
 			bytes += f.gatheredBytes(p)
 		}
-		together.flat = f.gpu.hold(bytes, Gathered)
+		together.flat = f.gpu.hold(bytes, ledger.GatheredParameters)
 	}
 }
 
@@ -180,7 +181,7 @@ func (f *fetcher) land(g *flight) {
 	}
 	for _, p := range g.parameters {
 		w := f.of(p)
-		w.hold, w.flight = f.gpu.hold(p.Bytes(), Gathered), nil
+		w.hold, w.flight = f.gpu.hold(p.Bytes(), ledger.GatheredParameters), nil
 	}
 	drop(&g.flat)
 }

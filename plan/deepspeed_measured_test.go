@@ -28,15 +28,15 @@ func linears(shapes ...[]int64) *model.Model {
 func stepped(j *Job) *simulation {
 	s := newSimulation(j, newTrace(nil), newTrace(nil))
 	s.micros = 1
-	s.phase(Load, Once, s.engine.load)
-	s.phase(Initialize, Once, s.engine.initialize)
-	s.phase(Backward, First, func() {
+	s.phase(ledger.Load, ledger.Once, s.engine.load)
+	s.phase(ledger.Initialize, ledger.Once, s.engine.initialize)
+	s.phase(ledger.Backward, ledger.First, func() {
 		for _, p := range s.trained {
 			s.engine.gradient(p)
 		}
 		s.engine.endBackward(true)
 	})
-	s.phase(Step, First, s.engine.step)
+	s.phase(ledger.Step, ledger.First, s.engine.step)
 	return s
 }
 
@@ -119,23 +119,23 @@ func TestMeasuredHost(t *testing.T) {
 	j := deepSpeedJob(t, catalog(t, "llama-3-8b"), config, "0.18.3").onRanks(4)
 	j.RanksPerNode, j.Nodes, j.SplitsDecay = 1, 4, true
 	s := newSimulation(j, newTrace(nil), newTrace(nil))
-	s.phase(Load, Once, s.engine.load)
+	s.phase(ledger.Load, ledger.Once, s.engine.load)
 	near(t, "GPU before", int64(s.gpu.live), gibibyte*m["allocated Stage 3 initialize beginning"], 0.001)
-	s.phase(Initialize, Once, s.engine.initialize)
+	s.phase(ledger.Initialize, ledger.Once, s.engine.initialize)
 	near(t, "GPU after", int64(s.gpu.live), gibibyte*m["allocated After initializing ZeRO optimizer"], 0.05)
 	at := func(point string) float64 { return gibibyte * m["cpu_used "+point] }
 	near(t, "host in all", int64(s.host.live), at("After initializing ZeRO optimizer")-at("DeepSpeedZeRoOffload initialize [begin]"), 0.03)
-	held := ends(t, s.host, Initialize, Once)
+	held := ends(t, s.host, ledger.Initialize, ledger.Once)
 	if got := len(s.engine.(*divided).subGroups); got != 3 {
 		t.Errorf("%d sub-groups, the log says 3", got)
 	}
-	near(t, "master weights", held[MasterWeights], at("After creating fp32 partitions")-at("Before creating fp32 partitions"), 0.11)
+	near(t, "master weights", held[ledger.MasterWeights], at("After creating fp32 partitions")-at("Before creating fp32 partitions"), 0.11)
 
 	j.ZeROInit = true // so that the model is not what was most
 	s = newSimulation(j, newTrace(nil), newTrace(nil))
-	s.phase(Load, Once, s.engine.load)
-	s.phase(Initialize, Once, s.engine.initialize)
-	near(t, "GPU at most", peak(t, s.gpu, Initialize, Once), gibibyte*m["max_allocated After initializing ZeRO optimizer"], 0.03)
+	s.phase(ledger.Load, ledger.Once, s.engine.load)
+	s.phase(ledger.Initialize, ledger.Once, s.engine.initialize)
+	near(t, "GPU at most", peak(t, s.gpu, ledger.Initialize, ledger.Once), gibibyte*m["max_allocated After initializing ZeRO optimizer"], 0.03)
 }
 
 // TestMeasuredOldHost is DeepSpeed 0.8, which made the states at the start.
@@ -143,12 +143,12 @@ func TestMeasuredOldHost(t *testing.T) {
 	m := measurements(t, "nebuly242-llama7b-z3-offload")
 	j := deepSpeedJob(t, catalog(t, "llama-2-7b"), zero(3, `, "offload_optimizer": {"device": "cpu", "pin_memory": false}`), "0.8.2")
 	s := newSimulation(j, newTrace(nil), newTrace(nil))
-	s.phase(Load, Once, s.engine.load)
-	s.phase(Initialize, Once, s.engine.initialize)
-	held := ends(t, s.host, Initialize, Once)
+	s.phase(ledger.Load, ledger.Once, s.engine.load)
+	s.phase(ledger.Initialize, ledger.Once, s.engine.initialize)
+	held := ends(t, s.host, ledger.Initialize, ledger.Once)
 	at := func(point string) float64 { return gibibyte * m["cpu_used "+point] }
-	near(t, "master weights", held[MasterWeights], at("After creating fp32 partitions")-at("Before creating fp32 partitions"), 0.02)
-	near(t, "states", held[States]+held[MasterGradients], at("After initializing optimizer states")-at("Before initializing optimizer states"), 0.02)
+	near(t, "master weights", held[ledger.MasterWeights], at("After creating fp32 partitions")-at("Before creating fp32 partitions"), 0.02)
+	near(t, "states", held[ledger.OptimizerStates]+held[ledger.MasterGradients], at("After initializing optimizer states")-at("Before initializing optimizer states"), 0.02)
 }
 
 // TestMeasuredChat is DeepSpeed-Chat with OPT on 16 GPUs.
@@ -157,13 +157,13 @@ func TestMeasuredChat(t *testing.T) {
 	m := measurements(t, "dschat-rm-opt350m-z0")
 	j := deepSpeedJob(t, catalog(t, "opt-350m"), fmt.Sprintf(fp16, 0), "0.9.0").onRanks(16)
 	s := simulated(j)
-	near(t, "OPT-350M without ZeRO", total(ends(t, s.gpu, Step, Steady)), gibibyte*m["allocated step boundary"], 0.01)
+	near(t, "OPT-350M without ZeRO", total(ends(t, s.gpu, ledger.Step, ledger.Steady)), gibibyte*m["allocated step boundary"], 0.01)
 
 	m = measurements(t, "dschat-sft-opt1.3b-z2")
 	j = deepSpeedJob(t, catalog(t, "opt-1.3b"), fmt.Sprintf(fp16, 2), "0.9.0").onRanks(16)
 	j.MicroBatch, j.Sequence, j.HoldsOutputs, j.Attention = 8, 512, true, forward.Eager
 	s = simulated(j)
-	near(t, "OPT-1.3B under ZeRO-2", total(ends(t, s.gpu, Step, Steady)), gibibyte*m["allocated at step boundary, every 10 steps"], 0.06)
+	near(t, "OPT-1.3B under ZeRO-2", total(ends(t, s.gpu, ledger.Step, ledger.Steady)), gibibyte*m["allocated at step boundary, every 10 steps"], 0.06)
 }
 
 // TestMeasuredIssue7693 says what the issue counted, a parameter.
@@ -171,12 +171,12 @@ func TestMeasuredIssue7693(t *testing.T) {
 	m := measurements(t, "ds7693-bytes")
 	s := simulated(deepSpeedJob(t, catalog(t, "llama-3.2-1b"), zero(2, `, "offload_optimizer": {"device": "cpu", "pin_memory": false}`), "0.18.3"))
 	n := float64(s.Model.Elements())
-	first, steady := ends(t, s.host, Initialize, Once), ends(t, s.host, Step, First)
-	for component, point := range map[string]string{
-		MasterWeights: "fp32 master weights", Bit16Staging: "half-precision H2D copy buffer", MasterGradients: "fp32 grads in initialize_optimizer_states",
+	first, steady := ends(t, s.host, ledger.Initialize, ledger.Once), ends(t, s.host, ledger.Step, ledger.First)
+	for component, point := range map[ledger.Component]string{
+		ledger.MasterWeights: "fp32 master weights", ledger.Bit16Staging: "half-precision H2D copy buffer", ledger.MasterGradients: "fp32 grads in initialize_optimizer_states",
 	} {
-		near(t, component, first[component], n*m["cpu_delta_per_param deepspeed.initialize: "+point], 0)
+		near(t, component.Title(), first[component], n*m["cpu_delta_per_param deepspeed.initialize: "+point], 0)
 	}
-	near(t, "initialize", total(first, Staging), n*m["cpu_delta_per_param deepspeed.initialize total, confirmed empirically (after pin fix)"], 0)
-	near(t, States, steady[States], n*m["cpu_delta_per_param first step: Adam exp_avg+exp_avg_sq"], 0)
+	near(t, "initialize", total(first, ledger.StagingBuffers), n*m["cpu_delta_per_param deepspeed.initialize total, confirmed empirically (after pin fix)"], 0)
+	near(t, ledger.OptimizerStates.Title(), steady[ledger.OptimizerStates], n*m["cpu_delta_per_param first step: Adam exp_avg+exp_avg_sq"], 0)
 }

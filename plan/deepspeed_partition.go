@@ -66,15 +66,15 @@ func (e *partitioned) initialize() {
 	}
 	largest := largestOf(e.trained) * e.Weights.Size()
 	if e.offloads() {
-		e.place(largest, Staging, e.pinned())
-		allocate(e.gpu, largest, Staging)
+		e.place(largest, ledger.StagingBuffers, e.pinned())
+		allocate(e.gpu, largest, ledger.StagingBuffers)
 	}
 	for _, p := range e.flat {
 		bytes := p.Elements * e.master.Size()
 		if e.offloads() {
 			e.hostGradients(bytes)
 		} else {
-			e.gpu.during(ledger.Bytes(bytes), MasterGradients, e.eager)
+			e.gpu.during(ledger.Bytes(bytes), ledger.MasterGradients, e.eager)
 		}
 	}
 	if e.offloads() {
@@ -98,13 +98,13 @@ func (e *partitioned) eager() {
 func (e *partitioned) flatten(group []*autograd.Parameter, bytes int64) {
 	fits := e.GPU.Memory == 0 || e.gpu.live+ledger.Bytes(bytes) <= e.GPU.Memory
 	if e.since(0, 18, 7) && fits {
-		allocate(e.gpu, bytes, Weights)
+		allocate(e.gpu, bytes, ledger.Parameters)
 		e.unload(group)
 		return
 	}
-	e.host.during(ledger.Bytes(bytesOf(group, e.Weights)), Flattening, func() {
+	e.host.during(ledger.Bytes(bytesOf(group, e.Weights)), ledger.FlatteningCopies, func() {
 		e.unload(group)
-		e.host.during(ledger.Bytes(bytes), Flattening, func() { allocate(e.gpu, bytes, Weights) })
+		e.host.during(ledger.Bytes(bytes), ledger.FlatteningCopies, func() { allocate(e.gpu, bytes, ledger.Parameters) })
 	})
 }
 
@@ -113,7 +113,7 @@ func (e *partitioned) flatten(group []*autograd.Parameter, bytes int64) {
 func (e *partitioned) masterWeights(part int64) (temporary hold) {
 	bytes, bit16 := part*e.master.Size(), part*e.Weights.Size()
 	if !e.offloads() {
-		e.gpu.during(ledger.Bytes(bit16), Flattening, func() { allocate(e.gpu, bytes, MasterWeights) })
+		e.gpu.during(ledger.Bytes(bit16), ledger.FlatteningCopies, func() { allocate(e.gpu, bytes, ledger.MasterWeights) })
 		return hold{}
 	}
 	convert := int64(0)
@@ -125,18 +125,18 @@ func (e *partitioned) masterWeights(part int64) (temporary hold) {
 		pin = true // whatever the file says (#5301 until #7689)
 	}
 	pin = pin && e.since(0, 14, 1) && !e.overlapped()
-	e.gpu.during(ledger.Bytes(bit16), Flattening, func() { e.host.during(ledger.Bytes(convert), Conversions, func() {}) })
+	e.gpu.during(ledger.Bytes(bit16), ledger.FlatteningCopies, func() { e.host.during(ledger.Bytes(convert), ledger.DtypeConversions, func() {}) })
 	e.place(bytes, e.hostMaster(), pin)
 	if !e.since(0, 17, 0) {
 		return hold{}
 	}
 	// Parameters are cast on the host, and copied from there (#7309).
 	if !e.pinned() {
-		e.place(bit16, Bit16Staging, false)
+		e.place(bit16, ledger.Bit16Staging, false)
 		return hold{}
 	}
-	temporary = e.host.hold(bit16, PinningCopies)
-	e.pins.lock(bit16, Bit16Staging)
+	temporary = e.host.hold(bit16, ledger.PinningCopies)
+	e.pins.lock(bit16, ledger.Bit16Staging)
 	return temporary
 }
 
@@ -147,7 +147,7 @@ func (e *partitioned) gradient(p *autograd.Parameter) {
 		if e.recipe.OverlapReduction {
 			count = 2
 		}
-		e.buckets = e.gpu.hold(count*e.recipe.Sizes.ReduceBucket*e.Weights.Size(), Buckets)
+		e.buckets = e.gpu.hold(count*e.recipe.Sizes.ReduceBucket*e.Weights.Size(), ledger.CommunicationBuckets)
 	}
 	e.widen(p)
 	if e.second() || e.recipe.OverlapReduction && e.micro == e.micros-1 {
@@ -163,9 +163,9 @@ func (e *partitioned) widen(p *autograd.Parameter) {
 	}
 	bytes := p.Elements * e.recipe.GradientAccumulationDType.Size()
 	if !e.wide[p.Index].held() {
-		e.wide[p.Index] = e.gpu.hold(bytes, AccumulatedGradients)
+		e.wide[p.Index] = e.gpu.hold(bytes, ledger.AccumulatedGradients)
 	} else {
-		e.gpu.during(ledger.Bytes(bytes), ReductionTemporaries, func() {})
+		e.gpu.during(ledger.Bytes(bytes), ledger.ReductionTemporaries, func() {})
 	}
 	p.DropGradient()
 }
@@ -178,7 +178,7 @@ func (e *partitioned) add(p *autograd.Parameter) {
 	}
 	if p.Elements <= e.recipe.Sizes.ReduceBucket {
 		if e.wide[p.Index].held() {
-			e.gpu.during(ledger.Bytes(p.Elements*e.Weights.Size()), ReductionTemporaries, func() {})
+			e.gpu.during(ledger.Bytes(p.Elements*e.Weights.Size()), ledger.ReductionTemporaries, func() {})
 			drop(&e.wide[p.Index])
 		}
 		p.DropGradient()
@@ -199,7 +199,7 @@ func (e *partitioned) reduce() {
 		low, high = min(low, s.from/s.part), max(high, (s.to-1)/s.part)
 	}
 	if low < high {
-		e.gpu.during(ledger.Bytes(e.elements*e.Weights.Size()), BucketCopies, func() {})
+		e.gpu.during(ledger.Bytes(e.elements*e.Weights.Size()), ledger.BucketCopies, func() {})
 	}
 	for _, p := range e.bucket {
 		if e.spans[p.Index].slice() > 0 {
@@ -215,7 +215,7 @@ func (e *partitioned) reduce() {
 func (e *partitioned) keep(p *autograd.Parameter) {
 	if !e.offloads() {
 		if !e.arriving.held() {
-			e.arriving = e.gpu.hold(e.own*e.Weights.Size(), autograd.Gradients)
+			e.arriving = e.gpu.hold(e.own*e.Weights.Size(), ledger.Gradients)
 		}
 		return
 	}
@@ -224,10 +224,10 @@ func (e *partitioned) keep(p *autograd.Parameter) {
 	}
 	if e.micro == e.micros-1 {
 		slice := e.spans[p.Index].slice()
-		e.gpu.during(ledger.Bytes(8*slice), ReductionTemporaries, func() {}) // the norm, in double
+		e.gpu.during(ledger.Bytes(8*slice), ledger.ReductionTemporaries, func() {}) // the norm, in double
 		e.overflow(p.Elements)
 		if e.master != e.Weights {
-			e.gpu.during(ledger.Bytes(e.master.Size()*slice), ReductionTemporaries, func() {})
+			e.gpu.during(ledger.Bytes(e.master.Size()*slice), ledger.ReductionTemporaries, func() {})
 		}
 	}
 }
@@ -239,7 +239,7 @@ func (e *partitioned) accumulate(p *autograd.Parameter) {
 	if e.accumulated[p.Index].held() || e.recipe.LowPrecisionMaster {
 		return
 	}
-	e.accumulated[p.Index] = e.place(p.Elements*e.Weights.Size(), AccumulatedGradients, e.pinned())
+	e.accumulated[p.Index] = e.place(p.Elements*e.Weights.Size(), ledger.AccumulatedGradients, e.pinned())
 }
 
 // endBackward reduces what is left and frees the buckets.
@@ -269,12 +269,12 @@ func (e *partitioned) step() {
 	if e.Weights == dtype.F16 {
 		e.overflow(largest)
 	}
-	e.gpu.during(ledger.Bytes(8*largest), ReductionTemporaries, func() {}) // the norm, in double
+	e.gpu.during(ledger.Bytes(8*largest), ledger.ReductionTemporaries, func() {}) // the norm, in double
 	for i, p := range e.flat {
-		gradient := e.gpu.hold(p.Elements*e.Weights.Size(), MasterGradients)
+		gradient := e.gpu.hold(p.Elements*e.Weights.Size(), ledger.MasterGradients)
 		if e.master != e.Weights {
 			flattened := gradient
-			gradient = e.gpu.hold(p.Elements*e.master.Size(), MasterGradients)
+			gradient = e.gpu.hold(p.Elements*e.master.Size(), ledger.MasterGradients)
 			flattened.free()
 		}
 		if i == len(e.flat)-1 {
@@ -309,9 +309,9 @@ func (e *partitioned) stepOnHost() {
 		switch {
 		case e.since(0, 17, 0) || e.master == e.Weights:
 		case e.since(0, 14, 1):
-			e.gpu.during(ledger.Bytes(p.Elements*e.master.Size()), Conversions, func() {})
+			e.gpu.during(ledger.Bytes(p.Elements*e.master.Size()), ledger.DtypeConversions, func() {})
 		default:
-			e.host.during(ledger.Bytes(p.Elements*e.Weights.Size()), Conversions, func() {})
+			e.host.during(ledger.Bytes(p.Elements*e.Weights.Size()), ledger.DtypeConversions, func() {})
 		}
 	}
 }
@@ -322,28 +322,28 @@ func (e *partitioned) describe() {
 	n, d := elementsOf(e.trained), int64(e.ShardRanks)
 	part := ledger.Count(elementsOf(e.flat))
 	count, size := ledger.Count(n), e.Weights.Size()
-	e.explain(Weights, "%s parameters x %d B in %v: ZeRO-%d has them whole on every rank", ledger.Count(elementsOf(e.parameters)), size, e.Weights, e.recipe.ZeROStage)
-	e.explain(Flattening, "%s parameters x %d B: put into one tensor before their own storage is freed, on the GPU from 0.18.7 on if that fits (#7828), else on the host (zero/stage_1_and_2.py)", count, size)
-	e.explain(MasterWeights, "%s parameters / %d ranks = %s x %d B (zero/stage_1_and_2.py, single_partition_of_fp32_groups)", count, d, part, e.master.Size())
-	e.explain(States, "%s: %s x %d B, made in the first step (before 0.13.2 when the engine is made)", e.Optimizer.Name, part, e.moments(e.flat)/max(1, elementsOf(e.flat)))
-	e.explain(Bit16Staging, "%s x %d B: parameters are cast on the host before they go to the GPU (param_buffer_of_bit16_for_cpu_offload_groups, DeepSpeed #7309)", part, size)
-	e.explain(Staging, "the largest parameter, %s x %d B, for gradients that are added up on the host (temp_grad_buffer_for_gpu_offload and, never read, temp_grad_buffer_for_cpu_offload)", ledger.Count(largestOf(e.trained)), size)
-	e.explain(AccumulatedGradients, "parameters of which the rank has a part, whole: %s x %d B, from the second micro batch on (accumulated_grads_in_cpu)", ledger.Count(e.own), size)
+	e.explain(ledger.Parameters, "%s parameters x %d B in %v: ZeRO-%d has them whole on every rank", ledger.Count(elementsOf(e.parameters)), size, e.Weights, e.recipe.ZeROStage)
+	e.explain(ledger.FlatteningCopies, "%s parameters x %d B: put into one tensor before their own storage is freed, on the GPU from 0.18.7 on if that fits (#7828), else on the host (zero/stage_1_and_2.py)", count, size)
+	e.explain(ledger.MasterWeights, "%s parameters / %d ranks = %s x %d B (zero/stage_1_and_2.py, single_partition_of_fp32_groups)", count, d, part, e.master.Size())
+	e.explain(ledger.OptimizerStates, "%s: %s x %d B, made in the first step (before 0.13.2 when the engine is made)", e.Optimizer.Name, part, e.moments(e.flat)/max(1, elementsOf(e.flat)))
+	e.explain(ledger.Bit16Staging, "%s x %d B: parameters are cast on the host before they go to the GPU (param_buffer_of_bit16_for_cpu_offload_groups, DeepSpeed #7309)", part, size)
+	e.explain(ledger.StagingBuffers, "the largest parameter, %s x %d B, for gradients that are added up on the host (temp_grad_buffer_for_gpu_offload and, never read, temp_grad_buffer_for_cpu_offload)", ledger.Count(largestOf(e.trained)), size)
+	e.explain(ledger.AccumulatedGradients, "parameters of which the rank has a part, whole: %s x %d B, from the second micro batch on (accumulated_grads_in_cpu)", ledger.Count(e.own), size)
 	if e.offloads() {
-		e.explain(MasterGradients, "%s x %d B, on the host for good (initialize_optimizer_states)", part, e.master.Size())
+		e.explain(ledger.MasterGradients, "%s x %d B, on the host for good (initialize_optimizer_states)", part, e.master.Size())
 	} else {
-		e.explain(MasterGradients, "%s x (%d B flattened, then %d B cast) for the step (zero/stage_1_and_2.py, step)", part, size, e.master.Size())
+		e.explain(ledger.MasterGradients, "%s x (%d B flattened, then %d B cast) for the step (zero/stage_1_and_2.py, step)", part, size, e.master.Size())
 	}
 	buckets := 1
 	if e.recipe.OverlapReduction {
 		buckets = 2
 	}
-	e.explain(Buckets, "%d x reduce_bucket_size %s x %d B, during the backward pass (setup_buckets)", buckets, ledger.Count(e.recipe.Sizes.ReduceBucket), size)
-	e.explain(BucketCopies, "what is in a bucket, up to %s x %d B, put together by rank for the all-reduce (allreduce_bucket)", ledger.Count(e.recipe.Sizes.ReduceBucket), size)
-	e.explain(ReductionTemporaries, "of the largest gradient: the norm in double (8 B an element), the search for what is not finite (11 B), a cast to %v (zero/stage_1_and_2.py)", e.master)
+	e.explain(ledger.CommunicationBuckets, "%d x reduce_bucket_size %s x %d B, during the backward pass (setup_buckets)", buckets, ledger.Count(e.recipe.Sizes.ReduceBucket), size)
+	e.explain(ledger.BucketCopies, "what is in a bucket, up to %s x %d B, put together by rank for the all-reduce (allreduce_bucket)", ledger.Count(e.recipe.Sizes.ReduceBucket), size)
+	e.explain(ledger.ReductionTemporaries, "of the largest gradient: the norm in double (8 B an element), the search for what is not finite (11 B), a cast to %v (zero/stage_1_and_2.py)", e.master)
 	if e.second() {
-		e.explain(autograd.Gradients, "whole gradients until they are in a bucket, then those of parameters that touch the partition, %s x %d B (grads_in_partition)", ledger.Count(e.own), size)
+		e.explain(ledger.Gradients, "whole gradients until they are in a bucket, then those of parameters that touch the partition, %s x %d B (grads_in_partition)", ledger.Count(e.own), size)
 	} else {
-		e.explain(autograd.Gradients, "ZeRO-1 keeps all gradients until the last backward pass of a step: %s x %d B", count, size)
+		e.explain(ledger.Gradients, "ZeRO-1 keeps all gradients until the last backward pass of a step: %s x %d B", count, size)
 	}
 }

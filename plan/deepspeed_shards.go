@@ -74,7 +74,7 @@ func (e *divided) load() {
 		return
 	}
 	for _, p := range e.parameters {
-		e.loaded[p.Index] = e.gpu.hold(p.Bytes(), Gathered)
+		e.loaded[p.Index] = e.gpu.hold(p.Bytes(), ledger.GatheredParameters)
 		e.divide(p)
 	}
 }
@@ -83,9 +83,9 @@ func (e *divided) load() {
 func (e *divided) divide(p *autograd.Parameter) {
 	switch e.parametersOn() {
 	case "none":
-		e.parts[p.Index] = locked{hold: e.gpu.hold(e.partBytes(p), Weights)}
+		e.parts[p.Index] = locked{hold: e.gpu.hold(e.partBytes(p), ledger.Parameters)}
 	case "cpu":
-		e.parts[p.Index] = e.place(e.partBytes(p), Weights, e.pinsOf(e.recipe.OffloadParameters))
+		e.parts[p.Index] = e.place(e.partBytes(p), ledger.Parameters, e.pinsOf(e.recipe.OffloadParameters))
 	}
 	e.unload([]*autograd.Parameter{p})
 }
@@ -97,7 +97,7 @@ func (e *divided) initialize() {
 	if e.parametersOn() == "nvme" {
 		// Before NVMe are buffers that all of a module's parts go through.
 		o := e.recipe.OffloadParameters
-		e.pins.lock(o.Buffers*o.BufferElements*e.Weights.Size(), SwapBuffers)
+		e.pins.lock(o.Buffers*o.BufferElements*e.Weights.Size(), ledger.SwapBuffers)
 	}
 	for _, p := range e.parameters {
 		if e.loaded[p.Index].held() {
@@ -106,7 +106,7 @@ func (e *divided) initialize() {
 	}
 	e.joinParts()
 	for _, p := range e.trained { // hooks on the gradient need the whole parameter
-		e.gpu.during(e.gathers()*ledger.Bytes(2*p.Elements*p.DType.Size()), Gathered, func() {})
+		e.gpu.during(e.gathers()*ledger.Bytes(2*p.Elements*p.DType.Size()), ledger.GatheredParameters, func() {})
 	}
 	if e.recipe.OffloadOptimizer.Device == "nvme" {
 		e.swapBuffers()
@@ -114,12 +114,12 @@ func (e *divided) initialize() {
 		e.masterWeights()
 		e.masterGradients()
 	}
-	allocate(e.gpu, e.recipe.Sizes.ReduceBucket*e.Weights.Size(), Buckets)
+	allocate(e.gpu, e.recipe.Sizes.ReduceBucket*e.Weights.Size(), ledger.CommunicationBuckets)
 	gradients := elementsOf(e.flat) * e.accumulation().Size()
 	if e.offloads() {
-		e.place(gradients, AccumulatedGradients, e.pinned())
+		e.place(gradients, ledger.AccumulatedGradients, e.pinned())
 	} else {
-		allocate(e.gpu, gradients, AccumulatedGradients)
+		allocate(e.gpu, gradients, ledger.AccumulatedGradients)
 	}
 	e.superOffload()
 	e.describe()
@@ -147,9 +147,9 @@ func (e *deepSpeed) accumulation() dtype.Type {
 func (e *divided) joinParts() {
 	if e.parametersOn() == "none" {
 		bytes := elementsOf(e.flat) * e.Weights.Size()
-		e.host.during(ledger.Bytes(bytes), Flattening, func() {
+		e.host.during(ledger.Bytes(bytes), ledger.FlatteningCopies, func() {
 			e.freeParts(e.trained)
-			allocate(e.gpu, bytes, Weights)
+			allocate(e.gpu, bytes, ledger.Parameters)
 		})
 		return
 	}
@@ -164,7 +164,7 @@ func (e *divided) joinParts() {
 			held -= n
 		}
 		if n > 0 {
-			e.pins.lock(n*e.Weights.Size(), Weights)
+			e.pins.lock(n*e.Weights.Size(), ledger.Parameters)
 		}
 		e.freeParts(group)
 	}
@@ -193,8 +193,8 @@ func (e *divided) masterWeights() {
 		if e.master != e.Weights && home == e.host && e.parametersOn() == "none" {
 			moved = n * e.Weights.Size()
 		}
-		e.host.during(ledger.Bytes(moved), Conversions, func() {
-			home.during(ledger.Bytes(cast), Conversions, func() { e.keepMaster(home, n*e.master.Size()) })
+		e.host.during(ledger.Bytes(moved), ledger.DtypeConversions, func() {
+			home.during(ledger.Bytes(cast), ledger.DtypeConversions, func() { e.keepMaster(home, n*e.master.Size()) })
 		})
 	}
 }
@@ -202,10 +202,10 @@ func (e *divided) masterWeights() {
 // keepMaster has the master weights of a sub-group.
 func (e *divided) keepMaster(home *trace, bytes int64) {
 	if home == e.gpu {
-		allocate(home, bytes, MasterWeights)
+		allocate(home, bytes, ledger.MasterWeights)
 		return
 	}
-	e.moves(locked{hold: home.hold(bytes, e.hostMaster())}, bytes, SharedMaster)
+	e.moves(locked{hold: home.hold(bytes, e.hostMaster())}, bytes, ledger.SharedMasterWeights)
 }
 
 func (e *divided) homeOf(g subGroup) *trace {
@@ -226,13 +226,13 @@ func (e *divided) masterGradients() {
 	if e.offloads() {
 		home = e.host
 	}
-	home.during(ledger.Bytes(most*e.master.Size()), MasterGradients, func() {
+	home.during(ledger.Bytes(most*e.master.Size()), ledger.MasterGradients, func() {
 		for _, g := range e.subGroups {
 			switch bytes := g.flat.Elements * e.master.Size(); {
 			case e.offloads() && g.onGPU:
-				allocate(e.gpu, bytes, MasterGradients)
+				allocate(e.gpu, bytes, ledger.MasterGradients)
 			case e.offloads():
-				e.moves(e.hostGradients(bytes), bytes, SharedGradients)
+				e.moves(e.hostGradients(bytes), bytes, ledger.SharedMasterGradients)
 			}
 			if !e.since(0, 13, 2) {
 				e.makeStates(g)
@@ -262,9 +262,9 @@ func (e *divided) swapBuffers() {
 	}
 	for range e.recipe.OffloadOptimizer.Buffers {
 		if e.since(0, 19, 4) {
-			allocate(e.host, most*e.master.Size(), SwapBuffers)
+			allocate(e.host, most*e.master.Size(), ledger.SwapBuffers)
 		} else {
-			e.pins.lock(most*e.master.Size(), SwapBuffers)
+			e.pins.lock(most*e.master.Size(), ledger.SwapBuffers)
 		}
 	}
 }
@@ -287,7 +287,7 @@ func (e *divided) reduce() {
 	for _, p := range e.bucket {
 		padded += e.part(p.Elements) * int64(e.ShardRanks)
 	}
-	e.gpu.during(ledger.Bytes(padded*e.Weights.Size()), BucketCopies, func() {
+	e.gpu.during(ledger.Bytes(padded*e.Weights.Size()), ledger.BucketCopies, func() {
 		for _, p := range e.bucket {
 			e.keep(p)
 			p.DropGradient()
@@ -303,11 +303,11 @@ func (e *divided) keep(p *autograd.Parameter) {
 		return
 	}
 	n := e.part(p.Elements)
-	e.gpu.during(ledger.Bytes(n*e.accumulation().Size()), ReductionTemporaries, func() {
+	e.gpu.during(ledger.Bytes(n*e.accumulation().Size()), ledger.ReductionTemporaries, func() {
 		if e.micro == e.micros-1 {
-			e.gpu.during(ledger.Bytes(8*min(n, normChunk)), ReductionTemporaries, func() {})
+			e.gpu.during(ledger.Bytes(8*min(n, normChunk)), ledger.ReductionTemporaries, func() {})
 			if e.accumulation() != e.master {
-				e.gpu.during(ledger.Bytes(n*e.master.Size()), ReductionTemporaries, func() {})
+				e.gpu.during(ledger.Bytes(n*e.master.Size()), ledger.ReductionTemporaries, func() {})
 			}
 		}
 	})
@@ -329,7 +329,7 @@ func (e *divided) step() {
 		if e.Weights == dtype.F16 {
 			e.overflow(largest)
 		}
-		e.gpu.during(ledger.Bytes(8*largest), ReductionTemporaries, func() {})
+		e.gpu.during(ledger.Bytes(8*largest), ledger.ReductionTemporaries, func() {})
 	}
 	for _, g := range e.subGroups {
 		e.stepSubGroup(g)
@@ -348,17 +348,17 @@ func (e *divided) stepSubGroup(g subGroup) {
 	if e.offloads() {
 		e.makeStates(g)
 		if e.homeOf(g) == e.host && e.parametersOn() == "none" && e.master != e.Weights {
-			e.host.during(ledger.Bytes(n*e.Weights.Size()), Conversions, func() {})
+			e.host.during(ledger.Bytes(n*e.Weights.Size()), ledger.DtypeConversions, func() {})
 		}
 		if g.onGPU {
 			e.copies(e.gpu, []*autograd.Parameter{g.flat})
 		}
 		return
 	}
-	gradient := e.gpu.hold(n*e.accumulation().Size(), MasterGradients)
+	gradient := e.gpu.hold(n*e.accumulation().Size(), ledger.MasterGradients)
 	if e.accumulation() != e.master {
 		flattened := gradient
-		gradient = e.gpu.hold(n*e.master.Size(), MasterGradients)
+		gradient = e.gpu.hold(n*e.master.Size(), ledger.MasterGradients)
 		flattened.free()
 	}
 	e.makeStates(g)
@@ -373,7 +373,7 @@ func (e *divided) save() {
 		return
 	}
 	for _, p := range e.parameters {
-		e.gpu.during(e.gathers()*ledger.Bytes(2*p.Bytes()), Gathered, func() {})
+		e.gpu.during(e.gathers()*ledger.Bytes(2*p.Bytes()), ledger.GatheredParameters, func() {})
 	}
-	e.host.during(ledger.Bytes(e.storedBytes()/int64(max(1, e.RanksPerNode))), FullStateDict, func() {})
+	e.host.during(ledger.Bytes(e.storedBytes()/int64(max(1, e.RanksPerNode))), ledger.FullStateDict, func() {})
 }

@@ -1,5 +1,7 @@
 package plan
 
+import "plimsoll/ledger"
+
 // superOffloads says that a process steps sub-groups while the backward pass
 // goes on (runtime/superoffload).
 func (e *deepSpeed) superOffloads() bool {
@@ -18,22 +20,22 @@ func (e *divided) superOffload() {
 			most = max(most, g.flat.Elements)
 		}
 	}
-	e.pins.lock(most*4, Staging)
+	e.pins.lock(most*4, ledger.StagingBuffers)
 	const sent = "what SuperOffload sends to its process goes to shared memory, where it stays; a container's /dev/shm is 64 MB by default"
-	e.explain(SharedMaster, sent)
-	e.explain(SharedGradients, sent)
-	e.explain(Staging, "SuperOffload's process: gradients of the largest sub-group x 4 B (superoffload_utils.py)")
+	e.explain(ledger.SharedMasterWeights, sent)
+	e.explain(ledger.SharedMasterGradients, sent)
+	e.explain(ledger.StagingBuffers, "SuperOffload's process: gradients of the largest sub-group x 4 B (superoffload_utils.py)")
 }
 
 // moving is a tensor that goes to shared memory.
 type moving struct {
 	from  locked
 	bytes int64
-	to    string
+	to    ledger.Component
 }
 
 // moves notes a tensor that SuperOffload will send.
-func (e *divided) moves(from locked, bytes int64, to string) {
+func (e *divided) moves(from locked, bytes int64, to ledger.Component) {
 	if e.superOffloads() && from.held() {
 		e.moving = append(e.moving, moving{from, bytes, to})
 	}

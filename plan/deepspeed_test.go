@@ -50,13 +50,13 @@ func simulated(j *Job) *simulation {
 }
 
 // ends is what a trace holds at the end of a phase.
-func ends(t testing.TB, tr *trace, name PhaseName, iteration Iteration) map[string]int64 {
+func ends(t testing.TB, tr *trace, name ledger.PhaseName, iteration ledger.Iteration) map[ledger.Component]int64 {
 	t.Helper()
 	for _, p := range tr.phases {
 		if p.Name == name && p.Iteration == iteration {
-			held := map[string]int64{}
+			held := map[ledger.Component]int64{}
 			for _, c := range p.End {
-				held[c.Name] = int64(c.Bytes)
+				held[c.Component] = int64(c.Bytes)
 			}
 			return held
 		}
@@ -65,7 +65,7 @@ func ends(t testing.TB, tr *trace, name PhaseName, iteration Iteration) map[stri
 	return nil
 }
 
-func total(held map[string]int64, but ...string) int64 {
+func total(held map[ledger.Component]int64, but ...ledger.Component) int64 {
 	var sum int64
 	for _, bytes := range held {
 		sum += bytes
@@ -96,24 +96,24 @@ func TestDeepSpeedHostBytes(t *testing.T) {
 	for _, test := range []struct {
 		name, config, release   string
 		accumulation            int
-		initialized, steady     int64    // bytes a parameter
-		beside                  []string // components that do not grow with the part
-		shared                  int64    // bytes a parameter of steady in /dev/shm
+		initialized, steady     int64              // bytes a parameter
+		beside                  []ledger.Component // components that do not grow with the part
+		shared                  int64              // bytes a parameter of steady in /dev/shm
 		lowPrecision, lowStates bool
 	}{
-		{"7693", zero(2, unpinned), "0.18.3", 1, 10, 18, []string{Staging}, 0, false, false},
-		{"7693, accumulating", zero(2, unpinned), "0.18.3", 4, 10, 20, []string{Staging}, 0, false, false},
-		{"before the staging buffer", zero(2, unpinned), "0.14.0", 1, 8, 16, []string{Staging, AdamTiles}, 0, false, false},
-		{"states from the start", zero(2, unpinned), "0.13.1", 1, 16, 16, []string{Staging, AdamTiles}, 0, false, false},
-		{"ZeRO-1", zero(1, unpinned), "0.19.6", 1, 10, 18, []string{Staging}, 0, false, false},
-		{"low precision", zero(2, unpinned), "0.19.6", 4, 6, 14, []string{Staging}, 0, true, false},
-		{"low precision states", zero(2, unpinned), "0.19.6", 1, 6, 10, []string{Staging}, 0, true, true},
+		{"7693", zero(2, unpinned), "0.18.3", 1, 10, 18, []ledger.Component{ledger.StagingBuffers}, 0, false, false},
+		{"7693, accumulating", zero(2, unpinned), "0.18.3", 4, 10, 20, []ledger.Component{ledger.StagingBuffers}, 0, false, false},
+		{"before the staging buffer", zero(2, unpinned), "0.14.0", 1, 8, 16, []ledger.Component{ledger.StagingBuffers, ledger.AdamTiles}, 0, false, false},
+		{"states from the start", zero(2, unpinned), "0.13.1", 1, 16, 16, []ledger.Component{ledger.StagingBuffers, ledger.AdamTiles}, 0, false, false},
+		{"ZeRO-1", zero(1, unpinned), "0.19.6", 1, 10, 18, []ledger.Component{ledger.StagingBuffers}, 0, false, false},
+		{"low precision", zero(2, unpinned), "0.19.6", 4, 6, 14, []ledger.Component{ledger.StagingBuffers}, 0, true, false},
+		{"low precision states", zero(2, unpinned), "0.19.6", 1, 6, 10, []ledger.Component{ledger.StagingBuffers}, 0, true, true},
 		{"ZeRO-3", zero(3, unpinned), "0.19.6", 1, 10, 18, nil, 0, false, false},
 		{"ZeRO-3, accumulating", zero(3, unpinned), "0.19.6", 4, 10, 18, nil, 0, false, false},
-		{"ZeRO-3 with parameters", zero(3, unpinned+`, "offload_param": {"device": "cpu", "pin_memory": false}`), "0.19.6", 1, 12, 20, []string{PinnedRounding}, 0, false, false},
-		{"ZenFlow", zero(2, unpinned+`, "zenflow": {"topk_ratio": 0.1, "update_interval": 4}`), "0.19.6", 4, 10, 20, []string{Staging}, 0, false, false},
-		{"ZenFlow, overlapped", zero(2, unpinned+`, "zenflow": {"topk_ratio": 0.1, "overlap_step": true, "update_interval": 4}`), "0.19.6", 1, 18, 34, []string{Staging, AccumulatedGradients}, 16, false, false},
-		{"SuperOffload", zero(3, `, "offload_optimizer": {"device": "cpu", "pin_memory": false, "super_offload": true}`), "0.19.6", 1, 10, 18, []string{Staging, PinnedRounding}, 8, false, false},
+		{"ZeRO-3 with parameters", zero(3, unpinned+`, "offload_param": {"device": "cpu", "pin_memory": false}`), "0.19.6", 1, 12, 20, []ledger.Component{ledger.PinnedRounding}, 0, false, false},
+		{"ZenFlow", zero(2, unpinned+`, "zenflow": {"topk_ratio": 0.1, "update_interval": 4}`), "0.19.6", 4, 10, 20, []ledger.Component{ledger.StagingBuffers}, 0, false, false},
+		{"ZenFlow, overlapped", zero(2, unpinned+`, "zenflow": {"topk_ratio": 0.1, "overlap_step": true, "update_interval": 4}`), "0.19.6", 1, 18, 34, []ledger.Component{ledger.StagingBuffers, ledger.AccumulatedGradients}, 16, false, false},
+		{"SuperOffload", zero(3, `, "offload_optimizer": {"device": "cpu", "pin_memory": false, "super_offload": true}`), "0.19.6", 1, 10, 18, []ledger.Component{ledger.StagingBuffers, ledger.PinnedRounding}, 8, false, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			m := catalog(t, "llama-3.2-1b")
@@ -122,14 +122,14 @@ func TestDeepSpeedHostBytes(t *testing.T) {
 			j.DeepSpeed.LowPrecisionMaster, j.DeepSpeed.LowPrecisionState = test.lowPrecision, test.lowStates
 			s := simulated(j)
 			n := m.Elements()
-			if got := total(ends(t, s.host, Initialize, Once), test.beside...); got != test.initialized*n {
+			if got := total(ends(t, s.host, ledger.Initialize, ledger.Once), test.beside...); got != test.initialized*n {
 				t.Errorf("initialized: %.3f B a parameter, want %d", float64(got)/float64(n), test.initialized)
 			}
-			held := ends(t, s.host, Step, Steady)
+			held := ends(t, s.host, ledger.Step, ledger.Steady)
 			if got := total(held, test.beside...); got != test.steady*n {
 				t.Errorf("steady: %.3f B a parameter, want %d: %v", float64(got)/float64(n), test.steady, held)
 			}
-			if got := held[SharedMaster] + held[SharedGradients] + held[SharedStale]; got != test.shared*n {
+			if got := held[ledger.SharedMasterWeights] + held[ledger.SharedMasterGradients] + held[ledger.SharedStaleParameters]; got != test.shared*n {
 				t.Errorf("%.3f B a parameter in /dev/shm, want %d", float64(got)/float64(n), test.shared)
 			}
 		})
@@ -143,7 +143,7 @@ func TestDeepSpeedPinning(t *testing.T) {
 	for _, test := range []struct{ bytes, block int64 }{{9 * GiB / 4, 4 * GiB}, {6 * GiB, 8 * GiB}, {10 * GiB, 16 * GiB}, {12 * GiB, 16 * GiB}, {33 * GiB, 64 * GiB}, {8 * GiB, 8 * GiB}} {
 		s := newSimulation(deepSpeedJob(t, m, zero(2, ""), "0.18.2"), newTrace(nil), newTrace(nil))
 		p := newPins(s)
-		l := p.lock(test.bytes, MasterWeights)
+		l := p.lock(test.bytes, ledger.MasterWeights)
 		if got := int64(s.host.live); got != test.block {
 			t.Errorf("%d bytes take %d, want %d", test.bytes, got, test.block)
 		}
@@ -151,7 +151,7 @@ func TestDeepSpeedPinning(t *testing.T) {
 		if got := int64(s.host.live); got != test.block {
 			t.Errorf("freed: %d bytes, want %d", got, test.block)
 		}
-		p.lock(test.bytes, MasterWeights)
+		p.lock(test.bytes, ledger.MasterWeights)
 		if got := int64(s.host.live); got != test.block {
 			t.Errorf("again: %d bytes, want %d", got, test.block)
 		}
@@ -161,9 +161,9 @@ func TestDeepSpeedPinning(t *testing.T) {
 	// parameters: the master weights and the staging buffer, rounded.
 	s := newSimulation(deepSpeedJob(t, m, zero(2, ""), "0.18.2"), newTrace(nil), newTrace(nil))
 	p := newPins(s)
-	p.lock(12*GiB, MasterWeights)
-	p.lock(6*GiB, Bit16Staging)
-	if got := int64(s.host.held[s.host.component(PinnedRounding)]); got != 2*3*GiB {
+	p.lock(12*GiB, ledger.MasterWeights)
+	p.lock(6*GiB, ledger.Bit16Staging)
+	if got := int64(s.host.held[s.host.component(ledger.PinnedRounding)]); got != 2*3*GiB {
 		t.Errorf("%d bytes beyond, want 2 B a parameter", got)
 	}
 
@@ -178,7 +178,7 @@ func TestDeepSpeedPinning(t *testing.T) {
 		{`, "pin_memory": false`, "0.10.0", true}, {`, "pin_memory": false`, "0.10.1", false},
 	} {
 		s := simulated(deepSpeedJob(t, m, zero(2, fmt.Sprintf(offload, test.key)), test.release))
-		if got := ends(t, s.host, Step, Steady)[PinnedRounding] > 0; got != test.rounded {
+		if got := ends(t, s.host, ledger.Step, ledger.Steady)[ledger.PinnedRounding] > 0; got != test.rounded {
 			t.Errorf("%q in %s: rounding %v, want %v", test.key, test.release, got, test.rounded)
 		}
 	}
@@ -190,9 +190,9 @@ func TestDeepSpeedDeviceBytes(t *testing.T) {
 	n := m.Elements()
 	const ranks, fused = 8, `, "optimizer": {"type": "AdamW", "params": {}}`
 	const bucket, large = 2 * 5e8, int64(2 * 128256 * 2048)
-	step := func(config string) map[string]int64 {
+	step := func(config string) map[ledger.Component]int64 {
 		s := simulated(deepSpeedJob(t, m, config[:len(config)-1]+fused+"}", "0.19.6").onRanks(ranks))
-		return ends(t, s.gpu, Step, Steady)
+		return ends(t, s.gpu, ledger.Step, ledger.Steady)
 	}
 	for _, test := range []struct {
 		name, config string
@@ -207,7 +207,7 @@ func TestDeepSpeedDeviceBytes(t *testing.T) {
 		{"ZeRO-3, all offloaded", zero(3, `, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}, "stage3_param_persistence_threshold": 0`), bucket},
 		{"ZeRO-1 with fp32 gradients", `{"train_batch_size": 16, "bf16": {"enabled": true}, "zero_optimization": {"stage": 1}, "data_types": {"grad_accum_dtype": "fp32"}}`, 2*n + 4*n + 12*n/ranks + 2*n},
 	} {
-		if got := total(step(test.config), Workspaces); got != test.want {
+		if got := total(step(test.config), ledger.MatmulWorkspaces); got != test.want {
 			t.Errorf("%s: %d bytes, want %d", test.name, got, test.want)
 		}
 	}
@@ -229,8 +229,8 @@ func TestTwinFlow(t *testing.T) {
 	if share := float64(onHost) / float64(n); math.Abs(share-0.25) > 0.05 {
 		t.Errorf("%.2f of the parameters on the host", share)
 	}
-	host, device := ends(t, s.host, Step, Steady), ends(t, s.gpu, Step, Steady)
-	if host[MasterWeights] != 4*onHost || host[States] != 8*onHost || device[MasterWeights] != 4*(n-onHost) || device[States] != 8*(n-onHost) {
+	host, device := ends(t, s.host, ledger.Step, ledger.Steady), ends(t, s.gpu, ledger.Step, ledger.Steady)
+	if host[ledger.MasterWeights] != 4*onHost || host[ledger.OptimizerStates] != 8*onHost || device[ledger.MasterWeights] != 4*(n-onHost) || device[ledger.OptimizerStates] != 8*(n-onHost) {
 		t.Errorf("%d of %d on the host: %v, %v", onHost, n, host, device)
 	}
 }
@@ -241,14 +241,14 @@ func TestNVMe(t *testing.T) {
 	for _, g := range s.engine.(*divided).subGroups {
 		largest = max(largest, g.flat.Elements)
 	}
-	held := ends(t, s.host, Step, Steady)
-	if want := 4*largest*4 + 5*1e8*2; held[SwapBuffers] != want || largest < 1e9 || held[MasterWeights]+held[States] != 0 || held[Weights] != 2*1e9 {
-		t.Errorf("buffers %d, want %d: %v", held[SwapBuffers], want, held)
+	held := ends(t, s.host, ledger.Step, ledger.Steady)
+	if want := 4*largest*4 + 5*1e8*2; held[ledger.SwapBuffers] != want || largest < 1e9 || held[ledger.MasterWeights]+held[ledger.OptimizerStates] != 0 || held[ledger.Parameters] != 2*1e9 {
+		t.Errorf("buffers %d, want %d: %v", held[ledger.SwapBuffers], want, held)
 	}
 }
 
 // peak is the most that a trace holds in a phase.
-func peak(t testing.TB, tr *trace, name PhaseName, iteration Iteration) int64 {
+func peak(t testing.TB, tr *trace, name ledger.PhaseName, iteration ledger.Iteration) int64 {
 	t.Helper()
 	for _, p := range tr.phases {
 		if p.Name == name && p.Iteration == iteration {
@@ -260,10 +260,10 @@ func peak(t testing.TB, tr *trace, name PhaseName, iteration Iteration) int64 {
 }
 
 // componentAt is what a component has at the peak of a phase.
-func componentAt(tr *trace, name PhaseName, component string) int64 {
+func componentAt(tr *trace, name ledger.PhaseName, component ledger.Component) int64 {
 	for _, p := range tr.phases {
 		for _, c := range p.Components {
-			if p.Name == name && c.Name == component {
+			if p.Name == name && c.Component == component {
 				return int64(c.Bytes)
 			}
 		}
@@ -279,7 +279,7 @@ func TestDeepSpeedTransients(t *testing.T) {
 	const offload = `, "offload_optimizer": {"device": "cpu", "pin_memory": false}`
 	run := func(config, release string) *simulation { return simulated(deepSpeedJob(t, m, config, release)) }
 	over := func(s *simulation, tr *trace) int64 {
-		return peak(t, tr, Step, Steady) - total(ends(t, tr, Step, Steady))
+		return peak(t, tr, ledger.Step, ledger.Steady) - total(ends(t, tr, ledger.Step, ledger.Steady))
 	}
 	for _, test := range []struct {
 		release      string
@@ -290,23 +290,23 @@ func TestDeepSpeedTransients(t *testing.T) {
 			t.Errorf("%s: the step takes %d beside on the GPU and %d on the host", test.release, d, h)
 		}
 	}
-	if s := run(zero(2, offload), "0.18.6"); peak(t, s.host, Initialize, Once) < 4*n || peak(t, s.gpu, Initialize, Once) > 2*n+2*n {
-		t.Errorf("put together on the host: %d there, %d on the GPU", peak(t, s.host, Initialize, Once), peak(t, s.gpu, Initialize, Once))
+	if s := run(zero(2, offload), "0.18.6"); peak(t, s.host, ledger.Initialize, ledger.Once) < 4*n || peak(t, s.gpu, ledger.Initialize, ledger.Once) > 2*n+2*n {
+		t.Errorf("put together on the host: %d there, %d on the GPU", peak(t, s.host, ledger.Initialize, ledger.Once), peak(t, s.gpu, ledger.Initialize, ledger.Once))
 	}
-	if s := run(zero(2, ""), "0.19.6"); peak(t, s.gpu, Initialize, Once) < 4*n || peak(t, s.host, Initialize, Once) != 0 {
-		t.Errorf("put together on the GPU: %d there, %d on the host", peak(t, s.gpu, Initialize, Once), peak(t, s.host, Initialize, Once))
+	if s := run(zero(2, ""), "0.19.6"); peak(t, s.gpu, ledger.Initialize, ledger.Once) < 4*n || peak(t, s.host, ledger.Initialize, ledger.Once) != 0 {
+		t.Errorf("put together on the GPU: %d there, %d on the host", peak(t, s.gpu, ledger.Initialize, ledger.Once), peak(t, s.host, ledger.Initialize, ledger.Once))
 	}
 	small := deepSpeedJob(t, m, zero(2, ""), "0.19.6")
 	small.GPU.Memory = ledger.Bytes(3 * n)
-	if s := simulated(small); peak(t, s.host, Initialize, Once) != 4*n {
-		t.Errorf("put together on the host for want of memory: %d bytes", peak(t, s.host, Initialize, Once))
+	if s := simulated(small); peak(t, s.host, ledger.Initialize, ledger.Once) != 4*n {
+		t.Errorf("put together on the host for want of memory: %d bytes", peak(t, s.host, ledger.Initialize, ledger.Once))
 	}
 	// Gradients of 2 B, their fp32 list and the same as one tensor.
 	if s := run(`{"train_batch_size": 1, "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": {}}}`, "0.19.6"); over(s, s.gpu) != 10*n {
 		t.Errorf("the step without ZeRO takes %d beside", over(s, s.gpu))
 	}
 	one, two := run(zero(2, `, "overlap_comm": false`), "0.19.6"), run(zero(2, `, "overlap_comm": true`), "0.19.6")
-	if got := peak(t, two.gpu, Backward, Steady) - peak(t, one.gpu, Backward, Steady); got != 2*5e8 {
+	if got := peak(t, two.gpu, ledger.Backward, ledger.Steady) - peak(t, one.gpu, ledger.Backward, ledger.Steady); got != 2*5e8 {
 		t.Errorf("the second bucket takes %d bytes", got)
 	}
 }
@@ -334,12 +334,12 @@ func TestDeepSpeedReduction(t *testing.T) {
 			}
 			s := newSimulation(j, newTrace(nil), newTrace(nil))
 			s.micros = 1
-			s.phase(Load, Once, s.engine.load)
-			s.phase(Initialize, Once, s.engine.initialize)
+			s.phase(ledger.Load, ledger.Once, s.engine.load)
+			s.phase(ledger.Initialize, ledger.Once, s.engine.initialize)
 			base := int64(s.gpu.live)
 			during := func(what string, body func(), most, after int64) {
-				s.phase(PhaseName(what), Once, body)
-				if got := peak(t, s.gpu, PhaseName(what), Once) - base; got != most {
+				s.phase(ledger.PhaseName(what), ledger.Once, body)
+				if got := peak(t, s.gpu, ledger.PhaseName(what), ledger.Once) - base; got != most {
 					t.Errorf("%s: at most %d bytes, want %d", what, got, most)
 				}
 				if got := int64(s.gpu.live) - base; got != after {
@@ -350,7 +350,7 @@ func TestDeepSpeedReduction(t *testing.T) {
 			during("third parameter", func() { s.engine.gradient(s.trained[2]) }, bucket, bucket)
 			during("second parameter", func() { s.engine.gradient(s.trained[1]) }, bucket, bucket)
 			during("first parameter", func() { s.engine.gradient(s.trained[0]) }, bucket+test.third, bucket+test.left)
-			if copied := componentAt(s.gpu, "first parameter", BucketCopies); !test.offload && copied != bucket {
+			if copied := componentAt(s.gpu, "first parameter", ledger.BucketCopies); !test.offload && copied != bucket {
 				t.Errorf("%d bytes put together by rank, want %d", copied, bucket)
 			}
 			during("end", func() { s.engine.endBackward(true) }, bucket+max(test.last, test.left), test.end)
@@ -372,7 +372,7 @@ func TestDeepSpeedFetching(t *testing.T) {
 			j.DeepSpeed.Sizes.PersistentParameter = 0
 		}
 		s := simulated(j)
-		return ends(t, s.gpu, Forward, First)[Gathered], ends(t, s.gpu, Forward, Steady)[Gathered]
+		return ends(t, s.gpu, ledger.Forward, ledger.First)[ledger.GatheredParameters], ends(t, s.gpu, ledger.Forward, ledger.Steady)[ledger.GatheredParameters]
 	}
 	for _, test := range []struct {
 		name, sizes   string
@@ -394,9 +394,9 @@ func TestDeepSpeedFetching(t *testing.T) {
 	// Several parameters come in one tensor and are copied out of it.
 	s := newSimulation(deepSpeedJob(t, m, zero(3, ""), "0.19.6").onRanks(2), newTrace(nil), newTrace(nil))
 	f := s.engine.(*divided).fetcher
-	s.phase(Forward, First, func() { f.fetch(s.parameters[1:4]) })
-	if bytes := 2 * elementsOf(s.parameters[1:4]); peak(t, s.gpu, Forward, First) != 2*bytes || int64(s.gpu.live) != bytes {
-		t.Errorf("peak of %d and %d in the end, want %d", peak(t, s.gpu, Forward, First), s.gpu.live, bytes)
+	s.phase(ledger.Forward, ledger.First, func() { f.fetch(s.parameters[1:4]) })
+	if bytes := 2 * elementsOf(s.parameters[1:4]); peak(t, s.gpu, ledger.Forward, ledger.First) != 2*bytes || int64(s.gpu.live) != bytes {
+		t.Errorf("peak of %d and %d in the end, want %d", peak(t, s.gpu, ledger.Forward, ledger.First), s.gpu.live, bytes)
 	}
 }
 
@@ -461,13 +461,13 @@ func TestDeepSpeedProperties(t *testing.T) {
 			for _, p := range tr.phases {
 				for _, list := range []struct {
 					sum        ledger.Bytes
-					components []Component
+					components []ledger.Holding
 				}{{p.PeakRequested, p.Components}, {p.EndRequested, p.End}} {
 					var sum ledger.Bytes
 					for _, c := range list.components {
 						sum += c.Bytes
-						if why[c.Name] == "" {
-							r.Fatalf("%s has no reason", c.Name)
+						if why[c.Component] == "" {
+							r.Fatalf("%s has no reason", c.Component)
 						}
 					}
 					if sum != list.sum {
@@ -475,11 +475,11 @@ func TestDeepSpeedProperties(t *testing.T) {
 					}
 				}
 			}
-			first, steady, saved := ends(t, tr, Step, First), ends(t, tr, Step, Steady), ends(t, tr, Checkpoint, Once)
+			first, steady, saved := ends(t, tr, ledger.Step, ledger.First), ends(t, tr, ledger.Step, ledger.Steady), ends(t, tr, ledger.Checkpoint, ledger.Once)
 			if fmt.Sprint(first) != fmt.Sprint(steady) || fmt.Sprint(steady) != fmt.Sprint(saved) {
 				r.Fatalf("the first step leaves %v, the second %v, and saving %v", first, steady, saved)
 			}
-			for _, passing := range []string{BucketCopies, ReductionTemporaries, Conversions, PinningCopies, Flattening, OptimizerCopies, FullStateDict, autograd.ActivationGradients, forward.Residual} {
+			for _, passing := range []ledger.Component{ledger.BucketCopies, ledger.ReductionTemporaries, ledger.DtypeConversions, ledger.PinningCopies, ledger.FlatteningCopies, ledger.OptimizerTemporaries, ledger.FullStateDict, ledger.ActivationGradients, ledger.ResidualActivations} {
 				if steady[passing] != 0 {
 					r.Fatalf("%s: %d bytes are left", passing, steady[passing])
 				}
@@ -491,7 +491,7 @@ func TestDeepSpeedProperties(t *testing.T) {
 // TestUnplannedDeepSpeed refuses what changes memory and is not planned, where
 // it has an effect.
 func TestUnplannedDeepSpeed(t *testing.T) {
-	for text, refused := range map[string]string{
+	for text, refused := range map[ledger.Component]string{
 		`"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}`:                "zero_hpz_partition_size",
 		`"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 1}`:                "",
 		`"zero_optimization": {"stage": 2, "zero_hpz_partition_size": 8}`:                "",

@@ -25,28 +25,28 @@ func (e *replicated) initialize() {
 				shard.DType = dtype.F32
 				e.flat = append(e.flat, &shard)
 			}
-			allocate(e.gpu, bytesOf(group, dtype.F32), MasterWeights)
+			allocate(e.gpu, bytesOf(group, dtype.F32), ledger.MasterWeights)
 		}
 	}
 	// The optimizer is stepped once with gradients of zeros, to have its states.
-	e.gpu.during(ledger.Bytes(bytesOf(e.flat, dtype.F32)), MasterGradients, func() { e.update(e.flat) })
+	e.gpu.during(ledger.Bytes(bytesOf(e.flat, dtype.F32)), ledger.MasterGradients, func() { e.update(e.flat) })
 	n := ledger.Count(elementsOf(e.trained))
-	e.explain(MasterWeights, "%s parameters x 4 B: FP16_Optimizer keeps fp32 weights of the whole model on every rank without ZeRO (fp16/fused_optimizer.py)", n)
-	e.explain(MasterGradients, "%s parameters x 4 B: gradients cast to fp32 for the step, as a list and as one flat tensor (fp16/fused_optimizer.py, step)", n)
-	e.explain(ReductionTemporaries, "the search for what is not finite in the largest gradient: an fp32 copy (runtime/utils.py, CheckOverflow)")
-	e.explain(Flattening, "%s parameters x %d B, twice: parameters are cloned and then put into one tensor (fp16/fused_optimizer.py)", n, e.Weights.Size())
+	e.explain(ledger.MasterWeights, "%s parameters x 4 B: FP16_Optimizer keeps fp32 weights of the whole model on every rank without ZeRO (fp16/fused_optimizer.py)", n)
+	e.explain(ledger.MasterGradients, "%s parameters x 4 B: gradients cast to fp32 for the step, as a list and as one flat tensor (fp16/fused_optimizer.py, step)", n)
+	e.explain(ledger.ReductionTemporaries, "the search for what is not finite in the largest gradient: an fp32 copy (runtime/utils.py, CheckOverflow)")
+	e.explain(ledger.FlatteningCopies, "%s parameters x %d B, twice: parameters are cloned and then put into one tensor (fp16/fused_optimizer.py)", n, e.Weights.Size())
 }
 
 // flatten moves the parameters of a group into one tensor: cloned first, and
 // so there three times.
 func (e *replicated) flatten(group []*autograd.Parameter) {
 	bytes := bytesOf(group, e.Weights)
-	clones := e.gpu.hold(bytes, Flattening)
-	allocate(e.gpu, bytes, Weights)
+	clones := e.gpu.hold(bytes, ledger.FlatteningCopies)
+	allocate(e.gpu, bytes, ledger.Parameters)
 	e.unload(group)
 	clones.free()
-	e.gpu.during(ledger.Bytes(bytes), Flattening, func() { // clone().float()
-		allocate(e.gpu, 4*e.shard(elementsOf(group)).Elements, MasterWeights)
+	e.gpu.during(ledger.Bytes(bytes), ledger.FlatteningCopies, func() { // clone().float()
+		allocate(e.gpu, 4*e.shard(elementsOf(group)).Elements, ledger.MasterWeights)
 	})
 }
 
@@ -66,8 +66,8 @@ func (e *replicated) endBackward(last bool) {
 			sum = 0
 		}
 	}
-	e.explain(BucketCopies, "gradients are put together for the all-reduce until they have more than 500,000,000 elements: up to %s x %d B (engine.py, buffered_allreduce_fallback)", ledger.Count(most), e.Weights.Size())
-	e.gpu.during(ledger.Bytes(most*e.Weights.Size()), BucketCopies, func() {})
+	e.explain(ledger.BucketCopies, "gradients are put together for the all-reduce until they have more than 500,000,000 elements: up to %s x %d B (engine.py, buffered_allreduce_fallback)", ledger.Count(most), e.Weights.Size())
+	e.gpu.during(ledger.Bytes(most*e.Weights.Size()), ledger.BucketCopies, func() {})
 }
 
 func (e *replicated) step() {
@@ -76,11 +76,11 @@ func (e *replicated) step() {
 		e.update(e.flat)
 		return
 	}
-	e.gpu.during(ledger.Bytes(4*largestOf(e.trained)), ReductionTemporaries, func() {}) // CheckOverflow
+	e.gpu.during(ledger.Bytes(4*largestOf(e.trained)), ledger.ReductionTemporaries, func() {}) // CheckOverflow
 	bytes := bytesOf(e.flat, dtype.F32)
-	list := e.gpu.hold(bytes, MasterGradients)
+	list := e.gpu.hold(bytes, ledger.MasterGradients)
 	if e.Optimizer.Variant == Fused {
-		flat := e.gpu.hold(bytes, MasterGradients)
+		flat := e.gpu.hold(bytes, ledger.MasterGradients)
 		list.free()
 		list = flat
 		e.zero()
@@ -106,17 +106,17 @@ func (e *accumulating) initialize() {
 	for _, group := range e.groups {
 		n := e.aligned(elementsOf(group))
 		part := e.shard(n / int64(e.ShardRanks)).Elements
-		allocate(e.gpu, n*e.Weights.Size(), Weights)
+		allocate(e.gpu, n*e.Weights.Size(), ledger.Parameters)
 		e.unload(group)
-		e.gpu.during(ledger.Bytes(part*e.Weights.Size()), Flattening, func() { allocate(e.gpu, part*4, MasterWeights) })
-		allocate(e.gpu, n*4, AccumulatedGradients)
+		e.gpu.during(ledger.Bytes(part*e.Weights.Size()), ledger.FlatteningCopies, func() { allocate(e.gpu, part*4, ledger.MasterWeights) })
+		allocate(e.gpu, n*4, ledger.AccumulatedGradients)
 	}
 	n := ledger.Count(elementsOf(e.trained))
-	e.explain(MasterWeights, "%s parameters / %d ranks x 4 B (bf16_optimizer.py)", n, e.ShardRanks)
-	e.explain(AccumulatedGradients, "%s parameters x 4 B: fp32 gradients of the whole model on every rank (bf16_optimizer.py, fp32_groups_gradients_flat)", n)
-	e.explain(Flattening, "parameters are put into one tensor before their own storage is freed (bf16_optimizer.py)")
-	e.explain(autograd.Gradients, "%s parameters x %d B: gradients of the last backward pass, which the next one frees (bf16_optimizer.py, clear_lp_grads)", n, e.Weights.Size())
-	e.explain(ReductionTemporaries, "one gradient at a time is cast to fp32: %s x 4 B", ledger.Count(largestOf(e.trained)))
+	e.explain(ledger.MasterWeights, "%s parameters / %d ranks x 4 B (bf16_optimizer.py)", n, e.ShardRanks)
+	e.explain(ledger.AccumulatedGradients, "%s parameters x 4 B: fp32 gradients of the whole model on every rank (bf16_optimizer.py, fp32_groups_gradients_flat)", n)
+	e.explain(ledger.FlatteningCopies, "parameters are put into one tensor before their own storage is freed (bf16_optimizer.py)")
+	e.explain(ledger.Gradients, "%s parameters x %d B: gradients of the last backward pass, which the next one frees (bf16_optimizer.py, clear_lp_grads)", n, e.Weights.Size())
+	e.explain(ledger.ReductionTemporaries, "one gradient at a time is cast to fp32: %s x 4 B", ledger.Count(largestOf(e.trained)))
 }
 
 func (e *accumulating) BeforeBackward(string) {
@@ -129,7 +129,7 @@ func (e *accumulating) BeforeBackward(string) {
 }
 
 func (e *accumulating) gradient(p *autograd.Parameter) {
-	e.gpu.during(ledger.Bytes(4*p.Elements), ReductionTemporaries, func() {})
+	e.gpu.during(ledger.Bytes(4*p.Elements), ledger.ReductionTemporaries, func() {})
 }
 
 func (e *accumulating) endBackward(bool) { e.stale = true }

@@ -5,26 +5,17 @@ import (
 	"plimsoll/ledger"
 )
 
-// Components of optimizers that are a process of their own, so that steps overlap
-// with what follows: they share memory with the trainer.
-const (
-	SharedMaster    = "master weights in /dev/shm"
-	SharedGradients = "gradients of the master weights in /dev/shm"
-	SharedStale     = "parameters before the step in /dev/shm"
-	Selective       = "selected gradients and their states"
-)
-
 // overlapped says that ZenFlow's process steps while the GPU goes on.
 func (e *deepSpeed) overlapped() bool {
 	return e.recipe.ZenFlow != nil && e.recipe.ZenFlow.OverlapStep && e.offloads()
 }
 
 // hostMaster is the component of master weights on the host.
-func (e *deepSpeed) hostMaster() string {
+func (e *deepSpeed) hostMaster() ledger.Component {
 	if e.overlapped() {
-		return SharedMaster
+		return ledger.SharedMasterWeights
 	}
-	return MasterWeights
+	return ledger.MasterWeights
 }
 
 // hostGradients makes the gradients that the optimizer on the host reads. For
@@ -32,11 +23,11 @@ func (e *deepSpeed) hostMaster() string {
 // to shared memory leaves the page-locked block behind, which PyTorch keeps.
 func (e *deepSpeed) hostGradients(bytes int64) locked {
 	if !e.overlapped() {
-		return e.place(bytes, MasterGradients, e.pinned())
+		return e.place(bytes, ledger.MasterGradients, e.pinned())
 	}
-	e.place(bytes, PinningCopies, e.pinned()).free()
-	allocate(e.host, 2*bytes, SharedGradients)
-	allocate(e.host, bytes, SharedStale)
+	e.place(bytes, ledger.PinningCopies, e.pinned()).free()
+	allocate(e.host, 2*bytes, ledger.SharedMasterGradients)
+	allocate(e.host, bytes, ledger.SharedStaleParameters)
 	return locked{}
 }
 
@@ -47,7 +38,7 @@ func (e *deepSpeed) hostStates(flat []*autograd.Parameter) {
 	if e.overlapped() {
 		bytes *= 2
 	}
-	allocate(e.host, bytes, States)
+	allocate(e.host, bytes, ledger.OptimizerStates)
 }
 
 // selective is what ZenFlow's optimizer on the GPU holds: vectors, and a share
@@ -65,18 +56,18 @@ func (e *deepSpeed) selective() {
 	if z.Offload {
 		home = e.host
 	}
-	allocate(e.gpu, chosen*e.Weights.Size(), Selective)
-	allocate(home, 2*chosen*e.Weights.Size(), Selective)
-	e.explain(Selective, "ZenFlow: all vectors and %g of the columns of matrices, on every rank: gradients and two moments in %v", z.TopKRatio, e.Weights)
+	allocate(e.gpu, chosen*e.Weights.Size(), ledger.SelectedGradients)
+	allocate(home, 2*chosen*e.Weights.Size(), ledger.SelectedGradients)
+	e.explain(ledger.SelectedGradients, "ZenFlow: all vectors and %g of the columns of matrices, on every rank: gradients and two moments in %v", z.TopKRatio, e.Weights)
 }
 
 // explainShared says why ZenFlow shares memory.
 func (e *deepSpeed) explainShared() {
 	const shared = "ZenFlow's process steps while the GPU goes on, and shares memory (zenflow_stage_1_and_2.py, ZenFlowZeroOptimizerParallel); a container's /dev/shm is 64 MB by default"
 	part := ledger.Count(elementsOf(e.flat))
-	e.explain(SharedMaster, "%s x %d B: %s", part, e.master.Size(), shared)
-	e.explain(SharedGradients, "%s x %d B, twice: one is filled while the other is read. %s", part, e.master.Size(), shared)
-	e.explain(SharedStale, "%s x %d B: what the GPU takes of the last step. %s", part, e.master.Size(), shared)
+	e.explain(ledger.SharedMasterWeights, "%s x %d B: %s", part, e.master.Size(), shared)
+	e.explain(ledger.SharedMasterGradients, "%s x %d B, twice: one is filled while the other is read. %s", part, e.master.Size(), shared)
+	e.explain(ledger.SharedStaleParameters, "%s x %d B: what the GPU takes of the last step. %s", part, e.master.Size(), shared)
 }
 
 func (e *deepSpeed) chosen(p *autograd.Parameter, ratio float64) int64 {

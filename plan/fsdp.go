@@ -42,7 +42,7 @@ type hold struct {
 	id    int
 }
 
-func (t *trace) hold(bytes int64, component string) hold {
+func (t *trace) hold(bytes int64, component ledger.Component) hold {
 	if bytes <= 0 {
 		return hold{}
 	}
@@ -170,7 +170,7 @@ func (e *sharded) gather(u *unit) {
 	}
 	bytes := u.elements(nil, (*autograd.Parameter).Bytes)
 	if e.FSDP.Version == 1 {
-		e.gpu.on(gatherStream, func() { u.gathered = e.gpu.hold(bytes, Gathered) })
+		e.gpu.on(gatherStream, func() { u.gathered = e.gpu.hold(bytes, ledger.GatheredParameters) })
 		return
 	}
 	// FSDP2 copies every parameter out of what was gathered, padding and all.
@@ -181,8 +181,8 @@ func (e *sharded) gather(u *unit) {
 		return e.spread(p) * p.DType.Size()
 	})
 	var flat hold
-	e.gpu.on(gatherStream, func() { flat = e.gpu.hold(bytes, Gathered) })
-	u.gathered = e.gpu.hold(bytes, Gathered)
+	e.gpu.on(gatherStream, func() { flat = e.gpu.hold(bytes, ledger.GatheredParameters) })
+	u.gathered = e.gpu.hold(bytes, ledger.GatheredParameters)
 	flat.free()
 }
 
@@ -267,7 +267,7 @@ func (e *sharded) accumulate(u *unit) {
 	if u.elements(func(p *autograd.Parameter) bool { return p.HasGradient() }, (*autograd.Parameter).Bytes) == 0 {
 		return
 	}
-	u.flat = e.gpu.hold(u.elements(func(p *autograd.Parameter) bool { return p.Quantized == autograd.Unquantized }, func(p *autograd.Parameter) int64 { return p.Elements * p.DType.Size() }), autograd.Gradients)
+	u.flat = e.gpu.hold(u.elements(func(p *autograd.Parameter) bool { return p.Quantized == autograd.Unquantized }, func(p *autograd.Parameter) int64 { return p.Elements * p.DType.Size() }), ledger.Gradients)
 	for _, p := range u.parameters {
 		p.DropGradient()
 	}
@@ -286,7 +286,7 @@ func (e *sharded) reduce(u *unit) {
 		stream = 0
 	}
 	var input hold
-	e.gpu.on(stream, func() { input = e.gpu.hold(whole*e.ReduceType.Size(), Buckets) })
+	e.gpu.on(stream, func() { input = e.gpu.hold(whole*e.ReduceType.Size(), ledger.CommunicationBuckets) })
 	for _, p := range u.parameters {
 		p.DropGradient()
 	}
@@ -299,11 +299,11 @@ func (e *sharded) reduce(u *unit) {
 
 // receive makes a rank's part of the reduced gradients of a unit.
 func (e *sharded) receive(u *unit, part int64) {
-	output := e.gpu.hold(part*e.ReduceType.Size(), autograd.Gradients)
+	output := e.gpu.hold(part*e.ReduceType.Size(), ledger.Gradients)
 	switch {
 	case u.gradients.held() || e.FSDP.OffloadParameters || e.ReduceType != e.Weights:
 		if !u.gradients.held() {
-			u.gradients = e.home().hold(part*e.Weights.Size(), autograd.Gradients)
+			u.gradients = e.home().hold(part*e.Weights.Size(), ledger.Gradients)
 		}
 		if e.FSDP.Version == 2 && e.Replicas() > 1 {
 			u.replicated = output // until the backward pass ends (AllReduceState in _fsdp_param_group.py)
@@ -350,10 +350,10 @@ func (e *sharded) save() {
 		largest = max(largest, p.Elements*e.Weights.Size())
 		sum += p.Elements * e.Weights.Size()
 	}
-	e.gpu.during(ledger.Bytes(largest), Gathered, func() { e.host.during(ledger.Bytes(e.perNode(sum)), FullStateDict, func() {}) })
+	e.gpu.during(ledger.Bytes(largest), ledger.GatheredParameters, func() { e.host.during(ledger.Bytes(e.perNode(sum)), ledger.FullStateDict, func() {}) })
 }
 
-func (e *sharded) reasons() map[string]string {
+func (e *sharded) reasons() map[ledger.Component]string {
 	var elements int64
 	for _, p := range e.parameters {
 		elements += p.Elements
@@ -362,11 +362,11 @@ func (e *sharded) reasons() map[string]string {
 	for _, u := range e.order {
 		largest = max(largest, u.elements(nil, (*autograd.Parameter).Bytes))
 	}
-	r := map[string]string{
-		Weights:            fmt.Sprintf("a part of each of %d ranks: %s parameters x %d B (%v)", e.ShardRanks, ledger.Count(elements), e.Weights.Size(), e.Weights),
-		Gathered:           fmt.Sprintf("units gathered in %v: the root, which stays, and two blocks at a time of up to %v: the one in use and the next", e.compute(), ledger.Bytes(largest)),
-		Buckets:            fmt.Sprintf("gradients of a unit put together in %v for the reduce-scatter; the buffer lives until the next unit's (FSDP2's ReduceScatterState)", e.ReduceType),
-		autograd.Gradients: fmt.Sprintf("whole gradients of a unit in %v until they are reduced, then a part of each of %d ranks in %v", e.compute(), e.ShardRanks, e.Weights),
+	r := map[ledger.Component]string{
+		ledger.Parameters:           fmt.Sprintf("a part of each of %d ranks: %s parameters x %d B (%v)", e.ShardRanks, ledger.Count(elements), e.Weights.Size(), e.Weights),
+		ledger.GatheredParameters:   fmt.Sprintf("units gathered in %v: the root, which stays, and two blocks at a time of up to %v: the one in use and the next", e.compute(), ledger.Bytes(largest)),
+		ledger.CommunicationBuckets: fmt.Sprintf("gradients of a unit put together in %v for the reduce-scatter; the buffer lives until the next unit's (FSDP2's ReduceScatterState)", e.ReduceType),
+		ledger.Gradients:            fmt.Sprintf("whole gradients of a unit in %v until they are reduced, then a part of each of %d ranks in %v", e.compute(), e.ShardRanks, e.Weights),
 	}
 	maps.Copy(r, e.explainLoading())
 	return r

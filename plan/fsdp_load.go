@@ -71,7 +71,7 @@ func (e *sharded) load() {
 		case firstRank, pageCache:
 			bytes = e.perNode(bytes)
 		}
-		loaded[i] = e.host.hold(bytes, Loading)
+		loaded[i] = e.host.hold(bytes, ledger.LoadStaging)
 	}
 	for i, u := range units {
 		e.divide(u)
@@ -89,7 +89,7 @@ func (e *sharded) load() {
 // (_flat_param.py), with FSDP2 as parameters alone, or one at a time where they
 // come from the first rank (fsdp2_load_full_state_dict).
 func (e *sharded) divide(u *unit) {
-	shard := func() { allocate(e.home(), e.shardedBytes(u), Weights) }
+	shard := func() { allocate(e.home(), e.shardedBytes(u), ledger.Parameters) }
 	if e.loader() == nobody || e.ShardRanks == 1 {
 		shard()
 		return
@@ -101,7 +101,7 @@ func (e *sharded) divide(u *unit) {
 		bytes := e.loadedBytes(p)
 		whole, largest = whole+bytes, max(largest, bytes)
 		if !onDevice {
-			parameters = append(parameters, e.gpu.hold(bytes, Wrapping))
+			parameters = append(parameters, e.gpu.hold(bytes, ledger.UndividedUnits))
 		}
 	}
 	release := func() {
@@ -111,12 +111,12 @@ func (e *sharded) divide(u *unit) {
 	}
 	switch {
 	case onDevice:
-		e.gpu.during(ledger.Bytes(largest), Wrapping, shard)
+		e.gpu.during(ledger.Bytes(largest), ledger.UndividedUnits, shard)
 	case e.FSDP.Version == 2:
 		shard()
 		release()
 	default:
-		flat := e.gpu.hold(whole, Wrapping)
+		flat := e.gpu.hold(whole, ledger.UndividedUnits)
 		release()
 		shard()
 		flat.free()
@@ -124,30 +124,30 @@ func (e *sharded) divide(u *unit) {
 }
 
 // explainLoading are the reasons for what is held while the model is loaded.
-func (e *sharded) explainLoading() map[string]string {
-	r := map[string]string{}
+func (e *sharded) explainLoading() map[ledger.Component]string {
+	r := map[ledger.Component]string{}
 	all := fmt.Sprintf("%s parameters in %v", ledger.Count(elementsOf(e.parameters)), e.Weights)
 	switch e.loader() {
 	case everyRank:
-		r[Loading] = "from_pretrained makes the whole model in the memory of every rank, before FSDP divides it: " + all
+		r[ledger.LoadStaging] = "from_pretrained makes the whole model in the memory of every rank, before FSDP divides it: " + all
 		if e.FSDP.RAMEfficientLoading {
-			r[Loading] += "; transformers 5 does not look at cpu_ram_efficient_loading while it loads (4.57 does)"
+			r[ledger.LoadStaging] += "; transformers 5 does not look at cpu_ram_efficient_loading while it loads (4.57 does)"
 		} else if e.RanksPerNode > 1 && !e.Versions.Transformers.AtLeast(5, 0, 0) {
-			r[Loading] += "; with accelerate's cpu_ram_efficient_loading only the first rank of a node does"
+			r[ledger.LoadStaging] += "; with accelerate's cpu_ram_efficient_loading only the first rank of a node does"
 		}
 	case firstRank:
-		r[Loading] = "the first rank of a node loads the whole model, and the others get their parts from it " +
+		r[ledger.LoadStaging] = "the first rank of a node loads the whole model, and the others get their parts from it " +
 			"(cpu_ram_efficient_loading), here a part of each rank: " + all
 	case pageCache:
-		r[Loading] = "files of weights that from_pretrained maps and does not convert: one copy a node in the page cache, " +
+		r[ledger.LoadStaging] = "files of weights that from_pretrained maps and does not convert: one copy a node in the page cache, " +
 			"which the kernel can take back, here a part of each rank: " + all
 	}
-	r[Wrapping] = "a unit as it was loaded, whole, before FSDP2 keeps a part of it"
+	r[ledger.UndividedUnits] = "a unit as it was loaded, whole, before FSDP2 keeps a part of it"
 	if e.FSDP.Version == 1 {
-		r[Wrapping] = "a unit as it was loaded, whole, and again as one flat tensor, before FSDP1 keeps a part of it " +
+		r[ledger.UndividedUnits] = "a unit as it was loaded, whole, and again as one flat tensor, before FSDP1 keeps a part of it " +
 			"(torch/distributed/fsdp/_flat_param.py)"
 	}
-	r[FullStateDict] = fmt.Sprintf("the whole model on the host of the first rank: %s parameters x %d B, "+
+	r[ledger.FullStateDict] = fmt.Sprintf("the whole model on the host of the first rank: %s parameters x %d B, "+
 		"here a part of each rank of its node (FULL_STATE_DICT, rank0_only)",
 		ledger.Count(elementsOf(e.parameters)), e.Weights.Size())
 	return r

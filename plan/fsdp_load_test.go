@@ -11,7 +11,7 @@ import (
 )
 
 // phaseOf is a phase outside of the training loop.
-func phaseOf(t testing.TB, d *Device, name PhaseName) *Phase {
+func phaseOf(t testing.TB, d *ledger.Device, name ledger.PhaseName) *ledger.Phase {
 	t.Helper()
 	for i := range d.Phases {
 		if d.Phases[i].Name == name {
@@ -23,7 +23,7 @@ func phaseOf(t testing.TB, d *Device, name PhaseName) *Phase {
 }
 
 // hostOf is the host of a plan.
-func hostOf(p *Plan) *Device { return &p.Devices[len(p.Devices)-1] }
+func hostOf(p *Plan) *ledger.Device { return &p.Devices[len(p.Devices)-1] }
 
 func launched(version, efficient string) string {
 	return "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nfsdp_config:\n  fsdp_version: " + version +
@@ -55,7 +55,7 @@ func TestLoadingUnderFSDP(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			c.q.Model, c.q.Sequence = "llama-2-70b", 128
 			p := planned(t, c.q)
-			load := phaseOf(t, hostOf(p), Load)
+			load := phaseOf(t, hostOf(p), ledger.Load)
 			if want := ledger.Bytes(c.copies) * c.size; load.PeakRequested < want || load.PeakRequested > want+1<<20 {
 				t.Errorf("%v on the host while it loads, want %v", load.PeakRequested, want)
 			}
@@ -66,7 +66,7 @@ func TestLoadingUnderFSDP(t *testing.T) {
 				return
 			}
 			// A full state_dict is on the first rank alone.
-			save := phaseOf(t, hostOf(p), Checkpoint)
+			save := phaseOf(t, hostOf(p), ledger.Checkpoint)
 			if save.PeakRequested < whole || save.PeakRequested > whole+1<<20 || save.Components[0].Why == "" {
 				t.Errorf("a checkpoint takes %v on the host, want %v, with a reason: %+v", save.PeakRequested, whole, save.Components)
 			}
@@ -81,13 +81,13 @@ func TestDividing(t *testing.T) {
 	file := inNewFolder(t)
 	lora := file("lora.json", `{"peft_type": "LORA", "r": 64, "target_modules": "all-linear"}`)
 	p := planned(t, Request{Model: "llama-2-7b", Sequence: 128, FSDP: "1", GPUs: 2, Precision: "bf16", Quantization: "nf4", Adapter: lora, Torch: "2.2"})
-	if load := phaseOf(t, &p.Devices[0], Load); load.EndReserved < 2*ledger.GiB || load.PeakReserved < 29*ledger.GiB/10 || load.PeakReserved > 42*ledger.GiB/10 {
+	if load := phaseOf(t, &p.Devices[0], ledger.Load); load.EndReserved < 2*ledger.GiB || load.PeakReserved < 29*ledger.GiB/10 || load.PeakReserved > 42*ledger.GiB/10 {
 		t.Errorf("%v reserved after wrapping, at most %v", load.EndReserved, load.PeakReserved)
 	}
 	const vocabulary = 32000 * 4096 * 2 // of the embedding, and of the head, in 16 bits
 	for version, want := range map[string]ledger.Bytes{"1": 4 * vocabulary, "2": 3 * vocabulary} {
 		p := planned(t, Request{Model: "llama-2-7b", Sequence: 128, FSDP: version, GPUs: 2, Precision: "fp16"})
-		load := phaseOf(t, &p.Devices[0], Load)
+		load := phaseOf(t, &p.Devices[0], ledger.Load)
 		if over := load.PeakRequested - load.EndRequested; over < want-vocabulary-1<<21 || over > want+1<<21 {
 			t.Errorf("FSDP%s: %v more than the shards while the model is divided, want about %v", version, over, want)
 		}
@@ -128,7 +128,7 @@ func TestLoadingAgainstTransformers(t *testing.T) {
 			for _, rank := range measured.Ranks {
 				sum += rank.Anonymous
 			}
-			want := phaseOf(t, hostOf(p), Load).PeakRequested
+			want := phaseOf(t, hostOf(p), ledger.Load).PeakRequested
 			if p.Job.loader() == pageCache { // no memory of the ranks' own
 				want = 0
 			}

@@ -1,6 +1,9 @@
 package plan
 
-import "testing"
+import (
+	"plimsoll/ledger"
+	"testing"
+)
 
 // TestOptimizerOfDeepSpeed names the optimizer that is simulated: DeepSpeed's
 // own kernel where the file has a section for Adam, and not the Trainer's.
@@ -41,8 +44,8 @@ func TestMomentsOfCPUAdam(t *testing.T) {
 	states := func(name, params, bf16 string) int64 {
 		text := `{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true` + bf16 + `}, "optimizer": {"type": "AdamW", "params": {` + params + `}},
 			"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}`
-		for _, c := range phaseOf(t, hostOf(planned(t, Request{Model: "qwen2.5-0.5b", Sequence: 64, DeepSpeed: file(name, text)})), Checkpoint).End {
-			if c.Name == States {
+		for _, c := range phaseOf(t, hostOf(planned(t, Request{Model: "qwen2.5-0.5b", Sequence: 64, DeepSpeed: file(name, text)})), ledger.Checkpoint).End {
+			if c.Component == ledger.OptimizerStates {
 				return int64(c.Bytes)
 			}
 		}

@@ -21,7 +21,7 @@ func TestReplicas(t *testing.T) {
 	held := func(q Request) (ledger.Bytes, *Job) {
 		p := planned(t, q)
 		for _, c := range p.Devices[0].Phases[0].End {
-			if c.Name == Weights {
+			if c.Component == ledger.Parameters {
 				return c.Bytes, p.Job
 			}
 		}
@@ -81,7 +81,7 @@ func TestReplicatedGradients(t *testing.T) {
 			q.GPUs = 8
 		}
 		for _, phase := range planned(t, q).Devices[0].Phases {
-			if phase.Name == Backward && phase.Iteration == Steady {
+			if phase.Name == ledger.Backward && phase.Iteration == ledger.Steady {
 				return phase.PeakRequested
 			}
 		}

@@ -17,35 +17,11 @@ import (
 type Plan struct {
 	Job     *Job
 	Trained int64 // elements of parameters that are trained
-	Devices []Device
+	Devices []ledger.Device
 	Verdict Verdict
 	// Hosted is the optimizer state of the job in Plimsoll's own formats, in the
 	// memory of a node; nil where they do not hold it.
 	Hosted []Hosted
-}
-
-// Device is a GPU or the memory of a node, as rank or node 0 has it; Count
-// devices are alike.
-type Device struct {
-	Kind     ledger.Device `json:"kind"`
-	Name     string        `json:"name"`
-	Rank     int           `json:"rank"`
-	Count    int           `json:"count"`
-	Capacity ledger.Bytes  `json:"capacity_bytes"` // 0 = unknown
-	// Outside is held outside of the allocator, from the first phase on.
-	Outside []Component `json:"outside_allocator"`
-	Phases  []Phase     `json:"phases"`
-	// NUMANodes are those of a host, among which its ranks are divided; none
-	// where their number was not given.
-	NUMANodes []NUMANode `json:"numa_nodes,omitempty"`
-}
-
-// NUMANode is the part of a host's memory that is near to some of its cores.
-type NUMANode struct {
-	Node     int          `json:"node"`
-	Ranks    int          `json:"ranks"`
-	PeakUsed ledger.Bytes `json:"peak_used_bytes"`
-	Capacity ledger.Bytes `json:"capacity_bytes"` // 0 = unknown
 }
 
 // Result is the answer to whether a job fits.
@@ -63,9 +39,9 @@ const (
 // Verdict is the answer for the device that is nearest to its limit.
 type Verdict struct {
 	Result    Result
-	Device    ledger.Device
-	Phase     PhaseName
-	Iteration Iteration
+	Device    ledger.Kind
+	Phase     ledger.PhaseName
+	Iteration ledger.Iteration
 	Needed    ledger.Bytes
 	Least     ledger.Bytes // of Needed, if the allocator lost nothing
 	Capacity  ledger.Bytes
@@ -134,37 +110,39 @@ func (t *trace) failure(capacity ledger.Bytes) error {
 }
 
 // device is the GPU of a rank.
-func (s *simulation) device() Device {
-	d := Device{Kind: ledger.GPU, Name: s.GPU.Name, Count: s.World, Capacity: s.GPU.Memory, Outside: s.outside(), Phases: s.gpu.phases}
-	d.finish(s.reasonsOf(ledger.GPU))
+func (s *simulation) device() ledger.Device {
+	d := ledger.Device{Kind: ledger.GPU, Name: s.GPU.Name, Count: s.World, Capacity: s.GPU.Memory, Outside: s.outside(), Phases: s.gpu.phases}
+	finish(&d, s.reasonsOf(ledger.GPU))
 	return d
 }
 
 // node is the memory of a node: that of all its ranks.
-func (s *simulation) node() Device {
-	d := Device{Kind: ledger.Host, Name: "host", Count: s.Nodes, Capacity: s.HostMemory, Phases: s.host.phases,
-		Outside: []Component{s.process()}}
+func (s *simulation) node() ledger.Device {
+	d := ledger.Device{Kind: ledger.Host, Name: "host", Count: s.Nodes, Capacity: s.HostMemory, Phases: s.host.phases,
+		Outside: []ledger.Holding{s.process()}}
 	for i := range d.Phases {
-		d.Phases[i].times(ledger.Bytes(s.RanksPerNode))
+		times(&d.Phases[i], ledger.Bytes(s.RanksPerNode))
 	}
-	d.finish(s.reasonsOf(ledger.Host))
+	finish(&d, s.reasonsOf(ledger.Host))
 	each := d.Peak().PeakUsed / ledger.Bytes(s.RanksPerNode)
 	for i := range s.NUMANodes {
 		ranks := s.RanksPerNode / s.NUMANodes
 		if i < s.RanksPerNode%s.NUMANodes {
 			ranks++
 		}
-		d.NUMANodes = append(d.NUMANodes, NUMANode{i, ranks, each * ledger.Bytes(ranks), s.HostMemory / ledger.Bytes(s.NUMANodes)})
+		d.NUMANodes = append(d.NUMANodes, ledger.NUMANode{
+			Node: i, Ranks: ranks, PeakUsed: each * ledger.Bytes(ranks), Capacity: s.HostMemory / ledger.Bytes(s.NUMANodes),
+		})
 	}
 	return d
 }
 
-// times multiplies a phase of one rank by the ranks of a node.
-func (p *Phase) times(ranks ledger.Bytes) {
+// times multiplies a phase of one rank by the number of ranks on a node.
+func times(p *ledger.Phase, ranks ledger.Bytes) {
 	for _, b := range []*ledger.Bytes{&p.PeakRequested, &p.PeakAllocated, &p.PeakReserved, &p.EndRequested, &p.EndAllocated, &p.EndReserved} {
 		*b *= ranks
 	}
-	for _, list := range [][]Component{p.Components, p.End} {
+	for _, list := range [][]ledger.Holding{p.Components, p.End} {
 		for i := range list {
 			list[i].Bytes *= ranks
 		}
@@ -172,7 +150,7 @@ func (p *Phase) times(ranks ledger.Bytes) {
 }
 
 // finish adds what is outside of the allocator, and the reasons.
-func (d *Device) finish(reasons map[string]string) {
+func finish(d *ledger.Device, reasons map[ledger.Component]string) {
 	var outside ledger.Bytes
 	for _, c := range d.Outside {
 		outside += c.Bytes
@@ -180,27 +158,16 @@ func (d *Device) finish(reasons map[string]string) {
 	for i := range d.Phases {
 		p := &d.Phases[i]
 		p.PeakUsed = p.PeakReserved + outside
-		for _, list := range [][]Component{p.Components, p.End} {
+		for _, list := range [][]ledger.Holding{p.Components, p.End} {
 			for k := range list {
-				list[k].Why = reasons[list[k].Name]
+				list[k].Why = reasons[list[k].Component]
 			}
 		}
 	}
 }
 
-// Peak is the phase in which the device holds most.
-func (d *Device) Peak() *Phase {
-	var most *Phase
-	for i := range d.Phases {
-		if p := &d.Phases[i]; most == nil || p.PeakUsed > most.PeakUsed || p.PeakUsed == most.PeakUsed && p.PeakAllocated > most.PeakAllocated {
-			most = p
-		}
-	}
-	return most
-}
-
 // least is what the device must have at the peak whatever the allocator does.
-func (d *Device) least(p *Phase) ledger.Bytes { return p.PeakUsed - p.PeakReserved + p.PeakAllocated }
+func least(p *ledger.Phase) ledger.Bytes { return p.PeakUsed - p.PeakReserved + p.PeakAllocated }
 
 // judge finds the device that is nearest to its limit.
 func (p *Plan) judge() {
@@ -215,7 +182,7 @@ func (p *Plan) judge() {
 		phase := d.Peak()
 		result := Fits
 		switch {
-		case slices.ContainsFunc(d.Phases, func(phase Phase) bool { return d.least(&phase) > d.Capacity }):
+		case slices.ContainsFunc(d.Phases, func(phase ledger.Phase) bool { return least(&phase) > d.Capacity }):
 			result = DoesNotFit
 		case phase.PeakUsed > d.Capacity/20*19:
 			result = Tight
@@ -223,7 +190,7 @@ func (p *Plan) judge() {
 		filled := float64(phase.PeakUsed) / float64(d.Capacity)
 		if r := rank[result] - rank[p.Verdict.Result]; r > 0 || r == 0 && filled > nearest {
 			nearest = filled
-			p.Verdict = Verdict{result, d.Kind, phase.Name, phase.Iteration, phase.PeakUsed, d.least(phase), d.Capacity}
+			p.Verdict = Verdict{result, d.Kind, phase.Name, phase.Iteration, phase.PeakUsed, least(phase), d.Capacity}
 		}
 	}
 }

@@ -111,15 +111,15 @@ func (c trial) plan(t *testing.T, torch, transformers string) *Plan {
 }
 
 // without is a phase's peak and end without a component.
-func (p *Phase) without(name string) (peak, end ledger.Bytes) {
+func without(p *ledger.Phase, name ledger.Component) (peak, end ledger.Bytes) {
 	peak, end = p.PeakRequested, p.EndRequested
 	for _, c := range p.Components {
-		if c.Name == name {
+		if c.Component == name {
 			peak -= c.Bytes
 		}
 	}
 	for _, c := range p.End {
-		if c.Name == name {
+		if c.Component == name {
 			end -= c.Bytes
 		}
 	}
@@ -165,14 +165,14 @@ func TestAgainstPyTorch(t *testing.T) {
 			m := c.measure(t, python, "fake")
 			p := c.plan(t, m.Versions["torch"], m.Versions["transformers"])
 			for _, measured := range m.Phases {
-				iteration := map[int]Iteration{1: First, 2: Steady}[measured.Step]
+				iteration := map[int]ledger.Iteration{1: ledger.First, 2: ledger.Steady}[measured.Step]
 				for i := range p.Devices[0].Phases {
 					phase := &p.Devices[0].Phases[i]
-					if string(phase.Name) != measured.Phase || phase.Iteration != iteration || iteration == Once {
+					if string(phase.Name) != measured.Phase || phase.Iteration != iteration || iteration == ledger.Once {
 						continue
 					}
-					peak, end := phase.without(Workspaces)
-					if phase.Name == Step { // the script's loop has dropped the gradients
+					peak, end := without(phase, ledger.MatmulWorkspaces)
+					if phase.Name == ledger.Step { // the script's loop has dropped the gradients
 						_, end = end, measured.End
 					}
 					for what, pair := range map[string][2]ledger.Bytes{"peak": {peak, measured.Peak}, "end": {end, measured.End}} {
@@ -200,7 +200,7 @@ func TestHostMemoryOnCPU(t *testing.T) {
 	host := &p.Devices[0]
 	compared := 0
 	for _, measured := range m.Phases {
-		iteration := map[int]Iteration{1: First, 2: Steady}[measured.Step]
+		iteration := map[int]ledger.Iteration{1: ledger.First, 2: ledger.Steady}[measured.Step]
 		for i := range host.Phases {
 			phase := &host.Phases[i]
 			if string(phase.Name) != measured.Phase || phase.Iteration != iteration {
@@ -208,10 +208,10 @@ func TestHostMemoryOnCPU(t *testing.T) {
 			}
 			process := phase.PeakUsed - phase.PeakReserved
 			figures := map[string][2]float64{}
-			if phase.Name != Load { // its peak is that of random numbers for the weights
+			if phase.Name != ledger.Load { // its peak is that of random numbers for the weights
 				figures["peak"] = [2]float64{float64(phase.PeakUsed), float64(measured.Host.Peak)}
 			}
-			if phase.Name != Step { // the script's loop has dropped the gradients
+			if phase.Name != ledger.Step { // the script's loop has dropped the gradients
 				// Not the proportional set: others that use torch take part of
 				// its libraries.
 				figures["end"] = [2]float64{float64(phase.EndReserved + process), float64(measured.Host.Resident)}

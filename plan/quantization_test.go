@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"plimsoll/ledger"
 	"strings"
 	"testing"
 )
@@ -15,8 +16,8 @@ func TestQuantizationOfModel(t *testing.T) {
 	lora := file("lora.json", `{"peft_type": "LORA", "r": 8, "target_modules": ["q_proj"]}`)
 	held := func(q Request) string {
 		q.Adapter, q.Sequence = lora, 64
-		for _, c := range phaseOf(t, &planned(t, q).Devices[0], Load).End {
-			if c.Name == Weights {
+		for _, c := range phaseOf(t, &planned(t, q).Devices[0], ledger.Load).End {
+			if c.Component == ledger.Parameters {
 				return c.Bytes.Exact()
 			}
 		}

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"plimsoll/fault"
-	"plimsoll/forward"
 	"plimsoll/ledger"
 	"plimsoll/model"
 )
@@ -40,11 +39,11 @@ func TestAdapterOfConv1D(t *testing.T) {
 	}
 	p := planned(t, Request{Model: "gpt2", Precision: "fp32", Sequence: 1000, Adapter: file})
 	for _, phase := range p.Devices[0].Phases {
-		if phase.Name != Forward || phase.Iteration != First {
+		if phase.Name != ledger.Forward || phase.Iteration != ledger.First {
 			continue
 		}
 		for _, c := range phase.End {
-			if c.Name == forward.Adapters && c.Bytes == 12*1000*(8+3*768)*4 {
+			if c.Component == ledger.AdapterActivations && c.Bytes == 12*1000*(8+3*768)*4 {
 				return
 			}
 		}

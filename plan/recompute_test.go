@@ -16,7 +16,7 @@ func TestCheckpointedLayers(t *testing.T) {
 		arguments := file("arguments.json", `{"per_device_train_batch_size": 1, `+options+`}`)
 		p := planned(t, Request{Model: config, TrainingArgs: arguments, Sequence: 512})
 		for _, phase := range p.Devices[0].Phases {
-			if phase.Name == Forward && phase.Iteration == Steady {
+			if phase.Name == ledger.Forward && phase.Iteration == ledger.Steady {
 				return phase.EndRequested
 			}
 		}

@@ -7,21 +7,6 @@ import (
 	"plimsoll/ledger"
 )
 
-// Components of a plan, beside those of the forward pass and the tape.
-const (
-	Weights         = "parameters"
-	States          = "optimizer states"
-	ManagedStates   = "optimizer states (managed memory)"
-	MasterWeights   = "master weights"
-	OptimizerCopies = "temporaries of the optimizer step"
-	Buckets         = "communication buckets"
-	Gathered        = "gathered parameters"
-	Workspaces      = "workspaces of matrix products"
-	Staging         = "staging buffers"
-	Loading         = "weights on their way to the GPU"
-	Wrapping        = "units before they are divided"
-)
-
 // sharding is who shards, moves and updates the parameters of a rank. A
 // simulation calls it as the training loop calls the real one.
 type sharding interface {
@@ -41,7 +26,7 @@ type sharding interface {
 	// save writes a checkpoint.
 	save()
 	// reasons say why components are as large as they are.
-	reasons() map[string]string
+	reasons() map[ledger.Component]string
 }
 
 // simulation is a rank that trains: the device and the host that it does so on.
@@ -92,7 +77,7 @@ func (s *simulation) options() forward.Options {
 }
 
 // phase opens a phase on both devices.
-func (s *simulation) phase(name PhaseName, iteration Iteration, body func()) {
+func (s *simulation) phase(name ledger.PhaseName, iteration ledger.Iteration, body func()) {
 	if s.OnCPU {
 		s.host.phase(name, iteration, body)
 		return
@@ -102,22 +87,22 @@ func (s *simulation) phase(name PhaseName, iteration Iteration, body func()) {
 
 // run goes through the job: two steps show the first and the steady state.
 func (s *simulation) run() {
-	s.phase(Load, Once, s.engine.load)
-	s.phase(Initialize, Once, s.engine.initialize)
-	s.iterate(First)
-	s.iterate(Steady)
-	s.phase(Checkpoint, Once, s.engine.save)
+	s.phase(ledger.Load, ledger.Once, s.engine.load)
+	s.phase(ledger.Initialize, ledger.Once, s.engine.initialize)
+	s.iterate(ledger.First)
+	s.iterate(ledger.Steady)
+	s.phase(ledger.Checkpoint, ledger.Once, s.engine.save)
 }
 
 // iterate runs the micro batches of one optimizer step. Of several, two are
 // run: those between are like the last.
-func (s *simulation) iterate(iteration Iteration) {
+func (s *simulation) iterate(iteration ledger.Iteration) {
 	micros := min(max(s.Accumulation, 1), 2)
 	for micro := range micros {
 		s.micro, s.micros = micro, micros
-		batch := s.gpu.Allocate(ledger.Bytes(3*8*s.MicroBatch*s.Sequence), forward.Batch)
+		batch := s.gpu.Allocate(ledger.Bytes(3*8*s.MicroBatch*s.Sequence), ledger.Batch)
 		var result forward.Result
-		s.phase(Forward, iteration, func() {
+		s.phase(ledger.Forward, iteration, func() {
 			s.workspace()
 			options := s.options()
 			options.HasLogits = func() {
@@ -132,7 +117,7 @@ func (s *simulation) iterate(iteration Iteration) {
 				s.tape.Drop(result.Logits)
 			}
 		})
-		s.phase(Backward, iteration, func() {
+		s.phase(ledger.Backward, iteration, func() {
 			s.workspace()
 			s.tape.Backward(result.Loss)
 			s.engine.endBackward(micro == micros-1)
@@ -142,7 +127,7 @@ func (s *simulation) iterate(iteration Iteration) {
 		}
 		s.gpu.Free(batch)
 	}
-	s.phase(Step, iteration, s.engine.step)
+	s.phase(ledger.Step, iteration, s.engine.step)
 	s.engine.zeroGradients()
 }
 
@@ -157,7 +142,7 @@ func (s *simulation) drop(r forward.Result) {
 }
 
 // allocate puts a block into a trace for good.
-func allocate(t *trace, bytes int64, component string) int {
+func allocate(t *trace, bytes int64, component ledger.Component) int {
 	return t.Allocate(ledger.Bytes(bytes), component)
 }
 

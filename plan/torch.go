@@ -22,16 +22,16 @@ func (e *plain) AfterBackward(string)  {}
 // load puts the model on the host first, in the type that it is trained in.
 func (e *plain) load() {
 	if !e.OnCPU {
-		e.host.during(ledger.Bytes(e.storedBytes()), Loading, func() {})
+		e.host.during(ledger.Bytes(e.storedBytes()), ledger.LoadStaging, func() {})
 	}
 	for _, p := range e.parameters {
-		allocate(e.gpu, p.Bytes(), Weights)
+		allocate(e.gpu, p.Bytes(), ledger.Parameters)
 	}
 }
 
 func (e *plain) initialize() {
 	if e.World > 1 {
-		allocate(e.gpu, e.trainedBytes(), Buckets)
+		allocate(e.gpu, e.trainedBytes(), ledger.CommunicationBuckets)
 	}
 }
 
@@ -54,13 +54,13 @@ func (e *plain) zeroGradients() {
 
 func (e *plain) save() {}
 
-func (e *plain) reasons() map[string]string {
-	r := map[string]string{
-		Weights: fmt.Sprintf("%s parameters in %v", ledger.Count(e.Model.Elements()), e.Weights),
+func (e *plain) reasons() map[ledger.Component]string {
+	r := map[ledger.Component]string{
+		ledger.Parameters: fmt.Sprintf("%s parameters in %v", ledger.Count(e.Model.Elements()), e.Weights),
 	}
-	r[Loading] = "from_pretrained makes the model on the host, and it goes to the GPU from there; every rank does so"
+	r[ledger.LoadStaging] = "from_pretrained makes the model on the host, and it goes to the GPU from there; every rank does so"
 	if e.World > 1 {
-		r[Buckets] = "DistributedDataParallel adds gradients up in buckets as large as all gradients (gradient_as_bucket_view=False)"
+		r[ledger.CommunicationBuckets] = "DistributedDataParallel adds gradients up in buckets as large as all gradients (gradient_as_bucket_view=False)"
 	}
 	return r
 }
@@ -99,9 +99,9 @@ func (s *simulation) optimize(parameters []*autograd.Parameter) { s.optimizeOn(s
 func (s *simulation) optimizeOn(device *trace, parameters []*autograd.Parameter) {
 	if !s.stepped {
 		s.stepped = true
-		component := States
+		component := ledger.OptimizerStates
 		if s.Optimizer.managed {
-			component = ManagedStates
+			component = ledger.ManagedOptimizerStates
 		}
 		for _, p := range parameters {
 			for _, state := range s.Optimizer.states(p) {
@@ -112,7 +112,7 @@ func (s *simulation) optimizeOn(device *trace, parameters []*autograd.Parameter)
 				}
 			}
 			if s.Optimizer.Variant == Fused && device == s.gpu && !s.OnCPU {
-				allocate(device, dtype.F32.Size(), States) // the step counter
+				allocate(device, dtype.F32.Size(), ledger.OptimizerStates) // the step counter
 			}
 		}
 	}
@@ -123,7 +123,7 @@ func (s *simulation) optimizeOn(device *trace, parameters []*autograd.Parameter)
 func (s *simulation) copies(device *trace, parameters []*autograd.Parameter) {
 	var made []int
 	for _, bytes := range s.Optimizer.scratch(parameters) {
-		made = append(made, device.Allocate(bytes, OptimizerCopies))
+		made = append(made, device.Allocate(bytes, ledger.OptimizerTemporaries))
 	}
 	for _, id := range made {
 		device.Free(id)
@@ -139,11 +139,11 @@ const cpuWorkspace = 64 * ledger.MiB
 func (s *simulation) workspace() {
 	switch {
 	case s.OnCPU && s.workspaces < 1:
-		allocate(s.host, int64(cpuWorkspace), Workspaces)
+		allocate(s.host, int64(cpuWorkspace), ledger.MatmulWorkspaces)
 	case s.OnCPU || s.workspaces == 2:
 		return
 	default:
-		allocate(s.gpu, int64(s.GPU.Workspace()), Workspaces)
+		allocate(s.gpu, int64(s.GPU.Workspace()), ledger.MatmulWorkspaces)
 	}
 	s.workspaces++
 }

@@ -9,16 +9,16 @@ import (
 // trace follows what one device holds through the phases of a job, by
 // component. It is the autograd.Memory of a GPU's tape.
 type trace struct {
-	names  []string // of the components
-	blocks []block  // by id
-	unused []int    // ids that may be given out again
+	names  []ledger.Component
+	blocks []block // by id
+	unused []int   // ids that may be given out again
 
 	live ledger.Bytes
 	held []ledger.Bytes // by component
 
 	allocator Allocator // nil: requested bytes only
 	stream    int       // CUDA's, that allocations are made on
-	phases    []Phase
+	phases    []ledger.Phase
 	peak      ledger.Bytes // of the phase that is open
 	atPeak    []ledger.Bytes
 	atTop     bool // nothing has changed since the peak, and atPeak is not written yet
@@ -49,7 +49,7 @@ type Use struct {
 
 func newTrace(a Allocator) *trace { return &trace{allocator: a} }
 
-func (t *trace) component(name string) int {
+func (t *trace) component(name ledger.Component) int {
 	i := slices.Index(t.names, name)
 	if i < 0 {
 		i = len(t.names)
@@ -60,7 +60,7 @@ func (t *trace) component(name string) int {
 }
 
 // Allocate begins a block.
-func (t *trace) Allocate(bytes ledger.Bytes, component string) int {
+func (t *trace) Allocate(bytes ledger.Bytes, component ledger.Component) int {
 	b := block{bytes: bytes, component: t.component(component)}
 	id := len(t.blocks)
 	if n := len(t.unused); n > 0 {
@@ -89,7 +89,7 @@ func (t *trace) leave() {
 }
 
 // Relabel says that a block is for something else from now on.
-func (t *trace) Relabel(id int, component string) {
+func (t *trace) Relabel(id int, component ledger.Component) {
 	t.leave()
 	b := &t.blocks[id]
 	t.held[b.component] -= b.bytes
@@ -118,7 +118,7 @@ func (t *trace) on(stream int, body func()) {
 }
 
 // during is a block for as long as body runs.
-func (t *trace) during(bytes ledger.Bytes, component string, body func()) {
+func (t *trace) during(bytes ledger.Bytes, component ledger.Component, body func()) {
 	if bytes <= 0 {
 		body()
 		return
@@ -129,13 +129,13 @@ func (t *trace) during(bytes ledger.Bytes, component string, body func()) {
 }
 
 // phase runs body as a phase of the job.
-func (t *trace) phase(name PhaseName, iteration Iteration, body func()) {
+func (t *trace) phase(name ledger.PhaseName, iteration ledger.Iteration, body func()) {
 	t.peak, t.atTop = t.live, true
 	if t.allocator != nil {
 		t.allocator.ResetPeaks()
 	}
 	body()
-	p := Phase{Name: name, Iteration: iteration, PeakRequested: t.peak, EndRequested: t.live}
+	p := ledger.Phase{Name: name, Iteration: iteration, PeakRequested: t.peak, EndRequested: t.live}
 	p.PeakAllocated, p.PeakReserved, p.EndAllocated, p.EndReserved = t.peak, t.peak, t.live, t.live
 	if t.allocator != nil {
 		u := t.allocator.Use()
@@ -149,7 +149,7 @@ func (t *trace) phase(name PhaseName, iteration Iteration, body func()) {
 
 // add joins a phase to the one of the same name and iteration: the passes over
 // several micro batches are one phase, as high as the highest of them.
-func (t *trace) add(p Phase) {
+func (t *trace) add(p ledger.Phase) {
 	for i := range t.phases {
 		before := &t.phases[i]
 		if before.Name != p.Name || before.Iteration != p.Iteration {
@@ -167,13 +167,13 @@ func (t *trace) add(p Phase) {
 }
 
 // components are those that hold something, largest first.
-func (t *trace) components(held []ledger.Bytes) []Component {
-	var list []Component
+func (t *trace) components(held []ledger.Bytes) []ledger.Holding {
+	var list []ledger.Holding
 	for i, bytes := range held {
 		if bytes > 0 {
-			list = append(list, Component{Name: t.names[i], Bytes: bytes})
+			list = append(list, ledger.Holding{Component: t.names[i], Bytes: bytes})
 		}
 	}
-	slices.SortStableFunc(list, func(a, b Component) int { return int(min(max(b.Bytes-a.Bytes, -1), 1)) })
+	slices.SortStableFunc(list, func(a, b ledger.Holding) int { return int(min(max(b.Bytes-a.Bytes, -1), 1)) })
 	return list
 }

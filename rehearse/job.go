@@ -292,18 +292,12 @@ type Plan struct {
 	Binding *binding.Plan
 	Pages   arena.Pages
 	Shards  []engine.ShardConfig
-	Ledger  ledger.Ledger
+	// Planned is the host memory of each rank, then what belongs to none.
+	Planned []ledger.Device
 	// Held is the number of elements on this host, padding included, and
 	// Parameters the number of the model's own parameters among them.
 	Held, Parameters int64
 }
-
-// Components of the ledger beside the arenas.
-const (
-	ComponentRounding   = "page_rounding"
-	ComponentPageTables = "page_tables"
-	ComponentProcess    = "process"
-)
 
 // What the program itself takes: its text, some 11 MiB, and the Go runtime, 4,
 // resident on Linux on x86-64; and the page tables of those.
@@ -336,7 +330,7 @@ func NewPlan(j *Job, h *host.Host) (*Plan, error) {
 	for i := range p.Shards {
 		p.Shards[i].Pages = p.Pages
 	}
-	p.writeLedger()
+	p.planMemory()
 	return p, nil
 }
 
@@ -355,26 +349,36 @@ func (p *Plan) workerCPUs(rank int) ([]int, error) {
 	return cpus, nil
 }
 
-func (p *Plan) writeLedger() {
+func (p *Plan) planMemory() {
 	var mapped ledger.Bytes
 	for _, shard := range p.Shards {
+		rank := hostMemory(shard.Rank)
 		var rounding ledger.Bytes
 		for _, a := range shard.Arenas() {
-			p.Ledger = append(p.Ledger, p.entry(shard.Rank, a.Component, a.Size, a.Why))
+			hold(&rank, a.Component, a.Size, a.Why)
 			rounding += p.Pages.Round(a.Size) - a.Size
 			mapped += p.Pages.Round(a.Size)
 		}
-		p.Ledger = append(p.Ledger, p.entry(shard.Rank, ComponentRounding, rounding, fmt.Sprintf("%d arenas end in whole pages of %v (%v)", len(shard.Arenas()), p.Pages.Size(), p.Pages)))
+		hold(&rank, ledger.PageRounding, rounding,
+			fmt.Sprintf("%d arenas end in whole pages of %v (%v)", len(shard.Arenas()), p.Pages.Size(), p.Pages))
+		p.Planned = append(p.Planned, rank)
 	}
 	// One entry of 8 bytes maps a page. Until the kernel joins ordinary pages
 	// into huge ones, and where it does not, they are mapped one by one.
-	p.Ledger = append(p.Ledger,
-		p.entry(ledger.WholeNode, ComponentPageTables, 8*(mapped/p.Pages.Size())+processPageTables, fmt.Sprintf("8 B for each page of %v, and %v for the program", p.Pages.Size(), processPageTables)),
-		p.entry(ledger.WholeNode, ComponentProcess, processBytes, "this program: text, Go runtime, stacks"))
+	node := hostMemory(ledger.WholeNode)
+	hold(&node, ledger.PageTables, 8*(mapped/p.Pages.Size())+processPageTables,
+		fmt.Sprintf("8 B for each page of %v, and %v for the program", p.Pages.Size(), processPageTables))
+	hold(&node, ledger.Process, processBytes, "this program: text, Go runtime, stacks")
+	p.Planned = append(p.Planned, node)
 }
 
-func (p *Plan) entry(rank int, component string, size ledger.Bytes, why string) ledger.Entry {
-	return ledger.Entry{Device: ledger.Host, Rank: rank, Phase: ledger.Step, Component: component, Planned: size, Why: why}
+// hostMemory is the memory of a rank after the last step.
+func hostMemory(rank int) ledger.Device {
+	return ledger.Device{Kind: ledger.Host, Rank: rank, Phases: []ledger.Phase{{Name: ledger.Step}}}
+}
+
+func hold(d *ledger.Device, component ledger.Component, bytes ledger.Bytes, why string) {
+	d.Phases[0].Hold(ledger.Holding{Component: component, Bytes: bytes, Why: why})
 }
 
 // StateBytes is what the arenas hold, without rounding: the bytes that a
@@ -407,6 +411,15 @@ type Verdict struct {
 	Shortage string `json:"shortage"`
 }
 
+// needed is the memory of all ranks and of the program.
+func (p *Plan) needed() ledger.Bytes {
+	var sum ledger.Bytes
+	for i := range p.Planned {
+		sum += p.Planned[i].Peak().PeakUsed
+	}
+	return sum
+}
+
 // Verdict says whether the plan fits, and if not, what would.
 func (p *Plan) Verdict() Verdict {
 	var pool ledger.Bytes
@@ -414,7 +427,7 @@ func (p *Plan) Verdict() Verdict {
 		pool = engine.HugetlbFree(p.Host)
 	}
 	available, counter := p.Host.Memory.HeadroomWith(pool)
-	v := Verdict{Needed: p.Ledger.Planned(nil), Available: available, LimitedBy: counter, WouldFit: []string{}}
+	v := Verdict{Needed: p.needed(), Available: available, LimitedBy: counter, WouldFit: []string{}}
 	v.Fits = counter == "" || v.Needed <= available
 	v.Shortage = p.shortage()
 	if !v.Fits {
@@ -446,7 +459,7 @@ func (p *Plan) wouldFit(available ledger.Bytes) []string {
 	found := []string{}
 	changed := func(j Job) (*Plan, bool) {
 		other, err := NewPlan(&j, p.Host)
-		return other, err == nil && other.Ledger.Planned(nil) <= available
+		return other, err == nil && other.needed() <= available
 	}
 	fits := func(j Job) bool {
 		_, ok := changed(j)
@@ -468,7 +481,7 @@ func (p *Plan) wouldFit(available ledger.Bytes) []string {
 			continue
 		}
 		if other, ok := changed(j); ok && other.StateBytes() < p.StateBytes() {
-			found = append(found, fmt.Sprintf("%s: %.4g bytes a parameter instead of %.4g, %v in all", smaller.flags, other.perParameter(), p.perParameter(), other.Ledger.Planned(nil)))
+			found = append(found, fmt.Sprintf("%s: %.4g bytes a parameter instead of %.4g, %v in all", smaller.flags, other.perParameter(), p.perParameter(), other.needed()))
 			break
 		}
 	}

@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"os"
 	"runtime/debug"
-	"slices"
 	"strings"
 	"time"
 
@@ -43,9 +42,9 @@ type Step struct {
 
 // Measurement is what a rehearsal found.
 type Measurement struct {
-	// Ledger is the plan's, with what was measured after the last step.
-	Ledger ledger.Ledger
-	Steps  []Step
+	// Measured is what ranks and program held after the last step.
+	Measured []ledger.Device
+	Steps    []Step
 	// Updates is the step counter of the optimizer, which skipped steps leave
 	// as it is.
 	Updates int64
@@ -143,8 +142,7 @@ func measure() (probe.Memory, error) {
 	return probe.Process(os.DirFS("/"), "self")
 }
 
-// account fills in what was measured. An arena fills its last page from the
-// front, so what is resident beyond its size is rounding.
+// account fills in what was measured.
 func (p *Plan) account(m *Measurement, first, last probe.Memory) error {
 	isArena := func(name string) bool { return strings.HasPrefix(name, arenaPrefix) }
 	everything := func(string) bool { return true }
@@ -157,37 +155,37 @@ func (p *Plan) account(m *Measurement, first, last probe.Memory) error {
 			m.Huge += mapping.Huge
 		}
 	}
-	m.Ledger = slices.Clone(p.Ledger)
-	rounding := map[int]ledger.Bytes{}
-	sizes := map[int]map[string]engine.ArenaPlan{}
 	for _, shard := range p.Shards {
-		sizes[shard.Rank] = map[string]engine.ArenaPlan{}
-		for _, a := range shard.Arenas() {
-			sizes[shard.Rank][a.Component] = a
+		rank, err := measureShard(shard, last)
+		if err != nil {
+			return err
 		}
+		m.Measured = append(m.Measured, rank)
 	}
-	for i := range m.Ledger {
-		entry := &m.Ledger[i]
-		var measured ledger.Bytes
-		switch entry.Component {
-		case ComponentRounding:
-			measured = rounding[entry.Rank] // its arenas came before it
-		case ComponentPageTables:
-			measured = last.PageTables
-		case ComponentProcess:
-			measured = m.Steady - m.StateBytes
-		default:
-			name := arenaPrefix + sizes[entry.Rank][entry.Component].Name
-			mapping, ok := last.Mappings[name]
-			if !ok {
-				return fmt.Errorf("/proc/self/smaps: %w: no mapping is named %s", fs.ErrNotExist, name)
-			}
-			measured = min(mapping.Proportional, entry.Planned)
-			rounding[entry.Rank] += mapping.Proportional - measured
-		}
-		entry.Measured = &measured
-	}
+	node := hostMemory(ledger.WholeNode)
+	hold(&node, ledger.PageTables, last.PageTables, "")
+	hold(&node, ledger.Process, m.Steady-m.StateBytes, "")
+	m.Measured = append(m.Measured, node)
 	return nil
+}
+
+// measureShard reads the arenas of a rank. An arena fills its last page from the
+// front, so resident bytes beyond its size are rounding.
+func measureShard(shard engine.ShardConfig, memory probe.Memory) (ledger.Device, error) {
+	rank := hostMemory(shard.Rank)
+	var rounding ledger.Bytes
+	for _, a := range shard.Arenas() {
+		name := arenaPrefix + a.Name
+		mapping, ok := memory.Mappings[name]
+		if !ok {
+			return rank, fmt.Errorf("/proc/self/smaps: %w: no mapping is named %s", fs.ErrNotExist, name)
+		}
+		measured := min(mapping.Proportional, a.Size)
+		hold(&rank, a.Component, measured, "")
+		rounding += mapping.Proportional - measured
+	}
+	hold(&rank, ledger.PageRounding, rounding, "")
+	return rank, nil
 }
 
 // arenaPrefix is how the kernel names a mapping of an arena.

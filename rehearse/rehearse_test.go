@@ -265,14 +265,14 @@ func TestMeasuredIsPlanned(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(m.Steps) != request.Steps || len(m.Ledger) != len(p.Ledger) {
-			t.Fatalf("%d steps, %d entries", len(m.Steps), len(m.Ledger))
+		if len(m.Steps) != request.Steps || len(m.Measured) != len(p.Planned) {
+			t.Fatalf("%d steps, %d devices", len(m.Steps), len(m.Measured))
 		}
-		for i, e := range m.Ledger {
+		for _, e := range ledger.Compare(p.Planned, m.Measured) {
 			if e.Measured == nil {
 				t.Fatalf("%s of rank %d was not measured", e.Component, e.Rank)
 			}
-			if exact := e.Component != ComponentPageTables && e.Component != ComponentProcess; exact && *e.Measured != p.Ledger[i].Planned {
+			if exact := e.Component != ledger.PageTables && e.Component != ledger.Process; exact && *e.Measured != e.Planned {
 				t.Errorf("%s of rank %d: %d bytes planned, %d measured", e.Component, e.Rank, e.Planned, *e.Measured)
 			}
 		}

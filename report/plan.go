@@ -17,31 +17,31 @@ import (
 )
 
 // PlanSchema is the schema of the JSON document.
-const PlanSchema = "plimsoll.plan/1"
+const PlanSchema = "plimsoll.plan/2"
 
 // Plan is the document of a plan.
 type Plan struct {
-	Schema      string        `json:"schema"`
-	Version     string        `json:"version"`
-	Verdict     plan.Result   `json:"verdict"`
-	Limit       *PlanLimit    `json:"limit"` // null when no capacity is known
-	Model       PlannedModel  `json:"model"`
-	Job         PlannedJob    `json:"job"`
-	Assumptions []string      `json:"assumptions"`
-	Devices     []plan.Device `json:"devices"`
-	Hosted      []plan.Hosted `json:"plimsoll_host_state"`
-	Inputs      []Input       `json:"inputs"`
-	Request     plan.Request  `json:"request"`
+	Schema      string          `json:"schema"`
+	Version     string          `json:"version"`
+	Verdict     plan.Result     `json:"verdict"`
+	Limit       *PlanLimit      `json:"limit"` // null when no capacity is known
+	Model       PlannedModel    `json:"model"`
+	Job         PlannedJob      `json:"job"`
+	Assumptions []string        `json:"assumptions"`
+	Devices     []ledger.Device `json:"devices"`
+	Hosted      []plan.Hosted   `json:"plimsoll_host_state"`
+	Inputs      []Input         `json:"inputs"`
+	Request     plan.Request    `json:"request"`
 }
 
 // PlanLimit is where the job comes nearest to what a device has.
 type PlanLimit struct {
-	Device    ledger.Device  `json:"device"`
-	Phase     plan.PhaseName `json:"phase"`
-	Iteration plan.Iteration `json:"iteration"`
-	Needed    ledger.Bytes   `json:"needed_bytes"`
-	Least     ledger.Bytes   `json:"least_bytes"` // if the allocator lost nothing to fragments
-	Capacity  ledger.Bytes   `json:"capacity_bytes"`
+	Device    ledger.Kind      `json:"device"`
+	Phase     ledger.PhaseName `json:"phase"`
+	Iteration ledger.Iteration `json:"iteration"`
+	Needed    ledger.Bytes     `json:"needed_bytes"`
+	Least     ledger.Bytes     `json:"least_bytes"` // if the allocator lost nothing to fragments
+	Capacity  ledger.Bytes     `json:"capacity_bytes"`
 }
 
 // PlannedModel says what is trained.
@@ -170,7 +170,7 @@ func (d *Plan) types() string {
 
 // timeline is a table of a device's phases. Phases that follow each other
 // with the same figures are one row.
-func (d *Plan) timeline(device *plan.Device) string {
+func (d *Plan) timeline(device *ledger.Device) string {
 	t := table.NewWriter()
 	t.SetStyle(table.StyleLight)
 	t.Style().Format = table.FormatOptions{}
@@ -196,7 +196,7 @@ func (d *Plan) timeline(device *plan.Device) string {
 	return t.Render()
 }
 
-func titleOf(device *plan.Device) string {
+func titleOf(device *ledger.Device) string {
 	title := fmt.Sprintf("GPU of rank %d", device.Rank)
 	if device.Kind == ledger.Host {
 		title = "host"
@@ -207,12 +207,12 @@ func titleOf(device *plan.Device) string {
 	return title
 }
 
-func alike(p, q *plan.Phase) bool {
+func alike(p, q *ledger.Phase) bool {
 	return p.PeakRequested == q.PeakRequested && p.PeakAllocated == q.PeakAllocated && p.PeakReserved == q.PeakReserved && p.PeakUsed == q.PeakUsed && p.EndAllocated == q.EndAllocated
 }
 
-func rowText(p *plan.Phase) string {
-	if p.Iteration == plan.Once {
+func rowText(p *ledger.Phase) string {
+	if p.Iteration == ledger.Once {
 		return string(p.Name)
 	}
 	return fmt.Sprintf("%s, %s", p.Name, p.Iteration)
@@ -223,7 +223,7 @@ const shown = 5
 
 // consumers are the largest components at a device's peak. What does not fit
 // the screen is cut: Explain has it whole.
-func (d *Plan) consumers(b *strings.Builder, device *plan.Device) {
+func (d *Plan) consumers(b *strings.Builder, device *ledger.Device) {
 	peak := device.Peak()
 	when := "peak in " + phaseText(peak.Name, peak.Iteration)
 	if peak.PeakRequested == 0 {
@@ -238,17 +238,17 @@ func (d *Plan) consumers(b *strings.Builder, device *plan.Device) {
 		fmt.Fprintf(b, "  %10v  %s\n", bytes, text.Snip(what, screen-14, "…"))
 	}
 	components := slices.Concat(peak.Components, device.Outside)
-	slices.SortStableFunc(components, func(a, b plan.Component) int { return cmp.Compare(b.Bytes, a.Bytes) })
+	slices.SortStableFunc(components, func(a, b ledger.Holding) int { return cmp.Compare(b.Bytes, a.Bytes) })
 	rest := peak.PeakReserved - peak.PeakRequested
 	for _, c := range components[:min(shown, len(components))] {
-		line(c.Bytes, c.Name+": "+c.Why)
+		line(c.Bytes, c.Component.Title()+": "+c.Why)
 	}
 	if len(components) > shown {
 		var sum ledger.Bytes
 		var names []string
 		for _, c := range components[shown:] {
 			sum += c.Bytes
-			names = append(names, c.Name)
+			names = append(names, c.Component.Title())
 		}
 		line(sum, fmt.Sprintf("%d more: %s", len(names), strings.Join(names, ", ")))
 	}
@@ -275,8 +275,8 @@ func (d *Plan) consumers(b *strings.Builder, device *plan.Device) {
 	}
 }
 
-func phaseText(name plan.PhaseName, iteration plan.Iteration) string {
-	if iteration == plan.Once {
+func phaseText(name ledger.PhaseName, iteration ledger.Iteration) string {
+	if iteration == ledger.Once {
 		return string(name)
 	}
 	return fmt.Sprintf("the %s %s", iteration, name)
@@ -314,12 +314,12 @@ func (d *Plan) Explain(w io.Writer, name string) error {
 		for k := range device.Phases {
 			p := &device.Phases[k]
 			for _, c := range p.Components {
-				names = append(names, c.Name)
-				if !strings.EqualFold(c.Name, name) {
+				names = append(names, c.Component.Title())
+				if !strings.EqualFold(c.Component.Title(), name) && string(c.Component) != name {
 					continue
 				}
 				if !printed {
-					fmt.Fprintf(&b, "%s on the %s\n", c.Name, device.Kind)
+					fmt.Fprintf(&b, "%s on the %s\n", c.Component.Title(), device.Kind)
 					printed = true
 				}
 				why, found = c.Why, true

@@ -73,7 +73,7 @@ func TestPlannedRun(t *testing.T) {
 		{"a file named on the command line", "args.json", "true", "true ", "plan.json: args.json has changed since the plan was made"},
 		{"a file named by another file", "ds.json", "1,", "2,", "plan.json: ds.json has changed since the plan was made"},
 		{"a file that is gone", "ds.json", "", "", "plan.json: the plan was made from a file that cannot be read: ds.json: no such file or directory"},
-		{"the schema", "plan.json", "plimsoll.plan/1", "plimsoll.plan/2", `plan.json: the schema is "plimsoll.plan/2", and this version reads "plimsoll.plan/1"`},
+		{"the schema", "plan.json", "plimsoll.plan/2", "plimsoll.plan/9", `plan.json: the schema is "plimsoll.plan/9", and this version reads "plimsoll.plan/2"`},
 		{"a hash", "plan.json", `"sha256": "`, `"sha256": "0`, "plan.json: args.json has changed since the plan was made"},
 		{"a verdict", "plan.json", `"verdict": "fits"`, `"verdict": "maybe"`, "plan.json: this is no whole plan"},
 		{"a type", "plan.json", `"rank": 0`, `"rank": "zero"`, "plan.json: this is no whole plan: json: cannot unmarshal"},
@@ -124,8 +124,8 @@ func TestPlannedFolder(t *testing.T) {
 func FuzzPlan(f *testing.F) {
 	f.Chdir(f.TempDir())
 	f.Add(made(f))
-	f.Add([]byte(`{"schema": "plimsoll.plan/1", "verdict": "fits", "devices": [{}]}`))
-	f.Add([]byte(`{"schema": "plimsoll.plan/1", "verdict": "unknown", "devices": [{"phases": [{}]}], "limit": {}}`))
+	f.Add([]byte(`{"schema": "plimsoll.plan/2", "verdict": "fits", "devices": [{}]}`))
+	f.Add([]byte(`{"schema": "plimsoll.plan/2", "verdict": "unknown", "devices": [{"phases": [{}]}], "limit": {}}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		d, err := parsePlan("plan.json", text)
 		var input *fault.Input

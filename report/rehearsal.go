@@ -52,8 +52,8 @@ type Rehearsal struct {
 	HugePageBytes        ledger.Bytes `json:"huge_page_bytes"`
 	InitializeSeconds    float64      `json:"initialize_seconds"`
 
-	Ledger ledger.Ledger `json:"ledger"`
-	Notes  []string      `json:"notes"`
+	Ledger ledger.Comparison `json:"ledger"`
+	Notes  []string          `json:"notes"`
 }
 
 // RehearsedModel says what was rehearsed.
@@ -183,7 +183,7 @@ func NewRehearsal(version string, p *rehearse.Plan, v rehearse.Verdict, m *rehea
 		NormTrafficBytesPerParameter: p.Format.Gradient.Size(),
 		LossScaling:                  newLossScaling(p.Job),
 		Steps:                        []rehearse.Step{},
-		Ledger:                       p.Ledger,
+		Ledger:                       ledger.Compare(p.Planned, nil),
 		Notes:                        append([]string{}, p.Notes...),
 	}
 	for moments, parameters := range p.ParametersByMoments() {
@@ -201,7 +201,7 @@ func NewRehearsal(version string, p *rehearse.Plan, v rehearse.Verdict, m *rehea
 func (r *Rehearsal) measured(p *rehearse.Plan, m *rehearse.Measurement) {
 	perParameter := float64(m.StateBytes) / float64(p.Parameters)
 	r.BytesPerParameter.Measured = &perParameter
-	r.Ledger, r.Steps, r.OptimizerSteps = m.Ledger, m.Steps, m.Updates
+	r.Ledger, r.Steps, r.OptimizerSteps = ledger.Compare(p.Planned, m.Measured), m.Steps, m.Updates
 	if r.LossScaling != nil {
 		r.LossScaling.NextScale, r.LossScaling.SkippedSteps = m.LossScale, int64(len(m.Steps))-m.Updates
 	}
@@ -251,8 +251,8 @@ func (r *Rehearsal) WithinTolerance() bool {
 	if r.BytesPerParameter.Measured == nil {
 		return true
 	}
-	isArena := func(e ledger.Entry) bool {
-		return e.Component != rehearse.ComponentPageTables && e.Component != rehearse.ComponentProcess
+	isArena := func(e ledger.Line) bool {
+		return e.Component != ledger.PageTables && e.Component != ledger.Process
 	}
 	planned := r.Ledger.Planned(isArena)
 	return math.Abs(float64(r.Ledger.Measured(isArena)-planned)) <= rehearse.Tolerance*float64(planned)
@@ -308,7 +308,7 @@ func (r *Rehearsal) ledgerTable() string {
 		{Number: 5, Align: text.AlignRight, AlignFooter: text.AlignRight, AlignHeader: text.AlignRight},
 	})
 	t.AppendHeader(table.Row{"host memory", "planned", "measured", "difference", "B/parameter"})
-	row := func(name string, keep func(ledger.Entry) bool) table.Row {
+	row := func(name string, keep func(ledger.Line) bool) table.Row {
 		planned := r.Ledger.Planned(keep)
 		measured, difference := "", ""
 		if r.BytesPerParameter.Measured != nil {
@@ -317,14 +317,14 @@ func (r *Rehearsal) ledgerTable() string {
 		}
 		return table.Row{name, planned.String(), measured, difference, fmt.Sprintf("%.3f", float64(planned)/float64(r.Job.ParametersOnHost))}
 	}
-	var components []string
+	var components []ledger.Component
 	for _, e := range r.Ledger {
 		if !slices.Contains(components, e.Component) {
 			components = append(components, e.Component)
 		}
 	}
 	for _, component := range components {
-		t.AppendRow(row(component, func(e ledger.Entry) bool { return e.Component == component }))
+		t.AppendRow(row(component.Title(), func(e ledger.Line) bool { return e.Component == component }))
 	}
 	t.AppendFooter(row("total", nil))
 	return t.Render()

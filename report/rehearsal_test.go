@@ -43,7 +43,7 @@ func TestSkippedStepsAreNoMeasurement(t *testing.T) {
 				updates++
 			}
 		}
-		m := &rehearse.Measurement{Ledger: plan.Ledger, Steps: test.steps, Updates: updates, LossScale: 16384}
+		m := &rehearse.Measurement{Measured: plan.Planned, Steps: test.steps, Updates: updates, LossScale: 16384}
 		r := report.NewRehearsal("test", plan, rehearse.Verdict{Fits: true}, m)
 		if r.StepSecondsMedian != test.median || r.StepSecondsMin != test.min || r.StepSecondsMax != test.max {
 			t.Errorf("%v: %g, %g to %g", test.steps, r.StepSecondsMedian, r.StepSecondsMin, r.StepSecondsMax)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"path"
 	"strings"
 	"time"
 
@@ -93,9 +94,9 @@ func (s Stat) bytes() string {
 		if e.Measured != nil {
 			resident = e.Measured.String()
 		}
-		t.AppendRow(table.Row{rank, e.Component, planned, resident})
+		t.AppendRow(table.Row{rank, path.Join(e.Part, e.Component.Title()), planned, resident})
 	}
-	t.AppendFooter(table.Row{"", "all", s.Ledger.Planned(nil), s.Ledger.Measured(func(ledger.Entry) bool { return true })})
+	t.AppendFooter(table.Row{"", "all", s.Ledger.Planned(nil), s.Ledger.Measured(nil)})
 	return t.Render()
 }
 
@@ -107,7 +108,7 @@ func (s Stat) verdict() string {
 		elements += x.Elements
 		state += x.StateBytes
 	}
-	resident := s.Ledger.Measured(func(e ledger.Entry) bool { return e.Rank != ledger.WholeNode })
+	resident := s.Ledger.Measured(func(e ledger.Line) bool { return e.Rank != ledger.WholeNode })
 	return fmt.Sprintf("HELD: %s parameters, %.3f bytes each planned, %.3f resident",
 		ledger.Count(elements), float64(state)/float64(elements), float64(resident)/float64(elements))
 }

@@ -20,9 +20,9 @@ func TestStatIsReadable(t *testing.T) {
 			Part: "bf16", Optimizer: "adamw", State: "split", Moments: "fp32", Elements: 1000, Client: 7965, Step: 5,
 			SavedStep: 4, StateBytes: 14_000, TrafficBytes: 26_000_000, LastStepSeconds: 0.001, StepsMade: 5, StepSeconds: 0.005,
 		}},
-		Ledger: ledger.Ledger{
-			{Component: "bf16/parameters", Planned: 14_000, Measured: resident(14_336)},
-			{Rank: ledger.WholeNode, Component: service.ComponentProcess, Measured: resident(6 * ledger.MiB)},
+		Ledger: ledger.Comparison{
+			{Part: "bf16", Component: ledger.Parameters, Planned: 14_000, Measured: resident(14_336)},
+			{Rank: ledger.WholeNode, Component: ledger.ServiceProcess, Measured: resident(6 * ledger.MiB)},
 		},
 	}
 	for _, test := range []struct {

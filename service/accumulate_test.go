@@ -167,7 +167,7 @@ func TestBothDieWhileAccumulating(t *testing.T) {
 		request.Number = number
 		return s.done(Accumulate, encode(request))
 	}
-	// The sums after so many additions.
+	// The sums after so many accumulations.
 	var sums [][]byte
 	if err := s.ClearGradients(); err != nil {
 		t.Fatal(err)

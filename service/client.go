@@ -176,9 +176,9 @@ func (s *Session) open(d *Document) error {
 		a.Adopt()
 		files[i] = nil
 		switch w.Component {
-		case "parameters":
+		case ledger.Parameters:
 			s.Parameters = a
-		case "gradients":
+		case ledger.Gradients:
 			s.Gradients = a
 		default:
 			return errors.Join(fmt.Errorf("the answer to open has an arena of %s", w.Component), a.Close())

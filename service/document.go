@@ -28,6 +28,7 @@ type Document struct {
 	World      int     `json:"world"`
 	LocalWorld int     `json:"local_world"`
 	Part       string  `json:"part"`
+	Instance   int     `json:"instance,omitempty"`
 	Optimizer  string  `json:"optimizer"`
 	State      string  `json:"state"`
 	Moments    string  `json:"moments"`
@@ -56,6 +57,7 @@ const (
 	maximumLocal    = 1 << 10 // ranks of a host
 	maximumGroups   = (maximumPacket - 256) / (8 * hyperparameters)
 	maximumCPUs     = 1 << 13
+	maximumInstance = 1 << 31
 )
 
 // nameOfJob matches what can be a part of the names of files and arenas.
@@ -81,6 +83,8 @@ func (d *Document) validate() error {
 		return fmt.Errorf("job is %q: expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot at the beginning", d.Job)
 	case !nameOfJob.MatchString(d.Part):
 		return fmt.Errorf("part is %q: expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot at the beginning", d.Part)
+	case d.Instance < 0 || d.Instance > maximumInstance:
+		return fmt.Errorf("instance is %d: expected 0 to %d", d.Instance, maximumInstance)
 	case d.World < 1 || d.World > maximumRanks:
 		return fmt.Errorf("world is %d: expected 1 to %d", d.World, maximumRanks)
 	case d.Rank < 0 || d.Rank >= d.World:
@@ -181,7 +185,7 @@ func (d *Document) config(set kernel.Set, pages arena.Pages, cpus []int) (engine
 	if err != nil {
 		return engine.ShardConfig{}, err
 	}
-	c := engine.ShardConfig{Rank: d.Rank, Part: d.Part, Journal: true, Format: format, Kernel: set, Pages: pages, CPUs: cpus}
+	c := engine.ShardConfig{Rank: d.Rank, Part: d.partOfSession(), Journal: true, Format: format, Kernel: set, Pages: pages, CPUs: cpus}
 	pieces := d.pieces()
 	for _, p := range pieces {
 		c.Elements += p.Count

@@ -17,7 +17,6 @@ import (
 	"github.com/prometheus/common/model"
 
 	"plimsoll/arena"
-	"plimsoll/engine"
 	"plimsoll/ledger"
 	"plimsoll/probe"
 )
@@ -54,7 +53,7 @@ func TestLedger(t *testing.T) {
 					continue
 				}
 				planned += e.Planned
-				if strings.HasSuffix(e.Component, "/"+engine.ComponentJournal) {
+				if e.Component == ledger.StepJournal {
 					journal = e.Planned
 				}
 				if e.Measured == nil || *e.Measured != e.Planned {
@@ -80,7 +79,7 @@ func TestLedger(t *testing.T) {
 			if process := beside(t, strconv.Itoa(o.Process)); process > 40*ledger.MiB {
 				t.Errorf("the service holds %v beside the arenas", process)
 			}
-			process, tables := o.measured(t, ComponentProcess), o.measured(t, ComponentPageTables)
+			process, tables := o.measured(t, ledger.ServiceProcess), o.measured(t, ledger.ServicePageTables)
 			if process < ledger.MiB || process > 80*ledger.MiB { // with all of its text, which others map, too
 				t.Errorf("the service says that it holds %v beside the arenas", process)
 			}
@@ -100,7 +99,7 @@ func TestLedger(t *testing.T) {
 }
 
 // measured is what the service says of a component of its own.
-func (o *Overview) measured(t *testing.T, component string) ledger.Bytes {
+func (o *Overview) measured(t *testing.T, component ledger.Component) ledger.Bytes {
 	t.Helper()
 	for _, e := range o.Ledger {
 		if e.Component == component && e.Measured != nil {
@@ -251,7 +250,7 @@ func TestMetrics(t *testing.T) {
 			continue // what the process holds changes
 		}
 		arenas++
-		labels := fmt.Sprintf("{component=%s,rank=%d}", e.Component, e.Rank)
+		labels := fmt.Sprintf("{component=%s,part=%s,rank=%d}", e.Component, e.Part, e.Rank)
 		want["plimsoll_planned_bytes"+labels] = float64(e.Planned)
 		want["plimsoll_resident_bytes"+labels] = float64(*e.Measured)
 	}
@@ -263,7 +262,7 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("%s is %v (there: %v), and the overview says %v", name, x, ok, value)
 		}
 	}
-	if got["plimsoll_resident_bytes{component="+ComponentProcess+",rank=}"] < float64(ledger.MiB) {
+	if got["plimsoll_resident_bytes{component="+string(ledger.ServiceProcess)+",part=,rank=}"] < float64(ledger.MiB) {
 		t.Error("the process itself is not there")
 	}
 	stop()

@@ -118,8 +118,8 @@ var (
 	queuedMetric     = metric("requests_queued_bytes", "Bytes of requests that have arrived and were not read yet.")
 	clientsMetric    = metric("clients", "Connections that are open.")
 	asideMetric      = metric("sessions_set_aside", "Sessions of an earlier service that could not be restored; their memory is kept.")
-	plannedMetric    = metric("planned_bytes", "Bytes that the ledger plans.", "rank", "component")
-	residentMetric   = metric("resident_bytes", "Bytes that are resident.", "rank", "component")
+	plannedMetric    = metric("planned_bytes", "Bytes that the ledger plans.", "rank", "part", "component")
+	residentMetric   = metric("resident_bytes", "Bytes that are resident.", "rank", "part", "component")
 	stepMetric       = metric("step", "The last step that is finished.", "rank", "part")
 	stepsMetric      = metric("steps_total", "Steps that this service has made.", "rank", "part")
 	secondsMetric    = metric("step_seconds_total", "Seconds that these steps took.", "rank", "part")
@@ -163,9 +163,9 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		if e.Rank == ledger.WholeNode {
 			rank = ""
 		}
-		gauge(plannedMetric, float64(e.Planned), rank, e.Component)
+		gauge(plannedMetric, float64(e.Planned), rank, e.Part, string(e.Component))
 		if e.Measured != nil {
-			gauge(residentMetric, float64(*e.Measured), rank, e.Component)
+			gauge(residentMetric, float64(*e.Measured), rank, e.Part, string(e.Component))
 		}
 	}
 	for _, x := range o.Sessions {

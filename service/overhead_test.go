@@ -17,6 +17,7 @@ import (
 	"plimsoll/arena"
 	"plimsoll/engine"
 	"plimsoll/host"
+	"plimsoll/ledger"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
 )
@@ -210,7 +211,7 @@ func TestJournalIsUsed(t *testing.T) {
 	r := startService(t)
 	s := mustOpen(t, r.Socket, testDocument(small))
 	components := fmt.Sprint(memoryOf(r.Process()))
-	if want := "rank0/bf16/" + engine.ComponentJournal; !strings.Contains(components, want) {
+	if want := "rank0/bf16/" + string(ledger.StepJournal); !strings.Contains(components, want) {
 		t.Errorf("no %s among %s", want, components)
 	}
 	if err := s.Close(); err != nil {

@@ -14,7 +14,7 @@ import (
 )
 
 // StatSchema is the schema of Overview.
-const StatSchema = "plimsoll.stat/1"
+const StatSchema = "plimsoll.stat/2"
 
 // Overview is how a service is, as plimsoll stat shows it.
 type Overview struct {
@@ -38,7 +38,7 @@ type Overview struct {
 	SetAside []SetAside `json:"set_aside"`
 	// Ledger has every arena of every session, and what the process holds
 	// beside them.
-	Ledger ledger.Ledger `json:"ledger"`
+	Ledger ledger.Comparison `json:"ledger"`
 }
 
 // SessionStatus is how a session is.
@@ -86,12 +86,6 @@ func (l *leftSession) status() SetAside {
 	return status
 }
 
-// What the service holds beside its arenas.
-const (
-	ComponentProcess    = "service_process"
-	ComponentPageTables = "service_page_tables"
-)
-
 // Overview says how the service is.
 func (s *Server) Overview() *Overview {
 	s.mu.Lock()
@@ -99,7 +93,7 @@ func (s *Server) Overview() *Overview {
 		Schema: StatSchema, Service: s.version, Process: os.Getpid(), Seconds: time.Since(s.began).Seconds(),
 		Restarts: s.given.Restarts, Kernel: s.kernel.String(), Job: s.job,
 		Requests: s.requests.Load(), Refused: s.refused.Load(), Clients: len(s.open),
-		Sessions: []SessionStatus{}, SetAside: []SetAside{}, Ledger: ledger.Ledger{},
+		Sessions: []SessionStatus{}, SetAside: []SetAside{},
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.aside)) {
 		status.SetAside = append(status.SetAside, s.aside[name].status())
@@ -113,14 +107,16 @@ func (s *Server) Overview() *Overview {
 		sessions = append(sessions, session)
 	}
 	slices.SortFunc(sessions, func(a, b *session) int {
-		return cmp.Or(a.document.Rank-b.document.Rank, cmp.Compare(a.document.Part, b.document.Part))
+		return cmp.Or(a.document.Rank-b.document.Rank, cmp.Compare(a.document.partOfSession(), b.document.partOfSession()))
 	})
+	var planned, measured []ledger.Device
 	for _, session := range sessions {
 		status.Sessions = append(status.Sessions, session.status())
-		status.Ledger = append(status.Ledger, session.entries()...)
+		planned = append(planned, session.planned())
+		measured = append(measured, session.measured())
 	}
 	s.mu.Unlock()
-	status.Ledger = append(status.Ledger, own()...)
+	status.Ledger = append(ledger.Comparison{}, ledger.Compare(planned, append(measured, own()...))...)
 	return status
 }
 
@@ -138,46 +134,60 @@ func (s *session) status() SessionStatus {
 	}
 }
 
-// entries are the arenas of a session, as they were planned and as they are.
-func (s *session) entries() ledger.Ledger {
-	var entries ledger.Ledger
+// planned is what the session's arenas need, whole pages included.
+func (s *session) planned() ledger.Device {
 	config := s.shard.Config()
-	entry := func(a *arena.Arena, component string, size ledger.Bytes, why string) {
-		e := ledger.Entry{
-			Device: ledger.Host, Rank: config.Rank, Phase: ledger.Step,
-			Component: config.Part + "/" + component, Planned: size, Why: why,
-		}
-		if resident, err := a.Resident(); err == nil {
-			e.Measured = &resident
-		}
-		entries = append(entries, e)
+	d := hostMemory(config.Rank)
+	hold := func(component ledger.Component, bytes ledger.Bytes, why string) {
+		d.Phases[0].Hold(ledger.Holding{Component: component, Part: config.Part, Bytes: bytes, Why: why})
 	}
-	for i, plan := range config.Arenas() {
-		entry(s.shard.Arenas()[i], plan.Component, config.Pages.Round(plan.Size), plan.Why)
+	for _, plan := range config.Arenas() {
+		hold(plan.Component, config.Pages.Round(plan.Size), plan.Why)
 	}
-	entry(s.record.Arena, recordComponent, s.record.Mapped(), "what the session is: the document of the open request, and the hyperparameters of the step that is prepared, for a service that comes after this one")
-	return entries
+	hold(ledger.SessionHeader, s.record.Mapped(),
+		"the document of the open request and the hyperparameters of the prepared step, for a restarted service")
+	return d
 }
 
-// own is what this process holds beside its arenas, which are memory that it
-// shares.
-func own() ledger.Ledger {
+// measured is what of the session's arenas is resident. An arena that cannot be
+// measured is not in it.
+func (s *session) measured() ledger.Device {
+	config := s.shard.Config()
+	d := hostMemory(config.Rank)
+	hold := func(component ledger.Component, a *arena.Arena) {
+		if resident, err := a.Resident(); err == nil {
+			d.Phases[0].Hold(ledger.Holding{Component: component, Part: config.Part, Bytes: resident})
+		}
+	}
+	for i, plan := range config.Arenas() {
+		hold(plan.Component, s.shard.Arenas()[i])
+	}
+	hold(ledger.SessionHeader, s.record.Arena)
+	return d
+}
+
+// hostMemory is a rank's host memory between two steps.
+func hostMemory(rank int) ledger.Device {
+	return ledger.Device{Kind: ledger.Host, Rank: rank, Phases: []ledger.Phase{{Name: ledger.Step}}}
+}
+
+// own is what the service's process holds beside its arenas. It is empty if
+// /proc cannot be read.
+func own() []ledger.Device {
 	process, err := procfs.Self()
 	if err != nil {
-		return nil // it is not measured, and the ledger does not have it
+		return nil
 	}
 	status, err := process.NewStatus()
 	if err != nil {
 		return nil
 	}
-	entry := func(component string, size uint64, why string) ledger.Entry {
-		measured := ledger.Bytes(size)
-		return ledger.Entry{
-			Device: ledger.Host, Rank: ledger.WholeNode, Phase: ledger.Step, Component: component, Measured: &measured, Why: why,
-		}
+	d := hostMemory(ledger.WholeNode)
+	hold := func(component ledger.Component, bytes uint64, why string) {
+		d.Phases[0].Hold(ledger.Holding{Component: component, Bytes: ledger.Bytes(bytes), Why: why})
 	}
-	return ledger.Ledger{
-		entry(ComponentProcess, status.RssAnon+status.RssFile, "the program itself: its text, heap and stacks"),
-		entry(ComponentPageTables, status.VmPTE, "what the kernel needs to map the arenas: 8 B a page, in the service and in each trainer"),
-	}
+	hold(ledger.ServiceProcess, status.RssAnon+status.RssFile, "the program itself: its text, heap and stacks")
+	hold(ledger.ServicePageTables, status.VmPTE,
+		"what the kernel needs to map the arenas: 8 B a page, in the service and in each trainer")
+	return []ledger.Device{d}
 }

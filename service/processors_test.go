@@ -43,10 +43,11 @@ func TestSessionsLeaveGoItsThreads(t *testing.T) {
 	t.Run("service", func(t *testing.T) {
 		_, socket := serveHere(t)
 		workers := 0
-		for _, part := range []string{"a", "b"} {
-			s := mustOpen(t, socket, testDocument(func(d *Document) { d.Part = part }))
-			workers += 2
-			if now := runtime.GOMAXPROCS(0); now < workers+1 || now < before {
+		for i, part := range []string{"a", "b", "c"} {
+			// The first two are of one rank, and share its workers.
+			s := mustOpen(t, socket, testDocument(func(d *Document) { d.World, d.Rank, d.Part, d.CPUs = 2, i/2, part, []int{0, 0} }))
+			workers = 2 * (1 + i/2)
+			if now := runtime.GOMAXPROCS(0); now != max(before, workers+min(before, threadsBeside)) {
 				t.Errorf("Go runs %d threads at a time with %d workers, and %d without", now, workers, before)
 			}
 			if part == "a" {

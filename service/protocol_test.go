@@ -13,6 +13,7 @@ import (
 
 	"plimsoll/arena"
 	"plimsoll/engine"
+	"plimsoll/ledger"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
 )
@@ -120,9 +121,9 @@ func sameState(t testing.TB, s *Session, shard *engine.Shard) {
 			}
 		}
 	}
-	own := shard.Arena(kernel.ComponentParameter)
+	own := shard.Arena(ledger.Parameters)
 	if own == nil {
-		own = shard.Arena(kernel.ComponentMaster)
+		own = shard.Arena(ledger.MasterWeights)
 	}
 	if !bytes.Equal(s.Parameters.Bytes(), own.Bytes()) {
 		t.Fatal("the parameters that the trainer sees are others than the engine's")
@@ -154,7 +155,7 @@ func TestEveryFormat(t *testing.T) {
 			sameState(t, s, shard)
 			for step := int64(8); step <= 10; step++ {
 				putGradients(s, step, 0, s.Welcome.Elements)
-				copy(shard.Arena(kernel.ComponentGradient).Bytes(), s.Gradients.Bytes())
+				copy(shard.Arena(ledger.Gradients).Bytes(), s.Gradients.Bytes())
 				sum, err := s.SumSquares()
 				if want := shard.SumSquares(); err != nil || sum != want {
 					t.Fatalf("the sum of squares is %g, want %g (%v)", sum, want, err)

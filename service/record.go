@@ -22,7 +22,7 @@ type record struct {
 }
 
 // recordComponent ends the name of the arena of a record.
-const recordComponent = "session"
+const recordComponent = string(ledger.SessionHeader)
 
 const recordMagic = 0x346e6f6973736573 // "session4"
 

@@ -176,6 +176,7 @@ func TestOpenIsRefused(t *testing.T) {
 		{"beyond the parameter", func(d *Document) { d.Parameters[2].First = 1 << 62 }, Refused, "open: parameter mlp: 99223 elements from 4611686018427387904 on, of 100000"},
 		{"count that overflows", func(d *Document) { d.Parameters[2].Count = math.MaxInt64 }, Refused, "open: parameter mlp: 9223372036854775807 elements from 777 on, of 100000"},
 		{"shape that overflows", func(d *Document) { d.Parameters[2].Shape = []int64{1 << 40, 1 << 40} }, Refused, "open: parameter mlp has the shape [1099511627776 1099511627776]: expected at most 281474976710656 elements, and none of 0"},
+		{"instance", func(d *Document) { d.Instance = -1 }, Refused, "open: instance is -1: expected 0 to 2147483648"},
 		{"CPU", func(d *Document) { d.CPUs = []int{8191} }, Refused, "open: *8191*"},
 		{"CPU that cannot be", func(d *Document) { d.CPUs = []int{-1} }, Refused, "open: cpus: expected at most 8192 CPUs, each from 0 to 8191"},
 		{"another job", func(d *Document) { d.Job = "other" }, Busy, "open: this service holds the job test, and not other; it takes another when that one's sessions are closed"},

@@ -225,11 +225,11 @@ type Welcome struct {
 
 // WelcomeArena is an arena that the trainer maps.
 type WelcomeArena struct {
-	Name      string       `json:"name"`
-	Component string       `json:"component"`
-	Type      string       `json:"type"`
-	Bytes     ledger.Bytes `json:"bytes"`
-	Mapped    ledger.Bytes `json:"mapped_bytes"`
+	Name      string           `json:"name"`
+	Component ledger.Component `json:"component"`
+	Type      string           `json:"type"`
+	Bytes     ledger.Bytes     `json:"bytes"`
+	Mapped    ledger.Bytes     `json:"mapped_bytes"`
 }
 
 func (c *connection) welcome(attached bool) ([]byte, []*os.File, error) {
@@ -240,7 +240,7 @@ func (c *connection) welcome(attached bool) ([]byte, []*os.File, error) {
 	}
 	w.PreparedStep = s.record.preparedStep.Load()
 	w.AskedStep, w.AskedFactor = s.record.asked()
-	added, cleared, _, half := s.shard.Additions()
+	added, cleared, _, half := s.shard.Accumulations()
 	if w.Accumulated, w.ClearedStep = added, cleared; half {
 		w.Accumulating = added + 1
 	}

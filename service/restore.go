@@ -202,7 +202,7 @@ func (s *Server) tryAttach(l *leftSession) (err error) {
 	if shard.Finish() {
 		s.say("session %v: finished step %d, which was under way", d.key(), shard.Steps())
 	}
-	if added, _, _, half := shard.Additions(); half {
+	if added, _, _, half := shard.Accumulations(); half {
 		s.say("session %v: accumulate %d is half done, and goes on when it is repeated", d.key(), added+1)
 	}
 	record.attempts.Store(0)

@@ -365,7 +365,7 @@ func TestBrokenSessionIsSetAside(t *testing.T) {
 			}
 			checkMany(t, r, prints)
 			// Once more, and for good.
-			mend = spoil(t, file, 0, []byte("spoiled."))
+			spoil(t, file, 0, []byte("spoiled."))
 			r.killAndWait(t)
 			await(t, "a service", func() bool { return len(r.overview(t).SetAside) == 1 })
 			if err := dial(t, r).Restore("2", true); err != nil {

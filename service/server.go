@@ -129,10 +129,10 @@ func (s *Server) signOfLife() time.Duration {
 	}
 	due := s.lastSign.Add(interval)
 	if now := time.Now(); !now.Before(due) {
-		s.mu.Lock()   // a service in which this waits forever is stuck
-		s.mu.Unlock() //nolint:staticcheck // the section is empty on purpose
-		s.given.store.alive()
+		s.mu.Lock() // a service in which this waits forever is stuck
 		s.lastSign, due = now, now.Add(interval)
+		s.mu.Unlock()
+		s.given.store.alive()
 	}
 	return time.Until(due)
 }
@@ -354,7 +354,7 @@ func (s *Server) expected(d *Document) int {
 	defer s.mu.Unlock()
 	left := d.LocalWorld
 	for k := range s.all {
-		if k.part == d.Part {
+		if k.part == d.partOfSession() {
 			left--
 		}
 	}

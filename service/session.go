@@ -12,8 +12,8 @@ import (
 	"plimsoll/arena"
 	"plimsoll/checkpoint"
 	"plimsoll/engine"
+	"plimsoll/ledger"
 	"plimsoll/optim"
-	"plimsoll/optim/kernel"
 )
 
 // session is the state of one shard. One connection at a time holds it.
@@ -46,7 +46,7 @@ type session struct {
 }
 
 func newSession(name string, d *Document, shard *engine.Shard, record *record) *session {
-	addProcessors(len(shard.Config().CPUs))
+	useWorkers(shard.Config())
 	return &session{name: name, document: d, shard: shard, record: record}
 }
 
@@ -56,7 +56,15 @@ type key struct {
 	part string
 }
 
-func (d *Document) key() key { return key{d.Rank, d.Part} }
+func (d *Document) key() key { return key{d.Rank, d.partOfSession()} }
+
+// partOfSession tells the sessions of a rank apart: optimizers of one program may each have a part of the same name.
+func (d *Document) partOfSession() string {
+	if d.Instance == 0 {
+		return d.Part
+	}
+	return fmt.Sprintf("%s@%d", d.Part, d.Instance)
+}
 
 func (k key) String() string { return fmt.Sprintf("rank%d/%s", k.rank, k.part) }
 
@@ -76,7 +84,7 @@ func (s *session) close() error {
 		_ = s.saving.Wait() // was cancelled
 	}
 	s.dropWindow()
-	addProcessors(-len(s.shard.Config().CPUs))
+	leaveWorkers(s.shard.Config())
 	return errors.Join(s.shard.Close(), s.record.Close())
 }
 
@@ -97,19 +105,19 @@ func (s *session) settle() {
 // shared are the arenas that a trainer maps.
 func (s *session) shared() []sharedArena {
 	format := s.shard.Config().Format
-	parameters := kernel.ComponentParameter
+	parameters := ledger.Parameters
 	if s.shard.Arena(parameters) == nil {
-		parameters = kernel.ComponentMaster // fp32 parameters are the master weights
+		parameters = ledger.MasterWeights // fp32 parameters are the master weights
 	}
 	return []sharedArena{
-		{s.shard.Arena(parameters), kernel.ComponentParameter, format.Parameter.String()},
-		{s.shard.Arena(kernel.ComponentGradient), kernel.ComponentGradient, format.Gradient.String()},
+		{s.shard.Arena(parameters), ledger.Parameters, format.Parameter.String()},
+		{s.shard.Arena(ledger.Gradients), ledger.Gradients, format.Gradient.String()},
 	}
 }
 
 type sharedArena struct {
 	*arena.Arena
-	component string
+	component ledger.Component
 	of        string // type
 }
 

@@ -137,12 +137,12 @@ func (s *session) accumulate(b accumulation) error {
 		return err
 	}
 	s.settle()
-	added, _, last, half := s.shard.Additions()
+	added, _, last, half := s.shard.Accumulations()
 	again := b.Number == uint64(added) && added > 0 && !half
 	if next := added + 1; b.Number != uint64(next) && !again {
 		return fail(OutOfOrder, "accumulate %d: %d were finished since the gradients were cleared, so the next is %d", b.Number, added, next)
 	}
-	now := engine.Addition{First: int64(b.First), Count: int64(b.Count), Type: of}
+	now := engine.Accumulation{First: int64(b.First), Count: int64(b.Count), Type: of}
 	if (again || half) && now != last {
 		return fail(OutOfOrder, "accumulate %d of %v: accumulate %d was begun with %v; repeat that, or clear the gradients", b.Number, now, b.Number, last)
 	}
@@ -157,7 +157,7 @@ func (s *session) accumulate(b accumulation) error {
 // notHalfAdded refuses what makes no sense before a gradient that an earlier
 // service has half added is added, or all are cleared.
 func (s *session) notHalfAdded(kind Kind) error {
-	if added, _, last, half := s.shard.Additions(); half {
+	if added, _, last, half := s.shard.Accumulations(); half {
 		return fail(OutOfOrder, "%v: accumulate %d, of %v, is half done; repeat it, or clear the gradients", kind, added+1, last)
 	}
 	return nil

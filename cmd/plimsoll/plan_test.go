@@ -17,7 +17,6 @@ import (
 
 	"plimsoll/fault"
 	"plimsoll/ledger"
-	"plimsoll/plan"
 	"plimsoll/report"
 )
 
@@ -124,7 +123,7 @@ func TestFalcon(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, p := range d.Devices[0].Phases {
-		if p.Name != plan.Step || p.Iteration != plan.First {
+		if p.Name != ledger.Step || p.Iteration != ledger.First {
 			continue
 		}
 		within := func(what string, got ledger.Bytes, least, most float64) {
@@ -136,16 +135,16 @@ func TestFalcon(t *testing.T) {
 		within("end of the first step", p.EndAllocated, 51.5, 53.5)
 		found := false
 		for _, c := range p.Components {
-			if c.Name == plan.OptimizerCopies {
+			if c.Component == ledger.OptimizerTemporaries {
 				found = true
-				within(c.Name, c.Bytes, 12.8, 13)
+				within(c.Component.Title(), c.Bytes, 12.8, 13)
 				if !strings.Contains(c.Why, "torch._foreach_sqrt(exp_avg_sqs)") {
-					t.Errorf("%s: %s", c.Name, c.Why)
+					t.Errorf("%s: %s", c.Component, c.Why)
 				}
 			}
 		}
 		if !found {
-			t.Errorf("no %s among %v", plan.OptimizerCopies, p.Components)
+			t.Errorf("no %s among %v", ledger.OptimizerTemporaries, p.Components)
 		}
 		return
 	}

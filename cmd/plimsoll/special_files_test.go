@@ -6,10 +6,11 @@ import (
 	"errors"
 	"os/exec"
 	"path/filepath"
-	"plimsoll/files/filestest"
 	"strings"
 	"testing"
 	"time"
+
+	"plimsoll/files/filestest"
 )
 
 // TestSpecialFilesAreRefused gives every command that reads a file what neither

@@ -39,6 +39,6 @@ planned and its resident bytes.`,
 	flags := command.Flags()
 	flags.SortFlags = false
 	flags.StringVar(&socket, "socket", "", "`path` of the service's socket (default: $"+service.SocketVariable+")")
-	flags.BoolVar(&asJSON, "json", false, "print one JSON document (plimsoll.stat/1)")
+	flags.BoolVar(&asJSON, "json", false, "print one JSON document (plimsoll.stat/2)")
 	return command
 }

@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"plimsoll/dtype"
+	"plimsoll/ledger"
 	"plimsoll/optim/kernel/abi"
 )
 
@@ -104,7 +105,7 @@ const (
 // Stream is one of the arrays that an update walks.
 type Stream struct {
 	Role        Role
-	Component   string     // the name in ledgers, such as "exp_avg"
+	Component   ledger.Component
 	Type        dtype.Type // of its elements
 	Read, Write bool       // by an update
 	Why         string
@@ -120,21 +121,15 @@ func (s Stream) Elements(parameters int64) int64 {
 // Bytes is the size of the stream for a number of parameters.
 func (s Stream) Bytes(parameters int64) int64 { return s.Type.Size() * s.Elements(parameters) }
 
-// Names of components.
-const (
-	ComponentParameter = "parameters"
-	ComponentMaster    = "master_weights"
-	ComponentLow       = "master_weights_low"
-	ComponentHeaders   = "moment_headers"
-	ComponentGradient  = "gradients"
-)
-
 // moments names the moments of each algorithm as PyTorch does.
-var moments = [abi.Algorithms][]struct{ component, why string }{
-	Adam:    {{"exp_avg", "first moment of Adam"}, {"exp_avg_sq", "second moment of Adam"}},
-	Lion:    {{"exp_avg", "momentum of Lion"}},
-	Adagrad: {{"sum", "sum of squared gradients of Adagrad"}},
-	SGD:     {{"momentum_buffer", "momentum of SGD"}},
+var moments = [abi.Algorithms][]struct {
+	component ledger.Component
+	why       string
+}{
+	Adam:    {{ledger.ExpAvg, "first moment of Adam"}, {ledger.ExpAvgSq, "second moment of Adam"}},
+	Lion:    {{ledger.ExpAvg, "momentum of Lion"}},
+	Adagrad: {{ledger.Sum, "sum of squared gradients of Adagrad"}},
+	SGD:     {{ledger.MomentumBuffer, "momentum of SGD"}},
 }
 
 // Streams lists the arrays of the format.
@@ -142,17 +137,17 @@ func (f Format) Streams() []Stream {
 	var streams []Stream
 	if f.State == Split {
 		streams = []Stream{
-			{Role: ParameterRole, Component: ComponentParameter, Type: dtype.BF16, Read: true, Write: true, Why: "bf16, the upper half of the master weights, which the trainer reads"},
-			{Role: LowRole, Component: ComponentLow, Type: dtype.U16, Read: true, Write: true, Why: "the low 16 bits of the fp32 master weights"},
+			{Role: ParameterRole, Component: ledger.Parameters, Type: dtype.BF16, Read: true, Write: true, Why: "bf16, the upper half of the master weights, which the trainer reads"},
+			{Role: LowRole, Component: ledger.MasterWeightsLow, Type: dtype.U16, Read: true, Write: true, Why: "the low 16 bits of the fp32 master weights"},
 		}
 	} else {
 		if f.hasParameter() {
-			streams = []Stream{{Role: ParameterRole, Component: ComponentParameter, Type: f.Parameter, Write: true, Why: f.Parameter.String() + " copy of the master weights, which the trainer reads"}}
+			streams = []Stream{{Role: ParameterRole, Component: ledger.Parameters, Type: f.Parameter, Write: true, Why: f.Parameter.String() + " copy of the master weights, which the trainer reads"}}
 		}
-		streams = append(streams, Stream{Role: MasterRole, Component: ComponentMaster, Type: dtype.F32, Read: true, Write: true, Why: "fp32 master weights"})
+		streams = append(streams, Stream{Role: MasterRole, Component: ledger.MasterWeights, Type: dtype.F32, Read: true, Write: true, Why: "fp32 master weights"})
 	}
 	streams = append(streams, f.MomentStreams()...)
-	return append(streams, Stream{Role: GradientRole, Component: ComponentGradient, Type: f.Gradient, Read: true, Why: f.Gradient.String() + " gradients as the trainer leaves them"})
+	return append(streams, Stream{Role: GradientRole, Component: ledger.Gradients, Type: f.Gradient, Read: true, Why: f.Gradient.String() + " gradients as the trainer leaves them"})
 }
 
 // MomentStreams lists the arrays of the moments.
@@ -162,7 +157,7 @@ func (f Format) MomentStreams() []Stream {
 		streams = append(streams, Stream{Role: FirstMomentRole + Role(i), Component: m.component, Type: f.momentType(), Read: true, Write: true, Why: f.Moments.String() + " " + m.why})
 	}
 	if f.Moments == MomentsInt8 {
-		streams = append(streams, Stream{Role: HeaderRole, Component: ComponentHeaders, Type: dtype.U16, Read: true, Write: true, Shared: Block, Why: fmt.Sprintf("scales of the moments, one for %d parameters", Block)})
+		streams = append(streams, Stream{Role: HeaderRole, Component: ledger.MomentHeaders, Type: dtype.U16, Read: true, Write: true, Shared: Block, Why: fmt.Sprintf("scales of the moments, one for %d parameters", Block)})
 	}
 	return streams
 }

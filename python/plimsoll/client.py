@@ -15,6 +15,7 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from plimsoll import protocol, trust
+from plimsoll.descriptors import by_file, make_room
 from plimsoll.errors import PlimsollError, ProtocolError, StateLost
 from plimsoll.protocol import Kind
 
@@ -38,20 +39,18 @@ class Arena:
         self.bytes = description.bytes
         self.identity = _identity(descriptor)
         _check_file(description, descriptor)
+        # The mapping has a descriptor of its own, for as long as anything uses it.
         self.memory = mmap.mmap(descriptor, description.mapped_bytes, mmap.MAP_SHARED, _READ_AND_WRITE)
-        # As long as the mapping: what is in it may outlive the session.
-        kept = os.dup(descriptor)
-        weakref.finalize(self.memory, _close, [kept])
-        _mapped[self.memory] = kept
+        _mapped[self.memory] = self.identity
 
     @property
     def descriptor(self) -> int:
-        """Of the arena's file, as long as ``memory`` is there."""
-        return _mapped[self.memory]
+        """That of the mapping, as long as ``memory`` is there."""
+        return by_file()[self.identity]
 
 
 _READ_AND_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
-_mapped: "weakref.WeakKeyDictionary[mmap.mmap, int]" = weakref.WeakKeyDictionary()
+_mapped: "weakref.WeakKeyDictionary[mmap.mmap, Tuple[int, int]]" = weakref.WeakKeyDictionary()  # to identities of files
 
 
 # Looked up now: a forked child may not, as another thread may have been at it.
@@ -62,7 +61,11 @@ _map_at.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int
 
 def _keep_changes_to_oneself() -> None:
     """What a forked child changes is a copy of its own, as it is of all other memory."""
-    for memory, descriptor in _mapped.items():
+    if not _mapped:
+        return
+    descriptors = by_file()
+    for memory, identity in _mapped.items():
+        descriptor = descriptors[identity]
         at = np.frombuffer(memory, np.uint8).ctypes.data
         if _map_at(at, len(memory), _READ_AND_WRITE, _A_COPY_OF_ONES_OWN, descriptor, 0) != at:
             raise OSError(ctypes.get_errno(), "mmap of an arena in a forked child")
@@ -132,6 +135,7 @@ class Session:
         self._window_halves: List[np.ndarray] = []
         self._broken: Optional[Exception] = None
         self._in_doubt = False  # whether what was sent and received may be more or less than is noted
+        make_room()
         try:
             opened, descriptors = self._connect()
         except ConnectionError as error:

@@ -1,14 +1,16 @@
 """A service of this process's own, for where none was started for it."""
 
+import itertools
 import os
 import secrets
 import shutil
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 import weakref
-from typing import List
+from typing import List, Tuple
 
 from plimsoll.errors import PlimsollError
 
@@ -46,6 +48,7 @@ class Service:
         # In a process group of its own: the interrupt of a terminal is this
         # process's to handle, and the state must outlive its handling.
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+        self.instances = itertools.count()
         self.close = weakref.finalize(self, _end, self.process, directory, os.getpid())
         _services.add(self)
         try:
@@ -74,10 +77,27 @@ class Service:
 
 
 _services: "weakref.WeakSet[Service]" = weakref.WeakSet()
+_shared: "weakref.WeakValueDictionary[str, Service]" = weakref.WeakValueDictionary()  # by job
+_sharing = threading.Lock()
+
+
+def shared_service(job: str) -> Tuple[Service, int]:
+    """The service of this process for a job, and the instance that tells the caller's sessions there from those of others.
+
+    The service is started for the first caller, and ends when none holds it any more.
+    """
+    with _sharing:
+        service = _shared.get(job)
+        if service is None or service.process.poll() is not None:
+            service = _shared[job] = Service()
+        return service, next(service.instances)
 
 
 def _leave_to_parent() -> None:
-    """A child that is forked must not hold the pipe open beyond this process."""
+    """A child that is forked must not hold the pipe open beyond this process. Its optimizers have a service of their own."""
+    global _sharing
+    _sharing = threading.Lock()
+    _shared.clear()
     for service in _services:
         # The object, which would close its number once more later, when that is another file's.
         service.process.stdin.close()

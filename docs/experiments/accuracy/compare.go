@@ -125,47 +125,47 @@ func planPoint(r row, point, folder string) *outcome {
 
 // moment is a part of the job that a point is about.
 type moment struct {
-	phases    []plan.PhaseName // empty: all
-	iteration plan.Iteration   // empty: any
+	phases    []ledger.PhaseName // empty: all
+	iteration ledger.Iteration   // empty: any
 }
 
 // moments tell by the words of a point what it is about, the first that
 // matches.
 var moments = []struct {
 	pattern string
-	phase   plan.PhaseName
+	phase   ledger.PhaseName
 }{
-	{`after load|model loaded|initialize beginning|args sanity|before configure`, plan.Load},
-	{`after initializing zero|throughout optimizer init|after initializing optimizer states`, plan.Initialize},
-	{`optimizer[. ]step|after step|step boundary|end of run`, plan.Step},
-	{`forward`, plan.Forward},
-	{`backward`, plan.Backward},
+	{`after load|model loaded|initialize beginning|args sanity|before configure`, ledger.Load},
+	{`after initializing zero|throughout optimizer init|after initializing optimizer states`, ledger.Initialize},
+	{`optimizer[. ]step|after step|step boundary|end of run`, ledger.Step},
+	{`forward`, ledger.Forward},
+	{`backward`, ledger.Backward},
 }
 
 func momentOf(point text) (m moment, named bool) {
 	for _, known := range moments {
 		if point.has(known.pattern) {
-			m.phases, named = []plan.PhaseName{known.phase}, true
+			m.phases, named = []ledger.PhaseName{known.phase}, true
 			break
 		}
 	}
 	switch {
 	case point.has(`\bstep [01]\b|first`) && !point.has("before first|micro"):
-		m.iteration = plan.First
+		m.iteration = ledger.First
 	case point.has("steady|step"):
-		m.iteration = plan.Steady
+		m.iteration = ledger.Steady
 	}
 	return m, named
 }
 
 // of lists the phases of a device that a moment is of.
-func (m moment) of(d *plan.Device) []plan.Phase {
-	var phases []plan.Phase
+func (m moment) of(d *ledger.Device) []ledger.Phase {
+	var phases []ledger.Phase
 	for _, p := range d.Phases {
 		if len(m.phases) > 0 && !slices.Contains(m.phases, p.Name) {
 			continue
 		}
-		if m.iteration != plan.Once && p.Iteration != plan.Once && p.Iteration != m.iteration {
+		if m.iteration != ledger.Once && p.Iteration != ledger.Once && p.Iteration != m.iteration {
 			continue
 		}
 		phases = append(phases, p)
@@ -173,7 +173,7 @@ func (m moment) of(d *plan.Device) []plan.Phase {
 	return phases
 }
 
-func (o *outcome) device(kind ledger.Device) *plan.Device {
+func (o *outcome) device(kind ledger.Kind) *ledger.Device {
 	for i := range o.plan.Devices {
 		if d := &o.plan.Devices[i]; d.Kind == kind {
 			return d
@@ -196,39 +196,39 @@ func (o *outcome) figure(r row, f figure) (float64, string) {
 	}
 	if point.has("context") {
 		for _, c := range d.Outside {
-			if strings.Contains(c.Name, "context") {
+			if c.Component == ledger.CUDAContext {
 				return float64(c.Bytes), "CUDA context"
 			}
 		}
 		return 0, ""
 	}
 	var name string
-	var of func(plan.Phase) ledger.Bytes
+	var of func(ledger.Phase) ledger.Bytes
 	last := false // the end of a phase, not its peak
 	switch f.Quantity {
 	case "max_allocated":
-		name, of = "peak allocated", func(p plan.Phase) ledger.Bytes { return p.PeakAllocated }
+		name, of = "peak allocated", func(p ledger.Phase) ledger.Bytes { return p.PeakAllocated }
 		// DeepSpeed's log begins a new peak at every point, of which the
 		// initialization has many and the plan one phase.
-		if named && m.phases[0] == plan.Initialize {
+		if named && m.phases[0] == ledger.Initialize {
 			return 0, ""
 		}
-		if !named || m.phases[0] == plan.Step {
+		if !named || m.phases[0] == ledger.Step {
 			m.phases = nil
 		}
 		if point.has("^before|afters? ") && !named {
 			return 0, ""
 		}
 	case "max_reserved":
-		name, of, m.phases = "peak reserved", func(p plan.Phase) ledger.Bytes { return p.PeakReserved }, nil
+		name, of, m.phases = "peak reserved", func(p ledger.Phase) ledger.Bytes { return p.PeakReserved }, nil
 	case "nvidia_smi", "gpu_used":
-		name, of = "peak in use", func(p plan.Phase) ledger.Bytes { return p.PeakUsed }
+		name, of = "peak in use", func(p ledger.Phase) ledger.Bytes { return p.PeakUsed }
 	case "total":
 		return o.total(r, d)
 	case "allocated":
-		name, of, last = "allocated at the end", func(p plan.Phase) ledger.Bytes { return p.EndAllocated }, true
+		name, of, last = "allocated at the end", func(p ledger.Phase) ledger.Bytes { return p.EndAllocated }, true
 	case "reserved":
-		name, of, last = "reserved at the end", func(p plan.Phase) ledger.Bytes { return p.EndReserved }, true
+		name, of, last = "reserved at the end", func(p ledger.Phase) ledger.Bytes { return p.EndReserved }, true
 	case "component":
 		return o.component(d, f.Point)
 	default:
@@ -253,7 +253,7 @@ func (o *outcome) figure(r row, f figure) (float64, string) {
 }
 
 // total is the sum of the components that the row lists: each at its own peak.
-func (o *outcome) total(r row, d *plan.Device) (float64, string) {
+func (o *outcome) total(r row, d *ledger.Device) (float64, string) {
 	var sum float64
 	for _, f := range r.Measured {
 		if f.Quantity == "component" {
@@ -269,20 +269,20 @@ func (o *outcome) total(r row, d *plan.Device) (float64, string) {
 
 // component is the largest that the components of such a name are together in
 // a phase.
-func (o *outcome) component(d *plan.Device, point string) (float64, string) {
-	names := map[string][]string{
-		"parameters":       {plan.Weights},
-		"gradients":        {"gradients"},
-		"optimizer states": {plan.States, plan.MasterWeights},
-		"activations":      {"activations", "logits", "batch"},
+func (o *outcome) component(d *ledger.Device, point string) (float64, string) {
+	names := map[string][]ledger.Component{
+		"parameters":       {ledger.Parameters},
+		"gradients":        {ledger.Gradients},
+		"optimizer states": {ledger.OptimizerStates, ledger.MasterWeights},
+		"activations":      {ledger.LogitsAndLoss, ledger.Batch},
 	}[point]
 	var most float64
 	for _, p := range d.Phases {
 		var sum ledger.Bytes
 		for _, c := range p.Components {
-			if slices.ContainsFunc(names, func(name string) bool {
-				return c.Name == name || name != "gradients" && strings.HasPrefix(c.Name, name)
-			}) {
+			if slices.ContainsFunc(names, func(name ledger.Component) bool {
+				return c.Component == name || name != ledger.Gradients && strings.HasPrefix(string(c.Component), string(name))
+			}) || point == "activations" && strings.HasPrefix(string(c.Component), point) {
 				sum += c.Bytes
 			}
 		}

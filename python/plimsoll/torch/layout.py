@@ -72,6 +72,11 @@ def is_sharded(parameter: torch.Tensor) -> bool:
     return bool(DTensor) and isinstance(parameter, DTensor)
 
 
+def is_offloaded(parameter: torch.Tensor) -> bool:
+    """Whether fully_shard keeps the shard on the host and computes on another device (CPUOffloadPolicy)."""
+    return is_sharded(parameter) and parameter.device_mesh.device_type != local(parameter).device.type
+
+
 def mesh_of(parameters: Sequence[Any], names: Dict[torch.Tensor, str]) -> Mesh:
     """The mesh of DTensors. Raises ValueError for those that are not placed as fully_shard does."""
     for p in parameters:
@@ -89,6 +94,32 @@ def mesh_of(parameters: Sequence[Any], names: Dict[torch.Tensor, str]) -> Mesh:
     *replica, rank = map(torch.distributed.get_rank, groups)
     *replicas, world = mesh.mesh.shape
     return Mesh(rank, world, tuple(reversed(groups)), *replica, *replicas)
+
+
+def refuse_inference(groups: Sequence[Dict[str, Any]], names: Dict[torch.Tensor, str]) -> None:
+    """Raises ValueError for parameters that can never be trained."""
+    for p in (p for g in groups for p in g["params"]):
+        if p.is_inference():
+            raise ValueError(
+                f"parameter {names[p]} was made in inference mode, and autograd refuses to train it: make the model outside of "
+                "torch.inference_mode(), or give it a copy (parameter = torch.nn.Parameter(parameter.clone()))"
+            )
+
+
+def refuse_fsdp1(parameters: Iterable[torch.Tensor], names: Dict[torch.Tensor, str]) -> None:
+    """Raises ValueError for parameters of FullyShardedDataParallel (FSDP1).
+
+    It keeps shards of its own and points the parameters at them, or at gathered weights, in every forward pass. The update
+    of one rank's shard would be lost or, where parameters are copied, clipped by the norm of that shard alone.
+    """
+    for p in parameters:
+        # A flat parameter, or with use_orig_params one of the parameters that are views of it. FSDP marks both.
+        if getattr(p, "_is_flat_param", False) or getattr(p, "_fsdp_flattened", False):
+            raise ValueError(
+                f"parameter {names[p]} belongs to FullyShardedDataParallel (FSDP1): expected a model that "
+                "torch.distributed.fsdp.fully_shard (FSDP2) has sharded, or one that is not sharded; with accelerate and the Trainer "
+                "set fsdp_version to 2, or use an optimizer of torch"
+            )
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

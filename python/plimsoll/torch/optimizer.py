@@ -1,6 +1,5 @@
 """A torch.optim.Optimizer whose state is held and updated by the optimizer service."""
 
-import collections
 import contextlib
 import functools
 import math
@@ -8,6 +7,7 @@ import operator
 import os
 import re
 import secrets
+import sys
 import threading
 import weakref
 from numbers import Real
@@ -18,18 +18,20 @@ import torch.distributed
 
 from plimsoll.errors import PlimsollError
 from plimsoll.protocol import Opened
-from plimsoll.service import Service, find_program
+from plimsoll.service import Service, find_program, shared_service
 from plimsoll.torch import layout
 from plimsoll.torch.layout import Mesh
-from plimsoll.torch.part import Part
+from plimsoll.torch.entries import Entries, entry_of
+from plimsoll.torch.part import Part, Slot
 from plimsoll.torch.rounds import Rounds
 from plimsoll.torch.samples import Fingerprint
 from plimsoll.torch.signals import deferred
-from plimsoll.torch.state_dict import check_entries, read_entries, take_weights, write_entries
+from plimsoll.torch.state_dict import check_entries, read_entries, read_entry, take_weights, write_entries
 from plimsoll.torch.transfer import transfer_for
 
 _Result = TypeVar("_Result")
 
+_APART_KEY = "plimsoll_state_saved_apart"  # in a state_dict
 # What torch's optimizers have and these have not.
 _REFUSED = {
     "amsgrad": "it needs a third moment, and the service holds two",
@@ -66,8 +68,10 @@ def _uninterrupted(method: Callable[..., _Result]) -> Callable[..., _Result]:
 
     @functools.wraps(method)
     def uninterrupted(self: "Optimizer", *arguments: Any, **options: Any) -> _Result:
-        with self._lock, deferred() if _is_distributed() else contextlib.nullcontext():
-            return method(self, *arguments, **options)
+        # In inference mode, what is made here and becomes a parameter or its gradient could not be trained any more.
+        with torch.inference_mode(False), torch.no_grad():
+            with self._lock, deferred() if _is_distributed() else contextlib.nullcontext():
+                return method(self, *arguments, **options)
 
     return uninterrupted
 
@@ -85,8 +89,15 @@ class Optimizer(torch.optim.Optimizer):
     it alone.
     """
 
-    # GradScaler gives its scale to the step: one pass over memory less.
-    _step_supports_amp_scaling = True
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether GradScaler may leave gradients scaled, and give its scale to the step.
+
+        Lightning asks the same, and understands by it that gradients cannot be unscaled before: it then clips none, even without
+        a scaler. They can: GradScaler tells the step when ``unscale_`` was called. So Lightning hears no, and calls it.
+        """
+        asking = sys._getframe(1).f_globals.get("__name__", "")
+        return not asking.startswith(("lightning.", "lightning_fabric.", "pytorch_lightning."))
 
     # The optimizer of torch whose constructor checks the hyperparameters, and what torch calls the moments.
     _checks: Type[torch.optim.Optimizer]
@@ -134,7 +145,6 @@ class Optimizer(torch.optim.Optimizer):
         if self._socket is None:
             find_program()  # which the first step will start
         super().__init__(params, defaults)
-        self.state = _Entries(self)
         self._state, self._moments_format = state, moments
         self._process_group, self._sharding = process_group, sharding
         self._refuses_missing = missing_gradients == "refuse"
@@ -148,6 +158,11 @@ class Optimizer(torch.optim.Optimizer):
         self.skipped = 0
         #: The norm of all gradients at the last step, before clipping; None where it was not asked for.
         self.last_grad_norm: Optional[float] = None
+        #: Whether :meth:`state_dict` leaves the state out, as :meth:`save` writes it beside. See plimsoll.transformers.
+        self.saves_state_apart = False
+        #: What tells the state that a state_dict without one was saved with, until it is loaded.
+        self.awaits_state: Optional[str] = None
+        self._saved_with: Optional[str] = None
         self._resumed_step = 0
         self._counted = 0  # the step of the other ranks, as this one last heard of it
         self._saving: Optional[Tuple[str, int, str]] = None  # directory, step and identity
@@ -187,6 +202,8 @@ class Optimizer(torch.optim.Optimizer):
         It is given what the sessions of all ranks found when they were opened.
         """
         names = layout.names_of(self.param_groups, self._named, self._model)
+        layout.refuse_inference(self.param_groups, names)
+        layout.refuse_fsdp1((p for g in self.param_groups for p in g["params"]), names)
         mesh = self._mesh(names)
         divided = layout.divide(self.param_groups, names, layout.embeddings_of(self._model), mesh)
         device = self._device()
@@ -205,19 +222,22 @@ class Optimizer(torch.optim.Optimizer):
             else None
         )
         self._hooks: List[Any] = []
-        self._close = weakref.finalize(self, _let_go, parts, self._hooks, self._transfer, os.getpid())
+        own: List[Service] = []
+        self._close = weakref.finalize(self, _let_go, parts, self._hooks, self._transfer, own, os.getpid())
 
         def open_parts() -> List[Opened]:
             layout.check_memory(self._trained, names)
-            if self._socket is None:
-                self._service = Service()
-            path = self._socket or self._service.socket
             first_moments = [self._first_moment(group) for group in self.param_groups]
+            path, instance = self._socket, 0
+            if path is None:
+                self._service, instance = shared_service(self._job)
+                own.append(self._service)
+                path = self._service.socket
             for part in parts:
                 part.first_moments = first_moments
                 part.announces = self.max_grad_norm is not None
                 part.waits = self._takes_gradients_in_step
-                part.open(path, self._document(part, mesh))
+                part.open(path, {**self._document(part, mesh), "instance": instance})
             return [p.session.opened for p in parts if p.session]
 
         def open_anew() -> List[Opened]:
@@ -238,6 +258,7 @@ class Optimizer(torch.optim.Optimizer):
             for part in parts:
                 part.give_back_if_new()
             self._close()
+            self._service = None
             raise
         self._closed = False
         # With zero1, gradients are whole when all of them are there.
@@ -363,13 +384,23 @@ class Optimizer(torch.optim.Optimizer):
         own, owner = weakref.ref(self), os.getpid()
         for part in self._parts:
             for parameter in {p.parameter for p in part.pieces}:
-                if layout.is_sharded(parameter):
-                    continue  # fully_shard reduces gradients after autograd is through with them
+                if layout.is_offloaded(parameter):
+                    continue  # some versions of fully_shard call hooks while the gradient is still on its way to the host
 
                 def hook(parameter: torch.Tensor, part: Part = part) -> None:
                     optimizer = own()
                     if optimizer is None or optimizer._parts is None or os.getpid() != owner:
                         return  # in a forked child, gradients are its own
+                    if optimizer._transfer.is_capturing():
+                        # The step takes the gradients: when the graph is replayed, no hook runs.
+                        if optimizer._rounds is None:
+                            return
+                        raise RuntimeError(
+                            "sharding is 'zero2', which takes gradients away in the backward pass, and this one is captured for a CUDA "
+                            "graph: leave it out of the graph, or use sharding='zero1'"
+                        )
+                    if parameter.grad is None:
+                        return  # a hook before this one has made the step with it, and taken it away
                     with optimizer._lock:
                         if optimizer._rounds is None:
                             part.accumulated(parameter)
@@ -539,7 +570,13 @@ class Optimizer(torch.optim.Optimizer):
 
     @_uninterrupted
     def _step(self) -> None:
+        self._check_awaited()
         self._open_for_step()
+        if self._transfer.is_capturing():
+            raise RuntimeError(
+                "optimizer.step() was called while a CUDA graph is captured: the update is made on the host, and is no part of a graph; "
+                "capture forward and backward pass alone, and call step() after each replay()"
+            )
         numbers: Optional[Dict[Part, Any]] = None
         scale, squares, failure, fingerprint = 1.0, 0.0, None, Fingerprint()
         try:
@@ -806,6 +843,42 @@ class Optimizer(torch.optim.Optimizer):
 
     # State
 
+    @property
+    def state(self) -> Entries:  # type: ignore[override]
+        """The state of each parameter, fetched from the service when it is looked at: ``optimizer.state[p]["exp_avg"]``.
+
+        It is for reading: what would write to it raises RuntimeError.
+        """
+        return self._entries
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        if "_entries" in self.__dict__:
+            raise RuntimeError(
+                "optimizer.state cannot be set: the state is the service's. Use optimizer.load_state_dict, or make a new optimizer "
+                "to begin with moments of zero"
+            )
+        self._entries = Entries(self)  # torch's constructor sets it first
+
+    def _has_state(self) -> bool:
+        return self._parts is not None and self._step_number() > 0
+
+    def _readers(self) -> Dict[torch.Tensor, Callable[[], Any]]:
+        """The parameters whose state is here, and what reads it."""
+        if not self._has_state() or self._sharding is not None:
+            return {}
+
+        def reader(part: Part, slot: Slot) -> Callable[[], Any]:
+            return lambda: entry_of(read_entry(part, slot, self._moments, self._counts_steps))
+
+        return {p: reader(part, slot) for part in self._parts for p, slot in part.slots.items()}
+
+    def _refuse_where_divided(self) -> None:
+        if self._sharding is not None:
+            raise RuntimeError(
+                f"sharding is {self._sharding!r}, and no rank has the whole state: save it with optimizer.save(directory)"
+            )
+
     def __reduce__(self) -> Any:
         raise TypeError(
             f"{type(self).__name__} of plimsoll is not copied or pickled: its state is the service's, and its parameters are the model's. "
@@ -819,22 +892,22 @@ class Optimizer(torch.optim.Optimizer):
         Parameters in 16 bits have ``master_weights`` beside torch's entries. Before anything was opened there is no
         state, as in torch. Raises RuntimeError with ``sharding``: no rank has it all; use :meth:`save`.
         """
+        if self.saves_state_apart:
+            self._saved_with = secrets.token_hex(16)
+            with self.state.showing({}):
+                return {**super().state_dict(), _APART_KEY: self._saved_with}
         if self._parts is None:
             self._check_not_closed()
             return super().state_dict()
-        if self._sharding is not None:
-            raise RuntimeError(
-                f"sharding is {self._sharding!r}, and no rank has the whole state: save it with optimizer.save(directory)"
-            )
+        self._refuse_where_divided()
         self._check_groups()
+        entries: Dict[torch.Tensor, Any] = {}
         if self._step_number():
             self._check_steps()
             take_weights(self._parts)
-            self.state.update(read_entries(self._parts, self._moments, self._counts_steps))
-        try:
+            entries = read_entries(self._parts, self._moments, self._counts_steps)
+        with self.state.showing(entries):
             return super().state_dict()
-        finally:
-            self.state.clear()
 
     @_uninterrupted
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
@@ -845,9 +918,13 @@ class Optimizer(torch.optim.Optimizer):
         changed.
         """
         load, entries = super().load_state_dict, state_dict.get("state", {})
+        apart = state_dict.get(_APART_KEY)
+        if apart is not None:
+            load({**state_dict, "state": {}})
+            self.awaits_state = apart
+            return
         if self._parts is None and not entries:
             load(state_dict)
-            self.state = _Entries(self)
             return
         self.open()
         groups, given = self.param_groups, {}
@@ -868,13 +945,12 @@ class Optimizer(torch.optim.Optimizer):
         except Exception:
             self.param_groups = groups
             raise
-        finally:
-            self.state = _Entries(self)
         for part in self._parts:
             part.will_change()
         self._on_all_ranks("load_state_dict", lambda: write_entries(self._parts, self._moments, given))
         self._on_all_ranks("load_state_dict", lambda: self._set_step(steps[0]))
         self._resumed_step = self._counted = steps[0]
+        self.awaits_state = None
         for part in self._parts:
             part.pull(after_step=False)
 
@@ -889,6 +965,18 @@ class Optimizer(torch.optim.Optimizer):
 
     # Checkpoints
 
+    def saved_with(self) -> Optional[str]:
+        """What tells the last state_dict without a state from any other, on all ranks that of the first."""
+        self.open()
+        return self._gather([self._saved_with])[0]
+
+    def _check_awaited(self) -> None:
+        if self.awaits_state is not None:
+            raise RuntimeError(
+                "this optimizer has loaded a state_dict that plimsoll.transformers.CheckpointCallback has saved, whose state is in the folder "
+                "plimsoll beside it: give the Trainer that callback, or call optimizer.load(folder)"
+            )
+
     @_uninterrupted
     def save(self, directory: Any, training: Any = None) -> int:
         """Begins to save the state to ``directory``, in the background; training may go on. The step that is saved.
@@ -896,6 +984,7 @@ class Optimizer(torch.optim.Optimizer):
         All ranks call it, and later :meth:`saved`. ``training`` is a JSON document of at most 64 KiB that :meth:`load`
         gives back, such as the state of a scheduler.
         """
+        self._check_awaited()
         self._open_unless_closed()
         if not self._collective.groups and _number("WORLD_SIZE", 1) > 1:
             raise RuntimeError(
@@ -997,6 +1086,7 @@ class Optimizer(torch.optim.Optimizer):
         if several:
             self._on_all_ranks(loads, lambda: self._set_step(step))
         self._resumed_step = self._counted = step
+        self.awaits_state = None
         for part in self._parts:
             part.adopt()
         return training
@@ -1013,27 +1103,11 @@ class Optimizer(torch.optim.Optimizer):
             if self._service is None and not give_back:
                 part.depart()
             if part.session:
-                part.session.close(give_back=give_back)
+                # A service of this process's own may have other optimizers, which need the memory.
+                part.session.close(give_back=give_back or self._service is not None)
         self._close()
         self._parts, self._closed, self._saving = None, True, None
-        if self._service is not None:
-            self._service.close()
-            self._service = None
-
-
-class _Entries(collections.defaultdict):
-    """What torch knows as an optimizer's state: the entries of parameters, which are here while a state_dict is made.
-
-    It is true whenever there is a state, as with torch: torch.distributed.checkpoint makes a step where there is none.
-    """
-
-    def __init__(self, optimizer: Optimizer):
-        super().__init__(dict)
-        self._optimizer = weakref.ref(optimizer)
-
-    def __bool__(self) -> bool:
-        optimizer = self._optimizer()
-        return optimizer is not None and optimizer._parts is not None and optimizer._step_number() > 0
+        self._service = None
 
 
 def _is_distributed() -> bool:
@@ -1055,14 +1129,18 @@ def _raise(failure: Optional[Exception]) -> None:
         raise failure
 
 
-def _let_go(parts: List[Part], hooks: List[Any], transfer: Any, owner: int) -> None:
+def _let_go(parts: List[Part], hooks: List[Any], transfer: Any, own: List[Service], owner: int) -> None:
     if os.getpid() != owner:
         return  # a forked child has nothing to let go of
     for hook in hooks:
         hook.remove()  # the model would hold the parts, and all that they have mapped
-    transfer.release()
+    with contextlib.suppress(RuntimeError):  # of a device that has failed: who called may be raising that
+        transfer.release()
     for part in parts:
         if part.session:
+            if any(service.process.poll() is None for service in own):
+                with contextlib.suppress(PlimsollError, OSError):  # nobody waits for this
+                    part.session.close(give_back=True)  # who else is in the service needs the memory
             part.session.abandon()
 
 

@@ -41,8 +41,11 @@ class _Seen:
 
 
 def _versions(tensor: torch.Tensor) -> Tuple[int, int]:
-    """Other than they were where the tensor was changed. A DTensor counts changes of itself, not of what it consists of."""
-    return tensor._version, local(tensor.detach())._version if is_sharded(tensor) else 0
+    """Other than they were where the tensor was changed. A DTensor counts changes of itself, not of what it consists of.
+
+    That is asked itself: what ``detach`` makes of it counts anew.
+    """
+    return tensor._version, tensor._local_tensor._version if is_sharded(tensor) else 0
 
 
 class Slot:
@@ -55,6 +58,8 @@ class Slot:
         self.in_arena = _tensor(parameters, piece, parameters.memory)
         # What the model has as its parameter, where that is in the arena.
         self.weight = self.in_arena if own_pages is None else _tensor(parameters, piece, own_pages.memory)
+        # The arenas have the order of the shape. A parameter with another layout (channels_last) stays where it is.
+        self.contiguous = local(piece.parameter).is_contiguous()
         self.gradient = _tensor(gradients, piece, gradients.memory)
         self.shown: Optional[torch.Tensor] = None  # what the parameter has as its gradient, where that is in the arena
         self.seen: Optional[_Seen] = None  # the gradient that was brought, as it was then
@@ -69,6 +74,10 @@ class Slot:
 
     def versions(self) -> Tuple[int, int]:
         return _versions(self.piece.parameter)
+
+    def like_parameter(self, elements: torch.Tensor) -> torch.Tensor:
+        """Elements in an arena with the shape and strides of the parameter, which is contiguous."""
+        return elements.as_strided(self.piece.parameter.shape, self.piece.parameter.stride())
 
 
 def _tensor(arena: Arena, piece: Piece, memory: Any) -> torch.Tensor:
@@ -183,7 +192,8 @@ class Part:
             self._forkable = SharedParameters(list(self.slots), self._shown or self._weights)
         if self.shared:
             for parameter, slot in self.slots.items():
-                parameter.data = slot.weight.view(parameter.shape)
+                if slot.contiguous:
+                    parameter.data = slot.like_parameter(slot.weight)
         self.pull(after_step=False)
 
     def depart(self) -> None:
@@ -207,7 +217,7 @@ class Part:
             return  # of backward(create_graph=True): the program may want its graph until the step, and nobody after it
         if self._is_elsewhere(slot):
             return  # and may be changed there, as DistributedDataParallel averages its buckets
-        if self.shared:
+        if self.shared and slot.contiguous:
             self._share(slot)
         if slot.fired == slot.expected and not self.waits:
             self.bring(slot)
@@ -225,7 +235,7 @@ class Part:
         if parameter.grad is slot.shown and slot.shown is not None:
             return
         if slot.shown is None:
-            slot.shown = slot.gradient.view(parameter.shape)
+            slot.shown = slot.like_parameter(slot.gradient)
         slot.shown.copy_(_dense(parameter, slot.piece))
         slot.zero = False
         parameter.grad = slot.shown
@@ -237,7 +247,7 @@ class Part:
             return False
         slot.zero = False
         token = None
-        if self.shared and not self._is_elsewhere(slot):
+        if self.shared and slot.contiguous and not self._is_elsewhere(slot):
             self._share(slot)
             gradient = slot.shown
         else:
@@ -297,6 +307,7 @@ class Part:
             self._reducing_bytes -= stretch.nbytes
             if work is not None:
                 work.wait()
+                self.transfer.keep(stretch)  # its stream may be another than that which waits, as autograd has its own
             if piece.owner != self.mesh.rank:
                 continue
             slot = self.slots[piece.parameter]
@@ -323,15 +334,21 @@ class Part:
             self._take_reduced(0)
             # Said to be ready too early, or not at all.
             again = [s for p, s in self.slots.items() if self.reduced.get(p) and s.fired != s.expected]
-        absent, kept = [], []
+        absent, kept, changed = [], [], 0
         for parameter, slot in self.slots.items():
             if reduces and self.reduced.get(parameter):
                 continue
             if not reduces and parameter.grad is not None:
+                changed += slot.seen is not None and not slot.seen.is_still(parameter.grad)
                 if not self.bring(slot) and parameter.grad is not slot.shown:
                     kept.append((slot.piece, parameter.grad))
             elif not slot.zero:
                 absent.append(slot)
+        if not self.transfer.shares and 2 * changed > len(self.slots):
+            warnings.warn(
+                "most gradients were changed after they were copied to the host, and are copied again in the step: where the program "
+                "clips them (clip_grad_norm_, or max_grad_norm of a Trainer), let the optimizer do it (AdamW(..., max_grad_norm=1.0))"
+            )
         while self._copying:
             token, slot = self._copying.popleft()
             self.transfer.finish(token)
@@ -389,7 +406,7 @@ class Part:
         if not self.shared:
             return
         for parameter, slot in self.slots.items():
-            if parameter.data_ptr() != slot.weight.data_ptr():
+            if slot.contiguous and parameter.data_ptr() != slot.weight.data_ptr():
                 raise RuntimeError(
                     f"parameter {slot.piece.name} has got other memory since the optimizer was opened (model.to(), or an assignment to "
                     "its data): do that before the first step, or make a new optimizer"
@@ -405,8 +422,11 @@ class Part:
             slot.left = None
         if self.shared:
             self._show(after_step)
-            for parameter in self.slots:
-                increment_version(parameter)
+            for parameter, slot in self.slots.items():
+                if slot.contiguous:
+                    increment_version(parameter)
+                else:
+                    parameter.copy_(slot.in_arena.view(parameter.shape))
         else:
             self._copy_parameters(after_step)
         for slot in self.slots.values():
@@ -443,21 +463,27 @@ class Part:
 
         Raises RuntimeError where it finds one that was changed behind autograd's back, and the next step would overwrite it.
         """
-        if not self.slots or (self.shared and self.name == "fp32"):
-            return []  # fp32 parameters are the state
+        inside = [slot for slot in self.slots.values() if self.shared and slot.contiguous]
+        outside = self._changed_outside([slot for slot in self.slots.values() if not (self.shared and slot.contiguous)])
+        if self.name == "fp32":
+            return outside  # the parameters inside are the state
         if self._own_pages is not None:
-            return self._written()
-        left = [slot for slot in self.slots.values() if slot.left is not None]
-        changed = [slot for slot in left if slot.left != slot.versions()]
-        if not self.shared and self.session.step == self._pulled_step:  # the arena has what was left in the model
-            names = self._weights.unlike_arena([(s.piece, s.piece.parameter) for s in left if s.left == s.versions()])
-            if names:
-                raise RuntimeError(
-                    f"{len(names)} parameters were written since the last step, {names[0]} among them, in a way that autograd does not "
-                    "count: through .data, numpy or an address. Write the parameter itself (with torch.no_grad(): p.copy_(x)), or "
-                    "call torch.autograd.graph.increment_version(p) afterwards: then the optimizer takes the new weights"
-                )
-        return changed
+            return self._written() + outside
+        return [slot for slot in inside if slot.left not in (None, slot.versions())] + outside
+
+    def _changed_outside(self, slots: Sequence[Slot]) -> List[Slot]:
+        """Those that the program has changed of parameters that are not in the arena."""
+        left = [slot for slot in slots if slot.left is not None]
+        kept = [(s.piece, s.piece.parameter) for s in left if s.left == s.versions()]
+        # Of another step the arena has other weights than were left in the model.
+        names = self._weights.unlike_arena(kept) if kept and self.session.step == self._pulled_step else []
+        if names:
+            raise RuntimeError(
+                f"{len(names)} parameters were written since the last step, {names[0]} among them, in a way that autograd does not "
+                "count: through .data, numpy or an address. Write the parameter itself (with torch.no_grad(): p.copy_(x)), or "
+                "call torch.autograd.graph.increment_version(p) afterwards: then the optimizer takes the new weights"
+            )
+        return [slot for slot in left if slot.left != slot.versions()]
 
     def _written(self) -> List[Slot]:
         """The slots that have other weights in pages of the program's own than in the arena."""
@@ -484,11 +510,12 @@ class Part:
             self._own_pages.give_up(self._to_give_up)
 
     def _copy_parameters(self, after_step: bool) -> None:
-        for piece in self.pieces:
-            if not local(piece.parameter).is_contiguous():
-                raise ValueError(
-                    f"parameter {piece.name} is not contiguous, and is copied piece by piece: make it so (parameter.data = parameter.data.contiguous())"
-                )
+        # Others than contiguous ones (channels_last) come as a whole: blocks have the order of the shape.
+        whole = {
+            p: torch.empty(local(p).numel(), dtype=p.dtype, device=local(p).device)
+            for p in self._pieces_of
+            if not local(p).is_contiguous()
+        }
         self.transfer.begin()
         moving: Deque[Tuple[Any, torch.Tensor, List[Tuple[Piece, int, int]]]] = collections.deque()
         for tensor, block, owner in self._blocks(after_step):
@@ -500,10 +527,13 @@ class Part:
                 work = torch.distributed.broadcast(tensor.view(torch.uint8), source, group=self.mesh.group, async_op=True)
             moving.append((work, tensor, block))
             if len(moving) >= _IN_FLIGHT:
-                self._place(*moving.popleft())
+                self._place(*moving.popleft(), whole)
         while moving:
-            self._place(*moving.popleft())
+            self._place(*moving.popleft(), whole)
         self.transfer.join()
+        for parameter, values in whole.items():
+            own = local(parameter.detach())
+            own.copy_(values.view(own.shape))
 
     def gathers(self) -> bool:
         """Whether the ranks send each other parameters: they do unless these are divided as the shards are."""
@@ -543,14 +573,22 @@ class Part:
         arena = self.session.parameters
         return torch.frombuffer(arena.memory, dtype=DTYPES[arena.type], count=self.session.elements)
 
-    def _place(self, work: Any, tensor: torch.Tensor, block: List[Tuple[Piece, int, int]]) -> None:
-        """Copies a block into the parameters that it has pieces of."""
+    def _place(
+        self,
+        work: Any,
+        tensor: torch.Tensor,
+        block: List[Tuple[Piece, int, int]],
+        whole: Dict[torch.Tensor, torch.Tensor],
+    ) -> None:
+        """Copies a block into the parameters that it has pieces of, or into what is there in their place."""
         if work is not None:
             work.wait()
         at = 0
         for piece, first, count in block:
             begin = first if not is_sharded(piece.parameter) else first - piece.first
-            parameter = local(piece.parameter.detach()).view(-1)[begin : begin + count]
+            into = whole.get(piece.parameter)
+            flat = local(piece.parameter.detach()).view(-1) if into is None else into
+            parameter = flat[begin : begin + count]
             source = tensor[at : at + count]
             if work is None:
                 self.transfer.fetch(parameter, source)

@@ -18,17 +18,26 @@ def read_entries(parts: Sequence[Part], moments: Sequence[str], counts_steps: bo
     entries = {}
     for part in parts:
         for parameter, slot in part.slots.items():
-            entry: Dict[str, Any] = {}
-            if counts_steps:
-                entry["step"] = torch.tensor(float(part.session.step))
-            streams = list(zip(moments, _STREAMS))
+            entry = read_entry(part, slot, moments, counts_steps)
             if part.name != "fp32":
-                streams.append((_MASTER, protocol.MASTER_WEIGHTS))
-            for name, stream in streams:
-                values = torch.from_numpy(part.session.read(stream, slot.piece.offset, slot.piece.count))
-                entry[name] = _shaped(values, parameter)
+                entry[_MASTER] = _read(part, slot, protocol.MASTER_WEIGHTS)
             entries[parameter] = entry
     return entries
+
+
+def read_entry(part: Part, slot: Slot, moments: Sequence[str], counts_steps: bool) -> Dict[str, Any]:
+    """What torch's optimizer has as the state of a parameter."""
+    entry: Dict[str, Any] = {}
+    if counts_steps:
+        entry["step"] = torch.tensor(float(part.session.step))
+    for name, stream in zip(moments, _STREAMS):
+        entry[name] = _read(part, slot, stream)
+    return entry
+
+
+def _read(part: Part, slot: Slot, stream: int) -> torch.Tensor:
+    values = torch.from_numpy(part.session.read(stream, slot.piece.offset, slot.piece.count))
+    return _shaped(values, slot.piece.parameter)
 
 
 def _shaped(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

@@ -5,11 +5,15 @@ All operations take flat tensors of one type and length. What is asked of a
 the operations of PyTorch's current stream.
 """
 
+import contextlib
+import os
+import platform
 from typing import Any, List, Tuple
 
 import torch
 
 from plimsoll.client import Arena
+from plimsoll.errors import PlimsollError
 
 
 class HostTransfer:
@@ -20,6 +24,13 @@ class HostTransfer:
 
     def register(self, arena: Arena) -> None:
         """Prepares an arena for copies."""
+
+    def is_capturing(self) -> bool:
+        """Whether operations are being recorded for a graph, and none is made: then nothing may be copied or asked."""
+        return False
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """Keeps the memory of a tensor that other ranks were sent until the current stream, which has waited for that, is there."""
 
     def store(self, arena: torch.Tensor, gradient: torch.Tensor) -> Any:
         """Copies a gradient into the arena. What :meth:`is_done` takes."""
@@ -53,13 +64,13 @@ class HostTransfer:
 
 
 class CudaTransfer(HostTransfer):
-    """Parameters are on a CUDA device: copies are on a stream of their own, to and from pinned memory."""
+    """Parameters are on a CUDA device: copies are on streams of their own, one for each direction, to and from pinned memory."""
 
     shares = False
 
     def __init__(self, device: torch.device):
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._to_host, self._to_device = torch.cuda.Stream(device), torch.cuda.Stream(device)
         self._registered: List[Tuple[int, Arena]] = []
 
     def register(self, arena: Arena) -> None:
@@ -69,34 +80,43 @@ class CudaTransfer(HostTransfer):
         with torch.cuda.device(self._device):
             error = torch.cuda.cudart().cudaHostRegister(address, len(arena.memory), 0)
         if int(error) != 0:
-            raise RuntimeError(
-                f"cudaHostRegister of arena {arena.name}, {len(arena.memory)} bytes: {error}; "
-                "pinned memory may be limited (ulimit -l, or the limit of a container)"
+            text = torch.cuda.cudart().cudaGetErrorString(error)
+            _take_last_error(self._device)
+            pinned = sum(len(a.memory) for _, a in self._registered)
+            raise PlimsollError(
+                f"the CUDA driver cannot pin arena {arena.name} of {len(arena.memory)} bytes: {text} (cudaHostRegister, error {int(error)}). "
+                f"This optimizer has pinned {pinned} bytes before, and {_total_memory()}; {_where_to_look()}"
             )
         self._registered.append((address, arena))
 
-    def _after_current(self) -> None:
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+    def is_capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        tensor.record_stream(torch.cuda.current_stream(self._device))
+
+    def _after_current(self, stream: torch.cuda.Stream) -> None:
+        stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def store(self, arena: torch.Tensor, gradient: torch.Tensor) -> torch.cuda.Event:
-        self._after_current()
-        with torch.cuda.stream(self._stream):
+        self._after_current(self._to_host)
+        with torch.cuda.stream(self._to_host):
             arena.copy_(gradient, non_blocking=True)
             return self._mark(gradient)
 
     def add(self, arena: torch.Tensor, gradient: torch.Tensor) -> torch.cuda.Event:
-        # On the device: the host's cores are the optimizer's.
-        self._after_current()
-        with torch.cuda.stream(self._stream):
+        # On the device: the host's cores are the optimizer's. Both ways on the stream of the copies that are added to.
+        self._after_current(self._to_host)
+        with torch.cuda.stream(self._to_host):
             total = arena.to(self._device, non_blocking=True).add_(gradient)
             arena.copy_(total, non_blocking=True)
             return self._mark(gradient)
 
     def _mark(self, gradient: torch.Tensor) -> torch.cuda.Event:
         # The allocator may not give the gradient's memory away before it is read.
-        gradient.record_stream(self._stream)
+        gradient.record_stream(self._to_host)
         event = torch.cuda.Event()
-        event.record(self._stream)
+        event.record(self._to_host)
         return event
 
     def is_done(self, token: torch.cuda.Event) -> bool:
@@ -106,24 +126,52 @@ class CudaTransfer(HostTransfer):
         token.synchronize()
 
     def settle(self) -> None:
-        self._stream.synchronize()
+        self._to_host.synchronize()
+        self._to_device.synchronize()
 
     def begin(self) -> None:
-        self._after_current()
+        self._after_current(self._to_device)
 
     def fetch(self, parameter: torch.Tensor, arena: torch.Tensor) -> None:
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._to_device):
             parameter.copy_(arena, non_blocking=True)
-            parameter.record_stream(self._stream)
+            parameter.record_stream(self._to_device)
 
     def join(self) -> None:
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        torch.cuda.current_stream(self._device).wait_stream(self._to_device)
 
     def release(self) -> None:
-        self._stream.synchronize()
-        for address, _ in self._registered:
-            torch.cuda.cudart().cudaHostUnregister(address)
+        # Where a kernel has failed, as by an assertion, every call does, and nothing is under way any more. That failure
+        # is being raised, and not what it leads to here.
+        with contextlib.suppress(RuntimeError):
+            self.settle()
+        failed = [int(torch.cuda.cudart().cudaHostUnregister(address)) for address, _ in self._registered]
         self._registered.clear()
+        if any(failed):
+            _take_last_error(self._device)
+
+
+def _take_last_error(device: torch.device) -> None:
+    """Has CUDA forget the error of the last call: the next kernel's check would take it for that kernel's."""
+    with contextlib.suppress(RuntimeError):  # that is this kernel's check
+        torch.empty(1, device=device).fill_(0)
+
+
+def _total_memory() -> str:
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return f"this host has {total} bytes of memory"
+
+
+def _where_to_look() -> str:
+    if "microsoft" in platform.release().lower():
+        return (
+            "under WSL2 Windows lets programs pin a part of memory only, on some of its versions about 1 GiB: use Linux itself, "
+            "or a model whose gradients and parameters fit"
+        )
+    return (
+        "the driver pins what host and container have free (docker run --memory, the memory limit of a pod); ulimit -l is no limit for it. "
+        "See the kernel's log for NVRM messages, and give the container more memory or the optimizer a smaller part of the model (sharding)"
+    )
 
 
 def transfer_for(device: torch.device) -> HostTransfer:

@@ -22,10 +22,10 @@ func someNumbers(random *rand.Rand, of dtype.Type, n int) kernel.Array {
 	return numbers
 }
 
-// TestBrokenOffAdditionsAreFinished leaves the memory of a shard as a process can
+// TestBrokenOffAccumulationsAreFinished leaves the memory of a shard as a process can
 // that is killed while it adds to the gradients, or adds what another has half
 // added, and has another add the same again.
-func TestBrokenOffAdditionsAreFinished(t *testing.T) {
+func TestBrokenOffAccumulationsAreFinished(t *testing.T) {
 	for i, c := range crashCases() {
 		of := []dtype.Type{dtype.BF16, dtype.F32, dtype.F16}[i%3]
 		c.config.Format.Gradient = of
@@ -41,18 +41,18 @@ func TestBrokenOffAdditionsAreFinished(t *testing.T) {
 				kernel.Generic.Accumulate(s.gradient.Slice(first, first+gradient.Len()), gradient)
 				after := s.image()
 				s.setImage(before)
-				finished, _, _, _ := s.Additions()
-				now := Addition{int64(first), int64(gradient.Len()), gradient.Type}
-				s.beginAddition(now)
+				finished, _, _, _ := s.Accumulations()
+				now := Accumulation{int64(first), int64(gradient.Len()), gradient.Type}
+				s.beginAccumulation(now)
 				for range 1 + random.IntN(3) {
-					s.breakOffAddition(random, gradient)
+					s.breakOffAccumulation(random, gradient)
 				}
 				other := s.attach(t, 1+random.IntN(3), kernel.Available()[random.IntN(len(kernel.Available()))])
 				defer other.Close()
 				if other.Finish() {
 					t.Fatal("a step was finished, and none was under way")
 				}
-				if n, _, last, half := other.Additions(); n != finished || last != now || !half {
+				if n, _, last, half := other.Accumulations(); n != finished || last != now || !half {
 					t.Fatalf("%d additions are finished, want %d; the last, %v, is half made: %v", n, finished, last, half)
 				}
 				if err := other.beginNext(); err == nil || !strings.Contains(err.Error(), "half added") {
@@ -69,7 +69,7 @@ func TestBrokenOffAdditionsAreFinished(t *testing.T) {
 				if err := other.Accumulate(now.First, gradient); err != nil {
 					t.Fatal(err)
 				}
-				if n, _, _, half := other.Additions(); n != finished+1 || half {
+				if n, _, _, half := other.Accumulations(); n != finished+1 || half {
 					t.Fatalf("%d additions are finished, want %d; one more is half made: %v", n, finished+1, half)
 				}
 				if !bytes.Equal(s.image(), after) {
@@ -86,9 +86,9 @@ func TestBrokenOffAdditionsAreFinished(t *testing.T) {
 	}
 }
 
-// breakOffAddition goes on with the addition under way, as [Shard.Accumulate]
+// breakOffAccumulation goes on with the addition under way, as [Shard.Accumulate]
 // does, and stops somewhere: every slot has got as far as it has.
-func (s *Shard) breakOffAddition(random *rand.Rand, gradient kernel.Array) {
+func (s *Shard) breakOffAccumulation(random *rand.Rand, gradient kernel.Array) {
 	for _, slot := range s.slots {
 		unit := int(slot.unit.Load())
 		if !slot.undo.Begun() || s.isAdded(unit) {
@@ -99,9 +99,9 @@ func (s *Shard) breakOffAddition(random *rand.Rand, gradient kernel.Array) {
 			s.addPart(slot, unit, slot.undo.RestoreSum(sum), random, gradient)
 			return
 		}
-		s.resumeAddition(slot, gradient)
+		s.resumeAccumulation(slot, gradient)
 	}
-	last := s.additions.last
+	last := s.accumulations.last
 	first := s.chunkAt(int(last.First))
 	units := s.chunkAt(int(last.First+last.Count-1)) + 1 - first
 	free := 0
@@ -139,14 +139,14 @@ func (s *Shard) addPart(slot slot, unit, first int, random *rand.Rand, gradient 
 func TestBrokenOffClearIsFinished(t *testing.T) {
 	s := crashCases()[0].newShard(t, true)
 	s.makeSteps(t, 2)
-	s.beginAddition(Addition{5, 10, dtype.F32}) // and is never finished
-	s.additions.clearing.Store(true)
+	s.beginAccumulation(Accumulation{5, 10, dtype.F32}) // and is never finished
+	s.accumulations.clearing.Store(true)
 	clear(s.gradient.Data[:1000])
-	s.additions.begun.Store(0)
+	s.accumulations.begun.Store(0)
 	other := s.attach(t, 2, kernel.Generic)
 	defer other.Close()
 	other.Finish()
-	if n, cleared, _, half := other.Additions(); n != 0 || cleared != 2 || half {
+	if n, cleared, _, half := other.Accumulations(); n != 0 || cleared != 2 || half {
 		t.Errorf("%d gradients were added since step %d, one half: %v", n, cleared, half)
 	}
 	for i := range crashElements {
@@ -158,7 +158,7 @@ func TestBrokenOffClearIsFinished(t *testing.T) {
 	if err := other.Accumulate(5, gradient); err != nil {
 		t.Error(err)
 	}
-	if n, _, _, _ := other.Additions(); n != 1 {
+	if n, _, _, _ := other.Accumulations(); n != 1 {
 		t.Errorf("%d gradients were added", n)
 	}
 }
@@ -212,7 +212,7 @@ func TestBrokenOffWritesAreMadeAgain(t *testing.T) {
 // breakOffWrite writes a moment and stops somewhere: every slot has got as far as
 // it has.
 func (s *Shard) breakOffWrite(random *rand.Rand, number, first int, values []float32) {
-	s.forgetLogs()
+	s.clearLogs()
 	s.writing.Store(true)
 	end := first + len(values)
 	units := s.chunkAt(end-1) + 1 - s.chunkAt(first)

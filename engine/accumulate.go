@@ -1,0 +1,114 @@
+package engine
+
+import (
+	"fmt"
+
+	"plimsoll/dtype"
+	"plimsoll/optim/kernel"
+)
+
+// Accumulation is a gradient that is added to the shard's gradients: Count elements
+// of a type, beginning at element First of the shard.
+type Accumulation struct {
+	First, Count int64
+	Type         dtype.Type
+}
+
+func (a Accumulation) String() string {
+	return fmt.Sprintf("elements %d to %d in %v", a.First, a.First+a.Count, a.Type)
+}
+
+// Accumulations returns how many gradients were added since all gradients were
+// cleared, and the step of the state at that time. It also returns the last one
+// begun, and whether that one is half added: the process that added it was killed.
+func (s *Shard) Accumulations() (finished, cleared int64, last Accumulation, half bool) {
+	a := s.accumulations
+	return a.finished.Load(), a.cleared.Load(), a.last, s.isAccumulating()
+}
+
+// Accumulate adds a gradient of any type to the shard's gradients, beginning at
+// element first. Trainers that run several backward passes before a step need it.
+// If another process has left an accumulation half done, this one must be the same.
+func (s *Shard) Accumulate(first int64, gradient kernel.Array) error {
+	a, now := s.accumulations, Accumulation{first, int64(gradient.Len()), gradient.Type}
+	end := first + now.Count
+	if first < 0 || end > s.config.Elements {
+		panic(fmt.Sprintf("engine: gradients %d to %d of a shard of %d", first, end, s.config.Elements))
+	}
+	s.Wait()
+	switch {
+	case s.isUnderway():
+		return fmt.Errorf("a gradient cannot be added: step %d is under way", s.Steps()+1)
+	case s.isAccumulating() && now != a.last:
+		return fmt.Errorf("a gradient of %v cannot be added: one of %v is half added: add it again, or clear all", now, a.last)
+	case s.isAccumulating():
+		for _, slot := range s.slots {
+			s.resumeAccumulation(slot, gradient)
+		}
+	default:
+		s.beginAccumulation(now)
+	}
+	s.start(int64(s.chunkAt(int(first))), int64(s.chunkAt(int(end-1))+1), true, func(worker, unit int) {
+		s.addUnit(worker, unit, gradient)
+	})
+	s.wait()
+	a.finished.Store(a.begun.Load())
+	return nil
+}
+
+// beginAccumulation begins an accumulation. It stores the number last: from then
+// on, another process can go on with it.
+func (s *Shard) beginAccumulation(now Accumulation) {
+	s.clearLogs()
+	s.accumulations.last = now
+	s.accumulations.marks.Add(1)
+	s.accumulations.begun.Add(1)
+}
+
+func (s *Shard) addUnit(worker, unit int, gradient kernel.Array) {
+	sum, part := s.sumOf(unit, gradient)
+	if s.slots == nil {
+		s.config.Kernel.Accumulate(sum, part)
+		return
+	}
+	if s.isAdded(unit) {
+		return // another process has added it
+	}
+	slot := s.slots[worker]
+	slot.begin(unit)
+	s.config.Kernel.AccumulateLogged(sum, part, 0, slot.undo)
+	s.done[unit].Store(s.accumulations.mark())
+}
+
+// resumeAccumulation adds the rest of a gradient to the chunk of a slot's undo log.
+func (s *Shard) resumeAccumulation(slot slot, gradient kernel.Array) {
+	unit := int(slot.unit.Load())
+	if !slot.undo.Begun() || s.isAdded(unit) {
+		return
+	}
+	sum, part := s.sumOf(unit, gradient)
+	s.config.Kernel.AccumulateLogged(sum, part, slot.undo.RestoreSum(sum), slot.undo)
+	s.done[unit].Store(s.accumulations.mark())
+}
+
+// sumOf returns the part of a chunk that the accumulation begun last adds to, and
+// the part of the gradient that it adds.
+func (s *Shard) sumOf(unit int, gradient kernel.Array) (sum, part kernel.Array) {
+	c, first := s.chunks[unit], int(s.accumulations.last.First)
+	from := max(c.section.first+c.first, first)
+	to := min(c.section.first+c.end, first+gradient.Len())
+	return s.gradient.Slice(from, to), gradient.Slice(from-first, to-first)
+}
+
+// ClearGradients sets all gradients to 0. A half-done accumulation is discarded.
+func (s *Shard) ClearGradients() {
+	s.Wait()
+	a := s.accumulations
+	a.clearing.Store(true)
+	s.startChunks(true, func(_, unit int) { clear(s.chunks[unit].state().Gradient.Data) })
+	s.wait()
+	a.cleared.Store(s.Steps())
+	a.begun.Store(0)
+	a.finished.Store(0)
+	a.clearing.Store(false)
+}

@@ -1,0 +1,66 @@
+package engine
+
+import "sync/atomic"
+
+// pass is one walk of all workers over units of work: chunks or norm blocks.
+type pass struct {
+	workers *Workers
+	steal   bool // a worker that is through with its own range helps the others
+	body    func(worker, unit int)
+	cursors []cursor
+	walk    func(worker int) // walkUnits, bound once: a step allocates nothing
+}
+
+// cursor counts through the units of one worker's own range. Each cursor has a
+// cache line of its own.
+type cursor struct {
+	next atomic.Int64
+	end  int64
+	_    [48]byte
+}
+
+// open gives a rank's shard a worker on each CPU.
+func (p *pass) open(rank int, cpus []int) (err error) {
+	p.walk, p.cursors = p.walkUnits, make([]cursor, len(cpus))
+	p.workers, err = NewWorkers(rank, cpus)
+	return err
+}
+
+// close ends the workers, unless other shards of the rank use them.
+func (p *pass) close() {
+	if p.workers != nil {
+		p.workers.Close()
+	}
+}
+
+// start begins a pass over units of work. Each worker walks a contiguous range of
+// its own. With steal it then helps the others with theirs.
+func (p *pass) start(from, end int64, steal bool, body func(worker, unit int)) {
+	p.wait()
+	p.steal, p.body = steal, body
+	units, workers := end-from, int64(p.workers.Count())
+	for w := range workers {
+		p.cursors[w].next.Store(from + w*units/workers)
+		p.cursors[w].end = from + (w+1)*units/workers
+	}
+	p.workers.Start(p.walk)
+}
+
+// wait returns when the pass is done.
+func (p *pass) wait() { p.workers.Wait() }
+
+func (p *pass) walkUnits(worker int) {
+	for i := range p.cursors {
+		if i > 0 && !p.steal {
+			return
+		}
+		own := &p.cursors[(worker+i)%len(p.cursors)]
+		for {
+			unit := own.next.Add(1) - 1
+			if unit >= own.end {
+				break
+			}
+			p.body(worker, int(unit))
+		}
+	}
+}

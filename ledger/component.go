@@ -1,0 +1,178 @@
+package ledger
+
+import "strings"
+
+// Component names what holds bytes. Its value is the name in JSON and metrics;
+// Title is the name in text. Every component is a constant of this file, so a
+// plan and a measurement of the same thing have the same name.
+type Component string
+
+// State of an optimizer, named as torch.optim does.
+const (
+	Parameters       Component = "parameters"
+	Gradients        Component = "gradients"
+	MasterWeights    Component = "master_weights"
+	MasterWeightsLow Component = "master_weights_low"
+	OptimizerStates  Component = "optimizer_states"
+	ExpAvg           Component = "exp_avg"
+	ExpAvgSq         Component = "exp_avg_sq"
+	Sum              Component = "sum"
+	MomentumBuffer   Component = "momentum_buffer"
+	MomentHeaders    Component = "moment_headers"
+)
+
+// Memory that the optimizer service and a rehearsal need beside that state.
+const (
+	GradientNormSums  Component = "gradient_norm_sums"
+	StepJournal       Component = "step_journal"
+	SessionHeader     Component = "session"
+	PageRounding      Component = "page_rounding"
+	PageTables        Component = "page_tables"
+	Process           Component = "process"
+	ServiceProcess    Component = "service_process"
+	ServicePageTables Component = "service_page_tables"
+)
+
+// Memory of a forward and a backward pass.
+const (
+	Batch                  Component = "batch"
+	EmbeddingActivations   Component = "activations_embeddings"
+	NormActivations        Component = "activations_norms"
+	AttentionActivations   Component = "activations_attention"
+	AttentionScores        Component = "activations_attention_scores"
+	FeedForwardActivations Component = "activations_feed_forward"
+	ResidualActivations    Component = "activations_residual_stream"
+	AdapterActivations     Component = "activations_adapters"
+	RecomputedActivations  Component = "activations_recomputed"
+	LogitsAndLoss          Component = "logits_and_loss"
+	AutocastWeights        Component = "autocast_weights"
+	ActivationGradients    Component = "activation_gradients"
+	OperationScratch       Component = "operation_scratch"
+	MatmulWorkspaces       Component = "matmul_workspaces"
+)
+
+// Memory of training frameworks.
+const (
+	ManagedOptimizerStates Component = "optimizer_states_managed"
+	OptimizerTemporaries   Component = "optimizer_temporaries"
+	CommunicationBuckets   Component = "communication_buckets"
+	BucketCopies           Component = "communication_bucket_copies"
+	ReductionTemporaries   Component = "reduction_temporaries"
+	GatheredParameters     Component = "gathered_parameters"
+	UndividedUnits         Component = "undivided_units"
+	StagingBuffers         Component = "staging_buffers"
+	LoadStaging            Component = "model_load_staging"
+	FlatteningCopies       Component = "flattening_copies"
+	MasterGradients        Component = "master_gradients"
+	AccumulatedGradients   Component = "accumulated_gradients"
+	Bit16Staging           Component = "bit16_staging_buffer"
+	DtypeConversions       Component = "dtype_conversions"
+	PinningCopies          Component = "pinning_copies"
+	PinnedRounding         Component = "pinned_block_rounding"
+	SwapBuffers            Component = "nvme_swap_buffers"
+	AdamTiles              Component = "cpu_adam_tiles"
+	FullStateDict          Component = "full_state_dict"
+	SharedMasterWeights    Component = "master_weights_dev_shm"
+	SharedMasterGradients  Component = "master_gradients_dev_shm"
+	SharedStaleParameters  Component = "stale_parameters_dev_shm"
+	SelectedGradients      Component = "selected_gradients"
+	PythonProcess          Component = "python_process"
+	CUDAContext            Component = "cuda_context"
+	NCCL                   Component = "nccl"
+)
+
+// description is the title of a component, where it is not the name itself, and
+// the component that it is a part of.
+type description struct {
+	title  string
+	partOf Component
+}
+
+var descriptions = map[Component]description{
+	MasterWeights:    {title: "master weights"},
+	MasterWeightsLow: {title: "master_weights_low", partOf: MasterWeights},
+	OptimizerStates:  {title: "optimizer states"},
+	ExpAvg:           {title: "exp_avg", partOf: OptimizerStates},
+	ExpAvgSq:         {title: "exp_avg_sq", partOf: OptimizerStates},
+	Sum:              {title: "sum", partOf: OptimizerStates},
+	MomentumBuffer:   {title: "momentum_buffer", partOf: OptimizerStates},
+	MomentHeaders:    {title: "moment_headers", partOf: OptimizerStates},
+
+	EmbeddingActivations:   {title: "activations: embeddings"},
+	NormActivations:        {title: "activations: norms"},
+	AttentionActivations:   {title: "activations: attention"},
+	AttentionScores:        {title: "activations: attention scores"},
+	FeedForwardActivations: {title: "activations: feed-forward"},
+	ResidualActivations:    {title: "activations: residual stream"},
+	AdapterActivations:     {title: "activations: adapters"},
+	RecomputedActivations:  {title: "activations (recomputed)"},
+	LogitsAndLoss:          {title: "logits and loss"},
+	AutocastWeights:        {title: "weights cast by autocast"},
+	ActivationGradients:    {title: "gradients of activations"},
+	OperationScratch:       {title: "scratch of operations"},
+	MatmulWorkspaces:       {title: "workspaces of matrix products"},
+
+	ManagedOptimizerStates: {title: "optimizer states (managed memory)", partOf: OptimizerStates},
+	OptimizerTemporaries:   {title: "temporaries of the optimizer step"},
+	CommunicationBuckets:   {title: "communication buckets"},
+	BucketCopies:           {title: "copies of communication buckets"},
+	ReductionTemporaries:   {title: "temporaries of the reduction"},
+	GatheredParameters:     {title: "gathered parameters"},
+	UndividedUnits:         {title: "units before they are divided"},
+	StagingBuffers:         {title: "staging buffers"},
+	LoadStaging:            {title: "model load staging"},
+	FlatteningCopies:       {title: "copies while parameters are flattened"},
+	MasterGradients:        {title: "gradients of the master weights"},
+	AccumulatedGradients:   {title: "accumulated gradients"},
+	Bit16Staging:           {title: "bit16 staging buffer"},
+	DtypeConversions:       {title: "dtype conversions"},
+	PinningCopies:          {title: "pageable copies while memory is pinned"},
+	PinnedRounding:         {title: "rounding of pinned blocks"},
+	SwapBuffers:            {title: "pinned buffers before NVMe"},
+	AdamTiles:              {title: "pinned tiles of CPU Adam"},
+	FullStateDict:          {title: "full state_dict"},
+	SharedMasterWeights:    {title: "master weights in /dev/shm", partOf: MasterWeights},
+	SharedMasterGradients:  {title: "gradients of the master weights in /dev/shm", partOf: MasterGradients},
+	SharedStaleParameters:  {title: "parameters before the step in /dev/shm"},
+	SelectedGradients:      {title: "selected gradients and their states"},
+	PythonProcess:          {title: "Python and its libraries"},
+	CUDAContext:            {title: "CUDA context"},
+	NCCL:                   {title: "NCCL"},
+}
+
+// Title is the name in text.
+func (c Component) Title() string {
+	if title := descriptions[c].title; title != "" {
+		return title
+	}
+	return string(c)
+}
+
+// InType is the part of a component that is held in another type than the rest,
+// such as exp_avg_fp32.
+func (c Component) InType(dtype string) Component { return c + "_" + Component(dtype) }
+
+// PartOf is the component that this one is a part of, and empty if there is
+// none: exp_avg_fp32 is a part of exp_avg, and that of optimizer_states.
+func (c Component) PartOf() Component {
+	if d, known := descriptions[c]; known {
+		return d.partOf
+	}
+	if end := strings.LastIndexByte(string(c), '_'); end > 0 {
+		if whole := c[:end]; descriptions[whole].partOf != "" {
+			return whole
+		}
+	}
+	return ""
+}
+
+// sharedWith is the component itself or the nearest one it is a part of that the
+// others have, too. If they have none of these, it is the component itself.
+func (c Component) sharedWith(others map[Component]bool) Component {
+	for whole := c; whole != ""; whole = whole.PartOf() {
+		if others[whole] {
+			return whole
+		}
+	}
+	return c
+}

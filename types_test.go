@@ -1,0 +1,46 @@
+package plimsoll
+
+import (
+	"go/ast"
+	"go/types"
+	"sync"
+	"testing"
+
+	"golang.org/x/tools/go/packages"
+)
+
+var loadTypes = sync.OnceValues(func() ([]*packages.Package, error) {
+	const mode = packages.NeedName | packages.NeedFiles | packages.NeedSyntax | packages.NeedTypes | packages.NeedTypesInfo |
+		packages.NeedImports | packages.NeedDeps
+	return packages.Load(&packages.Config{Mode: mode}, "./...")
+})
+
+// typedPackages are the packages of the module with syntax and types, tests
+// excluded.
+func typedPackages(t *testing.T) []*packages.Package {
+	t.Helper()
+	loaded, err := loadTypes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(loaded) < 20 {
+		t.Fatalf("only %d packages were found", len(loaded))
+	}
+	return loaded
+}
+
+// TestComponentsAreTheLedgers wants every component to be a constant of package
+// ledger: a name that a package makes up joins nothing.
+func TestComponentsAreTheLedgers(t *testing.T) {
+	for _, p := range typedPackages(t) {
+		if p.PkgPath == "plimsoll/ledger" {
+			continue
+		}
+		for expression, value := range p.TypesInfo.Types {
+			literal, isLiteral := expression.(*ast.BasicLit)
+			if isLiteral && literal.Value != `""` && types.TypeString(value.Type, nil) == "plimsoll/ledger.Component" {
+				t.Errorf("%v: %s is no constant of package ledger", p.Fset.Position(literal.Pos()), literal.Value)
+			}
+		}
+	}
+}
