@@ -144,6 +144,17 @@ def test_workers_of_a_data_loader():
     assert losses[:4] == pytest.approx(losses[4:], rel=1e-5)
 
 
+def test_a_child_uses_the_model_of_an_optimizer_that_has_made_no_step():
+    """Whatever another optimizer of the parent does meanwhile."""
+    generator, critic = network(), network()
+    optimizers = [plimsoll.torch.AdamW(model.parameters(), lr=1e-2) for model in (generator, critic)]
+    train(generator, optimizers[0], 1), train(critic, optimizers[1], 1)
+    wanted = copy.deepcopy(generator)
+    finish = in_child(lambda: assert_same(generator, wanted, 0, 0))
+    train(critic, optimizers[1], 1)
+    finish()
+
+
 def test_a_child_of_a_child():
     model = network()
     optimizer = plimsoll.torch.AdamW(model.parameters(), lr=1e-2)

@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Type
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_flatten
 
 from plimsoll.torch.samples import Samples
 
@@ -65,7 +66,7 @@ class SharedParameters:
         for parameter in self._parameters if not self._classes else ():
             self._classes[parameter] = type(parameter)
             parameter.__class__ = _left_to_parent(type(parameter))
-            _left[parameter] = self
+            _left[id(parameter)] = self
 
     def copy(self) -> None:
         """Gives the child the parameters of the fork. Raises RuntimeError where the parent has changed them since."""
@@ -78,7 +79,7 @@ class SharedParameters:
             for parameter, value in zip(self._parameters, values):
                 parameter.data = value
                 parameter.__class__ = self._classes.pop(parameter)
-                del _left[parameter]
+                del _left[id(parameter)]
             _shared.discard(self)
 
 
@@ -90,7 +91,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 _shared: "weakref.WeakSet[SharedParameters]" = weakref.WeakSet()
-_left: Dict[torch.Tensor, SharedParameters] = {}  # in a child
+_left: Dict[int, SharedParameters] = {}  # in a child: of parameters by their id
 
 
 @functools.lru_cache(maxsize=None)
@@ -98,7 +99,8 @@ def _left_to_parent(original: Type[torch.Tensor]) -> Type[torch.Tensor]:
     """The class of parameters of ``original`` that a child has not used yet."""
 
     def use(cls: Any, function: Any, classes: Any, arguments: Any = (), options: Any = None) -> Any:
-        for shared in set(_left.values()):
+        used = {_left[id(x)] for x in tree_flatten((arguments, options))[0] if id(x) in _left}
+        for shared in used or set(_left.values()):  # those of other optimizers may be gone, and nobody needs them
             shared.copy()
         return function(*arguments, **(options or {}))
 

@@ -111,6 +111,7 @@ class Part:
         self.waits = False  # whether gradients are taken in the step alone, not as they arrive
         self.torn = False  # whether parameters of the last step have not come into the model
         self._own_pages: Optional[OwnPages] = None
+        self._pulled_step = 0  # that of the parameters in the model
         self._forkable: Optional[SharedParameters] = None
         self._to_give_up: List[Tuple[int, int]] = []  # pages with weights that the state is getting
         self.in_arena = False  # whether the weights of the state are in the arena of parameters, not beside it
@@ -432,6 +433,8 @@ class Part:
             slot.left = slot.versions()
         if after_step:
             self.forget_loaded()
+        if self.session is not None:
+            self._pulled_step = self.session.step
         self.torn = False
         if self._forkable is not None:
             self._forkable.generation.end()
@@ -472,7 +475,8 @@ class Part:
         """Those that the program has changed of parameters that are not in the arena."""
         left = [slot for slot in slots if slot.left is not None]
         kept = [(s.piece, s.piece.parameter) for s in left if s.left == s.versions()]
-        names = self._weights.unlike_arena(kept) if kept else []
+        # Of another step the arena has other weights than were left in the model.
+        names = self._weights.unlike_arena(kept) if kept and self.session.step == self._pulled_step else []
         if names:
             raise RuntimeError(
                 f"{len(names)} parameters were written since the last step, {names[0]} among them, in a way that autograd does not "
