@@ -178,24 +178,25 @@ func writeDetail(out io.Writer, results []result) {
 // method is what the report says before its tables.
 const method = `# Accuracy
 
-` + "`make accuracy`" + ` holds ` + "`plimsoll plan`" + ` against public measurements of real training runs, and writes this page.
+` + "`make accuracy`" + ` compares ` + "`plimsoll plan`" + ` with public measurements of
+real training runs, and writes this page.
 
-A measured run is expressed as a user would express it: the model's config.json, DeepSpeed's JSON, TrainingArguments,
-adapter_config.json and flags are made from what its source says of it, by one general mapping for all runs
-(docs/experiments/accuracy). No figure is fitted to a run, and nothing is told by a run's name. What a training program
-does by default where a source does not say it is in one table (software.go): the dropout of LoRA, say. Where a source does
-not say how long sequences are, 128 tokens are taken. float8 is planned as bf16.
+Each measured run is expressed as a user would express it: config.json of the model, DeepSpeed's JSON,
+TrainingArguments, adapter_config.json and flags. One general mapping makes them for all runs from what the source
+says (docs/experiments/accuracy). No figure is fitted to a run, and the program recognizes no run by its name. One
+table (software.go) has the defaults of training programs for what a source does not say, such as the dropout of
+LoRA. Where a source does not give the length of sequences, 128 tokens are taken. float8 is planned as bf16.
 
-Then the planned figure that corresponds to the measured one is put beside it: the peak that PyTorch's allocator reports
-as allocated or reserved, or what the driver reports as in use, which adds the CUDA context; of the whole run, or of the
-step that the source names. A measured sum of components is held against the sum of the planned ones. Of the host, of which
-tools report what the whole machine uses, the planned difference is added to the first measured figure. The error of a run
-is that of its main figure, which is its peak.
+Each measured figure stands beside the planned figure that corresponds to it. That is the peak that PyTorch's
+allocator reports as allocated or reserved, or the memory that the driver reports as in use. The latter includes the
+CUDA context. It is the peak of the full run, or of the step that the source names. A measured sum of components is
+compared with the sum of the planned ones. On the host, tools report what the whole machine uses. There the planned
+difference is added to the first measured figure. The error of a run is the error of its main figure, its peak.
 
-Beside the plan stand what two other programs say of the same run: DeepSpeed's estimator of model states
-(estimate_zero2 and estimate_zero3_model_states_mem_needs; the latter for whatever shards parameters) and
-accelerate estimate-memory ("Training using Adam", on one GPU, which has no figure for quantized models). Both leave out
-activations, and know of no adapters.
+Two other programs estimate the same runs. The first is DeepSpeed's estimator of model states
+(estimate_zero2 and estimate_zero3_model_states_mem_needs; the latter for every method that shards parameters). The
+second is accelerate estimate-memory ("Training using Adam", on one GPU, which has no figure for quantized models).
+Both leave out activations, and neither knows adapters.
 
 `
 
