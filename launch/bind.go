@@ -61,7 +61,8 @@ func setMemoryPolicy(policy string, nodes []int) error {
 	var err error
 	for _, mode := range modes {
 		// The kernel takes one bit less than it is told.
-		_, _, number := unix.Syscall(unix.SYS_SET_MEMPOLICY, uintptr(mode), uintptr(unsafe.Pointer(unsafe.SliceData(mask))), uintptr(64*len(mask)+1))
+		_, _, number := unix.Syscall(unix.SYS_SET_MEMPOLICY, uintptr(mode),
+			uintptr(unsafe.Pointer(unsafe.SliceData(mask))), uintptr(64*len(mask)+1))
 		if number == 0 {
 			return nil
 		}

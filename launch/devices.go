@@ -178,7 +178,8 @@ func gpusOfRanks(seen []visible) (addresses []string, why string) {
 		}
 	}
 	for i, address := range addresses {
-		if address != "" && slices.Contains(addresses[:i], address) && len(seen[i].gpus) == 1 && !seen[i].gpus[0].Divided {
+		if address != "" && slices.Contains(addresses[:i], address) && len(seen[i].gpus) == 1 &&
+			!seen[i].gpus[0].Divided {
 			return nil, "several ranks name the same GPU, which may be another for each"
 		}
 	}

@@ -83,7 +83,8 @@ func (j *Job) Guard() (*Result, error) {
 	if err := adoptOrphans(); err != nil {
 		return nil, err
 	}
-	kept := keptJob{Command: j.Command, Grace: j.Grace, Restarts: j.Restarts, Metrics: j.Metrics, StateCPUs: j.StateCPUs.List(), Scores: jobScores(lowerScore(scoreRange))}
+	kept := keptJob{Command: j.Command, Grace: j.Grace, Restarts: j.Restarts, Metrics: j.Metrics,
+		StateCPUs: j.StateCPUs.List(), Scores: jobScores(lowerScore(scoreRange))}
 	if directory := socketDirectory(j.Ranks); directory != "" {
 		defer removeSocketDirectory(directory) // also where the keeper was killed
 		kept.Socket = filepath.Join(directory, "socket")
@@ -146,7 +147,8 @@ func (j *Job) result(a answer, status syscall.WaitStatus, kills []host.MemoryCou
 	switch {
 	case status.Signaled():
 		endOrphans(0, 0, j.Say)
-		j.Say("the keeper of the ranks was ended by signal %d (%v), and they were ended with it", status.Signal(), status.Signal())
+		j.Say("the keeper of the ranks was ended by signal %d (%v), and they were ended with it", status.Signal(),
+			status.Signal())
 		result := &Result{ExitCode: exitSignal + int(status.Signal()), Proofs: make([]Proof, len(j.Ranks))}
 		j.explain(result.ExitCode, kills)
 		return result, nil
@@ -159,7 +161,8 @@ func (j *Job) result(a answer, status syscall.WaitStatus, kills []host.MemoryCou
 }
 
 // Keep is the keeper: it runs the job of the guard.
-func Keep(stdin *os.File, stdout, stderr io.Writer, say func(format string, values ...any), newService NewService) error {
+func Keep(stdin *os.File, stdout, stderr io.Writer, say func(format string, values ...any),
+	newService NewService) error {
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, heeded()...) // what comes before the ranks are there ends them when they are
 	for _, descriptor := range []int{lifelineDescriptor, answerDescriptor} {
@@ -175,10 +178,12 @@ func Keep(stdin *os.File, stdout, stderr io.Writer, say func(format string, valu
 		_, _ = io.Copy(io.Discard, lifeline) // ends when the guard does
 		close(lost)
 	}()
-	j := Job{Command: kept.Command, Grace: kept.Grace, Restarts: kept.Restarts, Stdin: stdin, Stdout: stdout, Stderr: stderr, Say: say, scores: kept.Scores, lost: lost}
+	j := Job{Command: kept.Command, Grace: kept.Grace, Restarts: kept.Restarts, Stdin: stdin, Stdout: stdout,
+		Stderr: stderr, Say: say, scores: kept.Scores, lost: lost}
 	if kept.Socket != "" {
 		var err error
-		if j.state, err = j.startState(kept.Socket, kept.Metrics, cpuset.New(kept.StateCPUs...), newService); err != nil {
+		if j.state, err = j.startState(kept.Socket, kept.Metrics, cpuset.New(kept.StateCPUs...),
+			newService); err != nil {
 			return err
 		}
 	}

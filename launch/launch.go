@@ -126,7 +126,8 @@ type Result struct {
 }
 
 // passedOn are the signals that the ranks get, too.
-var passedOn = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2}
+var passedOn = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1,
+	syscall.SIGUSR2}
 
 // heeded are those of them that this process was not started to ignore, as
 // nohup has it ignore SIGHUP, and the one with which a shell has a job go on.
@@ -240,7 +241,8 @@ func (j *Job) outcome(a attempt, kills []host.MemoryCounter) *Result {
 // watch waits for all ranks, and returns the first that failed of its own
 // accord, or else the first that did not end with 0; and whether the user has
 // asked them to end.
-func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Signal, stop bool) (first *end, byUser bool) {
+func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Signal, stop bool) (first *end,
+	byUser bool) {
 	changes := make(chan os.Signal, 1) // of processes that end or stop
 	signal.Notify(changes, syscall.SIGCHLD)
 	defer signal.Stop(changes)
@@ -378,7 +380,8 @@ func (j *Job) start(s *starter, rank Rank) (*process, error) {
 			stream *io.Writer
 			out    io.Writer
 		}{{&command.Stdout, j.Stdout}, {&command.Stderr, j.Stderr}} {
-			l := &labelled{lock: &outputLock, out: output.out, label: fmt.Sprintf("[rank %d] ", rank.Number), say: j.Say}
+			l := &labelled{lock: &outputLock, out: output.out, label: fmt.Sprintf("[rank %d] ", rank.Number),
+				say: j.Say}
 			writer, err := l.pipe()
 			if err != nil {
 				return nil, err

@@ -65,7 +65,8 @@ func TestLinesOfAReadGoOutTogether(t *testing.T) {
 		}
 	}
 	l.flush()
-	want := strings.Repeat("# line\n", 1000) + strings.Repeat("# partline\n"+strings.Repeat("# line\n", 999), 2) + "# part\n"
+	want := strings.Repeat("# line\n", 1000) + strings.Repeat("# partline\n"+strings.Repeat("# line\n", 999),
+		2) + "# part\n"
 	if out.String() != want || out.count != 4 {
 		t.Errorf("%d writes of %d bytes, want 4 of %d", out.count, out.Len(), len(want))
 	}

@@ -49,28 +49,39 @@ var launchers = []struct {
 	// launcher may start ranks.
 	shell bool
 }{
-	{name: "torchrun", rank: "RANK", world: "WORLD_SIZE", local: "LOCAL_RANK", localWorld: "LOCAL_WORLD_SIZE", present: has("LOCAL_WORLD_SIZE")},
-	{name: "DeepSpeed", rank: "RANK", world: "WORLD_SIZE", local: "LOCAL_RANK", localWorld: "LOCAL_SIZE", present: has("LOCAL_SIZE")},
+	{name: "torchrun", rank: "RANK", world: "WORLD_SIZE", local: "LOCAL_RANK", localWorld: "LOCAL_WORLD_SIZE",
+		present: has("LOCAL_WORLD_SIZE")},
+	{name: "DeepSpeed", rank: "RANK", world: "WORLD_SIZE", local: "LOCAL_RANK", localWorld: "LOCAL_SIZE",
+		present: has("LOCAL_SIZE")},
 	{
-		name: "Open MPI", rank: "OMPI_COMM_WORLD_RANK", world: "OMPI_COMM_WORLD_SIZE", local: "OMPI_COMM_WORLD_LOCAL_RANK",
+		name: "Open MPI", rank: "OMPI_COMM_WORLD_RANK", world: "OMPI_COMM_WORLD_SIZE",
+		local:      "OMPI_COMM_WORLD_LOCAL_RANK",
 		localWorld: "OMPI_COMM_WORLD_LOCAL_SIZE", finish: finishMPI,
 	},
-	{name: "MVAPICH", rank: "MVP_COMM_WORLD_RANK", world: "MVP_COMM_WORLD_SIZE", local: "MVP_COMM_WORLD_LOCAL_RANK", localWorld: "MVP_COMM_WORLD_LOCAL_SIZE", finish: finishMPI},
-	{name: "MVAPICH", rank: "MV2_COMM_WORLD_RANK", world: "MV2_COMM_WORLD_SIZE", local: "MV2_COMM_WORLD_LOCAL_RANK", localWorld: "MV2_COMM_WORLD_LOCAL_SIZE", finish: finishMPI},
-	{name: "MPI", rank: "PMI_RANK", world: "PMI_SIZE", local: "MPI_LOCALRANKID", localWorld: "MPI_LOCALNRANKS", finish: finishMPI},
+	{name: "MVAPICH", rank: "MVP_COMM_WORLD_RANK", world: "MVP_COMM_WORLD_SIZE", local: "MVP_COMM_WORLD_LOCAL_RANK",
+		localWorld: "MVP_COMM_WORLD_LOCAL_SIZE", finish: finishMPI},
+	{name: "MVAPICH", rank: "MV2_COMM_WORLD_RANK", world: "MV2_COMM_WORLD_SIZE", local: "MV2_COMM_WORLD_LOCAL_RANK",
+		localWorld: "MV2_COMM_WORLD_LOCAL_SIZE", finish: finishMPI},
+	{name: "MPI", rank: "PMI_RANK", world: "PMI_SIZE", local: "MPI_LOCALRANKID", localWorld: "MPI_LOCALNRANKS",
+		finish: finishMPI},
 	{
 		name: "jsrun", rank: "JSM_NAMESPACE_RANK", world: "JSM_NAMESPACE_SIZE", local: "JSM_NAMESPACE_LOCAL_RANK",
 		localWorld: "JSM_NAMESPACE_LOCAL_SIZE", finish: finishMPI,
 	},
-	{name: "horovodrun", rank: "HOROVOD_RANK", world: "HOROVOD_SIZE", local: "HOROVOD_LOCAL_RANK", localWorld: "HOROVOD_LOCAL_SIZE"},
+	{name: "horovodrun", rank: "HOROVOD_RANK", world: "HOROVOD_SIZE", local: "HOROVOD_LOCAL_RANK",
+		localWorld: "HOROVOD_LOCAL_SIZE"},
 	{name: "Flux", rank: "FLUX_TASK_RANK", world: "FLUX_JOB_SIZE", local: "FLUX_TASK_LOCAL_ID", finish: finishFlux},
 	// The number of tasks of the step comes first. Slurm's interactive step has one task, and
 	// SLURM_NTASKS is the number that the job asked for.
-	{name: "Slurm", rank: "SLURM_PROCID", world: "SLURM_STEP_NUM_TASKS", local: "SLURM_LOCALID", present: inSlurmStep, finish: finishSlurm, shell: true},
-	{name: "Slurm", rank: "SLURM_PROCID", world: "SLURM_NTASKS", local: "SLURM_LOCALID", present: inOldSlurmStep, finish: finishSlurm, shell: true},
+	{name: "Slurm", rank: "SLURM_PROCID", world: "SLURM_STEP_NUM_TASKS", local: "SLURM_LOCALID", present: inSlurmStep,
+		finish: finishSlurm, shell: true},
+	{name: "Slurm", rank: "SLURM_PROCID", world: "SLURM_NTASKS", local: "SLURM_LOCALID", present: inOldSlurmStep,
+		finish: finishSlurm, shell: true},
 	// Slurm sets some of these variables, too, and says more.
-	{name: "PALS", rank: "PALS_RANKID", world: "PMI_SIZE", local: "PALS_LOCAL_RANKID", localWorld: "PALS_LOCAL_SIZE", finish: finishMPI},
-	{name: "MPI", rank: "PMI_RANK", world: "PMI_SIZE", local: "PMI_LOCAL_RANK", localWorld: "PMI_LOCAL_SIZE", finish: finishMPI},
+	{name: "PALS", rank: "PALS_RANKID", world: "PMI_SIZE", local: "PALS_LOCAL_RANKID", localWorld: "PALS_LOCAL_SIZE",
+		finish: finishMPI},
+	{name: "MPI", rank: "PMI_RANK", world: "PMI_SIZE", local: "PMI_LOCAL_RANK", localWorld: "PMI_LOCAL_SIZE",
+		finish: finishMPI},
 	// Scripts that set these by hand must set the last one, too.
 	{name: "torchrun", rank: "RANK", world: "WORLD_SIZE", local: "LOCAL_RANK", localWorld: "LOCAL_WORLD_SIZE"},
 	// The training operators of Kubernetes start one process in each pod.
@@ -160,8 +171,10 @@ func refuseUnknown(environment Environment, alone bool) error {
 			what += fmt.Sprintf(" and %s is %s", l.world, size)
 		}
 		return &fault.Input{
-			What: what + ": another launcher has started this process as a rank, but plimsoll cannot tell which rank of this host it is",
-			Mend: "set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for each rank, or, for a job of its own, unset the variable (env -u " + l.rank + ")",
+			What: what + ": another launcher has started this process as a rank, but plimsoll cannot tell which rank " +
+				"of this host it is",
+			Mend: "set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for each rank, or, for a job of its own, " +
+				"unset the variable (env -u " + l.rank + ")",
 		}
 	}
 	return nil
@@ -180,7 +193,8 @@ func integer(environment Environment, name string, least, most int) (int, error)
 	if !set {
 		what = fmt.Sprintf("the environment variable %s is not set, though others of its launcher are", name)
 	}
-	return 0, &fault.Input{What: what, Mend: "start plimsoll run from the launcher itself, or without its variables (env -u " + name + ")"}
+	return 0, &fault.Input{What: what, Mend: "start plimsoll run from the launcher itself, or without its " +
+		"variables (env -u " + name + ")"}
 }
 
 // inSlurmStep tells a task of srun from a batch script, which has most of the
@@ -248,7 +262,8 @@ func finishFlux(p *Placement, environment Environment) error {
 		p.LocalWorldSize = 1
 	default:
 		err = &fault.Input{
-			What: fmt.Sprintf("Flux does not say how many of its %d ranks on %d hosts are on this one", p.WorldSize, hosts),
+			What: fmt.Sprintf("Flux does not say how many of its %d ranks on %d hosts are on this one",
+				p.WorldSize, hosts),
 			Mend: "set LOCAL_WORLD_SIZE to the number of ranks on this host (flux run --env=LOCAL_WORLD_SIZE=N)",
 		}
 	}

@@ -92,11 +92,13 @@ func NewPlan(h *host.Host, r Request, environment []string) (*Plan, error) {
 	switch {
 	case placement != nil && r.Ranks > 1:
 		return nil, &fault.Input{
-			What: fmt.Sprintf("--nproc is %d, but %s has started this process as rank %d of %d", r.Ranks, placement.Launcher, placement.Rank, placement.WorldSize),
+			What: fmt.Sprintf("--nproc is %d, but %s has started this process as rank %d of %d", r.Ranks,
+				placement.Launcher, placement.Rank, placement.WorldSize),
 			Mend: "leave --nproc out, and have " + placement.Launcher + " start the ranks",
 		}
 	case inner != "" && r.Ranks > 1:
-		return nil, &fault.Input{What: fmt.Sprintf("--nproc is %d, but %s starts ranks itself", r.Ranks, inner), Mend: "give the number of ranks to " + inner + " alone"}
+		return nil, &fault.Input{What: fmt.Sprintf("--nproc is %d, but %s starts ranks itself", r.Ranks, inner),
+			Mend: "give the number of ranks to " + inner + " alone"}
 	case placement != nil:
 		err = p.takePlace(h, r.Binding)
 	default:
@@ -106,7 +108,8 @@ func NewPlan(h *host.Host, r Request, environment []string) (*Plan, error) {
 		return nil, err
 	}
 	if slices.ContainsFunc(p.Bound, func(r binding.Rank) bool { return r.TrainerCPUs.IsEmpty() }) {
-		return nil, &fault.Input{What: fmt.Sprintf("--trainer-cores %v leaves no CPU to the program", r.Binding.TrainerCores), Mend: "give the trainer a core or more, or leave --trainer-cores out"}
+		return nil, &fault.Input{What: fmt.Sprintf("--trainer-cores %v leaves no CPU to the program",
+			r.Binding.TrainerCores), Mend: "give the trainer a core or more, or leave --trainer-cores out"}
 	}
 	port := ""
 	if inner == "" {
@@ -114,9 +117,11 @@ func NewPlan(h *host.Host, r Request, environment []string) (*Plan, error) {
 			return nil, err
 		}
 	} else {
-		p.Notes = append(p.Notes, fmt.Sprintf("%s starts the ranks: they share these CPUs, and get their variables from it", inner))
+		p.Notes = append(p.Notes, fmt.Sprintf("%s starts the ranks: they share these CPUs, and get their "+
+			"variables from it", inner))
 		if _, set := lookup(threadsVariable); !set && slices.Contains(torchruns, inner) {
-			p.Notes = append(p.Notes, fmt.Sprintf("%s gives each of several ranks %s=1 where it is not set; set it to %d divided by the number of ranks", inner, threadsVariable, p.Bound[0].OMPNumThreads))
+			p.Notes = append(p.Notes, fmt.Sprintf("%s gives each of several ranks %s=1 where it is not set; set it to "+
+				"%d divided by the number of ranks", inner, threadsVariable, p.Bound[0].OMPNumThreads))
 		}
 	}
 	ownThreads := p.torchrunSetThreads(r, lookup)
@@ -177,7 +182,8 @@ func (p *Plan) takePlace(h *host.Host, request binding.Request) error {
 	case place.Masks != nil && place.Masks[own].Intersection(h.Online).Equals(h.CPUs):
 		request.Peers = place.Masks
 	case place.Masks != nil:
-		p.Notes = append(p.Notes, fmt.Sprintf("%s gave this rank CPUs %s, and it has %s: another program has bound it since", place.Launcher, place.Masks[own], h.CPUs))
+		p.Notes = append(p.Notes, fmt.Sprintf("%s gave this rank CPUs %s, and it has %s: another program "+
+			"has bound it since", place.Launcher, place.Masks[own], h.CPUs))
 		ranks, own = 1, 0
 	case place.Bound && !h.CPUs.Equals(h.Cpuset):
 		p.Notes = append(p.Notes, fmt.Sprintf("%s has bound this rank to CPUs %s", place.Launcher, h.CPUs))
@@ -185,7 +191,8 @@ func (p *Plan) takePlace(h *host.Host, request binding.Request) error {
 	}
 	if ranks == 1 && place.LocalWorldSize > 1 && request.Reserve > 0 {
 		return &fault.Input{
-			What: fmt.Sprintf("--reserve is %d, but %s has bound the ranks of this host, and plimsoll cannot tell which cores they have together", request.Reserve, place.Launcher),
+			What: fmt.Sprintf("--reserve is %d, but %s has bound the ranks of this host, and plimsoll cannot tell "+
+				"which cores they have together", request.Reserve, place.Launcher),
 			Mend: "have " + place.Launcher + " bind them to fewer cores, or bind none",
 		}
 	}
@@ -216,18 +223,21 @@ func (p *Plan) findGPUs(h *host.Host, request *binding.Request, ranks int, peers
 		request.GPUs, why = gpusOfRanks(seen)
 	}
 	if why != "" {
-		p.Notes = append(p.Notes, fmt.Sprintf("%s is set, and %s: bound without regard to GPUs (--gpus names them)", own.variable, why))
+		p.Notes = append(p.Notes, fmt.Sprintf("%s is set, and %s: bound without regard to GPUs (--gpus names them)",
+			own.variable, why))
 		request.GPUs = []string{}
 	}
 }
 
 // innerLaunchers are programs that start ranks of their own.
-var innerLaunchers = []string{"torchrun", "deepspeed", "accelerate", "mpirun", "mpiexec", "srun", "horovodrun", "torch.distributed.run", "torch.distributed.launch"}
+var innerLaunchers = []string{"torchrun", "deepspeed", "accelerate", "mpirun", "mpiexec", "srun", "horovodrun",
+	"torch.distributed.run", "torch.distributed.launch"}
 
 // innerLauncher is the launcher that the command is, or "".
 func innerLauncher(command []string) string {
 	for i, word := range command {
-		if name := filepath.Base(word); i == 0 && slices.Contains(innerLaunchers, name) || i > 0 && command[i-1] == "-m" && slices.Contains(innerLaunchers, word) {
+		if name := filepath.Base(word); i == 0 && slices.Contains(innerLaunchers, name) ||
+			i > 0 && command[i-1] == "-m" && slices.Contains(innerLaunchers, word) {
 			return name
 		}
 		// A program of an interpreter: "python -u /usr/bin/torchrun".
@@ -260,7 +270,8 @@ func (p *Plan) masterPort(lookup Environment) (string, error) {
 	listener, err := net.Listen("tcp", fmt.Sprintf(":%d", number))
 	if err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) {
-			return "", &fault.Input{What: fmt.Sprintf("port %s (MASTER_PORT) is in use by another program, perhaps an earlier job", given), Mend: "set another MASTER_PORT, or none"}
+			return "", &fault.Input{What: fmt.Sprintf("port %s (MASTER_PORT) is in use by another program, "+
+				"perhaps an earlier job", given), Mend: "set another MASTER_PORT, or none"}
 		}
 		return "", &fault.Input{What: "the environment variable MASTER_PORT", Err: err}
 	}
@@ -291,7 +302,8 @@ func (p *Plan) variables(h *host.Host, bound binding.Rank, i int, inner, port st
 	if inner != "" {
 		return variables
 	}
-	place := Placement{Rank: i, LocalRank: i, WorldSize: len(p.Bound), LocalWorldSize: len(p.Bound), MasterAddress: "127.0.0.1"}
+	place := Placement{Rank: i, LocalRank: i, WorldSize: len(p.Bound), LocalWorldSize: len(p.Bound),
+		MasterAddress: "127.0.0.1"}
 	identify := set // what is left over from another job must not count
 	if p.Placement != nil {
 		place, identify = *p.Placement, propose
@@ -332,7 +344,8 @@ var torchruns = []string{"torchrun", "torch.distributed.run", "torch.distributed
 // torchrunSetThreads says that the number of OpenMP threads is torchrun's own: it
 // gives each rank one thread where its own environment does not say a number.
 func (p *Plan) torchrunSetThreads(r Request, lookup Environment) bool {
-	if value, _ := lookup(threadsVariable); value != "1" || p.Placement == nil || p.Placement.Launcher != "torchrun" || r.LauncherVariable == nil {
+	if value, _ := lookup(threadsVariable); value != "1" || p.Placement == nil || p.Placement.Launcher != "torchrun" ||
+		r.LauncherVariable == nil {
 		return false
 	}
 	given, known := r.LauncherVariable(p.Placement, threadsVariable, lookup)
@@ -348,9 +361,11 @@ func (p *Plan) threads(bound binding.Rank, ofTorchrun bool, lookup Environment) 
 	case bound.OMPNumThreads == 0 || given == cores:
 		return nil
 	case ofTorchrun:
-		p.noteOnce("torchrun has set %s to 1, as nobody had set it; a rank gets %s, for its cores", threadsVariable, cores)
+		p.noteOnce("torchrun has set %s to 1, as nobody had set it; a rank gets %s, for its cores",
+			threadsVariable, cores)
 	case set:
-		p.noteOnce("%s is %s, and a rank has %s for its threads: it stays as it was set", threadsVariable, given, agree(bound.OMPNumThreads, "core", "cores"))
+		p.noteOnce("%s is %s, and a rank has %s for its threads: it stays as it was set", threadsVariable, given,
+			agree(bound.OMPNumThreads, "core", "cores"))
 		return nil
 	}
 	return []string{threadsVariable + "=" + cores}
@@ -383,7 +398,8 @@ func (p *Plan) noteShared(h *host.Host, all []binding.Rank, first, last int) {
 	}
 	between, within := []int{}, []int{}
 	for i := first; i < last; i++ {
-		crowded := slices.ContainsFunc(slices.Collect(maps.Keys(used[i])), func(core int) bool { return users[core] > 1 })
+		crowded := slices.ContainsFunc(slices.Collect(maps.Keys(used[i])),
+			func(core int) bool { return users[core] > 1 })
 		number := i
 		if p.Placement != nil {
 			number = p.Placement.Rank
@@ -396,11 +412,13 @@ func (p *Plan) noteShared(h *host.Host, all []binding.Rank, first, last int) {
 		}
 	}
 	if len(between) > 0 {
-		p.Notes = append(p.Notes, fmt.Sprintf("%s on a core: %s for %s of this host", whose(between, "takes turns", "take turns"),
+		p.Notes = append(p.Notes, fmt.Sprintf("%s on a core: %s for %s of this host",
+			whose(between, "takes turns", "take turns"),
 			agree(len(h.UsableCores()), "usable core", "usable cores"), ranks(len(all))))
 	}
 	if len(within) > 0 {
-		p.Notes = append(p.Notes, whose(within, "has", "have")+" one core for the program and the optimizer, which take turns on it")
+		p.Notes = append(p.Notes, whose(within, "has", "have")+" one core for the program and the optimizer, which "+
+			"take turns on it")
 	}
 }
 

@@ -56,11 +56,13 @@ func (p *process) prove(say func(string, ...any)) {
 	p.proof = now
 	if len(p.proof.Outside) > len(before.Outside) {
 		t := p.proof.Outside[0]
-		say("rank %d: %d of %d threads may leave CPUs %s: thread %d (%s) is on CPUs %s; the program has bound them anew",
+		say("rank %d: %d of %d threads may leave CPUs %s: thread %d (%s) is on CPUs %s; the program has "+
+			"bound them anew",
 			p.rank.Number, len(p.proof.Outside), p.proof.Threads, p.rank.CPUs, t.ID, t.Name, t.CPUs)
 	}
 	if p.proof.Elsewhere >= noticedMemory && before.Elsewhere < noticedMemory {
-		say("rank %d: %v of its memory is not on NUMA nodes %s, where policy %s wants it: they were full, or it was there before",
+		say("rank %d: %v of its memory is not on NUMA nodes %s, where policy %s wants it: they were full, or it "+
+			"was there before",
 			p.rank.Number, p.proof.Elsewhere, cpuset.New(p.rank.NUMANodes...), p.rank.MemoryPolicy)
 	}
 }

@@ -56,7 +56,8 @@ func socketParent() string {
 	const last, longest = "/tmp", 60 // the name of a socket has at most 107 bytes
 	for _, parent := range []string{os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR")} {
 		info, err := os.Stat(parent)
-		if err == nil && info.IsDir() && filepath.IsAbs(parent) && len(parent) <= longest && unix.Access(parent, unix.W_OK|unix.X_OK) == nil {
+		if err == nil && info.IsDir() && filepath.IsAbs(parent) && len(parent) <= longest && unix.Access(parent,
+			unix.W_OK|unix.X_OK) == nil {
 			return parent
 		}
 	}

@@ -49,14 +49,16 @@ func newAccumulator(t *testing.T, socket string) *accumulator {
 		x.requests = append(x.requests, func(s *Session) error {
 			x.does(accumulating)
 			return s.done(Accumulate, encode(accumulation{
-				Type: 2, First: stretch[0], Count: stretch[1], Offset: 4 * uint64((x.step*97+int64(i)*13)%1000), Number: uint64(1 + i),
+				Type: 2, First: stretch[0], Count: stretch[1], Offset: 4 * uint64((x.step*97+int64(i)*13)%1000),
+				Number: uint64(1 + i),
 			}))
 		})
 	}
 	for _, stream := range []uint32{SecondMoment, FirstMoment} {
 		x.requests = append(x.requests, func(s *Session) error {
 			x.does(writingMoments)
-			return s.done(Write, encode(transfer{What: stream, First: uint64(99_000 + 100*x.step%7), Count: 30_001, Offset: 4 * uint64(x.step%1000)}))
+			return s.done(Write, encode(transfer{What: stream, First: uint64(99_000 + 100*x.step%7), Count: 30_001,
+				Offset: 4 * uint64(x.step%1000)}))
 		})
 	}
 	x.requests = append(x.requests, func(s *Session) error {
@@ -208,7 +210,8 @@ func TestBothDieWhileAccumulating(t *testing.T) {
 		await(t, "the end of the service", func() bool { return r.Process() != process })
 		s = mustOpen(t, r.Socket, document)
 		switch w := s.Welcome; {
-		case w.ClearedStep != 0 || w.Accumulated != int64(before) && (w.Accumulated != int64(before+1) || w.Accumulating != 0):
+		case w.ClearedStep != 0 || w.Accumulated != int64(before) && (w.Accumulated != int64(before+1) ||
+			w.Accumulating != 0):
 			t.Fatalf("%d gradients were added, and one more begun: %+v", before, w)
 		case w.Accumulating == 0:
 			if !bytes.Equal(s.Gradients.Bytes(), sums[w.Accumulated]) {
@@ -226,12 +229,16 @@ func TestBothDieWhileAccumulating(t *testing.T) {
 			Prepare: s.Prepare(1, adamw...),
 			Step:    s.Step(1, 1, true, adamw...),
 		} {
-			wantError(t, err, OutOfOrder, kind.String()+": accumulate *, of elements 1 to 1100780 in fp32, is half done; repeat it, or clear the gradients")
+			wantError(t, err, OutOfOrder, kind.String()+": accumulate *, of elements 1 to 1100780 in fp32, is half "+
+				"done; repeat it, or clear the gradients")
 		}
-		wantError(t, accumulate(s, before+2), OutOfOrder, "accumulate *: * were finished since the gradients were cleared, so the next is *")
-		wantError(t, accumulate(s, before), OutOfOrder, "accumulate *: * were finished since the gradients were cleared, so the next is *")
+		wantError(t, accumulate(s, before+2), OutOfOrder, "accumulate *: * were finished since the gradients were "+
+			"cleared, so the next is *")
+		wantError(t, accumulate(s, before), OutOfOrder, "accumulate *: * were finished since the gradients were "+
+			"cleared, so the next is *")
 		request.Count--
-		wantError(t, accumulate(s, before+1), OutOfOrder, "accumulate * of elements 1 to 1100779 in fp32: accumulate * was begun with elements 1 to 1100780 in fp32; repeat that, or clear the gradients")
+		wantError(t, accumulate(s, before+1), OutOfOrder, "accumulate * of elements 1 to 1100779 in fp32: accumulate "+
+			"* was begun with elements 1 to 1100780 in fp32; repeat that, or clear the gradients")
 		request.Count++
 		if halves%2 == 0 {
 			continue // the next clears
@@ -255,14 +262,20 @@ func TestAccumulateIsCounted(t *testing.T) {
 	s := begun(t, r.Socket, document)
 	mustStep(t, s, 2)
 	one := []float32{1}
-	wantError(t, s.Accumulate(0, 0, one), OutOfOrder, "accumulate 0: 0 were finished since the gradients were cleared, so the next is 1")
-	if err := errors.Join(s.ClearGradients(), s.Accumulate(1, 0, one), s.Accumulate(2, 5, one), s.Prepare(3, adamw...), s.Accumulate(2, 5, one)); err != nil {
+	wantError(t, s.Accumulate(0, 0, one), OutOfOrder, "accumulate 0: 0 were finished since the gradients were "+
+		"cleared, so the next is 1")
+	if err := errors.Join(s.ClearGradients(), s.Accumulate(1, 0, one), s.Accumulate(2, 5, one), s.Prepare(3, adamw...),
+		s.Accumulate(2, 5, one)); err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, s.Accumulate(1, 0, one), OutOfOrder, "accumulate 1: 2 were finished since the gradients were cleared, so the next is 3")
-	wantError(t, s.Accumulate(2, 6, one), OutOfOrder, "accumulate 2 of elements 6 to 7 in fp32: accumulate 2 was begun with elements 5 to 6 in fp32; repeat that, or clear the gradients")
-	wantError(t, s.Accumulate(4, 0, one), OutOfOrder, "accumulate 4: 2 were finished since the gradients were cleared, so the next is 3")
-	if err := s.Accumulate(3, 0, make([]float32, MostAccumulated+1)); err == nil || !strings.Contains(err.Error(), "4194305 numbers: expected at most 4194304") {
+	wantError(t, s.Accumulate(1, 0, one), OutOfOrder, "accumulate 1: 2 were finished since the gradients were "+
+		"cleared, so the next is 3")
+	wantError(t, s.Accumulate(2, 6, one), OutOfOrder, "accumulate 2 of elements 6 to 7 in fp32: accumulate 2 was "+
+		"begun with elements 5 to 6 in fp32; repeat that, or clear the gradients")
+	wantError(t, s.Accumulate(4, 0, one), OutOfOrder, "accumulate 4: 2 were finished since the gradients were "+
+		"cleared, so the next is 3")
+	if err := s.Accumulate(3, 0, make([]float32, MostAccumulated+1)); err == nil ||
+		!strings.Contains(err.Error(), "4194305 numbers: expected at most 4194304") {
 		t.Errorf("more numbers than a window holds: %v", err)
 	}
 	// What was added already and is repeated leaves what is prepared.

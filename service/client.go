@@ -61,7 +61,8 @@ func (c *Client) call(kind Kind, body []byte, files ...*os.File) ([]byte, []*os.
 
 // lost tells a connection that ended from other errors.
 func lost(err error) error {
-	if errors.Is(err, io.EOF) || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.ENOTCONN) {
+	if errors.Is(err, io.EOF) || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) ||
+		errors.Is(err, unix.ENOTCONN) {
 		return fmt.Errorf("%w: %w", ErrLost, err)
 	}
 	return err
@@ -74,7 +75,8 @@ func parseAnswer(data []byte, request packet) ([]byte, error) {
 	case err != nil:
 		return nil, fmt.Errorf("an answer of the service: %w", err)
 	case !p.answer || p.kind != request.kind || p.number != request.number:
-		return nil, fmt.Errorf("the service answered %v number %d, where %v number %d was asked", p.kind, p.number, request.kind, request.number)
+		return nil, fmt.Errorf("the service answered %v number %d, where %v number %d was asked", p.kind, p.number,
+			request.kind, request.number)
 	case len(p.body) < 4:
 		return nil, fmt.Errorf("the service answered %v without a status", p.kind)
 	}
@@ -211,7 +213,8 @@ func sealedFile(name string, text []byte) (*os.File, error) {
 	file := os.NewFile(uintptr(descriptor), name)
 	_, err = file.Write(text)
 	if err == nil {
-		_, err = unix.FcntlInt(file.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE|unix.F_SEAL_SEAL)
+		_, err = unix.FcntlInt(file.Fd(), unix.F_ADD_SEALS,
+			unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE|unix.F_SEAL_SEAL)
 	}
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
@@ -299,13 +302,15 @@ const MostAccumulated = int(windowSize / 4)
 // was added already is not added again.
 func (s *Session) Accumulate(number, first int64, values []float32) error {
 	if len(values) > MostAccumulated {
-		return fmt.Errorf("accumulate %d: %d numbers: expected at most %d, which the window holds", number, len(values), MostAccumulated)
+		return fmt.Errorf("accumulate %d: %d numbers: expected at most %d, which the window holds", number, len(values),
+			MostAccumulated)
 	}
 	if err := s.makeWindow(); err != nil {
 		return err
 	}
 	copy(arena.View[float32](s.window), values)
-	return s.done(Accumulate, encode(accumulation{Type: 2, First: uint64(first), Count: uint64(len(values)), Number: uint64(number)}))
+	return s.done(Accumulate, encode(accumulation{Type: 2, First: uint64(first), Count: uint64(len(values)),
+		Number: uint64(number)}))
 }
 
 // ClearGradients sets all gradients to 0.

@@ -101,7 +101,8 @@ func (c *connection) run() {
 		}
 		switch {
 		case stranger:
-			err = fail(NotPermitted, "this service belongs to user %d, and process %d to user %d", os.Getuid(), c.process, credentials.Uid)
+			err = fail(NotPermitted, "this service belongs to user %d, and process %d to user %d", os.Getuid(),
+				c.process, credentials.Uid)
 		case err == nil && p.answer:
 			err = fail(Malformed, "an answer, where a request was expected")
 		}

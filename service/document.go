@@ -90,12 +90,14 @@ func (d *Document) validate() error {
 	case d.Rank < 0 || d.Rank >= d.World:
 		return fmt.Errorf("rank is %d of %d: expected 0 to %d", d.Rank, d.World, d.World-1)
 	case d.LocalWorld < 1 || d.LocalWorld > min(d.World, maximumLocal):
-		return fmt.Errorf("local_world is %d of %d ranks: expected 1 to %d", d.LocalWorld, d.World, min(d.World, maximumLocal))
+		return fmt.Errorf("local_world is %d of %d ranks: expected 1 to %d", d.LocalWorld, d.World,
+			min(d.World, maximumLocal))
 	case d.Groups < 1 || d.Groups > maximumGroups:
 		return fmt.Errorf("groups is %d: expected 1 to %d", d.Groups, maximumGroups)
 	case len(d.Parameters) == 0:
 		return errors.New("there are no parameters")
-	case len(d.CPUs) > maximumCPUs || slices.ContainsFunc(d.CPUs, func(cpu int) bool { return cpu < 0 || cpu >= maximumCPUs }):
+	case len(d.CPUs) > maximumCPUs || slices.ContainsFunc(d.CPUs,
+		func(cpu int) bool { return cpu < 0 || cpu >= maximumCPUs }):
 		return fmt.Errorf("cpus: expected at most %d CPUs, each from 0 to %d", maximumCPUs, maximumCPUs-1)
 	}
 	names := make(map[string]bool, len(d.Parameters))
@@ -123,7 +125,8 @@ func (p Piece) validate(d *Document) error {
 	elements := int64(1)
 	for _, n := range p.Shape {
 		if n < 1 || n > maximumElements || elements > maximumElements/n {
-			return fmt.Errorf("parameter %s has the shape %v: expected at most %d elements, and none of 0", p.Name, p.Shape, int64(maximumElements))
+			return fmt.Errorf("parameter %s has the shape %v: expected at most %d elements, and none of 0", p.Name,
+				p.Shape, int64(maximumElements))
 		}
 		elements *= n
 	}
@@ -134,7 +137,8 @@ func (p Piece) validate(d *Document) error {
 		return fmt.Errorf("parameter %s is in group %d: there are %d", p.Name, p.Group, d.Groups)
 	}
 	if _, ok := kernel.ParseMoments(p.Moments); !ok && p.Moments != "" {
-		return fmt.Errorf("parameter %s: moments are %q: expected %s", p.Name, p.Moments, strings.Join(kernel.MomentNames(), ", "))
+		return fmt.Errorf("parameter %s: moments are %q: expected %s", p.Name, p.Moments,
+			strings.Join(kernel.MomentNames(), ", "))
 	}
 	return nil
 }
@@ -160,7 +164,8 @@ func (d *Document) format() (kernel.Format, error) {
 	types := "bf16, fp16, fp32"
 	for i, e := range [...][3]string{
 		{"optimizer", d.Optimizer, "adamw, adam, lion, adagrad, sgd"}, {"state", d.State, "split, fp32"},
-		{"moments", d.Moments, strings.Join(kernel.MomentNames(), ", ")}, {"parameter", d.Parameter, types}, {"gradient", d.Gradient, types},
+		{"moments", d.Moments, strings.Join(kernel.MomentNames(), ", ")}, {"parameter", d.Parameter, types},
+		{"gradient", d.Gradient, types},
 	} {
 		if !ok[i] {
 			return f, fmt.Errorf("%s is %q: expected one of %s", e[0], e[1], e[2])
@@ -185,7 +190,8 @@ func (d *Document) config(set kernel.Set, pages arena.Pages, cpus []int) (engine
 	if err != nil {
 		return engine.ShardConfig{}, err
 	}
-	c := engine.ShardConfig{Rank: d.Rank, Part: d.partOfSession(), Journal: true, Format: format, Kernel: set, Pages: pages, CPUs: cpus}
+	c := engine.ShardConfig{Rank: d.Rank, Part: d.partOfSession(), Journal: true, Format: format, Kernel: set,
+		Pages: pages, CPUs: cpus}
 	pieces := d.pieces()
 	for _, p := range pieces {
 		c.Elements += p.Count
@@ -198,7 +204,8 @@ func (d *Document) config(set kernel.Set, pages arena.Pages, cpus []int) (engine
 func (d *Document) pieces() []checkpoint.Piece {
 	pieces := make([]checkpoint.Piece, len(d.Parameters))
 	for i, p := range d.Parameters {
-		pieces[i] = checkpoint.Piece{Name: p.Name, Shape: p.Shape, Group: p.Group, First: p.First, Count: p.Count, Moments: d.momentsOf(p)}
+		pieces[i] = checkpoint.Piece{Name: p.Name, Shape: p.Shape, Group: p.Group, First: p.First, Count: p.Count,
+			Moments: d.momentsOf(p)}
 	}
 	return pieces
 }
@@ -213,7 +220,8 @@ func (d *Document) optimizer(x [hyperparameters]float64) optim.Optimizer {
 	case "sgd":
 		return optim.SGD{LearningRate: x[0], Momentum: x[1], WeightDecay: x[4], Dampening: x[5], Nesterov: x[6] != 0}
 	}
-	return optim.Adam{LearningRate: x[0], Beta1: x[1], Beta2: x[2], Epsilon: x[3], WeightDecay: x[4], L2: d.Optimizer == "adam"}
+	return optim.Adam{LearningRate: x[0], Beta1: x[1], Beta2: x[2], Epsilon: x[3], WeightDecay: x[4],
+		L2: d.Optimizer == "adam"}
 }
 
 // same says what differs between two documents, beyond what may: nil is
@@ -245,5 +253,6 @@ func (d *Document) same(other *Document) error {
 }
 
 func (p Piece) equal(other Piece) bool {
-	return p.Name == other.Name && slices.Equal(p.Shape, other.Shape) && p.Group == other.Group && p.Moments == other.Moments && p.First == other.First && p.Count == other.Count
+	return p.Name == other.Name && slices.Equal(p.Shape, other.Shape) && p.Group == other.Group &&
+		p.Moments == other.Moments && p.First == other.First && p.Count == other.Count
 }

@@ -67,13 +67,15 @@ func Inherit() (*Inherited, error) {
 		}
 		unixListener, ok := listener.(*net.UnixListener)
 		if !ok || listener.Addr().Network() != "unixpacket" {
-			return nil, fmt.Errorf("the socket that was inherited is of type %s: expected unixpacket (ListenSequentialPacket=)", listener.Addr().Network())
+			return nil, fmt.Errorf("the socket that was inherited is of type %s: expected unixpacket "+
+				"(ListenSequentialPacket=)", listener.Addr().Network())
 		}
 		in.Listener = unixListener
 		in.Listener.SetUnlinkOnClose(false) // it is the keeper's
 	}
 	for _, name := range []string{
-		inheritedCount, inheritedNames, inheritedProcess, notifySocket, restartCount, mostKept, watchdogTime, watchdogProcess,
+		inheritedCount, inheritedNames, inheritedProcess, notifySocket, restartCount, mostKept, watchdogTime,
+		watchdogProcess,
 	} {
 		if err := os.Unsetenv(name); err != nil {
 			return nil, err

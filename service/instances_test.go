@@ -32,7 +32,8 @@ func TestInstances(t *testing.T) {
 	for i := range sessions {
 		again := mustOpen(t, r.Socket, document(i))
 		if got := fingerprint(t, again); got != want[i] || again.Welcome.Step != int64(1+i) {
-			t.Errorf("instance %d is at step %d with %s: expected step %d with %s", i, again.Welcome.Step, got, 1+i, want[i])
+			t.Errorf("instance %d is at step %d with %s: expected step %d with %s", i, again.Welcome.Step, got,
+				1+i, want[i])
 		}
 	}
 }

@@ -94,7 +94,8 @@ type keptFile struct {
 // Listen makes the socket. Clients can connect from now on, and wait.
 func (k *Keeper) Listen() error {
 	if length := len(k.Socket); length > longestSocket {
-		return fmt.Errorf("the socket of the service, %s, has a path of %d bytes: expected at most %d, as the kernel takes no more; choose a shorter one, such as /tmp/plimsoll/socket", k.Socket, length, longestSocket)
+		return fmt.Errorf("the socket of the service, %s, has a path of %d bytes: expected at most %d, as the kernel "+
+			"takes no more; choose a shorter one, such as /tmp/plimsoll/socket", k.Socket, length, longestSocket)
 	}
 	var err error
 	if k.made, err = privateDirectory(filepath.Dir(k.Socket)); err != nil {
@@ -172,7 +173,8 @@ func privateDirectory(name string) (made bool, err error) {
 		return made, err
 	}
 	if owner := ownerOf(info); info.Mode().Perm()&0o077 != 0 || owner != os.Getuid() {
-		return false, fmt.Errorf("the directory of the socket, %s, has mode %#o and belongs to user %d: expected 0700 and user %d, or others could reach the service", name, info.Mode().Perm(), owner, os.Getuid())
+		return false, fmt.Errorf("the directory of the socket, %s, has mode %#o and belongs to user %d: expected 0700 "+
+			"and user %d, or others could reach the service", name, info.Mode().Perm(), owner, os.Getuid())
 	}
 	return made, nil
 }
@@ -251,7 +253,8 @@ func (k *Keeper) Run(ctx context.Context) error {
 		}
 		switch {
 		case len(k.kept) > 0 && failed > 1:
-			k.Say("the optimizer service has ended %d times before it served (%v) and is started again; its state is kept, in %d files", failed, err, len(k.kept))
+			k.Say("the optimizer service has ended %d times before it served (%v) and is started again; its state is "+
+				"kept, in %d files", failed, err, len(k.kept))
 		case failed >= failedStarts:
 			return fmt.Errorf("the optimizer service ended %d times before it served: %w", failed, err)
 		default:
@@ -323,7 +326,8 @@ func (k *Keeper) runOnce(ctx context.Context) error {
 	}()
 	err = explained(k.watch(ctx, command.Process, ended), kills)
 	// All that it had sent is read when this comes back.
-	if _, sent := k.notify.WriteToUnix([]byte(lastMessage), &net.UnixAddr{Name: k.notifyPath(), Net: "unixgram"}); sent != nil {
+	if _, sent := k.notify.WriteToUnix([]byte(lastMessage),
+		&net.UnixAddr{Name: k.notifyPath(), Net: "unixgram"}); sent != nil {
 		return errors.Join(err, sent)
 	}
 	<-read

@@ -120,7 +120,8 @@ func (x *trainer) goOn(s *Session, stop func(step int64) bool) error {
 	if !s.Welcome.Initialized {
 		x.does(writingWeights)
 		var err error
-		if complete, _ := filepath.Glob(filepath.Join(x.Checkpoints, "step-*")); x.Checkpoints != "" && len(complete) > 0 {
+		if complete, _ := filepath.Glob(filepath.Join(x.Checkpoints, "step-*")); x.Checkpoints != "" &&
+			len(complete) > 0 {
 			// It was broken off in loading, and no weights are taken then.
 			step, err = s.Load(x.Checkpoints)
 		} else {
@@ -292,7 +293,10 @@ func small(d *Document) {
 // is started again, and the training ends with the bits that it would have had.
 func TestServiceIsKilled(t *testing.T) {
 	shard := func(rank int, part string, change ...func(*Document)) *Document {
-		return testDocument(append(change, func(d *Document) { d.World, d.LocalWorld, d.Rank, d.Part = 2, 2, rank, part })...)
+		return testDocument(append(change, func(d *Document) {
+			d.World, d.LocalWorld, d.Rank, d.Part = 2, 2, rank,
+				part
+		})...)
 	}
 	eight := func(d *Document) { small(d); d.State, d.Moments, d.Parameters[1].Moments = "fp32", "int8", "fp32" }
 	half := func(d *Document) { small(d); d.Moments, d.Gradient = "bf16", "fp32" }
@@ -303,7 +307,8 @@ func TestServiceIsKilled(t *testing.T) {
 		atLeast int // kills in a hundred that hit a step
 	}{
 		{"a shard, steps that are waited for", false, []*Document{testDocument()}, 4},
-		{"ranks and parts, waited for by ranges", true, []*Document{shard(0, "a", eight), shard(0, "b", half), shard(1, "a", eight), shard(1, "b", half)}, 10},
+		{"ranks and parts, waited for by ranges", true, []*Document{shard(0, "a", eight), shard(0, "b", half),
+			shard(1, "a", eight), shard(1, "b", half)}, 10},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := startService(t)
@@ -338,14 +343,16 @@ func TestServiceIsKilled(t *testing.T) {
 			enough.Store(true)
 			training.Wait()
 			finished := strings.Count(r.log.String(), "which was under way")
-			t.Logf("%d kills, %d services, %d steps of the first shard; %d times a step was finished by the next service", kills(), r.started.Load(), reached[0], finished)
+			t.Logf("%d kills, %d services, %d steps of the first shard; %d times a step was finished by "+
+				"the next service", kills(), r.started.Load(), reached[0], finished)
 			if !testing.Short() && finished*100 < kills()*c.atLeast {
 				t.Errorf("only %d of %d kills hit a step: expected at least %d %%", finished, kills(), c.atLeast)
 			}
 			r.end()
 			for i, d := range c.shards {
 				if want := undisturbed(t, d, reached[i]); prints[i] != want {
-					t.Errorf("rank %d, part %s: after %d kills and %d steps the state is %s, want %s", d.Rank, d.Part, kills(), reached[i], prints[i], want)
+					t.Errorf("rank %d, part %s: after %d kills and %d steps the state is %s, want %s", d.Rank, d.Part,
+						kills(), reached[i], prints[i], want)
 				}
 			}
 		})
@@ -430,7 +437,9 @@ func checkEnd(t *testing.T, r *running, x *trainer) {
 // kills do not say.
 func checkHits(t *testing.T, hit hits, least map[uint32]int) {
 	t.Helper()
-	names := map[uint32]string{opening: "opening", writingWeights: "writing weights", writingGradients: "writing gradients", norming: "norm", stepping: "step", committing: "commit", loading: "load", accumulating: "accumulate", writingMoments: "writing moments", saving: "beside, saving"}
+	names := map[uint32]string{opening: "opening", writingWeights: "writing weights",
+		writingGradients: "writing gradients", norming: "norm", stepping: "step", committing: "commit", loading: "load",
+		accumulating: "accumulate", writingMoments: "writing moments", saving: "beside, saving"}
 	for activity, name := range names {
 		if percent := least[activity]; !testing.Short() && hit[activity]*100 < kills()*percent {
 			t.Errorf("only %d of %d kills hit %s: expected at least %d %%", hit[activity], kills(), name, percent)
@@ -489,7 +498,8 @@ func TestKilledWhileSaving(t *testing.T) {
 	})
 	t.Run("trainer", func(t *testing.T) {
 		r := startService(t)
-		x := &trainer{Socket: r.Socket, Document: testDocument(small), Checkpoints: t.TempDir(), Phase: filepath.Join(t.TempDir(), "phase")}
+		x := &trainer{Socket: r.Socket, Document: testDocument(small), Checkpoints: t.TempDir(),
+			Phase: filepath.Join(t.TempDir(), "phase")}
 		checkHits(t, killTrainer(t, x, 20*time.Millisecond, saving, loading), least)
 		checkCheckpoint(t, x)
 		checkEnd(t, r, x)

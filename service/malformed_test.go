@@ -202,7 +202,8 @@ func TestNoFileIsLeft(t *testing.T) {
 			}
 		}
 		wantError(t, s.done(Window, encode(windowBody{1001}), memfd(t, nil, 1000, fixed)), Refused, "window: *")
-		wantError(t, dial(t, r).done(Norm, nil, memfd(t, nil, 1000, fixed)), Malformed, "norm with 1 file descriptors: expected 0")
+		wantError(t, dial(t, r).done(Norm, nil, memfd(t, nil, 1000, fixed)), Malformed,
+			"norm with 1 file descriptors: expected 0")
 	}
 	await(t, "files to be closed", func() bool { return descriptors(t, process) <= before })
 }
@@ -296,7 +297,8 @@ func FuzzAnswer(f *testing.F) {
 			return
 		}
 		p, err := parsePacket(data)
-		if err != nil || !p.answer || p.kind != request.kind || p.number != request.number || len(p.body) != 4+len(result) {
+		if err != nil || !p.answer || p.kind != request.kind || p.number != request.number ||
+			len(p.body) != 4+len(result) {
 			t.Fatalf("%x was taken for the answer", data)
 		}
 	})
@@ -356,7 +358,8 @@ func FuzzDocument(f *testing.F) {
 
 // FuzzNotification parses messages to the keeper.
 func FuzzNotification(f *testing.F) {
-	for _, text := range []string{"READY=1", "FDSTORE=1\nFDPOLL=0\nFDNAME=rank0/bf16/session", "FDSTOREREMOVE=1\nFDNAME=x\n", "=\n\n=", "A=B=C"} {
+	for _, text := range []string{"READY=1", "FDSTORE=1\nFDPOLL=0\nFDNAME=rank0/bf16/session",
+		"FDSTOREREMOVE=1\nFDNAME=x\n", "=\n\n=", "A=B=C"} {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {

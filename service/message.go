@@ -47,7 +47,8 @@ const (
 )
 
 func (k Kind) String() string {
-	names := [...]string{"open", "window", "write", "read", "set_step", "ready", "norm", "accumulate", "clear", "step", "wait", "save", "saved", "commit", "load", "stat", "close", "prepare", "restore"}
+	names := [...]string{"open", "window", "write", "read", "set_step", "ready", "norm", "accumulate", "clear", "step",
+		"wait", "save", "saved", "commit", "load", "stat", "close", "prepare", "restore"}
 	if k < Open || k >= kinds {
 		return fmt.Sprintf("request %d", uint16(k))
 	}
@@ -71,7 +72,8 @@ const (
 )
 
 func (s Status) String() string {
-	names := [...]string{"done", "malformed", "refused", "does_not_fit", "busy", "not_permitted", "out_of_order", "storage", "internal"}
+	names := [...]string{"done", "malformed", "refused", "does_not_fit", "busy", "not_permitted", "out_of_order",
+		"storage", "internal"}
 	if s > Internal {
 		return fmt.Sprintf("status %d", uint32(s))
 	}
@@ -125,9 +127,11 @@ func parsePacket(data []byte) (packet, error) {
 	case h.Magic != magic:
 		return p, fail(Malformed, "a packet that begins with %#x: expected %#x", h.Magic, magic)
 	case h.Version != protocolVersion:
-		return p, fail(Malformed, "version %d of the protocol: this is version %d; install a client and a service of one release", h.Version, protocolVersion)
+		return p, fail(Malformed, "version %d of the protocol: this is version %d; install a client and a "+
+			"service of one release", h.Version, protocolVersion)
 	case int64(h.Length) != int64(len(rest)):
-		return p, fail(Malformed, "a packet that says it has %d bytes behind its header, and has %d", h.Length, len(rest))
+		return p, fail(Malformed, "a packet that says it has %d bytes behind its header, and has %d",
+			h.Length, len(rest))
 	case p.kind < Open || p.kind >= kinds:
 		return p, fail(Malformed, "a request of kind %d: this version has 1 to %d", p.kind, kinds-1)
 	}
@@ -213,7 +217,8 @@ func decodeStep(kind Kind, body []byte) (stepBody, error) {
 	rest := body[size:]
 	const group = 8 * hyperparameters
 	if int64(len(rest)) != group*int64(s.Groups) {
-		return s, fail(Malformed, "%v with %d bytes for %d parameter groups: expected %d bytes a group", kind, len(rest), s.Groups, group)
+		return s, fail(Malformed, "%v with %d bytes for %d parameter groups: expected %d bytes a group", kind,
+			len(rest), s.Groups, group)
 	}
 	s.groups = make([][hyperparameters]float64, s.Groups)
 	for i := range s.groups {

@@ -85,7 +85,8 @@ func knownHosts(address string, next http.Handler) http.Handler {
 		_, notAnAddress := netip.ParseAddr(name)
 		known := []string{"", "localhost", strings.ToLower(given)}
 		if notAnAddress != nil && !slices.Contains(known, name) && (short != ownShort || own == "") {
-			message := fmt.Sprintf("the request is for the host %.100q: expected an address, localhost, %q, or the name in --metrics",
+			message := fmt.Sprintf("the request is for the host %.100q: expected an address, localhost, %q, or the "+
+				"name in --metrics",
 				name, own)
 			http.Error(w, message, http.StatusForbidden)
 			return
@@ -111,30 +112,34 @@ func metric(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	infoMetric       = metric("service_info", "The version of the service, the kernels in use and the job.", "version", "kernel", "job")
+	infoMetric = metric("service_info", "The version of the service, the kernels in use and the job.", "version",
+		"kernel", "job")
 	restartsMetric   = metric("service_restarts_total", "How often the keeper has started the service again.")
 	requestsMetric   = metric("requests_total", "Requests of clients.", "result")
 	unansweredMetric = metric("requests_unanswered", "Requests that are being handled.")
 	queuedMetric     = metric("requests_queued_bytes", "Bytes of requests that have arrived and were not read yet.")
 	clientsMetric    = metric("clients", "Connections that are open.")
-	asideMetric      = metric("sessions_set_aside", "Sessions of an earlier service that could not be restored; their memory is kept.")
-	plannedMetric    = metric("planned_bytes", "Bytes that the ledger plans.", "rank", "part", "component")
-	residentMetric   = metric("resident_bytes", "Bytes that are resident.", "rank", "part", "component")
-	stepMetric       = metric("step", "The last step that is finished.", "rank", "part")
-	stepsMetric      = metric("steps_total", "Steps that this service has made.", "rank", "part")
-	secondsMetric    = metric("step_seconds_total", "Seconds that these steps took.", "rank", "part")
-	lastMetric       = metric("last_step_seconds", "Seconds that the last step took.", "rank", "part")
-	bandwidthMetric  = metric("last_step_bytes_per_second", "Bytes that the last step moved in a second.", "rank", "part")
-	trafficMetric    = metric("step_bytes", "Bytes that a step moves, reads and writes added up.", "rank", "part")
-	attachedMetric   = metric("session_attached", "1 where a client holds the session.", "rank", "part")
-	savingMetric     = metric("session_saving", "1 where the state is being written to a checkpoint.", "rank", "part")
-	savedMetric      = metric("saved_step", "The step that was saved last.", "rank", "part")
+	asideMetric      = metric("sessions_set_aside", "Sessions of an earlier service that could not be restored; their "+
+		"memory is kept.")
+	plannedMetric   = metric("planned_bytes", "Bytes that the ledger plans.", "rank", "part", "component")
+	residentMetric  = metric("resident_bytes", "Bytes that are resident.", "rank", "part", "component")
+	stepMetric      = metric("step", "The last step that is finished.", "rank", "part")
+	stepsMetric     = metric("steps_total", "Steps that this service has made.", "rank", "part")
+	secondsMetric   = metric("step_seconds_total", "Seconds that these steps took.", "rank", "part")
+	lastMetric      = metric("last_step_seconds", "Seconds that the last step took.", "rank", "part")
+	bandwidthMetric = metric("last_step_bytes_per_second", "Bytes that the last step moved in a second.",
+		"rank", "part")
+	trafficMetric  = metric("step_bytes", "Bytes that a step moves, reads and writes added up.", "rank", "part")
+	attachedMetric = metric("session_attached", "1 where a client holds the session.", "rank", "part")
+	savingMetric   = metric("session_saving", "1 where the state is being written to a checkpoint.", "rank", "part")
+	savedMetric    = metric("saved_step", "The step that was saved last.", "rank", "part")
 )
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		infoMetric, restartsMetric, requestsMetric, unansweredMetric, queuedMetric, clientsMetric, asideMetric, plannedMetric, residentMetric, stepMetric, stepsMetric,
+		infoMetric, restartsMetric, requestsMetric, unansweredMetric, queuedMetric, clientsMetric, asideMetric,
+		plannedMetric, residentMetric, stepMetric, stepsMetric,
 		secondsMetric, lastMetric, bandwidthMetric, trafficMetric, attachedMetric, savingMetric, savedMetric,
 	} {
 		out <- d

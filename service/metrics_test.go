@@ -114,7 +114,8 @@ func TestMetricsKeepNoConnection(t *testing.T) {
 // TestNothingButMetrics: no other path leads anywhere.
 func TestNothingButMetrics(t *testing.T) {
 	address := answering(t)
-	for path, want := range map[string]int{"/metrics": 200, "/": 404, "/metrics/": 404, "/debug/pprof/": 404, "/x/../metrics": 404} {
+	for path, want := range map[string]int{"/metrics": 200, "/": 404, "/metrics/": 404, "/debug/pprof/": 404,
+		"/x/../metrics": 404} {
 		c, err := net.Dial("tcp", address)
 		if err != nil {
 			t.Fatal(err)

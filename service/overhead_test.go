@@ -191,10 +191,13 @@ func TestOverhead(t *testing.T) {
 			var service, engine, more, messages []time.Duration
 			for range size.turns {
 				a, b := r.turn(t)
-				service, engine, more, messages = append(service, a), append(engine, b), append(more, a-b), append(messages, message())
+				service, engine, more, messages = append(service, a), append(engine, b), append(more, a-b),
+					append(messages, message())
 			}
-			t.Logf("medians: the service %v, the engine %v, difference of two steps in turn %v, a message there and back %v; quickest steps: %v and %v",
-				median(service), median(engine), median(more), median(messages), slices.Min(service), slices.Min(engine))
+			t.Logf("medians: the service %v, the engine %v, difference of two steps in turn %v, a message there and "+
+				"back %v; quickest steps: %v and %v",
+				median(service), median(engine), median(more), median(messages), slices.Min(service),
+				slices.Min(engine))
 			if overhead := slices.Min(service) - median(engine); overhead > 300*time.Microsecond {
 				t.Errorf("a step takes %v longer over the service", overhead)
 			}

@@ -107,7 +107,8 @@ func (s *Server) Overview() *Overview {
 		sessions = append(sessions, session)
 	}
 	slices.SortFunc(sessions, func(a, b *session) int {
-		return cmp.Or(a.document.Rank-b.document.Rank, cmp.Compare(a.document.partOfSession(), b.document.partOfSession()))
+		return cmp.Or(a.document.Rank-b.document.Rank, cmp.Compare(a.document.partOfSession(),
+			b.document.partOfSession()))
 	})
 	var planned, measured []ledger.Device
 	for _, session := range sessions {
@@ -125,7 +126,8 @@ func (s *session) status() SessionStatus {
 	seconds := func(nanoseconds int64) float64 { return time.Duration(nanoseconds).Seconds() }
 	return SessionStatus{
 		Rank: config.Rank, Part: config.Part, Optimizer: s.document.Optimizer,
-		State: s.document.State, Moments: s.document.Moments, Parameter: s.document.Parameter, Gradient: s.document.Gradient,
+		State: s.document.State, Moments: s.document.Moments, Parameter: s.document.Parameter,
+		Gradient: s.document.Gradient,
 		Elements: config.Elements, CPUs: config.CPUs, Client: s.holder.Load(), Initialized: s.record.initialized(),
 		Step: s.shard.Steps(), Saving: s.written.Load() != nil, SavedStep: s.savedStep.Load(),
 		StateBytes: config.StateBytes(), TrafficBytes: config.TrafficBytes(),

@@ -36,7 +36,8 @@ func readWithSender(c *net.UnixConn, data []byte) ([]byte, []*os.File, *unix.Ucr
 	case flags&unix.MSG_TRUNC != 0:
 		err = fail(Malformed, "a packet of more than %d bytes", len(data))
 	case flags&unix.MSG_CTRUNC != 0 || len(files) > maximumFiles:
-		err = fail(Malformed, "a packet with more than %d file descriptors, or more than this process may open", maximumFiles)
+		err = fail(Malformed, "a packet with more than %d file descriptors, or more than this process may open",
+			maximumFiles)
 	case n == 0 && len(files) == 0:
 		err = io.EOF
 	}

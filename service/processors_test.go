@@ -45,7 +45,10 @@ func TestSessionsLeaveGoItsThreads(t *testing.T) {
 		workers := 0
 		for i, part := range []string{"a", "b", "c"} {
 			// The first two are of one rank, and share its workers.
-			s := mustOpen(t, socket, testDocument(func(d *Document) { d.World, d.Rank, d.Part, d.CPUs = 2, i/2, part, []int{0, 0} }))
+			s := mustOpen(t, socket, testDocument(func(d *Document) {
+				d.World, d.Rank, d.Part, d.CPUs = 2, i/2, part,
+					[]int{0, 0}
+			}))
 			workers = 2 * (1 + i/2)
 			if now := runtime.GOMAXPROCS(0); now != max(before, workers+min(before, threadsBeside)) {
 				t.Errorf("Go runs %d threads at a time with %d workers, and %d without", now, workers, before)
@@ -92,7 +95,8 @@ func TestCPUIsTakenAway(t *testing.T) {
 	if got := fingerprint(t, s); got != want || s.Welcome.Step != 2 {
 		t.Errorf("at step %d the state is %s, want %s", s.Welcome.Step, got, want)
 	}
-	if said := r.log.String(); !strings.Contains(said, fmt.Sprintf("session rank0/bf16: binding a worker to CPU %d: invalid argument; its workers", maximumCPUs-1)) {
+	if said := r.log.String(); !strings.Contains(said, fmt.Sprintf("session rank0/bf16: binding a worker to CPU %d: "+
+		"invalid argument; its workers", maximumCPUs-1)) {
 		t.Errorf("the service has said %q", said)
 	}
 	mustStep(t, s, 4)

@@ -27,7 +27,8 @@ func formats() []*Document {
 				for _, parameter := range []string{"bf16", "fp16", "fp32"} {
 					for _, gradient := range []string{"bf16", "fp16", "fp32"} {
 						d := testDocument(func(d *Document) {
-							d.Optimizer, d.State, d.Moments, d.Parameter, d.Gradient = optimizer, state, moments, parameter, gradient
+							d.Optimizer, d.State, d.Moments, d.Parameter, d.Gradient = optimizer, state, moments,
+								parameter, gradient
 							d.Parameters = []Piece{
 								{Name: "embed", Shape: []int64{70, 1000}, First: 3, Count: 69_001, Moments: "fp32"},
 								{Name: "norm", Shape: []int64{77}, Group: 1, Count: 77},
@@ -215,7 +216,8 @@ func writeStreams(t *testing.T, s *Session, shard *engine.Shard, random *rand.Ra
 		}
 		const piece = 40_003 // not a whole number of blocks
 		for first := 0; first < len(values[stream]); first += piece {
-			if err := s.Write(stream, int64(first), values[stream][first:min(first+piece, len(values[stream]))]); err != nil {
+			if err := s.Write(stream, int64(first),
+				values[stream][first:min(first+piece, len(values[stream]))]); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -252,7 +254,8 @@ func writeStreams(t *testing.T, s *Session, shard *engine.Shard, random *rand.Ra
 		for i, x := range values[stream] {
 			worst = max(worst, math.Abs(float64(got[stream][i]-x)))
 		}
-		limit := map[kernel.MomentType]float64{kernel.MomentsFP32: 0, kernel.MomentsBF16: 3e-4, kernel.MomentsInt8: 4e-3}[format.Moments]
+		limit := map[kernel.MomentType]float64{kernel.MomentsFP32: 0, kernel.MomentsBF16: 3e-4,
+			kernel.MomentsInt8: 4e-3}[format.Moments]
 		if stream == MasterWeights {
 			limit = 0
 		}
@@ -298,7 +301,10 @@ func TestAccumulate(t *testing.T) {
 	for _, gradient := range []string{"bf16", "fp16", "fp32"} {
 		for number, of := range numberTypes {
 			t.Run(fmt.Sprintf("%v to %s", of, gradient), func(t *testing.T) {
-				s := begun(t, r.Socket, testDocument(small, func(d *Document) { d.State, d.Gradient = "fp32", gradient }))
+				s := begun(t, r.Socket, testDocument(small, func(d *Document) {
+					d.State, d.Gradient = "fp32",
+						gradient
+				}))
 				putGradients(s, 1, 0, s.Welcome.Elements)
 				const first, count, offset = 1001, 40_000, 64
 				want := kernel.Array{Type: parameterTypes[gradient], Data: bytes.Clone(s.Gradients.Bytes())}
@@ -309,7 +315,9 @@ func TestAccumulate(t *testing.T) {
 				for n := range uint64(2) {
 					kernel.Generic.Accumulate(want.Slice(first, first+count), added)
 					for range 2 { // once each
-						if err := s.done(Accumulate, encode(accumulation{Type: uint32(number), First: first, Count: count, Offset: offset, Number: 1 + n})); err != nil {
+						if err := s.done(Accumulate,
+							encode(accumulation{Type: uint32(number), First: first, Count: count, Offset: offset,
+								Number: 1 + n})); err != nil {
 							t.Fatal(err)
 						}
 					}
@@ -372,7 +380,8 @@ func TestPipelinedRequests(t *testing.T) {
 		}
 		result, err := parseAnswer(data, p)
 		if i%7 == 5 {
-			wantError(t, err, OutOfOrder, fmt.Sprintf("step %d: the session has finished step %d, so the next is %d", 2*(i/7)+9, 2*(i/7)+2, 2*(i/7)+3))
+			wantError(t, err, OutOfOrder, fmt.Sprintf("step %d: the session has finished step %d, so the next is %d",
+				2*(i/7)+9, 2*(i/7)+2, 2*(i/7)+3))
 			continue
 		}
 		if err != nil {
@@ -407,12 +416,16 @@ func TestPipelinedRequests(t *testing.T) {
 // TestSaveAndLoad saves the state of a job of two ranks and loads it into one of
 // three, of another format, on another service.
 func TestSaveAndLoad(t *testing.T) {
-	model := []Piece{{Name: "embed", Shape: []int64{300, 100}}, {Name: "norm", Shape: []int64{777}, Group: 1}, {Name: "mlp", Shape: []int64{20_000}}}
+	model := []Piece{{Name: "embed", Shape: []int64{300, 100}}, {Name: "norm", Shape: []int64{777}, Group: 1},
+		{Name: "mlp", Shape: []int64{20_000}}}
 	const elements = 30_000 + 777 + 20_000
 	job := func(world int, change func(*Document)) []*Document {
 		var ranks []*Document
 		for rank := range world {
-			d := testDocument(change, func(d *Document) { d.World, d.LocalWorld, d.Rank, d.Parameters = world, world, rank, nil })
+			d := testDocument(change, func(d *Document) {
+				d.World, d.LocalWorld, d.Rank, d.Parameters = world, world,
+					rank, nil
+			})
 			first, end := int64(elements*rank/world), int64(elements*(rank+1)/world)
 			at := int64(0)
 			for _, p := range model {
@@ -446,7 +459,8 @@ func TestSaveAndLoad(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if step, err := s.Save(directory, jsontext.Value(fmt.Sprintf(`{"epoch": 3, "rank": %d}`, d.Rank))); err != nil || step != 3 {
+		if step, err := s.Save(directory, jsontext.Value(fmt.Sprintf(`{"epoch": 3, "rank": %d}`,
+			d.Rank))); err != nil || step != 3 {
 			t.Fatalf("step %d is saved: expected 3 (%v)", step, err)
 		}
 		wantStreams := streamsOf(t, s, kernel.Adam)
@@ -471,7 +485,10 @@ func TestSaveAndLoad(t *testing.T) {
 	}
 	other := startService(t)
 	at := 0
-	for _, d := range job(3, func(d *Document) { d.State, d.Moments, d.Parameter, d.Gradient = "fp32", "bf16", "fp16", "fp16" }) {
+	for _, d := range job(3, func(d *Document) {
+		d.State, d.Moments, d.Parameter, d.Gradient = "fp32", "bf16", "fp16",
+			"fp16"
+	}) {
 		s := mustOpen(t, other.Socket, d)
 		body, err := json.Marshal(loadBody{Directory: directory})
 		if err != nil {
@@ -481,14 +498,16 @@ func TestSaveAndLoad(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if step, training := binary.LittleEndian.Uint64(result), string(result[8:]); step != 3 || training != fmt.Sprintf(`{"epoch":3,"rank":%d}`, d.Rank%2*min(d.Rank, 1)) {
+		if step, training := binary.LittleEndian.Uint64(result), string(result[8:]); step != 3 ||
+			training != fmt.Sprintf(`{"epoch":3,"rank":%d}`, d.Rank%2*min(d.Rank, 1)) {
 			t.Errorf("rank %d: step %d, %s", d.Rank, step, training)
 		}
 		got := streamsOf(t, s, kernel.Adam)
 		for stream := range got {
 			for i, x := range got[stream] {
 				w := want[stream][at+i]
-				if limit := math.Abs(float64(w)) / 250; stream == MasterWeights && x != w || math.Abs(float64(x-w)) > limit {
+				if limit := math.Abs(float64(w)) / 250; stream == MasterWeights && x != w ||
+					math.Abs(float64(x-w)) > limit {
 					t.Fatalf("rank %d, stream %d: element %d is %g, want %g", d.Rank, stream, i, x, w)
 				}
 			}
@@ -517,7 +536,8 @@ func TestAnswersComeInOrder(t *testing.T) {
 	s := begun(t, startService(t).Socket, testDocument(of(4<<20)))
 	for step := uint64(1); step <= 5; step++ {
 		requests := []packet{
-			{kind: Step, number: 1, body: stepBody{stepHeader{Step: step, Factor: 1, Flags: waitForStep}, adamw[:1]}.encode()},
+			{kind: Step, number: 1, body: stepBody{stepHeader{Step: step, Factor: 1, Flags: waitForStep},
+				adamw[:1]}.encode()},
 			{kind: Stat, number: 2},
 		}
 		for _, p := range requests {

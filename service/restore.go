@@ -98,7 +98,8 @@ func (s *Server) restore() {
 	for _, l := range left {
 		if s.sessionCalled(l.name) == nil {
 			s.aside[l.name] = l
-			s.say("%v is set aside: %v; its memory is kept: plimsoll restore %s tries again, and with --discard gives it back", l, l.reason, l.name)
+			s.say("%v is set aside: %v; its memory is kept: plimsoll restore %s tries again, and with "+
+				"--discard gives it back", l, l.reason, l.name)
 		}
 	}
 }
@@ -209,7 +210,8 @@ func (s *Server) tryAttach(l *leftSession) (err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.all[d.key()] != nil || len(s.all)+s.creating > 0 && s.job != d.Job {
-		return errors.Join(fmt.Errorf("the service holds the job %s, and may have a session %v of it already", s.job, d.key()), shard.Close())
+		return errors.Join(fmt.Errorf("the service holds the job %s, and may have a session %v of it already", s.job,
+			d.key()), shard.Close())
 	}
 	session := newSession(l.name, d, shard, record)
 	shard.Adopt()
@@ -297,7 +299,8 @@ func (s *Server) restoreAside(b restoreBody) error {
 // tryAgain attaches to a session that was set aside.
 func (s *Server) tryAgain(l *leftSession) error {
 	if s.attach(l); l.reason != nil {
-		return fail(Refused, "restore: %v: %v; its memory is kept, and plimsoll restore --discard %s gives it back", l, l.reason, l.name)
+		return fail(Refused, "restore: %v: %v; its memory is kept, and plimsoll restore --discard %s gives it back", l,
+			l.reason, l.name)
 	}
 	s.noLongerAside(l)
 	s.say("%v is restored", l)
@@ -321,10 +324,12 @@ func (s *Server) checkAside(d *Document) error {
 		s.mu.Unlock()
 		switch {
 		case l.document == nil || l.document.Job != d.Job:
-			return fail(Busy, "open: %v is set aside, which may be of another job (%v); restore it (plimsoll restore %s), or give it back (--discard)", l, l.reason, name)
+			return fail(Busy, "open: %v is set aside, which may be of another job (%v); restore it (plimsoll restore "+
+				"%s), or give it back (--discard)", l, l.reason, name)
 		case l.document.key() != d.key():
 		case errors.Is(l.reason, errDeadly):
-			return fail(Refused, "open: %v is set aside: %v; restore it (plimsoll restore %s), or give it back (--discard)", l, l.reason, name)
+			return fail(Refused, "open: %v is set aside: %v; restore it (plimsoll restore %s), or give it "+
+				"back (--discard)", l, l.reason, name)
 		default:
 			if err := s.tryAgain(l); err != nil {
 				return err
@@ -364,13 +369,16 @@ func (s *Server) checkKept(name string, arenas int) error {
 	s.mu.Unlock()
 	store := s.given.store
 	if needed := len(kept) + sessions*descriptorsOfSession + descriptorsOfService; uint64(needed) > limit.Cur {
-		return fail(DoesNotFit, "open: with this session the service needs %d file descriptors, and may have %d; %s", needed, limit.Cur, moreDescriptors)
+		return fail(DoesNotFit, "open: with this session the service needs %d file descriptors, and may have %d; %s",
+			needed, limit.Cur, moreDescriptors)
 	}
 	if store != nil && store.most > 0 && len(kept) > store.most {
-		return fail(DoesNotFit, "open: with this session %d files are to be kept, and systemd keeps %d; raise FileDescriptorStoreMax=", len(kept), store.most)
+		return fail(DoesNotFit, "open: with this session %d files are to be kept, and systemd keeps %d; raise "+
+			"FileDescriptorStoreMax=", len(kept), store.most)
 	}
 	if length := len(inheritedNames + "=" + socketName + ":" + strings.Join(kept, ":")); length >= longestVariable {
-		return fail(DoesNotFit, "open: with this session %d files are to be kept, and %d bytes of names are more than the kernel gives the next service (%d); use several services", len(kept), length, longestVariable)
+		return fail(DoesNotFit, "open: with this session %d files are to be kept, and %d bytes of names are more than "+
+			"the kernel gives the next service (%d); use several services", len(kept), length, longestVariable)
 	}
 	return nil
 }

@@ -44,7 +44,8 @@ func (r *running) limited(resource int, most uint64) {
 func tiny(rank, world int) *Document {
 	return testDocument(func(d *Document) {
 		d.Rank, d.World, d.LocalWorld, d.CPUs = rank, world, world, usableCPU()
-		d.Parameters = []Piece{{Name: "w", Shape: []int64{3000}, Count: 2000}, {Name: "b", Shape: []int64{100}, Count: 100, Group: 1}}
+		d.Parameters = []Piece{{Name: "w", Shape: []int64{3000}, Count: 2000},
+			{Name: "b", Shape: []int64{100}, Count: 100, Group: 1}}
 	})
 }
 
@@ -118,7 +119,8 @@ func TestWhatIsOpenCanBeRestored(t *testing.T) {
 	for rank := range world {
 		s, err := openPatiently(r.Socket, tiny(rank, world))
 		if err != nil {
-			wantError(t, err, DoesNotFit, "open: with this session the service needs * file descriptors, and may have 128; raise the hard limit on open files*")
+			wantError(t, err, DoesNotFit, "open: with this session the service needs * file descriptors, and may have "+
+				"128; raise the hard limit on open files*")
 			break
 		}
 		t.Cleanup(func() { _ = s.Detach() })
@@ -172,7 +174,8 @@ func TestKeeperWithoutDescriptors(t *testing.T) {
 		if err == nil {
 			err = s.Close()
 		} else if wrong := new(Error); errors.As(err, &wrong) {
-			wantError(t, err, Refused, "open: the state would not outlive the service: the keeper at * has *; raise the hard limit on open files*")
+			wantError(t, err, Refused, "open: the state would not outlive the service: the keeper at * has *; raise "+
+				"the hard limit on open files*")
 			err = s.Detach()
 		}
 		if err != nil {
@@ -233,7 +236,8 @@ func TestNamesOfManySessions(t *testing.T) {
 	if limit.Cur < longestVariable/8 {
 		t.Skipf("a process may have %d descriptors", limit.Cur)
 	}
-	wantError(t, server.checkKept("2", 8), DoesNotFit, "open: with this session * bytes of names are more than the kernel gives the next service (131072); use several services")
+	wantError(t, server.checkKept("2", 8), DoesNotFit, "open: with this session * bytes of names are more than the "+
+		"kernel gives the next service (131072); use several services")
 	delete(server.aside, "1")
 }
 
@@ -251,7 +255,8 @@ func TestSystemdKeepsTheFiles(t *testing.T) {
 	r.killAndWait(t) // that one was started otherwise
 	prints := openMany(t, r, 2)
 	_, err := OpenSession(r.Socket, testDocument(small, func(d *Document) { d.Part, d.World = "more", 2 }))
-	wantError(t, err, DoesNotFit, "open: with this session 24 files are to be kept, and systemd keeps 20; raise FileDescriptorStoreMax=")
+	wantError(t, err, DoesNotFit, "open: with this session 24 files are to be kept, and systemd keeps 20; raise "+
+		"FileDescriptorStoreMax=")
 	r.killAndWait(t)
 	checkMany(t, r, prints)
 }
@@ -281,7 +286,8 @@ func TestRecordHasTheDocumentAsItCame(t *testing.T) {
 	}
 	for _, length := range []uint64{0, maximumDocument + 1} {
 		record.document = length
-		if _, _, err := readRecord("record", record.File()); err == nil || !strings.Contains(err.Error(), checkLength(length).Error()) {
+		if _, _, err := readRecord("record", record.File()); err == nil ||
+			!strings.Contains(err.Error(), checkLength(length).Error()) {
 			t.Errorf("a document of %d bytes: %v", length, err)
 		}
 	}
@@ -324,8 +330,10 @@ func TestBrokenSessionIsSetAside(t *testing.T) {
 		status Status // of who opens it
 		opened string
 	}{
-		"record":  {"session", "it is none of this release", Busy, "open: session 2 is set aside, which may be of another job*"},
-		"journal": {"step_journal", "it is no journal", Refused, "restore: session 2 (job test, rank1/bf16): *its memory is kept, and plimsoll restore --discard 2 gives it back"},
+		"record": {"session", "it is none of this release", Busy,
+			"open: session 2 is set aside, which may be of another job*"},
+		"journal": {"step_journal", "it is no journal", Refused, "restore: session 2 (job test, rank1/bf16): *its " +
+			"memory is kept, and plimsoll restore --discard 2 gives it back"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := startService(t)
@@ -334,7 +342,8 @@ func TestBrokenSessionIsSetAside(t *testing.T) {
 			mend := spoil(t, file, 0, []byte("spoiled."))
 			r.killAndWait(t)
 			o := r.overview(t)
-			if len(o.Sessions) != 2 || len(o.SetAside) != 1 || o.SetAside[0].Name != "2" || !strings.Contains(o.SetAside[0].Reason, broken.want) || o.SetAside[0].Bytes < 8*4096 {
+			if len(o.Sessions) != 2 || len(o.SetAside) != 1 || o.SetAside[0].Name != "2" ||
+				!strings.Contains(o.SetAside[0].Reason, broken.want) || o.SetAside[0].Bytes < 8*4096 {
 				t.Fatalf("%d sessions are there, set aside are %+v", len(o.Sessions), o.SetAside)
 			}
 			await(t, "what the service says", func() bool {
@@ -357,7 +366,8 @@ func TestBrokenSessionIsSetAside(t *testing.T) {
 				}
 			}
 			client := dial(t, r)
-			wantError(t, client.Restore("7", false), Refused, `restore: no session is set aside as "7": there are ["2"]`)
+			wantError(t, client.Restore("7", false), Refused,
+				`restore: no session is set aside as "7": there are ["2"]`)
 			wantError(t, client.Restore("2", false), Refused, "restore: session 2*"+broken.want+"*")
 			mend()
 			if err := client.Restore("2", false); err != nil {
@@ -399,7 +409,8 @@ func TestPanicSetsASessionAside(t *testing.T) {
 	mend := spoil(t, file, begun, []byte{4})
 	r.killAndWait(t)
 	o := r.overview(t)
-	if len(o.Sessions) != 3 || len(o.SetAside) != 1 || o.SetAside[0].Rank != 2 || !strings.HasPrefix(o.SetAside[0].Reason, "restoring it panicked: runtime error: index out of range") {
+	if len(o.Sessions) != 3 || len(o.SetAside) != 1 || o.SetAside[0].Rank != 2 ||
+		!strings.HasPrefix(o.SetAside[0].Reason, "restoring it panicked: runtime error: index out of range") {
 		t.Fatalf("%d sessions are there, set aside are %+v", len(o.Sessions), o.SetAside)
 	}
 	process := r.Process()
@@ -437,14 +448,16 @@ func TestDeadlySessionIsSetAside(t *testing.T) {
 	r.more.Store(new(deadlyVariable + "=1"))
 	r.killAndWait(t)
 	o := r.overview(t)
-	if len(o.Sessions) != 3 || len(o.SetAside) != 1 || o.SetAside[0].Rank != deadly || o.SetAside[0].Reason != errDeadly.Error() {
+	if len(o.Sessions) != 3 || len(o.SetAside) != 1 || o.SetAside[0].Rank != deadly ||
+		o.SetAside[0].Reason != errDeadly.Error() {
 		t.Fatalf("%d sessions are there, set aside are %+v", len(o.Sessions), o.SetAside)
 	}
 	if o.Restarts != 1+mostAttempts {
 		t.Errorf("%d services were started after the first", o.Restarts)
 	}
 	_, err := OpenSession(r.Socket, document(deadly))
-	wantError(t, err, Refused, "open: session 3 (job test, rank2/bf16) is set aside: 5 services have died while they restored it; restore it (plimsoll restore 3), or give it back (--discard)")
+	wantError(t, err, Refused, "open: session 3 (job test, rank2/bf16) is set aside: 5 services have died while they "+
+		"restored it; restore it (plimsoll restore 3), or give it back (--discard)")
 	// The next one does not try it either, unless it is asked to.
 	r.killAndWait(t)
 	if o := r.overview(t); len(o.SetAside) != 1 {
@@ -475,7 +488,8 @@ func TestStateIsKeptHoweverOftenAStartFails(t *testing.T) {
 		}
 		if failing.Load() < 0 {
 			command.Path = os.Args[0]
-			command.Env = slices.DeleteFunc(command.Env, func(v string) bool { return strings.HasPrefix(v, limitVariable) })
+			command.Env = slices.DeleteFunc(command.Env,
+				func(v string) bool { return strings.HasPrefix(v, limitVariable) })
 		}
 		return command.Start()
 	}
@@ -505,7 +519,8 @@ func TestEverythingFailsInTurn(t *testing.T) {
 			unix.RLIMIT_NOFILE, func(process int) uint64 { return uint64(descriptors(t, process)) },
 			func(int) uint64 { return 8*count + 2 }, 1,
 		},
-		"address space": {unix.RLIMIT_AS, addressSpace, func(process int) uint64 { return addressSpace(process) / 2 }, 64 << 20},
+		"address space": {unix.RLIMIT_AS, addressSpace,
+			func(process int) uint64 { return addressSpace(process) / 2 }, 64 << 20},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := startService(t)
@@ -519,7 +534,8 @@ func TestEverythingFailsInTurn(t *testing.T) {
 				if err := unix.Prlimit(process, c.resource, &unix.Rlimit{Cur: most, Max: most}, &was); err != nil {
 					t.Fatal(err)
 				}
-				s, err := OpenSession(r.Socket, testDocument(small, func(d *Document) { d.Part, d.World, d.LocalWorld = fmt.Sprint("part", i), count, count }))
+				s, err := OpenSession(r.Socket, testDocument(small,
+					func(d *Document) { d.Part, d.World, d.LocalWorld = fmt.Sprint("part", i), count, count }))
 				if err == nil {
 					_, saved := s.Save(t.TempDir(), nil)
 					if e := (*Error)(nil); saved != nil && !errors.As(saved, &e) && !errors.Is(saved, ErrLost) {
@@ -537,7 +553,8 @@ func TestEverythingFailsInTurn(t *testing.T) {
 				before := r.started.Load()
 				r.killAndWait(t)
 				// It fails, or it serves, or it has no descriptor left for a client.
-				for deadline := time.Now().Add(time.Second); r.started.Load() < before+2 && !r.isReady() && time.Now().Before(deadline); {
+				for deadline := time.Now().Add(time.Second); r.started.Load() < before+2 && !r.isReady() &&
+					time.Now().Before(deadline); {
 					time.Sleep(time.Millisecond)
 				}
 				r.more.Store(nil)

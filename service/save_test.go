@@ -28,7 +28,8 @@ func savedAtTwo(t *testing.T) (r *running, s *Session, directory, saved string) 
 // wantLoaded says that a session is whole, and as it was saved at step 2.
 func wantLoaded(t *testing.T, r *running, s *Session, saved string) {
 	t.Helper()
-	if got, status := fingerprint(t, s), r.overview(t).Sessions[0]; got != saved || !status.Initialized || status.Step != 2 {
+	if got, status := fingerprint(t, s), r.overview(t).Sessions[0]; got != saved || !status.Initialized ||
+		status.Step != 2 {
 		t.Errorf("%s at step %d was loaded, initialized %v, want %s", got, status.Step, status.Initialized, saved)
 	}
 }
@@ -44,7 +45,8 @@ func TestFilesThatChangeWhileTheyAreLoaded(t *testing.T) {
 	var damaging sync.WaitGroup
 	damaging.Go(func() { damage(t, dataFile(t, directory), stop) })
 	outcomes := map[string]int{}
-	for deadline := time.Now().Add(20 * time.Second); (outcomes["in part"] == 0 || outcomes["not at all"] == 0) && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(20 * time.Second); (outcomes["in part"] == 0 || outcomes["not at all"] == 0) &&
+		time.Now().Before(deadline); {
 		_, err := s.Load(directory)
 		status := r.overview(t).Sessions[0]
 		var e *Error
@@ -101,14 +103,16 @@ func TestLoadIntoANewSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	s = mustOpen(t, r.Socket, testDocument(small))
-	if _, err := s.Load(directory); err == nil || !strings.Contains(err.Error(), "loaded in part") || !strings.Contains(err.Error(), filepath.Base(name)) {
+	if _, err := s.Load(directory); err == nil || !strings.Contains(err.Error(), "loaded in part") ||
+		!strings.Contains(err.Error(), filepath.Base(name)) {
 		t.Errorf("%v, want what was damaged", err)
 	}
 	if r.overview(t).Sessions[0].Initialized {
 		t.Error("what was loaded in part passes for whole")
 	}
 	// Moments of the checkpoint are no zeros that training begins with.
-	const mend = "*a load was broken off, and some of the state is the checkpoint's: load again, or give the state back and open it anew"
+	const mend = "*a load was broken off, and some of the state is the checkpoint's: load again, or give the state " +
+		"back and open it anew"
 	wantError(t, begin(s), OutOfOrder, "set_step"+mend)
 	wantError(t, stepOnce(s, 1), OutOfOrder, "step"+mend)
 	if err := os.WriteFile(name, whole, 0o600); err != nil {
@@ -135,7 +139,8 @@ func TestLoadAsOneOfSeveral(t *testing.T) {
 	for range 2 {
 		_, err := s.Save(t.TempDir(), nil)
 		wantError(t, err, OutOfOrder, "save: the state is not whole*")
-		wantError(t, s.Prepare(3, adamw...), OutOfOrder, "prepare: the state was loaded as one of several, and set_step has not said that all are: load all again*")
+		wantError(t, s.Prepare(3, adamw...), OutOfOrder, "prepare: the state was loaded as one of several, and "+
+			"set_step has not said that all are: load all again*")
 		wantError(t, stepOnce(s, 3), OutOfOrder, "step: the state was loaded as one of several*")
 		if err := s.Detach(); err != nil {
 			t.Fatal(err)
@@ -225,7 +230,8 @@ func TestReplicasSaveOnce(t *testing.T) {
 	directory, elements := t.TempDir(), int64(0)
 	for replica, s := range replicas {
 		mustStep(t, s, 2)
-		if step, err := s.ask(Save, saveBody{Directory: directory, Replica: replica, Replicas: 2}); err != nil || step != 2 {
+		if step, err := s.ask(Save, saveBody{Directory: directory, Replica: replica, Replicas: 2}); err != nil ||
+			step != 2 {
 			t.Fatalf("step %d is saved: expected 2 (%v)", step, err)
 		}
 		if _, err := s.Saved(); err != nil {
@@ -283,17 +289,20 @@ func TestTwoJobsSaveOneStep(t *testing.T) {
 		rank int    // that saves
 		want string // what it is refused with
 	}
-	const mend = ": this is of another save of the same step, *: another job saves in this folder, or has left it here*give each job, and each optimizer of a program, a folder of its own*"
+	const mend = ": this is of another save of the same step, *: another job saves in this folder, or has left it " +
+		"here*give each job, and each optimizer of a program, a folder of its own*"
 	for name, acts := range map[string][]act{
 		"one is faster": {
 			{"one", 0, ""}, {"one", 1, ""}, {"other", 0, ""},
-			{"one", commit, "rank-00000-of-00002-bf16.json" + mend}, {"other", commit, "rank-00001-of-00002-bf16.json" + mend},
+			{"one", commit, "rank-00000-of-00002-bf16.json" + mend},
+			{"other", commit, "rank-00001-of-00002-bf16.json" + mend},
 			{"other", 1, ""}, {"other", commit, ""},
 			{"one", commit, "step-00000001" + mend}, {"other", commit, ""},
 		},
 		"each has a rank that is faster": {
 			{"one", 0, ""}, {"other", 1, ""}, {"other", 0, ""}, {"one", 1, ""},
-			{"one", commit, "rank-00000-of-00002-bf16.json" + mend}, {"other", commit, "rank-00001-of-00002-bf16.json" + mend},
+			{"one", commit, "rank-00000-of-00002-bf16.json" + mend},
+			{"other", commit, "rank-00001-of-00002-bf16.json" + mend},
 			{"one", 0, ""}, {"one", commit, ""},
 		},
 		"one has committed": {

@@ -35,14 +35,16 @@ type (
 // forCheckpoint is the shard as checkpoints know it.
 func (s *session) forCheckpoint() checkpoint.Shard {
 	d := s.document
-	return checkpoint.Shard{Rank: d.Rank, World: d.World, Part: d.Part, Format: s.shard.Config().Format, Pieces: d.pieces(), State: s.shard}
+	return checkpoint.Shard{Rank: d.Rank, World: d.World, Part: d.Part, Format: s.shard.Config().Format,
+		Pieces: d.pieces(), State: s.shard}
 }
 
 // checkDirectory refuses a path by which the client means another folder than this
 // process would.
 func checkDirectory(kind Kind, directory string) error {
 	if !filepath.IsAbs(directory) {
-		return fail(Refused, "%v: the directory is %q: expected an absolute path, as the service has a working directory of its own", kind, directory)
+		return fail(Refused, "%v: the directory is %q: expected an absolute path, as the service has a working "+
+			"directory of its own", kind, directory)
 	}
 	return nil
 }
@@ -50,7 +52,8 @@ func checkDirectory(kind Kind, directory string) error {
 // checkIdentity refuses what manifests are not to hold.
 func checkIdentity(kind Kind, identity string) error {
 	if identity != "" && !nameOfJob.MatchString(identity) {
-		return fail(Refused, "%v: the identity is %q: expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot at the beginning", kind, identity)
+		return fail(Refused, "%v: the identity is %q: expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot "+
+			"at the beginning", kind, identity)
 	}
 	return nil
 }
@@ -69,10 +72,12 @@ func (s *session) save(body []byte, say func(format string, values ...any)) ([]b
 	}
 	replicas := max(1, b.Replicas)
 	if b.Replica < 0 || b.Replica >= replicas || replicas > s.document.World {
-		return nil, fail(Refused, "save: replica %d of %d in a job of %d ranks: expected the number of this one, from 0 on, and how many ranks hold its shard", b.Replica, replicas, s.document.World)
+		return nil, fail(Refused, "save: replica %d of %d in a job of %d ranks: expected the number of this one, from "+
+			"0 on, and how many ranks hold its shard", b.Replica, replicas, s.document.World)
 	}
 	if !s.record.initialized() {
-		return nil, fail(OutOfOrder, "save: the state is not whole: write weights and set_step, or load, or make a step")
+		return nil, fail(OutOfOrder, "save: the state is not whole: write weights and set_step, or "+
+			"load, or make a step")
 	}
 	s.settle()
 	s.settleSave() // one at a time: a failure is told by the next saved
@@ -83,7 +88,8 @@ func (s *session) save(body []byte, say func(format string, values ...any)) ([]b
 		return nil, storage(Save, err)
 	}
 	for _, r := range saving.Removed() {
-		say("session %v: save of step %d: %s (%v), which a save had left that was broken off, was removed for want of room", s.document.key(), saving.Step(), r.Path, r.Bytes)
+		say("session %v: save of step %d: %s (%v), which a save had left that was broken off, was removed "+
+			"for want of room", s.document.key(), saving.Step(), r.Path, r.Bytes)
 	}
 	s.saving, s.inherited = saving, false
 	s.written.Store(saving)
@@ -136,7 +142,8 @@ func (s *session) saved(abandoned context.Context) ([]byte, error) {
 // notInParts refuses what would take a state that was loaded in part for one.
 func (s *session) notInParts(kind Kind) error {
 	if s.record.condition.Load() == stateIsInParts {
-		return fail(OutOfOrder, "%v: a load was broken off, and some of the state is the checkpoint's: load again, or give the state back and open it anew", kind)
+		return fail(OutOfOrder, "%v: a load was broken off, and some of the state is the checkpoint's: load again, or "+
+			"give the state back and open it anew", kind)
 	}
 	return nil
 }
@@ -144,7 +151,8 @@ func (s *session) notInParts(kind Kind) error {
 // notAlone refuses to go on from a state while those of other shards may be others'.
 func (s *session) notAlone(kind Kind) error {
 	if s.record.condition.Load() == stateIsLoaded {
-		return fail(OutOfOrder, "%v: the state was loaded as one of several, and set_step has not said that all are: load all again, or give the states back and open them anew", kind)
+		return fail(OutOfOrder, "%v: the state was loaded as one of several, and set_step has not said that all are: "+
+			"load all again, or give the states back and open them anew", kind)
 	}
 	return nil
 }

@@ -65,7 +65,8 @@ type Server struct {
 
 // NewServer is a service with the sessions that an earlier one has left. Steps
 // that were under way are finished when it returns.
-func NewServer(version string, given *Inherited, findHost func() (*host.Host, error), say func(format string, values ...any)) (*Server, error) {
+func NewServer(version string, given *Inherited, findHost func() (*host.Host, error),
+	say func(format string, values ...any)) (*Server, error) {
 	set, err := kernel.Select()
 	if err != nil {
 		return nil, err
@@ -211,16 +212,19 @@ func (s *Server) claim(d *Document, c *connection) (*session, error) {
 		return nil, err
 	}
 	if len(s.all)+s.creating > 0 && s.job != d.Job {
-		return nil, fail(Busy, "open: this service holds the job %s, and not %s; it takes another when that one's sessions are closed", s.job, d.Job)
+		return nil, fail(Busy, "open: this service holds the job %s, and not %s; it takes another when that one's "+
+			"sessions are closed", s.job, d.Job)
 	}
 	found := s.all[d.key()]
 	if found != nil {
 		if err := d.same(found.document); err != nil {
-			return nil, fail(Refused, "open: session %v of job %s is there and differs: %v; close it, or give the job another name", d.key(), d.Job, err)
+			return nil, fail(Refused, "open: session %v of job %s is there and differs: %v; close it, or give the "+
+				"job another name", d.key(), d.Job, err)
 		}
 	}
 	if holder := s.held[d.key()]; holder != nil {
-		return nil, fail(Busy, "open: session %v of job %s is held by process %d%s", d.key(), d.Job, holder.process, toItself(holder, c))
+		return nil, fail(Busy, "open: session %v of job %s is held by process %d%s", d.key(), d.Job, holder.process,
+			toItself(holder, c))
 	}
 	s.held[d.key()] = c
 	if found == nil {
@@ -250,8 +254,10 @@ func (s *Server) awaitRelease(d *Document, c *connection) error {
 		case c.gone():
 			return fail(Busy, "open: the client has hung up while it waited for session %v", d.key())
 		case waited >= claimPatience:
-			return fail(Busy, "open: session %v of job %s is held by process %d, which has hung up; its %v is still under way after another %v. "+
-				"The files that it works on may be on a file system that does not answer; when that answers, open the session again",
+			return fail(Busy, "open: session %v of job %s is held by process %d, which has hung up; its %v is still "+
+				"under way after another %v. "+
+				"The files that it works on may be on a file system that does not answer; when that answers, open "+
+				"the session again",
 				d.key(), d.Job, holder.process, holder.doing(), claimPatience)
 		case waited >= claimNotice && !noticed:
 			noticed = true
@@ -283,7 +289,8 @@ func toItself(holder, c *connection) string {
 	if holder.process != c.process {
 		return ""
 	}
-	return ", which is this one; give each optimizer of a program a name of its own (name= in Python), and so its session a part of its own"
+	return ", which is this one; give each optimizer of a program a name of its own (name= in Python), and so its " +
+		"session a part of its own"
 }
 
 // create makes a session that was claimed, of a document that was read from a text, or
@@ -378,7 +385,9 @@ func (s *Server) checkRoom(h *host.Host, d *Document, config engine.ShardConfig)
 	available, counter := h.Memory.HeadroomWith(pool)
 	ranks := s.expected(d)
 	if whole := needed * ledger.Bytes(ranks); counter != "" && whole > available {
-		return fail(DoesNotFit, "open: the state of %d parameters in %v takes %v a rank, %v for the %d ranks of this host that are still to come, and %v are available (%s); use a smaller format (moments \"bf16\" or \"int8\"), more hosts, or fewer ranks on this one",
+		return fail(DoesNotFit, "open: the state of %d parameters in %v takes %v a rank, %v for the %d ranks of this "+
+			"host that are still to come, and %v are available (%s); use a smaller format (moments \"bf16\" or "+
+			"\"int8\"), more hosts, or fewer ranks on this one",
 			config.Elements, config.Format, needed, whole, ranks, available, counter)
 	}
 	return nil

@@ -271,7 +271,8 @@ func TestSocketWithALongPath(t *testing.T) {
 	}
 	for _, length := range []int{101, 107, 108, 200} {
 		err := of(length).Listen()
-		if want := fmt.Sprintf("has a path of %d bytes: expected at most 100", length); err == nil || !strings.Contains(err.Error(), want) {
+		if want := fmt.Sprintf("has a path of %d bytes: expected at most 100", length); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 		if left, err := os.ReadDir(parent); err != nil || len(left) > 0 {
@@ -330,7 +331,8 @@ func (r *running) whatIsLeft(t testing.TB, held map[string]string, ended bool) (
 	note := func(format string, values ...any) { found = append(found, fmt.Sprintf(format, values...)) }
 	for _, process := range processes {
 		number, _ := strconv.Atoi(filepath.Base(process))
-		if environment, _ := os.ReadFile(process + "/environ"); ended && strings.Contains(string(environment), notifySocket+"="+r.notifyPath()) {
+		if environment, _ := os.ReadFile(process + "/environ"); ended && strings.Contains(string(environment),
+			notifySocket+"="+r.notifyPath()) {
 			note("process %d, a service, is left", number)
 		}
 		for inode := range memoryOf(number) {
@@ -341,7 +343,8 @@ func (r *running) whatIsLeft(t testing.TB, held map[string]string, ended bool) (
 		files, _ := filepath.Glob(process + "/fd/*")
 		for _, file := range files {
 			if info, err := os.Stat(file); err == nil {
-				if name := held[strconv.FormatUint(info.Sys().(*syscall.Stat_t).Ino, 10)]; strings.HasPrefix(readLink(file), "/memfd:") && name != "" {
+				if name := held[strconv.FormatUint(info.Sys().(*syscall.Stat_t).Ino,
+					10)]; strings.HasPrefix(readLink(file), "/memfd:") && name != "" {
 					note("process %d has the file %s, which was the service's", number, name)
 				}
 			}

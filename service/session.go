@@ -137,7 +137,8 @@ func (s *session) inWindow(kind Kind, offset, count, size uint64) ([]byte, error
 	}
 	length := uint64(len(s.window))
 	if offset%size != 0 || offset > length || count > (length-offset)/size {
-		return nil, fail(Refused, "%v: %d numbers of %d bytes at offset %d of a window of %d bytes; offsets are multiples of a number's size", kind, count, size, offset, length)
+		return nil, fail(Refused, "%v: %d numbers of %d bytes at offset %d of a window of %d bytes; offsets are "+
+			"multiples of a number's size", kind, count, size, offset, length)
 	}
 	return s.window[offset : offset+count*size], nil
 }
@@ -166,7 +167,8 @@ func (s *session) norm() float64 {
 func (s *session) prepare(b stepBody) error {
 	s.settle()
 	if b.Flags != 0 || b.Factor != 0 {
-		return fail(Refused, "prepare with flags %#x and factor %v: expected neither, which come with the step", b.Flags, b.Factor)
+		return fail(Refused, "prepare with flags %#x and factor %v: expected neither, which come with the step",
+			b.Flags, b.Factor)
 	}
 	if err := s.checkStep(Prepare, b.Step); err != nil {
 		return err
@@ -191,9 +193,11 @@ func (s *session) checkStep(kind Kind, step uint64) error {
 
 // optimizers are those of the parameter groups in a step whose gradients are
 // multiplied by factor. What would make NaN of the weights is refused.
-func (s *session) optimizers(kind Kind, step uint64, groups [][hyperparameters]float64, factor float64) ([]optim.Optimizer, error) {
+func (s *session) optimizers(kind Kind, step uint64, groups [][hyperparameters]float64,
+	factor float64) ([]optim.Optimizer, error) {
 	if len(groups) != s.document.Groups {
-		return nil, fail(Refused, "%v with %d parameter groups: the session has %d", kind, len(groups), s.document.Groups)
+		return nil, fail(Refused, "%v with %d parameter groups: the session has %d", kind, len(groups),
+			s.document.Groups)
 	}
 	optimizers := make([]optim.Optimizer, len(groups))
 	for i, group := range groups {

@@ -176,7 +176,8 @@ func TestMutatedDocumentsAndRequests(t *testing.T) {
 		t.Error("no mutated document was accepted: mutations are too wild")
 	}
 	checkMany(t, r, prints)
-	t.Logf("%d documents, of which %d were accepted; %d requests in a session; %d kills", mutations-inSession, opened, inSession, killed)
+	t.Logf("%d documents, of which %d were accepted; %d requests in a session; %d kills", mutations-inSession, opened,
+		inSession, killed)
 }
 
 // openMutated opens a session with a document, whatever that is, and gives it back.

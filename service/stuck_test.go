@@ -82,7 +82,8 @@ func TestStuckRequestHoldsUpNobodyElse(t *testing.T) {
 	if took := time.Since(began); took > claimPatience/2 {
 		t.Errorf("others have opened their sessions in %v", took)
 	}
-	wantError(t, <-again, Busy, "open: session rank1/bf16 of job test is held by process *, which has hung up; its request save is still under way after another 2s. *")
+	wantError(t, <-again, Busy, "open: session rank1/bf16 of job test is held by process *, which has hung up; its "+
+		"request save is still under way after another 2s. *")
 	giveWay()
 	s, err := openPatiently(socket, rank(1))
 	if err != nil {
@@ -192,7 +193,8 @@ func TestStopLeavesWhatIsStuck(t *testing.T) {
 	if took := time.Since(began); took > 10*time.Second {
 		t.Errorf("it took %v", took)
 	}
-	if want := "a checkpoint is not finished: nothing of it has reached the disk for 1s"; !strings.Contains(r.log.String(), want) {
+	if want := "a checkpoint is not finished: nothing of it has reached " +
+		"the disk for 1s"; !strings.Contains(r.log.String(), want) {
 		t.Errorf("the service has said %q, want %q", r.log.String(), want)
 	}
 }

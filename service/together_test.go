@@ -39,14 +39,16 @@ func (x *together) open(socket string, documents []*Document) error {
 }
 
 func (x *together) catchUp() error {
-	newest := slices.MaxFunc(x.sessions, func(a, b *Session) int { return int(a.Welcome.Step - b.Welcome.Step) }).Welcome
+	newest := slices.MaxFunc(x.sessions,
+		func(a, b *Session) int { return int(a.Welcome.Step - b.Welcome.Step) }).Welcome
 	for _, s := range x.sessions {
 		w := &s.Welcome
 		if w.Step == newest.Step {
 			continue
 		}
 		if w.Step != newest.Step-1 || w.PreparedStep != uint64(newest.Step) || newest.AskedStep != uint64(newest.Step) {
-			return fmt.Errorf("a shard is at step %d with step %d prepared, and another at step %d after it was asked for step %d", w.Step, w.PreparedStep, newest.Step, newest.AskedStep)
+			return fmt.Errorf("a shard is at step %d with step %d prepared, and another at step %d after it was "+
+				"asked for step %d", w.Step, w.PreparedStep, newest.Step, newest.AskedStep)
 		}
 		if err := s.StepPrepared(newest.Step, newest.AskedFactor, true); err != nil {
 			return err
@@ -123,12 +125,16 @@ func (x *together) fingerprints(t *testing.T) []string {
 func TestShardsStepTogether(t *testing.T) {
 	r := startService(t)
 	part := func(rank int, part string, change ...func(*Document)) *Document {
-		return testDocument(append(change, func(d *Document) { d.World, d.LocalWorld, d.Rank, d.Part = 2, 2, rank, part })...)
+		return testDocument(append(change, func(d *Document) {
+			d.World, d.LocalWorld, d.Rank, d.Part = 2, 2, rank,
+				part
+		})...)
 	}
 	single := func(d *Document) { small(d); d.State, d.Parameter, d.Gradient = "fp32", "fp32", "fp32" }
 	x := &trainer{
 		Socket: r.Socket, Phase: filepath.Join(t.TempDir(), "phase"),
-		Document: part(0, "bf16", small), Others: []*Document{part(0, "fp32", single), part(1, "bf16", small), part(1, "fp32", single)},
+		Document: part(0, "bf16", small), Others: []*Document{part(0, "fp32", single), part(1, "bf16", small),
+			part(1, "fp32", single)},
 	}
 	hit := killTrainer(t, x, 3*time.Millisecond, stepping)
 	checkHits(t, hit, map[uint32]int{stepping: 10})
@@ -165,7 +171,8 @@ func TestPreparedStep(t *testing.T) {
 	for _, s := range []*Session{plain, prepared} {
 		putGradients(s, 4, 0, s.Welcome.Elements)
 	}
-	if err := errors.Join(plain.Step(4, 0.1, true, adamw...), prepared.Prepare(4, adamw...), prepared.Detach()); err != nil {
+	if err := errors.Join(plain.Step(4, 0.1, true, adamw...), prepared.Prepare(4, adamw...),
+		prepared.Detach()); err != nil {
 		t.Fatal(err)
 	}
 	want := fingerprint(t, plain)

@@ -56,7 +56,8 @@ func (s *session) transferArguments(kind Kind, t transfer) ([]float32, error) {
 	}
 	format := s.shard.Config().Format
 	if t.What >= streams || int(t.What) > format.Algorithm.Moments() {
-		return nil, fail(Refused, "%v: stream %d: %s has master weights (0) and %d moments", kind, t.What, s.document.Optimizer, format.Algorithm.Moments())
+		return nil, fail(Refused, "%v: stream %d: %s has master weights (0) and %d moments", kind, t.What,
+			s.document.Optimizer, format.Algorithm.Moments())
 	}
 	if err := s.checkStretch(kind, t.First, t.Count); err != nil {
 		return nil, err
@@ -140,11 +141,13 @@ func (s *session) accumulate(b accumulation) error {
 	added, _, last, half := s.shard.Accumulations()
 	again := b.Number == uint64(added) && added > 0 && !half
 	if next := added + 1; b.Number != uint64(next) && !again {
-		return fail(OutOfOrder, "accumulate %d: %d were finished since the gradients were cleared, so the next is %d", b.Number, added, next)
+		return fail(OutOfOrder, "accumulate %d: %d were finished since the gradients were cleared, so the next is %d",
+			b.Number, added, next)
 	}
 	now := engine.Accumulation{First: int64(b.First), Count: int64(b.Count), Type: of}
 	if (again || half) && now != last {
-		return fail(OutOfOrder, "accumulate %d of %v: accumulate %d was begun with %v; repeat that, or clear the gradients", b.Number, now, b.Number, last)
+		return fail(OutOfOrder, "accumulate %d of %v: accumulate %d was begun with %v; repeat that, or "+
+			"clear the gradients", b.Number, now, b.Number, last)
 	}
 	if again {
 		return nil // the answer was lost
@@ -158,7 +161,8 @@ func (s *session) accumulate(b accumulation) error {
 // service has half added is added, or all are cleared.
 func (s *session) notHalfAdded(kind Kind) error {
 	if added, _, last, half := s.shard.Accumulations(); half {
-		return fail(OutOfOrder, "%v: accumulate %d, of %v, is half done; repeat it, or clear the gradients", kind, added+1, last)
+		return fail(OutOfOrder, "%v: accumulate %d, of %v, is half done; repeat it, or clear the gradients", kind,
+			added+1, last)
 	}
 	return nil
 }

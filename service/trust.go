@@ -23,11 +23,13 @@ func trustedDirectory(name string) error {
 			return fmt.Errorf("the directory of the socket: %w", err)
 		}
 		if owner := ownerOf(info); !trusted(owner) {
-			return fmt.Errorf("the directory of the socket, %s, belongs to user %d, who could put another service there: "+
+			return fmt.Errorf("the directory of the socket, %s, belongs to user %d, who could put another "+
+				"service there: "+
 				"expected user %d or root", name, owner, os.Geteuid())
 		}
 		if mode := info.Mode(); mode.IsDir() && mode.Perm()&0o022 != 0 {
-			return fmt.Errorf("the directory of the socket, %s, has mode %#o, so that other users could put another service there: "+
+			return fmt.Errorf("the directory of the socket, %s, has mode %#o, so that other users could put another "+
+				"service there: "+
 				"expected 0700 (chmod 700 %s)", name, mode.Perm(), name)
 		}
 	}

@@ -77,7 +77,8 @@ func TestServiceOfAnotherUser(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(os.Chmod(parent, 0o755), os.Chown(theirs, nobody, nobody), os.Chmod(theirs, 0o755)); err != nil {
+	if err := errors.Join(os.Chmod(parent, 0o755), os.Chown(theirs, nobody, nobody),
+		os.Chmod(theirs, 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	link := filepath.Join(parent, "link")

@@ -21,7 +21,8 @@ func TestWhatIsBeingWrittenIsNotWhole(t *testing.T) {
 		for range 2 {
 			s = mustOpen(t, r.Socket, document)
 			if s.Welcome.Initialized {
-				t.Errorf("stream %d was written in part, and the state passes for that of step %d", stream, s.Welcome.Step)
+				t.Errorf("stream %d was written in part, and the state passes for that of step %d", stream,
+					s.Welcome.Step)
 			}
 			if err := s.Detach(); err != nil {
 				t.Fatal(err)
