@@ -17,10 +17,10 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// OpenSchema is the schema of the document of an open request.
+// OpenSchema is the schema of [Document].
 const OpenSchema = "plimsoll.open/1"
 
-// Document says which shard a session holds. It is the body of open.
+// Document describes the shard that a session holds. Clients send it with open.
 type Document struct {
 	Schema     string  `json:"schema"`
 	Job        string  `json:"job"`
@@ -39,18 +39,18 @@ type Document struct {
 	CPUs       []int   `json:"cpus,omitempty"`
 }
 
-// Piece is a stretch of a parameter that a shard holds: Count elements of the
-// flattened parameter from First on.
+// Piece is a range of a parameter that a shard holds: Count elements of the flattened
+// parameter from First on.
 type Piece struct {
 	Name    string  `json:"name"`
 	Shape   []int64 `json:"shape"`
 	Group   int     `json:"group"`
-	Moments string  `json:"moments,omitempty"` // as the shard's where empty
+	Moments string  `json:"moments,omitempty"` // if empty, those of the shard
 	First   int64   `json:"first"`
 	Count   int64   `json:"count"`
 }
 
-// Limits that keep sums of sizes within 64 bits and numbers of workers sane.
+// Limits keep sums of sizes within 64 bits, and numbers of workers within reason.
 const (
 	maximumElements = 1 << 48
 	maximumRanks    = 1 << 20
@@ -60,10 +60,10 @@ const (
 	maximumInstance = 1 << 31
 )
 
-// nameOfJob matches what can be a part of the names of files and arenas.
+// nameOfJob matches names that are safe in names of files and arenas.
 var nameOfJob = regexp.MustCompile(`^[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,63}$`)
 
-// parseDocument reads a document and says what is wrong with it.
+// parseDocument reads a document and checks it.
 func parseDocument(text []byte) (*Document, error) {
 	d := &Document{}
 	if err := json.Unmarshal(text, d, json.RejectUnknownMembers(true)); err != nil {
@@ -143,8 +143,7 @@ func (p Piece) validate(d *Document) error {
 	return nil
 }
 
-// algorithms by the names of optimizers. AdamW and Adam differ in their
-// constants alone.
+// algorithms by the names of optimizers. AdamW and Adam differ only in their constants.
 var algorithms = map[string]kernel.Algorithm{
 	"adamw": kernel.Adam, "adam": kernel.Adam, "lion": kernel.Lion, "adagrad": kernel.Adagrad, "sgd": kernel.SGD,
 }
@@ -152,7 +151,7 @@ var algorithms = map[string]kernel.Algorithm{
 // parameterTypes by their names in the protocol.
 var parameterTypes = map[string]dtype.Type{"bf16": dtype.BF16, "fp16": dtype.F16, "fp32": dtype.F32}
 
-// format is how the shard is held.
+// format returns the format in which the shard is held.
 func (d *Document) format() (kernel.Format, error) {
 	f := kernel.Format{}
 	var ok [5]bool
@@ -174,7 +173,7 @@ func (d *Document) format() (kernel.Format, error) {
 	return f, f.Validate()
 }
 
-// momentsOf is how the moments of a piece are held.
+// momentsOf returns the type in which the moments of a piece are held.
 func (d *Document) momentsOf(p Piece) kernel.MomentType {
 	name := p.Moments
 	if name == "" {
@@ -184,7 +183,7 @@ func (d *Document) momentsOf(p Piece) kernel.MomentType {
 	return moments
 }
 
-// config is the shard that the document describes.
+// config returns the configuration of the shard.
 func (d *Document) config(set kernel.Set, pages arena.Pages, cpus []int) (engine.ShardConfig, error) {
 	format, err := d.format()
 	if err != nil {
@@ -200,7 +199,7 @@ func (d *Document) config(set kernel.Set, pages arena.Pages, cpus []int) (engine
 	return c, nil
 }
 
-// pieces are the parameters as checkpoints know them.
+// pieces returns the parameters in the form that package checkpoint uses.
 func (d *Document) pieces() []checkpoint.Piece {
 	pieces := make([]checkpoint.Piece, len(d.Parameters))
 	for i, p := range d.Parameters {
@@ -210,7 +209,8 @@ func (d *Document) pieces() []checkpoint.Piece {
 	return pieces
 }
 
-// optimizer is that of a group in a step, from the numbers of the request.
+// optimizer returns the optimizer of a parameter group in a step, with the numbers of
+// the request.
 func (d *Document) optimizer(x [hyperparameters]float64) optim.Optimizer {
 	switch d.Optimizer {
 	case "lion":
@@ -224,8 +224,7 @@ func (d *Document) optimizer(x [hyperparameters]float64) optim.Optimizer {
 		L2: d.Optimizer == "adam"}
 }
 
-// same says what differs between two documents, beyond what may: nil is
-// nothing.
+// same returns the first difference between two documents that matters, or nil.
 func (d *Document) same(other *Document) error {
 	for i := range d.Parameters {
 		if i < len(other.Parameters) && !d.Parameters[i].equal(other.Parameters[i]) {
