@@ -6,16 +6,16 @@ import (
 	"plimsoll/host"
 )
 
-// explain tells the user what an exit code means, if it means something by
-// itself; kills are the counters from before.
+// explain tells the user what an exit code means, if it has a meaning of its own. kills
+// are the counters from before.
 func (j *Job) explain(code int, kills []host.MemoryCounter) {
 	if why := explain(code, kills, host.LocalMemoryCounters()); why != "" {
 		j.Say("%s", why)
 	}
 }
 
-// explain says what an exit code means that programs do not choose; nothing
-// where it means nothing by itself.
+// explain returns the meaning of an exit code that programs do not choose themselves,
+// or "".
 func explain(code int, before, after []host.MemoryCounter) string {
 	switch code {
 	case exitSignal + int(syscall.SIGKILL):

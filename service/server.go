@@ -119,7 +119,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	defer stopped()
 	for {
 		if interval := s.signOfLife(); interval > 0 {
-			_ = listener.SetDeadline(time.Now().Add(interval)) // fails if the listener is closed; AcceptUnix reports that
+			_ = listener.SetDeadline(time.Now().Add(interval)) // if closed, AcceptUnix reports it
 			if err := s.stuckStep(); err != nil {
 				return err
 			}
@@ -462,7 +462,8 @@ func (s *Server) forget(gone *session) error {
 	defer s.letGo(gone)
 	s.remove(gone)
 	var err error
-	for _, name := range slices.Backward(gone.keptNames()) { // the session header first: files without one belong to no session
+	// The session header goes first: files without one belong to no session.
+	for _, name := range slices.Backward(gone.keptNames()) {
 		err = errors.Join(err, s.given.store.forget(name))
 	}
 	return errors.Join(err, gone.close())
