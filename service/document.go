@@ -96,8 +96,8 @@ func (d *Document) validate() error {
 		return fmt.Errorf("groups is %d: expected 1 to %d", d.Groups, maximumGroups)
 	case len(d.Parameters) == 0:
 		return errors.New("there are no parameters")
-	case len(d.CPUs) > maximumCPUs || slices.ContainsFunc(d.CPUs,
-		func(cpu int) bool { return cpu < 0 || cpu >= maximumCPUs }):
+	case len(d.CPUs) > maximumCPUs ||
+		slices.ContainsFunc(d.CPUs, func(cpu int) bool { return cpu < 0 || cpu >= maximumCPUs }):
 		return fmt.Errorf("cpus: expected at most %d CPUs, each from 0 to %d", maximumCPUs, maximumCPUs-1)
 	}
 	names := make(map[string]bool, len(d.Parameters))

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestInstances: the optimizers of one process have sessions of one rank and one
-// part. Each keeps its own state, also where the service is killed.
+// TestInstances opens several optimizers of one process: sessions of one rank and one
+// part. Each keeps its own state, even if the service is killed.
 func TestInstances(t *testing.T) {
 	r := startService(t)
 	document := func(i int) *Document { return testDocument(small, func(d *Document) { d.Instance = i }) }
@@ -38,7 +38,7 @@ func TestInstances(t *testing.T) {
 	}
 }
 
-// TestInstanceIsNoPartOfACheckpoint: what one instance has saved, another loads.
+// TestInstanceIsNoPartOfACheckpoint loads in one instance what another one saved.
 func TestInstanceIsNoPartOfACheckpoint(t *testing.T) {
 	r := startService(t)
 	first := begun(t, r.Socket, testDocument(small, func(d *Document) { d.Instance = 7 }))

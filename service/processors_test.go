@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestGoRunsBesideWorkers: while workers are in kernels, Go has threads for the
-// rest of the service, and has again what it had when they are gone.
+// TestGoRunsBesideWorkers checks that Go has threads for the rest of the service while
+// workers are in kernels, and its former number when they are gone.
 func TestGoRunsBesideWorkers(t *testing.T) {
 	before := runtime.GOMAXPROCS(0)
 	check := func(workers int) {
@@ -22,7 +22,7 @@ func TestGoRunsBesideWorkers(t *testing.T) {
 	}
 	for _, each := range []int{1, before, 3 * before} {
 		var group sync.WaitGroup
-		for range 3 { // at the same time, as the ranks of a host are opened
+		for range 3 { // concurrently, as the ranks of a host open theirs
 			group.Go(func() { addProcessors(each) })
 		}
 		group.Wait()
@@ -37,14 +37,14 @@ func TestGoRunsBesideWorkers(t *testing.T) {
 	}
 }
 
-// TestSessionsLeaveGoItsThreads over all of their lives.
+// TestSessionsLeaveGoItsThreads checks the same over the lives of sessions.
 func TestSessionsLeaveGoItsThreads(t *testing.T) {
 	before := runtime.GOMAXPROCS(0)
 	t.Run("service", func(t *testing.T) {
 		_, socket := serveHere(t)
 		workers := 0
 		for i, part := range []string{"a", "b", "c"} {
-			// The first two are of one rank, and share its workers.
+			// The first two belong to one rank, and share its workers.
 			s := mustOpen(t, socket, testDocument(func(d *Document) {
 				d.World, d.Rank, d.Part, d.CPUs = 2, i/2, part,
 					[]int{0, 0}
@@ -54,7 +54,7 @@ func TestSessionsLeaveGoItsThreads(t *testing.T) {
 				t.Errorf("Go runs %d threads at a time with %d workers, and %d without", now, workers, before)
 			}
 			if part == "a" {
-				defer s.Close() // the other one the service ends itself
+				defer s.Close() // the service ends the other one itself
 			}
 		}
 	})
@@ -63,9 +63,8 @@ func TestSessionsLeaveGoItsThreads(t *testing.T) {
 	}
 }
 
-// TestCPUIsTakenAway: a service that comes after one that was killed may not use a
-// CPU any more that a session had a worker on. The state is more than the place of
-// its workers.
+// TestCPUIsTakenAway restarts a killed service that may no longer use the CPU of a
+// session's worker. Keeping the state matters more than the binding of the workers.
 func TestCPUIsTakenAway(t *testing.T) {
 	r := startService(t)
 	document := testDocument(small)
@@ -85,7 +84,7 @@ func TestCPUIsTakenAway(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	had, none := text(document.CPUs), text([]int{maximumCPUs - 1}) // no host has that one
+	had, none := text(document.CPUs), text([]int{maximumCPUs - 1}) // no host has that CPU
 	none = append(none, bytes.Repeat([]byte(" "), len(had)-len(none))...)
 	if _, err := record.WriteAt(none, int64(bytes.Index(content, had))); err != nil {
 		t.Fatal(err)

@@ -18,7 +18,7 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// formats are documents of every format that there is.
+// formats returns documents of every format.
 func formats() []*Document {
 	var all []*Document
 	for _, optimizer := range []string{"adamw", "adam", "lion", "adagrad", "sgd"} {
@@ -50,7 +50,7 @@ func (d *Document) name() string {
 	return fmt.Sprintf("%s-%s-%s-%s-%s", d.Optimizer, d.State, d.Moments, d.Parameter, d.Gradient)
 }
 
-// hyperparametersOf are some for the groups of a test document.
+// hyperparametersOf returns hyperparameters for the groups of a test document.
 func hyperparametersOf(optimizer string) []Hyperparameters {
 	switch optimizer {
 	case "lion":
@@ -63,7 +63,7 @@ func hyperparametersOf(optimizer string) []Hyperparameters {
 	return adamw
 }
 
-// engineOf is a shard in this process, of the same format.
+// engineOf returns a shard in this process, of the same format.
 func engineOf(t testing.TB, d *Document, cpus []int) *engine.Shard {
 	t.Helper()
 	set, err := kernel.Select()
@@ -82,7 +82,7 @@ func engineOf(t testing.TB, d *Document, cpus []int) *engine.Shard {
 	return shard
 }
 
-// streamsOf reads all streams of a session, in pieces.
+// streamsOf reads all streams of a session, in several ranges.
 func streamsOf(t testing.TB, s *Session, algorithm kernel.Algorithm) [][]float32 {
 	t.Helper()
 	all := make([][]float32, 1+algorithm.Moments())
@@ -98,7 +98,7 @@ func streamsOf(t testing.TB, s *Session, algorithm kernel.Algorithm) [][]float32
 	return all
 }
 
-// sameState holds a session against a shard of this process, to the bit.
+// sameState checks that a session and a shard of this process have the same bits.
 func sameState(t testing.TB, s *Session, shard *engine.Shard) {
 	t.Helper()
 	format := shard.Config().Format
@@ -131,8 +131,8 @@ func sameState(t testing.TB, s *Session, shard *engine.Shard) {
 	}
 }
 
-// TestEveryFormat writes, reads and updates state of every format, and holds it
-// against an engine in this process.
+// TestEveryFormat writes, reads and updates state of every format, and compares it with
+// an engine in this process.
 func TestEveryFormat(t *testing.T) {
 	r := startService(t)
 	all := formats()
@@ -185,7 +185,7 @@ func TestEveryFormat(t *testing.T) {
 	}
 }
 
-// cpus are those that sessions of one rank have.
+// cpus returns the CPUs of a session of a job with one rank.
 func (r *running) cpus(t *testing.T) []int {
 	t.Helper()
 	s := mustOpen(t, r.Socket, testDocument(small))
@@ -196,8 +196,8 @@ func (r *running) cpus(t *testing.T) []int {
 	return cpus
 }
 
-// writeStreams gives a session state, in pieces, and a shard of this process the
-// same. Blocks of int8 moments are written in parts, too.
+// writeStreams writes the same state to a session, in several ranges, and to a shard of
+// this process. It also writes parts of blocks of int8 moments.
 func writeStreams(t *testing.T, s *Session, shard *engine.Shard, random *rand.Rand) {
 	t.Helper()
 	format := shard.Config().Format
@@ -206,7 +206,7 @@ func writeStreams(t *testing.T, s *Session, shard *engine.Shard, random *rand.Ra
 		values[stream] = make([]float32, s.Welcome.Elements)
 		for i := range values[stream] {
 			x := random.NormFloat64() * 0.01
-			if stream == FirstMoment && SecondMoment < len(values) { // at most its root, as Adam's is
+			if stream == FirstMoment && SecondMoment < len(values) { // at most its root, as with Adam
 				x = math.Sqrt(float64(values[SecondMoment][i])) * (2*random.Float64() - 1)
 			}
 			if stream == SecondMoment || format.Algorithm == kernel.Adagrad && stream == FirstMoment {
@@ -265,7 +265,8 @@ func writeStreams(t *testing.T, s *Session, shard *engine.Shard, random *rand.Ra
 	}
 }
 
-// TestNormWithAnyCut cuts what is ready in every way: the norm has the same bits.
+// TestNormWithAnyCut marks gradients as ready in all kinds of ranges: the norm always
+// has the same bits.
 func TestNormWithAnyCut(t *testing.T) {
 	s := begun(t, startService(t).Socket, testDocument())
 	putGradients(s, 1, 0, testElements)
@@ -278,7 +279,7 @@ func TestNormWithAnyCut(t *testing.T) {
 		for range random.IntN(6) {
 			first := random.Int64N(testElements)
 			count := 1 + random.Int64N(testElements-first)
-			if random.IntN(3) == 0 { // other gradients, which are written again
+			if random.IntN(3) == 0 { // write other gradients first, then the right ones
 				putGradients(s, 2, first, first+count)
 				if err := s.Ready(first, count); err != nil {
 					t.Fatal(err)
@@ -314,7 +315,7 @@ func TestAccumulate(t *testing.T) {
 				}
 				for n := range uint64(2) {
 					kernel.Generic.Accumulate(want.Slice(first, first+count), added)
-					for range 2 { // once each
+					for range 2 { // the second request must not add again
 						if err := s.done(Accumulate,
 							encode(accumulation{Type: uint32(number), First: first, Count: count, Offset: offset,
 								Number: 1 + n})); err != nil {
@@ -345,8 +346,8 @@ func TestAccumulate(t *testing.T) {
 	}
 }
 
-// TestPipelinedRequests sends requests without waiting for answers. They are
-// answered in their order, and each does what it would have done alone.
+// TestPipelinedRequests sends requests without waiting for answers. The service answers
+// in order, and each request has the effect that it has alone.
 func TestPipelinedRequests(t *testing.T) {
 	r := startService(t)
 	s := begun(t, r.Socket, testDocument())
@@ -362,7 +363,7 @@ func TestPipelinedRequests(t *testing.T) {
 			step(2*round+1, 0),
 			{kind: Wait, body: encode(waitBody{2*round + 1, 0, 1000})},
 			step(2*round+2, waitForStep),
-			step(2*round+9, 0), // is not the next
+			step(2*round+9, 0), // not the next step
 			{kind: Read, body: encode(transfer{Count: 10})},
 		} {
 			p.number = uint32(1000 + len(sent))
@@ -404,7 +405,7 @@ func TestPipelinedRequests(t *testing.T) {
 		if err := one.Step(n, 0.5, true, adamw...); err != nil {
 			t.Fatal(err)
 		}
-		if err := one.Step(n, 0.5, true, adamw...); err != nil { // again: is not made
+		if err := one.Step(n, 0.5, true, adamw...); err != nil { // repeated: not made again
 			t.Fatal(err)
 		}
 	}
@@ -413,8 +414,8 @@ func TestPipelinedRequests(t *testing.T) {
 	}
 }
 
-// TestSaveAndLoad saves the state of a job of two ranks and loads it into one of
-// three, of another format, on another service.
+// TestSaveAndLoad saves the state of a job of two ranks, and loads it into a job of
+// three ranks, with another format, on another service.
 func TestSaveAndLoad(t *testing.T) {
 	model := []Piece{{Name: "embed", Shape: []int64{300, 100}}, {Name: "norm", Shape: []int64{777}, Group: 1},
 		{Name: "mlp", Shape: []int64{20_000}}}
@@ -529,9 +530,8 @@ func TestSaveAndLoad(t *testing.T) {
 	}
 }
 
-// TestAnswersComeInOrder asks how the service is while a step is under way whose
-// end the client waits for: the step, which was asked for first, is answered
-// first.
+// TestAnswersComeInOrder asks for the overview while the client waits for the end of a
+// step. The answer to the step comes first, as it was asked for first.
 func TestAnswersComeInOrder(t *testing.T) {
 	s := begun(t, startService(t).Socket, testDocument(of(4<<20)))
 	for step := uint64(1); step <= 5; step++ {

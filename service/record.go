@@ -81,8 +81,8 @@ func overlay(a *arena.Arena) *record {
 	head := headOf(a.Bytes())
 	r := &record{Arena: a, recordHead: head}
 	if head.groupCount > 0 {
-		r.groups = unsafe.Slice((*[hyperparameters]float64)(
-			unsafe.Pointer(&a.Bytes()[groupsBegin(int(head.document))])), head.groupCount)
+		r.groups = unsafe.Slice(
+			(*[hyperparameters]float64)(unsafe.Pointer(&a.Bytes()[groupsBegin(int(head.document))])), head.groupCount)
 	}
 	return r
 }

@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watch starts a witness: a training on the same service, which must not notice
-// what others do there. Its end is held against that of one that was alone.
+// watch starts a witness: a training on the same service, which must not notice what
+// others do there. Its end must equal that of an undisturbed training.
 func watch(t *testing.T, r *running) {
 	t.Helper()
 	x := &trainer{Socket: r.Socket, Document: testDocument(small, func(d *Document) {
@@ -59,8 +59,7 @@ func watch(t *testing.T, r *running) {
 	})
 }
 
-// wantError holds an error against a status and the text of a message, in which
-// * stands for anything.
+// wantError compares an error with a status and a text, in which * stands for anything.
 func wantError(t *testing.T, err error, status Status, text string) {
 	t.Helper()
 	var e *Error
@@ -73,7 +72,7 @@ func wantError(t *testing.T, err error, status Status, text string) {
 	}
 }
 
-// memfd is a file of a client.
+// memfd returns a file of a client.
 func memfd(t *testing.T, content []byte, size int64, seals int) *os.File {
 	t.Helper()
 	descriptor, err := unix.MemfdCreate("client", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
@@ -110,7 +109,7 @@ func dial(t *testing.T, r *running) *Client {
 	return c
 }
 
-// TestOpenIsRefused sends documents and files that are wrong.
+// TestOpenIsRefused sends wrong documents and files.
 func TestOpenIsRefused(t *testing.T) {
 	r := startService(t)
 	watch(t, r)
@@ -226,7 +225,7 @@ func TestOpenIsRefused(t *testing.T) {
 	}
 }
 
-// TestRequestsAreRefused makes requests that make no sense. None changes
+// TestRequestsAreRefused sends requests that make no sense. None of them changes
 // anything.
 func TestRequestsAreRefused(t *testing.T) {
 	r := startService(t)
@@ -412,8 +411,8 @@ func TestRequestsAreRefused(t *testing.T) {
 	}
 }
 
-// TestWithoutASession makes every request before there is a session, and those
-// that need more than a session.
+// TestWithoutASession sends every request without a session, and the requests that need
+// even more than a session.
 func TestWithoutASession(t *testing.T) {
 	r := startService(t)
 	client := dial(t, r)
@@ -440,8 +439,8 @@ func TestWithoutASession(t *testing.T) {
 		"read: stream 2: lion has master weights (0) and 1 moments")
 }
 
-// TestPacketsThatAreCutOff: the answer is that of the request, so that its client
-// hears what is wrong.
+// TestPacketsThatAreCutOff checks that the answer has the number of the request, so
+// that the client learns what is wrong.
 func TestPacketsThatAreCutOff(t *testing.T) {
 	r := startService(t)
 	file := memfd(t, nil, 10, fixed)
@@ -451,8 +450,7 @@ func TestPacketsThatAreCutOff(t *testing.T) {
 	wantError(t, err, Malformed, "a packet of more than 65536 bytes")
 }
 
-// TestWindowStaysAsItIs is a client that would cut off what the service has
-// mapped.
+// TestWindowStaysAsItIs has a client try to shrink the window that the service mapped.
 func TestWindowStaysAsItIs(t *testing.T) {
 	r := startService(t)
 	watch(t, r)
@@ -472,8 +470,7 @@ func TestWindowStaysAsItIs(t *testing.T) {
 	}
 }
 
-// TestAnotherDocument attaches to a session with a document that differs from
-// its own.
+// TestAnotherDocument attaches to a session with a different document.
 func TestAnotherDocument(t *testing.T) {
 	r := startService(t)
 	s := begun(t, r.Socket, testDocument())
@@ -506,8 +503,8 @@ func TestAnotherDocument(t *testing.T) {
 	}
 }
 
-// TestDoesNotFit asks for more than there is: what it takes is said, and nothing
-// was allocated.
+// TestDoesNotFit asks for more than there is. The error says how much is needed, and
+// nothing is allocated.
 func TestDoesNotFit(t *testing.T) {
 	r := startService(t, memoryVariable+"=100000000")
 	watch(t, r)
@@ -524,7 +521,8 @@ func TestDoesNotFit(t *testing.T) {
 	}
 }
 
-// TestTooFewThreads: the Go runtime ends a service that cannot start a worker.
+// TestTooFewThreads checks the limit on threads: the Go runtime would end a service
+// that cannot start a worker.
 func TestTooFewThreads(t *testing.T) {
 	r := startService(t, threadsVariable+"=3")
 	_, err := OpenSession(r.Socket, testDocument())
@@ -532,7 +530,7 @@ func TestTooFewThreads(t *testing.T) {
 		`open: * more threads are needed, and 3 may be started (pids.max); raise that limit where the service is started`)
 }
 
-// TestClientVanishes lets clients go in the middle of things.
+// TestClientVanishes closes connections at all kinds of moments.
 func TestClientVanishes(t *testing.T) {
 	r := startService(t)
 	watch(t, r)
@@ -550,7 +548,7 @@ func TestClientVanishes(t *testing.T) {
 			t.Fatalf("the session is at step %d: expected %d; attached %v", s.Welcome.Step, step, s.Welcome.Attached)
 		}
 	}
-	// Another client comes while the one before gives the state back.
+	// Another client comes while the earlier one gives the state back.
 	for i := range 30 {
 		if err := s.Step(s.Welcome.Step+1, 1, false, adamw...); err != nil {
 			t.Fatal(err)
@@ -584,7 +582,7 @@ func TestClientVanishes(t *testing.T) {
 	}
 }
 
-// send sends a request and leaves it at that.
+// send sends a request without reading the answer.
 func send(t *testing.T, c *Client, kind Kind, body []byte) {
 	t.Helper()
 	c.number++
@@ -593,8 +591,7 @@ func send(t *testing.T, c *Client, kind Kind, body []byte) {
 	}
 }
 
-// TestMemoryIsGivenBack closes sessions: nothing of them is left, nor of what
-// their clients had.
+// TestMemoryIsGivenBack closes sessions: nothing of them, or of their clients, is left.
 func TestMemoryIsGivenBack(t *testing.T) {
 	r := startService(t)
 	for range 3 {
@@ -613,15 +610,15 @@ func TestMemoryIsGivenBack(t *testing.T) {
 	}
 }
 
-// TestClientThatDoesNotRead leaves answers unread. The service ends all the
-// same when it is asked to.
+// TestClientThatDoesNotRead leaves answers unread. The service still ends when it is
+// asked to.
 func TestClientThatDoesNotRead(t *testing.T) {
 	r := startService(t)
 	client := dial(t, r)
 	request := packet{kind: Stat}.encode()
 	sent := 0
-	// Others are served, and see what waits: one request that is being answered,
-	// beside that which asks.
+	// Others are still served. They see two requests waiting: the one being answered,
+	// and their own.
 	await(t, "a service that can answer no more", func() bool {
 		if err := client.c.SetWriteDeadline(time.Now().Add(300 * time.Millisecond)); err != nil {
 			t.Fatal(err)
@@ -634,11 +631,11 @@ func TestClientThatDoesNotRead(t *testing.T) {
 		o := r.overview(t)
 		return o.Unanswered == 2 && o.QueuedBytes >= ledger.Bytes(len(request))
 	})
-	r.end() // fails where that takes too long
+	r.end() // fails if the end takes too long
 }
 
-// TestEmptyNotification has a service send the keeper what says nothing: it goes on
-// to keep what comes after.
+// TestEmptyNotification has a service send the keeper empty messages. The keeper still
+// takes the later ones.
 func TestEmptyNotification(t *testing.T) {
 	k := &Keeper{Socket: filepath.Join(t.TempDir(), "s")}
 	var err error
@@ -674,7 +671,7 @@ func TestEmptyNotification(t *testing.T) {
 	}
 }
 
-// notifyKeeper is a process that is not the service, and writes to the keeper.
+// notifyKeeper writes to the keeper from a process that is not the service.
 func notifyKeeper(address string) error {
 	s, err := newStore(address)
 	if err != nil {
@@ -684,7 +681,7 @@ func notifyKeeper(address string) error {
 }
 
 // TestKeeperListensToItsServiceAlone has another process of this user write to the
-// socket of the keeper. No state is lost, before or after.
+// keeper's socket. No state is lost, neither earlier nor later state.
 func TestKeeperListensToItsServiceAlone(t *testing.T) {
 	r := startService(t)
 	info, err := os.Stat(r.notifyPath())
@@ -727,8 +724,8 @@ func visit(socket string) error {
 	return nil
 }
 
-// TestAnotherUser has a client of another user come, for whom the directory of
-// the socket was opened on purpose.
+// TestAnotherUser connects as another user, to a socket whose directory was opened on
+// purpose.
 func TestAnotherUser(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to start a process of another user")
@@ -737,7 +734,8 @@ func TestAnotherUser(t *testing.T) {
 	watch(t, r)
 	visitor := func() (string, error) {
 		command := exec.Command("/proc/self/fd/3")
-		// The program lies where another user may not look, so it is given open.
+		// The other user may have no access to the program's folder, so it gets an open
+		// file.
 		program, err := os.Open(os.Args[0])
 		if err != nil {
 			t.Fatal(err)

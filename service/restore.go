@@ -211,8 +211,8 @@ func (s *Server) tryAttach(l *leftSession) (err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.all[d.key()] != nil || len(s.all)+s.creating > 0 && s.job != d.Job {
-		return errors.Join(fmt.Errorf("the service holds the job %s, and may have a session %v of it already", s.job,
-			d.key()), shard.Close())
+		return errors.Join(fmt.Errorf("the service holds the job %s, and may have a session %v of it already",
+			s.job, d.key()), shard.Close())
 	}
 	session := newSession(l.name, d, shard, record)
 	shard.Adopt()

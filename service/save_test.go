@@ -15,8 +15,8 @@ import (
 	"plimsoll/checkpoint"
 )
 
-// savedAtTwo starts a service with a session that was saved at step 2, in a
-// directory and with a fingerprint.
+// savedAtTwo starts a service with a session that was saved at step 2. It returns the
+// directory and the fingerprint of that state.
 func savedAtTwo(t *testing.T) (r *running, s *Session, directory, saved string) {
 	t.Helper()
 	r = startService(t)
@@ -25,7 +25,7 @@ func savedAtTwo(t *testing.T) (r *running, s *Session, directory, saved string) 
 	return r, s, committed(t, s), fingerprint(t, s)
 }
 
-// wantLoaded says that a session is whole, and as it was saved at step 2.
+// wantLoaded checks that a session is whole, with the state that was saved at step 2.
 func wantLoaded(t *testing.T, r *running, s *Session, saved string) {
 	t.Helper()
 	if got, status := fingerprint(t, s), r.overview(t).Sessions[0]; got != saved || !status.Initialized ||
@@ -34,9 +34,8 @@ func wantLoaded(t *testing.T, r *running, s *Session, saved string) {
 	}
 }
 
-// TestFilesThatChangeWhileTheyAreLoaded damages a checkpoint again and again
-// while it is loaded. Either nothing was overwritten, or the state does not pass
-// for whole any more.
+// TestFilesThatChangeWhileTheyAreLoaded damages a checkpoint again and again during
+// loads. Either nothing was overwritten, or the state is no longer taken for whole.
 func TestFilesThatChangeWhileTheyAreLoaded(t *testing.T) {
 	r, s, directory, saved := savedAtTwo(t)
 	mustStep(t, s, 4)
@@ -85,8 +84,8 @@ func TestFilesThatChangeWhileTheyAreLoaded(t *testing.T) {
 	}
 }
 
-// TestLoadIntoANewSession, which has nothing to keep: what is loaded in part does
-// not pass for whole, and a whole checkpoint can be loaded then.
+// TestLoadIntoANewSession loads into a session that has nothing to keep. A partly
+// loaded state is not taken for whole, and a good checkpoint can be loaded next.
 func TestLoadIntoANewSession(t *testing.T) {
 	r, s, directory, saved := savedAtTwo(t)
 	if err := s.Close(); err != nil {
@@ -124,8 +123,8 @@ func TestLoadIntoANewSession(t *testing.T) {
 	wantLoaded(t, r, s, saved)
 }
 
-// TestLoadAsOneOfSeveral: what is loaded together with others is nobody's to go on
-// from, whoever dies, until it is said that all are loaded.
+// TestLoadAsOneOfSeveral loads one of several shards. No client can go on from that
+// state, whoever dies, until set_step says that all are loaded.
 func TestLoadAsOneOfSeveral(t *testing.T) {
 	r, s, directory, saved := savedAtTwo(t)
 	mustStep(t, s, 4)
@@ -166,8 +165,8 @@ func TestLoadAsOneOfSeveral(t *testing.T) {
 	}
 }
 
-// TestServiceEndsWhileItLoads: whoever ends a job does not wait for a checkpoint
-// that nobody will go on from.
+// TestServiceEndsWhileItLoads checks that a service that ends does not finish a load,
+// which is of no more use.
 func TestServiceEndsWhileItLoads(t *testing.T) {
 	r := startService(t)
 	document := testDocument(of(16 << 20))
@@ -219,8 +218,8 @@ func TestServiceEndsWhileItLoads(t *testing.T) {
 	}
 }
 
-// TestReplicasSaveOnce: two sessions that hold the same save it together, and one
-// loads it.
+// TestReplicasSaveOnce has two sessions with the same state save it together, and one
+// session load it.
 func TestReplicasSaveOnce(t *testing.T) {
 	r := startService(t)
 	document := func(rank int) *Document {
@@ -261,8 +260,8 @@ func TestReplicasSaveOnce(t *testing.T) {
 	}
 }
 
-// TestTwoJobsSaveOneStep: of two jobs that save the same step in one folder, each
-// in its own time, no checkpoint has files of both.
+// TestTwoJobsSaveOneStep has two jobs save the same step in one folder, at different
+// times. No checkpoint has files of both.
 func TestTwoJobsSaveOneStep(t *testing.T) {
 	document := func(rank int) *Document {
 		return testDocument(small, func(d *Document) {
@@ -286,8 +285,8 @@ func TestTwoJobsSaveOneStep(t *testing.T) {
 	const commit = -1
 	type act struct {
 		job  string
-		rank int    // that saves
-		want string // what it is refused with
+		rank int    // the rank that saves
+		want string // the error
 	}
 	const mend = ": this is of another save of the same step, *: another job saves in this folder, or has left it " +
 		"here*give each job, and each optimizer of a program, a folder of its own*"
@@ -349,7 +348,8 @@ func TestTwoJobsSaveOneStep(t *testing.T) {
 	}
 }
 
-// TestWriteWaitsForASave: what is written while a checkpoint is comes after it.
+// TestWriteWaitsForASave checks that a write during a save does not get into the
+// checkpoint.
 func TestWriteWaitsForASave(t *testing.T) {
 	r := startService(t)
 	s := begun(t, r.Socket, testDocument(of(4<<20)))
@@ -388,7 +388,7 @@ func TestWriteWaitsForASave(t *testing.T) {
 	}
 }
 
-// committed is the folder of a checkpoint of a session.
+// committed saves a checkpoint of a session and returns its folder.
 func committed(t *testing.T, s *Session) string {
 	t.Helper()
 	directory := t.TempDir()
@@ -406,7 +406,7 @@ func committed(t *testing.T, s *Session) string {
 	return directory
 }
 
-// dataFile is the file that the only rank of a checkpoint has written.
+// dataFile returns the file that the only rank of a checkpoint wrote.
 func dataFile(t *testing.T, directory string) string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(directory, "step-*", "*.safetensors"))
@@ -416,7 +416,7 @@ func dataFile(t *testing.T, directory string) string {
 	return files[0]
 }
 
-// damage changes a byte of a file, and back, until it is told to stop.
+// damage changes a byte of a file, and back, until stop.
 func damage(t *testing.T, name string, stop <-chan struct{}) {
 	file, err := os.OpenFile(name, os.O_RDWR, 0)
 	if err != nil {
@@ -451,11 +451,11 @@ func damage(t *testing.T, name string, stop <-chan struct{}) {
 	}
 }
 
-// TestFailureIsNotTheNextClients: a client that attaches is not told of what
-// another one's save has failed with, whether that is over or not.
+// TestFailureIsNotTheNextClients checks that a client is not told of an earlier
+// client's failed save, over or still under way.
 func TestFailureIsNotTheNextClients(t *testing.T) {
 	r := startService(t)
-	for range 20 { // in some the folder goes before the file is whole
+	for range 20 { // in some tries the folder goes before the file is complete
 		s := begun(t, r.Socket, testDocument())
 		mustStep(t, s, 2)
 		gone := t.TempDir()
