@@ -19,7 +19,7 @@ func (v variables) lookup(name string) (string, bool) {
 	return value, set
 }
 
-// slurmTask is the environment of a task of srun as Slurm 22.05 sets it.
+// slurmTask returns the environment of a task of srun as Slurm 22.05 sets it.
 func slurmTask(more variables) variables {
 	v := variables{
 		"SLURM_JOB_ID": "6", "SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "2",
@@ -59,7 +59,7 @@ func TestPlacement(t *testing.T) {
 				"OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
 			&Placement{Launcher: "Open MPI", Rank: 3, WorldSize: 4, LocalRank: 1, LocalWorldSize: 2, Bound: true},
 		},
-		// Helpers of mpirun are tasks of srun, and its ranks inherit what they have.
+		// mpirun's helpers are tasks of srun, and its ranks inherit their variables.
 		"Open MPI within Slurm": {
 			slurmTask(variables{"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8",
 				"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}),
@@ -70,7 +70,8 @@ func TestPlacement(t *testing.T) {
 		"DeepSpeed": {variables{"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1",
 			"LOCAL_SIZE": "2"}, &Placement{Launcher: "DeepSpeed", Rank: 1, WorldSize: 2, LocalRank: 1,
 			LocalWorldSize: 2}},
-		// salloc with LaunchParameters=use_interactive_step: a step of one task, beside the job's number of tasks.
+		// salloc with LaunchParameters=use_interactive_step: a step of one task, and a
+		// larger number of tasks of the job.
 		"Slurm's interactive step": {
 			slurmTask(variables{"SLURM_STEP_ID": "4294967290", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
 				"SLURM_NODEID": "0", "SLURM_NTASKS": "8",
@@ -159,7 +160,8 @@ func TestRanksOfAnUnknownHost(t *testing.T) {
 	}
 }
 
-// TestUnknownLaunchers: a process that may be one of many ranks is not taken for a job of its own.
+// TestUnknownLaunchers checks that one of possibly many ranks does not start a job of
+// its own.
 func TestUnknownLaunchers(t *testing.T) {
 	for name, c := range map[string]struct {
 		environment variables

@@ -12,7 +12,8 @@ import (
 	"plimsoll/ledger"
 )
 
-// twoSockets has cores (0,6) to (2,8) on one and (3,9) to (5,11) on the other.
+// twoSockets returns a host with cores (0,6) to (2,8) on one socket and (3,9) to (5,11)
+// on the other.
 func twoSockets(t *testing.T) *host.Host {
 	return hosttest.ReadText(t, "../host/testdata/two-socket.txtar").Discover(t)
 }
@@ -56,8 +57,7 @@ func TestPlanOfRanks(t *testing.T) {
 	}
 }
 
-// TestPlaceOfALauncher takes the part of one rank of what all ranks of the host
-// have.
+// TestPlaceOfALauncher takes one rank's share of the CPUs of all ranks on the host.
 func TestPlaceOfALauncher(t *testing.T) {
 	torchrun := []string{"RANK=3", "WORLD_SIZE=4", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2"}
 	mpi := []string{"OMPI_COMM_WORLD_RANK=3", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_LOCAL_RANK=1",
@@ -95,8 +95,8 @@ func TestPlaceOfALauncher(t *testing.T) {
 	}
 }
 
-// TestOnlyProcessOfAJob starts ranks where srun -n1 or the like has started one
-// process to do so.
+// TestOnlyProcessOfAJob starts ranks in a process that a launcher (srun -n1 or similar)
+// started for that.
 func TestOnlyProcessOfAJob(t *testing.T) {
 	p, err := NewPlan(twoSockets(t), Request{Command: []string{"python"}, Ranks: 2,
 		Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}},
@@ -106,11 +106,11 @@ func TestOnlyProcessOfAJob(t *testing.T) {
 	}
 }
 
-// gpuUUIDs are those of the GPUs of twoSockets, which the driver names.
+// gpuUUIDs are the UUIDs that the driver gives the GPUs of twoSockets.
 var gpuUUIDs = []string{"GPU-8a56a4bc-0000-4000-8000-000000000001", "GPU-8a99b1e2-0000-4000-8000-000000000002"}
 
-// withDriver is the machine of twoSockets with the driver's files; of divided GPUs
-// there are instances.
+// withDriver returns twoSockets with the driver's files. The divided GPUs have
+// instances.
 func withDriver(t *testing.T, divided ...int) *host.Host {
 	t.Helper()
 	m := hosttest.ReadText(t, "../host/testdata/two-socket.txtar")
@@ -125,14 +125,14 @@ func withDriver(t *testing.T, divided ...int) *host.Host {
 	return m.Discover(t)
 }
 
-// TestVisibleGPUs: which GPU is whose follows from the variables that hide and
-// reorder them.
+// TestVisibleGPUs checks that the variables that hide and reorder GPUs decide which
+// rank has which GPU.
 func TestVisibleGPUs(t *testing.T) {
 	const first, second = "0000:17:00.0", "0000:b1:00.0"
 	for _, c := range []struct {
 		variables string
 		divided   []int
-		gpus      []string // of two ranks; nil where they are not known
+		gpus      []string // the GPUs of two ranks; nil if unknown
 		note      string
 	}{
 		{"HOME=/", nil, []string{first, second}, ""},
@@ -141,7 +141,7 @@ func TestVisibleGPUs(t *testing.T) {
 		{"CUDA_VISIBLE_DEVICES= 1 , 0", nil, []string{second, first}, ""},
 		{"CUDA_VISIBLE_DEVICES=" + gpuUUIDs[1] + "," + gpuUUIDs[0], nil, []string{second, first}, ""},
 		{"CUDA_VISIBLE_DEVICES=GPU-8a99,gpu-8A56", nil, []string{second, first}, ""},
-		{"CUDA_VISIBLE_DEVICES=GPU-8a9,1", nil, []string{second, second}, ""}, // which CUDA refuses
+		{"CUDA_VISIBLE_DEVICES=GPU-8a9,1", nil, []string{second, second}, ""}, // CUDA refuses this
 		{"CUDA_VISIBLE_DEVICES=GPU-8a,0", nil, nil, `"GPU-8a" fits 2 GPUs`},
 		{"CUDA_VISIBLE_DEVICES=GPU-ff,0", nil, nil, `"GPU-ff" fits 0 GPUs`},
 		{"CUDA_VISIBLE_DEVICES=MIG-" + gpuUUIDs[1] + "/1/0,MIG-" + gpuUUIDs[0] + "/2/0", nil,
@@ -153,7 +153,7 @@ func TestVisibleGPUs(t *testing.T) {
 		{"CUDA_VISIBLE_DEVICES=-1,0", nil, []string{"", ""}, ""},
 		{"CUDA_VISIBLE_DEVICES=1,7", nil, nil, "several ranks name the same GPU"},
 		{"CUDA_VISIBLE_DEVICES=x", nil, nil, `"x" fits 0 GPUs`},
-		{"ROCR_VISIBLE_DEVICES=1,0", nil, []string{first, second}, ""}, // of AMD's GPUs
+		{"ROCR_VISIBLE_DEVICES=1,0", nil, []string{first, second}, ""}, // selects among AMD's GPUs
 	} {
 		h := withDriver(t, c.divided...)
 		p, err := NewPlan(h, Request{Command: []string{"python"}, Ranks: 2,
@@ -180,11 +180,12 @@ func TestVisibleGPUs(t *testing.T) {
 	}
 }
 
-// TestVisibleGPUsOfPeers: each rank that another launcher has started may see another GPU.
+// TestVisibleGPUsOfPeers checks ranks of another launcher, each of which may see
+// another GPU.
 func TestVisibleGPUsOfPeers(t *testing.T) {
 	rank := []string{"RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2"}
 	for name, c := range map[string]struct {
-		values []string // of all ranks; nil where they cannot be found
+		values []string // of all ranks; nil if they cannot be found
 		near   string
 		note   string
 	}{
@@ -219,11 +220,11 @@ func TestVisibleGPUsOfPeers(t *testing.T) {
 	}
 }
 
-// TestNumbersOfSlurm: a step that is confined to some GPUs numbers those from 0.
+// TestNumbersOfSlurm checks that a step confined to some GPUs numbers those from 0.
 func TestNumbersOfSlurm(t *testing.T) {
 	for value, c := range map[string]struct {
 		step string
-		want string // addresses, or why not
+		want string // addresses, or the reason for none
 	}{
 		"0": {"1", "0000:b1:00.0"}, "1": {"1", "0000:b1:00.0"}, "0,1": {"0,1", "0000:17:00.0 0000:b1:00.0"},
 	} {
@@ -245,7 +246,8 @@ func TestNumbersOfSlurm(t *testing.T) {
 	}
 }
 
-// TestSharedCoresAreSaid: ranks that take turns on a core are slow, and say nothing of it themselves.
+// TestSharedCoresAreSaid checks the note on ranks that take turns on a core. They are
+// slow, and give no hint of it themselves.
 func TestSharedCoresAreSaid(t *testing.T) {
 	half := binding.Request{TrainerCores: binding.DefaultTrainerShare}
 	whole := binding.Request{TrainerCores: binding.WholeTrainerShare}
@@ -272,13 +274,13 @@ func TestSharedCoresAreSaid(t *testing.T) {
 	}
 }
 
-// TestThreadsOfTorchrun: torchrun sets OMP_NUM_THREADS to 1 where the user has not
-// set it. That is not what the user wants of bound cores.
+// TestThreadsOfTorchrun checks that OMP_NUM_THREADS=1 is replaced if torchrun set it.
+// torchrun does so if the user set no value, and users of bound cores want more.
 func TestThreadsOfTorchrun(t *testing.T) {
 	rank := []string{"RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2"}
 	for name, c := range map[string]struct {
 		environment []string
-		launcher    map[string]string // the environment that it was started with; nil where that is not known
+		launcher    map[string]string // the launcher's environment; nil if unknown
 		set, says   string
 	}{
 		"torchrun's own": {append(rank, "OMP_NUM_THREADS=1"), map[string]string{}, "OMP_NUM_THREADS=3",
@@ -321,7 +323,7 @@ func TestThreadsOfTorchrun(t *testing.T) {
 
 func TestRefusals(t *testing.T) {
 	command := []string{"python"}
-	// The last of four ranks, of which mpirun has given each CPUs of its own.
+	// The last of four ranks, each of which got CPUs of its own from mpirun.
 	bound := []string{"OMPI_COMM_WORLD_RANK=3", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_LOCAL_RANK=3",
 		"OMPI_COMM_WORLD_LOCAL_SIZE=4"}
 	whole := binding.Request{TrainerCores: binding.WholeTrainerShare}

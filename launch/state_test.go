@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// TestSocketParent: a directory of the environment is used if a rank can connect
-// to a socket in it from anywhere.
+// TestSocketParent checks that a directory of the environment is used if a rank can
+// connect to a socket in it from anywhere.
 func TestSocketParent(t *testing.T) {
 	parent := t.TempDir()
 	t.Chdir(parent)
@@ -39,8 +39,8 @@ func TestSocketParent(t *testing.T) {
 	}
 }
 
-// TestDeadDirectories: a job removes the directories of dead ones, and nothing
-// that is called alike.
+// TestDeadDirectories checks that a job removes the directories of dead jobs, and
+// nothing that only has a similar name.
 func TestDeadDirectories(t *testing.T) {
 	parent := t.TempDir()
 	listen := func(directory, name string) *net.UnixListener {
