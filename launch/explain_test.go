@@ -26,8 +26,7 @@ func TestExplain(t *testing.T) {
 			"(cgroup /a/b memory.events oom_kill has counted 1 more such kills); the limit of 1.00 GiB of " +
 				"cgroup /a was reached"},
 		{137, []host.MemoryCounter{inner, outer, killed(machine, 0)},
-			"(/proc/vmstat oom_kill has counted 1 more such " +
-				"kills); no limit"},
+			"(/proc/vmstat oom_kill has counted 1 more such kills); no limit"},
 		{137, nil, "shows no counter"},
 		{139, before, "segmentation fault"},
 		{135, before, "/dev/shm"},

@@ -92,8 +92,8 @@ type process struct {
 	proof   Proof
 }
 
-// signal sends a signal to the rank's own process. If its data loaders ended earlier,
-// the rank could not save. SIGKILL goes to the whole group.
+// signal sends a signal to the rank's own process: data loaders that end before the
+// rank would spoil what it saves. SIGKILL goes to the full group.
 func (p *process) signal(s syscall.Signal) {
 	if s == syscall.SIGKILL {
 		p.signalGroup(s)

@@ -53,8 +53,7 @@ var launchers = []struct {
 		present: has("LOCAL_SIZE")},
 	{
 		name: "Open MPI", rank: "OMPI_COMM_WORLD_RANK", world: "OMPI_COMM_WORLD_SIZE",
-		local:      "OMPI_COMM_WORLD_LOCAL_RANK",
-		localWorld: "OMPI_COMM_WORLD_LOCAL_SIZE", finish: finishMPI,
+		local: "OMPI_COMM_WORLD_LOCAL_RANK", localWorld: "OMPI_COMM_WORLD_LOCAL_SIZE", finish: finishMPI,
 	},
 	{name: "MVAPICH", rank: "MVP_COMM_WORLD_RANK", world: "MVP_COMM_WORLD_SIZE", local: "MVP_COMM_WORLD_LOCAL_RANK",
 		localWorld: "MVP_COMM_WORLD_LOCAL_SIZE", finish: finishMPI},

@@ -65,18 +65,19 @@ func TestPlacement(t *testing.T) {
 				"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}),
 			&Placement{Launcher: "Open MPI", Rank: 3, WorldSize: 8, LocalRank: 1, LocalWorldSize: 4, Bound: true},
 		},
-		"Slurm, with variables of a script": {slurmTask(variables{"RANK": "5", "WORLD_SIZE": "8",
-			"LOCAL_RANK": "1"}), &slurm},
-		"DeepSpeed": {variables{"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1",
-			"LOCAL_SIZE": "2"}, &Placement{Launcher: "DeepSpeed", Rank: 1, WorldSize: 2, LocalRank: 1,
-			LocalWorldSize: 2}},
+		"Slurm, with variables of a script": {
+			slurmTask(variables{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}), &slurm,
+		},
+		"DeepSpeed": {
+			variables{"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"},
+			&Placement{Launcher: "DeepSpeed", Rank: 1, WorldSize: 2, LocalRank: 1, LocalWorldSize: 2},
+		},
 		// salloc with LaunchParameters=use_interactive_step: a step of one task, and a
 		// larger number of tasks of the job.
 		"Slurm's interactive step": {
 			slurmTask(variables{"SLURM_STEP_ID": "4294967290", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
-				"SLURM_NODEID": "0", "SLURM_NTASKS": "8",
-				"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_STEP_NODELIST": "node08",
-				"SLURM_CPU_BIND_LIST": "0x3F3C"}),
+				"SLURM_NODEID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1",
+				"SLURM_STEP_NODELIST": "node08", "SLURM_CPU_BIND_LIST": "0x3F3C"}),
 			&Placement{Launcher: "Slurm", WorldSize: 1, LocalWorldSize: 1,
 				Masks:         []cpuset.CPUSet{cpuset.New(2, 3, 4, 5, 8, 9, 10, 11, 12, 13)},
 				MasterAddress: "node08", MasterPort: portFor("6.4294967290")},
@@ -143,8 +144,7 @@ func TestPlacement(t *testing.T) {
 func TestBrokenPlacementIsNamed(t *testing.T) {
 	for name, value := range map[string]string{
 		"SLURM_PROCID": "8", "SLURM_NTASKS": "many", "SLURM_LOCALID": "2", "SLURM_NODEID": "-1",
-		"SLURM_STEP_TASKS_PER_NODE": "2(x2)",
-		"SLURM_CPU_BIND_LIST":       "0xg", "SLURM_STEP_NODELIST": "node[",
+		"SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_CPU_BIND_LIST": "0xg", "SLURM_STEP_NODELIST": "node[",
 	} {
 		_, err := FindPlacement(slurmTask(variables{name: value}).lookup)
 		if input, ok := err.(*fault.Input); !ok || !strings.Contains(input.Error(), name) && name != "SLURM_LOCALID" {
@@ -173,8 +173,8 @@ func TestUnknownLaunchers(t *testing.T) {
 		"aprun":                    {variables{"ALPS_APP_PE": "3"}, "ALPS_APP_PE is 3"},
 		"PMI in an interactive step of Slurm": {
 			variables{"SLURM_STEP_ID": "4294967290", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
-				"SLURM_STEP_NUM_TASKS":      "1",
-				"SLURM_STEP_TASKS_PER_NODE": "1", "PMI_RANK": "0", "PMI_SIZE": "2"}, "PMI_RANK is 0 and PMI_SIZE is 2"},
+				"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "PMI_RANK": "0", "PMI_SIZE": "2"},
+			"PMI_RANK is 0 and PMI_SIZE is 2"},
 		"PALS without a size": {variables{"PALS_RANKID": "1", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "2"},
 			"PMI_SIZE is not set"},
 		"Flux on two hosts": {variables{"FLUX_TASK_RANK": "3", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "4",
@@ -202,8 +202,7 @@ func TestLists(t *testing.T) {
 	}
 	for list, want := range map[string]string{
 		"vm": "vm", "a,b": "a", "node[03-07,12],gpu1": "node03", "gpu1,node[1-2]": "gpu1", "r[1-2]n[05-06]": "r1n05",
-		"rack[7]-x,y": "rack7-x",
-		"":            "!", "[": "!", "node[]": "!", "node[x]": "!", "node[1": "!", "node[1]n[": "!",
+		"rack[7]-x,y": "rack7-x", "": "!", "[": "!", "node[]": "!", "node[x]": "!", "node[1": "!", "node[1]n[": "!",
 	} {
 		got, err := FirstHost(list)
 		if err != nil {

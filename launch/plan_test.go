@@ -38,15 +38,19 @@ func TestPlanOfRanks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, want := range []struct{ cpus, optimizer, places, node string }{{"0-1,6-7", "2", "{0,6},{1,7}", "0"},
-		{"3-4,9-10", "5", "{3,9},{4,10}", "1"}} {
+	for i, want := range []struct{ cpus, optimizer, places, node string }{
+		{"0-1,6-7", "2", "{0,6},{1,7}", "0"},
+		{"3-4,9-10", "5", "{3,9},{4,10}", "1"},
+	} {
 		r, v := p.Ranks[i], strings.Join(p.Variables[i], " ")
 		if r.CPUs.String() != want.cpus || r.Number != i || r.MemoryPolicy != binding.PolicyPreferred {
 			t.Errorf("rank %d: %+v", i, r)
 		}
-		for _, variable := range []string{"PLIMSOLL_OPTIMIZER_CPUS=" + want.optimizer, "PLIMSOLL_NUMA_NODES=" +
-			want.node, "OMP_PLACES=" + want.places, "OMP_PROC_BIND=false", "RANK=" + string('0'+rune(i)),
-			"LOCAL_RANK=" + string('0'+rune(i)), "WORLD_SIZE=2", "PYTHONUNBUFFERED=1", "MASTER_ADDR=127.0.0.1"} {
+		for _, variable := range []string{
+			"PLIMSOLL_OPTIMIZER_CPUS=" + want.optimizer, "PLIMSOLL_NUMA_NODES=" + want.node,
+			"OMP_PLACES=" + want.places, "OMP_PROC_BIND=false", "RANK=" + string('0'+rune(i)),
+			"LOCAL_RANK=" + string('0'+rune(i)), "WORLD_SIZE=2", "PYTHONUNBUFFERED=1", "MASTER_ADDR=127.0.0.1",
+		} {
 			if !slices.Contains(p.Variables[i], variable) {
 				t.Errorf("rank %d lacks %s: %s", i, variable, v)
 			}
@@ -72,11 +76,9 @@ func TestPlaceOfALauncher(t *testing.T) {
 	}{
 		"torchrun binds nobody":   {whole, torchrun, "3-5,9-11", ""},
 		"torchrun within taskset": {within(t, whole, "0-1,6-7"), torchrun, "1,7", ""},
-		"Open MPI has bound it": {within(t, whole, "1,7"), mpi, "1,7",
-			"Open MPI has bound this rank to CPUs 1,7"},
-		"Open MPI has not": {whole, mpi, "3-5,9-11", ""},
-		"Slurm, half cores": {within(t, whole, "7-8"),
-			append(slurm, "SLURM_CPU_BIND_LIST=0x43,0x180"), "8", ""},
+		"Open MPI has bound it":   {within(t, whole, "1,7"), mpi, "1,7", "Open MPI has bound this rank to CPUs 1,7"},
+		"Open MPI has not":        {whole, mpi, "3-5,9-11", ""},
+		"Slurm, half cores":       {within(t, whole, "7-8"), append(slurm, "SLURM_CPU_BIND_LIST=0x43,0x180"), "8", ""},
 		"Slurm, masks that overlap": {within(t, whole, "0-1,6-7"),
 			append(slurm, "SLURM_CPU_BIND_LIST=0xC3,0xC3"), "1,7", ""},
 		"bound anew since Slurm has bound it": {within(t, whole, "4,10"),
@@ -336,9 +338,8 @@ func TestRefusals(t *testing.T) {
 		environment []string
 		says        string
 	}{
-		"no command": {Request{Binding: whole}, nil, "no command"},
-		"ranks below 0": {Request{Command: command, Ranks: -1, Binding: whole}, nil,
-			"--nproc is -1"},
+		"no command":    {Request{Binding: whole}, nil, "no command"},
+		"ranks below 0": {Request{Command: command, Ranks: -1, Binding: whole}, nil, "--nproc is -1"},
 		"two who start ranks": {Request{Command: command, Ranks: 2, Binding: whole},
 			[]string{"RANK=0", "WORLD_SIZE=2", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"}, "torchrun has started"},
 		"torchrun within": {Request{Command: []string{"/usr/bin/torchrun"}, Ranks: 2, Binding: whole},

@@ -209,8 +209,8 @@ func TestBothDieWhileAccumulating(t *testing.T) {
 		await(t, "the end of the service", func() bool { return r.Process() != process })
 		s = mustOpen(t, r.Socket, document)
 		switch w := s.Welcome; {
-		case w.ClearedStep != 0 || w.Accumulated != int64(before) && (w.Accumulated != int64(before+1) ||
-			w.Accumulating != 0):
+		case w.ClearedStep != 0 || w.Accumulated != int64(before) &&
+			(w.Accumulated != int64(before+1) || w.Accumulating != 0):
 			t.Fatalf("%d gradients were added, and one more begun: %+v", before, w)
 		case w.Accumulating == 0:
 			if !bytes.Equal(s.Gradients.Bytes(), sums[w.Accumulated]) {

@@ -293,8 +293,7 @@ func small(d *Document) {
 func TestServiceIsKilled(t *testing.T) {
 	shard := func(rank int, part string, change ...func(*Document)) *Document {
 		return testDocument(append(change, func(d *Document) {
-			d.World, d.LocalWorld, d.Rank, d.Part = 2, 2, rank,
-				part
+			d.World, d.LocalWorld, d.Rank, d.Part = 2, 2, rank, part
 		})...)
 	}
 	eight := func(d *Document) { small(d); d.State, d.Moments, d.Parameters[1].Moments = "fp32", "int8", "fp32" }

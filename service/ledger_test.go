@@ -84,8 +84,8 @@ func TestLedger(t *testing.T) {
 				t.Errorf("the service says that it holds %v beside the arenas", process)
 			}
 			const entry, page = 8, 4 * ledger.KiB
-			if onHugePages(t, o.Process) == 0 && (tables < planned/page*entry || tables > planned/page*entry+
-				4*ledger.MiB) {
+			if onHugePages(t, o.Process) == 0 && (tables < planned/page*entry ||
+				tables > planned/page*entry+4*ledger.MiB) {
 				t.Errorf("page tables of %v for arenas of %v", tables, planned)
 			}
 			if more := beside(t, "self") - own; more > 8*ledger.MiB {
@@ -227,22 +227,21 @@ func TestMetrics(t *testing.T) {
 	want := map[string]float64{
 		fmt.Sprintf("plimsoll_service_info{job=test,kernel=%s,version=test}", o.Kernel): 1,
 		"plimsoll_service_restarts_total{}":                                             0,
-		"plimsoll_requests_total{result=done}": float64(
-			o.Requests - o.Refused),
-		"plimsoll_requests_total{result=refused}":     1,
-		"plimsoll_requests_unanswered{}":              0,
-		"plimsoll_requests_queued_bytes{}":            0,
-		"plimsoll_clients{}":                          1,
-		"plimsoll_step{part=bf16,rank=0}":             3,
-		"plimsoll_step{part=bf16,rank=1}":             2,
-		"plimsoll_steps_total{part=bf16,rank=0}":      3,
-		"plimsoll_session_attached{part=bf16,rank=0}": 0,
-		"plimsoll_session_attached{part=bf16,rank=1}": 1,
-		"plimsoll_saved_step{part=bf16,rank=0}":       0,
-		"plimsoll_saved_step{part=bf16,rank=1}":       2,
-		"plimsoll_session_saving{part=bf16,rank=1}":   0,
-		"plimsoll_step_bytes{part=bf16,rank=1}": float64(
-			o.Sessions[1].TrafficBytes),
+
+		"plimsoll_requests_total{result=done}":                  float64(o.Requests - o.Refused),
+		"plimsoll_requests_total{result=refused}":               1,
+		"plimsoll_requests_unanswered{}":                        0,
+		"plimsoll_requests_queued_bytes{}":                      0,
+		"plimsoll_clients{}":                                    1,
+		"plimsoll_step{part=bf16,rank=0}":                       3,
+		"plimsoll_step{part=bf16,rank=1}":                       2,
+		"plimsoll_steps_total{part=bf16,rank=0}":                3,
+		"plimsoll_session_attached{part=bf16,rank=0}":           0,
+		"plimsoll_session_attached{part=bf16,rank=1}":           1,
+		"plimsoll_saved_step{part=bf16,rank=0}":                 0,
+		"plimsoll_saved_step{part=bf16,rank=1}":                 2,
+		"plimsoll_session_saving{part=bf16,rank=1}":             0,
+		"plimsoll_step_bytes{part=bf16,rank=1}":                 float64(o.Sessions[1].TrafficBytes),
 		"plimsoll_last_step_seconds{part=bf16,rank=0}":          o.Sessions[0].LastStepSeconds,
 		"plimsoll_step_seconds_total{part=bf16,rank=0}":         o.Sessions[0].StepSeconds,
 		"plimsoll_last_step_bytes_per_second{part=bf16,rank=0}": o.Sessions[0].Bandwidth(),

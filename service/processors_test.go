@@ -46,8 +46,7 @@ func TestSessionsLeaveGoItsThreads(t *testing.T) {
 		for i, part := range []string{"a", "b", "c"} {
 			// The first two belong to one rank, and share its workers.
 			s := mustOpen(t, socket, testDocument(func(d *Document) {
-				d.World, d.Rank, d.Part, d.CPUs = 2, i/2, part,
-					[]int{0, 0}
+				d.World, d.Rank, d.Part, d.CPUs = 2, i/2, part, []int{0, 0}
 			}))
 			workers = 2 * (1 + i/2)
 			if now := runtime.GOMAXPROCS(0); now != max(before, workers+min(before, threadsBeside)) {

@@ -303,8 +303,7 @@ func TestAccumulate(t *testing.T) {
 		for number, of := range numberTypes {
 			t.Run(fmt.Sprintf("%v to %s", of, gradient), func(t *testing.T) {
 				s := begun(t, r.Socket, testDocument(small, func(d *Document) {
-					d.State, d.Gradient = "fp32",
-						gradient
+					d.State, d.Gradient = "fp32", gradient
 				}))
 				putGradients(s, 1, 0, s.Welcome.Elements)
 				const first, count, offset = 1001, 40_000, 64
@@ -424,8 +423,7 @@ func TestSaveAndLoad(t *testing.T) {
 		var ranks []*Document
 		for rank := range world {
 			d := testDocument(change, func(d *Document) {
-				d.World, d.LocalWorld, d.Rank, d.Parameters = world, world,
-					rank, nil
+				d.World, d.LocalWorld, d.Rank, d.Parameters = world, world, rank, nil
 			})
 			first, end := int64(elements*rank/world), int64(elements*(rank+1)/world)
 			at := int64(0)
@@ -487,8 +485,7 @@ func TestSaveAndLoad(t *testing.T) {
 	other := startService(t)
 	at := 0
 	for _, d := range job(3, func(d *Document) {
-		d.State, d.Moments, d.Parameter, d.Gradient = "fp32", "bf16", "fp16",
-			"fp16"
+		d.State, d.Moments, d.Parameter, d.Gradient = "fp32", "bf16", "fp16", "fp16"
 	}) {
 		s := mustOpen(t, other.Socket, d)
 		body, err := json.Marshal(loadBody{Directory: directory})

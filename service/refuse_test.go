@@ -25,8 +25,7 @@ import (
 func watch(t *testing.T, r *running) {
 	t.Helper()
 	x := &trainer{Socket: r.Socket, Document: testDocument(small, func(d *Document) {
-		d.World, d.Rank, d.Part = 2, 1,
-			"witness"
+		d.World, d.Rank, d.Part = 2, 1, "witness"
 	})}
 	var last int64
 	var enough atomic.Bool
@@ -260,16 +259,13 @@ func TestRequestsAreRefused(t *testing.T) {
 		{"window of 0", func() error { return s.done(Window, encode(windowBody{0}), memfd(t, nil, 10, fixed)) },
 			Refused, "window of 0 bytes: expected 1 to 1099511627776"},
 		{"window that is smaller", func() error {
-			return s.done(Window, encode(windowBody{4097}),
-				memfd(t, nil, 4096, fixed))
+			return s.done(Window, encode(windowBody{4097}), memfd(t, nil, 4096, fixed))
 		}, Refused, "window: the memfd has 4096 bytes: expected at least 4097"},
 		{"window that could shrink", func() error {
-			return s.done(Window, encode(windowBody{4096}),
-				memfd(t, nil, 4096, unix.F_SEAL_GROW))
+			return s.done(Window, encode(windowBody{4096}), memfd(t, nil, 4096, unix.F_SEAL_GROW))
 		}, Refused, "window: the memfd has the seals 0x4: expected 0x2 among them (fcntl(F_ADD_SEALS))"},
 		{"window that cannot be written", func() error {
-			return s.done(Window, encode(windowBody{4096}),
-				memfd(t, nil, 4096, frozen))
+			return s.done(Window, encode(windowBody{4096}), memfd(t, nil, 4096, frozen))
 		}, Refused, "window: mmap of 4096 bytes: operation not permitted"},
 
 		{"read behind the end", request(Read, transfer{First: end, Count: 1}), Refused,
@@ -307,8 +303,7 @@ func TestRequestsAreRefused(t *testing.T) {
 		{"the last step that there can be", step(math.MaxUint64, 1, adamw...), OutOfOrder,
 			"step 18446744073709551615: the session has finished step 2, so the next is 3"},
 		{"a factor that is no number", step(3, math.NaN(), adamw...), Refused,
-			"step with the factor NaN: skip a step " +
-				"whose gradients are not finite"},
+			"step with the factor NaN: skip a step whose gradients are not finite"},
 		{"a factor that is infinite", step(3, math.Inf(-1), adamw...), Refused, "step with the factor -Inf: skip a " +
 			"step whose gradients are not finite"},
 		{"a group too few", step(3, 1, adamw[0]), Refused, "step with 1 parameter groups: the session has 2"},
@@ -365,23 +360,19 @@ func TestRequestsAreRefused(t *testing.T) {
 		{"load from a relative path", func() error { _, err := s.Load("../checkpoints"); return err }, Refused,
 			`load: the directory is "../checkpoints": expected an absolute path, *`},
 		{"save as the second of one", func() error {
-			_,
-				err := s.ask(Save, saveBody{Directory: "/nowhere", Replica: 1})
+			_, err := s.ask(Save, saveBody{Directory: "/nowhere", Replica: 1})
 			return err
 		}, Refused, "save: replica 1 of 1 in a job of 1 ranks: *"},
 		{"save as no replica", func() error {
-			_, err := s.ask(Save,
-				saveBody{Directory: "/nowhere", Replica: -1})
+			_, err := s.ask(Save, saveBody{Directory: "/nowhere", Replica: -1})
 			return err
 		}, Refused, "save: replica -1 of 1 in a job of 1 ranks: *"},
 		{"save as one of two in a job of one", func() error {
-			_,
-				err := s.ask(Save, saveBody{Directory: "/nowhere", Replicas: 2})
+			_, err := s.ask(Save, saveBody{Directory: "/nowhere", Replicas: 2})
 			return err
 		}, Refused, "save: replica 0 of 2 in a job of 1 ranks: *"},
 		{"save with an identity that is none", func() error {
-			_,
-				err := s.ask(Save, saveBody{Directory: "/nowhere", Identity: "of all"})
+			_, err := s.ask(Save, saveBody{Directory: "/nowhere", Identity: "of all"})
 			return err
 		}, Refused, `save: the identity is "of all": expected 1 to 64 of a-z A-Z 0-9 . _ -, *`},
 		{"commit with an identity that is none", func() error {
@@ -429,8 +420,7 @@ func TestWithoutASession(t *testing.T) {
 		client = dial(t, r) // close ends the connection
 	}
 	s := mustOpen(t, r.Socket, testDocument(func(d *Document) {
-		d.Optimizer, d.Moments, d.State = "lion",
-			"bf16", "fp32"
+		d.Optimizer, d.Moments, d.State = "lion", "bf16", "fp32"
 	}))
 	wantError(t, s.done(Read, encode(transfer{Count: 1})), OutOfOrder, "read: there is no window; send one first")
 	_, err := s.Save(t.TempDir(), nil)

@@ -331,8 +331,8 @@ func (r *running) whatIsLeft(t testing.TB, held map[string]string, ended bool) (
 	note := func(format string, values ...any) { found = append(found, fmt.Sprintf(format, values...)) }
 	for _, process := range processes {
 		number, _ := strconv.Atoi(filepath.Base(process))
-		if environment, _ := os.ReadFile(process + "/environ"); ended && strings.Contains(string(environment),
-			notifySocket+"="+r.notifyPath()) {
+		if environment, _ := os.ReadFile(process + "/environ"); ended &&
+			strings.Contains(string(environment), notifySocket+"="+r.notifyPath()) {
 			note("process %d, a service, is left", number)
 		}
 		for inode := range memoryOf(number) {
@@ -343,8 +343,8 @@ func (r *running) whatIsLeft(t testing.TB, held map[string]string, ended bool) (
 		files, _ := filepath.Glob(process + "/fd/*")
 		for _, file := range files {
 			if info, err := os.Stat(file); err == nil {
-				if name := held[strconv.FormatUint(info.Sys().(*syscall.Stat_t).Ino,
-					10)]; strings.HasPrefix(readLink(file), "/memfd:") && name != "" {
+				if name := held[strconv.FormatUint(info.Sys().(*syscall.Stat_t).Ino, 10)]; strings.HasPrefix(
+					readLink(file), "/memfd:") && name != "" {
 					note("process %d has the file %s, which was the service's", number, name)
 				}
 			}

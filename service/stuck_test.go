@@ -193,8 +193,8 @@ func TestStopLeavesWhatIsStuck(t *testing.T) {
 	if took := time.Since(began); took > 10*time.Second {
 		t.Errorf("it took %v", took)
 	}
-	if want := "a checkpoint is not finished: nothing of it has reached " +
-		"the disk for 1s"; !strings.Contains(r.log.String(), want) {
+	if want := "a checkpoint is not finished: nothing of it has reached the disk for 1s"; !strings.Contains(
+		r.log.String(), want) {
 		t.Errorf("the service has said %q, want %q", r.log.String(), want)
 	}
 }

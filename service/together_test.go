@@ -127,8 +127,7 @@ func TestShardsStepTogether(t *testing.T) {
 	r := startService(t)
 	part := func(rank int, part string, change ...func(*Document)) *Document {
 		return testDocument(append(change, func(d *Document) {
-			d.World, d.LocalWorld, d.Rank, d.Part = 2, 2, rank,
-				part
+			d.World, d.LocalWorld, d.Rank, d.Part = 2, 2, rank, part
 		})...)
 	}
 	single := func(d *Document) { small(d); d.State, d.Parameter, d.Gradient = "fp32", "fp32", "fp32" }
