@@ -418,7 +418,7 @@ func (s *Server) keep(made *session, names ...string) error {
 		return nil
 	}
 	for _, name := range slices.Backward(all) {
-		_ = store.forget(name) // fails if it was not kept
+		_ = store.forget(name) // it may not have been kept
 	}
 	return fail(Refused, "open: the state would not outlive the service: %v", err)
 }
