@@ -11,10 +11,9 @@ import (
 	"plimsoll/binding"
 )
 
-// bindThread binds the calling thread to CPUs and gives it a memory policy.
-// Processes that it starts inherit both, from their first instruction on: a
-// program that is bound later keeps the threads and the memory that it had
-// before where they were.
+// bindThread binds the calling thread to CPUs and gives it a memory policy. Processes
+// that the thread starts inherit both from their first instruction on. If a program
+// were bound later, its existing threads and memory would stay where they are.
 func bindThread(cpus cpuset.CPUSet, policy string, nodes []int) error {
 	ids := cpus.List()
 	if len(ids) == 0 {
@@ -30,8 +29,8 @@ func bindThread(cpus cpuset.CPUSet, policy string, nodes []int) error {
 	return setMemoryPolicy(policy, nodes)
 }
 
-// noPolicy is an error that a job can do without its policy with: containers
-// often forbid the system call.
+// noPolicy is an error of set_mempolicy that the job can ignore: containers often
+// forbid the system call.
 type noPolicy struct{ err error }
 
 func (e *noPolicy) Error() string { return "no memory policy: set_mempolicy: " + e.err.Error() }
@@ -60,8 +59,9 @@ func setMemoryPolicy(policy string, nodes []int) error {
 	}
 	var err error
 	for _, mode := range modes {
-		// The kernel takes one bit less than it is told.
-		_, _, number := unix.Syscall(unix.SYS_SET_MEMPOLICY, uintptr(mode), uintptr(unsafe.Pointer(unsafe.SliceData(mask))), uintptr(64*len(mask)+1))
+		// The kernel reads one bit less than the size it is given.
+		_, _, number := unix.Syscall(unix.SYS_SET_MEMPOLICY, uintptr(mode),
+			uintptr(unsafe.Pointer(unsafe.SliceData(mask))), uintptr(64*len(mask)+1))
 		if number == 0 {
 			return nil
 		}
@@ -70,7 +70,7 @@ func setMemoryPolicy(policy string, nodes []int) error {
 		}
 	}
 	if policy == binding.PolicyDefault {
-		return nil // what a process has anyway
+		return nil // the default of a process
 	}
 	return &noPolicy{err}
 }

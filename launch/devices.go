@@ -9,26 +9,26 @@ import (
 	"plimsoll/host"
 )
 
-// Vendors of GPUs that have variables which hide or reorder them.
+// Vendors whose GPUs can be hidden or reordered by variables.
 const (
 	nvidia = "10de"
 	amd    = "1002"
 )
 
-// visible are the GPUs that a program sees, in its order.
+// visible are the GPUs that a program sees, in the order in which it numbers them.
 type visible struct {
-	variable string // that says so; empty for none, and then nothing is known
+	variable string // the variable that selects them; empty for none, and then nothing is known
 	gpus     []host.Device
-	why      string // it cannot be told which they are; empty where it can
+	why      string // why the GPUs cannot be told; empty if they can
 }
 
-// visibleGPUs reads what the environment hides and reorders.
+// visibleGPUs reads the variables that hide and reorder GPUs.
 func visibleGPUs(h *host.Host, lookup Environment) visible {
 	all := gpusOf(h, nvidia)
 	variables := []string{"CUDA_VISIBLE_DEVICES"}
 	if len(all) == 0 {
-		// AMD's runtime selects first, and its HIP layer of what is left. HIP
-		// heeds CUDA's variable where its own is not set.
+		// AMD's runtime selects first, and its HIP layer selects from the rest. HIP
+		// uses CUDA's variable if its own is not set.
 		all, variables = gpusOf(h, amd), []string{"ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"}
 		if _, set := lookup("HIP_VISIBLE_DEVICES"); !set {
 			variables[1] = "CUDA_VISIBLE_DEVICES"
@@ -44,8 +44,8 @@ func visibleGPUs(h *host.Host, lookup Environment) visible {
 	return seen
 }
 
-// gpusOf are the GPUs of a vendor in the order of the bus: those that its driver
-// has, where it says which.
+// gpusOf returns the GPUs of a vendor in bus order. If the driver lists its GPUs,
+// others are left out.
 func gpusOf(h *host.Host, vendor string) []host.Device {
 	all := slices.DeleteFunc(slices.Clone(h.GPUs), func(d host.Device) bool { return d.Vendor != vendor })
 	if driven := slices.DeleteFunc(slices.Clone(all), func(d host.Device) bool { return !d.Driven }); len(driven) > 0 {
@@ -54,13 +54,13 @@ func gpusOf(h *host.Host, vendor string) []host.Device {
 	return all
 }
 
-// choose takes the GPUs that the value of a variable names. As CUDA does, it
-// ends at the first number that is no GPU's.
+// choose selects the GPUs that the value of a variable names. Like CUDA, it stops at
+// the first number that no GPU has.
 func (v *visible) choose(value string, lookup Environment) {
 	all, chosen := v.gpus, []host.Device{}
 	v.gpus = nil
 	value = strings.TrimSpace(value)
-	if value == "" || value == "NoDevFiles" { // Slurm's word for none
+	if value == "" || value == "NoDevFiles" { // Slurm's name for none
 		return
 	}
 	entries := strings.Split(value, ",")
@@ -92,8 +92,8 @@ func (v *visible) choose(value string, lookup Environment) {
 	v.gpus = chosen
 }
 
-// renumbered are the numbers of the entries, -1 for other entries, on the whole
-// host. Where Slurm confines a step to some GPUs, the step numbers those from 0.
+// renumbered returns the numbers of the entries on the host, and -1 for other entries.
+// If Slurm confines a step to some GPUs, the step numbers those from 0.
 func (v *visible) renumbered(entries []string, gpus int, lookup Environment) []int {
 	numbers := []int{}
 	for _, entry := range entries {
@@ -129,18 +129,18 @@ func (v *visible) renumbered(entries []string, gpus int, lookup Environment) []i
 	return numbers
 }
 
-// different says that the GPUs are not all of one model.
+// different reports whether the GPUs are of several models.
 func different(gpus []host.Device) bool {
 	return slices.ContainsFunc(gpus, func(d host.Device) bool { return d.Product != gpus[0].Product })
 }
 
-// named is the GPU of a UUID or of the beginning of one, or the GPU that an
-// instance of that name is a part of.
+// named returns the GPU with a UUID, which may be abbreviated. For an instance it
+// returns the GPU that the instance is a part of.
 func named(entry string, all []host.Device) (gpu host.Device, why string) {
 	matches := all
 	uuid, instance := strings.CutPrefix(entry, "MIG-")
 	switch {
-	case !instance || strings.HasPrefix(uuid, "GPU-"): // the older names of instances hold that of the GPU
+	case !instance || strings.HasPrefix(uuid, "GPU-"): // older names of instances include the name of the GPU
 		uuid, _, _ = strings.Cut(uuid, "/")
 		matches = matching(all, func(d host.Device) bool {
 			return uuid != "" && len(d.UUID) >= len(uuid) && strings.EqualFold(d.UUID[:len(uuid)], uuid)
@@ -158,8 +158,8 @@ func matching(gpus []host.Device, is func(host.Device) bool) []host.Device {
 	return slices.DeleteFunc(slices.Clone(gpus), func(d host.Device) bool { return !is(d) })
 }
 
-// gpusOfRanks are the PCI addresses of the GPUs of all ranks of this host, given
-// what each of them sees: the one that it sees alone, or that of its number.
+// gpusOfRanks returns the PCI addresses of the GPUs of all ranks on this host: for each
+// rank the only GPU that it sees, or the one with its number.
 func gpusOfRanks(seen []visible) (addresses []string, why string) {
 	for i, v := range seen {
 		switch {
@@ -171,14 +171,15 @@ func gpusOfRanks(seen []visible) (addresses []string, why string) {
 			addresses = append(addresses, v.gpus[0].Address)
 		case len(v.gpus) == 0:
 			addresses = append(addresses, "")
-		case len(seen) == 1: // one process with several GPUs, or ranks of another launcher
+		case len(seen) == 1: // one process with several GPUs, or the ranks of another launcher
 			return []string{""}, ""
 		default:
 			return nil, fmt.Sprintf("it names %s for %s", agree(len(v.gpus), "GPU", "GPUs"), ranks(len(seen)))
 		}
 	}
 	for i, address := range addresses {
-		if address != "" && slices.Contains(addresses[:i], address) && len(seen[i].gpus) == 1 && !seen[i].gpus[0].Divided {
+		if address != "" && slices.Contains(addresses[:i], address) && len(seen[i].gpus) == 1 &&
+			!seen[i].gpus[0].Divided {
 			return nil, "several ranks name the same GPU, which may be another for each"
 		}
 	}

@@ -6,24 +6,27 @@ import (
 	"plimsoll/host"
 )
 
-// explain tells the user what an exit code means, if it means something by
-// itself; kills are the counters from before.
+// explain tells the user what an exit code means, if it has a meaning of its own. kills
+// are the counters from before.
 func (j *Job) explain(code int, kills []host.MemoryCounter) {
 	if why := explain(code, kills, host.LocalMemoryCounters()); why != "" {
 		j.Say("%s", why)
 	}
 }
 
-// explain says what an exit code means that programs do not choose; nothing
-// where it means nothing by itself.
+// explain returns the meaning of an exit code that programs do not choose themselves,
+// or "".
 func explain(code int, before, after []host.MemoryCounter) string {
 	switch code {
 	case exitSignal + int(syscall.SIGKILL):
 		return "exit code 137: " + host.ExplainKill(before, after)
 	case exitSignal + int(syscall.SIGSEGV):
-		return "exit code 139: a segmentation fault, an error in native code (a driver, an extension) or a stack that was too small; PYTHONFAULTHANDLER=1 shows where Python was"
+		return "exit code 139: a segmentation fault, an error in native code (a driver, an extension) " +
+			"or a stack that " +
+			"was too small; PYTHONFAULTHANDLER=1 shows where Python was"
 	case exitSignal + int(syscall.SIGBUS):
-		return "exit code 135: memory behind a mapping could not be had (SIGBUS); most often /dev/shm or a pool of huge pages is full"
+		return "exit code 135: memory behind a mapping could not be had (SIGBUS); most often /dev/shm or a pool of " +
+			"huge pages is full"
 	}
 	return ""
 }

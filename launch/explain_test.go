@@ -22,8 +22,11 @@ func TestExplain(t *testing.T) {
 		want  string
 	}{
 		{137, before, "not for want of memory"},
-		{137, []host.MemoryCounter{killed(inner, 0), killed(outer, 1), killed(machine, 0)}, "(cgroup /a/b memory.events oom_kill has counted 1 more such kills); the limit of 1.00 GiB of cgroup /a was reached"},
-		{137, []host.MemoryCounter{inner, outer, killed(machine, 0)}, "(/proc/vmstat oom_kill has counted 1 more such kills); no limit"},
+		{137, []host.MemoryCounter{killed(inner, 0), killed(outer, 1), killed(machine, 0)},
+			"(cgroup /a/b memory.events oom_kill has counted 1 more such kills); the limit of 1.00 GiB of " +
+				"cgroup /a was reached"},
+		{137, []host.MemoryCounter{inner, outer, killed(machine, 0)},
+			"(/proc/vmstat oom_kill has counted 1 more such kills); no limit"},
 		{137, nil, "shows no counter"},
 		{139, before, "segmentation fault"},
 		{135, before, "/dev/shm"},

@@ -20,61 +20,61 @@ import (
 	"plimsoll/host"
 )
 
-// KeepVerb is the hidden verb under which Guard starts the keeper of a job.
+// KeepVerb is the hidden verb with which Guard starts the keeper of a job.
 const KeepVerb = "keep-ranks"
 
 // Descriptors of the keeper.
 const (
-	lifelineDescriptor = 3 // gives the job, and ends with the guard
+	lifelineDescriptor = 3 // carries the job, and closes when the guard ends
 	answerDescriptor   = 4
 )
 
-// keptJob is a job on its way to the keeper.
+// keptJob is a job as the guard sends it to the keeper.
 type keptJob struct {
 	Command  words
 	Ranks    []keptRank
 	Grace    time.Duration
 	Restarts int
 	Scores   scores
-	// Of the optimizer service; Socket is empty where the job has none of its
-	// own.
+	// These describe the optimizer service. Socket is empty if the job has no service
+	// of its own.
 	Socket, Metrics string
 	StateCPUs       []int
 }
 
 type keptRank struct {
 	Rank
-	// In the place of those of Rank.
+	// These replace the fields of Rank that have the same names.
 	CPUs        []int
 	Environment words
 }
 
-// words are arguments or variables, which may be any bytes but 0: as strings of
-// JSON they would lose those that are not UTF-8.
+// words are arguments or variables. They may hold any byte but 0; as JSON strings they
+// would lose bytes that are not UTF-8.
 type words []string
 
-// MarshalText joins them.
+// MarshalText encodes the words as one text.
 func (w words) MarshalText() ([]byte, error) {
 	return []byte(base64.StdEncoding.EncodeToString([]byte(strings.Join(w, "\x00")))), nil
 }
 
-// UnmarshalText takes them apart.
+// UnmarshalText decodes them.
 func (w *words) UnmarshalText(text []byte) error {
 	joined, err := base64.StdEncoding.DecodeString(string(text))
 	*w = strings.Split(string(joined), "\x00")
 	return err
 }
 
-// answer is what became of it.
+// answer is the outcome of a job as the keeper sends it to the guard.
 type answer struct {
 	Result     *Result
 	NotStarted *NotStarted
 	Failed     string // any other error
 }
 
-// Guard runs the job in another process, the keeper. Guard and
-// keeper both adopt orphans. Whichever is killed, the other ends all that was
-// started: the kernel alone would end the ranks, but not what these started.
+// Guard runs the job in another process, the keeper. Guard and keeper both adopt
+// orphans. If one of them is killed, the other ends all processes of the job. The
+// kernel alone would end the ranks, but not the processes that they started.
 func (j *Job) Guard() (*Result, error) {
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, heeded()...)
@@ -83,9 +83,10 @@ func (j *Job) Guard() (*Result, error) {
 	if err := adoptOrphans(); err != nil {
 		return nil, err
 	}
-	kept := keptJob{Command: j.Command, Grace: j.Grace, Restarts: j.Restarts, Metrics: j.Metrics, StateCPUs: j.StateCPUs.List(), Scores: jobScores(lowerScore(scoreRange))}
+	kept := keptJob{Command: j.Command, Grace: j.Grace, Restarts: j.Restarts, Metrics: j.Metrics,
+		StateCPUs: j.StateCPUs.List(), Scores: jobScores(lowerScore(scoreRange))}
 	if directory := socketDirectory(j.Ranks); directory != "" {
-		defer removeSocketDirectory(directory) // also where the keeper was killed
+		defer removeSocketDirectory(directory) // even if the keeper was killed
 		kept.Socket = filepath.Join(directory, "socket")
 	}
 	for _, rank := range j.Ranks {
@@ -103,7 +104,7 @@ func (j *Job) Guard() (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer end.Close() // not before the keeper has ended
+	defer end.Close() // only after the keeper has ended
 	answers, reply, err := os.Pipe()
 	if err != nil {
 		return nil, errors.Join(err, lifeline.Close())
@@ -113,8 +114,8 @@ func (j *Job) Guard() (*Result, error) {
 	keeper.Args[0] = "plimsoll"
 	keeper.Stdin, keeper.Stdout, keeper.Stderr = j.Stdin, j.Stdout, j.Stderr
 	keeper.ExtraFiles = []*os.File{lifeline, reply}
-	// In a group of its own the keeper gets no signal of the terminal, only
-	// what is passed on: every rank gets each signal once.
+	// In a group of its own the keeper gets no signals from the terminal, only those
+	// passed on. So every rank gets each signal once.
 	keeper.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	defer reclaimTerminal(j.Stdin)
 	err = errors.Join(startWithScore(keeper, kept.Scores.Keeper), lifeline.Close(), reply.Close())
@@ -122,20 +123,20 @@ func (j *Job) Guard() (*Result, error) {
 		return nil, fmt.Errorf("start the keeper of the ranks: %w", err)
 	}
 	kills := host.LocalMemoryCounters()
-	go func() { _, _ = end.Write(document) }() // fails if the keeper is gone, which Wait tells
+	go func() { _, _ = end.Write(document) }() // fails if the keeper is gone; Wait reports that
 	ended := make(chan answer)
 	go func() {
 		var a answer
 		if err := json.NewDecoder(answers).Decode(&a); err != nil {
 			a = answer{Failed: "it gave no answer"}
 		}
-		_ = keeper.Wait() // how it ended is in its state
+		_ = keeper.Wait() // its state tells how it ended
 		ended <- a
 	}()
 	for {
 		select {
 		case s := <-signals:
-			_ = keeper.Process.Signal(s) // it may have ended
+			_ = keeper.Process.Signal(s) // fails if it has ended
 		case a := <-ended:
 			return j.result(a, keeper.ProcessState.Sys().(syscall.WaitStatus), kills)
 		}
@@ -146,7 +147,8 @@ func (j *Job) result(a answer, status syscall.WaitStatus, kills []host.MemoryCou
 	switch {
 	case status.Signaled():
 		endOrphans(0, 0, j.Say)
-		j.Say("the keeper of the ranks was ended by signal %d (%v), and they were ended with it", status.Signal(), status.Signal())
+		j.Say("the keeper of the ranks was ended by signal %d (%v), and they were ended with it", status.Signal(),
+			status.Signal())
 		result := &Result{ExitCode: exitSignal + int(status.Signal()), Proofs: make([]Proof, len(j.Ranks))}
 		j.explain(result.ExitCode, kills)
 		return result, nil
@@ -158,12 +160,13 @@ func (j *Job) result(a answer, status syscall.WaitStatus, kills []host.MemoryCou
 	return a.Result, nil
 }
 
-// Keep is the keeper: it runs the job of the guard.
-func Keep(stdin *os.File, stdout, stderr io.Writer, say func(format string, values ...any), newService NewService) error {
+// Keep is the keeper: it runs the job that the guard sends.
+func Keep(stdin *os.File, stdout, stderr io.Writer, say func(format string, values ...any),
+	newService NewService) error {
 	signals := make(chan os.Signal, 16)
-	signal.Notify(signals, heeded()...) // what comes before the ranks are there ends them when they are
+	signal.Notify(signals, heeded()...) // signals that come before the ranks start end them afterwards
 	for _, descriptor := range []int{lifelineDescriptor, answerDescriptor} {
-		unix.CloseOnExec(descriptor) // not for the ranks
+		unix.CloseOnExec(descriptor) // ranks must not inherit it
 	}
 	lifeline := os.NewFile(lifelineDescriptor, "lifeline")
 	kept := keptJob{}
@@ -175,10 +178,12 @@ func Keep(stdin *os.File, stdout, stderr io.Writer, say func(format string, valu
 		_, _ = io.Copy(io.Discard, lifeline) // ends when the guard does
 		close(lost)
 	}()
-	j := Job{Command: kept.Command, Grace: kept.Grace, Restarts: kept.Restarts, Stdin: stdin, Stdout: stdout, Stderr: stderr, Say: say, scores: kept.Scores, lost: lost}
+	j := Job{Command: kept.Command, Grace: kept.Grace, Restarts: kept.Restarts, Stdin: stdin, Stdout: stdout,
+		Stderr: stderr, Say: say, scores: kept.Scores, lost: lost}
 	if kept.Socket != "" {
 		var err error
-		if j.state, err = j.startState(kept.Socket, kept.Metrics, cpuset.New(kept.StateCPUs...), newService); err != nil {
+		if j.state, err = j.startState(kept.Socket, kept.Metrics, cpuset.New(kept.StateCPUs...),
+			newService); err != nil {
 			return err
 		}
 	}

@@ -1,7 +1,7 @@
-// Package launch starts the ranks of a job on this host, each on CPUs and NUMA
-// nodes of its own, and ends them together. It is for the ranks of one host:
-// several hosts are the business of Slurm, torchrun or MPI, in whose ranks it
-// takes the place that it was given.
+// Package launch starts the ranks of a job on this host, each on CPUs and NUMA nodes of
+// its own, and ends them together. It starts ranks on one host only. On several hosts
+// Slurm, torchrun or MPI starts the ranks, and this package takes the place that the
+// launcher gave the process.
 package launch
 
 import (
@@ -22,51 +22,51 @@ import (
 	"plimsoll/host"
 )
 
-// Job is what runs on this host.
+// Job is the part of a job that runs on this host.
 type Job struct {
 	Command []string
 	Ranks   []Rank
 	// Grace is how long a rank may take to end after it was asked to.
 	Grace time.Duration
-	// Restarts is how often all ranks are started again after one has failed.
-	// The optimizer state is kept meanwhile.
+	// Restarts is how often all ranks are started again after one has failed. The
+	// optimizer state is kept meanwhile.
 	Restarts int
-	// StateCPUs are those of the optimizer service.
+	// StateCPUs are the CPUs of the optimizer service.
 	StateCPUs cpuset.CPUSet
-	// Metrics is the address at which the optimizer service answers Prometheus;
-	// empty for none.
+	// Metrics is the address at which the optimizer service answers Prometheus; empty
+	// for none.
 	Metrics        string
-	Stdin          *os.File // of a single rank
+	Stdin          *os.File // given to a single rank
 	Stdout, Stderr io.Writer
 	// Say tells the user something.
 	Say func(format string, values ...any)
 
 	scores scores
 	lost   <-chan struct{} // closed when the guard of the job has ended
-	state  *stateService   // nil where the job has none
+	state  *stateService   // nil if the job has none
 }
 
 // Rank is one process of the job.
 type Rank struct {
-	Number       int // in the whole job
+	Number       int // its number in the job
 	CPUs         cpuset.CPUSet
 	NUMANodes    []int
-	MemoryPolicy string // one of package binding
+	MemoryPolicy string // one of package binding's policies
 	Environment  []string
 }
 
-// Exit codes of shells, for what they say of a program.
+// The exit codes with which shells report how a program failed.
 const (
 	exitNotExecutable = 126
 	exitNotFound      = 127
-	exitSignal        = 128 // and the number of the signal
+	exitSignal        = 128 // plus the number of the signal
 )
 
 // NotStarted is a rank whose program could not be started.
 type NotStarted struct {
 	Rank     int
 	Cause    string
-	ExitCode int // the one that a shell gives
+	ExitCode int // the exit code that a shell would return
 }
 
 func (e *NotStarted) Error() string {
@@ -81,19 +81,19 @@ func notStarted(rank int, err error) *NotStarted {
 	return e
 }
 
-// process is a rank that was started. It leads a process group, to which what
-// it starts belongs, too.
+// process is a rank that was started. It leads a process group, which includes the
+// processes that it starts.
 type process struct {
 	rank    Rank
 	command *exec.Cmd
 	outputs []*labelled
 	ended   bool
-	asked   bool // whether it has had SIGTERM
+	asked   bool // it has had SIGTERM
 	proof   Proof
 }
 
-// signal is for the rank's own process: data loaders that end before it would
-// spoil what it wants to save. SIGKILL is for the whole group.
+// signal sends a signal to the rank's own process: data loaders that end before the
+// rank would spoil what it saves. SIGKILL goes to the full group.
 func (p *process) signal(s syscall.Signal) {
 	if s == syscall.SIGKILL {
 		p.signalGroup(s)
@@ -109,7 +109,7 @@ type end struct {
 	process *process
 	code    int
 	signal  syscall.Signal // 0 for none
-	overdue bool           // it was killed because it did not end in time
+	overdue bool           // the rank was killed because it did not end in time
 }
 
 func (e end) String() string {
@@ -119,33 +119,35 @@ func (e end) String() string {
 	return fmt.Sprintf("rank %d ended with exit code %d", e.process.rank.Number, e.code)
 }
 
-// Result is what became of a job.
+// Result is the outcome of a job.
 type Result struct {
 	ExitCode int
 	Proofs   []Proof // of each rank
 }
 
-// passedOn are the signals that the ranks get, too.
-var passedOn = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2}
+// passedOn are the signals that are passed on to the ranks.
+var passedOn = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1,
+	syscall.SIGUSR2}
 
-// heeded are those of them that this process was not started to ignore, as
-// nohup has it ignore SIGHUP, and the one with which a shell has a job go on.
+// heeded returns the signals that the job handles: those passed on, unless this process
+// was started to ignore them (as nohup does with SIGHUP), and SIGCONT, with which a
+// shell resumes a job.
 func heeded() []os.Signal {
 	return append(slices.DeleteFunc(slices.Clone(passedOn), signal.Ignored), syscall.SIGCONT)
 }
 
-// surviveClosedOutput has writes to an output that nobody reads fail, and not
-// end this process. A signal that is ignored would be ignored by the ranks as
-// well; one that is caught is not.
+// surviveClosedOutput makes writes to an output without a reader fail, instead of
+// ending this process. It catches the signal, as the ranks would inherit an ignored
+// one.
 func surviveClosedOutput() (undo func()) {
 	closed := make(chan os.Signal, 1)
 	signal.Notify(closed, syscall.SIGPIPE)
 	return func() { signal.Stop(closed) }
 }
 
-// run starts all ranks and returns when the last has ended. A rank that fails
-// ends the others, and its exit code is that of the job. No process that a rank
-// started is left.
+// run starts all ranks and returns when the last one has ended. If a rank fails, run
+// ends the others, and the job has that rank's exit code. It leaves no process that a
+// rank started.
 func (j *Job) run(signals <-chan os.Signal) (*Result, error) {
 	defer surviveClosedOutput()()
 	if err := adoptOrphans(); err != nil {
@@ -171,15 +173,15 @@ func (j *Job) run(signals <-chan os.Signal) (*Result, error) {
 	}
 }
 
-// attempt is what became of ranks that were started.
+// attempt is the outcome of starting all ranks once.
 type attempt struct {
 	processes []*process
-	first     *end // that failed of its own accord; nil for none
-	asked     bool // whether the user asked the ranks to end
+	first     *end // the rank that failed first by itself; nil for none
+	asked     bool // the user asked the ranks to end
 	failed    error
 }
 
-// attempt starts all ranks, and returns when the last has ended.
+// attempt starts all ranks and returns when the last one has ended.
 func (j *Job) attempt(s *starter, signals <-chan os.Signal, number int) attempt {
 	var a attempt
 	ends := make(chan end, len(j.Ranks))
@@ -200,10 +202,10 @@ func (j *Job) attempt(s *starter, signals <-chan os.Signal, number int) attempt 
 	return a
 }
 
-// attemptVariable tells ranks how often they have been started again.
+// attemptVariable tells a rank how often the ranks were restarted.
 const attemptVariable = "PLIMSOLL_ATTEMPT"
 
-// patience is how long what ranks leave behind may take to end.
+// patience is how long the processes that ranks leave behind may take to end.
 func (j *Job) patience() time.Duration {
 	if j.isLost() {
 		return 0
@@ -237,21 +239,22 @@ func (j *Job) outcome(a attempt, kills []host.MemoryCounter) *Result {
 	return result
 }
 
-// watch waits for all ranks, and returns the first that failed of its own
-// accord, or else the first that did not end with 0; and whether the user has
-// asked them to end.
-func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Signal, stop bool) (first *end, byUser bool) {
-	changes := make(chan os.Signal, 1) // of processes that end or stop
+// watch waits for all ranks. It returns the first rank that failed by itself, or else
+// the first that did not end with 0. It also returns whether the user asked the ranks
+// to end.
+func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Signal,
+	stop bool) (first *end, byUser bool) {
+	changes := make(chan os.Signal, 1) // tells that a process ended or stopped
 	signal.Notify(changes, syscall.SIGCHLD)
 	defer signal.Stop(changes)
 	var deadline <-chan time.Time
-	asked := false // whether the ranks were asked to end
+	asked := false // the ranks were asked to end
 	overdue := false
-	// Signals of which the end of a rank is wanted: those of a terminal, which
-	// a single rank gets from that itself, and what has been passed on.
+	// A rank that ends by one of these signals was meant to end. A single rank gets the
+	// terminal's signals directly; the others are passed on.
 	wanted := []syscall.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP}
-	// A rank gets SIGTERM once. Programs save when it comes first; a second one
-	// ends most of them in the middle of that.
+	// A rank gets SIGTERM once. Programs save at the first one; a second one would end
+	// most of them while they save.
 	all := func(s syscall.Signal) (signalled int) {
 		for _, p := range processes {
 			if p.ended || s == syscall.SIGTERM && p.asked {
@@ -270,7 +273,7 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 		}
 		return all(s)
 	}
-	alone := func(do func(*process)) { // a rank that may have the terminal
+	alone := func(do func(*process)) { // for a rank that may have the terminal
 		if len(processes) == 1 && len(j.Ranks) == 1 && !processes[0].ended {
 			do(processes[0])
 		}
@@ -278,7 +281,7 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 	if stop {
 		ask(syscall.SIGTERM)
 	}
-	alone(j.suspend) // if it was stopped before changes were told
+	alone(j.suspend) // if the rank stopped before changes was set up
 	pause := time.Second
 	proving := time.NewTimer(pause)
 	defer proving.Stop()
@@ -344,7 +347,7 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 	return first, byUser
 }
 
-// agree is a number with the words that agree with it.
+// agree returns a number followed by the word in the right form.
 func agree(n int, one, several string) string {
 	if n == 1 {
 		return "1 " + one
@@ -365,7 +368,7 @@ func others(n int) string {
 func (j *Job) start(s *starter, rank Rank) (*process, error) {
 	command := exec.Command(j.Command[0], j.Command[1:]...)
 	command.Env = rank.Environment
-	// The kernel ends the rank when this process dies, whatever of.
+	// The kernel ends the rank when this process dies, however it dies.
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	p := &process{rank: rank, command: command}
 	if len(j.Ranks) == 1 {
@@ -378,12 +381,13 @@ func (j *Job) start(s *starter, rank Rank) (*process, error) {
 			stream *io.Writer
 			out    io.Writer
 		}{{&command.Stdout, j.Stdout}, {&command.Stderr, j.Stderr}} {
-			l := &labelled{lock: &outputLock, out: output.out, label: fmt.Sprintf("[rank %d] ", rank.Number), say: j.Say}
+			l := &labelled{lock: &outputLock, out: output.out, label: fmt.Sprintf("[rank %d] ", rank.Number),
+				say: j.Say}
 			writer, err := l.pipe()
 			if err != nil {
 				return nil, err
 			}
-			defer writer.Close() // the rank has its own
+			defer writer.Close() // the rank has its own copy
 			*output.stream = writer
 			p.outputs = append(p.outputs, l)
 		}
@@ -391,7 +395,7 @@ func (j *Job) start(s *starter, rank Rank) (*process, error) {
 	return p, s.start(command, rank, j.scores.Ranks, j.Say)
 }
 
-// outputLock keeps lines whole: stdout and stderr are often one terminal.
+// outputLock keeps lines in one piece: stdout and stderr are often one terminal.
 var outputLock sync.Mutex
 
 func (p *process) wait() end {
@@ -413,14 +417,14 @@ func (p *process) wait() end {
 	return e
 }
 
-// starter is a thread that starts processes with its own binding. Their death
-// signal is tied to the thread, so it lives as long as they do.
+// starter is a thread that starts processes with its own binding. Their death signal is
+// tied to the thread, so the thread lives as long as they do.
 type starter struct{ tasks chan func() }
 
 func newStarter() *starter {
 	s := &starter{make(chan func())}
 	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with its binding
+		runtime.LockOSThread() // never unlocked: the thread ends, and its binding with it
 		for task := range s.tasks {
 			task()
 		}

@@ -14,8 +14,8 @@ import (
 	"plimsoll/files"
 )
 
-// adoptOrphans makes this process, and not init, the parent of all below it
-// whose own parent has ended.
+// adoptOrphans makes this process, instead of init, the parent of every descendant
+// whose parent has ended.
 func adoptOrphans() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("prctl(PR_SET_CHILD_SUBREAPER): %w", err)
@@ -23,9 +23,9 @@ func adoptOrphans() error {
 	return nil
 }
 
-// endOrphans ends what the ranks started and left behind: they are children of
-// this process now. They may take as long as the ranks. One child is spared: the
-// optimizer service, where the ranks are started again.
+// endOrphans ends the processes that the ranks started and left behind, which are now
+// children of this process. They may take as long as the ranks. It spares one child:
+// the optimizer service, if the ranks are restarted.
 func endOrphans(patience time.Duration, spared int, say func(string, ...any)) {
 	ended := map[int]bool{}
 	for begin := time.Now(); ; time.Sleep(5 * time.Millisecond) {
@@ -51,7 +51,7 @@ func endOrphans(patience time.Duration, spared int, say func(string, ...any)) {
 	}
 }
 
-// children are the processes whose parent is the given one.
+// children returns the processes with a given parent.
 func children(parent int) []int { return processes(parentField, parent) }
 
 // Fields of /proc/PID/stat behind the name.
@@ -60,7 +60,7 @@ const (
 	groupField  = 2
 )
 
-// processes are those that have a number in a field of their status.
+// processes returns the processes whose status has a number in a field.
 func processes(field, number int) []int {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -79,7 +79,7 @@ func processes(field, number int) []int {
 	return found
 }
 
-// statOf is a number in the status of a process; -1 where there is no such
+// statOf returns a number from the status of a process, or -1 if there is no such
 // process.
 func statOf(pid, field int) int {
 	stat, err := files.ReadKernel("/proc/" + strconv.Itoa(pid) + "/stat")
@@ -89,8 +89,8 @@ func statOf(pid, field int) int {
 	return statField(string(stat), field)
 }
 
-// statField is a number in /proc/PID/stat behind the second field, a name in
-// parentheses that may hold anything; -1 where there is none.
+// statField returns a number from /proc/PID/stat, or -1 if there is none. The second
+// field is a name in parentheses that may hold anything; fields count from behind it.
 func statField(stat string, field int) int {
 	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
 	if len(fields) <= field {

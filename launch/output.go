@@ -13,16 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// longestLine is where a line is cut that does not end.
+// longestLine is the length at which a line without an end is cut.
 const longestLine = 64 << 10
 
-// labelled writes whole lines with a label before each. Several share one
-// output and its lock.
+// labelled writes full lines with a label before each. Several writers share one output
+// and its lock.
 type labelled struct {
 	lock  *sync.Mutex
 	out   io.Writer
 	label string
-	rest  []byte // of a line that has not ended
+	rest  []byte // the beginning of a line that has not ended
 	whole []byte // lines that go out with the next write
 
 	say    func(format string, values ...any)
@@ -30,7 +30,7 @@ type labelled struct {
 	copied chan struct{} // closed when all has been written
 }
 
-// pipe makes the pipe that a rank writes to, and copies from it.
+// pipe makes the pipe that a rank writes to, and starts to copy from it.
 func (l *labelled) pipe() (writer *os.File, err error) {
 	if l.reader, writer, err = os.Pipe(); err != nil {
 		return nil, err
@@ -43,7 +43,7 @@ func (l *labelled) pipe() (writer *os.File, err error) {
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			l.drain()
-		case err != nil && !errors.Is(err, syscall.EPIPE): // which the rank learns as it is
+		case err != nil && !errors.Is(err, syscall.EPIPE): // the rank gets EPIPE itself
 			l.say("the output of %s cannot be written, and is closed: %v", strings.Trim(l.label, "[] "), err)
 		}
 		l.flush()
@@ -51,12 +51,12 @@ func (l *labelled) pipe() (writer *os.File, err error) {
 	return writer, nil
 }
 
-// expire is called when the rank has ended. What it leaves behind may hold its
+// expire is called when the rank has ended. Processes that it left behind may hold its
 // output open, but not for ever.
 func (l *labelled) expire() { _ = l.reader.SetReadDeadline(time.Now().Add(time.Second)) } // fails if all was read
 
-// drain writes what is in the pipe by now: the rank may have written it while
-// whoever reads our output did not.
+// drain writes what is in the pipe by now. The rank may have written it while the
+// reader of our output was slow.
 func (l *labelled) drain() {
 	held, err := unix.IoctlGetInt(int(l.reader.Fd()), unix.TIOCINQ)
 	if err == nil && l.reader.SetReadDeadline(time.Time{}) == nil {
@@ -64,10 +64,10 @@ func (l *labelled) drain() {
 	}
 }
 
-// Write ends lines where a terminal would begin to write over them: progress
-// bars return the carriage, and in a label's line would run into those of other
-// ranks. An error closes the pipe that the rank writes to, so that the rank
-// learns what it would have learned without a label.
+// Write ends lines where a terminal would begin to write over them. Progress bars
+// return the carriage; after a label they would run into the lines of other ranks. An
+// error closes the pipe that the rank writes to. So the rank gets the error that it
+// would have got without a label.
 //
 // All lines that end in the data go out in one write.
 func (l *labelled) Write(data []byte) (int, error) {
@@ -78,7 +78,7 @@ func (l *labelled) Write(data []byte) (int, error) {
 		if !ended {
 			break
 		}
-		// A progress bar may begin with the return of the carriage.
+		// A progress bar may begin with a carriage return.
 		if bar := next == 1 && rest[0] == '\r'; !bar {
 			l.add(line)
 		}
@@ -91,8 +91,8 @@ func (l *labelled) Write(data []byte) (int, error) {
 	return len(data), nil
 }
 
-// firstLine is the first line of the text without its end, and where the next
-// one begins. A line that is too long ends where it is cut.
+// firstLine returns the first line of the text without its end, and where the next one
+// begins. It cuts lines that are too long.
 func firstLine(text []byte) (line []byte, next int, ended bool) {
 	end := bytes.IndexAny(text[:min(len(text), longestLine+1)], "\n\r")
 	switch {
@@ -102,7 +102,7 @@ func firstLine(text []byte) (line []byte, next int, ended bool) {
 		return text[:longestLine], longestLine, true
 	case text[end] == '\n':
 		return text[:end], end + 1, true
-	case end+1 == len(text): // perhaps a new line follows
+	case end+1 == len(text): // a newline may follow
 		return nil, 0, false
 	case text[end+1] == '\n':
 		return text[:end], end + 2, true
@@ -111,12 +111,12 @@ func firstLine(text []byte) (line []byte, next int, ended bool) {
 	}
 }
 
-// add adds a line to those that go out with the next write.
+// add queues a line for the next write.
 func (l *labelled) add(line []byte) {
 	l.whole = append(append(append(l.whole, l.label...), line...), '\n')
 }
 
-// send writes the lines that were added.
+// send writes the queued lines.
 func (l *labelled) send() error {
 	if len(l.whole) == 0 {
 		return nil
@@ -128,7 +128,7 @@ func (l *labelled) send() error {
 	return err
 }
 
-// flush writes what has no end of line.
+// flush writes a last line that has no end.
 func (l *labelled) flush() {
 	if rest := bytes.TrimSuffix(l.rest, []byte{'\r'}); len(rest) > 0 {
 		l.add(rest)

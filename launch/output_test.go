@@ -33,7 +33,7 @@ func TestLabelled(t *testing.T) {
 	}
 }
 
-// TestLineWithoutEndIsCut bounds what is kept of a line.
+// TestLineWithoutEndIsCut checks that a line takes limited memory.
 func TestLineWithoutEndIsCut(t *testing.T) {
 	var out strings.Builder
 	l := &labelled{lock: new(sync.Mutex), out: &out, label: "# "}
@@ -44,7 +44,7 @@ func TestLineWithoutEndIsCut(t *testing.T) {
 	}
 }
 
-// writes counts them.
+// writes counts writes.
 type writes struct {
 	strings.Builder
 	count int
@@ -55,7 +55,8 @@ func (w *writes) Write(data []byte) (int, error) {
 	return w.Builder.Write(data)
 }
 
-// TestLinesOfAReadGoOutTogether: a write for each line would be a system call for each.
+// TestLinesOfAReadGoOutTogether checks that the lines of one read take one write, and
+// so one system call.
 func TestLinesOfAReadGoOutTogether(t *testing.T) {
 	var out writes
 	l := &labelled{lock: new(sync.Mutex), out: &out, label: "# "}
@@ -65,7 +66,8 @@ func TestLinesOfAReadGoOutTogether(t *testing.T) {
 		}
 	}
 	l.flush()
-	want := strings.Repeat("# line\n", 1000) + strings.Repeat("# partline\n"+strings.Repeat("# line\n", 999), 2) + "# part\n"
+	want := strings.Repeat("# line\n", 1000) + strings.Repeat("# partline\n"+strings.Repeat("# line\n", 999),
+		2) + "# part\n"
 	if out.String() != want || out.count != 4 {
 		t.Errorf("%d writes of %d bytes, want 4 of %d", out.count, out.Len(), len(want))
 	}

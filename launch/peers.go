@@ -12,22 +12,22 @@ import (
 	"plimsoll/host"
 )
 
-// peerPatience is how long the other ranks of this host are waited for:
-// launchers start all of them at about the same time.
+// peerPatience is how long to wait for the other ranks of this host. Launchers start
+// all of them at about the same time.
 const peerPatience = 5 * time.Second
 
 // Peer is a rank of this host.
 type Peer struct {
 	Mask        cpuset.CPUSet // its affinity mask
-	Environment Environment   // what it was started with
+	Environment Environment   // its environment at the start
 }
 
-// Peers are all ranks of this host, in their order, as the kernel has them; nil
-// where they cannot be found.
+// Peers returns all ranks of this host in order, as the kernel has them, or nil if they
+// cannot be found.
 //
-// Launchers other than Slurm do not say what they gave to whom, but each rank
-// is a process of plimsoll below the same launcher. All are waited for: ranks
-// that divide the same masks get parts that are disjoint.
+// Launchers other than Slurm do not say which CPUs they gave to which rank. But each
+// rank is a process of plimsoll below the same launcher. Peers waits for all of them:
+// ranks that divide the same masks get disjoint parts.
 func Peers(p *Placement, environment Environment) []Peer {
 	local := localVariable(p, environment)
 	if local == "" || p.LocalWorldSize < 2 {
@@ -49,8 +49,8 @@ func Peers(p *Placement, environment Environment) []Peer {
 	return nil
 }
 
-// localVariable is the name of the variable by which the launcher numbers the
-// ranks of a host; empty where it has none.
+// localVariable returns the name of the variable with a rank's number on its host, or
+// "" if the launcher has none.
 func localVariable(p *Placement, environment Environment) string {
 	for _, l := range launchers {
 		if l.name == p.Launcher && l.local != "" && has(l.local)(environment) {
@@ -60,8 +60,8 @@ func localVariable(p *Placement, environment Environment) string {
 	return ""
 }
 
-// LauncherVariable is a variable of the environment that the launcher itself was
-// started with, empty where it was not set; false where that cannot be read.
+// LauncherVariable returns a variable of the environment that the launcher itself was
+// started with, "" if it was not set. known is false if the environment cannot be read.
 func LauncherVariable(p *Placement, name string, environment Environment) (value string, known bool) {
 	local := localVariable(p, environment)
 	if local == "" {
@@ -74,8 +74,8 @@ func LauncherVariable(p *Placement, name string, environment Environment) (value
 	return variableOf(launcher, name), true
 }
 
-// launcherOf is the nearest ancestor of a process that has no rank itself, and
-// how far above it is.
+// launcherOf returns the nearest ancestor of a process that is no rank itself, and how
+// many steps above it is.
 func launcherOf(pid int, local string) (launcher, steps int) {
 	for pid > 1 {
 		if pid = statOf(pid, parentField); pid < 0 {
@@ -89,8 +89,9 @@ func launcherOf(pid int, local string) (launcher, steps int) {
 	return pid, steps
 }
 
-// peersBelow finds the processes of this program below a launcher, by local rank. Of several for a rank the nearest to the launcher counts: what
-// is below it may be bound already.
+// peersBelow returns the processes of this program below a launcher, by local rank. If
+// a rank has several, the one nearest to the launcher counts: those below it may be
+// bound already.
 func peersBelow(launcher int, local string) map[int]Peer {
 	peers, nearest := map[int]Peer{}, map[int]int{}
 	self, err := os.Stat("/proc/self/exe")
@@ -129,8 +130,8 @@ func variableOf(pid int, name string) string {
 	return value
 }
 
-// environmentOf is the environment that a process was started with, as far as it
-// may be read.
+// environmentOf returns the environment that a process was started with, as far as it
+// can be read.
 func environmentOf(pid int) Environment {
 	text, _ := files.ReadKernel("/proc/" + strconv.Itoa(pid) + "/environ")
 	return func(name string) (string, bool) {

@@ -13,64 +13,72 @@ import (
 	"plimsoll/host"
 )
 
-// Placement is the place that another launcher has given this process: one rank
-// of a job.
+// Placement is the place that another launcher gave this process: one rank of a job.
 type Placement struct {
-	Launcher                  string // as a person knows it
+	Launcher                  string // its common name
 	Rank, WorldSize           int
 	LocalRank, LocalWorldSize int // on this host
-	// Masks are the affinity masks of all ranks on this host, in the order of
-	// local ranks, where the launcher says what it gave them.
+	// Masks are the affinity masks of all ranks on this host, in the order of local
+	// ranks, if the launcher tells them.
 	Masks []cpuset.CPUSet
-	// Bound says that the launcher gives each rank CPUs of its own, where it
-	// gives it less than all.
+	// Bound is set if the launcher gives each rank CPUs of its own whenever it gives a
+	// rank less than all.
 	Bound bool
-	// MasterAddress is a host that every rank can reach; empty where that is
-	// not known. MasterPort is the same number for every rank, 0 where there
-	// is none to be had.
+	// MasterAddress is a host that every rank can reach; empty if unknown. MasterPort
+	// is the same number for every rank; 0 if there is none.
 	MasterAddress string
 	MasterPort    int
 }
 
-// Environment looks a variable up.
+// Environment looks up a variable.
 type Environment func(name string) (value string, set bool)
 
-// launchers are those whose variables are known, those that start inside of
-// others first: mpirun starts its helpers on other hosts with srun, and its
+// launchers are the launchers whose variables are known. A launcher that starts inside
+// of another comes first: mpirun starts its helpers on other hosts with srun, and its
 // ranks have the variables of both.
 var launchers = []struct {
 	name                           string
-	rank, world, local, localWorld string // of a launcher with one rank on a host the last two are empty
-	// present says that the process was started by it, where its variables
-	// alone do not.
+	rank, world, local, localWorld string // the last two are empty for a launcher with one rank per host
+	// present reports whether the launcher started the process, if its variables alone
+	// do not tell.
 	present func(Environment) bool
 	finish  func(*Placement, Environment) error
-	// shell says that its only task is often a shell, from which another
+	// shell is set if the launcher's only task is often a shell, from which another
 	// launcher may start ranks.
 	shell bool
 }{
-	{name: "torchrun", rank: "RANK", world: "WORLD_SIZE", local: "LOCAL_RANK", localWorld: "LOCAL_WORLD_SIZE", present: has("LOCAL_WORLD_SIZE")},
-	{name: "DeepSpeed", rank: "RANK", world: "WORLD_SIZE", local: "LOCAL_RANK", localWorld: "LOCAL_SIZE", present: has("LOCAL_SIZE")},
+	{name: "torchrun", rank: "RANK", world: "WORLD_SIZE", local: "LOCAL_RANK", localWorld: "LOCAL_WORLD_SIZE",
+		present: has("LOCAL_WORLD_SIZE")},
+	{name: "DeepSpeed", rank: "RANK", world: "WORLD_SIZE", local: "LOCAL_RANK", localWorld: "LOCAL_SIZE",
+		present: has("LOCAL_SIZE")},
 	{
-		name: "Open MPI", rank: "OMPI_COMM_WORLD_RANK", world: "OMPI_COMM_WORLD_SIZE", local: "OMPI_COMM_WORLD_LOCAL_RANK",
-		localWorld: "OMPI_COMM_WORLD_LOCAL_SIZE", finish: finishMPI,
+		name: "Open MPI", rank: "OMPI_COMM_WORLD_RANK", world: "OMPI_COMM_WORLD_SIZE",
+		local: "OMPI_COMM_WORLD_LOCAL_RANK", localWorld: "OMPI_COMM_WORLD_LOCAL_SIZE", finish: finishMPI,
 	},
-	{name: "MVAPICH", rank: "MVP_COMM_WORLD_RANK", world: "MVP_COMM_WORLD_SIZE", local: "MVP_COMM_WORLD_LOCAL_RANK", localWorld: "MVP_COMM_WORLD_LOCAL_SIZE", finish: finishMPI},
-	{name: "MVAPICH", rank: "MV2_COMM_WORLD_RANK", world: "MV2_COMM_WORLD_SIZE", local: "MV2_COMM_WORLD_LOCAL_RANK", localWorld: "MV2_COMM_WORLD_LOCAL_SIZE", finish: finishMPI},
-	{name: "MPI", rank: "PMI_RANK", world: "PMI_SIZE", local: "MPI_LOCALRANKID", localWorld: "MPI_LOCALNRANKS", finish: finishMPI},
+	{name: "MVAPICH", rank: "MVP_COMM_WORLD_RANK", world: "MVP_COMM_WORLD_SIZE", local: "MVP_COMM_WORLD_LOCAL_RANK",
+		localWorld: "MVP_COMM_WORLD_LOCAL_SIZE", finish: finishMPI},
+	{name: "MVAPICH", rank: "MV2_COMM_WORLD_RANK", world: "MV2_COMM_WORLD_SIZE", local: "MV2_COMM_WORLD_LOCAL_RANK",
+		localWorld: "MV2_COMM_WORLD_LOCAL_SIZE", finish: finishMPI},
+	{name: "MPI", rank: "PMI_RANK", world: "PMI_SIZE", local: "MPI_LOCALRANKID", localWorld: "MPI_LOCALNRANKS",
+		finish: finishMPI},
 	{
 		name: "jsrun", rank: "JSM_NAMESPACE_RANK", world: "JSM_NAMESPACE_SIZE", local: "JSM_NAMESPACE_LOCAL_RANK",
 		localWorld: "JSM_NAMESPACE_LOCAL_SIZE", finish: finishMPI,
 	},
-	{name: "horovodrun", rank: "HOROVOD_RANK", world: "HOROVOD_SIZE", local: "HOROVOD_LOCAL_RANK", localWorld: "HOROVOD_LOCAL_SIZE"},
+	{name: "horovodrun", rank: "HOROVOD_RANK", world: "HOROVOD_SIZE", local: "HOROVOD_LOCAL_RANK",
+		localWorld: "HOROVOD_LOCAL_SIZE"},
 	{name: "Flux", rank: "FLUX_TASK_RANK", world: "FLUX_JOB_SIZE", local: "FLUX_TASK_LOCAL_ID", finish: finishFlux},
 	// The number of tasks of the step comes first. Slurm's interactive step has one task, and
 	// SLURM_NTASKS is the number that the job asked for.
-	{name: "Slurm", rank: "SLURM_PROCID", world: "SLURM_STEP_NUM_TASKS", local: "SLURM_LOCALID", present: inSlurmStep, finish: finishSlurm, shell: true},
-	{name: "Slurm", rank: "SLURM_PROCID", world: "SLURM_NTASKS", local: "SLURM_LOCALID", present: inOldSlurmStep, finish: finishSlurm, shell: true},
+	{name: "Slurm", rank: "SLURM_PROCID", world: "SLURM_STEP_NUM_TASKS", local: "SLURM_LOCALID", present: inSlurmStep,
+		finish: finishSlurm, shell: true},
+	{name: "Slurm", rank: "SLURM_PROCID", world: "SLURM_NTASKS", local: "SLURM_LOCALID", present: inOldSlurmStep,
+		finish: finishSlurm, shell: true},
 	// Slurm sets some of these variables, too, and says more.
-	{name: "PALS", rank: "PALS_RANKID", world: "PMI_SIZE", local: "PALS_LOCAL_RANKID", localWorld: "PALS_LOCAL_SIZE", finish: finishMPI},
-	{name: "MPI", rank: "PMI_RANK", world: "PMI_SIZE", local: "PMI_LOCAL_RANK", localWorld: "PMI_LOCAL_SIZE", finish: finishMPI},
+	{name: "PALS", rank: "PALS_RANKID", world: "PMI_SIZE", local: "PALS_LOCAL_RANKID", localWorld: "PALS_LOCAL_SIZE",
+		finish: finishMPI},
+	{name: "MPI", rank: "PMI_RANK", world: "PMI_SIZE", local: "PMI_LOCAL_RANK", localWorld: "PMI_LOCAL_SIZE",
+		finish: finishMPI},
 	// Scripts that set these by hand must set the last one, too.
 	{name: "torchrun", rank: "RANK", world: "WORLD_SIZE", local: "LOCAL_RANK", localWorld: "LOCAL_WORLD_SIZE"},
 	// The training operators of Kubernetes start one process in each pod.
@@ -84,8 +92,8 @@ func has(name string) func(Environment) bool {
 	}
 }
 
-// FindPlacement is the place that the environment names, or nil where no
-// launcher has given one.
+// FindPlacement returns the place that the environment names, or nil if no launcher
+// gave one.
 func FindPlacement(environment Environment) (*Placement, error) {
 	var alone *Placement
 	for _, l := range launchers {
@@ -135,8 +143,8 @@ func FindPlacement(environment Environment) (*Placement, error) {
 	return alone, refuseUnknown(environment, alone != nil)
 }
 
-// unknownLaunchers are variables by which a process knows that it is a rank, of
-// launchers that do not say which rank of how many it is on this host.
+// unknownLaunchers are variables that mark a process as a rank. Their launchers do not
+// say which of how many ranks it is on this host.
 var unknownLaunchers = []struct{ rank, world string }{
 	{"PMI_RANK", "PMI_SIZE"},
 	{"PMIX_RANK", "PMIX_SIZE"},
@@ -145,9 +153,9 @@ var unknownLaunchers = []struct{ rank, world string }{
 	{"MPT_LRANK", "MPT_SIZE"},
 }
 
-// refuseUnknown refuses to start a job in a process that may be one of many
-// ranks: each would become a job of its own. A process that a known launcher has
-// started alone may have its variables from that.
+// refuseUnknown refuses to start a job in a process that may be one of many ranks: each
+// rank would become a job of its own. It accepts a process that a known launcher
+// started alone, which may have inherited the variables.
 func refuseUnknown(environment Environment, alone bool) error {
 	for _, l := range unknownLaunchers {
 		rank, isRank := environment(l.rank)
@@ -160,8 +168,10 @@ func refuseUnknown(environment Environment, alone bool) error {
 			what += fmt.Sprintf(" and %s is %s", l.world, size)
 		}
 		return &fault.Input{
-			What: what + ": another launcher has started this process as a rank, but plimsoll cannot tell which rank of this host it is",
-			Mend: "set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for each rank, or, for a job of its own, unset the variable (env -u " + l.rank + ")",
+			What: what + ": another launcher has started this process as a rank, but plimsoll cannot tell which rank " +
+				"of this host it is",
+			Mend: "set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for each rank, or, for a job of its own, " +
+				"unset the variable (env -u " + l.rank + ")",
 		}
 	}
 	return nil
@@ -169,7 +179,7 @@ func refuseUnknown(environment Environment, alone bool) error {
 
 const mostRanks = 1 << 24
 
-// integer reads a variable.
+// integer returns the number in a variable.
 func integer(environment Environment, name string, least, most int) (int, error) {
 	text, set := environment(name)
 	n, err := strconv.Atoi(text)
@@ -180,16 +190,17 @@ func integer(environment Environment, name string, least, most int) (int, error)
 	if !set {
 		what = fmt.Sprintf("the environment variable %s is not set, though others of its launcher are", name)
 	}
-	return 0, &fault.Input{What: what, Mend: "start plimsoll run from the launcher itself, or without its variables (env -u " + name + ")"}
+	return 0, &fault.Input{What: what, Mend: "start plimsoll run from the launcher itself, or without its " +
+		"variables (env -u " + name + ")"}
 }
 
-// inSlurmStep tells a task of srun from a batch script, which has most of the
-// same variables and is no rank.
+// inSlurmStep tells a task of srun from a batch script, which is no rank but has most
+// of the same variables.
 func inSlurmStep(environment Environment) bool {
 	return has("SLURM_STEP_ID")(environment) && has("SLURM_STEP_NUM_TASKS")(environment)
 }
 
-// inOldSlurmStep is for steps that do not say how many tasks they have.
+// inOldSlurmStep is inSlurmStep for steps that do not say how many tasks they have.
 func inOldSlurmStep(environment Environment) bool {
 	return has("SLURM_STEP_ID")(environment) && !has("SLURM_STEP_NUM_TASKS")(environment)
 }
@@ -224,15 +235,15 @@ func finishSlurm(p *Placement, environment Environment) error {
 			return &fault.Input{What: "the environment variable SLURM_STEP_NODELIST", Err: err}
 		}
 	}
-	// Steps of a job run beside each other, and so do jobs of a node.
+	// Steps of a job may run side by side, and so may jobs on a node.
 	job, _ := environment("SLURM_JOB_ID")
 	step, _ := environment("SLURM_STEP_ID")
 	p.MasterPort = portFor(job + "." + step)
 	return nil
 }
 
-// finishFlux finds out how many ranks of a Flux job are on this host, where that
-// follows from the number of hosts. Flux itself does not say.
+// finishFlux finds how many ranks of a Flux job are on this host, if that follows from
+// the number of hosts. Flux itself does not say.
 func finishFlux(p *Placement, environment Environment) error {
 	hosts, err := integer(environment, "FLUX_JOB_NNODES", 1, p.WorldSize)
 	if err != nil {
@@ -248,7 +259,8 @@ func finishFlux(p *Placement, environment Environment) error {
 		p.LocalWorldSize = 1
 	default:
 		err = &fault.Input{
-			What: fmt.Sprintf("Flux does not say how many of its %d ranks on %d hosts are on this one", p.WorldSize, hosts),
+			What: fmt.Sprintf("Flux does not say how many of its %d ranks on %d hosts are on this one",
+				p.WorldSize, hosts),
 			Mend: "set LOCAL_WORLD_SIZE to the number of ranks on this host (flux run --env=LOCAL_WORLD_SIZE=N)",
 		}
 	}
@@ -267,8 +279,8 @@ func finishMPI(p *Placement, environment Environment) error {
 	return nil
 }
 
-// portFor is a port that all ranks find from what they have in common, below
-// those that the system gives out itself.
+// portFor returns a port that all ranks derive from what they have in common. It is
+// below the ports that the system assigns itself.
 func portFor(job string) int {
 	hash := uint32(2166136261) // FNV-1a
 	for _, b := range []byte(job) {
@@ -279,7 +291,7 @@ func portFor(job string) int {
 
 var repeated = regexp.MustCompile(`^([0-9]+)(?:\(x([0-9]+)\))?$`)
 
-// TasksOfNode reads how many tasks a node has from Slurm's list of all nodes:
+// TasksOfNode returns the number of tasks of a node from Slurm's list of all nodes:
 // "2(x3),1" is three nodes with two tasks each, then one with one.
 func TasksOfNode(list string, node int) (int, error) {
 	first := 0
@@ -304,7 +316,7 @@ func TasksOfNode(list string, node int) (int, error) {
 	return 0, fmt.Errorf("%q has %d nodes, and this is node %d", list, first, node)
 }
 
-// ParseMasks reads hexadecimal CPU masks, "0x3,0xc".
+// ParseMasks parses hexadecimal CPU masks: "0x3,0xc".
 func ParseMasks(list string) ([]cpuset.CPUSet, error) {
 	var masks []cpuset.CPUSet
 	for _, text := range strings.Split(list, ",") {
@@ -320,7 +332,7 @@ func ParseMasks(list string) ([]cpuset.CPUSet, error) {
 	return masks, nil
 }
 
-// FirstHost is the first host of a list as Slurm writes it: "node[03-07,12],gpu1"
+// FirstHost returns the first host of a list in Slurm's notation: "node[03-07,12],gpu1"
 // begins with node03.
 func FirstHost(list string) (string, error) {
 	head, rest, bracket := strings.Cut(list, "[")
@@ -341,8 +353,8 @@ func FirstHost(list string) (string, error) {
 	if !closed || end == 0 || end < len(numbers) && numbers[end] != '-' && numbers[end] != ',' {
 		return "", fmt.Errorf("%q: expected a list of hosts such as node[03-07,12]", list)
 	}
-	// What follows the brackets belongs to the name as well, and may have
-	// brackets of its own.
+	// Text after the brackets belongs to the name as well, and may have brackets of its
+	// own.
 	after, _, _ := strings.Cut(tail, ",")
 	if strings.Contains(after, "[") {
 		var err error

@@ -18,31 +18,30 @@ import (
 	"plimsoll/host"
 )
 
-// Request is a job as a user asks for it.
+// Request is a job as the user asks for it.
 type Request struct {
 	Command []string
-	// Ranks is how many to start here; 0 is the one that another launcher has
-	// given a place, or one.
+	// Ranks is how many ranks to start here. 0 means the one that another launcher gave
+	// a place, or one.
 	Ranks int
-	// Binding says how they are bound, but not how many there are.
+	// Binding says how to bind the ranks, but not how many there are.
 	Binding binding.Request
-	// Peers finds the ranks of this host, where their launcher does not say what
-	// it has given them: the function of that name, or nil for none.
+	// Peers finds the ranks of this host if their launcher does not say what it gave to
+	// each: the function [Peers], or nil.
 	Peers func(*Placement, Environment) []Peer
-	// LauncherVariable is a variable of the environment that the launcher itself
-	// was started with: the function of that name, or nil for none.
+	// LauncherVariable returns a variable of the launcher's own environment: the
+	// function [LauncherVariable], or nil.
 	LauncherVariable func(p *Placement, name string, environment Environment) (value string, known bool)
 }
 
-// Plan is what will be started, and why so.
+// Plan is what to start, and why.
 type Plan struct {
-	// Placement is nil where no other launcher has started this process.
+	// Placement is nil if no other launcher started this process.
 	Placement *Placement
-	// Bound are the parts of the ranks that are started here.
+	// Bound are the bindings of the ranks that are started here.
 	Bound []binding.Rank
 	Ranks []Rank
-	// Variables are those that the ranks get beside the environment of this
-	// process.
+	// Variables are what each rank gets beside the environment of this process.
 	Variables [][]string
 	Notes     []string
 }
@@ -68,7 +67,7 @@ func NewPlan(h *host.Host, r Request, environment []string) (*Plan, error) {
 		return nil, err
 	}
 	if placement != nil && placement.WorldSize == 1 && r.Ranks > 1 {
-		placement = nil // the only process of its job has the job to itself
+		placement = nil // the only process of its job starts the ranks itself
 	}
 	var peers []Peer
 	if placement != nil && r.Peers != nil && (placement.Masks == nil || visibleGPUs(h, lookup).variable != "") {
@@ -82,8 +81,8 @@ func NewPlan(h *host.Host, r Request, environment []string) (*Plan, error) {
 	p := &Plan{Placement: placement}
 	inner := innerLauncher(r.Command)
 	if inner != "" && r.Binding.MemoryPolicy == "" {
-		// Each rank is to have its memory near, and not in turn on the nodes of
-		// all of them.
+		// Each rank gets its memory near its own CPUs, not in turn on the nodes of all
+		// ranks.
 		r.Binding.MemoryPolicy = binding.PolicyDefault
 	}
 	if r.Binding.GPUs == nil {
@@ -92,11 +91,13 @@ func NewPlan(h *host.Host, r Request, environment []string) (*Plan, error) {
 	switch {
 	case placement != nil && r.Ranks > 1:
 		return nil, &fault.Input{
-			What: fmt.Sprintf("--nproc is %d, but %s has started this process as rank %d of %d", r.Ranks, placement.Launcher, placement.Rank, placement.WorldSize),
+			What: fmt.Sprintf("--nproc is %d, but %s has started this process as rank %d of %d", r.Ranks,
+				placement.Launcher, placement.Rank, placement.WorldSize),
 			Mend: "leave --nproc out, and have " + placement.Launcher + " start the ranks",
 		}
 	case inner != "" && r.Ranks > 1:
-		return nil, &fault.Input{What: fmt.Sprintf("--nproc is %d, but %s starts ranks itself", r.Ranks, inner), Mend: "give the number of ranks to " + inner + " alone"}
+		return nil, &fault.Input{What: fmt.Sprintf("--nproc is %d, but %s starts ranks itself", r.Ranks, inner),
+			Mend: "give the number of ranks to " + inner + " alone"}
 	case placement != nil:
 		err = p.takePlace(h, r.Binding)
 	default:
@@ -106,7 +107,8 @@ func NewPlan(h *host.Host, r Request, environment []string) (*Plan, error) {
 		return nil, err
 	}
 	if slices.ContainsFunc(p.Bound, func(r binding.Rank) bool { return r.TrainerCPUs.IsEmpty() }) {
-		return nil, &fault.Input{What: fmt.Sprintf("--trainer-cores %v leaves no CPU to the program", r.Binding.TrainerCores), Mend: "give the trainer a core or more, or leave --trainer-cores out"}
+		return nil, &fault.Input{What: fmt.Sprintf("--trainer-cores %v leaves no CPU to the program",
+			r.Binding.TrainerCores), Mend: "give the trainer a core or more, or leave --trainer-cores out"}
 	}
 	port := ""
 	if inner == "" {
@@ -114,9 +116,11 @@ func NewPlan(h *host.Host, r Request, environment []string) (*Plan, error) {
 			return nil, err
 		}
 	} else {
-		p.Notes = append(p.Notes, fmt.Sprintf("%s starts the ranks: they share these CPUs, and get their variables from it", inner))
+		p.Notes = append(p.Notes, fmt.Sprintf("%s starts the ranks: they share these CPUs, and get their "+
+			"variables from it", inner))
 		if _, set := lookup(threadsVariable); !set && slices.Contains(torchruns, inner) {
-			p.Notes = append(p.Notes, fmt.Sprintf("%s gives each of several ranks %s=1 where it is not set; set it to %d divided by the number of ranks", inner, threadsVariable, p.Bound[0].OMPNumThreads))
+			p.Notes = append(p.Notes, fmt.Sprintf("%s gives each of several ranks %s=1 where it is not set; set it to "+
+				"%d divided by the number of ranks", inner, threadsVariable, p.Bound[0].OMPNumThreads))
 		}
 	}
 	ownThreads := p.torchrunSetThreads(r, lookup)
@@ -135,8 +139,8 @@ func NewPlan(h *host.Host, r Request, environment []string) (*Plan, error) {
 	return p, nil
 }
 
-// StateCPUs are those of the optimizer service: what the ranks that are started
-// here leave to it, or else all that is theirs.
+// StateCPUs returns the CPUs of the optimizer service: those that the ranks started
+// here leave to it, or else all CPUs of these ranks.
 func (p *Plan) StateCPUs() cpuset.CPUSet {
 	left, own := cpuset.New(), cpuset.New()
 	for _, bound := range p.Bound {
@@ -148,8 +152,8 @@ func (p *Plan) StateCPUs() cpuset.CPUSet {
 	return left
 }
 
-// divide binds ranks that are all started here, or of all ranks of this host the
-// own, which another launcher has started.
+// divide binds the ranks that are started here: all ranks of this host or, if another
+// launcher started this process, the rank own.
 func (p *Plan) divide(h *host.Host, request binding.Request, ranks, own int) error {
 	request.Ranks = ranks
 	if request.GPUs == nil {
@@ -168,8 +172,8 @@ func (p *Plan) divide(h *host.Host, request binding.Request, ranks, own int) err
 	return nil
 }
 
-// takePlace binds the one rank that another launcher has started, within its
-// part of what the ranks of this host have in common.
+// takePlace binds the one rank that another launcher started, within its share of what
+// the ranks of this host have in common.
 func (p *Plan) takePlace(h *host.Host, request binding.Request) error {
 	place := p.Placement
 	ranks, own := place.LocalWorldSize, place.LocalRank
@@ -177,7 +181,8 @@ func (p *Plan) takePlace(h *host.Host, request binding.Request) error {
 	case place.Masks != nil && place.Masks[own].Intersection(h.Online).Equals(h.CPUs):
 		request.Peers = place.Masks
 	case place.Masks != nil:
-		p.Notes = append(p.Notes, fmt.Sprintf("%s gave this rank CPUs %s, and it has %s: another program has bound it since", place.Launcher, place.Masks[own], h.CPUs))
+		p.Notes = append(p.Notes, fmt.Sprintf("%s gave this rank CPUs %s, and it has %s: another program "+
+			"has bound it since", place.Launcher, place.Masks[own], h.CPUs))
 		ranks, own = 1, 0
 	case place.Bound && !h.CPUs.Equals(h.Cpuset):
 		p.Notes = append(p.Notes, fmt.Sprintf("%s has bound this rank to CPUs %s", place.Launcher, h.CPUs))
@@ -185,7 +190,8 @@ func (p *Plan) takePlace(h *host.Host, request binding.Request) error {
 	}
 	if ranks == 1 && place.LocalWorldSize > 1 && request.Reserve > 0 {
 		return &fault.Input{
-			What: fmt.Sprintf("--reserve is %d, but %s has bound the ranks of this host, and plimsoll cannot tell which cores they have together", request.Reserve, place.Launcher),
+			What: fmt.Sprintf("--reserve is %d, but %s has bound the ranks of this host, and plimsoll cannot tell "+
+				"which cores they have together", request.Reserve, place.Launcher),
 			Mend: "have " + place.Launcher + " bind them to fewer cores, or bind none",
 		}
 	}
@@ -195,8 +201,8 @@ func (p *Plan) takePlace(h *host.Host, request binding.Request) error {
 	return p.divide(h, request, ranks, own)
 }
 
-// findGPUs tells the binding which GPUs the ranks see, where variables hide or
-// reorder them. All ranks of this host have to find the same.
+// findGPUs tells the binding which GPUs the ranks see, if variables hide or reorder
+// them. All ranks of this host must find the same.
 func (p *Plan) findGPUs(h *host.Host, request *binding.Request, ranks int, peers []Peer, lookup Environment) {
 	own := visibleGPUs(h, lookup)
 	if own.variable == "" || len(h.GPUs) == 0 {
@@ -216,21 +222,24 @@ func (p *Plan) findGPUs(h *host.Host, request *binding.Request, ranks int, peers
 		request.GPUs, why = gpusOfRanks(seen)
 	}
 	if why != "" {
-		p.Notes = append(p.Notes, fmt.Sprintf("%s is set, and %s: bound without regard to GPUs (--gpus names them)", own.variable, why))
+		p.Notes = append(p.Notes, fmt.Sprintf("%s is set, and %s: bound without regard to GPUs (--gpus names them)",
+			own.variable, why))
 		request.GPUs = []string{}
 	}
 }
 
-// innerLaunchers are programs that start ranks of their own.
-var innerLaunchers = []string{"torchrun", "deepspeed", "accelerate", "mpirun", "mpiexec", "srun", "horovodrun", "torch.distributed.run", "torch.distributed.launch"}
+// innerLaunchers are programs that start ranks themselves.
+var innerLaunchers = []string{"torchrun", "deepspeed", "accelerate", "mpirun", "mpiexec", "srun", "horovodrun",
+	"torch.distributed.run", "torch.distributed.launch"}
 
-// innerLauncher is the launcher that the command is, or "".
+// innerLauncher returns the launcher that a command starts, or "".
 func innerLauncher(command []string) string {
 	for i, word := range command {
-		if name := filepath.Base(word); i == 0 && slices.Contains(innerLaunchers, name) || i > 0 && command[i-1] == "-m" && slices.Contains(innerLaunchers, word) {
+		if name := filepath.Base(word); i == 0 && slices.Contains(innerLaunchers, name) ||
+			i > 0 && command[i-1] == "-m" && slices.Contains(innerLaunchers, word) {
 			return name
 		}
-		// A program of an interpreter: "python -u /usr/bin/torchrun".
+		// An interpreter may run the launcher: "python -u /usr/bin/torchrun".
 		if name := filepath.Base(word); i > 0 && !strings.HasPrefix(word, "-") {
 			if slices.Contains(innerLaunchers, name) {
 				return name
@@ -241,7 +250,8 @@ func innerLauncher(command []string) string {
 	return ""
 }
 
-// masterPort is where the ranks meet, "" where others know.
+// masterPort returns the port at which the ranks meet, or "" if another launcher
+// chooses it.
 func (p *Plan) masterPort(lookup Environment) (string, error) {
 	given, set := lookup("MASTER_PORT")
 	if p.Placement != nil {
@@ -251,16 +261,17 @@ func (p *Plan) masterPort(lookup Environment) (string, error) {
 		return strconv.Itoa(p.Placement.MasterPort), nil
 	}
 	if !set {
-		given = "0" // any
+		given = "0" // any port
 	}
 	number, err := strconv.ParseUint(given, 10, 16)
-	if err != nil || set && number == 0 { // the ranks would not know which
+	if err != nil || set && number == 0 { // the ranks could not know which port that is
 		return "", &fault.Input{What: fmt.Sprintf("the environment variable MASTER_PORT is %q: expected a port", given)}
 	}
 	listener, err := net.Listen("tcp", fmt.Sprintf(":%d", number))
 	if err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) {
-			return "", &fault.Input{What: fmt.Sprintf("port %s (MASTER_PORT) is in use by another program, perhaps an earlier job", given), Mend: "set another MASTER_PORT, or none"}
+			return "", &fault.Input{What: fmt.Sprintf("port %s (MASTER_PORT) is in use by another program, "+
+				"perhaps an earlier job", given), Mend: "set another MASTER_PORT, or none"}
 		}
 		return "", &fault.Input{What: "the environment variable MASTER_PORT", Err: err}
 	}
@@ -268,7 +279,7 @@ func (p *Plan) masterPort(lookup Environment) (string, error) {
 	return strconv.Itoa(listener.Addr().(*net.TCPAddr).Port), nil
 }
 
-// variables are those that a rank gets, without those that are set already.
+// variables returns the variables of a rank, except for those that are set already.
 func (p *Plan) variables(h *host.Host, bound binding.Rank, i int, inner, port string, lookup Environment) []string {
 	var variables []string
 	set := func(name, value string) { variables = append(variables, name+"="+value) }
@@ -278,12 +289,12 @@ func (p *Plan) variables(h *host.Host, bound binding.Rank, i int, inner, port st
 			set(name, value)
 		}
 	}
-	// Ranks of another launcher that is started here would all take them.
+	// If another launcher is started here, all of its ranks would use the same CPUs.
 	if !bound.OptimizerCPUs.IsEmpty() && inner == "" {
 		set("PLIMSOLL_OPTIMIZER_CPUS", bound.OptimizerCPUs.String())
 	}
 	if p.Placement != nil {
-		set("PLIMSOLL_LOCAL_RANKS", "1") // that share an optimizer service: the others have their own
+		set("PLIMSOLL_LOCAL_RANKS", "1") // ranks that share an optimizer service: the others have their own
 	}
 	if len(bound.NUMANodes) > 0 {
 		set("PLIMSOLL_NUMA_NODES", cpuset.New(bound.NUMANodes...).String())
@@ -291,8 +302,9 @@ func (p *Plan) variables(h *host.Host, bound binding.Rank, i int, inner, port st
 	if inner != "" {
 		return variables
 	}
-	place := Placement{Rank: i, LocalRank: i, WorldSize: len(p.Bound), LocalWorldSize: len(p.Bound), MasterAddress: "127.0.0.1"}
-	identify := set // what is left over from another job must not count
+	place := Placement{Rank: i, LocalRank: i, WorldSize: len(p.Bound), LocalWorldSize: len(p.Bound),
+		MasterAddress: "127.0.0.1"}
+	identify := set // overrides what another job left over
 	if p.Placement != nil {
 		place, identify = *p.Placement, propose
 	}
@@ -301,7 +313,7 @@ func (p *Plan) variables(h *host.Host, bound binding.Rank, i int, inner, port st
 	identify("WORLD_SIZE", strconv.Itoa(place.WorldSize))
 	identify("LOCAL_WORLD_SIZE", strconv.Itoa(place.LocalWorldSize))
 	if len(p.Bound) > 1 {
-		propose("PYTHONUNBUFFERED", "1") // lines go through a pipe, and would wait in it
+		propose("PYTHONUNBUFFERED", "1") // lines go through a pipe, and Python would hold them back
 	}
 	if place.MasterAddress != "" {
 		propose("MASTER_ADDR", place.MasterAddress)
@@ -312,11 +324,10 @@ func (p *Plan) variables(h *host.Host, bound binding.Rank, i int, inner, port st
 	if bound.OMPNumThreads == 0 {
 		return variables
 	}
-	// Places that were chosen otherwise would contradict these. They are for
-	// whoever sets OMP_PROC_BIND: with it the OpenMP runtime binds the main
-	// thread to the first place as soon as it is loaded, and every thread and
-	// process that Python starts afterwards (loaders, autograd, NCCL) inherits
-	// that one core.
+	// Places would contradict a choice made by other variables. They are for users who
+	// set OMP_PROC_BIND: with it the OpenMP runtime binds the main thread to the first
+	// place as soon as it is loaded. Every thread and process that Python starts
+	// afterwards (loaders, autograd, NCCL) inherits that one core.
 	if unset("OMP_PLACES") && unset("GOMP_CPU_AFFINITY") && unset("KMP_AFFINITY") {
 		set("OMP_PLACES", places(h, bound.TrainerCPUs))
 		propose("OMP_PROC_BIND", "false")
@@ -326,21 +337,22 @@ func (p *Plan) variables(h *host.Host, bound binding.Rank, i int, inner, port st
 
 const threadsVariable = "OMP_NUM_THREADS"
 
-// torchruns are the names of torchrun as a command.
+// torchruns are the commands that run torchrun.
 var torchruns = []string{"torchrun", "torch.distributed.run", "torch.distributed.launch"}
 
-// torchrunSetThreads says that the number of OpenMP threads is torchrun's own: it
-// gives each rank one thread where its own environment does not say a number.
+// torchrunSetThreads reports whether torchrun itself chose the number of OpenMP
+// threads. It gives each rank one thread unless its own environment has a number.
 func (p *Plan) torchrunSetThreads(r Request, lookup Environment) bool {
-	if value, _ := lookup(threadsVariable); value != "1" || p.Placement == nil || p.Placement.Launcher != "torchrun" || r.LauncherVariable == nil {
+	if value, _ := lookup(threadsVariable); value != "1" || p.Placement == nil || p.Placement.Launcher != "torchrun" ||
+		r.LauncherVariable == nil {
 		return false
 	}
 	given, known := r.LauncherVariable(p.Placement, threadsVariable, lookup)
 	return known && given == ""
 }
 
-// threads is the variable for the number of OpenMP threads, unless the user has
-// set it. What is kept and does not fit the cores is noted.
+// threads returns the variable for the number of OpenMP threads, unless the user set
+// it. It notes a number that is kept but does not match the cores.
 func (p *Plan) threads(bound binding.Rank, ofTorchrun bool, lookup Environment) []string {
 	cores := strconv.Itoa(bound.OMPNumThreads)
 	given, set := lookup(threadsVariable)
@@ -348,9 +360,11 @@ func (p *Plan) threads(bound binding.Rank, ofTorchrun bool, lookup Environment) 
 	case bound.OMPNumThreads == 0 || given == cores:
 		return nil
 	case ofTorchrun:
-		p.noteOnce("torchrun has set %s to 1, as nobody had set it; a rank gets %s, for its cores", threadsVariable, cores)
+		p.noteOnce("torchrun has set %s to 1, as nobody had set it; a rank gets %s, for its cores",
+			threadsVariable, cores)
 	case set:
-		p.noteOnce("%s is %s, and a rank has %s for its threads: it stays as it was set", threadsVariable, given, agree(bound.OMPNumThreads, "core", "cores"))
+		p.noteOnce("%s is %s, and a rank has %s for its threads: it stays as it was set", threadsVariable, given,
+			agree(bound.OMPNumThreads, "core", "cores"))
 		return nil
 	}
 	return []string{threadsVariable + "=" + cores}
@@ -362,8 +376,8 @@ func (p *Plan) noteOnce(format string, values ...any) {
 	}
 }
 
-// noteShared says which of the ranks that are started here, from the first to
-// before the last, take turns on a core.
+// noteShared notes which ranks take turns on a core, of those started here: from first
+// to before last.
 func (p *Plan) noteShared(h *host.Host, all []binding.Rank, first, last int) {
 	coreOf, users := map[int]int{}, map[int]int{}
 	for i, core := range h.Cores {
@@ -383,7 +397,8 @@ func (p *Plan) noteShared(h *host.Host, all []binding.Rank, first, last int) {
 	}
 	between, within := []int{}, []int{}
 	for i := first; i < last; i++ {
-		crowded := slices.ContainsFunc(slices.Collect(maps.Keys(used[i])), func(core int) bool { return users[core] > 1 })
+		crowded := slices.ContainsFunc(slices.Collect(maps.Keys(used[i])),
+			func(core int) bool { return users[core] > 1 })
 		number := i
 		if p.Placement != nil {
 			number = p.Placement.Rank
@@ -396,15 +411,17 @@ func (p *Plan) noteShared(h *host.Host, all []binding.Rank, first, last int) {
 		}
 	}
 	if len(between) > 0 {
-		p.Notes = append(p.Notes, fmt.Sprintf("%s on a core: %s for %s of this host", whose(between, "takes turns", "take turns"),
+		p.Notes = append(p.Notes, fmt.Sprintf("%s on a core: %s for %s of this host",
+			whose(between, "takes turns", "take turns"),
 			agree(len(h.UsableCores()), "usable core", "usable cores"), ranks(len(all))))
 	}
 	if len(within) > 0 {
-		p.Notes = append(p.Notes, whose(within, "has", "have")+" one core for the program and the optimizer, which take turns on it")
+		p.Notes = append(p.Notes, whose(within, "has", "have")+" one core for the program and the optimizer, which "+
+			"take turns on it")
 	}
 }
 
-// whose is the verb after the ranks that it is about.
+// whose returns the ranks followed by a verb in the right form.
 func whose(ids []int, one, several string) string {
 	if len(ids) == 1 {
 		return fmt.Sprintf("rank %d %s", ids[0], one)
@@ -412,7 +429,7 @@ func whose(ids []int, one, several string) string {
 	return fmt.Sprintf("ranks %s %s", cpuset.New(ids...), several)
 }
 
-// places lists one place for each core, "{0,64},{1,65}".
+// places returns one place for each core: "{0,64},{1,65}".
 func places(h *host.Host, cpus cpuset.CPUSet) string {
 	var list []string
 	for _, core := range h.Cores {

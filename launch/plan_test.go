@@ -12,7 +12,8 @@ import (
 	"plimsoll/ledger"
 )
 
-// twoSockets has cores (0,6) to (2,8) on one and (3,9) to (5,11) on the other.
+// twoSockets returns a host with cores (0,6) to (2,8) on one socket and (3,9) to (5,11)
+// on the other.
 func twoSockets(t *testing.T) *host.Host {
 	return hosttest.ReadText(t, "../host/testdata/two-socket.txtar").Discover(t)
 }
@@ -31,16 +32,25 @@ func within(t *testing.T, h *host.Host, cpus string) *host.Host {
 }
 
 func TestPlanOfRanks(t *testing.T) {
-	p, err := NewPlan(twoSockets(t), Request{Command: []string{"python", "train.py"}, Ranks: 2, Binding: binding.Request{TrainerCores: binding.TrainerShare{Cores: 2}}}, []string{"OMP_NUM_THREADS=7", "HOME=/", "RANK=9"})
+	p, err := NewPlan(twoSockets(t), Request{Command: []string{"python", "train.py"}, Ranks: 2,
+		Binding: binding.Request{TrainerCores: binding.TrainerShare{Cores: 2}}},
+		[]string{"OMP_NUM_THREADS=7", "HOME=/", "RANK=9"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, want := range []struct{ cpus, optimizer, places, node string }{{"0-1,6-7", "2", "{0,6},{1,7}", "0"}, {"3-4,9-10", "5", "{3,9},{4,10}", "1"}} {
+	for i, want := range []struct{ cpus, optimizer, places, node string }{
+		{"0-1,6-7", "2", "{0,6},{1,7}", "0"},
+		{"3-4,9-10", "5", "{3,9},{4,10}", "1"},
+	} {
 		r, v := p.Ranks[i], strings.Join(p.Variables[i], " ")
 		if r.CPUs.String() != want.cpus || r.Number != i || r.MemoryPolicy != binding.PolicyPreferred {
 			t.Errorf("rank %d: %+v", i, r)
 		}
-		for _, variable := range []string{"PLIMSOLL_OPTIMIZER_CPUS=" + want.optimizer, "PLIMSOLL_NUMA_NODES=" + want.node, "OMP_PLACES=" + want.places, "OMP_PROC_BIND=false", "RANK=" + string('0'+rune(i)), "LOCAL_RANK=" + string('0'+rune(i)), "WORLD_SIZE=2", "PYTHONUNBUFFERED=1", "MASTER_ADDR=127.0.0.1"} {
+		for _, variable := range []string{
+			"PLIMSOLL_OPTIMIZER_CPUS=" + want.optimizer, "PLIMSOLL_NUMA_NODES=" + want.node,
+			"OMP_PLACES=" + want.places, "OMP_PROC_BIND=false", "RANK=" + string('0'+rune(i)),
+			"LOCAL_RANK=" + string('0'+rune(i)), "WORLD_SIZE=2", "PYTHONUNBUFFERED=1", "MASTER_ADDR=127.0.0.1",
+		} {
 			if !slices.Contains(p.Variables[i], variable) {
 				t.Errorf("rank %d lacks %s: %s", i, variable, v)
 			}
@@ -51,58 +61,65 @@ func TestPlanOfRanks(t *testing.T) {
 	}
 }
 
-// TestPlaceOfALauncher takes the part of one rank of what all ranks of the host
-// have.
+// TestPlaceOfALauncher takes one rank's share of the CPUs of all ranks on the host.
 func TestPlaceOfALauncher(t *testing.T) {
 	torchrun := []string{"RANK=3", "WORLD_SIZE=4", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2"}
-	mpi := []string{"OMPI_COMM_WORLD_RANK=3", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_LOCAL_RANK=1", "OMPI_COMM_WORLD_LOCAL_SIZE=2"}
-	slurm := []string{"SLURM_STEP_ID=0", "SLURM_PROCID=1", "SLURM_LOCALID=1", "SLURM_NODEID=0", "SLURM_NTASKS=2", "SLURM_STEP_TASKS_PER_NODE=2", "SLURM_CPU_BIND_TYPE=mask_cpu:"}
+	mpi := []string{"OMPI_COMM_WORLD_RANK=3", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_LOCAL_RANK=1",
+		"OMPI_COMM_WORLD_LOCAL_SIZE=2"}
+	slurm := []string{"SLURM_STEP_ID=0", "SLURM_PROCID=1", "SLURM_LOCALID=1", "SLURM_NODEID=0", "SLURM_NTASKS=2",
+		"SLURM_STEP_TASKS_PER_NODE=2", "SLURM_CPU_BIND_TYPE=mask_cpu:"}
 	whole := twoSockets(t)
 	for name, c := range map[string]struct {
 		host        *host.Host
 		environment []string
 		cpus, note  string
 	}{
-		"torchrun binds nobody":               {whole, torchrun, "3-5,9-11", ""},
-		"torchrun within taskset":             {within(t, whole, "0-1,6-7"), torchrun, "1,7", ""},
-		"Open MPI has bound it":               {within(t, whole, "1,7"), mpi, "1,7", "Open MPI has bound this rank to CPUs 1,7"},
-		"Open MPI has not":                    {whole, mpi, "3-5,9-11", ""},
-		"Slurm, half cores":                   {within(t, whole, "7-8"), append(slurm, "SLURM_CPU_BIND_LIST=0x43,0x180"), "8", ""},
-		"Slurm, masks that overlap":           {within(t, whole, "0-1,6-7"), append(slurm, "SLURM_CPU_BIND_LIST=0xC3,0xC3"), "1,7", ""},
-		"bound anew since Slurm has bound it": {within(t, whole, "4,10"), append(slurm, "SLURM_CPU_BIND_LIST=0xC3,0xC3"), "4,10", "bound it since"},
+		"torchrun binds nobody":   {whole, torchrun, "3-5,9-11", ""},
+		"torchrun within taskset": {within(t, whole, "0-1,6-7"), torchrun, "1,7", ""},
+		"Open MPI has bound it":   {within(t, whole, "1,7"), mpi, "1,7", "Open MPI has bound this rank to CPUs 1,7"},
+		"Open MPI has not":        {whole, mpi, "3-5,9-11", ""},
+		"Slurm, half cores":       {within(t, whole, "7-8"), append(slurm, "SLURM_CPU_BIND_LIST=0x43,0x180"), "8", ""},
+		"Slurm, masks that overlap": {within(t, whole, "0-1,6-7"),
+			append(slurm, "SLURM_CPU_BIND_LIST=0xC3,0xC3"), "1,7", ""},
+		"bound anew since Slurm has bound it": {within(t, whole, "4,10"),
+			append(slurm, "SLURM_CPU_BIND_LIST=0xC3,0xC3"), "4,10", "bound it since"},
 	} {
-		p, err := NewPlan(c.host, Request{Command: []string{"python"}, Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}}, c.environment)
+		p, err := NewPlan(c.host, Request{Command: []string{"python"},
+			Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}}, c.environment)
 		if err != nil {
 			t.Fatal(err)
 		}
 		notes := strings.Join(p.Notes, "\n")
-		if len(p.Ranks) != 1 || p.Ranks[0].CPUs.String() != c.cpus || p.Ranks[0].Number != p.Placement.Rank || (c.note == "") != (notes == "") || !strings.Contains(notes, c.note) {
+		if len(p.Ranks) != 1 || p.Ranks[0].CPUs.String() != c.cpus || p.Ranks[0].Number != p.Placement.Rank ||
+			(c.note == "") != (notes == "") || !strings.Contains(notes, c.note) {
 			t.Errorf("%s: %+v, notes %q", name, p.Ranks[0].CPUs, notes)
 		}
 	}
 }
 
-// TestOnlyProcessOfAJob starts ranks where srun -n1 or the like has started one
-// process to do so.
+// TestOnlyProcessOfAJob starts ranks in a process that a launcher (srun -n1 or similar)
+// started for that.
 func TestOnlyProcessOfAJob(t *testing.T) {
-	p, err := NewPlan(twoSockets(t), Request{Command: []string{"python"}, Ranks: 2, Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}},
+	p, err := NewPlan(twoSockets(t), Request{Command: []string{"python"}, Ranks: 2,
+		Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}},
 		[]string{"RANK=0", "WORLD_SIZE=1", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"})
 	if err != nil || p.Placement != nil || len(p.Ranks) != 2 || !slices.Contains(p.Variables[1], "RANK=1") {
 		t.Errorf("%+v, %v", p, err)
 	}
 }
 
-// gpuUUIDs are those of the GPUs of twoSockets, which the driver names.
+// gpuUUIDs are the UUIDs that the driver gives the GPUs of twoSockets.
 var gpuUUIDs = []string{"GPU-8a56a4bc-0000-4000-8000-000000000001", "GPU-8a99b1e2-0000-4000-8000-000000000002"}
 
-// withDriver is the machine of twoSockets with the driver's files; of divided GPUs
-// there are instances.
+// withDriver returns twoSockets with the driver's files. The divided GPUs have
+// instances.
 func withDriver(t *testing.T, divided ...int) *host.Host {
 	t.Helper()
 	m := hosttest.ReadText(t, "../host/testdata/two-socket.txtar")
 	for i, address := range []string{"0000:17:00.0", "0000:b1:00.0"} {
 		m.Files.Set("proc/driver/nvidia/gpus/"+address+"/information",
-			fmt.Appendf(nil, "Model: \t\t NVIDIA L40\nGPU UUID: \t %s\nBus Location: \t %s\nDevice Minor: \t %d\n", gpuUUIDs[i], address, i))
+			fmt.Appendf(nil, "Model: \t\t NVIDIA L40\nGPU UUID: \t %s\nBus Location: \t %s\nDevice Minor: \t %d\n",
+				gpuUUIDs[i], address, i))
 	}
 	for _, minor := range divided {
 		m.Files.Set(fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig/gi1/access", minor), nil)
@@ -110,14 +127,14 @@ func withDriver(t *testing.T, divided ...int) *host.Host {
 	return m.Discover(t)
 }
 
-// TestVisibleGPUs: which GPU is whose follows from the variables that hide and
-// reorder them.
+// TestVisibleGPUs checks that the variables that hide and reorder GPUs decide which
+// rank has which GPU.
 func TestVisibleGPUs(t *testing.T) {
 	const first, second = "0000:17:00.0", "0000:b1:00.0"
 	for _, c := range []struct {
 		variables string
 		divided   []int
-		gpus      []string // of two ranks; nil where they are not known
+		gpus      []string // the GPUs of two ranks; nil if unknown
 		note      string
 	}{
 		{"HOME=/", nil, []string{first, second}, ""},
@@ -126,10 +143,11 @@ func TestVisibleGPUs(t *testing.T) {
 		{"CUDA_VISIBLE_DEVICES= 1 , 0", nil, []string{second, first}, ""},
 		{"CUDA_VISIBLE_DEVICES=" + gpuUUIDs[1] + "," + gpuUUIDs[0], nil, []string{second, first}, ""},
 		{"CUDA_VISIBLE_DEVICES=GPU-8a99,gpu-8A56", nil, []string{second, first}, ""},
-		{"CUDA_VISIBLE_DEVICES=GPU-8a9,1", nil, []string{second, second}, ""}, // which CUDA refuses
+		{"CUDA_VISIBLE_DEVICES=GPU-8a9,1", nil, []string{second, second}, ""}, // CUDA refuses this
 		{"CUDA_VISIBLE_DEVICES=GPU-8a,0", nil, nil, `"GPU-8a" fits 2 GPUs`},
 		{"CUDA_VISIBLE_DEVICES=GPU-ff,0", nil, nil, `"GPU-ff" fits 0 GPUs`},
-		{"CUDA_VISIBLE_DEVICES=MIG-" + gpuUUIDs[1] + "/1/0,MIG-" + gpuUUIDs[0] + "/2/0", nil, []string{second, first}, ""},
+		{"CUDA_VISIBLE_DEVICES=MIG-" + gpuUUIDs[1] + "/1/0,MIG-" + gpuUUIDs[0] + "/2/0", nil,
+			[]string{second, first}, ""},
 		{"CUDA_VISIBLE_DEVICES=MIG-1c2d,MIG-3e4f", []int{1}, []string{second, second}, ""},
 		{"CUDA_VISIBLE_DEVICES=MIG-1c2d,MIG-3e4f", []int{0, 1}, nil, `"MIG-1c2d" fits 2 GPUs`},
 		{"CUDA_VISIBLE_DEVICES=", nil, []string{"", ""}, ""},
@@ -137,10 +155,11 @@ func TestVisibleGPUs(t *testing.T) {
 		{"CUDA_VISIBLE_DEVICES=-1,0", nil, []string{"", ""}, ""},
 		{"CUDA_VISIBLE_DEVICES=1,7", nil, nil, "several ranks name the same GPU"},
 		{"CUDA_VISIBLE_DEVICES=x", nil, nil, `"x" fits 0 GPUs`},
-		{"ROCR_VISIBLE_DEVICES=1,0", nil, []string{first, second}, ""}, // of AMD's GPUs
+		{"ROCR_VISIBLE_DEVICES=1,0", nil, []string{first, second}, ""}, // selects among AMD's GPUs
 	} {
 		h := withDriver(t, c.divided...)
-		p, err := NewPlan(h, Request{Command: []string{"python"}, Ranks: 2, Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}}, []string{c.variables})
+		p, err := NewPlan(h, Request{Command: []string{"python"}, Ranks: 2,
+			Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}}, []string{c.variables})
 		if err != nil {
 			t.Errorf("%s: %v", c.variables, err)
 			continue
@@ -163,11 +182,12 @@ func TestVisibleGPUs(t *testing.T) {
 	}
 }
 
-// TestVisibleGPUsOfPeers: each rank that another launcher has started may see another GPU.
+// TestVisibleGPUsOfPeers checks ranks of another launcher, each of which may see
+// another GPU.
 func TestVisibleGPUsOfPeers(t *testing.T) {
 	rank := []string{"RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2"}
 	for name, c := range map[string]struct {
-		values []string // of all ranks; nil where they cannot be found
+		values []string // of all ranks; nil if they cannot be found
 		near   string
 		note   string
 	}{
@@ -177,7 +197,8 @@ func TestVisibleGPUsOfPeers(t *testing.T) {
 		"nobody is found":          {nil, "", "cannot be found out"},
 	} {
 		h := withDriver(t)
-		request := Request{Command: []string{"python"}, Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}}
+		request := Request{Command: []string{"python"},
+			Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}}
 		request.Peers = func(*Placement, Environment) (peers []Peer) {
 			for _, value := range c.values {
 				peers = append(peers, Peer{h.CPUs, variables{"CUDA_VISIBLE_DEVICES": value}.lookup})
@@ -194,17 +215,18 @@ func TestVisibleGPUsOfPeers(t *testing.T) {
 		}
 		_, near, _ := strings.Cut(strings.Join(p.Bound[0].Reasons, "\n"), "near GPU ")
 		near, _, _ = strings.Cut(near, "\n")
-		if notes := strings.Join(p.Notes, "\n"); near != c.near || (c.note == "") != (notes == "") || !strings.Contains(notes, c.note) {
+		if notes := strings.Join(p.Notes, "\n"); near != c.near || (c.note == "") != (notes == "") ||
+			!strings.Contains(notes, c.note) {
 			t.Errorf("%s: near %q, notes %q", name, near, notes)
 		}
 	}
 }
 
-// TestNumbersOfSlurm: a step that is confined to some GPUs numbers those from 0.
+// TestNumbersOfSlurm checks that a step confined to some GPUs numbers those from 0.
 func TestNumbersOfSlurm(t *testing.T) {
 	for value, c := range map[string]struct {
 		step string
-		want string // addresses, or why not
+		want string // addresses, or the reason for none
 	}{
 		"0": {"1", "0000:b1:00.0"}, "1": {"1", "0000:b1:00.0"}, "0,1": {"0,1", "0000:17:00.0 0000:b1:00.0"},
 	} {
@@ -226,7 +248,8 @@ func TestNumbersOfSlurm(t *testing.T) {
 	}
 }
 
-// TestSharedCoresAreSaid: ranks that take turns on a core are slow, and say nothing of it themselves.
+// TestSharedCoresAreSaid checks the note on ranks that take turns on a core. They are
+// slow, and give no hint of it themselves.
 func TestSharedCoresAreSaid(t *testing.T) {
 	half := binding.Request{TrainerCores: binding.DefaultTrainerShare}
 	whole := binding.Request{TrainerCores: binding.WholeTrainerShare}
@@ -236,12 +259,14 @@ func TestSharedCoresAreSaid(t *testing.T) {
 		binding binding.Request
 		says    string
 	}{
-		"enough":                {"0-5", 2, whole, ""},
-		"fewer cores":           {"0-1", 3, whole, "take turns on a core: 2 usable cores for 3 ranks of this host"},
-		"one core":              {"0", 2, whole, "ranks 0-1 take turns on a core: 1 usable core for 2 ranks"},
-		"one core of two roles": {"0", 1, half, "rank 0 has one core for the program and the optimizer, which take turns on it"},
+		"enough":      {"0-5", 2, whole, ""},
+		"fewer cores": {"0-1", 3, whole, "take turns on a core: 2 usable cores for 3 ranks of this host"},
+		"one core":    {"0", 2, whole, "ranks 0-1 take turns on a core: 1 usable core for 2 ranks"},
+		"one core of two roles": {"0", 1, half, "rank 0 has one core for the program and the optimizer, which " +
+			"take turns on it"},
 	} {
-		p, err := NewPlan(within(t, twoSockets(t), c.cpus), Request{Command: []string{"python"}, Ranks: c.ranks, Binding: c.binding}, nil)
+		p, err := NewPlan(within(t, twoSockets(t), c.cpus), Request{Command: []string{"python"}, Ranks: c.ranks,
+			Binding: c.binding}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -251,24 +276,29 @@ func TestSharedCoresAreSaid(t *testing.T) {
 	}
 }
 
-// TestThreadsOfTorchrun: torchrun sets OMP_NUM_THREADS to 1 where the user has not
-// set it. That is not what the user wants of bound cores.
+// TestThreadsOfTorchrun checks that OMP_NUM_THREADS=1 is replaced if torchrun set it.
+// torchrun does so if the user set no value, and users of bound cores want more.
 func TestThreadsOfTorchrun(t *testing.T) {
 	rank := []string{"RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2"}
 	for name, c := range map[string]struct {
 		environment []string
-		launcher    map[string]string // the environment that it was started with; nil where that is not known
+		launcher    map[string]string // the launcher's environment; nil if unknown
 		set, says   string
 	}{
-		"torchrun's own":           {append(rank, "OMP_NUM_THREADS=1"), map[string]string{}, "OMP_NUM_THREADS=3", "torchrun has set OMP_NUM_THREADS to 1"},
-		"the user's":               {append(rank, "OMP_NUM_THREADS=1"), map[string]string{"OMP_NUM_THREADS": "1"}, "", "OMP_NUM_THREADS is 1"},
-		"not known whose":          {append(rank, "OMP_NUM_THREADS=1"), nil, "", "OMP_NUM_THREADS is 1"},
-		"another number":           {append(rank, "OMP_NUM_THREADS=2"), map[string]string{}, "", "OMP_NUM_THREADS is 2, and a rank has 3 cores"},
-		"none":                     {rank, map[string]string{}, "OMP_NUM_THREADS=3", ""},
-		"the number of cores":      {append(rank, "OMP_NUM_THREADS=3"), map[string]string{}, "", ""},
-		"without another launcher": {[]string{"OMP_NUM_THREADS=64"}, nil, "", "OMP_NUM_THREADS is 64, and a rank has 6 cores"},
+		"torchrun's own": {append(rank, "OMP_NUM_THREADS=1"), map[string]string{}, "OMP_NUM_THREADS=3",
+			"torchrun has set OMP_NUM_THREADS to 1"},
+		"the user's": {append(rank, "OMP_NUM_THREADS=1"), map[string]string{"OMP_NUM_THREADS": "1"}, "",
+			"OMP_NUM_THREADS is 1"},
+		"not known whose": {append(rank, "OMP_NUM_THREADS=1"), nil, "", "OMP_NUM_THREADS is 1"},
+		"another number": {append(rank, "OMP_NUM_THREADS=2"), map[string]string{}, "",
+			"OMP_NUM_THREADS is 2, and a rank has 3 cores"},
+		"none":                {rank, map[string]string{}, "OMP_NUM_THREADS=3", ""},
+		"the number of cores": {append(rank, "OMP_NUM_THREADS=3"), map[string]string{}, "", ""},
+		"without another launcher": {[]string{"OMP_NUM_THREADS=64"}, nil, "",
+			"OMP_NUM_THREADS is 64, and a rank has 6 cores"},
 	} {
-		request := Request{Command: []string{"python"}, Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}}
+		request := Request{Command: []string{"python"},
+			Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}}
 		request.LauncherVariable = func(_ *Placement, name string, _ Environment) (string, bool) {
 			return c.launcher[name], c.launcher != nil
 		}
@@ -281,11 +311,13 @@ func TestThreadsOfTorchrun(t *testing.T) {
 		if i >= 0 {
 			got = p.Variables[0][i]
 		}
-		if notes := strings.Join(p.Notes, "\n"); got != c.set || (c.says == "") != (notes == "") || !strings.Contains(notes, c.says) {
+		if notes := strings.Join(p.Notes, "\n"); got != c.set || (c.says == "") != (notes == "") ||
+			!strings.Contains(notes, c.says) {
 			t.Errorf("%s: set %q, notes %q", name, got, notes)
 		}
 	}
-	inner, err := NewPlan(twoSockets(t), Request{Command: []string{"torchrun", "train.py"}, Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}}, nil)
+	inner, err := NewPlan(twoSockets(t), Request{Command: []string{"torchrun", "train.py"},
+		Binding: binding.Request{TrainerCores: binding.WholeTrainerShare}}, nil)
 	if err != nil || !strings.Contains(strings.Join(inner.Notes, "\n"), "OMP_NUM_THREADS=1") {
 		t.Errorf("torchrun within: notes %q, %v", inner.Notes, err)
 	}
@@ -293,8 +325,9 @@ func TestThreadsOfTorchrun(t *testing.T) {
 
 func TestRefusals(t *testing.T) {
 	command := []string{"python"}
-	// The last of four ranks, of which mpirun has given each CPUs of its own.
-	bound := []string{"OMPI_COMM_WORLD_RANK=3", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_LOCAL_RANK=3", "OMPI_COMM_WORLD_LOCAL_SIZE=4"}
+	// The last of four ranks, each of which got CPUs of its own from mpirun.
+	bound := []string{"OMPI_COMM_WORLD_RANK=3", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_LOCAL_RANK=3",
+		"OMPI_COMM_WORLD_LOCAL_SIZE=4"}
 	whole := binding.Request{TrainerCores: binding.WholeTrainerShare}
 	reserving := whole
 	reserving.Reserve = 1
@@ -305,18 +338,25 @@ func TestRefusals(t *testing.T) {
 		environment []string
 		says        string
 	}{
-		"no command":                       {Request{Binding: whole}, nil, "no command"},
-		"ranks below 0":                    {Request{Command: command, Ranks: -1, Binding: whole}, nil, "--nproc is -1"},
-		"two who start ranks":              {Request{Command: command, Ranks: 2, Binding: whole}, []string{"RANK=0", "WORLD_SIZE=2", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"}, "torchrun has started"},
-		"torchrun within":                  {Request{Command: []string{"/usr/bin/torchrun"}, Ranks: 2, Binding: whole}, nil, "torchrun starts ranks itself"},
-		"python -m torchrun within":        {Request{Command: []string{"python", "-m", "torch.distributed.run"}, Ranks: 2, Binding: whole}, nil, "torch.distributed.run starts ranks itself"},
-		"a port that is none":              {Request{Command: command, Binding: whole}, []string{"MASTER_PORT=http"}, `MASTER_PORT is "http"`},
-		"a port that ranks cannot know":    {Request{Command: command, Binding: whole}, []string{"MASTER_PORT=0"}, `MASTER_PORT is "0"`},
-		"no core for the program":          {Request{Command: command}, nil, "--trainer-cores 0 leaves no CPU"},
-		"cores of ranks that others bound": {Request{Command: command, Binding: reserving}, bound, "Open MPI has bound the ranks"},
-		"fewer GPUs than ranks":            {Request{Command: command, Binding: fewGPUs}, bound, "2 GPUs for 1 rank"},
+		"no command":    {Request{Binding: whole}, nil, "no command"},
+		"ranks below 0": {Request{Command: command, Ranks: -1, Binding: whole}, nil, "--nproc is -1"},
+		"two who start ranks": {Request{Command: command, Ranks: 2, Binding: whole},
+			[]string{"RANK=0", "WORLD_SIZE=2", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"}, "torchrun has started"},
+		"torchrun within": {Request{Command: []string{"/usr/bin/torchrun"}, Ranks: 2, Binding: whole},
+			nil, "torchrun starts ranks itself"},
+		"python -m torchrun within": {Request{Command: []string{"python", "-m", "torch.distributed.run"},
+			Ranks: 2, Binding: whole}, nil, "torch.distributed.run starts ranks itself"},
+		"a port that is none": {Request{Command: command, Binding: whole}, []string{"MASTER_PORT=http"},
+			`MASTER_PORT is "http"`},
+		"a port that ranks cannot know": {Request{Command: command, Binding: whole}, []string{"MASTER_PORT=0"},
+			`MASTER_PORT is "0"`},
+		"no core for the program": {Request{Command: command}, nil, "--trainer-cores 0 leaves no CPU"},
+		"cores of ranks that others bound": {Request{Command: command, Binding: reserving}, bound,
+			"Open MPI has bound the ranks"},
+		"fewer GPUs than ranks": {Request{Command: command, Binding: fewGPUs}, bound, "2 GPUs for 1 rank"},
 	} {
-		if _, err := NewPlan(within(t, twoSockets(t), "0-4"), c.request, c.environment); err == nil || !strings.Contains(err.Error(), c.says) {
+		if _, err := NewPlan(within(t, twoSockets(t), "0-4"), c.request, c.environment); err == nil ||
+			!strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: got %v, want %q", name, err, c.says)
 		}
 	}
@@ -324,8 +364,10 @@ func TestRefusals(t *testing.T) {
 
 func TestInnerLaunchers(t *testing.T) {
 	for command, want := range map[string]string{
-		"torchrun train.py": "torchrun", "python train.py torchrun": "", "python -m torch.distributed.run train.py": "torch.distributed.run",
-		"python /usr/bin/torchrun --nproc 2": "torchrun", "/opt/bin/deepspeed x.py": "deepspeed", "python -u train.py": "", "sh -c torchrun": "torchrun",
+		"torchrun train.py": "torchrun", "python train.py torchrun": "",
+		"python -m torch.distributed.run train.py": "torch.distributed.run",
+		"python /usr/bin/torchrun --nproc 2":       "torchrun", "/opt/bin/deepspeed x.py": "deepspeed",
+		"python -u train.py": "", "sh -c torchrun": "torchrun",
 	} {
 		if got := innerLauncher(strings.Fields(command)); got != want {
 			t.Errorf("%s: %q, want %q", command, got, want)

@@ -19,54 +19,55 @@ import (
 	"plimsoll/ledger"
 )
 
-// rarestProof is the longest pause between two looks at a rank. The first comes
-// after a second, and each pause is twice the one before: to find where the
-// memory of a large process is, the kernel walks all of its page tables.
+// rarestProof is the longest pause between two looks at a rank. The first look comes
+// after a second, and each pause is twice the one before. To find where the memory of a
+// large process is, the kernel walks all of its page tables.
 const rarestProof = 5 * time.Minute
 
-// Proof is where the threads and the memory of a rank were when it was last
-// looked at: those of its process group.
+// Proof is where the threads and the memory of a rank's process group were at the last
+// look.
 type Proof struct {
 	Rank    int `json:"rank"`
 	Process int `json:"process"`
 	Threads int `json:"threads"`
-	// Outside are threads that may run on CPUs that are not the rank's. A
-	// thread on fewer CPUs than the rank's has bound itself.
+	// Outside are threads that may run on CPUs that are not the rank's. A thread on
+	// fewer CPUs than the rank's has bound itself.
 	Outside []Thread `json:"threads_outside"`
 	// Memory is anonymous and shared memory by NUMA node.
 	Memory map[int]ledger.Bytes `json:"memory_bytes_by_numa_node"`
-	// Elsewhere is the part of it that the memory policy did not mean to be
-	// where it is.
+	// Elsewhere is the part of Memory on other nodes than the memory policy asks for.
 	Elsewhere ledger.Bytes `json:"memory_bytes_elsewhere"`
 }
 
-// Thread is a thread that is not where it should be.
+// Thread is a thread on the wrong CPUs.
 type Thread struct {
 	ID   int    `json:"id"`
 	Name string `json:"name"`
 	CPUs string `json:"cpus"`
 }
 
-// prove looks at the rank, and says what is new and wrong.
+// prove looks at the rank, and tells the user of anything wrong that is new.
 func (p *process) prove(say func(string, ...any)) {
 	before, now := p.proof, p.look()
 	if now.Threads == 0 || len(now.Memory) == 0 && len(before.Memory) > 0 {
-		return // it is just ending
+		return // the process is ending
 	}
 	p.proof = now
 	if len(p.proof.Outside) > len(before.Outside) {
 		t := p.proof.Outside[0]
-		say("rank %d: %d of %d threads may leave CPUs %s: thread %d (%s) is on CPUs %s; the program has bound them anew",
+		say("rank %d: %d of %d threads may leave CPUs %s: thread %d (%s) is on CPUs %s; the program has "+
+			"bound them anew",
 			p.rank.Number, len(p.proof.Outside), p.proof.Threads, p.rank.CPUs, t.ID, t.Name, t.CPUs)
 	}
 	if p.proof.Elsewhere >= noticedMemory && before.Elsewhere < noticedMemory {
-		say("rank %d: %v of its memory is not on NUMA nodes %s, where policy %s wants it: they were full, or it was there before",
+		say("rank %d: %v of its memory is not on NUMA nodes %s, where policy %s wants it: they were full, or it "+
+			"was there before",
 			p.rank.Number, p.proof.Elsewhere, cpuset.New(p.rank.NUMANodes...), p.rank.MemoryPolicy)
 	}
 }
 
-// noticedMemory is an amount that no longer is a matter of a few pages that
-// were shared with the launcher.
+// noticedMemory is the least amount worth telling. Smaller amounts may be a few pages
+// that were shared with the launcher.
 const noticedMemory = 64 * ledger.MiB
 
 func (p *process) look() Proof {
@@ -82,7 +83,7 @@ func (p *process) look() Proof {
 			}
 			cpus, err := host.Affinity(id)
 			if err != nil {
-				continue // has ended
+				continue // the thread or process has ended
 			}
 			proof.Threads++
 			if !cpus.IsSubsetOf(p.rank.CPUs) {
@@ -105,11 +106,11 @@ func (p *process) look() Proof {
 	return proof
 }
 
-// addMemory adds the pages of /proc/PID/numa_maps up by node: lines such as
+// addMemory adds up the pages of /proc/PID/numa_maps by node, from lines such as
 //
 //	7f2c4e000000 prefer:0 anon=512 dirty=512 N0=500 N1=12 kernelpagesize_kB=4
 //
-// without those of files, which other processes may have brought in.
+// It leaves out pages of files, which other processes may have read.
 func addMemory(r io.Reader, memory map[int]ledger.Bytes) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)

@@ -14,38 +14,38 @@ import (
 //
 //	resident memory + swap + page tables + oom_score_adj/1000 of all memory
 //
-// where all is what the limit allows that was reached, or the host has. The
-// whole optimizer state is resident memory of the service. Killing that frees
-// nothing, for the keeper has the same files, while the rank that has taken too
-// much may be small beside it. So the ranks get all of the range more than the
-// guard: then they are preferred, whatever part of the memory the state is.
-// Keeper and service get one more than the guard, which is to explain it.
+// All memory is the limit that was reached, or the memory of the host. The full
+// optimizer state is resident memory of the service. Killing the service frees nothing,
+// as the keeper has the same files; yet the rank that took too much may be small beside
+// it. So the ranks get the full range more than the guard, and the kernel prefers them
+// whatever the size of the state. Keeper and service get one more than the guard, which
+// must survive to explain the kill.
 const (
 	scoreFile  = "/proc/self/oom_score_adj"
 	scoreRange = 1000 // of oom_score_adj on both sides of 0; -1000 is never killed
 )
 
-// scores are the values of oom_score_adj of a job.
+// scores are the values of oom_score_adj of a job's processes.
 type scores struct {
-	Keeper int // and the service
+	Keeper int // and of the service
 	Ranks  int
 }
 
-// lowerScore has the kernel prefer to kill other processes, where this process
-// may do that (CAP_SYS_RESOURCE), and says what it has then.
+// lowerScore makes the kernel prefer to kill other processes, if this process may do
+// that (CAP_SYS_RESOURCE). It returns the score that this process has then.
 func lowerScore(by int) int {
 	setScore(max(score()-by, -by))
 	return score()
 }
 
-// jobScores are those of a job whose guard has this one.
+// jobScores returns the scores of a job, given the guard's score.
 func jobScores(guard int) scores {
 	return scores{Keeper: min(guard+1, scoreRange), Ranks: min(guard+scoreRange, scoreRange)}
 }
 
-// SpareService has the kernel prefer to kill others than this process and the
-// optimizer service that it starts, where it may. Both can still be killed: if
-// the state itself is too large, nothing else would free it.
+// SpareService makes the kernel prefer to kill processes other than this one and the
+// optimizer service that it starts, if this process may do that. Both can still be
+// killed: if the state itself is too large, nothing else would free memory.
 func SpareService() { lowerScore(scoreRange - 1) }
 
 func score() int {
@@ -54,15 +54,15 @@ func score() int {
 	return score
 }
 
-// setScore fails where it is not allowed or there is no such file; then things
-// are as the kernel has them.
+// setScore sets the score of this process. If that is not allowed, or there is no such
+// file, the score stays as it is.
 func setScore(score int) { _ = os.WriteFile(scoreFile, []byte(strconv.Itoa(score)), 0) }
 
-// scoreLock is held while this process has the score of one that it starts.
+// scoreLock is held while this process has the score of a process that it starts.
 var scoreLock sync.Mutex
 
-// startWithScore starts a process that has this score from its first instruction
-// on. It inherits it: what it starts must not be missed.
+// startWithScore starts a process that has a score from its first instruction on. The
+// process inherits the score, so that the processes that it starts have it, too.
 func startWithScore(command *exec.Cmd, wanted int) error {
 	scoreLock.Lock()
 	defer scoreLock.Unlock()

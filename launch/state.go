@@ -22,24 +22,24 @@ import (
 	"plimsoll/service"
 )
 
-// NewService makes the keeper of an optimizer service that listens at a socket
-// and answers Prometheus at an address, if that is not empty.
+// NewService returns the keeper of an optimizer service that listens at a socket. The
+// service answers Prometheus at an address, unless that is empty.
 type NewService func(socket, metrics string, say func(format string, values ...any)) (*service.Keeper, error)
 
-// jobVariable names the job to the optimizer service.
+// jobVariable tells the optimizer service the name of the job.
 const jobVariable = "PLIMSOLL_JOB"
 
-// stateService is the optimizer service of a job, which is started when a rank
-// first connects to it. Nil is none.
+// stateService is the optimizer service of a job. It starts when a rank first connects
+// to it. Nil means none.
 type stateService struct {
 	keeper *service.Keeper
 	end    context.CancelFunc
 	ended  chan struct{}
 }
 
-// socketDirectory chooses a directory for the socket of the job's optimizer
-// service; it is empty where the ranks are told of another service. The keeper
-// makes it, and both keeper and guard remove it.
+// socketDirectory chooses a directory for the socket of the job's optimizer service. It
+// returns "" if the ranks are told of another service. The keeper creates the
+// directory, and both keeper and guard remove it.
 func socketDirectory(ranks []Rank) string {
 	told := func(variable string) bool { return strings.HasPrefix(variable, service.SocketVariable+"=") }
 	if slices.ContainsFunc(ranks, func(r Rank) bool { return slices.ContainsFunc(r.Environment, told) }) {
@@ -50,22 +50,23 @@ func socketDirectory(ranks []Rank) string {
 	return filepath.Join(parent, fmt.Sprintf("plimsoll-%d-%d", os.Getpid(), rand.Uint32()))
 }
 
-// socketParent is where directories of sockets are: the first of those for such
-// things where one can be made, and be found from any working directory.
+// socketParent returns where to create directories of sockets: the first usual place
+// where this process can create one, and where other working directories can find it.
 func socketParent() string {
-	const last, longest = "/tmp", 60 // the name of a socket has at most 107 bytes
+	const last, longest = "/tmp", 60 // the path of a socket has at most 107 bytes
 	for _, parent := range []string{os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR")} {
 		info, err := os.Stat(parent)
-		if err == nil && info.IsDir() && filepath.IsAbs(parent) && len(parent) <= longest && unix.Access(parent, unix.W_OK|unix.X_OK) == nil {
+		if err == nil && info.IsDir() && filepath.IsAbs(parent) && len(parent) <= longest &&
+			unix.Access(parent, unix.W_OK|unix.X_OK) == nil {
 			return parent
 		}
 	}
 	return last
 }
 
-// removeDeadDirectories removes those of jobs of which guard and keeper were
-// killed together: nobody listens at their sockets. A directory that only looks
-// like one may be anybody's work, so nothing but sockets is removed.
+// removeDeadDirectories removes the directories of jobs whose guard and keeper were
+// both killed: no process listens at their sockets. It removes only sockets and empty
+// directories, as a directory may only look like one of ours.
 func removeDeadDirectories(parent string) {
 	directories, _ := filepath.Glob(filepath.Join(parent, "plimsoll-*-*"))
 	for _, directory := range directories {
@@ -74,22 +75,23 @@ func removeDeadDirectories(parent string) {
 		}
 		socket := filepath.Join(directory, "socket")
 		info, err := os.Lstat(socket)
-		if err != nil || info.Mode().Type() != os.ModeSocket || time.Since(info.ModTime()) < time.Minute { // it may not listen yet
+		if err != nil || info.Mode().Type() != os.ModeSocket ||
+			time.Since(info.ModTime()) < time.Minute { // it may not listen yet
 			continue
 		}
 		c, err := net.Dial("unixpacket", socket)
 		if err == nil {
 			_ = c.Close()
 		} else if errors.Is(err, syscall.ECONNREFUSED) {
-			removeSocketDirectory(directory) // another user's stays
+			removeSocketDirectory(directory) // fails for another user's directory
 		}
 	}
 }
 
 var jobDirectory = regexp.MustCompile(`^plimsoll-[0-9]+-[0-9]+$`)
 
-// removeSocketDirectory removes a directory and the sockets in it, or as much of
-// that as there is.
+// removeSocketDirectory removes a directory and the sockets in it, as far as they
+// exist.
 func removeSocketDirectory(directory string) {
 	entries, _ := os.ReadDir(directory)
 	for _, entry := range entries {
@@ -105,7 +107,7 @@ func (j *Job) startState(socket, metrics string, cpus cpuset.CPUSet, newService 
 	if err != nil {
 		return nil, err
 	}
-	keeper.Lazy = metrics == "" // Prometheus may come before the first rank
+	keeper.Lazy = metrics == "" // Prometheus may ask before the first rank connects
 	keeper.Start = func(command *exec.Cmd) error {
 		if err := bindThread(cpus, binding.PolicyDefault, nil); err != nil {
 			return err
@@ -126,7 +128,7 @@ func (j *Job) startState(socket, metrics string, cpus cpuset.CPUSet, newService 
 	return s, nil
 }
 
-// variables are what ranks are told of the service.
+// variables returns the variables that tell a rank of the service.
 func (s *stateService) variables(environment []string) []string {
 	if s == nil {
 		return nil
@@ -139,7 +141,7 @@ func (s *stateService) variables(environment []string) []string {
 	return variables
 }
 
-// process is the number of the service's process, 0 for none.
+// process returns the process ID of the service, or 0 if none runs.
 func (s *stateService) process() int {
 	if s == nil {
 		return 0

@@ -17,13 +17,14 @@ import (
 	"plimsoll/service"
 )
 
-// TestSocketParent: a directory of the environment is used if a rank can connect
-// to a socket in it from anywhere.
+// TestSocketParent checks that a directory of the environment is used if a rank can
+// connect to a socket in it from anywhere.
 func TestSocketParent(t *testing.T) {
 	parent := t.TempDir()
 	t.Chdir(parent)
 	file, long := filepath.Join(parent, "file"), filepath.Join(parent, strings.Repeat("x", 60))
-	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Mkdir(long, 0o700), os.Mkdir("relative", 0o700)); err != nil {
+	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Mkdir(long, 0o700),
+		os.Mkdir("relative", 0o700)); err != nil {
 		t.Fatal(err)
 	}
 	good, err := os.MkdirTemp("/tmp", "good")
@@ -44,15 +45,16 @@ func TestSocketParent(t *testing.T) {
 	}
 }
 
-// TestDeadDirectories: a job removes the directories of dead ones, and nothing
-// that is called alike.
+// TestDeadDirectories checks that a job removes the directories of dead jobs, and
+// nothing that only has a similar name.
 func TestDeadDirectories(t *testing.T) {
 	parent := t.TempDir()
 	listen := func(directory, name string) *net.UnixListener {
 		if err := os.MkdirAll(filepath.Join(parent, directory), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(parent, directory, name), Net: "unixpacket"})
+		listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(parent, directory, name),
+			Net: "unixpacket"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -103,10 +105,12 @@ func TestDeadDirectories(t *testing.T) {
 	for _, entry := range entries {
 		left = append(left, entry.Name())
 	}
-	if want := []string{"plimsoll-1-2", "plimsoll-2-1", "plimsoll-2-2", "plimsoll-2-3", "plimsoll-my-service", "plimsoll-my-work"}; !slices.Equal(left, want) {
+	if want := []string{"plimsoll-1-2", "plimsoll-2-1", "plimsoll-2-2", "plimsoll-2-3", "plimsoll-my-service",
+		"plimsoll-my-work"}; !slices.Equal(left, want) {
 		t.Errorf("left are %q, want %q", left, want)
 	}
-	for _, name := range []string{"plimsoll-my-work/socket/socket.go", "plimsoll-2-1/socket/socket.go", "plimsoll-2-2/socket", "plimsoll-2-3/notes"} {
+	for _, name := range []string{"plimsoll-my-work/socket/socket.go", "plimsoll-2-1/socket/socket.go",
+		"plimsoll-2-2/socket", "plimsoll-2-3/notes"} {
 		if _, err := os.Stat(filepath.Join(parent, name)); err != nil {
 			t.Error(err)
 		}

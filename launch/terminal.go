@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A single rank has the terminal to itself: its process group is the one that
-// the terminal talks to, as a shell does it with what it starts. The shell knows
-// of the guard's group alone, so the rank has the terminal only while that is to
-// have it, and when the rank is stopped (Ctrl-Z) so is the guard's group.
+// A single rank has the terminal to itself: its process group is the foreground group,
+// as if a shell had started it. The shell knows only the guard's group. So the rank has
+// the terminal only while the guard's group may have it. When the rank is stopped
+// (Ctrl-Z), the guard's group is stopped, too.
 
-// terminalGroup is the process group that a terminal talks to; 0 where the file
-// is not the terminal of this process.
+// terminalGroup returns the foreground process group of a terminal. It returns 0 if the
+// file is not the terminal of this process.
 func terminalGroup(terminal *os.File) int {
 	group, err := unix.IoctlGetInt(int(terminal.Fd()), unix.TIOCGPGRP)
 	if err != nil {
@@ -26,21 +26,20 @@ func terminalGroup(terminal *os.File) int {
 }
 
 func setTerminal(terminal *os.File, group int) {
-	signal.Ignore(syscall.SIGTTOU) // or the kernel stops this process for asking
+	signal.Ignore(syscall.SIGTTOU) // else the kernel stops this process
 	_ = unix.IoctlSetPointerInt(int(terminal.Fd()), unix.TIOCSPGRP, group)
 	signal.Reset(syscall.SIGTTOU)
 }
 
-// reclaimTerminal takes the terminal back for the group of this process, the
-// guard, from a group of which nothing is left: a keeper that was killed could
-// not return it.
+// reclaimTerminal makes the group of this process, the guard, the foreground group
+// again, if no process of that group is left. A keeper that was killed could not do so.
 func reclaimTerminal(terminal *os.File) {
 	if group := terminalGroup(terminal); group > 0 && syscall.Kill(-group, 0) == syscall.ESRCH {
 		setTerminal(terminal, unix.Getpgrp())
 	}
 }
 
-// guardGroup is the process group of the guard, to the keeper.
+// guardGroup returns the process group of the guard, for the keeper.
 func guardGroup() int {
 	group, err := unix.Getpgid(os.Getppid())
 	if err != nil {
@@ -49,7 +48,7 @@ func guardGroup() int {
 	return group
 }
 
-// mayHaveTerminal says whether a rank of this job may have the terminal now.
+// mayHaveTerminal reports whether a rank of this job may have the terminal now.
 func (j *Job) mayHaveTerminal() bool {
 	group := terminalGroup(j.Stdin)
 	return group > 0 && group == guardGroup()
@@ -62,21 +61,20 @@ func (j *Job) returnTerminal(p *process) {
 	}
 }
 
-// stopped is the signal that has stopped a rank since this was last asked; 0 for
-// none.
+// stopped returns the signal that stopped a rank since the last call, or 0.
 func (p *process) stopped() syscall.Signal {
 	var info unix.Siginfo
 	err := unix.Waitid(unix.P_PID, p.command.Process.Pid, &info, unix.WSTOPPED|unix.WNOHANG, nil)
 	if err != nil || info.Signo == 0 {
 		return 0
 	}
-	const status = 24 // where si_status is, of a signal SIGCHLD
+	const status = 24 // offset of si_status for SIGCHLD
 	return syscall.Signal(*(*int32)(unsafe.Add(unsafe.Pointer(&info), status)))
 }
 
-// suspend stops the guard's group where the terminal has stopped the rank: the
-// shell takes the terminal then, and can have both go on. Where no shell waits
-// for the group the kernel would not have stopped it, and the rank goes on.
+// suspend stops the guard's group if the terminal has stopped the rank. The shell then
+// takes the terminal, and can resume both. If no shell waits for the group, the kernel
+// would not have stopped it, and the rank goes on.
 func (j *Job) suspend(p *process) {
 	switch s, group := p.stopped(), guardGroup(); {
 	case s == syscall.SIGTSTP && isOrphaned(group):
@@ -86,7 +84,8 @@ func (j *Job) suspend(p *process) {
 	}
 }
 
-// resume has the rank go on after the guard's group, in the foreground if that is.
+// resume continues the rank after the guard's group, in the foreground if the guard's
+// group is there.
 func (j *Job) resume(p *process) {
 	if j.mayHaveTerminal() {
 		setTerminal(j.Stdin, p.command.Process.Pid)
@@ -94,8 +93,8 @@ func (j *Job) resume(p *process) {
 	p.signalGroup(syscall.SIGCONT)
 }
 
-// isOrphaned says whether a process group has no parent in its session that
-// could have it go on.
+// isOrphaned reports whether a process group has no parent in its session that could
+// resume it.
 func isOrphaned(group int) bool {
 	return !slices.ContainsFunc(processes(groupField, group), func(pid int) bool {
 		own, err := unix.Getsid(pid)

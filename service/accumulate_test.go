@@ -13,14 +13,14 @@ import (
 	"plimsoll/arena"
 )
 
-// large changes a document to one of many elements, of which the last are a
-// million, and whose moments are of two types.
+// large gives a document many elements: two types of moments, and a million elements in
+// the last parameter.
 func large(d *Document) {
 	d.Parameters[2] = Piece{Name: "mlp", Shape: []int64{1_000_003}, Count: 1_000_003}
 	d.Moments, d.Parameters[1].Moments = "int8", "fp32"
 }
 
-// someNumbers is what a window is filled with.
+// someNumbers returns numbers to fill a window with.
 func someNumbers(count int) []float32 {
 	numbers, random := make([]float32, count), rand.New(rand.NewPCG(3, 3))
 	for i := range numbers {
@@ -29,13 +29,13 @@ func someNumbers(count int) []float32 {
 	return numbers
 }
 
-// accumulator is a training whose every request is made until it has an answer:
-// the gradients of a step are added up, and some moments are written before it.
+// accumulator is a training that repeats each request until it gets an answer. Each
+// step writes some moments, then adds up gradients.
 type accumulator struct {
 	trainer
 	numbers  []float32
-	requests []func(s *Session) error // of a step
-	step     int64                    // the one that is made
+	requests []func(s *Session) error // the requests of one step
+	step     int64                    // the step under way
 }
 
 func newAccumulator(t *testing.T, socket string) *accumulator {
@@ -49,14 +49,16 @@ func newAccumulator(t *testing.T, socket string) *accumulator {
 		x.requests = append(x.requests, func(s *Session) error {
 			x.does(accumulating)
 			return s.done(Accumulate, encode(accumulation{
-				Type: 2, First: stretch[0], Count: stretch[1], Offset: 4 * uint64((x.step*97+int64(i)*13)%1000), Number: uint64(1 + i),
+				Type: 2, First: stretch[0], Count: stretch[1], Offset: 4 * uint64((x.step*97+int64(i)*13)%1000),
+				Number: uint64(1 + i),
 			}))
 		})
 	}
 	for _, stream := range []uint32{SecondMoment, FirstMoment} {
 		x.requests = append(x.requests, func(s *Session) error {
 			x.does(writingMoments)
-			return s.done(Write, encode(transfer{What: stream, First: uint64(99_000 + 100*x.step%7), Count: 30_001, Offset: 4 * uint64(x.step%1000)}))
+			return s.done(Write, encode(transfer{What: stream, First: uint64(99_000 + 100*x.step%7), Count: 30_001,
+				Offset: 4 * uint64(x.step%1000)}))
 		})
 	}
 	x.requests = append(x.requests, func(s *Session) error {
@@ -78,12 +80,12 @@ func (x *accumulator) open() (*Session, error) {
 	return s, nil
 }
 
-// train goes on until it is told to stop, whatever happens to the service.
+// train goes on until stop, whatever happens to the service.
 func (x *accumulator) train(stop func(step int64) bool) (*Session, error) {
 	s, err := x.open()
 	if err == nil && !s.Welcome.Initialized {
 		err = begin(s)
-		copy(arena.View[float32](s.window), x.numbers) // weights went through it
+		copy(arena.View[float32](s.window), x.numbers) // the weights passed through the window
 	}
 	for x.step = 1; err == nil && !stop(x.step-1); x.step++ {
 		for _, request := range x.requests {
@@ -104,9 +106,9 @@ func (x *accumulator) train(stop func(step int64) bool) (*Session, error) {
 	return s, err
 }
 
-// TestKilledWhileAccumulating kills the service at random instants of a training
-// that adds gradients up, and writes moments: gradients and state are those of one
-// that was left alone.
+// TestKilledWhileAccumulating kills the service at random instants of a training that
+// adds up gradients and writes moments. Gradients and state must equal those of an
+// undisturbed training.
 func TestKilledWhileAccumulating(t *testing.T) {
 	r := startService(t)
 	x := newAccumulator(t, r.Socket)
@@ -149,9 +151,8 @@ func TestKilledWhileAccumulating(t *testing.T) {
 	}
 }
 
-// TestBothDieWhileAccumulating has another trainer find what a trainer and a
-// service have left that died together: it clears the gradients, or repeats what
-// is half added.
+// TestBothDieWhileAccumulating starts a new trainer after trainer and service died
+// together. It clears the gradients, or repeats an accumulation that is half done.
 func TestBothDieWhileAccumulating(t *testing.T) {
 	r := startService(t)
 	document := testDocument(large)
@@ -167,7 +168,7 @@ func TestBothDieWhileAccumulating(t *testing.T) {
 		request.Number = number
 		return s.done(Accumulate, encode(request))
 	}
-	// The sums after so many accumulations.
+	// The sums after each number of accumulations.
 	var sums [][]byte
 	if err := s.ClearGradients(); err != nil {
 		t.Fatal(err)
@@ -208,7 +209,8 @@ func TestBothDieWhileAccumulating(t *testing.T) {
 		await(t, "the end of the service", func() bool { return r.Process() != process })
 		s = mustOpen(t, r.Socket, document)
 		switch w := s.Welcome; {
-		case w.ClearedStep != 0 || w.Accumulated != int64(before) && (w.Accumulated != int64(before+1) || w.Accumulating != 0):
+		case w.ClearedStep != 0 || w.Accumulated != int64(before) &&
+			(w.Accumulated != int64(before+1) || w.Accumulating != 0):
 			t.Fatalf("%d gradients were added, and one more begun: %+v", before, w)
 		case w.Accumulating == 0:
 			if !bytes.Equal(s.Gradients.Bytes(), sums[w.Accumulated]) {
@@ -226,15 +228,19 @@ func TestBothDieWhileAccumulating(t *testing.T) {
 			Prepare: s.Prepare(1, adamw...),
 			Step:    s.Step(1, 1, true, adamw...),
 		} {
-			wantError(t, err, OutOfOrder, kind.String()+": accumulate *, of elements 1 to 1100780 in fp32, is half done; repeat it, or clear the gradients")
+			wantError(t, err, OutOfOrder, kind.String()+": accumulate *, of elements 1 to 1100780 in fp32, is half "+
+				"done; repeat it, or clear the gradients")
 		}
-		wantError(t, accumulate(s, before+2), OutOfOrder, "accumulate *: * were finished since the gradients were cleared, so the next is *")
-		wantError(t, accumulate(s, before), OutOfOrder, "accumulate *: * were finished since the gradients were cleared, so the next is *")
+		wantError(t, accumulate(s, before+2), OutOfOrder, "accumulate *: * were finished since the gradients were "+
+			"cleared, so the next is *")
+		wantError(t, accumulate(s, before), OutOfOrder, "accumulate *: * were finished since the gradients were "+
+			"cleared, so the next is *")
 		request.Count--
-		wantError(t, accumulate(s, before+1), OutOfOrder, "accumulate * of elements 1 to 1100779 in fp32: accumulate * was begun with elements 1 to 1100780 in fp32; repeat that, or clear the gradients")
+		wantError(t, accumulate(s, before+1), OutOfOrder, "accumulate * of elements 1 to 1100779 in fp32: accumulate "+
+			"* was begun with elements 1 to 1100780 in fp32; repeat that, or clear the gradients")
 		request.Count++
 		if halves%2 == 0 {
-			continue // the next clears
+			continue // the next trainer clears
 		}
 		for range 2 {
 			if err := accumulate(s, before+1); err != nil {
@@ -248,24 +254,31 @@ func TestBothDieWhileAccumulating(t *testing.T) {
 	t.Logf("%d gradients were half added", halves)
 }
 
-// TestAccumulateIsCounted: what a step or a checkpoint does not change goes on.
+// TestAccumulateIsCounted checks that the count goes on over steps and checkpoints,
+// which do not change it.
 func TestAccumulateIsCounted(t *testing.T) {
 	r := startService(t)
 	document := testDocument(small)
 	s := begun(t, r.Socket, document)
 	mustStep(t, s, 2)
 	one := []float32{1}
-	wantError(t, s.Accumulate(0, 0, one), OutOfOrder, "accumulate 0: 0 were finished since the gradients were cleared, so the next is 1")
-	if err := errors.Join(s.ClearGradients(), s.Accumulate(1, 0, one), s.Accumulate(2, 5, one), s.Prepare(3, adamw...), s.Accumulate(2, 5, one)); err != nil {
+	wantError(t, s.Accumulate(0, 0, one), OutOfOrder, "accumulate 0: 0 were finished since the gradients were "+
+		"cleared, so the next is 1")
+	if err := errors.Join(s.ClearGradients(), s.Accumulate(1, 0, one), s.Accumulate(2, 5, one), s.Prepare(3, adamw...),
+		s.Accumulate(2, 5, one)); err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, s.Accumulate(1, 0, one), OutOfOrder, "accumulate 1: 2 were finished since the gradients were cleared, so the next is 3")
-	wantError(t, s.Accumulate(2, 6, one), OutOfOrder, "accumulate 2 of elements 6 to 7 in fp32: accumulate 2 was begun with elements 5 to 6 in fp32; repeat that, or clear the gradients")
-	wantError(t, s.Accumulate(4, 0, one), OutOfOrder, "accumulate 4: 2 were finished since the gradients were cleared, so the next is 3")
-	if err := s.Accumulate(3, 0, make([]float32, MostAccumulated+1)); err == nil || !strings.Contains(err.Error(), "4194305 numbers: expected at most 4194304") {
+	wantError(t, s.Accumulate(1, 0, one), OutOfOrder, "accumulate 1: 2 were finished since the gradients were "+
+		"cleared, so the next is 3")
+	wantError(t, s.Accumulate(2, 6, one), OutOfOrder, "accumulate 2 of elements 6 to 7 in fp32: accumulate 2 was "+
+		"begun with elements 5 to 6 in fp32; repeat that, or clear the gradients")
+	wantError(t, s.Accumulate(4, 0, one), OutOfOrder, "accumulate 4: 2 were finished since the gradients were "+
+		"cleared, so the next is 3")
+	if err := s.Accumulate(3, 0, make([]float32, MostAccumulated+1)); err == nil ||
+		!strings.Contains(err.Error(), "4194305 numbers: expected at most 4194304") {
 		t.Errorf("more numbers than a window holds: %v", err)
 	}
-	// What was added already and is repeated leaves what is prepared.
+	// Repeating a finished accumulation keeps the prepared step.
 	if err := s.StepPrepared(3, 1, true); err != nil {
 		t.Fatal(err)
 	}

@@ -17,14 +17,15 @@ import (
 	"plimsoll/ledger"
 )
 
-// Client is one connection to a service. One goroutine at a time may use it.
+// Client is a connection to a service. It is not safe for concurrent use.
 type Client struct {
 	c      *net.UnixConn
 	number uint32
-	buffer []byte // of answers
+	buffer []byte // holds the last answer
 }
 
-// Dial connects to the service at a socket. It must be this user's or root's.
+// Dial connects to the service at a socket. The service must run as this user or as
+// root.
 func Dial(socket string) (*Client, error) {
 	c, err := dialTrusted(socket)
 	if err != nil {
@@ -33,14 +34,14 @@ func Dial(socket string) (*Client, error) {
 	return &Client{c: c, buffer: make([]byte, maximumPacket)}, nil
 }
 
-// Hangup ends the connection. The session stays.
+// Hangup closes the connection. The session stays.
 func (c *Client) Hangup() error { return c.c.Close() }
 
-// ErrLost says that the service is gone: connect again, and open the session.
+// ErrLost reports that the service is gone. Connect again and open the session again.
 var ErrLost = errors.New("the optimizer service is gone")
 
-// call sends a request and waits for its answer, whose result holds until the
-// next one.
+// call sends a request and waits for its answer. The result is valid until the next
+// call.
 func (c *Client) call(kind Kind, body []byte, files ...*os.File) ([]byte, []*os.File, error) {
 	c.number++
 	request := packet{kind: kind, number: c.number, body: body}
@@ -59,22 +60,24 @@ func (c *Client) call(kind Kind, body []byte, files ...*os.File) ([]byte, []*os.
 	return result, received, nil
 }
 
-// lost tells a connection that ended from other errors.
+// lost wraps errors of a connection that ended in [ErrLost].
 func lost(err error) error {
-	if errors.Is(err, io.EOF) || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.ENOTCONN) {
+	if errors.Is(err, io.EOF) || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) ||
+		errors.Is(err, unix.ENOTCONN) {
 		return fmt.Errorf("%w: %w", ErrLost, err)
 	}
 	return err
 }
 
-// parseAnswer is the result in an answer, or the error that it tells.
+// parseAnswer returns the result in an answer, or the error that the service reported.
 func parseAnswer(data []byte, request packet) ([]byte, error) {
 	p, err := parsePacket(data)
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("an answer of the service: %w", err)
 	case !p.answer || p.kind != request.kind || p.number != request.number:
-		return nil, fmt.Errorf("the service answered %v number %d, where %v number %d was asked", p.kind, p.number, request.kind, request.number)
+		return nil, fmt.Errorf("the service answered %v number %d, where %v number %d was asked", p.kind, p.number,
+			request.kind, request.number)
 	case len(p.body) < 4:
 		return nil, fmt.Errorf("the service answered %v without a status", p.kind)
 	}
@@ -85,14 +88,14 @@ func parseAnswer(data []byte, request packet) ([]byte, error) {
 	return rest, nil
 }
 
-// done makes a request whose answer has no result.
+// done sends a request whose answer has no result.
 func (c *Client) done(kind Kind, body []byte, files ...*os.File) error {
 	_, received, err := c.call(kind, body, files...)
 	closeAll(received)
 	return err
 }
 
-// Overview asks how the service is.
+// Overview returns the status of the service.
 func (c *Client) Overview() (*Overview, error) {
 	result, files, err := c.call(Stat, nil)
 	if err != nil {
@@ -110,7 +113,8 @@ func (c *Client) Overview() (*Overview, error) {
 	return o, nil
 }
 
-// Restore tries a session again that was set aside, or gives it back.
+// Restore tries again to restore a session that was set aside. With discard it gives
+// the session's memory back instead.
 func (c *Client) Restore(name string, discard bool) error {
 	body, err := json.Marshal(restoreBody{name, discard})
 	if err != nil {
@@ -119,8 +123,8 @@ func (c *Client) Restore(name string, discard bool) error {
 	return c.done(Restore, body)
 }
 
-// Session is a shard of which the service holds the state. Its arenas are
-// mapped here, too.
+// Session is a shard whose state the service holds. Its arenas are mapped in this
+// process, too; slices of them are valid until Detach or Close.
 type Session struct {
 	Client
 	Welcome    Welcome
@@ -129,7 +133,7 @@ type Session struct {
 	window     *arena.Arena
 }
 
-// OpenSession makes a session, or attaches to the one that is there.
+// OpenSession creates a session, or attaches to one that exists.
 func OpenSession(socket string, d *Document) (*Session, error) {
 	client, err := Dial(socket)
 	if err != nil {
@@ -190,7 +194,7 @@ func (s *Session) open(d *Document) error {
 	return nil
 }
 
-// pagesOf finds the kind of pages that a file has.
+// pagesOf returns the kind of pages that a file has.
 func pagesOf(file *os.File) (arena.Pages, error) {
 	var system unix.Statfs_t
 	if err := unix.Fstatfs(int(file.Fd()), &system); err != nil {
@@ -202,7 +206,7 @@ func pagesOf(file *os.File) (arena.Pages, error) {
 	return arena.BasePages, nil
 }
 
-// sealedFile is a memfd with a text, that cannot change any more.
+// sealedFile returns a memfd with a text. Its seals forbid any change.
 func sealedFile(name string, text []byte) (*os.File, error) {
 	descriptor, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
@@ -211,7 +215,8 @@ func sealedFile(name string, text []byte) (*os.File, error) {
 	file := os.NewFile(uintptr(descriptor), name)
 	_, err = file.Write(text)
 	if err == nil {
-		_, err = unix.FcntlInt(file.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE|unix.F_SEAL_SEAL)
+		_, err = unix.FcntlInt(file.Fd(), unix.F_ADD_SEALS,
+			unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE|unix.F_SEAL_SEAL)
 	}
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
@@ -219,8 +224,7 @@ func sealedFile(name string, text []byte) (*os.File, error) {
 	return file, nil
 }
 
-// Detach ends the connection and unmaps the arenas. The state stays with the
-// service.
+// Detach closes the connection and unmaps the arenas. The service keeps the state.
 func (s *Session) Detach() error {
 	err := s.Hangup()
 	for _, a := range []*arena.Arena{s.Parameters, s.Gradients, s.window} {
@@ -231,7 +235,7 @@ func (s *Session) Detach() error {
 	return err
 }
 
-// Close gives the state back, and ends the connection.
+// Close gives the state back and detaches.
 func (s *Session) Close() error {
 	return errors.Join(s.done(Close, encode(closeBody{giveBack})), s.Detach())
 }
@@ -243,15 +247,16 @@ const (
 	SecondMoment  = secondMomentStream
 )
 
-// windowSize is how much goes through the window at a time.
+// windowSize is the size of the window, the staging buffer that Write, Read and
+// Accumulate copy through.
 const windowSize = 16 * ledger.MiB
 
-// Write writes a stretch of a stream.
+// Write writes a range of a stream.
 func (s *Session) Write(stream int, first int64, values []float32) error {
 	return s.transfer(Write, stream, first, values)
 }
 
-// Read reads a stretch of a stream.
+// Read reads a range of a stream.
 func (s *Session) Read(stream int, first int64, values []float32) error {
 	return s.transfer(Read, stream, first, values)
 }
@@ -290,38 +295,40 @@ func (s *Session) makeWindow() error {
 	return s.done(Window, encode(windowBody{uint64(windowSize)}), w.File())
 }
 
-// MostAccumulated is how many numbers can be added to the gradients at a time.
+// MostAccumulated is the largest number of elements that one Accumulate can add.
 const MostAccumulated = int(windowSize / 4)
 
-// Accumulate adds fp32 numbers to the gradients from element first on. Number
-// counts the calls since the gradients were cleared, from 1. One that had no
-// answer ([ErrLost]) is to be repeated, in the session that is opened then: what
-// was added already is not added again.
+// Accumulate adds fp32 numbers to the gradients from element first on. Number counts
+// the calls since the gradients were cleared, from 1. Repeat a call that got no answer
+// ([ErrLost]) in the session that is opened next: the service does not add an element
+// twice.
 func (s *Session) Accumulate(number, first int64, values []float32) error {
 	if len(values) > MostAccumulated {
-		return fmt.Errorf("accumulate %d: %d numbers: expected at most %d, which the window holds", number, len(values), MostAccumulated)
+		return fmt.Errorf("accumulate %d: %d numbers: expected at most %d, which the window holds", number, len(values),
+			MostAccumulated)
 	}
 	if err := s.makeWindow(); err != nil {
 		return err
 	}
 	copy(arena.View[float32](s.window), values)
-	return s.done(Accumulate, encode(accumulation{Type: 2, First: uint64(first), Count: uint64(len(values)), Number: uint64(number)}))
+	return s.done(Accumulate, encode(accumulation{Type: 2, First: uint64(first), Count: uint64(len(values)),
+		Number: uint64(number)}))
 }
 
 // ClearGradients sets all gradients to 0.
 func (s *Session) ClearGradients() error { return s.done(Clear, nil) }
 
-// SetStep says that the state was written as a whole.
+// SetStep tells the service that the whole state was written, and which step it is of.
 func (s *Session) SetStep(step int64) error {
 	return s.done(SetStep, encode(setStep{uint64(step)}))
 }
 
-// Ready says that the gradients of a stretch are final.
+// Ready tells the service that the gradients of a range are final.
 func (s *Session) Ready(first, count int64) error {
 	return s.done(Ready, encode(stretch{uint64(first), uint64(count)}))
 }
 
-// SumSquares is the sum of the squares of the gradients.
+// SumSquares returns the sum of the squares of the gradients.
 func (s *Session) SumSquares() (float64, error) {
 	result, _, err := s.call(Norm, nil)
 	if err != nil {
@@ -333,24 +340,23 @@ func (s *Session) SumSquares() (float64, error) {
 	return math.Float64frombits(binary.LittleEndian.Uint64(result)), nil
 }
 
-// Hyperparameters are those of a parameter group, in the order of the protocol.
+// Hyperparameters are the numbers of one parameter group, in the order of the protocol.
 type Hyperparameters = [hyperparameters]float64
 
-// Step makes a step, with the hyperparameters of each parameter group. It
-// returns when the step is done if it is told to wait, or else when it has
-// begun.
+// Step makes a step, with the hyperparameters of each parameter group. With wait it
+// returns when the step is done, else when it has begun.
 func (s *Session) Step(step int64, factor float64, wait bool, groups ...Hyperparameters) error {
 	return s.begin(stepBody{stepHeader: stepHeader{Step: uint64(step), Factor: factor}, groups: groups}, wait)
 }
 
-// Prepare says that all gradients are final, and gives the hyperparameters of
-// the next step, without making it.
+// Prepare is the first phase of the two-phase commit of a step. All gradients are
+// final, and the service keeps the hyperparameters; the step does not begin.
 func (s *Session) Prepare(step int64, groups ...Hyperparameters) error {
 	return s.done(Prepare, stepBody{stepHeader: stepHeader{Step: uint64(step)}, groups: groups}.encode())
 }
 
-// StepPrepared is Step with the hyperparameters that were given to Prepare, by
-// whatever client.
+// StepPrepared is the second phase: it makes the step with the hyperparameters given to
+// Prepare, by this client or an earlier one.
 func (s *Session) StepPrepared(step int64, factor float64, wait bool) error {
 	return s.begin(stepBody{stepHeader: stepHeader{Step: uint64(step), Factor: factor, Flags: preparedStep}}, wait)
 }
@@ -363,34 +369,34 @@ func (s *Session) begin(b stepBody, wait bool) error {
 	return err
 }
 
-// Wait returns when the parameters of a stretch are those after a step.
+// Wait returns when a range of the parameters has had a step.
 func (s *Session) Wait(step, first, count int64) error {
 	return s.done(Wait, encode(waitBody{uint64(step), uint64(first), uint64(count)}))
 }
 
-// Save begins to write the state into a folder of checkpoints, and returns the
-// step that it is of.
+// Save begins to write the state into a folder of checkpoints. It returns the step of
+// that state.
 func (s *Session) Save(directory string, training jsontext.Value) (int64, error) {
 	return s.ask(Save, saveBody{Directory: directory, Training: training})
 }
 
-// Saved waits until nothing is being saved, and returns the step that was
-// saved last.
+// Saved waits until no save is under way. It returns the step that was saved last.
 func (s *Session) Saved() (int64, error) { return s.ask(Saved, nil) }
 
-// Commit makes what all ranks have saved at a step a checkpoint, all but those
-// without any state.
+// Commit makes a checkpoint of what all ranks saved at a step. Ranks without any state
+// are left out.
 func (s *Session) Commit(directory string, step int64, without ...int) error {
 	_, err := s.ask(Commit, commitBody{Directory: directory, Step: step, Without: without})
 	return err
 }
 
-// Load overwrites the state with that of a checkpoint, and returns its step.
+// Load overwrites the state with that of a checkpoint. It returns the checkpoint's
+// step.
 func (s *Session) Load(directory string) (int64, error) {
 	return s.ask(Load, loadBody{Directory: directory})
 }
 
-// ask makes a request with a document, whose answer begins with a step.
+// ask sends a request with a JSON document. Its answer begins with a step.
 func (s *Session) ask(kind Kind, document any) (int64, error) {
 	var body []byte
 	if document != nil {

@@ -15,25 +15,27 @@ import (
 	"plimsoll/ledger"
 )
 
-// connection is a client.
+// connection is the connection of one client.
 type connection struct {
 	server  *Server
 	c       *net.UnixConn
 	process int
 	session *session
-	// answering is one request at most: a step, which the worker answers that
-	// finishes it. It saves a thread from being woken for that.
+	// answering counts the step whose answer is still to come; there is at most one.
+	// The worker that finishes the step sends the answer, so that no thread has to be
+	// woken.
 	answering sync.WaitGroup
-	// abandoned ends when another client wants the session of this one, which has
-	// hung up: what can be broken off is.
+	// abandoned ends when another client wants the session of this client, which hung
+	// up. It cancels what can be cancelled.
 	abandoned context.Context
 	abandon   context.CancelFunc
-	// kind is that of the request that is being handled, 0 for none.
+	// kind is the kind of the request that is being handled; 0 for none.
 	kind atomic.Uint32
-	// idleSince is when the last request was answered, in nanoseconds; 0 where one
-	// is under way, or there is a session.
+	// idleSince is when the last request was answered, in nanoseconds. It is 0 during a
+	// request, and while the connection has a session.
 	idleSince atomic.Int64
-	// unanswered counts it, and what is being handled, for those who ask.
+	// unanswered counts the requests that are being handled or await their answer, for
+	// Overview.
 	unanswered atomic.Int64
 }
 
@@ -44,7 +46,7 @@ func newConnection(s *Server, c *net.UnixConn) *connection {
 	return client
 }
 
-// doing is what is being handled, for messages.
+// doing names the request that is being handled, for messages.
 func (c *connection) doing() string {
 	if kind := Kind(c.kind.Load()); kind != 0 {
 		return "request " + kind.String()
@@ -52,7 +54,7 @@ func (c *connection) doing() string {
 	return "last request"
 }
 
-// peer reads who is at the other end.
+// peer returns the credentials of the process at the other end.
 func peer(c *net.UnixConn) (*unix.Ucred, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -66,14 +68,14 @@ func peer(c *net.UnixConn) (*unix.Ucred, error) {
 	return credentials, errors.Join(err, failed)
 }
 
-// run answers requests until the client goes, or says something that is none.
+// run answers requests until the client hangs up or sends a malformed packet.
 func (c *connection) run() {
 	defer c.abandon()
 	defer c.c.Close()
 	defer c.release()
 	credentials, err := peer(c.c)
 	if errors.Is(err, net.ErrClosed) {
-		return // to make room
+		return // hangUpOnIdle closed it
 	}
 	if err != nil {
 		c.server.say("a client whose credentials cannot be read: %v", err)
@@ -82,7 +84,7 @@ func (c *connection) run() {
 	c.process = int(credentials.Pid)
 	stranger := int(credentials.Uid) != os.Getuid()
 	if stranger {
-		c.idleSince.Store(1) // the first to go where there are too many
+		c.idleSince.Store(1) // hangUpOnIdle closes it first
 	}
 	buffer := make([]byte, maximumPacket)
 	for {
@@ -95,13 +97,14 @@ func (c *connection) run() {
 			}
 			return
 		}
-		p, faulty := parsePacket(data) // also where only its kind and number are left, which the answer has
+		p, faulty := parsePacket(data) // if err != nil, the answer still needs kind and number
 		if err == nil {
 			err = faulty
 		}
 		switch {
 		case stranger:
-			err = fail(NotPermitted, "this service belongs to user %d, and process %d to user %d", os.Getuid(), c.process, credentials.Uid)
+			err = fail(NotPermitted, "this service belongs to user %d, and process %d to user %d", os.Getuid(),
+				c.process, credentials.Uid)
 		case err == nil && p.answer:
 			err = fail(Malformed, "an answer, where a request was expected")
 		}
@@ -115,15 +118,15 @@ func (c *connection) run() {
 	}
 }
 
-// errLater says that the answer to a request is sent when it is there.
+// errLater reports that a worker will send the answer to this request.
 var errLater = errors.New("answered later")
 
-// errEnding says that the service ends instead of answering: whoever waits for
-// the answer asks the next one again, if there is one.
+// errEnding reports that the service ends without an answer. The client repeats the
+// request to the next service, if there is one.
 var errEnding = errors.New("the service is ending")
 
-// serve handles a request, unless it is faulty already, and says whether
-// another may come.
+// serve handles a request, unless it is already at fault. It reports whether another
+// request may follow.
 func (c *connection) serve(p packet, files []*os.File, fault error) (more bool) {
 	c.server.requests.Add(1)
 	c.unanswered.Add(1)
@@ -157,10 +160,10 @@ func (c *connection) serve(p packet, files []*os.File, fault error) (more bool) 
 	}
 	err := c.answer(p, status, result, out...)
 	if p.kind == Stat {
-		closeAll(out) // those of open are the arenas' own
+		closeAll(out) // the files of open belong to the arenas
 	}
 	if err != nil {
-		return false // it is gone
+		return false // the client is gone
 	}
 	return status != Malformed && status != NotPermitted && p.kind != Close
 }
@@ -175,22 +178,22 @@ func (c *connection) answer(p packet, status Status, result []byte, files ...*os
 	return writePacket(c.c, reply.encode(), files...)
 }
 
-// waiting is how many bytes of requests nobody has read yet.
+// waiting returns how many bytes of requests have arrived and were not read yet.
 func (c *connection) waiting() ledger.Bytes {
 	raw, err := c.c.SyscallConn()
 	if err != nil {
-		return 0 // it is closed
+		return 0 // the connection is closed
 	}
 	waiting := 0
 	_ = raw.Control(func(fd uintptr) { waiting, _ = unix.IoctlGetInt(int(fd), unix.SIOCINQ) })
 	return ledger.Bytes(waiting)
 }
 
-// hurry has a client that reads no answers waited for no longer than this.
+// hurry limits how long the service waits for a client that reads no answers.
 func (c *connection) hurry() { _ = c.c.SetWriteDeadline(time.Now().Add(2 * time.Second)) }
 
-// step begins a step. Its answer is sent when it has begun or, where the client
-// wants to wait, when it is done.
+// step begins a step. It answers when the step has begun or, if the client wants to
+// wait, when the step is done.
 func (c *connection) step(p packet) ([]byte, error) {
 	body, err := decodeStep(p.kind, p.body)
 	if err != nil {
@@ -202,7 +205,7 @@ func (c *connection) step(p packet) ([]byte, error) {
 	}
 	c.answering.Add(1)
 	begun, err := c.session.step(body, func(took time.Duration) {
-		_ = c.answer(p, Done, encode(body.Step, took.Seconds())) // where it is gone, run hears of it
+		_ = c.answer(p, Done, encode(body.Step, took.Seconds())) // if the client is gone, run notices
 		c.answering.Done()
 	})
 	if begun {
@@ -212,7 +215,7 @@ func (c *connection) step(p packet) ([]byte, error) {
 	return encode(body.Step, 0.0), err
 }
 
-// release lets go of the session, which stays.
+// release lets go of the session. The service keeps the session.
 func (c *connection) release() {
 	if c.session == nil {
 		return
@@ -222,13 +225,13 @@ func (c *connection) release() {
 	c.session = nil
 }
 
-// gone says whether the client has hung up: its session will be free soon.
+// gone reports whether the client has hung up; its session will soon be free.
 func (c *connection) gone() bool {
 	raw, err := c.c.SyscallConn()
 	if err != nil {
 		return true
 	}
-	hung := true // a closed connection
+	hung := true // if the connection is closed
 	_ = raw.Control(func(fd uintptr) {
 		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
 		n, err := unix.Poll(fds, 0)

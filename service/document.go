@@ -17,10 +17,10 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// OpenSchema is the schema of the document of an open request.
+// OpenSchema is the schema of [Document].
 const OpenSchema = "plimsoll.open/1"
 
-// Document says which shard a session holds. It is the body of open.
+// Document describes the shard that a session holds. Clients send it with open.
 type Document struct {
 	Schema     string  `json:"schema"`
 	Job        string  `json:"job"`
@@ -39,18 +39,18 @@ type Document struct {
 	CPUs       []int   `json:"cpus,omitempty"`
 }
 
-// Piece is a stretch of a parameter that a shard holds: Count elements of the
-// flattened parameter from First on.
+// Piece is a range of a parameter that a shard holds: Count elements of the flattened
+// parameter from First on.
 type Piece struct {
 	Name    string  `json:"name"`
 	Shape   []int64 `json:"shape"`
 	Group   int     `json:"group"`
-	Moments string  `json:"moments,omitempty"` // as the shard's where empty
+	Moments string  `json:"moments,omitempty"` // if empty, those of the shard
 	First   int64   `json:"first"`
 	Count   int64   `json:"count"`
 }
 
-// Limits that keep sums of sizes within 64 bits and numbers of workers sane.
+// Limits keep sums of sizes within 64 bits, and numbers of workers within reason.
 const (
 	maximumElements = 1 << 48
 	maximumRanks    = 1 << 20
@@ -60,10 +60,10 @@ const (
 	maximumInstance = 1 << 31
 )
 
-// nameOfJob matches what can be a part of the names of files and arenas.
+// nameOfJob matches names that are safe in names of files and arenas.
 var nameOfJob = regexp.MustCompile(`^[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,63}$`)
 
-// parseDocument reads a document and says what is wrong with it.
+// parseDocument reads a document and checks it.
 func parseDocument(text []byte) (*Document, error) {
 	d := &Document{}
 	if err := json.Unmarshal(text, d, json.RejectUnknownMembers(true)); err != nil {
@@ -90,12 +90,14 @@ func (d *Document) validate() error {
 	case d.Rank < 0 || d.Rank >= d.World:
 		return fmt.Errorf("rank is %d of %d: expected 0 to %d", d.Rank, d.World, d.World-1)
 	case d.LocalWorld < 1 || d.LocalWorld > min(d.World, maximumLocal):
-		return fmt.Errorf("local_world is %d of %d ranks: expected 1 to %d", d.LocalWorld, d.World, min(d.World, maximumLocal))
+		return fmt.Errorf("local_world is %d of %d ranks: expected 1 to %d", d.LocalWorld, d.World,
+			min(d.World, maximumLocal))
 	case d.Groups < 1 || d.Groups > maximumGroups:
 		return fmt.Errorf("groups is %d: expected 1 to %d", d.Groups, maximumGroups)
 	case len(d.Parameters) == 0:
 		return errors.New("there are no parameters")
-	case len(d.CPUs) > maximumCPUs || slices.ContainsFunc(d.CPUs, func(cpu int) bool { return cpu < 0 || cpu >= maximumCPUs }):
+	case len(d.CPUs) > maximumCPUs ||
+		slices.ContainsFunc(d.CPUs, func(cpu int) bool { return cpu < 0 || cpu >= maximumCPUs }):
 		return fmt.Errorf("cpus: expected at most %d CPUs, each from 0 to %d", maximumCPUs, maximumCPUs-1)
 	}
 	names := make(map[string]bool, len(d.Parameters))
@@ -123,7 +125,8 @@ func (p Piece) validate(d *Document) error {
 	elements := int64(1)
 	for _, n := range p.Shape {
 		if n < 1 || n > maximumElements || elements > maximumElements/n {
-			return fmt.Errorf("parameter %s has the shape %v: expected at most %d elements, and none of 0", p.Name, p.Shape, int64(maximumElements))
+			return fmt.Errorf("parameter %s has the shape %v: expected at most %d elements, and none of 0", p.Name,
+				p.Shape, int64(maximumElements))
 		}
 		elements *= n
 	}
@@ -134,13 +137,13 @@ func (p Piece) validate(d *Document) error {
 		return fmt.Errorf("parameter %s is in group %d: there are %d", p.Name, p.Group, d.Groups)
 	}
 	if _, ok := kernel.ParseMoments(p.Moments); !ok && p.Moments != "" {
-		return fmt.Errorf("parameter %s: moments are %q: expected %s", p.Name, p.Moments, strings.Join(kernel.MomentNames(), ", "))
+		return fmt.Errorf("parameter %s: moments are %q: expected %s", p.Name, p.Moments,
+			strings.Join(kernel.MomentNames(), ", "))
 	}
 	return nil
 }
 
-// algorithms by the names of optimizers. AdamW and Adam differ in their
-// constants alone.
+// algorithms by the names of optimizers. AdamW and Adam differ only in their constants.
 var algorithms = map[string]kernel.Algorithm{
 	"adamw": kernel.Adam, "adam": kernel.Adam, "lion": kernel.Lion, "adagrad": kernel.Adagrad, "sgd": kernel.SGD,
 }
@@ -148,7 +151,7 @@ var algorithms = map[string]kernel.Algorithm{
 // parameterTypes by their names in the protocol.
 var parameterTypes = map[string]dtype.Type{"bf16": dtype.BF16, "fp16": dtype.F16, "fp32": dtype.F32}
 
-// format is how the shard is held.
+// format returns the format in which the shard is held.
 func (d *Document) format() (kernel.Format, error) {
 	f := kernel.Format{}
 	var ok [5]bool
@@ -160,7 +163,8 @@ func (d *Document) format() (kernel.Format, error) {
 	types := "bf16, fp16, fp32"
 	for i, e := range [...][3]string{
 		{"optimizer", d.Optimizer, "adamw, adam, lion, adagrad, sgd"}, {"state", d.State, "split, fp32"},
-		{"moments", d.Moments, strings.Join(kernel.MomentNames(), ", ")}, {"parameter", d.Parameter, types}, {"gradient", d.Gradient, types},
+		{"moments", d.Moments, strings.Join(kernel.MomentNames(), ", ")}, {"parameter", d.Parameter, types},
+		{"gradient", d.Gradient, types},
 	} {
 		if !ok[i] {
 			return f, fmt.Errorf("%s is %q: expected one of %s", e[0], e[1], e[2])
@@ -169,7 +173,7 @@ func (d *Document) format() (kernel.Format, error) {
 	return f, f.Validate()
 }
 
-// momentsOf is how the moments of a piece are held.
+// momentsOf returns the type in which the moments of a piece are held.
 func (d *Document) momentsOf(p Piece) kernel.MomentType {
 	name := p.Moments
 	if name == "" {
@@ -179,13 +183,14 @@ func (d *Document) momentsOf(p Piece) kernel.MomentType {
 	return moments
 }
 
-// config is the shard that the document describes.
+// config returns the configuration of the shard.
 func (d *Document) config(set kernel.Set, pages arena.Pages, cpus []int) (engine.ShardConfig, error) {
 	format, err := d.format()
 	if err != nil {
 		return engine.ShardConfig{}, err
 	}
-	c := engine.ShardConfig{Rank: d.Rank, Part: d.partOfSession(), Journal: true, Format: format, Kernel: set, Pages: pages, CPUs: cpus}
+	c := engine.ShardConfig{Rank: d.Rank, Part: d.partOfSession(), Journal: true, Format: format, Kernel: set,
+		Pages: pages, CPUs: cpus}
 	pieces := d.pieces()
 	for _, p := range pieces {
 		c.Elements += p.Count
@@ -194,16 +199,18 @@ func (d *Document) config(set kernel.Set, pages arena.Pages, cpus []int) (engine
 	return c, nil
 }
 
-// pieces are the parameters as checkpoints know them.
+// pieces returns the parameters in the form that package checkpoint uses.
 func (d *Document) pieces() []checkpoint.Piece {
 	pieces := make([]checkpoint.Piece, len(d.Parameters))
 	for i, p := range d.Parameters {
-		pieces[i] = checkpoint.Piece{Name: p.Name, Shape: p.Shape, Group: p.Group, First: p.First, Count: p.Count, Moments: d.momentsOf(p)}
+		pieces[i] = checkpoint.Piece{Name: p.Name, Shape: p.Shape, Group: p.Group, First: p.First, Count: p.Count,
+			Moments: d.momentsOf(p)}
 	}
 	return pieces
 }
 
-// optimizer is that of a group in a step, from the numbers of the request.
+// optimizer returns the optimizer of a parameter group in a step, with the numbers of
+// the request.
 func (d *Document) optimizer(x [hyperparameters]float64) optim.Optimizer {
 	switch d.Optimizer {
 	case "lion":
@@ -213,11 +220,11 @@ func (d *Document) optimizer(x [hyperparameters]float64) optim.Optimizer {
 	case "sgd":
 		return optim.SGD{LearningRate: x[0], Momentum: x[1], WeightDecay: x[4], Dampening: x[5], Nesterov: x[6] != 0}
 	}
-	return optim.Adam{LearningRate: x[0], Beta1: x[1], Beta2: x[2], Epsilon: x[3], WeightDecay: x[4], L2: d.Optimizer == "adam"}
+	return optim.Adam{LearningRate: x[0], Beta1: x[1], Beta2: x[2], Epsilon: x[3], WeightDecay: x[4],
+		L2: d.Optimizer == "adam"}
 }
 
-// same says what differs between two documents, beyond what may: nil is
-// nothing.
+// same returns the first difference between two documents that matters, or nil.
 func (d *Document) same(other *Document) error {
 	for i := range d.Parameters {
 		if i < len(other.Parameters) && !d.Parameters[i].equal(other.Parameters[i]) {
@@ -245,5 +252,6 @@ func (d *Document) same(other *Document) error {
 }
 
 func (p Piece) equal(other Piece) bool {
-	return p.Name == other.Name && slices.Equal(p.Shape, other.Shape) && p.Group == other.Group && p.Moments == other.Moments && p.First == other.First && p.Count == other.Count
+	return p.Name == other.Name && slices.Equal(p.Shape, other.Shape) && p.Group == other.Group &&
+		p.Moments == other.Moments && p.First == other.First && p.Count == other.Count
 }

@@ -6,22 +6,22 @@ import (
 	"time"
 )
 
-// A service that is asked to end waits this long without progress: for requests,
-// and for checkpoints that are being written.
+// A service that is asked to end gives up after this long without progress, of requests
+// and of checkpoints that are being written.
 var (
 	endPatience  = 5 * time.Second
 	savePatience = 5 * time.Minute
 	endNotice    = 10 * time.Second
 )
 
-// end finishes what is under way. A request that makes no progress is left: the
-// process ends without its answer.
+// end finishes the requests and checkpoints under way. It gives up on a request that
+// makes no progress: the process ends without the answer.
 func (s *Server) end() error {
 	err := s.given.store.stopping()
 	s.mu.Lock()
 	s.closing = true
 	for c := range s.open {
-		_ = c.c.CloseRead() // the answer to the request under way is still sent
+		_ = c.c.CloseRead() // the answer to the request under way can still be sent
 		c.hurry()
 	}
 	s.mu.Unlock()
@@ -35,7 +35,7 @@ func (s *Server) end() error {
 		}
 	}()
 	if left := s.await(finished); left != nil {
-		return errors.Join(err, left) // requests that are left use the memory until the process ends
+		return errors.Join(err, left) // unfinished requests still use the memory
 	}
 	for _, session := range s.all {
 		s.remove(session)
@@ -44,16 +44,16 @@ func (s *Server) end() error {
 	return err
 }
 
-// progress differs from one moment to the next while a service that is asked to
-// end gets on.
+// progress is a snapshot of the work under way. While a service that is asked to end
+// makes progress, it changes.
 type progress struct {
 	clients int
 	steps   int64
-	saved   int64 // as checkpoint.Saving counts it
+	saved   int64 // as counted by checkpoint.Saving
 }
 
-// await waits until all is finished, or nothing gets on any more. Meanwhile it
-// tells the keeper to wait, too.
+// await waits until all is finished, or until nothing makes progress any more.
+// Meanwhile it asks the keeper to wait, too.
 func (s *Server) await(finished <-chan struct{}) error {
 	began, noticed := time.Now(), false
 	var last progress
@@ -87,7 +87,7 @@ func (s *Server) await(finished <-chan struct{}) error {
 	}
 }
 
-// underway is how far the service is, and whether a checkpoint is being written.
+// underway returns the progress so far, and whether a checkpoint is being written.
 func (s *Server) underway() (now progress, writing bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

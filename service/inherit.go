@@ -17,32 +17,32 @@ import (
 // Inherited is what a keeper, or systemd, gives a service at its start.
 type Inherited struct {
 	Listener *net.UnixListener
-	// Files are what earlier services had kept, by name: see keptName.
+	// Files are the files that earlier services had kept, by name; see keptName.
 	Files    map[string]*os.File
 	Restarts int
-	watchdog time.Duration // the keeper expects a sign of life as often as this; 0 is never
+	watchdog time.Duration // the keeper expects a sign of life this often; 0 is never
 	store    *store
 }
 
-// Inherit takes what was given to this process; nil is nothing. The variables
-// are removed, so that no process that this one starts believes in them.
+// Inherit returns what was given to this process, or nil if nothing was. It unsets the
+// variables, so that no child of this process takes them for its own.
 func Inherit() (*Inherited, error) {
 	count, err := strconv.Atoi(os.Getenv(inheritedCount))
 	if err != nil || count < 1 {
 		return nil, nil
 	}
 	if process := os.Getenv(inheritedProcess); process != "" && process != strconv.Itoa(os.Getpid()) {
-		return nil, nil // for another process
+		return nil, nil // meant for another process
 	}
 	names := strings.Split(os.Getenv(inheritedNames), ":")
 	if len(names) != count {
 		return nil, fmt.Errorf("%s is %d, and %s names %d files", inheritedCount, count, inheritedNames, len(names))
 	}
 	in := &Inherited{Files: map[string]*os.File{}}
-	restarts, isKeeper := os.LookupEnv(restartCount) // systemd does not say
+	restarts, isKeeper := os.LookupEnv(restartCount) // systemd does not set it
 	in.Restarts, _ = strconv.Atoi(restarts)
 	if process := os.Getenv(watchdogProcess); process == "" || process == strconv.Itoa(os.Getpid()) {
-		microseconds, _ := strconv.ParseInt(os.Getenv(watchdogTime), 10, 64) // 0 where there is none
+		microseconds, _ := strconv.ParseInt(os.Getenv(watchdogTime), 10, 64) // 0 if unset
 		in.watchdog = time.Duration(microseconds) * time.Microsecond
 	}
 	if address := os.Getenv(notifySocket); address != "" {
@@ -50,7 +50,7 @@ func Inherit() (*Inherited, error) {
 			return nil, err
 		}
 		in.store.answers = isKeeper
-		in.store.most, _ = strconv.Atoi(os.Getenv(mostKept)) // systemd says so from version 254 on
+		in.store.most, _ = strconv.Atoi(os.Getenv(mostKept)) // systemd sets it from version 254 on
 	}
 	for i, name := range names {
 		descriptor := firstInherited + i
@@ -60,20 +60,22 @@ func Inherit() (*Inherited, error) {
 			in.Files[name] = file
 			continue
 		}
-		// The first is the socket, whatever its unit calls it.
+		// The first file is the socket, whatever its unit calls it.
 		listener, err := net.FileListener(file)
 		if err = errors.Join(err, file.Close()); err != nil {
 			return nil, fmt.Errorf("the socket that was inherited: %w", err)
 		}
 		unixListener, ok := listener.(*net.UnixListener)
 		if !ok || listener.Addr().Network() != "unixpacket" {
-			return nil, fmt.Errorf("the socket that was inherited is of type %s: expected unixpacket (ListenSequentialPacket=)", listener.Addr().Network())
+			return nil, fmt.Errorf("the socket that was inherited is of type %s: expected unixpacket "+
+				"(ListenSequentialPacket=)", listener.Addr().Network())
 		}
 		in.Listener = unixListener
-		in.Listener.SetUnlinkOnClose(false) // it is the keeper's
+		in.Listener.SetUnlinkOnClose(false) // the keeper owns it
 	}
 	for _, name := range []string{
-		inheritedCount, inheritedNames, inheritedProcess, notifySocket, restartCount, mostKept, watchdogTime, watchdogProcess,
+		inheritedCount, inheritedNames, inheritedProcess, notifySocket, restartCount, mostKept, watchdogTime,
+		watchdogProcess,
 	} {
 		if err := os.Unsetenv(name); err != nil {
 			return nil, err
@@ -82,15 +84,15 @@ func Inherit() (*Inherited, error) {
 	return in, nil
 }
 
-// store is where files are kept that shall outlive the service.
+// store keeps files that must outlive the service, in its keeper or in systemd.
 type store struct {
 	socket  int
 	address string
-	// answers says that a [Keeper] keeps them, which tells what it has kept.
+	// answers is set if a [Keeper] keeps them: it answers how many files it has kept.
 	answers bool
-	// most is how many files are kept; 0 is not known.
+	// most is how many files can be kept; 0 if unknown.
 	most int
-	// silent says that the keeper has not taken the last message in time.
+	// silent is set if the keeper did not take the last message in time.
 	silent atomic.Bool
 }
 
@@ -99,7 +101,7 @@ func newStore(address string) (*store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: socket: %w", notifySocket, err)
 	}
-	// A keeper that does not read, as one that was stopped, must not stop the service.
+	// A keeper that does not read, such as a stopped one, must not block the service.
 	timeout := unix.NsecToTimeval(int64(keeperPatience))
 	if err := unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &timeout); err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: SO_SNDTIMEO: %w", notifySocket, err), unix.Close(socket))
@@ -110,17 +112,17 @@ func newStore(address string) (*store, error) {
 // keeperPatience is how long the service waits for the keeper to take a message.
 var keeperPatience = 20 * time.Second
 
-// keep has a file kept. A nil store keeps nothing.
+// keep asks the keeper to keep a file. A nil store does nothing.
 func (s *store) keep(name string, file *os.File) error {
 	return s.send("FDSTORE=1\nFDPOLL=0\nFDNAME="+name, file)
 }
 
-// forget has the files of that name closed.
+// forget asks the keeper to close the files of a name.
 func (s *store) forget(name string) error { return s.send("FDSTOREREMOVE=1\nFDNAME=" + name) }
 
-// confirm returns when all that was sent before has been taken, which systemd says by
-// closing the descriptor that comes with BARRIER=1. A [Keeper] writes to it how many
-// files of the session it has kept: it may have had no descriptor for one.
+// confirm returns when the keeper has taken all earlier messages. systemd then closes
+// the descriptor that comes with BARRIER=1. A [Keeper] first writes to it how many
+// files of the session it has kept: it may have run out of descriptors.
 func (s *store) confirm(session string, files int) error {
 	if s == nil {
 		return nil
@@ -150,22 +152,22 @@ func (s *store) confirm(session string, files int) error {
 	return nil
 }
 
-// moreDescriptors says how to mend a limit on open files.
+// moreDescriptors is the hint for a limit on open files.
 const moreDescriptors = "raise the hard limit on open files (ulimit -Hn, LimitNOFILE= of systemd)"
 
 func (s *store) ready() error { return s.send("READY=1") }
 
 func (s *store) stopping() error { return s.send("STOPPING=1") }
 
-// alive says that the service is not stuck.
+// alive reports that the service is not stuck.
 func (s *store) alive() { s.hint("WATCHDOG=1") }
 
-// extend says that a service that is ending still gets on. That lasts for the time
-// that systemd and the keeper give it without a word.
+// extend reports that an ending service still makes progress. It is good for as long as
+// systemd and the keeper wait for the next message.
 func (s *store) extend() { s.hint("EXTEND_TIMEOUT_USEC=30000000") }
 
-// hint sends a message that may be lost: a keeper that does not read has enough of
-// them waiting.
+// hint sends a message that may be lost: a keeper that does not read has enough of them
+// queued.
 func (s *store) hint(text string) {
 	if s != nil {
 		_ = unix.Sendmsg(s.socket, []byte(text), nil, &unix.SockaddrUnix{Name: s.address}, unix.MSG_DONTWAIT)
@@ -182,10 +184,10 @@ func (s *store) send(text string, files ...*os.File) error {
 	}
 	flags := 0
 	if s.silent.Load() {
-		flags = unix.MSG_DONTWAIT // it was waited for once
+		flags = unix.MSG_DONTWAIT // the keeper did not read the last one, either
 	}
-	// The address is a new one each time: sending writes to it.
-	err := error(unix.EINTR) // which a call with a timeout ends with
+	// The address is made anew for each call, as sending writes to it.
+	err := error(unix.EINTR) // a signal interrupts a call that has a timeout
 	for errors.Is(err, unix.EINTR) {
 		err = unix.Sendmsg(s.socket, []byte(text), rights, &unix.SockaddrUnix{Name: s.address}, flags)
 	}

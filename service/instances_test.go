@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestInstances: the optimizers of one process have sessions of one rank and one
-// part. Each keeps its own state, also where the service is killed.
+// TestInstances opens several optimizers of one process: sessions of one rank and one
+// part. Each keeps its own state, even if the service is killed.
 func TestInstances(t *testing.T) {
 	r := startService(t)
 	document := func(i int) *Document { return testDocument(small, func(d *Document) { d.Instance = i }) }
@@ -32,12 +32,13 @@ func TestInstances(t *testing.T) {
 	for i := range sessions {
 		again := mustOpen(t, r.Socket, document(i))
 		if got := fingerprint(t, again); got != want[i] || again.Welcome.Step != int64(1+i) {
-			t.Errorf("instance %d is at step %d with %s: expected step %d with %s", i, again.Welcome.Step, got, 1+i, want[i])
+			t.Errorf("instance %d is at step %d with %s: expected step %d with %s", i, again.Welcome.Step, got,
+				1+i, want[i])
 		}
 	}
 }
 
-// TestInstanceIsNoPartOfACheckpoint: what one instance has saved, another loads.
+// TestInstanceIsNoPartOfACheckpoint loads in one instance what another one saved.
 func TestInstanceIsNoPartOfACheckpoint(t *testing.T) {
 	r := startService(t)
 	first := begun(t, r.Socket, testDocument(small, func(d *Document) { d.Instance = 7 }))

@@ -47,42 +47,42 @@ const (
 // SocketVariable names the socket of the service to the trainer.
 const SocketVariable = "PLIMSOLL_SOCKET"
 
-// Keeper starts a service, keeps its files, and starts it again when it dies.
+// Keeper starts a service, keeps its files, and restarts it when it dies.
 type Keeper struct {
 	// Socket is the path of the socket that clients connect to.
 	Socket string
-	// Lazy waits for the first client before it starts the service.
+	// Lazy delays the start of the service until the first client connects.
 	Lazy bool
-	// Command is the service, without what it inherits.
+	// Command returns the command of the service, without the files and variables that
+	// the keeper adds.
 	Command func() *exec.Cmd
-	// Start starts the service from the calling thread, whose binding it
-	// inherits; nil starts it with all that this process may use.
+	// Start starts the service from the calling thread, whose binding the service
+	// inherits. With nil the service may use all CPUs of this process.
 	Start func(*exec.Cmd) error
 	// Say tells the user something.
 	Say func(format string, values ...any)
-	// Watchdog is how long the service may be without a sign of life before it is
-	// killed, while it serves and while it ends; 0 is a minute.
+	// Watchdog is how long the service may give no sign of life, while it serves and
+	// while it ends. Then the keeper kills it. 0 means a minute.
 	Watchdog time.Duration
 
-	made     bool // whether the directory of the socket was made for it
+	made     bool // the keeper created the directory of the socket
 	listener *os.File
-	notify   *net.UnixConn // what services send arrives here
+	notify   *net.UnixConn // receives the messages of services
 	kept     []keptFile
-	ready    bool // whether the service that runs now has begun to serve
+	ready    bool // the running service has begun to serve
 	restarts int
 	pause    time.Duration // before the second start in a row; 0 is firstPause
-	signs    atomic.Int64  // of life, from the service that runs now
-	process  atomic.Int64  // that runs now; 0 for none
+	signs    atomic.Int64  // signs of life from the running service
+	process  atomic.Int64  // ID of the running service; 0 for none
 }
 
-// Process is the number of the service's process, 0 where none runs.
+// Process returns the process ID of the service, or 0 if none runs.
 func (k *Keeper) Process() int { return int(k.process.Load()) }
 
-// Kill ends the service without mercy. Run starts it again unless its context
-// has ended.
+// Kill sends the service SIGKILL. Run restarts it unless Run's context has ended.
 func (k *Keeper) Kill() {
 	if process := k.Process(); process != 0 {
-		_ = syscall.Kill(process, syscall.SIGKILL) // it may have ended
+		_ = syscall.Kill(process, syscall.SIGKILL) // fails if it has ended
 	}
 }
 
@@ -91,16 +91,18 @@ type keptFile struct {
 	file *os.File
 }
 
-// Listen makes the socket. Clients can connect from now on, and wait.
+// Listen creates the socket. From now on clients can connect; they wait for the
+// service.
 func (k *Keeper) Listen() error {
 	if length := len(k.Socket); length > longestSocket {
-		return fmt.Errorf("the socket of the service, %s, has a path of %d bytes: expected at most %d, as the kernel takes no more; choose a shorter one, such as /tmp/plimsoll/socket", k.Socket, length, longestSocket)
+		return fmt.Errorf("the socket of the service, %s, has a path of %d bytes: expected at most %d, as the kernel "+
+			"takes no more; choose a shorter one, such as /tmp/plimsoll/socket", k.Socket, length, longestSocket)
 	}
 	var err error
 	if k.made, err = privateDirectory(filepath.Dir(k.Socket)); err != nil {
 		return err
 	}
-	// Of several keepers that find the dead sockets of another, one at a time looks.
+	// Several keepers may find the dead sockets of another one. One at a time may look.
 	directory, err := lockDirectory(filepath.Dir(k.Socket))
 	if err != nil {
 		return err
@@ -127,8 +129,8 @@ func (k *Keeper) Listen() error {
 	return err
 }
 
-// listenToServices makes the socket that services send their files to. The kernel
-// adds to every message who has sent it.
+// listenToServices creates the socket that services send their files to. The kernel
+// adds the sender to every message.
 func listenToServices(path string) (*net.UnixConn, error) {
 	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {
@@ -150,14 +152,14 @@ func listenToServices(path string) (*net.UnixConn, error) {
 
 const (
 	notifySuffix = ".notify"
-	// longestSocket is what leaves room for the suffix and a zero.
+	// longestSocket leaves room for the suffix and a zero.
 	longestSocket = len(unix.RawSockaddrUnix{}.Path) - len(notifySuffix) - 1
 )
 
 func (k *Keeper) notifyPath() string { return k.Socket + notifySuffix }
 
-// privateDirectory makes the directory, or sees to it that nobody else may use
-// the one that is there.
+// privateDirectory creates the directory. If it exists, other users must not have
+// access to it.
 func privateDirectory(name string) (made bool, err error) {
 	_, err = os.Stat(name)
 	made = errors.Is(err, os.ErrNotExist)
@@ -172,12 +174,13 @@ func privateDirectory(name string) (made bool, err error) {
 		return made, err
 	}
 	if owner := ownerOf(info); info.Mode().Perm()&0o077 != 0 || owner != os.Getuid() {
-		return false, fmt.Errorf("the directory of the socket, %s, has mode %#o and belongs to user %d: expected 0700 and user %d, or others could reach the service", name, info.Mode().Perm(), owner, os.Getuid())
+		return false, fmt.Errorf("the directory of the socket, %s, has mode %#o and belongs to user %d: expected 0700 "+
+			"and user %d, or others could reach the service", name, info.Mode().Perm(), owner, os.Getuid())
 	}
 	return made, nil
 }
 
-// lockDirectory locks a directory until it is closed, or its process ends.
+// lockDirectory locks a directory until it is closed or its process ends.
 func lockDirectory(name string) (*os.File, error) {
 	directory, err := os.OpenFile(name, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -192,8 +195,8 @@ func lockDirectory(name string) (*os.File, error) {
 	return directory, nil
 }
 
-// removeDeadSocket removes what a service that was killed has left; the socket
-// of one that lives is an error.
+// removeDeadSocket removes a socket that a killed service left. A socket of a living
+// service is an error.
 func removeDeadSocket(name string) error {
 	info, err := os.Lstat(name)
 	switch {
@@ -211,7 +214,7 @@ func removeDeadSocket(name string) error {
 			return errors.Join(fmt.Errorf("a service listens at %s already", name), c.Close())
 		case errors.Is(err, unix.EAGAIN):
 			return fmt.Errorf("a service listens at %s already, and is too busy to answer", name)
-		case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.EPROTOTYPE): // nobody listens, or not this way
+		case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.EPROTOTYPE): // no listener, or one of another type
 		default:
 			return fmt.Errorf("whether a service listens at %s cannot be found out: %w", name, err)
 		}
@@ -219,24 +222,25 @@ func removeDeadSocket(name string) error {
 	return os.Remove(name)
 }
 
-// failedStarts is how many services in a row may die before they serve, as long as
-// no state is kept. State is kept however often they do.
+// failedStarts is how many services in a row may die before they serve, if the keeper
+// holds no state. With state the keeper never gives up.
 const failedStarts = 10
 
-// Between starts of services that die before they serve is a pause, each time longer
-// by the first one.
+// The pauses between starts of services that die before they serve.
 const (
+	// firstPause is the pause after a service that died before it served. Each further
+	// one in a row adds as much, up to longestPause.
 	firstPause   = 100 * time.Millisecond
 	longestPause = 10 * time.Second
 )
 
-// Run starts the service and returns when it has ended of its own accord, or
-// when the context ends: then the service is asked to end.
+// Run starts the service and returns when the service has ended by itself. If the
+// context ends, Run asks the service to end.
 func (k *Keeper) Run(ctx context.Context) error {
 	defer k.close()
 	if k.Lazy {
 		if err := waitForClient(ctx, k.listener); err != nil {
-			return nil // the context ended: nobody has come
+			return nil // the context ended before a client came
 		}
 	}
 	for failed := 0; ; k.restarts++ {
@@ -251,7 +255,8 @@ func (k *Keeper) Run(ctx context.Context) error {
 		}
 		switch {
 		case len(k.kept) > 0 && failed > 1:
-			k.Say("the optimizer service has ended %d times before it served (%v) and is started again; its state is kept, in %d files", failed, err, len(k.kept))
+			k.Say("the optimizer service has ended %d times before it served (%v) and is started again; its state is "+
+				"kept, in %d files", failed, err, len(k.kept))
 		case failed >= failedStarts:
 			return fmt.Errorf("the optimizer service ended %d times before it served: %w", failed, err)
 		default:
@@ -280,13 +285,13 @@ func waitForClient(ctx context.Context, listener *os.File) error {
 	}
 }
 
-// runOnce runs a service until it ends. The files that it has sent are kept.
+// runOnce runs a service until it ends. It keeps the files that the service sent.
 func (k *Keeper) runOnce(ctx context.Context) error {
 	command := k.Command()
 	names := []string{socketName}
 	command.ExtraFiles = append(command.ExtraFiles, k.listener)
-	// In this order every descriptor of the child is at most that of its parent: none
-	// is in the way of another, which would take one more.
+	// In this order every descriptor of the child is at most that of its parent. So
+	// none is in the way of another, which would need one more descriptor.
 	slices.SortFunc(k.kept, func(a, b keptFile) int { return cmp.Compare(a.file.Fd(), b.file.Fd()) })
 	for _, kept := range k.kept {
 		names = append(names, kept.name)
@@ -298,16 +303,16 @@ func (k *Keeper) runOnce(ctx context.Context) error {
 	command.Env = append(command.Env,
 		inheritedCount+"="+strconv.Itoa(len(names)),
 		inheritedNames+"="+strings.Join(names, ":"),
-		inheritedProcess+"=", // not known before it is started
+		inheritedProcess+"=", // not known before the start
 		notifySocket+"="+k.notifyPath(),
-		mostKept+"=", // that would be what systemd keeps for this process
+		mostKept+"=", // systemd's limit is for this process, not for the service
 		watchdogTime+"="+strconv.FormatInt(k.patience().Microseconds(), 10),
 		watchdogProcess+"=", // as above
 		restartCount+"="+strconv.Itoa(k.restarts))
 	if command.SysProcAttr == nil {
 		command.SysProcAttr = &syscall.SysProcAttr{}
 	}
-	command.SysProcAttr.Setpgid = true // a terminal's signals are for the keeper
+	command.SysProcAttr.Setpgid = true // the terminal signals the keeper alone
 	command.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	k.ready = false
 	k.signs.Store(0)
@@ -322,16 +327,17 @@ func (k *Keeper) runOnce(ctx context.Context) error {
 		close(read)
 	}()
 	err = explained(k.watch(ctx, command.Process, ended), kills)
-	// All that it had sent is read when this comes back.
-	if _, sent := k.notify.WriteToUnix([]byte(lastMessage), &net.UnixAddr{Name: k.notifyPath(), Net: "unixgram"}); sent != nil {
+	// When this message comes back, the keeper has read all that the service sent.
+	if _, sent := k.notify.WriteToUnix([]byte(lastMessage),
+		&net.UnixAddr{Name: k.notifyPath(), Net: "unixgram"}); sent != nil {
 		return errors.Join(err, sent)
 	}
 	<-read
 	return err
 }
 
-// explained is how a process ended, and whether the kernel has killed it for
-// want of memory; kills are the counters from before.
+// explained returns how a process ended. It names the limit if the kernel killed the
+// process for want of memory; kills are the counters from before.
 func explained(err error, kills []host.MemoryCounter) error {
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL {
@@ -342,12 +348,13 @@ func explained(err error, kills []host.MemoryCounter) error {
 
 const lastMessage = "X_PLIMSOLL_LAST=1"
 
-// start starts a process that ends when this one does, and says how it has ended.
+// start starts a process that ends with this one. The channel receives how the process
+// ended.
 func (k *Keeper) start(command *exec.Cmd) (<-chan error, error) {
 	started, ended := make(chan error), make(chan error, 1)
 	go func() {
-		// The death signal is tied to the thread that starts the process, and
-		// what the thread is bound to is inherited.
+		// The death signal is tied to the thread that starts the process. The process
+		// inherits that thread's binding.
 		runtime.LockOSThread()
 		start := (*exec.Cmd).Start
 		if k.Start != nil {
@@ -369,9 +376,9 @@ func (k *Keeper) start(command *exec.Cmd) (<-chan error, error) {
 
 func (k *Keeper) patience() time.Duration { return cmp.Or(k.Watchdog, time.Minute) }
 
-// watch waits until a service has ended, asks it to when the context ends, and
-// kills it when it gives no sign of life for too long. Time is counted in ticks:
-// while this process is stopped, as with the whole host, there are none.
+// watch waits until a service has ended. It asks the service to end when the context
+// ends, and kills the service after too long without a sign of life. It counts time in
+// ticks: while this process or the host is stopped, there are none.
 func (k *Keeper) watch(ctx context.Context, service *os.Process, ended <-chan error) error {
 	const ticks = 20
 	tick := time.NewTicker(k.patience() / ticks)
@@ -386,11 +393,11 @@ func (k *Keeper) watch(ctx context.Context, service *os.Process, ended <-chan er
 			return err
 		case <-asked:
 			asked, stopping, quiet = nil, true, 0
-			_ = service.Signal(syscall.SIGTERM) // it may have ended
+			_ = service.Signal(syscall.SIGTERM) // fails if it has ended
 			_ = service.Signal(syscall.SIGCONT) // it may be stopped
 		case <-tick.C:
 			now := k.signs.Load()
-			if now != signs || !stopping && now == 0 { // it watches itself from the first sign on
+			if now != signs || !stopping && now == 0 { // a starting service has no deadline before its first sign
 				quiet, signs = 0, now
 				continue
 			}
@@ -410,14 +417,14 @@ func (k *Keeper) watch(ctx context.Context, service *os.Process, ended <-chan er
 	}
 }
 
-// read takes what a service sends until the keeper's own last message. What other
-// processes send is nothing to the keeper: it would give state away, or lose it.
+// read takes the messages of a service until the keeper's own last message. It ignores
+// other processes: their messages could give state away or lose it.
 func (k *Keeper) read(process int) {
 	for {
 		data, files, sender, err := readWithSender(k.notify, make([]byte, 4096))
 		var wrong *Error
 		switch {
-		case errors.As(err, &wrong) || errors.Is(err, io.EOF): // a message that is too long, or empty
+		case errors.As(err, &wrong) || errors.Is(err, io.EOF): // a message that is too long or empty is dropped
 		case err != nil:
 			return
 		case sender == nil || int(sender.Uid) != os.Getuid():
@@ -457,12 +464,12 @@ func (k *Keeper) take(fields map[string]string, files []*os.File) {
 		k.kept = append(k.kept, keptFile{name, files[0]})
 		return
 	case fields["BARRIER"] == "1" && len(files) == 1:
-		_, _ = files[0].WriteString(strconv.Itoa(k.keptOf(fields[barrierSession]))) // who asks may be gone
+		_, _ = files[0].WriteString(strconv.Itoa(k.keptOf(fields[barrierSession]))) // the service may be gone
 	case fields["FDSTOREREMOVE"] == "1":
 		left := k.kept[:0]
 		for _, kept := range k.kept {
 			if kept.name == name {
-				_ = kept.file.Close() // a memfd: there is nothing to write
+				_ = kept.file.Close() // a memfd has nothing to flush
 			} else {
 				left = append(left, kept)
 			}
@@ -472,18 +479,18 @@ func (k *Keeper) take(fields map[string]string, files []*os.File) {
 	closeAll(files)
 }
 
-// descriptorsToStart are what the keeper needs beside the files that it keeps, to
-// start a service.
+// descriptorsToStart is how many descriptors the keeper needs, beside the kept files,
+// to start a service.
 const descriptorsToStart = 16
 
-// leavesRoom says whether there are descriptors left behind this one.
+// leavesRoom reports whether enough descriptors are left after this one.
 func leavesRoom(file *os.File) bool {
 	var limit unix.Rlimit
 	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
 	return err == nil && uint64(file.Fd())+descriptorsToStart < limit.Cur
 }
 
-// keptOf is how many files of a session are kept.
+// keptOf returns how many files of a session are kept.
 func (k *Keeper) keptOf(session string) int {
 	files := 0
 	for _, kept := range k.kept {
@@ -504,7 +511,7 @@ func (k *Keeper) close() {
 	_ = os.Remove(k.Socket)
 	_ = os.Remove(k.notifyPath())
 	if k.made {
-		_ = os.Remove(filepath.Dir(k.Socket)) // unless others use it by now
+		_ = os.Remove(filepath.Dir(k.Socket)) // fails if others use it by now
 	}
 }
 

@@ -23,28 +23,27 @@ import (
 	"plimsoll/optim"
 )
 
-// trainer is a training that goes on wherever it was broken off. The state at a
-// step depends on the number of the step alone, however often a checkpoint was
-// loaded in between.
+// trainer is a training that resumes wherever it was broken off. The state at a step
+// depends only on the step's number, however often a checkpoint was loaded in between.
 type trainer struct {
 	Socket   string
 	Document *Document
-	// Others are more shards, which make their steps together with this one.
+	// Others are further shards, which make their steps together with this one.
 	Others []*Document
-	// Ranges has steps waited for by ranges, as parameters are needed.
+	// Ranges makes the trainer wait for steps range by range, as parameters are needed.
 	Ranges bool
-	// Checkpoints is a folder in which state is saved now and then, and from
-	// which it is loaded; empty is none.
+	// Checkpoints is a folder that the trainer saves to, and loads from, now and then;
+	// empty for none.
 	Checkpoints string
-	// Phase is a file in which the trainer says what it does: who kills it
-	// reads there what that hit.
+	// Phase is a file in which the trainer writes its activity. The test reads there
+	// what a kill hit.
 	Phase string
 
 	activity, mended *atomic.Uint32
 	random           *rand.Rand
 }
 
-// What a trainer does. It may be saving beside.
+// The activities of a trainer. It may be saving at the same time.
 const (
 	opening = iota + 1
 	writingWeights
@@ -59,21 +58,21 @@ const (
 	saving = 1 << 8
 )
 
-// does says what the trainer does now.
+// does records the current activity.
 func (x *trainer) does(activity uint32) { x.activity.Store(x.activity.Load()&saving | activity) }
 
-// is says whether an activity is the one that is meant.
+// is reports whether an activity is the one meant.
 func is(activity, meant uint32) bool {
 	return activity&^saving == meant || activity&saving != 0 && meant == saving
 }
 
-// init prepares the trainer. It may be called again.
+// init prepares the trainer. It may be called more than once.
 func (x *trainer) init() error {
 	if x.activity != nil {
 		return nil
 	}
 	x.random = rand.New(rand.NewPCG(rand.Uint64(), 0))
-	gradientPatterns[x.Document.Gradient]() // takes its time
+	gradientPatterns[x.Document.Gradient]() // computed now, as it takes long
 	x.activity, x.mended = &atomic.Uint32{}, &atomic.Uint32{}
 	if x.Phase == "" {
 		return nil
@@ -94,7 +93,7 @@ func (x *trainer) init() error {
 	return nil
 }
 
-// train goes on until it is told to stop, whatever happens to the service.
+// train goes on until stop, whatever happens to the service.
 func (x *trainer) train(stop func(step int64) bool) (*Session, error) {
 	if err := x.init(); err != nil {
 		return nil, err
@@ -120,8 +119,9 @@ func (x *trainer) goOn(s *Session, stop func(step int64) bool) error {
 	if !s.Welcome.Initialized {
 		x.does(writingWeights)
 		var err error
-		if complete, _ := filepath.Glob(filepath.Join(x.Checkpoints, "step-*")); x.Checkpoints != "" && len(complete) > 0 {
-			// It was broken off in loading, and no weights are taken then.
+		if complete, _ := filepath.Glob(filepath.Join(x.Checkpoints, "step-*")); x.Checkpoints != "" &&
+			len(complete) > 0 {
+			// A load was broken off; the session takes no weights then.
 			step, err = s.Load(x.Checkpoints)
 		} else {
 			err = begin(s)
@@ -152,7 +152,7 @@ func (x *trainer) goOn(s *Session, stop func(step int64) bool) error {
 			if now, err = s.Load(x.Checkpoints); err == nil {
 				step = now
 			} else if e := (*Error)(nil); errors.As(err, &e) && strings.Contains(e.Message, "no complete checkpoint") {
-				err = nil // none was committed yet
+				err = nil // no checkpoint was committed yet
 			}
 		}
 		if err != nil {
@@ -163,7 +163,7 @@ func (x *trainer) goOn(s *Session, stop func(step int64) bool) error {
 	return nil
 }
 
-// step makes a step. Gradients become ready piece by piece.
+// step makes a step. Gradients become ready range by range.
 func (x *trainer) step(s *Session, step int64) error {
 	x.does(writingGradients)
 	const piece = 50_000
@@ -188,7 +188,7 @@ func (x *trainer) step(s *Session, step int64) error {
 	return err
 }
 
-// commit makes what was saved a checkpoint, and removes those before it.
+// commit makes a checkpoint of what was saved, and removes the earlier ones.
 func (x *trainer) commit(s *Session, step int64) error {
 	saved, err := s.Saved()
 	if err != nil {
@@ -237,7 +237,7 @@ func (h hits) count(activity uint32) {
 	}
 }
 
-// kills is how often a test kills something.
+// kills returns how often a test kills something.
 func kills() int {
 	if testing.Short() {
 		return 10
@@ -245,9 +245,9 @@ func kills() int {
 	return 200
 }
 
-// killService kills the service at random instants: one half of them wherever a
-// training is, some of these in the start of a service that follows one that was
-// killed; the other half where the training is at something.
+// killService kills the service at random instants. One half of the kills hit the
+// training anywhere, some of them the start of a service after a kill. The other half
+// hit given activities.
 func killService(t *testing.T, r *running, x *trainer, steps *atomic.Int64, within time.Duration, at ...uint32) hits {
 	random := rand.New(rand.NewPCG(7, 7))
 	hit := hits{}
@@ -271,10 +271,10 @@ func killService(t *testing.T, r *running, x *trainer, steps *atomic.Int64, with
 	return hit
 }
 
-// await waits until something is so.
+// await waits until a condition holds.
 func await(t *testing.T, what string, so func() bool) {
 	t.Helper()
-	const patience = time.Minute // many times what it takes where others use the CPUs, too
+	const patience = time.Minute // much longer than needed, even on busy CPUs
 	for deadline := time.Now().Add(patience); !so(); time.Sleep(50 * time.Microsecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited %v for %s", patience, what)
@@ -282,17 +282,19 @@ func await(t *testing.T, what string, so func() bool) {
 	}
 }
 
-// small changes a document to one of few elements, in whole parameters.
+// small gives a document few elements, in full parameters.
 func small(d *Document) {
 	d.Parameters[0].Shape, d.Parameters[0].Count = []int64{300, 100}, 30_000
 	d.Parameters[2] = Piece{Name: "mlp", Shape: []int64{19_999}, Count: 19_999}
 }
 
-// TestServiceIsKilled kills the service at random instants of a training: it
-// is started again, and the training ends with the bits that it would have had.
+// TestServiceIsKilled kills the service at random instants of a training. It is
+// restarted, and the training ends with the same bits as an undisturbed one.
 func TestServiceIsKilled(t *testing.T) {
 	shard := func(rank int, part string, change ...func(*Document)) *Document {
-		return testDocument(append(change, func(d *Document) { d.World, d.LocalWorld, d.Rank, d.Part = 2, 2, rank, part })...)
+		return testDocument(append(change, func(d *Document) {
+			d.World, d.LocalWorld, d.Rank, d.Part = 2, 2, rank, part
+		})...)
 	}
 	eight := func(d *Document) { small(d); d.State, d.Moments, d.Parameters[1].Moments = "fp32", "int8", "fp32" }
 	half := func(d *Document) { small(d); d.Moments, d.Gradient = "bf16", "fp32" }
@@ -300,10 +302,11 @@ func TestServiceIsKilled(t *testing.T) {
 		name    string
 		ranges  bool
 		shards  []*Document
-		atLeast int // kills in a hundred that hit a step
+		atLeast int // percentage of kills that hit a step
 	}{
 		{"a shard, steps that are waited for", false, []*Document{testDocument()}, 4},
-		{"ranks and parts, waited for by ranges", true, []*Document{shard(0, "a", eight), shard(0, "b", half), shard(1, "a", eight), shard(1, "b", half)}, 10},
+		{"ranks and parts, waited for by ranges", true, []*Document{shard(0, "a", eight), shard(0, "b", half),
+			shard(1, "a", eight), shard(1, "b", half)}, 10},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := startService(t)
@@ -338,22 +341,25 @@ func TestServiceIsKilled(t *testing.T) {
 			enough.Store(true)
 			training.Wait()
 			finished := strings.Count(r.log.String(), "which was under way")
-			t.Logf("%d kills, %d services, %d steps of the first shard; %d times a step was finished by the next service", kills(), r.started.Load(), reached[0], finished)
+			t.Logf("%d kills, %d services, %d steps of the first shard; %d times a step was finished by "+
+				"the next service", kills(), r.started.Load(), reached[0], finished)
 			if !testing.Short() && finished*100 < kills()*c.atLeast {
 				t.Errorf("only %d of %d kills hit a step: expected at least %d %%", finished, kills(), c.atLeast)
 			}
 			r.end()
 			for i, d := range c.shards {
 				if want := undisturbed(t, d, reached[i]); prints[i] != want {
-					t.Errorf("rank %d, part %s: after %d kills and %d steps the state is %s, want %s", d.Rank, d.Part, kills(), reached[i], prints[i], want)
+					t.Errorf("rank %d, part %s: after %d kills and %d steps the state is %s, want %s", d.Rank, d.Part,
+						kills(), reached[i], prints[i], want)
 				}
 			}
 		})
 	}
 }
 
-// killTrainer starts trainers, one after the other, and kills each at a random
-// instant: one half wherever they are, the other at something. It returns how often each activity was hit.
+// killTrainer starts trainers, one after the other, and kills each at a random instant:
+// one half anywhere, the other half at given activities. It returns how often each
+// activity was hit.
 func killTrainer(t *testing.T, x *trainer, within time.Duration, at ...uint32) hits {
 	t.Helper()
 	if err := x.init(); err != nil {
@@ -375,7 +381,7 @@ func killTrainer(t *testing.T, x *trainer, within time.Duration, at ...uint32) h
 		}
 		begun := uint32(writingGradients)
 		if i%10 == 0 {
-			begun = opening // while it attaches, or brings the weights
+			begun = opening // attaching, or writing the weights
 		}
 		await(t, "a trainer", func() bool { return x.activity.Load()&^saving >= begun })
 		if i%2 == 0 {
@@ -396,8 +402,8 @@ func killTrainer(t *testing.T, x *trainer, within time.Duration, at ...uint32) h
 	return hit
 }
 
-// checkEnd lets a training go some steps further and holds its state against
-// that of one that was left alone.
+// checkEnd lets a training make some more steps, and compares its state with that of an
+// undisturbed training.
 func checkEnd(t *testing.T, r *running, x *trainer) {
 	t.Helper()
 	calm := &trainer{Socket: x.Socket, Document: x.Document}
@@ -426,11 +432,13 @@ func checkEnd(t *testing.T, r *running, x *trainer) {
 	t.Logf("%d steps", last)
 }
 
-// checkHits says whether a share of the kills hit what they were meant for. Few
-// kills do not say.
+// checkHits checks that enough of the kills hit the activities meant. A few kills prove
+// nothing.
 func checkHits(t *testing.T, hit hits, least map[uint32]int) {
 	t.Helper()
-	names := map[uint32]string{opening: "opening", writingWeights: "writing weights", writingGradients: "writing gradients", norming: "norm", stepping: "step", committing: "commit", loading: "load", accumulating: "accumulate", writingMoments: "writing moments", saving: "beside, saving"}
+	names := map[uint32]string{opening: "opening", writingWeights: "writing weights",
+		writingGradients: "writing gradients", norming: "norm", stepping: "step", committing: "commit", loading: "load",
+		accumulating: "accumulate", writingMoments: "writing moments", saving: "beside, saving"}
 	for activity, name := range names {
 		if percent := least[activity]; !testing.Short() && hit[activity]*100 < kills()*percent {
 			t.Errorf("only %d of %d kills hit %s: expected at least %d %%", hit[activity], kills(), name, percent)
@@ -441,8 +449,8 @@ func checkHits(t *testing.T, hit hits, least map[uint32]int) {
 	}
 }
 
-// TestTrainerIsKilled kills the trainer at random instants: another attaches
-// and goes on from the step that was finished last.
+// TestTrainerIsKilled kills the trainer at random instants. Another one attaches and
+// goes on from the last finished step.
 func TestTrainerIsKilled(t *testing.T) {
 	r := startService(t)
 	x := &trainer{Socket: r.Socket, Document: testDocument(), Ranges: true, Phase: filepath.Join(t.TempDir(), "phase")}
@@ -489,15 +497,16 @@ func TestKilledWhileSaving(t *testing.T) {
 	})
 	t.Run("trainer", func(t *testing.T) {
 		r := startService(t)
-		x := &trainer{Socket: r.Socket, Document: testDocument(small), Checkpoints: t.TempDir(), Phase: filepath.Join(t.TempDir(), "phase")}
+		x := &trainer{Socket: r.Socket, Document: testDocument(small), Checkpoints: t.TempDir(),
+			Phase: filepath.Join(t.TempDir(), "phase")}
 		checkHits(t, killTrainer(t, x, 20*time.Millisecond, saving, loading), least)
 		checkCheckpoint(t, x)
 		checkEnd(t, r, x)
 	})
 }
 
-// checkCheckpoint loads the newest checkpoint and looks whether it is that of
-// its step. A training that was killed all too often has none yet.
+// checkCheckpoint loads the newest checkpoint and checks that it has the state of its
+// step. A training that was killed too often has none yet.
 func checkCheckpoint(t *testing.T, x *trainer) {
 	t.Helper()
 	calm, err := x.train(func(int64) bool {

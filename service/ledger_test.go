@@ -21,14 +21,14 @@ import (
 	"plimsoll/probe"
 )
 
-// TestLedger holds every arena of a session against its plan, and all memory of
-// trainer and service together against the sum of the arenas: a page that both
-// have mapped is there once, and nothing of the size of the model is beside.
+// TestLedger compares every arena of a session with its plan, and all memory of trainer
+// and service with the sum of the arenas. A page that both have mapped counts once, and
+// nothing else is as large as the model.
 func TestLedger(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		change func(*Document)
-		bytes  float64 // for each parameter
+		bytes  float64 // per parameter
 	}{
 		{"split", func(*Document) {}, 14},
 		{"split, bf16 moments", func(d *Document) { d.Moments = "bf16" }, 10},
@@ -63,8 +63,8 @@ func TestLedger(t *testing.T) {
 					t.Errorf("%s has no reason", e.Component)
 				}
 			}
-			// The journal does not grow with the model beyond this size, so it
-			// is held against a bound of its own.
+			// Beyond this size the journal does not grow with the model, so it has a
+			// bound of its own.
 			each := float64(planned-journal) / float64(s.Welcome.Elements)
 			if each < c.bytes*0.995 || each > c.bytes*1.005 {
 				t.Errorf("%.4f bytes for each parameter: expected %g within 0.5 %%", each, c.bytes)
@@ -80,11 +80,12 @@ func TestLedger(t *testing.T) {
 				t.Errorf("the service holds %v beside the arenas", process)
 			}
 			process, tables := o.measured(t, ledger.ServiceProcess), o.measured(t, ledger.ServicePageTables)
-			if process < ledger.MiB || process > 80*ledger.MiB { // with all of its text, which others map, too
+			if process < ledger.MiB || process > 80*ledger.MiB { // with its text, which others map, too
 				t.Errorf("the service says that it holds %v beside the arenas", process)
 			}
 			const entry, page = 8, 4 * ledger.KiB
-			if onHugePages(t, o.Process) == 0 && (tables < planned/page*entry || tables > planned/page*entry+4*ledger.MiB) {
+			if onHugePages(t, o.Process) == 0 && (tables < planned/page*entry ||
+				tables > planned/page*entry+4*ledger.MiB) {
 				t.Errorf("page tables of %v for arenas of %v", tables, planned)
 			}
 			if more := beside(t, "self") - own; more > 8*ledger.MiB {
@@ -98,7 +99,7 @@ func TestLedger(t *testing.T) {
 	}
 }
 
-// measured is what the service says of a component of its own.
+// measured returns the service's own measurement of a component.
 func (o *Overview) measured(t *testing.T, component ledger.Component) ledger.Bytes {
 	t.Helper()
 	for _, e := range o.Ledger {
@@ -130,7 +131,7 @@ func memory(t *testing.T, process string) probe.Memory {
 // arenaMapping begins the names of arenas in /proc.
 const arenaMapping = "/memfd:" + arena.NamePrefix
 
-// shared is a process's part of the arenas, beside is what it holds beside them.
+// shared returns a process's share of the arenas; beside returns its other memory.
 func shared(t *testing.T, process string) ledger.Bytes {
 	return memory(t, process).Proportional(func(name string) bool { return strings.HasPrefix(name, arenaMapping) })
 }
@@ -139,7 +140,7 @@ func beside(t *testing.T, process string) ledger.Bytes {
 	return memory(t, process).Proportional(func(name string) bool { return !strings.HasPrefix(name, arenaMapping) })
 }
 
-// serveHere is a service in this process, and the path of its socket.
+// serveHere returns a service in this process, and the path of its socket.
 func serveHere(t testing.TB) (*Server, string) {
 	t.Helper()
 	directory, err := os.MkdirTemp("", "plimsoll-test-")
@@ -170,14 +171,14 @@ func serveHere(t testing.TB) (*Server, string) {
 	return server, socket
 }
 
-// TestMetrics reads what Prometheus reads, and holds it against the overview.
+// TestMetrics compares the metrics that Prometheus reads with the overview.
 func TestMetrics(t *testing.T) {
 	server, socket := serveHere(t)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	address := listener.Addr().String() // free in a moment
+	address := listener.Addr().String() // closed below, and free then
 	if err := listener.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -226,28 +227,29 @@ func TestMetrics(t *testing.T) {
 	want := map[string]float64{
 		fmt.Sprintf("plimsoll_service_info{job=test,kernel=%s,version=test}", o.Kernel): 1,
 		"plimsoll_service_restarts_total{}":                                             0,
-		"plimsoll_requests_total{result=done}":                                          float64(o.Requests - o.Refused),
-		"plimsoll_requests_total{result=refused}":                                       1,
-		"plimsoll_requests_unanswered{}":                                                0,
-		"plimsoll_requests_queued_bytes{}":                                              0,
-		"plimsoll_clients{}":                                                            1,
-		"plimsoll_step{part=bf16,rank=0}":                                               3,
-		"plimsoll_step{part=bf16,rank=1}":                                               2,
-		"plimsoll_steps_total{part=bf16,rank=0}":                                        3,
-		"plimsoll_session_attached{part=bf16,rank=0}":                                   0,
-		"plimsoll_session_attached{part=bf16,rank=1}":                                   1,
-		"plimsoll_saved_step{part=bf16,rank=0}":                                         0,
-		"plimsoll_saved_step{part=bf16,rank=1}":                                         2,
-		"plimsoll_session_saving{part=bf16,rank=1}":                                     0,
-		"plimsoll_step_bytes{part=bf16,rank=1}":                                         float64(o.Sessions[1].TrafficBytes),
-		"plimsoll_last_step_seconds{part=bf16,rank=0}":                                  o.Sessions[0].LastStepSeconds,
-		"plimsoll_step_seconds_total{part=bf16,rank=0}":                                 o.Sessions[0].StepSeconds,
-		"plimsoll_last_step_bytes_per_second{part=bf16,rank=0}":                         o.Sessions[0].Bandwidth(),
+
+		"plimsoll_requests_total{result=done}":                  float64(o.Requests - o.Refused),
+		"plimsoll_requests_total{result=refused}":               1,
+		"plimsoll_requests_unanswered{}":                        0,
+		"plimsoll_requests_queued_bytes{}":                      0,
+		"plimsoll_clients{}":                                    1,
+		"plimsoll_step{part=bf16,rank=0}":                       3,
+		"plimsoll_step{part=bf16,rank=1}":                       2,
+		"plimsoll_steps_total{part=bf16,rank=0}":                3,
+		"plimsoll_session_attached{part=bf16,rank=0}":           0,
+		"plimsoll_session_attached{part=bf16,rank=1}":           1,
+		"plimsoll_saved_step{part=bf16,rank=0}":                 0,
+		"plimsoll_saved_step{part=bf16,rank=1}":                 2,
+		"plimsoll_session_saving{part=bf16,rank=1}":             0,
+		"plimsoll_step_bytes{part=bf16,rank=1}":                 float64(o.Sessions[1].TrafficBytes),
+		"plimsoll_last_step_seconds{part=bf16,rank=0}":          o.Sessions[0].LastStepSeconds,
+		"plimsoll_step_seconds_total{part=bf16,rank=0}":         o.Sessions[0].StepSeconds,
+		"plimsoll_last_step_bytes_per_second{part=bf16,rank=0}": o.Sessions[0].Bandwidth(),
 	}
 	arenas := 0
 	for _, e := range o.Ledger {
 		if e.Rank == ledger.WholeNode {
-			continue // what the process holds changes
+			continue // the process's own memory changes
 		}
 		arenas++
 		labels := fmt.Sprintf("{component=%s,part=%s,rank=%d}", e.Component, e.Part, e.Rank)
@@ -271,9 +273,9 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestOverviewWhileTheServiceEnds asks how things are as Prometheus does, which
-// comes whenever it likes: also while sessions wait for their checkpoints, of which
-// others are closed already.
+// TestOverviewWhileTheServiceEnds asks for the overview while the service ends, as
+// Prometheus may. Some sessions still wait for their checkpoints; others are closed
+// already.
 func TestOverviewWhileTheServiceEnds(t *testing.T) {
 	server, socket := serveHere(t)
 	for rank := range 4 {

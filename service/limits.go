@@ -2,8 +2,9 @@ package service
 
 import "golang.org/x/sys/unix"
 
-// portion is how many connections of a kind this process takes at a time: an eighth
-// of the files that it may open, and no more than most. The sessions have the rest.
+// portion returns how many connections of a kind this process accepts at a time: an
+// eighth of its limit on open files, but at most most. The rest of the files is for
+// sessions.
 func portion(most int) int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -15,8 +16,8 @@ func portion(most int) int {
 // mostIdle is how many clients without a session may be idle at a time.
 const mostIdle = 256
 
-// hangUpOnIdle ends the connection that was idle for the longest, where more than so
-// many are: each takes a file, which sessions need.
+// hangUpOnIdle closes the connection that was idle for the longest, if more than most
+// are idle. Each takes a file, and sessions need files.
 func (s *Server) hangUpOnIdle(most int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -35,7 +36,7 @@ func (s *Server) hangUpOnIdle(most int) bool {
 	if idle <= most {
 		return false
 	}
-	longest.idleSince.Store(0) // it is counted no more
+	longest.idleSince.Store(0) // no longer counted
 	_ = longest.c.Close()
 	return true
 }

@@ -18,7 +18,7 @@ import (
 	"plimsoll/ledger"
 )
 
-// requests are a valid one of every kind.
+// requests returns a valid request of every kind.
 func requests(t testing.TB) []packet {
 	t.Helper()
 	text, err := json.Marshal(testDocument())
@@ -52,7 +52,7 @@ func requests(t testing.TB) []packet {
 	return all
 }
 
-// malform is a message that is none, or is one by chance.
+// malform returns a malformed message, or by chance a valid one.
 func malform(random *rand.Rand, valid []packet) []byte {
 	data := valid[random.IntN(len(valid))].encode()
 	switch random.IntN(7) {
@@ -63,9 +63,9 @@ func malform(random *rand.Rand, valid []packet) []byte {
 		}
 	case 1: // cut short
 		data = data[:random.IntN(len(data))]
-	case 2: // a bit is another
+	case 2: // a flipped bit
 		data[random.IntN(len(data))] ^= 1 << random.IntN(8)
-	case 3: // numbers in the body are others
+	case 3: // other numbers in the body
 		for i := headerSize; i < len(data); i++ {
 			if random.IntN(4) == 0 {
 				data[i] = byte(random.Uint32())
@@ -75,14 +75,14 @@ func malform(random *rand.Rand, valid []packet) []byte {
 		binary.LittleEndian.PutUint32(data[12:], random.Uint32()>>random.IntN(32))
 	case 5: // another kind
 		binary.LittleEndian.PutUint16(data[6:], uint16(random.Uint32()))
-	case 6: // more than there should be
+	case 6: // too long
 		data = append(data, make([]byte, 1+random.IntN(maximumPacket))...)
 		binary.LittleEndian.PutUint32(data[12:], uint32(len(data)-headerSize))
 	}
 	return data
 }
 
-// descriptors is how many files a process has open.
+// descriptors returns how many files a process has open.
 func descriptors(t *testing.T, process int) int {
 	t.Helper()
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", process))
@@ -92,8 +92,8 @@ func descriptors(t *testing.T, process int) int {
 	return len(files)
 }
 
-// TestMalformedMessages sends the service what is no request, over many
-// connections. It answers, and goes on.
+// TestMalformedMessages sends malformed messages over many connections. The service
+// answers, and goes on.
 func TestMalformedMessages(t *testing.T) {
 	r := startService(t)
 	witness := begun(t, r.Socket, testDocument(small))
@@ -115,7 +115,7 @@ func TestMalformedMessages(t *testing.T) {
 	var memory ledger.Bytes
 	for connections := 0; sent < messages; connections++ {
 		client := dial(t, r)
-		if random.IntN(2) == 0 { // half of them reach what needs a session
+		if random.IntN(2) == 0 { // half of them reach requests that need a session
 			s := &Session{Client: *client}
 			if err := s.open(testDocument(small, func(d *Document) { d.Part = "target" })); err != nil {
 				t.Fatal(err)
@@ -134,7 +134,7 @@ func TestMalformedMessages(t *testing.T) {
 			}
 			sent++
 			if err := writePacket(client.c, malform(random, valid), with...); err != nil {
-				break // it was closed
+				break // the service closed the connection
 			}
 			if err := client.c.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
 				t.Fatal(err)
@@ -154,7 +154,7 @@ func TestMalformedMessages(t *testing.T) {
 		if err := client.Hangup(); err != nil {
 			t.Fatal(err)
 		}
-		if connections == 100 { // all that is kept for later is there
+		if connections == 100 { // all caches are filled by now
 			files, memory = descriptors(t, process), beside(t, strconv.Itoa(process))
 		}
 	}
@@ -183,8 +183,8 @@ func TestMalformedMessages(t *testing.T) {
 	t.Logf("%d messages, %d refused, %d connections with a session", sent, o.Refused, sessions)
 }
 
-// TestNoFileIsLeft holds the service, whose collector of garbage does not run,
-// against what it has opened: it closes every file itself.
+// TestNoFileIsLeft checks that the service closes every file itself: its garbage
+// collector is off.
 func TestNoFileIsLeft(t *testing.T) {
 	r := startService(t, "GOGC=off")
 	s := begun(t, r.Socket, testDocument(small))
@@ -202,7 +202,8 @@ func TestNoFileIsLeft(t *testing.T) {
 			}
 		}
 		wantError(t, s.done(Window, encode(windowBody{1001}), memfd(t, nil, 1000, fixed)), Refused, "window: *")
-		wantError(t, dial(t, r).done(Norm, nil, memfd(t, nil, 1000, fixed)), Malformed, "norm with 1 file descriptors: expected 0")
+		wantError(t, dial(t, r).done(Norm, nil, memfd(t, nil, 1000, fixed)), Malformed,
+			"norm with 1 file descriptors: expected 0")
 	}
 	await(t, "files to be closed", func() bool { return descriptors(t, process) <= before })
 }
@@ -296,14 +297,15 @@ func FuzzAnswer(f *testing.F) {
 			return
 		}
 		p, err := parsePacket(data)
-		if err != nil || !p.answer || p.kind != request.kind || p.number != request.number || len(p.body) != 4+len(result) {
+		if err != nil || !p.answer || p.kind != request.kind || p.number != request.number ||
+			len(p.body) != 4+len(result) {
 			t.Fatalf("%x was taken for the answer", data)
 		}
 	})
 }
 
-// FuzzDocument parses documents of open requests. One that is accepted
-// describes a shard, and is the same after it was written and read.
+// FuzzDocument parses documents of open. An accepted document describes a shard, and
+// stays the same when written and read again.
 func FuzzDocument(f *testing.F) {
 	for _, change := range []func(*Document){
 		func(*Document) {},
@@ -356,7 +358,8 @@ func FuzzDocument(f *testing.F) {
 
 // FuzzNotification parses messages to the keeper.
 func FuzzNotification(f *testing.F) {
-	for _, text := range []string{"READY=1", "FDSTORE=1\nFDPOLL=0\nFDNAME=rank0/bf16/session", "FDSTOREREMOVE=1\nFDNAME=x\n", "=\n\n=", "A=B=C"} {
+	for _, text := range []string{"READY=1", "FDSTORE=1\nFDPOLL=0\nFDNAME=rank0/bf16/session",
+		"FDSTOREREMOVE=1\nFDNAME=x\n", "=\n\n=", "A=B=C"} {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
@@ -379,7 +382,7 @@ func FuzzNotification(f *testing.F) {
 	})
 }
 
-// FuzzRecord reads what a service finds that follows another.
+// FuzzRecord reads session headers as a restarted service does.
 func FuzzRecord(f *testing.F) {
 	text, err := json.Marshal(testDocument())
 	if err != nil {
@@ -397,7 +400,7 @@ func FuzzRecord(f *testing.F) {
 	headOf(groups).groupCount = 1
 	f.Add(groups)
 	f.Add([]byte{})
-	pages, err := newRecord(testDocument(), text, 200) // there is no such kind
+	pages, err := newRecord(testDocument(), text, 200) // no such kind of pages exists
 	if err != nil {
 		f.Fatal(err)
 	}

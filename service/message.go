@@ -12,14 +12,14 @@ const (
 	protocolVersion  = 2
 	maximumPacket    = 64 << 10
 	answerBit        = 1 << 15
-	hyperparameters  = 7 // of each parameter group in a step
+	hyperparameters  = 7 // number of them for each parameter group in a step
 	waitForStep      = 1 // flags of a step
 	preparedStep     = 2
 	giveBack         = 1 // flag of close
 	descriptorsAtEnd = 16
 )
 
-// Kind is what a request asks for.
+// Kind is the kind of a request.
 type Kind uint16
 
 // The kinds of requests.
@@ -47,14 +47,15 @@ const (
 )
 
 func (k Kind) String() string {
-	names := [...]string{"open", "window", "write", "read", "set_step", "ready", "norm", "accumulate", "clear", "step", "wait", "save", "saved", "commit", "load", "stat", "close", "prepare", "restore"}
+	names := [...]string{"open", "window", "write", "read", "set_step", "ready", "norm", "accumulate", "clear", "step",
+		"wait", "save", "saved", "commit", "load", "stat", "close", "prepare", "restore"}
 	if k < Open || k >= kinds {
 		return fmt.Sprintf("request %d", uint16(k))
 	}
 	return names[k-Open]
 }
 
-// Status is how a request ended.
+// Status is the outcome of a request.
 type Status uint32
 
 // The statuses of answers.
@@ -71,14 +72,15 @@ const (
 )
 
 func (s Status) String() string {
-	names := [...]string{"done", "malformed", "refused", "does_not_fit", "busy", "not_permitted", "out_of_order", "storage", "internal"}
+	names := [...]string{"done", "malformed", "refused", "does_not_fit", "busy", "not_permitted", "out_of_order",
+		"storage", "internal"}
 	if s > Internal {
 		return fmt.Sprintf("status %d", uint32(s))
 	}
 	return names[s]
 }
 
-// Error is an answer that is not done.
+// Error is an answer with a status other than Done.
 type Error struct {
 	Status  Status
 	Message string
@@ -101,7 +103,7 @@ type header struct {
 
 var headerSize = binary.Size(header{})
 
-// packet is a message as it was received.
+// packet is one message.
 type packet struct {
 	kind   Kind
 	number uint32
@@ -109,8 +111,7 @@ type packet struct {
 	body   []byte
 }
 
-// parsePacket is strict: a packet that says anything but what it is is refused
-// as a whole.
+// parsePacket refuses a packet with any field that does not match the packet.
 func parsePacket(data []byte) (packet, error) {
 	var h header
 	if len(data) < headerSize {
@@ -125,9 +126,11 @@ func parsePacket(data []byte) (packet, error) {
 	case h.Magic != magic:
 		return p, fail(Malformed, "a packet that begins with %#x: expected %#x", h.Magic, magic)
 	case h.Version != protocolVersion:
-		return p, fail(Malformed, "version %d of the protocol: this is version %d; install a client and a service of one release", h.Version, protocolVersion)
+		return p, fail(Malformed, "version %d of the protocol: this is version %d; install a client and a "+
+			"service of one release", h.Version, protocolVersion)
 	case int64(h.Length) != int64(len(rest)):
-		return p, fail(Malformed, "a packet that says it has %d bytes behind its header, and has %d", h.Length, len(rest))
+		return p, fail(Malformed, "a packet that says it has %d bytes behind its header, and has %d",
+			h.Length, len(rest))
 	case p.kind < Open || p.kind >= kinds:
 		return p, fail(Malformed, "a request of kind %d: this version has 1 to %d", p.kind, kinds-1)
 	}
@@ -143,18 +146,18 @@ func (p packet) encode() []byte {
 	return append(data, p.body...)
 }
 
-// encode writes numbers, and structures of them, one after the other.
+// encode writes numbers, and structures of numbers, one after the other.
 func encode(values ...any) []byte {
 	var b bytes.Buffer
 	for _, v := range values {
 		if err := binary.Write(&b, binary.LittleEndian, v); err != nil {
-			panic(err) // a type that has no fixed size: a mistake in this package
+			panic(err) // a type without a fixed size: a bug in this package
 		}
 	}
 	return b.Bytes()
 }
 
-// decode reads a body that is one structure of numbers, and nothing else.
+// decode reads a body that is exactly one structure of numbers.
 func decode[T any](kind Kind, body []byte) (T, error) {
 	var value T
 	if size := binary.Size(value); len(body) != size {
@@ -169,11 +172,11 @@ type (
 	openBody   struct{ Length uint64 }
 	windowBody struct{ Bytes uint64 }
 	transfer   struct {
-		What, Zero           uint32 // a stream, or the type of numbers in the window
+		What, Zero           uint32 // What is a stream
 		First, Count, Offset uint64
 	}
 	accumulation struct {
-		Type, Zero           uint32 // of numbers in the window
+		Type, Zero           uint32 // Type is of the numbers in the window
 		First, Count, Offset uint64
 		Number               uint64
 	}
@@ -189,7 +192,7 @@ type (
 	// restoreBody names a session that was set aside.
 	restoreBody struct {
 		Session string `json:"session"`
-		Discard bool   `json:"discard,omitempty"` // give it back instead
+		Discard bool   `json:"discard,omitempty"` // give the session back instead
 	}
 )
 
@@ -213,7 +216,8 @@ func decodeStep(kind Kind, body []byte) (stepBody, error) {
 	rest := body[size:]
 	const group = 8 * hyperparameters
 	if int64(len(rest)) != group*int64(s.Groups) {
-		return s, fail(Malformed, "%v with %d bytes for %d parameter groups: expected %d bytes a group", kind, len(rest), s.Groups, group)
+		return s, fail(Malformed, "%v with %d bytes for %d parameter groups: expected %d bytes a group", kind,
+			len(rest), s.Groups, group)
 	}
 	s.groups = make([][hyperparameters]float64, s.Groups)
 	for i := range s.groups {

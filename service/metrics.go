@@ -21,8 +21,8 @@ import (
 	"plimsoll/ledger"
 )
 
-// ListenForMetrics listens at an address at which Prometheus is answered. Without a
-// host it listens on the loopback interface alone.
+// ListenForMetrics listens for Prometheus at an address. An address without a host
+// means the loopback interface.
 func ListenForMetrics(address string) (net.Listener, error) {
 	name, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -33,11 +33,11 @@ func ListenForMetrics(address string) (net.Listener, error) {
 
 const loopback = "127.0.0.1"
 
-// mostScrapes is how many connections of Prometheus there are at a time. Others wait.
+// mostScrapes is how many connections of Prometheus are served at a time. Others wait.
 const mostScrapes = 16
 
-// ServeMetrics answers Prometheus at an address until it is stopped. Whoever may
-// connect can hold no connection for long, and only few at a time.
+// ServeMetrics answers Prometheus at an address until stop is called. Limits keep
+// clients from holding connections for long, or many at a time.
 func (s *Server) ServeMetrics(address string) (stop func(), err error) {
 	listener, err := ListenForMetrics(address)
 	if err != nil {
@@ -46,7 +46,7 @@ func (s *Server) ServeMetrics(address string) (stop func(), err error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(&collector{s})
 	metrics := promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
-	// A ServeMux would answer paths such as /metrics/../x with a redirection.
+	// A ServeMux would redirect paths such as /metrics/../x.
 	only := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/metrics" {
 			http.NotFound(w, r)
@@ -58,7 +58,7 @@ func (s *Server) ServeMetrics(address string) (stop func(), err error) {
 		Handler: knownHosts(address, only), MaxHeaderBytes: 16 << 10,
 		ReadTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second,
 	}
-	server.SetKeepAlivesEnabled(false) // a connection a scrape: none is idle
+	server.SetKeepAlivesEnabled(false) // one connection per scrape: none is idle
 	go func() {
 		err := server.Serve(netutil.LimitListener(listener, portion(mostScrapes)))
 		if !errors.Is(err, http.ErrServerClosed) {
@@ -68,16 +68,17 @@ func (s *Server) ServeMetrics(address string) (stop func(), err error) {
 	return func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		_ = server.Shutdown(ctx) // who still reads is cut off
+		_ = server.Shutdown(ctx) // cuts off clients that still read
 	}, nil
 }
 
-// knownHosts refuses requests for a host that this is not. A page of another site can
-// have a browser here ask for its own name, once that name leads here (DNS rebinding);
-// it cannot have it ask for an address, or for a name of this host.
+// knownHosts refuses requests for another host's name (DNS rebinding). A foreign page
+// can make a browser on this host send requests under the page's own name, once that
+// name resolves to this host. It cannot make the browser use an address, or a name of
+// this host.
 func knownHosts(address string, next http.Handler) http.Handler {
-	given, _, _ := net.SplitHostPort(address) // was listened at
-	own, _ := os.Hostname()                   // or there is none
+	given, _, _ := net.SplitHostPort(address) // ListenForMetrics has parsed it
+	own, _ := os.Hostname()                   // "" if unknown
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		name := strings.ToLower(hostOf(r.Host))
 		short, _, _ := strings.Cut(name, ".")
@@ -85,7 +86,8 @@ func knownHosts(address string, next http.Handler) http.Handler {
 		_, notAnAddress := netip.ParseAddr(name)
 		known := []string{"", "localhost", strings.ToLower(given)}
 		if notAnAddress != nil && !slices.Contains(known, name) && (short != ownShort || own == "") {
-			message := fmt.Sprintf("the request is for the host %.100q: expected an address, localhost, %q, or the name in --metrics",
+			message := fmt.Sprintf("the request is for the host %.100q: expected an address, localhost, %q, or the "+
+				"name in --metrics",
 				name, own)
 			http.Error(w, message, http.StatusForbidden)
 			return
@@ -94,7 +96,7 @@ func knownHosts(address string, next http.Handler) http.Handler {
 	})
 }
 
-// hostOf is the host of a Host header, without its port.
+// hostOf returns the host of a Host header, without its port.
 func hostOf(header string) string {
 	if name, _, err := net.SplitHostPort(header); err == nil {
 		return name
@@ -102,8 +104,8 @@ func hostOf(header string) string {
 	return strings.Trim(header, "[]")
 }
 
-// collector reads an overview when Prometheus asks: nothing is counted twice,
-// and a step pays nothing for it.
+// collector takes an overview for each scrape. So nothing is counted twice, and steps
+// do no extra work.
 type collector struct{ server *Server }
 
 func metric(name, help string, labels ...string) *prometheus.Desc {
@@ -111,30 +113,34 @@ func metric(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	infoMetric       = metric("service_info", "The version of the service, the kernels in use and the job.", "version", "kernel", "job")
+	infoMetric = metric("service_info", "The version of the service, the kernels in use and the job.", "version",
+		"kernel", "job")
 	restartsMetric   = metric("service_restarts_total", "How often the keeper has started the service again.")
 	requestsMetric   = metric("requests_total", "Requests of clients.", "result")
 	unansweredMetric = metric("requests_unanswered", "Requests that are being handled.")
 	queuedMetric     = metric("requests_queued_bytes", "Bytes of requests that have arrived and were not read yet.")
 	clientsMetric    = metric("clients", "Connections that are open.")
-	asideMetric      = metric("sessions_set_aside", "Sessions of an earlier service that could not be restored; their memory is kept.")
-	plannedMetric    = metric("planned_bytes", "Bytes that the ledger plans.", "rank", "part", "component")
-	residentMetric   = metric("resident_bytes", "Bytes that are resident.", "rank", "part", "component")
-	stepMetric       = metric("step", "The last step that is finished.", "rank", "part")
-	stepsMetric      = metric("steps_total", "Steps that this service has made.", "rank", "part")
-	secondsMetric    = metric("step_seconds_total", "Seconds that these steps took.", "rank", "part")
-	lastMetric       = metric("last_step_seconds", "Seconds that the last step took.", "rank", "part")
-	bandwidthMetric  = metric("last_step_bytes_per_second", "Bytes that the last step moved in a second.", "rank", "part")
-	trafficMetric    = metric("step_bytes", "Bytes that a step moves, reads and writes added up.", "rank", "part")
-	attachedMetric   = metric("session_attached", "1 where a client holds the session.", "rank", "part")
-	savingMetric     = metric("session_saving", "1 where the state is being written to a checkpoint.", "rank", "part")
-	savedMetric      = metric("saved_step", "The step that was saved last.", "rank", "part")
+	asideMetric      = metric("sessions_set_aside", "Sessions of an earlier service that could not be restored; their "+
+		"memory is kept.")
+	plannedMetric   = metric("planned_bytes", "Bytes that the ledger plans.", "rank", "part", "component")
+	residentMetric  = metric("resident_bytes", "Bytes that are resident.", "rank", "part", "component")
+	stepMetric      = metric("step", "The last step that is finished.", "rank", "part")
+	stepsMetric     = metric("steps_total", "Steps that this service has made.", "rank", "part")
+	secondsMetric   = metric("step_seconds_total", "Seconds that these steps took.", "rank", "part")
+	lastMetric      = metric("last_step_seconds", "Seconds that the last step took.", "rank", "part")
+	bandwidthMetric = metric("last_step_bytes_per_second", "Bytes that the last step moved in a second.",
+		"rank", "part")
+	trafficMetric  = metric("step_bytes", "Bytes that a step moves, reads and writes added up.", "rank", "part")
+	attachedMetric = metric("session_attached", "1 where a client holds the session.", "rank", "part")
+	savingMetric   = metric("session_saving", "1 where the state is being written to a checkpoint.", "rank", "part")
+	savedMetric    = metric("saved_step", "The step that was saved last.", "rank", "part")
 )
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		infoMetric, restartsMetric, requestsMetric, unansweredMetric, queuedMetric, clientsMetric, asideMetric, plannedMetric, residentMetric, stepMetric, stepsMetric,
+		infoMetric, restartsMetric, requestsMetric, unansweredMetric, queuedMetric, clientsMetric, asideMetric,
+		plannedMetric, residentMetric, stepMetric, stepsMetric,
 		secondsMetric, lastMetric, bandwidthMetric, trafficMetric, attachedMetric, savingMetric, savedMetric,
 	} {
 		out <- d
@@ -189,7 +195,7 @@ func truth(yes bool) float64 {
 	return 0
 }
 
-// Bandwidth is what the last step moved, in bytes a second.
+// Bandwidth returns how much the last step moved, in bytes a second.
 func (s SessionStatus) Bandwidth() float64 {
 	if s.LastStepSeconds == 0 {
 		return 0

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// answering is the address of a service of which Prometheus can ask.
+// answering returns the address at which a service answers Prometheus.
 func answering(t *testing.T) string {
 	t.Helper()
 	server, _ := serveHere(t)
@@ -20,7 +20,7 @@ func answering(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	address := listener.Addr().String() // free in a moment
+	address := listener.Addr().String() // closed below, and free then
 	if err := listener.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +32,8 @@ func answering(t *testing.T) string {
 	return address
 }
 
-// TestMetricsOfThisHostAlone: an address without a host is not that of all networks.
+// TestMetricsOfThisHostAlone checks that an address without a host does not mean all
+// networks.
 func TestMetricsOfThisHostAlone(t *testing.T) {
 	host, _, err := net.SplitHostPort(answering(t))
 	if err != nil || !net.ParseIP(host).IsLoopback() {
@@ -40,8 +41,7 @@ func TestMetricsOfThisHostAlone(t *testing.T) {
 	}
 }
 
-// TestMetricsForKnownHosts refuses requests that pages of other sites can have a
-// browser make.
+// TestMetricsForKnownHosts refuses requests that foreign pages can make a browser send.
 func TestMetricsForKnownHosts(t *testing.T) {
 	own, err := os.Hostname()
 	if err != nil {
@@ -65,8 +65,8 @@ func TestMetricsForKnownHosts(t *testing.T) {
 	}
 }
 
-// TestMetricsLeaveFilesForSessions has many connections to the metrics that say
-// nothing. Few of them take a file of the service at a time, and none for long.
+// TestMetricsLeaveFilesForSessions opens many silent connections to the metrics. Only a
+// few of them take a file of the service at a time, and none for long.
 func TestMetricsLeaveFilesForSessions(t *testing.T) {
 	address := answering(t)
 	files := func() int {
@@ -85,13 +85,14 @@ func TestMetricsLeaveFilesForSessions(t *testing.T) {
 		}
 		defer c.Close()
 	}
-	time.Sleep(300 * time.Millisecond) // until the service has accepted what it does
+	time.Sleep(300 * time.Millisecond) // until the service has accepted as many as it will
 	if taken := files() - before - many; taken > mostScrapes+2 {
 		t.Errorf("the service has taken %d connections, want %d at most", taken, mostScrapes)
 	}
 }
 
-// TestMetricsKeepNoConnection: one that has its answer is closed.
+// TestMetricsKeepNoConnection checks that the service closes a connection after its
+// answer.
 func TestMetricsKeepNoConnection(t *testing.T) {
 	c, err := net.Dial("tcp", answering(t))
 	if err != nil {
@@ -105,16 +106,17 @@ func TestMetricsKeepNoConnection(t *testing.T) {
 	if err := c.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
-	answer, err := io.ReadAll(c) // to the end of the connection
+	answer, err := io.ReadAll(c) // until the connection ends
 	if err != nil || !strings.Contains(string(answer), "plimsoll_clients") {
 		t.Errorf("%v\n%.500s", err, answer)
 	}
 }
 
-// TestNothingButMetrics: no other path leads anywhere.
+// TestNothingButMetrics checks that no other path is served.
 func TestNothingButMetrics(t *testing.T) {
 	address := answering(t)
-	for path, want := range map[string]int{"/metrics": 200, "/": 404, "/metrics/": 404, "/debug/pprof/": 404, "/x/../metrics": 404} {
+	for path, want := range map[string]int{"/metrics": 200, "/": 404, "/metrics/": 404, "/debug/pprof/": 404,
+		"/x/../metrics": 404} {
 		c, err := net.Dial("tcp", address)
 		if err != nil {
 			t.Fatal(err)

@@ -22,16 +22,15 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// of changes a document to one of so many elements.
+// of gives a document a number of elements.
 func of(elements int64) func(*Document) {
 	return func(d *Document) {
 		d.Groups, d.Parameters = 1, []Piece{{Name: "mlp", Shape: []int64{elements}, Count: elements}}
 	}
 }
 
-// rivals are a shard that a service holds, and the same shard attached here, so
-// that both make steps over the same pages: others would be faster or slower by
-// where they happen to be.
+// rivals are a shard that a service holds, and the same shard attached in this process.
+// Both make steps over the same pages, as other pages could be faster or slower.
 type rivals struct {
 	session *Session
 	shard   *engine.Shard
@@ -68,7 +67,7 @@ func newRivals(t testing.TB, elements int64) *rivals {
 	return &rivals{session: s, shard: shard}
 }
 
-// memfds are the files of this project that a process has open, by arena.
+// memfds returns the memfds of this project that a process has open, by arena.
 func memfds(t testing.TB, process int) map[string]*os.File {
 	t.Helper()
 	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", process))
@@ -77,7 +76,7 @@ func memfds(t testing.TB, process int) map[string]*os.File {
 	}
 	found := map[string]*os.File{}
 	for _, path := range paths {
-		target, _ := os.Readlink(path) // what is closed by now is none of them
+		target, _ := os.Readlink(path) // a file closed meanwhile is none of them
 		name, isOurs := strings.CutPrefix(strings.TrimSuffix(target, " (deleted)"), "/memfd:plimsoll/")
 		if !isOurs {
 			continue
@@ -92,8 +91,7 @@ func memfds(t testing.TB, process int) map[string]*os.File {
 	return found
 }
 
-// turn makes a step with both, the service first in every other turn, and says
-// what each took.
+// turn makes a step with both, in alternating order, and returns how long each took.
 func (r *rivals) turn(t testing.TB) (service, engine time.Duration) {
 	t.Helper()
 	overService := func() {
@@ -124,8 +122,8 @@ func (r *rivals) turn(t testing.TB) (service, engine time.Duration) {
 	return service, engine
 }
 
-// startEcho starts a process that sends every message back. The function says how
-// long one takes there and back: no service can answer sooner.
+// startEcho starts a process that sends every message back. The function it returns
+// measures one round trip: no service can answer sooner.
 func startEcho(t testing.TB) func() time.Duration {
 	t.Helper()
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -158,7 +156,7 @@ func startEcho(t testing.TB) func() time.Duration {
 	}
 }
 
-// echo is the other side, until its peer is gone.
+// echo is that process; it runs until its peer is gone.
 func echo() error {
 	message := make([]byte, 64)
 	for {
@@ -172,12 +170,11 @@ func echo() error {
 	}
 }
 
-// TestOverhead holds a step of the service against one of the engine in this
-// process, step by step in turn. What the service costs is a message there and one
-// back, at any size of the model, and these are measured beside it: the more a step
-// has moved through the caches, the longer they take by themselves. Others use this
-// machine, too: so the quickest step of the service must not be far behind those of
-// the engine. A copy of the gradients alone would put it there.
+// TestOverhead compares steps of the service with steps of the engine in this process,
+// in turn. The service costs one message each way, at any size of the model. The test
+// measures such messages, too: they take longer after a step that moved much through
+// the caches. As other programs use this machine, only the quickest step of the service
+// must be close to those of the engine. One copy of the gradients would fail this test.
 func TestOverhead(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector takes most of the time")
@@ -191,10 +188,13 @@ func TestOverhead(t *testing.T) {
 			var service, engine, more, messages []time.Duration
 			for range size.turns {
 				a, b := r.turn(t)
-				service, engine, more, messages = append(service, a), append(engine, b), append(more, a-b), append(messages, message())
+				service, engine, more, messages = append(service, a), append(engine, b), append(more, a-b),
+					append(messages, message())
 			}
-			t.Logf("medians: the service %v, the engine %v, difference of two steps in turn %v, a message there and back %v; quickest steps: %v and %v",
-				median(service), median(engine), median(more), median(messages), slices.Min(service), slices.Min(engine))
+			t.Logf("medians: the service %v, the engine %v, difference of two steps in turn %v, a message there and "+
+				"back %v; quickest steps: %v and %v",
+				median(service), median(engine), median(more), median(messages), slices.Min(service),
+				slices.Min(engine))
 			if overhead := slices.Min(service) - median(engine); overhead > 300*time.Microsecond {
 				t.Errorf("a step takes %v longer over the service", overhead)
 			}
@@ -206,7 +206,7 @@ func median(of []time.Duration) time.Duration {
 	return slices.Sorted(slices.Values(of))[len(of)/2]
 }
 
-// TestJournalIsUsed says that the service makes steps that another can finish.
+// TestJournalIsUsed checks that another service can finish the service's steps.
 func TestJournalIsUsed(t *testing.T) {
 	r := startService(t)
 	s := mustOpen(t, r.Socket, testDocument(small))
@@ -219,8 +219,8 @@ func TestJournalIsUsed(t *testing.T) {
 	}
 }
 
-// TestHeapDoesNotGrow makes 1,000 steps with a service in this process: neither
-// it nor its client keeps anything of a step.
+// TestHeapDoesNotGrow makes 1,000 steps with a service in this process. Neither the
+// service nor its client keeps memory of a step.
 func TestHeapDoesNotGrow(t *testing.T) {
 	_, socket := serveHere(t)
 	s := begun(t, socket, testDocument(small))

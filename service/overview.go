@@ -13,35 +13,34 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// StatSchema is the schema of Overview.
+// StatSchema is the schema of [Overview].
 const StatSchema = "plimsoll.stat/2"
 
-// Overview is how a service is, as plimsoll stat shows it.
+// Overview is the status of a service, as plimsoll stat shows it.
 type Overview struct {
 	Schema   string  `json:"schema"`
-	Service  string  `json:"service"` // version
+	Service  string  `json:"service"` // its version
 	Process  int     `json:"process"`
-	Seconds  float64 `json:"seconds"` // since it was started
+	Seconds  float64 `json:"seconds"` // since the start
 	Restarts int     `json:"restarts"`
 	Kernel   string  `json:"kernel"`
 	Job      string  `json:"job"`
 	Requests int64   `json:"requests"`
 	Refused  int64   `json:"requests_refused"`
 	Clients  int     `json:"clients"`
-	// Unanswered are the requests that are being handled, and QueuedBytes the size
-	// of those that nobody has read yet.
+	// Unanswered counts the requests that are being handled. QueuedBytes is the size of
+	// the requests that have arrived and were not read yet.
 	Unanswered  int64           `json:"requests_unanswered"`
 	QueuedBytes ledger.Bytes    `json:"requests_queued_bytes"`
 	Sessions    []SessionStatus `json:"sessions"`
-	// SetAside are sessions that an earlier service has left and this one could not
-	// restore. Their memory is kept.
+	// SetAside are the sessions of an earlier service that this one could not restore.
+	// Their memory is kept.
 	SetAside []SetAside `json:"set_aside"`
-	// Ledger has every arena of every session, and what the process holds
-	// beside them.
+	// Ledger has every arena of every session, and what else the process holds.
 	Ledger ledger.Comparison `json:"ledger"`
 }
 
-// SessionStatus is how a session is.
+// SessionStatus is the status of a session.
 type SessionStatus struct {
 	Rank        int          `json:"rank"`
 	Part        string       `json:"part"`
@@ -52,24 +51,25 @@ type SessionStatus struct {
 	Gradient    string       `json:"gradient"`
 	Elements    int64        `json:"elements"`
 	CPUs        []int        `json:"cpus"`
-	Client      int64        `json:"client"` // process; 0 for none
+	Client      int64        `json:"client"` // its process; 0 for none
 	Initialized bool         `json:"initialized"`
-	Step        int64        `json:"step"` // the last that is finished
+	Step        int64        `json:"step"` // the last finished step
 	Saving      bool         `json:"saving"`
 	SavedStep   int64        `json:"saved_step"`
 	StateBytes  ledger.Bytes `json:"state_bytes"`
-	// TrafficBytes is what the update of a step moves.
+	// TrafficBytes is how much the update of one step moves.
 	TrafficBytes ledger.Bytes `json:"traffic_bytes"`
-	// Of the steps that this service has made itself.
+	// These count the steps that this service made itself.
 	StepsMade       int64   `json:"steps_made"`
-	StepSeconds     float64 `json:"step_seconds"`      // all together
-	LastStepSeconds float64 `json:"last_step_seconds"` // of the last
+	StepSeconds     float64 `json:"step_seconds"`      // of all steps
+	LastStepSeconds float64 `json:"last_step_seconds"` // of the last step
 	LastNormSeconds float64 `json:"last_norm_seconds"`
 }
 
-// SetAside is a session that could not be restored. What of it cannot be read is empty.
+// SetAside is a session that could not be restored. Fields that could not be read are
+// empty.
 type SetAside struct {
-	Name   string       `json:"name"` // by which it is restored or given back
+	Name   string       `json:"name"` // for plimsoll restore
 	Job    string       `json:"job"`
 	Rank   int          `json:"rank"`
 	Part   string       `json:"part"`
@@ -77,7 +77,7 @@ type SetAside struct {
 	Reason string       `json:"reason"`
 }
 
-// status is how a session is that was set aside.
+// status returns the status of a session that was set aside.
 func (l *leftSession) status() SetAside {
 	status := SetAside{Name: l.name, Bytes: l.bytes(), Reason: l.reason.Error()}
 	if l.document != nil {
@@ -86,7 +86,7 @@ func (l *leftSession) status() SetAside {
 	return status
 }
 
-// Overview says how the service is.
+// Overview returns the status of the service.
 func (s *Server) Overview() *Overview {
 	s.mu.Lock()
 	status := &Overview{
@@ -107,7 +107,8 @@ func (s *Server) Overview() *Overview {
 		sessions = append(sessions, session)
 	}
 	slices.SortFunc(sessions, func(a, b *session) int {
-		return cmp.Or(a.document.Rank-b.document.Rank, cmp.Compare(a.document.partOfSession(), b.document.partOfSession()))
+		return cmp.Or(a.document.Rank-b.document.Rank, cmp.Compare(a.document.partOfSession(),
+			b.document.partOfSession()))
 	})
 	var planned, measured []ledger.Device
 	for _, session := range sessions {
@@ -125,7 +126,8 @@ func (s *session) status() SessionStatus {
 	seconds := func(nanoseconds int64) float64 { return time.Duration(nanoseconds).Seconds() }
 	return SessionStatus{
 		Rank: config.Rank, Part: config.Part, Optimizer: s.document.Optimizer,
-		State: s.document.State, Moments: s.document.Moments, Parameter: s.document.Parameter, Gradient: s.document.Gradient,
+		State: s.document.State, Moments: s.document.Moments, Parameter: s.document.Parameter,
+		Gradient: s.document.Gradient,
 		Elements: config.Elements, CPUs: config.CPUs, Client: s.holder.Load(), Initialized: s.record.initialized(),
 		Step: s.shard.Steps(), Saving: s.written.Load() != nil, SavedStep: s.savedStep.Load(),
 		StateBytes: config.StateBytes(), TrafficBytes: config.TrafficBytes(),
@@ -134,7 +136,7 @@ func (s *session) status() SessionStatus {
 	}
 }
 
-// planned is what the session's arenas need, whole pages included.
+// planned returns what the session's arenas need, in full pages.
 func (s *session) planned() ledger.Device {
 	config := s.shard.Config()
 	d := hostMemory(config.Rank)
@@ -149,8 +151,8 @@ func (s *session) planned() ledger.Device {
 	return d
 }
 
-// measured is what of the session's arenas is resident. An arena that cannot be
-// measured is not in it.
+// measured returns how much of the session's arenas is resident. It leaves out arenas
+// that cannot be measured.
 func (s *session) measured() ledger.Device {
 	config := s.shard.Config()
 	d := hostMemory(config.Rank)
@@ -166,13 +168,13 @@ func (s *session) measured() ledger.Device {
 	return d
 }
 
-// hostMemory is a rank's host memory between two steps.
+// hostMemory returns an empty entry for a rank's host memory between two steps.
 func hostMemory(rank int) ledger.Device {
 	return ledger.Device{Kind: ledger.Host, Rank: rank, Phases: []ledger.Phase{{Name: ledger.Step}}}
 }
 
-// own is what the service's process holds beside its arenas. It is empty if
-// /proc cannot be read.
+// own returns what the service's process holds beside its arenas, or nothing if /proc
+// cannot be read.
 func own() []ledger.Device {
 	process, err := procfs.Self()
 	if err != nil {

@@ -10,20 +10,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maximumFiles is how many files come with a packet: the arenas of a session
-// that a trainer uses are fewer.
+// maximumFiles is how many files a packet may carry. It exceeds the number of arenas
+// that a trainer maps.
 const maximumFiles = 16
 
-// readPacket receives one packet, which it puts into data, and the files that
-// came with it. A packet that is longer is an error: its rest is lost. What there is
-// of a faulty packet comes with the error.
+// readPacket receives one packet into data, and the files that came with it. A packet
+// longer than data is an error, and its rest is lost. A faulty packet is returned with
+// the error, as far as it was read.
 func readPacket(c *net.UnixConn, data []byte) ([]byte, []*os.File, error) {
 	data, files, _, err := readWithSender(c, data)
 	return data, files, err
 }
 
-// readWithSender is readPacket, and says who has sent the packet where the socket
-// has SO_PASSCRED.
+// readWithSender is readPacket, and returns the sender, too, if the socket has
+// SO_PASSCRED.
 func readWithSender(c *net.UnixConn, data []byte) ([]byte, []*os.File, *unix.Ucred, error) {
 	control := make([]byte, unix.CmsgSpace(4*maximumFiles)+unix.CmsgSpace(unix.SizeofUcred))
 	n, controls, flags, _, err := c.ReadMsgUnix(data, control)
@@ -36,7 +36,8 @@ func readWithSender(c *net.UnixConn, data []byte) ([]byte, []*os.File, *unix.Ucr
 	case flags&unix.MSG_TRUNC != 0:
 		err = fail(Malformed, "a packet of more than %d bytes", len(data))
 	case flags&unix.MSG_CTRUNC != 0 || len(files) > maximumFiles:
-		err = fail(Malformed, "a packet with more than %d file descriptors, or more than this process may open", maximumFiles)
+		err = fail(Malformed, "a packet with more than %d file descriptors, or more than this process may open",
+			maximumFiles)
 	case n == 0 && len(files) == 0:
 		err = io.EOF
 	}
@@ -47,7 +48,7 @@ func readWithSender(c *net.UnixConn, data []byte) ([]byte, []*os.File, *unix.Ucr
 	return data[:n], files, sender, nil
 }
 
-// readControl reads the files and the sender of a packet.
+// readControl returns the files and the sender of a packet.
 func readControl(control []byte) (files []*os.File, sender *unix.Ucred, err error) {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
@@ -95,8 +96,8 @@ func writePacket(c *net.UnixConn, data []byte, files ...*os.File) error {
 	return err
 }
 
-// sealed says whether a file is a memfd of at least so many bytes that stays
-// so: a mapping of it can be read without fear.
+// sealed checks that a file is a memfd of at least size bytes, with seals that keep it
+// so. A mapping of it can then be read safely.
 func sealed(f *os.File, size int64, seals int) error {
 	has, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
 	if err != nil {

@@ -9,10 +9,11 @@ import (
 	"plimsoll/arena"
 )
 
-// TestPagesOfAnArena: its size does not say which pages it is of, where it is a whole
-// number of huge ones. As ordinary pages these cannot be mapped.
+// TestPagesOfAnArena attaches arenas whose size is a multiple of a huge page: the size
+// does not tell the kind of pages. Huge pages cannot be mapped as ordinary ones.
 func TestPagesOfAnArena(t *testing.T) {
-	for flags, want := range map[int]arena.Pages{0: arena.BasePages, unix.MFD_HUGETLB | unix.MFD_HUGE_2MB: arena.HugetlbPages} {
+	for flags, want := range map[int]arena.Pages{0: arena.BasePages,
+		unix.MFD_HUGETLB | unix.MFD_HUGE_2MB: arena.HugetlbPages} {
 		descriptor, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|flags)
 		if err != nil {
 			t.Logf("%v: memfd_create: %v", want, err) // a kernel without hugetlbfs

@@ -8,25 +8,29 @@ import (
 	"plimsoll/engine"
 )
 
-// processors is how many threads Go runs at a time, in this process.
+// processors counts the workers of all shards, to set how many threads Go runs at a
+// time.
 var processors struct {
 	sync.Mutex
-	workers int // of all shards
-	without int // as long as there were none
+	workers int // all workers of all shards
+	without int // GOMAXPROCS without workers
 }
 
-// sharing is how many shards use the same workers: those of one rank on the same CPUs.
+// sharing counts the shards that use the same workers: shards of one rank on the same
+// CPUs.
 var sharing = struct {
 	sync.Mutex
 	shards map[string]int
 }{shards: map[string]int{}}
 
-// useWorkers and leaveWorkers count the workers of a shard, once for all shards that share them.
+// useWorkers counts the workers of a shard. Shards that share workers count once.
 func useWorkers(c engine.ShardConfig) { shareWorkers(c, 1, 1) }
 
+// leaveWorkers undoes useWorkers.
 func leaveWorkers(c engine.ShardConfig) { shareWorkers(c, -1, 0) }
 
-// shareWorkers adds shards to those that share workers, which are there from the first one on, or gone with the last.
+// shareWorkers adds to the number of shards that share workers. The workers count from
+// the first such shard on until the last one is gone.
 func shareWorkers(c engine.ShardConfig, shards, turning int) {
 	sharing.Lock()
 	defer sharing.Unlock()
@@ -41,13 +45,13 @@ func shareWorkers(c engine.ShardConfig, shards, turning int) {
 	addProcessors(shards * len(c.CPUs))
 }
 
-// threadsBeside is how many threads Go needs beside workers, to answer who asks for
-// something meanwhile. A collection of garbage would use all it has.
+// threadsBeside is how many threads Go needs beside the workers, to answer other
+// requests meanwhile. It is small: garbage collection would use all of them.
 const threadsBeside = 4
 
-// addProcessors has Go run other threads beside that many workers more, or less.
-// Workers are in kernels most of the time, where Go cannot stop them: were they all that
-// it runs at a time, nothing else would run before they have finished.
+// addProcessors raises GOMAXPROCS with the number of workers, or lowers it. Go cannot
+// preempt workers in kernels, where they spend most of their time. If workers occupied
+// all of GOMAXPROCS, nothing else would run until they finish.
 func addProcessors(workers int) {
 	p := &processors
 	p.Lock()

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestGoRunsBesideWorkers: while workers are in kernels, Go has threads for the
-// rest of the service, and has again what it had when they are gone.
+// TestGoRunsBesideWorkers checks that Go has threads for the rest of the service while
+// workers are in kernels, and its former number when they are gone.
 func TestGoRunsBesideWorkers(t *testing.T) {
 	before := runtime.GOMAXPROCS(0)
 	check := func(workers int) {
@@ -22,7 +22,7 @@ func TestGoRunsBesideWorkers(t *testing.T) {
 	}
 	for _, each := range []int{1, before, 3 * before} {
 		var group sync.WaitGroup
-		for range 3 { // at the same time, as the ranks of a host are opened
+		for range 3 { // concurrently, as the ranks of a host open theirs
 			group.Go(func() { addProcessors(each) })
 		}
 		group.Wait()
@@ -37,21 +37,23 @@ func TestGoRunsBesideWorkers(t *testing.T) {
 	}
 }
 
-// TestSessionsLeaveGoItsThreads over all of their lives.
+// TestSessionsLeaveGoItsThreads checks the same over the lives of sessions.
 func TestSessionsLeaveGoItsThreads(t *testing.T) {
 	before := runtime.GOMAXPROCS(0)
 	t.Run("service", func(t *testing.T) {
 		_, socket := serveHere(t)
 		workers := 0
 		for i, part := range []string{"a", "b", "c"} {
-			// The first two are of one rank, and share its workers.
-			s := mustOpen(t, socket, testDocument(func(d *Document) { d.World, d.Rank, d.Part, d.CPUs = 2, i/2, part, []int{0, 0} }))
+			// The first two belong to one rank, and share its workers.
+			s := mustOpen(t, socket, testDocument(func(d *Document) {
+				d.World, d.Rank, d.Part, d.CPUs = 2, i/2, part, []int{0, 0}
+			}))
 			workers = 2 * (1 + i/2)
 			if now := runtime.GOMAXPROCS(0); now != max(before, workers+min(before, threadsBeside)) {
 				t.Errorf("Go runs %d threads at a time with %d workers, and %d without", now, workers, before)
 			}
 			if part == "a" {
-				defer s.Close() // the other one the service ends itself
+				defer s.Close() // the service ends the other one itself
 			}
 		}
 	})
@@ -60,9 +62,8 @@ func TestSessionsLeaveGoItsThreads(t *testing.T) {
 	}
 }
 
-// TestCPUIsTakenAway: a service that comes after one that was killed may not use a
-// CPU any more that a session had a worker on. The state is more than the place of
-// its workers.
+// TestCPUIsTakenAway restarts a killed service that may no longer use the CPU of a
+// session's worker. Keeping the state matters more than the binding of the workers.
 func TestCPUIsTakenAway(t *testing.T) {
 	r := startService(t)
 	document := testDocument(small)
@@ -82,7 +83,7 @@ func TestCPUIsTakenAway(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	had, none := text(document.CPUs), text([]int{maximumCPUs - 1}) // no host has that one
+	had, none := text(document.CPUs), text([]int{maximumCPUs - 1}) // no host has that CPU
 	none = append(none, bytes.Repeat([]byte(" "), len(had)-len(none))...)
 	if _, err := record.WriteAt(none, int64(bytes.Index(content, had))); err != nil {
 		t.Fatal(err)
@@ -92,7 +93,8 @@ func TestCPUIsTakenAway(t *testing.T) {
 	if got := fingerprint(t, s); got != want || s.Welcome.Step != 2 {
 		t.Errorf("at step %d the state is %s, want %s", s.Welcome.Step, got, want)
 	}
-	if said := r.log.String(); !strings.Contains(said, fmt.Sprintf("session rank0/bf16: binding a worker to CPU %d: invalid argument; its workers", maximumCPUs-1)) {
+	if said := r.log.String(); !strings.Contains(said, fmt.Sprintf("session rank0/bf16: binding a worker to CPU %d: "+
+		"invalid argument; its workers", maximumCPUs-1)) {
 		t.Errorf("the service has said %q", said)
 	}
 	mustStep(t, s, 4)

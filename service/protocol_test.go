@@ -18,7 +18,7 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// formats are documents of every format that there is.
+// formats returns documents of every format.
 func formats() []*Document {
 	var all []*Document
 	for _, optimizer := range []string{"adamw", "adam", "lion", "adagrad", "sgd"} {
@@ -27,7 +27,8 @@ func formats() []*Document {
 				for _, parameter := range []string{"bf16", "fp16", "fp32"} {
 					for _, gradient := range []string{"bf16", "fp16", "fp32"} {
 						d := testDocument(func(d *Document) {
-							d.Optimizer, d.State, d.Moments, d.Parameter, d.Gradient = optimizer, state, moments, parameter, gradient
+							d.Optimizer, d.State, d.Moments, d.Parameter, d.Gradient = optimizer, state, moments,
+								parameter, gradient
 							d.Parameters = []Piece{
 								{Name: "embed", Shape: []int64{70, 1000}, First: 3, Count: 69_001, Moments: "fp32"},
 								{Name: "norm", Shape: []int64{77}, Group: 1, Count: 77},
@@ -49,7 +50,7 @@ func (d *Document) name() string {
 	return fmt.Sprintf("%s-%s-%s-%s-%s", d.Optimizer, d.State, d.Moments, d.Parameter, d.Gradient)
 }
 
-// hyperparametersOf are some for the groups of a test document.
+// hyperparametersOf returns hyperparameters for the groups of a test document.
 func hyperparametersOf(optimizer string) []Hyperparameters {
 	switch optimizer {
 	case "lion":
@@ -62,7 +63,7 @@ func hyperparametersOf(optimizer string) []Hyperparameters {
 	return adamw
 }
 
-// engineOf is a shard in this process, of the same format.
+// engineOf returns a shard in this process, of the same format.
 func engineOf(t testing.TB, d *Document, cpus []int) *engine.Shard {
 	t.Helper()
 	set, err := kernel.Select()
@@ -81,7 +82,7 @@ func engineOf(t testing.TB, d *Document, cpus []int) *engine.Shard {
 	return shard
 }
 
-// streamsOf reads all streams of a session, in pieces.
+// streamsOf reads all streams of a session, in several ranges.
 func streamsOf(t testing.TB, s *Session, algorithm kernel.Algorithm) [][]float32 {
 	t.Helper()
 	all := make([][]float32, 1+algorithm.Moments())
@@ -97,7 +98,7 @@ func streamsOf(t testing.TB, s *Session, algorithm kernel.Algorithm) [][]float32
 	return all
 }
 
-// sameState holds a session against a shard of this process, to the bit.
+// sameState checks that a session and a shard of this process have the same bits.
 func sameState(t testing.TB, s *Session, shard *engine.Shard) {
 	t.Helper()
 	format := shard.Config().Format
@@ -130,8 +131,8 @@ func sameState(t testing.TB, s *Session, shard *engine.Shard) {
 	}
 }
 
-// TestEveryFormat writes, reads and updates state of every format, and holds it
-// against an engine in this process.
+// TestEveryFormat writes, reads and updates state of every format, and compares it with
+// an engine in this process.
 func TestEveryFormat(t *testing.T) {
 	r := startService(t)
 	all := formats()
@@ -184,7 +185,7 @@ func TestEveryFormat(t *testing.T) {
 	}
 }
 
-// cpus are those that sessions of one rank have.
+// cpus returns the CPUs of a session of a job with one rank.
 func (r *running) cpus(t *testing.T) []int {
 	t.Helper()
 	s := mustOpen(t, r.Socket, testDocument(small))
@@ -195,8 +196,8 @@ func (r *running) cpus(t *testing.T) []int {
 	return cpus
 }
 
-// writeStreams gives a session state, in pieces, and a shard of this process the
-// same. Blocks of int8 moments are written in parts, too.
+// writeStreams writes the same state to a session, in several ranges, and to a shard of
+// this process. It also writes parts of blocks of int8 moments.
 func writeStreams(t *testing.T, s *Session, shard *engine.Shard, random *rand.Rand) {
 	t.Helper()
 	format := shard.Config().Format
@@ -205,7 +206,7 @@ func writeStreams(t *testing.T, s *Session, shard *engine.Shard, random *rand.Ra
 		values[stream] = make([]float32, s.Welcome.Elements)
 		for i := range values[stream] {
 			x := random.NormFloat64() * 0.01
-			if stream == FirstMoment && SecondMoment < len(values) { // at most its root, as Adam's is
+			if stream == FirstMoment && SecondMoment < len(values) { // at most its root, as with Adam
 				x = math.Sqrt(float64(values[SecondMoment][i])) * (2*random.Float64() - 1)
 			}
 			if stream == SecondMoment || format.Algorithm == kernel.Adagrad && stream == FirstMoment {
@@ -215,7 +216,8 @@ func writeStreams(t *testing.T, s *Session, shard *engine.Shard, random *rand.Ra
 		}
 		const piece = 40_003 // not a whole number of blocks
 		for first := 0; first < len(values[stream]); first += piece {
-			if err := s.Write(stream, int64(first), values[stream][first:min(first+piece, len(values[stream]))]); err != nil {
+			if err := s.Write(stream, int64(first),
+				values[stream][first:min(first+piece, len(values[stream]))]); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -252,7 +254,8 @@ func writeStreams(t *testing.T, s *Session, shard *engine.Shard, random *rand.Ra
 		for i, x := range values[stream] {
 			worst = max(worst, math.Abs(float64(got[stream][i]-x)))
 		}
-		limit := map[kernel.MomentType]float64{kernel.MomentsFP32: 0, kernel.MomentsBF16: 3e-4, kernel.MomentsInt8: 4e-3}[format.Moments]
+		limit := map[kernel.MomentType]float64{kernel.MomentsFP32: 0, kernel.MomentsBF16: 3e-4,
+			kernel.MomentsInt8: 4e-3}[format.Moments]
 		if stream == MasterWeights {
 			limit = 0
 		}
@@ -262,7 +265,8 @@ func writeStreams(t *testing.T, s *Session, shard *engine.Shard, random *rand.Ra
 	}
 }
 
-// TestNormWithAnyCut cuts what is ready in every way: the norm has the same bits.
+// TestNormWithAnyCut marks gradients as ready in all kinds of ranges: the norm always
+// has the same bits.
 func TestNormWithAnyCut(t *testing.T) {
 	s := begun(t, startService(t).Socket, testDocument())
 	putGradients(s, 1, 0, testElements)
@@ -275,7 +279,7 @@ func TestNormWithAnyCut(t *testing.T) {
 		for range random.IntN(6) {
 			first := random.Int64N(testElements)
 			count := 1 + random.Int64N(testElements-first)
-			if random.IntN(3) == 0 { // other gradients, which are written again
+			if random.IntN(3) == 0 { // write other gradients first, then the right ones
 				putGradients(s, 2, first, first+count)
 				if err := s.Ready(first, count); err != nil {
 					t.Fatal(err)
@@ -298,7 +302,9 @@ func TestAccumulate(t *testing.T) {
 	for _, gradient := range []string{"bf16", "fp16", "fp32"} {
 		for number, of := range numberTypes {
 			t.Run(fmt.Sprintf("%v to %s", of, gradient), func(t *testing.T) {
-				s := begun(t, r.Socket, testDocument(small, func(d *Document) { d.State, d.Gradient = "fp32", gradient }))
+				s := begun(t, r.Socket, testDocument(small, func(d *Document) {
+					d.State, d.Gradient = "fp32", gradient
+				}))
 				putGradients(s, 1, 0, s.Welcome.Elements)
 				const first, count, offset = 1001, 40_000, 64
 				want := kernel.Array{Type: parameterTypes[gradient], Data: bytes.Clone(s.Gradients.Bytes())}
@@ -308,8 +314,10 @@ func TestAccumulate(t *testing.T) {
 				}
 				for n := range uint64(2) {
 					kernel.Generic.Accumulate(want.Slice(first, first+count), added)
-					for range 2 { // once each
-						if err := s.done(Accumulate, encode(accumulation{Type: uint32(number), First: first, Count: count, Offset: offset, Number: 1 + n})); err != nil {
+					for range 2 { // the second request must not add again
+						if err := s.done(Accumulate,
+							encode(accumulation{Type: uint32(number), First: first, Count: count, Offset: offset,
+								Number: 1 + n})); err != nil {
 							t.Fatal(err)
 						}
 					}
@@ -337,8 +345,8 @@ func TestAccumulate(t *testing.T) {
 	}
 }
 
-// TestPipelinedRequests sends requests without waiting for answers. They are
-// answered in their order, and each does what it would have done alone.
+// TestPipelinedRequests sends requests without waiting for answers. The service answers
+// in order, and each request has the effect that it has alone.
 func TestPipelinedRequests(t *testing.T) {
 	r := startService(t)
 	s := begun(t, r.Socket, testDocument())
@@ -354,7 +362,7 @@ func TestPipelinedRequests(t *testing.T) {
 			step(2*round+1, 0),
 			{kind: Wait, body: encode(waitBody{2*round + 1, 0, 1000})},
 			step(2*round+2, waitForStep),
-			step(2*round+9, 0), // is not the next
+			step(2*round+9, 0), // not the next step
 			{kind: Read, body: encode(transfer{Count: 10})},
 		} {
 			p.number = uint32(1000 + len(sent))
@@ -372,7 +380,8 @@ func TestPipelinedRequests(t *testing.T) {
 		}
 		result, err := parseAnswer(data, p)
 		if i%7 == 5 {
-			wantError(t, err, OutOfOrder, fmt.Sprintf("step %d: the session has finished step %d, so the next is %d", 2*(i/7)+9, 2*(i/7)+2, 2*(i/7)+3))
+			wantError(t, err, OutOfOrder, fmt.Sprintf("step %d: the session has finished step %d, so the next is %d",
+				2*(i/7)+9, 2*(i/7)+2, 2*(i/7)+3))
 			continue
 		}
 		if err != nil {
@@ -395,7 +404,7 @@ func TestPipelinedRequests(t *testing.T) {
 		if err := one.Step(n, 0.5, true, adamw...); err != nil {
 			t.Fatal(err)
 		}
-		if err := one.Step(n, 0.5, true, adamw...); err != nil { // again: is not made
+		if err := one.Step(n, 0.5, true, adamw...); err != nil { // repeated: not made again
 			t.Fatal(err)
 		}
 	}
@@ -404,15 +413,18 @@ func TestPipelinedRequests(t *testing.T) {
 	}
 }
 
-// TestSaveAndLoad saves the state of a job of two ranks and loads it into one of
-// three, of another format, on another service.
+// TestSaveAndLoad saves the state of a job of two ranks, and loads it into a job of
+// three ranks, with another format, on another service.
 func TestSaveAndLoad(t *testing.T) {
-	model := []Piece{{Name: "embed", Shape: []int64{300, 100}}, {Name: "norm", Shape: []int64{777}, Group: 1}, {Name: "mlp", Shape: []int64{20_000}}}
+	model := []Piece{{Name: "embed", Shape: []int64{300, 100}}, {Name: "norm", Shape: []int64{777}, Group: 1},
+		{Name: "mlp", Shape: []int64{20_000}}}
 	const elements = 30_000 + 777 + 20_000
 	job := func(world int, change func(*Document)) []*Document {
 		var ranks []*Document
 		for rank := range world {
-			d := testDocument(change, func(d *Document) { d.World, d.LocalWorld, d.Rank, d.Parameters = world, world, rank, nil })
+			d := testDocument(change, func(d *Document) {
+				d.World, d.LocalWorld, d.Rank, d.Parameters = world, world, rank, nil
+			})
 			first, end := int64(elements*rank/world), int64(elements*(rank+1)/world)
 			at := int64(0)
 			for _, p := range model {
@@ -446,7 +458,8 @@ func TestSaveAndLoad(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if step, err := s.Save(directory, jsontext.Value(fmt.Sprintf(`{"epoch": 3, "rank": %d}`, d.Rank))); err != nil || step != 3 {
+		if step, err := s.Save(directory, jsontext.Value(fmt.Sprintf(`{"epoch": 3, "rank": %d}`,
+			d.Rank))); err != nil || step != 3 {
 			t.Fatalf("step %d is saved: expected 3 (%v)", step, err)
 		}
 		wantStreams := streamsOf(t, s, kernel.Adam)
@@ -471,7 +484,9 @@ func TestSaveAndLoad(t *testing.T) {
 	}
 	other := startService(t)
 	at := 0
-	for _, d := range job(3, func(d *Document) { d.State, d.Moments, d.Parameter, d.Gradient = "fp32", "bf16", "fp16", "fp16" }) {
+	for _, d := range job(3, func(d *Document) {
+		d.State, d.Moments, d.Parameter, d.Gradient = "fp32", "bf16", "fp16", "fp16"
+	}) {
 		s := mustOpen(t, other.Socket, d)
 		body, err := json.Marshal(loadBody{Directory: directory})
 		if err != nil {
@@ -481,14 +496,16 @@ func TestSaveAndLoad(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if step, training := binary.LittleEndian.Uint64(result), string(result[8:]); step != 3 || training != fmt.Sprintf(`{"epoch":3,"rank":%d}`, d.Rank%2*min(d.Rank, 1)) {
+		if step, training := binary.LittleEndian.Uint64(result), string(result[8:]); step != 3 ||
+			training != fmt.Sprintf(`{"epoch":3,"rank":%d}`, d.Rank%2*min(d.Rank, 1)) {
 			t.Errorf("rank %d: step %d, %s", d.Rank, step, training)
 		}
 		got := streamsOf(t, s, kernel.Adam)
 		for stream := range got {
 			for i, x := range got[stream] {
 				w := want[stream][at+i]
-				if limit := math.Abs(float64(w)) / 250; stream == MasterWeights && x != w || math.Abs(float64(x-w)) > limit {
+				if limit := math.Abs(float64(w)) / 250; stream == MasterWeights && x != w ||
+					math.Abs(float64(x-w)) > limit {
 					t.Fatalf("rank %d, stream %d: element %d is %g, want %g", d.Rank, stream, i, x, w)
 				}
 			}
@@ -510,14 +527,14 @@ func TestSaveAndLoad(t *testing.T) {
 	}
 }
 
-// TestAnswersComeInOrder asks how the service is while a step is under way whose
-// end the client waits for: the step, which was asked for first, is answered
-// first.
+// TestAnswersComeInOrder asks for the overview while the client waits for the end of a
+// step. The answer to the step comes first, as it was asked for first.
 func TestAnswersComeInOrder(t *testing.T) {
 	s := begun(t, startService(t).Socket, testDocument(of(4<<20)))
 	for step := uint64(1); step <= 5; step++ {
 		requests := []packet{
-			{kind: Step, number: 1, body: stepBody{stepHeader{Step: step, Factor: 1, Flags: waitForStep}, adamw[:1]}.encode()},
+			{kind: Step, number: 1, body: stepBody{stepHeader{Step: step, Factor: 1, Flags: waitForStep},
+				adamw[:1]}.encode()},
 			{kind: Stat, number: 2},
 		}
 		for _, p := range requests {

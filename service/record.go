@@ -12,16 +12,16 @@ import (
 	"plimsoll/ledger"
 )
 
-// record is what a service that comes after this one must know of a session: a
-// head, the document, and hyperparameters. It is in pages that outlive the
-// process; of its stores, those before some instant are there.
+// record is the session header: what a restarted service must know of a session. It
+// holds a head, the document and hyperparameters, in pages that outlive the process.
+// When a service dies, its stores up to some instant are in the header.
 type record struct {
 	*arena.Arena
 	*recordHead
-	groups [][hyperparameters]float64 // of the step that is prepared
+	groups [][hyperparameters]float64 // of the prepared step
 }
 
-// recordComponent ends the name of the arena of a record.
+// recordComponent ends the name of the session header's arena.
 const recordComponent = string(ledger.SessionHeader)
 
 const recordMagic = 0x346e6f6973736573 // "session4"
@@ -30,40 +30,38 @@ type recordHead struct {
 	magic      uint64
 	document   uint64 // bytes
 	groupCount uint64
-	pages      uint64 // of the arenas of the shard
-	// attempts is how many services in a row have begun to restore the session and
-	// have died in it.
+	pages      uint64 // kind of pages of the shard's arenas
+	// attempts is how many services in a row have died while they restored the session.
 	attempts atomic.Uint64
-	// condition is that of the state.
+	// condition is one of the conditions of a state, below.
 	condition atomic.Uint64
-	// preparedStep is the step whose hyperparameters are here, and whose gradients
-	// are final; 0 is none.
+	// preparedStep is the step whose hyperparameters are here and whose gradients are
+	// final; 0 for none.
 	preparedStep atomic.Uint64
-	// askedStep is the last step that was asked for, and factor what its gradients
-	// are multiplied by, as binary64.
+	// askedStep is the step that a client asked for last. factor is the factor of its
+	// gradients, as binary64.
 	askedStep, factor atomic.Uint64
 }
 
 // Conditions of a state.
 const (
-	stateIsWritten = iota // zeros, or what was there, but for what its client has written so far
-	stateIsWhole          // as its client has said, or loaded
-	stateIsInParts        // of a checkpoint, of which loading was broken off
-	stateIsLoaded         // of a checkpoint, to which the states of other shards may not be loaded yet
+	stateIsWritten = iota // zeros or the state before, except for the client's writes so far
+	stateIsWhole          // the client said so, or it was loaded
+	stateIsInParts        // a load was broken off: some of it is the checkpoint's
+	stateIsLoaded         // loaded, but other shards may not have loaded theirs yet
 )
 
 const recordHeadSize = int(unsafe.Sizeof(recordHead{}))
 
-// groupsBegin is where the hyperparameters are.
+// groupsBegin returns where the hyperparameters begin.
 func groupsBegin(document int) int { return (recordHeadSize + document + 7) &^ 7 }
 
 func sizeOfRecord(document, groups int) ledger.Bytes {
 	return ledger.Bytes(groupsBegin(document) + groups*8*hyperparameters)
 }
 
-// newRecord makes the record of a session, with the text that its document was read
-// from: whoever restores the session reads the same, and refuses it no more than
-// open has.
+// newRecord makes the header of a session. It holds the original text of the document:
+// a restoring service parses the same text, and so refuses it only if open would have.
 func newRecord(d *Document, text []byte, pages arena.Pages) (*record, error) {
 	a, err := arena.New(d.key().String()+"/"+recordComponent, sizeOfRecord(len(text), d.Groups), arena.BasePages)
 	if err != nil {
@@ -78,17 +76,18 @@ func newRecord(d *Document, text []byte, pages arena.Pages) (*record, error) {
 
 func headOf(bytes []byte) *recordHead { return (*recordHead)(unsafe.Pointer(unsafe.SliceData(bytes))) }
 
-// overlay finds the parts of a record that has a head.
+// overlay returns the parts of a header whose head is written.
 func overlay(a *arena.Arena) *record {
 	head := headOf(a.Bytes())
 	r := &record{Arena: a, recordHead: head}
 	if head.groupCount > 0 {
-		r.groups = unsafe.Slice((*[hyperparameters]float64)(unsafe.Pointer(&a.Bytes()[groupsBegin(int(head.document))])), head.groupCount)
+		r.groups = unsafe.Slice(
+			(*[hyperparameters]float64)(unsafe.Pointer(&a.Bytes()[groupsBegin(int(head.document))])), head.groupCount)
 	}
 	return r
 }
 
-// check says what is wrong with a head that was found.
+// check reports what is wrong with a head that an earlier service wrote.
 func (h *recordHead) check() error {
 	switch {
 	case h.magic != recordMagic:
@@ -103,8 +102,7 @@ func (h *recordHead) check() error {
 	return nil
 }
 
-// readRecord reads the record that an earlier service has made. The file stays the
-// caller's.
+// readRecord reads the header that an earlier service made. The caller keeps the file.
 func readRecord(name string, file *os.File) (*record, *Document, error) {
 	bytes := make([]byte, recordHeadSize)
 	if _, err := file.ReadAt(bytes, 0); err != nil {
@@ -128,11 +126,11 @@ func readRecord(name string, file *os.File) (*record, *Document, error) {
 	return overlay(a), d, nil
 }
 
-// kindOfPages is that of the arenas of the shard.
+// kindOfPages returns the kind of pages of the shard's arenas.
 func (r *record) kindOfPages() arena.Pages { return arena.Pages(r.pages) }
 
-// beginWrite takes down that the state is no longer whole: a client that dies
-// from here on leaves a mixture.
+// beginWrite records that the state is no longer whole. If the client dies from here
+// on, the state is a mixture.
 func (r *record) beginWrite() {
 	r.forgetPrepared()
 	r.condition.CompareAndSwap(stateIsWhole, stateIsWritten)
@@ -140,31 +138,34 @@ func (r *record) beginWrite() {
 
 func (r *record) initialized() bool { return r.condition.Load() == stateIsWhole }
 
-// prepare takes down that the gradients of a step are final, and its
-// hyperparameters.
+// prepare records the first phase of the two-phase commit of a step: its gradients are
+// final, and these are its hyperparameters. The step's number goes in last, so that a
+// torn write is not taken for a prepared step.
 func (r *record) prepare(step uint64, groups [][hyperparameters]float64) {
 	r.preparedStep.Store(0)
 	copy(r.groups, groups)
 	r.preparedStep.Store(step)
 }
 
-// forgetPrepared is for whoever changes state or gradients.
+// forgetPrepared discards the prepared step. Every change of state or gradients calls
+// it.
 func (r *record) forgetPrepared() { r.preparedStep.Store(0) }
 
-// forgetSteps is for whoever puts another state in place of all of it.
+// forgetSteps discards the prepared and the asked step. Every replacement of the whole
+// state calls it.
 func (r *record) forgetSteps() {
 	r.forgetPrepared()
 	r.askedStep.Store(0)
 }
 
-// ask takes down that a step was asked for.
+// ask records that a client asked for a step.
 func (r *record) ask(step uint64, factor float64) {
 	r.askedStep.Store(0)
 	r.factor.Store(math.Float64bits(factor))
 	r.askedStep.Store(step)
 }
 
-// asked is the step that was asked for last, and its factor.
+// asked returns the step that was asked for last, and its factor.
 func (r *record) asked() (step uint64, factor float64) {
 	return r.askedStep.Load(), math.Float64frombits(r.factor.Load())
 }

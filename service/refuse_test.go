@@ -20,11 +20,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watch starts a witness: a training on the same service, which must not notice
-// what others do there. Its end is held against that of one that was alone.
+// watch starts a witness: a training on the same service, which must not notice what
+// others do there. Its end must equal that of an undisturbed training.
 func watch(t *testing.T, r *running) {
 	t.Helper()
-	x := &trainer{Socket: r.Socket, Document: testDocument(small, func(d *Document) { d.World, d.Rank, d.Part = 2, 1, "witness" })}
+	x := &trainer{Socket: r.Socket, Document: testDocument(small, func(d *Document) {
+		d.World, d.Rank, d.Part = 2, 1, "witness"
+	})}
 	var last int64
 	var enough atomic.Bool
 	prints := make(chan string, 1)
@@ -56,8 +58,7 @@ func watch(t *testing.T, r *running) {
 	})
 }
 
-// wantError holds an error against a status and the text of a message, in which
-// * stands for anything.
+// wantError compares an error with a status and a text, in which * stands for anything.
 func wantError(t *testing.T, err error, status Status, text string) {
 	t.Helper()
 	var e *Error
@@ -70,7 +71,7 @@ func wantError(t *testing.T, err error, status Status, text string) {
 	}
 }
 
-// memfd is a file of a client.
+// memfd returns a file of a client.
 func memfd(t *testing.T, content []byte, size int64, seals int) *os.File {
 	t.Helper()
 	descriptor, err := unix.MemfdCreate("client", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
@@ -107,7 +108,7 @@ func dial(t *testing.T, r *running) *Client {
 	return c
 }
 
-// TestOpenIsRefused sends documents and files that are wrong.
+// TestOpenIsRefused sends wrong documents and files.
 func TestOpenIsRefused(t *testing.T) {
 	r := startService(t)
 	watch(t, r)
@@ -133,17 +134,24 @@ func TestOpenIsRefused(t *testing.T) {
 		status Status
 		want   string
 	}{
-		{"shorter than said", uint64(length) + 1, []*os.File{sealed}, Refused, fmt.Sprintf("open: the document: the memfd has %d bytes: expected at least %d", length, length+1)},
+		{"shorter than said", uint64(length) + 1, []*os.File{sealed}, Refused,
+			fmt.Sprintf("open: the document: the memfd has %d bytes: expected at least %d", length, length+1)},
 		{"of no bytes", 0, []*os.File{sealed}, Refused, "open: a document of 0 bytes: expected 1 to 268435456"},
-		{"of too many", 1 << 63, []*os.File{sealed}, Refused, "open: a document of 9223372036854775808 bytes: expected 1 to 268435456"},
+		{"of too many", 1 << 63, []*os.File{sealed}, Refused, "open: a document of 9223372036854775808 bytes: " +
+			"expected 1 to 268435456"},
 		{"cut short", uint64(length) - 1, []*os.File{sealed}, Refused, "open: the document cannot be read: *"},
 		{"zeros", 1000, []*os.File{memfd(t, nil, 1000, frozen)}, Refused, "open: the document cannot be read: *"},
-		{"not sealed", uint64(length), []*os.File{memfd(t, text, length, 0)}, Refused, "open: the document: the memfd has the seals 0x0: expected 0xe among them (fcntl(F_ADD_SEALS))"},
-		{"that can be written", uint64(length), []*os.File{memfd(t, text, length, fixed)}, Refused, "open: the document: the memfd has the seals 0x6: expected 0xe among them (fcntl(F_ADD_SEALS))"},
-		{"a file", uint64(length), []*os.File{plain}, Refused, "open: the document: the file is no memfd that can be sealed: expected memfd_create(..., MFD_ALLOW_SEALING)"},
-		{"a pipe", uint64(length), []*os.File{readable}, Refused, "open: the document: the file is no memfd that can be sealed: expected memfd_create(..., MFD_ALLOW_SEALING)"},
+		{"not sealed", uint64(length), []*os.File{memfd(t, text, length, 0)}, Refused,
+			"open: the document: the memfd has the seals 0x0: expected 0xe among them (fcntl(F_ADD_SEALS))"},
+		{"that can be written", uint64(length), []*os.File{memfd(t, text, length, fixed)}, Refused,
+			"open: the document: the memfd has the seals 0x6: expected 0xe among them (fcntl(F_ADD_SEALS))"},
+		{"a file", uint64(length), []*os.File{plain}, Refused, "open: the document: the file is no memfd that can be " +
+			"sealed: expected memfd_create(..., MFD_ALLOW_SEALING)"},
+		{"a pipe", uint64(length), []*os.File{readable}, Refused, "open: the document: the file is no memfd that can " +
+			"be sealed: expected memfd_create(..., MFD_ALLOW_SEALING)"},
 		{"no file", uint64(length), nil, Malformed, "open with 0 file descriptors: expected 1"},
-		{"two files", uint64(length), []*os.File{sealed, sealed}, Malformed, "open with 2 file descriptors: expected 1"},
+		{"two files", uint64(length), []*os.File{sealed, sealed}, Malformed,
+			"open with 2 file descriptors: expected 1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			client := dial(t, r)
@@ -162,28 +170,46 @@ func TestOpenIsRefused(t *testing.T) {
 		status Status
 		want   string
 	}{
-		{"schema", func(d *Document) { d.Schema = "plimsoll.open/2" }, Refused, `open: schema is "plimsoll.open/2": expected "plimsoll.open/1"`},
-		{"job", func(d *Document) { d.Job = "a job" }, Refused, `open: job is "a job": expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot at the beginning`},
-		{"part", func(d *Document) { d.Part = "" }, Refused, `open: part is "": expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot at the beginning`},
-		{"part that is a path", func(d *Document) { d.Part = ".." }, Refused, `open: part is "..": expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot at the beginning`},
+		{"schema", func(d *Document) { d.Schema = "plimsoll.open/2" }, Refused,
+			`open: schema is "plimsoll.open/2": expected "plimsoll.open/1"`},
+		{"job", func(d *Document) { d.Job = "a job" }, Refused,
+			`open: job is "a job": expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot at the beginning`},
+		{"part", func(d *Document) { d.Part = "" }, Refused,
+			`open: part is "": expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot at the beginning`},
+		{"part that is a path", func(d *Document) { d.Part = ".." }, Refused,
+			`open: part is "..": expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot at the beginning`},
 		{"rank", func(d *Document) { d.Rank = 1 }, Refused, "open: rank is 1 of 1: expected 0 to 0"},
-		{"ranks of a host", func(d *Document) { d.World, d.LocalWorld = 1<<20, 1<<20 }, Refused, "open: local_world is 1048576 of 1048576 ranks: expected 1 to 1024"},
-		{"optimizer", func(d *Document) { d.Optimizer = "muon" }, Refused, `open: optimizer is "muon": expected one of adamw, adam, lion, adagrad, sgd`},
+		{"ranks of a host", func(d *Document) { d.World, d.LocalWorld = 1<<20, 1<<20 }, Refused,
+			"open: local_world is 1048576 of 1048576 ranks: expected 1 to 1024"},
+		{"optimizer", func(d *Document) { d.Optimizer = "muon" }, Refused,
+			`open: optimizer is "muon": expected one of adamw, adam, lion, adagrad, sgd`},
 		{"format", func(d *Document) { d.Parameter = "fp16" }, Refused, "open: *split*"},
-		{"group of a parameter", func(d *Document) { d.Parameters[1].Group = 2 }, Refused, "open: parameter norm is in group 2: there are 2"},
-		{"twice", func(d *Document) { d.Parameters[1].Name = "embed" }, Refused, "open: parameter embed is there twice: a shard has one piece of a parameter"},
+		{"group of a parameter", func(d *Document) { d.Parameters[1].Group = 2 }, Refused,
+			"open: parameter norm is in group 2: there are 2"},
+		{"twice", func(d *Document) { d.Parameters[1].Name = "embed" }, Refused, "open: parameter embed is there " +
+			"twice: a shard has one piece of a parameter"},
 		{"no parameters", func(d *Document) { d.Parameters = nil }, Refused, "open: there are no parameters"},
-		{"beyond the parameter", func(d *Document) { d.Parameters[2].First = 1 << 62 }, Refused, "open: parameter mlp: 99223 elements from 4611686018427387904 on, of 100000"},
-		{"count that overflows", func(d *Document) { d.Parameters[2].Count = math.MaxInt64 }, Refused, "open: parameter mlp: 9223372036854775807 elements from 777 on, of 100000"},
-		{"shape that overflows", func(d *Document) { d.Parameters[2].Shape = []int64{1 << 40, 1 << 40} }, Refused, "open: parameter mlp has the shape [1099511627776 1099511627776]: expected at most 281474976710656 elements, and none of 0"},
+		{"beyond the parameter", func(d *Document) { d.Parameters[2].First = 1 << 62 }, Refused,
+			"open: parameter mlp: 99223 elements from 4611686018427387904 on, of 100000"},
+		{"count that overflows", func(d *Document) { d.Parameters[2].Count = math.MaxInt64 }, Refused,
+			"open: parameter mlp: 9223372036854775807 elements from 777 on, of 100000"},
+		{"shape that overflows", func(d *Document) { d.Parameters[2].Shape = []int64{1 << 40, 1 << 40} }, Refused,
+			"open: parameter mlp has the shape [1099511627776 1099511627776]: expected at most 281474976710656 " +
+				"elements, and none of 0"},
 		{"instance", func(d *Document) { d.Instance = -1 }, Refused, "open: instance is -1: expected 0 to 2147483648"},
 		{"CPU", func(d *Document) { d.CPUs = []int{8191} }, Refused, "open: *8191*"},
-		{"CPU that cannot be", func(d *Document) { d.CPUs = []int{-1} }, Refused, "open: cpus: expected at most 8192 CPUs, each from 0 to 8191"},
-		{"another job", func(d *Document) { d.Job = "other" }, Busy, "open: this service holds the job test, and not other; it takes another when that one's sessions are closed"},
+		{"CPU that cannot be", func(d *Document) { d.CPUs = []int{-1} }, Refused, "open: cpus: expected at most 8192 " +
+			"CPUs, each from 0 to 8191"},
+		{"another job", func(d *Document) { d.Job = "other" }, Busy, "open: this service holds the job test, and not " +
+			"other; it takes another when that one's sessions are closed"},
 		{"a rank that is held", func(d *Document) {
 			*d = *testDocument(small, func(d *Document) { d.World, d.Rank, d.Part = 2, 1, "witness" })
-		}, Busy, fmt.Sprintf("open: session rank1/witness of job test is held by process %d, which is this one; give each optimizer of a program a name of its own*", os.Getpid())},
-		{"everything at once", func(d *Document) { d.Parameters[0] = Piece{Name: "huge", Shape: []int64{1 << 47}, Count: 1 << 47} }, DoesNotFit, "open: the state of *"},
+		}, Busy, fmt.Sprintf("open: session rank1/witness of job test is held by process %d, which is this one; give "+
+			"each optimizer of a program a name of its own*", os.Getpid())},
+		{"everything at once", func(d *Document) {
+			d.Parameters[0] = Piece{Name: "huge", Shape: []int64{1 << 47},
+				Count: 1 << 47}
+		}, DoesNotFit, "open: the state of *"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s, err := OpenSession(r.Socket, testDocument(c.change))
@@ -198,7 +224,7 @@ func TestOpenIsRefused(t *testing.T) {
 	}
 }
 
-// TestRequestsAreRefused makes requests that make no sense. None changes
+// TestRequestsAreRefused sends requests that make no sense. None of them changes
 // anything.
 func TestRequestsAreRefused(t *testing.T) {
 	r := startService(t)
@@ -228,71 +254,137 @@ func TestRequestsAreRefused(t *testing.T) {
 		status Status
 		want   string
 	}{
-		{"another session", func() error { return s.open(testDocument()) }, OutOfOrder, "open: this connection has a session already"},
-		{"window of 0", func() error { return s.done(Window, encode(windowBody{0}), memfd(t, nil, 10, fixed)) }, Refused, "window of 0 bytes: expected 1 to 1099511627776"},
-		{"window that is smaller", func() error { return s.done(Window, encode(windowBody{4097}), memfd(t, nil, 4096, fixed)) }, Refused, "window: the memfd has 4096 bytes: expected at least 4097"},
-		{"window that could shrink", func() error { return s.done(Window, encode(windowBody{4096}), memfd(t, nil, 4096, unix.F_SEAL_GROW)) }, Refused, "window: the memfd has the seals 0x4: expected 0x2 among them (fcntl(F_ADD_SEALS))"},
-		{"window that cannot be written", func() error { return s.done(Window, encode(windowBody{4096}), memfd(t, nil, 4096, frozen)) }, Refused, "window: mmap of 4096 bytes: operation not permitted"},
+		{"another session", func() error { return s.open(testDocument()) }, OutOfOrder,
+			"open: this connection has a session already"},
+		{"window of 0", func() error { return s.done(Window, encode(windowBody{0}), memfd(t, nil, 10, fixed)) },
+			Refused, "window of 0 bytes: expected 1 to 1099511627776"},
+		{"window that is smaller", func() error {
+			return s.done(Window, encode(windowBody{4097}), memfd(t, nil, 4096, fixed))
+		}, Refused, "window: the memfd has 4096 bytes: expected at least 4097"},
+		{"window that could shrink", func() error {
+			return s.done(Window, encode(windowBody{4096}), memfd(t, nil, 4096, unix.F_SEAL_GROW))
+		}, Refused, "window: the memfd has the seals 0x4: expected 0x2 among them (fcntl(F_ADD_SEALS))"},
+		{"window that cannot be written", func() error {
+			return s.done(Window, encode(windowBody{4096}), memfd(t, nil, 4096, frozen))
+		}, Refused, "window: mmap of 4096 bytes: operation not permitted"},
 
-		{"read behind the end", request(Read, transfer{First: end, Count: 1}), Refused, "read: 1 elements from 200000 on, of a shard of 200000"},
+		{"read behind the end", request(Read, transfer{First: end, Count: 1}), Refused,
+			"read: 1 elements from 200000 on, of a shard of 200000"},
 		{"read of nothing", request(Read, transfer{}), Refused, "read: 0 elements from 0 on, of a shard of 200000"},
-		{"read of a sum that overflows", request(Read, transfer{First: 2, Count: math.MaxUint64}), Refused, "read: 18446744073709551615 elements from 2 on, of a shard of 200000"},
-		{"write from beyond", request(Write, transfer{First: math.MaxUint64, Count: 2}), Refused, "write: 2 elements from 18446744073709551615 on, of a shard of 200000"},
-		{"write behind the window", request(Write, transfer{Count: 2, Offset: window - 4}), Refused, "write: 2 numbers of 4 bytes at offset 16777212 of a window of 16777216 bytes; offsets are multiples of a number's size"},
-		{"an offset that overflows", request(Write, transfer{Count: 2, Offset: math.MaxUint64 - 3}), Refused, "write: 2 numbers of 4 bytes at offset 18446744073709551612 of a window of 16777216 bytes; offsets are multiples of a number's size"},
-		{"an offset between numbers", request(Read, transfer{Count: 1, Offset: 2}), Refused, "read: 1 numbers of 4 bytes at offset 2 of a window of 16777216 bytes; offsets are multiples of a number's size"},
-		{"a stream that there is not", request(Read, transfer{What: 3, Count: 1}), Refused, "read: stream 3: adamw has master weights (0) and 2 moments"},
-		{"a type that there is not", request(Accumulate, accumulation{Type: 3, Count: 1}), Refused, "accumulate of type 3: expected 0 (bf16), 1 (fp16) or 2 (fp32)"},
-		{"accumulate beyond", request(Accumulate, accumulation{Type: 2, First: end - 1, Count: 2}), Refused, "accumulate: 2 elements from 199999 on, of a shard of 200000"},
-		{"ready beyond", request(Ready, stretch{1, end}), Refused, "ready: 200000 elements from 1 on, of a shard of 200000"},
-		{"ready of a sum that overflows", request(Ready, stretch{1, math.MaxUint64}), Refused, "ready: 18446744073709551615 elements from 1 on, of a shard of 200000"},
+		{"read of a sum that overflows", request(Read, transfer{First: 2, Count: math.MaxUint64}), Refused,
+			"read: 18446744073709551615 elements from 2 on, of a shard of 200000"},
+		{"write from beyond", request(Write, transfer{First: math.MaxUint64, Count: 2}), Refused,
+			"write: 2 elements from 18446744073709551615 on, of a shard of 200000"},
+		{"write behind the window", request(Write, transfer{Count: 2, Offset: window - 4}), Refused,
+			"write: 2 numbers of 4 bytes at offset 16777212 of a window of 16777216 bytes; offsets are multiples of " +
+				"a number's size"},
+		{"an offset that overflows", request(Write, transfer{Count: 2, Offset: math.MaxUint64 - 3}), Refused,
+			"write: 2 numbers of 4 bytes at offset 18446744073709551612 of a window of 16777216 bytes; offsets are " +
+				"multiples of a number's size"},
+		{"an offset between numbers", request(Read, transfer{Count: 1, Offset: 2}), Refused,
+			"read: 1 numbers of 4 bytes at offset 2 of a window of 16777216 bytes; offsets are multiples of " +
+				"a number's size"},
+		{"a stream that there is not", request(Read, transfer{What: 3, Count: 1}), Refused,
+			"read: stream 3: adamw has master weights (0) and 2 moments"},
+		{"a type that there is not", request(Accumulate, accumulation{Type: 3, Count: 1}), Refused,
+			"accumulate of type 3: expected 0 (bf16), 1 (fp16) or 2 (fp32)"},
+		{"accumulate beyond", request(Accumulate, accumulation{Type: 2, First: end - 1, Count: 2}), Refused,
+			"accumulate: 2 elements from 199999 on, of a shard of 200000"},
+		{"ready beyond", request(Ready, stretch{1, end}), Refused,
+			"ready: 200000 elements from 1 on, of a shard of 200000"},
+		{"ready of a sum that overflows", request(Ready, stretch{1, math.MaxUint64}), Refused,
+			"ready: 18446744073709551615 elements from 1 on, of a shard of 200000"},
 
-		{"the step after the next", step(4, 1, adamw...), OutOfOrder, "step 4: the session has finished step 2, so the next is 3"},
-		{"a step before", step(1, 1, adamw...), OutOfOrder, "step 1: the session has finished step 2, so the next is 3"},
+		{"the step after the next", step(4, 1, adamw...), OutOfOrder,
+			"step 4: the session has finished step 2, so the next is 3"},
+		{"a step before", step(1, 1, adamw...), OutOfOrder,
+			"step 1: the session has finished step 2, so the next is 3"},
 		{"step 0", step(0, 1, adamw...), OutOfOrder, "step 0: the session has finished step 2, so the next is 3"},
-		{"the last step that there can be", step(math.MaxUint64, 1, adamw...), OutOfOrder, "step 18446744073709551615: the session has finished step 2, so the next is 3"},
-		{"a factor that is no number", step(3, math.NaN(), adamw...), Refused, "step with the factor NaN: skip a step whose gradients are not finite"},
-		{"a factor that is infinite", step(3, math.Inf(-1), adamw...), Refused, "step with the factor -Inf: skip a step whose gradients are not finite"},
+		{"the last step that there can be", step(math.MaxUint64, 1, adamw...), OutOfOrder,
+			"step 18446744073709551615: the session has finished step 2, so the next is 3"},
+		{"a factor that is no number", step(3, math.NaN(), adamw...), Refused,
+			"step with the factor NaN: skip a step whose gradients are not finite"},
+		{"a factor that is infinite", step(3, math.Inf(-1), adamw...), Refused, "step with the factor -Inf: skip a " +
+			"step whose gradients are not finite"},
 		{"a group too few", step(3, 1, adamw[0]), Refused, "step with 1 parameter groups: the session has 2"},
 		{"a negative rate", step(3, 1, adamw[0], with(0, -1)), Refused, "step, parameter group 1, *: *learning rate*"},
-		{"a rate that is no number", step(3, 1, adamw[0], with(0, math.NaN())), Refused, "step, parameter group 1, *: *learning rate*"},
+		{"a rate that is no number", step(3, 1, adamw[0], with(0, math.NaN())), Refused,
+			"step, parameter group 1, *: *learning rate*"},
 		{"a beta of 1", step(3, 1, with(1, 1), adamw[1]), Refused, "step, parameter group 0, *: *beta*"},
-		{"an infinite epsilon", step(3, 1, with(3, math.Inf(1)), adamw[1]), Refused, "step, parameter group 0, *: *epsilon*"},
-		{"a rate that fp32 cannot hold", step(3, 1, adamw[0], with(0, 1e39)), Refused, "step, parameter group 1, *: the learning rate*binary32*"},
-		{"a weight decay that fp32 cannot hold", step(3, 1, with(4, 1e308), adamw[1]), Refused, "step, parameter group 0, *: the weight decay*binary32*"},
-		{"an epsilon that would be zero", step(3, 1, with(3, 1e-60), adamw[1]), Refused, "step, parameter group 0, *: the epsilon*binary32*"},
-		{"a factor that fp32 cannot hold", step(3, 1e39, adamw...), Refused, "step, parameter group 0, *: the factor*binary32*"},
-		{"a factor that would be zero", step(3, 1e-60, adamw...), Refused, "step, parameter group 0, *: the factor*binary32*"},
+		{"an infinite epsilon", step(3, 1, with(3, math.Inf(1)), adamw[1]), Refused,
+			"step, parameter group 0, *: *epsilon*"},
+		{"a rate that fp32 cannot hold", step(3, 1, adamw[0], with(0, 1e39)), Refused,
+			"step, parameter group 1, *: the learning rate*binary32*"},
+		{"a weight decay that fp32 cannot hold", step(3, 1, with(4, 1e308), adamw[1]), Refused,
+			"step, parameter group 0, *: the weight decay*binary32*"},
+		{"an epsilon that would be zero", step(3, 1, with(3, 1e-60), adamw[1]), Refused,
+			"step, parameter group 0, *: the epsilon*binary32*"},
+		{"a factor that fp32 cannot hold", step(3, 1e39, adamw...), Refused,
+			"step, parameter group 0, *: the factor*binary32*"},
+		{"a factor that would be zero", step(3, 1e-60, adamw...), Refused,
+			"step, parameter group 0, *: the factor*binary32*"},
 
-		{"flags that there are not", body(Step, stepHeader{Step: 3, Factor: 1, Flags: 8}, adamw...), Refused, "step with flags 0x8: this version has 0x3"},
-		{"a step that is not prepared", body(Step, stepHeader{Step: 3, Factor: 1, Flags: preparedStep}), OutOfOrder, "step 3 as prepared: step 0 is (0 is none)"},
-		{"a step as prepared, and not", body(Step, stepHeader{Step: 3, Factor: 1, Flags: preparedStep}, adamw...), Refused, "step 3 as prepared, with 2 parameter groups: expected none"},
-		{"the step that was made is prepared", body(Prepare, stepHeader{Step: 2}, adamw...), OutOfOrder, "prepare 2: the session has finished step 2, so the next is 3"},
-		{"a factor before its time", body(Prepare, stepHeader{Step: 3, Factor: 1}, adamw...), Refused, "prepare with flags 0x0 and factor 1: expected neither, which come with the step"},
-		{"flags before their time", body(Prepare, stepHeader{Step: 3, Flags: waitForStep}, adamw...), Refused, "prepare with flags 0x1 and factor 0: expected neither, which come with the step"},
-		{"a group too few is prepared", body(Prepare, stepHeader{Step: 3}, adamw[0]), Refused, "prepare with 1 parameter groups: the session has 2"},
-		{"a beta of 1 is prepared", body(Prepare, stepHeader{Step: 3}, with(1, 1), adamw[1]), Refused, "prepare, parameter group 0, *: *beta*"},
-		{"a rate that fp32 cannot hold is prepared", body(Prepare, stepHeader{Step: 3}, with(0, 1e39), adamw[1]), Refused, "prepare, parameter group 0, *: the learning rate*binary32*"},
+		{"flags that there are not", body(Step, stepHeader{Step: 3, Factor: 1, Flags: 8}, adamw...), Refused,
+			"step with flags 0x8: this version has 0x3"},
+		{"a step that is not prepared", body(Step, stepHeader{Step: 3, Factor: 1, Flags: preparedStep}), OutOfOrder,
+			"step 3 as prepared: step 0 is (0 is none)"},
+		{"a step as prepared, and not", body(Step, stepHeader{Step: 3, Factor: 1, Flags: preparedStep}, adamw...),
+			Refused, "step 3 as prepared, with 2 parameter groups: expected none"},
+		{"the step that was made is prepared", body(Prepare, stepHeader{Step: 2}, adamw...), OutOfOrder,
+			"prepare 2: the session has finished step 2, so the next is 3"},
+		{"a factor before its time", body(Prepare, stepHeader{Step: 3, Factor: 1}, adamw...), Refused,
+			"prepare with flags 0x0 and factor 1: expected neither, which come with the step"},
+		{"flags before their time", body(Prepare, stepHeader{Step: 3, Flags: waitForStep}, adamw...), Refused,
+			"prepare with flags 0x1 and factor 0: expected neither, which come with the step"},
+		{"a group too few is prepared", body(Prepare, stepHeader{Step: 3}, adamw[0]), Refused,
+			"prepare with 1 parameter groups: the session has 2"},
+		{"a beta of 1 is prepared", body(Prepare, stepHeader{Step: 3}, with(1, 1), adamw[1]), Refused,
+			"prepare, parameter group 0, *: *beta*"},
+		{"a rate that fp32 cannot hold is prepared", body(Prepare, stepHeader{Step: 3}, with(0, 1e39), adamw[1]),
+			Refused, "prepare, parameter group 0, *: the learning rate*binary32*"},
 
-		{"wait for what did not begin", request(Wait, waitBody{3, 0, 1}), OutOfOrder, "wait for step 3: the last that was begun is 2"},
-		{"wait beyond", request(Wait, waitBody{2, end, 1}), Refused, "wait: 1 elements from 200000 on, of a shard of 200000"},
-		{"a step too far", request(SetStep, setStep{1 << 63}), Refused, "set_step 9223372036854775808: expected at most 4611686018427387904"},
-		{"save to nowhere", func() error { _, err := s.Save("/nowhere", nil); return err }, Storage, "save: /nowhere: there is no such folder to save checkpoints in*"},
-		{"save to a relative path", func() error { _, err := s.Save("checkpoints", nil); return err }, Refused, `save: the directory is "checkpoints": expected an absolute path, as the service has a working directory of its own`},
-		{"save to an empty path", func() error { _, err := s.Save("", nil); return err }, Refused, `save: the directory is "": expected an absolute path, as the service has a working directory of its own`},
-		{"commit to a relative path", func() error { return s.Commit("./checkpoints", 1) }, Refused, `commit: the directory is "./checkpoints": expected an absolute path, *`},
-		{"load from a relative path", func() error { _, err := s.Load("../checkpoints"); return err }, Refused, `load: the directory is "../checkpoints": expected an absolute path, *`},
-		{"save as the second of one", func() error { _, err := s.ask(Save, saveBody{Directory: "/nowhere", Replica: 1}); return err }, Refused, "save: replica 1 of 1 in a job of 1 ranks: *"},
-		{"save as no replica", func() error { _, err := s.ask(Save, saveBody{Directory: "/nowhere", Replica: -1}); return err }, Refused, "save: replica -1 of 1 in a job of 1 ranks: *"},
-		{"save as one of two in a job of one", func() error { _, err := s.ask(Save, saveBody{Directory: "/nowhere", Replicas: 2}); return err }, Refused, "save: replica 0 of 2 in a job of 1 ranks: *"},
-		{"save with an identity that is none", func() error { _, err := s.ask(Save, saveBody{Directory: "/nowhere", Identity: "of all"}); return err }, Refused, `save: the identity is "of all": expected 1 to 64 of a-z A-Z 0-9 . _ -, *`},
+		{"wait for what did not begin", request(Wait, waitBody{3, 0, 1}), OutOfOrder,
+			"wait for step 3: the last that was begun is 2"},
+		{"wait beyond", request(Wait, waitBody{2, end, 1}), Refused,
+			"wait: 1 elements from 200000 on, of a shard of 200000"},
+		{"a step too far", request(SetStep, setStep{1 << 63}), Refused, "set_step 9223372036854775808: expected at " +
+			"most 4611686018427387904"},
+		{"save to nowhere", func() error { _, err := s.Save("/nowhere", nil); return err }, Storage,
+			"save: /nowhere: there is no such folder to save checkpoints in*"},
+		{"save to a relative path", func() error { _, err := s.Save("checkpoints", nil); return err }, Refused,
+			`save: the directory is "checkpoints": expected an absolute path, as the service has a working directory of its own`},
+		{"save to an empty path", func() error { _, err := s.Save("", nil); return err }, Refused,
+			`save: the directory is "": expected an absolute path, as the service has a working directory of its own`},
+		{"commit to a relative path", func() error { return s.Commit("./checkpoints", 1) }, Refused,
+			`commit: the directory is "./checkpoints": expected an absolute path, *`},
+		{"load from a relative path", func() error { _, err := s.Load("../checkpoints"); return err }, Refused,
+			`load: the directory is "../checkpoints": expected an absolute path, *`},
+		{"save as the second of one", func() error {
+			_, err := s.ask(Save, saveBody{Directory: "/nowhere", Replica: 1})
+			return err
+		}, Refused, "save: replica 1 of 1 in a job of 1 ranks: *"},
+		{"save as no replica", func() error {
+			_, err := s.ask(Save, saveBody{Directory: "/nowhere", Replica: -1})
+			return err
+		}, Refused, "save: replica -1 of 1 in a job of 1 ranks: *"},
+		{"save as one of two in a job of one", func() error {
+			_, err := s.ask(Save, saveBody{Directory: "/nowhere", Replicas: 2})
+			return err
+		}, Refused, "save: replica 0 of 2 in a job of 1 ranks: *"},
+		{"save with an identity that is none", func() error {
+			_, err := s.ask(Save, saveBody{Directory: "/nowhere", Identity: "of all"})
+			return err
+		}, Refused, `save: the identity is "of all": expected 1 to 64 of a-z A-Z 0-9 . _ -, *`},
 		{"commit with an identity that is none", func() error {
 			_, err := s.ask(Commit, commitBody{Directory: "/nowhere", Identity: strings.Repeat("x", 65)})
 			return err
 		}, Refused, `commit: the identity is "xxx*": expected 1 to 64 *`},
-		{"save without a document", func() error { return s.done(Save, []byte("step")) }, Refused, "save: the document cannot be read: *"},
-		{"commit of nothing", func() error { return s.Commit(t.TempDir(), 1) }, Storage, "commit: *: nothing was saved here at step 1*"},
-		{"load of nothing", func() error { _, err := s.Load(t.TempDir()); return err }, Storage, "load: *: no complete checkpoint is here*"},
+		{"save without a document", func() error { return s.done(Save, []byte("step")) }, Refused,
+			"save: the document cannot be read: *"},
+		{"commit of nothing", func() error { return s.Commit(t.TempDir(), 1) }, Storage,
+			"commit: *: nothing was saved here at step 1*"},
+		{"load of nothing", func() error { _, err := s.Load(t.TempDir()); return err }, Storage,
+			"load: *: no complete checkpoint is here*"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			wantError(t, c.ask(), c.status, c.want)
@@ -310,8 +402,8 @@ func TestRequestsAreRefused(t *testing.T) {
 	}
 }
 
-// TestWithoutASession makes every request before there is a session, and those
-// that need more than a session.
+// TestWithoutASession sends every request without a session, and the requests that need
+// even more than a session.
 func TestWithoutASession(t *testing.T) {
 	r := startService(t)
 	client := dial(t, r)
@@ -323,18 +415,22 @@ func TestWithoutASession(t *testing.T) {
 		if filesWith[kind] > 0 {
 			files = append(files, memfd(t, nil, 10, fixed))
 		}
-		wantError(t, client.done(kind, nil, files...), OutOfOrder, fmt.Sprintf("%v: there is no session; open one first", kind))
+		wantError(t, client.done(kind, nil, files...), OutOfOrder,
+			fmt.Sprintf("%v: there is no session; open one first", kind))
 		client = dial(t, r) // close ends the connection
 	}
-	s := mustOpen(t, r.Socket, testDocument(func(d *Document) { d.Optimizer, d.Moments, d.State = "lion", "bf16", "fp32" }))
+	s := mustOpen(t, r.Socket, testDocument(func(d *Document) {
+		d.Optimizer, d.Moments, d.State = "lion", "bf16", "fp32"
+	}))
 	wantError(t, s.done(Read, encode(transfer{Count: 1})), OutOfOrder, "read: there is no window; send one first")
 	_, err := s.Save(t.TempDir(), nil)
 	wantError(t, err, OutOfOrder, "save: the state is not whole: write weights and set_step, or load, or make a step")
-	wantError(t, s.Read(SecondMoment, 0, make([]float32, 1)), Refused, "read: stream 2: lion has master weights (0) and 1 moments")
+	wantError(t, s.Read(SecondMoment, 0, make([]float32, 1)), Refused,
+		"read: stream 2: lion has master weights (0) and 1 moments")
 }
 
-// TestPacketsThatAreCutOff: the answer is that of the request, so that its client
-// hears what is wrong.
+// TestPacketsThatAreCutOff checks that the answer has the number of the request, so
+// that the client learns what is wrong.
 func TestPacketsThatAreCutOff(t *testing.T) {
 	r := startService(t)
 	file := memfd(t, nil, 10, fixed)
@@ -344,8 +440,7 @@ func TestPacketsThatAreCutOff(t *testing.T) {
 	wantError(t, err, Malformed, "a packet of more than 65536 bytes")
 }
 
-// TestWindowStaysAsItIs is a client that would cut off what the service has
-// mapped.
+// TestWindowStaysAsItIs has a client try to shrink the window that the service mapped.
 func TestWindowStaysAsItIs(t *testing.T) {
 	r := startService(t)
 	watch(t, r)
@@ -365,8 +460,7 @@ func TestWindowStaysAsItIs(t *testing.T) {
 	}
 }
 
-// TestAnotherDocument attaches to a session with a document that differs from
-// its own.
+// TestAnotherDocument attaches to a session with a different document.
 func TestAnotherDocument(t *testing.T) {
 	r := startService(t)
 	s := begun(t, r.Socket, testDocument())
@@ -382,12 +476,16 @@ func TestAnotherDocument(t *testing.T) {
 		{func(d *Document) { d.Moments = "int8" }, "moments is int8, and was fp32"},
 		{func(d *Document) { d.Gradient = "fp32" }, "gradient is fp32, and was bf16"},
 		{func(d *Document) { d.Parameters = d.Parameters[:2] }, "the number of parameters is 2, and was 3"},
-		{func(d *Document) { d.Parameters[2].Count-- }, "parameter 2 is {mlp [100000] 0  777 99222}, and was {mlp [100000] 0  777 99223}"},
-		{func(d *Document) { d.Parameters[0].Shape[0]++ }, "parameter 0 is {embed [1001 100] 0  0 100000}, and was {embed [1000 100] 0  0 100000}"},
-		{func(d *Document) { d.Parameters[1].Moments = "bf16" }, "parameter 1 is {norm [777] 1 bf16 0 777}, and was {norm [777] 1  0 777}"},
+		{func(d *Document) { d.Parameters[2].Count-- }, "parameter 2 is {mlp [100000] 0  777 99222}, and was {mlp " +
+			"[100000] 0  777 99223}"},
+		{func(d *Document) { d.Parameters[0].Shape[0]++ }, "parameter 0 is {embed [1001 100] 0  0 100000}, and was " +
+			"{embed [1000 100] 0  0 100000}"},
+		{func(d *Document) { d.Parameters[1].Moments = "bf16" }, "parameter 1 is {norm [777] 1 bf16 0 777}, and was " +
+			"{norm [777] 1  0 777}"},
 	} {
 		_, err := OpenSession(r.Socket, testDocument(c.change))
-		wantError(t, err, Refused, "open: session rank0/bf16 of job test is there and differs: "+c.want+"; close it, or give the job another name")
+		wantError(t, err, Refused, "open: session rank0/bf16 of job test is there and differs: "+c.want+
+			"; close it, or give the job another name")
 	}
 	again := mustOpen(t, r.Socket, testDocument(func(d *Document) { d.CPUs = r.overview(t).Sessions[0].CPUs[:1] }))
 	if w := again.Welcome; !w.Attached || !w.Initialized {
@@ -395,8 +493,8 @@ func TestAnotherDocument(t *testing.T) {
 	}
 }
 
-// TestDoesNotFit asks for more than there is: what it takes is said, and nothing
-// was allocated.
+// TestDoesNotFit asks for more than there is. The error says how much is needed, and
+// nothing is allocated.
 func TestDoesNotFit(t *testing.T) {
 	r := startService(t, memoryVariable+"=100000000")
 	watch(t, r)
@@ -404,7 +502,8 @@ func TestDoesNotFit(t *testing.T) {
 		d.World, d.LocalWorld = 4, 4
 		d.Parameters[0].Shape, d.Parameters[0].Count = []int64{20_000, 100}, 2_000_000
 	}))
-	wantError(t, err, DoesNotFit, `open: the state of 2100000 parameters in Adam/state=split/moments=fp32/parameter=bf16/gradient=bf16 takes 28.1 MiB a rank, 112 MiB for the 4 ranks of this host that are still to come, and 95.4 MiB are available (MemAvailable); use a smaller format (moments "bf16" or "int8"), more hosts, or fewer ranks on this one`)
+	wantError(t, err, DoesNotFit,
+		`open: the state of 2100000 parameters in Adam/state=split/moments=fp32/parameter=bf16/gradient=bf16 takes 28.1 MiB a rank, 112 MiB for the 4 ranks of this host that are still to come, and 95.4 MiB are available (MemAvailable); use a smaller format (moments "bf16" or "int8"), more hosts, or fewer ranks on this one`)
 	for _, name := range memoryOf(r.Process()) {
 		if strings.Contains(name, "rank0") {
 			t.Errorf("%s was allocated", name)
@@ -412,14 +511,16 @@ func TestDoesNotFit(t *testing.T) {
 	}
 }
 
-// TestTooFewThreads: the Go runtime ends a service that cannot start a worker.
+// TestTooFewThreads checks the limit on threads: the Go runtime would end a service
+// that cannot start a worker.
 func TestTooFewThreads(t *testing.T) {
 	r := startService(t, threadsVariable+"=3")
 	_, err := OpenSession(r.Socket, testDocument())
-	wantError(t, err, DoesNotFit, `open: * more threads are needed, and 3 may be started (pids.max); raise that limit where the service is started`)
+	wantError(t, err, DoesNotFit,
+		`open: * more threads are needed, and 3 may be started (pids.max); raise that limit where the service is started`)
 }
 
-// TestClientVanishes lets clients go in the middle of things.
+// TestClientVanishes closes connections at all kinds of moments.
 func TestClientVanishes(t *testing.T) {
 	r := startService(t)
 	watch(t, r)
@@ -437,7 +538,7 @@ func TestClientVanishes(t *testing.T) {
 			t.Fatalf("the session is at step %d: expected %d; attached %v", s.Welcome.Step, step, s.Welcome.Attached)
 		}
 	}
-	// Another client comes while the one before gives the state back.
+	// Another client comes while the earlier one gives the state back.
 	for i := range 30 {
 		if err := s.Step(s.Welcome.Step+1, 1, false, adamw...); err != nil {
 			t.Fatal(err)
@@ -471,7 +572,7 @@ func TestClientVanishes(t *testing.T) {
 	}
 }
 
-// send sends a request and leaves it at that.
+// send sends a request without reading the answer.
 func send(t *testing.T, c *Client, kind Kind, body []byte) {
 	t.Helper()
 	c.number++
@@ -480,8 +581,7 @@ func send(t *testing.T, c *Client, kind Kind, body []byte) {
 	}
 }
 
-// TestMemoryIsGivenBack closes sessions: nothing of them is left, nor of what
-// their clients had.
+// TestMemoryIsGivenBack closes sessions: nothing of them, or of their clients, is left.
 func TestMemoryIsGivenBack(t *testing.T) {
 	r := startService(t)
 	for range 3 {
@@ -500,15 +600,15 @@ func TestMemoryIsGivenBack(t *testing.T) {
 	}
 }
 
-// TestClientThatDoesNotRead leaves answers unread. The service ends all the
-// same when it is asked to.
+// TestClientThatDoesNotRead leaves answers unread. The service still ends when it is
+// asked to.
 func TestClientThatDoesNotRead(t *testing.T) {
 	r := startService(t)
 	client := dial(t, r)
 	request := packet{kind: Stat}.encode()
 	sent := 0
-	// Others are served, and see what waits: one request that is being answered,
-	// beside that which asks.
+	// Others are still served. They see two requests waiting: the one being answered,
+	// and their own.
 	await(t, "a service that can answer no more", func() bool {
 		if err := client.c.SetWriteDeadline(time.Now().Add(300 * time.Millisecond)); err != nil {
 			t.Fatal(err)
@@ -521,11 +621,11 @@ func TestClientThatDoesNotRead(t *testing.T) {
 		o := r.overview(t)
 		return o.Unanswered == 2 && o.QueuedBytes >= ledger.Bytes(len(request))
 	})
-	r.end() // fails where that takes too long
+	r.end() // fails if the end takes too long
 }
 
-// TestEmptyNotification has a service send the keeper what says nothing: it goes on
-// to keep what comes after.
+// TestEmptyNotification has a service send the keeper empty messages. The keeper still
+// takes the later ones.
 func TestEmptyNotification(t *testing.T) {
 	k := &Keeper{Socket: filepath.Join(t.TempDir(), "s")}
 	var err error
@@ -543,7 +643,8 @@ func TestEmptyNotification(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(s.socket)
-	for _, text := range []string{"", "READY", strings.Repeat("X", 5000), "FDSTORE=1\nFDNAME=nothing", "FDSTOREREMOVE=1\nFDNAME=nothing"} {
+	for _, text := range []string{"", "READY", strings.Repeat("X", 5000), "FDSTORE=1\nFDNAME=nothing",
+		"FDSTOREREMOVE=1\nFDNAME=nothing"} {
 		if err := s.send(text); err != nil {
 			t.Fatal(err)
 		}
@@ -560,7 +661,7 @@ func TestEmptyNotification(t *testing.T) {
 	}
 }
 
-// notifyKeeper is a process that is not the service, and writes to the keeper.
+// notifyKeeper writes to the keeper from a process that is not the service.
 func notifyKeeper(address string) error {
 	s, err := newStore(address)
 	if err != nil {
@@ -570,7 +671,7 @@ func notifyKeeper(address string) error {
 }
 
 // TestKeeperListensToItsServiceAlone has another process of this user write to the
-// socket of the keeper. No state is lost, before or after.
+// keeper's socket. No state is lost, neither earlier nor later state.
 func TestKeeperListensToItsServiceAlone(t *testing.T) {
 	r := startService(t)
 	info, err := os.Stat(r.notifyPath())
@@ -592,7 +693,8 @@ func TestKeeperListensToItsServiceAlone(t *testing.T) {
 	await(t, "the end of the service", func() bool { return r.Process() != process })
 	for document, step := range map[*Document]int64{testDocument(small): 3, later: 2} {
 		if s := mustOpen(t, r.Socket, document); !s.Welcome.Attached || s.Welcome.Step != step {
-			t.Errorf("part %s: attached %v at step %d: expected step %d", document.Part, s.Welcome.Attached, s.Welcome.Step, step)
+			t.Errorf("part %s: attached %v at step %d: expected step %d", document.Part, s.Welcome.Attached,
+				s.Welcome.Step, step)
 		}
 	}
 }
@@ -612,8 +714,8 @@ func visit(socket string) error {
 	return nil
 }
 
-// TestAnotherUser has a client of another user come, for whom the directory of
-// the socket was opened on purpose.
+// TestAnotherUser connects as another user, to a socket whose directory was opened on
+// purpose.
 func TestAnotherUser(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to start a process of another user")
@@ -622,7 +724,8 @@ func TestAnotherUser(t *testing.T) {
 	watch(t, r)
 	visitor := func() (string, error) {
 		command := exec.Command("/proc/self/fd/3")
-		// The program lies where another user may not look, so it is given open.
+		// The other user may have no access to the program's folder, so it gets an open
+		// file.
 		program, err := os.Open(os.Args[0])
 		if err != nil {
 			t.Fatal(err)
@@ -645,7 +748,8 @@ func TestAnotherUser(t *testing.T) {
 		}
 	}
 	output, err := visitor()
-	if want := regexp.MustCompile(`^this service belongs to user 0, and process \d+ to user 65534\n$`); err != nil || !want.MatchString(output) {
+	if want := regexp.MustCompile(`^this service belongs to user 0, and process \d+ to user 65534\n$`); err != nil ||
+		!want.MatchString(output) {
 		t.Errorf("%v\n%s", err, output)
 	}
 }

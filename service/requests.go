@@ -11,14 +11,14 @@ import (
 	"plimsoll/ledger"
 )
 
-// maximumDocument is the size of the longest document of an open request: some
-// hundred thousand parameters.
+// maximumDocument is the largest size of a document of open: some hundred thousand
+// parameters.
 const maximumDocument = 256 << 20
 
-// filesWith is how many files come with a request.
+// filesWith is how many files come with a request of each kind.
 var filesWith = map[Kind]int{Open: 1, Window: 1}
 
-// handle does what a request asks for.
+// handle carries out a request.
 func (c *connection) handle(p packet, files []*os.File) ([]byte, []*os.File, error) {
 	if want := filesWith[p.kind]; len(files) != want {
 		return nil, nil, fail(Malformed, "%v with %d file descriptors: expected %d", p.kind, len(files), want)
@@ -47,7 +47,7 @@ func (c *connection) handle(p packet, files []*os.File) ([]byte, []*os.File, err
 	return result, nil, err
 }
 
-// answerStat answers with a file: the document may be longer than a packet.
+// answerStat answers with a file, as the document may be longer than a packet.
 func (s *Server) answerStat() ([]byte, []*os.File, error) {
 	text, err := json.Marshal(s.Overview())
 	if err != nil {
@@ -60,7 +60,7 @@ func (s *Server) answerStat() ([]byte, []*os.File, error) {
 	return encode(uint64(len(text))), []*os.File{file}, nil
 }
 
-// inSession does what a request asks of a session.
+// inSession carries out a request that needs a session.
 func (c *connection) inSession(p packet, files []*os.File) ([]byte, error) {
 	s := c.session
 	switch p.kind {
@@ -148,7 +148,7 @@ func (c *connection) inSession(p packet, files []*os.File) ([]byte, error) {
 	return nil, nil
 }
 
-// setStep says that the state was written as a whole.
+// setStep records that the client wrote the whole state, and which step it is of.
 func (s *session) setStep(step uint64) error {
 	if step > maximumStep {
 		return fail(Refused, "set_step %d: expected at most %d", step, int64(maximumStep))
@@ -157,7 +157,7 @@ func (s *session) setStep(step uint64) error {
 		return err
 	}
 	s.settle()
-	s.saveIsOver.Wait() // the checkpoint is of the step that it was
+	s.saveIsOver.Wait() // the checkpoint needs the step before
 	s.record.forgetSteps()
 	s.shard.SetSteps(int64(step))
 	s.begun = int64(step)
@@ -167,8 +167,7 @@ func (s *session) setStep(step uint64) error {
 
 const maximumStep = 1 << 62
 
-// checkLength refuses documents that are too long, when a session is opened and
-// when it is restored.
+// checkLength refuses documents that are too long. Both open and restore call it.
 func checkLength(document uint64) error {
 	if document == 0 || document > maximumDocument {
 		return fmt.Errorf("a document of %d bytes: expected 1 to %d", document, maximumDocument)
@@ -176,8 +175,7 @@ func checkLength(document uint64) error {
 	return nil
 }
 
-// readDocument reads the document of an open request from its memfd, and returns its
-// text, too.
+// readDocument reads the document of open from its memfd. It returns the text, too.
 func readDocument(body []byte, files []*os.File) (*Document, []byte, error) {
 	b, err := decode[openBody](Open, body)
 	if err != nil {
@@ -197,7 +195,7 @@ func readDocument(body []byte, files []*os.File) (*Document, []byte, error) {
 	return d, text, err
 }
 
-// SessionSchema is the schema of the answer to open.
+// SessionSchema is the schema of [Welcome].
 const SessionSchema = "plimsoll.session/1"
 
 // Welcome is the answer to open.
@@ -209,14 +207,14 @@ type Welcome struct {
 	Elements    int64  `json:"elements"`
 	Service     string `json:"service"`
 	Kernel      string `json:"kernel"`
-	// PreparedStep is the step that is prepared, 0 for none. AskedStep is the one
-	// that was asked for last, with its factor.
+	// PreparedStep is the prepared step, 0 for none. AskedStep is the step that a
+	// client asked for last, and AskedFactor its factor.
 	PreparedStep uint64  `json:"prepared_step"`
 	AskedStep    uint64  `json:"asked_step"`
 	AskedFactor  float64 `json:"asked_factor"`
-	// Accumulated is how many gradients were added since all were cleared, which
-	// was at ClearedStep. Accumulating is the number of one that is half added, 0
-	// for none.
+	// Accumulated is how many accumulations were finished since the gradients were
+	// cleared, at step ClearedStep. Accumulating is the number of one that is half
+	// done, 0 for none.
 	Accumulated  int64          `json:"accumulated"`
 	Accumulating int64          `json:"accumulating"`
 	ClearedStep  int64          `json:"cleared_step"`
@@ -256,7 +254,7 @@ func (c *connection) welcome(attached bool) ([]byte, []*os.File, error) {
 	return text, files, err
 }
 
-// text is a document in the body of a request.
+// decodeText decodes a request's body that is a JSON document.
 func decodeText[T any](kind Kind, body []byte) (T, error) {
 	var value T
 	if err := json.Unmarshal(body, &value, json.RejectUnknownMembers(true)); err != nil {

@@ -20,14 +20,14 @@ import (
 	"plimsoll/ledger"
 )
 
-// A service keeps the files of a session under short names: all of them go to the
-// next service in one variable of its environment. Session 12 has its record as
+// A service keeps the files of a session under short names: all names go to the next
+// service in one variable of its environment. Session 12 has its session header as
 // "12", and its arenas, in order, as "12.0", "12.1" and so on.
 
-// keptName is what an arena of a session is kept as.
+// keptName returns the name under which an arena of a session is kept.
 func keptName(session string, arena int) string { return session + "." + strconv.Itoa(arena) }
 
-// keptSession is the session of a kept file.
+// keptSession returns the session of a kept file.
 func keptSession(name string) string {
 	session, _, _ := strings.Cut(name, ".")
 	return session
@@ -35,8 +35,8 @@ func keptSession(name string) string {
 
 var keptPattern = regexp.MustCompile(`^[0-9]{1,9}(\.[0-9]{1,9})?$`)
 
-// keptNames are what the arenas of a session are kept as: the record last, so who
-// finds it finds all.
+// keptNames returns the names under which the arenas of a session are kept. The session
+// header comes last: a header that was kept proves that all arenas were.
 func keptNames(session string, arenas int) []string {
 	names := make([]string, 0, arenas+1)
 	for i := range arenas {
@@ -45,20 +45,20 @@ func keptNames(session string, arenas int) []string {
 	return append(names, session)
 }
 
-// leftSession is a session that an earlier service has left.
+// leftSession is a session that an earlier service left.
 type leftSession struct {
 	name  string
-	files map[string]*os.File // by the names that they are kept as
+	files map[string]*os.File // by the names under which they are kept
 
-	// The record and the document in it; nil where they could not be read.
+	// The session header and the document in it; nil if they could not be read.
 	record   *record
 	document *Document
 
-	// reason is why it could not be restored.
+	// reason is why the session could not be restored.
 	reason error
 }
 
-// readRecord reads the record, unless that was done.
+// readRecord reads the session header, unless it was read already.
 func (l *leftSession) readRecord() error {
 	if l.record != nil {
 		return nil
@@ -68,15 +68,15 @@ func (l *leftSession) readRecord() error {
 	return err
 }
 
-// mostAttempts is how many services may die while they restore a session, before it
-// is set aside. It is no fewer, as some of them may be killed for other reasons.
+// mostAttempts is how many services may die while they restore a session, before it is
+// set aside. It allows for services that are killed for other reasons.
 const mostAttempts = 5
 
-// errDeadly says that services have died while they restored a session.
+// errDeadly reports that services died while they restored a session.
 var errDeadly = fmt.Errorf("%d services have died while they restored it", mostAttempts)
 
-// restore attaches to the sessions that were kept. Those that it cannot attach to are
-// set aside.
+// restore attaches to the sessions that were kept. It sets aside those that it cannot
+// attach to.
 func (s *Server) restore() {
 	left := s.leftSessions()
 	s.divided = map[int]*binding.Plan{}
@@ -88,8 +88,8 @@ func (s *Server) restore() {
 		}
 	}
 	attaching.Wait()
-	// The others one after the other: so only the one that is deadly is found to be. And
-	// what failed for want of something may succeed when it does not compete for that.
+	// Attach to the others one by one, so that only the deadly one is found to be deadly.
+	// A session that failed for want of a resource may succeed without competition.
 	for _, l := range left {
 		if s.sessionCalled(l.name) == nil {
 			s.attach(l)
@@ -98,12 +98,13 @@ func (s *Server) restore() {
 	for _, l := range left {
 		if s.sessionCalled(l.name) == nil {
 			s.aside[l.name] = l
-			s.say("%v is set aside: %v; its memory is kept: plimsoll restore %s tries again, and with --discard gives it back", l, l.reason, l.name)
+			s.say("%v is set aside: %v; its memory is kept: plimsoll restore %s tries again, and with "+
+				"--discard gives it back", l, l.reason, l.name)
 		}
 	}
 }
 
-// leftSessions sorts the files that were kept by session.
+// leftSessions groups the files that were kept by session.
 func (s *Server) leftSessions() []*leftSession {
 	found := map[string]*leftSession{}
 	for name, file := range s.given.Files {
@@ -123,7 +124,8 @@ func (s *Server) leftSessions() []*leftSession {
 	for _, name := range slices.Sorted(maps.Keys(found)) {
 		l := found[name]
 		if l.files[name] == nil {
-			// What has no record is of a session whose client was never answered.
+			// Files without a session header belong to a session whose open was never
+			// answered.
 			if err := s.giveBack(l); err != nil {
 				s.say("%v", err)
 			}
@@ -134,7 +136,7 @@ func (s *Server) leftSessions() []*leftSession {
 	return left
 }
 
-// giveBack has the files of a session forgotten, its record first.
+// giveBack has the files of a session forgotten, the session header first.
 func (s *Server) giveBack(l *leftSession) error {
 	var err error
 	if l.record != nil {
@@ -146,7 +148,7 @@ func (s *Server) giveBack(l *leftSession) error {
 	return err
 }
 
-// String names a session that was left.
+// String names the session.
 func (l *leftSession) String() string {
 	if l.document == nil {
 		return "session " + l.name
@@ -154,9 +156,9 @@ func (l *leftSession) String() string {
 	return fmt.Sprintf("session %s (job %s, %v)", l.name, l.document.Job, l.document.key())
 }
 
-// bytes is what its files hold.
+// bytes returns how much memory its files hold.
 func (l *leftSession) bytes() ledger.Bytes {
-	const block = 512 // of st_blocks
+	const block = 512 // the unit of st_blocks
 	var bytes ledger.Bytes
 	for _, file := range l.files {
 		var stat unix.Stat_t
@@ -167,11 +169,11 @@ func (l *leftSession) bytes() ledger.Bytes {
 	return bytes
 }
 
-// attach attaches to a session that was left, or takes down why it cannot.
+// attach attaches to a session that was left, or records why it cannot.
 func (s *Server) attach(l *leftSession) { l.reason = s.tryAttach(l) }
 
 func (s *Server) tryAttach(l *leftSession) (err error) {
-	// Whatever is wrong with one session, the others are to be restored.
+	// A fault or panic in one session must not keep the others from being restored.
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	var shard *engine.Shard
 	defer func() {
@@ -196,7 +198,7 @@ func (s *Server) tryAttach(l *leftSession) (err error) {
 	record.attempts.Add(1)
 	shard, err = s.attachShard(l)
 	if err != nil {
-		record.attempts.Store(0) // nobody has died
+		record.attempts.Store(0) // this service did not die
 		return err
 	}
 	if shard.Finish() {
@@ -209,14 +211,15 @@ func (s *Server) tryAttach(l *leftSession) (err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.all[d.key()] != nil || len(s.all)+s.creating > 0 && s.job != d.Job {
-		return errors.Join(fmt.Errorf("the service holds the job %s, and may have a session %v of it already", s.job, d.key()), shard.Close())
+		return errors.Join(fmt.Errorf("the service holds the job %s, and may have a session %v of it already",
+			s.job, d.key()), shard.Close())
 	}
 	session := newSession(l.name, d, shard, record)
 	shard.Adopt()
 	record.Adopt()
 	for name, file := range l.files {
 		if !slices.Contains(session.keptNames(), name) {
-			_ = file.Close() // there is no arena for it
+			_ = file.Close() // no arena uses the file
 		}
 	}
 	s.job = d.Job
@@ -228,15 +231,15 @@ func (s *Server) tryAttach(l *leftSession) (err error) {
 func (s *Server) attachShard(l *leftSession) (*engine.Shard, error) {
 	shard, err := s.attachShardTo(l, l.document.CPUs)
 	if errors.Is(err, engine.ErrBinding) {
-		// Some CPU was taken from this process since, by a cgroup or by switching it off.
+		// A cgroup, or switching a CPU off, has taken a CPU from this process since.
 		s.say("session %v: %v; its workers are bound to what else this process may use", l.document.key(), err)
 		shard, err = s.attachShardTo(l, nil)
 	}
 	return shard, err
 }
 
-// attachShardTo attaches to a shard with workers on the CPUs that are named, or on the
-// rank's part of what this process may use.
+// attachShardTo attaches to a shard. Its workers get the CPUs named, or else the rank's
+// share of the CPUs that this process may use.
 func (s *Server) attachShardTo(l *leftSession, named []int) (*engine.Shard, error) {
 	document := *l.document
 	document.CPUs = named
@@ -255,7 +258,7 @@ func (s *Server) attachShardTo(l *leftSession, named []int) (*engine.Shard, erro
 	return engine.AttachShard(config, files)
 }
 
-// sessionCalled is the session whose files have that name, nil for none.
+// sessionCalled returns the session whose files have a name, or nil.
 func (s *Server) sessionCalled(name string) *session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -267,14 +270,14 @@ func (s *Server) sessionCalled(name string) *session {
 	return nil
 }
 
-// asideNames are the sessions that were set aside.
+// asideNames returns the names of the sessions that were set aside.
 func (s *Server) asideNames() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Sorted(maps.Keys(s.aside))
 }
 
-// restoreAside tries a session again that was set aside, or gives it back.
+// restoreAside tries again to restore a session that was set aside, or gives it back.
 func (s *Server) restoreAside(b restoreBody) error {
 	s.restoring.Lock()
 	defer s.restoring.Unlock()
@@ -289,7 +292,7 @@ func (s *Server) restoreAside(b restoreBody) error {
 		return s.giveBack(l)
 	}
 	if l.readRecord() == nil {
-		l.record.attempts.Store(0) // whoever asks knows that it is deadly
+		l.record.attempts.Store(0) // the user knows that it is deadly
 	}
 	return s.tryAgain(l)
 }
@@ -297,7 +300,8 @@ func (s *Server) restoreAside(b restoreBody) error {
 // tryAgain attaches to a session that was set aside.
 func (s *Server) tryAgain(l *leftSession) error {
 	if s.attach(l); l.reason != nil {
-		return fail(Refused, "restore: %v: %v; its memory is kept, and plimsoll restore --discard %s gives it back", l, l.reason, l.name)
+		return fail(Refused, "restore: %v: %v; its memory is kept, and plimsoll restore --discard %s gives it back", l,
+			l.reason, l.name)
 	}
 	s.noLongerAside(l)
 	s.say("%v is restored", l)
@@ -310,8 +314,8 @@ func (s *Server) noLongerAside(l *leftSession) {
 	delete(s.aside, l.name)
 }
 
-// checkAside is for a client that opens a session. Where that one is set aside it is
-// tried again: nobody is to begin anew while state is kept.
+// checkAside tries again to restore the session that a client opens, if it was set
+// aside. A client must not begin anew while its state is kept.
 func (s *Server) checkAside(d *Document) error {
 	s.restoring.Lock()
 	defer s.restoring.Unlock()
@@ -321,10 +325,12 @@ func (s *Server) checkAside(d *Document) error {
 		s.mu.Unlock()
 		switch {
 		case l.document == nil || l.document.Job != d.Job:
-			return fail(Busy, "open: %v is set aside, which may be of another job (%v); restore it (plimsoll restore %s), or give it back (--discard)", l, l.reason, name)
+			return fail(Busy, "open: %v is set aside, which may be of another job (%v); restore it (plimsoll restore "+
+				"%s), or give it back (--discard)", l, l.reason, name)
 		case l.document.key() != d.key():
 		case errors.Is(l.reason, errDeadly):
-			return fail(Refused, "open: %v is set aside: %v; restore it (plimsoll restore %s), or give it back (--discard)", l, l.reason, name)
+			return fail(Refused, "open: %v is set aside: %v; restore it (plimsoll restore %s), or give it "+
+				"back (--discard)", l, l.reason, name)
 		default:
 			if err := s.tryAgain(l); err != nil {
 				return err
@@ -334,18 +340,17 @@ func (s *Server) checkAside(d *Document) error {
 	return nil
 }
 
-// What a session needs beside its arenas, and the service beside its sessions: a
-// connection, and a file that is being saved; and what is opened now and then.
+// Descriptors that are needed beside those of the arenas.
 const (
-	descriptorsOfSession = 2
-	descriptorsOfService = 32
+	descriptorsOfSession = 2  // for the connection, and a file that is being saved
+	descriptorsOfService = 32 // for files that are opened now and then
 )
 
-// longestVariable is what the kernel takes for a variable of an environment.
+// longestVariable is the kernel's limit on one variable of an environment.
 const longestVariable = 128 << 10
 
-// checkKept refuses a session with so many files that no service that comes after
-// this one could take them over.
+// checkKept refuses a session if the next service could not take over all files with
+// it.
 func (s *Server) checkKept(name string, arenas int) error {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -364,18 +369,21 @@ func (s *Server) checkKept(name string, arenas int) error {
 	s.mu.Unlock()
 	store := s.given.store
 	if needed := len(kept) + sessions*descriptorsOfSession + descriptorsOfService; uint64(needed) > limit.Cur {
-		return fail(DoesNotFit, "open: with this session the service needs %d file descriptors, and may have %d; %s", needed, limit.Cur, moreDescriptors)
+		return fail(DoesNotFit, "open: with this session the service needs %d file descriptors, and may have %d; %s",
+			needed, limit.Cur, moreDescriptors)
 	}
 	if store != nil && store.most > 0 && len(kept) > store.most {
-		return fail(DoesNotFit, "open: with this session %d files are to be kept, and systemd keeps %d; raise FileDescriptorStoreMax=", len(kept), store.most)
+		return fail(DoesNotFit, "open: with this session %d files are to be kept, and systemd keeps %d; raise "+
+			"FileDescriptorStoreMax=", len(kept), store.most)
 	}
 	if length := len(inheritedNames + "=" + socketName + ":" + strings.Join(kept, ":")); length >= longestVariable {
-		return fail(DoesNotFit, "open: with this session %d files are to be kept, and %d bytes of names are more than the kernel gives the next service (%d); use several services", len(kept), length, longestVariable)
+		return fail(DoesNotFit, "open: with this session %d files are to be kept, and %d bytes of names are more than "+
+			"the kernel gives the next service (%d); use several services", len(kept), length, longestVariable)
 	}
 	return nil
 }
 
-// newName is a name that no session has whose files are kept.
+// newName returns a name that no session with kept files has.
 func (s *Server) newName() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -383,15 +391,16 @@ func (s *Server) newName() string {
 	return strconv.Itoa(s.lastNumber)
 }
 
-// keepArenas has the arenas of a new session kept.
+// keepArenas has the keeper keep the arenas of a new session.
 func (s *Server) keepArenas(made *session) error {
 	return s.keep(made, made.keptNames()[:len(made.arenas())-1]...)
 }
 
-// keepRecord has the record kept, and with it the session.
+// keepRecord has the keeper keep the session header, and with it the session.
 func (s *Server) keepRecord(made *session) error { return s.keep(made, made.name) }
 
-// keep has some files of a session kept, and forgets all where it cannot.
+// keep has the keeper keep some files of a session. If that fails it has all of them
+// forgotten.
 func (s *Server) keep(made *session, names ...string) error {
 	store, all := s.given.store, made.keptNames()
 	var err error
@@ -409,10 +418,10 @@ func (s *Server) keep(made *session, names ...string) error {
 		return nil
 	}
 	for _, name := range slices.Backward(all) {
-		_ = store.forget(name) // it may not be kept
+		_ = store.forget(name) // it may not have been kept
 	}
 	return fail(Refused, "open: the state would not outlive the service: %v", err)
 }
 
-// populate has every page there before the answer is, near the worker whose it is.
+// populate allocates every page before open is answered, near the worker that uses it.
 func populate(shard *engine.Shard) { shard.Populate(context.Background(), func(ledger.Bytes) {}) }

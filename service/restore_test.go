@@ -21,8 +21,8 @@ import (
 	"plimsoll/arena"
 )
 
-// setLimit gives this process a limit, such as "7=64": that of resource 7. A number
-// that begins with + is beyond what the process has of it now.
+// setLimit gives this process a limit: "7=64" is a limit of 64 on resource 7. A number
+// that begins with + is added to what the process uses now.
 func setLimit(text string) error {
 	if text == "" {
 		return nil
@@ -35,20 +35,21 @@ func setLimit(text string) error {
 	return unix.Setrlimit(resource, &unix.Rlimit{Cur: most, Max: most})
 }
 
-// limited has services that are started from now on have a limit.
+// limited gives a limit to services that are started from now on.
 func (r *running) limited(resource int, most uint64) {
 	r.more.Store(new(fmt.Sprintf("%s=%d=%d", limitVariable, resource, most)))
 }
 
-// tiny is a session of few elements.
+// tiny returns the document of a session of few elements.
 func tiny(rank, world int) *Document {
 	return testDocument(func(d *Document) {
 		d.Rank, d.World, d.LocalWorld, d.CPUs = rank, world, world, usableCPU()
-		d.Parameters = []Piece{{Name: "w", Shape: []int64{3000}, Count: 2000}, {Name: "b", Shape: []int64{100}, Count: 100, Group: 1}}
+		d.Parameters = []Piece{{Name: "w", Shape: []int64{3000}, Count: 2000},
+			{Name: "b", Shape: []int64{100}, Count: 100, Group: 1}}
 	})
 }
 
-// usableCPU is one CPU that this process may use.
+// usableCPU returns one CPU that this process may use.
 var usableCPU = sync.OnceValue(func() []int {
 	h, err := testHost()
 	if err != nil {
@@ -57,11 +58,11 @@ var usableCPU = sync.OnceValue(func() []int {
 	return h.CPUs.List()[:1]
 })
 
-// isSoak says that tests may take their time: make soak.
+// isSoak reports whether tests may take long: make soak.
 func isSoak() bool { return os.Getenv("PLIMSOLL_SOAK") != "" }
 
-// openMany opens sessions, makes a step in each and leaves them to the service. It
-// returns their state by rank.
+// openMany opens sessions, makes a step in each and detaches. It returns their state by
+// rank.
 func openMany(t *testing.T, r *running, count int) []string {
 	t.Helper()
 	prints := make([]string, count)
@@ -76,7 +77,7 @@ func openMany(t *testing.T, r *running, count int) []string {
 	return prints
 }
 
-// checkMany opens the sessions again, and holds their state against what it was.
+// checkMany opens the sessions again, and compares their state.
 func checkMany(t *testing.T, r *running, prints []string) {
 	t.Helper()
 	for rank, want := range prints {
@@ -93,8 +94,8 @@ func checkMany(t *testing.T, r *running, prints []string) {
 	}
 }
 
-// killAndWait kills the service, or one that is just being started, and waits until
-// the next one is being started.
+// killAndWait kills the service, running or starting, and waits until the next one is
+// being started.
 func (r *running) killAndWait(t *testing.T) {
 	t.Helper()
 	before := r.started.Load()
@@ -106,19 +107,20 @@ func (r *running) killAndWait(t *testing.T) {
 	})
 }
 
-// TestWhatIsOpenCanBeRestored: under a limit on descriptors a service takes as many
-// sessions as the next one can take over, and refuses the others in words.
+// TestWhatIsOpenCanBeRestored limits descriptors: a service takes as many sessions as
+// the next one can take over, and refuses the others with a clear error.
 func TestWhatIsOpenCanBeRestored(t *testing.T) {
 	r := startService(t)
 	r.limited(unix.RLIMIT_NOFILE, 128)
 	r.overview(t)
-	r.killAndWait(t) // that one had no limit
+	r.killAndWait(t) // that service had no limit
 	const world = 50
 	prints := make([]string, 0, world)
 	for rank := range world {
 		s, err := openPatiently(r.Socket, tiny(rank, world))
 		if err != nil {
-			wantError(t, err, DoesNotFit, "open: with this session the service needs * file descriptors, and may have 128; raise the hard limit on open files*")
+			wantError(t, err, DoesNotFit, "open: with this session the service needs * file descriptors, and may have "+
+				"128; raise the hard limit on open files*")
 			break
 		}
 		t.Cleanup(func() { _ = s.Detach() })
@@ -133,15 +135,15 @@ func TestWhatIsOpenCanBeRestored(t *testing.T) {
 	}
 	r.killAndWait(t)
 	for rank, want := range prints {
-		s := mustOpen(t, r.Socket, tiny(rank, world)) // all hold theirs at once
+		s := mustOpen(t, r.Socket, tiny(rank, world)) // all are held at the same time
 		if got := fingerprint(t, s); !s.Welcome.Attached || got != want {
 			t.Errorf("rank %d holds %s, and held %s: %+v", rank, got, want, s.Welcome)
 		}
 	}
 }
 
-// TestKeeperWithoutDescriptors: what the keeper has no descriptor for is not said to
-// outlive the service, and nothing of it is left.
+// TestKeeperWithoutDescriptors checks a keeper that runs out of descriptors. The
+// service does not claim to keep the state, and nothing of it is left.
 func TestKeeperWithoutDescriptors(t *testing.T) {
 	r := startService(t)
 	prints := openMany(t, r, 2)
@@ -172,7 +174,8 @@ func TestKeeperWithoutDescriptors(t *testing.T) {
 		if err == nil {
 			err = s.Close()
 		} else if wrong := new(Error); errors.As(err, &wrong) {
-			wantError(t, err, Refused, "open: the state would not outlive the service: the keeper at * has *; raise the hard limit on open files*")
+			wantError(t, err, Refused, "open: the state would not outlive the service: the keeper at * has *; raise "+
+				"the hard limit on open files*")
 			err = s.Detach()
 		}
 		if err != nil {
@@ -211,8 +214,8 @@ func highestDescriptor(t *testing.T) int {
 	return highest
 }
 
-// TestNamesOfManySessions: those of as many sessions as a host may have are fewer
-// bytes than a variable of an environment may have, however long their parts are.
+// TestNamesOfManySessions checks that the names of the most sessions of a host fit into
+// one variable, however long the names of their parts are.
 func TestNamesOfManySessions(t *testing.T) {
 	var kept []string
 	for session := range 2 * maximumLocal {
@@ -233,12 +236,13 @@ func TestNamesOfManySessions(t *testing.T) {
 	if limit.Cur < longestVariable/8 {
 		t.Skipf("a process may have %d descriptors", limit.Cur)
 	}
-	wantError(t, server.checkKept("2", 8), DoesNotFit, "open: with this session * bytes of names are more than the kernel gives the next service (131072); use several services")
+	wantError(t, server.checkKept("2", 8), DoesNotFit, "open: with this session * bytes of names are more than the "+
+		"kernel gives the next service (131072); use several services")
 	delete(server.aside, "1")
 }
 
-// TestSystemdKeepsTheFiles: systemd takes files without an answer, and says how many it
-// keeps at most.
+// TestSystemdKeepsTheFiles checks the rules of systemd: it takes files without an
+// answer, and announces the limit on their number.
 func TestSystemdKeepsTheFiles(t *testing.T) {
 	r := startService(t)
 	start := func(command *exec.Cmd) error {
@@ -248,21 +252,23 @@ func TestSystemdKeepsTheFiles(t *testing.T) {
 	}
 	r.startAs.Store(&start)
 	r.overview(t)
-	r.killAndWait(t) // that one was started otherwise
+	r.killAndWait(t) // that service was started otherwise
 	prints := openMany(t, r, 2)
 	_, err := OpenSession(r.Socket, testDocument(small, func(d *Document) { d.Part, d.World = "more", 2 }))
-	wantError(t, err, DoesNotFit, "open: with this session 24 files are to be kept, and systemd keeps 20; raise FileDescriptorStoreMax=")
+	wantError(t, err, DoesNotFit, "open: with this session 24 files are to be kept, and systemd keeps 20; raise "+
+		"FileDescriptorStoreMax=")
 	r.killAndWait(t)
 	checkMany(t, r, prints)
 }
 
-// TestRecordHasTheDocumentAsItCame: it is no longer than what open has accepted.
+// TestRecordHasTheDocumentAsItCame checks that the session header keeps the text that
+// open accepted, which may be shorter than a new encoding.
 func TestRecordHasTheDocumentAsItCame(t *testing.T) {
 	whole, err := json.Marshal(testDocument())
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := []byte(strings.ReplaceAll(string(whole), `"group":0,`, "")) // what has its default need not be said
+	text := []byte(strings.ReplaceAll(string(whole), `"group":0,`, "")) // a default may be left out
 	d, err := parseDocument(text)
 	if err != nil || len(text) == len(whole) {
 		t.Fatal(err, len(text))
@@ -281,13 +287,14 @@ func TestRecordHasTheDocumentAsItCame(t *testing.T) {
 	}
 	for _, length := range []uint64{0, maximumDocument + 1} {
 		record.document = length
-		if _, _, err := readRecord("record", record.File()); err == nil || !strings.Contains(err.Error(), checkLength(length).Error()) {
+		if _, _, err := readRecord("record", record.File()); err == nil ||
+			!strings.Contains(err.Error(), checkLength(length).Error()) {
 			t.Errorf("a document of %d bytes: %v", length, err)
 		}
 	}
 }
 
-// keptArena opens the file of an arena that the keeper, which is this process, has.
+// keptArena opens an arena's file, which the keeper in this process holds.
 func (r *running) keptArena(t *testing.T, name string) *os.File {
 	t.Helper()
 	file := memfds(t, os.Getpid())[name]
@@ -297,7 +304,7 @@ func (r *running) keptArena(t *testing.T, name string) *os.File {
 	return file
 }
 
-// spoil writes something into a file, and gives a function that puts back what was.
+// spoil overwrites a part of a file. The function that it returns restores it.
 func spoil(t *testing.T, file *os.File, offset int64, data []byte) (mend func()) {
 	t.Helper()
 	was := make([]byte, len(data))
@@ -315,17 +322,19 @@ func spoil(t *testing.T, file *os.File, offset int64, data []byte) (mend func())
 	}
 }
 
-// TestBrokenSessionIsSetAside: what is whole is restored, what is not is kept, said
-// and not begun anew, until it can be restored or is given back.
+// TestBrokenSessionIsSetAside breaks one session. The others are restored. The broken
+// one is kept, reported and not begun anew, until it can be restored or is given back.
 func TestBrokenSessionIsSetAside(t *testing.T) {
 	for name, broken := range map[string]struct {
 		arena  string
-		want   string // why it is set aside
-		status Status // of who opens it
+		want   string // the reason for setting it aside
+		status Status // status of an open
 		opened string
 	}{
-		"record":  {"session", "it is none of this release", Busy, "open: session 2 is set aside, which may be of another job*"},
-		"journal": {"step_journal", "it is no journal", Refused, "restore: session 2 (job test, rank1/bf16): *its memory is kept, and plimsoll restore --discard 2 gives it back"},
+		"record": {"session", "it is none of this release", Busy,
+			"open: session 2 is set aside, which may be of another job*"},
+		"journal": {"step_journal", "it is no journal", Refused, "restore: session 2 (job test, rank1/bf16): *its " +
+			"memory is kept, and plimsoll restore --discard 2 gives it back"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := startService(t)
@@ -334,7 +343,8 @@ func TestBrokenSessionIsSetAside(t *testing.T) {
 			mend := spoil(t, file, 0, []byte("spoiled."))
 			r.killAndWait(t)
 			o := r.overview(t)
-			if len(o.Sessions) != 2 || len(o.SetAside) != 1 || o.SetAside[0].Name != "2" || !strings.Contains(o.SetAside[0].Reason, broken.want) || o.SetAside[0].Bytes < 8*4096 {
+			if len(o.Sessions) != 2 || len(o.SetAside) != 1 || o.SetAside[0].Name != "2" ||
+				!strings.Contains(o.SetAside[0].Reason, broken.want) || o.SetAside[0].Bytes < 8*4096 {
 				t.Fatalf("%d sessions are there, set aside are %+v", len(o.Sessions), o.SetAside)
 			}
 			await(t, "what the service says", func() bool {
@@ -344,7 +354,7 @@ func TestBrokenSessionIsSetAside(t *testing.T) {
 			for rank := range prints {
 				s, err := OpenSession(r.Socket, tiny(rank, 3))
 				switch {
-				case rank == 1 || name == "record": // it may be anybody's
+				case rank == 1 || name == "record": // it may be any job's
 					wantError(t, err, broken.status, broken.opened)
 				case err != nil || !s.Welcome.Attached || fingerprint(t, s) != prints[rank]:
 					t.Errorf("rank %d: %v", rank, err)
@@ -357,14 +367,15 @@ func TestBrokenSessionIsSetAside(t *testing.T) {
 				}
 			}
 			client := dial(t, r)
-			wantError(t, client.Restore("7", false), Refused, `restore: no session is set aside as "7": there are ["2"]`)
+			wantError(t, client.Restore("7", false), Refused,
+				`restore: no session is set aside as "7": there are ["2"]`)
 			wantError(t, client.Restore("2", false), Refused, "restore: session 2*"+broken.want+"*")
 			mend()
 			if err := client.Restore("2", false); err != nil {
 				t.Fatal(err)
 			}
 			checkMany(t, r, prints)
-			// Once more, and for good.
+			// Once more, and this time for good.
 			spoil(t, file, 0, []byte("spoiled."))
 			r.killAndWait(t)
 			await(t, "a service", func() bool { return len(r.overview(t).SetAside) == 1 })
@@ -382,7 +393,7 @@ func TestBrokenSessionIsSetAside(t *testing.T) {
 	}
 }
 
-// TestPanicSetsASessionAside: a journal of a step in chunks that there are not.
+// TestPanicSetsASessionAside writes a journal of a step with chunks that do not exist.
 func TestPanicSetsASessionAside(t *testing.T) {
 	r := startService(t)
 	prints := openMany(t, r, 4)
@@ -393,13 +404,14 @@ func TestPanicSetsASessionAside(t *testing.T) {
 	}
 	arenas := config.Arenas()
 	const chunks = 2
-	slots := chunks * (64 + config.Format.UndoBytes()) // the end of the journal
+	slots := chunks * (64 + config.Format.UndoBytes()) // size of the end of the journal
 	mendSlots := spoil(t, file, int64(arenas[len(arenas)-1].Size)-int64(slots), bytes.Repeat([]byte{0x70}, slots))
-	const begun = 48 // where the journal has the number of updates
+	const begun = 48 // offset of the number of updates in the journal
 	mend := spoil(t, file, begun, []byte{4})
 	r.killAndWait(t)
 	o := r.overview(t)
-	if len(o.Sessions) != 3 || len(o.SetAside) != 1 || o.SetAside[0].Rank != 2 || !strings.HasPrefix(o.SetAside[0].Reason, "restoring it panicked: runtime error: index out of range") {
+	if len(o.Sessions) != 3 || len(o.SetAside) != 1 || o.SetAside[0].Rank != 2 ||
+		!strings.HasPrefix(o.SetAside[0].Reason, "restoring it panicked: runtime error: index out of range") {
 		t.Fatalf("%d sessions are there, set aside are %+v", len(o.Sessions), o.SetAside)
 	}
 	process := r.Process()
@@ -410,18 +422,18 @@ func TestPanicSetsASessionAside(t *testing.T) {
 	}
 	mend()
 	mendSlots()
-	checkMany(t, r, prints) // who opens it has it restored
+	checkMany(t, r, prints) // opening the session restores it
 }
 
-// TestDeadlySessionIsSetAside: a session that ends every service that restores it
-// does not take the others along.
+// TestDeadlySessionIsSetAside has one session end every service that restores it. The
+// others survive.
 func TestDeadlySessionIsSetAside(t *testing.T) {
 	r := startService(t)
 	const deadly = 2
 	document := func(rank int) *Document {
 		d := tiny(rank, 4)
 		if rank == deadly {
-			d.CPUs = nil // so the service asks what the host has
+			d.CPUs = nil // so that the service reads the host
 		}
 		return d
 	}
@@ -437,28 +449,30 @@ func TestDeadlySessionIsSetAside(t *testing.T) {
 	r.more.Store(new(deadlyVariable + "=1"))
 	r.killAndWait(t)
 	o := r.overview(t)
-	if len(o.Sessions) != 3 || len(o.SetAside) != 1 || o.SetAside[0].Rank != deadly || o.SetAside[0].Reason != errDeadly.Error() {
+	if len(o.Sessions) != 3 || len(o.SetAside) != 1 || o.SetAside[0].Rank != deadly ||
+		o.SetAside[0].Reason != errDeadly.Error() {
 		t.Fatalf("%d sessions are there, set aside are %+v", len(o.Sessions), o.SetAside)
 	}
 	if o.Restarts != 1+mostAttempts {
 		t.Errorf("%d services were started after the first", o.Restarts)
 	}
 	_, err := OpenSession(r.Socket, document(deadly))
-	wantError(t, err, Refused, "open: session 3 (job test, rank2/bf16) is set aside: 5 services have died while they restored it; restore it (plimsoll restore 3), or give it back (--discard)")
+	wantError(t, err, Refused, "open: session 3 (job test, rank2/bf16) is set aside: 5 services have died while they "+
+		"restored it; restore it (plimsoll restore 3), or give it back (--discard)")
 	// The next one does not try it either, unless it is asked to.
 	r.killAndWait(t)
 	if o := r.overview(t); len(o.SetAside) != 1 {
 		t.Errorf("set aside are %+v", o.SetAside)
 	}
 	r.more.Store(nil)
-	if err := dial(t, r).Restore("3", false); !errors.Is(err, ErrLost) { // it dies once more
+	if err := dial(t, r).Restore("3", false); !errors.Is(err, ErrLost) { // the service dies once more
 		t.Error(err)
 	}
 	checkMany(t, r, prints)
 }
 
-// TestStateIsKeptHoweverOftenAStartFails: there may be no process, no memory or no
-// program for as long as it takes.
+// TestStateIsKeptHoweverOftenAStartFails fails starts in several ways: no process, no
+// memory, no program.
 func TestStateIsKeptHoweverOftenAStartFails(t *testing.T) {
 	r := startService(t)
 	prints := openMany(t, r, 2)
@@ -467,15 +481,16 @@ func TestStateIsKeptHoweverOftenAStartFails(t *testing.T) {
 	start := func(command *exec.Cmd) error {
 		switch failing.Add(-1) % 3 {
 		case 0:
-			return syscall.EAGAIN // no process
+			return syscall.EAGAIN // no process can be started
 		case 1:
 			command.Path = "/nowhere/plimsoll"
 		case 2:
-			command.Env = append(command.Env, limitVariable+"=nonsense") // it ends at once
+			command.Env = append(command.Env, limitVariable+"=nonsense") // the service ends at once
 		}
 		if failing.Load() < 0 {
 			command.Path = os.Args[0]
-			command.Env = slices.DeleteFunc(command.Env, func(v string) bool { return strings.HasPrefix(v, limitVariable) })
+			command.Env = slices.DeleteFunc(command.Env,
+				func(v string) bool { return strings.HasPrefix(v, limitVariable) })
 		}
 		return command.Start()
 	}
@@ -487,8 +502,8 @@ func TestStateIsKeptHoweverOftenAStartFails(t *testing.T) {
 	}
 }
 
-// TestEverythingFailsInTurn lowers the limits of a service step by step, and has it
-// start, open and save under each: whatever fails, no state is lost.
+// TestEverythingFailsInTurn lowers the limits of a service step by step. Under each
+// limit the service starts, opens and saves. Whatever fails, no state is lost.
 func TestEverythingFailsInTurn(t *testing.T) {
 	const count = 4
 	steps := 6
@@ -497,15 +512,16 @@ func TestEverythingFailsInTurn(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		resource int
-		least    func(process int) uint64 // what a service that stands still needs
-		start    func(process int) uint64 // of which a start may not need all
+		least    func(process int) uint64 // what an idle service needs
+		start    func(process int) uint64 // a start may need less
 		step     uint64
 	}{
 		"descriptors": {
 			unix.RLIMIT_NOFILE, func(process int) uint64 { return uint64(descriptors(t, process)) },
 			func(int) uint64 { return 8*count + 2 }, 1,
 		},
-		"address space": {unix.RLIMIT_AS, addressSpace, func(process int) uint64 { return addressSpace(process) / 2 }, 64 << 20},
+		"address space": {unix.RLIMIT_AS, addressSpace,
+			func(process int) uint64 { return addressSpace(process) / 2 }, 64 << 20},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := startService(t)
@@ -519,7 +535,8 @@ func TestEverythingFailsInTurn(t *testing.T) {
 				if err := unix.Prlimit(process, c.resource, &unix.Rlimit{Cur: most, Max: most}, &was); err != nil {
 					t.Fatal(err)
 				}
-				s, err := OpenSession(r.Socket, testDocument(small, func(d *Document) { d.Part, d.World, d.LocalWorld = fmt.Sprint("part", i), count, count }))
+				s, err := OpenSession(r.Socket, testDocument(small,
+					func(d *Document) { d.Part, d.World, d.LocalWorld = fmt.Sprint("part", i), count, count }))
 				if err == nil {
 					_, saved := s.Save(t.TempDir(), nil)
 					if e := (*Error)(nil); saved != nil && !errors.As(saved, &e) && !errors.Is(saved, ErrLost) {
@@ -536,8 +553,9 @@ func TestEverythingFailsInTurn(t *testing.T) {
 				r.limited(c.resource, start)
 				before := r.started.Load()
 				r.killAndWait(t)
-				// It fails, or it serves, or it has no descriptor left for a client.
-				for deadline := time.Now().Add(time.Second); r.started.Load() < before+2 && !r.isReady() && time.Now().Before(deadline); {
+				// The service fails, or serves, or has no descriptor left for a client.
+				for deadline := time.Now().Add(time.Second); r.started.Load() < before+2 && !r.isReady() &&
+					time.Now().Before(deadline); {
 					time.Sleep(time.Millisecond)
 				}
 				r.more.Store(nil)
@@ -552,7 +570,7 @@ func TestEverythingFailsInTurn(t *testing.T) {
 	}
 }
 
-// isReady says whether a service answers.
+// isReady reports whether a service answers.
 func (r *running) isReady() bool {
 	client, err := Dial(r.Socket)
 	if err != nil {
@@ -566,7 +584,7 @@ func (r *running) isReady() bool {
 	return err == nil
 }
 
-// addressSpace is that of a process, in bytes.
+// addressSpace returns the size of a process's address space in bytes.
 func addressSpace(process int) uint64 {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", process))
 	var pages uint64

@@ -15,8 +15,8 @@ import (
 	"plimsoll/checkpoint"
 )
 
-// savedAtTwo starts a service with a session that was saved at step 2, in a
-// directory and with a fingerprint.
+// savedAtTwo starts a service with a session that was saved at step 2. It returns the
+// directory and the fingerprint of that state.
 func savedAtTwo(t *testing.T) (r *running, s *Session, directory, saved string) {
 	t.Helper()
 	r = startService(t)
@@ -25,17 +25,17 @@ func savedAtTwo(t *testing.T) (r *running, s *Session, directory, saved string) 
 	return r, s, committed(t, s), fingerprint(t, s)
 }
 
-// wantLoaded says that a session is whole, and as it was saved at step 2.
+// wantLoaded checks that a session is whole, with the state that was saved at step 2.
 func wantLoaded(t *testing.T, r *running, s *Session, saved string) {
 	t.Helper()
-	if got, status := fingerprint(t, s), r.overview(t).Sessions[0]; got != saved || !status.Initialized || status.Step != 2 {
+	if got, status := fingerprint(t, s), r.overview(t).Sessions[0]; got != saved || !status.Initialized ||
+		status.Step != 2 {
 		t.Errorf("%s at step %d was loaded, initialized %v, want %s", got, status.Step, status.Initialized, saved)
 	}
 }
 
-// TestFilesThatChangeWhileTheyAreLoaded damages a checkpoint again and again
-// while it is loaded. Either nothing was overwritten, or the state does not pass
-// for whole any more.
+// TestFilesThatChangeWhileTheyAreLoaded damages a checkpoint again and again during
+// loads. Either nothing was overwritten, or the state is no longer taken for whole.
 func TestFilesThatChangeWhileTheyAreLoaded(t *testing.T) {
 	r, s, directory, saved := savedAtTwo(t)
 	mustStep(t, s, 4)
@@ -44,7 +44,8 @@ func TestFilesThatChangeWhileTheyAreLoaded(t *testing.T) {
 	var damaging sync.WaitGroup
 	damaging.Go(func() { damage(t, dataFile(t, directory), stop) })
 	outcomes := map[string]int{}
-	for deadline := time.Now().Add(20 * time.Second); (outcomes["in part"] == 0 || outcomes["not at all"] == 0) && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(20 * time.Second); (outcomes["in part"] == 0 || outcomes["not at all"] == 0) &&
+		time.Now().Before(deadline); {
 		_, err := s.Load(directory)
 		status := r.overview(t).Sessions[0]
 		var e *Error
@@ -83,8 +84,8 @@ func TestFilesThatChangeWhileTheyAreLoaded(t *testing.T) {
 	}
 }
 
-// TestLoadIntoANewSession, which has nothing to keep: what is loaded in part does
-// not pass for whole, and a whole checkpoint can be loaded then.
+// TestLoadIntoANewSession loads into a session that has nothing to keep. A partly
+// loaded state is not taken for whole, and a good checkpoint can be loaded next.
 func TestLoadIntoANewSession(t *testing.T) {
 	r, s, directory, saved := savedAtTwo(t)
 	if err := s.Close(); err != nil {
@@ -101,14 +102,16 @@ func TestLoadIntoANewSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	s = mustOpen(t, r.Socket, testDocument(small))
-	if _, err := s.Load(directory); err == nil || !strings.Contains(err.Error(), "loaded in part") || !strings.Contains(err.Error(), filepath.Base(name)) {
+	if _, err := s.Load(directory); err == nil || !strings.Contains(err.Error(), "loaded in part") ||
+		!strings.Contains(err.Error(), filepath.Base(name)) {
 		t.Errorf("%v, want what was damaged", err)
 	}
 	if r.overview(t).Sessions[0].Initialized {
 		t.Error("what was loaded in part passes for whole")
 	}
 	// Moments of the checkpoint are no zeros that training begins with.
-	const mend = "*a load was broken off, and some of the state is the checkpoint's: load again, or give the state back and open it anew"
+	const mend = "*a load was broken off, and some of the state is the checkpoint's: load again, or give the state " +
+		"back and open it anew"
 	wantError(t, begin(s), OutOfOrder, "set_step"+mend)
 	wantError(t, stepOnce(s, 1), OutOfOrder, "step"+mend)
 	if err := os.WriteFile(name, whole, 0o600); err != nil {
@@ -120,8 +123,8 @@ func TestLoadIntoANewSession(t *testing.T) {
 	wantLoaded(t, r, s, saved)
 }
 
-// TestLoadAsOneOfSeveral: what is loaded together with others is nobody's to go on
-// from, whoever dies, until it is said that all are loaded.
+// TestLoadAsOneOfSeveral loads one of several shards. No client can go on from that
+// state, whoever dies, until set_step says that all are loaded.
 func TestLoadAsOneOfSeveral(t *testing.T) {
 	r, s, directory, saved := savedAtTwo(t)
 	mustStep(t, s, 4)
@@ -135,7 +138,8 @@ func TestLoadAsOneOfSeveral(t *testing.T) {
 	for range 2 {
 		_, err := s.Save(t.TempDir(), nil)
 		wantError(t, err, OutOfOrder, "save: the state is not whole*")
-		wantError(t, s.Prepare(3, adamw...), OutOfOrder, "prepare: the state was loaded as one of several, and set_step has not said that all are: load all again*")
+		wantError(t, s.Prepare(3, adamw...), OutOfOrder, "prepare: the state was loaded as one of several, and "+
+			"set_step has not said that all are: load all again*")
 		wantError(t, stepOnce(s, 3), OutOfOrder, "step: the state was loaded as one of several*")
 		if err := s.Detach(); err != nil {
 			t.Fatal(err)
@@ -161,8 +165,8 @@ func TestLoadAsOneOfSeveral(t *testing.T) {
 	}
 }
 
-// TestServiceEndsWhileItLoads: whoever ends a job does not wait for a checkpoint
-// that nobody will go on from.
+// TestServiceEndsWhileItLoads checks that a service that ends does not finish a load,
+// which is of no more use.
 func TestServiceEndsWhileItLoads(t *testing.T) {
 	r := startService(t)
 	document := testDocument(of(16 << 20))
@@ -214,8 +218,8 @@ func TestServiceEndsWhileItLoads(t *testing.T) {
 	}
 }
 
-// TestReplicasSaveOnce: two sessions that hold the same save it together, and one
-// loads it.
+// TestReplicasSaveOnce has two sessions with the same state save it together, and one
+// session load it.
 func TestReplicasSaveOnce(t *testing.T) {
 	r := startService(t)
 	document := func(rank int) *Document {
@@ -225,7 +229,8 @@ func TestReplicasSaveOnce(t *testing.T) {
 	directory, elements := t.TempDir(), int64(0)
 	for replica, s := range replicas {
 		mustStep(t, s, 2)
-		if step, err := s.ask(Save, saveBody{Directory: directory, Replica: replica, Replicas: 2}); err != nil || step != 2 {
+		if step, err := s.ask(Save, saveBody{Directory: directory, Replica: replica, Replicas: 2}); err != nil ||
+			step != 2 {
 			t.Fatalf("step %d is saved: expected 2 (%v)", step, err)
 		}
 		if _, err := s.Saved(); err != nil {
@@ -255,8 +260,8 @@ func TestReplicasSaveOnce(t *testing.T) {
 	}
 }
 
-// TestTwoJobsSaveOneStep: of two jobs that save the same step in one folder, each
-// in its own time, no checkpoint has files of both.
+// TestTwoJobsSaveOneStep has two jobs save the same step in one folder, at different
+// times. No checkpoint has files of both.
 func TestTwoJobsSaveOneStep(t *testing.T) {
 	document := func(rank int) *Document {
 		return testDocument(small, func(d *Document) {
@@ -280,20 +285,23 @@ func TestTwoJobsSaveOneStep(t *testing.T) {
 	const commit = -1
 	type act struct {
 		job  string
-		rank int    // that saves
-		want string // what it is refused with
+		rank int    // the rank that saves
+		want string // the error
 	}
-	const mend = ": this is of another save of the same step, *: another job saves in this folder, or has left it here*give each job, and each optimizer of a program, a folder of its own*"
+	const mend = ": this is of another save of the same step, *: another job saves in this folder, or has left it " +
+		"here*give each job, and each optimizer of a program, a folder of its own*"
 	for name, acts := range map[string][]act{
 		"one is faster": {
 			{"one", 0, ""}, {"one", 1, ""}, {"other", 0, ""},
-			{"one", commit, "rank-00000-of-00002-bf16.json" + mend}, {"other", commit, "rank-00001-of-00002-bf16.json" + mend},
+			{"one", commit, "rank-00000-of-00002-bf16.json" + mend},
+			{"other", commit, "rank-00001-of-00002-bf16.json" + mend},
 			{"other", 1, ""}, {"other", commit, ""},
 			{"one", commit, "step-00000001" + mend}, {"other", commit, ""},
 		},
 		"each has a rank that is faster": {
 			{"one", 0, ""}, {"other", 1, ""}, {"other", 0, ""}, {"one", 1, ""},
-			{"one", commit, "rank-00000-of-00002-bf16.json" + mend}, {"other", commit, "rank-00001-of-00002-bf16.json" + mend},
+			{"one", commit, "rank-00000-of-00002-bf16.json" + mend},
+			{"other", commit, "rank-00001-of-00002-bf16.json" + mend},
 			{"one", 0, ""}, {"one", commit, ""},
 		},
 		"one has committed": {
@@ -340,7 +348,8 @@ func TestTwoJobsSaveOneStep(t *testing.T) {
 	}
 }
 
-// TestWriteWaitsForASave: what is written while a checkpoint is comes after it.
+// TestWriteWaitsForASave checks that a write during a save does not get into the
+// checkpoint.
 func TestWriteWaitsForASave(t *testing.T) {
 	r := startService(t)
 	s := begun(t, r.Socket, testDocument(of(4<<20)))
@@ -379,7 +388,7 @@ func TestWriteWaitsForASave(t *testing.T) {
 	}
 }
 
-// committed is the folder of a checkpoint of a session.
+// committed saves a checkpoint of a session and returns its folder.
 func committed(t *testing.T, s *Session) string {
 	t.Helper()
 	directory := t.TempDir()
@@ -397,7 +406,7 @@ func committed(t *testing.T, s *Session) string {
 	return directory
 }
 
-// dataFile is the file that the only rank of a checkpoint has written.
+// dataFile returns the file that the only rank of a checkpoint wrote.
 func dataFile(t *testing.T, directory string) string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(directory, "step-*", "*.safetensors"))
@@ -407,7 +416,7 @@ func dataFile(t *testing.T, directory string) string {
 	return files[0]
 }
 
-// damage changes a byte of a file, and back, until it is told to stop.
+// damage changes a byte of a file, and back, until stop.
 func damage(t *testing.T, name string, stop <-chan struct{}) {
 	file, err := os.OpenFile(name, os.O_RDWR, 0)
 	if err != nil {
@@ -442,11 +451,11 @@ func damage(t *testing.T, name string, stop <-chan struct{}) {
 	}
 }
 
-// TestFailureIsNotTheNextClients: a client that attaches is not told of what
-// another one's save has failed with, whether that is over or not.
+// TestFailureIsNotTheNextClients checks that a client is not told of an earlier
+// client's failed save, over or still under way.
 func TestFailureIsNotTheNextClients(t *testing.T) {
 	r := startService(t)
-	for range 20 { // in some the folder goes before the file is whole
+	for range 20 { // in some tries the folder goes before the file is complete
 		s := begun(t, r.Socket, testDocument())
 		mustStep(t, s, 2)
 		gone := t.TempDir()

@@ -32,30 +32,33 @@ type (
 	}
 )
 
-// forCheckpoint is the shard as checkpoints know it.
+// forCheckpoint returns the shard in the form that package checkpoint uses.
 func (s *session) forCheckpoint() checkpoint.Shard {
 	d := s.document
-	return checkpoint.Shard{Rank: d.Rank, World: d.World, Part: d.Part, Format: s.shard.Config().Format, Pieces: d.pieces(), State: s.shard}
+	return checkpoint.Shard{Rank: d.Rank, World: d.World, Part: d.Part, Format: s.shard.Config().Format,
+		Pieces: d.pieces(), State: s.shard}
 }
 
-// checkDirectory refuses a path by which the client means another folder than this
-// process would.
+// checkDirectory refuses relative paths: client and service have different working
+// directories.
 func checkDirectory(kind Kind, directory string) error {
 	if !filepath.IsAbs(directory) {
-		return fail(Refused, "%v: the directory is %q: expected an absolute path, as the service has a working directory of its own", kind, directory)
+		return fail(Refused, "%v: the directory is %q: expected an absolute path, as the service has a working "+
+			"directory of its own", kind, directory)
 	}
 	return nil
 }
 
-// checkIdentity refuses what manifests are not to hold.
+// checkIdentity refuses an identity that must not be in a manifest.
 func checkIdentity(kind Kind, identity string) error {
 	if identity != "" && !nameOfJob.MatchString(identity) {
-		return fail(Refused, "%v: the identity is %q: expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot at the beginning", kind, identity)
+		return fail(Refused, "%v: the identity is %q: expected 1 to 64 of a-z A-Z 0-9 . _ -, and no dot "+
+			"at the beginning", kind, identity)
 	}
 	return nil
 }
 
-// save begins to write the state as it is.
+// save begins to write the state as it is now.
 func (s *session) save(body []byte, say func(format string, values ...any)) ([]byte, error) {
 	b, err := decodeText[saveBody](Save, body)
 	if err == nil {
@@ -69,13 +72,15 @@ func (s *session) save(body []byte, say func(format string, values ...any)) ([]b
 	}
 	replicas := max(1, b.Replicas)
 	if b.Replica < 0 || b.Replica >= replicas || replicas > s.document.World {
-		return nil, fail(Refused, "save: replica %d of %d in a job of %d ranks: expected the number of this one, from 0 on, and how many ranks hold its shard", b.Replica, replicas, s.document.World)
+		return nil, fail(Refused, "save: replica %d of %d in a job of %d ranks: expected the number of this one, from "+
+			"0 on, and how many ranks hold its shard", b.Replica, replicas, s.document.World)
 	}
 	if !s.record.initialized() {
-		return nil, fail(OutOfOrder, "save: the state is not whole: write weights and set_step, or load, or make a step")
+		return nil, fail(OutOfOrder, "save: the state is not whole: write weights and set_step, or "+
+			"load, or make a step")
 	}
 	s.settle()
-	s.settleSave() // one at a time: a failure is told by the next saved
+	s.settleSave() // one save at a time; the next saved reports a failure
 	shard := s.forCheckpoint()
 	shard.Replica, shard.Replicas, shard.Identity = b.Replica, replicas, b.Identity
 	saving, err := checkpoint.Save(b.Directory, shard, b.Training)
@@ -83,18 +88,19 @@ func (s *session) save(body []byte, say func(format string, values ...any)) ([]b
 		return nil, storage(Save, err)
 	}
 	for _, r := range saving.Removed() {
-		say("session %v: save of step %d: %s (%v), which a save had left that was broken off, was removed for want of room", s.document.key(), saving.Step(), r.Path, r.Bytes)
+		say("session %v: save of step %d: %s (%v), which a save had left that was broken off, was removed "+
+			"for want of room", s.document.key(), saving.Step(), r.Path, r.Bytes)
 	}
 	s.saving, s.inherited = saving, false
 	s.written.Store(saving)
 	s.saveIsOver.Go(func() {
-		_ = saving.Wait() // settleSave asks again
+		_ = saving.Wait() // settleSave reads the error
 		s.written.Store(nil)
 	})
 	return encodeStep(saving.Step()), nil
 }
 
-// settleSave waits for what is being saved.
+// settleSave waits for the save under way.
 func (s *session) settleSave() {
 	if s.saving == nil {
 		return
@@ -110,12 +116,12 @@ func (s *session) settleSave() {
 	s.saving = nil
 }
 
-// forgetFailures is for a client that attaches: what failed, or is going to, of
-// what another has begun says nothing of its own saves.
+// forgetFailures is called when a client attaches. The saves of an earlier client,
+// failed or about to fail, say nothing of its own.
 func (s *session) forgetFailures() { s.saveError, s.inherited = nil, s.saving != nil }
 
-// saved tells what became of what was being saved, unless nobody wants to know
-// any more.
+// saved waits for the save under way and reports its outcome. It stops waiting if the
+// client hung up and another one wants the session.
 func (s *session) saved(abandoned context.Context) ([]byte, error) {
 	if s.saving != nil {
 		select {
@@ -133,23 +139,26 @@ func (s *session) saved(abandoned context.Context) ([]byte, error) {
 	return encodeStep(s.savedStep.Load()), nil
 }
 
-// notInParts refuses what would take a state that was loaded in part for one.
+// notInParts refuses requests that would take a partly loaded state for a whole one.
 func (s *session) notInParts(kind Kind) error {
 	if s.record.condition.Load() == stateIsInParts {
-		return fail(OutOfOrder, "%v: a load was broken off, and some of the state is the checkpoint's: load again, or give the state back and open it anew", kind)
+		return fail(OutOfOrder, "%v: a load was broken off, and some of the state is the checkpoint's: load again, or "+
+			"give the state back and open it anew", kind)
 	}
 	return nil
 }
 
-// notAlone refuses to go on from a state while those of other shards may be others'.
+// notAlone refuses to go on from a loaded state while other shards may not have loaded
+// theirs.
 func (s *session) notAlone(kind Kind) error {
 	if s.record.condition.Load() == stateIsLoaded {
-		return fail(OutOfOrder, "%v: the state was loaded as one of several, and set_step has not said that all are: load all again, or give the states back and open them anew", kind)
+		return fail(OutOfOrder, "%v: the state was loaded as one of several, and set_step has not said that all are: "+
+			"load all again, or give the states back and open them anew", kind)
 	}
 	return nil
 }
 
-// commit makes what all ranks have saved a checkpoint.
+// commit makes a checkpoint of what all ranks saved.
 func (s *session) commit(body []byte) ([]byte, error) {
 	b, err := decodeText[commitBody](Commit, body)
 	if err == nil {
@@ -168,8 +177,8 @@ func (s *session) commit(body []byte) ([]byte, error) {
 	return encodeStep(b.Step), nil
 }
 
-// load loads a checkpoint, until the service ends or another client wants the
-// session of one that has hung up.
+// load loads a checkpoint. It stops when the service ends, or when another client wants
+// the session of a client that hung up.
 func (c *connection) load(body []byte) ([]byte, error) {
 	until, cancel := context.WithCancel(c.server.until)
 	defer cancel()
@@ -192,13 +201,13 @@ func (s *session) load(until context.Context, body []byte) ([]byte, error) {
 	if err != nil {
 		return nil, storage(Load, err)
 	}
-	// From here to the end a service that comes after this one must not take
-	// the state for whole, or for new.
+	// From here to the end, a restarted service must not take the state for whole, or
+	// for new.
 	was := s.record.condition.Swap(stateIsInParts)
 	s.record.forgetSteps()
 	load := found.LoadNew
 	if was == stateIsWhole {
-		load = found.Load // which keeps what is there until all is verified
+		load = found.Load // keeps the state until all is verified
 	}
 	step, training, err := load(until, s.forCheckpoint())
 	if err != nil {
@@ -219,7 +228,7 @@ func (s *session) load(until context.Context, body []byte) ([]byte, error) {
 	return append(encodeStep(step), training...), nil
 }
 
-// storage is the answer where files fail.
+// storage is the answer to a request that failed on files.
 func storage(kind Kind, err error) error {
 	return &Error{Storage, fmt.Sprintf("%v: %v", kind, err)}
 }

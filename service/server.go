@@ -1,8 +1,32 @@
-// Package service is the optimizer service: a process that owns the optimizer
-// state of all ranks of a host in shared memory, and updates it for trainers
-// that have the same pages mapped. It holds the protocol (docs/protocol.md),
-// both of its sides, and the keeper, which starts the service again when it
-// dies. State outlives trainer and service.
+// Package service is the optimizer service: a process that owns the optimizer state of
+// all ranks of a host in shared memory. It updates the state for trainers that map the
+// same pages. The package holds the protocol (docs/protocol.md), its two sides, and the
+// keeper, which restarts a service that died. State outlives trainer and service.
+//
+// # Two-phase commit
+//
+// A step of several shards is a two-phase commit: prepare, then step. First, every
+// trainer sends prepare. Its gradients are final, and the session header keeps the
+// step's hyperparameters. When all trainers know that all have prepared, each sends
+// step. The header keeps this request and its factor, too.
+//
+// The trainers may die after some of them have sent step. Then some sessions are at
+// step N, and the others at N-1 with step N prepared. The next trainers ask the latter
+// for the prepared step N, with the factor of the former. So all shards make a step, or
+// none does.
+//
+// # Caveats
+//
+// One goroutine serves each connection, one request at a time. At most one connection
+// holds a session, and only its goroutine puts the session's workers to work. The
+// worker that finishes a step sends the answer to that step; the connection's goroutine
+// waits for it before the next answer. The holder of Server.mu must not block: the
+// goroutine of [Server.Serve] takes it for every sign of life.
+//
+// A slice of an arena, or of the window, lives as long as its mapping. [Session.Detach]
+// and [Session.Close] unmap a trainer's arenas; the service unmaps a session's arenas
+// when it gives the state back. A new window request, or the end of the connection,
+// unmaps the old window. Any later access to such a slice ends the process.
 package service
 
 import (
@@ -26,7 +50,7 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// Server is the service.
+// Server is the optimizer service.
 type Server struct {
 	version  string
 	kernel   kernel.Set
@@ -38,34 +62,35 @@ type Server struct {
 	requests atomic.Int64
 	refused  atomic.Int64
 
-	// Of Serve alone.
-	lastSign   time.Time // of life, to the keeper
-	outOfFiles bool      // this was said
+	// Only the goroutine of Serve uses these.
+	lastSign   time.Time // when the keeper last heard from this service
+	outOfFiles bool      // the user was told of it
 
-	allocating sync.Mutex    // one session at a time takes memory
-	mu         sync.Mutex    // guards what follows; nobody waits while he has it
+	allocating sync.Mutex    // held while a session allocates memory
+	mu         sync.Mutex    // guards the fields below; its holder never blocks
 	released   chan struct{} // closed, and made anew, when a session is released
 	job        string
 	all        map[key]*session
-	creating   int                 // sessions that are being made
-	held       map[key]*connection // also while a session is being made or given back
+	creating   int                 // number of sessions being created
+	held       map[key]*connection // also while a session is created or given back
 	open       map[*connection]bool
 	closing    bool
 	serving    sync.WaitGroup
-	// aside are sessions of an earlier service that could not be restored, by the
-	// name that their files are kept as.
+	// aside holds the sessions of an earlier service that could not be restored, by the
+	// name of their files.
 	aside      map[string]*leftSession
-	lastNumber int // of a name of a session
+	lastNumber int // the last number given to a session as its name
 
-	restoring sync.Mutex // one session that was set aside is tried at a time
+	restoring sync.Mutex // held while a session that was set aside is tried again
 
 	dividing sync.Mutex
-	divided  map[int]*binding.Plan // by number of ranks; nil when nothing is being restored
+	divided  map[int]*binding.Plan // by number of ranks; nil unless sessions are being restored
 }
 
-// NewServer is a service with the sessions that an earlier one has left. Steps
-// that were under way are finished when it returns.
-func NewServer(version string, given *Inherited, findHost func() (*host.Host, error), say func(format string, values ...any)) (*Server, error) {
+// NewServer returns a service with the sessions that an earlier one left. It finishes
+// the steps that were under way.
+func NewServer(version string, given *Inherited, findHost func() (*host.Host, error),
+	say func(format string, values ...any)) (*Server, error) {
 	set, err := kernel.Select()
 	if err != nil {
 		return nil, err
@@ -79,11 +104,11 @@ func NewServer(version string, given *Inherited, findHost func() (*host.Host, er
 	return s, nil
 }
 
-// Serve answers clients until the context ends. Then it finishes what is under
-// way, checkpoints that are written included, and returns.
+// Serve answers clients until the context ends. Then it finishes the requests and
+// checkpoints under way and returns.
 //
-// This loop also sends the signs of life that the keeper waits for: who accepts
-// clients and finds the mutex free is not stuck.
+// Its loop also sends the signs of life that the keeper waits for. A loop that accepts
+// clients and gets the mutex is not stuck.
 func (s *Server) Serve(ctx context.Context) error {
 	s.until = ctx
 	if err := s.given.store.ready(); err != nil {
@@ -94,7 +119,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	defer stopped()
 	for {
 		if interval := s.signOfLife(); interval > 0 {
-			_ = listener.SetDeadline(time.Now().Add(interval)) // fails where it is closed, which accept tells
+			_ = listener.SetDeadline(time.Now().Add(interval)) // if closed, AcceptUnix reports it
 			if err := s.stuckStep(); err != nil {
 				return err
 			}
@@ -103,11 +128,11 @@ func (s *Server) Serve(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil:
 			return s.end()
-		case errors.Is(err, os.ErrDeadlineExceeded): // it is time for a sign of life
+		case errors.Is(err, os.ErrDeadlineExceeded): // a sign of life is due
 		case errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE):
 			if !s.hangUpOnIdle(0) && !s.outOfFiles {
 				s.say("too many open files (ulimit -n): clients wait until others go")
-				s.outOfFiles = true // said once
+				s.outOfFiles = true
 			}
 			time.Sleep(100 * time.Millisecond)
 		case err != nil:
@@ -120,8 +145,8 @@ func (s *Server) Serve(ctx context.Context) error {
 	}
 }
 
-// signOfLife tells the keeper that this service is not stuck. It returns when the
-// next sign is due, 0 for never.
+// signOfLife tells the keeper that this service is not stuck. It returns the time until
+// the next sign is due; 0 means never.
 func (s *Server) signOfLife() time.Duration {
 	interval := s.given.watchdog / 3
 	if interval == 0 {
@@ -129,7 +154,7 @@ func (s *Server) signOfLife() time.Duration {
 	}
 	due := s.lastSign.Add(interval)
 	if now := time.Now(); !now.Before(due) {
-		s.mu.Lock() // a service in which this waits forever is stuck
+		s.mu.Lock() // a stuck service waits here forever, and sends no sign
 		s.lastSign, due = now, now.Add(interval)
 		s.mu.Unlock()
 		s.given.store.alive()
@@ -160,22 +185,21 @@ func (s *Server) serve(c *net.UnixConn) {
 	})
 }
 
-// letGo says that nobody holds a session any more.
+// letGo marks a session as held by nobody.
 func (s *Server) letGo(free *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.letGoOf(free.document.key())
 }
 
-// letGoOf says the same with the mutex held.
+// letGoOf is letGo for a caller that holds the mutex.
 func (s *Server) letGoOf(k key) {
 	delete(s.held, k)
 	close(s.released)
 	s.released = make(chan struct{})
 }
 
-// openSession is the request that begins: it makes a session, or attaches to
-// one.
+// openSession answers open: it creates a session, or attaches to one that exists.
 func (c *connection) openSession(body []byte, files []*os.File) ([]byte, []*os.File, error) {
 	if c.session != nil {
 		return nil, nil, fail(OutOfOrder, "open: this connection has a session already")
@@ -202,8 +226,8 @@ func (c *connection) openSession(body []byte, files []*os.File) ([]byte, []*os.F
 	return c.welcome(attached)
 }
 
-// claim takes the name of a session for a connection, and the session itself if
-// it is there already; nil is none, and the caller makes it.
+// claim reserves the name of a session for a connection. It returns the session if it
+// exists, or nil if the caller must create it.
 func (s *Server) claim(d *Document, c *connection) (*session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -211,16 +235,19 @@ func (s *Server) claim(d *Document, c *connection) (*session, error) {
 		return nil, err
 	}
 	if len(s.all)+s.creating > 0 && s.job != d.Job {
-		return nil, fail(Busy, "open: this service holds the job %s, and not %s; it takes another when that one's sessions are closed", s.job, d.Job)
+		return nil, fail(Busy, "open: this service holds the job %s, and not %s; it takes another when that one's "+
+			"sessions are closed", s.job, d.Job)
 	}
 	found := s.all[d.key()]
 	if found != nil {
 		if err := d.same(found.document); err != nil {
-			return nil, fail(Refused, "open: session %v of job %s is there and differs: %v; close it, or give the job another name", d.key(), d.Job, err)
+			return nil, fail(Refused, "open: session %v of job %s is there and differs: %v; close it, or give the "+
+				"job another name", d.key(), d.Job, err)
 		}
 	}
 	if holder := s.held[d.key()]; holder != nil {
-		return nil, fail(Busy, "open: session %v of job %s is held by process %d%s", d.key(), d.Job, holder.process, toItself(holder, c))
+		return nil, fail(Busy, "open: session %v of job %s is held by process %d%s", d.key(), d.Job, holder.process,
+			toItself(holder, c))
 	}
 	s.held[d.key()] = c
 	if found == nil {
@@ -230,15 +257,16 @@ func (s *Server) claim(d *Document, c *connection) (*session, error) {
 	return found, nil
 }
 
-// How long open waits for a client that has hung up while its last request is
-// still under way, and when the service says so.
 var (
+	// claimPatience is how long open waits for a holder that hung up while its last
+	// request is still under way.
 	claimPatience = 5 * time.Minute
-	claimNotice   = 10 * time.Second
+	// claimNotice is when the service tells the user that open waits.
+	claimNotice = 10 * time.Second
 )
 
-// awaitRelease waits, without the mutex, until a former holder that has hung up
-// has let go of a session.
+// awaitRelease waits, without the mutex, until a holder that hung up has released the
+// session.
 func (s *Server) awaitRelease(d *Document, c *connection) error {
 	began, noticed := time.Now(), false
 	for holder := s.held[d.key()]; holder != nil && holder.gone(); holder = s.held[d.key()] {
@@ -250,8 +278,10 @@ func (s *Server) awaitRelease(d *Document, c *connection) error {
 		case c.gone():
 			return fail(Busy, "open: the client has hung up while it waited for session %v", d.key())
 		case waited >= claimPatience:
-			return fail(Busy, "open: session %v of job %s is held by process %d, which has hung up; its %v is still under way after another %v. "+
-				"The files that it works on may be on a file system that does not answer; when that answers, open the session again",
+			return fail(Busy, "open: session %v of job %s is held by process %d, which has hung up; its %v is still "+
+				"under way after another %v. "+
+				"The files that it works on may be on a file system that does not answer; when that answers, open "+
+				"the session again",
 				d.key(), d.Job, holder.process, holder.doing(), claimPatience)
 		case waited >= claimNotice && !noticed:
 			noticed = true
@@ -264,30 +294,31 @@ func (s *Server) awaitRelease(d *Document, c *connection) error {
 		s.withoutMutex(func() {
 			select {
 			case <-released:
-			case <-time.After(200 * time.Millisecond): // to see whether the client is still there
+			case <-time.After(200 * time.Millisecond): // look again whether the client is still there
 			}
 		})
 	}
 	return nil
 }
 
-// withoutMutex does what may wait for somebody.
+// withoutMutex runs a function that may block.
 func (s *Server) withoutMutex(body func()) {
 	s.mu.Unlock()
 	defer s.mu.Lock()
 	body()
 }
 
-// toItself is for a program that opens a session twice.
+// toItself adds a hint for a program that opens the same session twice.
 func toItself(holder, c *connection) string {
 	if holder.process != c.process {
 		return ""
 	}
-	return ", which is this one; give each optimizer of a program a name of its own (name= in Python), and so its session a part of its own"
+	return ", which is this one; give each optimizer of a program a name of its own (name= in Python), and so its " +
+		"session a part of its own"
 }
 
-// create makes a session that was claimed, of a document that was read from a text, or
-// gives the claim back.
+// create makes the session that was claimed. If that fails it gives the claim back. The
+// text is the one that the document was parsed from.
 func (s *Server) create(d *Document, text []byte) (*session, error) {
 	made, err := s.make(d, text)
 	s.mu.Lock()
@@ -299,8 +330,8 @@ func (s *Server) create(d *Document, text []byte) (*session, error) {
 	return made, err
 }
 
-// make makes a session, once it is known to fit. What one session takes must be
-// taken before the next looks at what there is.
+// make makes a session after checking that it fits. Sessions allocate one after the
+// other: each check must see what the session before it took.
 func (s *Server) make(d *Document, text []byte) (*session, error) {
 	s.allocating.Lock()
 	defer s.allocating.Unlock()
@@ -347,8 +378,8 @@ func (s *Server) make(d *Document, text []byte) (*session, error) {
 	return made, nil
 }
 
-// expected is how many sessions like this one are still to be opened here: this
-// one, and those of the other ranks.
+// expected returns how many sessions like this one are still to be opened on this host,
+// this one included.
 func (s *Server) expected(d *Document) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -361,8 +392,8 @@ func (s *Server) expected(d *Document) int {
 	return max(1, left)
 }
 
-// checkRoom refuses a job that does not fit before the first byte of it is
-// allocated: the other ranks of this host need as much.
+// checkRoom refuses a job that does not fit, before the first byte is allocated. It
+// counts the other ranks of this host, which need as much each.
 func (s *Server) checkRoom(h *host.Host, d *Document, config engine.ShardConfig) error {
 	var needed, largest, pool ledger.Bytes
 	for _, a := range config.Arenas() {
@@ -378,14 +409,16 @@ func (s *Server) checkRoom(h *host.Host, d *Document, config engine.ShardConfig)
 	available, counter := h.Memory.HeadroomWith(pool)
 	ranks := s.expected(d)
 	if whole := needed * ledger.Bytes(ranks); counter != "" && whole > available {
-		return fail(DoesNotFit, "open: the state of %d parameters in %v takes %v a rank, %v for the %d ranks of this host that are still to come, and %v are available (%s); use a smaller format (moments \"bf16\" or \"int8\"), more hosts, or fewer ranks on this one",
+		return fail(DoesNotFit, "open: the state of %d parameters in %v takes %v a rank, %v for the %d ranks of this "+
+			"host that are still to come, and %v are available (%s); use a smaller format (moments \"bf16\" or "+
+			"\"int8\"), more hosts, or fewer ranks on this one",
 			config.Elements, config.Format, needed, whole, ranks, available, counter)
 	}
 	return nil
 }
 
-// cpus are those that the document names, or the rank's part of what this
-// process may use.
+// cpus returns the CPUs that the document names, or else the rank's share of the CPUs
+// that this process may use.
 func (s *Server) cpus(d *Document) ([]int, error) {
 	if len(d.CPUs) > 0 {
 		return d.CPUs, nil
@@ -397,8 +430,8 @@ func (s *Server) cpus(d *Document) ([]int, error) {
 	return plan.Ranks[d.Rank%d.LocalWorld].OptimizerCPUs.List(), nil
 }
 
-// divide divides what this process may use among the ranks of this host. While many
-// sessions are restored at once that is done once: for hundreds of ranks it takes long.
+// divide splits the CPUs that this process may use among the ranks of this host. For
+// hundreds of ranks this takes long, so restore computes it once for all sessions.
 func (s *Server) divide(ranks int) (*binding.Plan, error) {
 	s.dividing.Lock()
 	defer s.dividing.Unlock()
@@ -416,21 +449,21 @@ func (s *Server) divide(ranks int) (*binding.Plan, error) {
 	return plan, err
 }
 
-// remove hides a session whose memory is about to be unmapped from those who ask
-// how things are.
+// remove hides a session from Overview before its memory is unmapped.
 func (s *Server) remove(gone *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.all, gone.document.key())
 }
 
-// forget gives the state of a session back. It is held until that is done: one
-// that is made anew has the same names, and needs the memory.
+// forget gives the state of a session back. The session stays claimed meanwhile: a new
+// one of its name would need the same file names, and the memory.
 func (s *Server) forget(gone *session) error {
 	defer s.letGo(gone)
 	s.remove(gone)
 	var err error
-	for _, name := range slices.Backward(gone.keptNames()) { // the record first: without it the others are nobody's
+	// The session header goes first: files without one belong to no session.
+	for _, name := range slices.Backward(gone.keptNames()) {
 		err = errors.Join(err, s.given.store.forget(name))
 	}
 	return errors.Join(err, gone.close())

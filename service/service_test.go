@@ -28,20 +28,20 @@ import (
 
 // What this test binary does where one of these variables is set.
 const (
-	serveVariable  = "PLIMSOLL_TEST_SERVE"     // it is the service
-	trainVariable  = "PLIMSOLL_TEST_TRAIN"     // a trainer: see trainer
-	visitVariable  = "PLIMSOLL_TEST_VISIT"     // a client of another user, of the socket that it names
-	echoVariable   = "PLIMSOLL_TEST_ECHO"      // it sends back what it is sent: see startEcho
-	memoryVariable = "PLIMSOLL_TEST_AVAILABLE" // bytes that the service believes to be available
-	deadlyVariable = "PLIMSOLL_TEST_DEADLY"    // it ends when it asks what the host has
-	limitVariable  = "PLIMSOLL_TEST_LIMIT"     // a limit that the service has: see setLimit
-	// threadsVariable is how many threads the service believes that it may start.
+	serveVariable  = "PLIMSOLL_TEST_SERVE"     // run as the service
+	trainVariable  = "PLIMSOLL_TEST_TRAIN"     // run as a trainer; see trainer
+	visitVariable  = "PLIMSOLL_TEST_VISIT"     // run as a client of another user; the value is the socket
+	echoVariable   = "PLIMSOLL_TEST_ECHO"      // send messages back; see startEcho
+	memoryVariable = "PLIMSOLL_TEST_AVAILABLE" // bytes that the service takes for available
+	deadlyVariable = "PLIMSOLL_TEST_DEADLY"    // end when reading the host
+	limitVariable  = "PLIMSOLL_TEST_LIMIT"     // a limit of the service; see setLimit
+	// threadsVariable is how many threads the service believes it may start.
 	threadsVariable = "PLIMSOLL_TEST_THREADS"
-	notifyVariable  = "PLIMSOLL_TEST_NOTIFY" // a process that writes to the keeper's socket, which it names
+	notifyVariable  = "PLIMSOLL_TEST_NOTIFY" // write to the keeper's socket, which is the value
 
-	impersonateVariable = "PLIMSOLL_TEST_IMPERSONATE" // what listens at the socket that it names, as another user
+	impersonateVariable = "PLIMSOLL_TEST_IMPERSONATE" // listen as another user; the value is the socket
 
-	patienceVariable = "PLIMSOLL_TEST_PATIENCE" // of the service with saves, when it ends
+	patienceVariable = "PLIMSOLL_TEST_PATIENCE" // the patience with saves when the service ends
 )
 
 func TestMain(m *testing.M) {
@@ -91,7 +91,7 @@ func serve() error {
 	return server.Serve(ctx)
 }
 
-// testHost is this host, of which some tests say that it has less memory.
+// testHost returns this host. Some tests make it appear to have less memory.
 func testHost() (*host.Host, error) {
 	if os.Getenv(deadlyVariable) != "" {
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
@@ -114,12 +114,12 @@ type running struct {
 	*Keeper
 	log     output
 	started atomic.Int64
-	more    atomic.Pointer[string] // a variable of services that are started from now on; nil for none
+	more    atomic.Pointer[string] // a variable for services started from now on; nil for none
 	startAs atomic.Pointer[func(*exec.Cmd) error]
 	end     func()
 }
 
-// output is what processes have said.
+// output is what processes printed.
 type output struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -137,17 +137,17 @@ func (o *output) String() string {
 	return o.text.String()
 }
 
-// startService starts a keeper in this process, and a service in another. When
-// the test has ended, nothing of them may be left.
+// startService starts a keeper in this process, and a service in another. At the end of
+// the test nothing of them may be left.
 func startService(t testing.TB, variables ...string) *running {
 	t.Helper()
 	return startServiceWith(t, func(*Keeper) {}, variables...)
 }
 
-// startServiceWith has a keeper that differs.
+// startServiceWith is startService with changes to the keeper.
 func startServiceWith(t testing.TB, differ func(*Keeper), variables ...string) *running {
 	t.Helper()
-	directory, err := os.MkdirTemp("", "plimsoll-test-") // a short path: that of a socket has 107 bytes
+	directory, err := os.MkdirTemp("", "plimsoll-test-") // a short path: a socket's may have 107 bytes
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,7 +203,7 @@ func startServiceWith(t testing.TB, differ func(*Keeper), variables ...string) *
 	return r
 }
 
-// overview waits until the service answers.
+// overview waits for the service's answer.
 func (r *running) overview(t testing.TB) *Overview {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); ; {
@@ -222,7 +222,7 @@ func (r *running) overview(t testing.TB) *Overview {
 	}
 }
 
-// TestKillIsExplained kills the service as a person would.
+// TestKillIsExplained kills the service as a user would.
 func TestKillIsExplained(t *testing.T) {
 	r := startService(t)
 	r.overview(t)
@@ -233,8 +233,8 @@ func TestKillIsExplained(t *testing.T) {
 	}
 }
 
-// TestDirectoryOfTheSocket has the keeper remove a directory that it has made,
-// and leave one that was there.
+// TestDirectoryOfTheSocket checks that the keeper removes a directory that it created,
+// and leaves one that existed.
 func TestDirectoryOfTheSocket(t *testing.T) {
 	there := t.TempDir()
 	if err := os.Chmod(there, 0o700); err != nil {
@@ -257,8 +257,8 @@ func TestDirectoryOfTheSocket(t *testing.T) {
 	}
 }
 
-// TestSocketWithALongPath: one that is too long is refused with what is expected,
-// before anything is made.
+// TestSocketWithALongPath checks that a path that is too long is refused, with the
+// limit, before anything is created.
 func TestSocketWithALongPath(t *testing.T) {
 	parent, err := os.MkdirTemp("", "plimsoll-test-")
 	if err != nil {
@@ -271,7 +271,8 @@ func TestSocketWithALongPath(t *testing.T) {
 	}
 	for _, length := range []int{101, 107, 108, 200} {
 		err := of(length).Listen()
-		if want := fmt.Sprintf("has a path of %d bytes: expected at most 100", length); err == nil || !strings.Contains(err.Error(), want) {
+		if want := fmt.Sprintf("has a path of %d bytes: expected at most 100", length); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 		if left, err := os.ReadDir(parent); err != nil || len(left) > 0 {
@@ -285,16 +286,16 @@ func TestSocketWithALongPath(t *testing.T) {
 	longest.close()
 }
 
-// sharedMapping is a line of /proc/PID/maps of shared memory of this project.
+// sharedMapping matches a line of /proc/PID/maps for shared memory of this project.
 var sharedMapping = regexp.MustCompile(`(?m)^\S+ \S+ \S+ \S+ (\d+) +(/memfd:plimsoll/.*)$`)
 
-// memoryOf are the memfds of this project that a process has mapped: names by
-// their inodes, which no other memfd has.
+// memoryOf returns the memfds of this project that a process has mapped: names by
+// inodes, which are unique.
 func memoryOf(process int) map[string]string {
 	held := map[string]string{}
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", process))
 	if err != nil {
-		return held // it has ended
+		return held // the process has ended
 	}
 	for _, m := range sharedMapping.FindAllStringSubmatch(string(text), -1) {
 		held[m[1]] = m[2]
@@ -302,12 +303,12 @@ func memoryOf(process int) map[string]string {
 	return held
 }
 
-// checkNothingLeft looks for processes that have the memory, as a mapping or as
-// a file, and, where the keeper has ended, for its services.
+// checkNothingLeft looks for processes that still map the memory or have its files
+// open. If the keeper has ended, it also looks for services of that keeper.
 func (r *running) checkNothingLeft(t testing.TB, held map[string]string, ended bool) {
 	t.Helper()
 	var found []string
-	// The keeper lets go of what it is told to when it gets to that.
+	// The keeper closes files some time after it is told to.
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		if found = r.whatIsLeft(t, held, ended); len(found) == 0 {
 			return
@@ -330,7 +331,8 @@ func (r *running) whatIsLeft(t testing.TB, held map[string]string, ended bool) (
 	note := func(format string, values ...any) { found = append(found, fmt.Sprintf(format, values...)) }
 	for _, process := range processes {
 		number, _ := strconv.Atoi(filepath.Base(process))
-		if environment, _ := os.ReadFile(process + "/environ"); ended && strings.Contains(string(environment), notifySocket+"="+r.notifyPath()) {
+		if environment, _ := os.ReadFile(process + "/environ"); ended &&
+			strings.Contains(string(environment), notifySocket+"="+r.notifyPath()) {
 			note("process %d, a service, is left", number)
 		}
 		for inode := range memoryOf(number) {
@@ -341,7 +343,8 @@ func (r *running) whatIsLeft(t testing.TB, held map[string]string, ended bool) (
 		files, _ := filepath.Glob(process + "/fd/*")
 		for _, file := range files {
 			if info, err := os.Stat(file); err == nil {
-				if name := held[strconv.FormatUint(info.Sys().(*syscall.Stat_t).Ino, 10)]; strings.HasPrefix(readLink(file), "/memfd:") && name != "" {
+				if name := held[strconv.FormatUint(info.Sys().(*syscall.Stat_t).Ino, 10)]; strings.HasPrefix(
+					readLink(file), "/memfd:") && name != "" {
 					note("process %d has the file %s, which was the service's", number, name)
 				}
 			}
@@ -357,7 +360,7 @@ func readLink(name string) string {
 
 const testElements = 200_000
 
-// testDocument is a shard of three parameters in two groups.
+// testDocument returns a shard of three parameters in two groups.
 func testDocument(change ...func(*Document)) *Document {
 	d := &Document{
 		Schema: OpenSchema, Job: "test", World: 1, LocalWorld: 1, Part: "bf16", Optimizer: "adamw",
@@ -374,7 +377,7 @@ func testDocument(change ...func(*Document)) *Document {
 	return d
 }
 
-// mustOpen opens a session that ends with the test.
+// mustOpen opens a session until the end of the test.
 func mustOpen(t testing.TB, socket string, d *Document) *Session {
 	t.Helper()
 	s, err := openPatiently(socket, d)
@@ -385,7 +388,7 @@ func mustOpen(t testing.TB, socket string, d *Document) *Session {
 	return s
 }
 
-// openPatiently tries again while the service is being started again.
+// openPatiently tries again while the service restarts.
 func openPatiently(socket string, d *Document) (*Session, error) {
 	for deadline := time.Now().Add(30 * time.Second); ; {
 		s, err := OpenSession(socket, d)
@@ -395,7 +398,7 @@ func openPatiently(socket string, d *Document) (*Session, error) {
 	}
 }
 
-// weights are those that a training begins with.
+// weights returns the first weights of a training.
 func weights(elements int64) []float32 {
 	w := make([]float32, elements)
 	for i := range w {
@@ -404,7 +407,7 @@ func weights(elements int64) []float32 {
 	return w
 }
 
-// gradientPattern holds numbers that gradients are cut from, in a type.
+// gradientPattern returns numbers of a type that gradients are cut from.
 func gradientPattern(name string) kernel.Array {
 	of := kernel.Array{Type: parameterTypes[name]}
 	const numbers = 1 << 16
@@ -422,7 +425,7 @@ var gradientPatterns = map[string]func() kernel.Array{
 	"fp32": sync.OnceValue(func() kernel.Array { return gradientPattern("fp32") }),
 }
 
-// putGradients writes the gradients of a step: those of elements first to end.
+// putGradients writes the gradients of a step, from element first to end.
 func putGradients(s *Session, step, first, end int64) {
 	of := gradientPatterns[s.Welcome.Arenas[1].Type]()
 	size := of.Type.Size()
@@ -432,7 +435,7 @@ func putGradients(s *Session, step, first, end int64) {
 	}
 }
 
-// adamw are hyperparameters of the groups of testDocument.
+// adamw are the hyperparameters of the groups of testDocument.
 var adamw = []Hyperparameters{{1e-3, 0.9, 0.999, 1e-8, 0.01}, {1e-4, 0.9, 0.95, 1e-8, 0}}
 
 // stepOnce makes a step as a trainer does.
@@ -448,12 +451,12 @@ func stepOnce(s *Session, step int64) error {
 	return s.Step(step, optim.GradientScale(math.Sqrt(sum), 1, 1), true, adamw...)
 }
 
-// begin gives a session its first weights.
+// begin writes the first weights to a session.
 func begin(s *Session) error {
 	return errors.Join(s.Write(MasterWeights, 0, weights(s.Welcome.Elements)), s.SetStep(0))
 }
 
-// begun is a session with weights.
+// begun returns a session with weights.
 func begun(t testing.TB, socket string, d *Document) *Session {
 	t.Helper()
 	s := mustOpen(t, socket, d)
@@ -463,7 +466,7 @@ func begun(t testing.TB, socket string, d *Document) *Session {
 	return s
 }
 
-// mustStep makes the steps up to the last.
+// mustStep makes the steps up to last.
 func mustStep(t testing.TB, s *Session, last int64) {
 	t.Helper()
 	for ; s.Welcome.Step < last; s.Welcome.Step++ {
@@ -490,7 +493,7 @@ func fingerprint(t testing.TB, s *Session) string {
 	return fmt.Sprintf("%x", h.Sum(nil)[:8])
 }
 
-// undisturbed is the state after so many steps in which nothing happens.
+// undisturbed returns the state after a number of undisturbed steps.
 func undisturbed(t testing.TB, d *Document, steps int64) string {
 	t.Helper()
 	s := begun(t, startService(t).Socket, d)

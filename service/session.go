@@ -16,33 +16,33 @@ import (
 	"plimsoll/optim"
 )
 
-// session is the state of one shard. One connection at a time holds it.
+// session is the state of one shard. At most one connection at a time holds it.
 type session struct {
-	name     string // that its files are kept as
+	name     string // under which the keeper keeps its files
 	document *Document
 	shard    *engine.Shard
 	record   *record
 
-	// Of the connection that holds the session.
+	// Only the connection that holds the session uses the window.
 	window []byte
 
 	begun     int64              // the last step that was begun
-	saving    *checkpoint.Saving // nil where nothing was, or it was settled
-	inherited bool               // it was begun by a client that is gone
+	saving    *checkpoint.Saving // nil if nothing was saved, or settleSave has seen the result
+	inherited bool               // a client that is gone began the save
 	saveError error
 
-	// For those who ask how things are.
+	// Overview and the metrics read these.
 	lastStep  atomic.Int64 // nanoseconds
 	lastNorm  atomic.Int64 // nanoseconds
 	stepsMade atomic.Int64 // by this service
-	busyTime  atomic.Int64 // nanoseconds of all steps together
+	busyTime  atomic.Int64 // nanoseconds of all steps
 	savedStep atomic.Int64
-	written   atomic.Pointer[checkpoint.Saving] // nil where nothing is being saved
+	written   atomic.Pointer[checkpoint.Saving] // nil if no save is under way
 	holder    atomic.Int64                      // process of the client; 0 for none
 
 	stepIsOver, saveIsOver sync.WaitGroup
 
-	watched stepWatch // of Server.stuckStep
+	watched stepWatch // used by Server.stuckStep
 }
 
 func newSession(name string, d *Document, shard *engine.Shard, record *record) *session {
@@ -58,7 +58,8 @@ type key struct {
 
 func (d *Document) key() key { return key{d.Rank, d.partOfSession()} }
 
-// partOfSession tells the sessions of a rank apart: optimizers of one program may each have a part of the same name.
+// partOfSession names the part of a session. Optimizers of one program may each have a
+// part of the same name; the instance tells their sessions apart.
 func (d *Document) partOfSession() string {
 	if d.Instance == 0 {
 		return d.Part
@@ -68,12 +69,14 @@ func (d *Document) partOfSession() string {
 
 func (k key) String() string { return fmt.Sprintf("rank%d/%s", k.rank, k.part) }
 
-// arenas are all of the session, the record last: who finds it finds all.
+// arenas returns all arenas of the session, the session header last: a header that was
+// kept proves that all arenas were.
 func (s *session) arenas() []*arena.Arena {
 	return append(append([]*arena.Arena{}, s.shard.Arenas()...), s.record.Arena)
 }
 
-// keptNames are what the arenas are kept as, in their order.
+// keptNames returns the names under which the keeper keeps the arenas, in the same
+// order.
 func (s *session) keptNames() []string { return keptNames(s.name, len(s.shard.Arenas())) }
 
 // close gives the state back.
@@ -88,10 +91,10 @@ func (s *session) close() error {
 	return errors.Join(s.shard.Close(), s.record.Close())
 }
 
-// release is what is done when the client is gone.
+// release ends a client's use of the session.
 func (s *session) release() {
 	s.settle()
-	s.shard.ForgetArrived() // another client may write what it likes
+	s.shard.ForgetArrived() // another client may write other gradients
 	s.dropWindow()
 	s.holder.Store(0)
 }
@@ -102,7 +105,7 @@ func (s *session) settle() {
 	s.stepIsOver.Wait()
 }
 
-// shared are the arenas that a trainer maps.
+// shared returns the arenas that a trainer maps.
 func (s *session) shared() []sharedArena {
 	format := s.shard.Config().Format
 	parameters := ledger.Parameters
@@ -121,7 +124,7 @@ type sharedArena struct {
 	of        string // type
 }
 
-// checkStretch refuses elements that the shard does not have.
+// checkStretch refuses a range that the shard does not have.
 func (s *session) checkStretch(kind Kind, first, count uint64) error {
 	elements := uint64(s.shard.Config().Elements)
 	if count == 0 || first > elements || count > elements-first {
@@ -130,14 +133,16 @@ func (s *session) checkStretch(kind Kind, first, count uint64) error {
 	return nil
 }
 
-// inWindow is a part of the window.
+// inWindow returns a range of the window. The slice is valid until the window is
+// dropped.
 func (s *session) inWindow(kind Kind, offset, count, size uint64) ([]byte, error) {
 	if s.window == nil {
 		return nil, fail(OutOfOrder, "%v: there is no window; send one first", kind)
 	}
 	length := uint64(len(s.window))
 	if offset%size != 0 || offset > length || count > (length-offset)/size {
-		return nil, fail(Refused, "%v: %d numbers of %d bytes at offset %d of a window of %d bytes; offsets are multiples of a number's size", kind, count, size, offset, length)
+		return nil, fail(Refused, "%v: %d numbers of %d bytes at offset %d of a window of %d bytes; offsets are "+
+			"multiples of a number's size", kind, count, size, offset, length)
 	}
 	return s.window[offset : offset+count*size], nil
 }
@@ -152,7 +157,7 @@ func (s *session) ready(first, count uint64) error {
 	return nil
 }
 
-// norm is the sum of the squares of the gradients.
+// norm returns the sum of the squares of the gradients.
 func (s *session) norm() float64 {
 	s.settle()
 	begin := time.Now()
@@ -161,12 +166,14 @@ func (s *session) norm() float64 {
 	return sum
 }
 
-// prepare takes a step down without making it, so that it can be made whoever
-// dies from here on.
+// prepare is the first phase of the two-phase commit of a step. It stores the
+// hyperparameters in the session header and does not begin the step. From here on the
+// step can be made even if client and service die.
 func (s *session) prepare(b stepBody) error {
 	s.settle()
 	if b.Flags != 0 || b.Factor != 0 {
-		return fail(Refused, "prepare with flags %#x and factor %v: expected neither, which come with the step", b.Flags, b.Factor)
+		return fail(Refused, "prepare with flags %#x and factor %v: expected neither, which come with the step",
+			b.Flags, b.Factor)
 	}
 	if err := s.checkStep(Prepare, b.Step); err != nil {
 		return err
@@ -178,7 +185,8 @@ func (s *session) prepare(b stepBody) error {
 	return nil
 }
 
-// checkStep refuses any but the next step of a state that is one.
+// checkStep accepts only the next step. It refuses a state that a load left as a
+// mixture.
 func (s *session) checkStep(kind Kind, step uint64) error {
 	if err := cmp.Or(s.notInParts(kind), s.notAlone(kind)); err != nil {
 		return err
@@ -189,11 +197,13 @@ func (s *session) checkStep(kind Kind, step uint64) error {
 	return nil
 }
 
-// optimizers are those of the parameter groups in a step whose gradients are
-// multiplied by factor. What would make NaN of the weights is refused.
-func (s *session) optimizers(kind Kind, step uint64, groups [][hyperparameters]float64, factor float64) ([]optim.Optimizer, error) {
+// optimizers returns the optimizers of the parameter groups in a step whose gradients
+// are multiplied by factor. It refuses numbers that would turn weights into NaN.
+func (s *session) optimizers(kind Kind, step uint64, groups [][hyperparameters]float64,
+	factor float64) ([]optim.Optimizer, error) {
 	if len(groups) != s.document.Groups {
-		return nil, fail(Refused, "%v with %d parameter groups: the session has %d", kind, len(groups), s.document.Groups)
+		return nil, fail(Refused, "%v with %d parameter groups: the session has %d", kind, len(groups),
+			s.document.Groups)
 	}
 	optimizers := make([]optim.Optimizer, len(groups))
 	for i, group := range groups {
@@ -205,7 +215,7 @@ func (s *session) optimizers(kind Kind, step uint64, groups [][hyperparameters]f
 	return optimizers, nil
 }
 
-// optimizersOf are those of a step, in the request or prepared before.
+// optimizersOf returns the optimizers of a step, from the request or from prepare.
 func (s *session) optimizersOf(b stepBody) ([]optim.Optimizer, error) {
 	if b.Flags&preparedStep == 0 {
 		return s.optimizers(Step, b.Step, b.groups, b.Factor)
@@ -219,8 +229,9 @@ func (s *session) optimizersOf(b stepBody) ([]optim.Optimizer, error) {
 	return s.optimizers(Step, b.Step, s.record.groups, b.Factor)
 }
 
-// step begins a step, unless it was made already. The worker that finishes it
-// calls done, if that is not nil, with the time that it took.
+// step begins a step, unless it was made already. It is the second phase of the
+// two-phase commit if the step was prepared. The worker that finishes the step calls
+// done, unless nil, with the time that the step took.
 func (s *session) step(b stepBody, done func(took time.Duration)) (begun bool, err error) {
 	s.settle()
 	if last := s.shard.Steps(); b.Step == uint64(last) && last > 0 {
@@ -240,7 +251,7 @@ func (s *session) step(b stepBody, done func(took time.Duration)) (begun bool, e
 		return false, err
 	}
 	s.record.ask(b.Step, b.Factor)
-	s.record.condition.Store(stateIsWhole) // before there is a step that it could be whole without
+	s.record.condition.Store(stateIsWhole) // before the step begins: the state is whole from now on
 	begin := time.Now()
 	s.stepIsOver.Add(1)
 	err = s.shard.BeginThen(int64(b.Step), b.Factor, optimizers, func() {
@@ -259,14 +270,14 @@ func (s *session) step(b stepBody, done func(took time.Duration)) (begun bool, e
 	return true, nil
 }
 
-// stepped takes down that a step is finished.
+// stepped records that a step is finished.
 func (s *session) stepped(took time.Duration) {
 	s.lastStep.Store(int64(took))
 	s.busyTime.Add(int64(took))
 	s.stepsMade.Add(1)
 }
 
-// wait returns when the parameters of a stretch are those after a step.
+// wait returns when a range of the parameters has had a step.
 func (s *session) wait(b waitBody) error {
 	if err := s.checkStretch(Wait, b.First, b.Count); err != nil {
 		return err

@@ -17,7 +17,7 @@ import (
 
 // These tests are quick, and long under make soak.
 
-// soaked is a number, and another for make soak.
+// soaked returns quick, or long under make soak.
 func soaked(quick, long int) int {
 	if isSoak() {
 		return long
@@ -25,8 +25,8 @@ func soaked(quick, long int) int {
 	return quick
 }
 
-// TestKilledWithManySessions kills the service at random instants while all of many
-// sessions make steps. None may differ in a bit from what it would be.
+// TestKilledWithManySessions kills the service at random instants while many sessions
+// make steps. No bit of any session may differ.
 func TestKilledWithManySessions(t *testing.T) {
 	sessions, kills := soaked(16, 100), soaked(6, 200)
 	r := startService(t)
@@ -63,7 +63,7 @@ func TestKilledWithManySessions(t *testing.T) {
 	})
 	random := rand.New(rand.NewPCG(5, 5))
 	for i := range kills {
-		if random.IntN(8) > 0 { // else while it restores
+		if random.IntN(8) > 0 { // else kill it while it restores
 			before := steps.Load()
 			await(t, "steps", func() bool { return steps.Load() >= before+int64(sessions) || t.Failed() })
 		}
@@ -75,7 +75,7 @@ func TestKilledWithManySessions(t *testing.T) {
 			}
 		}
 	}
-	for rank := range reached { // all have heard of the last kill
+	for rank := range reached { // every session has noticed the last kill
 		last := reached[rank].Load()
 		await(t, "a step of each", func() bool { return reached[rank].Load() >= last+2 || t.Failed() })
 	}
@@ -96,7 +96,7 @@ func TestKilledWithManySessions(t *testing.T) {
 	}
 }
 
-// mustStepAs makes the steps that a trainer makes, undisturbed.
+// mustStepAs makes the steps of an undisturbed trainer.
 func mustStepAs(t *testing.T, s *Session, last int64) {
 	t.Helper()
 	x := &trainer{Document: tiny(0, 1)}
@@ -110,9 +110,9 @@ func mustStepAs(t *testing.T, s *Session, last int64) {
 	}
 }
 
-// TestMutatedDocumentsAndRequests sends mutated documents and requests while others
-// hold state. The service goes on, refuses or does what it is asked, and what it
-// holds for the others stays to the bit, also when it is killed in between.
+// TestMutatedDocumentsAndRequests sends mutated documents and requests while other
+// clients hold state. The service keeps running, and carries out or refuses each
+// request. The others' state keeps its bits, even over kills.
 func TestMutatedDocumentsAndRequests(t *testing.T) {
 	mutations := soaked(1500, 10_000)
 	r := startService(t)
@@ -128,7 +128,7 @@ func TestMutatedDocumentsAndRequests(t *testing.T) {
 	}
 	opened, killed, inSession := 0, 0, 0
 	own := testDocument(small, func(d *Document) { d.Part, d.World, d.LocalWorld = "own", 3, 3 })
-	var session *Session // that gets the requests
+	var session *Session // the target of the requests
 	for i := range mutations {
 		if i%2 == 0 {
 			accepted, err := openMutated(r.Socket, mutate(random, document))
@@ -154,7 +154,7 @@ func TestMutatedDocumentsAndRequests(t *testing.T) {
 				_, files, err = readPacket(session.c, session.buffer)
 				closeAll(files)
 			}
-			if inSession++; err != nil { // the service ends a connection that it cannot understand
+			if inSession++; err != nil { // the service closes connections with malformed requests
 				if err := session.Detach(); err != nil {
 					t.Fatal(err)
 				}
@@ -176,10 +176,11 @@ func TestMutatedDocumentsAndRequests(t *testing.T) {
 		t.Error("no mutated document was accepted: mutations are too wild")
 	}
 	checkMany(t, r, prints)
-	t.Logf("%d documents, of which %d were accepted; %d requests in a session; %d kills", mutations-inSession, opened, inSession, killed)
+	t.Logf("%d documents, of which %d were accepted; %d requests in a session; %d kills", mutations-inSession, opened,
+		inSession, killed)
 }
 
-// openMutated opens a session with a document, whatever that is, and gives it back.
+// openMutated opens a session with any document, and gives it back.
 func openMutated(socket string, text []byte) (accepted bool, err error) {
 	client, err := Dial(socket)
 	if err != nil {
@@ -199,7 +200,7 @@ func openMutated(socket string, text []byte) (accepted bool, err error) {
 	return true, client.done(Close, encode(closeBody{giveBack}))
 }
 
-// mutate changes a document a little: often it is one still.
+// mutate changes a document a little; often the result is still valid.
 func mutate(random *rand.Rand, document []byte) []byte {
 	text := append([]byte{}, document...)
 	for range 1 + random.IntN(3) {
@@ -214,13 +215,13 @@ func mutate(random *rand.Rand, document []byte) []byte {
 		case 2: // cut out
 			end := min(len(text), at+1+random.IntN(10))
 			text = append(text[:at], text[end:]...)
-		case 3: // twice
+		case 3: // duplicated
 			end := min(len(text), at+random.IntN(60))
 			text = append(text[:end], append(append([]byte{}, text[at:end]...), text[end:]...)...)
 		case 4: // a large number, or none
 			number := fmt.Sprint([]any{-1, 0, int64(1) << 40, "null", 1e300, "[]"}[random.IntN(6)])
 			text = append(text[:at], append([]byte(number), text[at:]...)...)
-		case 5: // as it is, with spaces
+		case 5: // unchanged, with spaces
 			text = append(text, ' ')
 		}
 		if len(text) == 0 {
@@ -230,7 +231,7 @@ func mutate(random *rand.Rand, document []byte) []byte {
 	return text
 }
 
-// TestLongNamesOfManySessions: as many as there may be, with names as long as they may be.
+// TestLongNamesOfManySessions opens the most sessions, with the longest names.
 func TestLongNamesOfManySessions(t *testing.T) {
 	sessions := soaked(24, 220)
 	var limit unix.Rlimit

@@ -5,22 +5,22 @@ import (
 	"time"
 )
 
-// stepPatience is how long no chunk of a step may be finished. A step waits for the
-// disk where a save needs memory that is not there, and then for as long as the file
+// stepPatience is how long a step may go on without finishing a chunk. A step waits for
+// the disk while a save needs memory that is not free. It waits for as long as the file
 // system does not answer.
 var stepPatience = 5 * time.Minute
 
-// stepWatch is how far a step was, and since when.
+// stepWatch is the progress of a step, and when it was last seen to change.
 type stepWatch struct {
 	number uint64
 	left   int64
 	since  time.Time
 }
 
-// stuckStep finds a step that gets on no more. The service ends with this error: the
-// one that its keeper starts after it finishes the step, without the save.
+// stuckStep reports a step that no longer makes progress. The service ends with this
+// error. Its keeper starts another one, which finishes the step without the save.
 func (s *Server) stuckStep() error {
-	s.mu.Lock() // until it is given back, nobody unmaps a session
+	s.mu.Lock() // while it is held, no session is unmapped
 	defer s.mu.Unlock()
 	for key, session := range s.all {
 		number, left := session.shard.Underway()
@@ -31,7 +31,8 @@ func (s *Server) stuckStep() error {
 		}
 		if stuck := time.Since(w.since); stuck >= stepPatience {
 			return fmt.Errorf("the step of session %v has made no progress for %v: "+
-				"it waits for memory, or for the file system of a checkpoint, and is finished without that checkpoint", key, stepPatience)
+				"it waits for memory, or for the file system of a checkpoint, and is finished without that checkpoint",
+				key, stepPatience)
 		}
 	}
 	return nil

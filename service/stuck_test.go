@@ -18,14 +18,14 @@ import (
 	"plimsoll/engine"
 )
 
-// rank is a small document of one rank of four.
+// rank returns a small document of one of four ranks.
 func rank(number int) *Document {
 	return testDocument(small, func(d *Document) { d.World, d.LocalWorld, d.Rank = 4, 4, number })
 }
 
-// saveThatIsStuck has a client of a rank save where another holds the lock of the
-// folder, as on a file system that does not answer, and hang up. The save goes on
-// when the lock is given back.
+// saveThatIsStuck lets a client save and hang up while another holds the lock of the
+// folder, as on a file system that does not answer. The save goes on when giveWay
+// releases the lock.
 func saveThatIsStuck(t *testing.T, socket string, overview func() *Overview, document *Document) (giveWay func()) {
 	t.Helper()
 	s := begun(t, socket, document)
@@ -53,15 +53,15 @@ func saveThatIsStuck(t *testing.T, socket string, overview func() *Overview, doc
 	return func() { _ = file.Close() }
 }
 
-// patiently sets how long things may take, for a test.
+// patiently sets a patience for the duration of a test.
 func patiently(t *testing.T, variable *time.Duration, value time.Duration) {
 	before := *variable
 	*variable = value
 	t.Cleanup(func() { *variable = before })
 }
 
-// TestStuckRequestHoldsUpNobodyElse has a client open a session whose last client
-// is gone, and has left a request that does not end. Other ranks open theirs.
+// TestStuckRequestHoldsUpNobodyElse opens a session whose last client is gone and left
+// a request that does not end. Other ranks can open theirs.
 func TestStuckRequestHoldsUpNobodyElse(t *testing.T) {
 	patiently(t, &claimPatience, 2*time.Second)
 	server, socket := serveHere(t)
@@ -82,7 +82,8 @@ func TestStuckRequestHoldsUpNobodyElse(t *testing.T) {
 	if took := time.Since(began); took > claimPatience/2 {
 		t.Errorf("others have opened their sessions in %v", took)
 	}
-	wantError(t, <-again, Busy, "open: session rank1/bf16 of job test is held by process *, which has hung up; its request save is still under way after another 2s. *")
+	wantError(t, <-again, Busy, "open: session rank1/bf16 of job test is held by process *, which has hung up; its "+
+		"request save is still under way after another 2s. *")
 	giveWay()
 	s, err := openPatiently(socket, rank(1))
 	if err != nil {
@@ -96,7 +97,7 @@ func TestStuckRequestHoldsUpNobodyElse(t *testing.T) {
 	}
 }
 
-// TestWaitingClientGoes has the client go that waits for a session, and the service
+// TestWaitingClientGoes lets a client that waits for a session hang up, and the service
 // end meanwhile.
 func TestWaitingClientGoes(t *testing.T) {
 	server, socket := serveHere(t)
@@ -137,8 +138,8 @@ func descriptorOf(t *testing.T, c *net.UnixConn) (descriptor int) {
 	return descriptor
 }
 
-// TestLoadIsBrokenOffForTheNextClient has a client go in the middle of a load. The
-// next client of that session does not wait for the end of it.
+// TestLoadIsBrokenOffForTheNextClient lets a client hang up during a load. The
+// session's next client does not wait for the end of the load.
 func TestLoadIsBrokenOffForTheNextClient(t *testing.T) {
 	server, socket := serveHere(t)
 	document := testDocument(of(16 << 20))
@@ -183,7 +184,7 @@ func TestLoadIsBrokenOffForTheNextClient(t *testing.T) {
 	}
 }
 
-// TestStopLeavesWhatIsStuck ends a service with a request that does not end.
+// TestStopLeavesWhatIsStuck ends a service during a request that does not end.
 func TestStopLeavesWhatIsStuck(t *testing.T) {
 	r := startService(t, patienceVariable+"=1s")
 	saveThatIsStuck(t, r.Socket, func() *Overview { return r.overview(t) }, rank(1))
@@ -192,12 +193,13 @@ func TestStopLeavesWhatIsStuck(t *testing.T) {
 	if took := time.Since(began); took > 10*time.Second {
 		t.Errorf("it took %v", took)
 	}
-	if want := "a checkpoint is not finished: nothing of it has reached the disk for 1s"; !strings.Contains(r.log.String(), want) {
+	if want := "a checkpoint is not finished: nothing of it has reached the disk for 1s"; !strings.Contains(
+		r.log.String(), want) {
 		t.Errorf("the service has said %q, want %q", r.log.String(), want)
 	}
 }
 
-// TestStoppedServiceEnds asks a service to end that was stopped (SIGSTOP).
+// TestStoppedServiceEnds asks a stopped service (SIGSTOP) to end.
 func TestStoppedServiceEnds(t *testing.T) {
 	r := startService(t)
 	r.overview(t)
@@ -211,7 +213,7 @@ func TestStoppedServiceEnds(t *testing.T) {
 	}
 }
 
-// TestStuckServiceIsStartedAgain stops the service, which gives no sign of life then.
+// TestStuckServiceIsStartedAgain stops the service, so that it gives no sign of life.
 func TestStuckServiceIsStartedAgain(t *testing.T) {
 	r := startServiceWith(t, func(k *Keeper) { k.Watchdog = time.Second })
 	s := begun(t, r.Socket, testDocument())
@@ -233,7 +235,7 @@ func TestStuckServiceIsStartedAgain(t *testing.T) {
 	}
 }
 
-// TestServiceThatDoesNotEndIsKilled has a service that ignores what it is asked.
+// TestServiceThatDoesNotEndIsKilled has a service that ignores SIGTERM.
 func TestServiceThatDoesNotEndIsKilled(t *testing.T) {
 	var log output
 	k := &Keeper{
@@ -265,7 +267,8 @@ func TestServiceThatDoesNotEndIsKilled(t *testing.T) {
 	}
 }
 
-// TestKeeperThatDoesNotRead: a service does not wait for it for ever.
+// TestKeeperThatDoesNotRead checks that a service does not wait for its keeper for
+// ever.
 func TestKeeperThatDoesNotRead(t *testing.T) {
 	patiently(t, &keeperPatience, 200*time.Millisecond)
 	address := filepath.Join(t.TempDir(), "n")
@@ -280,10 +283,10 @@ func TestKeeperThatDoesNotRead(t *testing.T) {
 	}
 	defer unix.Close(s.socket)
 	for range 10_000 {
-		s.alive() // is dropped where there are too many
+		s.alive() // dropped if too many are queued
 	}
 	began := time.Now()
-	for range 100 { // it is waited for once
+	for range 100 { // the service waits for it only once
 		if err := s.ready(); err == nil || !strings.Contains(err.Error(), "has taken no message for 200ms") {
 			t.Errorf("the error is %v", err)
 		}
@@ -293,8 +296,8 @@ func TestKeeperThatDoesNotRead(t *testing.T) {
 	}
 }
 
-// TestSocketOfABusyService is not removed: one that cannot take another client now
-// is not dead.
+// TestSocketOfABusyService checks that the keeper does not remove it: a service that
+// cannot accept a client now is not dead.
 func TestSocketOfABusyService(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "s")
 	listener, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -320,7 +323,7 @@ func TestSocketOfABusyService(t *testing.T) {
 	}
 }
 
-// TestStuckStep has a step wait for a save that does not get on.
+// TestStuckStep has a step wait for a save that makes no progress.
 func TestStuckStep(t *testing.T) {
 	patiently(t, &stepPatience, 200*time.Millisecond)
 	server, socket := serveHere(t)

@@ -10,14 +10,16 @@ import (
 	"time"
 )
 
-// together is a training whose state is that of several shards: a step is one of
-// all of them. Some may have made it, and others not, when the trainer dies.
+// together is a training with the state of several shards. A step is a two-phase
+// commit: all shards make it. When the trainer dies, some shards may have made it and
+// others not.
 type together struct {
 	sessions []*Session
-	mended   *atomic.Uint32 // counts the steps that were made for the others
+	mended   *atomic.Uint32 // counts the steps that a later trainer completed
 }
 
-// open opens all sessions and has those make the last step that have not.
+// open opens all sessions, and completes the last step in the sessions that have not
+// made it.
 func (x *together) open(socket string, documents []*Document) error {
 	for _, d := range documents {
 		s, err := openPatiently(socket, d)
@@ -39,14 +41,16 @@ func (x *together) open(socket string, documents []*Document) error {
 }
 
 func (x *together) catchUp() error {
-	newest := slices.MaxFunc(x.sessions, func(a, b *Session) int { return int(a.Welcome.Step - b.Welcome.Step) }).Welcome
+	newest := slices.MaxFunc(x.sessions,
+		func(a, b *Session) int { return int(a.Welcome.Step - b.Welcome.Step) }).Welcome
 	for _, s := range x.sessions {
 		w := &s.Welcome
 		if w.Step == newest.Step {
 			continue
 		}
 		if w.Step != newest.Step-1 || w.PreparedStep != uint64(newest.Step) || newest.AskedStep != uint64(newest.Step) {
-			return fmt.Errorf("a shard is at step %d with step %d prepared, and another at step %d after it was asked for step %d", w.Step, w.PreparedStep, newest.Step, newest.AskedStep)
+			return fmt.Errorf("a shard is at step %d with step %d prepared, and another at step %d after it was "+
+				"asked for step %d", w.Step, w.PreparedStep, newest.Step, newest.AskedStep)
 		}
 		if err := s.StepPrepared(newest.Step, newest.AskedFactor, true); err != nil {
 			return err
@@ -57,8 +61,7 @@ func (x *together) catchUp() error {
 	return nil
 }
 
-// step makes a step of all. Its factor is one that follows from nothing that a
-// shard knows.
+// step makes a step of all shards. No shard can derive the factor from what it knows.
 func (x *together) step(step int64, does func(uint32)) error {
 	does(writingGradients)
 	for _, s := range x.sessions {
@@ -87,7 +90,7 @@ func (x *together) step(step int64, does func(uint32)) error {
 	return nil
 }
 
-// trainTogether goes on from where the state is.
+// trainTogether goes on from the current state.
 func (x *trainer) trainTogether(stop func(step int64) bool) (*together, error) {
 	if err := x.init(); err != nil {
 		return nil, err
@@ -105,7 +108,7 @@ func (x *trainer) trainTogether(stop func(step int64) bool) (*together, error) {
 	return t, nil
 }
 
-// fingerprints are those of all shards.
+// fingerprints returns the fingerprints of all shards.
 func (x *together) fingerprints(t *testing.T) []string {
 	t.Helper()
 	var prints []string
@@ -118,17 +121,20 @@ func (x *together) fingerprints(t *testing.T) []string {
 	return prints
 }
 
-// TestShardsStepTogether kills the trainer of several shards at random instants,
-// also between their steps. The state ends with the bits that it would have had.
+// TestShardsStepTogether kills the trainer of several shards at random instants, also
+// between their steps. The state must end with the bits of an undisturbed training.
 func TestShardsStepTogether(t *testing.T) {
 	r := startService(t)
 	part := func(rank int, part string, change ...func(*Document)) *Document {
-		return testDocument(append(change, func(d *Document) { d.World, d.LocalWorld, d.Rank, d.Part = 2, 2, rank, part })...)
+		return testDocument(append(change, func(d *Document) {
+			d.World, d.LocalWorld, d.Rank, d.Part = 2, 2, rank, part
+		})...)
 	}
 	single := func(d *Document) { small(d); d.State, d.Parameter, d.Gradient = "fp32", "fp32", "fp32" }
 	x := &trainer{
 		Socket: r.Socket, Phase: filepath.Join(t.TempDir(), "phase"),
-		Document: part(0, "bf16", small), Others: []*Document{part(0, "fp32", single), part(1, "bf16", small), part(1, "fp32", single)},
+		Document: part(0, "bf16", small), Others: []*Document{part(0, "fp32", single), part(1, "bf16", small),
+			part(1, "fp32", single)},
 	}
 	hit := killTrainer(t, x, 3*time.Millisecond, stepping)
 	checkHits(t, hit, map[uint32]int{stepping: 10})
@@ -153,8 +159,8 @@ func TestShardsStepTogether(t *testing.T) {
 	t.Logf("%d steps", last)
 }
 
-// TestPreparedStep makes a step as it was prepared by another client, of a
-// service that has died since.
+// TestPreparedStep makes a step that another client prepared, in a service that has
+// died since.
 func TestPreparedStep(t *testing.T) {
 	r := startService(t)
 	one := testDocument(small, func(d *Document) { d.Part = "one" })
@@ -165,7 +171,8 @@ func TestPreparedStep(t *testing.T) {
 	for _, s := range []*Session{plain, prepared} {
 		putGradients(s, 4, 0, s.Welcome.Elements)
 	}
-	if err := errors.Join(plain.Step(4, 0.1, true, adamw...), prepared.Prepare(4, adamw...), prepared.Detach()); err != nil {
+	if err := errors.Join(plain.Step(4, 0.1, true, adamw...), prepared.Prepare(4, adamw...),
+		prepared.Detach()); err != nil {
 		t.Fatal(err)
 	}
 	want := fingerprint(t, plain)
@@ -179,7 +186,7 @@ func TestPreparedStep(t *testing.T) {
 	if w := prepared.Welcome; w.Step != 3 || w.PreparedStep != 4 || w.AskedStep != 3 {
 		t.Errorf("where it was prepared: %+v", w)
 	}
-	for range 2 { // a client that heard no answer asks again
+	for range 2 { // a client without an answer asks again
 		if err := prepared.StepPrepared(4, 0.1, true); err != nil {
 			t.Fatal(err)
 		}
@@ -189,8 +196,8 @@ func TestPreparedStep(t *testing.T) {
 	}
 }
 
-// TestPreparedStepIsForgotten: what changes gradients or state makes the step
-// another.
+// TestPreparedStepIsForgotten checks that changes of gradients or state discard the
+// prepared step.
 func TestPreparedStepIsForgotten(t *testing.T) {
 	r := startService(t)
 	s := begun(t, r.Socket, testDocument(small))
@@ -228,9 +235,9 @@ func TestPreparedStepIsForgotten(t *testing.T) {
 	wantError(t, s.StepPrepared(2, 1, true), OutOfOrder, "step 2 as prepared: step 1 is (0 is none)")
 }
 
-// TestAskedStepIsForgotten: a state that was loaded or written as a whole has not
-// come from the step that was asked for last, and another shard must not be
-// brought to the same step by making that.
+// TestAskedStepIsForgotten checks that a state that was loaded or fully written
+// discards the asked step. The state does not come from that step, so no other shard
+// may make it to catch up.
 func TestAskedStepIsForgotten(t *testing.T) {
 	r := startService(t)
 	s := begun(t, r.Socket, testDocument(small))

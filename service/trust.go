@@ -9,13 +9,14 @@ import (
 	"syscall"
 )
 
-// trusted says whether a user may be this user's service, or lend it a directory.
+// trusted reports whether a user may run the service that this user connects to, or own
+// its directory.
 func trusted(user int) bool { return user == os.Geteuid() || user == 0 }
 
 func ownerOf(info fs.FileInfo) int { return int(info.Sys().(*syscall.Stat_t).Uid) }
 
-// trustedDirectory refuses a directory in which another user could put a socket in
-// the place of the service's, and a link that another user could point elsewhere.
+// trustedDirectory refuses a directory in which another user could replace the
+// service's socket. It also refuses a link that another user could redirect.
 func trustedDirectory(name string) error {
 	for _, look := range []func(string) (fs.FileInfo, error){os.Lstat, os.Stat} {
 		info, err := look(name)
@@ -23,18 +24,20 @@ func trustedDirectory(name string) error {
 			return fmt.Errorf("the directory of the socket: %w", err)
 		}
 		if owner := ownerOf(info); !trusted(owner) {
-			return fmt.Errorf("the directory of the socket, %s, belongs to user %d, who could put another service there: "+
+			return fmt.Errorf("the directory of the socket, %s, belongs to user %d, who could put another "+
+				"service there: "+
 				"expected user %d or root", name, owner, os.Geteuid())
 		}
 		if mode := info.Mode(); mode.IsDir() && mode.Perm()&0o022 != 0 {
-			return fmt.Errorf("the directory of the socket, %s, has mode %#o, so that other users could put another service there: "+
+			return fmt.Errorf("the directory of the socket, %s, has mode %#o, so that other users could put another "+
+				"service there: "+
 				"expected 0700 (chmod 700 %s)", name, mode.Perm(), name)
 		}
 	}
 	return nil
 }
 
-// dialTrusted connects to a socket whose directory and listener can be trusted.
+// dialTrusted connects to a socket if its directory and its listener can be trusted.
 func dialTrusted(socket string) (*net.UnixConn, error) {
 	if err := trustedDirectory(filepath.Dir(socket)); err != nil {
 		return nil, err

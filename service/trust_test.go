@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// impersonate listens at a socket, as another user would, and says so.
+// impersonate listens at a socket as another user, and prints that it does.
 func impersonate(socket string) error {
 	listener, err := net.Listen("unixpacket", socket)
 	if err != nil {
@@ -23,16 +23,16 @@ func impersonate(socket string) error {
 		return err
 	}
 	for {
-		if _, err := listener.Accept(); err != nil { // and never answer
+		if _, err := listener.Accept(); err != nil { // it never answers
 			return err
 		}
 	}
 }
 
-// ofNobody starts this program as another user, who listens at a socket.
+// ofNobody starts this program as another user who listens at a socket.
 func ofNobody(t *testing.T, socket string) {
 	t.Helper()
-	program, err := os.Open(os.Args[0]) // which may lie where another user may not look
+	program, err := os.Open(os.Args[0]) // the other user may have no access to its folder
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func ofNobody(t *testing.T, socket string) {
 	}
 	t.Cleanup(func() {
 		_ = command.Process.Kill()
-		_ = command.Wait() // it was killed
+		_ = command.Wait() // ends, as it was killed
 	})
 	if _, err := output.Read(make([]byte, 100)); err != nil {
 		t.Fatal(err)
@@ -60,8 +60,8 @@ func ofNobody(t *testing.T, socket string) {
 
 const nobody = 65534
 
-// TestServiceOfAnotherUser has another user listen where a service of this user is
-// expected. Nothing is sent there.
+// TestServiceOfAnotherUser has another user listen in place of this user's service. The
+// client sends nothing.
 func TestServiceOfAnotherUser(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to start a process of another user")
@@ -77,7 +77,8 @@ func TestServiceOfAnotherUser(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(os.Chmod(parent, 0o755), os.Chown(theirs, nobody, nobody), os.Chmod(theirs, 0o755)); err != nil {
+	if err := errors.Join(os.Chmod(parent, 0o755), os.Chown(theirs, nobody, nobody),
+		os.Chmod(theirs, 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	link := filepath.Join(parent, "link")
@@ -105,8 +106,8 @@ func TestServiceOfAnotherUser(t *testing.T) {
 	}
 }
 
-// TestDirectoryOfAnotherUser has a keeper listen where another user could put
-// another socket.
+// TestDirectoryOfAnotherUser has a keeper listen where another user could replace the
+// socket.
 func TestDirectoryOfAnotherUser(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to give a directory to another user")
@@ -135,8 +136,8 @@ func TestDirectoryOfAnotherUser(t *testing.T) {
 	}
 }
 
-// TestIdleClientsMakeRoom has many clients connect and say nothing. Each of them
-// takes a file, which sessions need: the first to come are the first to go.
+// TestIdleClientsMakeRoom connects many silent clients. Each takes a file, and sessions
+// need files: the service closes the oldest connections first.
 func TestIdleClientsMakeRoom(t *testing.T) {
 	server, socket := serveHere(t)
 	s := begun(t, socket, testDocument(small))
@@ -163,7 +164,7 @@ func TestIdleClientsMakeRoom(t *testing.T) {
 	}
 }
 
-// TestPortionOfTheFiles is never so large that sessions have none.
+// TestPortionOfTheFiles checks that sessions always keep some files.
 func TestPortionOfTheFiles(t *testing.T) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {

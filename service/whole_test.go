@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestWhatIsBeingWrittenIsNotWhole: a trainer that dies while it writes another
-// state leaves a mixture, which must not pass for the state of a step.
+// TestWhatIsBeingWrittenIsNotWhole checks that a trainer that dies while it writes
+// another state leaves a state that is not whole.
 func TestWhatIsBeingWrittenIsNotWhole(t *testing.T) {
 	r := startService(t)
 	for stream := range streams {
@@ -21,13 +21,14 @@ func TestWhatIsBeingWrittenIsNotWhole(t *testing.T) {
 		for range 2 {
 			s = mustOpen(t, r.Socket, document)
 			if s.Welcome.Initialized {
-				t.Errorf("stream %d was written in part, and the state passes for that of step %d", stream, s.Welcome.Step)
+				t.Errorf("stream %d was written in part, and the state passes for that of step %d", stream,
+					s.Welcome.Step)
 			}
 			if err := s.Detach(); err != nil {
 				t.Fatal(err)
 			}
 			process := r.Process()
-			r.Kill() // which the next service must know, too
+			r.Kill() // the next service must know it, too
 			await(t, "the end of the service", func() bool { return r.Process() != process })
 		}
 		s = mustOpen(t, r.Socket, document)
@@ -40,7 +41,7 @@ func TestWhatIsBeingWrittenIsNotWhole(t *testing.T) {
 		if !s.Welcome.Initialized || s.Welcome.Step != 5 {
 			t.Errorf("set_step 5 has left %+v", s.Welcome)
 		}
-		// Who makes a step knows what the state is.
+		// A client that makes a step vouches for the state.
 		if err := errors.Join(s.Write(stream, 7, make([]float32, 10)), stepOnce(s, 6), s.Detach()); err != nil {
 			t.Fatal(err)
 		}
@@ -54,8 +55,8 @@ func TestWhatIsBeingWrittenIsNotWhole(t *testing.T) {
 	}
 }
 
-// TestStepsAreOfAWholeState looks at sessions whose client has not said set_step:
-// at no instant is there a step and no state of it, as would be found after a kill.
+// TestStepsAreOfAWholeState watches sessions whose client never sent set_step. At no
+// instant, and so after no kill, is there a step without a whole state.
 func TestStepsAreOfAWholeState(t *testing.T) {
 	server, socket := serveHere(t)
 	for i := range 30 {
