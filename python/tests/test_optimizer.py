@@ -526,6 +526,19 @@ def test_groups_are_added_before_the_first_step_only(way):
             train(model, optimizer, 1)
 
 
+def test_a_parameter_with_another_shape_is_refused():
+    """As transformers' resize_token_embeddings makes it: the same parameter with more rows."""
+    model = torch.nn.Embedding(10, 4)
+    optimizer = plimsoll.torch.AdamW(model.parameters())
+    model(torch.arange(10)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    model.weight.data = torch.zeros(12, 4)
+    with pytest.raises(RuntimeError, match=r"parameter0 has the shape \[12, 4\], and had \[10, 4\] when the optimizer was opened"):
+        model(torch.arange(12)).sum().backward()
+        optimizer.step()
+
+
 def test_bad_arguments_are_explained():
     parameters = list(network().parameters())
     for options, message in (

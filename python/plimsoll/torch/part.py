@@ -636,4 +636,9 @@ def _dense(parameter: torch.Tensor, piece: Piece) -> torch.Tensor:
         raise TypeError(
             f"the gradient of {piece.name} is {gradient.layout}: expected a dense one; make it so (sparse=False), or leave it to an optimizer of torch"
         )
+    if tuple(parameter.shape) != tuple(piece.shape):
+        raise RuntimeError(
+            f"parameter {piece.name} has the shape {list(parameter.shape)}, and had {list(piece.shape)} when the optimizer was opened: "
+            "resize the model before the optimizer is opened, or close it and make a new one"
+        )
     return gradient
