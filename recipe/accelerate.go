@@ -8,37 +8,36 @@ import (
 	"plimsoll/fault"
 )
 
-// Accelerate is what a configuration of accelerate says: how many processes
-// there are and what they divide among them. The defaults are those of
-// accelerate 1.15.
+// Accelerate is a configuration of accelerate: the number of processes and what
+// they divide among them. The defaults are those of accelerate 1.15.
 type Accelerate struct {
 	File string
 
 	Engine    string // "none", "ddp", "fsdp" or "deepspeed"
-	Processes int    // on all machines; 0 = the command line says
+	Processes int    // on all machines; 0 = from the command line
 	Machines  int
 	GPUs      []string // nil = all
 	OnCPU     bool
 
 	Precision      Precision
-	FP8Backend     string // "te", "ao" or "msamp", of MixedFP8
+	FP8Backend     string // of MixedFP8: "te", "ao" or "msamp"
 	CompileBackend string // "" = not compiled
 
 	FSDP        *FSDP      // nil without
 	DeepSpeed   *DeepSpeed // nil without
 	ZeRO3Init   bool       // parameters are sharded from the start
-	MoELayers   []string   // classes of layers that ZeRO-3 gathers as a whole
+	MoELayers   []string   // classes of layers that ZeRO-3 gathers as one unit
 	Parallelism *Parallelism
 	Notes       []Note
 }
 
-// Parallelism is the number of ranks in each direction. FSDP divides a model
-// among Shard x Context ranks; Replicate groups of them add gradients up.
+// Parallelism is the number of ranks in each dimension. FSDP shards a model
+// among Shard x Context ranks. Replicate such groups all-reduce gradients.
 type Parallelism struct {
 	Replicate, Shard, Tensor, Context, Sequence int
 }
 
-// Ranks is how many there are in all directions together.
+// Ranks returns the number of ranks: the product of all dimensions.
 func (p *Parallelism) Ranks() int {
 	product := 1
 	for _, size := range []int{p.Replicate, p.Shard, p.Tensor, p.Context, p.Sequence} {
@@ -47,16 +46,16 @@ func (p *Parallelism) Ranks() int {
 	return product
 }
 
-// engines are the distributed types that are planned.
+// engines are the distributed types that Plimsoll plans.
 var engines = map[string]string{"NO": "none", "MULTI_GPU": "ddp", "FSDP": "fsdp", "DEEPSPEED": "deepspeed"}
 
-// LoadAccelerate reads the file at path, which "accelerate config" writes.
+// LoadAccelerate reads the file at path, as "accelerate config" writes it.
 func LoadAccelerate(path string) (*Accelerate, error) {
 	return load(path, accelerateKind, ParseAccelerate)
 }
 
-// ParseAccelerate reads the text of a file. Files that it names are found
-// relative to it. Every error is a *fault.Input.
+// ParseAccelerate parses the text of a file. Paths in it are relative to it.
+// Every error is a *fault.Input.
 func ParseAccelerate(file string, text []byte) (*Accelerate, error) {
 	document, err := parseDocument(file, text)
 	if err != nil {
@@ -133,8 +132,8 @@ func (c *checking) fillAccelerate(a *Accelerate, kind string) error {
 	})
 }
 
-// acceleratedFSDP reads fsdp_config. With FSDP1, accelerate takes the sharding
-// strategy, which is never unset, so reshard_after_forward is not looked at.
+// acceleratedFSDP reads fsdp_config. With FSDP1, accelerate reads the sharding
+// strategy, which always has a value, and ignores reshard_after_forward.
 func (c *checking) acceleratedFSDP() (*FSDP, error) {
 	const section = "fsdp_config"
 	at := func(key string) string { return c.spelled(section, "fsdp_", key) }
@@ -164,8 +163,9 @@ func (c *checking) acceleratedFSDP() (*FSDP, error) {
 	return read, nil
 }
 
-// acceleratedDeepSpeed reads the file that deepspeed_config names, or builds
-// what accelerate builds of the other keys: DeepSpeedPlugin.
+// acceleratedDeepSpeed reads the file that deepspeed_config names. Without one
+// it builds the configuration from the other keys, as accelerate does:
+// DeepSpeedPlugin.
 func (c *checking) acceleratedDeepSpeed(precision Precision) (*DeepSpeed, error) {
 	const section = "deepspeed_config."
 	if c.root.find(section+"deepspeed_config_file") != nil {
@@ -201,7 +201,7 @@ func (c *checking) acceleratedDeepSpeed(precision Precision) (*DeepSpeed, error)
 	return readDeepSpeed(&document{file: c.file, text: c.text, root: root})
 }
 
-// moved is the value at path under another name, with its place.
+// moved returns the value at path under another name, with its place.
 func (c *checking) moved(path, name string, otherwise *value) member {
 	if v := c.root.find(path); v != nil {
 		otherwise = v
@@ -210,7 +210,7 @@ func (c *checking) moved(path, name string, otherwise *value) member {
 }
 
 func (c *checking) deepSpeedFile(section string) (*DeepSpeed, error) {
-	// _deepspeed_config_checks: they would be ignored.
+	// accelerate would ignore these keys: _deepspeed_config_checks.
 	for _, key := range []string{accumulationKey, "gradient_clipping", "zero_stage", "offload_optimizer_device", "offload_param_device",
 		"offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model"} {
 		if c.root.find(section+key) != nil {

@@ -1,8 +1,8 @@
 package recipe
 
 // accelerateSchema lists the fields of accelerate 1.15: ClusterConfig in
-// commands/config/config_args.py, which refuses any other, and the options of
-// commands/launch.py that its sections stand for.
+// commands/config/config_args.py, which refuses all others, and the options of
+// commands/launch.py that its sections set.
 var accelerateSchema = schema{"accelerate", isObject(map[string]rule{
 	"compute_environment": isText("LOCAL_MACHINE", "AMAZON_SAGEMAKER"),
 	"distributed_type": isText("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA", "MULTI_XPU",

@@ -9,13 +9,13 @@ import (
 	"plimsoll/fault"
 )
 
-// Adapter is what an adapter_config.json of PEFT says: which few parameters are
-// trained in the place of the model's. The defaults are those of PEFT 0.20.
+// Adapter is an adapter_config.json of PEFT: the few parameters that are
+// trained in place of the model's. The defaults are those of PEFT 0.20.
 type Adapter struct {
 	File string
 	Type string // "LORA", "ADALORA", "IA3", "VERA", "LN_TUNING", "PROMPT_TUNING", "PREFIX_TUNING" or "P_TUNING"
 
-	Rank        int // of LORA and VERA; of ADALORA the one to begin with
+	Rank        int // of LORA and VERA; of ADALORA the initial rank
 	Alpha       float64
 	Dropout     float64
 	DoRA        bool
@@ -25,17 +25,18 @@ type Adapter struct {
 	FanInFanOut bool
 	Weights     string // init_lora_weights: "true", "false", "gaussian", "pissa", ...
 
-	// ModulesToSave are trained as they are, beside the adapter.
+	// ModulesToSave are modules that are fully trained, beside the adapter.
 	ModulesToSave []string
-	// TrainableTokens are rows of embeddings that are trained, by module; "" is
-	// the embedding of the input.
+	// TrainableTokens are the rows of embeddings that are trained, by module;
+	// "" is the input embedding.
 	TrainableTokens map[string][]int
-	// Parameters are names of parameters, not of modules, that are adapted.
+	// Parameters are names of adapted parameters (not modules).
 	Parameters []string
-	// TiesWeights is ensure_weight_tying: what is tied stays tied when it is
+	// TiesWeights is ensure_weight_tying: tied weights stay tied when they are
 	// adapted or trained.
 	TiesWeights bool
-	// ReplicatesLayers says that layer_replication lists layers to repeat.
+	// ReplicatesLayers reports whether layer_replication lists layers to
+	// repeat.
 	ReplicatesLayers bool
 
 	SaveProjection bool // of VERA: the shared matrices are saved, too
@@ -52,13 +53,13 @@ type Adapter struct {
 	place                          fault.Position // of target_modules
 }
 
-// Prompt is a prefix of virtual tokens that is trained.
+// Prompt is a trained prefix of virtual tokens.
 type Prompt struct {
 	VirtualTokens int
 	TokenWidth    int // 0 = the model's
 	Submodules    int // 0 = the model's: 1, or 2 with an encoder and a decoder
 	Layers, Heads int // 0 = the model's
-	// Of the network that makes the prompt, where there is one.
+	// The network that computes the prompt, if there is one.
 	Projection    bool   // of PREFIX_TUNING
 	Encoder       string // of P_TUNING: "MLP" or "LSTM"
 	EncoderWidth  int    // 0 = TokenWidth
@@ -70,8 +71,8 @@ func LoadAdapter(path string) (*Adapter, error) {
 	return load(path, adapterKind, ParseAdapter)
 }
 
-// ParseAdapter reads the text of a file; its name is for messages. Every error
-// is a *fault.Input.
+// ParseAdapter parses the text of a file. The name of the file is for messages
+// only. Every error is a *fault.Input.
 func ParseAdapter(file string, text []byte) (*Adapter, error) {
 	document, err := parseDocument(file, text)
 	if err != nil {
@@ -97,7 +98,7 @@ func ParseAdapter(file string, text []byte) (*Adapter, error) {
 	return a, nil
 }
 
-// adapterType reads peft_type, on which the other keys depend.
+// adapterType returns peft_type. The schema of the other keys depends on it.
 func adapterType(d *document) (string, error) {
 	c, err := schema{"PEFT", isObject(map[string]rule{"peft_type": isText()}).andOthers()}.read(d)
 	if err != nil {
@@ -123,7 +124,7 @@ func adapterType(d *document) (string, error) {
 
 func (c *checking) fillAdapter(a *Adapter) {
 	a.BaseModel = c.word("", "base_model_name_or_path")
-	// PeftModelFor... in peft_model.py add the head of the task.
+	// The classes PeftModelFor... in peft_model.py add the head of the task.
 	a.ModulesToSave = append(c.list("modules_to_save"), map[string][]string{
 		"SEQ_CLS": {"classifier", "score"}, "TOKEN_CLS": {"classifier", "score"}, "QUESTION_ANS": {"qa_outputs"},
 	}[c.word("", "task_type")]...)
@@ -163,7 +164,7 @@ func (c *checking) fillAdapter(a *Adapter) {
 	}
 }
 
-// tokens reads trainable_token_indices.
+// tokens returns trainable_token_indices.
 func (c *checking) tokens() map[string][]int {
 	v := c.root.find("trainable_token_indices")
 	if v == nil {
@@ -186,8 +187,8 @@ func (c *checking) tokens() map[string][]int {
 	return tokens
 }
 
-// adapterConflicts are what __post_init__ of the configurations refuses, and
-// the tuners at start.
+// adapterConflicts returns the conflicts that PEFT refuses, in __post_init__ of
+// its configurations and at the start of its tuners.
 func (c *checking) adapterConflicts(a *Adapter) []conflict {
 	targets := c.root.find("target_modules")
 	word := targets != nil && targets.kind == '"'

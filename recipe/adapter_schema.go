@@ -5,10 +5,10 @@ import (
 	"strings"
 )
 
-// adapterSchemas lists the keys of the types of adapter that are planned: the
-// dataclasses in peft/tuners/*/config.py and peft/config.py of PEFT 0.20 (the
-// commit 5d602fdb of August 2026). PEFT ignores keys that it does not know,
-// because later versions add some.
+// adapterSchemas lists the keys of the adapter types that Plimsoll plans: the
+// dataclasses in peft/tuners/*/config.py and peft/config.py of PEFT 0.20
+// (commit 5d602fdb, August 2026). PEFT ignores unknown keys, because later
+// versions add some.
 var adapterSchemas = func() map[string]map[string]rule {
 	modules := isText().or(isList(isText())).orNull()
 	names := isList(isText()).orNull()
@@ -68,7 +68,7 @@ var adapterSchemas = func() map[string]map[string]rule {
 	}
 }()
 
-// with is the keys of all maps; later ones count.
+// with returns the keys of all maps. Later maps override earlier ones.
 func with(lists ...map[string]rule) map[string]rule {
 	keys := map[string]rule{}
 	for _, list := range lists {

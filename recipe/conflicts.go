@@ -10,16 +10,16 @@ import (
 	"plimsoll/fault"
 )
 
-// conflict is a combination that the program refuses, at start or in the first
-// step.
+// conflict is a combination of keys that the program refuses at start or in the
+// first step.
 type conflict struct {
 	is   bool
-	path string // of the key that has to change
+	path string // of the key to change
 	why  string
 	mend string
 }
 
-// refuse is the first conflict that is one.
+// refuse returns the first conflict that the file has, as an error.
 func (c *checking) refuse(list []conflict) error {
 	for _, k := range list {
 		if k.is {
@@ -29,7 +29,7 @@ func (c *checking) refuse(list []conflict) error {
 	return nil
 }
 
-// note tells something about the key at path.
+// note adds a note about the key at path.
 func (c *checking) note(path, what string) {
 	c.notes = append(c.notes, Note{c.place(path), path + " " + what})
 }
@@ -41,7 +41,7 @@ func (c *checking) conflicts(d *DeepSpeed) error {
 	if err := c.sectionConflicts(d); err != nil {
 		return err
 	}
-	// With the stage left to accelerate, nothing is known about the rest.
+	// Accelerate chooses an "auto" stage, and the other checks need the stage.
 	if c.isAuto("zero_optimization.stage") {
 		return nil
 	}
@@ -52,7 +52,7 @@ func (c *checking) conflicts(d *DeepSpeed) error {
 	return nil
 }
 
-// sectionConflicts are keys that contradict each other in any recipe.
+// sectionConflicts refuses keys that contradict each other at any stage.
 func (c *checking) sectionConflicts(d *DeepSpeed) error {
 	const zero = "zero_optimization."
 	for _, pair := range [][2]string{
@@ -207,7 +207,8 @@ func (c *checking) zenFlowConflicts(d *DeepSpeed) []conflict {
 	}
 }
 
-// noteIgnored tells what DeepSpeed reads and does not use, and undoes it.
+// noteIgnored notes keys that have no effect in DeepSpeed and resets their
+// values.
 func (c *checking) noteIgnored(d *DeepSpeed) {
 	const zero = "zero_optimization."
 	if d.ZeROStage < 3 && d.OffloadParameters.Device != "none" {
@@ -228,8 +229,7 @@ func (c *checking) noteIgnored(d *DeepSpeed) {
 	if whole := c.root.find("zero_optimization"); whole != nil && whole.kind != '{' {
 		c.note("zero_optimization", `is a truth value, which is deprecated: use {"stage": 1}`)
 	}
-	// Two defaults that changed lately, with another result or another need
-	// for memory.
+	// Two defaults changed recently and affect the result or the memory.
 	if c.root.member("gradient_clipping") == nil {
 		c.note("gradient_clipping", "is not given: gradients are clipped at a norm of 1 since DeepSpeed #8068 (June 2026), and not at all before")
 	}

@@ -9,10 +9,10 @@ import (
 	"plimsoll/fault"
 )
 
-// Optimizer is the optimizer section of a file. For types whose defaults are
-// not in optimizers, what the file does not say is zero.
+// Optimizer is the optimizer section of a file. Missing values are zero for
+// types whose defaults are not in the variable optimizers.
 type Optimizer struct {
-	Type           string // as its class is written: "AdamW", "Adam", "Lion", ...
+	Type           string // the name of its class: "AdamW", "Adam", "Lion", ...
 	LR             float64
 	Beta1, Beta2   float64
 	Epsilon        float64
@@ -23,7 +23,7 @@ type Optimizer struct {
 	// LowPrecisionState keeps the moments in the type of the parameters
 	// (fp32_optimizer_states false; on the CPU only).
 	LowPrecisionState bool
-	// Defaulted lists the keys of lr, betas, eps and weight_decay that are
+	// Defaulted lists those keys among lr, betas, eps and weight_decay that are
 	// missing or "auto".
 	Defaulted []string
 }
@@ -32,15 +32,15 @@ type Optimizer struct {
 type optimizerType struct {
 	Optimizer                 // the defaults
 	keys      map[string]rule // of optimizer.params, besides the common ones
-	open      bool            // other keys go to its constructor unseen
+	open      bool            // other keys go to its constructor unchecked
 	zero      bool            // DeepSpeed has tested it with ZeRO
-	never     bool            // it refuses ZeRO
+	never     bool            // the optimizer refuses ZeRO
 }
 
-// optimizers are the types by their names in lower case, since DeepSpeed
-// compares them so: engine.py, _configure_basic_optimizer, and the
-// constructors that it calls. Names of torch.optim are taken as they are
-// written; their parameters are PyTorch's to check.
+// optimizers are the types by their names. Most names are in lower case, as
+// DeepSpeed ignores case: _configure_basic_optimizer in engine.py, and the
+// constructors that it calls. Names of torch.optim are case-sensitive, and
+// PyTorch checks their parameters.
 var optimizers = func() map[string]optimizerType {
 	adam := Optimizer{LR: 1e-3, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, BiasCorrection: true}
 	adamKeys := map[string]rule{
@@ -92,7 +92,8 @@ var optimizers = func() map[string]optimizerType {
 	return byName
 }()
 
-// optimizerNamed is the type of that name; its Type is empty if there is none.
+// optimizerNamed returns the type with that name. Its field Type is empty if
+// there is none.
 func optimizerNamed(name string) optimizerType {
 	if t, known := optimizers[strings.ToLower(name)]; known {
 		return t
@@ -100,14 +101,15 @@ func optimizerNamed(name string) optimizerType {
 	return optimizers[name]
 }
 
-// isAdam says that DeepSpeed builds one of its own kernels for Adam.
+// isAdam reports whether DeepSpeed has Adam kernels of its own for the type.
 func (o *Optimizer) isAdam() bool { return o.Type == "Adam" || o.Type == "AdamW" }
 
-// IsFusedAdam says that DeepSpeed builds its own kernel: FusedAdam on the GPU,
-// DeepSpeedCPUAdam where the optimizer is offloaded. nil is none.
+// IsFusedAdam reports whether DeepSpeed runs its own kernel: FusedAdam on the
+// GPU, or DeepSpeedCPUAdam if the optimizer is offloaded. It returns false for
+// nil.
 func (o *Optimizer) IsFusedAdam() bool { return o != nil && o.isAdam() && !o.TorchAdam }
 
-// commonKeys are the parameters that nearly every optimizer takes.
+// commonKeys are the parameters that nearly every optimizer accepts.
 var commonKeys = map[string]rule{
 	"lr":           isNumber().from(0).orAuto(),
 	"betas":        isList(isNumber().from(0).under(1)).ofLength(2).orAuto(),
@@ -115,7 +117,7 @@ var commonKeys = map[string]rule{
 	"weight_decay": isNumber().from(0).orAuto(),
 }
 
-// optimizer reads the optimizer section.
+// optimizer returns the optimizer section.
 func (c *checking) optimizer() (*Optimizer, error) {
 	const params = "optimizer.params"
 	if c.root.find("optimizer") == nil {
@@ -189,8 +191,8 @@ func optimizerNames() []string {
 }
 
 // schedulers are the learning rate schedules of DeepSpeed's lr_schedules.py
-// with their parameters. Hugging Face's integration fills in "auto" for those
-// of a warm-up.
+// with their parameters. Hugging Face's integration replaces "auto" in warm-up
+// schedules.
 var schedulers = func() map[string]map[string]rule {
 	schedules := map[string]string{
 		"LRRangeTest":    "lr_range_test_min_lr lr_range_test_step_size lr_range_test_step_rate lr_range_test_staircase",
@@ -228,7 +230,7 @@ var torchSchedulers = []string{
 	"SequentialLR", "StepLR",
 }
 
-// scheduler checks the scheduler section. Nothing of it takes memory.
+// scheduler checks the scheduler section. No schedule takes memory.
 func (c *checking) scheduler() error {
 	name := c.root.find("scheduler.type")
 	if name == nil {

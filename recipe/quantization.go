@@ -18,33 +18,33 @@ type Quantization struct {
 
 	Bits int // 4 or 8; 0 = nothing is quantized
 
-	// Of 4 bits.
+	// For 4 bits.
 	Kind         string     // "fp4" or "nf4"
 	DoubleQuant  bool       // the scales are quantized, too
-	ComputeDType dtype.Type // that products are computed in
-	StorageDType dtype.Type // of the elements that hold two or more weights: U8 by default
+	ComputeDType dtype.Type // of the matrix products
+	StorageDType dtype.Type // of storage elements, which pack two or more weights: U8 by default
 
-	// Of 8 bits.
-	Threshold   float64 // columns with activations above it are computed in fp16; 0 = none
-	FP16Weights bool    // 16-bit weights are kept, for training
+	// For 8 bits.
+	Threshold   float64 // columns with larger activations are computed in fp16; 0 = none
+	FP16Weights bool    // 16-bit weights are kept for training
 
-	SkipModules []string // nil = what transformers skips: the output head
+	SkipModules []string // nil = transformers' default: the output head
 	OffloadCPU  bool     // modules on the CPU are allowed, in fp32
 
-	// Dequantized says that transformers makes ordinary weights of stored ones
-	// while it loads them.
+	// Dequantized reports whether transformers converts stored weights to
+	// ordinary ones while it loads them.
 	Dequantized bool
 
 	Notes []Note
 }
 
-// bitsAndBytesKeys are the fields of BitsAndBytesConfig: utils/quantization_config.py.
-// transformers ignores every other key.
+// bitsAndBytesKeys are the fields of BitsAndBytesConfig:
+// utils/quantization_config.py. transformers ignores all other keys.
 var bitsAndBytesKeys = map[string]rule{
 	"quant_method":                     isText(),
 	"load_in_4bit":                     isBoolean(),
 	"load_in_8bit":                     isBoolean(),
-	"_load_in_4bit":                    isBoolean(), // what to_dict writes beside them
+	"_load_in_4bit":                    isBoolean(), // to_dict writes these, too
 	"_load_in_8bit":                    isBoolean(),
 	"llm_int8_threshold":               isNumber().from(0),
 	"llm_int8_skip_modules":            isList(isText()).orNull(),
@@ -61,13 +61,13 @@ var quantizationMethods = []string{"gptq", "awq", "aqlm", "vptq", "quanto", "eet
 	"bitnet", "spqr", "fp8", "quark", "fp_quant", "auto-round", "mxfp4", "nvfp4", "mxfp8", "metal", "fouroversix", "sinq", "gemma"}
 
 // LoadQuantization reads the file at path: a config.json with a
-// quantization_config, or what BitsAndBytesConfig writes.
+// quantization_config, or the JSON of a BitsAndBytesConfig.
 func LoadQuantization(path string) (*Quantization, error) {
 	return load(path, quantizationKind, ParseQuantization)
 }
 
-// ParseQuantization reads the text of a file; its name is for messages. Every
-// error is a *fault.Input.
+// ParseQuantization parses the text of a file. The name of the file is for
+// messages only. Every error is a *fault.Input.
 func ParseQuantization(file string, text []byte) (*Quantization, error) {
 	document, err := parseDocument(file, text)
 	if err != nil {
@@ -132,9 +132,9 @@ func ParseQuantization(file string, text []byte) (*Quantization, error) {
 	return q, nil
 }
 
-// dequantized is a method whose weights transformers makes ordinary ones of when
-// it is asked to; nil for others. Every key is said by the method, so that only
-// those that decide are looked at.
+// dequantized returns the quantization of a method whose weights transformers
+// is asked to convert to ordinary ones, or nil. Each method has its own keys,
+// so it reads only the keys that decide this.
 func (c *checking) dequantized(file, method string) *Quantization {
 	key := map[string]string{"fp8": "dequantize", "mxfp4": "dequantize", "compressed-tensors": "dequantize"}[method]
 	is := func(name string, kind jsontext.Kind) bool {
@@ -147,7 +147,7 @@ func (c *checking) dequantized(file, method string) *Quantization {
 	return &Quantization{File: file, Dequantized: true, Notes: []Note{{fault.Position{File: file}, "the weights are stored by " + method + " and dequantized while they are loaded: they are planned as ordinary ones"}}}
 }
 
-// otherMethod refuses what is not bitsandbytes.
+// otherMethod refuses methods other than bitsandbytes.
 func (c *checking) otherMethod(method *value) error {
 	if slices.Contains(quantizationMethods, method.text) {
 		return c.bad(method.at, fmt.Sprintf("quant_method is %s, which is not planned yet", method),

@@ -9,19 +9,18 @@ import (
 	"plimsoll/fault"
 )
 
-// TrainerOptimizer is the optimizer that TrainingArguments name.
+// TrainerOptimizer is the optimizer of TrainingArguments.
 type TrainerOptimizer struct {
-	Name string // as TrainingArguments spell it: "adamw_torch_fused"
-	// Algorithm is what it computes: "adamw", "adafactor", "ademamix", "sgd",
-	// "adagrad", "lion", "rmsprop", "lomo", "adalomo", "grokadamw",
-	// "schedule_free_adamw", "schedule_free_radam", "schedule_free_sgd" or
-	// "stable_adamw".
+	Name string // as in TrainingArguments: "adamw_torch_fused"
+	// Algorithm is "adamw", "adafactor", "ademamix", "sgd", "adagrad", "lion",
+	// "rmsprop", "lomo", "adalomo", "grokadamw", "schedule_free_adamw",
+	// "schedule_free_radam", "schedule_free_sgd" or "stable_adamw".
 	Algorithm string
-	StateBits int    // of an element of a moment: 32, 8 or 4
-	Paged     bool   // its state is in unified memory
+	StateBits int    // per element of a moment: 32, 8 or 4
+	Paged     bool   // the state is in unified memory
 	Projected string // "galore" or "apollo": gradients are projected to a low rank
 	Layerwise bool   // each layer is updated in the backward pass
-	Library   string // that its kernels are in: "torch", "bitsandbytes", ...
+	Library   string // of its kernels: "torch", "bitsandbytes", ...
 
 	LR            float64
 	Beta1, Beta2  float64
@@ -32,7 +31,7 @@ type TrainerOptimizer struct {
 }
 
 // trainerOptimizers are the members of OptimizerNames (training_args.py) of
-// transformers 4.40, 4.57 and 5.23; what they build is in
+// transformers 4.40, 4.57 and 5.23. transformers builds them in
 // trainer_optimizer.py.
 var trainerOptimizers = func() map[string]TrainerOptimizer {
 	byName := map[string]TrainerOptimizer{}
@@ -67,7 +66,7 @@ var trainerOptimizers = func() map[string]TrainerOptimizer {
 		o.StateBits = bits
 		add(o, name)
 	}
-	for algorithm, names := range map[string][2]string{ // of 32 and of 8 bits
+	for algorithm, names := range map[string][2]string{ // with 32 bits and with 8
 		"adamw":    {"paged_adamw_32bit", "adamw_bnb_8bit adamw_8bit paged_adamw_8bit"},
 		"ademamix": {"ademamix paged_ademamix_32bit", "ademamix_8bit paged_ademamix_8bit"},
 		"lion":     {"lion_32bit paged_lion_32bit", "lion_8bit paged_lion_8bit"},
@@ -95,9 +94,9 @@ var trainerOptimizers = func() map[string]TrainerOptimizer {
 	return byName
 }()
 
-// trainerOptimizer reads everything about the optimizer.
+// trainerOptimizer returns the optimizer with its hyperparameters.
 func (c *checking) trainerOptimizer() (TrainerOptimizer, error) {
-	name := c.word("adamw_torch_fused", "optim") // the default with PyTorch 2.8 and later
+	name := c.word("adamw_torch_fused", "optim") // the default since PyTorch 2.8
 	if c.truth(false, "adafactor") {
 		name = "adafactor" // the flag of 4.x
 	}

@@ -5,19 +5,19 @@ import (
 	"math"
 )
 
-// Training is what the TrainingArguments of transformers say, as far as memory
-// is concerned, with the defaults of transformers 5.23 where they say nothing.
+// Training is the part of transformers' TrainingArguments that affects memory.
+// The defaults are those of transformers 5.23.
 type Training struct {
 	File string
 
-	MicroBatch           int // samples that one rank handles at a time
+	MicroBatch           int // samples in a micro batch of one rank
 	GradientAccumulation int
 	AutoFindBatchSize    bool // the micro batch is halved until it fits
 	GroupByLength        bool
 
 	Precision     Precision
 	TF32          bool
-	Optimizer     TrainerOptimizer // not used where DeepSpeed has its own
+	Optimizer     TrainerOptimizer // unused if DeepSpeed has its own
 	MaxGradNorm   float64          // 0 = off
 	Checkpointing Checkpointing
 
@@ -35,44 +35,44 @@ type Training struct {
 	Notes     []Note
 }
 
-// Checkpointing says which activations are computed again in the backward pass.
+// Checkpointing says which activations are recomputed in the backward pass.
 type Checkpointing struct {
 	Enabled   bool
 	Reentrant bool
-	EveryN    int  // every n-th layer
-	Offload   bool // what is kept goes to the CPU
+	EveryN    int  // only every n-th layer is checkpointed
+	Offload   bool // kept activations go to the CPU
 }
 
-// DataLoader is PyTorch's.
+// DataLoader is the configuration of PyTorch's DataLoader.
 type DataLoader struct {
 	Workers           int
-	PrefetchFactor    int // batches that each worker has ready; 0 without workers
+	PrefetchFactor    int // batches that each worker loads ahead; 0 without workers
 	PinMemory         bool
 	PersistentWorkers bool
 }
 
-// Evaluation between the steps.
+// Evaluation is the evaluation between steps.
 type Evaluation struct {
 	Enabled           bool
 	MicroBatch        int
-	AccumulationSteps int // after so many, predictions go to the CPU; 0 = at the end
+	AccumulationSteps int // steps after which predictions go to the CPU; 0 = at the end
 	LossOnly          bool
 }
 
-// Saving of checkpoints between the steps.
+// Saving is the saving of checkpoints between steps.
 type Saving struct {
 	Enabled   bool
 	ModelOnly bool
 }
 
-// LoadTraining reads the file at path: what TrainingArguments.to_json_string
-// writes, or some of its fields, as JSON or YAML.
+// LoadTraining reads the file at path: the output of
+// TrainingArguments.to_json_string, or some of its fields, as JSON or YAML.
 func LoadTraining(path string) (*Training, error) {
 	return load(path, trainingKind, ParseTraining)
 }
 
-// ParseTraining reads the text of a file. Files that it names are found
-// relative to it. Every error is a *fault.Input.
+// ParseTraining parses the text of a file. Paths in it are relative to it.
+// Every error is a *fault.Input.
 func ParseTraining(file string, text []byte) (*Training, error) {
 	document, err := parseDocument(file, text)
 	if err != nil {
@@ -167,13 +167,13 @@ func (c *checking) fillTraining(t *Training) {
 	}
 }
 
-// evaluates is when evaluation happens.
+// evaluates returns the strategy of evaluation: when it happens.
 func (c *checking) evaluates() string {
 	return c.word(c.word("no", "evaluation_strategy"), "eval_strategy")
 }
 
-// trainingConflicts refuses what TrainingArguments refuse (_validate_args) and
-// what the Trainer and PyTorch's DataLoader refuse at start.
+// trainingConflicts refuses what TrainingArguments (_validate_args), the
+// Trainer and PyTorch's DataLoader refuse at start.
 func (c *checking) trainingConflicts() error {
 	when, saves := c.evaluates(), c.word("steps", "save_strategy")
 	logs := c.number(500, "logging_steps")
@@ -214,7 +214,8 @@ func (c *checking) trainingConflicts() error {
 	}...))
 }
 
-// isMultiple compares whole steps with whole steps and shares with shares.
+// isMultiple reports whether one number of steps is a multiple of another. It
+// compares whole steps with whole steps and shares with shares.
 func isMultiple(of, step float64) bool {
 	if (of < 1) != (step < 1) {
 		return false
@@ -225,7 +226,8 @@ func isMultiple(of, step float64) bool {
 	return step >= 1 && int64(of)%int64(step) == 0
 }
 
-// shardedConflicts is what depends on the other files.
+// shardedConflicts refuses combinations with the FSDP or DeepSpeed
+// configuration.
 func (c *checking) shardedConflicts(t *Training) error {
 	engine := "FSDP"
 	if t.DeepSpeed != nil {

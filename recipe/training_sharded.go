@@ -15,7 +15,7 @@ import (
 	"plimsoll/fault"
 )
 
-// companion is the path of a file that the key at path names.
+// companion returns the path of the file that the key at path names.
 func (c *checking) companion(path string) (string, error) {
 	v := c.root.find(path)
 	if strings.HasPrefix(v.text, "{") {
@@ -31,8 +31,8 @@ func (c *checking) companion(path string) (string, error) {
 	return name, nil
 }
 
-// trainerDeepSpeed reads the configuration, with what the Trainer fills in: the
-// method trainer_config_process in integrations/deepspeed.py.
+// trainerDeepSpeed reads the DeepSpeed configuration and replaces "auto" as the
+// Trainer does: trainer_config_process in integrations/deepspeed.py.
 func (c *checking) trainerDeepSpeed(t *Training) (*DeepSpeed, error) {
 	v := c.root.find("deepspeed")
 	d := &document{file: c.file, text: c.text, root: v}
@@ -60,7 +60,7 @@ func (c *checking) trainerDeepSpeed(t *Training) (*DeepSpeed, error) {
 	err := d.fill(append([]filling{
 		micro,
 		at(accumulationKey, number(float64(t.GradientAccumulation)), accumulationKey),
-		// It depends on the number of ranks: ResolveBatch.
+		// ResolveBatch computes it, as it depends on the number of ranks.
 		{path: trainKey, is: &value{kind: 'n'}, lenient: true},
 		at("gradient_clipping", number(t.MaxGradNorm), "max_grad_norm"),
 		at("optimizer.params.lr", number(o.LR), "learning_rate"),
@@ -75,7 +75,7 @@ func (c *checking) trainerDeepSpeed(t *Training) (*DeepSpeed, error) {
 	if err != nil {
 		return nil, err
 	}
-	// DeepSpeedPlugin.set_mixed_precision adds a section that is not there.
+	// DeepSpeedPlugin.set_mixed_precision adds a missing section.
 	for section, precision := range map[string]Precision{"bf16": MixedBF16, "fp16": MixedF16} {
 		if d.root.kind == '{' && t.Precision == precision && d.root.member(section) == nil {
 			d.root.members = append(d.root.members, member{section, d.root.at, &value{kind: '{', at: d.root.at, members: []member{{"enabled", d.root.at, truth(true)}}}})
@@ -87,8 +87,8 @@ func (c *checking) trainerDeepSpeed(t *Training) (*DeepSpeed, error) {
 	return hostedDeepSpeed(d)
 }
 
-// Mismatch is what the Trainer refuses of a DeepSpeed configuration that is given
-// beside its arguments, and not by them; nil for nothing.
+// Mismatch returns an error if the Trainer refuses a DeepSpeed configuration
+// that is given beside its arguments, not by them.
 func (t *Training) Mismatch(d *DeepSpeed) error {
 	for _, m := range []struct {
 		key       string
@@ -108,7 +108,7 @@ func (t *Training) Mismatch(d *DeepSpeed) error {
 	return nil
 }
 
-// fillingsOfPlugin are the defaults of accelerate's DeepSpeedPlugin.
+// fillingsOfPlugin returns the defaults of accelerate's DeepSpeedPlugin.
 func fillingsOfPlugin() []filling {
 	const zero = "zero_optimization."
 	var list []filling
@@ -125,7 +125,7 @@ func fillingsOfPlugin() []filling {
 	return list
 }
 
-// hostedDeepSpeed reads a configuration for accelerate, which wants ZeRO.
+// hostedDeepSpeed reads a configuration for accelerate, which requires ZeRO.
 func hostedDeepSpeed(d *document) (*DeepSpeed, error) {
 	if d.root.kind == '{' && d.root.member("zero_optimization") == nil {
 		return nil, d.bad(d.root.at, `the DeepSpeed configuration has no "zero_optimization", which accelerate needs`, `add "zero_optimization": {"stage": 2}`)
@@ -164,7 +164,7 @@ func (c *checking) trainerFSDP() (*FSDP, error) {
 		if err != nil {
 			return nil, err
 		}
-		// The file is read as if it stood here.
+		// The file is read as if it were the section.
 		d, err := load(path, fsdpKind, parseDocument)
 		if err != nil {
 			return nil, err
@@ -208,8 +208,8 @@ func (c *checking) trainerFSDP() (*FSDP, error) {
 	})
 }
 
-// fsdpOptions reads the words of fsdp: _apply_legacy_fsdp_to_config, and what
-// 4.57 refuses of them.
+// fsdpOptions reads the words of fsdp (_apply_legacy_fsdp_to_config) and
+// refuses what transformers 4.57 refuses.
 func (c *checking) fsdpOptions(f *FSDP, version int64) error {
 	v := c.root.find("fsdp")
 	words := strings.Fields(v.text)
