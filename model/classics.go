@@ -2,7 +2,7 @@ package model
 
 import "strings"
 
-// The architectures from before Llama, each with a frame of its own.
+// Architectures older than Llama, each with a structure of its own.
 
 func gpt2(s scope) {
 	s.refuse("add_cross_attention")
@@ -112,7 +112,7 @@ func opt(s scope) {
 	body := s.in("model").in("decoder")
 	stack := s.stack(hidden, Stack{Causal: true})
 	stack.TokenEmbedding = body.embedding("embed_tokens", vocabulary, embedded)
-	stack.PositionEmbedding = body.embedding("embed_positions", s.size("max_position_embeddings")+2, hidden) // the first two stand for padding
+	stack.PositionEmbedding = body.embedding("embed_positions", s.size("max_position_embeddings")+2, hidden) // the first two are for padding
 	if embedded != hidden {
 		stack.EmbeddingWidth = embedded
 		stack.ProjectOut = body.linear("project_out", hidden, embedded, false)
@@ -216,18 +216,18 @@ func falcon(s scope) {
 	s.head("lm_head", hidden, vocabulary, true, "transformer.word_embeddings.weight")
 }
 
-// bertHead is what follows BERT's encoder.
+// bertHead is the head after BERT's encoder.
 type bertHead int
 
 const (
 	bertBare bertHead = iota
 	bertMasked
-	bertPreTraining // masked words, and whether a sentence follows the other
+	bertPreTraining // masked words, and next-sentence prediction
 	bertClassification
 )
 
-// bert has its encoder at path, and behind it a pooler but for masked words
-// alone, and the head.
+// bert returns BERT with its encoder at path, a pooler and the head. The model
+// for masked words alone has no pooler.
 func bert(path string, head bertHead) func(scope) {
 	return func(s scope) {
 		s.refuse("add_cross_attention")
@@ -282,8 +282,8 @@ func bert(path string, head bertHead) func(scope) {
 	}
 }
 
-// labels is the number of classes: transformers writes the names of more than
-// two into id2label.
+// labels returns the number of classes. transformers writes their names into
+// id2label if there are more than two.
 func (s scope) labels() int64 {
 	if v, ok := s.find("id2label"); ok {
 		members, err := s.members(v)
@@ -295,9 +295,9 @@ func (s scope) labels() int64 {
 	return s.sizeOr(2, "num_labels")
 }
 
-// t5 has an encoder and a decoder that read the same embedding. The head is
-// the embedding too in T5, and a tensor of its own in T5 1.1 and Flan-T5,
-// whose config.json says so.
+// t5 has an encoder and a decoder with a shared embedding. In T5 the head is
+// tied to it. T5 1.1 and Flan-T5 have a head of their own, as their config.json
+// says.
 func t5(s scope) {
 	vocabulary, hidden, inner := s.size("vocab_size"), s.size("d_model", "hidden_size"), s.size("d_ff")
 	heads, layers := s.size("num_heads", "num_attention_heads"), s.size("num_layers", "num_hidden_layers")
@@ -309,7 +309,7 @@ func t5(s scope) {
 	case strings.HasPrefix(activation, "gated-"):
 		inputs, activate = []string{"wi_0", "wi_1"}, strings.TrimPrefix(activation, "gated-")
 		if activate == "gelu" {
-			activate = "gelu_new" // as T5Config has it
+			activate = "gelu_new" // as in T5Config
 		}
 	case strings.Contains(activation, "-"):
 		v, _ := s.find("feed_forward_proj")
