@@ -75,7 +75,9 @@ func (e *Input) Unwrap() error { return e.Err }
 type Internal struct{ Err error }
 
 func (e *Internal) Error() string {
-	return fmt.Sprintf("this is a fault of plimsoll, and not of what it was given: please report it with the command line, its files and this message: %v", e.Err)
+	return fmt.Sprintf(
+		"this is a fault of plimsoll, and not of what it was given: please report it with the command line, its "+
+			"files and this message: %v", e.Err)
 }
 
 // Nearest returns the candidate closest to name by edit distance, or "" if none
@@ -83,7 +85,8 @@ func (e *Internal) Error() string {
 func Nearest(name string, candidates []string) string {
 	best, distance := "", 1+len(name)/3
 	for _, c := range candidates {
-		if d := editDistance(strings.ToLower(name), strings.ToLower(c), distance+1); d <= distance && (best == "" || d < distance) {
+		if d := editDistance(strings.ToLower(name), strings.ToLower(c), distance+1); d <= distance &&
+			(best == "" || d < distance) {
 			best, distance = c, d
 		}
 	}

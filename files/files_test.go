@@ -27,7 +27,8 @@ func TestOnlyRegularFilesAreRead(t *testing.T) {
 		}
 		_, err := files.Read(path, 1000)
 		var failed *fs.PathError
-		if !errors.As(err, &failed) || failed.Path != path || says[kind] == "" || !strings.Contains(failed.Err.Error(), says[kind]) {
+		if !errors.As(err, &failed) || failed.Path != path || says[kind] == "" ||
+			!strings.Contains(failed.Err.Error(), says[kind]) {
 			t.Errorf("%s: %v, want %q", kind, err, says[kind])
 		}
 		if text, err := files.ReadKernel(path); err == nil {

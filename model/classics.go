@@ -22,7 +22,13 @@ func gpt2(s scope) {
 	body.blocks(stack, "h", s.size("n_layer", "num_hidden_layers"), func(block scope, _ int64, b *Block) {
 		b.Dropout = s.shareOr(0.1, "resid_pdrop")
 		b.AttentionNorm = block.layerNorm("ln_1", hidden)
-		b.Attention = Attention{Heads: heads, KeyValueHeads: heads, Width: width, ValueWidth: width, Dropout: s.shareOr(0.1, "attn_pdrop")}
+		b.Attention = Attention{
+			Heads:         heads,
+			KeyValueHeads: heads,
+			Width:         width,
+			ValueWidth:    width,
+			Dropout:       s.shareOr(0.1, "attn_pdrop"),
+		}
 		b.Attention.Fused = project(block, "attn.c_attn", hidden, 3*hidden)
 		b.Attention.Output = project(block, "attn.c_proj", hidden, hidden)
 		b.FeedForwardNorm = block.layerNorm("ln_2", hidden)
@@ -51,11 +57,13 @@ func gptNeoX(s scope) {
 		b.AttentionNorm = block.layerNorm("input_layernorm", hidden)
 		b.FeedForwardNorm = block.layerNorm("post_attention_layernorm", hidden)
 		b.Attention = Attention{Heads: heads, KeyValueHeads: heads, Width: width, ValueWidth: width,
-			Joined: true, Rotary: s.shareOr(0.25, "rotary_pct", "partial_rotary_factor"), Dropout: s.shareOr(0, "attention_dropout")}
+			Joined: true, Rotary: s.shareOr(0.25, "rotary_pct", "partial_rotary_factor"),
+			Dropout: s.shareOr(0, "attention_dropout")}
 		b.Attention.Fused = block.linear("attention.query_key_value", hidden, 3*hidden, bias)
 		b.Attention.Output = block.linear("attention.dense", hidden, hidden, bias)
 		b.FeedForward = FeedForward{
-			Up: block.linear("mlp.dense_h_to_4h", hidden, inner, true), Down: block.linear("mlp.dense_4h_to_h", inner, hidden, true),
+			Up: block.linear("mlp.dense_h_to_4h", hidden, inner, true), Down: block.linear("mlp.dense_4h_to_h",
+				inner, hidden, true),
 			Inner: inner, Activation: s.activation("gelu"),
 		}
 	})
@@ -112,7 +120,8 @@ func opt(s scope) {
 	body := s.in("model").in("decoder")
 	stack := s.stack(hidden, Stack{Causal: true})
 	stack.TokenEmbedding = body.embedding("embed_tokens", vocabulary, embedded)
-	stack.PositionEmbedding = body.embedding("embed_positions", s.size("max_position_embeddings")+2, hidden) // the first two are for padding
+	// the first two are for padding
+	stack.PositionEmbedding = body.embedding("embed_positions", s.size("max_position_embeddings")+2, hidden)
 	if embedded != hidden {
 		stack.EmbeddingWidth = embedded
 		stack.ProjectOut = body.linear("project_out", hidden, embedded, false)
@@ -126,7 +135,14 @@ func opt(s scope) {
 			b.Arrangement = PostNorm
 		}
 		b.Dropout = s.shareOr(0.1, "dropout")
-		b.Attention = Attention{Heads: heads, KeyValueHeads: heads, Width: width, ValueWidth: width, WideSoftmax: true, Dropout: s.shareOr(0, "attention_dropout")}
+		b.Attention = Attention{
+			Heads:         heads,
+			KeyValueHeads: heads,
+			Width:         width,
+			ValueWidth:    width,
+			WideSoftmax:   true,
+			Dropout:       s.shareOr(0, "attention_dropout"),
+		}
 		a := block.in("self_attn")
 		b.Attention.Key = a.linear("k_proj", hidden, hidden, bias)
 		b.Attention.Value = a.linear("v_proj", hidden, hidden, bias)
@@ -153,12 +169,20 @@ func bloom(s scope) {
 	body.blocks(stack, "h", s.size("n_layer", "num_hidden_layers"), func(block scope, _ int64, b *Block) {
 		b.Dropout = s.shareOr(0, "hidden_dropout")
 		b.AttentionNorm = block.layerNorm("input_layernorm", hidden)
-		b.Attention = Attention{Heads: heads, KeyValueHeads: heads, Width: width, ValueWidth: width, Biased: true, Dropout: s.shareOr(0, "attention_dropout")}
+		b.Attention = Attention{
+			Heads:         heads,
+			KeyValueHeads: heads,
+			Width:         width,
+			ValueWidth:    width,
+			Biased:        true,
+			Dropout:       s.shareOr(0, "attention_dropout"),
+		}
 		b.Attention.Fused = block.linear("self_attention.query_key_value", hidden, 3*hidden, true)
 		b.Attention.Output = block.linear("self_attention.dense", hidden, hidden, true)
 		b.FeedForwardNorm = block.layerNorm("post_attention_layernorm", hidden)
 		b.FeedForward = FeedForward{
-			Up: block.linear("mlp.dense_h_to_4h", hidden, 4*hidden, true), Down: block.linear("mlp.dense_4h_to_h", 4*hidden, hidden, true),
+			Up: block.linear("mlp.dense_h_to_4h", hidden, 4*hidden, true), Down: block.linear("mlp.dense_4h_to_h",
+				4*hidden, hidden, true),
 			Inner: 4 * hidden, Activation: "bloom_gelu",
 		}
 	})
@@ -167,7 +191,8 @@ func bloom(s scope) {
 }
 
 func falcon(s scope) {
-	vocabulary, hidden, heads := s.size("vocab_size"), s.size("hidden_size", "n_embed"), s.size("num_attention_heads", "n_head")
+	vocabulary, hidden, heads := s.size("vocab_size"), s.size("hidden_size", "n_embed"), s.size("num_attention_heads",
+		"n_head")
 	inner := s.sizeOr(4*hidden, "ffn_hidden_size")
 	width := s.divide(hidden, "hidden_size", heads, "num_attention_heads")
 	bias := s.flagOr(false, "bias")
@@ -200,7 +225,8 @@ func falcon(s scope) {
 		b.Attention.Fused = block.linear("self_attention.query_key_value", hidden, (heads+2*groups)*width, bias)
 		b.Attention.Output = block.linear("self_attention.dense", hidden, hidden, bias)
 		b.FeedForward = FeedForward{
-			Up: block.linear("mlp.dense_h_to_4h", hidden, inner, bias), Down: block.linear("mlp.dense_4h_to_h", inner, hidden, bias),
+			Up: block.linear("mlp.dense_h_to_4h", hidden, inner, bias), Down: block.linear("mlp.dense_4h_to_h",
+				inner, hidden, bias),
 			Inner: inner, Activation: s.textOr("gelu", "activation"),
 		}
 		for i, name := range norms {
@@ -248,14 +274,21 @@ func bert(path string, head bertHead) func(scope) {
 		body.in("encoder").blocks(stack, "layer", s.size("num_hidden_layers"), func(block scope, _ int64, b *Block) {
 			b.Arrangement, b.Dropout = PostNorm, dropout
 			a := block.in("attention")
-			b.Attention = Attention{Heads: heads, KeyValueHeads: heads, Width: width, ValueWidth: width, Dropout: s.shareOr(0.1, "attention_probs_dropout_prob")}
+			b.Attention = Attention{
+				Heads:         heads,
+				KeyValueHeads: heads,
+				Width:         width,
+				ValueWidth:    width,
+				Dropout:       s.shareOr(0.1, "attention_probs_dropout_prob"),
+			}
 			b.Attention.Query = a.linear("self.query", hidden, hidden, true)
 			b.Attention.Key = a.linear("self.key", hidden, hidden, true)
 			b.Attention.Value = a.linear("self.value", hidden, hidden, true)
 			b.Attention.Output = a.linear("output.dense", hidden, hidden, true)
 			b.AttentionNorm = a.layerNorm("output.LayerNorm", hidden)
 			b.FeedForward = FeedForward{
-				Up: block.linear("intermediate.dense", hidden, inner, true), Down: block.linear("output.dense", inner, hidden, true),
+				Up: block.linear("intermediate.dense", hidden, inner, true), Down: block.linear("output.dense",
+					inner, hidden, true),
 				Inner: inner, Activation: s.activation("gelu"),
 			}
 			b.FeedForwardNorm = block.layerNorm("output.LayerNorm", hidden)
@@ -313,14 +346,23 @@ func t5(s scope) {
 		}
 	case strings.Contains(activation, "-"):
 		v, _ := s.find("feed_forward_proj")
-		s.fail(v.at, "", `feed_forward_proj is %s: an activation such as "relu" or "gated-gelu" was expected`, v.shown())
+		s.fail(v.at, "", `feed_forward_proj is %s: an activation such as "relu" or "gated-gelu" was expected`,
+			v.shown())
 	default:
 		activate = activation
 	}
 
 	attend := func(layer scope, name string, positions bool) (Attention, Norm) {
 		a := layer.in(name)
-		d := Attention{Heads: heads, KeyValueHeads: heads, Width: width / heads, ValueWidth: width / heads, Biased: true, WideSoftmax: true, Dropout: dropout}
+		d := Attention{
+			Heads:         heads,
+			KeyValueHeads: heads,
+			Width:         width / heads,
+			ValueWidth:    width / heads,
+			Biased:        true,
+			WideSoftmax:   true,
+			Dropout:       dropout,
+		}
 		d.Query = a.linear("q", hidden, width, false)
 		d.Key = a.linear("k", hidden, width, false)
 		d.Value = a.linear("v", hidden, width, false)

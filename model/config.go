@@ -181,7 +181,8 @@ func (c *config) dtype() dtype.Type {
 	}
 }
 
-const headersInstead = "plimsoll rehearse takes the model's safetensors file or its model.safetensors.index.json instead, whatever the architecture; plimsoll plan has to know how the model computes"
+const headersInstead = "plimsoll rehearse takes the model's safetensors file or its model.safetensors.index.json " +
+	"instead, whatever the architecture; plimsoll plan has to know how the model computes"
 
 // unknownArchitecture is a fault of its own type, because the folder may hold
 // safetensors headers that loadFolder can read instead.
@@ -198,7 +199,8 @@ func (c *config) architecture() (architecture, error) {
 	if list := c.list("architectures"); len(list) > 0 {
 		name, ok := list[0].text()
 		if !ok {
-			return architecture{}, c.document.fault(list[0].at, "architectures: the name of a class was expected, and "+list[0].shown()+" is here", "")
+			return architecture{}, c.document.fault(list[0].at, "architectures: the name of a class was expected, and "+
+				list[0].shown()+" is here", "")
 		}
 		names := []string{}
 		for _, a := range architectures {
@@ -214,7 +216,8 @@ func (c *config) architecture() (architecture, error) {
 		return architecture{}, c.err
 	}
 	if modelType == "" {
-		return architecture{}, c.document.fault(0, "neither architectures nor model_type is there", "name the config.json that lies beside the weights of a model")
+		return architecture{}, c.document.fault(0, "neither architectures nor model_type is there",
+			"name the config.json that lies beside the weights of a model")
 	}
 	types := []string{}
 	for _, a := range architectures {
@@ -256,5 +259,13 @@ func fromConfig(doc document, name, source string) (*Model, error) {
 	}
 	numberBlocks(root.parameters)
 	_, quantized := c.find("quantization_config", "compression_config")
-	return &Model{Name: name, Architecture: a.name, Type: a.modelType, Source: source, Quantized: quantized, Parameters: root.parameters, Network: root.network}, nil
+	return &Model{
+		Name:         name,
+		Architecture: a.name,
+		Type:         a.modelType,
+		Source:       source,
+		Quantized:    quantized,
+		Parameters:   root.parameters,
+		Network:      root.network,
+	}, nil
 }

@@ -7,7 +7,10 @@ func decoder(tied bool, block func(s scope, index int64, b *Block)) func(scope) 
 	return func(s scope) {
 		vocabulary, hidden := s.size("vocab_size"), s.size("hidden_size")
 		body := s.in("model")
-		stack := s.stack(hidden, Stack{TokenEmbedding: body.embedding("embed_tokens", vocabulary, hidden), Causal: true})
+		stack := s.stack(hidden, Stack{
+			TokenEmbedding: body.embedding("embed_tokens", vocabulary, hidden),
+			Causal:         true,
+		})
 		body.blocks(stack, "layers", s.size("num_hidden_layers"), block)
 		stack.FinalNorm = body.norm("norm", hidden)
 		s.head("lm_head", hidden, vocabulary, tied, "model.embed_tokens.weight")
@@ -29,9 +32,14 @@ func mistralBlock(s scope, _ int64, b *Block) {
 
 func mixtralBlock(s scope, _ int64, b *Block) {
 	b.Attention = attention{keyValueHeads: 8}.describe(s.in("self_attn"))
-	hidden, inner, experts := s.size("hidden_size"), s.size("intermediate_size"), s.size("num_local_experts", "num_experts")
+	hidden, inner, experts := s.size("hidden_size"), s.size("intermediate_size"), s.size("num_local_experts",
+		"num_experts")
 	sparse := s.in("block_sparse_moe")
-	m := Mixture{Path: s.module("mlp"), Router: sparse.linear("gate", hidden, experts, false), Chosen: s.sizeOr(2, "num_experts_per_tok")}
+	m := Mixture{
+		Path:   s.module("mlp"),
+		Router: sparse.linear("gate", hidden, experts, false),
+		Chosen: s.sizeOr(2, "num_experts_per_tok"),
+	}
 	sparse.repeat("experts", experts, func(expert scope, _ int64) {
 		m.Experts = append(m.Experts, FeedForward{
 			Gate:  expert.linear("w1", hidden, inner, false),
@@ -64,14 +72,25 @@ func qwen2MoeBlock(s scope, index int64, b *Block) {
 
 func qwen3Block(s scope, _ int64, b *Block) {
 	bias := s.flagOr(false, "attention_bias")
-	b.Attention = attention{keyValueHeads: 32, width: 128, inputBias: bias, outputBias: bias, norms: true}.describe(s.in("self_attn"))
+	b.Attention = attention{
+		keyValueHeads: 32,
+		width:         128,
+		inputBias:     bias,
+		outputBias:    bias,
+		norms:         true,
+	}.describe(s.in("self_attn"))
 	b.FeedForward = gated(s.in("mlp"), s.size("intermediate_size"), false)
 	blockNorms(s, b)
 }
 
 func qwen3MoeBlock(s scope, index int64, b *Block) {
 	bias := s.flagOr(false, "attention_bias")
-	b.Attention = attention{keyValueHeads: 4, inputBias: bias, outputBias: bias, norms: true}.describe(s.in("self_attn"))
+	b.Attention = attention{
+		keyValueHeads: 4,
+		inputBias:     bias,
+		outputBias:    bias,
+		norms:         true,
+	}.describe(s.in("self_attn"))
 	if qwenSparse(s, index) {
 		b.FeedForward = mixture(s.in("mlp"), s.size("num_experts", "num_local_experts"), 8)
 	} else {
@@ -83,7 +102,14 @@ func qwen3MoeBlock(s scope, index int64, b *Block) {
 func qwen3NextBlock(s scope, index int64, b *Block) {
 	if s.layerType(index) == "full_attention" {
 		bias := s.flagOr(false, "attention_bias")
-		b.Attention = attention{keyValueHeads: 2, width: 256, inputBias: bias, outputBias: bias, norms: true, gate: true}.describe(s.in("self_attn"))
+		b.Attention = attention{
+			keyValueHeads: 2,
+			width:         256,
+			inputBias:     bias,
+			outputBias:    bias,
+			norms:         true,
+			gate:          true,
+		}.describe(s.in("self_attn"))
 	} else {
 		b.Attention = deltaNet(s.in("linear_attn"))
 	}
@@ -115,12 +141,14 @@ func (c *config) layerType(index int64) string {
 		return "linear_attention"
 	}
 	if index >= int64(len(types)) {
-		c.fail(c.fields["layer_types"].at, "", "layer_types has %d elements: one for each layer was expected", len(types))
+		c.fail(c.fields["layer_types"].at, "", "layer_types has %d elements: one for each layer was expected",
+			len(types))
 		return ""
 	}
 	name, _ := types[index].text()
 	if name != "full_attention" && name != "linear_attention" {
-		c.fail(types[index].at, "", `layer_types: "full_attention" or "linear_attention" was expected, and %s is here`, types[index].shown())
+		c.fail(types[index].at, "", `layer_types: "full_attention" or "linear_attention" was expected, and %s is here`,
+			types[index].shown())
 	}
 	return name
 }
@@ -152,7 +180,12 @@ func gemmaDecoder(soft bool, block func(s scope, index int64, b *Block)) func(sc
 
 func gemmaBlock(s scope, _ int64, b *Block) {
 	bias := s.flagOr(false, "attention_bias")
-	b.Attention = attention{keyValueHeads: 16, width: 256, inputBias: bias, outputBias: bias}.describe(s.in("self_attn"))
+	b.Attention = attention{
+		keyValueHeads: 16,
+		width:         256,
+		inputBias:     bias,
+		outputBias:    bias,
+	}.describe(s.in("self_attn"))
 	b.FeedForward = gated(s.in("mlp"), s.size("intermediate_size"), false)
 	b.FeedForward.Activation = s.activation("gelu_pytorch_tanh")
 	blockNorms(s, b)
@@ -275,10 +308,19 @@ func (a attention) describe(s scope) Attention {
 // null) go through a low-rank projection, and so do keys with values.
 func latentAttention(s scope) Attention {
 	hidden, heads := s.size("hidden_size"), s.size("num_attention_heads")
-	rank, rotary, plain, values := s.size("kv_lora_rank"), s.size("qk_rope_head_dim"), s.size("qk_nope_head_dim"), s.size("v_head_dim")
+	rank, rotary, plain, values := s.size("kv_lora_rank"), s.size("qk_rope_head_dim"), s.size("qk_nope_head_dim"),
+		s.size("v_head_dim")
 	bias := s.flagOr(false, "attention_bias")
 	queries := heads * (plain + rotary)
-	d := Attention{Heads: heads, KeyValueHeads: heads, Joined: true, Width: plain + rotary, ValueWidth: values, WideSoftmax: true, Dropout: s.shareOr(0, "attention_dropout")}
+	d := Attention{
+		Heads:         heads,
+		KeyValueHeads: heads,
+		Joined:        true,
+		Width:         plain + rotary,
+		ValueWidth:    values,
+		WideSoftmax:   true,
+		Dropout:       s.shareOr(0, "attention_dropout"),
+	}
 	l := &Latent{Rank: rank, Rotated: rotary}
 	if s.isNull("q_lora_rank") {
 		d.Query = s.linear("q_proj", hidden, queries, false)
@@ -330,7 +372,12 @@ func gated(s scope, inner int64, bias bool) FeedForward {
 // of experts per token.
 func mixture(s scope, experts, chosen int64) FeedForward {
 	inner := s.size("moe_intermediate_size")
-	m := &Mixture{Path: s.module(""), Router: s.linear("gate", s.size("hidden_size"), experts, false), Chosen: min(experts, s.sizeOr(chosen, "num_experts_per_tok"))}
-	s.repeat("experts", experts, func(expert scope, _ int64) { m.Experts = append(m.Experts, gated(expert, inner, false)) })
+	m := &Mixture{
+		Path:   s.module(""),
+		Router: s.linear("gate", s.size("hidden_size"), experts, false),
+		Chosen: min(experts, s.sizeOr(chosen, "num_experts_per_tok")),
+	}
+	s.repeat("experts",
+		experts, func(expert scope, _ int64) { m.Experts = append(m.Experts, gated(expert, inner, false)) })
 	return FeedForward{Mixture: m}
 }

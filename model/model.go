@@ -152,7 +152,8 @@ func loadConfig(path, name string) (*Model, error) {
 }
 
 func unknownName(name string) error {
-	mend := "'plimsoll rehearse --help' lists the catalog; a config.json, a *.safetensors file or a folder that holds one will do as well"
+	mend := "'plimsoll rehearse --help' lists the catalog; a config.json, a *.safetensors file or a folder that " +
+		"holds one will do as well"
 	if near := fault.Nearest(strings.ToLower(filepath.Base(name)), Catalog()); near != "" {
 		mend = fmt.Sprintf("did you mean %q? %s", near, mend)
 	}

@@ -72,7 +72,8 @@ func readHeader(path string) (document, []tensor, error) {
 	}
 	length := binary.LittleEndian.Uint64(prefix[:])
 	if length > maxHeader {
-		return fail("not a safetensors file: the header would have %d bytes, and at most %d are allowed", length, maxHeader)
+		return fail("not a safetensors file: the header would have %d bytes, and at most %d are allowed",
+			length, maxHeader)
 	}
 	data := info.Size() - 8 - int64(length)
 	if data < 0 {
@@ -110,12 +111,15 @@ func parseHeader(doc document, data int64) ([]tensor, error) {
 	var filled int64
 	for _, t := range tensors {
 		if t.begin != filled {
-			return nil, doc.fault(t.at, fmt.Sprintf("tensor %q starts at byte %d of the data, and the tensor before it ends at %d", t.name, t.begin, filled), "")
+			return nil, doc.fault(t.at,
+				fmt.Sprintf("tensor %q starts at byte %d of the data, and the tensor before it ends at %d",
+					t.name, t.begin, filled), "")
 		}
 		filled = t.end
 	}
 	if filled != data {
-		return nil, doc.fault(0, fmt.Sprintf("the tensors take %d bytes, and the file has %d after its header", filled, data), "download the file again")
+		return nil, doc.fault(0, fmt.Sprintf("the tensors take %d bytes, and the file has %d after its header",
+			filled, data), "download the file again")
 	}
 	return tensors, nil
 }
@@ -155,7 +159,8 @@ func parseTensor(doc document, member value) (tensor, error) {
 		return fail(t.at, "the shape %v has more than %d elements", t.shape, maxElements)
 	}
 	if count*t.dtype.Size() != t.end-t.begin {
-		return fail(t.at, "the shape %v of %s takes %d bytes, and the data has %d", t.shape, t.dtype, count*t.dtype.Size(), t.end-t.begin)
+		return fail(t.at, "the shape %v of %s takes %d bytes, and the data has %d", t.shape, t.dtype,
+			count*t.dtype.Size(), t.end-t.begin)
 	}
 	return t, nil
 }
@@ -206,7 +211,8 @@ func loadIndex(path, name string) (*Model, error) {
 		wanted := map[string]bool{}
 		for _, v := range names[file] {
 			if !found[v.name] {
-				return nil, doc.fault(v.at, fmt.Sprintf("tensor %q is not in %s", v.name, file), "download the index and its files again: they are not of one version")
+				return nil, doc.fault(v.at, fmt.Sprintf("tensor %q is not in %s", v.name, file),
+					"download the index and its files again: they are not of one version")
 			}
 			wanted[v.name] = true
 		}
@@ -236,7 +242,10 @@ func parseIndex(doc document) (files []string, names map[string][]value, err err
 	for _, entry := range entries {
 		file, ok := entry.text()
 		if !ok || file == "" || filepath.Base(file) != file || !strings.HasSuffix(file, ".safetensors") {
-			return nil, nil, doc.fault(entry.at, fmt.Sprintf("tensor %q: the name of a safetensors file beside the index was expected, and %s is here", entry.name, entry.shown()), "")
+			return nil, nil,
+				doc.fault(entry.at,
+					fmt.Sprintf("tensor %q: the name of a safetensors file beside the index was expected, and %s is "+
+						"here", entry.name, entry.shown()), "")
 		}
 		if _, ok := names[file]; !ok {
 			files = append(files, file)
@@ -272,7 +281,8 @@ func isBuffer(t tensor) (bool, error) {
 // isMask reports whether a tensor is the causal mask of GPT-2 and its
 // relatives, "h.0.attn.bias".
 func isMask(t tensor) bool {
-	return strings.HasSuffix(t.name, ".bias") && len(t.shape) == 4 && t.shape[0] == 1 && t.shape[1] == 1 && t.shape[2] == t.shape[3]
+	return strings.HasSuffix(t.name, ".bias") && len(t.shape) == 4 && t.shape[0] == 1 && t.shape[1] == 1 &&
+		t.shape[2] == t.shape[3]
 }
 
 func fromTensors(shards []shard, name, source string) (*Model, error) {
@@ -282,7 +292,8 @@ func fromTensors(shards []shard, name, source string) (*Model, error) {
 		for _, t := range s.tensors {
 			buffer, err := isBuffer(t)
 			if err != nil {
-				return nil, s.fault(t.at, err.Error(), "name the config.json or the weights of the model before quantization")
+				return nil, s.fault(t.at, err.Error(),
+					"name the config.json or the weights of the model before quantization")
 			}
 			if buffer {
 				continue
@@ -290,7 +301,8 @@ func fromTensors(shards []shard, name, source string) (*Model, error) {
 			p := Parameter{Name: t.name, Shape: t.shape, DType: t.dtype}
 			m.Parameters = append(m.Parameters, p)
 			if total += p.Elements(); total > maxElements || len(m.Parameters) > maxParameters {
-				return nil, s.fault(t.at, fmt.Sprintf("more than %d parameters or %d tensors", maxElements, maxParameters), "")
+				return nil, s.fault(t.at, fmt.Sprintf("more than %d parameters or %d tensors",
+					maxElements, maxParameters), "")
 			}
 		}
 	}

@@ -106,14 +106,19 @@ func adapterType(d *document) (string, error) {
 	}
 	kind := c.root.find("peft_type")
 	if kind == nil {
-		return "", &fault.Input{Where: fault.Position{File: d.file}, What: "there is no peft_type", Mend: `add "peft_type": "LORA"`}
+		return "", &fault.Input{
+			Where: fault.Position{File: d.file},
+			What:  "there is no peft_type",
+			Mend:  `add "peft_type": "LORA"`,
+		}
 	}
 	planned := slices.Sorted(maps.Keys(adapterSchemas))
 	switch {
 	case adapterSchemas[kind.text] != nil:
 		return kind.text, nil
 	case slices.Contains(unplannedAdapters, kind.text):
-		return "", d.bad(kind.at, fmt.Sprintf("peft_type is %s, which is not planned yet", kind), "planned are "+strings.Join(planned, ", "))
+		return "", d.bad(kind.at, fmt.Sprintf("peft_type is %s, which is not planned yet", kind),
+			"planned are "+strings.Join(planned, ", "))
 	}
 	in := &fault.Input{Where: d.position(kind.at), What: fmt.Sprintf("peft_type is %s, which PEFT does not know", kind)}
 	if near := fault.Nearest(kind.text, slices.Concat(planned, unplannedAdapters)); near != "" {
@@ -139,7 +144,8 @@ func (c *checking) fillAdapter(a *Adapter) {
 			}
 		}
 		a.Alpha, a.Dropout = c.number(8, "lora_alpha"), c.number(0, "lora_dropout")
-		a.DoRA, a.RankScaled, a.LoRABias = c.truth(false, "use_dora"), c.truth(false, "use_rslora"), c.truth(false, "lora_bias")
+		a.DoRA, a.RankScaled, a.LoRABias = c.truth(false, "use_dora"), c.truth(false, "use_rslora"),
+			c.truth(false, "lora_bias")
 		a.Bias = c.word("none", "bias")
 		a.Weights = c.word("true", "init_lora_weights")
 		a.Parameters = c.list("target_parameters")
@@ -154,12 +160,14 @@ func (c *checking) fillAdapter(a *Adapter) {
 	case "PROMPT_TUNING", "PREFIX_TUNING", "P_TUNING":
 		count := func(otherwise int64, key string) int { return int(c.integer(otherwise, key)) }
 		a.Prompt = Prompt{
-			VirtualTokens: count(0, "num_virtual_tokens"), TokenWidth: count(0, "token_dim"), Submodules: count(0, "num_transformer_submodules"),
-			Layers: count(0, "num_layers"), Heads: count(0, "num_attention_heads"),
+			VirtualTokens: count(0, "num_virtual_tokens"), TokenWidth: count(0, "token_dim"),
+			Submodules: count(0, "num_transformer_submodules"),
+			Layers:     count(0, "num_layers"), Heads: count(0, "num_attention_heads"),
 			Projection: c.truth(false, "prefix_projection"), EncoderWidth: count(0, "encoder_hidden_size"),
 		}
 		if a.Type == "P_TUNING" {
-			a.Prompt.Encoder, a.Prompt.EncoderLayers = c.word("MLP", "encoder_reparameterization_type"), count(2, "encoder_num_layers")
+			a.Prompt.Encoder, a.Prompt.EncoderLayers = c.word("MLP", "encoder_reparameterization_type"),
+				count(2, "encoder_num_layers")
 		}
 	}
 }
@@ -194,7 +202,8 @@ func (c *checking) adapterConflicts(a *Adapter) []conflict {
 	word := targets != nil && targets.kind == '"'
 	some := func(key string) bool {
 		v := c.root.find(key)
-		return v != nil && !(v.kind == '[' && len(v.elements) == 0) && !(v.kind == '{' && len(v.members) == 0) && !(v.kind == '"' && v.text == "")
+		return v != nil && !(v.kind == '[' && len(v.elements) == 0) && !(v.kind == '{' && len(v.members) == 0) &&
+			!(v.kind == '"' && v.text == "")
 	}
 	lora := a.Type == "LORA" || a.Type == "ADALORA"
 	total := c.integer(0, "total_step")
@@ -209,16 +218,20 @@ func (c *checking) adapterConflicts(a *Adapter) []conflict {
 			"is given without layers_to_transform", `add "layers_to_transform": [0, 1]`},
 		{a.DoRA && some("megatron_config"), "use_dora", "does not go with megatron_config", "remove one of the two"},
 		{a.Type == "ADALORA" && a.DoRA, "use_dora", "is true, which ADALORA does not know", "set it to false"},
-		{a.Type == "ADALORA" && some("loftq_config"), "loftq_config", "is given, which ADALORA does not know", "remove it"},
+		{a.Type == "ADALORA" && some("loftq_config"), "loftq_config", "is given, which ADALORA does not know",
+			"remove it"},
 		{a.Type == "LORA" && a.Weights == "loftq" && !some("loftq_config"), "init_lora_weights",
 			`is "loftq", which needs loftq_config`, `add "loftq_config": {"loftq_bits": 4}`},
 		{a.LoRABias && a.Weights != "true" && a.Weights != "false", "lora_bias",
-			fmt.Sprintf("is true, which does not go with init_lora_weights %q", a.Weights), "set init_lora_weights to true"},
+			fmt.Sprintf("is true, which does not go with init_lora_weights %q", a.Weights),
+			"set init_lora_weights to true"},
 		{a.LoRABias && a.DoRA, "lora_bias", "is true, which does not go with use_dora", "set one of the two to false"},
-		{a.Type == "ADALORA" && total == 0, "total_step", "is missing, and ADALORA needs it", `add "total_step" with the number of steps`},
+		{a.Type == "ADALORA" && total == 0, "total_step", "is missing, and ADALORA needs it",
+			`add "total_step" with the number of steps`},
 		{a.Type == "ADALORA" && total > 0 && c.integer(0, "tinit") >= total-c.integer(0, "tfinal"), "tinit",
 			"and tfinal leave no step for the budget between them", "lower one of the two, or raise total_step"},
-		{strings.HasPrefix(a.Type, "P") && a.Prompt.VirtualTokens == 0, "num_virtual_tokens", "is missing", `add "num_virtual_tokens": 20`},
+		{strings.HasPrefix(a.Type, "P") && a.Prompt.VirtualTokens == 0, "num_virtual_tokens", "is missing",
+			`add "num_virtual_tokens": 20`},
 	}
 	for _, key := range []string{"lora_dropout", "fan_in_fan_out", "lora_bias", "use_dora"} { // ParamWrapper
 		list = append(list, conflict{a.Parameters != nil && (c.truth(false, key) || c.number(0, key) != 0), key,
@@ -226,9 +239,11 @@ func (c *checking) adapterConflicts(a *Adapter) []conflict {
 	}
 	text := c.word("RANDOM", "prompt_tuning_init") == "TEXT"
 	for _, key := range []string{"tokenizer_name_or_path", "prompt_tuning_init_text"} {
-		list = append(list, conflict{text && !some(key), "prompt_tuning_init", `is "TEXT", which needs ` + key, fmt.Sprintf("add %q", key)})
+		list = append(list, conflict{text && !some(key), "prompt_tuning_init", `is "TEXT", which needs ` + key,
+			fmt.Sprintf("add %q", key)})
 	}
-	list = append(list, conflict{!text && some("tokenizer_kwargs"), "tokenizer_kwargs", `needs prompt_tuning_init to be "TEXT"`, "remove it"})
+	list = append(list, conflict{!text && some("tokenizer_kwargs"), "tokenizer_kwargs",
+		`needs prompt_tuning_init to be "TEXT"`, "remove it"})
 	if feedforward := c.root.find("feedforward_modules"); feedforward != nil && targets != nil && !word {
 		for _, name := range feedforward.texts() {
 			list = append(list, conflict{!slices.Contains(targets.texts(), name), "feedforward_modules",

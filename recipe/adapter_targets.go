@@ -43,13 +43,15 @@ func (m *match) matches(module string) bool {
 	case m.pattern != nil:
 		return m.pattern.MatchString(module)
 	}
-	return ends(module, m.names) || slices.ContainsFunc(m.anywhere, func(r *regexp.Regexp) bool { return r.MatchString(module) })
+	return ends(module, m.names) ||
+		slices.ContainsFunc(m.anywhere, func(r *regexp.Regexp) bool { return r.MatchString(module) })
 }
 
 // ends reports whether the module is one of the names, or ends in a dot and one
 // of them.
 func ends(module string, names []string) bool {
-	return slices.ContainsFunc(names, func(name string) bool { return module == name || strings.HasSuffix(module, "."+name) })
+	return slices.ContainsFunc(names,
+		func(name string) bool { return module == name || strings.HasSuffix(module, "."+name) })
 }
 
 func (l *layers) has(module string) bool {
@@ -154,7 +156,11 @@ func (a *Adapter) ForModel(modelType string) error {
 	if a.Type == "IA3" && !a.feedforward.given {
 		list, known := feedforwardDefaults[modelType]
 		if !known {
-			return &fault.Input{Where: a.place, What: fmt.Sprintf("feedforward_modules is not given, and PEFT has no default for %s", modelType), Mend: `add "feedforward_modules": ["down_proj"]`}
+			return &fault.Input{
+				Where: a.place,
+				What:  fmt.Sprintf("feedforward_modules is not given, and PEFT has no default for %s", modelType),
+				Mend:  `add "feedforward_modules": ["down_proj"]`,
+			}
 		}
 		a.feedforward = match{given: true, names: strings.Fields(list)}
 	}
@@ -168,8 +174,12 @@ func (a *Adapter) ForModel(modelType string) error {
 		case a.Parameters != nil:
 			return nil
 		default:
-			return &fault.Input{Where: a.place, What: fmt.Sprintf("target_modules is not given, and PEFT's %s has no default for %s", a.Type, modelType),
-				Mend: `add "target_modules": "all-linear", or a list`}
+			return &fault.Input{
+				Where: a.place,
+				What: fmt.Sprintf("target_modules is not given, and PEFT's %s has no default for %s",
+					a.Type, modelType),
+				Mend: `add "target_modules": "all-linear", or a list`,
+			}
 		}
 		a.targets.given = true
 	}
@@ -238,7 +248,8 @@ func (c *checking) fillLayers(l *layers) error {
 			return err
 		}
 		if r.NumSubexp() > 1 {
-			return c.bad(p.at, "layers_pattern has a group, but PEFT takes the first group for the number of the layer", "write (?:...)")
+			return c.bad(p.at, "layers_pattern has a group, but PEFT takes the first group for the number of the layer",
+				"write (?:...)")
 		}
 		l.patterns = append(l.patterns, r)
 	}
@@ -264,7 +275,8 @@ func (c *checking) match(key string) (match, error) {
 // is its place in the file.
 func (c *checking) compile(key string, at int64, before, expression, after string) (*regexp.Regexp, error) {
 	if strings.Contains(expression, "{,") {
-		return nil, c.bad(at, fmt.Sprintf("%s has %q, in which {, means different things", key, expression), "write {0,")
+		return nil, c.bad(at, fmt.Sprintf("%s has %q, in which {, means different things", key, expression),
+			"write {0,")
 	}
 	_, err := regexp.Compile(expression)
 	if err == nil {
@@ -273,6 +285,10 @@ func (c *checking) compile(key string, at int64, before, expression, after strin
 			return r, nil
 		}
 	}
-	return nil, &fault.Input{Where: c.position(at), What: fmt.Sprintf("%s has %q, which is no pattern that can be planned with", key, expression), Err: err,
-		Mend: "check the brackets; lookaround and references to groups are not supported: list the modules instead"}
+	return nil, &fault.Input{
+		Where: c.position(at),
+		What:  fmt.Sprintf("%s has %q, which is no pattern that can be planned with", key, expression),
+		Err:   err,
+		Mend:  "check the brackets; lookaround and references to groups are not supported: list the modules instead",
+	}
 }

@@ -87,7 +87,8 @@ func (s spellings) haveSlip(name string) bool {
 		return true
 	}
 	words := strings.Split(name, "_")
-	return slices.ContainsFunc(s.words, func(meant []string) bool { return slices.EqualFunc(words, meant, isSlipOfWord) })
+	return slices.ContainsFunc(s.words,
+		func(meant []string) bool { return slices.EqualFunc(words, meant, isSlipOfWord) })
 }
 
 func isSlipOfWord(a, b string) bool {

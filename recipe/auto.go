@@ -37,8 +37,12 @@ func (d *document) fill(fillings []filling) error {
 			if f.where.Line > 0 {
 				said = "in " + f.where.String()
 			}
-			return &fault.Input{Where: d.position(v.at), What: fmt.Sprintf("DeepSpeed's %s is %s, but %s is %s %s", f.path, v.inFull(), f.name, f.is.inFull(), said),
-				Mend: `set it to "auto"`}
+			return &fault.Input{
+				Where: d.position(v.at),
+				What: fmt.Sprintf("DeepSpeed's %s is %s, but %s is %s %s",
+					f.path, v.inFull(), f.name, f.is.inFull(), said),
+				Mend: `set it to "auto"`,
+			}
 		}
 	}
 	return nil

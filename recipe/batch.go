@@ -33,16 +33,24 @@ type factor struct {
 // data-parallel ranks.
 func (d *DeepSpeed) ResolveBatch(worldSize int) (Batch, error) {
 	if worldSize < 1 {
-		return Batch{}, &fault.Input{What: fmt.Sprintf("there are %d data-parallel ranks, expected at least 1", worldSize)}
+		return Batch{}, &fault.Input{
+			What: fmt.Sprintf("there are %d data-parallel ranks, expected at least 1", worldSize),
+		}
 	}
 	if d.elasticity != (fault.Position{}) {
-		return Batch{}, &fault.Input{Where: d.elasticity, What: "elasticity is enabled: DeepSpeed chooses the batch when the job starts",
-			Mend: `switch elasticity off and give "` + microKey + `"`}
+		return Batch{}, &fault.Input{
+			Where: d.elasticity,
+			What:  "elasticity is enabled: DeepSpeed chooses the batch when the job starts",
+			Mend:  `switch elasticity off and give "` + microKey + `"`,
+		}
 	}
 	b := d.Batch
 	if b.Train == 0 && b.Micro == 0 {
-		return Batch{}, &fault.Input{Where: fault.Position{File: d.File}, What: fmt.Sprintf("neither %s nor %s is given as a number", trainKey, microKey),
-			Mend: `add "` + microKey + `": 1, or the number that the trainer's arguments set`}
+		return Batch{}, &fault.Input{
+			Where: fault.Position{File: d.File},
+			What:  fmt.Sprintf("neither %s nor %s is given as a number", trainKey, microKey),
+			Mend:  `add "` + microKey + `": 1, or the number that the trainer's arguments set`,
+		}
 	}
 
 	var given []factor
@@ -55,7 +63,10 @@ func (d *DeepSpeed) ResolveBatch(worldSize int) (Batch, error) {
 	given = append(given, factor{worldSize, fmt.Sprintf("%d ranks", worldSize)})
 	product, ok := multiply(given)
 	if !ok {
-		return Batch{}, &fault.Input{Where: d.places[microKey], What: describe(given) + " is more than a computer can count"}
+		return Batch{}, &fault.Input{
+			Where: d.places[microKey],
+			What:  describe(given) + " is more than a computer can count",
+		}
 	}
 
 	complete := b.Micro > 0 && b.Accumulation > 0
@@ -78,7 +89,11 @@ func (d *DeepSpeed) ResolveBatch(worldSize int) (Batch, error) {
 }
 
 func (d *DeepSpeed) contradiction(what, mend string) error {
-	return &fault.Input{Where: d.places[trainKey], What: fmt.Sprintf("%s is %d, %s", trainKey, d.Batch.Train, what), Mend: mend}
+	return &fault.Input{
+		Where: d.places[trainKey],
+		What:  fmt.Sprintf("%s is %d, %s", trainKey, d.Batch.Train, what),
+		Mend:  mend,
+	}
 }
 
 // given returns a number of the file with its place.

@@ -153,20 +153,23 @@ func (c *checking) fill(d *DeepSpeed) {
 	d.ZeROStage = int(c.integer(0, zero+"stage"))
 	d.TensorParallel = int(c.integer(0, "tensor_parallel.autotp_size"))
 	d.Sizes = Sizes{
-		ReduceBucket:        c.integer(5e8, zero+"reduce_bucket_size"),
-		AllgatherBucket:     c.integer(5e8, zero+"allgather_bucket_size"),
-		SubGroup:            c.integer(1e9, zero+"sub_group_size"),
-		PrefetchBucket:      c.integer(5e7, zero+"stage3_prefetch_bucket_size", zero+"prefetch_bucket_size"),
-		PersistentParameter: c.integer(1e5, zero+"stage3_param_persistence_threshold", zero+"param_persistence_threshold"),
-		PersistentModel:     c.integer(math.MaxInt64, zero+"stage3_model_persistence_threshold", zero+"model_persistence_threshold"),
-		LiveParameters:      c.integer(1e9, zero+"stage3_max_live_parameters", zero+"max_live_parameters"),
-		ReuseDistance:       c.integer(1e9, zero+"stage3_max_reuse_distance", zero+"max_reuse_distance"),
+		ReduceBucket:    c.integer(5e8, zero+"reduce_bucket_size"),
+		AllgatherBucket: c.integer(5e8, zero+"allgather_bucket_size"),
+		SubGroup:        c.integer(1e9, zero+"sub_group_size"),
+		PrefetchBucket:  c.integer(5e7, zero+"stage3_prefetch_bucket_size", zero+"prefetch_bucket_size"),
+		PersistentParameter: c.integer(1e5, zero+"stage3_param_persistence_threshold",
+			zero+"param_persistence_threshold"),
+		PersistentModel: c.integer(math.MaxInt64, zero+"stage3_model_persistence_threshold",
+			zero+"model_persistence_threshold"),
+		LiveParameters: c.integer(1e9, zero+"stage3_max_live_parameters", zero+"max_live_parameters"),
+		ReuseDistance:  c.integer(1e9, zero+"stage3_max_reuse_distance", zero+"max_reuse_distance"),
 	}
 	d.OffloadOptimizer = c.offload(zero+"offload_optimizer", zero+"cpu_offload", 4)
 	d.OffloadParameters = c.offload(zero+"offload_param", zero+"cpu_offload_param", 5)
 	d.OffloadParameters.BufferElements = c.integer(1e8, zero+"offload_param.buffer_size")
 	d.OffloadParameters.HeldElements = c.integer(1e9, zero+"offload_param.max_in_cpu")
-	d.GatherOnSave = c.truth(false, zero+"stage3_gather_16bit_weights_on_model_save") || c.truth(false, zero+"gather_16bit_weights_on_model_save") ||
+	d.GatherOnSave = c.truth(false, zero+"stage3_gather_16bit_weights_on_model_save") ||
+		c.truth(false, zero+"gather_16bit_weights_on_model_save") ||
 		c.truth(false, zero+"stage3_gather_fp16_weights_on_model_save")
 	if whole := c.root.find("zero_optimization"); whole != nil && whole.kind != '{' && whole.truth {
 		// The oldest form: "zero_optimization": true.
@@ -192,7 +195,8 @@ func (c *checking) fill(d *DeepSpeed) {
 	case !c.isAuto(bf16+".enabled") && !c.isAuto("fp16.enabled"):
 		d.Precision = dtype.F32
 	}
-	d.LowPrecisionMaster = c.truth(false, bf16+".bf16_master_weights_and_grads") || c.truth(false, "fp16.fp16_master_weights_and_grads")
+	d.LowPrecisionMaster = c.truth(false, bf16+".bf16_master_weights_and_grads") ||
+		c.truth(false, "fp16.fp16_master_weights_and_grads")
 	d.LowPrecisionState = c.truth(false, bf16+".bf16_optimizer_states")
 	if d.Precision == dtype.F16 || d.Precision == dtype.Invalid {
 		d.LossScale = LossScale{
@@ -233,10 +237,14 @@ func (c *checking) unplanned(d *DeepSpeed) []Note {
 		is        bool
 		path, why string
 	}{
-		{shards && c.integer(1, zero+"zero_hpz_partition_size") > 1, zero + "zero_hpz_partition_size", "has a second copy of the parameters held, divided among few ranks"},
-		{shards && c.integer(-1, zero+"mics_shard_size") > 0, zero + "mics_shard_size", "has everything divided among few ranks, and not among all"},
-		{shards && c.truth(false, zero+"zero_quantized_nontrainable_weights"), zero + "zero_quantized_nontrainable_weights", "has frozen parameters held in 8 bits"},
-		{c.integer(1, "sequence_parallel_size") > 1, "sequence_parallel_size", "divides sequences among ranks, and the batch among fewer"},
+		{shards && c.integer(1, zero+"zero_hpz_partition_size") > 1, zero + "zero_hpz_partition_size",
+			"has a second copy of the parameters held, divided among few ranks"},
+		{shards && c.integer(-1, zero+"mics_shard_size") > 0, zero + "mics_shard_size",
+			"has everything divided among few ranks, and not among all"},
+		{shards && c.truth(false, zero+"zero_quantized_nontrainable_weights"),
+			zero + "zero_quantized_nontrainable_weights", "has frozen parameters held in 8 bits"},
+		{c.integer(1, "sequence_parallel_size") > 1, "sequence_parallel_size",
+			"divides sequences among ranks, and the batch among fewer"},
 		{c.truth(false, "torch_autocast.enabled"), "torch_autocast", "computes in 16 bits with parameters in 32"},
 		{c.truth(false, "amp.enabled"), "amp", "leaves the precision to Apex"},
 	} {

@@ -116,7 +116,8 @@ func (d *document) parse() (*document, error) {
 		return nil, err
 	}
 	if at := d.next(); at < int64(len(d.text)) {
-		return nil, d.bad(at, "more text after the end of the configuration", "a file holds one object: check the braces")
+		return nil, d.bad(at, "more text after the end of the configuration",
+			"a file holds one object: check the braces")
 	}
 	return d, nil
 }
@@ -201,7 +202,8 @@ func (d *document) token() (jsontext.Token, error) {
 	case err == io.EOF:
 		return token, d.bad(int64(len(d.text)), "the file is empty, expected a JSON object", "")
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return token, d.bad(int64(len(d.text)), "the file ends too early", "check that every brace, bracket and quote is closed")
+		return token, d.bad(int64(len(d.text)), "the file ends too early",
+			"check that every brace, bracket and quote is closed")
 	}
 	bad := &fault.Input{What: "this is not JSON", Err: err,
 		Mend: "names and strings need double quotes; true, false and null small letters; members commas between them"}

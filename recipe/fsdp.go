@@ -146,7 +146,8 @@ func (c *checking) fsdp(section string, f FSDP, offload string) (*FSDP, error) {
 		{f.Version == 2 && f.StateDictType == "local_state_dict", at("state_dict_type"),
 			"is LOCAL_STATE_DICT, which FSDP2 does not know", "use SHARDED_STATE_DICT"},
 		{f.RAMEfficientLoading && !f.SyncModuleStates, at("sync_module_states"),
-			"is false, but with cpu_ram_efficient_loading only the first rank has the weights", "set it to true, or cpu_ram_efficient_loading to false"},
+			"is false, but with cpu_ram_efficient_loading only the first rank has the weights",
+			"set it to true, or cpu_ram_efficient_loading to false"},
 	}); err != nil {
 		return nil, err
 	}
@@ -208,7 +209,12 @@ func (c *checking) oneSpelling(section, prefix string) error {
 	}
 	for _, m := range v.members {
 		if bare, is := strings.CutPrefix(m.name, prefix); is && v.member(bare) != nil {
-			return &fault.Input{Where: c.position(m.at), What: fmt.Sprintf("%s and %s (line %d) are two names for one setting", m.name, bare, c.position(v.member(bare).at).Line), Mend: "remove one of the two"}
+			return &fault.Input{
+				Where: c.position(m.at),
+				What: fmt.Sprintf("%s and %s (line %d) are two names for one setting",
+					m.name, bare, c.position(v.member(bare).at).Line),
+				Mend: "remove one of the two",
+			}
 		}
 	}
 	return nil

@@ -29,10 +29,17 @@ func TestKinds(t *testing.T) {
 		{"sft.json", `{"learning_rate": 1.0e-5, "max_length": 1024, "packing": true, "bf16": true}`, "--training-args"},
 		{"lora.json", `{"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]}`, "--adapter"},
 		{"bnb.json", `{"load_in_4bit": true, "bnb_4bit_quant_type": "nf4"}`, "--quantization"},
-		{"config.json", `{"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "quantization_config": {"load_in_8bit": true}}`, "--quantization"},
-		{"qlora.yml", "base_model: mistralai/Mistral-7B-v0.1\nload_in_4bit: true\nadapter: qlora\nsequence_len: 8192\nmicro_batch_size: 2\nlearning_rate: 0.0002\nbf16: true\n", "axolotl"},
-		{"factory.yaml", "model_name_or_path: x\nstage: sft\nfinetuning_type: lora\nlora_target: all\nper_device_train_batch_size: 1\nbf16: true\n", "LLaMA-Factory"},
-		{"trl.yaml", "model_name_or_path: x\nuse_peft: true\nper_device_train_batch_size: 1\nbf16: true\n", "training script"},
+		{"config.json",
+			`{"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "quantization_config": {"load_in_8bit": true}}`,
+			"--quantization"},
+		{"qlora.yml",
+			"base_model: mistralai/Mistral-7B-v0.1\nload_in_4bit: true\nadapter: qlora\nsequence_len: " +
+				"8192\nmicro_batch_size: 2\nlearning_rate: 0.0002\nbf16: true\n", "axolotl"},
+		{"factory.yaml",
+			"model_name_or_path: x\nstage: sft\nfinetuning_type: lora\nlora_target: " +
+				"all\nper_device_train_batch_size: 1\nbf16: true\n", "LLaMA-Factory"},
+		{"trl.yaml", "model_name_or_path: x\nuse_peft: true\nper_device_train_batch_size: 1\nbf16: true\n",
+			"training script"},
 		{"_config.yml", "title: A site\nbaseurl: /docs\nmarkdown: kramdown\nplugins:\n  - jekyll-feed\n", ""},
 		{"package.json", `{"name": "site", "version": "1.0.0", "private": true}`, ""},
 		{"one.json", `{"bf16": true, "widgets": 3, "colour": "blue"}`, ""},
@@ -93,8 +100,10 @@ func TestKindsOfPublicFiles(t *testing.T) {
 			isFields = isFields && d.root.member(name) != nil
 		}
 		for flag, load := range loaders {
-			launch := d != nil && d.root.member("distributed_type") != nil // accelerate's, within the files of another program
-			if load(path) == nil && flag != "--"+row[2] && !(isFields && flag == "--training-args") && !(launch && flag == "--accelerate") {
+			// accelerate's, within the files of another program
+			launch := d != nil && d.root.member("distributed_type") != nil
+			if load(path) == nil && flag != "--"+row[2] && !(isFields && flag == "--training-args") &&
+				!(launch && flag == "--accelerate") {
 				t.Errorf("%s accepts %s, of the kind %s", flag, row[0], row[2])
 			}
 		}

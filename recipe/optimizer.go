@@ -63,15 +63,25 @@ var optimizers = func() map[string]optimizerType {
 		zeroOneKeys[key] = isInteger()
 	}
 	oneBitLambKeys := maps.Clone(oneBitKeys)
-	for _, key := range []string{"max_coeff", "min_coeff", "coeff_beta", "factor_max", "factor_min", "factor_threshold"} {
+	for _, key := range []string{"max_coeff", "min_coeff", "coeff_beta", "factor_max", "factor_min",
+		"factor_threshold"} {
 		oneBitLambKeys[key] = isNumber()
 	}
 	lion := Optimizer{LR: 1e-3, Beta1: 0.9, Beta2: 0.999, AdamW: true}
 	known := map[string]optimizerType{
-		"Adam":        {Optimizer: adam, keys: adamKeys, zero: true},
-		"AdamW":       {Optimizer: adam, keys: adamKeys, zero: true},
-		"Lion":        {Optimizer: lion, keys: map[string]rule{"set_grad_none": isBoolean(), "fp32_optimizer_states": isBoolean()}, zero: true},
-		"Adagrad":     {Optimizer: Optimizer{LR: 1e-2, Epsilon: 1e-10}, keys: map[string]rule{"amsgrad": isBoolean(), "fp32_optimizer_states": isBoolean()}, open: true, zero: true},
+		"Adam":  {Optimizer: adam, keys: adamKeys, zero: true},
+		"AdamW": {Optimizer: adam, keys: adamKeys, zero: true},
+		"Lion": {
+			Optimizer: lion,
+			keys:      map[string]rule{"set_grad_none": isBoolean(), "fp32_optimizer_states": isBoolean()},
+			zero:      true,
+		},
+		"Adagrad": {
+			Optimizer: Optimizer{LR: 1e-2, Epsilon: 1e-10},
+			keys:      map[string]rule{"amsgrad": isBoolean(), "fp32_optimizer_states": isBoolean()},
+			open:      true,
+			zero:      true,
+		},
 		"Lamb":        {Optimizer: adam, keys: lambKeys},
 		"OneBitAdam":  {Optimizer: adam, keys: oneBitKeys, never: true},
 		"ZeroOneAdam": {Optimizer: adam, keys: zeroOneKeys, never: true},
@@ -86,7 +96,8 @@ var optimizers = func() map[string]optimizerType {
 		t.Type = name
 		byName[strings.ToLower(name)] = t
 	}
-	for _, name := range []string{"Adadelta", "Adafactor", "Adamax", "ASGD", "LBFGS", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD", "SparseAdam"} {
+	for _, name := range []string{"Adadelta", "Adafactor", "Adamax", "ASGD", "LBFGS", "NAdam", "RAdam", "RMSprop",
+		"Rprop", "SGD", "SparseAdam"} {
 		byName[name] = optimizerType{Optimizer: Optimizer{Type: name}, open: true}
 	}
 	return byName
@@ -125,7 +136,11 @@ func (c *checking) optimizer() (*Optimizer, error) {
 	}
 	name := c.root.find("optimizer.type")
 	if name == nil {
-		return nil, &fault.Input{Where: c.place("optimizer"), What: `optimizer has no "type": DeepSpeed would ignore it`, Mend: `add "type": "AdamW", or remove the section`}
+		return nil, &fault.Input{
+			Where: c.place("optimizer"),
+			What:  `optimizer has no "type": DeepSpeed would ignore it`,
+			Mend:  `add "type": "AdamW", or remove the section`,
+		}
 	}
 	t := optimizerNamed(name.text)
 	if t.Type == "" {
@@ -136,7 +151,11 @@ func (c *checking) optimizer() (*Optimizer, error) {
 		given = &value{kind: '{'}
 	}
 	if m := given.member("max_grad_norm"); m != nil {
-		return nil, &fault.Input{Where: c.position(m.at), What: "DeepSpeed takes no max_grad_norm in optimizer.params", Mend: `use "gradient_clipping" at the top level`}
+		return nil, &fault.Input{
+			Where: c.position(m.at),
+			What:  "DeepSpeed takes no max_grad_norm in optimizer.params",
+			Mend:  `use "gradient_clipping" at the top level`,
+		}
 	}
 	keys := maps.Clone(commonKeys)
 	maps.Copy(keys, t.keys)
@@ -173,7 +192,10 @@ func (c *checking) optimizer() (*Optimizer, error) {
 }
 
 func (c *checking) unknownType(path string, name *value, candidates []string) error {
-	in := &fault.Input{Where: c.position(name.at), What: fmt.Sprintf("%s is %s, which DeepSpeed does not know", path, name)}
+	in := &fault.Input{
+		Where: c.position(name.at),
+		What:  fmt.Sprintf("%s is %s, which DeepSpeed does not know", path, name),
+	}
 	if near := fault.Nearest(name.text, candidates); near != "" {
 		in.Mend = fmt.Sprintf("did you mean %q?", near)
 	} else {

@@ -50,15 +50,18 @@ var bitsAndBytesKeys = map[string]rule{
 	"llm_int8_skip_modules":            isList(isText()).orNull(),
 	"llm_int8_enable_fp32_cpu_offload": isBoolean(),
 	"llm_int8_has_fp16_weight":         isBoolean(),
-	"bnb_4bit_compute_dtype":           isText("float32", "float", "float16", "half", "bfloat16", "float64", "double").orNull(),
-	"bnb_4bit_quant_type":              isText("fp4", "nf4"),
-	"bnb_4bit_use_double_quant":        isBoolean(),
-	"bnb_4bit_quant_storage":           isText("float16", "float32", "int8", "uint8", "float64", "bfloat16").orNull(),
+	"bnb_4bit_compute_dtype": isText("float32", "float", "float16", "half", "bfloat16", "float64",
+		"double").orNull(),
+	"bnb_4bit_quant_type":       isText("fp4", "nf4"),
+	"bnb_4bit_use_double_quant": isBoolean(),
+	"bnb_4bit_quant_storage":    isText("float16", "float32", "int8", "uint8", "float64", "bfloat16").orNull(),
 }
 
 // quantizationMethods are the other members of QuantizationMethod.
-var quantizationMethods = []string{"gptq", "awq", "aqlm", "vptq", "quanto", "eetq", "higgs", "hqq", "compressed-tensors", "fbgemm_fp8", "torchao", "gguf",
-	"bitnet", "spqr", "fp8", "quark", "fp_quant", "auto-round", "mxfp4", "nvfp4", "mxfp8", "metal", "fouroversix", "sinq", "gemma"}
+var quantizationMethods = []string{"gptq", "awq", "aqlm", "vptq", "quanto", "eetq", "higgs", "hqq",
+	"compressed-tensors", "fbgemm_fp8", "torchao", "gguf",
+	"bitnet", "spqr", "fp8", "quark", "fp_quant", "auto-round", "mxfp4", "nvfp4", "mxfp8", "metal", "fouroversix",
+	"sinq", "gemma"}
 
 // LoadQuantization reads the file at path: a config.json with a
 // quantization_config, or the JSON of a BitsAndBytesConfig.
@@ -81,10 +84,15 @@ func ParseQuantization(file string, text []byte) (*Quantization, error) {
 	case section != nil && section.value.kind != 'n':
 		document.root = section.value
 	case section != nil || document.root.member("model_type") != nil || document.root.member("architectures") != nil:
-		return nil, &fault.Input{Where: fault.Position{File: file}, What: "this config.json has no quantization_config", Mend: "give the JSON of a BitsAndBytesConfig, or plan without quantization"}
+		return nil, &fault.Input{
+			Where: fault.Position{File: file},
+			What:  "this config.json has no quantization_config",
+			Mend:  "give the JSON of a BitsAndBytesConfig, or plan without quantization",
+		}
 	}
 	c, err := schema{"BitsAndBytesConfig", isObject(bitsAndBytesKeys).notingOthers()}.read(document)
-	if method := document.root.member("quant_method"); method != nil && method.value.kind == '"' && method.value.text != "bitsandbytes" {
+	if method := document.root.member("quant_method"); method != nil && method.value.kind == '"' &&
+		method.value.text != "bitsandbytes" {
 		if q := c.dequantized(file, method.value.text); q != nil {
 			return q, nil
 		}
@@ -116,15 +124,19 @@ func ParseQuantization(file string, text []byte) (*Quantization, error) {
 	case eight:
 		q.Bits = 8
 	default:
-		c.notes = append(c.notes, Note{fault.Position{File: file}, "neither load_in_4bit nor load_in_8bit is true: nothing is quantized"})
+		c.notes = append(c.notes,
+			Note{fault.Position{File: file}, "neither load_in_4bit nor load_in_8bit is true: nothing is quantized"})
 	}
 	if four && c.root.find("bnb_4bit_quant_type") == nil {
-		c.notes = append(c.notes, Note{fault.Position{File: file}, `bnb_4bit_quant_type is not given: it is "fp4", though most train with "nf4"`})
+		c.notes = append(c.notes, Note{fault.Position{File: file},
+			`bnb_4bit_quant_type is not given: it is "fp4", though most train with "nf4"`})
 	}
 	threshold := c.word("6.0", "llm_int8_threshold")
 	if err := c.refuse([]conflict{
-		{four && eight, "load_in_8bit", fmt.Sprintf("and load_in_4bit (line %d) are both true: only one can be", c.place("load_in_4bit").Line), "set one of the two to false"},
-		{!strings.ContainsAny(threshold, ".eE"), "llm_int8_threshold", "is " + threshold + ", which Python reads as an int, but BitsAndBytesConfig takes a float only", "write " + threshold + ".0"},
+		{four && eight, "load_in_8bit", fmt.Sprintf("and load_in_4bit (line %d) are both true: only one can be",
+			c.place("load_in_4bit").Line), "set one of the two to false"},
+		{!strings.ContainsAny(threshold, ".eE"), "llm_int8_threshold", "is " + threshold +
+			", which Python reads as an int, but BitsAndBytesConfig takes a float only", "write " + threshold + ".0"},
 	}); err != nil {
 		return nil, err
 	}
@@ -144,16 +156,25 @@ func (c *checking) dequantized(file, method string) *Quantization {
 	if key == "" || !is(key, 't') && !(method == "compressed-tensors" && is("run_compressed", 'f')) {
 		return nil
 	}
-	return &Quantization{File: file, Dequantized: true, Notes: []Note{{fault.Position{File: file}, "the weights are stored by " + method + " and dequantized while they are loaded: they are planned as ordinary ones"}}}
+	return &Quantization{
+		File:        file,
+		Dequantized: true,
+		Notes: []Note{{fault.Position{File: file}, "the weights are stored by " + method +
+			" and dequantized while they are loaded: they are planned as ordinary ones"}},
+	}
 }
 
 // otherMethod refuses methods other than bitsandbytes.
 func (c *checking) otherMethod(method *value) error {
 	if slices.Contains(quantizationMethods, method.text) {
 		return c.bad(method.at, fmt.Sprintf("quant_method is %s, which is not planned yet", method),
-			"planned is bitsandbytes; to plan the training of dequantized weights, remove quantization_config (fp8, mxfp4 and compressed-tensors: or add \"dequantize\": true)")
+			"planned is bitsandbytes; to plan the training of dequantized weights, remove quantization_config (fp8, "+
+				"mxfp4 and compressed-tensors: or add \"dequantize\": true)")
 	}
-	in := &fault.Input{Where: c.position(method.at), What: fmt.Sprintf("quant_method is %s, which transformers does not know", method)}
+	in := &fault.Input{
+		Where: c.position(method.at),
+		What:  fmt.Sprintf("quant_method is %s, which transformers does not know", method),
+	}
 	if near := fault.Nearest(method.text, append(slices.Clone(quantizationMethods), "bitsandbytes")); near != "" {
 		in.Mend = fmt.Sprintf("did you mean %q?", near)
 	}

@@ -453,9 +453,12 @@ var zeroSchema = isModel(map[string]rule{
 		"name_suffixes": isList(isText()).or(isText()),
 	}).orNull(),
 
-	"cpu_offload":                              isBoolean().orNull().noting(`is deprecated: use "offload_optimizer": {"device": "cpu"}`),
-	"cpu_offload_param":                        isBoolean().orNull().noting(`is deprecated: use "offload_param": {"device": "cpu"}`),
-	"cpu_offload_use_pin_memory":               isBoolean().orNull().noting(`is deprecated and has no effect: use "pin_memory" of "offload_optimizer" and "offload_param"`),
+	"cpu_offload": isBoolean().orNull().noting(
+		`is deprecated: use "offload_optimizer": {"device": "cpu"}`),
+	"cpu_offload_param": isBoolean().orNull().noting(
+		`is deprecated: use "offload_param": {"device": "cpu"}`),
+	"cpu_offload_use_pin_memory": isBoolean().orNull().noting(
+		`is deprecated and has no effect: use "pin_memory" of "offload_optimizer" and "offload_param"`),
 	"stage3_gather_fp16_weights_on_model_save": isBoolean().noting(`is deprecated: use "stage3_gather_16bit_weights_on_model_save"`),
 })
 

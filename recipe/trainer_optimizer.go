@@ -102,7 +102,10 @@ func (c *checking) trainerOptimizer() (TrainerOptimizer, error) {
 	}
 	o, known := trainerOptimizers[name]
 	if !known {
-		in := &fault.Input{Where: c.position(c.root.find("optim").at), What: fmt.Sprintf("optim is %q, which transformers does not know", name)}
+		in := &fault.Input{
+			Where: c.position(c.root.find("optim").at),
+			What:  fmt.Sprintf("optim is %q, which transformers does not know", name),
+		}
 		names := slices.Sorted(maps.Keys(trainerOptimizers))
 		if near := fault.Nearest(name, names); near != "" {
 			in.Mend = fmt.Sprintf("did you mean %q?", near)
@@ -120,7 +123,10 @@ func (c *checking) trainerOptimizer() (TrainerOptimizer, error) {
 		for pair := range strings.SplitSeq(list, ",") {
 			key, is, found := strings.Cut(pair, "=")
 			if !found || key == "" || strings.Contains(is, "=") {
-				return o, &fault.Input{Where: c.position(c.root.find("optim_args").at), What: fmt.Sprintf("optim_args is %s, expected key=value, key=value", c.root.find("optim_args"))}
+				return o, &fault.Input{
+					Where: c.position(c.root.find("optim_args").at),
+					What:  fmt.Sprintf("optim_args is %s, expected key=value, key=value", c.root.find("optim_args")),
+				}
 			}
 			o.Arguments[key] = is
 		}
@@ -129,6 +135,7 @@ func (c *checking) trainerOptimizer() (TrainerOptimizer, error) {
 		{o.Projected != "" && o.TargetModules == nil, "optim",
 			fmt.Sprintf("is %q, which needs optim_target_modules", name), `add "optim_target_modules": "all-linear"`},
 		{o.Layerwise && c.integer(1, accumulationKey) > 1, accumulationKey,
-			fmt.Sprintf("is more than 1, but %s updates each layer in the backward pass", name), "set it to 1, or use the optimizer without _layerwise"},
+			fmt.Sprintf("is more than 1, but %s updates each layer in the backward pass", name),
+			"set it to 1, or use the optimizer without _layerwise"},
 	})
 }

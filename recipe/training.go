@@ -119,10 +119,12 @@ func (c *checking) fillTraining(t *Training) {
 	case c.truth(false, "fp16"):
 		t.Precision = MixedF16
 	}
-	if t.MaxGradNorm = c.number(1, "max_grad_norm"); c.root.member("max_grad_norm") != nil && c.root.find("max_grad_norm") == nil {
+	if t.MaxGradNorm = c.number(1, "max_grad_norm"); c.root.member("max_grad_norm") != nil &&
+		c.root.find("max_grad_norm") == nil {
 		t.MaxGradNorm = 0 // null
 	}
-	t.TorchCompile = c.truth(false, "torch_compile") || c.root.find("torch_compile_backend") != nil || c.root.find("torch_compile_mode") != nil
+	t.TorchCompile = c.truth(false, "torch_compile") || c.root.find("torch_compile_backend") != nil ||
+		c.root.find("torch_compile_mode") != nil
 	t.TF32 = c.truth(t.TorchCompile, "tf32")
 	t.UseLigerKernel = c.truth(false, "use_liger_kernel")
 	t.TorchEmptyCacheSteps = int(c.integer(0, "torch_empty_cache_steps"))
@@ -185,12 +187,15 @@ func (c *checking) trainingConflicts() error {
 	var list []conflict
 	for _, pair := range [][2]string{{"fp16", "bf16"}, {"fp16_full_eval", "bf16_full_eval"}} {
 		list = append(list, conflict{c.truth(false, pair[0]) && c.truth(false, pair[1]), pair[0],
-			fmt.Sprintf("and %s (line %d) are both true: at most one can be", pair[1], c.place(pair[1]).Line), "set one of the two to false"})
+			fmt.Sprintf("and %s (line %d) are both true: at most one can be", pair[1], c.place(pair[1]).Line),
+			"set one of the two to false"})
 	}
-	for _, at := range [][2]string{{"logging_steps", c.word("steps", "logging_strategy")}, {"eval_steps", when}, {"save_steps", saves}} {
+	for _, at := range [][2]string{{"logging_steps", c.word("steps", "logging_strategy")}, {"eval_steps", when},
+		{"save_steps", saves}} {
 		steps := c.number(0, at[0])
 		list = append(list, conflict{at[1] == "steps" && steps > 1 && steps != math.Trunc(steps), at[0],
-			fmt.Sprintf("is %v, but above 1 it counts steps", steps), "use a whole number, or a share of all steps below 1"})
+			fmt.Sprintf("is %v, but above 1 it counts steps", steps),
+			"use a whole number, or a share of all steps below 1"})
 	}
 	schedule := c.word("linear", "lr_scheduler_type")
 	workers := c.integer(0, "dataloader_num_workers")
@@ -198,19 +203,24 @@ func (c *checking) trainingConflicts() error {
 		{c.word("steps", "logging_strategy") == "steps" && logs == 0, "logging_steps",
 			`is 0, but logging_strategy is "steps"`, `set it to 1 or more, or logging_strategy to "no"`},
 		{best && when != saves, "load_best_model_at_end",
-			fmt.Sprintf("is true, which needs one strategy for both, but evaluation is at %q and saving at %q", when, saves), `set "eval_strategy" to "` + saves + `"`},
+			fmt.Sprintf("is true, which needs one strategy for both, but evaluation is at %q and saving at %q",
+				when, saves), `set "eval_strategy" to "` + saves + `"`},
 		{best && when == "steps" && !isMultiple(c.number(500, "save_steps"), evalSteps), "load_best_model_at_end",
-			fmt.Sprintf("is true, which needs save_steps, %v, to be a multiple of eval_steps, %v", c.number(500, "save_steps"), evalSteps), "change one of the two"},
+			fmt.Sprintf("is true, which needs save_steps, %v, to be a multiple of eval_steps, %v",
+				c.number(500, "save_steps"), evalSteps), "change one of the two"},
 		{(schedule == "reduce_lr_on_plateau" || schedule == "greedy") && when == "no", "lr_scheduler_type",
 			fmt.Sprintf("is %q, which needs evaluation", schedule), `add "eval_strategy": "steps"`},
 		{workers == 0 && c.root.find("dataloader_prefetch_factor") != nil, "dataloader_prefetch_factor",
-			"is given, but without workers nothing is prefetched", `set "dataloader_num_workers" to 1 or more, or remove the key`},
+			"is given, but without workers nothing is prefetched",
+			`set "dataloader_num_workers" to 1 or more, or remove the key`},
 		{workers == 0 && c.truth(false, "dataloader_persistent_workers"), "dataloader_persistent_workers",
 			"is true, but there are no workers", `set "dataloader_num_workers" to 1 or more, or remove the key`},
-		{c.root.find("parallelism_config") != nil && (c.root.find("parallelism_config").text != "" || len(c.root.find("parallelism_config").members) > 0),
+		{c.root.find("parallelism_config") != nil &&
+			(c.root.find("parallelism_config").text != "" || len(c.root.find("parallelism_config").members) > 0),
 			"parallelism_config", "is given, which is not planned yet", "say it in an accelerate configuration"},
 		{c.usesFSDP() && c.usesDeepSpeed(), "fsdp",
-			fmt.Sprintf("and deepspeed (line %d) exclude each other", c.place("deepspeed").Line), "remove one of the two"},
+			fmt.Sprintf("and deepspeed (line %d) exclude each other", c.place("deepspeed").Line),
+			"remove one of the two"},
 	}...))
 }
 
@@ -235,13 +245,16 @@ func (c *checking) shardedConflicts(t *Training) error {
 	}
 	sharded := t.DeepSpeed != nil || t.FSDP != nil
 	if t.FSDP != nil && t.Checkpointing.Enabled && !t.FSDP.ActivationCheckpointing {
-		c.note("fsdp", `goes better with "activation_checkpointing" in fsdp_config: gradient checkpointing gathers the parameters once more in the backward pass`)
+		c.note("fsdp",
+			`goes better with "activation_checkpointing" in fsdp_config: gradient checkpointing gathers the parameters once more in the backward pass`)
 	}
 	return c.refuse([]conflict{
 		{sharded && t.Saving.ModelOnly && c.truth(false, "load_best_model_at_end"), "save_only_model",
-			"is true, which " + engine + " does not combine with load_best_model_at_end", "set one of the two to false"},
+			"is true, which " + engine + " does not combine with load_best_model_at_end",
+			"set one of the two to false"},
 		{t.FSDP != nil && t.Saving.ModelOnly && t.FSDP.StateDictType == "sharded_state_dict", "save_only_model",
-			"is true, which FSDP does not combine with SHARDED_STATE_DICT", `set "state_dict_type" to "FULL_STATE_DICT"`},
+			"is true, which FSDP does not combine with SHARDED_STATE_DICT",
+			`set "state_dict_type" to "FULL_STATE_DICT"`},
 		{t.DeepSpeed != nil && t.DeepSpeed.ZeROStage == 3 && t.AutoFindBatchSize, "auto_find_batch_size",
 			"is true, which the Trainer does not combine with ZeRO stage 3", "remove the key"},
 		{t.FSDP != nil && t.FSDP.ActivationCheckpointing && t.Checkpointing.Enabled, "fsdp_config",

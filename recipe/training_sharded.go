@@ -26,7 +26,8 @@ func (c *checking) companion(path string) (string, error) {
 		name = filepath.Join(filepath.Dir(c.file), name)
 	}
 	if _, err := os.Stat(name); errors.Is(err, fs.ErrNotExist) {
-		return "", c.bad(v.at, fmt.Sprintf("%s names %s, which does not exist", path, name), "give the path relative to this file")
+		return "", c.bad(v.at, fmt.Sprintf("%s names %s, which does not exist", path, name),
+			"give the path relative to this file")
 	}
 	return name, nil
 }
@@ -64,13 +65,18 @@ func (c *checking) trainerDeepSpeed(t *Training) (*DeepSpeed, error) {
 		{path: trainKey, is: &value{kind: 'n'}, lenient: true},
 		at("gradient_clipping", number(t.MaxGradNorm), "max_grad_norm"),
 		at("optimizer.params.lr", number(o.LR), "learning_rate"),
-		at("optimizer.params.betas", &value{kind: '[', elements: []*value{number(o.Beta1), number(o.Beta2)}}, "adam_beta1", "adam_beta2"),
+		at("optimizer.params.betas", &value{
+			kind:     '[',
+			elements: []*value{number(o.Beta1), number(o.Beta2)},
+		}, "adam_beta1", "adam_beta2"),
 		at("optimizer.params.eps", number(o.Epsilon), "adam_epsilon"),
 		at("optimizer.params.weight_decay", number(o.WeightDecay), "weight_decay"),
 		at("scheduler.params.warmup_max_lr", number(o.LR), "learning_rate"),
 		{path: "scheduler.params.warmup_min_lr", is: number(0), lenient: true},
-		at("fp16.enabled", truth(t.Precision == MixedF16 || c.truth(false, "fp16_full_eval")), "fp16", "fp16_full_eval"),
-		at("bf16.enabled", truth(t.Precision == MixedBF16 || c.truth(false, "bf16_full_eval")), "bf16", "bf16_full_eval"),
+		at("fp16.enabled", truth(t.Precision == MixedF16 || c.truth(false, "fp16_full_eval")), "fp16",
+			"fp16_full_eval"),
+		at("bf16.enabled", truth(t.Precision == MixedBF16 || c.truth(false, "bf16_full_eval")), "bf16",
+			"bf16_full_eval"),
 	}, fillingsOfPlugin()...))
 	if err != nil {
 		return nil, err
@@ -78,11 +84,16 @@ func (c *checking) trainerDeepSpeed(t *Training) (*DeepSpeed, error) {
 	// DeepSpeedPlugin.set_mixed_precision adds a missing section.
 	for section, precision := range map[string]Precision{"bf16": MixedBF16, "fp16": MixedF16} {
 		if d.root.kind == '{' && t.Precision == precision && d.root.member(section) == nil {
-			d.root.members = append(d.root.members, member{section, d.root.at, &value{kind: '{', at: d.root.at, members: []member{{"enabled", d.root.at, truth(true)}}}})
+			d.root.members = append(d.root.members, member{section, d.root.at, &value{
+				kind:    '{',
+				at:      d.root.at,
+				members: []member{{"enabled", d.root.at, truth(true)}},
+			}})
 		}
 	}
 	if d.root.kind == '{' && d.root.member(accumulationKey) == nil && t.GradientAccumulation > 1 {
-		c.note(accumulationKey, "has no effect on DeepSpeed, whose configuration does not have the key: accelerate adds it as 1")
+		c.note(accumulationKey,
+			"has no effect on DeepSpeed, whose configuration does not have the key: accelerate adds it as 1")
 	}
 	return hostedDeepSpeed(d)
 }
@@ -102,7 +113,12 @@ func (t *Training) Mismatch(d *DeepSpeed) error {
 		{"gradient_clipping", d.GradientClipping, "max_grad_norm", t.MaxGradNorm, false},
 	} {
 		if where, given := d.places[m.key]; given && m.is != m.said && !m.overruled {
-			return &fault.Input{Where: where, What: fmt.Sprintf("DeepSpeed's %s is %v, but %s is %v in %s: transformers refuses that", m.key, m.is, m.name, m.said, t.File), Mend: `set it to "auto"`}
+			return &fault.Input{
+				Where: where,
+				What: fmt.Sprintf("DeepSpeed's %s is %v, but %s is %v in %s: transformers refuses that",
+					m.key, m.is, m.name, m.said, t.File),
+				Mend: `set it to "auto"`,
+			}
 		}
 	}
 	return nil
@@ -128,7 +144,8 @@ func fillingsOfPlugin() []filling {
 // hostedDeepSpeed reads a configuration for accelerate, which requires ZeRO.
 func hostedDeepSpeed(d *document) (*DeepSpeed, error) {
 	if d.root.kind == '{' && d.root.member("zero_optimization") == nil {
-		return nil, d.bad(d.root.at, `the DeepSpeed configuration has no "zero_optimization", which accelerate needs`, `add "zero_optimization": {"stage": 2}`)
+		return nil, d.bad(d.root.at, `the DeepSpeed configuration has no "zero_optimization", which accelerate needs`,
+			`add "zero_optimization": {"stage": 2}`)
 	}
 	if d.root.kind == '{' && d.root.member(accumulationKey) == nil {
 		d.root.members = append(d.root.members, member{accumulationKey, d.root.at, number(1)})
@@ -170,7 +187,10 @@ func (c *checking) trainerFSDP() (*FSDP, error) {
 			return nil, err
 		}
 		d.root = &value{kind: '{', members: []member{{name: section, value: d.root}}}
-		config = &checking{document: d, schema: schema{"TrainingArguments", isObject(map[string]rule{section: trainerFSDPSchema})}}
+		config = &checking{
+			document: d,
+			schema:   schema{"TrainingArguments", isObject(map[string]rule{section: trainerFSDPSchema})},
+		}
 		if err := config.check(config.schema.rule, "", d.root); err != nil {
 			return nil, err
 		}
@@ -182,7 +202,12 @@ func (c *checking) trainerFSDP() (*FSDP, error) {
 	} else {
 		c.note("fsdp", `is used without a "version" in fsdp_config: transformers 5.23 takes FSDP2, 4.57 took FSDP1`)
 	}
-	f := FSDP{Version: 2, Strategy: "full_shard", WrapPolicy: "transformer_based_wrap", StateDictType: "full_state_dict"}
+	f := FSDP{
+		Version:       2,
+		Strategy:      "full_shard",
+		WrapPolicy:    "transformer_based_wrap",
+		StateDictType: "full_state_dict",
+	}
 	if err := c.fsdpOptions(&f, version); err != nil {
 		return nil, err
 	}
@@ -198,11 +223,13 @@ func (c *checking) trainerFSDP() (*FSDP, error) {
 		c.notes = append(c.notes, config.notes...)
 	}
 	if version == 1 && read.Strategy != "full_shard" {
-		c.note("fsdp", "is planned as "+read.Strategy+", which transformers 4.57 does; 5.23 with accelerate 1.15 does full_shard all the same")
+		c.note("fsdp", "is planned as "+read.Strategy+
+			", which transformers 4.57 does; 5.23 with accelerate 1.15 does full_shard all the same")
 	}
 	reshard := config.spelled(section, "fsdp_", "reshard_after_forward")
 	return read, config.refuse([]conflict{
-		{config.truth(false, config.spelled(section, "fsdp_", "xla")), section, "asks for XLA, which is not planned yet", ""},
+		{config.truth(false, config.spelled(section, "fsdp_", "xla")), section,
+			"asks for XLA, which is not planned yet", ""},
 		{version == 1 && config.root.find(reshard) != nil && config.root.find(reshard).kind != '"', reshard,
 			"is a truth value, but FSDP1 takes a strategy", `write "full_shard", or set "version" to 2`},
 	})
@@ -223,8 +250,10 @@ func (c *checking) fsdpOptions(f *FSDP, version int64) error {
 	for _, word := range words {
 		switch {
 		case slices.Contains(fsdpStrategies, strings.ToUpper(word)):
-			if f.Strategy = strings.ToLower(word); version == 2 && f.Strategy != "full_shard" && f.Strategy != "shard_grad_op" {
-				return c.bad(v.at, fmt.Sprintf("fsdp is %q, which only FSDP1 has", word), `add "version": 1 to "fsdp_config", or use full_shard`)
+			if f.Strategy = strings.ToLower(word); version == 2 && f.Strategy != "full_shard" &&
+				f.Strategy != "shard_grad_op" {
+				return c.bad(v.at, fmt.Sprintf("fsdp is %q, which only FSDP1 has", word),
+					`add "version": 1 to "fsdp_config", or use full_shard`)
 			}
 			strategies[f.Strategy] = true
 		case word == "offload":
@@ -242,7 +271,8 @@ func (c *checking) fsdpOptions(f *FSDP, version int64) error {
 		}
 	}
 	return c.refuse([]conflict{
-		{len(words) == 1 && words[0] == "offload", "fsdp", `is "offload" alone, without a way to shard`, `write "full_shard offload"`},
+		{len(words) == 1 && words[0] == "offload", "fsdp", `is "offload" alone, without a way to shard`,
+			`write "full_shard offload"`},
 		{len(strategies) > 1, "fsdp", "names more than one way to shard", "keep one of them"},
 	})
 }

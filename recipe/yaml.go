@@ -34,7 +34,8 @@ func parseYAML(file string, text []byte) (*document, error) {
 	var more yaml.Node
 	switch err := decoder.Decode(&more); {
 	case err == nil:
-		return nil, d.bad(d.offset(&more), "more text after the end of the configuration", "a file holds one document: remove the ---")
+		return nil, d.bad(d.offset(&more), "more text after the end of the configuration",
+			"a file holds one document: remove the ---")
 	case err != io.EOF:
 		return nil, d.notYAML(err)
 	}
@@ -44,7 +45,12 @@ func parseYAML(file string, text []byte) (*document, error) {
 var yamlError = regexp.MustCompile(`^yaml: (?:line (\d+): )?((?s).*)$`)
 
 func (d *document) notYAML(err error) error {
-	bad := &fault.Input{Where: fault.Position{File: d.file}, What: "this is not YAML", Err: err, Mend: "check the indentation, the colons and the quotes"}
+	bad := &fault.Input{
+		Where: fault.Position{File: d.file},
+		What:  "this is not YAML",
+		Err:   err,
+		Mend:  "check the indentation, the colons and the quotes",
+	}
 	if parts := yamlError.FindStringSubmatch(err.Error()); parts != nil {
 		bad.Err = errors.New(parts[2])
 		if line, err := strconv.Atoi(parts[1]); err == nil {

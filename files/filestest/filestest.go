@@ -15,14 +15,17 @@ import (
 // Special holds functions, by kind, that create a special file at an unused
 // path.
 var Special = map[string]func(path string) error{
-	"a pipe":        func(path string) error { return unix.Mkfifo(path, 0o600) },
-	"a link":        linked,
-	"/dev/zero":     func(path string) error { return os.Symlink("/dev/zero", path) },
-	"/dev/null":     func(path string) error { return os.Symlink("/dev/null", path) },
-	"a directory":   func(path string) error { return os.Mkdir(path, 0o700) },
-	"a loop":        func(path string) error { return os.Symlink(filepath.Base(path), path) },
-	"a sparse file": func(path string) error { return errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, 1<<40)) },
-	"a socket":      socket,
+	"a pipe":      func(path string) error { return unix.Mkfifo(path, 0o600) },
+	"a link":      linked,
+	"/dev/zero":   func(path string) error { return os.Symlink("/dev/zero", path) },
+	"/dev/null":   func(path string) error { return os.Symlink("/dev/null", path) },
+	"a directory": func(path string) error { return os.Mkdir(path, 0o700) },
+	"a loop":      func(path string) error { return os.Symlink(filepath.Base(path), path) },
+	"a sparse file": func(path string) error {
+		return errors.Join(os.WriteFile(path, nil, 0o600),
+			os.Truncate(path, 1<<40))
+	},
+	"a socket": socket,
 }
 
 // linked creates a symbolic link to a pipe.
