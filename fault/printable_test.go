@@ -24,8 +24,9 @@ func TestPrintable(t *testing.T) {
 
 // TestPrintableIsShort keeps where the fault is, and what was expected.
 func TestPrintableIsShort(t *testing.T) {
-	for _, long := range []string{strings.Repeat("k", 900_000), strings.Repeat("日", 300_000), strings.Repeat("\x1b",
-		10_000)} {
+	for _, long := range []string{
+		strings.Repeat("k", 900_000), strings.Repeat("日", 300_000), strings.Repeat("\x1b", 10_000),
+	} {
 		got := Printable("a.json:1:2: no key " + long + ": expected another\n  hint: remove it")
 		lines := strings.Split(got, "\n")
 		if len(lines) != 2 || len(lines[0]) > longestLine || !utf8.ValidString(got) {

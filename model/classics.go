@@ -33,7 +33,8 @@ func gpt2(s scope) {
 		b.Attention.Output = project(block, "attn.c_proj", hidden, hidden)
 		b.FeedForwardNorm = block.layerNorm("ln_2", hidden)
 		b.FeedForward = FeedForward{
-			Up: project(block, "mlp.c_fc", hidden, inner), Down: project(block, "mlp.c_proj", inner, hidden),
+			Up:    project(block, "mlp.c_fc", hidden, inner),
+			Down:  project(block, "mlp.c_proj", inner, hidden),
 			Inner: inner, Activation: s.activation("gelu_new"),
 		}
 	})
@@ -62,8 +63,8 @@ func gptNeoX(s scope) {
 		b.Attention.Fused = block.linear("attention.query_key_value", hidden, 3*hidden, bias)
 		b.Attention.Output = block.linear("attention.dense", hidden, hidden, bias)
 		b.FeedForward = FeedForward{
-			Up: block.linear("mlp.dense_h_to_4h", hidden, inner, true), Down: block.linear("mlp.dense_4h_to_h",
-				inner, hidden, true),
+			Up:    block.linear("mlp.dense_h_to_4h", hidden, inner, true),
+			Down:  block.linear("mlp.dense_4h_to_h", inner, hidden, true),
 			Inner: inner, Activation: s.activation("gelu"),
 		}
 	})
@@ -96,7 +97,8 @@ func phi(s scope) {
 			b.Attention.KeyNorm = a.layerNorm("k_layernorm", width)
 		}
 		b.FeedForward = FeedForward{
-			Up: block.linear("mlp.fc1", hidden, inner, true), Down: block.linear("mlp.fc2", inner, hidden, true),
+			Up:    block.linear("mlp.fc1", hidden, inner, true),
+			Down:  block.linear("mlp.fc2", inner, hidden, true),
 			Inner: inner, Activation: s.activation("gelu_new"),
 		}
 		b.AttentionNorm = block.layerNorm("input_layernorm", hidden)
@@ -150,7 +152,8 @@ func opt(s scope) {
 		b.Attention.Output = a.linear("out_proj", hidden, hidden, bias)
 		b.AttentionNorm = norm(block, "self_attn_layer_norm", hidden)
 		b.FeedForward = FeedForward{
-			Up: block.linear("fc1", hidden, inner, bias), Down: block.linear("fc2", inner, hidden, bias),
+			Up:    block.linear("fc1", hidden, inner, bias),
+			Down:  block.linear("fc2", inner, hidden, bias),
 			Inner: inner, Activation: s.activation("relu"),
 		}
 		b.FeedForwardNorm = norm(block, "final_layer_norm", hidden)
@@ -181,8 +184,8 @@ func bloom(s scope) {
 		b.Attention.Output = block.linear("self_attention.dense", hidden, hidden, true)
 		b.FeedForwardNorm = block.layerNorm("post_attention_layernorm", hidden)
 		b.FeedForward = FeedForward{
-			Up: block.linear("mlp.dense_h_to_4h", hidden, 4*hidden, true), Down: block.linear("mlp.dense_4h_to_h",
-				4*hidden, hidden, true),
+			Up:    block.linear("mlp.dense_h_to_4h", hidden, 4*hidden, true),
+			Down:  block.linear("mlp.dense_4h_to_h", 4*hidden, hidden, true),
 			Inner: 4 * hidden, Activation: "bloom_gelu",
 		}
 	})
@@ -191,8 +194,8 @@ func bloom(s scope) {
 }
 
 func falcon(s scope) {
-	vocabulary, hidden, heads := s.size("vocab_size"), s.size("hidden_size", "n_embed"), s.size("num_attention_heads",
-		"n_head")
+	vocabulary, hidden, heads := s.size("vocab_size"), s.size("hidden_size", "n_embed"),
+		s.size("num_attention_heads", "n_head")
 	inner := s.sizeOr(4*hidden, "ffn_hidden_size")
 	width := s.divide(hidden, "hidden_size", heads, "num_attention_heads")
 	bias := s.flagOr(false, "bias")
@@ -225,8 +228,8 @@ func falcon(s scope) {
 		b.Attention.Fused = block.linear("self_attention.query_key_value", hidden, (heads+2*groups)*width, bias)
 		b.Attention.Output = block.linear("self_attention.dense", hidden, hidden, bias)
 		b.FeedForward = FeedForward{
-			Up: block.linear("mlp.dense_h_to_4h", hidden, inner, bias), Down: block.linear("mlp.dense_4h_to_h",
-				inner, hidden, bias),
+			Up:    block.linear("mlp.dense_h_to_4h", hidden, inner, bias),
+			Down:  block.linear("mlp.dense_4h_to_h", inner, hidden, bias),
 			Inner: inner, Activation: s.textOr("gelu", "activation"),
 		}
 		for i, name := range norms {
@@ -287,8 +290,8 @@ func bert(path string, head bertHead) func(scope) {
 			b.Attention.Output = a.linear("output.dense", hidden, hidden, true)
 			b.AttentionNorm = a.layerNorm("output.LayerNorm", hidden)
 			b.FeedForward = FeedForward{
-				Up: block.linear("intermediate.dense", hidden, inner, true), Down: block.linear("output.dense",
-					inner, hidden, true),
+				Up:    block.linear("intermediate.dense", hidden, inner, true),
+				Down:  block.linear("output.dense", inner, hidden, true),
 				Inner: inner, Activation: s.activation("gelu"),
 			}
 			b.FeedForwardNorm = block.layerNorm("output.LayerNorm", hidden)

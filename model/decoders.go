@@ -32,8 +32,8 @@ func mistralBlock(s scope, _ int64, b *Block) {
 
 func mixtralBlock(s scope, _ int64, b *Block) {
 	b.Attention = attention{keyValueHeads: 8}.describe(s.in("self_attn"))
-	hidden, inner, experts := s.size("hidden_size"), s.size("intermediate_size"), s.size("num_local_experts",
-		"num_experts")
+	hidden, inner, experts := s.size("hidden_size"), s.size("intermediate_size"),
+		s.size("num_local_experts", "num_experts")
 	sparse := s.in("block_sparse_moe")
 	m := Mixture{
 		Path:   s.module("mlp"),
@@ -377,7 +377,8 @@ func mixture(s scope, experts, chosen int64) FeedForward {
 		Router: s.linear("gate", s.size("hidden_size"), experts, false),
 		Chosen: min(experts, s.sizeOr(chosen, "num_experts_per_tok")),
 	}
-	s.repeat("experts",
-		experts, func(expert scope, _ int64) { m.Experts = append(m.Experts, gated(expert, inner, false)) })
+	s.repeat("experts", experts, func(expert scope, _ int64) {
+		m.Experts = append(m.Experts, gated(expert, inner, false))
+	})
 	return FeedForward{Mixture: m}
 }

@@ -242,10 +242,9 @@ func parseIndex(doc document) (files []string, names map[string][]value, err err
 	for _, entry := range entries {
 		file, ok := entry.text()
 		if !ok || file == "" || filepath.Base(file) != file || !strings.HasSuffix(file, ".safetensors") {
-			return nil, nil,
-				doc.fault(entry.at,
-					fmt.Sprintf("tensor %q: the name of a safetensors file beside the index was expected, and %s is "+
-						"here", entry.name, entry.shown()), "")
+			return nil, nil, doc.fault(entry.at,
+				fmt.Sprintf("tensor %q: the name of a safetensors file beside the index was expected, and %s is here",
+					entry.name, entry.shown()), "")
 		}
 		if _, ok := names[file]; !ok {
 			files = append(files, file)

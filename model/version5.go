@@ -48,8 +48,8 @@ func (x *Mixture) fuse(hidden int64) []Parameter {
 		e := &x.Experts[i]
 		e.Gate, e.Up, e.Down = "", "", ""
 	}
-	return []Parameter{{
-		Name:  x.GateUp,
-		Shape: []int64{count, 2 * inner, hidden},
-	}, {Name: x.Down, Shape: []int64{count, hidden, inner}}}
+	return []Parameter{
+		{Name: x.GateUp, Shape: []int64{count, 2 * inner, hidden}},
+		{Name: x.Down, Shape: []int64{count, hidden, inner}},
+	}
 }

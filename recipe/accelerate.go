@@ -257,11 +257,9 @@ func (c *checking) deepSpeedFile(section string) (*DeepSpeed, error) {
 		return nil, err
 	}
 	off := truth(false)
-	if err := d.fill(append(fillingsOfPlugin(), filling{
-		path:    "fp16.enabled",
-		is:      off,
-		lenient: true,
-	}, filling{path: "bf16.enabled", is: off, lenient: true})); err != nil {
+	if err := d.fill(append(fillingsOfPlugin(),
+		filling{path: "fp16.enabled", is: off, lenient: true},
+		filling{path: "bf16.enabled", is: off, lenient: true})); err != nil {
 		return nil, err
 	}
 	return hostedDeepSpeed(d)

@@ -51,8 +51,8 @@ var accelerateSchema = schema{"accelerate", isObject(map[string]rule{
 		"deepspeed_hostfile":            isText().orNull(),
 		"deepspeed_exclusion_filter":    isText().orNull(),
 		"deepspeed_inclusion_filter":    isText().orNull(),
-		"deepspeed_multinode_launcher": isText("pdsh", "standard", "openmpi", "mvapich", "mpich", "nossh",
-			"slurm").orNull(),
+		"deepspeed_multinode_launcher": isText(
+			"pdsh", "standard", "openmpi", "mvapich", "mpich", "nossh", "slurm").orNull(),
 	}).orNull(),
 	"parallelism_config": isObject(map[string]rule{
 		"parallelism_config_dp_replicate_size":         isInteger().from(1).to(1 << 12),
@@ -81,5 +81,5 @@ var accelerateSchema = schema{"accelerate", isObject(map[string]rule{
 })}
 
 var dynamoBackends = isText("NO", "EAGER", "AOT_EAGER", "INDUCTOR", "AOT_TS_NVFUSER", "NVPRIMS_NVFUSER", "CUDAGRAPHS",
-	"OFI", "FX2TRT",
-	"ONNXRT", "TENSORRT", "AOT_TORCHXLA_TRACE_ONCE", "TORCHXLA_TRACE_ONCE", "TVM", "HPU_BACKEND", "NEURON").inAnyCase()
+	"OFI", "FX2TRT", "ONNXRT", "TENSORRT", "AOT_TORCHXLA_TRACE_ONCE", "TORCHXLA_TRACE_ONCE", "TVM", "HPU_BACKEND",
+	"NEURON").inAnyCase()

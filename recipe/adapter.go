@@ -160,10 +160,13 @@ func (c *checking) fillAdapter(a *Adapter) {
 	case "PROMPT_TUNING", "PREFIX_TUNING", "P_TUNING":
 		count := func(otherwise int64, key string) int { return int(c.integer(otherwise, key)) }
 		a.Prompt = Prompt{
-			VirtualTokens: count(0, "num_virtual_tokens"), TokenWidth: count(0, "token_dim"),
-			Submodules: count(0, "num_transformer_submodules"),
-			Layers:     count(0, "num_layers"), Heads: count(0, "num_attention_heads"),
-			Projection: c.truth(false, "prefix_projection"), EncoderWidth: count(0, "encoder_hidden_size"),
+			VirtualTokens: count(0, "num_virtual_tokens"),
+			TokenWidth:    count(0, "token_dim"),
+			Submodules:    count(0, "num_transformer_submodules"),
+			Layers:        count(0, "num_layers"),
+			Heads:         count(0, "num_attention_heads"),
+			Projection:    c.truth(false, "prefix_projection"),
+			EncoderWidth:  count(0, "encoder_hidden_size"),
 		}
 		if a.Type == "P_TUNING" {
 			a.Prompt.Encoder, a.Prompt.EncoderLayers = c.word("MLP", "encoder_reparameterization_type"),

@@ -13,7 +13,7 @@ import (
 // conflict is a combination of keys that the program refuses at start or in the
 // first step.
 type conflict struct {
-	is   bool
+	is   bool   // whether the file has it
 	path string // of the key to change
 	why  string
 	mend string
@@ -145,8 +145,11 @@ func (c *checking) zeroConflicts(d *DeepSpeed) []conflict {
 	for _, sum := range []struct {
 		is   bool
 		with string
-	}{{d.ZeROStage == 3, "stage 3"}, {d.ZenFlow != nil, "ZenFlow"},
-		{c.truth(false, "compile.deepcompile"), "DeepCompile"}} {
+	}{
+		{d.ZeROStage == 3, "stage 3"},
+		{d.ZenFlow != nil, "ZenFlow"},
+		{c.truth(false, "compile.deepcompile"), "DeepCompile"},
+	} {
 		list = append(list, conflict{sum.is && strings.EqualFold(c.word("", "gradient_allreduce_op"), "sum"),
 			"gradient_allreduce_op", `is "sum": DeepSpeed does not support that with ` + sum.with, `use "mean"`})
 	}
@@ -250,13 +253,13 @@ func (c *checking) zenFlowConflicts(d *DeepSpeed) []conflict {
 func (c *checking) noteIgnored(d *DeepSpeed) {
 	const zero = "zero_optimization."
 	if d.ZeROStage < 3 && d.OffloadParameters.Device != "none" {
-		c.note(zero+"offload_param", fmt.Sprintf("has no effect at stage %d: only stage 3 offloads parameters",
-			d.ZeROStage))
+		c.note(zero+"offload_param",
+			fmt.Sprintf("has no effect at stage %d: only stage 3 offloads parameters", d.ZeROStage))
 		d.OffloadParameters.Device = "none"
 	}
 	if d.ZeROStage < 3 && d.OffloadOptimizer.SuperOffload {
-		c.note(zero+"offload_optimizer.super_offload", fmt.Sprintf("has no effect at stage %d: it needs stage 3",
-			d.ZeROStage))
+		c.note(zero+"offload_optimizer.super_offload",
+			fmt.Sprintf("has no effect at stage %d: it needs stage 3", d.ZeROStage))
 		d.OffloadOptimizer.SuperOffload = false
 	}
 	if (d.ZeROStage == 1 || d.ZeROStage == 2) && d.OffloadOptimizer.Device == "nvme" {

@@ -217,8 +217,11 @@ func optimizerNames() []string {
 // schedules.
 var schedulers = func() map[string]map[string]rule {
 	schedules := map[string]string{
-		"LRRangeTest":    "lr_range_test_min_lr lr_range_test_step_size lr_range_test_step_rate lr_range_test_staircase",
-		"OneCycle":       "cycle_min_lr cycle_max_lr decay_lr_rate cycle_first_step_size cycle_second_step_size cycle_first_stair_count cycle_second_stair_count decay_step_size cycle_momentum cycle_min_mom cycle_max_mom decay_mom_rate",
+		"LRRangeTest": "lr_range_test_min_lr lr_range_test_step_size lr_range_test_step_rate " +
+			"lr_range_test_staircase",
+		"OneCycle": "cycle_min_lr cycle_max_lr decay_lr_rate cycle_first_step_size cycle_second_step_size " +
+			"cycle_first_stair_count cycle_second_stair_count decay_step_size cycle_momentum " +
+			"cycle_min_mom cycle_max_mom decay_mom_rate",
 		"WarmupLR":       "warmup_min_lr warmup_max_lr warmup_num_steps warmup_type",
 		"WarmupDecayLR":  "total_num_steps warmup_min_lr warmup_max_lr warmup_num_steps warmup_type",
 		"WarmupCosineLR": "total_num_steps warmup_min_ratio warmup_num_steps cos_min_ratio warmup_type",
@@ -260,7 +263,8 @@ func (c *checking) scheduler() error {
 	}
 	keys, known := schedulers[name.text]
 	if !known && !slices.Contains(torchSchedulers, name.text) {
-		return c.unknownType("scheduler.type", name, slices.Concat(slices.Sorted(maps.Keys(schedulers)), torchSchedulers))
+		return c.unknownType("scheduler.type", name,
+			slices.Concat(slices.Sorted(maps.Keys(schedulers)), torchSchedulers))
 	}
 	params := c.root.find("scheduler.params")
 	if !known || params == nil {

@@ -50,8 +50,8 @@ var bitsAndBytesKeys = map[string]rule{
 	"llm_int8_skip_modules":            isList(isText()).orNull(),
 	"llm_int8_enable_fp32_cpu_offload": isBoolean(),
 	"llm_int8_has_fp16_weight":         isBoolean(),
-	"bnb_4bit_compute_dtype": isText("float32", "float", "float16", "half", "bfloat16", "float64",
-		"double").orNull(),
+	"bnb_4bit_compute_dtype": isText(
+		"float32", "float", "float16", "half", "bfloat16", "float64", "double").orNull(),
 	"bnb_4bit_quant_type":       isText("fp4", "nf4"),
 	"bnb_4bit_use_double_quant": isBoolean(),
 	"bnb_4bit_quant_storage":    isText("float16", "float32", "int8", "uint8", "float64", "bfloat16").orNull(),
@@ -59,9 +59,8 @@ var bitsAndBytesKeys = map[string]rule{
 
 // quantizationMethods are the other members of QuantizationMethod.
 var quantizationMethods = []string{"gptq", "awq", "aqlm", "vptq", "quanto", "eetq", "higgs", "hqq",
-	"compressed-tensors", "fbgemm_fp8", "torchao", "gguf",
-	"bitnet", "spqr", "fp8", "quark", "fp_quant", "auto-round", "mxfp4", "nvfp4", "mxfp8", "metal", "fouroversix",
-	"sinq", "gemma"}
+	"compressed-tensors", "fbgemm_fp8", "torchao", "gguf", "bitnet", "spqr", "fp8", "quark", "fp_quant", "auto-round",
+	"mxfp4", "nvfp4", "mxfp8", "metal", "fouroversix", "sinq", "gemma"}
 
 // LoadQuantization reads the file at path: a config.json with a
 // quantization_config, or the JSON of a BitsAndBytesConfig.
@@ -133,10 +132,12 @@ func ParseQuantization(file string, text []byte) (*Quantization, error) {
 	}
 	threshold := c.word("6.0", "llm_int8_threshold")
 	if err := c.refuse([]conflict{
-		{four && eight, "load_in_8bit", fmt.Sprintf("and load_in_4bit (line %d) are both true: only one can be",
-			c.place("load_in_4bit").Line), "set one of the two to false"},
-		{!strings.ContainsAny(threshold, ".eE"), "llm_int8_threshold", "is " + threshold +
-			", which Python reads as an int, but BitsAndBytesConfig takes a float only", "write " + threshold + ".0"},
+		{four && eight, "load_in_8bit",
+			fmt.Sprintf("and load_in_4bit (line %d) are both true: only one can be", c.place("load_in_4bit").Line),
+			"set one of the two to false"},
+		{!strings.ContainsAny(threshold, ".eE"), "llm_int8_threshold",
+			"is " + threshold + ", which Python reads as an int, but BitsAndBytesConfig takes a float only",
+			"write " + threshold + ".0"},
 	}); err != nil {
 		return nil, err
 	}

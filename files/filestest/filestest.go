@@ -22,8 +22,7 @@ var Special = map[string]func(path string) error{
 	"a directory": func(path string) error { return os.Mkdir(path, 0o700) },
 	"a loop":      func(path string) error { return os.Symlink(filepath.Base(path), path) },
 	"a sparse file": func(path string) error {
-		return errors.Join(os.WriteFile(path, nil, 0o600),
-			os.Truncate(path, 1<<40))
+		return errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, 1<<40))
 	},
 	"a socket": socket,
 }
