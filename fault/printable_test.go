@@ -22,7 +22,8 @@ func TestPrintable(t *testing.T) {
 	}
 }
 
-// TestPrintableIsShort keeps where the fault is, and what was expected.
+// TestPrintableIsShort checks that a shortened message keeps the place of the
+// fault and the expectation.
 func TestPrintableIsShort(t *testing.T) {
 	for _, long := range []string{
 		strings.Repeat("k", 900_000), strings.Repeat("日", 300_000), strings.Repeat("\x1b", 10_000),

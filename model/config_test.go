@@ -83,7 +83,7 @@ func TestLayerFaults(t *testing.T) {
 	}
 }
 
-// The class of DeepSeek-V2 has no number of experts that a token passes.
+// DeepSeek-V2's class has no default for the number of experts per token.
 func TestChosenExperts(t *testing.T) {
 	m, err := Load("deepseek-v2-lite")
 	if err != nil {
@@ -166,7 +166,7 @@ func FuzzConfig(f *testing.F) {
 	})
 }
 
-// checkModel checks what holds for every model.
+// checkModel checks properties of every model.
 func checkModel(t *testing.T, m *Model) {
 	t.Helper()
 	shapes := map[string][]int64{}

@@ -14,8 +14,8 @@ import (
 	"plimsoll/dtype"
 )
 
-// The checkpoint was written by transformers and the safetensors library: see
-// testdata/checkpoint.py. Its config.json and its headers say the same.
+// transformers and the safetensors library wrote the checkpoint: see
+// testdata/checkpoint.py. Its config.json and its headers agree.
 func TestCheckpoint(t *testing.T) {
 	config, err := Load("testdata/checkpoint")
 	if err != nil {
@@ -96,7 +96,7 @@ func TestIndexFaults(t *testing.T) {
 	checkFault(t, "one of several", err, "this file is one of several", indexName)
 }
 
-// safetensors is a file with a header and zeros for data.
+// safetensors returns a file with a header and zeros for data.
 func safetensors(header string, data int) []byte {
 	file := binary.LittleEndian.AppendUint64(nil, uint64(len(header)))
 	return append(append(file, header...), make([]byte, data)...)

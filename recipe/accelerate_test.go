@@ -15,8 +15,8 @@ import (
 
 func TestAccelerateBad(t *testing.T) { refused(t, "accelerate", 55, LoadAccelerate) }
 
-// TestAccelerate says what each text means; the files that "accelerate config"
-// writes are among them.
+// TestAccelerate compares the meaning of each text. Some are files that
+// "accelerate config" writes.
 func TestAccelerate(t *testing.T) {
 	none := defaults().OffloadParameters
 	deepSpeed := func(file string, means func(*DeepSpeed)) *DeepSpeed {
@@ -219,7 +219,7 @@ deepspeed_config:
 	}
 }
 
-// TestAccelerateFile: what accelerate fills into a file of DeepSpeed.
+// TestAccelerateFile checks what accelerate adds to a DeepSpeed file.
 func TestAccelerateFile(t *testing.T) {
 	folder := t.TempDir()
 	path := filepath.Join(folder, "accelerate.yaml")

@@ -81,7 +81,7 @@ var adapterSchemas = func() map[string]map[string]rule {
 			"beta2":           isNumber(),
 			"orth_reg_weight": isNumber().from(0),
 			"total_step":      isInteger().from(1).orNull(),
-			"rank_pattern":    free, // written in training: which singular values are left
+			"rank_pattern":    free, // training writes it: the singular values that are left
 		}),
 		"IA3": with(targeted, map[string]rule{
 			"feedforward_modules": modules,

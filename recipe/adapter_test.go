@@ -113,15 +113,15 @@ func TestAdapter(t *testing.T) {
 	}
 }
 
-// modules is what the modules of a small model are called.
+// modules are the names of the modules of a small model.
 var modules = strings.Fields(`
 	model.embed_tokens
 	model.layers.0.self_attn.q_proj model.layers.0.self_attn.k_proj model.layers.0.mlp.gate_proj model.layers.0.mlp.down_proj model.layers.0.input_layernorm
 	model.layers.11.self_attn.q_proj model.layers.11.mlp.experts.3.down_proj model.layers.11.not_q_proj
 	model.vision.blocks.0.attn.q_proj model.norm lm_head`)
 
-// TestTargets: what check_target_module_exists of PEFT 0.20 says of each of
-// these modules.
+// TestTargets compares the result of PEFT 0.20's check_target_module_exists for
+// each of these modules.
 func TestTargets(t *testing.T) {
 	const q0, q11, qv = "model.layers.0.self_attn.q_proj", "model.layers.11.self_attn.q_proj",
 		"model.vision.blocks.0.attn.q_proj"
@@ -169,7 +169,7 @@ func remove(list []string, names ...string) []string {
 	return slices.DeleteFunc(slices.Clone(list), func(s string) bool { return slices.Contains(names, s) })
 }
 
-// TestForModel: PEFT's defaults, and that every one of them can be read.
+// TestForModel checks PEFT's defaults, and that all of them can be parsed.
 func TestForModel(t *testing.T) {
 	for kind, defaults := range targetDefaults {
 		for modelType := range defaults {

@@ -15,7 +15,7 @@ import (
 	"plimsoll/dtype"
 )
 
-// defaults is what an empty object means, but for the notes.
+// defaults is the meaning of an empty object, without the notes.
 func defaults() DeepSpeed {
 	none := Offload{Device: "none", PinMemory: true, Ratio: 1, Buffers: 4}
 	parameters := none
@@ -32,7 +32,7 @@ func defaults() DeepSpeed {
 	}
 }
 
-// TestGood changes the defaults to what each file of testdata/good means.
+// TestGood changes the defaults to the meaning of each file of testdata/good.
 func TestGood(t *testing.T) {
 	tests := []struct {
 		file  string
@@ -221,8 +221,8 @@ func TestGood(t *testing.T) {
 	}
 }
 
-// TestResolveBatch leaves out each number of a true batch equation: what
-// DeepSpeed derives is the number again, or 1 accumulation step.
+// TestResolveBatch omits each number of a true batch equation. DeepSpeed
+// derives the number again, or 1 accumulation step.
 func TestResolveBatch(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		full := Batch{
@@ -250,7 +250,7 @@ func TestResolveBatch(t *testing.T) {
 	})
 }
 
-// parsed is a file that gives the batch; a zero is left out or "auto".
+// parsed returns a file that gives the batch. A zero is omitted or "auto".
 func parsed(t *rapid.T, b Batch) *DeepSpeed {
 	write := func(key string, n int) string {
 		switch {
@@ -271,7 +271,8 @@ func parsed(t *rapid.T, b Batch) *DeepSpeed {
 	return d
 }
 
-// TestResolveBatchRanks: the number of ranks does not come from the file.
+// TestResolveBatchRanks checks that fewer than one rank is refused. The number
+// does not come from the file, so no schema checks it.
 func TestResolveBatchRanks(t *testing.T) {
 	for _, ranks := range []int{0, -1, math.MinInt} {
 		if _, err := (&DeepSpeed{Batch: Batch{Micro: 1}}).ResolveBatch(ranks); err == nil {

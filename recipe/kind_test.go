@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// loaders are who reads the files of each flag.
+// loaders are the functions that read the files of each flag.
 var loaders = map[string]func(string) error{
 	"--deepspeed":     func(path string) error { _, err := LoadDeepSpeed(path); return err },
 	"--accelerate":    func(path string) error { _, err := LoadAccelerate(path); return err },
@@ -17,8 +17,8 @@ var loaders = map[string]func(string) error{
 	"--quantization":  func(path string) error { _, err := LoadQuantization(path); return err },
 }
 
-// TestKinds has each flag refuse files of other kinds, and say what they seem to
-// be and which flag takes them.
+// TestKinds gives each flag files of other kinds. Each is refused with its
+// probable kind and the flag for it.
 func TestKinds(t *testing.T) {
 	const training = `{"per_device_train_batch_size": 4, "num_train_epochs": 3, "bf16": true}`
 	for _, c := range []struct{ name, text, kind string }{
@@ -68,8 +68,8 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// TestKindsOfPublicFiles gives each of some hundred configurations from public
-// repositories to every flag: only that of its kind accepts it.
+// TestKindsOfPublicFiles gives some hundred configurations from public
+// repositories to every flag. Only the flag of its kind accepts a file.
 func TestKindsOfPublicFiles(t *testing.T) {
 	const folder = "../../shared/data/configs"
 	file, err := os.Open(filepath.Join(folder, "INDEX.tsv"))
@@ -86,7 +86,7 @@ func TestKindsOfPublicFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Of the others, these hold fields of TrainingArguments and nothing else.
+	// These files of other kinds hold only fields of TrainingArguments.
 	fields := []string{"fsdp", "fsdp_config"}
 	for _, row := range rows[1:] {
 		path := filepath.Join(folder, row[0])
@@ -100,7 +100,7 @@ func TestKindsOfPublicFiles(t *testing.T) {
 			isFields = isFields && d.root.member(name) != nil
 		}
 		for flag, load := range loaders {
-			// accelerate's, within the files of another program
+			// accelerate's configuration in a file of another program
 			launch := d != nil && d.root.member("distributed_type") != nil
 			if load(path) == nil && flag != "--"+row[2] && !(isFields && flag == "--training-args") &&
 				!(launch && flag == "--accelerate") {

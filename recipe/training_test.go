@@ -15,7 +15,7 @@ import (
 
 func TestTrainingBad(t *testing.T) { refused(t, "training", 80, LoadTraining) }
 
-// trainingDefaults is what an empty object means.
+// trainingDefaults is the meaning of an empty object.
 func trainingDefaults() Training {
 	return Training{
 		MicroBatch: 8, GradientAccumulation: 1, Precision: Unmixed, MaxGradNorm: 1, DDPBucketMiB: 25,
@@ -29,13 +29,13 @@ func trainingDefaults() Training {
 	}
 }
 
-// fsdp2 is what "fsdp": true means.
+// fsdp2 is the meaning of "fsdp": true.
 func fsdp2() *FSDP {
 	return &FSDP{Version: 2, Strategy: "full_shard", WrapPolicy: "transformer_based_wrap", UseOrigParams: true,
 		BackwardPrefetch: "none", StateDictType: "full_state_dict"}
 }
 
-// TestTraining changes the defaults to what each text means.
+// TestTraining changes the defaults to the meaning of each text.
 func TestTraining(t *testing.T) {
 	const noVersion = `fsdp is used without a "version"`
 	for _, test := range []struct {
@@ -147,8 +147,8 @@ func TestTraining(t *testing.T) {
 	}
 }
 
-// TestTrainingCompanions: files are found relative to the one that names them,
-// and read as if they stood in it.
+// TestTrainingCompanions checks that paths are relative to the file that names
+// them, and that the named files are read as parts of it.
 func TestTrainingCompanions(t *testing.T) {
 	folder := t.TempDir()
 	for name, text := range map[string]string{

@@ -12,7 +12,7 @@ import (
 	"plimsoll/optim/optimtest"
 )
 
-// TestTransformers reads what the real classes write, without a word about
+// TestTransformers reads the output of the real classes, without notes about
 // unknown keys, and every optimizer that they know.
 func TestTransformers(t *testing.T) {
 	if testing.Short() {
