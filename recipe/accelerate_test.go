@@ -62,7 +62,8 @@ dynamo_config:
   dynamo_backend: INDUCTOR
   dynamo_mode: max-autotune
 fsdp_config: {fsdp_version: 2}
-`, Accelerate{Engine: "ddp", Processes: 15, Machines: 2, GPUs: []string{"0", "1", "2"}, Precision: MixedFP8, FP8Backend: "msamp", CompileBackend: "inductor"},
+`, Accelerate{Engine: "ddp", Processes: 15, Machines: 2, GPUs: []string{"0", "1", "2"},
+			Precision: MixedFP8, FP8Backend: "msamp", CompileBackend: "inductor"},
 			[]string{"num_processes is 15, which 2 machines do not divide: accelerate starts 7 on each",
 				"fsdp_config has no effect: distributed_type is MULTI_GPU"}, nil},
 		{"old.json", `{"distributed_type": "NO", "fp16": true, "num_processes": 4, "dynamo_backend": "EAGER"}`,

@@ -14,7 +14,7 @@ import (
 // tuners/tuners_utils.py.
 type match struct {
 	given     bool
-	names     []string         // of modules, or what follows a dot in them
+	names     []string         // of modules, or the ends of their names after a dot
 	pattern   *regexp.Regexp   // for the full name
 	anywhere  []*regexp.Regexp // for some components of the name
 	allLinear bool

@@ -137,15 +137,19 @@ func TestTargets(t *testing.T) {
 		`"target_modules": "a|model.norm"`:                                   {"model.norm"},
 		`"target_modules": "All-Linear", "exclude_modules": [".norm", "norm", "embed_tokens"]`: remove(modules,
 			"model.norm", "model.embed_tokens", "lm_head"),
-		`"target_modules": "all-linear", "exclude_modules": ".*layers.*"`:                             {"model.embed_tokens", qv, "model.norm"},
+		`"target_modules": "all-linear", "exclude_modules": ".*layers.*"`: {
+			"model.embed_tokens", qv, "model.norm",
+		},
 		`"target_modules": ["q_proj", "lm_head"], "modules_to_save": ["lm_head", "vision"]`:           {q0, q11},
 		`"target_modules": ["q_proj"], "layers_to_transform": [0]`:                                    {q0, qv},
 		`"target_modules": ["q_proj"], "layers_to_transform": 11`:                                     {q11},
 		`"target_modules": ["q_proj"], "layers_to_transform": [0, 11], "layers_pattern": "layers"`:    {q0, q11},
 		`"target_modules": ["q_proj"], "layers_to_transform": [0], "layers_pattern": ["x", "blocks"]`: {qv},
-		`"target_modules": ["down_proj"], "layers_to_transform": [3]`:                                 nil, // the layer, not the expert
-		`"target_modules": ["down_proj"], "layers_to_transform": []`:                                  {down0, down11},
-		`"target_modules": ["lm_head", "q_proj"], "layers_to_transform": [5]`:                         {"lm_head"}, // a whole name
+		// the layer, not the expert
+		`"target_modules": ["down_proj"], "layers_to_transform": [3]`: nil,
+		`"target_modules": ["down_proj"], "layers_to_transform": []`:  {down0, down11},
+		// a full name
+		`"target_modules": ["lm_head", "q_proj"], "layers_to_transform": [5]`: {"lm_head"},
 		`"target_modules": null`:                         nil,
 		`"target_parameters": ["mlp.experts.down_proj"]`: nil,
 	} {
@@ -231,7 +235,8 @@ func TestAdapterModules(t *testing.T) {
 			got[module] = rank
 		}
 	}
-	want := map[string]int{"model.layers.0.self_attn.q_proj": 4, "model.layers.11.self_attn.q_proj": 4, "model.layers.11.not_q_proj": 2,
+	want := map[string]int{"model.layers.0.self_attn.q_proj": 4, "model.layers.11.self_attn.q_proj": 4,
+		"model.layers.11.not_q_proj":        2,
 		"model.vision.blocks.0.attn.q_proj": 2, "model.layers.0.self_attn.k_proj": 16}
 	if !maps.Equal(got, want) {
 		t.Errorf("ranks %v, want %v", got, want)

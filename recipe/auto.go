@@ -15,7 +15,7 @@ type filling struct {
 	path string // in the DeepSpeed configuration
 	is   *value
 	name string // the arguments that it was computed from
-	// where the file gives name; zero if the value is a default
+	// the position of name in the file; zero if the value is a default
 	where fault.Position
 	// lenient accepts any value of the file.
 	lenient bool

@@ -262,7 +262,7 @@ func (v *value) parseNumber() (whole, ok bool) {
 	return v.number == math.Trunc(v.number), true
 }
 
-// String returns the value for messages, as what was found.
+// String returns the value, for messages.
 func (v *value) String() string {
 	switch v.kind {
 	case 'n':
