@@ -1,4 +1,4 @@
-// Package fault describes bad input so that its author can mend it: what was
+// Package fault describes bad input so that its author can correct it: what was
 // found, where, what was expected, and which edit would help.
 package fault
 
@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// Position is a place in a text file. Lines and columns count from 1; columns
-// count bytes, as compilers do. A zero line means the file as a whole.
+// Position is a place in a text file. Lines and columns count from 1. Columns
+// count bytes, as in compilers. Line 0 means the file as a whole.
 type Position struct {
 	File         string
 	Line, Column int
 }
 
-// At turns a byte offset into a position. An offset past the end of text is
-// the position just after its last byte.
+// At converts a byte offset into a position. An offset past the end of text
+// gives the position just after its last byte.
 func At(file string, text []byte, offset int64) Position {
 	if offset > int64(len(text)) {
 		offset = int64(len(text))
@@ -41,13 +41,14 @@ func (p Position) String() string {
 
 // Input is bad input. The command line reports it with exit code 2.
 type Input struct {
-	Where Position // zero where the input is not a file (a flag, say)
+	Where Position // zero if the input is not a file (a flag, say)
 	What  string   // what was found and what was expected
-	Mend  string   // an edit that would mend it; may be empty
+	Mend  string   // the hint: an edit that would correct it; may be empty
 	Err   error    // the cause; may be nil
 }
 
-// Error is one line "where: what: cause", and a hint line when there is one.
+// Error returns one line "where: what: cause", and a line with the hint if
+// there is one.
 func (e *Input) Error() string {
 	var b strings.Builder
 	if where := e.Where.String(); where != "" {
@@ -69,27 +70,31 @@ func (e *Input) Error() string {
 func (e *Input) Unwrap() error { return e.Err }
 
 // Internal is a fault of the program itself. The command line reports it with
-// exit code 1. It does not lead to its cause, which is nobody's input.
+// exit code 1. It does not unwrap to its cause: that could be an Input, and the
+// user's input is not at fault.
 type Internal struct{ Err error }
 
 func (e *Internal) Error() string {
-	return fmt.Sprintf("this is a fault of plimsoll, and not of what it was given: please report it with the command line, its files and this message: %v", e.Err)
+	return fmt.Sprintf(
+		"this is a fault of plimsoll, and not of what it was given: please report it with the command line, its "+
+			"files and this message: %v", e.Err)
 }
 
-// Nearest is the candidate closest to name by edit distance, or "" when none
-// is close enough to be a likely slip of the pen.
+// Nearest returns the candidate closest to name by edit distance, or "" if none
+// is close enough to be a likely misspelling.
 func Nearest(name string, candidates []string) string {
 	best, distance := "", 1+len(name)/3
 	for _, c := range candidates {
-		if d := editDistance(strings.ToLower(name), strings.ToLower(c), distance+1); d <= distance && (best == "" || d < distance) {
+		if d := editDistance(strings.ToLower(name), strings.ToLower(c), distance+1); d <= distance &&
+			(best == "" || d < distance) {
 			best, distance = c, d
 		}
 	}
 	return best
 }
 
-// editDistance is Levenshtein's distance; anything above limit may be
-// reported as limit.
+// editDistance returns Levenshtein's distance. It may return limit for any
+// greater distance.
 func editDistance(a, b string, limit int) int {
 	if abs(len(a)-len(b)) > limit {
 		return limit

@@ -9,7 +9,8 @@ import (
 
 func TestPosition(t *testing.T) {
 	text := []byte("one\ntwo\n")
-	for offset, want := range map[int64]string{-1: "f:1:1", 0: "f:1:1", 3: "f:1:4", 4: "f:2:1", 6: "f:2:3", 8: "f:3:1", 99: "f:3:1"} {
+	for offset, want := range map[int64]string{-1: "f:1:1", 0: "f:1:1", 3: "f:1:4", 4: "f:2:1", 6: "f:2:3", 8: "f:3:1",
+		99: "f:3:1"} {
 		if got := At("f", text, offset).String(); got != want {
 			t.Errorf("offset %d is %s, want %s", offset, got, want)
 		}
@@ -23,7 +24,12 @@ func TestMessage(t *testing.T) {
 	}{
 		{Input{What: "too many ranks"}, "too many ranks"},
 		{Input{Where: Position{File: "a.json"}, Err: fs.ErrNotExist}, "a.json: file does not exist"},
-		{Input{Where: Position{"a.json", 2, 7}, What: "stage is 4", Mend: "use 0 to 3", Err: errors.New("cause")}, "a.json:2:7: stage is 4: cause\n  hint: use 0 to 3"},
+		{Input{
+			Where: Position{"a.json", 2, 7},
+			What:  "stage is 4",
+			Mend:  "use 0 to 3",
+			Err:   errors.New("cause"),
+		}, "a.json:2:7: stage is 4: cause\n  hint: use 0 to 3"},
 	} {
 		if got := test.fault.Error(); got != test.want {
 			t.Errorf("got %q, want %q", got, test.want)
@@ -39,7 +45,8 @@ func TestInternal(t *testing.T) {
 	if errors.As(err, new(*Input)) {
 		t.Error("a fault of the program is taken for bad input")
 	}
-	for _, part := range []string{"a fault of plimsoll", "report it with the command line", "an allocation of -1 bytes"} {
+	for _, part := range []string{"a fault of plimsoll", "report it with the command line",
+		"an allocation of -1 bytes"} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("%q does not say %q", err, part)
 		}

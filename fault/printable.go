@@ -7,16 +7,16 @@ import (
 	"unicode/utf8"
 )
 
-// Of a line that is longer, its beginning and its end are shown: where the fault is,
-// and what was expected.
+// A longer line is shortened to its beginning and end: where the fault is, and
+// what was expected.
 const (
 	longestLine = 1500
 	lineBegins  = 1000
 	lineEnds    = 400
 )
 
-// Printable is a message as a terminal may have it. Messages quote names and values
-// of files, which may be of any length and hold sequences that terminals obey.
+// Printable makes a message safe for a terminal. Messages quote names and
+// values of files, which may be of any length and contain control sequences.
 func Printable(message string) string {
 	lines := strings.Split(message, "\n")
 	for i, line := range lines {
@@ -25,7 +25,7 @@ func Printable(message string) string {
 	return strings.Join(lines, "\n")
 }
 
-// escape writes control characters as Go does in quotes.
+// escape escapes control characters as Go does in quoted strings.
 func escape(line string) string {
 	var b strings.Builder
 	for i := 0; i < len(line); {

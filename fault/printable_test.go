@@ -22,15 +22,19 @@ func TestPrintable(t *testing.T) {
 	}
 }
 
-// TestPrintableIsShort keeps where the fault is, and what was expected.
+// TestPrintableIsShort checks that a shortened message keeps the place of the
+// fault and the expectation.
 func TestPrintableIsShort(t *testing.T) {
-	for _, long := range []string{strings.Repeat("k", 900_000), strings.Repeat("日", 300_000), strings.Repeat("\x1b", 10_000)} {
+	for _, long := range []string{
+		strings.Repeat("k", 900_000), strings.Repeat("日", 300_000), strings.Repeat("\x1b", 10_000),
+	} {
 		got := Printable("a.json:1:2: no key " + long + ": expected another\n  hint: remove it")
 		lines := strings.Split(got, "\n")
 		if len(lines) != 2 || len(lines[0]) > longestLine || !utf8.ValidString(got) {
 			t.Errorf("%d lines, the first of %d bytes", len(lines), len(lines[0]))
 		}
-		for _, want := range []string{"a.json:1:2: no key ", " bytes are left out) ... ", ": expected another", "\n  hint: remove it"} {
+		for _, want := range []string{"a.json:1:2: no key ", " bytes are left out) ... ", ": expected another",
+			"\n  hint: remove it"} {
 			if !strings.Contains(got, want) {
 				t.Errorf("%.200q ... lacks %q", got, want)
 			}

@@ -1,10 +1,10 @@
-// Package files opens files that users and other programs name. It waits for
-// nobody, and it reads no more than the caller can use.
+// Package files opens files that users and other programs name. It never
+// blocks, and never reads more than the caller can use.
 //
-// A path may name anything. Opening a FIFO blocks until somebody writes to it.
-// A device such as /dev/zero never ends. A sparse file claims any size and takes
-// no room on the disk. So a file is opened without blocking, only a regular file
-// is accepted, and every document has a limit.
+// A path may name anything. Opening a FIFO blocks until another process writes
+// to it. A device such as /dev/zero never ends. A sparse file claims any size
+// without using the disk. Therefore the package opens files without blocking,
+// accepts only regular files, and limits the size of every document.
 package files
 
 import (
@@ -17,10 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errNotRegular is for files of which nobody is told.
+// errNotRegular is for ReadKernel, whose callers do not show it.
 var errNotRegular = errors.New("expected a regular file")
 
-// NotRegular says what a path names in place of a regular file.
+// NotRegular is the error for a path that does not name a regular file.
 type NotRegular struct{ Mode fs.FileMode }
 
 func (e *NotRegular) Error() string {
@@ -38,10 +38,10 @@ func kind(mode fs.FileMode) string {
 	case mode&fs.ModeDevice != 0:
 		return "a device"
 	}
-	return "no file" // as an epoll or a timer in /proc/PID/fd
+	return "no file" // such as an epoll or a timer in /proc/PID/fd
 }
 
-// TooLarge says that a file is above the limit of its kind of document.
+// TooLarge is the error for a file above the limit of its kind of document.
 type TooLarge struct{ Limit int64 }
 
 func (e *TooLarge) Error() string {
@@ -52,10 +52,10 @@ func (e *TooLarge) Error() string {
 // of type *fs.PathError.
 func Open(path string) (*os.File, fs.FileInfo, error) { return OpenFile(path, os.O_RDONLY, 0) }
 
-// OpenFile is os.OpenFile for regular files alone.
+// OpenFile is os.OpenFile for regular files only.
 //
-// The first look keeps devices from being opened, which some act upon. The second
-// holds what was opened against another taking its place in between.
+// It checks the path before opening it, as opening alone triggers some devices.
+// It checks the open file again, in case another took its place in between.
 func OpenFile(path string, flags int, mode fs.FileMode) (*os.File, fs.FileInfo, error) {
 	info, err := os.Stat(path)
 	switch {
@@ -83,8 +83,8 @@ func notRegular(path string, info fs.FileInfo) error {
 	return &fs.PathError{Op: "open", Path: path, Err: &NotRegular{info.Mode()}}
 }
 
-// Read reads a document, a regular file of at most limit bytes. Errors are of
-// type *fs.PathError.
+// Read reads a regular file of at most limit bytes. Errors are of type
+// *fs.PathError.
 func Read(path string, limit int64) ([]byte, error) {
 	file, info, err := Open(path)
 	if err != nil {
@@ -94,14 +94,14 @@ func Read(path string, limit int64) ([]byte, error) {
 	return ReadOpen(file, info, limit)
 }
 
-// ReadOpen reads what is left of an open file. It refuses a file that is too
-// large before it takes memory for it.
+// ReadOpen reads the rest of an open file. It refuses a file that is too large
+// before it allocates memory for it.
 func ReadOpen(file *os.File, info fs.FileInfo, limit int64) ([]byte, error) {
 	tooLarge := &fs.PathError{Op: "read", Path: file.Name(), Err: &TooLarge{limit}}
 	if info.Size() > limit {
 		return nil, tooLarge
 	}
-	text := make([]byte, 0, info.Size()+1) // one more, so that the end is found without growing
+	text := make([]byte, 0, info.Size()+1) // one byte more, to find the end without growing
 	for {
 		n, err := file.Read(text[len(text):cap(text)])
 		text = text[:len(text)+n]
@@ -110,7 +110,7 @@ func ReadOpen(file *os.File, info fs.FileInfo, limit int64) ([]byte, error) {
 			return text, nil
 		case err != nil:
 			return nil, err
-		case int64(len(text)) > limit: // it has grown meanwhile
+		case int64(len(text)) > limit: // the file has grown meanwhile
 			return nil, tooLarge
 		case len(text) == cap(text):
 			text = append(text, 0)[:len(text)]
@@ -118,14 +118,15 @@ func ReadOpen(file *os.File, info fs.FileInfo, limit int64) ([]byte, error) {
 	}
 }
 
-// kernelLimit is far above any file of /proc or /sys that is read whole: the
+// kernelLimit is far above any file of /proc or /sys that Plimsoll reads. The
 // mount table of a host with 10,000 containers has 3 MB.
 const kernelLimit = 16 << 20
 
-// ReadKernel reads a file of /proc or /sys, or a copy of one. The kernel makes
-// these files up as they are read and says that their size is 0. They are many,
-// small and never waited for, so this goes around [os.File]: to hand each to the
-// poller takes longer than to read it. Errors are of type *fs.PathError.
+// ReadKernel reads a file of /proc or /sys, or a copy of one. The kernel
+// generates these files while they are read and reports their size as 0. They
+// are many and small and never block, so ReadKernel bypasses [os.File]:
+// registering a file with the poller takes longer than reading it. Errors are
+// of type *fs.PathError.
 func ReadKernel(path string) ([]byte, error) {
 	fail := func(err error) ([]byte, error) { return nil, &fs.PathError{Op: "read", Path: path, Err: err} }
 	file, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)

@@ -12,7 +12,7 @@ import (
 	"plimsoll/files/filestest"
 )
 
-// says is what is said of each kind of file that is no document.
+// says is the message for each kind of file that is no document.
 var says = map[string]string{
 	"a pipe": "it is a pipe", "a link": "it is a pipe", "/dev/zero": "it is a device", "/dev/null": "it is a device",
 	"a directory": "it is a directory", "a loop": "too many levels of symbolic links", "a socket": "it is a socket",
@@ -27,7 +27,8 @@ func TestOnlyRegularFilesAreRead(t *testing.T) {
 		}
 		_, err := files.Read(path, 1000)
 		var failed *fs.PathError
-		if !errors.As(err, &failed) || failed.Path != path || says[kind] == "" || !strings.Contains(failed.Err.Error(), says[kind]) {
+		if !errors.As(err, &failed) || failed.Path != path || says[kind] == "" ||
+			!strings.Contains(failed.Err.Error(), says[kind]) {
 			t.Errorf("%s: %v, want %q", kind, err, says[kind])
 		}
 		if text, err := files.ReadKernel(path); err == nil {
@@ -68,8 +69,8 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// TestReadOpenOfAFileThatGrows has the limit hold for what is read, and not only
-// for the size that the file had.
+// TestReadOpenOfAFileThatGrows checks that the limit holds for the bytes read,
+// not only for the initial size.
 func TestReadOpenOfAFileThatGrows(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "document")
 	if err := os.WriteFile(path, nil, 0o600); err != nil {

@@ -3,16 +3,16 @@ package model
 import "slices"
 
 // architecture describes the modules of a class of Hugging Face transformers.
-// Where its modules differ from release to release, the names and shapes are
-// those of the checkpoints that the authors published; FuseExperts makes those
-// of version 5 of them.
+// If its modules differ between releases, names and shapes are those of the
+// checkpoints that the authors published. ToVersion5 converts them to version
+// 5.
 type architecture struct {
 	name      string
-	modelType string // model_type in config.json; on its own it means the first in the table
+	modelType string // model_type in config.json; alone it means the first entry with it
 	describe  func(s scope)
 }
 
-// Architectures are the classes that are known, sorted.
+// Architectures returns the sorted names of the known classes.
 func Architectures() []string {
 	names := make([]string, len(architectures))
 	for i, a := range architectures {

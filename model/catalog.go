@@ -12,13 +12,13 @@ import (
 //go:embed catalog/*.json
 var catalog embed.FS
 
-// Catalog is the sorted names of the models that are known without a file.
-// bert-large is the model that is pre-trained (BertForPreTraining): the
-// encoder with the heads for masked words and for the next sentence.
+// Catalog returns the sorted names of the models that are known without a file.
+// bert-large is the model that is pre-trained (BertForPreTraining): the encoder
+// with the heads for masked words and for the next sentence.
 func Catalog() []string {
 	entries, err := catalog.ReadDir("catalog")
 	if err != nil {
-		panic(err) // the folder is compiled in
+		panic(err) // the folder is embedded
 	}
 	names := []string{}
 	for _, entry := range entries {

@@ -2,7 +2,7 @@ package model
 
 import "strings"
 
-// The architectures from before Llama, each with a frame of its own.
+// Architectures older than Llama, each with a structure of its own.
 
 func gpt2(s scope) {
 	s.refuse("add_cross_attention")
@@ -22,12 +22,19 @@ func gpt2(s scope) {
 	body.blocks(stack, "h", s.size("n_layer", "num_hidden_layers"), func(block scope, _ int64, b *Block) {
 		b.Dropout = s.shareOr(0.1, "resid_pdrop")
 		b.AttentionNorm = block.layerNorm("ln_1", hidden)
-		b.Attention = Attention{Heads: heads, KeyValueHeads: heads, Width: width, ValueWidth: width, Dropout: s.shareOr(0.1, "attn_pdrop")}
+		b.Attention = Attention{
+			Heads:         heads,
+			KeyValueHeads: heads,
+			Width:         width,
+			ValueWidth:    width,
+			Dropout:       s.shareOr(0.1, "attn_pdrop"),
+		}
 		b.Attention.Fused = project(block, "attn.c_attn", hidden, 3*hidden)
 		b.Attention.Output = project(block, "attn.c_proj", hidden, hidden)
 		b.FeedForwardNorm = block.layerNorm("ln_2", hidden)
 		b.FeedForward = FeedForward{
-			Up: project(block, "mlp.c_fc", hidden, inner), Down: project(block, "mlp.c_proj", inner, hidden),
+			Up:    project(block, "mlp.c_fc", hidden, inner),
+			Down:  project(block, "mlp.c_proj", inner, hidden),
 			Inner: inner, Activation: s.activation("gelu_new"),
 		}
 	})
@@ -51,11 +58,13 @@ func gptNeoX(s scope) {
 		b.AttentionNorm = block.layerNorm("input_layernorm", hidden)
 		b.FeedForwardNorm = block.layerNorm("post_attention_layernorm", hidden)
 		b.Attention = Attention{Heads: heads, KeyValueHeads: heads, Width: width, ValueWidth: width,
-			Joined: true, Rotary: s.shareOr(0.25, "rotary_pct", "partial_rotary_factor"), Dropout: s.shareOr(0, "attention_dropout")}
+			Joined: true, Rotary: s.shareOr(0.25, "rotary_pct", "partial_rotary_factor"),
+			Dropout: s.shareOr(0, "attention_dropout")}
 		b.Attention.Fused = block.linear("attention.query_key_value", hidden, 3*hidden, bias)
 		b.Attention.Output = block.linear("attention.dense", hidden, hidden, bias)
 		b.FeedForward = FeedForward{
-			Up: block.linear("mlp.dense_h_to_4h", hidden, inner, true), Down: block.linear("mlp.dense_4h_to_h", inner, hidden, true),
+			Up:    block.linear("mlp.dense_h_to_4h", hidden, inner, true),
+			Down:  block.linear("mlp.dense_4h_to_h", inner, hidden, true),
 			Inner: inner, Activation: s.activation("gelu"),
 		}
 	})
@@ -88,7 +97,8 @@ func phi(s scope) {
 			b.Attention.KeyNorm = a.layerNorm("k_layernorm", width)
 		}
 		b.FeedForward = FeedForward{
-			Up: block.linear("mlp.fc1", hidden, inner, true), Down: block.linear("mlp.fc2", inner, hidden, true),
+			Up:    block.linear("mlp.fc1", hidden, inner, true),
+			Down:  block.linear("mlp.fc2", inner, hidden, true),
 			Inner: inner, Activation: s.activation("gelu_new"),
 		}
 		b.AttentionNorm = block.layerNorm("input_layernorm", hidden)
@@ -112,7 +122,8 @@ func opt(s scope) {
 	body := s.in("model").in("decoder")
 	stack := s.stack(hidden, Stack{Causal: true})
 	stack.TokenEmbedding = body.embedding("embed_tokens", vocabulary, embedded)
-	stack.PositionEmbedding = body.embedding("embed_positions", s.size("max_position_embeddings")+2, hidden) // the first two stand for padding
+	// the first two are for padding
+	stack.PositionEmbedding = body.embedding("embed_positions", s.size("max_position_embeddings")+2, hidden)
 	if embedded != hidden {
 		stack.EmbeddingWidth = embedded
 		stack.ProjectOut = body.linear("project_out", hidden, embedded, false)
@@ -126,7 +137,14 @@ func opt(s scope) {
 			b.Arrangement = PostNorm
 		}
 		b.Dropout = s.shareOr(0.1, "dropout")
-		b.Attention = Attention{Heads: heads, KeyValueHeads: heads, Width: width, ValueWidth: width, WideSoftmax: true, Dropout: s.shareOr(0, "attention_dropout")}
+		b.Attention = Attention{
+			Heads:         heads,
+			KeyValueHeads: heads,
+			Width:         width,
+			ValueWidth:    width,
+			WideSoftmax:   true,
+			Dropout:       s.shareOr(0, "attention_dropout"),
+		}
 		a := block.in("self_attn")
 		b.Attention.Key = a.linear("k_proj", hidden, hidden, bias)
 		b.Attention.Value = a.linear("v_proj", hidden, hidden, bias)
@@ -134,7 +152,8 @@ func opt(s scope) {
 		b.Attention.Output = a.linear("out_proj", hidden, hidden, bias)
 		b.AttentionNorm = norm(block, "self_attn_layer_norm", hidden)
 		b.FeedForward = FeedForward{
-			Up: block.linear("fc1", hidden, inner, bias), Down: block.linear("fc2", inner, hidden, bias),
+			Up:    block.linear("fc1", hidden, inner, bias),
+			Down:  block.linear("fc2", inner, hidden, bias),
 			Inner: inner, Activation: s.activation("relu"),
 		}
 		b.FeedForwardNorm = norm(block, "final_layer_norm", hidden)
@@ -153,12 +172,20 @@ func bloom(s scope) {
 	body.blocks(stack, "h", s.size("n_layer", "num_hidden_layers"), func(block scope, _ int64, b *Block) {
 		b.Dropout = s.shareOr(0, "hidden_dropout")
 		b.AttentionNorm = block.layerNorm("input_layernorm", hidden)
-		b.Attention = Attention{Heads: heads, KeyValueHeads: heads, Width: width, ValueWidth: width, Biased: true, Dropout: s.shareOr(0, "attention_dropout")}
+		b.Attention = Attention{
+			Heads:         heads,
+			KeyValueHeads: heads,
+			Width:         width,
+			ValueWidth:    width,
+			Biased:        true,
+			Dropout:       s.shareOr(0, "attention_dropout"),
+		}
 		b.Attention.Fused = block.linear("self_attention.query_key_value", hidden, 3*hidden, true)
 		b.Attention.Output = block.linear("self_attention.dense", hidden, hidden, true)
 		b.FeedForwardNorm = block.layerNorm("post_attention_layernorm", hidden)
 		b.FeedForward = FeedForward{
-			Up: block.linear("mlp.dense_h_to_4h", hidden, 4*hidden, true), Down: block.linear("mlp.dense_4h_to_h", 4*hidden, hidden, true),
+			Up:    block.linear("mlp.dense_h_to_4h", hidden, 4*hidden, true),
+			Down:  block.linear("mlp.dense_4h_to_h", 4*hidden, hidden, true),
 			Inner: 4 * hidden, Activation: "bloom_gelu",
 		}
 	})
@@ -167,7 +194,8 @@ func bloom(s scope) {
 }
 
 func falcon(s scope) {
-	vocabulary, hidden, heads := s.size("vocab_size"), s.size("hidden_size", "n_embed"), s.size("num_attention_heads", "n_head")
+	vocabulary, hidden, heads := s.size("vocab_size"), s.size("hidden_size", "n_embed"),
+		s.size("num_attention_heads", "n_head")
 	inner := s.sizeOr(4*hidden, "ffn_hidden_size")
 	width := s.divide(hidden, "hidden_size", heads, "num_attention_heads")
 	bias := s.flagOr(false, "bias")
@@ -200,7 +228,8 @@ func falcon(s scope) {
 		b.Attention.Fused = block.linear("self_attention.query_key_value", hidden, (heads+2*groups)*width, bias)
 		b.Attention.Output = block.linear("self_attention.dense", hidden, hidden, bias)
 		b.FeedForward = FeedForward{
-			Up: block.linear("mlp.dense_h_to_4h", hidden, inner, bias), Down: block.linear("mlp.dense_4h_to_h", inner, hidden, bias),
+			Up:    block.linear("mlp.dense_h_to_4h", hidden, inner, bias),
+			Down:  block.linear("mlp.dense_4h_to_h", inner, hidden, bias),
 			Inner: inner, Activation: s.textOr("gelu", "activation"),
 		}
 		for i, name := range norms {
@@ -216,18 +245,18 @@ func falcon(s scope) {
 	s.head("lm_head", hidden, vocabulary, true, "transformer.word_embeddings.weight")
 }
 
-// bertHead is what follows BERT's encoder.
+// bertHead is the head after BERT's encoder.
 type bertHead int
 
 const (
 	bertBare bertHead = iota
 	bertMasked
-	bertPreTraining // masked words, and whether a sentence follows the other
+	bertPreTraining // masked words, and next-sentence prediction
 	bertClassification
 )
 
-// bert has its encoder at path, and behind it a pooler but for masked words
-// alone, and the head.
+// bert returns BERT with its encoder at path, a pooler and the head. The model
+// for masked words alone has no pooler.
 func bert(path string, head bertHead) func(scope) {
 	return func(s scope) {
 		s.refuse("add_cross_attention")
@@ -248,14 +277,21 @@ func bert(path string, head bertHead) func(scope) {
 		body.in("encoder").blocks(stack, "layer", s.size("num_hidden_layers"), func(block scope, _ int64, b *Block) {
 			b.Arrangement, b.Dropout = PostNorm, dropout
 			a := block.in("attention")
-			b.Attention = Attention{Heads: heads, KeyValueHeads: heads, Width: width, ValueWidth: width, Dropout: s.shareOr(0.1, "attention_probs_dropout_prob")}
+			b.Attention = Attention{
+				Heads:         heads,
+				KeyValueHeads: heads,
+				Width:         width,
+				ValueWidth:    width,
+				Dropout:       s.shareOr(0.1, "attention_probs_dropout_prob"),
+			}
 			b.Attention.Query = a.linear("self.query", hidden, hidden, true)
 			b.Attention.Key = a.linear("self.key", hidden, hidden, true)
 			b.Attention.Value = a.linear("self.value", hidden, hidden, true)
 			b.Attention.Output = a.linear("output.dense", hidden, hidden, true)
 			b.AttentionNorm = a.layerNorm("output.LayerNorm", hidden)
 			b.FeedForward = FeedForward{
-				Up: block.linear("intermediate.dense", hidden, inner, true), Down: block.linear("output.dense", inner, hidden, true),
+				Up:    block.linear("intermediate.dense", hidden, inner, true),
+				Down:  block.linear("output.dense", inner, hidden, true),
 				Inner: inner, Activation: s.activation("gelu"),
 			}
 			b.FeedForwardNorm = block.layerNorm("output.LayerNorm", hidden)
@@ -282,8 +318,8 @@ func bert(path string, head bertHead) func(scope) {
 	}
 }
 
-// labels is the number of classes: transformers writes the names of more than
-// two into id2label.
+// labels returns the number of classes. transformers writes their names into
+// id2label if there are more than two.
 func (s scope) labels() int64 {
 	if v, ok := s.find("id2label"); ok {
 		members, err := s.members(v)
@@ -295,9 +331,9 @@ func (s scope) labels() int64 {
 	return s.sizeOr(2, "num_labels")
 }
 
-// t5 has an encoder and a decoder that read the same embedding. The head is
-// the embedding too in T5, and a tensor of its own in T5 1.1 and Flan-T5,
-// whose config.json says so.
+// t5 has an encoder and a decoder with a shared embedding. In T5 the head is
+// tied to it. T5 1.1 and Flan-T5 have a head of their own, as their config.json
+// says.
 func t5(s scope) {
 	vocabulary, hidden, inner := s.size("vocab_size"), s.size("d_model", "hidden_size"), s.size("d_ff")
 	heads, layers := s.size("num_heads", "num_attention_heads"), s.size("num_layers", "num_hidden_layers")
@@ -309,18 +345,27 @@ func t5(s scope) {
 	case strings.HasPrefix(activation, "gated-"):
 		inputs, activate = []string{"wi_0", "wi_1"}, strings.TrimPrefix(activation, "gated-")
 		if activate == "gelu" {
-			activate = "gelu_new" // as T5Config has it
+			activate = "gelu_new" // as in T5Config
 		}
 	case strings.Contains(activation, "-"):
 		v, _ := s.find("feed_forward_proj")
-		s.fail(v.at, "", `feed_forward_proj is %s: an activation such as "relu" or "gated-gelu" was expected`, v.shown())
+		s.fail(v.at, "", `feed_forward_proj is %s: an activation such as "relu" or "gated-gelu" was expected`,
+			v.shown())
 	default:
 		activate = activation
 	}
 
 	attend := func(layer scope, name string, positions bool) (Attention, Norm) {
 		a := layer.in(name)
-		d := Attention{Heads: heads, KeyValueHeads: heads, Width: width / heads, ValueWidth: width / heads, Biased: true, WideSoftmax: true, Dropout: dropout}
+		d := Attention{
+			Heads:         heads,
+			KeyValueHeads: heads,
+			Width:         width / heads,
+			ValueWidth:    width / heads,
+			Biased:        true,
+			WideSoftmax:   true,
+			Dropout:       dropout,
+		}
 		d.Query = a.linear("q", hidden, width, false)
 		d.Key = a.linear("k", hidden, width, false)
 		d.Value = a.linear("v", hidden, width, false)

@@ -11,21 +11,21 @@ import (
 	"plimsoll/fault"
 )
 
-// config is a config.json. Its methods read one field each. The first fault is
-// kept, and reading goes on with a harmless value, so that the description of
-// an architecture reads like the architecture.
+// config is a config.json. Each method reads one field. After a fault, reading
+// continues with a harmless value, so the description of an architecture needs
+// no error checks.
 //
-// A size that makes the model must be there, even where a class of
-// transformers has a default, because that default is the size of another
-// model. What may be absent has the default of the class.
+// Sizes of the model are required, even if a class of transformers has a
+// default: that default is the size of another model. Optional fields have the
+// default of the class.
 type config struct {
 	document
 	fields map[string]value
 	err    error // the first fault
 }
 
-// maxSize bounds every size: vocabularies are below a million, and a product
-// of two sizes must not overflow.
+// maxSize bounds every size. Vocabularies are below a million, and a product of
+// two sizes must not overflow.
 const maxSize = 1 << 24
 
 func (c *config) fail(at int64, mend, format string, arguments ...any) {
@@ -34,7 +34,8 @@ func (c *config) fail(at int64, mend, format string, arguments ...any) {
 	}
 }
 
-// find is the first of the names that is there. A null counts as absent.
+// find returns the first of the names that the file has. A null counts as
+// absent.
 func (c *config) find(names ...string) (value, bool) {
 	for _, name := range names {
 		if v, ok := c.fields[name]; ok && v.raw.Kind() != 'n' {
@@ -49,10 +50,10 @@ func (c *config) isNull(name string) bool {
 	return ok && v.raw.Kind() == 'n'
 }
 
-// size is a positive integer that must be there. Further names are other
-// spellings of the field.
+// size returns a required positive integer. Further names are other spellings
+// of the field.
 func (c *config) size(names ...string) int64 {
-	if c.err != nil { // only the first fault is told
+	if c.err != nil { // only the first fault is reported
 		return 1
 	}
 	if _, ok := c.find(names...); !ok {
@@ -66,12 +67,12 @@ func (c *config) size(names ...string) int64 {
 	return c.sizeOr(0, names...)
 }
 
-// sizeOr is a positive integer, or the fallback where it is absent.
+// sizeOr returns a positive integer, or the fallback if it is absent.
 func (c *config) sizeOr(fallback int64, names ...string) int64 {
 	return c.integer(1, fallback, names...)
 }
 
-// countOr is an integer that may be zero, or the fallback where it is absent.
+// countOr returns an integer that may be zero, or the fallback if it is absent.
 func (c *config) countOr(fallback int64, names ...string) int64 {
 	return c.integer(0, fallback, names...)
 }
@@ -105,7 +106,7 @@ func (c *config) flagOr(fallback bool, name string) bool {
 	}
 }
 
-// shareOr is a number from 0 to 1.
+// shareOr returns a number from 0 to 1, or the fallback if it is absent.
 func (c *config) shareOr(fallback float64, names ...string) float64 {
 	v, ok := c.find(names...)
 	if !ok {
@@ -132,7 +133,7 @@ func (c *config) textOr(fallback, name string) string {
 	return text
 }
 
-// list is the elements of an array; an absent one has none.
+// list returns the elements of an array, or none if it is absent.
 func (c *config) list(name string) []value {
 	v, ok := c.find(name)
 	if !ok {
@@ -145,15 +146,15 @@ func (c *config) list(name string) []value {
 	return list
 }
 
-// refuse faults a feature that changes the parameters and is not described
-// here: a wrong list would be worse than none.
+// refuse reports a feature that changes the parameters but is not described
+// here. A wrong list would be worse than none.
 func (c *config) refuse(name string) {
 	if c.flagOr(false, name) {
 		c.fail(c.fields[name].at, headersInstead, "%s is not supported", name)
 	}
 }
 
-// divide is whole/parts for two fields that must divide without remainder.
+// divide returns whole/parts. It reports a fault if there is a remainder.
 func (c *config) divide(whole int64, wholeName string, parts int64, partsName string) int64 {
 	if whole%parts != 0 {
 		v, _ := c.find(wholeName, partsName)
@@ -163,8 +164,8 @@ func (c *config) divide(whole int64, wholeName string, parts int64, partsName st
 	return whole / parts
 }
 
-// dtype is the type that the weights are published in; transformers takes
-// float32 where the file does not say.
+// dtype returns the type of the published weights. The default of transformers
+// is float32.
 func (c *config) dtype() dtype.Type {
 	v, ok := c.find("dtype", "torch_dtype")
 	if !ok {
@@ -180,10 +181,11 @@ func (c *config) dtype() dtype.Type {
 	}
 }
 
-const headersInstead = "plimsoll rehearse takes the model's safetensors file or its model.safetensors.index.json instead, whatever the architecture; plimsoll plan has to know how the model computes"
+const headersInstead = "plimsoll rehearse takes the model's safetensors file or its model.safetensors.index.json " +
+	"instead, whatever the architecture; plimsoll plan has to know how the model computes"
 
-// unknownArchitecture is told from other faults because a folder may hold the
-// headers that know better.
+// unknownArchitecture is a fault of its own type, because the folder may hold
+// safetensors headers that loadFolder can read instead.
 type unknownArchitecture struct {
 	name string
 	fault.Input
@@ -191,12 +193,14 @@ type unknownArchitecture struct {
 
 func (u *unknownArchitecture) Unwrap() error { return &u.Input }
 
-// architecture is architectures[0], or what model_type stands for.
+// architecture returns the architecture of architectures[0], or else of
+// model_type.
 func (c *config) architecture() (architecture, error) {
 	if list := c.list("architectures"); len(list) > 0 {
 		name, ok := list[0].text()
 		if !ok {
-			return architecture{}, c.document.fault(list[0].at, "architectures: the name of a class was expected, and "+list[0].shown()+" is here", "")
+			return architecture{}, c.document.fault(list[0].at, "architectures: the name of a class was expected, and "+
+				list[0].shown()+" is here", "")
 		}
 		names := []string{}
 		for _, a := range architectures {
@@ -212,7 +216,8 @@ func (c *config) architecture() (architecture, error) {
 		return architecture{}, c.err
 	}
 	if modelType == "" {
-		return architecture{}, c.document.fault(0, "neither architectures nor model_type is there", "name the config.json that lies beside the weights of a model")
+		return architecture{}, c.document.fault(0, "neither architectures nor model_type is there",
+			"name the config.json that lies beside the weights of a model")
 	}
 	types := []string{}
 	for _, a := range architectures {
@@ -254,5 +259,13 @@ func fromConfig(doc document, name, source string) (*Model, error) {
 	}
 	numberBlocks(root.parameters)
 	_, quantized := c.find("quantization_config", "compression_config")
-	return &Model{Name: name, Architecture: a.name, Type: a.modelType, Source: source, Quantized: quantized, Parameters: root.parameters, Network: root.network}, nil
+	return &Model{
+		Name:         name,
+		Architecture: a.name,
+		Type:         a.modelType,
+		Source:       source,
+		Quantized:    quantized,
+		Parameters:   root.parameters,
+		Network:      root.network,
+	}, nil
 }

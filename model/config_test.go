@@ -37,17 +37,24 @@ func TestConfigFaults(t *testing.T) {
 		{edit(`100`, `-1`), "c.json:3:17: vocab_size is -1", ""},
 		{edit(`100`, `9223372036854775808`), "c.json:3:17: vocab_size is 9223372036854775808", ""},
 		{edit(`100`, `null`), "vocab_size is missing", ""},
-		{edit(`heads": 3`, `heads": 5`), "c.json:4:18: hidden_size is 12, which is not a multiple of num_attention_heads, which is 5", ""},
-		{edit(`heads": 3`, `heads": 3, "num_key_value_heads": 2`), "num_attention_heads is 3, which is not a multiple of num_key_value_heads", ""},
-		{edit(`heads": 3`, `heads": 3, "attention_bias": "no"`), `attention_bias is "no": true or false was expected`, ""},
+		{edit(`heads": 3`, `heads": 5`),
+			"c.json:4:18: hidden_size is 12, which is not a multiple of num_attention_heads, which is 5", ""},
+		{edit(`heads": 3`, `heads": 3, "num_key_value_heads": 2`),
+			"num_attention_heads is 3, which is not a multiple of num_key_value_heads", ""},
+		{edit(`heads": 3`, `heads": 3, "attention_bias": "no"`),
+			`attention_bias is "no": true or false was expected`, ""},
 		{edit(`heads": 3`, `heads": 3, "torch_dtype": "int8"`), `torch_dtype is "int8": "float32"`, ""},
 		{edit(`heads": 3`, `heads": 3, "hidden_size": 4`), "c.json:7:29: not valid JSON: duplicate", ""},
 		{edit(`layers": 2`, `layers": 16777216`), "the sizes make more than", ""},
-		{edit(`"llama"`, `"lama"`), `c.json:2:17: unknown model_type "lama" (known: bert`, `did you mean "llama"? Otherwise plimsoll rehearse takes the model's safetensors file`},
+		{edit(`"llama"`, `"lama"`), `c.json:2:17: unknown model_type "lama" (known: bert`,
+			`did you mean "llama"? Otherwise plimsoll rehearse takes the model's safetensors file`},
 		{edit(`"llama"`, `7`), "c.json:2:17: model_type is 7: a string was expected", ""},
-		{edit(`"model_type"`, `"architectures": ["LlamaForCausalLm"], "model_type"`), `c.json:2:21: unknown architecture "LlamaForCausalLm"`, `did you mean "LlamaForCausalLM"?`},
-		{edit(`"model_type"`, `"architectures": "LlamaForCausalLM", "model_type"`), "c.json:2:20: architectures: an array was expected, and a string is here", ""},
-		{edit(`"model_type"`, `"architectures": [{}], "model_type"`), "architectures: the name of a class was expected", ""},
+		{edit(`"model_type"`, `"architectures": ["LlamaForCausalLm"], "model_type"`),
+			`c.json:2:21: unknown architecture "LlamaForCausalLm"`, `did you mean "LlamaForCausalLM"?`},
+		{edit(`"model_type"`, `"architectures": "LlamaForCausalLM", "model_type"`),
+			"c.json:2:20: architectures: an array was expected, and a string is here", ""},
+		{edit(`"model_type"`, `"architectures": [{}], "model_type"`),
+			"architectures: the name of a class was expected", ""},
 		{edit(`"model_type": "llama",`, ``), "neither architectures nor model_type", ""},
 		{edit(`"llama"`, `"gpt2", "add_cross_attention": true`), "add_cross_attention is not supported", "safetensors"},
 		{edit("}\n", ""), "not valid JSON: the text ends too early", ""},
@@ -76,7 +83,7 @@ func TestLayerFaults(t *testing.T) {
 	}
 }
 
-// The class of DeepSeek-V2 has no number of experts that a token passes.
+// DeepSeek-V2's class has no default for the number of experts per token.
 func TestChosenExperts(t *testing.T) {
 	m, err := Load("deepseek-v2-lite")
 	if err != nil {
@@ -159,7 +166,7 @@ func FuzzConfig(f *testing.F) {
 	})
 }
 
-// checkModel checks what holds for every model.
+// checkModel checks properties of every model.
 func checkModel(t *testing.T, m *Model) {
 	t.Helper()
 	shapes := map[string][]int64{}

@@ -1,13 +1,16 @@
 package model
 
-// decoder is the frame that the descendants of Llama share: an embedding,
-// blocks, a norm and a head. tied is whether the class ties its word
-// embeddings where config.json does not say.
+// decoder returns the structure that the descendants of Llama share: an
+// embedding, blocks, a norm and a head. tied is the default of the class for
+// tie_word_embeddings.
 func decoder(tied bool, block func(s scope, index int64, b *Block)) func(scope) {
 	return func(s scope) {
 		vocabulary, hidden := s.size("vocab_size"), s.size("hidden_size")
 		body := s.in("model")
-		stack := s.stack(hidden, Stack{TokenEmbedding: body.embedding("embed_tokens", vocabulary, hidden), Causal: true})
+		stack := s.stack(hidden, Stack{
+			TokenEmbedding: body.embedding("embed_tokens", vocabulary, hidden),
+			Causal:         true,
+		})
 		body.blocks(stack, "layers", s.size("num_hidden_layers"), block)
 		stack.FinalNorm = body.norm("norm", hidden)
 		s.head("lm_head", hidden, vocabulary, tied, "model.embed_tokens.weight")
@@ -29,9 +32,14 @@ func mistralBlock(s scope, _ int64, b *Block) {
 
 func mixtralBlock(s scope, _ int64, b *Block) {
 	b.Attention = attention{keyValueHeads: 8}.describe(s.in("self_attn"))
-	hidden, inner, experts := s.size("hidden_size"), s.size("intermediate_size"), s.size("num_local_experts", "num_experts")
+	hidden, inner, experts := s.size("hidden_size"), s.size("intermediate_size"),
+		s.size("num_local_experts", "num_experts")
 	sparse := s.in("block_sparse_moe")
-	m := Mixture{Path: s.module("mlp"), Router: sparse.linear("gate", hidden, experts, false), Chosen: s.sizeOr(2, "num_experts_per_tok")}
+	m := Mixture{
+		Path:   s.module("mlp"),
+		Router: sparse.linear("gate", hidden, experts, false),
+		Chosen: s.sizeOr(2, "num_experts_per_tok"),
+	}
 	sparse.repeat("experts", experts, func(expert scope, _ int64) {
 		m.Experts = append(m.Experts, FeedForward{
 			Gate:  expert.linear("w1", hidden, inner, false),
@@ -64,14 +72,25 @@ func qwen2MoeBlock(s scope, index int64, b *Block) {
 
 func qwen3Block(s scope, _ int64, b *Block) {
 	bias := s.flagOr(false, "attention_bias")
-	b.Attention = attention{keyValueHeads: 32, width: 128, inputBias: bias, outputBias: bias, norms: true}.describe(s.in("self_attn"))
+	b.Attention = attention{
+		keyValueHeads: 32,
+		width:         128,
+		inputBias:     bias,
+		outputBias:    bias,
+		norms:         true,
+	}.describe(s.in("self_attn"))
 	b.FeedForward = gated(s.in("mlp"), s.size("intermediate_size"), false)
 	blockNorms(s, b)
 }
 
 func qwen3MoeBlock(s scope, index int64, b *Block) {
 	bias := s.flagOr(false, "attention_bias")
-	b.Attention = attention{keyValueHeads: 4, inputBias: bias, outputBias: bias, norms: true}.describe(s.in("self_attn"))
+	b.Attention = attention{
+		keyValueHeads: 4,
+		inputBias:     bias,
+		outputBias:    bias,
+		norms:         true,
+	}.describe(s.in("self_attn"))
 	if qwenSparse(s, index) {
 		b.FeedForward = mixture(s.in("mlp"), s.size("num_experts", "num_local_experts"), 8)
 	} else {
@@ -83,7 +102,14 @@ func qwen3MoeBlock(s scope, index int64, b *Block) {
 func qwen3NextBlock(s scope, index int64, b *Block) {
 	if s.layerType(index) == "full_attention" {
 		bias := s.flagOr(false, "attention_bias")
-		b.Attention = attention{keyValueHeads: 2, width: 256, inputBias: bias, outputBias: bias, norms: true, gate: true}.describe(s.in("self_attn"))
+		b.Attention = attention{
+			keyValueHeads: 2,
+			width:         256,
+			inputBias:     bias,
+			outputBias:    bias,
+			norms:         true,
+			gate:          true,
+		}.describe(s.in("self_attn"))
 	} else {
 		b.Attention = deltaNet(s.in("linear_attn"))
 	}
@@ -97,15 +123,15 @@ func qwen3NextBlock(s scope, index int64, b *Block) {
 	blockNorms(s, b)
 }
 
-// shareExpert adds the expert that every token passes, and its gate.
+// shareExpert adds the shared expert, which every token passes, and its gate.
 func shareExpert(mlp scope, m *Mixture) {
 	shared := gated(mlp.in("shared_expert"), mlp.size("shared_expert_intermediate_size"), false)
 	m.Shared = &shared
 	m.SharedGate = mlp.linear("shared_expert_gate", mlp.size("hidden_size"), 1, false)
 }
 
-// layerType is layer_types[index], or what full_attention_interval makes it:
-// every fourth layer has full attention.
+// layerType returns layer_types[index]. Its default follows
+// full_attention_interval: every fourth layer has full attention.
 func (c *config) layerType(index int64) string {
 	types := c.list("layer_types")
 	if types == nil {
@@ -115,17 +141,19 @@ func (c *config) layerType(index int64) string {
 		return "linear_attention"
 	}
 	if index >= int64(len(types)) {
-		c.fail(c.fields["layer_types"].at, "", "layer_types has %d elements: one for each layer was expected", len(types))
+		c.fail(c.fields["layer_types"].at, "", "layer_types has %d elements: one for each layer was expected",
+			len(types))
 		return ""
 	}
 	name, _ := types[index].text()
 	if name != "full_attention" && name != "linear_attention" {
-		c.fail(types[index].at, "", `layer_types: "full_attention" or "linear_attention" was expected, and %s is here`, types[index].shown())
+		c.fail(types[index].at, "", `layer_types: "full_attention" or "linear_attention" was expected, and %s is here`,
+			types[index].shown())
 	}
 	return name
 }
 
-// qwenSparse says whether a layer has experts.
+// qwenSparse reports whether a layer has experts.
 func qwenSparse(s scope, index int64) bool {
 	for _, v := range s.list("mlp_only_layers") {
 		if v.raw.Kind() != '0' {
@@ -138,8 +166,8 @@ func qwenSparse(s scope, index int64) bool {
 	return s.countOr(1, "num_experts", "num_local_experts") > 0 && (index+1)%s.sizeOr(1, "decoder_sparse_step") == 0
 }
 
-// gemmaDecoder is a decoder whose norms multiply by their weight in fp32, and
-// whose embeddings are scaled.
+// gemmaDecoder returns a decoder with scaled embeddings, whose norms multiply
+// by their weight in fp32.
 func gemmaDecoder(soft bool, block func(s scope, index int64, b *Block)) func(scope) {
 	describe := decoder(true, block)
 	return func(s scope) {
@@ -152,7 +180,12 @@ func gemmaDecoder(soft bool, block func(s scope, index int64, b *Block)) func(sc
 
 func gemmaBlock(s scope, _ int64, b *Block) {
 	bias := s.flagOr(false, "attention_bias")
-	b.Attention = attention{keyValueHeads: 16, width: 256, inputBias: bias, outputBias: bias}.describe(s.in("self_attn"))
+	b.Attention = attention{
+		keyValueHeads: 16,
+		width:         256,
+		inputBias:     bias,
+		outputBias:    bias,
+	}.describe(s.in("self_attn"))
 	b.FeedForward = gated(s.in("mlp"), s.size("intermediate_size"), false)
 	b.FeedForward.Activation = s.activation("gelu_pytorch_tanh")
 	blockNorms(s, b)
@@ -196,9 +229,9 @@ func deepseekV2Block(s scope, index int64, b *Block) {
 
 func deepseekV3Block(s scope, index int64, b *Block) { deepseekBlock(s, index, b, 3, 8, false) }
 
-// deepseekBlock leaves out what is in the published files and is not trained
-// with the model: the bias that balances the experts (a buffer), the scales of
-// the fp8 weights, and the module that predicts further tokens.
+// deepseekBlock omits tensors of the published files that are not trained with
+// the model: the bias that balances the experts (a buffer), the scales of the
+// fp8 weights, and the module that predicts further tokens.
 func deepseekBlock(s scope, index int64, b *Block, dense, chosen int64, bias bool) {
 	b.Attention = latentAttention(s.in("self_attn"))
 	mlp := s.in("mlp")
@@ -212,23 +245,22 @@ func deepseekBlock(s scope, index int64, b *Block, dense, chosen int64, bias boo
 	blockNorms(s, b)
 }
 
-// blockNorms are the norms before the attention and before the feed-forward
-// network.
+// blockNorms adds the norms before the attention and the feed-forward network.
 func blockNorms(s scope, b *Block) {
 	b.AttentionNorm = s.norm("input_layernorm", s.size("hidden_size"))
 	b.FeedForwardNorm = s.norm("post_attention_layernorm", s.size("hidden_size"))
 }
 
-// attention is attention with grouped queries. Its fields are what differs
-// from class to class; the sizes come from config.json.
+// attention is grouped-query attention. Its fields differ between classes; the
+// sizes come from config.json.
 type attention struct {
-	keyValueHeads int64 // where config.json does not say; 0: as many as there are heads
-	width         int64 // of a head where config.json does not say; 0: hidden_size/heads
+	keyValueHeads int64 // the default; 0 = the number of heads
+	width         int64 // the default for a head; 0 = hidden_size/heads
 	inputBias     bool  // of the projections to queries, keys and values
 	outputBias    bool
 	fused         bool // queries, keys and values in one projection
 	norms         bool // of the queries and of the keys
-	gate          bool // the projection to queries makes an output gate too
+	gate          bool // the projection to queries also computes an output gate
 }
 
 func (a attention) describe(s scope) Attention {
@@ -272,14 +304,23 @@ func (a attention) describe(s scope) Attention {
 	return d
 }
 
-// latentAttention is DeepSeek's: queries (unless q_lora_rank is null) and keys
-// with values go through a projection of low rank.
+// latentAttention adds DeepSeek's attention. Queries (unless q_lora_rank is
+// null) go through a low-rank projection, and so do keys with values.
 func latentAttention(s scope) Attention {
 	hidden, heads := s.size("hidden_size"), s.size("num_attention_heads")
-	rank, rotary, plain, values := s.size("kv_lora_rank"), s.size("qk_rope_head_dim"), s.size("qk_nope_head_dim"), s.size("v_head_dim")
+	rank, rotary, plain, values := s.size("kv_lora_rank"), s.size("qk_rope_head_dim"), s.size("qk_nope_head_dim"),
+		s.size("v_head_dim")
 	bias := s.flagOr(false, "attention_bias")
 	queries := heads * (plain + rotary)
-	d := Attention{Heads: heads, KeyValueHeads: heads, Joined: true, Width: plain + rotary, ValueWidth: values, WideSoftmax: true, Dropout: s.shareOr(0, "attention_dropout")}
+	d := Attention{
+		Heads:         heads,
+		KeyValueHeads: heads,
+		Joined:        true,
+		Width:         plain + rotary,
+		ValueWidth:    values,
+		WideSoftmax:   true,
+		Dropout:       s.shareOr(0, "attention_dropout"),
+	}
 	l := &Latent{Rank: rank, Rotated: rotary}
 	if s.isNull("q_lora_rank") {
 		d.Query = s.linear("q_proj", hidden, queries, false)
@@ -297,7 +338,7 @@ func latentAttention(s scope) Attention {
 	return d
 }
 
-// deltaNet is the linear attention of Qwen3-Next.
+// deltaNet adds the linear attention of Qwen3-Next.
 func deltaNet(s scope) Attention {
 	hidden, heads := s.size("hidden_size"), s.size("linear_num_value_heads")
 	d := &Delta{
@@ -316,7 +357,7 @@ func deltaNet(s scope) Attention {
 		Output: s.linear("out_proj", values, hidden, false)}
 }
 
-// gated is the feed-forward network of three projections.
+// gated adds a feed-forward network of three projections.
 func gated(s scope, inner int64, bias bool) FeedForward {
 	hidden := s.size("hidden_size")
 	return FeedForward{
@@ -327,11 +368,17 @@ func gated(s scope, inner int64, bias bool) FeedForward {
 	}
 }
 
-// mixture is a router and the experts that it chooses from; chosen is how many
-// where config.json does not say.
+// mixture adds a router and its experts. chosen is the default for the number
+// of experts per token.
 func mixture(s scope, experts, chosen int64) FeedForward {
 	inner := s.size("moe_intermediate_size")
-	m := &Mixture{Path: s.module(""), Router: s.linear("gate", s.size("hidden_size"), experts, false), Chosen: min(experts, s.sizeOr(chosen, "num_experts_per_tok"))}
-	s.repeat("experts", experts, func(expert scope, _ int64) { m.Experts = append(m.Experts, gated(expert, inner, false)) })
+	m := &Mixture{
+		Path:   s.module(""),
+		Router: s.linear("gate", s.size("hidden_size"), experts, false),
+		Chosen: min(experts, s.sizeOr(chosen, "num_experts_per_tok")),
+	}
+	s.repeat("experts", experts, func(expert scope, _ int64) {
+		m.Experts = append(m.Experts, gated(expert, inner, false))
+	})
 	return FeedForward{Mixture: m}
 }

@@ -11,15 +11,15 @@ import (
 	"plimsoll/fault"
 )
 
-// document is JSON text with the file that it comes from. Everything that is
-// read from it keeps its offset, so that a fault can name the line.
+// document is JSON text with the file that it comes from. Values keep their
+// offsets, so that a fault can name the line.
 type document struct {
 	file string
 	text []byte
 }
 
-// value is a JSON value and the offset of its first byte. The name is that of
-// the object member that it is the value of.
+// value is a JSON value with the offset of its first byte. The name is that of
+// its object member, if it is one.
 type value struct {
 	name string
 	raw  jsontext.Value
@@ -32,7 +32,7 @@ func (d document) fault(at int64, what, mend string) *fault.Input {
 	return &fault.Input{Where: fault.At(d.file, d.text, at), What: what, Mend: mend}
 }
 
-// members are the members of an object; elements are those of an array.
+// members returns the members of an object. elements returns those of an array.
 func (d document) members(v value) ([]value, error)  { return d.children(v, '{', "an object") }
 func (d document) elements(v value) ([]value, error) { return d.children(v, '[', "an array") }
 
@@ -92,7 +92,7 @@ func (d document) children(v value, open jsontext.Kind, kind string) ([]value, e
 	}
 }
 
-// article names a kind of JSON value.
+// article returns the name of a kind of JSON value, with its article.
 func article(kind jsontext.Kind) string {
 	switch kind {
 	case '{':
@@ -110,7 +110,7 @@ func article(kind jsontext.Kind) string {
 	}
 }
 
-// text is the contents of a JSON string.
+// text returns the contents of a JSON string.
 func (v value) text() (string, bool) {
 	if v.raw.Kind() != '"' {
 		return "", false
@@ -119,7 +119,7 @@ func (v value) text() (string, bool) {
 	return string(unquoted), err == nil
 }
 
-// shown is the value as it stands in the file, cut short for a message.
+// shown returns the value as the file has it, shortened for messages.
 func (v value) shown() string {
 	const enough = 40
 	text := strings.Join(strings.Fields(string(v.raw)), " ")

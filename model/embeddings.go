@@ -2,9 +2,9 @@ package model
 
 import "strings"
 
-// IsEmbedding says whether the parameter is the table of an embedding, from
-// which a step uses the rows of the tokens that it saw. It goes by the name, the
-// only thing that all sources of a model have.
+// IsEmbedding reports whether the parameter is the table of an embedding. A
+// step uses only the rows of the tokens that it sees. The name decides, as all
+// sources of a model have it.
 func (p Parameter) IsEmbedding() bool {
 	module, ok := strings.CutSuffix(p.Name, ".weight")
 	if !ok || len(p.Shape) != 2 {

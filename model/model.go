@@ -1,7 +1,7 @@
-// Package model says what is trained: the named parameters of a model with
-// their shapes, and nothing of their values. The list comes from the built-in
-// catalog, from a Hugging Face config.json, or from the headers of safetensors
-// files, so that a plan needs neither Python nor the weights.
+// Package model lists the named parameters of a model with their shapes,
+// without their values. The list comes from the built-in catalog, a Hugging
+// Face config.json, or the headers of safetensors files. So a plan needs
+// neither Python nor the weights.
 package model
 
 import (
@@ -24,15 +24,15 @@ type Parameter struct {
 	Name  string     `json:"name"`
 	Shape []int64    `json:"shape"`
 	DType dtype.Type `json:"dtype"`
-	// Block is the index of the transformer block that the parameter belongs
-	// to, and -1 outside of the blocks.
+	// Block is the index of the parameter's transformer block, or -1 outside of
+	// the blocks.
 	Block int `json:"block"`
-	// TiedTo names the parameter whose storage this one shares; it is empty
-	// for a parameter of its own.
+	// TiedTo is the name of the parameter whose storage this one shares. It is
+	// empty for a parameter with storage of its own.
 	TiedTo string `json:"tied_to,omitempty"`
 }
 
-// Elements is the number of elements.
+// Elements returns the number of elements.
 func (p Parameter) Elements() int64 {
 	product := int64(1)
 	for _, size := range p.Shape {
@@ -45,24 +45,25 @@ func (p Parameter) Elements() int64 {
 type Model struct {
 	Name string `json:"name"`
 	// Architecture is the class in transformers, as in architectures[0] of a
-	// config.json; it is empty where only safetensors headers were read.
+	// config.json. It is empty if only safetensors headers were read.
 	Architecture string `json:"architecture,omitempty"`
 	// Type is model_type of a config.json, such as "llama".
 	Type string `json:"-"`
-	// Source is where the list comes from: FromCatalog or a path.
+	// Source is the origin of the list: FromCatalog or a path.
 	Source string `json:"source"`
-	// Quantized says that config.json has a quantization_config: the weights are
-	// stored in another form than Parameters have.
+	// Quantized reports whether config.json has a quantization_config. If so,
+	// the weights are stored in another form than Parameters have.
 	Quantized bool `json:"-"`
-	// Parameters are in the order of the modules in transformers (that of the
-	// experts aside), or, from headers, in the order of the names.
+	// Parameters are in the order of the modules in transformers, except for
+	// experts. From headers, they are in the order of the names.
 	Parameters []Parameter `json:"parameters"`
-	// Network is how the model computes; nil where only safetensors headers
-	// were read, which do not tell.
+	// Network is how the model computes. It is nil if only safetensors headers
+	// were read: they do not tell.
 	Network *Network `json:"-"`
 }
 
-// Elements is the number of elements of all parameters; tied ones count once.
+// Elements returns the number of elements of all parameters. Tied parameters
+// count once.
 func (m *Model) Elements() int64 {
 	var sum int64
 	for _, p := range m.Parameters {
@@ -79,14 +80,14 @@ const (
 	singleName = "model.safetensors"
 )
 
-// FromCatalog is the source of models that are known by their names.
+// FromCatalog is the source of models that are known by name.
 const FromCatalog = "catalog"
 
 // Load lists the parameters of a model. The argument is a name of the catalog,
 // a config.json, a folder that holds one, a *.safetensors file or a
-// model.safetensors.index.json. A name of the catalog goes before a folder of
-// the same name; "./gpt2" means the folder. Headers list what the files hold:
-// a tied parameter that was not saved is not in the list.
+// model.safetensors.index.json. A name of the catalog takes precedence over a
+// folder of the same name; "./gpt2" means the folder. Headers list only what
+// the files hold, so a tied parameter that was not saved is missing.
 func Load(nameOrPath string) (*Model, error) {
 	if text, ok := catalogConfig(nameOrPath); ok {
 		return fromConfig(document{nameOrPath + ".json", text}, nameOrPath, FromCatalog)
@@ -108,8 +109,8 @@ func Load(nameOrPath string) (*Model, error) {
 	}
 }
 
-// loadFolder prefers config.json, which knows about tied parameters. The
-// headers of the weights speak for an architecture that is not known here.
+// loadFolder prefers config.json, which describes tied parameters. It reads the
+// headers of the weights if the architecture is unknown.
 func loadFolder(folder string) (*Model, error) {
 	name := folderName(folder)
 	var unknown *unknownArchitecture
@@ -151,7 +152,8 @@ func loadConfig(path, name string) (*Model, error) {
 }
 
 func unknownName(name string) error {
-	mend := "'plimsoll rehearse --help' lists the catalog; a config.json, a *.safetensors file or a folder that holds one will do as well"
+	mend := "'plimsoll rehearse --help' lists the catalog; a config.json, a *.safetensors file or a folder that " +
+		"holds one will do as well"
 	if near := fault.Nearest(strings.ToLower(filepath.Base(name)), Catalog()); near != "" {
 		mend = fmt.Sprintf("did you mean %q? %s", near, mend)
 	}
@@ -183,7 +185,7 @@ func folderName(folder string) string {
 	return filepath.Base(folder)
 }
 
-// maxDocument is far above any config.json or index: the index of a model of
+// maxDocument is far above any config.json or index. The index of a model of
 // 75,000 tensors has 8 MB.
 const maxDocument = 100_000_000
 
@@ -202,15 +204,15 @@ func readDocument(path string) (document, error) {
 	return document{path, text}, nil
 }
 
-// The largest model that is taken seriously: 1,000 times the largest known in
-// elements, and 7 times in tensors (Qwen3-Next has 74,391). Sums and products
-// of bytes stay far inside an int64 below it.
+// The limits of a model: 1,000 times the elements of the largest known model,
+// and 7 times the tensors (Qwen3-Next has 74,391). Below them, sums and
+// products of bytes never overflow an int64.
 const (
 	maxElements   = int64(1) << 50
 	maxParameters = 1 << 19
 )
 
-// product multiplies a shape; false if there are more than maxElements.
+// product multiplies the sizes of a shape. It returns false above maxElements.
 func product(shape []int64) (int64, bool) {
 	if slices.Contains(shape, 0) {
 		return 0, true
@@ -226,8 +228,8 @@ func product(shape []int64) (int64, bool) {
 }
 
 // numberBlocks sets Block from the names. A block is an element of the first
-// list on the path, such as "model.layers.17". A model with several such
-// lists, an encoder and a decoder say, has them numbered one after the other.
+// list on the path, such as "model.layers.17". The blocks of several lists,
+// such as an encoder and a decoder, are numbered consecutively.
 func numberBlocks(parameters []Parameter) {
 	lists := []string{}
 	sizes := map[string]int{}
@@ -255,7 +257,7 @@ func numberBlocks(parameters []Parameter) {
 }
 
 // blockOf splits "model.layers.17.mlp.up_proj.weight" into "model.layers" and
-// 17. The index is -1 without a list on the path.
+// 17. The index is -1 if the path has no list.
 func blockOf(name string) (list string, index int) {
 	start := 0
 	for component := range strings.SplitSeq(name, ".") {
@@ -268,7 +270,7 @@ func blockOf(name string) (list string, index int) {
 }
 
 func listIndex(component string) (int, bool) {
-	if component == "" || component[0] > '9' { // as nearly all, without an error that says why
+	if component == "" || component[0] > '9' { // the common case, without the cost of an error
 		return 0, false
 	}
 	n, err := strconv.ParseUint(component, 10, 32)

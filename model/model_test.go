@@ -17,10 +17,10 @@ import (
 	"plimsoll/fault"
 )
 
-// parameters.golden is what Hugging Face transformers says, name by name: see
-// testdata/parameters.py. The names are those of published checkpoints
-// throughout, so every model is compared whole. In version5.golden they are
-// those of the modules of transformers 5.
+// parameters.golden holds the parameters from Hugging Face transformers, by
+// name: see testdata/parameters.py. All names are those of published
+// checkpoints, so tests compare the full list of every model. version5.golden
+// has the names of the modules of transformers 5.
 //
 //	python3 testdata/parameters.py catalog/*.json testdata/variants/*.json > testdata/parameters.golden
 //	python3 testdata/parameters.py --held catalog/*.json testdata/variants/*.json > testdata/version5.golden
@@ -68,7 +68,7 @@ func TestAgainstTransformers(t *testing.T) {
 	}
 }
 
-// facts is a line of parameters.golden without the name.
+// facts returns a line of parameters.golden without the name.
 func facts(m *Model) string {
 	lines := []string{}
 	for _, p := range m.Parameters {
@@ -84,8 +84,8 @@ func facts(m *Model) string {
 	return fmt.Sprintf("%d %d %x", m.Elements(), len(m.Parameters), sha256.Sum256([]byte(strings.Join(lines, ""))))
 }
 
-// Counts as the authors and the model pages of the Hugging Face hub give them,
-// so that the catalog's sizes do not rest on the file that they are written in.
+// Parameter counts from the authors and the model pages of the Hugging Face
+// hub. They check the catalog's sizes against an independent source.
 func TestPublishedCounts(t *testing.T) {
 	for name, want := range map[string]int64{
 		"qwen2.5-0.5b":   494_032_768,
@@ -112,8 +112,8 @@ func TestPublishedCounts(t *testing.T) {
 		"phi-3-mini":     3_821_079_552,
 		"t5-11b":         11_307_321_344,
 		"bert-large":     336_226_108,
-		// Without the module for further tokens and without the 58 x 256
-		// biases that balance the experts, which no gradient trains.
+		// Without the module that predicts further tokens, and without the 58 x
+		// 256 biases that balance the experts, which no gradient trains.
 		"deepseek-v3": 671_026_419_200 - 58*256,
 	} {
 		m, err := Load(name)
@@ -194,7 +194,8 @@ func TestLoadFaults(t *testing.T) {
 	foreign := t.TempDir()
 	write(t, filepath.Join(foreign, configName), `{"architectures": ["RwkvForCausalLM"]}`)
 	for _, test := range []struct{ path, what, mend string }{
-		{"qwen2.5-0.6b", `unknown model "qwen2.5-0.6b"`, `did you mean "qwen2.5-0.5b"? 'plimsoll rehearse --help' lists the catalog`},
+		{"qwen2.5-0.6b", `unknown model "qwen2.5-0.6b"`,
+			`did you mean "qwen2.5-0.5b"? 'plimsoll rehearse --help' lists the catalog`},
 		{"Qwen/Qwen2.5-0.5B", `unknown model "Qwen/Qwen2.5-0.5B"`, `did you mean "qwen2.5-0.5b"?`},
 		{filepath.Join(empty, configName), "unknown model", "'plimsoll rehearse --help' lists the catalog"},
 		{"", `unknown model ""`, "lists the catalog"},
@@ -207,7 +208,7 @@ func TestLoadFaults(t *testing.T) {
 	}
 }
 
-// checkFault checks that err is bad input that says what and how to mend it.
+// checkFault checks that err is bad input with this message and hint.
 func checkFault(t *testing.T, name string, err error, what, mend string) {
 	t.Helper()
 	var input *fault.Input

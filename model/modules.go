@@ -6,8 +6,8 @@ import (
 	"plimsoll/dtype"
 )
 
-// construction collects the parameters of a model that its architecture
-// describes.
+// construction collects the parameters of a model while its architecture is
+// described.
 type construction struct {
 	*config
 	dtype      dtype.Type
@@ -17,16 +17,16 @@ type construction struct {
 }
 
 // scope is one module of the model, such as "model.layers.3.mlp". Its methods
-// add what torch.nn's modules of the same names add, in their order.
+// add the parameters of torch.nn's modules of the same names, in their order.
 type scope struct {
 	*construction
 	path string
 }
 
-// in is a module inside this one.
+// in returns the scope of a module inside this one.
 func (s scope) in(name string) scope { return scope{s.construction, s.path + name + "."} }
 
-// add adds a tensor; the first fault ends the list.
+// add adds a tensor. It adds none after the first fault.
 func (s scope) add(name, tiedTo string, shape ...int64) {
 	if s.err != nil {
 		return
@@ -45,7 +45,7 @@ func (s scope) add(name, tiedTo string, shape ...int64) {
 
 func (s scope) tensor(name string, shape ...int64) { s.add(name, "", shape...) }
 
-// Modules return their paths, which the network is described with.
+// Methods for modules return their paths, for the description of the network.
 
 func (s scope) embedding(name string, rows, width int64) string {
 	s.tensor(name+".weight", rows, width)
@@ -60,7 +60,7 @@ func (s scope) linear(name string, in, out int64, bias bool) string {
 	return s.module(name)
 }
 
-// norm is an RMS norm: a weight and no bias.
+// norm adds an RMS norm: a weight and no bias.
 func (s scope) norm(name string, width int64) Norm {
 	s.tensor(name+".weight", width)
 	return Norm{s.module(name), RMSNorm}
@@ -72,7 +72,7 @@ func (s scope) layerNorm(name string, width int64) Norm {
 	return Norm{s.module(name), LayerNorm}
 }
 
-// head is the projection to the vocabulary. It shares the storage of an
+// head adds the projection to the vocabulary. It shares the storage of an
 // embedding if the model ties its word embeddings.
 func (s scope) head(name string, in, vocabulary int64, tied bool, embedding string) {
 	if !s.flagOr(tied, "tie_word_embeddings") {
@@ -82,7 +82,7 @@ func (s scope) head(name string, in, vocabulary int64, tied bool, embedding stri
 	s.network.Head.Projection, s.network.Head.Outputs = s.module(name), vocabulary
 }
 
-// activation is the function between the projections of a feed-forward
+// activation returns the function between the projections of a feed-forward
 // network.
 func (s scope) activation(otherwise string) string {
 	for _, name := range []string{"hidden_activation", "hidden_act", "activation_function"} {
@@ -93,7 +93,7 @@ func (s scope) activation(otherwise string) string {
 	return otherwise
 }
 
-// repeat is a list of modules that are described alike.
+// repeat adds a list of modules with the same description.
 func (s scope) repeat(name string, count int64, describe func(s scope, index int64)) {
 	list := s.in(name)
 	for index := range count {

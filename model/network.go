@@ -2,16 +2,16 @@ package model
 
 import "slices"
 
-// Network says how a model computes, as far as the memory of its activations
-// depends on it. Modules are named by their paths: the weight of a linear
-// module "lm_head" is the parameter "lm_head.weight". An empty path means that
-// there is no such module.
+// Network is how a model computes, as far as it affects the memory of
+// activations. Modules are named by their paths: the weight of a linear module
+// "lm_head" is the parameter "lm_head.weight". An empty path means that there
+// is no such module.
 type Network struct {
 	Hidden int64 // width of the residual stream
 	Stacks []*Stack
 	Head   Head
-	// InputFirst says that the weights of the blocks' linear modules have a row
-	// for every input, as GPT-2's, and not for every output.
+	// InputFirst reports whether the weights of the blocks' linear modules have
+	// a row per input, as in GPT-2, and not per output.
 	InputFirst bool
 }
 
@@ -20,10 +20,10 @@ type Stack struct {
 	TokenEmbedding    string
 	PositionEmbedding string // learned positions
 	TypeEmbedding     string // BERT's segments
-	EmbeddingWidth    int64  // where it is not Hidden
+	EmbeddingWidth    int64  // if it is not Hidden
 	EmbeddingNorm     Norm
 	EmbeddingDropout  float64
-	ScalesEmbedding   bool   // Gemma multiplies by the root of the width
+	ScalesEmbedding   bool   // Gemma multiplies by the square root of the width
 	ProjectIn         string // from EmbeddingWidth to Hidden
 	ProjectOut        string
 	Blocks            []Block
@@ -31,20 +31,20 @@ type Stack struct {
 	Causal            bool
 }
 
-// Head is what follows the last stack.
+// Head is the part of the network after the last stack.
 type Head struct {
 	Projection string // to the vocabulary or to labels
 	Outputs    int64  // of the projection
-	// Dense and Norm are what BERT has before its projection.
+	// Dense and Norm come before BERT's projection.
 	Dense string
 	Norm  Norm
-	// Pooler is BERT's, which reads the first token only.
+	// Pooler is BERT's pooler, which reads the first token only.
 	Pooler string
-	// Soft says that logits are limited by a hyperbolic tangent.
+	// Soft reports whether a hyperbolic tangent limits the logits.
 	Soft bool
-	// NarrowLoss says that logits are not upcast for the loss.
+	// NarrowLoss reports whether logits are not upcast for the loss.
 	NarrowLoss bool
-	// PerSequence says that there is one output a sequence, and not one a
+	// PerSequence reports whether there is one output per sequence, not per
 	// token.
 	PerSequence bool
 }
@@ -55,19 +55,19 @@ type Norm struct {
 	Kind NormKind
 }
 
-// NormKind tells how a normalisation is computed.
+// NormKind is how a normalisation is computed.
 type NormKind int
 
-// The kinds differ in what they keep for the backward pass.
+// The kinds differ in what they save for the backward pass.
 const (
 	NoNorm     NormKind = iota
 	LayerNorm           // one fused kernel
-	RMSNorm             // in fp32, then rounded, then times the weight (Llama)
+	RMSNorm             // in fp32, rounded, then times the weight (Llama)
 	RMSNormF32          // in fp32 with the weight, then rounded (Gemma)
-	RMSNormT5           // only the variance is in fp32 for sure
+	RMSNormT5           // only the variance is certainly in fp32
 )
 
-// Arrangement is how norms and the two halves of a block follow each other.
+// Arrangement is the order of the norms and the two halves of a block.
 type Arrangement int
 
 // The arrangements.
@@ -83,8 +83,8 @@ type Block struct {
 	Arrangement      Arrangement
 	AttentionNorm    Norm
 	CrossNorm        Norm
-	FeedForwardNorm  Norm // not used by a parallel block with one norm
-	AfterAttention   Norm // Gemma 2 norms the outputs of both halves, too
+	FeedForwardNorm  Norm // unused by a parallel block with one norm
+	AfterAttention   Norm // Gemma 2 also normalises the outputs of both halves
 	AfterFeedForward Norm
 	Attention        Attention
 	Cross            *Attention // to the encoder's output
@@ -95,7 +95,7 @@ type Block struct {
 // Attention is the first half of a block.
 type Attention struct {
 	Query, Key, Value string
-	Fused             string // one module in place of the three
+	Fused             string // one module instead of the three
 	Output            string
 	Heads             int64
 	KeyValueHeads     int64
@@ -104,31 +104,31 @@ type Attention struct {
 	Rotary            float64 // the share of Width that is rotated
 	QueryNorm         Norm    // of every head
 	KeyNorm           Norm
-	Gated             bool    // the query projection makes a gate for the output, too
+	Gated             bool    // the query projection also computes an output gate
 	Dropout           float64 // of the probabilities
-	// Biased says that something but a mask is added to the scores (ALiBi, T5's
-	// relative positions), or that they are limited by a hyperbolic tangent:
-	// fused kernels need a mask in memory then, or cannot be used.
+	// Biased reports whether more than a mask is added to the scores (ALiBi,
+	// T5's relative positions), or a hyperbolic tangent limits them. Fused
+	// kernels then need a mask in memory, or cannot be used.
 	Biased bool
 	Soft   bool
-	// Joined says that queries and keys are put together of a rotated and a
-	// plain part. Then heads lie one after the other, and not the tokens, and so
-	// does what a fused kernel makes of them: it is copied for the projection.
+	// Joined reports whether queries and keys are concatenated from a rotated
+	// and a plain part. They are then stored by head, not by token, and so is
+	// the output of a fused kernel. It is copied for the projection.
 	Joined bool
-	// WideSoftmax says that scores are upcast to fp32 for it.
+	// WideSoftmax reports whether scores are upcast to fp32 for the softmax.
 	WideSoftmax bool
-	Window      int64 // tokens that a token sees; 0 = all before it
+	Window      int64 // tokens that a token attends to; 0 = all before it
 	Latent      *Latent
 	Delta       *Delta
 }
 
-// Latent is what DeepSeek's attention has in place of Query, Key and Value.
+// Latent is DeepSeek's replacement for Query, Key and Value.
 type Latent struct {
 	QueryDown string // empty: Query is one projection
 	QueryNorm Norm
 	QueryUp   string
 	QueryRank int64
-	Down      string // to keys and values, and the part of keys that is rotated
+	Down      string // to keys and values, and the rotated part of keys
 	Norm      Norm
 	Up        string
 	Rank      int64
@@ -147,7 +147,7 @@ type Delta struct {
 type FeedForward struct {
 	Gate       string // empty: Up and Down only
 	Up         string
-	GateUp     string // one module in place of the two
+	GateUp     string // one module instead of the two
 	Down       string
 	Inner      int64
 	Activation string  // as in transformers: "silu", "gelu", "gelu_new", "relu", ...
@@ -155,28 +155,29 @@ type FeedForward struct {
 	Mixture    *Mixture
 }
 
-// Mixture is a choice of experts in place of one network, of which every token
-// passes Chosen, and the shared ones.
+// Mixture is a mixture of experts. Every token passes Chosen of the experts and
+// the shared ones.
 type Mixture struct {
-	Path    string // of the module, as transformers has it from version 5 on
+	Path    string // of the module, in transformers 5
 	Router  string
 	Experts []FeedForward
 	Chosen  int64
 	Shared  *FeedForward
-	// SharedGate weighs the shared experts.
+	// SharedGate weights the shared experts.
 	SharedGate string
-	// GateUp and Down are the parameters that hold the weights of all experts,
-	// one on the other; empty where every expert has modules of its own.
+	// GateUp and Down are the parameters with the stacked weights of all
+	// experts. They are empty if every expert has modules of its own.
 	GateUp, Down string
 }
 
-// Fused says that the experts have no modules of their own.
+// Fused reports whether the experts share parameters and have no modules of
+// their own.
 func (m *Mixture) Fused() bool { return m.GateUp != "" }
 
-// ExpertsPath is the module of the fused experts.
+// ExpertsPath returns the path of the module of the fused experts.
 func (m *Mixture) ExpertsPath() string { return m.Path + ".experts" }
 
-// Blocks are the blocks of all stacks.
+// Blocks returns the blocks of all stacks.
 func (n *Network) Blocks() []Block {
 	var blocks []Block
 	for _, s := range n.Stacks {
@@ -185,8 +186,8 @@ func (n *Network) Blocks() []Block {
 	return blocks
 }
 
-// Linears are the paths of the linear modules but the head's projection, in the
-// order of the forward pass.
+// Linears returns the paths of the linear modules without the head's
+// projection, in the order of the forward pass.
 func (n *Network) Linears() []string {
 	var paths []string
 	add := func(more ...string) {
@@ -214,7 +215,7 @@ func (n *Network) Linears() []string {
 		}
 		feedForward(&b.FeedForward)
 		if m := b.FeedForward.Mixture; m != nil {
-			if !m.Fused() { // whose router has a weight and is no linear module
+			if !m.Fused() { // the router of fused experts is no linear module
 				add(m.Router)
 			}
 			for i := range m.Experts {
@@ -237,10 +238,11 @@ func (n *Network) Linears() []string {
 	return slices.Clip(paths)
 }
 
-// Undivided are the paths of the linear modules that every rank has whole under
-// tensor parallelism: routers, the gates of shared experts, the ways to
-// DeepSeek's latent spaces, what makes one output a sequence, and what is around
-// the blocks (the plans of torchtitan and of transformers, base_model_tp_plan).
+// Undivided returns the paths of the linear modules that are replicated on
+// every rank under tensor parallelism: routers, the gates of shared experts,
+// the projections to DeepSeek's latent spaces, the head with one output per
+// sequence, and all linear modules outside of the blocks. The plans of
+// torchtitan and of transformers (base_model_tp_plan) say so.
 func (n *Network) Undivided() map[string]bool {
 	whole := map[string]bool{}
 	attention := func(a *Attention) {
@@ -269,7 +271,7 @@ func (n *Network) Undivided() map[string]bool {
 
 // The methods of scope below describe the network beside the parameters.
 
-// stack begins a stack of this width, which may be completed through the
+// stack starts a stack of this width. The caller may complete it through the
 // pointer.
 func (s scope) stack(hidden int64, stack Stack) *Stack {
 	s.network.Hidden = hidden
@@ -277,7 +279,7 @@ func (s scope) stack(hidden int64, stack Stack) *Stack {
 	return &stack
 }
 
-// blocks is repeat for the blocks of a stack.
+// blocks is like repeat, for the blocks of a stack.
 func (s scope) blocks(stack *Stack, name string, count int64, describe func(s scope, index int64, b *Block)) {
 	s.repeat(name, count, func(s scope, index int64) {
 		b := Block{Path: s.module("")}
@@ -286,7 +288,7 @@ func (s scope) blocks(stack *Stack, name string, count int64, describe func(s sc
 	})
 }
 
-// module is the path of a module in this scope, or of the scope itself.
+// module returns the path of a module in this scope, or of the scope itself.
 func (s scope) module(name string) string {
 	if name == "" && s.path != "" {
 		return s.path[:len(s.path)-1]

@@ -24,7 +24,7 @@ import (
 // maxHeader is the reference implementation's limit.
 const maxHeader = 100_000_000
 
-// tensor is an entry of a header; at is its place in the header.
+// tensor is an entry of a header. The field at is its offset in the header.
 type tensor struct {
 	name       string
 	dtype      dtype.Type
@@ -48,11 +48,11 @@ func loadSafetensors(path, name string) (*Model, error) {
 	return fromTensors([]shard{{doc, tensors}}, name, path)
 }
 
-// partName is how transformers names a part of a model; the group is the
-// number of parts.
+// partName matches transformers' name of one of a model's files. The group is
+// the number of files.
 var partName = regexp.MustCompile(`-\d{5}-of-(\d{5})\.safetensors$`)
 
-// readHeader reads the header of a file and none of its data.
+// readHeader reads the header of a file, without its data.
 func readHeader(path string) (document, []tensor, error) {
 	fail := func(format string, arguments ...any) (document, []tensor, error) {
 		return document{}, nil, &fault.Input{
@@ -72,7 +72,8 @@ func readHeader(path string) (document, []tensor, error) {
 	}
 	length := binary.LittleEndian.Uint64(prefix[:])
 	if length > maxHeader {
-		return fail("not a safetensors file: the header would have %d bytes, and at most %d are allowed", length, maxHeader)
+		return fail("not a safetensors file: the header would have %d bytes, and at most %d are allowed",
+			length, maxHeader)
 	}
 	data := info.Size() - 8 - int64(length)
 	if data < 0 {
@@ -86,8 +87,8 @@ func readHeader(path string) (document, []tensor, error) {
 	return doc, tensors, err
 }
 
-// parseHeader reads the tensors of a header, in the order of the data, which
-// they must fill without gap or overlap. Positions count within the header.
+// parseHeader returns the tensors of a header in the order of the data. They
+// must fill the data without gap or overlap. Positions count within the header.
 func parseHeader(doc document, data int64) ([]tensor, error) {
 	members, err := doc.members(doc.whole())
 	if err != nil {
@@ -110,12 +111,15 @@ func parseHeader(doc document, data int64) ([]tensor, error) {
 	var filled int64
 	for _, t := range tensors {
 		if t.begin != filled {
-			return nil, doc.fault(t.at, fmt.Sprintf("tensor %q starts at byte %d of the data, and the tensor before it ends at %d", t.name, t.begin, filled), "")
+			return nil, doc.fault(t.at,
+				fmt.Sprintf("tensor %q starts at byte %d of the data, and the tensor before it ends at %d",
+					t.name, t.begin, filled), "")
 		}
 		filled = t.end
 	}
 	if filled != data {
-		return nil, doc.fault(0, fmt.Sprintf("the tensors take %d bytes, and the file has %d after its header", filled, data), "download the file again")
+		return nil, doc.fault(0, fmt.Sprintf("the tensors take %d bytes, and the file has %d after its header",
+			filled, data), "download the file again")
 	}
 	return tensors, nil
 }
@@ -155,12 +159,14 @@ func parseTensor(doc document, member value) (tensor, error) {
 		return fail(t.at, "the shape %v has more than %d elements", t.shape, maxElements)
 	}
 	if count*t.dtype.Size() != t.end-t.begin {
-		return fail(t.at, "the shape %v of %s takes %d bytes, and the data has %d", t.shape, t.dtype, count*t.dtype.Size(), t.end-t.begin)
+		return fail(t.at, "the shape %v of %s takes %d bytes, and the data has %d", t.shape, t.dtype,
+			count*t.dtype.Size(), t.end-t.begin)
 	}
 	return t, nil
 }
 
-// sizes is an array of integers that are not negative; it is never nil.
+// sizes returns an array of non-negative integers. It is never nil without an
+// error.
 func sizes(doc document, v value) ([]int64, error) {
 	list, err := doc.elements(v)
 	if err != nil {
@@ -177,7 +183,7 @@ func sizes(doc document, v value) ([]int64, error) {
 	return numbers, nil
 }
 
-// shard is a header with what the model takes from it.
+// shard is the header of a file, with the tensors that the model takes from it.
 type shard struct {
 	document
 	tensors []tensor
@@ -205,7 +211,8 @@ func loadIndex(path, name string) (*Model, error) {
 		wanted := map[string]bool{}
 		for _, v := range names[file] {
 			if !found[v.name] {
-				return nil, doc.fault(v.at, fmt.Sprintf("tensor %q is not in %s", v.name, file), "download the index and its files again: they are not of one version")
+				return nil, doc.fault(v.at, fmt.Sprintf("tensor %q is not in %s", v.name, file),
+					"download the index and its files again: they are not of one version")
 			}
 			wanted[v.name] = true
 		}
@@ -216,8 +223,8 @@ func loadIndex(path, name string) (*Model, error) {
 	return fromTensors(shards, name, path)
 }
 
-// parseIndex is the sorted files of weight_map, and the members that each of
-// them is to hold.
+// parseIndex returns the sorted files of weight_map, and the entries of each
+// file.
 func parseIndex(doc document) (files []string, names map[string][]value, err error) {
 	members, err := doc.members(doc.whole())
 	if err != nil {
@@ -235,7 +242,9 @@ func parseIndex(doc document) (files []string, names map[string][]value, err err
 	for _, entry := range entries {
 		file, ok := entry.text()
 		if !ok || file == "" || filepath.Base(file) != file || !strings.HasSuffix(file, ".safetensors") {
-			return nil, nil, doc.fault(entry.at, fmt.Sprintf("tensor %q: the name of a safetensors file beside the index was expected, and %s is here", entry.name, entry.shown()), "")
+			return nil, nil, doc.fault(entry.at,
+				fmt.Sprintf("tensor %q: the name of a safetensors file beside the index was expected, and %s is here",
+					entry.name, entry.shown()), "")
 		}
 		if _, ok := names[file]; !ok {
 			files = append(files, file)
@@ -246,13 +255,14 @@ func parseIndex(doc document) (files []string, names map[string][]value, err err
 	return files, names, nil
 }
 
-// buffers are tensors of checkpoints that no gradient trains: positions and
-// masks that old versions of transformers saved, DeepSeek-V3's balance of the
-// experts, and the scales of fp8 weights.
+// buffers matches tensors of checkpoints that are not trained: positions and
+// masks that old versions of transformers saved, DeepSeek-V3's bias that
+// balances experts, and the scales of fp8 weights.
 var buffers = regexp.MustCompile(`(^|\.)(position_ids|masked_bias|inv_freq|e_score_correction_bias|\w+_scale_inv)$`)
 
-// isBuffer is true for a tensor that is no parameter. Quantized weights are
-// neither: they are packed, so that their shapes say nothing of the model.
+// isBuffer reports whether a tensor is a buffer, not a parameter. It returns an
+// error for quantized weights: they are packed, so their shapes do not describe
+// the model.
 func isBuffer(t tensor) (bool, error) {
 	switch {
 	case buffers.MatchString(t.name), isMask(t):
@@ -267,9 +277,11 @@ func isBuffer(t tensor) (bool, error) {
 	return false, nil
 }
 
-// isMask knows the causal mask of GPT-2 and its relatives, "h.0.attn.bias".
+// isMask reports whether a tensor is the causal mask of GPT-2 and its
+// relatives, "h.0.attn.bias".
 func isMask(t tensor) bool {
-	return strings.HasSuffix(t.name, ".bias") && len(t.shape) == 4 && t.shape[0] == 1 && t.shape[1] == 1 && t.shape[2] == t.shape[3]
+	return strings.HasSuffix(t.name, ".bias") && len(t.shape) == 4 && t.shape[0] == 1 && t.shape[1] == 1 &&
+		t.shape[2] == t.shape[3]
 }
 
 func fromTensors(shards []shard, name, source string) (*Model, error) {
@@ -279,7 +291,8 @@ func fromTensors(shards []shard, name, source string) (*Model, error) {
 		for _, t := range s.tensors {
 			buffer, err := isBuffer(t)
 			if err != nil {
-				return nil, s.fault(t.at, err.Error(), "name the config.json or the weights of the model before quantization")
+				return nil, s.fault(t.at, err.Error(),
+					"name the config.json or the weights of the model before quantization")
 			}
 			if buffer {
 				continue
@@ -287,7 +300,8 @@ func fromTensors(shards []shard, name, source string) (*Model, error) {
 			p := Parameter{Name: t.name, Shape: t.shape, DType: t.dtype}
 			m.Parameters = append(m.Parameters, p)
 			if total += p.Elements(); total > maxElements || len(m.Parameters) > maxParameters {
-				return nil, s.fault(t.at, fmt.Sprintf("more than %d parameters or %d tensors", maxElements, maxParameters), "")
+				return nil, s.fault(t.at, fmt.Sprintf("more than %d parameters or %d tensors",
+					maxElements, maxParameters), "")
 			}
 		}
 	}

@@ -14,8 +14,8 @@ import (
 	"plimsoll/dtype"
 )
 
-// The checkpoint was written by transformers and the safetensors library: see
-// testdata/checkpoint.py. Its config.json and its headers say the same.
+// transformers and the safetensors library wrote the checkpoint: see
+// testdata/checkpoint.py. Its config.json and its headers agree.
 func TestCheckpoint(t *testing.T) {
 	config, err := Load("testdata/checkpoint")
 	if err != nil {
@@ -80,10 +80,12 @@ func TestIndexFaults(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, first + ": cannot be read: no such file"},
-		"a tensor is missing": {edit(`model.norm.weight`, `model.norm.bias`), `"model.norm.bias" is not in model-00002`},
-		"outside":             {edit(first, "../"+first), "index.json:7:34: tensor \"model.embed_tokens.weight\": the name of a safetensors file"},
-		"no map":              {edit("weight_map", "weights"), "weight_map is missing"},
-		"not a name":          {edit(`"`+first+`"`, "3"), "and 3 is here"},
+		"a tensor is missing": {edit(`model.norm.weight`, `model.norm.bias`),
+			`"model.norm.bias" is not in model-00002`},
+		"outside": {edit(first, "../"+first),
+			"index.json:7:34: tensor \"model.embed_tokens.weight\": the name of a safetensors file"},
+		"no map":     {edit("weight_map", "weights"), "weight_map is missing"},
+		"not a name": {edit(`"`+first+`"`, "3"), "and 3 is here"},
 	} {
 		folder := copyCheckpoint(t)
 		test.change(t, folder)
@@ -94,7 +96,7 @@ func TestIndexFaults(t *testing.T) {
 	checkFault(t, "one of several", err, "this file is one of several", indexName)
 }
 
-// safetensors is a file with a header and zeros for data.
+// safetensors returns a file with a header and zeros for data.
 func safetensors(header string, data int) []byte {
 	file := binary.LittleEndian.AppendUint64(nil, uint64(len(header)))
 	return append(append(file, header...), make([]byte, data)...)
@@ -145,26 +147,30 @@ func TestHeaderFaults(t *testing.T) {
 		"truncated header": {good[:30], "ends after 22 of them"},
 		"truncated data":   {good[:len(good)-1], "the tensors take 8 bytes, and the file has 7 after its header"},
 		"more data":        {append(slices.Clone(good), 0), "the file has 9"},
-		"2^63":             {append(length(1<<63), good...), "the header would have 9223372036854775808 bytes, and at most 100000000"},
-		"above the limit":  {append(length(maxHeader+1), good...), "at most 100000000 are allowed"},
-		"html":             {[]byte("<!DOCTYPE html><html></html>"), "not a safetensors file"},
-		"no JSON":          {safetensors("PK", 0), "not valid JSON"},
-		"no tensors":       {safetensors("{}", 0), "no parameters are in here"},
-		"array":            {safetensors("[]", 0), "an object was expected"},
-		"element type":     {edit("F32", "F4"), `1:17: tensor "w": unknown element type "F4"`},
-		"type a number":    {edit(`"F32"`, "32"), "unknown element type 32"},
-		"shape a number":   {edit("[2]", "2"), "shape: an array was expected, and a number is here"},
-		"negative size":    {edit("[2]", "[-2]"), "shape: -2 is not a size"},
-		"product":          {edit("[2]", "[9223372036854775807, 9223372036854775807]"), "elements"},
-		"shape and data":   {edit("[2]", "[3]"), "the shape [3] of fp32 takes 12 bytes, and the data has 8"},
-		"offsets":          {edit("[0, 8]", "[8, 0]"), "two ascending data_offsets"},
-		"one offset":       {edit("[0, 8]", "[8]"), "two ascending data_offsets"},
-		"no shape":         {edit("shape", "form"), "a dtype, a shape and"},
-		"not an object":    {safetensors(`{"w": 3}`, 0), "w: an object was expected, and a number is here"},
-		"gap":              {edit("[0, 8]", "[4, 12]"), `tensor "w" starts at byte 4 of the data, and the tensor before it ends at 0`},
-		"overlap":          {edit("}}", `}, "v": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}`), `tensor "v" starts at byte 4 of the data, and the tensor before it ends at 8`},
-		"twice":            {edit("}}", `}, "w": 1}`), "duplicate"},
-		"quantized":        {edit(`"F32", "shape": [2]`, `"I32", "shape": [2]`), "quantized weights do not say what is trained"},
+		"2^63": {append(length(1<<63), good...),
+			"the header would have 9223372036854775808 bytes, and at most 100000000"},
+		"above the limit": {append(length(maxHeader+1), good...), "at most 100000000 are allowed"},
+		"html":            {[]byte("<!DOCTYPE html><html></html>"), "not a safetensors file"},
+		"no JSON":         {safetensors("PK", 0), "not valid JSON"},
+		"no tensors":      {safetensors("{}", 0), "no parameters are in here"},
+		"array":           {safetensors("[]", 0), "an object was expected"},
+		"element type":    {edit("F32", "F4"), `1:17: tensor "w": unknown element type "F4"`},
+		"type a number":   {edit(`"F32"`, "32"), "unknown element type 32"},
+		"shape a number":  {edit("[2]", "2"), "shape: an array was expected, and a number is here"},
+		"negative size":   {edit("[2]", "[-2]"), "shape: -2 is not a size"},
+		"product":         {edit("[2]", "[9223372036854775807, 9223372036854775807]"), "elements"},
+		"shape and data":  {edit("[2]", "[3]"), "the shape [3] of fp32 takes 12 bytes, and the data has 8"},
+		"offsets":         {edit("[0, 8]", "[8, 0]"), "two ascending data_offsets"},
+		"one offset":      {edit("[0, 8]", "[8]"), "two ascending data_offsets"},
+		"no shape":        {edit("shape", "form"), "a dtype, a shape and"},
+		"not an object":   {safetensors(`{"w": 3}`, 0), "w: an object was expected, and a number is here"},
+		"gap": {edit("[0, 8]", "[4, 12]"),
+			`tensor "w" starts at byte 4 of the data, and the tensor before it ends at 0`},
+		"overlap": {edit("}}", `}, "v": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}`),
+			`tensor "v" starts at byte 4 of the data, and the tensor before it ends at 8`},
+		"twice": {edit("}}", `}, "w": 1}`), "duplicate"},
+		"quantized": {edit(`"F32", "shape": [2]`, `"I32", "shape": [2]`),
+			"quantized weights do not say what is trained"},
 	} {
 		_, err := loadBytes(t, test.file)
 		checkFault(t, name, err, test.what, "")

@@ -2,12 +2,12 @@ package model
 
 import "strings"
 
-// ToVersion5 makes the parameters and the network those that transformers has in
-// memory from version 5 on, whatever the checkpoint: the weights of all experts
+// ToVersion5 changes the parameters and the network to those that transformers
+// has in memory since version 5, for any checkpoint. The weights of all experts
 // of a layer are two tensors, routers are modules of their own kind, and some
 // modules have other names.
 func (m *Model) ToVersion5() {
-	instead := map[string][]Parameter{} // of the weight of a module; names and shapes
+	instead := map[string][]Parameter{} // replacements (names and shapes) by module
 	for _, b := range m.Network.Blocks() {
 		if x := b.FeedForward.Mixture; x != nil {
 			instead[x.Router] = []Parameter{{Name: x.Path + ".gate.weight"}}
@@ -40,7 +40,7 @@ func (m *Model) ToVersion5() {
 	m.Parameters = parameters
 }
 
-// fuse makes two parameters of the experts.
+// fuse replaces the parameters of the experts by two.
 func (x *Mixture) fuse(hidden int64) []Parameter {
 	count, inner := int64(len(x.Experts)), x.Experts[0].Inner
 	x.Router, x.GateUp, x.Down = x.Path+".gate", x.ExpertsPath()+".gate_up_proj", x.ExpertsPath()+".down_proj"
@@ -48,5 +48,8 @@ func (x *Mixture) fuse(hidden int64) []Parameter {
 		e := &x.Experts[i]
 		e.Gate, e.Up, e.Down = "", "", ""
 	}
-	return []Parameter{{Name: x.GateUp, Shape: []int64{count, 2 * inner, hidden}}, {Name: x.Down, Shape: []int64{count, hidden, inner}}}
+	return []Parameter{
+		{Name: x.GateUp, Shape: []int64{count, 2 * inner, hidden}},
+		{Name: x.Down, Shape: []int64{count, hidden, inner}},
+	}
 }

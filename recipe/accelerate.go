@@ -8,37 +8,36 @@ import (
 	"plimsoll/fault"
 )
 
-// Accelerate is what a configuration of accelerate says: how many processes
-// there are and what they divide among them. The defaults are those of
-// accelerate 1.15.
+// Accelerate is a configuration of accelerate: the number of processes and what
+// they divide among them. The defaults are those of accelerate 1.15.
 type Accelerate struct {
 	File string
 
 	Engine    string // "none", "ddp", "fsdp" or "deepspeed"
-	Processes int    // on all machines; 0 = the command line says
+	Processes int    // on all machines; 0 = from the command line
 	Machines  int
 	GPUs      []string // nil = all
 	OnCPU     bool
 
 	Precision      Precision
-	FP8Backend     string // "te", "ao" or "msamp", of MixedFP8
+	FP8Backend     string // of MixedFP8: "te", "ao" or "msamp"
 	CompileBackend string // "" = not compiled
 
 	FSDP        *FSDP      // nil without
 	DeepSpeed   *DeepSpeed // nil without
 	ZeRO3Init   bool       // parameters are sharded from the start
-	MoELayers   []string   // classes of layers that ZeRO-3 gathers as a whole
+	MoELayers   []string   // classes of layers that ZeRO-3 gathers as one unit
 	Parallelism *Parallelism
 	Notes       []Note
 }
 
-// Parallelism is the number of ranks in each direction. FSDP divides a model
-// among Shard x Context ranks; Replicate groups of them add gradients up.
+// Parallelism is the number of ranks in each dimension. FSDP shards a model
+// among Shard x Context ranks. Replicate such groups all-reduce gradients.
 type Parallelism struct {
 	Replicate, Shard, Tensor, Context, Sequence int
 }
 
-// Ranks is how many there are in all directions together.
+// Ranks returns the number of ranks: the product of all dimensions.
 func (p *Parallelism) Ranks() int {
 	product := 1
 	for _, size := range []int{p.Replicate, p.Shard, p.Tensor, p.Context, p.Sequence} {
@@ -47,16 +46,16 @@ func (p *Parallelism) Ranks() int {
 	return product
 }
 
-// engines are the distributed types that are planned.
+// engines are the distributed types that Plimsoll plans.
 var engines = map[string]string{"NO": "none", "MULTI_GPU": "ddp", "FSDP": "fsdp", "DEEPSPEED": "deepspeed"}
 
-// LoadAccelerate reads the file at path, which "accelerate config" writes.
+// LoadAccelerate reads the file at path, as "accelerate config" writes it.
 func LoadAccelerate(path string) (*Accelerate, error) {
 	return load(path, accelerateKind, ParseAccelerate)
 }
 
-// ParseAccelerate reads the text of a file. Files that it names are found
-// relative to it. Every error is a *fault.Input.
+// ParseAccelerate parses the text of a file. Paths in it are relative to it.
+// Every error is a *fault.Input.
 func ParseAccelerate(file string, text []byte) (*Accelerate, error) {
 	document, err := parseDocument(file, text)
 	if err != nil {
@@ -68,7 +67,11 @@ func ParseAccelerate(file string, text []byte) (*Accelerate, error) {
 	}
 	kind := c.word("", "distributed_type")
 	if kind == "" {
-		return nil, &fault.Input{Where: fault.Position{File: file}, What: "there is no distributed_type", Mend: "add distributed_type: MULTI_GPU, or 'NO' for one process"}
+		return nil, &fault.Input{
+			Where: fault.Position{File: file},
+			What:  "there is no distributed_type",
+			Mend:  "add distributed_type: MULTI_GPU, or 'NO' for one process",
+		}
 	}
 	a := &Accelerate{File: file, Engine: engines[kind]}
 	if err := c.fillAccelerate(a, kind); err != nil {
@@ -109,7 +112,8 @@ func (c *checking) fillAccelerate(a *Accelerate, kind string) error {
 		a.Precision = MixedF16 // the oldest form
 	}
 	if a.Precision == MixedFP8 {
-		a.FP8Backend = strings.ReplaceAll(strings.ToLower(c.word("te", c.spelled("fp8_config", "fp8_", "backend"))), "-", "")
+		a.FP8Backend = strings.ReplaceAll(strings.ToLower(c.word("te", c.spelled("fp8_config", "fp8_", "backend"))),
+			"-", "")
 	}
 	backend := c.word(c.word("no", "dynamo_backend"), c.spelled("dynamo_config", "dynamo_", "backend"))
 	if backend = strings.ToLower(backend); backend != "no" {
@@ -122,23 +126,32 @@ func (c *checking) fillAccelerate(a *Accelerate, kind string) error {
 		a.Processes, a.Machines = 1, 1
 	}
 	if a.Processes%a.Machines != 0 {
-		c.note("num_processes", fmt.Sprintf("is %d, which %d machines do not divide: accelerate starts %d on each", a.Processes, a.Machines, a.Processes/a.Machines))
+		c.note("num_processes", fmt.Sprintf("is %d, which %d machines do not divide: accelerate starts %d on each",
+			a.Processes, a.Machines, a.Processes/a.Machines))
 	}
 	return c.refuse([]conflict{
 		{c.word("LOCAL_MACHINE", "compute_environment") != "LOCAL_MACHINE", "compute_environment",
 			"is AMAZON_SAGEMAKER, which is not planned yet", "use LOCAL_MACHINE"},
-		{a.Engine == "", "distributed_type", "is " + kind + ", which is not planned yet", "planned are NO, MULTI_GPU, FSDP and DEEPSPEED"},
+		{a.Engine == "", "distributed_type", "is " + kind + ", which is not planned yet",
+			"planned are NO, MULTI_GPU, FSDP and DEEPSPEED"},
 		{a.Engine == "ddp" && len(a.GPUs) == 1 && a.Machines <= 1, "gpu_ids",
 			"names one GPU, but distributed_type is MULTI_GPU", "name two or more, or write gpu_ids: all"},
 	})
 }
 
-// acceleratedFSDP reads fsdp_config. With FSDP1, accelerate takes the sharding
-// strategy, which is never unset, so reshard_after_forward is not looked at.
+// acceleratedFSDP reads fsdp_config. With FSDP1, accelerate reads the sharding
+// strategy, which always has a value, and ignores reshard_after_forward.
 func (c *checking) acceleratedFSDP() (*FSDP, error) {
 	const section = "fsdp_config"
 	at := func(key string) string { return c.spelled(section, "fsdp_", key) }
-	f := FSDP{Version: 1, Strategy: "full_shard", WrapPolicy: "no_wrap", WrapBySize: 1e8, RAMEfficientLoading: true, StateDictType: "full_state_dict"}
+	f := FSDP{
+		Version:             1,
+		Strategy:            "full_shard",
+		WrapPolicy:          "no_wrap",
+		WrapBySize:          1e8,
+		RAMEfficientLoading: true,
+		StateDictType:       "full_state_dict",
+	}
 	if c.integer(1, at("version")) == 2 {
 		f.StateDictType = "sharded_state_dict"
 	}
@@ -164,15 +177,19 @@ func (c *checking) acceleratedFSDP() (*FSDP, error) {
 	return read, nil
 }
 
-// acceleratedDeepSpeed reads the file that deepspeed_config names, or builds
-// what accelerate builds of the other keys: DeepSpeedPlugin.
+// acceleratedDeepSpeed reads the file that deepspeed_config names. Without one
+// it builds the configuration from the other keys, as accelerate does:
+// DeepSpeedPlugin.
 func (c *checking) acceleratedDeepSpeed(precision Precision) (*DeepSpeed, error) {
 	const section = "deepspeed_config."
 	if c.root.find(section+"deepspeed_config_file") != nil {
 		return c.deepSpeedFile(section)
 	}
 	device := func(of string) *value {
-		v := &value{kind: '{', members: []member{c.moved(section+of+"_device", "device", &value{kind: '"', text: "none"})}}
+		v := &value{
+			kind:    '{',
+			members: []member{c.moved(section+of+"_device", "device", &value{kind: '"', text: "none"})},
+		}
 		if c.word("none", section+of+"_device") == "nvme" && c.root.find(section+of+"_nvme_path") != nil {
 			v.members = append(v.members, c.moved(section+of+"_nvme_path", "nvme_path", nil))
 		}
@@ -196,12 +213,15 @@ func (c *checking) acceleratedDeepSpeed(precision Precision) (*DeepSpeed, error)
 		root.members = append(root.members, member{"fp16", c.at("mixed_precision"), &value{kind: '{', members: []member{
 			{"enabled", c.at("mixed_precision"), truth(true)}, {"auto_cast", c.at("mixed_precision"), truth(true)}}}})
 	case MixedBF16, MixedFP8:
-		root.members = append(root.members, member{"bf16", c.at("mixed_precision"), &value{kind: '{', members: []member{{"enabled", c.at("mixed_precision"), truth(true)}}}})
+		root.members = append(root.members, member{"bf16", c.at("mixed_precision"), &value{
+			kind:    '{',
+			members: []member{{"enabled", c.at("mixed_precision"), truth(true)}},
+		}})
 	}
 	return readDeepSpeed(&document{file: c.file, text: c.text, root: root})
 }
 
-// moved is the value at path under another name, with its place.
+// moved returns the value at path under another name, with its place.
 func (c *checking) moved(path, name string, otherwise *value) member {
 	if v := c.root.find(path); v != nil {
 		otherwise = v
@@ -210,15 +230,23 @@ func (c *checking) moved(path, name string, otherwise *value) member {
 }
 
 func (c *checking) deepSpeedFile(section string) (*DeepSpeed, error) {
-	// _deepspeed_config_checks: they would be ignored.
-	for _, key := range []string{accumulationKey, "gradient_clipping", "zero_stage", "offload_optimizer_device", "offload_param_device",
-		"offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model"} {
+	// accelerate would ignore these keys: _deepspeed_config_checks.
+	for _, key := range []string{accumulationKey, "gradient_clipping", "zero_stage", "offload_optimizer_device",
+		"offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model"} {
 		if c.root.find(section+key) != nil {
-			return nil, &fault.Input{Where: c.place(section + key), What: section + key + " is given beside deepspeed_config_file, which says it, too", Mend: "remove it, and say it in the file"}
+			return nil, &fault.Input{
+				Where: c.place(section + key),
+				What:  section + key + " is given beside deepspeed_config_file, which says it, too",
+				Mend:  "remove it, and say it in the file",
+			}
 		}
 	}
 	if c.root.find("mixed_precision") != nil {
-		return nil, &fault.Input{Where: c.place("mixed_precision"), What: "mixed_precision is given beside deepspeed_config_file, which says it, too", Mend: `remove it, and enable "bf16" or "fp16" in the file`}
+		return nil, &fault.Input{
+			Where: c.place("mixed_precision"),
+			What:  "mixed_precision is given beside deepspeed_config_file, which says it, too",
+			Mend:  `remove it, and enable "bf16" or "fp16" in the file`,
+		}
 	}
 	path, err := c.companion(section + "deepspeed_config_file")
 	if err != nil {
@@ -229,7 +257,9 @@ func (c *checking) deepSpeedFile(section string) (*DeepSpeed, error) {
 		return nil, err
 	}
 	off := truth(false)
-	if err := d.fill(append(fillingsOfPlugin(), filling{path: "fp16.enabled", is: off, lenient: true}, filling{path: "bf16.enabled", is: off, lenient: true})); err != nil {
+	if err := d.fill(append(fillingsOfPlugin(),
+		filling{path: "fp16.enabled", is: off, lenient: true},
+		filling{path: "bf16.enabled", is: off, lenient: true})); err != nil {
 		return nil, err
 	}
 	return hostedDeepSpeed(d)
@@ -242,20 +272,34 @@ func (c *checking) parallelism(a *Accelerate) error {
 		return nil
 	}
 	size := func(key string) int { return int(c.integer(1, prefix+key+"_size")) }
-	p := &Parallelism{Replicate: size("dp_replicate"), Shard: size("dp_shard"), Tensor: size("tp"), Context: size("cp"), Sequence: size("sp")}
+	p := &Parallelism{
+		Replicate: size("dp_replicate"),
+		Shard:     size("dp_shard"),
+		Tensor:    size("tp"),
+		Context:   size("cp"),
+		Sequence:  size("sp"),
+	}
 	a.Parallelism = p
 	return c.refuse([]conflict{
-		{a.Engine == "none", "parallelism_config", "is given, but distributed_type is NO", "remove it, or set distributed_type to FSDP"},
-		{a.Engine == "fsdp" && a.FSDP.Version == 1, "parallelism_config", "needs FSDP2", "add fsdp_version: 2 to fsdp_config"},
-		{a.Engine == "ddp" && p.Shard > 1, prefix + "dp_shard_size", "is above 1, but distributed_type is MULTI_GPU, which shards nothing",
+		{a.Engine == "none", "parallelism_config", "is given, but distributed_type is NO",
+			"remove it, or set distributed_type to FSDP"},
+		{a.Engine == "fsdp" && a.FSDP.Version == 1, "parallelism_config", "needs FSDP2",
+			"add fsdp_version: 2 to fsdp_config"},
+		{a.Engine == "ddp" && p.Shard > 1, prefix + "dp_shard_size",
+			"is above 1, but distributed_type is MULTI_GPU, which shards nothing",
 			"set distributed_type to FSDP, with fsdp_version: 2"},
-		{p.Sequence > 1 && p.Context == 1, prefix + "sp_size", "is above 1, which is not planned yet", "plan without it for an upper bound: whole sequences on every rank"},
-		{p.Context > 1 && p.Sequence > 1, prefix + "cp_size", "and sp_size are both above 1: they exclude each other", "set one of the two to 1"},
+		{p.Sequence > 1 && p.Context == 1, prefix + "sp_size", "is above 1, which is not planned yet",
+			"plan without it for an upper bound: whole sequences on every rank"},
+		{p.Context > 1 && p.Sequence > 1, prefix + "cp_size", "and sp_size are both above 1: they exclude each other",
+			"set one of the two to 1"},
 		{p.Replicate > 1 && p.Shard == 1 && (p.Tensor > 1 || p.Context > 1), prefix + "dp_replicate_size",
-			"is above 1, and dp_shard_size is 1: tensor and context parallelism do not go with replicas alone", "set dp_shard_size above 1, or dp_replicate_size to 1"},
-		{a.Engine == "fsdp" && p.Shard == 1 && p.Context == 1, "parallelism_config", "leaves FSDP no ranks to divide the model among",
+			"is above 1, and dp_shard_size is 1: tensor and context parallelism do not go with replicas alone",
+			"set dp_shard_size above 1, or dp_replicate_size to 1"},
+		{a.Engine == "fsdp" && p.Shard == 1 && p.Context == 1, "parallelism_config",
+			"leaves FSDP no ranks to divide the model among",
 			"set dp_shard_size to the number of ranks, or remove parallelism_config"},
 		{a.Processes > 0 && p.Ranks() != a.Processes, "parallelism_config",
-			fmt.Sprintf("makes %d ranks, but num_processes is %d", p.Ranks(), a.Processes), "change one of the sizes, or num_processes"},
+			fmt.Sprintf("makes %d ranks, but num_processes is %d", p.Ranks(), a.Processes),
+			"change one of the sizes, or num_processes"},
 	})
 }

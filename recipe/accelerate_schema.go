@@ -1,12 +1,12 @@
 package recipe
 
 // accelerateSchema lists the fields of accelerate 1.15: ClusterConfig in
-// commands/config/config_args.py, which refuses any other, and the options of
-// commands/launch.py that its sections stand for.
+// commands/config/config_args.py, which refuses all others, and the options of
+// commands/launch.py that its sections set.
 var accelerateSchema = schema{"accelerate", isObject(map[string]rule{
 	"compute_environment": isText("LOCAL_MACHINE", "AMAZON_SAGEMAKER"),
-	"distributed_type": isText("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA", "MULTI_XPU",
-		"MULTI_HPU", "MULTI_NEURON", "DEEPSPEED", "FSDP", "XLA", "TPU", "MEGATRON_LM"),
+	"distributed_type": isText("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA",
+		"MULTI_XPU", "MULTI_HPU", "MULTI_NEURON", "DEEPSPEED", "FSDP", "XLA", "TPU", "MEGATRON_LM"),
 	"mixed_precision": isText("no", "fp16", "bf16", "fp8").inAnyCase().orNull(),
 	"fp16":            isFlag().noting(deprecatedFor("mixed_precision")),
 	"num_processes":   isInteger().from(1).orNull(),
@@ -51,7 +51,8 @@ var accelerateSchema = schema{"accelerate", isObject(map[string]rule{
 		"deepspeed_hostfile":            isText().orNull(),
 		"deepspeed_exclusion_filter":    isText().orNull(),
 		"deepspeed_inclusion_filter":    isText().orNull(),
-		"deepspeed_multinode_launcher":  isText("pdsh", "standard", "openmpi", "mvapich", "mpich", "nossh", "slurm").orNull(),
+		"deepspeed_multinode_launcher": isText(
+			"pdsh", "standard", "openmpi", "mvapich", "mpich", "nossh", "slurm").orNull(),
 	}).orNull(),
 	"parallelism_config": isObject(map[string]rule{
 		"parallelism_config_dp_replicate_size":         isInteger().from(1).to(1 << 12),
@@ -79,5 +80,6 @@ var accelerateSchema = schema{"accelerate", isObject(map[string]rule{
 	"command_file":    {},
 })}
 
-var dynamoBackends = isText("NO", "EAGER", "AOT_EAGER", "INDUCTOR", "AOT_TS_NVFUSER", "NVPRIMS_NVFUSER", "CUDAGRAPHS", "OFI", "FX2TRT",
-	"ONNXRT", "TENSORRT", "AOT_TORCHXLA_TRACE_ONCE", "TORCHXLA_TRACE_ONCE", "TVM", "HPU_BACKEND", "NEURON").inAnyCase()
+var dynamoBackends = isText("NO", "EAGER", "AOT_EAGER", "INDUCTOR", "AOT_TS_NVFUSER", "NVPRIMS_NVFUSER", "CUDAGRAPHS",
+	"OFI", "FX2TRT", "ONNXRT", "TENSORRT", "AOT_TORCHXLA_TRACE_ONCE", "TORCHXLA_TRACE_ONCE", "TVM", "HPU_BACKEND",
+	"NEURON").inAnyCase()

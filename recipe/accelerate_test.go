@@ -15,14 +15,15 @@ import (
 
 func TestAccelerateBad(t *testing.T) { refused(t, "accelerate", 55, LoadAccelerate) }
 
-// TestAccelerate says what each text means; the files that "accelerate config"
-// writes are among them.
+// TestAccelerate compares the meaning of each text. Some are files that
+// "accelerate config" writes.
 func TestAccelerate(t *testing.T) {
 	none := defaults().OffloadParameters
 	deepSpeed := func(file string, means func(*DeepSpeed)) *DeepSpeed {
 		d := defaults()
 		d.File, d.ZeROStage = file, 2
-		d.Auto = []string{"gradient_accumulation_steps", "gradient_clipping", "train_batch_size", "train_micro_batch_size_per_gpu"}
+		d.Auto = []string{"gradient_accumulation_steps", "gradient_clipping", "train_batch_size",
+			"train_micro_batch_size_per_gpu"}
 		means(&d)
 		return &d
 	}
@@ -61,8 +62,10 @@ dynamo_config:
   dynamo_backend: INDUCTOR
   dynamo_mode: max-autotune
 fsdp_config: {fsdp_version: 2}
-`, Accelerate{Engine: "ddp", Processes: 15, Machines: 2, GPUs: []string{"0", "1", "2"}, Precision: MixedFP8, FP8Backend: "msamp", CompileBackend: "inductor"},
-			[]string{"num_processes is 15, which 2 machines do not divide: accelerate starts 7 on each", "fsdp_config has no effect: distributed_type is MULTI_GPU"}, nil},
+`, Accelerate{Engine: "ddp", Processes: 15, Machines: 2, GPUs: []string{"0", "1", "2"},
+			Precision: MixedFP8, FP8Backend: "msamp", CompileBackend: "inductor"},
+			[]string{"num_processes is 15, which 2 machines do not divide: accelerate starts 7 on each",
+				"fsdp_config has no effect: distributed_type is MULTI_GPU"}, nil},
 		{"old.json", `{"distributed_type": "NO", "fp16": true, "num_processes": 4, "dynamo_backend": "EAGER"}`,
 			Accelerate{Engine: "none", Processes: 1, Machines: 1, Precision: MixedF16, CompileBackend: "eager"},
 			[]string{"fp16 is deprecated", "dynamo_backend is deprecated", "num_processes has no effect"}, nil},
@@ -84,9 +87,19 @@ fsdp_config:
   fsdp_transformer_layer_cls_to_wrap: BertLayer,BertPooler
   fsdp_use_orig_params: no
 `, Accelerate{Engine: "fsdp", Processes: 8, Machines: 1, Precision: MixedBF16,
-			FSDP: &FSDP{Version: 1, Strategy: "shard_grad_op", WrapPolicy: "transformer_based_wrap", WrapLayers: []string{"BertLayer", "BertPooler"},
-				OffloadParameters: true, ActivationCheckpointing: true, BackwardPrefetch: "backward_pre", ForwardPrefetch: true,
-				SyncModuleStates: true, RAMEfficientLoading: true, StateDictType: "sharded_state_dict"}}, nil, nil},
+			FSDP: &FSDP{
+				Version:                 1,
+				Strategy:                "shard_grad_op",
+				WrapPolicy:              "transformer_based_wrap",
+				WrapLayers:              []string{"BertLayer", "BertPooler"},
+				OffloadParameters:       true,
+				ActivationCheckpointing: true,
+				BackwardPrefetch:        "backward_pre",
+				ForwardPrefetch:         true,
+				SyncModuleStates:        true,
+				RAMEfficientLoading:     true,
+				StateDictType:           "sharded_state_dict",
+			}}, nil, nil},
 		{"fsdp1_reshard.yaml", `
 distributed_type: FSDP
 fsdp_config:
@@ -94,13 +107,31 @@ fsdp_config:
   fsdp_auto_wrap_policy: SIZE_BASED_WRAP
   fsdp_backward_prefetch_policy: BACKWARD_PRE
 `, Accelerate{Engine: "fsdp", Machines: 1, Precision: Unmixed,
-			FSDP: &FSDP{Version: 1, Strategy: "full_shard", WrapPolicy: "size_based_wrap", WrapBySize: 1e8, UseOrigParams: true, BackwardPrefetch: "none",
-				SyncModuleStates: true, RAMEfficientLoading: true, StateDictType: "full_state_dict"}},
-			[]string{"fsdp_backward_prefetch_policy has no effect", "fsdp_reshard_after_forward has no effect with FSDP1"}, nil},
+			FSDP: &FSDP{
+				Version:             1,
+				Strategy:            "full_shard",
+				WrapPolicy:          "size_based_wrap",
+				WrapBySize:          1e8,
+				UseOrigParams:       true,
+				BackwardPrefetch:    "none",
+				SyncModuleStates:    true,
+				RAMEfficientLoading: true,
+				StateDictType:       "full_state_dict",
+			}},
+			[]string{"fsdp_backward_prefetch_policy has no effect",
+				"fsdp_reshard_after_forward has no effect with FSDP1"}, nil},
 		{"fsdp1_number.yaml", "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: '5'}\n",
 			Accelerate{Engine: "fsdp", Machines: 1, Precision: Unmixed,
-				FSDP: &FSDP{Version: 1, Strategy: "hybrid_shard_zero2", WrapPolicy: "no_wrap", UseOrigParams: true, BackwardPrefetch: "none",
-					SyncModuleStates: true, RAMEfficientLoading: true, StateDictType: "full_state_dict"}}, nil, nil},
+				FSDP: &FSDP{
+					Version:             1,
+					Strategy:            "hybrid_shard_zero2",
+					WrapPolicy:          "no_wrap",
+					UseOrigParams:       true,
+					BackwardPrefetch:    "none",
+					SyncModuleStates:    true,
+					RAMEfficientLoading: true,
+					StateDictType:       "full_state_dict",
+				}}, nil, nil},
 		{"fsdp2.yaml", `
 distributed_type: FSDP
 num_processes: 8
@@ -116,9 +147,17 @@ parallelism_config:
   parallelism_config_dp_shard_size: 2
   parallelism_config_tp_size: 2
 `, Accelerate{Engine: "fsdp", Processes: 8, Machines: 1, Precision: Unmixed,
-			FSDP:        &FSDP{Version: 2, Strategy: "shard_grad_op", WrapPolicy: "transformer_based_wrap", UseOrigParams: true, BackwardPrefetch: "none", StateDictType: "sharded_state_dict"},
+			FSDP: &FSDP{
+				Version:          2,
+				Strategy:         "shard_grad_op",
+				WrapPolicy:       "transformer_based_wrap",
+				UseOrigParams:    true,
+				BackwardPrefetch: "none",
+				StateDictType:    "sharded_state_dict",
+			},
 			Parallelism: &Parallelism{Replicate: 2, Shard: 2, Tensor: 2, Context: 1, Sequence: 1}},
-			[]string{"fsdp_forward_prefetch has no effect with FSDP2", "fsdp_sharding_strategy has no effect with FSDP2"}, nil},
+			[]string{"fsdp_forward_prefetch has no effect with FSDP2",
+				"fsdp_sharding_strategy has no effect with FSDP2"}, nil},
 		{"deepspeed.yaml", `
 distributed_type: DEEPSPEED
 mixed_precision: bf16
@@ -139,16 +178,29 @@ deepspeed_config:
 				d.Auto = []string{"train_batch_size", "train_micro_batch_size_per_gpu"}
 			})}, nil, []string{pins}},
 		{"deepspeed_default.yaml", "distributed_type: DEEPSPEED\nmixed_precision: fp16\n",
-			Accelerate{Engine: "deepspeed", Machines: 1, Precision: MixedF16, DeepSpeed: deepSpeed("deepspeed_default.yaml", func(d *DeepSpeed) {
-				d.Precision = dtype.F16
-				d.LossScale = LossScale{InitialPower: 16, Window: 1000, Hysteresis: 2, Minimum: 1}
-			})}, nil, nil},
-		{"nvme.yaml", "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: '3', offload_param_device: nvme, offload_param_nvme_path: /nvme}\n",
-			Accelerate{Engine: "deepspeed", Machines: 1, Precision: Unmixed, ZeRO3Init: true, DeepSpeed: deepSpeed("nvme.yaml", func(d *DeepSpeed) {
-				d.ZeROStage, d.OverlapReduction = 3, true
-				d.OffloadParameters = none
-				d.OffloadParameters.Device = "nvme"
-			})}, nil, nil},
+			Accelerate{
+				Engine:    "deepspeed",
+				Machines:  1,
+				Precision: MixedF16,
+				DeepSpeed: deepSpeed("deepspeed_default.yaml", func(d *DeepSpeed) {
+					d.Precision = dtype.F16
+					d.LossScale = LossScale{InitialPower: 16, Window: 1000, Hysteresis: 2, Minimum: 1}
+				}),
+			}, nil, nil},
+		{"nvme.yaml",
+			"distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: '3', offload_param_device: nvme, " +
+				"offload_param_nvme_path: /nvme}\n",
+			Accelerate{
+				Engine:    "deepspeed",
+				Machines:  1,
+				Precision: Unmixed,
+				ZeRO3Init: true,
+				DeepSpeed: deepSpeed("nvme.yaml", func(d *DeepSpeed) {
+					d.ZeROStage, d.OverlapReduction = 3, true
+					d.OffloadParameters = none
+					d.OffloadParameters.Device = "nvme"
+				}),
+			}, nil, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got, err := ParseAccelerate(test.name, []byte(test.text))
@@ -156,7 +208,8 @@ deepspeed_config:
 				t.Fatal(err)
 			}
 			test.want.File = test.name
-			if diff := cmp.Diff(&test.want, got, cmpopts.IgnoreUnexported(DeepSpeed{}), cmpopts.IgnoreFields(DeepSpeed{}, "Notes"), cmpopts.IgnoreFields(Accelerate{}, "Notes")); diff != "" {
+			if diff := cmp.Diff(&test.want, got, cmpopts.IgnoreUnexported(DeepSpeed{}),
+				cmpopts.IgnoreFields(DeepSpeed{}, "Notes"), cmpopts.IgnoreFields(Accelerate{}, "Notes")); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 			requireNotes(t, got.Notes, test.notes)
@@ -167,12 +220,14 @@ deepspeed_config:
 	}
 }
 
-// TestAccelerateFile: what accelerate fills into a file of DeepSpeed.
+// TestAccelerateFile checks what accelerate adds to a DeepSpeed file.
 func TestAccelerateFile(t *testing.T) {
 	folder := t.TempDir()
 	path := filepath.Join(folder, "accelerate.yaml")
 	if err := errors.Join(
-		os.WriteFile(path, []byte("distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n  zero3_init_flag: true\n"), 0o644),
+		os.WriteFile(path,
+			[]byte("distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n  "+
+				"zero3_init_flag: true\n"), 0o644),
 		os.WriteFile(filepath.Join(folder, "ds.json"), []byte(`{"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": "auto"}, "gradient_clipping": 1.0,
 			"zero_optimization": {"stage": "auto", "offload_optimizer": {"device": "auto"}}}`), 0o644)); err != nil {
 		t.Fatal(err)
@@ -194,8 +249,10 @@ func TestAccelerateFile(t *testing.T) {
 
 func FuzzParseAccelerate(f *testing.F) {
 	archived(f, "testdata/bad/accelerate.txtar", func(_ string, text []byte) { f.Add(text) })
-	f.Add([]byte("distributed_type: DEEPSPEED\nmixed_precision: fp16\ndeepspeed_config: {zero_stage: '3', offload_param_device: nvme}\n"))
-	f.Add([]byte("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: '5', fsdp_transformer_layer_cls_to_wrap: \"A, B\"}\n"))
+	f.Add([]byte("distributed_type: DEEPSPEED\nmixed_precision: fp16\ndeepspeed_config: {zero_stage: '3', " +
+		"offload_param_device: nvme}\n"))
+	f.Add([]byte("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: '5', " +
+		"fsdp_transformer_layer_cls_to_wrap: \"A, B\"}\n"))
 	f.Add([]byte("\ufeffdistributed_type: |\n  NO\n? a\n: [b, {c: d}]\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		got, err := ParseAccelerate("fuzz.yaml", text)

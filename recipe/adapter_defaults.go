@@ -2,9 +2,9 @@ package recipe
 
 import "maps"
 
-// targetDefaults are the modules that PEFT 0.20 adapts where a file does not
-// say which, by type of adapter and model_type: utils/constants.py. A value
-// that begins with .* is a pattern.
+// targetDefaults are the modules that PEFT 0.20 adapts by default, by type of
+// adapter and model_type: utils/constants.py. A value that begins with .* is a
+// pattern.
 var targetDefaults = func() map[string]map[string]string {
 	lora := map[string]string{
 		"RefinedWeb":      `query_key_value`,
@@ -50,7 +50,8 @@ var targetDefaults = func() map[string]map[string]string {
 	}
 	vera := maps.Clone(lora)
 	vera["phi"] = "q_proj v_proj"
-	return map[string]map[string]string{"LORA": lora, "VERA": vera, "ADALORA": adaLoRADefaults, "IA3": ia3Defaults, "LN_TUNING": lnTuningDefaults}
+	return map[string]map[string]string{"LORA": lora, "VERA": vera, "ADALORA": adaLoRADefaults, "IA3": ia3Defaults,
+		"LN_TUNING": lnTuningDefaults}
 }()
 
 var (

@@ -10,29 +10,29 @@ import (
 	"plimsoll/fault"
 )
 
-// match chooses modules by name as PEFT does: check_target_module_exists in
+// match selects modules by name as PEFT does: check_target_module_exists in
 // tuners/tuners_utils.py.
 type match struct {
 	given     bool
-	names     []string         // a module, or the end of its name after a dot
-	pattern   *regexp.Regexp   // the whole name
-	anywhere  []*regexp.Regexp // some words of the name
+	names     []string         // of modules, or the ends of their names after a dot
+	pattern   *regexp.Regexp   // for the full name
+	anywhere  []*regexp.Regexp // for some components of the name
 	allLinear bool
 }
 
-// layers narrows a list of names down to some layers.
+// layers restricts a list of names to some layers.
 type layers struct {
 	indexes  []int // none means every layer
 	patterns []*regexp.Regexp
 }
 
-// pattern gives modules another rank.
+// pattern sets the rank of the modules that it matches.
 type pattern struct {
 	modules *regexp.Regexp
 	rank    int
 }
 
-// heads are the names of output embeddings, which "all-linear" leaves out. PEFT
+// heads are the names of output embeddings, which "all-linear" excludes. PEFT
 // asks the model for them.
 var heads = strings.Fields("lm_head embed_out output_layer predictions.decoder")
 
@@ -43,12 +43,15 @@ func (m *match) matches(module string) bool {
 	case m.pattern != nil:
 		return m.pattern.MatchString(module)
 	}
-	return ends(module, m.names) || slices.ContainsFunc(m.anywhere, func(r *regexp.Regexp) bool { return r.MatchString(module) })
+	return ends(module, m.names) ||
+		slices.ContainsFunc(m.anywhere, func(r *regexp.Regexp) bool { return r.MatchString(module) })
 }
 
-// ends says that the module has one of the names, or ends in one after a dot.
+// ends reports whether the module is one of the names, or ends in a dot and one
+// of them.
 func ends(module string, names []string) bool {
-	return slices.ContainsFunc(names, func(name string) bool { return module == name || strings.HasSuffix(module, "."+name) })
+	return slices.ContainsFunc(names,
+		func(name string) bool { return module == name || strings.HasSuffix(module, "."+name) })
 }
 
 func (l *layers) has(module string) bool {
@@ -64,9 +67,9 @@ func (l *layers) has(module string) bool {
 	return false
 }
 
-// Targets says that the adapter changes the module of that name, as
-// named_modules gives it. For target_modules "all-linear" it must be a linear
-// layer. Without target_modules, ForModel comes first.
+// Targets reports whether the adapter changes the module with that name, as in
+// named_modules. With target_modules "all-linear", call it for linear layers
+// only. Without target_modules, call ForModel first.
 func (a *Adapter) Targets(module string) bool {
 	switch {
 	case a.excluded.given && a.excluded.matches(module), a.saved.given && a.saved.matches(module), !a.targets.given:
@@ -77,17 +80,18 @@ func (a *Adapter) Targets(module string) bool {
 	return a.targets.matches(module) && a.layers.has(module)
 }
 
-// AllLinear says that target_modules is "all-linear": nothing else is adapted.
+// AllLinear reports whether target_modules is "all-linear".
 func (a *Adapter) AllLinear() bool { return a.targets.allLinear }
 
-// Lists says that target_modules is a list with that name, or one that ends in it
-// after a dot. It may be of modules that there are not.
+// Lists reports whether the list target_modules has the name, or an entry that
+// ends in a dot and the name. The model need not have such a module.
 func (a *Adapter) Lists(name string) bool {
 	return slices.ContainsFunc(a.targets.names, func(target string) bool { return ends(target, []string{name}) })
 }
 
-// ToLeaves has the last names of modules that a pattern chooses in its place, which
-// may be those of others, too: so does PEFT where transformers has fused experts.
+// ToLeaves replaces a pattern by the last components of the module names that
+// it matches. Other modules may have these, too. PEFT does so if transformers
+// has fused experts.
 func (a *Adapter) ToLeaves(modules []string) {
 	if a.targets.pattern == nil {
 		return
@@ -101,19 +105,19 @@ func (a *Adapter) ToLeaves(modules []string) {
 	a.targets = leaves
 }
 
-// NamesTargets says that target_modules is given, or taken for a model.
+// NamesTargets reports whether target_modules is given, or set by ForModel.
 func (a *Adapter) NamesTargets() bool { return a.targets.given }
 
-// Place is where target_modules stands.
+// Place returns the position of target_modules.
 func (a *Adapter) Place() fault.Position { return a.place }
 
-// Saves says that the module is trained as it is, beside the adapter.
+// Saves reports whether the module is fully trained, beside the adapter.
 func (a *Adapter) Saves(module string) bool {
 	return slices.ContainsFunc(a.ModulesToSave, func(name string) bool { return strings.HasSuffix(module, name) })
 }
 
-// Copies is the path of the outermost module, this one or one that it is in, of
-// which a copy is trained; it is empty where there is none.
+// Copies returns the path of the outermost module that is trained as a copy and
+// contains the module or is it. It returns "" if there is none.
 func (a *Adapter) Copies(module string) string {
 	for end := range len(module) + 1 {
 		if end < len(module) && module[end] != '.' {
@@ -126,7 +130,8 @@ func (a *Adapter) Copies(module string) string {
 	return ""
 }
 
-// Feedforward says that IA3 scales the input of the module, not its output.
+// Feedforward reports whether IA3 scales the input of the module, not its
+// output.
 func (a *Adapter) Feedforward(module string) bool {
 	if a.feedforward.pattern != nil {
 		return a.feedforward.matches(module)
@@ -134,8 +139,8 @@ func (a *Adapter) Feedforward(module string) bool {
 	return slices.ContainsFunc(a.feedforward.names, func(name string) bool { return strings.HasSuffix(module, name) })
 }
 
-// RankOf is the rank of the adapter of a module: that of the first entry of
-// rank_pattern for it, or r.
+// RankOf returns the rank for a module: of the first rank_pattern entry that
+// matches it, or else r.
 func (a *Adapter) RankOf(module string) int {
 	for _, p := range a.ranks {
 		if p.modules.MatchString(module) {
@@ -145,13 +150,17 @@ func (a *Adapter) RankOf(module string) int {
 	return a.Rank
 }
 
-// ForModel takes PEFT's default for a model_type where the file names no
-// target_modules.
+// ForModel sets target_modules to PEFT's default for the model_type if the file
+// does not give them.
 func (a *Adapter) ForModel(modelType string) error {
 	if a.Type == "IA3" && !a.feedforward.given {
 		list, known := feedforwardDefaults[modelType]
 		if !known {
-			return &fault.Input{Where: a.place, What: fmt.Sprintf("feedforward_modules is not given, and PEFT has no default for %s", modelType), Mend: `add "feedforward_modules": ["down_proj"]`}
+			return &fault.Input{
+				Where: a.place,
+				What:  fmt.Sprintf("feedforward_modules is not given, and PEFT has no default for %s", modelType),
+				Mend:  `add "feedforward_modules": ["down_proj"]`,
+			}
 		}
 		a.feedforward = match{given: true, names: strings.Fields(list)}
 	}
@@ -165,22 +174,26 @@ func (a *Adapter) ForModel(modelType string) error {
 		case a.Parameters != nil:
 			return nil
 		default:
-			return &fault.Input{Where: a.place, What: fmt.Sprintf("target_modules is not given, and PEFT's %s has no default for %s", a.Type, modelType),
-				Mend: `add "target_modules": "all-linear", or a list`}
+			return &fault.Input{
+				Where: a.place,
+				What: fmt.Sprintf("target_modules is not given, and PEFT's %s has no default for %s",
+					a.Type, modelType),
+				Mend: `add "target_modules": "all-linear", or a list`,
+			}
 		}
 		a.targets.given = true
 	}
 	return nil
 }
 
-// adapterMatches compiles everything that chooses modules.
+// adapterMatches compiles all selections of modules.
 func (c *checking) adapterMatches(a *Adapter) error {
 	var err error
 	for _, m := range []struct {
 		key string
 		in  *match
 	}{{"target_modules", &a.targets}, {"exclude_modules", &a.excluded}, {"feedforward_modules", &a.feedforward}} {
-		if _, known := adapterSchemas[a.Type][m.key]; !known { // and PEFT does not read it
+		if _, known := adapterSchemas[a.Type][m.key]; !known { // PEFT does not read it
 			continue
 		}
 		if *m.in, err = c.match(m.key); err != nil {
@@ -219,7 +232,7 @@ func (c *checking) fillLayers(l *layers) error {
 			l.indexes = append(l.indexes, int(index.integer))
 		}
 	}
-	// The first number between dots, where no pattern says which.
+	// By default, the first number between dots is the layer.
 	l.patterns = []*regexp.Regexp{regexp.MustCompile(`\A.*?\.[^.]*\.(\d+)\.`)}
 	given := c.root.find("layers_pattern")
 	if given == nil || given.kind == '"' && given.text == "" || given.kind == '[' && len(given.elements) == 0 {
@@ -235,14 +248,15 @@ func (c *checking) fillLayers(l *layers) error {
 			return err
 		}
 		if r.NumSubexp() > 1 {
-			return c.bad(p.at, "layers_pattern has a group, but PEFT takes the first group for the number of the layer", "write (?:...)")
+			return c.bad(p.at, "layers_pattern has a group, but PEFT takes the first group for the number of the layer",
+				"write (?:...)")
 		}
 		l.patterns = append(l.patterns, r)
 	}
 	return nil
 }
 
-// match reads a list of names, or a pattern for the whole name.
+// match reads a list of names, or a pattern for the full name.
 func (c *checking) match(key string) (match, error) {
 	v := c.root.find(key)
 	switch {
@@ -257,11 +271,12 @@ func (c *checking) match(key string) (match, error) {
 	return match{given: true, pattern: r}, err
 }
 
-// compile reads a regular expression of Python's, which stands at an offset,
-// and puts it between two others.
+// compile compiles a Python regular expression between two others. The offset
+// is its place in the file.
 func (c *checking) compile(key string, at int64, before, expression, after string) (*regexp.Regexp, error) {
 	if strings.Contains(expression, "{,") {
-		return nil, c.bad(at, fmt.Sprintf("%s has %q, in which {, means different things", key, expression), "write {0,")
+		return nil, c.bad(at, fmt.Sprintf("%s has %q, in which {, means different things", key, expression),
+			"write {0,")
 	}
 	_, err := regexp.Compile(expression)
 	if err == nil {
@@ -270,6 +285,10 @@ func (c *checking) compile(key string, at int64, before, expression, after strin
 			return r, nil
 		}
 	}
-	return nil, &fault.Input{Where: c.position(at), What: fmt.Sprintf("%s has %q, which is no pattern that can be planned with", key, expression), Err: err,
-		Mend: "check the brackets; lookaround and references to groups are not supported: list the modules instead"}
+	return nil, &fault.Input{
+		Where: c.position(at),
+		What:  fmt.Sprintf("%s has %q, which is no pattern that can be planned with", key, expression),
+		Err:   err,
+		Mend:  "check the brackets; lookaround and references to groups are not supported: list the modules instead",
+	}
 }

@@ -18,7 +18,13 @@ func TestAdapter(t *testing.T) {
 		want       Adapter
 		notes      []string
 	}{
-		{"empty", `{"peft_type": "LORA"}`, Adapter{Type: "LORA", Rank: 8, Alpha: 8, Bias: "none", Weights: "true"}, nil},
+		{"empty", `{"peft_type": "LORA"}`, Adapter{
+			Type:    "LORA",
+			Rank:    8,
+			Alpha:   8,
+			Bias:    "none",
+			Weights: "true",
+		}, nil},
 		{"saved", `{
 			"alpha_pattern": {}, "arrow_config": null, "auto_mapping": null, "base_model_name_or_path": "meta-llama/Llama-3.1-8B", "bias": "lora_only",
 			"corda_config": null, "eva_config": null, "exclude_modules": null, "fan_in_fan_out": false, "inference_mode": true, "init_lora_weights": "pissa_niter_4",
@@ -27,24 +33,68 @@ func TestAdapter(t *testing.T) {
 			"peft_version": "0.20.1", "qalora_group_size": 16, "r": 64, "rank_pattern": {}, "revision": null, "target_modules": ["q_proj", "v_proj"],
 			"target_parameters": null, "task_type": "CAUSAL_LM", "trainable_token_indices": [1, 2],
 			"use_dora": false, "use_qalora": false, "use_rslora": true}`,
-			Adapter{Type: "LORA", Rank: 64, Alpha: 32, Dropout: 0.05, Bias: "lora_only", Weights: "pissa_niter_4", RankScaled: true,
-				ModulesToSave: []string{"lm_head", "embed_tokens"}, TrainableTokens: map[string][]int{"": {1, 2}}, BaseModel: "meta-llama/Llama-3.1-8B"}, nil},
+			Adapter{
+				Type:            "LORA",
+				Rank:            64,
+				Alpha:           32,
+				Dropout:         0.05,
+				Bias:            "lora_only",
+				Weights:         "pissa_niter_4",
+				RankScaled:      true,
+				ModulesToSave:   []string{"lm_head", "embed_tokens"},
+				TrainableTokens: map[string][]int{"": {1, 2}},
+				BaseModel:       "meta-llama/Llama-3.1-8B",
+			}, nil},
 		{"parameters", `{"peft_type": "LORA", "target_parameters": ["mlp.experts.gate_up_proj"]}`,
-			Adapter{Type: "LORA", Rank: 8, Alpha: 8, Bias: "none", Weights: "true", Parameters: []string{"mlp.experts.gate_up_proj"}}, nil},
+			Adapter{
+				Type:       "LORA",
+				Rank:       8,
+				Alpha:      8,
+				Bias:       "none",
+				Weights:    "true",
+				Parameters: []string{"mlp.experts.gate_up_proj"},
+			}, nil},
 		{"dora", `{"peft_type": "LORA", "use_dora": true, "init_lora_weights": false, "fan_in_fan_out": true, "task_type": "SEQ_CLS", "modules_to_save": ["x"],
 			"trainable_token_indices": {"embed_tokens": [7], "lm_head": []}, "a_later_key": 1}`,
-			Adapter{Type: "LORA", Rank: 8, Alpha: 8, Bias: "none", Weights: "false", DoRA: true, FanInFanOut: true, ModulesToSave: []string{"x", "classifier", "score"},
-				TrainableTokens: map[string][]int{"embed_tokens": {7}, "lm_head": {}}}, []string{`PEFT's LORA knows no key "a_later_key"`}},
+			Adapter{
+				Type:            "LORA",
+				Rank:            8,
+				Alpha:           8,
+				Bias:            "none",
+				Weights:         "false",
+				DoRA:            true,
+				FanInFanOut:     true,
+				ModulesToSave:   []string{"x", "classifier", "score"},
+				TrainableTokens: map[string][]int{"embed_tokens": {7}, "lm_head": {}},
+			}, []string{`PEFT's LORA knows no key "a_later_key"`}},
 		{"adalora", `{"peft_type": "ADALORA", "r": 4, "init_r": 16, "total_step": 100, "tinit": 10, "tfinal": 20, "rank_pattern": {"q_proj": [true, false]}}`,
-			Adapter{Type: "ADALORA", Rank: 16, Alpha: 8, Bias: "none", Weights: "true"}, []string{"r has no effect on ADALORA"}},
-		{"ia3", `{"peft_type": "IA3", "target_modules": ["k_proj", "down_proj"], "feedforward_modules": ["down_proj"]}`, Adapter{Type: "IA3"}, nil},
+			Adapter{
+				Type:    "ADALORA",
+				Rank:    16,
+				Alpha:   8,
+				Bias:    "none",
+				Weights: "true",
+			}, []string{"r has no effect on ADALORA"}},
+		{"ia3", `{"peft_type": "IA3", "target_modules": ["k_proj", "down_proj"], "feedforward_modules": ["down_proj"]}`,
+			Adapter{Type: "IA3"}, nil},
 		{"vera", `{"peft_type": "VERA", "vera_dropout": 0.1, "save_projection": false, "projection_prng_key": 3}`,
 			Adapter{Type: "VERA", Rank: 256, Dropout: 0.1, Bias: "none"}, nil},
 		{"ln", `{"peft_type": "LN_TUNING", "target_modules": ".*norm"}`, Adapter{Type: "LN_TUNING"}, nil},
 		{"prompt", `{"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 8, "prompt_tuning_init": "TEXT", "prompt_tuning_init_text": "Classify", "tokenizer_name_or_path": "gpt2"}`,
 			Adapter{Type: "PROMPT_TUNING", Prompt: Prompt{VirtualTokens: 8}}, nil},
 		{"prefix", `{"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 30, "prefix_projection": true, "encoder_hidden_size": 512, "num_layers": 24, "token_dim": 1024, "num_attention_heads": 16, "num_transformer_submodules": 1}`,
-			Adapter{Type: "PREFIX_TUNING", Prompt: Prompt{VirtualTokens: 30, Projection: true, EncoderWidth: 512, Layers: 24, TokenWidth: 1024, Heads: 16, Submodules: 1}}, nil},
+			Adapter{
+				Type: "PREFIX_TUNING",
+				Prompt: Prompt{
+					VirtualTokens: 30,
+					Projection:    true,
+					EncoderWidth:  512,
+					Layers:        24,
+					TokenWidth:    1024,
+					Heads:         16,
+					Submodules:    1,
+				},
+			}, nil},
 		{"p", `{"peft_type": "P_TUNING", "num_virtual_tokens": 20, "encoder_reparameterization_type": "LSTM"}`,
 			Adapter{Type: "P_TUNING", Prompt: Prompt{VirtualTokens: 20, Encoder: "LSTM", EncoderLayers: 2}}, nil},
 	} {
@@ -54,7 +104,8 @@ func TestAdapter(t *testing.T) {
 				t.Fatal(err)
 			}
 			test.want.File = "adapter_config.json"
-			if diff := cmp.Diff(&test.want, got, cmpopts.IgnoreUnexported(Adapter{}), cmpopts.IgnoreFields(Adapter{}, "Notes")); diff != "" {
+			if diff := cmp.Diff(&test.want, got, cmpopts.IgnoreUnexported(Adapter{}),
+				cmpopts.IgnoreFields(Adapter{}, "Notes")); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 			requireNotes(t, got.Notes, test.notes)
@@ -62,38 +113,45 @@ func TestAdapter(t *testing.T) {
 	}
 }
 
-// modules is what the modules of a small model are called.
+// modules are the names of the modules of a small model.
 var modules = strings.Fields(`
 	model.embed_tokens
 	model.layers.0.self_attn.q_proj model.layers.0.self_attn.k_proj model.layers.0.mlp.gate_proj model.layers.0.mlp.down_proj model.layers.0.input_layernorm
 	model.layers.11.self_attn.q_proj model.layers.11.mlp.experts.3.down_proj model.layers.11.not_q_proj
 	model.vision.blocks.0.attn.q_proj model.norm lm_head`)
 
-// TestTargets: what check_target_module_exists of PEFT 0.20 says of each of
-// these modules.
+// TestTargets compares the result of PEFT 0.20's check_target_module_exists for
+// each of these modules.
 func TestTargets(t *testing.T) {
-	const q0, q11, qv = "model.layers.0.self_attn.q_proj", "model.layers.11.self_attn.q_proj", "model.vision.blocks.0.attn.q_proj"
+	const q0, q11, qv = "model.layers.0.self_attn.q_proj", "model.layers.11.self_attn.q_proj",
+		"model.vision.blocks.0.attn.q_proj"
 	const down0, down11 = "model.layers.0.mlp.down_proj", "model.layers.11.mlp.experts.3.down_proj"
 	for text, want := range map[string][]string{
 		`"target_modules": ["q_proj"]`: {q0, q11, qv},
-		`"target_modules": ["proj", "self_attn", "model.layers.0.self_attn.q_proj"]`:                  {q0},
-		`"target_modules": ["self_attn.q_proj"]`:                                                      {q0, q11},
-		`"target_modules": "q_proj"`:                                                                  nil,
-		`"target_modules": ".*q_proj"`:                                                                {q0, q11, "model.layers.11.not_q_proj", qv},
-		`"target_modules": "model\\.layers\\.\\d+\\.self_attn\\.(q|v)_proj"`:                          {q0, q11},
-		`"target_modules": "a|model.norm"`:                                                            {"model.norm"},
-		`"target_modules": "All-Linear", "exclude_modules": [".norm", "norm", "embed_tokens"]`:        remove(modules, "model.norm", "model.embed_tokens", "lm_head"),
-		`"target_modules": "all-linear", "exclude_modules": ".*layers.*"`:                             {"model.embed_tokens", qv, "model.norm"},
+		`"target_modules": ["proj", "self_attn", "model.layers.0.self_attn.q_proj"]`: {q0},
+		`"target_modules": ["self_attn.q_proj"]`:                                     {q0, q11},
+		`"target_modules": "q_proj"`:                                                 nil,
+		`"target_modules": ".*q_proj"`: {q0, q11,
+			"model.layers.11.not_q_proj", qv},
+		`"target_modules": "model\\.layers\\.\\d+\\.self_attn\\.(q|v)_proj"`: {q0, q11},
+		`"target_modules": "a|model.norm"`:                                   {"model.norm"},
+		`"target_modules": "All-Linear", "exclude_modules": [".norm", "norm", "embed_tokens"]`: remove(modules,
+			"model.norm", "model.embed_tokens", "lm_head"),
+		`"target_modules": "all-linear", "exclude_modules": ".*layers.*"`: {
+			"model.embed_tokens", qv, "model.norm",
+		},
 		`"target_modules": ["q_proj", "lm_head"], "modules_to_save": ["lm_head", "vision"]`:           {q0, q11},
 		`"target_modules": ["q_proj"], "layers_to_transform": [0]`:                                    {q0, qv},
 		`"target_modules": ["q_proj"], "layers_to_transform": 11`:                                     {q11},
 		`"target_modules": ["q_proj"], "layers_to_transform": [0, 11], "layers_pattern": "layers"`:    {q0, q11},
 		`"target_modules": ["q_proj"], "layers_to_transform": [0], "layers_pattern": ["x", "blocks"]`: {qv},
-		`"target_modules": ["down_proj"], "layers_to_transform": [3]`:                                 nil, // the layer, not the expert
-		`"target_modules": ["down_proj"], "layers_to_transform": []`:                                  {down0, down11},
-		`"target_modules": ["lm_head", "q_proj"], "layers_to_transform": [5]`:                         {"lm_head"}, // a whole name
-		`"target_modules": null`:                                                                      nil,
-		`"target_parameters": ["mlp.experts.down_proj"]`:                                              nil,
+		// the layer, not the expert
+		`"target_modules": ["down_proj"], "layers_to_transform": [3]`: nil,
+		`"target_modules": ["down_proj"], "layers_to_transform": []`:  {down0, down11},
+		// a full name
+		`"target_modules": ["lm_head", "q_proj"], "layers_to_transform": [5]`: {"lm_head"},
+		`"target_modules": null`:                         nil,
+		`"target_parameters": ["mlp.experts.down_proj"]`: nil,
 	} {
 		a, err := ParseAdapter("a.json", []byte(`{"peft_type": "LORA", `+text+`}`))
 		if err != nil {
@@ -115,7 +173,7 @@ func remove(list []string, names ...string) []string {
 	return slices.DeleteFunc(slices.Clone(list), func(s string) bool { return slices.Contains(names, s) })
 }
 
-// TestForModel: PEFT's defaults, and that every one of them can be read.
+// TestForModel checks PEFT's defaults, and that all of them can be parsed.
 func TestForModel(t *testing.T) {
 	for kind, defaults := range targetDefaults {
 		for modelType := range defaults {
@@ -177,7 +235,8 @@ func TestAdapterModules(t *testing.T) {
 			got[module] = rank
 		}
 	}
-	want := map[string]int{"model.layers.0.self_attn.q_proj": 4, "model.layers.11.self_attn.q_proj": 4, "model.layers.11.not_q_proj": 2,
+	want := map[string]int{"model.layers.0.self_attn.q_proj": 4, "model.layers.11.self_attn.q_proj": 4,
+		"model.layers.11.not_q_proj":        2,
 		"model.vision.blocks.0.attn.q_proj": 2, "model.layers.0.self_attn.k_proj": 16}
 	if !maps.Equal(got, want) {
 		t.Errorf("ranks %v, want %v", got, want)

@@ -9,7 +9,7 @@ import (
 	"plimsoll/fault"
 )
 
-// slip is advice for a common slip of the pen, or "".
+// slip returns advice for a common mistake in a value, or "".
 func (c *checking) slip(r rule, v *value) string {
 	bare := value{kind: '0', text: v.text}
 	if v.text == "true" || v.text == "false" {
@@ -31,8 +31,8 @@ func (c *checking) slip(r rule, v *value) string {
 	return ""
 }
 
-// advice names the key that was probably meant: one of this object that is
-// spelled nearly alike, or the same one where it belongs.
+// advice names the key that was probably meant: a key of this object with a
+// similar spelling, or the object that the key belongs in.
 func (c *checking) advice(r rule, name string) string {
 	if places := whereabouts(c.schema.rule, "", name); len(places) == 1 {
 		return fmt.Sprintf("%q belongs%s", name, within(places[0]))
@@ -43,7 +43,8 @@ func (c *checking) advice(r rule, name string) string {
 	return ""
 }
 
-// whereabouts are the paths of the objects in r that have a key called name.
+// whereabouts returns the paths of the objects in r that have a key called
+// name.
 func whereabouts(r rule, path, name string) []string {
 	var places []string
 	for _, key := range slices.Sorted(maps.Keys(r.keys)) {
@@ -59,8 +60,8 @@ func whereabouts(r rule, path, name string) []string {
 	return places
 }
 
-// spellings are the keys of a rule, in the form in which names are held against
-// them.
+// spellings are the keys of a rule, prepared for comparison with misspelled
+// names.
 type spellings struct {
 	joined map[string]bool // without underscores
 	words  [][]string
@@ -76,17 +77,18 @@ func (r rule) spellings() spellings {
 	return s
 }
 
-// haveSlip says that name is probably one of the keys, spelled wrongly: each of
-// its words differs from that key's in one place, by at most two letters, or
-// in a short word by one letter or two that are swapped. fault.Nearest looks further, because it is asked about
-// names that cannot be right.
+// haveSlip reports whether name is probably a misspelled key. Each of its words
+// differs from the key's in one place, by at most two letters. In a short word
+// it may differ by one letter or two swapped ones. fault.Nearest accepts larger
+// differences, because its names are certainly wrong.
 func (s spellings) haveSlip(name string) bool {
 	name = strings.ToLower(name)
 	if s.joined[strings.ReplaceAll(name, "_", "")] {
 		return true
 	}
 	words := strings.Split(name, "_")
-	return slices.ContainsFunc(s.words, func(meant []string) bool { return slices.EqualFunc(words, meant, isSlipOfWord) })
+	return slices.ContainsFunc(s.words,
+		func(meant []string) bool { return slices.EqualFunc(words, meant, isSlipOfWord) })
 }
 
 func isSlipOfWord(a, b string) bool {

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/tools/txtar"
 )
 
-// archived calls do with each file of an archive, but for those whose names
-// begin with _, which others refer to.
+// archived calls do with each file of an archive. It skips files with names
+// that begin with _, which other files refer to.
 func archived(t testing.TB, path string, do func(file string, text []byte)) {
 	archive, err := txtar.ParseFile(path)
 	if err != nil {
@@ -25,7 +25,7 @@ func archived(t testing.TB, path string, do func(file string, text []byte)) {
 	}
 }
 
-// unpack makes a folder with the files of an archive the current one.
+// unpack writes the files of an archive to a new folder and changes to it.
 func unpack(t *testing.T, path string) {
 	archive, err := txtar.ParseFile(path)
 	if err != nil {
@@ -77,7 +77,7 @@ func refused[T any](t *testing.T, kind string, least int, load func(string) (*T,
 	}
 }
 
-// requireNotes compares notes with parts of them.
+// requireNotes compares each note with an expected part of it.
 func requireNotes(t *testing.T, got []Note, want []string) {
 	t.Helper()
 	if len(got) != len(want) {

@@ -8,20 +8,20 @@ import (
 	"plimsoll/fault"
 )
 
-// filling is a key of a DeepSpeed configuration that Hugging Face's integration
-// knows the value of. It puts it in the place of "auto", and refuses another
-// one.
+// filling is a value that Hugging Face's integration computes for a key of a
+// DeepSpeed configuration. It replaces "auto" and conflicts with any other
+// value.
 type filling struct {
 	path string // in the DeepSpeed configuration
 	is   *value
-	name string // what it was computed from
-	// where name is said; zero where it is a default
+	name string // the arguments that it was computed from
+	// the position of name in the file; zero if the value is a default
 	where fault.Position
-	// lenient lets another value be.
+	// lenient accepts any value of the file.
 	lenient bool
 }
 
-// fill resolves "auto" in a DeepSpeed configuration.
+// fill replaces "auto" in a DeepSpeed configuration.
 func (d *document) fill(fillings []filling) error {
 	for _, f := range fillings {
 		v := d.root.find(f.path)
@@ -37,14 +37,18 @@ func (d *document) fill(fillings []filling) error {
 			if f.where.Line > 0 {
 				said = "in " + f.where.String()
 			}
-			return &fault.Input{Where: d.position(v.at), What: fmt.Sprintf("DeepSpeed's %s is %s, but %s is %s %s", f.path, v.inFull(), f.name, f.is.inFull(), said),
-				Mend: `set it to "auto"`}
+			return &fault.Input{
+				Where: d.position(v.at),
+				What: fmt.Sprintf("DeepSpeed's %s is %s, but %s is %s %s",
+					f.path, v.inFull(), f.name, f.is.inFull(), said),
+				Mend: `set it to "auto"`,
+			}
 		}
 	}
 	return nil
 }
 
-// inFull is the value with the elements of a list.
+// inFull returns the value for messages, with the elements of a list.
 func (v *value) inFull() string {
 	if v.kind != '[' {
 		return v.String()
@@ -56,7 +60,8 @@ func (v *value) inFull() string {
 	return "[" + strings.Join(elements, ", ") + "]"
 }
 
-// same compares numbers as numbers.
+// same reports whether two values are equal. It compares numbers by value, not
+// by spelling.
 func (v *value) same(w *value) bool {
 	if v.kind != w.kind {
 		return false
@@ -72,7 +77,7 @@ func (v *value) same(w *value) bool {
 	return slices.EqualFunc(v.elements, w.elements, (*value).same)
 }
 
-// ResolveSizes gives the sizes that are "auto" the values that the Trainer
+// ResolveSizes sets the sizes that are "auto" to the values that the Trainer
 // computes from the hidden size of the model.
 func (d *DeepSpeed) ResolveSizes(hidden int64) {
 	const zero = "zero_optimization."

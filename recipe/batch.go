@@ -9,41 +9,48 @@ import (
 	"plimsoll/fault"
 )
 
-// The three keys of the batch equation
-// train = micro x accumulation x ranks.
+// The three keys of the batch equation: train = micro x accumulation x ranks.
 const (
 	trainKey        = "train_batch_size"
 	microKey        = "train_micro_batch_size_per_gpu"
 	accumulationKey = "gradient_accumulation_steps"
 )
 
-// Batch counts samples. A zero is a number that the file leaves open.
+// Batch is the number of samples. Zero is a number that the file does not give.
 type Batch struct {
-	Train        int // samples of all ranks between two optimizer steps
-	Micro        int // samples that one rank handles at a time
-	Accumulation int // micro batches of one rank between two optimizer steps
+	Train        int // samples of all ranks in an optimizer step
+	Micro        int // samples in a micro batch of one rank
+	Accumulation int // micro batches of one rank in an optimizer step
 }
 
-// factor is a count and what it counts.
+// factor is a count with its description.
 type factor struct {
 	count int
 	what  string
 }
 
-// ResolveBatch completes the batch equation as DeepSpeed does, for worldSize
+// ResolveBatch solves the batch equation as DeepSpeed does, for worldSize
 // data-parallel ranks.
 func (d *DeepSpeed) ResolveBatch(worldSize int) (Batch, error) {
 	if worldSize < 1 {
-		return Batch{}, &fault.Input{What: fmt.Sprintf("there are %d data-parallel ranks, expected at least 1", worldSize)}
+		return Batch{}, &fault.Input{
+			What: fmt.Sprintf("there are %d data-parallel ranks, expected at least 1", worldSize),
+		}
 	}
 	if d.elasticity != (fault.Position{}) {
-		return Batch{}, &fault.Input{Where: d.elasticity, What: "elasticity is enabled: DeepSpeed chooses the batch when the job starts",
-			Mend: `switch elasticity off and give "` + microKey + `"`}
+		return Batch{}, &fault.Input{
+			Where: d.elasticity,
+			What:  "elasticity is enabled: DeepSpeed chooses the batch when the job starts",
+			Mend:  `switch elasticity off and give "` + microKey + `"`,
+		}
 	}
 	b := d.Batch
 	if b.Train == 0 && b.Micro == 0 {
-		return Batch{}, &fault.Input{Where: fault.Position{File: d.File}, What: fmt.Sprintf("neither %s nor %s is given as a number", trainKey, microKey),
-			Mend: `add "` + microKey + `": 1, or the number that the trainer's arguments set`}
+		return Batch{}, &fault.Input{
+			Where: fault.Position{File: d.File},
+			What:  fmt.Sprintf("neither %s nor %s is given as a number", trainKey, microKey),
+			Mend:  `add "` + microKey + `": 1, or the number that the trainer's arguments set`,
+		}
 	}
 
 	var given []factor
@@ -56,7 +63,10 @@ func (d *DeepSpeed) ResolveBatch(worldSize int) (Batch, error) {
 	given = append(given, factor{worldSize, fmt.Sprintf("%d ranks", worldSize)})
 	product, ok := multiply(given)
 	if !ok {
-		return Batch{}, &fault.Input{Where: d.places[microKey], What: describe(given) + " is more than a computer can count"}
+		return Batch{}, &fault.Input{
+			Where: d.places[microKey],
+			What:  describe(given) + " is more than a computer can count",
+		}
 	}
 
 	complete := b.Micro > 0 && b.Accumulation > 0
@@ -79,10 +89,14 @@ func (d *DeepSpeed) ResolveBatch(worldSize int) (Batch, error) {
 }
 
 func (d *DeepSpeed) contradiction(what, mend string) error {
-	return &fault.Input{Where: d.places[trainKey], What: fmt.Sprintf("%s is %d, %s", trainKey, d.Batch.Train, what), Mend: mend}
+	return &fault.Input{
+		Where: d.places[trainKey],
+		What:  fmt.Sprintf("%s is %d, %s", trainKey, d.Batch.Train, what),
+		Mend:  mend,
+	}
 }
 
-// given is a number that the file gives, with its place.
+// given returns a number of the file with its place.
 func (d *DeepSpeed) given(key string, count int) factor {
 	return factor{count, fmt.Sprintf("%s %d (line %d)", key, count, d.places[key].Line)}
 }
@@ -95,7 +109,8 @@ func describe(factors []factor) string {
 	return strings.Join(parts, " x ")
 }
 
-// multiply is the product of positive counts, if an int holds it.
+// multiply returns the product of positive counts and reports whether an int
+// holds it.
 func multiply(factors []factor) (int, bool) {
 	product := uint64(1)
 	for _, f := range factors {

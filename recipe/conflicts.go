@@ -10,16 +10,16 @@ import (
 	"plimsoll/fault"
 )
 
-// conflict is a combination that the program refuses, at start or in the first
-// step.
+// conflict is a combination of keys that the program refuses at start or in the
+// first step.
 type conflict struct {
-	is   bool
-	path string // of the key that has to change
+	is   bool   // whether the file has it
+	path string // of the key to change
 	why  string
 	mend string
 }
 
-// refuse is the first conflict that is one.
+// refuse returns the first conflict that the file has, as an error.
 func (c *checking) refuse(list []conflict) error {
 	for _, k := range list {
 		if k.is {
@@ -29,7 +29,7 @@ func (c *checking) refuse(list []conflict) error {
 	return nil
 }
 
-// note tells something about the key at path.
+// note adds a note about the key at path.
 func (c *checking) note(path, what string) {
 	c.notes = append(c.notes, Note{c.place(path), path + " " + what})
 }
@@ -41,7 +41,7 @@ func (c *checking) conflicts(d *DeepSpeed) error {
 	if err := c.sectionConflicts(d); err != nil {
 		return err
 	}
-	// With the stage left to accelerate, nothing is known about the rest.
+	// Accelerate chooses an "auto" stage, and the other checks need the stage.
 	if c.isAuto("zero_optimization.stage") {
 		return nil
 	}
@@ -52,7 +52,7 @@ func (c *checking) conflicts(d *DeepSpeed) error {
 	return nil
 }
 
-// sectionConflicts are keys that contradict each other in any recipe.
+// sectionConflicts refuses keys that contradict each other at any stage.
 func (c *checking) sectionConflicts(d *DeepSpeed) error {
 	const zero = "zero_optimization."
 	for _, pair := range [][2]string{
@@ -71,7 +71,12 @@ func (c *checking) sectionConflicts(d *DeepSpeed) error {
 		{zero + "allgather_sequential", zero + "stage3_allgather_sequential"},
 	} {
 		if c.root.find(pair[0]) != nil && c.root.find(pair[1]) != nil {
-			return &fault.Input{Where: c.place(pair[0]), What: fmt.Sprintf("%s and %s (line %d) are two names for one setting", pair[0], pair[1], c.place(pair[1]).Line), Mend: "remove the first"}
+			return &fault.Input{
+				Where: c.place(pair[0]),
+				What: fmt.Sprintf("%s and %s (line %d) are two names for one setting",
+					pair[0], pair[1], c.place(pair[1]).Line),
+				Mend: "remove the first",
+			}
 		}
 	}
 	if !c.truth(false, "elasticity.enabled") {
@@ -79,15 +84,26 @@ func (c *checking) sectionConflicts(d *DeepSpeed) error {
 	}
 	for _, key := range []string{"max_train_batch_size", "micro_batch_sizes"} {
 		if c.root.find("elasticity."+key) == nil {
-			return &fault.Input{Where: c.place("elasticity"), What: "elasticity is enabled without " + key, Mend: fmt.Sprintf("add %q to it", key)}
+			return &fault.Input{
+				Where: c.place("elasticity"),
+				What:  "elasticity is enabled without " + key,
+				Mend:  fmt.Sprintf("add %q to it", key),
+			}
 		}
 	}
 	if most, least := c.integer(10000, "elasticity.max_gpus"), c.integer(1, "elasticity.min_gpus"); most < least {
-		return &fault.Input{Where: c.place("elasticity.max_gpus"), What: fmt.Sprintf("elasticity.max_gpus is %d, less than min_gpus, which is %d", most, least)}
+		return &fault.Input{
+			Where: c.place("elasticity.max_gpus"),
+			What:  fmt.Sprintf("elasticity.max_gpus is %d, less than min_gpus, which is %d", most, least),
+		}
 	}
 	for _, key := range []string{trainKey, microKey, accumulationKey} {
 		if c.root.member(key) != nil && !c.truth(false, "elasticity.ignore_non_elastic_batch_info") {
-			return &fault.Input{Where: c.place(key), What: key + " is given, but elasticity is enabled and chooses the batch itself", Mend: `remove the key, or set elasticity's "ignore_non_elastic_batch_info" to true`}
+			return &fault.Input{
+				Where: c.place(key),
+				What:  key + " is given, but elasticity is enabled and chooses the batch itself",
+				Mend:  `remove the key, or set elasticity's "ignore_non_elastic_batch_info" to true`,
+			}
 		}
 	}
 	return nil
@@ -98,32 +114,44 @@ func (c *checking) zeroConflicts(d *DeepSpeed) []conflict {
 	sharded, offloaded := d.ZeROStage > 0, d.OffloadOptimizer.Device != "none"
 	list := []conflict{
 		{!sharded && offloaded, zero + "offload_optimizer",
-			"needs ZeRO: DeepSpeed's CPU optimizer fails in its first step at stage 0, where the parameters are on the GPU", `set "stage" to 1, 2 or 3`},
+			"needs ZeRO: DeepSpeed's CPU optimizer fails in its first step at stage 0, where the parameters are on " +
+				"the GPU", `set "stage" to 1, 2 or 3`},
 		{d.OffloadOptimizer.Ratio < 1 && d.ZeROStage != 3, zero + "offload_optimizer.ratio",
-			fmt.Sprintf("is %v: a part of the optimizer is offloaded at stage 3 only", d.OffloadOptimizer.Ratio), `set it to 1, or "stage" to 3`},
-		{d.ZeROStage == 3 && d.OffloadOptimizer.Device == "nvme" && c.root.find(zero+"offload_optimizer.nvme_path") == nil, zero + "offload_optimizer",
+			fmt.Sprintf("is %v: a part of the optimizer is offloaded at stage 3 only", d.OffloadOptimizer.Ratio),
+			`set it to 1, or "stage" to 3`},
+		{d.ZeROStage == 3 && d.OffloadOptimizer.Device == "nvme" &&
+			c.root.find(zero+"offload_optimizer.nvme_path") == nil, zero + "offload_optimizer",
 			`offloads to nvme without an "nvme_path"`, `add "nvme_path": "/local_nvme"`},
-		{d.ZeROStage == 3 && d.OffloadParameters.Device == "nvme" && c.root.find(zero+"offload_param.nvme_path") == nil, zero + "offload_param",
-			`offloads to nvme without an "nvme_path"`, `add "nvme_path": "/local_nvme"`},
+		{d.ZeROStage == 3 && d.OffloadParameters.Device == "nvme" && c.root.find(zero+"offload_param.nvme_path") == nil,
+			zero + "offload_param", `offloads to nvme without an "nvme_path"`, `add "nvme_path": "/local_nvme"`},
 		{sharded && c.truth(false, zero+"legacy_stage1"), zero + "legacy_stage1",
 			"is true: DeepSpeed dropped that version of stage 1", "remove the key"},
 		{sharded && c.truth(false, "amp.enabled"), "amp.enabled",
 			"is true: DeepSpeed does not combine Apex AMP with ZeRO", "use bf16 or fp16"},
-		{d.ZeROStage >= 2 && c.truth(true, zero+"reduce_scatter") && c.number(1, "gradient_predivide_factor") != 1, "gradient_predivide_factor",
-			"is not 1: stages 2 and 3 with reduce_scatter do not support that", `remove the key, or set "reduce_scatter" to false`},
-		{d.ZeROStage >= 2 && c.truth(true, zero+"reduce_scatter") && c.truth(false, "prescale_gradients"), "prescale_gradients",
-			"is true: stages 2 and 3 with reduce_scatter do not support that", `remove the key, or set "reduce_scatter" to false`},
-		{d.ZeROStage < 2 && d.OverlapReduction && !c.truth(true, "managed_gradient_accumulation"), "managed_gradient_accumulation",
+		{d.ZeROStage >= 2 && c.truth(true, zero+"reduce_scatter") && c.number(1, "gradient_predivide_factor") != 1,
+			"gradient_predivide_factor",
+			"is not 1: stages 2 and 3 with reduce_scatter do not support that",
+			`remove the key, or set "reduce_scatter" to false`},
+		{d.ZeROStage >= 2 && c.truth(true, zero+"reduce_scatter") && c.truth(false, "prescale_gradients"),
+			"prescale_gradients",
+			"is true: stages 2 and 3 with reduce_scatter do not support that",
+			`remove the key, or set "reduce_scatter" to false`},
+		{d.ZeROStage < 2 && d.OverlapReduction && !c.truth(true, "managed_gradient_accumulation"),
+			"managed_gradient_accumulation",
 			"is false: overlap_comm then needs stage 2 or 3", `set "overlap_comm" to false`},
-		{!c.truth(true, "managed_gradient_accumulation") && c.truth(false, "compile.deepcompile"), "managed_gradient_accumulation",
-			"is false: DeepCompile does not support that", "remove the key"},
+		{!c.truth(true, "managed_gradient_accumulation") && c.truth(false, "compile.deepcompile"),
+			"managed_gradient_accumulation", "is false: DeepCompile does not support that", "remove the key"},
 	}
 	for _, sum := range []struct {
 		is   bool
 		with string
-	}{{d.ZeROStage == 3, "stage 3"}, {d.ZenFlow != nil, "ZenFlow"}, {c.truth(false, "compile.deepcompile"), "DeepCompile"}} {
-		list = append(list, conflict{sum.is && strings.EqualFold(c.word("", "gradient_allreduce_op"), "sum"), "gradient_allreduce_op",
-			`is "sum": DeepSpeed does not support that with ` + sum.with, `use "mean"`})
+	}{
+		{d.ZeROStage == 3, "stage 3"},
+		{d.ZenFlow != nil, "ZenFlow"},
+		{c.truth(false, "compile.deepcompile"), "DeepCompile"},
+	} {
+		list = append(list, conflict{sum.is && strings.EqualFold(c.word("", "gradient_allreduce_op"), "sum"),
+			"gradient_allreduce_op", `is "sum": DeepSpeed does not support that with ` + sum.with, `use "mean"`})
 	}
 	if d.Optimizer == nil {
 		return list
@@ -133,10 +161,13 @@ func (c *checking) zeroConflicts(d *DeepSpeed) []conflict {
 		conflict{sharded && t.never, "optimizer.type",
 			d.Optimizer.Type + " does not work with ZeRO", `use AdamW, or set "stage" to 0`},
 		conflict{sharded && !t.zero && !t.never && !c.truth(false, "zero_allow_untested_optimizer"), "optimizer.type",
-			d.Optimizer.Type + " is not one that DeepSpeed has tested with ZeRO", `use AdamW, or add "zero_allow_untested_optimizer": true`},
-		conflict{slices.Contains([]string{"Lamb", "OneBitLamb"}, d.Optimizer.Type) && c.number(0, "fp16.loss_scale") != 0, "fp16.loss_scale",
+			d.Optimizer.Type + " is not one that DeepSpeed has tested with ZeRO",
+			`use AdamW, or add "zero_allow_untested_optimizer": true`},
+		conflict{slices.Contains([]string{"Lamb", "OneBitLamb"}, d.Optimizer.Type) &&
+			c.number(0, "fp16.loss_scale") != 0, "fp16.loss_scale",
 			"is fixed: " + d.Optimizer.Type + " needs a dynamic one", "set it to 0"},
-		conflict{d.Optimizer.isAdam() && !offloaded && c.truth(false, "optimizer.params.amsgrad") && !c.truth(false, "optimizer.params.torch_adam"), "optimizer.params.amsgrad",
+		conflict{d.Optimizer.isAdam() && !offloaded && c.truth(false, "optimizer.params.amsgrad") &&
+			!c.truth(false, "optimizer.params.torch_adam"), "optimizer.params.amsgrad",
 			"is true: DeepSpeed's fused Adam has no AMSGrad variant", `remove the key, or add "torch_adam": true`},
 	)
 }
@@ -149,7 +180,8 @@ func (c *checking) precisionConflicts(d *DeepSpeed) []conflict {
 	parameters := c.elements("data_types.param_dtype")
 	list := []conflict{
 		{half && c.truth(false, bf16+".enabled"), "fp16.enabled",
-			fmt.Sprintf("and %s.enabled (line %d) are both true: a model is trained in one of them", bf16, c.place(bf16+".enabled").Line), "set one of the two to false"},
+			fmt.Sprintf("and %s.enabled (line %d) are both true: a model is trained in one of them",
+				bf16, c.place(bf16+".enabled").Line), "set one of the two to false"},
 		{dynamic && c.integer(1000, "fp16.loss_scale_window") <= 0, "fp16.loss_scale_window",
 			"must be positive with a dynamic loss scale", "remove the key: the default is 1000"},
 		{dynamic && c.integer(1, "fp16.min_loss_scale") <= 0, "fp16.min_loss_scale",
@@ -157,13 +189,18 @@ func (c *checking) precisionConflicts(d *DeepSpeed) []conflict {
 		{dynamic && c.integer(2, "fp16.hysteresis") <= 0, "fp16.hysteresis",
 			"must be positive with a dynamic loss scale", "remove the key: the default is 2"},
 		{dynamic && float64(c.integer(1, "fp16.min_loss_scale")) > firstScale, "fp16.min_loss_scale",
-			fmt.Sprintf("is above the first loss scale, %g, which an overflow would raise", firstScale), `lower it, or raise "initial_scale_power"`},
+			fmt.Sprintf("is above the first loss scale, %g, which an overflow would raise", firstScale),
+			`lower it, or raise "initial_scale_power"`},
 		{c.truth(false, "amp.enabled") && (d.Precision == dtype.F16 || d.Precision == dtype.BF16), "amp.enabled",
 			"is true beside " + d.Precision.String() + ": the two exclude each other", "set one of the two to false"},
-		{parameters != dtype.Invalid && d.Precision != dtype.Invalid && parameters != d.Precision, "data_types.param_dtype",
-			fmt.Sprintf("is %v, but the model is trained in %v", parameters, d.Precision), "remove the key, or enable the section of that type"},
-		{d.ZeROStage == 0 && d.Precision != dtype.Invalid && d.GradientAccumulationDType != dtype.Invalid && d.GradientAccumulationDType != d.Precision, "data_types.grad_accum_dtype",
-			fmt.Sprintf("is %v, but without ZeRO gradients are added in the model's type, %v", d.GradientAccumulationDType, d.Precision), "remove the key, or set ZeRO's \"stage\" to 1"},
+		{parameters != dtype.Invalid && d.Precision != dtype.Invalid && parameters != d.Precision,
+			"data_types.param_dtype",
+			fmt.Sprintf("is %v, but the model is trained in %v", parameters, d.Precision),
+			"remove the key, or enable the section of that type"},
+		{d.ZeROStage == 0 && d.Precision != dtype.Invalid && d.GradientAccumulationDType != dtype.Invalid &&
+			d.GradientAccumulationDType != d.Precision, "data_types.grad_accum_dtype",
+			fmt.Sprintf("is %v, but without ZeRO gradients are added in the model's type, %v",
+				d.GradientAccumulationDType, d.Precision), "remove the key, or set ZeRO's \"stage\" to 1"},
 		{d.LowPrecisionState && !c.truth(false, bf16+".bf16_master_weights_and_grads"), bf16 + ".bf16_optimizer_states",
 			"needs bf16_master_weights_and_grads", `add "bf16_master_weights_and_grads": true`},
 	}
@@ -178,8 +215,10 @@ func (c *checking) precisionConflicts(d *DeepSpeed) []conflict {
 		is := c.truth(false, master.path)
 		list = append(list,
 			conflict{is && d.ZeROStage == 0, master.path, "needs ZeRO", `set "stage" to 1, 2 or 3`},
-			conflict{is && master.offloads && onGPU, master.path, "needs the optimizer on the CPU", `add "offload_optimizer": {"device": "cpu"}`},
-			conflict{is && !onGPU && d.Optimizer != nil && (!d.Optimizer.isAdam() || c.truth(false, "optimizer.params.torch_adam")), master.path,
+			conflict{is && master.offloads && onGPU, master.path, "needs the optimizer on the CPU",
+				`add "offload_optimizer": {"device": "cpu"}`},
+			conflict{is && !onGPU && d.Optimizer != nil &&
+				(!d.Optimizer.isAdam() || c.truth(false, "optimizer.params.torch_adam")), master.path,
 				"works with DeepSpeed's CPU Adam only", `set the optimizer's "type" to "AdamW", without "torch_adam"`})
 	}
 	return list
@@ -199,23 +238,28 @@ func (c *checking) zenFlowConflicts(d *DeepSpeed) []conflict {
 		{d.ZenFlow.Offload && d.ZeROStage > 0 && !d.OverlapReduction, zenflow + ".offload",
 			"is true, which needs overlap_comm", `add "overlap_comm": true`},
 		{strategy == "auto" && given, zenflow + ".select_interval",
-			`is a number, but the strategy "auto" chooses it`, `remove the key, or set "select_strategy" to "step" or "epoch"`},
+			`is a number, but the strategy "auto" chooses it`,
+			`remove the key, or set "select_strategy" to "step" or "epoch"`},
 		{strategy != "auto" && !given, zenflow + ".select_strategy",
 			fmt.Sprintf("is %q, which needs a select_interval", strategy), `add "select_interval": 1`},
-		{strategy == "step" && interval != 0 && interval < int64(d.ZenFlow.UpdateInterval), zenflow + ".select_interval",
+		{strategy == "step" && interval != 0 && interval < int64(d.ZenFlow.UpdateInterval),
+			zenflow + ".select_interval",
 			fmt.Sprintf("is %d, less than update_interval, which is %d", interval, d.ZenFlow.UpdateInterval), ""},
 	}
 }
 
-// noteIgnored tells what DeepSpeed reads and does not use, and undoes it.
+// noteIgnored notes keys that have no effect in DeepSpeed and resets their
+// values.
 func (c *checking) noteIgnored(d *DeepSpeed) {
 	const zero = "zero_optimization."
 	if d.ZeROStage < 3 && d.OffloadParameters.Device != "none" {
-		c.note(zero+"offload_param", fmt.Sprintf("has no effect at stage %d: only stage 3 offloads parameters", d.ZeROStage))
+		c.note(zero+"offload_param",
+			fmt.Sprintf("has no effect at stage %d: only stage 3 offloads parameters", d.ZeROStage))
 		d.OffloadParameters.Device = "none"
 	}
 	if d.ZeROStage < 3 && d.OffloadOptimizer.SuperOffload {
-		c.note(zero+"offload_optimizer.super_offload", fmt.Sprintf("has no effect at stage %d: it needs stage 3", d.ZeROStage))
+		c.note(zero+"offload_optimizer.super_offload",
+			fmt.Sprintf("has no effect at stage %d: it needs stage 3", d.ZeROStage))
 		d.OffloadOptimizer.SuperOffload = false
 	}
 	if (d.ZeROStage == 1 || d.ZeROStage == 2) && d.OffloadOptimizer.Device == "nvme" {
@@ -228,10 +272,11 @@ func (c *checking) noteIgnored(d *DeepSpeed) {
 	if whole := c.root.find("zero_optimization"); whole != nil && whole.kind != '{' {
 		c.note("zero_optimization", `is a truth value, which is deprecated: use {"stage": 1}`)
 	}
-	// Two defaults that changed lately, with another result or another need
-	// for memory.
+	// Two defaults changed recently and affect the result or the memory.
 	if c.root.member("gradient_clipping") == nil {
-		c.note("gradient_clipping", "is not given: gradients are clipped at a norm of 1 since DeepSpeed #8068 (June 2026), and not at all before")
+		c.note("gradient_clipping",
+			"is not given: gradients are clipped at a norm of 1 since DeepSpeed #8068 (June 2026), and not at all "+
+				"before")
 	}
 	if pin := zero + "offload_optimizer.pin_memory"; d.OffloadOptimizer.Device != "none" && c.root.find(pin) == nil {
 		c.note(pin, "is not given: the memory is pinned since DeepSpeed #8207 (August 2026), and pageable before")

@@ -1,7 +1,6 @@
 // Package recipe reads how a model is trained: the precision, the optimizer,
-// what is sharded and what is offloaded. It reads strictly, because a key that
-// is silently ignored is a plan for another training run than the one that
-// will be started.
+// the sharding and the offloading. It reads strictly: a key that is silently
+// ignored would lead to a plan for another training run than the user starts.
 package recipe
 
 import (
@@ -12,96 +11,97 @@ import (
 	"plimsoll/fault"
 )
 
-// DeepSpeed is what a DeepSpeed configuration says, with the defaults of
-// DeepSpeed 0.19.6 where it says nothing or "auto". A note tells where an
-// earlier version has another default that matters.
+// DeepSpeed is a DeepSpeed configuration. Missing keys and "auto" have the
+// defaults of DeepSpeed 0.19.6. A note names each default that matters and
+// differs in earlier versions.
 type DeepSpeed struct {
 	File string
 
 	ZeROStage         int
 	Sizes             Sizes
-	TensorParallel    int  // autotp_size; 0 = not said
+	TensorParallel    int  // autotp_size; 0 = not given
 	OverlapReduction  bool // overlap_comm: a second reduce bucket
 	OffloadOptimizer  Offload
 	OffloadParameters Offload
 	ZenFlow           *ZenFlow // nil when the file has none
 
-	// Precision is BF16, F16 or F32. It is Invalid where the file leaves it
-	// to the trainer's arguments ("auto").
+	// Precision is BF16, F16 or F32. It is Invalid if the file leaves it to the
+	// trainer's arguments ("auto").
 	Precision dtype.Type
 	// LowPrecisionMaster keeps master weights and gradients in Precision
-	// (fp16_master_weights_and_grads, bf16_master_weights_and_grads), and
-	// LowPrecisionState the optimizer's moments, too.
+	// (fp16_master_weights_and_grads, bf16_master_weights_and_grads).
+	// LowPrecisionState keeps the optimizer's moments in it, too.
 	LowPrecisionMaster bool
 	LowPrecisionState  bool
-	LossScale          LossScale // of F16, or where Precision is Invalid; zero for the others
+	LossScale          LossScale // for F16 or Invalid Precision; else zero
 
 	Optimizer        *Optimizer // nil when the file has none
 	GradientClipping float64    // the largest norm; 0 = off
-	// GradientAccumulationDType is Invalid when the file has none: then it is
-	// the type of the gradients.
+	// GradientAccumulationDType is Invalid if the file has none. Then gradients
+	// accumulate in their own type.
 	GradientAccumulationDType  dtype.Type
 	Batch                      Batch
 	CheckpointActivationsOnCPU bool // activation_checkpointing.cpu_checkpointing
 	GatherOnSave               bool // stage3_gather_16bit_weights_on_model_save
 
-	// Auto lists the keys that are "auto", as dotted paths, sorted.
+	// Auto lists the keys with the value "auto", as sorted dotted paths.
 	Auto []string
-	// Notes tell what DeepSpeed accepts, but ignores or calls deprecated.
+	// Notes name keys that DeepSpeed accepts, but ignores or calls deprecated.
 	Notes []Note
-	// Unplanned are keys that change how much memory a job takes, which nothing
-	// else here says.
+	// Unplanned names keys that change how much memory a job takes, but have no
+	// field here.
 	Unplanned []Note
 
 	places     map[string]fault.Position
 	elasticity fault.Position // zero when it is off
 }
 
-// Offload says where state is kept while the GPU computes something else.
+// Offload says where state is kept while the GPU does not need it.
 type Offload struct {
 	Device    string // "none", "cpu" or "nvme"
 	PinMemory bool
-	// PinGiven says that the file says so: before 0.19.5 the default was false.
+	// PinGiven reports whether the file sets pin_memory. The default was false
+	// before 0.19.5.
 	PinGiven bool
 	// Ratio is the share of the optimizer that runs on the CPU (ZeRO-3 only).
 	Ratio float64
-	// SuperOffload is DeepSpeed's way for Grace Hopper (ZeRO-3 only).
+	// SuperOffload is DeepSpeed's offloading for Grace Hopper (ZeRO-3 only).
 	SuperOffload bool
-	// Buffers is how many page-locked buffers stand before NVMe. Of parameters,
-	// each has BufferElements, and HeldElements are on the host all the time.
+	// Buffers is the number of pinned staging buffers for NVMe. For parameters,
+	// each buffer has BufferElements, and HeldElements always stay on the host.
 	Buffers                      int64
 	BufferElements, HeldElements int64
 }
 
-// Sizes are the numbers of elements that give ZeRO's buffers their sizes.
+// Sizes are the sizes of ZeRO's buffers, in elements.
 type Sizes struct {
 	ReduceBucket, AllgatherBucket int64
 	SubGroup                      int64
 	PrefetchBucket                int64
-	PersistentParameter           int64 // parameters up to this size stay whole
-	PersistentModel               int64 // but not more than this in all
+	PersistentParameter           int64 // parameters up to this size stay unsharded
+	PersistentModel               int64 // the limit for all of them together
 	LiveParameters, ReuseDistance int64
 }
 
-// LossScale is how losses are scaled so that fp16 gradients do not vanish.
+// LossScale is how losses are scaled so that fp16 gradients do not underflow.
 type LossScale struct {
-	Static                float64 // 0 means dynamic, as below
+	Static                float64 // 0 = dynamic, by the fields below
 	InitialPower          int     // the first scale is 2 to this power
-	Window                int     // it doubles after so many steps without overflow
-	Hysteresis            int     // it halves after so many overflows
+	Window                int     // steps without overflow after which the scale doubles
+	Hysteresis            int     // overflows after which the scale halves
 	Minimum               int
 	ConsecutiveHysteresis bool
 }
 
-// ZenFlow is the part of the ZenFlow section that sets sizes.
+// ZenFlow is the part of the ZenFlow section that determines sizes.
 type ZenFlow struct {
 	TopKRatio      float64 // the share of gradient columns that stays on the GPU
-	UpdateInterval int     // 0 means "auto"
+	UpdateInterval int     // 0 = "auto"
 	OverlapStep    bool
 	Offload        bool
 }
 
-// Note is something that the author of a file should know.
+// Note is a remark for the author of a file.
 type Note struct {
 	Where fault.Position
 	What  string
@@ -114,8 +114,8 @@ func LoadDeepSpeed(path string) (*DeepSpeed, error) {
 	return load(path, deepSpeedKind, ParseDeepSpeed)
 }
 
-// ParseDeepSpeed reads the text of a file; its name is for messages. Every
-// error is a *fault.Input.
+// ParseDeepSpeed parses the text of a file. The name of the file is for
+// messages only. Every error is a *fault.Input.
 func ParseDeepSpeed(file string, text []byte) (*DeepSpeed, error) {
 	document, err := parseCommented(file, text)
 	if err != nil {
@@ -124,7 +124,7 @@ func ParseDeepSpeed(file string, text []byte) (*DeepSpeed, error) {
 	return readDeepSpeed(document)
 }
 
-// readDeepSpeed reads a configuration that may be a part of another file.
+// readDeepSpeed reads a configuration, which may be a part of another file.
 func readDeepSpeed(document *document) (*DeepSpeed, error) {
 	c, err := deepSpeedSchema.read(document)
 	if err != nil {
@@ -153,20 +153,23 @@ func (c *checking) fill(d *DeepSpeed) {
 	d.ZeROStage = int(c.integer(0, zero+"stage"))
 	d.TensorParallel = int(c.integer(0, "tensor_parallel.autotp_size"))
 	d.Sizes = Sizes{
-		ReduceBucket:        c.integer(5e8, zero+"reduce_bucket_size"),
-		AllgatherBucket:     c.integer(5e8, zero+"allgather_bucket_size"),
-		SubGroup:            c.integer(1e9, zero+"sub_group_size"),
-		PrefetchBucket:      c.integer(5e7, zero+"stage3_prefetch_bucket_size", zero+"prefetch_bucket_size"),
-		PersistentParameter: c.integer(1e5, zero+"stage3_param_persistence_threshold", zero+"param_persistence_threshold"),
-		PersistentModel:     c.integer(math.MaxInt64, zero+"stage3_model_persistence_threshold", zero+"model_persistence_threshold"),
-		LiveParameters:      c.integer(1e9, zero+"stage3_max_live_parameters", zero+"max_live_parameters"),
-		ReuseDistance:       c.integer(1e9, zero+"stage3_max_reuse_distance", zero+"max_reuse_distance"),
+		ReduceBucket:    c.integer(5e8, zero+"reduce_bucket_size"),
+		AllgatherBucket: c.integer(5e8, zero+"allgather_bucket_size"),
+		SubGroup:        c.integer(1e9, zero+"sub_group_size"),
+		PrefetchBucket:  c.integer(5e7, zero+"stage3_prefetch_bucket_size", zero+"prefetch_bucket_size"),
+		PersistentParameter: c.integer(1e5, zero+"stage3_param_persistence_threshold",
+			zero+"param_persistence_threshold"),
+		PersistentModel: c.integer(math.MaxInt64, zero+"stage3_model_persistence_threshold",
+			zero+"model_persistence_threshold"),
+		LiveParameters: c.integer(1e9, zero+"stage3_max_live_parameters", zero+"max_live_parameters"),
+		ReuseDistance:  c.integer(1e9, zero+"stage3_max_reuse_distance", zero+"max_reuse_distance"),
 	}
 	d.OffloadOptimizer = c.offload(zero+"offload_optimizer", zero+"cpu_offload", 4)
 	d.OffloadParameters = c.offload(zero+"offload_param", zero+"cpu_offload_param", 5)
 	d.OffloadParameters.BufferElements = c.integer(1e8, zero+"offload_param.buffer_size")
 	d.OffloadParameters.HeldElements = c.integer(1e9, zero+"offload_param.max_in_cpu")
-	d.GatherOnSave = c.truth(false, zero+"stage3_gather_16bit_weights_on_model_save") || c.truth(false, zero+"gather_16bit_weights_on_model_save") ||
+	d.GatherOnSave = c.truth(false, zero+"stage3_gather_16bit_weights_on_model_save") ||
+		c.truth(false, zero+"gather_16bit_weights_on_model_save") ||
 		c.truth(false, zero+"stage3_gather_fp16_weights_on_model_save")
 	if whole := c.root.find("zero_optimization"); whole != nil && whole.kind != '{' && whole.truth {
 		// The oldest form: "zero_optimization": true.
@@ -192,7 +195,8 @@ func (c *checking) fill(d *DeepSpeed) {
 	case !c.isAuto(bf16+".enabled") && !c.isAuto("fp16.enabled"):
 		d.Precision = dtype.F32
 	}
-	d.LowPrecisionMaster = c.truth(false, bf16+".bf16_master_weights_and_grads") || c.truth(false, "fp16.fp16_master_weights_and_grads")
+	d.LowPrecisionMaster = c.truth(false, bf16+".bf16_master_weights_and_grads") ||
+		c.truth(false, "fp16.fp16_master_weights_and_grads")
 	d.LowPrecisionState = c.truth(false, bf16+".bf16_optimizer_states")
 	if d.Precision == dtype.F16 || d.Precision == dtype.Invalid {
 		d.LossScale = LossScale{
@@ -224,7 +228,7 @@ func (c *checking) fill(d *DeepSpeed) {
 	}
 }
 
-// unplanned lists the keys that are there and of which no field tells.
+// unplanned lists the keys in the file that change memory, but have no field.
 func (c *checking) unplanned(d *DeepSpeed) []Note {
 	const zero = "zero_optimization."
 	shards := d.ZeROStage == 3
@@ -233,10 +237,14 @@ func (c *checking) unplanned(d *DeepSpeed) []Note {
 		is        bool
 		path, why string
 	}{
-		{shards && c.integer(1, zero+"zero_hpz_partition_size") > 1, zero + "zero_hpz_partition_size", "has a second copy of the parameters held, divided among few ranks"},
-		{shards && c.integer(-1, zero+"mics_shard_size") > 0, zero + "mics_shard_size", "has everything divided among few ranks, and not among all"},
-		{shards && c.truth(false, zero+"zero_quantized_nontrainable_weights"), zero + "zero_quantized_nontrainable_weights", "has frozen parameters held in 8 bits"},
-		{c.integer(1, "sequence_parallel_size") > 1, "sequence_parallel_size", "divides sequences among ranks, and the batch among fewer"},
+		{shards && c.integer(1, zero+"zero_hpz_partition_size") > 1, zero + "zero_hpz_partition_size",
+			"has a second copy of the parameters held, divided among few ranks"},
+		{shards && c.integer(-1, zero+"mics_shard_size") > 0, zero + "mics_shard_size",
+			"has everything divided among few ranks, and not among all"},
+		{shards && c.truth(false, zero+"zero_quantized_nontrainable_weights"),
+			zero + "zero_quantized_nontrainable_weights", "has frozen parameters held in 8 bits"},
+		{c.integer(1, "sequence_parallel_size") > 1, "sequence_parallel_size",
+			"divides sequences among ranks, and the batch among fewer"},
 		{c.truth(false, "torch_autocast.enabled"), "torch_autocast", "computes in 16 bits with parameters in 32"},
 		{c.truth(false, "amp.enabled"), "amp", "leaves the precision to Apex"},
 	} {
@@ -247,8 +255,8 @@ func (c *checking) unplanned(d *DeepSpeed) []Note {
 	return list
 }
 
-// bf16 is the name of the section that DeepSpeed takes for bfloat16: the old
-// name counts only where the new one is missing.
+// bf16 returns the name of the section that DeepSpeed reads for bfloat16. The
+// old name counts only if the new one is missing.
 func (c *checking) bf16() string {
 	if c.root.member("bf16") == nil {
 		return "bfloat16"
@@ -256,7 +264,7 @@ func (c *checking) bf16() string {
 	return "bf16"
 }
 
-// offload reads a section, or the truth value that was its place once.
+// offload reads an offload section, or the deprecated boolean in its place.
 func (c *checking) offload(section, deprecated string, buffers int64) Offload {
 	device := "none"
 	if c.truth(false, deprecated) {

@@ -16,11 +16,11 @@ import (
 
 var update = flag.Bool("update", false, "rewrite testdata/bad.txt")
 
-// ranks is the number of ranks that the files of testdata/bad are resolved for.
+// ranks is the number of ranks for the files of testdata/bad.
 const ranks = 8
 
 // TestBad compares the message for every file of testdata/bad, and for paths
-// that hold no file, with testdata/bad.txt.
+// without a file, with testdata/bad.txt.
 func TestBad(t *testing.T) {
 	paths, err := filepath.Glob("testdata/bad/*.json")
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"plimsoll/fault"
 )
 
-// value is one JSON or YAML value and its place in the text.
+// value is a JSON or YAML value with its place in the text.
 type value struct {
 	at       int64 // offset of its first byte
 	kind     jsontext.Kind
@@ -22,8 +22,8 @@ type value struct {
 	members  []member
 	elements []*value
 
-	// What the schema made of it; see rule.check.
-	absent  bool // null or "auto": the default holds
+	// Set by checking.check, by the schema.
+	absent  bool // null or "auto": the default applies
 	integer int64
 	number  float64
 	truth   bool
@@ -35,7 +35,7 @@ type member struct {
 	value *value
 }
 
-// member is the member called name, or nil.
+// member returns the member called name, or nil.
 func (v *value) member(name string) *member {
 	for i := range v.members {
 		if v.members[i].name == name {
@@ -45,8 +45,8 @@ func (v *value) member(name string) *member {
 	return nil
 }
 
-// find follows a dotted path of names. It is nil where nothing is found and
-// where the default holds.
+// find returns the value at a dotted path. It returns nil if there is none or
+// the default applies.
 func (v *value) find(path string) *value {
 	for name := range strings.SplitSeq(path, ".") {
 		m := v.member(name)
@@ -58,7 +58,7 @@ func (v *value) find(path string) *value {
 	return v
 }
 
-// document is the text of a file and what it says.
+// document is the text of a file and its parsed value.
 type document struct {
 	file    string
 	text    []byte
@@ -67,10 +67,11 @@ type document struct {
 	decoder *jsontext.Decoder
 
 	lines  []int64 // offsets at which lines begin; see lineStarts
-	cursor cursor  // of offset
+	cursor cursor  // where the method offset stopped last
 }
 
-// lineStarts are found once: there may be as many positions to name as keys.
+// lineStarts returns the offsets at which lines begin. It computes them once,
+// as every key may need a position.
 func (d *document) lineStarts() []int64 {
 	if d.lines == nil {
 		d.lines = []int64{0}
@@ -83,10 +84,10 @@ func (d *document) lineStarts() []int64 {
 	return d.lines
 }
 
-// parseCommented reads JSON with comments (//, /* */, #) and trailing commas.
-// DeepSpeed reads Hjson, which allows more: names and strings without quotes,
-// members without commas. Those are refused here, because a forgotten quote
-// or comma then changes what a file means.
+// parseCommented parses JSON with comments (//, /* */, #) and trailing commas.
+// DeepSpeed reads Hjson, which also allows names and strings without quotes and
+// members without commas. Plimsoll refuses these: with them, a forgotten quote
+// or comma changes the meaning of a file.
 func parseCommented(file string, text []byte) (*document, error) {
 	d := &document{file: file, text: text}
 	var err error
@@ -96,8 +97,8 @@ func parseCommented(file string, text []byte) (*document, error) {
 	return d.parse()
 }
 
-// parseDocument reads YAML, where the name of the file says so, and else JSON
-// as Python's json does: without comments.
+// parseDocument parses YAML if the name of the file ends in .yaml or .yml.
+// Otherwise it parses JSON without comments, like Python's json.
 func parseDocument(file string, text []byte) (*document, error) {
 	if ending := strings.ToLower(filepath.Ext(file)); ending == ".yaml" || ending == ".yml" {
 		return parseYAML(file, text)
@@ -109,18 +110,19 @@ func parseDocument(file string, text []byte) (*document, error) {
 func (d *document) parse() (*document, error) {
 	var err error
 	d.decoder = jsontext.NewDecoder(bytes.NewReader(d.blanked),
-		// Names are compared in object, which knows both places.
+		// The method object compares names: it knows both places.
 		jsontext.AllowDuplicateNames(true))
 	if d.root, err = d.value(); err != nil {
 		return nil, err
 	}
 	if at := d.next(); at < int64(len(d.text)) {
-		return nil, d.bad(at, "more text after the end of the configuration", "a file holds one object: check the braces")
+		return nil, d.bad(at, "more text after the end of the configuration",
+			"a file holds one object: check the braces")
 	}
 	return d, nil
 }
 
-// position is that of [fault.At].
+// position returns the line and column of an offset, as [fault.At] does.
 func (d *document) position(at int64) fault.Position {
 	at = min(max(at, 0), int64(len(d.text)))
 	starts := d.lineStarts()
@@ -132,8 +134,8 @@ func (d *document) bad(at int64, what, mend string) error {
 	return &fault.Input{Where: d.position(at), What: what, Mend: mend}
 }
 
-// blank is the text as plain JSON of the same length: comments, trailing
-// commas and a byte order mark become spaces, so that every offset stays true.
+// blank returns the text as plain JSON of the same length. Comments, trailing
+// commas and a byte order mark become spaces, so all offsets stay valid.
 func (d *document) blank() ([]byte, error) {
 	text := bytes.Clone(d.text)
 	clear := func(from, to int) {
@@ -144,8 +146,8 @@ func (d *document) blank() ([]byte, error) {
 	if bytes.HasPrefix(text, []byte("\ufeff")) {
 		clear(0, len("\ufeff"))
 	}
-	comma := -1           // of a comma that only spaces and comments have followed
-	var before, last byte // the last two bytes that mean something
+	comma := -1           // offset of the last comma
+	var before, last byte // the last two bytes outside spaces and comments
 	for i := 0; i < len(text); {
 		rest := text[i:]
 		end := i + 1
@@ -186,7 +188,7 @@ func (d *document) blank() ([]byte, error) {
 	return text, nil
 }
 
-// next is the offset of the next name or value.
+// next returns the offset of the next name or value.
 func (d *document) next() int64 {
 	return int64(len(d.blanked) - len(bytes.TrimLeft(d.blanked[d.decoder.InputOffset():], " \t\r\n,:")))
 }
@@ -200,7 +202,8 @@ func (d *document) token() (jsontext.Token, error) {
 	case err == io.EOF:
 		return token, d.bad(int64(len(d.text)), "the file is empty, expected a JSON object", "")
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return token, d.bad(int64(len(d.text)), "the file ends too early", "check that every brace, bracket and quote is closed")
+		return token, d.bad(int64(len(d.text)), "the file ends too early",
+			"check that every brace, bracket and quote is closed")
 	}
 	bad := &fault.Input{What: "this is not JSON", Err: err,
 		Mend: "names and strings need double quotes; true, false and null small letters; members commas between them"}
@@ -256,7 +259,7 @@ func (d *document) object(v *value) error {
 	return err
 }
 
-// once refuses a name that is in places already, and puts it there.
+// once refuses a name that is already in places, and otherwise adds it.
 func (d *document) once(places map[string]int64, m member) error {
 	if first, twice := places[m.name]; twice {
 		return d.bad(m.at, fmt.Sprintf("%q is here for the second time, the first is on line %d column %d",

@@ -12,11 +12,11 @@ import (
 	"plimsoll/files"
 )
 
-// largest is far above any real configuration file, and keeps a wrong file
-// name (weights, a log) from being read as one.
+// largest is the limit of a file's size. No real configuration comes near it.
+// It keeps a wrong file (weights, a log) from being read as a configuration.
 const largest = 1 << 20
 
-// load parses the file at path, which should be of the kind.
+// load parses the file at path, after checking its kind.
 func load[T any](path string, what *kind, parse func(file string, text []byte) (*T, error)) (*T, error) {
 	text, err := files.Read(path, largest)
 	var notRegular *files.NotRegular
@@ -24,7 +24,8 @@ func load[T any](path string, what *kind, parse func(file string, text []byte) (
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, &fault.Input{
-			Where: fault.Position{File: path}, What: "there is no such file", Mend: fmt.Sprintf("give the path of the %v", what),
+			Where: fault.Position{File: path}, What: "there is no such file",
+			Mend: fmt.Sprintf("give the path of the %v", what),
 		}
 	case errors.As(err, &notRegular) || errors.As(err, &tooLarge):
 		return nil, &fault.Input{
@@ -41,7 +42,7 @@ func load[T any](path string, what *kind, parse func(file string, text []byte) (
 	return parse(path, text)
 }
 
-// read holds a document against the schema.
+// read checks a document against the schema.
 func (s schema) read(d *document) (*checking, error) {
 	c := &checking{document: d, schema: s}
 	if d.root.kind != '{' {
@@ -50,7 +51,8 @@ func (s schema) read(d *document) (*checking, error) {
 	return c, c.check(s.rule, "", d.root)
 }
 
-// The getters take the first of the dotted paths that has a value.
+// The getters return the value at the first of the dotted paths that has one,
+// or else the given default.
 
 func (c *checking) integer(otherwise int64, paths ...string) int64 {
 	for _, path := range paths {
@@ -82,17 +84,17 @@ func (c *checking) word(otherwise, path string) string {
 	return otherwise
 }
 
-// isAuto says that the key is there and left to the trainer.
+// isAuto reports whether the key has the value "auto".
 func (c *checking) isAuto(path string) bool { return slices.Contains(c.auto, path) }
 
-// elements is the element type at path, or Invalid.
+// elements returns the element type at path, or Invalid.
 func (c *checking) elements(path string) dtype.Type {
-	t, _ := dtype.Parse(c.word("", path)) // the schema lists names that parse
+	t, _ := dtype.Parse(c.word("", path)) // the schema lists only names that parse
 	return t
 }
 
-// at is the offset of the key at a dotted path, or of the nearest one above it;
-// it is negative when there is none.
+// at returns the offset of the key at a dotted path, or of its nearest
+// ancestor. It is negative if there is none.
 func (c *checking) at(path string) int64 {
 	v, at := c.root, int64(-1)
 	for name := range strings.SplitSeq(path, ".") {
@@ -105,7 +107,8 @@ func (c *checking) at(path string) int64 {
 	return at
 }
 
-// place is the position of that key, or the whole file.
+// place returns the position of the key at path or its nearest ancestor, or
+// else the file alone.
 func (c *checking) place(path string) fault.Position {
 	if at := c.at(path); at >= 0 {
 		return c.position(at)

@@ -13,15 +13,16 @@ type FSDP struct {
 	Version  int    // 1 or 2 (fully_shard)
 	Strategy string // "full_shard", "shard_grad_op", "no_shard", "hybrid_shard" or "hybrid_shard_zero2"
 
-	// WrapPolicy says what is gathered at a time: "transformer_based_wrap",
-	// "size_based_wrap" or "no_wrap".
+	// WrapPolicy says how modules are grouped into units, which FSDP
+	// all-gathers one at a time: "transformer_based_wrap", "size_based_wrap" or
+	// "no_wrap".
 	WrapPolicy string
-	WrapLayers []string // classes of layers; none means what the model's class says
-	WrapBySize int64    // the least number of parameters of a unit
+	WrapLayers []string // classes of layers; none means the default of the model's class
+	WrapBySize int64    // the minimum number of parameters of a unit
 
-	OffloadParameters       bool // and gradients and optimizer state, to the CPU
+	OffloadParameters       bool // to the CPU, with gradients and optimizer state
 	ActivationCheckpointing bool
-	UseOrigParams           bool   // always true of version 2
+	UseOrigParams           bool   // always true with version 2
 	BackwardPrefetch        string // "backward_pre", "backward_post" or "none"
 	ForwardPrefetch         bool
 	SyncModuleStates        bool
@@ -29,7 +30,7 @@ type FSDP struct {
 	StateDictType           string // "full_state_dict", "sharded_state_dict" or "local_state_dict"
 }
 
-// The words that accelerate 1.15 takes (utils/constants.py), in any case.
+// The words that accelerate 1.15 accepts (utils/constants.py), in any case.
 var (
 	fsdpStrategies = []string{"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"}
 	fsdpPolicies   = []string{"TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"}
@@ -37,7 +38,7 @@ var (
 	fsdpStateDicts = []string{"FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"}
 )
 
-// isFlag is a truth value that may be written as a string: accelerate's
+// isFlag returns the rule of a boolean that may be a string: accelerate's
 // str_to_bool.
 func isFlag() rule {
 	r := isBoolean()
@@ -45,8 +46,8 @@ func isFlag() rule {
 	return r
 }
 
-// isCount is a whole number that may be written as a string, and isAmount any
-// such number.
+// isCount returns the rule of an integer that may be a string. isAmount does so
+// for any number.
 func isCount() rule {
 	r := isInteger()
 	r.lax = true
@@ -74,8 +75,8 @@ var fsdpKeys = map[string]rule{
 	"sync_module_states":            isFlag(),
 }
 
-// trainerFSDPSchema is fsdp_config of TrainingArguments: transformers 5.23,
-// _process_fsdp_args in training_args.py. It ignores every other key.
+// trainerFSDPSchema is fsdp_config of TrainingArguments: _process_fsdp_args in
+// training_args.py of transformers 5.23, which ignores other keys.
 var trainerFSDPSchema = isPrefixed("fsdp_", fsdpKeys, map[string]rule{
 	"auto_wrap_policy":         isText(fsdpPolicies...),
 	"cpu_offload":              isFlag(),
@@ -90,8 +91,8 @@ var trainerFSDPSchema = isPrefixed("fsdp_", fsdpKeys, map[string]rule{
 	"backward_prefetch_policy": rule{}.noting(`has no effect: the Trainer reads "backward_prefetch"`),
 }).notingOthers()
 
-// accelerateFSDPSchema is fsdp_config of an accelerate configuration:
-// accelerate 1.15, launch.py and FullyShardedDataParallelPlugin.
+// accelerateFSDPSchema is fsdp_config of an accelerate configuration: launch.py
+// and FullyShardedDataParallelPlugin of accelerate 1.15.
 var accelerateFSDPSchema = isPrefixed("fsdp_", fsdpKeys, map[string]rule{
 	"sharding_strategy":        isText(fsdpStrategies...).inAnyCase().or(isCount().from(1).to(5)),
 	"auto_wrap_policy":         isText(fsdpPolicies...).inAnyCase().orNull(),
@@ -100,7 +101,7 @@ var accelerateFSDPSchema = isPrefixed("fsdp_", fsdpKeys, map[string]rule{
 	"backward_prefetch_policy": rule{}.noting(`has no effect: accelerate reads "fsdp_backward_prefetch"`),
 }).orNull()
 
-// isPrefixed is an object whose keys may all be written with the prefix.
+// isPrefixed returns the rule of an object with keys that may have the prefix.
 func isPrefixed(prefix string, lists ...map[string]rule) rule {
 	keys := map[string]rule{}
 	for _, list := range lists {
@@ -111,8 +112,8 @@ func isPrefixed(prefix string, lists ...map[string]rule) rule {
 	return isObject(keys)
 }
 
-// fsdp reads a section that has been checked into f, which holds what is true
-// where the section says nothing. The key for offloading differs.
+// fsdp reads a checked section into f, which holds the defaults. The key for
+// offloading differs between programs.
 func (c *checking) fsdp(section string, f FSDP, offload string) (*FSDP, error) {
 	if err := c.oneSpelling(section, "fsdp_"); err != nil {
 		return nil, err
@@ -145,7 +146,8 @@ func (c *checking) fsdp(section string, f FSDP, offload string) (*FSDP, error) {
 		{f.Version == 2 && f.StateDictType == "local_state_dict", at("state_dict_type"),
 			"is LOCAL_STATE_DICT, which FSDP2 does not know", "use SHARDED_STATE_DICT"},
 		{f.RAMEfficientLoading && !f.SyncModuleStates, at("sync_module_states"),
-			"is false, but with cpu_ram_efficient_loading only the first rank has the weights", "set it to true, or cpu_ram_efficient_loading to false"},
+			"is false, but with cpu_ram_efficient_loading only the first rank has the weights",
+			"set it to true, or cpu_ram_efficient_loading to false"},
 	}); err != nil {
 		return nil, err
 	}
@@ -161,7 +163,7 @@ func (c *checking) fsdp(section string, f FSDP, offload string) (*FSDP, error) {
 	return &f, nil
 }
 
-// ignoredByFSDP notes what has no effect, and undoes it.
+// ignoredByFSDP notes keys that have no effect and resets their values.
 func (c *checking) ignoredByFSDP(f *FSDP, at func(string) string) {
 	note := func(key, why string) {
 		if c.root.find(at(key)) != nil {
@@ -189,7 +191,7 @@ func (c *checking) ignoredByFSDP(f *FSDP, at func(string) string) {
 	}
 }
 
-// spelled is the path of a key of the section, with the prefix where the file
+// spelled returns the path of a key of the section, with the prefix if the file
 // has it.
 func (c *checking) spelled(section, prefix, key string) string {
 	if v := c.root.find(section); v != nil && v.member(prefix+key) != nil {
@@ -198,7 +200,8 @@ func (c *checking) spelled(section, prefix, key string) string {
 	return section + "." + key
 }
 
-// oneSpelling refuses a key that is there both with the prefix and without.
+// oneSpelling refuses a key that the section has both with and without the
+// prefix.
 func (c *checking) oneSpelling(section, prefix string) error {
 	v := c.root.find(section)
 	if v == nil {
@@ -206,13 +209,19 @@ func (c *checking) oneSpelling(section, prefix string) error {
 	}
 	for _, m := range v.members {
 		if bare, is := strings.CutPrefix(m.name, prefix); is && v.member(bare) != nil {
-			return &fault.Input{Where: c.position(m.at), What: fmt.Sprintf("%s and %s (line %d) are two names for one setting", m.name, bare, c.position(v.member(bare).at).Line), Mend: "remove one of the two"}
+			return &fault.Input{
+				Where: c.position(m.at),
+				What: fmt.Sprintf("%s and %s (line %d) are two names for one setting",
+					m.name, bare, c.position(v.member(bare).at).Line),
+				Mend: "remove one of the two",
+			}
 		}
 	}
 	return nil
 }
 
-// list is a list of names, which may be written as one string with commas.
+// list returns a list of names, which the file may give as one string with
+// commas.
 func (c *checking) list(path string) []string {
 	v := c.root.find(path)
 	if v == nil {
@@ -224,7 +233,7 @@ func (c *checking) list(path string) []string {
 	return v.texts()
 }
 
-// texts are the elements of a list of strings.
+// texts returns the elements of a list of strings.
 func (v *value) texts() []string {
 	var texts []string
 	for _, element := range v.elements {

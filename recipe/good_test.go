@@ -15,7 +15,7 @@ import (
 	"plimsoll/dtype"
 )
 
-// defaults is what an empty object means, but for the notes.
+// defaults is the meaning of an empty object, without the notes.
 func defaults() DeepSpeed {
 	none := Offload{Device: "none", PinMemory: true, Ratio: 1, Buffers: 4}
 	parameters := none
@@ -32,7 +32,7 @@ func defaults() DeepSpeed {
 	}
 }
 
-// TestGood changes the defaults to what each file of testdata/good means.
+// TestGood changes the defaults to the meaning of each file of testdata/good.
 func TestGood(t *testing.T) {
 	tests := []struct {
 		file  string
@@ -47,7 +47,16 @@ func TestGood(t *testing.T) {
 			d.Sizes.AllgatherBucket = 2e8
 			d.OffloadOptimizer = Offload{Device: "cpu", PinGiven: true, Ratio: 1, Buffers: 4}
 			d.Precision, d.GradientAccumulationDType = dtype.BF16, dtype.F32
-			d.Optimizer = &Optimizer{Type: "AdamW", LR: 3e-5, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, AdamW: true, BiasCorrection: true}
+			d.Optimizer = &Optimizer{
+				Type:           "AdamW",
+				LR:             3e-5,
+				Beta1:          0.9,
+				Beta2:          0.95,
+				Epsilon:        1e-8,
+				WeightDecay:    0.1,
+				AdamW:          true,
+				BiasCorrection: true,
+			}
 			d.Batch = Batch{Train: 64, Micro: 4}
 		}, nil},
 		{"zero3_auto", func(d *DeepSpeed) {
@@ -57,8 +66,16 @@ func TestGood(t *testing.T) {
 			d.OffloadOptimizer.PinGiven, d.OffloadParameters.PinGiven, d.GatherOnSave = true, true, true
 			d.Precision = dtype.Invalid
 			d.LossScale = LossScale{InitialPower: 16, Window: 1000, Hysteresis: 2, Minimum: 1}
-			d.Optimizer = &Optimizer{Type: "AdamW", LR: 1e-3, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, AdamW: true, BiasCorrection: true,
-				Defaulted: []string{"lr", "betas", "eps", "weight_decay"}}
+			d.Optimizer = &Optimizer{
+				Type:           "AdamW",
+				LR:             1e-3,
+				Beta1:          0.9,
+				Beta2:          0.999,
+				Epsilon:        1e-8,
+				AdamW:          true,
+				BiasCorrection: true,
+				Defaulted:      []string{"lr", "betas", "eps", "weight_decay"},
+			}
 			d.Auto = strings.Fields(`bf16.enabled fp16.enabled gradient_accumulation_steps gradient_clipping
 				optimizer.params.betas optimizer.params.eps optimizer.params.lr optimizer.params.weight_decay
 				scheduler.params.total_num_steps scheduler.params.warmup_max_lr scheduler.params.warmup_min_lr scheduler.params.warmup_num_steps
@@ -70,31 +87,76 @@ func TestGood(t *testing.T) {
 			d.OffloadOptimizer.Device, d.OffloadOptimizer.PinGiven = "cpu", true
 			d.ZenFlow = &ZenFlow{TopKRatio: 0.05, UpdateInterval: 4, OverlapStep: true, Offload: true}
 			d.Precision, d.GradientClipping = dtype.BF16, 0
-			d.Optimizer = &Optimizer{Type: "Adam", LR: 2e-5, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, Defaulted: []string{"betas", "eps", "weight_decay"}}
+			d.Optimizer = &Optimizer{
+				Type:      "Adam",
+				LR:        2e-5,
+				Beta1:     0.9,
+				Beta2:     0.999,
+				Epsilon:   1e-8,
+				Defaulted: []string{"betas", "eps", "weight_decay"},
+			}
 			d.Batch = Batch{Micro: 8}
 		}, nil},
 		{"super_offload", func(d *DeepSpeed) {
 			d.ZeROStage = 3
 			d.Sizes.SubGroup, d.Sizes.LiveParameters = 4e8, 5e8
-			d.OffloadOptimizer = Offload{Device: "cpu", PinMemory: true, PinGiven: true, Ratio: 0.9, SuperOffload: true, Buffers: 4}
+			d.OffloadOptimizer = Offload{
+				Device:       "cpu",
+				PinMemory:    true,
+				PinGiven:     true,
+				Ratio:        0.9,
+				SuperOffload: true,
+				Buffers:      4,
+			}
 			d.Precision, d.LowPrecisionMaster, d.LowPrecisionState = dtype.BF16, true, true
-			d.Optimizer = &Optimizer{Type: "AdamW", LR: 1e-5, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, AdamW: true, BiasCorrection: true,
-				Defaulted: []string{"betas", "eps", "weight_decay"}}
+			d.Optimizer = &Optimizer{
+				Type:           "AdamW",
+				LR:             1e-5,
+				Beta1:          0.9,
+				Beta2:          0.999,
+				Epsilon:        1e-8,
+				AdamW:          true,
+				BiasCorrection: true,
+				Defaulted:      []string{"betas", "eps", "weight_decay"},
+			}
 			d.Batch = Batch{Train: 8, Accumulation: 1}
 		}, nil},
 		{"fp16_static", func(d *DeepSpeed) {
 			d.ZeROStage, d.Sizes.ReduceBucket = 1, 1e6
 			d.Precision, d.GradientClipping, d.CheckpointActivationsOnCPU = dtype.F16, 0.5, true
-			d.LossScale = LossScale{Static: 128, InitialPower: 16, Hysteresis: 2, Minimum: 1, ConsecutiveHysteresis: true}
-			d.Optimizer = &Optimizer{Type: "Adam", LR: 1e-3, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, WeightDecay: 0.01, AdamW: true, BiasCorrection: true, TorchAdam: true,
-				Defaulted: []string{"lr", "betas", "eps", "weight_decay"}}
+			d.LossScale = LossScale{
+				Static:                128,
+				InitialPower:          16,
+				Hysteresis:            2,
+				Minimum:               1,
+				ConsecutiveHysteresis: true,
+			}
+			d.Optimizer = &Optimizer{
+				Type:           "Adam",
+				LR:             1e-3,
+				Beta1:          0.9,
+				Beta2:          0.999,
+				Epsilon:        1e-8,
+				WeightDecay:    0.01,
+				AdamW:          true,
+				BiasCorrection: true,
+				TorchAdam:      true,
+				Defaulted:      []string{"lr", "betas", "eps", "weight_decay"},
+			}
 			d.Batch = Batch{Train: 16, Micro: 2}
 		}, nil},
 		{"deprecated", func(d *DeepSpeed) {
 			d.ZeROStage, d.Precision = 2, dtype.BF16
 			d.OffloadOptimizer.Device = "cpu"
-			d.Optimizer = &Optimizer{Type: "Lion", LR: 1e-3, Beta1: 0.9, Beta2: 0.999, AdamW: true, LowPrecisionState: true,
-				Defaulted: []string{"lr", "betas", "eps", "weight_decay"}}
+			d.Optimizer = &Optimizer{
+				Type:              "Lion",
+				LR:                1e-3,
+				Beta1:             0.9,
+				Beta2:             0.999,
+				AdamW:             true,
+				LowPrecisionState: true,
+				Defaulted:         []string{"lr", "betas", "eps", "weight_decay"},
+			}
 			d.Batch = Batch{Train: 16}
 		}, []string{
 			"deprecated.json:4:3: bfloat16 is deprecated",
@@ -109,7 +171,8 @@ func TestGood(t *testing.T) {
 		{"oldest", func(d *DeepSpeed) {
 			d.ZeROStage, d.Sizes.AllgatherBucket = 1, 1000
 			d.Batch = Batch{Train: 16}
-		}, []string{"oldest.json:5:3: allgather_size is deprecated", "oldest.json:4:3: zero_optimization is a truth value"}},
+		}, []string{"oldest.json:5:3: allgather_size is deprecated",
+			"oldest.json:4:3: zero_optimization is a truth value"}},
 		{"ignored", func(d *DeepSpeed) {
 			d.ZeROStage = 2
 			d.OffloadOptimizer.Device, d.OffloadOptimizer.PinGiven = "cpu", true
@@ -142,7 +205,8 @@ func TestGood(t *testing.T) {
 			want := defaults()
 			want.File = path
 			test.means(&want)
-			if diff := cmp.Diff(&want, got, cmpopts.IgnoreUnexported(DeepSpeed{}), cmpopts.IgnoreFields(DeepSpeed{}, "Notes")); diff != "" {
+			if diff := cmp.Diff(&want, got, cmpopts.IgnoreUnexported(DeepSpeed{}),
+				cmpopts.IgnoreFields(DeepSpeed{}, "Notes")); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 			if len(got.Notes) != len(test.notes) {
@@ -157,11 +221,14 @@ func TestGood(t *testing.T) {
 	}
 }
 
-// TestResolveBatch leaves out each number of a true batch equation: what
-// DeepSpeed derives is the number again, or 1 accumulation step.
+// TestResolveBatch omits each number of a true batch equation. DeepSpeed
+// derives the number again, or 1 accumulation step.
 func TestResolveBatch(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		full := Batch{Micro: rapid.IntRange(1, 1<<20).Draw(t, "micro"), Accumulation: rapid.IntRange(1, 1<<20).Draw(t, "accumulation")}
+		full := Batch{
+			Micro:        rapid.IntRange(1, 1<<20).Draw(t, "micro"),
+			Accumulation: rapid.IntRange(1, 1<<20).Draw(t, "accumulation"),
+		}
 		ranks := rapid.IntRange(1, 1<<20).Draw(t, "ranks")
 		full.Train = full.Micro * full.Accumulation * ranks
 		for _, test := range []struct{ given, want Batch }{
@@ -183,7 +250,7 @@ func TestResolveBatch(t *testing.T) {
 	})
 }
 
-// parsed is a file that gives the batch; a zero is left out or "auto".
+// parsed returns a file that gives the batch. A zero is omitted or "auto".
 func parsed(t *rapid.T, b Batch) *DeepSpeed {
 	write := func(key string, n int) string {
 		switch {
@@ -195,7 +262,8 @@ func parsed(t *rapid.T, b Batch) *DeepSpeed {
 			return fmt.Sprintf("%q: null", key)
 		}
 	}
-	text := fmt.Sprintf("{%s, %s, %s}", write(trainKey, b.Train), write(microKey, b.Micro), write(accumulationKey, b.Accumulation))
+	text := fmt.Sprintf("{%s, %s, %s}", write(trainKey, b.Train), write(microKey, b.Micro),
+		write(accumulationKey, b.Accumulation))
 	d, err := ParseDeepSpeed("batch.json", []byte(text))
 	if err != nil {
 		t.Fatal(err)
@@ -203,7 +271,8 @@ func parsed(t *rapid.T, b Batch) *DeepSpeed {
 	return d
 }
 
-// TestResolveBatchRanks: the number of ranks does not come from the file.
+// TestResolveBatchRanks checks that fewer than one rank is refused. The number
+// does not come from the file, so no schema checks it.
 func TestResolveBatchRanks(t *testing.T) {
 	for _, ranks := range []int{0, -1, math.MinInt} {
 		if _, err := (&DeepSpeed{Batch: Batch{Micro: 1}}).ResolveBatch(ranks); err == nil {
@@ -241,7 +310,8 @@ func FuzzParseDeepSpeed(f *testing.F) {
 		b, err := d.ResolveBatch(ranks)
 		if err != nil {
 			requireInput(t, err)
-		} else if product, ok := multiply([]factor{{b.Micro, ""}, {b.Accumulation, ""}, {ranks, ""}}); !ok || product != b.Train {
+		} else if product, ok := multiply([]factor{{b.Micro, ""}, {b.Accumulation, ""}, {ranks, ""}}); !ok ||
+			product != b.Train {
 			t.Fatalf("%+v on %d ranks", b, ranks)
 		}
 	})

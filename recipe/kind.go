@@ -9,22 +9,24 @@ import (
 	"plimsoll/files"
 )
 
-// kind is a kind of configuration file, recognized by the keys at its top level.
-// A file that is given in the place of another would be planned with the
-// defaults for everything that it does not say.
+// kind is a kind of configuration file, recognized by its top-level keys. It
+// keeps a file of the wrong kind from being planned with defaults for every key
+// that the file lacks.
 type kind struct {
 	name string
-	flag string // that takes it; empty where none does
-	// marks are keys of which one is enough, where no kind before has one of its own.
+	flag string // the command's flag for it; empty if there is none
+	// marks are keys that identify the kind. One is enough, if no kind earlier
+	// in the list matches.
 	marks []string
-	// known are the keys that its program reads, where it passes over others; nil
-	// where the schema refuses what it does not know.
+	// known are the keys that the program reads, if it ignores all others. It
+	// is nil if the schema refuses unknown keys.
 	known map[string]rule
 }
 
 func (k *kind) String() string { return k.name }
 
-// The kinds. Files of programs that wrap around these have their keys, too.
+// The kinds. Programs that wrap others come first, as their files have the
+// others' keys, too.
 var (
 	llamaFactoryKind = &kind{name: "LLaMA-Factory configuration",
 		marks: keys("finetuning_type cutoff_len lora_target dist_config init_config")}
@@ -55,7 +57,7 @@ var (
 		marks: keys(`per_device_train_batch_size per_device_eval_batch_size num_train_epochs learning_rate lr_scheduler_type
 			output_dir save_strategy`)}
 
-	fsdpKind = &kind{name: "FSDP configuration in JSON"} // of TrainingArguments; nothing else is like it
+	fsdpKind = &kind{name: "FSDP configuration in JSON"} // of TrainingArguments; no key identifies it
 
 	kinds = []*kind{llamaFactoryKind, axolotlKind, nemoKind, trlxKind, torchtuneKind, swiftKind, scriptKind,
 		accelerateKind, deepSpeedKind, adapterKind, modelKind, quantizationKind, trainingKind}
@@ -63,7 +65,8 @@ var (
 
 func keys(names string) []string { return strings.Fields(names) }
 
-// recognized is the kind of an object, with the key that told; nil for none.
+// recognized returns the kind of an object and the key that identified it, or
+// nil.
 func recognized(root *value) (*kind, *member) {
 	if root == nil || root.kind != '{' {
 		return nil, nil
@@ -78,7 +81,8 @@ func recognized(root *value) (*kind, *member) {
 	return nil, nil
 }
 
-// parseAny reads a file of unknown kind; nil where it is none.
+// parseAny parses a file of unknown kind. It returns nil if the file cannot be
+// parsed.
 func parseAny(file string, text []byte) *document {
 	parse := parseCommented
 	if ending := strings.ToLower(filepath.Ext(file)); ending == ".yaml" || ending == ".yml" {
@@ -91,8 +95,8 @@ func parseAny(file string, text []byte) *document {
 	return d
 }
 
-// expect refuses a file that is of another kind, or of none that anybody knows.
-// What cannot be read is refused by who parses it.
+// expect refuses a file of another kind, or one whose keys are mostly unknown.
+// It accepts a file that cannot be parsed: the parser of the kind refuses it.
 func (k *kind) expect(file string, text []byte) error {
 	d := parseAny(file, text)
 	if d == nil {
@@ -101,7 +105,7 @@ func (k *kind) expect(file string, text []byte) error {
 	found, m := recognized(d.root)
 	switch {
 	case found == nil || found == k:
-	case k == quantizationKind && found == modelKind: // which holds one
+	case k == quantizationKind && found == modelKind: // a model's config.json may hold one
 		return nil
 	default:
 		return d.misplaced(found, m, k)
@@ -125,7 +129,7 @@ func (k *kind) expect(file string, text []byte) error {
 		fmt.Sprintf("give the path of the %v, without the keys of other programs", k))
 }
 
-// marked says that the object has a key that only this kind has.
+// marked reports whether the object has a key that only this kind has.
 func (k *kind) marked(root *value) bool {
 	return k != trainingKind && slices.ContainsFunc(k.marks, func(mark string) bool { return root.member(mark) != nil })
 }
@@ -143,7 +147,7 @@ func (d *document) misplaced(found *kind, m *member, wanted *kind) error {
 	return d.bad(m.at, what, mend)
 }
 
-// article is a name with its article.
+// article returns a name with its indefinite article.
 func article(name string) string {
 	if strings.ContainsRune("aeiou", rune(name[0])) {
 		return "an " + name
@@ -151,8 +155,8 @@ func article(name string) string {
 	return "a " + name
 }
 
-// Misplaced refuses a file that was given as a model and seems to be of another
-// kind; nil where it does not.
+// Misplaced returns an error if a file that was given as a model seems to be of
+// another kind.
 func Misplaced(path string) error {
 	text, err := files.Read(path, largest)
 	if err != nil {

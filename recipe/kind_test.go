@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// loaders are who reads the files of each flag.
+// loaders are the functions that read the files of each flag.
 var loaders = map[string]func(string) error{
 	"--deepspeed":     func(path string) error { _, err := LoadDeepSpeed(path); return err },
 	"--accelerate":    func(path string) error { _, err := LoadAccelerate(path); return err },
@@ -17,8 +17,8 @@ var loaders = map[string]func(string) error{
 	"--quantization":  func(path string) error { _, err := LoadQuantization(path); return err },
 }
 
-// TestKinds has each flag refuse files of other kinds, and say what they seem to
-// be and which flag takes them.
+// TestKinds gives each flag files of other kinds. Each is refused with its
+// probable kind and the flag for it.
 func TestKinds(t *testing.T) {
 	const training = `{"per_device_train_batch_size": 4, "num_train_epochs": 3, "bf16": true}`
 	for _, c := range []struct{ name, text, kind string }{
@@ -29,10 +29,17 @@ func TestKinds(t *testing.T) {
 		{"sft.json", `{"learning_rate": 1.0e-5, "max_length": 1024, "packing": true, "bf16": true}`, "--training-args"},
 		{"lora.json", `{"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]}`, "--adapter"},
 		{"bnb.json", `{"load_in_4bit": true, "bnb_4bit_quant_type": "nf4"}`, "--quantization"},
-		{"config.json", `{"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "quantization_config": {"load_in_8bit": true}}`, "--quantization"},
-		{"qlora.yml", "base_model: mistralai/Mistral-7B-v0.1\nload_in_4bit: true\nadapter: qlora\nsequence_len: 8192\nmicro_batch_size: 2\nlearning_rate: 0.0002\nbf16: true\n", "axolotl"},
-		{"factory.yaml", "model_name_or_path: x\nstage: sft\nfinetuning_type: lora\nlora_target: all\nper_device_train_batch_size: 1\nbf16: true\n", "LLaMA-Factory"},
-		{"trl.yaml", "model_name_or_path: x\nuse_peft: true\nper_device_train_batch_size: 1\nbf16: true\n", "training script"},
+		{"config.json",
+			`{"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "quantization_config": {"load_in_8bit": true}}`,
+			"--quantization"},
+		{"qlora.yml",
+			"base_model: mistralai/Mistral-7B-v0.1\nload_in_4bit: true\nadapter: qlora\nsequence_len: " +
+				"8192\nmicro_batch_size: 2\nlearning_rate: 0.0002\nbf16: true\n", "axolotl"},
+		{"factory.yaml",
+			"model_name_or_path: x\nstage: sft\nfinetuning_type: lora\nlora_target: " +
+				"all\nper_device_train_batch_size: 1\nbf16: true\n", "LLaMA-Factory"},
+		{"trl.yaml", "model_name_or_path: x\nuse_peft: true\nper_device_train_batch_size: 1\nbf16: true\n",
+			"training script"},
 		{"_config.yml", "title: A site\nbaseurl: /docs\nmarkdown: kramdown\nplugins:\n  - jekyll-feed\n", ""},
 		{"package.json", `{"name": "site", "version": "1.0.0", "private": true}`, ""},
 		{"one.json", `{"bf16": true, "widgets": 3, "colour": "blue"}`, ""},
@@ -61,8 +68,8 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// TestKindsOfPublicFiles gives each of some hundred configurations from public
-// repositories to every flag: only that of its kind accepts it.
+// TestKindsOfPublicFiles gives some hundred configurations from public
+// repositories to every flag. Only the flag of its kind accepts a file.
 func TestKindsOfPublicFiles(t *testing.T) {
 	const folder = "../../shared/data/configs"
 	file, err := os.Open(filepath.Join(folder, "INDEX.tsv"))
@@ -79,7 +86,7 @@ func TestKindsOfPublicFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Of the others, these hold fields of TrainingArguments and nothing else.
+	// These files of other kinds hold only fields of TrainingArguments.
 	fields := []string{"fsdp", "fsdp_config"}
 	for _, row := range rows[1:] {
 		path := filepath.Join(folder, row[0])
@@ -93,8 +100,10 @@ func TestKindsOfPublicFiles(t *testing.T) {
 			isFields = isFields && d.root.member(name) != nil
 		}
 		for flag, load := range loaders {
-			launch := d != nil && d.root.member("distributed_type") != nil // accelerate's, within the files of another program
-			if load(path) == nil && flag != "--"+row[2] && !(isFields && flag == "--training-args") && !(launch && flag == "--accelerate") {
+			// accelerate's configuration in a file of another program
+			launch := d != nil && d.root.member("distributed_type") != nil
+			if load(path) == nil && flag != "--"+row[2] && !(isFields && flag == "--training-args") &&
+				!(launch && flag == "--accelerate") {
 				t.Errorf("%s accepts %s, of the kind %s", flag, row[0], row[2])
 			}
 		}

@@ -11,8 +11,8 @@ import (
 	"plimsoll/fault"
 )
 
-// processorTime is what this process has used, in seconds. It depends less than
-// the clock on what else runs.
+// processorTime returns the CPU time of this process in seconds. Other load
+// affects it less than wall time.
 func processorTime(t *testing.T) float64 {
 	var usage unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
@@ -21,7 +21,7 @@ func processorTime(t *testing.T) float64 {
 	return float64(usage.Utime.Nano()+usage.Stime.Nano()) / 1e9
 }
 
-// manyKeys is an object of 60,000 keys, close to the largest file that is read.
+// manyKeys returns an object of 60,000 keys, close to the size limit.
 func manyKeys(begin, key, end string) string {
 	var b strings.Builder
 	b.WriteString(begin)
@@ -31,7 +31,7 @@ func manyKeys(begin, key, end string) string {
 	return b.String() + end
 }
 
-// largeDocuments are those that take the longest to read, by file name.
+// largeDocuments are the slowest documents to read, by file name.
 var largeDocuments = map[string]string{
 	"keys.json":          manyKeys(`{"a":1`, `,"k%d":1`, `}`),
 	"lines.json":         manyKeys("{\"a\":1", ",\n\"k%d\":1", `}`),
@@ -69,7 +69,7 @@ var largeDocuments = map[string]string{
 	}(),
 }
 
-// TestPositions holds positions in a document against those of package fault.
+// TestPositions compares positions in a document with those of package fault.
 func TestPositions(t *testing.T) {
 	for _, text := range []string{"", "\n", "a\n\nb", "é\r\nx\n"} {
 		d := &document{file: "file", text: []byte(text)}
@@ -81,7 +81,7 @@ func TestPositions(t *testing.T) {
 	}
 }
 
-// TestLargeDocuments has each of them read, or refused, in a time that does not
+// TestLargeDocuments checks that the time to read or refuse a document does not
 // grow with the square of its length.
 func TestLargeDocuments(t *testing.T) {
 	for name, text := range largeDocuments {

@@ -9,10 +9,10 @@ import (
 	"plimsoll/fault"
 )
 
-// Optimizer is the optimizer section of a file. For types whose defaults are
-// not in optimizers, what the file does not say is zero.
+// Optimizer is the optimizer section of a file. Missing values are zero for
+// types whose defaults are not in the variable optimizers.
 type Optimizer struct {
-	Type           string // as its class is written: "AdamW", "Adam", "Lion", ...
+	Type           string // the name of its class: "AdamW", "Adam", "Lion", ...
 	LR             float64
 	Beta1, Beta2   float64
 	Epsilon        float64
@@ -23,7 +23,7 @@ type Optimizer struct {
 	// LowPrecisionState keeps the moments in the type of the parameters
 	// (fp32_optimizer_states false; on the CPU only).
 	LowPrecisionState bool
-	// Defaulted lists the keys of lr, betas, eps and weight_decay that are
+	// Defaulted lists those keys among lr, betas, eps and weight_decay that are
 	// missing or "auto".
 	Defaulted []string
 }
@@ -32,15 +32,15 @@ type Optimizer struct {
 type optimizerType struct {
 	Optimizer                 // the defaults
 	keys      map[string]rule // of optimizer.params, besides the common ones
-	open      bool            // other keys go to its constructor unseen
+	open      bool            // other keys go to its constructor unchecked
 	zero      bool            // DeepSpeed has tested it with ZeRO
-	never     bool            // it refuses ZeRO
+	never     bool            // the optimizer refuses ZeRO
 }
 
-// optimizers are the types by their names in lower case, since DeepSpeed
-// compares them so: engine.py, _configure_basic_optimizer, and the
-// constructors that it calls. Names of torch.optim are taken as they are
-// written; their parameters are PyTorch's to check.
+// optimizers are the types by their names. Most names are in lower case, as
+// DeepSpeed ignores case: _configure_basic_optimizer in engine.py, and the
+// constructors that it calls. Names of torch.optim are case-sensitive, and
+// PyTorch checks their parameters.
 var optimizers = func() map[string]optimizerType {
 	adam := Optimizer{LR: 1e-3, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, BiasCorrection: true}
 	adamKeys := map[string]rule{
@@ -63,15 +63,25 @@ var optimizers = func() map[string]optimizerType {
 		zeroOneKeys[key] = isInteger()
 	}
 	oneBitLambKeys := maps.Clone(oneBitKeys)
-	for _, key := range []string{"max_coeff", "min_coeff", "coeff_beta", "factor_max", "factor_min", "factor_threshold"} {
+	for _, key := range []string{"max_coeff", "min_coeff", "coeff_beta", "factor_max", "factor_min",
+		"factor_threshold"} {
 		oneBitLambKeys[key] = isNumber()
 	}
 	lion := Optimizer{LR: 1e-3, Beta1: 0.9, Beta2: 0.999, AdamW: true}
 	known := map[string]optimizerType{
-		"Adam":        {Optimizer: adam, keys: adamKeys, zero: true},
-		"AdamW":       {Optimizer: adam, keys: adamKeys, zero: true},
-		"Lion":        {Optimizer: lion, keys: map[string]rule{"set_grad_none": isBoolean(), "fp32_optimizer_states": isBoolean()}, zero: true},
-		"Adagrad":     {Optimizer: Optimizer{LR: 1e-2, Epsilon: 1e-10}, keys: map[string]rule{"amsgrad": isBoolean(), "fp32_optimizer_states": isBoolean()}, open: true, zero: true},
+		"Adam":  {Optimizer: adam, keys: adamKeys, zero: true},
+		"AdamW": {Optimizer: adam, keys: adamKeys, zero: true},
+		"Lion": {
+			Optimizer: lion,
+			keys:      map[string]rule{"set_grad_none": isBoolean(), "fp32_optimizer_states": isBoolean()},
+			zero:      true,
+		},
+		"Adagrad": {
+			Optimizer: Optimizer{LR: 1e-2, Epsilon: 1e-10},
+			keys:      map[string]rule{"amsgrad": isBoolean(), "fp32_optimizer_states": isBoolean()},
+			open:      true,
+			zero:      true,
+		},
 		"Lamb":        {Optimizer: adam, keys: lambKeys},
 		"OneBitAdam":  {Optimizer: adam, keys: oneBitKeys, never: true},
 		"ZeroOneAdam": {Optimizer: adam, keys: zeroOneKeys, never: true},
@@ -86,13 +96,15 @@ var optimizers = func() map[string]optimizerType {
 		t.Type = name
 		byName[strings.ToLower(name)] = t
 	}
-	for _, name := range []string{"Adadelta", "Adafactor", "Adamax", "ASGD", "LBFGS", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD", "SparseAdam"} {
+	for _, name := range []string{"Adadelta", "Adafactor", "Adamax", "ASGD", "LBFGS", "NAdam", "RAdam", "RMSprop",
+		"Rprop", "SGD", "SparseAdam"} {
 		byName[name] = optimizerType{Optimizer: Optimizer{Type: name}, open: true}
 	}
 	return byName
 }()
 
-// optimizerNamed is the type of that name; its Type is empty if there is none.
+// optimizerNamed returns the type with that name. Its field Type is empty if
+// there is none.
 func optimizerNamed(name string) optimizerType {
 	if t, known := optimizers[strings.ToLower(name)]; known {
 		return t
@@ -100,14 +112,15 @@ func optimizerNamed(name string) optimizerType {
 	return optimizers[name]
 }
 
-// isAdam says that DeepSpeed builds one of its own kernels for Adam.
+// isAdam reports whether DeepSpeed has Adam kernels of its own for the type.
 func (o *Optimizer) isAdam() bool { return o.Type == "Adam" || o.Type == "AdamW" }
 
-// IsFusedAdam says that DeepSpeed builds its own kernel: FusedAdam on the GPU,
-// DeepSpeedCPUAdam where the optimizer is offloaded. nil is none.
+// IsFusedAdam reports whether DeepSpeed runs its own kernel: FusedAdam on the
+// GPU, or DeepSpeedCPUAdam if the optimizer is offloaded. It returns false for
+// nil.
 func (o *Optimizer) IsFusedAdam() bool { return o != nil && o.isAdam() && !o.TorchAdam }
 
-// commonKeys are the parameters that nearly every optimizer takes.
+// commonKeys are the parameters that nearly every optimizer accepts.
 var commonKeys = map[string]rule{
 	"lr":           isNumber().from(0).orAuto(),
 	"betas":        isList(isNumber().from(0).under(1)).ofLength(2).orAuto(),
@@ -115,7 +128,7 @@ var commonKeys = map[string]rule{
 	"weight_decay": isNumber().from(0).orAuto(),
 }
 
-// optimizer reads the optimizer section.
+// optimizer returns the optimizer section.
 func (c *checking) optimizer() (*Optimizer, error) {
 	const params = "optimizer.params"
 	if c.root.find("optimizer") == nil {
@@ -123,7 +136,11 @@ func (c *checking) optimizer() (*Optimizer, error) {
 	}
 	name := c.root.find("optimizer.type")
 	if name == nil {
-		return nil, &fault.Input{Where: c.place("optimizer"), What: `optimizer has no "type": DeepSpeed would ignore it`, Mend: `add "type": "AdamW", or remove the section`}
+		return nil, &fault.Input{
+			Where: c.place("optimizer"),
+			What:  `optimizer has no "type": DeepSpeed would ignore it`,
+			Mend:  `add "type": "AdamW", or remove the section`,
+		}
 	}
 	t := optimizerNamed(name.text)
 	if t.Type == "" {
@@ -134,7 +151,11 @@ func (c *checking) optimizer() (*Optimizer, error) {
 		given = &value{kind: '{'}
 	}
 	if m := given.member("max_grad_norm"); m != nil {
-		return nil, &fault.Input{Where: c.position(m.at), What: "DeepSpeed takes no max_grad_norm in optimizer.params", Mend: `use "gradient_clipping" at the top level`}
+		return nil, &fault.Input{
+			Where: c.position(m.at),
+			What:  "DeepSpeed takes no max_grad_norm in optimizer.params",
+			Mend:  `use "gradient_clipping" at the top level`,
+		}
 	}
 	keys := maps.Clone(commonKeys)
 	maps.Copy(keys, t.keys)
@@ -171,7 +192,10 @@ func (c *checking) optimizer() (*Optimizer, error) {
 }
 
 func (c *checking) unknownType(path string, name *value, candidates []string) error {
-	in := &fault.Input{Where: c.position(name.at), What: fmt.Sprintf("%s is %s, which DeepSpeed does not know", path, name)}
+	in := &fault.Input{
+		Where: c.position(name.at),
+		What:  fmt.Sprintf("%s is %s, which DeepSpeed does not know", path, name),
+	}
 	if near := fault.Nearest(name.text, candidates); near != "" {
 		in.Mend = fmt.Sprintf("did you mean %q?", near)
 	} else {
@@ -189,12 +213,15 @@ func optimizerNames() []string {
 }
 
 // schedulers are the learning rate schedules of DeepSpeed's lr_schedules.py
-// with their parameters. Hugging Face's integration fills in "auto" for those
-// of a warm-up.
+// with their parameters. Hugging Face's integration replaces "auto" in warm-up
+// schedules.
 var schedulers = func() map[string]map[string]rule {
 	schedules := map[string]string{
-		"LRRangeTest":    "lr_range_test_min_lr lr_range_test_step_size lr_range_test_step_rate lr_range_test_staircase",
-		"OneCycle":       "cycle_min_lr cycle_max_lr decay_lr_rate cycle_first_step_size cycle_second_step_size cycle_first_stair_count cycle_second_stair_count decay_step_size cycle_momentum cycle_min_mom cycle_max_mom decay_mom_rate",
+		"LRRangeTest": "lr_range_test_min_lr lr_range_test_step_size lr_range_test_step_rate " +
+			"lr_range_test_staircase",
+		"OneCycle": "cycle_min_lr cycle_max_lr decay_lr_rate cycle_first_step_size cycle_second_step_size " +
+			"cycle_first_stair_count cycle_second_stair_count decay_step_size cycle_momentum " +
+			"cycle_min_mom cycle_max_mom decay_mom_rate",
 		"WarmupLR":       "warmup_min_lr warmup_max_lr warmup_num_steps warmup_type",
 		"WarmupDecayLR":  "total_num_steps warmup_min_lr warmup_max_lr warmup_num_steps warmup_type",
 		"WarmupCosineLR": "total_num_steps warmup_min_ratio warmup_num_steps cos_min_ratio warmup_type",
@@ -228,7 +255,7 @@ var torchSchedulers = []string{
 	"SequentialLR", "StepLR",
 }
 
-// scheduler checks the scheduler section. Nothing of it takes memory.
+// scheduler checks the scheduler section. No schedule takes memory.
 func (c *checking) scheduler() error {
 	name := c.root.find("scheduler.type")
 	if name == nil {
@@ -236,7 +263,8 @@ func (c *checking) scheduler() error {
 	}
 	keys, known := schedulers[name.text]
 	if !known && !slices.Contains(torchSchedulers, name.text) {
-		return c.unknownType("scheduler.type", name, slices.Concat(slices.Sorted(maps.Keys(schedulers)), torchSchedulers))
+		return c.unknownType("scheduler.type", name,
+			slices.Concat(slices.Sorted(maps.Keys(schedulers)), torchSchedulers))
 	}
 	params := c.root.find("scheduler.params")
 	if !known || params == nil {

@@ -10,34 +10,34 @@ import (
 	"plimsoll/fault"
 )
 
-// rule says which values a key takes. The zero rule takes any value.
+// rule is the set of values that a key accepts. The zero rule accepts any
+// value.
 type rule struct {
 	form form
 
 	keys     map[string]rule // of an object: the known keys
-	open     bool            // of an object: other keys are welcome, too
-	noted    bool            // of an object: other keys are noted, but a slip of the pen is refused
-	comments bool            // of an object: keys that begin with _ are welcome
-	each     *rule           // of a list: its elements; of an object: the values of any keys
+	open     bool            // of an object: other keys are accepted, too
+	noted    bool            // of an object: other keys are noted, but misspelled keys are refused
+	comments bool            // of an object: keys that begin with _ are accepted
+	each     *rule           // of a list: its elements; of an object: the values of all keys
 
-	words    []string // of a text: the only ones; none means any
+	words    []string // of a text: the accepted words; none means any
 	anyCase  bool     // the words may be written in any case
-	low      float64  // of a number, both included
+	low      float64  // of a number: the limits, both included
 	high     float64
 	below    bool // high itself is excluded
 	length   int  // of a list; 0 means any
 	optional bool // null means absent
-	auto     bool // "auto" means: Hugging Face's integration, or the default, decides
+	auto     bool // "auto" is accepted: Hugging Face's integration or the default decides
 
-	// lax follows pydantic, which DeepSpeed reads parts of the file with:
-	// numbers and truth values may be written as strings, truth values as 0
-	// and 1.
+	// lax follows pydantic, with which DeepSpeed reads parts of the file:
+	// numbers and booleans may be strings, and booleans may be 0 or 1.
 	lax bool
 
-	// also is a second form that the key takes.
+	// also is a further form that the key accepts.
 	also *rule
 
-	// note is what to tell about a key that is accepted, but deprecated or
+	// note is the remark about a key that is accepted, but deprecated or
 	// without effect.
 	note string
 }
@@ -54,7 +54,7 @@ const (
 	textForm
 )
 
-// The rules that the schema is made of.
+// Constructors of rules.
 func isInteger() rule { return rule{form: integerForm, low: math.Inf(-1), high: math.Inf(1)} }
 func isNumber() rule  { return rule{form: numberForm, low: math.Inf(-1), high: math.Inf(1)} }
 func isBoolean() rule { return rule{form: booleanForm} }
@@ -63,14 +63,14 @@ func isText(words ...string) rule        { return rule{form: textForm, words: wo
 func isList(each rule) rule              { return rule{form: listForm, each: &each} }
 func isObject(keys map[string]rule) rule { return rule{form: objectForm, keys: keys} }
 
-// isEach is an object with any keys.
+// isEach returns the rule of an object with any keys.
 func isEach(each rule) rule { return rule{form: objectForm, each: &each} }
 
-// isFree is an object that is handed on as it is.
+// isFree returns the rule of an object that the program passes on unread.
 func isFree() rule { return isObject(nil).andOthers() }
 
-// isModel is an object that DeepSpeed reads with a pydantic model: conversions
-// are lax, and "auto" means the default for every key.
+// isModel returns the rule of an object that DeepSpeed reads with a pydantic
+// model. Conversions are lax, and every key accepts "auto" for its default.
 func isModel(keys map[string]rule) rule {
 	relaxed := make(map[string]rule, len(keys))
 	for name, key := range keys {
@@ -92,7 +92,7 @@ func (r rule) andComments() rule       { r.comments = true; return r }
 func (r rule) noting(note string) rule { r.note = note; return r }
 func (r rule) ofLength(n int) rule     { r.length = n; return r }
 
-// or adds a form to those that r takes.
+// or adds a form that the rule accepts.
 func (r rule) or(other rule) rule {
 	if r.also != nil {
 		other = r.also.or(other)
@@ -101,7 +101,7 @@ func (r rule) or(other rule) rule {
 	return r
 }
 
-// String is what the rule expects, for messages.
+// String returns what the rule expects, for messages.
 func (r rule) String() string {
 	expected := ""
 	switch r.form {
@@ -148,7 +148,7 @@ func (r rule) limits() string {
 	}
 }
 
-// quoted is `one of "a", "b", "c"`, or `"a"` alone.
+// quoted returns `one of "a", "b", "c"`, or `"a"` for a single word.
 func quoted(words []string) string {
 	if len(words) == 1 {
 		return strconv.Quote(words[0])
@@ -163,22 +163,22 @@ func quoted(words []string) string {
 	return "one of " + b.String()
 }
 
-// schema is what the program of that name reads.
+// schema is the rule of everything that a program reads, with the program's
+// name.
 type schema struct {
 	program string
 	rule
 }
 
-// checking is one walk through a document.
+// checking is the check of one document against a schema.
 type checking struct {
 	*document
 	schema schema
 	notes  []Note
-	auto   []string // paths of the keys that are "auto"
+	auto   []string // dotted paths of the keys with the value "auto"
 }
 
-// check compares v, which is found at the dotted path, with the rule, and
-// converts it.
+// check compares the value at the dotted path with the rule, and converts it.
 func (c *checking) check(r rule, path string, v *value) error {
 	switch {
 	case r.optional && v.kind == 'n':
@@ -201,7 +201,7 @@ func (c *checking) check(r rule, path string, v *value) error {
 	}
 }
 
-// takes converts v to the form of the rule, if it can be.
+// takes converts v to the form of the rule and reports whether it could.
 func (r rule) takes(v *value) bool {
 	switch r.form {
 	case anyForm:
@@ -244,13 +244,13 @@ func (r rule) takesBoolean(v *value) bool {
 	return true
 }
 
-// parseNumber reads the digits of v. A number is whole however it is written
-// (5e8), but a string is not with an exponent in it: pydantic says so.
+// parseNumber parses the digits of v. A number with an exponent can be whole
+// (5e8). A string with an exponent cannot: pydantic refuses it as an integer.
 func (v *value) parseNumber() (whole, ok bool) {
 	var err error
 	v.number, err = strconv.ParseFloat(v.text, 64)
 	if err != nil || math.IsInf(v.number, 0) || math.IsNaN(v.number) || strings.ContainsAny(v.text, "xX") {
-		return false, false // no JSON number, but a string may say so
+		return false, false // not a JSON number, but a string may hold it
 	}
 	if v.integer, err = strconv.ParseInt(v.text, 10, 64); err == nil {
 		return true, true
@@ -262,7 +262,7 @@ func (v *value) parseNumber() (whole, ok bool) {
 	return v.number == math.Trunc(v.number), true
 }
 
-// String is what was found, for messages.
+// String returns the value, for messages.
 func (v *value) String() string {
 	switch v.kind {
 	case 'n':
@@ -290,7 +290,7 @@ func (c *checking) inside(r rule, path string, v *value) error {
 			}
 		}
 	}
-	var known spellings // of the keys, where one of them may have been meant
+	var known spellings // of the keys, to recognize misspelled ones
 	if r.noted {
 		known = r.spellings()
 	}
@@ -324,7 +324,7 @@ func (c *checking) inside(r rule, path string, v *value) error {
 	return nil
 }
 
-// within is " in path", for messages.
+// within returns " in path", for messages.
 func within(path string) string {
 	if path == "" {
 		return " at the top level"

@@ -1,9 +1,9 @@
 package recipe
 
-// deepSpeedSchema lists every key that DeepSpeed 0.19.6 knows (the commit
-// edaa72212 of August 2026): deepspeed/runtime/config.py, constants.py and
-// the models that they read. Keys that take Python objects (tensor_parallel's
-// dtype, mpu, tp_group) cannot be given in a file.
+// deepSpeedSchema lists every key of DeepSpeed 0.19.6 (commit edaa72212, August
+// 2026): deepspeed/runtime/config.py, constants.py and the models that they
+// read. It omits keys that hold Python objects (tensor_parallel's dtype, mpu,
+// tp_group), as no file can give them.
 var deepSpeedSchema = schema{"DeepSpeed", isObject(map[string]rule{
 	"train_batch_size":               isInteger().from(1).orAuto().orNull(),
 	"train_micro_batch_size_per_gpu": isInteger().from(1).orAuto().orNull(),
@@ -14,12 +14,12 @@ var deepSpeedSchema = schema{"DeepSpeed", isObject(map[string]rule{
 
 	"optimizer": isObject(map[string]rule{
 		"type":          isText(),
-		"params":        isFree(), // depend on the type: see optimizers
+		"params":        isFree(), // checked by type: see optimizers
 		"legacy_fusion": isBoolean(),
 	}),
 	"scheduler": isObject(map[string]rule{
 		"type":   isText(),
-		"params": isFree(), // depend on the type: see schedulers
+		"params": isFree(), // checked by type: see schedulers
 	}),
 	"gradient_clipping":             isNumber().from(0).orAuto(),
 	"zero_allow_untested_optimizer": isBoolean(),
@@ -28,7 +28,7 @@ var deepSpeedSchema = schema{"DeepSpeed", isObject(map[string]rule{
 	"fp16":     fp16Schema,
 	"bf16":     bf16Schema,
 	"bfloat16": bf16Schema.noting(`is deprecated: use "bf16"`),
-	"amp": isObject(map[string]rule{ // the rest goes to Apex
+	"amp": isObject(map[string]rule{ // DeepSpeed passes other keys to Apex
 		"enabled":   isBoolean().orAuto(),
 		"opt_level": isText().orAuto(),
 	}).andOthers(),
@@ -240,7 +240,7 @@ var deepSpeedSchema = schema{"DeepSpeed", isObject(map[string]rule{
 		"shared_experts_pattern":      isText().orNull(),
 		"shared_experts_gate_pattern": isText().orNull(),
 	}),
-	"pipeline": isObject(map[string]rule{ // handed on to the pipeline engine
+	"pipeline": isObject(map[string]rule{ // passed to the pipeline engine
 		"stages":                         isInteger().from(1).orAuto(),
 		"partition":                      isText(),
 		"seed_layers":                    isBoolean(),
@@ -315,7 +315,7 @@ var deepSpeedSchema = schema{"DeepSpeed", isObject(map[string]rule{
 		}),
 	}),
 	"compression_training": isObject(map[string]rule{
-		"shared_parameters":       isFree(), // read at this level, too, by get_quantize_enabled
+		"shared_parameters":       isFree(), // get_quantize_enabled reads it at this level, too
 		"layer_reduction":         isObject(enabled).andOthers(),
 		"weight_quantization":     compressionSchema,
 		"activation_quantization": compressionSchema,
@@ -453,9 +453,12 @@ var zeroSchema = isModel(map[string]rule{
 		"name_suffixes": isList(isText()).or(isText()),
 	}).orNull(),
 
-	"cpu_offload":                              isBoolean().orNull().noting(`is deprecated: use "offload_optimizer": {"device": "cpu"}`),
-	"cpu_offload_param":                        isBoolean().orNull().noting(`is deprecated: use "offload_param": {"device": "cpu"}`),
-	"cpu_offload_use_pin_memory":               isBoolean().orNull().noting(`is deprecated and has no effect: use "pin_memory" of "offload_optimizer" and "offload_param"`),
+	"cpu_offload": isBoolean().orNull().noting(
+		`is deprecated: use "offload_optimizer": {"device": "cpu"}`),
+	"cpu_offload_param": isBoolean().orNull().noting(
+		`is deprecated: use "offload_param": {"device": "cpu"}`),
+	"cpu_offload_use_pin_memory": isBoolean().orNull().noting(
+		`is deprecated and has no effect: use "pin_memory" of "offload_optimizer" and "offload_param"`),
 	"stage3_gather_fp16_weights_on_model_save": isBoolean().noting(`is deprecated: use "stage3_gather_16bit_weights_on_model_save"`),
 })
 

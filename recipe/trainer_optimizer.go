@@ -9,19 +9,18 @@ import (
 	"plimsoll/fault"
 )
 
-// TrainerOptimizer is the optimizer that TrainingArguments name.
+// TrainerOptimizer is the optimizer of TrainingArguments.
 type TrainerOptimizer struct {
-	Name string // as TrainingArguments spell it: "adamw_torch_fused"
-	// Algorithm is what it computes: "adamw", "adafactor", "ademamix", "sgd",
-	// "adagrad", "lion", "rmsprop", "lomo", "adalomo", "grokadamw",
-	// "schedule_free_adamw", "schedule_free_radam", "schedule_free_sgd" or
-	// "stable_adamw".
+	Name string // as in TrainingArguments: "adamw_torch_fused"
+	// Algorithm is "adamw", "adafactor", "ademamix", "sgd", "adagrad", "lion",
+	// "rmsprop", "lomo", "adalomo", "grokadamw", "schedule_free_adamw",
+	// "schedule_free_radam", "schedule_free_sgd" or "stable_adamw".
 	Algorithm string
-	StateBits int    // of an element of a moment: 32, 8 or 4
-	Paged     bool   // its state is in unified memory
+	StateBits int    // per element of a moment: 32, 8 or 4
+	Paged     bool   // the state is in unified memory
 	Projected string // "galore" or "apollo": gradients are projected to a low rank
 	Layerwise bool   // each layer is updated in the backward pass
-	Library   string // that its kernels are in: "torch", "bitsandbytes", ...
+	Library   string // of its kernels: "torch", "bitsandbytes", ...
 
 	LR            float64
 	Beta1, Beta2  float64
@@ -32,7 +31,7 @@ type TrainerOptimizer struct {
 }
 
 // trainerOptimizers are the members of OptimizerNames (training_args.py) of
-// transformers 4.40, 4.57 and 5.23; what they build is in
+// transformers 4.40, 4.57 and 5.23. transformers builds them in
 // trainer_optimizer.py.
 var trainerOptimizers = func() map[string]TrainerOptimizer {
 	byName := map[string]TrainerOptimizer{}
@@ -67,7 +66,7 @@ var trainerOptimizers = func() map[string]TrainerOptimizer {
 		o.StateBits = bits
 		add(o, name)
 	}
-	for algorithm, names := range map[string][2]string{ // of 32 and of 8 bits
+	for algorithm, names := range map[string][2]string{ // with 32 bits and with 8
 		"adamw":    {"paged_adamw_32bit", "adamw_bnb_8bit adamw_8bit paged_adamw_8bit"},
 		"ademamix": {"ademamix paged_ademamix_32bit", "ademamix_8bit paged_ademamix_8bit"},
 		"lion":     {"lion_32bit paged_lion_32bit", "lion_8bit paged_lion_8bit"},
@@ -95,15 +94,18 @@ var trainerOptimizers = func() map[string]TrainerOptimizer {
 	return byName
 }()
 
-// trainerOptimizer reads everything about the optimizer.
+// trainerOptimizer returns the optimizer with its hyperparameters.
 func (c *checking) trainerOptimizer() (TrainerOptimizer, error) {
-	name := c.word("adamw_torch_fused", "optim") // the default with PyTorch 2.8 and later
+	name := c.word("adamw_torch_fused", "optim") // the default since PyTorch 2.8
 	if c.truth(false, "adafactor") {
 		name = "adafactor" // the flag of 4.x
 	}
 	o, known := trainerOptimizers[name]
 	if !known {
-		in := &fault.Input{Where: c.position(c.root.find("optim").at), What: fmt.Sprintf("optim is %q, which transformers does not know", name)}
+		in := &fault.Input{
+			Where: c.position(c.root.find("optim").at),
+			What:  fmt.Sprintf("optim is %q, which transformers does not know", name),
+		}
 		names := slices.Sorted(maps.Keys(trainerOptimizers))
 		if near := fault.Nearest(name, names); near != "" {
 			in.Mend = fmt.Sprintf("did you mean %q?", near)
@@ -121,7 +123,10 @@ func (c *checking) trainerOptimizer() (TrainerOptimizer, error) {
 		for pair := range strings.SplitSeq(list, ",") {
 			key, is, found := strings.Cut(pair, "=")
 			if !found || key == "" || strings.Contains(is, "=") {
-				return o, &fault.Input{Where: c.position(c.root.find("optim_args").at), What: fmt.Sprintf("optim_args is %s, expected key=value, key=value", c.root.find("optim_args"))}
+				return o, &fault.Input{
+					Where: c.position(c.root.find("optim_args").at),
+					What:  fmt.Sprintf("optim_args is %s, expected key=value, key=value", c.root.find("optim_args")),
+				}
 			}
 			o.Arguments[key] = is
 		}
@@ -130,6 +135,7 @@ func (c *checking) trainerOptimizer() (TrainerOptimizer, error) {
 		{o.Projected != "" && o.TargetModules == nil, "optim",
 			fmt.Sprintf("is %q, which needs optim_target_modules", name), `add "optim_target_modules": "all-linear"`},
 		{o.Layerwise && c.integer(1, accumulationKey) > 1, accumulationKey,
-			fmt.Sprintf("is more than 1, but %s updates each layer in the backward pass", name), "set it to 1, or use the optimizer without _layerwise"},
+			fmt.Sprintf("is more than 1, but %s updates each layer in the backward pass", name),
+			"set it to 1, or use the optimizer without _layerwise"},
 	})
 }

@@ -5,33 +5,35 @@ import (
 )
 
 // trainingSchema lists the fields of TrainingArguments in transformers 5.23,
-// 4.57 and 4.40 (training_args.py). Keys that it does not know may be fields
-// of a class derived from it (TRL's SFTConfig), so they are notes.
+// 4.57 and 4.40 (training_args.py). Unknown keys become notes: they may be
+// fields of a derived class, such as TRL's SFTConfig.
 var trainingSchema = schema{"TrainingArguments", func() rule {
 	keys := map[string]rule{
 		"per_device_train_batch_size": isInteger().from(1),
 		"per_device_eval_batch_size":  isInteger().from(1),
-		"per_gpu_train_batch_size":    isInteger().from(1).orNull().noting(deprecatedFor("per_device_train_batch_size")),
-		"per_gpu_eval_batch_size":     isInteger().from(1).orNull().noting(deprecatedFor("per_device_eval_batch_size")),
-		accumulationKey:               isInteger().from(1),
-		"eval_accumulation_steps":     isInteger().from(1).orNull(),
-		"torch_empty_cache_steps":     isInteger().from(1).orNull(),
-		"max_grad_norm":               isNumber().from(0).orNull(),
-		"learning_rate":               isNumber().from(0),
-		"adam_beta1":                  isNumber().from(0).under(1),
-		"adam_beta2":                  isNumber().from(0).under(1),
-		"adam_epsilon":                isNumber().from(0),
-		"weight_decay":                isNumber().from(0),
-		"warmup_ratio":                isNumber().from(0).to(1).orNull(),
-		"warmup_steps":                isNumber().from(0),
-		"logging_steps":               isNumber().from(0),
-		"eval_steps":                  isNumber().from(0).orNull(),
-		"save_steps":                  isNumber().from(0),
-		"optim":                       isText(),
-		"optim_args":                  isText().orNull(),
-		"optim_target_modules":        isText().or(isList(isText())).orNull(),
+		"per_gpu_train_batch_size": isInteger().from(1).orNull().noting(
+			deprecatedFor("per_device_train_batch_size")),
+		"per_gpu_eval_batch_size": isInteger().from(1).orNull().noting(deprecatedFor("per_device_eval_batch_size")),
+		accumulationKey:           isInteger().from(1),
+		"eval_accumulation_steps": isInteger().from(1).orNull(),
+		"torch_empty_cache_steps": isInteger().from(1).orNull(),
+		"max_grad_norm":           isNumber().from(0).orNull(),
+		"learning_rate":           isNumber().from(0),
+		"adam_beta1":              isNumber().from(0).under(1),
+		"adam_beta2":              isNumber().from(0).under(1),
+		"adam_epsilon":            isNumber().from(0),
+		"weight_decay":            isNumber().from(0),
+		"warmup_ratio":            isNumber().from(0).to(1).orNull(),
+		"warmup_steps":            isNumber().from(0),
+		"logging_steps":           isNumber().from(0),
+		"eval_steps":              isNumber().from(0).orNull(),
+		"save_steps":              isNumber().from(0),
+		"optim":                   isText(),
+		"optim_args":              isText().orNull(),
+		"optim_target_modules":    isText().or(isList(isText())).orNull(),
 
-		"lr_scheduler_type": isText("linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
+		"lr_scheduler_type": isText("linear", "cosine", "cosine_with_restarts", "polynomial", "constant",
+			"constant_with_warmup", "inverse_sqrt",
 			"reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "greedy"),
 		"logging_strategy":    isText("no", "steps", "epoch"),
 		"eval_strategy":       isText("no", "steps", "epoch"),
@@ -85,7 +87,7 @@ var trainingSchema = schema{"TrainingArguments", func() rule {
 		neftune_noise_alpha save_total_limit`)
 	add(isText().orNull(), `output_dir run_name project trackio_space_id trackio_bucket_id hub_token hub_model_id hub_revision
 		log_level log_level_replica metric_for_best_model resume_from_checkpoint length_column_name torch_compile_backend torch_compile_mode`)
-	// Fields of 4.x that are gone.
+	// Fields of 4.x that later versions removed.
 	add(isBoolean().orNull(), `overwrite_output_dir save_safetensors no_cuda use_mps_device jit_mode_eval use_ipex tpu_metrics_debug
 		group_by_length use_legacy_prediction_loop include_inputs_for_metrics include_tokens_per_second dispatch_batches split_batches`)
 	add(isNumber().orNull(), "past_index tpu_num_cores _n_gpu")
@@ -95,8 +97,8 @@ var trainingSchema = schema{"TrainingArguments", func() rule {
 	return isObject(keys).notingOthers()
 }()}
 
-// checkpointingSchema is for torch.utils.checkpoint.checkpoint, but for the
-// two keys of transformers.
+// checkpointingSchema lists the arguments of torch.utils.checkpoint.checkpoint
+// and two keys of transformers.
 var checkpointingSchema = isObject(map[string]rule{
 	"use_reentrant":      isBoolean(),
 	"preserve_rng_state": isBoolean(),

@@ -15,7 +15,7 @@ import (
 
 func TestTrainingBad(t *testing.T) { refused(t, "training", 80, LoadTraining) }
 
-// trainingDefaults is what an empty object means.
+// trainingDefaults is the meaning of an empty object.
 func trainingDefaults() Training {
 	return Training{
 		MicroBatch: 8, GradientAccumulation: 1, Precision: Unmixed, MaxGradNorm: 1, DDPBucketMiB: 25,
@@ -29,13 +29,13 @@ func trainingDefaults() Training {
 	}
 }
 
-// fsdp2 is what "fsdp": true means.
+// fsdp2 is the meaning of "fsdp": true.
 func fsdp2() *FSDP {
 	return &FSDP{Version: 2, Strategy: "full_shard", WrapPolicy: "transformer_based_wrap", UseOrigParams: true,
 		BackwardPrefetch: "none", StateDictType: "full_state_dict"}
 }
 
-// TestTraining changes the defaults to what each text means.
+// TestTraining changes the defaults to the meaning of each text.
 func TestTraining(t *testing.T) {
 	const noVersion = `fsdp is used without a "version"`
 	for _, test := range []struct {
@@ -57,17 +57,21 @@ func TestTraining(t *testing.T) {
 				w.DDPBucketMiB, w.TorchEmptyCacheSteps, w.UseLigerKernel = 100, 10, true
 				w.Evaluation = Evaluation{Enabled: true, MicroBatch: 1, AccumulationSteps: 4}
 			}, nil},
-		{"usual.yaml", "fp16: yes\nper_device_train_batch_size: 1\noptim: 'paged_adamw_8bit'\nlearning_rate: 2.0e-4 # LoRA\nsave_strategy: 'no'\n",
+		{"usual.yaml",
+			"fp16: yes\nper_device_train_batch_size: 1\noptim: 'paged_adamw_8bit'\nlearning_rate: 2.0e-4 # " +
+				"LoRA\nsave_strategy: 'no'\n",
 			func(w *Training) {
 				w.MicroBatch, w.Precision, w.Saving.Enabled = 1, MixedF16, false
-				w.Optimizer.Name, w.Optimizer.StateBits, w.Optimizer.Paged, w.Optimizer.Library = "paged_adamw_8bit", 8, true, "bitsandbytes"
+				w.Optimizer.Name, w.Optimizer.StateBits, w.Optimizer.Paged, w.Optimizer.Library = "paged_adamw_8bit", 8,
+					true, "bitsandbytes"
 				w.Optimizer.LR = 2e-4
 			}, nil},
 		{"version5.json", `{"activation_checkpointing": true, "activation_checkpointing_kwargs": {"every_n_layers": 2, "offload": true},
 			"torch_compile_backend": "inductor", "use_cpu": true, "max_grad_norm": null, "train_sampling_strategy": "group_by_length"}`,
 			func(w *Training) {
 				w.Checkpointing = Checkpointing{Enabled: true, EveryN: 2, Offload: true}
-				w.TorchCompile, w.TF32, w.OnCPU, w.DataLoader.PinMemory, w.MaxGradNorm, w.GroupByLength = true, true, true, false, 0, true
+				w.TorchCompile, w.TF32, w.OnCPU, w.DataLoader.PinMemory, w.MaxGradNorm, w.GroupByLength = true, true,
+					true, false, 0, true
 			}, []string{"activation_checkpointing is given without use_reentrant"}},
 		{"version4.json", `{"adafactor": true, "per_gpu_train_batch_size": 3, "per_gpu_eval_batch_size": null, "evaluation_strategy": "steps", "no_cuda": false,
 			"group_by_length": true, "fsdp": [], "fsdp_min_num_params": 0, "fsdp_config": {"min_num_params": 0, "xla": false}, "deepspeed": null}`,
@@ -75,17 +79,22 @@ func TestTraining(t *testing.T) {
 				w.MicroBatch, w.GroupByLength, w.Evaluation.Enabled = 3, true, true
 				w.Optimizer.Name, w.Optimizer.Algorithm, w.Optimizer.Library = "adafactor", "adafactor", "transformers"
 			}, []string{"per_gpu_train_batch_size is deprecated", "evaluation_strategy is deprecated"}},
-		{"galore.json", `{"optim": "galore_adamw_8bit_layerwise", "optim_target_modules": "attn, mlp", "optim_args": "rank=64, scale=2.0"}`,
+		{"galore.json",
+			`{"optim": "galore_adamw_8bit_layerwise", "optim_target_modules": "attn, mlp", "optim_args": "rank=64, scale=2.0"}`,
 			func(w *Training) {
-				w.Optimizer.Name, w.Optimizer.StateBits, w.Optimizer.Library = "galore_adamw_8bit_layerwise", 8, "galore_torch"
+				w.Optimizer.Name, w.Optimizer.StateBits, w.Optimizer.Library = "galore_adamw_8bit_layerwise", 8,
+					"galore_torch"
 				w.Optimizer.Projected, w.Optimizer.Layerwise = "galore", true
-				w.Optimizer.TargetModules, w.Optimizer.Arguments = []string{"attn", "mlp"}, map[string]string{"rank": "64", "scale": "2.0"}
+				w.Optimizer.TargetModules, w.Optimizer.Arguments = []string{"attn", "mlp"},
+					map[string]string{"rank": "64", "scale": "2.0"}
 			}, nil},
-		{"sft.json", `{"max_length": 1024, "packing": true, "eos_token": "<EOS_TOKEN>", "pad_token": "<PAD_TOKEN>", "dataset_num_proc": null, "beta": 0.1, "bf16": true}`,
+		{"sft.json",
+			`{"max_length": 1024, "packing": true, "eos_token": "<EOS_TOKEN>", "pad_token": "<PAD_TOKEN>", "dataset_num_proc": null, "beta": 0.1, "bf16": true}`,
 			func(w *Training) { w.Precision = MixedBF16 },
 			[]string{`"max_length"`, `"packing"`, `"eos_token"`, `"pad_token"`, `"dataset_num_proc"`, `"beta"`}},
 		{"fsdp.json", `{"fsdp": true}`, func(w *Training) { w.FSDP = fsdp2() }, []string{noVersion}},
-		{"fsdp_words.json", `{"fsdp": "shard_grad_op auto_wrap offload", "fsdp_config": {"fsdp_transformer_layer_cls_to_wrap": "A,B", "fsdp_offload_params": true}}`,
+		{"fsdp_words.json",
+			`{"fsdp": "shard_grad_op auto_wrap offload", "fsdp_config": {"fsdp_transformer_layer_cls_to_wrap": "A,B", "fsdp_offload_params": true}}`,
 			func(w *Training) {
 				w.FSDP = fsdp2()
 				w.FSDP.Strategy, w.FSDP.OffloadParameters, w.FSDP.WrapLayers = "shard_grad_op", true, []string{"A", "B"}
@@ -94,17 +103,29 @@ func TestTraining(t *testing.T) {
 			"fsdp_config": {"version": 1, "backward_prefetch": "BACKWARD_PRE", "forward_prefetch": "true", "use_orig_params": "false",
 			"cpu_ram_efficient_loading": true, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}}`,
 			func(w *Training) {
-				w.FSDP = &FSDP{Version: 1, Strategy: "hybrid_shard", WrapPolicy: "transformer_based_wrap", WrapLayers: []string{"LlamaDecoderLayer"},
-					BackwardPrefetch: "backward_pre", ForwardPrefetch: true, SyncModuleStates: true, RAMEfficientLoading: true, StateDictType: "full_state_dict"}
+				w.FSDP = &FSDP{
+					Version:             1,
+					Strategy:            "hybrid_shard",
+					WrapPolicy:          "transformer_based_wrap",
+					WrapLayers:          []string{"LlamaDecoderLayer"},
+					BackwardPrefetch:    "backward_pre",
+					ForwardPrefetch:     true,
+					SyncModuleStates:    true,
+					RAMEfficientLoading: true,
+					StateDictType:       "full_state_dict",
+				}
 				w.Checkpointing = Checkpointing{Enabled: true, Reentrant: true, EveryN: 1}
 			}, []string{"fsdp is planned as hybrid_shard", "fsdp goes better with"}},
 		{"fsdp_size.json", `{"fsdp": true, "fsdp_config": {"version": 2, "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 1000000,
 			"transformer_layer_cls_to_wrap": "A", "reshard_after_forward": false, "use_orig_params": true, "state_dict_type": "sharded_state_dict"}}`,
 			func(w *Training) {
 				w.FSDP = fsdp2()
-				w.FSDP.WrapPolicy, w.FSDP.WrapBySize, w.FSDP.Strategy, w.FSDP.StateDictType = "size_based_wrap", 1000000, "shard_grad_op", "sharded_state_dict"
-			}, []string{"fsdp_config.use_orig_params has no effect with FSDP2", "fsdp_config.transformer_layer_cls_to_wrap has no effect with SIZE_BASED_WRAP"}},
-		{"fsdp_size_zero.json", `{"fsdp": true, "fsdp_config": {"version": 2, "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 0, "activation_checkpointing": true}}`,
+				w.FSDP.WrapPolicy, w.FSDP.WrapBySize, w.FSDP.Strategy, w.FSDP.StateDictType = "size_based_wrap",
+					1000000, "shard_grad_op", "sharded_state_dict"
+			}, []string{"fsdp_config.use_orig_params has no effect with FSDP2",
+				"fsdp_config.transformer_layer_cls_to_wrap has no effect with SIZE_BASED_WRAP"}},
+		{"fsdp_size_zero.json",
+			`{"fsdp": true, "fsdp_config": {"version": 2, "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 0, "activation_checkpointing": true}}`,
 			func(w *Training) {
 				w.FSDP = fsdp2()
 				w.FSDP.WrapPolicy, w.FSDP.ActivationCheckpointing = "no_wrap", true
@@ -126,8 +147,8 @@ func TestTraining(t *testing.T) {
 	}
 }
 
-// TestTrainingCompanions: files are found relative to the one that names them,
-// and read as if they stood in it.
+// TestTrainingCompanions checks that paths are relative to the file that names
+// them, and that the named files are read as parts of it.
 func TestTrainingCompanions(t *testing.T) {
 	folder := t.TempDir()
 	for name, text := range map[string]string{
@@ -144,7 +165,8 @@ func TestTrainingCompanions(t *testing.T) {
 		"configs/fsdp.json": `{"fsdp_version": 2, "fsdp_cpu_offload": true, "wobble": 1}`,
 	} {
 		path := filepath.Join(folder, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
+			os.WriteFile(path, []byte(text), 0o644)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -158,17 +180,28 @@ func TestTrainingCompanions(t *testing.T) {
 	want.OverlapReduction = true
 	want.OffloadOptimizer.Device, want.OffloadOptimizer.PinGiven = "cpu", true
 	want.GradientClipping, want.Batch = 0.5, Batch{Micro: 2, Accumulation: 4}
-	want.Optimizer = &Optimizer{Type: "AdamW", LR: 1e-5, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8, WeightDecay: 0.1, AdamW: true, BiasCorrection: true}
+	want.Optimizer = &Optimizer{
+		Type:           "AdamW",
+		LR:             1e-5,
+		Beta1:          0.9,
+		Beta2:          0.999,
+		Epsilon:        1e-8,
+		WeightDecay:    0.1,
+		AdamW:          true,
+		BiasCorrection: true,
+	}
 	want.Auto = strings.Fields(`scheduler.params.warmup_num_steps zero_optimization.reduce_bucket_size
 		zero_optimization.stage3_param_persistence_threshold zero_optimization.stage3_prefetch_bucket_size`)
 	if diff := cmp.Diff(&want, got.DeepSpeed, cmpopts.IgnoreUnexported(DeepSpeed{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if batch, err := got.DeepSpeed.ResolveBatch(4); err != nil || batch != (Batch{Train: 32, Micro: 2, Accumulation: 4}) {
+	if batch, err := got.DeepSpeed.ResolveBatch(4); err != nil ||
+		batch != (Batch{Train: 32, Micro: 2, Accumulation: 4}) {
 		t.Errorf("the batch is %+v, %v", batch, err)
 	}
 	got.DeepSpeed.ResolveSizes(4096)
-	if s := got.DeepSpeed.Sizes; s.ReduceBucket != 4096*4096 || s.PrefetchBucket != 15099494 || s.PersistentParameter != 40960 {
+	if s := got.DeepSpeed.Sizes; s.ReduceBucket != 4096*4096 || s.PrefetchBucket != 15099494 ||
+		s.PersistentParameter != 40960 {
 		t.Errorf("the sizes are %+v", s)
 	}
 
@@ -185,8 +218,10 @@ func TestTrainingCompanions(t *testing.T) {
 }
 
 func FuzzParseTraining(f *testing.F) {
-	archived(f, "testdata/bad/training.txtar", func(file string, text []byte) { f.Add(strings.HasSuffix(file, ".yaml"), text) })
-	f.Add(false, []byte(`{"fsdp": true, "fsdp_config": {"version": 1, "backward_prefetch": "BACKWARD_PRE"}, "optim_args": "a=b"}`))
+	archived(f, "testdata/bad/training.txtar",
+		func(file string, text []byte) { f.Add(strings.HasSuffix(file, ".yaml"), text) })
+	f.Add(false,
+		[]byte(`{"fsdp": true, "fsdp_config": {"version": 1, "backward_prefetch": "BACKWARD_PRE"}, "optim_args": "a=b"}`))
 	f.Add(false, []byte(`{"deepspeed": {"train_batch_size": "auto", "zero_optimization": {"stage": "auto"}}}`))
 	f.Add(true, []byte("fp16: yes\noptim: sgd\ndeepspeed:\n  zero_optimization: {stage: 3}\n"))
 	f.Fuzz(func(t *testing.T, yaml bool, text []byte) {

@@ -12,7 +12,7 @@ import (
 	"plimsoll/optim/optimtest"
 )
 
-// TestTransformers reads what the real classes write, without a word about
+// TestTransformers reads the output of the real classes, without notes about
 // unknown keys, and every optimizer that they know.
 func TestTransformers(t *testing.T) {
 	if testing.Short() {
@@ -52,9 +52,19 @@ json.dump({"plain": plain.to_json_string(), "full": full.to_json_string(), "opti
 	}
 	plain, full := trainingDefaults(), trainingDefaults()
 	plain.OnCPU, plain.DataLoader.PinMemory = true, false
-	full.OnCPU, full.MicroBatch, full.GradientAccumulation, full.Precision, full.MaxGradNorm = true, 3, 5, MixedBF16, 0.3
-	full.Optimizer = TrainerOptimizer{Name: "paged_adamw_8bit", Algorithm: "adamw", StateBits: 8, Paged: true, Library: "bitsandbytes",
-		LR: 1e-4, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8}
+	full.OnCPU, full.MicroBatch, full.GradientAccumulation, full.Precision, full.MaxGradNorm = true, 3, 5, MixedBF16,
+		0.3
+	full.Optimizer = TrainerOptimizer{
+		Name:      "paged_adamw_8bit",
+		Algorithm: "adamw",
+		StateBits: 8,
+		Paged:     true,
+		Library:   "bitsandbytes",
+		LR:        1e-4,
+		Beta1:     0.9,
+		Beta2:     0.95,
+		Epsilon:   1e-8,
+	}
 	full.Checkpointing = Checkpointing{Enabled: true, EveryN: 1}
 	full.DataLoader = DataLoader{Workers: 2, PrefetchFactor: 2}
 	full.Evaluation.Enabled = true
@@ -75,7 +85,15 @@ json.dump({"plain": plain.to_json_string(), "full": full.to_json_string(), "opti
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(&Quantization{File: "bnb.json", Bits: 4, Kind: "nf4", DoubleQuant: true, ComputeDType: dtype.BF16, StorageDType: dtype.U8, Threshold: 6}, quantized); diff != "" {
+	if diff := cmp.Diff(&Quantization{
+		File:         "bnb.json",
+		Bits:         4,
+		Kind:         "nf4",
+		DoubleQuant:  true,
+		ComputeDType: dtype.BF16,
+		StorageDType: dtype.U8,
+		Threshold:    6,
+	}, quantized); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

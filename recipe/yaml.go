@@ -14,10 +14,9 @@ import (
 	"plimsoll/fault"
 )
 
-// parseYAML reads YAML as PyYAML's safe_load does: by version 1.1, in which a
-// bare yes, no, on or off is a truth value, and 1e8 is a string. Aliases and
-// tags are refused: no program writes them, and they would let a short file
-// mean a long one.
+// parseYAML parses YAML 1.1, like PyYAML's safe_load: unquoted yes, no, on and
+// off are booleans, and 1e8 is a string. It refuses aliases and tags. No
+// program writes them, and aliases would let a short file expand to a long one.
 func parseYAML(file string, text []byte) (*document, error) {
 	d := &document{file: file, text: text}
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
@@ -35,7 +34,8 @@ func parseYAML(file string, text []byte) (*document, error) {
 	var more yaml.Node
 	switch err := decoder.Decode(&more); {
 	case err == nil:
-		return nil, d.bad(d.offset(&more), "more text after the end of the configuration", "a file holds one document: remove the ---")
+		return nil, d.bad(d.offset(&more), "more text after the end of the configuration",
+			"a file holds one document: remove the ---")
 	case err != io.EOF:
 		return nil, d.notYAML(err)
 	}
@@ -45,7 +45,12 @@ func parseYAML(file string, text []byte) (*document, error) {
 var yamlError = regexp.MustCompile(`^yaml: (?:line (\d+): )?((?s).*)$`)
 
 func (d *document) notYAML(err error) error {
-	bad := &fault.Input{Where: fault.Position{File: d.file}, What: "this is not YAML", Err: err, Mend: "check the indentation, the colons and the quotes"}
+	bad := &fault.Input{
+		Where: fault.Position{File: d.file},
+		What:  "this is not YAML",
+		Err:   err,
+		Mend:  "check the indentation, the colons and the quotes",
+	}
 	if parts := yamlError.FindStringSubmatch(err.Error()); parts != nil {
 		bad.Err = errors.New(parts[2])
 		if line, err := strconv.Atoi(parts[1]); err == nil {
@@ -55,14 +60,16 @@ func (d *document) notYAML(err error) error {
 	return bad
 }
 
-// cursor is a place in the text: a line, a column in characters, and the offset.
+// cursor is a place in the text: a line, a column in characters, and the
+// offset.
 type cursor struct {
 	line, column int
 	at           int64
 }
 
-// offset is where a node begins: its column counts characters. Nodes come in the
-// order of the text, so the walk along a line goes on where the last one ended.
+// offset returns the offset of a node, whose column counts characters. Nodes
+// come in the order of the text, so the walk along a line continues where the
+// last one ended.
 func (d *document) offset(n *yaml.Node) int64 {
 	starts := d.lineStarts()
 	c := d.cursor
@@ -131,7 +138,7 @@ var (
 	yamlNumber = regexp.MustCompile(`^[-+]?(?:0|[1-9][0-9]*|[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?|\.[0-9]+)$`)
 )
 
-// bareKind is what a word without quotes means in YAML 1.1.
+// bareKind returns the kind of an unquoted word in YAML 1.1.
 func bareKind(word string) jsontext.Kind {
 	switch {
 	case yamlNull.MatchString(word):

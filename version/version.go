@@ -1,4 +1,5 @@
-// Package version reads the releases that the behaviour of programs is keyed by.
+// Package version parses the releases of programs whose behaviour depends on
+// them.
 package version
 
 import (
@@ -9,10 +10,10 @@ import (
 	"plimsoll/fault"
 )
 
-// Version is the release of a program, which its behaviour is keyed by.
+// Version is the release of a program.
 type Version struct{ Major, Minor, Patch int }
 
-// Parse reads "2.4", "2.13.0+cu130" or "v0.18.3".
+// Parse parses versions such as "2.4", "2.13.0+cu130" and "v0.18.3".
 func Parse(text string) (Version, error) {
 	number, _, _ := strings.Cut(strings.TrimPrefix(text, "v"), "+")
 	parts := strings.Split(number, ".")
@@ -29,12 +30,15 @@ func Parse(text string) (Version, error) {
 		*fields[i] = n
 	}
 	if bad {
-		return Version{}, &fault.Input{What: fmt.Sprintf("%q is no version", text), Mend: `expected numbers such as "2.4" or "0.18.3"`}
+		return Version{}, &fault.Input{
+			What: fmt.Sprintf("%q is no version", text),
+			Mend: `expected numbers such as "2.4" or "0.18.3"`,
+		}
 	}
 	return v, nil
 }
 
-// AtLeast says whether the version is this one or a later one.
+// AtLeast reports whether the version is the given one or later.
 func (v Version) AtLeast(major, minor, patch int) bool {
 	if v.Major != major {
 		return v.Major > major
@@ -45,10 +49,10 @@ func (v Version) AtLeast(major, minor, patch int) bool {
 	return v.Patch >= patch
 }
 
-// IsZero says that no version is known.
+// IsZero reports whether the version is unknown.
 func (v Version) IsZero() bool { return v == Version{} }
 
-// String leaves a patch of 0 out.
+// String returns "major.minor", or "major.minor.patch" if the patch is not 0.
 func (v Version) String() string {
 	if v.Patch == 0 {
 		return fmt.Sprintf("%d.%d", v.Major, v.Minor)
@@ -56,7 +60,7 @@ func (v Version) String() string {
 	return fmt.Sprintf("%d.%d.%d", v.Major, v.Minor, v.Patch)
 }
 
-// MarshalText writes the version, and nothing for an unknown one.
+// MarshalText returns the version, or nothing if it is unknown.
 func (v Version) MarshalText() ([]byte, error) {
 	if v.IsZero() {
 		return nil, nil

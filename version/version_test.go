@@ -11,7 +11,8 @@ import (
 
 func TestParse(t *testing.T) {
 	for text, want := range map[string]Version{
-		"2.4": {2, 4, 0}, "v2.6": {2, 6, 0}, "2.13.0+cu130": {2, 13, 0}, "2.14.0a0+4fdf77b": {2, 14, 0}, "1.10.2": {1, 10, 2}, "2.9+cpu": {2, 9, 0}, "2.5rc1": {2, 5, 0},
+		"2.4": {2, 4, 0}, "v2.6": {2, 6, 0}, "2.13.0+cu130": {2, 13, 0}, "2.14.0a0+4fdf77b": {2, 14, 0},
+		"1.10.2": {1, 10, 2}, "2.9+cpu": {2, 9, 0}, "2.5rc1": {2, 5, 0},
 		"2.9.0.dev20250811": {2, 9, 0}, "0.18.3": {0, 18, 3},
 	} {
 		if got, err := Parse(text); got != want || err != nil {
@@ -38,7 +39,8 @@ func TestText(t *testing.T) {
 			t.Fatalf("%v is written as %q, %v", v, text, err)
 		}
 		w := Version{number.Draw(t, "major"), number.Draw(t, "minor"), number.Draw(t, "patch")}
-		if v.AtLeast(w.Major, w.Minor, w.Patch) && w.AtLeast(v.Major, v.Minor, v.Patch) != (v == w) || !v.AtLeast(w.Major, w.Minor, w.Patch) && !w.AtLeast(v.Major, v.Minor, v.Patch) {
+		if v.AtLeast(w.Major, w.Minor, w.Patch) && w.AtLeast(v.Major, v.Minor, v.Patch) != (v == w) ||
+			!v.AtLeast(w.Major, w.Minor, w.Patch) && !w.AtLeast(v.Major, v.Minor, v.Patch) {
 			t.Fatalf("%v and %v are not in order", v, w)
 		}
 	})

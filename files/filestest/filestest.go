@@ -1,4 +1,5 @@
-// Package filestest makes what a path may name and what is no document.
+// Package filestest creates special files: paths that are not regular
+// documents.
 package filestest
 
 import (
@@ -11,25 +12,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Special makes each kind at a path that names nothing yet, by its name.
+// Special holds functions, by kind, that create a special file at an unused
+// path.
 var Special = map[string]func(path string) error{
-	"a pipe":        func(path string) error { return unix.Mkfifo(path, 0o600) },
-	"a link":        linked,
-	"/dev/zero":     func(path string) error { return os.Symlink("/dev/zero", path) },
-	"/dev/null":     func(path string) error { return os.Symlink("/dev/null", path) },
-	"a directory":   func(path string) error { return os.Mkdir(path, 0o700) },
-	"a loop":        func(path string) error { return os.Symlink(filepath.Base(path), path) },
-	"a sparse file": func(path string) error { return errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, 1<<40)) },
-	"a socket":      socket,
+	"a pipe":      func(path string) error { return unix.Mkfifo(path, 0o600) },
+	"a link":      linked,
+	"/dev/zero":   func(path string) error { return os.Symlink("/dev/zero", path) },
+	"/dev/null":   func(path string) error { return os.Symlink("/dev/null", path) },
+	"a directory": func(path string) error { return os.Mkdir(path, 0o700) },
+	"a loop":      func(path string) error { return os.Symlink(filepath.Base(path), path) },
+	"a sparse file": func(path string) error {
+		return errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, 1<<40))
+	},
+	"a socket": socket,
 }
 
-// linked makes a symbolic link to a pipe.
+// linked creates a symbolic link to a pipe.
 func linked(path string) error {
 	return errors.Join(unix.Mkfifo(path+".pipe", 0o600), os.Symlink(filepath.Base(path)+".pipe", path))
 }
 
-// socket makes a socket that nobody listens at. The name of a socket is short, so
-// it is made by a short one.
+// socket creates a socket without a listener. Paths of sockets must be short,
+// so it uses a short one.
 func socket(path string) error {
 	folder, err := os.Open(filepath.Dir(path))
 	if err != nil {
