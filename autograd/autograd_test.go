@@ -83,7 +83,8 @@ func weight(elements int64) *Parameter {
 // linear is a product with a weight: it saves its input for the gradient of
 // the weight.
 func linear(t *Tape, x *Tensor, w *Parameter, out int64) *Tensor {
-	o := Operation{Inputs: []*Tensor{x, w.Tensor()}, Outputs: []Output{{Elements: out, DType: dtype.F32}}, Product: true, Kept: true}
+	o := Operation{Inputs: []*Tensor{x, w.Tensor()}, Outputs: []Output{{Elements: out, DType: dtype.F32}},
+		Product: true, Kept: true}
 	if w.Trainable {
 		o.Saved = []*Tensor{x}
 	}
@@ -181,7 +182,8 @@ func TestResidual(t *testing.T) {
 	x := tape.New(10, dtype.F32)
 	h := linear(tape, x, first, 10)
 	branch := linear(tape, h, w, 10)
-	sum := tape.Do(Operation{Inputs: []*Tensor{h, branch}, Shared: []bool{true, true}, Outputs: []Output{{Elements: 10, DType: dtype.F32}}})[0]
+	sum := tape.Do(Operation{Inputs: []*Tensor{h, branch}, Shared: []bool{true, true},
+		Outputs: []Output{{Elements: 10, DType: dtype.F32}}})[0]
 	tape.Drop(x, h, branch)
 	m.events()
 	tape.Backward(sum)
@@ -246,7 +248,9 @@ func TestCheckpointStepByStep(t *testing.T) {
 		tape := NewTape(m)
 		first, second := weight(110), weight(132)
 		x := tape.New(10, dtype.F32)
-		y := tape.Checkpoint(c, x, func(x *Tensor) *Tensor { return linear(tape, linear(tape, x, first, 11), second, 12) })
+		y := tape.Checkpoint(c, x, func(x *Tensor) *Tensor {
+			return linear(tape, linear(tape, x, first, 11), second, 12)
+		})
 		tape.Drop(x)
 		if got := m.events(); got != want.forward {
 			t.Errorf("%+v: forward: %s, want %s", c, got, want.forward)
@@ -269,7 +273,8 @@ func TestCheckpointKeepsOthers(t *testing.T) {
 	y := tape.Checkpoint(Checkpoint{}, x, func(x *Tensor) *Tensor {
 		return tape.Scope(func() *Tensor {
 			factors := []*Tensor{linear(tape, x, w, 11), other}
-			return tape.Do(Operation{Inputs: factors, Saved: factors, Outputs: []Output{{Elements: 11, DType: dtype.F32}}})[0]
+			return tape.Do(Operation{Inputs: factors, Saved: factors,
+				Outputs: []Output{{Elements: 11, DType: dtype.F32}}})[0]
 		})
 	}, other)
 	tape.Drop(x, other)
@@ -303,7 +308,8 @@ func TestResidualCheckpoint(t *testing.T) {
 		tape.RequireGradient(x)
 		y := tape.Checkpoint(Checkpoint{Reentrant: reentrant}, x, func(x *Tensor) *Tensor {
 			branch := linear(tape, linear(tape, x, first, 8), second, 7)
-			return tape.Do(Operation{Inputs: []*Tensor{x, branch}, Shared: []bool{true, true}, Outputs: []Output{{Elements: 7, DType: dtype.F32}}})[0]
+			return tape.Do(Operation{Inputs: []*Tensor{x, branch}, Shared: []bool{true, true},
+				Outputs: []Output{{Elements: 7, DType: dtype.F32}}})[0]
 		})
 		loss := tape.Do(Operation{Inputs: []*Tensor{y}, Outputs: []Output{{Elements: 1, DType: dtype.F32}}})[0]
 		tape.Drop(y)
@@ -319,7 +325,9 @@ func TestNothingDependsOnIt(t *testing.T) {
 	for name, dead := range map[string]func(tape *Tape, x *Tensor, w *Parameter) *Tensor{
 		"a product": func(tape *Tape, x *Tensor, w *Parameter) *Tensor { return linear(tape, x, w, 10) },
 		"a selective checkpoint": func(tape *Tape, x *Tensor, w *Parameter) *Tensor {
-			return tape.Checkpoint(Checkpoint{Selective: 1}, x, func(x *Tensor) *Tensor { return linear(tape, linear(tape, x, w, 10), w, 10) })
+			return tape.Checkpoint(Checkpoint{Selective: 1}, x, func(x *Tensor) *Tensor {
+				return linear(tape, linear(tape, x, w, 10), w, 10)
+			})
 		},
 	} {
 		m := newMemory(t)
@@ -333,7 +341,9 @@ func TestNothingDependsOnIt(t *testing.T) {
 			tape.Backward(y)
 			tape.Drop(y)
 			if m.sum() != 440 || complete != pass {
-				t.Errorf("%s, pass %d: %v are left, expected the batch and a gradient, 440 B, which was complete %d times", name, pass, m.sum(), complete)
+				t.Errorf("%s, pass %d: %v are left, expected the batch and a gradient, 440 B, which was complete "+
+					"%d times",
+					name, pass, m.sum(), complete)
 			}
 		}
 		// A loss that needs no gradient ends the pass as well.
@@ -352,7 +362,8 @@ func TestSharedGradient(t *testing.T) {
 	tape := NewTape(m)
 	bias := weight(10)
 	x := tape.New(10, dtype.F32)
-	y := tape.Do(Operation{Inputs: []*Tensor{x, bias.Tensor()}, Shared: []bool{true, true}, Outputs: []Output{{Elements: 10, DType: dtype.F32}}})[0]
+	y := tape.Do(Operation{Inputs: []*Tensor{x, bias.Tensor()}, Shared: []bool{true, true},
+		Outputs: []Output{{Elements: 10, DType: dtype.F32}}})[0]
 	tape.Drop(x)
 	m.events()
 	tape.Backward(y)
@@ -385,7 +396,8 @@ func TestReplaces(t *testing.T) {
 		tape := NewTape(m)
 		x := tape.New(10, dtype.F32)
 		tape.RequireGradient(x)
-		y := tape.Do(Operation{Inputs: []*Tensor{x}, Replaces: replaces, Outputs: []Output{{Elements: 10, DType: dtype.F32}, {Elements: 11, DType: dtype.F32, Saved: true}}})
+		y := tape.Do(Operation{Inputs: []*Tensor{x}, Replaces: replaces,
+			Outputs: []Output{{Elements: 10, DType: dtype.F32}, {Elements: 11, DType: dtype.F32, Saved: true}}})
 		tape.Drop(x, y[1])
 		m.events()
 		tape.Backward(y[0])
@@ -465,14 +477,20 @@ func TestEverythingIsFreed(t *testing.T) {
 					case 1:
 						h := linear(tape, x, w, x.Elements)
 						used[w] = true
-						x = tape.Do(Operation{Inputs: []*Tensor{x, h}, Shared: []bool{true, true}, Outputs: []Output{{Elements: x.Elements, DType: dtype.F32}}})[0]
+						x = tape.Do(Operation{Inputs: []*Tensor{x, h}, Shared: []bool{true, true},
+							Outputs: []Output{{Elements: x.Elements, DType: dtype.F32}}})[0]
 					case 2:
-						x = tape.Do(Operation{Inputs: []*Tensor{x}, Saved: []*Tensor{x}, Outputs: []Output{{Elements: x.Elements, DType: dtype.F32, Saved: true}}, Scratch: 7, BackwardScratch: 9})[0]
+						x = tape.Do(Operation{Inputs: []*Tensor{x}, Saved: []*Tensor{x},
+							Outputs: []Output{{Elements: x.Elements, DType: dtype.F32, Saved: true}}, Scratch: 7,
+							BackwardScratch: 9})[0]
 					case 3:
-						x = tape.Do(Operation{Inputs: []*Tensor{x}, Outputs: []Output{{Elements: x.Elements, DType: dtype.F32, View: true}}})[0]
+						x = tape.Do(Operation{Inputs: []*Tensor{x},
+							Outputs: []Output{{Elements: x.Elements, DType: dtype.F32, View: true}}})[0]
 					case 4, 5, 6:
-						c := Checkpoint{Reentrant: rapid.Bool().Draw(r, "reentrant"), Selective: rapid.IntRange(0, 2).Draw(r, "selective")}
-						out, nested, dead := rapid.Int64Range(1, 20).Draw(r, "out"), rapid.Bool().Draw(r, "nested"), rapid.Bool().Draw(r, "dead")
+						c := Checkpoint{Reentrant: rapid.Bool().Draw(r, "reentrant"),
+							Selective: rapid.IntRange(0, 2).Draw(r, "selective")}
+						out, nested, dead := rapid.Int64Range(1, 20).Draw(r, "out"), rapid.Bool().Draw(r,
+							"nested"), rapid.Bool().Draw(r, "dead")
 						twice := func(x *Tensor) *Tensor { return linear(tape, linear(tape, x, w, out), w, out) }
 						y := tape.Checkpoint(c, x, func(x *Tensor) *Tensor {
 							if nested {
@@ -509,7 +527,8 @@ func TestEverythingIsFreed(t *testing.T) {
 				}
 			}
 			if m.sum() != gradients || m.component(ledger.Gradients) != gradients || len(tape.nodes) > 0 {
-				r.Fatalf("%v are left, %v of it named gradients, and gradients take %v; %d nodes are left", m.sum(), m.component(ledger.Gradients), gradients, len(tape.nodes))
+				r.Fatalf("%v are left, %v of it named gradients, and gradients take %v; %d nodes are left", m.sum(),
+					m.component(ledger.Gradients), gradients, len(tape.nodes))
 			}
 			if rapid.Bool().Draw(r, "zero_grad") {
 				for _, w := range parameters {

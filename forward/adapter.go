@@ -79,8 +79,9 @@ func (p *pass) lora(a *Adapter, path string, base, x *autograd.Tensor, out int64
 		dropped = p.dropped
 	default:
 		r := p.Do(autograd.Operation{
-			Inputs:  []*autograd.Tensor{input},
-			Outputs: []autograd.Output{{Elements: input.Elements, DType: input.DType}, {Elements: input.Elements, DType: dtype.Bool, Saved: true}},
+			Inputs: []*autograd.Tensor{input},
+			Outputs: []autograd.Output{{Elements: input.Elements, DType: input.DType},
+				{Elements: input.Elements, DType: dtype.Bool, Saved: true}},
 		})
 		p.Drop(r[1])
 		dropped = r[0]
@@ -143,7 +144,8 @@ func (p *pass) share(x, dropped *autograd.Tensor) {
 
 // Parameters are those that there are.
 func (a *Adapter) Parameters() []*autograd.Parameter {
-	return slices.DeleteFunc(append([]*autograd.Parameter{a.A, a.B, a.Bias}, a.Vectors...), func(p *autograd.Parameter) bool { return p == nil })
+	return slices.DeleteFunc(append([]*autograd.Parameter{a.A, a.B, a.Bias}, a.Vectors...),
+		func(p *autograd.Parameter) bool { return p == nil })
 }
 
 // small is a product with a matrix of the adapter, and its bias if there is one.
@@ -163,7 +165,8 @@ func (p *pass) matrix(weight, bias, x *autograd.Tensor, in, out int64) *autograd
 		compute = p.Autocast
 	}
 	input, w := p.cast(x, compute), p.cast(weight, compute)
-	o := autograd.Operation{Inputs: []*autograd.Tensor{input, w}, Outputs: []autograd.Output{{Elements: input.Elements / in * out, DType: compute}}, Product: true, Kept: true}
+	o := autograd.Operation{Inputs: []*autograd.Tensor{input, w},
+		Outputs: []autograd.Output{{Elements: input.Elements / in * out, DType: compute}}, Product: true, Kept: true}
 	if w.NeedsGradient() {
 		o.Saved = append(o.Saved, input)
 	}
@@ -201,7 +204,8 @@ func (p *pass) dora(a *Adapter, path string, base, x *autograd.Tensor, in, out i
 		weight = p.unary(weight, x.DType, saveNothing)
 	}
 	norms := p.Do(autograd.Operation{
-		Inputs: []*autograd.Tensor{a.Vectors[0].Tensor()}, Outputs: []autograd.Output{{Elements: out, DType: x.DType, Saved: true}},
+		Inputs:  []*autograd.Tensor{a.Vectors[0].Tensor()},
+		Outputs: []autograd.Output{{Elements: out, DType: x.DType, Saved: true}},
 		Scratch: 2 * w.Elements * x.DType.Size(),
 	})[0]
 	low := p.small(a.A, nil, x, in, a.Rank)

@@ -74,7 +74,8 @@ func (p *pass) project(a *model.Attention, x, source *autograd.Tensor) (q, k, v,
 
 // join makes views of one tensor.
 func (p *pass) join(q, k, v *autograd.Tensor) (_, _, _ *autograd.Tensor) {
-	whole := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{q, k, v}, Outputs: []autograd.Output{{Elements: q.Elements + k.Elements + v.Elements, DType: v.DType}}})[0]
+	whole := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{q, k, v},
+		Outputs: []autograd.Output{{Elements: q.Elements + k.Elements + v.Elements, DType: v.DType}}})[0]
 	parts := p.split(whole, q.Elements, k.Elements, v.Elements)
 	p.Drop(q, k, v, whole)
 	return parts[0], parts[1], parts[2]
@@ -130,7 +131,8 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 	elements := tokens * heads * a.ValueWidth
 	o := autograd.Operation{
 		Inputs: []*autograd.Tensor{q, k, v}, Saved: []*autograd.Tensor{q, k, v},
-		Outputs: []autograd.Output{{Elements: elements, DType: compute, Saved: true}, {Elements: tokens * heads, DType: dtype.F32, Saved: true}},
+		Outputs: []autograd.Output{{Elements: elements, DType: compute, Saved: true},
+			{Elements: tokens * heads, DType: dtype.F32, Saved: true}},
 		// The sum of the gradient of the queries is kept in fp32, and the
 		// products of gradients and outputs, one a row.
 		BackwardScratch: 4*q.Elements + 4*tokens*heads,
@@ -157,7 +159,9 @@ func (p *pass) repeat(x *autograd.Tensor, times int64) *autograd.Tensor {
 	if times == 1 {
 		return x
 	}
-	r := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: x.Elements * times, DType: x.DType}}, BackwardScratch: x.Elements * times * x.DType.Size()})[0]
+	r := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
+		Outputs:         []autograd.Output{{Elements: x.Elements * times, DType: x.DType}},
+		BackwardScratch: x.Elements * times * x.DType.Size()})[0]
 	p.Drop(x)
 	return r
 }
@@ -211,7 +215,8 @@ func (p *pass) latent(a *model.Attention, x *autograd.Tensor) (q, k, v *autograd
 	// The rotated part is put beside the plain one, for every head.
 	tokens := x.Elements / p.network.Hidden
 	wide := func(inputs ...*autograd.Tensor) *autograd.Tensor {
-		return p.Do(autograd.Operation{Inputs: inputs, Outputs: []autograd.Output{{Elements: tokens * heads * a.Width, DType: up.DType}}})[0]
+		return p.Do(autograd.Operation{Inputs: inputs,
+			Outputs: []autograd.Output{{Elements: tokens * heads * a.Width, DType: up.DType}}})[0]
 	}
 	k = wide(keyValue[0], parts[1])
 	q = p.follow(q, wide(q))
@@ -233,7 +238,8 @@ func (p *pass) delta(a *model.Attention, x *autograd.Tensor) *autograd.Tensor {
 	gates := p.together(d.Gates, x, 2*d.ValueHeads)
 	parts := p.split(projected, 2*keys+values, values)
 	convolution := p.parameter(d.Convolution + ".weight")
-	o := autograd.Operation{Inputs: []*autograd.Tensor{parts[0], convolution.Tensor()}, Saved: []*autograd.Tensor{parts[0]},
+	o := autograd.Operation{Inputs: []*autograd.Tensor{parts[0], convolution.Tensor()},
+		Saved:   []*autograd.Tensor{parts[0]},
 		Outputs: []autograd.Output{{Elements: parts[0].Elements, DType: projected.DType}}}
 	mixed := p.Do(o)[0]
 	mixed = p.follow(mixed, p.unary(mixed, mixed.DType, saveInput))
@@ -269,7 +275,8 @@ func (p *pass) scatter(x *autograd.Tensor) *autograd.Tensor {
 	if p.SplitWidth == 1 {
 		return x
 	}
-	r := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: x.Elements / p.SplitWidth, DType: x.DType}}, Kept: true})[0]
+	r := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: x.Elements / p.SplitWidth, DType: x.DType}}, Kept: true})[0]
 	p.Drop(x)
 	return r
 }
@@ -278,5 +285,6 @@ func (p *pass) resized(x *autograd.Tensor, times int64) *autograd.Tensor {
 	if times == 1 {
 		return x
 	}
-	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: x.Elements * times, DType: x.DType}}})[0]
+	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: x.Elements * times, DType: x.DType}}})[0]
 }

@@ -95,14 +95,18 @@ func (p *pass) mixture(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 	chosen := tokens * m.Chosen
 	logits := p.linear(m.Router, x, int64(len(m.Experts)))
 	weights := p.follow(logits, p.softmax(logits, dtype.F32))
-	best := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{weights}, Outputs: []autograd.Output{{Elements: chosen, DType: x.DType}, {Elements: chosen, DType: dtype.I64, Saved: true}}})
+	best := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{weights},
+		Outputs: []autograd.Output{{Elements: chosen, DType: x.DType},
+			{Elements: chosen, DType: dtype.I64, Saved: true}}})
 	p.Drop(weights, best[1])
 
-	taken := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: chosen * hidden, DType: x.DType}}})[0]
+	taken := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: chosen * hidden, DType: x.DType}}})[0]
 	down := p.hooked(m.ExpertsPath(), func() *autograd.Tensor { return p.experts(m, taken) })
 	weighed := p.multiply(down, best[0])
 	p.Drop(down, best[0])
-	y := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{weighed}, Outputs: []autograd.Output{{Elements: x.Elements, DType: x.DType}}})[0]
+	y := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{weighed},
+		Outputs: []autograd.Output{{Elements: x.Elements, DType: x.DType}}})[0]
 	p.Drop(weighed)
 
 	if m.Shared != nil {

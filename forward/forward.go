@@ -134,7 +134,8 @@ type pass struct {
 // Run runs a micro batch through the network up to the loss.
 func Run(t *autograd.Tape, network *model.Network, parameters Parameters, options Options) Result {
 	defer t.In(ledger.ResidualActivations)() // what nothing else names
-	p := &pass{Tape: t, Options: options, network: network, parameters: parameters, weights: map[*autograd.Parameter]*autograd.Tensor{}}
+	p := &pass{Tape: t, Options: options, network: network, parameters: parameters,
+		weights: map[*autograd.Parameter]*autograd.Tensor{}}
 	var result Result
 	t.Scope(func() *autograd.Tensor {
 		var hidden *autograd.Tensor
@@ -276,7 +277,8 @@ func (p *pass) preNorm(s *model.Stack, b *model.Block, x *autograd.Tensor) *auto
 }
 
 // half is x + dropout(after(body(before(x)))).
-func (p *pass) half(before, after model.Norm, x *autograd.Tensor, dropout float64, body func(*autograd.Tensor) *autograd.Tensor) *autograd.Tensor {
+func (p *pass) half(before, after model.Norm, x *autograd.Tensor, dropout float64,
+	body func(*autograd.Tensor) *autograd.Tensor) *autograd.Tensor {
 	h := p.norm(before, x)
 	h = p.follow(h, body(h))
 	if after.Kind != model.NoNorm {

@@ -71,7 +71,8 @@ func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 func (p *pass) parallelLoss(x *autograd.Tensor) *autograd.Tensor {
 	r := p.Do(autograd.Operation{
 		Inputs: []*autograd.Tensor{x}, BackwardScratch: 2 * x.Bytes(),
-		Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}, {Elements: x.Elements, DType: x.DType, Saved: true}},
+		Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32},
+			{Elements: x.Elements, DType: x.DType, Saved: true}},
 	})
 	return r[0]
 }
@@ -82,7 +83,8 @@ func (p *pass) chunkedLoss(logits *autograd.Tensor) *autograd.Tensor {
 	return p.Scope(func() *autograd.Tensor {
 		r := p.Do(autograd.Operation{
 			Inputs: []*autograd.Tensor{logits}, Replaces: true,
-			Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}, {Elements: logits.Elements, DType: dtype.F32, Saved: true}},
+			Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32},
+				{Elements: logits.Elements, DType: dtype.F32, Saved: true}},
 		})
 		return r[0]
 	})
@@ -91,12 +93,14 @@ func (p *pass) chunkedLoss(logits *autograd.Tensor) *autograd.Tensor {
 // mean is the last operation: the negative logarithms of the labels' tokens.
 // Its gradient is as large as its input.
 func (p *pass) mean(x *autograd.Tensor) *autograd.Tensor {
-	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}}})[0]
+	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}}})[0]
 }
 
 func (p *pass) classify(h *model.Head, x *autograd.Tensor) Result {
 	rows := p.Batch
-	first := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: rows * p.network.Hidden, DType: x.DType, View: true}}})[0]
+	first := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: rows * p.network.Hidden, DType: x.DType, View: true}}})[0]
 	if h.Pooler != "" {
 		first = p.linear(h.Pooler, first, p.network.Hidden)
 		first = p.follow(first, p.unary(first, first.DType, saveOutput))
@@ -119,8 +123,9 @@ func (p *pass) fusedLoss(h *model.Head, x *autograd.Tensor) *autograd.Tensor {
 		compute = p.Autocast
 	}
 	o := autograd.Operation{
-		Inputs:  []*autograd.Tensor{x},
-		Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}, {Elements: x.Elements, DType: compute, Saved: true}},
+		Inputs: []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32},
+			{Elements: x.Elements, DType: compute, Saved: true}},
 		Scratch: chunk * h.Outputs * (compute.Size() + 4),
 		Shared:  []bool{},
 	}

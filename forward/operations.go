@@ -18,7 +18,8 @@ const (
 
 // unary is an operation on every element.
 func (p *pass) unary(x *autograd.Tensor, result dtype.Type, save saving) *autograd.Tensor {
-	o := autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: x.Elements, DType: result, Saved: save == saveOutput}}}
+	o := autograd.Operation{Inputs: []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: x.Elements, DType: result, Saved: save == saveOutput}}}
 	if save == saveInput {
 		o.Saved = o.Inputs
 	}
@@ -79,7 +80,8 @@ func (p *pass) dropCasts(pairs ...*autograd.Tensor) {
 }
 
 func (p *pass) product(a, b *autograd.Tensor, elements int64, result dtype.Type) *autograd.Tensor {
-	o := autograd.Operation{Inputs: []*autograd.Tensor{a, b}, Outputs: []autograd.Output{{Elements: elements, DType: result}}}
+	o := autograd.Operation{Inputs: []*autograd.Tensor{a, b},
+		Outputs: []autograd.Output{{Elements: elements, DType: result}}}
 	if a.NeedsGradient() {
 		o.Saved = append(o.Saved, b)
 	}
@@ -95,8 +97,9 @@ func (p *pass) dropout(x *autograd.Tensor, probability float64) *autograd.Tensor
 		return x
 	}
 	r := p.Do(autograd.Operation{
-		Inputs:  []*autograd.Tensor{x},
-		Outputs: []autograd.Output{{Elements: x.Elements, DType: x.DType}, {Elements: x.Elements, DType: dtype.Bool, Saved: true}},
+		Inputs: []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: x.Elements, DType: x.DType},
+			{Elements: x.Elements, DType: dtype.Bool, Saved: true}},
 	})
 	p.Drop(r[1])
 	return p.follow(x, r[0])
@@ -137,7 +140,8 @@ func (p *pass) lookUp(path string, elements int64) *autograd.Tensor {
 
 // rows are what is read of a table.
 func (p *pass) rows(table *autograd.Parameter, elements int64) *autograd.Tensor {
-	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{table.Tensor()}, Outputs: []autograd.Output{{Elements: elements, DType: table.DType}}})[0]
+	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{table.Tensor()},
+		Outputs: []autograd.Output{{Elements: elements, DType: table.DType}}})[0]
 }
 
 // parameter finds a parameter by its name.
@@ -237,7 +241,8 @@ func (p *pass) layerNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 		}
 	}
 	rows := x.Elements / width
-	o.Outputs = []autograd.Output{{Elements: x.Elements, DType: x.DType}, {Elements: rows, DType: dtype.F32, Saved: true}, {Elements: rows, DType: dtype.F32, Saved: true}}
+	o.Outputs = []autograd.Output{{Elements: x.Elements, DType: x.DType},
+		{Elements: rows, DType: dtype.F32, Saved: true}, {Elements: rows, DType: dtype.F32, Saved: true}}
 	r := p.Do(o)
 	p.Drop(r[1], r[2])
 	return r[0]
@@ -259,7 +264,8 @@ func (p *pass) rmsNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	p.dropCasts(x, wide)
 	switch {
 	case n.Kind == model.RMSNormF32:
-		factor := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{w.Tensor()}, Outputs: []autograd.Output{{Elements: w.Elements, DType: dtype.F32}}})[0]
+		factor := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{w.Tensor()},
+			Outputs: []autograd.Output{{Elements: w.Elements, DType: dtype.F32}}})[0]
 		scaled := p.multiply(normed, factor)
 		p.Drop(normed)
 		return p.follow(scaled, p.cast(scaled, x.DType))
@@ -273,5 +279,6 @@ func (p *pass) rmsNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 // reduce is a mean over rows with the root that follows it, which saves its
 // result.
 func (p *pass) reduce(x *autograd.Tensor, rows int64) *autograd.Tensor {
-	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: rows, DType: dtype.F32, Saved: true}}})[0]
+	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: rows, DType: dtype.F32, Saved: true}}})[0]
 }

@@ -88,7 +88,10 @@ func words(name string) []string {
 	fields := strings.FieldsFunc(strings.ToUpper(name), func(r rune) bool { return strings.ContainsRune(" -_/", r) })
 	var kept []string
 	for _, f := range fields {
-		if !slices.Contains([]string{"NVIDIA", "AMD", "TESLA", "GEFORCE", "RTX", "INSTINCT", "SXM", "SXM2", "SXM4", "SXM5", "PCIE", "HBM2", "HBM2E", "HBM3", "HBM3E", "GPU"}, f) {
+		if !slices.Contains([]string{
+			"NVIDIA", "AMD", "TESLA", "GEFORCE", "RTX", "INSTINCT",
+			"SXM", "SXM2", "SXM4", "SXM5", "PCIE", "HBM2", "HBM2E", "HBM3", "HBM3E", "GPU",
+		}, f) {
 			kept = append(kept, f)
 		}
 	}

@@ -29,7 +29,8 @@ type deepSpeed struct {
 // (engine.py, _configure_optimizer).
 func newDeepSpeed(s *simulation) sharding {
 	d := s.Job.DeepSpeed
-	e := &deepSpeed{simulation: s, recipe: d, pins: newPins(s), loaded: make([]hold, len(s.parameters)), master: dtype.F32, why: map[ledger.Component]string{}}
+	e := &deepSpeed{simulation: s, recipe: d, pins: newPins(s), loaded: make([]hold, len(s.parameters)),
+		master: dtype.F32, why: map[ledger.Component]string{}}
 	if d.LowPrecisionMaster {
 		e.master = s.Weights
 	}
@@ -212,13 +213,19 @@ func (e *deepSpeed) explain(component ledger.Component, format string, values ..
 
 func (e *deepSpeed) reasons() map[ledger.Component]string {
 	r := map[ledger.Component]string{
-		ledger.Parameters:       fmt.Sprintf("%s parameters in %v, whole on every rank", ledger.Count(elementsOf(e.parameters)), e.Weights),
-		ledger.Gradients:        "gradients of parameters, as the backward pass makes them",
-		ledger.LoadStaging:      "from_pretrained makes the model on the host, and it goes to the GPU from there; every rank does so",
-		ledger.PinningCopies:    "Tensor.pin_memory() copies: the pageable tensor and its page-locked copy are there together",
-		ledger.PinnedRounding:   "PyTorch's allocator of page-locked memory takes powers of two and keeps what is freed (CachingHostAllocator.h, pytorch issue 95823)",
-		ledger.DtypeConversions: "a copy between devices that changes the type makes a tensor of the whole (aten/src/ATen/native/cuda/Copy.cu)",
-		ledger.AdamTiles:        "two tiles of cudaMallocHost in the extension of CPU Adam, 4 B x 1 Gi elements before 0.3.15 and x 128 Mi before 0.14.3 (DeepSpeed #879, #5409)",
+		ledger.Parameters: fmt.Sprintf("%s parameters in %v, whole on every rank",
+			ledger.Count(elementsOf(e.parameters)), e.Weights),
+		ledger.Gradients: "gradients of parameters, as the backward pass makes them",
+		ledger.LoadStaging: "from_pretrained makes the model on the host, and it goes to the GPU from there; " +
+			"every rank does so",
+		ledger.PinningCopies: "Tensor.pin_memory() copies: the pageable tensor and its page-locked copy are there " +
+			"together",
+		ledger.PinnedRounding: "PyTorch's allocator of page-locked memory takes powers of two and keeps what is " +
+			"freed (CachingHostAllocator.h, pytorch issue 95823)",
+		ledger.DtypeConversions: "a copy between devices that changes the type makes a tensor of the whole " +
+			"(aten/src/ATen/native/cuda/Copy.cu)",
+		ledger.AdamTiles: "two tiles of cudaMallocHost in the extension of CPU Adam, 4 B x 1 Gi elements " +
+			"before 0.3.15 and x 128 Mi before 0.14.3 (DeepSpeed #879, #5409)",
 	}
 	maps.Copy(r, e.why)
 	return r

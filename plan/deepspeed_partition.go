@@ -104,7 +104,9 @@ func (e *partitioned) flatten(group []*autograd.Parameter, bytes int64) {
 	}
 	e.host.during(ledger.Bytes(bytesOf(group, e.Weights)), ledger.FlatteningCopies, func() {
 		e.unload(group)
-		e.host.during(ledger.Bytes(bytes), ledger.FlatteningCopies, func() { allocate(e.gpu, bytes, ledger.Parameters) })
+		e.host.during(ledger.Bytes(bytes), ledger.FlatteningCopies, func() {
+			allocate(e.gpu, bytes, ledger.Parameters)
+		})
 	})
 }
 
@@ -113,7 +115,9 @@ func (e *partitioned) flatten(group []*autograd.Parameter, bytes int64) {
 func (e *partitioned) masterWeights(part int64) (temporary hold) {
 	bytes, bit16 := part*e.master.Size(), part*e.Weights.Size()
 	if !e.offloads() {
-		e.gpu.during(ledger.Bytes(bit16), ledger.FlatteningCopies, func() { allocate(e.gpu, bytes, ledger.MasterWeights) })
+		e.gpu.during(ledger.Bytes(bit16), ledger.FlatteningCopies, func() {
+			allocate(e.gpu, bytes, ledger.MasterWeights)
+		})
 		return hold{}
 	}
 	convert := int64(0)
@@ -125,7 +129,9 @@ func (e *partitioned) masterWeights(part int64) (temporary hold) {
 		pin = true // whatever the file says (#5301 until #7689)
 	}
 	pin = pin && e.since(0, 14, 1) && !e.overlapped()
-	e.gpu.during(ledger.Bytes(bit16), ledger.FlatteningCopies, func() { e.host.during(ledger.Bytes(convert), ledger.DtypeConversions, func() {}) })
+	e.gpu.during(ledger.Bytes(bit16), ledger.FlatteningCopies, func() {
+		e.host.during(ledger.Bytes(convert), ledger.DtypeConversions, func() {})
+	})
 	e.place(bytes, e.hostMaster(), pin)
 	if !e.since(0, 17, 0) {
 		return hold{}
@@ -322,28 +328,53 @@ func (e *partitioned) describe() {
 	n, d := elementsOf(e.trained), int64(e.ShardRanks)
 	part := ledger.Count(elementsOf(e.flat))
 	count, size := ledger.Count(n), e.Weights.Size()
-	e.explain(ledger.Parameters, "%s parameters x %d B in %v: ZeRO-%d has them whole on every rank", ledger.Count(elementsOf(e.parameters)), size, e.Weights, e.recipe.ZeROStage)
-	e.explain(ledger.FlatteningCopies, "%s parameters x %d B: put into one tensor before their own storage is freed, on the GPU from 0.18.7 on if that fits (#7828), else on the host (zero/stage_1_and_2.py)", count, size)
-	e.explain(ledger.MasterWeights, "%s parameters / %d ranks = %s x %d B (zero/stage_1_and_2.py, single_partition_of_fp32_groups)", count, d, part, e.master.Size())
-	e.explain(ledger.OptimizerStates, "%s: %s x %d B, made in the first step (before 0.13.2 when the engine is made)", e.Optimizer.Name, part, e.moments(e.flat)/max(1, elementsOf(e.flat)))
-	e.explain(ledger.Bit16Staging, "%s x %d B: parameters are cast on the host before they go to the GPU (param_buffer_of_bit16_for_cpu_offload_groups, DeepSpeed #7309)", part, size)
-	e.explain(ledger.StagingBuffers, "the largest parameter, %s x %d B, for gradients that are added up on the host (temp_grad_buffer_for_gpu_offload and, never read, temp_grad_buffer_for_cpu_offload)", ledger.Count(largestOf(e.trained)), size)
-	e.explain(ledger.AccumulatedGradients, "parameters of which the rank has a part, whole: %s x %d B, from the second micro batch on (accumulated_grads_in_cpu)", ledger.Count(e.own), size)
+	e.explain(ledger.Parameters, "%s parameters x %d B in %v: ZeRO-%d has them whole on every rank",
+		ledger.Count(elementsOf(e.parameters)), size, e.Weights, e.recipe.ZeROStage)
+	e.explain(ledger.FlatteningCopies,
+		"%s parameters x %d B: put into one tensor before their own storage is freed, on the GPU from 0.18.7 on if "+
+			"that fits (#7828), else on the host (zero/stage_1_and_2.py)", count, size)
+	e.explain(ledger.MasterWeights,
+		"%s parameters / %d ranks = %s x %d B (zero/stage_1_and_2.py, single_partition_of_fp32_groups)", count, d, part,
+		e.master.Size())
+	e.explain(ledger.OptimizerStates, "%s: %s x %d B, made in the first step (before 0.13.2 when the engine is made)",
+		e.Optimizer.Name, part, e.moments(e.flat)/max(1, elementsOf(e.flat)))
+	e.explain(ledger.Bit16Staging,
+		"%s x %d B: parameters are cast on the host before they go to the GPU "+
+			"(param_buffer_of_bit16_for_cpu_offload_groups, DeepSpeed #7309)", part, size)
+	e.explain(ledger.StagingBuffers,
+		"the largest parameter, %s x %d B, for gradients that are added up on the host "+
+			"(temp_grad_buffer_for_gpu_offload and, never read, temp_grad_buffer_for_cpu_offload)",
+		ledger.Count(largestOf(e.trained)), size)
+	e.explain(ledger.AccumulatedGradients,
+		"parameters of which the rank has a part, whole: %s x %d B, from the second micro batch on "+
+			"(accumulated_grads_in_cpu)", ledger.Count(e.own), size)
 	if e.offloads() {
-		e.explain(ledger.MasterGradients, "%s x %d B, on the host for good (initialize_optimizer_states)", part, e.master.Size())
+		e.explain(ledger.MasterGradients, "%s x %d B, on the host for good (initialize_optimizer_states)", part,
+			e.master.Size())
 	} else {
-		e.explain(ledger.MasterGradients, "%s x (%d B flattened, then %d B cast) for the step (zero/stage_1_and_2.py, step)", part, size, e.master.Size())
+		e.explain(ledger.MasterGradients,
+			"%s x (%d B flattened, then %d B cast) for the step (zero/stage_1_and_2.py, step)", part, size,
+			e.master.Size())
 	}
 	buckets := 1
 	if e.recipe.OverlapReduction {
 		buckets = 2
 	}
-	e.explain(ledger.CommunicationBuckets, "%d x reduce_bucket_size %s x %d B, during the backward pass (setup_buckets)", buckets, ledger.Count(e.recipe.Sizes.ReduceBucket), size)
-	e.explain(ledger.BucketCopies, "what is in a bucket, up to %s x %d B, put together by rank for the all-reduce (allreduce_bucket)", ledger.Count(e.recipe.Sizes.ReduceBucket), size)
-	e.explain(ledger.ReductionTemporaries, "of the largest gradient: the norm in double (8 B an element), the search for what is not finite (11 B), a cast to %v (zero/stage_1_and_2.py)", e.master)
+	e.explain(ledger.CommunicationBuckets,
+		"%d x reduce_bucket_size %s x %d B, during the backward pass (setup_buckets)", buckets,
+		ledger.Count(e.recipe.Sizes.ReduceBucket), size)
+	e.explain(ledger.BucketCopies,
+		"what is in a bucket, up to %s x %d B, put together by rank for the all-reduce (allreduce_bucket)",
+		ledger.Count(e.recipe.Sizes.ReduceBucket), size)
+	e.explain(ledger.ReductionTemporaries,
+		"of the largest gradient: the norm in double (8 B an element), the search for what is not finite (11 B), a "+
+			"cast to %v (zero/stage_1_and_2.py)", e.master)
 	if e.second() {
-		e.explain(ledger.Gradients, "whole gradients until they are in a bucket, then those of parameters that touch the partition, %s x %d B (grads_in_partition)", ledger.Count(e.own), size)
+		e.explain(ledger.Gradients,
+			"whole gradients until they are in a bucket, then those of parameters that touch the partition, %s x %d "+
+				"B (grads_in_partition)", ledger.Count(e.own), size)
 	} else {
-		e.explain(ledger.Gradients, "ZeRO-1 keeps all gradients until the last backward pass of a step: %s x %d B", count, size)
+		e.explain(ledger.Gradients, "ZeRO-1 keeps all gradients until the last backward pass of a step: %s x %d B",
+			count, size)
 	}
 }

@@ -21,10 +21,12 @@ func (e *divided) superOffload() {
 		}
 	}
 	e.pins.lock(most*4, ledger.StagingBuffers)
-	const sent = "what SuperOffload sends to its process goes to shared memory, where it stays; a container's /dev/shm is 64 MB by default"
+	const sent = "what SuperOffload sends to its process goes to shared memory, where it stays; a container's " +
+		"/dev/shm is 64 MB by default"
 	e.explain(ledger.SharedMasterWeights, sent)
 	e.explain(ledger.SharedMasterGradients, sent)
-	e.explain(ledger.StagingBuffers, "SuperOffload's process: gradients of the largest sub-group x 4 B (superoffload_utils.py)")
+	e.explain(ledger.StagingBuffers,
+		"SuperOffload's process: gradients of the largest sub-group x 4 B (superoffload_utils.py)")
 }
 
 // moving is a tensor that goes to shared memory.

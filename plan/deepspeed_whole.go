@@ -31,10 +31,17 @@ func (e *replicated) initialize() {
 	// The optimizer is stepped once with gradients of zeros, to have its states.
 	e.gpu.during(ledger.Bytes(bytesOf(e.flat, dtype.F32)), ledger.MasterGradients, func() { e.update(e.flat) })
 	n := ledger.Count(elementsOf(e.trained))
-	e.explain(ledger.MasterWeights, "%s parameters x 4 B: FP16_Optimizer keeps fp32 weights of the whole model on every rank without ZeRO (fp16/fused_optimizer.py)", n)
-	e.explain(ledger.MasterGradients, "%s parameters x 4 B: gradients cast to fp32 for the step, as a list and as one flat tensor (fp16/fused_optimizer.py, step)", n)
-	e.explain(ledger.ReductionTemporaries, "the search for what is not finite in the largest gradient: an fp32 copy (runtime/utils.py, CheckOverflow)")
-	e.explain(ledger.FlatteningCopies, "%s parameters x %d B, twice: parameters are cloned and then put into one tensor (fp16/fused_optimizer.py)", n, e.Weights.Size())
+	e.explain(ledger.MasterWeights,
+		"%s parameters x 4 B: FP16_Optimizer keeps fp32 weights of the whole model on every rank without ZeRO "+
+			"(fp16/fused_optimizer.py)", n)
+	e.explain(ledger.MasterGradients,
+		"%s parameters x 4 B: gradients cast to fp32 for the step, as a list and as one flat tensor "+
+			"(fp16/fused_optimizer.py, step)", n)
+	e.explain(ledger.ReductionTemporaries,
+		"the search for what is not finite in the largest gradient: an fp32 copy (runtime/utils.py, CheckOverflow)")
+	e.explain(ledger.FlatteningCopies,
+		"%s parameters x %d B, twice: parameters are cloned and then put into one tensor (fp16/fused_optimizer.py)", n,
+		e.Weights.Size())
 }
 
 // flatten moves the parameters of a group into one tensor: cloned first, and
@@ -66,7 +73,9 @@ func (e *replicated) endBackward(last bool) {
 			sum = 0
 		}
 	}
-	e.explain(ledger.BucketCopies, "gradients are put together for the all-reduce until they have more than 500,000,000 elements: up to %s x %d B (engine.py, buffered_allreduce_fallback)", ledger.Count(most), e.Weights.Size())
+	e.explain(ledger.BucketCopies,
+		"gradients are put together for the all-reduce until they have more than 500,000,000 elements: up to %s x %d "+
+			"B (engine.py, buffered_allreduce_fallback)", ledger.Count(most), e.Weights.Size())
 	e.gpu.during(ledger.Bytes(most*e.Weights.Size()), ledger.BucketCopies, func() {})
 }
 
@@ -108,15 +117,23 @@ func (e *accumulating) initialize() {
 		part := e.shard(n / int64(e.ShardRanks)).Elements
 		allocate(e.gpu, n*e.Weights.Size(), ledger.Parameters)
 		e.unload(group)
-		e.gpu.during(ledger.Bytes(part*e.Weights.Size()), ledger.FlatteningCopies, func() { allocate(e.gpu, part*4, ledger.MasterWeights) })
+		e.gpu.during(ledger.Bytes(part*e.Weights.Size()), ledger.FlatteningCopies, func() {
+			allocate(e.gpu, part*4, ledger.MasterWeights)
+		})
 		allocate(e.gpu, n*4, ledger.AccumulatedGradients)
 	}
 	n := ledger.Count(elementsOf(e.trained))
 	e.explain(ledger.MasterWeights, "%s parameters / %d ranks x 4 B (bf16_optimizer.py)", n, e.ShardRanks)
-	e.explain(ledger.AccumulatedGradients, "%s parameters x 4 B: fp32 gradients of the whole model on every rank (bf16_optimizer.py, fp32_groups_gradients_flat)", n)
-	e.explain(ledger.FlatteningCopies, "parameters are put into one tensor before their own storage is freed (bf16_optimizer.py)")
-	e.explain(ledger.Gradients, "%s parameters x %d B: gradients of the last backward pass, which the next one frees (bf16_optimizer.py, clear_lp_grads)", n, e.Weights.Size())
-	e.explain(ledger.ReductionTemporaries, "one gradient at a time is cast to fp32: %s x 4 B", ledger.Count(largestOf(e.trained)))
+	e.explain(ledger.AccumulatedGradients,
+		"%s parameters x 4 B: fp32 gradients of the whole model on every rank (bf16_optimizer.py, "+
+			"fp32_groups_gradients_flat)", n)
+	e.explain(ledger.FlatteningCopies,
+		"parameters are put into one tensor before their own storage is freed (bf16_optimizer.py)")
+	e.explain(ledger.Gradients,
+		"%s parameters x %d B: gradients of the last backward pass, which the next one frees (bf16_optimizer.py, "+
+			"clear_lp_grads)", n, e.Weights.Size())
+	e.explain(ledger.ReductionTemporaries, "one gradient at a time is cast to fp32: %s x 4 B",
+		ledger.Count(largestOf(e.trained)))
 }
 
 func (e *accumulating) BeforeBackward(string) {

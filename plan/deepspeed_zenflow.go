@@ -58,16 +58,21 @@ func (e *deepSpeed) selective() {
 	}
 	allocate(e.gpu, chosen*e.Weights.Size(), ledger.SelectedGradients)
 	allocate(home, 2*chosen*e.Weights.Size(), ledger.SelectedGradients)
-	e.explain(ledger.SelectedGradients, "ZenFlow: all vectors and %g of the columns of matrices, on every rank: gradients and two moments in %v", z.TopKRatio, e.Weights)
+	e.explain(ledger.SelectedGradients,
+		"ZenFlow: all vectors and %g of the columns of matrices, on every rank: gradients and two moments in %v",
+		z.TopKRatio, e.Weights)
 }
 
 // explainShared says why ZenFlow shares memory.
 func (e *deepSpeed) explainShared() {
-	const shared = "ZenFlow's process steps while the GPU goes on, and shares memory (zenflow_stage_1_and_2.py, ZenFlowZeroOptimizerParallel); a container's /dev/shm is 64 MB by default"
+	const shared = "ZenFlow's process steps while the GPU goes on, and shares memory (zenflow_stage_1_and_2.py, " +
+		"ZenFlowZeroOptimizerParallel); a container's /dev/shm is 64 MB by default"
 	part := ledger.Count(elementsOf(e.flat))
 	e.explain(ledger.SharedMasterWeights, "%s x %d B: %s", part, e.master.Size(), shared)
-	e.explain(ledger.SharedMasterGradients, "%s x %d B, twice: one is filled while the other is read. %s", part, e.master.Size(), shared)
-	e.explain(ledger.SharedStaleParameters, "%s x %d B: what the GPU takes of the last step. %s", part, e.master.Size(), shared)
+	e.explain(ledger.SharedMasterGradients, "%s x %d B, twice: one is filled while the other is read. %s", part,
+		e.master.Size(), shared)
+	e.explain(ledger.SharedStaleParameters, "%s x %d B: what the GPU takes of the last step. %s", part, e.master.Size(),
+		shared)
 }
 
 func (e *deepSpeed) chosen(p *autograd.Parameter, ratio float64) int64 {

@@ -199,7 +199,8 @@ func (e *sharded) reshards(u *unit) bool {
 	if e.KeepsLastBlock && u.at == len(e.order)-1 {
 		return false
 	}
-	return u != e.root && strings.HasPrefix(e.FSDP.Strategy, "full_shard") || u != e.root && e.FSDP.Strategy == "hybrid_shard"
+	return u != e.root && strings.HasPrefix(e.FSDP.Strategy, "full_shard") ||
+		u != e.root && e.FSDP.Strategy == "hybrid_shard"
 }
 
 func (e *sharded) BeforeForward(path string) {
@@ -267,7 +268,13 @@ func (e *sharded) accumulate(u *unit) {
 	if u.elements(func(p *autograd.Parameter) bool { return p.HasGradient() }, (*autograd.Parameter).Bytes) == 0 {
 		return
 	}
-	u.flat = e.gpu.hold(u.elements(func(p *autograd.Parameter) bool { return p.Quantized == autograd.Unquantized }, func(p *autograd.Parameter) int64 { return p.Elements * p.DType.Size() }), ledger.Gradients)
+	u.flat = e.gpu.hold(u.elements(func(p *autograd.Parameter) bool {
+		return p.Quantized == autograd.Unquantized
+	},
+		func(p *autograd.Parameter) int64 {
+			return p.Elements * p.DType.Size()
+		}),
+		ledger.Gradients)
 	for _, p := range u.parameters {
 		p.DropGradient()
 	}
@@ -350,7 +357,9 @@ func (e *sharded) save() {
 		largest = max(largest, p.Elements*e.Weights.Size())
 		sum += p.Elements * e.Weights.Size()
 	}
-	e.gpu.during(ledger.Bytes(largest), ledger.GatheredParameters, func() { e.host.during(ledger.Bytes(e.perNode(sum)), ledger.FullStateDict, func() {}) })
+	e.gpu.during(ledger.Bytes(largest), ledger.GatheredParameters, func() {
+		e.host.during(ledger.Bytes(e.perNode(sum)), ledger.FullStateDict, func() {})
+	})
 }
 
 func (e *sharded) reasons() map[ledger.Component]string {
@@ -363,10 +372,14 @@ func (e *sharded) reasons() map[ledger.Component]string {
 		largest = max(largest, u.elements(nil, (*autograd.Parameter).Bytes))
 	}
 	r := map[ledger.Component]string{
-		ledger.Parameters:           fmt.Sprintf("a part of each of %d ranks: %s parameters x %d B (%v)", e.ShardRanks, ledger.Count(elements), e.Weights.Size(), e.Weights),
-		ledger.GatheredParameters:   fmt.Sprintf("units gathered in %v: the root, which stays, and two blocks at a time of up to %v: the one in use and the next", e.compute(), ledger.Bytes(largest)),
-		ledger.CommunicationBuckets: fmt.Sprintf("gradients of a unit put together in %v for the reduce-scatter; the buffer lives until the next unit's (FSDP2's ReduceScatterState)", e.ReduceType),
-		ledger.Gradients:            fmt.Sprintf("whole gradients of a unit in %v until they are reduced, then a part of each of %d ranks in %v", e.compute(), e.ShardRanks, e.Weights),
+		ledger.Parameters: fmt.Sprintf("a part of each of %d ranks: %s parameters x %d B (%v)", e.ShardRanks,
+			ledger.Count(elements), e.Weights.Size(), e.Weights),
+		ledger.GatheredParameters: fmt.Sprintf("units gathered in %v: the root, which stays, and two blocks at a "+
+			"time of up to %v: the one in use and the next", e.compute(), ledger.Bytes(largest)),
+		ledger.CommunicationBuckets: fmt.Sprintf("gradients of a unit put together in %v for the reduce-scatter; the "+
+			"buffer lives until the next unit's (FSDP2's ReduceScatterState)", e.ReduceType),
+		ledger.Gradients: fmt.Sprintf("whole gradients of a unit in %v until they are reduced, then a "+
+			"part of each of %d ranks in %v", e.compute(), e.ShardRanks, e.Weights),
 	}
 	maps.Copy(r, e.explainLoading())
 	return r

@@ -129,22 +129,27 @@ func (e *sharded) explainLoading() map[ledger.Component]string {
 	all := fmt.Sprintf("%s parameters in %v", ledger.Count(elementsOf(e.parameters)), e.Weights)
 	switch e.loader() {
 	case everyRank:
-		r[ledger.LoadStaging] = "from_pretrained makes the whole model in the memory of every rank, before FSDP divides it: " + all
+		r[ledger.LoadStaging] = "from_pretrained makes the whole model in the memory of every rank, before FSDP " +
+			"divides it: " + all
 		if e.FSDP.RAMEfficientLoading {
-			r[ledger.LoadStaging] += "; transformers 5 does not look at cpu_ram_efficient_loading while it loads (4.57 does)"
+			r[ledger.LoadStaging] += "; transformers 5 does not look at cpu_ram_efficient_loading while it loads " +
+				"(4.57 does)"
 		} else if e.RanksPerNode > 1 && !e.Versions.Transformers.AtLeast(5, 0, 0) {
 			r[ledger.LoadStaging] += "; with accelerate's cpu_ram_efficient_loading only the first rank of a node does"
 		}
 	case firstRank:
-		r[ledger.LoadStaging] = "the first rank of a node loads the whole model, and the others get their parts from it " +
+		r[ledger.LoadStaging] = "the first rank of a node loads the whole model, and the others get their parts " +
+			"from it " +
 			"(cpu_ram_efficient_loading), here a part of each rank: " + all
 	case pageCache:
-		r[ledger.LoadStaging] = "files of weights that from_pretrained maps and does not convert: one copy a node in the page cache, " +
+		r[ledger.LoadStaging] = "files of weights that from_pretrained maps and does not convert: one copy a node in " +
+			"the page cache, " +
 			"which the kernel can take back, here a part of each rank: " + all
 	}
 	r[ledger.UndividedUnits] = "a unit as it was loaded, whole, before FSDP2 keeps a part of it"
 	if e.FSDP.Version == 1 {
-		r[ledger.UndividedUnits] = "a unit as it was loaded, whole, and again as one flat tensor, before FSDP1 keeps a part of it " +
+		r[ledger.UndividedUnits] = "a unit as it was loaded, whole, and again as one flat tensor, before FSDP1 keeps " +
+			"a part of it " +
 			"(torch/distributed/fsdp/_flat_param.py)"
 	}
 	r[ledger.FullStateDict] = fmt.Sprintf("the whole model on the host of the first rank: %s parameters x %d B, "+

@@ -27,7 +27,8 @@ func hostOf(p *Plan) *ledger.Device { return &p.Devices[len(p.Devices)-1] }
 
 func launched(version, efficient string) string {
 	return "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nfsdp_config:\n  fsdp_version: " + version +
-		"\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_state_dict_type: FULL_STATE_DICT\n  fsdp_cpu_ram_efficient_loading: " + efficient + "\n"
+		"\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_state_dict_type: FULL_STATE_DICT\n  " +
+		"fsdp_cpu_ram_efficient_loading: " + efficient + "\n"
 }
 
 // TestLoadingUnderFSDP has the model on the host before it is divided. The
@@ -68,7 +69,8 @@ func TestLoadingUnderFSDP(t *testing.T) {
 			// A full state_dict is on the first rank alone.
 			save := phaseOf(t, hostOf(p), ledger.Checkpoint)
 			if save.PeakRequested < whole || save.PeakRequested > whole+1<<20 || save.Components[0].Why == "" {
-				t.Errorf("a checkpoint takes %v on the host, want %v, with a reason: %+v", save.PeakRequested, whole, save.Components)
+				t.Errorf("a checkpoint takes %v on the host, want %v, with a reason: %+v", save.PeakRequested, whole,
+					save.Components)
 			}
 		})
 	}
@@ -80,8 +82,10 @@ func TestLoadingUnderFSDP(t *testing.T) {
 func TestDividing(t *testing.T) {
 	file := inNewFolder(t)
 	lora := file("lora.json", `{"peft_type": "LORA", "r": 64, "target_modules": "all-linear"}`)
-	p := planned(t, Request{Model: "llama-2-7b", Sequence: 128, FSDP: "1", GPUs: 2, Precision: "bf16", Quantization: "nf4", Adapter: lora, Torch: "2.2"})
-	if load := phaseOf(t, &p.Devices[0], ledger.Load); load.EndReserved < 2*ledger.GiB || load.PeakReserved < 29*ledger.GiB/10 || load.PeakReserved > 42*ledger.GiB/10 {
+	p := planned(t, Request{Model: "llama-2-7b", Sequence: 128, FSDP: "1", GPUs: 2, Precision: "bf16",
+		Quantization: "nf4", Adapter: lora, Torch: "2.2"})
+	if load := phaseOf(t, &p.Devices[0], ledger.Load); load.EndReserved < 2*ledger.GiB ||
+		load.PeakReserved < 29*ledger.GiB/10 || load.PeakReserved > 42*ledger.GiB/10 {
 		t.Errorf("%v reserved after wrapping, at most %v", load.EndReserved, load.PeakReserved)
 	}
 	const vocabulary = 32000 * 4096 * 2 // of the embedding, and of the head, in 16 bits
@@ -121,8 +125,10 @@ func TestLoadingAgainstTransformers(t *testing.T) {
 			if err := json.Unmarshal([]byte(lines[len(lines)-1]), &measured); err != nil {
 				t.Fatal(err)
 			}
-			text := strings.NewReplacer("mixed_precision: bf16", "mixed_precision: 'no'", "num_processes: 8", "num_processes: 2").Replace(launched("2", c.efficient))
-			q := Request{Model: folder, Sequence: 128, Accelerate: inNewFolder(t)("launch.yaml", text), Precision: c.precision, Transformers: measured.Transformers}
+			text := strings.NewReplacer("mixed_precision: bf16", "mixed_precision: 'no'", "num_processes: 8",
+				"num_processes: 2").Replace(launched("2", c.efficient))
+			q := Request{Model: folder, Sequence: 128, Accelerate: inNewFolder(t)("launch.yaml", text),
+				Precision: c.precision, Transformers: measured.Transformers}
 			p := planned(t, q)
 			var sum int64
 			for _, rank := range measured.Ranks {

@@ -40,8 +40,10 @@ func (s *simulation) hosted() []Hosted {
 			bytes += arena.Size
 		}
 		list = append(list, Hosted{
-			State: f.State.String(), Moments: f.Moments.String(), Bytes: bytes * ledger.Bytes(s.RanksPerNode), BytesPerParameter: float64(bytes) / float64(each),
-			Why: fmt.Sprintf("%d ranks x %s parameters, everything included; plimsoll rehearse measures it", s.RanksPerNode, ledger.Count(each)),
+			State: f.State.String(), Moments: f.Moments.String(), Bytes: bytes * ledger.Bytes(s.RanksPerNode),
+			BytesPerParameter: float64(bytes) / float64(each),
+			Why: fmt.Sprintf("%d ranks x %s parameters, everything included; plimsoll rehearse measures it",
+				s.RanksPerNode, ledger.Count(each)),
 		})
 	}
 	return list

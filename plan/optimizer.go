@@ -54,15 +54,20 @@ func Optimizers() []string {
 
 var optimizerKinds = map[string]optimizer{
 	"adamw": {states: alike("exp_avg", "exp_avg_sq"), copies: 1, loopCopies: 2,
-		copiesWhy: "torch.optim.AdamW(foreach=True) makes the list exp_avg_sq_sqrt = torch._foreach_sqrt(exp_avg_sqs): one more copy of a moment of all parameters (torch/optim/adam.py, _multi_tensor_adam)"},
+		copiesWhy: "torch.optim.AdamW(foreach=True) makes the list exp_avg_sq_sqrt = " +
+			"torch._foreach_sqrt(exp_avg_sqs): one more copy of a moment of all parameters (torch/optim/adam.py, " +
+			"_multi_tensor_adam)"},
 	"adam": {states: alike("exp_avg", "exp_avg_sq"), copies: 1, loopCopies: 2,
-		copiesWhy: "torch.optim.Adam(foreach=True) makes the list exp_avg_sq_sqrt = torch._foreach_sqrt(exp_avg_sqs) (torch/optim/adam.py, _multi_tensor_adam)"},
+		copiesWhy: "torch.optim.Adam(foreach=True) makes the list exp_avg_sq_sqrt = torch._foreach_sqrt(exp_avg_sqs) " +
+			"(torch/optim/adam.py, _multi_tensor_adam)"},
 	"sgd":          {states: alike()},
 	"sgd-momentum": {states: alike("momentum_buffer")},
 	"adagrad": {states: alike("sum"), copies: 2, loopCopies: 2,
-		copiesWhy: "torch.optim.Adagrad(foreach=True) makes the lists std and numerator (torch/optim/adagrad.py, _multi_tensor_adagrad)"},
+		copiesWhy: "torch.optim.Adagrad(foreach=True) makes the lists std and numerator (torch/optim/adagrad.py, " +
+			"_multi_tensor_adagrad)"},
 	"rmsprop": {states: alike("square_avg"), copies: 1, loopCopies: 1,
-		copiesWhy: "torch.optim.RMSprop(foreach=True) makes the list avg = torch._foreach_sqrt(square_avgs) (torch/optim/rmsprop.py)"},
+		copiesWhy: "torch.optim.RMSprop(foreach=True) makes the list avg = torch._foreach_sqrt(square_avgs) " +
+			"(torch/optim/rmsprop.py)"},
 	"lion": {states: alike("exp_avg"), copies: 1, loopCopies: 1,
 		copiesWhy: "the update is a list of its own"},
 	"adafactor":   {states: factored, loopCopies: 3},

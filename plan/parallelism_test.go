@@ -10,7 +10,8 @@ import (
 // hsdp is an accelerate configuration that divides a model among ranks and
 // replicates it.
 func hsdp(sizes string) string {
-	return "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config:\n  fsdp_version: 2\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\nparallelism_config:\n" + sizes
+	return "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config:\n  fsdp_version: 2\n  fsdp_auto_wrap_policy: " +
+		"TRANSFORMER_BASED_WRAP\nparallelism_config:\n" + sizes
 }
 
 // TestReplicas divides parameters among the ranks of dp_shard_size and
@@ -35,18 +36,23 @@ func TestReplicas(t *testing.T) {
 		{"  parallelism_config_dp_shard_size: 8\n", 8, 1, 8},
 		{"  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 4\n", 8, 2, 4},
 		{"  parallelism_config_dp_replicate_size: 4\n  parallelism_config_dp_shard_size: 2\n", 8, 4, 2},
-		{"  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 2\n  parallelism_config_cp_size: 2\n", 8, 2, 4},
-		{"  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 2\n  parallelism_config_tp_size: 2\n", 8, 2, 2},
+		{"  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 2\n  " +
+			"parallelism_config_cp_size: 2\n", 8, 2, 4},
+		{"  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 2\n  " +
+			"parallelism_config_tp_size: 2\n", 8, 2, 2},
 	} {
-		q := Request{Model: "qwen2.5-0.5b", Sequence: 512, GPUs: c.ranks, Accelerate: file("launch.yaml", hsdp(c.sizes))}
+		q := Request{Model: "qwen2.5-0.5b", Sequence: 512, GPUs: c.ranks,
+			Accelerate: file("launch.yaml", hsdp(c.sizes))}
 		bytes, job := held(q)
 		if job.ShardRanks != c.divisor || job.Replicas() != c.replicas {
-			t.Errorf("%s: parameters among %d ranks, %d replicas, want %d and %d", c.sizes, job.ShardRanks, job.Replicas(), c.divisor, c.replicas)
+			t.Errorf("%s: parameters among %d ranks, %d replicas, want %d and %d", c.sizes, job.ShardRanks,
+				job.Replicas(), c.divisor, c.replicas)
 		}
 		if job.SplitWidth > 1 {
 			continue
 		}
-		alone, _ := held(Request{Model: "qwen2.5-0.5b", Sequence: 512, GPUs: c.divisor, FSDP: "2", Precision: "amp-bf16"})
+		alone, _ := held(Request{Model: "qwen2.5-0.5b", Sequence: 512, GPUs: c.divisor, FSDP: "2",
+			Precision: "amp-bf16"})
 		if bytes != alone {
 			t.Errorf("%s: %v of parameters, on %d ranks without replicas %v", c.sizes, bytes, c.divisor, alone)
 		}
@@ -58,10 +64,13 @@ func TestReplicas(t *testing.T) {
 func TestParallelismRefused(t *testing.T) {
 	file := inNewFolder(t)
 	for _, c := range []struct{ launch, want string }{
-		{hsdp("  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 2\n"), "parallelism_config makes 4 ranks, and the job has 8"},
+		{hsdp("  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 2\n"),
+			"parallelism_config makes 4 ranks, and the job has 8"},
 		{hsdp("  parallelism_config_tp_size: 8\n"), "leaves FSDP no ranks"},
-		{hsdp("  parallelism_config_sp_size: 2\n  parallelism_config_dp_shard_size: 4\n"), "sp_size is above 1, which is not planned yet"},
-		{"distributed_type: MULTI_GPU\nparallelism_config:\n  parallelism_config_dp_shard_size: 8\n", "dp_shard_size is above 1, but distributed_type is MULTI_GPU"},
+		{hsdp("  parallelism_config_sp_size: 2\n  parallelism_config_dp_shard_size: 4\n"),
+			"sp_size is above 1, which is not planned yet"},
+		{"distributed_type: MULTI_GPU\nparallelism_config:\n  parallelism_config_dp_shard_size: 8\n",
+			"dp_shard_size is above 1, but distributed_type is MULTI_GPU"},
 	} {
 		_, err := Request{Model: "qwen2.5-0.5b", GPUs: 8, Accelerate: file("launch.yaml", c.launch)}.Resolve()
 		if err == nil || !strings.Contains(err.Error(), c.want) {
@@ -75,7 +84,8 @@ func TestParallelismRefused(t *testing.T) {
 func TestReplicatedGradients(t *testing.T) {
 	file := inNewFolder(t)
 	peak := func(sizes string) ledger.Bytes {
-		q := Request{Model: "qwen2.5-0.5b", Sequence: 64, Recompute: "full", Accelerate: file("launch.yaml", hsdp(sizes))}
+		q := Request{Model: "qwen2.5-0.5b", Sequence: 64, Recompute: "full",
+			Accelerate: file("launch.yaml", hsdp(sizes))}
 		q.GPUs = 4
 		if strings.Contains(sizes, "replicate") {
 			q.GPUs = 8

@@ -13,7 +13,8 @@ import (
 // where that is wanted, and those of the adapter.
 func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
 	count := len(j.Model.Parameters)
-	m := forward.Parameters{ByName: make(map[string]*autograd.Parameter, count), Adapters: map[string]*forward.Adapter{}, Experts: map[*model.Mixture]forward.Experts{}}
+	m := forward.Parameters{ByName: make(map[string]*autograd.Parameter, count),
+		Adapters: map[string]*forward.Adapter{}, Experts: map[*model.Mixture]forward.Experts{}}
 	list := make([]*autograd.Parameter, 0, count)
 	linear := make(map[string]bool, count)
 	linear[j.Model.Network.Head.Projection] = false
@@ -33,7 +34,8 @@ func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
 			m.ByName[p.Name] = j.copied(copies, p.Name, owner, &list)
 			continue
 		}
-		made := &autograd.Parameter{Name: p.Name, Elements: p.Elements(), DType: j.compute(), Trainable: j.Adapter == nil, Embedding: p.IsEmbedding()}
+		made := &autograd.Parameter{Name: p.Name, Elements: p.Elements(), DType: j.compute(),
+			Trainable: j.Adapter == nil, Embedding: p.IsEmbedding()}
 		quantized, product := linear[module]
 		switch len(p.Shape) {
 		case 2:
@@ -83,7 +85,8 @@ type copied struct {
 // copy of its module, which is trained beside the original (PEFT's
 // ModulesToSaveWrapper and LNTuningLayer). What is tied to a parameter outside
 // of the module is not tied any more.
-func (j *Job) copied(copies map[copied]*autograd.Parameter, name string, original *autograd.Parameter, list *[]*autograd.Parameter) *autograd.Parameter {
+func (j *Job) copied(copies map[copied]*autograd.Parameter, name string, original *autograd.Parameter,
+	list *[]*autograd.Parameter) *autograd.Parameter {
 	if j.Adapter == nil {
 		return original
 	}
@@ -104,12 +107,14 @@ func (j *Job) copied(copies map[copied]*autograd.Parameter, name string, origina
 func experts(x *model.Mixture, m forward.Parameters) forward.Experts {
 	var e forward.Experts
 	if x.Fused() {
-		return forward.Experts{GateUp: []*autograd.Parameter{m.ByName[x.GateUp]}, Down: []*autograd.Parameter{m.ByName[x.Down]}}
+		return forward.Experts{GateUp: []*autograd.Parameter{m.ByName[x.GateUp]},
+			Down: []*autograd.Parameter{m.ByName[x.Down]}}
 	}
 	for i := range x.Experts {
 		f := &x.Experts[i]
 		if gate := m.ByName[f.Gate+".weight"]; gate != nil {
-			e.Gate, e.Up, e.Down = append(e.Gate, gate), append(e.Up, m.ByName[f.Up+".weight"]), append(e.Down, m.ByName[f.Down+".weight"])
+			e.Gate, e.Up, e.Down = append(e.Gate, gate), append(e.Up, m.ByName[f.Up+".weight"]), append(e.Down,
+				m.ByName[f.Down+".weight"])
 		}
 	}
 	return e
@@ -219,7 +224,8 @@ func (j *Job) adapt(m forward.Parameters) []*autograd.Parameter {
 				sharedA, sharedB = add("vera_A", f.Rank, widestIn, false), add("vera_B", widestOut, f.Rank, false)
 			}
 			f.A, f.B = sharedA, sharedB
-			f.Vectors = []*autograd.Parameter{add(t.path+".vera_lambda_d", f.Rank, 1, true), add(t.path+".vera_lambda_b", t.out, 1, true)}
+			f.Vectors = []*autograd.Parameter{add(t.path+".vera_lambda_d", f.Rank, 1, true),
+				add(t.path+".vera_lambda_b", t.out, 1, true)}
 		default: // LORA and ADALORA
 			f.Kind = forward.LoRA
 			f.A, f.B = add(t.path+".lora_A", f.Rank, t.in, true), add(t.path+".lora_B", t.out, f.Rank, true)
@@ -232,7 +238,8 @@ func (j *Job) adapt(m forward.Parameters) []*autograd.Parameter {
 				// the weight, it becomes another parameter, which has one.
 				w := m.ByName[t.path+".weight"]
 				taken := w.DType != dtype.F32 || w.Quantized != autograd.Unquantized
-				f.Vectors = []*autograd.Parameter{add(t.path+".lora_E", f.Rank, 1, true), add(t.path+".ranknum", 1, 1, taken)}
+				f.Vectors = []*autograd.Parameter{add(t.path+".lora_E", f.Rank, 1, true),
+					add(t.path+".ranknum", 1, 1, taken)}
 			}
 			if a.DoRA {
 				f.Kind = forward.DoRA

@@ -105,13 +105,16 @@ func (t *trace) failure(capacity ledger.Bytes) error {
 	case capacity > 0:
 		return t.failed
 	}
-	return &fault.Input{What: fmt.Sprintf("the job holds more than %v on a GPU: %v are allocated, and %v more are wanted", full.Free+full.Reserved, full.Allocated, full.Requested),
+	return &fault.Input{What: fmt.Sprintf("the job holds more than %v on a GPU: %v are allocated, and %v more "+
+		"are wanted",
+		full.Free+full.Reserved, full.Allocated, full.Requested),
 		Mend: "give a smaller --seq-len or --micro-batch"}
 }
 
 // device is the GPU of a rank.
 func (s *simulation) device() ledger.Device {
-	d := ledger.Device{Kind: ledger.GPU, Name: s.GPU.Name, Count: s.World, Capacity: s.GPU.Memory, Outside: s.outside(), Phases: s.gpu.phases}
+	d := ledger.Device{Kind: ledger.GPU, Name: s.GPU.Name, Count: s.World, Capacity: s.GPU.Memory, Outside: s.outside(),
+		Phases: s.gpu.phases}
 	finish(&d, s.reasonsOf(ledger.GPU))
 	return d
 }
@@ -131,7 +134,8 @@ func (s *simulation) node() ledger.Device {
 			ranks++
 		}
 		d.NUMANodes = append(d.NUMANodes, ledger.NUMANode{
-			Node: i, Ranks: ranks, PeakUsed: each * ledger.Bytes(ranks), Capacity: s.HostMemory / ledger.Bytes(s.NUMANodes),
+			Node: i, Ranks: ranks, PeakUsed: each * ledger.Bytes(ranks),
+			Capacity: s.HostMemory / ledger.Bytes(s.NUMANodes),
 		})
 	}
 	return d
@@ -139,7 +143,8 @@ func (s *simulation) node() ledger.Device {
 
 // times multiplies a phase of one rank by the number of ranks on a node.
 func times(p *ledger.Phase, ranks ledger.Bytes) {
-	for _, b := range []*ledger.Bytes{&p.PeakRequested, &p.PeakAllocated, &p.PeakReserved, &p.EndRequested, &p.EndAllocated, &p.EndReserved} {
+	for _, b := range []*ledger.Bytes{&p.PeakRequested, &p.PeakAllocated, &p.PeakReserved, &p.EndRequested,
+		&p.EndAllocated, &p.EndReserved} {
 		*b *= ranks
 	}
 	for _, list := range [][]ledger.Holding{p.Components, p.End} {

@@ -44,7 +44,8 @@ type measurement struct {
 // measure runs the script.
 func (c trial) measure(t *testing.T, python, device string) measurement {
 	t.Helper()
-	arguments := []string{"../scripts/measure/train.py", "--config", "../model/catalog/" + c.config + ".json", "--device", device, "--layers", strconv.Itoa(c.layers),
+	arguments := []string{"../scripts/measure/train.py", "--config", "../model/catalog/" + c.config + ".json",
+		"--device", device, "--layers", strconv.Itoa(c.layers),
 		"--batch", strconv.Itoa(c.batch), "--seq-len", strconv.Itoa(c.length), "--steps", "2", "--json"}
 	if c.adapter != "" {
 		arguments = append(arguments, "--lora", c.adapterFile(t))
@@ -126,7 +127,8 @@ func without(p *ledger.Phase, name ledger.Component) (peak, end ledger.Bytes) {
 	return peak, end
 }
 
-const loraOfQueriesAndValues = `{"peft_type": "LORA", "r": 8, "lora_alpha": 16, "lora_dropout": 0.05, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}`
+const loraOfQueriesAndValues = `{"peft_type": "LORA", "r": 8, "lora_alpha": 16, "lora_dropout": 0.05, ` +
+	`"target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}`
 
 // TestAgainstPyTorch holds the plan's requested bytes against real PyTorch and
 // transformers, whose tensors have no memory here and believe to be on a GPU.
@@ -137,28 +139,50 @@ func TestAgainstPyTorch(t *testing.T) {
 	}
 	python := optimtest.Python(t, "torch", "transformers", "peft", "accelerate")
 	for _, c := range []trial{
-		{name: "llama", config: "llama-3.2-1b", layers: 3, batch: 2, length: 384, flags: "--precision bf16 --clip 1", request: Request{Precision: "bf16"}},
-		{name: "recomputed", config: "llama-3.2-1b", layers: 3, batch: 1, length: 512, flags: "--precision bf16 --gradient-checkpointing --fused", request: Request{Precision: "bf16", Recompute: "full", Optimizer: "adamw/fused"}},
-		{name: "autocast", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 256, flags: "--precision amp-bf16 --for-loop", request: Request{Precision: "amp-bf16", Optimizer: "adamw/for-loop"}},
-		{name: "eager", config: "gpt2", layers: 4, batch: 4, length: 512, flags: "--precision fp32 --attention eager", request: Request{Precision: "fp32", Attention: "eager"}},
-		{name: "lora", config: "qwen2.5-0.5b", layers: 4, batch: 2, length: 512, adapter: loraOfQueriesAndValues, flags: "--precision bf16", request: Request{Precision: "bf16"}},
-		{name: "copied modules", config: "qwen2.5-0.5b", layers: 4, batch: 2, length: 512, flags: "--precision bf16", request: Request{Precision: "bf16"},
-			adapter: `{"peft_type": "LORA", "r": 8, "target_modules": ["q_proj", "v_proj"], "modules_to_save": ["embed_tokens"]}`},
-		{name: "adapted embedding", config: "llama-3.2-1b", layers: 3, batch: 2, length: 512, flags: "--precision bf16", request: Request{Precision: "bf16"},
+		{name: "llama", config: "llama-3.2-1b", layers: 3, batch: 2, length: 384, flags: "--precision bf16 --clip 1",
+			request: Request{Precision: "bf16"}},
+		{name: "recomputed", config: "llama-3.2-1b", layers: 3, batch: 1, length: 512,
+			flags:   "--precision bf16 --gradient-checkpointing --fused",
+			request: Request{Precision: "bf16", Recompute: "full", Optimizer: "adamw/fused"}},
+		{name: "autocast", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 256,
+			flags:   "--precision amp-bf16 --for-loop",
+			request: Request{Precision: "amp-bf16", Optimizer: "adamw/for-loop"}},
+		{name: "eager", config: "gpt2", layers: 4, batch: 4, length: 512, flags: "--precision fp32 --attention eager",
+			request: Request{Precision: "fp32", Attention: "eager"}},
+		{name: "lora", config: "qwen2.5-0.5b", layers: 4, batch: 2, length: 512, adapter: loraOfQueriesAndValues,
+			flags: "--precision bf16", request: Request{Precision: "bf16"}},
+		{name: "copied modules", config: "qwen2.5-0.5b", layers: 4, batch: 2, length: 512, flags: "--precision bf16",
+			request: Request{Precision: "bf16"},
+			adapter: `{"peft_type": "LORA", "r": 8, "target_modules": ["q_proj", "v_proj"], "modules_to_save": ` +
+				`["embed_tokens"]}`},
+		{name: "adapted embedding", config: "llama-3.2-1b", layers: 3, batch: 2, length: 512, flags: "--precision bf16",
+			request: Request{Precision: "bf16"},
 			adapter: `{"peft_type": "LORA", "r": 16, "target_modules": ["q_proj", "v_proj", "embed_tokens"]}`},
-		{name: "adalora", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision bf16", request: Request{Precision: "bf16"},
-			adapter: `{"peft_type": "ADALORA", "init_r": 12, "target_r": 8, "total_step": 100, "target_modules": ["q_proj", "v_proj", "down_proj"], "lora_dropout": 0.1}`},
-		{name: "dora", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision bf16", request: Request{Precision: "bf16"},
-			adapter: `{"peft_type": "LORA", "r": 8, "use_dora": true, "target_modules": ["q_proj", "v_proj", "down_proj"], "lora_dropout": 0.1}`},
-		{name: "ia3", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision bf16", request: Request{Precision: "bf16"},
-			adapter: `{"peft_type": "IA3", "target_modules": ["k_proj", "v_proj", "down_proj"], "feedforward_modules": ["down_proj"]}`},
-		{name: "vera", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision bf16", request: Request{Precision: "bf16"},
+		{name: "adalora", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision bf16",
+			request: Request{Precision: "bf16"},
+			adapter: `{"peft_type": "ADALORA", "init_r": 12, "target_r": 8, "total_step": 100, "target_modules": ` +
+				`["q_proj", "v_proj", "down_proj"], "lora_dropout": 0.1}`},
+		{name: "dora", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision bf16",
+			request: Request{Precision: "bf16"},
+			adapter: `{"peft_type": "LORA", "r": 8, "use_dora": true, "target_modules": ["q_proj", "v_proj", ` +
+				`"down_proj"], "lora_dropout": 0.1}`},
+		{name: "ia3", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision bf16",
+			request: Request{Precision: "bf16"},
+			adapter: `{"peft_type": "IA3", "target_modules": ["k_proj", "v_proj", "down_proj"], ` +
+				`"feedforward_modules": ["down_proj"]}`},
+		{name: "vera", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision bf16",
+			request: Request{Precision: "bf16"},
 			adapter: `{"peft_type": "VERA", "r": 64, "target_modules": ["q_proj", "v_proj", "down_proj"]}`},
-		{name: "mixture", config: "qwen3-30b-a3b", layers: 2, batch: 1, length: 1024, flags: "--precision bf16", request: Request{Precision: "bf16"}},
-		{name: "mixture under autocast", config: "mixtral-8x7b", layers: 1, batch: 1, length: 512, flags: "--precision amp-bf16 --optimizer sgd", request: Request{Precision: "amp-bf16", Optimizer: "sgd"}},
-		{name: "mixture with shared experts", config: "deepseek-v2-lite", layers: 3, batch: 1, length: 512, flags: "--precision bf16", request: Request{Precision: "bf16"}},
-		{name: "encoder and decoder", config: "t5-small", layers: 3, batch: 2, length: 256, flags: "--precision bf16", request: Request{Precision: "bf16"}},
-		{name: "partial rotary", config: "gpt-neox-20b", layers: 2, batch: 1, length: 512, flags: "--precision bf16 --optimizer sgd", request: Request{Precision: "bf16", Optimizer: "sgd"}},
+		{name: "mixture", config: "qwen3-30b-a3b", layers: 2, batch: 1, length: 1024, flags: "--precision bf16",
+			request: Request{Precision: "bf16"}},
+		{name: "mixture under autocast", config: "mixtral-8x7b", layers: 1, batch: 1, length: 512,
+			flags: "--precision amp-bf16 --optimizer sgd", request: Request{Precision: "amp-bf16", Optimizer: "sgd"}},
+		{name: "mixture with shared experts", config: "deepseek-v2-lite", layers: 3, batch: 1, length: 512,
+			flags: "--precision bf16", request: Request{Precision: "bf16"}},
+		{name: "encoder and decoder", config: "t5-small", layers: 3, batch: 2, length: 256, flags: "--precision bf16",
+			request: Request{Precision: "bf16"}},
+		{name: "partial rotary", config: "gpt-neox-20b", layers: 2, batch: 1, length: 512,
+			flags: "--precision bf16 --optimizer sgd", request: Request{Precision: "bf16", Optimizer: "sgd"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -168,16 +192,19 @@ func TestAgainstPyTorch(t *testing.T) {
 				iteration := map[int]ledger.Iteration{1: ledger.First, 2: ledger.Steady}[measured.Step]
 				for i := range p.Devices[0].Phases {
 					phase := &p.Devices[0].Phases[i]
-					if string(phase.Name) != measured.Phase || phase.Iteration != iteration || iteration == ledger.Once {
+					if string(phase.Name) != measured.Phase || phase.Iteration != iteration ||
+						iteration == ledger.Once {
 						continue
 					}
 					peak, end := without(phase, ledger.MatmulWorkspaces)
 					if phase.Name == ledger.Step { // the script's loop has dropped the gradients
 						_, end = end, measured.End
 					}
-					for what, pair := range map[string][2]ledger.Bytes{"peak": {peak, measured.Peak}, "end": {end, measured.End}} {
+					for what, pair := range map[string][2]ledger.Bytes{"peak": {peak, measured.Peak},
+						"end": {end, measured.End}} {
 						if off := float64(pair[0])/float64(pair[1]) - 1; math.Abs(off) > 0.003 {
-							t.Errorf("%s %s, %s: planned %v, PyTorch %v (%+.2f %%)", iteration, phase.Name, what, pair[0].Exact(), pair[1].Exact(), 100*off)
+							t.Errorf("%s %s, %s: planned %v, PyTorch %v (%+.2f %%)", iteration, phase.Name, what,
+								pair[0].Exact(), pair[1].Exact(), 100*off)
 						}
 					}
 				}
@@ -194,7 +221,8 @@ func TestHostMemoryOnCPU(t *testing.T) {
 		t.Skip("trains for half a minute")
 	}
 	python := optimtest.Python(t, "torch", "transformers")
-	c := trial{config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 256, flags: "--precision fp32", request: Request{CPU: true, Precision: "fp32"}}
+	c := trial{config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 256, flags: "--precision fp32",
+		request: Request{CPU: true, Precision: "fp32"}}
 	m := c.measure(t, python, "cpu")
 	p := c.plan(t, m.Versions["torch"], m.Versions["transformers"])
 	host := &p.Devices[0]
@@ -219,9 +247,11 @@ func TestHostMemoryOnCPU(t *testing.T) {
 			for what, pair := range figures {
 				compared++
 				off := pair[0]/pair[1] - 1
-				t.Logf("%s %s, %s: planned %v, measured %v (%+.2f %%)", iteration, phase.Name, what, ledger.Bytes(pair[0]), ledger.Bytes(pair[1]), 100*off)
+				t.Logf("%s %s, %s: planned %v, measured %v (%+.2f %%)", iteration, phase.Name, what,
+					ledger.Bytes(pair[0]), ledger.Bytes(pair[1]), 100*off)
 				if math.Abs(off) > 0.03 {
-					t.Errorf("%s %s, %s: planned %v, measured %v (%+.2f %%)", iteration, phase.Name, what, ledger.Bytes(pair[0]), ledger.Bytes(pair[1]), 100*off)
+					t.Errorf("%s %s, %s: planned %v, measured %v (%+.2f %%)", iteration, phase.Name, what,
+						ledger.Bytes(pair[0]), ledger.Bytes(pair[1]), 100*off)
 				}
 			}
 		}

@@ -81,7 +81,8 @@ func (r *resolver) assume(format string, arguments ...any) {
 // *fault.Input.
 func (q Request) Resolve() (*Job, error) {
 	r := &resolver{Request: q, job: &Job{Allocator: q.Allocator}}
-	for _, step := range []func() error{r.read, r.versions, r.ranks, r.size, r.types, r.readAdapter, r.chooseOptimizer, r.passes, r.sharding, r.contradictions, r.unplanned} {
+	for _, step := range []func() error{r.read, r.versions, r.ranks, r.size, r.types, r.readAdapter, r.chooseOptimizer,
+		r.passes, r.sharding, r.contradictions, r.unplanned} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -93,16 +94,19 @@ func (q Request) Resolve() (*Job, error) {
 // read reads the files.
 func (r *resolver) read() (err error) {
 	if r.Request.Model == "" {
-		return &fault.Input{What: "no model was named", Mend: "add --model with a name of the catalog or the path of a config.json"}
+		return &fault.Input{What: "no model was named",
+			Mend: "add --model with a name of the catalog or the path of a config.json"}
 	}
 	if r.job.Model, err = model.Load(r.Request.Model); err != nil {
 		return cmp.Or(recipe.Misplaced(r.Request.Model), err)
 	}
 	if m := r.job.Model; m.Network == nil {
-		in := &fault.Input{Where: fault.Position{File: m.Source}, What: "the headers of weights do not say how the model computes, so its activations cannot be planned",
+		in := &fault.Input{Where: fault.Position{File: m.Source},
+			What: "the headers of weights do not say how the model computes, so its activations cannot be planned",
 			Mend: "name the model's config.json"}
 		if m.Architecture != "" { // as config.json says, which lies beside them
-			in.What, in.Mend = fmt.Sprintf("how %s computes is not known here, so its activations cannot be planned", m.Architecture), "planned are "+strings.Join(model.Architectures(), ", ")
+			in.What, in.Mend = fmt.Sprintf("how %s computes is not known here, so its activations cannot be planned",
+				m.Architecture), "planned are "+strings.Join(model.Architectures(), ", ")
 		}
 		return in
 	}
@@ -132,12 +136,14 @@ func (r *resolver) read() (err error) {
 	}
 	if d := r.job.DeepSpeed; d != nil {
 		if len(d.Unplanned) > 0 {
-			return &fault.Input{Where: d.Unplanned[0].Where, What: d.Unplanned[0].What + ", which is not planned yet", Mend: "remove it, and expect the job to take another amount of memory than the plan says"}
+			return &fault.Input{Where: d.Unplanned[0].Where, What: d.Unplanned[0].What + ", which is not planned yet",
+				Mend: "remove it, and expect the job to take another amount of memory than the plan says"}
 		}
 		r.note(d.Notes)
 	}
 	if r.job.DeepSpeed != nil && (r.job.FSDP != nil || r.Request.FSDP != "") {
-		return &fault.Input{What: "DeepSpeed and FSDP are both configured: a model is sharded by one of them", Mend: "leave one of them out"}
+		return &fault.Input{What: "DeepSpeed and FSDP are both configured: a model is sharded by one of them",
+			Mend: "leave one of them out"}
 	}
 	return nil
 }
@@ -163,7 +169,8 @@ func (r *resolver) versions() error {
 	}{
 		{"--torch", r.Torch, "torch", "2.13.0", &v.Torch, true},
 		{"--transformers", r.Transformers, "transformers", beside.transformers, &v.Transformers, true},
-		{"--bitsandbytes", r.BitsAndBytes, "bitsandbytes", beside.bitsandbytes, &v.BitsAndBytes, r.Request.Quantization != "" || r.job.Model.Quantized},
+		{"--bitsandbytes", r.BitsAndBytes, "bitsandbytes", beside.bitsandbytes, &v.BitsAndBytes,
+			r.Request.Quantization != "" || r.job.Model.Quantized},
 		{"--engine-version", r.Engine, "DeepSpeed", "0.19.6", &v.DeepSpeed, r.job.DeepSpeed != nil},
 	} {
 		text := program.text
@@ -205,11 +212,14 @@ func (r *resolver) ranks() error {
 		return &fault.Input{What: fmt.Sprintf("--gpus %d and --nodes %d: counts cannot be negative", r.GPUs, r.Nodes)}
 	}
 	if r.GPUMemory < 0 || r.HostMemory < 0 {
-		return &fault.Input{What: fmt.Sprintf("--gpu-memory %v and --host-memory %v: sizes cannot be negative", r.GPUMemory, r.HostMemory)}
+		return &fault.Input{What: fmt.Sprintf("--gpu-memory %v and --host-memory %v: sizes cannot be negative",
+			r.GPUMemory, r.HostMemory)}
 	}
 	j.OnCPU = r.CPU || r.training != nil && r.training.OnCPU || r.launch != nil && r.launch.OnCPU
-	if j.OnCPU && (r.GPUs > 0 && r.CPU || r.GPU != "" || r.GPUMemory > 0 || j.DeepSpeed != nil || j.FSDP != nil || r.Request.FSDP != "") {
-		return &fault.Input{What: "training on the CPU is planned without GPUs, DeepSpeed and FSDP", Mend: "leave --cpu out"}
+	if j.OnCPU && (r.GPUs > 0 && r.CPU || r.GPU != "" || r.GPUMemory > 0 || j.DeepSpeed != nil || j.FSDP != nil ||
+		r.Request.FSDP != "") {
+		return &fault.Input{What: "training on the CPU is planned without GPUs, DeepSpeed and FSDP",
+			Mend: "leave --cpu out"}
 	}
 	if j.RanksPerNode == 0 {
 		j.RanksPerNode = 1
@@ -218,7 +228,8 @@ func (r *resolver) ranks() error {
 		}
 	}
 	if j.Nodes > maxRanks || j.RanksPerNode > maxRanks || j.Nodes*j.RanksPerNode > maxRanks {
-		return &fault.Input{What: fmt.Sprintf("%d nodes of %d GPUs are more than %d ranks", j.Nodes, j.RanksPerNode, maxRanks)}
+		return &fault.Input{What: fmt.Sprintf("%d nodes of %d GPUs are more than %d ranks", j.Nodes, j.RanksPerNode,
+			maxRanks)}
 	}
 	j.World = j.Nodes * j.RanksPerNode
 	if r.GPU != "" {
@@ -321,7 +332,8 @@ func (r *resolver) types() error {
 			mixed = named.autocast
 		}
 		if d := j.DeepSpeed; d != nil && d.Precision != dtype.Invalid && d.Precision != j.Weights {
-			return &fault.Input{Where: fault.Position{File: d.File}, What: fmt.Sprintf("DeepSpeed trains in %v, and --precision is %s", d.Precision, r.Precision),
+			return &fault.Input{Where: fault.Position{File: d.File},
+				What: fmt.Sprintf("DeepSpeed trains in %v, and --precision is %s", d.Precision, r.Precision),
 				Mend: "leave --precision out, or change the file"}
 		}
 	case j.DeepSpeed != nil && j.DeepSpeed.Precision != dtype.Invalid:
@@ -431,7 +443,8 @@ func (r *resolver) modules() error {
 			j.Loss = forward.ShiftLabels // blocks alone were compiled
 		}
 	default:
-		return &fault.Input{What: fmt.Sprintf("unknown modules %q", r.Modules), Mend: "expected transformers, litgpt or torchtitan"}
+		return &fault.Input{What: fmt.Sprintf("unknown modules %q", r.Modules),
+			Mend: "expected transformers, litgpt or torchtitan"}
 	}
 	return nil
 }
@@ -451,11 +464,13 @@ func (r *resolver) passes() error {
 		attention = string(forward.Flash)
 	}
 	if !slices.Contains(Attentions, attention) {
-		return &fault.Input{What: fmt.Sprintf("unknown attention %q", r.Attention), Mend: "expected one of " + strings.Join(Attentions, ", ")}
+		return &fault.Input{What: fmt.Sprintf("unknown attention %q", r.Attention),
+			Mend: "expected one of " + strings.Join(Attentions, ", ")}
 	}
 	j.Attention = forward.AttentionKind(attention)
 	if j.Attention == forward.Flash && j.Weights == dtype.F32 && j.Autocast == dtype.Invalid {
-		return &fault.Input{What: "flash attention computes in bf16 and fp16 only, and the precision is fp32", Mend: "use --attention sdpa, or --precision bf16"}
+		return &fault.Input{What: "flash attention computes in bf16 and fp16 only, and the precision is fp32",
+			Mend: "use --attention sdpa, or --precision bf16"}
 	}
 
 	recompute := r.Recompute
@@ -465,8 +480,11 @@ func (r *resolver) passes() error {
 			recompute = "reentrant"
 		}
 		if r.training.Checkpointing.Offload {
-			return &fault.Input{Where: fault.Position{File: r.training.File}, What: "gradient checkpointing with \"offload\" keeps the inputs of blocks on the host, which is not planned yet",
-				Mend: "remove the key, and expect the job to take less of the GPU and more of the host than the plan says"}
+			return &fault.Input{Where: fault.Position{File: r.training.File},
+				What: "gradient checkpointing with \"offload\" keeps the inputs of blocks on the host, which is not " +
+					"planned yet",
+				Mend: "remove the key, and expect the job to take less of the GPU and more of the host than the " +
+					"plan says"}
 		}
 		j.RecomputeEvery, j.RecomputeFirst = r.training.Checkpointing.EveryN, true
 	}
@@ -484,7 +502,8 @@ func (r *resolver) passes() error {
 	case "every-2":
 		j.Recompute, j.RecomputeEvery = &autograd.Checkpoint{}, 2
 	default:
-		return &fault.Input{What: fmt.Sprintf("unknown way to recompute activations: %q", recompute), Mend: "expected one of " + strings.Join(Recomputes, ", ")}
+		return &fault.Input{What: fmt.Sprintf("unknown way to recompute activations: %q", recompute),
+			Mend: "expected one of " + strings.Join(Recomputes, ", ")}
 	}
 	j.HoldsOutputs = r.training == nil
 	if !j.Versions.Transformers.AtLeast(4, 46, 0) {
@@ -512,17 +531,20 @@ func (r *resolver) passes() error {
 	j.SplitExperts = int64(max(1, r.ExpertParallel))
 	if l := r.launch; l != nil && l.Parallelism != nil {
 		if ranks := l.Parallelism.Ranks(); ranks != j.World {
-			return &fault.Input{Where: fault.Position{File: l.File}, What: fmt.Sprintf("parallelism_config makes %d ranks, and the job has %d", ranks, j.World),
+			return &fault.Input{Where: fault.Position{File: l.File},
+				What: fmt.Sprintf("parallelism_config makes %d ranks, and the job has %d", ranks, j.World),
 				Mend: "change --gpus, --nodes or one of the sizes"}
 		}
 		j.SplitWidth, j.SplitSequence = int64(l.Parallelism.Tensor), int64(l.Parallelism.Context)
 	}
 	if j.World%int(j.SplitWidth*j.SplitSequence) != 0 {
-		return &fault.Input{What: fmt.Sprintf("%d ranks cannot be divided among tensor parallelism of %d and context parallelism of %d", j.World, j.SplitWidth, j.SplitSequence),
+		return &fault.Input{What: fmt.Sprintf("%d ranks cannot be divided among tensor parallelism of %d and context "+
+			"parallelism of %d", j.World, j.SplitWidth, j.SplitSequence),
 			Mend: "give a number of GPUs that is a multiple"}
 	}
 	if j.Sequence%j.SplitSequence != 0 {
-		return &fault.Input{What: fmt.Sprintf("sequences of %d tokens cannot be divided among %d ranks", j.Sequence, j.SplitSequence)}
+		return &fault.Input{What: fmt.Sprintf("sequences of %d tokens cannot be divided among %d ranks", j.Sequence,
+			j.SplitSequence)}
 	}
 	return nil
 }

@@ -70,9 +70,24 @@ func newSimulation(j *Job, gpu, host *trace) *simulation {
 // options are those of a forward pass.
 func (s *simulation) options() forward.Options {
 	return forward.Options{
-		Batch: s.MicroBatch, Sequence: s.Sequence, Attention: s.Attention, FusesBias: s.Versions.Transformers.AtLeast(5, 0, 0), Autocast: s.Autocast, Recompute: s.Recompute, Loss: s.Loss, FusedActivations: s.FusedActivations, JoinsProjections: s.JoinsProjections, RecomputeEvery: s.RecomputeEvery, RecomputeFirst: s.RecomputeFirst,
-		FusesPointwise: s.Compile, SavesSoftmaxInput: !s.Versions.Torch.AtLeast(1, 11, 0), SavesQuantizedInput: !s.Versions.BitsAndBytes.AtLeast(0, 43, 2),
-		InputGradients: s.Adapter != nil && s.Recompute != nil, SplitSequence: max(1, s.SplitSequence), SplitWidth: max(1, s.SplitWidth), Hooks: s.engine,
+		Batch:               s.MicroBatch,
+		Sequence:            s.Sequence,
+		Attention:           s.Attention,
+		FusesBias:           s.Versions.Transformers.AtLeast(5, 0, 0),
+		Autocast:            s.Autocast,
+		Recompute:           s.Recompute,
+		Loss:                s.Loss,
+		FusedActivations:    s.FusedActivations,
+		JoinsProjections:    s.JoinsProjections,
+		RecomputeEvery:      s.RecomputeEvery,
+		RecomputeFirst:      s.RecomputeFirst,
+		FusesPointwise:      s.Compile,
+		SavesSoftmaxInput:   !s.Versions.Torch.AtLeast(1, 11, 0),
+		SavesQuantizedInput: !s.Versions.BitsAndBytes.AtLeast(0, 43, 2),
+		InputGradients:      s.Adapter != nil && s.Recompute != nil,
+		SplitSequence:       max(1, s.SplitSequence),
+		SplitWidth:          max(1, s.SplitWidth),
+		Hooks:               s.engine,
 	}
 }
 

@@ -58,9 +58,11 @@ func (e *plain) reasons() map[ledger.Component]string {
 	r := map[ledger.Component]string{
 		ledger.Parameters: fmt.Sprintf("%s parameters in %v", ledger.Count(e.Model.Elements()), e.Weights),
 	}
-	r[ledger.LoadStaging] = "from_pretrained makes the model on the host, and it goes to the GPU from there; every rank does so"
+	r[ledger.LoadStaging] = "from_pretrained makes the model on the host, and it goes to the GPU from there; every " +
+		"rank does so"
 	if e.World > 1 {
-		r[ledger.CommunicationBuckets] = "DistributedDataParallel adds gradients up in buckets as large as all gradients (gradient_as_bucket_view=False)"
+		r[ledger.CommunicationBuckets] = "DistributedDataParallel adds gradients up in buckets as large as all " +
+			"gradients (gradient_as_bucket_view=False)"
 	}
 	return r
 }

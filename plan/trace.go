@@ -139,7 +139,8 @@ func (t *trace) phase(name ledger.PhaseName, iteration ledger.Iteration, body fu
 	p.PeakAllocated, p.PeakReserved, p.EndAllocated, p.EndReserved = t.peak, t.peak, t.live, t.live
 	if t.allocator != nil {
 		u := t.allocator.Use()
-		p.PeakAllocated, p.PeakReserved, p.EndAllocated, p.EndReserved = u.PeakAllocated, u.PeakReserved, u.Allocated, u.Reserved
+		p.PeakAllocated, p.PeakReserved, p.EndAllocated, p.EndReserved = u.PeakAllocated,
+			u.PeakReserved, u.Allocated, u.Reserved
 	}
 	t.leave()
 	p.Components = t.components(t.atPeak)

@@ -14,7 +14,8 @@ import (
 func (r *resolver) unplanned() error {
 	j := r.job
 	if f := j.FSDP; f != nil && f.WrapPolicy == "size_based_wrap" {
-		return &fault.Input{What: "auto_wrap_policy is SIZE_BASED_WRAP, which makes units of any modules that are large enough, " +
+		return &fault.Input{What: "auto_wrap_policy is SIZE_BASED_WRAP, which makes units of any modules that are " +
+			"large enough, " +
 			"and is not planned yet",
 			Mend: "use TRANSFORMER_BASED_WRAP: the units are the blocks"}
 	}
@@ -40,13 +41,16 @@ func (r *resolver) unplannedOfTraining() []unplannedKey {
 	return []unplannedKey{
 		{t.AutoFindBatchSize, "auto_find_batch_size: the micro batch is the one that is tried first"},
 		{t.Evaluation.Enabled && !t.Evaluation.LossOnly && t.Evaluation.AccumulationSteps == 0,
-			"evaluation: without eval_accumulation_steps the predictions for the whole evaluation set are held on the GPU"},
+			"evaluation: without eval_accumulation_steps the predictions for the whole evaluation set are held " +
+				"on the GPU"},
 		{t.Evaluation.Enabled && t.Evaluation.MicroBatch > t.MicroBatch,
 			fmt.Sprintf("evaluation, with batches of %d where training has %d", t.Evaluation.MicroBatch, t.MicroBatch)},
-		{t.DataLoader.Workers > 0, fmt.Sprintf("the %d processes of the data loader of every rank, and the batches that they have ready",
-			t.DataLoader.Workers)},
-		{t.TorchEmptyCacheSteps > 0, fmt.Sprintf("torch_empty_cache_steps: every %d steps the allocator gives back what it has reserved",
-			t.TorchEmptyCacheSteps)},
+		{t.DataLoader.Workers > 0,
+			fmt.Sprintf("the %d processes of the data loader of every rank, and the batches that they have ready",
+				t.DataLoader.Workers)},
+		{t.TorchEmptyCacheSteps > 0,
+			fmt.Sprintf("torch_empty_cache_steps: every %d steps the allocator gives back what it has reserved",
+				t.TorchEmptyCacheSteps)},
 	}
 }
 
