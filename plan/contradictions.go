@@ -12,14 +12,14 @@ import (
 	"plimsoll/model"
 )
 
-// contradiction is something that no job can be, in the words of the program
-// that refuses it where one does.
+// contradiction is a combination of settings that cannot run. If a program
+// refuses it, the text quotes that program.
 type contradiction struct {
 	found      bool
 	what, mend string
 }
 
-// refuse is the first contradiction that was found.
+// refuse returns the first contradiction that was found as an error.
 func refuse(list ...contradiction) error {
 	for _, c := range list {
 		if c.found {
@@ -29,12 +29,13 @@ func refuse(list ...contradiction) error {
 	return nil
 }
 
-// contradictions are looked for when everything is known.
+// contradictions refuses settings that do not go together. It runs when all
+// other settings are decided.
 func (r *resolver) contradictions() error {
 	return cmp.Or(r.kernels(), r.engines(), r.splits())
 }
 
-// kernels refuses what has no kernel.
+// kernels refuses settings that no kernel supports.
 func (r *resolver) kernels() error {
 	j := r.job
 	halves := j.Weights != dtype.F32 && (j.Adapter == nil || j.AdapterType != dtype.F32)
@@ -67,10 +68,12 @@ func (r *resolver) kernels() error {
 	)
 }
 
-// maxTokens of a micro batch keep the bytes of a tensor below 2^63.
+// maxTokens is the limit of tokens in a micro batch. It keeps the size of every
+// tensor below 2^63 bytes.
 const maxTokens = 1 << 25
 
-// positions is how long sequences may be, 0 for no limit.
+// positions returns the longest sequence with learned positions, 0 without a
+// limit.
 func positions(n *model.Network, parameters []model.Parameter) int64 {
 	for _, s := range n.Stacks {
 		if s.PositionEmbedding == "" {
@@ -85,7 +88,7 @@ func positions(n *model.Network, parameters []model.Parameter) int64 {
 	return 0
 }
 
-// engines refuses what engines refuse.
+// engines refuses settings that the engine or the optimizer refuses.
 func (r *resolver) engines() error {
 	j := r.job
 	list := []contradiction{
@@ -143,7 +146,8 @@ func (r *resolver) engines() error {
 	return refuse(list...)
 }
 
-// splits refuses parts that are not whole.
+// splits refuses degrees of parallelism that do not divide the model or the
+// ranks evenly.
 func (r *resolver) splits() error {
 	j := r.job
 	list := []contradiction{
@@ -184,7 +188,7 @@ func (r *resolver) splits() error {
 	return refuse(list...)
 }
 
-// variantsOf are the ways in which torch.optim steps, for those that are in it.
+// variantsOf lists the variants of the optimizers in torch.optim.
 var variantsOf = map[string][]Variant{
 	"adamw":        {Foreach, Fused, Loop},
 	"adam":         {Foreach, Fused, Loop},
@@ -221,7 +225,7 @@ func joined(variants []Variant) string {
 	return text
 }
 
-// optimizerText is the optimizer as it was asked for.
+// optimizerText returns the optimizer as the user spelled it.
 func (r *resolver) optimizerText() string {
 	if r.Optimizer != "" {
 		return r.Optimizer

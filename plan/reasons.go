@@ -9,8 +9,8 @@ import (
 	"plimsoll/version"
 )
 
-// process is what the ranks of a node hold before the first tensor: file pages
-// are counted for every rank, as resident memory does.
+// process returns what the ranks of a node hold before the first tensor. It
+// counts shared file pages once per rank, as resident memory does.
 func (s *simulation) process() ledger.Holding {
 	each := processBytes
 	why := "a process that has imported torch and transformers and used CUDA: 2.96 GB resident, as PEFT's authors " +
@@ -28,7 +28,7 @@ const (
 	cpuProcessBytes = 723 * ledger.MiB
 )
 
-// outside is what a GPU holds beside torch's allocator.
+// outside returns what a GPU holds outside torch's allocator.
 func (j *Job) outside() []ledger.Holding {
 	list := []ledger.Holding{contextOf(j.Versions.Torch)}
 	if j.World > 1 {
@@ -37,8 +37,8 @@ func (j *Job) outside() []ledger.Holding {
 	return list
 }
 
-// ncclOf is what a communicator takes. Jobs with several groups of ranks have
-// several communicators; torch's own data-parallel wrappers have one.
+// ncclOf returns the memory of one communicator. Torch's own data-parallel
+// wrappers use one; jobs with several process groups use several.
 func ncclOf(ranks int) ledger.Holding {
 	const source = "what an all-reduce over the GPUs of a node with 4 A100 and NVLink took (github.com/NVIDIA/nccl " +
 		"issue 964); other topologies take other amounts"
@@ -50,9 +50,9 @@ func ncclOf(ranks int) ledger.Holding {
 		Why: "buffers and channels of one communicator of more than 2 ranks: " + source}
 }
 
-// contextOf is the CUDA context with the kernels that are loaded. Before torch
-// 2.0 all kernels were loaded at the start; CUDA 11.7 loads them when they are
-// used.
+// contextOf returns the CUDA context with the loaded kernels. Before torch 2.0
+// all kernels were loaded at the start; since CUDA 11.7 they are loaded on first
+// use.
 func contextOf(torch version.Version) ledger.Holding {
 	switch {
 	case !torch.AtLeast(1, 13, 0):
@@ -70,7 +70,7 @@ func contextOf(torch version.Version) ledger.Holding {
 			"come on top"}
 }
 
-// reasonsOf are the reasons of all components of a device.
+// reasonsOf returns why the components of a device are as large as they are.
 func (s *simulation) reasonsOf(device ledger.Kind) map[ledger.Component]string {
 	tokens := s.MicroBatch * s.Sequence
 	batch := fmt.Sprintf("%d x %s tokens", s.MicroBatch, ledger.Count(s.Sequence))
@@ -127,7 +127,7 @@ func (s *simulation) reasonsOf(device ledger.Kind) map[ledger.Component]string {
 	return r
 }
 
-// stateText says what the states are.
+// stateText describes the optimizer states.
 func (s *simulation) stateText() string {
 	if len(s.trained) == 0 {
 		return "nothing is trained"
@@ -145,7 +145,7 @@ func (s *simulation) stateText() string {
 	return text + fmt.Sprintf(" of %s parameters", ledger.Count(s.trainedElements()))
 }
 
-// copiesText says what a step makes beside.
+// copiesText describes the temporaries of an optimizer step.
 func (o *optimizer) copiesText() string {
 	if o.Variant == Foreach && o.copies > 0 {
 		return o.copiesWhy

@@ -75,7 +75,7 @@ func (r *resolver) readAdapter() (err error) {
 				": PEFT says \"lora_bias=True is not supported for Embedding\"",
 			Mend: "remove it, or lora_bias"}
 	}
-	// PEFT holds adapters of 16-bit models in fp32 (autocast_adapter_dtype).
+	// PEFT keeps adapters of 16-bit models in fp32 (autocast_adapter_dtype).
 	j.AdapterType = dtype.F32
 	switch r.AdapterPrecision {
 	case "":
@@ -101,8 +101,8 @@ func (r *resolver) readAdapter() (err error) {
 	return nil
 }
 
-// tiesAdapted says that PEFT keeps an embedding and the head tied, of which one
-// at least is adapted or trained.
+// tiesAdapted reports whether PEFT keeps an embedding and the head tied while
+// the adapter adapts or trains at least one of them.
 func (j *Job) tiesAdapted() bool {
 	return j.Adapter.TiesWeights && slices.ContainsFunc(j.Model.Parameters, func(p model.Parameter) bool {
 		return p.TiedTo != "" && slices.ContainsFunc([]string{p.Name, p.TiedTo}, func(name string) bool {
@@ -112,7 +112,7 @@ func (j *Job) tiesAdapted() bool {
 	})
 }
 
-// adaptsEmbedding is the embedding of which a LoRA would have a bias.
+// adaptsEmbedding returns an embedding that the adapter adapts, "" without.
 func (j *Job) adaptsEmbedding() string {
 	for _, p := range j.Model.Parameters {
 		if module := strings.TrimSuffix(p.Name, ".weight"); p.IsEmbedding() && !j.Adapter.AllLinear() &&
@@ -123,9 +123,10 @@ func (j *Job) adaptsEmbedding() string {
 	return ""
 }
 
-// convertedTargets are the names, by model_type, that PEFT takes for parameters
-// when transformers has fused the experts (_MOE_TARGET_MODULE_MAPPING in
-// peft/utils/transformers_weight_conversion.py). Qwen2-MoE is not among them.
+// convertedTargets lists, by model_type, the module names that PEFT converts to
+// target_parameters once transformers has fused the experts
+// (_MOE_TARGET_MODULE_MAPPING in peft/utils/transformers_weight_conversion.py).
+// Qwen2-MoE is not in the mapping.
 var convertedTargets = func() map[string][]string {
 	gated := strings.Fields("gate gate_proj up_proj down_proj")
 	return map[string][]string{
@@ -137,8 +138,8 @@ var convertedTargets = func() map[string][]string {
 	}
 }()
 
-// fusedTargets refuses what PEFT adapts otherwise, or not at all, where experts
-// are fused.
+// fusedTargets refuses target modules that PEFT converts or rejects for models
+// with fused experts.
 func (r *resolver) fusedTargets() error {
 	a, network := r.job.Adapter, r.job.Model.Network
 	fused := func(b model.Block) bool { return b.FeedForward.Mixture != nil && b.FeedForward.Mixture.Fused() }
@@ -185,7 +186,7 @@ func (r *resolver) fusedTargets() error {
 	return nil
 }
 
-// lastNames are the distinct last parts of paths.
+// lastNames returns the distinct last names of paths.
 func lastNames(paths []string) []string {
 	var names []string
 	for _, path := range paths {
@@ -197,7 +198,7 @@ func lastNames(paths []string) []string {
 	return names
 }
 
-// quantizations are names in the place of a file.
+// quantizations maps the names that --quantization takes in place of a file.
 var quantizations = map[string]recipe.Quantization{
 	"nf4":    {Bits: 4, Kind: "nf4"},
 	"fp4":    {Bits: 4, Kind: "fp4"},
@@ -206,8 +207,8 @@ var quantizations = map[string]recipe.Quantization{
 	"int8":   {Bits: 8},
 }
 
-// quantization reads how weights are stored: as the model's config.json says,
-// which transformers takes before anything else, or as is asked for.
+// quantization sets how the weights are stored. The quantization_config of the
+// model's config.json has precedence over the request, as in transformers.
 func (r *resolver) quantization() error {
 	name := r.Request.Quantization
 	if model := r.job.Model; model.Quantized && model.Source != name {
@@ -242,14 +243,14 @@ func (r *resolver) quantization() error {
 	return nil
 }
 
-// chooseOptimizer finds what updates the parameters.
+// chooseOptimizer sets the optimizer, its variant and the gradient clipping.
 func (r *resolver) chooseOptimizer() error {
 	name, variant, _ := strings.Cut(r.Optimizer, "/")
 	where := fault.Position{}
 	if d := r.job.DeepSpeed; name == "" && d != nil && d.Optimizer != nil {
 		name, where.File = strings.ToLower(d.Optimizer.Type), d.File
 	}
-	if name == "" && r.training != nil { // the Trainer's, where DeepSpeed has none of its own
+	if name == "" && r.training != nil { // the Trainer's, unless DeepSpeed has one
 		name, where.File = r.training.Optimizer.Name, r.training.File
 	}
 	if name == "" {
@@ -296,14 +297,14 @@ func (r *resolver) chooseOptimizer() error {
 	return nil
 }
 
-// namedOptimizer is an optimizer as a name asks for it.
+// namedOptimizer is the optimizer that a name stands for.
 type namedOptimizer struct {
 	kind    string
 	variant Variant
 	paged   bool
 }
 
-// optimizerNames are the names of the kinds themselves, those of
+// optimizerNames maps the names of optimizers: Plimsoll's own, those of
 // TrainingArguments and those of DeepSpeed.
 var optimizerNames = func() map[string]namedOptimizer {
 	m := map[string]namedOptimizer{}
@@ -339,7 +340,7 @@ var optimizerNames = func() map[string]namedOptimizer {
 	return m
 }()
 
-// sharding is FSDP's.
+// sharding sets how the parameters are sharded.
 func (r *resolver) sharding() error {
 	j := r.job
 	switch r.Request.FSDP {
@@ -360,7 +361,7 @@ func (r *resolver) sharding() error {
 	}
 	j.ShardRanks = j.World / int(j.SplitWidth)
 	whole := ledger.Bytes(j.Model.Elements() * j.Weights.Size())
-	// Where nothing says which GPUs these are, one of 80 GB is thought of.
+	// For an unknown GPU, 80 GiB of memory are assumed.
 	j.ZeROInit = r.launch != nil && r.launch.ZeRO3Init || whole > cmp.Or(j.GPU.Memory, 80*ledger.GiB)
 	j.SplitsDecay = r.training != nil
 	if d := j.DeepSpeed; d != nil {
@@ -395,8 +396,8 @@ func (r *resolver) sharding() error {
 	if l := r.launch; l != nil && l.Parallelism != nil {
 		j.ShardRanks = l.Parallelism.Shard * l.Parallelism.Context
 	}
-	// FSDP casts parameters itself; accelerate has gradients added up in the
-	// same type.
+	// FSDP casts the parameters itself. Accelerate has gradients reduced in
+	// the same type.
 	if j.Autocast != dtype.Invalid {
 		j.Compute, j.Autocast = j.Autocast, dtype.Invalid
 	}
@@ -408,9 +409,9 @@ func (r *resolver) sharding() error {
 	return nil
 }
 
-// sayPadding tells where FSDP2 gathers much more than the model has: it divides
-// the rows of every parameter, and a rank without a row of its own is padded to
-// one (_init_sharded_param in _fsdp_param.py).
+// sayPadding notes if padding makes FSDP2 gather at least a quarter more than
+// the model. FSDP2 shards the rows of every parameter, and pads a rank that has
+// fewer rows (_init_sharded_param in _fsdp_param.py).
 func (r *resolver) sayPadding() {
 	j := r.job
 	if j.FSDP.Version != 2 {

@@ -17,18 +17,18 @@ import (
 	"plimsoll/version"
 )
 
-// Request is what a user asks for. Zero values mean that nothing was said: a
-// file may say it, or there is a default, which the plan lists as assumed.
+// Request is what a user asks for. A zero value is not given: a file sets it, or
+// a default applies, which the plan lists as an assumption.
 type Request struct {
-	Model        string // as model.Load takes it
-	DeepSpeed    string // files
+	Model        string // an argument of model.Load
+	DeepSpeed    string // this and the next four are files
 	TrainingArgs string
 	Accelerate   string
 	Adapter      string
 	Quantization string // a file, or nf4, fp4, int8, nf4-dq, fp4-dq
 
 	CPU         bool // there are no GPUs
-	GPUs, Nodes int  // of a node; of the job
+	GPUs, Nodes int  // GPUs of a node, nodes of the job
 	GPU         string
 	GPUMemory   ledger.Bytes
 	HostMemory  ledger.Bytes
@@ -43,21 +43,21 @@ type Request struct {
 	Clip              *float64
 	Recompute         string // "", "none", "full", "reentrant" or "selective"
 	FSDP              string // "", "1" or "2"
-	OffloadParameters bool   // FSDP's shards are on the host
+	OffloadParameters bool   // FSDP keeps its shards on the host
 	Compile           bool
 	FusedLoss         bool
 
 	TensorParallel, ContextParallel, ExpertParallel int
 
-	// Modules is whose code the model runs: transformers', litgpt's or
-	// torchtitan's.
+	// Modules is the library whose modules the model consists of: transformers,
+	// litgpt or torchtitan.
 	Modules string
 
 	Torch, Engine, Transformers, BitsAndBytes string // versions
 	Allocator                                 string // PYTORCH_CUDA_ALLOC_CONF
 }
 
-// The values of some fields, for help and completion.
+// The allowed values of some fields, for help and completion.
 var (
 	Precisions = []string{"bf16", "fp16", "fp32", "amp-bf16", "amp-fp16"}
 	Attentions = []string{"sdpa", "flash", "eager"}
@@ -77,8 +77,8 @@ func (r *resolver) assume(format string, arguments ...any) {
 	r.assumed = append(r.assumed, fmt.Sprintf(format, arguments...))
 }
 
-// Resolve reads the files and decides what was left open. Every error is a
-// *fault.Input.
+// Resolve reads the files and decides what the request leaves open. Every error
+// is a *fault.Input.
 func (q Request) Resolve() (*Job, error) {
 	r := &resolver{Request: q, job: &Job{Allocator: q.Allocator}}
 	for _, step := range []func() error{r.read, r.versions, r.ranks, r.size, r.types, r.readAdapter, r.chooseOptimizer,
@@ -91,7 +91,7 @@ func (q Request) Resolve() (*Job, error) {
 	return r.job, nil
 }
 
-// read reads the files.
+// read reads the files of the model, the training and the engine.
 func (r *resolver) read() (err error) {
 	if r.Request.Model == "" {
 		return &fault.Input{What: "no model was named",
@@ -104,7 +104,7 @@ func (r *resolver) read() (err error) {
 		in := &fault.Input{Where: fault.Position{File: m.Source},
 			What: "the headers of weights do not say how the model computes, so its activations cannot be planned",
 			Mend: "name the model's config.json"}
-		if m.Architecture != "" { // as config.json says, which lies beside them
+		if m.Architecture != "" { // from the config.json beside the weights
 			in.What, in.Mend = fmt.Sprintf("how %s computes is not known here, so its activations cannot be planned",
 				m.Architecture), "planned are "+strings.Join(model.Architectures(), ", ")
 		}
@@ -154,7 +154,8 @@ func (r *resolver) note(notes []recipe.Note) {
 	}
 }
 
-// versions reads the versions; without, the newest that is known is assumed.
+// versions parses the versions. It assumes the newest known release of torch and
+// of DeepSpeed, and releases of the other programs from torch's time.
 func (r *resolver) versions() error {
 	v := &r.job.Versions
 	torch, err := version.Parse(cmp.Or(r.Torch, "2.13.0"))
@@ -192,7 +193,7 @@ func (r *resolver) versions() error {
 	return nil
 }
 
-// ranks is how many ranks there are, and on what.
+// ranks sets the number of ranks and the devices that they run on.
 func (r *resolver) ranks() error {
 	j := r.job
 	j.Nodes, j.RanksPerNode = max(r.Nodes, 1), r.GPUs
@@ -259,7 +260,7 @@ func (r *resolver) ranks() error {
 
 const maxRanks = 1 << 20
 
-// size is the number of tokens.
+// size sets the micro batch, the sequence length and the accumulation.
 func (r *resolver) size() error {
 	j := r.job
 	for _, n := range []struct {
@@ -308,7 +309,7 @@ func (r *resolver) size() error {
 	return nil
 }
 
-// types are those of the weights and of the products of matrices.
+// types sets the type of the weights and of autocast.
 func (r *resolver) types() error {
 	j := r.job
 	mixed := recipe.Unmixed
@@ -353,8 +354,8 @@ func (r *resolver) types() error {
 	return nil
 }
 
-// precisions are the names of precisions: of the weights alone, or of fp32
-// weights under autocast, also as Lightning spells them.
+// precisions maps the names of precisions, Lightning's spellings included, to
+// the type of the weights and to autocast.
 var precisions = func() map[string]struct {
 	weights  dtype.Type
 	autocast recipe.Precision
@@ -388,13 +389,13 @@ func mixedType(p recipe.Precision) dtype.Type {
 	return dtype.BF16
 }
 
-// release is what was new when a release of torch was.
+// release is a release of torch with the newest releases of its time.
 type release struct {
 	torch                      version.Version
 	transformers, bitsandbytes string
 }
 
-// releases are in order of time, by the dates on PyPI.
+// releases are in the order of time, by the dates on PyPI.
 var releases = []release{
 	{version.Version{Major: 1, Minor: 0}, "4.16.0", "0.26.0"},
 	{version.Version{Major: 1, Minor: 12}, "4.20.0", "0.31.0"},
@@ -413,7 +414,7 @@ var releases = []release{
 	{version.Version{Major: 2, Minor: 13}, "5.23.0", "0.49.0"},
 }
 
-// contemporaries are the releases that were new with a release of torch.
+// contemporaries returns the newest releases at the time of a release of torch.
 func contemporaries(torch version.Version) release {
 	last := releases[0]
 	for _, r := range releases {
@@ -426,7 +427,7 @@ func contemporaries(torch version.Version) release {
 
 const transformersModules = "transformers"
 
-// modules is whose code the model runs.
+// modules sets what depends on the library of the model's modules.
 func (r *resolver) modules() error {
 	j := r.job
 	j.Modules = r.Modules
@@ -449,14 +450,14 @@ func (r *resolver) modules() error {
 	return nil
 }
 
-// passes is how the passes run.
+// passes sets how the forward and backward passes run.
 func (r *resolver) passes() error {
 	j := r.job
 	attention := r.Attention
 	if attention == "" {
 		attention = string(forward.SDPA)
 		if !j.Versions.Transformers.AtLeast(4, 36, 0) || !j.Versions.Torch.AtLeast(2, 1, 1) {
-			attention = string(forward.Eager) // transformers took torch's attention by itself from then on
+			attention = string(forward.Eager) // SDPA has been the default since these releases
 		}
 		r.assume("%s attention: --attention was not given", attention)
 	}
@@ -511,8 +512,8 @@ func (r *resolver) passes() error {
 	}
 	j.Compile = r.Compile || r.training != nil && r.training.TorchCompile || compiles(r.launch)
 	if j.Compile {
-		// Inductor fuses what lies between products of matrices, and computes it
-		// again in the backward pass where that is cheaper than keeping it.
+		// Inductor fuses pointwise operations between matmuls. In the backward
+		// pass it recomputes them where that is cheaper than keeping them.
 		j.Loss = forward.CompiledLoss
 		if j.Recompute == nil {
 			j.Recompute = &autograd.Checkpoint{Selective: 1}
