@@ -4,7 +4,7 @@ import (
 	"plimsoll/ledger"
 )
 
-// describe says why.
+// describe sets the reasons.
 func (e *divided) describe() {
 	if !e.superOffloads() {
 		e.explainShared()

@@ -6,9 +6,9 @@ import (
 	"plimsoll/ledger"
 )
 
-// replicated is DeepSpeed without ZeRO: every rank has everything. With weights
-// of 16 bits, FP16_Optimizer has fp32 master weights (fp16/fused_optimizer.py),
-// or FP16_UnfusedOptimizer for an optimizer other than DeepSpeed's fused Adam.
+// replicated is DeepSpeed without ZeRO: nothing is sharded. With 16-bit weights,
+// FP16_Optimizer keeps fp32 master weights (fp16/fused_optimizer.py). For an
+// optimizer other than DeepSpeed's fused Adam, FP16_UnfusedOptimizer does.
 type replicated struct{ *deepSpeed }
 
 func (e *replicated) initialize() {
@@ -28,7 +28,7 @@ func (e *replicated) initialize() {
 			allocate(e.gpu, bytesOf(group, dtype.F32), ledger.MasterWeights)
 		}
 	}
-	// The optimizer is stepped once with gradients of zeros, to have its states.
+	// The optimizer is stepped once with zero gradients, to make its states.
 	e.gpu.during(ledger.Bytes(bytesOf(e.flat, dtype.F32)), ledger.MasterGradients, func() { e.update(e.flat) })
 	n := ledger.Count(elementsOf(e.trained))
 	e.explain(ledger.MasterWeights,
@@ -44,8 +44,8 @@ func (e *replicated) initialize() {
 		e.Weights.Size())
 }
 
-// flatten moves the parameters of a group into one tensor: cloned first, and
-// so there three times.
+// flatten moves the parameters of a group into one tensor. They are cloned
+// first, so that for a moment three copies exist.
 func (e *replicated) flatten(group []*autograd.Parameter) {
 	bytes := bytesOf(group, e.Weights)
 	clones := e.gpu.hold(bytes, ledger.FlatteningCopies)
@@ -59,7 +59,7 @@ func (e *replicated) flatten(group []*autograd.Parameter) {
 
 func (e *replicated) gradient(*autograd.Parameter) {}
 
-// endBackward adds gradients up: tensors are put together until they have more
+// endBackward reduces the gradients. They are concatenated into buckets of more
 // than 500,000,000 elements (engine.py, buffered_allreduce_fallback).
 func (e *replicated) endBackward(last bool) {
 	if !last {
@@ -104,11 +104,12 @@ func (e *replicated) zero() {
 	}
 }
 
-// accumulating is BF16_Optimizer: gradients of the whole model are added up in
-// fp32 on every rank, and the rest is partitioned (bf16_optimizer.py).
+// accumulating is BF16_Optimizer. Every rank accumulates the gradients of the
+// full model in fp32; master weights and states are partitioned
+// (bf16_optimizer.py).
 type accumulating struct {
 	*deepSpeed
-	stale bool // gradients of the last backward pass are still there
+	stale bool // gradients of the last backward pass are not freed yet
 }
 
 func (e *accumulating) initialize() {
@@ -152,8 +153,8 @@ func (e *accumulating) gradient(p *autograd.Parameter) {
 func (e *accumulating) endBackward(bool) { e.stale = true }
 func (e *accumulating) step()            { e.update(e.flat) }
 
-// aligned is a number of elements that divides into parts of the ranks, each of
-// an even number (nccl_start_alignment_factor).
+// aligned rounds a number of elements up, so that every rank has a shard of the
+// same even size (nccl_start_alignment_factor).
 func (e *deepSpeed) aligned(elements int64) int64 {
 	unit := 2 * int64(e.ShardRanks)
 	return (elements + unit - 1) / unit * unit

@@ -9,8 +9,8 @@ import (
 	"plimsoll/model"
 )
 
-// makeParameters makes the parameters of a rank: those of the model, quantized
-// where that is wanted, and those of the adapter.
+// makeParameters makes the parameters of a rank: the model's, quantized if the
+// job asks for it, and the adapter's.
 func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
 	count := len(j.Model.Parameters)
 	m := forward.Parameters{ByName: make(map[string]*autograd.Parameter, count),
@@ -23,7 +23,7 @@ func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
 	}
 	elsewhere, fused := j.otherExperts(), j.fusedExperts()
 	undivided := j.Model.Network.Undivided()
-	own := make(map[string]*autograd.Parameter, count) // those of the model, in whose place others may be trained
+	own := make(map[string]*autograd.Parameter, count) // the model's; PEFT may train copies of them
 	copies := map[copied]*autograd.Parameter{}
 	for _, p := range j.Model.Parameters {
 		module, isWeight := strings.CutSuffix(p.Name, ".weight")
@@ -43,7 +43,7 @@ func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
 			if quantized && isWeight && j.Model.Network.InputFirst {
 				made.Rows = p.Shape[1]
 			}
-		case 3: // of fused experts, or of a convolution
+		case 3: // fused experts, or a convolution
 			made.Matrices, made.Rows = p.Shape[0], p.Shape[1]
 		}
 		if fused[p.Name] {
@@ -75,16 +75,15 @@ func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
 	return m, list
 }
 
-// copied is a parameter in a module that PEFT trains a copy of.
+// copied identifies a parameter of a module that PEFT trains a copy of.
 type copied struct {
 	module   string
 	original *autograd.Parameter
 }
 
-// copied is the parameter that is used under a name: the original, or that of a
-// copy of its module, which is trained beside the original (PEFT's
-// ModulesToSaveWrapper and LNTuningLayer). What is tied to a parameter outside
-// of the module is not tied any more.
+// copied returns the parameter that is used under a name: the original, or the
+// copy of it that PEFT trains beside the original (ModulesToSaveWrapper and
+// LNTuningLayer). The copy is not tied to parameters outside its module.
 func (j *Job) copied(copies map[copied]*autograd.Parameter, name string, original *autograd.Parameter,
 	list *[]*autograd.Parameter) *autograd.Parameter {
 	if j.Adapter == nil {
@@ -103,7 +102,7 @@ func (j *Job) copied(copies map[copied]*autograd.Parameter, name string, origina
 	return copies[key]
 }
 
-// experts are the weights of a mixture that the rank has.
+// experts returns the rank's weights of the experts of a mixture.
 func experts(x *model.Mixture, m forward.Parameters) forward.Experts {
 	var e forward.Experts
 	if x.Fused() {
@@ -120,7 +119,7 @@ func experts(x *model.Mixture, m forward.Parameters) forward.Experts {
 	return e
 }
 
-// otherExperts are the modules of experts that other ranks have.
+// otherExperts returns the modules of experts that lie on other ranks.
 func (j *Job) otherExperts() map[string]bool {
 	others := map[string]bool{}
 	if j.SplitExperts <= 1 {
@@ -138,7 +137,8 @@ func (j *Job) otherExperts() map[string]bool {
 	return others
 }
 
-// fusedExperts are the parameters that hold the weights of all experts.
+// fusedExperts returns the parameters that hold the weights of all experts of a
+// layer.
 func (j *Job) fusedExperts() map[string]bool {
 	fused := map[string]bool{}
 	for _, b := range j.Model.Network.Blocks() {
@@ -149,9 +149,9 @@ func (j *Job) fusedExperts() map[string]bool {
 	return fused
 }
 
-// quantize has the weight of a linear module held as bitsandbytes holds it. In
-// 4 bits, 64 elements share an fp32 scale; with double quantisation the scales
-// are bytes, of which 256 share one (bitsandbytes/functional.py,
+// quantize quantizes the weight of a linear module as bitsandbytes does. In 4
+// bits, 64 elements share an fp32 scale. With double quantization the scales are
+// bytes, of which 256 share an fp32 scale (bitsandbytes/functional.py,
 // quantize_4bit). In 8 bits every row has a scale.
 func (j *Job) quantize(p *autograd.Parameter) {
 	q := j.Quantization
@@ -174,8 +174,8 @@ func (j *Job) quantize(p *autograd.Parameter) {
 	}
 }
 
-// quantizesHead says whether the output head is quantized, too: only where a
-// list of modules to skip is given and does not have it.
+// quantizesHead reports whether the output head may be quantized, too: only if a
+// list of modules to skip is given. The list may name the head.
 func (j *Job) quantizesHead() bool {
 	return j.Quantization != nil && j.Quantization.SkipModules != nil
 }
@@ -252,8 +252,7 @@ func (j *Job) adapt(m forward.Parameters) []*autograd.Parameter {
 	return list
 }
 
-// target is a linear module or an embedding that the adapter adapts, with its
-// widths.
+// target is a linear module or an embedding that the adapter adapts.
 type target struct {
 	path    string
 	in, out int64

@@ -9,8 +9,8 @@ import (
 	"plimsoll/recipe"
 )
 
-// unplanned refuses what files say and would change a plan by much, and tells of
-// the rest that it is not planned with.
+// unplanned refuses settings of files that would change the plan by much. It
+// notes other settings that the plan ignores.
 func (r *resolver) unplanned() error {
 	j := r.job
 	if f := j.FSDP; f != nil && f.WrapPolicy == "size_based_wrap" {
@@ -27,7 +27,7 @@ func (r *resolver) unplanned() error {
 	return nil
 }
 
-// unplannedKey is a key that is there, and what of it is not in the plan.
+// unplannedKey is a setting that the plan ignores, if it is given.
 type unplannedKey struct {
 	is   bool
 	what string
@@ -95,7 +95,7 @@ func (r *resolver) unplannedOfEngines() []unplannedKey {
 	return list
 }
 
-// blockClasses are the classes of transformers' blocks, by model_type.
+// blockClasses maps model_type to the class of transformers' blocks.
 var blockClasses = map[string]string{
 	"bert": "BertLayer", "bloom": "BloomBlock",
 	"deepseek_v2": "DeepseekV2DecoderLayer", "deepseek_v3": "DeepseekV3DecoderLayer",
@@ -108,7 +108,7 @@ var blockClasses = map[string]string{
 	"qwen3_moe": "Qwen3MoeDecoderLayer", "qwen3_next": "Qwen3NextDecoderLayer", "t5": "T5Block",
 }
 
-// compiles says whether a launcher has torch.compile compile the model.
+// compiles reports whether the launcher compiles the model with torch.compile.
 func compiles(l *recipe.Accelerate) bool {
 	return l != nil && strings.EqualFold(l.CompileBackend, "inductor")
 }
