@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// TestAdaptedParameters counts what PEFT 0.21 counts of models of transformers
-// 5.23 on the meta device: the trained parameters, and all that are held (with
-// the matrices that VeRA shares, which are buffers).
+// TestAdaptedParameters compares the trained and all other parameters of an
+// adapter with PEFT 0.21's, for models of transformers 5.23 on the meta device.
+// VeRA's shared matrices, which are buffers, are counted, too.
 func TestAdaptedParameters(t *testing.T) {
 	models := map[string]string{
 		"llama": `{"model_type": "llama", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, ` +
@@ -93,7 +93,7 @@ func TestAdaptedParameters(t *testing.T) {
 	}
 }
 
-// TestUnplannedAdapters refuses what would make the plan of another job.
+// TestUnplannedAdapters tests that adapters with unplanned settings are refused.
 func TestUnplannedAdapters(t *testing.T) {
 	for _, text := range []string{`"trainable_token_indices": [1, 2]`,
 		`"trainable_token_indices": {"embed_tokens": [1]}`, `"target_parameters": ["experts.down_proj"]`,

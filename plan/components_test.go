@@ -9,8 +9,8 @@ import (
 	"plimsoll/ledger"
 )
 
-// inNewFolder is a function that writes a file to a folder of the test's own, and
-// says its path.
+// inNewFolder returns a function that writes a file into a new folder and returns
+// its path.
 func inNewFolder(t testing.TB) func(name, text string) string {
 	folder := t.TempDir()
 	return func(name, text string) string {
@@ -22,7 +22,7 @@ func inNewFolder(t testing.TB) func(name, text string) string {
 	}
 }
 
-// jobs are of all kinds, with small models.
+// jobs returns jobs of all kinds, with small models.
 func jobs(t *testing.T) map[string]Request {
 	file := inNewFolder(t)
 	lora := file("lora.json", `{"peft_type": "LORA", "r": 8, "target_modules": "all-linear", "lora_dropout": 0.1}`)
@@ -110,7 +110,7 @@ func jobs(t *testing.T) map[string]Request {
 	return list
 }
 
-// planned is the plan of a request.
+// planned returns the plan of a request.
 func planned(t testing.TB, q Request) *Plan {
 	t.Helper()
 	j, err := q.Resolve()
@@ -124,8 +124,8 @@ func planned(t testing.TB, q Request) *Plan {
 	return p
 }
 
-// TestComponents plans jobs of all kinds: every byte of every phase has an
-// owner, and every owner a reason.
+// TestComponents plans jobs of all kinds. Every byte of every phase belongs to a
+// component, and every component has a reason.
 func TestComponents(t *testing.T) {
 	for name, request := range jobs(t) {
 		t.Run(name, func(t *testing.T) {
@@ -175,8 +175,8 @@ func checkPhase(t *testing.T, p *ledger.Phase, where string) {
 	}
 }
 
-// TestRecomputedDecoder has blocks computed again that read the encoder's output:
-// no block is freed twice.
+// TestRecomputedDecoder recomputes blocks that read the encoder's output. No
+// block is freed twice.
 func TestRecomputedDecoder(t *testing.T) {
 	for _, q := range []Request{{FSDP: "2", GPUs: 8}, {}, {GPUs: 2}} {
 		q.Model, q.Sequence, q.Precision, q.Recompute = "t5-small", 512, "bf16", "full"

@@ -15,7 +15,7 @@ import (
 	"plimsoll/model"
 )
 
-// linears is a model without a network: DeepSpeed's engine can be stepped.
+// linears returns a model without a network, for tests that call the engine.
 func linears(shapes ...[]int64) *model.Model {
 	m := &model.Model{Network: &model.Network{}}
 	for i, shape := range shapes {
@@ -25,7 +25,7 @@ func linears(shapes ...[]int64) *model.Model {
 	return m
 }
 
-// stepped is a simulation of the engine alone.
+// stepped returns a simulation of the engine without forward passes.
 func stepped(j *Job) *simulation {
 	s := newSimulation(j, newTrace(nil), newTrace(nil))
 	s.micros = 1
@@ -41,7 +41,7 @@ func stepped(j *Job) *simulation {
 	return s
 }
 
-// measurements are figures that others have published, by their names.
+// measurements are figures that others have published, by name.
 func measurements(t *testing.T, id string) map[string]float64 {
 	t.Helper()
 	file, err := os.Open(hosttest.Shared(t, "data/measurements-dev.jsonl"))
@@ -87,8 +87,9 @@ func near(t *testing.T, what string, planned int64, measured, tolerance float64)
 
 const gibibyte = float64(ledger.GiB)
 
-// TestMeasuredOffloadStates compares to the byte: four linear modules under
-// ZeRO-3 on four GPUs, less what is left when all state has been offloaded.
+// TestMeasuredOffloadStates compares to the byte four linear modules under ZeRO-3
+// on four GPUs. The memory that remains after all states are offloaded is
+// subtracted.
 func TestMeasuredOffloadStates(t *testing.T) {
 	m := measurements(t, "dsx-offload-states")
 	var shapes [][]int64
@@ -115,8 +116,8 @@ func TestMeasuredLowPrecision(t *testing.T) {
 	near(t, "allocated", int64(stepped(j).gpu.live), gibibyte*m["allocated end of run"], 0.01)
 }
 
-// TestMeasuredHost follows the host through the initialization of Llama 3 8B
-// on four hosts with a GPU each, whose pinned blocks are rounded.
+// TestMeasuredHost compares the host during the initialization of Llama 3 8B on
+// four hosts with one GPU each. Pinned blocks are rounded.
 func TestMeasuredHost(t *testing.T) {
 	m := measurements(t, "llama3-8b-z3-offload-1rank-per-host")
 	config := zero(3, `, "reduce_bucket_size": 16777216, "offload_optimizer": {"device": "cpu", "pin_memory": true}, `+
@@ -138,7 +139,7 @@ func TestMeasuredHost(t *testing.T) {
 	near(t, "master weights", held[ledger.MasterWeights],
 		at("After creating fp32 partitions")-at("Before creating fp32 partitions"), 0.11)
 
-	j.ZeROInit = true // so that the model is not what was most
+	j.ZeROInit = true // else loading the model has the highest peak
 	s = newSimulation(j, newTrace(nil), newTrace(nil))
 	s.phase(ledger.Load, ledger.Once, s.engine.load)
 	s.phase(ledger.Initialize, ledger.Once, s.engine.initialize)
@@ -180,7 +181,7 @@ func TestMeasuredChat(t *testing.T) {
 		gibibyte*m["allocated at step boundary, every 10 steps"], 0.06)
 }
 
-// TestMeasuredIssue7693 says what the issue counted, a parameter.
+// TestMeasuredIssue7693 compares the bytes per parameter that the issue counted.
 func TestMeasuredIssue7693(t *testing.T) {
 	m := measurements(t, "ds7693-bytes")
 	s := simulated(deepSpeedJob(t, catalog(t, "llama-3.2-1b"),

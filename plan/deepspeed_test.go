@@ -19,8 +19,7 @@ import (
 	"plimsoll/version"
 )
 
-// deepSpeedJob is a job of a model under a DeepSpeed configuration, in bf16 on
-// one rank.
+// deepSpeedJob returns a job with a DeepSpeed configuration, in bf16 on one rank.
 func deepSpeedJob(t testing.TB, m *model.Model, config, release string) *Job {
 	t.Helper()
 	d, err := recipe.ParseDeepSpeed("ds.json", []byte(config))
@@ -39,7 +38,7 @@ func deepSpeedJob(t testing.TB, m *model.Model, config, release string) *Job {
 		SplitWidth: 1, SplitSequence: 1, SplitExperts: 1}
 }
 
-// onRanks has the job on a node of so many ranks.
+// onRanks moves the job to a node of so many ranks.
 func (j *Job) onRanks(n int) *Job {
 	j.World, j.RanksPerNode, j.ShardRanks = n, n, n
 	return j
@@ -51,7 +50,7 @@ func simulated(j *Job) *simulation {
 	return s
 }
 
-// ends is what a trace holds at the end of a phase.
+// ends returns what a trace holds at the end of a phase.
 func ends(t testing.TB, tr *trace, name ledger.PhaseName, iteration ledger.Iteration) map[ledger.Component]int64 {
 	t.Helper()
 	for _, p := range tr.phases {
@@ -92,16 +91,16 @@ func zero(stage int, section string) string {
 		stage, section)
 }
 
-// TestDeepSpeedHostBytes holds what the host has for a parameter of the rank's
-// part against the sums of DeepSpeed issue 7693 and of DeepSpeed's source.
+// TestDeepSpeedHostBytes compares the host's bytes per parameter of the rank's
+// shard with the sums in DeepSpeed issue 7693 and in DeepSpeed's source.
 func TestDeepSpeedHostBytes(t *testing.T) {
 	const unpinned = `, "offload_optimizer": {"device": "cpu", "pin_memory": false}`
 	for _, test := range []struct {
 		name, config, release   string
 		accumulation            int
-		initialized, steady     int64              // bytes a parameter
-		beside                  []ledger.Component // components that do not grow with the part
-		shared                  int64              // bytes a parameter of steady in /dev/shm
+		initialized, steady     int64              // bytes per parameter
+		beside                  []ledger.Component // components that do not grow with the shard
+		shared                  int64              // bytes per parameter of steady in /dev/shm
 		lowPrecision, lowStates bool
 	}{
 		{"7693", zero(2, unpinned), "0.18.3", 1, 10, 18, []ledger.Component{ledger.StagingBuffers}, 0, false, false},
@@ -164,7 +163,7 @@ func TestDeepSpeedPinning(t *testing.T) {
 		if got := int64(s.host.live); got != test.block {
 			t.Errorf("%d bytes take %d, want %d", test.bytes, got, test.block)
 		}
-		l.free() // stays
+		l.free() // the allocator keeps the block
 		if got := int64(s.host.live); got != test.block {
 			t.Errorf("freed: %d bytes, want %d", got, test.block)
 		}
@@ -174,8 +173,8 @@ func TestDeepSpeedPinning(t *testing.T) {
 		}
 	}
 
-	// Issue 7693 found 2 B a parameter more than was asked for, on 3 x 2^30
-	// parameters: the master weights and the staging buffer, rounded.
+	// Issue 7693 found 2 B per parameter more than was requested, for 3 x 2^30
+	// parameters: the rounding of the master weights and of the staging buffer.
 	s := newSimulation(deepSpeedJob(t, m, zero(2, ""), "0.18.2"), newTrace(nil), newTrace(nil))
 	p := newPins(s)
 	p.lock(12*GiB, ledger.MasterWeights)
@@ -184,7 +183,7 @@ func TestDeepSpeedPinning(t *testing.T) {
 		t.Errorf("%d bytes beyond, want 2 B a parameter", got)
 	}
 
-	// Who pins, by version and by what the file says.
+	// Pinning depends on the version and on the file.
 	const offload = `, "offload_optimizer": {"device": "cpu"%s}`
 	for _, test := range []struct {
 		key, release string
@@ -202,7 +201,7 @@ func TestDeepSpeedPinning(t *testing.T) {
 	}
 }
 
-// TestDeepSpeedDeviceBytes holds the GPU's bytes against closed forms.
+// TestDeepSpeedDeviceBytes compares the GPU's bytes with closed forms.
 func TestDeepSpeedDeviceBytes(t *testing.T) {
 	m := catalog(t, "llama-3.2-1b")
 	n := m.Elements()
@@ -239,8 +238,8 @@ func TestDeepSpeedDeviceBytes(t *testing.T) {
 	}
 }
 
-// TestTwinFlow has a share of the sub-groups on the GPU, and TestNVMe buffers
-// for the largest.
+// TestTwinFlow keeps a share of the sub-groups on the GPU. TestNVMe has buffers
+// for the largest sub-group.
 func TestTwinFlow(t *testing.T) {
 	m := catalog(t, "llama-3-8b")
 	s := simulated(deepSpeedJob(t, m,
@@ -280,7 +279,7 @@ func TestNVMe(t *testing.T) {
 	}
 }
 
-// peak is the most that a trace holds in a phase.
+// peak returns the most that a trace holds in a phase.
 func peak(t testing.TB, tr *trace, name ledger.PhaseName, iteration ledger.Iteration) int64 {
 	t.Helper()
 	for _, p := range tr.phases {
@@ -292,7 +291,7 @@ func peak(t testing.TB, tr *trace, name ledger.PhaseName, iteration ledger.Itera
 	return 0
 }
 
-// componentAt is what a component has at the peak of a phase.
+// componentAt returns the bytes of a component at the peak of a phase.
 func componentAt(tr *trace, name ledger.PhaseName, component ledger.Component) int64 {
 	for _, p := range tr.phases {
 		for _, c := range p.Components {
@@ -304,8 +303,8 @@ func componentAt(tr *trace, name ledger.PhaseName, component ledger.Component) i
 	return 0
 }
 
-// TestDeepSpeedTransients are what passes: on the way to the GPU, in buckets,
-// and while parameters are put together.
+// TestDeepSpeedTransients tests temporaries: copies on the way to the GPU,
+// buckets, and copies while parameters are flattened.
 func TestDeepSpeedTransients(t *testing.T) {
 	m := catalog(t, "llama-3.2-1b")
 	n := m.Elements()
@@ -316,7 +315,7 @@ func TestDeepSpeedTransients(t *testing.T) {
 	}
 	for _, test := range []struct {
 		release      string
-		device, host int64 // bytes a parameter of the step
+		device, host int64 // bytes per parameter in the step
 	}{{"0.14.0", 0, 2}, {"0.14.1", 4, 0}, {"0.16.9", 4, 0}, {"0.17.0", 0, 0}} {
 		s := run(zero(2, offload), test.release)
 		if d, h := over(s, s.gpu), over(s, s.host); d != test.device*n || h != test.host*n {
@@ -339,7 +338,7 @@ func TestDeepSpeedTransients(t *testing.T) {
 		t.Errorf("put together on the host for want of memory: %d bytes",
 			peak(t, s.host, ledger.Initialize, ledger.Once))
 	}
-	// Gradients of 2 B, their fp32 list and the same as one tensor.
+	// Gradients of 2 B, their fp32 copies, and these copies as one tensor.
 	if s := run(`{"train_batch_size": 1, "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": {}}}`,
 		"0.19.6"); over(s, s.gpu) != 10*n {
 		t.Errorf("the step without ZeRO takes %d beside", over(s, s.gpu))
@@ -351,16 +350,16 @@ func TestDeepSpeedTransients(t *testing.T) {
 	}
 }
 
-// TestDeepSpeedReduction follows ZeRO-2 on two ranks through the gradients of
-// three parameters of a million elements, of which a bucket takes two: the
-// second is in both partitions.
+// TestDeepSpeedReduction runs ZeRO-2 on two ranks through the gradients of three
+// parameters of a million elements. A bucket holds two of them, and the second
+// parameter is in both partitions.
 func TestDeepSpeedReduction(t *testing.T) {
 	const million = int64(1e6)
 	for _, test := range []struct {
 		name, release string
 		offload       bool
-		// what the third gradient takes at its peak, and what it leaves; what the
-		// end of the pass takes and leaves
+		// the third gradient's peak, and the bytes that remain after it; the same for
+		// the end of the pass
 		third, left, last, end int64
 	}{
 		{"on the GPU", "0.19.6", false, 4 * million, 4 * million, 0, 4 * million},
@@ -404,7 +403,7 @@ func TestDeepSpeedReduction(t *testing.T) {
 	}
 }
 
-// TestDeepSpeedFetching has ZeRO-3 keep what is used again soon.
+// TestDeepSpeedFetching tests which parameters ZeRO-3 keeps and prefetches.
 func TestDeepSpeedFetching(t *testing.T) {
 	m := catalog(t, "llama-3.2-1b")
 	n, words := m.Elements(), int64(128256*2048)
@@ -426,10 +425,10 @@ func TestDeepSpeedFetching(t *testing.T) {
 			`, "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0, ` +
 				`"stage3_param_persistence_threshold": 2048`,
 			33 * 2 * 2048, 33 * 2 * 2048},
-		// The backward pass begins with the projection to words.
+		// The backward pass begins with the output head.
 		{"the next module", `, "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 1`, 0, 2 * words},
 		{"everything", `, "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 1e12`, 0, 2 * n},
-		// With nothing gathered ahead but the last norm, for the backward pass.
+		// Only the last norm is prefetched, for the backward pass.
 		{"prefetch", `, "stage3_prefetch_bucket_size": 1, "stage3_max_reuse_distance": 0`, 0, 2 * 2048},
 		{"no more than may live",
 			`, "stage3_prefetch_bucket_size": 1e12, "stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0`, 0,
@@ -439,7 +438,7 @@ func TestDeepSpeedFetching(t *testing.T) {
 			t.Errorf("%s: %d and %d bytes, want %d and %d", test.name, first, steady, test.first, test.steady)
 		}
 	}
-	// Several parameters come in one tensor and are copied out of it.
+	// Several parameters are gathered into one tensor and copied out of it.
 	s := newSimulation(deepSpeedJob(t, m, zero(3, ""), "0.19.6").onRanks(2), newTrace(nil), newTrace(nil))
 	f := s.engine.(*divided).fetcher
 	s.phase(ledger.Forward, ledger.First, func() { f.fetch(s.parameters[1:4]) })
@@ -450,9 +449,8 @@ func TestDeepSpeedFetching(t *testing.T) {
 	}
 }
 
-// TestDeepSpeedProperties has configurations and models drawn at random: what
-// components sum up to is the total, nothing that passes is left, and every
-// component has its reason.
+// TestDeepSpeedProperties runs random configurations and models. The components
+// sum up to the total, no temporaries remain, and every component has a reason.
 func TestDeepSpeedProperties(t *testing.T) {
 	directory := t.TempDir()
 	rapid.Check(t, func(r *rapid.T) {
@@ -553,8 +551,8 @@ func TestDeepSpeedProperties(t *testing.T) {
 	})
 }
 
-// TestUnplannedDeepSpeed refuses what changes memory and is not planned, where
-// it has an effect.
+// TestUnplannedDeepSpeed tests that unplanned settings are refused if they change
+// the memory of the job.
 func TestUnplannedDeepSpeed(t *testing.T) {
 	for text, refused := range map[ledger.Component]string{
 		`"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}`: "zero_hpz_partition_size",
@@ -582,7 +580,8 @@ func TestUnplannedDeepSpeed(t *testing.T) {
 	}
 }
 
-// TestTensorParallelOfDeepSpeed is what the file says, but for a flag.
+// TestTensorParallelOfDeepSpeed takes the degree from the file unless a flag sets
+// it.
 func TestTensorParallelOfDeepSpeed(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "zero.json")
 	if err := os.WriteFile(file,
@@ -602,8 +601,8 @@ func TestTensorParallelOfDeepSpeed(t *testing.T) {
 	}
 }
 
-// TestTrainerOfDeepSpeed: what the Trainer says of bf16 holds where the file that
-// it names says nothing.
+// TestTrainerOfDeepSpeed takes bf16 from the Trainer if the DeepSpeed file that
+// the Trainer names does not set it.
 func TestTrainerOfDeepSpeed(t *testing.T) {
 	file := inNewFolder(t)
 	file("zero.json", `{"zero_optimization": {"stage": 2}}`)
@@ -618,8 +617,8 @@ func TestTrainerOfDeepSpeed(t *testing.T) {
 	}
 }
 
-// TestTrainerBesideDeepSpeed refuses values that the Trainer refuses where it
-// did not name the file itself: propagate_args_to_deepspeed, and fill_match.
+// TestTrainerBesideDeepSpeed refuses mismatches that the Trainer refuses, for a
+// file that the Trainer does not name (propagate_args_to_deepspeed, fill_match).
 func TestTrainerBesideDeepSpeed(t *testing.T) {
 	file := inNewFolder(t)
 	arguments := `{"output_dir": "x", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "bf16": ` +

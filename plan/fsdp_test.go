@@ -13,8 +13,8 @@ import (
 	"plimsoll/recipe"
 )
 
-// TestPaddingAgainstPyTorch holds the shard of a parameter and what is gathered
-// of it against FSDP2's own.
+// TestPaddingAgainstPyTorch compares the shard and the gathered buffer of a
+// parameter with FSDP2's.
 func TestPaddingAgainstPyTorch(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs Python")
@@ -40,7 +40,7 @@ func TestPaddingAgainstPyTorch(t *testing.T) {
 	}
 }
 
-// TestPaddingIsSaid tells where FSDP2 gathers more than the model has.
+// TestPaddingIsSaid tests the note on models that padding makes larger.
 func TestPaddingIsSaid(t *testing.T) {
 	for _, c := range []struct {
 		q    Request

@@ -9,9 +9,9 @@ const smallMixtral = `{"model_type": "mixtral", "vocab_size": 1000, "hidden_size
 	`"num_hidden_layers": 2,
 	"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}`
 
-// TestShardsOfFSDP2 counts what fully_shard of torch 2.15 gives the first of so
-// many ranks of Mixtral of transformers 5.23, and what it gathers of a layer:
-// with 16 ranks most have none of the 4 experts.
+// TestShardsOfFSDP2 compares with fully_shard of torch 2.15 the first rank's shard
+// of Mixtral (transformers 5.23), and the gathered buffer of a layer. With 16
+// ranks most have none of the 4 experts.
 func TestShardsOfFSDP2(t *testing.T) {
 	file := inNewFolder(t)
 	lora := file("lora.json", `{"peft_type": "LORA", "r": 8, "target_modules": ["q_proj", "v_proj"]}`)
@@ -44,8 +44,8 @@ func TestShardsOfFSDP2(t *testing.T) {
 	}
 }
 
-// TestFusedExperts: from transformers 5 on, PEFT and bitsandbytes find no modules
-// of experts, and the router is none that they know.
+// TestFusedExperts tests adapters and quantization with transformers 5, where
+// experts and routers are not linear modules that PEFT and bitsandbytes find.
 func TestFusedExperts(t *testing.T) {
 	file := inNewFolder(t)
 	qwen3 := strings.NewReplacer("mixtral", "qwen3_moe", "num_local_experts",
@@ -54,7 +54,7 @@ func TestFusedExperts(t *testing.T) {
 		`"shared_expert_intermediate_size": 80, "moe_`).Replace(qwen3)
 	for _, c := range []struct {
 		name, model, adapter string
-		trained              int64 // as PEFT 0.21 counts; 0: refused
+		trained              int64 // PEFT 0.21's count, 0 if refused
 	}{
 		{"attention", smallMixtral, `"target_modules": ["q_proj", "v_proj"]`, 1792},
 		{"no default", smallMixtral, `"r": 8`, 0},

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestOptimizerOfDeepSpeed names the optimizer that is simulated: DeepSpeed's
-// own kernel where the file has a section for Adam, and not the Trainer's.
+// TestOptimizerOfDeepSpeed tests the chosen optimizer. If the DeepSpeed file has a
+// section for Adam, it is DeepSpeed's own kernel, not the Trainer's.
 func TestOptimizerOfDeepSpeed(t *testing.T) {
 	file := inNewFolder(t)
 	section := func(optimizer string) string {
@@ -40,8 +40,8 @@ func TestOptimizerOfDeepSpeed(t *testing.T) {
 	}
 }
 
-// TestMomentsOfCPUAdam has moments in the type of the master weights where the
-// file asks for it.
+// TestMomentsOfCPUAdam tests moments in the type of the master weights, for files
+// that ask for it.
 func TestMomentsOfCPUAdam(t *testing.T) {
 	file := inNewFolder(t)
 	states := func(name, params, bf16 string) int64 {

@@ -7,16 +7,15 @@ import (
 	"plimsoll/ledger"
 )
 
-// hsdp is an accelerate configuration that divides a model among ranks and
+// hsdp is an accelerate configuration that shards a model among ranks and
 // replicates it.
 func hsdp(sizes string) string {
 	return "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config:\n  fsdp_version: 2\n  fsdp_auto_wrap_policy: " +
 		"TRANSFORMER_BASED_WRAP\nparallelism_config:\n" + sizes
 }
 
-// TestReplicas divides parameters among the ranks of dp_shard_size and
-// cp_size, and not among their replicas: accelerate's mesh is (dp_replicate,
-// dp_shard_cp).
+// TestReplicas shards parameters among the ranks of dp_shard_size and cp_size, and
+// not among replicas: accelerate's mesh is (dp_replicate, dp_shard_cp).
 func TestReplicas(t *testing.T) {
 	file := inNewFolder(t)
 	held := func(q Request) (ledger.Bytes, *Job) {
@@ -59,8 +58,8 @@ func TestReplicas(t *testing.T) {
 	}
 }
 
-// TestParallelismRefused has sizes that accelerate refuses, and those that
-// nothing here plans.
+// TestParallelismRefused tests sizes that accelerate refuses, and sizes that are
+// not planned.
 func TestParallelismRefused(t *testing.T) {
 	file := inNewFolder(t)
 	for _, c := range []struct{ launch, want string }{
@@ -79,8 +78,9 @@ func TestParallelismRefused(t *testing.T) {
 	}
 }
 
-// TestReplicatedGradients has what FSDP2 adds up among replicas held until the
-// backward pass ends, in the type of the reduction, beside the gradients.
+// TestReplicatedGradients tests that FSDP2 holds the inputs of the all-reduce
+// among replicas until the backward pass ends, beside the gradients. They are in
+// the type of the reduction.
 func TestReplicatedGradients(t *testing.T) {
 	file := inNewFolder(t)
 	peak := func(sizes string) ledger.Bytes {
@@ -99,7 +99,7 @@ func TestReplicatedGradients(t *testing.T) {
 	}
 	alone := peak("  parallelism_config_dp_shard_size: 4\n")
 	twice := peak("  parallelism_config_dp_shard_size: 4\n  parallelism_config_dp_replicate_size: 2\n")
-	// 24 blocks of 14.9 million parameters, a fourth each, in bf16.
+	// A fourth of 24 blocks of 14.9 million parameters, in bf16.
 	if more := twice - alone; more < 23*14_900_000/4*2 || more > 494_000_000/4*2+1<<20 {
 		t.Errorf("with replicas the backward pass holds %v more, want about a fourth of the gradients in bf16", more)
 	}

@@ -174,8 +174,8 @@ func (j *Job) quantize(p *autograd.Parameter) {
 	}
 }
 
-// quantizesHead reports whether the output head may be quantized, too: only if a
-// list of modules to skip is given. The list may name the head.
+// quantizesHead reports whether the output head may be quantized, too. It is
+// skipped unless a list of modules to skip is given; then the list decides.
 func (j *Job) quantizesHead() bool {
 	return j.Quantization != nil && j.Quantization.SkipModules != nil
 }

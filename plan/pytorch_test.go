@@ -14,8 +14,8 @@ import (
 	"plimsoll/optim/optimtest"
 )
 
-// trial is one training that is planned, and done by scripts/measure/train.py
-// with real PyTorch and transformers.
+// trial is a training that is planned, and run by scripts/measure/train.py with
+// real PyTorch and transformers.
 type trial struct {
 	name    string
 	config  string // of the catalog
@@ -27,7 +27,7 @@ type trial struct {
 	request Request
 }
 
-// measurement is what the script prints.
+// measurement is the output of the script.
 type measurement struct {
 	Versions map[string]string
 	Phases   []struct {
@@ -41,7 +41,7 @@ type measurement struct {
 	}
 }
 
-// measure runs the script.
+// measure runs the script and returns its output.
 func (c trial) measure(t *testing.T, python, device string) measurement {
 	t.Helper()
 	arguments := []string{"../scripts/measure/train.py", "--config", "../model/catalog/" + c.config + ".json",
@@ -71,7 +71,7 @@ func (c trial) adapterFile(t *testing.T) string {
 	return file
 }
 
-// plan plans the same.
+// plan returns the plan of the same training.
 func (c trial) plan(t *testing.T, torch, transformers string) *Plan {
 	t.Helper()
 	text, err := os.ReadFile("../model/catalog/" + c.config + ".json")
@@ -103,7 +103,7 @@ func (c trial) plan(t *testing.T, torch, transformers string) *Plan {
 	if err != nil {
 		t.Fatal(err)
 	}
-	j.HoldsOutputs = false // as the script
+	j.HoldsOutputs = false // the script holds none
 	p, err := New(j)
 	if err != nil {
 		t.Fatal(err)
@@ -111,7 +111,7 @@ func (c trial) plan(t *testing.T, torch, transformers string) *Plan {
 	return p
 }
 
-// without is a phase's peak and end without a component.
+// without returns the peak and the end of a phase without a component.
 func without(p *ledger.Phase, name ledger.Component) (peak, end ledger.Bytes) {
 	peak, end = p.PeakRequested, p.EndRequested
 	for _, c := range p.Components {
@@ -130,9 +130,9 @@ func without(p *ledger.Phase, name ledger.Component) (peak, end ledger.Bytes) {
 const loraOfQueriesAndValues = `{"peft_type": "LORA", "r": 8, "lora_alpha": 16, "lora_dropout": 0.05, ` +
 	`"target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}`
 
-// TestAgainstPyTorch holds the plan's requested bytes against real PyTorch and
-// transformers, whose tensors have no memory here and believe to be on a GPU.
-// What kernels use inside (cuBLAS' workspaces) is not seen there.
+// TestAgainstPyTorch compares the plan's requested bytes with real PyTorch and
+// transformers. Their tensors are on a fake GPU and have no memory. Memory inside
+// kernels (cuBLAS' workspaces) is not measured.
 func TestAgainstPyTorch(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs Python for a minute")
@@ -213,9 +213,9 @@ func TestAgainstPyTorch(t *testing.T) {
 	}
 }
 
-// TestHostMemoryOnCPU trains on the CPU, with real bytes: what is resident at
-// the end of every phase and at its peak is planned within 3 %, with the holes
-// that malloc keeps.
+// TestHostMemoryOnCPU trains on the CPU, with real memory. The plan predicts the
+// resident memory at the peak and at the end of every phase within 3 %, free
+// memory that malloc keeps included.
 func TestHostMemoryOnCPU(t *testing.T) {
 	if testing.Short() {
 		t.Skip("trains for half a minute")
@@ -236,12 +236,12 @@ func TestHostMemoryOnCPU(t *testing.T) {
 			}
 			process := phase.PeakUsed - phase.PeakReserved
 			figures := map[string][2]float64{}
-			if phase.Name != ledger.Load { // its peak is that of random numbers for the weights
+			if phase.Name != ledger.Load { // the script makes random weights, which have another peak
 				figures["peak"] = [2]float64{float64(phase.PeakUsed), float64(measured.Host.Peak)}
 			}
 			if phase.Name != ledger.Step { // the script's loop has dropped the gradients
-				// Not the proportional set: others that use torch take part of
-				// its libraries.
+				// Not the proportional set size: other processes share torch's
+				// libraries.
 				figures["end"] = [2]float64{float64(phase.EndReserved + process), float64(measured.Host.Resident)}
 			}
 			for what, pair := range figures {

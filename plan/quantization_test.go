@@ -10,8 +10,8 @@ const smallLlama = `"model_type": "llama", "vocab_size": 1000, "hidden_size": 64
 	`"num_hidden_layers": 4,
 	"num_attention_heads": 4, "num_key_value_heads": 2, "torch_dtype": "bfloat16"`
 
-// TestQuantizationOfModel plans weights as the quantization_config of config.json
-// has them stored, and refuses what nothing here plans.
+// TestQuantizationOfModel plans weights with the quantization_config of
+// config.json, and refuses unplanned ones.
 func TestQuantizationOfModel(t *testing.T) {
 	file := inNewFolder(t)
 	lora := file("lora.json", `{"peft_type": "LORA", "r": 8, "target_modules": ["q_proj"]}`)

@@ -13,8 +13,8 @@ import (
 	"plimsoll/model"
 )
 
-// TestTensorParallelWidths plans layers of which a rank has a part, whatever
-// their kind: with more ranks to share a block, a rank holds less.
+// TestTensorParallelWidths plans blocks of every kind that tensor parallelism
+// shards. With more ranks, a rank holds less.
 func TestTensorParallelWidths(t *testing.T) {
 	for _, name := range []string{"llama-3.2-1b", "qwen3-next-80b-a3b", "deepseek-v2-lite", "deepseek-v3",
 		"qwen1.5-moe-a2.7b", "mixtral-8x7b", "t5-small", "bert-large", "gpt2", "falcon-40b"} {
@@ -25,7 +25,7 @@ func TestTensorParallelWidths(t *testing.T) {
 		two := planned(t, q)
 		for i := range one.Devices[0].Phases {
 			before, after := &one.Devices[0].Phases[i], &two.Devices[0].Phases[i]
-			if after.PeakRequested > before.PeakRequested+before.PeakRequested/50 { // norms are not divided
+			if after.PeakRequested > before.PeakRequested+before.PeakRequested/50 { // norms are not sharded
 				t.Errorf("%s, %s %s: %v on each of two ranks that share a block, %v on one", name, after.Iteration,
 					after.Name, after.PeakRequested, before.PeakRequested)
 			}
@@ -33,8 +33,9 @@ func TestTensorParallelWidths(t *testing.T) {
 	}
 }
 
-// TestAdapterOfConv1D wants the product with A saved for B for every token,
-// beside the sum that attention has views of, in a model whose weights are transposed: GPT-2's Conv1D.
+// TestAdapterOfConv1D tests an adapter on transposed weights, GPT-2's Conv1D. For
+// every token the product with A is saved for B, beside the sum that attention has
+// views of.
 func TestAdapterOfConv1D(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "adapter_config.json")
 	if err := os.WriteFile(file, []byte(`{"peft_type": "LORA", "r": 8, "target_modules": ["c_attn"]}`),
@@ -55,7 +56,7 @@ func TestAdapterOfConv1D(t *testing.T) {
 	}
 }
 
-// randomRequest is a job of a model, which may be contradictory.
+// randomRequest returns a random request, which may be contradictory.
 func randomRequest(r *rand.Rand, name, folder string) Request {
 	q := Request{Model: name, Sequence: 1 + r.IntN(1<<(1+r.IntN(17))), MicroBatch: 1 + r.IntN(1<<r.IntN(7)),
 		Accumulation: 1 + r.IntN(3)}
@@ -99,10 +100,10 @@ func randomRequest(r *rand.Rand, name, folder string) Request {
 	return q
 }
 
-// TestRandomJobs plans jobs of the catalog's models with flags at random, for
-// five seconds. What cannot be is refused as bad input; everything else is
-// planned, and adds up; a rank that shares blocks with others holds no more
-// than one that has them alone.
+// TestRandomJobs plans jobs of the catalog's models with random flags, for five
+// seconds. Contradictory jobs are refused as bad input. All others are planned,
+// and their sums agree. A rank that shares blocks with others holds no more than a
+// rank that has them alone.
 func TestRandomJobs(t *testing.T) {
 	folder := t.TempDir()
 	for name, text := range map[string]string{
@@ -159,7 +160,7 @@ func TestRandomJobs(t *testing.T) {
 	t.Logf("%d jobs were planned, %d refused", planned, refused)
 }
 
-// checkSums holds the figures of a plan against each other.
+// checkSums compares the figures of a plan with each other.
 func checkSums(t *testing.T, q Request, p *Plan) {
 	t.Helper()
 	for _, d := range p.Devices {

@@ -7,8 +7,8 @@ import (
 	"plimsoll/ledger"
 )
 
-// TestCheckpointedLayers has layers 0, n, 2n... checkpointed, as transformers
-// has with every_n_layers.
+// TestCheckpointedLayers checkpoints layers 0, n, 2n..., as transformers does with
+// every_n_layers.
 func TestCheckpointedLayers(t *testing.T) {
 	file := inNewFolder(t)
 	config := file("config.json", `{"model_type": "llama", "vocab_size": 1000, "hidden_size": 64, `+

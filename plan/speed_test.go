@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// trillion is a config.json of a mixture of experts with a trillion
-// parameters.
+// trillion is the config.json of a mixture of experts with a trillion parameters.
 const trillion = `{"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 7168, ` +
 	`"intermediate_size": 18432,
 "num_hidden_layers": 61, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "num_experts": 384, ` +
@@ -15,7 +14,7 @@ const trillion = `{"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen
 "moe_intermediate_size": 2048, "decoder_sparse_step": 1, "mlp_only_layers": [], "vocab_size": 163840, ` +
 	`"tie_word_embeddings": false, "torch_dtype": "bfloat16"}`
 
-// speeds are jobs, and the CPU time that their plans may take on a fast core.
+// speeds are jobs with the CPU time that their plans may take on a fast core.
 func speeds(t testing.TB) map[string]struct {
 	request Request
 	limit   time.Duration
@@ -45,9 +44,9 @@ func speeds(t testing.TB) map[string]struct {
 	}
 }
 
-// TestSpeed bounds the CPU time of a plan, garbage collection and all, with a
-// factor of 3 for slow machines. One of three plans must keep it: others use
-// the machine, too.
+// TestSpeed limits the CPU time of a plan, garbage collection included, with a
+// factor of 3 for slow machines. One of three plans must keep the limit, as other
+// processes use the machine, too.
 func TestSpeed(t *testing.T) {
 	for name, s := range speeds(t) {
 		t.Run(name, func(t *testing.T) {
@@ -64,7 +63,7 @@ func TestSpeed(t *testing.T) {
 	}
 }
 
-// spent is the CPU time of this process.
+// spent returns the CPU time of this process.
 func spent(t *testing.T) time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {

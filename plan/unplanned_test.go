@@ -6,11 +6,11 @@ import (
 	"testing"
 )
 
-// TestUnplannedIsSaid tells of keys that change what a job holds and that are
-// not planned with.
+// TestUnplannedIsSaid tests the notes on settings that the plan ignores though
+// they change the memory of the job.
 func TestUnplannedIsSaid(t *testing.T) {
 	write, count := inNewFolder(t), 0
-	file := func(name, text string) string { // each of its own name
+	file := func(name, text string) string { // every file needs a name of its own
 		count++
 		return write(fmt.Sprintf("%d%s", count, name), text)
 	}
@@ -25,7 +25,7 @@ func TestUnplannedIsSaid(t *testing.T) {
 	const wraps = "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_auto_wrap_policy: "
 	for _, c := range []struct {
 		q    Request
-		want string // a part of the note; of none where it begins with "!"
+		want string // a part of the note; with "!" first, a part of no note
 	}{
 		{args(`"auto_find_batch_size": true`), "auto_find_batch_size"},
 		{args(`"eval_strategy": "steps"`), "without eval_accumulation_steps"},
