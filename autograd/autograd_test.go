@@ -11,7 +11,7 @@ import (
 	"plimsoll/ledger"
 )
 
-// memory is a Memory that notices what must not happen.
+// memory is a Memory that checks every call.
 type memory struct {
 	t    interface{ Fatalf(string, ...any) }
 	live map[int]ledger.Bytes
@@ -68,20 +68,19 @@ func (m *memory) component(name ledger.Component) (sum ledger.Bytes) {
 	return sum
 }
 
-// events are what happened since the last call.
+// events returns the allocations and frees since the last call.
 func (m *memory) events() string {
 	text := strings.Join(m.log, " ")
 	m.log = nil
 	return text
 }
 
-// weight is a matrix of this many fp32 elements.
+// weight returns a matrix of so many fp32 elements.
 func weight(elements int64) *Parameter {
 	return &Parameter{Elements: elements, DType: dtype.F32, Trainable: true}
 }
 
-// linear is a product with a weight: it saves its input for the gradient of
-// the weight.
+// linear multiplies by a weight. It saves its input for the weight's gradient.
 func linear(t *Tape, x *Tensor, w *Parameter, out int64) *Tensor {
 	o := Operation{Inputs: []*Tensor{x, w.Tensor()}, Outputs: []Output{{Elements: out, DType: dtype.F32}},
 		Product: true, Kept: true}
@@ -97,11 +96,12 @@ func TestLinear(t *testing.T) {
 	w := weight(12)
 	x := tape.New(3, dtype.F32)
 	y := linear(tape, x, w, 4)
-	tape.Drop(x) // saved
+	tape.Drop(x) // y has saved it
 	if got := m.events(); got != "+12 +16" {
 		t.Errorf("forward: %s", got)
 	}
-	// The incoming gradient and the weight's, and then all but that are freed.
+	// The incoming gradient and the weight's are allocated. The input and the
+	// incoming gradient are freed.
 	tape.Backward(y)
 	if got := m.events(); got != "+16 +48 -12 -16" {
 		t.Errorf("backward: %s", got)
@@ -134,8 +134,8 @@ func TestFrozenWeightSavesNothing(t *testing.T) {
 	}
 }
 
-// TestTiedParameter uses a weight twice: its gradient is complete once, and the
-// sum of two views is a third tensor for a moment.
+// TestTiedParameter uses a weight twice. Its gradient is complete once. The sum of
+// the two views is a third tensor for a moment.
 func TestTiedParameter(t *testing.T) {
 	m := newMemory(t)
 	tape := NewTape(m)
@@ -173,7 +173,7 @@ func TestAccumulation(t *testing.T) {
 	}
 }
 
-// TestResidual adds a tensor to what a branch made of it: the gradient of the
+// TestResidual adds a tensor and the result of a branch on it. The gradient of the
 // sum goes both ways without a copy.
 func TestResidual(t *testing.T) {
 	m := newMemory(t)
@@ -187,9 +187,10 @@ func TestResidual(t *testing.T) {
 	tape.Drop(x, h, branch)
 	m.events()
 	tape.Backward(sum)
-	// The incoming gradient; of the branch the input's and the weight's, and what
-	// it saved is let go of; a sum of its own, because the incoming gradient is
-	// held until the pass is over; the gradient of the first weight.
+	// The incoming gradient. In the branch, the gradients of the input and of the
+	// weight; then its saved tensor is freed. A sum in a new tensor, because the
+	// incoming gradient is held until the pass is over. The gradient of the first
+	// weight.
 	if got := m.events(); got != "+40 +40 +400 -40 +40 -40 +400 -40 -40 -40" {
 		t.Errorf("backward: %s", got)
 	}
@@ -215,7 +216,7 @@ func TestCheckpoint(t *testing.T) {
 			})
 		})
 		tape.Drop(x)
-		// The input and the result; of a selective one what it keeps.
+		// The input and the result, and what a selective checkpoint keeps.
 		kept := map[int]ledger.Bytes{0: 80, 1: 160, 2: 120}[c.Selective]
 		if m.sum() != kept {
 			t.Errorf("%+v: %v are held after the forward pass, expected %v", c, m.sum(), kept)
@@ -232,16 +233,16 @@ func TestCheckpoint(t *testing.T) {
 	}
 }
 
-// TestCheckpointStepByStep follows two products under a checkpoint.
+// TestCheckpointStepByStep runs two matmuls under a checkpoint.
 func TestCheckpointStepByStep(t *testing.T) {
 	for c, want := range map[Checkpoint]struct{ forward, backward string }{
-		// The incoming gradient, which is held until the pass is over; both products
-		// again, of which the result is let go of; the gradients of the second
-		// product, and those of the first; the input and the result.
+		// The incoming gradient, which is held until the pass is over. Both matmuls
+		// again; the result is freed. The gradients of the second matmul, and those
+		// of the first. Then the input and the result are freed.
 		{}: {"+40 +44 +48 -44", "+48 +44 +48 -48 +44 +528 -44 +40 +440 -44 -40 -40 -48 -48"},
 		// The result is held until its gradients are done.
 		{Reentrant: true}: {"+40 +44 +48 -44", "+48 +44 +48 +44 +528 -44 +40 +440 -44 -48 -40 -40 -48 -48"},
-		// The results of both products are there.
+		// The checkpoint has kept the results of both matmuls.
 		{Selective: 1}: {"+40 +44 +48", "+48 +44 +528 -44 +40 +440 -44 -40 -40 -48 -48"},
 	} {
 		m := newMemory(t)
@@ -263,8 +264,8 @@ func TestCheckpointStepByStep(t *testing.T) {
 	}
 }
 
-// TestCheckpointKeepsOthers has a body that reads a tensor beside its input, as
-// blocks of a decoder read what the encoder made.
+// TestCheckpointKeepsOthers has a body that reads another tensor beside its input,
+// as blocks of a decoder read the encoder's output.
 func TestCheckpointKeepsOthers(t *testing.T) {
 	m := newMemory(t)
 	tape := NewTape(m)
@@ -288,13 +289,13 @@ func TestCheckpointKeepsOthers(t *testing.T) {
 	}
 }
 
-// TestResidualCheckpoint is a residual block in the order in which PyTorch 2.15
-// allocates and frees, as torch.profiler shows it: the gradient of the branch is
-// added in place to that of the other way, and only with the reentrant
-// checkpoint, which still holds the incoming gradient, to a tensor of its own.
+// TestResidualCheckpoint runs a residual block. It expects the allocations and
+// frees of PyTorch 2.15 in torch.profiler. The gradient of the branch is added in
+// place to that of the other way. Only the reentrant checkpoint needs a new tensor
+// for the sum, as it still holds the incoming gradient.
 func TestResidualCheckpoint(t *testing.T) {
 	const (
-		again    = " +32 +28 +28 -28" // the branch, the sum, and the branch is let go of
+		again    = " +32 +28 +28 -28" // the branch and the sum; then the branch is freed
 		gradient = " +32 +4404 -32 +28 +4400 -32"
 	)
 	for reentrant, want := range map[bool]string{
@@ -355,8 +356,8 @@ func TestNothingDependsOnIt(t *testing.T) {
 	}
 }
 
-// TestSharedGradient adds a parameter to a tensor: its gradient is the incoming
-// one, which somebody else holds, and so is copied.
+// TestSharedGradient adds a parameter to a tensor. Its gradient is a copy of the
+// incoming gradient, which has another reference.
 func TestSharedGradient(t *testing.T) {
 	m := newMemory(t)
 	tape := NewTape(m)
@@ -372,14 +373,14 @@ func TestSharedGradient(t *testing.T) {
 	}
 }
 
-// TestView hands a storage on, which lives until the last view is dropped.
+// TestView tests that a storage lives until its last view is dropped.
 func TestView(t *testing.T) {
 	m := newMemory(t)
 	tape := NewTape(m)
 	x := tape.New(10, dtype.F32)
 	view := tape.Do(Operation{Inputs: []*Tensor{x}, Outputs: []Output{{Elements: 5, DType: dtype.F32, View: true}}})[0]
 	tape.Drop(x)
-	tape.Drop(x) // the program does not hold it any more
+	tape.Drop(x)
 	if m.sum() != 40 {
 		t.Errorf("%v are held by a view of 40 B", m.sum())
 	}
@@ -389,7 +390,7 @@ func TestView(t *testing.T) {
 	}
 }
 
-// TestReplaces has the gradient take the place of what was saved.
+// TestReplaces replaces a saved tensor by the gradient.
 func TestReplaces(t *testing.T) {
 	for replaces, want := range map[bool]string{false: "+40 +40 -44 -40 -40", true: "+40 -44 +40 -40 -40"} {
 		m := newMemory(t)
@@ -407,8 +408,8 @@ func TestReplaces(t *testing.T) {
 	}
 }
 
-// TestMarks are called on the way back, those of a checkpoint when it is run
-// again.
+// TestMarks tests that marks are called in the backward pass, those of a
+// checkpoint when it runs again.
 func TestMarks(t *testing.T) {
 	m := newMemory(t)
 	tape := NewTape(m)
@@ -450,9 +451,9 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// TestEverythingIsFreed runs random programs, of which not everything reaches
-// the loss: after every backward pass nothing is left but gradients, and every
-// parameter that the loss depends on has one.
+// TestEverythingIsFreed runs random programs, with operations that do not reach
+// the loss. After every backward pass only gradients are left. Every parameter
+// that the loss depends on has one.
 func TestEverythingIsFreed(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		m := newMemory(r)
