@@ -380,7 +380,7 @@ func TestView(t *testing.T) {
 	x := tape.New(10, dtype.F32)
 	view := tape.Do(Operation{Inputs: []*Tensor{x}, Outputs: []Output{{Elements: 5, DType: dtype.F32, View: true}}})[0]
 	tape.Drop(x)
-	tape.Drop(x)
+	tape.Drop(x) // x is dropped already
 	if m.sum() != 40 {
 		t.Errorf("%v are held by a view of 40 B", m.sum())
 	}
@@ -490,8 +490,8 @@ func TestEverythingIsFreed(t *testing.T) {
 					case 4, 5, 6:
 						c := Checkpoint{Reentrant: rapid.Bool().Draw(r, "reentrant"),
 							Selective: rapid.IntRange(0, 2).Draw(r, "selective")}
-						out, nested, dead := rapid.Int64Range(1, 20).Draw(r, "out"), rapid.Bool().Draw(r,
-							"nested"), rapid.Bool().Draw(r, "dead")
+						out, nested, dead := rapid.Int64Range(1, 20).Draw(r, "out"),
+							rapid.Bool().Draw(r, "nested"), rapid.Bool().Draw(r, "dead")
 						twice := func(x *Tensor) *Tensor { return linear(tape, linear(tape, x, w, out), w, out) }
 						y := tape.Checkpoint(c, x, func(x *Tensor) *Tensor {
 							if nested {
@@ -528,8 +528,8 @@ func TestEverythingIsFreed(t *testing.T) {
 				}
 			}
 			if m.sum() != gradients || m.component(ledger.Gradients) != gradients || len(tape.nodes) > 0 {
-				r.Fatalf("%v are left, %v of it named gradients, and gradients take %v; %d nodes are left", m.sum(),
-					m.component(ledger.Gradients), gradients, len(tape.nodes))
+				r.Fatalf("%v are left, %v of it named gradients, and gradients take %v; %d nodes are left",
+					m.sum(), m.component(ledger.Gradients), gradients, len(tape.nodes))
 			}
 			if rapid.Bool().Draw(r, "zero_grad") {
 				for _, w := range parameters {

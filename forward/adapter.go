@@ -180,7 +180,7 @@ func (p *pass) matrix(weight, bias, x *autograd.Tensor, in, out int64) *autograd
 	return y
 }
 
-// adaLoRA scales the rows of A, and divides by the rank, which is a parameter
+// adaLoRA scales the rows of A and divides by the rank, which is a parameter
 // (peft/tuners/adalora/layer.py).
 func (p *pass) adaLoRA(a *Adapter, base, x *autograd.Tensor, in, out int64) *autograd.Tensor {
 	rows := p.multiply(a.A.Tensor(), a.Vectors[0].Tensor())

@@ -37,7 +37,7 @@ func TestAdaptedParameters(t *testing.T) {
 	file := inNewFolder(t)
 	for _, c := range []struct {
 		model, adapter   string
-		trained, besides int64 // besides the model's own
+		trained, besides int64 // besides: all that the model does not have itself
 	}{
 		{"llama", `"target_modules": ["q_proj", "v_proj"]`, 3584, 3584},
 		{"llama", `"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["lm_head"]`, 67584, 67584},
@@ -87,8 +87,8 @@ func TestAdaptedParameters(t *testing.T) {
 			}
 		}
 		if besides := elementsOf(list) - j.Model.Elements(); trained != c.trained || besides != c.besides {
-			t.Errorf("%s, %s: %d trained and %d besides, PEFT has %d and %d", c.model, c.adapter, trained, besides,
-				c.trained, c.besides)
+			t.Errorf("%s, %s: %d trained and %d besides, PEFT has %d and %d",
+				c.model, c.adapter, trained, besides, c.trained, c.besides)
 		}
 	}
 }

@@ -42,12 +42,12 @@ func (r *resolver) kernels() error {
 	longest := positions(j.Model.Network, j.Model.Parameters)
 	return refuse(
 		contradiction{longest > 0 && j.Sequence > longest,
-			fmt.Sprintf("sequences are of %d tokens, and %s has learned positions for %d", j.Sequence, j.Model.Name,
-				longest),
-			fmt.Sprintf("give --seq-len %d or less", longest)},
-		contradiction{j.MicroBatch > maxTokens/j.Sequence,
-			fmt.Sprintf("a micro batch of %d sequences of %d tokens is more than %d tokens", j.MicroBatch, j.Sequence,
-				maxTokens),
+			fmt.Sprintf("sequences are of %d tokens, and %s has learned positions for %d",
+				j.Sequence, j.Model.Name, longest),
+			fmt.Sprintf("give --seq-len %d or less",
+				longest)}, contradiction{j.MicroBatch > maxTokens/j.Sequence,
+			fmt.Sprintf("a micro batch of %d sequences of %d tokens is more than %d tokens",
+				j.MicroBatch, j.Sequence, maxTokens),
 			"give a smaller --micro-batch"},
 		contradiction{j.Attention == forward.Flash && j.OnCPU,
 			"flash attention runs on GPUs, and the job is on the CPU", "use --attention sdpa"},
@@ -172,8 +172,8 @@ func (r *resolver) splits() error {
 			of    string
 		}{{a.Heads, "heads"}, {a.KeyValueHeads, "heads of keys and values"}} {
 			list = append(list, contradiction{heads.count%j.SplitWidth != 0,
-				fmt.Sprintf("%s has %d %s, which cannot be divided among %d ranks", j.Model.Name, heads.count, heads.of,
-					j.SplitWidth),
+				fmt.Sprintf("%s has %d %s, which cannot be divided among %d ranks",
+					j.Model.Name, heads.count, heads.of, j.SplitWidth),
 				"give a --tensor-parallel that divides them"})
 		}
 	}

@@ -101,7 +101,7 @@ func TestMeasuredOffloadStates(t *testing.T) {
 		m["allocated after step 0, before offload_states"]-m["allocated after offload_states (all)"], 0)
 }
 
-// TestMeasuredLowPrecision is ZeRO-3 with everything in bf16 on four GPUs.
+// TestMeasuredLowPrecision compares ZeRO-3 with everything in bf16 on four GPUs.
 func TestMeasuredLowPrecision(t *testing.T) {
 	m := measurements(t, "dsx-bf16master-lowprec")
 	shapes := [][]int64{{50257, 4096}, {512, 4096}, {4096}, {4096}, {50257, 4096}, {50257}}
@@ -147,7 +147,7 @@ func TestMeasuredHost(t *testing.T) {
 		gibibyte*m["max_allocated After initializing ZeRO optimizer"], 0.03)
 }
 
-// TestMeasuredOldHost is DeepSpeed 0.8, which made the states at the start.
+// TestMeasuredOldHost compares DeepSpeed 0.8, which made the states at the start.
 func TestMeasuredOldHost(t *testing.T) {
 	m := measurements(t, "nebuly242-llama7b-z3-offload")
 	j := deepSpeedJob(t, catalog(t, "llama-2-7b"),
@@ -163,7 +163,7 @@ func TestMeasuredOldHost(t *testing.T) {
 		at("After initializing optimizer states")-at("Before initializing optimizer states"), 0.02)
 }
 
-// TestMeasuredChat is DeepSpeed-Chat with OPT on 16 GPUs.
+// TestMeasuredChat compares DeepSpeed-Chat with OPT on 16 GPUs.
 func TestMeasuredChat(t *testing.T) {
 	const fp16 = `{"train_batch_size": 128, "fp16": {"enabled": true}, "zero_optimization": {"stage": %d, ` +
 		`"overlap_comm": true}, "optimizer": {"type": "AdamW", "params": {}}}`

@@ -349,8 +349,8 @@ func (e *partitioned) describe() {
 		"parameters of which the rank has a part, whole: %s x %d B, from the second micro batch on "+
 			"(accumulated_grads_in_cpu)", ledger.Count(e.own), size)
 	if e.offloads() {
-		e.explain(ledger.MasterGradients, "%s x %d B, on the host for good (initialize_optimizer_states)", part,
-			e.master.Size())
+		e.explain(ledger.MasterGradients, "%s x %d B, on the host for good (initialize_optimizer_states)",
+			part, e.master.Size())
 	} else {
 		e.explain(ledger.MasterGradients,
 			"%s x (%d B flattened, then %d B cast) for the step (zero/stage_1_and_2.py, step)", part, size,

@@ -23,8 +23,8 @@ func (e *divided) describe() {
 		ledger.Count(e.recipe.Sizes.PersistentParameter))
 	e.explain(ledger.MasterWeights, "%s parameters / %d ranks = %s x %d B (zero/stage3.py, _create_fp32_partitions)",
 		ledger.Count(n), d, part, e.master.Size())
-	e.explain(ledger.AccumulatedGradients, "%s x %d B, for good (zero/stage3.py, grad_partitions_flat_buffer)", part,
-		e.accumulation().Size())
+	e.explain(ledger.AccumulatedGradients, "%s x %d B, for good (zero/stage3.py, grad_partitions_flat_buffer)",
+		part, e.accumulation().Size())
 	e.explain(ledger.MasterGradients,
 		"in sub-groups of %s elements: %d B, for good where the host steps, flattened and cast for the step on the "+
 			"GPU (zero/stage3.py, initialize_optimizer_states)", ledger.Count(e.recipe.Sizes.SubGroup), e.master.Size())

@@ -151,7 +151,8 @@ func TestDeepSpeedHostBytes(t *testing.T) {
 	}
 }
 
-// TestDeepSpeedPinning tells pinned tensors from their blocks.
+// TestDeepSpeedPinning tests the blocks of pinned tensors, and which tensors are
+// pinned.
 func TestDeepSpeedPinning(t *testing.T) {
 	const GiB = int64(ledger.GiB)
 	m := catalog(t, "llama-3.2-1b")
@@ -324,13 +325,13 @@ func TestDeepSpeedTransients(t *testing.T) {
 	}
 	if s := run(zero(2, offload), "0.18.6"); peak(t, s.host, ledger.Initialize, ledger.Once) < 4*n ||
 		peak(t, s.gpu, ledger.Initialize, ledger.Once) > 2*n+2*n {
-		t.Errorf("put together on the host: %d there, %d on the GPU", peak(t, s.host, ledger.Initialize, ledger.Once),
-			peak(t, s.gpu, ledger.Initialize, ledger.Once))
+		t.Errorf("put together on the host: %d there, %d on the GPU",
+			peak(t, s.host, ledger.Initialize, ledger.Once), peak(t, s.gpu, ledger.Initialize, ledger.Once))
 	}
 	if s := run(zero(2, ""), "0.19.6"); peak(t, s.gpu, ledger.Initialize, ledger.Once) < 4*n ||
 		peak(t, s.host, ledger.Initialize, ledger.Once) != 0 {
-		t.Errorf("put together on the GPU: %d there, %d on the host", peak(t, s.gpu, ledger.Initialize, ledger.Once),
-			peak(t, s.host, ledger.Initialize, ledger.Once))
+		t.Errorf("put together on the GPU: %d there, %d on the host",
+			peak(t, s.gpu, ledger.Initialize, ledger.Once), peak(t, s.host, ledger.Initialize, ledger.Once))
 	}
 	small := deepSpeedJob(t, m, zero(2, ""), "0.19.6")
 	small.GPU.Memory = ledger.Bytes(3 * n)
@@ -394,7 +395,7 @@ func TestDeepSpeedReduction(t *testing.T) {
 				t.Errorf("%d bytes put together by rank, want %d", copied, bucket)
 			}
 			during("end", func() { s.engine.endBackward(true) }, bucket+max(test.last, test.left), test.end)
-			if !test.offload { // a second pass adds its gradients to those of the first
+			if !test.offload { // a second pass accumulates its gradients
 				during("third again", func() { s.engine.gradient(s.trained[2]) }, bucket+test.left, bucket+test.left)
 				during("end again", func() { s.engine.gradient(s.trained[0]); s.engine.endBackward(true) },
 					bucket+2*test.left, test.end)
@@ -444,8 +445,8 @@ func TestDeepSpeedFetching(t *testing.T) {
 	s.phase(ledger.Forward, ledger.First, func() { f.fetch(s.parameters[1:4]) })
 	if bytes := 2 * elementsOf(s.parameters[1:4]); peak(t, s.gpu, ledger.Forward, ledger.First) != 2*bytes ||
 		int64(s.gpu.live) != bytes {
-		t.Errorf("peak of %d and %d in the end, want %d", peak(t, s.gpu, ledger.Forward, ledger.First), s.gpu.live,
-			bytes)
+		t.Errorf("peak of %d and %d in the end, want %d",
+			peak(t, s.gpu, ledger.Forward, ledger.First), s.gpu.live, bytes)
 	}
 }
 
@@ -471,9 +472,9 @@ func TestDeepSpeedProperties(t *testing.T) {
 		}
 		stage := rapid.IntRange(0, 3).Draw(r, "stage")
 		j := deepSpeedJob(t, m, zero(stage, ""),
-			rapid.SampledFrom([]string{"0.3.1", "0.9.0", "0.14.1", "0.16.9", "0.17.0", "0.18.3", "0.18.7", "0.19.4",
-				"0.19.6"}).Draw(r,
-				"release"))
+			rapid.SampledFrom([]string{
+				"0.3.1", "0.9.0", "0.14.1", "0.16.9", "0.17.0", "0.18.3", "0.18.7", "0.19.4", "0.19.6",
+			}).Draw(r, "release"))
 		j.onRanks(rapid.IntRange(1, 9).Draw(r, "ranks"))
 		j.Accumulation = rapid.IntRange(1, 3).Draw(r, "accumulation")
 		j.Weights = rapid.SampledFrom([]dtype.Type{dtype.F16, dtype.BF16, dtype.F32}).Draw(r, "weights")
@@ -530,8 +531,8 @@ func TestDeepSpeedProperties(t *testing.T) {
 						}
 					}
 					if sum != list.sum {
-						r.Fatalf("%s %s: components of %d, in all %d: %v", p.Name, p.Iteration, sum, list.sum,
-							list.components)
+						r.Fatalf("%s %s: components of %d, in all %d: %v",
+							p.Name, p.Iteration, sum, list.sum, list.components)
 					}
 				}
 			}

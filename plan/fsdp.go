@@ -267,13 +267,10 @@ func (e *sharded) accumulate(u *unit) {
 	if u.elements(func(p *autograd.Parameter) bool { return p.HasGradient() }, (*autograd.Parameter).Bytes) == 0 {
 		return
 	}
-	u.flat = e.gpu.hold(u.elements(func(p *autograd.Parameter) bool {
-		return p.Quantized == autograd.Unquantized
-	},
-		func(p *autograd.Parameter) int64 {
-			return p.Elements * p.DType.Size()
-		}),
-		ledger.Gradients)
+	u.flat = e.gpu.hold(u.elements(
+		func(p *autograd.Parameter) bool { return p.Quantized == autograd.Unquantized },
+		func(p *autograd.Parameter) int64 { return p.Elements * p.DType.Size() },
+	), ledger.Gradients)
 	for _, p := range u.parameters {
 		p.DropGradient()
 	}

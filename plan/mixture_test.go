@@ -38,8 +38,8 @@ func TestShardsOfFSDP2(t *testing.T) {
 			gathered += e.spread(p)
 		}
 		if shard != c.shard || gathered != c.gathered {
-			t.Errorf("%d ranks: a shard of %d elements and %d gathered, torch has %d and %d", c.ranks, shard, gathered,
-				c.shard, c.gathered)
+			t.Errorf("%d ranks: a shard of %d elements and %d gathered, torch has %d and %d",
+				c.ranks, shard, gathered, c.shard, c.gathered)
 		}
 	}
 }

@@ -112,8 +112,8 @@ func experts(x *model.Mixture, m forward.Parameters) forward.Experts {
 	for i := range x.Experts {
 		f := &x.Experts[i]
 		if gate := m.ByName[f.Gate+".weight"]; gate != nil {
-			e.Gate, e.Up, e.Down = append(e.Gate, gate), append(e.Up, m.ByName[f.Up+".weight"]), append(e.Down,
-				m.ByName[f.Down+".weight"])
+			e.Gate, e.Up, e.Down = append(e.Gate, gate),
+				append(e.Up, m.ByName[f.Up+".weight"]), append(e.Down, m.ByName[f.Down+".weight"])
 		}
 	}
 	return e
@@ -234,8 +234,8 @@ func (j *Job) adapt(m forward.Parameters) []*autograd.Parameter {
 			}
 			if a.Type == "ADALORA" {
 				f.Kind = forward.AdaLoRA
-				// PEFT makes ranknum in fp32 without a gradient. Taken to the type of
-				// the weight, it becomes another parameter, which has one.
+				// PEFT makes ranknum in fp32 without a gradient. Its cast to the
+				// weight's type is another parameter, which has a gradient.
 				w := m.ByName[t.path+".weight"]
 				taken := w.DType != dtype.F32 || w.Quantized != autograd.Unquantized
 				f.Vectors = []*autograd.Parameter{add(t.path+".lora_E", f.Rank, 1, true),

@@ -18,12 +18,12 @@ import (
 // real PyTorch and transformers.
 type trial struct {
 	name    string
-	config  string // of the catalog
+	config  string // a model of the catalog
 	layers  int
 	batch   int
 	length  int
 	adapter string // an adapter_config.json
-	flags   string // of the script
+	flags   string // flags of the script
 	request Request
 }
 
@@ -203,8 +203,8 @@ func TestAgainstPyTorch(t *testing.T) {
 					for what, pair := range map[string][2]ledger.Bytes{"peak": {peak, measured.Peak},
 						"end": {end, measured.End}} {
 						if off := float64(pair[0])/float64(pair[1]) - 1; math.Abs(off) > 0.003 {
-							t.Errorf("%s %s, %s: planned %v, PyTorch %v (%+.2f %%)", iteration, phase.Name, what,
-								pair[0].Exact(), pair[1].Exact(), 100*off)
+							t.Errorf("%s %s, %s: planned %v, PyTorch %v (%+.2f %%)",
+								iteration, phase.Name, what, pair[0].Exact(), pair[1].Exact(), 100*off)
 						}
 					}
 				}
@@ -247,11 +247,11 @@ func TestHostMemoryOnCPU(t *testing.T) {
 			for what, pair := range figures {
 				compared++
 				off := pair[0]/pair[1] - 1
-				t.Logf("%s %s, %s: planned %v, measured %v (%+.2f %%)", iteration, phase.Name, what,
-					ledger.Bytes(pair[0]), ledger.Bytes(pair[1]), 100*off)
+				t.Logf("%s %s, %s: planned %v, measured %v (%+.2f %%)",
+					iteration, phase.Name, what, ledger.Bytes(pair[0]), ledger.Bytes(pair[1]), 100*off)
 				if math.Abs(off) > 0.03 {
-					t.Errorf("%s %s, %s: planned %v, measured %v (%+.2f %%)", iteration, phase.Name, what,
-						ledger.Bytes(pair[0]), ledger.Bytes(pair[1]), 100*off)
+					t.Errorf("%s %s, %s: planned %v, measured %v (%+.2f %%)",
+						iteration, phase.Name, what, ledger.Bytes(pair[0]), ledger.Bytes(pair[1]), 100*off)
 				}
 			}
 		}

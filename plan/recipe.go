@@ -263,8 +263,8 @@ func (r *resolver) chooseOptimizer() error {
 		if near := fault.Nearest(name, Optimizers()); near != "" {
 			mend = fmt.Sprintf("did you mean %q? %s", near, mend)
 		}
-		return &fault.Input{Where: where, What: fmt.Sprintf("the optimizer %q is not one that can be planned", name),
-			Mend: mend}
+		return &fault.Input{Where: where, What: fmt.Sprintf("the optimizer %q is not one that can be planned",
+			name), Mend: mend}
 	}
 	o := optimizerKinds[known.kind]
 	o.Name, o.Variant, o.managed = known.kind, known.variant, known.paged
@@ -304,8 +304,8 @@ type namedOptimizer struct {
 	paged   bool
 }
 
-// optimizerNames maps the names of optimizers: Plimsoll's own, those of
-// TrainingArguments and those of DeepSpeed.
+// optimizerNames maps the names of optimizers in Plimsoll, in TrainingArguments
+// and in DeepSpeed.
 var optimizerNames = func() map[string]namedOptimizer {
 	m := map[string]namedOptimizer{}
 	for _, kind := range Optimizers() {

@@ -229,8 +229,8 @@ func (r *resolver) ranks() error {
 		}
 	}
 	if j.Nodes > maxRanks || j.RanksPerNode > maxRanks || j.Nodes*j.RanksPerNode > maxRanks {
-		return &fault.Input{What: fmt.Sprintf("%d nodes of %d GPUs are more than %d ranks", j.Nodes, j.RanksPerNode,
-			maxRanks)}
+		return &fault.Input{What: fmt.Sprintf("%d nodes of %d GPUs are more than %d ranks",
+			j.Nodes, j.RanksPerNode, maxRanks)}
 	}
 	j.World = j.Nodes * j.RanksPerNode
 	if r.GPU != "" {
@@ -427,7 +427,8 @@ func contemporaries(torch version.Version) release {
 
 const transformersModules = "transformers"
 
-// modules sets what depends on the library of the model's modules.
+// modules sets the library of the model's modules and the settings that follow
+// from it.
 func (r *resolver) modules() error {
 	j := r.job
 	j.Modules = r.Modules
@@ -441,7 +442,7 @@ func (r *resolver) modules() error {
 	case "torchtitan": // the training loop deletes the outputs before the backward pass
 		j.HoldsOutputs, j.KeepsLastBlock = false, true
 		if j.Loss == forward.CompiledLoss && !j.Versions.Torch.AtLeast(2, 8, 0) {
-			j.Loss = forward.ShiftLabels // blocks alone were compiled
+			j.Loss = forward.ShiftLabels // only the blocks were compiled
 		}
 	default:
 		return &fault.Input{What: fmt.Sprintf("unknown modules %q", r.Modules),
@@ -544,8 +545,8 @@ func (r *resolver) passes() error {
 			Mend: "give a number of GPUs that is a multiple"}
 	}
 	if j.Sequence%j.SplitSequence != 0 {
-		return &fault.Input{What: fmt.Sprintf("sequences of %d tokens cannot be divided among %d ranks", j.Sequence,
-			j.SplitSequence)}
+		return &fault.Input{What: fmt.Sprintf("sequences of %d tokens cannot be divided among %d ranks",
+			j.Sequence, j.SplitSequence)}
 	}
 	return nil
 }

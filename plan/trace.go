@@ -81,7 +81,7 @@ func (t *trace) Allocate(bytes ledger.Bytes, component ledger.Component) int {
 	return id
 }
 
-// leave copies what is held at the peak. It precedes every change.
+// leave copies the components at the peak. Every change calls it first.
 func (t *trace) leave() {
 	if t.atTop {
 		t.atPeak, t.atTop = append(t.atPeak[:0], t.held...), false
