@@ -19,7 +19,8 @@ type Model struct {
 	Memory ledger.Bytes
 	// Alias is another name, for models whose name in nvidia-smi lacks the memory.
 	Alias string
-	// Capability is the CUDA compute capability, 90 for 9.0. It is 0 without CUDA.
+	// Capability is the CUDA compute capability, 90 for 9.0. It is 0 for AMD and
+	// unknown GPUs.
 	Capability int
 }
 
