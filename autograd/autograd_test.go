@@ -11,7 +11,7 @@ import (
 	"plimsoll/ledger"
 )
 
-// memory is a Memory that notices what must not happen.
+// memory is a Memory that checks every call.
 type memory struct {
 	t    interface{ Fatalf(string, ...any) }
 	live map[int]ledger.Bytes
@@ -68,22 +68,22 @@ func (m *memory) component(name ledger.Component) (sum ledger.Bytes) {
 	return sum
 }
 
-// events are what happened since the last call.
+// events returns the allocations and frees since the last call.
 func (m *memory) events() string {
 	text := strings.Join(m.log, " ")
 	m.log = nil
 	return text
 }
 
-// weight is a matrix of this many fp32 elements.
+// weight returns a matrix of so many fp32 elements.
 func weight(elements int64) *Parameter {
 	return &Parameter{Elements: elements, DType: dtype.F32, Trainable: true}
 }
 
-// linear is a product with a weight: it saves its input for the gradient of
-// the weight.
+// linear multiplies by a weight. It saves its input for the weight's gradient.
 func linear(t *Tape, x *Tensor, w *Parameter, out int64) *Tensor {
-	o := Operation{Inputs: []*Tensor{x, w.Tensor()}, Outputs: []Output{{Elements: out, DType: dtype.F32}}, Product: true, Kept: true}
+	o := Operation{Inputs: []*Tensor{x, w.Tensor()}, Outputs: []Output{{Elements: out, DType: dtype.F32}},
+		Product: true, Kept: true}
 	if w.Trainable {
 		o.Saved = []*Tensor{x}
 	}
@@ -96,11 +96,12 @@ func TestLinear(t *testing.T) {
 	w := weight(12)
 	x := tape.New(3, dtype.F32)
 	y := linear(tape, x, w, 4)
-	tape.Drop(x) // saved
+	tape.Drop(x) // y has saved it
 	if got := m.events(); got != "+12 +16" {
 		t.Errorf("forward: %s", got)
 	}
-	// The incoming gradient and the weight's, and then all but that are freed.
+	// The incoming gradient and the weight's are allocated. The input and the
+	// incoming gradient are freed.
 	tape.Backward(y)
 	if got := m.events(); got != "+16 +48 -12 -16" {
 		t.Errorf("backward: %s", got)
@@ -133,8 +134,8 @@ func TestFrozenWeightSavesNothing(t *testing.T) {
 	}
 }
 
-// TestTiedParameter uses a weight twice: its gradient is complete once, and the
-// sum of two views is a third tensor for a moment.
+// TestTiedParameter uses a weight twice. Its gradient is complete once. The sum of
+// the two views is a third tensor for a moment.
 func TestTiedParameter(t *testing.T) {
 	m := newMemory(t)
 	tape := NewTape(m)
@@ -172,7 +173,7 @@ func TestAccumulation(t *testing.T) {
 	}
 }
 
-// TestResidual adds a tensor to what a branch made of it: the gradient of the
+// TestResidual adds a tensor and the result of a branch on it. The gradient of the
 // sum goes both ways without a copy.
 func TestResidual(t *testing.T) {
 	m := newMemory(t)
@@ -181,13 +182,15 @@ func TestResidual(t *testing.T) {
 	x := tape.New(10, dtype.F32)
 	h := linear(tape, x, first, 10)
 	branch := linear(tape, h, w, 10)
-	sum := tape.Do(Operation{Inputs: []*Tensor{h, branch}, Shared: []bool{true, true}, Outputs: []Output{{Elements: 10, DType: dtype.F32}}})[0]
+	sum := tape.Do(Operation{Inputs: []*Tensor{h, branch}, Shared: []bool{true, true},
+		Outputs: []Output{{Elements: 10, DType: dtype.F32}}})[0]
 	tape.Drop(x, h, branch)
 	m.events()
 	tape.Backward(sum)
-	// The incoming gradient; of the branch the input's and the weight's, and what
-	// it saved is let go of; a sum of its own, because the incoming gradient is
-	// held until the pass is over; the gradient of the first weight.
+	// The incoming gradient. In the branch, the gradients of the input and of the
+	// weight; then its saved tensor is freed. A sum in a new tensor, because the
+	// incoming gradient is held until the pass is over. The gradient of the first
+	// weight.
 	if got := m.events(); got != "+40 +40 +400 -40 +40 -40 +400 -40 -40 -40" {
 		t.Errorf("backward: %s", got)
 	}
@@ -213,7 +216,7 @@ func TestCheckpoint(t *testing.T) {
 			})
 		})
 		tape.Drop(x)
-		// The input and the result; of a selective one what it keeps.
+		// The input and the result, and what a selective checkpoint keeps.
 		kept := map[int]ledger.Bytes{0: 80, 1: 160, 2: 120}[c.Selective]
 		if m.sum() != kept {
 			t.Errorf("%+v: %v are held after the forward pass, expected %v", c, m.sum(), kept)
@@ -230,23 +233,25 @@ func TestCheckpoint(t *testing.T) {
 	}
 }
 
-// TestCheckpointStepByStep follows two products under a checkpoint.
+// TestCheckpointStepByStep runs two matmuls under a checkpoint.
 func TestCheckpointStepByStep(t *testing.T) {
 	for c, want := range map[Checkpoint]struct{ forward, backward string }{
-		// The incoming gradient, which is held until the pass is over; both products
-		// again, of which the result is let go of; the gradients of the second
-		// product, and those of the first; the input and the result.
+		// The incoming gradient, which is held until the pass is over. Both matmuls
+		// again; the result is freed. The gradients of the second matmul, and those
+		// of the first. Then the input and the result are freed.
 		{}: {"+40 +44 +48 -44", "+48 +44 +48 -48 +44 +528 -44 +40 +440 -44 -40 -40 -48 -48"},
 		// The result is held until its gradients are done.
 		{Reentrant: true}: {"+40 +44 +48 -44", "+48 +44 +48 +44 +528 -44 +40 +440 -44 -48 -40 -40 -48 -48"},
-		// The results of both products are there.
+		// The checkpoint has kept the results of both matmuls.
 		{Selective: 1}: {"+40 +44 +48", "+48 +44 +528 -44 +40 +440 -44 -40 -40 -48 -48"},
 	} {
 		m := newMemory(t)
 		tape := NewTape(m)
 		first, second := weight(110), weight(132)
 		x := tape.New(10, dtype.F32)
-		y := tape.Checkpoint(c, x, func(x *Tensor) *Tensor { return linear(tape, linear(tape, x, first, 11), second, 12) })
+		y := tape.Checkpoint(c, x, func(x *Tensor) *Tensor {
+			return linear(tape, linear(tape, x, first, 11), second, 12)
+		})
 		tape.Drop(x)
 		if got := m.events(); got != want.forward {
 			t.Errorf("%+v: forward: %s, want %s", c, got, want.forward)
@@ -259,8 +264,8 @@ func TestCheckpointStepByStep(t *testing.T) {
 	}
 }
 
-// TestCheckpointKeepsOthers has a body that reads a tensor beside its input, as
-// blocks of a decoder read what the encoder made.
+// TestCheckpointKeepsOthers has a body that reads another tensor beside its input,
+// as blocks of a decoder read the encoder's output.
 func TestCheckpointKeepsOthers(t *testing.T) {
 	m := newMemory(t)
 	tape := NewTape(m)
@@ -269,7 +274,8 @@ func TestCheckpointKeepsOthers(t *testing.T) {
 	y := tape.Checkpoint(Checkpoint{}, x, func(x *Tensor) *Tensor {
 		return tape.Scope(func() *Tensor {
 			factors := []*Tensor{linear(tape, x, w, 11), other}
-			return tape.Do(Operation{Inputs: factors, Saved: factors, Outputs: []Output{{Elements: 11, DType: dtype.F32}}})[0]
+			return tape.Do(Operation{Inputs: factors, Saved: factors,
+				Outputs: []Output{{Elements: 11, DType: dtype.F32}}})[0]
 		})
 	}, other)
 	tape.Drop(x, other)
@@ -283,13 +289,13 @@ func TestCheckpointKeepsOthers(t *testing.T) {
 	}
 }
 
-// TestResidualCheckpoint is a residual block in the order in which PyTorch 2.15
-// allocates and frees, as torch.profiler shows it: the gradient of the branch is
-// added in place to that of the other way, and only with the reentrant
-// checkpoint, which still holds the incoming gradient, to a tensor of its own.
+// TestResidualCheckpoint runs a residual block. It expects the allocations and
+// frees of PyTorch 2.15 in torch.profiler. The gradient of the branch is added in
+// place to that of the other way. Only the reentrant checkpoint needs a new tensor
+// for the sum, as it still holds the incoming gradient.
 func TestResidualCheckpoint(t *testing.T) {
 	const (
-		again    = " +32 +28 +28 -28" // the branch, the sum, and the branch is let go of
+		again    = " +32 +28 +28 -28" // the branch and the sum; then the branch is freed
 		gradient = " +32 +4404 -32 +28 +4400 -32"
 	)
 	for reentrant, want := range map[bool]string{
@@ -303,7 +309,8 @@ func TestResidualCheckpoint(t *testing.T) {
 		tape.RequireGradient(x)
 		y := tape.Checkpoint(Checkpoint{Reentrant: reentrant}, x, func(x *Tensor) *Tensor {
 			branch := linear(tape, linear(tape, x, first, 8), second, 7)
-			return tape.Do(Operation{Inputs: []*Tensor{x, branch}, Shared: []bool{true, true}, Outputs: []Output{{Elements: 7, DType: dtype.F32}}})[0]
+			return tape.Do(Operation{Inputs: []*Tensor{x, branch}, Shared: []bool{true, true},
+				Outputs: []Output{{Elements: 7, DType: dtype.F32}}})[0]
 		})
 		loss := tape.Do(Operation{Inputs: []*Tensor{y}, Outputs: []Output{{Elements: 1, DType: dtype.F32}}})[0]
 		tape.Drop(y)
@@ -319,7 +326,9 @@ func TestNothingDependsOnIt(t *testing.T) {
 	for name, dead := range map[string]func(tape *Tape, x *Tensor, w *Parameter) *Tensor{
 		"a product": func(tape *Tape, x *Tensor, w *Parameter) *Tensor { return linear(tape, x, w, 10) },
 		"a selective checkpoint": func(tape *Tape, x *Tensor, w *Parameter) *Tensor {
-			return tape.Checkpoint(Checkpoint{Selective: 1}, x, func(x *Tensor) *Tensor { return linear(tape, linear(tape, x, w, 10), w, 10) })
+			return tape.Checkpoint(Checkpoint{Selective: 1}, x, func(x *Tensor) *Tensor {
+				return linear(tape, linear(tape, x, w, 10), w, 10)
+			})
 		},
 	} {
 		m := newMemory(t)
@@ -333,7 +342,9 @@ func TestNothingDependsOnIt(t *testing.T) {
 			tape.Backward(y)
 			tape.Drop(y)
 			if m.sum() != 440 || complete != pass {
-				t.Errorf("%s, pass %d: %v are left, expected the batch and a gradient, 440 B, which was complete %d times", name, pass, m.sum(), complete)
+				t.Errorf("%s, pass %d: %v are left, expected the batch and a gradient, 440 B, which was complete "+
+					"%d times",
+					name, pass, m.sum(), complete)
 			}
 		}
 		// A loss that needs no gradient ends the pass as well.
@@ -345,14 +356,15 @@ func TestNothingDependsOnIt(t *testing.T) {
 	}
 }
 
-// TestSharedGradient adds a parameter to a tensor: its gradient is the incoming
-// one, which somebody else holds, and so is copied.
+// TestSharedGradient adds a parameter to a tensor. Its gradient is a copy of the
+// incoming gradient, which has another reference.
 func TestSharedGradient(t *testing.T) {
 	m := newMemory(t)
 	tape := NewTape(m)
 	bias := weight(10)
 	x := tape.New(10, dtype.F32)
-	y := tape.Do(Operation{Inputs: []*Tensor{x, bias.Tensor()}, Shared: []bool{true, true}, Outputs: []Output{{Elements: 10, DType: dtype.F32}}})[0]
+	y := tape.Do(Operation{Inputs: []*Tensor{x, bias.Tensor()}, Shared: []bool{true, true},
+		Outputs: []Output{{Elements: 10, DType: dtype.F32}}})[0]
 	tape.Drop(x)
 	m.events()
 	tape.Backward(y)
@@ -361,14 +373,14 @@ func TestSharedGradient(t *testing.T) {
 	}
 }
 
-// TestView hands a storage on, which lives until the last view is dropped.
+// TestView tests that a storage lives until its last view is dropped.
 func TestView(t *testing.T) {
 	m := newMemory(t)
 	tape := NewTape(m)
 	x := tape.New(10, dtype.F32)
 	view := tape.Do(Operation{Inputs: []*Tensor{x}, Outputs: []Output{{Elements: 5, DType: dtype.F32, View: true}}})[0]
 	tape.Drop(x)
-	tape.Drop(x) // the program does not hold it any more
+	tape.Drop(x) // x is dropped already
 	if m.sum() != 40 {
 		t.Errorf("%v are held by a view of 40 B", m.sum())
 	}
@@ -378,14 +390,15 @@ func TestView(t *testing.T) {
 	}
 }
 
-// TestReplaces has the gradient take the place of what was saved.
+// TestReplaces replaces a saved tensor by the gradient.
 func TestReplaces(t *testing.T) {
 	for replaces, want := range map[bool]string{false: "+40 +40 -44 -40 -40", true: "+40 -44 +40 -40 -40"} {
 		m := newMemory(t)
 		tape := NewTape(m)
 		x := tape.New(10, dtype.F32)
 		tape.RequireGradient(x)
-		y := tape.Do(Operation{Inputs: []*Tensor{x}, Replaces: replaces, Outputs: []Output{{Elements: 10, DType: dtype.F32}, {Elements: 11, DType: dtype.F32, Saved: true}}})
+		y := tape.Do(Operation{Inputs: []*Tensor{x}, Replaces: replaces,
+			Outputs: []Output{{Elements: 10, DType: dtype.F32}, {Elements: 11, DType: dtype.F32, Saved: true}}})
 		tape.Drop(x, y[1])
 		m.events()
 		tape.Backward(y[0])
@@ -395,8 +408,8 @@ func TestReplaces(t *testing.T) {
 	}
 }
 
-// TestMarks are called on the way back, those of a checkpoint when it is run
-// again.
+// TestMarks tests that marks are called in the backward pass, those of a
+// checkpoint when it runs again.
 func TestMarks(t *testing.T) {
 	m := newMemory(t)
 	tape := NewTape(m)
@@ -438,9 +451,9 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// TestEverythingIsFreed runs random programs, of which not everything reaches
-// the loss: after every backward pass nothing is left but gradients, and every
-// parameter that the loss depends on has one.
+// TestEverythingIsFreed runs random programs, with operations that do not reach
+// the loss. After every backward pass only gradients are left. Every parameter
+// that the loss depends on has one.
 func TestEverythingIsFreed(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		m := newMemory(r)
@@ -465,14 +478,20 @@ func TestEverythingIsFreed(t *testing.T) {
 					case 1:
 						h := linear(tape, x, w, x.Elements)
 						used[w] = true
-						x = tape.Do(Operation{Inputs: []*Tensor{x, h}, Shared: []bool{true, true}, Outputs: []Output{{Elements: x.Elements, DType: dtype.F32}}})[0]
+						x = tape.Do(Operation{Inputs: []*Tensor{x, h}, Shared: []bool{true, true},
+							Outputs: []Output{{Elements: x.Elements, DType: dtype.F32}}})[0]
 					case 2:
-						x = tape.Do(Operation{Inputs: []*Tensor{x}, Saved: []*Tensor{x}, Outputs: []Output{{Elements: x.Elements, DType: dtype.F32, Saved: true}}, Scratch: 7, BackwardScratch: 9})[0]
+						x = tape.Do(Operation{Inputs: []*Tensor{x}, Saved: []*Tensor{x},
+							Outputs: []Output{{Elements: x.Elements, DType: dtype.F32, Saved: true}}, Scratch: 7,
+							BackwardScratch: 9})[0]
 					case 3:
-						x = tape.Do(Operation{Inputs: []*Tensor{x}, Outputs: []Output{{Elements: x.Elements, DType: dtype.F32, View: true}}})[0]
+						x = tape.Do(Operation{Inputs: []*Tensor{x},
+							Outputs: []Output{{Elements: x.Elements, DType: dtype.F32, View: true}}})[0]
 					case 4, 5, 6:
-						c := Checkpoint{Reentrant: rapid.Bool().Draw(r, "reentrant"), Selective: rapid.IntRange(0, 2).Draw(r, "selective")}
-						out, nested, dead := rapid.Int64Range(1, 20).Draw(r, "out"), rapid.Bool().Draw(r, "nested"), rapid.Bool().Draw(r, "dead")
+						c := Checkpoint{Reentrant: rapid.Bool().Draw(r, "reentrant"),
+							Selective: rapid.IntRange(0, 2).Draw(r, "selective")}
+						out, nested, dead := rapid.Int64Range(1, 20).Draw(r, "out"),
+							rapid.Bool().Draw(r, "nested"), rapid.Bool().Draw(r, "dead")
 						twice := func(x *Tensor) *Tensor { return linear(tape, linear(tape, x, w, out), w, out) }
 						y := tape.Checkpoint(c, x, func(x *Tensor) *Tensor {
 							if nested {
@@ -509,7 +528,8 @@ func TestEverythingIsFreed(t *testing.T) {
 				}
 			}
 			if m.sum() != gradients || m.component(ledger.Gradients) != gradients || len(tape.nodes) > 0 {
-				r.Fatalf("%v are left, %v of it named gradients, and gradients take %v; %d nodes are left", m.sum(), m.component(ledger.Gradients), gradients, len(tape.nodes))
+				r.Fatalf("%v are left, %v of it named gradients, and gradients take %v; %d nodes are left",
+					m.sum(), m.component(ledger.Gradients), gradients, len(tape.nodes))
 			}
 			if rapid.Bool().Draw(r, "zero_grad") {
 				for _, w := range parameters {

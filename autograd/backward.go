@@ -2,10 +2,9 @@ package autograd
 
 import "plimsoll/ledger"
 
-// Backward runs the backward pass from a tensor, the loss, and empties the
-// tape.
+// Backward runs the backward pass from the loss and empties the tape.
 func (t *Tape) Backward(loss *Tensor) {
-	var first *storage // which the caller of the engine holds until the end
+	var first *storage // held by the caller of the engine until the end
 	if loss.gradient != nil {
 		first = t.allocate(loss.Bytes(), ledger.ActivationGradients)
 		loss.gradient.sum = first.retain()
@@ -14,7 +13,7 @@ func (t *Tape) Backward(loss *Tensor) {
 	t.release(first)
 }
 
-// run pops the nodes from start on, last first.
+// run pops and runs the nodes from start on, the last one first.
 func (t *Tape) run(start int) {
 	recording := t.recording
 	t.recording = false
@@ -46,7 +45,7 @@ func (t *Tape) step(n node) {
 	case len(incoming) > 0:
 		t.differentiate(n, incoming, made)
 	}
-	// The engine lets go of both before it hands on what was made.
+	// The engine releases both before it delivers the new gradients.
 	for _, s := range n.saved {
 		t.release(s)
 	}
@@ -58,7 +57,7 @@ func (t *Tape) step(n node) {
 	}
 }
 
-// differentiate makes the gradients of the inputs.
+// differentiate allocates the gradients of the inputs.
 func (t *Tape) differentiate(n node, incoming, made []*storage) {
 	var scratch *storage
 	if n.scratch > 0 {
@@ -83,8 +82,8 @@ func (t *Tape) differentiate(n node, incoming, made []*storage) {
 	}
 }
 
-// deliver adds a contribution, whose reference it takes over. It is nil where
-// nothing depends on the result of the operation.
+// deliver adds a contribution to a gradient and takes over its reference. The
+// contribution is nil if nothing depends on the result of the operation.
 func (t *Tape) deliver(g *gradient, s *storage) {
 	sum := &g.sum
 	if g.leaf != nil {
@@ -98,9 +97,9 @@ func (t *Tape) deliver(g *gradient, s *storage) {
 	}
 }
 
-// added is the sum of two contributions: in place if nobody else holds the
-// first and it is no view, and else a tensor of its own (input_buffer.cpp,
-// can_accumulate_inplace).
+// added returns the sum of two contributions. The sum is in place if the first
+// has no other reference and is no view; otherwise it is a new tensor
+// (input_buffer.cpp, can_accumulate_inplace).
 func (t *Tape) added(sum, s *storage, bytes int64) *storage {
 	switch {
 	case sum == nil:
@@ -115,9 +114,9 @@ func (t *Tape) added(sum, s *storage, bytes int64) *storage {
 	return made
 }
 
-// used counts down the places where a parameter was used. At the last its
-// gradient is complete, and AccumulateGrad takes it as it is, unless somebody
-// else holds it, or adds it in place to what earlier passes left.
+// used counts down the uses of a parameter. After the last use its gradient is
+// complete. AccumulateGrad adds it in place to the gradient of earlier passes; a
+// first gradient it takes as it is, or copies if another reference exists.
 func (t *Tape) used(p *Parameter) {
 	p.uses--
 	if p.uses > 0 || p.sum == nil {

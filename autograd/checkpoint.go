@@ -2,20 +2,21 @@ package autograd
 
 import "plimsoll/ledger"
 
-// Checkpoint runs body and keeps of it only the input: the backward pass runs
-// it again (torch.utils.checkpoint). With reentrant the result of the second
-// run is held until its gradient is done; without, the second run ends where
-// the last saved tensor is made.
+// Checkpoint is a variant of activation checkpointing (torch.utils.checkpoint):
+// it keeps the input of a function only, and the backward pass runs the function
+// again. A reentrant checkpoint holds the result of the second run until its
+// gradient is done. Otherwise the second run ends once it has made the last saved
+// tensor.
 type Checkpoint struct {
 	Reentrant bool
-	// Selective keeps the results of attention and of every so many products of
-	// matrices: of all with 1, of every second, from the first on, with 2
-	// (torchtitan's policy "op"). 0 keeps nothing.
+	// Selective keeps the results of attention and of one of so many matmuls: of
+	// all with 1; of every second, from the first on, with 2 (torchtitan's policy
+	// "op"). 0 keeps nothing.
 	Selective int
 }
 
-// Checkpoint runs body under the rules of c. Others are what body needs beside
-// its input; they are kept, too.
+// Checkpoint runs body as a checkpoint. Body needs the other tensors, too, which
+// are kept like its input.
 func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tensor, others ...*Tensor) *Tensor {
 	if !t.recording {
 		return t.Scope(func() *Tensor { return body(input) })
@@ -26,7 +27,7 @@ func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tenso
 	inner := t.Scope(func() *Tensor { return body(input) })
 	t.recording, t.replay = true, outer
 
-	// The result is a tensor of its own, made by the checkpoint.
+	// The checkpoint's result is a tensor of its own, on the storage of body's.
 	result := &Tensor{Elements: inner.Elements, DType: inner.DType, storage: inner.storage.retain(), held: true}
 	t.Drop(inner)
 	t.locals[len(t.locals)-1] = result
@@ -39,7 +40,7 @@ func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tenso
 	if input.gradient != nil {
 		n.inputs = []edge{t.edge(input, false)}
 	}
-	source := *input // the program's handle may be dropped before
+	source := *input // the program may drop input before
 	n.custom = func(incoming, made []*storage) {
 		if len(incoming) == 0 { // nothing depends on the result
 			forward.free(t)
@@ -76,8 +77,8 @@ func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tenso
 	return result
 }
 
-// replay is the run of a selective checkpoint's body: the first run keeps
-// results, the second takes them in the same order.
+// replay is a run of a checkpoint's body. The first run keeps results for a
+// selective checkpoint; the second takes them in the same order.
 type replay struct {
 	every     int
 	products  int
@@ -86,7 +87,7 @@ type replay struct {
 	at        int
 }
 
-// keeps says whether the result of an operation is kept.
+// keeps reports whether the results of an operation are kept.
 func (r *replay) keeps(o Operation) bool {
 	switch {
 	case r == nil || r.every == 0 || !o.Kept:
@@ -117,7 +118,7 @@ func (r *replay) keep(kept bool, results []*Tensor) {
 	r.kept = append(r.kept, storages)
 }
 
-// free lets go of the kept results: the second run has saved what it needs.
+// free releases the kept results. The second run has saved what it needs.
 func (r *replay) free(t *Tape) {
 	for _, storages := range r.kept {
 		for _, s := range storages {

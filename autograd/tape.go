@@ -1,9 +1,10 @@
-// Package autograd follows the memory of a forward and a backward pass as
-// PyTorch holds it: which operation makes which tensor, what it saves for its
-// gradient, and when the last one who needs a storage lets go of it. No
-// element is computed. The rules are those of PyTorch's autograd engine
-// (torch/csrc/autograd/engine.cpp, input_buffer.cpp, accumulate_grad.h) and of
-// derivatives.yaml, which says what each operation saves.
+// Package autograd models the memory of a forward and a backward pass in PyTorch:
+// which operation makes which tensor, what it saves for its gradient, and when
+// the last reference to a storage is released. It computes no elements.
+//
+// The rules are those of PyTorch's autograd engine (torch/csrc/autograd:
+// engine.cpp, input_buffer.cpp, accumulate_grad.h). PyTorch's derivatives.yaml
+// lists what each operation saves.
 package autograd
 
 import (
@@ -11,12 +12,12 @@ import (
 	"plimsoll/ledger"
 )
 
-// Memory is told of every allocation and free, in their order.
+// Memory receives every allocation and free, in their order.
 type Memory interface {
-	// Allocate begins a storage; what it is for is a component of the ledger.
+	// Allocate allocates a storage for a component of the ledger.
 	Allocate(bytes ledger.Bytes, component ledger.Component) int
-	// Relabel says that a storage is for something else from now on: the
-	// gradient of an operation becomes the gradient of a parameter.
+	// Relabel moves a storage to another component: the gradient of an operation
+	// becomes the gradient of a parameter.
 	Relabel(id int, component ledger.Component)
 	Free(id int)
 }
@@ -28,14 +29,14 @@ type Tape struct {
 	recording bool
 	nodes     []node
 	locals    []*Tensor
-	replay    *replay // the checkpoint that is run now, or nil
+	replay    *replay // the current checkpoint, or nil
 }
 
-// NewTape has gradients recorded.
+// NewTape returns a tape that records operations.
 func NewTape(memory Memory) *Tape { return &Tape{memory: memory, recording: true} }
 
-// In names what the storages of the following operations are for, until the
-// function that it returns is called.
+// In sets the component of the results of operations. The function that it
+// returns restores the component before.
 func (t *Tape) In(component ledger.Component) (leave func()) {
 	before := t.component
 	t.component = component
@@ -46,7 +47,7 @@ func (t *Tape) In(component ledger.Component) (leave func()) {
 type storage struct {
 	id         int
 	references int
-	// viewed says that only a view of the storage is held.
+	// viewed means that only a view of the storage is held.
 	viewed bool
 }
 
@@ -71,57 +72,58 @@ func (s *storage) retain() *storage {
 	return s
 }
 
-// Tensor is a tensor that the program holds. Tensors of a parameter have no
-// storage of their own: who manages the parameters allocates them.
+// Tensor is a tensor that the program holds. The tensor of a parameter has no
+// storage: the owner of the parameters allocates it.
 type Tensor struct {
 	Elements int64
 	DType    dtype.Type
 	storage  *storage
-	gradient *gradient // nil when none is needed
+	gradient *gradient // nil if no gradient is needed
 	held     bool
 }
 
-// Bytes is the size of the tensor's elements.
+// Bytes returns the size of the tensor's elements.
 func (x *Tensor) Bytes() int64 { return x.Elements * x.DType.Size() }
 
-// NeedsGradient says whether the backward pass reaches the tensor.
+// NeedsGradient reports whether the backward pass reaches the tensor.
 func (x *Tensor) NeedsGradient() bool { return x.gradient != nil }
 
-// gradient is where the contributions to a tensor's gradient gather.
+// gradient accumulates the contributions to a tensor's gradient.
 type gradient struct {
 	bytes int64
 	leaf  *Parameter
 	sum   *storage
 }
 
-// Parameter is a tensor that is trained or frozen. Its own storage is not the
-// tape's business; its gradient is, until OnGradient takes it.
+// Parameter is a trainable or frozen parameter. The tape does not manage its
+// storage, only its gradient.
 type Parameter struct {
 	Name      string
 	Index     int // among the parameters of a model
 	Elements  int64
-	Rows      int64 // of a matrix, otherwise 0
-	Matrices  int64 // of so many Rows, one on the other: the experts of a layer; otherwise 0
+	Rows      int64 // of a matrix; 0 for others
+	Matrices  int64 // stacked matrices of so many Rows, the experts of a layer; 0 for others
 	DType     dtype.Type
 	Trainable bool
 	Embedding bool
-	// Quantized parameters are expanded by every operation that uses them
-	// (bitsandbytes).
+	// Quantized is the quantization. Every operation on a quantized parameter
+	// dequantizes it (bitsandbytes).
 	Quantized Quantization
-	// StoredBytes is the size in memory where it is not that of the elements.
+	// StoredBytes is the size in memory if it differs from that of the elements,
+	// otherwise 0.
 	StoredBytes int64
-	// OnGradient is called when the gradient of a backward pass is complete.
+	// OnGradient is called once a backward pass has completed the gradient.
 	OnGradient func(*Parameter)
 
-	tensor   Tensor // what Tensor makes
+	tensor   Tensor // returned by Tensor
 	leaf     gradient
 	tape     *Tape
 	gradient *storage
-	sum      *storage // of this backward pass, until all uses have contributed
+	sum      *storage // gradient of this backward pass, until all uses have contributed
 	uses     int
 }
 
-// Tensor is the parameter as an input of operations.
+// Tensor returns the parameter as an input of operations.
 func (p *Parameter) Tensor() *Tensor {
 	p.tensor = Tensor{Elements: p.Elements, DType: p.DType}
 	if p.Trainable {
@@ -131,7 +133,7 @@ func (p *Parameter) Tensor() *Tensor {
 	return &p.tensor
 }
 
-// HasGradient says whether a gradient is held.
+// HasGradient reports whether the parameter holds a gradient.
 func (p *Parameter) HasGradient() bool { return p.gradient != nil }
 
 // DropGradient frees the gradient, as zero_grad(set_to_none=True) does.
@@ -150,14 +152,13 @@ type node struct {
 	scratch int64
 	product bool
 	replace bool
-	marker  func() // called instead, for a place on the tape
-	// custom is called instead, for a checkpoint, to make the gradients of the
-	// inputs.
+	marker  func() // called by Mark's nodes, which do nothing else
+	// custom makes the gradients of the inputs of a checkpoint.
 	custom func(incoming, made []*storage)
 }
 
 // edge is an input that needs a gradient. A shared gradient is the incoming
-// one, or a view of it.
+// gradient or a view of it.
 type edge struct {
 	to     *gradient
 	shared bool
@@ -175,7 +176,7 @@ func (t *Tape) edge(input *Tensor, shared bool) edge {
 type Output struct {
 	Elements int64
 	DType    dtype.Type
-	// View says that the result is a view of the first input's storage.
+	// View means that the result is a view of the first input's storage.
 	View  bool
 	Saved bool // the result is saved for the backward pass
 }
@@ -183,26 +184,25 @@ type Output struct {
 // Operation describes one operation of the forward pass.
 type Operation struct {
 	Inputs []*Tensor
-	// Shared tells of which inputs the gradient is the incoming one.
+	// Shared means, by input, that its gradient is the incoming gradient.
 	Shared []bool
-	// Saved are inputs that the backward pass needs.
+	// Saved are the inputs that the backward pass needs.
 	Saved   []*Tensor
 	Outputs []Output
-	// Scratch and BackwardScratch are bytes that the kernels need beside.
+	// Scratch and BackwardScratch are the bytes of temporaries in the kernels.
 	Scratch, BackwardScratch int64
-	// Product says that the gradients are products of matrices, of which the
-	// backward pass hands on views.
+	// Product means that the operation is a matmul. The gradients of its inputs
+	// are views.
 	Product bool
-	// Replaces says that gradients take the place of what was saved, piece by
-	// piece.
+	// Replaces means that gradients replace the saved tensors, chunk by chunk.
 	Replaces bool
-	// Kept says that a selective checkpoint may keep the result: it keeps
-	// attention's, and some or all products of matrices.
+	// Kept means that a selective checkpoint may keep the result. It keeps the
+	// results of attention, and of some or all matmuls.
 	Kept bool
 }
 
-// Do runs the operation. The results are held until the scope ends or they
-// are dropped.
+// Do runs the operation. The program holds the results until the scope ends or
+// drops them.
 func (t *Tape) Do(o Operation) []*Tensor {
 	results := make([]*Tensor, len(o.Outputs))
 	kept := t.replay.keeps(o)
@@ -244,7 +244,7 @@ func (t *Tape) Do(o Operation) []*Tensor {
 		return results
 	}
 	for _, x := range o.Saved {
-		if x.storage != nil { // of a parameter there is none
+		if x.storage != nil { // parameters have none
 			n.saved = append(n.saved, x.storage.retain())
 		}
 	}
@@ -259,7 +259,8 @@ func (t *Tape) Do(o Operation) []*Tensor {
 	return results
 }
 
-// New is a tensor that no operation made: a batch of the data loader.
+// New returns a tensor that no operation made, such as a batch of the data
+// loader.
 func (t *Tape) New(elements int64, d dtype.Type) *Tensor {
 	x := &Tensor{Elements: elements, DType: d, held: true}
 	x.storage = t.allocate(x.Bytes(), t.component)
@@ -273,12 +274,12 @@ func (t *Tape) RequireGradient(x *Tensor) {
 		return
 	}
 	x.gradient = &gradient{bytes: x.Bytes()}
-	if t.recording { // nothing comes before it: the gradient ends here
+	if t.recording { // no operation made the tensor: the gradient ends here
 		t.nodes = append(t.nodes, node{outputs: []*gradient{x.gradient}})
 	}
 }
 
-// Drop says that the program does not hold the tensor any more.
+// Drop releases tensors that the program holds.
 func (t *Tape) Drop(tensors ...*Tensor) {
 	for _, x := range tensors {
 		if x.held {
@@ -288,8 +289,7 @@ func (t *Tape) Drop(tensors ...*Tensor) {
 	}
 }
 
-// Hold has the program hold a tensor beyond the scope that made it, until it
-// is dropped.
+// Hold keeps a tensor beyond the scope that made it, until it is dropped.
 func (t *Tape) Hold(x *Tensor) {
 	for i := len(t.locals) - 1; i >= 0; i-- {
 		if t.locals[i] == x {
@@ -299,8 +299,8 @@ func (t *Tape) Hold(x *Tensor) {
 	}
 }
 
-// Scope runs a function; of the tensors that it made, the program holds only
-// those that it returns.
+// Scope runs a function, and then drops all tensors that it made except its
+// result.
 func (t *Tape) Scope(body func() *Tensor) *Tensor {
 	start := len(t.locals)
 	result := body()
@@ -316,18 +316,18 @@ func (t *Tape) Scope(body func() *Tensor) *Tensor {
 	return result
 }
 
-// Mark has a function called when the backward pass comes to this place.
+// Mark calls a function when the backward pass reaches this place of the tape.
 func (t *Tape) Mark(call func()) {
 	if t.recording {
 		t.nodes = append(t.nodes, node{marker: call})
 	}
 }
 
-// Recording says whether operations are recorded: they are not in the forward
-// pass of a checkpoint.
+// Recording reports whether operations are recorded. In the forward pass of a
+// checkpoint they are not.
 func (t *Tape) Recording() bool { return t.recording }
 
-// Quantization is how a parameter is held.
+// Quantization is the quantization of a stored parameter.
 type Quantization int
 
 // The quantizations.
@@ -337,7 +337,7 @@ const (
 	EightBit
 )
 
-// Bytes is what the parameter takes in memory.
+// Bytes returns the size of the parameter in memory.
 func (p *Parameter) Bytes() int64 {
 	if p.StoredBytes > 0 {
 		return p.StoredBytes

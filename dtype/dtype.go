@@ -9,8 +9,8 @@ import (
 // Type is the element type of a tensor.
 type Type uint8
 
-// The element types that model files and training recipes name. Invalid is
-// the zero value, so that a forgotten type is noticed.
+// The element types of model files and training recipes. Invalid is the zero
+// value, so that a forgotten type is noticed.
 const (
 	Invalid Type = iota
 	Bool
@@ -52,16 +52,16 @@ var types = [...]struct {
 	F64:     {"fp64", 8},
 }
 
-// Size is the number of bytes of one element.
+// Size returns the number of bytes of one element.
 func (t Type) Size() int64 { return types[t].size }
 
-// String is the short name used in flags and reports, such as "bf16".
+// String returns the short name of flags and reports, such as "bf16".
 func (t Type) String() string { return types[t].name }
 
-// MarshalText writes the short name.
+// MarshalText returns the short name.
 func (t Type) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
 
-// Parse reads a short name ("bf16"), PyTorch's name ("torch.bfloat16",
+// Parse parses a short name ("bf16"), PyTorch's name ("torch.bfloat16",
 // "float16", "half") or safetensors' name ("BF16", "F8_E4M3").
 func Parse(name string) (Type, error) {
 	key := strings.ToLower(strings.TrimPrefix(name, "torch."))

@@ -18,7 +18,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestEveryTypeHasANameAndSize reads every name back.
+// TestEveryTypeHasANameAndSize parses the name of every type.
 func TestEveryTypeHasANameAndSize(t *testing.T) {
 	for typ := Bool; int(typ) < len(types); typ++ {
 		if got, err := Parse(typ.String()); err != nil || got != typ || typ.Size() == 0 {

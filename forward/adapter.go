@@ -8,28 +8,28 @@ import (
 	"plimsoll/dtype"
 )
 
-// Adapter is what PEFT adds to a linear module or, LoRA only, to an embedding.
+// Adapter is an adapter of PEFT on a linear module or, with LoRA, on an embedding.
 type Adapter struct {
 	Kind AdapterKind
 	Rank int64
-	// A and B are LoRA's matrices, which VeRA shares among modules and freezes.
+	// A and B are LoRA's matrices. VeRA freezes them and shares them among modules.
 	A, B *autograd.Parameter
-	Bias *autograd.Parameter // of B; nil without
-	// Vectors scale: IA3's activations, DoRA's columns, VeRA's two products;
-	// AdaLoRA's rows of A, and the rank that it divides by.
+	Bias *autograd.Parameter // bias of B, or nil
+	// Vectors are the scales of IA3's activations, of DoRA's columns, of VeRA's two
+	// products or of AdaLoRA's rows of A. AdaLoRA's second is the rank, its divisor.
 	Vectors []*autograd.Parameter
 	Dropout float64
-	// Padded says that the product is put into a larger tensor by an operation
-	// that saves it (litgpt's LoRAQKVLinear).
+	// Padded means that an operation pads the product with zeros and saves it
+	// (litgpt's LoRAQKVLinear).
 	Padded bool
-	// ScalesInput is IA3 on a feed-forward module.
+	// ScalesInput means that IA3 scales the input, as on feed-forward modules.
 	ScalesInput bool
 }
 
-// AdapterKind is a method of PEFT.
+// AdapterKind is a kind of adapter.
 type AdapterKind string
 
-// The methods, as peft_type names them; DoRA is LORA with use_dora.
+// The kinds, with their names in peft_type. DoRA is LORA with use_dora.
 const (
 	LoRA    AdapterKind = "LORA"
 	DoRA    AdapterKind = "DORA"
@@ -38,7 +38,7 @@ const (
 	VeRA    AdapterKind = "VERA"
 )
 
-// adapted is a linear module with its adapter (peft/tuners/*/layer.py).
+// adapted runs a linear module with its adapter (peft/tuners/*/layer.py).
 func (p *pass) adapted(a *Adapter, path string, x *autograd.Tensor, out int64) *autograd.Tensor {
 	defer p.In(ledger.AdapterActivations)()
 	return p.Scope(func() *autograd.Tensor {
@@ -68,19 +68,20 @@ func (p *pass) ia3(a *Adapter, path string, x *autograd.Tensor, out int64) *auto
 	return p.cast(scaled, y.DType)
 }
 
-// lora adds the product with the two small matrices. PEFT computes it in the
+// lora adds the product with the two low-rank matrices. PEFT computes it in the
 // type of the matrices, which is fp32 unless they were cast.
 func (p *pass) lora(a *Adapter, path string, base, x *autograd.Tensor, out int64) *autograd.Tensor {
 	input := p.cast(x, a.A.DType)
 	dropped := input
 	switch {
 	case a.Dropout == 0:
-	case a.Padded && p.droppedFrom == x: // one for queries, keys and values
+	case a.Padded && p.droppedFrom == x: // queries, keys and values share one dropout
 		dropped = p.dropped
 	default:
 		r := p.Do(autograd.Operation{
-			Inputs:  []*autograd.Tensor{input},
-			Outputs: []autograd.Output{{Elements: input.Elements, DType: input.DType}, {Elements: input.Elements, DType: dtype.Bool, Saved: true}},
+			Inputs: []*autograd.Tensor{input},
+			Outputs: []autograd.Output{{Elements: input.Elements, DType: input.DType},
+				{Elements: input.Elements, DType: dtype.Bool, Saved: true}},
 		})
 		p.Drop(r[1])
 		dropped = r[0]
@@ -110,16 +111,15 @@ func (p *pass) lora(a *Adapter, path string, base, x *autograd.Tensor, out int64
 	return p.onto(base, p.follow(high, p.unary(high, high.DType, save)))
 }
 
-// onto adds what an adapter made to the result without it, in whose type it
-// stays.
+// onto adds the output of an adapter to that of the module, in the module's type.
 func (p *pass) onto(base, made *autograd.Tensor) *autograd.Tensor {
 	sum := p.add(base, made)
 	p.Drop(base, made)
 	return p.follow(sum, p.cast(sum, base.DType))
 }
 
-// adaptedRows adds the product of rows of A, of which an embedding has one for
-// every token, with B.
+// adaptedRows adds the adapter of an embedding: the rows of A for the tokens,
+// times B.
 func (p *pass) adaptedRows(a *Adapter, base *autograd.Tensor) *autograd.Tensor {
 	defer p.In(ledger.AdapterActivations)()
 	return p.Scope(func() *autograd.Tensor {
@@ -130,7 +130,8 @@ func (p *pass) adaptedRows(a *Adapter, base *autograd.Tensor) *autograd.Tensor {
 	})
 }
 
-// share keeps what dropout made of a tensor, until it is asked for another.
+// share keeps the result of a dropout for the adapters with the same input, until
+// the next call.
 func (p *pass) share(x, dropped *autograd.Tensor) {
 	if p.dropped != nil {
 		p.Drop(p.dropped)
@@ -141,12 +142,13 @@ func (p *pass) share(x, dropped *autograd.Tensor) {
 	p.droppedFrom, p.dropped = x, dropped
 }
 
-// Parameters are those that there are.
+// Parameters returns the parameters of the adapter.
 func (a *Adapter) Parameters() []*autograd.Parameter {
-	return slices.DeleteFunc(append([]*autograd.Parameter{a.A, a.B, a.Bias}, a.Vectors...), func(p *autograd.Parameter) bool { return p == nil })
+	return slices.DeleteFunc(append([]*autograd.Parameter{a.A, a.B, a.Bias}, a.Vectors...),
+		func(p *autograd.Parameter) bool { return p == nil })
 }
 
-// small is a product with a matrix of the adapter, and its bias if there is one.
+// small multiplies x by a matrix of the adapter and adds the bias, if any.
 func (p *pass) small(w, bias *autograd.Parameter, x *autograd.Tensor, in, out int64) *autograd.Tensor {
 	var b *autograd.Tensor
 	if bias != nil {
@@ -155,15 +157,15 @@ func (p *pass) small(w, bias *autograd.Parameter, x *autograd.Tensor, in, out in
 	return p.matrix(p.weight(w), b, x, in, out)
 }
 
-// matrix is the product with a matrix, which may be frozen, and the bias if there
-// is one.
+// matrix multiplies x by a weight, which may be frozen, and adds the bias, if any.
 func (p *pass) matrix(weight, bias, x *autograd.Tensor, in, out int64) *autograd.Tensor {
 	compute := weight.DType
 	if p.Autocast != dtype.Invalid {
 		compute = p.Autocast
 	}
 	input, w := p.cast(x, compute), p.cast(weight, compute)
-	o := autograd.Operation{Inputs: []*autograd.Tensor{input, w}, Outputs: []autograd.Output{{Elements: input.Elements / in * out, DType: compute}}, Product: true, Kept: true}
+	o := autograd.Operation{Inputs: []*autograd.Tensor{input, w},
+		Outputs: []autograd.Output{{Elements: input.Elements / in * out, DType: compute}}, Product: true, Kept: true}
 	if w.NeedsGradient() {
 		o.Saved = append(o.Saved, input)
 	}
@@ -178,7 +180,7 @@ func (p *pass) matrix(weight, bias, x *autograd.Tensor, in, out int64) *autograd
 	return y
 }
 
-// adaLoRA scales the rows of A, and divides by the rank, which is a parameter
+// adaLoRA scales the rows of A and divides by the rank, which is a parameter
 // (peft/tuners/adalora/layer.py).
 func (p *pass) adaLoRA(a *Adapter, base, x *autograd.Tensor, in, out int64) *autograd.Tensor {
 	rows := p.multiply(a.A.Tensor(), a.Vectors[0].Tensor())
@@ -189,9 +191,9 @@ func (p *pass) adaLoRA(a *Adapter, base, x *autograd.Tensor, in, out int64) *aut
 	return p.onto(base, p.follow(scaled, p.multiply(scaled, a.Vectors[1].Tensor())))
 }
 
-// dora divides by the norms of the rows of the adapted weight, for which it
-// makes that weight: B(A(1)) with all that its gradient would need, and a copy of
-// the weight in the adapter's type. With dropout it computes the module again
+// dora divides by the norms of the rows of the adapted weight. For the norms it
+// makes that weight: B(A(1)), with all that its gradient would need, and a copy of
+// the weight in the adapter's type. With dropout it runs the module again
 // (peft/tuners/lora/dora.py).
 func (p *pass) dora(a *Adapter, path string, base, x *autograd.Tensor, in, out int64) *autograd.Tensor {
 	w := p.parameter(path + ".weight")
@@ -201,7 +203,8 @@ func (p *pass) dora(a *Adapter, path string, base, x *autograd.Tensor, in, out i
 		weight = p.unary(weight, x.DType, saveNothing)
 	}
 	norms := p.Do(autograd.Operation{
-		Inputs: []*autograd.Tensor{a.Vectors[0].Tensor()}, Outputs: []autograd.Output{{Elements: out, DType: x.DType, Saved: true}},
+		Inputs:  []*autograd.Tensor{a.Vectors[0].Tensor()},
+		Outputs: []autograd.Output{{Elements: out, DType: x.DType, Saved: true}},
 		Scratch: 2 * w.Elements * x.DType.Size(),
 	})[0]
 	low := p.small(a.A, nil, x, in, a.Rank)

@@ -7,8 +7,8 @@ import (
 	"plimsoll/model"
 )
 
-// attention runs the attention of x to source, which is x but for a decoder's
-// attention to its encoder.
+// attention runs the attention of x to source. The two are the same, except in a
+// decoder's attention to its encoder.
 func (p *pass) attention(s *model.Stack, a *model.Attention, x, source *autograd.Tensor) *autograd.Tensor {
 	defer p.In(ledger.AttentionActivations)()
 	return p.Scope(func() *autograd.Tensor {
@@ -31,10 +31,10 @@ func (p *pass) attention(s *model.Stack, a *model.Attention, x, source *autograd
 	})
 }
 
-// heads are those of a rank under tensor parallelism.
+// heads returns a rank's number of heads under tensor parallelism.
 func (p *pass) heads(n int64) int64 { return max(1, n/p.SplitWidth) }
 
-// project makes queries, keys and values, rotated and normed.
+// project computes queries, keys and values, with norms and rotary positions.
 func (p *pass) project(a *model.Attention, x, source *autograd.Tensor) (q, k, v, gate *autograd.Tensor) {
 	heads, groups := p.heads(a.Heads), p.heads(a.KeyValueHeads)
 	queries, keys, values := heads*a.Width, groups*a.Width, groups*a.ValueWidth
@@ -72,15 +72,16 @@ func (p *pass) project(a *model.Attention, x, source *autograd.Tensor) (q, k, v,
 	return q, k, v, gate
 }
 
-// join makes views of one tensor.
+// join copies queries, keys and values into one tensor and returns views of it.
 func (p *pass) join(q, k, v *autograd.Tensor) (_, _, _ *autograd.Tensor) {
-	whole := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{q, k, v}, Outputs: []autograd.Output{{Elements: q.Elements + k.Elements + v.Elements, DType: v.DType}}})[0]
+	whole := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{q, k, v},
+		Outputs: []autograd.Output{{Elements: q.Elements + k.Elements + v.Elements, DType: v.DType}}})[0]
 	parts := p.split(whole, q.Elements, k.Elements, v.Elements)
 	p.Drop(q, k, v, whole)
 	return parts[0], parts[1], parts[2]
 }
 
-// split makes views of a tensor; their gradients are put together.
+// split returns views of a tensor. Their gradients are concatenated.
 func (p *pass) split(x *autograd.Tensor, widths ...int64) []*autograd.Tensor {
 	var sum int64
 	for _, w := range widths {
@@ -93,9 +94,8 @@ func (p *pass) split(x *autograd.Tensor, widths ...int64) []*autograd.Tensor {
 	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: outputs})
 }
 
-// rotate applies rotary positions: two products and a sum, of which only the
-// cosines and sines are saved, which all blocks share. Under autocast they are
-// in fp32.
+// rotate applies rotary positions: two products and a sum. They save the cosines
+// and sines only, which all blocks share. Under autocast they are in fp32.
 func (p *pass) rotate(x *autograd.Tensor) *autograd.Tensor {
 	result := x.DType
 	if p.Autocast != dtype.Invalid {
@@ -108,7 +108,7 @@ func (p *pass) rotate(x *autograd.Tensor) *autograd.Tensor {
 	})[0]
 }
 
-// mix is what the heads do between the projections.
+// mix runs the attention between the projections.
 func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor) *autograd.Tensor {
 	heads, groups := p.heads(a.Heads), p.heads(a.KeyValueHeads)
 	biased := a.Biased && p.FusesBias
@@ -116,8 +116,8 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 		k, v = p.repeat(k, heads/groups), p.repeat(v, heads/groups)
 		return p.scores(a, q, k, v)
 	}
-	// A window that the sequence is longer than needs a mask, with which torch
-	// does not share keys among queries.
+	// A window shorter than the sequence needs a mask. With a mask torch does not
+	// share keys among queries.
 	if p.Attention == SDPA && a.Window > 0 && p.Sequence > a.Window || p.JoinsProjections {
 		k, v = p.repeat(k, heads/groups), p.repeat(v, heads/groups)
 	}
@@ -130,9 +130,10 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 	elements := tokens * heads * a.ValueWidth
 	o := autograd.Operation{
 		Inputs: []*autograd.Tensor{q, k, v}, Saved: []*autograd.Tensor{q, k, v},
-		Outputs: []autograd.Output{{Elements: elements, DType: compute, Saved: true}, {Elements: tokens * heads, DType: dtype.F32, Saved: true}},
-		// The sum of the gradient of the queries is kept in fp32, and the
-		// products of gradients and outputs, one a row.
+		Outputs: []autograd.Output{{Elements: elements, DType: compute, Saved: true},
+			{Elements: tokens * heads, DType: dtype.F32, Saved: true}},
+		// The backward pass keeps the sum of the queries' gradient in fp32, and
+		// for each row the product of gradient and output.
 		BackwardScratch: 4*q.Elements + 4*tokens*heads,
 		Kept:            true,
 	}
@@ -152,17 +153,19 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 	return r[0]
 }
 
-// repeat copies keys or values for the heads that share them.
+// repeat copies keys or values for all heads that share them.
 func (p *pass) repeat(x *autograd.Tensor, times int64) *autograd.Tensor {
 	if times == 1 {
 		return x
 	}
-	r := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: x.Elements * times, DType: x.DType}}, BackwardScratch: x.Elements * times * x.DType.Size()})[0]
+	r := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
+		Outputs:         []autograd.Output{{Elements: x.Elements * times, DType: x.DType}},
+		BackwardScratch: x.Elements * times * x.DType.Size()})[0]
 	p.Drop(x)
 	return r
 }
 
-// scores is attention with the scores of all pairs of tokens in memory.
+// scores runs attention that materializes the scores of all pairs of tokens.
 func (p *pass) scores(a *model.Attention, q, k, v *autograd.Tensor) *autograd.Tensor {
 	heads := p.heads(a.Heads)
 	rows := q.Elements / a.Width // of all heads
@@ -191,7 +194,7 @@ func (p *pass) scores(a *model.Attention, q, k, v *autograd.Tensor) *autograd.Te
 	return p.follow(mixed, p.unary(mixed, mixed.DType, saveNothing)) // the heads side by side
 }
 
-// latent makes DeepSeek's queries, keys and values.
+// latent computes DeepSeek's queries, keys and values.
 func (p *pass) latent(a *model.Attention, x *autograd.Tensor) (q, k, v *autograd.Tensor) {
 	l, heads := a.Latent, p.heads(a.Heads)
 	if l.QueryDown == "" {
@@ -208,10 +211,11 @@ func (p *pass) latent(a *model.Attention, x *autograd.Tensor) (q, k, v *autograd
 	up := p.linear(l.Up, normed, heads*(plain+a.ValueWidth))
 	p.Drop(normed)
 	keyValue := p.split(up, heads*plain, heads*a.ValueWidth)
-	// The rotated part is put beside the plain one, for every head.
+	// Every head concatenates its plain part and the rotated part.
 	tokens := x.Elements / p.network.Hidden
 	wide := func(inputs ...*autograd.Tensor) *autograd.Tensor {
-		return p.Do(autograd.Operation{Inputs: inputs, Outputs: []autograd.Output{{Elements: tokens * heads * a.Width, DType: up.DType}}})[0]
+		return p.Do(autograd.Operation{Inputs: inputs,
+			Outputs: []autograd.Output{{Elements: tokens * heads * a.Width, DType: up.DType}}})[0]
 	}
 	k = wide(keyValue[0], parts[1])
 	q = p.follow(q, wide(q))
@@ -220,11 +224,11 @@ func (p *pass) latent(a *model.Attention, x *autograd.Tensor) (q, k, v *autograd
 	return q, k, keyValue[1]
 }
 
-// delta is linear attention with the gated delta rule, as transformers computes
-// it in chunks of 64 tokens where the kernels of flash-linear-attention are
-// not installed: in fp32, with one state of a head a chunk. Under tensor
-// parallelism ranks share the projections only, and put together what they
-// made (colwise_gather_output in the plan of transformers).
+// delta runs linear attention with the gated delta rule, as transformers does
+// without the kernels of flash-linear-attention: in fp32, in chunks of 64 tokens,
+// with one state for each head and chunk. Tensor parallelism shards the
+// projections only and gathers their outputs (colwise_gather_output in
+// transformers' tensor-parallel plan).
 func (p *pass) delta(a *model.Attention, x *autograd.Tensor) *autograd.Tensor {
 	d := a.Delta
 	tokens := x.Elements / p.network.Hidden
@@ -233,7 +237,8 @@ func (p *pass) delta(a *model.Attention, x *autograd.Tensor) *autograd.Tensor {
 	gates := p.together(d.Gates, x, 2*d.ValueHeads)
 	parts := p.split(projected, 2*keys+values, values)
 	convolution := p.parameter(d.Convolution + ".weight")
-	o := autograd.Operation{Inputs: []*autograd.Tensor{parts[0], convolution.Tensor()}, Saved: []*autograd.Tensor{parts[0]},
+	o := autograd.Operation{Inputs: []*autograd.Tensor{parts[0], convolution.Tensor()},
+		Saved:   []*autograd.Tensor{parts[0]},
 		Outputs: []autograd.Output{{Elements: parts[0].Elements, DType: projected.DType}}}
 	mixed := p.Do(o)[0]
 	mixed = p.follow(mixed, p.unary(mixed, mixed.DType, saveInput))
@@ -254,22 +259,23 @@ func (p *pass) delta(a *model.Attention, x *autograd.Tensor) *autograd.Tensor {
 	return p.together(a.Output, gated, p.network.Hidden)
 }
 
-// together is a linear module of which every rank makes a part of the outputs,
-// which all have then.
+// together runs a linear module whose outputs are sharded among ranks, and gathers
+// the outputs.
 func (p *pass) together(path string, x *autograd.Tensor, out int64) *autograd.Tensor {
 	part := p.linear(path, x, max(1, out/p.SplitWidth))
 	return p.follow(part, p.resized(part, p.SplitWidth))
 }
 
-// gather makes whole the sequence that tensor parallelism divides between the
-// halves of a block, and scatter divides it again.
+// gather gathers the sequence, which tensor parallelism shards between the halves
+// of a block. Scatter shards it again.
 func (p *pass) gather(x *autograd.Tensor) *autograd.Tensor { return p.resized(x, p.SplitWidth) }
 
 func (p *pass) scatter(x *autograd.Tensor) *autograd.Tensor {
 	if p.SplitWidth == 1 {
 		return x
 	}
-	r := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: x.Elements / p.SplitWidth, DType: x.DType}}, Kept: true})[0]
+	r := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: x.Elements / p.SplitWidth, DType: x.DType}}, Kept: true})[0]
 	p.Drop(x)
 	return r
 }
@@ -278,5 +284,6 @@ func (p *pass) resized(x *autograd.Tensor, times int64) *autograd.Tensor {
 	if times == 1 {
 		return x
 	}
-	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: x.Elements * times, DType: x.DType}}})[0]
+	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: x.Elements * times, DType: x.DType}}})[0]
 }

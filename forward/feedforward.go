@@ -7,7 +7,7 @@ import (
 	"plimsoll/model"
 )
 
-// feedForward is the second half of a block.
+// feedForward runs the second half of a block.
 func (p *pass) feedForward(f *model.FeedForward, x *autograd.Tensor) *autograd.Tensor {
 	defer p.In(ledger.FeedForwardActivations)()
 	return p.Scope(func() *autograd.Tensor {
@@ -19,10 +19,10 @@ func (p *pass) feedForward(f *model.FeedForward, x *autograd.Tensor) *autograd.T
 	})
 }
 
-// inner is the width of a rank between the projections.
+// inner returns a rank's width between the projections.
 func (p *pass) inner(f *model.FeedForward) int64 { return max(1, f.Inner/p.SplitWidth) }
 
-// dense sends every token through the same network.
+// dense runs a feed-forward network on every token.
 func (p *pass) dense(f *model.FeedForward, x *autograd.Tensor) *autograd.Tensor {
 	return p.Scope(func() *autograd.Tensor {
 		inner := p.inner(f)
@@ -51,9 +51,9 @@ func (p *pass) dense(f *model.FeedForward, x *autograd.Tensor) *autograd.Tensor 
 	})
 }
 
-// activate saves what the gradient of the function needs: its input for most,
-// its result for those whose gradient is a function of that, and what lies
-// between where transformers writes the function out.
+// activate runs an activation function. Most save their input. A function whose
+// gradient depends on its result saves the result. Functions that transformers
+// writes out in several operations save intermediate results, too.
 func (p *pass) activate(name string, x *autograd.Tensor) *autograd.Tensor {
 	if p.FusedActivations {
 		return p.unary(x, x.DType, saveInput)
@@ -62,8 +62,8 @@ func (p *pass) activate(name string, x *autograd.Tensor) *autograd.Tensor {
 	case "relu", "tanh", "sigmoid":
 		return p.unary(x, x.DType, saveOutput)
 	case "gelu_new", "gelu_fast", "bloom_gelu":
-		// 0.5 x (1 + tanh(...)): the power saves x, the hyperbolic tangent its
-		// result, and the last product both of its factors.
+		// 0.5 x (1 + tanh(...)): the power saves x, tanh its result, and the last
+		// product both of its factors.
 		return p.Scope(func() *autograd.Tensor {
 			half := p.unary(x, x.DType, saveNothing)
 			cubed := p.unary(x, p.wide(x), saveInput)
@@ -78,7 +78,7 @@ func (p *pass) activate(name string, x *autograd.Tensor) *autograd.Tensor {
 	}
 }
 
-// wide is the type of what autocast computes in fp32.
+// wide returns the type of operations that autocast runs in fp32.
 func (p *pass) wide(x *autograd.Tensor) dtype.Type {
 	if p.Autocast != dtype.Invalid {
 		return dtype.F32
@@ -86,23 +86,27 @@ func (p *pass) wide(x *autograd.Tensor) dtype.Type {
 	return x.DType
 }
 
-// mixture sends every token through the experts that the router chooses. The
-// tokens are taken to be divided evenly among the experts, which are computed
-// together: their tokens lie one after the other.
+// mixture runs every token through the experts that the router chooses. The plan
+// assumes that all experts have the same number of tokens. It computes them
+// together: the tokens of an expert follow those of the expert before.
 func (p *pass) mixture(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 	hidden := p.network.Hidden
 	tokens := x.Elements / hidden
 	chosen := tokens * m.Chosen
 	logits := p.linear(m.Router, x, int64(len(m.Experts)))
 	weights := p.follow(logits, p.softmax(logits, dtype.F32))
-	best := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{weights}, Outputs: []autograd.Output{{Elements: chosen, DType: x.DType}, {Elements: chosen, DType: dtype.I64, Saved: true}}})
+	best := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{weights},
+		Outputs: []autograd.Output{{Elements: chosen, DType: x.DType},
+			{Elements: chosen, DType: dtype.I64, Saved: true}}})
 	p.Drop(weights, best[1])
 
-	taken := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: chosen * hidden, DType: x.DType}}})[0]
+	taken := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: chosen * hidden, DType: x.DType}}})[0]
 	down := p.hooked(m.ExpertsPath(), func() *autograd.Tensor { return p.experts(m, taken) })
 	weighed := p.multiply(down, best[0])
 	p.Drop(down, best[0])
-	y := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{weighed}, Outputs: []autograd.Output{{Elements: x.Elements, DType: x.DType}}})[0]
+	y := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{weighed},
+		Outputs: []autograd.Output{{Elements: x.Elements, DType: x.DType}}})[0]
 	p.Drop(weighed)
 
 	if m.Shared != nil {
@@ -120,8 +124,8 @@ func (p *pass) mixture(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 	return y
 }
 
-// experts are the networks of all experts, each on its tokens, which are let go
-// of.
+// experts runs the networks of all experts, each on its tokens, and drops the
+// tokens.
 func (p *pass) experts(m *model.Mixture, taken *autograd.Tensor) *autograd.Tensor {
 	inner, weights := p.inner(&m.Experts[0]), p.parameters.Experts[m]
 	gate, up := p.gateAndUp(m, taken, inner)
@@ -143,11 +147,11 @@ func (p *pass) gateAndUp(m *model.Mixture, taken *autograd.Tensor, inner int64) 
 	return parts[0], parts[1]
 }
 
-// grouped is the same linear module of all experts, each on its tokens.
+// grouped runs the same linear module of all experts, each on its tokens.
 func (p *pass) grouped(weights []*autograd.Parameter, x *autograd.Tensor, in, out int64) *autograd.Tensor {
 	compute, weight := weights[0].DType, p.weight
 	switch {
-	case weights[0].Matrices > 0: // torch's grouped_mm, which autocast does not know
+	case weights[0].Matrices > 0: // autocast does not know torch's grouped_mm
 		weight = (*autograd.Parameter).Tensor
 	case p.Autocast != dtype.Invalid:
 		compute = p.Autocast
@@ -164,7 +168,7 @@ func (p *pass) grouped(weights []*autograd.Parameter, x *autograd.Tensor, in, ou
 		if input.NeedsGradient() {
 			o.Saved = append(o.Saved, x)
 		}
-		if w.Quantized != autograd.Unquantized { // one expert at a time is expanded
+		if w.Quantized != autograd.Unquantized { // dequantized one expert at a time
 			o.Scratch, o.BackwardScratch = w.Elements*compute.Size(), w.Elements*compute.Size()
 		}
 	}

@@ -1,6 +1,6 @@
-// Package forward runs the forward pass of a transformer on a tape, operation
-// by operation as the modules of Hugging Face transformers do, so that the
-// tape knows what every half of every block keeps for its gradient.
+// Package forward runs the forward pass of a transformer on a tape, with the
+// operations of the modules of Hugging Face transformers. The tape then knows
+// what every operation keeps for its gradient.
 package forward
 
 import (
@@ -10,41 +10,41 @@ import (
 	"plimsoll/model"
 )
 
-// AttentionKind is how attention is computed.
+// AttentionKind is an implementation of attention.
 type AttentionKind string
 
 // The kinds, as transformers' attn_implementation names them.
 const (
-	Eager AttentionKind = "eager" // scores in memory
+	Eager AttentionKind = "eager" // materializes the scores
 	SDPA  AttentionKind = "sdpa"  // torch's scaled_dot_product_attention
 	Flash AttentionKind = "flash" // the flash-attn package
 )
 
-// LossKind is how the loss is computed.
+// LossKind is an implementation of the loss.
 type LossKind int
 
 // The losses.
 const (
-	// ShiftLabels is what transformers does from 4.46 on: logits are upcast, and
-	// the labels are shifted.
+	// ShiftLabels is the loss of transformers since 4.46: it upcasts the logits
+	// and shifts the labels.
 	ShiftLabels LossKind = iota
-	// ShiftLogits copies all logits but the last, as it did before.
+	// ShiftLogits is the loss of transformers before 4.46: it copies all logits
+	// but the last.
 	ShiftLogits
-	// CompiledLoss is ShiftLabels compiled: neither the upcast logits nor their
-	// logarithms are ever in memory.
+	// CompiledLoss is ShiftLabels compiled. It materializes neither the upcast
+	// logits nor the log-probabilities.
 	CompiledLoss
-	// ChunkedLoss computes the loss for 128 tokens at a time of logits that were
-	// cast to fp32 when the model returned them (litgpt's
-	// chunked_cross_entropy, Lightning's precision plugins).
+	// ChunkedLoss computes the loss of 128 tokens at a time (litgpt's
+	// chunked_cross_entropy). The logits are cast to fp32 when the model returns
+	// them (Lightning's precision plugins).
 	ChunkedLoss
-	// FusedLoss has the logits of some tokens at a time (Liger's fused linear
-	// cross entropy).
+	// FusedLoss materializes the logits of some tokens at a time (Liger's fused
+	// linear cross entropy).
 	FusedLoss
 )
 
-// Hooks are told when a module is used, in both passes and in the second run
-// of a checkpoint. Paths are those of blocks, linear modules, norms and
-// embeddings.
+// Hooks are called around every use of a module, in both passes and in the second
+// run of a checkpoint. Modules are blocks, linear modules, norms and embeddings.
 type Hooks interface {
 	BeforeForward(path string)
 	AfterForward(path string)
@@ -52,68 +52,67 @@ type Hooks interface {
 	AfterBackward(path string)
 }
 
-// Options say how a model is run.
+// Options are the settings of a forward pass.
 type Options struct {
-	Batch, Sequence int64 // sequences of a micro batch; tokens of each
+	Batch, Sequence int64 // sequences of a micro batch, tokens of a sequence
 	Attention       AttentionKind
-	// FusesBias says that SDPA is used where something is added to the scores,
-	// which is in memory then: from transformers 5 on.
+	// FusesBias uses SDPA also for attention with a bias on its scores, which is
+	// then materialized: transformers since 5.0.
 	FusesBias bool
-	// Autocast is the type that torch.autocast computes matrix products in, and
-	// Invalid when it is off.
+	// Autocast is the type that torch.autocast computes matmuls in. It is Invalid
+	// if autocast is off.
 	Autocast dtype.Type
-	// FusedActivations has the functions between projections in one kernel each,
-	// whatever the configuration calls them.
+	// FusedActivations computes every activation function in one kernel, whatever
+	// its name in the configuration.
 	FusedActivations bool
-	// JoinsProjections has queries, keys and values in one tensor, of which the
-	// values stay a view, keys and values copied for all heads, heads one after
-	// the other, and 4-bit weights expanded to fp16 before they are cast
-	// (litgpt).
+	// JoinsProjections is litgpt's attention. Queries, keys and values are one
+	// tensor (fused QKV), and the values stay a view of it. Keys and values are
+	// copied for all heads, and the heads are then put side by side. 4-bit
+	// weights are dequantized to fp16 before they are cast.
 	JoinsProjections bool
-	// FusesPointwise has what lies between products of matrices in one kernel
-	// each (torch.compile).
+	// FusesPointwise fuses the operations between matmuls (torch.compile).
 	FusesPointwise bool
 	// SavesSoftmaxInput is torch before 1.11: softmax and log_softmax save their
-	// input beside their result (_softmax_backward_data took it).
+	// input, too, for _softmax_backward_data.
 	SavesSoftmaxInput bool
-	// RecomputeEvery is the distance of the blocks that are recomputed; 0 and 1
-	// mean all. Of so many blocks it is the last one, as in torchtitan, or the
-	// first one, as in transformers.
+	// RecomputeEvery recomputes one of so many blocks; 0 and 1 mean all. It is
+	// the last of them, as in torchtitan, or the first with RecomputeFirst, as in
+	// transformers.
 	RecomputeEvery int
 	RecomputeFirst bool
-	// SavesQuantizedInput is bitsandbytes before 0.43.2: products with 4-bit
-	// weights save their input, though nothing needs it.
+	// SavesQuantizedInput is bitsandbytes before 0.43.2: matmuls with 4-bit
+	// weights save their input, which nothing needs.
 	SavesQuantizedInput bool
-	// Recompute has blocks recomputed; nil when nothing is.
+	// Recompute is the checkpoint of recomputed blocks, nil without.
 	Recompute *autograd.Checkpoint
 	Loss      LossKind
 	// InputGradients makes the output of the embeddings need a gradient, as
 	// enable_input_require_grads does.
 	InputGradients bool
 	// SplitSequence and SplitWidth are the degrees of context and of tensor
-	// parallelism, 1 without.
+	// parallelism; 1 is none.
 	SplitSequence, SplitWidth int64
 	Hooks                     Hooks // nil: none
-	// HasLogits is called when the program has the logits, in place of those of
-	// the step before. It must be set.
+	// HasLogits is called when the program replaces the logits of the step before
+	// by the new ones. It must be set.
 	HasLogits func()
 }
 
-// Parameters finds the parameters and adapters of modules.
+// Parameters are the parameters and adapters of modules.
 type Parameters struct {
 	ByName   map[string]*autograd.Parameter
 	Adapters map[string]*Adapter // by the path of the module
 	Experts  map[*model.Mixture]Experts
 }
 
-// Experts are the weights that a rank has of a mixture's experts, in the order
-// of the experts. Fused experts have one of GateUp, and one of Down.
+// Experts are a rank's weights of the experts of a mixture, in the order of the
+// experts. Fused experts have one GateUp and one Down.
 type Experts struct{ Gate, Up, GateUp, Down []*autograd.Parameter }
 
-// Result is what the training loop holds after the forward pass.
+// Result is the output of the forward pass, which the training loop holds.
 type Result struct {
 	Loss   *autograd.Tensor
-	Logits *autograd.Tensor // as long as the outputs of the model live; nil for FusedLoss
+	Logits *autograd.Tensor // alive with the outputs of the model; nil for FusedLoss
 }
 
 // pass is the state of one forward pass.
@@ -123,18 +122,19 @@ type pass struct {
 	network    *model.Network
 	parameters Parameters
 	weights    map[*autograd.Parameter]*autograd.Tensor // cast by autocast
-	cached     []*autograd.Parameter                    // of weights, in order
+	cached     []*autograd.Parameter                    // keys of weights, in order
 	ended      bool                                     // the forward pass is over
 	encoded    *autograd.Tensor                         // output of the encoder
-	// What dropout made of the last input of padded adapters.
+	// The last input of padded adapters, and the result of its dropout.
 	droppedFrom, dropped *autograd.Tensor
-	blocks               int // that have begun
+	blocks               int // blocks that have begun
 }
 
-// Run runs a micro batch through the network up to the loss.
+// Run runs the forward pass of a micro batch up to the loss.
 func Run(t *autograd.Tape, network *model.Network, parameters Parameters, options Options) Result {
-	defer t.In(ledger.ResidualActivations)() // what nothing else names
-	p := &pass{Tape: t, Options: options, network: network, parameters: parameters, weights: map[*autograd.Parameter]*autograd.Tensor{}}
+	defer t.In(ledger.ResidualActivations)() // the default component
+	p := &pass{Tape: t, Options: options, network: network, parameters: parameters,
+		weights: map[*autograd.Parameter]*autograd.Tensor{}}
 	var result Result
 	t.Scope(func() *autograd.Tensor {
 		var hidden *autograd.Tensor
@@ -156,8 +156,8 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 	return result
 }
 
-// end drops what lives until the end of the forward pass, or of a block that is
-// computed again: autocast ends there.
+// end drops the tensors that live until autocast ends: at the end of the forward
+// pass, or of a recomputed block.
 func (p *pass) end() {
 	p.share(nil, nil)
 	for _, w := range p.cached {
@@ -185,7 +185,8 @@ func (p *pass) stack(s *model.Stack) *autograd.Tensor {
 	return x
 }
 
-// follow drops a tensor that the program has replaced by the next.
+// follow drops a tensor that the program replaces by the next, and returns the
+// next.
 func (p *pass) follow(before, next *autograd.Tensor) *autograd.Tensor {
 	if before != next {
 		p.Drop(before)
@@ -193,7 +194,7 @@ func (p *pass) follow(before, next *autograd.Tensor) *autograd.Tensor {
 	return next
 }
 
-// embed looks tokens and positions up.
+// embed looks up the embeddings of tokens, types and positions.
 func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 	defer p.In(ledger.EmbeddingActivations)()
 	width := s.EmbeddingWidth
@@ -220,10 +221,10 @@ func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 	return p.dropout(x, s.EmbeddingDropout)
 }
 
-// tokens is the number of tokens that the rank has of a micro batch.
+// tokens returns the number of the rank's tokens in a micro batch.
 func (p *pass) tokens() int64 { return p.Batch * p.Sequence / p.SplitSequence }
 
-// block runs one block, recomputed in the backward pass where that is wanted.
+// block runs a block, as a checkpoint if the backward pass recomputes it.
 func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autograd.Tensor {
 	body := func(x *autograd.Tensor) *autograd.Tensor {
 		return p.Scope(func() *autograd.Tensor {
@@ -275,8 +276,9 @@ func (p *pass) preNorm(s *model.Stack, b *model.Block, x *autograd.Tensor) *auto
 	})
 }
 
-// half is x + dropout(after(body(before(x)))).
-func (p *pass) half(before, after model.Norm, x *autograd.Tensor, dropout float64, body func(*autograd.Tensor) *autograd.Tensor) *autograd.Tensor {
+// half returns x + dropout(after(body(before(x)))).
+func (p *pass) half(before, after model.Norm, x *autograd.Tensor, dropout float64,
+	body func(*autograd.Tensor) *autograd.Tensor) *autograd.Tensor {
 	h := p.norm(before, x)
 	h = p.follow(h, body(h))
 	if after.Kind != model.NoNorm {
@@ -305,7 +307,7 @@ func (p *pass) parallel(s *model.Stack, b *model.Block, x *autograd.Tensor) *aut
 	return p.follow(f, p.add(p.residual(f, a), x))
 }
 
-// residual adds what a half of a block made, and drops it.
+// residual adds the result of half a block to x, and drops that result.
 func (p *pass) residual(x, made *autograd.Tensor) *autograd.Tensor {
 	defer p.In(ledger.ResidualActivations)()
 	return p.follow(made, p.add(x, made))

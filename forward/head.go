@@ -7,7 +7,7 @@ import (
 	"plimsoll/model"
 )
 
-// head makes logits of the last hidden states, and of them the loss.
+// head computes the logits from the last hidden states, and the loss.
 func (p *pass) head(x *autograd.Tensor) Result {
 	defer p.In(ledger.LogitsAndLoss)()
 	h := &p.network.Head
@@ -42,8 +42,8 @@ func (p *pass) head(x *autograd.Tensor) Result {
 	return Result{Loss: loss, Logits: logits}
 }
 
-// crossEntropy upcasts the logits; the logarithms of the probabilities are
-// saved.
+// crossEntropy upcasts the logits and computes the loss. It saves the
+// log-probabilities.
 func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 	return p.Scope(func() *autograd.Tensor {
 		if p.Loss == CompiledLoss {
@@ -65,38 +65,42 @@ func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 	})
 }
 
-// parallelLoss is that of logits that ranks have a part of each. Its backward
-// pass has four tensors of their size at once
+// parallelLoss computes the loss of logits that are sharded among ranks. Its
+// backward pass holds four tensors of the shard's size at once
 // (torch/distributed/tensor/parallel/loss.py, _nll_loss_and_log_softmax_backward).
 func (p *pass) parallelLoss(x *autograd.Tensor) *autograd.Tensor {
 	r := p.Do(autograd.Operation{
 		Inputs: []*autograd.Tensor{x}, BackwardScratch: 2 * x.Bytes(),
-		Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}, {Elements: x.Elements, DType: x.DType, Saved: true}},
+		Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32},
+			{Elements: x.Elements, DType: x.DType, Saved: true}},
 	})
 	return r[0]
 }
 
-// chunkedLoss makes the logarithms of 128 tokens at a time, whose gradients
-// take their place one after the other.
+// chunkedLoss computes the log-probabilities of 128 tokens at a time. In the
+// backward pass the gradients replace them, chunk by chunk.
 func (p *pass) chunkedLoss(logits *autograd.Tensor) *autograd.Tensor {
 	return p.Scope(func() *autograd.Tensor {
 		r := p.Do(autograd.Operation{
 			Inputs: []*autograd.Tensor{logits}, Replaces: true,
-			Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}, {Elements: logits.Elements, DType: dtype.F32, Saved: true}},
+			Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32},
+				{Elements: logits.Elements, DType: dtype.F32, Saved: true}},
 		})
 		return r[0]
 	})
 }
 
-// mean is the last operation: the negative logarithms of the labels' tokens.
-// Its gradient is as large as its input.
+// mean is the last operation: the mean of the negative log-probabilities of the
+// labels. Its gradient is as large as its input.
 func (p *pass) mean(x *autograd.Tensor) *autograd.Tensor {
-	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}}})[0]
+	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}}})[0]
 }
 
 func (p *pass) classify(h *model.Head, x *autograd.Tensor) Result {
 	rows := p.Batch
-	first := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: rows * p.network.Hidden, DType: x.DType, View: true}}})[0]
+	first := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: rows * p.network.Hidden, DType: x.DType, View: true}}})[0]
 	if h.Pooler != "" {
 		first = p.linear(h.Pooler, first, p.network.Hidden)
 		first = p.follow(first, p.unary(first, first.DType, saveOutput))
@@ -105,10 +109,10 @@ func (p *pass) classify(h *model.Head, x *autograd.Tensor) Result {
 	return Result{Loss: p.crossEntropy(logits), Logits: logits}
 }
 
-// fusedLoss computes logits, loss and gradients for some tokens at a time, and
-// keeps the gradients of the hidden states and of the weight (Liger's
-// fused_linear_cross_entropy_forward: as many parts as the vocabulary is
-// larger than the width, the number of tokens of each a power of two).
+// fusedLoss computes logits, loss and gradients for a chunk of tokens at a time
+// (Liger's fused_linear_cross_entropy_forward). It keeps the gradients of the
+// hidden states and of the weight. The number of chunks is the vocabulary divided
+// by the width, rounded up, and the tokens of a chunk are a power of two.
 func (p *pass) fusedLoss(h *model.Head, x *autograd.Tensor) *autograd.Tensor {
 	w := p.parameter(h.Projection + ".weight")
 	tokens := x.Elements / p.network.Hidden
@@ -119,8 +123,9 @@ func (p *pass) fusedLoss(h *model.Head, x *autograd.Tensor) *autograd.Tensor {
 		compute = p.Autocast
 	}
 	o := autograd.Operation{
-		Inputs:  []*autograd.Tensor{x},
-		Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}, {Elements: x.Elements, DType: compute, Saved: true}},
+		Inputs: []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32},
+			{Elements: x.Elements, DType: compute, Saved: true}},
 		Scratch: chunk * h.Outputs * (compute.Size() + 4),
 		Shared:  []bool{},
 	}

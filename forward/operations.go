@@ -7,7 +7,7 @@ import (
 	"plimsoll/model"
 )
 
-// saving is what a unary operation saves for its gradient.
+// saving says what a unary operation saves for its gradient.
 type saving int
 
 const (
@@ -16,17 +16,17 @@ const (
 	saveOutput
 )
 
-// unary is an operation on every element.
+// unary runs an elementwise operation.
 func (p *pass) unary(x *autograd.Tensor, result dtype.Type, save saving) *autograd.Tensor {
-	o := autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: x.Elements, DType: result, Saved: save == saveOutput}}}
+	o := autograd.Operation{Inputs: []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: x.Elements, DType: result, Saved: save == saveOutput}}}
 	if save == saveInput {
 		o.Saved = o.Inputs
 	}
 	return p.Do(o)[0]
 }
 
-// cast changes the type of the elements; a tensor that has it already is the
-// result.
+// cast returns x in a type. It returns x itself if it has that type.
 func (p *pass) cast(x *autograd.Tensor, to dtype.Type) *autograd.Tensor {
 	if x.DType == to {
 		return x
@@ -34,7 +34,7 @@ func (p *pass) cast(x *autograd.Tensor, to dtype.Type) *autograd.Tensor {
 	return p.unary(x, to, saveNothing)
 }
 
-// promoted is the type of a result of two tensors.
+// promoted returns the type of an operation on two types.
 func promoted(a, b dtype.Type) dtype.Type {
 	if a == b {
 		return a
@@ -52,12 +52,13 @@ func (p *pass) add(a, b *autograd.Tensor) *autograd.Tensor {
 	})[0]
 }
 
-// multiply saves each factor for the gradient of the other.
+// multiply multiplies elementwise. It saves each factor for the gradient of the
+// other.
 func (p *pass) multiply(a, b *autograd.Tensor) *autograd.Tensor {
 	return p.product(a, b, max(a.Elements, b.Elements), promoted(a.DType, b.DType))
 }
 
-// matmul is a product of matrices, under autocast in its type.
+// matmul multiplies two matrices, under autocast in autocast's type.
 func (p *pass) matmul(a, b *autograd.Tensor, elements int64) *autograd.Tensor {
 	result := promoted(a.DType, b.DType)
 	if p.Autocast != dtype.Invalid {
@@ -69,7 +70,7 @@ func (p *pass) matmul(a, b *autograd.Tensor, elements int64) *autograd.Tensor {
 	return y
 }
 
-// dropCasts drops what cast made of the tensors before; they come in pairs.
+// dropCasts drops the results of casts. Pairs are an input and its cast.
 func (p *pass) dropCasts(pairs ...*autograd.Tensor) {
 	for i := 0; i < len(pairs); i += 2 {
 		if pairs[i] != pairs[i+1] {
@@ -79,7 +80,8 @@ func (p *pass) dropCasts(pairs ...*autograd.Tensor) {
 }
 
 func (p *pass) product(a, b *autograd.Tensor, elements int64, result dtype.Type) *autograd.Tensor {
-	o := autograd.Operation{Inputs: []*autograd.Tensor{a, b}, Outputs: []autograd.Output{{Elements: elements, DType: result}}}
+	o := autograd.Operation{Inputs: []*autograd.Tensor{a, b},
+		Outputs: []autograd.Output{{Elements: elements, DType: result}}}
 	if a.NeedsGradient() {
 		o.Saved = append(o.Saved, b)
 	}
@@ -89,20 +91,21 @@ func (p *pass) product(a, b *autograd.Tensor, elements int64, result dtype.Type)
 	return p.Do(o)[0]
 }
 
-// dropout keeps a mask of one byte an element. It replaces its input.
+// dropout runs dropout and drops x. It saves a mask of one byte for each element.
 func (p *pass) dropout(x *autograd.Tensor, probability float64) *autograd.Tensor {
 	if probability == 0 {
 		return x
 	}
 	r := p.Do(autograd.Operation{
-		Inputs:  []*autograd.Tensor{x},
-		Outputs: []autograd.Output{{Elements: x.Elements, DType: x.DType}, {Elements: x.Elements, DType: dtype.Bool, Saved: true}},
+		Inputs: []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: x.Elements, DType: x.DType},
+			{Elements: x.Elements, DType: dtype.Bool, Saved: true}},
 	})
 	p.Drop(r[1])
 	return p.follow(x, r[0])
 }
 
-// softmax is computed in fp32 under autocast.
+// softmax runs a softmax, under autocast in fp32.
 func (p *pass) softmax(x *autograd.Tensor, result dtype.Type) *autograd.Tensor {
 	if p.Autocast != dtype.Invalid {
 		result = dtype.F32
@@ -110,7 +113,7 @@ func (p *pass) softmax(x *autograd.Tensor, result dtype.Type) *autograd.Tensor {
 	return p.normalized(x, result)
 }
 
-// normalized is a softmax or its logarithm.
+// normalized runs a softmax or a log-softmax.
 func (p *pass) normalized(x *autograd.Tensor, result dtype.Type) *autograd.Tensor {
 	if !p.SavesSoftmaxInput {
 		return p.unary(x, result, saveOutput)
@@ -124,7 +127,7 @@ func (p *pass) normalized(x *autograd.Tensor, result dtype.Type) *autograd.Tenso
 	return y
 }
 
-// lookUp is an embedding. The gradient of the table is dense.
+// lookUp runs an embedding. The gradient of its table is dense.
 func (p *pass) lookUp(path string, elements int64) *autograd.Tensor {
 	return p.hooked(path, func() *autograd.Tensor {
 		rows := p.rows(p.parameter(path+".weight"), elements)
@@ -135,16 +138,17 @@ func (p *pass) lookUp(path string, elements int64) *autograd.Tensor {
 	})
 }
 
-// rows are what is read of a table.
+// rows reads rows of a table.
 func (p *pass) rows(table *autograd.Parameter, elements int64) *autograd.Tensor {
-	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{table.Tensor()}, Outputs: []autograd.Output{{Elements: elements, DType: table.DType}}})[0]
+	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{table.Tensor()},
+		Outputs: []autograd.Output{{Elements: elements, DType: table.DType}}})[0]
 }
 
-// parameter finds a parameter by its name.
+// parameter returns a parameter by its name, or nil.
 func (p *pass) parameter(name string) *autograd.Parameter { return p.parameters.ByName[name] }
 
-// weight is a parameter as an operand, cast where autocast is on. Autocast
-// keeps what it cast of trained parameters until it ends (the weight cache of
+// weight returns a parameter as an operand, cast if autocast is on. Autocast keeps
+// the casts of trainable fp32 parameters until it ends (the weight cache of
 // torch.autocast).
 func (p *pass) weight(w *autograd.Parameter) *autograd.Tensor {
 	if p.Autocast == dtype.Invalid || w.DType == p.Autocast {
@@ -164,7 +168,7 @@ func (p *pass) weight(w *autograd.Parameter) *autograd.Tensor {
 	return x
 }
 
-// linear is a linear module with its bias and its adapter.
+// linear runs a linear module with its bias and its adapter.
 func (p *pass) linear(path string, x *autograd.Tensor, out int64) *autograd.Tensor {
 	return p.hooked(path, func() *autograd.Tensor {
 		adapter := p.parameters.Adapters[path]
@@ -175,7 +179,7 @@ func (p *pass) linear(path string, x *autograd.Tensor, out int64) *autograd.Tens
 	})
 }
 
-// bare is a linear module without its adapter.
+// bare runs a linear module without its adapter.
 func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor {
 	w := p.parameter(path + ".weight")
 	compute := w.DType
@@ -195,7 +199,7 @@ func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor
 		o.Saved = append(o.Saved, o.Inputs[1])
 	}
 	if w.Quantized != autograd.Unquantized {
-		// bitsandbytes expands the weight in both passes.
+		// bitsandbytes dequantizes the weight in both passes.
 		expanded := w.Elements * compute.Size()
 		if p.JoinsProjections {
 			expanded *= 2
@@ -210,7 +214,7 @@ func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor
 	return y
 }
 
-// norm is a normalisation, as transformers writes it out.
+// norm runs a normalization, with the operations of transformers.
 func (p *pass) norm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	defer p.In(ledger.NormActivations)()
 	return p.hooked(n.Path, func() *autograd.Tensor {
@@ -223,8 +227,8 @@ func (p *pass) norm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	})
 }
 
-// layerNorm is one kernel that saves its input, means and deviations. Autocast
-// has it in fp32.
+// layerNorm is one kernel, which saves its input, the means and the deviations.
+// Autocast runs it in fp32.
 func (p *pass) layerNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	if p.Autocast != dtype.Invalid {
 		x = p.cast(x, dtype.F32)
@@ -237,13 +241,14 @@ func (p *pass) layerNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 		}
 	}
 	rows := x.Elements / width
-	o.Outputs = []autograd.Output{{Elements: x.Elements, DType: x.DType}, {Elements: rows, DType: dtype.F32, Saved: true}, {Elements: rows, DType: dtype.F32, Saved: true}}
+	o.Outputs = []autograd.Output{{Elements: x.Elements, DType: x.DType},
+		{Elements: rows, DType: dtype.F32, Saved: true}, {Elements: rows, DType: dtype.F32, Saved: true}}
 	r := p.Do(o)
 	p.Drop(r[1], r[2])
 	return r[0]
 }
 
-// rmsNorm is written out in transformers: squares, their mean, the inverse
+// rmsNorm runs the operations of transformers: squares, their mean, the inverse
 // root, and two products.
 func (p *pass) rmsNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	w := p.parameter(n.Path + ".weight")
@@ -259,7 +264,8 @@ func (p *pass) rmsNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	p.dropCasts(x, wide)
 	switch {
 	case n.Kind == model.RMSNormF32:
-		factor := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{w.Tensor()}, Outputs: []autograd.Output{{Elements: w.Elements, DType: dtype.F32}}})[0]
+		factor := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{w.Tensor()},
+			Outputs: []autograd.Output{{Elements: w.Elements, DType: dtype.F32}}})[0]
 		scaled := p.multiply(normed, factor)
 		p.Drop(normed)
 		return p.follow(scaled, p.cast(scaled, x.DType))
@@ -270,8 +276,8 @@ func (p *pass) rmsNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	}
 }
 
-// reduce is a mean over rows with the root that follows it, which saves its
-// result.
+// reduce runs a mean over rows and the root after it, which saves its result.
 func (p *pass) reduce(x *autograd.Tensor, rows int64) *autograd.Tensor {
-	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: rows, DType: dtype.F32, Saved: true}}})[0]
+	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: rows, DType: dtype.F32, Saved: true}}})[0]
 }

@@ -1,5 +1,5 @@
-// Package gpu is what a plan must know of a GPU: how much memory PyTorch can
-// have of it, and what is taken before the first tensor.
+// Package gpu has the models of GPUs with the facts that a plan needs: the memory
+// that PyTorch can use, and the memory that is taken before the first tensor.
 package gpu
 
 import (
@@ -11,30 +11,31 @@ import (
 	"plimsoll/ledger"
 )
 
-// Model is a kind of GPU.
+// Model is a model of GPU.
 type Model struct {
 	Name string
-	// Memory is what PyTorch reports as total capacity in its out-of-memory
-	// messages: a little less than what the name says.
+	// Memory is the total capacity in PyTorch's out-of-memory messages. It is a
+	// little less than the name says.
 	Memory ledger.Bytes
-	// Alias is another name, where nvidia-smi's does not say the memory.
+	// Alias is another name, for models whose name in nvidia-smi lacks the memory.
 	Alias string
-	// Capability is the CUDA compute capability, 90 for 9.0; 0 for others.
+	// Capability is the CUDA compute capability, 90 for 9.0. It is 0 for AMD and
+	// unknown GPUs.
 	Capability int
 }
 
-// gib is a figure as PyTorch prints it.
+// gib converts a size as PyTorch prints it, in GiB.
 func gib(x float64) ledger.Bytes { return ledger.Bytes(x * float64(ledger.GiB)) }
 
-// models are in the order of the help. Capacities are those that PyTorch
-// printed in out-of-memory messages of public issues.
+// models are in the order of the help. PyTorch printed these capacities in
+// out-of-memory messages of public issues.
 var models = []Model{
 	{"B200", gib(178.35), "", 100},
 	{"H200", gib(139.81), "", 90},
 	{"H100-80GB", gib(79.11), "", 90},
 	{"H100-96GB", gib(95.00), "", 90},
 	{"H100-94GB", gib(93.00), "H100 NVL", 90},
-	// The 480 GB are those of the processor beside it.
+	// The name gives the 480 GB of the CPU, not the memory of the GPU.
 	{"GH200-96GB", gib(94.50), "GH200 480GB", 90},
 	{"A100-80GB", gib(79.15), "", 80},
 	{"A100-40GB", gib(39.39), "", 80},
@@ -52,7 +53,7 @@ var models = []Model{
 	{"MI300X", gib(191.98), "", 0},
 }
 
-// Names lists the models.
+// Names returns the names of the models.
 func Names() []string {
 	names := make([]string, len(models))
 	for i, m := range models {
@@ -61,9 +62,9 @@ func Names() []string {
 	return names
 }
 
-// Find finds a model by its name. Spelling may differ: "NVIDIA H100 80GB HBM3"
-// is H100-80GB, and "a100" is the larger of the two. A laptop's GPU and a part of
-// one (MIG) are others, with less memory.
+// Find returns a model by its name. The spelling may differ: "NVIDIA H100 80GB
+// HBM3" is H100-80GB, and "a100" is the larger of the two. It does not find
+// laptop GPUs and MIG instances, which have less memory.
 func Find(name string) (Model, error) {
 	wanted := words(name)
 	whole := !slices.Contains(wanted, "LAPTOP") && !slices.Contains(wanted, "MIG")
@@ -83,12 +84,15 @@ func Find(name string) (Model, error) {
 	return Model{}, &fault.Input{What: fmt.Sprintf("unknown GPU %q", name), Mend: mend}
 }
 
-// words are the parts of a name that tell models apart.
+// words returns the words of a name that distinguish models.
 func words(name string) []string {
 	fields := strings.FieldsFunc(strings.ToUpper(name), func(r rune) bool { return strings.ContainsRune(" -_/", r) })
 	var kept []string
 	for _, f := range fields {
-		if !slices.Contains([]string{"NVIDIA", "AMD", "TESLA", "GEFORCE", "RTX", "INSTINCT", "SXM", "SXM2", "SXM4", "SXM5", "PCIE", "HBM2", "HBM2E", "HBM3", "HBM3E", "GPU"}, f) {
+		if !slices.Contains([]string{
+			"NVIDIA", "AMD", "TESLA", "GEFORCE", "RTX", "INSTINCT",
+			"SXM", "SXM2", "SXM4", "SXM5", "PCIE", "HBM2", "HBM2E", "HBM3", "HBM3E", "GPU",
+		}, f) {
 			kept = append(kept, f)
 		}
 	}
@@ -104,8 +108,9 @@ func contains(all, some []string) bool {
 	return true
 }
 
-// Workspace is what cuBLAS takes of torch's allocator for one handle
-// (aten/src/ATen/cuda/CublasHandlePool.cpp, getChosenWorkspaceSize).
+// Workspace returns the size of the workspace that cuBLAS takes from torch's
+// allocator for each handle (aten/src/ATen/cuda/CublasHandlePool.cpp,
+// getChosenWorkspaceSize).
 func (m Model) Workspace() ledger.Bytes {
 	if m.Capability >= 90 {
 		return 32 * ledger.MiB

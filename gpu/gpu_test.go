@@ -10,18 +10,23 @@ import (
 
 func TestFind(t *testing.T) {
 	for name, want := range map[string]string{
-		"H100-80GB": "H100-80GB", "NVIDIA H100 80GB HBM3": "H100-80GB", "h100": "H100-80GB", "a100": "A100-80GB", "A100-SXM4-40GB": "A100-40GB",
-		"NVIDIA A100-PCIE-40GB": "A100-40GB", "Tesla V100-SXM2-16GB": "V100-16GB", "NVIDIA GeForce RTX 4090": "RTX-4090", "L4": "L4", "L40S": "L40S", "Tesla T4": "T4",
-		"NVIDIA A10G": "A10G", "H200": "H200", "AMD Instinct MI300X": "MI300X", "4090": "RTX-4090", "NVIDIA RTX A6000": "A6000",
+		"H100-80GB": "H100-80GB", "NVIDIA H100 80GB HBM3": "H100-80GB", "h100": "H100-80GB", "a100": "A100-80GB",
+		"A100-SXM4-40GB":        "A100-40GB",
+		"NVIDIA A100-PCIE-40GB": "A100-40GB", "Tesla V100-SXM2-16GB": "V100-16GB",
+		"NVIDIA GeForce RTX 4090": "RTX-4090", "L4": "L4", "L40S": "L40S", "Tesla T4": "T4",
+		"NVIDIA A10G": "A10G", "H200": "H200", "AMD Instinct MI300X": "MI300X", "4090": "RTX-4090",
+		"NVIDIA RTX A6000":      "A6000",
 		"NVIDIA A100 80GB PCIe": "A100-80GB", "NVIDIA H200 NVL": "H200", "a100_40gb": "A100-40GB",
-		"NVIDIA H100 NVL": "H100-94GB", "h100-nvl": "H100-94GB", "H100 94GB": "H100-94GB", "NVIDIA GH200 480GB": "GH200-96GB", "GH200": "GH200-96GB",
+		"NVIDIA H100 NVL": "H100-94GB", "h100-nvl": "H100-94GB", "H100 94GB": "H100-94GB",
+		"NVIDIA GH200 480GB": "GH200-96GB", "GH200": "GH200-96GB",
 		"NVIDIA H100 PCIe": "H100-80GB", "NVIDIA L40S": "L40S", "NVIDIA B200": "B200",
 	} {
 		if m, err := Find(name); err != nil || m.Name != want {
 			t.Errorf("%q is %q (%v), want %q", name, m.Name, err, want)
 		}
 	}
-	for _, name := range []string{"", "H1000", "banana", "A100-20GB", "GPU", "RTX", "80GB", "A100 H100", "NVIDIA RTX 6000 Ada Generation", "NVL", "480GB", "A100 NVL",
+	for _, name := range []string{"", "H1000", "banana", "A100-20GB", "GPU", "RTX", "80GB", "A100 H100",
+		"NVIDIA RTX 6000 Ada Generation", "NVL", "480GB", "A100 NVL",
 		"NVIDIA GH200 144G HBM3e", "NVIDIA H100 NVL MIG 1g.12gb",
 		"NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"} {
 		if m, err := Find(name); !errors.As(err, new(*fault.Input)) {

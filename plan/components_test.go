@@ -9,8 +9,8 @@ import (
 	"plimsoll/ledger"
 )
 
-// inNewFolder is a function that writes a file to a folder of the test's own, and
-// says its path.
+// inNewFolder returns a function that writes a file into a new folder and returns
+// its path.
 func inNewFolder(t testing.TB) func(name, text string) string {
 	folder := t.TempDir()
 	return func(name, text string) string {
@@ -22,12 +22,13 @@ func inNewFolder(t testing.TB) func(name, text string) string {
 	}
 }
 
-// jobs are of all kinds, with small models.
+// jobs returns jobs of all kinds, with small models.
 func jobs(t *testing.T) map[string]Request {
 	file := inNewFolder(t)
 	lora := file("lora.json", `{"peft_type": "LORA", "r": 8, "target_modules": "all-linear", "lora_dropout": 0.1}`)
 	zero := func(name, text string) string {
-		return file(name, `{"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true}, "zero_optimization": {`+text+`}}`)
+		return file(name,
+			`{"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true}, "zero_optimization": {`+text+`}}`)
 	}
 	clip := 1.0
 	list := map[string]Request{
@@ -55,30 +56,41 @@ func jobs(t *testing.T) map[string]Request {
 		"LoRA":                 {Adapter: lora, Recompute: "full"},
 		"LoRA, autocast":       {Adapter: lora, Precision: "amp-bf16", Recompute: "reentrant"},
 		"LoRA in bf16":         {Adapter: lora, AdapterPrecision: "bf16"},
-		"DoRA":                 {Adapter: file("dora.json", `{"peft_type": "LORA", "r": 8, "use_dora": true, "target_modules": "all-linear"}`)},
-		"AdaLoRA":              {Adapter: file("adalora.json", `{"peft_type": "ADALORA", "init_r": 12, "target_r": 8, "total_step": 100, "target_modules": "all-linear"}`)},
-		"IA3":                  {Adapter: file("ia3.json", `{"peft_type": "IA3", "target_modules": ["q_proj", "down_proj"], "feedforward_modules": ["down_proj"]}`)},
-		"VeRA":                 {Adapter: file("vera.json", `{"peft_type": "VERA", "r": 16, "target_modules": ["q_proj", "v_proj"]}`)},
-		"norms":                {Adapter: file("norms.json", `{"peft_type": "LN_TUNING", "target_modules": ["input_layernorm"]}`)},
-		"nf4":                  {Adapter: lora, Quantization: "nf4-dq", Optimizer: "paged_adamw_8bit"},
-		"int8":                 {Adapter: lora, Quantization: "int8"},
-		"nf4 under FSDP":       {Adapter: lora, Quantization: "nf4", FSDP: "1", GPUs: 2},
-		"experts":              {Model: "mixtral-8x7b"},
-		"experts in parts":     {Model: "qwen3-30b-a3b", FSDP: "2", GPUs: 8, ExpertParallel: 8},
-		"latent attention":     {Model: "deepseek-v2-lite"},
-		"linear attention":     {Model: "qwen3-next-80b-a3b", FSDP: "2", GPUs: 8},
-		"T5":                   {Model: "t5-base"},
-		"T5 under autocast":    {Model: "t5-small", Precision: "amp-bf16", Recompute: "full"},
-		"BERT":                 {Model: "bert-large", Precision: "fp32"},
-		"GPT-2":                {Model: "gpt2", Precision: "amp-fp16"},
-		"Falcon":               {Model: "falcon-7b"},
-		"Gemma":                {Model: "gemma-2-2b", Attention: "eager"},
-		"ZeRO-0":               {DeepSpeed: zero("0.json", `"stage": 0`), GPUs: 2},
-		"ZeRO-1":               {DeepSpeed: zero("1.json", `"stage": 1`), GPUs: 4},
-		"ZeRO-2":               {DeepSpeed: zero("2.json", `"stage": 2`), GPUs: 4, Accumulation: 2},
-		"ZeRO-2, offloaded":    {DeepSpeed: zero("2o.json", `"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": true}`), GPUs: 4},
-		"ZeRO-3":               {DeepSpeed: zero("3.json", `"stage": 3`), GPUs: 8, Nodes: 2},
-		"ZeRO-3, offloaded":    {DeepSpeed: zero("3o.json", `"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu", "pin_memory": true}`), GPUs: 4, Recompute: "full"},
+		"DoRA": {Adapter: file("dora.json",
+			`{"peft_type": "LORA", "r": 8, "use_dora": true, "target_modules": "all-linear"}`)},
+		"AdaLoRA": {Adapter: file("adalora.json",
+			`{"peft_type": "ADALORA", "init_r": 12, "target_r": 8, "total_step": 100, `+
+				`"target_modules": "all-linear"}`)},
+		"IA3": {Adapter: file("ia3.json",
+			`{"peft_type": "IA3", "target_modules": ["q_proj", "down_proj"], "feedforward_modules": ["down_proj"]}`)},
+		"VeRA": {Adapter: file("vera.json",
+			`{"peft_type": "VERA", "r": 16, "target_modules": ["q_proj", "v_proj"]}`)},
+		"norms": {Adapter: file("norms.json",
+			`{"peft_type": "LN_TUNING", "target_modules": ["input_layernorm"]}`)},
+		"nf4":               {Adapter: lora, Quantization: "nf4-dq", Optimizer: "paged_adamw_8bit"},
+		"int8":              {Adapter: lora, Quantization: "int8"},
+		"nf4 under FSDP":    {Adapter: lora, Quantization: "nf4", FSDP: "1", GPUs: 2},
+		"experts":           {Model: "mixtral-8x7b"},
+		"experts in parts":  {Model: "qwen3-30b-a3b", FSDP: "2", GPUs: 8, ExpertParallel: 8},
+		"latent attention":  {Model: "deepseek-v2-lite"},
+		"linear attention":  {Model: "qwen3-next-80b-a3b", FSDP: "2", GPUs: 8},
+		"T5":                {Model: "t5-base"},
+		"T5 under autocast": {Model: "t5-small", Precision: "amp-bf16", Recompute: "full"},
+		"BERT":              {Model: "bert-large", Precision: "fp32"},
+		"GPT-2":             {Model: "gpt2", Precision: "amp-fp16"},
+		"Falcon":            {Model: "falcon-7b"},
+		"Gemma":             {Model: "gemma-2-2b", Attention: "eager"},
+		"ZeRO-0":            {DeepSpeed: zero("0.json", `"stage": 0`), GPUs: 2},
+		"ZeRO-1":            {DeepSpeed: zero("1.json", `"stage": 1`), GPUs: 4},
+		"ZeRO-2":            {DeepSpeed: zero("2.json", `"stage": 2`), GPUs: 4, Accumulation: 2},
+		"ZeRO-2, offloaded": {DeepSpeed: zero("2o.json",
+			`"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": true}`),
+			GPUs: 4},
+		"ZeRO-3": {DeepSpeed: zero("3.json", `"stage": 3`), GPUs: 8, Nodes: 2},
+		"ZeRO-3, offloaded": {DeepSpeed: zero("3o.json",
+			`"stage": 3, "offload_optimizer": {"device": "cpu"}, `+
+				`"offload_param": {"device": "cpu", "pin_memory": true}`),
+			GPUs: 4, Recompute: "full"},
 	}
 	for _, name := range Optimizers() {
 		list["optimizer "+name] = Request{Optimizer: name}
@@ -98,7 +110,7 @@ func jobs(t *testing.T) map[string]Request {
 	return list
 }
 
-// planned is the plan of a request.
+// planned returns the plan of a request.
 func planned(t testing.TB, q Request) *Plan {
 	t.Helper()
 	j, err := q.Resolve()
@@ -112,8 +124,8 @@ func planned(t testing.TB, q Request) *Plan {
 	return p
 }
 
-// TestComponents plans jobs of all kinds: every byte of every phase has an
-// owner, and every owner a reason.
+// TestComponents plans jobs of all kinds. Every byte of every phase belongs to a
+// component, and every component has a reason.
 func TestComponents(t *testing.T) {
 	for name, request := range jobs(t) {
 		t.Run(name, func(t *testing.T) {
@@ -156,13 +168,15 @@ func checkPhase(t *testing.T, p *ledger.Phase, where string) {
 	if !slices.IsSorted(ordered) {
 		t.Errorf("%s: not in order: %v", where, ordered)
 	}
-	if p.EndAllocated < p.EndRequested || p.EndAllocated > p.PeakAllocated || p.EndReserved > p.PeakReserved || p.EndReserved < p.EndAllocated {
-		t.Errorf("%s: the end is %v, %v, %v, and the peak %v, %v, %v", where, p.EndRequested, p.EndAllocated, p.EndReserved, p.PeakRequested, p.PeakAllocated, p.PeakReserved)
+	if p.EndAllocated < p.EndRequested || p.EndAllocated > p.PeakAllocated || p.EndReserved > p.PeakReserved ||
+		p.EndReserved < p.EndAllocated {
+		t.Errorf("%s: the end is %v, %v, %v, and the peak %v, %v, %v", where, p.EndRequested, p.EndAllocated,
+			p.EndReserved, p.PeakRequested, p.PeakAllocated, p.PeakReserved)
 	}
 }
 
-// TestRecomputedDecoder has blocks computed again that read the encoder's output:
-// no block is freed twice.
+// TestRecomputedDecoder recomputes blocks that read the encoder's output. No
+// block is freed twice.
 func TestRecomputedDecoder(t *testing.T) {
 	for _, q := range []Request{{FSDP: "2", GPUs: 8}, {}, {GPUs: 2}} {
 		q.Model, q.Sequence, q.Precision, q.Recompute = "t5-small", 512, "bf16", "full"

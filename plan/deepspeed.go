@@ -11,25 +11,27 @@ import (
 	"plimsoll/recipe"
 )
 
-// deepSpeed is what the engines of DeepSpeed's ZeRO stages have in common:
-// files that are named in comments are in deepspeed/runtime.
+// deepSpeed is the common part of the engines of DeepSpeed's ZeRO stages. Files
+// named in comments lie in deepspeed/runtime.
 type deepSpeed struct {
 	*simulation
 	recipe *recipe.DeepSpeed
-	groups [][]*autograd.Parameter // what is trained, as the optimizer has it
+	groups [][]*autograd.Parameter // parameter groups of the optimizer
 	pins   *pins
-	loaded []hold     // parameters of their own storage, by index
+	loaded []hold     // parameters with storage of their own, by index
 	master dtype.Type // of master weights and their gradients
-	// flat are the flat tensors that the optimizer steps, one a group or sub-group.
+	// flat are the flat tensors that the optimizer steps, one for each group or
+	// sub-group.
 	flat []*autograd.Parameter
 	why  map[ledger.Component]string
 }
 
-// newDeepSpeed is the engine that DeepSpeed takes for the stage and the types
-// (engine.py, _configure_optimizer).
+// newDeepSpeed returns the engine that DeepSpeed chooses for the stage and the
+// types (engine.py, _configure_optimizer).
 func newDeepSpeed(s *simulation) sharding {
 	d := s.Job.DeepSpeed
-	e := &deepSpeed{simulation: s, recipe: d, pins: newPins(s), loaded: make([]hold, len(s.parameters)), master: dtype.F32, why: map[ledger.Component]string{}}
+	e := &deepSpeed{simulation: s, recipe: d, pins: newPins(s), loaded: make([]hold, len(s.parameters)),
+		master: dtype.F32, why: map[ledger.Component]string{}}
 	if d.LowPrecisionMaster {
 		e.master = s.Weights
 	}
@@ -52,7 +54,7 @@ func newDeepSpeed(s *simulation) sharding {
 	return newPartitioned(e)
 }
 
-// group divides what is trained as the optimizer does.
+// group makes the parameter groups of the optimizer.
 func (e *deepSpeed) group() {
 	var decayed, others []*autograd.Parameter
 	for _, p := range e.trained {
@@ -76,29 +78,29 @@ func (e *deepSpeed) AfterBackward(string)  {}
 func (e *deepSpeed) zeroGradients()        {}
 func (e *deepSpeed) save()                 {}
 
-// offloads says whether the optimizer runs on the host.
+// offloads reports whether the optimizer runs on the host.
 func (e *deepSpeed) offloads() bool { return e.recipe.OffloadOptimizer.Device != "none" }
 
-// pinsOf says whether the memory of an offload section is page-locked: unless
-// the file says otherwise, from 0.19.5 on (#8207).
+// pinsOf reports whether the memory of an offload section is pinned. Since
+// 0.19.5 it is pinned by default (#8207).
 func (e *deepSpeed) pinsOf(o recipe.Offload) bool {
 	return o.PinMemory && (o.PinGiven || e.since(0, 19, 5))
 }
 
-// pinned says so of the optimizer. ZeRO-1 and ZeRO-2 pinned whatever the file
-// said before 0.10.1.
+// pinned reports whether the memory of the offloaded optimizer is pinned. Before
+// 0.10.1 ZeRO-1 and ZeRO-2 pinned it whatever the file said.
 func (e *deepSpeed) pinned() bool {
 	always := e.recipe.ZeROStage < 3 && !e.since(0, 10, 1)
 	return e.offloads() && (always || e.pinsOf(e.recipe.OffloadOptimizer))
 }
 
-// since says whether the version has what came with that one; the newest is
-// assumed where none is given.
+// since reports whether the version of DeepSpeed is at least the given one.
+// Without a version it assumes the newest.
 func (e *deepSpeed) since(major, minor, patch int) bool {
 	return e.Versions.DeepSpeed.IsZero() || e.Versions.DeepSpeed.AtLeast(major, minor, patch)
 }
 
-// load puts the whole model on the GPU, through the host.
+// load puts the full model on the GPU, through the host.
 func (e *deepSpeed) load() {
 	e.host.during(ledger.Bytes(e.storedBytes()), ledger.LoadStaging, func() {})
 	for _, p := range e.parameters {
@@ -106,22 +108,22 @@ func (e *deepSpeed) load() {
 	}
 }
 
-// unload frees the storage that parameters had of their own.
+// unload frees the storage of single parameters.
 func (e *deepSpeed) unload(parameters []*autograd.Parameter) {
 	for _, p := range parameters {
 		drop(&e.loaded[p.Index])
 	}
 }
 
-// shard adds a tensor that the optimizer steps.
+// shard adds a flat tensor that the optimizer steps.
 func (e *deepSpeed) shard(elements int64) *autograd.Parameter {
 	p := &autograd.Parameter{Elements: elements, DType: e.master, Trainable: true}
 	e.flat = append(e.flat, p)
 	return p
 }
 
-// place puts a tensor that was made on the host into its place there. To pin
-// it, torch makes a page-locked copy, and both are there for a moment.
+// place holds a tensor that was made on the host. To pin a tensor, torch makes a
+// pinned copy; for a moment both exist.
 func (e *deepSpeed) place(bytes int64, component ledger.Component, pin bool) locked {
 	if !pin {
 		return locked{hold: e.host.hold(bytes, component)}
@@ -131,8 +133,8 @@ func (e *deepSpeed) place(bytes int64, component ledger.Component, pin bool) loc
 	return l
 }
 
-// overflow is a search for what is not finite in a tensor: bytes an element
-// beside it (zero/stage_1_and_2.py, _has_inf_or_nan; before 0.13.3 a sum).
+// overflow holds the temporaries of an inf/nan check of a tensor
+// (zero/stage_1_and_2.py, _has_inf_or_nan). Before 0.13.3 the check was a sum.
 func (e *deepSpeed) overflow(elements int64) {
 	each := int64(4 + 1 + 1 + 1 + 4)
 	if !e.since(0, 13, 3) {
@@ -141,13 +143,13 @@ func (e *deepSpeed) overflow(elements int64) {
 	e.gpu.during(ledger.Bytes(each*elements), ledger.ReductionTemporaries, func() {})
 }
 
-// moments are what DeepSpeed's CPU Adam holds for an element.
+// moments returns the size of the states that DeepSpeed's CPU Adam holds.
 func (e *deepSpeed) moments(flat []*autograd.Parameter) int64 {
 	var sum int64
 	low := e.recipe.LowPrecisionState || e.recipe.Optimizer != nil && e.recipe.Optimizer.LowPrecisionState
 	for _, p := range flat {
 		q := *p
-		if !low { // else those of the master weights (fp32_optimizer_states of DeepSpeedCPUAdam)
+		if !low { // low states have the master weights' type (fp32_optimizer_states of DeepSpeedCPUAdam)
 			q.DType = dtype.F32
 		}
 		for _, state := range e.Optimizer.states(&q) {
@@ -157,7 +159,7 @@ func (e *deepSpeed) moments(flat []*autograd.Parameter) int64 {
 	return sum
 }
 
-// deviceStates makes the states of the optimizer on the GPU.
+// deviceStates allocates the optimizer states on the GPU.
 func (e *deepSpeed) deviceStates(flat []*autograd.Parameter) {
 	for _, p := range flat {
 		for _, state := range e.Optimizer.states(p) {
@@ -166,8 +168,8 @@ func (e *deepSpeed) deviceStates(flat []*autograd.Parameter) {
 	}
 }
 
-// update steps flat tensors on the GPU; the first time it makes their states.
-// DeepSpeed's fused Adam counts its steps outside of tensors.
+// update steps flat tensors on the GPU. The first step makes their states.
+// DeepSpeed's fused Adam does not count its steps in tensors.
 func (e *deepSpeed) update(flat []*autograd.Parameter) {
 	if !e.stepped {
 		e.stepped = true
@@ -176,9 +178,9 @@ func (e *deepSpeed) update(flat []*autograd.Parameter) {
 	e.copies(e.gpu, flat)
 }
 
-// tiles are what the extension for CPU Adam took with cudaMallocHost for every
-// process, to copy parameters in the background (csrc/adam/cpu_adam.cpp until
-// #5409).
+// tiles allocates the tiles of the CPU Adam extension. Until #5409 every process
+// took them with cudaMallocHost, to copy parameters in the background
+// (csrc/adam/cpu_adam.cpp).
 func (e *deepSpeed) tiles() {
 	switch {
 	case e.since(0, 14, 3):
@@ -205,31 +207,36 @@ func largestOf(parameters []*autograd.Parameter) int64 {
 	return most
 }
 
-// explain says why a component is as large as it is.
+// explain sets the reason for the size of a component.
 func (e *deepSpeed) explain(component ledger.Component, format string, values ...any) {
 	e.why[component] = fmt.Sprintf(format, values...)
 }
 
 func (e *deepSpeed) reasons() map[ledger.Component]string {
 	r := map[ledger.Component]string{
-		ledger.Parameters:       fmt.Sprintf("%s parameters in %v, whole on every rank", ledger.Count(elementsOf(e.parameters)), e.Weights),
-		ledger.Gradients:        "gradients of parameters, as the backward pass makes them",
-		ledger.LoadStaging:      "from_pretrained makes the model on the host, and it goes to the GPU from there; every rank does so",
-		ledger.PinningCopies:    "Tensor.pin_memory() copies: the pageable tensor and its page-locked copy are there together",
-		ledger.PinnedRounding:   "PyTorch's allocator of page-locked memory takes powers of two and keeps what is freed (CachingHostAllocator.h, pytorch issue 95823)",
-		ledger.DtypeConversions: "a copy between devices that changes the type makes a tensor of the whole (aten/src/ATen/native/cuda/Copy.cu)",
-		ledger.AdamTiles:        "two tiles of cudaMallocHost in the extension of CPU Adam, 4 B x 1 Gi elements before 0.3.15 and x 128 Mi before 0.14.3 (DeepSpeed #879, #5409)",
+		ledger.Parameters: fmt.Sprintf("%s parameters in %v, whole on every rank",
+			ledger.Count(elementsOf(e.parameters)), e.Weights),
+		ledger.Gradients: "gradients of parameters, as the backward pass makes them",
+		ledger.LoadStaging: "from_pretrained makes the model on the host, and it goes to the GPU from there; " +
+			"every rank does so",
+		ledger.PinningCopies: "Tensor.pin_memory() copies: the pageable tensor and its page-locked copy are there " +
+			"together",
+		ledger.PinnedRounding: "PyTorch's allocator of page-locked memory takes powers of two and keeps what is " +
+			"freed (CachingHostAllocator.h, pytorch issue 95823)",
+		ledger.DtypeConversions: "a copy between devices that changes the type makes a tensor of the whole " +
+			"(aten/src/ATen/native/cuda/Copy.cu)",
+		ledger.AdamTiles: "two tiles of cudaMallocHost in the extension of CPU Adam, 4 B x 1 Gi elements " +
+			"before 0.3.15 and x 128 Mi before 0.14.3 (DeepSpeed #879, #5409)",
 	}
 	maps.Copy(r, e.why)
 	return r
 }
 
-// pins is the page-locked memory of a rank, which PyTorch's allocator gives in
-// blocks.
+// pins is the pinned memory of a rank. PyTorch's allocator returns it in blocks.
 type pins struct {
 	allocator *allocator.Pinned
 	host      *trace
-	beyond    hold // what blocks have beyond what was asked for, and free blocks
+	beyond    hold // rounding of the blocks, and free blocks
 }
 
 func newPins(s *simulation) *pins {
@@ -240,12 +247,12 @@ func newPins(s *simulation) *pins {
 	return &pins{allocator: allocator.NewPinned(c, s.Versions.Torch), host: s.host}
 }
 
-// locked is a tensor on the host, page-locked if it has a block.
+// locked is a tensor on the host, pinned if it has a block.
 type locked struct {
 	hold
 	pins  *pins
 	block allocator.Block
-	fixed bool // page-locked
+	fixed bool // pinned
 }
 
 func (p *pins) lock(bytes int64, component ledger.Component) locked {
@@ -264,7 +271,7 @@ func (p *pins) count() {
 	p.beyond = p.host.hold(int64(s.Pinned.Now-s.Requested.Now), ledger.PinnedRounding)
 }
 
-// free ends the tensor. A block stays with the allocator.
+// free frees the tensor. The allocator keeps a pinned block.
 func (l locked) free() {
 	if !l.fixed {
 		l.hold.free()

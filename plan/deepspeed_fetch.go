@@ -8,40 +8,41 @@ import (
 	"plimsoll/autograd"
 )
 
-// fetcher gathers the parameters of modules before they are used, and of those
-// that follow once it has seen a pass (zero/partitioned_param_coordinator.py).
+// fetcher is the coordinator of ZeRO-3. It gathers the parameters of a module
+// before the module runs. After the first pass it also prefetches those of the
+// next modules (zero/partitioned_param_coordinator.py).
 type fetcher struct {
 	*deepSpeed
 	modules map[string]*module
-	fetched []fetched // by the index of a parameter
-	order   []use     // modules as they were used in the first pass
+	fetched []fetched // by index of the parameter
+	order   []use     // uses of modules in the first pass, in order
 	seen    bool      // the first pass is done
-	at      int       // in order
-	there   int64     // elements that are gathered
-	// next is the place in order, and among its parameters, of what was not sent
-	// for yet.
+	at      int       // the current use, an index of order
+	there   int64     // elements of the live parameters
+	// next is the first parameter that was not prefetched yet: an index of order,
+	// and an index of the module's parameters.
 	next struct{ step, index int }
 }
 
 // module is a module with parameters of its own.
 type module struct {
 	parameters []*autograd.Parameter
-	steps      []int // in order, that use it
+	steps      []int // its uses, as indices of order
 	inUse      bool
 }
 
-// fetched is how much of a parameter is there.
+// fetched is the state of a parameter.
 type fetched struct {
-	modules []*module // that have it
-	keeps   bool      // it is persistent
-	whole   bool      // it is there or on its way
+	modules []*module // modules that have the parameter
+	keeps   bool      // the parameter is persistent
+	whole   bool      // gathered, or in flight
 	hold    hold
-	flight  *flight // nil if it is there
-	ahead   int     // the last use that it was fetched for, counted from 1
+	flight  *flight // nil once gathered
+	ahead   int     // the last use that it was prefetched for, counted from 1
 }
 
-// flight is a gathering of several parameters in one tensor, which they are
-// copied out of when the first is used.
+// flight is an in-flight all-gather of several parameters into one tensor. The
+// parameters are copied out of it when the first of them is used.
 type flight struct {
 	flat       hold
 	parameters []*autograd.Parameter
@@ -57,9 +58,9 @@ func newFetcher(e *deepSpeed, persistent []*autograd.Parameter) *fetcher {
 	for _, p := range persistent {
 		f.of(p).keeps = true
 	}
-	blocks := make([]string, len(e.parameters)) // of weights of experts, which are fetched with their block
+	blocks := make([]string, len(e.parameters)) // weights of experts are fetched with their block
 	for _, b := range e.Model.Network.Blocks() {
-		if m := b.FeedForward.Mixture; m == nil || m.Fused() { // which is a module that is used as a whole
+		if m := b.FeedForward.Mixture; m == nil || m.Fused() { // fused experts are one module
 			continue
 		}
 		x := e.simulation.modules.Experts[b.FeedForward.Mixture]
@@ -88,7 +89,7 @@ func newFetcher(e *deepSpeed, persistent []*autograd.Parameter) *fetcher {
 
 func (f *fetcher) of(p *autograd.Parameter) *fetched { return &f.fetched[p.Index] }
 
-// add says that a module has a parameter.
+// add adds a parameter to a module.
 func (f *fetcher) add(path string, p *autograd.Parameter) {
 	m := f.modules[path]
 	if m == nil {
@@ -104,7 +105,8 @@ func (f *fetcher) AfterForward(path string)   { f.release(path) }
 func (f *fetcher) BeforeBackward(path string) { f.use(path) }
 func (f *fetcher) AfterBackward(path string)  { f.release(path) }
 
-// use fetches what a module needs, waits for it, and sends for what follows.
+// use gathers the parameters of a module, waits for them, and prefetches those of
+// the next modules.
 func (f *fetcher) use(path string) {
 	m := f.modules[path]
 	if m == nil {
@@ -125,7 +127,7 @@ func (f *fetcher) use(path string) {
 	f.at++
 }
 
-// fetch gathers what is missing and waits for what is on its way.
+// fetch gathers missing parameters and waits for all that are in flight.
 func (f *fetcher) fetch(parameters []*autograd.Parameter) {
 	missing := make([]*autograd.Parameter, 0, len(parameters))
 	for _, p := range parameters {
@@ -139,7 +141,8 @@ func (f *fetcher) fetch(parameters []*autograd.Parameter) {
 	}
 }
 
-// claim says whether a parameter has to be gathered, which its caller does.
+// claim marks a parameter as live. It reports whether the caller has to gather
+// it.
 func (f *fetcher) claim(p *autograd.Parameter) bool {
 	w := f.of(p)
 	if w.whole {
@@ -150,7 +153,8 @@ func (f *fetcher) claim(p *autograd.Parameter) bool {
 	return true
 }
 
-// gather sends for parameters. One alone comes into its own tensor.
+// gather begins an all-gather of parameters. A single parameter is gathered into
+// its own tensor.
 func (f *fetcher) gather(missing []*autograd.Parameter) {
 	switch {
 	case len(missing) == 0 || f.gathers() == 0:
@@ -169,12 +173,12 @@ func (f *fetcher) gather(missing []*autograd.Parameter) {
 	}
 }
 
-// gatheredBytes are the parts of all ranks.
+// gatheredBytes returns the size of the shards of all ranks.
 func (f *fetcher) gatheredBytes(p *autograd.Parameter) int64 {
 	return f.partBytes(p) * int64(f.ShardRanks)
 }
 
-// land copies parameters out of the tensor that they were gathered in.
+// land waits for an all-gather: it copies the parameters out of their tensor.
 func (f *fetcher) land(g *flight) {
 	if g == nil {
 		return
@@ -186,7 +190,7 @@ func (f *fetcher) land(g *flight) {
 	drop(&g.flat)
 }
 
-// prefetch sends for parameters of the next modules: as many as
+// prefetch begins the all-gather of parameters of the next modules: as many as
 // prefetch_bucket_size and max_live_parameters allow.
 func (f *fetcher) prefetch(parameters []*autograd.Parameter) {
 	for _, p := range parameters {
@@ -208,8 +212,7 @@ func (f *fetcher) prefetch(parameters []*autograd.Parameter) {
 	f.gather(next)
 }
 
-// pop is the next parameter that was not sent for yet, nil after the last use of
-// a pass.
+// pop returns the next parameter to prefetch, nil after the last use of a pass.
 func (f *fetcher) pop() *autograd.Parameter {
 	n := &f.next
 	if n.step == len(f.order) {
@@ -224,8 +227,8 @@ func (f *fetcher) pop() *autograd.Parameter {
 	return p
 }
 
-// release gives a module's parameters back, but for those that are used again
-// soon.
+// release frees the parameters of a module, except those that are persistent, in
+// use or used again soon.
 func (f *fetcher) release(path string) {
 	m := f.modules[path]
 	if m == nil {
@@ -239,13 +242,13 @@ func (f *fetcher) release(path string) {
 	}
 }
 
-// inUse says that a module uses the parameter now.
+// inUse reports whether a module uses the parameter now.
 func (w *fetched) inUse() bool {
 	return slices.ContainsFunc(w.modules, func(m *module) bool { return m.inUse })
 }
 
-// soon says that a parameter was fetched for a later use, or is used within
-// max_reuse_distance.
+// soon reports whether a parameter was prefetched for a later use, or is used
+// again within max_reuse_distance.
 func (f *fetcher) soon(w *fetched) bool {
 	if !f.seen {
 		return false
@@ -267,14 +270,14 @@ func (f *fetcher) drop(p *autograd.Parameter) {
 	f.there -= p.Elements
 }
 
-// releaseAll gives everything back, as the step begins with.
+// releaseAll frees all gathered parameters. The step begins with it.
 func (f *fetcher) releaseAll() {
 	for _, p := range f.parameters {
 		f.drop(p)
 	}
 }
 
-// reset ends a pass. The next one knows what is used when.
+// reset ends a pass. The next pass knows the order of the modules.
 func (f *fetcher) reset() {
 	f.seen, f.at, f.there = len(f.order) > 0, 0, 0
 	f.next.step, f.next.index = 0, 0

@@ -8,27 +8,27 @@ import (
 	"plimsoll/ledger"
 )
 
-// partitioned is ZeRO-1 and ZeRO-2: parameters are whole on every rank, in one
-// flat tensor a group, and a rank has the master weights and the states of its
-// partition (zero/stage_1_and_2.py).
+// partitioned is ZeRO-1 and ZeRO-2. Every rank has the full parameters, in one
+// flat tensor for each group. It has the master weights and the states of its
+// partition only (zero/stage_1_and_2.py).
 type partitioned struct {
 	*deepSpeed
-	spans    []span                // where parameters are in their groups, by index
-	own      int64                 // elements of parameters that touch the rank's partition, whole
+	spans    []span                // ranges of parameters in their groups, by index
+	own      int64                 // elements of all parameters that overlap the rank's partition
 	buckets  hold                  // of this backward pass
-	bucket   []*autograd.Parameter // whose gradients are in the bucket
-	elements int64                 // of them
-	// arriving has the gradients of the partition of this backward pass, averaged
-	// those of the passes before.
+	bucket   []*autograd.Parameter // parameters with gradients in the bucket
+	elements int64                 // in the bucket
+	// arriving holds the partition's gradients of this backward pass, averaged
+	// those of earlier passes.
 	arriving, averaged hold
-	accumulated        []locked // on the host, by the index of a parameter
-	wide               []hold   // gradients in the type of accumulation, likewise
+	accumulated        []locked // gradients on the host, by index of the parameter
+	wide               []hold   // gradients in the accumulation type, by index
 }
 
-// span is a range of a group's flat tensor, which is in parts of the ranks.
+// span is a range of a group's flat tensor, with the size of a rank's partition.
 type span struct{ from, to, part int64 }
 
-// slice is how much of it is in the partition of rank 0.
+// slice returns the number of its elements in the partition of rank 0.
 func (s span) slice() int64 { return max(0, min(s.to, s.part)-s.from) }
 
 func newPartitioned(e *deepSpeed) *partitioned {
@@ -49,14 +49,15 @@ func newPartitioned(e *deepSpeed) *partitioned {
 	return p
 }
 
-// second says that gradients are reduced while they come, and freed.
+// second reports whether this is ZeRO-2, which reduces and frees gradients during
+// the backward pass.
 func (e *partitioned) second() bool { return e.recipe.ZeROStage == 2 }
 
 func (e *partitioned) initialize() {
 	if e.offloads() {
 		e.tiles()
 	}
-	var temporary hold // a variable of the constructor that outlives the loop
+	var temporary hold // a variable of DeepSpeed's constructor that outlives the loop
 	for _, group := range e.groups {
 		n := e.aligned(elementsOf(group))
 		e.flatten(group, n*e.Weights.Size())
@@ -84,17 +85,17 @@ func (e *partitioned) initialize() {
 	e.describe()
 }
 
-// eager makes the states while the engine is made: before 0.13.2 the optimizer
-// was stepped once with gradients of zeros.
+// eager makes the states while the engine is made. Before 0.13.2 the engine
+// stepped the optimizer once with zero gradients.
 func (e *partitioned) eager() {
 	if !e.since(0, 13, 2) {
 		e.makeStates()
 	}
 }
 
-// flatten moves the parameters of a group into one tensor. From 0.18.7 on it is
-// made on the GPU where it fits beside the parameters (#7828); else they go to
-// the host, are put together there, and come back.
+// flatten moves the parameters of a group into one tensor. Since 0.18.7 the
+// tensor is made on the GPU if it fits beside the parameters (#7828). Otherwise
+// the parameters are moved to the host, flattened there, and moved back.
 func (e *partitioned) flatten(group []*autograd.Parameter, bytes int64) {
 	fits := e.GPU.Memory == 0 || e.gpu.live+ledger.Bytes(bytes) <= e.GPU.Memory
 	if e.since(0, 18, 7) && fits {
@@ -104,16 +105,20 @@ func (e *partitioned) flatten(group []*autograd.Parameter, bytes int64) {
 	}
 	e.host.during(ledger.Bytes(bytesOf(group, e.Weights)), ledger.FlatteningCopies, func() {
 		e.unload(group)
-		e.host.during(ledger.Bytes(bytes), ledger.FlatteningCopies, func() { allocate(e.gpu, bytes, ledger.Parameters) })
+		e.host.during(ledger.Bytes(bytes), ledger.FlatteningCopies, func() {
+			allocate(e.gpu, bytes, ledger.Parameters)
+		})
 	})
 }
 
-// masterWeights makes those of a group. It returns what the constructor still
-// holds on the host.
+// masterWeights makes the master weights of a group. It returns the memory that
+// the constructor still holds on the host.
 func (e *partitioned) masterWeights(part int64) (temporary hold) {
 	bytes, bit16 := part*e.master.Size(), part*e.Weights.Size()
 	if !e.offloads() {
-		e.gpu.during(ledger.Bytes(bit16), ledger.FlatteningCopies, func() { allocate(e.gpu, bytes, ledger.MasterWeights) })
+		e.gpu.during(ledger.Bytes(bit16), ledger.FlatteningCopies, func() {
+			allocate(e.gpu, bytes, ledger.MasterWeights)
+		})
 		return hold{}
 	}
 	convert := int64(0)
@@ -125,12 +130,14 @@ func (e *partitioned) masterWeights(part int64) (temporary hold) {
 		pin = true // whatever the file says (#5301 until #7689)
 	}
 	pin = pin && e.since(0, 14, 1) && !e.overlapped()
-	e.gpu.during(ledger.Bytes(bit16), ledger.FlatteningCopies, func() { e.host.during(ledger.Bytes(convert), ledger.DtypeConversions, func() {}) })
+	e.gpu.during(ledger.Bytes(bit16), ledger.FlatteningCopies, func() {
+		e.host.during(ledger.Bytes(convert), ledger.DtypeConversions, func() {})
+	})
 	e.place(bytes, e.hostMaster(), pin)
 	if !e.since(0, 17, 0) {
 		return hold{}
 	}
-	// Parameters are cast on the host, and copied from there (#7309).
+	// Parameters are cast on the host before they are copied (#7309).
 	if !e.pinned() {
 		e.place(bit16, ledger.Bit16Staging, false)
 		return hold{}
@@ -140,7 +147,7 @@ func (e *partitioned) masterWeights(part int64) (temporary hold) {
 	return temporary
 }
 
-// gradient takes a complete gradient.
+// gradient handles a complete gradient.
 func (e *partitioned) gradient(p *autograd.Parameter) {
 	if !e.buckets.held() {
 		count := int64(1)
@@ -155,8 +162,7 @@ func (e *partitioned) gradient(p *autograd.Parameter) {
 	}
 }
 
-// widen adds a gradient of ZeRO-1 up in the type that the file wants
-// (grad_accum_dtype).
+// widen accumulates a gradient of ZeRO-1 in grad_accum_dtype.
 func (e *partitioned) widen(p *autograd.Parameter) {
 	if d := e.recipe.GradientAccumulationDType; e.second() || d == dtype.Invalid || d == e.Weights {
 		return
@@ -170,8 +176,8 @@ func (e *partitioned) widen(p *autograd.Parameter) {
 	p.DropGradient()
 }
 
-// add puts a gradient into the bucket. One that is larger than the bucket stays
-// where it is, and is reduced by itself.
+// add copies a gradient into the bucket. A gradient that is larger than the
+// bucket is reduced by itself, without a copy.
 func (e *partitioned) add(p *autograd.Parameter) {
 	if e.elements+p.Elements > e.recipe.Sizes.ReduceBucket {
 		e.reduce()
@@ -187,13 +193,13 @@ func (e *partitioned) add(p *autograd.Parameter) {
 	e.elements += p.Elements
 }
 
-// reduce adds the bucket up over the ranks. What belongs to several of them is
-// put together once more (allreduce_bucket).
+// reduce reduces the bucket over the ranks. A bucket that belongs to several
+// ranks is copied once more (allreduce_bucket).
 func (e *partitioned) reduce() {
 	if len(e.bucket) == 0 {
 		return
 	}
-	low, high := int64(math.MaxInt64), int64(0) // the ranks that it belongs to
+	low, high := int64(math.MaxInt64), int64(0) // the ranks that the bucket belongs to
 	for _, p := range e.bucket {
 		s := e.spans[p.Index]
 		low, high = min(low, s.from/s.part), max(high, (s.to-1)/s.part)
@@ -211,7 +217,7 @@ func (e *partitioned) reduce() {
 	e.bucket, e.elements = e.bucket[:0], 0
 }
 
-// keep takes the rank's part of a reduced gradient (copy_grads_in_partition).
+// keep takes the rank's shard of a reduced gradient (copy_grads_in_partition).
 func (e *partitioned) keep(p *autograd.Parameter) {
 	if !e.offloads() {
 		if !e.arriving.held() {
@@ -232,9 +238,9 @@ func (e *partitioned) keep(p *autograd.Parameter) {
 	}
 }
 
-// accumulate adds up on the host: a tensor as large as the parameter, however
-// little of it is the rank's. With low-precision gradients it is a part of
-// theirs.
+// accumulate accumulates a gradient on the host, in a tensor as large as the
+// parameter, even if the rank's shard is smaller. With low-precision gradients
+// the tensor is part of the master gradients.
 func (e *partitioned) accumulate(p *autograd.Parameter) {
 	if e.accumulated[p.Index].held() || e.recipe.LowPrecisionMaster {
 		return
@@ -242,7 +248,7 @@ func (e *partitioned) accumulate(p *autograd.Parameter) {
 	e.accumulated[p.Index] = e.place(p.Elements*e.Weights.Size(), ledger.AccumulatedGradients, e.pinned())
 }
 
-// endBackward reduces what is left and frees the buckets.
+// endBackward reduces the last bucket and frees the buckets.
 func (e *partitioned) endBackward(last bool) {
 	if !e.second() && last && !e.recipe.OverlapReduction {
 		for _, p := range e.trained {
@@ -255,7 +261,7 @@ func (e *partitioned) endBackward(last bool) {
 	if !e.averaged.held() {
 		e.averaged, e.arriving = e.arriving, hold{}
 	} else {
-		drop(&e.arriving) // added to those of the passes before
+		drop(&e.arriving) // added to the gradients of earlier passes
 	}
 	drop(&e.buckets)
 }
@@ -286,7 +292,7 @@ func (e *partitioned) step() {
 	}
 }
 
-// makeStates makes the states of the optimizer in its first step.
+// makeStates makes the optimizer states, once.
 func (e *partitioned) makeStates() {
 	if e.stepped {
 		return
@@ -300,9 +306,9 @@ func (e *partitioned) makeStates() {
 	e.selective()
 }
 
-// stepOnHost updates the partition and copies it to the GPU. How has changed:
-// the fp32 weights went as they were, then through the GPU in fp32 (#5301), and
-// now as 16 bits, cast on the host (#7309).
+// stepOnHost updates the partition and copies it to the GPU. Before 0.14.1 the
+// copy itself cast the fp32 weights, on the host. Then they went to the GPU in
+// fp32 (#5301). Since 0.17.0 the host casts them into a staging buffer (#7309).
 func (e *partitioned) stepOnHost() {
 	e.makeStates()
 	for _, p := range e.flat {
@@ -316,34 +322,59 @@ func (e *partitioned) stepOnHost() {
 	}
 }
 
-// describe says why.
+// describe sets the reasons.
 func (e *partitioned) describe() {
 	e.explainShared()
 	n, d := elementsOf(e.trained), int64(e.ShardRanks)
 	part := ledger.Count(elementsOf(e.flat))
 	count, size := ledger.Count(n), e.Weights.Size()
-	e.explain(ledger.Parameters, "%s parameters x %d B in %v: ZeRO-%d has them whole on every rank", ledger.Count(elementsOf(e.parameters)), size, e.Weights, e.recipe.ZeROStage)
-	e.explain(ledger.FlatteningCopies, "%s parameters x %d B: put into one tensor before their own storage is freed, on the GPU from 0.18.7 on if that fits (#7828), else on the host (zero/stage_1_and_2.py)", count, size)
-	e.explain(ledger.MasterWeights, "%s parameters / %d ranks = %s x %d B (zero/stage_1_and_2.py, single_partition_of_fp32_groups)", count, d, part, e.master.Size())
-	e.explain(ledger.OptimizerStates, "%s: %s x %d B, made in the first step (before 0.13.2 when the engine is made)", e.Optimizer.Name, part, e.moments(e.flat)/max(1, elementsOf(e.flat)))
-	e.explain(ledger.Bit16Staging, "%s x %d B: parameters are cast on the host before they go to the GPU (param_buffer_of_bit16_for_cpu_offload_groups, DeepSpeed #7309)", part, size)
-	e.explain(ledger.StagingBuffers, "the largest parameter, %s x %d B, for gradients that are added up on the host (temp_grad_buffer_for_gpu_offload and, never read, temp_grad_buffer_for_cpu_offload)", ledger.Count(largestOf(e.trained)), size)
-	e.explain(ledger.AccumulatedGradients, "parameters of which the rank has a part, whole: %s x %d B, from the second micro batch on (accumulated_grads_in_cpu)", ledger.Count(e.own), size)
+	e.explain(ledger.Parameters, "%s parameters x %d B in %v: ZeRO-%d has them whole on every rank",
+		ledger.Count(elementsOf(e.parameters)), size, e.Weights, e.recipe.ZeROStage)
+	e.explain(ledger.FlatteningCopies,
+		"%s parameters x %d B: put into one tensor before their own storage is freed, on the GPU from 0.18.7 on if "+
+			"that fits (#7828), else on the host (zero/stage_1_and_2.py)", count, size)
+	e.explain(ledger.MasterWeights,
+		"%s parameters / %d ranks = %s x %d B (zero/stage_1_and_2.py, single_partition_of_fp32_groups)", count, d, part,
+		e.master.Size())
+	e.explain(ledger.OptimizerStates, "%s: %s x %d B, made in the first step (before 0.13.2 when the engine is made)",
+		e.Optimizer.Name, part, e.moments(e.flat)/max(1, elementsOf(e.flat)))
+	e.explain(ledger.Bit16Staging,
+		"%s x %d B: parameters are cast on the host before they go to the GPU "+
+			"(param_buffer_of_bit16_for_cpu_offload_groups, DeepSpeed #7309)", part, size)
+	e.explain(ledger.StagingBuffers,
+		"the largest parameter, %s x %d B, for gradients that are added up on the host "+
+			"(temp_grad_buffer_for_gpu_offload and, never read, temp_grad_buffer_for_cpu_offload)",
+		ledger.Count(largestOf(e.trained)), size)
+	e.explain(ledger.AccumulatedGradients,
+		"parameters of which the rank has a part, whole: %s x %d B, from the second micro batch on "+
+			"(accumulated_grads_in_cpu)", ledger.Count(e.own), size)
 	if e.offloads() {
-		e.explain(ledger.MasterGradients, "%s x %d B, on the host for good (initialize_optimizer_states)", part, e.master.Size())
+		e.explain(ledger.MasterGradients, "%s x %d B, on the host for good (initialize_optimizer_states)",
+			part, e.master.Size())
 	} else {
-		e.explain(ledger.MasterGradients, "%s x (%d B flattened, then %d B cast) for the step (zero/stage_1_and_2.py, step)", part, size, e.master.Size())
+		e.explain(ledger.MasterGradients,
+			"%s x (%d B flattened, then %d B cast) for the step (zero/stage_1_and_2.py, step)", part, size,
+			e.master.Size())
 	}
 	buckets := 1
 	if e.recipe.OverlapReduction {
 		buckets = 2
 	}
-	e.explain(ledger.CommunicationBuckets, "%d x reduce_bucket_size %s x %d B, during the backward pass (setup_buckets)", buckets, ledger.Count(e.recipe.Sizes.ReduceBucket), size)
-	e.explain(ledger.BucketCopies, "what is in a bucket, up to %s x %d B, put together by rank for the all-reduce (allreduce_bucket)", ledger.Count(e.recipe.Sizes.ReduceBucket), size)
-	e.explain(ledger.ReductionTemporaries, "of the largest gradient: the norm in double (8 B an element), the search for what is not finite (11 B), a cast to %v (zero/stage_1_and_2.py)", e.master)
+	e.explain(ledger.CommunicationBuckets,
+		"%d x reduce_bucket_size %s x %d B, during the backward pass (setup_buckets)", buckets,
+		ledger.Count(e.recipe.Sizes.ReduceBucket), size)
+	e.explain(ledger.BucketCopies,
+		"what is in a bucket, up to %s x %d B, put together by rank for the all-reduce (allreduce_bucket)",
+		ledger.Count(e.recipe.Sizes.ReduceBucket), size)
+	e.explain(ledger.ReductionTemporaries,
+		"of the largest gradient: the norm in double (8 B an element), the search for what is not finite (11 B), a "+
+			"cast to %v (zero/stage_1_and_2.py)", e.master)
 	if e.second() {
-		e.explain(ledger.Gradients, "whole gradients until they are in a bucket, then those of parameters that touch the partition, %s x %d B (grads_in_partition)", ledger.Count(e.own), size)
+		e.explain(ledger.Gradients,
+			"whole gradients until they are in a bucket, then those of parameters that touch the partition, %s x %d "+
+				"B (grads_in_partition)", ledger.Count(e.own), size)
 	} else {
-		e.explain(ledger.Gradients, "ZeRO-1 keeps all gradients until the last backward pass of a step: %s x %d B", count, size)
+		e.explain(ledger.Gradients, "ZeRO-1 keeps all gradients until the last backward pass of a step: %s x %d B",
+			count, size)
 	}
 }

@@ -6,19 +6,19 @@ import (
 	"plimsoll/ledger"
 )
 
-// divided is ZeRO-3: every parameter is divided among the ranks, and whole only
+// divided is ZeRO-3. Every parameter is sharded among the ranks, and gathered
 // while a module uses it (zero/stage3.py, zero/partition_parameters.py).
 type divided struct {
 	*fetcher
-	parts      []locked // of parameters, each of its own, by index
+	parts      []locked // shards of single parameters, by index
 	subGroups  []subGroup
 	bucket     []*autograd.Parameter
 	elements   int64
 	persistent []*autograd.Parameter
-	moving     []moving // to shared memory, with the first step
+	moving     []moving // tensors that the first step moves to shared memory
 }
 
-// subGroup is what the optimizer steps at a time.
+// subGroup is the flat tensor that the optimizer steps at a time.
 type subGroup struct {
 	flat  *autograd.Parameter
 	onGPU bool
@@ -35,7 +35,7 @@ func newDivided(e *deepSpeed) *divided {
 			}
 		}
 	}
-	if e.offloads() { // Twin-Flow: the first stay on the GPU
+	if e.offloads() { // Twin-Flow keeps the first sub-groups on the GPU
 		for i := range int((1 - e.recipe.OffloadOptimizer.Ratio) * float64(len(d.subGroups))) {
 			d.subGroups[i].onGPU = true
 		}
@@ -56,7 +56,7 @@ func (e *deepSpeed) part(n int64) int64 {
 	return (n + ranks - 1) / ranks
 }
 
-// partBytes is a rank's part of a parameter.
+// partBytes returns the size of a rank's shard of a parameter.
 func (e *deepSpeed) partBytes(p *autograd.Parameter) int64 {
 	if p.Quantized != autograd.Unquantized {
 		return e.part(p.Bytes())
@@ -64,10 +64,11 @@ func (e *deepSpeed) partBytes(p *autograd.Parameter) int64 {
 	return e.part(p.Elements) * p.DType.Size()
 }
 
-// parametersOn is where the parts of parameters are.
+// parametersOn returns the device of the parameter shards: none (the GPU), cpu or
+// nvme.
 func (e *deepSpeed) parametersOn() string { return e.recipe.OffloadParameters.Device }
 
-// load makes the model: divided at once, or whole on every rank first.
+// load makes the model: sharded at once (zero.Init), or unsharded on every rank.
 func (e *divided) load() {
 	if !e.ZeROInit {
 		e.deepSpeed.load()
@@ -79,7 +80,7 @@ func (e *divided) load() {
 	}
 }
 
-// divide leaves the rank its part of a parameter.
+// divide replaces a parameter by the rank's shard of it.
 func (e *divided) divide(p *autograd.Parameter) {
 	switch e.parametersOn() {
 	case "none":
@@ -95,7 +96,7 @@ func (e *divided) initialize() {
 		e.tiles()
 	}
 	if e.parametersOn() == "nvme" {
-		// Before NVMe are buffers that all of a module's parts go through.
+		// All shards of a module go through pinned buffers to and from NVMe.
 		o := e.recipe.OffloadParameters
 		e.pins.lock(o.Buffers*o.BufferElements*e.Weights.Size(), ledger.SwapBuffers)
 	}
@@ -105,7 +106,7 @@ func (e *divided) initialize() {
 		}
 	}
 	e.joinParts()
-	for _, p := range e.trained { // hooks on the gradient need the whole parameter
+	for _, p := range e.trained { // gradient hooks need the full parameter
 		e.gpu.during(e.gathers()*ledger.Bytes(2*p.Elements*p.DType.Size()), ledger.GatheredParameters, func() {})
 	}
 	if e.recipe.OffloadOptimizer.Device == "nvme" {
@@ -125,7 +126,7 @@ func (e *divided) initialize() {
 	e.describe()
 }
 
-// gathers is 0 on a single rank that has the parameters on its GPU.
+// gathers returns 0 on a single rank with the parameters on its GPU, else 1.
 func (e *deepSpeed) gathers() ledger.Bytes {
 	if e.ShardRanks == 1 && e.parametersOn() == "none" {
 		return 0
@@ -133,7 +134,7 @@ func (e *deepSpeed) gathers() ledger.Bytes {
 	return 1
 }
 
-// accumulation is the type of the gradients of parts.
+// accumulation returns the type that gradients of shards are accumulated in.
 func (e *deepSpeed) accumulation() dtype.Type {
 	if d := e.recipe.GradientAccumulationDType; d != dtype.Invalid {
 		return d
@@ -141,9 +142,10 @@ func (e *deepSpeed) accumulation() dtype.Type {
 	return e.Weights
 }
 
-// joinParts puts the parts of what is trained into one tensor: on the GPU by
-// way of the host (zero/utils.py, defragment), or on the host, where it is
-// page-locked whatever the file says (_create_param_groups_fp16_flat_cpu_memory).
+// joinParts moves the shards of trainable parameters into one tensor. On the GPU
+// it does so by way of the host (zero/utils.py, defragment). On the host the
+// tensor is pinned, whatever the file says
+// (_create_param_groups_fp16_flat_cpu_memory).
 func (e *divided) joinParts() {
 	if e.parametersOn() == "none" {
 		bytes := elementsOf(e.flat) * e.Weights.Size()
@@ -177,9 +179,10 @@ func (e *divided) freeParts(parameters []*autograd.Parameter) {
 	}
 }
 
-// masterWeights are cast from the parts, and cloned (_create_fp32_partitions).
-// Parts that have the type already are their own master weights in 0.18.2 only:
-// since then a device is compared with its name (#7651, #7700).
+// masterWeights makes the master weights: it casts the shards and clones them
+// (_create_fp32_partitions). Only 0.18.2 uses shards that have the type already
+// as master weights; later releases compare a device with its name (#7651,
+// #7700).
 func (e *divided) masterWeights() {
 	if e.Weights == dtype.F32 && !e.offloads() && e.since(0, 18, 2) && !e.since(0, 18, 3) {
 		return
@@ -199,7 +202,7 @@ func (e *divided) masterWeights() {
 	}
 }
 
-// keepMaster has the master weights of a sub-group.
+// keepMaster holds the master weights of a sub-group.
 func (e *divided) keepMaster(home *trace, bytes int64) {
 	if home == e.gpu {
 		allocate(home, bytes, ledger.MasterWeights)
@@ -215,8 +218,9 @@ func (e *divided) homeOf(g subGroup) *trace {
 	return e.gpu
 }
 
-// masterGradients are those of sub-groups that the host steps; the GPU has them
-// in the step only. Before 0.13.2 the states were made here.
+// masterGradients allocates the master gradients of an offloaded optimizer.
+// Without offload they exist during the step only. Before 0.13.2 the states were
+// made here.
 func (e *divided) masterGradients() {
 	var most int64
 	for _, g := range e.subGroups {
@@ -252,9 +256,9 @@ func (e *divided) makeStates(g subGroup) {
 	}
 }
 
-// swapBuffers are those that the states of a sub-group go through
-// (swap_tensor/utils.py, SwapBufferManager). From 0.19.4 on they are as large
-// as they were asked to be.
+// swapBuffers allocates the buffers for the states of a sub-group
+// (swap_tensor/utils.py, SwapBufferManager). Since 0.19.4 their size is not
+// rounded up.
 func (e *divided) swapBuffers() {
 	var most int64
 	for _, g := range e.subGroups {
@@ -280,8 +284,8 @@ func (e *divided) gradient(p *autograd.Parameter) {
 	e.elements += p.Elements
 }
 
-// reduce adds the bucket up. The parts of the ranks are put together first, and
-// the rank's own part of that is what is left (reduce_scatter_coalesced).
+// reduce reduces the bucket. It first concatenates the shards of all ranks; the
+// rank's own shard of the result remains (reduce_scatter_coalesced).
 func (e *divided) reduce() {
 	var padded int64
 	for _, p := range e.bucket {
@@ -296,8 +300,8 @@ func (e *divided) reduce() {
 	e.bucket, e.elements = e.bucket[:0], 0
 }
 
-// keep moves the rank's part to the host: added to what is there on the GPU, and
-// cast for the optimizer (partition_grads).
+// keep moves the rank's shard of a gradient to the host. The GPU accumulates it
+// and casts it for the optimizer (partition_grads).
 func (e *divided) keep(p *autograd.Parameter) {
 	if !e.offloads() {
 		return
@@ -313,7 +317,7 @@ func (e *divided) keep(p *autograd.Parameter) {
 	})
 }
 
-// normChunk is how many elements the norm takes at a time
+// normChunk is the number of elements that the norm is computed of at a time
 // (_constant_buffered_norm2).
 const normChunk = 250_000_000
 
@@ -340,7 +344,7 @@ func (e *divided) step() {
 	e.stepped = true
 	e.share()
 	e.fetch(e.persistent)
-	e.there = 0 // they are not counted
+	e.there = 0 // persistent parameters are not counted
 }
 
 func (e *divided) stepSubGroup(g subGroup) {
@@ -366,8 +370,8 @@ func (e *divided) stepSubGroup(g subGroup) {
 	gradient.free()
 }
 
-// save gathers the model for a checkpoint of the whole on the host of rank 0,
-// whose node the others share.
+// save gathers the full model on the host of rank 0 for a checkpoint. The ranks
+// of its node share the memory equally in the plan.
 func (e *divided) save() {
 	if !e.recipe.GatherOnSave {
 		return

@@ -2,14 +2,14 @@ package plan
 
 import "plimsoll/ledger"
 
-// superOffloads says that a process steps sub-groups while the backward pass
-// goes on (runtime/superoffload).
+// superOffloads reports whether a process steps sub-groups during the backward
+// pass (runtime/superoffload).
 func (e *deepSpeed) superOffloads() bool {
 	return e.offloads() && e.recipe.OffloadOptimizer.SuperOffload
 }
 
-// superOffload is what that process has from the start: a page-locked buffer for
-// the gradients of a sub-group (superoffload_utils.py).
+// superOffload allocates the pinned buffer that SuperOffload's process has from
+// the start, for the gradients of a sub-group (superoffload_utils.py).
 func (e *divided) superOffload() {
 	if !e.superOffloads() {
 		return
@@ -21,27 +21,29 @@ func (e *divided) superOffload() {
 		}
 	}
 	e.pins.lock(most*4, ledger.StagingBuffers)
-	const sent = "what SuperOffload sends to its process goes to shared memory, where it stays; a container's /dev/shm is 64 MB by default"
+	const sent = "what SuperOffload sends to its process goes to shared memory, where it stays; a container's " +
+		"/dev/shm is 64 MB by default"
 	e.explain(ledger.SharedMasterWeights, sent)
 	e.explain(ledger.SharedMasterGradients, sent)
-	e.explain(ledger.StagingBuffers, "SuperOffload's process: gradients of the largest sub-group x 4 B (superoffload_utils.py)")
+	e.explain(ledger.StagingBuffers,
+		"SuperOffload's process: gradients of the largest sub-group x 4 B (superoffload_utils.py)")
 }
 
-// moving is a tensor that goes to shared memory.
+// moving is a tensor that the first step moves to shared memory.
 type moving struct {
 	from  locked
 	bytes int64
 	to    ledger.Component
 }
 
-// moves notes a tensor that SuperOffload will send.
+// moves notes a tensor that SuperOffload will move to shared memory.
 func (e *divided) moves(from locked, bytes int64, to ledger.Component) {
 	if e.superOffloads() && from.held() {
 		e.moving = append(e.moving, moving{from, bytes, to})
 	}
 }
 
-// share sends what the process steps, in the first step.
+// share moves the noted tensors to shared memory, in the first step.
 func (e *divided) share() {
 	for _, m := range e.moving {
 		allocate(e.host, m.bytes, m.to)

@@ -19,8 +19,7 @@ import (
 	"plimsoll/version"
 )
 
-// deepSpeedJob is a job of a model under a DeepSpeed configuration, in bf16 on
-// one rank.
+// deepSpeedJob returns a job with a DeepSpeed configuration, in bf16 on one rank.
 func deepSpeedJob(t testing.TB, m *model.Model, config, release string) *Job {
 	t.Helper()
 	d, err := recipe.ParseDeepSpeed("ds.json", []byte(config))
@@ -33,11 +32,13 @@ func deepSpeedJob(t testing.TB, m *model.Model, config, release string) *Job {
 	}
 	o := optimizerKinds["adamw"]
 	o.Name, o.Variant = "adamw", Foreach
-	return &Job{Model: m, World: 1, Nodes: 1, RanksPerNode: 1, ShardRanks: 1, MicroBatch: 1, Sequence: 128, Accumulation: 1, Weights: d.Precision, Attention: forward.SDPA,
-		Optimizer: o, DeepSpeed: d, Versions: Versions{Torch: version.Version{Major: 2, Minor: 9}, DeepSpeed: v}, SplitWidth: 1, SplitSequence: 1, SplitExperts: 1}
+	return &Job{Model: m, World: 1, Nodes: 1, RanksPerNode: 1, ShardRanks: 1, MicroBatch: 1, Sequence: 128,
+		Accumulation: 1, Weights: d.Precision, Attention: forward.SDPA,
+		Optimizer: o, DeepSpeed: d, Versions: Versions{Torch: version.Version{Major: 2, Minor: 9}, DeepSpeed: v},
+		SplitWidth: 1, SplitSequence: 1, SplitExperts: 1}
 }
 
-// onRanks has the job on a node of so many ranks.
+// onRanks moves the job to a node of so many ranks.
 func (j *Job) onRanks(n int) *Job {
 	j.World, j.RanksPerNode, j.ShardRanks = n, n, n
 	return j
@@ -49,7 +50,7 @@ func simulated(j *Job) *simulation {
 	return s
 }
 
-// ends is what a trace holds at the end of a phase.
+// ends returns what a trace holds at the end of a phase.
 func ends(t testing.TB, tr *trace, name ledger.PhaseName, iteration ledger.Iteration) map[ledger.Component]int64 {
 	t.Helper()
 	for _, p := range tr.phases {
@@ -86,34 +87,46 @@ func catalog(t testing.TB, name string) *model.Model {
 }
 
 func zero(stage int, section string) string {
-	return fmt.Sprintf(`{"train_batch_size": 16, "bf16": {"enabled": true}, "zero_optimization": {"stage": %d%s}}`, stage, section)
+	return fmt.Sprintf(`{"train_batch_size": 16, "bf16": {"enabled": true}, "zero_optimization": {"stage": %d%s}}`,
+		stage, section)
 }
 
-// TestDeepSpeedHostBytes holds what the host has for a parameter of the rank's
-// part against the sums of DeepSpeed issue 7693 and of DeepSpeed's source.
+// TestDeepSpeedHostBytes compares the host's bytes per parameter of the rank's
+// shard with the sums in DeepSpeed issue 7693 and in DeepSpeed's source.
 func TestDeepSpeedHostBytes(t *testing.T) {
 	const unpinned = `, "offload_optimizer": {"device": "cpu", "pin_memory": false}`
 	for _, test := range []struct {
 		name, config, release   string
 		accumulation            int
-		initialized, steady     int64              // bytes a parameter
-		beside                  []ledger.Component // components that do not grow with the part
-		shared                  int64              // bytes a parameter of steady in /dev/shm
+		initialized, steady     int64              // bytes per parameter
+		beside                  []ledger.Component // components that do not grow with the shard
+		shared                  int64              // bytes per parameter of steady in /dev/shm
 		lowPrecision, lowStates bool
 	}{
 		{"7693", zero(2, unpinned), "0.18.3", 1, 10, 18, []ledger.Component{ledger.StagingBuffers}, 0, false, false},
-		{"7693, accumulating", zero(2, unpinned), "0.18.3", 4, 10, 20, []ledger.Component{ledger.StagingBuffers}, 0, false, false},
-		{"before the staging buffer", zero(2, unpinned), "0.14.0", 1, 8, 16, []ledger.Component{ledger.StagingBuffers, ledger.AdamTiles}, 0, false, false},
-		{"states from the start", zero(2, unpinned), "0.13.1", 1, 16, 16, []ledger.Component{ledger.StagingBuffers, ledger.AdamTiles}, 0, false, false},
+		{"7693, accumulating", zero(2, unpinned), "0.18.3", 4, 10, 20, []ledger.Component{ledger.StagingBuffers}, 0,
+			false, false},
+		{"before the staging buffer", zero(2, unpinned), "0.14.0", 1, 8, 16,
+			[]ledger.Component{ledger.StagingBuffers, ledger.AdamTiles}, 0, false, false},
+		{"states from the start", zero(2, unpinned), "0.13.1", 1, 16, 16,
+			[]ledger.Component{ledger.StagingBuffers, ledger.AdamTiles}, 0, false, false},
 		{"ZeRO-1", zero(1, unpinned), "0.19.6", 1, 10, 18, []ledger.Component{ledger.StagingBuffers}, 0, false, false},
-		{"low precision", zero(2, unpinned), "0.19.6", 4, 6, 14, []ledger.Component{ledger.StagingBuffers}, 0, true, false},
-		{"low precision states", zero(2, unpinned), "0.19.6", 1, 6, 10, []ledger.Component{ledger.StagingBuffers}, 0, true, true},
+		{"low precision", zero(2, unpinned), "0.19.6", 4, 6, 14, []ledger.Component{ledger.StagingBuffers}, 0, true,
+			false},
+		{"low precision states", zero(2, unpinned), "0.19.6", 1, 6, 10, []ledger.Component{ledger.StagingBuffers}, 0,
+			true, true},
 		{"ZeRO-3", zero(3, unpinned), "0.19.6", 1, 10, 18, nil, 0, false, false},
 		{"ZeRO-3, accumulating", zero(3, unpinned), "0.19.6", 4, 10, 18, nil, 0, false, false},
-		{"ZeRO-3 with parameters", zero(3, unpinned+`, "offload_param": {"device": "cpu", "pin_memory": false}`), "0.19.6", 1, 12, 20, []ledger.Component{ledger.PinnedRounding}, 0, false, false},
-		{"ZenFlow", zero(2, unpinned+`, "zenflow": {"topk_ratio": 0.1, "update_interval": 4}`), "0.19.6", 4, 10, 20, []ledger.Component{ledger.StagingBuffers}, 0, false, false},
-		{"ZenFlow, overlapped", zero(2, unpinned+`, "zenflow": {"topk_ratio": 0.1, "overlap_step": true, "update_interval": 4}`), "0.19.6", 1, 18, 34, []ledger.Component{ledger.StagingBuffers, ledger.AccumulatedGradients}, 16, false, false},
-		{"SuperOffload", zero(3, `, "offload_optimizer": {"device": "cpu", "pin_memory": false, "super_offload": true}`), "0.19.6", 1, 10, 18, []ledger.Component{ledger.StagingBuffers, ledger.PinnedRounding}, 8, false, false},
+		{"ZeRO-3 with parameters", zero(3, unpinned+`, "offload_param": {"device": "cpu", "pin_memory": false}`),
+			"0.19.6", 1, 12, 20, []ledger.Component{ledger.PinnedRounding}, 0, false, false},
+		{"ZenFlow", zero(2, unpinned+`, "zenflow": {"topk_ratio": 0.1, "update_interval": 4}`), "0.19.6", 4, 10, 20,
+			[]ledger.Component{ledger.StagingBuffers}, 0, false, false},
+		{"ZenFlow, overlapped",
+			zero(2, unpinned+`, "zenflow": {"topk_ratio": 0.1, "overlap_step": true, "update_interval": 4}`), "0.19.6",
+			1, 18, 34, []ledger.Component{ledger.StagingBuffers, ledger.AccumulatedGradients}, 16, false, false},
+		{"SuperOffload",
+			zero(3, `, "offload_optimizer": {"device": "cpu", "pin_memory": false, "super_offload": true}`), "0.19.6",
+			1, 10, 18, []ledger.Component{ledger.StagingBuffers, ledger.PinnedRounding}, 8, false, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			m := catalog(t, "llama-3.2-1b")
@@ -122,32 +135,36 @@ func TestDeepSpeedHostBytes(t *testing.T) {
 			j.DeepSpeed.LowPrecisionMaster, j.DeepSpeed.LowPrecisionState = test.lowPrecision, test.lowStates
 			s := simulated(j)
 			n := m.Elements()
-			if got := total(ends(t, s.host, ledger.Initialize, ledger.Once), test.beside...); got != test.initialized*n {
+			if got := total(ends(t, s.host, ledger.Initialize, ledger.Once),
+				test.beside...); got != test.initialized*n {
 				t.Errorf("initialized: %.3f B a parameter, want %d", float64(got)/float64(n), test.initialized)
 			}
 			held := ends(t, s.host, ledger.Step, ledger.Steady)
 			if got := total(held, test.beside...); got != test.steady*n {
 				t.Errorf("steady: %.3f B a parameter, want %d: %v", float64(got)/float64(n), test.steady, held)
 			}
-			if got := held[ledger.SharedMasterWeights] + held[ledger.SharedMasterGradients] + held[ledger.SharedStaleParameters]; got != test.shared*n {
+			if got := held[ledger.SharedMasterWeights] + held[ledger.SharedMasterGradients] +
+				held[ledger.SharedStaleParameters]; got != test.shared*n {
 				t.Errorf("%.3f B a parameter in /dev/shm, want %d", float64(got)/float64(n), test.shared)
 			}
 		})
 	}
 }
 
-// TestDeepSpeedPinning tells pinned tensors from their blocks.
+// TestDeepSpeedPinning tests the blocks of pinned tensors, and which tensors are
+// pinned.
 func TestDeepSpeedPinning(t *testing.T) {
 	const GiB = int64(ledger.GiB)
 	m := catalog(t, "llama-3.2-1b")
-	for _, test := range []struct{ bytes, block int64 }{{9 * GiB / 4, 4 * GiB}, {6 * GiB, 8 * GiB}, {10 * GiB, 16 * GiB}, {12 * GiB, 16 * GiB}, {33 * GiB, 64 * GiB}, {8 * GiB, 8 * GiB}} {
+	for _, test := range []struct{ bytes, block int64 }{{9 * GiB / 4, 4 * GiB}, {6 * GiB, 8 * GiB},
+		{10 * GiB, 16 * GiB}, {12 * GiB, 16 * GiB}, {33 * GiB, 64 * GiB}, {8 * GiB, 8 * GiB}} {
 		s := newSimulation(deepSpeedJob(t, m, zero(2, ""), "0.18.2"), newTrace(nil), newTrace(nil))
 		p := newPins(s)
 		l := p.lock(test.bytes, ledger.MasterWeights)
 		if got := int64(s.host.live); got != test.block {
 			t.Errorf("%d bytes take %d, want %d", test.bytes, got, test.block)
 		}
-		l.free() // stays
+		l.free() // the allocator keeps the block
 		if got := int64(s.host.live); got != test.block {
 			t.Errorf("freed: %d bytes, want %d", got, test.block)
 		}
@@ -157,8 +174,8 @@ func TestDeepSpeedPinning(t *testing.T) {
 		}
 	}
 
-	// Issue 7693 found 2 B a parameter more than was asked for, on 3 x 2^30
-	// parameters: the master weights and the staging buffer, rounded.
+	// Issue 7693 found 2 B per parameter more than was requested, for 3 x 2^30
+	// parameters: the rounding of the master weights and of the staging buffer.
 	s := newSimulation(deepSpeedJob(t, m, zero(2, ""), "0.18.2"), newTrace(nil), newTrace(nil))
 	p := newPins(s)
 	p.lock(12*GiB, ledger.MasterWeights)
@@ -167,13 +184,14 @@ func TestDeepSpeedPinning(t *testing.T) {
 		t.Errorf("%d bytes beyond, want 2 B a parameter", got)
 	}
 
-	// Who pins, by version and by what the file says.
+	// Pinning depends on the version and on the file.
 	const offload = `, "offload_optimizer": {"device": "cpu"%s}`
 	for _, test := range []struct {
 		key, release string
 		rounded      bool
 	}{
-		{"", "0.19.6", true}, {"", "0.19.4", false}, {`, "pin_memory": true`, "0.19.4", true}, {`, "pin_memory": false`, "0.19.6", false},
+		{"", "0.19.6", true}, {"", "0.19.4", false}, {`, "pin_memory": true`, "0.19.4", true},
+		{`, "pin_memory": false`, "0.19.6", false},
 		{`, "pin_memory": false`, "0.18.2", true}, {`, "pin_memory": false`, "0.18.3", false}, {"", "0.14.0", false},
 		{`, "pin_memory": false`, "0.10.0", true}, {`, "pin_memory": false`, "0.10.1", false},
 	} {
@@ -184,7 +202,7 @@ func TestDeepSpeedPinning(t *testing.T) {
 	}
 }
 
-// TestDeepSpeedDeviceBytes holds the GPU's bytes against closed forms.
+// TestDeepSpeedDeviceBytes compares the GPU's bytes with closed forms.
 func TestDeepSpeedDeviceBytes(t *testing.T) {
 	m := catalog(t, "llama-3.2-1b")
 	n := m.Elements()
@@ -203,9 +221,17 @@ func TestDeepSpeedDeviceBytes(t *testing.T) {
 		{"ZeRO-2", zero(2, ""), 2*n + 12*n/ranks},
 		{"ZeRO-2 offloaded", zero(2, `, "offload_optimizer": {"device": "cpu"}`), 2*n + large},
 		{"ZeRO-3", zero(3, `, "stage3_param_persistence_threshold": 0`), 16*n/ranks + bucket},
-		{"ZeRO-3 offloaded", zero(3, `, "offload_optimizer": {"device": "cpu"}, "stage3_param_persistence_threshold": 0`), 2*n/ranks + bucket},
-		{"ZeRO-3, all offloaded", zero(3, `, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}, "stage3_param_persistence_threshold": 0`), bucket},
-		{"ZeRO-1 with fp32 gradients", `{"train_batch_size": 16, "bf16": {"enabled": true}, "zero_optimization": {"stage": 1}, "data_types": {"grad_accum_dtype": "fp32"}}`, 2*n + 4*n + 12*n/ranks + 2*n},
+		{"ZeRO-3 offloaded",
+			zero(3, `, "offload_optimizer": {"device": "cpu"}, "stage3_param_persistence_threshold": 0`),
+			2*n/ranks + bucket},
+		{"ZeRO-3, all offloaded",
+			zero(3, `, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}, `+
+				`"stage3_param_persistence_threshold": 0`),
+			bucket},
+		{"ZeRO-1 with fp32 gradients",
+			`{"train_batch_size": 16, "bf16": {"enabled": true}, "zero_optimization": {"stage": 1}, "data_types": ` +
+				`{"grad_accum_dtype": "fp32"}}`,
+			2*n + 4*n + 12*n/ranks + 2*n},
 	} {
 		if got := total(step(test.config), ledger.MatmulWorkspaces); got != test.want {
 			t.Errorf("%s: %d bytes, want %d", test.name, got, test.want)
@@ -213,11 +239,13 @@ func TestDeepSpeedDeviceBytes(t *testing.T) {
 	}
 }
 
-// TestTwinFlow has a share of the sub-groups on the GPU, and TestNVMe buffers
-// for the largest.
+// TestTwinFlow keeps a share of the sub-groups on the GPU. TestNVMe has buffers
+// for the largest sub-group.
 func TestTwinFlow(t *testing.T) {
 	m := catalog(t, "llama-3-8b")
-	s := simulated(deepSpeedJob(t, m, zero(3, `, "sub_group_size": 1e8, "offload_optimizer": {"device": "cpu", "pin_memory": false, "ratio": 0.25}`), "0.19.6"))
+	s := simulated(deepSpeedJob(t, m,
+		zero(3, `, "sub_group_size": 1e8, "offload_optimizer": {"device": "cpu", "pin_memory": false, "ratio": 0.25}`),
+		"0.19.6"))
 	d := s.engine.(*divided)
 	var onHost int64
 	for _, g := range d.subGroups {
@@ -230,24 +258,29 @@ func TestTwinFlow(t *testing.T) {
 		t.Errorf("%.2f of the parameters on the host", share)
 	}
 	host, device := ends(t, s.host, ledger.Step, ledger.Steady), ends(t, s.gpu, ledger.Step, ledger.Steady)
-	if host[ledger.MasterWeights] != 4*onHost || host[ledger.OptimizerStates] != 8*onHost || device[ledger.MasterWeights] != 4*(n-onHost) || device[ledger.OptimizerStates] != 8*(n-onHost) {
+	if host[ledger.MasterWeights] != 4*onHost || host[ledger.OptimizerStates] != 8*onHost ||
+		device[ledger.MasterWeights] != 4*(n-onHost) || device[ledger.OptimizerStates] != 8*(n-onHost) {
 		t.Errorf("%d of %d on the host: %v, %v", onHost, n, host, device)
 	}
 }
 
 func TestNVMe(t *testing.T) {
-	s := simulated(deepSpeedJob(t, catalog(t, "llama-3-8b"), zero(3, `, "offload_optimizer": {"device": "nvme", "nvme_path": "/n"}, "offload_param": {"device": "nvme", "nvme_path": "/n", "pin_memory": false}`), "0.19.6"))
+	s := simulated(deepSpeedJob(t, catalog(t, "llama-3-8b"),
+		zero(3, `, "offload_optimizer": {"device": "nvme", "nvme_path": "/n"}, "offload_param": {"device": "nvme", `+
+			`"nvme_path": "/n", "pin_memory": false}`),
+		"0.19.6"))
 	largest := int64(0)
 	for _, g := range s.engine.(*divided).subGroups {
 		largest = max(largest, g.flat.Elements)
 	}
 	held := ends(t, s.host, ledger.Step, ledger.Steady)
-	if want := 4*largest*4 + 5*1e8*2; held[ledger.SwapBuffers] != want || largest < 1e9 || held[ledger.MasterWeights]+held[ledger.OptimizerStates] != 0 || held[ledger.Parameters] != 2*1e9 {
+	if want := 4*largest*4 + 5*1e8*2; held[ledger.SwapBuffers] != want || largest < 1e9 ||
+		held[ledger.MasterWeights]+held[ledger.OptimizerStates] != 0 || held[ledger.Parameters] != 2*1e9 {
 		t.Errorf("buffers %d, want %d: %v", held[ledger.SwapBuffers], want, held)
 	}
 }
 
-// peak is the most that a trace holds in a phase.
+// peak returns the most that a trace holds in a phase.
 func peak(t testing.TB, tr *trace, name ledger.PhaseName, iteration ledger.Iteration) int64 {
 	t.Helper()
 	for _, p := range tr.phases {
@@ -259,7 +292,7 @@ func peak(t testing.TB, tr *trace, name ledger.PhaseName, iteration ledger.Itera
 	return 0
 }
 
-// componentAt is what a component has at the peak of a phase.
+// componentAt returns the bytes of a component at the peak of a phase.
 func componentAt(tr *trace, name ledger.PhaseName, component ledger.Component) int64 {
 	for _, p := range tr.phases {
 		for _, c := range p.Components {
@@ -271,8 +304,8 @@ func componentAt(tr *trace, name ledger.PhaseName, component ledger.Component) i
 	return 0
 }
 
-// TestDeepSpeedTransients are what passes: on the way to the GPU, in buckets,
-// and while parameters are put together.
+// TestDeepSpeedTransients tests temporaries: copies on the way to the GPU,
+// buckets, and copies while parameters are flattened.
 func TestDeepSpeedTransients(t *testing.T) {
 	m := catalog(t, "llama-3.2-1b")
 	n := m.Elements()
@@ -283,44 +316,51 @@ func TestDeepSpeedTransients(t *testing.T) {
 	}
 	for _, test := range []struct {
 		release      string
-		device, host int64 // bytes a parameter of the step
+		device, host int64 // bytes per parameter in the step
 	}{{"0.14.0", 0, 2}, {"0.14.1", 4, 0}, {"0.16.9", 4, 0}, {"0.17.0", 0, 0}} {
 		s := run(zero(2, offload), test.release)
 		if d, h := over(s, s.gpu), over(s, s.host); d != test.device*n || h != test.host*n {
 			t.Errorf("%s: the step takes %d beside on the GPU and %d on the host", test.release, d, h)
 		}
 	}
-	if s := run(zero(2, offload), "0.18.6"); peak(t, s.host, ledger.Initialize, ledger.Once) < 4*n || peak(t, s.gpu, ledger.Initialize, ledger.Once) > 2*n+2*n {
-		t.Errorf("put together on the host: %d there, %d on the GPU", peak(t, s.host, ledger.Initialize, ledger.Once), peak(t, s.gpu, ledger.Initialize, ledger.Once))
+	if s := run(zero(2, offload), "0.18.6"); peak(t, s.host, ledger.Initialize, ledger.Once) < 4*n ||
+		peak(t, s.gpu, ledger.Initialize, ledger.Once) > 2*n+2*n {
+		t.Errorf("put together on the host: %d there, %d on the GPU",
+			peak(t, s.host, ledger.Initialize, ledger.Once), peak(t, s.gpu, ledger.Initialize, ledger.Once))
 	}
-	if s := run(zero(2, ""), "0.19.6"); peak(t, s.gpu, ledger.Initialize, ledger.Once) < 4*n || peak(t, s.host, ledger.Initialize, ledger.Once) != 0 {
-		t.Errorf("put together on the GPU: %d there, %d on the host", peak(t, s.gpu, ledger.Initialize, ledger.Once), peak(t, s.host, ledger.Initialize, ledger.Once))
+	if s := run(zero(2, ""), "0.19.6"); peak(t, s.gpu, ledger.Initialize, ledger.Once) < 4*n ||
+		peak(t, s.host, ledger.Initialize, ledger.Once) != 0 {
+		t.Errorf("put together on the GPU: %d there, %d on the host",
+			peak(t, s.gpu, ledger.Initialize, ledger.Once), peak(t, s.host, ledger.Initialize, ledger.Once))
 	}
 	small := deepSpeedJob(t, m, zero(2, ""), "0.19.6")
 	small.GPU.Memory = ledger.Bytes(3 * n)
 	if s := simulated(small); peak(t, s.host, ledger.Initialize, ledger.Once) != 4*n {
-		t.Errorf("put together on the host for want of memory: %d bytes", peak(t, s.host, ledger.Initialize, ledger.Once))
+		t.Errorf("put together on the host for want of memory: %d bytes",
+			peak(t, s.host, ledger.Initialize, ledger.Once))
 	}
-	// Gradients of 2 B, their fp32 list and the same as one tensor.
-	if s := run(`{"train_batch_size": 1, "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": {}}}`, "0.19.6"); over(s, s.gpu) != 10*n {
+	// Gradients of 2 B, their fp32 copies, and these copies as one tensor.
+	if s := run(`{"train_batch_size": 1, "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": {}}}`,
+		"0.19.6"); over(s, s.gpu) != 10*n {
 		t.Errorf("the step without ZeRO takes %d beside", over(s, s.gpu))
 	}
 	one, two := run(zero(2, `, "overlap_comm": false`), "0.19.6"), run(zero(2, `, "overlap_comm": true`), "0.19.6")
-	if got := peak(t, two.gpu, ledger.Backward, ledger.Steady) - peak(t, one.gpu, ledger.Backward, ledger.Steady); got != 2*5e8 {
+	if got := peak(t, two.gpu, ledger.Backward, ledger.Steady) - peak(t, one.gpu, ledger.Backward,
+		ledger.Steady); got != 2*5e8 {
 		t.Errorf("the second bucket takes %d bytes", got)
 	}
 }
 
-// TestDeepSpeedReduction follows ZeRO-2 on two ranks through the gradients of
-// three parameters of a million elements, of which a bucket takes two: the
-// second is in both partitions.
+// TestDeepSpeedReduction runs ZeRO-2 on two ranks through the gradients of three
+// parameters of a million elements. A bucket holds two of them, and the second
+// parameter is in both partitions.
 func TestDeepSpeedReduction(t *testing.T) {
 	const million = int64(1e6)
 	for _, test := range []struct {
 		name, release string
 		offload       bool
-		// what the third gradient takes at its peak, and what it leaves; what the
-		// end of the pass takes and leaves
+		// the third gradient's peak, and the bytes that remain after it; the same for
+		// the end of the pass
 		third, left, last, end int64
 	}{
 		{"on the GPU", "0.19.6", false, 4 * million, 4 * million, 0, 4 * million},
@@ -328,7 +368,8 @@ func TestDeepSpeedReduction(t *testing.T) {
 		{"on the host, as before", "0.12.6", true, 4 * million, 0, 8 * million, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			j := deepSpeedJob(t, linears([]int64{1000, 1000}, []int64{1000, 1000}, []int64{1000, 1000}), zero(2, `, "reduce_bucket_size": 2e6, "overlap_comm": false`), test.release).onRanks(2)
+			j := deepSpeedJob(t, linears([]int64{1000, 1000}, []int64{1000, 1000}, []int64{1000, 1000}),
+				zero(2, `, "reduce_bucket_size": 2e6, "overlap_comm": false`), test.release).onRanks(2)
 			if test.offload {
 				j.DeepSpeed.OffloadOptimizer.Device = "cpu"
 			}
@@ -354,15 +395,16 @@ func TestDeepSpeedReduction(t *testing.T) {
 				t.Errorf("%d bytes put together by rank, want %d", copied, bucket)
 			}
 			during("end", func() { s.engine.endBackward(true) }, bucket+max(test.last, test.left), test.end)
-			if !test.offload { // a second pass adds its gradients to those of the first
+			if !test.offload { // a second pass accumulates its gradients
 				during("third again", func() { s.engine.gradient(s.trained[2]) }, bucket+test.left, bucket+test.left)
-				during("end again", func() { s.engine.gradient(s.trained[0]); s.engine.endBackward(true) }, bucket+2*test.left, test.end)
+				during("end again", func() { s.engine.gradient(s.trained[0]); s.engine.endBackward(true) },
+					bucket+2*test.left, test.end)
 			}
 		})
 	}
 }
 
-// TestDeepSpeedFetching has ZeRO-3 keep what is used again soon.
+// TestDeepSpeedFetching tests which parameters ZeRO-3 keeps and prefetches.
 func TestDeepSpeedFetching(t *testing.T) {
 	m := catalog(t, "llama-3.2-1b")
 	n, words := m.Elements(), int64(128256*2048)
@@ -372,42 +414,53 @@ func TestDeepSpeedFetching(t *testing.T) {
 			j.DeepSpeed.Sizes.PersistentParameter = 0
 		}
 		s := simulated(j)
-		return ends(t, s.gpu, ledger.Forward, ledger.First)[ledger.GatheredParameters], ends(t, s.gpu, ledger.Forward, ledger.Steady)[ledger.GatheredParameters]
+		return ends(t, s.gpu, ledger.Forward, ledger.First)[ledger.GatheredParameters], ends(t, s.gpu, ledger.Forward,
+			ledger.Steady)[ledger.GatheredParameters]
 	}
 	for _, test := range []struct {
 		name, sizes   string
 		first, steady int64
 	}{
 		{"nothing", `, "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0`, 0, 0},
-		{"norms", `, "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 2048`, 33 * 2 * 2048, 33 * 2 * 2048},
-		// The backward pass begins with the projection to words.
+		{"norms",
+			`, "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0, ` +
+				`"stage3_param_persistence_threshold": 2048`,
+			33 * 2 * 2048, 33 * 2 * 2048},
+		// The backward pass begins with the output head.
 		{"the next module", `, "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 1`, 0, 2 * words},
 		{"everything", `, "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 1e12`, 0, 2 * n},
-		// With nothing gathered ahead but the last norm, for the backward pass.
+		// Only the last norm is prefetched, for the backward pass.
 		{"prefetch", `, "stage3_prefetch_bucket_size": 1, "stage3_max_reuse_distance": 0`, 0, 2 * 2048},
-		{"no more than may live", `, "stage3_prefetch_bucket_size": 1e12, "stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0`, 0, 0},
+		{"no more than may live",
+			`, "stage3_prefetch_bucket_size": 1e12, "stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0`, 0,
+			0},
 	} {
 		if first, steady := gathered(test.sizes); first != test.first || steady != test.steady {
 			t.Errorf("%s: %d and %d bytes, want %d and %d", test.name, first, steady, test.first, test.steady)
 		}
 	}
-	// Several parameters come in one tensor and are copied out of it.
+	// Several parameters are gathered into one tensor and copied out of it.
 	s := newSimulation(deepSpeedJob(t, m, zero(3, ""), "0.19.6").onRanks(2), newTrace(nil), newTrace(nil))
 	f := s.engine.(*divided).fetcher
 	s.phase(ledger.Forward, ledger.First, func() { f.fetch(s.parameters[1:4]) })
-	if bytes := 2 * elementsOf(s.parameters[1:4]); peak(t, s.gpu, ledger.Forward, ledger.First) != 2*bytes || int64(s.gpu.live) != bytes {
-		t.Errorf("peak of %d and %d in the end, want %d", peak(t, s.gpu, ledger.Forward, ledger.First), s.gpu.live, bytes)
+	if bytes := 2 * elementsOf(s.parameters[1:4]); peak(t, s.gpu, ledger.Forward, ledger.First) != 2*bytes ||
+		int64(s.gpu.live) != bytes {
+		t.Errorf("peak of %d and %d in the end, want %d",
+			peak(t, s.gpu, ledger.Forward, ledger.First), s.gpu.live, bytes)
 	}
 }
 
-// TestDeepSpeedProperties has configurations and models drawn at random: what
-// components sum up to is the total, nothing that passes is left, and every
-// component has its reason.
+// TestDeepSpeedProperties runs random configurations and models. The components
+// sum up to the total, no temporaries remain, and every component has a reason.
 func TestDeepSpeedProperties(t *testing.T) {
 	directory := t.TempDir()
 	rapid.Check(t, func(r *rapid.T) {
-		config := fmt.Sprintf(`{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": %d, "intermediate_size": %d, "num_hidden_layers": %d, "num_attention_heads": 4,
-			"vocab_size": %d, "tie_word_embeddings": %v}`, 64*rapid.IntRange(1, 8).Draw(r, "width"), rapid.IntRange(1, 999).Draw(r, "inner"), rapid.IntRange(1, 5).Draw(r, "layers"),
+		config := fmt.Sprintf(`{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": %d, `+
+			`"intermediate_size": %d, `+
+			`"num_hidden_layers": %d, "num_attention_heads": 4,
+			"vocab_size": %d, "tie_word_embeddings": %v}`,
+			64*rapid.IntRange(1, 8).Draw(r, "width"), rapid.IntRange(1, 999).Draw(r, "inner"),
+			rapid.IntRange(1, 5).Draw(r, "layers"),
 			rapid.IntRange(2, 5000).Draw(r, "words"), rapid.Bool().Draw(r, "tied"))
 		file := filepath.Join(directory, "config.json")
 		if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
@@ -418,13 +471,17 @@ func TestDeepSpeedProperties(t *testing.T) {
 			r.Fatal(err)
 		}
 		stage := rapid.IntRange(0, 3).Draw(r, "stage")
-		j := deepSpeedJob(t, m, zero(stage, ""), rapid.SampledFrom([]string{"0.3.1", "0.9.0", "0.14.1", "0.16.9", "0.17.0", "0.18.3", "0.18.7", "0.19.4", "0.19.6"}).Draw(r, "release"))
+		j := deepSpeedJob(t, m, zero(stage, ""),
+			rapid.SampledFrom([]string{
+				"0.3.1", "0.9.0", "0.14.1", "0.16.9", "0.17.0", "0.18.3", "0.18.7", "0.19.4", "0.19.6",
+			}).Draw(r, "release"))
 		j.onRanks(rapid.IntRange(1, 9).Draw(r, "ranks"))
 		j.Accumulation = rapid.IntRange(1, 3).Draw(r, "accumulation")
 		j.Weights = rapid.SampledFrom([]dtype.Type{dtype.F16, dtype.BF16, dtype.F32}).Draw(r, "weights")
 		j.SplitsDecay, j.ZeROInit = rapid.Bool().Draw(r, "splits"), rapid.Bool().Draw(r, "init")
 		if rapid.Bool().Draw(r, "adapter") {
-			if j.Adapter, err = recipe.ParseAdapter("adapter_config.json", []byte(`{"peft_type": "LORA", "r": 3, "target_modules": ["q_proj", "down_proj"]}`)); err != nil {
+			if j.Adapter, err = recipe.ParseAdapter("adapter_config.json",
+				[]byte(`{"peft_type": "LORA", "r": 3, "target_modules": ["q_proj", "down_proj"]}`)); err != nil {
 				r.Fatal(err)
 			}
 			j.AdapterType = dtype.F32
@@ -437,13 +494,16 @@ func TestDeepSpeedProperties(t *testing.T) {
 		d.LowPrecisionMaster = rapid.Bool().Draw(r, "low")
 		d.GradientAccumulationDType = rapid.SampledFrom([]dtype.Type{dtype.Invalid, dtype.F32}).Draw(r, "wide")
 		size := rapid.Int64Range(0, 1_000_000)
-		d.Sizes = recipe.Sizes{ReduceBucket: 1 + size.Draw(r, "bucket"), SubGroup: 1 + size.Draw(r, "sub-group"), PrefetchBucket: size.Draw(r, "prefetch"),
-			PersistentParameter: size.Draw(r, "persistent"), PersistentModel: size.Draw(r, "persistent model"), LiveParameters: size.Draw(r, "live"), ReuseDistance: size.Draw(r, "reuse")}
+		d.Sizes = recipe.Sizes{ReduceBucket: 1 + size.Draw(r, "bucket"), SubGroup: 1 + size.Draw(r, "sub-group"),
+			PrefetchBucket:      size.Draw(r, "prefetch"),
+			PersistentParameter: size.Draw(r, "persistent"), PersistentModel: size.Draw(r, "persistent model"),
+			LiveParameters: size.Draw(r, "live"), ReuseDistance: size.Draw(r, "reuse")}
 		if stage > 0 {
 			d.OffloadOptimizer.Device = rapid.SampledFrom([]string{"none", "cpu"}).Draw(r, "optimizer")
 			d.OffloadOptimizer.PinGiven = rapid.Bool().Draw(r, "pinned")
 			if rapid.Bool().Draw(r, "zenflow") {
-				d.ZenFlow = &recipe.ZenFlow{TopKRatio: 0.1, OverlapStep: rapid.Bool().Draw(r, "overlap step"), Offload: rapid.Bool().Draw(r, "offload")}
+				d.ZenFlow = &recipe.ZenFlow{TopKRatio: 0.1, OverlapStep: rapid.Bool().Draw(r, "overlap step"),
+					Offload: rapid.Bool().Draw(r, "offload")}
 			}
 		}
 		if stage == 3 {
@@ -471,15 +531,19 @@ func TestDeepSpeedProperties(t *testing.T) {
 						}
 					}
 					if sum != list.sum {
-						r.Fatalf("%s %s: components of %d, in all %d: %v", p.Name, p.Iteration, sum, list.sum, list.components)
+						r.Fatalf("%s %s: components of %d, in all %d: %v",
+							p.Name, p.Iteration, sum, list.sum, list.components)
 					}
 				}
 			}
-			first, steady, saved := ends(t, tr, ledger.Step, ledger.First), ends(t, tr, ledger.Step, ledger.Steady), ends(t, tr, ledger.Checkpoint, ledger.Once)
+			first, steady, saved := ends(t, tr, ledger.Step, ledger.First), ends(t, tr, ledger.Step,
+				ledger.Steady), ends(t, tr, ledger.Checkpoint, ledger.Once)
 			if fmt.Sprint(first) != fmt.Sprint(steady) || fmt.Sprint(steady) != fmt.Sprint(saved) {
 				r.Fatalf("the first step leaves %v, the second %v, and saving %v", first, steady, saved)
 			}
-			for _, passing := range []ledger.Component{ledger.BucketCopies, ledger.ReductionTemporaries, ledger.DtypeConversions, ledger.PinningCopies, ledger.FlatteningCopies, ledger.OptimizerTemporaries, ledger.FullStateDict, ledger.ActivationGradients, ledger.ResidualActivations} {
+			for _, passing := range []ledger.Component{ledger.BucketCopies, ledger.ReductionTemporaries,
+				ledger.DtypeConversions, ledger.PinningCopies, ledger.FlatteningCopies, ledger.OptimizerTemporaries,
+				ledger.FullStateDict, ledger.ActivationGradients, ledger.ResidualActivations} {
 				if steady[passing] != 0 {
 					r.Fatalf("%s: %d bytes are left", passing, steady[passing])
 				}
@@ -488,22 +552,23 @@ func TestDeepSpeedProperties(t *testing.T) {
 	})
 }
 
-// TestUnplannedDeepSpeed refuses what changes memory and is not planned, where
-// it has an effect.
+// TestUnplannedDeepSpeed tests that unplanned settings are refused if they change
+// the memory of the job.
 func TestUnplannedDeepSpeed(t *testing.T) {
 	for text, refused := range map[ledger.Component]string{
-		`"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}`:                "zero_hpz_partition_size",
-		`"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 1}`:                "",
-		`"zero_optimization": {"stage": 2, "zero_hpz_partition_size": 8}`:                "",
-		`"zero_optimization": {"stage": 3, "mics_shard_size": 4}`:                        "mics_shard_size",
-		`"zero_optimization": {"stage": 3, "mics_shard_size": -1}`:                       "",
-		`"zero_optimization": {"stage": 3, "zero_quantized_nontrainable_weights": true}`: "zero_quantized_nontrainable_weights",
-		`"zero_optimization": {"stage": 3, "zero_quantized_weights": true}`:              "",
-		`"torch_autocast": {"enabled": true, "dtype": "bfloat16"}`:                       "torch_autocast",
-		`"sequence_parallel_size": 2`:                                                    "sequence_parallel_size",
-		`"torch_autocast": {"enabled": false}`:                                           "",
-		`"amp": {"enabled": true}`:                                                       "amp",
-		`"zero_optimization": {"stage": 3}, "tensor_parallel": {"autotp_size": 2}`:       "autotp",
+		`"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}`: "zero_hpz_partition_size",
+		`"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 1}`: "",
+		`"zero_optimization": {"stage": 2, "zero_hpz_partition_size": 8}`: "",
+		`"zero_optimization": {"stage": 3, "mics_shard_size": 4}`:         "mics_shard_size",
+		`"zero_optimization": {"stage": 3, "mics_shard_size": -1}`:        "",
+		`"zero_optimization": {"stage": 3, "zero_quantized_nontrainable_weights": true}`: "zero_quantized_" +
+			"nontrainable_weights",
+		`"zero_optimization": {"stage": 3, "zero_quantized_weights": true}`:        "",
+		`"torch_autocast": {"enabled": true, "dtype": "bfloat16"}`:                 "torch_autocast",
+		`"sequence_parallel_size": 2`:                                              "sequence_parallel_size",
+		`"torch_autocast": {"enabled": false}`:                                     "",
+		`"amp": {"enabled": true}`:                                                 "amp",
+		`"zero_optimization": {"stage": 3}, "tensor_parallel": {"autotp_size": 2}`: "autotp",
 	} {
 		file := filepath.Join(t.TempDir(), "zero.json")
 		if err := os.WriteFile(file, []byte(`{"train_micro_batch_size_per_gpu": 1, `+text+`}`), 0o600); err != nil {
@@ -516,10 +581,14 @@ func TestUnplannedDeepSpeed(t *testing.T) {
 	}
 }
 
-// TestTensorParallelOfDeepSpeed is what the file says, but for a flag.
+// TestTensorParallelOfDeepSpeed takes the degree from the file unless a flag sets
+// it.
 func TestTensorParallelOfDeepSpeed(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "zero.json")
-	if err := os.WriteFile(file, []byte(`{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 4}}`), 0o600); err != nil {
+	if err := os.WriteFile(file,
+		[]byte(`{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1}, "tensor_parallel": `+
+			`{"autotp_size": 4}}`),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	for flag, expected := range map[int]int64{0: 4, 2: 2} {
@@ -533,12 +602,14 @@ func TestTensorParallelOfDeepSpeed(t *testing.T) {
 	}
 }
 
-// TestTrainerOfDeepSpeed: what the Trainer says of bf16 holds where the file that
-// it names says nothing.
+// TestTrainerOfDeepSpeed takes bf16 from the Trainer if the DeepSpeed file that
+// the Trainer names does not set it.
 func TestTrainerOfDeepSpeed(t *testing.T) {
 	file := inNewFolder(t)
 	file("zero.json", `{"zero_optimization": {"stage": 2}}`)
-	j, err := Request{Model: "gpt2", TrainingArgs: file("args.json", `{"output_dir": "x", "bf16": true, "deepspeed": "zero.json"}`), GPUs: 2}.Resolve()
+	j, err := Request{Model: "gpt2",
+		TrainingArgs: file("args.json", `{"output_dir": "x", "bf16": true, "deepspeed": "zero.json"}`),
+		GPUs:         2}.Resolve()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -547,26 +618,39 @@ func TestTrainerOfDeepSpeed(t *testing.T) {
 	}
 }
 
-// TestTrainerBesideDeepSpeed refuses values that the Trainer refuses where it
-// did not name the file itself: propagate_args_to_deepspeed, and fill_match.
+// TestTrainerBesideDeepSpeed refuses mismatches that the Trainer refuses, for a
+// file that the Trainer does not name (propagate_args_to_deepspeed, fill_match).
 func TestTrainerBesideDeepSpeed(t *testing.T) {
 	file := inNewFolder(t)
-	arguments := `{"output_dir": "x", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "bf16": true, "max_grad_norm": 0.5}`
+	arguments := `{"output_dir": "x", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "bf16": ` +
+		`true, "max_grad_norm": 0.5}`
 	for _, c := range []struct{ name, deepSpeed, accelerate, refused string }{
-		{"auto", `"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "bf16": {"enabled": "auto"}`, "", ""},
-		{"the same", `"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "gradient_clipping": 0.5, "bf16": {"enabled": true}`, "", ""},
+		{"auto",
+			`"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "gradient_clipping": ` +
+				`"auto", "bf16": {"enabled": "auto"}`,
+			"", ""},
+		{"the same",
+			`"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "gradient_clipping": 0.5, ` +
+				`"bf16": {"enabled": true}`,
+			"", ""},
 		{"less", `"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": true}`, "", ""},
-		{"micro batch", `"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true}`, "", `zero.json:1:37: DeepSpeed's train_micro_batch_size_per_gpu is 2, but per_device_train_batch_size is 4`},
-		{"accumulation", `"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1, "bf16": {"enabled": true}`, "", `gradient_accumulation_steps is 1, but gradient_accumulation_steps is 2`},
-		{"clipping", `"gradient_clipping": 1, "bf16": {"enabled": true}`, "", `gradient_clipping is 1, but max_grad_norm is 0.5`},
+		{"micro batch", `"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true}`, "",
+			`zero.json:1:37: DeepSpeed's train_micro_batch_size_per_gpu is 2, but per_device_train_batch_size is 4`},
+		{"accumulation",
+			`"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1, "bf16": {"enabled": true}`, "",
+			`gradient_accumulation_steps is 1, but gradient_accumulation_steps is 2`},
+		{"clipping", `"gradient_clipping": 1, "bf16": {"enabled": true}`, "",
+			`gradient_clipping is 1, but max_grad_norm is 0.5`},
 		{"accelerate", "", "zero_stage: 2\nmixed_precision: bf16", ""},
-		{"accelerate's accumulation", "", "gradient_accumulation_steps: 4\nmixed_precision: bf16", `launch.yaml:4:3: DeepSpeed's gradient_accumulation_steps is 4`},
+		{"accelerate's accumulation", "", "gradient_accumulation_steps: 4\nmixed_precision: bf16",
+			`launch.yaml:4:3: DeepSpeed's gradient_accumulation_steps is 4`},
 	} {
 		q := Request{Model: "qwen2.5-0.5b", TrainingArgs: file("args.json", arguments), GPUs: 2}
 		if c.accelerate == "" {
 			q.DeepSpeed = file("zero.json", `{"zero_optimization": {"stage": 2}, `+c.deepSpeed+`}`)
 		} else {
-			q.Accelerate = file("launch.yaml", "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  "+c.accelerate+"\n")
+			q.Accelerate = file("launch.yaml",
+				"distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  "+c.accelerate+"\n")
 		}
 		j, err := q.Resolve()
 		if (err != nil) != (c.refused != "") || err != nil && !strings.Contains(err.Error(), c.refused) {

@@ -6,9 +6,9 @@ import (
 	"plimsoll/ledger"
 )
 
-// replicated is DeepSpeed without ZeRO: every rank has everything. With weights
-// of 16 bits, FP16_Optimizer has fp32 master weights (fp16/fused_optimizer.py),
-// or FP16_UnfusedOptimizer for an optimizer other than DeepSpeed's fused Adam.
+// replicated is DeepSpeed without ZeRO: nothing is sharded. With 16-bit weights,
+// FP16_Optimizer keeps fp32 master weights (fp16/fused_optimizer.py). For an
+// optimizer other than DeepSpeed's fused Adam, FP16_UnfusedOptimizer does.
 type replicated struct{ *deepSpeed }
 
 func (e *replicated) initialize() {
@@ -28,17 +28,24 @@ func (e *replicated) initialize() {
 			allocate(e.gpu, bytesOf(group, dtype.F32), ledger.MasterWeights)
 		}
 	}
-	// The optimizer is stepped once with gradients of zeros, to have its states.
+	// The optimizer is stepped once with zero gradients, to make its states.
 	e.gpu.during(ledger.Bytes(bytesOf(e.flat, dtype.F32)), ledger.MasterGradients, func() { e.update(e.flat) })
 	n := ledger.Count(elementsOf(e.trained))
-	e.explain(ledger.MasterWeights, "%s parameters x 4 B: FP16_Optimizer keeps fp32 weights of the whole model on every rank without ZeRO (fp16/fused_optimizer.py)", n)
-	e.explain(ledger.MasterGradients, "%s parameters x 4 B: gradients cast to fp32 for the step, as a list and as one flat tensor (fp16/fused_optimizer.py, step)", n)
-	e.explain(ledger.ReductionTemporaries, "the search for what is not finite in the largest gradient: an fp32 copy (runtime/utils.py, CheckOverflow)")
-	e.explain(ledger.FlatteningCopies, "%s parameters x %d B, twice: parameters are cloned and then put into one tensor (fp16/fused_optimizer.py)", n, e.Weights.Size())
+	e.explain(ledger.MasterWeights,
+		"%s parameters x 4 B: FP16_Optimizer keeps fp32 weights of the whole model on every rank without ZeRO "+
+			"(fp16/fused_optimizer.py)", n)
+	e.explain(ledger.MasterGradients,
+		"%s parameters x 4 B: gradients cast to fp32 for the step, as a list and as one flat tensor "+
+			"(fp16/fused_optimizer.py, step)", n)
+	e.explain(ledger.ReductionTemporaries,
+		"the search for what is not finite in the largest gradient: an fp32 copy (runtime/utils.py, CheckOverflow)")
+	e.explain(ledger.FlatteningCopies,
+		"%s parameters x %d B, twice: parameters are cloned and then put into one tensor (fp16/fused_optimizer.py)", n,
+		e.Weights.Size())
 }
 
-// flatten moves the parameters of a group into one tensor: cloned first, and
-// so there three times.
+// flatten moves the parameters of a group into one tensor. They are cloned
+// first, so that for a moment three copies exist.
 func (e *replicated) flatten(group []*autograd.Parameter) {
 	bytes := bytesOf(group, e.Weights)
 	clones := e.gpu.hold(bytes, ledger.FlatteningCopies)
@@ -52,7 +59,7 @@ func (e *replicated) flatten(group []*autograd.Parameter) {
 
 func (e *replicated) gradient(*autograd.Parameter) {}
 
-// endBackward adds gradients up: tensors are put together until they have more
+// endBackward reduces the gradients. They are concatenated into buckets of more
 // than 500,000,000 elements (engine.py, buffered_allreduce_fallback).
 func (e *replicated) endBackward(last bool) {
 	if !last {
@@ -66,7 +73,9 @@ func (e *replicated) endBackward(last bool) {
 			sum = 0
 		}
 	}
-	e.explain(ledger.BucketCopies, "gradients are put together for the all-reduce until they have more than 500,000,000 elements: up to %s x %d B (engine.py, buffered_allreduce_fallback)", ledger.Count(most), e.Weights.Size())
+	e.explain(ledger.BucketCopies,
+		"gradients are put together for the all-reduce until they have more than 500,000,000 elements: up to %s x %d "+
+			"B (engine.py, buffered_allreduce_fallback)", ledger.Count(most), e.Weights.Size())
 	e.gpu.during(ledger.Bytes(most*e.Weights.Size()), ledger.BucketCopies, func() {})
 }
 
@@ -95,11 +104,12 @@ func (e *replicated) zero() {
 	}
 }
 
-// accumulating is BF16_Optimizer: gradients of the whole model are added up in
-// fp32 on every rank, and the rest is partitioned (bf16_optimizer.py).
+// accumulating is BF16_Optimizer. Every rank accumulates the gradients of the
+// full model in fp32; master weights and states are partitioned
+// (bf16_optimizer.py).
 type accumulating struct {
 	*deepSpeed
-	stale bool // gradients of the last backward pass are still there
+	stale bool // gradients of the last backward pass are not freed yet
 }
 
 func (e *accumulating) initialize() {
@@ -108,15 +118,23 @@ func (e *accumulating) initialize() {
 		part := e.shard(n / int64(e.ShardRanks)).Elements
 		allocate(e.gpu, n*e.Weights.Size(), ledger.Parameters)
 		e.unload(group)
-		e.gpu.during(ledger.Bytes(part*e.Weights.Size()), ledger.FlatteningCopies, func() { allocate(e.gpu, part*4, ledger.MasterWeights) })
+		e.gpu.during(ledger.Bytes(part*e.Weights.Size()), ledger.FlatteningCopies, func() {
+			allocate(e.gpu, part*4, ledger.MasterWeights)
+		})
 		allocate(e.gpu, n*4, ledger.AccumulatedGradients)
 	}
 	n := ledger.Count(elementsOf(e.trained))
 	e.explain(ledger.MasterWeights, "%s parameters / %d ranks x 4 B (bf16_optimizer.py)", n, e.ShardRanks)
-	e.explain(ledger.AccumulatedGradients, "%s parameters x 4 B: fp32 gradients of the whole model on every rank (bf16_optimizer.py, fp32_groups_gradients_flat)", n)
-	e.explain(ledger.FlatteningCopies, "parameters are put into one tensor before their own storage is freed (bf16_optimizer.py)")
-	e.explain(ledger.Gradients, "%s parameters x %d B: gradients of the last backward pass, which the next one frees (bf16_optimizer.py, clear_lp_grads)", n, e.Weights.Size())
-	e.explain(ledger.ReductionTemporaries, "one gradient at a time is cast to fp32: %s x 4 B", ledger.Count(largestOf(e.trained)))
+	e.explain(ledger.AccumulatedGradients,
+		"%s parameters x 4 B: fp32 gradients of the whole model on every rank (bf16_optimizer.py, "+
+			"fp32_groups_gradients_flat)", n)
+	e.explain(ledger.FlatteningCopies,
+		"parameters are put into one tensor before their own storage is freed (bf16_optimizer.py)")
+	e.explain(ledger.Gradients,
+		"%s parameters x %d B: gradients of the last backward pass, which the next one frees (bf16_optimizer.py, "+
+			"clear_lp_grads)", n, e.Weights.Size())
+	e.explain(ledger.ReductionTemporaries, "one gradient at a time is cast to fp32: %s x 4 B",
+		ledger.Count(largestOf(e.trained)))
 }
 
 func (e *accumulating) BeforeBackward(string) {
@@ -135,8 +153,8 @@ func (e *accumulating) gradient(p *autograd.Parameter) {
 func (e *accumulating) endBackward(bool) { e.stale = true }
 func (e *accumulating) step()            { e.update(e.flat) }
 
-// aligned is a number of elements that divides into parts of the ranks, each of
-// an even number (nccl_start_alignment_factor).
+// aligned rounds a number of elements up, so that every rank has a shard of the
+// same even size (nccl_start_alignment_factor).
 func (e *deepSpeed) aligned(elements int64) int64 {
 	unit := 2 * int64(e.ShardRanks)
 	return (elements + unit - 1) / unit * unit

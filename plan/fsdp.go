@@ -11,32 +11,32 @@ import (
 	"plimsoll/ledger"
 )
 
-// sharded is PyTorch's Fully Sharded Data Parallel, of either version. A unit
-// is a block, or the root, which has what is outside of blocks; a unit's
-// parameters are gathered before they are used (torch/distributed/fsdp).
+// sharded is PyTorch's Fully Sharded Data Parallel, of either version. It gathers
+// the parameters of a unit before they are used (torch/distributed/fsdp). Every
+// block is a unit; the root unit has the parameters outside the blocks.
 type sharded struct {
 	*simulation
 	units  map[string]*unit
-	order  []*unit // as the forward pass goes; the root is not in it
+	order  []*unit // in the order of the forward pass, without the root
 	root   *unit
-	shards []*autograd.Parameter // what the optimizer has: a part of what is trained
-	// reducing is the input of the last reduction, which lives until the next.
+	shards []*autograd.Parameter // the rank's shards of the trainable parameters
+	// reducing is the input of the last reduction. It lives until the next one.
 	reducing hold
 }
 
-// unit is what is gathered at a time.
+// unit is a group of parameters that are gathered together.
 type unit struct {
 	path       string
 	at         int
 	parameters []*autograd.Parameter
 	gathered   hold
 	gradients  hold // sharded
-	flat       hold // whole, of FSDP1 before it is reduced
-	replicated hold // what FSDP2 adds up among replicas
+	flat       hold // FSDP1's full gradient before it is reduced
+	replicated hold // FSDP2's input of the all-reduce among replicas
 	inUse      bool
 }
 
-// hold is a block that is held, on the GPU or on the host; the zero hold is none.
+// hold is an allocated block on the GPU or on the host. The zero hold has none.
 type hold struct {
 	trace *trace
 	id    int
@@ -49,7 +49,7 @@ func (t *trace) hold(bytes int64, component ledger.Component) hold {
 	return hold{t, t.Allocate(ledger.Bytes(bytes), component)}
 }
 
-// held says whether there is a block.
+// held reports whether there is a block.
 func (h hold) held() bool { return h.trace != nil }
 
 func (h hold) free() {
@@ -58,7 +58,7 @@ func (h hold) free() {
 	}
 }
 
-// drop frees what a variable holds and empties it.
+// drop frees the block of a hold and empties the hold.
 func drop(h *hold) {
 	h.free()
 	*h = hold{}
@@ -96,15 +96,15 @@ func newSharded(s *simulation) *sharded {
 	return e
 }
 
-// part is a rank's share.
+// part returns a rank's share of n, rounded up.
 func (e *sharded) part(n int64) int64 {
 	ranks := int64(e.ShardRanks)
 	return (n + ranks - 1) / ranks
 }
 
-// spread is how many elements all ranks have of a parameter. With FSDP2 that is
-// as many as if they all had the rows of the first, which has the most: the
-// first dimension is divided, and what others lack is padding.
+// spread returns the number of elements of a parameter on all ranks together.
+// FSDP2 shards the first dimension and pads every rank to the rows of the first
+// rank, which has the most.
 func (e *sharded) spread(p *autograd.Parameter) int64 {
 	if e.FSDP.Version == 1 {
 		return p.Elements
@@ -113,7 +113,7 @@ func (e *sharded) spread(p *autograd.Parameter) int64 {
 	return e.part(first) * (p.Elements / first) * int64(e.ShardRanks)
 }
 
-// unitOf finds the unit of a parameter by its name.
+// unitOf returns the unit of a parameter, by its name.
 func (e *sharded) unitOf(name string) *unit {
 	for at := 0; at < len(name); at++ {
 		if name[at] == '.' {
@@ -125,7 +125,7 @@ func (e *sharded) unitOf(name string) *unit {
 	return e.root
 }
 
-// home is where shards are.
+// home returns the device of the shards.
 func (e *sharded) home() *trace {
 	if e.FSDP.OffloadParameters {
 		return e.host
@@ -143,8 +143,8 @@ func (u *unit) elements(only func(*autograd.Parameter) bool, bytes func(*autogra
 	return sum
 }
 
-// shardedBytes is what a unit's shard takes: quantized weights as they are, the
-// rest in the type of the weights.
+// shardedBytes returns the size of a unit's shard. Quantized weights are sharded
+// as they are stored, all others in the type of the weights.
 func (e *sharded) shardedBytes(u *unit) int64 {
 	return u.elements(nil, func(p *autograd.Parameter) int64 {
 		if p.Quantized != autograd.Unquantized {
@@ -156,14 +156,13 @@ func (e *sharded) shardedBytes(u *unit) int64 {
 
 func (e *sharded) initialize() {}
 
-// The streams of FSDP beside the one that computes.
+// The streams of FSDP beside the compute stream.
 const (
 	gatherStream = iota + 1
 	reduceStream
 )
 
-// gather makes the whole of a unit's parameters, in the type of the
-// computation.
+// gather gathers the full parameters of a unit, in the compute type.
 func (e *sharded) gather(u *unit) {
 	if u == nil || u.gathered.held() || len(u.parameters) == 0 {
 		return
@@ -173,7 +172,7 @@ func (e *sharded) gather(u *unit) {
 		e.gpu.on(gatherStream, func() { u.gathered = e.gpu.hold(bytes, ledger.GatheredParameters) })
 		return
 	}
-	// FSDP2 copies every parameter out of what was gathered, padding and all.
+	// FSDP2 copies every parameter out of the gathered buffer, with its padding.
 	bytes = u.elements(nil, func(p *autograd.Parameter) int64 {
 		if p.Quantized != autograd.Unquantized {
 			return p.Bytes()
@@ -193,13 +192,14 @@ func (e *sharded) neighbour(u *unit, step int) *unit {
 	return nil
 }
 
-// reshards says whether a unit is given back after its forward pass. The root
-// is not: the backward pass begins with it.
+// reshards reports whether a unit is freed after its forward pass. The root is
+// kept, as the backward pass begins with it.
 func (e *sharded) reshards(u *unit) bool {
 	if e.KeepsLastBlock && u.at == len(e.order)-1 {
 		return false
 	}
-	return u != e.root && strings.HasPrefix(e.FSDP.Strategy, "full_shard") || u != e.root && e.FSDP.Strategy == "hybrid_shard"
+	return u != e.root && strings.HasPrefix(e.FSDP.Strategy, "full_shard") ||
+		u != e.root && e.FSDP.Strategy == "hybrid_shard"
 }
 
 func (e *sharded) BeforeForward(path string) {
@@ -209,8 +209,8 @@ func (e *sharded) BeforeForward(path string) {
 		return
 	}
 	e.gather(u)
-	// The host runs ahead of the GPU: the next unit is on its way before this
-	// one is done.
+	// The host runs ahead of the GPU: it gathers the next unit before this one is
+	// done.
 	if !u.inUse {
 		e.gather(e.neighbour(u, 1))
 	}
@@ -248,13 +248,13 @@ func (e *sharded) AfterBackward(path string) {
 
 func (e *sharded) gradient(*autograd.Parameter) {}
 
-// reduces says whether gradients are reduced after this backward pass: they are
-// not before the last micro batch, under no_sync, which accelerate and Lightning
-// use. Whole gradients are held until then.
+// reduces reports whether gradients are reduced after this backward pass.
+// Accelerate and Lightning use no_sync: before the last micro batch the full
+// gradients are kept.
 func (e *sharded) reduces() bool { return e.micro == e.micros-1 }
 
-// accumulate has the whole gradient of a unit held. FSDP1 has one for the flat
-// parameter, frozen parts and all.
+// accumulate keeps the full gradient of a unit. FSDP1 has one gradient for the
+// flat parameter, frozen parameters included.
 func (e *sharded) accumulate(u *unit) {
 	if e.FSDP.Version != 1 || u.flat.held() {
 		if u.flat.held() {
@@ -267,15 +267,18 @@ func (e *sharded) accumulate(u *unit) {
 	if u.elements(func(p *autograd.Parameter) bool { return p.HasGradient() }, (*autograd.Parameter).Bytes) == 0 {
 		return
 	}
-	u.flat = e.gpu.hold(u.elements(func(p *autograd.Parameter) bool { return p.Quantized == autograd.Unquantized }, func(p *autograd.Parameter) int64 { return p.Elements * p.DType.Size() }), ledger.Gradients)
+	u.flat = e.gpu.hold(u.elements(
+		func(p *autograd.Parameter) bool { return p.Quantized == autograd.Unquantized },
+		func(p *autograd.Parameter) int64 { return p.Elements * p.DType.Size() },
+	), ledger.Gradients)
 	for _, p := range u.parameters {
 		p.DropGradient()
 	}
 }
 
-// reduce makes a rank's part of the gradients of a unit. They are put together
-// in the type of the reduction, and that buffer lives until the next unit
-// needs one.
+// reduce reduces the gradients of a unit to the rank's shard. They are copied
+// into a buffer in the reduction's type, which lives until the next unit needs
+// one.
 func (e *sharded) reduce(u *unit) {
 	whole := u.elements(func(p *autograd.Parameter) bool { return p.HasGradient() }, e.spread)
 	if whole == 0 {
@@ -297,7 +300,7 @@ func (e *sharded) reduce(u *unit) {
 	e.gpu.on(reduceStream, func() { e.receive(u, part) })
 }
 
-// receive makes a rank's part of the reduced gradients of a unit.
+// receive allocates the rank's shard of the reduced gradients of a unit.
 func (e *sharded) receive(u *unit, part int64) {
 	output := e.gpu.hold(part*e.ReduceType.Size(), ledger.Gradients)
 	switch {
@@ -338,9 +341,9 @@ func (e *sharded) zeroGradients() {
 	}
 }
 
-// save gathers the whole model on the host of the first rank for a full
-// state_dict, a parameter at a time through the GPU. The other ranks of its
-// node hold none of it (rank0_only).
+// save gathers the full model on the host of the first rank for a full
+// state_dict. It gathers one parameter at a time on the GPU. The other ranks of
+// its node hold none of it (rank0_only).
 func (e *sharded) save() {
 	if e.FSDP.StateDictType != "full_state_dict" {
 		return
@@ -350,7 +353,9 @@ func (e *sharded) save() {
 		largest = max(largest, p.Elements*e.Weights.Size())
 		sum += p.Elements * e.Weights.Size()
 	}
-	e.gpu.during(ledger.Bytes(largest), ledger.GatheredParameters, func() { e.host.during(ledger.Bytes(e.perNode(sum)), ledger.FullStateDict, func() {}) })
+	e.gpu.during(ledger.Bytes(largest), ledger.GatheredParameters, func() {
+		e.host.during(ledger.Bytes(e.perNode(sum)), ledger.FullStateDict, func() {})
+	})
 }
 
 func (e *sharded) reasons() map[ledger.Component]string {
@@ -363,16 +368,20 @@ func (e *sharded) reasons() map[ledger.Component]string {
 		largest = max(largest, u.elements(nil, (*autograd.Parameter).Bytes))
 	}
 	r := map[ledger.Component]string{
-		ledger.Parameters:           fmt.Sprintf("a part of each of %d ranks: %s parameters x %d B (%v)", e.ShardRanks, ledger.Count(elements), e.Weights.Size(), e.Weights),
-		ledger.GatheredParameters:   fmt.Sprintf("units gathered in %v: the root, which stays, and two blocks at a time of up to %v: the one in use and the next", e.compute(), ledger.Bytes(largest)),
-		ledger.CommunicationBuckets: fmt.Sprintf("gradients of a unit put together in %v for the reduce-scatter; the buffer lives until the next unit's (FSDP2's ReduceScatterState)", e.ReduceType),
-		ledger.Gradients:            fmt.Sprintf("whole gradients of a unit in %v until they are reduced, then a part of each of %d ranks in %v", e.compute(), e.ShardRanks, e.Weights),
+		ledger.Parameters: fmt.Sprintf("a part of each of %d ranks: %s parameters x %d B (%v)", e.ShardRanks,
+			ledger.Count(elements), e.Weights.Size(), e.Weights),
+		ledger.GatheredParameters: fmt.Sprintf("units gathered in %v: the root, which stays, and two blocks at a "+
+			"time of up to %v: the one in use and the next", e.compute(), ledger.Bytes(largest)),
+		ledger.CommunicationBuckets: fmt.Sprintf("gradients of a unit put together in %v for the reduce-scatter; the "+
+			"buffer lives until the next unit's (FSDP2's ReduceScatterState)", e.ReduceType),
+		ledger.Gradients: fmt.Sprintf("whole gradients of a unit in %v until they are reduced, then a "+
+			"part of each of %d ranks in %v", e.compute(), e.ShardRanks, e.Weights),
 	}
 	maps.Copy(r, e.explainLoading())
 	return r
 }
 
-// compute is the type that the passes see.
+// compute returns the type of the parameters in the passes.
 func (j *Job) compute() dtype.Type {
 	if j.Compute != dtype.Invalid {
 		return j.Compute

@@ -10,7 +10,7 @@ import (
 	"plimsoll/optim/optimtest"
 )
 
-// phaseOf is a phase outside of the training loop.
+// phaseOf returns a phase outside the training loop.
 func phaseOf(t testing.TB, d *ledger.Device, name ledger.PhaseName) *ledger.Phase {
 	t.Helper()
 	for i := range d.Phases {
@@ -22,24 +22,25 @@ func phaseOf(t testing.TB, d *ledger.Device, name ledger.PhaseName) *ledger.Phas
 	return nil
 }
 
-// hostOf is the host of a plan.
+// hostOf returns the host of a plan.
 func hostOf(p *Plan) *ledger.Device { return &p.Devices[len(p.Devices)-1] }
 
 func launched(version, efficient string) string {
 	return "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nfsdp_config:\n  fsdp_version: " + version +
-		"\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_state_dict_type: FULL_STATE_DICT\n  fsdp_cpu_ram_efficient_loading: " + efficient + "\n"
+		"\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_state_dict_type: FULL_STATE_DICT\n  " +
+		"fsdp_cpu_ram_efficient_loading: " + efficient + "\n"
 }
 
-// TestLoadingUnderFSDP has the model on the host before it is divided. The
-// authors of accelerate found 280 GB for Llama 2 70B in fp32 where the first
-// rank loads, and 8 x 280 GB where all do.
+// TestLoadingUnderFSDP tests the host's memory before the model is sharded. The
+// authors of accelerate found 280 GB for Llama 2 70B in fp32 if the first rank
+// loads, and 8 x 280 GB if all ranks do.
 func TestLoadingUnderFSDP(t *testing.T) {
 	file := inNewFolder(t)
 	const whole = ledger.Bytes(68_976_648_192 * 4)
 	for _, c := range []struct {
 		name   string
 		q      Request
-		copies int // of the weights in fp32, or in 16 bits where they are mapped
+		copies int // of the weights in fp32, or of mapped weights in 16 bits
 		size   ledger.Bytes
 	}{
 		{"every rank", Request{FSDP: "1", GPUs: 8, Precision: "amp-bf16", Torch: "2.1"}, 8, whole},
@@ -65,26 +66,29 @@ func TestLoadingUnderFSDP(t *testing.T) {
 			if c.q.Accelerate == "" {
 				return
 			}
-			// A full state_dict is on the first rank alone.
+			// Only the first rank has a full state_dict.
 			save := phaseOf(t, hostOf(p), ledger.Checkpoint)
 			if save.PeakRequested < whole || save.PeakRequested > whole+1<<20 || save.Components[0].Why == "" {
-				t.Errorf("a checkpoint takes %v on the host, want %v, with a reason: %+v", save.PeakRequested, whole, save.Components)
+				t.Errorf("a checkpoint takes %v on the host, want %v, with a reason: %+v", save.PeakRequested, whole,
+					save.Components)
 			}
 		})
 	}
 }
 
-// TestDividing has a unit whole on the GPU before it is divided, with FSDP1
-// twice. PEFT's authors measured 3.72 GiB reserved after a Llama 2 7B in 4 bits
-// was wrapped for 2 GPUs, of which the shards are 2.1.
+// TestDividing tests the unsharded unit on the GPU, which FSDP1 holds twice.
+// PEFT's authors measured 3.72 GiB reserved after they had wrapped a Llama 2 7B in
+// 4 bits for 2 GPUs. The shards are 2.1 GiB of it.
 func TestDividing(t *testing.T) {
 	file := inNewFolder(t)
 	lora := file("lora.json", `{"peft_type": "LORA", "r": 64, "target_modules": "all-linear"}`)
-	p := planned(t, Request{Model: "llama-2-7b", Sequence: 128, FSDP: "1", GPUs: 2, Precision: "bf16", Quantization: "nf4", Adapter: lora, Torch: "2.2"})
-	if load := phaseOf(t, &p.Devices[0], ledger.Load); load.EndReserved < 2*ledger.GiB || load.PeakReserved < 29*ledger.GiB/10 || load.PeakReserved > 42*ledger.GiB/10 {
+	p := planned(t, Request{Model: "llama-2-7b", Sequence: 128, FSDP: "1", GPUs: 2, Precision: "bf16",
+		Quantization: "nf4", Adapter: lora, Torch: "2.2"})
+	if load := phaseOf(t, &p.Devices[0], ledger.Load); load.EndReserved < 2*ledger.GiB ||
+		load.PeakReserved < 29*ledger.GiB/10 || load.PeakReserved > 42*ledger.GiB/10 {
 		t.Errorf("%v reserved after wrapping, at most %v", load.EndReserved, load.PeakReserved)
 	}
-	const vocabulary = 32000 * 4096 * 2 // of the embedding, and of the head, in 16 bits
+	const vocabulary = 32000 * 4096 * 2 // bytes of the embedding, and of the head, in 16 bits
 	for version, want := range map[string]ledger.Bytes{"1": 4 * vocabulary, "2": 3 * vocabulary} {
 		p := planned(t, Request{Model: "llama-2-7b", Sequence: 128, FSDP: version, GPUs: 2, Precision: "fp16"})
 		load := phaseOf(t, &p.Devices[0], ledger.Load)
@@ -94,7 +98,7 @@ func TestDividing(t *testing.T) {
 	}
 }
 
-// TestLoadingAgainstTransformers has two real ranks load a model.
+// TestLoadingAgainstTransformers compares with two real ranks that load a model.
 func TestLoadingAgainstTransformers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("loads models in several processes")
@@ -121,18 +125,20 @@ func TestLoadingAgainstTransformers(t *testing.T) {
 			if err := json.Unmarshal([]byte(lines[len(lines)-1]), &measured); err != nil {
 				t.Fatal(err)
 			}
-			text := strings.NewReplacer("mixed_precision: bf16", "mixed_precision: 'no'", "num_processes: 8", "num_processes: 2").Replace(launched("2", c.efficient))
-			q := Request{Model: folder, Sequence: 128, Accelerate: inNewFolder(t)("launch.yaml", text), Precision: c.precision, Transformers: measured.Transformers}
+			text := strings.NewReplacer("mixed_precision: bf16", "mixed_precision: 'no'", "num_processes: 8",
+				"num_processes: 2").Replace(launched("2", c.efficient))
+			q := Request{Model: folder, Sequence: 128, Accelerate: inNewFolder(t)("launch.yaml", text),
+				Precision: c.precision, Transformers: measured.Transformers}
 			p := planned(t, q)
 			var sum int64
 			for _, rank := range measured.Ranks {
 				sum += rank.Anonymous
 			}
 			want := phaseOf(t, hostOf(p), ledger.Load).PeakRequested
-			if p.Job.loader() == pageCache { // no memory of the ranks' own
+			if p.Job.loader() == pageCache { // the ranks have no memory of their own
 				want = 0
 			}
-			const beside = 16 * ledger.MiB // a rank's, for the objects
+			const beside = 16 * ledger.MiB // other objects of a rank
 			if more := ledger.Bytes(sum) - want; more < -want/100 || more > 2*beside {
 				t.Errorf("%v of anonymous memory on both ranks, planned %v", ledger.Bytes(sum), want)
 			}

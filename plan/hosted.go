@@ -9,8 +9,8 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// Hosted is what a node holds when Plimsoll carries the optimizer state of the
-// job there.
+// Hosted is the memory of a node that Plimsoll takes for the optimizer state in
+// one of its formats.
 type Hosted struct {
 	State             string       `json:"state"`
 	Moments           string       `json:"moments"`
@@ -19,8 +19,9 @@ type Hosted struct {
 	Why               string       `json:"why"`
 }
 
-// hosted are the formats of Plimsoll's own, the gradients and 16-bit
-// parameters in host memory included, with the arenas that they would map.
+// hosted returns the size of the state in Plimsoll's formats, nil for optimizers
+// that they do not hold. It is the size of all arenas that a shard maps, those of
+// gradients and 16-bit parameters included.
 func (s *simulation) hosted() []Hosted {
 	var list []Hosted
 	trained := s.trainedElements()
@@ -40,13 +41,15 @@ func (s *simulation) hosted() []Hosted {
 			bytes += arena.Size
 		}
 		list = append(list, Hosted{
-			State: f.State.String(), Moments: f.Moments.String(), Bytes: bytes * ledger.Bytes(s.RanksPerNode), BytesPerParameter: float64(bytes) / float64(each),
-			Why: fmt.Sprintf("%d ranks x %s parameters, everything included; plimsoll rehearse measures it", s.RanksPerNode, ledger.Count(each)),
+			State: f.State.String(), Moments: f.Moments.String(), Bytes: bytes * ledger.Bytes(s.RanksPerNode),
+			BytesPerParameter: float64(bytes) / float64(each),
+			Why: fmt.Sprintf("%d ranks x %s parameters, everything included; plimsoll rehearse measures it",
+				s.RanksPerNode, ledger.Count(each)),
 		})
 	}
 	return list
 }
 
-// kernelAdam says whether the optimizer is one of Adam's, whose states these
+// kernelAdam reports whether the optimizer is a variant of Adam, whose states the
 // formats hold.
 func kernelAdam(name string) bool { return name == "adamw" || name == "adam" || name == "adamw-apex" }

@@ -11,14 +11,14 @@ import (
 	"plimsoll/version"
 )
 
-// Job is a training job with nothing left open.
+// Job is a training job with every setting decided.
 type Job struct {
 	Model *model.Model
 
 	World        int // ranks
 	Nodes        int
 	RanksPerNode int
-	ShardRanks   int  // that parameters are divided among
+	ShardRanks   int  // ranks that parameters are sharded among
 	OnCPU        bool // there are no GPUs
 	GPU          gpu.Model
 	HostMemory   ledger.Bytes // of one node; 0 = unknown
@@ -28,36 +28,37 @@ type Job struct {
 	Sequence     int64
 	Accumulation int
 
-	// Weights is the type that parameters are held in, Autocast the one that
-	// torch.autocast computes in, Invalid without. Compute is the type that an
-	// engine casts parameters to before they are used, Invalid where it does
-	// not; ReduceType the one that gradients are added up in.
+	// Weights is the type of the stored parameters. Autocast is the type that
+	// torch.autocast computes in, or Invalid. Compute is the type that an engine
+	// casts parameters to before their use, or Invalid. ReduceType is the type
+	// that gradients are reduced in.
 	Weights, Autocast, Compute, ReduceType dtype.Type
 
 	Attention forward.AttentionKind
 	Recompute *autograd.Checkpoint
 	Loss      forward.LossKind
 	Compile   bool
-	// Modules is whose code the model runs: transformers', litgpt's or
-	// torchtitan's; empty for transformers'.
+	// Modules is the library whose modules the model consists of: transformers
+	// (also if empty), litgpt or torchtitan.
 	Modules string
-	// FusedActivations says that functions between projections are one kernel.
+	// FusedActivations means that an activation function is one kernel.
 	FusedActivations bool
-	// JoinsProjections says that queries, keys and values are one tensor.
+	// JoinsProjections means that queries, keys and values are one tensor (fused
+	// QKV).
 	JoinsProjections bool
-	// KeepsLastBlock says that FSDP does not give the last block back between the
+	// KeepsLastBlock means that FSDP does not reshard the last block between the
 	// passes.
 	KeepsLastBlock bool
-	RecomputeEvery int  // blocks are recomputed at this distance; 0 and 1: all
-	RecomputeFirst bool // of these it is the first, not the last
-	// ZeROInit says that parameters are divided among the ranks while the model
-	// is made, as transformers does with ZeRO-3 when the Trainer is made first.
+	RecomputeEvery int  // one of so many blocks is recomputed; 0 and 1: all
+	RecomputeFirst bool // the first of so many blocks, not the last
+	// ZeROInit means that parameters are sharded while the model is made, as
+	// transformers does with ZeRO-3 if the Trainer is made first.
 	ZeROInit bool
-	// SplitsDecay says that the optimizer has norms and biases, which are not
-	// decayed, in a group of their own, as transformers' Trainer makes.
+	// SplitsDecay means that the optimizer has a parameter group without weight
+	// decay for norms and biases, as transformers' Trainer makes it.
 	SplitsDecay bool
-	// HoldsOutputs says that the training loop keeps the outputs of the model
-	// until the next forward pass is done, as a loop written by hand does.
+	// HoldsOutputs means that the training loop keeps the outputs of the model
+	// until the next forward pass is done, as a hand-written loop does.
 	HoldsOutputs bool
 
 	Optimizer optimizer
@@ -73,21 +74,20 @@ type Job struct {
 	// The degrees of tensor, context and expert parallelism, 1 without.
 	SplitWidth, SplitSequence, SplitExperts int64
 
-	// Allocator is what PYTORCH_CUDA_ALLOC_CONF says.
+	// Allocator is the value of PYTORCH_CUDA_ALLOC_CONF.
 	Allocator string
 
-	// Assumptions are what nobody said.
+	// Assumptions are the defaults of settings that were not given, and notes.
 	Assumptions []string
 }
 
-// Replicas is how many groups of ranks each hold all parts of the model
-// between them, and add their gradients up: those of data parallelism, and of
-// hybrid sharding.
+// Replicas returns the number of groups of ranks that each hold the full model
+// between them, in data parallelism and in hybrid sharding.
 func (j *Job) Replicas() int {
 	return max(1, j.World/(j.ShardRanks*int(max(1, j.SplitWidth))))
 }
 
-// Versions are those of the programs that the job runs on.
+// Versions are the versions of the programs that the job runs on.
 type Versions struct {
 	Torch, DeepSpeed, Transformers, BitsAndBytes version.Version
 }

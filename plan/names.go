@@ -9,7 +9,7 @@ import (
 	"plimsoll/model"
 )
 
-// Files are those that the job was read from, but for the catalog.
+// Files returns the files that the job was read from, without the catalog.
 func (j *Job) Files(q Request) []string {
 	candidates := []string{q.DeepSpeed, q.TrainingArgs, q.Accelerate, q.Adapter, q.Quantization}
 	if source := j.Model.Source; source != model.FromCatalog {
@@ -27,7 +27,7 @@ func (j *Job) Files(q Request) []string {
 	return files
 }
 
-// EngineName says who shards.
+// EngineName describes the engine and its ranks.
 func (j *Job) EngineName() string {
 	switch {
 	case j.FSDP != nil:
@@ -43,7 +43,7 @@ func (j *Job) EngineName() string {
 	return "one GPU"
 }
 
-// ParallelNames are the ways in which ranks share the work beside the engine's.
+// ParallelNames describes the replicas and the kinds of model parallelism.
 func (j *Job) ParallelNames() []string {
 	var names []string
 	if j.FSDP != nil && j.Replicas() > 1 {
@@ -60,10 +60,10 @@ func (j *Job) ParallelNames() []string {
 	return names
 }
 
-// OptimizerName is the optimizer with its variant.
+// OptimizerName returns the optimizer with its variant.
 func (j *Job) OptimizerName() string { return j.Optimizer.Name + "/" + string(j.Optimizer.Variant) }
 
-// AutocastName is the type of autocast, empty where it is off.
+// AutocastName returns the type of autocast, empty if it is off.
 func (j *Job) AutocastName() string {
 	if j.Autocast == dtype.Invalid {
 		return ""
@@ -71,8 +71,8 @@ func (j *Job) AutocastName() string {
 	return j.Autocast.String()
 }
 
-// ComputeName is the type that the engine casts parameters to before they are
-// used, empty where it does not.
+// ComputeName returns the type that the engine casts parameters to before their
+// use, empty if it does not cast them.
 func (j *Job) ComputeName() string {
 	if j.Compute == dtype.Invalid {
 		return ""
@@ -80,7 +80,7 @@ func (j *Job) ComputeName() string {
 	return j.Compute.String()
 }
 
-// RecomputeName says what is recomputed.
+// RecomputeName describes what the backward pass recomputes.
 func (j *Job) RecomputeName() string {
 	switch {
 	case j.Recompute == nil:

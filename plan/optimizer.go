@@ -8,21 +8,21 @@ import (
 	"plimsoll/ledger"
 )
 
-// optimizer is what an optimizer holds for parameters, and what its step needs
-// beside. Names are those of torch.optim's states.
+// optimizer describes the states of an optimizer and the temporaries of its step.
+// States have their names in torch.optim.
 type optimizer struct {
 	Name    string
 	Variant Variant
-	// states are the states of a parameter. A tensor of few elements may have
-	// others.
+	// states returns the states of a parameter. They may differ for small
+	// tensors.
 	states func(p *autograd.Parameter) []state
-	// copies is how many lists as large as all parameters a foreach step makes;
-	// loopCopies is how many tensors as large as the largest parameter a step
-	// over single tensors makes.
+	// copies is the number of lists that a foreach step makes, each as large as
+	// all parameters. loopCopies is the number of tensors that a step over single
+	// parameters makes, each as large as the largest parameter.
 	copies, loopCopies int64
 	copiesWhy          string
-	// managed says that states are in CUDA's managed memory (paged optimizers),
-	// outside of torch's allocator.
+	// managed means that states are in CUDA's managed memory (paged optimizers),
+	// outside torch's allocator.
 	managed bool
 }
 
@@ -32,7 +32,7 @@ type state struct {
 	bytes int64
 }
 
-// Variant is the way that torch.optim steps.
+// Variant is the implementation of a step in torch.optim.
 type Variant string
 
 // The variants.
@@ -42,7 +42,7 @@ const (
 	Loop    Variant = "for-loop"
 )
 
-// Optimizers are the names of optimizers that can be planned, sorted.
+// Optimizers returns the sorted names of the optimizers that can be planned.
 func Optimizers() []string {
 	names := make([]string, 0, len(optimizerKinds))
 	for name := range optimizerKinds {
@@ -54,15 +54,20 @@ func Optimizers() []string {
 
 var optimizerKinds = map[string]optimizer{
 	"adamw": {states: alike("exp_avg", "exp_avg_sq"), copies: 1, loopCopies: 2,
-		copiesWhy: "torch.optim.AdamW(foreach=True) makes the list exp_avg_sq_sqrt = torch._foreach_sqrt(exp_avg_sqs): one more copy of a moment of all parameters (torch/optim/adam.py, _multi_tensor_adam)"},
+		copiesWhy: "torch.optim.AdamW(foreach=True) makes the list exp_avg_sq_sqrt = " +
+			"torch._foreach_sqrt(exp_avg_sqs): one more copy of a moment of all parameters (torch/optim/adam.py, " +
+			"_multi_tensor_adam)"},
 	"adam": {states: alike("exp_avg", "exp_avg_sq"), copies: 1, loopCopies: 2,
-		copiesWhy: "torch.optim.Adam(foreach=True) makes the list exp_avg_sq_sqrt = torch._foreach_sqrt(exp_avg_sqs) (torch/optim/adam.py, _multi_tensor_adam)"},
+		copiesWhy: "torch.optim.Adam(foreach=True) makes the list exp_avg_sq_sqrt = torch._foreach_sqrt(exp_avg_sqs) " +
+			"(torch/optim/adam.py, _multi_tensor_adam)"},
 	"sgd":          {states: alike()},
 	"sgd-momentum": {states: alike("momentum_buffer")},
 	"adagrad": {states: alike("sum"), copies: 2, loopCopies: 2,
-		copiesWhy: "torch.optim.Adagrad(foreach=True) makes the lists std and numerator (torch/optim/adagrad.py, _multi_tensor_adagrad)"},
+		copiesWhy: "torch.optim.Adagrad(foreach=True) makes the lists std and numerator (torch/optim/adagrad.py, " +
+			"_multi_tensor_adagrad)"},
 	"rmsprop": {states: alike("square_avg"), copies: 1, loopCopies: 1,
-		copiesWhy: "torch.optim.RMSprop(foreach=True) makes the list avg = torch._foreach_sqrt(square_avgs) (torch/optim/rmsprop.py)"},
+		copiesWhy: "torch.optim.RMSprop(foreach=True) makes the list avg = torch._foreach_sqrt(square_avgs) " +
+			"(torch/optim/rmsprop.py)"},
 	"lion": {states: alike("exp_avg"), copies: 1, loopCopies: 1,
 		copiesWhy: "the update is a list of its own"},
 	"adafactor":   {states: factored, loopCopies: 3},
@@ -75,7 +80,7 @@ var optimizerKinds = map[string]optimizer{
 	"lomo":        {states: alike()},
 }
 
-// alike are states with the shape and type of the parameter.
+// alike returns states with the shape and type of the parameter.
 func alike(names ...string) func(*autograd.Parameter) []state {
 	return func(p *autograd.Parameter) []state {
 		states := make([]state, len(names))
@@ -86,7 +91,7 @@ func alike(names ...string) func(*autograd.Parameter) []state {
 	}
 }
 
-// wide are states in fp32, whatever the parameter.
+// wide returns states in fp32, for parameters of any type.
 func wide(names ...string) func(*autograd.Parameter) []state {
 	return func(p *autograd.Parameter) []state {
 		states := make([]state, len(names))
@@ -97,8 +102,8 @@ func wide(names ...string) func(*autograd.Parameter) []state {
 	}
 }
 
-// factored are Adafactor's: a row and a column for every matrix, and the whole
-// for a vector.
+// factored returns Adafactor's states: a row and a column for a matrix, and the
+// full second moment for a vector.
 func factored(p *autograd.Parameter) []state {
 	if p.Rows == 0 {
 		return []state{{"exp_avg_sq", p.Elements * 4}}
@@ -106,9 +111,9 @@ func factored(p *autograd.Parameter) []state {
 	return []state{{"exp_avg_sq_row", p.Rows * max(1, p.Matrices) * 4}, {"exp_avg_sq_col", p.Elements / p.Rows * 4}}
 }
 
-// blockwise are bitsandbytes' states: a byte an element and an fp32 scale for
-// 256 of them; tensors below 4096 elements, and embeddings in transformers'
-// Trainer, have fp32 states.
+// blockwise returns bitsandbytes' states: a byte for each element, and an fp32
+// scale for 256 of them. Tensors below 4096 elements have fp32 states, and so
+// have embeddings in transformers' Trainer.
 func blockwise(names ...string) func(*autograd.Parameter) []state {
 	return func(p *autograd.Parameter) []state {
 		var states []state
@@ -124,8 +129,8 @@ func blockwise(names ...string) func(*autograd.Parameter) []state {
 	}
 }
 
-// nibbles are torchao's 4-bit states: half a byte an element, and an fp32 scale
-// for 128.
+// nibbles returns torchao's 4-bit states: half a byte for each element, and an
+// fp32 scale for 128 of them.
 func nibbles(p *autograd.Parameter) []state {
 	if p.Elements < 4096 {
 		return wide("exp_avg", "exp_avg_sq")(p)
@@ -134,8 +139,8 @@ func nibbles(p *autograd.Parameter) []state {
 	return []state{{"exp_avg", bytes}, {"exp_avg_sq", bytes}}
 }
 
-// scratch is what one step over parameters holds at its peak: a list of tensors
-// like the parameters, or some like the largest.
+// scratch returns the sizes of the temporaries at the peak of a step: tensors
+// like all parameters, or tensors like the largest.
 func (o *optimizer) scratch(parameters []*autograd.Parameter) []ledger.Bytes {
 	var list []ledger.Bytes
 	var largest ledger.Bytes

@@ -7,15 +7,15 @@ import (
 	"plimsoll/ledger"
 )
 
-// hsdp is an accelerate configuration that divides a model among ranks and
+// hsdp is an accelerate configuration that shards a model among ranks and
 // replicates it.
 func hsdp(sizes string) string {
-	return "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config:\n  fsdp_version: 2\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\nparallelism_config:\n" + sizes
+	return "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config:\n  fsdp_version: 2\n  fsdp_auto_wrap_policy: " +
+		"TRANSFORMER_BASED_WRAP\nparallelism_config:\n" + sizes
 }
 
-// TestReplicas divides parameters among the ranks of dp_shard_size and
-// cp_size, and not among their replicas: accelerate's mesh is (dp_replicate,
-// dp_shard_cp).
+// TestReplicas shards parameters among the ranks of dp_shard_size and cp_size, and
+// not among replicas: accelerate's mesh is (dp_replicate, dp_shard_cp).
 func TestReplicas(t *testing.T) {
 	file := inNewFolder(t)
 	held := func(q Request) (ledger.Bytes, *Job) {
@@ -35,33 +35,41 @@ func TestReplicas(t *testing.T) {
 		{"  parallelism_config_dp_shard_size: 8\n", 8, 1, 8},
 		{"  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 4\n", 8, 2, 4},
 		{"  parallelism_config_dp_replicate_size: 4\n  parallelism_config_dp_shard_size: 2\n", 8, 4, 2},
-		{"  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 2\n  parallelism_config_cp_size: 2\n", 8, 2, 4},
-		{"  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 2\n  parallelism_config_tp_size: 2\n", 8, 2, 2},
+		{"  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 2\n  " +
+			"parallelism_config_cp_size: 2\n", 8, 2, 4},
+		{"  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 2\n  " +
+			"parallelism_config_tp_size: 2\n", 8, 2, 2},
 	} {
-		q := Request{Model: "qwen2.5-0.5b", Sequence: 512, GPUs: c.ranks, Accelerate: file("launch.yaml", hsdp(c.sizes))}
+		q := Request{Model: "qwen2.5-0.5b", Sequence: 512, GPUs: c.ranks,
+			Accelerate: file("launch.yaml", hsdp(c.sizes))}
 		bytes, job := held(q)
 		if job.ShardRanks != c.divisor || job.Replicas() != c.replicas {
-			t.Errorf("%s: parameters among %d ranks, %d replicas, want %d and %d", c.sizes, job.ShardRanks, job.Replicas(), c.divisor, c.replicas)
+			t.Errorf("%s: parameters among %d ranks, %d replicas, want %d and %d", c.sizes, job.ShardRanks,
+				job.Replicas(), c.divisor, c.replicas)
 		}
 		if job.SplitWidth > 1 {
 			continue
 		}
-		alone, _ := held(Request{Model: "qwen2.5-0.5b", Sequence: 512, GPUs: c.divisor, FSDP: "2", Precision: "amp-bf16"})
+		alone, _ := held(Request{Model: "qwen2.5-0.5b", Sequence: 512, GPUs: c.divisor, FSDP: "2",
+			Precision: "amp-bf16"})
 		if bytes != alone {
 			t.Errorf("%s: %v of parameters, on %d ranks without replicas %v", c.sizes, bytes, c.divisor, alone)
 		}
 	}
 }
 
-// TestParallelismRefused has sizes that accelerate refuses, and those that
-// nothing here plans.
+// TestParallelismRefused tests sizes that accelerate refuses, and sizes that are
+// not planned.
 func TestParallelismRefused(t *testing.T) {
 	file := inNewFolder(t)
 	for _, c := range []struct{ launch, want string }{
-		{hsdp("  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 2\n"), "parallelism_config makes 4 ranks, and the job has 8"},
+		{hsdp("  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 2\n"),
+			"parallelism_config makes 4 ranks, and the job has 8"},
 		{hsdp("  parallelism_config_tp_size: 8\n"), "leaves FSDP no ranks"},
-		{hsdp("  parallelism_config_sp_size: 2\n  parallelism_config_dp_shard_size: 4\n"), "sp_size is above 1, which is not planned yet"},
-		{"distributed_type: MULTI_GPU\nparallelism_config:\n  parallelism_config_dp_shard_size: 8\n", "dp_shard_size is above 1, but distributed_type is MULTI_GPU"},
+		{hsdp("  parallelism_config_sp_size: 2\n  parallelism_config_dp_shard_size: 4\n"),
+			"sp_size is above 1, which is not planned yet"},
+		{"distributed_type: MULTI_GPU\nparallelism_config:\n  parallelism_config_dp_shard_size: 8\n",
+			"dp_shard_size is above 1, but distributed_type is MULTI_GPU"},
 	} {
 		_, err := Request{Model: "qwen2.5-0.5b", GPUs: 8, Accelerate: file("launch.yaml", c.launch)}.Resolve()
 		if err == nil || !strings.Contains(err.Error(), c.want) {
@@ -70,12 +78,14 @@ func TestParallelismRefused(t *testing.T) {
 	}
 }
 
-// TestReplicatedGradients has what FSDP2 adds up among replicas held until the
-// backward pass ends, in the type of the reduction, beside the gradients.
+// TestReplicatedGradients tests that FSDP2 holds the inputs of the all-reduce
+// among replicas until the backward pass ends, beside the gradients. They are in
+// the type of the reduction.
 func TestReplicatedGradients(t *testing.T) {
 	file := inNewFolder(t)
 	peak := func(sizes string) ledger.Bytes {
-		q := Request{Model: "qwen2.5-0.5b", Sequence: 64, Recompute: "full", Accelerate: file("launch.yaml", hsdp(sizes))}
+		q := Request{Model: "qwen2.5-0.5b", Sequence: 64, Recompute: "full",
+			Accelerate: file("launch.yaml", hsdp(sizes))}
 		q.GPUs = 4
 		if strings.Contains(sizes, "replicate") {
 			q.GPUs = 8
@@ -89,7 +99,7 @@ func TestReplicatedGradients(t *testing.T) {
 	}
 	alone := peak("  parallelism_config_dp_shard_size: 4\n")
 	twice := peak("  parallelism_config_dp_shard_size: 4\n  parallelism_config_dp_replicate_size: 2\n")
-	// 24 blocks of 14.9 million parameters, a fourth each, in bf16.
+	// A fourth of 24 blocks of 14.9 million parameters, in bf16.
 	if more := twice - alone; more < 23*14_900_000/4*2 || more > 494_000_000/4*2+1<<20 {
 		t.Errorf("with replicas the backward pass holds %v more, want about a fourth of the gradients in bf16", more)
 	}

@@ -9,11 +9,12 @@ import (
 	"plimsoll/model"
 )
 
-// makeParameters makes the parameters of a rank: those of the model, quantized
-// where that is wanted, and those of the adapter.
+// makeParameters makes the parameters of a rank: the model's, quantized if the
+// job asks for it, and the adapter's.
 func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
 	count := len(j.Model.Parameters)
-	m := forward.Parameters{ByName: make(map[string]*autograd.Parameter, count), Adapters: map[string]*forward.Adapter{}, Experts: map[*model.Mixture]forward.Experts{}}
+	m := forward.Parameters{ByName: make(map[string]*autograd.Parameter, count),
+		Adapters: map[string]*forward.Adapter{}, Experts: map[*model.Mixture]forward.Experts{}}
 	list := make([]*autograd.Parameter, 0, count)
 	linear := make(map[string]bool, count)
 	linear[j.Model.Network.Head.Projection] = false
@@ -22,7 +23,7 @@ func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
 	}
 	elsewhere, fused := j.otherExperts(), j.fusedExperts()
 	undivided := j.Model.Network.Undivided()
-	own := make(map[string]*autograd.Parameter, count) // those of the model, in whose place others may be trained
+	own := make(map[string]*autograd.Parameter, count) // the model's; PEFT may train copies of them
 	copies := map[copied]*autograd.Parameter{}
 	for _, p := range j.Model.Parameters {
 		module, isWeight := strings.CutSuffix(p.Name, ".weight")
@@ -33,7 +34,8 @@ func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
 			m.ByName[p.Name] = j.copied(copies, p.Name, owner, &list)
 			continue
 		}
-		made := &autograd.Parameter{Name: p.Name, Elements: p.Elements(), DType: j.compute(), Trainable: j.Adapter == nil, Embedding: p.IsEmbedding()}
+		made := &autograd.Parameter{Name: p.Name, Elements: p.Elements(), DType: j.compute(),
+			Trainable: j.Adapter == nil, Embedding: p.IsEmbedding()}
 		quantized, product := linear[module]
 		switch len(p.Shape) {
 		case 2:
@@ -41,7 +43,7 @@ func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
 			if quantized && isWeight && j.Model.Network.InputFirst {
 				made.Rows = p.Shape[1]
 			}
-		case 3: // of fused experts, or of a convolution
+		case 3: // fused experts, or a convolution
 			made.Matrices, made.Rows = p.Shape[0], p.Shape[1]
 		}
 		if fused[p.Name] {
@@ -73,17 +75,17 @@ func (j *Job) makeParameters() (forward.Parameters, []*autograd.Parameter) {
 	return m, list
 }
 
-// copied is a parameter in a module that PEFT trains a copy of.
+// copied identifies a parameter of a module that PEFT trains a copy of.
 type copied struct {
 	module   string
 	original *autograd.Parameter
 }
 
-// copied is the parameter that is used under a name: the original, or that of a
-// copy of its module, which is trained beside the original (PEFT's
-// ModulesToSaveWrapper and LNTuningLayer). What is tied to a parameter outside
-// of the module is not tied any more.
-func (j *Job) copied(copies map[copied]*autograd.Parameter, name string, original *autograd.Parameter, list *[]*autograd.Parameter) *autograd.Parameter {
+// copied returns the parameter that is used under a name: the original, or the
+// copy of it that PEFT trains beside the original (ModulesToSaveWrapper and
+// LNTuningLayer). The copy is not tied to parameters outside its module.
+func (j *Job) copied(copies map[copied]*autograd.Parameter, name string, original *autograd.Parameter,
+	list *[]*autograd.Parameter) *autograd.Parameter {
 	if j.Adapter == nil {
 		return original
 	}
@@ -100,22 +102,24 @@ func (j *Job) copied(copies map[copied]*autograd.Parameter, name string, origina
 	return copies[key]
 }
 
-// experts are the weights of a mixture that the rank has.
+// experts returns the rank's weights of the experts of a mixture.
 func experts(x *model.Mixture, m forward.Parameters) forward.Experts {
 	var e forward.Experts
 	if x.Fused() {
-		return forward.Experts{GateUp: []*autograd.Parameter{m.ByName[x.GateUp]}, Down: []*autograd.Parameter{m.ByName[x.Down]}}
+		return forward.Experts{GateUp: []*autograd.Parameter{m.ByName[x.GateUp]},
+			Down: []*autograd.Parameter{m.ByName[x.Down]}}
 	}
 	for i := range x.Experts {
 		f := &x.Experts[i]
 		if gate := m.ByName[f.Gate+".weight"]; gate != nil {
-			e.Gate, e.Up, e.Down = append(e.Gate, gate), append(e.Up, m.ByName[f.Up+".weight"]), append(e.Down, m.ByName[f.Down+".weight"])
+			e.Gate, e.Up, e.Down = append(e.Gate, gate),
+				append(e.Up, m.ByName[f.Up+".weight"]), append(e.Down, m.ByName[f.Down+".weight"])
 		}
 	}
 	return e
 }
 
-// otherExperts are the modules of experts that other ranks have.
+// otherExperts returns the modules of experts that lie on other ranks.
 func (j *Job) otherExperts() map[string]bool {
 	others := map[string]bool{}
 	if j.SplitExperts <= 1 {
@@ -133,7 +137,8 @@ func (j *Job) otherExperts() map[string]bool {
 	return others
 }
 
-// fusedExperts are the parameters that hold the weights of all experts.
+// fusedExperts returns the parameters that hold the weights of all experts of a
+// layer.
 func (j *Job) fusedExperts() map[string]bool {
 	fused := map[string]bool{}
 	for _, b := range j.Model.Network.Blocks() {
@@ -144,9 +149,9 @@ func (j *Job) fusedExperts() map[string]bool {
 	return fused
 }
 
-// quantize has the weight of a linear module held as bitsandbytes holds it. In
-// 4 bits, 64 elements share an fp32 scale; with double quantisation the scales
-// are bytes, of which 256 share one (bitsandbytes/functional.py,
+// quantize quantizes the weight of a linear module as bitsandbytes does. In 4
+// bits, 64 elements share an fp32 scale. With double quantization the scales are
+// bytes, of which 256 share an fp32 scale (bitsandbytes/functional.py,
 // quantize_4bit). In 8 bits every row has a scale.
 func (j *Job) quantize(p *autograd.Parameter) {
 	q := j.Quantization
@@ -169,8 +174,8 @@ func (j *Job) quantize(p *autograd.Parameter) {
 	}
 }
 
-// quantizesHead says whether the output head is quantized, too: only where a
-// list of modules to skip is given and does not have it.
+// quantizesHead reports whether the output head may be quantized, too. It is
+// skipped unless a list of modules to skip is given; then the list decides.
 func (j *Job) quantizesHead() bool {
 	return j.Quantization != nil && j.Quantization.SkipModules != nil
 }
@@ -219,7 +224,8 @@ func (j *Job) adapt(m forward.Parameters) []*autograd.Parameter {
 				sharedA, sharedB = add("vera_A", f.Rank, widestIn, false), add("vera_B", widestOut, f.Rank, false)
 			}
 			f.A, f.B = sharedA, sharedB
-			f.Vectors = []*autograd.Parameter{add(t.path+".vera_lambda_d", f.Rank, 1, true), add(t.path+".vera_lambda_b", t.out, 1, true)}
+			f.Vectors = []*autograd.Parameter{add(t.path+".vera_lambda_d", f.Rank, 1, true),
+				add(t.path+".vera_lambda_b", t.out, 1, true)}
 		default: // LORA and ADALORA
 			f.Kind = forward.LoRA
 			f.A, f.B = add(t.path+".lora_A", f.Rank, t.in, true), add(t.path+".lora_B", t.out, f.Rank, true)
@@ -228,11 +234,12 @@ func (j *Job) adapt(m forward.Parameters) []*autograd.Parameter {
 			}
 			if a.Type == "ADALORA" {
 				f.Kind = forward.AdaLoRA
-				// PEFT makes ranknum in fp32 without a gradient. Taken to the type of
-				// the weight, it becomes another parameter, which has one.
+				// PEFT makes ranknum in fp32 without a gradient. Its cast to the
+				// weight's type is another parameter, which has a gradient.
 				w := m.ByName[t.path+".weight"]
 				taken := w.DType != dtype.F32 || w.Quantized != autograd.Unquantized
-				f.Vectors = []*autograd.Parameter{add(t.path+".lora_E", f.Rank, 1, true), add(t.path+".ranknum", 1, 1, taken)}
+				f.Vectors = []*autograd.Parameter{add(t.path+".lora_E", f.Rank, 1, true),
+					add(t.path+".ranknum", 1, 1, taken)}
 			}
 			if a.DoRA {
 				f.Kind = forward.DoRA
@@ -245,8 +252,7 @@ func (j *Job) adapt(m forward.Parameters) []*autograd.Parameter {
 	return list
 }
 
-// target is a linear module or an embedding that the adapter adapts, with its
-// widths.
+// target is a linear module or an embedding that the adapter adapts.
 type target struct {
 	path    string
 	in, out int64

@@ -1,6 +1,6 @@
-// Package plan says on paper what every device of a training job holds in
-// every phase, and why: it runs the job's allocations and frees one after the
-// other, without the bytes.
+// Package plan predicts what every device of a training job holds in every
+// phase, and why. It replays the job's allocations and frees in their order,
+// without the bytes.
 package plan
 
 import (
@@ -13,22 +13,22 @@ import (
 	"plimsoll/ledger"
 )
 
-// Plan is what a job holds.
+// Plan is the predicted memory of a job.
 type Plan struct {
 	Job     *Job
-	Trained int64 // elements of parameters that are trained
+	Trained int64 // elements of trainable parameters
 	Devices []ledger.Device
 	Verdict Verdict
-	// Hosted is the optimizer state of the job in Plimsoll's own formats, in the
-	// memory of a node; nil where they do not hold it.
+	// Hosted lists the size of the optimizer state in Plimsoll's own formats, in
+	// the memory of one node. It is nil for optimizers that the formats do not hold.
 	Hosted []Hosted
 }
 
-// Result is the answer to whether a job fits.
+// Result says whether a job fits.
 type Result string
 
-// The results. Tight means that it fits if the allocator loses nothing to
-// fragments, or with less than a twentieth to spare.
+// The results. A tight job fits only if the allocator loses nothing to
+// fragmentation, or it leaves less than a twentieth of the capacity free.
 const (
 	Fits       Result = "fits"
 	Tight      Result = "tight"
@@ -36,22 +36,22 @@ const (
 	Unknown    Result = "unknown" // no capacity was given
 )
 
-// Verdict is the answer for the device that is nearest to its limit.
+// Verdict is the result for the device that is nearest to its limit.
 type Verdict struct {
 	Result    Result
 	Device    ledger.Kind
 	Phase     ledger.PhaseName
 	Iteration ledger.Iteration
 	Needed    ledger.Bytes
-	Least     ledger.Bytes // of Needed, if the allocator lost nothing
+	Least     ledger.Bytes // Needed without fragmentation in the allocator
 	Capacity  ledger.Bytes
 }
 
 // New plans a job.
 func New(j *Job) (*Plan, error) {
-	// With the capacity that there is, the allocator gives cached memory back
-	// before it runs out; where that does not help, the plan shows what it would
-	// like to have.
+	// At the GPU's capacity the allocator frees cached blocks before it runs out
+	// of memory. If the job still does not fit, the plan shows what it needs
+	// without a limit.
 	if j.GPU.Memory > 0 && !j.OnCPU {
 		p, err := newWithin(j, j.GPU.Memory)
 		var full *allocator.OutOfMemory
@@ -62,7 +62,7 @@ func New(j *Job) (*Plan, error) {
 	return newWithin(j, 0)
 }
 
-// newWithin plans a job on a GPU of this capacity, 0 for any.
+// newWithin plans a job on a GPU of a capacity; 0 is no limit.
 func newWithin(j *Job, capacity ledger.Bytes) (*Plan, error) {
 	cache, err := j.allocator(capacity)
 	if err != nil {
@@ -93,8 +93,8 @@ func newWithin(j *Job, capacity ledger.Bytes) (*Plan, error) {
 	return p, nil
 }
 
-// failure is what the allocator refused, if it did. On a GPU of any capacity
-// that is a size that PyTorch refuses, too.
+// failure returns the error of an allocation that failed, or nil. Without a
+// limit only sizes fail that PyTorch refuses on every GPU.
 func (t *trace) failure(capacity ledger.Bytes) error {
 	var full *allocator.OutOfMemory
 	switch {
@@ -105,18 +105,21 @@ func (t *trace) failure(capacity ledger.Bytes) error {
 	case capacity > 0:
 		return t.failed
 	}
-	return &fault.Input{What: fmt.Sprintf("the job holds more than %v on a GPU: %v are allocated, and %v more are wanted", full.Free+full.Reserved, full.Allocated, full.Requested),
+	return &fault.Input{What: fmt.Sprintf("the job holds more than %v on a GPU: %v are allocated, and %v more "+
+		"are wanted",
+		full.Free+full.Reserved, full.Allocated, full.Requested),
 		Mend: "give a smaller --seq-len or --micro-batch"}
 }
 
-// device is the GPU of a rank.
+// device returns the GPU of a rank.
 func (s *simulation) device() ledger.Device {
-	d := ledger.Device{Kind: ledger.GPU, Name: s.GPU.Name, Count: s.World, Capacity: s.GPU.Memory, Outside: s.outside(), Phases: s.gpu.phases}
+	d := ledger.Device{Kind: ledger.GPU, Name: s.GPU.Name, Count: s.World, Capacity: s.GPU.Memory, Outside: s.outside(),
+		Phases: s.gpu.phases}
 	finish(&d, s.reasonsOf(ledger.GPU))
 	return d
 }
 
-// node is the memory of a node: that of all its ranks.
+// node returns the memory of a node, which is the sum over its ranks.
 func (s *simulation) node() ledger.Device {
 	d := ledger.Device{Kind: ledger.Host, Name: "host", Count: s.Nodes, Capacity: s.HostMemory, Phases: s.host.phases,
 		Outside: []ledger.Holding{s.process()}}
@@ -131,15 +134,17 @@ func (s *simulation) node() ledger.Device {
 			ranks++
 		}
 		d.NUMANodes = append(d.NUMANodes, ledger.NUMANode{
-			Node: i, Ranks: ranks, PeakUsed: each * ledger.Bytes(ranks), Capacity: s.HostMemory / ledger.Bytes(s.NUMANodes),
+			Node: i, Ranks: ranks, PeakUsed: each * ledger.Bytes(ranks),
+			Capacity: s.HostMemory / ledger.Bytes(s.NUMANodes),
 		})
 	}
 	return d
 }
 
-// times multiplies a phase of one rank by the number of ranks on a node.
+// times multiplies the sizes in a phase by a number of ranks.
 func times(p *ledger.Phase, ranks ledger.Bytes) {
-	for _, b := range []*ledger.Bytes{&p.PeakRequested, &p.PeakAllocated, &p.PeakReserved, &p.EndRequested, &p.EndAllocated, &p.EndReserved} {
+	for _, b := range []*ledger.Bytes{&p.PeakRequested, &p.PeakAllocated, &p.PeakReserved, &p.EndRequested,
+		&p.EndAllocated, &p.EndReserved} {
 		*b *= ranks
 	}
 	for _, list := range [][]ledger.Holding{p.Components, p.End} {
@@ -149,7 +154,7 @@ func times(p *ledger.Phase, ranks ledger.Bytes) {
 	}
 }
 
-// finish adds what is outside of the allocator, and the reasons.
+// finish adds the memory outside the allocator to every peak, and the reasons.
 func finish(d *ledger.Device, reasons map[ledger.Component]string) {
 	var outside ledger.Bytes
 	for _, c := range d.Outside {
@@ -166,10 +171,10 @@ func finish(d *ledger.Device, reasons map[ledger.Component]string) {
 	}
 }
 
-// least is what the device must have at the peak whatever the allocator does.
+// least returns what a phase needs at its peak without fragmentation.
 func least(p *ledger.Phase) ledger.Bytes { return p.PeakUsed - p.PeakReserved + p.PeakAllocated }
 
-// judge finds the device that is nearest to its limit.
+// judge sets the verdict: the result of the device that is nearest to its limit.
 func (p *Plan) judge() {
 	p.Verdict = Verdict{Result: Unknown}
 	rank := map[Result]int{Unknown: 0, Fits: 1, Tight: 2, DoesNotFit: 3}

@@ -14,20 +14,20 @@ import (
 	"plimsoll/optim/optimtest"
 )
 
-// trial is one training that is planned, and done by scripts/measure/train.py
-// with real PyTorch and transformers.
+// trial is a training that is planned, and run by scripts/measure/train.py with
+// real PyTorch and transformers.
 type trial struct {
 	name    string
-	config  string // of the catalog
+	config  string // a model of the catalog
 	layers  int
 	batch   int
 	length  int
 	adapter string // an adapter_config.json
-	flags   string // of the script
+	flags   string // flags of the script
 	request Request
 }
 
-// measurement is what the script prints.
+// measurement is the output of the script.
 type measurement struct {
 	Versions map[string]string
 	Phases   []struct {
@@ -41,10 +41,11 @@ type measurement struct {
 	}
 }
 
-// measure runs the script.
+// measure runs the script and returns its output.
 func (c trial) measure(t *testing.T, python, device string) measurement {
 	t.Helper()
-	arguments := []string{"../scripts/measure/train.py", "--config", "../model/catalog/" + c.config + ".json", "--device", device, "--layers", strconv.Itoa(c.layers),
+	arguments := []string{"../scripts/measure/train.py", "--config", "../model/catalog/" + c.config + ".json",
+		"--device", device, "--layers", strconv.Itoa(c.layers),
 		"--batch", strconv.Itoa(c.batch), "--seq-len", strconv.Itoa(c.length), "--steps", "2", "--json"}
 	if c.adapter != "" {
 		arguments = append(arguments, "--lora", c.adapterFile(t))
@@ -70,7 +71,7 @@ func (c trial) adapterFile(t *testing.T) string {
 	return file
 }
 
-// plan plans the same.
+// plan returns the plan of the same training.
 func (c trial) plan(t *testing.T, torch, transformers string) *Plan {
 	t.Helper()
 	text, err := os.ReadFile("../model/catalog/" + c.config + ".json")
@@ -102,7 +103,7 @@ func (c trial) plan(t *testing.T, torch, transformers string) *Plan {
 	if err != nil {
 		t.Fatal(err)
 	}
-	j.HoldsOutputs = false // as the script
+	j.HoldsOutputs = false // the script holds none
 	p, err := New(j)
 	if err != nil {
 		t.Fatal(err)
@@ -110,7 +111,7 @@ func (c trial) plan(t *testing.T, torch, transformers string) *Plan {
 	return p
 }
 
-// without is a phase's peak and end without a component.
+// without returns the peak and the end of a phase without a component.
 func without(p *ledger.Phase, name ledger.Component) (peak, end ledger.Bytes) {
 	peak, end = p.PeakRequested, p.EndRequested
 	for _, c := range p.Components {
@@ -126,39 +127,62 @@ func without(p *ledger.Phase, name ledger.Component) (peak, end ledger.Bytes) {
 	return peak, end
 }
 
-const loraOfQueriesAndValues = `{"peft_type": "LORA", "r": 8, "lora_alpha": 16, "lora_dropout": 0.05, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}`
+const loraOfQueriesAndValues = `{"peft_type": "LORA", "r": 8, "lora_alpha": 16, "lora_dropout": 0.05, ` +
+	`"target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}`
 
-// TestAgainstPyTorch holds the plan's requested bytes against real PyTorch and
-// transformers, whose tensors have no memory here and believe to be on a GPU.
-// What kernels use inside (cuBLAS' workspaces) is not seen there.
+// TestAgainstPyTorch compares the plan's requested bytes with real PyTorch and
+// transformers. Their tensors are on a fake GPU and have no memory. Memory inside
+// kernels (cuBLAS' workspaces) is not measured.
 func TestAgainstPyTorch(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs Python for a minute")
 	}
 	python := optimtest.Python(t, "torch", "transformers", "peft", "accelerate")
 	for _, c := range []trial{
-		{name: "llama", config: "llama-3.2-1b", layers: 3, batch: 2, length: 384, flags: "--precision bf16 --clip 1", request: Request{Precision: "bf16"}},
-		{name: "recomputed", config: "llama-3.2-1b", layers: 3, batch: 1, length: 512, flags: "--precision bf16 --gradient-checkpointing --fused", request: Request{Precision: "bf16", Recompute: "full", Optimizer: "adamw/fused"}},
-		{name: "autocast", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 256, flags: "--precision amp-bf16 --for-loop", request: Request{Precision: "amp-bf16", Optimizer: "adamw/for-loop"}},
-		{name: "eager", config: "gpt2", layers: 4, batch: 4, length: 512, flags: "--precision fp32 --attention eager", request: Request{Precision: "fp32", Attention: "eager"}},
-		{name: "lora", config: "qwen2.5-0.5b", layers: 4, batch: 2, length: 512, adapter: loraOfQueriesAndValues, flags: "--precision bf16", request: Request{Precision: "bf16"}},
-		{name: "copied modules", config: "qwen2.5-0.5b", layers: 4, batch: 2, length: 512, flags: "--precision bf16", request: Request{Precision: "bf16"},
-			adapter: `{"peft_type": "LORA", "r": 8, "target_modules": ["q_proj", "v_proj"], "modules_to_save": ["embed_tokens"]}`},
-		{name: "adapted embedding", config: "llama-3.2-1b", layers: 3, batch: 2, length: 512, flags: "--precision bf16", request: Request{Precision: "bf16"},
+		{name: "llama", config: "llama-3.2-1b", layers: 3, batch: 2, length: 384, flags: "--precision bf16 --clip 1",
+			request: Request{Precision: "bf16"}},
+		{name: "recomputed", config: "llama-3.2-1b", layers: 3, batch: 1, length: 512,
+			flags:   "--precision bf16 --gradient-checkpointing --fused",
+			request: Request{Precision: "bf16", Recompute: "full", Optimizer: "adamw/fused"}},
+		{name: "autocast", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 256,
+			flags:   "--precision amp-bf16 --for-loop",
+			request: Request{Precision: "amp-bf16", Optimizer: "adamw/for-loop"}},
+		{name: "eager", config: "gpt2", layers: 4, batch: 4, length: 512, flags: "--precision fp32 --attention eager",
+			request: Request{Precision: "fp32", Attention: "eager"}},
+		{name: "lora", config: "qwen2.5-0.5b", layers: 4, batch: 2, length: 512, adapter: loraOfQueriesAndValues,
+			flags: "--precision bf16", request: Request{Precision: "bf16"}},
+		{name: "copied modules", config: "qwen2.5-0.5b", layers: 4, batch: 2, length: 512, flags: "--precision bf16",
+			request: Request{Precision: "bf16"},
+			adapter: `{"peft_type": "LORA", "r": 8, "target_modules": ["q_proj", "v_proj"], "modules_to_save": ` +
+				`["embed_tokens"]}`},
+		{name: "adapted embedding", config: "llama-3.2-1b", layers: 3, batch: 2, length: 512, flags: "--precision bf16",
+			request: Request{Precision: "bf16"},
 			adapter: `{"peft_type": "LORA", "r": 16, "target_modules": ["q_proj", "v_proj", "embed_tokens"]}`},
-		{name: "adalora", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision bf16", request: Request{Precision: "bf16"},
-			adapter: `{"peft_type": "ADALORA", "init_r": 12, "target_r": 8, "total_step": 100, "target_modules": ["q_proj", "v_proj", "down_proj"], "lora_dropout": 0.1}`},
-		{name: "dora", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision bf16", request: Request{Precision: "bf16"},
-			adapter: `{"peft_type": "LORA", "r": 8, "use_dora": true, "target_modules": ["q_proj", "v_proj", "down_proj"], "lora_dropout": 0.1}`},
-		{name: "ia3", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision bf16", request: Request{Precision: "bf16"},
-			adapter: `{"peft_type": "IA3", "target_modules": ["k_proj", "v_proj", "down_proj"], "feedforward_modules": ["down_proj"]}`},
-		{name: "vera", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision bf16", request: Request{Precision: "bf16"},
+		{name: "adalora", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision bf16",
+			request: Request{Precision: "bf16"},
+			adapter: `{"peft_type": "ADALORA", "init_r": 12, "target_r": 8, "total_step": 100, "target_modules": ` +
+				`["q_proj", "v_proj", "down_proj"], "lora_dropout": 0.1}`},
+		{name: "dora", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision bf16",
+			request: Request{Precision: "bf16"},
+			adapter: `{"peft_type": "LORA", "r": 8, "use_dora": true, "target_modules": ["q_proj", "v_proj", ` +
+				`"down_proj"], "lora_dropout": 0.1}`},
+		{name: "ia3", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision bf16",
+			request: Request{Precision: "bf16"},
+			adapter: `{"peft_type": "IA3", "target_modules": ["k_proj", "v_proj", "down_proj"], ` +
+				`"feedforward_modules": ["down_proj"]}`},
+		{name: "vera", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision bf16",
+			request: Request{Precision: "bf16"},
 			adapter: `{"peft_type": "VERA", "r": 64, "target_modules": ["q_proj", "v_proj", "down_proj"]}`},
-		{name: "mixture", config: "qwen3-30b-a3b", layers: 2, batch: 1, length: 1024, flags: "--precision bf16", request: Request{Precision: "bf16"}},
-		{name: "mixture under autocast", config: "mixtral-8x7b", layers: 1, batch: 1, length: 512, flags: "--precision amp-bf16 --optimizer sgd", request: Request{Precision: "amp-bf16", Optimizer: "sgd"}},
-		{name: "mixture with shared experts", config: "deepseek-v2-lite", layers: 3, batch: 1, length: 512, flags: "--precision bf16", request: Request{Precision: "bf16"}},
-		{name: "encoder and decoder", config: "t5-small", layers: 3, batch: 2, length: 256, flags: "--precision bf16", request: Request{Precision: "bf16"}},
-		{name: "partial rotary", config: "gpt-neox-20b", layers: 2, batch: 1, length: 512, flags: "--precision bf16 --optimizer sgd", request: Request{Precision: "bf16", Optimizer: "sgd"}},
+		{name: "mixture", config: "qwen3-30b-a3b", layers: 2, batch: 1, length: 1024, flags: "--precision bf16",
+			request: Request{Precision: "bf16"}},
+		{name: "mixture under autocast", config: "mixtral-8x7b", layers: 1, batch: 1, length: 512,
+			flags: "--precision amp-bf16 --optimizer sgd", request: Request{Precision: "amp-bf16", Optimizer: "sgd"}},
+		{name: "mixture with shared experts", config: "deepseek-v2-lite", layers: 3, batch: 1, length: 512,
+			flags: "--precision bf16", request: Request{Precision: "bf16"}},
+		{name: "encoder and decoder", config: "t5-small", layers: 3, batch: 2, length: 256, flags: "--precision bf16",
+			request: Request{Precision: "bf16"}},
+		{name: "partial rotary", config: "gpt-neox-20b", layers: 2, batch: 1, length: 512,
+			flags: "--precision bf16 --optimizer sgd", request: Request{Precision: "bf16", Optimizer: "sgd"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -168,16 +192,19 @@ func TestAgainstPyTorch(t *testing.T) {
 				iteration := map[int]ledger.Iteration{1: ledger.First, 2: ledger.Steady}[measured.Step]
 				for i := range p.Devices[0].Phases {
 					phase := &p.Devices[0].Phases[i]
-					if string(phase.Name) != measured.Phase || phase.Iteration != iteration || iteration == ledger.Once {
+					if string(phase.Name) != measured.Phase || phase.Iteration != iteration ||
+						iteration == ledger.Once {
 						continue
 					}
 					peak, end := without(phase, ledger.MatmulWorkspaces)
 					if phase.Name == ledger.Step { // the script's loop has dropped the gradients
 						_, end = end, measured.End
 					}
-					for what, pair := range map[string][2]ledger.Bytes{"peak": {peak, measured.Peak}, "end": {end, measured.End}} {
+					for what, pair := range map[string][2]ledger.Bytes{"peak": {peak, measured.Peak},
+						"end": {end, measured.End}} {
 						if off := float64(pair[0])/float64(pair[1]) - 1; math.Abs(off) > 0.003 {
-							t.Errorf("%s %s, %s: planned %v, PyTorch %v (%+.2f %%)", iteration, phase.Name, what, pair[0].Exact(), pair[1].Exact(), 100*off)
+							t.Errorf("%s %s, %s: planned %v, PyTorch %v (%+.2f %%)",
+								iteration, phase.Name, what, pair[0].Exact(), pair[1].Exact(), 100*off)
 						}
 					}
 				}
@@ -186,15 +213,16 @@ func TestAgainstPyTorch(t *testing.T) {
 	}
 }
 
-// TestHostMemoryOnCPU trains on the CPU, with real bytes: what is resident at
-// the end of every phase and at its peak is planned within 3 %, with the holes
-// that malloc keeps.
+// TestHostMemoryOnCPU trains on the CPU, with real memory. The plan predicts the
+// resident memory at the peak and at the end of every phase within 3 %, free
+// memory that malloc keeps included.
 func TestHostMemoryOnCPU(t *testing.T) {
 	if testing.Short() {
 		t.Skip("trains for half a minute")
 	}
 	python := optimtest.Python(t, "torch", "transformers")
-	c := trial{config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 256, flags: "--precision fp32", request: Request{CPU: true, Precision: "fp32"}}
+	c := trial{config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 256, flags: "--precision fp32",
+		request: Request{CPU: true, Precision: "fp32"}}
 	m := c.measure(t, python, "cpu")
 	p := c.plan(t, m.Versions["torch"], m.Versions["transformers"])
 	host := &p.Devices[0]
@@ -208,20 +236,22 @@ func TestHostMemoryOnCPU(t *testing.T) {
 			}
 			process := phase.PeakUsed - phase.PeakReserved
 			figures := map[string][2]float64{}
-			if phase.Name != ledger.Load { // its peak is that of random numbers for the weights
+			if phase.Name != ledger.Load { // the script makes random weights, which have another peak
 				figures["peak"] = [2]float64{float64(phase.PeakUsed), float64(measured.Host.Peak)}
 			}
 			if phase.Name != ledger.Step { // the script's loop has dropped the gradients
-				// Not the proportional set: others that use torch take part of
-				// its libraries.
+				// Not the proportional set size: other processes share torch's
+				// libraries.
 				figures["end"] = [2]float64{float64(phase.EndReserved + process), float64(measured.Host.Resident)}
 			}
 			for what, pair := range figures {
 				compared++
 				off := pair[0]/pair[1] - 1
-				t.Logf("%s %s, %s: planned %v, measured %v (%+.2f %%)", iteration, phase.Name, what, ledger.Bytes(pair[0]), ledger.Bytes(pair[1]), 100*off)
+				t.Logf("%s %s, %s: planned %v, measured %v (%+.2f %%)",
+					iteration, phase.Name, what, ledger.Bytes(pair[0]), ledger.Bytes(pair[1]), 100*off)
 				if math.Abs(off) > 0.03 {
-					t.Errorf("%s %s, %s: planned %v, measured %v (%+.2f %%)", iteration, phase.Name, what, ledger.Bytes(pair[0]), ledger.Bytes(pair[1]), 100*off)
+					t.Errorf("%s %s, %s: planned %v, measured %v (%+.2f %%)",
+						iteration, phase.Name, what, ledger.Bytes(pair[0]), ledger.Bytes(pair[1]), 100*off)
 				}
 			}
 		}

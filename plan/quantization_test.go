@@ -6,11 +6,12 @@ import (
 	"testing"
 )
 
-const smallLlama = `"model_type": "llama", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
+const smallLlama = `"model_type": "llama", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, ` +
+	`"num_hidden_layers": 4,
 	"num_attention_heads": 4, "num_key_value_heads": 2, "torch_dtype": "bfloat16"`
 
-// TestQuantizationOfModel plans weights as the quantization_config of config.json
-// has them stored, and refuses what nothing here plans.
+// TestQuantizationOfModel plans weights with the quantization_config of
+// config.json, and refuses unplanned ones.
 func TestQuantizationOfModel(t *testing.T) {
 	file := inNewFolder(t)
 	lora := file("lora.json", `{"peft_type": "LORA", "r": 8, "target_modules": ["q_proj"]}`)
@@ -41,7 +42,8 @@ func TestQuantizationOfModel(t *testing.T) {
 		t.Errorf("with --quantization int8 beside 4 bits of config.json: %v, want %v", got, four)
 	}
 	bf16 := held(Request{Model: plain})
-	for _, dequantized := range []string{`"quant_method": "mxfp4", "dequantize": true`, `"quant_method": "fp8", "activation_scheme": "dynamic", "dequantize": true`,
+	for _, dequantized := range []string{`"quant_method": "mxfp4", "dequantize": true`,
+		`"quant_method": "fp8", "activation_scheme": "dynamic", "dequantize": true`,
 		`"quant_method": "compressed-tensors", "config_groups": {}, "run_compressed": false`} {
 		if got := held(quantized(dequantized)); got != bf16 {
 			t.Errorf("%s takes %v, want %v", dequantized, got, bf16)
@@ -51,14 +53,17 @@ func TestQuantizationOfModel(t *testing.T) {
 		{`"quant_method": "gptq", "bits": 4, "group_size": 128`, `quant_method is "gptq", which is not planned yet`},
 		{`"quant_method": "awq", "bits": 4`, `quant_method is "awq", which is not planned yet`},
 		{`"quant_method": "fp8", "weight_block_size": [128, 128]`, `quant_method is "fp8", which is not planned yet`},
-		{`"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]`, `quant_method is "mxfp4", which is not planned yet`},
-		{`"quant_method": "compressed-tensors", "config_groups": {}`, `quant_method is "compressed-tensors", which is not planned yet`},
+		{`"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]`,
+			`quant_method is "mxfp4", which is not planned yet`},
+		{`"quant_method": "compressed-tensors", "config_groups": {}`,
+			`quant_method is "compressed-tensors", which is not planned yet`},
 		{`"quant_method": "gtpq"`, "which transformers does not know"},
 		{`"load_in_8bit": true, "llm_int8_has_fp16_weight": true`, "16-bit weights are kept"},
 	} {
 		q := quantized(c.section)
 		q.Adapter = lora
-		if _, err := q.Resolve(); err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "config.json:") {
+		if _, err := q.Resolve(); err == nil || !strings.Contains(err.Error(), c.want) ||
+			!strings.Contains(err.Error(), "config.json:") {
 			t.Errorf("%s: %v, want %q", c.section, err, c.want)
 		}
 	}

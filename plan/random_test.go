@@ -13,28 +13,33 @@ import (
 	"plimsoll/model"
 )
 
-// TestTensorParallelWidths plans layers of which a rank has a part, whatever
-// their kind: with more ranks to share a block, a rank holds less.
+// TestTensorParallelWidths plans blocks of every kind that tensor parallelism
+// shards. With more ranks, a rank holds less.
 func TestTensorParallelWidths(t *testing.T) {
-	for _, name := range []string{"llama-3.2-1b", "qwen3-next-80b-a3b", "deepseek-v2-lite", "deepseek-v3", "qwen1.5-moe-a2.7b", "mixtral-8x7b", "t5-small", "bert-large", "gpt2", "falcon-40b"} {
-		q := Request{Model: name, Precision: "bf16", FSDP: "2", GPUs: 8, Modules: "torchtitan", Sequence: 384, MicroBatch: 8}
+	for _, name := range []string{"llama-3.2-1b", "qwen3-next-80b-a3b", "deepseek-v2-lite", "deepseek-v3",
+		"qwen1.5-moe-a2.7b", "mixtral-8x7b", "t5-small", "bert-large", "gpt2", "falcon-40b"} {
+		q := Request{Model: name, Precision: "bf16", FSDP: "2", GPUs: 8, Modules: "torchtitan", Sequence: 384,
+			MicroBatch: 8}
 		one := planned(t, q)
 		q.TensorParallel = 2
 		two := planned(t, q)
 		for i := range one.Devices[0].Phases {
 			before, after := &one.Devices[0].Phases[i], &two.Devices[0].Phases[i]
-			if after.PeakRequested > before.PeakRequested+before.PeakRequested/50 { // norms are not divided
-				t.Errorf("%s, %s %s: %v on each of two ranks that share a block, %v on one", name, after.Iteration, after.Name, after.PeakRequested, before.PeakRequested)
+			if after.PeakRequested > before.PeakRequested+before.PeakRequested/50 { // norms are not sharded
+				t.Errorf("%s, %s %s: %v on each of two ranks that share a block, %v on one", name, after.Iteration,
+					after.Name, after.PeakRequested, before.PeakRequested)
 			}
 		}
 	}
 }
 
-// TestAdapterOfConv1D wants the product with A saved for B for every token,
-// beside the sum that attention has views of, in a model whose weights are transposed: GPT-2's Conv1D.
+// TestAdapterOfConv1D tests an adapter on transposed weights, GPT-2's Conv1D. For
+// every token the product with A is saved for B, beside the sum that attention has
+// views of.
 func TestAdapterOfConv1D(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "adapter_config.json")
-	if err := os.WriteFile(file, []byte(`{"peft_type": "LORA", "r": 8, "target_modules": ["c_attn"]}`), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(`{"peft_type": "LORA", "r": 8, "target_modules": ["c_attn"]}`),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	p := planned(t, Request{Model: "gpt2", Precision: "fp32", Sequence: 1000, Adapter: file})
@@ -51,9 +56,10 @@ func TestAdapterOfConv1D(t *testing.T) {
 	}
 }
 
-// randomRequest is a job of a model, which may be contradictory.
+// randomRequest returns a random request, which may be contradictory.
 func randomRequest(r *rand.Rand, name, folder string) Request {
-	q := Request{Model: name, Sequence: 1 + r.IntN(1<<(1+r.IntN(17))), MicroBatch: 1 + r.IntN(1<<r.IntN(7)), Accumulation: 1 + r.IntN(3)}
+	q := Request{Model: name, Sequence: 1 + r.IntN(1<<(1+r.IntN(17))), MicroBatch: 1 + r.IntN(1<<r.IntN(7)),
+		Accumulation: 1 + r.IntN(3)}
 	if r.IntN(2) == 0 {
 		q.Sequence = 1 << r.IntN(18)
 	}
@@ -83,7 +89,8 @@ func randomRequest(r *rand.Rand, name, folder string) Request {
 	case 0:
 		q.FSDP, q.OffloadParameters = maybe("1", "2"), r.IntN(4) == 0
 	case 1:
-		q.DeepSpeed, q.Precision = filepath.Join(folder, maybe("zero1.json", "zero2.json", "zero3.json", "offload.json")), ""
+		q.DeepSpeed, q.Precision = filepath.Join(folder,
+			maybe("zero1.json", "zero2.json", "zero3.json", "offload.json")), ""
 	}
 	degree := func() int { return 1 << max(0, r.IntN(5)-1) }
 	q.TensorParallel, q.ContextParallel = degree(), degree()
@@ -93,20 +100,23 @@ func randomRequest(r *rand.Rand, name, folder string) Request {
 	return q
 }
 
-// TestRandomJobs plans jobs of the catalog's models with flags at random, for
-// five seconds. What cannot be is refused as bad input; everything else is
-// planned, and adds up; a rank that shares blocks with others holds no more
-// than one that has them alone.
+// TestRandomJobs plans jobs of the catalog's models with random flags, for five
+// seconds. Contradictory jobs are refused as bad input. All others are planned,
+// and their sums agree. A rank that shares blocks with others holds no more than a
+// rank that has them alone.
 func TestRandomJobs(t *testing.T) {
 	folder := t.TempDir()
 	for name, text := range map[string]string{
-		"lora.json":    `{"peft_type": "LORA", "r": 8, "target_modules": "all-linear", "lora_dropout": 0.05}`,
-		"dora.json":    `{"peft_type": "LORA", "r": 8, "target_modules": "all-linear", "use_dora": true}`,
-		"ia3.json":     `{"peft_type": "IA3", "target_modules": ["q_proj", "v_proj", "down_proj", "query_key_value"], "feedforward_modules": ["down_proj"]}`,
-		"zero1.json":   `{"bf16": {"enabled": true}, "zero_optimization": {"stage": 1}}`,
-		"zero2.json":   `{"bf16": {"enabled": true}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}`,
-		"zero3.json":   `{"bf16": {"enabled": true}, "zero_optimization": {"stage": 3}}`,
-		"offload.json": `{"bf16": {"enabled": true}, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": true}, "offload_param": {"device": "cpu", "pin_memory": true}}}`,
+		"lora.json": `{"peft_type": "LORA", "r": 8, "target_modules": "all-linear", "lora_dropout": 0.05}`,
+		"dora.json": `{"peft_type": "LORA", "r": 8, "target_modules": "all-linear", "use_dora": true}`,
+		"ia3.json": `{"peft_type": "IA3", "target_modules": ["q_proj", "v_proj", "down_proj", ` +
+			`"query_key_value"], "feedforward_modules": ["down_proj"]}`,
+		"zero1.json": `{"bf16": {"enabled": true}, "zero_optimization": {"stage": 1}}`,
+		"zero2.json": `{"bf16": {"enabled": true}, "zero_optimization": {"stage": 2, "offload_optimizer": ` +
+			`{"device": "cpu"}}}`,
+		"zero3.json": `{"bf16": {"enabled": true}, "zero_optimization": {"stage": 3}}`,
+		"offload.json": `{"bf16": {"enabled": true}, "zero_optimization": {"stage": 3, "offload_optimizer": ` +
+			`{"device": "cpu", "pin_memory": true}, "offload_param": {"device": "cpu", "pin_memory": true}}}`,
 	} {
 		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -141,7 +151,8 @@ func TestRandomJobs(t *testing.T) {
 				t.Errorf("%+v, without tensor parallelism: %v", q, err)
 				continue
 			}
-			if whole, part := one.Devices[0].Peak().PeakRequested, p.Devices[0].Peak().PeakRequested; part > whole+whole/20 {
+			if whole, part := one.Devices[0].Peak().PeakRequested,
+				p.Devices[0].Peak().PeakRequested; part > whole+whole/20 {
 				t.Errorf("%+v: %v on a rank, and %v on each of %d that share a block", q, whole, part, j.SplitWidth)
 			}
 		}
@@ -149,7 +160,7 @@ func TestRandomJobs(t *testing.T) {
 	t.Logf("%d jobs were planned, %d refused", planned, refused)
 }
 
-// checkSums holds the figures of a plan against each other.
+// checkSums compares the figures of a plan with each other.
 func checkSums(t *testing.T, q Request, p *Plan) {
 	t.Helper()
 	for _, d := range p.Devices {
@@ -161,8 +172,11 @@ func checkSums(t *testing.T, q Request, p *Plan) {
 			for _, c := range phase.End {
 				end += c.Bytes
 			}
-			if peak != phase.PeakRequested || end != phase.EndRequested || end > peak || phase.PeakRequested > phase.PeakAllocated || phase.PeakAllocated > phase.PeakReserved || phase.EndRequested < 0 {
-				t.Errorf("%+v: %s, %s %s: components add up to %v and %v: %+v", q, d.Kind, phase.Iteration, phase.Name, peak, end, phase)
+			if peak != phase.PeakRequested || end != phase.EndRequested || end > peak ||
+				phase.PeakRequested > phase.PeakAllocated || phase.PeakAllocated > phase.PeakReserved ||
+				phase.EndRequested < 0 {
+				t.Errorf("%+v: %s, %s %s: components add up to %v and %v: %+v", q, d.Kind, phase.Iteration, phase.Name,
+					peak, end, phase)
 			}
 		}
 	}

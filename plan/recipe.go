@@ -22,14 +22,17 @@ func (r *resolver) readAdapter() (err error) {
 		return err
 	}
 	if q := j.Quantization; q != nil && q.Bits > 0 && len(j.fusedExperts()) > 0 {
-		r.assume("the weights of experts in %v: bitsandbytes quantizes linear modules, and transformers 5 has the experts of a layer in one parameter", j.Weights)
+		r.assume("the weights of experts in %v: bitsandbytes quantizes linear modules, and transformers 5 has the "+
+			"experts of a layer in one parameter", j.Weights)
 	}
 	if r.Request.Adapter == "" {
 		if r.AdapterPrecision != "" {
-			return &fault.Input{What: "--adapter-precision is given without --adapter", Mend: "add --adapter, or leave it out"}
+			return &fault.Input{What: "--adapter-precision is given without --adapter",
+				Mend: "add --adapter, or leave it out"}
 		}
 		if j.Quantization != nil && j.Quantization.Bits > 0 {
-			return &fault.Input{What: fmt.Sprintf("a model quantized to %d bits cannot be trained by itself: transformers refuses it", j.Quantization.Bits),
+			return &fault.Input{What: fmt.Sprintf("a model quantized to %d bits cannot be trained by itself: "+
+				"transformers refuses it", j.Quantization.Bits),
 				Mend: "add --adapter with the adapter_config.json of PEFT"}
 		}
 		return nil
@@ -47,21 +50,32 @@ func (r *resolver) readAdapter() (err error) {
 	switch j.Adapter.Type {
 	case "LORA", "ADALORA", "IA3", "VERA", "LN_TUNING":
 	default:
-		return &fault.Input{Where: fault.Position{File: j.Adapter.File}, What: j.Adapter.Type + " is not planned: virtual tokens change the length of every sequence",
+		return &fault.Input{Where: fault.Position{File: j.Adapter.File},
+			What: j.Adapter.Type + " is not planned: virtual tokens change the length of every sequence",
 			Mend: "planned are LORA, ADALORA, IA3, VERA and LN_TUNING"}
 	}
 	for _, unplanned := range []struct {
 		key string
 		is  bool
-	}{{"trainable_token_indices", len(j.Adapter.TrainableTokens) > 0}, {"target_parameters", j.Adapter.Parameters != nil}, {"layer_replication", j.Adapter.ReplicatesLayers}, {"ensure_weight_tying", j.tiesAdapted()}} {
+	}{
+		{"trainable_token_indices", len(j.Adapter.TrainableTokens) > 0},
+		{"target_parameters", j.Adapter.Parameters != nil},
+		{"layer_replication", j.Adapter.ReplicatesLayers},
+		{"ensure_weight_tying", j.tiesAdapted()},
+	} {
 		if unplanned.is {
-			return &fault.Input{Where: fault.Position{File: j.Adapter.File}, What: unplanned.key + " changes what is held, and is not planned yet", Mend: "remove it, and expect the job to take more than the plan"}
+			return &fault.Input{Where: fault.Position{File: j.Adapter.File},
+				What: unplanned.key + " changes what is held, and is not planned yet",
+				Mend: "remove it, and expect the job to take more than the plan"}
 		}
 	}
 	if embedding := j.adaptsEmbedding(); embedding != "" && j.Adapter.Type == "LORA" && j.Adapter.LoRABias {
-		return &fault.Input{Where: j.Adapter.Place(), What: "target_modules adapts " + embedding + ": PEFT says \"lora_bias=True is not supported for Embedding\"", Mend: "remove it, or lora_bias"}
+		return &fault.Input{Where: j.Adapter.Place(),
+			What: "target_modules adapts " + embedding +
+				": PEFT says \"lora_bias=True is not supported for Embedding\"",
+			Mend: "remove it, or lora_bias"}
 	}
-	// PEFT holds adapters of 16-bit models in fp32 (autocast_adapter_dtype).
+	// PEFT keeps adapters of 16-bit models in fp32 (autocast_adapter_dtype).
 	j.AdapterType = dtype.F32
 	switch r.AdapterPrecision {
 	case "":
@@ -70,7 +84,8 @@ func (r *resolver) readAdapter() (err error) {
 	case "bf16", "fp16":
 		j.AdapterType, _ = dtype.Parse(r.AdapterPrecision)
 	default:
-		return &fault.Input{What: fmt.Sprintf("unknown precision of adapters %q", r.AdapterPrecision), Mend: "expected fp32, bf16 or fp16"}
+		return &fault.Input{What: fmt.Sprintf("unknown precision of adapters %q", r.AdapterPrecision),
+			Mend: "expected fp32, bf16 or fp16"}
 	}
 	matched := false
 	modules := append(j.Model.Network.Linears(), j.Model.Network.Head.Projection)
@@ -79,14 +94,15 @@ func (r *resolver) readAdapter() (err error) {
 	}
 	matched = slices.ContainsFunc(modules, j.Adapter.Targets)
 	if !matched {
-		return &fault.Input{Where: fault.Position{File: j.Adapter.File}, What: fmt.Sprintf("target_modules matches no module of %s", j.Model.Name),
+		return &fault.Input{Where: fault.Position{File: j.Adapter.File},
+			What: fmt.Sprintf("target_modules matches no module of %s", j.Model.Name),
 			Mend: "its linear modules are " + strings.Join(lastNames(j.Model.Network.Linears()), ", ")}
 	}
 	return nil
 }
 
-// tiesAdapted says that PEFT keeps an embedding and the head tied, of which one
-// at least is adapted or trained.
+// tiesAdapted reports whether PEFT keeps an embedding and the head tied while
+// the adapter adapts or trains at least one of them.
 func (j *Job) tiesAdapted() bool {
 	return j.Adapter.TiesWeights && slices.ContainsFunc(j.Model.Parameters, func(p model.Parameter) bool {
 		return p.TiedTo != "" && slices.ContainsFunc([]string{p.Name, p.TiedTo}, func(name string) bool {
@@ -96,26 +112,34 @@ func (j *Job) tiesAdapted() bool {
 	})
 }
 
-// adaptsEmbedding is the embedding of which a LoRA would have a bias.
+// adaptsEmbedding returns an embedding that the adapter adapts, "" without.
 func (j *Job) adaptsEmbedding() string {
 	for _, p := range j.Model.Parameters {
-		if module := strings.TrimSuffix(p.Name, ".weight"); p.IsEmbedding() && !j.Adapter.AllLinear() && j.Adapter.Targets(module) {
+		if module := strings.TrimSuffix(p.Name, ".weight"); p.IsEmbedding() && !j.Adapter.AllLinear() &&
+			j.Adapter.Targets(module) {
 			return module
 		}
 	}
 	return ""
 }
 
-// convertedTargets are the names, by model_type, that PEFT takes for parameters
-// when transformers has fused the experts (_MOE_TARGET_MODULE_MAPPING in
-// peft/utils/transformers_weight_conversion.py). Qwen2-MoE is not among them.
+// convertedTargets lists, by model_type, the module names that PEFT converts to
+// target_parameters once transformers has fused the experts
+// (_MOE_TARGET_MODULE_MAPPING in peft/utils/transformers_weight_conversion.py).
+// Qwen2-MoE is not in the mapping.
 var convertedTargets = func() map[string][]string {
 	gated := strings.Fields("gate gate_proj up_proj down_proj")
-	return map[string][]string{"mixtral": strings.Fields("gate w1 w2 w3"), "qwen3_moe": gated, "qwen3_next": gated, "deepseek_v2": gated, "deepseek_v3": gated}
+	return map[string][]string{
+		"mixtral":     strings.Fields("gate w1 w2 w3"),
+		"qwen3_moe":   gated,
+		"qwen3_next":  gated,
+		"deepseek_v2": gated,
+		"deepseek_v3": gated,
+	}
 }()
 
-// fusedTargets refuses what PEFT adapts otherwise, or not at all, where experts
-// are fused.
+// fusedTargets refuses target modules that PEFT converts or rejects for models
+// with fused experts.
 func (r *resolver) fusedTargets() error {
 	a, network := r.job.Adapter, r.job.Model.Network
 	fused := func(b model.Block) bool { return b.FeedForward.Mixture != nil && b.FeedForward.Mixture.Fused() }
@@ -127,13 +151,18 @@ func (r *resolver) fusedTargets() error {
 	names := convertedTargets[r.job.Model.Type]
 	if a.Type != "LORA" || names == nil {
 		if !a.AllLinear() && a.Targets(x.Router) {
-			return &fault.Input{Where: a.Place(), What: "target_modules adapts " + x.Router + ", which PEFT refuses: transformers 5 has routers that are no linear modules",
+			return &fault.Input{Where: a.Place(),
+				What: "target_modules adapts " + x.Router +
+					", which PEFT refuses: transformers 5 has routers that are no linear modules",
 				Mend: "remove it, or give the version that the job runs with, such as --transformers 4.57"}
 		}
 		return nil
 	}
 	if !a.NamesTargets() {
-		return &fault.Input{Where: a.Place(), What: fmt.Sprintf("target_modules is not given, and PEFT has no default for %s of transformers 5", r.job.Model.Type), Mend: `add "target_modules": ["q_proj", "v_proj"]`}
+		return &fault.Input{Where: a.Place(),
+			What: fmt.Sprintf("target_modules is not given, and PEFT has no default for %s of transformers 5",
+				r.job.Model.Type),
+			Mend: `add "target_modules": ["q_proj", "v_proj"]`}
 	}
 	modules := append(network.Linears(), x.Router, x.GateUp, x.Down)
 	for _, name := range names {
@@ -141,9 +170,13 @@ func (r *resolver) fusedTargets() error {
 	}
 	for _, module := range modules {
 		name := module[strings.LastIndexByte(module, '.')+1:]
-		if converts := slices.Contains(names, name) || name == "gate_up_proj"; converts && (a.Lists(name) || a.Targets(module)) {
-			return &fault.Input{Where: a.Place(), What: fmt.Sprintf("target_modules adapts %q: transformers 5 has the weights of all experts in one parameter, and PEFT makes target_parameters of it, which is not planned yet", name),
-				Mend: "name modules of the attention alone, or give the version that the job runs with, such as --transformers 4.57"}
+		if converts := slices.Contains(names, name) || name == "gate_up_proj"; converts &&
+			(a.Lists(name) || a.Targets(module)) {
+			return &fault.Input{Where: a.Place(),
+				What: fmt.Sprintf("target_modules adapts %q: transformers 5 has the weights of all experts in one "+
+					"parameter, and PEFT makes target_parameters of it, which is not planned yet", name),
+				Mend: "name modules of the attention alone, or give the version that the job runs with, such as " +
+					"--transformers 4.57"}
 		}
 	}
 	for _, p := range r.job.Model.Parameters {
@@ -153,7 +186,7 @@ func (r *resolver) fusedTargets() error {
 	return nil
 }
 
-// lastNames are the distinct last parts of paths.
+// lastNames returns the distinct last names of paths.
 func lastNames(paths []string) []string {
 	var names []string
 	for _, path := range paths {
@@ -165,7 +198,7 @@ func lastNames(paths []string) []string {
 	return names
 }
 
-// quantizations are names in the place of a file.
+// quantizations maps the names that --quantization takes in place of a file.
 var quantizations = map[string]recipe.Quantization{
 	"nf4":    {Bits: 4, Kind: "nf4"},
 	"fp4":    {Bits: 4, Kind: "fp4"},
@@ -174,8 +207,8 @@ var quantizations = map[string]recipe.Quantization{
 	"int8":   {Bits: 8},
 }
 
-// quantization reads how weights are stored: as the model's config.json says,
-// which transformers takes before anything else, or as is asked for.
+// quantization sets how the weights are stored. The quantization_config of the
+// model's config.json has precedence over the request, as in transformers.
 func (r *resolver) quantization() error {
 	name := r.Request.Quantization
 	if model := r.job.Model; model.Quantized && model.Source != name {
@@ -191,7 +224,8 @@ func (r *resolver) quantization() error {
 		r.job.Quantization = &q
 	default:
 		if _, err := os.Stat(name); err != nil && !strings.ContainsAny(name, "./") {
-			return &fault.Input{What: fmt.Sprintf("unknown quantization %q", name), Mend: "expected nf4, nf4-dq, fp4, fp4-dq, int8, or a file with BitsAndBytesConfig in JSON"}
+			return &fault.Input{What: fmt.Sprintf("unknown quantization %q", name),
+				Mend: "expected nf4, nf4-dq, fp4, fp4-dq, int8, or a file with BitsAndBytesConfig in JSON"}
 		}
 		q, err := recipe.LoadQuantization(name)
 		if err != nil {
@@ -199,7 +233,9 @@ func (r *resolver) quantization() error {
 		}
 		r.note(q.Notes)
 		if q.Bits == 8 && q.FP16Weights {
-			return &fault.Input{Where: fault.Position{File: q.File}, What: "llm_int8_has_fp16_weight is true: 16-bit weights are kept beside those in 8 bits, which is not planned yet",
+			return &fault.Input{Where: fault.Position{File: q.File},
+				What: "llm_int8_has_fp16_weight is true: 16-bit weights are kept beside those in 8 bits, which is " +
+					"not planned yet",
 				Mend: "set it to false, or plan without quantization"}
 		}
 		r.job.Quantization = q
@@ -207,14 +243,14 @@ func (r *resolver) quantization() error {
 	return nil
 }
 
-// chooseOptimizer finds what updates the parameters.
+// chooseOptimizer sets the optimizer, its variant and the gradient clipping.
 func (r *resolver) chooseOptimizer() error {
 	name, variant, _ := strings.Cut(r.Optimizer, "/")
 	where := fault.Position{}
 	if d := r.job.DeepSpeed; name == "" && d != nil && d.Optimizer != nil {
 		name, where.File = strings.ToLower(d.Optimizer.Type), d.File
 	}
-	if name == "" && r.training != nil { // the Trainer's, where DeepSpeed has none of its own
+	if name == "" && r.training != nil { // the Trainer's, unless DeepSpeed has one
 		name, where.File = r.training.Optimizer.Name, r.training.File
 	}
 	if name == "" {
@@ -227,7 +263,8 @@ func (r *resolver) chooseOptimizer() error {
 		if near := fault.Nearest(name, Optimizers()); near != "" {
 			mend = fmt.Sprintf("did you mean %q? %s", near, mend)
 		}
-		return &fault.Input{Where: where, What: fmt.Sprintf("the optimizer %q is not one that can be planned", name), Mend: mend}
+		return &fault.Input{Where: where, What: fmt.Sprintf("the optimizer %q is not one that can be planned",
+			name), Mend: mend}
 	}
 	o := optimizerKinds[known.kind]
 	o.Name, o.Variant, o.managed = known.kind, known.variant, known.paged
@@ -237,7 +274,8 @@ func (r *resolver) chooseOptimizer() error {
 		}
 		o.Variant = Variant(variant)
 	}
-	if d := r.job.DeepSpeed; o.Variant == "" && d != nil && d.Optimizer.IsFusedAdam() && strings.HasPrefix(known.kind, "adam") {
+	if d := r.job.DeepSpeed; o.Variant == "" && d != nil && d.Optimizer.IsFusedAdam() &&
+		strings.HasPrefix(known.kind, "adam") {
 		o.Variant = Fused
 	}
 	if o.Variant == "" { // torch's defaults
@@ -259,39 +297,50 @@ func (r *resolver) chooseOptimizer() error {
 	return nil
 }
 
-// namedOptimizer is an optimizer as a name asks for it.
+// namedOptimizer is the optimizer that a name stands for.
 type namedOptimizer struct {
 	kind    string
 	variant Variant
 	paged   bool
 }
 
-// optimizerNames are the names of the kinds themselves, those of
-// TrainingArguments and those of DeepSpeed.
+// optimizerNames maps the names of optimizers in Plimsoll, in TrainingArguments
+// and in DeepSpeed.
 var optimizerNames = func() map[string]namedOptimizer {
 	m := map[string]namedOptimizer{}
 	for _, kind := range Optimizers() {
 		m[kind] = namedOptimizer{kind: kind}
 	}
 	for name, n := range map[string]namedOptimizer{
-		"adamw_torch": {kind: "adamw"}, "adamw_torch_fused": {kind: "adamw", variant: Fused}, "adamw_hf": {kind: "adamw", variant: Loop},
-		"adamw_apex_fused": {kind: "adamw-apex", variant: Fused}, "adamw_anyprecision": {kind: "adamw", variant: Loop},
-		"adamw_torch_8bit": {kind: "adamw-8bit", variant: Loop}, "adamw_torch_4bit": {kind: "adamw-4bit", variant: Loop},
-		"adamw_bnb_8bit": {kind: "adamw-8bit", variant: Fused}, "adamw_8bit": {kind: "adamw-8bit", variant: Fused},
-		"paged_adamw_8bit": {kind: "adamw-8bit", variant: Fused, paged: true}, "paged_adamw_32bit": {kind: "adamw-32bit", variant: Fused, paged: true},
-		"paged_adamw": {kind: "adamw-32bit", variant: Fused, paged: true},
-		"lion_8bit":   {kind: "lion-8bit", variant: Fused}, "lion_32bit": {kind: "lion-32bit", variant: Fused},
-		"paged_lion_8bit": {kind: "lion-8bit", variant: Fused, paged: true}, "paged_lion_32bit": {kind: "lion-32bit", variant: Fused, paged: true},
-		"rmsprop_bnb": {kind: "rmsprop", variant: Fused}, "fusedadam": {kind: "adamw", variant: Fused}, "fused_adam": {kind: "adamw", variant: Fused},
-		"adam8bit": {kind: "adamw-8bit", variant: Fused}, "adamw8bit": {kind: "adamw-8bit", variant: Fused},
-		"adalomo": {kind: "lomo"},
+		"adamw_torch":        {kind: "adamw"},
+		"adamw_torch_fused":  {kind: "adamw", variant: Fused},
+		"adamw_hf":           {kind: "adamw", variant: Loop},
+		"adamw_apex_fused":   {kind: "adamw-apex", variant: Fused},
+		"adamw_anyprecision": {kind: "adamw", variant: Loop},
+		"adamw_torch_8bit":   {kind: "adamw-8bit", variant: Loop},
+		"adamw_torch_4bit":   {kind: "adamw-4bit", variant: Loop},
+		"adamw_bnb_8bit":     {kind: "adamw-8bit", variant: Fused},
+		"adamw_8bit":         {kind: "adamw-8bit", variant: Fused},
+		"paged_adamw_8bit":   {kind: "adamw-8bit", variant: Fused, paged: true},
+		"paged_adamw_32bit":  {kind: "adamw-32bit", variant: Fused, paged: true},
+		"paged_adamw":        {kind: "adamw-32bit", variant: Fused, paged: true},
+		"lion_8bit":          {kind: "lion-8bit", variant: Fused},
+		"lion_32bit":         {kind: "lion-32bit", variant: Fused},
+		"paged_lion_8bit":    {kind: "lion-8bit", variant: Fused, paged: true},
+		"paged_lion_32bit":   {kind: "lion-32bit", variant: Fused, paged: true},
+		"rmsprop_bnb":        {kind: "rmsprop", variant: Fused},
+		"fusedadam":          {kind: "adamw", variant: Fused},
+		"fused_adam":         {kind: "adamw", variant: Fused},
+		"adam8bit":           {kind: "adamw-8bit", variant: Fused},
+		"adamw8bit":          {kind: "adamw-8bit", variant: Fused},
+		"adalomo":            {kind: "lomo"},
 	} {
 		m[name] = n
 	}
 	return m
 }()
 
-// sharding is FSDP's.
+// sharding sets how the parameters are sharded.
 func (r *resolver) sharding() error {
 	j := r.job
 	switch r.Request.FSDP {
@@ -300,7 +349,8 @@ func (r *resolver) sharding() error {
 		if j.FSDP != nil {
 			return &fault.Input{What: "--fsdp is given, and a file configures FSDP too", Mend: "leave --fsdp out"}
 		}
-		j.FSDP = &recipe.FSDP{Version: int(r.Request.FSDP[0] - '0'), Strategy: "full_shard", WrapPolicy: "transformer_based_wrap", UseOrigParams: true,
+		j.FSDP = &recipe.FSDP{Version: int(r.Request.FSDP[0] - '0'), Strategy: "full_shard",
+			WrapPolicy: "transformer_based_wrap", UseOrigParams: true,
 			BackwardPrefetch: "backward_pre", OffloadParameters: r.OffloadParameters}
 		j.ReduceType = dtype.F32
 	default:
@@ -311,7 +361,7 @@ func (r *resolver) sharding() error {
 	}
 	j.ShardRanks = j.World / int(j.SplitWidth)
 	whole := ledger.Bytes(j.Model.Elements() * j.Weights.Size())
-	// Where nothing says which GPUs these are, one of 80 GB is thought of.
+	// For an unknown GPU, 80 GiB of memory are assumed.
 	j.ZeROInit = r.launch != nil && r.launch.ZeRO3Init || whole > cmp.Or(j.GPU.Memory, 80*ledger.GiB)
 	j.SplitsDecay = r.training != nil
 	if d := j.DeepSpeed; d != nil {
@@ -321,7 +371,8 @@ func (r *resolver) sharding() error {
 		if j.ZeROInit {
 			r.assume("parameters are sharded as the model is made (zero.Init): whole it would not fit on a GPU")
 		} else {
-			r.assume("the model is made whole and then sharded: with zero.Init (accelerate's zero3_init_flag, or a Trainer that is made first) its load takes less")
+			r.assume("the model is made whole and then sharded: with zero.Init (accelerate's zero3_init_flag, or a " +
+				"Trainer that is made first) its load takes less")
 		}
 	}
 	if j.FSDP == nil {
@@ -329,7 +380,10 @@ func (r *resolver) sharding() error {
 	}
 	if oldest := (version.Version{Minor: 43}); j.Quantization != nil && !j.Versions.BitsAndBytes.AtLeast(0, 43, 0) {
 		if r.BitsAndBytes != "" {
-			return &fault.Input{What: fmt.Sprintf("FSDP shards quantized weights from bitsandbytes 0.43 on, and this is %v", j.Versions.BitsAndBytes), Mend: "give a later --bitsandbytes"}
+			return &fault.Input{What: fmt.Sprintf("FSDP shards quantized weights from bitsandbytes 0.43 on, and "+
+				"this is %v",
+				j.Versions.BitsAndBytes),
+				Mend: "give a later --bitsandbytes"}
 		}
 		j.Versions.BitsAndBytes = oldest
 	}
@@ -342,8 +396,8 @@ func (r *resolver) sharding() error {
 	if l := r.launch; l != nil && l.Parallelism != nil {
 		j.ShardRanks = l.Parallelism.Shard * l.Parallelism.Context
 	}
-	// FSDP casts parameters itself; accelerate has gradients added up in the
-	// same type.
+	// FSDP casts the parameters itself. Accelerate has gradients reduced in
+	// the same type.
 	if j.Autocast != dtype.Invalid {
 		j.Compute, j.Autocast = j.Autocast, dtype.Invalid
 	}
@@ -355,9 +409,9 @@ func (r *resolver) sharding() error {
 	return nil
 }
 
-// sayPadding tells where FSDP2 gathers much more than the model has: it divides
-// the rows of every parameter, and a rank without a row of its own is padded to
-// one (_init_sharded_param in _fsdp_param.py).
+// sayPadding notes if padding makes FSDP2 gather at least a quarter more than
+// the model. FSDP2 shards the rows of every parameter, and pads a rank that has
+// fewer rows (_init_sharded_param in _fsdp_param.py).
 func (r *resolver) sayPadding() {
 	j := r.job
 	if j.FSDP.Version != 2 {
@@ -384,6 +438,9 @@ func (r *resolver) sayPadding() {
 	if padded < whole*5/4 {
 		return
 	}
-	r.assume("FSDP2 divides the %d rows of %s among %d ranks and pads every rank to a whole row, so that all ranks together gather %.1f times the model: divide it among fewer (accelerate's dp_shard_size and dp_replicate_size), give --expert-parallel, or divide another dimension (fully_shard's shard_placement_fn), which is not planned",
+	r.assume("FSDP2 divides the %d rows of %s among %d ranks and pads every rank to a whole row, so that all ranks "+
+		"together gather %.1f times the model: divide it among fewer (accelerate's dp_shard_size and "+
+		"dp_replicate_size), give --expert-parallel, or divide another dimension (fully_shard's "+
+		"shard_placement_fn), which is not planned",
 		rows, name, ranks, float64(padded)/float64(whole))
 }

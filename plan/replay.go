@@ -6,13 +6,13 @@ import (
 	"plimsoll/ledger"
 )
 
-// replayed is the caching allocator that a GPU's trace goes through.
+// replayed is the caching allocator that a GPU's trace is replayed on.
 type replayed struct {
 	*allocator.CUDA
 	blocks blocks[allocator.Block]
 }
 
-// blocks are what an allocator has handed out, by the ids of the trace.
+// blocks are the allocated blocks of an allocator, by the ids of the trace.
 type blocks[B any] []B
 
 func (list *blocks[B]) set(id int, b B) {
@@ -23,15 +23,16 @@ func (list *blocks[B]) set(id int, b B) {
 	}
 }
 
-// allocator is PyTorch's of an empty GPU of this capacity, 0 for any. What is
-// outside of the allocator is taken off.
+// allocator returns PyTorch's allocator for an empty GPU of a capacity, less the
+// memory outside the allocator. A capacity of 0 is no limit.
 func (j *Job) allocator(capacity ledger.Bytes) (Allocator, error) {
 	c, err := allocator.ParseConfiguration(j.Allocator, j.Versions.Torch)
 	if err != nil {
 		return nil, &fault.Input{What: "--alloc-conf", Err: err}
 	}
 	if c.MallocAsync {
-		return nil, &fault.Input{What: "--alloc-conf asks for the backend cudaMallocAsync, which is CUDA's own and not modelled", Mend: "leave it out for an estimate with PyTorch's allocator"}
+		return nil, &fault.Input{What: "--alloc-conf asks for the backend cudaMallocAsync, which is CUDA's own and " +
+			"not modelled", Mend: "leave it out for an estimate with PyTorch's allocator"}
 	}
 	if capacity > 0 {
 		for _, outside := range j.outside() {
@@ -55,7 +56,7 @@ func (r *replayed) Use() Use {
 	return Use{s.Allocated.Now, s.Reserved.Now, s.Allocated.Peak, s.Reserved.Peak}
 }
 
-// heap is the host's malloc below a trace.
+// heap is the malloc that a host's trace is replayed on.
 type heap struct {
 	*allocator.Glibc
 	blocks blocks[*allocator.GlibcBlock]

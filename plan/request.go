@@ -17,18 +17,18 @@ import (
 	"plimsoll/version"
 )
 
-// Request is what a user asks for. Zero values mean that nothing was said: a
-// file may say it, or there is a default, which the plan lists as assumed.
+// Request is what a user asks for. A zero value is not given: a file sets it, or
+// a default applies, which the plan lists as an assumption.
 type Request struct {
-	Model        string // as model.Load takes it
-	DeepSpeed    string // files
+	Model        string // an argument of model.Load
+	DeepSpeed    string // this and the next four are files
 	TrainingArgs string
 	Accelerate   string
 	Adapter      string
 	Quantization string // a file, or nf4, fp4, int8, nf4-dq, fp4-dq
 
 	CPU         bool // there are no GPUs
-	GPUs, Nodes int  // of a node; of the job
+	GPUs, Nodes int  // GPUs of a node, nodes of the job
 	GPU         string
 	GPUMemory   ledger.Bytes
 	HostMemory  ledger.Bytes
@@ -43,21 +43,21 @@ type Request struct {
 	Clip              *float64
 	Recompute         string // "", "none", "full", "reentrant" or "selective"
 	FSDP              string // "", "1" or "2"
-	OffloadParameters bool   // FSDP's shards are on the host
+	OffloadParameters bool   // FSDP keeps its shards on the host
 	Compile           bool
 	FusedLoss         bool
 
 	TensorParallel, ContextParallel, ExpertParallel int
 
-	// Modules is whose code the model runs: transformers', litgpt's or
-	// torchtitan's.
+	// Modules is the library whose modules the model consists of: transformers,
+	// litgpt or torchtitan.
 	Modules string
 
 	Torch, Engine, Transformers, BitsAndBytes string // versions
 	Allocator                                 string // PYTORCH_CUDA_ALLOC_CONF
 }
 
-// The values of some fields, for help and completion.
+// The allowed values of some fields, for help and completion.
 var (
 	Precisions = []string{"bf16", "fp16", "fp32", "amp-bf16", "amp-fp16"}
 	Attentions = []string{"sdpa", "flash", "eager"}
@@ -77,11 +77,12 @@ func (r *resolver) assume(format string, arguments ...any) {
 	r.assumed = append(r.assumed, fmt.Sprintf(format, arguments...))
 }
 
-// Resolve reads the files and decides what was left open. Every error is a
-// *fault.Input.
+// Resolve reads the files and decides what the request leaves open. Every error
+// is a *fault.Input.
 func (q Request) Resolve() (*Job, error) {
 	r := &resolver{Request: q, job: &Job{Allocator: q.Allocator}}
-	for _, step := range []func() error{r.read, r.versions, r.ranks, r.size, r.types, r.readAdapter, r.chooseOptimizer, r.passes, r.sharding, r.contradictions, r.unplanned} {
+	for _, step := range []func() error{r.read, r.versions, r.ranks, r.size, r.types, r.readAdapter, r.chooseOptimizer,
+		r.passes, r.sharding, r.contradictions, r.unplanned} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -90,19 +91,22 @@ func (q Request) Resolve() (*Job, error) {
 	return r.job, nil
 }
 
-// read reads the files.
+// read reads the files of the model, the training and the engine.
 func (r *resolver) read() (err error) {
 	if r.Request.Model == "" {
-		return &fault.Input{What: "no model was named", Mend: "add --model with a name of the catalog or the path of a config.json"}
+		return &fault.Input{What: "no model was named",
+			Mend: "add --model with a name of the catalog or the path of a config.json"}
 	}
 	if r.job.Model, err = model.Load(r.Request.Model); err != nil {
 		return cmp.Or(recipe.Misplaced(r.Request.Model), err)
 	}
 	if m := r.job.Model; m.Network == nil {
-		in := &fault.Input{Where: fault.Position{File: m.Source}, What: "the headers of weights do not say how the model computes, so its activations cannot be planned",
+		in := &fault.Input{Where: fault.Position{File: m.Source},
+			What: "the headers of weights do not say how the model computes, so its activations cannot be planned",
 			Mend: "name the model's config.json"}
-		if m.Architecture != "" { // as config.json says, which lies beside them
-			in.What, in.Mend = fmt.Sprintf("how %s computes is not known here, so its activations cannot be planned", m.Architecture), "planned are "+strings.Join(model.Architectures(), ", ")
+		if m.Architecture != "" { // from the config.json beside the weights
+			in.What, in.Mend = fmt.Sprintf("how %s computes is not known here, so its activations cannot be planned",
+				m.Architecture), "planned are "+strings.Join(model.Architectures(), ", ")
 		}
 		return in
 	}
@@ -132,12 +136,14 @@ func (r *resolver) read() (err error) {
 	}
 	if d := r.job.DeepSpeed; d != nil {
 		if len(d.Unplanned) > 0 {
-			return &fault.Input{Where: d.Unplanned[0].Where, What: d.Unplanned[0].What + ", which is not planned yet", Mend: "remove it, and expect the job to take another amount of memory than the plan says"}
+			return &fault.Input{Where: d.Unplanned[0].Where, What: d.Unplanned[0].What + ", which is not planned yet",
+				Mend: "remove it, and expect the job to take another amount of memory than the plan says"}
 		}
 		r.note(d.Notes)
 	}
 	if r.job.DeepSpeed != nil && (r.job.FSDP != nil || r.Request.FSDP != "") {
-		return &fault.Input{What: "DeepSpeed and FSDP are both configured: a model is sharded by one of them", Mend: "leave one of them out"}
+		return &fault.Input{What: "DeepSpeed and FSDP are both configured: a model is sharded by one of them",
+			Mend: "leave one of them out"}
 	}
 	return nil
 }
@@ -148,7 +154,8 @@ func (r *resolver) note(notes []recipe.Note) {
 	}
 }
 
-// versions reads the versions; without, the newest that is known is assumed.
+// versions parses the versions. It assumes the newest known release of torch and
+// of DeepSpeed, and releases of the other programs from torch's time.
 func (r *resolver) versions() error {
 	v := &r.job.Versions
 	torch, err := version.Parse(cmp.Or(r.Torch, "2.13.0"))
@@ -163,7 +170,8 @@ func (r *resolver) versions() error {
 	}{
 		{"--torch", r.Torch, "torch", "2.13.0", &v.Torch, true},
 		{"--transformers", r.Transformers, "transformers", beside.transformers, &v.Transformers, true},
-		{"--bitsandbytes", r.BitsAndBytes, "bitsandbytes", beside.bitsandbytes, &v.BitsAndBytes, r.Request.Quantization != "" || r.job.Model.Quantized},
+		{"--bitsandbytes", r.BitsAndBytes, "bitsandbytes", beside.bitsandbytes, &v.BitsAndBytes,
+			r.Request.Quantization != "" || r.job.Model.Quantized},
 		{"--engine-version", r.Engine, "DeepSpeed", "0.19.6", &v.DeepSpeed, r.job.DeepSpeed != nil},
 	} {
 		text := program.text
@@ -185,7 +193,7 @@ func (r *resolver) versions() error {
 	return nil
 }
 
-// ranks is how many ranks there are, and on what.
+// ranks sets the number of ranks and the devices that they run on.
 func (r *resolver) ranks() error {
 	j := r.job
 	j.Nodes, j.RanksPerNode = max(r.Nodes, 1), r.GPUs
@@ -205,11 +213,14 @@ func (r *resolver) ranks() error {
 		return &fault.Input{What: fmt.Sprintf("--gpus %d and --nodes %d: counts cannot be negative", r.GPUs, r.Nodes)}
 	}
 	if r.GPUMemory < 0 || r.HostMemory < 0 {
-		return &fault.Input{What: fmt.Sprintf("--gpu-memory %v and --host-memory %v: sizes cannot be negative", r.GPUMemory, r.HostMemory)}
+		return &fault.Input{What: fmt.Sprintf("--gpu-memory %v and --host-memory %v: sizes cannot be negative",
+			r.GPUMemory, r.HostMemory)}
 	}
 	j.OnCPU = r.CPU || r.training != nil && r.training.OnCPU || r.launch != nil && r.launch.OnCPU
-	if j.OnCPU && (r.GPUs > 0 && r.CPU || r.GPU != "" || r.GPUMemory > 0 || j.DeepSpeed != nil || j.FSDP != nil || r.Request.FSDP != "") {
-		return &fault.Input{What: "training on the CPU is planned without GPUs, DeepSpeed and FSDP", Mend: "leave --cpu out"}
+	if j.OnCPU && (r.GPUs > 0 && r.CPU || r.GPU != "" || r.GPUMemory > 0 || j.DeepSpeed != nil || j.FSDP != nil ||
+		r.Request.FSDP != "") {
+		return &fault.Input{What: "training on the CPU is planned without GPUs, DeepSpeed and FSDP",
+			Mend: "leave --cpu out"}
 	}
 	if j.RanksPerNode == 0 {
 		j.RanksPerNode = 1
@@ -218,7 +229,8 @@ func (r *resolver) ranks() error {
 		}
 	}
 	if j.Nodes > maxRanks || j.RanksPerNode > maxRanks || j.Nodes*j.RanksPerNode > maxRanks {
-		return &fault.Input{What: fmt.Sprintf("%d nodes of %d GPUs are more than %d ranks", j.Nodes, j.RanksPerNode, maxRanks)}
+		return &fault.Input{What: fmt.Sprintf("%d nodes of %d GPUs are more than %d ranks",
+			j.Nodes, j.RanksPerNode, maxRanks)}
 	}
 	j.World = j.Nodes * j.RanksPerNode
 	if r.GPU != "" {
@@ -248,7 +260,7 @@ func (r *resolver) ranks() error {
 
 const maxRanks = 1 << 20
 
-// size is the number of tokens.
+// size sets the micro batch, the sequence length and the accumulation.
 func (r *resolver) size() error {
 	j := r.job
 	for _, n := range []struct {
@@ -297,7 +309,7 @@ func (r *resolver) size() error {
 	return nil
 }
 
-// types are those of the weights and of the products of matrices.
+// types sets the type of the weights and of autocast.
 func (r *resolver) types() error {
 	j := r.job
 	mixed := recipe.Unmixed
@@ -321,7 +333,8 @@ func (r *resolver) types() error {
 			mixed = named.autocast
 		}
 		if d := j.DeepSpeed; d != nil && d.Precision != dtype.Invalid && d.Precision != j.Weights {
-			return &fault.Input{Where: fault.Position{File: d.File}, What: fmt.Sprintf("DeepSpeed trains in %v, and --precision is %s", d.Precision, r.Precision),
+			return &fault.Input{Where: fault.Position{File: d.File},
+				What: fmt.Sprintf("DeepSpeed trains in %v, and --precision is %s", d.Precision, r.Precision),
 				Mend: "leave --precision out, or change the file"}
 		}
 	case j.DeepSpeed != nil && j.DeepSpeed.Precision != dtype.Invalid:
@@ -341,8 +354,8 @@ func (r *resolver) types() error {
 	return nil
 }
 
-// precisions are the names of precisions: of the weights alone, or of fp32
-// weights under autocast, also as Lightning spells them.
+// precisions maps the names of precisions, Lightning's spellings included, to
+// the type of the weights and to autocast.
 var precisions = func() map[string]struct {
 	weights  dtype.Type
 	autocast recipe.Precision
@@ -376,13 +389,13 @@ func mixedType(p recipe.Precision) dtype.Type {
 	return dtype.BF16
 }
 
-// release is what was new when a release of torch was.
+// release is a release of torch with the newest releases of its time.
 type release struct {
 	torch                      version.Version
 	transformers, bitsandbytes string
 }
 
-// releases are in order of time, by the dates on PyPI.
+// releases are in the order of time, by the dates on PyPI.
 var releases = []release{
 	{version.Version{Major: 1, Minor: 0}, "4.16.0", "0.26.0"},
 	{version.Version{Major: 1, Minor: 12}, "4.20.0", "0.31.0"},
@@ -401,7 +414,7 @@ var releases = []release{
 	{version.Version{Major: 2, Minor: 13}, "5.23.0", "0.49.0"},
 }
 
-// contemporaries are the releases that were new with a release of torch.
+// contemporaries returns the newest releases at the time of a release of torch.
 func contemporaries(torch version.Version) release {
 	last := releases[0]
 	for _, r := range releases {
@@ -414,7 +427,8 @@ func contemporaries(torch version.Version) release {
 
 const transformersModules = "transformers"
 
-// modules is whose code the model runs.
+// modules sets the library of the model's modules and the settings that follow
+// from it.
 func (r *resolver) modules() error {
 	j := r.job
 	j.Modules = r.Modules
@@ -428,22 +442,23 @@ func (r *resolver) modules() error {
 	case "torchtitan": // the training loop deletes the outputs before the backward pass
 		j.HoldsOutputs, j.KeepsLastBlock = false, true
 		if j.Loss == forward.CompiledLoss && !j.Versions.Torch.AtLeast(2, 8, 0) {
-			j.Loss = forward.ShiftLabels // blocks alone were compiled
+			j.Loss = forward.ShiftLabels // only the blocks were compiled
 		}
 	default:
-		return &fault.Input{What: fmt.Sprintf("unknown modules %q", r.Modules), Mend: "expected transformers, litgpt or torchtitan"}
+		return &fault.Input{What: fmt.Sprintf("unknown modules %q", r.Modules),
+			Mend: "expected transformers, litgpt or torchtitan"}
 	}
 	return nil
 }
 
-// passes is how the passes run.
+// passes sets how the forward and backward passes run.
 func (r *resolver) passes() error {
 	j := r.job
 	attention := r.Attention
 	if attention == "" {
 		attention = string(forward.SDPA)
 		if !j.Versions.Transformers.AtLeast(4, 36, 0) || !j.Versions.Torch.AtLeast(2, 1, 1) {
-			attention = string(forward.Eager) // transformers took torch's attention by itself from then on
+			attention = string(forward.Eager) // SDPA has been the default since these releases
 		}
 		r.assume("%s attention: --attention was not given", attention)
 	}
@@ -451,11 +466,13 @@ func (r *resolver) passes() error {
 		attention = string(forward.Flash)
 	}
 	if !slices.Contains(Attentions, attention) {
-		return &fault.Input{What: fmt.Sprintf("unknown attention %q", r.Attention), Mend: "expected one of " + strings.Join(Attentions, ", ")}
+		return &fault.Input{What: fmt.Sprintf("unknown attention %q", r.Attention),
+			Mend: "expected one of " + strings.Join(Attentions, ", ")}
 	}
 	j.Attention = forward.AttentionKind(attention)
 	if j.Attention == forward.Flash && j.Weights == dtype.F32 && j.Autocast == dtype.Invalid {
-		return &fault.Input{What: "flash attention computes in bf16 and fp16 only, and the precision is fp32", Mend: "use --attention sdpa, or --precision bf16"}
+		return &fault.Input{What: "flash attention computes in bf16 and fp16 only, and the precision is fp32",
+			Mend: "use --attention sdpa, or --precision bf16"}
 	}
 
 	recompute := r.Recompute
@@ -465,8 +482,11 @@ func (r *resolver) passes() error {
 			recompute = "reentrant"
 		}
 		if r.training.Checkpointing.Offload {
-			return &fault.Input{Where: fault.Position{File: r.training.File}, What: "gradient checkpointing with \"offload\" keeps the inputs of blocks on the host, which is not planned yet",
-				Mend: "remove the key, and expect the job to take less of the GPU and more of the host than the plan says"}
+			return &fault.Input{Where: fault.Position{File: r.training.File},
+				What: "gradient checkpointing with \"offload\" keeps the inputs of blocks on the host, which is not " +
+					"planned yet",
+				Mend: "remove the key, and expect the job to take less of the GPU and more of the host than the " +
+					"plan says"}
 		}
 		j.RecomputeEvery, j.RecomputeFirst = r.training.Checkpointing.EveryN, true
 	}
@@ -484,7 +504,8 @@ func (r *resolver) passes() error {
 	case "every-2":
 		j.Recompute, j.RecomputeEvery = &autograd.Checkpoint{}, 2
 	default:
-		return &fault.Input{What: fmt.Sprintf("unknown way to recompute activations: %q", recompute), Mend: "expected one of " + strings.Join(Recomputes, ", ")}
+		return &fault.Input{What: fmt.Sprintf("unknown way to recompute activations: %q", recompute),
+			Mend: "expected one of " + strings.Join(Recomputes, ", ")}
 	}
 	j.HoldsOutputs = r.training == nil
 	if !j.Versions.Transformers.AtLeast(4, 46, 0) {
@@ -492,8 +513,8 @@ func (r *resolver) passes() error {
 	}
 	j.Compile = r.Compile || r.training != nil && r.training.TorchCompile || compiles(r.launch)
 	if j.Compile {
-		// Inductor fuses what lies between products of matrices, and computes it
-		// again in the backward pass where that is cheaper than keeping it.
+		// Inductor fuses pointwise operations between matmuls. In the backward
+		// pass it recomputes them where that is cheaper than keeping them.
 		j.Loss = forward.CompiledLoss
 		if j.Recompute == nil {
 			j.Recompute = &autograd.Checkpoint{Selective: 1}
@@ -512,17 +533,20 @@ func (r *resolver) passes() error {
 	j.SplitExperts = int64(max(1, r.ExpertParallel))
 	if l := r.launch; l != nil && l.Parallelism != nil {
 		if ranks := l.Parallelism.Ranks(); ranks != j.World {
-			return &fault.Input{Where: fault.Position{File: l.File}, What: fmt.Sprintf("parallelism_config makes %d ranks, and the job has %d", ranks, j.World),
+			return &fault.Input{Where: fault.Position{File: l.File},
+				What: fmt.Sprintf("parallelism_config makes %d ranks, and the job has %d", ranks, j.World),
 				Mend: "change --gpus, --nodes or one of the sizes"}
 		}
 		j.SplitWidth, j.SplitSequence = int64(l.Parallelism.Tensor), int64(l.Parallelism.Context)
 	}
 	if j.World%int(j.SplitWidth*j.SplitSequence) != 0 {
-		return &fault.Input{What: fmt.Sprintf("%d ranks cannot be divided among tensor parallelism of %d and context parallelism of %d", j.World, j.SplitWidth, j.SplitSequence),
+		return &fault.Input{What: fmt.Sprintf("%d ranks cannot be divided among tensor parallelism of %d and context "+
+			"parallelism of %d", j.World, j.SplitWidth, j.SplitSequence),
 			Mend: "give a number of GPUs that is a multiple"}
 	}
 	if j.Sequence%j.SplitSequence != 0 {
-		return &fault.Input{What: fmt.Sprintf("sequences of %d tokens cannot be divided among %d ranks", j.Sequence, j.SplitSequence)}
+		return &fault.Input{What: fmt.Sprintf("sequences of %d tokens cannot be divided among %d ranks",
+			j.Sequence, j.SplitSequence)}
 	}
 	return nil
 }

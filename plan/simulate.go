@@ -7,29 +7,29 @@ import (
 	"plimsoll/ledger"
 )
 
-// sharding is who shards, moves and updates the parameters of a rank. A
-// simulation calls it as the training loop calls the real one.
+// sharding is an engine that shards, moves and updates the parameters of a
+// rank. A simulation calls it as a training loop calls the real engine.
 type sharding interface {
 	forward.Hooks
-	// load puts the parameters where they are when the model has been made.
+	// load puts the parameters where they lie once the model has been made.
 	load()
-	// initialize is what follows before the first batch.
+	// initialize allocates what the engine makes before the first batch.
 	initialize()
-	// gradient is called when the gradient of a parameter is complete.
+	// gradient follows the completion of a parameter's gradient.
 	gradient(p *autograd.Parameter)
-	// endBackward follows the backward pass of every micro batch; last says
-	// that an optimizer step follows.
+	// endBackward follows the backward pass of every micro batch. An optimizer
+	// step follows if it is the last.
 	endBackward(last bool)
 	step()
-	// zeroGradients follows the step, before the next forward pass.
+	// zeroGradients follows the step and precedes the next forward pass.
 	zeroGradients()
 	// save writes a checkpoint.
 	save()
-	// reasons say why components are as large as they are.
+	// reasons returns why components are as large as they are.
 	reasons() map[ledger.Component]string
 }
 
-// simulation is a rank that trains: the device and the host that it does so on.
+// simulation is the training of one rank, on its GPU and its host.
 type simulation struct {
 	*Job
 	gpu, host     *trace
@@ -38,14 +38,14 @@ type simulation struct {
 	trained       []*autograd.Parameter
 	modules       forward.Parameters
 	engine        sharding
-	stepped       bool // the optimizer has its states
+	stepped       bool // the optimizer states exist
 	workspaces    int
-	micro, micros int            // the micro batch of the step, and how many there are
-	held          forward.Result // what the loop holds of the step before
+	micro, micros int            // index of the micro batch, and their number
+	held          forward.Result // outputs of the previous step that the loop holds
 }
 
-// newSimulation makes the parameters of a rank. They have no storage before the
-// engine loads them.
+// newSimulation makes the parameters of a rank. The engine gives them storage
+// when it loads them.
 func newSimulation(j *Job, gpu, host *trace) *simulation {
 	s := &simulation{Job: j, gpu: gpu, host: host, tape: autograd.NewTape(gpu)}
 	s.modules, s.parameters = j.makeParameters()
@@ -67,16 +67,31 @@ func newSimulation(j *Job, gpu, host *trace) *simulation {
 	return s
 }
 
-// options are those of a forward pass.
+// options returns the options of a forward pass.
 func (s *simulation) options() forward.Options {
 	return forward.Options{
-		Batch: s.MicroBatch, Sequence: s.Sequence, Attention: s.Attention, FusesBias: s.Versions.Transformers.AtLeast(5, 0, 0), Autocast: s.Autocast, Recompute: s.Recompute, Loss: s.Loss, FusedActivations: s.FusedActivations, JoinsProjections: s.JoinsProjections, RecomputeEvery: s.RecomputeEvery, RecomputeFirst: s.RecomputeFirst,
-		FusesPointwise: s.Compile, SavesSoftmaxInput: !s.Versions.Torch.AtLeast(1, 11, 0), SavesQuantizedInput: !s.Versions.BitsAndBytes.AtLeast(0, 43, 2),
-		InputGradients: s.Adapter != nil && s.Recompute != nil, SplitSequence: max(1, s.SplitSequence), SplitWidth: max(1, s.SplitWidth), Hooks: s.engine,
+		Batch:               s.MicroBatch,
+		Sequence:            s.Sequence,
+		Attention:           s.Attention,
+		FusesBias:           s.Versions.Transformers.AtLeast(5, 0, 0),
+		Autocast:            s.Autocast,
+		Recompute:           s.Recompute,
+		Loss:                s.Loss,
+		FusedActivations:    s.FusedActivations,
+		JoinsProjections:    s.JoinsProjections,
+		RecomputeEvery:      s.RecomputeEvery,
+		RecomputeFirst:      s.RecomputeFirst,
+		FusesPointwise:      s.Compile,
+		SavesSoftmaxInput:   !s.Versions.Torch.AtLeast(1, 11, 0),
+		SavesQuantizedInput: !s.Versions.BitsAndBytes.AtLeast(0, 43, 2),
+		InputGradients:      s.Adapter != nil && s.Recompute != nil,
+		SplitSequence:       max(1, s.SplitSequence),
+		SplitWidth:          max(1, s.SplitWidth),
+		Hooks:               s.engine,
 	}
 }
 
-// phase opens a phase on both devices.
+// phase runs body as a phase of both devices.
 func (s *simulation) phase(name ledger.PhaseName, iteration ledger.Iteration, body func()) {
 	if s.OnCPU {
 		s.host.phase(name, iteration, body)
@@ -85,7 +100,8 @@ func (s *simulation) phase(name ledger.PhaseName, iteration ledger.Iteration, bo
 	s.host.phase(name, iteration, func() { s.gpu.phase(name, iteration, body) })
 }
 
-// run goes through the job: two steps show the first and the steady state.
+// run runs the job. Of the steps it runs two: the first, and one that stands for
+// all others.
 func (s *simulation) run() {
 	s.phase(ledger.Load, ledger.Once, s.engine.load)
 	s.phase(ledger.Initialize, ledger.Once, s.engine.initialize)
@@ -94,8 +110,8 @@ func (s *simulation) run() {
 	s.phase(ledger.Checkpoint, ledger.Once, s.engine.save)
 }
 
-// iterate runs the micro batches of one optimizer step. Of several, two are
-// run: those between are like the last.
+// iterate runs the micro batches of one optimizer step, at most two of them.
+// All micro batches after the first are alike in memory.
 func (s *simulation) iterate(iteration ledger.Iteration) {
 	micros := min(max(s.Accumulation, 1), 2)
 	for micro := range micros {
@@ -110,7 +126,7 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 				s.held = forward.Result{}
 			}
 			result = forward.Run(s.tape, s.Model.Network, s.modules, options)
-			options.HasLogits() // where there are none
+			options.HasLogits() // for passes without logits, which do not call it
 			if s.HoldsOutputs {
 				s.held = result
 			} else if result.Logits != nil {
@@ -131,7 +147,7 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 	s.engine.zeroGradients()
 }
 
-// drop lets go of what the training loop holds of a forward pass.
+// drop releases the outputs of a forward pass that the training loop holds.
 func (s *simulation) drop(r forward.Result) {
 	if r.Loss != nil {
 		s.tape.Drop(r.Loss)
@@ -141,12 +157,12 @@ func (s *simulation) drop(r forward.Result) {
 	}
 }
 
-// allocate puts a block into a trace for good.
+// allocate allocates a block that is never freed.
 func allocate(t *trace, bytes int64, component ledger.Component) int {
 	return t.Allocate(ledger.Bytes(bytes), component)
 }
 
-// bytesOf is the size of a list of parameters in a type.
+// bytesOf returns the size of parameters in a type.
 func bytesOf(parameters []*autograd.Parameter, t dtype.Type) int64 {
 	var sum int64
 	for _, p := range parameters {

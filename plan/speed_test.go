@@ -6,13 +6,15 @@ import (
 	"time"
 )
 
-// trillion is a config.json of a mixture of experts with a trillion
-// parameters.
-const trillion = `{"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 7168, "intermediate_size": 18432,
-"num_hidden_layers": 61, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "num_experts": 384, "num_experts_per_tok": 8,
-"moe_intermediate_size": 2048, "decoder_sparse_step": 1, "mlp_only_layers": [], "vocab_size": 163840, "tie_word_embeddings": false, "torch_dtype": "bfloat16"}`
+// trillion is the config.json of a mixture of experts with a trillion parameters.
+const trillion = `{"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 7168, ` +
+	`"intermediate_size": 18432,
+"num_hidden_layers": 61, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "num_experts": 384, ` +
+	`"num_experts_per_tok": 8,
+"moe_intermediate_size": 2048, "decoder_sparse_step": 1, "mlp_only_layers": [], "vocab_size": 163840, ` +
+	`"tie_word_embeddings": false, "torch_dtype": "bfloat16"}`
 
-// speeds are jobs, and the CPU time that their plans may take on a fast core.
+// speeds are jobs with the CPU time that their plans may take on a fast core.
 func speeds(t testing.TB) map[string]struct {
 	request Request
 	limit   time.Duration
@@ -20,25 +22,31 @@ func speeds(t testing.TB) map[string]struct {
 	file := inNewFolder(t)
 	config := file("config.json", trillion)
 	zero := func(name, section string) Request {
-		path := file(name, `{"bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4, "zero_optimization": {`+section+`}}`)
+		path := file(name, `{"bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 1, `+
+			`"gradient_accumulation_steps": 4, "zero_optimization": {`+section+`}}`)
 		return Request{Model: config, DeepSpeed: path, GPUs: 8, Nodes: 128, Sequence: 4096, Recompute: "full"}
 	}
 	return map[string]struct {
 		request Request
 		limit   time.Duration
 	}{
-		"typical":                       {Request{Model: "llama-3-8b", FSDP: "2", GPUs: 8, GPU: "H100-80GB", Precision: "bf16", Sequence: 4096, Recompute: "full"}, 50 * time.Millisecond},
-		"a trillion parameters":         {Request{Model: config, FSDP: "2", GPUs: 8, Nodes: 128, Precision: "bf16", Sequence: 4096, Recompute: "full"}, time.Second},
+		"typical": {Request{Model: "llama-3-8b", FSDP: "2", GPUs: 8, GPU: "H100-80GB",
+			Precision: "bf16", Sequence: 4096, Recompute: "full"},
+			50 * time.Millisecond},
+		"a trillion parameters": {Request{Model: config, FSDP: "2", GPUs: 8, Nodes: 128, Precision: "bf16",
+			Sequence: 4096, Recompute: "full"},
+			time.Second},
 		"a trillion parameters, ZeRO-2": {zero("2.json", `"stage": 2`), time.Second},
 		"a trillion parameters, ZeRO-3": {zero("3.json", `"stage": 3`), time.Second},
-		"a trillion parameters, ZeRO-3 with offload": {zero("offload.json", `"stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": true},
+		"a trillion parameters, ZeRO-3 with offload": {zero("offload.json", `"stage": 3, `+
+			`"offload_optimizer": {"device": "cpu", "pin_memory": true},
 			"offload_param": {"device": "cpu", "pin_memory": true}`), time.Second},
 	}
 }
 
-// TestSpeed bounds the CPU time of a plan, garbage collection and all, with a
-// factor of 3 for slow machines. One of three plans must keep it: others use
-// the machine, too.
+// TestSpeed limits the CPU time of a plan, garbage collection included, with a
+// factor of 3 for slow machines. One of three plans must keep the limit, as other
+// processes use the machine, too.
 func TestSpeed(t *testing.T) {
 	for name, s := range speeds(t) {
 		t.Run(name, func(t *testing.T) {
@@ -55,7 +63,7 @@ func TestSpeed(t *testing.T) {
 	}
 }
 
-// spent is the CPU time of this process.
+// spent returns the CPU time of this process.
 func spent(t *testing.T) time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {

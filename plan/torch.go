@@ -8,8 +8,8 @@ import (
 	"plimsoll/ledger"
 )
 
-// plain is a training loop without an engine: the model is whole on every GPU,
-// and DistributedDataParallel adds gradients up where there are several.
+// plain is a training loop without an engine: nothing is sharded. With several
+// ranks DistributedDataParallel reduces the gradients.
 type plain struct {
 	*simulation
 }
@@ -19,7 +19,8 @@ func (e *plain) AfterForward(string)   {}
 func (e *plain) BeforeBackward(string) {}
 func (e *plain) AfterBackward(string)  {}
 
-// load puts the model on the host first, in the type that it is trained in.
+// load makes the model on the host, in the type of training, and moves it to the
+// GPU.
 func (e *plain) load() {
 	if !e.OnCPU {
 		e.host.during(ledger.Bytes(e.storedBytes()), ledger.LoadStaging, func() {})
@@ -35,7 +36,7 @@ func (e *plain) initialize() {
 	}
 }
 
-// gradient is applied at once by LOMO, which fuses the step into the backward
+// gradient frees the gradient with LOMO, which fuses the step into the backward
 // pass.
 func (e *plain) gradient(p *autograd.Parameter) {
 	if e.Optimizer.Name == "lomo" {
@@ -58,14 +59,16 @@ func (e *plain) reasons() map[ledger.Component]string {
 	r := map[ledger.Component]string{
 		ledger.Parameters: fmt.Sprintf("%s parameters in %v", ledger.Count(e.Model.Elements()), e.Weights),
 	}
-	r[ledger.LoadStaging] = "from_pretrained makes the model on the host, and it goes to the GPU from there; every rank does so"
+	r[ledger.LoadStaging] = "from_pretrained makes the model on the host, and it goes to the GPU from there; every " +
+		"rank does so"
 	if e.World > 1 {
-		r[ledger.CommunicationBuckets] = "DistributedDataParallel adds gradients up in buckets as large as all gradients (gradient_as_bucket_view=False)"
+		r[ledger.CommunicationBuckets] = "DistributedDataParallel adds gradients up in buckets as large as all " +
+			"gradients (gradient_as_bucket_view=False)"
 	}
 	return r
 }
 
-// trainedElements counts what is trained.
+// trainedElements returns the number of trainable elements.
 func (s *simulation) trainedElements() int64 {
 	var sum int64
 	for _, p := range s.trained {
@@ -74,7 +77,7 @@ func (s *simulation) trainedElements() int64 {
 	return sum
 }
 
-// storedBytes is the size of all parameters.
+// storedBytes returns the size of all parameters.
 func (s *simulation) storedBytes() int64 {
 	var sum int64
 	for _, p := range s.parameters {
@@ -83,7 +86,7 @@ func (s *simulation) storedBytes() int64 {
 	return sum
 }
 
-// trainedBytes is the size of what is trained.
+// trainedBytes returns the size of the trainable parameters.
 func (s *simulation) trainedBytes() int64 {
 	var sum int64
 	for _, p := range s.trained {
@@ -92,10 +95,11 @@ func (s *simulation) trainedBytes() int64 {
 	return sum
 }
 
-// optimize is a step of a torch optimizer over parameters on the GPU.
+// optimize runs a step of a torch optimizer on the GPU.
 func (s *simulation) optimize(parameters []*autograd.Parameter) { s.optimizeOn(s.gpu, parameters) }
 
-// optimizeOn is a step where the parameters are. The first makes the states.
+// optimizeOn runs a step of a torch optimizer on the device of the parameters.
+// The first step makes the states.
 func (s *simulation) optimizeOn(device *trace, parameters []*autograd.Parameter) {
 	if !s.stepped {
 		s.stepped = true
@@ -119,7 +123,7 @@ func (s *simulation) optimizeOn(device *trace, parameters []*autograd.Parameter)
 	s.copies(device, parameters)
 }
 
-// copies are the temporaries of a step.
+// copies allocates and frees the temporaries of a step.
 func (s *simulation) copies(device *trace, parameters []*autograd.Parameter) {
 	var made []int
 	for _, bytes := range s.Optimizer.scratch(parameters) {
@@ -130,12 +134,12 @@ func (s *simulation) copies(device *trace, parameters []*autograd.Parameter) {
 	}
 }
 
-// cpuWorkspace is what MKL and oneDNN hold after their first product of
-// matrices, measured with torch 2.15 on two cores.
+// cpuWorkspace is the memory that MKL and oneDNN hold after their first matmul,
+// measured with torch 2.15 on two cores.
 const cpuWorkspace = 64 * ledger.MiB
 
-// workspace is what cuBLAS takes through torch's allocator at the first
-// product of matrices of a thread; the backward pass has a thread of its own.
+// workspace allocates the workspace of matmuls. cuBLAS takes one from torch's
+// allocator for every thread, and the backward pass has a thread of its own.
 func (s *simulation) workspace() {
 	switch {
 	case s.OnCPU && s.workspaces < 1:

@@ -6,22 +6,22 @@ import (
 	"plimsoll/ledger"
 )
 
-// trace follows what one device holds through the phases of a job, by
-// component. It is the autograd.Memory of a GPU's tape.
+// trace records what one device holds, by component, through the phases of a
+// job. It is the autograd.Memory of a GPU's tape.
 type trace struct {
 	names  []ledger.Component
 	blocks []block // by id
-	unused []int   // ids that may be given out again
+	unused []int   // ids of freed blocks
 
 	live ledger.Bytes
 	held []ledger.Bytes // by component
 
-	allocator Allocator // nil: requested bytes only
-	stream    int       // CUDA's, that allocations are made on
+	allocator Allocator // nil counts requested bytes only
+	stream    int       // the CUDA stream of the next allocations
 	phases    []ledger.Phase
-	peak      ledger.Bytes // of the phase that is open
+	peak      ledger.Bytes // of the current phase
 	atPeak    []ledger.Bytes
-	atTop     bool // nothing has changed since the peak, and atPeak is not written yet
+	atTop     bool // held is as at the peak, and not yet copied to atPeak
 	failed    error
 }
 
@@ -30,18 +30,18 @@ type block struct {
 	component int
 }
 
-// Allocator is where a trace is replayed: the caching allocator of a GPU, the
-// malloc of a host, or none. Blocks have the ids of the trace.
+// Allocator is the model of an allocator that a trace is replayed on: the caching
+// allocator of a GPU or the malloc of a host. Block ids are those of the trace.
 type Allocator interface {
 	Allocate(id int, bytes ledger.Bytes, stream int) error
 	Free(id int) error
-	// Use is what is allocated, in the allocator's rounding, and what is
-	// reserved from the device: now, and at most since the last Reset.
+	// Use returns the allocated bytes, rounded by the allocator, and the bytes
+	// reserved from the device: now, and at the peak since the last ResetPeaks.
 	Use() Use
 	ResetPeaks()
 }
 
-// Use is what an allocator holds.
+// Use is the memory that an allocator holds.
 type Use struct {
 	Allocated, Reserved         ledger.Bytes
 	PeakAllocated, PeakReserved ledger.Bytes
@@ -59,7 +59,7 @@ func (t *trace) component(name ledger.Component) int {
 	return i
 }
 
-// Allocate begins a block.
+// Allocate allocates a block and returns its id.
 func (t *trace) Allocate(bytes ledger.Bytes, component ledger.Component) int {
 	b := block{bytes: bytes, component: t.component(component)}
 	id := len(t.blocks)
@@ -81,14 +81,14 @@ func (t *trace) Allocate(bytes ledger.Bytes, component ledger.Component) int {
 	return id
 }
 
-// leave notes what is held at the peak before that changes.
+// leave copies the components at the peak. Every change calls it first.
 func (t *trace) leave() {
 	if t.atTop {
 		t.atPeak, t.atTop = append(t.atPeak[:0], t.held...), false
 	}
 }
 
-// Relabel says that a block is for something else from now on.
+// Relabel moves a block to another component.
 func (t *trace) Relabel(id int, component ledger.Component) {
 	t.leave()
 	b := &t.blocks[id]
@@ -97,7 +97,7 @@ func (t *trace) Relabel(id int, component ledger.Component) {
 	t.held[b.component] += b.bytes
 }
 
-// Free ends a block.
+// Free frees a block. Its id is used again.
 func (t *trace) Free(id int) {
 	t.leave()
 	b := &t.blocks[id]
@@ -109,7 +109,7 @@ func (t *trace) Free(id int) {
 	t.unused = append(t.unused, id)
 }
 
-// on has body allocate on a stream: memory is not shared among streams.
+// on runs body with its allocations on a stream. Streams do not share memory.
 func (t *trace) on(stream int, body func()) {
 	before := t.stream
 	t.stream = stream
@@ -117,7 +117,7 @@ func (t *trace) on(stream int, body func()) {
 	t.stream = before
 }
 
-// during is a block for as long as body runs.
+// during holds a block while body runs.
 func (t *trace) during(bytes ledger.Bytes, component ledger.Component, body func()) {
 	if bytes <= 0 {
 		body()
@@ -139,7 +139,8 @@ func (t *trace) phase(name ledger.PhaseName, iteration ledger.Iteration, body fu
 	p.PeakAllocated, p.PeakReserved, p.EndAllocated, p.EndReserved = t.peak, t.peak, t.live, t.live
 	if t.allocator != nil {
 		u := t.allocator.Use()
-		p.PeakAllocated, p.PeakReserved, p.EndAllocated, p.EndReserved = u.PeakAllocated, u.PeakReserved, u.Allocated, u.Reserved
+		p.PeakAllocated, p.PeakReserved, p.EndAllocated, p.EndReserved = u.PeakAllocated,
+			u.PeakReserved, u.Allocated, u.Reserved
 	}
 	t.leave()
 	p.Components = t.components(t.atPeak)
@@ -147,8 +148,8 @@ func (t *trace) phase(name ledger.PhaseName, iteration ledger.Iteration, body fu
 	t.add(p)
 }
 
-// add joins a phase to the one of the same name and iteration: the passes over
-// several micro batches are one phase, as high as the highest of them.
+// add adds a phase, or merges it into the phase of the same name and iteration.
+// The passes of several micro batches are one phase, with the highest peak.
 func (t *trace) add(p ledger.Phase) {
 	for i := range t.phases {
 		before := &t.phases[i]
@@ -166,7 +167,7 @@ func (t *trace) add(p ledger.Phase) {
 	t.phases = append(t.phases, p)
 }
 
-// components are those that hold something, largest first.
+// components returns the components that hold memory, largest first.
 func (t *trace) components(held []ledger.Bytes) []ledger.Holding {
 	var list []ledger.Holding
 	for i, bytes := range held {

@@ -9,13 +9,13 @@ import (
 	"plimsoll/recipe"
 )
 
-// unplanned refuses what files say and would change a plan by much, and tells of
-// the rest that it is not planned with.
+// unplanned refuses settings of files that would change the plan by much. It
+// notes other settings that the plan ignores.
 func (r *resolver) unplanned() error {
 	j := r.job
 	if f := j.FSDP; f != nil && f.WrapPolicy == "size_based_wrap" {
-		return &fault.Input{What: "auto_wrap_policy is SIZE_BASED_WRAP, which makes units of any modules that are large enough, " +
-			"and is not planned yet",
+		return &fault.Input{What: "auto_wrap_policy is SIZE_BASED_WRAP, which makes units of any modules that are " +
+			"large enough, and is not planned yet",
 			Mend: "use TRANSFORMER_BASED_WRAP: the units are the blocks"}
 	}
 	for _, u := range slices.Concat(r.unplannedOfTraining(), r.unplannedOfLaunch(), r.unplannedOfEngines()) {
@@ -26,7 +26,7 @@ func (r *resolver) unplanned() error {
 	return nil
 }
 
-// unplannedKey is a key that is there, and what of it is not in the plan.
+// unplannedKey is a setting that the plan ignores, if it is given.
 type unplannedKey struct {
 	is   bool
 	what string
@@ -40,13 +40,16 @@ func (r *resolver) unplannedOfTraining() []unplannedKey {
 	return []unplannedKey{
 		{t.AutoFindBatchSize, "auto_find_batch_size: the micro batch is the one that is tried first"},
 		{t.Evaluation.Enabled && !t.Evaluation.LossOnly && t.Evaluation.AccumulationSteps == 0,
-			"evaluation: without eval_accumulation_steps the predictions for the whole evaluation set are held on the GPU"},
+			"evaluation: without eval_accumulation_steps the predictions for the whole evaluation set are held " +
+				"on the GPU"},
 		{t.Evaluation.Enabled && t.Evaluation.MicroBatch > t.MicroBatch,
 			fmt.Sprintf("evaluation, with batches of %d where training has %d", t.Evaluation.MicroBatch, t.MicroBatch)},
-		{t.DataLoader.Workers > 0, fmt.Sprintf("the %d processes of the data loader of every rank, and the batches that they have ready",
-			t.DataLoader.Workers)},
-		{t.TorchEmptyCacheSteps > 0, fmt.Sprintf("torch_empty_cache_steps: every %d steps the allocator gives back what it has reserved",
-			t.TorchEmptyCacheSteps)},
+		{t.DataLoader.Workers > 0,
+			fmt.Sprintf("the %d processes of the data loader of every rank, and the batches that they have ready",
+				t.DataLoader.Workers)},
+		{t.TorchEmptyCacheSteps > 0,
+			fmt.Sprintf("torch_empty_cache_steps: every %d steps the allocator gives back what it has reserved",
+				t.TorchEmptyCacheSteps)},
 	}
 }
 
@@ -91,7 +94,7 @@ func (r *resolver) unplannedOfEngines() []unplannedKey {
 	return list
 }
 
-// blockClasses are the classes of transformers' blocks, by model_type.
+// blockClasses maps model_type to the class of transformers' blocks.
 var blockClasses = map[string]string{
 	"bert": "BertLayer", "bloom": "BloomBlock",
 	"deepseek_v2": "DeepseekV2DecoderLayer", "deepseek_v3": "DeepseekV3DecoderLayer",
@@ -104,7 +107,7 @@ var blockClasses = map[string]string{
 	"qwen3_moe": "Qwen3MoeDecoderLayer", "qwen3_next": "Qwen3NextDecoderLayer", "t5": "T5Block",
 }
 
-// compiles says whether a launcher has torch.compile compile the model.
+// compiles reports whether the launcher compiles the model with torch.compile.
 func compiles(l *recipe.Accelerate) bool {
 	return l != nil && strings.EqualFold(l.CompileBackend, "inductor")
 }
