@@ -28,7 +28,8 @@ func (silent) End()                {}
 
 // small is a model of a few parameters more than one norm block.
 func small(elements int64) *model.Model {
-	return &model.Model{Name: "small", Architecture: "Test", Parameters: []model.Parameter{{Name: "w", Shape: []int64{elements}, DType: dtype.BF16, Block: -1}}}
+	return &model.Model{Name: "small", Architecture: "Test",
+		Parameters: []model.Parameter{{Name: "w", Shape: []int64{elements}, DType: dtype.BF16, Block: -1}}}
 }
 
 // mixed is a model of tensors that int8 moments treat differently.
@@ -69,7 +70,8 @@ func TestSectionsFollowTheTensors(t *testing.T) {
 				t.Fatal(err)
 			}
 			held := p.ParametersByMoments()
-			if len(held) != 2 || held[kernel.MomentsFP32] != test.fp32 || held[kernel.MomentsInt8] != p.Held-test.fp32 || p.Parameters != embedded+small+large {
+			if len(held) != 2 || held[kernel.MomentsFP32] != test.fp32 ||
+				held[kernel.MomentsInt8] != p.Held-test.fp32 || p.Parameters != embedded+small+large {
 				t.Errorf("%+v: %v of %d", test.request, held, p.Held)
 			}
 			for i, shard := range p.Shards {
@@ -116,12 +118,14 @@ func TestHyperparametersThatBinary32CannotHold(t *testing.T) {
 		`{"lr": 1e30, "weight_decay": 1e30, "eps": 1.0}`: "the weight decay",
 	} {
 		path := filepath.Join(t.TempDir(), "recipe.json")
-		text := `{"train_batch_size": 1, "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": ` + params + `}, "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}`
+		text := `{"train_batch_size": 1, "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": ` +
+			params + `}, "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}`
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		_, err := Request{Model: "gpt2", Ranks: 1, DeepSpeed: path}.Resolve()
-		if !errors.As(err, new(*fault.Input)) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "binary32") {
+		if !errors.As(err, new(*fault.Input)) || !strings.Contains(err.Error(), want) ||
+			!strings.Contains(err.Error(), "binary32") {
 			t.Errorf("%s: got %v", params, err)
 		}
 	}
@@ -159,13 +163,15 @@ func TestPlannedBytes(t *testing.T) {
 		{"", "", "int8", "int8", 8.0087}, {"", "", "int8", "", 9.6599},
 	} {
 		for _, ranks := range []int{1, 2, 3} {
-			j := resolve(t, Request{Model: "qwen2.5-0.5b", Ranks: ranks, State: test.state, GradientType: test.gradient, Moments: test.moments, EmbeddingMoments: test.embeddings})
+			j := resolve(t, Request{Model: "qwen2.5-0.5b", Ranks: ranks, State: test.state,
+				GradientType: test.gradient, Moments: test.moments, EmbeddingMoments: test.embeddings})
 			p, err := NewPlan(j, hostWith(t, 64*ledger.GiB))
 			if err != nil {
 				t.Fatal(err)
 			}
 			if got := float64(p.StateBytes()) / float64(p.Parameters); math.Abs(got-test.want) > 1e-4 {
-				t.Errorf("state %q, gradients %q, %d ranks: %v bytes a parameter, want %v", test.state, test.gradient, ranks, got, test.want)
+				t.Errorf("state %q, gradients %q, %d ranks: %v bytes a parameter, want %v", test.state, test.gradient,
+					ranks, got, test.want)
 			}
 			if p.Parameters != 494_032_768 {
 				t.Errorf("%d ranks hold %d parameters", ranks, p.Parameters)
@@ -195,7 +201,8 @@ func TestWhatDoesNotFitSaysWhatWould(t *testing.T) {
 			fmt.Sscan(rest, &n)
 			request.WorldSize, less.WorldSize = n, n-2
 		case "--state":
-			if !strings.HasPrefix(change, "--state split --grad-dtype bf16 --moments bf16: 10 bytes a parameter instead of 18") {
+			if !strings.HasPrefix(change, "--state split --grad-dtype bf16 --moments bf16: 10 "+
+				"bytes a parameter instead of 18") {
 				t.Fatalf("unexpected suggestion %q", change)
 			}
 			request.State, request.GradientType, request.Moments = "split", "bf16", "bf16"
@@ -226,7 +233,8 @@ func TestWhatDoesNotFitSaysWhatWould(t *testing.T) {
 	// And with less, the smallest.
 	h = hostWith(t, 66*ledger.GiB)
 	p.Host = h
-	if v := p.Verdict(); v.Fits || !strings.HasPrefix(v.WouldFit[0], "--state split --grad-dtype bf16 --moments int8: 8.4 bytes") {
+	if v := p.Verdict(); v.Fits || !strings.HasPrefix(v.WouldFit[0],
+		"--state split --grad-dtype bf16 --moments int8: 8.4 bytes") {
 		t.Errorf("%+v", v)
 	}
 }
@@ -248,7 +256,8 @@ func TestMeasuredIsPlanned(t *testing.T) {
 	for _, request := range []Request{
 		{Ranks: 1, Steps: 3},
 		{Ranks: 2, Steps: 3, State: "fp32", GradientType: "fp32"},
-		{Ranks: 2, WorldSize: 5, Steps: 1, GradientType: "fp16", LossScaling: LossScaling{InitialScalePower: pointer(14)}},
+		{Ranks: 2, WorldSize: 5, Steps: 1, GradientType: "fp16",
+			LossScaling: LossScaling{InitialScalePower: pointer(14)}},
 		{Ranks: 1, Steps: 3, Moments: "int8"},
 		{Ranks: 2, WorldSize: 3, Steps: 2, Moments: "int8", EmbeddingMoments: "int8", State: "fp32"},
 	} {
@@ -272,12 +281,14 @@ func TestMeasuredIsPlanned(t *testing.T) {
 			if e.Measured == nil {
 				t.Fatalf("%s of rank %d was not measured", e.Component, e.Rank)
 			}
-			if exact := e.Component != ledger.PageTables && e.Component != ledger.Process; exact && *e.Measured != e.Planned {
+			if exact := e.Component != ledger.PageTables && e.Component != ledger.Process; exact &&
+				*e.Measured != e.Planned {
 				t.Errorf("%s of rank %d: %d bytes planned, %d measured", e.Component, e.Rank, e.Planned, *e.Measured)
 			}
 		}
 		for i, s := range m.Steps {
-			if s.Skipped || !(s.GradientNorm > 0) || s.Seconds < s.NormSeconds+s.UpdateSeconds || s.TrafficSeconds <= 0 {
+			if s.Skipped || !(s.GradientNorm > 0) || s.Seconds < s.NormSeconds+s.UpdateSeconds ||
+				s.TrafficSeconds <= 0 {
 				t.Errorf("step %d: %+v", i, s)
 			}
 		}

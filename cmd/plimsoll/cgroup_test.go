@@ -59,8 +59,10 @@ func TestRealControlGroups(t *testing.T) {
 		}
 	}
 	rehearsal := groups.command(t, "rehearse", "--model", smallModel())
-	if out, _ := rehearsal.CombinedOutput(); rehearsal.ProcessState.ExitCode() != exitDoesNotFit || !strings.Contains(string(out), groups.name) {
-		t.Errorf("a rehearsal of %d bytes ended with %v, want exit code 3 for the limit of %s:\n%s", smallModelState, rehearsal.ProcessState, groups.name, out)
+	if out, _ := rehearsal.CombinedOutput(); rehearsal.ProcessState.ExitCode() != exitDoesNotFit ||
+		!strings.Contains(string(out), groups.name) {
+		t.Errorf("a rehearsal of %d bytes ended with %v, want exit code 3 for the limit of %s:\n%s", smallModelState,
+			rehearsal.ProcessState, groups.name, out)
 	}
 }
 
@@ -80,7 +82,8 @@ func TestLimitsAreNamed(t *testing.T) {
 		for _, arguments := range [][]string{rehearsal, job} {
 			command := groups.command(t, arguments...)
 			out, _ := command.CombinedOutput()
-			if command.ProcessState.ExitCode() != exitDoesNotFit || !strings.Contains(string(out), groups.name+" pids.max") {
+			if command.ProcessState.ExitCode() != exitDoesNotFit ||
+				!strings.Contains(string(out), groups.name+" pids.max") {
 				t.Errorf("%v: %v, want exit code 3 for pids.max\n%s", arguments, command.ProcessState, out)
 			}
 		}
@@ -118,7 +121,8 @@ func TestOutOfMemoryIsExplained(t *testing.T) {
 		t.Run(c.victim, func(t *testing.T) {
 			directory := t.TempDir()
 			begun, proceed := filepath.Join(directory, "begun"), filepath.Join(directory, "proceed")
-			script := fmt.Sprintf(": > %s; while [ ! -e %s ]; do sleep 0.05; done; exec %s 512 0", begun, proceed, filepath.Join(programs(t), "touch-memory"))
+			script := fmt.Sprintf(": > %s; while [ ! -e %s ]; do sleep 0.05; done; exec %s 512 0", begun, proceed,
+				filepath.Join(programs(t), "touch-memory"))
 			j := newJob(t, "--", "sh", "-c", script)
 			groups.contain(j.command)
 			j.start(t)
@@ -138,11 +142,13 @@ func TestOutOfMemoryIsExplained(t *testing.T) {
 			}
 			err := j.wait(t)
 			// The guard's exit code, or the signal that has killed the guard.
-			if status := j.command.ProcessState.Sys().(syscall.WaitStatus); status.ExitStatus() != 137 && status.Signal() != syscall.SIGKILL {
+			if status := j.command.ProcessState.Sys().(syscall.WaitStatus); status.ExitStatus() != 137 &&
+				status.Signal() != syscall.SIGKILL {
 				t.Errorf("it ended with %v, want exit code 137", err)
 			}
 			j.isGone(t)
-			for _, text := range []string{c.says, "exit code 137: the kernel killed it for want of memory (", groups.name + " was reached"} {
+			for _, text := range []string{c.says, "exit code 137: the kernel killed it for want of memory (",
+				groups.name + " was reached"} {
 				if !strings.Contains(j.stderr.String(), text) {
 					t.Errorf("stderr does not say %q", text)
 				}
@@ -224,7 +230,8 @@ func newControlGroups(t *testing.T) controlGroups {
 		t.Cleanup(func() { g.remove(t, parent) })
 		g.parents = append(g.parents, parent)
 		if g.unified {
-			if err := os.WriteFile(parent+"/cgroup.subtree_control", []byte("+cpuset +cpu +memory +pids"), 0o644); err != nil {
+			if err := os.WriteFile(parent+"/cgroup.subtree_control", []byte("+cpuset +cpu +memory +pids"),
+				0o644); err != nil {
 				g.cannot(t, err)
 			}
 		}
@@ -239,7 +246,8 @@ func newControlGroups(t *testing.T) controlGroups {
 func (controlGroups) remove(t *testing.T, directory string) {
 	// A process that was killed may be in its group for a moment longer than in /proc.
 	err := os.Remove(directory)
-	for deadline := time.Now().Add(20 * time.Second); errors.Is(err, syscall.EBUSY) && time.Now().Before(deadline); err = os.Remove(directory) {
+	for deadline := time.Now().Add(20 * time.Second); errors.Is(err, syscall.EBUSY) &&
+		time.Now().Before(deadline); err = os.Remove(directory) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	if err != nil {

@@ -24,9 +24,11 @@ func TestConvertToAFullDisk(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	command := exec.Command(program(t), "checkpoint", "convert", filepath.Join("..", "..", "examples", "checkpoints"), directory)
+	command := exec.Command(program(t), "checkpoint", "convert", filepath.Join("..", "..", "examples", "checkpoints"),
+		directory)
 	out, _ := command.CombinedOutput()
-	if command.ProcessState.ExitCode() != exitDoesNotFit || !strings.Contains(string(out), directory+": the checkpoint takes") {
+	if command.ProcessState.ExitCode() != exitDoesNotFit ||
+		!strings.Contains(string(out), directory+": the checkpoint takes") {
 		t.Errorf("%v\n%s", command.ProcessState, out)
 	}
 	if left, err := os.ReadDir(directory); err != nil || len(left) > 0 {

@@ -39,7 +39,8 @@ func needNodes(t *testing.T) *host.Host {
 	if err != nil {
 		t.Fatal(err)
 	}
-	withCPUs := slices.DeleteFunc(slices.Clone(h.Nodes), func(n host.NUMANode) bool { return n.CPUs.Intersection(h.CPUs).IsEmpty() })
+	withCPUs := slices.DeleteFunc(slices.Clone(h.Nodes),
+		func(n host.NUMANode) bool { return n.CPUs.Intersection(h.CPUs).IsEmpty() })
 	if len(withCPUs) < 2 {
 		t.Skip("needs two NUMA nodes; make test-numa emulates them")
 	}
@@ -115,7 +116,8 @@ func TestEmulatedCpuset(t *testing.T) {
 	}
 	groups.run(t, &topology, "topology", "--json")
 	if topology.CPUs != "2-5,8-11" || topology.Cores != 4 || topology.Quota != 12 ||
-		len(topology.Excluded) != 1 || topology.Excluded[0].CPUs != "0-1,6-7,12-15" || !strings.Contains(topology.Excluded[0].Reason, groups.name) {
+		len(topology.Excluded) != 1 || topology.Excluded[0].CPUs != "0-1,6-7,12-15" ||
+		!strings.Contains(topology.Excluded[0].Reason, groups.name) {
 		t.Errorf("%+v", topology)
 	}
 	var plan binding.Plan
@@ -165,7 +167,8 @@ func TestNUMARun(t *testing.T) {
 				t.Errorf("%s: rank %d of node %d has memory on nodes %v", c.policy, i, node, rank.memory)
 			}
 			// Even without a policy memory would be near, for CPUs are.
-			if want := fmt.Sprintf(c.kernel, node); rank.policy != want && rank.policy != strings.Replace(want, " (many)", "", 1) {
+			if want := fmt.Sprintf(c.kernel, node); rank.policy != want &&
+				rank.policy != strings.Replace(want, " (many)", "", 1) {
 				t.Errorf("%s: rank %d has the memory policy %q, want %q", c.policy, i, rank.policy, want)
 			}
 			for _, cpus := range rank.threads {
@@ -176,7 +179,8 @@ func TestNUMARun(t *testing.T) {
 			if want := plan[i].OptimizerCPUs.String(); rank.optimizerCPUs != want {
 				t.Errorf("rank %d has PLIMSOLL_OPTIMIZER_CPUS=%s, want %s", i, rank.optimizerCPUs, want)
 			}
-			if r := reported[i]; r.Memory[node] < touched || r.Elsewhere > touched/8 || r.Threads == 0 || len(r.Outside) > 0 {
+			if r := reported[i]; r.Memory[node] < touched || r.Elsewhere > touched/8 || r.Threads == 0 ||
+				len(r.Outside) > 0 {
 				t.Errorf("%s: of rank %d is reported: %+v", c.policy, i, r)
 			}
 		}
@@ -203,7 +207,8 @@ type placement struct {
 func touch(t *testing.T, arguments ...string) (ranks []placement, reported []launch.Proof) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "report.json")
-	j := newJob(t, slices.Concat([]string{"--report", file}, arguments, []string{"--", filepath.Join(programs(t), "touch-memory"), fmt.Sprint(touched >> 20), "4"})...).start(t)
+	j := newJob(t, slices.Concat([]string{"--report", file}, arguments,
+		[]string{"--", filepath.Join(programs(t), "touch-memory"), fmt.Sprint(touched >> 20), "4"})...).start(t)
 	ranks = make([]placement, 1)
 	if i := slices.Index(arguments, "--nproc"); i >= 0 {
 		count, _ := strconv.Atoi(arguments[i+1])
@@ -217,7 +222,8 @@ func touch(t *testing.T, arguments ...string) (ranks []placement, reported []lau
 			if err != nil || whole[number] {
 				continue // the launcher, or a rank that may be ending
 			}
-			ranks[number] = placement{threadCPUs(pid), nodeBytes(pid, " anon="), memoryPolicy(pid), variables["PLIMSOLL_OPTIMIZER_CPUS"]}
+			ranks[number] = placement{threadCPUs(pid), nodeBytes(pid, " anon="), memoryPolicy(pid),
+				variables["PLIMSOLL_OPTIMIZER_CPUS"]}
 			if ranks[number].memory[0]+ranks[number].memory[1]+ranks[number].memory[2] >= touched {
 				whole[number] = true
 			}
@@ -282,7 +288,8 @@ func TestNUMARehearsal(t *testing.T) {
 		}
 	}
 	// Workers are bound, the threads of the Go runtime are not.
-	workers := slices.DeleteFunc(threadCPUs(command.Process.Pid), func(cpus string) bool { return cpus == h.CPUs.String() })
+	workers := slices.DeleteFunc(threadCPUs(command.Process.Pid),
+		func(cpus string) bool { return cpus == h.CPUs.String() })
 	var want []string
 	for _, rank := range plan {
 		for _, cpu := range rank.OptimizerCPUs.List() {

@@ -63,7 +63,8 @@ func TestPlanRefuses(t *testing.T) {
 			t.Errorf("plan %s: %v, want exit code 2", strings.TrimSpace(line), err)
 		}
 		message, said := strings.CutPrefix(stderr.String(), "plimsoll: ")
-		if text := strings.Split(strings.TrimSpace(message), "\n"); !said || stdout.Len() > 0 || len(text) > 2 || len(text) == 2 && !strings.HasPrefix(text[1], "  hint: ") {
+		if text := strings.Split(strings.TrimSpace(message), "\n"); !said || stdout.Len() > 0 || len(text) > 2 ||
+			len(text) == 2 && !strings.HasPrefix(text[1], "  hint: ") {
 			t.Errorf("plan %s: not one error and its hint:\n%s%s", strings.TrimSpace(line), &stdout, &stderr)
 		}
 		fmt.Fprintf(&messages, "> plan %s\n%s", strings.TrimSpace(line), message)
@@ -95,7 +96,8 @@ func TestPlanReportsItsFaults(t *testing.T) {
 		if code := exitCode(t.Context(), err); code != exitInternal {
 			t.Errorf("%v: exit code %d, want %d", err, code, exitInternal)
 		}
-		for _, part := range []string{"this is a fault of plimsoll", "please report it with the command line", "no such block"} {
+		for _, part := range []string{"this is a fault of plimsoll", "please report it with the command line",
+			"no such block"} {
 			if !strings.Contains(err.Error(), part) {
 				t.Errorf("%v: does not say %q", err, part)
 			}
@@ -113,9 +115,11 @@ func TestFalcon(t *testing.T) {
 	if err := os.WriteFile(arguments, []byte(`{"optim": "adamw_torch"}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command(program(t), "plan", "--model", "falcon-7b", "--training-args", arguments, "--precision", "fp16", "--gpu", "A100-80GB", "--json").Output()
+	out, err := exec.Command(program(t), "plan", "--model", "falcon-7b", "--training-args", arguments, "--precision",
+		"fp16", "--gpu", "A100-80GB", "--json").Output()
 	var exit *exec.ExitError
-	if !errors.As(err, &exit) || exit.ExitCode() != exitDoesNotFit { // with the Trainer's 8 sequences; their activations are another matter
+	// with the Trainer's 8 sequences; their activations are another matter
+	if !errors.As(err, &exit) || exit.ExitCode() != exitDoesNotFit {
 		t.Fatal(err)
 	}
 	var d report.Plan

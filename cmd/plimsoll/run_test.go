@@ -175,7 +175,8 @@ func TestSignalsArePassedOn(t *testing.T) {
 		{[]string{"--nproc", "2"}, syscall.SIGTERM, `sleep 1000 & child=$!
 			trap 'sleep 0.1; [ "$(cut -d" " -f3 /proc/$child/stat)" = S ] && exit 5; exit 6' TERM`, 5, "passed on"},
 		{[]string{"--nproc", "2"}, syscall.SIGUSR1, `trap "exit 0" USR1`, 0, "passed on"},
-		{[]string{"--nproc", "2", "--grace", "200ms"}, syscall.SIGTERM, `trap "" TERM`, 128 + 9, "2 ranks have " + overdue + " 200ms"},
+		{[]string{"--nproc", "2", "--grace", "200ms"}, syscall.SIGTERM, `trap "" TERM`, 128 + 9,
+			"2 ranks have " + overdue + " 200ms"},
 	} {
 		begun := filepath.Join(t.TempDir(), "begun")
 		script := c.script + "\n: > " + begun + "$RANK\nwhile :; do sleep 0.05; done"
@@ -201,15 +202,18 @@ func TestSIGTERMComesOnce(t *testing.T) {
 		other   string // what rank 1 does
 		code    int
 	}{
-		{"the other rank ends first", "TERM", []syscall.Signal{syscall.SIGTERM}, `trap "sleep 0.5; exit 9" TERM; while :; do sleep 0.05; done`, 9},
+		{"the other rank ends first", "TERM", []syscall.Signal{syscall.SIGTERM},
+			`trap "sleep 0.5; exit 9" TERM; while :; do sleep 0.05; done`, 9},
 		{"the other rank is interrupted", "INT", []syscall.Signal{syscall.SIGINT}, "exec sleep 1000", 128 + 2},
-		{"the user asks twice", "TERM", []syscall.Signal{syscall.SIGTERM, syscall.SIGTERM}, "exec sleep 1000", 128 + 15},
+		{"the user asks twice", "TERM", []syscall.Signal{syscall.SIGTERM, syscall.SIGTERM}, "exec sleep 1000",
+			128 + 15},
 		{"the other rank fails", "TERM", nil, "exit 3", 3},
 		{"the other rank fails, and the user asks", "TERM", []syscall.Signal{syscall.SIGTERM}, "exit 3", 3},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			directory := t.TempDir()
-			begun, saving, saved := filepath.Join(directory, "begun"), filepath.Join(directory, "saving"), filepath.Join(directory, "saved")
+			begun, saving, saved := filepath.Join(directory, "begun"), filepath.Join(directory, "saving"),
+				filepath.Join(directory, "saved")
 			other := c.other
 			if c.other == "exit 3" {
 				other = "while [ ! -e " + begun + "0 ]; do sleep 0.05; done; exit 3"
@@ -244,7 +248,8 @@ func TestEndedByUser(t *testing.T) {
 	defer signal.Stop(hangups)
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1} {
 		begun := filepath.Join(t.TempDir(), "begun")
-		j := newJob(t, "--nproc", "2", "--restarts", "1", "--", "sh", "-c", ": > "+begun+"$RANK; exec sleep 1000").start(t)
+		j := newJob(t, "--nproc", "2", "--restarts", "1", "--", "sh", "-c",
+			": > "+begun+"$RANK; exec sleep 1000").start(t)
 		j.has(t, 2, begun)
 		if err := j.command.Process.Signal(s); err != nil {
 			t.Fatal(err)
@@ -253,7 +258,8 @@ func TestEndedByUser(t *testing.T) {
 	}
 	newJob(t, "--restarts", "1", "--", "sh", "-c", "kill -INT $$").start(t).ends(t, 130)
 	begun := filepath.Join(t.TempDir(), "begun")
-	newJob(t, "--restarts", "1", "--", "sh", "-c", "[ -e "+begun+" ] && exit 0; : > "+begun+"; kill -TERM $$").start(t).ends(t, 0, "started again")
+	newJob(t, "--restarts", "1", "--", "sh", "-c",
+		"[ -e "+begun+" ] && exit 0; : > "+begun+"; kill -TERM $$").start(t).ends(t, 0, "started again")
 }
 
 // TestInterruptedEarly interrupts jobs at many instants of their beginning: none
@@ -297,7 +303,8 @@ func TestInterruptedWhileWaiting(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = j.wait(t)
-		if status := j.command.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() || status.Signal() != syscall.SIGTERM {
+		if status := j.command.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() ||
+			status.Signal() != syscall.SIGTERM {
 			t.Errorf("%q: status %v, stderr:\n%s", j.command.Args, status, &j.stderr)
 		}
 	}
@@ -332,7 +339,8 @@ func TestKilled(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			begun := filepath.Join(t.TempDir(), "begun")
-			j := newJob(t, "--nproc", "2", "--", "sh", "-c", "setsid sleep 1000 & sleep 1000 & : > "+begun+"$RANK; wait").start(t)
+			j := newJob(t, "--nproc", "2", "--", "sh", "-c",
+				"setsid sleep 1000 & sleep 1000 & : > "+begun+"$RANK; wait").start(t)
 			j.has(t, 2, begun)
 			if !await(func() bool { return len(j.processes(t)) == 2+2*3 }) {
 				t.Fatal("the children of the ranks have not begun")
@@ -356,7 +364,8 @@ func TestScores(t *testing.T) {
 	for _, inherited := range []int{0, 300, 1000} {
 		begun := filepath.Join(t.TempDir(), "begun")
 		j := newJob(t, "--", "sh", "-c", "leave-state; sleep 1000 & : > "+begun+"; wait")
-		j.command.Args = []string{"sh", "-c", fmt.Sprintf(`echo %d > /proc/self/oom_score_adj; exec "$0" "$@"`, inherited), j.command.Path, "run", "--", "sh", "-c", j.command.Args[5]}
+		j.command.Args = []string{"sh", "-c", fmt.Sprintf(`echo %d > /proc/self/oom_score_adj; exec "$0" "$@"`,
+			inherited), j.command.Path, "run", "--", "sh", "-c", j.command.Args[5]}
 		j.command.Path = "/bin/sh"
 		j.start(t)
 		j.has(t, 1, begun)
@@ -368,9 +377,11 @@ func TestScores(t *testing.T) {
 		if guard != inherited && guard != inherited-1000 { // where that is allowed
 			t.Errorf("%d was inherited, and the guard has %d", inherited, guard)
 		}
-		for name, want := range map[string]int{"keeper": guard + 1, "service": guard + 1, "rank": guard + 1000, "child of the rank": guard + 1000} {
+		for name, want := range map[string]int{"keeper": guard + 1, "service": guard + 1, "rank": guard + 1000,
+			"child of the rank": guard + 1000} {
 			if got := scoreOf(t, pids[name]); got != min(want, 1000) {
-				t.Errorf("%d was inherited and the guard has %d: the %s has %d, want %d", inherited, guard, name, got, min(want, 1000))
+				t.Errorf("%d was inherited and the guard has %d: the %s has %d, want %d", inherited, guard, name, got,
+					min(want, 1000))
 			}
 		}
 		_ = j.command.Process.Signal(syscall.SIGTERM)
@@ -395,7 +406,8 @@ func scoreOf(t *testing.T, pid int) int {
 // does not reach: one in a session of its own, and one that holds the output
 // open.
 func TestNothingIsLeftBehind(t *testing.T) {
-	newJob(t, "--nproc", "2", "--grace", "500ms", "--", "sh", "-c", "setsid sleep 1000 & (trap '' TERM; exec sleep 1000) & exit $RANK").start(t).
+	newJob(t, "--nproc", "2", "--grace", "500ms", "--", "sh", "-c",
+		"setsid sleep 1000 & (trap '' TERM; exec sleep 1000) & exit $RANK").start(t).
 		ends(t, 1, "rank 1 ended with exit code 1", "that the ranks had left behind")
 }
 
@@ -404,7 +416,8 @@ func TestProgramThatCannotBeStarted(t *testing.T) {
 	if err := os.WriteFile(plain, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	newJob(t, "--nproc", "2", "--", "no-such-program-here").start(t).ends(t, 127, "rank 0 cannot be started", "no-such-program-here")
+	newJob(t, "--nproc", "2", "--", "no-such-program-here").start(t).ends(t, 127, "rank 0 cannot be started",
+		"no-such-program-here")
 	newJob(t, "--", plain).start(t).ends(t, 126, "rank 0 cannot be started", "permission denied")
 }
 
@@ -447,8 +460,11 @@ func TestOutputIsWholeAndLabelled(t *testing.T) {
 		count[line]++
 	}
 	for _, rank := range []string{"0", "1"} {
-		if count["[rank "+rank+"] "+strings.Repeat(rank, width)+"\n"] != lines || count["[rank "+rank+"] end"+rank+"\n"] != 1 {
-			t.Errorf("rank %s: %d lines of %d, and %d ends", rank, count["[rank "+rank+"] "+strings.Repeat(rank, width)+"\n"], lines, count["[rank "+rank+"] end"+rank+"\n"])
+		if count["[rank "+rank+"] "+strings.Repeat(rank, width)+"\n"] != lines ||
+			count["[rank "+rank+"] end"+rank+"\n"] != 1 {
+			t.Errorf("rank %s: %d lines of %d, and %d ends", rank,
+				count["[rank "+rank+"] "+strings.Repeat(rank, width)+"\n"], lines,
+				count["[rank "+rank+"] end"+rank+"\n"])
 		}
 	}
 	if len(count) != 4 {
@@ -472,9 +488,11 @@ func TestFullDisk(t *testing.T) {
 // TestSlowReader reads the output only after the ranks have ended, with as much
 // of it in pipes as these hold: none of it is lost.
 func TestSlowReader(t *testing.T) {
-	const lines = 630 // less than the pipe of each rank holds, and for both more than that of our output and what is being copied
+	// less than the pipe of each rank holds, and for both more than that of our output and what is being copied
+	const lines = 630
 	begun := filepath.Join(t.TempDir(), "begun")
-	j := newJob(t, "--nproc", "2", "--", "sh", "-c", fmt.Sprintf(`for i in $(seq %d); do printf '%%099d\n' $i; done; : > %s$RANK`, lines, begun))
+	j := newJob(t, "--nproc", "2", "--", "sh", "-c",
+		fmt.Sprintf(`for i in $(seq %d); do printf '%%099d\n' $i; done; : > %s$RANK`, lines, begun))
 	reader, writer, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -561,20 +579,24 @@ func TestReserve(t *testing.T) {
 		t.Skip("needs two cores")
 	}
 	reserved := fmt.Sprint(h.CPUs.List()[0])
-	j := newJob(t, "--reserve", "1", "--smt", "off", "--", "sh", "-c", "grep Cpus_allowed_list /proc/self/status | cut -f 2").start(t)
+	j := newJob(t, "--reserve", "1", "--smt", "off", "--", "sh", "-c",
+		"grep Cpus_allowed_list /proc/self/status | cut -f 2").start(t)
 	j.ends(t, 0)
 	cpus, err := host.ParseList(strings.TrimSpace(j.stdout.String()))
-	if err != nil || cpus.IsEmpty() || strings.Contains(","+cpus.String()+",", ","+reserved+",") || cpus.Size() >= h.CPUs.Size() {
+	if err != nil || cpus.IsEmpty() || strings.Contains(","+cpus.String()+",", ","+reserved+",") ||
+		cpus.Size() >= h.CPUs.Size() {
 		t.Errorf("the rank is on CPUs %s of %s (%v)", cpus, h.CPUs, err)
 	}
-	newJob(t, "--nproc", "2", "--reserve", fmt.Sprint(len(h.UsableCores())), "--", "true").start(t).ends(t, 2, "--reserve is")
+	newJob(t, "--nproc", "2", "--reserve", fmt.Sprint(len(h.UsableCores())), "--", "true").start(t).ends(t, 2,
+		"--reserve is")
 	newJob(t, "--smt", "maybe", "--", "true").start(t).ends(t, 2, `"maybe" is neither on nor off`)
 	for _, c := range []struct {
 		says      string
 		arguments []string
 	}{
 		{"not usable         0,2: left to the system (--reserve)\n", []string{"topology", "--reserve", "1"}},
-		{"not usable         3: further hardware threads of cores (--smt off)\n", []string{"topology", "--smt", "off", "--reserve", "1"}},
+		{"not usable         3: further hardware threads of cores (--smt off)\n",
+			[]string{"topology", "--smt", "off", "--reserve", "1"}},
 		{"CPUs 0,2 left to the system, as asked\n", []string{"binding", "--reserve", "1"}},
 	} {
 		out, err := exec.Command(program(t), append(c.arguments, "--fsroot", fourCPUs(t))...).CombinedOutput()
@@ -583,7 +605,8 @@ func TestReserve(t *testing.T) {
 		}
 	}
 	out, err := exec.Command(program(t), "rehearse", "--model", smallModel(), "--steps", "0", "--reserve", "1").Output()
-	if err != nil || strings.Contains(string(out), "on CPU "+reserved) || strings.Contains(string(out), "on CPUs "+reserved) {
+	if err != nil || strings.Contains(string(out), "on CPU "+reserved) ||
+		strings.Contains(string(out), "on CPUs "+reserved) {
 		t.Errorf("a worker is on CPU %s (%v):\n%s", reserved, err, out)
 	}
 }
@@ -631,7 +654,8 @@ func TestTorchrun(t *testing.T) {
 		t.Skip("imports torch")
 	}
 	torchrun := filepath.Join(filepath.Dir(optimtest.Python(t)), "torchrun")
-	ask := []string{"--no-python", "sh", "-c", `echo "rank=$RANK of=$WORLD_SIZE cpus=$(grep Cpus_allowed_list /proc/self/status)"`}
+	ask := []string{"--no-python", "sh", "-c",
+		`echo "rank=$RANK of=$WORLD_SIZE cpus=$(grep Cpus_allowed_list /proc/self/status)"`}
 	j := newJob(t, append([]string{"--", torchrun, "--standalone", "--nproc-per-node", "2"}, ask...)...).start(t)
 	j.ends(t, 0, "torchrun starts the ranks")
 	for _, rank := range []string{"rank=0 of=2", "rank=1 of=2"} {
@@ -641,7 +665,8 @@ func TestTorchrun(t *testing.T) {
 	}
 
 	j = newJob(t, "--", "true")
-	inner := append([]string{torchrun, "--standalone", "--nproc-per-node", "2", "--no-python", j.command.Path, "run", "--"}, ask[1:]...)
+	inner := append([]string{torchrun, "--standalone", "--nproc-per-node", "2", "--no-python", j.command.Path, "run",
+		"--"}, ask[1:]...)
 	j.command.Path, j.command.Args = torchrun, inner
 	j.start(t).ends(t, 0)
 	cpus := map[string]bool{}
@@ -682,7 +707,8 @@ func TestPeers(t *testing.T) {
 			if j.command.Path, err = exec.LookPath("taskset"); err != nil {
 				t.Fatal(err)
 			}
-			j.command.Env = append(j.command.Env, fmt.Sprint("RANK=", rank), "WORLD_SIZE=2", fmt.Sprint("LOCAL_RANK=", rank), "LOCAL_WORLD_SIZE=2")
+			j.command.Env = append(j.command.Env, fmt.Sprint("RANK=", rank), "WORLD_SIZE=2",
+				fmt.Sprint("LOCAL_RANK=", rank), "LOCAL_WORLD_SIZE=2")
 			jobs = append(jobs, j.start(t))
 		}
 		for i, j := range jobs {
@@ -720,8 +746,10 @@ func TestMPI(t *testing.T) {
 	}
 	for _, binding := range []string{"core", "none"} {
 		j := newJob(t, "--", "true")
-		arguments := []string{mpirun, "--allow-run-as-root", "--bind-to", binding, "-n", "2", j.command.Path, "run", "--"}
-		j.command.Path, j.command.Args = mpirun, append(arguments, "sh", "-c", `echo "rank=$RANK of=$WORLD_SIZE cpus=$(grep Cpus_allowed_list /proc/self/status)"`)
+		arguments := []string{mpirun, "--allow-run-as-root", "--bind-to", binding, "-n", "2", j.command.Path, "run",
+			"--"}
+		j.command.Path, j.command.Args = mpirun,
+			append(arguments, "sh", "-c", `echo "rank=$RANK of=$WORLD_SIZE cpus=$(grep Cpus_allowed_list /proc/self/status)"`)
 		j.start(t).ends(t, 0)
 		cpus := map[string]bool{}
 		for line := range strings.Lines(j.stdout.String()) {
@@ -740,7 +768,8 @@ func TestMPI(t *testing.T) {
 func TestHangUpIsIgnoredUnderNohup(t *testing.T) {
 	directory := t.TempDir()
 	begun, proceed := filepath.Join(directory, "begun"), filepath.Join(directory, "proceed")
-	j := newJob(t, "--nproc", "2", "--", "sh", "-c", ": > "+begun+"$RANK; while [ ! -e "+proceed+" ]; do sleep 0.05; done; sleep 0.5")
+	j := newJob(t, "--nproc", "2", "--", "sh", "-c",
+		": > "+begun+"$RANK; while [ ! -e "+proceed+" ]; do sleep 0.05; done; sleep 0.5")
 	j.command.Args = append([]string{"sh", "-c", `trap "" HUP; exec "$0" "$@"`}, j.command.Args...)
 	j.command.Args[3] = j.command.Path
 	j.command.Path = "/bin/sh"

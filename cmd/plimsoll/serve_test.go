@@ -85,7 +85,8 @@ func TestServiceOfAnotherRelease(t *testing.T) {
 	for name, upgrade := range map[string]func(program string) error{
 		"removed": os.Remove,
 		"replaced": func(program string) error {
-			return errors.Join(os.WriteFile(program+"-new", []byte("#!/bin/sh\nexit 1\n"), 0o755), os.Rename(program+"-new", program))
+			return errors.Join(os.WriteFile(program+"-new", []byte("#!/bin/sh\nexit 1\n"), 0o755),
+				os.Rename(program+"-new", program))
 		},
 		"as it was": func(string) error { return nil },
 	} {
@@ -151,7 +152,8 @@ func TestRestore(t *testing.T) {
 		command := exec.Command(program(t), arguments...)
 		text, _ := command.CombinedOutput()
 		if !strings.Contains(string(text), want) || command.ProcessState.ExitCode() != code {
-			t.Errorf("%v ends with %d, want %d, and says\n%s\nwant\n%s", arguments, command.ProcessState.ExitCode(), code, text, want)
+			t.Errorf("%v ends with %d, want %d, and says\n%s\nwant\n%s", arguments, command.ProcessState.ExitCode(),
+				code, text, want)
 		}
 	}
 	for range 100 { // until the next service serves
@@ -165,7 +167,8 @@ func TestRestore(t *testing.T) {
 	}
 	const what = "session 1 (job test, rank0/bf16)"
 	says("set aside          "+what+", ", 0, "stat")
-	says("restore: "+what+": arena rank0/bf16/step_journal: it is no journal; its memory is kept, and plimsoll restore --discard 1 gives it back", 2, "restore", "1")
+	says("restore: "+what+": arena rank0/bf16/step_journal: it is no journal; its memory is kept, and plimsoll "+
+		"restore --discard 1 gives it back", 2, "restore", "1")
 	says("no session is named", 2, "restore")
 	put(magic)
 	says("session 1 is restored", 0, "restore", "1")

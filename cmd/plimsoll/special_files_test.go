@@ -63,7 +63,8 @@ func checkRefused(t *testing.T, plimsoll string, command []string, make func(pat
 	started.Dir, started.Stderr = folder, &said
 	err := started.Run()
 	var ended *exec.ExitError
-	if !errors.As(err, &ended) || ended.ExitCode() != 2 || !strings.Contains(said.String(), folder) || strings.Contains(said.String(), "goroutine") {
+	if !errors.As(err, &ended) || ended.ExitCode() != 2 || !strings.Contains(said.String(), folder) ||
+		strings.Contains(said.String(), "goroutine") {
 		t.Errorf("%v: %s", err, said.String())
 	}
 }

@@ -89,7 +89,8 @@ func trainUntil(directory string, last int64) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(directory, "fingerprint"), fmt.Appendf(nil, "%d %s", step, print), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(directory, "fingerprint"), fmt.Appendf(nil, "%d %s", step, print),
+		0o644); err != nil {
 		return err
 	}
 	return s.Close()
@@ -133,7 +134,8 @@ func littleStep(s *service.Session, step int64) error {
 	if err != nil {
 		return err
 	}
-	return s.Step(step, optim.GradientScale(math.Sqrt(sum), 1, 1), true, service.Hyperparameters{1e-3, 0.9, 0.999, 1e-8, 0.01})
+	return s.Step(step, optim.GradientScale(math.Sqrt(sum), 1, 1), true,
+		service.Hyperparameters{1e-3, 0.9, 0.999, 1e-8, 0.01})
 }
 
 // saveLittle lets the next steps wait: what is tested is that the checkpoint is
@@ -168,7 +170,8 @@ func newTraining(t *testing.T, directory string, steps int64, flags ...string) *
 	t.Helper()
 	arguments := append(append([]string{"--grace", "2s"}, flags...), "--", "train-little")
 	j := newJob(t, arguments...)
-	j.command.Env = append(j.command.Env, "TRAIN_DIRECTORY="+directory, fmt.Sprintf("TRAIN_STEPS=%d", steps), "XDG_RUNTIME_DIR="+directory)
+	j.command.Env = append(j.command.Env, "TRAIN_DIRECTORY="+directory, fmt.Sprintf("TRAIN_STEPS=%d", steps),
+		"XDG_RUNTIME_DIR="+directory)
 	return j
 }
 
@@ -178,7 +181,8 @@ func (j *job) named(t *testing.T, words string) int {
 	for _, pid := range j.processes(t) {
 		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		program, arguments, _ := strings.Cut(string(line), "\x00")
-		if err == nil && strings.HasPrefix(filepath.Base(program)+" "+strings.ReplaceAll(arguments, "\x00", " "), words+" ") {
+		if err == nil && strings.HasPrefix(filepath.Base(program)+" "+strings.ReplaceAll(arguments, "\x00", " "),
+			words+" ") {
 			return pid
 		}
 	}

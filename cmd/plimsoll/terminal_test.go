@@ -121,7 +121,8 @@ func TestTerminal(t *testing.T) {
 	})
 	t.Run("several ranks", func(t *testing.T) {
 		s, file := newTerminal(t), filepath.Join(t.TempDir(), "file")
-		s.types(t, "$plimsoll run --nproc 2 -- sh -c 'echo begin=$((3+4)); until [ -e "+file+" ]; do sleep 0.1; done; echo end=$((3+4))'\n", "begin=7")
+		s.types(t, "$plimsoll run --nproc 2 -- sh -c 'echo begin=$((3+4)); until [ -e "+file+
+			" ]; do sleep 0.1; done; echo end=$((3+4))'\n", "begin=7")
 		s.types(t, controlZ, "Stopped")
 		s.types(t, "touch "+file+"; "+answers, "answer=42")
 		s.shows(t, 2, "end=7")
