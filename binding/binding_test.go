@@ -100,7 +100,8 @@ func TestGrids(t *testing.T) {
 		h.Quota = rapid.SampledFrom([]float64{0, 0, 0.5, 3.5, 16}).Draw(t, "quota")
 		for _, node := range h.Nodes { // some GPUs, on some of the nodes
 			for i := range small("gpus", 0, 3) {
-				h.GPUs = append(h.GPUs, host.Device{Address: fmt.Sprintf("0000:%02x:%02x.0", node.ID, i), CPUs: node.CPUs})
+				h.GPUs = append(h.GPUs, host.Device{Address: fmt.Sprintf("0000:%02x:%02x.0", node.ID, i),
+					CPUs: node.CPUs})
 			}
 		}
 		ranks := small("ranks", 1, 20)
@@ -121,7 +122,8 @@ func TestGrids(t *testing.T) {
 // offload could not be bound: two ranks each, and one rank for each mask.
 func TestReportedMasks(t *testing.T) {
 	masks := cpus(t, "0,4-11,21-26,30-46", "64,97-127")
-	for _, m := range []hosttest.Machine{hosttest.Grid(2, 64, 1), hosttest.Grid(2, 64, 2), hosttest.AdjacentGrid(2, 32, 2)} {
+	for _, m := range []hosttest.Machine{hosttest.Grid(2, 64, 1), hosttest.Grid(2, 64, 2),
+		hosttest.AdjacentGrid(2, 32, 2)} {
 		for _, peers := range [][]cpuset.CPUSet{{masks[0], masks[0]}, {masks[1], masks[1]}, masks} {
 			request := binding.Request{Ranks: 2, Peers: peers, TrainerCores: binding.DefaultTrainerShare}
 			h := m.Discover(t)
@@ -161,7 +163,8 @@ func TestAnyMachine(t *testing.T) {
 				}
 			}
 		})).Draw(t, "ids")
-		cachesInNodes, kinds, mixed := rapid.Bool().Draw(t, "caches in nodes"), small("kinds", 1, 2), rapid.Bool().Draw(t, "mixed")
+		cachesInNodes, kinds, mixed := rapid.Bool().Draw(t, "caches in nodes"), small("kinds", 1, 2),
+			rapid.Bool().Draw(t, "mixed")
 		cores, outer, inner := []hosttest.Core{}, 0, 0
 		for socket := range small("packages", 1, 3) {
 			for range small("outer groups", 1, 3) {
@@ -189,7 +192,8 @@ func TestAnyMachine(t *testing.T) {
 		m := hosttest.Build("any", cores)
 		mask := m.Affinity
 		if rapid.Bool().Draw(t, "restricted") {
-			mask = cpuset.New(rapid.SliceOfN(rapid.SampledFrom(m.Affinity.List()), 1, m.Affinity.Size()).Draw(t, "affinity")...)
+			mask = cpuset.New(rapid.SliceOfN(rapid.SampledFrom(m.Affinity.List()), 1, m.Affinity.Size()).Draw(t,
+				"affinity")...)
 		}
 		h, err := host.Discover(m.Files, mask)
 		if err != nil {
@@ -222,16 +226,21 @@ func TestPlans(t *testing.T) {
 		workers []string
 		reason  string // part of one of the first rank's
 	}{
-		{"a socket each", []string{"two-socket"}, request{Ranks: 2}, nil, []string{"0-2", "3-5"}, "3 cores of 6 usable"},
+		{"a socket each", []string{"two-socket"}, request{Ranks: 2}, nil, []string{"0-2", "3-5"},
+			"3 cores of 6 usable"},
 		{"GPUs decide", []string{"two-socket"},
-			request{Ranks: 2, GPUs: []string{"0000:b1:00.0", "0000:17:00.0"}}, nil, []string{"3-5", "0-2"}, "3 of its cores near GPU 0000:b1:00.0"},
+			request{Ranks: 2, GPUs: []string{"0000:b1:00.0", "0000:17:00.0"}}, nil, []string{"3-5", "0-2"},
+			"3 of its cores near GPU 0000:b1:00.0"},
 		{"both ranks on one GPU", []string{"two-socket"},
-			request{Ranks: 2, GPUs: []string{"0000:17:00.0", "0000:17:00.0"}}, nil, []string{"0-1,3", "2,4-5"}, "2 of its cores near"},
+			request{Ranks: 2, GPUs: []string{"0000:17:00.0", "0000:17:00.0"}}, nil, []string{"0-1,3", "2,4-5"},
+			"2 of its cores near"},
 		{"roles", []string{"two-socket"}, request{Ranks: 2, TrainerCores: binding.TrainerShare{Cores: 1}},
 			[]string{"0,6", "3,9"}, []string{"1-2", "4-5"}, ""},
-		{"half of each socket", []string{"two-socket"}, request{Ranks: 1, TrainerCores: binding.TrainerShare{Fraction: 0.34}},
+		{"half of each socket", []string{"two-socket"},
+			request{Ranks: 1, TrainerCores: binding.TrainerShare{Fraction: 0.34}},
 			[]string{"0,3,6,9"}, []string{"1-2,4-5"}, ""},
-		{"too much for the trainer", []string{"two-socket"}, request{Ranks: 2, TrainerCores: binding.TrainerShare{Cores: 9}},
+		{"too much for the trainer", []string{"two-socket"},
+			request{Ranks: 2, TrainerCores: binding.TrainerShare{Cores: 9}},
 			[]string{"0-1,6-7", "3-4,9-10"}, []string{"2", "5"}, "9 cores wanted for the trainer, 2 given"},
 		{"Slurm, half cores and a quota of 2.5", []string{"two-socket", "slurm"}, request{Ranks: 2},
 			nil, []string{"3", "4"}, "a CPU quota of 2.5 (cgroup /slurm/job_7 cpu.cfs_quota_us) keeps 1 core busy"},
@@ -239,7 +248,8 @@ func TestPlans(t *testing.T) {
 			nil, []string{"0-1,3"}, "keeps 3 cores busy"},
 		{"more ranks than cores", []string{"virtual-machine"}, request{Ranks: 3},
 			nil, []string{"0", "1", "0"}, "2 usable cores for 3 ranks: 2 ranks share core 0"},
-		{"one core for two roles", []string{"virtual-machine"}, request{Ranks: 2, TrainerCores: binding.TrainerShare{Fraction: 0.5}},
+		{"one core for two roles", []string{"virtual-machine"},
+			request{Ranks: 2, TrainerCores: binding.TrainerShare{Fraction: 0.5}},
 			[]string{"0", "1"}, []string{"0", "1"}, "trainer and optimizer share it"},
 	}
 	for _, test := range tests {
@@ -291,7 +301,8 @@ func TestBadRequests(t *testing.T) {
 		{binding.Request{Ranks: 1, MemoryPolicy: "local"}, `"local" is no memory policy`},
 		{binding.Request{Ranks: 1 << 30}, "1073741824 ranks"},
 		{binding.Request{Ranks: 2, Peers: []cpuset.CPUSet{cpuset.New(0)}}, "1 affinity mask for 2 ranks"},
-		{binding.Request{Ranks: 2, Peers: []cpuset.CPUSet{cpuset.New(0), cpuset.New(64)}}, "mask \"64\" of rank 1 is online"},
+		{binding.Request{Ranks: 2, Peers: []cpuset.CPUSet{cpuset.New(0), cpuset.New(64)}},
+			"mask \"64\" of rank 1 is online"},
 		{binding.Request{Ranks: 1, GPUs: []string{"0000:17:00.1"}}, "did you mean 0000:17:00.0?"},
 		{binding.Request{Ranks: 1, GPUs: []string{"mlx5_0"}}, "this host has the GPUs 0000:17:00.0, 0000:b1:00.0"},
 	} {
@@ -327,7 +338,8 @@ func TestLarge(t *testing.T) {
 func BenchmarkDiscoverAndSplit2048(b *testing.B) {
 	m := hosttest.Grid(32, 32, 2)
 	for b.Loop() {
-		if _, err := binding.Split(m.Discover(b), binding.Request{Ranks: 16, TrainerCores: binding.TrainerShare{Fraction: 0.5}}); err != nil {
+		if _, err := binding.Split(m.Discover(b),
+			binding.Request{Ranks: 16, TrainerCores: binding.TrainerShare{Fraction: 0.5}}); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -439,7 +451,8 @@ func TestReserve(t *testing.T) {
 			}
 		}
 		var input *fault.Input
-		if got.String() != c.want || c.want == "" && (!errors.As(err, &input) || !strings.Contains(err.Error(), "--reserve")) {
+		if got.String() != c.want || c.want == "" &&
+			(!errors.As(err, &input) || !strings.Contains(err.Error(), "--reserve")) {
 			t.Errorf("%s: CPUs %s are left (%v), want %q", c.name, got, err, c.want)
 		}
 	}
@@ -454,8 +467,10 @@ func TestOneThreadPerCore(t *testing.T) {
 	}
 	for i, want := range []struct{ trainer, optimizer string }{{"0-1", "2-3"}, {"4-5", "6-7"}} {
 		r := plan.Ranks[i]
-		if r.TrainerCPUs.String() != want.trainer || r.OptimizerCPUs.String() != want.optimizer || r.OMPNumThreads != 2 {
-			t.Errorf("rank %d: trainer %s, optimizer %s, %d threads", i, r.TrainerCPUs, r.OptimizerCPUs, r.OMPNumThreads)
+		if r.TrainerCPUs.String() != want.trainer || r.OptimizerCPUs.String() != want.optimizer ||
+			r.OMPNumThreads != 2 {
+			t.Errorf("rank %d: trainer %s, optimizer %s, %d threads", i, r.TrainerCPUs, r.OptimizerCPUs,
+				r.OMPNumThreads)
 		}
 	}
 }
@@ -485,19 +500,24 @@ func TestOneTeamOneSpeed(t *testing.T) {
 	}{
 		{"half of 6 and 8", hybrid(6, 8, 600), binding.DefaultTrainerShare, "0-5", "6-13", 6, "cores of one speed"},
 		{"half of 8 and 4", hybrid(8, 4, 600), binding.DefaultTrainerShare, "0-5", "6-11", 6, "cores of one speed"},
-		{"many slow ones do more", hybrid(2, 10, 600), binding.DefaultTrainerShare, "0-5", "6-11", 6, "4 of the trainer's cores are slower"},
+		{"many slow ones do more", hybrid(2, 10, 600), binding.DefaultTrainerShare, "0-5", "6-11", 6,
+			"4 of the trainer's cores are slower"},
 		{"as many as asked for", hybrid(4, 4, 500), cores(6), "0-5", "6-7", 6, "2 of the trainer's cores are slower"},
-		{"all, where the fast do more", hybrid(8, 4, 500), binding.WholeTrainerShare, "0-11", "", 8, "8 OpenMP threads of the trainer"},
-		{"all, where all do more", hybrid(6, 8, 600), binding.WholeTrainerShare, "0-13", "", 14, "all cores are the trainer's"},
+		{"all, where the fast do more", hybrid(8, 4, 500), binding.WholeTrainerShare, "0-11", "", 8,
+			"8 OpenMP threads of the trainer"},
+		{"all, where all do more", hybrid(6, 8, 600), binding.WholeTrainerShare, "0-13", "", 14,
+			"all cores are the trainer's"},
 	} {
 		plan, err := binding.Split(c.machine.Discover(t), binding.Request{Ranks: 1, TrainerCores: c.share})
 		if err != nil {
 			t.Fatal(err)
 		}
 		r := plan.Ranks[0]
-		if r.TrainerCPUs.String() != c.trainer || r.OptimizerCPUs.String() != c.optimizer || r.OMPNumThreads != c.threads ||
+		if r.TrainerCPUs.String() != c.trainer || r.OptimizerCPUs.String() != c.optimizer ||
+			r.OMPNumThreads != c.threads ||
 			!strings.Contains(strings.Join(r.Reasons, "\n"), c.says) {
-			t.Errorf("%s: trainer %s, optimizer %s, %d threads, %q", c.name, r.TrainerCPUs, r.OptimizerCPUs, r.OMPNumThreads, r.Reasons)
+			t.Errorf("%s: trainer %s, optimizer %s, %d threads, %q", c.name, r.TrainerCPUs, r.OptimizerCPUs,
+				r.OMPNumThreads, r.Reasons)
 		}
 	}
 }

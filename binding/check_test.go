@@ -68,7 +68,8 @@ func check(h *host.Host, request binding.Request) string {
 			return fmt.Sprintf("rank %d has CPUs that are not usable", i)
 		}
 		if len(optimizer) == 0 || wantsTrainer != (len(trainer) > 0) {
-			return fmt.Sprintf("rank %d: %d cores for the trainer, %d for the optimizer", i, len(trainer), len(optimizer))
+			return fmt.Sprintf("rank %d: %d cores for the trainer, %d for the optimizer", i, len(trainer),
+				len(optimizer))
 		}
 		if rank.OptimizerCPUs.Size() != len(optimizer) {
 			return fmt.Sprintf("rank %d: two workers on one core", i)
@@ -183,9 +184,11 @@ func checkPlaces(h *host.Host, request binding.Request, plan *binding.Plan) stri
 			}
 		}
 		if len(h.Kinds) == 1 && near < min(mine, available/owners) {
-			return fmt.Sprintf("rank %d has %d of %d cores near its GPU, which %d ranks are near to", i, near, available, owners)
+			return fmt.Sprintf("rank %d has %d of %d cores near its GPU, which %d ranks are near to", i, near,
+				available, owners)
 		}
-		if want := request.TrainerCores.Cores; len(h.Kinds) == 1 && want > 0 && near >= 2*want && trainerNear < want && mine > want {
+		if want := request.TrainerCores.Cores; len(h.Kinds) == 1 && want > 0 && near >= 2*want &&
+			trainerNear < want && mine > want {
 			return fmt.Sprintf("rank %d: the trainer is not near the GPU", i)
 		}
 	}
@@ -195,7 +198,8 @@ func checkPlaces(h *host.Host, request binding.Request, plan *binding.Plan) stri
 	// A line of groups cut in so many places has at most that many more pieces.
 	for level := range groups {
 		if len(pairs[level]) > len(groups[level])+request.Ranks-1 {
-			return fmt.Sprintf("%d pieces of %d groups for %d ranks", len(pairs[level]), len(groups[level]), request.Ranks)
+			return fmt.Sprintf("%d pieces of %d groups for %d ranks", len(pairs[level]), len(groups[level]),
+				request.Ranks)
 		}
 	}
 	return ""

@@ -55,7 +55,8 @@ func FuzzSplit(f *testing.F) {
 				allowed = request.Peers[i].Intersection(h.Online)
 			}
 			optimizer := request.TrainerCores.Fraction < 1 // else the trainer has all cores
-			if rank.OptimizerCPUs.IsEmpty() == optimizer || !rank.OptimizerCPUs.Union(rank.TrainerCPUs).IsSubsetOf(allowed) {
+			if rank.OptimizerCPUs.IsEmpty() == optimizer ||
+				!rank.OptimizerCPUs.Union(rank.TrainerCPUs).IsSubsetOf(allowed) {
 				t.Errorf("rank %+v of %q", rank, allowed)
 			}
 		}

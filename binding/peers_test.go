@@ -49,7 +49,8 @@ func TestPeers(t *testing.T) {
 		{"one inside the other", []string{"0-7", "2-3"}, []string{"0-1,4-7", "2-3"}, "1 core of 4 usable"},
 		{"a chain", []string{"0-3", "2-5", "4-5"}, []string{"0-1", "2-3", "4-5"}, ""},
 		{"one way for each", []string{"0,2", "0", "2,4"}, []string{"2", "0", "4"}, ""},
-		{"overlap", []string{"0-11", "4-15"}, []string{"0-7", "8-15"}, "CPUs 4-7: cores also in its mask, which rank 0 keeps"},
+		{"overlap", []string{"0-11", "4-15"}, []string{"0-7", "8-15"},
+			"CPUs 4-7: cores also in its mask, which rank 0 keeps"},
 		{"one core for both", []string{"0", "1"}, []string{"0", "1"}, "2 ranks share core 0-1"},
 		{"a whole core for each", []string{"0,2-5", "1-3"}, []string{"0,4-5", "2-3"}, ""},
 		{"a third in between", []string{"0-1", "2-3", "1-2"}, []string{"0-1", "2-3", "1"}, ""},
@@ -60,7 +61,8 @@ func TestPeers(t *testing.T) {
 			m.Affinity = cpuset.New(0, 1) // of the one process that asks
 			h := m.Discover(t)
 			request := binding.Request{
-				Ranks: len(test.masks), Peers: cpus(t, test.masks...), TrainerCores: binding.TrainerShare{Fraction: 0.99},
+				Ranks: len(test.masks), Peers: cpus(t, test.masks...),
+				TrainerCores: binding.TrainerShare{Fraction: 0.99},
 			}
 			if problem := check(h, request); problem != "" {
 				t.Error(problem)
@@ -180,7 +182,8 @@ func squares(sizes []int) int {
 // TestPeersFollowGPUs: inside its mask a rank still gets what is near its GPU.
 func TestPeersFollowGPUs(t *testing.T) {
 	h := hosttest.Grid(2, 4, 1).Discover(t)
-	h.GPUs = []host.Device{{Address: "0000:01:00.0", CPUs: h.Nodes[1].CPUs}, {Address: "0000:02:00.0", CPUs: h.Nodes[0].CPUs}}
+	h.GPUs = []host.Device{{Address: "0000:01:00.0", CPUs: h.Nodes[1].CPUs},
+		{Address: "0000:02:00.0", CPUs: h.Nodes[0].CPUs}}
 	plan, err := binding.Split(h, binding.Request{Ranks: 2, GPUs: gpusOf(h, 2), Peers: cpus(t, "0-6", "1-7")})
 	if err != nil {
 		t.Fatal(err)

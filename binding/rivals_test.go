@@ -158,7 +158,8 @@ func kubernetesPacked(h *host.Host, ranks int) []cpuset.CPUSet {
 
 // ours is what a rank's trainer and optimizer have together.
 func ours(h *host.Host, ranks int) []cpuset.CPUSet {
-	plan, err := binding.Split(h, binding.Request{Ranks: ranks, GPUs: binding.GPUsInOrder(h, ranks), TrainerCores: binding.DefaultTrainerShare})
+	plan, err := binding.Split(h, binding.Request{Ranks: ranks, GPUs: binding.GPUsInOrder(h, ranks),
+		TrainerCores: binding.DefaultTrainerShare})
 	if err != nil {
 		return nil
 	}

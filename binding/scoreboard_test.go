@@ -139,7 +139,8 @@ func TestScoreboard(t *testing.T) {
 		t.Errorf("in %d of %d role splits trainer and optimizer share a core", mine, roles)
 	}
 	if *printScoreboard {
-		fmt.Printf("\ntrainer and optimizer on one core, in %d role splits of whole cores with hardware threads, 1 and 2 ranks:\n"+
+		fmt.Printf("\ntrainer and optimizer on one core, in %d role splits of whole cores with "+
+			"hardware threads, 1 and 2 ranks:\n"+
 			"DeepSpeed ZenFlow %d, plimsoll %d\n", roles, theirs, mine)
 	}
 }
@@ -155,7 +156,8 @@ func scoreTable(scores []score) string {
 	w := table.NewWriter()
 	w.SetStyle(table.StyleLight)
 	w.Style().Format = table.FormatOptions{} // as written
-	w.AppendHeader(table.Row{"rule", "cases", "refused", "illegal CPU", "core shared", "empty rank", "uneven", "unused > 5 %", "clean"})
+	w.AppendHeader(table.Row{"rule", "cases", "refused", "illegal CPU", "core shared", "empty rank", "uneven",
+		"unused > 5 %", "clean"})
 	for i, s := range scores {
 		w.AppendRow(table.Row{rivals[i].name, s.cases, s.refused, s.illegal, s.shared, s.empty, s.uneven, s.unused,
 			fmt.Sprintf("%d %%", 100*s.clean/s.cases)})

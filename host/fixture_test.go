@@ -121,7 +121,8 @@ func TestCgroupPaths(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			files := hosttest.Grid(1, 1, 1).Files
 			files.Set("proc/self/cgroup", []byte("0::"+test.member+"\n"))
-			files.Set("proc/self/mountinfo", []byte("30 23 0:26 "+test.root+` /mnt/c\040g rw shared:9 - cgroup2 none rw`+"\n"))
+			files.Set("proc/self/mountinfo", []byte("30 23 0:26 "+test.root+
+				` /mnt/c\040g rw shared:9 - cgroup2 none rw`+"\n"))
 			files.Set("mnt/c g"+strings.TrimSuffix(test.limitAt, "/")+"/memory.max", []byte("4096\n"))
 			h, err := host.Discover(files, cpuset.New(0))
 			if err != nil || len(h.Memory.Limits) != 1 {

@@ -99,7 +99,8 @@ func TestRootWithSpecialFiles(t *testing.T) {
 	for kind, make := range filestest.Special {
 		directory := t.TempDir()
 		for _, name := range []string{
-			"proc/cpuinfo", "proc/meminfo", "proc/self/cgroup", "proc/self/mountinfo", "sys/devices/system/node", "sys/bus",
+			"proc/cpuinfo", "proc/meminfo", "proc/self/cgroup", "proc/self/mountinfo", "sys/devices/system/node",
+			"sys/bus",
 		} {
 			path := filepath.Join(directory, name)
 			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), make(path)); err != nil {
@@ -142,7 +143,8 @@ func TestRootOfNothing(t *testing.T) {
 		directory + "/none": "no such file", directory: "no CPU", empty: "no CPU", list: `"3-"`, twice: "duplicate",
 	} {
 		_, _, err := host.Root(name)
-		if input, ok := err.(*fault.Input); !ok || !strings.Contains(input.Error(), want) || !strings.Contains(input.Error(), name) {
+		if input, ok := err.(*fault.Input); !ok || !strings.Contains(input.Error(), want) ||
+			!strings.Contains(input.Error(), name) {
 			t.Errorf("%s: error %v, want %q", name, err, want)
 		}
 	}
