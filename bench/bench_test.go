@@ -58,12 +58,14 @@ func TestRun(t *testing.T) {
 		t.Fatalf("%d results", len(results))
 	}
 	for _, result := range results {
-		if len(result.Samples) != r.Rounds || result.Rounds.Contended > r.Rounds || result.Rounds.ThrownAway > r.Rounds {
+		if len(result.Samples) != r.Rounds || result.Rounds.Contended > r.Rounds ||
+			result.Rounds.ThrownAway > r.Rounds {
 			t.Errorf("%v: %d samples, %+v", result.Case, len(result.Samples), result.Rounds)
 		}
 		for _, s := range result.Samples {
 			whole := s.Norm > 0 && s.Step >= s.Norm+s.Update && s.Arrived > 0 && s.Journaled > 0
-			if none := s.Norm == 0 && s.Step == 0 && s.Arrived == 0 && s.Journaled == 0; s.Traffic <= 0 || s.Update <= 0 || result.InCore && !none || !result.InCore && !whole {
+			if none := s.Norm == 0 && s.Step == 0 && s.Arrived == 0 && s.Journaled == 0; s.Traffic <= 0 ||
+				s.Update <= 0 || result.InCore && !none || !result.InCore && !whole {
 				t.Errorf("%v: %+v", result.Case, s)
 			}
 			if took := s.Update * float64(result.Repeats); took < leastSample.Seconds()/10 {
@@ -78,7 +80,8 @@ func TestRun(t *testing.T) {
 	if checked == nil {
 		t.Fatal("nothing was checked")
 	}
-	if checked.Collections == 0 || checked.Stops.NineInTen <= 0 || checked.IdleStops.NineInTen <= 0 || checked.Denormal.Min <= 0 {
+	if checked.Collections == 0 || checked.Stops.NineInTen <= 0 || checked.IdleStops.NineInTen <= 0 ||
+		checked.Denormal.Min <= 0 {
 		t.Errorf("%+v", checked)
 	}
 }
@@ -156,7 +159,8 @@ func TestDeepSpeed(t *testing.T) {
 // TestPeerThatFails has its last words in the error.
 func TestPeerThatFails(t *testing.T) {
 	python := filepath.Join(t.TempDir(), "python")
-	if err := os.WriteFile(python, []byte("#!/bin/sh\necho first >&2; echo no such tensor >&2; exit 3\n"), 0o755); err != nil {
+	if err := os.WriteFile(python, []byte("#!/bin/sh\necho first >&2; echo no such tensor >&2; exit 3\n"),
+		0o755); err != nil {
 		t.Fatal(err)
 	}
 	p := planOf(t, usual(), ledger.GiB)

@@ -105,7 +105,8 @@ func TestParseBusy(t *testing.T) {
 			t.Errorf("CPUs %s: %v, %v; want %d ticks", cpus, got, err, want)
 		}
 	}
-	for text, cpus := range map[string]cpuset.CPUSet{procStat: cpuset.New(0, 2), "": cpuset.New(0), "cpu0 1 x 2": cpuset.New(0)} {
+	for text, cpus := range map[string]cpuset.CPUSet{procStat: cpuset.New(0, 2), "": cpuset.New(0),
+		"cpu0 1 x 2": cpuset.New(0)} {
 		if got, err := parseBusy(text, cpus); err == nil {
 			t.Errorf("%q, CPUs %v: %v", text, cpus, got)
 		}
@@ -162,7 +163,8 @@ func TestOver(t *testing.T) {
 				above++
 			}
 		}
-		if below > len(values)/2 || above > len(values)/2 || got.Min != slices.Min(values) || got.Max != slices.Max(values) {
+		if below > len(values)/2 || above > len(values)/2 || got.Min != slices.Min(values) ||
+			got.Max != slices.Max(values) {
 			t.Fatalf("%v: %+v", values, got)
 		}
 		rand.Shuffle(len(values), func(i, j int) { values[i], values[j] = values[j], values[i] })

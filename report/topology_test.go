@@ -78,7 +78,8 @@ func TestTopologyTree(t *testing.T) {
 	// Near to all CPUs, as virtual machines tell it, and near to none.
 	devices := hosttest.Grid(2, 2, 1)
 	for address, near := range map[string]string{"0000:01:00.0": "0-3", "0000:02:00.0": "", "0000:03:00.0": "2-3"} {
-		for name, text := range map[string]string{"class": "0x030200", "vendor": "0x10de", "device": "0x2330", "local_cpulist": near} {
+		for name, text := range map[string]string{"class": "0x030200", "vendor": "0x10de", "device": "0x2330",
+			"local_cpulist": near} {
 			devices.Files.Set("sys/bus/pci/devices/"+address+"/"+name, []byte(text+"\n"))
 		}
 	}
@@ -93,8 +94,10 @@ func TestTopologyTree(t *testing.T) {
 	}
 	part := hosttest.Grid(2, 2, 2)
 	part.Affinity = part.Affinity.Difference(hosttest.Grid(1, 3, 1).Affinity) // 0-2
-	want := "package 0, NUMA node 0 (64.0 GiB), L3: 2 cores of 2 threads, CPUs 0-1,4-5, usable 4-5 (2 cores, 2 of them in part)"
-	if text := topologyText(t, part); !strings.Contains(text, want) || !strings.Contains(text, "not usable         0-2: not in the affinity mask") {
+	want := "package 0, NUMA node 0 (64.0 GiB), L3: 2 cores of 2 threads, CPUs 0-1,4-5, usable 4-5 " +
+		"(2 cores, 2 of them in part)"
+	if text := topologyText(t, part); !strings.Contains(text, want) ||
+		!strings.Contains(text, "not usable         0-2: not in the affinity mask") {
 		t.Errorf("got\n%s\nwant %s", text, want)
 	}
 }
