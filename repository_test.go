@@ -53,7 +53,8 @@ func TestEveryPackageIsDocumented(t *testing.T) {
 	for _, p := range listed(t) {
 		documented := false
 		for _, file := range slices.Concat(p.GoFiles, p.TestGoFiles) {
-			parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, file), nil, parser.PackageClauseOnly|parser.ParseComments)
+			parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, file), nil,
+				parser.PackageClauseOnly|parser.ParseComments)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -166,7 +167,8 @@ func tracked(t *testing.T) []string {
 
 func TestNoFileNamesAMachine(t *testing.T) {
 	// Put together here, so that this file does not match.
-	machine := regexp.MustCompile(`(^|[\s"'=(` + "`" + `])/(` + strings.Join([]string{"home", "root", "work", "Users"}, "|") + `)/[\w.]`)
+	machine := regexp.MustCompile(`(^|[\s"'=(` + "`" + `])/(` +
+		strings.Join([]string{"home", "root", "work", "Users"}, "|") + `)/[\w.]`)
 	for _, name := range tracked(t) {
 		text, err := os.ReadFile(name)
 		if err != nil {

@@ -33,7 +33,8 @@ func TestStepUpdatesTheFile(t *testing.T) {
 	for _, moments := range kernel.MomentNames() {
 		path := sharedFile(t, 1, 2, 3, 0.5, -0.5, 0)
 		var out bytes.Buffer
-		if err := run([]string{"-moments", moments, "-weight-decay", "0", path}, strings.NewReader("step 0.25\nstep 0.125\n"), &out); err != nil {
+		if err := run([]string{"-moments", moments, "-weight-decay", "0", path},
+			strings.NewReader("step 0.25\nstep 0.125\n"), &out); err != nil {
 			t.Fatal(err)
 		}
 		if out.String() != "ok\nok\n" {
@@ -96,7 +97,8 @@ func TestLossesTrackTorch(t *testing.T) {
 	}
 	const steps = 30
 	training := exec.Command(python, filepath.Join("..", "train.py"),
-		"--optimizers", "torch,fp32,bf16,int8", "--seeds", "1", "--steps", strconv.Itoa(steps), "--step-command", command, "--output", output)
+		"--optimizers", "torch,fp32,bf16,int8", "--seeds", "1", "--steps", strconv.Itoa(steps), "--step-command",
+		command, "--output", output)
 	if out, err := training.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -111,7 +113,8 @@ func TestLossesTrackTorch(t *testing.T) {
 			worst = max(worst, math.Abs(loss-torch[step]))
 		}
 		if len(losses[moments]) != steps || !(worst <= bound) {
-			t.Errorf("%s moments: %d losses, up to %g from torch's; expected %d within %g", moments, len(losses[moments]), worst, steps, bound)
+			t.Errorf("%s moments: %d losses, up to %g from torch's; expected %d within %g", moments,
+				len(losses[moments]), worst, steps, bound)
 		}
 		t.Logf("%s moments: losses are within %.1e of torch's", moments, worst)
 	}
