@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// fieldsWithoutMemory are the fields of recipe that no other package reads, with
-// why a plan and a rehearsal are right without them.
+// fieldsWithoutMemory lists the fields of recipe that no other package reads, and why a plan and a rehearsal are
+// right without them.
 var fieldsWithoutMemory = map[string]string{
 	"Adapter.Alpha Adapter.RankScaled Adapter.BaseModel Adapter.FanInFanOut": "scales products, " +
 		"names the model, says how weights lie",
@@ -56,8 +56,8 @@ var fieldsWithoutMemory = map[string]string{
 	"ZenFlow.UpdateInterval": "when the host steps, not what it holds",
 }
 
-// TestFieldsOfRecipeAreUsed wants every key that is read to be planned with,
-// refused or told of, or to stand in the list above.
+// TestFieldsOfRecipeAreUsed: every key that is read must be planned with, refused or reported, or stand in the list
+// above.
 func TestFieldsOfRecipeAreUsed(t *testing.T) {
 	excused := map[string]bool{}
 	for names := range fieldsWithoutMemory {
@@ -81,8 +81,8 @@ func TestFieldsOfRecipeAreUsed(t *testing.T) {
 	}
 }
 
-// usedFields are the exported fields of a package's exported structs, and those
-// that other packages of the module name.
+// usedFields returns the fields that other packages of the module name, and all exported fields of a package's
+// exported structs.
 func usedFields(t *testing.T, of string) (used map[string]bool, all []string) {
 	used = map[string]bool{}
 	names := map[string]string{} // by position, as other packages read fields from export data

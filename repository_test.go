@@ -16,7 +16,7 @@ import (
 	"testing"
 )
 
-// pkg is what "go list" says of a package.
+// pkg is a package in the output of "go list".
 type pkg struct {
 	ImportPath, Dir               string
 	GoFiles, TestGoFiles, Imports []string
@@ -66,8 +66,7 @@ func TestEveryPackageIsDocumented(t *testing.T) {
 	}
 }
 
-// TestImportsPointDownwards holds the imports against the list of packages in
-// docs/architecture.md.
+// TestImportsPointDownwards compares the imports with the list of packages in docs/architecture.md.
 func TestImportsPointDownwards(t *testing.T) {
 	_, list, found := strings.Cut(read(t, "docs/architecture.md"), "```packages\n")
 	list, _, closed := strings.Cut(list, "```")
@@ -103,11 +102,10 @@ func TestImportsPointDownwards(t *testing.T) {
 	}
 }
 
-// opensFiles are the functions that open a file whatever it is, and read it
-// however long it is.
+// opensFiles matches the functions that open a file of any kind and read it whatever its length.
 var opensFiles = regexp.MustCompile(`\b(os\.(Open|OpenFile|ReadFile)|txtar\.ParseFile|zip\.OpenReader|unix\.Open)\(`)
 
-// mayOpen are the files of the program that may call them, with the reason.
+// mayOpen lists the program's files that may call them, with the reason.
 var mayOpen = map[string]string{
 	"files/files.go":       "it is the package that others are to use",
 	"launch/proof.go":      "it reads /proc/PID/numa_maps line by line",
@@ -119,8 +117,8 @@ var mayOpen = map[string]string{
 	"scripts/":             "it is not a part of the program",
 }
 
-// TestFilesAreOpenedByOnePackage has files opened by the package files, which
-// neither waits for a pipe nor reads a device without end.
+// TestFilesAreOpenedByOnePackage: only package files opens files. It neither waits for a pipe nor reads a device
+// without end.
 func TestFilesAreOpenedByOnePackage(t *testing.T) {
 	used := map[string]bool{}
 	for _, name := range tracked(t) {
@@ -155,8 +153,7 @@ func TestFilesAreOpenedByOnePackage(t *testing.T) {
 	}
 }
 
-// tracked lists the files of the repository. In an export without git there is
-// nothing to check.
+// tracked lists the files of the repository. In an export without git it skips the test.
 func tracked(t *testing.T) []string {
 	out, err := exec.Command("git", "ls-files", "--cached", "--others", "--exclude-standard").Output()
 	if err != nil {
@@ -190,8 +187,7 @@ func TestGoModReplacesNothing(t *testing.T) {
 	}
 }
 
-// TestReadmeCommandsExist holds the two commands of the README against the
-// Makefile.
+// TestReadmeCommandsExist compares the two commands of the README with the Makefile.
 func TestReadmeCommandsExist(t *testing.T) {
 	readme, makefile, ci := read(t, "README.md"), read(t, "Makefile"), read(t, ".ci/run")
 	for _, target := range []string{"demo", "test"} {
@@ -204,8 +200,7 @@ func TestReadmeCommandsExist(t *testing.T) {
 	}
 }
 
-// TestGeneratedKernels proves that the checked-in kernels are what the generator
-// writes.
+// TestGeneratedKernels checks that the checked-in kernels equal the output of the generator.
 func TestGeneratedKernels(t *testing.T) {
 	dir := t.TempDir()
 	assembly, calls := filepath.Join(dir, "kernel_amd64.s"), filepath.Join(dir, "kernel_amd64.go")

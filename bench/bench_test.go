@@ -14,14 +14,14 @@ import (
 	"plimsoll/optim/optimtest"
 )
 
-// silent is progress that nobody watches.
+// silent ignores progress.
 type silent struct{}
 
 func (silent) Begin(string, int64) {}
 func (silent) Advance(int64)       {}
 func (silent) End()                {}
 
-// hostWith is this host with a given amount of memory available.
+// hostWith returns this host with a given amount of available memory.
 func hostWith(t *testing.T, available ledger.Bytes) *host.Host {
 	h, err := host.Local()
 	if err != nil {
@@ -32,7 +32,7 @@ func hostWith(t *testing.T, available ledger.Bytes) *host.Host {
 	return h
 }
 
-// usual is what the command asks for without flags.
+// usual returns the request of the command without flags.
 func usual() Request {
 	return Request{Optimizer: "adamw", State: "split", Moments: "fp32", GradientType: "bf16", Rounds: 1}
 }
@@ -86,9 +86,9 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestDenormalMoments proves that the numbers that the check calls denormal are.
+// TestDenormalMoments checks that the check's denormal numbers are denormal.
 func TestDenormalMoments(t *testing.T) {
-	for _, bits := range []uint32{denormalBits, denormalBits &^ 0xffff} { // fp32, and what bf16 keeps
+	for _, bits := range []uint32{denormalBits, denormalBits &^ 0xffff} { // fp32, and the part that bf16 keeps
 		if bits == 0 || bits&0x7f80_0000 != 0 {
 			t.Errorf("%#x is no denormal number", bits)
 		}
@@ -131,8 +131,7 @@ func TestPeer(t *testing.T) {
 	}
 }
 
-// TestDeepSpeed has DeepSpeed's own kernel, built where it was not, in its own
-// sequence.
+// TestDeepSpeed runs DeepSpeed's own kernel, which it builds where necessary, in DeepSpeed's own sequence.
 func TestDeepSpeed(t *testing.T) {
 	t.Setenv(PythonVariable, optimtest.Python(t, PeerDeepSpeed))
 	r := usual()
@@ -156,7 +155,7 @@ func TestDeepSpeed(t *testing.T) {
 	}
 }
 
-// TestPeerThatFails has its last words in the error.
+// TestPeerThatFails expects the peer's last output in the error.
 func TestPeerThatFails(t *testing.T) {
 	python := filepath.Join(t.TempDir(), "python")
 	if err := os.WriteFile(python, []byte("#!/bin/sh\necho first >&2; echo no such tensor >&2; exit 3\n"),
@@ -173,8 +172,7 @@ func TestPeerThatFails(t *testing.T) {
 	}
 }
 
-// TestKernelIsTheOneThatWasForced keeps a benchmark from measuring another
-// kernel than the one that was asked for.
+// TestKernelIsTheOneThatWasForced checks that a benchmark measures the kernel that was asked for.
 func TestKernelIsTheOneThatWasForced(t *testing.T) {
 	t.Setenv(kernel.EnvironmentVariable, "generic")
 	for _, c := range planOf(t, usual(), 64*ledger.GiB).Cases {

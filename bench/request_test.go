@@ -30,7 +30,7 @@ func TestPlanTakesEveryCombination(t *testing.T) {
 			t.Errorf("%v: %v, %v", c, c.Optimizer, err)
 		}
 	}
-	// int8 moments are for the two Adams.
+	// int8 moments are for the two Adams only.
 	if want := (5*2 + 2) * 2 * 2; len(seen) != want || len(p.Cases) != want {
 		t.Errorf("%d cases, %d of them different; want %d", len(p.Cases), len(seen), want)
 	}
@@ -54,8 +54,7 @@ func TestDefaultSizesFollowMemory(t *testing.T) {
 	}
 }
 
-// TestWhatWasAskedForIsNotLeftOut: a size that does not fit is no reason to
-// measure another.
+// TestWhatWasAskedForIsNotLeftOut: a size that does not fit is refused, never replaced by another size.
 func TestWhatWasAskedForIsNotLeftOut(t *testing.T) {
 	r := usual()
 	r.Parameters = []string{"1Mi", "1Gi"}
@@ -65,7 +64,7 @@ func TestWhatWasAskedForIsNotLeftOut(t *testing.T) {
 		e.Needed < 14*ledger.GiB || e.LimitedBy != "MemAvailable" {
 		t.Errorf("got %v", err)
 	}
-	// PyTorch needs more than twice of what the engine does.
+	// PyTorch needs more than twice the memory of the engine.
 	r.Parameters = []string{"48Mi"}
 	planOf(t, r, ledger.GiB)
 	t.Setenv(PythonVariable, "no-such-python")
@@ -75,8 +74,7 @@ func TestWhatWasAskedForIsNotLeftOut(t *testing.T) {
 	}
 }
 
-// TestOneCoreCaseHoldsOneChunkForEachWorker: or a worker would walk two chunks,
-// and not find the first in its cache again.
+// TestOneCoreCaseHoldsOneChunkForEachWorker: with two chunks, a worker would evict the first from its cache.
 func TestOneCoreCaseHoldsOneChunkForEachWorker(t *testing.T) {
 	h := hostWith(t, ledger.GiB)
 	rapid.Check(t, func(t *rapid.T) {
@@ -109,7 +107,7 @@ func TestChecksAreOfTheLargestCase(t *testing.T) {
 	if checked != 1 {
 		t.Errorf("%d cases are checked", checked)
 	}
-	r.Parameters = []string{"1Ki"} // one chunk: there is nothing to check
+	r.Parameters = []string{"1Ki"} // one chunk leaves nothing to check
 	for _, c := range planOf(t, r, ledger.GiB).Cases {
 		if c.Checks {
 			t.Errorf("%v is checked", c)

@@ -16,7 +16,7 @@ import (
 	"plimsoll/host"
 )
 
-// TestDisturbedRoundsAreThrownAway has other processes use the CPUs.
+// TestDisturbedRoundsAreThrownAway lets other processes use the CPUs.
 func TestDisturbedRoundsAreThrownAway(t *testing.T) {
 	h, err := host.Local()
 	if err != nil {
@@ -50,7 +50,7 @@ func TestDisturbedRoundsAreThrownAway(t *testing.T) {
 	}
 	made := 0
 	kept, r, err := rounds(context.Background(), watch{cpus: h.CPUs}, 2, func() (int, error) {
-		// Until they have really run for as long as all CPUs in 200 ms.
+		// Wait until the others have really run for as long as all CPUs do in 200 ms.
 		for begin := used(); used()-begin < time.Duration(len(others))*200*time.Millisecond; {
 			time.Sleep(20 * time.Millisecond)
 		}
@@ -174,8 +174,7 @@ func TestOver(t *testing.T) {
 	})
 }
 
-// TestCollectingSeesCollections proves that the histogram that the check reads
-// is the one in which collections end up.
+// TestCollectingSeesCollections checks that collections appear in the histogram that the check reads.
 func TestCollectingSeesCollections(t *testing.T) {
 	collections, h := collecting(func() { time.Sleep(50 * time.Millisecond) })
 	if s := h.stops(); collections == 0 || s.NineInTen <= 0 || s.Longest < s.NineInTen || s.Longest > time.Second {

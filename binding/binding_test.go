@@ -21,7 +21,7 @@ import (
 
 var sameCPUs = cmp.Comparer(cpuset.CPUSet.Equals)
 
-// TestCorpus checks what must hold for every machine, restriction and request.
+// TestCorpus checks the invariants on every machine, restriction and request.
 func TestCorpus(t *testing.T) {
 	machines := hosttest.Corpus(t)
 	known := knownPlans()
@@ -63,10 +63,10 @@ func TestCorpus(t *testing.T) {
 	}
 }
 
-// knownPlans are plans for machines of the corpus with one rank for each GPU.
+// knownPlans returns plans for machines of the corpus with one rank for each GPU.
 func knownPlans() map[string][]string {
 	return map[string][]string{
-		// Each part of a GPU belongs to one cache; their order is not that of the caches.
+		// Each part of a GPU belongs to one cache; the parts are in another order than the caches.
 		"tioga-mi250x": {"48-55", "56-63", "16-23", "24-31", "0-7", "8-15", "32-39", "40-47"},
 		// The GPUs are on nodes 3, 1, 7 and 5; the nodes between them are shared out.
 		"jureca-dc-gpu-nps4": {"32-63", "0-31", "96-127", "64-95"},
@@ -74,7 +74,7 @@ func knownPlans() map[string][]string {
 	}
 }
 
-// gpusOf gives the ranks the host's GPUs in turn.
+// gpusOf assigns the host's GPUs to the ranks in turn.
 func gpusOf(h *host.Host, ranks int) []string {
 	if len(h.GPUs) == 0 {
 		return nil
@@ -86,8 +86,7 @@ func gpusOf(h *host.Host, ranks int) []string {
 	return gpus
 }
 
-// TestGrids checks the same on machines of any regular shape, cut down to any
-// affinity mask and quota.
+// TestGrids checks the same on machines of any regular shape, restricted to any affinity mask and quota.
 func TestGrids(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		small := func(name string, low, high int) int { return rapid.IntRange(low, high).Draw(t, name) }
@@ -118,8 +117,8 @@ func TestGrids(t *testing.T) {
 	})
 }
 
-// TestReportedMasks are the two masks of DeepSpeed issue 7478, with which ZeRO
-// offload could not be bound: two ranks each, and one rank for each mask.
+// TestReportedMasks uses the two masks of DeepSpeed issue 7478, with which ZeRO offload could not be bound: two ranks
+// on each mask, and one rank for each mask.
 func TestReportedMasks(t *testing.T) {
 	masks := cpus(t, "0,4-11,21-26,30-46", "64,97-127")
 	for _, m := range []hosttest.Machine{hosttest.Grid(2, 64, 1), hosttest.Grid(2, 64, 2),
@@ -150,9 +149,8 @@ func TestReportedMasks(t *testing.T) {
 	}
 }
 
-// TestAnyMachine checks the same on machines of no regular shape: caches within
-// nodes or nodes within caches, cores of one or two threads and of one or two
-// kinds, sparse ids in any order.
+// TestAnyMachine checks the same on machines of irregular shape: caches within nodes or nodes within caches, cores of
+// one or two threads and of one or two kinds, sparse ids in any order.
 func TestAnyMachine(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		small := func(name string, low, high int) int { return rapid.IntRange(low, high).Draw(t, name) }
@@ -215,7 +213,7 @@ func TestAnyMachine(t *testing.T) {
 	})
 }
 
-// TestPlans are plans known to be right.
+// TestPlans compares with plans that are known to be right.
 func TestPlans(t *testing.T) {
 	type request = binding.Request
 	tests := []struct {
@@ -224,7 +222,7 @@ func TestPlans(t *testing.T) {
 		request request
 		trainer []string
 		workers []string
-		reason  string // part of one of the first rank's
+		reason  string // part of a reason of the first rank
 	}{
 		{"a socket each", []string{"two-socket"}, request{Ranks: 2}, nil, []string{"0-2", "3-5"},
 			"3 cores of 6 usable"},
@@ -314,8 +312,8 @@ func TestBadRequests(t *testing.T) {
 	}
 }
 
-// TestLarge bounds discovery and binding of 2,048 CPUs: the best of some
-// attempts, since other programs run as well.
+// TestLarge bounds the time of discovery and binding of 2,048 CPUs. It takes the best of some attempts, since other
+// programs run as well.
 func TestLarge(t *testing.T) {
 	if testing.Short() {
 		t.Skip("measures time")
@@ -345,7 +343,7 @@ func BenchmarkDiscoverAndSplit2048(b *testing.B) {
 	}
 }
 
-// Tools write PCI addresses in several ways.
+// TestAddresses: tools write PCI addresses in several ways.
 func TestAddresses(t *testing.T) {
 	h := hosttest.ReadText(t, "../host/testdata/two-socket.txtar").Discover(t)
 	for _, address := range []string{"0000:b1:00.0", "B1:00.0", "00000000:B1:00.0"} {
@@ -356,7 +354,7 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// A GPU near a part of what another is near to comes first.
+// TestNestedNeighbours: a GPU near only some of the CPUs that another GPU is near comes first.
 func TestNestedNeighbours(t *testing.T) {
 	h := hosttest.Grid(2, 8, 1).Discover(t)
 	h.GPUs = []host.Device{
@@ -374,8 +372,7 @@ func TestNestedNeighbours(t *testing.T) {
 	}
 }
 
-// TestFewestGroupsAreCut: where each rank can have whole nodes of its own, only
-// the nodes that are left over are cut.
+// TestFewestGroupsAreCut: where each rank can have whole nodes of its own, only the remaining nodes are cut.
 func TestFewestGroupsAreCut(t *testing.T) {
 	for _, c := range []struct {
 		machine    hosttest.Machine
@@ -413,8 +410,8 @@ func TestFewestGroupsAreCut(t *testing.T) {
 	}
 }
 
-// TestReserve leaves cores to the system: one of each node in turn, the slowest
-// first, and never the last one of a rank.
+// TestReserve leaves cores to the system: the slowest first, one of each node in turn, and never the last core of a
+// rank.
 func TestReserve(t *testing.T) {
 	slow := []hosttest.Core{}
 	for core := range 6 {
@@ -428,7 +425,7 @@ func TestReserve(t *testing.T) {
 		name    string
 		machine hosttest.Machine
 		request binding.Request
-		want    string // the CPUs that are left; empty for a refusal
+		want    string // the remaining CPUs; empty for a refusal
 	}{
 		{"none", hosttest.Grid(2, 4, 2), binding.Request{Ranks: 2}, "0-15"},
 		{"one", hosttest.Grid(2, 4, 2), binding.Request{Ranks: 2, Reserve: 1}, "1-7,9-15"},
@@ -458,7 +455,7 @@ func TestReserve(t *testing.T) {
 	}
 }
 
-// TestOneThreadPerCore leaves the other hardware threads idle, for the trainer as for the optimizer.
+// TestOneThreadPerCore leaves the other hardware threads idle, for the trainer and for the optimizer.
 func TestOneThreadPerCore(t *testing.T) {
 	request := binding.Request{Ranks: 2, TrainerCores: binding.DefaultTrainerShare, OneThreadPerCore: true}
 	plan, err := binding.Split(hosttest.Grid(2, 4, 2).Discover(t), request)
@@ -475,8 +472,8 @@ func TestOneThreadPerCore(t *testing.T) {
 	}
 }
 
-// TestOneTeamOneSpeed: the threads of an OpenMP loop wait for the slowest. The
-// trainer gets fast cores, the optimizer the slow ones.
+// TestOneTeamOneSpeed: the threads of an OpenMP loop wait for the slowest thread. The trainer gets fast cores, the
+// optimizer the slow ones.
 func TestOneTeamOneSpeed(t *testing.T) {
 	hybrid := func(fast, slow, capacity int) hosttest.Machine {
 		cores := []hosttest.Core{}

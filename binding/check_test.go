@@ -12,7 +12,7 @@ import (
 	"plimsoll/host"
 )
 
-// check says what is wrong with the plan for the request.
+// check returns what is wrong with the plan for the request, or "".
 func check(h *host.Host, request binding.Request) string {
 	plan, err := binding.Split(h, request)
 	if err != nil {
@@ -26,7 +26,7 @@ func check(h *host.Host, request binding.Request) string {
 	}
 	own := slices.Repeat([]cpuset.CPUSet{h.CPUs}, request.Ranks)
 	same := true
-	if request.Peers != nil { // what each rank may use, of what all of them may
+	if request.Peers != nil { // the CPUs of each rank, within the CPUs of all ranks
 		own = request.Peers
 		all := cpuset.New()
 		for _, mask := range own {
@@ -116,7 +116,7 @@ func check(h *host.Host, request binding.Request) string {
 			return fmt.Sprintf("rank %d does not survive JSON: %s", i, data)
 		}
 	}
-	if !same { // how even they can be depends on the masks
+	if !same { // the masks decide how even the shares can be
 		return ""
 	}
 	if problem := checkPlaces(h, request, plan); problem != "" && usable >= request.Ranks && h.Quota == 0 {
@@ -134,13 +134,13 @@ func check(h *host.Host, request binding.Request) string {
 		if usable >= request.Ranks && used != usable {
 			return fmt.Sprintf("%d of %d cores used", used, usable)
 		}
-	} else if used > max(int(h.Quota), 2*request.Ranks) { // every role has a core
+	} else if used > max(int(h.Quota), 2*request.Ranks) { // every role needs a core
 		return fmt.Sprintf("%d threads under a quota of %v", used, h.Quota)
 	}
 	return ""
 }
 
-// checkPlaces says what is wrong with where the ranks are.
+// checkPlaces returns what is wrong with the places of the ranks, or "".
 func checkPlaces(h *host.Host, request binding.Request, plan *binding.Plan) string {
 	groups, pairs := [2]map[string]bool{{}, {}}, [2]map[string]bool{{}, {}}
 	for i, rank := range plan.Ranks {
@@ -195,7 +195,7 @@ func checkPlaces(h *host.Host, request binding.Request, plan *binding.Plan) stri
 	if len(request.GPUs) > 0 || len(h.Kinds) > 1 {
 		return ""
 	}
-	// A line of groups cut in so many places has at most that many more pieces.
+	// A line with that many cut groups has at most that many more pieces.
 	for level := range groups {
 		if len(pairs[level]) > len(groups[level])+request.Ranks-1 {
 			return fmt.Sprintf("%d pieces of %d groups for %d ranks", len(pairs[level]), len(groups[level]),
@@ -205,7 +205,7 @@ func checkPlaces(h *host.Host, request binding.Request, plan *binding.Plan) stri
 	return ""
 }
 
-// ranksOf says for each rank how many ranks its cores have.
+// ranksOf returns for each rank the number of ranks on its cores.
 func ranksOf(h *host.Host, plan *binding.Plan) []int {
 	most := make([]int, len(plan.Ranks))
 	for _, core := range h.UsableCores() {

@@ -7,7 +7,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestCutIsCheapest compares with all ways to cut.
+// TestCutIsCheapest compares with all possible cuts.
 func TestCutIsCheapest(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		parts := rapid.IntRange(1, 6).Draw(t, "parts")

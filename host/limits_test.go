@@ -11,7 +11,7 @@ import (
 	"plimsoll/ledger"
 )
 
-// machine is a small host of four CPUs, with more files.
+// machine returns a small host of four CPUs, with more files.
 func machine(more map[string]string) fstest.MapFS {
 	files := map[string]string{
 		"sys/devices/system/cpu/online": "0-3\n",
@@ -34,8 +34,7 @@ func discover(t *testing.T, more map[string]string) *Host {
 	return h
 }
 
-// TestHiddenMembership: where /proc/self/cgroup is missing, the limits are read
-// all the same.
+// TestHiddenMembership reads the limits where /proc/self/cgroup is missing.
 func TestHiddenMembership(t *testing.T) {
 	unified := "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
 	for name, c := range map[string]struct {
@@ -102,8 +101,8 @@ func TestResourceLimits(t *testing.T) {
 	}
 }
 
-// TestThreadsOfAUser counts those of all its processes, unless the kernel does
-// not hold the user to the limit.
+// TestThreadsOfAUser counts the threads of all processes of the user, unless the kernel exempts the user from the
+// limit.
 func TestThreadsOfAUser(t *testing.T) {
 	const user, root = "Uid:\t1000\t1000\t1000\t1000\n", "Uid:\t0\t0\t0\t0\n"
 	for name, c := range map[string]struct {

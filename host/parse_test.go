@@ -109,8 +109,8 @@ func TestUnescape(t *testing.T) {
 	}
 }
 
-// TestParseListOfManyRanges: a list that names all ids again and again would
-// take a thousand times its length.
+// TestParseListOfManyRanges: a list that names all ids again and again would take a thousand times its length in
+// memory.
 func TestParseListOfManyRanges(t *testing.T) {
 	text := strings.Repeat("0-8191,", 1<<20) + "0"
 	if _, err := ParseList(text); err == nil || !strings.Contains(err.Error(), "names ids more than once") {
@@ -187,7 +187,7 @@ func FuzzParseQuota(f *testing.F) {
 	})
 }
 
-// FuzzMounts checks that every path that comes out can be looked up.
+// FuzzMounts checks that every resulting path can be looked up.
 func FuzzMounts(f *testing.F) {
 	f.Add("0::/a/../b\n4:memory,cpu:/x:y", `30 23 0:26 / /sys/fs/c\040g rw shared:9 - cgroup2 c rw`,
 		"cgroup /c cgroup rw,cpu 0 0")

@@ -93,7 +93,7 @@ func TestRecordIsNotPrivate(t *testing.T) {
 	}
 }
 
-// TestRootWithSpecialFiles has a directory for a machine in which files are none.
+// TestRootWithSpecialFiles uses a directory with special files in place of regular ones as a machine.
 func TestRootWithSpecialFiles(t *testing.T) {
 	m := hosttest.ReadText(t, "testdata/virtual-machine.txtar")
 	for kind, make := range filestest.Special {
@@ -150,8 +150,7 @@ func TestRootOfNothing(t *testing.T) {
 	}
 }
 
-// TestRootDirectory: the kernel's own files say what may be used, if no file
-// "affinity" does.
+// TestRootDirectory: without a file "affinity", the kernel's own files decide which CPUs are usable.
 func TestRootDirectory(t *testing.T) {
 	directory := t.TempDir()
 	write := func(name, text string) {
@@ -179,7 +178,7 @@ func TestRootDirectory(t *testing.T) {
 	}
 }
 
-// TestRootReads compares with what else reads a directory.
+// TestRootReads compares with other ways to read a directory.
 func TestRootReads(t *testing.T) {
 	directory := t.TempDir()
 	for name, size := range map[string]int{"affinity": 0, "small": 511, "full": 512, "large": 100_000} {

@@ -19,20 +19,20 @@ import (
 	"plimsoll/probe"
 )
 
-// silent is progress that nobody watches.
+// silent ignores progress.
 type silent struct{}
 
 func (silent) Begin(string, int64) {}
 func (silent) Advance(int64)       {}
 func (silent) End()                {}
 
-// small is a model of a few parameters more than one norm block.
+// small returns a model of a few parameters more than one norm block.
 func small(elements int64) *model.Model {
 	return &model.Model{Name: "small", Architecture: "Test",
 		Parameters: []model.Parameter{{Name: "w", Shape: []int64{elements}, DType: dtype.BF16, Block: -1}}}
 }
 
-// mixed is a model of tensors that int8 moments treat differently.
+// mixed returns a model of tensors that int8 moments treat differently.
 func mixed() *model.Model {
 	m := &model.Model{Name: "mixed", Architecture: "Test"}
 	for _, p := range []model.Parameter{
@@ -49,8 +49,8 @@ func mixed() *model.Model {
 	return m
 }
 
-// TestSectionsFollowTheTensors counts the parameters of each kind on all ranks.
-// Ranks hold parts of tensors, and those are held as the whole tensor would be.
+// TestSectionsFollowTheTensors counts the parameters of each type of moments on all ranks. A rank may hold a part of
+// a tensor, with the same type of moments as the full tensor.
 func TestSectionsFollowTheTensors(t *testing.T) {
 	const embedded, small, large = 300 * 77, 77 + 4095, 2 * 77 * 1000
 	for _, test := range []struct {
@@ -79,8 +79,8 @@ func TestSectionsFollowTheTensors(t *testing.T) {
 					t.Errorf("rank %d of %d has sections %v", i, ranks, shard.Sections)
 				}
 			}
-			// What the format takes, and 6 bytes more for fp32 moments; headers
-			// are as many as blocks, of which each section may have a short one.
+			// The format's bytes, plus 6 bytes for each parameter with fp32 moments. Each block has a header, and
+			// each section may have a short block.
 			more := int64(p.StateBytes()) - j.Format.ResidentBytes(p.Held) - 6*test.fp32
 			if more > 0 || more < -2*(test.fp32/kernel.Block+1) {
 				t.Errorf("%+v: %d bytes, %d more than expected", test.request, p.StateBytes(), more)
@@ -89,7 +89,7 @@ func TestSectionsFollowTheTensors(t *testing.T) {
 	}
 }
 
-// TestMomentsThatDoNotSuit are refused before anything is planned.
+// TestMomentsThatDoNotSuit expects a refusal before anything is planned.
 func TestMomentsThatDoNotSuit(t *testing.T) {
 	lion := filepath.Join(t.TempDir(), "lion.json")
 	text := `{"train_batch_size": 1, "bf16": {"enabled": true}, "optimizer": {"type": "Lion", "params": {"lr": 1e-4}}, "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}`
@@ -109,7 +109,7 @@ func TestMomentsThatDoNotSuit(t *testing.T) {
 	}
 }
 
-// TestHyperparametersThatBinary32CannotHold are refused before anything is planned.
+// TestHyperparametersThatBinary32CannotHold expects a refusal before anything is planned.
 func TestHyperparametersThatBinary32CannotHold(t *testing.T) {
 	for params, want := range map[string]string{
 		`{"lr": 1e39}`:            "the learning rate",
@@ -131,7 +131,7 @@ func TestHyperparametersThatBinary32CannotHold(t *testing.T) {
 	}
 }
 
-// hostWith is this host with a given amount of memory available.
+// hostWith returns this host with a given amount of available memory.
 func hostWith(t *testing.T, available ledger.Bytes) *host.Host {
 	h, err := host.Local()
 	if err != nil {
@@ -230,7 +230,7 @@ func TestWhatDoesNotFitSaysWhatWould(t *testing.T) {
 	if v := p.Verdict(); v.Fits || !strings.HasPrefix(v.WouldFit[0], "--state split --grad-dtype bf16:") {
 		t.Errorf("%+v", v)
 	}
-	// And with less, the smallest.
+	// With less, only the smallest format is.
 	h = hostWith(t, 66*ledger.GiB)
 	p.Host = h
 	if v := p.Verdict(); v.Fits || !strings.HasPrefix(v.WouldFit[0],
@@ -251,7 +251,7 @@ func TestLimitsOfCgroupsCount(t *testing.T) {
 	}
 }
 
-// TestMeasuredIsPlanned rehearses for real, and leaves nothing behind.
+// TestMeasuredIsPlanned runs a real rehearsal, which must leave nothing behind.
 func TestMeasuredIsPlanned(t *testing.T) {
 	for _, request := range []Request{
 		{Ranks: 1, Steps: 3},
@@ -319,8 +319,8 @@ func TestInterruptedRehearsalEnds(t *testing.T) {
 	}
 }
 
-// TestModelWithoutParameters has a file whose tensors have no elements: that is bad
-// input, and no fault of the program.
+// TestModelWithoutParameters reads a file whose tensors have no elements: that is bad input, not a fault of the
+// program.
 func TestModelWithoutParameters(t *testing.T) {
 	header := `{"a": {"dtype": "F32", "shape": [0, 8], "data_offsets": [0, 0]}}`
 	file := filepath.Join(t.TempDir(), "model.safetensors")

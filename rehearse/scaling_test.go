@@ -23,8 +23,7 @@ import (
 
 func pointer[T any](x T) *T { return &x }
 
-// begun is a training of a model that has outliers in every step of every rank,
-// with its first weights.
+// begun returns a training with its first weights. Its model has outliers in every step of every rank.
 func begun(t *testing.T, r Request) *training {
 	j := resolve(t, r)
 	j.Model = small(1_000_003)
@@ -45,7 +44,7 @@ func begun(t *testing.T, r Request) *training {
 	return b
 }
 
-// state is a checksum of all that a step updates, chunk by chunk.
+// state returns a checksum of everything that a step updates, chunk by chunk.
 func (t *training) state() map[string]uint64 {
 	sums := map[string]uint64{}
 	var mutex sync.Mutex
@@ -63,7 +62,7 @@ func (t *training) state() map[string]uint64 {
 	return sums
 }
 
-// differing are the chunks that are not alike.
+// differing returns the chunks that differ.
 func differing(a, b map[string]uint64) []string {
 	var found []string
 	for chunk := range a {
@@ -74,13 +73,12 @@ func differing(a, b map[string]uint64) []string {
 	return found
 }
 
-// TestOverflowFollowsTheScale: 3 times 2^15 is too much for fp16. A step that
-// overflows leaves every byte of the state and the step counter as they were,
-// and others change every chunk.
+// TestOverflowFollowsTheScale: 3 times 2^15 overflows fp16. A step that overflows leaves every byte of the state and
+// the step counter alone. Other steps change every chunk.
 func TestOverflowFollowsTheScale(t *testing.T) {
 	for name, test := range map[string]struct {
 		scaling LossScaling
-		steps   string // x for one that is skipped
+		steps   string // x for a skipped step
 		scales  []float64
 	}{
 		"DeepSpeed's defaults": {LossScaling{}, "xxx..", []float64{65536, 65536, 32768, 16384, 16384}},
@@ -133,8 +131,8 @@ func TestOverflowFollowsTheScale(t *testing.T) {
 	}
 }
 
-// TestScaleLeavesNoTrace: fp16 gradients times a power of two are exact, so
-// states are the same to the bit, with norms that are not scaled.
+// TestScaleLeavesNoTrace: fp16 gradients times a power of two are exact. So the states are equal to the bit, and the
+// norms are those of unscaled gradients.
 func TestScaleLeavesNoTrace(t *testing.T) {
 	for _, gradients := range []string{"fp16", "fp32"} {
 		one := begun(t, Request{Ranks: 2, Precision: "fp16", GradientType: gradients,
@@ -157,8 +155,7 @@ func TestScaleLeavesNoTrace(t *testing.T) {
 	}
 }
 
-// TestSkippedStepsAreAsIfTheyHadNotBeen compares with a training that has the
-// gradients of the others only.
+// TestSkippedStepsAreAsIfTheyHadNotBeen compares with a training that has only the gradients of the other steps.
 func TestSkippedStepsAreAsIfTheyHadNotBeen(t *testing.T) {
 	with := begun(t, Request{Ranks: 1, Precision: "fp16"})
 	without := begun(t, Request{Ranks: 1, Precision: "fp16", LossScaling: LossScaling{InitialScalePower: pointer(14)}})
@@ -176,7 +173,7 @@ func TestSkippedStepsAreAsIfTheyHadNotBeen(t *testing.T) {
 	}
 }
 
-// TestRunCountsWhatItSkips is about the measurement.
+// TestRunCountsWhatItSkips checks the measurement.
 func TestRunCountsWhatItSkips(t *testing.T) {
 	j := resolve(t, Request{Ranks: 1, Steps: 5, Precision: "fp16"})
 	j.Model = small(1_000_003)
@@ -195,7 +192,7 @@ func TestRunCountsWhatItSkips(t *testing.T) {
 	}
 }
 
-// TestRunEndsAtTheMinimum as DeepSpeed does.
+// TestRunEndsAtTheMinimum: Run ends at the least scale, as DeepSpeed does.
 func TestRunEndsAtTheMinimum(t *testing.T) {
 	j := resolve(t, Request{Ranks: 1, Steps: 5, Precision: "fp16",
 		LossScaling: LossScaling{MinLossScale: pointer(32768.0)}})
@@ -211,7 +208,7 @@ func TestRunEndsAtTheMinimum(t *testing.T) {
 	}
 }
 
-// TestKnobsOfLossScaling come from flags, then the recipe, then DeepSpeed.
+// TestKnobsOfLossScaling: settings come from flags, then the recipe, then DeepSpeed's defaults.
 func TestKnobsOfLossScaling(t *testing.T) {
 	write := func(text string) string {
 		path := filepath.Join(t.TempDir(), "ds.json")

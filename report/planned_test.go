@@ -12,7 +12,7 @@ import (
 	"plimsoll/plan"
 )
 
-// made is a plan with its inputs, written to the current folder.
+// made returns a plan with its inputs, written to the current folder.
 func made(t testing.TB) []byte {
 	t.Helper()
 	if err := os.WriteFile("ds.json", []byte(`{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 2}}`), 0o600); err != nil {
@@ -44,8 +44,7 @@ func made(t testing.TB) []byte {
 	return []byte(b.String())
 }
 
-// TestPlannedRun reads a plan back, and refuses it when what it was made from
-// is not what it was.
+// TestPlannedRun reads a plan back, and expects a refusal when an input file has changed.
 func TestPlannedRun(t *testing.T) {
 	t.Chdir(t.TempDir())
 	text := string(made(t))
@@ -116,7 +115,7 @@ func TestPlannedRun(t *testing.T) {
 	}
 }
 
-// TestPlannedFolder has the config.json of a folder among the inputs.
+// TestPlannedFolder expects the config.json of a folder among the inputs.
 func TestPlannedFolder(t *testing.T) {
 	j, err := plan.Request{Model: "../model/testdata/checkpoint"}.Resolve()
 	if err != nil {

@@ -10,8 +10,7 @@ import (
 	"plimsoll/report"
 )
 
-// TestSkippedStepsAreNoMeasurement: what a step takes is that of those that were
-// made, after the first of them.
+// TestSkippedStepsAreNoMeasurement: the step time is that of the steps that were made, after the first of them.
 func TestSkippedStepsAreNoMeasurement(t *testing.T) {
 	h, err := host.Local()
 	if err != nil {
@@ -60,7 +59,7 @@ func TestSkippedStepsAreNoMeasurement(t *testing.T) {
 		if err := r.WriteText(&text); err != nil {
 			t.Fatal(err)
 		}
-		if err := r.WriteJSON(&json); err != nil { // fails on what is not finite
+		if err := r.WriteJSON(&json); err != nil { // fails on numbers that are not finite
 			t.Fatal(err)
 		}
 		if strings.Contains(text.String(), "optimizer step ") != (updates > 0) {

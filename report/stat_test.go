@@ -9,8 +9,7 @@ import (
 	"plimsoll/service"
 )
 
-// TestStatIsReadable compares the text of two services with what it should be:
-// one that is busy and one that holds nothing.
+// TestStatIsReadable compares the texts of two services with the expected ones: a busy service and an empty one.
 func TestStatIsReadable(t *testing.T) {
 	resident := func(b ledger.Bytes) *ledger.Bytes { return &b }
 	busy := &service.Overview{

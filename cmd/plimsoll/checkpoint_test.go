@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestConvertToAFullDisk ends with the exit code of what does not fit.
+// TestConvertToAFullDisk expects the exit code for "does not fit".
 func TestConvertToAFullDisk(t *testing.T) {
 	directory := t.TempDir()
 	if err := unix.Mount("tmpfs", directory, "tmpfs", 0, "size=16k"); err != nil {

@@ -21,15 +21,14 @@ import (
 	"plimsoll/optim/optimtest"
 )
 
-// job is a run of the program whose processes can be found: they have a
-// variable of their own in their environment.
+// job is a run of the program. A variable of its own in the environment identifies its processes.
 type job struct {
 	command        *exec.Cmd
 	mark           string
 	stdout, stderr bytes.Buffer
 }
 
-// newJob is plimsoll run with these arguments, outside of any launcher.
+// newJob returns plimsoll run with these arguments, outside of any launcher.
 func newJob(t *testing.T, arguments ...string) *job {
 	t.Helper()
 	j := &job{
@@ -47,7 +46,7 @@ func newJob(t *testing.T, arguments ...string) *job {
 	return j
 }
 
-// processes are those of the job that are alive.
+// processes returns the living processes of the job.
 func (j *job) processes(t *testing.T) []int {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/environ")
@@ -66,15 +65,15 @@ func (j *job) processes(t *testing.T) []int {
 	return found
 }
 
-// hung is longer than any job of these tests takes on a slow and busy machine,
-// and shorter than what they must not wait for: "sleep 1000".
+// hung is longer than any job of these tests takes on a slow and busy machine. It is shorter than the "sleep 1000"
+// for which the jobs must not wait.
 const hung = 2 * time.Minute
 
-// overdue is what is said of ranks that had to be killed.
+// overdue is in the message about ranks that had to be killed.
 const overdue = "not ended within"
 
-// ends waits for the job and checks how it ends: with an exit code, something
-// on stderr, ranks that did as they were asked, and with no process left.
+// ends waits for the job and checks its end: the exit code, the texts on stderr, and that no process is left. The
+// ranks must have done as they were asked.
 func (j *job) ends(t *testing.T, code int, says ...string) {
 	t.Helper()
 	err := j.wait(t)
@@ -113,7 +112,7 @@ func (j *job) kill(t *testing.T) {
 	}
 }
 
-// await waits for something to be so; false is in vain.
+// await waits for a condition. It returns false when the time is over.
 func await(so func() bool) bool {
 	for begin := time.Now(); !so(); time.Sleep(20 * time.Millisecond) {
 		if time.Since(begin) > hung {
@@ -123,7 +122,7 @@ func await(so func() bool) bool {
 	return true
 }
 
-// isGone waits for all processes of the job to be gone.
+// isGone waits until all processes of the job are gone.
 func (j *job) isGone(t *testing.T) {
 	t.Helper()
 	if !await(func() bool { return len(j.processes(t)) == 0 }) {
@@ -139,7 +138,7 @@ func (j *job) start(t *testing.T) *job {
 	return j
 }
 
-// has waits for the job to make files.
+// has waits until the job has made that many files.
 func (j *job) has(t *testing.T, count int, name string) {
 	t.Helper()
 	begun := func() int {
@@ -192,14 +191,14 @@ func TestSignalsArePassedOn(t *testing.T) {
 	}
 }
 
-// TestSIGTERMComesOnce: a rank that saves its state after SIGTERM, or Ctrl-C, gets
-// the time to finish, whichever rank ends first and whoever asks again.
+// TestSIGTERMComesOnce: a rank that saves its state after SIGTERM or Ctrl-C gets the time to finish. Neither the end
+// of another rank nor a second request changes that.
 func TestSIGTERMComesOnce(t *testing.T) {
 	for _, c := range []struct {
 		name    string
-		trapped string // the signal at which rank 0 saves; SIGTERM ends it otherwise
+		trapped string // rank 0 saves at this signal; SIGTERM ends it otherwise
 		send    []syscall.Signal
-		other   string // what rank 1 does
+		other   string // command of rank 1
 		code    int
 	}{
 		{"the other rank ends first", "TERM", []syscall.Signal{syscall.SIGTERM},
@@ -239,10 +238,10 @@ func TestSIGTERMComesOnce(t *testing.T) {
 	}
 }
 
-// TestEndedByUser: ranks that a signal to the job has ended are not started
-// again, nor is one that the terminal has interrupted.
+// TestEndedByUser: ranks that a signal to the job has ended are not started again. Neither is a rank that the
+// terminal has interrupted.
 func TestEndedByUser(t *testing.T) {
-	// Where nohup runs the tests, jobs would ignore SIGHUP as they are told to.
+	// Under nohup, jobs would ignore SIGHUP as they are told to.
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
 	defer signal.Stop(hangups)
@@ -262,8 +261,7 @@ func TestEndedByUser(t *testing.T) {
 		"[ -e "+begun+" ] && exit 0; : > "+begun+"; kill -TERM $$").start(t).ends(t, 0, "started again")
 }
 
-// TestInterruptedEarly interrupts jobs at many instants of their beginning: none
-// goes on as if nothing had been.
+// TestInterruptedEarly interrupts jobs at many instants of their start: no job may ignore the interrupt.
 func TestInterruptedEarly(t *testing.T) {
 	for after := time.Duration(0); after < 120*time.Millisecond; after += 4 * time.Millisecond {
 		s := []syscall.Signal{syscall.SIGINT, syscall.SIGTERM}[after/(4*time.Millisecond)%2]
@@ -284,11 +282,11 @@ func TestInterruptedEarly(t *testing.T) {
 	}
 }
 
-// TestInterruptedWhileWaiting interrupts what waits for somebody else.
+// TestInterruptedWhileWaiting interrupts commands that wait for another process.
 func TestInterruptedWhileWaiting(t *testing.T) {
-	j := newJob(t, "--", "sleep", "1000") // for another rank, which does not come
+	j := newJob(t, "--", "sleep", "1000") // waits for another rank, which does not come
 	j.command.Env = append(j.command.Env, "RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2")
-	silent := filepath.Join(t.TempDir(), "socket") // of a service that is stopped
+	silent := filepath.Join(t.TempDir(), "socket") // of a stopped service
 	listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: silent, Net: "unixpacket"})
 	if err != nil {
 		t.Fatal(err)
@@ -310,7 +308,7 @@ func TestInterruptedWhileWaiting(t *testing.T) {
 	}
 }
 
-// childOf is the process of the job whose parent that is.
+// childOf returns the process of the job with that parent.
 func (j *job) childOf(t *testing.T, parent int) int {
 	t.Helper()
 	for _, pid := range j.processes(t) {
@@ -323,12 +321,11 @@ func (j *job) childOf(t *testing.T, parent int) int {
 	return 0
 }
 
-// TestKilled kills a process of a job whose ranks have a child each, and
-// another in a session of its own. The guard is the process that was started,
-// the keeper its child and the ranks those of the keeper.
+// TestKilled kills a process of a job. Each rank has one child, and another child in a session of its own. The guard
+// is the process that was started, the keeper is its child, and the ranks are the keeper's children.
 func TestKilled(t *testing.T) {
 	for name, c := range map[string]struct {
-		generation int // that is killed
+		generation int // of the killed process
 		code       int
 		says       string
 	}{
@@ -357,9 +354,8 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// TestScores reads what the processes of a job have in oom_score_adj: ranks and
-// what they start are preferred when the kernel kills for want of memory, by as
-// much as there is room for.
+// TestScores reads oom_score_adj of a job's processes. The kernel must prefer ranks and their children when it kills
+// for want of memory, by as much as the range allows.
 func TestScores(t *testing.T) {
 	for _, inherited := range []int{0, 300, 1000} {
 		begun := filepath.Join(t.TempDir(), "begun")
@@ -402,9 +398,8 @@ func scoreOf(t *testing.T, pid int) int {
 	return score
 }
 
-// TestNothingIsLeftBehind has ranks with children that a signal to the rank
-// does not reach: one in a session of its own, and one that holds the output
-// open.
+// TestNothingIsLeftBehind runs ranks with children that a signal to the rank does not reach: one in a session of its
+// own, and one that holds the output open.
 func TestNothingIsLeftBehind(t *testing.T) {
 	newJob(t, "--nproc", "2", "--grace", "500ms", "--", "sh", "-c",
 		"setsid sleep 1000 & (trap '' TERM; exec sleep 1000) & exit $RANK").start(t).
@@ -421,7 +416,7 @@ func TestProgramThatCannotBeStarted(t *testing.T) {
 	newJob(t, "--", plain).start(t).ends(t, 126, "rank 0 cannot be started", "permission denied")
 }
 
-// TestBytesOfArguments: names of files and values of variables are bytes, not text.
+// TestBytesOfArguments: file names and values of variables are bytes, not text.
 func TestBytesOfArguments(t *testing.T) {
 	j := newJob(t, "--nproc", "2", "--", "sh", "-c", `printf '%s,%s,%s\n' "$1" "$2" "$LATIN"`, "sh", "", "\xe4\xff.txt")
 	j.command.Env = append(j.command.Env, "LATIN=\xfc=\n")
@@ -472,8 +467,7 @@ func TestOutputIsWholeAndLabelled(t *testing.T) {
 	}
 }
 
-// TestFullDisk: ranks of which the output cannot be written end as if nobody
-// read it, and why is said.
+// TestFullDisk: ranks whose output cannot be written end as if nobody read it, and a message gives the reason.
 func TestFullDisk(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
@@ -485,10 +479,10 @@ func TestFullDisk(t *testing.T) {
 	j.start(t).ends(t, 128+13, "the output of rank ", "no space left on device", "was ended by signal 13")
 }
 
-// TestSlowReader reads the output only after the ranks have ended, with as much
-// of it in pipes as these hold: none of it is lost.
+// TestSlowReader reads the output only after the ranks have ended. The pipes hold as much of it as they can, and none
+// of it may be lost.
 func TestSlowReader(t *testing.T) {
-	// less than the pipe of each rank holds, and for both more than that of our output and what is being copied
+	// The output of a rank fits its pipe. The output of both ranks exceeds our output pipe plus the copy in progress.
 	const lines = 630
 	begun := filepath.Join(t.TempDir(), "begun")
 	j := newJob(t, "--nproc", "2", "--", "sh", "-c",
@@ -522,8 +516,7 @@ func TestSingleRankHasTheTerminal(t *testing.T) {
 	}
 }
 
-// TestRanksAreBoundAndLookedAt has one rank leave its CPUs, and reads what the
-// report says of both.
+// TestRanksAreBoundAndLookedAt lets one rank leave its CPUs, and reads what the report says of both ranks.
 func TestRanksAreBoundAndLookedAt(t *testing.T) {
 	h, err := host.Local()
 	if err != nil {
@@ -569,7 +562,7 @@ func TestRanksAreBoundAndLookedAt(t *testing.T) {
 	}
 }
 
-// TestReserve leaves a core to the system, whatever is started.
+// TestReserve leaves a core to the system, whichever command runs.
 func TestReserve(t *testing.T) {
 	h, err := host.Local()
 	if err != nil {
@@ -611,7 +604,7 @@ func TestReserve(t *testing.T) {
 	}
 }
 
-// fourCPUs is a recorded machine of two cores with two hardware threads each.
+// fourCPUs returns a recorded machine of two cores with two hardware threads each.
 func fourCPUs(t *testing.T) string {
 	t.Helper()
 	text := "-- sys/devices/system/cpu/online --\n0-3\n"
@@ -625,8 +618,7 @@ func fourCPUs(t *testing.T) string {
 	return file
 }
 
-// TestThreadsOfPyTorchMayUseAllCores: what the main thread starts after torch
-// is loaded inherits its mask.
+// TestThreadsOfPyTorchMayUseAllCores: threads that the main thread starts after it has loaded torch inherit its mask.
 func TestThreadsOfPyTorchMayUseAllCores(t *testing.T) {
 	if testing.Short() {
 		t.Skip("imports torch")
@@ -648,7 +640,7 @@ worker.start(); worker.join()`
 	}
 }
 
-// TestTorchrun starts torchrun, and is started by it.
+// TestTorchrun starts torchrun from plimsoll run, and plimsoll run from torchrun.
 func TestTorchrun(t *testing.T) {
 	if testing.Short() {
 		t.Skip("imports torch")
@@ -680,8 +672,8 @@ func TestTorchrun(t *testing.T) {
 	}
 }
 
-// TestPeers starts ranks as torchrun does, with masks that are the same, overlap
-// or are apart. The launcher is this test.
+// TestPeers starts ranks as torchrun does, with masks that are equal, overlap or are disjoint. The test itself is the
+// launcher.
 func TestPeers(t *testing.T) {
 	h, err := host.Local()
 	if err != nil {
@@ -698,7 +690,7 @@ func TestPeers(t *testing.T) {
 		"apart":    {first.String(), last.String()},
 	} {
 		jobs, lists := []*job{}, []string{}
-		// A rank stays until the other has found it.
+		// A rank stays until the other rank has found it.
 		begun := filepath.Join(t.TempDir(), "begun")
 		script := fmt.Sprintf(`grep Cpus_allowed_list /proc/self/status | cut -f 2; : > %s$RANK; while [ ! -e %[1]s0 ] || [ ! -e %[1]s1 ]; do sleep 0.05; done`, begun)
 		for rank, cpus := range given {
@@ -731,7 +723,7 @@ func TestPeers(t *testing.T) {
 	}
 }
 
-// TestMPI has a real mpirun start the ranks, bound and not.
+// TestMPI lets a real mpirun start the ranks, bound and unbound.
 func TestMPI(t *testing.T) {
 	mpirun, err := exec.LookPath("mpirun")
 	if err != nil {
@@ -763,8 +755,7 @@ func TestMPI(t *testing.T) {
 	}
 }
 
-// TestHangUpIsIgnoredUnderNohup starts the program as nohup does: the end of
-// the terminal is not to be the end of the job.
+// TestHangUpIsIgnoredUnderNohup starts the program as nohup does: the job must survive the end of the terminal.
 func TestHangUpIsIgnoredUnderNohup(t *testing.T) {
 	directory := t.TempDir()
 	begun, proceed := filepath.Join(directory, "begun"), filepath.Join(directory, "proceed")
@@ -784,8 +775,7 @@ func TestHangUpIsIgnoredUnderNohup(t *testing.T) {
 	j.ends(t, 0)
 }
 
-// TestReaderThatGoesAway closes the output: the ranks learn of it, as they
-// would if they wrote to it themselves.
+// TestReaderThatGoesAway closes the output. The ranks must learn of it as if they wrote to it themselves.
 func TestReaderThatGoesAway(t *testing.T) {
 	j := newJob(t, "--nproc", "2", "--", "sh", "-c", "while :; do echo line; done")
 	reader, writer, err := os.Pipe()

@@ -7,8 +7,7 @@ import (
 	"plimsoll/host/hosttest"
 )
 
-// What the plans must keep: how many of the measured runs are expressed, and
-// the quantiles of the absolute errors of those.
+// Bounds for the plans: the least number of expressed runs, and the quantiles of their absolute errors.
 const (
 	leastExpressed = 0.80
 	mostMedian     = 0.05

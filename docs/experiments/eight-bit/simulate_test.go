@@ -43,8 +43,7 @@ func TestDrift(t *testing.T) {
 	}
 }
 
-// TestDynamicMaps holds the tables against numbers of bitsandbytes'
-// create_dynamic_map.
+// TestDynamicMaps compares the tables with numbers of bitsandbytes' create_dynamic_map.
 func TestDynamicMaps(t *testing.T) {
 	signed, unsigned := dynamicTables()
 	if len(signed) != 256 || len(unsigned) != 256 {

@@ -16,7 +16,7 @@ import (
 	"plimsoll/optim/optimtest"
 )
 
-// sharedFile is a file with parameters and gradients.
+// sharedFile returns a file with parameters and gradients.
 func sharedFile(t *testing.T, numbers ...float32) string {
 	path := filepath.Join(t.TempDir(), "shared")
 	data, err := binary.Append(nil, binary.LittleEndian, numbers)
@@ -81,10 +81,9 @@ func TestStepRefuses(t *testing.T) {
 	}
 }
 
-// TestLossesTrackTorch trains for some steps with torch.optim.AdamW and with
-// each type of moments. Rounding moves a loss of about 2 by some 1e-6 with fp32,
-// 3e-5 with bf16 and 1e-3 with int8 moments; the bounds leave room for another
-// processor's arithmetic, and a step that is wrong is far outside.
+// TestLossesTrackTorch trains for some steps with torch.optim.AdamW and with each type of moments. Rounding moves a
+// loss of about 2 by some 1e-6 with fp32, 3e-5 with bf16 and 1e-3 with int8 moments. The bounds leave room for
+// another processor's arithmetic. A wrong step is far outside.
 func TestLossesTrackTorch(t *testing.T) {
 	if testing.Short() {
 		t.Skip("trains a model")
@@ -120,7 +119,7 @@ func TestLossesTrackTorch(t *testing.T) {
 	}
 }
 
-// readLosses are the training losses of each optimizer, by step.
+// readLosses returns the training losses of each optimizer, by step.
 func readLosses(t *testing.T, path string) map[string][]float64 {
 	file, err := os.Open(path)
 	if err != nil {
