@@ -72,7 +72,7 @@ type watch struct {
 	child int // another process of the measurement; 0 for none
 }
 
-// reading is CPU time since the host started, by user.
+// reading is CPU time since the host started: of the CPUs, and of this process.
 type reading struct {
 	at   time.Time
 	busy time.Duration // of the CPUs, by all processes and the hypervisor

@@ -118,16 +118,24 @@ func newBenchmarkCase(r bench.Result, hidden bool) BenchmarkCase {
 	over := func(quantity func(bench.Sample) float64) bench.Spread { return bench.Over(r.Samples, quantity) }
 	resident, bytes := float64(r.Shard.StateBytes()), float64(r.Shard.TrafficBytes())
 	c := BenchmarkCase{
-		Optimizer: r.Name, State: f.State.String(), Moments: f.Moments.String(), ParameterType: f.Parameter.String(),
-		GradientType: f.Gradient.String(),
-		Parameters:   r.Shard.Elements, Workers: len(r.Shard.CPUs), CPUs: r.Shard.CPUs, Pages: r.Shard.Pages.String(),
-		Place:         r.Place,
-		ResidentBytes: resident / n, TrafficBytes: bytes / n, PassesOfSample: r.Repeats,
-		Fraction:  over(func(s bench.Sample) float64 { return s.Traffic / s.Update }),
-		Limit:     over(func(s bench.Sample) float64 { return bytes / s.Traffic }),
-		Update:    over(func(s bench.Sample) float64 { return bytes / s.Update }),
-		Time:      over(func(s bench.Sample) float64 { return s.Update / n }),
-		Disturbed: r.Rounds, Samples: r.Samples,
+		Optimizer:      r.Name,
+		State:          f.State.String(),
+		Moments:        f.Moments.String(),
+		ParameterType:  f.Parameter.String(),
+		GradientType:   f.Gradient.String(),
+		Parameters:     r.Shard.Elements,
+		Workers:        len(r.Shard.CPUs),
+		CPUs:           r.Shard.CPUs,
+		Pages:          r.Shard.Pages.String(),
+		Place:          r.Place,
+		ResidentBytes:  resident / n,
+		TrafficBytes:   bytes / n,
+		PassesOfSample: r.Repeats,
+		Fraction:       over(func(s bench.Sample) float64 { return s.Traffic / s.Update }),
+		Limit:          over(func(s bench.Sample) float64 { return bytes / s.Traffic }),
+		Update:         over(func(s bench.Sample) float64 { return bytes / s.Update }),
+		Time:           over(func(s bench.Sample) float64 { return s.Update / n }),
+		Disturbed:      r.Rounds, Samples: r.Samples,
 	}
 	if !r.InCore {
 		c.Step = &BenchmarkStep{

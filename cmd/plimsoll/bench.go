@@ -47,9 +47,11 @@ CPUs are repeated.`,
 		"measure AdamW of others in the same rounds: torch (torch.optim) or deepspeed (DeepSpeedCPUAdam)")
 	flags.BoolVar(&asJSON, "json", false, "print one JSON document with every sample")
 	for flag, values := range map[string][]string{
-		"optimizer": append(bench.Optimizers(), bench.All), "state": {"split", "fp32", bench.All},
+		"optimizer":  append(bench.Optimizers(), bench.All),
+		"state":      {"split", "fp32", bench.All},
 		"moments":    append(kernel.MomentNames(), bench.All),
-		"grad-dtype": {"bf16", "fp16", "fp32"}, "peer": bench.Peers(),
+		"grad-dtype": {"bf16", "fp16", "fp32"},
+		"peer":       bench.Peers(),
 	} {
 		mustRegister(command, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}

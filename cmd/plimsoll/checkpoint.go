@@ -126,8 +126,12 @@ of your optimizer: go by the names. With --from torch, PATH is such a file.`,
 	own.Var((*countFlag)(&to.Ranks), "ranks", "number of ranks to cut it for")
 	own.StringVar(&flags.to, "to", "", "`format` of OUT: torch")
 	own.StringVar(&flags.from, "from", "", "`format` of PATH: torch")
-	for flag, values := range map[string][]string{"state": {"split", "fp32"}, "moments": kernel.MomentNames(),
-		"to": {torchFormat}, "from": {torchFormat}} {
+	for flag, values := range map[string][]string{
+		"state":   {"split", "fp32"},
+		"moments": kernel.MomentNames(),
+		"to":      {torchFormat},
+		"from":    {torchFormat},
+	} {
 		mustRegister(command, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}
 	return command

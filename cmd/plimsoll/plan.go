@@ -116,10 +116,14 @@ The catalog of models:
 	flags.BoolVar(&asJSON, "json", false, "print one JSON document")
 	flags.Lookup("clip").DefValue = "0" // hidden in the help
 	for flag, values := range map[string][]string{
-		"precision": plan.Precisions, "attention": plan.Attentions, checkpointingFlag: plan.Recomputes,
-		"gpu":       gpu.Names(),
-		"optimizer": plan.Optimizers(), "fsdp": {"1", "2"},
-		"quantization": {"nf4", "nf4-dq", "fp4", "fp4-dq", "int8"}, "adapter-precision": {"fp32", "bf16", "fp16"},
+		"precision":         plan.Precisions,
+		"attention":         plan.Attentions,
+		checkpointingFlag:   plan.Recomputes,
+		"gpu":               gpu.Names(),
+		"optimizer":         plan.Optimizers(),
+		"fsdp":              {"1", "2"},
+		"quantization":      {"nf4", "nf4-dq", "fp4", "fp4-dq", "int8"},
+		"adapter-precision": {"fp32", "bf16", "fp16"},
 	} {
 		mustRegister(command, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveDefault))
 	}

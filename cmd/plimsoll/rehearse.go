@@ -85,9 +85,13 @@ The catalog of models:
 	reserveFlag(command, &request.Reserve)
 	flags.BoolVar(&asJSON, "json", false, "print one JSON document")
 	flags.Lookup("clip").DefValue = "0" // hidden in the help
-	for flag, values := range map[string][]string{"state": {"split", "fp32"}, "moments": kernel.MomentNames(),
-		"embedding-moments": {"fp32", "int8"}, "precision": {"bf16", "fp16", "fp32"},
-		"grad-dtype": {"bf16", "fp16", "fp32"}} {
+	for flag, values := range map[string][]string{
+		"state":             {"split", "fp32"},
+		"moments":           kernel.MomentNames(),
+		"embedding-moments": {"fp32", "int8"},
+		"precision":         {"bf16", "fp16", "fp32"},
+		"grad-dtype":        {"bf16", "fp16", "fp32"},
+	} {
 		mustRegister(command, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}
 	mustRegister(command, "model", completeModel)

@@ -79,9 +79,15 @@ func (e *expression) chooseModel() error {
 		if m.Layers == 0 || m.Hidden == 0 || m.Heads == 0 || m.Inner == 0 || m.Vocabulary == 0 {
 			return fmt.Errorf("the sizes of %s are not known", m.Name)
 		}
-		c := object{"architectures": []string{f.architecture}, "hidden_size": m.Hidden, "num_hidden_layers": m.Layers,
+		c := object{
+			"architectures":       []string{f.architecture},
+			"hidden_size":         m.Hidden,
+			"num_hidden_layers":   m.Layers,
 			"num_attention_heads": m.Heads,
-			"intermediate_size":   m.Inner, "vocab_size": m.Vocabulary, "torch_dtype": "float32"}
+			"intermediate_size":   m.Inner,
+			"vocab_size":          m.Vocabulary,
+			"torch_dtype":         "float32",
+		}
 		if m.KeyHeads > 0 {
 			c["num_key_value_heads"] = m.KeyHeads
 		}

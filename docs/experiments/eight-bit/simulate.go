@@ -236,14 +236,23 @@ func (r *runner) result(scenario string, beta2 float32) result {
 		v.add(ratio)
 	}
 	return result{
-		scenario: scenario, code: r.name, beta2: beta2,
-		vMean: v.value(), vSpread: v.spread(), vDrift: r.fourth.value() / r.second.value(),
-		v1: quantile(r.ratios, 0.01), vMedian: quantile(r.ratios, 0.5), v99: quantile(r.ratios, 0.99),
+		scenario: scenario,
+		code:     r.name,
+		beta2:    beta2,
+		vMean:    v.value(),
+		vSpread:  v.spread(),
+		vDrift:   r.fourth.value() / r.second.value(),
+		v1:       quantile(r.ratios, 0.01),
+		vMedian:  quantile(r.ratios, 0.5),
+		v99:      quantile(r.ratios, 0.99),
 		vLargest: quantile(r.ratios, 1),
-		mSlope:   r.m.slope(), mError: r.m.error(),
-		uSlope: r.u.slope(), uError: r.u.error(), uWorst: r.u.worst,
-		idle:  math.Sqrt(r.idle.value()),
-		curve: r.curve,
+		mSlope:   r.m.slope(),
+		mError:   r.m.error(),
+		uSlope:   r.u.slope(),
+		uError:   r.u.error(),
+		uWorst:   r.u.worst,
+		idle:     math.Sqrt(r.idle.value()),
+		curve:    r.curve,
 	}
 }
 
