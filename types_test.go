@@ -10,8 +10,8 @@ import (
 )
 
 var loadTypes = sync.OnceValues(func() ([]*packages.Package, error) {
-	const mode = packages.NeedName | packages.NeedFiles | packages.NeedSyntax | packages.NeedTypes | packages.NeedTypesInfo |
-		packages.NeedImports | packages.NeedDeps
+	const mode = packages.NeedName | packages.NeedFiles | packages.NeedSyntax | packages.NeedTypes |
+		packages.NeedTypesInfo | packages.NeedImports | packages.NeedDeps
 	return packages.Load(&packages.Config{Mode: mode}, "./...")
 })
 

@@ -15,10 +15,12 @@ import (
 // made returns a plan with its inputs, written to the current folder.
 func made(t testing.TB) []byte {
 	t.Helper()
-	if err := os.WriteFile("ds.json", []byte(`{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 2}}`), 0o600); err != nil {
+	if err := os.WriteFile("ds.json", []byte(
+		`{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 2}}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile("args.json", []byte(`{"deepspeed": "ds.json", "bf16": true, "per_device_train_batch_size": 1}`), 0o600); err != nil {
+	if err := os.WriteFile("args.json", []byte(
+		`{"deepspeed": "ds.json", "bf16": true, "per_device_train_batch_size": 1}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	request := plan.Request{Model: "gpt2", TrainingArgs: "args.json", GPUs: 2, GPU: "H100-80GB"}

@@ -741,7 +741,8 @@ func TestMPI(t *testing.T) {
 		arguments := []string{mpirun, "--allow-run-as-root", "--bind-to", binding, "-n", "2", j.command.Path, "run",
 			"--"}
 		j.command.Path, j.command.Args = mpirun,
-			append(arguments, "sh", "-c", `echo "rank=$RANK of=$WORLD_SIZE cpus=$(grep Cpus_allowed_list /proc/self/status)"`)
+			append(arguments, "sh", "-c",
+				`echo "rank=$RANK of=$WORLD_SIZE cpus=$(grep Cpus_allowed_list /proc/self/status)"`)
 		j.start(t).ends(t, 0)
 		cpus := map[string]bool{}
 		for line := range strings.Lines(j.stdout.String()) {

@@ -95,12 +95,15 @@ const (
 // to the 99th percentile.
 func writePlot(w io.Writer, results []result) error {
 	out := bufio.NewWriter(w)
-	fmt.Fprintf(out, `<svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%.0f" font-family="sans-serif" font-size="12">`+"\n",
+	fmt.Fprintf(out,
+		`<svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%.0f" font-family="sans-serif" font-size="12">`+"\n",
 		2*(left+panelWidth)+30, above+2*(panelHeight+between))
 	fmt.Fprintln(out, `<rect width="100%" height="100%" fill="white"/>`)
 	for k, c := range plottedCodes {
 		x, y := left+float64(k%2)*(left+panelWidth), 15+18*float64(k/2)
-		fmt.Fprintf(out, `<rect x="%.0f" y="%.0f" width="24" height="10" fill="%s"/><text x="%.0f" y="%.0f">%s</text>`+"\n", x, y, c.color, x+30, y+10, c.name)
+		fmt.Fprintf(out,
+			`<rect x="%.0f" y="%.0f" width="24" height="10" fill="%s"/><text x="%.0f" y="%.0f">%s</text>`+"\n",
+			x, y, c.color, x+30, y+10, c.name)
 	}
 	for k, scenario := range plottedScenarios {
 		fmt.Fprintf(out, `<g transform="translate(%.0f %.0f)">`+"\n", left+float64(k%2)*(left+panelWidth),
@@ -119,7 +122,9 @@ func drawPanel(out io.Writer, scenario string, results []result) {
 	}
 	curve := results[0].curve
 	last := curve[len(curve)-1].step
-	fmt.Fprintf(out, `<text x="0" y="-6">%s: v / true v</text><text x="%.0f" y="%.0f" text-anchor="end">step %.0f</text>`+"\n", scenario, panelWidth, panelHeight+16, last)
+	fmt.Fprintf(out,
+		`<text x="0" y="-6">%s: v / true v</text><text x="%.0f" y="%.0f" text-anchor="end">step %.0f</text>`+"\n",
+		scenario, panelWidth, panelHeight+16, last)
 	for power := -decades; power <= decades; power++ {
 		y := height(math.Pow(10, float64(power)))
 		fmt.Fprintf(out, `<path d="M0 %.1fH%.0f" stroke="#ddd"/><text x="-6" y="%.1f" text-anchor="end">%g</text>`+
@@ -137,7 +142,8 @@ func drawPanel(out io.Writer, scenario string, results []result) {
 				upper += fmt.Sprintf(" %.1f,%.1f", x, height(p.high))
 				lower = fmt.Sprintf(" %.1f,%.1f", x, height(p.low)) + lower
 			}
-			fmt.Fprintf(out, `<polygon points="%s" fill="%s" fill-opacity="0.15"/><polyline points="%s" fill="none" stroke="%s" stroke-width="1.5"/>`+"\n",
+			fmt.Fprintf(out,
+				`<polygon points="%s" fill="%s" fill-opacity="0.15"/><polyline points="%s" fill="none" stroke="%s" stroke-width="1.5"/>`+"\n",
 				(upper + lower)[1:], c.color, line[1:], c.color)
 		}
 	}
