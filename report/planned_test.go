@@ -16,7 +16,8 @@ import (
 func made(t testing.TB) []byte {
 	t.Helper()
 	if err := os.WriteFile("ds.json", []byte(
-		`{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 2}}`), 0o600); err != nil {
+		`{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 2}}`),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile("args.json", []byte(
